@@ -1,11 +1,11 @@
-//! Aggregation: how much each token counts.
+//! Aggregation: the weight of each token in the loss of a step.
 //!
-//! Every way to average is "sum over tokens of weight x token loss" with its own weights. They are made here, on the host,
-//! once per optimizer step, and travel with the batch through any split into micro-batches, packing or data
-//! parallelism; kernels only sum. Gradients then add up to the same bits of meaning however the step was cut.
+//! Every average is a sum over tokens of weight x token loss. The weights are computed on the host once per optimizer step and stay with
+//! the batch through any split into micro-batches, packing or data parallelism; kernels only sum. The accumulated gradients therefore do
+//! not depend on the split.
 //!
-//! A batch that is itself a part of a step, in TRL's or verl's sense, says so with `gradient_accumulation_steps`, `dp_size`
-//! and the like: its loss is then what that system computes for that part.
+//! For a batch that is itself one part of a step, as in TRL or verl, set `gradient_accumulation_steps`, `dp_size`
+//! and the related keys: its loss is then the loss that TRL or verl computes for that part.
 
 use crate::batch::{StepData, TokenBatch, TokenWeights};
 use crate::config::{LossAggMode, LossConfig, Semantics};
@@ -13,28 +13,28 @@ use crate::error::{Error, Result};
 use crate::objective::{Average, OwnAverage};
 use std::borrow::Cow;
 
-/// What an average divides by, as far as it is the same for all tokens.
+/// Divisors of averages that are the same for all tokens.
 struct Counts {
     /// Active tokens of each sequence.
     lengths: Vec<usize>,
-    /// Whether those without any count.
+    /// `true` if sequences without active tokens count.
     empty_count: bool,
-    /// Active tokens.
+    /// Active tokens of the batch.
     active: f64,
-    /// Rows of the longest sequence: the width of a padded batch.
+    /// Rows of the longest sequence, which is the width of a padded batch.
     width: f64,
-    /// What is known of the step beside.
+    /// Other data of the step.
     step: StepData,
 }
 
-/// How the tokens of a sequence share its weight.
+/// The share of a token in the weight of its sequence.
 #[derive(Clone, Copy)]
 enum Share {
-    /// Each token has all of it.
+    /// The whole weight.
     Sum,
     /// 1 / active tokens of the sequence.
     Mean,
-    /// 1 / active tokens of its group of so many sequences.
+    /// 1 / active tokens of its group of this many sequences.
     MeanOfGroup(usize),
 }
 
@@ -49,18 +49,18 @@ impl Counts {
         }
     }
 
-    /// Groups of `size` sequences that count, at least 1.
+    /// Returns the number of groups of `size` sequences that count, at least 1.
     fn groups(&self, size: usize) -> f64 {
         let counts = |group: &&[usize]| self.empty_count || group.iter().any(|length| *length > 0);
         (self.lengths.chunks(size).filter(counts).count() as f64).max(1.0)
     }
 
-    /// Sequences that count, at least 1.
+    /// Returns the number of sequences that count, at least 1.
     fn sequences(&self) -> f64 {
         self.groups(1)
     }
 
-    /// What the weight of a sequence is multiplied by for each of its tokens.
+    /// Returns the factor of a token in the weight of its sequence.
     fn share(&self, sequence: usize, share: Share) -> f64 {
         let size = match share {
             Share::Sum => return 1.0,
@@ -73,11 +73,11 @@ impl Counts {
     }
 }
 
-/// The weights of `batch`, taken as one whole optimizer step.
+/// Computes the weights of `batch` as one whole optimizer step.
 ///
 /// # Errors
-/// [`Error::Config`] where `num_generations` or `micro_batch_size` do not fit the batch, or a count of the step is missing
-/// that the average needs.
+/// [`Error::Config`] if `num_generations` or `micro_batch_size` do not divide the batch, or if a count of the step that the average needs
+/// is missing.
 pub fn token_weights(config: &LossConfig, batch: &TokenBatch) -> Result<TokenWeights> {
     let counts = Counts::of(config, batch);
     check_counts(config, &counts.step)?;
@@ -118,16 +118,16 @@ pub fn token_weights(config: &LossConfig, batch: &TokenBatch) -> Result<TokenWei
     Ok(weights)
 }
 
-/// The weights of the tokens of `batch`: its own ([`TokenBatch::with_weights`]) where it has some, because it is a part of an optimizer
-/// step; else those of the batch as one whole step.
+/// Returns the weights of `batch`: its own ([`TokenBatch::with_weights`]) if it has some, because it is a part of an optimizer
+/// step; else the weights of the batch as one whole step.
 ///
 /// # Errors
-/// Those of [`token_weights`].
+/// The errors of [`token_weights`].
 pub fn batch_weights<'a>(config: &LossConfig, batch: &'a TokenBatch) -> Result<Cow<'a, TokenWeights>> {
     batch.weights().map_or_else(|| token_weights(config, batch).map(Cow::Owned), |weights| Ok(Cow::Borrowed(weights)))
 }
 
-/// A mean over the tokens of the sequences to imitate.
+/// Adds the weights of the mean over the tokens of `positive_rows`.
 fn imitate(config: &LossConfig, batch: &TokenBatch, counts: &Counts, nll: &mut [f64]) {
     let positive = counts.step.positive_rows.indices();
     let tokens: usize = positive.iter().map(|sequence| counts.lengths[*sequence]).sum();
@@ -138,14 +138,14 @@ fn imitate(config: &LossConfig, batch: &TokenBatch, counts: &Counts, nll: &mut [
     }
 }
 
-/// TRL's averages, which go with the loss, and those of the losses that it does not have.
+/// Returns TRL's average of the loss, or the default average of a loss that TRL does not have.
 fn of_loss(config: &LossConfig, counts: &Counts) -> (f64, Share) {
     let steps = config.gradient_accumulation_steps as f64;
     let (divisor, share) = match config.rules().average(config) {
         Average::StepTokens => (counts.active.max(1.0) * steps, Share::Sum),
         Average::GenerationTokens => {
-            // num_items_in_batch spans the generation batch and all processes; a batch is one of its parts, which are taken
-            // to be alike where nobody has counted.
+            // num_items_in_batch counts the generation batch on all processes. Without it, all batches of the generation batch are
+            // taken to have as many tokens as this one.
             let per_generation = config.steps_per_generation.unwrap_or(config.gradient_accumulation_steps) as f64;
             let whole = counts.active * per_generation * config.num_processes as f64;
             let items = counts.step.num_items_in_batch.unwrap_or(whole).max(1.0);
@@ -160,7 +160,7 @@ fn of_loss(config: &LossConfig, counts: &Counts) -> (f64, Share) {
     (1.0 / divisor, share)
 }
 
-/// The averages that have names of their own.
+/// Returns the average of an explicit aggregation mode.
 fn of_mode(config: &LossConfig, mode: LossAggMode, counts: &Counts) -> Result<(f64, Share)> {
     let processes = config.dp_size as f64 / config.gradient_accumulation_steps as f64;
     let sequences = || counts.step.global_batch_size.unwrap_or(counts.sequences());
@@ -191,7 +191,7 @@ fn of_mode(config: &LossConfig, mode: LossAggMode, counts: &Counts) -> Result<(f
     })
 }
 
-/// Whether the step's counts over all processes are there: averages by name take them, or are of one process.
+/// Checks that the step has its counts over all processes, which explicit averages divide by if there are several processes.
 fn check_counts(config: &LossConfig, step: &StepData) -> Result<()> {
     if config.dp_size == 1 {
         return Ok(());

@@ -1,8 +1,8 @@
-//! The seam between the loss and what computes it.
+//! The interface between the loss and its backends.
 //!
 //! A [`Backend`] turns a [`PlanRequest`] into a [`LossPlan`] once; the plan is then called for every micro-batch.
-//! Whatever computes the loss is, to the rest of the system, a machine that yields per-token logp and entropy and takes
-//! dL/dlogp and dL/dentropy; it knows nothing of clipping, KL or advantages.
+//! A backend yields log-probability and entropy per token and takes dL/dlogp and dL/dentropy. It does not depend on clipping, KL or
+//! advantages.
 //!
 //! Legend: N tokens (rows), H hidden size, V vocabulary. All host tensors are contiguous and row-major.
 
@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use strum::{EnumCount, EnumString, IntoStaticStr, VariantArray};
 
-/// How the loss is computed. Swapping one for another changes time and memory, never the numbers beyond tolerance.
+/// The algorithm that computes the loss. The choice changes time and memory, and numbers only within tolerance.
 #[derive(
     Clone,
     Copy,
@@ -37,9 +37,9 @@ use strum::{EnumCount, EnumString, IntoStaticStr, VariantArray};
 #[serde(rename_all = "snake_case")]
 #[strum(serialize_all = "snake_case")]
 pub enum Implementation {
-    /// Dense and obvious; holds [N, V] logits and their gradient.
+    /// Dense and simple; holds [N, V] logits and their gradient.
     Reference,
-    /// Tiled over given logits. Hidden-state input is accepted and materialises [N, V] logits first.
+    /// Tiled over precomputed logits. For hidden states it materialises [N, V] logits first.
     Logits,
     /// Hidden states x LM head, tile by tile; never holds an [N, V] tensor.
     #[default]
@@ -47,15 +47,15 @@ pub enum Implementation {
 }
 
 impl Implementation {
-    /// All of them.
+    /// All implementations.
     pub const ALL: [Self; Self::COUNT] = *Self::VARIANTS.first_chunk().unwrap();
 
-    /// The implementation called `name`.
+    /// Returns the implementation called `name`.
     pub fn from_name(name: &str) -> Option<Self> {
         name.parse().ok()
     }
 
-    /// The name used in configuration and reports.
+    /// Returns the name used in configuration and reports.
     pub fn name(self) -> &'static str {
         self.into()
     }
@@ -65,9 +65,9 @@ impl Implementation {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LoopOrder {
-    /// Chunks of tokens against the whole vocabulary: three products, the head is streamed once per chunk.
+    /// Chunks of tokens against the whole vocabulary: three matrix products, the head is streamed once per chunk.
     TokenChunks,
-    /// Panels of the vocabulary against all tokens: logits are recomputed (four products), the head is streamed twice.
+    /// Panels of the vocabulary against all tokens: logits are recomputed (four matrix products), the head is streamed twice.
     VocabPanels,
 }
 
@@ -76,24 +76,24 @@ pub enum LoopOrder {
 /// ```
 /// use grpo_core::Tiling;
 ///
-/// // 32 MiB of workspace, and at most 8 GiB for a call in all.
+/// 32 MiB of workspace, and at most 8 GiB for a call in total.
 /// let tiling = Tiling { workspace_budget: 32 << 20, memory_limit: Some(8 << 30), ..Tiling::default() };
 /// assert_eq!(tiling.token_chunk, None);
 /// ```
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Tiling {
-    /// Most bytes of workspace beside inputs, outputs and gradients. The fused plan chooses its blocking to fit.
+    /// Largest workspace in bytes, in addition to inputs, outputs and gradients. The fused plan chooses its tile sizes to fit.
     pub workspace_budget: usize,
-    /// Tokens per tile. Gradients of the head are summed over tiles, so their last bits follow this size; give it where
-    /// they must not depend on what else the plan looks at (the budget, the number of threads).
+    /// Tokens per tile. Gradients of the head are summed over tiles, so their last bits depend on this size. Set it to make them
+    /// independent of the other inputs of the plan (the budget, the number of threads).
     pub token_chunk: Option<usize>,
     /// Vocabulary entries per tile.
     pub vocab_block: Option<usize>,
     /// Order of the fused loops.
     pub loop_order: Option<LoopOrder>,
-    /// Most bytes that a call may need in all: inputs, outputs and workspace ([`MemoryReport::total`]). A plan that needs
-    /// more is refused before anything is allocated. `None` is the machine's memory on a CPU, and no limit on a device.
+    /// Largest total memory of a call in bytes: inputs, outputs and workspace ([`MemoryReport::total`]). A plan that needs
+    /// more is refused before it allocates. `None` means the machine's memory on a CPU, and no limit on a device.
     pub memory_limit: Option<usize>,
 }
 
@@ -103,8 +103,8 @@ impl Default for Tiling {
     }
 }
 
-/// Everything a backend needs to know before the first batch.
-/// [`GrpoLoss`](crate::GrpoLoss) makes it for its callers; it is the layer below, for authors of backends and of wrappers.
+/// Everything that a backend needs before the first batch. [`GrpoLoss`](crate::GrpoLoss) builds it for its callers; authors of backends
+/// and wrappers use it directly.
 ///
 /// ```
 /// use backend_cpu::CpuBackend;
@@ -135,17 +135,17 @@ impl Default for Tiling {
 /// ```
 #[derive(Clone, Debug)]
 pub struct PlanRequest {
-    /// What the loss is.
+    /// Configuration of the loss.
     pub loss: LossConfig,
-    /// How it is computed.
+    /// The algorithm.
     pub implementation: Implementation,
-    /// How tiles trade memory for time.
+    /// Tile sizes and memory limits.
     pub tiling: Tiling,
-    /// Most tokens N of any batch; smaller batches are fine.
+    /// Largest number of tokens N of a batch; smaller batches are allowed.
     pub max_tokens: usize,
     /// Shapes and dtypes of the policy's output.
     pub policy: PolicySpec,
-    /// Gradients to make.
+    /// Gradients to compute.
     pub gradients: GradientSpec,
 }
 
@@ -154,7 +154,7 @@ pub struct PlanRequest {
 pub struct Scores {
     /// Log-probability of the target `[N]`.
     pub logp: Vec<f32>,
-    /// Entropy of the distribution it was drawn from `[N]`.
+    /// Entropy of its distribution `[N]`.
     pub entropy: Vec<f32>,
 }
 
@@ -166,10 +166,10 @@ impl From<Scores> for PolicyValues {
 }
 
 impl Scores {
-    /// Checks that every active token of `batch` has a log-probability and an entropy that are finite.
+    /// Checks that every active token of `batch` has a finite log-probability and entropy.
     ///
     /// # Errors
-    /// [`Error::Value`] that names the first token that has not, with its sequence and its position in it;
+    /// [`Error::Value`] that names the first such token with its sequence and position;
     /// [`Error::Shape`] for scores of another batch.
     pub fn check_finite(&self, batch: &TokenBatch) -> Result<()> {
         batch.check_computed("logp", &self.logp)?;
@@ -180,23 +180,23 @@ impl Scores {
 /// The result of one `value_and_grad`.
 #[derive(Clone, Debug, Default)]
 pub struct LossOutput {
-    /// Sum over tokens of weight x token loss. Micro-batches of one step add up.
+    /// Sum over tokens of weight x token loss. The losses of a step's micro-batches add up.
     pub loss: f64,
-    /// The part of it that is the policy term's (TRL's `policy_loss`).
+    /// The share of the policy term (TRL's `policy_loss`).
     pub policy_loss: f64,
-    /// The mean value loss, before its coefficient, where whoever computes the loss also trains a value function
-    /// ([`crate::objective::ValueLossConfig`]): with its coefficient it is a part of `loss`. Else 0.
+    /// The mean value loss before its coefficient, if the caller also trains a value function
+    /// ([`crate::objective::ValueLossConfig`]); `loss` includes it with its coefficient. Else 0.
     pub value_loss: f64,
-    /// What the forward pass saw at the active tokens of the batch, also at those that the configuration leaves out of the
-    /// loss: log-probabilities bit for bit what `score` returns for the same input, entropies too
-    /// where no compiler orders the operations.
+    /// Scores of all active tokens of the batch, including tokens that the configuration excludes from the
+    /// loss. Log-probabilities equal the result of `score` for the same input bit for bit; entropies do so too
+    /// on backends without a compiler that reorders operations.
     pub scores: Scores,
     /// TRL's metrics as mergeable sums.
     pub metrics: Metrics,
 }
 
 impl LossOutput {
-    /// Checks that the policy's output was finite where it counts, and the loss with it.
+    /// Checks that scores at active tokens and the loss are finite.
     ///
     /// As in PyTorch, NaN in hidden states, head or logits of an active token is no error of
     /// [`LossPlan::value_and_grad`]: loss, log-probability and gradients become NaN. Call this before an optimizer step.
@@ -217,26 +217,26 @@ impl LossOutput {
     }
 }
 
-/// Something that computes the loss.
+/// An implementation of the loss on some hardware.
 pub trait Backend: Send + Sync {
-    /// `cpu`, `pjrt:tpu`, ...
+    /// Returns the name: `cpu`, `pjrt:tpu`, ...
     fn name(&self) -> &str;
 
     /// Validates the request, chooses tiles, allocates or compiles.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] for a combination this backend does not offer, [`Error::Budget`] when the workspace
-    /// budget cannot be met, [`Error::Config`] or [`Error::Shape`] for an illegal request.
+    /// [`Error::Unsupported`] for a combination that this backend does not offer, [`Error::Budget`] if the workspace
+    /// budget is too small, [`Error::Config`] or [`Error::Shape`] for an illegal request.
     fn plan(&self, request: &PlanRequest) -> Result<Box<dyn LossPlan>>;
 
-    /// Whether a plan of other shapes costs seconds, because programs are compiled for it: then plan once for the largest
-    /// batch. The others may be planned for as they come.
+    /// Returns `true` if planning compiles executables, which takes seconds: then plan once for the largest batch. Other backends can
+    /// plan for each batch size.
     fn compiles(&self) -> bool {
         false
     }
 
-    /// What dL/dlogits is rounded to before it is multiplied into the gradients of hidden states and head, given inputs in
-    /// `dtype`: how close to the truth gradients can be ([`crate::parity::Tolerances::with_dlogits`]).
+    /// Returns the dtype to which dL/dlogits is rounded before it is multiplied into the gradients of hidden states and head, for inputs in
+    /// `dtype`. It limits the precision of gradients ([`crate::parity::Tolerances::with_dlogits`]).
     fn dlogits(&self, dtype: Dtype) -> Dtype {
         let _ = dtype;
         Dtype::F32
@@ -261,20 +261,20 @@ impl<B: Backend + ?Sized> Backend for Arc<B> {
     }
 }
 
-/// The loss, ready for batches of one shape.
+/// The loss, planned for batches of one shape.
 pub trait LossPlan: Send {
-    /// Log-probabilities and entropies without gradients, for old-policy and reference scoring. Uses the same tiles
+    /// Computes log-probabilities and entropies without gradients, for the old policy and the reference. Uses the same tiles
     /// and rounding as `value_and_grad`, so that an on-policy ratio is exactly 1.
     ///
     /// # Errors
-    /// When shapes, dtypes or targets do not fit the plan.
+    /// An error if shapes, dtypes or targets do not fit the plan.
     fn score(&mut self, policy: PolicyInput<'_>, batch: &TokenBatch) -> Result<Scores>;
 
-    /// Loss, metrics, and gradients added into `grads`.
+    /// Computes loss and metrics, and adds gradients to `grads`.
     ///
     /// # Errors
-    /// As [`LossPlan::score`], and [`Error::NoAdvantages`] for a batch without advantages; nothing has been written to `grads` then, but gradients on a device that failed while it
-    /// owned them are lost, and say so when they are used.
+    /// The errors of [`LossPlan::score`], and [`Error::NoAdvantages`] for a batch without advantages. After an error `grads` is unchanged.
+    /// Gradients on a device are lost if the device failed while it owned them; later uses of them return an error.
     fn value_and_grad(
         &mut self,
         policy: PolicyInput<'_>,
@@ -282,30 +282,30 @@ pub trait LossPlan: Send {
         grads: GradsMut<'_>,
     ) -> Result<LossOutput>;
 
-    /// The same for logits `[N, V]` that the call overwrites with dL/dlogits, in their own dtype and 0 at masked tokens:
-    /// nobody holds a second `[N, V]` tensor.
+    /// As [`LossPlan::value_and_grad`] for logits `[N, V]`, which the call overwrites with dL/dlogits in their own dtype, 0 at masked tokens.
+    /// No second `[N, V]` tensor is needed.
     ///
     /// # Errors
-    /// As [`LossPlan::value_and_grad`].
+    /// The errors of [`LossPlan::value_and_grad`].
     fn value_and_grad_in_place(&mut self, logits: TensorMut<'_>, batch: &TokenBatch) -> Result<LossOutput>;
 
-    /// Bytes of inputs, outputs and workspace of one call at `max_tokens`.
+    /// Returns the bytes of inputs, outputs and workspace of one call at `max_tokens`.
     fn memory(&self) -> MemoryReport;
 }
 
-/// What the temperature T of a token multiplies: one of the two by 1/T, the other by 1.
+/// Factors by which the temperature T of a token enters: one of them is 1/T, the other 1.
 ///
-/// logp = logp x log_softmax(logits x w), with w the token's logits after logit_scale and softcap.
+/// logp = F_logp x log_softmax(logits x F_logits), with the logits after logit_scale and softcap.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TemperatureFactors {
-    /// Of logits, before the softmax.
+    /// Factor of logits, before the softmax.
     pub logits: f64,
-    /// Of log-probabilities, after it.
+    /// Factor of log-probabilities, after the softmax.
     pub logp: f64,
 }
 
 impl LossConfig {
-    /// The factors of a token whose temperature is `temperature` ([`TokenBatch::temperature`]), or the configuration's.
+    /// Returns the factors for the temperature of a token ([`TokenBatch::temperature`]), or for the configuration's.
     pub fn temperature_factors(&self, temperature: Option<f32>) -> TemperatureFactors {
         let by = 1.0 / temperature.map_or(self.temperature, f64::from);
         match self.temperature_mode() {
@@ -314,10 +314,10 @@ impl LossConfig {
         }
     }
 
-    /// 1/T of a row of `batch`, the same for scores and losses.
+    /// Returns 1/T of a row of `batch`, for scores and losses.
     pub fn reciprocal_temperature(&self, batch: &TokenBatch, row: usize) -> f64 {
         let TemperatureFactors { logits, logp } = self.temperature_factors(batch.temperature(row));
-        // One of them is 1.
+        // One of the two factors is 1.
         logits * logp
     }
 }

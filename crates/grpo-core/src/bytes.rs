@@ -1,6 +1,6 @@
-//! Numbers of bytes for people.
+//! Readable byte counts.
 
-/// A number of bytes with a decimal unit, as disks and cloud prices have them: `4 B`, `12.3 kB`, `512.0 MB`, `3.21 GB`.
+/// Formats a number of bytes with a decimal unit, as vendors of disks and clouds do: `4 B`, `12.3 kB`, `512.0 MB`, `3.21 GB`.
 ///
 /// ```
 /// use grpo_core::readable_bytes;

@@ -1,4 +1,4 @@
-//! Coefficients that follow what is measured. Their state is theirs alone and serialises, so that a checkpoint holds
+//! Controllers that adapt coefficients to measurements. Their state serialises, so that a checkpoint contains
 //! it.
 
 use crate::error::{Error, Result};
@@ -10,20 +10,20 @@ use serde::{Deserialize, Serialize};
 /// use grpo_core::controllers::{AdaptiveKl, KlController};
 ///
 /// let mut controller = KlController::Adaptive(AdaptiveKl { kl_coef: 0.01, target_kl: 0.1, horizon: 1000.0 });
-/// controller.update(0.5, 100)?; // five times the target: up by a fifth x 100 / 1000
+/// controller.update(0.5, 100)?; // five times the target: increased by 0.2 x 100 / 1000
 /// assert!((controller.coef() - 0.0102).abs() < 1e-12);
 /// # Ok::<(), grpo_core::Error>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum KlController {
-    /// The coefficient stays.
+    /// A constant coefficient.
     Fixed(FixedKl),
-    /// Moves towards a target.
+    /// A coefficient that adapts to a target.
     Adaptive(AdaptiveKl),
 }
 
-/// A coefficient that stays as it is.
+/// A constant coefficient.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct FixedKl {
@@ -31,15 +31,15 @@ pub struct FixedKl {
     pub kl_coef: f64,
 }
 
-/// kl_coef x (1 + clip(kl / target_kl - 1, -0.2, 0.2) x n / horizon) after every n completions. arXiv 1909.08593; verl.
+/// Multiplies the coefficient by 1 + clip(kl / target_kl - 1, -0.2, 0.2) x n / horizon after every n completions. arXiv 1909.08593; verl.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct AdaptiveKl {
-    /// The coefficient of the moment. verl starts at 0.001.
+    /// Current coefficient. verl starts at 0.001.
     pub kl_coef: f64,
-    /// KL that is aimed at, in nats per token. verl: 0.1.
+    /// Target KL, in nats per token. verl: 0.1.
     pub target_kl: f64,
-    /// Completions over which the coefficient moves by at most a fifth. verl: 10 000.
+    /// Number of completions over which the coefficient changes by at most 20 %. verl: 10 000.
     pub horizon: f64,
 }
 
@@ -56,7 +56,7 @@ impl Default for AdaptiveKl {
 }
 
 impl KlController {
-    /// The coefficient to use now.
+    /// Returns the current coefficient.
     pub fn coef(&self) -> f64 {
         match self {
             Self::Fixed(fixed) => fixed.kl_coef,
@@ -64,10 +64,10 @@ impl KlController {
         }
     }
 
-    /// Takes in the mean KL of `completions` ([`crate::rewards::KlRewards::kl`]), after they were rewarded.
+    /// Updates the coefficient with the mean KL of `completions` ([`crate::rewards::KlRewards::kl`]), after their rewards were computed.
     ///
     /// # Errors
-    /// As [`AdaptiveKl::update`].
+    /// The errors of [`AdaptiveKl::update`].
     pub fn update(&mut self, kl: f64, completions: usize) -> Result<()> {
         match self {
             Self::Fixed(_) => Ok(()),
@@ -77,7 +77,7 @@ impl KlController {
 }
 
 impl AdaptiveKl {
-    /// Takes in the mean KL of `completions`.
+    /// Updates the coefficient with the mean KL of `completions`.
     ///
     /// # Errors
     /// [`Error::Config`] for a target or horizon that is not above 0, or for so many completions that the coefficient
@@ -105,8 +105,8 @@ impl AdaptiveKl {
     }
 }
 
-/// The coefficient of the entropy bonus, one step of `delta` up or down per optimizer step; applied only while the
-/// entropy last measured is at or under the target. Skywork-OR1, arXiv 2505.22312; TRL's `use_adaptive_entropy`, with
+/// The coefficient of the entropy bonus, which moves by `delta` per optimizer step. It applies only if the last measured
+/// entropy is at most the target. Skywork-OR1, arXiv 2505.22312; TRL's `use_adaptive_entropy`, with
 /// its defaults.
 ///
 /// ```
@@ -115,23 +115,23 @@ impl AdaptiveKl {
 /// let mut controller = AdaptiveEntropy { entropy_target: 0.3, ..AdaptiveEntropy::default() };
 /// controller.observe(10.0, 100.0)?; // a micro-batch: 100 tokens, whose entropies sum to 10 nats
 /// assert_eq!(controller.step()?, Some(0.1));
-/// assert_eq!(controller.coef(), 0.005); // below the target, so one step up
+/// assert_eq!(controller.coef(), 0.005); // below the target, so increased once
 /// # Ok::<(), grpo_core::Error>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct AdaptiveEntropy {
-    /// The coefficient of the moment; TRL starts at 0.
+    /// Current coefficient; TRL starts at 0.
     pub entropy_coef: f64,
-    /// The least coefficient.
+    /// Smallest coefficient.
     pub entropy_coef_min: f64,
-    /// The largest coefficient.
+    /// Largest coefficient.
     pub entropy_coef_max: f64,
-    /// How far a step moves the coefficient.
+    /// Change of the coefficient per step.
     pub entropy_coef_delta: f64,
-    /// Mean entropy per token that is aimed at, in nats.
+    /// Target of the mean entropy per token, in nats.
     pub entropy_target: f64,
-    /// Mean entropy of the last optimizer step, in nats; `None` before the first, which has no bonus.
+    /// Mean entropy of the last optimizer step, in nats; `None` before the first step, which has no bonus.
     pub last_entropy: Option<f64>,
     /// Sum of entropies since the last optimizer step, in nats.
     pub window_sum: f64,
@@ -155,7 +155,7 @@ impl Default for AdaptiveEntropy {
 }
 
 impl AdaptiveEntropy {
-    /// Checks the bounds.
+    /// Checks the numbers and bounds.
     ///
     /// # Errors
     /// [`Error::Config`] that names the field.
@@ -179,16 +179,16 @@ impl AdaptiveEntropy {
         Ok(())
     }
 
-    /// The coefficient to use in every micro-batch of this optimizer step.
+    /// Returns the coefficient for every micro-batch of this optimizer step.
     pub fn coef(&self) -> f64 {
         if self.last_entropy.is_some_and(|entropy| entropy <= self.entropy_target) { self.entropy_coef } else { 0.0 }
     }
 
-    /// Takes in a micro-batch: the sum of its tokens' entropies in nats and their number, of all ranks together. The
-    /// tokens are those that the bonus acts on.
+    /// Adds a micro-batch: the sum of its tokens' entropies in nats and their number, over all ranks. The
+    /// tokens are those to which the bonus applies.
     ///
     /// # Errors
-    /// [`Error::Value`] when either is not finite or negative; the window then stays as it was.
+    /// [`Error::Value`] if either is not finite or negative; the window is then unchanged.
     pub fn observe(&mut self, sum: f64, count: f64) -> Result<()> {
         for (name, value) in [("entropy sum", sum), ("entropy token count", count)] {
             if !(value >= 0.0 && value.is_finite()) {
@@ -201,12 +201,12 @@ impl AdaptiveEntropy {
         Ok(())
     }
 
-    /// Ends an optimizer step: measures the window, moves the coefficient for the next step and starts a new window.
-    /// Returns the mean entropy measured, `None` where no token was seen; nothing moves then (TRL reads such a window
-    /// as entropy 0).
+    /// Ends an optimizer step: measures the window, updates the coefficient for the next step and starts a new window.
+    /// Returns the measured mean entropy. For a window without tokens it returns `None` and the coefficient does not change (TRL treats such
+    /// a window as entropy 0).
     ///
     /// # Errors
-    /// As [`AdaptiveEntropy::validate`].
+    /// The errors of [`AdaptiveEntropy::validate`].
     pub fn step(&mut self) -> Result<Option<f64>> {
         self.validate()?;
         let (sum, count) = (std::mem::take(&mut self.window_sum), std::mem::take(&mut self.window_count));
@@ -229,7 +229,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_kl_coefficient_follows_within_a_fifth_and_fixed_stays() {
+    fn adaptive_kl_changes_by_at_most_20_percent_and_fixed_kl_is_constant() {
         let read = |json: &str| serde_json::from_str::<KlController>(json).unwrap();
         let mut fixed = read(r#"{"type": "fixed", "kl_coef": 0.01}"#);
         fixed.update(1e9, 10).unwrap();
@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn the_kl_controller_refuses_what_would_break_it() {
+    fn kl_controller_refuses_illegal_targets_and_measurements() {
         let refusal = |config: AdaptiveKl, kl, n| {
             let mut moved = config.clone();
             let message = moved.update(kl, n).unwrap_err().to_string();
@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn an_entropy_window_without_tokens_moves_nothing() {
+    fn entropy_window_without_tokens_keeps_the_coefficient() {
         let mut controller = AdaptiveEntropy { entropy_coef: 0.5, ..AdaptiveEntropy::default() };
         let before = controller.clone();
         assert_eq!(controller.step().unwrap(), None);

@@ -1,4 +1,4 @@
-//! What can go wrong between a caller and the loss, in words that say what to do.
+//! Errors of the loss library; their messages say how to fix the cause.
 
 use crate::bytes::readable_bytes;
 use crate::memory_report::MemoryReport;
@@ -6,7 +6,7 @@ use crate::memory_report::MemoryReport;
 /// Result of this crate and of the backends.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Every error of the loss library. Backends use it too, so that a caller handles one type.
+/// Every error of the loss library. Backends use it too, so that callers handle one type.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -15,66 +15,66 @@ pub enum Error {
     UnknownKey {
         /// Dotted path of the key as given.
         path: String,
-        /// The most similar known key, if one is similar at all.
+        /// The most similar known key, if any is similar.
         nearest: Option<String>,
-        /// All keys known at that place.
+        /// All known keys of that section.
         known: String,
     },
-    /// A configuration whose values are not legal, alone or together.
+    /// A configuration whose values or combinations are illegal.
     #[error("invalid loss configuration: {0}")]
     Config(String),
-    /// A buffer or a count that does not fit the others.
+    /// A buffer or count that does not fit the other arguments.
     #[error("{operation}: {what}: expected {expected}, got {found}")]
     Shape {
-        /// The operation that refused.
+        /// The operation that refused it.
         operation: &'static str,
         /// The argument.
         what: String,
-        /// What would have fit, as a shape or length.
+        /// The expected shape or length.
         expected: String,
-        /// What came.
+        /// The given shape or length.
         found: String,
     },
-    /// A value that is not legal where it stands.
+    /// An illegal value at some position.
     #[error("{what} at {position}: {reason}")]
     Value {
         /// The tensor or list.
         what: String,
-        /// Where in it, in the caller's terms.
+        /// The position, in the caller's terms.
         position: String,
-        /// What is wrong with it.
+        /// The reason.
         reason: String,
     },
-    /// A batch whose advantages were never set: its loss would be 0, and so would its gradients.
+    /// A batch without advantages: its loss and gradients would be 0.
     #[error(
         "loss call: the batch has no advantages: set them with TokenBatch::with_advantages, to 0 if the loss is to have no \
          policy term"
     )]
     NoAdvantages,
-    /// A file that is not what it should be.
+    /// An invalid batch file.
     #[error("not a grpo-batch/1 file: {0}")]
     Format(String),
-    /// A combination that a backend does not offer. There is never a silent fallback.
+    /// A combination that a backend does not offer. There is no silent fallback.
     #[error("backend `{backend}` does not support {what}: {instead}")]
     Unsupported {
         /// The backend's name.
         backend: String,
         /// The combination.
         what: String,
-        /// What the caller can do.
+        /// The alternative for the caller.
         instead: String,
     },
-    /// The workspace budget cannot hold even the smallest tiles.
+    /// A workspace budget that is too small for the smallest tiles.
     #[error("workspace budget of {} is too small for {what}: it needs at least {}", readable(*budget), readable(*minimum))]
     Budget {
-        /// What was planned.
+        /// The planned computation.
         what: String,
         /// Bytes allowed.
         budget: usize,
         /// Bytes that the smallest tiling needs.
         minimum: usize,
     },
-    /// A plan that needs more memory than there may be.
+    /// A plan that needs more memory than the limit.
     #[error(
         "plan: {what} needs {} (inputs {}, outputs {}, workspace {}), and {} {}: plan for fewer tokens, or use \
          another implementation",
@@ -82,13 +82,13 @@ pub enum Error {
         if *is_of_machine { "the memory of this machine is" } else { "memory_limit is" }, readable(*limit)
     )]
     Memory {
-        /// What was planned.
+        /// The planned computation.
         what: String,
-        /// What a call of it needs.
+        /// Memory of one call.
         memory: MemoryReport,
-        /// Bytes that there may be.
+        /// The limit in bytes.
         limit: usize,
-        /// Whether they are the machine's, and not [`Tiling::memory_limit`](crate::Tiling::memory_limit).
+        /// `true` if the limit is the machine's memory and not [`Tiling::memory_limit`](crate::Tiling::memory_limit).
         is_of_machine: bool,
     },
     /// A failure inside a backend (a device, a compiler, a plugin).
@@ -96,18 +96,18 @@ pub enum Error {
     Backend {
         /// The backend's name.
         backend: String,
-        /// Its own words.
+        /// The backend's own message.
         message: String,
     },
 }
 
-/// [`readable_bytes`] of a size in memory.
+/// Formats a size in memory with [`readable_bytes`].
 fn readable(bytes: usize) -> String {
     readable_bytes(bytes as u64)
 }
 
 impl Error {
-    /// A [`Error::Shape`] from anything that prints.
+    /// Creates an [`Error::Shape`] from printable values.
     pub fn shape(
         operation: &'static str,
         what: impl Into<String>,
@@ -117,7 +117,7 @@ impl Error {
         Self::Shape { operation, what: what.into(), expected: expected.to_string(), found: found.to_string() }
     }
 
-    /// A [`Error::Value`] from anything that prints.
+    /// Creates an [`Error::Value`] from printable values.
     pub fn value(what: impl Into<String>, position: impl Into<String>, reason: impl Into<String>) -> Self {
         Self::Value { what: what.into(), position: position.into(), reason: reason.into() }
     }

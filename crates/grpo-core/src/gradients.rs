@@ -1,4 +1,4 @@
-//! Gradients: which of them a plan makes, and where they go.
+//! Gradients: their selection and their buffers.
 //!
 //! Legend: N tokens (rows), H hidden size, V vocabulary.
 
@@ -7,17 +7,17 @@ use crate::policy::PolicySpec;
 use crate::tensor::TensorMut;
 use serde::{Deserialize, Serialize};
 
-/// Which gradients a plan has to make. A frozen head saves one product of three.
+/// Selection of the gradients that a plan computes. A frozen head saves one of three matrix products.
 ///
-/// When the policy hands over logits, `hidden` stands for the logits and the other two mean nothing.
+/// For logits, `hidden` selects the gradient of the logits, and the other fields are ignored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct GradientSpec {
-    /// With respect to the hidden states.
+    /// Gradient with respect to the hidden states.
     pub hidden: bool,
-    /// With respect to the LM head.
+    /// Gradient with respect to the LM head.
     pub lm_head: bool,
-    /// With respect to the bias.
+    /// Gradient with respect to the bias.
     pub bias: bool,
 }
 
@@ -27,8 +27,8 @@ impl Default for GradientSpec {
     }
 }
 
-/// Gradients with respect to what the policy hands over, in tensors of the kind `T`; `None` where there is none. The caller's
-/// buffers are [`GradsMut`], gradients that own their values `Grads<Vec<f32>>`.
+/// Gradients with respect to the policy's output, in tensors of type `T`; `None` if there is no such gradient. Buffers of the
+/// caller are [`GradsMut`], gradients that own their values are `Grads<Vec<f32>>`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Grads<T> {
     /// dL/dhidden `[N, H]`; 0 at masked tokens.
@@ -37,12 +37,12 @@ pub struct Grads<T> {
     pub lm_head: Option<T>,
     /// dL/dbias `[V]`.
     pub bias: Option<T>,
-    /// dL/dlogits `[N, V]`, where the policy hands over logits.
+    /// dL/dlogits `[N, V]`, if the policy's output is logits.
     pub logits: Option<T>,
 }
 
-/// Where gradients go. They are added to what is there, so micro-batches accumulate, and rows of masked tokens are left
-/// alone; f32 whatever the input's dtype, or on a device what its plan sums in.
+/// Buffers to which gradients are added, so that micro-batches accumulate. Rows of masked tokens do not change. Host buffers are f32 for
+/// inputs of any dtype; device buffers have the dtype in which the plan accumulates.
 ///
 /// ```
 /// use grpo_core::{Grads, GradsMut};
@@ -55,7 +55,7 @@ pub struct Grads<T> {
 /// ```
 pub type GradsMut<'a> = Grads<TensorMut<'a>>;
 
-// Derived, it would ask for `T: Default`.
+// `derive(Default)` would require `T: Default`.
 impl<T> Default for Grads<T> {
     fn default() -> Self {
         Self { hidden: None, lm_head: None, bias: None, logits: None }
@@ -63,10 +63,10 @@ impl<T> Default for Grads<T> {
 }
 
 impl<T> Grads<T> {
-    /// The same gradients with `f` of each.
+    /// Applies `f` to each gradient.
     ///
     /// # Errors
-    /// The first one of `f`.
+    /// The first error of `f`.
     pub fn try_map<U, E>(self, mut f: impl FnMut(T) -> std::result::Result<U, E>) -> std::result::Result<Grads<U>, E> {
         let Self { hidden, lm_head, bias, logits } = self;
         let mut each = |gradient: Option<T>| gradient.map(&mut f).transpose();
@@ -75,17 +75,17 @@ impl<T> Grads<T> {
 }
 
 impl<'a> Grads<TensorMut<'a>> {
-    /// Buffers for the gradients of hidden states `[N, H]` and of the head, shaped as the head.
+    /// Creates buffers for the gradients of hidden states `[N, H]` and of the head, shaped as the head.
     pub fn new(hidden: impl Into<TensorMut<'a>>, lm_head: impl Into<TensorMut<'a>>) -> Self {
         Self { lm_head: Some(lm_head.into()), ..Self::of_hidden(hidden) }
     }
 
-    /// A buffer for the gradient of hidden states `[N, H]`, where the head is frozen.
+    /// Creates a buffer for the gradient of hidden states `[N, H]`, for a frozen head.
     pub fn of_hidden(hidden: impl Into<TensorMut<'a>>) -> Self {
         Self { hidden: Some(hidden.into()), ..Self::default() }
     }
 
-    /// A buffer for the gradient of logits `[N, V]`.
+    /// Creates a buffer for the gradient of logits `[N, V]`.
     pub fn of_logits(logits: impl Into<TensorMut<'a>>) -> Self {
         Self { logits: Some(logits.into()), ..Self::default() }
     }
@@ -99,10 +99,10 @@ impl<'a> Grads<TensorMut<'a>> {
 }
 
 impl Grads<Vec<f32>> {
-    /// Zeros for the gradients `wanted` of `tokens` tokens of a policy.
+    /// Creates zeros for the selected gradients of `tokens` tokens.
     ///
     /// # Errors
-    /// [`Error::Shape`] where the elements of a gradient cannot be counted.
+    /// [`Error::Shape`] if the number of elements of a gradient overflows.
     pub fn zeros(policy: PolicySpec, wanted: GradientSpec, tokens: usize) -> Result<Self> {
         let zeros = |wanted: bool, name: &str, rows: usize, columns: usize| {
             let elements = rows.checked_mul(columns).ok_or_else(|| {
@@ -124,7 +124,7 @@ impl Grads<Vec<f32>> {
         })
     }
 
-    /// Buffers that add to these.
+    /// Returns buffers that add to these gradients.
     pub fn as_mut(&mut self) -> GradsMut<'_> {
         fn each(gradient: &mut Option<Vec<f32>>) -> Option<TensorMut<'_>> {
             gradient.as_mut().map(TensorMut::from)

@@ -1,4 +1,4 @@
-//! The loss as a trainer calls it: planned when it is built, planned again when a batch needs more.
+//! The loss as a trainer calls it: planned when it is built, and planned again for larger batches.
 //!
 //! Legend: N tokens (rows), H hidden size, V vocabulary.
 
@@ -14,12 +14,12 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 /// The GRPO loss on a backend, from hidden states and LM head or from logits.
 ///
-/// It plans for [`GrpoLossBuilder::max_tokens`] when it is built, and once more whenever a batch has more tokens than it
-/// has planned for. Scores of one plan repeat bit for bit in its losses, so that an on-policy ratio is exactly 1.
+/// It plans for [`GrpoLossBuilder::max_tokens`] when it is built, and again whenever a batch has more tokens than the
+/// current plan. Scores and losses of one plan have bit-identical log-probabilities, so that an on-policy ratio is exactly 1.
 ///
-/// Calls take `&self`, and threads may share one loss: they take turns, because a plan has one workspace. A clone shares the
-/// backend (its thread pool, its device) and has a plan of its own, which it makes at its first call: give each thread a
-/// clone where calls are to run at the same time.
+/// Calls take `&self`, and threads may share one loss: their calls are serialised, because a plan has one workspace. A clone shares the
+/// backend (its thread pool, its device) and has its own plan, created at its first call. For concurrent calls, give each thread a
+/// clone.
 ///
 /// ```
 /// use backend_cpu::CpuBackend;
@@ -39,7 +39,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 /// ```
 pub struct GrpoLoss {
     backend: Arc<dyn Backend>,
-    /// Its `max_tokens` is the least that a plan is made for.
+    /// `max_tokens` of the request is the smallest size of a plan.
     request: PlanRequest,
     planned: Mutex<Option<Planned>>,
 }
@@ -50,7 +50,7 @@ struct Planned {
 }
 
 impl GrpoLoss {
-    /// Begins a loss of `config`. Say what the policy hands over with [`GrpoLossBuilder::head`] or
+    /// Starts a builder for a loss of `config`. Set the policy's output with [`GrpoLossBuilder::head`] or
     /// [`GrpoLossBuilder::logits`]; everything else has a default.
     pub fn builder(config: LossConfig) -> GrpoLossBuilder {
         GrpoLossBuilder {
@@ -66,13 +66,13 @@ impl GrpoLoss {
         }
     }
 
-    /// Loss, metrics and gradients of a batch, from hidden states `[N, H]` and LM head. Gradients are added to `grads`
-    /// ([`Grads::new`]; [`Grads::of_hidden`] where the head is frozen), which hold one buffer for each gradient that the loss
-    /// was built to make.
+    /// Computes loss, metrics and gradients of a batch from hidden states `[N, H]` and LM head. Gradients are added to `grads`
+    /// ([`Grads::new`]; [`Grads::of_hidden`] for a frozen head), which has one buffer for each gradient that the loss
+    /// was built to compute.
     ///
     /// # Errors
     /// [`Error::Shape`], [`Error::Value`] or [`Error::Config`] that names the tensor or list that does not fit;
-    /// [`Error::NoAdvantages`] for a batch without advantages; those of [`Backend::plan`] when a larger batch is planned for.
+    /// [`Error::NoAdvantages`] for a batch without advantages; the errors of [`Backend::plan`] if the batch needs a larger plan.
     pub fn step<'a>(
         &self,
         hidden: impl Into<TensorRef<'a>>,
@@ -83,10 +83,10 @@ impl GrpoLoss {
         self.step_policy(PolicyInput::head(hidden, lm_head), batch, grads)
     }
 
-    /// The same from logits `[N, V]`; their gradient is added to `dlogits [N, V]`.
+    /// As [`GrpoLoss::step`] from logits `[N, V]`; their gradient is added to `dlogits [N, V]`.
     ///
     /// # Errors
-    /// As [`GrpoLoss::step`].
+    /// The errors of [`GrpoLoss::step`].
     pub fn step_logits<'a>(
         &self,
         logits: impl Into<TensorRef<'a>>,
@@ -96,38 +96,38 @@ impl GrpoLoss {
         self.step_policy(PolicyInput::Logits(logits.into()), batch, Grads::of_logits(dlogits))
     }
 
-    /// The same from logits `[N, V]` that are overwritten with their gradient, in their own dtype and 0 at masked tokens:
-    /// no second `[N, V]` tensor is needed.
+    /// As [`GrpoLoss::step`] from logits `[N, V]`, which are overwritten with their gradient in their own dtype, 0 at masked tokens.
+    /// No second `[N, V]` tensor is needed.
     ///
     /// # Errors
-    /// As [`GrpoLoss::step`].
+    /// The errors of [`GrpoLoss::step`].
     pub fn step_logits_in_place<'a>(&self, logits: impl Into<TensorMut<'a>>, batch: &TokenBatch) -> Result<LossOutput> {
         self.with_plan(batch, |plan| plan.value_and_grad_in_place(logits.into(), batch))
     }
 
-    /// The same from whatever the policy hands over, such as a head with a bias ([`PolicyInput::head_with_bias`]).
+    /// As [`GrpoLoss::step`] for any output of a policy, such as a head with a bias ([`PolicyInput::head_with_bias`]).
     ///
     /// # Errors
-    /// As [`GrpoLoss::step`].
+    /// The errors of [`GrpoLoss::step`].
     pub fn step_policy(&self, policy: PolicyInput<'_>, batch: &TokenBatch, grads: GradsMut<'_>) -> Result<LossOutput> {
         self.with_plan(batch, |plan| plan.value_and_grad(policy, batch, grads))
     }
 
-    /// The same with gradients in new buffers, those of this batch alone.
+    /// As [`GrpoLoss::step_policy`], with gradients of this batch in new buffers.
     ///
     /// # Errors
-    /// As [`GrpoLoss::step`].
+    /// The errors of [`GrpoLoss::step`].
     pub fn step_owned(&self, policy: PolicyInput<'_>, batch: &TokenBatch) -> Result<(LossOutput, Grads<Vec<f32>>)> {
         let mut grads = Grads::zeros(self.request.policy, self.request.gradients, batch.tokens())?;
         let output = self.step_policy(policy, batch, grads.as_mut())?;
         Ok((output, grads))
     }
 
-    /// Log-probabilities and entropies `[N]` of a batch, from hidden states `[N, H]` and LM head and without gradients: for
+    /// Computes log-probabilities and entropies `[N]` of a batch from hidden states `[N, H]` and LM head, without gradients: for
     /// the old policy and the reference.
     ///
     /// # Errors
-    /// As [`GrpoLoss::step`]; advantages are not needed.
+    /// The errors of [`GrpoLoss::step`]; advantages are not required.
     pub fn score<'a>(
         &self,
         hidden: impl Into<TensorRef<'a>>,
@@ -137,53 +137,53 @@ impl GrpoLoss {
         self.score_policy(PolicyInput::head(hidden, lm_head), batch)
     }
 
-    /// The same from logits `[N, V]`.
+    /// As [`GrpoLoss::score`] from logits `[N, V]`.
     ///
     /// # Errors
-    /// As [`GrpoLoss::score`].
+    /// The errors of [`GrpoLoss::score`].
     pub fn score_logits<'a>(&self, logits: impl Into<TensorRef<'a>>, batch: &TokenBatch) -> Result<Scores> {
         self.score_policy(PolicyInput::Logits(logits.into()), batch)
     }
 
-    /// The same from whatever the policy hands over.
+    /// As [`GrpoLoss::score`] for any output of a policy.
     ///
     /// # Errors
-    /// As [`GrpoLoss::score`].
+    /// The errors of [`GrpoLoss::score`].
     pub fn score_policy(&self, policy: PolicyInput<'_>, batch: &TokenBatch) -> Result<Scores> {
         self.with_plan(batch, |plan| plan.score(policy, batch))
     }
 
-    /// What the loss is.
+    /// Returns the configuration of the loss.
     pub fn config(&self) -> &LossConfig {
         &self.request.loss
     }
 
-    /// How it is computed.
+    /// Returns the implementation that computes the loss.
     pub fn implementation(&self) -> Implementation {
         self.request.implementation
     }
 
-    /// Shapes and dtypes of what the policy hands over.
+    /// Returns shapes and dtypes of the policy's output.
     pub fn policy(&self) -> PolicySpec {
         self.request.policy
     }
 
-    /// The gradients that a step makes.
+    /// Returns the gradients that a step computes.
     pub fn gradients(&self) -> GradientSpec {
         self.request.gradients
     }
 
-    /// What computes the loss.
+    /// Returns the backend.
     pub fn backend(&self) -> &dyn Backend {
         self.backend.as_ref()
     }
 
-    /// The most tokens of a batch for which the present plan was made; 0 when there is none.
+    /// Returns the largest number of tokens that the current plan accepts; 0 if there is no plan.
     pub fn max_tokens(&self) -> usize {
         self.lock().as_ref().map_or(0, |planned| planned.max_tokens)
     }
 
-    /// The bytes that a call of the present plan needs at [`GrpoLoss::max_tokens`]; `None` when there is no plan.
+    /// Returns the bytes that a call of the current plan needs at [`GrpoLoss::max_tokens`]; `None` if there is no plan.
     pub fn memory(&self) -> Option<MemoryReport> {
         self.lock().as_ref().map(|planned| planned.plan.memory())
     }
@@ -207,7 +207,7 @@ impl GrpoLoss {
 
     fn lock(&self) -> MutexGuard<'_, Option<Planned>> {
         self.planned.lock().unwrap_or_else(|poisoned| {
-            // A call has panicked in the middle: its plan is not used again.
+            // A call panicked and may have left its plan in an inconsistent state: drop the plan.
             let mut slot = poisoned.into_inner();
             *slot = None;
             self.planned.clear_poison();
@@ -233,7 +233,7 @@ impl std::fmt::Debug for GrpoLoss {
     }
 }
 
-/// A [`GrpoLoss`] that is being described. [`GrpoLossBuilder::build`] checks all of it at once.
+/// The builder of a [`GrpoLoss`]. [`GrpoLossBuilder::build`] checks all its settings.
 ///
 /// ```
 /// use backend_cpu::CpuBackend;
@@ -266,7 +266,7 @@ pub struct GrpoLossBuilder {
     gradients: Option<GradientSpec>,
 }
 
-/// H, where the policy hands over hidden states, and V.
+/// H, if the policy's output is hidden states, and V.
 #[derive(Clone, Copy, Debug)]
 struct Sizes {
     hidden: Option<usize>,
@@ -274,44 +274,44 @@ struct Sizes {
 }
 
 impl GrpoLossBuilder {
-    /// The policy hands over hidden states `[N, H]` and an LM head of V vocabulary entries; the loss is `fused` with the head
-    /// unless [`GrpoLossBuilder::implementation`] says otherwise.
+    /// Sets the policy's output to hidden states `[N, H]` and an LM head of V vocabulary entries. The implementation is `fused`
+    /// unless set with [`GrpoLossBuilder::implementation`].
     pub fn head(mut self, hidden: usize, vocab: usize) -> Self {
         self.sizes = Some(Sizes { hidden: Some(hidden), vocab });
         self
     }
 
-    /// The policy hands over logits `[N, V]`; the implementation is `logits` unless [`GrpoLossBuilder::implementation`] says
-    /// otherwise.
+    /// Sets the policy's output to logits `[N, V]`. The implementation is `logits` unless set with
+    /// [`GrpoLossBuilder::implementation`].
     pub fn logits(mut self, vocab: usize) -> Self {
         self.sizes = Some(Sizes { hidden: None, vocab });
         self
     }
 
-    /// The dtype of what the policy hands over, f32 unless set. Gradients are f32 in any case.
+    /// Sets the dtype of the policy's output; default f32. Gradients are always f32.
     pub fn dtype(mut self, dtype: Dtype) -> Self {
         self.dtype = dtype;
         self
     }
 
-    /// The layout of the head, `[V, H]` unless set.
+    /// Sets the layout of the head; default `[V, H]`.
     pub fn head_layout(mut self, layout: HeadLayout) -> Self {
         self.layout = layout;
         self
     }
 
-    /// The head has a bias `[V]`, whose gradient is made unless [`GrpoLossBuilder::gradients`] says otherwise.
+    /// Adds a bias `[V]` to the head. Its gradient is computed unless [`GrpoLossBuilder::gradients`] excludes it.
     pub fn bias(mut self) -> Self {
         self.bias = true;
         self
     }
 
-    /// The head is not trained: only the gradient of hidden states is made, which saves one product of three.
+    /// Freezes the head: only the gradient of hidden states is computed, which saves one of three matrix products.
     pub fn frozen_head(self) -> Self {
         self.gradients(GradientSpec { hidden: true, lm_head: false, bias: false })
     }
 
-    /// What the policy hands over, all at once: sizes, dtype, layout and bias.
+    /// Sets sizes, dtype, layout and bias of the policy's output at once.
     pub fn policy(mut self, policy: PolicySpec) -> Self {
         (self.dtype, self.sizes) = match policy {
             PolicySpec::Logits { vocab, dtype } => (dtype, Some(Sizes { hidden: None, vocab })),
@@ -323,36 +323,36 @@ impl GrpoLossBuilder {
         self
     }
 
-    /// The gradients that a step makes. All that there are unless set.
+    /// Sets the gradients that a step computes; default all.
     pub fn gradients(mut self, gradients: GradientSpec) -> Self {
         self.gradients = Some(gradients);
         self
     }
 
-    /// How the loss is computed. It changes time and memory, not the numbers beyond a tolerance.
+    /// Sets the implementation. It changes time and memory, and numbers only within tolerance.
     pub fn implementation(mut self, implementation: Implementation) -> Self {
         self.implementation = Some(implementation);
         self
     }
 
-    /// Tile sizes, the workspace budget and the memory limit.
+    /// Sets tile sizes, the workspace budget and the memory limit.
     pub fn tiling(mut self, tiling: Tiling) -> Self {
         self.tiling = tiling;
         self
     }
 
-    /// The most tokens N of a batch. A larger batch is planned for when it comes, which takes no time to speak of on a CPU
-    /// and seconds where programs are compiled. Without this, nothing is planned before the first batch.
+    /// Sets the largest number of tokens N of a batch. A larger batch causes a new plan, which takes negligible time on a CPU
+    /// and seconds on a backend that compiles. Without this setting the first batch causes the first plan.
     pub fn max_tokens(mut self, tokens: usize) -> Self {
         self.max_tokens = tokens;
         self
     }
 
-    /// The loss on `backend`, of which it keeps a clone: an `Arc` of a backend is one, too.
+    /// Builds the loss on a clone of `backend`; an `Arc` of a backend is a backend, too.
     ///
     /// # Errors
-    /// [`Error::Config`] when neither [`GrpoLossBuilder::head`] nor [`GrpoLossBuilder::logits`] was called, or for an illegal
-    /// configuration; those of [`Backend::plan`].
+    /// [`Error::Config`] if neither [`GrpoLossBuilder::head`] nor [`GrpoLossBuilder::logits`] was called, or for an illegal
+    /// configuration; the errors of [`Backend::plan`].
     pub fn build<B: Backend + Clone + 'static>(self, backend: &B) -> Result<GrpoLoss> {
         let Self { loss, implementation, tiling, max_tokens, sizes, dtype, layout, bias, gradients } = self;
         let (policy, usual) = match sizes {

@@ -1,7 +1,7 @@
-//! The GRPO loss: what it is, what it is taken over, and the seam to what computes it.
+//! The GRPO loss: its configuration, its inputs, and the interface of the backends that compute it.
 //!
-//! [`GrpoLoss`] is what a trainer calls. It takes what the policy hands over (hidden states and LM head, or logits) and a
-//! [`TokenBatch`], and gives the loss with TRL's metrics and gradients:
+//! [`GrpoLoss`] is the entry point for a trainer. It takes the policy's output (hidden states and LM head, or logits) and a
+//! [`TokenBatch`], and returns the loss with TRL's metrics and gradients:
 //!
 //! ```
 //! use backend_cpu::CpuBackend; // the package grpo-backend-cpu
@@ -12,7 +12,7 @@
 //! let config = LossConfig::dapo().epsilon_high(0.28);
 //! let loss = GrpoLoss::builder(config).head(h, v).max_tokens(n).build(&CpuBackend::new())?;
 //!
-//! // Two completions of one prompt, laid end to end, with their rewards.
+//! Two completions of one prompt, concatenated, with their rewards.
 //! let batch = TokenBatch::packed(vec![3, 7, 1, 0], vec![0, 2, 4])?;
 //! let old = loss.score(&hidden, &lm_head, &batch)?.logp;
 //! let advantages = AdvantageConfig::default().advantages(&[1.0, 0.0], 2)?;
@@ -30,13 +30,13 @@
 //! |---|---|
 //! | choose a loss and its options | [`LossConfig`], under TRL's names |
 //! | compute it | [`GrpoLoss`], [`Grads`], [`PolicyInput`]; a backend: `backend_cpu::CpuBackend`, `backend_tpu::PjrtBackend` |
-//! | say what was sampled | [`TokenBatch`], [`Advantages`] |
-//! | make advantages of rewards | [`AdvantageConfig`], [`advantages`], [`rewards`], [`controllers`] |
+//! | describe sampled completions | [`TokenBatch`], [`Advantages`] |
+//! | compute advantages from rewards | [`AdvantageConfig`], [`advantages`], [`rewards`], [`controllers`] |
 //! | log | [`Metrics`], [`LossOutput`] |
 //! | compare with another trainer | `BatchFile` (feature `format`), [`parity`] |
 //! | write a backend or a wrapper | [`Backend`], [`LossPlan`], [`PlanRequest`], [`backend_api::plan::Head`] |
 //!
-//! Feature `format`, on by default: batch files, which are safetensors files.
+//! Feature `format`, on by default: batch files in the safetensors format.
 #![forbid(unsafe_code)]
 
 pub mod advantages;
@@ -65,7 +65,7 @@ mod sampler;
 mod selection;
 mod tensor;
 
-/// The crate whose `bf16` tensors have: the version that fits, for callers that have none of their own.
+/// The version of `half` whose `bf16` tensors use.
 pub use half;
 
 pub use advantages::{AdvantageConfig, AdvantageEstimator};

@@ -1,4 +1,4 @@
-//! The memory of a call, known before it runs.
+//! Memory of a call.
 
 use serde::{Deserialize, Serialize};
 
@@ -14,7 +14,7 @@ pub struct MemoryReport {
 }
 
 impl MemoryReport {
-    /// All of it; saturates where the sum does not fit.
+    /// Returns the sum; saturates on overflow.
     pub fn total(&self) -> usize {
         self.inputs.saturating_add(self.outputs).saturating_add(self.workspace)
     }

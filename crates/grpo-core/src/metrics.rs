@@ -4,25 +4,25 @@ use crate::backend_api::real::Real;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// One metric, kept in the form in which it can be merged.
+/// One metric, in a form that can be merged.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Metric {
-    /// A mean as its sum and count.
+    /// A mean, stored as sum and count.
     Mean {
         /// Sum of the values.
         sum: f64,
         /// Number of values.
         count: f64,
     },
-    /// A smallest value.
+    /// A minimum.
     Min(f64),
-    /// A largest value.
+    /// A maximum.
     Max(f64),
 }
 
 impl Metric {
-    /// The number to log; `None` for a mean of nothing.
+    /// Returns the number to log; `None` for a mean of no values.
     pub fn value(&self) -> Option<f64> {
         match *self {
             Self::Mean { count: 0.0, .. } => None,
@@ -37,7 +37,7 @@ impl Metric {
                 *sum += s;
                 *count += c;
             }
-            // NaN stays: f64's own min and max would drop it.
+            // `Real::min` and `Real::max` keep NaN; `f64::min` and `f64::max` drop it.
             (Self::Min(a), Self::Min(b)) => *a = Real::min(a, b),
             (Self::Max(a), Self::Max(b)) => *a = Real::max(a, b),
             (a, b) => debug_assert!(false, "one name, two kinds of metric: {a:?} and {b:?}"),
@@ -76,24 +76,24 @@ impl Metrics {
         self.add(name, Metric::Max(value));
     }
 
-    /// Adds another micro-batch or rank.
+    /// Merges the metrics of another micro-batch or rank.
     pub fn merge(&mut self, other: &Self) {
         for (name, metric) in &other.0 {
             self.add(name, *metric);
         }
     }
 
-    /// The metric called `name`.
+    /// Returns the metric called `name`.
     pub fn get(&self, name: &str) -> Option<&Metric> {
         self.0.get(name)
     }
 
-    /// The value to log of the metric called `name`.
+    /// Returns the value to log of the metric called `name`.
     pub fn value(&self, name: &str) -> Option<f64> {
         self.get(name)?.value()
     }
 
-    /// Names and values to log, sorted by name; means of nothing are left out.
+    /// Iterates over names and values to log, sorted by name; means of no values are omitted.
     pub fn values(&self) -> impl Iterator<Item = (&str, f64)> {
         self.0.iter().filter_map(|(name, metric)| Some((name.as_str(), metric.value()?)))
     }
@@ -113,7 +113,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_nan_is_not_lost_among_numbers() {
+    fn minimum_and_maximum_keep_nan() {
         for order in [[f64::NAN, 1.0], [1.0, f64::NAN]] {
             let mut metrics = Metrics::default();
             for value in order {

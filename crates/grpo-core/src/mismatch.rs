@@ -1,19 +1,18 @@
-//! How far the engine that sampled is from the policy that is trained from, in the numbers that systems log: verl's
-//! `rollout_corr/*` and NeMo-RL's `*_error`.
+//! Metrics of the mismatch between the sampling engine and the old policy: verl's `rollout_corr/*` and NeMo-RL's `*_error`.
 //!
-//! Legend: o = old logp, s = sampler logp, d = o - s, at the active tokens of which the sampler gave a log-probability.
+//! Legend: o = old logp, s = sampler logp, d = o - s, at the active tokens with a known sampler log-probability.
 
 use crate::batch::TokenBatch;
 use crate::config::{KlEstimator, Threshold};
 use crate::metrics::Metrics;
 use crate::objective::kl_value;
 
-/// Largest |log ratio| that verl lets into exp.
+/// verl's bound on |log ratio| before exp.
 const SAFE: f64 = 20.0;
-/// Largest exponent of the others, so that every metric is finite.
+/// Largest other exponent, so that every metric is finite.
 const LARGEST: f64 = 80.0;
 
-/// The distances of a batch, with `log_ratios` d `[N]`.
+/// Records the metrics of a batch, with `log_ratios` d `[N]`.
 pub(crate) fn record(batch: &TokenBatch, log_ratios: &[f64], metrics: &mut Metrics) {
     let Some(sampler) = batch.sampler_logp() else { return };
     let (mut sums, mut count) = ([0.0; OF_TOKENS.len()], 0.0);
@@ -46,10 +45,10 @@ const OF_TOKENS: [&str; 7] = [
     "js_divergence_error",
 ];
 
-/// The values of [`OF_TOKENS`].
+/// Returns the values of [`OF_TOKENS`].
 fn of_token(d: f64) -> [f64; OF_TOKENS.len()] {
     let k3 = |d: f64| kl_value(KlEstimator::K3, &d, (None, None));
-    // m - s and m - o, m being the log of the mean of both probabilities.
+    // m - s and m - o, where m is the log of the mean of both probabilities.
     let to_mixture = |d: f64| (0.5 * d.min(LARGEST).exp_m1()).ln_1p();
     [
         -d,
@@ -62,7 +61,7 @@ fn of_token(d: f64) -> [f64; OF_TOKENS.len()] {
     ]
 }
 
-/// `d`: sum over the tokens; `o` and `s`: means.
+/// Records the metrics of a sequence. `d`: sum over the tokens; `o` and `s`: means.
 fn of_sequence(d: f64, o: f64, s: f64, metrics: &mut Metrics) {
     let exp = |exponent: f64| exponent.min(LARGEST).exp();
     let difference = s - o;
@@ -82,8 +81,8 @@ fn of_sequence(d: f64, o: f64, s: f64, metrics: &mut Metrics) {
     metrics.min("rollout_corr/log_ppl_diff_min", difference);
 }
 
-/// What verl says of the weights of `rollout_is`: `weights` `[N]` after their bounds, `ratios` before them, of each token or of
-/// each sequence (`of_sequences`).
+/// Records verl's metrics of the weights of `rollout_is`: bounded `weights` `[N]`, and unbounded `ratios` per token or, if
+/// `of_sequences`, per sequence.
 pub(crate) fn record_weights(
     batch: &TokenBatch,
     weights: &[f64],
@@ -103,7 +102,7 @@ pub(crate) fn record_weights(
     let (first, second) = (mean(&mut applied()), mean(&mut applied().map(|weight| weight * weight)));
     let share = |outside: &dyn Fn(f64) -> bool| mean(&mut ratios.iter().map(|r| f64::from(u8::from(outside(*r)))));
     for weight in if of_sequences { ratios.to_vec() } else { applied().collect() } {
-        // verl: of a sequence the ratio, within what it lets into exp; of a token the weight.
+        // As in verl: the bounded ratio for weights per sequence, the weight itself for weights per token.
         metrics.max("rollout_corr/rollout_is_max", weight.min(SAFE.exp()));
         metrics.min("rollout_corr/rollout_is_min", weight);
     }
@@ -118,7 +117,7 @@ pub(crate) fn record_weights(
     }
 }
 
-/// Which shares of tokens and sequences `rollout_rs` rejects. `kept`: the mask `[N]` that is left.
+/// Records the shares of tokens and sequences that `rollout_rs` rejects. `kept`: the mask `[N]` after rejection.
 pub(crate) fn record_rejected(batch: &TokenBatch, kept: &[f32], metrics: &mut Metrics) {
     for rows in batch.active_sequences() {
         let rejected = rows.iter().filter(|row| kept[**row] == 0.0).count();

@@ -1,14 +1,14 @@
-//! Comparing what an implementation computed with what it should have.
+//! Comparison of computed with expected values.
 
 use crate::tensor::Dtype;
 use serde::Serialize;
 
-/// Largest difference allowed, relative to the scale of the expected tensor.
+/// Largest allowed differences, relative to the scale of the expected tensor.
 ///
-/// The scale of a gradient is its largest entry: not each entry's own size, because small entries are differences of
-/// large ones, and never an absolute number, because a bound that an all-zero gradient passes proves nothing. The scale
-/// of a log-probability or an entropy is at least 1: they are sums of terms of that order. So is that of a loss, which
-/// may cancel to nearly nothing, and it is at least the sum of the magnitudes that cancel.
+/// The scale of a gradient is its largest entry. It is not each entry's own size, because small entries are differences of
+/// large ones, and not an absolute number, because an all-zero gradient would pass. The scale
+/// of a log-probability or an entropy is at least 1, because both are sums of terms of that order. The scale of a loss is also at least 1,
+/// and at least the sum of the magnitudes of its terms, because the terms may cancel.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Tolerances {
     /// Tolerance of the loss.
@@ -22,8 +22,8 @@ pub struct Tolerances {
 }
 
 impl Tolerances {
-    /// What a computation in `dtype` has to meet. bf16 rounds the inputs, and both sides see the same rounded inputs, so
-    /// the bounds are nearly those of f32.
+    /// Returns the tolerances for computations in `dtype`. bf16 rounds the inputs, but both sides use the same rounded inputs, so
+    /// the bounds are close to f32's.
     pub fn of(dtype: Dtype) -> Self {
         match dtype {
             Dtype::F32 => Self { loss: 1e-6, logp: 1e-6, entropy: 1e-5, gradient: 2e-5 },
@@ -31,8 +31,8 @@ impl Tolerances {
         }
     }
 
-    /// For gradients made of dL/dlogits in `dlogits` ([`crate::Backend::dlogits`]). bf16 rounds each by 2^-9 at most, which
-    /// averages out over many terms and adds up over a few.
+    /// Adapts the gradient's tolerance to dL/dlogits in `dlogits` ([`crate::Backend::dlogits`]). bf16 rounds each entry by at most 2^-9; the
+    /// errors average out over many terms but not over few.
     pub fn with_dlogits(self, dlogits: Dtype) -> Self {
         match dlogits {
             Dtype::F32 => self,
@@ -41,13 +41,13 @@ impl Tolerances {
     }
 }
 
-/// One tensor, compared.
+/// The comparison of one tensor.
 ///
 /// ```
 /// use grpo_core::parity::Comparison;
 ///
 /// let gradient = Comparison::new("grad_hidden", &[0.0, -4.0, 1.0], &[0.0, -4.0, 1.1], 0.0, 0.05);
-/// assert!(gradient.passed()); // 0.1 of the largest entry, 4
+/// assert!(gradient.passed()); // a difference of 0.1, relative to the largest entry, 4
 /// assert_eq!((gradient.at, gradient.scale), (2, 4.0));
 /// ```
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -56,24 +56,24 @@ pub struct Comparison {
     pub name: String,
     /// Number of entries compared.
     pub entries: usize,
-    /// Largest |found - expected|; infinite when one of them is not finite, or lengths differ.
+    /// Largest |found - expected|; infinite if a value is not finite or lengths differ.
     pub max_abs: f64,
-    /// `max_abs / scale`; `max_abs` itself when the scale is 0.
+    /// `max_abs / scale`; `max_abs` itself if the scale is 0.
     pub max_rel: f64,
-    /// Largest |expected|, or the floor given for it.
+    /// Largest |expected|, or the given minimum.
     pub scale: f64,
     /// Flat index of the largest difference.
     pub at: usize,
-    /// What was expected there.
+    /// The expected value at `at`.
     pub expected: f64,
-    /// What was found there.
+    /// The value found at `at`.
     pub found: f64,
     /// The bound on `max_rel`.
     pub tolerance: f64,
 }
 
 impl Comparison {
-    /// Compares `found` with `expected`, entry by entry; the scale is the largest |expected|, but at least `floor`.
+    /// Compares `found` with `expected` entry by entry. The scale is the largest |expected|, but at least `floor`.
     pub fn new(name: impl Into<String>, expected: &[f64], found: &[f64], floor: f64, tolerance: f64) -> Self {
         let name = name.into();
         let mut worst = Self {
@@ -99,20 +99,20 @@ impl Comparison {
             }
         }
         worst.max_rel = if worst.scale > 0.0 { worst.max_abs / worst.scale } else { worst.max_abs };
-        // inf / inf: something that is not finite was expected, which nothing can match.
+        // inf / inf: an expected value is not finite, so nothing can match it.
         if worst.max_rel.is_nan() {
             worst.max_rel = f64::INFINITY;
         }
         worst
     }
 
-    /// Whether the difference is within the tolerance.
+    /// Returns `true` if the difference is within the tolerance.
     pub fn passed(&self) -> bool {
         self.max_rel <= self.tolerance
     }
 }
 
-/// The values of one evaluation, widened; what was not computed or is not known is `None`.
+/// The values of one evaluation, in f64; `None` for values that are unknown or were not computed.
 ///
 /// ```
 /// use grpo_core::Dtype;
@@ -142,9 +142,9 @@ pub struct Values {
 }
 
 impl Values {
-    /// Compares every tensor that both sides have. Per-token values are compared at `active` rows only: what a masked
-    /// token holds is nobody's business. `magnitude` is the sum of |weight x token loss|, the scale of the loss where it is
-    /// above 1.
+    /// Compares every tensor that both sides have. Values per token are compared at `active` rows only, because values at masked
+    /// tokens are unspecified. `magnitude` is the sum of |weight x token loss|, which is the scale of the loss if it exceeds
+    /// 1.
     pub fn compare(&self, found: &Self, active: &[usize], magnitude: f64, tolerances: &Tolerances) -> Vec<Comparison> {
         let at_active =
             |v: &[f64]| active.iter().map(|row| v.get(*row).copied().unwrap_or(f64::NAN)).collect::<Vec<_>>();
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_finite_or_not_there_never_passes() {
+    fn values_that_are_not_finite_or_missing_never_pass() {
         assert!(!Comparison::new("g", &[1.0], &[f64::NAN], 0.0, 1e9).passed());
         assert!(!Comparison::new("g", &[f64::NAN], &[f64::NAN], 0.0, 1e9).passed());
         assert!(!Comparison::new("g", &[1.0, 2.0], &[1.0], 0.0, 1e9).passed());

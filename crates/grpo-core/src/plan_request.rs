@@ -1,4 +1,4 @@
-//! What is checked of a [`PlanRequest`] before a backend plans for it, and of every call before it runs.
+//! Checks of a [`PlanRequest`] before a backend plans for it, and of every call.
 
 use crate::backend::{Implementation, PlanRequest};
 use crate::batch::TokenBatch;
@@ -10,7 +10,7 @@ use crate::policy::PolicySpec;
 use crate::tensor::Dtype;
 
 impl PlanRequest {
-    /// Checks what does not depend on the backend.
+    /// Checks the fields that do not depend on the backend.
     ///
     /// # Errors
     /// [`Error::Config`] or [`Error::Shape`] that names the field.
@@ -54,7 +54,7 @@ impl PlanRequest {
         Ok(())
     }
 
-    /// Bytes of the policy's output at `max_tokens`: logits, or hidden states, head and bias.
+    /// Returns the bytes of the policy's output at `max_tokens`: logits, or hidden states, head and bias.
     pub fn inputs_bytes(&self) -> usize {
         let n = self.max_tokens;
         let elements = match self.policy {
@@ -67,8 +67,8 @@ impl PlanRequest {
         elements.saturating_mul(self.policy.dtype().bytes())
     }
 
-    /// Bytes of the planned gradients (f32) and of logp and entropy at `max_tokens`. Gradients of logits are counted as a
-    /// buffer of their own; made in place they cost nothing.
+    /// Returns the bytes of the planned gradients (f32) and of logp and entropy at `max_tokens`. Gradients of logits are counted as a
+    /// separate buffer; gradients in place need none.
     pub fn outputs_bytes(&self) -> usize {
         let (n, wanted) = (self.max_tokens, self.gradients);
         let elements = |wanted: bool, rows: usize, width: usize| if wanted { rows.saturating_mul(width) } else { 0 };
@@ -81,18 +81,18 @@ impl PlanRequest {
         gradients.saturating_mul(4).saturating_add(n.saturating_mul(8))
     }
 
-    /// Checks what a call needs against [`crate::Tiling::memory_limit`], or against `available` bytes where none is set. Backends
+    /// Checks the memory of a call against [`crate::Tiling::memory_limit`], or against `available` bytes if no limit is set. Backends
     /// call it before they allocate.
     ///
     /// # Errors
-    /// [`Error::Memory`] that says what needs how much.
+    /// [`Error::Memory`] with the sizes.
     pub fn check_memory(&self, memory: &MemoryReport, available: Option<usize>) -> Result<()> {
         let (limit, is_of_machine) = match self.tiling.memory_limit {
             Some(limit) => (Some(limit), false),
             None => (available, true),
         };
         let least = match self.policy {
-            // Nobody has asked for a limit, and the gradient of logits may be made in their place.
+            // Without an explicit limit, count logits only once: their gradient may overwrite them.
             PolicySpec::Logits { .. } if is_of_machine => memory.inputs.saturating_add(memory.workspace),
             _ => memory.total(),
         };
@@ -113,8 +113,8 @@ impl PlanRequest {
         }
     }
 
-    /// Checks one call against the plan: token count, lengths and dtypes of host tensors, which gradients are there,
-    /// and that every active target is in the vocabulary. `grads` is `None` when scoring, and for logits that are to be
+    /// Checks a call against the plan: token count, lengths and dtypes of host tensors, presence of gradient buffers,
+    /// and that every active target is in the vocabulary. `grads` is `None` for scores, and for logits that are
     /// overwritten.
     ///
     /// # Errors
@@ -135,7 +135,7 @@ impl PlanRequest {
             }
         };
         let dtype = self.policy.dtype();
-        // What each gradient buffer must look like: (name, planned, elements, the buffer).
+        // Expected gradient buffers: (name, planned, elements, given buffer).
         let buffers = |g: &GradsMut<'_>, sizes: [(bool, usize); 4]| {
             let given =
                 [&g.hidden, &g.lm_head, &g.bias, &g.logits].map(|t| t.as_ref().map(|t| (t.host_len(), t.dtype())));
@@ -153,7 +153,7 @@ impl PlanRequest {
                             "a buffer was given for the gradient of {name}, which the plan does not make"
                         )));
                     }
-                    // On a device, gradients are in whatever that backend sums in; it checks.
+                    // The backend checks device buffers, which have the dtype in which it accumulates.
                     Some((None, _)) | None => {}
                     Some(found) => tensor(&format!("gradient of {name}"), found, elements, Dtype::F32)?,
                 }
@@ -172,7 +172,7 @@ impl PlanRequest {
                 PolicyInput::Hidden { hidden, lm_head, bias },
             ) => {
                 tensor("hidden [N, H]", (hidden.host_len(), hidden.dtype()), n * h, dtype)?;
-                // One that the call makes no gradient for may be bf16 beside states in f32: it is widened where it is used.
+                // A head without a gradient may be bf16 with f32 hidden states: it is widened where it is used.
                 let is_trained = self.gradients.lm_head && grads.is_some();
                 let is_narrow = lm_head.dtype() == Dtype::Bf16 && !is_trained;
                 let of_head = if is_narrow { Dtype::Bf16 } else { dtype };

@@ -1,11 +1,11 @@
-//! What a policy hands over to the loss.
+//! The output of a policy, which is the input of the loss.
 //!
 //! Legend: N tokens (rows), H hidden size, V vocabulary.
 
 use crate::tensor::{Dtype, Tensor, TensorRef};
 use serde::{Deserialize, Serialize};
 
-/// How the LM head lies in memory.
+/// Memory layout of the LM head.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum HeadLayout {
@@ -16,42 +16,41 @@ pub enum HeadLayout {
     HiddenVocab,
 }
 
-/// Shapes and dtypes of what the policy hands over, for a plan: known before there is a tensor, which is why it is a type
-/// beside [`PolicyOutput`](crate::PolicyOutput), whose variants it has.
+/// Shapes and dtypes of a policy's output, for a plan. Its variants mirror [`PolicyOutput`](crate::PolicyOutput), but it needs no tensors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PolicySpec {
     /// Logits `[N, V]`.
     Logits {
         /// The size of the vocabulary, V.
         vocab: usize,
-        /// Of the logits.
+        /// Dtype of the logits.
         dtype: Dtype,
     },
     /// Hidden states `[N, H]`, LM head `[V, H]` or `[H, V]`, optional bias `[V]`.
     Hidden {
-        /// H.
+        /// Hidden size, H.
         hidden: usize,
         /// The size of the vocabulary, V.
         vocab: usize,
-        /// Of hidden states, head and bias alike. A head that a call makes no gradient for may be bf16 where this
+        /// Dtype of hidden states, head and bias. A head without a gradient may be bf16 if this
         /// is f32.
         dtype: Dtype,
-        /// Of the head.
+        /// Layout of the head.
         layout: HeadLayout,
-        /// Whether the head has a bias.
+        /// `true` if the head has a bias.
         bias: bool,
     },
 }
 
 impl PolicySpec {
-    /// The size of the vocabulary, V.
+    /// Returns the size of the vocabulary, V.
     pub fn vocab(&self) -> usize {
         match *self {
             Self::Logits { vocab, .. } | Self::Hidden { vocab, .. } => vocab,
         }
     }
 
-    /// Dtype of what the policy hands over.
+    /// Returns the dtype of the policy's output.
     pub fn dtype(&self) -> Dtype {
         match *self {
             Self::Logits { dtype, .. } | Self::Hidden { dtype, .. } => dtype,
@@ -59,8 +58,8 @@ impl PolicySpec {
     }
 }
 
-/// The output of a policy, with tensors of the kind `T`: logits, or hidden states and the LM head that makes logits of
-/// them. Views cross the seam to a backend ([`PolicyInput`]), batch files own their tensors (`PolicyOutput<Tensor>`), the
+/// The output of a policy in tensors of type `T`: logits, or hidden states and the LM head that turns them into logits.
+/// Backends get views ([`PolicyInput`]), batch files own their tensors (`PolicyOutput<Tensor>`), the
 /// float64 oracle reads slices.
 ///
 /// ```
@@ -81,18 +80,18 @@ pub enum PolicyOutput<T> {
     Hidden {
         /// Hidden states `[N, H]`.
         hidden: T,
-        /// The head: `[V, H]` or `[H, V]`, as its [`HeadLayout`] says.
+        /// The head: `[V, H]` or `[H, V]`, according to its [`HeadLayout`].
         lm_head: T,
         /// The bias of the head `[V]`.
         bias: Option<T>,
     },
 }
 
-/// What the policy hands over in one call: host slices, or tensors that already live on the backend's device.
+/// The policy's output in one call: host slices, or tensors on the backend's device.
 pub type PolicyInput<'a> = PolicyOutput<TensorRef<'a>>;
 
 impl<T> PolicyOutput<T> {
-    /// The same output with references to its tensors.
+    /// Returns the output with references to its tensors.
     pub fn as_ref(&self) -> PolicyOutput<&T> {
         match self {
             Self::Logits(logits) => PolicyOutput::Logits(logits),
@@ -100,7 +99,7 @@ impl<T> PolicyOutput<T> {
         }
     }
 
-    /// The same output with `f` of each tensor.
+    /// Applies `f` to each tensor.
     pub fn map<U>(self, mut f: impl FnMut(T) -> U) -> PolicyOutput<U> {
         match self {
             Self::Logits(logits) => PolicyOutput::Logits(f(logits)),
@@ -110,10 +109,10 @@ impl<T> PolicyOutput<T> {
         }
     }
 
-    /// The same output with `f` of each tensor, unless one of them fails.
+    /// Applies `f` to each tensor, until it fails.
     ///
     /// # Errors
-    /// The first one of `f`.
+    /// The first error of `f`.
     pub fn try_map<U, E>(self, mut f: impl FnMut(T) -> Result<U, E>) -> Result<PolicyOutput<U>, E> {
         Ok(match self {
             Self::Logits(logits) => PolicyOutput::Logits(f(logits)?),
@@ -123,7 +122,7 @@ impl<T> PolicyOutput<T> {
         })
     }
 
-    /// The tensors with their names: `logits`, or `hidden`, `lm_head` and, where there is one, `bias`.
+    /// Iterates over the tensors with their names: `logits`, or `hidden`, `lm_head` and, if present, `bias`.
     pub fn tensors(&self) -> impl Iterator<Item = (&'static str, &T)> {
         let tensors = match self {
             Self::Logits(logits) => [Some(("logits", logits)), None, None],
@@ -134,19 +133,19 @@ impl<T> PolicyOutput<T> {
         tensors.into_iter().flatten()
     }
 
-    /// Whether there is a head with a bias.
+    /// Returns `true` if there is a head with a bias.
     pub fn has_bias(&self) -> bool {
         matches!(self, Self::Hidden { bias: Some(_), .. })
     }
 }
 
 impl<'a> PolicyOutput<TensorRef<'a>> {
-    /// Hidden states `[N, H]` and an LM head without a bias.
+    /// Creates an output of hidden states `[N, H]` and an LM head without a bias.
     pub fn head(hidden: impl Into<TensorRef<'a>>, lm_head: impl Into<TensorRef<'a>>) -> Self {
         Self::Hidden { hidden: hidden.into(), lm_head: lm_head.into(), bias: None }
     }
 
-    /// Hidden states `[N, H]` and an LM head with a bias `[V]`.
+    /// Creates an output of hidden states `[N, H]` and an LM head with a bias `[V]`.
     pub fn head_with_bias(
         hidden: impl Into<TensorRef<'a>>,
         lm_head: impl Into<TensorRef<'a>>,
@@ -157,12 +156,12 @@ impl<'a> PolicyOutput<TensorRef<'a>> {
 }
 
 impl PolicyOutput<Tensor> {
-    /// The output as a call of the loss takes it.
+    /// Returns the output as the argument of a loss call.
     pub fn as_input(&self) -> PolicyInput<'_> {
         self.as_ref().map(Tensor::as_ref)
     }
 
-    /// Shapes and dtypes, for a plan, of a head `[V, H]`. `hidden` is H and of no meaning for logits, `vocab` is V.
+    /// Returns shapes and dtypes for a plan, with a head `[V, H]`. `hidden` is H, ignored for logits; `vocab` is V.
     pub fn spec(&self, hidden: usize, vocab: usize) -> PolicySpec {
         match self {
             Self::Logits(logits) => PolicySpec::Logits { vocab, dtype: logits.dtype() },
@@ -176,7 +175,7 @@ impl PolicyOutput<Tensor> {
         }
     }
 
-    /// The same output in another dtype.
+    /// Converts the output to another dtype.
     pub fn to_dtype(&self, dtype: Dtype) -> Self {
         self.as_ref().map(|tensor| tensor.to_dtype(dtype))
     }

@@ -1,4 +1,4 @@
-//! The preparation of a batch, before its loss runs: what depends on all of its tokens, and has no derivative.
+//! Preparation of a batch before its loss: steps that depend on all of its tokens and have no derivative.
 
 use crate::aggregate::token_weights;
 use crate::batch::{PolicyValues, TokenBatch, TokenFactors};
@@ -8,19 +8,18 @@ use crate::{mismatch, sampler, selection};
 use std::borrow::Cow;
 
 impl LossConfig {
-    /// `batch` as the loss takes it: truncated and rejected sequences masked, the sampler's weight and the choice of
-    /// tokens made.
+    /// Prepares `batch` for the loss: masks truncated and rejected sequences, and computes the sampler's weight and the selection of
+    /// tokens.
     ///
-    /// `score` gives log-probabilities and entropies of the policy for a batch, one forward pass; it is called only where
-    /// they are needed: to choose tokens ([`LossConfig::selects_tokens`]), or to correct for the sampler where the batch
-    /// has no `old_logp`, which is then the policy's own.
+    /// `score` returns log-probabilities and entropies of the policy for a batch, at the cost of one forward pass. It is called only to
+    /// select tokens ([`LossConfig::selects_tokens`]), or to correct for the sampler if the batch
+    /// has no `old_logp`; the policy's own log-probabilities then replace it.
     ///
-    /// What a batch brings is left alone: with weights it is part of a step, whose masks are the caller's; with factors
-    /// nothing is chosen again. So a step that is cut after `prepare` chooses from all of its tokens.
-    ///
+    /// Data that the batch already has is kept: a batch with weights is part of a step, whose masks are the caller's; a batch with factors
+    /// is not selected from again. A step that is split after `prepare` therefore selects from all of its tokens.
     /// # Errors
-    /// [`crate::Error::Config`] where the batch lacks what the configuration needs, or its numbers do not fit the batch;
-    /// [`crate::Error::Value`] where a weight of the sampler overflows; those of `score`.
+    /// [`crate::Error::Config`] if the batch lacks an input that the configuration needs, or if counts do not fit the batch;
+    /// [`crate::Error::Value`] if a weight of the sampler overflows; the errors of `score`.
     pub fn prepare<'a, E: From<Error>>(
         &self,
         batch: &'a TokenBatch,
@@ -41,7 +40,7 @@ impl LossConfig {
         }
         let corrects =
             batch.sampler_logp().is_some() && (self.sampler_correction().is_some() || self.rollout_rs.is_some());
-        // What can be said of the sampler without a forward pass is said, whether or not the loss corrects for it.
+        // Metrics of the sampler mismatch are recorded if no forward pass is needed, even without a correction.
         let compares = batch.sampler_logp().is_some() && batch.old_logp().is_some();
         if batch.factors().is_none() && (corrects || compares || self.selects_tokens()) {
             let mut of_step = batch.into_owned();
@@ -54,7 +53,7 @@ impl LossConfig {
                 mismatch::record(&of_step, &sampler::log_ratios(&of_step, None), &mut factors.metrics);
             }
             if corrects {
-                // verl weighs before it rejects.
+                // verl computes weights before it rejects.
                 let log_ratios = sampler::log_ratios(&of_step, values.as_ref());
                 mismatch::record(&of_step, &log_ratios, &mut factors.metrics);
                 sampler::weigh(self, &of_step, &log_ratios, &mut factors)?;
@@ -70,7 +69,7 @@ impl LossConfig {
             batch = Cow::Owned(of_step.with_factors(factors)?);
         }
         match batch {
-            // What has been prepared is not prepared again.
+            // A second call must not prepare the batch again.
             Cow::Owned(batch) if whole => {
                 let weights = token_weights(self, &batch)?;
                 Ok(Cow::Owned(batch.with_weights(weights)?))
@@ -79,7 +78,7 @@ impl LossConfig {
         }
     }
 
-    /// The mask `[N]` without the truncated sequences, if it differs.
+    /// Returns the mask `[N]` without the truncated sequences, if it differs from the current mask.
     fn truncated_mask(&self, batch: &TokenBatch) -> Option<Vec<f32>> {
         let truncated = batch.step().truncated_rows.indices();
         if !self.mask_truncated_completions || truncated.is_empty() {

@@ -1,6 +1,6 @@
-//! Where the sampler is not the policy that is trained: weights and rejections from exp(old - sampler).
+//! Correction for a sampler that differs from the old policy: weights and rejections from exp(old - sampler).
 //!
-//! A sampler that gave no log-probability (NaN) is taken at its word: ratio 1.
+//! An unknown sampler log-probability (NaN) has ratio 1.
 
 use crate::batch::TokenBatch;
 use crate::batch::{PolicyValues, TokenFactors};
@@ -11,24 +11,24 @@ use crate::metrics::Metrics;
 use crate::mismatch;
 use crate::objective::{kl_value, vespo};
 
-/// Largest |log ratio| that verl lets into exp.
+/// verl's bound on |log ratio| before exp.
 const SAFE: f64 = 20.0;
 
-/// old - sampler at the active tokens `[N]`, 0 elsewhere and where the sampler is silent. `policy`: what the policy says
-/// itself, for a batch without an old one.
+/// Returns old - sampler at the active tokens `[N]`, 0 at masked tokens and where the sampler's log-probability is unknown. `policy`: the
+/// policy's own scores, for a batch without `old_logp`.
 pub(crate) fn log_ratios(batch: &TokenBatch, policy: Option<&PolicyValues>) -> Vec<f64> {
     let mut ratios = vec![0.0; batch.tokens()];
     let Some(sampler) = batch.sampler_logp() else { return ratios };
     for row in batch.active_rows().iter().copied().filter(|row| !sampler[*row].is_nan()) {
         let sampled = f64::from(sampler[row]);
-        // A NaN of the policy makes its token's loss NaN, whatever weighs it.
+        // A NaN of the policy makes its token's loss NaN with any weight.
         let own = || policy.map(|policy| policy.logp[row]).filter(|logp| !logp.is_nan()).unwrap_or(sampled);
         ratios[row] = batch.old_logp().map_or_else(own, |old| old[row].into()) - sampled;
     }
     ratios
 }
 
-/// Multiplies the sampler's weight into `factors`, as the configuration has it.
+/// Multiplies the sampler's weight into `factors`.
 pub(crate) fn weigh(
     config: &LossConfig,
     batch: &TokenBatch,
@@ -57,7 +57,7 @@ pub(crate) fn weigh(
         }
     };
     let mut weights = vec![1.0; batch.tokens()];
-    // One for each token, or one for each sequence: weights, and ratios before their bounds.
+    // Per token or per sequence: weights, and ratios before their bounds.
     let (mut seen, mut ratios) = (Vec::new(), Vec::new());
     for rows in batch.active_sequences() {
         let sum: f64 = rows.iter().map(|row| log_ratios[*row]).sum();
@@ -69,7 +69,7 @@ pub(crate) fn weigh(
         for row in &rows {
             weights[*row] = match correction.mode {
                 SamplerMode::TokenTruncate | SamplerMode::TokenMask => weight(log_ratios[*row]),
-                // The sequence decides, each token weighs.
+                // The sequence decides about rejection; each token has its own weight.
                 SamplerMode::SeqMaskTis if weight(mean) == 0.0 => 0.0,
                 SamplerMode::SeqMaskTis => log_ratios[*row].exp(),
                 _ => shared,
@@ -98,7 +98,7 @@ pub(crate) fn weigh(
     }
     if correction.normalize {
         let mean = seen.iter().sum::<f64>() / seen.len().max(1) as f64;
-        // verl leaves weights that are all but zero as they are.
+        // verl does not normalise weights whose mean is close to 0.
         if mean > 1e-8 {
             weights.iter_mut().for_each(|weight| *weight /= mean);
         }
@@ -115,7 +115,8 @@ pub(crate) fn weigh(
     Ok(())
 }
 
-/// A loss of whole sequences (geo_mean) has one ratio for each, and so one weight: the geometric mean of its tokens', after rejection (verl).
+/// Gives each sequence one weight, for losses with one term per sequence (geo_mean): the geometric mean of its tokens' weights, after
+/// rejection (verl).
 pub(crate) fn share_weights(config: &LossConfig, batch: &TokenBatch, factors: &mut TokenFactors) {
     if config.rules().is_of_sequences() && config.sampler_correction().is_some() {
         for rows in batch.active_sequences() {
@@ -126,7 +127,7 @@ pub(crate) fn share_weights(config: &LossConfig, batch: &TokenBatch, factors: &m
     }
 }
 
-/// TRL's metrics of the mismatch.
+/// Records TRL's metrics of the mismatch.
 fn record(batch: &TokenBatch, log_ratios: &[f64], weights: &[f64], metrics: &mut Metrics) {
     let known = |row: &&usize| batch.sampler_logp().is_some_and(|sampler| !sampler[**row].is_nan());
     let distances = || batch.active_rows().iter().filter(known).map(|row| log_ratios[*row].abs());
@@ -144,12 +145,12 @@ fn record(batch: &TokenBatch, log_ratios: &[f64], weights: &[f64], metrics: &mut
 }
 
 impl Rejection {
-    /// The divergence of a token.
+    /// Returns the divergence of a token.
     fn statistic(&self, log_ratio: f64) -> f64 {
         kl_value(self.estimator, &log_ratio, (Some(SAFE), None))
     }
 
-    /// Which of the tokens of a sequence stay.
+    /// Returns, for each token of a sequence, `true` if it is kept.
     fn keeps(&self, log_ratios: &[f64]) -> Vec<bool> {
         let within = |value: f64| value >= self.low && value <= self.high;
         let values = || log_ratios.iter().map(|d| self.statistic(*d));
@@ -163,7 +164,7 @@ impl Rejection {
     }
 }
 
-/// The mask `[N]` without what `rollout_rs` rejects, if it rejects.
+/// Returns the mask `[N]` without the tokens that `rollout_rs` rejects; `None` without rules.
 pub(crate) fn rejection_mask(config: &LossConfig, batch: &TokenBatch, log_ratios: &[f64]) -> Result<Option<Vec<f32>>> {
     let rules = rejections(config)?;
     if rules.is_empty() {

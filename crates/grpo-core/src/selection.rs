@@ -1,14 +1,14 @@
-//! Tokens that are chosen by what the policy says of all of them.
+//! Selection of tokens by the policy's scores of the whole batch.
 //!
-//! The choice has no derivative. What is not chosen stays active: it keeps its place in the denominators and its KL term
-//! (TRL's meaning).
+//! The selection has no derivative. Tokens that are not selected stay active: they count in the denominators and keep their KL term, as
+//! in TRL.
 
 use crate::batch::TokenBatch;
 use crate::batch::{PolicyValues, TokenFactors};
 use crate::config::LossConfig;
 
-/// Writes every choice that the configuration asks for into `factors`. `batch.factors()` of a part of a step that was
-/// chosen before makes this unnecessary.
+/// Writes every selection of the configuration into `factors`. Parts of a step that was selected from before have `batch.factors()`
+/// instead.
 pub(crate) fn select(config: &LossConfig, batch: &TokenBatch, policy: &PolicyValues, factors: &mut TokenFactors) {
     if batch.active_tokens() == 0 {
         return;
@@ -22,8 +22,8 @@ pub(crate) fn select(config: &LossConfig, batch: &TokenBatch, policy: &PolicyVal
     config.rules().choose(config, batch, policy, factors);
 }
 
-/// Sequences of negative advantage from which the policy has moved away too far: the mean of sampler (else old) logp - logp
-/// is above the threshold. Tokens without the former count 0. DeepSeek-V3.2.
+/// Excludes sequences of negative advantage whose mean of sampler (else old) logp - logp exceeds the threshold. Tokens with an unknown
+/// sampler log-probability contribute 0. DeepSeek-V3.2.
 fn off_policy(threshold: f64, batch: &TokenBatch, policy: &PolicyValues, factors: &mut TokenFactors) {
     let before = batch.sampler_logp().or(batch.old_logp());
     for sequence in 0..batch.sequences() {
@@ -38,9 +38,9 @@ fn off_policy(threshold: f64, batch: &TokenBatch, policy: &PolicyValues, factors
     }
 }
 
-/// The share `top` of tokens of the highest entropy: those at or above the quantile 1 - `top`, interpolated between
-/// neighbours (arXiv 2506.01939). The others leave the entropy bonus too, and its mean; in geo_mean, whose policy term is a
-/// sequence's, they leave the mean of log-ratios instead.
+/// Selects the share `top` of tokens with the highest entropy: entropy at or above the quantile 1 - `top`, interpolated between
+/// neighbours (arXiv 2506.01939). All other tokens lose their policy term; for geo_mean, whose policy term belongs to a sequence, they are
+/// excluded from the mean of log-ratios instead. They are also excluded from the entropy bonus and its mean.
 fn high_entropy(config: &LossConfig, batch: &TokenBatch, policy: &PolicyValues, factors: &mut TokenFactors) {
     let entropy = |row: &usize| policy.entropy[*row];
     let mut sorted: Vec<f64> = batch.active_rows().iter().map(entropy).collect();
@@ -64,7 +64,7 @@ fn high_entropy(config: &LossConfig, batch: &TokenBatch, policy: &PolicyValues, 
             rows.into_iter().for_each(|row| factors.log_ratio_scale[row] *= share);
         }
     }
-    // Weights have the mean over all active tokens in them.
+    // The weights contain the mean over all active tokens; rescale it to the selected ones.
     let share = batch.active_tokens() as f64 / kept.len().max(1) as f64;
     kept.into_iter().for_each(|row| factors.entropy[row] = share);
 }

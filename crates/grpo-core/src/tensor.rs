@@ -1,4 +1,4 @@
-//! Tensors of any dtype: owned, to read and to write, on the host or on a device.
+//! Tensors with a dynamic dtype: owned, read-only views and mutable views, on the host or on a device.
 
 use half::bf16;
 use serde::{Deserialize, Serialize};
@@ -6,7 +6,7 @@ use std::any::Any;
 use std::convert::Infallible;
 use strum::IntoStaticStr;
 
-/// Element type of a tensor.
+/// The element type of a tensor.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, IntoStaticStr)]
 #[cfg_attr(test, derive(strum::VariantArray))]
 #[serde(rename_all = "snake_case")]
@@ -20,12 +20,12 @@ pub enum Dtype {
 }
 
 impl Dtype {
-    /// `f32` or `bf16`.
+    /// Returns `f32` or `bf16`.
     pub fn name(self) -> &'static str {
         self.into()
     }
 
-    /// Bytes of one element.
+    /// Returns the bytes of one element.
     pub fn bytes(self) -> usize {
         match self {
             Self::F32 => 4,
@@ -34,13 +34,13 @@ impl Dtype {
     }
 }
 
-/// A tensor that already lives on a backend's device. Only the backend that made it knows what is behind it.
+/// A tensor on a backend's device. Only the backend that created it knows its concrete type.
 pub trait DeviceTensor: Any + Send + Sync + std::fmt::Debug {
-    /// The dtype of its elements.
+    /// Returns the element type.
     fn dtype(&self) -> Dtype;
-    /// For the backend to recognise its own.
+    /// Returns `self` for the backend's downcast.
     fn as_any(&self) -> &dyn Any;
-    /// For the backend to recognise its own.
+    /// Returns `self` for the backend's downcast.
     fn as_any_mut(&mut self) -> &mut dyn Any;
 }
 
@@ -56,19 +56,19 @@ pub trait DeviceTensor: Any + Send + Sync + std::fmt::Debug {
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 pub enum Tensor {
-    /// In f32.
+    /// f32 values.
     F32(Vec<f32>),
-    /// In bf16.
+    /// bf16 values.
     Bf16(Vec<bf16>),
 }
 
 impl Tensor {
-    /// The element type.
+    /// Returns the element type.
     pub fn dtype(&self) -> Dtype {
         self.as_ref().dtype()
     }
 
-    /// The number of elements.
+    /// Returns the number of elements.
     pub fn len(&self) -> usize {
         match self {
             Self::F32(values) => values.len(),
@@ -76,12 +76,12 @@ impl Tensor {
         }
     }
 
-    /// Whether the tensor has no elements.
+    /// Returns `true` if the tensor has no elements.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The tensor as a view to read.
+    /// Returns a read-only view.
     pub fn as_ref(&self) -> TensorRef<'_> {
         match self {
             Self::F32(values) => TensorRef::F32(values),
@@ -89,7 +89,7 @@ impl Tensor {
         }
     }
 
-    /// The tensor as a view to write.
+    /// Returns a mutable view.
     pub fn as_mut(&mut self) -> TensorMut<'_> {
         match self {
             Self::F32(values) => TensorMut::F32(values),
@@ -97,7 +97,7 @@ impl Tensor {
         }
     }
 
-    /// The values in another dtype: widened exactly, or rounded to nearest even.
+    /// Converts the values to another dtype: widened exactly, or rounded to nearest even.
     pub fn to_dtype(&self, dtype: Dtype) -> Self {
         match (self, dtype) {
             (Self::F32(v), Dtype::Bf16) => Self::Bf16(v.iter().map(|x| bf16::from_f32(*x)).collect()),
@@ -107,7 +107,7 @@ impl Tensor {
     }
 }
 
-/// A tensor to read, on the host or on a device. With `D` = [`Infallible`], it is known to lie on the host.
+/// A read-only tensor on the host or on a device. With `D` = [`Infallible`] it is known to be on the host.
 ///
 /// ```
 /// use grpo_core::half::bf16;
@@ -128,7 +128,7 @@ pub enum TensorRef<'a, D = &'a dyn DeviceTensor> {
     Device(D),
 }
 
-/// A tensor to write, on the host or on a device. With `D` = [`Infallible`], it is known to lie on the host.
+/// A mutable tensor on the host or on a device. With `D` = [`Infallible`] it is known to be on the host.
 ///
 /// ```
 /// use grpo_core::half::bf16;
@@ -150,7 +150,7 @@ pub enum TensorMut<'a, D = &'a mut dyn DeviceTensor> {
 }
 
 impl<'a> TensorRef<'a> {
-    /// The element type.
+    /// Returns the element type.
     pub fn dtype(&self) -> Dtype {
         match self {
             Self::F32(_) => Dtype::F32,
@@ -159,7 +159,7 @@ impl<'a> TensorRef<'a> {
         }
     }
 
-    /// The number of elements of a tensor on the host; `None` on a device.
+    /// Returns the number of elements of a tensor on the host; `None` on a device.
     pub fn host_len(&self) -> Option<usize> {
         match self {
             Self::F32(t) => Some(t.len()),
@@ -168,7 +168,7 @@ impl<'a> TensorRef<'a> {
         }
     }
 
-    /// The tensor, if it lies on the host.
+    /// Returns the tensor if it is on the host.
     pub fn on_host(self) -> Option<TensorRef<'a, Infallible>> {
         match self {
             Self::F32(t) => Some(TensorRef::F32(t)),
@@ -179,17 +179,17 @@ impl<'a> TensorRef<'a> {
 }
 
 impl<'a> TensorMut<'a> {
-    /// The element type.
+    /// Returns the element type.
     pub fn dtype(&self) -> Dtype {
         self.as_ref().dtype()
     }
 
-    /// The number of elements of a tensor on the host; `None` on a device.
+    /// Returns the number of elements of a tensor on the host; `None` on a device.
     pub fn host_len(&self) -> Option<usize> {
         self.as_ref().host_len()
     }
 
-    /// The same tensor, to read.
+    /// Returns a read-only view of the same tensor.
     pub fn as_ref(&self) -> TensorRef<'_> {
         match self {
             Self::F32(t) => TensorRef::F32(t),
@@ -198,7 +198,7 @@ impl<'a> TensorMut<'a> {
         }
     }
 
-    /// The tensor, if it lies on the host.
+    /// Returns the tensor if it is on the host.
     pub fn on_host(self) -> Option<TensorMut<'a, Infallible>> {
         match self {
             Self::F32(t) => Some(TensorMut::F32(t)),
@@ -208,7 +208,7 @@ impl<'a> TensorMut<'a> {
     }
 }
 
-/// Slices, vectors and arrays on the host, to read and to write.
+/// Conversions from slices, vectors and arrays on the host.
 macro_rules! from_host {
     ($($element:ty => $variant:ident),*) => {$(
         impl<'a> From<&'a [$element]> for TensorRef<'a> {

@@ -1,67 +1,67 @@
-//! What can be configured about advantages, and which settings go together.
+//! The configuration of advantages, and checks of its combinations.
 
 use crate::error::{Error, Result};
 use serde::{Deserialize, Serialize};
 
-/// How rewards become advantages. r = reward, G = the rewards present in the group, all = those of the batch.
+/// Estimators that turn rewards into advantages. r = reward, G = the rewards present in the group, all = the rewards present in the batch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum AdvantageEstimator {
-    /// (r - mean(G)) / (std + eps), std of what `scale_rewards` says. DeepSeekMath, arXiv 2402.03300; TRL's default;
+    /// (r - mean(G)) / (std + eps), with the std that `scale_rewards` selects. DeepSeekMath, arXiv 2402.03300; TRL's default;
     /// verl's `grpo` with eps 1e-6 and `group_of_one: keep`; MLLM-JAX's with ddof 0.
     #[default]
     #[serde(alias = "grpo")]
     Group,
     /// r - mean(G). Dr. GRPO, arXiv 2503.20783; TRL's `scale_rewards: none`; verl's `norm_adv_by_std_in_grpo: false`.
     MeanOnly,
-    /// r - mean of the others in G. RLOO, arXiv 2402.14740. TRL's `normalize_advantages` is `whiten: sequences`, and so
-    /// is MLLM-JAX's `reinforce++` with ddof 0.
+    /// r - mean of the other rewards in G. RLOO, arXiv 2402.14740. TRL's `normalize_advantages` corresponds to `whiten: sequences`,
+    /// MLLM-JAX's `reinforce++` to `whiten: sequences` with ddof 0.
     Rloo,
-    /// Whitened over the batch. REINFORCE++, arXiv 2501.03262. By default over completions, which MLLM-JAX calls
+    /// Rewards whitened over the batch. REINFORCE++, arXiv 2501.03262. The default is over completions, which MLLM-JAX calls
     /// `reinforce`: (r - mean(all)) / (std(all) + eps). With `whiten: tokens` it is verl's: the return of each token,
     /// discounted by gamma, whitened over the tokens of the batch.
     ReinforcePlusPlus,
     /// r - mean(G), whitened over the tokens of the batch. REINFORCE++-baseline, arXiv 2501.03262, verl.
     ReinforcePlusPlusBaseline,
-    /// r itself, without a baseline.
+    /// r, without a baseline.
     Reinforce,
     /// r - sum(length r) / sum(length) over G, lengths in active tokens. OPO, arXiv 2505.23585, verl.
     Opo,
-    /// r - reward of the greedy completion of the same prompt; where tokens have rewards of their own, the return of
-    /// each takes the place of r. ReMax, arXiv 2310.10505, verl.
+    /// r - reward of the greedy completion of the same prompt. If the rewards are per token, the return of each token replaces r.
+    /// ReMax, arXiv 2310.10505, verl.
     Remax,
     /// (r - mean(G)) x number of rewards / number of rewards that are not 0. GPG, arXiv 2504.02546, verl.
     Gpg,
-    /// The best of G gets its distance to the second best, divided by std(G) + eps unless `scale_rewards: none`; the
-    /// others get 0. Pass@k, arXiv 2503.19595, verl.
+    /// The best completion of G gets its distance to the second best, divided by std(G) + eps unless `scale_rewards: none`; the
+    /// other completions get 0. Pass@k, arXiv 2503.19595, verl.
     GrpoPassk,
-    /// Each reward function on its own: (r_k - mean(G_k)) / (std(G_k) + eps), summed with `reward_weights`, whitened
-    /// over the batch. GDPO, arXiv 2601.05242. By default over completions, TRL's `normalize_then_sum`; with
-    /// `whiten: tokens` verl's.
+    /// Each reward function alone: (r_k - mean(G_k)) / (std(G_k) + eps), summed with `reward_weights`, whitened
+    /// over the batch. GDPO, arXiv 2601.05242. The default is over completions, TRL's `normalize_then_sum`;
+    /// `whiten: tokens` is verl's.
     Gdpo,
     /// Generalised advantage estimation with `gamma` and `lam`, whitened over tokens. arXiv 1506.02438, verl.
     Gae,
-    /// Return of a token - baseline of its position in the group, weighted by the summed squared norm of the scores so
-    /// far. verl's `optimal_token_baseline`. Needs old log-probabilities and sums of squared probabilities. Equal
-    /// rewards do not give zeros here: beyond its second longest completion a group has no baseline.
+    /// Return of a token - baseline of its position in the group, weighted by the cumulative squared norm of the scores.
+    /// verl's `optimal_token_baseline`. Needs old log-probabilities and sums of squared probabilities. Equal
+    /// rewards do not give zeros: a position that only one completion of the group reaches has baseline 0.
     OptimalTokenBaseline,
-    /// As `optimal_token_baseline`, with positions counted in active tokens, so that tool output shifts nothing.
+    /// As `optimal_token_baseline`, with positions counted in active tokens, so that tool output does not shift them.
     TirOptimalTokenBaseline,
-    /// (r - mean(G)) / mean(G); 0 where mean(G) is not above 0. MaxRL, maximum likelihood reinforcement learning, arXiv 2602.02710;
+    /// (r - mean(G)) / mean(G); 0 if mean(G) is not above 0. MaxRL, maximum likelihood reinforcement learning, arXiv 2602.02710;
     /// prime-rl's `max_rl`. For rewards of 0 and 1, n completions estimate the gradient of the paper's objective of order n,
     /// the sum of pass@k / k for k up to n; mean_only estimates the objective of order 1. `eps` is not used; the authors'
-    /// code adds 1e-6 to the mean. In a group of one kept reward, the advantage is that reward.
+    /// code adds 1e-6 to the mean. In a group of one with `group_of_one: keep`, the advantage is the reward.
     #[serde(alias = "maxrl")]
     MaxRl,
-    /// r - mean(all). FlashREINFORCE (2026), TRL's `experimental.flash_reinforce`, for one completion per prompt; the loss of that
-    /// name belongs to it.
+    /// r - mean(all). FlashREINFORCE (2026), TRL's `experimental.flash_reinforce`, for one completion per prompt. Use it with the loss of the
+    /// same name.
     FlashReinforce,
     /// (r - mean(G)) / (std(G) + eps) + global_weight (r - mean(all)) / (std(all) + eps). MLLM-JAX's `dapo`, with ddof
     /// set to 0.
     DapoMix,
 }
 
-/// Whose standard deviation divides; the mean is always the group's. TRL's `scale_rewards`.
+/// The standard deviation that divides advantages; the mean is always the group's. TRL's `scale_rewards`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ScaleRewards {
@@ -69,15 +69,15 @@ pub enum ScaleRewards {
     Group,
     /// std(all) + eps. TRL, after arXiv 2508.08221.
     Batch,
-    /// Nothing. verl's `norm_adv_by_std_in_grpo: false`.
+    /// No division. verl's `norm_adv_by_std_in_grpo: false`.
     None,
 }
 
-/// What advantages are whitened over, last of all: mean 0 and standard deviation 1.
+/// The set over which advantages are whitened, as the last step, to mean 0 and standard deviation 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Whitening {
-    /// Advantages are not whitened.
+    /// No whitening.
     None,
     /// (a - mean) / (std + eps) over completions. TRL, MLLM-JAX.
     Sequences,
@@ -85,14 +85,14 @@ pub enum Whitening {
     Tokens,
 }
 
-/// The advantage where only one reward of a group is present.
+/// The advantage in a group with only one reward.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum GroupOfOne {
-    /// 0: there is nothing to compare with. TRL, MLLM-JAX.
+    /// 0, because there is no reward to compare with. TRL, MLLM-JAX.
     #[default]
     Zero,
-    /// That of a group of mean 0 and standard deviation 1. verl.
+    /// The advantage in a group of mean 0 and standard deviation 1. verl.
     Keep,
 }
 
@@ -115,26 +115,26 @@ pub enum GroupOfOne {
 pub struct AdvantageConfig {
     /// The estimator.
     pub estimator: AdvantageEstimator,
-    /// Divisor of `group` (default group), `grpo_passk` and `gdpo` (group or none, default group).
+    /// Divisor of `group` (default group), and of `grpo_passk` and `gdpo` (group or none, default group).
     pub scale_rewards: Option<ScaleRewards>,
-    /// Weights of K reward functions, whose rewards then come as `[B, K]`; empty is one function of weight 1. A
-    /// completion's reward is the weighted sum of those that are present (TRL).
+    /// Weights of K reward functions, whose rewards are `[B, K]`; empty means one function with weight 1. The reward of a
+    /// completion is the weighted sum of the rewards that are present (TRL).
     pub reward_weights: Vec<f64>,
     /// Delta degrees of freedom of the standard deviation: 1 (TRL, verl) or 0 (MLLM-JAX).
     pub ddof: u8,
     /// Added to the standard deviation. TRL, MLLM-JAX: 1e-4; verl: 1e-6.
     pub eps: f64,
-    /// The advantage where a group has only one reward.
+    /// The advantage in a group with only one reward.
     pub group_of_one: GroupOfOne,
-    /// Whitening of the result; `None` is what the estimator is defined with, see [`AdvantageConfig::whitening`].
+    /// Whitening of the result; `None` selects the estimator's default, see [`AdvantageConfig::whitening`].
     pub whiten: Option<Whitening>,
     /// Discount per active token, for gae and for reinforce_plus_plus over tokens. verl: 1.
     pub gamma: f64,
     /// Lambda of gae. verl: 1; MLLM-JAX: 0.95.
     pub lam: f64,
-    /// Weight of the batch's part in dapo_mix. MLLM-JAX: 0.2.
+    /// Weight of the batch term in dapo_mix. MLLM-JAX: 0.2.
     pub global_weight: f64,
-    /// Holds the result, after whitening, within this distance of 0. `None` is off.
+    /// Clamps the result, after whitening, to plus or minus this value. `None` turns it off.
     pub clip: Option<f64>,
 }
 
@@ -157,8 +157,8 @@ impl Default for AdvantageConfig {
 }
 
 impl AdvantageConfig {
-    /// What the result is whitened over: `whiten`, or by default completions for reinforce_plus_plus and gdpo, tokens
-    /// for reinforce_plus_plus_baseline and gae, nothing for the others.
+    /// Returns the whitening: `whiten`, or by default sequences for reinforce_plus_plus and gdpo, tokens
+    /// for reinforce_plus_plus_baseline and gae, none for all other estimators.
     pub fn whitening(&self) -> Whitening {
         self.whiten.unwrap_or(match self.estimator {
             AdvantageEstimator::ReinforcePlusPlus | AdvantageEstimator::Gdpo => Whitening::Sequences,
@@ -167,13 +167,14 @@ impl AdvantageConfig {
         })
     }
 
-    /// Whether the estimator compares the completions of one prompt, so that groups must have more than one.
+    /// Returns `true` if the estimator compares the completions of one prompt, so that groups need more than one.
     pub fn compares_within_groups(&self) -> bool {
         use AdvantageEstimator as E;
         !matches!(self.estimator, E::Reinforce | E::ReinforcePlusPlus | E::FlashReinforce | E::Remax | E::Gae)
     }
 
-    /// What must be there beside one reward per completion ([`super::AdvantageInputs`]); `None` where that is enough.
+    /// Returns the inputs that the estimator needs in addition to one reward per completion ([`super::AdvantageInputs`]); `None` if it
+    /// needs none.
     pub fn needs(&self) -> Option<&'static str> {
         use AdvantageEstimator as E;
         match self.estimator {
@@ -189,17 +190,17 @@ impl AdvantageConfig {
         }
     }
 
-    /// Number of reward functions K.
+    /// Returns the number of reward functions K.
     pub fn reward_functions(&self) -> usize {
         self.reward_weights.len().max(1)
     }
 
-    /// Weight of one reward function.
+    /// Returns the weight of a reward function.
     pub(super) fn reward_weight(&self, function: usize) -> f64 {
         self.reward_weights.get(function).copied().unwrap_or(1.0)
     }
 
-    /// The divisor, with the estimator's default resolved.
+    /// Returns the divisor, with the estimator's default resolved.
     pub(super) fn scale(&self) -> ScaleRewards {
         use AdvantageEstimator as E;
         self.scale_rewards.unwrap_or(match self.estimator {
@@ -211,7 +212,7 @@ impl AdvantageConfig {
     /// Checks every field and every combination.
     ///
     /// # Errors
-    /// [`Error::Config`] that names the fields and says why.
+    /// [`Error::Config`] that names the fields and the reason.
     pub fn validate(&self) -> Result<()> {
         use AdvantageEstimator as E;
         let fail = |message: String| Err(Error::Config(format!("advantages: {message}")));

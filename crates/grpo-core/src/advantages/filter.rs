@@ -1,4 +1,4 @@
-//! Dynamic sampling: which groups have something to learn from.
+//! Dynamic sampling: keeps the groups whose rewards carry a learning signal.
 
 use super::groups::Groups;
 use super::statistics::Statistics;
@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 use serde::{Deserialize, Serialize};
 use std::cmp::Ordering;
 
-/// Which groups are kept. DAPO, arXiv 2503.14476. How often to sample again is the caller's (verl's
+/// Rules that select groups. DAPO, arXiv 2503.14476. The caller decides how often to sample again (verl's
 /// `max_num_gen_batches`).
 ///
 /// ```
@@ -19,10 +19,9 @@ use std::cmp::Ordering;
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct DynamicSampling {
-    /// Drops groups whose rewards are all equal, decided on the rewards. A group of one has nothing to compare, and
-    /// is kept (verl's `filter_groups`).
+    /// Drops groups whose rewards are all equal; compares the rewards themselves. Groups of one are kept (verl's `filter_groups`).
     pub drop_zero_variance: bool,
-    /// Keeps groups with low < mean reward < high. OpenRLHF's `dynamic_filtering_reward_range`, there 0 and 1.
+    /// Keeps groups with low < mean reward < high. OpenRLHF's `dynamic_filtering_reward_range`, whose default is 0 and 1.
     pub reward_range: Option<[f64; 2]>,
     /// Keeps groups whose standard deviation (ddof 1) is above this.
     pub min_std: Option<f64>,
@@ -34,34 +33,34 @@ impl Default for DynamicSampling {
     }
 }
 
-/// What [`DynamicSampling::filter`] keeps, and why it dropped the rest; a group is counted under the first reason.
+/// The groups that [`DynamicSampling::filter`] keeps, and counts of dropped groups by reason; a group counts under the first reason.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct KeptGroups {
     /// Indices of the kept groups, ascending.
     pub kept: Vec<usize>,
-    /// Dropped: no reward is present.
+    /// Groups dropped because they have no reward.
     pub without_reward: usize,
-    /// Dropped: all rewards are equal.
+    /// Groups dropped because all rewards are equal.
     pub zero_variance: usize,
-    /// Dropped: the mean lies outside of the range.
+    /// Groups dropped because their mean lies outside the range.
     pub out_of_range: usize,
-    /// Dropped: the standard deviation is too small.
+    /// Groups dropped because their standard deviation is too small.
     pub low_std: usize,
 }
 
 impl KeptGroups {
-    /// How many groups a batch of `wanted` still needs.
+    /// Returns the number of groups that a batch of `wanted` groups still lacks.
     pub fn to_refill(&self, wanted: usize) -> usize {
         wanted.saturating_sub(self.kept.len())
     }
 }
 
 impl DynamicSampling {
-    /// Sorts the groups of `rewards: [B]`; NaN stands for a missing reward.
+    /// Filters the groups of `rewards: [B]`; NaN marks a missing reward.
     ///
     /// # Errors
-    /// [`Error::Config`] for a range that is empty or a threshold that is negative or not finite, [`Error::Shape`] when
-    /// the groups are not those of B completions, [`Error::Value`] for an infinite reward.
+    /// [`Error::Config`] for an empty range or a threshold that is negative or not finite, [`Error::Shape`] if
+    /// the groups do not cover B completions, [`Error::Value`] for an infinite reward.
     pub fn filter<'a>(&self, rewards: &[f32], groups: impl Into<Groups<'a>>) -> Result<KeptGroups> {
         if let Some([low, high]) = self.reward_range.filter(|[low, high]| low.partial_cmp(high) != Some(Ordering::Less))
         {

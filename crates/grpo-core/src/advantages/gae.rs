@@ -3,9 +3,9 @@
 use super::inputs::Rows;
 use crate::error::Result;
 
-/// A_t = d_t + gamma lam A_(t+1), d_t = reward_t + gamma V_(t+1) - V_t, over the active tokens of each completion, V =
-/// 0 after the last one (arXiv 1506.02438). `[N]`; NaN at masked tokens, which are stepped over as in verl, and where
-/// there is no reward.
+/// Returns `[N]` advantages: A_t = d_t + gamma lam A_(t+1), d_t = reward_t + gamma V_(t+1) - V_t, over the active tokens of each
+/// completion, with V = 0 after the last token (arXiv 1506.02438). Masked tokens are skipped, as in verl. The result is NaN at masked
+/// tokens and at completions without a reward.
 pub(super) fn advantages(rows: &Rows<'_>, gamma: f64, lam: f64) -> Result<Vec<f64>> {
     let (batch, values) = (rows.batch()?, rows.values()?);
     let earned = rows.token_rewards()?;

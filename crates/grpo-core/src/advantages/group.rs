@@ -1,4 +1,4 @@
-//! Advantages of completions against the others of their prompt.
+//! Advantages of completions relative to the other completions of their prompt.
 
 use super::config::{AdvantageConfig, GroupOfOne, ScaleRewards};
 use super::inputs::Rows;
@@ -10,7 +10,7 @@ impl AdvantageConfig {
         group.count == 1.0 && self.group_of_one == GroupOfOne::Keep
     }
 
-    /// Of one group; a lone reward that is to be kept stands in a group of mean 0 and standard deviation 1.
+    /// Returns the statistics of one group. A single reward with `group_of_one: keep` gets mean 0 and standard deviation 1.
     fn group_statistics(&self, group: &[f64]) -> Statistics {
         let statistics = Statistics::of(group, self.ddof);
         match self.lone_is_kept(&statistics) {
@@ -20,12 +20,12 @@ impl AdvantageConfig {
     }
 }
 
-/// r - mean(G), divided as `scale_rewards` says.
+/// Returns r - mean(G), divided according to `scale_rewards`.
 pub(super) fn centred(config: &AdvantageConfig, rows: &Rows<'_>) -> Vec<f64> {
     scaled_groups(config, &rows.scores, &rows.groups, config.scale())
 }
 
-/// As [`centred`], of any list of rewards.
+/// As [`centred`], for any list of rewards.
 pub(super) fn scaled_groups(
     config: &AdvantageConfig,
     rewards: &[f64],
@@ -51,7 +51,7 @@ pub(super) fn dapo_mix(config: &AdvantageConfig, rows: &Rows<'_>) -> Vec<f64> {
     of_group.into_iter().zip(of_batch).map(|(group, all)| group + config.global_weight * all).collect()
 }
 
-/// (r - mean(G)) / mean(G), and 0 where the mean is not above 0: a group without a success says nothing.
+/// Returns (r - mean(G)) / mean(G), and 0 if the mean is not above 0: a group without a success carries no signal.
 pub(super) fn over_mean(config: &AdvantageConfig, rows: &Rows<'_>) -> Vec<f64> {
     each_group(&rows.scores, &rows.groups, |group| {
         let statistics = Statistics::of(group, config.ddof);
@@ -65,13 +65,13 @@ pub(super) fn over_mean(config: &AdvantageConfig, rows: &Rows<'_>) -> Vec<f64> {
     })
 }
 
-/// r - mean(all).
+/// Returns r - mean(all).
 pub(super) fn centred_on_batch(config: &AdvantageConfig, rows: &Rows<'_>) -> Vec<f64> {
     let batch = Statistics::of(&rows.scores, config.ddof);
     rows.scores.iter().map(|r| batch.centred(*r)).collect()
 }
 
-/// r - mean of the others = (r - mean(G)) n / (n - 1). A lone reward is left out of a later whitening, as in TRL.
+/// Returns r - mean of the other rewards = (r - mean(G)) n / (n - 1). A single reward is excluded from a later whitening, as in TRL.
 pub(super) fn leave_one_out(config: &AdvantageConfig, rows: &Rows<'_>) -> Vec<f64> {
     each_group(&rows.scores, &rows.groups, |group| {
         let statistics = Statistics::of(group, config.ddof);

@@ -1,14 +1,14 @@
-//! Which completions belong to the same prompt.
+//! Groups of completions of the same prompt.
 
 use crate::error::{Error, Result};
 
-/// The completions of one prompt lie next to each other; this says where the next prompt begins.
+/// Boundaries of groups; the completions of one prompt are contiguous.
 ///
 /// ```
 /// use grpo_core::advantages::{AdvantageConfig, AdvantageEstimator};
 ///
 /// let config = AdvantageConfig { estimator: AdvantageEstimator::MeanOnly, ..AdvantageConfig::default() };
-/// // Two prompts with two completions each.
+/// Three completions of one prompt and one of another, whose group has nothing to compare it with.
 /// assert_eq!(config.advantages(&[0.0, 1.0, 4.0, 2.0], 2)?, [-0.5, 0.5, 1.0, -1.0]);
 /// // Three completions of one prompt and one of another, which has nothing to be compared with.
 /// assert_eq!(config.advantages(&[0.0, 1.0, 5.0, 2.0], &[0, 3, 4][..])?, [-2.0, -1.0, 3.0, 0.0]);
@@ -16,7 +16,7 @@ use crate::error::{Error, Result};
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Groups<'a> {
-    /// So many completions of every prompt (TRL's `num_generations`).
+    /// The same number of completions for every prompt (TRL's `num_generations`).
     OfSize(usize),
     /// `[P + 1]` for P prompts, from 0 to B: prompt p has the completions `offsets[p]..offsets[p + 1]`, at least one.
     Offsets(&'a [usize]),
@@ -41,10 +41,10 @@ impl<'a> From<&'a Vec<usize>> for Groups<'a> {
 }
 
 impl Groups<'_> {
-    /// `[P + 1]`: where each of P groups begins among so many completions, and where the last one ends.
+    /// Returns `[P + 1]`: the first completion of each of P groups, and the number of completions.
     ///
     /// # Errors
-    /// [`Error::Shape`] when the number of completions is not a multiple of the size, or when offsets do not rise from 0 to
+    /// [`Error::Shape`] if the number of completions is not a multiple of the size, or if the offsets do not rise from 0 to
     /// the number of completions.
     pub(super) fn offsets(self, operation: &'static str, completions: usize) -> Result<Vec<usize>> {
         match self {

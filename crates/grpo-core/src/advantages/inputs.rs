@@ -1,4 +1,4 @@
-//! What advantages are made from, checked once.
+//! Inputs of advantage estimators, and their checks.
 
 use super::config::AdvantageConfig;
 use super::groups::Groups;
@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 
 const OP: &str = "advantages";
 
-/// Rewards, NaN where one is missing.
+/// Rewards; NaN marks a missing one.
 ///
 /// ```
 /// use grpo_core::advantages::{AdvantageInputs, Rewards};
@@ -20,36 +20,36 @@ const OP: &str = "advantages";
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Rewards<'a> {
-    /// `[B]`, or `[B, K]` row by row with K `reward_weights`. Where a token is needed, the reward is that of the
+    /// `[B]`, or `[B, K]` row by row with K `reward_weights`. Estimators per token assign the reward to the
     /// completion's last active token.
     PerSequence(&'a [f32]),
-    /// `[N]`: what each token earns, as [`crate::rewards::kl_in_reward`] makes them. The reward of a completion is
-    /// their sum over active tokens; one NaN there, or no active token, and the completion has none.
+    /// `[N]`: a reward per token, as [`crate::rewards::kl_in_reward`] computes it. The reward of a completion is
+    /// the sum over its active tokens; it is missing if one of them is NaN or if there are no active tokens.
     PerToken(&'a [f32]),
 }
 
-/// Rewards in groups, and what some estimators need beside them.
+/// Rewards in groups, and the additional inputs of some estimators.
 #[derive(Clone, Copy, Debug)]
 pub struct AdvantageInputs<'a> {
     /// The rewards.
     pub rewards: Rewards<'a>,
-    /// Which completions are of the same prompt.
+    /// Groups of completions of the same prompt.
     pub groups: Groups<'a>,
-    /// Which tokens the completions have. For everything that counts tokens.
+    /// The tokens of the completions, for estimators that count tokens.
     pub batch: Option<&'a TokenBatch>,
-    /// Reward of the greedy completion of each row's prompt `[B]`, for remax; NaN where it is missing.
+    /// Rewards of the greedy completion of each row's prompt `[B]`, for remax; NaN marks a missing one.
     pub greedy_rewards: Option<&'a [f32]>,
     /// Value of the state before each token `[N]`, for gae.
     pub values: Option<&'a [f32]>,
     /// Sum over the vocabulary of squared probabilities `[N]`, for the optimal token baselines.
     pub sum_pi_squared: Option<&'a [f32]>,
-    /// Weights of the sampler correction `[N]`, for the optimal token baselines; they may be left out.
+    /// Weights of the sampler correction `[N]`, for the optimal token baselines; optional.
     pub rollout_is_weights: Option<&'a [f32]>,
 }
 
 impl<'a> AdvantageInputs<'a> {
-    /// Rewards in groups and nothing else. A number means groups of that size, a slice the offsets of groups of any
-    /// sizes.
+    /// Creates inputs with rewards and groups only. A number is the size of every group, a slice holds the offsets of groups of any
+    /// size.
     ///
     /// ```
     /// use grpo_core::advantages::{AdvantageConfig, AdvantageInputs, Rewards};
@@ -74,12 +74,12 @@ impl<'a> AdvantageInputs<'a> {
     }
 }
 
-/// Inputs whose lengths fit, with the reward of every completion.
+/// Inputs with checked lengths, and the reward of every completion.
 pub(super) struct Rows<'a> {
     inputs: &'a AdvantageInputs<'a>,
-    /// `[B]`, NaN where missing.
+    /// Rewards of completions `[B]`; NaN marks a missing one.
     pub(super) scores: Vec<f64>,
-    /// `[P + 1]`: where each group begins, and B.
+    /// `[P + 1]`: the start of each group, and B.
     pub(super) groups: Vec<usize>,
 }
 
@@ -98,7 +98,7 @@ impl<'a> Rows<'a> {
         Ok(Self { inputs, scores, groups })
     }
 
-    /// Rewards of one function `[B]`.
+    /// Returns the rewards of one function `[B]`.
     pub(super) fn rewards_of(&self, config: &AdvantageConfig, function: usize) -> Vec<f64> {
         match self.inputs.rewards {
             Rewards::PerToken(_) => self.scores.clone(),
@@ -108,7 +108,7 @@ impl<'a> Rows<'a> {
         }
     }
 
-    /// What each token earns `[N]`; to be read at active tokens of completions that have a reward.
+    /// Returns the reward of each token `[N]`; valid at active tokens of completions that have a reward.
     pub(super) fn token_rewards(&self) -> Result<Vec<f64>> {
         let batch = self.batch()?;
         let mut earned = vec![0.0; batch.tokens()];
@@ -137,7 +137,7 @@ impl<'a> Rows<'a> {
         self.inputs.batch.ok_or_else(|| missing("the tokens", "batch"))
     }
 
-    /// Active tokens of every completion `[B]`.
+    /// Returns the number of active tokens of every completion `[B]`.
     pub(super) fn lengths(&self) -> Result<Vec<f64>> {
         let batch = self.batch()?;
         Ok((0..batch.sequences()).map(|b| batch.active_in(b) as f64).collect())
@@ -193,7 +193,7 @@ fn missing(what: &str, field: &str) -> Error {
     Error::Config(format!("advantages: this estimator or its whitening needs {what}: set `{field}` of the inputs"))
 }
 
-/// Weighted sum of the rewards that are present; NaN where none is.
+/// Returns the weighted sum of the rewards that are present; NaN if none is.
 fn sequence_scores(config: &AdvantageConfig, rewards: &[f32]) -> Result<Vec<f64>> {
     let functions = config.reward_functions();
     if !rewards.len().is_multiple_of(functions) {
@@ -218,7 +218,7 @@ fn sequence_scores(config: &AdvantageConfig, rewards: &[f32]) -> Result<Vec<f64>
         .collect())
 }
 
-/// Sum over the active tokens; NaN where there is none.
+/// Returns the sum over the active tokens; NaN if there are none.
 fn token_scores(config: &AdvantageConfig, rewards: &[f32], batch: Option<&TokenBatch>) -> Result<Vec<f64>> {
     if !config.reward_weights.is_empty() {
         return Err(Error::Config(

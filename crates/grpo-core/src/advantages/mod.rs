@@ -1,10 +1,10 @@
-//! Advantages from rewards: one number per completion, or one per token.
+//! Advantages from rewards, one number per completion or one per token.
 //!
-//! Rewards come in [`Groups`]: the completions of one prompt lie next to each other, equally many of each or not. A missing reward
-//! (NaN) leaves its row out of every statistic and gives advantage 0. All arithmetic is f64; results are f32.
+//! Rewards are in [`Groups`]: the completions of one prompt are contiguous, and group sizes may differ. A missing reward
+//! (NaN) is excluded from every statistic, and its row has advantage 0. All arithmetic is f64; results are f32.
 //!
 //! Legend: B completions, K reward functions, N tokens; r = reward of a completion, G = the rewards present in its
-//! group, all = those of the batch.
+//! group, all = the rewards present in the batch.
 
 mod config;
 mod filter;
@@ -26,23 +26,22 @@ use crate::batch::Advantages;
 use crate::error::{Error, Result};
 use inputs::Rows;
 
-/// What an estimator gives before whitening; NaN stands where there is nothing to compare or to learn from.
+/// Advantages before whitening; NaN marks rows without a reward or without a comparison.
 enum Raw {
     PerSequence(Vec<f64>),
     PerToken(Vec<f64>),
 }
 
 impl AdvantageConfig {
-    /// Advantages `[B]` of `rewards: [B]` (`[B, K]` with `reward_weights`) in groups of one size or of several; NaN stands
-    /// for a missing reward.
+    /// Computes advantages `[B]` from `rewards: [B]` (`[B, K]` with `reward_weights`); NaN marks a missing reward.
     ///
-    /// Where the rewards that an estimator compares are all equal (a group, or the batch for global whitening), their
-    /// advantages are exactly 0: equality is decided on the rewards, not on a rounded standard deviation. A group of
-    /// one compares with nothing and gives 0 too, unless [`GroupOfOne::Keep`].
+    /// If all rewards that an estimator compares are equal (in a group, or in the batch for global whitening), their
+    /// advantages are exactly 0: the rewards are compared, not a rounded standard deviation. The advantage of a group of
+    /// one is 0 too, except with [`GroupOfOne::Keep`].
     ///
     /// # Errors
-    /// [`Error::Config`] for a configuration that is not legal or that needs more than rewards (see
-    /// [`AdvantageConfig::compute`]), [`Error::Shape`] when the groups are not those of B completions, [`Error::Value`]
+    /// [`Error::Config`] for an illegal configuration or one that needs more inputs than rewards (see
+    /// [`AdvantageConfig::compute`]), [`Error::Shape`] if the groups do not cover B completions, [`Error::Value`]
     /// for an infinite reward.
     pub fn advantages<'a>(&self, rewards: &'a [f32], groups: impl Into<Groups<'a>>) -> Result<Vec<f32>> {
         match self.compute(&AdvantageInputs::new(Rewards::PerSequence(rewards), groups))? {
@@ -54,14 +53,13 @@ impl AdvantageConfig {
         }
     }
 
-    /// Advantages of whatever the estimator needs: `[B]`, or `[N]` where they differ within a completion (0 at masked
-    /// tokens). `[N]` comes from gae, the optimal token baselines, reinforce_plus_plus with `whiten: tokens`, and remax
-    /// over rewards of tokens.
+    /// Computes advantages from all inputs: `[B]`, or `[N]` if they differ within a completion (0 at masked
+    /// tokens). gae, the optimal token baselines, reinforce_plus_plus with `whiten: tokens`, and remax with rewards per token
+    /// return `[N]`.
     ///
     /// # Errors
-    /// [`Error::Config`] for a configuration that is not legal or for an input that the estimator needs and that is not
-    /// there; [`Error::Shape`] for lengths that do not fit; [`Error::Value`] for a reward that is infinite, or a value
-    /// that is not finite at an active token.
+    /// [`Error::Config`] for an illegal configuration or a missing input; [`Error::Shape`] for wrong lengths; [`Error::Value`] for an infinite
+    /// reward, or a value that is not finite at an active token.
     pub fn compute(&self, inputs: &AdvantageInputs<'_>) -> Result<Advantages> {
         self.validate()?;
         let rows = Rows::new(self, inputs)?;
@@ -92,11 +90,11 @@ impl AdvantageConfig {
         self.finish(raw, &rows)
     }
 
-    /// Targets `[N]` of the value function: generalised advantages before whitening + values, 0 at masked tokens and at
-    /// completions without a reward. verl's `returns` of its gae.
+    /// Computes the targets `[N]` of the value function: GAE advantages before whitening + values, 0 at masked tokens and at
+    /// completions without a reward. verl's `returns` of gae.
     ///
     /// # Errors
-    /// As [`AdvantageConfig::compute`]; [`Error::Config`] for another estimator than gae.
+    /// The errors of [`AdvantageConfig::compute`]; [`Error::Config`] for any other estimator than gae.
     pub fn value_targets(&self, inputs: &AdvantageInputs<'_>) -> Result<Vec<f32>> {
         if self.estimator != AdvantageEstimator::Gae {
             return Err(Error::Config(format!("advantages: only gae has value targets, not {:?}", self.estimator)));
@@ -141,10 +139,10 @@ impl AdvantageConfig {
     }
 }
 
-/// Added to the variance of tokens before its root: verl's masked_whiten.
+/// Added to the variance of tokens before the square root: verl's masked_whiten.
 const TOKEN_VARIANCE_FLOOR: f64 = 1e-8;
 
-/// What is left out gives 0; -0 is 0 too.
+/// Replaces NaN and -0 by 0.
 fn or_zero(advantage: f64) -> f32 {
     if advantage.is_nan() { 0.0 } else { advantage as f32 + 0.0 }
 }

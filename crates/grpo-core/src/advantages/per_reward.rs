@@ -1,11 +1,11 @@
-//! Advantages of every reward function on its own, then their sum.
+//! Advantages per reward function, then their sum.
 
 use super::config::AdvantageConfig;
 use super::group::scaled_groups;
 use super::inputs::Rows;
 
-/// Sum over k of weight_k (r_k - mean(G_k)) / (std(G_k) + eps), before whitening. A function without a reward here adds
-/// nothing, and so does one that has no other reward in the group to compare with.
+/// Returns the sum over k of weight_k (r_k - mean(G_k)) / (std(G_k) + eps), before whitening. A function adds nothing to a completion
+/// without its reward, or if it has no other reward in the group.
 pub(super) fn gdpo(config: &AdvantageConfig, rows: &Rows<'_>) -> Vec<f64> {
     let mut sum: Vec<f64> = rows.scores.iter().map(|r| if r.is_nan() { f64::NAN } else { 0.0 }).collect();
     for k in 0..config.reward_functions() {

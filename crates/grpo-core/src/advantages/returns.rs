@@ -1,11 +1,11 @@
-//! What a token still earns: its return.
+//! Returns of tokens: the rewards from a token on.
 
 use super::Raw;
 use super::inputs::Rows;
 use crate::error::Result;
 
-/// R_t = reward_t + gamma R_(t+1) over the active tokens of each completion `[N]`; NaN at masked tokens and where there
-/// is no reward.
+/// Returns `[N]`: R_t = reward_t + gamma R_(t+1) over the active tokens of each completion; NaN at masked tokens and at completions
+/// without a reward.
 pub(super) fn discounted(rows: &Rows<'_>, gamma: f64) -> Result<Vec<f64>> {
     let batch = rows.batch()?;
     let earned = rows.token_rewards()?;
@@ -20,7 +20,7 @@ pub(super) fn discounted(rows: &Rows<'_>, gamma: f64) -> Result<Vec<f64>> {
     Ok(returns)
 }
 
-/// Return - reward of the greedy completion: one number per completion unless tokens earn rewards of their own.
+/// Subtracts the reward of the greedy completion from the return: one number per completion, or per token if rewards are per token.
 pub(super) fn remax(rows: &Rows<'_>) -> Result<Raw> {
     let greedy = rows.greedy_rewards()?;
     if !rows.per_token() {

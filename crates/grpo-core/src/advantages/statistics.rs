@@ -1,13 +1,13 @@
-//! Mean and standard deviation of what is present, and the one test of whether it is all the same.
+//! Mean, standard deviation and equality of the values that are present.
 
-/// Of values that are not NaN.
+/// Statistics of the values that are not NaN.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Statistics {
     /// Sum of the weights.
     pub(super) count: f64,
     pub(super) mean: f64,
     pub(super) std: f64,
-    /// Compared on the values: a rounded standard deviation of equal ones need not be 0.
+    /// `true` if the values are equal. A rounded standard deviation of equal values need not be 0.
     pub(super) all_equal: bool,
 }
 
@@ -16,7 +16,7 @@ impl Statistics {
         Self::weighted(values, |_| 1.0, ddof)
     }
 
-    /// As if value i were there weight(i) times.
+    /// Computes statistics in which value i occurs weight(i) times.
     fn weighted(values: &[f64], weight: impl Fn(usize) -> f64, ddof: u8) -> Self {
         let present = || {
             let all = values.iter().enumerate().map(|(i, v)| (*v, weight(i)));
@@ -34,18 +34,18 @@ impl Statistics {
         }
     }
 
-    /// value - mean; exactly 0 where all are equal, NaN where there is no value.
+    /// Returns value - mean: exactly 0 if all values are equal, NaN for NaN.
     pub(super) fn centred(&self, value: f64) -> f64 {
         if self.all_equal && !value.is_nan() { 0.0 } else { value - self.mean }
     }
 }
 
-/// value / divisor, where a value of 0 stays 0 whatever the divisor.
+/// Returns value / divisor, and 0 for value 0 with any divisor.
 pub(super) fn scaled(value: f64, divisor: f64) -> f64 {
     if value == 0.0 { 0.0 } else { value / divisor }
 }
 
-/// (value - mean) / divisor(std) of the values that are not NaN; those of weight 0 are not counted.
+/// Replaces each value by (value - mean) / divisor(std). NaN and values of weight 0 are excluded from the statistics.
 pub(super) fn whiten(values: &mut [f64], weight: impl Fn(usize) -> f64, ddof: u8, divisor: impl Fn(f64) -> f64) {
     let statistics = Statistics::weighted(values, weight, ddof);
     let divisor = divisor(statistics.std);

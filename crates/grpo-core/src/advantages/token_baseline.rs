@@ -1,4 +1,4 @@
-//! Optimal token baselines: a baseline for every position of a group.
+//! Optimal token baselines: one baseline per position of a group.
 
 use super::config::{AdvantageConfig, AdvantageEstimator};
 use super::inputs::Rows;
@@ -6,15 +6,15 @@ use super::returns::discounted;
 use crate::error::Result;
 use std::ops::Range;
 
-/// Added to the sum of weights. verl.
+/// Added to the sum of weights, as in verl.
 const EPS: f64 = 1e-8;
 
-/// A_t = R_t - B_t with B_t = sum(W_t R_t) / (sum(W_t) + 1e-8) over the group's completions that reach position t, and
-/// W_t = sum over tokens up to t of (1 - 2 p + sum p^2) w^2: the squared norm of the scores so far, w the weight of the
+/// Returns A_t = R_t - B_t with B_t = sum(W_t R_t) / (sum(W_t) + 1e-8) over the group's completions that reach position t, and
+/// W_t = sum over tokens up to t of (1 - 2 p + sum p^2) w^2: the cumulative squared norm of the scores, where w is the weight of the
 /// sampler correction.
 ///
-/// A group with one completion has no baseline, and the one longest completion of a group has none beyond the second
-/// longest (verl's `handle_zero_tail`): there it would be compared with itself.
+/// The longest completion of a group has baseline 0 beyond the second longest (verl's `handle_zero_tail`), where it
+/// would be compared with itself. A group with one completion has no baseline.
 pub(super) fn advantages(config: &AdvantageConfig, rows: &Rows<'_>) -> Result<Vec<f64>> {
     let batch = rows.batch()?;
     let weights = cumulative_weights(rows)?;
@@ -38,7 +38,7 @@ pub(super) fn advantages(config: &AdvantageConfig, rows: &Rows<'_>) -> Result<Ve
     Ok(returns)
 }
 
-/// One completion: where it lies and which of its tokens count.
+/// One completion: its rows and its active tokens.
 struct Member {
     range: Range<usize>,
     active: Vec<usize>,
@@ -46,13 +46,13 @@ struct Member {
 }
 
 impl Member {
-    /// Position of the nth active token.
+    /// Returns the position of the nth active token.
     fn position(&self, nth: usize) -> usize {
         if self.counts_active { nth } else { self.active[nth] - self.range.start }
     }
 }
 
-/// The active tokens of every member with their baselines.
+/// Returns the active tokens of every member with their baselines.
 fn baselines<'a>(members: &'a [Member], returns: &[f64], weights: &[f64]) -> Vec<(&'a [usize], Vec<f64>)> {
     if members.len() < 2 {
         return Vec::new();
@@ -76,7 +76,7 @@ fn baselines<'a>(members: &'a [Member], returns: &[f64], weights: &[f64]) -> Vec
     members.iter().map(|m| (m.active.as_slice(), (0..m.active.len()).map(|nth| baseline(m, nth)).collect())).collect()
 }
 
-/// W_t `[N]`.
+/// Returns W_t `[N]`.
 fn cumulative_weights(rows: &Rows<'_>) -> Result<Vec<f64>> {
     let batch = rows.batch()?;
     let (old_logp, squares) = (rows.old_logp()?, rows.sum_pi_squared()?);

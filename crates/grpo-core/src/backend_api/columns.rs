@@ -1,7 +1,7 @@
-//! Named columns: what is known of every token, and what is added up over tokens, each list in one place. The host fills and
-//! reads them by name; a device gets them as the rows of a table, in the order of the fields.
+//! Structs of named columns: the inputs of every token, and the sums over tokens. The host accesses them by name; a device gets them as
+//! the rows of a table, in the order of the fields.
 
-/// A struct of fields of one type `T`, with their number, their names and ways to go over them in order.
+/// Defines a struct whose fields have one type `T`, with their names, their number, and iterators in their order.
 macro_rules! columns {
     ($(#[$doc:meta])* $name:ident { $($(#[$field_doc:meta])* $field:ident,)* }) => {
         $(#[$doc])*
@@ -11,12 +11,12 @@ macro_rules! columns {
         }
 
         impl<T> $name<T> {
-            /// Names of the columns, in their order.
+            /// Names of the columns, in order.
             pub const NAMES: &'static [&'static str] = &[$(stringify!($field)),*];
             /// Number of columns.
             pub const COUNT: usize = Self::NAMES.len();
 
-            /// Each column as `make` has it, called once per column in their order with its index.
+            /// Calls `make` with the index of each column, in order.
             pub fn from_fn(mut make: impl FnMut(usize) -> T) -> Self {
                 let mut index = 0;
                 let mut next = || {
@@ -26,17 +26,17 @@ macro_rules! columns {
                 Self { $($field: next(),)* }
             }
 
-            /// The columns in their order.
+            /// Iterates over the columns in order.
             pub fn iter(&self) -> impl Iterator<Item = &T> {
                 [$(&self.$field),*].into_iter()
             }
 
-            /// The columns in their order, to be changed.
+            /// Iterates over the columns in order, mutably.
             pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut T> {
                 [$(&mut self.$field),*].into_iter()
             }
 
-            /// The same columns of another type.
+            /// Applies `f` to every column.
             pub fn map<U>(&self, mut f: impl FnMut(&T) -> U) -> $name<U> {
                 $name { $($field: f(&self.$field),)* }
             }
@@ -45,107 +45,107 @@ macro_rules! columns {
 }
 
 columns! {
-    /// What is known of a token beside its log-probability ([`crate::backend_api::evaluate::Evaluator::columns`]). A number on the host, a
-    /// vector over tokens in a program; 0 at tokens that do not count, of which nothing is read.
+    /// The inputs of a token other than its log-probability ([`crate::backend_api::evaluate::Evaluator::columns`]). A number on the host, a
+    /// vector over tokens in a compiled program; 0 at masked tokens.
     TokenColumns {
-        /// Advantage; geo_mean has its sequence's.
+        /// Advantage; for geo_mean the mean of its sequence.
         advantage,
-        /// The token's own advantage, where `advantage` is its sequence's.
+        /// The token's own advantage, if `advantage` is the mean of its sequence.
         token_advantage,
         /// Weight of the policy term ([`crate::batch::TokenWeights::policy`]).
         policy_weight,
-        /// Weight of the KL term, beta included.
+        /// Weight of the KL term, including beta.
         kl_weight,
-        /// Weight of the negative log-likelihood, positive_example_nll_weight included.
+        /// Weight of the negative log-likelihood, including positive_example_nll_weight.
         nll_weight,
-        /// Weight of the entropy in the bonus, entropy_coef included.
+        /// Weight of the entropy in the bonus, including entropy_coef.
         entropy_weight,
-        /// What multiplies the policy term ([`crate::batch::TokenFactors::policy`]).
+        /// Factor of the policy term ([`crate::batch::TokenFactors::policy`]).
         policy_factor,
-        /// What multiplies the token's part of its sequence's log-ratio.
+        /// Factor of the token's contribution to its sequence's log-ratio.
         log_ratio_scale,
-        /// What is added to the log-ratio of the token's sequence (vespo).
+        /// Added to the log-ratio of the token's sequence (vespo).
         log_ratio_bias,
-        /// kl_cov: 1 where the penalty is paid.
+        /// kl_cov: 1 if the token has the penalty, else 0.
         kl_cov_mask,
         /// 1 / active tokens of the token's sequence.
         share,
-        /// What a clipped token counts: `share` where the clip is a sequence's, else 1.
+        /// Count of a clipped token: `share` if the clip has one value per sequence, else 1.
         clip_share,
-        /// Log-probability under the old policy; 0 without one.
+        /// Log-probability under the old policy; 0 if there is none.
         old_logp,
-        /// Under the reference; 0 without one.
+        /// Log-probability under the reference policy; 0 if there is none.
         ref_logp,
-        /// Under the sampler, NaN where it gave none; 0 without one.
+        /// Log-probability under the sampler, NaN if unknown; 0 if the batch has none.
         sampler_logp,
         /// 1/T of the token.
         reciprocal_temperature,
     }
 }
 
-/// Which policies beside the one that is trained have given log-probabilities.
+/// Which policies other than the trained one have log-probabilities in the batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Recorded {
-    /// The old policy; without it the ratio is 1.
+    /// The old policy; if `false` the ratio is 1.
     pub old: bool,
-    /// The reference.
+    /// The reference policy.
     pub reference: bool,
     /// The sampler.
     pub sampler: bool,
 }
 
 columns! {
-    /// What a pass over a batch adds up, wherever it is added up: on the host ([`crate::backend_api::evaluate::Totals`]) or on a device
-    /// ([`crate::objective::batch_loss`]). Micro-batches and devices merge it by [`LossSums::REDUCTIONS`].
+    /// Sums of a pass over a batch, on the host ([`crate::backend_api::evaluate::Totals`]) or on a device
+    /// ([`crate::objective::batch_loss`]). Micro-batches and devices are merged by [`LossSums::REDUCTIONS`].
     LossSums {
-        /// Of weight x token loss, entropy bonus included.
+        /// Sum of weight x token loss, including the entropy bonus.
         loss,
-        /// Of weight x policy term.
+        /// Sum of weight x policy term.
         policy,
-        /// Of the KL term over active tokens.
+        /// Sum of the KL term over active tokens.
         kl,
-        /// Of the entropy over active tokens, in nats.
+        /// Sum of the entropy over active tokens, in nats.
         entropy,
-        /// Of tokens clipped below; of sequences where the clip is a sequence's
+        /// Number of tokens clipped below, or of sequences if the clip has one value per sequence
         /// ([`crate::backend_api::evaluate::Evaluator::shares_clip`]).
         low_clipped,
-        /// The same above.
+        /// Number of tokens or sequences clipped above.
         high_clipped,
-        /// Of the loss's own statistic, of sequences where it is a sequence's ([`crate::objective::PolicyTerm::statistic`]).
+        /// Sum of the loss's own statistic, over tokens or sequences ([`crate::objective::PolicyTerm::statistic`]).
         statistic,
-        /// Of -logp over the tokens to imitate.
+        /// Sum of -logp over the tokens of `positive_rows`.
         nll,
-        /// Of logp - old logp over active tokens.
+        /// Sum of logp - old logp over active tokens.
         log_ratio,
-        /// Of the importance ratio over active tokens.
+        /// Sum of the importance ratio over active tokens.
         ratio,
-        /// Of active tokens that the second clip for negative advantages holds.
+        /// Number of active tokens at which the dual clip binds.
         dual_clipped,
         /// Smallest share of a sequence's active tokens that is clipped below; infinite without active tokens.
         low_min,
         /// Smallest importance ratio; infinite without active tokens.
         ratio_min,
-        /// Largest share that is clipped above; minus infinity without active tokens.
+        /// Largest share of a sequence's active tokens that is clipped above; minus infinity without active tokens.
         high_max,
         /// Largest importance ratio; minus infinity without active tokens.
         ratio_max,
     }
 }
 
-/// How a sum of [`LossSums`] merges.
+/// The operation that merges a field of [`LossSums`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Reduction {
-    /// Added up.
+    /// Sum.
     #[default]
     Sum,
-    /// The smallest; infinite for nothing.
+    /// Minimum; infinity for no values.
     Min,
-    /// The largest; minus infinity for nothing.
+    /// Maximum; minus infinity for no values.
     Max,
 }
 
 impl<T> LossSums<T> {
-    /// How each of them merges. Those of one kind lie side by side.
+    /// The reduction of each field. Fields of the same reduction are contiguous.
     pub const REDUCTIONS: LossSums<Reduction> = {
         use Reduction::{Max, Min, Sum};
         LossSums {
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn reductions_of_one_kind_lie_side_by_side() {
+    fn fields_of_one_reduction_are_contiguous() {
         let kinds: Vec<Reduction> = LossSums::<f64>::REDUCTIONS.iter().copied().collect();
         let mut runs = kinds.clone();
         runs.dedup();

@@ -1,11 +1,11 @@
-//! From log-probabilities to the loss and its derivatives, for backends that run on the host.
+//! The step from log-probabilities to the loss and its derivatives, for backends that run on the host.
 //!
-//! An [`Evaluator`] holds what is known of a step before the policy runs (weights, old log-probabilities, advantages).
-//! A backend feeds it log-probabilities span by span, as its tiles finish, and gets dL/dlogp and dL/dentropy back.
-//! Derivatives come from [`crate::backend_api::real::Dual`]; a log-ratio that a sequence shares is a sum over its tokens, so the
-//! derivative by it is one number per sequence, pulled back to every active token.
+//! An [`Evaluator`] holds the inputs that are known before the policy runs (weights, old log-probabilities, advantages).
+//! A backend passes it log-probabilities span by span, as tiles finish, and receives dL/dlogp and dL/dentropy.
+//! Derivatives come from [`crate::backend_api::real::Dual`]. A log-ratio that a sequence shares is a sum over its tokens, so the
+//! derivative by it is one number per sequence, which every active token receives.
 //!
-//! What has to be known of the whole batch first has been put into it by [`LossConfig::prepare`].
+//! [`LossConfig::prepare`] has added the quantities that need the whole batch.
 
 use crate::aggregate::batch_weights;
 use crate::backend_api::columns::{LossSums, Recorded, TokenColumns};
@@ -18,19 +18,19 @@ use crate::objective::{BatchLoss, BatchTerms, Clipped, batch_loss, weighted};
 use std::borrow::Cow;
 use std::ops::Range;
 
-/// The loss of one batch, waiting for the policy's log-probabilities.
+/// The loss of one batch, before the policy's log-probabilities are known.
 ///
-/// Positions are indices into [`TokenBatch::active_rows`]: masked rows do not exist here.
+/// Positions are indices into [`TokenBatch::active_rows`], so masked rows have none.
 #[derive(Debug)]
 pub struct Evaluator<'a> {
     config: &'a LossConfig,
     batch: &'a TokenBatch,
     weights: Cow<'a, TokenWeights>,
-    /// Active position where each sequence starts: [B + 1].
+    /// First active position of each sequence: [B + 1].
     starts: Vec<usize>,
 }
 
-/// Running sums of one pass over a batch; made by [`Evaluator::totals`], closed by [`Evaluator::finish`].
+/// Running sums of one pass over a batch; created by [`Evaluator::totals`], consumed by [`Evaluator::finish`].
 #[derive(Clone, Debug)]
 pub struct Totals {
     loss: f64,
@@ -51,18 +51,18 @@ pub struct Totals {
 }
 
 impl Totals {
-    /// Sum of |weight x token loss|: what the loss is a difference of, and so what its rounding is relative to.
+    /// Returns the sum of |weight x token loss|. The terms of the loss may cancel, so its rounding error is relative to this sum.
     pub fn magnitude(&self) -> f64 {
         self.magnitude
     }
 }
 
 impl<'a> Evaluator<'a> {
-    /// Prepares the loss of `batch`; weights are the batch's own, or those of the batch as one whole step.
+    /// Prepares the loss of `batch` with the batch's own weights, or with the weights of the batch as one whole step.
     ///
     /// # Errors
-    /// [`Error::Config`] for an illegal configuration or a batch that lacks what it needs (reference log-probabilities
-    /// when beta is not 0).
+    /// [`Error::Config`] for an illegal configuration or a batch without a required input (reference log-probabilities
+    /// if beta is not 0).
     pub fn new(config: &'a LossConfig, batch: &'a TokenBatch) -> Result<Self> {
         config.validate()?;
         if config.needs_ref_logp() && batch.ref_logp().is_none() {
@@ -81,12 +81,12 @@ impl<'a> Evaluator<'a> {
         Ok(Self { config, batch, weights, starts })
     }
 
-    /// Active position where each sequence starts, `[B + 1]`.
+    /// Returns the first active position of each sequence, `[B + 1]`.
     pub fn sequence_starts(&self) -> &[usize] {
         &self.starts
     }
 
-    /// Sums at zero.
+    /// Returns sums of zero.
     pub fn totals(&self) -> Totals {
         let sequences = self.batch.sequences();
         Totals {
@@ -107,15 +107,14 @@ impl<'a> Evaluator<'a> {
         }
     }
 
-    /// Evaluates the active positions `span`, adding to `totals`.
+    /// Evaluates the active positions `span` and adds to `totals`.
     ///
-    /// `logp`, `entropy`: values in nats, `[span]`. `dlogp`, `dentropy`: dL/dlogp and dL/dentropy with the aggregation
-    /// weight inside, `[span]`, overwritten. At sequence level a span has to hold whole sequences
-    /// ([`LossConfig::is_token_level`] tells).
+    /// `logp`, `entropy`: values in nats, `[span]`. `dlogp`, `dentropy`: dL/dlogp and dL/dentropy including the aggregation
+    /// weight, `[span]`, overwritten. If tokens share a log-ratio ([`LossConfig::is_token_level`] is `false`), a span holds whole
+    /// sequences.
     ///
     /// # Panics
-    /// When the slices do not have the span's length, or a sequence-level span cuts a sequence: errors of a backend,
-    /// not of a caller.
+    /// If the slices do not have the span's length, or if a span cuts a sequence whose tokens share a log-ratio. Both are bugs of a backend.
     pub fn evaluate<R: Scalar>(
         &self,
         span: Range<usize>,
@@ -128,7 +127,7 @@ impl<'a> Evaluator<'a> {
         for list in [logp.len(), entropy.len(), dlogp.len(), dentropy.len()] {
             assert_eq!(list, span.len(), "one entry per active position of the span");
         }
-        // The last sequence that starts at or before the span: empty ones before it own no position.
+        // The last sequence that starts at or before the span. Sequences without active tokens before it have no position.
         let mut sequence = self.starts.partition_point(|s| *s <= span.start) - 1;
         let mut from = span.start;
         while from < span.end {
@@ -166,17 +165,17 @@ impl<'a> Evaluator<'a> {
         }
     }
 
-    /// The batch, as the loss takes it.
+    /// Returns the batch.
     pub fn batch(&self) -> &'a TokenBatch {
         self.batch
     }
 
-    /// The configuration.
+    /// Returns the configuration.
     pub fn config(&self) -> &'a LossConfig {
         self.config
     }
 
-    /// Closes a pass over all active positions: what it added up. [`Evaluator::metrics`] are made of it.
+    /// Ends a pass over all active positions and returns its sums, the input of [`Evaluator::metrics`].
     pub fn finish(&self, totals: Totals) -> LossSums<f64> {
         let (mut low_min, mut high_max) = (f64::INFINITY, f64::NEG_INFINITY);
         for sequence in (0..self.batch.sequences()).filter(|s| self.length(*s) > 0) {
@@ -203,7 +202,7 @@ impl<'a> Evaluator<'a> {
         }
     }
 
-    /// Metrics from what was added up: TRL's, `ppo_kl` and `pg_clipfrac_lower` as verl has them, `is_ratio/*` as tunix.
+    /// Computes metrics from the sums: TRL's, verl's `ppo_kl` and `pg_clipfrac_lower`, and tunix's `is_ratio/*`.
     pub fn metrics(&self, sums: &LossSums<f64>) -> Metrics {
         let tokens = self.batch.active_tokens() as f64;
         let mut metrics = Metrics::default();
@@ -221,7 +220,7 @@ impl<'a> Evaluator<'a> {
             let imitated = self.weights.nll.iter().filter(|weight| **weight != 0.0).count();
             metrics.mean("positive_nll_loss", sums.nll, imitated as f64);
         }
-        // A shared ratio is one value per sequence, so it counts once; per-token values are weighted by token.
+        // A shared ratio is one value per sequence and counts once; values per token are weighted by token.
         let count = if self.shares_clip() { self.batch.sequences() as f64 } else { tokens };
         let masked =
             if self.shares_clip() { (0..self.batch.sequences()).filter(|s| self.length(*s) == 0).count() } else { 0 };
@@ -232,7 +231,7 @@ impl<'a> Evaluator<'a> {
         metrics
     }
 
-    /// Per-token weights of the step that the batch belongs to.
+    /// Returns the weights per token of the step that the batch belongs to.
     pub fn weights(&self) -> &TokenWeights {
         &self.weights
     }
@@ -241,12 +240,12 @@ impl<'a> Evaluator<'a> {
         self.starts[sequence + 1] - self.starts[sequence]
     }
 
-    /// Weight of a row's entropy in the bonus.
+    /// Returns the weight of a row's entropy in the bonus.
     fn entropy_weight(&self, row: usize) -> f64 {
         self.weights.entropy[row] * self.batch.factors().map_or(1.0, |factors| factors.entropy[row])
     }
 
-    /// What is known of an active row of `sequence` beside its log-probability.
+    /// Returns the inputs of an active row of `sequence` other than its log-probability.
     pub fn columns(&self, sequence: usize, row: usize) -> TokenColumns<f64> {
         let (config, batch, weights, factors) = (self.config, self.batch, &self.weights, self.batch.factors());
         let of = |list: Option<&[f32]>| list.map_or(0.0, |list| list[row].into());
@@ -271,7 +270,7 @@ impl<'a> Evaluator<'a> {
         }
     }
 
-    /// Which policies have given log-probabilities.
+    /// Returns which policies have log-probabilities in the batch.
     fn recorded(&self) -> Recorded {
         let batch = self.batch;
         Recorded {
@@ -281,13 +280,13 @@ impl<'a> Evaluator<'a> {
         }
     }
 
-    /// Whether ratio and advantage, and so the clip, are one value for all tokens of a sequence.
+    /// Returns `true` if ratio and advantage, and therefore the clip, have one value per sequence.
     pub fn shares_clip(&self) -> bool {
         (self.config.level() == ImportanceSamplingLevel::Sequence || self.config.rules().clips_sequences())
             && matches!(self.batch.advantages(), Advantages::PerSequence(_))
     }
 
-    /// Advantage of a row; a loss of whole sequences has one for each, the mean of its tokens' (verl's geo_mean).
+    /// Returns the advantage of a row. A loss with one term per sequence uses the mean of its tokens (verl's geo_mean).
     fn advantage(&self, sequence: usize, row: usize) -> f64 {
         match self.batch.advantages() {
             Advantages::PerToken(advantages) if self.config.rules().is_of_sequences() => {
@@ -322,7 +321,7 @@ impl<'a> Evaluator<'a> {
     }
 }
 
-/// Whether the batch has what a KL term weighed against the sampler needs.
+/// Checks that the batch has the inputs of a KL term weighted by the sampler's ratio.
 fn check_sampler(config: &LossConfig, batch: &TokenBatch) -> Result<()> {
     if !config.weighs_kl_by_sampler() {
         return Ok(());
@@ -335,7 +334,7 @@ fn check_sampler(config: &LossConfig, batch: &TokenBatch) -> Result<()> {
     }
 }
 
-/// Whether the batch has what only [`LossConfig::prepare`] can have given it.
+/// Checks that the batch has the factors that [`LossConfig::prepare`] computes.
 fn check_prepared(config: &LossConfig, batch: &TokenBatch) -> Result<()> {
     if batch.factors().is_none() && config.selects_tokens() {
         return Err(Error::Config(

@@ -1,9 +1,12 @@
-//! One step of the loss, written once: what stands around whatever computes logits.
+//! One step of the loss, independent of the head that computes logits.
 //!
-//! A step is prepared ([`LossConfig::prepare`]: masks, the sampler's weight, chosen tokens), what the configuration leaves
-//! out of the loss is scored apart, the head makes log-probabilities and takes their derivatives, and metrics are made of
-//! what was added up. [`Plan`] does that for a backend that implements [`Head`]; [`step`] for one whose tensors are of
-//! another kind (f64 in the oracle, tensors that stay on a device).
+//! 1. Prepare the batch ([`LossConfig::prepare`]: masks, the sampler's weight, selected tokens).
+//! 2. Score the tokens that the configuration excludes from the loss.
+//! 3. The head computes log-probabilities and takes their derivatives.
+//! 4. Compute metrics from the sums.
+//!
+//! [`Plan`] runs these steps for a backend that implements [`Head`], [`step`] for other kinds of tensors
+//! (f64 in the oracle, tensors that stay on a device).
 
 use crate::backend::{LossOutput, LossPlan, PlanRequest, Scores};
 use crate::backend_api::columns::LossSums;
@@ -18,21 +21,21 @@ use crate::metrics::Metrics;
 use crate::policy::PolicyInput;
 use crate::tensor::TensorMut;
 
-/// What computes logits, for batches of one shape: yields log-probabilities and entropies, takes dL/dlogp and dL/dentropy.
-/// It knows nothing of clipping, KL or advantages. Calls have been checked against the plan
+/// The computation of logits for batches of one shape: yields log-probabilities and entropies, takes dL/dlogp and dL/dentropy.
+/// It does not depend on clipping, KL or advantages. Its callers have checked the arguments against the plan
 /// ([`PlanRequest::check_call`]).
 pub trait Head: Send {
-    /// Log-probabilities and entropies of the active tokens of `batch`; 0 at the others.
+    /// Computes log-probabilities and entropies of the active tokens of `batch`; 0 at masked tokens.
     ///
     /// # Errors
-    /// Those of the backend.
+    /// The errors of the backend.
     fn score(&mut self, policy: PolicyInput<'_>, batch: &TokenBatch) -> Result<Scores>;
 
-    /// The loss of [`Evaluator::batch`] with its gradients, which are added to `grads`; scores as [`Head::score`] makes them,
-    /// bit for bit.
+    /// Computes the loss of [`Evaluator::batch`] and adds its gradients to `grads`. The scores equal the result of [`Head::score`] bit for
+    /// bit.
     ///
     /// # Errors
-    /// Those of the backend; nothing has been written to `grads` then.
+    /// The errors of the backend; `grads` is unchanged after an error.
     fn gradient(
         &mut self,
         policy: PolicyInput<'_>,
@@ -40,14 +43,14 @@ pub trait Head: Send {
         grads: GradsMut<'_>,
     ) -> Result<(LossSums<f64>, Scores)>;
 
-    /// The same for logits, which are overwritten with their gradient; 0 at masked tokens.
+    /// As [`Head::gradient`] for logits, which are overwritten with their gradient; 0 at masked tokens.
     ///
     /// # Errors
-    /// Those of the backend.
+    /// The errors of the backend.
     fn gradient_in_place(&mut self, logits: TensorMut<'_>, loss: &Evaluator<'_>) -> Result<(LossSums<f64>, Scores)>;
 }
 
-/// A planned loss: a head and everything around it.
+/// A planned loss with its head.
 #[derive(Debug)]
 pub struct Plan<H> {
     request: PlanRequest,
@@ -56,7 +59,7 @@ pub struct Plan<H> {
 }
 
 impl<H: Head> Plan<H> {
-    /// A plan of `request`, which needs `memory`, on `head`, which was made for it.
+    /// Creates a plan of `request`, which needs `memory`, with `head`, which was made for this request.
     pub fn new(request: &PlanRequest, memory: MemoryReport, head: H) -> Self {
         Self { request: request.clone(), memory, head }
     }
@@ -125,36 +128,36 @@ impl<H: Head> Call for InPlaceCall<'_, H> {
     }
 }
 
-/// One evaluation of the loss, with tensors of whatever kind.
+/// One evaluation of the loss with tensors of any kind.
 pub trait Call: Sized {
-    /// Log-probability and entropy of every token, 0 at those that are not active.
+    /// Log-probability and entropy of every token; 0 at masked tokens.
     type Scores: TokenScores;
 
-    /// Those of the active tokens of `batch`, without gradients.
+    /// Computes the scores of the active tokens of `batch`, without gradients.
     ///
     /// # Errors
-    /// Those of the backend.
+    /// The errors of the backend.
     fn score(&mut self, batch: &TokenBatch) -> Result<Self::Scores>;
 
-    /// Makes the loss of [`Evaluator::batch`] and its gradients: what was added up, and the scores it was made of.
+    /// Computes the loss of [`Evaluator::batch`] and its gradients; returns the sums and the scores.
     ///
     /// # Errors
-    /// Those of the backend.
+    /// The errors of the backend.
     fn gradient(self, loss: &Evaluator<'_>) -> Result<(LossSums<f64>, Self::Scores)>;
 }
 
 /// Log-probabilities and entropies of a batch.
 pub trait TokenScores: Sized {
-    /// Whether [`step`] scores the tokens that the configuration leaves out of the loss.
+    /// `true` if [`step`] also scores the tokens that the configuration excludes from the loss.
     const FILLED: bool = true;
 
-    /// On the host, widened.
+    /// Copies the scores to the host, in f64.
     ///
     /// # Errors
-    /// Those of the device that they are on.
+    /// The errors of their device.
     fn to_values(&self) -> Result<PolicyValues>;
 
-    /// Takes over the results of `other` at the active rows of `batch`.
+    /// Copies the scores of `other` at the active rows of `batch`.
     fn fill(&mut self, batch: &TokenBatch, other: &Self);
 }
 
@@ -170,14 +173,14 @@ impl TokenScores for Scores {
     }
 }
 
-/// What [`step`] returns.
+/// The result of [`step`].
 #[derive(Clone, Debug)]
 pub struct Step<S> {
-    /// What was added up.
+    /// Sums over the active tokens.
     pub sums: LossSums<f64>,
-    /// Metrics made of it, under TRL's names.
+    /// Metrics computed from the sums, under TRL's names.
     pub metrics: Metrics,
-    /// Of all active tokens, also of those that the configuration leaves out of the loss if [`TokenScores::FILLED`].
+    /// Scores of the active tokens; if [`TokenScores::FILLED`], also of the tokens that the configuration excludes from the loss.
     pub scores: S,
 }
 
@@ -187,16 +190,16 @@ impl From<Step<Scores>> for LossOutput {
     }
 }
 
-/// Evaluates `config` on `batch` with the policy behind `call`.
+/// Evaluates `config` on `batch` with the policy of `call`.
 ///
 /// # Errors
-/// [`Error::NoAdvantages`] for a batch without advantages; those of [`LossConfig::prepare`], [`Evaluator::new`] and `call`.
+/// [`Error::NoAdvantages`] for a batch without advantages; the errors of [`LossConfig::prepare`], [`Evaluator::new`] and `call`.
 pub fn step<C: Call>(config: &LossConfig, batch: &TokenBatch, mut call: C) -> Result<Step<C::Scores>> {
     if !batch.has_advantages() {
         return Err(Error::NoAdvantages);
     }
     let prepared = config.prepare(batch, |batch| call.score(batch)?.to_values())?;
-    // Scored before the gradient, which may overwrite logits.
+    // Scored before the gradient, which may overwrite the logits.
     let left_out = match batch.without(&prepared)?.filter(|_| C::Scores::FILLED) {
         Some(batch) => Some((call.score(&batch)?, batch)),
         None => None,

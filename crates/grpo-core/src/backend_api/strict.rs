@@ -1,25 +1,25 @@
-//! Configuration that refuses unknown keys and says which known key was probably meant.
+//! Deserialisation that refuses unknown keys and suggests the nearest known key.
 //!
-//! serde's own `deny_unknown_fields` lists the fields but does not know the path or the nearest name; this walks the
-//! given value beside the serialised default, which therefore has to spell out every key (no `skip_serializing`).
+//! serde's own `deny_unknown_fields` lists the fields but knows neither the path nor the nearest name. This module compares the
+//! given value with the serialised default, which therefore must contain every key (no `skip_serializing`).
 
 use crate::error::{Error, Result};
 use serde::de::{DeserializeOwned, DeserializeSeed, Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-/// Deserialises `value` over the defaults of `T`, refusing keys that `T::default()` does not have.
+/// Deserialises `value` over the defaults of `T` and refuses keys that `T::default()` does not have.
 ///
 /// # Errors
-/// [`Error::UnknownKey`] with the nearest known key; [`Error::Config`] when a value has the wrong type.
+/// [`Error::UnknownKey`] with the nearest known key; [`Error::Config`] for a value of the wrong type.
 pub fn from_value<T: DeserializeOwned + Serialize + Default>(value: Value) -> Result<T> {
     let known = serde_json::to_value(T::default()).map_err(|e| Error::Config(e.to_string()))?;
     reject_unknown_keys(&value, &known, "")?;
     serde_json::from_value(value).map_err(|e| Error::Config(e.to_string()))
 }
 
-/// Walks `given` beside `known`; keys under a known value that is not an object (an enum, a list, null), or is a map without an
-/// entry, whose keys are names of the user's, are left to serde.
+/// Compares `given` with `known`. Keys under a known value that is not an object (an enum, a list, null) or that is an empty
+/// map, whose keys are the user's names, are left to serde.
 ///
 /// # Errors
 /// [`Error::UnknownKey`] for the first key that `known` lacks.
@@ -30,11 +30,11 @@ pub fn reject_unknown_keys(given: &Value, known: &Value, path: &str) -> Result<(
     }
     for (key, value) in given {
         let here = if path.is_empty() { key.clone() } else { format!("{path}.{key}") };
-        // A map of names of the user's has one kind of value.
+        // All values of a map with user-defined names have the same type.
         match known.get(key).or(known.get(ANY)) {
             Some(below) => reject_unknown_keys(value, below, &here)?,
             None => {
-                // Maps of JSON have their keys in the order of the text in some builds.
+                // In some builds, JSON maps keep the order of the text.
                 let mut names: Vec<&str> = known.keys().map(String::as_str).collect();
                 names.sort_unstable();
                 return Err(Error::UnknownKey {
@@ -48,13 +48,13 @@ pub fn reject_unknown_keys(given: &Value, known: &Value, path: &str) -> Result<(
     Ok(())
 }
 
-/// Stands for a name that the user chose.
+/// Matches any user-defined name.
 const ANY: &str = "*";
 
-/// How similar a key of another section has to be where its own section has none that is similar.
+/// Least similarity of a suggested key of another section, if no key of the same section is similar.
 const SIMILAR_ELSEWHERE: f64 = 0.92;
 
-/// Returns dotted paths as a tree of JSON objects. `*` matches any name.
+/// Converts dotted paths to a tree of JSON objects. `*` matches any name.
 pub fn tree(paths: &[&str]) -> Value {
     let mut root = Map::new();
     for path in paths {
@@ -73,9 +73,9 @@ pub fn tree(paths: &[&str]) -> Value {
     Value::Object(root)
 }
 
-/// The path among `paths` that an unknown one means where it is in the wrong section: one that ends in the same key, or in one that is more
-/// similar than `nearest`, the nearest key of its section. Of several with the same key it is the one with most sections in common, the
-/// shortest of these, and the first.
+/// Returns the path that was probably meant by `unknown`, a key in the wrong section: a path that ends in the same key, or in a key
+/// more similar than `nearest`, the nearest key of its own section. Of several paths with the same key it returns the path that shares the
+/// most leading sections, then the shortest, then the first.
 pub fn elsewhere<'a>(unknown: &str, nearest: Option<&str>, paths: &[&'a str]) -> Option<&'a str> {
     let last = |path: &str| path.rsplit('.').next().unwrap_or_default().to_lowercase();
     let shared = |path: &str| unknown.split('.').zip(path.split('.')).take_while(|(a, b)| a == b).count();
@@ -89,7 +89,7 @@ pub fn elsewhere<'a>(unknown: &str, nearest: Option<&str>, paths: &[&'a str]) ->
     same.or(similar.max_by(|a, b| a.0.total_cmp(&b.0)).map(|(_, path)| path)).copied()
 }
 
-/// The known name most similar to `name`, if any is similar enough to be a likely slip.
+/// Returns the known name most similar to `name`, if it is similar enough for a misspelling.
 pub fn nearest<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     known
         .map(|k| (strsim::jaro_winkler(&name.to_lowercase(), k), k))
@@ -98,7 +98,7 @@ pub fn nearest<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> Option<&
         .map(|(_, k)| k)
 }
 
-/// A value none of whose maps names a key twice. `serde_json::Value` alone keeps the last one in silence.
+/// A value whose maps contain no key twice. `serde_json::Value` alone silently keeps the last one.
 #[derive(Clone, Debug)]
 pub struct UniqueKeys(pub Value);
 

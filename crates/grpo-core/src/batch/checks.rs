@@ -1,11 +1,11 @@
-//! What is legal in a batch, and the words for what is not.
+//! Checks of batches, and their error messages.
 
 use super::{LARGEST_LOGP, OP, TokenBatch, TokenWeights};
 use crate::config::values::TEMPERATURES;
 use crate::error::{Error, Result};
 
 impl TokenBatch {
-    /// Checks that every active target is an id of a vocabulary of `vocab` entries.
+    /// Checks that every active target is a token id below `vocab`.
     ///
     /// # Errors
     /// [`Error::Value`] that names the first offending position.
@@ -31,7 +31,7 @@ impl TokenBatch {
         Err(Error::shape(OP, format!("{what} [N]"), self.tokens(), found))
     }
 
-    /// Whether `values` `[N]` can be log-probabilities at the active tokens.
+    /// Checks that `values` `[N]` are possible log-probabilities at the active tokens.
     pub(super) fn check_logps(&self, what: &str, values: &[f32]) -> Result<()> {
         self.check_len(what, values.len())?;
         let illegal = |i: &usize| !(values[*i].is_finite() && values[*i] <= LARGEST_LOGP);
@@ -46,7 +46,7 @@ impl TokenBatch {
         Err(Error::value(what, self.position(i), reason))
     }
 
-    /// The same of what a sampler reported, where NaN says that it reported nothing.
+    /// As [`Self::check_logps`] for log-probabilities of a sampler, in which NaN marks an unknown one.
     pub(super) fn check_sampler_logps(&self, values: &[f32]) -> Result<()> {
         self.check_len("sampler_logp", values.len())?;
         let illegal = |i: &usize| values[*i] > LARGEST_LOGP || values[*i] == f32::NEG_INFINITY;
@@ -55,7 +55,7 @@ impl TokenBatch {
         Err(Error::value("sampler_logp", self.position(i), reason))
     }
 
-    /// Checks values `[N]` that were computed for the active tokens: log-probabilities and entropies are finite wherever
+    /// Checks computed values `[N]` at the active tokens: log-probabilities and entropies are finite if
     /// the policy's output is.
     pub(crate) fn check_computed(&self, what: &str, values: &[f32]) -> Result<()> {
         self.check_len(what, values.len())?;
@@ -73,7 +73,7 @@ impl TokenBatch {
 
     pub(super) fn check_temperatures(&self, values: &[f32]) -> Result<()> {
         self.check_len("temperatures", values.len())?;
-        // The bounds as f32: the nearest to 1e-6 is a little less.
+        // The bounds in f32: the f32 nearest to 1e-6 is slightly below it.
         let range = *TEMPERATURES.start() as f32..=*TEMPERATURES.end() as f32;
         match self.active.iter().copied().find(|i| !range.contains(&values[*i])) {
             None => Ok(()),
@@ -114,9 +114,9 @@ impl TokenBatch {
         }
     }
 
-    /// "token 12 (sequence 1, position 4)".
+    /// Returns "token 12 (sequence 1, position 4)".
     pub(crate) fn position(&self, row: usize) -> String {
-        // The last sequence that starts at or before the row is the one that owns it; empty ones end there too.
+        // The last sequence that starts at or before the row contains it; empty sequences before it start at the same row.
         let sequence = self.offsets.partition_point(|o| *o <= row) - 1;
         format!("token {row} (sequence {sequence}, position {})", row - self.offsets[sequence])
     }

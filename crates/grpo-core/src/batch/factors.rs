@@ -1,15 +1,15 @@
-//! What multiplies the terms of a token without a derivative of its own: the sampler's weight, and which tokens were
-//! chosen. Made by [`crate::LossConfig::prepare`], before the loss runs.
+//! Factors of a token's terms without derivatives: the sampler's weight and the selection of tokens. Computed by
+//! [`crate::LossConfig::prepare`] before the loss.
 
 use crate::metrics::Metrics;
 
-/// What the policy says of a batch, before its loss is known: `[N]` each, in nats. Masked tokens may hold anything finite.
+/// Scores of the policy for a batch: `[N]` each, in nats. Masked tokens may hold any finite number.
 ///
 /// ```
 /// use grpo_core::batch::PolicyValues;
 /// use grpo_core::{LossConfig, TokenBatch};
 ///
-/// // Half of the tokens, those of the highest entropy, keep their policy term.
+/// The half of the tokens with the highest entropy keeps its policy term.
 /// let config = LossConfig { top_entropy_quantile: 0.5, ..LossConfig::dapo() };
 /// let batch = TokenBatch::packed(vec![3, 7], vec![0, 2])?;
 /// let scored = PolicyValues { logp: vec![-1.0, -2.0], entropy: vec![0.1, 1.5] };
@@ -25,13 +25,13 @@ pub struct PolicyValues {
     pub entropy: Vec<f64>,
 }
 
-/// One entry per token `[N]` in each list; 1, 1, 1, 0 and 0 where nothing is special.
+/// Factors per token `[N]`; the neutral values are 1, 1, 1, 0 and 0.
 ///
 /// ```
 /// use grpo_core::TokenBatch;
 /// use grpo_core::batch::TokenFactors;
 ///
-/// // The second token's policy term counts half.
+/// The second token's policy term counts half.
 /// let factors = TokenFactors { policy: vec![1.0, 0.5], ..TokenFactors::new(2) };
 /// let batch = TokenBatch::packed(vec![3, 7], vec![0, 2])?.with_factors(factors)?;
 /// assert!(batch.factors().is_some());
@@ -39,22 +39,22 @@ pub struct PolicyValues {
 /// ```
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct TokenFactors {
-    /// Of the policy term.
+    /// Factor of the policy term.
     pub policy: Vec<f64>,
-    /// Of the weight in the entropy bonus.
+    /// Factor of the weight in the entropy bonus.
     pub entropy: Vec<f64>,
-    /// Of what the token adds to the log-ratio of its sequence.
+    /// Factor of the token's contribution to the log-ratio of its sequence.
     pub log_ratio_scale: Vec<f64>,
-    /// kl_cov: 1 where the penalty is paid.
+    /// kl_cov: 1 if the token has the penalty, else 0.
     pub kl_cov_mask: Vec<f64>,
-    /// What is added to the log-ratio of the token's sequence (vespo).
+    /// Added to the log-ratio of the token's sequence (vespo).
     pub log_ratio_bias: Vec<f64>,
-    /// What was found on the way, under TRL's names (`sampling/...`).
+    /// Metrics of the computation, under TRL's names (`sampling/...`).
     pub metrics: Metrics,
 }
 
 impl TokenFactors {
-    /// Nothing special for `tokens` tokens.
+    /// Creates neutral factors for `tokens` tokens.
     pub fn new(tokens: usize) -> Self {
         Self {
             policy: vec![1.0; tokens],
@@ -66,7 +66,7 @@ impl TokenFactors {
         }
     }
 
-    /// The tokens `rows`. What was found stays with the whole.
+    /// Returns the factors of the tokens `rows`, without metrics, which belong to the whole batch.
     pub(crate) fn select(&self, rows: std::ops::Range<usize>) -> Self {
         let cut = |list: &[f64]| list[rows.clone()].to_vec();
         Self {

@@ -1,4 +1,4 @@
-//! The sampled tokens that a loss is taken over.
+//! The sampled tokens over which a loss is computed.
 //!
 //! Legend: N tokens (rows of the hidden states or logits), B sequences. The batch is flat: sequence b owns the rows
 //! `offsets[b]..offsets[b + 1]`. Padding costs nothing: masked rows are never read and never computed.
@@ -25,7 +25,7 @@ pub use weights::TokenWeights;
 /// let batch = TokenBatch::packed(vec![3, 7, 1, 0], vec![0, 2, 4])?;
 /// let per_token = Advantages::PerToken(vec![1.0, 0.5, -0.5, -1.0]);
 /// assert_eq!(batch.clone().with_advantages(per_token)?.advantage(1, 2), -0.5);
-/// // A list without more is one per sequence.
+/// A plain list has one advantage per sequence.
 /// assert_eq!(batch.with_advantages(vec![1.0, -0.5])?.advantage(1, 2), -0.5);
 /// # Ok::<(), grpo_core::Error>(())
 /// ```
@@ -38,14 +38,14 @@ pub enum Advantages {
 }
 
 impl From<Vec<f32>> for Advantages {
-    /// One per sequence.
+    /// One advantage per sequence.
     fn from(values: Vec<f32>) -> Self {
         Self::PerSequence(values)
     }
 }
 
 impl From<&[f32]> for Advantages {
-    /// One per sequence.
+    /// One advantage per sequence.
     fn from(values: &[f32]) -> Self {
         Self::PerSequence(values.to_vec())
     }
@@ -53,19 +53,19 @@ impl From<&[f32]> for Advantages {
 
 /// Targets, mask, advantages and recorded log-probabilities of N tokens in B sequences.
 ///
-/// Row i is the position whose logits predict `targets[i]`: the caller has done the shift by one.
+/// Row i is the position whose logits predict `targets[i]`: the caller has shifted by one.
 /// Values at masked tokens (any id, -100, NaN) have no effect.
 ///
 /// ```
 /// use grpo_core::TokenBatch;
 ///
-/// // Two completions of 3 and 2 tokens, laid end to end.
+/// Two completions of 3 and 2 tokens, concatenated.
 /// let packed = TokenBatch::packed(vec![3, 7, 1, 4, 0], vec![0, 3, 5])?
 ///     .with_advantages(vec![1.0, -0.5])?
 ///     .with_old_logp(vec![-0.7, -1.2, -0.1, -2.3, -0.4])?;
 /// assert_eq!((packed.sequences(), packed.active_tokens()), (2, 5));
 ///
-/// // The same as rows [B, T] = [2, 3] with a mask. What masked positions hold has no effect.
+/// The same as rows [B, T] = [2, 3] with a mask. Values at masked positions have no effect.
 /// let padded = TokenBatch::padded(&[3, 7, 1, 4, 0, -100], &[1.0, 1.0, 1.0, 1.0, 1.0, 0.0], [2, 3])?
 ///     .with_advantages(vec![1.0, -0.5])?
 ///     .with_old_logp(vec![-0.7, -1.2, -0.1, -2.3, -0.4, f32::NAN])?;
@@ -78,7 +78,7 @@ pub struct TokenBatch {
     offsets: Vec<usize>,
     mask: Vec<bool>,
     active: Vec<usize>,
-    /// Advantages; 0 until they are set.
+    /// Advantages; 0 until set.
     advantages: Advantages,
     has_advantages: bool,
     old_logp: Option<Vec<f32>>,
@@ -93,18 +93,17 @@ pub struct TokenBatch {
 
 const OP: &str = "token batch";
 
-/// The largest log-probability that is taken for one. A log-probability is at most 0; this leaves room for what rounding to
-/// bf16 makes of a logit less a logsumexp of some hundreds, and for noise in inputs that somebody has made up, and none for
-/// logits, probabilities in per cent and negative log-likelihoods.
+/// Largest accepted log-probability. A log-probability is at most 0. The margin admits bf16 rounding of a logit minus a logsumexp of
+/// some hundreds and noise in synthetic inputs, but not logits, probabilities in per cent or negative log-likelihoods.
 pub const LARGEST_LOGP: f32 = 2.0;
 
 impl TokenBatch {
-    /// Sequences laid end to end without padding: `targets: [N]`, `offsets: [B + 1]` from 0 to N, never decreasing.
-    /// Every token is active. The batch can be scored as it is; a loss needs advantages
+    /// Creates a batch of sequences that are concatenated without padding: `targets: [N]`, `offsets: [B + 1]` from 0 to N, never decreasing.
+    /// Every token is active. The batch can be scored without more inputs; a loss needs advantages
     /// ([`TokenBatch::with_advantages`]).
     ///
     /// # Errors
-    /// [`Error::Shape`] or [`Error::Value`] when the offsets are not of that form.
+    /// [`Error::Shape`] or [`Error::Value`] if the offsets do not have this form.
     pub fn packed(targets: Vec<i64>, offsets: Vec<usize>) -> Result<Self> {
         if offsets.first() != Some(&0) || offsets.last() != Some(&targets.len()) {
             return Err(Error::shape(
@@ -136,7 +135,7 @@ impl TokenBatch {
         })
     }
 
-    /// The `[B, T]` + mask form that everyone has: `targets` and `mask` row-major, mask 1 at completion tokens.
+    /// Creates a batch from `[B, T]` tensors: `targets` and `mask` are row-major, and the mask is 1 at completion tokens.
     ///
     /// # Errors
     /// [`Error::Shape`] for wrong lengths or T = 0, [`Error::Value`] for a mask entry that is neither 0 nor 1.
@@ -150,12 +149,12 @@ impl TokenBatch {
         Self::packed(targets.to_vec(), (0..=b).map(|i| i * t).collect())?.with_mask(mask)
     }
 
-    /// Sets the mask `[N]`: 1 at tokens that count, 0 at those that do not. Set it before what may hold NaN at masked
-    /// tokens: every list is checked against the mask of the moment.
+    /// Sets the mask `[N]`: 1 at active tokens, 0 at masked tokens. Set it before lists that hold NaN at masked
+    /// tokens: every list is checked against the current mask.
     ///
     /// # Errors
     /// [`Error::Shape`] for a wrong length, [`Error::Value`] for an entry that is neither 0 nor 1, or for a token that
-    /// becomes active although a list set before is not finite there.
+    /// becomes active although an earlier list is not finite there.
     pub fn with_mask(mut self, mask: &[f32]) -> Result<Self> {
         self.check_len("mask", mask.len())?;
         if let Some(i) = mask.iter().position(|m| *m != 0.0 && *m != 1.0) {
@@ -174,7 +173,7 @@ impl TokenBatch {
         Ok(self)
     }
 
-    /// Sets the advantages; a list without more is one per sequence.
+    /// Sets the advantages; a plain list has one per sequence.
     ///
     /// # Errors
     /// [`Error::Shape`] for a wrong length, [`Error::Value`] for a value that is not finite at an active token.
@@ -193,39 +192,39 @@ impl TokenBatch {
         Ok(self)
     }
 
-    /// Sets the log-probabilities `[N]` of the policy that the ratio is taken against. Without them the step is
+    /// Sets the log-probabilities `[N]` of the old policy, the denominator of the ratio. Without them the step is
     /// on-policy: old = stop_gradient(logp), so that every ratio is 1.
     ///
     /// # Errors
-    /// [`Error::Shape`] for a wrong length, [`Error::Value`] for a value at an active token that no log-probability has: one
-    /// that is not finite, or above 0 by more than rounding ([`LARGEST_LOGP`]).
+    /// [`Error::Shape`] for a wrong length, [`Error::Value`] for a value at an active token that is not finite or exceeds 0 by more
+    /// than rounding ([`LARGEST_LOGP`]).
     pub fn with_old_logp(mut self, logp: Vec<f32>) -> Result<Self> {
         self.check_logps("old_logp", &logp)?;
         self.old_logp = Some(logp);
         Ok(self)
     }
 
-    /// Sets the log-probabilities `[N]` of the reference, for the KL term.
+    /// Sets the log-probabilities `[N]` of the reference policy, for the KL term.
     ///
     /// # Errors
-    /// As [`TokenBatch::with_old_logp`].
+    /// The errors of [`TokenBatch::with_old_logp`].
     pub fn with_ref_logp(mut self, logp: Vec<f32>) -> Result<Self> {
         self.check_logps("ref_logp", &logp)?;
         self.ref_logp = Some(logp);
         Ok(self)
     }
 
-    /// Sets the log-probabilities `[N]` that the sampler reported; NaN where it reported none.
+    /// Sets the log-probabilities `[N]` that the sampler reported; NaN marks an unknown one.
     ///
     /// # Errors
-    /// As [`TokenBatch::with_old_logp`], but NaN is legal.
+    /// The errors of [`TokenBatch::with_old_logp`], except that NaN is legal.
     pub fn with_sampler_logp(mut self, logp: Vec<f32>) -> Result<Self> {
         self.check_sampler_logps(&logp)?;
         self.sampler_logp = Some(logp);
         Ok(self)
     }
 
-    /// Sets the temperatures `[N]` that the tokens were sampled at, each in place of the configuration's; from 1e-6 to 1e6 at
+    /// Sets the sampling temperature of each token `[N]`, which replaces the configuration's; from 1e-6 to 1e6 at
     /// active tokens.
     ///
     /// # Errors
@@ -236,8 +235,8 @@ impl TokenBatch {
         Ok(self)
     }
 
-    /// Sets the aggregation weights of the whole optimizer step ([`crate::aggregate::token_weights`]); do this before
-    /// cutting a step into micro-batches. Without them the batch is taken as one whole step.
+    /// Sets the aggregation weights of the whole optimizer step ([`crate::aggregate::token_weights`]); call this before
+    /// splitting a step into micro-batches. Without them the batch is one whole step.
     ///
     /// # Errors
     /// [`Error::Shape`] for a wrong length, [`Error::Value`] for a weight that is not finite at an active token.
@@ -247,8 +246,8 @@ impl TokenBatch {
         Ok(self)
     }
 
-    /// Sets what multiplies the terms of each token ([`crate::LossConfig::prepare`]); do this before cutting a step of which tokens
-    /// are chosen. Without them [`crate::LossConfig::prepare`] makes them for each batch.
+    /// Sets the factors of each token's terms ([`crate::LossConfig::prepare`]); call this before splitting a step whose tokens
+    /// are selected. Without them [`crate::LossConfig::prepare`] computes them for each batch.
     ///
     /// # Errors
     /// [`Error::Shape`] for a wrong length, [`Error::Value`] for a factor that is not finite at an active token.
@@ -265,23 +264,23 @@ impl TokenBatch {
         Ok(self)
     }
 
-    /// Sets what is known of the optimizer step: rows that were cut off or right, counts of all processes, coefficients that
-    /// move. The loss takes it where the batch has no weights yet.
+    /// Sets the data of the optimizer step: truncated or positive rows, counts over all processes, coefficients of the step. The loss uses
+    /// them if the batch has no weights yet.
     ///
     /// # Errors
-    /// [`Error::Config`] for rows that the batch does not have and numbers that are none.
+    /// [`Error::Config`] for rows that the batch does not have and for illegal numbers.
     pub fn with_step(mut self, step: StepData) -> Result<Self> {
         step.check(self.sequences())?;
         self.step = step;
         Ok(self)
     }
 
-    /// The sequences `range` as a batch of their own, with everything that belongs to them. A micro-batch needs the
-    /// weights of its step ([`TokenBatch::with_weights`]) set before the cut; without them it is a whole step of its own,
-    /// and the losses of the parts do not add up to that of the whole.
+    /// Returns the sequences `range` as a batch, with all their data. A micro-batch needs the
+    /// weights of its step ([`TokenBatch::with_weights`]), set before the split; without them it counts as a whole step,
+    /// and the losses of the parts do not add up to the loss of the whole.
     ///
     /// # Errors
-    /// [`Error::Shape`] when the range does not lie within the batch.
+    /// [`Error::Shape`] if the range does not lie within the batch.
     pub fn select_sequences(&self, range: Range<usize>) -> Result<Self> {
         if range.start > range.end || range.end > self.sequences() {
             return Err(Error::shape(
@@ -315,68 +314,68 @@ impl TokenBatch {
         })
     }
 
-    /// Number of tokens N, masked ones included: the rows of hidden states or logits.
+    /// Returns the number of tokens N, including masked ones: the rows of hidden states or logits.
     pub fn tokens(&self) -> usize {
         self.targets.len()
     }
 
-    /// Number of sequences B, fully masked ones included.
+    /// Returns the number of sequences B, including fully masked ones.
     pub fn sequences(&self) -> usize {
         self.offsets.len() - 1
     }
 
-    /// Number of tokens whose mask is 1.
+    /// Returns the number of tokens whose mask is 1.
     pub fn active_tokens(&self) -> usize {
         self.active.len()
     }
 
-    /// The rows whose mask is 1, ascending.
+    /// Returns the rows whose mask is 1, ascending.
     pub fn active_rows(&self) -> &[usize] {
         &self.active
     }
 
-    /// Number of active tokens of one sequence.
+    /// Returns the number of active tokens of one sequence.
     pub fn active_in(&self, sequence: usize) -> usize {
         self.mask[self.range(sequence)].iter().filter(|m| **m).count()
     }
 
-    /// The active rows of each sequence that has any.
+    /// Iterates over the active rows of each sequence that has any.
     pub(crate) fn active_sequences(&self) -> impl Iterator<Item = Vec<usize>> {
         let rows = |sequence| self.range(sequence).filter(|row| self.is_active(*row)).collect::<Vec<_>>();
         (0..self.sequences()).map(rows).filter(|rows| !rows.is_empty())
     }
 
-    /// The rows of one sequence.
+    /// Returns the rows of one sequence.
     pub fn range(&self, sequence: usize) -> Range<usize> {
         self.offsets[sequence]..self.offsets[sequence + 1]
     }
 
-    /// Whether the mask of a row is 1.
+    /// Returns `true` if the mask of a row is 1.
     pub fn is_active(&self, row: usize) -> bool {
         self.mask[row]
     }
 
-    /// Token ids `[N]`.
+    /// Returns the token ids `[N]`.
     pub fn targets(&self) -> &[i64] {
         &self.targets
     }
 
-    /// Row offsets of the sequences `[B + 1]`.
+    /// Returns the row offsets of the sequences `[B + 1]`.
     pub fn offsets(&self) -> &[usize] {
         &self.offsets
     }
 
-    /// Whether advantages were set: a loss refuses a batch without them.
+    /// Returns `true` if advantages were set; a loss refuses a batch without them.
     pub fn has_advantages(&self) -> bool {
         self.has_advantages
     }
 
-    /// The advantages as they were given; 0 for every sequence until then.
+    /// Returns the advantages as set; 0 for every sequence before.
     pub fn advantages(&self) -> &Advantages {
         &self.advantages
     }
 
-    /// The advantage of a row, given the sequence it belongs to.
+    /// Returns the advantage of a row of `sequence`.
     pub fn advantage(&self, sequence: usize, row: usize) -> f32 {
         match &self.advantages {
             Advantages::PerSequence(v) => v[sequence],
@@ -384,50 +383,50 @@ impl TokenBatch {
         }
     }
 
-    /// Log-probabilities of the old policy `[N]`.
+    /// Returns the log-probabilities of the old policy `[N]`.
     pub fn old_logp(&self) -> Option<&[f32]> {
         self.old_logp.as_deref()
     }
 
-    /// Log-probabilities of the reference `[N]`.
+    /// Returns the log-probabilities of the reference policy `[N]`.
     pub fn ref_logp(&self) -> Option<&[f32]> {
         self.ref_logp.as_deref()
     }
 
-    /// Log-probabilities that the sampler reported `[N]`.
+    /// Returns the log-probabilities that the sampler reported `[N]`.
     pub fn sampler_logp(&self) -> Option<&[f32]> {
         self.sampler_logp.as_deref()
     }
 
-    /// Temperatures `[N]`, if tokens have their own.
+    /// Returns the temperatures `[N]`, if tokens have their own.
     pub fn temperatures(&self) -> Option<&[f32]> {
         self.temperatures.as_deref()
     }
 
-    /// The temperature of a row, if tokens have their own.
+    /// Returns the temperature of a row, if tokens have their own.
     pub fn temperature(&self, row: usize) -> Option<f32> {
         self.temperatures.as_ref().map(|list| list[row])
     }
 
-    /// Aggregation weights of the step, if they were set.
+    /// Returns the aggregation weights of the step, if set.
     pub fn weights(&self) -> Option<&TokenWeights> {
         self.weights.as_ref()
     }
 
-    /// What multiplies the terms of each token, if it was set.
+    /// Returns the factors of each token's terms, if set.
     pub fn factors(&self) -> Option<&TokenFactors> {
         self.factors.as_ref()
     }
 
-    /// What is known of the optimizer step.
+    /// Returns the data of the optimizer step.
     pub fn step(&self) -> &StepData {
         &self.step
     }
 
-    /// The tokens that are active here but not in `other`, a batch of the same tokens; `None` when there are none.
+    /// Returns the tokens that are active here but not in `other`, a batch of the same tokens; `None` if there are none.
     ///
     /// # Errors
-    /// [`Error::Shape`] when `other` has another number of tokens.
+    /// [`Error::Shape`] if `other` has a different number of tokens.
     pub fn without(&self, other: &Self) -> Result<Option<Self>> {
         self.check_len("other batch", other.tokens())?;
         if self.active_tokens() == other.active_tokens() {
@@ -438,7 +437,7 @@ impl TokenBatch {
         self.clone().with_mask(&mask).map(Some)
     }
 
-    /// The mask as numbers `[N]`.
+    /// Returns the mask as numbers `[N]`.
     pub fn mask(&self) -> Vec<f32> {
         self.mask.iter().map(|active| f32::from(u8::from(*active))).collect()
     }

@@ -1,5 +1,5 @@
-//! What is known of the optimizer step that a batch belongs to, beside its tokens: which of its sequences were cut off or
-//! right, what all processes count, and the coefficients that move from step to step.
+//! Data of the optimizer step that a batch belongs to: truncated and positive sequences, counts over all processes, and coefficients that
+//! change from step to step.
 
 use crate::config::checks::positive;
 use crate::error::{Error, Result};
@@ -7,13 +7,13 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::ops::Range;
 
-/// What is known of the optimizer step that a batch belongs to. A batch file has these keys beside those of the loss.
+/// Data of the optimizer step that a batch belongs to. A batch file stores these keys next to the keys of the loss.
 ///
 /// ```
 /// use grpo_core::batch::{Rows, StepData};
 /// use grpo_core::TokenBatch;
 ///
-/// // The second sequence ended at the length limit; all processes together have 512 tokens.
+/// The second sequence was truncated at the length limit; all processes together have 512 tokens.
 /// let step = StepData { truncated_rows: Rows::Indices(vec![1]), num_items_in_batch: Some(512.0), ..StepData::default() };
 /// let batch = TokenBatch::packed(vec![3, 7, 1], vec![0, 2, 3])?.with_step(step)?;
 /// assert_eq!(batch.step().truncated_rows.indices(), [1]);
@@ -22,28 +22,28 @@ use std::ops::Range;
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct StepData {
-    /// Sequences of the batch that ended at the length limit: `mask_truncated_completions` leaves them out.
+    /// Sequences that were truncated at the length limit; `mask_truncated_completions` masks them.
     pub truncated_rows: Rows,
-    /// Sequences of the batch to imitate, those with a reward above 0: `positive_example_nll_weight` acts on them.
+    /// Sequences with a reward above 0, to which `positive_example_nll_weight` applies.
     pub positive_rows: Rows,
-    /// Normaliser of dapo, cispo and vespo, in tokens: the active ones of the generation batch on all processes. `None`
-    /// counts those of the batch (see [`crate::aggregate`]). Give it when one step's batch is only a part.
+    /// Normaliser of dapo, cispo and vespo, in tokens: the active tokens of the generation batch on all processes. `None`
+    /// counts the tokens of the batch (see [`crate::aggregate`]). Set it if the batch is only a part of the step.
     pub num_items_in_batch: Option<f64>,
-    /// verl: active tokens on all processes; `None` counts.
+    /// verl: active tokens on all processes; `None` counts the tokens of the batch.
     pub batch_num_tokens: Option<f64>,
-    /// verl: sequences on all processes; `None` counts.
+    /// verl: sequences on all processes; `None` counts the sequences of the batch.
     pub global_batch_size: Option<f64>,
-    /// Coefficient of the entropy bonus in this step, in place of the configuration's, which must not be 0.
+    /// Coefficient of the entropy bonus in this step. It replaces the configuration's, which must not be 0.
     #[serde(skip)]
     pub entropy_coef: Option<f64>,
 }
 
 impl StepData {
-    /// Names of the keys that a batch file may have beside those of the loss.
+    /// Keys that a batch file may contain in addition to the keys of the loss.
     pub const KEYS: [&'static str; 5] =
         ["truncated_rows", "positive_rows", "num_items_in_batch", "batch_num_tokens", "global_batch_size"];
 
-    /// Checks numbers, and rows against a batch of `sequences`.
+    /// Checks the numbers, and the rows against a batch of `sequences`.
     ///
     /// # Errors
     /// [`Error::Config`] that names the key.
@@ -61,7 +61,7 @@ impl StepData {
         }
     }
 
-    /// What of it belongs to the sequences `range`.
+    /// Returns the data that belongs to the sequences `range`.
     pub(super) fn select(&self, range: &Range<usize>) -> Self {
         Self {
             truncated_rows: self.truncated_rows.select(range),
@@ -71,13 +71,13 @@ impl StepData {
     }
 }
 
-/// Sequences of a batch: their indices, or one flag for each.
+/// A set of sequences of a batch, as indices or as one flag per sequence.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(try_from = "Value", into = "Value")]
 pub enum Rows {
-    /// Their indices.
+    /// Indices of the sequences.
     Indices(Vec<usize>),
-    /// Whether each is one of them.
+    /// `true` for each sequence of the set.
     Flags(Vec<bool>),
 }
 
@@ -88,7 +88,7 @@ impl Default for Rows {
 }
 
 impl Rows {
-    /// Whether none is named.
+    /// Returns `true` if the set is empty.
     pub fn is_empty(&self) -> bool {
         match self {
             Self::Indices(indices) => indices.is_empty(),
@@ -96,7 +96,7 @@ impl Rows {
         }
     }
 
-    /// Their indices.
+    /// Returns the indices.
     pub fn indices(&self) -> Vec<usize> {
         match self {
             Self::Indices(indices) => indices.clone(),
@@ -104,7 +104,7 @@ impl Rows {
         }
     }
 
-    /// Checks that they are sequences of a batch of `sequences`.
+    /// Checks that the set fits a batch of `sequences`.
     ///
     /// # Errors
     /// [`Error::Config`] that names `key`.
@@ -120,7 +120,7 @@ impl Rows {
         wrong.map_or(Ok(()), |wrong| Err(Error::Config(format!("{key} {wrong}"))))
     }
 
-    /// Those of the sequences `range`, counted from its start.
+    /// Returns the part of the set within `range`, relative to its start.
     fn select(&self, range: &Range<usize>) -> Self {
         let within = self.indices().into_iter().filter(|index| range.contains(index));
         Self::Indices(within.map(|index| index - range.start).collect())

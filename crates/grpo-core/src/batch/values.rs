@@ -1,4 +1,4 @@
-//! What a value function is trained on.
+//! Training targets of a value function.
 
 use super::TokenBatch;
 use crate::error::{Error, Result};
@@ -6,25 +6,25 @@ use std::ops::Range;
 
 /// Values of the old policy and returns of N tokens, for the value loss of PPO ([`crate::objective::ValueLossConfig`]).
 ///
-/// A value is that of the state before its token: of the hidden states that predict it.
+/// A value belongs to the state before its token, given by the hidden states that predict the token.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ValueTargets {
     /// The values when the completions were sampled `[N]`.
     pub old_values: Vec<f32>,
-    /// The returns `[N]`, advantage before whitening + old value ([`crate::AdvantageConfig::value_targets`]). NaN says that a token has
-    /// none, because its completion has no reward; the value loss leaves it out.
+    /// The returns `[N]`: advantage before whitening + old value ([`crate::AdvantageConfig::value_targets`]). NaN marks a token without a
+    /// return, because its completion has no reward; the value loss skips it.
     pub returns: Vec<f32>,
 }
 
 impl ValueTargets {
-    /// The tokens `rows`.
+    /// Returns the targets of the tokens `rows`.
     pub(super) fn select(&self, rows: Range<usize>) -> Self {
         Self { old_values: self.old_values[rows.clone()].to_vec(), returns: self.returns[rows].to_vec() }
     }
 }
 
 impl TokenBatch {
-    /// Sets what the values of the tokens should be.
+    /// Sets the value targets of the tokens.
     ///
     /// # Errors
     /// [`Error::Shape`] for a wrong length, [`Error::Value`] for an old value that is not finite, or a return that is infinite, at an active
@@ -42,7 +42,7 @@ impl TokenBatch {
         Ok(self)
     }
 
-    /// What the values of the tokens should be; `None` where no value function is trained.
+    /// Returns the value targets of the tokens; `None` if no value function is trained.
     pub fn value_targets(&self) -> Option<&ValueTargets> {
         self.value_targets.as_ref()
     }

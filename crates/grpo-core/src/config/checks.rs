@@ -2,7 +2,7 @@
 
 use crate::error::{Error, Result};
 
-/// Checks that a number, where there is one, is finite.
+/// Checks that a number, if present, is finite.
 ///
 /// # Errors
 /// [`Error::Config`] that names `key`.
@@ -13,7 +13,7 @@ pub(crate) fn finite(key: &str, value: impl Into<Option<f64>>) -> Result<()> {
     }
 }
 
-/// Checks that a number, where there is one, is finite and above 0.
+/// Checks that a number, if present, is finite and above 0.
 ///
 /// # Errors
 /// [`Error::Config`] that names `key`.

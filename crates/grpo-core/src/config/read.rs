@@ -1,4 +1,4 @@
-//! Reading configurations: flat, without unknown keys.
+//! Deserialisation of configurations: flat, without unknown keys.
 
 use super::LossConfig;
 use crate::backend_api::strict::{self, UniqueKeys};
@@ -15,8 +15,8 @@ impl Serialize for LossConfig {
     }
 }
 
-/// serde cannot refuse unknown keys of flattened structs, nor name the key whose value is wrong: so keys are looked at one by
-/// one.
+/// serde cannot refuse unknown keys of flattened structs, nor name the key whose value is wrong, so this implementation reads the keys one
+/// by one.
 impl<'de> Deserialize<'de> for LossConfig {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let given = Value::Object(deserializer.deserialize_map(Keys)?);
@@ -50,7 +50,7 @@ impl<'de> Visitor<'de> for Keys {
     }
 }
 
-/// The value of a key. It is refused while its key is being read, so that readers that follow the path know which it is.
+/// The value of a key. It is checked while its key is being read, so that readers that track the path can name it.
 struct ValueOf<'a>(&'a str);
 
 impl<'de> DeserializeSeed<'de> for ValueOf<'_> {
@@ -64,7 +64,7 @@ impl<'de> DeserializeSeed<'de> for ValueOf<'_> {
     }
 }
 
-/// Whether no key is known of a batch only.
+/// Checks that no key belongs to a batch instead of a loss.
 fn of_the_loss(given: &Value) -> Result<()> {
     match StepData::KEYS.into_iter().find(|key| given.get(key).is_some()) {
         Some(key) => Err(Error::Config(format!(
@@ -80,19 +80,19 @@ fn not_a_map(value: &Value) -> String {
 }
 
 impl LossConfig {
-    /// Reads and validates a JSON object; keys that are absent keep their defaults.
+    /// Reads and validates a JSON object; absent keys keep their defaults.
     ///
     /// # Errors
-    /// [`Error::UnknownKey`], or [`Error::Config`] for values that are not legal alone or together.
+    /// [`Error::UnknownKey`], or [`Error::Config`] for illegal values or combinations.
     pub fn from_json(text: &str) -> Result<Self> {
         let UniqueKeys(value) = serde_json::from_str(text).map_err(|e| Error::Config(format!("not JSON: {e}")))?;
         Self::from_value(value)
     }
 
-    /// As [`LossConfig::from_json`], from a parsed value (of YAML, TOML, the environment ...).
+    /// As [`LossConfig::from_json`], from a parsed value (from YAML, TOML, the environment ...).
     ///
     /// # Errors
-    /// As [`LossConfig::from_json`].
+    /// The errors of [`LossConfig::from_json`].
     pub fn from_value(value: Value) -> Result<Self> {
         if !value.is_object() {
             return Err(Error::Config(not_a_map(&value)));

@@ -1,4 +1,4 @@
-//! verl's `rollout_rs`: which tokens or sequences are rejected by how far sampler and old policy are apart.
+//! verl's `rollout_rs`: rejection of tokens or sequences by the divergence of sampler and old policy.
 
 use super::{KlEstimator, LossConfig, Threshold};
 use crate::error::{Error, Result};
@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 /// One of verl's rejection rules.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Rejection {
-    /// What the statistic is taken over.
+    /// The set over which the statistic is computed.
     pub(crate) over: Over,
     /// The divergence of a token.
     pub(crate) estimator: KlEstimator,
@@ -17,7 +17,7 @@ pub(crate) struct Rejection {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Over {
-    /// Each token by itself.
+    /// Each token.
     Token,
     /// The sum over a sequence.
     Sum,
@@ -76,7 +76,7 @@ impl Rejection {
             return fail(format!("rollout_rs_threshold: bounds must be positive and in order, got `{threshold}`"));
         }
         match (estimator, bounds.low) {
-            // k1 is bounded on both sides, by ratios.
+            // k1 has bounds on both sides, given as ratios.
             ("1", low) => {
                 let low = low.unwrap_or(1.0 / bounds.high);
                 if low > bounds.high {

@@ -1,4 +1,4 @@
-//! What a configuration means: defaults that depend on the system, made explicit.
+//! Resolution of defaults that depend on the system.
 
 use super::{
     Bound, ImportanceSamplingLevel, KlEstimator, KlImportance, LossAggMode, LossConfig, RolloutIs, SamplerMode,
@@ -6,75 +6,75 @@ use super::{
 };
 use crate::objective::{Bounds, Loss};
 
-/// How sampler and old policy are reconciled.
+/// The correction for the difference between sampler and old policy.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct SamplerCorrection {
-    /// How log-ratios of a sequence become one.
+    /// The mode of the weight.
     pub(crate) mode: SamplerMode,
     /// Bounds of the ratio.
     pub(crate) low: Option<f64>,
     pub(crate) high: Option<f64>,
     /// Largest |log ratio| before exp.
     pub(crate) guard: Option<f64>,
-    /// Whether weights are divided by their mean.
+    /// `true` if weights are divided by their mean.
     pub(crate) normalize: bool,
 }
 
 impl LossConfig {
-    /// What the loss says of itself.
+    /// Returns the properties of the loss.
     pub(crate) fn rules(&self) -> &'static dyn Loss {
         self.loss_type.rules()
     }
 
-    /// The level of the ratio.
+    /// Returns the level of the ratio.
     pub fn level(&self) -> ImportanceSamplingLevel {
         self.rules().level(self)
     }
 
-    /// Which values of the policy keep their gradient.
+    /// Returns the range in which the policy's values keep their gradient.
     pub fn bounds(&self) -> Bounds {
         self.rules().bounds(self)
     }
 
-    /// Whether dL/dlogp of a token follows from that token alone, so that gradients can be made while the forward
-    /// pass still runs. Otherwise tokens of a sequence share a log-ratio.
+    /// Returns `true` if dL/dlogp of a token depends on that token alone, so that gradients can be computed during the forward
+    /// pass. Otherwise the tokens of a sequence share a log-ratio.
     pub fn is_token_level(&self) -> bool {
         self.level() == ImportanceSamplingLevel::Token && self.rules().shared_log_ratio().is_none()
     }
 
-    /// Whether it has to be known what the policy says of all tokens before the loss of any is, which costs a forward
-    /// pass more: [`LossConfig::prepare`].
+    /// Returns `true` if the loss of a token depends on a selection among all tokens of the step, which takes one more forward pass:
+    /// [`LossConfig::prepare`].
     pub fn selects_tokens(&self) -> bool {
         self.top_entropy_quantile < 1.0 || self.off_policy_mask_threshold.is_some() || self.rules().chooses_tokens()
     }
 
-    /// Upper bound of the ratio: 1 + epsilon_high, or TRL's cispo's raw epsilon_high.
+    /// Returns the upper bound of the ratio: 1 + epsilon_high, or epsilon_high itself for TRL's cispo.
     pub fn ratio_high(&self) -> f64 {
         self.rules().ratio_high(self)
     }
 
-    /// Lower bound of the ratio: 1 - epsilon_low.
+    /// Returns the lower bound of the ratio: 1 - epsilon_low.
     pub fn ratio_low(&self) -> f64 {
         1.0 - self.lower_epsilon()
     }
 
-    /// epsilon_low, or the default of the loss in its place.
+    /// Returns epsilon_low, or the loss's default.
     pub fn lower_epsilon(&self) -> f64 {
         self.epsilon_low.unwrap_or(self.rules().default_epsilon())
     }
 
-    /// epsilon_high, or [`LossConfig::lower_epsilon`] in its place.
+    /// Returns epsilon_high, or [`LossConfig::lower_epsilon`] if it is not set.
     pub fn upper_epsilon(&self) -> f64 {
         self.epsilon_high.unwrap_or(self.lower_epsilon())
     }
 
-    /// Whether reference log-probabilities are needed.
+    /// Returns `true` if reference log-probabilities are needed.
     pub fn needs_ref_logp(&self) -> bool {
         self.beta != 0.0
     }
 
-    /// Whether the sampler's log-probabilities are asked for, by a key or by the loss itself. TRL's correction is on by default, and
-    /// looks whether they are there.
+    /// Returns `true` if a key or the loss itself requires the sampler's log-probabilities. TRL's correction is on by default and applies
+    /// only if they are present.
     pub fn asks_for_sampler_logp(&self) -> bool {
         self.vllm_importance_sampling_correction == Some(true)
             || self.rollout_is.is_some()
@@ -83,21 +83,21 @@ impl LossConfig {
             || self.rules().weighs_by_sampler()
     }
 
-    /// Whether the KL term cannot be without them.
+    /// Returns `true` if the KL term requires the sampler's log-probabilities.
     pub(crate) fn weighs_kl_by_sampler(&self) -> bool {
         self.beta != 0.0 && self.kl_importance() == KlImportance::Sampler
     }
 
-    /// What multiplies the KL term.
+    /// Returns the weight of the KL term.
     pub fn kl_importance(&self) -> KlImportance {
         let reads = self.rules().reads_kl_bias_correction(self.semantics);
-        // Straight-through estimators TRL has not.
+        // TRL has no straight-through estimators.
         let by_default = self.semantics == Semantics::Trl && !self.kl_estimator.parts().1;
         let corrects = reads && self.use_bias_correction_kl.unwrap_or(by_default);
         self.kl_importance.unwrap_or(if corrects { KlImportance::Ratio } else { KlImportance::Off })
     }
 
-    /// What the temperature divides.
+    /// Returns the operand that the temperature divides.
     pub fn temperature_mode(&self) -> TemperatureMode {
         self.temperature_mode.unwrap_or(match self.semantics {
             Semantics::MllmJax => TemperatureMode::ScaleLogprobs,
@@ -105,18 +105,18 @@ impl LossConfig {
         })
     }
 
-    /// c of the dual clip, or dppo's cap.
+    /// Returns c of the dual clip, or dppo's cap.
     pub fn dual_clip(&self) -> Option<f64> {
         self.rules().dual_clip(self)
     }
 
-    /// Largest |log ratio| before exp.
+    /// Returns the largest |log ratio| before exp.
     pub fn guard(&self) -> Option<f64> {
         let own = || self.rules().log_ratio_guard(self.semantics);
         self.log_ratio_guard.map_or_else(own, Bound::value)
     }
 
-    /// Bounds of the KL term's exponent and of its value.
+    /// Returns the bounds of the KL term's exponent and of its value.
     pub fn kl_clamps(&self) -> (Option<f64>, Option<f64>) {
         let bounded = match self.kl_estimator.parts().0 {
             KlEstimator::LowVarKl => true,
@@ -128,21 +128,21 @@ impl LossConfig {
         (input.value(), self.kl_output_clamp.unwrap_or(own(10.0)).value())
     }
 
-    /// The average, where it does not go with `loss_type`.
+    /// Returns the explicit aggregation mode, if the average does not follow from `loss_type`.
     pub fn agg_mode(&self) -> Option<LossAggMode> {
         self.loss_agg_mode.or((self.semantics == Semantics::Verl).then_some(LossAggMode::TokenMean))
     }
 
-    /// Whether fully masked sequences count in means over sequences.
+    /// Returns `true` if fully masked sequences count in means over sequences.
     pub fn counts_masked_rows(&self) -> bool {
         self.count_masked_rows.unwrap_or(self.semantics != Semantics::Verl)
     }
 
-    /// What is done where a batch has `sampler_logp`.
+    /// Returns the correction for batches with `sampler_logp`, if any.
     pub(crate) fn sampler_correction(&self) -> Option<SamplerCorrection> {
         if let Some(rollout_is) = self.rollout_is {
             let Threshold { low, high } = self.rollout_is_threshold?;
-            // verl reads two bounds as icepop whatever the level; one bound of icepop is its reciprocal too.
+            // verl selects icepop by two bounds at any level; one bound of icepop implies its reciprocal.
             let low = low.or((rollout_is == RolloutIs::Icepop).then_some(1.0 / high));
             let mode = match (rollout_is == RolloutIs::Sequence, low.is_some()) {
                 (true, true) => SamplerMode::SequenceMask,

@@ -1,4 +1,4 @@
-//! Which values are legal, alone and together.
+//! Checks of values and of their combinations.
 
 use super::rejection::rejections;
 use super::values::TEMPERATURES;
@@ -16,7 +16,7 @@ impl LossConfig {
     /// Checks every field and every combination.
     ///
     /// # Errors
-    /// [`Error::Config`] that names the fields and says why.
+    /// [`Error::Config`] that names the fields and the reason.
     pub fn validate(&self) -> Result<()> {
         self.validate_numbers()?;
         self.validate_objective()?;

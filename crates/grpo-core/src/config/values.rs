@@ -1,10 +1,10 @@
-//! Values that can be written in more than one way.
+//! Values with more than one notation.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::ops::RangeInclusive;
 
-/// What temperatures, logit scales and softcaps may be: f32 arithmetic has no digits left outside.
+/// Legal range of temperatures, logit scales and softcaps; f32 precision does not suffice outside.
 pub(crate) const TEMPERATURES: RangeInclusive<f64> = 1e-6..=1e6;
 
 /// A bound that can be switched off: a number, or `off`.
@@ -13,12 +13,12 @@ pub(crate) const TEMPERATURES: RangeInclusive<f64> = 1e-6..=1e6;
 pub enum Bound {
     /// No bound.
     Off,
-    /// Values are held to +- this.
+    /// Values are clamped to +- this number.
     At(f64),
 }
 
 impl Bound {
-    /// The number, unless it is off.
+    /// Returns the number, or `None` if the bound is off.
     pub fn value(self) -> Option<f64> {
         match self {
             Self::Off => None,
@@ -32,7 +32,7 @@ impl TryFrom<Value> for Bound {
     fn try_from(value: Value) -> Result<Self, String> {
         match (&value, value.as_f64()) {
             (_, Some(number)) => Ok(Self::At(number)),
-            // YAML 1.1 reads the word off as false.
+            // YAML 1.1 parses `off` as false.
             (Value::Bool(false), _) => Ok(Self::Off),
             (Value::String(word), _) if word == "off" => Ok(Self::Off),
             _ => Err(format!("expected a number or `off`, got {value}")),
@@ -49,7 +49,7 @@ impl From<Bound> for Value {
     }
 }
 
-/// Bounds of a ratio: an upper one, or both as `"0.5_2.0"` (verl) or `[0.5, 2.0]`.
+/// Bounds of a ratio: an upper bound, or both bounds as `"0.5_2.0"` (verl) or `[0.5, 2.0]`.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(try_from = "Value", into = "Value")]
 pub struct Threshold {
@@ -60,7 +60,7 @@ pub struct Threshold {
 }
 
 impl Threshold {
-    /// As text gives it.
+    /// Parses the text form.
     pub(crate) fn parse(text: &str) -> Result<Self, String> {
         let number = |part: &str| {
             part.trim().parse::<f64>().map_err(|_| format!("expected a number or `low_high`, got `{text}`"))
@@ -98,7 +98,7 @@ impl From<Threshold> for Value {
     }
 }
 
-/// Thresholds as verl writes them: one number, or `low_high`, or several of these between commas.
+/// Thresholds in verl's notation: one number, `low_high`, or several of these separated by commas.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(try_from = "Value")]
 pub struct Thresholds(pub String);

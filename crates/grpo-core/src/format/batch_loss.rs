@@ -1,4 +1,4 @@
-//! The loss of a batch file: keys of the loss and of the step beside each other.
+//! The loss of a batch file: keys of the loss and of the step in one map.
 
 use crate::backend_api::strict::{self, UniqueKeys};
 use crate::batch::StepData;
@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-/// A loss and what is known of the step of the batch that it is taken over, as a batch file holds them: one flat map.
+/// A loss and the data of its batch's optimizer step, as one flat map in a batch file.
 ///
 /// ```
 /// use grpo_core::format::BatchLoss;
@@ -27,10 +27,10 @@ pub struct BatchLoss {
 }
 
 impl BatchLoss {
-    /// Reads and validates a JSON object; keys that are absent keep their defaults.
+    /// Reads and validates a JSON object; absent keys keep their defaults.
     ///
     /// # Errors
-    /// Those of [`LossConfig::from_json`].
+    /// The errors of [`LossConfig::from_json`].
     pub fn from_json(text: &str) -> Result<Self> {
         let UniqueKeys(value) = serde_json::from_str(text).map_err(|e| Error::Config(format!("not JSON: {e}")))?;
         let this = Self::from_value(value)?;
@@ -64,7 +64,7 @@ impl From<BatchLoss> for Value {
     fn from(this: BatchLoss) -> Self {
         let map = |value: serde_json::Result<Value>| match value {
             Ok(Value::Object(map)) => map,
-            // Structs of numbers, names and lists are maps.
+            // Structs of numbers, names and lists serialise to maps.
             _ => Map::new(),
         };
         let mut keys = map(serde_json::to_value(this.loss));

@@ -1,15 +1,15 @@
-//! Metadata of a safetensors file, in an order of its own.
+//! Sorted metadata of a safetensors file.
 
 use crate::error::{Error, Result};
 use serde_json::Value;
 use std::collections::BTreeMap;
 
-/// The bytes of a safetensors file that has no metadata, with `metadata`; equal contents are equal bytes.
+/// Adds `metadata` to the bytes of a safetensors file that has none; equal contents give equal bytes.
 ///
-/// The crate `safetensors` takes metadata as a hash map and writes it in its order, which is another one every time.
+/// The crate `safetensors` writes metadata from a hash map, in an order that changes from run to run.
 ///
 /// # Errors
-/// [`Error::Format`] when `file` has no such header.
+/// [`Error::Format`] if `file` has no such header.
 pub fn with_metadata(file: &[u8], metadata: &BTreeMap<&str, String>) -> Result<Vec<u8>> {
     let json = |e: serde_json::Error| Error::Format(format!("header: {e}"));
     let cut = || Error::Format(format!("expected a safetensors file, got {} bytes with no whole header", file.len()));
@@ -19,7 +19,7 @@ pub fn with_metadata(file: &[u8], metadata: &BTreeMap<&str, String>) -> Result<V
     let mut entries: BTreeMap<String, Value> = serde_json::from_slice(header).map_err(json)?;
     entries.insert("__metadata__".into(), serde_json::to_value(metadata).map_err(json)?);
     let mut header = serde_json::to_vec(&entries).map_err(json)?;
-    // Tensors begin at a multiple of 8 bytes.
+    // Tensors start at a multiple of 8 bytes.
     header.resize(header.len().next_multiple_of(8), b' ');
     Ok([&(header.len() as u64).to_le_bytes()[..], &header, data].concat())
 }

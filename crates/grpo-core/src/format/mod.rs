@@ -1,5 +1,5 @@
-//! The batch file `grpo-batch/1`: one safetensors file with everything one loss evaluation needs, and, if known, what it
-//! should give. Any trainer that can write safetensors can dump its batch and have its loss checked.
+//! The batch file `grpo-batch/1`: one safetensors file with all inputs of one loss evaluation and, optionally, its expected
+//! results. Any trainer that can write safetensors can store its batch and have its loss checked.
 //!
 //! Legend: B sequences, T tokens each (padded), H hidden size, V vocabulary.
 //!
@@ -10,13 +10,13 @@
 //! | `targets` | I64, I32 | `[B, T]` |
 //! | `mask` | F32, BOOL, U8, I32, I64 | `[B, T]` |
 //! | `advantages` | F32, F64 (rounded) | `[B]`, `[B, 1]` or `[B, T]` |
-//! | `old_logp` (optional; without it the ratio is 1), `ref_logp` (when beta is not 0) | F32, F64 (rounded) | `[B, T]` |
-//! | `sampler_logp` (optional, for the sampler's correction; NaN where the sampler gave none: ratio 1) | F32, F64 (rounded) | `[B, T]` |
+//! | `old_logp` (optional; without it the ratio is 1), `ref_logp` (if beta is not 0) | F32, F64 (rounded) | `[B, T]` |
+//! | `sampler_logp` (optional, for the sampler correction; NaN if unknown: ratio 1) | F32, F64 (rounded) | `[B, T]` |
 //! | `temperatures` (optional; replaces the configuration's `temperature`) | F32 | `[B]`, `[B, 1]` or `[B, T]` |
-//! | `expected.{loss,logp,entropy,grad_hidden,grad_lm_head,grad_bias,grad_logits}` (optional) | F64, F32 | of what they mirror |
+//! | `expected.{loss,logp,entropy,grad_hidden,grad_lm_head,grad_bias,grad_logits}` (optional) | F64, F32 | shape of the tensor or result |
 //!
-//! `__metadata__`: `format` = `grpo-batch/1`, `loss` = the loss configuration as JSON, with what is known of the
-//! step ([`BatchLoss`]), optional `name` and `source`.
+//! `__metadata__`: `format` = `grpo-batch/1`, `loss` = the loss configuration and the data of the step as JSON
+//! ([`BatchLoss`]), optional `name` and `source`.
 
 mod batch_loss;
 mod metadata;
@@ -33,10 +33,10 @@ use crate::tensor::Tensor;
 pub use batch_loss::BatchLoss;
 pub use metadata::with_metadata;
 
-/// The format's name and version.
+/// Name and version of the format.
 pub const FORMAT: &str = "grpo-batch/1";
 
-/// A batch file, read and checked.
+/// A parsed and checked batch file.
 ///
 /// ```
 /// use grpo_core::parity::Values;
@@ -63,45 +63,45 @@ pub const FORMAT: &str = "grpo-batch/1";
 pub struct BatchFile {
     /// Name of the case; empty if the file has none.
     pub name: String,
-    /// Where its values come from; empty if the file does not say.
+    /// Origin of the values; empty if the file does not name one.
     pub source: String,
-    /// The loss that the file was made for.
+    /// The loss configuration.
     pub loss: LossConfig,
     /// B and T.
     pub shape: [usize; 2],
-    /// H (0 when the file has logits).
+    /// H (0 if the file has logits).
     pub hidden: usize,
     /// The size of the vocabulary, V.
     pub vocab: usize,
     /// The policy's output: logits `[B, T, V]`, or hidden states `[B, T, H]` with a head `[V, H]` and its bias `[V]`.
     pub policy: PolicyOutput<Tensor>,
-    /// Targets, mask, advantages, recorded log-probabilities, and what is known of the step.
+    /// Targets, mask, advantages, recorded log-probabilities, and data of the step.
     pub batch: TokenBatch,
-    /// What the evaluation should give, as far as the file knows.
+    /// Expected results, as far as the file has them.
     pub expected: Values,
 }
 
 impl BatchFile {
-    /// The loss with what is known of the step, as the file's metadata holds them.
+    /// Returns the loss and the data of the step, as in the file's metadata.
     pub fn batch_loss(&self) -> BatchLoss {
         BatchLoss { loss: self.loss.clone(), step: self.batch.step().clone() }
     }
 
-    /// The file with another loss, and what that says of the step.
+    /// Replaces the loss and the data of the step.
     ///
     /// # Errors
-    /// Those of [`TokenBatch::with_step`].
+    /// The errors of [`TokenBatch::with_step`].
     pub fn with_loss(self, loss: BatchLoss) -> Result<Self> {
         Ok(Self { loss: loss.loss, batch: self.batch.with_step(loss.step)?, ..self })
     }
 
-    /// The policy's shapes and dtypes, for a plan.
+    /// Returns the policy's shapes and dtypes, for a plan.
     pub fn policy_spec(&self) -> PolicySpec {
         self.policy.spec(self.hidden, self.vocab)
     }
 }
 
-/// Names and shapes of the optional results, the scalar loss aside.
+/// Returns names and shapes of the optional results other than the scalar loss.
 fn expected_shapes([b, t]: [usize; 2], h: usize, v: usize) -> [(&'static str, Vec<usize>); 6] {
     [
         ("expected.logp", vec![b, t]),

@@ -1,4 +1,4 @@
-//! From the bytes of a file: every tensor checked against what the others say of B, T, H and V.
+//! Parsing of batch files: the shape of every tensor is checked against B, T, H and V.
 
 use super::{BatchFile, BatchLoss, FORMAT, expected_shapes};
 use crate::backend_api::strict::{UniqueKeys, nearest};
@@ -11,14 +11,14 @@ use half::bf16;
 use safetensors::tensor::{Dtype as FileDtype, SafeTensors, TensorView};
 
 impl BatchFile {
-    /// Reads a file's bytes. Allocates no more than a small multiple of their number.
+    /// Parses the bytes of a file. Memory use is limited to a small multiple of their number.
     ///
     /// # Errors
-    /// [`Error::Format`] that says what was expected and what came; the errors of [`BatchLoss`] and [`TokenBatch`].
+    /// [`Error::Format`] that names the expected and the given content; the errors of [`BatchLoss`] and [`TokenBatch`].
     pub fn parse(bytes: &[u8]) -> Result<Self> {
         let bad = |e: safetensors::SafeTensorError| Error::Format(format!("not readable as safetensors: {e}"));
         let (header_bytes, header) = SafeTensors::read_metadata(bytes).map_err(bad)?;
-        // The reader keeps the last of several entries of one name. It has checked that the header lies in the file.
+        // `SafeTensors` keeps the last of several entries with one name. It has checked that the header lies within the file.
         if let Some(text) = bytes.get(8..).and_then(|rest| rest.get(..header_bytes)) {
             serde_json::from_slice::<UniqueKeys>(text).map_err(|e| Error::Format(format!("header: {e}")))?;
         }
@@ -38,7 +38,7 @@ impl BatchFile {
         let shape = file.shape_of("targets")?;
         let [b, t] = <[usize; 2]>::try_from(shape.as_slice())
             .map_err(|_| Error::Format(format!("targets: expected shape [B, T], got {shape:?}")))?;
-        // An empty dimension would let the other one claim any size without a byte to show for it.
+        // With an empty dimension the other dimension could be of any size without data in the file.
         if b == 0 || t == 0 {
             return Err(Error::Format(format!("targets: expected at least one token, got shape {shape:?}")));
         }
@@ -64,7 +64,7 @@ impl BatchFile {
             })?;
         }
         let expected = file.expected([b, t], hidden, vocab)?;
-        // What the policy does not have would never be compared.
+        // An expected result of a tensor that the policy lacks would never be compared.
         let absent = [
             ("grad_hidden", expected.grad_hidden.is_some() && hidden == 0),
             ("grad_lm_head", expected.grad_lm_head.is_some() && hidden == 0),
@@ -128,7 +128,7 @@ impl Reader<'_> {
         })
     }
 
-    /// The list, if its shape is `[B]` or `[B, 1]`; else it has to be `[B, T]`.
+    /// Returns the list if its shape is `[B]` or `[B, 1]`, `None` if it is `[B, T]`.
     fn per_sequence(&self, name: &str, b: usize, t: usize) -> Result<Option<Vec<f32>>> {
         match self.shape_of(name)?.as_slice() {
             [_] => self.f32s(name, &[b]).map(Some),
@@ -164,7 +164,7 @@ impl Reader<'_> {
         })
     }
 
-    /// The policy with H (0 for logits) and V.
+    /// Returns the policy with H (0 for logits) and V.
     fn policy(&self, b: usize, t: usize) -> Result<(PolicyOutput<Tensor>, usize, usize)> {
         let last = |name: &str, rank: usize| match self.shape_of(name)?.as_slice() {
             shape if shape.len() == rank && shape[rank - 1] > 0 => Ok(shape[rank - 1]),
@@ -216,7 +216,7 @@ impl Reader<'_> {
         for (name, shape) in expected_shapes(shape, h, v) {
             lists.push(read(name, &shape)?);
         }
-        // torch and numpy write a loss as a scalar or as a list of one.
+        // torch and numpy write a loss as a scalar or as a list of one number.
         let listed = self.has("expected.loss") && self.shape_of("expected.loss")? == [1];
         let scalar: &[usize] = if listed { &[1] } else { &[] };
         let mut lists = lists.into_iter();
@@ -232,7 +232,7 @@ impl Reader<'_> {
         })
     }
 
-    /// A misspelt optional tensor must not be dropped in silence.
+    /// Refuses unknown tensors, so that a misspelt optional tensor is not silently ignored.
     fn refuse_unknown_tensors(&self) -> Result<()> {
         const KNOWN: [&str; 18] = [
             "hidden",

@@ -1,4 +1,4 @@
-//! To the bytes of a file.
+//! Serialisation of batch files.
 
 use super::{BatchFile, FORMAT, expected_shapes, with_metadata};
 use crate::batch::Advantages;
@@ -9,11 +9,11 @@ use safetensors::tensor::{Dtype as FileDtype, TensorView};
 use std::collections::BTreeMap;
 
 impl BatchFile {
-    /// The bytes of the file. `expected` values are written as F64. Sequences must all have T tokens; aggregation
+    /// Serialises the file. `expected` values are written as F64. Sequences must all have T tokens; aggregation
     /// weights are not part of the format.
     ///
     /// # Errors
-    /// [`Error::Shape`] when a tensor does not have the shape that the other fields say it has.
+    /// [`Error::Shape`] if a tensor does not have the shape that follows from the other fields.
     pub fn to_bytes(&self) -> Result<Vec<u8>> {
         let [b, t] = self.shape;
         let (h, v) = (self.hidden, self.vocab);

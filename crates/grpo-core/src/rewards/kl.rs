@@ -1,27 +1,27 @@
-//! The KL to the reference as a part of the reward.
+//! The KL to the reference policy as part of the reward.
 
 use crate::batch::TokenBatch;
 use crate::config::KlEstimator;
 use crate::error::{Error, Result};
 use crate::objective::kl_value;
 
-/// What [`kl_in_reward`] gives.
+/// The result of [`kl_in_reward`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct KlRewards {
-    /// Rewards of tokens `[N]`, 0 at masked ones: for [`crate::advantages::Rewards::PerToken`].
+    /// Rewards per token `[N]`, 0 at masked tokens: for [`crate::advantages::Rewards::PerToken`].
     pub token_rewards: Vec<f32>,
-    /// Mean over completions of the mean over their active tokens, one without active tokens counting as 0: what an
-    /// adaptive controller is told (verl's `actor/reward_kl_penalty`).
+    /// Mean over completions of the mean over their active tokens; a completion without active tokens counts as 0. The input of an
+    /// adaptive controller (verl's `actor/reward_kl_penalty`).
     pub kl: f64,
 }
 
-/// reward_t = (score, at the last active token) - beta kl_t, as verl's `apply_kl_penalty`. Summed over a completion
-/// this is the sequence reward of TRL's RLOO: score - beta sum_t (old_logp - ref_logp).
+/// Computes reward_t = (score, at the last active token) - beta kl_t, as verl's `apply_kl_penalty`. The sum over a completion
+/// is the sequence reward of TRL's RLOO: score - beta sum_t (old_logp - ref_logp).
 ///
-/// k3 is held to verl's bounds: the difference to +-20, the value to +-10. The `+` forms of an estimator differ in their
-/// gradient only, which a reward does not have.
+/// k3 is clamped to verl's bounds: the difference to +-20, the value to +-10. The `+` forms of an estimator differ only in their
+/// gradient, which a reward does not have.
 ///
-/// `scores: [B]`, NaN where one is missing, which makes the completion's token rewards NaN at its last active token.
+/// `scores: [B]`; NaN marks a missing score and makes the token reward at the completion's last active token NaN.
 ///
 /// ```
 /// use grpo_core::rewards::kl_in_reward;
@@ -93,13 +93,13 @@ mod tests {
     }
 
     #[test]
-    fn the_score_lands_on_the_last_active_token() {
+    fn score_is_added_at_the_last_active_token() {
         let batch = batch().with_ref_logp(vec![-1.5, -1.0, f32::NAN, -3.0, -1.0]).unwrap();
         let k1 = kl_in_reward(&[10.0, 5.0, f32::NAN], &batch, KlEstimator::K1, 0.5).unwrap();
         assert_eq!(k1.token_rewards[..4], [-0.25, 10.5, 0.0, 0.0]);
         assert!(k1.token_rewards[4].is_nan());
         assert_eq!(k1.kl, (-0.25 + 0.0 - 49.5) / 3.0);
-        // exp(99) is held: d at 20, the estimate at 10.
+        // exp(99) is clamped: d to 20, the estimate to 10.
         let k3 = kl_in_reward(&[0.0; 3], &batch, KlEstimator::K3, 1.0).unwrap();
         assert_eq!(k3.token_rewards[3..], [0.0, -10.0]);
         let k2 = kl_in_reward(&[0.0; 3], &batch, KlEstimator::K2, 1.0).unwrap();
@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn says_what_it_lacks() {
+    fn kl_in_reward_names_missing_inputs() {
         let without = batch();
         let refusal = |scores: &[f32], batch: &TokenBatch, beta| {
             kl_in_reward(scores, batch, KlEstimator::K1, beta).unwrap_err().to_string()

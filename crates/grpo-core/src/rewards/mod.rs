@@ -1,4 +1,4 @@
-//! What rewards are made of before they become advantages: the penalty for length and the KL to the reference.
+//! Terms of rewards: the length penalty and the KL to the reference policy.
 
 mod kl;
 mod overlong;

@@ -1,13 +1,13 @@
-//! The soft penalty for completions that come near the length limit, in tokens.
+//! The soft penalty for completions close to the length limit.
 
 use crate::error::{Error, Result};
 use serde::{Deserialize, Serialize};
 
-/// min(-(length - (max - cache)) / cache x penalty_factor, 0), never under -penalty_factor. DAPO, arXiv 2503.14476, eq.
+/// The penalty min(-(length - (max - cache)) / cache x penalty_factor, 0), at least -penalty_factor. DAPO, arXiv 2503.14476, eq.
 /// 13.
 ///
-/// TRL's `get_soft_overlong_punishment` has these names and a factor of 1. verl's and OpenRLHF's `overlong_buffer_len`
-/// (`overlong_buffer.len`) is `soft_punish_cache`, and their limit is that of generation, which no length exceeds.
+/// TRL's `get_soft_overlong_punishment` has the same names and a factor of 1. verl's and OpenRLHF's `overlong_buffer_len`
+/// (`overlong_buffer.len`) is `soft_punish_cache`; their limit is the generation limit, which no length exceeds.
 ///
 /// ```
 /// use grpo_core::rewards::SoftOverlong;
@@ -21,10 +21,10 @@ use serde::{Deserialize, Serialize};
 pub struct SoftOverlong {
     /// Generation limit in tokens.
     pub max_completion_len: usize,
-    /// Length of the last stretch before the limit, over which the penalty grows from 0 to its whole; 0 leaves only
-    /// lengths beyond the limit penalised.
+    /// Length of the range before the limit over which the penalty grows from 0 to its maximum; with 0, only
+    /// lengths beyond the limit are penalised.
     pub soft_punish_cache: usize,
-    /// The whole penalty.
+    /// The maximum of the penalty.
     #[serde(default = "one")]
     pub penalty_factor: f64,
 }
@@ -34,8 +34,8 @@ fn one() -> f64 {
 }
 
 impl SoftOverlong {
-    /// Penalties `[B]`, 0 or below, of completions of these lengths in tokens: to be added to the rewards, or a reward
-    /// function of its own.
+    /// Returns the penalties `[B]`, 0 or below, of completions of these lengths in tokens. Add them to the rewards, or use them as a separate
+    /// reward function.
     ///
     /// # Errors
     /// [`Error::Config`] for a cache longer than the limit, or a factor that is negative or not finite.
@@ -58,7 +58,7 @@ impl SoftOverlong {
             _ if length > self.max_completion_len => 1.0,
             excess => excess as f64 / self.soft_punish_cache as f64,
         };
-        // 0 - x, so that no penalty is 0 and not -0.
+        // 0 - x, so that a zero penalty is 0 and not -0.
         Ok(lengths.iter().map(|l| (0.0 - share(*l) * self.penalty_factor) as f32).collect())
     }
 }
@@ -70,7 +70,7 @@ mod tests {
     const PENALTY: SoftOverlong = SoftOverlong { max_completion_len: 100, soft_punish_cache: 20, penalty_factor: 1.0 };
 
     #[test]
-    fn grows_over_the_cache_and_stops_at_the_limit() {
+    fn penalty_grows_over_the_cache_and_stops_at_the_limit() {
         let penalties = PENALTY.penalties(&[0, 80, 81, 90, 100, 101, 1000]).unwrap();
         assert_eq!(penalties, [0.0, 0.0, -0.05, -0.5, -1.0, -1.0, -1.0]);
         let halved = SoftOverlong { penalty_factor: 0.5, ..PENALTY }.penalties(&[90, 200]).unwrap();
@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn refuses_a_cache_beyond_the_limit_and_a_factor_that_rewards() {
+    fn penalty_refuses_a_cache_beyond_the_limit_and_a_negative_factor() {
         let long = SoftOverlong { soft_punish_cache: 101, ..PENALTY };
         assert!(long.penalties(&[1]).unwrap_err().to_string().contains("soft_punish_cache (101)"));
         for penalty_factor in [-1.0, f64::NAN] {
@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn the_factor_may_be_left_out_of_a_configuration() {
+    fn penalty_factor_is_optional() {
         let read: SoftOverlong =
             serde_json::from_str(r#"{"max_completion_len": 100, "soft_punish_cache": 20}"#).unwrap();
         assert_eq!(read, PENALTY);

@@ -1,15 +1,14 @@
-//! One number for each token of a sequence, with arithmetic token by token: a program in which a number is a vector, run on
-//! the host.
+//! One number per token of a sequence, with elementwise arithmetic: the host's counterpart of a vector in a compiled program.
 
 use super::{Real, Scalar};
 use std::ops::{Add, Div, Mul, Neg, Sub};
 
-/// Numbers of as many tokens, in their order. The lists of one expression are equally long.
+/// One number per token, in order. All lists of an expression have the same length.
 #[derive(Clone, Debug, PartialEq)]
 pub struct List<R>(pub Vec<R>);
 
 impl<R: Scalar> List<R> {
-    /// Every token's sum over all of them, added up in f64.
+    /// Returns, for every token, the sum over all tokens, accumulated in f64.
     pub fn sum(&self) -> Self {
         let sum = R::from_f64(self.0.iter().map(|x| x.to_f64()).sum());
         Self(vec![sum; self.0.len()])
@@ -82,7 +81,7 @@ mod tests {
     use crate::backend_api::real::Dual;
 
     #[test]
-    fn a_list_is_its_tokens_one_by_one() {
+    fn arithmetic_on_a_list_is_elementwise() {
         fn formula<R: Real>(x: R, y: R) -> R {
             let bounded = (x.clone() - y.clone()).exp().clamp(0.5, 2.0) * y.sigmoid();
             R::select(&x.le(&y), &(bounded / (x.abs() + x.constant(1.0))), &(-x.ln()).max(&y))

@@ -1,8 +1,8 @@
-//! The number a loss is written over.
+//! The number type over which losses are generic.
 //!
-//! [`crate::objective`] states each loss once, as a generic function over [`Real`]. Instantiated with `f64` it is the
-//! oracle and the loss of the host, with [`List`] that of all tokens of a sequence, with [`Dual`] its own derivative; a value
-//! of a compiled program (StableHLO) can implement it too, because nothing here asks a value which branch to take: choices
+//! [`crate::objective`] states each loss once, as a generic function over [`Real`]. With `f64` it is the
+//! oracle and the loss on the host, with [`List`] the loss of all tokens of a sequence, with [`Dual`] its derivative. A value
+//! of a compiled program (StableHLO) can implement [`Real`] too, because no function branches on a value: selections
 //! are [`Real::select`].
 
 mod list;
@@ -11,76 +11,76 @@ pub use list::List;
 
 use std::ops::{Add, Div, Mul, Neg, Sub};
 
-/// Arithmetic that a loss needs, without control flow that depends on a value.
+/// Arithmetic of losses, without control flow that depends on a value.
 pub trait Real:
     Clone + Add<Output = Self> + Sub<Output = Self> + Mul<Output = Self> + Div<Output = Self> + Neg<Output = Self>
 {
-    /// What a comparison yields: `bool` for numbers, a predicate value in a compiled program.
+    /// Result of a comparison: `bool` for numbers, a predicate value in a compiled program.
     type Bool: Clone;
 
-    /// A constant in the context (program, device, tangent space) that `self` lives in.
+    /// Returns a constant in the context (program, device, tangent space) of `self`.
     fn constant(&self, value: f64) -> Self;
-    /// e^x.
+    /// Returns e^x.
     fn exp(&self) -> Self;
-    /// Natural logarithm.
+    /// Returns the natural logarithm.
     fn ln(&self) -> Self;
-    /// `self < other`.
+    /// Returns `self < other`.
     fn lt(&self, other: &Self) -> Self::Bool;
-    /// `self <= other`.
+    /// Returns `self <= other`.
     fn le(&self, other: &Self) -> Self::Bool;
-    /// Both.
+    /// Returns `a && b`.
     fn and(a: &Self::Bool, b: &Self::Bool) -> Self::Bool;
-    /// The opposite.
+    /// Returns `!a`.
     fn not(a: &Self::Bool) -> Self::Bool;
-    /// `on_true` where the predicate holds, else `on_false`; the other side leaves no trace, not even a NaN.
+    /// Returns `on_true` where the predicate holds, else `on_false`. A NaN on the other side does not reach the result or its derivative.
     fn select(predicate: &Self::Bool, on_true: &Self, on_false: &Self) -> Self;
-    /// The same value, seen as a constant by differentiation.
+    /// Returns the same value as a constant of differentiation.
     fn stop_gradient(&self) -> Self;
 
-    /// At least one of the two.
+    /// Returns `a || b`.
     fn or(a: &Self::Bool, b: &Self::Bool) -> Self::Bool {
         Self::not(&Self::and(&Self::not(a), &Self::not(b)))
     }
 
-    /// Whether this is NaN, the one value that is not at most itself.
+    /// Returns `true` if this is NaN, the only value that is not `<=` itself.
     fn is_nan(&self) -> Self::Bool {
         Self::not(&self.le(self))
     }
 
-    /// `self`, or `origin` where `origin` is NaN: for a value that is chosen by comparing `origin`, which a NaN would
-    /// otherwise leave without a trace.
+    /// Returns `origin` if it is NaN, else `self`. For a `self` that was selected by comparing `origin`: comparisons with a NaN are false, so
+    /// it would be lost.
     fn or_nan_of(&self, origin: &Self) -> Self {
         Self::select(&origin.is_nan(), origin, self)
     }
 
-    /// |x|; the derivative at 0 is 0. NaN stays NaN.
+    /// Returns |x|; the derivative at 0 is 0. NaN stays NaN.
     fn abs(&self) -> Self {
         let zero = self.constant(0.0);
         let not_below = Self::select(&self.le(&zero), &zero, self);
         Self::select(&self.lt(&zero), &-self.clone(), &not_below)
     }
 
-    /// 1 / (1 + e^-x).
+    /// Returns 1 / (1 + e^-x).
     fn sigmoid(&self) -> Self {
         self.constant(1.0) / (self.constant(1.0) + (-self.clone()).exp())
     }
 
-    /// The smaller; `self` on a tie, which decides the derivative there. NaN if either is, as in PyTorch.
+    /// Returns the minimum; `self` on a tie, which decides the derivative. NaN if either is NaN, as in PyTorch.
     fn min(&self, other: &Self) -> Self {
         Self::select(&Self::or(&self.le(other), &self.is_nan()), self, other)
     }
 
-    /// The larger; `self` on a tie. NaN if either is, as in PyTorch.
+    /// Returns the maximum; `self` on a tie. NaN if either is NaN, as in PyTorch.
     fn max(&self, other: &Self) -> Self {
         Self::select(&Self::or(&other.le(self), &self.is_nan()), self, other)
     }
 
-    /// `self` held between two constants; the derivative passes at the bounds and is zero beyond them. NaN stays NaN.
+    /// Clamps `self` to two constants; the derivative is 1 at the bounds and 0 beyond them. NaN stays NaN.
     fn clamp(&self, low: f64, high: f64) -> Self {
         self.max(&self.constant(low)).min(&self.constant(high))
     }
 
-    /// 1 where the predicate holds, else 0.
+    /// Returns 1 where the predicate holds, else 0.
     fn indicator(&self, predicate: &Self::Bool) -> Self {
         Self::select(predicate, &self.constant(1.0), &self.constant(0.0))
     }
@@ -90,7 +90,7 @@ pub trait Real:
 pub trait Scalar: Real<Bool = bool> + Copy + Send + Sync + Default + std::fmt::Debug + 'static {
     /// Rounds to this type.
     fn from_f64(value: f64) -> Self;
-    /// Widens exactly.
+    /// Widens to f64, exactly.
     fn to_f64(self) -> f64;
 }
 
@@ -141,8 +141,8 @@ impl_real!(f64);
 
 /// A value and its derivative with respect to one input (forward mode).
 ///
-/// The loss is a function of very few inputs per token, so one forward pass per input is cheaper and simpler than a
-/// tape, and no second formula for the gradient exists that could drift from the first.
+/// The loss is a function of few inputs per token, so one forward pass per input is cheaper and simpler than a
+/// tape, and no second formula for the gradient can diverge from the first.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Dual<R> {
     /// The value.
@@ -152,13 +152,13 @@ pub struct Dual<R> {
 }
 
 impl<R: Real> Dual<R> {
-    /// The input itself: derivative 1.
+    /// Creates the input itself: derivative 1.
     pub fn variable(value: R) -> Self {
         let tangent = value.constant(1.0);
         Self { value, tangent }
     }
 
-    /// Something that does not depend on the input: derivative 0.
+    /// Creates a value that does not depend on the input: derivative 0.
     pub fn fixed(value: R) -> Self {
         let tangent = value.constant(0.0);
         Self { value, tangent }
@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn choices_between_values_keep_a_nan_with_its_derivative() {
+    fn min_max_and_clamp_keep_nan_with_its_derivative() {
         let nan = Dual { value: f64::NAN, tangent: f64::NAN };
         let one = Dual::variable(1.0);
         for (how, found) in [
@@ -283,12 +283,12 @@ mod tests {
             [-2.0, 0.0, 3.0].map(|x| (x.abs(), derivative(|x| x.abs(), x))),
             [(2.0, -1.0), (0.0, 0.0), (3.0, 1.0)]
         );
-        // Infinities are numbers that a bound holds.
+        // Infinities are clamped.
         assert_eq!([f64::NEG_INFINITY, f64::INFINITY].map(|x| Real::clamp(&x, 0.8, 1.2)), [0.8, 1.2]);
     }
 
     #[test]
-    fn select_drops_the_other_side_entirely() {
+    fn select_drops_nan_of_the_other_side() {
         let x = Dual::variable(1000.0_f32);
         let overflow = x.exp(); // inf, with an infinite tangent
         let kept = Dual::select(&false, &overflow, &x);
