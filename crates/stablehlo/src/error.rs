@@ -1,101 +1,101 @@
-//! The errors of operations that cannot be built, or not be interpreted.
+//! Errors of building, interpreting and differentiating programs.
 
 use std::panic::Location;
 
-/// Result of this crate.
+/// The result type of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// An operation that cannot be built, or not be interpreted.
+/// An error of building, interpreting or differentiating a program.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// Operands whose shapes, dtypes or attributes do not fit together.
     #[error("{operation}: {reason} (built at {at})")]
     Operation {
-        /// The operation by its name in StableHLO.
+        /// The operation's name in StableHLO.
         operation: &'static str,
-        /// The shapes, dtypes or attributes that were expected, and those that came.
+        /// The expected and the found shapes, dtypes or attributes.
         reason: String,
-        /// The line of Rust that built it.
+        /// The line of Rust that built the operation.
         at: &'static Location<'static>,
     },
-    /// Elements that are no tensor of a type.
+    /// Elements that do not form a tensor of the requested type.
     #[error("{reason}")]
     Array {
-        /// The elements that were expected, and those that came.
+        /// The expected and the found elements.
         reason: String,
     },
-    /// An operation whose meaning is not in the program: the target's own code, replicas that are not there, or a scatter of
-    /// windows that are partly outside of the operand, on which the specification and compilers disagree.
+    /// An operation that the interpreter cannot evaluate: a custom call, a collective over missing replicas, or a
+    /// scatter of windows that are partly outside of the operand, on which the specification and compilers disagree.
     #[error("{operation} cannot be interpreted: {reason}")]
     Uninterpreted {
-        /// The operation by its name in StableHLO.
+        /// The operation's name in StableHLO.
         operation: &'static str,
-        /// What it would take.
+        /// The reason, and the requirement if there is one.
         reason: String,
     },
-    /// A program that is none: operands, types and attributes that do not fit together, or arguments that are not the
-    /// function's. What a [`Builder`](crate::Builder) made is checked already, but for the dimension numbers of gathers
-    /// and scatters.
+    /// A malformed program: operands, types and attributes that do not fit together, or arguments that are not the
+    /// function's. Programs made by a [`Builder`](crate::Builder) are already checked, except for the dimension numbers
+    /// of gathers and scatters.
     #[error("{operation}: {reason}")]
     Malformed {
-        /// The operation by its name in StableHLO.
+        /// The operation's name in StableHLO.
         operation: &'static str,
-        /// What was expected, and what came.
+        /// The expected and the found value.
         reason: String,
     },
-    /// A mesh of devices that is none, or one in the place of another.
+    /// An invalid mesh, or a mesh that differs from the expected one.
     #[error("mesh `{mesh}`: {reason}")]
     Mesh {
         /// The name of the mesh.
         mesh: String,
-        /// What was expected, and what came.
+        /// The expected and the found value.
         reason: String,
     },
-    /// An axis that a mesh does not have, or that is used where it cannot be.
+    /// An axis that a mesh does not have, or that cannot be used here.
     #[error("axis `{axis}` of mesh `{mesh}`: {reason}")]
     Axis {
         /// The name of the mesh.
         mesh: String,
         /// The name of the axis.
         axis: String,
-        /// What was expected, or why it cannot be used.
+        /// The expected axis, or why the axis cannot be used.
         reason: String,
     },
-    /// A tensor that is not split evenly over devices.
+    /// A tensor that cannot be sharded evenly over devices.
     #[error("{ty} is not split by {sharding}: {reason}")]
     Split {
         /// The type of the tensor.
         ty: String,
-        /// The sharding as programs write it.
+        /// The sharding in MLIR syntax.
         sharding: String,
-        /// The dimension and the number of parts, or the ranks.
+        /// The dimension and the number of shards, or the ranks.
         reason: String,
     },
-    /// Devices that have different numbers where the program says that they have the same.
+    /// Devices that hold different values where the program requires equal ones.
     #[error("{operation}: {reason}")]
     Disagreement {
-        /// The operation by its name.
+        /// The operation's name.
         operation: &'static str,
-        /// The result, the devices, and what they have.
+        /// The result, the devices, and their values.
         reason: String,
     },
-    /// A program that needs more than the [`Interpreter`](crate::Interpreter) may spend.
+    /// A program that exceeds a limit of the [`Interpreter`](crate::Interpreter).
     #[error("{operation}: {reason}")]
     Limit {
-        /// The operation by its name in StableHLO, at which the limit was reached.
+        /// The StableHLO name of the operation that reached the limit.
         operation: &'static str,
-        /// The limit, and what to raise.
+        /// The limit, and the setting that raises it.
         reason: String,
     },
-    /// An operation without a derivative between what is differentiated and what it is differentiated with respect to.
+    /// An operation without a derivative on the path from a differentiated argument to a result.
     #[error("{operation} has no derivative: {reason} (built at {at})")]
     NoDerivative {
-        /// The operation by its name in StableHLO.
+        /// The operation's name in StableHLO.
         operation: &'static str,
-        /// What to do instead.
+        /// The reason, and what to do instead.
         reason: String,
-        /// The line of Rust that built it.
+        /// The line of Rust that built the operation.
         at: &'static Location<'static>,
     },
 }

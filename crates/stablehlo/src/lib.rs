@@ -1,9 +1,9 @@
 //! StableHLO programs and Mosaic TPU kernels as typed graphs that print themselves.
 //!
-//! Use it to write programs for XLA (or kernels for TPUs) from Rust without MLIR's libraries: it depends on no compiler, and
-//! `pjrt` compiles and runs what it prints. A program is built operation by operation ([`Builder`]), which checks shapes and
-//! dtypes; it is then plain data ([`Module`]) that can be inspected, rewritten and interpreted ([`Module::interpret`]), and
-//! its `Display` is the text that XLA parses.
+//! It is for writing XLA programs or TPU kernels in Rust without MLIR's libraries. It needs no compiler; `pjrt`
+//! compiles and runs the text that it prints. [`Builder`] makes a program operation by operation and checks shapes and
+//! dtypes. The result is plain data ([`Module`]) that can be inspected, rewritten and interpreted
+//! ([`Module::interpret`]); its `Display` is the text that XLA parses.
 //!
 //! ```
 //! use stablehlo::{Array, Builder, Dtype, Reducer, TensorType};
@@ -16,7 +16,7 @@
 //! let module = f.finish("logsumexp", &[("lse", &lse)])?;
 //! assert!(module.to_string().contains("stablehlo.exponential"));
 //!
-//! // What it means, without a compiler: in f64, for tests and derivatives.
+//! // Run it in f64 without a compiler, for example in tests.
 //! let logits = Array::floats(Dtype::F32, [8, 100], (0..800).map(|i| f64::from(i % 7)))?;
 //! let lse = &module.interpret(&[logits.clone()])?[0];
 //! let sum: f64 = logits.to_floats()[..100].iter().map(|x| x.exp()).sum();
@@ -26,10 +26,10 @@
 //!
 //! # Functions, loops and derivatives
 //!
-//! [`trace`] builds a function once; [`Builder::call`] puts it into programs, [`Builder::scan`] repeats it over the slices of
-//! stacked weights, and [`Builder::vjp`] or [`Builder::value_and_grad`] make its derivative, in reverse mode, of operations
-//! like any others. What a derivative keeps, and what it computes again, is said by [`Save`] for a scan and by
-//! [`Builder::remat`] elsewhere; [`Builder::custom_vjp`] is for derivatives of one's own.
+//! [`trace`] builds a function once; [`Builder::call`] adds it to a program, [`Builder::scan`] repeats it over the
+//! slices of stacked weights, and [`Builder::vjp`] or [`Builder::value_and_grad`] build its reverse-mode derivative out
+//! of ordinary operations. [`Save`] selects the values that a derivative saves and the values that it recomputes, for a
+//! scan or a [`Builder::remat`]; [`Builder::custom_vjp`] takes a custom derivative.
 //!
 //! ```
 //! use stablehlo::{Builder, DotDimensions, Dtype, Precision, Reducer, Save, TensorType, trace};
@@ -48,19 +48,19 @@
 //! let (x, weights) = (f.argument("x", hidden), f.argument("weights", stacked));
 //! let (results, gradients) = f.value_and_grad(&loss, &[&x, &weights], &[1])?;
 //! let module = f.finish("step", &[("loss", &results[0]), ("gradient", &gradients[0])])?;
-//! // Two loops, one each way, however many layers there are.
+//! // Two loops, forward and backward, for any number of layers.
 //! assert_eq!(module.to_string().matches("stablehlo.while").count(), 2);
 //! # Ok::<(), stablehlo::Error>(())
 //! ```
 //!
 //! # Many devices
 //!
-//! A program is written for whole tensors, and says how it is split over a [`Mesh`]: [`Builder::shard`] for arguments,
-//! [`Builder::shard_result`] for results, [`Value::constrain`] for what is in between. The compiler's partitioner
-//! (Shardy: compile with `use_shardy_partitioner` and as many partitions as the mesh has devices) does the rest; it then
-//! takes and returns every device's part ([`Sharding::range`]). Where it should not choose, [`Builder::manual`] has a body
-//! for one device, which meets others in collectives. All of it has derivatives, and the interpreter runs all devices of it
-//! together.
+//! A program is written for whole tensors and annotated with shardings over a [`Mesh`]: [`Builder::shard`] for
+//! arguments, [`Builder::shard_result`] for results, [`Value::constrain`] for intermediate values. The compiler's
+//! partitioner (Shardy: compile with `use_shardy_partitioner` and as many partitions as the mesh has devices) does the
+//! rest; the executable then takes and returns each device's shard ([`Sharding::range`]). [`Builder::manual`] bypasses
+//! the partitioner with a body for one device, which communicates with other devices in collectives. All of this has
+//! derivatives, and the interpreter simulates all devices.
 //!
 //! ```
 //! use stablehlo::{Builder, DotDimensions, Dtype, Mesh, Precision, Reducer, TensorType, trace};

@@ -1,55 +1,58 @@
-//! Loops of a program, for estimates: their trip counts, and the program without them or with them twice.
+//! Loops of a program, for cost estimates: their trip counts, and the program with loops removed or duplicated.
 
 use crate::graph::*;
 use crate::types::TensorType;
 use std::collections::BTreeMap;
 
-/// A loop of a function's body, or one that is nested in another operation of it.
+/// A loop of a function's body, or of a nested region.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Loop {
-    /// Where it is: the index of an operation of the body, then, for each operation on the way to the loop, the index of
-    /// a region and that of an operation in it.
+    /// The position of the loop: the index of an operation of the body, then, for each nesting level, the index of a
+    /// region and the index of an operation in it.
     pub path: Vec<usize>,
-    /// The number of iterations each time it begins, if that can be read off: a counter that begins with a constant, grows
-    /// by a constant, and is compared with a constant. Of a loop that goes on while `counter < end & ...`, the largest number.
+    /// The number of iterations per execution, if it can be determined: a counter that starts at a constant, grows by a
+    /// constant, and is compared with a constant. For a condition `counter < end & ...`, it is the upper bound.
     pub trips: Option<u64>,
-    /// How often it begins: the iterations of the loops around it, multiplied; 1 outside of all loops.
+    /// The number of executions: the product of the trip counts of the enclosing loops; 1 without any.
     pub begins: Option<u64>,
 }
 
 impl Loop {
-    /// All its iterations: those of each time it begins.
+    /// Returns the total number of iterations over all executions.
     pub fn turns(&self) -> Option<u64> {
         self.begins.zip(self.trips).map(|(begins, trips)| begins.saturating_mul(trips))
     }
 }
 
 impl Function {
-    /// The loops of the function, each before those in it; scans are loops too, as [`Function::lowered`] makes them.
+    /// Returns the loops of the function, outer loops before nested ones. Scans are included, because
+    /// [`Function::lowered`] turns them into loops.
     ///
-    /// A compiler's estimate counts every body once, however often it turns. With `once`, the estimate of the whole, and
-    /// `without`, that of the program without a loop (and what is in it), the cost of all iterations is
-    /// once + sum over the loops of (turns - begins) (once - without).
+    /// A compiler's cost estimate counts every loop body once. With `once`, the estimate of the whole program, and
+    /// `without`, the estimate of the program without a loop (and its body), the cost of all iterations is once + sum
+    /// over the loops of (turns - begins) (once - without).
     pub fn loops(&self) -> Vec<Loop> {
         let mut loops = vec![];
         find(&self.lowered().body, &mut vec![], Some(1), &BTreeMap::new(), &mut loops);
         loops
     }
 
-    /// The lowered function with the loops at the given [`Loop::path`]s left out, as if they had no iterations: what they
-    /// return is what they begin with.
+    /// Returns the lowered function without the loops at the given [`Loop::path`]s, as if they had no iterations: they
+    /// return their initial values.
     pub fn without_loops(&self, paths: &[&[usize]]) -> Self {
         let mut function = self.lowered().into_owned();
         remove(&mut function.body, paths);
         function
     }
 
-    /// The lowered function with each of the loops at the given [`Loop::path`]s followed by itself, which begins with its results and
-    /// counts anew: with `twice` its estimate, the cost of all iterations is once + sum over the loops of (turns - begins) (twice - once).
+    /// Returns the lowered function with each loop at the given [`Loop::path`]s duplicated: the copy starts from the
+    /// results of the first and restarts the counter. With `twice`, the estimate of this function, the cost of all
+    /// iterations is once + sum over the loops of (turns - begins) (twice - once).
     ///
-    /// It leaves bodies and what is around a loop as they are. Where a loop is left out ([`Function::without_loops`]) and its results
-    /// are constants, compilers leave out what is computed of them, too; and of a body with everything in it twice they may make another
-    /// one, with another layout of what it takes, so that the difference is not one turn.
+    /// Unlike [`Function::without_loops`], this leaves loop bodies and their surroundings unchanged. If a removed
+    /// loop's results are constants, compilers also fold the operations that depend on them. If one body holds its
+    /// operations twice, compilers may choose other layouts for its operands, so that the difference is not the cost of
+    /// one iteration.
     pub fn with_loops_twice(&self, paths: &[&[usize]]) -> Self {
         let mut function = self.lowered().into_owned();
         repeat(&mut function.body, paths, &mut function.types);
@@ -58,18 +61,18 @@ impl Function {
 }
 
 impl Module {
-    /// The module whose main is [`Function::without_loops`].
+    /// Returns the module with [`Function::without_loops`] of its main.
     pub fn without_loops(&self, paths: &[&[usize]]) -> Self {
         Self { main: self.main.without_loops(paths), name: self.name.clone(), ..*self }
     }
 
-    /// The module whose main is [`Function::with_loops_twice`].
+    /// Returns the module with [`Function::with_loops_twice`] of its main.
     pub fn with_loops_twice(&self, paths: &[&[usize]]) -> Self {
         Self { main: self.main.with_loops_twice(paths), name: self.name.clone(), ..*self }
     }
 }
 
-/// Adds the loops of a region that is entered `begins` times, with the constants of the regions around it.
+/// Adds the loops of a region that runs `begins` times, with the integer constants of the enclosing regions.
 fn find(
     region: &Region,
     path: &mut Vec<usize>,
@@ -96,13 +99,13 @@ fn find(
     }
 }
 
-/// What is left of the paths that begin with `first`.
+/// Returns the rest of the paths that begin with `first`.
 fn below<'a>(paths: &[&'a [usize]], first: usize) -> Vec<&'a [usize]> {
     let rest = |path: &&'a [usize]| path.split_first().filter(|(index, _)| **index == first).map(|(_, rest)| rest);
     paths.iter().filter_map(rest).collect()
 }
 
-/// Puts loops of a region, and of regions in it, behind themselves.
+/// Duplicates loops of a region and of nested regions.
 fn repeat(region: &mut Region, paths: &[&[usize]], types: &mut Vec<TensorType>) {
     let mut names = BTreeMap::new();
     for (index, mut op) in std::mem::take(&mut region.operations).into_iter().enumerate() {
@@ -116,7 +119,7 @@ fn repeat(region: &mut Region, paths: &[&[usize]], types: &mut Vec<TensorType>) 
         }
         let again = (op.kind == Kind::While && here.contains(&&[][..])).then(|| {
             let mut again = copied(std::slice::from_ref(&op), &mut BTreeMap::new(), types).remove(0);
-            // Counters are scalars.
+            // Integer scalars are counters, which restart.
             let counts = |id: &ValueId| types[id.0].shape.is_empty() && types[id.0].dtype.is_integer();
             let begins = op.operands.iter().zip(&op.results);
             again.operands = begins.map(|(begin, result)| if counts(begin) { *begin } else { *result }).collect();
@@ -129,7 +132,7 @@ fn repeat(region: &mut Region, paths: &[&[usize]], types: &mut Vec<TensorType>) 
     region.results.iter_mut().for_each(|id| *id = names.get(id).copied().unwrap_or(*id));
 }
 
-/// The operations once more, with values of their own; `names` are those of the copy for what is defined outside of it.
+/// Copies operations, with new values; `names` maps the ids of defined values to their copies.
 fn copied(
     operations: &[Operation],
     names: &mut BTreeMap<ValueId, ValueId>,
@@ -151,7 +154,7 @@ fn copied(
         let operands = now(&operation.operands, names);
         let mut regions: Vec<Region> = vec![];
         for (index, region) in operation.regions.iter().enumerate() {
-            // Condition and body of a loop have their arguments in common.
+            // The condition and body of a loop share their arguments.
             let shared = index > 0 && operation.regions[index - 1].arguments == region.arguments;
             let arguments = match regions.last() {
                 Some(before) if shared => before.arguments.clone(),
@@ -166,7 +169,7 @@ fn copied(
     copies
 }
 
-/// Leaves out loops of a region, and of regions in it.
+/// Removes loops of a region and of nested regions.
 fn remove(region: &mut Region, paths: &[&[usize]]) {
     let mut initial = BTreeMap::new();
     let mut index = 0;
@@ -193,13 +196,13 @@ fn rename(region: &mut Region, names: &BTreeMap<ValueId, ValueId>) {
     region.results.iter_mut().for_each(|id| *id = resolved(*id, names));
 }
 
-/// Renames what an operation takes.
+/// Renames the operands of an operation.
 fn rename_in(operation: &mut Operation, names: &BTreeMap<ValueId, ValueId>) {
     operation.operands.iter_mut().for_each(|id| *id = resolved(*id, names));
     operation.regions.iter_mut().for_each(|region| rename(region, names));
 }
 
-/// What a value is called: a loop may begin with what another one that is left out returns.
+/// Follows renamings: a removed loop may start from the results of another removed loop.
 fn resolved(mut id: ValueId, names: &BTreeMap<ValueId, ValueId>) -> ValueId {
     while let Some(other) = names.get(&id) {
         id = *other;
@@ -207,7 +210,7 @@ fn resolved(mut id: ValueId, names: &BTreeMap<ValueId, ValueId>) -> ValueId {
     id
 }
 
-/// Integer constants of a region.
+/// Returns the integer constants of a region.
 fn scalars(region: &Region) -> BTreeMap<ValueId, i64> {
     let constants = region.operations.iter().filter_map(|op| match (&op.kind, op.results.as_slice()) {
         (Kind::Constant(Literal::Splat(Number::Int(value))), [result]) => Some((*result, *value)),
@@ -216,7 +219,7 @@ fn scalars(region: &Region) -> BTreeMap<ValueId, i64> {
     constants.collect()
 }
 
-/// Turns of `for (i = begin; i < end; i += step)`.
+/// Returns the iterations of `for (i = begin; i < end; i += step)`.
 fn trips(op: &Operation, outside: &BTreeMap<ValueId, i64>) -> Option<u64> {
     let [condition, body] = op.regions.as_slice() else { return None };
     let known = |region: &Region, id: ValueId| outside.get(&id).copied().or_else(|| scalars(region).get(&id).copied());
@@ -226,7 +229,7 @@ fn trips(op: &Operation, outside: &BTreeMap<ValueId, i64>) -> Option<u64> {
         Some((op.kind.clone(), *a, *b))
     };
     let mut found = definition(condition, *condition.results.first()?)?;
-    // A loop that may end earlier: the counter comes first.
+    // In `counter < end & ...`, the comparison of the counter comes first.
     while let (Kind::Binary(Binary::And), first, _) = found {
         found = definition(condition, first)?;
     }
@@ -248,7 +251,7 @@ mod tests {
     use super::*;
     use crate::{Array, Builder, Dtype, Value, trace};
 
-    /// Two loops, of which the second begins with what the first returns.
+    /// Two loops; the second starts from the result of the first.
     fn module() -> Module {
         let f = Builder::new();
         let a = f.argument("a", TensorType::new(Dtype::F32, [4]));
@@ -267,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn trips_are_read_off_the_counter() {
+    fn trip_counts_follow_from_counters() {
         let trips: Vec<_> = module().main.loops().iter().map(|l| l.trips).collect();
         assert_eq!(trips, [Some(5), Some(3)]);
         assert_eq!(counted(0, 7, |i| i + i.like(2)), Some(4));
@@ -278,13 +281,13 @@ mod tests {
         let early = |c: &[Value]| c[0].lt(&end) & c[0].ne(&c[0].like(3));
         let i = f.while_loop(&[&begin], early, |c| vec![&c[0] + c[0].like(1)]).remove(0);
         assert_eq!(f.finish("early", &[("i", &i)]).expect("a program").main.loops()[0].trips, Some(7));
-        // No counter: these are not guessed at.
+        // Without a counter that grows by a constant, the number is unknown.
         assert_eq!(counted(1, 7, |i| i * i.like(2)), None);
         assert_eq!(counted(0, 7, |i| i + i.like(0)), None);
     }
 
     #[test]
-    fn a_loop_that_is_left_out_returns_what_it_begins_with() {
+    fn a_removed_loop_returns_its_initial_values() {
         let module = module();
         let loops = module.main.loops();
         let [first, second] = [0, 1].map(|i| &loops[i].path[..]);
@@ -294,7 +297,7 @@ mod tests {
         let without = module.without_loops(&[first]);
         assert_eq!(without.main.loops().iter().map(|l| l.trips).collect::<Vec<_>>(), [Some(3)]);
         assert_eq!((sum_of(&without), without.main.body.results[1]), (argument, argument));
-        // Also inside of the loop that stays.
+        // Also inside of the remaining loop.
         let body = &without.main.body.operations[without.main.loops()[0].path[0]].regions[1];
         assert!(body.operations.iter().any(|op| op.operands.contains(&argument)), "{without}");
 
@@ -304,8 +307,8 @@ mod tests {
         assert_eq!(module.without_loops(&[]), module);
     }
 
-    /// Four turns, in each of which two loops follow one another: one of three turns, with one of five turns in a branch of
-    /// it, and one whose end is data.
+    /// A loop of four iterations whose body has two loops: one of three iterations, with a loop of five iterations in a
+    /// branch, and one whose end is data.
     fn nested() -> Module {
         let f = Builder::new();
         let a = f.argument("a", TensorType::new(Dtype::F32, [4]));
@@ -325,18 +328,18 @@ mod tests {
     }
 
     #[test]
-    fn nested_loops_turn_as_often_as_those_around_them() {
+    fn begins_of_nested_loops_multiply_outer_trip_counts() {
         let loops = nested().main.loops();
         let counts: Vec<_> = loops.iter().map(|l| (l.begins, l.trips, l.turns())).collect();
         let expected = [(1, Some(4)), (4, Some(3)), (12, Some(5)), (4, None)];
         assert_eq!(counts, expected.map(|(begins, trips)| (Some(begins), trips, trips.map(|t| t * begins))));
-        // The outer one, its body's first operation that is a loop, the case in that one's body, and its first branch.
+        // The outer loop, the first loop of its body, the loop in the branch of that body, and the second loop.
         assert_eq!(loops.iter().map(|l| l.path.len()).collect::<Vec<_>>(), [1, 3, 7, 3]);
         assert!(loops[1].path.starts_with(&loops[0].path) && loops[2].path.starts_with(&loops[1].path));
     }
 
     #[test]
-    fn a_nested_loop_that_is_left_out_returns_what_it_begins_with() {
+    fn a_removed_nested_loop_returns_its_initial_values() {
         let module = nested();
         let loops = module.main.loops();
         let ends = |module: &Module| module.main.loops().iter().map(|l| l.trips).collect::<Vec<_>>();
@@ -345,7 +348,7 @@ mod tests {
         assert_eq!(ends(&without(&[2])), [Some(4), Some(3), None]);
         assert_eq!(ends(&without(&[1])), [Some(4), None]);
         assert_eq!(ends(&without(&[3, 2])), [Some(4), Some(3)]);
-        // One that is in another one is left out with it.
+        // A nested loop is removed with the enclosing one.
         assert_eq!(ends(&without(&[1, 2])), [Some(4), None]);
         assert_eq!(ends(&without(&[0, 3])), []);
         let arguments = [
@@ -353,15 +356,15 @@ mod tests {
             Array::ints(Dtype::I32, [], [2]).expect("a number"),
         ];
         let run = |module: &Module| module.interpret(&arguments).expect("a value").remove(0).to_floats();
-        // Without the loops in it, the outer one adds nothing.
+        // Without its inner loops, the outer loop adds nothing.
         assert_eq!(run(&without(&[1, 3])), arguments[0].to_floats());
         assert_eq!(run(&without(&[1])), arguments[0].to_floats().iter().map(|a| a * 9.0).collect::<Vec<_>>());
         assert_ne!(run(&without(&[2])), run(&module));
     }
 
-    /// The sum over loops is the sum over iterations: each operation counts as often as it runs.
+    /// Summed over loops, each operation counts as often as it runs.
     #[test]
-    fn costs_of_bodies_become_those_of_iterations() {
+    fn cost_formulas_count_all_iterations() {
         let f = Builder::new();
         let a = f.argument("a", TensorType::new(Dtype::F32, [4]));
         let looped = f.for_loop(4, &[&a], |_, outer| {
@@ -388,8 +391,8 @@ mod tests {
     }
 
     #[test]
-    fn a_loop_twice_goes_on_where_it_ended() {
-        // Grows by 3 in two turns, or in a loop of so many turns by 3 more.
+    fn a_duplicated_loop_continues_from_the_first() {
+        // Each of `outer` iterations adds 1, 2, ..., `inner` in a nested loop, then doubles the value.
         let grown = |outer: usize, inner: usize| {
             let f = Builder::new();
             let a = f.argument("a", TensorType::new(Dtype::F32, [2]));
@@ -408,9 +411,9 @@ mod tests {
         let loops = module.main.loops();
         let paths: Vec<&[usize]> = loops.iter().map(|l| &l.path[..]).collect();
         let twice = |which: &[&[usize]]| module.with_loops_twice(which);
-        // Of three turns six.
+        // Three iterations become six.
         assert_eq!(run(&twice(&paths[..1])), run(&grown(6, 2)));
-        // 1 + 2 and, counted anew, once more.
+        // The inner loop adds 1 + 2, and again with the restarted counter.
         let by_hand = |outer: usize, adds: f64| {
             let grow = |x: f64| (0..outer).fold(x, |x, _| 2.0 * (x + adds)) + 0.5;
             vec![grow(0.5), grow(-1.0)]
@@ -427,9 +430,9 @@ mod tests {
         });
     }
 
-    /// Scans too.
+    /// A scan is lowered to a loop.
     #[test]
-    fn a_scan_is_a_loop() {
+    fn scans_are_listed_as_loops() {
         let row = TensorType::new(Dtype::F32, [2]);
         let body = trace(&[row.clone(), row.clone()], |_, a| vec![&a[0] + &a[1]]).expect("a body");
         let f = Builder::new();

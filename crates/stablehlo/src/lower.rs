@@ -1,5 +1,5 @@
-//! Structure that only this crate knows (scans, code to compute again, code with a derivative of its own, names) as
-//! operations that compilers take.
+//! Lowers operations that only this crate has (scans, rematerialisation, custom derivatives, names) to operations that
+//! compilers accept.
 
 use crate::graph::*;
 use crate::sharding::{Groups, Manual, MeshAxes, Sharding};
@@ -8,7 +8,7 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 impl Module {
-    /// The module whose main is [`Function::lowered`].
+    /// Returns the module with [`Function::lowered`] as its main.
     pub fn lowered(&self) -> Cow<'_, Self> {
         match self.main.lowered() {
             Cow::Borrowed(_) => Cow::Borrowed(self),
@@ -18,12 +18,12 @@ impl Module {
 }
 
 impl Function {
-    /// The same function in operations of StableHLO and Shardy: a [`Kind::Scan`] is a [`Kind::While`] whose number of turns
-    /// [`Function::loops`] can read, code of [`Kind::Remat`] and [`Kind::CustomVjp`] stands in their place, a
-    /// [`Kind::AxisIndex`] is computed from the partition's number, or handed in where partitions have none, and
-    /// [`Kind::Named`] and [`Kind::StopGradient`] are gone. So is what is about one device: how it is split over a mesh of one,
-    /// and the code of a [`Kind::Manual`] along axes of one device stands in its place. The text of a module is that of the
-    /// lowered one.
+    /// Returns the same function in operations of StableHLO and Shardy only. A [`Kind::Scan`] becomes a [`Kind::While`]
+    /// whose trip count [`Function::loops`] can determine. The code of [`Kind::Remat`] and [`Kind::CustomVjp`] is
+    /// inlined. A [`Kind::AxisIndex`] is computed from the partition id, or passed in as an operand in computations
+    /// where partitions have no ids. [`Kind::Named`] and [`Kind::StopGradient`] are removed. Shardings over a mesh of
+    /// one device are removed too, and a [`Kind::Manual`] along axes of one device is inlined. The text of a module is
+    /// the text of its lowered form.
     pub fn lowered(&self) -> Cow<'_, Self> {
         let shardings = self.arguments.iter().map(|a| &a.sharding).chain(self.results.iter().map(|r| &r.sharding));
         let mut structured = shardings.flatten().any(is_of_one);
@@ -44,7 +44,7 @@ impl Function {
 }
 
 impl Kind {
-    /// Whether [`Function::lowered`] makes something else of it.
+    /// Returns `true` if [`Function::lowered`] replaces the operation.
     pub fn is_structure(&self) -> bool {
         match self {
             Self::Scan(_)
@@ -59,7 +59,7 @@ impl Kind {
         }
     }
 
-    /// Whether it is a collective along axes of one device.
+    /// Returns `true` for a collective along axes of one device.
     fn is_alone(&self) -> bool {
         match self {
             Self::AllReduce { groups: Groups::Axes(axes), .. }
@@ -78,9 +78,10 @@ fn is_of_one(sharding: &Sharding) -> bool {
 
 struct Lowering {
     types: Vec<TensorType>,
-    /// Values that are others by now.
+    /// Maps replaced values to their replacements.
     names: BTreeMap<ValueId, ValueId>,
-    /// In a computation that leaves axes to the partitioner: the device's place along some axes, `[1]`, that it is given.
+    /// In a computation that leaves some axes to the partitioner: the operands `[1]` that hold the device's position
+    /// along some axes.
     places: Option<Vec<(MeshAxes, ValueId)>>,
 }
 
@@ -102,14 +103,14 @@ impl Lowering {
         for operation in operations {
             let operands = self.renamed(&operation.operands);
             match &operation.kind {
-                // Whoever reads the function says that it is none.
+                // A malformed operation stays; the reader of the function reports it.
                 kind if kind.is_structure() && !self.fits(operation, &operands) => {
                     let Operation { kind, results, regions, .. } = operation.clone();
                     out.push(Operation { kind, operands, results, regions });
                 }
                 Kind::Scan(scan) => self.scan(scan, operation, &operands, out),
                 kind @ (Kind::Remat(_) | Kind::CustomVjp { .. } | Kind::Manual(_)) if kind.is_structure() => {
-                    // A number of results that the code has more than is one of residuals, which nobody reads.
+                    // Results of the code beyond the operation's are residuals, which nothing reads.
                     let code = &operation.regions[0];
                     self.rename(&code.arguments, &operands);
                     self.operations(&code.operations, out);
@@ -138,7 +139,7 @@ impl Lowering {
         }
     }
 
-    /// Whether an operation of structure has the operands, results and code that it should.
+    /// Checks the operands, results and region of an operation that is lowered.
     fn fits(&self, operation: &Operation, operands: &[ValueId]) -> bool {
         let typed = |ids: &[ValueId]| ids.iter().map(|id| self.types.get(id.0)).collect::<Option<Vec<_>>>();
         let (Some(given), Some(made)) = (typed(operands), typed(&operation.results)) else { return false };
@@ -192,8 +193,8 @@ impl Lowering {
         self.add(out, kind, vec![], TensorType::scalar(Dtype::I32))
     }
 
-    /// A computation in which partitions have no numbers: what asks for places is given them, by a tensor of which each device
-    /// has its own part.
+    /// Lowers a computation without partition ids: positions come from an extra operand, a tensor that is sharded so that
+    /// each device has its own position.
     fn partly_manual(
         &mut self,
         manual: &Manual,
@@ -223,7 +224,7 @@ impl Lowering {
         self.add(out, Kind::Reshape, vec![part], TensorType::scalar(Dtype::U32))
     }
 
-    /// The place of this partition along axes of its mesh, which numbers partitions row-major.
+    /// Computes the position of this partition along axes of its mesh, which numbers partitions in row-major order.
     fn place(&mut self, axes: &MeshAxes, out: &mut Vec<Operation>) -> ValueId {
         let ty = TensorType::scalar(Dtype::U32);
         let constant = |this: &mut Self, out: &mut Vec<Operation>, value: usize| {

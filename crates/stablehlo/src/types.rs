@@ -16,7 +16,7 @@ pub enum Dtype {
     I32,
     /// Signed integers of 64 bits.
     I64,
-    /// Unsigned, 32 bits; prints as `ui32`.
+    /// Unsigned integers of 32 bits; prints as `ui32`.
     #[strum(serialize = "ui32")]
     U32,
     /// Floating point of 16 bits, IEEE binary16.
@@ -30,22 +30,22 @@ pub enum Dtype {
 }
 
 impl Dtype {
-    /// The name of the type in MLIR.
+    /// Returns the name of the type in MLIR.
     pub fn name(self) -> &'static str {
         self.into()
     }
 
-    /// Whether it is one of the floating-point types.
+    /// Returns `true` for floating-point types.
     pub fn is_float(self) -> bool {
         matches!(self, Self::F16 | Self::Bf16 | Self::F32 | Self::F64)
     }
 
-    /// Whether it is one of the integer types (a predicate is none).
+    /// Returns `true` for integer types; predicates are not integers.
     pub fn is_integer(self) -> bool {
         matches!(self, Self::I16 | Self::I32 | Self::I64 | Self::U32)
     }
 
-    /// Bytes of one element as devices store it.
+    /// Returns the bytes of one element in device memory.
     pub fn bytes(self) -> usize {
         match self {
             Self::Pred => 1,
@@ -66,32 +66,32 @@ pub struct TensorType {
 }
 
 impl TensorType {
-    /// A tensor of `shape`.
+    /// Makes the type of a tensor of `shape`.
     pub fn new(dtype: Dtype, shape: impl Into<Vec<usize>>) -> Self {
         Self { dtype, shape: shape.into() }
     }
 
-    /// The type of a scalar.
+    /// Makes the type of a scalar.
     pub fn scalar(dtype: Dtype) -> Self {
         Self::new(dtype, [])
     }
 
-    /// The number of dimensions.
+    /// Returns the number of dimensions.
     pub fn rank(&self) -> usize {
         self.shape.len()
     }
 
-    /// Number of elements; the largest number there is for a type that no memory holds.
+    /// Returns the number of elements; `usize::MAX` on overflow.
     pub fn elements(&self) -> usize {
         self.shape.iter().fold(1, |n: usize, size| n.saturating_mul(*size))
     }
 
-    /// Bytes of a dense tensor of this type.
+    /// Returns the bytes of a dense tensor of this type; `usize::MAX` on overflow.
     pub fn bytes(&self) -> usize {
         self.elements().saturating_mul(self.dtype.bytes())
     }
 
-    /// The type of the same shape with other elements.
+    /// Returns the type of the same shape with another dtype.
     pub fn with_dtype(&self, dtype: Dtype) -> Self {
         Self { dtype, shape: self.shape.clone() }
     }

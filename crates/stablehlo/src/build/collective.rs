@@ -1,5 +1,5 @@
-//! Operations across devices that run the same program, each on its own data: replicas, or the devices of a mesh in a
-//! [`Builder::manual`] body.
+//! Collective operations between devices that run the same program on different data: replicas, or the devices of a
+//! mesh in a [`Builder::manual`] body.
 
 use super::contract::combines;
 use super::{Builder, Value};
@@ -8,8 +8,8 @@ use crate::sharding::{Groups, MeshAxes};
 use crate::types::{Dtype, TensorType};
 
 impl Value {
-    /// Combines the values that the devices of a group hold; each of them gets the result. `groups` are lists of replicas, or
-    /// the axes of a mesh along which devices meet.
+    /// Reduces a value over the devices of each group; every device gets the result. `groups` are lists of replicas, or
+    /// the mesh axes along which devices communicate.
     #[track_caller]
     pub fn all_reduce(&self, reducer: Reducer, groups: impl Into<Groups>) -> Self {
         let groups = groups.into();
@@ -17,7 +17,8 @@ impl Value {
         self.then(Kind::AllReduce { reducer, groups }, &[], check)
     }
 
-    /// [`Value::all_reduce`], of which each device of a group keeps its part along `dimension`, in the group's order.
+    /// Like [`Value::all_reduce`], but each device keeps only its shard of the result along `dimension`, in the order
+    /// of its group.
     #[track_caller]
     pub fn reduce_scatter(&self, reducer: Reducer, dimension: usize, groups: impl Into<Groups>) -> Self {
         let (ty, groups) = (self.ty(), groups.into());
@@ -32,7 +33,7 @@ impl Value {
         self.then(Kind::ReduceScatter { reducer, dimension, groups }, &[], check)
     }
 
-    /// The values of the devices of a group one after the other along `dimension`, in the group's order.
+    /// Concatenates the values of a group's devices along `dimension`, in the order of the group.
     #[track_caller]
     pub fn all_gather(&self, dimension: usize, groups: impl Into<Groups>) -> Self {
         let (ty, groups) = (self.ty(), groups.into());
@@ -46,8 +47,8 @@ impl Value {
         self.then(Kind::AllGather { dimension, groups }, &[], check)
     }
 
-    /// Splits the value of each device of a group along `split`, gives part i of all to the group's device i, and puts
-    /// what arrives one after the other along `concat`.
+    /// Splits each device's value along dimension `split`, sends shard i to device i of the group, and concatenates the
+    /// received shards along dimension `concat`.
     #[track_caller]
     pub fn all_to_all(&self, split: usize, concat: usize, groups: impl Into<Groups>) -> Self {
         let (ty, groups) = (self.ty(), groups.into());
@@ -65,15 +66,15 @@ impl Value {
         self.then(Kind::AllToAll { split, concat, groups }, &[], check)
     }
 
-    /// The value of the replica that is the source of this one, in (source, target) `pairs`; zeros where there is none.
+    /// Sends values between replicas along (source, target) `pairs`. A replica that receives nothing gets zeros.
     #[track_caller]
     pub fn collective_permute(&self, pairs: &[(usize, usize)]) -> Self {
         let check = once(pairs).map(|()| self.ty().clone());
         self.then(Kind::CollectivePermute { pairs: pairs.to_vec(), axes: None }, &[], check)
     }
 
-    /// [`Value::collective_permute`] in each group of devices along axes of a mesh, in a [`Builder::manual`] body: pairs are of
-    /// places in the group.
+    /// Like [`Value::collective_permute`], but within each group of devices along mesh axes, in a [`Builder::manual`]
+    /// body. `pairs` hold positions in the group.
     #[track_caller]
     pub fn collective_permute_along(&self, axes: &MeshAxes, pairs: &[(usize, usize)]) -> Self {
         let size = axes.size();
@@ -87,14 +88,14 @@ impl Value {
 }
 
 impl Builder {
-    /// The replica that runs: a u32 scalar.
+    /// Returns the id of the running replica, a u32 scalar.
     #[track_caller]
     pub fn replica_id(&self) -> Value {
         let ty = TensorType::scalar(Dtype::U32);
         self.emit(Kind::ReplicaId, &[], Ok(vec![ty.clone()]), || ty)
     }
 
-    /// The partition that runs: a u32 scalar.
+    /// Returns the id of the running partition, a u32 scalar.
     #[track_caller]
     pub fn partition_id(&self) -> Value {
         let ty = TensorType::scalar(Dtype::U32);
@@ -102,7 +103,7 @@ impl Builder {
     }
 }
 
-/// Whether no device sends, or gets, twice.
+/// Checks that no device sends or receives twice.
 fn once(pairs: &[(usize, usize)]) -> Result<(), String> {
     let repeated = |i: usize| pairs[..i].iter().any(|(s, t)| *s == pairs[i].0 || *t == pairs[i].1);
     match (0..pairs.len()).any(repeated) || pairs.is_empty() {

@@ -1,20 +1,20 @@
-//! Products and reductions.
+//! Dot products and reductions.
 
 use super::{Builder, Value};
 use crate::graph::{DotDimensions, Kind, Precision, Reducer};
 use crate::types::{Dtype, TensorType};
 
 impl Value {
-    /// A product that sums over `dimensions.contract`; the result has the batch dimensions, then the rest of the left
-    /// operand's, then the rest of the right one's. `dtype` is the result's: a wider one than the operands' keeps what
-    /// was accumulated.
+    /// Multiplies and sums over `dimensions.contract`. The result has the batch dimensions, then the other dimensions
+    /// of the left operand, then the other dimensions of the right operand. `dtype` is the dtype of the result; a wider
+    /// dtype than the operands' keeps the precision of the accumulator.
     #[track_caller]
     pub fn dot_general(&self, other: &Self, dimensions: DotDimensions, dtype: Dtype, precision: Precision) -> Self {
         let check = dot_type(self.ty(), other.ty(), &dimensions, dtype);
         self.then(Kind::DotGeneral(dimensions, precision), &[other], check)
     }
 
-    /// Combines over `dimensions`, which vanish.
+    /// Reduces over `dimensions` and removes them.
     #[track_caller]
     pub fn reduce(&self, reducer: Reducer, dimensions: &[usize]) -> Self {
         self.builder().reduce(&[(self, reducer)], dimensions).swap_remove(0)
@@ -22,7 +22,7 @@ impl Value {
 }
 
 impl Builder {
-    /// Combines several values of one shape over `dimensions` in one pass over them.
+    /// Reduces several values of one shape over `dimensions` in a single pass.
     #[track_caller]
     pub fn reduce(&self, operands: &[(&Value, Reducer)], dimensions: &[usize]) -> Vec<Value> {
         let inits: Vec<Value> = operands.iter().map(|(v, r)| self.scalar(r.identity(v.dtype()), v.dtype())).collect();
@@ -37,7 +37,7 @@ impl Builder {
     }
 }
 
-/// Whether elements of `ty` combine with `reducer`.
+/// Checks that `reducer` supports the dtype of `ty`.
 pub(super) fn combines(reducer: Reducer, ty: &TensorType) -> Result<(), String> {
     if reducer.fits(ty.dtype) { Ok(()) } else { Err(format!("{reducer:?} of {ty}")) }
 }
@@ -51,7 +51,7 @@ fn reduced(ty: &TensorType, shape: &[usize], dimensions: &[usize]) -> Result<Ten
     Ok(TensorType::new(ty.dtype, kept))
 }
 
-/// Whether `dimensions` are dimensions of `ty`, each at most once.
+/// Checks that `dimensions` are distinct dimensions of `ty`.
 pub(super) fn distinct(dimensions: &[usize], ty: &TensorType) -> Result<(), String> {
     let legal = dimensions.iter().enumerate().all(|(i, d)| *d < ty.rank() && !dimensions[..i].contains(d));
     if legal { Ok(()) } else { Err(format!("distinct dimensions of {ty} expected, got {dimensions:?}")) }

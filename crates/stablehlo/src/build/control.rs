@@ -1,4 +1,4 @@
-//! Loops, barriers and code of the target's own.
+//! Loops, branches, optimisation barriers and custom calls.
 
 use super::trace::listed;
 use super::{Builder, State, Value};
@@ -7,8 +7,8 @@ use crate::types::{Dtype, TensorType};
 use std::panic::Location;
 
 impl Builder {
-    /// Repeats `body` while `condition` holds. Both get the carried values, which begin as `initial`; `body` returns the
-    /// next ones, of the same types. Both may read values from outside.
+    /// Repeats `body` while `condition` holds. Both take the carried values, which start as `initial`; `body` returns
+    /// the next carried values, of the same types. Both may read values from the enclosing scope.
     #[track_caller]
     pub fn while_loop(
         &self,
@@ -32,7 +32,8 @@ impl Builder {
         self.emit_all(Kind::While, initial, vec![condition, body], check, || types)
     }
 
-    /// `body` for index 0, 1, ... before `trips`, an i32 scalar; it gets the index and the carried values.
+    /// Calls `body` for each index 0, 1, ... below `trips`. `body` takes the index, an i32 scalar, and the carried
+    /// values.
     #[track_caller]
     pub fn for_loop(
         &self,
@@ -54,8 +55,9 @@ impl Builder {
         results
     }
 
-    /// What branch `index` returns, an i32 scalar: `branch` is called with 0, 1, ... before `count` to build each; the last
-    /// one stands for every index that has none. Branches may read values from outside, and return the same types.
+    /// Runs the branch that `index`, an i32 scalar, selects and returns its results. `branch` is called with 0, 1, ...
+    /// below `count` to build each branch. An index out of range selects the last branch. Branches may read values from
+    /// the enclosing scope, and must return the same types.
     #[track_caller]
     pub fn case(&self, index: &Value, count: usize, mut branch: impl FnMut(usize) -> Vec<Value>) -> Vec<Value> {
         let branches = (0..count).map(|i| self.region(&[], |_| branch(i))).collect();
@@ -65,7 +67,8 @@ impl Builder {
         self.branches(index, branches, if fits { Ok(()) } else { Err(reason()) })
     }
 
-    /// What `on_true` or `on_false` returns, as `predicate` says, a scalar. Unlike [`Value::select`], only one of them runs.
+    /// Runs `on_true` or `on_false`, depending on the scalar `predicate`, and returns its results. Unlike
+    /// [`Value::select`], only one of them runs.
     #[track_caller]
     pub fn if_else(
         &self,
@@ -102,7 +105,7 @@ impl Builder {
         self.emit_all(Kind::Case, &[index], regions, check, || first)
     }
 
-    /// The values, across which the compiler moves and fuses nothing.
+    /// Returns the values unchanged; the compiler moves and fuses nothing across the barrier.
     #[track_caller]
     pub fn optimization_barrier(&self, values: &[&Value]) -> Vec<Value> {
         let types: Vec<TensorType> = values.iter().map(|v| v.ty().clone()).collect();
@@ -110,7 +113,7 @@ impl Builder {
         self.emit_all(Kind::OptimizationBarrier, values, vec![], check, || types)
     }
 
-    /// Calls code that the target knows by name.
+    /// Calls code that the target provides under a name.
     #[track_caller]
     pub fn custom_call(&self, call: CustomCall, operands: &[&Value], results: &[TensorType]) -> Vec<Value> {
         let wrong = call.aliases.iter().find(|(result, operand)| {
@@ -125,14 +128,14 @@ impl Builder {
         self.emit_all(Kind::CustomCall(call), operands, vec![], check, || results.to_vec())
     }
 
-    /// A value that a region is going to bind.
+    /// Defines a value for a region to bind.
     #[track_caller]
     pub(super) fn bind(&self, ty: &TensorType) -> Value {
         let id = self.state.borrow_mut().define(ty.clone(), Location::caller());
         self.handle(id, ty.clone())
     }
 
-    /// Builds a nested region that binds `arguments`; returns the types of its results beside it.
+    /// Builds a nested region that binds `arguments`; also returns the types of its results.
     fn region(&self, arguments: &[Value], build: impl FnOnce(&[Value]) -> Vec<Value>) -> (Vec<TensorType>, Region) {
         {
             let mut state = self.state.borrow_mut();
@@ -140,7 +143,7 @@ impl Builder {
             let State { homes, open, .. } = &mut *state;
             if let Some((serial, region)) = open.last_mut() {
                 region.arguments = arguments.iter().map(|v| v.id).collect();
-                // Regions of one operation bind the same values in turn.
+                // All regions of one operation bind the same values.
                 region.arguments.iter().for_each(|id| homes[id.0] = *serial);
             }
         }

@@ -1,4 +1,4 @@
-//! What a program says about its derivative; without one, these are the values and the code themselves.
+//! Operations that control derivatives. Outside a derivative they return their operands, or run their code, unchanged.
 
 use super::trace::{Traced, listed};
 use super::{Builder, Value};
@@ -6,13 +6,13 @@ use crate::graph::{Kind, Save};
 use crate::types::TensorType;
 
 impl Value {
-    /// The value, as a constant to derivatives.
+    /// Returns the value unchanged; derivatives treat it as a constant.
     #[track_caller]
     pub fn stop_gradient(&self) -> Self {
         self.then(Kind::StopGradient, &[], Ok(self.ty().clone()))
     }
 
-    /// The value, by a name with which [`Save::Named`] asks for it to be kept.
+    /// Returns the value unchanged, under a name by which [`Save::Named`] selects it.
     #[track_caller]
     pub fn named(&self, name: &str) -> Self {
         self.then(Kind::Named(name.into()), &[], Ok(self.ty().clone()))
@@ -20,8 +20,8 @@ impl Value {
 }
 
 impl Builder {
-    /// What `function` returns for `arguments`; its derivative keeps the arguments and what `save` says, and computes the
-    /// rest again.
+    /// Calls `function`. Its derivative saves the arguments and the values that `save` selects, and recomputes the
+    /// rest.
     #[track_caller]
     pub fn remat(&self, function: &Traced, arguments: &[&Value], save: Save) -> Vec<Value> {
         let results = function.result_types();
@@ -33,14 +33,14 @@ impl Builder {
         self.emit_all(Kind::Remat(save), arguments, vec![region], check, || results)
     }
 
-    /// The first `results` of what `forward` returns for `arguments`, with a derivative of its own: `backward` takes the
-    /// other results of `forward` (residuals), then one cotangent per floating-point result, and returns one per
-    /// floating-point argument, each of the type of what it belongs to.
+    /// Calls `forward` and returns its first `results` results, with a custom derivative: `backward` takes the other
+    /// results of `forward` (the residuals), then one cotangent per floating-point result, and returns one cotangent
+    /// per floating-point argument, of the argument's type.
     ///
     /// ```
     /// use stablehlo::{Builder, Dtype, TensorType, trace};
     ///
-    /// // The value goes through as it is, and the gradient at most 1 in size.
+    /// // The identity, with its gradient clipped to [-1, 1].
     /// let ty = TensorType::new(Dtype::F32, [4]);
     /// let forward = trace(&[ty.clone()], |_, a| vec![a[0].clone()])?;
     /// let backward = trace(&[ty.clone()], |_, ct| vec![ct[0].clamp(&ct[0].like(-1.0), &ct[0].like(1.0))])?;

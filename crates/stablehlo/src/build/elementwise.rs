@@ -1,4 +1,4 @@
-//! Operations on elements: all operands have one shape. There is no implicit broadcast.
+//! Element-wise operations. All operands have one shape; there is no implicit broadcast.
 
 use super::Value;
 use crate::graph::{Binary, Comparison, Kind, Unary};
@@ -10,7 +10,7 @@ fn same(a: &TensorType, b: &TensorType) -> Result<(), String> {
 }
 
 impl Value {
-    /// One of the operations of one operand.
+    /// Applies an element-wise operation of one operand.
     #[track_caller]
     pub fn unary(&self, operation: Unary) -> Self {
         let ty = self.ty();
@@ -24,7 +24,7 @@ impl Value {
         self.then(Kind::Unary(operation), &[], if legal { Ok(result) } else { Err(format!("not defined for {ty}")) })
     }
 
-    /// One of the operations of two operands.
+    /// Applies an element-wise operation of two operands.
     #[track_caller]
     pub fn binary(&self, operation: Binary, other: &Self) -> Self {
         let ty = self.ty();
@@ -37,14 +37,14 @@ impl Value {
         self.then(Kind::Binary(operation), &[other], check)
     }
 
-    /// Predicates of `self direction other`.
+    /// Compares element by element and returns predicates.
     #[track_caller]
     pub fn compare(&self, direction: Comparison, other: &Self) -> Self {
         let result = self.ty().with_dtype(Dtype::Pred);
         self.then(Kind::Compare(direction), &[other], same(self.ty(), other.ty()).map(|()| result))
     }
 
-    /// `self`, a predicate of the same shape or a scalar, chooses between `on_true` and `on_false`.
+    /// Chooses between the elements of `on_true` and `on_false`; `self` is a predicate of the same shape, or a scalar.
     #[track_caller]
     pub fn select(&self, on_true: &Self, on_false: &Self) -> Self {
         let (p, ty) = (self.ty(), on_true.ty());
@@ -57,7 +57,7 @@ impl Value {
         self.builder().emit(Kind::Select, &operands, check.map(|t| vec![t]), || on_true.ty().clone())
     }
 
-    /// Held between `low` and `high`, each a scalar or of the same shape.
+    /// Limits the elements to the range from `low` to `high`, each a scalar or of the same shape.
     #[track_caller]
     pub fn clamp(&self, low: &Self, high: &Self) -> Self {
         let ty = self.ty();
@@ -70,7 +70,7 @@ impl Value {
         self.builder().emit(Kind::Clamp, &[low, self, high], check, || ty.clone())
     }
 
-    /// The same numbers in another dtype; no operation is added where they have it already.
+    /// Converts to another dtype. Adds no operation if the dtype is already right.
     #[track_caller]
     pub fn convert(&self, dtype: Dtype) -> Self {
         if dtype == self.dtype() {
@@ -79,8 +79,8 @@ impl Value {
         self.then(Kind::Convert, &[], Ok(self.ty().with_dtype(dtype)))
     }
 
-    /// The same bits as another dtype of the same width: the u32 of an f32, say. No operation is added where they are of
-    /// that dtype already.
+    /// Reinterprets the bits as another dtype of the same width, for example f32 as u32. Adds no operation if the dtype
+    /// is already right.
     #[track_caller]
     pub fn bitcast_convert(&self, dtype: Dtype) -> Self {
         if dtype == self.dtype() {
@@ -108,21 +108,21 @@ macro_rules! unary {
 }
 
 unary! {
-    /// The exponential e^x.
+    /// Computes the exponential e^x.
     exp Exponential;
-    /// e^x - 1, exact near 0.
+    /// Computes e^x - 1, accurate near 0.
     expm1 ExponentialMinusOne;
-    /// The natural logarithm ln x.
+    /// Computes the natural logarithm ln x.
     log Log;
-    /// ln(1 + x), exact near 0.
+    /// Computes ln(1 + x), accurate near 0.
     log1p LogPlusOne;
-    /// The absolute value |x|.
+    /// Computes the absolute value |x|.
     abs Abs;
-    /// The square root of x.
+    /// Computes the square root of x.
     sqrt Sqrt;
-    /// The hyperbolic tangent tanh x.
+    /// Computes the hyperbolic tangent tanh x.
     tanh Tanh;
-    /// Neither infinite nor NaN.
+    /// Returns `true` for elements that are neither infinite nor NaN.
     is_finite IsFinite;
 }
 
@@ -139,19 +139,19 @@ macro_rules! binary {
 }
 
 binary! {
-    /// The larger; NaN if either is.
+    /// Computes the maximum; NaN if either operand is NaN.
     max Maximum;
-    /// The smaller; NaN if either is.
+    /// Computes the minimum; NaN if either operand is NaN.
     min Minimum;
-    /// Remainder with the sign of `self`.
+    /// Computes the remainder, with the sign of `self`.
     rem Remainder;
-    /// `self` to the power of `other`.
+    /// Computes `self` to the power of `other`.
     pow Power;
-    /// The bits of integers moved up by `other`; 0 where that is the width or more.
+    /// Shifts integers left by `other` bits; 0 if `other` is the width or more.
     shift_left ShiftLeft;
-    /// The bits of integers moved down by `other`, with zeros from above.
+    /// Shifts integers right by `other` bits and fills with zeros.
     shift_right_logical ShiftRightLogical;
-    /// The bits of integers moved down by `other`, with copies of the highest from above.
+    /// Shifts integers right by `other` bits and fills with the sign bit.
     shift_right_arithmetic ShiftRightArithmetic;
 }
 

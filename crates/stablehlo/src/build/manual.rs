@@ -1,4 +1,4 @@
-//! Programs that are split over devices.
+//! Programs that are sharded over devices.
 
 use super::trace::Traced;
 use super::{Builder, Value};
@@ -7,8 +7,8 @@ use crate::sharding::{Manual, MeshAxes, Sharding};
 use crate::types::{Dtype, TensorType};
 
 impl Value {
-    /// The value, split over devices like this: a request to the partitioner, that changes no number. Its cotangent is
-    /// split likewise.
+    /// Requests a sharding of the value from the partitioner; its numbers do not change. The cotangent gets the same
+    /// sharding.
     ///
     /// ```
     /// use stablehlo::{Builder, DotDimensions, Dtype, Mesh, Precision, TensorType};
@@ -34,12 +34,12 @@ impl Value {
 }
 
 impl Builder {
-    /// What the devices of a mesh make of `operands`, each of its parts, with `body`: see [`Manual`].
+    /// Runs `body` on every device of a mesh, with each device's shards of `operands`: see [`Manual`].
     ///
-    /// Its derivative is such a computation too. The cotangent of a result that is the same on several devices is divided
-    /// among them, and that of an operand which several devices get is summed over them: as if every device had variables
-    /// of its own, and the derivative were that of the sum over devices. A [`Builder::custom_vjp`] in the body gets
-    /// cotangents, and returns them, in this sense: for one that ends before devices meet it makes no difference.
+    /// The derivative is such a computation, too. The cotangent of a result that is replicated on several devices is
+    /// divided among them, and the cotangent of a replicated operand is summed over its devices: every device has
+    /// variables of its own, and the derivative is taken of the sum over devices. A [`Builder::custom_vjp`] in the body
+    /// takes and returns cotangents with this meaning; it makes no difference to one that ends before a collective.
     #[track_caller]
     pub fn manual(&self, manual: &Manual, body: &Traced, operands: &[&Value]) -> Vec<Value> {
         let types: Vec<TensorType> = operands.iter().map(|v| v.ty().clone()).collect();
@@ -48,7 +48,7 @@ impl Builder {
         self.emit_all(Kind::Manual(manual.clone()), operands, vec![region], check, || body.result_types())
     }
 
-    /// The place of the running device along axes of its mesh, in a [`Builder::manual`] body: a u32 scalar.
+    /// Returns the position of the running device along axes of its mesh, in a [`Builder::manual`] body: a u32 scalar.
     #[track_caller]
     pub fn axis_index(&self, axes: &MeshAxes) -> Value {
         let ty = TensorType::scalar(Dtype::U32);

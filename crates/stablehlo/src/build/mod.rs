@@ -1,7 +1,8 @@
 //! Building a program operation by operation.
 //!
-//! Shapes and dtypes are checked when an operation is built. An illegal one does not panic and does not cloud the code
-//! with `?`: the builder remembers the first, with the line of Rust that built it, and [`Builder::finish`] returns it.
+//! Shapes and dtypes are checked when an operation is built. An illegal operation neither panics nor returns a
+//! `Result`: the builder records the first one, with the line of Rust that built it, and [`Builder::finish`] returns it
+//! as an error.
 
 mod collective;
 mod contract;
@@ -27,13 +28,13 @@ use std::cell::RefCell;
 use std::panic::Location;
 use std::rc::Rc;
 
-/// A function under construction.
+/// A function that is being built.
 #[derive(Clone, Debug)]
 pub struct Builder {
     state: Rc<RefCell<State>>,
 }
 
-/// A value of a function under construction: a cheap handle.
+/// A value of a function that is being built; cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Value {
     state: Rc<RefCell<State>>,
@@ -44,14 +45,14 @@ pub struct Value {
 #[derive(Debug, Default)]
 struct State {
     types: Vec<TensorType>,
-    /// The region in which each value was defined, as an index of `open` at that time with the region's serial number.
+    /// For each value, the serial number of the region that defines it.
     homes: Vec<usize>,
-    /// The line of Rust that made each value.
+    /// For each value, the line of Rust that made it.
     lines: Vec<&'static Location<'static>>,
     arguments: Vec<Argument>,
-    /// Results by number, and the lines that said so.
+    /// Shardings of results by their number, with the line of Rust that set each.
     shardings: Vec<(usize, Sharding, &'static Location<'static>)>,
-    /// Regions that are being built, outermost first, with their serial numbers.
+    /// Open regions with their serial numbers, outermost first.
     open: Vec<(usize, Region)>,
     regions: usize,
     error: Option<Error>,
@@ -78,7 +79,7 @@ impl Default for Builder {
 }
 
 impl Builder {
-    /// Begins an empty function.
+    /// Creates an empty function.
     pub fn new() -> Self {
         let mut state = State::default();
         state.enter();
@@ -101,7 +102,7 @@ impl Builder {
         self.handle(id, ty)
     }
 
-    /// A constant with one number everywhere.
+    /// Makes a constant whose elements are all `number`.
     #[track_caller]
     pub fn splat(&self, number: impl Into<Number>, ty: TensorType) -> Value {
         let number = number.into();
@@ -110,13 +111,13 @@ impl Builder {
         self.emit(Kind::Constant(Literal::Splat(number)), &[], check, || ty)
     }
 
-    /// A constant that is one number without dimensions.
+    /// Makes a scalar constant.
     #[track_caller]
     pub fn scalar(&self, number: impl Into<Number>, dtype: Dtype) -> Value {
         self.splat(number, TensorType::scalar(dtype))
     }
 
-    /// A constant with every element given, row-major.
+    /// Makes a constant from all of its elements, row-major.
     #[track_caller]
     pub fn dense<N: Into<Number>>(&self, numbers: impl IntoIterator<Item = N>, ty: TensorType) -> Value {
         let numbers: Vec<Number> = numbers.into_iter().map(Into::into).collect();
@@ -130,27 +131,27 @@ impl Builder {
         self.emit(Kind::Constant(Literal::Dense(numbers)), &[], check, || ty)
     }
 
-    /// 0, 1, 2, ... along `dimension`.
+    /// Counts 0, 1, 2, ... along `dimension`.
     #[track_caller]
     pub fn iota(&self, dimension: usize, ty: TensorType) -> Value {
         let check = if dimension >= ty.rank() {
             Err(format!("dimension {dimension} of {ty}"))
         } else if ty.dtype == Dtype::Pred {
-            Err("predicates do not count".into())
+            Err("numbers expected, got predicates".into())
         } else {
             Ok(vec![ty.clone()])
         };
         self.emit(Kind::Iota { dimension }, &[], check, || ty)
     }
 
-    /// Lets result `result` take over the buffer of `argument`, which the caller then has to donate.
+    /// Lets result `result` reuse the buffer of `argument`, which the caller then has to donate.
     #[track_caller]
     pub fn alias(&self, argument: &Value, result: usize) {
         self.annotate("tf.aliasing_output", argument, |a| a.alias = Some(result));
     }
 
-    /// Splits `argument` over devices. One that nothing is said about the partitioner splits as it likes: what a device is
-    /// then to be given, the compiled program says.
+    /// Shards `argument` over devices. The partitioner chooses a sharding for arguments without one; the compiled
+    /// executable reports it.
     #[track_caller]
     pub fn shard(&self, argument: &Value, sharding: &Sharding) {
         match sharding.part(argument.ty()) {
@@ -159,7 +160,7 @@ impl Builder {
         }
     }
 
-    /// Splits result `result` of the function over devices.
+    /// Shards result `result` of the function over devices.
     #[track_caller]
     pub fn shard_result(&self, result: usize, sharding: &Sharding) {
         self.state.borrow_mut().shardings.push((result, sharding.clone(), Location::caller()));
@@ -180,12 +181,12 @@ impl Builder {
         }
     }
 
-    /// The module whose `main` returns `results`, each with a name for readers. It has as many partitions as its mesh has
-    /// devices.
+    /// Finishes the module, whose `main` returns `results`, each with a name for readers. The module has as many
+    /// partitions as its mesh has devices.
     ///
     /// # Errors
-    /// The first illegal operation, or one that is where it cannot be: a collective along axes of a mesh outside of a manual
-    /// computation, meshes of different numbers of devices.
+    /// Returns the first illegal operation, or one in an illegal place: a collective along mesh axes outside a manual
+    /// computation, or meshes with different numbers of devices.
     #[track_caller]
     pub fn finish(self, name: &str, results: &[(&str, &Value)]) -> Result<Module> {
         if results.is_empty() {
@@ -199,7 +200,7 @@ impl Builder {
         Ok(Module { name: name.into(), replicas: 1, partitions, main })
     }
 
-    /// The function that returns `results`, and the line that made each of its values.
+    /// Finishes the function that returns `results`; also returns the line of Rust that made each value.
     #[track_caller]
     fn close(self, results: &[(&str, &Value)]) -> Result<(Function, Vec<&'static Location<'static>>)> {
         let values: Vec<&Value> = results.iter().map(|(_, v)| *v).collect();
@@ -253,7 +254,7 @@ impl Builder {
         if let Some(error) = state.error.take() {
             return Err(error);
         }
-        // Nothing is open from here on: what is kept of the builder can no longer add to it.
+        // With no open region, remaining clones of the builder cannot add operations.
         let (_, mut body) = state.open.pop().unwrap_or_default();
         body.results = values.iter().map(|v| v.id).collect();
         let (arguments, types) = (std::mem::take(&mut state.arguments), std::mem::take(&mut state.types));
@@ -271,7 +272,7 @@ impl Builder {
         Value { state: self.state.clone(), id, ty: Rc::new(ty) }
     }
 
-    /// Whether the values may be read here: they belong to this function and to a region that is still open.
+    /// Checks that the values may be read here: they belong to this function and to a region that is still open.
     fn in_scope(&self, values: &[&Value]) -> Result<(), String> {
         let state = self.state.borrow();
         for value in values {
@@ -286,7 +287,7 @@ impl Builder {
         Ok(())
     }
 
-    /// Adds an operation with one result. `fallback` is the type to go on with when `types` is an error.
+    /// Adds an operation with one result. If `types` is an error, the result gets the type of `fallback`.
     #[track_caller]
     pub(crate) fn emit(
         &self,
@@ -309,7 +310,7 @@ impl Builder {
         types: Result<Vec<TensorType>, String>,
         fallback: impl FnOnce() -> Vec<TensorType>,
     ) -> Vec<Value> {
-        // No closure: the line to blame is that of the caller.
+        // Not a closure, so that `Location::caller` is the caller's line.
         let types = match self.in_scope(operands).and(types) {
             Ok(types) => types,
             Err(reason) => {
@@ -322,7 +323,7 @@ impl Builder {
         let results: Vec<ValueId> = types.iter().map(|ty| state.define(ty.clone(), at)).collect();
         let operands = operands.iter().map(|v| v.id).collect();
         let operation = Operation { kind, operands, results: results.clone(), regions };
-        // The outermost region stays open until `finish`; a value kept beyond that has nowhere to go.
+        // The outermost region stays open until `finish`; operations on values kept after that are dropped.
         if let Some((_, region)) = state.open.last_mut() {
             region.operations.push(operation);
         }
@@ -332,38 +333,38 @@ impl Builder {
 }
 
 impl Value {
-    /// The dtype and shape of the value.
+    /// Returns the dtype and shape of the value.
     pub fn ty(&self) -> &TensorType {
         &self.ty
     }
 
-    /// The sizes of the value, outermost dimension first.
+    /// Returns the sizes of the value, outermost dimension first.
     pub fn shape(&self) -> &[usize] {
         &self.ty.shape
     }
 
-    /// The dtype of the value's elements.
+    /// Returns the dtype of the value's elements.
     pub fn dtype(&self) -> Dtype {
         self.ty.dtype
     }
 
-    /// The function it belongs to.
+    /// Returns the builder of the function that the value belongs to.
     pub fn builder(&self) -> Builder {
         Builder { state: self.state.clone() }
     }
 
-    /// A constant of the same type, with one number everywhere.
+    /// Makes a constant of the same type whose elements are all `number`.
     #[track_caller]
     pub fn like(&self, number: impl Into<Number>) -> Self {
         self.builder().splat(number, (*self.ty).clone())
     }
 
-    /// The value as data has it.
+    /// Returns the id of the value in [`Function`](crate::Function).
     pub(crate) fn id(&self) -> ValueId {
         self.id
     }
 
-    /// Adds an operation with one result that is made of this value and `others`.
+    /// Adds an operation with one result, on this value and `others`.
     #[track_caller]
     fn then(&self, kind: Kind, others: &[&Self], ty: Result<TensorType, String>) -> Self {
         let operands: Vec<&Self> = std::iter::once(self).chain(others.iter().copied()).collect();

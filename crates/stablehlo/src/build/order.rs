@@ -1,4 +1,4 @@
-//! Sorts, and what is the largest.
+//! Sorts, argmax and one-hot.
 
 use super::contract::combines;
 use super::{Builder, Value};
@@ -6,9 +6,9 @@ use crate::graph::{Comparison, Kind, Order, Reducer};
 use crate::types::{Dtype, TensorType};
 
 impl Builder {
-    /// Values of one shape, reordered along `dimension` so that the first is sorted; the others follow it. `stable` keeps
-    /// the order of elements with equal keys. Floats have their total order, in which NaN is larger than infinity, and a NaN
-    /// with a sign smaller than its negative.
+    /// Sorts the first value along `dimension` and permutes the others, of the same shape, likewise. `stable` keeps the
+    /// order of elements with equal keys. Floats have their total order, in which NaN with a positive sign is larger
+    /// than infinity, and NaN with a negative sign smaller than negative infinity.
     ///
     /// ```
     /// use stablehlo::{Array, Builder, Dtype, Order, TensorType};
@@ -39,16 +39,16 @@ impl Builder {
 }
 
 impl Value {
-    /// The index of the largest element along `dimension`, which vanishes, as i32: the smallest index among equal ones, and
-    /// that of the first NaN where there is one.
+    /// Returns the index of the maximum along `dimension` and removes that dimension. The index is i32: the smallest
+    /// one among equal elements, or the index of the first NaN if there is one.
     #[track_caller]
     pub fn argmax(&self, dimension: usize) -> Self {
         self.largest(dimension).1
     }
 
-    /// The largest element along `dimension`, which vanishes, NaN where there is one, and its index as [`Value::argmax`] has it: in one
-    /// pass. Both have the shape of this value without the dimension; the index is i32. Of equal elements, that with the index has the
-    /// whole cotangent.
+    /// Returns the maximum along `dimension` and its index as [`Value::argmax`] defines it, in one pass. Both have the
+    /// shape of this value without the dimension; the index is i32. The maximum is NaN if there is a NaN. Among equal
+    /// elements, the one at the returned index gets the whole cotangent.
     ///
     /// ```
     /// use stablehlo::{Array, Builder, Dtype, TensorType};
@@ -87,8 +87,8 @@ impl Value {
         (largest, index)
     }
 
-    /// Ones of `dtype` where the index along a new last dimension is the element of this value, of an integer dtype; zeros
-    /// elsewhere. `[...]` becomes `[..., classes]`; elements that are no class give zeros only.
+    /// Encodes integers as one-hot vectors of `dtype` along a new last dimension: `[...]` becomes `[..., classes]`. An
+    /// element outside of `0..classes` gives zeros only.
     #[track_caller]
     pub fn one_hot(&self, classes: usize, dtype: Dtype) -> Self {
         let shape = [self.shape(), &[classes]].concat();

@@ -1,25 +1,25 @@
-//! Loops over slices, and code that derivatives see in a way of its own.
+//! Loops over slices.
 
 use super::trace::{Traced, listed};
 use super::{Builder, Value};
 use crate::graph::{Kind, Save, Scan};
 use crate::types::TensorType;
 
-/// What [`Builder::scan`] returns.
+/// The results of [`Builder::scan`].
 #[derive(Clone, Debug)]
 pub struct Scanned {
-    /// The carried values after the last turn.
+    /// The carried values after the last iteration.
     pub carry: Vec<Value>,
-    /// The other results of all turns, stacked along a first dimension.
+    /// The other results of all iterations, stacked along a new first dimension.
     pub ys: Vec<Value>,
 }
 
 impl Builder {
     /// Repeats `body` for each of the `n` slices along the first dimension of `xs`, in order.
     ///
-    /// `body` takes the carried values, a slice `[...]` of each of `xs` `[n, ...]`, and the constants; it returns the
-    /// carried values of the next turn, of the same types, and whatever is to be stacked (`ys`, `[n, ...]`). Its
-    /// derivative is a scan from the last slice to the first, for which `save` says what is kept.
+    /// `body` takes the carried values, a slice `[...]` of each of `xs` `[n, ...]`, and the constants. It returns the
+    /// next carried values, of the same types, then results to stack (`ys`, `[n, ...]`). Its derivative is a scan from
+    /// the last slice to the first; `save` selects the residuals.
     ///
     /// ```
     /// use stablehlo::{Builder, DotDimensions, Dtype, Precision, Save, TensorType, trace};
@@ -52,7 +52,8 @@ impl Builder {
         self.scan_over(scan, body, &operands)
     }
 
-    /// [`Builder::scan`] from the last slice to the first: slice and part `n - 1` belong to the first turn.
+    /// Like [`Builder::scan`], but from the last slice to the first: the first iteration reads slice `n - 1` of `xs`
+    /// and writes slice `n - 1` of `ys`.
     #[track_caller]
     pub fn scan_reverse(
         &self,
@@ -80,7 +81,7 @@ impl Builder {
     }
 }
 
-/// The type of a result of the scan, given that of a result of the body.
+/// Returns the type of a result of the scan from the type of the body's result.
 fn stacked(scan: &Scan, index: usize, ty: &TensorType) -> TensorType {
     let mut ty = ty.clone();
     if index >= scan.carry {
@@ -91,12 +92,12 @@ fn stacked(scan: &Scan, index: usize, ty: &TensorType) -> TensorType {
 
 fn scan_types(scan: &Scan, body: &Traced, operands: &[&Value]) -> Result<Vec<TensorType>, String> {
     if scan.trips == 0 || i32::try_from(scan.trips).is_err() {
-        return Err(format!("a number of turns from 1 to {} expected, got {}", i32::MAX, scan.trips));
+        return Err(format!("a number of iterations from 1 to {} expected, got {}", i32::MAX, scan.trips));
     }
     if let Save::Every(turns) = scan.save
         && (turns == 0 || !scan.trips.is_multiple_of(turns))
     {
-        return Err(format!("{} turns in groups of as many turns expected, got groups of {turns}", scan.trips));
+        return Err(format!("{} iterations do not divide into groups of {turns}", scan.trips));
     }
     let mut slices = Vec::with_capacity(operands.len());
     for (i, operand) in operands.iter().enumerate() {

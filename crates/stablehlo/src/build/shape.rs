@@ -6,7 +6,7 @@ use crate::graph::{GatherDimensions, Kind, Reducer, ScatterDimensions};
 use crate::types::{Dtype, TensorType};
 
 impl Value {
-    /// Repeats along new or size-1 dimensions: dimension i becomes `dimensions[i]` of a value of `shape`.
+    /// Repeats along new or size-1 dimensions: dimension i becomes dimension `dimensions[i]` of a value of `shape`.
     #[track_caller]
     pub fn broadcast_in_dim(&self, shape: &[usize], dimensions: &[usize]) -> Self {
         let ty = self.ty();
@@ -21,7 +21,7 @@ impl Value {
         self.then(Kind::BroadcastInDim { dimensions: dimensions.to_vec() }, &[], check)
     }
 
-    /// The same elements, row-major, in another shape; no operation is added where they have it already.
+    /// Changes the shape and keeps the elements in row-major order. Adds no operation if the shape is already right.
     #[track_caller]
     pub fn reshape(&self, shape: &[usize]) -> Self {
         if shape == self.shape() {
@@ -36,7 +36,7 @@ impl Value {
         self.then(Kind::Reshape, &[], check)
     }
 
-    /// Result dimension i is dimension `permutation[i]`.
+    /// Permutes dimensions: dimension i of the result is dimension `permutation[i]`.
     #[track_caller]
     pub fn transpose(&self, permutation: &[usize]) -> Self {
         let ty = self.ty();
@@ -49,7 +49,7 @@ impl Value {
         self.then(Kind::Transpose { permutation: permutation.to_vec() }, &[], check)
     }
 
-    /// The window from `start` to before `limit`, per dimension.
+    /// Slices each dimension from `start` to before `limit`.
     #[track_caller]
     pub fn slice(&self, start: &[usize], limit: &[usize]) -> Self {
         let ty = self.ty();
@@ -65,7 +65,7 @@ impl Value {
         self.then(Kind::Slice { start: start.to_vec(), limit: limit.to_vec(), stride }, &[], check)
     }
 
-    /// Every `stride`-th element from `start` to before `limit`, per dimension.
+    /// Takes every `stride`-th element from `start` to before `limit`, per dimension.
     #[track_caller]
     pub fn slice_strided(&self, start: &[usize], limit: &[usize], stride: &[usize]) -> Self {
         let ty = self.ty();
@@ -80,7 +80,8 @@ impl Value {
         self.then(Kind::Slice { start: start.to_vec(), limit: limit.to_vec(), stride: stride.to_vec() }, &[], check)
     }
 
-    /// The window of `sizes` that begins at `starts`, scalars of one integer dtype; held within the value.
+    /// Slices a window of `sizes` that begins at `starts`, scalars of one integer dtype. The start is clamped so that
+    /// the window fits.
     #[track_caller]
     pub fn dynamic_slice(&self, starts: &[&Self], sizes: &[usize]) -> Self {
         let ty = self.ty();
@@ -92,7 +93,7 @@ impl Value {
         self.then(Kind::DynamicSlice { sizes: sizes.to_vec() }, starts, check)
     }
 
-    /// The value with `update` in place of the window that begins at `starts`; held within the value.
+    /// Replaces the window that begins at `starts` by `update`. The start is clamped so that the window fits.
     #[track_caller]
     pub fn dynamic_update_slice(&self, update: &Self, starts: &[&Self]) -> Self {
         let (ty, u) = (self.ty(), update.ty());
@@ -125,8 +126,9 @@ impl Value {
         self.then(kind, &[value], check)
     }
 
-    /// [`Value::pad`] with `interior` copies of `value` between neighbours too; where `low` or `high` are negative,
-    /// elements are cut off instead. Undoes a [`Value::slice_strided`], but for what that left out.
+    /// Like [`Value::pad`], but also inserts `interior` copies of `value` between neighbours; negative `low` or `high`
+    /// cut elements off. Undoes a [`Value::slice_strided`], except that elements which the slice skipped become
+    /// `value`.
     #[track_caller]
     pub fn pad_general(&self, value: &Self, low: &[i64], high: &[i64], interior: &[usize]) -> Self {
         let ty = self.ty();
@@ -148,7 +150,8 @@ impl Value {
         self.then(kind, &[value], check)
     }
 
-    /// Windows at `indices`; `shape` is the result's, which StableHLO infers from the dimension numbers.
+    /// Gathers windows at `indices`. `shape` is the shape of the result; StableHLO infers it from the dimension
+    /// numbers.
     #[track_caller]
     pub fn gather(&self, indices: &Self, dimensions: GatherDimensions, shape: &[usize]) -> Self {
         let ty = self.ty();
@@ -164,7 +167,7 @@ impl Value {
         self.then(Kind::Gather(dimensions), &[indices], check)
     }
 
-    /// The value with `updates` combined into it at `indices`.
+    /// Combines `updates` into the value at `indices`.
     #[track_caller]
     pub fn scatter(&self, indices: &Self, updates: &Self, dimensions: ScatterDimensions, reducer: Reducer) -> Self {
         let ty = self.ty();
@@ -180,7 +183,7 @@ impl Value {
 }
 
 impl Builder {
-    /// Values one after the other along `dimension`.
+    /// Concatenates values along `dimension`.
     #[track_caller]
     pub fn concatenate(&self, values: &[&Value], dimension: usize) -> Value {
         let check = concatenated(values, dimension);
@@ -210,7 +213,7 @@ fn concatenated(values: &[&Value], dimension: usize) -> Result<TensorType, Strin
     Ok(result)
 }
 
-/// Whether `starts` are integer scalars, one per dimension.
+/// Checks that `starts` are integer scalars of one dtype, one per dimension.
 fn indices(starts: &[&Value], ty: &TensorType) -> Result<(), String> {
     let legal = starts.len() == ty.rank()
         && starts.iter().all(|s| s.shape().is_empty() && s.dtype().is_integer() && s.dtype() == starts[0].dtype());

@@ -1,4 +1,4 @@
-//! Functions that are built once and put into programs as often as wanted.
+//! Functions that are built once and used any number of times.
 
 use super::{Builder, State, Value};
 use crate::error::Result;
@@ -7,8 +7,8 @@ use crate::types::TensorType;
 use std::panic::Location;
 use std::sync::Arc;
 
-/// A function that reads nothing but its arguments: plain data that [`Builder::call`] puts into a program,
-/// [`Builder::scan`] repeats, and [`Builder::vjp`] differentiates.
+/// A function that reads only its arguments. [`Builder::call`] adds it to a program, [`Builder::scan`] repeats it, and
+/// [`Builder::vjp`] differentiates it.
 #[derive(Clone, Debug)]
 pub struct Traced(Arc<Inner>);
 
@@ -18,10 +18,10 @@ struct Inner {
     lines: Vec<&'static Location<'static>>,
 }
 
-/// What the values of a [`Traced`] are called where it is copied to, by their ids.
+/// Maps the value ids of a [`Traced`] to the ids of their copies in another function.
 pub(crate) type Names = Vec<Option<ValueId>>;
 
-/// The function of `arguments` that `body` builds.
+/// Traces `body` into a function of `arguments`.
 ///
 /// ```
 /// use stablehlo::{Builder, Dtype, TensorType, trace};
@@ -38,11 +38,11 @@ pub(crate) type Names = Vec<Option<ValueId>>;
 /// ```
 ///
 /// # Errors
-/// The first illegal operation, a value of another function among them.
+/// Returns the first illegal operation. Reading a value of another function is illegal.
 #[track_caller]
 pub fn trace(arguments: &[TensorType], body: impl FnOnce(&Builder, &[Value]) -> Vec<Value>) -> Result<Traced> {
     let builder = Builder::new();
-    // No closure: the line to blame is that of the caller.
+    // Not a closure, so that `Location::caller` is the caller's line.
     let mut values = Vec::with_capacity(arguments.len());
     for ty in arguments {
         values.push(builder.argument("", ty.clone()));
@@ -52,17 +52,17 @@ pub fn trace(arguments: &[TensorType], body: impl FnOnce(&Builder, &[Value]) -> 
 }
 
 impl Traced {
-    /// The function as data.
+    /// Returns the function as data.
     pub fn function(&self) -> &Function {
         &self.0.function
     }
 
-    /// The types of its arguments.
+    /// Returns the types of the arguments.
     pub fn argument_types(&self) -> Vec<TensorType> {
         self.types(&self.0.function.body.arguments)
     }
 
-    /// The types of its results.
+    /// Returns the types of the results.
     pub fn result_types(&self) -> Vec<TensorType> {
         self.types(&self.0.function.body.results)
     }
@@ -71,17 +71,17 @@ impl Traced {
         ids.iter().map(|id| self.0.function.type_of(*id).clone()).collect()
     }
 
-    /// The line of Rust that built a value.
+    /// Returns the line of Rust that built a value.
     pub(crate) fn line(&self, id: ValueId) -> &'static Location<'static> {
         self.0.lines[id.0]
     }
 
-    /// Names of none of its values.
+    /// Returns an empty map for the ids of this function.
     pub(crate) fn names(&self) -> Names {
         vec![None; self.0.function.types.len()]
     }
 
-    /// A region of one of the function's operations, that reads nothing but its arguments, as a function of its own.
+    /// Turns a region of one of the function's operations, which reads only its arguments, into a function.
     pub(crate) fn region(&self, region: &Region) -> Result<Self> {
         let builder = Builder::new();
         let mut names = self.names();
@@ -97,7 +97,7 @@ impl Traced {
 }
 
 impl Builder {
-    /// What `function` returns for `arguments`: its operations are added here.
+    /// Calls `function` on `arguments` by adding its operations here.
     #[track_caller]
     pub fn call(&self, function: &Traced, arguments: &[&Value]) -> Vec<Value> {
         if let Err(reason) = self.takes(function, arguments) {
@@ -116,7 +116,7 @@ impl Builder {
         body.results.iter().map(|id| self.copied(function, *id, &names)).collect()
     }
 
-    /// Whether `arguments` are what `function` takes.
+    /// Checks that `function` takes `arguments`.
     pub(crate) fn takes(&self, function: &Traced, arguments: &[&Value]) -> Result<(), String> {
         let expected = function.argument_types();
         let fits = expected.len() == arguments.len() && expected.iter().zip(arguments).all(|(ty, v)| ty == v.ty());
@@ -127,7 +127,7 @@ impl Builder {
         Err(format!("arguments ({}) expected, got ({})", listed(&expected), listed(found)))
     }
 
-    /// The function that returns `results`.
+    /// Finishes the function that returns `results`.
     #[track_caller]
     pub(crate) fn traced(self, results: &[Value]) -> Result<Traced> {
         let results: Vec<(&str, &Value)> = results.iter().map(|v| ("", v)).collect();
@@ -135,7 +135,7 @@ impl Builder {
         Ok(Traced(Arc::new(Inner { function, lines })))
     }
 
-    /// Adds a copy of an operation of `source`, the operands of which have names here.
+    /// Adds a copy of an operation of `source`, whose operands are already in `names`.
     pub(crate) fn copy(&self, source: &Traced, operation: &Operation, names: &mut Names) {
         let mut state = self.state.borrow_mut();
         let operation = state.copy(source, operation, names);
@@ -144,12 +144,12 @@ impl Builder {
         }
     }
 
-    /// How many operations the innermost open region has.
+    /// Returns the number of operations in the innermost open region.
     pub(crate) fn length(&self) -> usize {
         self.state.borrow().open.last().map_or(0, |(_, region)| region.operations.len())
     }
 
-    /// The copy of a value of `source`.
+    /// Returns the copy of a value of `source`.
     pub(crate) fn copied(&self, source: &Traced, id: ValueId, names: &Names) -> Value {
         let copy = names[id.0].expect("a value is defined before it is used");
         self.handle(copy, source.function().type_of(id).clone())
@@ -167,9 +167,9 @@ impl State {
     }
 
     fn copy_region(&mut self, source: &Traced, region: &Region, names: &mut Names) -> Region {
-        // Nobody outside has a handle of these values, so it does not matter which region they are said to belong to.
+        // No handle of these values exists outside, so their home region does not matter.
         for id in &region.arguments {
-            // Regions of one operation may bind the same values in turn.
+            // Several regions of one operation may bind the same values.
             if names[id.0].is_none() {
                 names[id.0] = Some(self.define(source.function().type_of(*id).clone(), source.line(*id)));
             }
@@ -178,7 +178,7 @@ impl State {
         Region { arguments: renamed(&region.arguments, names), operations, results: renamed(&region.results, names) }
     }
 
-    /// The body of a function as a region of an operation here.
+    /// Copies the body of a function into a region of an operation here.
     pub(super) fn body(&mut self, function: &Traced) -> Region {
         let mut names = function.names();
         self.copy_region(function, &function.function().body, &mut names)
@@ -189,7 +189,7 @@ fn renamed(ids: &[ValueId], names: &Names) -> Vec<ValueId> {
     ids.iter().map(|id| names[id.0].expect("a value is defined before it is used")).collect()
 }
 
-/// Types, separated by commas.
+/// Lists types, separated by commas.
 pub(crate) fn listed<'a>(types: impl IntoIterator<Item = &'a TensorType>) -> String {
     types.into_iter().map(TensorType::to_string).collect::<Vec<_>>().join(", ")
 }

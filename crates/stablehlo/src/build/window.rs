@@ -1,4 +1,4 @@
-//! Reductions of windows.
+//! Reductions over sliding windows.
 
 use super::Value;
 use super::contract::combines;
@@ -6,8 +6,9 @@ use crate::graph::{Kind, Reducer, Window};
 use crate::types::TensorType;
 
 impl Value {
-    /// Combines the elements of each window that slides over the value; where it reaches beyond, nothing is combined.
-    /// Dimension d of the result has (low + size + high - window) / stride + 1 elements, 0 where the window is the larger.
+    /// Reduces each window that slides over the value; positions outside of the value are ignored. Dimension d of the
+    /// result has (low + size + high - window) / stride + 1 elements, or 0 if the window is larger than the padded
+    /// size.
     #[track_caller]
     pub fn reduce_window(&self, window: &Window, reducer: Reducer) -> Self {
         let init = self.builder().scalar(reducer.identity(self.dtype()), self.dtype());
@@ -15,7 +16,7 @@ impl Value {
         self.then(Kind::ReduceWindow(window.clone(), reducer), &[&init], check)
     }
 
-    /// Element i along `dimension` combined with all before it. The result has the same shape.
+    /// Reduces element i along `dimension` with all elements before it. The result has the same shape.
     #[track_caller]
     pub fn cumulative(&self, reducer: Reducer, dimension: usize) -> Self {
         let rank = self.shape().len();
@@ -33,7 +34,7 @@ impl Value {
         self.then(Kind::ReduceWindow(window, reducer), &[], check)
     }
 
-    /// The sum of element i along `dimension` and all before it.
+    /// Computes the cumulative sum along `dimension`.
     ///
     /// ```
     /// use stablehlo::{Array, Builder, Dtype, TensorType};
@@ -51,7 +52,7 @@ impl Value {
         self.cumulative(Reducer::Add, dimension)
     }
 
-    /// The largest of element i along `dimension` and all before it.
+    /// Computes the cumulative maximum along `dimension`.
     #[track_caller]
     pub fn cummax(&self, dimension: usize) -> Self {
         self.cumulative(Reducer::Max, dimension)

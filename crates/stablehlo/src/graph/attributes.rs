@@ -1,4 +1,4 @@
-//! What is said about an operation besides its operands.
+//! Attributes of operations.
 
 use super::Number;
 use crate::types::Dtype;
@@ -7,36 +7,38 @@ use strum::IntoStaticStr;
 /// A loop over slices.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Scan {
-    /// The number of turns.
+    /// The number of iterations.
     pub trips: usize,
-    /// How many operands are carried.
+    /// The number of carried operands.
     pub carry: usize,
-    /// How many operands are sliced along their first dimension.
+    /// The number of operands that are sliced along their first dimension.
     pub xs: usize,
-    /// Whether the last slice comes first, and the last part is made first.
+    /// `true` if iterations run from the last slice to the first.
     pub reverse: bool,
-    /// What a derivative keeps.
+    /// The residuals that the derivative saves.
     pub save: Save,
 }
 
-/// What the forward pass keeps for the derivative; the backward pass computes the rest again.
+/// The values that the forward pass saves for the derivative; the backward pass recomputes the rest.
 ///
-/// It is about values of the operations that stand in the body itself: a loop inside of the body has a policy of its own, and
-/// a [`Kind::Manual`](crate::Kind::Manual) is one operation, which keeps all or is computed again as a whole.
+/// The choice applies to the operations of the body itself. A loop inside of the body has its own choice, and a
+/// [`Kind::Manual`](crate::Kind::Manual) is one operation: either its results are saved, or it is recomputed as a
+/// whole.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Save {
-    /// Nothing but what goes into each turn: least memory, about a third more work.
+    /// Only the inputs of each iteration: least memory, about a third more work.
     #[default]
     Carry,
-    /// What goes into every nth turn of a scan, where n divides the number of turns. The n turns of a group run forward again before the
-    /// derivative goes back through them, so that a turn is computed three times in all. Memory is least with n near the root of the number of
-    /// turns. For [`crate::Builder::remat`], which has no turns, it is [`Save::Carry`].
+    /// The inputs of every nth iteration of a scan, where n divides the number of iterations. The backward pass first
+    /// recomputes the n iterations of a group, so an iteration runs forward up to three times in all. Memory is least
+    /// with n near the square root of the number of iterations. For [`crate::Builder::remat`], which has no iterations,
+    /// it is the same as [`Save::Carry`].
     Every(usize),
-    /// Also values that [`crate::Value::named`] gave one of these names.
+    /// Also the values that [`crate::Value::named`] gave one of these names.
     Named(Vec<String>),
-    /// Also the results of products ([`Kind::DotGeneral`](crate::Kind::DotGeneral)), which are dear to compute again.
+    /// Also the results of [`Kind::DotGeneral`](crate::Kind::DotGeneral), which are expensive to recompute.
     Products,
-    /// Whatever the derivative reads.
+    /// All values that the derivative reads.
     Everything,
 }
 
@@ -98,7 +100,7 @@ pub enum Comparison {
     Ge,
 }
 
-/// The operation by which a reduction combines two elements.
+/// The operation that combines two elements in a reduction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[allow(missing_docs)] // named after what they compute
 pub enum Reducer {
@@ -110,32 +112,33 @@ pub enum Reducer {
     Or,
 }
 
-/// Dimensions of a product: pairs of lists for the left and the right operand.
+/// Dimensions of a product: each field is a pair of lists, for the left and the right operand.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DotDimensions {
-    /// Kept, and shared by both.
+    /// Batch dimensions, which both operands share.
     pub batch: (Vec<usize>, Vec<usize>),
     /// Dimensions that are summed over.
     pub contract: (Vec<usize>, Vec<usize>),
 }
 
 impl DotDimensions {
-    /// A product without batch dimensions that sums over `left` of the one and `right` of the other.
+    /// Contracts dimension `left` of the left operand with dimension `right` of the right one, without batch
+    /// dimensions.
     pub fn contract(left: usize, right: usize) -> Self {
         Self { batch: (vec![], vec![]), contract: (vec![left], vec![right]) }
     }
 }
 
-/// What a product may do to f32 operands: TPUs round them to bf16 by default, GPUs to tf32.
+/// The precision of products of f32 operands: by default, TPUs round operands to bf16 and GPUs to tf32.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, IntoStaticStr)]
 #[strum(serialize_all = "UPPERCASE")]
 pub enum Precision {
-    /// Operands are rounded as is fastest for the device.
+    /// Operands are rounded to the precision that is fastest on the device.
     #[default]
     Default,
-    /// Operands keep more digits than [`Precision::Default`] leaves, and maybe not all.
+    /// Operands keep more precision than with [`Precision::Default`], but possibly less than f32.
     High,
-    /// Operands keep all digits that they have.
+    /// Operands keep their full precision.
     Highest,
 }
 
@@ -173,36 +176,36 @@ pub enum Order {
     Descending,
 }
 
-/// A window that slides over an operand; one number per dimension.
+/// A window that slides over an operand. Each list has one number per dimension.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Window {
-    /// Elements that a window holds.
+    /// The sizes of the window.
     pub sizes: Vec<usize>,
-    /// The step from a window to the next.
+    /// The steps between windows.
     pub strides: Vec<usize>,
-    /// Positions before the operand over which windows slide too.
+    /// The padding before the operand.
     pub low: Vec<usize>,
-    /// Positions after the operand.
+    /// The padding after the operand.
     pub high: Vec<usize>,
 }
 
-/// Code that the target knows by name.
+/// A call to code that the target provides under a name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CustomCall {
-    /// The name by which the target knows the code.
+    /// The name of the code.
     pub target: String,
-    /// Whatever the target understands; for `tpu_custom_call`, [`crate::mosaic`] writes it.
+    /// Configuration for the target; for `tpu_custom_call`, [`crate::mosaic`] writes it.
     pub backend_config: String,
-    /// Whether it must run even if nobody reads its results.
+    /// `true` if the code must run even if its results are unused.
     pub has_side_effect: bool,
     /// (result, operand) pairs that share a buffer.
     pub aliases: Vec<(usize, usize)>,
-    /// Whether operands and results are row-major, whatever the compiler would like better.
+    /// `true` if operands and results must be row-major, so that the compiler cannot choose another layout.
     pub row_major: bool,
 }
 
 impl Reducer {
-    /// What leaves the other operand as it is.
+    /// Returns the identity element: combined with it, an operand stays unchanged.
     pub fn identity(self, dtype: Dtype) -> Number {
         let least = match dtype {
             Dtype::I16 => Number::Int(i16::MIN.into()),
@@ -228,7 +231,7 @@ impl Reducer {
         match self {
             Self::Add | Self::Or => of(0),
             Self::Multiply => of(1),
-            // All bits.
+            // All bits set.
             Self::And if dtype == Dtype::U32 => most,
             Self::And if dtype.is_integer() => Number::Int(-1),
             Self::And => of(1),
@@ -237,12 +240,12 @@ impl Reducer {
         }
     }
 
-    /// Whether elements of `dtype` combine like this.
+    /// Returns `true` if the reducer supports elements of `dtype`.
     pub fn fits(self, dtype: Dtype) -> bool {
         !matches!(self, Self::And | Self::Or) || !dtype.is_float()
     }
 
-    /// The operation on two scalars.
+    /// Returns the operation on two scalars.
     pub fn binary(self) -> Binary {
         match self {
             Self::Add => Binary::Add,

@@ -2,12 +2,12 @@
 
 use crate::types::Dtype;
 
-/// Values of a constant.
+/// The values of a constant.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Literal {
-    /// All elements are one number.
+    /// All elements are the same number.
     Splat(Number),
-    /// Every element is given, row-major.
+    /// All elements, row-major.
     Dense(Vec<Number>),
 }
 
@@ -18,7 +18,7 @@ pub enum Number {
     Bool(bool),
     /// An element of an integer type.
     Int(i64),
-    /// An element of a floating-point type, which is rounded to it when printed.
+    /// An element of a floating-point type; printing rounds it to the type.
     Float(f64),
 }
 
@@ -41,7 +41,7 @@ impl From<f64> for Number {
 }
 
 impl Number {
-    /// The zero of a dtype.
+    /// Returns the zero of a dtype.
     pub fn zero(dtype: Dtype) -> Self {
         match dtype {
             Dtype::Pred => Self::Bool(false),
@@ -50,7 +50,7 @@ impl Number {
         }
     }
 
-    /// Whether it can be an element of `dtype`.
+    /// Returns `true` if the number can be an element of `dtype`.
     pub fn fits(self, dtype: Dtype) -> bool {
         match self {
             Self::Bool(_) => dtype == Dtype::Pred,

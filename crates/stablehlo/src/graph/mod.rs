@@ -1,4 +1,4 @@
-//! The program as data: what [`crate::build`] makes, [`crate::print`] prints, and a transformation reads and rewrites.
+//! The program as data: [`crate::build`] makes it, [`crate::print`] prints it, and transformations rewrite it.
 
 mod attributes;
 mod literal;
@@ -10,24 +10,25 @@ use crate::sharding::{Groups, Manual, MeshAxes, Sharding};
 use crate::types::TensorType;
 use strum::IntoStaticStr;
 
-/// A value of a function: an argument, or a result of one of its operations. An index of [`Function::types`].
+/// A value of a function: an argument, or a result of an operation. It is an index into [`Function::types`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ValueId(pub usize);
 
-/// A module with one function, `main`, as compilers take it.
+/// A module with one function, `main`, the form that compilers take.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Module {
-    /// Shows in profiles and dumps.
+    /// The name, which profiles and dumps show.
     pub name: String,
-    /// Copies of the program that run side by side and meet in collectives.
+    /// The number of replicas: copies of the program that run in parallel and communicate through collectives.
     pub replicas: usize,
-    /// Devices over which the compiler is to split each copy, following [`Sharding`]: those of a mesh.
+    /// The number of devices over which the compiler partitions each replica, following [`Sharding`]; all devices of a
+    /// mesh.
     pub partitions: usize,
-    /// The function that compilers take as the entry.
+    /// The entry function.
     pub main: Function,
 }
 
-/// A function: operations in an order in which every value is defined before it is used.
+/// A function. Its operations are ordered so that every value is defined before it is used.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Function {
     /// One per argument of the body.
@@ -36,42 +37,42 @@ pub struct Function {
     pub results: Vec<Output>,
     /// Arguments, operations and results.
     pub body: Region,
-    /// The type of every value, those of nested regions included.
+    /// The types of all values, including values of nested regions.
     pub types: Vec<TensorType>,
 }
 
-/// What is said about an argument besides its type.
+/// The attributes of an argument.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Argument {
     /// The name of the argument in the text.
     pub name: String,
-    /// The result that takes over the argument's buffer, which the caller donates.
+    /// The result that reuses the argument's buffer, which the caller donates.
     pub alias: Option<usize>,
-    /// The split of the argument over partitions.
+    /// The sharding of the argument over partitions.
     pub sharding: Option<Sharding>,
-    /// Whether it is row-major on the device, whatever the compiler would like better.
+    /// `true` if the argument must be row-major on the device, so that the compiler cannot choose another layout.
     pub row_major: bool,
 }
 
-/// What is said about a result besides its type.
+/// The attributes of a result.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Output {
     /// The name of the result in the text.
     pub name: String,
-    /// The split of the result over partitions.
+    /// The sharding of the result over partitions.
     pub sharding: Option<Sharding>,
-    /// Whether it is row-major on the device, whatever the compiler would like better.
+    /// `true` if the result must be row-major on the device, so that the compiler cannot choose another layout.
     pub row_major: bool,
 }
 
-/// A list of operations with arguments and results: the body of a function, of a loop, of a reduction.
+/// A list of operations with arguments and results: the body of a function, a loop or a reduction.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Region {
     /// Values bound on entry.
     pub arguments: Vec<ValueId>,
-    /// The operations, each after those whose results it reads.
+    /// The operations; each one comes after the operations whose results it reads.
     pub operations: Vec<Operation>,
-    /// The values that the region hands back.
+    /// The values that the region returns.
     pub results: Vec<ValueId>,
 }
 
@@ -88,7 +89,7 @@ pub struct Operation {
     pub regions: Vec<Region>,
 }
 
-/// Operations, with the attributes that are not operands. Semantics are those of the StableHLO specification.
+/// Operations, with their attributes. Semantics follow the StableHLO specification.
 #[derive(Clone, Debug, PartialEq, IntoStaticStr)]
 #[strum(serialize_all = "snake_case", prefix = "stablehlo.")]
 pub enum Kind {
@@ -96,28 +97,28 @@ pub enum Kind {
     Constant(Literal),
     /// 0, 1, 2, ... along a dimension.
     Iota {
-        /// The dimension along which the numbers grow.
+        /// The dimension along which the numbers count.
         dimension: usize,
     },
-    /// One operand, element by element.
+    /// An element-wise operation of one operand.
     Unary(Unary),
-    /// Two operands of one type, element by element.
+    /// An element-wise operation of two operands of one type.
     Binary(Binary),
-    /// Two operands of one type to predicates.
+    /// Compares two operands of one type; the results are predicates.
     Compare(Comparison),
-    /// Predicate, on true, on false.
+    /// Operands: predicate, on true, on false.
     Select,
-    /// Lower bound, operand, upper bound.
+    /// Operands: lower bound, operand, upper bound.
     Clamp,
-    /// The operand in another dtype, that of the result.
+    /// Converts the operand to the dtype of the result.
     Convert,
-    /// A product with f32, or narrower, accumulation as the result's dtype says.
+    /// A product; the result's dtype sets the accumulation, f32 or narrower.
     DotGeneral(DotDimensions, Precision),
-    /// Operands, then one initial scalar each.
+    /// Reduces values. Operands: the values, then one initial scalar for each.
     Reduce {
-        /// How elements combine, one per operand; all in one pass.
+        /// The reducers, one per operand; all run in one pass.
         reducers: Vec<Reducer>,
-        /// The dimensions that are reduced, and that the result lacks.
+        /// The reduced dimensions, which the result lacks.
         dimensions: Vec<usize>,
     },
     /// Operand dimension i becomes result dimension `dimensions[i]`.
@@ -125,16 +126,16 @@ pub enum Kind {
         /// The result dimension of every operand dimension, ascending.
         dimensions: Vec<usize>,
     },
-    /// Same elements in row-major order.
+    /// The same elements in row-major order, in another shape.
     Reshape,
     /// Result dimension i is operand dimension `permutation[i]`.
     Transpose {
         /// The operand dimension of every result dimension.
         permutation: Vec<usize>,
     },
-    /// Operands one after the other.
+    /// Concatenates the operands.
     Concatenate {
-        /// The dimension along which operands follow one another.
+        /// The dimension along which operands are concatenated.
         dimension: usize,
     },
     /// A window with static bounds.
@@ -146,14 +147,15 @@ pub enum Kind {
         /// The step between indices, per dimension.
         stride: Vec<usize>,
     },
-    /// Operand, then one start index per dimension; the start is clamped so that the window fits.
+    /// Operands: the sliced value, then one start index per dimension. The start is clamped so that the window fits.
     DynamicSlice {
         /// The sizes of the window.
         sizes: Vec<usize>,
     },
-    /// Operand, update, then one start index per dimension; clamped likewise.
+    /// Operands: the updated value, the update, then one start index per dimension. The start is clamped so that the
+    /// window fits.
     DynamicUpdateSlice,
-    /// Operand and padding value.
+    /// Operands: the padded value and the padding scalar.
     Pad {
         /// Elements before, per dimension; negative trims.
         low: Vec<i64>,
@@ -162,111 +164,114 @@ pub enum Kind {
         /// Elements between, per dimension.
         interior: Vec<usize>,
     },
-    /// Operand and start indices `[..., index vector]`.
+    /// Operands: the gathered value and start indices `[..., index vector]`.
     Gather(GatherDimensions),
-    /// Operand, indices, updates; updates combine with what is there.
+    /// Operands: the value, indices and updates; each update is combined with the element that it meets.
     Scatter(ScatterDimensions, Reducer),
-    /// The bits of the operand as another dtype of the same width, that of the result.
+    /// Reinterprets the bits of the operand as the result's dtype, of the same width.
     BitcastConvert,
-    /// Operands of one shape, which move together so that the first is sorted along a dimension.
+    /// Sorts the first operand along a dimension and permutes the others, of the same shape, likewise.
     Sort {
         /// The dimension along which elements move.
         dimension: usize,
-        /// Which element of the first operand comes first.
+        /// The sort order of the first operand.
         order: Order,
-        /// Whether elements with equal keys keep their order.
+        /// `true` if elements with equal keys keep their order.
         stable: bool,
     },
-    /// Operand, the indices of its elements (i32), and a scalar of each to begin with: the largest element along a dimension, which
-    /// vanishes, and its index, in one pass. NaN is larger than any number; of equal ones that with the smallest index.
+    /// The maximum along a dimension, which is removed, and its index, in one pass. Operands: the values, the indices
+    /// of the elements (i32), and an initial scalar for each. NaN is larger than any number; among equal elements, the
+    /// smallest index wins.
     #[strum(to_string = "reduce")]
     ArgMax {
         /// The dimension that is reduced.
         dimension: usize,
     },
-    /// Operand and initial scalar: combines the elements of each window that slides over the operand. Positions outside
-    /// of the operand hold the initial value.
+    /// Reduces each window that slides over the operand. Operands: the value and an initial scalar, which also fills
+    /// positions outside of the value.
     ReduceWindow(Window, Reducer),
-    /// Regions: condition and body over the carried values.
+    /// Repeats the body while the condition holds. Regions: condition and body, over the carried values.
     While,
-    /// A scalar i32 that picks one of the regions, which bind nothing; the last one where there is no such region.
+    /// Runs the region that a scalar i32 selects; an index out of range selects the last one. The regions have no
+    /// arguments.
     Case,
-    /// Combines a value over the devices of each group.
+    /// Reduces a value over the devices of each group.
     AllReduce {
         /// The operation that combines the values of two devices.
         reducer: Reducer,
-        /// The devices that meet.
+        /// The groups of devices that communicate.
         groups: Groups,
     },
-    /// [`Kind::AllReduce`], of which each device keeps its part.
+    /// [`Kind::AllReduce`], but each device keeps only its shard of the result.
     ReduceScatter {
         /// The operation that combines the values of two devices.
         reducer: Reducer,
-        /// Along which the result is split.
+        /// The dimension along which the result is sharded.
         dimension: usize,
-        /// The devices that meet.
+        /// The groups of devices that communicate.
         groups: Groups,
     },
-    /// The values of the devices of a group one after the other, on each of them.
+    /// Concatenates the values of a group's devices, on each of them.
     AllGather {
-        /// Along which they follow one another.
+        /// The dimension along which values are concatenated.
         dimension: usize,
-        /// The devices that meet.
+        /// The groups of devices that communicate.
         groups: Groups,
     },
-    /// Splits the value of each device of a group, and gives part i of all to device i.
+    /// Splits each device's value, sends shard i to device i of the group, and concatenates the received shards.
     AllToAll {
         /// The dimension that is split.
         split: usize,
-        /// The dimension along which the parts that arrive follow one another.
+        /// The dimension along which the received shards are concatenated.
         concat: usize,
-        /// The devices that meet.
+        /// The groups of devices that communicate.
         groups: Groups,
     },
-    /// Sends the value of one device to another one; zeros where nothing arrives.
+    /// Sends values between devices. A device that receives nothing gets zeros.
     CollectivePermute {
-        /// (source, target), each at most once on either side: replica ids, or places along `axes`.
+        /// (source, target) pairs; no source and no target repeats. They are replica ids, or positions along `axes`.
         pairs: Vec<(usize, usize)>,
-        /// In a [`Kind::Manual`]: the axes along which devices are a group.
+        /// In a [`Kind::Manual`]: the mesh axes along which devices form a group.
         axes: Option<MeshAxes>,
     },
-    /// The replica that this copy is: u32 scalar.
+    /// The id of the running replica: a u32 scalar.
     ReplicaId,
-    /// The partition that this is: u32 scalar.
+    /// The id of the running partition: a u32 scalar.
     PartitionId,
-    /// In a [`Kind::Manual`]: the place of this device along axes of its mesh: u32 scalar. [`Function::lowered`] computes it.
+    /// In a [`Kind::Manual`]: the position of this device along axes of its mesh, a u32 scalar. [`Function::lowered`]
+    /// replaces it by arithmetic.
     AxisIndex(MeshAxes),
-    /// The operand, which the partitioner is to split like this: `sdy.sharding_constraint`.
+    /// The operand with a sharding requested from the partitioner: `sdy.sharding_constraint`.
     Constrain(Sharding),
-    /// The region's code, which reads nothing but its arguments, on every device's parts of the operands; its results are
-    /// parts of the results: `sdy.manual_computation`.
+    /// Runs the region, which reads only its arguments, on every device's shards of the operands and returns shards of
+    /// the results: `sdy.manual_computation`.
     Manual(Manual),
-    /// Keeps the compiler from moving or fusing computation across.
+    /// Prevents the compiler from moving or fusing operations across.
     OptimizationBarrier,
-    /// Code that the target knows by name.
+    /// Calls code that the target provides under a name.
     CustomCall(CustomCall),
-    /// A loop with a known number of turns over slices. Operands: carried values, then values to slice, then constants;
-    /// the region, which reads nothing else, takes the same (with slices) and returns carried values, then parts of what
-    /// is stacked. [`Function::lowered`] makes a loop of it.
+    /// A loop over slices with a fixed number of iterations. Operands: carried values, then values to slice, then
+    /// constants. The region, which reads only its arguments, takes the same values (with slices) and returns carried
+    /// values, then results to stack. [`Function::lowered`] turns it into a [`Kind::While`].
     Scan(Scan),
-    /// The region's code, of which a derivative keeps only what is said and computes the rest again. The region reads
-    /// nothing but its arguments. [`Function::lowered`] puts the code in place.
+    /// Runs the region, which reads only its arguments; a derivative saves the selected values and recomputes the rest.
+    /// [`Function::lowered`] inlines the region.
     Remat(Save),
-    /// Code with a derivative of its own. Regions, which read nothing but their arguments: forward, which takes the
-    /// operands and returns the results, then residuals; backward, which takes residuals and the cotangents of
-    /// floating-point results and returns those of floating-point operands. [`Function::lowered`] puts forward in place.
+    /// Code with a custom derivative. Its regions read only their arguments. `forward` takes the operands and returns
+    /// the results, then residuals; `backward` takes residuals and the cotangents of floating-point results and returns
+    /// the cotangents of floating-point operands. [`Function::lowered`] inlines `forward`.
     CustomVjp {
-        /// The number of results, before residuals.
+        /// The number of results of `forward` before the residuals.
         results: usize,
     },
-    /// The operand, by a name that [`Save::Named`] knows. [`Function::lowered`] takes it away.
+    /// The operand, under a name for [`Save::Named`]. [`Function::lowered`] removes it.
     Named(String),
-    /// The operand, as a constant to derivatives. [`Function::lowered`] takes it away.
+    /// The operand, which derivatives treat as a constant. [`Function::lowered`] removes it.
     StopGradient,
 }
 
 impl Operation {
-    /// The values that the operation reads: its operands, and what its regions read of what is around them.
+    /// Returns the values that the operation reads: its operands, and the outer values that its regions read.
     pub fn reads(&self) -> Vec<ValueId> {
         fn outside(region: &Region, found: &mut Vec<ValueId>) {
             let begin = found.len();
@@ -290,12 +295,12 @@ impl Operation {
 }
 
 impl Function {
-    /// Type of a value.
+    /// Returns the type of a value.
     pub fn type_of(&self, value: ValueId) -> &TensorType {
         &self.types[value.0]
     }
 
-    /// Every operation, those of nested regions before the operation that holds them.
+    /// Calls `see` on every operation; operations of nested regions come before the operation that holds them.
     pub fn visit(&self, mut see: impl FnMut(&Operation)) {
         fn region(r: &Region, see: &mut impl FnMut(&Operation)) {
             for operation in &r.operations {

@@ -25,7 +25,7 @@ pub struct Array {
 /// The elements of an [`Array`], row-major.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Elements {
-    /// Elements of a floating-point type, with the digits of f64.
+    /// Elements of a floating-point type, in f64 precision.
     Float(Vec<f64>),
     /// Elements of an integer type, each within its range.
     Int(Vec<i64>),
@@ -33,7 +33,7 @@ pub enum Elements {
     Pred(Vec<bool>),
 }
 
-/// The same expression on the vector of any variant, which becomes that variant again.
+/// Maps the vector of any variant into a vector of the same variant.
 macro_rules! map_elements {
     ($elements:expr, $x:ident => $map:expr) => {
         match $elements {
@@ -44,7 +44,7 @@ macro_rules! map_elements {
     };
 }
 
-/// The same for two operands of one dtype; a [`Fault`] where they are not.
+/// Maps the vectors of two operands of one dtype; a [`Fault`] if the dtypes differ.
 macro_rules! map_pairs {
     ($a:expr, $b:expr, ($x:ident, $y:ident) => $map:expr) => {
         match ($a, $b) {
@@ -59,7 +59,7 @@ macro_rules! map_pairs {
 pub(super) use map_pairs;
 
 impl Elements {
-    /// How many there are.
+    /// Returns the number of elements.
     pub(super) fn len(&self) -> usize {
         match self {
             Self::Float(x) => x.len(),
@@ -70,34 +70,35 @@ impl Elements {
 }
 
 impl Array {
-    /// A tensor of a floating-point dtype. The numbers are kept as they come: they may have more digits than the dtype.
+    /// Makes a tensor of a floating-point dtype. The numbers are not rounded to the dtype.
     ///
     /// # Errors
-    /// Another dtype, or a count of numbers that is not the shape's.
+    /// Returns an error if the dtype is not a floating-point type, or the number of elements does not match the shape.
     pub fn floats(dtype: Dtype, shape: impl Into<Vec<usize>>, numbers: impl IntoIterator<Item = f64>) -> Result<Self> {
         Self::new(TensorType::new(dtype, shape), Elements::Float(numbers.into_iter().collect()))
     }
 
-    /// A tensor of an integer dtype.
+    /// Makes a tensor of an integer dtype.
     ///
     /// # Errors
-    /// Another dtype, a number beyond its range, or a count of numbers that is not the shape's.
+    /// Returns an error if the dtype is not an integer type, a number is out of its range, or the number of elements
+    /// does not match the shape.
     pub fn ints(dtype: Dtype, shape: impl Into<Vec<usize>>, numbers: impl IntoIterator<Item = i64>) -> Result<Self> {
         Self::new(TensorType::new(dtype, shape), Elements::Int(numbers.into_iter().collect()))
     }
 
-    /// A tensor of predicates.
+    /// Makes a tensor of predicates.
     ///
     /// # Errors
-    /// A count of predicates that is not the shape's.
+    /// Returns an error if the number of elements does not match the shape.
     pub fn preds(shape: impl Into<Vec<usize>>, predicates: impl IntoIterator<Item = bool>) -> Result<Self> {
         Self::new(TensorType::new(Dtype::Pred, shape), Elements::Pred(predicates.into_iter().collect()))
     }
 
-    /// A tensor of `ty`.
+    /// Makes a tensor of `ty`.
     ///
     /// # Errors
-    /// Elements of another dtype, beyond its range, or not as many as the shape has.
+    /// Returns an error if the elements have another dtype, are out of its range, or do not match the shape in number.
     pub fn new(ty: TensorType, elements: Elements) -> Result<Self> {
         let legal = match &elements {
             Elements::Float(_) => ty.dtype.is_float(),
@@ -116,22 +117,22 @@ impl Array {
         Err(Error::Array { reason: format!("{} elements of {ty} expected, got {count} {kind}", ty.elements()) })
     }
 
-    /// The dtype and shape of the tensor.
+    /// Returns the dtype and shape of the tensor.
     pub fn ty(&self) -> &TensorType {
         &self.ty
     }
 
-    /// The sizes of the tensor, outermost dimension first.
+    /// Returns the sizes of the tensor, outermost dimension first.
     pub fn shape(&self) -> &[usize] {
         &self.ty.shape
     }
 
-    /// The elements of the tensor, row-major.
+    /// Returns the elements of the tensor, row-major.
     pub fn elements(&self) -> &Elements {
         &self.elements
     }
 
-    /// The elements as floating-point numbers, whatever the dtype; predicates as 0 and 1.
+    /// Converts the elements of any dtype to floats; predicates become 0 and 1.
     pub fn to_floats(&self) -> Vec<f64> {
         match &self.elements {
             Elements::Float(x) => x.clone(),
@@ -140,7 +141,7 @@ impl Array {
         }
     }
 
-    /// The elements as integers: floats are cut towards 0, predicates are 0 and 1.
+    /// Converts the elements to integers: floats are rounded towards 0, predicates become 0 and 1.
     pub fn to_ints(&self) -> Vec<i64> {
         match &self.elements {
             Elements::Float(x) => x.iter().map(|x| *x as i64).collect(),
@@ -149,7 +150,7 @@ impl Array {
         }
     }
 
-    /// The elements as predicates: whether each differs from 0.
+    /// Converts the elements to predicates: `true` for elements that differ from 0.
     pub fn to_preds(&self) -> Vec<bool> {
         match &self.elements {
             Elements::Float(x) => x.iter().map(|x| *x != 0.0).collect(),
@@ -158,7 +159,7 @@ impl Array {
         }
     }
 
-    /// The integers of a tensor that holds indices.
+    /// Returns the integers of a tensor that holds indices.
     pub(super) fn integers(&self) -> Result<&[i64], Fault> {
         match &self.elements {
             Elements::Int(x) => Ok(x),
@@ -166,7 +167,7 @@ impl Array {
         }
     }
 
-    /// The only element of a scalar that is a predicate.
+    /// Returns the only element of a scalar predicate.
     pub(super) fn predicate(&self) -> Result<bool, Fault> {
         match &self.elements {
             Elements::Pred(x) if x.len() == 1 => Ok(x[0]),
@@ -174,7 +175,7 @@ impl Array {
         }
     }
 
-    /// The only element of a scalar, as a tensor of `count` of them.
+    /// Repeats the only element of a scalar `count` times.
     pub(super) fn repeated(&self, count: usize) -> Result<Elements, Fault> {
         if self.elements.len() != 1 {
             return Err(Fault::malformed(format!("a scalar expected, got {}", self.ty)));
@@ -182,15 +183,15 @@ impl Array {
         Ok(map_elements!(&self.elements, x => vec![x[0]; count]))
     }
 
-    /// The elements at these places, in their order.
+    /// Returns the elements at these offsets, in their order.
     ///
     /// # Panics
-    /// At a place beyond the end: callers keep them inside.
+    /// Panics if an offset is out of range; callers check offsets.
     pub(super) fn take(&self, places: &[usize]) -> Elements {
         map_elements!(&self.elements, x => places.iter().map(|i| x[*i]).collect())
     }
 
-    /// The part at an index of the first dimension, which is there and vanishes.
+    /// Returns the slice at an index of the first dimension, which is removed. The index must be in range.
     pub(super) fn slice(&self, at: usize) -> Self {
         let ty = TensorType::new(self.ty.dtype, self.ty.shape.get(1..).unwrap_or_default());
         let count = ty.elements();
@@ -198,7 +199,7 @@ impl Array {
         Self { ty, elements }
     }
 
-    /// The float elements rounded to the dtype.
+    /// Rounds float elements to the dtype.
     pub(super) fn rounded(mut self) -> Self {
         if let Elements::Float(x) = &mut self.elements {
             x.iter_mut().for_each(|x| *x = round(*x, self.ty.dtype));
@@ -207,7 +208,7 @@ impl Array {
     }
 }
 
-/// Elements of one dtype, one part after the other.
+/// Concatenates elements of one dtype.
 pub(super) fn joined(parts: &[&Elements]) -> Result<Elements, Fault> {
     let mut all = match parts.first() {
         Some(Elements::Float(_)) => Elements::Float(vec![]),
@@ -226,7 +227,7 @@ pub(super) fn joined(parts: &[&Elements]) -> Result<Elements, Fault> {
     Ok(all)
 }
 
-/// The number of `dtype` that is nearest to `x`.
+/// Rounds `x` to the nearest number of `dtype`.
 pub(super) fn round(x: f64, dtype: Dtype) -> f64 {
     match dtype {
         Dtype::F32 => f64::from(x as f32),
@@ -236,7 +237,7 @@ pub(super) fn round(x: f64, dtype: Dtype) -> f64 {
     }
 }
 
-/// The integer of `dtype` with the low bits of `x`.
+/// Wraps `x` to the width of `dtype`.
 pub(super) fn wrap(x: i64, dtype: Dtype) -> i64 {
     match dtype {
         Dtype::I16 => i64::from(x as i16),
@@ -246,7 +247,7 @@ pub(super) fn wrap(x: i64, dtype: Dtype) -> i64 {
     }
 }
 
-/// The distance in memory between neighbours along each dimension. Shapes without elements have distances too.
+/// Returns the distance in memory between neighbours along each dimension, also for shapes without elements.
 pub(super) fn strides(shape: &[usize]) -> Vec<usize> {
     let mut strides = vec![1_usize; shape.len()];
     for d in (1..shape.len()).rev() {
@@ -276,7 +277,7 @@ pub(super) fn each_index<E>(shape: &[usize], mut see: impl FnMut(&[usize]) -> Re
     }
 }
 
-/// The places in memory that the given dimensions of a shape lead to, row-major in their order.
+/// Returns the offsets of all indices along the given dimensions of a shape, row-major in the order of `dimensions`.
 pub(super) fn offsets(shape: &[usize], dimensions: &[usize]) -> Vec<usize> {
     let strides = strides(shape);
     dimensions.iter().fold(vec![0], |places, d| {
@@ -286,7 +287,7 @@ pub(super) fn offsets(shape: &[usize], dimensions: &[usize]) -> Vec<usize> {
     })
 }
 
-/// The place in memory of an index.
+/// Returns the offset of an index.
 pub(super) fn place(index: &[usize], strides: &[usize]) -> usize {
     index.iter().zip(strides).map(|(i, s)| i * s).sum()
 }

@@ -1,4 +1,4 @@
-//! Copies of the program that meet.
+//! Collectives between replicas and devices.
 
 use super::array::{Array, Elements};
 use super::elementwise::combine;
@@ -9,7 +9,7 @@ use crate::sharding::{Groups, MeshAxes};
 use crate::types::TensorType;
 use std::collections::BTreeMap;
 
-/// The pattern of the operations that are about several copies of the program.
+/// Matches the operations that involve several devices.
 macro_rules! of_devices {
     () => {
         Kind::AllReduce { .. }
@@ -25,7 +25,7 @@ macro_rules! of_devices {
 pub(super) use of_devices;
 
 impl Machine<'_> {
-    /// The only result of such an operation on each of the lanes.
+    /// Runs such an operation on the given lanes and returns its only result on each of them.
     pub(super) fn meet(
         &self,
         kind: &Kind,
@@ -77,7 +77,7 @@ impl Machine<'_> {
         }
     }
 
-    /// What `result` makes of each group, of places among the lanes, for the device at each place of it.
+    /// Calls `result` for every device with its group, as positions in `lanes`, and its position in the group.
     fn each(
         &self,
         groups: &Groups,
@@ -103,7 +103,7 @@ impl Machine<'_> {
         }
     }
 
-    /// Groups of places among the lanes.
+    /// Returns the groups as positions in `lanes`.
     fn groups(&self, groups: &Groups, lanes: &[usize]) -> Result<Vec<Vec<usize>>, Fault> {
         match groups {
             Groups::Replicas(groups) => {
@@ -114,7 +114,7 @@ impl Machine<'_> {
             }
             Groups::Axes(axes) => {
                 self.along(axes)?;
-                // By the coordinates along all other axes.
+                // Grouped by the coordinates along all other axes.
                 let mut found: BTreeMap<Vec<usize>, Vec<(usize, usize)>> = BTreeMap::new();
                 for (i, lane) in lanes.iter().enumerate() {
                     let mut others = self.lanes[*lane].coordinates.clone();
@@ -128,7 +128,7 @@ impl Machine<'_> {
                         return Ok(group.into_iter().map(|(_, i)| i).collect());
                     }
                     let (names, size) = (axes.names().join(", "), axes.size());
-                    Err(Fault::malformed(format!("{} of {size} devices along {names} get here", group.len())))
+                    Err(Fault::malformed(format!("{} of {size} devices along {names} reach it", group.len())))
                 };
                 found.into_values().map(whole).collect()
             }
@@ -145,7 +145,7 @@ impl Machine<'_> {
     ) -> Result<Vec<Elements>, Fault> {
         let mut found: Vec<Option<Elements>> = vec![None; lanes.len()];
         let mut send = |source: usize, target: usize| match found[target].replace(values[source].elements.clone()) {
-            Some(_) => Err(Fault::malformed("a target gets twice")),
+            Some(_) => Err(Fault::malformed("a target receives twice")),
             None => Ok(()),
         };
         match axes {
@@ -168,11 +168,11 @@ impl Machine<'_> {
         Ok(found.into_iter().map(|elements| elements.unwrap_or_else(|| zeros(ty))).collect())
     }
 
-    /// The place of a replica among the lanes.
+    /// Returns the position of a replica in `lanes`.
     fn find(&self, replica: usize, lanes: &[usize]) -> Result<usize, Fault> {
         let found = lanes.iter().position(|lane| self.lanes[*lane].replica == replica);
         found.ok_or_else(|| match self.lanes.iter().any(|lane| lane.replica == replica) {
-            true => Fault::malformed(format!("replica {replica} does not get here")),
+            true => Fault::malformed(format!("replica {replica} does not reach it")),
             false => copies(),
         })
     }
@@ -184,7 +184,7 @@ impl Machine<'_> {
         }
     }
 
-    /// Whether the body of a computation that is manual along these axes runs.
+    /// Checks that the running body is manual along these axes.
     fn along(&self, axes: &MeshAxes) -> Result<(), Fault> {
         match self.manual.is_some_and(|manual| axes.within(manual.axes())) {
             true => Ok(()),
@@ -212,7 +212,7 @@ impl Machine<'_> {
 }
 
 fn copies() -> Fault {
-    let reason = "it takes part of several copies of the program: of replicas, `Interpreter::run_replicas` runs all";
+    let reason = "it involves several copies of the program; for replicas, use `Interpreter::run_replicas`";
     Fault::Uninterpreted(reason.into())
 }
 
@@ -224,7 +224,7 @@ fn sum(group: &[usize], values: &[&Array], reducer: Reducer) -> Result<Elements,
     })
 }
 
-/// One of `count` parts along a dimension.
+/// Returns one of `count` equal shards along a dimension.
 fn part(a: &Array, dimension: usize, count: usize, place: usize) -> Result<Array, Fault> {
     let size = a.ty.shape.get(dimension).filter(|size| size.is_multiple_of(count));
     let size = size.ok_or_else(|| Fault::malformed(format!("{} in {count} parts along {dimension}", a.ty)))? / count;
@@ -237,7 +237,7 @@ fn part(a: &Array, dimension: usize, count: usize, place: usize) -> Result<Array
 }
 
 impl Array {
-    /// The elements of a tensor that should be of this type.
+    /// Returns the elements of a tensor, or an error if its type is not `ty`.
     fn elements_of(self, ty: &TensorType) -> Result<Elements, Fault> {
         if self.ty == *ty { Ok(self.elements) } else { Err(Fault::malformed(format!("{} is no {ty}", self.ty))) }
     }

@@ -10,7 +10,7 @@ use std::cmp::Ordering;
 
 type Outcome = Result<Elements, Fault>;
 
-/// The dimensions of a rank that are not among `used`.
+/// Returns the dimensions of a rank that are not in `used`.
 fn rest(rank: usize, used: &[usize]) -> Vec<usize> {
     (0..rank).filter(|d| !used.contains(d)).collect()
 }
@@ -19,11 +19,11 @@ fn sizes(ty: &TensorType, dimensions: &[usize]) -> Vec<usize> {
     dimensions.iter().map(|d| ty.shape[*d]).collect()
 }
 
-/// How the elements of a product are found: the sizes of its result, and what is summed over.
+/// A dot product: the offsets of its terms and the sizes of its result.
 pub(super) struct Product {
     left: [Vec<usize>; 3],
     right: [Vec<usize>; 3],
-    /// The number of products that each element of the result sums.
+    /// The number of terms that each element of the result sums.
     pub(super) terms: usize,
 }
 
@@ -45,7 +45,7 @@ impl Product {
         Ok(Self { left, right, terms })
     }
 
-    /// Sums of products; those of floats in f64, those of integers wrap.
+    /// Computes the sums of products: floats accumulate in f64, integers wrap.
     pub(super) fn of(&self, a: &Array, b: &Array, ty: &TensorType) -> Outcome {
         fn sums<T: Copy, S>(
             (a, left): (&[T], &[Vec<usize>; 3]),
@@ -80,7 +80,7 @@ impl Product {
     }
 }
 
-/// The initial value and, after it, every term: combined from left to right.
+/// Combines the initial value and all terms from left to right.
 fn fold(init: Elements, terms: impl Iterator<Item = Elements>, reducer: Reducer, ty: &TensorType) -> Outcome {
     let mut terms = terms;
     terms.try_fold(init, |all, term| combine(reducer.binary(), &all, &term, ty.dtype))
@@ -101,7 +101,7 @@ pub(super) fn reduce(a: &Array, init: &Array, reducer: Reducer, dimensions: &[us
     fold(init, reduced.iter().map(term), reducer, ty)
 }
 
-/// The largest element along a dimension and its index, of `[values, indices]` and what they begin with.
+/// Returns the maximum along a dimension and its index, from `[values, indices]` and their initial values.
 pub(super) fn arg_max(
     [a, indices]: [&Array; 2],
     [first, first_index]: [&Array; 2],
@@ -111,12 +111,12 @@ pub(super) fn arg_max(
     if a.ty.shape != indices.ty.shape {
         return Err(Fault::malformed(format!("indices of {} expected, got {}", a.ty, indices.ty)));
     }
-    // Behind the elements, what they begin with.
+    // The initial values are appended after the elements.
     let all = Array { ty: a.ty.clone(), elements: joined(&[&a.elements, &first.repeated(1)?])? };
     let numbers = Array { ty: indices.ty.clone(), elements: joined(&[&indices.elements, &first_index.repeated(1)?])? };
     let (kept, reduced) = (offsets(&a.ty.shape, &rest(a.ty.rank(), &[dimension])), offsets(&a.ty.shape, &[dimension]));
     fn largest<T: PartialOrd>(values: &[T], indices: &[i64], places: impl Iterator<Item = usize>) -> Option<usize> {
-        // NaN is not itself.
+        // Only NaN is unordered with itself.
         let nan = |at: usize| values[at].partial_cmp(&values[at]).is_none();
         places.reduce(|best, at| {
             let more = values[at] > values[best] || (nan(at) && !nan(best));
@@ -175,7 +175,7 @@ pub(super) fn reduce_window(a: &Array, init: &Array, window: &Window, reducer: R
     Ok(sum)
 }
 
-/// The order in which the elements of every operand follow one another after a sort by the first operand.
+/// Returns the offsets of the elements in sorted order of the first operand; all operands are permuted by them.
 pub(super) fn sorted(keys: &Array, dimension: usize, order: Order) -> Result<Vec<usize>, Fault> {
     within(&[dimension], keys.ty.rank())?;
     let shape = &keys.ty.shape;

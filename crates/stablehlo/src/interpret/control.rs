@@ -1,4 +1,4 @@
-//! Operations with regions. Copies of the program that go different ways go apart, and meet again behind the operation.
+//! Operations with regions. Replicas can take different branches; they synchronise after the operation.
 
 use super::Fault;
 use super::array::{Array, joined};
@@ -8,7 +8,7 @@ use crate::graph::{Operation, Region, Scan};
 use std::rc::Rc;
 
 impl<'a> Machine<'a> {
-    /// A loop: condition, then body, until the condition fails.
+    /// Runs a loop: condition, then body, until the condition fails.
     pub(super) fn repeat(&mut self, op: &'a Operation, lanes: &[usize], carried: Vec<Values>) -> Result<Vec<Values>> {
         let name = op.kind.name();
         let [condition, body] = &op.regions[..] else {
@@ -39,7 +39,7 @@ impl<'a> Machine<'a> {
         Ok(results)
     }
 
-    /// The region that a scalar picks.
+    /// Runs the region that a scalar selects.
     pub(super) fn choose(&mut self, op: &'a Operation, lanes: &[usize], operands: &[Values]) -> Result<Vec<Values>> {
         let name = op.kind.name();
         let fail = |reason: &str| Fault::malformed(reason).of(name);
@@ -65,7 +65,7 @@ impl<'a> Machine<'a> {
         Ok(results)
     }
 
-    /// The region in place, of which residuals are not results.
+    /// Runs the region inline and drops its residuals.
     pub(super) fn inline(&mut self, op: &'a Operation, lanes: &[usize], operands: Vec<Values>) -> Result<Vec<Values>> {
         let code = code(op)?;
         let mut results = self.region(code, lanes, operands, op.kind.name())?;
@@ -73,7 +73,7 @@ impl<'a> Machine<'a> {
         Ok(results)
     }
 
-    /// One turn per slice, first to last or last to first.
+    /// Runs one iteration per slice, from first to last or from last to first.
     pub(super) fn scan(
         &mut self,
         scan: &Scan,
@@ -94,7 +94,7 @@ impl<'a> Machine<'a> {
             }
         }
         let mut carried: Vec<Values> = operands.iter().map(|operands| operands[..scan.carry].to_vec()).collect();
-        // Of each lane, by turn.
+        // By lane, then by iteration.
         let mut parts: Vec<Vec<Values>> = vec![vec![]; lanes.len()];
         for turn in 0..scan.trips {
             self.spend(lanes.len() as u64).map_err(fail)?;

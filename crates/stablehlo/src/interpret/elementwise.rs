@@ -1,4 +1,4 @@
-//! Operations on elements: numbers of f64, integers that wrap at their width, predicates.
+//! Element-wise operations on f64 floats, integers that wrap at their width, and predicates.
 
 use super::Fault;
 use super::array::{Array, Elements, map_pairs, wrap};
@@ -7,7 +7,7 @@ use crate::types::{Dtype, TensorType};
 
 type Outcome = Result<Elements, Fault>;
 
-/// Whether two operands have as many elements as the result.
+/// Checks that the operands have the shape of the result.
 fn aligned(operands: &[&Array], ty: &TensorType) -> Result<(), Fault> {
     match operands.iter().find(|a| a.ty.shape != ty.shape) {
         Some(a) => Err(Fault::malformed(format!("operands of shape {:?} expected, got {}", ty.shape, a.ty))),
@@ -40,7 +40,7 @@ pub(super) fn binary(operation: Binary, a: &Array, b: &Array, ty: &TensorType) -
     combine(operation, &a.elements, &b.elements, ty.dtype)
 }
 
-/// Elements of `dtype`, as many on either side, pair by pair.
+/// Combines elements of `dtype` pair by pair; both sides have the same number of elements.
 pub(super) fn combine(operation: Binary, a: &Elements, b: &Elements, dtype: Dtype) -> Outcome {
     let undefined = || Fault::malformed(format!("{} is not defined for {dtype}", operation.name()));
     match (a, b) {
@@ -87,7 +87,7 @@ pub(super) fn select(p: &Array, on_true: &Array, on_false: &Array, ty: &TensorTy
     })
 }
 
-/// The smaller of `high` and the larger of `low` and the operand, as the specification has it.
+/// Computes min(high, max(low, operand)), as the specification defines it.
 pub(super) fn clamp(low: &Array, a: &Array, high: &Array, ty: &TensorType) -> Outcome {
     aligned(&[a], ty)?;
     let bound = |bound: &Array| -> Outcome {
@@ -100,8 +100,8 @@ pub(super) fn clamp(low: &Array, a: &Array, high: &Array, ty: &TensorType) -> Ou
     combine(Binary::Minimum, &bound(high)?, &raised, ty.dtype)
 }
 
-/// Floats to integers are cut towards 0 and held within the range; NaN becomes 0. Integers to narrower ones lose their
-/// high bits.
+/// Floats are rounded towards 0 and clamped to the range of the integer dtype; NaN becomes 0. Integers wrap to a
+/// narrower dtype.
 pub(super) fn convert(a: &Array, ty: &TensorType) -> Outcome {
     aligned(&[a], ty)?;
     Ok(match (&a.elements, ty.dtype) {
@@ -114,7 +114,7 @@ pub(super) fn convert(a: &Array, ty: &TensorType) -> Outcome {
     })
 }
 
-/// The bits of the operand, which is rounded to its dtype for that.
+/// Reinterprets the bits of the operand, after rounding it to its dtype.
 pub(super) fn bitcast(a: &Array, ty: &TensorType) -> Outcome {
     aligned(&[a], ty)?;
     let from = a.ty.dtype;
@@ -155,7 +155,7 @@ fn float_of(bits: u64, dtype: Dtype) -> f64 {
 }
 
 impl Unary {
-    /// None where it is of no float, or not to a float.
+    /// Returns `None` if the operation does not take floats, or does not return them.
     fn of_float(self) -> Option<fn(f64) -> f64> {
         Some(match self {
             Self::Abs => f64::abs,
@@ -177,7 +177,7 @@ impl Unary {
         })
     }
 
-    /// None where it is of no integer.
+    /// Returns `None` if the operation does not take integers.
     fn of_int(self) -> Option<fn(i64) -> i64> {
         Some(match self {
             Self::Abs => i64::wrapping_abs,
@@ -202,14 +202,14 @@ impl Unary {
 }
 
 impl Binary {
-    /// None where it is of no floats.
+    /// Returns `None` if the operation does not take floats.
     fn of_floats(self) -> Option<fn(f64, f64) -> f64> {
         Some(match self {
             Self::Add => |a, b| a + b,
             Self::Subtract => |a, b| a - b,
             Self::Multiply => |a, b| a * b,
             Self::Divide => |a, b| a / b,
-            // With the sign of the dividend, as in Rust.
+            // The sign of the dividend, as in Rust.
             Self::Remainder => |a, b| a % b,
             Self::Power => f64::powf,
             Self::Maximum => |a, b| if a.is_nan() || b.is_nan() { f64::NAN } else { a.max(b) },
@@ -219,7 +219,8 @@ impl Binary {
         })
     }
 
-    /// Integers of `dtype`. Where the specification leaves it open, as XLA does: x / 0 has all bits set, x % 0 is x.
+    /// Returns the operation on integers of `dtype`. Where the specification leaves the result open, it follows XLA: x
+    /// / 0 has all bits set, x % 0 is x.
     fn of_ints(self) -> fn(i64, i64, Dtype) -> i64 {
         match self {
             Self::Add => |a, b, dtype| wrap(a.wrapping_add(b), dtype),
@@ -233,7 +234,7 @@ impl Binary {
             Self::And => |a, b, _| a & b,
             Self::Or => |a, b, _| a | b,
             Self::Xor => |a, b, _| a ^ b,
-            // A shift by as many bits as there are, or by a negative number, leaves none of them.
+            // A shift by the width or more, or by a negative number, gives 0.
             Self::ShiftLeft => |a, b, dtype| if (0..width(dtype)).contains(&b) { wrap(a << b, dtype) } else { 0 },
             Self::ShiftRightLogical => |a, b, dtype| {
                 let bits = a as u64 & (u64::MAX >> (64 - width(dtype)));
@@ -246,7 +247,8 @@ impl Binary {
         }
     }
 
-    /// Predicates are integers of one bit: a sum is an or, a product an and. None where it is of no predicates.
+    /// Returns the operation on predicates, which act as one-bit integers: addition is or, multiplication is and.
+    /// `None` if the operation does not take predicates.
     fn of_preds(self) -> Option<fn(bool, bool) -> bool> {
         Some(match self {
             Self::Add | Self::Or | Self::Maximum => |a, b| a | b,
@@ -275,7 +277,7 @@ fn width(dtype: Dtype) -> i64 {
     8 * dtype.bytes() as i64
 }
 
-/// By squares, with the product's high bits lost; a negative exponent gives what is left of the fraction.
+/// Computes the power by repeated squaring and wraps; a negative exponent rounds the fraction towards 0.
 fn power(base: i64, exponent: i64, dtype: Dtype) -> i64 {
     if exponent < 0 {
         return match base {

@@ -1,4 +1,4 @@
-//! Windows at indices that are data.
+//! Gathers and scatters.
 
 use super::Fault;
 use super::array::{Array, Elements, each_index, place, strides};
@@ -9,16 +9,17 @@ use crate::types::TensorType;
 
 type Outcome = Result<Elements, Fault>;
 
-/// What gathers and scatters share: how an index of the windows' tensor (the result of a gather, the updates of a
-/// scatter) leads to a window of the operand, and to a place in it.
+/// The common part of gathers and scatters: maps an index of the windows' tensor (the result of a gather, the updates
+/// of a scatter) to a window of the operand, and to an offset in the window.
 struct Windows<'a> {
-    /// The dimensions of the windows' tensor that are inside of a window, and the others.
+    /// The dimensions of the windows' tensor that are inside of a window; `outer` has all others.
     inner: &'a [usize],
     outer: Vec<usize>,
-    /// The operand's dimensions that windows have, and those that lie along batches.
+    /// The operand's dimensions that windows have; `batching` has the batch dimensions of the operand and of the
+    /// indices.
     kept: Vec<usize>,
     batching: (&'a [usize], &'a [usize]),
-    /// The operand's dimension of each entry of an index vector.
+    /// The operand's dimension for each entry of an index vector.
     map: &'a [usize],
     vector: usize,
     indices: &'a [i64],
@@ -27,7 +28,7 @@ struct Windows<'a> {
 }
 
 impl<'a> Windows<'a> {
-    /// `dropped` are the operand's dimensions that windows have not; the shape is that of the windows' tensor.
+    /// `dropped` are the operand's dimensions that windows do not have; `ty` is the type of the windows' tensor.
     fn new(
         operand: &TensorType,
         indices: &'a Array,
@@ -42,7 +43,7 @@ impl<'a> Windows<'a> {
         within(batching.1, index_rank)?;
         let kept: Vec<usize> = (0..rank).filter(|d| !dropped.contains(d) && !batching.0.contains(d)).collect();
         let outer: Vec<usize> = (0..ty.rank()).filter(|d| !inner.contains(d)).collect();
-        // An index vector of one entry needs no dimension.
+        // Index vectors of one entry need no dimension of their own.
         let entries = if vector == index_rank { Some(&1) } else { indices.ty.shape.get(vector) };
         let batch: Vec<usize> = (0..index_rank).filter(|d| *d != vector).map(|d| indices.ty.shape[d]).collect();
         let found: Vec<usize> = outer.iter().map(|d| ty.shape[*d]).collect();
@@ -61,11 +62,11 @@ impl<'a> Windows<'a> {
         Ok(Self { inner, outer, kept, batching, map, vector, indices, index_type, rank })
     }
 
-    /// Where the window of `index` begins in the operand, as its index vector says.
+    /// Returns the start of the window at `index` in the operand, from its index vector.
     fn start(&self, index: &[usize]) -> Vec<i64> {
         let mut at: Vec<usize> = self.outer.iter().map(|d| index[*d]).collect();
         let mut start = vec![0; self.rank];
-        // Along which the index vector's entries are.
+        // The dimension of the index vector's entries.
         if self.vector < self.index_type.rank() {
             at.insert(self.vector, 0);
         }
@@ -76,7 +77,7 @@ impl<'a> Windows<'a> {
         start
     }
 
-    /// What is added to the start: the place in the window and the batch.
+    /// Returns the offset from the start: the position in the window, and the batch index.
     fn offset(&self, index: &[usize]) -> Vec<usize> {
         let mut offset = vec![0; self.rank];
         self.kept.iter().zip(self.inner).for_each(|(d, i)| offset[*d] = index[*i]);
@@ -88,7 +89,7 @@ impl<'a> Windows<'a> {
     }
 }
 
-/// Windows are held within the operand.
+/// The start of each window is clamped so that the window fits into the operand.
 pub(super) fn gather(a: &Array, indices: &Array, d: &GatherDimensions, ty: &TensorType) -> Outcome {
     let dimensions = (&d.offset_dims[..], &d.collapsed_slice_dims[..], &d.start_index_map[..], d.index_vector_dim);
     let batching = (&d.operand_batching_dims[..], &d.start_indices_batching_dims[..]);
@@ -119,8 +120,8 @@ pub(super) fn gather(a: &Array, indices: &Array, d: &GatherDimensions, ty: &Tens
     Ok(a.take(&places))
 }
 
-/// Updates combine row-major; windows outside of the operand are left out. One that is partly outside has no meaning: by
-/// the specification, the part inside of it is updated, and compilers leave out all of it.
+/// Combines updates in row-major order and skips windows outside of the operand. A window that is partly outside is an
+/// error: the specification updates the part inside, but compilers skip the whole window.
 pub(super) fn scatter(
     a: &Array,
     indices: &Array,
@@ -183,7 +184,7 @@ fn put(elements: &mut Elements, at: usize, value: &Elements) {
         (Elements::Float(x), Elements::Float(value)) => x[at] = value[0],
         (Elements::Int(x), Elements::Int(value)) => x[at] = value[0],
         (Elements::Pred(x), Elements::Pred(value)) => x[at] = value[0],
-        // `combine` keeps the kind of elements.
+        // Unreachable: `combine` keeps the variant of the elements.
         _ => {}
     }
 }

@@ -1,4 +1,4 @@
-//! The walk over operations and regions.
+//! The interpreter's walk over operations and regions.
 
 use super::array::{Array, Elements};
 use super::collective::of_devices;
@@ -10,7 +10,7 @@ use crate::sharding::Manual;
 use crate::types::{Dtype, TensorType};
 use std::rc::Rc;
 
-/// Regions in regions beyond which a program is refused, before the stack ends.
+/// The maximal nesting of regions; deeper programs are refused before the stack overflows.
 const DEPTH: usize = 64;
 
 pub(super) struct Machine<'a> {
@@ -18,20 +18,20 @@ pub(super) struct Machine<'a> {
     pub(super) function: &'a Function,
     pub(super) replicas: usize,
     pub(super) partitions: usize,
-    /// The copies of the program, which all do an operation before the next one.
+    /// The replicas or devices, which run in lockstep, operation by operation.
     pub(super) lanes: Vec<Lane>,
-    /// The computation whose body runs, on a lane for each of its devices.
+    /// The manual computation whose body runs, with one lane per device.
     pub(super) manual: Option<&'a Manual>,
     work: u64,
     depth: usize,
 }
 
-/// One copy of the program.
+/// One replica of the program, or one device of a manual computation.
 pub(super) struct Lane {
-    /// By id; none outside of the region that defines it.
+    /// Values by id; `None` outside of the region that defines the value.
     pub(super) values: Vec<Option<Rc<Array>>>,
     pub(super) replica: usize,
-    /// Along the axes of the mesh of a manual computation.
+    /// The coordinates along the axes of a manual computation's mesh.
     pub(super) coordinates: Vec<usize>,
 }
 
@@ -49,7 +49,7 @@ impl<'a> Machine<'a> {
         Ok(machine)
     }
 
-    /// Whether there is room for values of these types in so many copies.
+    /// Checks that this number of copies of values of these types stays within the limit of elements.
     pub(super) fn fits<'t>(&self, types: impl Iterator<Item = &'t TensorType> + Clone, copies: usize) -> Result<()> {
         let elements = types.clone().fold(0_usize, |sum, ty| sum.saturating_add(ty.elements()));
         let elements = elements.max(1).saturating_mul(copies);
@@ -63,12 +63,12 @@ impl<'a> Machine<'a> {
         Err(Fault::Limit(reason).of("func.func"))
     }
 
-    /// A copy of the program that has run nothing.
+    /// Creates a replica that has not run yet.
     pub(super) fn lane(&self, replica: usize, coordinates: Vec<usize>) -> Lane {
         Lane { values: vec![None; self.function.types.len()], replica, coordinates }
     }
 
-    /// The results of each replica, given the arguments of each.
+    /// Runs all replicas with their arguments and returns the results of each.
     pub(super) fn run(mut self, arguments: &[Vec<Array>]) -> Result<Vec<Vec<Array>>> {
         self.fits(self.function.types.iter(), arguments.len())?;
         self.lanes = (0..arguments.len()).map(|replica| self.lane(replica, vec![])).collect();
@@ -80,8 +80,7 @@ impl<'a> Machine<'a> {
         Ok(results.into_iter().map(|list| list.into_iter().map(Rc::unwrap_or_clone).collect()).collect())
     }
 
-    /// The results of a region that belongs to the operation of this name, on some of the lanes: arguments and results are
-    /// those of one after the other.
+    /// Runs a region of the operation `name` on some of the lanes. Arguments and results are listed by lane.
     pub(super) fn region(
         &mut self,
         region: &'a Region,
@@ -108,7 +107,7 @@ impl<'a> Machine<'a> {
         results.map_err(|fault: Fault| fault.of(name))
     }
 
-    /// Defines values, which have to be of the types that the function says.
+    /// Defines values, after a check of their types.
     fn bind(&mut self, lane: usize, ids: &[ValueId], values: Values) -> Result<(), Fault> {
         let list = |types: Vec<&TensorType>| types.iter().map(|t| t.to_string()).collect::<Vec<_>>().join(", ");
         let types = ids.iter().map(|id| self.function.types.get(id.0)).collect::<Option<Vec<_>>>();
@@ -129,7 +128,7 @@ impl<'a> Machine<'a> {
         ids.iter().map(value).collect()
     }
 
-    /// Counts what an operation does.
+    /// Adds an operation to the count of work, and fails beyond the limit.
     pub(super) fn spend(&mut self, work: u64) -> Result<(), Fault> {
         self.work = self.work.saturating_add(work);
         if self.work <= self.settings.work {
@@ -176,7 +175,7 @@ impl<'a> Machine<'a> {
         Ok(())
     }
 
-    /// Elements as tensors of these types.
+    /// Turns elements into tensors of these types.
     fn typed(&self, elements: Vec<Elements>, types: &[&TensorType]) -> Result<Values, Fault> {
         if elements.len() != types.len() {
             return Err(Fault::malformed(format!("{} results expected, got {}", types.len(), elements.len())));
@@ -188,7 +187,7 @@ impl<'a> Machine<'a> {
         typed.collect()
     }
 
-    /// The elements of the results of an operation without regions.
+    /// Computes the elements of the results of an operation without regions.
     fn compute(&mut self, kind: &Kind, operands: &[&Array], types: &[&TensorType]) -> Result<Vec<Elements>, Fault> {
         let count = || Fault::malformed(format!("{} operands and {} results", operands.len(), types.len()));
         let same = || operands.iter().map(|a| a.elements.clone()).collect::<Vec<_>>();
@@ -305,7 +304,7 @@ impl<'a> Machine<'a> {
             }
             Kind::OptimizationBarrier | Kind::Named(_) | Kind::StopGradient | Kind::Constrain(_) => return Ok(same()),
             Kind::CustomCall(call) => {
-                return Err(Fault::Uninterpreted(format!("the target's own code `{}`", call.target)));
+                return Err(Fault::Uninterpreted(format!("custom call `{}`", call.target)));
             }
             of_devices!() => return Err(Fault::malformed("an operation of several devices")),
             Kind::While | Kind::Case | Kind::Scan(_) | Kind::Remat(_) | Kind::CustomVjp { .. } | Kind::Manual(_) => {
@@ -316,7 +315,7 @@ impl<'a> Machine<'a> {
     }
 }
 
-/// Zeros of a type.
+/// Returns zeros of a type.
 pub(super) fn zeros(ty: &TensorType) -> Elements {
     let n = ty.elements();
     match ty.dtype {

@@ -1,4 +1,4 @@
-//! Computations on the parts that devices have, and tensors as such parts.
+//! Manual computations on the shards of devices, and the conversion of tensors to and from shards.
 
 use super::array::{Array, each_index, joined, place, strides};
 use super::machine::{Machine, Values};
@@ -11,7 +11,7 @@ use std::ops::Range;
 use std::rc::Rc;
 
 impl<'a> Machine<'a> {
-    /// Runs the body for all devices along the manual axes together.
+    /// Runs the body in lockstep on all devices along the manual axes.
     pub(super) fn manual(
         &mut self,
         manual: &'a Manual,
@@ -68,7 +68,7 @@ impl<'a> Machine<'a> {
     }
 }
 
-/// The values that a region defines, those of regions in it included.
+/// Collects the values that a region defines, including values of nested regions.
 fn defined(region: &Region, found: &mut Vec<ValueId>) {
     found.extend(&region.arguments);
     for operation in &region.operations {
@@ -77,13 +77,13 @@ fn defined(region: &Region, found: &mut Vec<ValueId>) {
     }
 }
 
-/// Why parts are no tensor.
+/// The reason why shards do not form a tensor.
 enum Apart {
     Different(String),
     Wrong(String),
 }
 
-/// The parts of the devices along `axes`, along which alone the tensor is split.
+/// Splits a tensor into the shards of the devices along `axes`; other axes do not shard it.
 fn parts(a: &Array, sharding: &Sharding, axes: &MeshAxes) -> Result<Vec<Array>> {
     let ty = sharding.part_over(&a.ty, axes.axes())?;
     let part = |device: usize| {
@@ -93,7 +93,7 @@ fn parts(a: &Array, sharding: &Sharding, axes: &MeshAxes) -> Result<Vec<Array>> 
     Ok((0..axes.size()).map(part).collect())
 }
 
-/// Where the elements of a part are in the whole.
+/// Returns the offsets of a shard's elements in the whole tensor.
 fn places(whole: &TensorType, part: &TensorType, range: &[Range<usize>]) -> Vec<usize> {
     let distances = strides(&whole.shape);
     let begin: usize = range.iter().zip(&distances).map(|(range, step)| range.start * step).sum();
@@ -105,8 +105,8 @@ fn places(whole: &TensorType, part: &TensorType, range: &[Range<usize>]) -> Vec<
     places
 }
 
-/// The tensor that devices have these parts of. Where several have the same part, numbers may differ by `slack` of the
-/// largest.
+/// Assembles a tensor from the shards of devices. Copies of one shard may differ by `slack` times the largest
+/// magnitude.
 fn put_together(parts: &[&Array], sharding: &Sharding, axes: &MeshAxes, slack: f64) -> Result<Array, Apart> {
     let Some(first) = parts.first() else { return Err(Apart::Wrong("no parts".into())) };
     let wrong = |reason: String| Apart::Wrong(reason);
@@ -146,7 +146,8 @@ fn put_together(parts: &[&Array], sharding: &Sharding, axes: &MeshAxes, slack: f
 }
 
 impl Array {
-    /// The part that each device of the sharding's mesh has, by the device's number: what a compiled program takes.
+    /// Splits the tensor into the shards of the sharding's mesh, by device number: the arguments of a compiled
+    /// executable.
     ///
     /// ```
     /// use stablehlo::{Array, Dtype, Mesh};
@@ -161,16 +162,16 @@ impl Array {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Split`] if it does not split like that.
+    /// [`Error::Split`] if the sharding does not divide the tensor evenly.
     pub fn parts(&self, sharding: &Sharding) -> Result<Vec<Self>> {
         parts(self, sharding, &everywhere(sharding))
     }
 
-    /// The tensor of which each device of the sharding's mesh has a part, by the device's number.
+    /// Assembles a tensor from the shards of all devices of the sharding's mesh, by device number.
     ///
     /// # Errors
-    /// [`Error::Array`] for parts that are not one of each device, or not of one type; [`Error::Disagreement`] where
-    /// devices have different numbers of what they should have copies of.
+    /// [`Error::Array`] if there is not one shard per device, or the shards differ in type; [`Error::Disagreement`] if
+    /// copies of one shard differ.
     pub fn whole(parts: &[Self], sharding: &Sharding) -> Result<Self> {
         let axes = everywhere(sharding);
         if parts.len() != axes.size() {
@@ -184,7 +185,7 @@ impl Array {
     }
 }
 
-/// All axes of the mesh.
+/// Returns all axes of the mesh.
 fn everywhere(sharding: &Sharding) -> MeshAxes {
     MeshAxes::of(sharding.mesh(), (0..sharding.mesh().axes().len()).collect())
 }

@@ -1,7 +1,7 @@
-//! Running a program without a compiler: what it means, at toy sizes.
+//! An interpreter that runs small programs without a compiler.
 //!
-//! It is the oracle of programs: numbers of f64, so that differences of a function say what its derivative is, and each
-//! operation as the StableHLO specification defines it, one element after the other.
+//! It is the reference for other implementations: it computes in f64, so that finite differences can check derivatives,
+//! and follows the StableHLO specification element by element.
 
 mod array;
 mod collective;
@@ -19,24 +19,24 @@ use crate::error::{Error, Result};
 use crate::graph::{Function, Module};
 use machine::Machine;
 
-/// What becomes of the digits that a dtype does not have.
+/// How results are rounded to their dtypes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Rounding {
-    /// Every float is an f64, whatever its dtype: conversions between floats do nothing, nothing overflows f32. Only
+    /// Floats of any dtype are f64: conversions between floats do nothing, and nothing overflows f32. Only
     /// [`Kind::BitcastConvert`](crate::Kind::BitcastConvert) rounds, because it reads the bits.
     #[default]
     None,
-    /// Every result is rounded to its dtype. Within an operation (the sum of a product or of a reduction, say) numbers
-    /// stay f64.
+    /// Every result is rounded to its dtype. Numbers within an operation, such as the accumulator of a product or a
+    /// reduction, stay f64.
     Dtypes,
 }
 
-/// Runs programs on the host, operation by operation, with limits so that a program that is too large, or never ends, is
-/// an error.
+/// Runs programs on the host, operation by operation. Limits turn programs that are too large, or do not end, into
+/// errors.
 ///
-/// Integers wrap at the width of their dtype. Where the specification leaves a result open, it is XLA's: an integer divided
-/// by 0 has all bits set, its remainder is itself; floats beyond the range of an integer dtype become its bounds, and NaN 0.
-/// Floats sort in their total order (see [`Kind::Sort`](crate::Kind::Sort)).
+/// Integers wrap at the width of their dtype. Where the specification leaves a result open, it follows XLA: an integer
+/// divided by 0 has all bits set, and its remainder is the integer itself; floats out of range of an integer dtype are
+/// clamped to its bounds, and NaN becomes 0. Floats sort in their total order (see [`Kind::Sort`](crate::Kind::Sort)).
 ///
 /// ```
 /// use stablehlo::{Array, Builder, Dtype, Interpreter, Rounding, TensorType};
@@ -54,12 +54,12 @@ pub enum Rounding {
 /// ```
 #[derive(Clone, Copy, Debug)]
 pub struct Interpreter {
-    /// What becomes of the digits that a dtype does not have.
+    /// How results are rounded.
     pub rounding: Rounding,
-    /// The elements that all values of a program may have together; 2^26, half a gigabyte, unless said otherwise.
+    /// The maximal number of elements of all values of a program together; by default 2^26, half a gigabyte.
     pub elements: usize,
-    /// The elements that operations may read and write until the end, each counted at least once however small it is;
-    /// 2^34, about a minute, unless said otherwise.
+    /// The maximal number of elements that operations read and write during a run, with at least one per operation; by
+    /// default 2^34, about a minute.
     pub work: u64,
 }
 
@@ -70,22 +70,21 @@ impl Default for Interpreter {
 }
 
 impl Interpreter {
-    /// The results of the module's main for these arguments, which are whole: how they are split over devices changes
-    /// nothing, and what a [`Builder::manual`](crate::Builder::manual) body does is done by all devices together, an
-    /// operation at a time.
+    /// Runs the module's `main` on whole tensors and returns its results. Shardings change no numbers. The body of a
+    /// [`Builder::manual`](crate::Builder::manual) runs on all devices in lockstep, operation by operation.
     ///
     /// # Errors
-    /// [`Error::Uninterpreted`] for custom calls, and for whatever takes part of several replicas, which
-    /// [`Interpreter::run_replicas`] runs; [`Error::Disagreement`] for devices with different results that should be the
-    /// same; [`Error::Malformed`] for arguments that are not the function's, and for a program that is none, also
-    /// one in which not all devices that should meet get there; [`Error::Limit`] beyond the limits.
+    /// [`Error::Uninterpreted`] for custom calls, and for operations that involve several replicas (see
+    /// [`Interpreter::run_replicas`]); [`Error::Disagreement`] if devices differ in results that should be equal;
+    /// [`Error::Malformed`] for arguments that do not match the function, or a malformed program, such as one with a
+    /// collective that not all devices of a group reach; [`Error::Limit`] beyond the limits.
     pub fn run(&self, module: &Module, arguments: &[Array]) -> Result<Vec<Array>> {
         let machine = Machine::new(self, &module.main, module.replicas, module.partitions)?;
         Ok(machine.run(&[arguments.to_vec()])?.remove(0))
     }
 
-    /// The results of each replica, given the arguments of each: all run together, an operation at a time, and meet in
-    /// collectives.
+    /// Runs all replicas, each with its own arguments, and returns the results of each. The replicas run in lockstep,
+    /// operation by operation, and communicate in collectives.
     ///
     /// ```
     /// use stablehlo::{Array, Builder, Dtype, Interpreter, Reducer, TensorType};
@@ -103,7 +102,7 @@ impl Interpreter {
     /// ```
     ///
     /// # Errors
-    /// As [`Interpreter::run`]; [`Error::Malformed`] for lists that are not one of each replica.
+    /// As [`Interpreter::run`]; also [`Error::Malformed`] if there is not one list of arguments per replica.
     pub fn run_replicas(&self, module: &Module, arguments: &[Vec<Array>]) -> Result<Vec<Vec<Array>>> {
         if arguments.len() != module.replicas {
             let reason = format!("arguments of {} replicas expected, got {}", module.replicas, arguments.len());
@@ -114,7 +113,7 @@ impl Interpreter {
 }
 
 impl Module {
-    /// The results of main for these arguments, in f64: see [`Interpreter`], of which this is the default.
+    /// Runs `main` in f64 with the default [`Interpreter`] and returns its results.
     ///
     /// # Errors
     /// As [`Interpreter::run`].
@@ -124,7 +123,7 @@ impl Module {
 }
 
 impl Function {
-    /// The results for these arguments, in f64, as the only replica: see [`Interpreter`].
+    /// Runs the function in f64 with the default [`Interpreter`], as the only replica, and returns its results.
     ///
     /// # Errors
     /// As [`Interpreter::run`].
@@ -132,7 +131,8 @@ impl Function {
         Ok(Machine::new(&Interpreter::default(), self, 1, 1)?.run(&[arguments.to_vec()])?.remove(0))
     }
 
-    /// The results of each of several replicas, given the arguments of each, in f64: see [`Interpreter::run_replicas`].
+    /// Runs several replicas in f64, each with its own arguments, and returns the results of each: see
+    /// [`Interpreter::run_replicas`].
     ///
     /// # Errors
     /// As [`Interpreter::run`].
@@ -141,7 +141,7 @@ impl Function {
     }
 }
 
-/// Why an operation has no result; [`Machine`] adds which one it was.
+/// Why an operation failed; [`Machine`] adds the operation's name.
 enum Fault {
     Uninterpreted(String),
     Malformed(String),

@@ -6,7 +6,7 @@ use crate::types::{Dtype, TensorType};
 
 type Outcome = Result<Elements, Fault>;
 
-/// The elements of `a`, of which that at an index of the result comes from the index that `from` writes.
+/// Moves elements of `a` to the result; `from` maps an index of the result to an index of `a`.
 fn moved(a: &Array, ty: &TensorType, mut from: impl FnMut(&[usize], &mut [usize])) -> Outcome {
     let distances = strides(&a.ty.shape);
     let mut source = vec![0; a.ty.rank()];
@@ -26,7 +26,7 @@ fn expect(legal: bool, reason: impl FnOnce() -> String) -> Result<(), Fault> {
     if legal { Ok(()) } else { Err(Fault::malformed(reason())) }
 }
 
-/// Whether dimensions are those of a rank.
+/// Checks that dimensions are distinct and below the rank.
 pub(super) fn within(dimensions: &[usize], rank: usize) -> Result<(), Fault> {
     let legal = dimensions.iter().enumerate().all(|(i, d)| *d < rank && !dimensions[..i].contains(d));
     expect(legal, || format!("distinct dimensions below {rank} expected, got {dimensions:?}"))
@@ -34,7 +34,7 @@ pub(super) fn within(dimensions: &[usize], rank: usize) -> Result<(), Fault> {
 
 pub(super) fn iota(dimension: usize, ty: &TensorType) -> Outcome {
     within(&[dimension], ty.rank())?;
-    expect(ty.dtype != Dtype::Pred, || "predicates do not count".into())?;
+    expect(ty.dtype != Dtype::Pred, || "numbers expected, got predicates".into())?;
     let mut numbers = Vec::with_capacity(ty.elements());
     each_index(&ty.shape, |index| {
         numbers.push(index[dimension]);
@@ -114,7 +114,7 @@ pub(super) fn slice(a: &Array, start: &[usize], limit: &[usize], stride: &[usize
     moved(a, ty, |index, source| (0..rank).for_each(|d| source[d] = start[d] + index[d] * stride[d]))
 }
 
-/// Where a window of `sizes` begins that is held within `shape`.
+/// Returns the start of a window of `sizes`, clamped so that the window fits into `shape`.
 fn held(starts: &[&Array], shape: &[usize], sizes: &[usize]) -> Result<Vec<usize>, Fault> {
     let legal = [starts.len(), sizes.len()] == [shape.len(); 2] && sizes.iter().zip(shape).all(|(s, size)| s <= size);
     expect(legal, || format!("a window of {shape:?} expected, got {sizes:?} at {} indices", starts.len()))?;

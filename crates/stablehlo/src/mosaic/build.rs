@@ -1,6 +1,6 @@
-//! Building a kernel operation by operation.
+//! Builds a kernel operation by operation.
 //!
-//! As for programs, the first illegal operation is remembered with its line, and [`Builder::finish`] returns it.
+//! As for programs, the builder records the first illegal operation with its line, and [`Builder::finish`] returns it.
 
 use super::kernel::*;
 use super::memory::Ref;
@@ -11,13 +11,13 @@ use std::cell::RefCell;
 use std::panic::Location;
 use std::rc::Rc;
 
-/// A kernel under construction.
+/// A kernel that is being built.
 #[derive(Clone, Debug)]
 pub struct Builder {
     pub(super) state: Rc<RefCell<State>>,
 }
 
-/// A vector or scalar of a kernel under construction: a cheap handle.
+/// A vector or scalar of a kernel that is being built; cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Value {
     state: Rc<RefCell<State>>,
@@ -28,9 +28,9 @@ pub struct Value {
 #[derive(Debug)]
 pub(super) struct State {
     kernel: Kernel,
-    /// The block in which each value was defined, by serial number.
+    /// For each value, the serial number of the block that defines it.
     homes: Vec<usize>,
-    /// Blocks that are being built, outermost first, with their serial numbers.
+    /// Open blocks with their serial numbers, outermost first.
     open: Vec<(usize, Block)>,
     blocks: usize,
     error: Option<Error>,
@@ -55,7 +55,7 @@ impl State {
 }
 
 impl Builder {
-    /// A kernel that does nothing yet on a grid of these sizes, outermost first.
+    /// Creates an empty kernel on a grid of these sizes, outermost first.
     #[track_caller]
     pub fn new(name: &str, grid: &[(usize, Semantics)]) -> Self {
         let kernel = Kernel {
@@ -84,19 +84,19 @@ impl Builder {
         builder
     }
 
-    /// The next input, seen through `window` in VMEM.
+    /// Declares the next input, which is visible through `window` in VMEM.
     #[track_caller]
     pub fn input(&self, ty: TensorType, window: Window) -> Ref {
         self.operand(Operand { ty, window, space: Space::Vmem }, true)
     }
 
-    /// The next input, of scalars, seen through `window` in SMEM.
+    /// Declares the next input of scalars, which is visible through `window` in SMEM.
     #[track_caller]
     pub fn scalar_input(&self, ty: TensorType, window: Window) -> Ref {
         self.operand(Operand { ty, window, space: Space::Smem }, true)
     }
 
-    /// The next output. All inputs come before it.
+    /// Declares the next output. All inputs must come before it.
     #[track_caller]
     pub fn output(&self, ty: TensorType, window: Window) -> Ref {
         self.operand(Operand { ty, window, space: Space::Vmem }, false)
@@ -120,7 +120,7 @@ impl Builder {
         Ref { state: self.state.clone(), id, ty: Rc::new(ty), space }
     }
 
-    /// Memory of this shape that outlives a point of the grid. All operands come before it.
+    /// Declares memory that persists between points of the grid. All operands must come before it.
     #[track_caller]
     pub fn scratch(&self, ty: TensorType, space: Space) -> Ref {
         let shaped = if ty.shape.is_empty() { Err(format!("a shape expected, got {ty}")) } else { Ok(()) };
@@ -143,7 +143,7 @@ impl Builder {
             return Err(format!("dimension {d} of a grid of {dimensions} dimensions"));
         }
         representable(&TensorType::new(ty.dtype, block.clone()))?;
-        // What one copy between HBM and VMEM moves: whole tiles, or all there is. A block may be larger than its tensor.
+        // A copy between HBM and VMEM moves whole tiles, or a whole dimension. A block may be larger than its tensor.
         for (d, (block, size)) in block.iter().zip(&ty.shape).enumerate() {
             let unit = match (space, ty.rank() - 1 - d) {
                 (Space::Vmem, 0) => 128,
@@ -174,22 +174,22 @@ impl Builder {
         }
     }
 
-    /// Bytes of VMEM it may use.
+    /// Limits the bytes of VMEM that the kernel may use.
     pub fn vmem_limit(&self, bytes: usize) {
         self.state.borrow_mut().kernel.vmem_limit = Some(bytes);
     }
 
-    /// What the compiler should believe it costs.
+    /// Sets the cost that the compiler assumes for the kernel.
     pub fn cost(&self, cost: Cost) {
         self.state.borrow_mut().kernel.cost = Some(cost);
     }
 
-    /// Makes it run even if nobody reads its results.
+    /// Makes the kernel run even if its results are unused.
     pub fn has_side_effect(&self) {
         self.state.borrow_mut().kernel.has_side_effect = true;
     }
 
-    /// The index in a dimension of the grid, an i32 scalar.
+    /// Returns the index in a dimension of the grid, an i32 scalar.
     #[track_caller]
     pub fn program_id(&self, dimension: usize) -> Value {
         let id = self.state.borrow().open[0].1.arguments.get(dimension).copied();
@@ -202,13 +202,13 @@ impl Builder {
         }
     }
 
-    /// A constant i32 scalar.
+    /// Makes a constant i32 scalar.
     #[track_caller]
     pub fn scalar(&self, number: i32) -> Value {
         self.splat(i64::from(number), TensorType::scalar(Dtype::I32))
     }
 
-    /// A constant whose elements are all one number.
+    /// Makes a constant whose elements are all `number`.
     #[track_caller]
     pub fn splat(&self, number: impl Into<Number>, ty: TensorType) -> Value {
         let number = number.into();
@@ -220,7 +220,7 @@ impl Builder {
         self.emit(Kind::Constant(number), &[], &[], check, ty)
     }
 
-    /// 0, 1, 2, ... along `dimension`, i32.
+    /// Counts 0, 1, 2, ... along `dimension`, in i32.
     #[track_caller]
     pub fn iota(&self, dimension: usize, shape: &[usize]) -> Value {
         let ty = TensorType::new(Dtype::I32, shape);
@@ -229,7 +229,7 @@ impl Builder {
         self.emit(Kind::Iota(dimension), &[], &[], check, ty)
     }
 
-    /// Runs what `body` builds if `condition`, a scalar predicate, holds.
+    /// Runs the operations that `body` builds if `condition`, a scalar predicate, holds.
     #[track_caller]
     pub fn when(&self, condition: &Value, body: impl FnOnce()) {
         let check = if *condition.ty() == TensorType::scalar(Dtype::Pred) {
@@ -242,7 +242,7 @@ impl Builder {
         self.nest(Kind::If, &[condition], check);
     }
 
-    /// Runs what `body` builds for index 0, 1, ... before `trips`, an i32 scalar.
+    /// Runs the operations that `body` builds for each index 0, 1, ... below `trips`; the index is an i32 scalar.
     #[track_caller]
     pub fn repeat(&self, trips: usize, body: impl FnOnce(&Value)) {
         let check =
@@ -254,7 +254,7 @@ impl Builder {
         self.nest(Kind::For(trips), &[], check);
     }
 
-    /// Closes the innermost block and makes an operation around it.
+    /// Closes the innermost block and adds an operation that contains it.
     #[track_caller]
     fn nest(&self, kind: Kind, operands: &[&Value], check: Result<Option<TensorType>, String>) {
         let block = self.state.borrow_mut().open.pop().unwrap_or_default().1;
@@ -265,10 +265,10 @@ impl Builder {
         }
     }
 
-    /// The finished kernel, or the first thing that was wrong with it.
+    /// Finishes the kernel.
     ///
     /// # Errors
-    /// The first illegal operation.
+    /// Returns the first illegal operation.
     #[track_caller]
     pub fn finish(self) -> Result<Kernel> {
         if self.state.borrow().kernel.outputs.is_empty() {
@@ -307,8 +307,8 @@ impl Builder {
         Ok(())
     }
 
-    /// Adds an operation, whose result, if it has one, is of the type in `check`. The returned handle has type `fallback`
-    /// when there is none, so that building goes on.
+    /// Adds an operation. `check` has the type of its result, if it has one; otherwise the returned value has the type
+    /// `fallback`, so that building can continue.
     #[track_caller]
     pub(super) fn emit(
         &self,
@@ -318,7 +318,7 @@ impl Builder {
         check: Result<Option<TensorType>, String>,
         fallback: TensorType,
     ) -> Value {
-        // No closure: it would hide the caller's line.
+        // Not a closure, so that `Location::caller` is the caller's line.
         let ty = match self.in_scope(operands).and(self.in_scope(offsets)).and(check) {
             Ok(ty) => ty,
             Err(reason) => {
@@ -337,7 +337,7 @@ impl Builder {
     }
 }
 
-/// Whether a value or memory can be of this type: a dtype that Mosaic has, and a size that an i32 counts.
+/// Checks that Mosaic supports the type: its dtype, and its number of elements as an i32.
 pub(super) fn representable(ty: &TensorType) -> Result<(), String> {
     if !matches!(ty.dtype, Dtype::F32 | Dtype::Bf16 | Dtype::I32 | Dtype::Pred) {
         return Err(format!("elements of f32, bf16, i32 or i1 expected, got {ty}"));
@@ -350,28 +350,28 @@ pub(super) fn representable(ty: &TensorType) -> Result<(), String> {
 }
 
 impl Value {
-    /// The dtype and shape of the value; the shape of a scalar is empty.
+    /// Returns the dtype and shape of the value; the shape of a scalar is empty.
     pub fn ty(&self) -> &TensorType {
         &self.ty
     }
 
-    /// The sizes of the value, outermost dimension first.
+    /// Returns the sizes of the value, outermost dimension first.
     pub fn shape(&self) -> &[usize] {
         &self.ty.shape
     }
 
-    /// The dtype of the value's elements.
+    /// Returns the dtype of the value's elements.
     pub fn dtype(&self) -> Dtype {
         self.ty.dtype
     }
 
-    /// A constant of the same type.
+    /// Makes a constant of the same type.
     #[track_caller]
     pub fn like(&self, number: impl Into<Number>) -> Self {
         self.builder().splat(number, (*self.ty).clone())
     }
 
-    /// The kernel it belongs to.
+    /// Returns the builder of the kernel that the value belongs to.
     pub fn builder(&self) -> Builder {
         Builder { state: self.state.clone() }
     }
@@ -380,7 +380,7 @@ impl Value {
         *self.ty == TensorType::scalar(Dtype::I32)
     }
 
-    /// Adds an operation of this value and `others`.
+    /// Adds an operation on this value and `others`.
     #[track_caller]
     pub(super) fn then(&self, kind: Kind, others: &[&Self], ty: Result<TensorType, String>) -> Self {
         let operands: Vec<&Self> = std::iter::once(self).chain(others.iter().copied()).collect();

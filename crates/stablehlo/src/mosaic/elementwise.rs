@@ -1,4 +1,4 @@
-//! Operations on vectors and scalars. There is no implicit broadcast.
+//! Element-wise operations on vectors and scalars. There is no implicit broadcast.
 
 use super::build::{Value, representable};
 use super::kernel::{Binary, Kind, Reducer, Unary};
@@ -11,7 +11,7 @@ fn same(a: &TensorType, b: &TensorType) -> Result<(), String> {
 }
 
 impl Value {
-    /// One of the operations of one operand, which has to be of a floating-point type.
+    /// Applies an operation of one floating-point operand.
     #[track_caller]
     pub fn unary(&self, operation: Unary) -> Self {
         let ty = self.ty();
@@ -19,7 +19,7 @@ impl Value {
         self.then(Kind::Unary(operation), &[], check)
     }
 
-    /// One of the operations of two operands of one type.
+    /// Applies an operation of two operands of one type.
     #[track_caller]
     pub fn binary(&self, operation: Binary, other: &Self) -> Self {
         let ty = self.ty();
@@ -29,7 +29,8 @@ impl Value {
         self.then(Kind::Binary(operation), &[other], check)
     }
 
-    /// Predicates of `self direction other`. None holds with NaN; `Ne`, which would, Mosaic has for integers only.
+    /// Compares element by element and returns predicates. No comparison holds with NaN: `Ne`, which would, exists in
+    /// Mosaic for integers only.
     #[track_caller]
     pub fn compare(&self, direction: Comparison, other: &Self) -> Self {
         let legal = self.dtype() == Dtype::I32 || (self.dtype().is_float() && direction != Comparison::Ne);
@@ -38,7 +39,7 @@ impl Value {
         self.then(Kind::Compare(direction), &[other], check)
     }
 
-    /// `self`, a predicate of the same shape, chooses between `on_true` and `on_false`.
+    /// Chooses between the elements of `on_true` and `on_false`; `self` is a predicate of the same shape.
     #[track_caller]
     pub fn select(&self, on_true: &Self, on_false: &Self) -> Self {
         let (p, ty) = (self.ty(), on_true.ty());
@@ -50,7 +51,7 @@ impl Value {
         self.builder().emit(Kind::Select, &[self, on_true, on_false], &[], check, ty.clone())
     }
 
-    /// The same numbers in another dtype; no operation is added where they have it already.
+    /// Converts to another dtype. Adds no operation if the dtype is already right.
     #[track_caller]
     pub fn convert(&self, dtype: Dtype) -> Self {
         if dtype == self.dtype() {
@@ -71,7 +72,7 @@ impl Value {
         self.then(Kind::Convert, &[], check)
     }
 
-    /// A scalar, or dimensions of size 1, repeated to `shape`; nothing is emitted when it has that already.
+    /// Repeats a scalar, or dimensions of size 1, to `shape`. Adds no operation if the shape is already right.
     #[track_caller]
     pub fn broadcast(&self, shape: &[usize]) -> Self {
         if self.shape() == shape {
@@ -87,7 +88,7 @@ impl Value {
         self.then(Kind::Broadcast, &[], check)
     }
 
-    /// Combines the entries along `dimension`, which stays with size 1. f32 only.
+    /// Reduces f32 entries along `dimension`, which stays with size 1.
     #[track_caller]
     pub fn reduce(&self, reducer: Reducer, dimension: usize) -> Self {
         let mut ty = self.ty().clone();
@@ -101,7 +102,7 @@ impl Value {
         self.then(Kind::Reduce(reducer, dimension), &[], check)
     }
 
-    /// The same elements in another shape.
+    /// Changes the shape and keeps the elements in row-major order.
     #[track_caller]
     pub fn reshape(&self, shape: &[usize]) -> Self {
         let ty = TensorType::new(self.dtype(), shape);
@@ -113,7 +114,7 @@ impl Value {
         self.then(Kind::Reshape, &[], check)
     }
 
-    /// The transpose of a matrix.
+    /// Transposes a matrix.
     #[track_caller]
     pub fn transpose(&self) -> Self {
         let check = match self.shape() {
@@ -123,7 +124,7 @@ impl Value {
         self.then(Kind::Transpose, &[], check)
     }
 
-    /// The part of `shape` that begins at `start`.
+    /// Slices a part of `shape` that begins at `start`.
     #[track_caller]
     pub fn slice(&self, start: &[usize], shape: &[usize]) -> Self {
         let ranks = start.len() == self.shape().len() && shape.len() == start.len() && !shape.is_empty();
@@ -151,29 +152,29 @@ macro_rules! named {
 }
 
 named! {
-    /// The exponential e^x.
+    /// Computes the exponential e^x.
     exp() unary Unary::Exp;
-    /// 2^x, which costs a multiplication less than e^x.
+    /// Computes 2^x, which takes one multiplication less than e^x.
     exp2() unary Unary::Exp2;
-    /// The natural logarithm ln x.
+    /// Computes the natural logarithm ln x.
     log() unary Unary::Log;
-    /// The absolute value |x|.
+    /// Computes the absolute value |x|.
     abs() unary Unary::Abs;
-    /// The larger; NaN if either is.
+    /// Computes the maximum; NaN if either operand is NaN.
     max(other) binary Binary::Maximum;
-    /// The smaller; NaN if either is.
+    /// Computes the minimum; NaN if either operand is NaN.
     min(other) binary Binary::Minimum;
-    /// Predicates of `self == other`.
+    /// Compares `self == other`.
     eq(other) compare Comparison::Eq;
-    /// Predicates of `self != other`.
+    /// Compares `self != other`.
     ne(other) compare Comparison::Ne;
-    /// Predicates of `self < other`.
+    /// Compares `self < other`.
     lt(other) compare Comparison::Lt;
-    /// Predicates of `self <= other`.
+    /// Compares `self <= other`.
     le(other) compare Comparison::Le;
-    /// Predicates of `self > other`.
+    /// Compares `self > other`.
     gt(other) compare Comparison::Gt;
-    /// Predicates of `self >= other`.
+    /// Compares `self >= other`.
     ge(other) compare Comparison::Ge;
 }
 

@@ -1,8 +1,8 @@
-//! Running a kernel on the CPU, to check its numbers where there is no TPU.
+//! An interpreter that runs kernels on the CPU, to check their numbers without a TPU.
 //!
-//! It shows what hardware may hide: whatever is undefined is NaN (or a number that is no index), be it scratch at first, an
-//! output before it is written, or a block beyond the edge of its tensor; scratch is lost between points of the grid that
-//! may run in parallel; an output's block is lost when the window leaves it.
+//! It exposes errors that hardware may hide. Undefined memory (initial scratch, outputs before they are written, the
+//! part of a block beyond the edge of its tensor) holds NaN, or integers that are not valid indices. Scratch is reset
+//! between points of the grid that may run in parallel. An output's block is reset when the window leaves it.
 
 use super::kernel::*;
 use super::tensor::{Data, Tensor, round};
@@ -12,11 +12,12 @@ use crate::types::{Dtype, TensorType};
 use std::panic::Location;
 use std::rc::Rc;
 
-/// The kernel's outputs for these inputs. An aliased output begins as its input. bf16 is rounded where it is made.
+/// Runs the kernel on these inputs and returns its outputs. An aliased output starts as its input. bf16 values are
+/// rounded by the operation that makes them.
 ///
 /// # Errors
-/// Inputs that are not of the kernel's types; a load or store that leaves its memory; division of an integer by 0; an
-/// output block that is visited again after the window left it.
+/// Returns an error if inputs differ from the kernel's types, a load or store is out of bounds, an integer is divided
+/// by 0, or an output block is visited again after the window left it.
 #[track_caller]
 pub fn interpret(kernel: &Kernel, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
     let at = Location::caller();
@@ -26,12 +27,12 @@ pub fn interpret(kernel: &Kernel, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
 
 struct Machine<'k> {
     kernel: &'k Kernel,
-    /// Inputs that no output shares, then outputs.
+    /// The inputs without an aliased output, then the outputs.
     tensors: Vec<Tensor>,
-    /// Which of them an operand is.
+    /// For each operand, its index in `tensors`.
     storage: Vec<usize>,
     memories: Vec<Tensor>,
-    /// The block that each operand's window shows, and those that an output's window has left.
+    /// The current block of each operand; `left` has the blocks that an output's window has left.
     shown: Vec<Option<Vec<usize>>>,
     left: Vec<std::collections::HashSet<Vec<usize>>>,
     values: Vec<Option<Rc<Tensor>>>,
@@ -102,7 +103,7 @@ impl<'k> Machine<'k> {
         Ok(outputs.map(|i| self.tensors[*i].clone()).collect())
     }
 
-    /// Moves a window to where it is at `point`, or away.
+    /// Moves a window to its block at `point`; `None` closes the window.
     fn show(&mut self, operand: usize, point: Option<&[usize]>) -> Result<(), String> {
         let inputs = self.kernel.inputs.len();
         let is_output = operand >= inputs;
@@ -113,7 +114,7 @@ impl<'k> Machine<'k> {
         if self.shown[operand] == next {
             return Ok(());
         }
-        // Where a block begins in its tensor, and how much of it is inside.
+        // The start of a block in its tensor, and the size of its part inside the tensor.
         let place = |index: &[usize], shape: &[usize]| -> (Vec<usize>, Vec<usize>) {
             let begin: Vec<usize> = index.iter().zip(&window.block).map(|(i, block)| i * block).collect();
             let inside = |((b, size), block): ((&usize, &usize), &usize)| size.saturating_sub(*b).min(*block);
@@ -197,7 +198,7 @@ impl<'k> Machine<'k> {
         Ok(())
     }
 
-    /// The offsets of a part of a memory, and its sizes, 1 in every dimension for a scalar.
+    /// Returns the offsets and sizes of a part of a memory; sizes are 1 in every dimension for a scalar.
     fn part(
         &self,
         memory: &Tensor,
@@ -227,7 +228,7 @@ fn scalar(index: usize) -> Tensor {
     Tensor { ty: TensorType::scalar(Dtype::I32), data: Data::Int(vec![index as i32]) }
 }
 
-/// An operation on values alone.
+/// Computes an operation that accesses no memory.
 fn compute(kind: &Kind, operands: &[&Tensor], ty: &TensorType) -> Result<Tensor, String> {
     let data = match (kind, operands) {
         (Kind::Constant(number), []) => match number {
@@ -297,7 +298,7 @@ fn compute(kind: &Kind, operands: &[&Tensor], ty: &TensorType) -> Result<Tensor,
     Ok(Tensor { ty: ty.clone(), data })
 }
 
-/// The tensor of type `ty` whose element at an index is that of `x` at `from(index, shape of x)`.
+/// Returns a tensor of type `ty` whose element at an index is the element of `x` at `from(index, shape of x)`.
 fn gather(x: &Tensor, ty: &TensorType, from: impl Fn(&[usize], &[usize]) -> Vec<usize>) -> Data {
     let mut index = vec![0; ty.rank()];
     let mut places = Vec::with_capacity(ty.elements());
@@ -354,7 +355,7 @@ impl Binary {
         }
     }
 
-    /// None for a division by 0.
+    /// Returns `None` for a division by 0.
     fn of_ints(self, a: i32, b: i32) -> Option<i32> {
         Some(match self {
             Self::Add => a.wrapping_add(b),

@@ -1,30 +1,31 @@
-//! What a kernel is: a graph of typed operations over windows of its operands.
+//! The data structure of a kernel: a graph of typed operations over windows of its operands.
 
 use crate::graph::{Comparison, CustomCall, Number};
 use crate::types::{Dtype, TensorType};
 use base64::Engine;
 use serde_json::json;
 
-/// A kernel: plain data, made by [`super::Builder`].
+/// A kernel as plain data; [`super::Builder`] makes it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Kernel {
     /// The name of the kernel in profiles.
     pub name: String,
-    /// Sizes of the grid, outermost first. The last index moves fastest.
+    /// The sizes of the grid, outermost first; the last index changes fastest.
     pub grid: Vec<(usize, Semantics)>,
     /// Operands that the kernel only reads.
     pub inputs: Vec<Operand>,
-    /// A block is written back when the window leaves it, and must not be visited again after that.
+    /// Operands that the kernel writes. A block is written back when the window leaves it, and must not be visited
+    /// again after that.
     pub outputs: Vec<Operand>,
-    /// Memory that outlives a point of the grid; undefined at first.
+    /// Memory that persists between points of the grid; undefined at first.
     pub scratch: Vec<(TensorType, Space)>,
     /// (output, input) pairs that share a buffer.
     pub aliases: Vec<(usize, usize)>,
-    /// Bytes of VMEM it may use, where the compiler's default is not enough.
+    /// The bytes of VMEM that the kernel may use; the compiler's default if `None`.
     pub vmem_limit: Option<usize>,
-    /// What the compiler should believe it costs; without, a call counts for nothing in its estimates.
+    /// The cost that the compiler assumes; without it, the compiler's estimates count a call as free.
     pub cost: Option<Cost>,
-    /// Whether it must run even if nobody reads its results.
+    /// `true` if the kernel must run even if its results are unused.
     pub has_side_effect: bool,
     /// The kernel's code, whose arguments are the grid indices, i32 scalars.
     pub body: Block,
@@ -32,16 +33,16 @@ pub struct Kernel {
     pub types: Vec<TensorType>,
 }
 
-/// Whether points of the grid along a dimension depend on each other.
+/// How points of the grid along a dimension depend on each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Semantics {
-    /// They do not: scratch does not carry over.
+    /// They are independent: scratch does not persist.
     Parallel,
-    /// They do: points run one after the other, and scratch carries over.
+    /// They run in order: scratch persists.
     Arbitrary,
 }
 
-/// The memory of a core in which a block or scratch lies.
+/// The memory of a core that holds a block or scratch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Space {
     /// VMEM, the memory for vectors.
@@ -50,29 +51,29 @@ pub enum Space {
     Smem,
 }
 
-/// A tensor in HBM and the part of it that a point of the grid sees.
+/// A tensor in HBM and its window.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Operand {
     /// The type of the whole tensor, row-major.
     pub ty: TensorType,
-    /// Which block is seen.
+    /// The window that selects a block at each point of the grid.
     pub window: Window,
     /// The memory that the block is copied to.
     pub space: Space,
 }
 
-/// The block of a tensor that a point of the grid sees: it starts at `index * block` in every dimension. What lies beyond
-/// the tensor's edge reads as garbage, and writes there are dropped.
+/// Selects a block of a tensor for each point of the grid; the block starts at `index * block` in every dimension.
+/// Elements beyond the tensor's edge are undefined when read, and dropped when written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Window {
     /// The sizes of the block.
     pub block: Vec<usize>,
-    /// Which block, per dimension.
+    /// The index of the block, per dimension.
     pub index: Vec<Affine>,
 }
 
 impl Window {
-    /// A window of `block`'s sizes at block `index`.
+    /// A window with blocks of these sizes at block `index`.
     pub fn new(block: impl Into<Vec<usize>>, index: impl Into<Vec<Affine>>) -> Self {
         Self { block: block.into(), index: index.into() }
     }
@@ -81,30 +82,30 @@ impl Window {
 /// `constant + sum of factor * grid index`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Affine {
-    /// Added to the terms.
+    /// The constant term.
     pub constant: usize,
     /// (dimension of the grid, factor).
     pub terms: Vec<(usize, usize)>,
 }
 
 impl Affine {
-    /// An index that is the same at every point of the grid.
+    /// Returns an index that is the same at every point of the grid.
     pub fn constant(constant: usize) -> Self {
         Self { constant, terms: vec![] }
     }
 
-    /// The index of a dimension of the grid.
+    /// Returns the grid index of a dimension.
     pub fn grid(dimension: usize) -> Self {
         Self { constant: 0, terms: vec![(dimension, 1)] }
     }
 
-    /// The value of the index at a point of the grid.
+    /// Returns the value of the index at a point of the grid.
     pub fn at(&self, point: &[usize]) -> usize {
         self.terms.iter().map(|(d, factor)| factor * point.get(*d).copied().unwrap_or(0)).sum::<usize>() + self.constant
     }
 }
 
-/// What a kernel costs, for the compiler's scheduler.
+/// The cost of a kernel, for the compiler's scheduler.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cost {
     /// The number of arithmetic operations.
@@ -115,18 +116,18 @@ pub struct Cost {
     pub transcendentals: u64,
 }
 
-/// Names a value of a kernel.
+/// The id of a value of a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ValueId(pub usize);
 
-/// Names a memory: inputs first, then outputs, then scratch.
+/// The id of a memory: inputs first, then outputs, then scratch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RefId(pub usize);
 
-/// Operations that run one after the other.
+/// A list of operations that run in order.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Block {
-    /// Values that it begins with.
+    /// Values that are bound on entry: the grid indices, or a loop's index.
     pub arguments: Vec<ValueId>,
     /// The operations, in the order in which they run.
     pub operations: Vec<Operation>,
@@ -137,9 +138,9 @@ pub struct Block {
 pub struct Operation {
     /// The operation's kind, with its attributes.
     pub kind: Kind,
-    /// Values it reads, beside those that offsets name.
+    /// The values that the operation reads, except for values in offsets.
     pub operands: Vec<ValueId>,
-    /// The value it defines, if any.
+    /// The value that the operation defines, if any.
     pub result: Option<ValueId>,
     /// The blocks that an operation of control flow runs.
     pub blocks: Vec<Block>,
@@ -148,7 +149,7 @@ pub struct Operation {
 /// The index at which a load or store begins in one dimension.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Offset<V> {
-    /// Known when the kernel is built, and checked then.
+    /// A constant, checked when the kernel is built.
     Fixed(usize),
     /// A value of the kernel, an i32 scalar.
     Value(V),
@@ -166,14 +167,14 @@ impl<'v> From<&'v super::Value> for Offset<&'v super::Value> {
     }
 }
 
-/// What an operation does with its operands.
+/// The kinds of operations.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Kind {
     /// A constant whose elements are all one number.
     Constant(Number),
     /// 0, 1, 2, ... along a dimension.
     Iota(usize),
-    /// A part of a memory, of the result's shape; a scalar from SMEM.
+    /// Loads a part of a memory, of the result's shape; a scalar from SMEM.
     Load(RefId, Vec<Offset<ValueId>>),
     /// Overwrites a part of a memory.
     Store(RefId, Vec<Offset<ValueId>>),
@@ -181,11 +182,11 @@ pub enum Kind {
     Unary(Unary),
     /// An operation on pairs of elements of two operands.
     Binary(Binary),
-    /// A predicate of pairs of elements.
+    /// A comparison of pairs of elements; the results are predicates.
     Compare(Comparison),
     /// The second operand where the predicate holds, the third one elsewhere.
     Select,
-    /// The operand in the dtype of the result.
+    /// Converts the operand to the dtype of the result.
     Convert,
     /// A scalar, or dimensions of size 1, repeated.
     Broadcast,
@@ -195,11 +196,11 @@ pub enum Kind {
     Reshape,
     /// The transpose of a matrix.
     Transpose,
-    /// A part that begins here.
+    /// A part that begins at these indices.
     Slice(Vec<usize>),
     /// Runs its block if the operand, a scalar predicate, holds.
     If,
-    /// Runs its block for 0, 1, ... before this; the block's argument is the index.
+    /// Runs its block for each index 0, 1, ... below this number; the block's argument is the index.
     For(usize),
 }
 
@@ -228,7 +229,7 @@ pub enum Binary {
     Or,
 }
 
-/// How a reduction combines two elements.
+/// The operation that combines two elements in a reduction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[allow(missing_docs)] // named after what they compute
 pub enum Reducer {
@@ -237,7 +238,8 @@ pub enum Reducer {
 }
 
 impl Kernel {
-    /// What a StableHLO program calls, with operands of [`Self::operand_types`] and results of [`Self::result_types`].
+    /// Returns the call for a StableHLO program, with operands of [`Self::operand_types`] and results of
+    /// [`Self::result_types`].
     pub fn custom_call(&self) -> CustomCall {
         CustomCall {
             target: self.call_target().into(),
@@ -248,12 +250,12 @@ impl Kernel {
         }
     }
 
-    /// The call target under which the TPU compiler knows kernels.
+    /// Returns the call target of kernels in the TPU compiler.
     pub fn call_target(&self) -> &'static str {
         "tpu_custom_call"
     }
 
-    /// The kernel as the call's `backend_config`: JSON around the base64 of its text.
+    /// Returns the `backend_config` of the call: JSON that contains the kernel's text in base64.
     pub fn backend_config(&self) -> String {
         let body = base64::engine::general_purpose::STANDARD.encode(self.to_string());
         let mut call = json!({ "body": body, "serialization_format": 1, "needs_layout_passes": true });
@@ -271,18 +273,18 @@ impl Kernel {
         config.to_string()
     }
 
-    /// Types of the call's operands.
+    /// Returns the types of the call's operands.
     pub fn operand_types(&self) -> Vec<TensorType> {
         self.inputs.iter().map(|operand| operand.ty.clone()).collect()
     }
 
-    /// Types of the call's results.
+    /// Returns the types of the call's results.
     pub fn result_types(&self) -> Vec<TensorType> {
         self.outputs.iter().map(|operand| operand.ty.clone()).collect()
     }
 
-    /// Bytes of VMEM for blocks, each twice because the next one is fetched while one is worked on, and scratch. What
-    /// the compiler spills comes on top.
+    /// Returns the bytes of VMEM for scratch and for blocks, which count twice because the next one is fetched during
+    /// work on the current one. Registers that the compiler spills are not included.
     pub fn vmem_bytes(&self) -> usize {
         let windows = self.inputs.iter().chain(&self.outputs).filter(|operand| operand.space == Space::Vmem);
         let scratch = self.scratch.iter().filter(|(_, space)| *space == Space::Vmem);
@@ -290,7 +292,7 @@ impl Kernel {
             + scratch.map(|(ty, _)| padded_bytes(ty.dtype, &ty.shape)).sum::<usize>()
     }
 
-    /// Type and space of a memory.
+    /// Returns the type and space of a memory.
     pub(crate) fn memory(&self, id: RefId) -> Option<(TensorType, Space)> {
         let windows = self.inputs.iter().chain(&self.outputs);
         let block = |o: &Operand| (TensorType::new(o.ty.dtype, o.window.block.clone()), o.space);
@@ -298,7 +300,8 @@ impl Kernel {
     }
 }
 
-/// Bytes in VMEM, where the last dimension is padded to 128 lanes and the one before it to 32 bytes of sublanes.
+/// Returns the bytes in VMEM, where the last dimension is padded to 128 lanes and the second to last to 32 bytes of
+/// sublanes.
 fn padded_bytes(dtype: Dtype, shape: &[usize]) -> usize {
     let (rest, last) = shape.split_at(shape.len().saturating_sub(2));
     let (rows, columns) = match last {

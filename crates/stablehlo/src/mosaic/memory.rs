@@ -1,4 +1,4 @@
-//! Reading and writing the memories of a kernel.
+//! Loads and stores of a kernel.
 
 use super::build::{Builder, State, Value};
 use super::kernel::{Kind, Offset, RefId, Space};
@@ -6,7 +6,7 @@ use crate::types::TensorType;
 use std::cell::RefCell;
 use std::rc::Rc;
 
-/// A memory of a kernel under construction: the block of an operand that the window shows, or scratch.
+/// A memory of a kernel that is being built: scratch, or the current block of an operand.
 #[derive(Clone, Debug)]
 pub struct Ref {
     pub(super) state: Rc<RefCell<State>>,
@@ -16,12 +16,12 @@ pub struct Ref {
 }
 
 impl Ref {
-    /// Dtype and shape, that of the block for an operand.
+    /// Returns the dtype and shape; for an operand, the shape of its block.
     pub fn ty(&self) -> &TensorType {
         &self.ty
     }
 
-    /// The part of `shape` that begins at `offsets`; an empty shape for a scalar of SMEM.
+    /// Loads the part of `shape` that begins at `offsets`; an empty shape loads a scalar from SMEM.
     #[track_caller]
     pub fn load(&self, offsets: &[Offset<&Value>], shape: &[usize]) -> Value {
         let ty = TensorType::new(self.ty.dtype, shape);
@@ -30,13 +30,13 @@ impl Ref {
         builder.emit(Kind::Load(self.id, ids(offsets)), &[], &values(offsets), check, ty)
     }
 
-    /// Loads all of the memory.
+    /// Loads the whole memory.
     #[track_caller]
     pub fn load_all(&self) -> Value {
         self.load(&vec![Offset::Fixed(0); self.ty.rank()], &self.ty.shape)
     }
 
-    /// Overwrites the part of `value`'s shape that begins at `offsets`.
+    /// Stores `value` in the part that begins at `offsets`.
     #[track_caller]
     pub fn store(&self, offsets: &[Offset<&Value>], value: &Value) {
         let check = if value.dtype() == self.ty.dtype {
@@ -48,7 +48,7 @@ impl Ref {
         builder.emit(Kind::Store(self.id, ids(offsets)), &[value], &values(offsets), check, value.ty().clone());
     }
 
-    /// Overwrites all of it.
+    /// Stores `value` in the whole memory.
     #[track_caller]
     pub fn store_all(&self, value: &Value) {
         let check = &self.ty.shape;
@@ -60,7 +60,7 @@ impl Ref {
         self.store(&vec![Offset::Fixed(0); self.ty.rank()], value);
     }
 
-    /// Whether `shape` at `offsets` is a part of this memory.
+    /// Checks that a part of `shape` at `offsets` is inside of this memory.
     fn part(&self, offsets: &[Offset<&Value>], shape: &[usize]) -> Result<(), String> {
         if offsets.len() != self.ty.rank() {
             return Err(format!("{} offsets into {}", offsets.len(), self.ty));

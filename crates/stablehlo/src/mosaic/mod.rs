@@ -1,9 +1,9 @@
-//! Mosaic TPU kernels as typed graphs that print themselves, and run on the CPU.
+//! Mosaic TPU kernels as typed graphs that print themselves and can be interpreted on the CPU.
 //!
-//! A kernel runs once for every point of a grid, the last dimension fastest. Each of its operands is seen through a window:
-//! a block of the tensor that an affine map of the grid indices chooses. It is built operation by operation ([`Builder`]),
-//! which checks shapes and dtypes, and is then plain data ([`Kernel`]): [`Kernel::custom_call`] is what a StableHLO program
-//! calls, `Display` its text, [`interpret`] its meaning where there is no TPU.
+//! A kernel runs once for every point of a grid; the last dimension changes fastest. It accesses each operand through a
+//! window: a block of the tensor, selected by an affine map of the grid indices. [`Builder`] makes a kernel operation
+//! by operation and checks shapes and dtypes. The result is plain data ([`Kernel`]): [`Kernel::custom_call`] gives the
+//! call for a StableHLO program, `Display` prints the text, and [`interpret`] runs it without a TPU.
 //!
 //! ```
 //! use stablehlo::mosaic::{Affine, Builder, Reducer, Semantics, Tensor, Window, interpret};

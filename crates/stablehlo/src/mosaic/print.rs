@@ -1,11 +1,12 @@
-//! A kernel as the text that the TPU compiler reads: MLIR's generic form, operations prefixed as in the serialised one.
+//! Prints a kernel in the form that the TPU compiler reads: generic MLIR, with the operation prefixes of the serialised
+//! form.
 
 use super::kernel::*;
 use crate::graph::{Comparison, Number};
 use crate::types::{Dtype, TensorType};
 use std::fmt::{self, Display, Formatter, Write};
 
-/// The version of the serialised form. Compilers read older ones.
+/// The version of the serialised form. Newer compilers also read older versions.
 const VERSION: u32 = 15;
 
 impl Display for Kernel {
@@ -48,7 +49,7 @@ impl Kernel {
         )
     }
 
-    /// The function from grid indices to block indices.
+    /// Writes the function from grid indices to block indices.
     fn transform(&self, f: &mut Formatter<'_>, operand: usize, window: &Window) -> fmt::Result {
         let ids: Vec<String> = (0..self.grid.len()).map(|i| format!("%i{i}")).collect();
         writeln!(f, "  \"stable_mosaic.func.func\"() ({{")?;
@@ -98,7 +99,7 @@ impl Kernel {
 
 struct Printer<'k> {
     kernel: &'k Kernel,
-    /// Values that exist in the text only.
+    /// The number of helper values, which exist in the text only.
     helpers: usize,
 }
 
@@ -111,14 +112,14 @@ impl Printer<'_> {
         &self.kernel.types[id.0]
     }
 
-    /// Writes a line that defines a value, and names the value.
+    /// Writes a line that defines a helper value, and returns its name.
     fn helper(&mut self, f: &mut Formatter<'_>, indent: usize, what: &str) -> Result<String, fmt::Error> {
         self.helpers += 1;
         writeln!(f, "{:indent$}%h{} = {what}", "", self.helpers)?;
         Ok(format!("%h{}", self.helpers))
     }
 
-    /// Offsets as values of type `index`.
+    /// Returns offsets as values of type `index`.
     fn offsets(
         &mut self,
         f: &mut Formatter<'_>,
@@ -216,7 +217,7 @@ impl Printer<'_> {
         writeln!(f, "{:indent$}{result}\"stable_mosaic.{name}\"({operands}){attributes} : ({types}) -> {to}", "")
     }
 
-    /// Mosaic's reduction begins with a vector of neutral elements and drops the dimension.
+    /// Mosaic's reduction starts from a vector of identity elements and drops the dimension.
     fn reduce(
         &mut self,
         f: &mut Formatter<'_>,
@@ -308,7 +309,7 @@ fn constant(number: Number, ty: &TensorType) -> String {
     }
 }
 
-/// Decimal where that is exact, else the bits.
+/// Prints a decimal number if it is exact, and the bits otherwise.
 fn float(value: f64, dtype: Dtype) -> String {
     let bits = match dtype {
         Dtype::Bf16 => format!("0x{:04X}", half::bf16::from_f64(value).to_bits()),
@@ -318,7 +319,7 @@ fn float(value: f64, dtype: Dtype) -> String {
     if value.is_finite() && short.len() <= 8 && !short.contains('e') && dtype == Dtype::F32 { short } else { bits }
 }
 
-/// The ordered ones. The builder lets no `Ne` come here.
+/// Returns the ordered predicates; the builder refuses `Ne` for floats.
 fn float_predicate(direction: Comparison) -> usize {
     match direction {
         Comparison::Eq => 1,
@@ -349,7 +350,7 @@ impl Space {
 }
 
 impl Kind {
-    /// The name of the operation in Mosaic, without what depends on the dtype.
+    /// Returns the operation's name in Mosaic, without the suffix for the dtype.
     pub(super) fn name(&self) -> &'static str {
         match self {
             Self::Constant(_) => "arith.constant",
@@ -384,7 +385,7 @@ impl Kind {
 }
 
 impl Binary {
-    /// The names of the operation for floating-point types and for the others.
+    /// Returns the operation's names for floating-point and for other types.
     fn names(self) -> (&'static str, &'static str) {
         match self {
             Self::Add => ("arith.addf", "arith.addi"),

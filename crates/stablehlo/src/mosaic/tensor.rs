@@ -1,4 +1,4 @@
-//! Tensors on the CPU, for [`super::interpret`].
+//! Tensors of [`super::interpret`].
 
 use super::build::representable;
 use crate::error::{Error, Result};
@@ -15,7 +15,7 @@ pub struct Tensor {
 /// The elements of a tensor, row-major.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Data {
-    /// Elements of f32, or of bf16, each rounded to it.
+    /// Elements of f32 or bf16, rounded to their dtype.
     Float(Vec<f32>),
     /// Elements of i32.
     Int(Vec<i32>),
@@ -23,24 +23,24 @@ pub enum Data {
     Pred(Vec<bool>),
 }
 
-/// What undefined integers hold: no index of anything.
+/// The value of undefined integers: never a valid index.
 pub(super) const POISON: i32 = -0x5A5A_5A5B;
 
 impl Tensor {
-    /// A tensor of f32 or bf16, to which the numbers are rounded.
+    /// Makes a tensor of f32 or bf16 and rounds the numbers to it.
     ///
     /// # Errors
-    /// Another dtype, or a count of numbers that is not the shape's.
+    /// Returns an error if the dtype is another one, or the number of elements does not match the shape.
     #[track_caller]
     pub fn floats(dtype: Dtype, shape: impl Into<Vec<usize>>, numbers: impl IntoIterator<Item = f32>) -> Result<Self> {
         let numbers = numbers.into_iter().map(|x| round(x, dtype)).collect();
         Self { ty: TensorType::new(dtype, shape), data: Data::Float(numbers) }.checked()
     }
 
-    /// A tensor of i32.
+    /// Makes a tensor of i32.
     ///
     /// # Errors
-    /// A count of numbers that is not the shape's.
+    /// Returns an error if the number of elements does not match the shape.
     #[track_caller]
     pub fn ints(shape: impl Into<Vec<usize>>, numbers: impl IntoIterator<Item = i32>) -> Result<Self> {
         Self { ty: TensorType::new(Dtype::I32, shape), data: Data::Int(numbers.into_iter().collect()) }.checked()
@@ -60,17 +60,17 @@ impl Tensor {
         Err(Error::Operation { operation: "mosaic::Tensor", reason, at: Location::caller() })
     }
 
-    /// The dtype and shape of the tensor.
+    /// Returns the dtype and shape of the tensor.
     pub fn ty(&self) -> &TensorType {
         &self.ty
     }
 
-    /// The elements of the tensor, row-major.
+    /// Returns the elements of the tensor, row-major.
     pub fn data(&self) -> &Data {
         &self.data
     }
 
-    /// The elements of the tensor as f32.
+    /// Returns the elements of the tensor as f32.
     pub fn to_floats(&self) -> Vec<f32> {
         match &self.data {
             Data::Float(x) => x.clone(),
@@ -79,7 +79,7 @@ impl Tensor {
         }
     }
 
-    /// What memory holds before anything is written: NaN, or [`POISON`].
+    /// Returns undefined memory: NaN, or [`POISON`].
     pub(super) fn poison(ty: TensorType) -> Self {
         let n = ty.elements();
         let data = match ty.dtype {
@@ -90,7 +90,8 @@ impl Tensor {
         Self { ty, data }
     }
 
-    /// Copies a box of `size` from `source` at `from` to `self` at `to`. Both hold it, and are of one dtype and rank.
+    /// Copies a box of `size` from `source` at `from` to `self` at `to`. The box must be inside of both, which must
+    /// have one dtype and rank.
     pub(super) fn copy(&mut self, to: &[usize], source: &Self, from: &[usize], size: &[usize]) {
         match (&mut self.data, &source.data) {
             (Data::Float(t), Data::Float(s)) => copy(t, &self.ty.shape, to, s, &source.ty.shape, from, size),
@@ -130,7 +131,7 @@ fn copy<T: Copy>(
     }
 }
 
-/// The number of `dtype` that is nearest to `x`.
+/// Rounds `x` to the nearest number of `dtype`.
 pub(super) fn round(x: f32, dtype: Dtype) -> f32 {
     if dtype == Dtype::Bf16 { half::bf16::from_f32(x).to_f32() } else { x }
 }

@@ -1,4 +1,4 @@
-//! Attributes as text.
+//! Prints attributes.
 
 use super::List;
 use crate::types::TensorType;
@@ -17,7 +17,7 @@ pub(super) fn row_major(ty: &TensorType) -> String {
     }
 }
 
-/// A string attribute, with special characters escaped.
+/// Quotes a string attribute and escapes special characters.
 pub(super) fn quoted(text: &str) -> String {
     let mut out = String::from("\"");
     for byte in text.bytes() {

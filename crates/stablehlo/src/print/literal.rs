@@ -1,4 +1,4 @@
-//! Values of constants as text.
+//! Prints the values of constants.
 
 use crate::graph::{Literal, Number};
 use crate::types::{Dtype, TensorType};
@@ -31,7 +31,7 @@ fn nested(f: &mut Formatter<'_>, numbers: &[Number], shape: &[usize], dtype: Dty
     f.write_char(']')
 }
 
-/// A number that parses back to the same bits of `dtype`.
+/// Prints a number so that it parses back to the same bits of `dtype`.
 fn element(number: Number, dtype: Dtype) -> String {
     match number {
         Number::Bool(value) => value.to_string(),
@@ -46,7 +46,7 @@ fn element(number: Number, dtype: Dtype) -> String {
             if !rounded.is_finite() {
                 return hex;
             }
-            // Shortest digits that give the value back; a mantissa needs its point.
+            // The shortest digits that parse back to the value; MLIR requires a point in the mantissa.
             let digits = match dtype {
                 Dtype::F64 => format!("{rounded:e}"),
                 _ => format!("{:e}", rounded as f32),

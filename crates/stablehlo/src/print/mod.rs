@@ -1,4 +1,4 @@
-//! Programs as text, in the form that compilers parse.
+//! Prints programs in the form that compilers parse.
 
 mod attributes;
 mod literal;
@@ -26,7 +26,7 @@ impl Display for Module {
             let alias = argument.alias.map(|result| format!("tf.aliasing_output = {result} : i32"));
             let layout = layout_mode(argument.row_major, main.type_of(*id));
             let attributes = attributes([alias, split(argument.sharding.as_ref()), layout]);
-            // The name is a location, which compilers keep out of the way.
+            // The name is printed as a location, which does not affect compilation.
             let name =
                 if argument.name.is_empty() { String::new() } else { format!(" loc({})", quoted(&argument.name)) };
             write!(f, "{}\n      {}: {}{attributes}{name}", separator(i), Name(*id), main.type_of(*id))?;
@@ -53,7 +53,7 @@ fn layout_mode(row_major: bool, ty: &TensorType) -> Option<String> {
     row_major.then(|| format!("mhlo.layout_mode = \"{{{}}}\"", order.join(",")))
 }
 
-/// Attributes of an argument or a result.
+/// Prints the attributes of an argument or a result.
 fn attributes<const K: usize>(list: [Option<String>; K]) -> String {
     let list: Vec<String> = list.into_iter().flatten().collect();
     if list.is_empty() { String::new() } else { format!(" {{{}}}", list.join(", ")) }
@@ -71,7 +71,7 @@ impl Display for Name {
     }
 }
 
-/// Items separated by commas.
+/// Prints items separated by commas.
 struct List<T>(T);
 
 impl<T: Clone + IntoIterator<Item: Display>> Display for List<T> {
@@ -98,7 +98,7 @@ impl Clone for Name {
 
 struct Printer<'a> {
     function: &'a Function,
-    /// Channels of collectives so far: partitions meet in one of each collective's own.
+    /// The number of channels so far: each collective between partitions needs a channel of its own.
     channels: Cell<usize>,
 }
 
@@ -202,7 +202,7 @@ impl Printer<'_> {
             }
             Kind::While => {
                 let [condition, body] = &op.regions[..] else { return Err(fmt::Error) };
-                // Both regions bind the same values.
+                // Both regions have the same arguments.
                 let carried =
                     condition.arguments.iter().zip(&op.operands).map(|(a, o)| format!("{} = {}", Name(*a), Name(*o)));
                 let carried = List(carried.collect::<Vec<_>>());
@@ -270,7 +270,7 @@ impl Printer<'_> {
             Kind::Manual(manual) => self.manual(f, op, manual, indent),
             Kind::ReplicaId | Kind::PartitionId => write!(f, "{name} : {result}"),
             Kind::OptimizationBarrier => write!(f, "{name} {operands} : {}", self.types(&op.operands)),
-            // Not in a function that is lowered.
+            // Lowering removes these.
             Kind::Scan(_)
             | Kind::Remat(_)
             | Kind::CustomVjp { .. }
@@ -327,7 +327,7 @@ impl Printer<'_> {
 }
 
 impl Kind {
-    /// The operation's name in the dialect.
+    /// Returns the operation's name in its dialect.
     pub fn name(&self) -> &'static str {
         match self {
             Self::Unary(unary) => unary.name(),
@@ -340,14 +340,14 @@ impl Kind {
 }
 
 impl Unary {
-    /// The operation's name in the dialect.
+    /// Returns the operation's name in StableHLO.
     pub fn name(self) -> &'static str {
         self.into()
     }
 }
 
 impl Binary {
-    /// The operation's name in the dialect.
+    /// Returns the operation's name in StableHLO.
     pub fn name(self) -> &'static str {
         self.into()
     }

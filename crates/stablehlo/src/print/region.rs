@@ -1,11 +1,12 @@
-//! The regions of operations that combine or compare elements.
+//! Prints the regions of reductions and sorts.
 
 use super::List;
 use crate::graph::*;
 use crate::types::Dtype;
 use std::fmt::{self, Formatter};
 
-/// The region of a reduction: the left operands, then the right ones, combined pair by pair.
+/// Prints the region of a reduction, which takes the left operands, then the right ones, and combines them pair by
+/// pair.
 pub(super) fn combine(f: &mut Formatter<'_>, reducers: &[Reducer], dtypes: &[Dtype]) -> fmt::Result {
     let side = |letter: char| dtypes.iter().enumerate().map(move |(i, d)| format!("%{letter}{i}: tensor<{d}>"));
     write!(f, "({{ ^bb0({}): ", List(side('a').chain(side('b')).collect::<Vec<_>>()))?;
@@ -17,7 +18,7 @@ pub(super) fn combine(f: &mut Formatter<'_>, reducers: &[Reducer], dtypes: &[Dty
     write!(f, "stablehlo.return {results} : {types} }})")
 }
 
-/// The region of a sort, which compares the first operands of both sides.
+/// Prints the region of a sort, which compares the first operands of both sides.
 pub(super) fn comparator(f: &mut Formatter<'_>, order: Order, dtypes: &[Dtype]) -> fmt::Result {
     let pairs = dtypes.iter().enumerate().map(|(i, d)| format!("%a{i}: tensor<{d}>, %b{i}: tensor<{d}>"));
     let direction = match order {
@@ -31,7 +32,7 @@ pub(super) fn comparator(f: &mut Formatter<'_>, order: Order, dtypes: &[Dtype]) 
     write!(f, "stablehlo.return %c : tensor<i1> }})")
 }
 
-/// The region of an [`Kind::ArgMax`]: of the values a0 and b0 with the indices a1 and b1, the larger one and its index.
+/// Prints the region of an [`Kind::ArgMax`], which returns the larger of a0 and b0 and its index, a1 or b1.
 pub(super) fn arg_max(f: &mut Formatter<'_>, dtype: Dtype) -> fmt::Result {
     let (ty, kind) = (format!("tensor<{dtype}>"), comparison_type(dtype));
     let compare = |f: &mut Formatter<'_>, to: &str, direction: &str, a: &str, b: &str| {
@@ -62,7 +63,7 @@ pub(super) fn arg_max(f: &mut Formatter<'_>, dtype: Dtype) -> fmt::Result {
     write!(f, "stablehlo.return %c0, %c1 : {ty}, tensor<i32> }})")
 }
 
-/// How elements compare.
+/// Returns the comparison type of a dtype.
 pub(super) fn comparison_type(dtype: Dtype) -> &'static str {
     match dtype {
         Dtype::Pred | Dtype::U32 => "UNSIGNED",

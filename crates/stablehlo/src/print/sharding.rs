@@ -1,4 +1,4 @@
-//! Meshes and shardings as text, and what collectives say about devices.
+//! Prints meshes, shardings and the device groups of collectives.
 
 use super::{List, Name, Printer, names};
 use crate::graph::Operation;
@@ -28,13 +28,13 @@ impl Display for Sharding {
     }
 }
 
-/// Axes in braces.
+/// Prints axes in braces.
 fn braced(axes: &MeshAxes) -> String {
     let names = axes.names().into_iter().map(|name| format!("\"{name}\""));
     format!("{{{}}}", List(names.collect::<Vec<_>>()))
 }
 
-/// The attributes of a manual computation.
+/// Prints the attributes of a manual computation.
 fn attributes(manual: &Manual) -> String {
     format!(
         "in_shardings=[{}] out_shardings=[{}] manual_axes={}",
@@ -44,7 +44,7 @@ fn attributes(manual: &Manual) -> String {
     )
 }
 
-/// The ids of devices that meet.
+/// Prints the device ids of each group.
 pub(super) fn ids(groups: &Groups) -> String {
     let list = match groups {
         Groups::Replicas(list) => list.clone(),
@@ -53,7 +53,7 @@ pub(super) fn ids(groups: &Groups) -> String {
     format!("dense<{list:?}> : tensor<{}x{}xi64>", list.len(), list.first().map_or(0, Vec::len))
 }
 
-/// Pairs of devices of which one sends to the other.
+/// Prints (source, target) pairs of devices.
 pub(super) fn pairs(pairs: &[(usize, usize)], axes: Option<&MeshAxes>) -> String {
     let list: Vec<[usize; 2]> = match axes {
         None => pairs.iter().map(|(source, target)| [*source, *target]).collect(),
@@ -80,14 +80,14 @@ impl Printer<'_> {
         }
     }
 
-    /// The attributes of a collective that say which devices meet.
+    /// Prints the attributes of a collective's device groups.
     pub(super) fn devices(&self, groups: &Groups) -> String {
         let by_id = matches!(groups, Groups::Axes(_));
         let (channel, last) = (self.channel(by_id), if by_id { ", use_global_device_ids" } else { "" });
         format!("{channel}replica_groups = {}{last}", ids(groups))
     }
 
-    /// The attribute by which groups are of partitions, not of replicas.
+    /// Prints the channel attribute, which makes groups refer to partitions instead of replicas.
     pub(super) fn channel(&self, by_id: bool) -> String {
         if !by_id {
             return String::new();

@@ -1,4 +1,4 @@
-//! Which values a derivative goes through.
+//! Activity analysis: the values that a derivative passes through.
 
 use super::rules::{Rule, rule};
 use super::wide;
@@ -8,37 +8,37 @@ use crate::graph::{Kind, Operation, Region, ValueId};
 use crate::types::Dtype;
 use std::collections::HashSet;
 
-/// What the derivative of a function has to do with each of its values, by id.
+/// The activity of each value of a function, by id.
 #[derive(Clone, Debug)]
 pub(super) struct Activity {
-    /// It depends on an argument that is asked for.
+    /// `true` if the value depends on an argument that needs a cotangent.
     active: Vec<bool>,
-    /// A result depends on it besides, so it gets a cotangent.
+    /// `true` if, in addition, a result depends on the value, so that it needs a cotangent.
     wanted: Vec<bool>,
-    /// How many operations and results use it, of those that hand it a cotangent.
+    /// The number of operations and results that contribute to the value's cotangent.
     uses: Vec<usize>,
-    /// The dtype of the argument that it was converted from.
+    /// The dtype of the argument that the value was converted from.
     from: Vec<Option<Dtype>>,
-    /// Its cotangent is not rounded to its dtype.
+    /// `true` if the value's cotangent is not rounded to its dtype.
     unrounded: Vec<bool>,
 }
 
-/// Arguments and results between which a function is differentiated.
+/// The arguments and results between which a function is differentiated.
 #[derive(Clone, Copy)]
 pub(super) struct Ends<'a> {
-    /// Arguments whose cotangents are asked for.
+    /// Arguments that need cotangents.
     pub(super) with_respect_to: &'a [usize],
-    /// Those of them whose cotangents are not rounded to their dtypes.
+    /// The subset of `with_respect_to` whose cotangents are not rounded to the arguments' dtypes.
     pub(super) unrounded: &'a [usize],
     /// Results that have cotangents.
     pub(super) given: &'a [usize],
 }
 
 impl Activity {
-    /// How arguments that are asked for are seen from the results that are given cotangents.
+    /// Finds the values on paths from `with_respect_to` arguments to `given` results.
     ///
     /// # Errors
-    /// An operation without a derivative, the results of which are wanted.
+    /// Returns an error if an operation on such a path has no derivative.
     pub(super) fn of(function: &Traced, ends: &Ends<'_>) -> Result<Self> {
         let n = function.function().types.len();
         let none = vec![false; n];
@@ -64,22 +64,22 @@ impl Activity {
         self.wanted[id.0]
     }
 
-    /// Whether the value's cotangent is not rounded to its dtype.
+    /// Returns `true` if the value's cotangent is not rounded to its dtype.
     pub(super) fn unrounded(&self, id: ValueId) -> bool {
         self.unrounded[id.0]
     }
 
-    /// Whether the value's cotangent goes on to something that takes more digits than the value has.
+    /// Returns `true` if the value's cotangent passes to a consumer of higher precision than the value's dtype.
     pub(super) fn hands_digits_on(&self, function: &Traced, id: ValueId) -> bool {
         let bytes = function.function().type_of(id).dtype.bytes();
         self.unrounded[id.0] || self.from[id.0].is_some_and(|from| from.bytes() > bytes)
     }
 
-    /// The dtype in which parts of the value's cotangent are best given.
+    /// Returns the best dtype for the summands of the value's cotangent.
     pub(super) fn sum_dtype(&self, function: &Traced, id: ValueId) -> Dtype {
         let dtype = function.function().type_of(id).dtype;
         let dtype = if self.uses[id.0] > 1 || self.unrounded[id.0] { wide(dtype) } else { dtype };
-        // The gradient of a weight need not be rounded on the way; activations, which are larger, are better narrow.
+        // Gradients of weights keep the argument's precision; gradients of activations, which are larger, stay narrow.
         self.from[id.0].filter(|from| from.bytes() > dtype.bytes()).unwrap_or(dtype)
     }
 
@@ -106,7 +106,7 @@ impl Activity {
                     self.pass(function, &code.results, &operation.results);
                 }
                 kind => {
-                    // Whatever it computes from an active value, but for what has no slope.
+                    // Results of active values are active, unless the derivative is zero.
                     let constant = matches!(rule(kind), Rule::Constant);
                     let active = !constant && operation.reads().iter().any(|id| self.active[id.0]);
                     for id in &operation.results {
@@ -126,7 +126,7 @@ impl Activity {
         self.pass(function, &operation.operands, &code.arguments);
         loop {
             self.forward(function, code);
-            // What a turn makes active is active when the next one begins, and what begins active counts as such.
+            // Carried values are active in all iterations if they are active before or after any iteration.
             let mut new = self.pass(function, &code.results[..carry], &code.arguments[..carry]);
             new |= self.pass(function, &code.arguments[..carry], &code.results[..carry]);
             if !new {
@@ -175,14 +175,14 @@ impl Activity {
         Ok(())
     }
 
-    /// Where what comes `from` something is wanted, it is wanted itself.
+    /// Marks `to[i]` as needing a cotangent if `from[i]` needs one.
     fn draw(&mut self, from: &[ValueId], to: &[ValueId]) -> bool {
         from.iter().zip(to).fold(false, |new, (a, b)| (self.wanted[a.0] && self.want(*b)) | new)
     }
 
     fn count(&mut self, function: &Traced, region: &Region) {
         region.results.iter().for_each(|id| self.uses[id.0] += 1);
-        // Arguments, also side by side, and behind barriers and constraints.
+        // Arguments, also after a concatenation, barrier or constraint.
         let mut given: HashSet<ValueId> = region.arguments.iter().copied().collect();
         for operation in &region.operations {
             if operation.results.iter().any(|id| self.wanted[id.0]) {
@@ -193,7 +193,7 @@ impl Activity {
                 (Kind::Convert, [from]) if given.contains(from) => {
                     self.from[operation.results[0].0] = Some(function.function().type_of(*from).dtype);
                 }
-                // Of several, what all of them are.
+                // A property of the concatenation holds if it holds for all operands.
                 (Kind::Concatenate { .. }, [first, rest @ ..]) => {
                     let to = operation.results[0];
                     let from = self.from[first.0];

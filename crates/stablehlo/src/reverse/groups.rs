@@ -1,51 +1,53 @@
-//! Scans whose derivative keeps what goes into every nth turn, and runs the turns of a group again before it goes back through them.
+//! Derivatives of scans that save the inputs of every nth iteration, and recompute the iterations of a group before
+//! their backward pass.
 //!
-//! Loops within these loops read their slices where the whole stacks are, by the number of the turn: a loop over the slices of a group
-//! would have a copy of them first.
+//! The inner loops slice the whole stacks by the number of the iteration. A loop over the slices of a group would first
+//! copy them.
 
 use crate::build::{Builder, Traced, Value};
 use crate::error::Result;
 use crate::graph::{Save, Scan};
 use crate::types::{Dtype, TensorType};
 
-/// The turns of a scan in groups of `turns`.
+/// The iterations of a scan in groups of `turns`.
 #[derive(Clone, Debug)]
 pub(super) struct Groups {
     turns: usize,
     scan: Scan,
-    /// A turn of the scan.
+    /// One iteration of the scan.
     code: Traced,
     stacks: Vec<Value>,
     constants: Vec<Value>,
-    /// What went into the first turn of each group, `[groups, ...]`, of everything that is carried.
+    /// The carried values before each group, `[groups, ...]`.
     starts: Vec<Value>,
     back: Read,
 }
 
-/// What a turn of the way back reads of what the turns of the scan did.
+/// The values of the forward scan that an iteration of the backward pass reads.
 #[derive(Clone, Debug)]
 pub(super) struct Read {
-    /// Of what is carried, by number.
+    /// Indices of carried values.
     pub(super) carry: Vec<usize>,
-    /// Of the stacks, by number.
+    /// Indices of stacks.
     pub(super) stacks: Vec<usize>,
-    /// Of the constants, by number.
+    /// Indices of constants.
     pub(super) constants: Vec<usize>,
 }
 
-/// A turn of the way back: what it takes and where.
+/// An iteration of the backward pass and its operands.
 pub(super) struct Turn<'a> {
-    /// Takes what is carried, what went into the turn of the scan, slices, parts, its number if `numbered`, and constants.
+    /// Takes carried cotangents, inputs of the forward iteration, slices, cotangents of stacked results, the number of
+    /// the iteration if `numbered`, and constants.
     pub(super) code: &'a Traced,
     pub(super) scan: &'a Scan,
     pub(super) carry: Vec<&'a Value>,
-    /// Cotangents of parts, stacked.
+    /// Cotangents of stacked results.
     pub(super) parts: &'a [Value],
     pub(super) numbered: bool,
 }
 
 impl Groups {
-    /// Adds the scan, and returns its results. `back` says what of it a turn of the way back reads.
+    /// Adds the scan and returns its results. `back` lists the values that an iteration of the backward pass reads.
     pub(super) fn forward(
         builder: &Builder,
         turns: usize,
@@ -78,7 +80,8 @@ impl Groups {
         Ok((results, groups))
     }
 
-    /// Adds the way back: what is carried behind its last turn, then its parts, stacked over all turns.
+    /// Adds the backward pass. Returns the values carried after its last iteration, then its other results, stacked
+    /// over all iterations.
     pub(super) fn pull(&self, builder: &Builder, turn: &Turn<'_>) -> Vec<Value> {
         let whole = self.whole();
         let numbers = TensorType::new(Dtype::I32, [self.turns]);
@@ -113,14 +116,14 @@ impl Groups {
         scanned.carry.into_iter().chain(scanned.ys.iter().map(merged)).collect()
     }
 
-    /// What went into each turn of a group, of what the way back reads.
+    /// Recomputes the inputs of each iteration of a group, as far as the backward pass reads them.
     fn again(&self, f: &Builder, starts: &[Value], numbers: &Value, whole: &[Value]) -> Vec<Value> {
         let (read, turns) = (&self.back.carry, self.turns);
         if read.is_empty() {
             return vec![];
         }
         let row = |value: &Value| value.reshape(&[&[1], value.shape()].concat());
-        // The last turn of a group has nothing to hand on.
+        // The last iteration of a group need not run: only its inputs are read.
         let (from, to) = if self.scan.reverse { (1, turns) } else { (0, turns - 1) };
         let before_last = numbers.slice(&[from], &[to]);
         let scanned = self.run(f, turns - 1, starts, &before_last, whole, read);
@@ -132,7 +135,8 @@ impl Groups {
         inputs.iter().zip(read).map(both).collect()
     }
 
-    /// Turns of these numbers; what goes into each is stacked of what is carried and asked for, behind their parts.
+    /// Runs the iterations `numbers`. The carried values in `asked`, as they are before each iteration, are stacked
+    /// after the other stacked results.
     fn run(
         &self,
         f: &Builder,
@@ -197,12 +201,12 @@ impl Groups {
         )
     }
 
-    /// Stacks and constants: each once, because compilers copy what a loop is handed twice.
+    /// Returns stacks and constants, each once: compilers copy an operand that a loop takes twice.
     fn whole(&self) -> Vec<Value> {
         self.stacks.iter().chain(&self.constants).cloned().collect()
     }
 
-    /// The numbers of the turns, group by group.
+    /// Returns the numbers of the iterations, group by group.
     fn numbers(&self, builder: &Builder) -> Value {
         let all = builder.iota(0, TensorType::new(Dtype::I32, [self.scan.trips]));
         all.reshape(&[self.scan.trips / self.turns, self.turns])
@@ -213,7 +217,7 @@ fn types<'a>(values: impl IntoIterator<Item = &'a Value>) -> impl Iterator<Item 
     values.into_iter().map(|value| value.ty().clone())
 }
 
-/// What the stack has of a turn.
+/// Returns the slice of a stack for one iteration.
 fn slice(f: &Builder, stack: &Value, number: &Value) -> Value {
     let mut row = stack.shape().to_vec();
     row[0] = 1;
@@ -222,7 +226,7 @@ fn slice(f: &Builder, stack: &Value, number: &Value) -> Value {
     stack.dynamic_slice(&starts, &row).reshape(&stack.shape()[1..])
 }
 
-/// A stack over turns of one over groups of them.
+/// Turns a stack over groups and their iterations into a stack over all iterations.
 fn merged(stack: &Value) -> Value {
     let [groups, turns, rest @ ..] = stack.shape() else { return stack.clone() };
     stack.reshape(&[&[groups * turns], rest].concat())

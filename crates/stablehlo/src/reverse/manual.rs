@@ -1,8 +1,8 @@
-//! Computations on the devices' parts, there and back.
+//! Forward and backward passes of manual computations.
 //!
-//! Each device's copy of a value is a variable of its own on the way back. Where a result is the same on n devices, each of
-//! these has an nth of its cotangent, and where several devices got the same operand, their cotangents add up: so the
-//! derivative is that of the sum over devices, which is also what the rules of collectives take it for.
+//! Each device's copy of a value counts as a variable of its own in the backward pass. If a result is replicated on n
+//! devices, each copy gets 1/n of its cotangent; if an operand is replicated, the cotangents of its copies are summed.
+//! So the result is the derivative of the sum over devices, as the rules of collectives assume, too.
 
 use super::partition::{Derivative, Wish};
 use super::{activity, wide};
@@ -13,8 +13,8 @@ use crate::sharding::{Groups, Manual, MeshAxes, Sharding};
 use crate::types::TensorType;
 use std::collections::{BTreeMap, HashSet};
 
-/// Adds the computation, which also hands out what the way back reads. Returns its results, the way back as a function of
-/// what was kept and the cotangents of the results that are `given` some, and what was kept.
+/// Adds the computation, which also returns residuals. Returns its results, the backward pass as a function of the
+/// residuals and the cotangents of the `given` results, and the residuals.
 pub(super) fn back(
     builder: &Builder,
     manual: &Manual,
@@ -23,7 +23,7 @@ pub(super) fn back(
     ends: &activity::Ends<'_>,
 ) -> Result<(Vec<Value>, Traced, Vec<Value>)> {
     let &activity::Ends { with_respect_to: to, unrounded, given } = ends;
-    // What is kept of a loop around this one is that loop's business: here nothing is computed again.
+    // Nothing is recomputed here; an enclosing loop has its own policy.
     let save = &Save::Everything;
     let Ends { function, asked, shares } = Ends::of(manual, code, given)?;
     let ends = activity::Ends { with_respect_to: to, unrounded, given: &asked };
@@ -36,7 +36,7 @@ pub(super) fn back(
     let body = crate::trace(&code.argument_types(), |f, a| {
         let mut results = f.call(&forward, &a.iter().collect::<Vec<_>>());
         results.drain(own..all);
-        // A scalar of each device is a row of one.
+        // Scalars become rows of one element, to be stacked over devices.
         results[own..].iter_mut().filter(|v| v.shape().is_empty()).for_each(|v| *v = v.reshape(&[1]));
         results
     })?;
@@ -71,16 +71,17 @@ pub(super) fn back(
     Ok((results, backward, kept))
 }
 
-/// Where cotangents enter the way back.
+/// The values at which cotangents enter the backward pass.
 ///
-/// A result that is a sum over the devices that all have it hands each summand its whole cotangent: what the rule of the sum
-/// would add up of the shares again. So the cotangent enters before the sum, and the devices need not meet.
+/// If a result is an all-reduced sum over the devices that have copies of it, each summand gets the whole cotangent:
+/// the rule of the all-reduce would divide the cotangent among devices and sum it again. So the cotangent enters before
+/// the sum, which saves the communication.
 struct Ends {
-    /// The function with these values as further results.
+    /// The function, with these values as additional results.
     function: Traced,
-    /// The further results.
+    /// The indices of the additional results.
     asked: Vec<usize>,
-    /// For each, which of the cotangents enters, and among how many devices it is divided.
+    /// For each, the index of the cotangent that enters, and the number of devices among which it is divided.
     shares: Vec<(usize, usize)>,
 }
 
@@ -104,11 +105,11 @@ impl Ends {
     }
 }
 
-/// The values that a result adds up, of this device or of all that have copies of the result, each with the number of devices
-/// among which its cotangent is divided.
+/// Returns the values whose sum is a result, on this device or over all devices with copies of the result. Each comes
+/// with the number of devices among which its cotangent is divided.
 fn summands(defined: &BTreeMap<ValueId, &Operation>, result: ValueId, copies: &MeshAxes) -> Vec<(ValueId, usize)> {
     let (mut open, mut found, mut sums) = (vec![result], vec![], false);
-    // A sum that is a term twice is taken apart once: doubled again and again, it would have no end.
+    // A sum is expanded once: repeated doubling would give exponentially many terms.
     let mut apart = HashSet::new();
     while let Some(id) = open.pop() {
         let operation = defined.get(&id).map(|op| (&op.kind, &op.operands[..]));

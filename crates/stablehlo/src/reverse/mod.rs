@@ -1,9 +1,9 @@
-//! Derivatives of functions, made operation by operation from the last to the first.
+//! Reverse-mode derivatives of functions.
 //!
-//! [`activity`] finds the values through which a result depends on what is asked for; [`rules`] has what each operation
-//! does to cotangents; [`partition`] splits a function with its derivative into what is computed first, what is kept,
-//! and what is computed (again) afterwards, for [`structure`]: loops, code to compute again, derivatives of one's own; for
-//! [`groups`]: loops of which not every turn is kept; and for [`manual`]: code for the devices of a mesh.
+//! [`activity`] finds the values on paths from differentiated arguments to results. [`rules`] has the derivative of
+//! each operation. [`partition`] splits a function and its derivative into a forward pass, residuals, and a backward
+//! pass with recomputation. It serves [`structure`] (scans, rematerialisation, custom derivatives), [`groups`] (scans
+//! that save every nth iteration) and [`manual`] (manual computations on the devices of a mesh).
 
 mod activity;
 mod groups;
@@ -22,9 +22,9 @@ use std::collections::BTreeMap;
 use std::panic::Location;
 use structure::Structure;
 
-/// The linear function from cotangents of results to those of arguments, at the arguments that [`Builder::vjp`] got.
+/// The linear function from cotangents of results to cotangents of arguments, at the arguments of [`Builder::vjp`].
 ///
-/// Its operations go where the builder is when it is called; it may be called more than once.
+/// A call adds its operations at the builder's current position; several calls are allowed.
 #[derive(Clone, Debug)]
 pub struct Pullback {
     builder: Builder,
@@ -36,16 +36,15 @@ pub struct Pullback {
 }
 
 impl Builder {
-    /// What `function` returns for `arguments`, and what gives the derivative with respect to some of the arguments:
-    /// reverse mode.
+    /// Calls `function` and returns its results with the reverse-mode derivative with respect to some of the arguments.
     ///
-    /// The derivative is made of operations like any others, so it can be differentiated again. Where a value is used
-    /// more than once, its cotangents are summed in f32 if the value is narrower. Integers, predicates and what
-    /// [`Value::stop_gradient`] returned are constants to it. Ties of the larger (or smaller) of two or many elements
-    /// share the cotangent equally; [`Value::clamp`] passes it at the bounds, as PyTorch does. A product in
-    /// [`Precision::Default`](crate::Precision) of bf16 operands rounds its cotangent to bf16. Replicas that meet
-    /// are taken to add up: the derivative is that of the sum over replicas of what they return. What is split over devices by
-    /// [`Value::constrain`] has a cotangent that is split likewise, and [`Builder::manual`] one that is manual.
+    /// The derivative consists of ordinary operations, so it can be differentiated again. The cotangents of a value
+    /// that is used more than once are summed in f32 if its dtype is narrower. Integers, predicates and results of
+    /// [`Value::stop_gradient`] are constants. Equal elements of a maximum or minimum, of two or many, share the
+    /// cotangent equally; [`Value::clamp`] passes it at the bounds, as PyTorch does. A product of bf16 operands in
+    /// [`Precision::Default`](crate::Precision) rounds its cotangent to bf16. With collectives between replicas, the
+    /// derivative is that of the sum of results over replicas. The cotangent of a value with [`Value::constrain`] has
+    /// the same sharding, and the derivative of a [`Builder::manual`] is a manual computation.
     ///
     /// ```
     /// use stablehlo::{Builder, Dtype, Reducer, TensorType, trace};
@@ -61,8 +60,8 @@ impl Builder {
     /// ```
     ///
     /// # Errors
-    /// [`Error::NoDerivative`] for an operation without one between arguments and results; [`Error::Operation`] for
-    /// arguments that are not the function's, or to which there is no derivative.
+    /// [`Error::NoDerivative`] for an operation without a derivative between arguments and results;
+    /// [`Error::Operation`] for arguments that do not match the function, or that are not floating-point.
     #[track_caller]
     pub fn vjp(
         &self,
@@ -75,9 +74,9 @@ impl Builder {
         self.differentiate(function, arguments, &Ends { with_respect_to, unrounded: &[], given: &all })
     }
 
-    /// [`Builder::vjp`] that does not round cotangents of arguments narrower than f32 on the way: products that make them
-    /// return f32, and so do slices of a scan. [`Pullback::call`] rounds them once, at the end; [`Pullback::add_to`] adds
-    /// them to f32 sums as they are: gradients in f32 of weights that are kept in bf16.
+    /// Like [`Builder::vjp`], but cotangents of arguments narrower than f32 are not rounded on the way: products and
+    /// slices of a scan return f32. [`Pullback::call`] rounds them once, at the end; [`Pullback::add_to`] adds them to
+    /// f32 accumulators without rounding. This gives f32 gradients of bf16 weights.
     ///
     /// ```
     /// use stablehlo::{Array, Builder, DotDimensions, Dtype, Precision, TensorType, trace};
@@ -109,9 +108,9 @@ impl Builder {
         self.differentiate(function, arguments, &Ends { with_respect_to, unrounded: with_respect_to, given: &all })
     }
 
-    /// What `function` returns for `arguments`, and the gradients of its first result, a floating-point scalar, with
-    /// respect to some of the arguments. Its other results (metrics, say) are constants to the derivative, so whatever
-    /// made only them needs none.
+    /// Calls `function` and returns its results with the gradients of the first result, a floating-point scalar, with
+    /// respect to some of the arguments. The other results, such as metrics, are constants to the derivative, so
+    /// operations that only they depend on need no derivative.
     ///
     /// ```
     /// use stablehlo::{Array, Builder, Dtype, Reducer, TensorType, trace};
@@ -131,7 +130,7 @@ impl Builder {
     /// ```
     ///
     /// # Errors
-    /// As [`Builder::vjp`]; also for a first result that is none.
+    /// As [`Builder::vjp`]; also if the first result is not a floating-point scalar.
     #[track_caller]
     pub fn value_and_grad(
         &self,
@@ -154,7 +153,7 @@ impl Builder {
         Ok((results, gradients))
     }
 
-    /// Whether the function takes these arguments, and there is a derivative with respect to those asked for.
+    /// Checks that the function takes these arguments, and that the `with_respect_to` arguments are floating-point.
     #[track_caller]
     fn differentiable(&self, function: &Traced, arguments: &[&Value], with_respect_to: &[usize]) -> Result<()> {
         let at = Location::caller();
@@ -170,7 +169,7 @@ impl Builder {
         }
     }
 
-    /// [`Builder::vjp`] of some of the results; no others get a cotangent.
+    /// Like [`Builder::vjp`], for the results and arguments in `ends`.
     fn differentiate(
         &self,
         function: &Traced,
@@ -199,26 +198,27 @@ impl Builder {
 }
 
 impl Pullback {
-    /// The cotangents of the arguments that were asked for, given one for each floating-point result, in order.
+    /// Takes one cotangent per floating-point result, in order, and returns the cotangents of the `with_respect_to`
+    /// arguments.
     ///
-    /// What does not reach a result gets zeros. Cotangents that are not of the types of the results are an error that
-    /// [`Builder::finish`] returns.
+    /// Arguments that do not affect a result get zeros. Cotangents whose types differ from the results' are an error
+    /// that [`Builder::finish`] returns.
     #[track_caller]
     pub fn call(&self, cotangents: &[&Value]) -> Vec<Value> {
         let given = self.given(cotangents);
         self.pull_whole(given)
     }
 
-    /// [`Pullback::call`], added to `sums`, one for each argument that was asked for, of its shape and of a dtype that is
-    /// no narrower: gradients of several batches add up. Where an argument is sliced by a scan, slices are added one
-    /// by one in the loop, and where rows of it are gathered, rows, so that there is no second copy of the whole.
+    /// Like [`Pullback::call`], but adds to `sums`: one accumulator per `with_respect_to` argument, of its shape and at
+    /// least its width. Use it to accumulate gradients over batches. If an argument is sliced by a scan, or its rows
+    /// are gathered, slices and rows are added one by one, without a second tensor of the argument's size.
     #[track_caller]
     pub fn add_to(&self, cotangents: &[&Value], sums: &[&Value]) -> Vec<Value> {
         self.add_to_begun(cotangents, &sums.iter().map(|sum| Some(*sum)).collect::<Vec<_>>())
     }
 
-    /// [`Pullback::add_to`] of the sums that have begun; of the other arguments the cotangents in the dtype in which they were summed, which is
-    /// f32 of narrower arguments of [`Builder::vjp_unrounded`].
+    /// Like [`Pullback::add_to`] for arguments with an accumulator. Other arguments get their cotangents in the dtype
+    /// of the summation: f32 for narrower arguments of [`Builder::vjp_unrounded`].
     #[track_caller]
     pub fn add_to_begun(&self, cotangents: &[&Value], sums: &[Option<&Value>]) -> Vec<Value> {
         let given = self.given(cotangents);
@@ -246,7 +246,7 @@ impl Pullback {
         self.pull(given, &begun).into_iter().zip(sums).zip(asked).map(whole).collect()
     }
 
-    /// Cotangents by result.
+    /// Returns the cotangents by index of the result.
     #[track_caller]
     fn given(&self, cotangents: &[&Value]) -> Vec<Option<Value>> {
         let types = self.function.result_types();
@@ -264,7 +264,7 @@ impl Pullback {
         given
     }
 
-    /// Cotangents of the arguments that were asked for, in their dtypes.
+    /// Returns the cotangents of the `with_respect_to` arguments, in their dtypes.
     fn pull_whole(&self, cotangents: Vec<Option<Value>>) -> Vec<Value> {
         let types = self.function.argument_types();
         let whole = |(ct, i): (Option<Value>, &usize)| match ct {
@@ -278,8 +278,8 @@ impl Pullback {
             .collect()
     }
 
-    /// Cotangents by argument that was asked for, in the dtype in which they were summed; none where it is zero. They are
-    /// added to what is `begun`, if it is.
+    /// Returns the cotangents of the `with_respect_to` arguments in the dtype of the summation, or `None` for zero.
+    /// Cotangents are added to `begun` where it is present.
     fn pull(&self, cotangents: Vec<Option<Value>>, begun: &[Option<Value>]) -> Vec<Option<Value>> {
         let body = &self.function.function().body;
         let mut sums: Sums = vec![vec![]; self.function.function().types.len()];
@@ -293,7 +293,7 @@ impl Pullback {
             let total = |id: &ValueId, sums: &mut Sums| {
                 let parts = std::mem::take(&mut sums[id.0]);
                 let ct = self.activity.wanted(*id).then(|| sum(parts)).flatten();
-                // Numbers that are only handed on keep their digits.
+                // Operations that only move numbers keep the precision.
                 match operation.kind {
                     Kind::Convert | Kind::OptimizationBarrier => ct,
                     Kind::Concatenate { .. } if self.activity.hands_digits_on(&self.function, *id) => ct,
@@ -334,7 +334,7 @@ impl Pullback {
                     };
                     match rules::rule(&operation.kind) {
                         Rule::Of(rule) => rule(&step),
-                        // Nothing wants these: the activity has seen to it.
+                        // Unreachable: these results never have cotangents.
                         Rule::Constant | Rule::Structure | Rule::None(_) => vec![],
                     }
                 }
@@ -353,10 +353,10 @@ impl Pullback {
     }
 }
 
-/// The parts of each value's cotangent, by id.
+/// The summands of each value's cotangent, by id.
 type Sums = Vec<Vec<Value>>;
 
-/// Adds parts, in f32 if they are several and narrower.
+/// Sums the parts, in f32 if there are several of a narrower dtype.
 fn sum(parts: Vec<Value>) -> Option<Value> {
     let several = parts.len() > 1;
     let widest = parts.iter().map(Value::dtype).max_by_key(|d| d.bytes())?;
@@ -364,7 +364,7 @@ fn sum(parts: Vec<Value>) -> Option<Value> {
     parts.into_iter().map(|part| part.convert(dtype)).reduce(|a, b| a + b)
 }
 
-/// The dtype in which numbers of `dtype` are summed.
+/// Returns the dtype in which numbers of `dtype` are summed.
 fn wide(dtype: Dtype) -> Dtype {
     if matches!(dtype, Dtype::F16 | Dtype::Bf16) { Dtype::F32 } else { dtype }
 }

@@ -1,4 +1,4 @@
-//! Splits a function with its derivative into a forward and a backward one, and says what goes from one to the other.
+//! Splits a function with its derivative into a forward and a backward pass, and selects the residuals.
 
 use super::activity::Ends;
 use crate::build::{Builder, Traced, Value};
@@ -6,27 +6,27 @@ use crate::error::Result;
 use crate::graph::{Kind, Operation, Region, Save, Scan, ValueId};
 use std::collections::HashSet;
 
-/// A function in two parts.
+/// The forward and backward passes of a function.
 #[derive(Clone, Debug)]
 pub(super) struct Derivative {
-    /// From arguments to results, then values to keep.
+    /// Takes the arguments and returns the results, then the residuals.
     pub(super) forward: Traced,
-    /// From some of the arguments, values that were kept, and cotangents of results, to those of arguments, in the dtype
-    /// in which they were summed.
+    /// Takes the `arguments` that it reads, the residuals and the cotangents of results, and returns the cotangents of
+    /// arguments in the dtype of the summation.
     pub(super) backward: Traced,
     /// The arguments that `backward` takes.
     pub(super) arguments: Vec<usize>,
 }
 
-/// What [`Derivative::of`] is to make.
+/// The specification of a [`Derivative`].
 pub(super) struct Wish<'a> {
     pub(super) function: &'a Traced,
-    /// Between which arguments and results.
+    /// The arguments and results of the derivative.
     pub(super) ends: Ends<'a>,
     pub(super) save: &'a Save,
-    /// Arguments that hold back what is computed again until the cotangents are there.
+    /// Arguments that wait for the cotangents behind a barrier, so that the recomputation cannot start earlier.
     pub(super) barred: &'a [usize],
-    /// Arguments that are the same whenever the function runs: what depends on nothing else is not kept.
+    /// Arguments that are equal in all calls: values that depend only on these are recomputed, not saved.
     pub(super) invariant: &'a [usize],
 }
 
@@ -76,11 +76,11 @@ impl Derivative {
     }
 }
 
-/// Values that may be kept.
+/// Returns the values that `save` allows to save.
 fn candidates(joint: &Traced, before: &[Operation], save: &Save, mut invariant: HashSet<ValueId>) -> HashSet<ValueId> {
     let mut candidates = HashSet::new();
     for operation in before {
-        // Also constants, which read nothing.
+        // This includes constants, which read nothing.
         if operation.reads().iter().all(|id| invariant.contains(id)) {
             invariant.extend(&operation.results);
             continue;
@@ -100,7 +100,8 @@ fn candidates(joint: &Traced, before: &[Operation], save: &Save, mut invariant: 
     candidates
 }
 
-/// Whether the operation is better done again than its result kept: it computes nothing, and its operand is no larger.
+/// Returns `true` if recomputing the operation is better than saving its result: it does no arithmetic, and its operand
+/// is no larger than its result.
 fn free(joint: &Traced, operation: &Operation) -> bool {
     let bytes = |id: &ValueId| joint.function().type_of(*id).bytes();
     match &operation.kind {
@@ -115,16 +116,16 @@ fn free(joint: &Traced, operation: &Operation) -> bool {
     }
 }
 
-/// What it takes to compute some values.
+/// The operations and values that some results require.
 struct Needs {
-    /// Per operation.
+    /// By operation.
     operations: Vec<bool>,
-    /// Values that are needed.
+    /// The required values.
     reached: HashSet<ValueId>,
 }
 
 impl Needs {
-    /// What it takes to compute `results` when `given` are there.
+    /// Finds the requirements of `results` if the values in `given` are available.
     fn of(region: &Region, given: &HashSet<ValueId>, results: &[ValueId]) -> Self {
         let mut reached: HashSet<ValueId> = results.iter().copied().collect();
         let mut operations = vec![false; region.operations.len()];
@@ -145,7 +146,7 @@ impl Needs {
     }
 }
 
-/// What is left of a scan when some of its results are not needed.
+/// The operands and results of a scan that remain if some of its results are not required.
 struct Used {
     operands: Vec<usize>,
     results: Vec<usize>,
@@ -172,8 +173,8 @@ impl Used {
     }
 }
 
-/// The function from `given` to `results`, without what they do not need. The arguments in `held` go through a barrier
-/// together.
+/// Returns the function from `given` to `results`, without operations that it does not require. The arguments in `held`
+/// pass through one barrier.
 fn slice(source: &Traced, given: &[ValueId], results: &[ValueId], held: &[usize]) -> Result<Traced> {
     let builder = Builder::new();
     let mut arguments: Vec<Value> =
@@ -223,7 +224,7 @@ fn slice(source: &Traced, given: &[ValueId], results: &[ValueId], held: &[usize]
             }
             _ => builder.copy(source, operation, &mut names),
         }
-        // Of several results, some may be given.
+        // Some results of an operation may be in `given`.
         bind(&mut names, &operation.results);
     }
     let results: Vec<Value> = results.iter().map(|id| builder.copied(source, *id, &names)).collect();

@@ -1,4 +1,5 @@
-//! Operations with functions inside of them: scans, code to compute again, derivatives of one's own.
+//! Derivatives of operations that contain functions: scans, rematerialisation, manual computations and custom
+//! derivatives.
 
 use super::activity::{Activity, Ends};
 use super::groups::{Groups, Read, Turn};
@@ -9,11 +10,11 @@ use crate::error::Result;
 use crate::graph::{Kind, Operation, Save, Scan};
 use crate::types::{Dtype, TensorType};
 
-/// The way back through such an operation.
+/// The backward pass of an operation that contains functions.
 #[derive(Clone, Debug)]
 pub(super) enum Structure {
     Scan(Box<ScanBack>),
-    /// By a function of what was kept and of the cotangents of `given` results.
+    /// A function of the `kept` values and the cotangents of `given` results.
     Code {
         backward: Traced,
         kept: Vec<Value>,
@@ -23,27 +24,27 @@ pub(super) enum Structure {
     },
 }
 
-/// A scan the other way, over what the first one kept.
+/// The backward pass of a scan: a scan in the other direction over the residuals.
 #[derive(Clone, Debug)]
 pub(super) struct ScanBack {
     scan: Scan,
     turn: Traced,
-    /// Operands after the cotangents that are carried and before those that are sliced.
+    /// The dtypes and shapes of the accumulators of constants, which are carried after the carried cotangents.
     sums: Vec<TensorType>,
     xs: Vec<Value>,
     constants: Vec<Value>,
-    /// Results whose cotangents are carried, and are sliced.
+    /// Results whose cotangents are carried; `stacked` has the results whose cotangents are sliced.
     carried: Vec<(usize, TensorType)>,
     stacked: Vec<(usize, TensorType)>,
-    /// Operands that get cotangents: carried, constants, sliced.
+    /// Operands that get cotangents: carried values, constants, sliced values.
     to: Vec<usize>,
     operands: usize,
-    /// Where not every turn was kept; `xs` is empty then.
+    /// The groups of a scan that saves every nth iteration; `xs` is empty then.
     groups: Option<Groups>,
 }
 
 impl Builder {
-    /// Adds an operation such that it can be differentiated; nothing if it is to be copied as it is.
+    /// Adds an operation with its residuals, if it contains a function; otherwise adds nothing and returns `None`.
     pub(super) fn structure(
         &self,
         source: &Traced,
@@ -97,7 +98,7 @@ impl Builder {
         Ok(Some(structure))
     }
 
-    /// Adds the forward scan, which keeps what `scan.save` says.
+    /// Adds the forward scan, with the residuals that `scan.save` selects.
     fn scan_back(
         &self,
         scan: &Scan,
@@ -113,7 +114,7 @@ impl Builder {
         let xs_to: Vec<usize> = to.iter().copied().filter(is_x).collect();
         let constants_to: Vec<usize> = to.iter().copied().filter(|i| *i >= first_constant).collect();
         let asked = [carried, &constants_to, &xs_to].concat();
-        // What is carried is of one dtype in all turns.
+        // Carried values have one dtype in all iterations.
         let unrounded: Vec<usize> = unrounded.iter().copied().filter(|i| *i >= scan.carry).collect();
         let stacked: Vec<usize> = given.iter().copied().filter(|i| *i >= scan.carry).collect();
         let ends = [carried, &stacked].concat();
@@ -145,7 +146,7 @@ impl Builder {
             let kept = kept_carry.iter().map(|i| types[*i].clone()).collect();
             (results, kept, vec![], Some(groups))
         } else {
-            // The forward scan, whose turns also hand out what they began with.
+            // The forward scan; each iteration also returns its inputs.
             let body = crate::trace(&types, |f, values| {
                 let mut results = f.call(&forward, &values.iter().collect::<Vec<_>>());
                 let saved = results.split_off(own);
@@ -162,8 +163,8 @@ impl Builder {
             (results, types, kept.into_iter().chain(pick(&slices)).collect(), None)
         };
 
-        // A turn of the way back takes: cotangents of what is carried, sums of those of constants | what was kept, slices,
-        // cotangents of parts | constants.
+        // Operands of an iteration of the backward pass: carried cotangents, accumulators of constants | residuals,
+        // slices, cotangents of stacked results | constants.
         let results_of = code.result_types();
         let back = backward.result_types();
         let sums: Vec<TensorType> = constants_to.iter().map(|i| types[*i].with_dtype(wide(types[*i].dtype))).collect();
@@ -183,7 +184,7 @@ impl Builder {
             let (kept, rest) = rest.split_at(kept.len());
             let (slices, rest) = rest.split_at(slices.len());
             let (ct_parts, constants) = rest.split_at(stacked.len());
-            // `backward` takes arguments in their order, then what was kept besides.
+            // `backward` takes arguments in their order, then the other residuals.
             let (kept_carry, saved) = kept.split_at(kept_carry.len());
             let given: Vec<&Value> =
                 [kept_carry, slices, constants, saved, cts, ct_parts].iter().flat_map(|part| part.iter()).collect();
@@ -222,12 +223,13 @@ impl Builder {
 }
 
 impl Structure {
-    /// Whether the cotangent of an operand is added to what is begun.
+    /// Returns `true` if the operand's cotangent is added to its accumulator in place.
     pub(super) fn adds_to(&self, operand: usize) -> bool {
         matches!(self, Self::Scan(back) if back.to[back.scan.carry..].contains(&operand))
     }
 
-    /// Cotangents of operands, given those of results; those of operands that are `begun` are added to that.
+    /// Returns the cotangents of operands from the cotangents of results. Operands with an accumulator in `begun` get
+    /// the sum with it.
     pub(super) fn pull(
         &self,
         builder: &Builder,
@@ -251,7 +253,7 @@ impl ScanBack {
         let sums = self.sums.iter().map(|ty| builder.splat(0.0, ty.clone()));
         let parts: Vec<Value> = self.stacked.iter().map(|end| there(builder, cotangents, end)).collect();
         let carry: Vec<Value> = carried.chain(sums).collect();
-        // The cotangents of slices are stacked, or added to stacks that are carried.
+        // The cotangents of slices are stacked, or added to carried accumulators.
         let begun: Vec<Option<&Value>> = self.to[self.scan.carry..].iter().map(|i| begun[*i].as_ref()).collect();
         let stacks: Vec<&Value> = begun.iter().copied().flatten().collect();
         let numbered = !stacks.is_empty();
@@ -281,8 +283,8 @@ impl ScanBack {
         spread(self.operands, &self.to, found)
     }
 
-    /// A turn that adds cotangents of slices to what is begun: stacks, which it carries after the rest, at a place that is
-    /// the last of its slices.
+    /// Returns an iteration that adds the cotangents of slices to accumulators. It carries the accumulators after the
+    /// other values, and takes its position as the last of its slices.
     fn adding(&self, begun: &[Option<&Value>]) -> Traced {
         let types = self.turn.argument_types();
         let (carry, rest) = types.split_at(self.scan.carry);
@@ -319,12 +321,12 @@ impl ScanBack {
     }
 }
 
-/// The cotangent of a result, zeros if it has none.
+/// Returns the cotangent of a result, or zeros if it has none.
 fn there(builder: &Builder, cotangents: &[Option<Value>], (index, ty): &(usize, TensorType)) -> Value {
     cotangents[*index].clone().unwrap_or_else(|| builder.splat(0.0, ty.clone()))
 }
 
-/// Cotangents by operand.
+/// Distributes cotangents to operands, by index.
 fn spread(operands: usize, to: &[usize], values: Vec<Value>) -> Vec<Option<Value>> {
     let mut parts: Vec<Vec<Value>> = vec![vec![]; operands];
     to.iter().zip(values).for_each(|(i, value)| parts[*i].push(value));

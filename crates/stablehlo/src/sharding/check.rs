@@ -1,10 +1,10 @@
-//! What has to hold of a whole function that is split over devices.
+//! Checks of whole functions that are sharded over devices.
 
 use super::{Groups, Manual, Mesh, MeshAxes, Sharding};
 use crate::graph::{Function, Kind, Region};
 
 impl Function {
-    /// The meshes over which the function, its arguments and its results are split, in the order in which they appear.
+    /// Returns the meshes of the function's operations, arguments and results, in order of appearance.
     pub fn meshes(&self) -> Vec<Mesh> {
         let mut found: Vec<Mesh> = vec![];
         let mut add = |mesh: &Mesh| {
@@ -23,7 +23,7 @@ impl Function {
     }
 }
 
-/// The mesh that an operation names.
+/// Returns the mesh of an operation.
 fn mesh(kind: &Kind) -> Option<&Mesh> {
     match kind {
         Kind::Constrain(sharding) => Some(sharding.mesh()),
@@ -32,7 +32,7 @@ fn mesh(kind: &Kind) -> Option<&Mesh> {
     }
 }
 
-/// The axes along which an operation meets other devices, or knows its place.
+/// Returns the axes of a collective, or of an axis index.
 fn axes(kind: &Kind) -> Option<&MeshAxes> {
     match kind {
         Kind::AxisIndex(axes) | Kind::CollectivePermute { axes: Some(axes), .. } => Some(axes),
@@ -53,10 +53,10 @@ fn groups(kind: &Kind) -> Option<&Groups> {
     }
 }
 
-/// The name of an operation that does not fit where it is, and why.
+/// Checks the function as a whole.
 ///
-/// What is asked of the whole function: meshes that agree, collectives over axes in manual computations, and in those
-/// nothing that belongs outside.
+/// Meshes must agree; collectives along mesh axes must be inside manual computations; operations that refer to replicas
+/// or other axes must be outside. Returns the name of the first illegal operation and the reason.
 pub(crate) fn check(function: &Function) -> Result<(), (&'static str, String)> {
     let meshes = function.meshes();
     for (i, mesh) in meshes.iter().enumerate() {

@@ -1,21 +1,21 @@
-//! Computations on the parts that devices have.
+//! Computations on the shards of devices.
 
 use super::{Dimension, MeshAxes, Sharding};
 use crate::build::{Builder, Traced, Value, listed, trace};
 use crate::error::{Error, Result};
 use crate::types::TensorType;
 
-/// How values go into a computation that is written for one device, and come out of it: along the manual axes its body sees
-/// the device's part of each operand, and meets other devices in collectives over these axes; along all others the
-/// partitioner splits the body as it does the rest of the program.
+/// The shardings of the operands and results of a computation that is written for one device. Along the manual axes,
+/// the body sees the device's shard of each operand, and communicates with other devices in collectives over these
+/// axes. Along other axes, the partitioner shards the body like the rest of the program.
 ///
-/// Along a manual axis that an operand's sharding does not name, every device gets the same; along one that a result's does
-/// not name, every device has to return the same.
+/// Along a manual axis that an operand's sharding does not name, all devices get the same value. Along a manual axis
+/// that a result's sharding does not name, all devices must return the same value.
 ///
 /// ```
 /// use stablehlo::{Array, Builder, DotDimensions, Dtype, Manual, Mesh, Precision, Reducer, TensorType};
 ///
-/// // x w, of which each device has the products of some columns of x with some rows of w.
+/// // x w, where each device multiplies some columns of x with some rows of w.
 /// let mesh = Mesh::new("mesh", [("data", 2), ("tensor", 2)])?;
 /// let axes = mesh.along(&["data", "tensor"])?;
 /// let inputs = [mesh.sharding(&[&["data"], &["tensor"]])?, mesh.sharding(&[&["tensor"], &[]])?];
@@ -45,17 +45,17 @@ pub struct Manual {
 }
 
 impl Manual {
-    /// A computation along `axes`, with a sharding for each operand and each result.
+    /// Creates a computation along `axes`, with a sharding for each operand and each result.
     ///
     /// # Errors
-    /// [`Error::Axis`] where a manual axis stands after another one in a dimension, which the parts would not fit;
+    /// [`Error::Axis`] if a manual axis follows another axis in a dimension, because shards are then not contiguous;
     /// [`Error::Mesh`] for a sharding of another mesh.
     pub fn new(axes: &MeshAxes, inputs: &[Sharding], outputs: &[Sharding]) -> Result<Self> {
         let whole = |shardings: &[Sharding]| shardings.iter().map(|s| Self::named(axes, s)).collect::<Result<Vec<_>>>();
         Ok(Self { axes: axes.clone(), inputs: whole(inputs)?, outputs: whole(outputs)? })
     }
 
-    /// The sharding with every manual axis in it.
+    /// Names every manual axis in the sharding.
     fn named(axes: &MeshAxes, sharding: &Sharding) -> Result<Sharding> {
         let mesh = axes.mesh();
         if sharding.mesh() != mesh {
@@ -67,7 +67,7 @@ impl Manual {
             let manual = dimension.axes.iter().take_while(|axis| is_manual(axis)).count();
             if let Some(late) = dimension.axes[manual..].iter().find(|axis| is_manual(axis)) {
                 let free = mesh.axis(dimension.axes[manual]);
-                let reason = format!("it is manual, and comes after `{free}`, which is not, in {sharding}");
+                let reason = format!("it is manual, but comes after `{free}`, which is not, in {sharding}");
                 return Err(mesh.refuse(mesh.axis(*late), reason));
             }
         }
@@ -80,30 +80,31 @@ impl Manual {
         Ok(sharding)
     }
 
-    /// The manual axes.
+    /// Returns the manual axes.
     pub fn axes(&self) -> &MeshAxes {
         &self.axes
     }
 
-    /// How each operand is split.
+    /// Returns the sharding of each operand.
     pub fn inputs(&self) -> &[Sharding] {
         &self.inputs
     }
 
-    /// How each result is put together.
+    /// Returns the sharding of each result.
     pub fn outputs(&self) -> &[Sharding] {
         &self.outputs
     }
 
-    /// The function of the parts of arguments of these types that `body` builds, for [`Builder::manual`].
+    /// Traces `body`, a function of shards of arguments of these types, for [`Builder::manual`].
     ///
     /// # Errors
-    /// [`Error::Split`] for a type that does not split like its operand; the first illegal operation of the body.
+    /// [`Error::Split`] if the sharding of an operand does not divide its type evenly; the first illegal operation of
+    /// the body.
     #[track_caller]
     pub fn trace(&self, types: &[TensorType], body: impl FnOnce(&Builder, &[Value]) -> Vec<Value>) -> Result<Traced> {
         let mut parts = Vec::with_capacity(types.len());
         for (i, ty) in types.iter().enumerate() {
-            // More types than operands are seen where the function is used.
+            // Surplus types are reported where the function is used.
             parts.push(self.inputs.get(i).map_or(Ok(ty.clone()), |sharding| self.part(sharding, ty))?);
         }
         trace(&parts, body)
@@ -113,18 +114,18 @@ impl Manual {
         sharding.part_over(ty, self.axes.axes())
     }
 
-    /// The manual axes along which devices have the same of a value that is split like this.
+    /// Returns the manual axes along which a value with this sharding is replicated.
     pub(crate) fn copied_along(&self, sharding: &Sharding) -> MeshAxes {
         let axes = self.axes.axes().iter().copied().filter(|axis| !sharding.splits_over(*axis)).collect();
         MeshAxes::of(self.axes.mesh(), axes)
     }
 
-    /// Whether it leaves axes to the partitioner.
+    /// Returns `true` if it leaves axes to the partitioner.
     pub(crate) fn is_partial(&self) -> bool {
         self.axes.size() < self.axes.mesh().devices()
     }
 
-    /// The same with further operands, each a row of as many numbers as there are devices along some of the axes.
+    /// Adds operands: for each list of axes, a vector with one element per device along these axes.
     pub(crate) fn with_places<'a>(&self, places: impl Iterator<Item = &'a MeshAxes>) -> Self {
         let row = |axes: &MeshAxes| {
             let dimension = Dimension { axes: axes.axes().to_vec(), open: false };
@@ -135,7 +136,7 @@ impl Manual {
         Self { inputs, ..self.clone() }
     }
 
-    /// Each device's part of a value with `rank` dimensions as a row of its own.
+    /// Returns the sharding that stacks each device's value of `rank` dimensions along the first dimension.
     pub(crate) fn stacked(&self, rank: usize) -> Sharding {
         let mesh = self.axes.mesh();
         let open = self.axes.axes().len() < mesh.axes().len();
@@ -146,7 +147,7 @@ impl Manual {
         Sharding { mesh: mesh.clone(), dimensions, replicated: vec![] }
     }
 
-    /// The types of the results of a computation with operands of these types.
+    /// Returns the types of the results for operands of these types.
     pub(crate) fn results(&self, operands: &[TensorType], body: &Traced) -> Result<Vec<TensorType>, String> {
         if operands.len() != self.inputs.len() {
             return Err(format!("{} operands expected, got {}", self.inputs.len(), operands.len()));

@@ -1,11 +1,11 @@
-//! Devices in rows and columns.
+//! Meshes of devices.
 
 use super::Sharding;
 use crate::error::{Error, Result};
 use std::sync::Arc;
 
-/// Devices, numbered row-major along axes with names: the device at coordinates (i, j) of `data` = 2 and `tensor` = 4 is
-/// partition 4 i + j. A cheap handle.
+/// Devices along named axes, numbered in row-major order: the device at coordinates (i, j) of `data` = 2 and `tensor` =
+/// 4 is partition 4 i + j. Cheap to clone.
 ///
 /// ```
 /// use stablehlo::Mesh;
@@ -25,11 +25,11 @@ struct Inner {
 }
 
 impl Mesh {
-    /// A mesh with these axes, the first of which is the slowest.
+    /// Creates a mesh with these axes; the first one changes slowest.
     ///
     /// # Errors
-    /// [`Error::Mesh`] for a name that is none in MLIR, for no axes, for an axis without devices, without a name or with that of
-    /// another one, and for more devices than there are numbers.
+    /// [`Error::Mesh`] for a name that is not an MLIR identifier, no axes, an axis with zero devices, a duplicate axis,
+    /// or more than `i32::MAX` devices.
     pub fn new<S: Into<String>>(name: &str, axes: impl IntoIterator<Item = (S, usize)>) -> Result<Self> {
         let axes: Vec<(String, usize)> = axes.into_iter().map(|(axis, size)| (axis.into(), size)).collect();
         let repeated = |i: &usize| axes[..*i].iter().any(|(axis, _)| *axis == axes[*i].0);
@@ -54,29 +54,29 @@ impl Mesh {
         }
     }
 
-    /// The name of the mesh in the text.
+    /// Returns the name of the mesh.
     pub fn name(&self) -> &str {
         &self.0.name
     }
 
-    /// The axes with their numbers of devices, the slowest first.
+    /// Returns the axes with their numbers of devices; the first one changes slowest.
     pub fn axes(&self) -> &[(String, usize)] {
         &self.0.axes
     }
 
-    /// The number of devices along an axis, if there is such an axis.
+    /// Returns the number of devices along an axis, or `None` if there is no such axis.
     pub fn size(&self, axis: &str) -> Option<usize> {
         self.0.axes.iter().find(|(name, _)| name == axis).map(|(_, size)| *size)
     }
 
-    /// The number of all devices.
+    /// Returns the total number of devices.
     pub fn devices(&self) -> usize {
         self.0.axes.iter().map(|(_, size)| size).product()
     }
 
-    /// How a tensor is split: for each dimension the axes over which it is, the first of which takes the largest parts. An
-    /// axis that is not named has copies. `"?"` at the end of a dimension lets the partitioner split it further, so that
-    /// `&["?"]` leaves a dimension to it.
+    /// Makes a sharding from the axes of each dimension; the first axis of a dimension splits it into the largest
+    /// parts. The tensor is replicated along other axes. `"?"` at the end of a dimension lets the partitioner split it
+    /// further, so `&["?"]` leaves the dimension to it.
     ///
     /// ```
     /// use stablehlo::{Dtype, Mesh, TensorType};
@@ -95,12 +95,12 @@ impl Mesh {
         Sharding::new(self, dimensions)
     }
 
-    /// Whole on every device.
+    /// Makes a sharding that replicates a tensor of this rank on every device.
     pub fn replicated(&self, rank: usize) -> Sharding {
         Sharding::whole(self, rank)
     }
 
-    /// Some of the axes, for what is done along them: groups of devices that differ along these axes only.
+    /// Selects axes for collectives: groups of devices that differ along these axes only.
     ///
     /// # Errors
     /// [`Error::Axis`] for an axis that the mesh does not have, or that is named twice.
@@ -126,35 +126,35 @@ impl Mesh {
     }
 
     pub(crate) fn twice(&self, axis: usize) -> Error {
-        self.refuse(self.axis(axis), "it is used twice, and splits a tensor once".into())
+        self.refuse(self.axis(axis), "it is used twice in one sharding".into())
     }
 
     pub(crate) fn refuse(&self, axis: &str, reason: String) -> Error {
         Error::Axis { mesh: self.name().into(), axis: axis.into(), reason }
     }
 
-    /// The name of an axis by its number.
+    /// Returns the name of an axis by its index.
     pub(crate) fn axis(&self, index: usize) -> &str {
         self.0.axes.get(index).map_or("", |(name, _)| name)
     }
 
-    /// The distance of neighbours along an axis, as numbers of devices.
+    /// Returns the distance between neighbours along an axis, in device numbers.
     pub(crate) fn step(&self, index: usize) -> usize {
         self.0.axes.iter().skip(index + 1).map(|(_, size)| size).product()
     }
 
-    /// The number of devices along an axis by its number.
+    /// Returns the number of devices along an axis, by its index.
     pub(crate) fn length(&self, index: usize) -> usize {
         self.0.axes.get(index).map_or(1, |(_, size)| *size)
     }
 }
 
-/// Axes of a [`Mesh`]. The devices that differ along these axes only are a group, in which each has a place: row-major along
-/// the axes in the mesh's order.
+/// Axes of a [`Mesh`]. Devices that differ along these axes only form a group. Positions in a group are row-major along
+/// the axes, in the order of the mesh.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct MeshAxes {
     mesh: Mesh,
-    /// Ascending.
+    /// In ascending order.
     axes: Vec<usize>,
 }
 
@@ -163,22 +163,22 @@ impl MeshAxes {
         Self { mesh: mesh.clone(), axes }
     }
 
-    /// The mesh that has the axes.
+    /// Returns the mesh of the axes.
     pub fn mesh(&self) -> &Mesh {
         &self.mesh
     }
 
-    /// The names of the axes, in the mesh's order.
+    /// Returns the names of the axes, in the order of the mesh.
     pub fn names(&self) -> Vec<&str> {
         self.axes.iter().map(|i| self.mesh.axis(*i)).collect()
     }
 
-    /// The number of devices of a group.
+    /// Returns the number of devices in a group.
     pub fn size(&self) -> usize {
         self.axes.iter().map(|i| self.mesh.length(*i)).product()
     }
 
-    /// The groups, each by the numbers of its devices; every device is in one.
+    /// Returns the groups as lists of device numbers; every device is in one group.
     pub fn groups(&self) -> Vec<Vec<usize>> {
         let others = (0..self.mesh.axes().len()).filter(|i| !self.axes.contains(i)).collect();
         let others = Self { mesh: self.mesh.clone(), axes: others };
@@ -186,17 +186,18 @@ impl MeshAxes {
         groups.into_iter().map(|group| places.iter().map(|place| group + place).collect()).collect()
     }
 
-    /// The numbers of the devices that are first along all other axes, by place.
+    /// Returns the numbers of the devices in the first group, by position.
     fn offsets(&self) -> Vec<usize> {
         (0..self.size()).map(|place| self.device(&self.coordinates(place))).collect()
     }
 
-    /// By number.
+    /// Returns the indices of the axes.
     pub(crate) fn axes(&self) -> &[usize] {
         &self.axes
     }
 
-    /// Coordinates along every axis of the mesh of the device at a place, 0 along other axes.
+    /// Returns the coordinates along every axis of the mesh of the device at a position in its group, with 0 along
+    /// other axes.
     pub(crate) fn coordinates(&self, place: usize) -> Vec<usize> {
         let mut coordinates = vec![0; self.mesh.axes().len()];
         let mut rest = place;
@@ -207,33 +208,33 @@ impl MeshAxes {
         coordinates
     }
 
-    /// The place of a device in its group.
+    /// Returns the position of a device in its group.
     pub(crate) fn place(&self, coordinates: &[usize]) -> usize {
         self.axes.iter().fold(0, |place, axis| place * self.mesh.length(*axis) + coordinates[*axis])
     }
 
-    /// The number of a device.
+    /// Returns the number of a device.
     pub(crate) fn device(&self, coordinates: &[usize]) -> usize {
         (0..coordinates.len()).fold(0, |device, axis| device * self.mesh.length(axis) + coordinates[axis])
     }
 
-    /// Whether all of these axes are among `others`.
+    /// Returns `true` if `others` contains all of these axes.
     pub(crate) fn within(&self, others: &Self) -> bool {
         self.mesh == others.mesh && self.axes.iter().all(|axis| others.axes.contains(axis))
     }
 }
 
-/// The copies of the program that meet in a collective.
+/// The groups of replicas or devices that communicate in a collective.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Groups {
-    /// Ids of replicas; every group has the same size.
+    /// Lists of replica ids; all groups have the same size.
     Replicas(Vec<Vec<usize>>),
     /// In a [`Kind::Manual`](crate::Kind::Manual): devices that differ along these axes only.
     Axes(MeshAxes),
 }
 
 impl Groups {
-    /// The number of devices of every group.
+    /// Returns the number of devices in each group.
     pub(crate) fn size(&self) -> Result<usize, String> {
         match self {
             Self::Axes(axes) => Ok(axes.size()),
@@ -275,7 +276,7 @@ impl From<&Groups> for Groups {
     }
 }
 
-/// Whether MLIR and people take it as a name.
+/// Returns `true` if the name is an identifier: letters, digits and underscores.
 fn is_name(name: &str) -> bool {
     let mut bytes = name.bytes();
     bytes.next().is_some_and(|b| b.is_ascii_alphabetic() || b == b'_')

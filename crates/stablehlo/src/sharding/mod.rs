@@ -1,4 +1,4 @@
-//! How tensors are split over devices: what Shardy's partitioner, or the body of a manual computation, goes by.
+//! Shardings of tensors over devices, for Shardy's partitioner and for manual computations.
 
 mod check;
 mod manual;
@@ -12,23 +12,24 @@ use crate::error::{Error, Result};
 use crate::types::TensorType;
 use std::ops::Range;
 
-/// How a tensor is split over the devices of a [`Mesh`]: an `sdy.sharding`. [`Mesh::sharding`] makes it.
+/// The sharding of a tensor over the devices of a [`Mesh`], an `sdy.sharding`. [`Mesh::sharding`] makes it.
 ///
-/// A dimension is split evenly over the axes that it names; along axes that no dimension names, devices have copies.
+/// A dimension is divided evenly over the axes that it names. The tensor is replicated along axes that no dimension
+/// names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sharding {
     mesh: Mesh,
     dimensions: Vec<Dimension>,
-    /// Axes that the partitioner may not use for a dimension that is open.
+    /// Axes that the partitioner may not use for open dimensions.
     replicated: Vec<usize>,
 }
 
-/// The split of a dimension.
+/// The sharding of a dimension.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Dimension {
-    /// By number; the first takes the largest parts.
+    /// Indices of axes; the first one splits the dimension into the largest parts.
     pub(crate) axes: Vec<usize>,
-    /// Whether the partitioner may split it further.
+    /// `true` if the partitioner may split the dimension further.
     pub(crate) open: bool,
 }
 
@@ -59,10 +60,10 @@ impl Sharding {
         Self { mesh: mesh.clone(), dimensions: vec![Dimension::default(); rank], replicated: vec![] }
     }
 
-    /// The same with copies along these axes, also where a dimension is open to the partitioner.
+    /// Replicates the tensor along these axes; the partitioner may not use them for open dimensions.
     ///
     /// # Errors
-    /// [`Error::Axis`] for an axis that the mesh does not have, or that splits a dimension.
+    /// [`Error::Axis`] for an axis that the mesh does not have, or that shards a dimension.
     pub fn replicated_over(mut self, axes: &[&str]) -> Result<Self> {
         for name in axes {
             let axis = self.mesh.index(name)?;
@@ -79,17 +80,17 @@ impl Sharding {
         self.replicated.sort_unstable();
     }
 
-    /// The mesh over which it splits.
+    /// Returns the mesh.
     pub fn mesh(&self) -> &Mesh {
         &self.mesh
     }
 
-    /// The number of dimensions of the tensors that it splits.
+    /// Returns the rank of tensors with this sharding.
     pub fn rank(&self) -> usize {
         self.dimensions.len()
     }
 
-    /// The axes over which a dimension is split; none beyond the last dimension.
+    /// Returns the axes that shard a dimension; empty beyond the last dimension.
     pub fn axes(&self, dimension: usize) -> Vec<&str> {
         let axes = self.dimensions.get(dimension).map_or(&[][..], |d| &d.axes);
         axes.iter().map(|axis| self.mesh.axis(*axis)).collect()
@@ -103,25 +104,26 @@ impl Sharding {
         &self.replicated
     }
 
-    /// Whether an axis is named.
+    /// Returns `true` if the sharding names the axis.
     fn uses(&self, axis: usize) -> bool {
         self.splits_over(axis) || self.replicated.contains(&axis)
     }
 
-    /// Whether an axis splits a dimension.
+    /// Returns `true` if the axis shards a dimension.
     pub(crate) fn splits_over(&self, axis: usize) -> bool {
         self.dimensions.iter().any(|d| d.axes.contains(&axis))
     }
 
-    /// The type of the part of a tensor that every device has.
+    /// Returns the type of each device's shard of a tensor.
     ///
     /// # Errors
-    /// [`Error::Split`] for a tensor of another rank, or with a dimension that does not split evenly.
+    /// [`Error::Split`] if the rank differs, or a dimension cannot be divided evenly.
     pub fn part(&self, ty: &TensorType) -> Result<TensorType> {
         self.part_over(ty, &(0..self.mesh.axes().len()).collect::<Vec<_>>())
     }
 
-    /// Where the part of a device is in a tensor, along each dimension: of the device with this number, which is its partition.
+    /// Returns the range of a device's shard along each dimension of a tensor. `device` is the number of the device's
+    /// partition.
     ///
     /// ```
     /// use stablehlo::{Dtype, Mesh, TensorType};
@@ -147,7 +149,7 @@ impl Sharding {
         Ok(self.range_over(&part, &coordinates, &all))
     }
 
-    /// [`Sharding::part`] where only some axes split.
+    /// Like [`Sharding::part`], for some of the axes.
     pub(crate) fn part_over(&self, ty: &TensorType, axes: &[usize]) -> Result<TensorType> {
         let refuse = |reason| Error::Split { ty: ty.to_string(), sharding: self.to_string(), reason };
         if ty.rank() != self.rank() {
@@ -164,7 +166,7 @@ impl Sharding {
         Ok(part)
     }
 
-    /// The whole of which every device has a part of type `part`, where only some axes split.
+    /// Returns the type of the tensor whose shards have type `part`, for some of the axes.
     pub(crate) fn whole_over(&self, part: &TensorType, axes: &[usize]) -> Result<TensorType> {
         let refuse = |reason| Error::Split { ty: part.to_string(), sharding: self.to_string(), reason };
         if part.rank() != self.rank() {
@@ -178,7 +180,7 @@ impl Sharding {
         Ok(whole)
     }
 
-    /// [`Sharding::range`] where only some axes split.
+    /// Like [`Sharding::range`], for some of the axes.
     pub(crate) fn range_over(&self, part: &TensorType, coordinates: &[usize], axes: &[usize]) -> Vec<Range<usize>> {
         let begin = |(d, size): (&Dimension, &usize)| {
             let split = d.axes.iter().filter(|axis| axes.contains(axis));
@@ -188,7 +190,7 @@ impl Sharding {
         self.dimensions.iter().zip(&part.shape).map(begin).collect()
     }
 
-    /// The number of parts of a dimension.
+    /// Returns the number of shards along a dimension.
     fn parts(&self, dimension: usize, axes: &[usize]) -> usize {
         let split = self.dimensions[dimension].axes.iter().filter(|axis| axes.contains(axis));
         split.map(|axis| self.mesh.length(*axis)).product()

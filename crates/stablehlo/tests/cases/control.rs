@@ -1,4 +1,4 @@
-//! Loops and branches; and whatever is about several copies of a program, in one.
+//! Loops, branches, and operations that involve several replicas, with one replica.
 
 use super::*;
 use std::slice;
@@ -39,7 +39,7 @@ fn branches(index: i64) -> Case {
     })
 }
 
-/// Forward and in reverse, in one another, with nothing stacked and with nothing carried.
+/// Scans forward and in reverse, nested, without stacked results, and without carried values.
 fn scans() -> Case {
     let mut random = Random(15);
     let arguments = [random.array(Dtype::F32, &[3]), random.array(Dtype::F32, &[4, 3]), random.array(Dtype::I32, &[4])];
@@ -71,7 +71,7 @@ fn scans() -> Case {
     })
 }
 
-/// What a program says about its derivative changes no value.
+/// Annotations for derivatives change no value.
 fn derivatives() -> Case {
     let mut random = Random(16);
     let arguments = [random.array(Dtype::F32, &[3])];
@@ -106,7 +106,7 @@ fn alone() -> Case {
     })
 }
 
-/// A mesh of one device.
+/// Shardings and collectives on a mesh of one device.
 fn one_device() -> Case {
     let mut random = Random(19);
     let arguments = [random.array(Dtype::F32, &[4, 2])];

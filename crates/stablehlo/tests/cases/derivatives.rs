@@ -28,7 +28,7 @@ fn decoder(sizes: Sizes, save: Save) -> Case {
     case
 }
 
-/// Gradients that are added to sums, those of slices within the loop.
+/// Gradients that are added to accumulators; gradients of slices are added within the loop.
 fn sums(save: Save) -> Case {
     let mut random = Random(18);
     let (row, stack) = (ty(Dtype::F32, &[3]), ty(Dtype::F32, &[4, 3]));

@@ -1,11 +1,11 @@
-//! Operations on elements: of NaN, infinities, zeros with signs, the smallest and the largest integers.
+//! Element-wise operations on NaN, infinities, signed zeros, and the smallest and largest integers.
 
 use super::*;
 
 const FLOATS: [f64; 12] =
     [0.0, -0.0, 1.0, -1.0, 0.5, -2.5, 3.0, 7.25, -1e4, f64::INFINITY, f64::NEG_INFINITY, f64::NAN];
 
-/// Every pair of the numbers.
+/// Returns all pairs of the numbers.
 fn pairs<T: Copy>(numbers: &[T]) -> (Vec<T>, Vec<T>) {
     numbers.iter().flat_map(|a| numbers.iter().map(|b| (*a, *b))).unzip()
 }
@@ -31,7 +31,7 @@ pub fn cases() -> Vec<Case> {
     let mut cases = vec![];
     for dtype in [Dtype::F32, Dtype::F64, Dtype::Bf16, Dtype::F16] {
         let (xs, ys) = pairs(&FLOATS);
-        // XLA computes some of these in f32, whatever the dtype.
+        // XLA computes some of these in f32 for every dtype.
         let legal = |u: &Unary| *u != Unary::Not;
         cases.push(case(format!("unary {dtype}"), &[floats(dtype, FLOATS.to_vec())], |_, a| {
             UNARY.into_iter().filter(legal).map(|u| a[0].unary(u)).collect()
@@ -48,7 +48,7 @@ pub fn cases() -> Vec<Case> {
             let signed = dtype != Dtype::U32;
             let unary = [Unary::Not, Unary::Negate, Unary::Abs, Unary::Sign];
             let unary = unary[..if signed { 4 } else { 2 }].iter().map(|u| a[0].unary(*u));
-            // XLA takes six bits of an exponent.
+            // XLA reads six bits of an exponent.
             let power = a[0].pow(&a[1].min(&a[1].like(63)));
             let others = BINARY.iter().filter(|b| **b != Binary::Power).map(|b| a[0].binary(*b, &a[1]));
             others.chain([power]).chain(compared).chain(unary).collect()
@@ -84,7 +84,7 @@ fn choices() -> Case {
     })
 }
 
-/// Also of bounds that cross, and that are no numbers.
+/// Includes bounds in the wrong order, and NaN bounds.
 fn bounds() -> Case {
     let arguments = [
         f32s(&[6], &[-3.0, 0.25, 5.0, f64::NAN, 1.0, f64::INFINITY]),
@@ -103,7 +103,7 @@ fn bounds() -> Case {
     })
 }
 
-/// From every dtype to every one, of numbers that both may not hold; and the bits of some as others.
+/// Conversions between all pairs of dtypes, including numbers out of range, and bit casts.
 fn conversions() -> Vec<Case> {
     let arguments = DTYPES.map(|dtype| match dtype {
         Dtype::Pred => Array::preds([2], [false, true]).expect("predicates"),
@@ -121,7 +121,7 @@ fn conversions() -> Vec<Case> {
         let legal = |v: &Value, to: Dtype| {
             v.dtype() != to && v.dtype() != Dtype::Pred && to != Dtype::Pred && v.dtype().bytes() == to.bytes()
         };
-        // Of NaN, only that it is one.
+        // The bits of NaN may differ.
         let plain = |v: &Value| if v.dtype().is_float() { v.slice(&[0], &[10]) } else { v.clone() };
         pairs.filter(|(v, to)| legal(v, *to)).map(|(v, to)| plain(v).bitcast_convert(to)).collect()
     });

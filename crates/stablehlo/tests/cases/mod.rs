@@ -1,5 +1,5 @@
-//! Programs with arguments, at least one of every operation: the interpreter runs them alone in `fast`, and beside XLA in
-//! `device`.
+//! Programs with arguments, at least one per operation. `fast` runs them in the interpreter only, `device` compares the
+//! interpreter with XLA.
 #![allow(dead_code, unreachable_pub)] // every test binary uses its own part
 
 mod control;
@@ -14,16 +14,17 @@ mod windows;
 use stablehlo::*;
 use std::collections::BTreeSet;
 
-/// A program and what to run it on.
+/// A program with arguments.
 pub struct Case {
     pub name: String,
     pub module: Module,
     pub arguments: Vec<Array>,
-    /// What floats may differ by, as a part of the largest number of a result; their last digits differ anyway.
+    /// The tolerance for floats, relative to the largest magnitude of a result. Rounding in the last bits is always
+    /// tolerated.
     pub slack: f64,
 }
 
-/// Builds a case of values of these arguments.
+/// Builds a case from these arguments.
 pub fn case(
     name: impl Into<String>,
     arguments: &[Array],
@@ -38,7 +39,7 @@ pub fn case(
     Case { name, module, arguments: arguments.to_vec(), slack: 1e-6 }
 }
 
-/// Every case there is.
+/// Returns all cases.
 pub fn all() -> Vec<Case> {
     [elementwise::cases(), shape::cases(), products::cases(), windows::cases(), control::cases(), derivatives::cases()]
         .into_iter()
@@ -50,7 +51,7 @@ pub fn ty(dtype: Dtype, shape: &[usize]) -> TensorType {
     TensorType::new(dtype, shape)
 }
 
-/// Numbers that are the same in every run (splitmix64).
+/// A deterministic random number generator (splitmix64).
 pub struct Random(pub u64);
 
 impl Random {
@@ -61,12 +62,12 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// In -4..4, with few enough digits for every floating-point dtype.
+    /// Returns a number in [-4, 4] that every floating-point dtype represents exactly.
     pub fn float(&mut self) -> f64 {
         (self.bits() % 129) as f64 / 16.0 - 4.0
     }
 
-    /// A tensor of `ty`: small floats, integers of 6 bits (with a sign where there is one), predicates.
+    /// Returns a random tensor: small floats, 6-bit integers (signed if the dtype is), or predicates.
     pub fn array(&mut self, dtype: Dtype, shape: &[usize]) -> Array {
         let n: usize = shape.iter().product();
         if dtype.is_float() {
@@ -88,8 +89,8 @@ pub fn i32s(shape: &[usize], numbers: &[i64]) -> Array {
     Array::ints(Dtype::I32, shape, numbers.iter().copied()).expect("integers")
 }
 
-/// The forms of operations: every variant has a name here, so that a new one without a case is seen. `None` for those
-/// that the interpreter refuses.
+/// Names the form of an operation. The match is exhaustive, so that a new operation without a case is noticed. Returns
+/// `None` for operations that the interpreter refuses.
 pub fn form(kind: &Kind) -> Option<String> {
     let name = match kind {
         Kind::Unary(unary) => format!("{unary:?}"),
@@ -141,7 +142,7 @@ pub fn form(kind: &Kind) -> Option<String> {
     Some(name)
 }
 
-/// One of every form that has a case.
+/// Returns the forms that have a case.
 pub fn forms(cases: &[Case]) -> BTreeSet<String> {
     let mut found = BTreeSet::new();
     for case in cases {

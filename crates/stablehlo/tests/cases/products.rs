@@ -1,4 +1,4 @@
-//! Products and reductions: of nothing too.
+//! Products and reductions, including empty ones.
 
 use super::*;
 

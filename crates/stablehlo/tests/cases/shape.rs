@@ -131,7 +131,7 @@ fn sorts() -> Case {
             results.extend(f.sort(&[&a[0], &a[2]], 0, order, true));
             results.extend(f.sort(&[&a[1], &ids], 1, order, true));
             results.extend(f.sort(&[&a[2], &a[0]], 0, order, true));
-            // One operand: equal elements are the same.
+            // With one operand, the order of equal elements does not matter.
             results.extend(f.sort(&[&a[0]], 1, order, false));
             results.extend(f.sort(&[&a[3]], 1, order, true));
         }
@@ -139,7 +139,7 @@ fn sorts() -> Case {
     })
 }
 
-/// The largest, with several of them and with NaN; and ones at indices, with indices that are no class.
+/// The maximum with ties and with NaN, and one-hot vectors with indices out of range.
 fn indices() -> Case {
     let numbers = [1.0, 3.0, 3.0, -1.0, f64::NAN, 2.0, f64::NAN, 9.0, f64::NEG_INFINITY, f64::NEG_INFINITY, -0.0, 0.0];
     let arguments =

@@ -1,8 +1,8 @@
-//! Programs that are split over four devices.
+//! Programs that are sharded over four devices.
 
 use super::*;
 
-/// Two by two.
+/// A mesh of 2 x 2 devices.
 pub fn mesh() -> Mesh {
     Mesh::new("mesh", [("data", 2), ("tensor", 2)]).expect("a mesh")
 }
@@ -25,7 +25,7 @@ pub fn programs() -> Vec<Case> {
     layers.chain([products(), meetings(), one_axis(), sorted_by_device()]).collect()
 }
 
-/// A case of arguments and results that are split.
+/// Builds a case whose arguments and results are sharded.
 fn split_case(
     name: &str,
     arguments: &[(Array, Sharding)],
@@ -45,7 +45,7 @@ fn product(a: &Value, b: &Value) -> Value {
     a.dot_general(b, DotDimensions::contract(1, 0), Dtype::F32, Precision::Highest)
 }
 
-/// Gradients of what `loss` returns first, with respect to all arguments.
+/// Returns the gradients of the first result of `loss` with respect to all arguments.
 fn gradients(f: &Builder, loss: &Traced, arguments: &[Value]) -> Vec<Value> {
     let all: Vec<usize> = (0..arguments.len()).collect();
     let (results, gradients) = f.value_and_grad(loss, &arguments.iter().collect::<Vec<_>>(), &all).expect("gradients");
@@ -57,8 +57,8 @@ fn numbers(random: &mut Random, shape: &[usize]) -> Array {
     Array::floats(Dtype::F32, shape, (0..count).map(|_| random.float() / 4.0)).expect("numbers")
 }
 
-/// Two layers of a feed-forward network, [8, 4] rows through weights [2, 4, 6] and [2, 6, 4], with a word on every
-/// activation and weight, as decoders are split: rows over `data`, columns over `tensor`.
+/// A feed-forward network of two layers: rows [8, 4], weights [2, 4, 6] and [2, 6, 4]. Every activation and weight has
+/// a sharding as in decoders: rows over `data`, columns over `tensor`.
 fn layers(save: Save) -> Case {
     let mut random = Random(31);
     let types = [ty(Dtype::F32, &[8, 4]), ty(Dtype::F32, &[2, 4, 6]), ty(Dtype::F32, &[2, 6, 4])];
@@ -83,7 +83,8 @@ fn layers(save: Save) -> Case {
     split_case(&format!("split layers, {save:?}"), &arguments, &results, |f, a| gradients(f, &loss, a))
 }
 
-/// The same network with a manual computation in each layer: a product by columns, one by rows, and the sum.
+/// The same network with a manual computation per layer: a column-parallel product, a row-parallel product, and an
+/// all-reduce.
 fn manual_layers(save: Save) -> Case {
     let mut random = Random(32);
     let types = [ty(Dtype::F32, &[8, 4]), ty(Dtype::F32, &[2, 4, 6]), ty(Dtype::F32, &[2, 6, 4])];
@@ -109,7 +110,7 @@ fn manual_layers(save: Save) -> Case {
     split_case(&format!("manual layers, {save:?}"), &arguments, &results, |f, a| gradients(f, &loss, a))
 }
 
-/// A product whose terms are on several devices, and a scalar that all of them have.
+/// A product whose terms are sharded over devices, and a replicated scalar.
 fn products() -> Case {
     let mut random = Random(33);
     let inputs = [split(&[&["data"], &["tensor"]]), split(&[&["tensor"], &[]])];
@@ -132,7 +133,7 @@ fn products() -> Case {
     split_case("a manual product", &arguments, &results, |f, a| gradients(f, &loss, a))
 }
 
-/// Every collective along axes, and its derivative.
+/// Every collective along mesh axes, and its derivative.
 fn meetings() -> Case {
     let mut random = Random(34);
     let both = split(&[&["data"], &["tensor"]]);
@@ -174,7 +175,7 @@ fn meetings() -> Case {
     split_case("devices that meet", &arguments, &[split(&[]), both], |f, a| gradients(f, &loss, a))
 }
 
-/// A computation that is manual along one axis; rows are the partitioner's.
+/// A computation that is manual along one axis; the partitioner shards the rows.
 fn one_axis() -> Case {
     let mut random = Random(35);
     let (rows, columns) = (split(&[&["?"], &["?"]]), split(&[&["?"], &["tensor", "?"]]));
@@ -198,7 +199,7 @@ fn one_axis() -> Case {
     split_case("manual along one axis", &arguments, &results, |f, a| gradients(f, &loss, a))
 }
 
-/// Devices that turn a loop as often as their numbers say, and take branches of their own.
+/// Devices whose loops have different trip counts, and that take different branches.
 fn sorted_by_device() -> Case {
     let mut random = Random(36);
     let both = split(&[&["data", "tensor"], &[]]);

@@ -1,9 +1,9 @@
-//! A small decoder with a loss, its layers scanned: embedding, attention over what came before, a gated feed-forward
-//! layer, and the mean negative log-likelihood of the next token.
+//! A small decoder with a loss: embedding, scanned layers of causal attention and a gated feed-forward network, and the
+//! mean negative log-likelihood of the next token.
 
 use stablehlo::*;
 
-/// Its sizes.
+/// The sizes of the decoder.
 #[derive(Clone, Copy, Debug)]
 pub struct Sizes {
     pub batch: usize,
@@ -13,14 +13,14 @@ pub struct Sizes {
     pub mlp: usize,
     pub vocabulary: usize,
     pub layers: usize,
-    /// Of the weights.
+    /// The dtype of the weights.
     pub stored: Dtype,
-    /// Of products.
+    /// The dtype of operands of products.
     pub computed: Dtype,
 }
 
 impl Sizes {
-    /// As small as it gets.
+    /// The smallest sizes, for the interpreter.
     pub const TOY: Self = Self {
         batch: 2,
         length: 5,
@@ -33,8 +33,9 @@ impl Sizes {
         computed: Dtype::F64,
     };
 
-    /// ids [B, T], embedding [V, H] (tied to the head), then per layer, stacked: norm of attention [H], query, key,
-    /// value, output [H, H], norm of the feed-forward layer [H], gate, up [H, M], down [M, H].
+    /// Returns the types of the arguments: ids [B, T], embedding [V, H] (tied to the head), then the stacked weights of
+    /// layers: attention norm [H], query, key, value, output [H, H], feed-forward norm [H], gate, up [H, M], down [M,
+    /// H].
     pub fn types(&self) -> Vec<TensorType> {
         let Self { batch, length, hidden, mlp, vocabulary, layers, stored, .. } = *self;
         let mut types =
@@ -58,7 +59,7 @@ impl Sizes {
     }
 }
 
-/// All floats.
+/// The indices of the floating-point arguments.
 pub const PARAMETERS: [usize; 10] = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10];
 
 fn f32_at_least(dtype: Dtype) -> Dtype {
@@ -102,7 +103,7 @@ fn attention(sizes: &Sizes, x: &Value, [q, k, v, o]: [&Value; 4]) -> Value {
     linear(&mixed.transpose(&[0, 2, 1, 3]).reshape(x.shape()), o)
 }
 
-/// One layer: the stream, then [`Sizes::layer`].
+/// One layer, a function of the residual stream and the weights of [`Sizes::layer`].
 fn layer(sizes: &Sizes) -> Traced {
     let types: Vec<TensorType> = std::iter::once(sizes.stream()).chain(sizes.layer()).collect();
     let layer = trace(&types, |_, a| {
@@ -115,7 +116,7 @@ fn layer(sizes: &Sizes) -> Traced {
     layer.expect("a layer")
 }
 
-/// The mean negative log-likelihood of each token after those before it.
+/// The mean negative log-likelihood of each token, given the tokens before it.
 pub fn loss(sizes: Sizes, save: Save) -> Traced {
     let layer = layer(&sizes);
     let Sizes { batch: b, length: t, hidden: h, vocabulary, layers, computed, .. } = sizes;

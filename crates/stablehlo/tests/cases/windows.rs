@@ -1,4 +1,4 @@
-//! Gathers and scatters: of rows, of windows, with batches, with indices beyond the edge, and that meet.
+//! Gathers and scatters of rows, of windows, with batches, with indices out of range, and with overlapping windows.
 
 use super::*;
 
@@ -25,7 +25,7 @@ fn rows() -> (GatherDimensions, ScatterDimensions) {
     (gather, scatter)
 }
 
-/// Windows of 2 x 2 in [5, 3], whose corners are pairs (column, row) along the first dimension of the indices.
+/// Windows of 2 x 2 in [5, 3]; their corners are (column, row) pairs along the first dimension of the indices.
 fn corners() -> (GatherDimensions, ScatterDimensions) {
     let gather = GatherDimensions {
         offset_dims: vec![0, 2],
@@ -43,7 +43,7 @@ fn corners() -> (GatherDimensions, ScatterDimensions) {
     (gather, scatter)
 }
 
-/// An entry of each row of [5, 3], by indices [5, 2] without a dimension for index vectors.
+/// One entry per row of [5, 3], with indices [5, 2] that have no dimension for index vectors.
 fn entries() -> (GatherDimensions, ScatterDimensions) {
     let gather = GatherDimensions {
         collapsed_slice_dims: vec![1],

@@ -1,4 +1,4 @@
-//! The real TPU compiler on every kernel and every operation.
+//! Compiles every kernel and every operation with the TPU compiler.
 
 #[allow(dead_code)] // the interpreter takes more of them
 #[path = "../fast/mosaic/kernels.rs"]
@@ -43,7 +43,7 @@ fn every_operation_compiles() {
         let memory = compile(&kernel).memory_stats().expect("memory statistics");
         assert!(memory.generated_code > 0, "{}: {memory:?}", kernel.name);
         let shared = kernel.aliases.iter().map(|(output, _)| kernel.outputs[*output].ty.bytes() as i64).sum::<i64>();
-        // HBM pads bf16 [20, 300] to whole tiles.
+        // In HBM, bf16 [20, 300] is padded to whole tiles.
         assert!(memory.alias >= shared && memory.alias < 2 * shared + 1, "{}: {memory:?}", kernel.name);
     }
 }

@@ -1,4 +1,4 @@
-//! The TPU compiler on every operation.
+//! Compiles every operation for TPUs.
 
 #[path = "../cases/mod.rs"]
 pub(crate) mod cases;

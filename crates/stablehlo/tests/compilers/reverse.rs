@@ -1,4 +1,4 @@
-//! What the TPU compiler makes of derivatives: the memory that policies hold.
+//! The memory of compiled derivatives on TPUs, by [`Save`] policy.
 
 use crate::compile_text;
 use crate::operations::cases::transformer;
@@ -18,7 +18,7 @@ fn product(x: &Value, weight: &Value) -> Value {
     x.dot_general(&weight, DotDimensions::contract(1, 0), Dtype::Bf16, Precision::Default)
 }
 
-/// A gated feed-forward layer with f32 weights in bf16 arithmetic.
+/// A gated feed-forward layer with f32 weights and bf16 arithmetic.
 fn layer(rows: usize) -> Traced {
     let (hidden, up, down) =
         (ty(Dtype::Bf16, &[rows, HIDDEN]), ty(Dtype::F32, &[HIDDEN, MLP]), ty(Dtype::F32, &[MLP, HIDDEN]));
@@ -36,7 +36,7 @@ fn shapes(layers: usize, rows: usize) -> Vec<TensorType> {
     std::iter::once(ty(Dtype::Bf16, &[rows, HIDDEN])).chain(weights).collect()
 }
 
-/// The bytes that the gradients of the weights of all layers take besides themselves.
+/// Returns the bytes of temporaries of a program that computes the gradients of the weights of all layers.
 fn temporaries(layers: usize, rows: usize, body: impl FnOnce(&Builder, &[Value]) -> Value) -> i64 {
     let types = shapes(layers, rows);
     let loss = trace(&types, |f, a| {
@@ -53,19 +53,19 @@ fn temporaries(layers: usize, rows: usize, body: impl FnOnce(&Builder, &[Value])
     temp(&program)
 }
 
-/// Quickly compiled: it is about memory, not about speed.
+/// Compiles without optimisations, which suffices for memory.
 fn temp(program: &str) -> i64 {
     let options = CompileOptions { optimization_level: Some(OptimizationLevel::O0), ..CompileOptions::default() };
     compile_text(program, options).memory_stats().expect("memory statistics").temp
 }
 
-/// Bytes of one hidden activation of the feed-forward layer.
+/// Returns the bytes of one hidden activation of the feed-forward layer.
 fn wide(rows: usize) -> i64 {
     (rows * MLP * 2) as i64
 }
 
 #[test]
-fn a_scan_holds_what_its_policy_says() {
+fn scan_memory_follows_the_save_policy() {
     let layer = layer(2048);
     let held = |save: Save| {
         temporaries(LAYERS, 2048, |f, a| {
@@ -75,15 +75,15 @@ fn a_scan_holds_what_its_policy_says() {
     let (layers, wide) = (LAYERS as i64, wide(2048));
     let (carry, products, everything) = (held(Save::Carry), held(Save::Products), held(Save::Everything));
     println!("temporaries: {carry} carry, {products} products, {everything} everything");
-    // The inputs of layers, and what one layer needs.
+    // The inputs of all layers, and the activations of one layer.
     assert!(carry < layers * wide / 4 + 5 * wide, "{carry}");
-    // Two wide products of each layer besides.
+    // In addition, two wide products per layer.
     assert!(products > 2 * layers * wide && products < 3 * layers * wide, "{products}");
     assert!(everything > 4 * layers * wide, "{everything}");
 }
 
 #[test]
-fn layers_that_are_computed_again_hold_nothing() {
+fn rematerialised_layers_save_no_activations() {
     let (rows, layers) = (1 << 13, 4);
     let types = [ty(Dtype::Bf16, &[rows, HIDDEN]), ty(Dtype::F32, &[HIDDEN, MLP]), ty(Dtype::F32, &[MLP, HIDDEN])];
     let layer = trace(&types, |_, a| vec![product(&product(&a[0], &a[1]).tanh(), &a[2])]).expect("a layer");
@@ -104,7 +104,7 @@ fn layers_that_are_computed_again_hold_nothing() {
 }
 
 #[test]
-fn a_decoder_holds_the_inputs_of_its_layers() {
+fn a_decoder_saves_only_layer_inputs() {
     let sizes = transformer::Sizes {
         batch: 2,
         length: 1024,
@@ -126,13 +126,13 @@ fn a_decoder_holds_the_inputs_of_its_layers() {
     };
     let (carry, everything) = (held(Save::Carry), held(Save::Everything));
     println!("temporaries: {carry} carry, {everything} everything");
-    // Scores of attention in f32, of which everything keeps several per layer.
+    // Attention scores in f32; `Everything` saves several per layer.
     let scores = (sizes.batch * sizes.heads * sizes.length * sizes.length * 4) as i64;
     assert!(carry + sizes.layers as i64 * scores < everything, "{carry} {everything}");
 }
 
 #[test]
-fn sums_of_gradients_need_no_second_copy() {
+fn accumulated_gradients_need_no_second_copy() {
     let (layer, types) = (layer(2048), shapes(LAYERS, 2048));
     let loss = trace(&types, |f, a| {
         let scanned = f.scan(LAYERS, &layer, &[&a[0]], &[&a[1], &a[2], &a[3]], &[], Save::Carry);

@@ -1,10 +1,10 @@
-//! The TPU compiler on programs that are split over four chips.
+//! Compiles sharded programs for four TPU chips.
 
 use crate::compile_for;
 use crate::operations::cases::split;
 use pjrt::{CompileOptions, OptimizationLevel};
 
-/// A chip takes its parts of the arguments, and returns its parts of the results.
+/// A chip takes its shards of the arguments, and returns its shards of the results.
 #[test]
 fn split_programs_compile_for_four_chips() {
     for case in split::programs() {

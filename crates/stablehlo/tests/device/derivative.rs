@@ -1,12 +1,12 @@
-//! Derivatives of what only XLA runs, or decides.
+//! Derivatives that only XLA can run, or whose semantics XLA determines.
 
 use crate::device::{Tensor, f32s, on_replicas, run_module};
 use stablehlo::*;
 
-/// Replicas that meet are linear, and the derivative is their transpose over all replicas together: what all results
-/// weigh with their cotangents is what all arguments weigh with theirs.
+/// Collectives between replicas are linear; the derivative is the transpose over all replicas together: the inner
+/// product of results and cotangents equals the inner product of arguments and their cotangents.
 #[test]
-fn replicas_hand_back_what_they_met_with() {
+fn derivatives_of_collectives_are_transposes() {
     let arguments: Vec<Tensor> = (0..4)
         .map(|r| {
             Tensor::f32(&[0.5, -1.0, 2.0, 3.5, 1.0, -0.25, 4.0, -2.0].map(|x| x * (r as f32 + 0.75) - 1.0), &[4, 2])
@@ -38,10 +38,10 @@ fn replicas_hand_back_what_they_met_with() {
     }
 }
 
-/// XLA drops a window that does not fit as a whole, where the specification drops only elements; and it moves one of a
-/// gather back. Derivatives do as XLA.
+/// A scatter in XLA drops a whole window that does not fit, where the specification drops only the elements outside; a
+/// gather clamps the window. Derivatives follow XLA.
 #[test]
-fn windows_that_do_not_fit() {
+fn derivatives_of_windows_out_of_bounds_follow_xla() {
     let gather = GatherDimensions {
         offset_dims: vec![1],
         start_index_map: vec![0],
@@ -73,7 +73,7 @@ fn windows_that_do_not_fit() {
         let of_gather = pullback.call(&[&results[0].like(0.0), &ct]);
         [results[0].clone(), of_scatter[1].clone(), results[1].clone(), of_gather[0].clone()]
     };
-    // Not beside the interpreter, which does as the specification says.
+    // Not compared with the interpreter, which refuses such windows.
     let module = f.clone().finish("windows", &found.each_ref().map(|v| ("", v))).expect("a program");
     let found = run_module(&module, &[x, updates]);
     assert_eq!(f32s(&found[0]), [1.0, 2.5, 3.5, 4.5, 5.0]);

@@ -1,4 +1,4 @@
-//! Running programs on XLA's CPU plugin, which is installed if it is not there.
+//! Runs programs on XLA's CPU plugin, which is installed on first use.
 #![allow(dead_code, unreachable_pub, missing_docs)] // every test binary uses its own part
 
 use half::{bf16, f16};
@@ -7,7 +7,7 @@ use pjrt::{Argument, Buffer, Client, CompileOptions, DType, Element, LoadedExecu
 use stablehlo::{Array, Builder, Dtype, Interpreter, Module, Rounding, TensorType, Value};
 use std::sync::OnceLock;
 
-/// Four virtual devices.
+/// Returns a client with four virtual devices.
 pub fn client() -> &'static Client {
     static CLIENT: OnceLock<Client> = OnceLock::new();
     CLIENT.get_or_init(|| {
@@ -114,7 +114,7 @@ impl Tensor {
 }
 
 impl Tensor {
-    /// An argument of the interpreter as one of XLA.
+    /// Converts an argument of the interpreter into a tensor.
     pub fn of(array: &Array) -> Self {
         let (floats, ints) = (array.to_floats(), array.to_ints());
         let elements = match array.ty().dtype {
@@ -131,7 +131,7 @@ impl Tensor {
         Self { shape: array.shape().to_vec(), elements }
     }
 
-    /// The same tensor for the interpreter.
+    /// Converts the tensor into an argument of the interpreter.
     pub fn array(&self) -> Array {
         let (dtype, shape) = (self.dtype(), self.shape.clone());
         let array = match &self.elements {
@@ -149,8 +149,8 @@ impl Tensor {
     }
 }
 
-/// Whether the interpreter gives what XLA gave: integers and predicates exactly, floats but for the last digits of their
-/// dtype, or for `slack` of the largest number that XLA gave.
+/// Asserts that the interpreter agrees with XLA: exactly for integers and predicates, within the rounding of the dtype,
+/// or `slack` times the largest magnitude, for floats.
 pub fn interpreter_agrees(module: &Module, arguments: &[Tensor], found: &[Tensor], slack: f64) {
     let interpreter = Interpreter { rounding: Rounding::Dtypes, ..Interpreter::default() };
     let arguments: Vec<Array> = arguments.iter().map(Tensor::array).collect();
@@ -192,12 +192,12 @@ fn send<T: Element>(elements: &[T], shape: &[usize], device: usize) -> Buffer {
 
 pub fn compile_with(module: &Module, options: CompileOptions) -> LoadedExecutable {
     let options = options.with("xla_backend_optimization_level", 0).with("xla_allow_excess_precision", false);
-    // By default XLA lets a NaN pass for the smaller or the larger number on the CPU, which StableHLO does not allow.
+    // By default, minimum and maximum of XLA on the CPU do not propagate NaN, as StableHLO requires.
     let options = options.with("xla_cpu_enable_fast_min_max", false);
     client().compile(module.to_string(), &options).unwrap_or_else(|error| panic!("{error}\n{module}"))
 }
 
-/// One device, or the partitioner for those of a mesh.
+/// Returns the options for one device, or for the devices of a mesh with Shardy.
 pub fn options(module: &Module) -> CompileOptions {
     if module.partitions == 1 { CompileOptions::default() } else { CompileOptions::shardy(module.partitions) }
 }
@@ -237,7 +237,7 @@ pub fn run_one(arguments: &[Tensor], build: impl FnOnce(&Builder, &[Value]) -> V
     run(arguments, |f, values| vec![build(f, values)]).remove(0)
 }
 
-/// A program of one argument on as many replicas as there are `arguments`: `[replicas][outputs]`.
+/// Runs a program of one argument on one replica per element of `arguments`; returns `[replicas][outputs]`.
 pub fn on_replicas(arguments: &[Tensor], build: impl FnOnce(&Builder, &Value) -> Vec<Value>) -> Vec<Vec<Tensor>> {
     let f = Builder::new();
     let argument = f.argument("a", arguments[0].ty());
@@ -257,13 +257,13 @@ pub fn on_replicas(arguments: &[Tensor], build: impl FnOnce(&Builder, &Value) ->
     outputs
 }
 
-/// The shapes of what each device takes.
+/// Returns the shapes of each device's parameters.
 pub fn parameters(module: &Module) -> Vec<Vec<usize>> {
     let parameters = compile(module).executable().parameters().expect("a program").expect("types");
     parameters.into_iter().map(|ty| ty.dims).collect()
 }
 
-/// Runs a program on the devices of its mesh; arguments and results are whole, and have a sharding each.
+/// Runs a program on the devices of its mesh. Arguments and results are whole tensors; each has a sharding.
 pub fn run_on_mesh(module: &Module, arguments: &[Array]) -> Vec<Array> {
     let mut lists: Vec<Vec<Buffer>> = (0..module.partitions).map(|_| vec![]).collect();
     for (argument, array) in module.main.arguments.iter().zip(arguments) {
@@ -278,7 +278,7 @@ pub fn run_on_mesh(module: &Module, arguments: &[Array]) -> Vec<Array> {
     whole.collect()
 }
 
-/// Runs on the first device; `donated` follow `borrowed`.
+/// Runs a program on the first device; the `donated` arguments follow the `borrowed` ones.
 pub fn run_donating(module: &Module, borrowed: &[Tensor], donated: &[Tensor]) -> Vec<Tensor> {
     let kept: Vec<Buffer> = borrowed.iter().map(|a| a.send(0)).collect();
     let arguments = kept.iter().map(Argument::Borrowed).chain(donated.iter().map(|a| Argument::Donated(a.send(0))));
@@ -286,7 +286,7 @@ pub fn run_donating(module: &Module, borrowed: &[Tensor], donated: &[Tensor]) ->
     outputs[0].iter().map(Tensor::receive).collect()
 }
 
-/// Whether both are the same but for `tolerance` of their size; NaN equals itself.
+/// Asserts that both are equal within a relative `tolerance`; NaN equals itself.
 pub fn close(found: &[f32], expected: &[f32], tolerance: f32, what: &str) {
     assert_eq!(found.len(), expected.len(), "{what}");
     for (f, e) in found.iter().zip(expected) {
@@ -295,7 +295,6 @@ pub fn close(found: &[f32], expected: &[f32], tolerance: f32, what: &str) {
     }
 }
 
-/// A type.
 pub(crate) fn ty(dtype: Dtype, shape: &[usize]) -> TensorType {
     TensorType::new(dtype, shape)
 }
@@ -306,7 +305,7 @@ pub(crate) fn on_vectors(arguments: &[&[f32]], build: impl FnOnce(&[Value]) -> V
     run_one(&tensors, |_, values| build(values))
 }
 
-/// Small numbers that come again.
+/// Small numbers with a period of 7.
 pub(crate) fn counting(n: usize) -> Vec<f32> {
     (0..n).map(|i| (i % 7) as f32 - 2.0).collect()
 }

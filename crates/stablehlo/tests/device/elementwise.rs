@@ -1,4 +1,4 @@
-//! Operations of one element or two, comparisons, conversions.
+//! Element-wise operations, comparisons and conversions.
 
 use crate::device::{Tensor, close, f32s, on_vectors, run, run_one};
 use half::{bf16, f16};
@@ -7,7 +7,7 @@ use stablehlo::*;
 const XS: [f32; 7] = [-2.5, -1.0, -0.25, 0.0, 0.5, 1.0, 3.0];
 
 #[test]
-fn elementwise_of_one() {
+fn unary_operations() {
     type Case = (Unary, fn(f32) -> f32);
     let cases: [Case; 15] = [
         (Unary::Abs, f32::abs),
@@ -43,7 +43,7 @@ fn elementwise_of_one() {
 }
 
 #[test]
-fn elementwise_of_two() {
+fn binary_operations() {
     let (xs, ys) = ([-2.5_f32, 7.0, 4.0, -1.0], [2.0_f32, -3.0, 0.5, -1.0]);
     type Case = (Binary, fn(f32, f32) -> f32);
     let cases: [Case; 8] = [
@@ -85,7 +85,7 @@ fn elementwise_of_two() {
 }
 
 #[test]
-fn comparisons_choices_and_bounds() {
+fn compare_select_and_clamp() {
     let (xs, ys) = ([1.0_f32, 2.0, 3.0, f32::NAN], [2.0_f32, 2.0, 2.0, 2.0]);
     type Case = (fn(&Value, &Value) -> Value, [bool; 4]);
     let cases: [Case; 6] = [
@@ -99,7 +99,7 @@ fn comparisons_choices_and_bounds() {
     for (compare, expected) in cases {
         assert_eq!(on_vectors(&[&xs, &ys], |a| compare(&a[0], &a[1])).bools(), expected);
     }
-    // Unsigned numbers and predicates have an order of their own.
+    // Unsigned integers and predicates compare as unsigned.
     let u32s = [Tensor::u32(&[u32::MAX, 1], &[2]), Tensor::u32(&[1, 2], &[2])];
     assert_eq!(run_one(&u32s, |_, a| a[0].gt(&a[1])).bools(), [true, false]);
     let i32s = [Tensor::i32(&[-1, 1], &[2]), Tensor::i32(&[1, 2], &[2])];
@@ -118,7 +118,7 @@ fn comparisons_choices_and_bounds() {
     assert_eq!(f32s(&held), XS.map(|x| x.clamp(-1.0, 0.5)));
 }
 
-/// Every pair of types, by way of f64, on numbers that every one of them holds.
+/// Converts between all pairs of dtypes, through f64, with numbers that all of them represent.
 #[test]
 fn conversions() {
     const ALL: [Dtype; 8] =

@@ -1,4 +1,4 @@
-//! The interpreter beside XLA: every operation on numbers at its edges, and random programs.
+//! Compares the interpreter with XLA: every operation with edge cases, and random programs.
 
 #[path = "../cases/mod.rs"]
 pub(crate) mod cases;
@@ -9,7 +9,7 @@ use proptest::prelude::*;
 use stablehlo::*;
 
 #[test]
-fn every_operation_means_what_xla_makes_of_it() {
+fn every_operation_agrees_with_xla() {
     for case in cases::all() {
         let arguments: Vec<Tensor> = case.arguments.iter().map(Tensor::of).collect();
         let found = run_module(&case.module, &arguments);
@@ -18,10 +18,10 @@ fn every_operation_means_what_xla_makes_of_it() {
     }
 }
 
-/// What one step of a random program reads, and with which numbers.
+/// Selects the operation, its operands and its numbers in one step of a random program.
 type Step = [u8; 5];
 
-/// Adds an operation on values that are there; those of one shape are found by reading less than all.
+/// Adds an operation on existing values; operands of equal shape are made by slicing.
 fn step(f: &Builder, values: &[Value], [operation, a, b, x, y]: Step) -> Value {
     let of = |want: &dyn Fn(&Value) -> bool, pick: u8| {
         let fitting: Vec<&Value> = values.iter().filter(|v| want(v)).collect();
@@ -44,7 +44,7 @@ fn step(f: &Builder, values: &[Value], [operation, a, b, x, y]: Step) -> Value {
         4 => numbers.min(&twin(&numbers)),
         5 => numbers.unary([Unary::Negate, Unary::Abs, Unary::Sign][usize::from(x) % 3]),
         6 => {
-            // XLA simplifies with the bounds in order, and means something else where they are not.
+            // XLA's simplifications assume ordered bounds; with others, results differ.
             let (one, other) = (twin(&numbers), of(&|w| w.ty() == numbers.ty(), y));
             numbers.clamp(&one.min(&other), &one.max(&other))
         }
@@ -91,12 +91,12 @@ fn step(f: &Builder, values: &[Value], [operation, a, b, x, y]: Step) -> Value {
         19 => {
             let start = f.scalar(i64::from(y % 8) - 2, Dtype::I32);
             let sizes: Vec<usize> = line.shape().iter().map(|n| n / 2).collect();
-            // Not a part of itself: XLA's CPU writes over what it has yet to read.
+            // The update must not be a slice of the operand: XLA's CPU backend would overwrite elements before it reads them.
             let update = f.iota(dimension(&line), TensorType::new(Dtype::I32, &sizes[..])).convert(line.dtype());
             line.dynamic_update_slice(&update, &vec![&start; sizes.len()])
         }
-        // No sums of floats: their last digits hang on the order.
-        // Nor the largest of none: where its infinities become NaN, XLA's constants lose it in a maximum.
+        // Sums of floats are excluded, because their rounding depends on the order. So are maxima of empty tensors: if
+        // their infinities become NaN, XLA's constant folding loses the NaN in a maximum.
         20 if ordered.dtype().is_float() && some(&ordered) => ordered.reduce(Reducer::Max, &[dimension(&ordered)]),
         20 if !ordered.dtype().is_float() => ordered.reduce(Reducer::Add, &[dimension(&ordered)]),
         21 if ordered.dtype().is_float() => ordered.cummax(dimension(&ordered)),
@@ -113,9 +113,9 @@ fn step(f: &Builder, values: &[Value], [operation, a, b, x, y]: Step) -> Value {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(64) })]
 
-    /// Any program of operations that have no choice in their digits is to the interpreter what it is to XLA.
+    /// Random programs of operations with exact results agree with XLA.
     #[test]
-    fn random_programs_mean_what_xla_makes_of_them(
+    fn random_programs_agree_with_xla(
         steps in prop::collection::vec(any::<Step>(), 1..16),
         seed in any::<u64>(),
         shape in prop::sample::select(vec![vec![2, 3], vec![4], vec![1, 3, 2], vec![0, 2], vec![3, 1]]),
@@ -131,7 +131,7 @@ proptest! {
             let mut values = arguments.to_vec();
             for one in steps {
                 let next = step(f, &values, one);
-                // Shapes that double with every step are of no use.
+                // Skip values that have grown too large.
                 if next.ty().elements() <= 4096 {
                     values.push(next);
                 }

@@ -1,10 +1,10 @@
-//! Constants, to the bit.
+//! Constants, bit by bit.
 
 use crate::device::{f32s, run, run_one, ty};
 use half::{bf16, f16};
 use stablehlo::*;
 
-/// Bit for bit: what is not a number, what has no digits, the smallest and largest of every type.
+/// NaN, zero, infinity, and the smallest and largest numbers of every type keep their bits.
 #[test]
 fn literals_keep_their_bits() {
     let numbers = [

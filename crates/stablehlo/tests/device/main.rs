@@ -1,4 +1,4 @@
-//! Every operation of the builder, compiled by XLA and run on its CPU plugin, beside plain Rust.
+//! Compiles every operation with XLA, runs it on the CPU plugin, and compares with plain Rust.
 
 mod derivative;
 mod device;

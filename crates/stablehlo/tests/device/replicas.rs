@@ -1,10 +1,10 @@
-//! Several devices, and memory that results share with arguments.
+//! Several replicas, and results that share memory with arguments.
 
 use crate::device::{self, Tensor, f32s, on_replicas, ty};
 use stablehlo::*;
 
 #[test]
-fn replicas_meet() {
+fn collectives_over_replicas() {
     let arguments: Vec<Tensor> = (0..4).map(|r| Tensor::f32(&[r as f32 + 1.0, 10.0 * r as f32], &[2])).collect();
     let outputs = on_replicas(&arguments, |f, a| {
         let pairs = [vec![0, 1], vec![2, 3]];
@@ -29,7 +29,7 @@ fn replicas_meet() {
 }
 
 #[test]
-fn replicas_give_each_other_what_they_have() {
+fn replicas_exchange_data() {
     let arguments: Vec<Tensor> =
         (0..4).map(|r| Tensor::f32(&[0.0, 1.0, 2.0, 3.0].map(|i| 10.0 * r as f32 + i), &[2, 2])).collect();
     let outputs = on_replicas(&arguments, |_, a| {
@@ -50,7 +50,7 @@ fn replicas_give_each_other_what_they_have() {
         let rows = |row: usize| (0..4).flat_map(move |r| value(r)[2 * row..2 * row + 2].to_vec());
         assert_eq!((outputs[1].shape(), f32s(&outputs[1])), (&[2, 8][..], rows(0).chain(rows(1)).collect()));
         let place = group.iter().position(|member| *member == r).unwrap();
-        // The row, or the column, of each that belongs to this one.
+        // This replica's row, or column, of each source.
         let row = [first, second].map(|v| [v[2 * place], v[2 * place + 1]]).concat();
         assert_eq!((outputs[2].shape(), f32s(&outputs[2])), (&[1, 4][..], row));
         let column = vec![first[place], second[place], first[2 + place], second[2 + place]];
@@ -60,7 +60,7 @@ fn replicas_give_each_other_what_they_have() {
     }
 }
 
-/// A donated argument's memory becomes the result's.
+/// A result reuses the memory of a donated argument.
 #[test]
 fn aliases_share_memory() {
     let f = Builder::new();

@@ -1,4 +1,4 @@
-//! Functions that are called and scanned, on XLA's CPU.
+//! Functions that are called and scanned, on XLA's CPU plugin.
 
 use crate::device::{Tensor, close, f32s, run};
 use stablehlo::{Dtype, Save, TensorType, Traced, trace};
@@ -26,7 +26,7 @@ fn arguments() -> [Tensor; 3] {
 }
 
 #[test]
-fn a_scan_goes_through_its_slices() {
+fn a_scan_visits_its_slices_in_order() {
     let body = body();
     let found = run(&arguments(), |f, a| {
         let scanned = f.scan(3, &body, &[&a[0]], &[&a[1]], &[&a[2]], Save::Carry);

@@ -1,4 +1,4 @@
-//! Products, reductions, operations that move elements, and loops.
+//! Products, reductions, data movement, and loops.
 
 use crate::device::{Tensor, close, counting, f32s, run, run_one, ty};
 use stablehlo::*;
@@ -7,7 +7,7 @@ use stablehlo::*;
 fn products() {
     let (a, b) = (counting(2 * 3 * 4), counting(2 * 4 * 5));
     let sum = |f: &dyn Fn(usize) -> f32| (0..4).map(f).sum::<f32>();
-    // [2, 3, 4] x [2, 4, 5] over 4, with a batch of 2.
+    // [2, 3, 4] x [2, 4, 5], contracted over 4, with a batch of 2.
     let found = run_one(&[Tensor::f32(&a, &[2, 3, 4]), Tensor::f32(&b, &[2, 4, 5])], |_, v| {
         let dimensions = DotDimensions { batch: (vec![0], vec![0]), contract: (vec![2], vec![1]) };
         v[0].dot_general(&v[1], dimensions, Dtype::F32, Precision::Highest)
@@ -16,7 +16,7 @@ fn products() {
     let expected: Vec<f32> =
         (0..30).map(at).map(|(n, i, j)| sum(&|k| a[n * 12 + i * 4 + k] * b[n * 20 + k * 5 + j])).collect();
     assert_eq!((found.shape(), f32s(&found)), (&[2, 3, 5][..], expected));
-    // Each side by each of its dimensions.
+    // Every choice of contracted dimensions.
     for (left, right) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
         let shape = |d: usize, other: usize| if d == 0 { [4, other] } else { [other, 4] };
         let found =
@@ -28,7 +28,7 @@ fn products() {
         let expected: Vec<f32> = (0..15).map(|ij| sum(&|k| x(ij / 5, k) * y(ij % 5, k))).collect();
         assert_eq!(f32s(&found), expected, "over {left} and {right}");
     }
-    // bf16 operands, f32 sums: 1024 ones are more than bf16 can count.
+    // bf16 operands with f32 accumulation: bf16 cannot represent 1025.
     let found = run_one(&[], |f, _| {
         let ones = f.splat(1.0, ty(Dtype::Bf16, &[2, 1025]));
         ones.dot_general(&ones, DotDimensions::contract(1, 1), Dtype::F32, Precision::High)
@@ -46,7 +46,7 @@ fn reductions() {
     assert_eq!(reduce(Reducer::Min), [-1.0, -4.0]);
     let all = run_one(&[Tensor::f32(&values, &[2, 3])], |_, a| a[0].reduce(Reducer::Add, &[1, 0]));
     assert_eq!((all.shape(), f32s(&all)), (&[][..], vec![5.5]));
-    // Of nothing: the identity.
+    // Empty reductions return the identity.
     for (reducer, identity) in [
         (Reducer::Add, 0.0),
         (Reducer::Multiply, 1.0),
@@ -74,7 +74,7 @@ fn reductions() {
     };
     assert_eq!(bools(Reducer::And), [false, true]);
     assert_eq!(bools(Reducer::Or), [true, true]);
-    // Several in one pass, of several dtypes.
+    // Several reductions of different dtypes in one pass.
     let outputs = run(&[Tensor::f32(&values, &[2, 3]), Tensor::i32(&[1, 2, 3, 4, 5, 6], &[2, 3])], |f, a| {
         f.reduce(&[(&a[0], Reducer::Max), (&a[1], Reducer::Add), (&a[0], Reducer::Add)], &[0])
     });
@@ -113,7 +113,7 @@ fn shapes() {
 }
 
 #[test]
-fn windows_are_held_within_the_value() {
+fn dynamic_windows_are_clamped() {
     let a = Tensor::f32(&[0.0, 1.0, 2.0, 3.0, 4.0], &[5]);
     for (start, expected) in [(-3, [0.0, 1.0]), (1, [1.0, 2.0]), (3, [3.0, 4.0]), (9, [3.0, 4.0])] {
         let arguments = [a.clone(), Tensor::i32(&[start], &[])];
@@ -162,13 +162,13 @@ fn gathers_and_scatters() {
 
 #[test]
 fn loops() {
-    // Fibonacci numbers below 100, with a step from outside of both regions.
+    // Fibonacci numbers up to 100, with a bound from outside of both regions.
     let found = run(&[Tensor::i32(&[100], &[])], |f, a| {
         let (zero, one) = (f.scalar(0, Dtype::I32), f.scalar(1, Dtype::I32));
         f.while_loop(&[&zero, &one], |c| c[1].lt(&a[0]), |c| vec![c[1].clone(), &c[0] + &c[1]])
     });
     assert_eq!((found[0].i32s(), found[1].i32s()), (vec![89], vec![144]));
-    // A loop in a loop, and one that never turns.
+    // A nested loop, and a loop without iterations.
     let found = run_one(&[Tensor::f32(&[1.0, 2.0], &[2])], |f, a| {
         let step = a[0].like(0.5);
         let nested = f.for_loop(3, &[&a[0]], |i, outer| {

@@ -1,4 +1,4 @@
-//! Programs that XLA's partitioner splits over four devices.
+//! Programs that XLA's partitioner shards over four devices.
 
 use crate::device::{compile, parameters, run_on_mesh, ty};
 use crate::interpreter::cases::{case, split};
@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use split::mesh;
 use stablehlo::*;
 
-/// Whether four devices compute what the interpreter does of the whole.
+/// Asserts that the program on four devices agrees with the interpreter on whole tensors.
 fn agree(what: &str, module: &Module, arguments: &[Array], slack: f64) {
     let expected = module.interpret(arguments).unwrap_or_else(|error| panic!("{what}: {error}"));
     let found = run_on_mesh(module, arguments);
@@ -21,16 +21,16 @@ fn agree(what: &str, module: &Module, arguments: &[Array], slack: f64) {
 }
 
 #[test]
-fn what_is_split_computes_the_same() {
+fn sharded_programs_match_the_interpreter() {
     for case in split::programs() {
         println!("{}", case.name);
         agree(&case.name, &case.module, &case.arguments, case.slack);
     }
 }
 
-/// Of rows, of columns, of both, of none: a device has the part that `Sharding::range` says.
+/// With rows, columns, both or neither sharded, each device has the shard at `Sharding::range`.
 #[test]
-fn devices_have_their_parts() {
+fn shards_follow_sharding_range() {
     for dimensions in
         [&[&["data", "tensor"][..], &[]][..], &[&["tensor", "data"], &[]], &[&["data"], &["tensor"]], &[&[], &[]]]
     {
@@ -49,9 +49,9 @@ fn devices_have_their_parts() {
     }
 }
 
-/// An argument that nothing is said about is split like what it meets.
+/// The partitioner gives an argument without a sharding the sharding of its use.
 #[test]
-fn arguments_without_a_sharding_are_the_partitioners() {
+fn the_partitioner_shards_arguments_without_a_sharding() {
     let numbers = Array::floats(Dtype::F32, [4, 4], (0..16).map(f64::from)).unwrap();
     let rows = split::split(&[&["data"], &[]]);
     let sum = case("sum", &[numbers.clone(), numbers.clone()], |f, a| {
@@ -63,9 +63,9 @@ fn arguments_without_a_sharding_are_the_partitioners() {
     assert_eq!(shapes, [[2, 4], [2, 4]]);
 }
 
-/// A donated parameter's parts become those of the new one.
+/// The shards of a donated parameter reuse memory for the new parameter.
 #[test]
-fn parts_share_memory() {
+fn donated_shards_share_memory() {
     let numbers = Array::floats(Dtype::F32, [4, 4], (0..16).map(f64::from)).unwrap();
     let both = split::split(&[&["data"], &["tensor"]]);
     let step = case("step", &[numbers.clone(), numbers], |f, a| {
@@ -80,7 +80,7 @@ fn parts_share_memory() {
 
 type Step = [u8; 4];
 
-/// An operation on two of the values so far, all `[4, 4]`.
+/// Applies an operation to two of the values so far, all `[4, 4]`.
 fn step(f: &Builder, values: &[Value], [operation, a, b, _]: Step) -> Value {
     let [a, b] = [a, b].map(|i| &values[usize::from(i) % values.len()]);
     match operation % 9 {
@@ -99,9 +99,9 @@ fn step(f: &Builder, values: &[Value], [operation, a, b, _]: Step) -> Value {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(12) })]
 
-    /// Whatever is said about how values are split, four devices compute the program.
+    /// Random shardings of values do not change the results on four devices.
     #[test]
-    fn constraints_change_nothing(steps in prop::collection::vec(any::<Step>(), 2..12), seed in any::<u64>()) {
+    fn random_shardings_change_no_results(steps in prop::collection::vec(any::<Step>(), 2..12), seed in any::<u64>()) {
         let choices: [&[&[&str]]; 6] = [
             &[&["data"], &["tensor"]],
             &[&["tensor"], &["?"]],

@@ -1,10 +1,10 @@
-//! What cannot be built is refused with the operation, what was expected, what came, and the line that built it.
+//! Illegal operations are refused with the operation, the expected and found types, and the line that built it.
 
 use proptest::prelude::*;
 use stablehlo::*;
 use std::panic::Location;
 
-/// The first error of a program of f32 `[2, 3]`, i32 `[2]`, predicates `[2, 3]` and an i32 scalar.
+/// Asserts the first error of a program with arguments f32 `[2, 3]`, i32 `[2]`, predicates `[2, 3]` and an i32 scalar.
 #[track_caller]
 fn assert_refused(operation: &str, mentions: &[&str], build: impl FnOnce(&Builder, &[Value; 4])) {
     let called = Location::caller();
@@ -16,7 +16,7 @@ fn assert_refused(operation: &str, mentions: &[&str], build: impl FnOnce(&Builde
         f.argument("index", TensorType::scalar(Dtype::I32)),
     ];
     build(&f, &arguments);
-    // What is built after an error does not hide it.
+    // Later operations do not hide the first error.
     let after = arguments[0].exp();
     let error = f.finish("refused", &[("after", &after)]).expect_err(operation);
     let text = error.to_string();
@@ -221,7 +221,7 @@ fn regions() {
     assert_refused(name, &["a predicate", "tensor<i32>"], |f, [.., s]| {
         drop(f.if_else(s, || vec![s.clone()], || vec![s.clone()]));
     });
-    // A value that leaves the region that it was made in.
+    // A value read outside of its region.
     assert_refused("stablehlo.add", &["region that is closed"], |f, [.., s]| {
         let mut kept = None;
         f.for_loop(2, &[s], |i, c| {
@@ -230,7 +230,7 @@ fn regions() {
         });
         drop(kept.expect("a value") + s);
     });
-    // A value of the condition, read by the body.
+    // A value of the condition, read in the body.
     assert_refused("stablehlo.convert", &["region that is closed"], |f, [.., s]| {
         let inner = std::cell::RefCell::new(None);
         let condition = |c: &[Value]| inner.borrow_mut().insert(c[0].lt(&c[0].like(3))).clone();
@@ -283,9 +283,9 @@ fn results_and_aliases() {
     assert!(error.to_string().contains("return: no results"), "{error}");
 }
 
-/// What is left of a builder after `finish` is of no use, and says so.
+/// A builder cannot be used after `finish`; the error says so.
 #[test]
-fn a_finished_function_is_finished() {
+fn a_builder_cannot_be_used_after_finish() {
     let f = Builder::new();
     let a = f.argument("a", f32s(&[2]));
     let again = a.builder();
@@ -307,9 +307,9 @@ fn any_dtype() -> impl Strategy<Value = Dtype> {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(400) })]
 
-    /// Whatever is put together, it is a program or an error, and both print.
+    /// Random operations give a program or an error, and both print.
     #[test]
-    fn nothing_panics(
+    fn random_programs_build_or_fail_without_panic(
         shapes in [any_shape(), any_shape()],
         dtypes in [any_dtype(), any_dtype()],
         numbers in prop::collection::vec(0..5_usize, 0..4),

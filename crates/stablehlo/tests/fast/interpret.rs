@@ -1,4 +1,4 @@
-//! The interpreter without a plugin: values by hand, limits, and programs that are none.
+//! The interpreter: values checked by hand, limits, and malformed programs.
 
 #[path = "../cases/mod.rs"]
 pub(crate) mod cases;
@@ -7,7 +7,7 @@ use cases::{BINARY, COMPARISONS, REDUCERS, UNARY, all, form, forms};
 use stablehlo::*;
 use std::collections::BTreeSet;
 
-/// Every operation has a case, and the interpreter runs it: `device` holds the same cases against XLA.
+/// Every operation has a case, and the interpreter runs it. `device` compares the same cases with XLA.
 #[test]
 fn every_operation_has_a_case() {
     let cases = all();
@@ -22,7 +22,7 @@ fn every_operation_has_a_case() {
     assert_eq!(found.difference(&expected).collect::<Vec<_>>(), Vec::<&String>::new(), "not listed");
 }
 
-/// The forms of all operations but custom calls.
+/// Returns the forms of all operations except custom calls.
 pub(crate) fn every_form() -> BTreeSet<String> {
     let kinds =
         UNARY.map(Kind::Unary).into_iter().chain(BINARY.map(Kind::Binary)).chain(COMPARISONS.map(Kind::Compare));
@@ -31,7 +31,7 @@ pub(crate) fn every_form() -> BTreeSet<String> {
     every
 }
 
-/// One of each kind that is not element by element.
+/// Returns one of each kind that is not element-wise.
 fn others() -> Vec<Kind> {
     let mesh = Mesh::new("mesh", [("all", 2)]).expect("a mesh");
     let mut kinds = vec![
@@ -82,16 +82,17 @@ fn others() -> Vec<Kind> {
     kinds
 }
 
-/// The interpreter knows scans and the like by themselves; compilers get what becomes of them.
+/// The interpreter runs scans and similar operations directly; their lowered form, for compilers, gives the same
+/// results.
 #[test]
-fn the_lowered_program_means_the_same() {
+fn lowered_programs_give_equal_results() {
     let mut changed = 0;
     for case in all().into_iter().chain(cases::split::programs()) {
         let lowered = case.module.lowered();
         changed += usize::from(*lowered != case.module);
         let [plain, lowered] =
             [&case.module, &*lowered].map(|module| module.interpret(&case.arguments).expect("values"));
-        // Bit for bit: NaN too.
+        // Bit by bit, including NaN.
         assert_eq!(format!("{plain:?}"), format!("{lowered:?}"), "{}", case.name);
     }
     assert!(changed >= 2, "{changed} programs with scans, or with a word on derivatives");
@@ -106,7 +107,7 @@ fn scalar(dtype: Dtype, number: i64) -> Array {
     Array::ints(dtype, [], [number]).expect("an integer")
 }
 
-/// As the specification has it, on numbers that one can check by hand.
+/// Results that follow from the specification and can be checked by hand.
 #[test]
 fn numbers_by_hand() {
     let pairs = [cases::i32s(&[6], &[7, -7, 7, -7, i32::MIN.into(), 5]), cases::i32s(&[6], &[2, 2, -2, -2, -1, 0])];
@@ -145,9 +146,9 @@ fn numbers_by_hand() {
     assert_eq!(picked[2].to_ints(), [7, 1, 7, 2, 7, 3, 7, 4, 7]);
 }
 
-/// Floats keep the digits of f64 unless they are asked to lose them.
+/// Floats keep f64 precision unless rounding is requested.
 #[test]
-fn digits() {
+fn floats_keep_f64_precision() {
     let case = cases::case("digits", &[cases::f32s(&[2], &[1e30, 16_777_216.0])], |_, a| {
         vec![&a[0] * &a[0], &a[0] + a[0].like(1.0), a[0].like(1.0 / 3.0).convert(Dtype::Bf16)]
     });
@@ -162,7 +163,7 @@ fn digits() {
     assert_eq!(rounded[2].to_floats()[0], 0.333984375);
 }
 
-/// The interpreter's error for a program of f32 [2, 3] and i32 [2].
+/// Returns the interpreter's error for a program with arguments f32 [2, 3] and i32 [2].
 fn refused(change: impl FnOnce(&mut Module), build: impl FnOnce(&Builder, &[Value]) -> Value) -> Error {
     let arguments = [cases::f32s(&[2, 3], &[0.5; 6]), cases::i32s(&[2], &[1, 2])];
     let mut case = cases::case("refused", &arguments, |f, a| vec![build(f, a)]);
@@ -171,7 +172,7 @@ fn refused(change: impl FnOnce(&mut Module), build: impl FnOnce(&Builder, &[Valu
 }
 
 #[test]
-fn what_is_not_in_the_program_is_refused_by_name() {
+fn uninterpretable_operations_are_refused_by_name() {
     let uninterpreted = |operation: &str, mention: &str, error: Error| {
         let text = error.to_string();
         let Error::Uninterpreted { operation: found, .. } = error else { panic!("{text}") };
@@ -196,7 +197,7 @@ fn what_is_not_in_the_program_is_refused_by_name() {
     uninterpreted("stablehlo.collective_permute", "copies", refused(same, |_, a| a[0].collective_permute(&[(0, 1)])));
     uninterpreted("stablehlo.replica_id", "copies", refused(|m| m.replicas = 2, |f, _| f.replica_id()));
     uninterpreted("stablehlo.partition_id", "copies", refused(|m| m.partitions = 2, |f, _| f.partition_id()));
-    // Two of three columns, from the last one.
+    // A window of two columns that starts at the last of three.
     let partly = |_: &Builder, a: &[Value]| {
         let dimensions = ScatterDimensions {
             update_window_dims: vec![0, 1],
@@ -210,7 +211,7 @@ fn what_is_not_in_the_program_is_refused_by_name() {
 }
 
 #[test]
-fn what_never_ends_or_never_fits_is_an_error() {
+fn limits_stop_endless_and_large_programs() {
     let limit = |operation: &str, mention: &str, error: Error| {
         let text = error.to_string();
         let Error::Limit { operation: found, .. } = error else { panic!("{text}") };
@@ -228,7 +229,7 @@ fn what_never_ends_or_never_fits_is_an_error() {
         f.while_loop(&[&f.scalar(0, Dtype::I32)], |_| f.scalar(true, Dtype::Pred), |c| vec![&c[0] + c[0].like(1)])
     });
     let short = Interpreter { work: 1000, ..Interpreter::default() };
-    // Whichever operation of the loop it is at.
+    // The limit may be reached at any operation of the loop.
     let error = short.run(&case.module, &[]).expect_err("it never ends");
     assert!(matches!(&error, Error::Limit { reason, .. } if reason.contains("1000 elements")), "{error}");
     let product = cases::case("product", &[], |f, _| {
@@ -236,7 +237,7 @@ fn what_never_ends_or_never_fits_is_an_error() {
         vec![ones.dot_general(&ones, DotDimensions::contract(1, 0), Dtype::F32, Precision::Default)]
     });
     limit("stablehlo.dot_general", "1000 elements", short.run(&product.module, &[]).expect_err("1000 products"));
-    // As deep as nobody nests, and deeper than a stack is.
+    // Deeper nesting than any real program, and than the stack allows.
     let deep = cases::case("deep", &[scalar(Dtype::I32, 0)], |f, a| {
         fn nest(f: &Builder, index: &Value, depth: usize) -> Vec<Value> {
             if depth == 0 { vec![index + index] } else { f.case(index, 1, |_| nest(f, index, depth - 1)) }
@@ -247,7 +248,7 @@ fn what_never_ends_or_never_fits_is_an_error() {
 }
 
 #[test]
-fn what_is_no_program_is_malformed() {
+fn malformed_programs_are_refused() {
     let malformed = |operation: &str, mention: &str, error: Error| {
         let text = error.to_string();
         let Error::Malformed { operation: found, .. } = error else { panic!("{text}") };
@@ -280,7 +281,7 @@ fn what_is_no_program_is_malformed() {
             a[0].gather(&a[1], one, &[7])
         }),
     );
-    // A value of a branch, read after it.
+    // A value of a branch, read outside of it.
     let leak = |m: &mut Module| {
         let inner = m.main.body.operations.iter().find(|op| op.kind == Kind::Case).expect("a branch");
         let inner = inner.regions[0].operations[0].results[0];
@@ -293,7 +294,7 @@ fn what_is_no_program_is_malformed() {
     malformed("stablehlo.add", "is read where it is not defined", refused(leak, branched));
 }
 
-/// One thing at a time is put where it does not belong.
+/// Makes one random change that may be illegal.
 fn break_something(module: &mut Module, others: &[Kind], random: &mut cases::Random) {
     let mut pick = |n: usize| (random.bits() % n.max(1) as u64) as usize;
     let main = &mut module.main;
@@ -317,9 +318,9 @@ fn break_something(module: &mut Module, others: &[Kind], random: &mut cases::Ran
     }
 }
 
-/// Whatever is broken in a program, it is an error or has results of its types.
+/// A randomly changed program gives an error, or results of its types.
 #[test]
-fn nothing_panics() {
+fn broken_programs_fail_without_panic() {
     let cases = all();
     let mut kinds = others();
     cases.iter().for_each(|case| case.module.main.visit(|op| kinds.push(op.kind.clone())));

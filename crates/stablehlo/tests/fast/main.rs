@@ -1,4 +1,4 @@
-//! What programs look like, and what cannot be built. No compiler is asked.
+//! Texts of programs, interpretation, derivatives, and errors; without a compiler.
 
 mod errors;
 mod interpret;

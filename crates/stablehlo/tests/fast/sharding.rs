@@ -1,4 +1,4 @@
-//! Meshes, how tensors are split over them, and what cannot be.
+//! Meshes, shardings, and their errors.
 
 use stablehlo::*;
 
@@ -11,7 +11,7 @@ fn matrix() -> TensorType {
 }
 
 #[test]
-fn a_mesh_that_is_none_says_why() {
+fn invalid_meshes_are_refused() {
     let refused = |name: &str, axes: &[(&str, usize)]| match Mesh::new(name, axes.iter().copied()) {
         Err(Error::Mesh { mesh, reason }) => {
             assert_eq!(mesh, name);
@@ -28,7 +28,7 @@ fn a_mesh_that_is_none_says_why() {
 }
 
 #[test]
-fn an_axis_that_is_none_or_taken_is_named() {
+fn unknown_and_repeated_axes_are_refused() {
     let of = |result: Result<Sharding>| match result {
         Err(Error::Axis { mesh, axis, reason }) => {
             assert_eq!(mesh, "mesh");
@@ -36,11 +36,11 @@ fn an_axis_that_is_none_or_taken_is_named() {
         }
         other => panic!("{other:?}"),
     };
-    let taken = "it is used twice, and splits a tensor once";
+    let taken = "it is used twice in one sharding";
     assert_eq!(of(mesh().sharding(&[&["model"]])), ("model".into(), "one of data, tensor expected".into()));
     assert_eq!(of(mesh().sharding(&[&["data"], &["data"]])), ("data".into(), taken.into()));
     assert_eq!(of(mesh().sharding(&[&["tensor", "tensor"]])), ("tensor".into(), taken.into()));
-    // Only the last of a dimension is a word to the partitioner.
+    // `"?"` is legal only at the end of a dimension.
     assert_eq!(of(mesh().sharding(&[&["?", "data"]])).0, "?");
     let rows = mesh().sharding(&[&["data"], &["?"]]).expect("a sharding");
     assert_eq!(of(rows.clone().replicated_over(&["data"])).0, "data");
@@ -49,7 +49,7 @@ fn an_axis_that_is_none_or_taken_is_named() {
 }
 
 #[test]
-fn a_dimension_that_does_not_split_is_named() {
+fn uneven_dimensions_are_refused() {
     let reason = |dimensions: &[&[&str]], shape: &[usize]| {
         let sharding = mesh().sharding(dimensions).expect("a sharding");
         match sharding.part(&TensorType::new(Dtype::F32, shape)) {
@@ -63,12 +63,12 @@ fn a_dimension_that_does_not_split_is_named() {
 }
 
 #[test]
-fn parts_lie_where_coordinates_say() {
+fn shard_ranges_follow_device_coordinates() {
     let mesh = mesh();
     let range = |dimensions: &[&[&str]], device: usize| {
         mesh.sharding(dimensions).expect("a sharding").range(&TensorType::new(Dtype::F32, [12, 6]), device).expect("it")
     };
-    // Device 5 is the last along both axes, device 4 the second along `tensor` of the second along `data`.
+    // Device 5 is at (1, 2), device 4 at (1, 1).
     assert_eq!(range(&[&["data"], &["tensor"]], 5), [6..12, 4..6]);
     assert_eq!(range(&[&["data", "tensor"], &[]], 4), [8..10, 0..6]);
     assert_eq!(range(&[&["tensor", "data"], &[]], 4), [6..8, 0..6]);
@@ -81,7 +81,7 @@ fn parts_lie_where_coordinates_say() {
 }
 
 #[test]
-fn parts_make_the_whole() {
+fn shards_assemble_to_the_whole() {
     let a = Array::ints(Dtype::I32, [4, 6], 0..24).expect("integers");
     for dimensions in [&[&["data"][..], &["tensor"]][..], &[&[], &["tensor", "data"]], &[&["data"], &[]], &[&[], &[]]] {
         let sharding = mesh().sharding(dimensions).expect("a sharding");
@@ -99,7 +99,7 @@ fn parts_make_the_whole() {
     assert!(matches!(&error, Error::Array { reason } if reason.contains("6 devices expected, got 5")), "{error}");
 }
 
-/// The error of a program of `[4, 6]` numbers.
+/// Returns the error of a program with an argument `[4, 6]`.
 fn refused(build: impl FnOnce(&Builder, &Value) -> Value) -> (&'static str, String) {
     let f = Builder::new();
     let x = f.argument("x", matrix());
@@ -183,7 +183,7 @@ fn manual_computations_that_cannot_be_are_refused() {
     says(refused(|f, x| one(f, &pair, &[x])), name, "1 results expected, at least 1, got 2");
     says(refused(|f, x| one(f, &same, &[&x.slice(&[0, 0], &[3, 6])])), name, "dimension 0 of size 3");
 
-    // What does not belong where it is, is seen when the whole is there.
+    // Errors of placement are found when the function is finished.
     let inside = |manual: &Manual, build: &dyn Fn(&Builder, &Value) -> Value| {
         let body = manual.trace(&[matrix()], |f, a| vec![build(f, &a[0])]).expect("a body");
         refused(|f, x| f.manual(manual, &body, &[x]).remove(0))
@@ -212,7 +212,7 @@ fn manual_computations_that_cannot_be_are_refused() {
     says(refused(|_, x| x.collective_permute_along(&tensor, &[(0, 3)])), "stablehlo.collective_permute", "below 3");
 }
 
-/// What devices compute is as real as what one does.
+/// The interpreter detects devices that disagree.
 #[test]
 fn devices_that_do_not_agree_are_an_error() {
     let mesh = mesh();
@@ -236,16 +236,16 @@ fn devices_that_do_not_agree_are_an_error() {
          the same by <@mesh, [{}, {}], replicated={\"data\", \"tensor\"}>"
     );
     assert!(matches!(error, Error::Disagreement { .. }));
-    // A collective in a branch that only some take would wait for ever.
+    // A collective that only some devices reach would hang.
     let error = run(&rows, &|f, x| {
         let first = f.axis_index(&all).eq(&f.scalar(0, Dtype::U32));
         f.if_else(&first, || vec![x.all_reduce(Reducer::Add, &all)], || vec![x.clone()]).remove(0)
     });
     let error = error.expect_err("five devices do not get there");
-    assert_eq!(error.to_string(), "stablehlo.all_reduce: 1 of 6 devices along data, tensor get here");
+    assert_eq!(error.to_string(), "stablehlo.all_reduce: 1 of 6 devices along data, tensor reach it");
 }
 
-/// Estimates count loops of devices like any others.
+/// Loops in manual computations are counted for estimates like other loops.
 #[test]
 fn loops_of_devices_are_counted() {
     let mesh = mesh();
@@ -267,7 +267,7 @@ fn loops_of_devices_are_counted() {
     assert_eq!(run(&module.without_loops(&[&loops[1].path])), 1.0);
 }
 
-/// Replicas that go apart, and what is said of those that do not meet.
+/// Replicas that take different branches, and errors of collectives.
 #[test]
 fn replicas_run_together() {
     let scalar = |x: f64| Array::floats(Dtype::F32, [], [x]).expect("a number");
@@ -298,7 +298,7 @@ fn replicas_run_together() {
     assert!(matches!(counted.interpret(&[scalar(1.0)]), Err(Error::Uninterpreted { .. })));
 }
 
-/// How split programs look.
+/// The text of sharded programs.
 #[test]
 fn split_programs_print() {
     let mesh = Mesh::new("mesh", [("data", 2), ("tensor", 2)]).expect("a mesh");

@@ -1,5 +1,5 @@
-//! The text of a program in which every printed form appears once. XLA parses each of them in `operations.rs`; here a
-//! change of the printer shows.
+//! The text of a program in which every printed form appears once. XLA parses each of them in `operations.rs`; this
+//! test shows changes of the printer.
 
 use stablehlo::{
     Builder, CustomCall, DotDimensions, Dtype, GatherDimensions, Module, Order, Precision, Reducer, ScatterDimensions,
@@ -71,7 +71,7 @@ fn every_printed_form() {
     insta::assert_snapshot!(every_form().to_string());
 }
 
-/// What came later: bits, sorts, windows, branches and collectives.
+/// Further forms: bit casts, sorts, windows, branches and collectives.
 #[test]
 fn more_printed_forms() {
     let f = Builder::new();

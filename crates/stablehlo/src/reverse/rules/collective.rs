@@ -1,4 +1,4 @@
-//! Devices that meet. The derivative is that of the sum over devices of what they return.
+//! Derivatives of collectives. They differentiate the sum over devices of their results.
 
 use super::{Parts, Step};
 use crate::graph::Reducer;

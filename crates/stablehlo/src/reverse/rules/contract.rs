@@ -1,4 +1,4 @@
-//! Products, reductions, and their counterpart, broadcasts.
+//! Derivatives of products, reductions and broadcasts.
 
 use super::super::wide;
 use super::{Parts, Step};
@@ -14,7 +14,7 @@ pub(super) fn dot_general(step: &Step<'_>, dimensions: &DotDimensions, precision
     let [a, b] = [&step.operands[0], &step.operands[1]];
     let (free_a, free_b) = (rest(a, &batch.0, &contract.0), rest(b, &batch.1, &contract.1));
     let n = batch.0.len();
-    // The result has the batch, then the rest of the left operand, then that of the right one.
+    // The result has the batch dimensions, then the free dimensions of the left and of the right operand.
     let in_result = |offset: usize, free: &[usize]| (n + offset..n + offset + free.len()).collect::<Vec<_>>();
     let (rest_a, rest_b) = (in_result(0, &free_a), in_result(free_a.len(), &free_b));
     let sides = |i: usize| Side {
@@ -29,7 +29,7 @@ pub(super) fn dot_general(step: &Step<'_>, dimensions: &DotDimensions, precision
     })
 }
 
-/// An operand of a product, with its dimensions.
+/// An operand of a product with its dimensions.
 struct Side<'a> {
     mine: &'a Value,
     batch: &'a [usize],
@@ -37,7 +37,8 @@ struct Side<'a> {
     contract: &'a [usize],
 }
 
-/// The cotangent of one operand: that of the result times the other operand, summed over the other one's own dimensions.
+/// Returns the cotangent of one operand: the result's cotangent times the other operand, summed over the other
+/// operand's free dimensions.
 fn transposed(
     step: &Step<'_>,
     precision: Precision,
@@ -49,7 +50,7 @@ fn transposed(
     let ct = step.cotangent();
     let (ct, factor) = match (ct.dtype(), other.mine.dtype()) {
         (of_ct, of_other) if of_ct == of_other => (ct.clone(), other.mine.clone()),
-        // What the device would do to f32 operands anyway. Not to f16, which has not the range.
+        // Devices round f32 operands to bf16 anyway. f16 has a smaller range, so it is excluded.
         (_, Dtype::Bf16) if precision == Precision::Default => (ct.convert(Dtype::Bf16), other.mine.clone()),
         (of_ct, _) => (ct.clone(), other.mine.convert(of_ct)),
     };
@@ -57,7 +58,7 @@ fn transposed(
     let dtype = if wanted.bytes() < ct.dtype().bytes() { ct.dtype() } else { wanted };
     let in_result: Vec<usize> = (0..side.batch.len()).collect();
 
-    // What the other operand has left are the dimensions that were summed over, in its order.
+    // The other operand's remaining dimensions are the contracted ones, in its order.
     let mut pairs: Vec<(usize, usize)> = other.contract.iter().copied().zip(side.contract.iter().copied()).collect();
     pairs.sort_unstable();
     let summed = pairs.into_iter().map(|(_, mine)| mine);
@@ -69,7 +70,7 @@ fn transposed(
         batch: (in_result, other.batch.to_vec()),
         contract: (other_in_result.to_vec(), other.free.to_vec()),
     };
-    // The one of the two products whose result need not be transposed, if there is one.
+    // Prefer the operand order whose result needs no transpose.
     let (product, order) = if in_order(&ct_last) && !in_order(&ct_first) {
         let flipped = |(a, b): (Vec<usize>, Vec<usize>)| (b, a);
         let dimensions = DotDimensions { batch: flipped(dimensions.batch), contract: flipped(dimensions.contract) };
@@ -90,7 +91,7 @@ pub(super) fn reduce(step: &Step<'_>, reducers: &[Reducer], dimensions: &[usize]
     step.parts(|i| {
         let ct = step.cotangents[i % n].as_ref()?;
         if i >= n {
-            // What a sum begins with is one more summand; of others, the builder makes constants.
+            // The initial value of a sum is one more summand; initial values of other reductions are constants.
             return (reducers[i - n] == Reducer::Add).then(|| total(ct, &(0..ct.ty().rank()).collect::<Vec<_>>()));
         }
         let (x, y) = (&step.operands[i], &step.results[i]);
@@ -106,7 +107,7 @@ pub(super) fn reduce(step: &Step<'_>, reducers: &[Reducer], dimensions: &[usize]
                 Some(hit * spread(&(ct.convert(dtype) / hits)))
             }
             Reducer::Multiply => {
-                // The product of the others: with one zero, only that element has a slope; with two, none has.
+                // The derivative is the product of the others: with one zero, it is nonzero there only; with two, nowhere.
                 let (zeros, ones) = (x.like(0.0), x.like(1.0));
                 let zero = x.eq(&zeros);
                 let others = zero.select(&ones, x).reduce(Reducer::Multiply, dimensions);
@@ -122,7 +123,7 @@ pub(super) fn reduce(step: &Step<'_>, reducers: &[Reducer], dimensions: &[usize]
     })
 }
 
-/// The cotangent of the largest element goes to where it is.
+/// The cotangent goes to the position of the maximum.
 pub(super) fn arg_max(step: &Step<'_>, dimension: usize) -> Parts {
     step.parts(|i| {
         let ct = step.cotangents[0].as_ref().filter(|_| i == 0)?;
@@ -133,7 +134,7 @@ pub(super) fn arg_max(step: &Step<'_>, dimension: usize) -> Parts {
     })
 }
 
-/// The sum over dimensions, in f32 at least.
+/// Sums over dimensions, at least in f32.
 fn total(value: &Value, dimensions: &[usize]) -> Value {
     if dimensions.is_empty() {
         return value.clone();
@@ -151,7 +152,7 @@ pub(super) fn broadcast_in_dim(step: &Step<'_>, dimensions: &[usize]) -> Parts {
     vec![Some(total(ct, &over).reshape(x.shape()))]
 }
 
-/// Sums of windows: each element goes to the windows that it was in.
+/// Sums of windows: each element's cotangent is the sum over the windows that contain it.
 pub(super) fn reduce_window(step: &Step<'_>, window: &Window) -> Parts {
     let (ct, x) = (step.cotangent(), &step.operands[0]);
     let ct = ct.convert(wide(ct.dtype()));
@@ -160,7 +161,7 @@ pub(super) fn reduce_window(step: &Step<'_>, window: &Window) -> Parts {
         step.builder
             .fail("stablehlo.reduce_window", "the initial value of windows is a constant to derivatives".into());
     }
-    // Results with the steps between them put back, so far out that a window of the same size ends at each.
+    // Dilate the cotangent by the strides and pad it, so that a window of the same size ends at each element.
     let interior: Vec<usize> = window.strides.iter().map(|s| s - 1).collect();
     let low: Vec<i64> = (0..rank).map(|d| window.sizes[d] as i64 - 1 - window.low[d] as i64).collect();
     let spaced = |d: usize| ((ct.shape()[d].max(1) - 1) * window.strides[d] + 1) as i64;

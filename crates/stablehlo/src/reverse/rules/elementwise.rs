@@ -1,4 +1,4 @@
-//! Operations on elements.
+//! Derivatives of element-wise operations.
 
 use super::super::wide;
 use super::{Parts, Step};
@@ -35,17 +35,17 @@ pub(super) fn binary(step: &Step<'_>, operation: Binary) -> Parts {
         (Binary::Divide, 0) => Some(ct / b),
         (Binary::Divide, _) => Some(-(ct * y / b)),
         (Binary::Remainder, _) => {
-            // a - b * n, where n, the quotient rounded towards zero, has no slope.
+            // a - b * n, where n, the quotient rounded towards zero, has derivative 0.
             let quotient = a / b;
             Some(-(ct * (quotient.unary(Unary::Sign) * quotient.abs().unary(Unary::Floor))))
         }
         (Binary::Power, 0) => {
-            // x^0 has no slope, not even at 0.
+            // The derivative of x^0 is 0, also at 0.
             let slope = b * a.binary(Binary::Power, &(b - b.like(1.0)));
             Some(ct * b.eq(&b.like(0.0)).select(&b.like(0.0), &slope))
         }
         (Binary::Power, _) => {
-            // 0^b has none for b > 0.
+            // The derivative of 0^b is 0 for b > 0.
             let slope = y * a.log();
             Some(ct * a.eq(&a.like(0.0)).select(&a.like(0.0), &slope))
         }
@@ -63,7 +63,7 @@ pub(super) fn binary(step: &Step<'_>, operation: Binary) -> Parts {
     })
 }
 
-/// How much of max(a, b) is a (or b): all, none, or one half where they are equal.
+/// Returns the derivative of max(a, b) with respect to a (or b): 1, 0, or 1/2 if they are equal.
 fn share(a: &Value, b: &Value, of_a: bool) -> Value {
     let (mine, other) = if of_a { (a, b) } else { (b, a) };
     let (none, half, all) = (a.like(0.0), a.like(0.5), a.like(1.0));
@@ -80,13 +80,13 @@ pub(super) fn select(step: &Step<'_>) -> Parts {
     })
 }
 
-/// The operand where it is within the bounds or on them; a bound where it holds the operand back.
+/// The operand gets the cotangent within the bounds and at them; a bound gets it where it clamps the operand.
 pub(super) fn clamp(step: &Step<'_>) -> Parts {
     let (ct, x) = (step.cotangent(), &step.operands[1]);
     let whole = |bound: &Value| bound.broadcast_in_dim(x.shape(), &(0..bound.ty().rank()).collect::<Vec<_>>());
     let (low, high) = (whole(&step.operands[0]), whole(&step.operands[2]));
     let zeros = ct.like(0.0);
-    // The upper bound has the last word where the lower one is above it.
+    // The upper bound wins if the lower bound is above it.
     let above = x.max(&low).gt(&high);
     let bound = |mask: Value, bound: &Value| {
         let part = mask.select(ct, &zeros);

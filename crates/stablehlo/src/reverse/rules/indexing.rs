@@ -1,4 +1,4 @@
-//! Windows at places that are values.
+//! Derivatives of slices and scatters at dynamic positions.
 
 use super::super::wide;
 use super::{Parts, Step};
@@ -23,7 +23,7 @@ pub(super) fn dynamic_update_slice(step: &Step<'_>) -> Parts {
     })
 }
 
-/// Windows are added where they came from.
+/// The cotangents of windows are added at the positions that they were read from.
 pub(super) fn gather(step: &Step<'_>, d: &GatherDimensions) -> Parts {
     let (ct, x, indices) = (step.cotangent(), &step.operands[0], &step.operands[1]);
     let dimensions = ScatterDimensions {
@@ -35,18 +35,19 @@ pub(super) fn gather(step: &Step<'_>, d: &GatherDimensions) -> Parts {
         index_vector_dim: d.index_vector_dim,
     };
     step.parts(|i| {
-        // A gather moves a window that would leave the operand back into it; a scatter would drop it.
+        // A gather clamps the start of a window; a scatter would drop the window.
         let last = last_starts(x.shape(), &d.slice_sizes, &d.start_index_map);
         let (least, most) = (indices.like(0), per_component(indices, d.index_vector_dim, &last));
         let within = indices.clamp(&least, &most);
-        // Rows that are read often would lose what they sum in a narrow dtype.
+        // The sum over many reads of a row needs a wide dtype.
         let zeros = || step.zeros(&x.ty().with_dtype(wide(ct.dtype())));
         let sum = step.begun.as_ref().map_or_else(zeros, |begun| begun.convert(wide(begun.dtype())));
         (i == 0).then(|| sum.scatter(&within, &ct.convert(sum.dtype()), dimensions.clone(), Reducer::Add))
     })
 }
 
-/// Of a scatter that adds: the operand's as it is, and the updates' from where they went.
+/// For a scatter that adds: the operand gets the cotangent unchanged, the updates get the windows that they were added
+/// to.
 pub(super) fn scatter(step: &Step<'_>, d: &ScatterDimensions) -> Parts {
     let (ct, indices, updates) = (step.cotangent(), &step.operands[1], &step.operands[2]);
     let rank = ct.ty().rank();
@@ -70,7 +71,7 @@ pub(super) fn scatter(step: &Step<'_>, d: &ScatterDimensions) -> Parts {
         0 => Some(ct.clone()),
         2 => {
             let gathered = ct.gather(indices, gather.clone(), updates.shape());
-            // Windows that do not fit were dropped as a whole, which is what XLA does.
+            // Windows that do not fit were dropped as a whole, as in XLA.
             let last = last_starts(ct.shape(), &slice_sizes, &d.scatter_dims_to_operand_dims);
             let most = per_component(indices, d.index_vector_dim, &last);
             let fits = indices.ge(&indices.like(0)) & indices.compare(Comparison::Le, &most);
@@ -86,17 +87,17 @@ pub(super) fn scatter(step: &Step<'_>, d: &ScatterDimensions) -> Parts {
     })
 }
 
-/// Whether all along a dimension, which vanishes.
+/// Returns the conjunction along a dimension, which is removed.
 fn all(predicates: &Value, dimension: usize) -> Value {
     predicates.reduce(Reducer::And, &[dimension])
 }
 
-/// The last place at which a window fits, per component of an index vector.
+/// Returns the last start at which a window fits, per component of an index vector.
 fn last_starts(shape: &[usize], sizes: &[usize], map: &[usize]) -> Vec<i64> {
     map.iter().map(|d| shape[*d] as i64 - sizes[*d] as i64).collect()
 }
 
-/// A constant like `indices` with one number per component of an index vector.
+/// Returns a constant of the type of `indices` with one number per component of an index vector.
 fn per_component(indices: &Value, index_vector_dim: usize, numbers: &[i64]) -> Value {
     let highest = match indices.dtype() {
         Dtype::I16 => i16::MAX.into(),

@@ -1,4 +1,4 @@
-//! What each operation does to cotangents.
+//! Derivative rules of operations.
 
 mod collective;
 mod contract;
@@ -10,33 +10,34 @@ use crate::build::{Builder, Value};
 use crate::graph::{Binary, Kind, Reducer, Unary};
 use crate::types::{Dtype, TensorType};
 
-/// An operation on the way back.
+/// An operation in the backward pass.
 pub(super) struct Step<'a> {
     pub(super) builder: &'a Builder,
     pub(super) operands: Vec<Value>,
     pub(super) results: Vec<Value>,
-    /// Per result; at least one is there. Of the results' types, but that a conversion and a barrier may get a wider one.
+    /// Cotangents by result, at least one of them present. They have the results' types, but a conversion or barrier
+    /// may get a wider dtype.
     pub(super) cotangents: Vec<Option<Value>>,
-    /// Which operands are to get one.
+    /// `true` for operands that need a cotangent.
     pub(super) wanted: Vec<bool>,
-    /// Per operand: the dtype in which its part is best given.
+    /// For each operand, the best dtype for its summand.
     pub(super) sums: Vec<Dtype>,
-    /// What the part of a gather's operand is added to, if there is something; it is then part of it.
+    /// The accumulator of a gather's operand, if there is one; the rule adds to it and returns the sum.
     pub(super) begun: Option<Value>,
 }
 
-/// Cotangents of the operands; none where it is zero. A dtype wider than the operand's keeps what was summed.
+/// Cotangents of the operands; `None` for zero. A dtype wider than the operand's keeps the precision of the sum.
 pub(super) type Parts = Vec<Option<Value>>;
 
-/// How an operation is differentiated.
+/// The derivative of an operation.
 pub(super) enum Rule {
-    /// No result depends smoothly on an operand, or with a slope that is not zero.
+    /// The derivative is zero, or no result depends smoothly on an operand.
     Constant,
-    /// Like this.
+    /// Computed by this function.
     Of(Box<dyn Fn(&Step<'_>) -> Parts>),
-    /// By the function inside of it.
+    /// Handled by [`Structure`](super::structure::Structure).
     Structure,
-    /// Not at all; what to do instead.
+    /// Not available, with a hint what to do instead.
     None(&'static str),
 }
 
@@ -44,7 +45,7 @@ fn of(rule: impl Fn(&Step<'_>) -> Parts + 'static) -> Rule {
     Rule::Of(Box::new(rule))
 }
 
-/// The rule of an operation.
+/// Returns the rule of an operation.
 pub(super) fn rule(kind: &Kind) -> Rule {
     match kind {
         Kind::Constant(_)
@@ -113,26 +114,26 @@ pub(super) fn rule(kind: &Kind) -> Rule {
             let dimensions = dimensions.clone();
             of(move |step| indexing::scatter(step, &dimensions))
         }
-        Kind::Scatter(..) => Rule::None("only that of a scatter that adds is known"),
+        Kind::Scatter(..) => Rule::None("a derivative is implemented for addition only"),
         Kind::ReduceWindow(window, Reducer::Add) => {
             let window = window.clone();
             of(move |step| contract::reduce_window(step, &window))
         }
-        Kind::ReduceWindow(..) => Rule::None("only that of windows that are added up is known"),
-        Kind::BitcastConvert => Rule::None("bits do not change smoothly; use `convert` for numbers"),
+        Kind::ReduceWindow(..) => Rule::None("a derivative is implemented for addition only"),
+        Kind::BitcastConvert => Rule::None("bits are not differentiable; use `convert` for numbers"),
         Kind::Sort { .. } => Rule::None("sort indices by `stop_gradient` of the keys, and gather by them"),
-        Kind::While => Rule::None("a loop whose turns are not known ahead keeps nothing for it; use `scan`"),
-        Kind::Case => Rule::None("which region ran is not kept; use `select` between the results of both"),
+        Kind::While => Rule::None("a loop with an unknown number of iterations saves no residuals; use `scan`"),
+        Kind::Case => Rule::None("the region that ran is not saved; use `select` between the results of both"),
         Kind::AllReduce { reducer: Reducer::Add, groups } => {
             let groups = groups.clone();
             of(move |step| collective::all_reduce(step, &groups))
         }
-        Kind::AllReduce { .. } => Rule::None("only that of a sum over devices is known; use `stop_gradient`"),
+        Kind::AllReduce { .. } => Rule::None("a derivative is implemented for sums only; use `stop_gradient`"),
         Kind::ReduceScatter { reducer: Reducer::Add, dimension, groups } => {
             let (dimension, groups) = (*dimension, groups.clone());
             of(move |step| collective::reduce_scatter(step, dimension, &groups))
         }
-        Kind::ReduceScatter { .. } => Rule::None("only that of a sum over devices is known; use `stop_gradient`"),
+        Kind::ReduceScatter { .. } => Rule::None("a derivative is implemented for sums only; use `stop_gradient`"),
         Kind::AllGather { dimension, groups } => {
             let (dimension, groups) = (*dimension, groups.clone());
             of(move |step| collective::all_gather(step, dimension, &groups))
@@ -145,24 +146,24 @@ pub(super) fn rule(kind: &Kind) -> Rule {
             let (pairs, axes) = (pairs.clone(), axes.clone());
             of(move |step| collective::collective_permute(step, &pairs, axes.as_ref()))
         }
-        // It holds back what is computed from the values, not what comes of their cotangents.
+        // The barrier orders the forward computation; cotangents pass without one.
         Kind::OptimizationBarrier => of(|step| step.cotangents.clone()),
         Kind::Constrain(sharding) => {
             let sharding = sharding.clone();
             of(move |step| vec![Some(step.cotangent().constrain(&sharding))])
         }
-        Kind::CustomCall(_) => Rule::None("the target's own code says nothing about it; use `custom_vjp`"),
+        Kind::CustomCall(_) => Rule::None("it is a custom call; use `custom_vjp` to give its derivative"),
         Kind::Scan(_) | Kind::Remat(_) | Kind::CustomVjp { .. } | Kind::Manual(_) => Rule::Structure,
     }
 }
 
 impl Step<'_> {
-    /// The cotangent of the only result.
+    /// Returns the cotangent of the only result.
     fn cotangent(&self) -> &Value {
         self.cotangents[0].as_ref().expect("an operation without a cotangent is passed over")
     }
 
-    /// One part per operand, of those that are to get one.
+    /// Returns one part per operand, for operands that need a cotangent.
     fn parts(&self, part: impl Fn(usize) -> Option<Value>) -> Parts {
         (0..self.operands.len()).map(|i| if self.wanted[i] { part(i) } else { None }).collect()
     }

@@ -1,4 +1,4 @@
-//! Operations that move elements to places that are known.
+//! Derivatives of operations that move elements to static positions.
 
 use super::{Parts, Step};
 use crate::graph::Reducer;
@@ -45,7 +45,7 @@ pub(super) fn pad(step: &Step<'_>, low: &[i64], high: &[i64], interior: &[usize]
     let rank = x.ty().rank();
     step.parts(|i| {
         if i == 0 {
-            // The other way round: what was trimmed is zero, and what was added between is left out.
+            // The inverse: trimmed elements get zero, and interior padding is dropped.
             let negated = |sizes: &[i64]| sizes.iter().map(|s| -s).collect::<Vec<_>>();
             let zero = step.zero(ct.dtype());
             let whole = ct.pad_general(&zero, &negated(low), &negated(high), &vec![0; rank]);

@@ -1,10 +1,10 @@
-//! What the builder refuses, and how it says so.
+//! The builder's errors.
 
 use stablehlo::mosaic::{Affine, Builder, Reducer, Ref, Semantics, Space, Value, Window};
 use stablehlo::{Dtype, TensorType};
 use std::cell::RefCell;
 
-/// The error of a kernel with memories `[8, 128]` of f32 and i32 in VMEM and `[1, 2]` of i32 in SMEM.
+/// Returns the error of a kernel with memories `[8, 128]` of f32 and of i32 in VMEM, and `[1, 2]` of i32 in SMEM.
 fn error(build: impl FnOnce(&Builder, &Ref, &Ref, &Ref)) -> String {
     let k = Builder::new("wrong", &[(4, Semantics::Parallel)]);
     let window = || Window::new([8, 128], [Affine::grid(0), Affine::constant(0)]);
@@ -120,7 +120,7 @@ fn windows_and_grids() {
             drop(k.output(TensorType::new(Dtype::F32, [32, 300]), Window::new(block, [index, Affine::constant(0)])))
         })
     };
-    // Scratch is there already; the block is looked at first.
+    // Scratch was declared before, but the check of the block comes first.
     assert_eq!(
         window([8, 100], Affine::grid(0)),
         "window_params: block 100 in dimension 1 of tensor<32x300xf32> should be 300 or a multiple of 128"

@@ -1,14 +1,14 @@
-//! Kernels that the other tests print, run and compile; together they use every operation.
+//! Kernels for the other tests, which print, run and compile them; together they use every operation.
 
 use stablehlo::mosaic::{Affine, Builder, Cost, Kernel, Reducer, Ref, Semantics, Space, Value, Window};
 use stablehlo::{Dtype, Result, TensorType};
 
-/// A window that follows the first two dimensions of the grid.
+/// Returns a window that follows the first two dimensions of the grid.
 pub(crate) fn tiles(rows: usize, columns: usize) -> Window {
     Window::new([rows, columns], [Affine::grid(0), Affine::grid(1)])
 }
 
-/// The largest entry of every row of an f32 `[20, 300]`, in all 128 columns; `masked` ignores what is beyond column 300.
+/// The maximum of every row of an f32 `[20, 300]`, repeated in 128 columns; `masked` ignores columns beyond 300.
 pub(crate) fn row_max(masked: bool) -> Result<Kernel> {
     let k = Builder::new("row_max", &[(2, Semantics::Parallel), (3, Semantics::Arbitrary)]);
     let x = k.input(TensorType::new(Dtype::F32, [20, 300]), tiles(16, 128));
@@ -31,10 +31,10 @@ pub(crate) fn row_max(masked: bool) -> Result<Kernel> {
     k.finish()
 }
 
-/// A result of [`arithmetic`]: how the kernel makes it of (x, y, n, p), and what it is.
+/// A formula of [`arithmetic`]: the operations of the kernel on (x, y, n, p), and the expected result.
 type Formula = (fn(&Value, &Value, &Value, &Value) -> Value, fn(f32, f32, i32, bool) -> f32);
 
-/// x, y f32, n i32, p = x < y; bf16 is made by rounding x.
+/// x, y: f32, n: i32, p = x < y. bf16 values are x after rounding.
 pub(crate) const FORMULAS: &[Formula] = &[
     (|x, y, _, _| x + y, |x, y, _, _| x + y),
     (|x, y, _, _| x - y, |x, y, _, _| x - y),
@@ -66,7 +66,8 @@ pub(crate) const FORMULAS: &[Formula] = &[
     (|x, _, _, _| x.convert(Dtype::Bf16).convert(Dtype::F32), |x, _, _, _| half::bf16::from_f32(x).to_f32()),
 ];
 
-/// Every formula, each 8 rows of the f32 result `[8 K, 128]`, of x and y f32 `[8, 128]` and n i32 `[8, 128]`.
+/// Computes all K formulas on x and y, f32 `[8, 128]`, and n, i32 `[8, 128]`. Each formula fills 8 rows of the result,
+/// f32 `[8 K, 128]`.
 pub(crate) fn arithmetic() -> Result<Kernel> {
     let k = Builder::new("arithmetic", &[(1, Semantics::Arbitrary)]);
     let whole = |rows| Window::new([rows, 128], [Affine::grid(0), Affine::constant(0)]);
@@ -82,8 +83,8 @@ pub(crate) fn arithmetic() -> Result<Kernel> {
     k.finish()
 }
 
-/// Of two i32 scalars (first, step) and x f32 `[256, 128]`: groups `first` and `first + step` of 8 rows, to each entry of which
-/// the sum of its row's left half is added. They become the second half of the result, f32 `[32, 128]`.
+/// Takes two i32 scalars (first, step) and x, f32 `[256, 128]`. Reads the groups `first` and `first + step` of 8 rows,
+/// and adds to each entry the sum of its row's left half. The result is the second half of an f32 `[32, 128]`.
 pub(crate) fn movement() -> Result<Kernel> {
     let k = Builder::new("movement", &[(2, Semantics::Arbitrary)]);
     let all = |rows| Window::new([rows, 128], [Affine::constant(0), Affine::constant(0)]);
@@ -113,7 +114,7 @@ pub(crate) fn movement() -> Result<Kernel> {
     k.finish()
 }
 
-/// x / 3 of a bf16 `[20, 300]`, in its own buffer, but for columns 128 to 255, which the window skips.
+/// x / 3 of a bf16 `[20, 300]` in place, except for columns 128 to 255, which the window skips.
 pub(crate) fn in_place() -> Result<Kernel> {
     let k = Builder::new("in_place", &[(2, Semantics::Parallel), (2, Semantics::Parallel)]);
     let ty = TensorType::new(Dtype::Bf16, [20, 300]);

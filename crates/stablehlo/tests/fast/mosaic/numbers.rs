@@ -1,4 +1,4 @@
-//! Interpreted kernels against plain Rust.
+//! Compares interpreted kernels with plain Rust.
 
 use super::kernels::*;
 use stablehlo::mosaic::{Affine, Builder, Data, Kernel, Semantics, Space, Tensor, Window, interpret};
@@ -29,7 +29,7 @@ fn a_forgotten_mask_shows_as_nan() {
 }
 
 #[test]
-fn elementwise_operations_are_those_of_rust() {
+fn elementwise_operations_match_rust() {
     let x = |i: usize| (i as f32 - 500.0) * 0.0173;
     let y = |i: usize| if i.is_multiple_of(5) { x(i) } else { 3.0 - (i % 17) as f32 * 0.4 };
     let n = |i: usize| (i as i32 - 300) % 131;
@@ -62,18 +62,18 @@ fn loops_scalars_and_moves() {
 }
 
 #[test]
-fn aliased_outputs_begin_as_their_input_and_bf16_is_rounded() {
+fn aliased_outputs_start_as_their_input_and_bf16_is_rounded() {
     let x = |i: usize| half::bf16::from_f32(i as f32 * 0.37).to_f32();
     let input = Tensor::floats(Dtype::Bf16, [20, 300], (0..6000).map(x)).expect("a tensor");
     let found = run(&in_place(), &[input]).expect("it runs");
     for (i, found) in found.into_iter().enumerate() {
-        // Blocks 0 and 2 of the columns are visited, block 1 is not.
+        // The window visits column blocks 0 and 2, not 1.
         let expected = if (i % 300) / 128 == 1 { x(i) } else { half::bf16::from_f32(x(i) / 3.0).to_f32() };
         assert_eq!(found, expected, "{i}");
     }
 }
 
-/// A kernel on a grid of 2 x 2 that shows its scratch, or overwrites block `index`.
+/// A kernel on a grid of 2 x 2 that reads scratch of other points, or overwrites block `index`.
 fn careless(semantics: Semantics, index: Affine) -> Result<Kernel> {
     let k = Builder::new("careless", &[(2, semantics), (2, Semantics::Arbitrary)]);
     let out = k.output(TensorType::new(Dtype::F32, [16, 128]), Window::new([8, 128], [index, Affine::constant(0)]));
@@ -85,7 +85,7 @@ fn careless(semantics: Semantics, index: Affine) -> Result<Kernel> {
 }
 
 #[test]
-fn what_hardware_does_not_promise_is_refused_or_poisoned() {
+fn undefined_behaviour_is_refused_or_poisoned() {
     let ordered = run(&careless(Semantics::Arbitrary, Affine::grid(0)), &[]).expect("it runs");
     assert_eq!(ordered, [1.0; 2048]);
     let parallel = run(&careless(Semantics::Parallel, Affine::grid(0)), &[]).expect("it runs");

@@ -1,4 +1,4 @@
-//! The text of a kernel and of its call.
+//! The text of a kernel and of its custom call.
 
 use super::kernels::*;
 use base64::Engine;
@@ -14,7 +14,7 @@ fn loops_scalars_and_moves_print() {
 }
 
 #[test]
-fn the_call_holds_the_text_and_what_the_compiler_should_know() {
+fn the_custom_call_contains_text_and_settings() {
     let kernel = movement().expect("a kernel");
     let call = kernel.custom_call();
     assert_eq!((call.target.as_str(), call.has_side_effect, call.row_major), ("tpu_custom_call", true, true));
@@ -37,7 +37,7 @@ fn the_call_holds_the_text_and_what_the_compiler_should_know() {
 
 #[test]
 fn vmem_counts_blocks_twice_and_pads_to_tiles() {
-    // Two windows of [16, 128] f32, twice each, and scratch.
+    // Two windows of [16, 128] f32, counted twice, and scratch.
     assert_eq!(row_max(true).expect("a kernel").vmem_bytes(), 5 * 16 * 128 * 4);
     assert_eq!(in_place().expect("a kernel").vmem_bytes(), 4 * 16 * 128 * 2);
 }

@@ -1,4 +1,4 @@
-//! A decoder as a whole.
+//! The derivative of a small decoder.
 
 use super::*;
 use crate::interpret::cases::transformer::{self, PARAMETERS, Sizes};
@@ -16,7 +16,7 @@ fn policies() -> [Save; 4] {
 }
 
 #[test]
-fn its_gradient_is_that_of_differences() {
+fn decoder_gradients_match_finite_differences() {
     let loss = transformer::loss(Sizes::TOY, Save::Carry);
     let arguments = arguments(Sizes::TOY);
     let gradient = transformer::gradient(Sizes::TOY, Save::Carry);
@@ -30,7 +30,7 @@ fn its_gradient_is_that_of_differences() {
 }
 
 #[test]
-fn policies_agree() {
+fn save_policies_give_equal_decoder_gradients() {
     let arguments = arguments(Sizes::TOY);
     let found = policies().map(|save| {
         let found = transformer::gradient(Sizes::TOY, save).function().interpret(&arguments).expect("gradients");
@@ -41,9 +41,9 @@ fn policies_agree() {
     }
 }
 
-/// The program does not grow with the layers.
+/// The size of the program does not depend on the number of layers.
 #[test]
-fn layers_are_written_once() {
+fn program_size_does_not_depend_on_layers() {
     let text = |layers| {
         let sizes = Sizes { layers, ..Sizes::TOY };
         let gradient = transformer::gradient(sizes, Save::Carry);

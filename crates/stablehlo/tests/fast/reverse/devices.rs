@@ -1,9 +1,9 @@
-//! Derivatives of what devices do together.
+//! Derivatives of collectives, shardings and manual computations.
 
 use super::*;
 use stablehlo::{Array, Manual, Mesh, MeshAxes, Save, Sharding};
 
-/// Two by three.
+/// A mesh of 2 x 3 devices.
 fn mesh() -> Mesh {
     Mesh::new("mesh", [("data", 2), ("tensor", 3)]).expect("a mesh")
 }
@@ -20,7 +20,7 @@ fn manual(inputs: &[Sharding], outputs: &[Sharding]) -> Manual {
     Manual::new(&along(&["data", "tensor"]), inputs, outputs).expect("a manual computation")
 }
 
-/// [`check`] of a manual computation.
+/// Runs [`check`] on a manual computation.
 fn check_manual(
     what: &str,
     arguments: &[(&[usize], Sharding)],
@@ -34,14 +34,14 @@ fn check_manual(
     check(what, &types, |f, a| f.manual(&manual, &body, &a.iter().collect::<Vec<_>>()));
 }
 
-/// The value times a number that is another one on every device.
+/// Multiplies the value by a factor that differs on every device.
 fn marked(f: &Builder, v: &Value) -> Value {
     let place = f.axis_index(&along(&["data", "tensor"])).convert(Dtype::F64);
     v * (place + f.scalar(0.5, Dtype::F64)).broadcast_in_dim(v.shape(), &[])
 }
 
 #[test]
-pub(super) fn devices_that_meet() {
+pub(super) fn collectives_along_axes_have_derivatives() {
     let (data, tensor, all) = (along(&["data"]), along(&["tensor"]), along(&["data", "tensor"]));
     let (rows, both) = (split(&[&["data"], &[]]), split(&[&["data"], &["tensor"]]));
     let one = |what: &str, input: &Sharding, output: &Sharding, meet: &dyn Fn(&Builder, &Value) -> Value| {
@@ -66,9 +66,9 @@ pub(super) fn devices_that_meet() {
     });
 }
 
-/// Devices meet no more often than they have to.
+/// The derivative adds no unnecessary collectives.
 #[test]
-fn a_sum_that_all_have_costs_nothing_on_the_way_back() {
+fn the_backward_pass_of_an_all_reduce_adds_no_collective() {
     let (rows, columns) = (split(&[&["data"], &["tensor"]]), split(&[&["tensor"], &[]]));
     let computation = manual(&[rows.clone(), columns], &[split(&[&["data"], &[]])]);
     let types = [wide(&[4, 6]), wide(&[6, 2])];
@@ -87,11 +87,11 @@ fn a_sum_that_all_have_costs_nothing_on_the_way_back() {
             meetings.push(axes.names().join(", "));
         }
     });
-    // That of the value, and that of the weight's gradient, of which every row of devices has a part.
+    // One for the value, and one for the weight's gradient, which is replicated over `data`.
     assert_eq!(meetings, ["tensor", "data"]);
 }
 
-/// A sum of sums of sums, each of which is used twice.
+/// Nested sums in which each sum is used twice.
 #[test]
 fn sums_of_sums() {
     let whole = mesh().replicated(2);
@@ -102,9 +102,9 @@ fn sums_of_sums() {
     });
 }
 
-/// Operands that several devices get, results that several devices have, and both.
+/// Replicated operands, replicated results, and both.
 #[test]
-fn what_several_devices_have() {
+fn replicated_operands_and_results() {
     let tensor = along(&["tensor"]);
     let whole = mesh().replicated(2);
     check_manual("an operand on all", &[(&[2, 6], whole.clone())], &[split(&[&["data", "tensor"], &[]])], |f, a| {
@@ -138,7 +138,7 @@ fn what_several_devices_have() {
     );
 }
 
-/// In loops, and with loops in them; computed again or not.
+/// Manual computations in loops, loops in manual computations, with and without rematerialisation.
 #[test]
 fn manual_computations_in_loops_and_loops_in_them() {
     let tensor = along(&["tensor"]);
@@ -172,9 +172,9 @@ fn manual_computations_in_loops_and_loops_in_them() {
     }
 }
 
-/// A derivative of one's own, of what devices do before they meet.
+/// A custom derivative of code before a collective.
 #[test]
-fn own_derivatives_inside() {
+fn custom_derivatives_in_manual_computations() {
     let part = wide(&[2, 2]);
     let forward = trace(std::slice::from_ref(&part), |_, a| vec![&a[0] * &a[0] * &a[0], a[0].clone()]);
     let backward = trace(&[part.clone(), part.clone()], |_, a| vec![a[0].like(3.0) * &a[0] * &a[0] * &a[1]]);
@@ -190,7 +190,7 @@ fn own_derivatives_inside() {
     );
 }
 
-/// Of what a function with an argument of its own on each replica returns on all of them.
+/// Compares the derivative of the sum over all replicas with finite differences; each replica has its own argument.
 fn check_replicas(what: &str, count: usize, meet: impl Fn(&Value) -> Value) {
     let ty = wide(&[4, 2]);
     let function = trace(std::slice::from_ref(&ty), |f, a| {
@@ -223,7 +223,7 @@ fn check_replicas(what: &str, count: usize, meet: impl Fn(&Value) -> Value) {
 }
 
 #[test]
-fn replicas_that_meet() {
+fn collectives_over_replicas_have_derivatives() {
     let (pairs, all) = ([vec![0, 3], vec![2, 1]], [vec![0, 1, 2, 3]]);
     check_replicas("all_reduce", 4, |v| v.all_reduce(Reducer::Add, &pairs));
     check_replicas("reduce_scatter", 4, |v| v.reduce_scatter(Reducer::Add, 0, &all));
@@ -233,7 +233,7 @@ fn replicas_that_meet() {
     check_replicas("collective_permute", 3, |v| v.collective_permute(&[(0, 1), (1, 2)]));
 }
 
-/// What is split is differentiated as what is not, in loops too, and cotangents are split likewise.
+/// Shardings do not change derivatives, in loops either, and cotangents get the same shardings.
 #[test]
 pub(super) fn constraints() {
     let (rows, columns) = (split(&[&["data"], &["?"]]), split(&[&[], &["tensor"]]));
@@ -260,7 +260,7 @@ pub(super) fn constraints() {
 }
 
 #[test]
-fn what_has_no_derivative_says_so() {
+fn collectives_without_a_derivative_are_refused() {
     let both = split(&[&["data"], &["tensor"]]);
     let computation = manual(std::slice::from_ref(&both), &[mesh().replicated(2)]);
     let ty = wide(&[2, 3]);
@@ -274,7 +274,7 @@ fn what_has_no_derivative_says_so() {
     match f.vjp(&function.expect("a function"), &[&x], &[0]) {
         Err(stablehlo::Error::NoDerivative { operation, reason, at }) => {
             assert_eq!(operation, "stablehlo.all_reduce");
-            assert_eq!(reason, "only that of a sum over devices is known; use `stop_gradient`");
+            assert_eq!(reason, "a derivative is implemented for sums only; use `stop_gradient`");
             assert_eq!(at.line(), line);
         }
         other => panic!("{other:?}"),

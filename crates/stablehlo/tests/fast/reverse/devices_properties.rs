@@ -1,10 +1,10 @@
-//! What holds of the derivative of anything that devices do together.
+//! Properties of derivatives of random computations on several devices.
 
 use super::*;
 use proptest::prelude::*;
 use stablehlo::{Array, DotDimensions, Manual, Mesh, MeshAxes, Precision, Save, Sharding};
 
-/// Two by two.
+/// A mesh of 2 x 2 devices.
 fn mesh() -> Mesh {
     Mesh::new("mesh", [("data", 2), ("tensor", 2)]).expect("a mesh")
 }
@@ -17,7 +17,7 @@ fn split(dimensions: &[&[&str]]) -> Sharding {
     mesh().sharding(dimensions).expect("a sharding")
 }
 
-/// An operation on two of the values so far, all `[2, 2]` on a device, and the devices that meet in it.
+/// Selects an operation, two of the values so far, all `[2, 2]` per device, and the axes of a collective.
 type Choice = (u8, u8, u8, u8);
 
 fn apply(f: &Builder, values: &[Value], (operation, a, b, axes): Choice) -> Value {
@@ -42,8 +42,8 @@ fn apply(f: &Builder, values: &[Value], (operation, a, b, axes): Choice) -> Valu
     }
 }
 
-/// Of parts of an argument, and of another one that devices along `data` share: parts, what devices along `tensor` have in
-/// common, and what all have.
+/// A manual computation on a sharded argument and an argument that is replicated along `data`. Its results: one sharded
+/// over both axes, one replicated along `tensor`, one replicated on all devices.
 fn program(choices: &[Choice]) -> Traced {
     let (both, shared) = (split(&[&["data"], &["tensor"]]), split(&[&[], &["tensor"]]));
     let outputs = [both.clone(), split(&[&["data"], &[]]), mesh().replicated(2)];
@@ -80,7 +80,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 32, ..ProptestConfig::default() })]
 
     #[test]
-    fn it_is_the_limit_of_differences(choices in choices(1..7), seed in 0..50_u64) {
+    fn random_device_gradients_match_finite_differences(choices in choices(1..7), seed in 0..50_u64) {
         let sum = weighted(&program(&choices));
         let arguments = arguments(seed);
         let found = gradient(&sum, &[0, 1]).function().interpret(&arguments).expect("gradients");
@@ -91,7 +91,7 @@ proptest! {
     }
 
     #[test]
-    fn computed_again_or_turn_by_turn_it_is_the_same(choices in choices(1..7), save in 0..3_usize) {
+    fn remat_and_scans_do_not_change_device_gradients(choices in choices(1..7), save in 0..3_usize) {
         let save = [Save::Carry, Save::Products, Save::Everything][save].clone();
         let plain = program(&choices);
         let again = trace(&plain.argument_types(), |f, a| f.remat(&plain, &[&a[0], &a[1]], save.clone()));

@@ -1,4 +1,4 @@
-//! Which operations have been held to differences, and which have been refused: every one is in one of the two lists.
+//! Checks that every operation is covered: its derivative is compared with finite differences, or refused.
 
 use super::{devices, own, refusals, rules, scans};
 use crate::interpret::{cases::form, every_form};
@@ -6,13 +6,13 @@ use stablehlo::{Region, Traced, ValueId};
 use std::cell::RefCell;
 use std::collections::{BTreeSet, HashSet};
 
-/// Operations that read nothing, so that nothing depends on an argument through them.
+/// Operations without operands: nothing depends on an argument through them.
 const WITHOUT_OPERANDS: [&str; 5] = ["axis_index", "constant", "iota", "partition_id", "replica_id"];
-/// An operation that is there for what it does not pass on, which differences do not show.
+/// An operation that finite differences cannot check, because it stops the derivative.
 const STOPPED: &str = "stop_gradient";
 
 thread_local! {
-    /// The forms that this thread's tests have seen.
+    /// The forms seen by the tests on this thread.
     static SEEN: RefCell<BTreeSet<String>> = const { RefCell::new(BTreeSet::new()) };
 }
 
@@ -20,7 +20,7 @@ fn see(form: Option<String>) {
     SEEN.with_borrow_mut(|seen| seen.extend(form));
 }
 
-/// Notes the operations through which the function depends on the arguments that it is differentiated by.
+/// Records the operations through which the function depends on the differentiated arguments.
 pub(super) fn checked(function: &Traced, with_respect_to: &[usize]) {
     let body = &function.function().body;
     let mut reached = with_respect_to.iter().map(|index| body.arguments[*index]).collect();
@@ -38,7 +38,7 @@ fn follow(region: &Region, reached: &mut HashSet<ValueId>) {
     }
 }
 
-/// Notes the operation of that name, of which the function has no derivative.
+/// Records the operation of that name, for which the function has no derivative.
 pub(super) fn refused(function: &Traced, name: &str) {
     function.function().visit(|operation| {
         if operation.kind.name() == name {
@@ -48,24 +48,24 @@ pub(super) fn refused(function: &Traced, name: &str) {
 }
 
 #[test]
-fn every_operation_is_held_to_differences_or_refused() {
-    rules::operations_on_elements();
-    rules::what_has_no_slope();
+fn every_derivative_is_checked_or_refused() {
+    rules::derivatives_of_elementwise_operations();
+    rules::operations_with_zero_derivative();
     rules::a_clamp_passes_at_its_bounds();
     rules::products();
     rules::reductions_and_broadcasts();
     rules::moves();
-    rules::windows_that_slide();
-    rules::windows_at_places_that_are_values();
+    rules::derivatives_of_sliding_windows();
+    rules::derivatives_at_dynamic_positions();
     rules::gathers_and_scatters();
-    scans::a_scan_has_the_derivative_of_differences();
-    scans::code_that_is_computed_again_has_the_same_derivative();
-    own::a_function_with_a_derivative_of_its_own();
-    devices::devices_that_meet();
+    scans::scan_gradients_match_finite_differences();
+    scans::rematerialised_code_has_the_same_derivative();
+    own::custom_vjp_matches_finite_differences();
+    devices::collectives_along_axes_have_derivatives();
     devices::constraints();
-    refusals::a_loop_without_a_known_end_has_no_derivative();
-    refusals::only_what_adds_up_has_a_derivative_of_scatters_windows_and_devices();
-    refusals::sorts_choices_of_code_and_bits_have_no_derivative();
+    refusals::while_loops_have_no_derivative();
+    refusals::only_additive_scatters_windows_and_collectives_have_derivatives();
+    refusals::sort_case_and_bitcast_have_no_derivative();
 
     let mut seen = SEEN.with_borrow(BTreeSet::clone);
     seen.extend(WITHOUT_OPERANDS.into_iter().chain([STOPPED]).map(str::to_owned));

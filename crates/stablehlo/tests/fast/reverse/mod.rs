@@ -1,4 +1,4 @@
-//! Derivatives against differences, in f64, by the interpreter.
+//! Compares derivatives with finite differences in f64, with the interpreter.
 
 mod decoder;
 mod devices;
@@ -13,7 +13,7 @@ mod widths;
 
 use stablehlo::{Array, Builder, Dtype, Function, Reducer, TensorType, Traced, Value, trace};
 
-/// Numbers without a pattern between -1 and 1, none of them near 0.
+/// Returns random numbers between -0.9 and 0.9.
 pub(crate) fn numbers(n: usize, seed: u64) -> Vec<f64> {
     let mut state = seed.wrapping_mul(0x2545_f491_4f6c_dd1d);
     let mut next = || {
@@ -30,12 +30,12 @@ pub(crate) fn wide(shape: &[usize]) -> TensorType {
     TensorType::new(Dtype::F64, shape)
 }
 
-/// An argument of such numbers.
+/// Makes an argument of random numbers.
 pub(crate) fn array(ty: &TensorType, seed: u64) -> Array {
     Array::floats(ty.dtype, &ty.shape[..], numbers(ty.elements(), seed)).expect("an array")
 }
 
-/// The sum of all float results, each with numbers of its own, so that every element counts differently.
+/// Returns the sum of all float results with random weights, so that every element contributes differently.
 pub(crate) fn weighted(function: &Traced) -> Traced {
     let scalar = |f: &Builder, value: &Value, seed: usize| {
         let ty = value.ty().with_dtype(Dtype::F64);
@@ -52,7 +52,7 @@ pub(crate) fn weighted(function: &Traced) -> Traced {
     .expect("a sum")
 }
 
-/// The function that returns its value, a scalar, and the gradients of it.
+/// Returns a function of the scalar value and its gradients.
 pub(crate) fn gradient(function: &Traced, with_respect_to: &[usize]) -> Traced {
     trace(&function.argument_types(), |f, arguments| {
         let arguments: Vec<&Value> = arguments.iter().collect();
@@ -67,7 +67,7 @@ pub(crate) fn value(function: &Function, arguments: &[Array]) -> f64 {
     function.interpret(arguments).expect("a value")[0].to_floats()[0]
 }
 
-/// Central differences of a scalar function with respect to one argument.
+/// Computes central differences of a scalar function with respect to one argument.
 pub(crate) fn differences(function: &Function, arguments: &[Array], index: usize) -> Vec<f64> {
     let (ty, numbers) = (arguments[index].ty().clone(), arguments[index].to_floats());
     let moved = |i: usize, by: f64| {
@@ -78,7 +78,7 @@ pub(crate) fn differences(function: &Function, arguments: &[Array], index: usize
         value(function, &arguments)
     };
     let h = 1e-5;
-    // Of fourth order, so that what is left is rounding.
+    // Fourth order, so that rounding dominates the error.
     let slope = |i: usize| {
         let near = moved(i, h) - moved(i, -h);
         let far = moved(i, 2.0 * h) - moved(i, -2.0 * h);
@@ -94,7 +94,7 @@ pub(crate) fn close(found: &[f64], expected: &[f64], what: &str) {
     }
 }
 
-/// Holds the gradients with respect to `with_respect_to` against differences.
+/// Compares the gradients with respect to `with_respect_to` with finite differences.
 pub(crate) fn check_at(what: &str, function: &Traced, arguments: &[Array], with_respect_to: &[usize]) {
     listed::checked(function, with_respect_to);
     let sum = weighted(function);
@@ -107,7 +107,7 @@ pub(crate) fn check_at(what: &str, function: &Traced, arguments: &[Array], with_
     }
 }
 
-/// [`check_at`] of all arguments, which are floats with numbers between -1 and 1.
+/// Runs [`check_at`] with respect to all arguments, which are random floats.
 pub(crate) fn check(what: &str, types: &[TensorType], body: impl FnOnce(&Builder, &[Value]) -> Vec<Value>) {
     let function = trace(types, body).unwrap_or_else(|error| panic!("{what}: {error}"));
     let arguments: Vec<Array> = types.iter().enumerate().map(|(i, ty)| array(ty, i as u64)).collect();

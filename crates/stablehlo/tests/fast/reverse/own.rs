@@ -1,9 +1,9 @@
-//! Derivatives of one's own, and none.
+//! Custom derivatives, and values without a derivative.
 
 use super::*;
 use stablehlo::Save;
 
-/// A loss of (logits, ids, scale) whose forward pass makes the gradients too, as fused losses do.
+/// A loss of (logits, ids, scale) whose forward pass also computes the gradients, as fused losses do.
 fn fused() -> (Traced, Traced) {
     let (logits, ids) = (wide(&[3, 4]), TensorType::new(Dtype::I32, [3]));
     let forward = trace(&[logits.clone(), ids, wide(&[])], |_, a| {
@@ -28,7 +28,7 @@ fn arguments() -> [Array; 3] {
 }
 
 #[test]
-pub(super) fn a_function_with_a_derivative_of_its_own() {
+pub(super) fn custom_vjp_matches_finite_differences() {
     let (forward, backward) = fused();
     let types = forward.argument_types();
     let fused = trace(&types, |f, a| f.custom_vjp(&forward, &backward, &a.iter().collect::<Vec<_>>(), 2));
@@ -36,7 +36,7 @@ pub(super) fn a_function_with_a_derivative_of_its_own() {
     assert_eq!(fused.result_types(), forward.result_types()[..2]);
     check_at("fused", &fused, &arguments(), &[0, 2]);
     check_at("fused", &fused, &arguments(), &[2]);
-    // It is its own derivative that is used: there is no logarithm's in it.
+    // The custom derivative is used: no further exponential is added.
     let text = format!("{:?}", gradient(&weighted(&fused), &[0]).function());
     assert_eq!(text.matches("Exponential").count(), 2, "{text}");
 
@@ -76,7 +76,7 @@ fn a_stopped_value_is_a_constant() {
 }
 
 #[test]
-fn what_reaches_no_result_gets_zeros() {
+fn unused_arguments_get_zero_gradients() {
     let ty = wide(&[2]);
     let function = trace(&[ty.clone(), ty.clone(), ty.clone()], |_, a| {
         let count = a[1].gt(&a[0]).convert(Dtype::I32);

@@ -1,17 +1,17 @@
-//! What holds of the derivative of any function.
+//! Properties of derivatives of random functions.
 
 use super::*;
 use proptest::prelude::*;
 use stablehlo::{Binary, DotDimensions, GatherDimensions, Precision, Save, Unary, Window};
 
-/// An operation on two of the values so far, all `[3, 3]`.
+/// Selects an operation and two of the values so far, all `[3, 3]`.
 type Choice = (u8, u8, u8);
 
 fn choices(lengths: std::ops::Range<usize>) -> impl Strategy<Value = Vec<Choice>> {
     prop::collection::vec((0..16_u8, any::<u8>(), any::<u8>()), lengths)
 }
 
-/// The last value of a program that begins with `values`.
+/// Applies the operations to `values` and returns the last result.
 fn follow(f: &Builder, values: &[Value], choices: &[Choice]) -> Value {
     let mut values = values.to_vec();
     for (operation, a, b) in choices {
@@ -91,7 +91,7 @@ fn same(found: &[f64], expected: &[f64]) {
     );
 }
 
-/// [`Save`] by number, for a loop of so many turns.
+/// Returns a [`Save`] policy by number, for a loop of `turns` iterations.
 fn policy(i: u8, turns: usize) -> Save {
     match i % 5 {
         0 => Save::Carry,
@@ -102,7 +102,7 @@ fn policy(i: u8, turns: usize) -> Save {
     }
 }
 
-/// `turns` turns of a program of (carry, slice, constant), which also hands out a part.
+/// The body of a loop: a program of (carry, slice, constant) that also returns a result to stack.
 fn body(carry: &[Choice], part: &[Choice]) -> Traced {
     trace(&matrices(3), |f, a| vec![follow(f, a, carry), follow(f, a, part)]).expect("a body")
 }
@@ -130,7 +130,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
 
     #[test]
-    fn it_is_the_limit_of_differences(choices in choices(1..8), seed in 0..50_u64) {
+    fn random_gradients_match_finite_differences(choices in choices(1..8), seed in 0..50_u64) {
         let function = program(&choices);
         let sum = weighted(&function);
         let arguments = arguments(&function, seed);
@@ -144,7 +144,7 @@ proptest! {
     }
 
     #[test]
-    fn it_is_linear_in_the_cotangent(choices in choices(1..10), (p, q) in (-3.0..3.0, -3.0..3.0)) {
+    fn pullbacks_are_linear_in_the_cotangent(choices in choices(1..10), (p, q) in (-3.0..3.0, -3.0..3.0)) {
         let function = program(&choices);
         let types = [matrices(4), vec![wide(&[]); 2]].concat();
         let pulled = trace(&types, |f, a| {
@@ -164,7 +164,7 @@ proptest! {
     }
 
     #[test]
-    fn that_of_a_sum_is_the_sum_of_both(one in choices(1..8), other in choices(1..8)) {
+    fn the_gradient_of_a_sum_is_the_sum_of_gradients(one in choices(1..8), other in choices(1..8)) {
         let [a, b] = [&one, &other].map(|choices| weighted(&program(choices)));
         let both = trace(&matrices(2), |f, x| {
             let x: Vec<&Value> = x.iter().collect();
@@ -177,17 +177,17 @@ proptest! {
     }
 
     #[test]
-    fn a_scan_is_its_turns(carry in choices(1..8), part in choices(1..5), turns in 1..5_usize, save in any::<u8>()) {
+    fn scan_gradients_match_unrolled_loops(carry in choices(1..8), part in choices(1..5), turns in 1..5_usize, save in any::<u8>()) {
         let body = body(&carry, &part);
         same(&gradients(&looped(&body, turns, Some(policy(save, turns))), 3), &gradients(&looped(&body, turns, None), 3));
     }
 
     #[test]
-    fn a_scan_in_a_scan_is_its_turns(carry in choices(1..6), after in choices(1..4), saves in any::<(u8, u8)>()) {
+    fn nested_scan_gradients_match_unrolled_loops(carry in choices(1..6), after in choices(1..4), saves in any::<(u8, u8)>()) {
         let body = body(&carry, &after);
         let inner = |save: Option<Save>| {
             let looped = looped(&body, 2, save);
-            // The slice of the outer loop is the constant of the inner one.
+            // The slice of the outer loop is also the constant of the inner one.
             trace(&matrices(3), |f, a| {
                 let stack = f.concatenate(&[&a[1].reshape(&[1, 3, 3]), &a[2].reshape(&[1, 3, 3])], 0);
                 let results = f.call(&looped, &[&a[0], &stack, &a[1]]);
@@ -200,7 +200,7 @@ proptest! {
     }
 
     #[test]
-    fn code_computed_again_is_the_code(choices in choices(1..12), save in any::<u8>()) {
+    fn remat_does_not_change_gradients(choices in choices(1..12), save in any::<u8>()) {
         let plain = program(&choices);
         let again = trace(&matrices(2), |f, a| f.remat(&plain, &a.iter().collect::<Vec<_>>(), policy(save, 2)));
         same(&gradients(&again.expect("a function"), 1), &gradients(&plain, 1));

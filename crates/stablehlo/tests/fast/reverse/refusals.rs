@@ -1,9 +1,9 @@
-//! What cannot be differentiated, traced, called or scanned, and what is said about it.
+//! Errors of derivatives, traces, calls and scans.
 
 use super::*;
 use stablehlo::{Error, Order, Save, ScatterDimensions, Window};
 
-/// The error of a derivative, and the line of this file that it names.
+/// Returns the error of a derivative, and the line of this file that it reports.
 fn refused(types: &[TensorType], body: impl FnOnce(&Builder, &[Value]) -> Vec<Value>) -> (String, u32) {
     let function = trace(types, body).expect("a function");
     let f = Builder::new();
@@ -19,14 +19,14 @@ fn refused(types: &[TensorType], body: impl FnOnce(&Builder, &[Value]) -> Vec<Va
 }
 
 #[test]
-pub(super) fn a_loop_without_a_known_end_has_no_derivative() {
+pub(super) fn while_loops_have_no_derivative() {
     let ty = wide(&[2]);
     let line = line!() + 2;
     let (reason, at) =
         refused(std::slice::from_ref(&ty), |f, a| f.for_loop(3, &[&a[0]], |_, carried| vec![carried[0].exp()]));
-    assert_eq!(reason, "stablehlo.while: a loop whose turns are not known ahead keeps nothing for it; use `scan`");
+    assert_eq!(reason, "stablehlo.while: a loop with an unknown number of iterations saves no residuals; use `scan`");
     assert_eq!(at, line);
-    // Also where it only reads what is differentiated, and within a scan.
+    // Also if the loop only reads the argument, and inside of a scan.
     let (reason, _) = refused(std::slice::from_ref(&ty), |f, a| {
         let one = f.scalar(1.0, Dtype::F64);
         f.for_loop(3, &[&one], |_, carried| vec![&carried[0] + a[0].reduce(Reducer::Add, &[0])])
@@ -42,7 +42,7 @@ pub(super) fn a_loop_without_a_known_end_has_no_derivative() {
 }
 
 #[test]
-fn a_loop_off_the_path_is_none_of_its_business() {
+fn a_loop_off_the_path_needs_no_derivative() {
     let ty = wide(&[2]);
     let function = trace(std::slice::from_ref(&ty), |f, a| {
         let looped = f.for_loop(3, &[&a[0].stop_gradient()], |_, carried| vec![carried[0].exp()]).remove(0);
@@ -51,7 +51,7 @@ fn a_loop_off_the_path_is_none_of_its_business() {
     let sum = weighted(&function.expect("a function"));
     let found = gradient(&sum, &[0]).function().interpret(&[array(&ty, 1)]).expect("a gradient");
     assert_eq!(found.len(), 2);
-    // Nobody asks what it does with the argument, in a scan either.
+    // Its result is unused, so it needs no derivative, inside of a scan either.
     let body = trace(std::slice::from_ref(&ty), |f, a| {
         let looped = f.for_loop(3, &[&a[0]], |_, carried| vec![carried[0].exp()]).remove(0);
         vec![a[0].exp(), looped]
@@ -63,16 +63,16 @@ fn a_loop_off_the_path_is_none_of_its_business() {
 }
 
 #[test]
-fn code_of_the_targets_own_needs_a_derivative_of_ones_own() {
+fn custom_calls_need_a_custom_derivative() {
     let ty = wide(&[2]);
     let call = || stablehlo::CustomCall { target: "kernel".into(), ..Default::default() };
     let (reason, _) =
         refused(std::slice::from_ref(&ty), |f, a| f.custom_call(call(), &[&a[0]], std::slice::from_ref(&ty)));
-    assert_eq!(reason, "stablehlo.custom_call: the target's own code says nothing about it; use `custom_vjp`");
+    assert_eq!(reason, "stablehlo.custom_call: it is a custom call; use `custom_vjp` to give its derivative");
 }
 
 #[test]
-pub(super) fn only_what_adds_up_has_a_derivative_of_scatters_windows_and_devices() {
+pub(super) fn only_additive_scatters_windows_and_collectives_have_derivatives() {
     let (ty, row) = (wide(&[4]), wide(&[2]));
     let dimensions = || ScatterDimensions {
         inserted_window_dims: vec![0],
@@ -82,7 +82,7 @@ pub(super) fn only_what_adds_up_has_a_derivative_of_scatters_windows_and_devices
     };
     let window = Window { sizes: vec![2], strides: vec![1], low: vec![0], high: vec![0] };
     for reducer in [Reducer::Multiply, Reducer::Max, Reducer::Min] {
-        // Both with respect to what is there and to what comes to it.
+        // With respect to the operand, and to the updates.
         for operand in [true, false] {
             let (reason, _) = refused(&[if operand { ty.clone() } else { row.clone() }], |f, a| {
                 let ids = f.dense([3_i64, 0], TensorType::new(Dtype::I32, [2, 1]));
@@ -90,25 +90,25 @@ pub(super) fn only_what_adds_up_has_a_derivative_of_scatters_windows_and_devices
                 let (to, from) = if operand { (&a[0], &constant) } else { (&constant, &a[0]) };
                 vec![to.scatter(&ids, from, dimensions(), reducer)]
             });
-            assert_eq!(reason, "stablehlo.scatter: only that of a scatter that adds is known");
+            assert_eq!(reason, "stablehlo.scatter: a derivative is implemented for addition only");
         }
         let (reason, _) = refused(std::slice::from_ref(&ty), |_, a| vec![a[0].reduce_window(&window, reducer)]);
-        assert_eq!(reason, "stablehlo.reduce_window: only that of windows that are added up is known");
+        assert_eq!(reason, "stablehlo.reduce_window: a derivative is implemented for addition only");
         let (reason, _) =
             refused(std::slice::from_ref(&ty), |_, a| vec![a[0].reduce_scatter(reducer, 0, &[vec![0_usize]])]);
-        assert_eq!(reason, "stablehlo.reduce_scatter: only that of a sum over devices is known; use `stop_gradient`");
+        assert_eq!(reason, "stablehlo.reduce_scatter: a derivative is implemented for sums only; use `stop_gradient`");
         let (reason, _) = refused(std::slice::from_ref(&ty), |_, a| vec![a[0].all_reduce(reducer, &[vec![0_usize]])]);
-        assert_eq!(reason, "stablehlo.all_reduce: only that of a sum over devices is known; use `stop_gradient`");
+        assert_eq!(reason, "stablehlo.all_reduce: a derivative is implemented for sums only; use `stop_gradient`");
     }
 }
 
 #[test]
-pub(super) fn sorts_choices_of_code_and_bits_have_no_derivative() {
+pub(super) fn sort_case_and_bitcast_have_no_derivative() {
     let ty = wide(&[4]);
     for order in [Order::Ascending, Order::Descending] {
         let (reason, _) = refused(std::slice::from_ref(&ty), |f, a| f.sort(&[&a[0]], 0, order, true));
         assert_eq!(reason, "stablehlo.sort: sort indices by `stop_gradient` of the keys, and gather by them");
-        // Also of what only moves along with keys that are not differentiated.
+        // Also for a value that is only permuted by constant keys.
         let (reason, _) = refused(std::slice::from_ref(&ty), |f, a| {
             let keys = f.dense([3_i64, 1, 2, 0], TensorType::new(Dtype::I32, [4]));
             vec![f.sort(&[&keys, &a[0]], 0, order, true).swap_remove(1)]
@@ -119,10 +119,10 @@ pub(super) fn sorts_choices_of_code_and_bits_have_no_derivative() {
         let index = f.scalar(1, Dtype::I32);
         f.case(&index, 2, |branch| vec![if branch == 0 { a[0].exp() } else { a[0].clone() + a[0].like(1.0) }])
     });
-    assert_eq!(reason, "stablehlo.case: which region ran is not kept; use `select` between the results of both");
+    assert_eq!(reason, "stablehlo.case: the region that ran is not saved; use `select` between the results of both");
     let narrow = TensorType::new(Dtype::F16, [4]);
     let (reason, _) = refused(std::slice::from_ref(&narrow), |_, a| vec![a[0].bitcast_convert(Dtype::Bf16)]);
-    assert_eq!(reason, "stablehlo.bitcast_convert: bits do not change smoothly; use `convert` for numbers");
+    assert_eq!(reason, "stablehlo.bitcast_convert: bits are not differentiable; use `convert` for numbers");
 }
 
 fn said(result: Result<Traced, Error>) -> String {
@@ -136,7 +136,7 @@ fn said(result: Result<Traced, Error>) -> String {
 }
 
 #[test]
-fn functions_take_what_they_take() {
+fn calls_check_argument_types() {
     let (two, three) = (wide(&[2]), wide(&[3]));
     let double = trace(std::slice::from_ref(&two), |_, a| vec![&a[0] + &a[0]]).expect("a function");
     let wrong = |body: &dyn Fn(&Builder, &[Value]) -> Vec<Value>| said(trace(std::slice::from_ref(&three), body));
@@ -168,7 +168,7 @@ fn functions_take_what_they_take() {
 }
 
 #[test]
-fn scans_take_what_their_body_takes() {
+fn scans_check_argument_types() {
     let row = wide(&[2]);
     let body = trace(&[row.clone(), row.clone()], |_, a| vec![&a[0] + &a[1]]).expect("a body");
     let scan = |n: usize, carry: usize, xs: &[usize]| {
@@ -177,7 +177,7 @@ fn scans_take_what_their_body_takes() {
         }))
     };
     assert_eq!(scan(3, 0, &[4, 2]), "stablehlo.scan: xs with 3 slices expected, got tensor<4x2xf64>");
-    assert_eq!(scan(0, 0, &[0, 2]), "stablehlo.scan: a number of turns from 1 to 2147483647 expected, got 0");
+    assert_eq!(scan(0, 0, &[0, 2]), "stablehlo.scan: a number of iterations from 1 to 2147483647 expected, got 0");
     assert_eq!(
         scan(3, 1, &[3, 2]),
         "stablehlo.scan: the body takes (tensor<2xf64>, tensor<2xf64>), got (tensor<f64>, tensor<2xf64>)"
@@ -189,7 +189,7 @@ fn scans_take_what_their_body_takes() {
 }
 
 #[test]
-fn derivatives_are_asked_for_by_floats_and_pulled_by_cotangents() {
+fn vjp_checks_arguments_and_cotangents() {
     let types = [wide(&[2]), TensorType::new(Dtype::I32, [2])];
     let function = trace(&types, |_, a| vec![&a[0] * a[1].convert(Dtype::F64), a[1].clone()]).expect("a function");
     let asked = |index: usize| {
@@ -211,7 +211,7 @@ fn derivatives_are_asked_for_by_floats_and_pulled_by_cotangents() {
 }
 
 #[test]
-fn a_gradient_is_that_of_a_scalar_and_of_nothing_else() {
+fn value_and_grad_needs_a_scalar_result() {
     let ty = wide(&[2]);
     let of = |body: fn(&Builder, &[Value]) -> Vec<Value>| {
         let f = Builder::new();
@@ -222,7 +222,7 @@ fn a_gradient_is_that_of_a_scalar_and_of_nothing_else() {
     let refused = of(|_, a| vec![a[0].exp()]).expect_err("no scalar").to_string();
     let expected = "value_and_grad: a floating-point scalar as first result expected, got tensor<2xf64> (built at ";
     assert!(refused.starts_with(expected), "{refused}");
-    // A loop that only a metric comes from is no obstacle.
+    // A loop that only a metric depends on needs no derivative.
     let found = of(|f, a| {
         let metric = f.for_loop(3, &[&a[0]], |_, carried| vec![carried[0].exp()]).remove(0);
         vec![a[0].reduce(Reducer::Add, &[0]), metric]

@@ -1,10 +1,10 @@
-//! Every rule.
+//! Compares the rule of every operation with finite differences.
 
 use super::*;
 use stablehlo::*;
 
 #[test]
-pub(super) fn operations_on_elements() {
+pub(super) fn derivatives_of_elementwise_operations() {
     let ty = wide(&[7]);
     for operation in [
         Unary::Abs,
@@ -44,15 +44,15 @@ pub(super) fn operations_on_elements() {
     check("convert", std::slice::from_ref(&ty), |_, a| vec![a[0].convert(Dtype::F32).exp().convert(Dtype::F64)]);
 }
 
-/// Predicates and integers, and steps, do not follow small changes: of a product with them only the other factor has a slope.
+/// Predicates, integers and step functions have zero derivative; in a product with them, only the other factor has one.
 #[test]
-pub(super) fn what_has_no_slope() {
+pub(super) fn operations_with_zero_derivative() {
     let ty = wide(&[6]);
     let two = [ty.clone(), ty.clone()];
     let times = |what: &str, mask: &dyn Fn(&Builder, &[Value]) -> Value| {
         check(what, &two, |f, a| {
             let mask = mask(f, a);
-            // Of fewer elements where a window or a reduction took some away.
+            // Windows and reductions return fewer elements.
             let total: Vec<usize> = (0..mask.shape().len()).collect();
             let factor = mask.convert(Dtype::F64).reduce(Reducer::Add, &total) + f.scalar(0.5, Dtype::F64);
             vec![&a[0] * factor.broadcast_in_dim(&[6], &[]), a[1].exp()]
@@ -102,7 +102,7 @@ fn powers_at_zero() {
     assert_eq!(found[1], [0.0, 0.0, 2.0_f64.ln()]);
 }
 
-/// Cotangents of arguments for given ones of results.
+/// Returns the cotangents of arguments for these cotangents of results.
 fn pulled(f: &Traced, arguments: &[Array], with_respect_to: &[usize], cotangents: &[Vec<f64>]) -> Vec<Vec<f64>> {
     let gradient = trace(&f.argument_types(), |b, a| {
         let (results, pullback) = b.vjp(f, &a.iter().collect::<Vec<_>>(), with_respect_to).expect("a derivative");
@@ -114,7 +114,7 @@ fn pulled(f: &Traced, arguments: &[Array], with_respect_to: &[usize], cotangents
 }
 
 #[test]
-fn equal_elements_share() {
+fn equal_elements_share_the_cotangent() {
     let ty = wide(&[4]);
     let tied = [1.0, 2.0, 2.0, -1.0];
     let arguments = [Array::floats(Dtype::F64, [4], tied).unwrap(), Array::floats(Dtype::F64, [4], [2.0; 4]).unwrap()];
@@ -125,7 +125,7 @@ fn equal_elements_share() {
     assert_eq!(found, [vec![1.0, 0.5, 0.5, 1.0], vec![0.0, 0.5, 0.5, 0.0]]);
     let many = trace(std::slice::from_ref(&ty), |_, a| vec![a[0].reduce(Reducer::Max, &[0])]).unwrap();
     assert_eq!(pulled(&many, &arguments[..1], &[0], &[vec![3.0]]), [[0.0, 1.5, 1.5, 0.0]]);
-    // One that says which it is has it all.
+    // `largest` returns an index, whose element gets the whole cotangent.
     let first = trace(std::slice::from_ref(&ty), |_, a| vec![a[0].largest(0).0]).unwrap();
     assert_eq!(pulled(&first, &arguments[..1], &[0], &[vec![3.0]]), [[0.0, 3.0, 0.0, 0.0]]);
 }
@@ -206,7 +206,7 @@ pub(super) fn moves() {
 }
 
 #[test]
-pub(super) fn windows_that_slide() {
+pub(super) fn derivatives_of_sliding_windows() {
     let window = |sizes: [usize; 2], strides: [usize; 2], low: [usize; 2], high: [usize; 2]| Window {
         sizes: sizes.to_vec(),
         strides: strides.to_vec(),
@@ -227,9 +227,9 @@ pub(super) fn windows_that_slide() {
 }
 
 #[test]
-pub(super) fn windows_at_places_that_are_values() {
+pub(super) fn derivatives_at_dynamic_positions() {
     let ty = wide(&[4, 5]);
-    // One start is beyond the last at which the window fits.
+    // Includes starts at which the window does not fit.
     for (row, column) in [(1, 2), (3, 9), (-2, 0)] {
         let starts = move |f: &Builder| [f.scalar(row, Dtype::I32), f.scalar(column, Dtype::I32)];
         check("dynamic slice", std::slice::from_ref(&ty), |f, a| {
@@ -303,7 +303,7 @@ pub(super) fn gathers_and_scatters() {
         ..ScatterDimensions::default()
     };
     check("into windows", &[wide(&[4, 6]), wide(&[2, 3, 3])], |f, a| {
-        // The one that fits, and two of which no element does.
+        // One window that fits, and two that are fully outside.
         vec![a[0].scatter(&ids(f, &[1, 7, 0, 2, 2, -2], &[2, 3]), &a[1], into_windows, Reducer::Add)]
     });
     let batched = ScatterDimensions {
@@ -320,7 +320,7 @@ pub(super) fn gathers_and_scatters() {
 }
 
 #[test]
-fn rows_that_were_gathered_are_added_where_their_sum_is() {
+fn gathered_rows_are_added_to_the_accumulator() {
     let table = wide(&[5, 3]);
     let function = trace(std::slice::from_ref(&table), |f, a| {
         let rows = a[0].gather(&ids(f, &[4, 0, 4], &[3, 1]), rows(), &[3, 3]);
@@ -338,7 +338,7 @@ fn rows_that_were_gathered_are_added_where_their_sum_is() {
     let found = program.function().interpret(&arguments).expect("gradients");
     let [gradient, sum, begun] = [&found[0], &found[1], &arguments[1]].map(Array::to_floats);
     close(&sum, &gradient.iter().zip(begun).map(|(g, b)| g + b).collect::<Vec<_>>(), "a sum");
-    // No table of zeros is filled and then added.
+    // The scatter adds to the accumulator, without a table of zeros.
     let body = &program.function().body;
     let mut scatters = body.operations.iter().filter(|op| matches!(op.kind, Kind::Scatter(..)));
     assert_eq!(scatters.next_back().expect("a scatter").operands[0], body.arguments[1]);

@@ -1,9 +1,9 @@
-//! Loops, and code that is computed again.
+//! Derivatives of scans and of rematerialised code.
 
 use super::*;
 use stablehlo::{DotDimensions, Kind, Precision, Save};
 
-/// (carry [2, 3], weight [3, 3], constant [3]) -> (tanh(carry weight) + constant carry, a part).
+/// (carry [2, 3], weight [3, 3], constant [3]) -> (tanh(carry weight) + constant carry, a result to stack).
 fn layer() -> Traced {
     trace(&[wide(&[2, 3]), wide(&[3, 3]), wide(&[3])], |_, a| {
         let product = a[0].dot_general(&a[1], DotDimensions::contract(1, 0), Dtype::F64, Precision::Default);
@@ -18,7 +18,7 @@ fn policies() -> [Save; 5] {
     [Save::Carry, Save::Every(2), Save::Named(vec!["product".into()]), Save::Products, Save::Everything]
 }
 
-/// (hidden, weights of four layers, constant) -> (hidden, parts), by a scan.
+/// (hidden, weights of four layers, constant) -> (hidden, stacked results), by a scan.
 fn scanned(save: Save, reverse: bool) -> Traced {
     let layer = layer();
     trace(&[wide(&[2, 3]), wide(&[4, 3, 3]), wide(&[3])], |f, a| {
@@ -29,7 +29,7 @@ fn scanned(save: Save, reverse: bool) -> Traced {
     .expect("layers")
 }
 
-/// The same without a loop.
+/// The same without a scan.
 fn unrolled(reverse: bool) -> Traced {
     let layer = layer();
     trace(&[wide(&[2, 3]), wide(&[4, 3, 3]), wide(&[3])], |f, a| {
@@ -53,7 +53,7 @@ fn arguments(function: &Traced) -> Vec<Array> {
     function.argument_types().iter().enumerate().map(|(i, ty)| array(ty, i as u64)).collect()
 }
 
-/// The value and all gradients.
+/// Returns the value and all gradients.
 fn gradients(function: &Traced) -> Vec<f64> {
     let arguments = arguments(function);
     let all: Vec<usize> = (0..arguments.len()).collect();
@@ -62,7 +62,7 @@ fn gradients(function: &Traced) -> Vec<f64> {
 }
 
 #[test]
-pub(super) fn a_scan_has_the_derivative_of_differences() {
+pub(super) fn scan_gradients_match_finite_differences() {
     for save in policies() {
         for reverse in [false, true] {
             let function = scanned(save.clone(), reverse);
@@ -74,7 +74,7 @@ pub(super) fn a_scan_has_the_derivative_of_differences() {
 }
 
 #[test]
-fn a_scan_is_the_layers_one_after_the_other() {
+fn scan_gradients_match_unrolled_layers() {
     for reverse in [false, true] {
         let expected = gradients(&unrolled(reverse));
         for save in policies() {
@@ -88,18 +88,18 @@ fn a_scan_is_the_layers_one_after_the_other() {
 }
 
 #[test]
-fn groups_are_of_as_many_turns() {
+fn groups_must_divide_the_iterations() {
     let layer = layer();
     for turns in [0, 3, 8] {
         let function = trace(&[wide(&[2, 3]), wide(&[4, 3, 3]), wide(&[3])], |f, a| {
             f.scan(4, &layer, &[&a[0]], &[&a[1]], &[&a[2]], Save::Every(turns)).carry
         });
         let error = function.expect_err("an error").to_string();
-        assert!(error.contains("4 turns") && error.contains(&format!("groups of {turns}")), "{error}");
+        assert!(error.contains("4 iterations") && error.contains(&format!("groups of {turns}")), "{error}");
     }
 }
 
-/// The sizes of what the forward scan of a gradient stacks besides its own results, sorted.
+/// Returns the sorted sizes of the residuals that the forward scan of a gradient stacks.
 fn kept(save: Save) -> Vec<usize> {
     let gradient = gradient(&weighted(&scanned(save, false)), &[0, 1, 2]);
     let function = gradient.function();
@@ -113,7 +113,7 @@ fn kept(save: Save) -> Vec<usize> {
 }
 
 #[test]
-fn policies_keep_what_they_say() {
+fn save_policies_select_the_residuals() {
     let one = 4 * 2 * 3;
     assert_eq!(kept(Save::Carry), [one]);
     assert_eq!(kept(Save::Every(1)), [one]);
@@ -122,12 +122,12 @@ fn policies_keep_what_they_say() {
     assert_eq!(kept(Save::Products), [one, one]);
     assert_eq!(kept(Save::Named(vec!["product".into()])), [one, one]);
     assert_eq!(kept(Save::Named(vec!["nothing".into()])), [one]);
-    // What tanh returned, of which the slope is made; nobody reads the product then.
+    // The result of tanh, from which its derivative is computed; the product is not needed.
     assert_eq!(kept(Save::Everything), [one, one]);
 }
 
 #[test]
-fn what_is_computed_again_waits_for_the_cotangent() {
+fn recomputation_waits_for_the_cotangent() {
     let barriers = |save| {
         let text = |f: &Traced| format!("{:?}", f.function());
         text(&gradient(&weighted(&scanned(save, false)), &[0])).matches("OptimizationBarrier").count()
@@ -169,8 +169,8 @@ impl SinCos for Value {
 }
 
 #[test]
-fn a_scan_carries_what_has_no_derivative() {
-    // A counter, a value that only becomes active in the first turn, and a sum that no one reads.
+fn a_scan_carries_values_without_derivative() {
+    // A counter, a value that becomes active in the first iteration, and an unused sum.
     let body = trace(
         &[TensorType::scalar(Dtype::I32), wide(&[]), wide(&[]), wide(&[]), TensorType::scalar(Dtype::I32)],
         |_, a| {
@@ -192,10 +192,10 @@ fn a_scan_carries_what_has_no_derivative() {
 }
 
 #[test]
-fn a_derivative_has_a_derivative() {
+fn second_derivatives_of_scans() {
     for save in [Save::Carry, Save::Every(2), Save::Everything] {
         let function = scanned(save, false);
-        // The squared length of the gradient, as a function.
+        // A function of the squared norm of the gradient.
         let first = gradient(&weighted(&function), &[0, 1, 2]);
         let length = trace(&function.argument_types(), |f, a| {
             let found = f.call(&first, &a.iter().collect::<Vec<_>>());
@@ -208,7 +208,7 @@ fn a_derivative_has_a_derivative() {
 }
 
 #[test]
-pub(super) fn code_that_is_computed_again_has_the_same_derivative() {
+pub(super) fn rematerialised_code_has_the_same_derivative() {
     let layer = layer();
     let types = layer.argument_types();
     let plain = trace(&types, |f, a| {
@@ -220,7 +220,7 @@ pub(super) fn code_that_is_computed_again_has_the_same_derivative() {
         let again = trace(&types, |f, a| f.remat(&layer, &a.iter().collect::<Vec<_>>(), save.clone()));
         let again = again.expect("a layer");
         assert_eq!(gradients(&again), expected, "{save:?}");
-        // The product stands in the program once more if it is not kept.
+        // The product occurs once more if it is recomputed.
         let text = format!("{:?}", gradient(&weighted(&again), &[0, 1, 2]).function());
         let products = if matches!(save, Save::Carry | Save::Every(_)) { 4 } else { 3 };
         assert_eq!(text.matches("DotGeneral(").count(), products, "{save:?}");
@@ -229,7 +229,7 @@ pub(super) fn code_that_is_computed_again_has_the_same_derivative() {
 }
 
 #[test]
-fn gradients_are_added_to_sums() {
+fn gradients_are_added_to_accumulators() {
     for save in policies() {
         let function = weighted(&scanned(save, false));
         let types = [function.argument_types(), function.argument_types()].concat();
@@ -247,7 +247,7 @@ fn gradients_are_added_to_sums() {
             let [gradient, sum, begun] = [&found[i], &found[i + 3], &arguments[i + 3]].map(Array::to_floats);
             close(&sum, &gradient.iter().zip(begun).map(|(g, b)| g + b).collect::<Vec<_>>(), "a sum");
         }
-        // Weights are added slice by slice: the loop carries their sums, and stacks nothing.
+        // Gradients of weights are added slice by slice: the loop carries the accumulators, and stacks nothing.
         let last = program.function().body.operations.iter().rev().find(|op| matches!(op.kind, Kind::Scan(_)));
         let last = last.expect("a scan");
         let Kind::Scan(scan) = &last.kind else { panic!("a scan") };

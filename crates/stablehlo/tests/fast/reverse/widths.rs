@@ -1,4 +1,4 @@
-//! Dtypes of cotangents: given back as they came, and summed in f32.
+//! Dtypes of cotangents: they have the values' dtypes, but are summed in f32.
 
 use super::*;
 use stablehlo::{DotDimensions, Interpreter, Precision, Rounding, Save};
@@ -17,7 +17,7 @@ fn rounded(function: &Traced, arguments: &[Array]) -> Vec<Array> {
     interpreter.run(&module, arguments).expect("results")
 }
 
-/// 1 and 256 times 1/256: the small ones vanish one by one in bf16, and double the large one together.
+/// 1 and 256 times 1/256: added one by one in bf16, the small numbers vanish; their exact sum is 1.
 const MANY: usize = 256;
 
 #[test]
@@ -70,7 +70,7 @@ fn rows_read_often_are_summed_wide() {
     assert_eq!((found[1].ty(), found[1].to_floats()), (&narrow(&[2, 1]), vec![0.0, 2.0]));
 }
 
-/// Two layers of products, whose weights are sliced by a scan; those of `stored` are rounded to bf16 within it.
+/// Two layers of products with weights that a scan slices; f32 weights are rounded to bf16 within it.
 fn layers(stored: Dtype, save: Save) -> Traced {
     let (x, weights) = (narrow(&[4, 3]), TensorType::new(stored, [2, 3, 3]));
     let body = trace(&[x.clone(), TensorType::new(stored, [3, 3])], |_, a| {
@@ -87,7 +87,7 @@ fn layers(stored: Dtype, save: Save) -> Traced {
 }
 
 #[test]
-fn gradients_of_narrow_weights_are_added_to_sums_with_all_digits() {
+fn gradients_of_narrow_weights_accumulate_in_f32() {
     let sums = |stored: Dtype, save: Save, unrounded: bool| {
         let function = layers(stored, save);
         let sum = TensorType::new(Dtype::F32, [2, 3, 3]);
@@ -105,7 +105,7 @@ fn gradients_of_narrow_weights_are_added_to_sums_with_all_digits() {
         let numbers = |n: usize, by: f64| (0..n).map(move |i| (i as f64 * by).sin());
         let arguments = [
             Array::floats(Dtype::Bf16, [4, 3], numbers(12, 0.7)).unwrap(),
-            // Of both, the same numbers.
+            // The same numbers for both dtypes.
             Array::floats(stored, [2, 3, 3], numbers(18, 0.3).map(|x| half::bf16::from_f64(x).to_f64())).unwrap(),
             Array::floats(Dtype::F32, [2, 3, 3], numbers(18, 0.1)).unwrap(),
         ];
@@ -114,19 +114,19 @@ fn gradients_of_narrow_weights_are_added_to_sums_with_all_digits() {
     for save in [Save::Carry, Save::Products, Save::Everything] {
         let [wide, narrow] = [Dtype::F32, Dtype::Bf16].map(|stored| sums(stored, save.clone(), true));
         assert_eq!(narrow[0], wide[0], "{save:?}");
-        // Given back, they are of the dtype of the weights: rounded once.
+        // The returned gradients have the dtype of the weights: they are rounded once.
         assert_eq!((narrow[1].ty().dtype, wide[1].ty().dtype), (Dtype::Bf16, Dtype::F32));
         let once: Vec<f64> = wide[1].to_floats().into_iter().map(|x| half::bf16::from_f64(x).to_f64()).collect();
         assert_eq!(narrow[1].to_floats(), once, "{save:?}");
-        // Otherwise products return bf16.
+        // Without `vjp_unrounded`, products return bf16.
         let plain = sums(Dtype::Bf16, save.clone(), false);
         assert_ne!(plain[0], wide[0], "{save:?}");
     }
 }
 
-/// Weights that one product takes side by side, of which a scan slices both.
+/// Concatenated weights, sliced by a scan, as operands of one product.
 #[test]
-fn gradients_of_narrow_weights_side_by_side_keep_all_digits() {
+fn gradients_of_concatenated_narrow_weights_keep_f32_precision() {
     let sums = |stored: Dtype, save: Save, unrounded: bool| {
         let x = narrow(&[4, 3]);
         let body = trace(&[x.clone(), TensorType::new(stored, [3, 2]), TensorType::new(stored, [3, 1])], |f, a| {
@@ -152,13 +152,13 @@ fn gradients_of_narrow_weights_side_by_side_keep_all_digits() {
             };
             let (results, pullback) = pulled.expect("a derivative");
             let one = results[0].like(1.0);
-            // The first one is added to what has begun, the second one begins here.
+            // In the second call, only the first weight has an accumulator.
             [pullback.add_to(&[&one], &[&a[3], &a[4]]), pullback.add_to_begun(&[&one], &[Some(&a[3]), None])].concat()
         });
         let numbers = |n: usize, by: f64| (0..n).map(move |i| (i as f64 * by).sin());
         let of = |dtype, shape: &[usize], by: f64| {
             let n = shape.iter().product();
-            // Of all, the same numbers.
+            // The same numbers for all dtypes.
             Array::floats(dtype, shape, numbers(n, by).map(|x| half::bf16::from_f64(x).to_f64())).unwrap()
         };
         let arguments = [
@@ -178,9 +178,9 @@ fn gradients_of_narrow_weights_side_by_side_keep_all_digits() {
         let [(wide, _), (narrow, added)] = [Dtype::F32, Dtype::Bf16].map(|stored| sums(stored, save.clone(), true));
         assert!(narrow.iter().all(|sum| sum.ty().dtype == Dtype::F32));
         assert_eq!(narrow, wide, "{save:?}");
-        // What begins here is the gradient itself.
+        // Without an accumulator, the result is the gradient itself.
         assert_eq!(narrow[1].to_floats(), added, "{save:?}");
-        // Otherwise products return bf16.
+        // Without `vjp_unrounded`, products return bf16.
         let (plain, _) = sums(Dtype::Bf16, save.clone(), false);
         assert!(plain[0] != wide[0] && plain[1] != wide[1], "{save:?}");
     }
@@ -208,9 +208,9 @@ fn products_of_bf16_stay_products_of_bf16() {
     };
     use Dtype::*;
     assert_eq!(product(Precision::Default, Bf16, Bf16), [(Bf16, F32), (Bf16, Bf16), (Bf16, Bf16)]);
-    // The gradient of a weight that is stored in f32 has the digits that the product was summed with.
+    // The gradient of an f32 weight keeps the precision of the product's accumulator.
     assert_eq!(product(Precision::Default, Bf16, F32), [(Bf16, F32), (Bf16, Bf16), (Bf16, F32)]);
-    // Asked for digits, it keeps those of the cotangent; f16 has not its range.
+    // `Highest` keeps the precision of the cotangent; f16 operands do too, because of f16's range.
     assert_eq!(product(Precision::Highest, Bf16, Bf16), [(Bf16, F32), (F32, F32), (F32, F32)]);
     assert_eq!(product(Precision::Default, F16, F16), [(F16, F32), (F32, F32), (F32, F32)]);
 }
