@@ -22,7 +22,7 @@ fn group_normalisation_matches_hand_computed_values() {
 }
 
 #[test]
-fn groups_do_not_mix_and_whitening_does() {
+fn group_means_are_per_group_and_whitening_is_over_the_batch() {
     let rewards = [0.0, 1.0, 10.0, 14.0];
     assert_eq!(run(AdvantageEstimator::MeanOnly, 1, &rewards, 2), [-0.5, 0.5, -2.0, 2.0]);
     assert_eq!(run(AdvantageEstimator::Rloo, 1, &rewards, 2), [-1.0, 1.0, -4.0, 4.0]);
@@ -60,7 +60,7 @@ fn a_missing_reward_is_left_out_and_gives_zero() {
 }
 
 #[test]
-fn refuses_what_it_cannot_mean() {
+fn advantages_refuse_illegal_settings_and_rewards() {
     let config = AdvantageConfig::default();
     assert!(config.advantages(&[1.0, 2.0, 3.0], 2).unwrap_err().to_string().contains("multiple"));
     assert!(config.advantages(&[1.0], 0).is_err());
@@ -83,7 +83,7 @@ fn with(json: &str) -> AdvantageConfig {
 }
 
 #[test]
-fn the_mix_adds_the_batch_to_the_group_and_clips_last() {
+fn dapo_mix_adds_the_batch_term_and_clips_last() {
     // Groups: means 1 and 6, std 1 and 2. Batch: mean 3.5, squares 12.25 + 2.25 + 0.25 + 20.25 = 35.
     let rewards = [0.0, 2.0, 4.0, 8.0];
     let whole = (35.0_f32 / 4.0).sqrt();
@@ -109,7 +109,7 @@ fn the_mix_adds_the_batch_to_the_group_and_clips_last() {
 #[test]
 fn reinforce_plus_plus_of_mllm_jax_is_whitened_leave_one_out() {
     let config = with(r#"{"estimator": "rloo", "whiten": "sequences", "ddof": 0, "eps": 0.0}"#);
-    // Leave-one-out: -2, 2, -6, 6; mean 0, variance 20.
+    // Leave-one-out advantages: -2, 2, -6, 6; mean 0, variance 20.
     let expected = [-2.0, 2.0, -6.0, 6.0].map(|a: f32| a / 20.0_f32.sqrt());
     for (a, e) in config.advantages(&[0.0, 2.0, 1.0, 7.0], 2).unwrap().into_iter().zip(expected) {
         assert_relative_eq!(a, e, max_relative = 1e-6);
@@ -117,7 +117,7 @@ fn reinforce_plus_plus_of_mllm_jax_is_whitened_leave_one_out() {
 }
 
 #[test]
-fn a_lone_reward_gives_zero_or_stays() {
+fn group_of_one_selects_the_advantage_of_a_single_reward() {
     let rewards = [3.0, f32::NAN, 1.0, 2.0];
     let lone = |estimator: &str, group_of_one: &str| {
         with(&format!(r#"{{"estimator": "{estimator}", "group_of_one": "{group_of_one}", "eps": 0.5}}"#))
@@ -131,16 +131,16 @@ fn a_lone_reward_gives_zero_or_stays() {
     assert_eq!(lone("group", "keep"), [2.0, 0.0]);
     assert_eq!(lone("mean_only", "keep"), [3.0, 0.0]);
     assert_eq!(lone("rloo", "keep"), [3.0, 0.0]);
-    // A group that lost all but one has no second best: nothing to learn, but no error either.
+    // A group with one reward left has no second best. That is no error; its advantages are 0.
     assert_eq!(lone("grpo_passk", "zero"), [0.0, 0.0]);
 }
 
 #[test]
-fn a_completion_without_active_tokens_counts_for_its_group_but_not_for_its_tokens() {
+fn completion_without_active_tokens_counts_in_its_group_mean() {
     let rewards = Rewards::PerSequence(&[1.0, 3.0, 5.0, 9.0]);
     let batch = batch(&[2, 1, 0, 3]);
     let inputs = AdvantageInputs { batch: Some(&batch), ..AdvantageInputs::new(rewards, 2) };
-    // After the group means: -1, 1, -2, 2, there 2, 1, 0 and 3 times: mean 5/6, squares 12 + 3 - 25/6... = 15 - 25/6.
+    // After the group means: -1, 1, -2, 2, for 2, 1, 0 and 3 tokens: mean 5/6, squares 12 + 3 - 25/6... = 15 - 25/6.
     let std = ((15.0_f32 - 25.0 / 6.0) / 5.0).sqrt();
     let whitened = with(r#"{"estimator": "reinforce_plus_plus_baseline"}"#).compute(&inputs).unwrap();
     let Advantages::PerSequence(whitened) = whitened else { panic!("one advantage per completion") };
@@ -149,7 +149,7 @@ fn a_completion_without_active_tokens_counts_for_its_group_but_not_for_its_token
     }
     let opo = with(r#"{"estimator": "opo"}"#).compute(&inputs).unwrap();
     assert_eq!(opo, Advantages::PerSequence(vec![-2.0 / 3.0, 4.0 / 3.0, -4.0, 0.0]));
-    // As rewards of tokens it has none at all.
+    // With rewards per token the completion has no reward.
     let tokens = [0.0, 1.0, 3.0, 0.0, 0.0, 9.0];
     let inputs = AdvantageInputs { batch: Some(&batch), ..AdvantageInputs::new(Rewards::PerToken(&tokens), 2) };
     let advantages = with(r#"{"estimator": "mean_only"}"#).compute(&inputs).unwrap();
@@ -185,7 +185,7 @@ fn equal_sums_of_weighted_rewards_give_exactly_zero(
     #[values("group", "mean_only", "rloo", "reinforce_plus_plus", "gpg", "grpo_passk", "gdpo", "dapo_mix")] name: &str,
     #[values(3, 7, 11)] group: usize,
 ) {
-    // 0.3 x 0.7 + 0.9 x 0.6 in f64: the mean of 3, 7 or 11 of them is not one of them, and the deviation not 0.
+    // 0.3 x 0.7 + 0.9 x 0.6 in f64: the mean of 3, 7 or 11 such sums differs from the sum, and the deviation is not 0.
     let rewards = [0.7, 0.6].repeat(group);
     let config = with(&format!(r#"{{"estimator": "{name}", "reward_weights": [0.3, 0.9], "eps": 0.0}}"#));
     assert_eq!(config.advantages(&rewards, group).unwrap(), vec![0.0; group]);
@@ -213,7 +213,7 @@ fn one_missing_token_reward_leaves_the_whole_completion_out() {
 #[case(r#"{"estimator": "gae", "gamma": 1.5}"#, "gamma must lie in [0, 1]")]
 #[case(r#"{"estimator": "dapo_mix", "global_weight": -1}"#, "global_weight")]
 #[case(r#"{"clip": 0}"#, "clip must be")]
-fn refuses_settings_that_mean_nothing(#[case] json: &str, #[case] reason: &str) {
+fn advantages_refuse_settings_that_the_estimator_ignores(#[case] json: &str, #[case] reason: &str) {
     let message = with(json).advantages(&[1.0, 2.0], 2).unwrap_err().to_string();
     assert!(message.contains(reason), "{message}");
 }
@@ -223,14 +223,14 @@ fn refuses_settings_that_mean_nothing(#[case] json: &str, #[case] reason: &str) 
 #[case(r#"{"estimator": "gae"}"#, "batch")]
 #[case(r#"{"estimator": "remax"}"#, "greedy_rewards")]
 #[case(r#"{"estimator": "group", "whiten": "tokens"}"#, "batch")]
-fn says_which_input_is_missing(#[case] json: &str, #[case] field: &str) {
+fn advantages_name_the_missing_input(#[case] json: &str, #[case] field: &str) {
     assert!(with(json).needs().is_some());
     let message = with(json).advantages(&[1.0, 2.0], 2).unwrap_err().to_string();
     assert!(message.contains(&format!("set `{field}`")), "{message}");
 }
 
 #[test]
-fn refuses_inputs_that_do_not_fit() {
+fn advantages_refuse_inputs_of_wrong_lengths() {
     let batch = batch(&[1, 2]);
     let refusal = |json: &str, inputs: &AdvantageInputs<'_>| with(json).compute(inputs).unwrap_err().to_string();
     let of = |rewards| AdvantageInputs { batch: Some(&batch), ..AdvantageInputs::new(rewards, 2) };
@@ -287,7 +287,7 @@ fn old_configurations_keep_their_meaning() {
 }
 
 #[test]
-fn dynamic_sampling_keeps_groups_that_can_teach() {
+fn dynamic_sampling_drops_groups_without_a_signal() {
     let nan = f32::NAN;
     let rewards = [0.0, 1.0, 0.1, 0.1, nan, nan, 1.0, nan, 0.9, 0.95, 0.5, 0.51];
     let sampling = DynamicSampling::default();
@@ -298,16 +298,16 @@ fn dynamic_sampling_keeps_groups_that_can_teach() {
     let kept = kept.filter(&rewards, 2).unwrap();
     let expected = KeptGroups { kept: vec![0], without_reward: 1, zero_variance: 2, out_of_range: 1, low_std: 1 };
     assert_eq!(kept, expected);
-    // OpenRLHF compares the mean only, and a mean of 0.1 does not lie above 0.1.
+    // OpenRLHF compares only the mean, and a mean of 0.1 is not above 0.1.
     let range = DynamicSampling { drop_zero_variance: false, reward_range: Some([0.1_f32.into(), 1.0]), min_std: None };
     assert_eq!(range.filter(&[0.1; 7], 7).unwrap().out_of_range, 1);
     assert_eq!(range.filter(&[0.2; 7], 7).unwrap().kept, [0]);
-    // With one completion per prompt there is nothing to compare.
+    // Groups of one completion are kept.
     assert_eq!(sampling.filter(&[0.0, nan], 1).unwrap().kept, [0]);
 }
 
 #[test]
-fn dynamic_sampling_refuses_what_it_cannot_mean() {
+fn dynamic_sampling_refuses_illegal_thresholds() {
     let sampling = DynamicSampling::default();
     let refusal = |s: DynamicSampling, r: &[f32]| s.filter(r, 2).unwrap_err().to_string();
     assert!(refusal(DynamicSampling { reward_range: Some([1.0, 0.0]), ..sampling }, &[]).contains("reward_range"));

@@ -14,7 +14,7 @@ fn temperatures_are_checked_at_active_tokens_and_cut_with_their_sequences() {
 }
 
 #[test]
-fn what_no_log_probability_can_be_is_refused_with_its_place() {
+fn impossible_log_probabilities_are_refused_with_their_position() {
     let batch = || TokenBatch::packed(vec![1, 2, 3], vec![0, 1, 3]).unwrap().with_mask(&[1.0, 0.0, 1.0]).unwrap();
     type Set = fn(TokenBatch, Vec<f32>) -> Result<TokenBatch>;
     let setters: [(&str, Set); 3] = [
@@ -36,7 +36,7 @@ fn what_no_log_probability_can_be_is_refused_with_its_place() {
             let message = masked.with_mask(&[1.0; 3]).unwrap_err().to_string();
             assert!(message.contains(&place(1, 0)), "a token that becomes active: {message}");
         }
-        // What rounding makes of a logarithm of 1.
+        // Possible results of rounding log(1).
         for rounded in [0.0, 1e-6, 1e-3, 0.5] {
             assert!(set(batch(), vec![-1.0, f32::NAN, rounded]).is_ok(), "{name} {rounded}");
         }
@@ -44,7 +44,7 @@ fn what_no_log_probability_can_be_is_refused_with_its_place() {
 }
 
 #[test]
-fn a_token_cannot_become_active_over_what_is_not_finite() {
+fn mask_cannot_activate_a_token_with_a_non_finite_value() {
     let masked = || TokenBatch::packed(vec![1, 2], vec![0, 2]).unwrap().with_mask(&[1.0, 0.0]).unwrap();
     let nan = || vec![-1.0, f32::NAN];
     let batches = [

@@ -1,5 +1,5 @@
-//! Advantages against what TRL and verl make of the same inputs with their own code in float64
-//! (`tests/golden/advantages.py`), and what holds whatever the rewards are.
+//! Advantages compared with TRL's and verl's own code in float64 (`tests/golden/advantages.py`), and properties that hold for
+//! all rewards.
 
 use grpo_core::KlEstimator;
 use grpo_core::advantages::{AdvantageConfig, AdvantageEstimator, AdvantageInputs, GroupOfOne, Rewards};
@@ -21,7 +21,7 @@ struct Golden {
     overlong: OverlongCase,
 }
 
-/// A case's lists are flat; NaN is null.
+/// Flat values of a case; NaN is null.
 type List = Vec<Option<f32>>;
 
 #[derive(Deserialize)]
@@ -131,7 +131,7 @@ fn spread(advantages: &Advantages, batch: &TokenBatch) -> Vec<f32> {
 }
 
 #[test]
-fn advantages_are_trls_and_verls() {
+fn advantages_match_trl_and_verl() {
     let mut estimators = BTreeSet::new();
     for case in golden().advantages {
         let batch = batch(&case.mask, case.shape, case.old_logp.as_ref(), case.ref_logp.as_ref());
@@ -169,20 +169,20 @@ fn advantages_are_trls_and_verls() {
         }
         estimators.insert(format!("{:?}", case.config.estimator));
     }
-    // Reinforce is the reward itself; MLLM-JAX's mix is checked by hand beside the code.
+    // Reinforce is the reward itself; MLLM-JAX's mix is checked by hand in the unit tests.
     assert_eq!(estimators.len(), 15, "{estimators:?}");
 }
 
 #[test]
 fn max_rl_divides_by_the_success_rate_of_the_group() {
     let max_rl = AdvantageConfig { estimator: AdvantageEstimator::MaxRl, ..AdvantageConfig::default() };
-    // A missing reward is in no mean; groups without a success and without a failure say nothing.
+    // A missing reward is excluded from every mean; groups without a success and groups without a failure have advantages of 0.
     let rewards = [1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0, 1.0, f32::NAN, 0.0, 0.0];
     let expected = [3.0, -1.0, -1.0, -1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 2.0, 0.0, -1.0, -1.0];
     assert_same(max_rl.estimator, &max_rl.advantages(&rewards, 4).unwrap(), &expected, 1e-6);
-    // Below 0 there is no success rate to divide by.
+    // A mean below 0 is no success rate.
     assert_eq!(max_rl.advantages(&[-1.0, 0.0], 2).unwrap(), [0.0, 0.0]);
-    // Of a single completion the estimate of order 1 is its reward, where it is kept.
+    // For a single kept completion the estimate of order 1 is its reward.
     let keep = AdvantageConfig { group_of_one: GroupOfOne::Keep, ..max_rl.clone() };
     assert_eq!(max_rl.advantages(&[1.0, 0.0], 1).unwrap(), [0.0, 0.0]);
     assert_eq!(keep.advantages(&[1.0, 0.0], 1).unwrap(), [1.0, 0.0]);
@@ -199,7 +199,7 @@ fn flash_reinforce_is_centred_on_the_batch_and_needs_no_groups() {
 }
 
 #[test]
-fn kl_in_the_reward_and_its_controller_are_verls() {
+fn kl_in_the_reward_and_its_controller_match_verl() {
     for mut case in golden().kl_in_reward {
         let batch = batch(&case.mask, case.shape, Some(&case.old_logp), Some(&case.ref_logp));
         let rewards = kl_in_reward(&list(&case.rewards), &batch, case.penalty, case.config.coef()).unwrap();
@@ -211,7 +211,7 @@ fn kl_in_the_reward_and_its_controller_are_verls() {
 }
 
 #[test]
-fn the_entropy_controller_is_trls_also_after_a_checkpoint() {
+fn entropy_controller_matches_trl_after_a_checkpoint() {
     let EntropyCase { config: mut controller, steps } = golden().entropy_controller;
     for (i, EntropyStep { window: [sum, count], applied, next_coef }) in steps.into_iter().enumerate() {
         assert_eq!(controller.coef(), applied, "step {i}");
@@ -226,12 +226,12 @@ fn the_entropy_controller_is_trls_also_after_a_checkpoint() {
 }
 
 #[test]
-fn the_overlong_penalty_is_trls() {
+fn overlong_penalty_matches_trl() {
     let case = golden().overlong;
     assert_close("overlong", &case.config.penalties(&case.lengths).unwrap(), &case.expected);
 }
 
-/// Every estimator that needs rewards and lengths only.
+/// Every estimator that needs only rewards and lengths.
 const OF_REWARDS: [AdvantageEstimator; 13] = [
     AdvantageEstimator::Group,
     AdvantageEstimator::MeanOnly,
@@ -294,7 +294,7 @@ proptest! {
 
     #[test]
     fn a_constant_added_to_all_rewards_changes_nothing((size, rewards, lengths) in groups(), steps in -8_i8..8) {
-        // Multiples of 1/16 and a shift of whole halves: the sums are exact, so that equal rewards stay equal.
+        // With multiples of 1/16 and shifts by multiples of 1/2 the sums are exact, so that equal rewards stay equal.
         let rewards: Vec<f32> = rewards.iter().map(|r| (r * 16.0).round() / 16.0).collect();
         let shifted: Vec<f32> = rewards.iter().map(|r| r + f32::from(steps) * 0.5).collect();
         use AdvantageEstimator as E;
@@ -306,7 +306,7 @@ proptest! {
     }
 
     #[test]
-    fn equal_rewards_give_exact_zeros_and_missing_ones_too(
+    fn equal_and_missing_rewards_give_exact_zeros(
         (size, rewards, lengths) in groups(),
         reward in -3.0_f32..3.0,
     ) {

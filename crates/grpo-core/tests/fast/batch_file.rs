@@ -1,4 +1,4 @@
-//! The batch file: what it round-trips, and that no bytes make it panic.
+//! Batch files: round trips, refusals, and no panic on arbitrary bytes.
 
 use grpo_core::parity::Values;
 use grpo_core::{Advantages, BatchFile, LossConfig, TokenBatch};
@@ -40,7 +40,7 @@ fn case() -> BatchFile {
 }
 
 #[test]
-fn round_trips() {
+fn batch_file_round_trips() {
     for dtype in [grpo_core::Dtype::F32, grpo_core::Dtype::Bf16] {
         let mut file = case();
         file.policy = file.policy.to_dtype(dtype);
@@ -73,7 +73,7 @@ fn with_header(bytes: &[u8], edit: impl Fn(&str) -> String) -> Vec<u8> {
 }
 
 #[test]
-fn refuses_with_what_was_expected_and_what_came() {
+fn batch_file_errors_name_expected_and_given_content() {
     let bytes = case().to_bytes().unwrap();
     let edits = [
         ("grpo-batch/1", "grpo-batch/9", "expected `grpo-batch/1`"),
@@ -99,9 +99,8 @@ fn refuses_with_what_was_expected_and_what_came() {
     assert!(file.to_bytes().unwrap_err().to_string().contains("lm_head [4, 2]"));
 }
 
-/// A tensor that nothing would read is refused, not dropped.
 #[test]
-fn refuses_what_the_policy_does_not_have() {
+fn batch_file_refuses_tensors_that_the_policy_lacks() {
     let refusal = |bytes: &[u8]| BatchFile::parse(bytes).unwrap_err().to_string();
     let mut file = case();
     let PolicyOutput::Hidden { bias, .. } = &mut file.policy else { panic!("hidden states") };
@@ -119,7 +118,7 @@ fn refuses_what_the_policy_does_not_have() {
     assert!(message.contains("expected.grad_lm_head"), "{message}");
 }
 
-/// The same file with one tensor written in another dtype or shape.
+/// Writes one tensor of the test file in another dtype or shape.
 fn with_tensor(name: &str, dtype: &str, shape: &str, data: &[u8]) -> Vec<u8> {
     let bytes = case().to_bytes().unwrap();
     let length = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
@@ -150,7 +149,7 @@ fn with_tensor(name: &str, dtype: &str, shape: &str, data: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn takes_what_torch_and_numpy_write() {
+fn batch_file_accepts_dtypes_and_shapes_of_torch_and_numpy() {
     let i64s: Vec<u8> = [1i64, 0, 1, 1].iter().flat_map(|m| m.to_le_bytes()).collect();
     let f32s: Vec<u8> = [0.5f32, -1.0].iter().flat_map(|a| a.to_le_bytes()).collect();
     for (dtype, data) in [("BOOL", &[1u8, 0, 1, 1][..]), ("U8", &[1, 0, 1, 1]), ("I64", &i64s)] {
@@ -172,7 +171,7 @@ fn takes_what_torch_and_numpy_write() {
 }
 
 #[test]
-fn a_claimed_size_is_never_believed() {
+fn batch_file_refuses_sizes_without_data() {
     let empty = r#"{"__metadata__":{"format":"grpo-batch/1","loss":"{}"},"targets":{"dtype":"I64","shape":[1152921504606846976,0],"data_offsets":[0,0]}}"#;
     let mut bytes = (empty.len() as u64).to_le_bytes().to_vec();
     bytes.extend(empty.as_bytes());
@@ -186,7 +185,7 @@ proptest! {
     }
 
     #[test]
-    fn any_damage_is_an_error_or_a_valid_batch(at in any::<prop::sample::Index>(), value in any::<u8>(), keep in any::<prop::sample::Index>(), cut in any::<bool>()) {
+    fn damaged_files_are_an_error_or_a_valid_batch(at in any::<prop::sample::Index>(), value in any::<u8>(), keep in any::<prop::sample::Index>(), cut in any::<bool>()) {
         let mut bytes = case().to_bytes().unwrap();
         let i = at.index(bytes.len());
         bytes[i] = value;

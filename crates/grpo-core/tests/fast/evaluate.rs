@@ -1,4 +1,4 @@
-//! The evaluator against closed forms, finite differences, and itself cut into pieces.
+//! The evaluator compared with closed forms, with finite differences, and with its own results on parts of a batch.
 
 use approx::assert_relative_eq;
 use grpo_core::aggregate::token_weights;
@@ -9,8 +9,8 @@ use grpo_core::format::BatchLoss;
 use grpo_core::{Advantages, KlEstimator, LossConfig, LossType, Metrics, TokenBatch};
 use rstest::rstest;
 
-/// Two long sequences with ratios on both sides of the clip and both signs of advantage, one masked token, one fully
-/// masked sequence, one single token.
+/// Returns two long sequences with ratios on both sides of the clip and both signs of the advantage, one masked token, a fully
+/// masked sequence, and a sequence of one token.
 fn batch() -> (TokenBatch, Vec<f64>) {
     let logp = [-1.0, -2.0, -0.5, -3.0, -1.5, -0.7, -2.2, -1.1, -4.0, -0.9_f64];
     let log_ratio = [0.05, 0.4, -0.5, 0.0, -0.3, 0.31, 9.0, 0.02, -0.07, 0.6_f32];
@@ -72,7 +72,7 @@ fn derivatives_match_finite_differences(
     ));
     let (mut batch, logp) = batch();
     if on_policy {
-        // The old log-probabilities are the policy's own, held fixed while the policy moves.
+        // The old log-probabilities equal the policy's own and stay fixed in the finite difference.
         let mut old = vec![0.0; batch.tokens()];
         for (row, l) in batch.active_rows().iter().zip(&logp) {
             old[*row] = *l as f32;
@@ -98,7 +98,7 @@ fn derivatives_match_finite_differences(
     assert!(at.dlogp.iter().filter(|d| d.abs() > 1e-3).count() >= 5, "inputs must exercise the gradient");
 }
 
-/// cispo detaches its weight, so its gradient is not that of its value; the KL term's, on top of it, is.
+/// cispo detaches its weight, so its gradient differs from finite differences; the added KL term's gradient does not.
 #[rstest]
 fn the_kl_gradient_of_cispo_matches_finite_differences(
     #[values("k1", "k2", "k3")] kl: &str,
@@ -125,7 +125,7 @@ fn the_kl_gradient_of_cispo_matches_finite_differences(
     }
 }
 
-/// dL_t/dlogp of the clip family as the literature states it (no KL), independent of `objective.rs`.
+/// Returns dL_t/dlogp of the clip family as stated in the literature (without KL), independent of the crate's `objective`.
 fn closed_form(config: &LossConfig, ratio: f64, advantage: f64) -> f64 {
     let delta = config.delta.unwrap_or(f64::INFINITY);
     let clipped = ratio.clamp(config.ratio_low(), config.ratio_high());
@@ -154,7 +154,7 @@ fn the_clip_family_matches_its_closed_form(
 }
 
 #[test]
-fn cispo_weighs_by_a_detached_capped_ratio() {
+fn cispo_weights_by_a_detached_capped_ratio() {
     let config = config(r#"{"loss_type": "cispo", "epsilon_high": 1.3}"#);
     let (batch, logp) = batch();
     let got = run(&config, &batch, &logp, &vec![0.0; logp.len()], &[]);
@@ -186,19 +186,19 @@ fn on_policy_the_gradient_is_minus_the_advantage(#[values("grpo", "cispo", "gspo
     }
 }
 
-/// Weights of a batch under a loss and with what it says of the step.
+/// Returns the weights of a batch for a loss and a step.
 fn weights(json: &str, batch: &TokenBatch) -> grpo_core::Result<TokenWeights> {
     let BatchLoss { loss, step } = BatchLoss::from_json(json)?;
     token_weights(&loss, &batch.clone().with_step(step)?)
 }
 
-/// A step whose sequences `rows` are right.
+/// Returns the data of a step with `positive_rows`.
 fn positive(rows: Vec<usize>) -> StepData {
     StepData { positive_rows: Rows::Indices(rows), ..StepData::default() }
 }
 
 #[test]
-fn the_kl_term_averages_as_the_policy_term_and_its_weight_holds_beta() {
+fn kl_term_has_the_average_of_the_policy_term_times_beta() {
     let (batch, _) = batch();
     for json in [r#"{"beta": 0.5}"#, r#"{"loss_type": "dapo", "beta": 0.5}"#, r#"{"semantics": "verl", "beta": 0.5}"#] {
         let TokenWeights { policy, kl, .. } = weights(json, &batch).unwrap();
@@ -207,7 +207,7 @@ fn the_kl_term_averages_as_the_policy_term_and_its_weight_holds_beta() {
 }
 
 #[test]
-fn weights_are_trls() {
+fn weights_match_trl() {
     let (batch, _) = batch(); // B = 5, active 4 + 0 + 3 + 0 + 1 = 8
     let of = |json: &str| weights(json, &batch).unwrap().policy;
     let expect = |weights: Vec<f64>, per_sequence: [f64; 5]| {
@@ -227,7 +227,7 @@ fn weights_are_trls() {
 }
 
 #[test]
-fn weights_of_groups_are_skyrls_and_tunixs() {
+fn weights_of_groups_match_skyrl_and_tunix() {
     let (batch, _) = batch(); // active: 4, 0, 3, 0, 1
     let batch = batch.select_sequences(0..4).unwrap(); // 4, 0, 3, 0
     let of = |json: &str| {
@@ -244,7 +244,7 @@ fn weights_of_groups_are_skyrls_and_tunixs() {
         of(&format!(r#"{{"semantics": "verl", {prompts}, "dp_size": 2, "global_batch_size": 8}}"#)),
         [2.0 / 16.0, 2.0 / 12.0]
     );
-    // Prompts without active tokens count as sequences without do.
+    // Prompts without active tokens count, like sequences without active tokens.
     let halves = batch.clone().with_mask(&mask_of(&batch, 2..4)).unwrap();
     let first = |json: &str| weights(json, &halves).unwrap().policy[0];
     assert_eq!(first(&format!("{{{prompts}}}")), 1.0 / 8.0);
@@ -266,16 +266,16 @@ fn weights_of_groups_are_skyrls_and_tunixs() {
     assert!(text.contains("positive_rows names sequence 4, but the batch has 4"), "{text}");
 }
 
-/// The batch's mask without the sequences `without`.
+/// Returns the batch's mask without the sequences `without`.
 fn mask_of(batch: &TokenBatch, without: std::ops::Range<usize>) -> Vec<f32> {
     let mut mask = batch.mask();
     without.for_each(|sequence| mask[batch.range(sequence)].fill(0.0));
     mask
 }
 
-/// Two tokens of A = -1 with ratios 4 and 1/2, one of A = 1 with ratio 2.
+/// Two tokens with A = -1 and ratios 4 and 1/2, one token with A = 1 and ratio 2.
 #[test]
-fn ratios_are_measured() {
+fn metrics_report_importance_ratios() {
     let config = config(r#"{"loss_type": "bnpo", "clip_ratio_c": 3, "positive_example_nll_weight": 0.5, "beta": 0.1}"#);
     let batch = TokenBatch::packed(vec![0; 3], vec![0, 2, 3]).unwrap().with_step(positive(vec![1])).unwrap();
     let batch = batch.with_advantages(Advantages::PerSequence(vec![-1.0, 1.0])).unwrap();
@@ -293,7 +293,7 @@ fn ratios_are_measured() {
     assert_relative_eq!(value("ppo_kl"), -(4_f64.ln()) / 3.0, max_relative = 1e-12);
     assert_relative_eq!(value("pg_clipfrac_lower"), 1.0 / 3.0);
     assert_relative_eq!(value("positive_nll_loss"), 4.0 - 2_f64.ln(), max_relative = 1e-12);
-    // -max(...) of each: 3 (dual clip), 0.8 (clip), -1.2 (clip).
+    // -max(...) of each token: 3 (dual clip), 0.8 (clip), -1.2 (clip).
     assert_relative_eq!(sums.policy, (3.0 + 0.8 - 1.2) / 3.0, max_relative = 1e-12);
     assert!(sums.loss > sums.policy + 0.5 * value("positive_nll_loss"));
 }
@@ -329,7 +329,7 @@ fn micro_batches_of_one_step_add_up(
 }
 
 #[test]
-fn a_token_level_loss_can_be_evaluated_in_any_spans() {
+fn token_level_loss_can_be_evaluated_in_any_spans() {
     let config = config(r#"{"beta": 0.04}"#);
     let (batch, logp) = batch();
     let entropy = vec![0.25; logp.len()];
@@ -340,7 +340,7 @@ fn a_token_level_loss_can_be_evaluated_in_any_spans() {
 }
 
 #[test]
-fn clip_metrics_count_what_is_clipped() {
+fn clip_metrics_count_clipped_tokens_and_sequences() {
     let (batch, logp) = batch();
     let entropy: Vec<f64> = (0..8).map(f64::from).collect();
     let token =
@@ -353,12 +353,12 @@ fn clip_metrics_count_what_is_clipped() {
     assert_eq!(token.value("clip_ratio/low_min"), Some(0.0));
     assert_eq!(token.value("entropy"), Some(28.0 / 8.0));
     assert!(token.value("kl").unwrap() > 0.0);
-    // One shared ratio counts once per sequence, fully masked ones included: only the single token's exp(0.6) clips.
+    // A shared ratio counts once per sequence, including fully masked sequences: only the single token's exp(0.6) is clipped.
     let shared =
         run(&config(r#"{"loss_type": "gspo", "epsilon_low": 0.2, "epsilon_high": 0.3}"#), &batch, &logp, &entropy, &[]);
     assert_relative_eq!(shared.metrics.value("clip_ratio/high_mean").unwrap(), 1.0 / 5.0, max_relative = 1e-12);
     assert_eq!(shared.metrics.value("kl"), None);
-    // The smallest share runs over the same sequences as the mean: a fully masked one is not clipped.
+    // The minimum covers the same sequences as the mean: a fully masked sequence is not clipped.
     let all_low = TokenBatch::packed(vec![0; 3], vec![0, 2, 3])
         .unwrap()
         .with_mask(&[1.0, 1.0, 0.0])
@@ -373,7 +373,7 @@ fn clip_metrics_count_what_is_clipped() {
 }
 
 #[test]
-fn nothing_active_is_zero_loss_and_no_nan() {
+fn batch_without_active_tokens_has_zero_loss_and_no_nan() {
     for loss_type in ["grpo", "bnpo", "dapo", "gspo"] {
         let batch = TokenBatch::padded(&[-100; 6], &[0.0; 6], [2, 3]).unwrap();
         let config = config(&format!(r#"{{"loss_type": "{loss_type}", "entropy_coef": 0.1}}"#));
@@ -384,7 +384,7 @@ fn nothing_active_is_zero_loss_and_no_nan() {
 }
 
 #[test]
-fn huge_log_ratios_are_finite_where_the_cap_holds_them() {
+fn delta_keeps_the_loss_of_huge_log_ratios_finite() {
     let config = config(r#"{"delta": 4.0}"#);
     for (log_ratio, advantage) in [(95.0f32, -1.0f32), (120.0, -1.0), (120.0, 1.0), (-120.0, -1.0), (-120.0, 1.0)] {
         let batch = TokenBatch::packed(vec![0], vec![0, 1])
@@ -403,7 +403,7 @@ fn huge_log_ratios_are_finite_where_the_cap_holds_them() {
     }
 }
 
-/// Log-probabilities whose differences a naive exp turns into infinities, and those into NaN gradients.
+/// Log-probabilities whose differences overflow exp, which would make gradients NaN.
 #[rstest]
 fn any_finite_log_probability_gives_a_finite_loss(
     #[values("grpo", "cispo", "gspo")] loss_type: &str,
@@ -427,14 +427,14 @@ fn any_finite_log_probability_gives_a_finite_loss(
             .unwrap();
         let got = run(&config, &batch, &[policy, policy - 1.0], &[0.0; 2], &[]);
         assert!(got.loss.is_finite(), "loss {}", got.loss);
-        // Gradients go on to f32 arithmetic.
+        // Gradients are used in f32 arithmetic.
         assert!(got.dlogp.iter().all(|d| (*d as f32).is_finite()), "{:?}", got.dlogp);
     }
 }
 
-/// Beyond the bound of the exponent a term still pulls back, as hard as at the bound.
+/// Beyond the bound of the exponent a term keeps the slope that it has at the bound.
 #[test]
-fn a_held_exponent_keeps_its_slope() {
+fn saturated_exponent_keeps_its_slope() {
     let dlogp = |policy: f64, old: f32, reference: f32, beta: f64| {
         let config = config(&format!(r#"{{"beta": {beta}, "use_bias_correction_kl": false}}"#));
         let batch = TokenBatch::packed(vec![0], vec![0, 1])

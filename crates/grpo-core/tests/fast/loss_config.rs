@@ -1,4 +1,4 @@
-//! The loss configuration: what it accepts, and how it refuses.
+//! Parsing and refusals of the loss configuration.
 
 use grpo_core::batch::StepData;
 use grpo_core::format::BatchLoss;
@@ -22,7 +22,7 @@ fn an_empty_map_is_trl_grpo() {
 
 /// prime-rl #3586 of 2026-09-18.
 #[rstest]
-fn losses_of_prime_rl_have_the_defaults_of_today(#[values("ipo", "prime_rl")] loss: &str) {
+fn prime_rl_losses_have_the_defaults_of_2026_09_18(#[values("ipo", "prime_rl")] loss: &str) {
     let config = LossConfig::from_json(&format!(r#"{{"loss_type": "{loss}"}}"#)).unwrap();
     assert_eq!(config.bounds(), Bounds::Probability { down: 0.3, up: 0.3 });
     let parameters = &config.parameters.prime_rl;
@@ -39,7 +39,7 @@ fn zero_is_a_legal_value_of_every_knob_that_can_be_zero() {
 }
 
 #[test]
-fn gspo_is_sequence_level_and_says_so_when_contradicted() {
+fn gspo_is_sequence_level_and_refuses_token_level() {
     let gspo = LossConfig::from_json(r#"{"loss_type": "gspo", "epsilon_low": 3e-4, "epsilon_high": 4e-4}"#).unwrap();
     assert!(!gspo.is_token_level());
     let by_level = LossConfig::from_json(r#"{"loss_type": "grpo", "importance_sampling_level": "sequence"}"#).unwrap();
@@ -77,7 +77,7 @@ fn gspo_is_sequence_level_and_says_so_when_contradicted() {
 #[case(r#"{"beta": "lots"}"#, "expected f64")]
 #[case(r#"[1]"#, "expected a map")]
 #[case(r#"{"beta": "#, "not JSON")]
-fn refuses_with_a_reason(#[case] json: &str, #[case] reason: &str) {
+fn illegal_values_are_refused_with_a_reason(#[case] json: &str, #[case] reason: &str) {
     let message = refusal(json);
     assert!(message.contains(reason), "{json}: {message}");
 }
@@ -137,7 +137,7 @@ fn kl_estimators_have_the_names_of_trl_and_verl() {
 }
 
 #[test]
-fn keys_that_verl_hands_to_every_loss_are_read_by_those_that_have_them() {
+fn keys_that_verl_passes_to_every_loss_are_ignored_by_losses_without_them() {
     let c = |loss: &str| {
         let json =
             format!(r#"{{"semantics": "verl", "loss_type": "{loss}", "clip_ratio_c": 3.0, "loss_scale_factor": 9}}"#);
@@ -145,7 +145,7 @@ fn keys_that_verl_hands_to_every_loss_are_read_by_those_that_have_them() {
     };
     assert_eq!(["vanilla", "grpo", "dppo_tv", "dppo_kl"].map(c), [Some(3.0); 4]);
     assert_eq!(["gspo", "clip_cov", "kl_cov", "cispo", "sapo", "gpg", "geo_mean"].map(c), [None; 7]);
-    // Under TRL they would say nothing.
+    // Under TRL's semantics these keys would have no effect.
     assert!(refusal(r#"{"loss_type": "sapo", "clip_ratio_c": 3.0}"#).contains("clip_ratio_c"));
     let gspo = |level: &str| {
         format!(r#"{{"semantics": "verl", "loss_type": "gspo", "importance_sampling_level": "{level}"}}"#)
@@ -183,7 +183,7 @@ fn combinations_that_would_be_silently_wrong_are_refused(#[case] json: &str, #[c
     assert!(message.contains(words), "{message}");
 }
 
-/// What only a batch can say is read with it, and refused where it cannot be.
+/// Keys of a step are read together with a batch, and refused without one.
 #[rstest]
 #[case(r#"{"semantics": "verl", "dp_size": 2}"#, "batch_num_tokens")]
 #[case(r#"{"semantics": "verl", "loss_type": "sapo", "dp_size": 2, "batch_num_tokens": 9}"#, "global_batch_size")]
@@ -196,7 +196,7 @@ fn combinations_that_would_be_silently_wrong_are_refused(#[case] json: &str, #[c
 #[case(r#"{"num_items_in_batch": -1}"#, "num_items_in_batch")]
 #[case(r#"{"batch_num_tokens": 0}"#, "batch_num_tokens")]
 #[case(r#"{"zzz": 1}"#, "unknown key `zzz`; known here: adv_tau, batch_num_tokens, beta")]
-fn what_is_known_of_a_step_is_checked_with_its_batch(#[case] json: &str, #[case] words: &str) {
+fn keys_of_a_step_are_checked_with_its_batch(#[case] json: &str, #[case] words: &str) {
     let weights = || {
         let BatchLoss { loss, step } = BatchLoss::from_json(json)?;
         let batch = grpo_core::TokenBatch::packed(vec![0; 5], vec![0, 2, 5])?.with_step(step)?;
@@ -207,7 +207,7 @@ fn what_is_known_of_a_step_is_checked_with_its_batch(#[case] json: &str, #[case]
 }
 
 #[test]
-fn numbers_of_a_step_are_finite_and_an_entropy_bonus_is_asked_for() {
+fn numbers_of_a_step_must_be_finite_and_its_entropy_coef_needs_a_bonus() {
     let batch = || grpo_core::TokenBatch::packed(vec![0; 5], vec![0, 2, 5]).unwrap();
     for wrong in [
         StepData { num_items_in_batch: Some(f64::NAN), ..StepData::default() },
@@ -225,9 +225,9 @@ fn numbers_of_a_step_are_finite_and_an_entropy_bonus_is_asked_for() {
     assert!(weights(0.0).unwrap_err().to_string().contains("no entropy bonus"));
 }
 
-/// verl's straight-through estimators are never weighed; TRL, which has none, corrects the others.
+/// verl's straight-through estimators are never weighted; TRL has none and weights its estimators by default.
 #[test]
-fn what_weighs_the_kl_term() {
+fn kl_importance_has_defaults_by_system_and_estimator() {
     let of = |json: &str| LossConfig::from_json(json).unwrap().kl_importance();
     assert_eq!(of(r#"{"beta": 0.1}"#), KlImportance::Ratio);
     assert_eq!(of(r#"{"beta": 0.1, "kl_estimator": "k3+"}"#), KlImportance::Off);
@@ -240,9 +240,9 @@ fn what_weighs_the_kl_term() {
     assert!(asks(r#"{"rollout_is": "token"}"#) && !asks("{}"));
 }
 
-/// Parts that are alike: each is its share of the step that they make together.
+/// The weights of equal parts add up to the weights of the step.
 #[rstest]
-fn parts_of_a_step_weigh_their_share(#[values("grpo", "bnpo", "dapo", "cispo", "luspo")] loss_type: &str) {
+fn parts_of_a_step_have_their_share_of_its_weights(#[values("grpo", "bnpo", "dapo", "cispo", "luspo")] loss_type: &str) {
     let batch = grpo_core::TokenBatch::packed(vec![0; 5], vec![0, 2, 5]).unwrap();
     let weights = |keys: &str| {
         let json = format!(r#"{{"loss_type": "{loss_type}", "epsilon_high": 5.0{keys}}}"#);
@@ -254,7 +254,7 @@ fn parts_of_a_step_weigh_their_share(#[values("grpo", "bnpo", "dapo", "cispo", "
 }
 
 #[test]
-fn flags_and_samplers_have_to_be_there_for_the_batch() {
+fn prepare_checks_truncated_rows_and_requires_sampler_logp() {
     let batch = grpo_core::TokenBatch::packed(vec![0; 5], vec![0, 2, 5]).unwrap();
     let prepare = |json: &str| {
         let BatchLoss { loss, step } = BatchLoss::from_json(json).unwrap();

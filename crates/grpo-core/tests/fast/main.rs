@@ -1,4 +1,4 @@
-//! The loss itself: what a configuration means, how a batch is evaluated, what the documents say of both.
+//! Tests of configuration, evaluation of batches, and generated documentation.
 
 mod advantages;
 #[cfg(feature = "format")]

@@ -1,4 +1,4 @@
-//! What is logged of samplers that are not the policy, against verl's own code in float64 (`tests/golden/mismatch.py`) and
+//! Metrics of the sampler mismatch compared with verl's own code in float64 (`tests/golden/mismatch.py`) and
 //! NeMo-RL's formulas.
 
 use grpo_core::batch::PolicyValues;
@@ -22,7 +22,7 @@ struct Case {
     expected: BTreeMap<String, f64>,
 }
 
-/// What verl logs besides: of one rejection rule, of weights per sequence, and of the normalisation.
+/// Prefixes of verl's other metrics: of single rejection rules, of weights per sequence, and of the normalisation.
 const LEFT_OUT: [&str; 4] = ["rollout_rs_token", "rollout_rs_seq_mean", "rollout_is_seq", "rollout_is_batch"];
 
 fn metrics(config: Value, shape: [usize; 2], old: Vec<f32>, sampler: Vec<f32>, mask: &[f32]) -> Metrics {
@@ -34,7 +34,7 @@ fn metrics(config: Value, shape: [usize; 2], old: Vec<f32>, sampler: Vec<f32>, m
 }
 
 #[test]
-fn they_are_what_verl_logs() {
+fn mismatch_metrics_match_verl() {
     let golden: Golden = serde_json::from_str(include_str!("../../../../tests/golden/mismatch.json")).unwrap();
     let mut compared = 0;
     for case in golden.cases {
@@ -48,7 +48,7 @@ fn they_are_what_verl_logs() {
                 continue;
             }
             let found = found.value(&name).unwrap_or_else(|| panic!("{name} of {}", case.config));
-            // verl counts in float32 here and there, and divides by a count + 1e-8.
+            // verl computes some counts in float32 and divides by a count + 1e-8.
             let close = (found - expected).abs() <= 1e-6 * expected.abs().max(1.0);
             assert!(close, "{name} of {}: {found}, verl has {expected}", case.config);
             compared += 1;
@@ -58,8 +58,8 @@ fn they_are_what_verl_logs() {
 }
 
 #[test]
-fn errors_of_probabilities_are_nemo_s() {
-    // Two tokens with d = o - s of ln 2 and -ln 4, one without a sampler, one masked.
+fn probability_errors_match_nemo_rl() {
+    // Two tokens with d = o - s of ln 2 and -ln 4, one token without a sampler log-probability, one masked token.
     let (two, four) = (2_f64.ln(), 4_f64.ln());
     let old = vec![-0.5, -1.5, -9.0, f32::NAN];
     let sampler = vec![(-0.5 - two) as f32, (-1.5 + four) as f32, f32::NAN, 3.0];
@@ -80,7 +80,7 @@ fn errors_of_probabilities_are_nemo_s() {
 }
 
 #[test]
-fn they_stay_finite() {
+fn mismatch_metrics_stay_finite() {
     let old = vec![-900.0, -0.0, -900.0, 0.0];
     let sampler = vec![0.0, -900.0, 0.0, -900.0];
     let found = metrics(json!({ "vllm_importance_sampling_clip_max": 3.0 }), [2, 2], old, sampler, &[1.0; 4]);

@@ -1,4 +1,4 @@
-//! The value loss of PPO against verl's `compute_value_loss` and torch's autograd (`tests/golden/value_loss.py`).
+//! The value loss of PPO compared with verl's `compute_value_loss` and torch's autograd (`tests/golden/value_loss.py`).
 
 use grpo_core::batch::{TokenBatch, ValueTargets};
 use grpo_core::objective::{ValueLossConfig, explained_variance};
@@ -43,7 +43,7 @@ fn verl(mode: LossAggMode) -> LossConfig {
 }
 
 #[test]
-fn loss_and_gradient_are_those_of_verl() {
+fn value_loss_and_gradient_match_verl() {
     let (mut clipped, mut kinds) = (0, 0);
     for case in cases() {
         let config = ValueLossConfig { vf_coef: 0.7, cliprange_value: case.cliprange_value };
@@ -67,7 +67,7 @@ fn loss_and_gradient_are_those_of_verl() {
 }
 
 #[test]
-fn micro_batches_add_up_to_the_step() {
+fn value_losses_of_micro_batches_add_up_to_the_step() {
     let case = &cases()[0];
     let (whole, config) = (batch(case), verl(case.loss_agg_mode));
     let weights = grpo_core::aggregate::token_weights(&config, &whole).unwrap();
@@ -84,14 +84,14 @@ fn micro_batches_add_up_to_the_step() {
 }
 
 #[test]
-fn tokens_without_a_return_are_left_out() {
+fn value_loss_skips_tokens_without_a_return() {
     let targets = |returns: [f32; 3]| ValueTargets { old_values: vec![0.0; 3], returns: returns.to_vec() };
     let tokens = || TokenBatch::packed(vec![0; 3], vec![0, 1, 3]).unwrap();
     let batch = tokens().with_value_targets(targets([1.0, f32::NAN, 2.0])).unwrap();
     let config = verl(LossAggMode::TokenMean);
     let value = ValueLossConfig { vf_coef: 1.0, cliprange_value: None };
     let out = value.compute(&[0.0, 5.0, 0.0], &config, &batch).unwrap();
-    // They count among the tokens all the same, as tokens without an advantage do.
+    // They still count in the number of tokens, as tokens without an advantage do.
     assert!((out.value_loss - (0.5 + 2.0) / 3.0).abs() < 1e-12);
     assert_eq!(out.dvalues, [-1.0 / 3.0, 0.0, -2.0 / 3.0]);
     assert_eq!(out.metrics.value("return_mean"), Some(1.5));
@@ -99,7 +99,7 @@ fn tokens_without_a_return_are_left_out() {
 }
 
 #[test]
-fn what_does_not_fit_is_refused() {
+fn value_loss_refuses_illegal_inputs() {
     let targets = |old: f32, ret: f32| ValueTargets { old_values: vec![old], returns: vec![ret] };
     let tokens = || TokenBatch::packed(vec![0], vec![0, 1]).unwrap();
     assert!(tokens().with_value_targets(targets(f32::NAN, 0.0)).unwrap_err().to_string().contains("old_values"));

@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn groups_of_different_sizes_are_those_computed_by_hand() {
+fn groups_of_different_sizes_match_values_computed_by_hand() {
     // Means 2, 5 and 4; the last group has one completion.
     let (rewards, offsets) = ([1.0, 2.0, 3.0, 1.0, 5.0, 9.0, 4.0], [0, 3, 6, 7]);
     let of = |json: &str| with(json).advantages(&rewards, &offsets[..]).unwrap();
@@ -14,7 +14,7 @@ fn groups_of_different_sizes_are_those_computed_by_hand() {
     assert_eq!(of(r#"{"estimator": "mean_only"}"#), [-1.0, 0.0, 1.0, -4.0, 0.0, 4.0, 0.0]);
     assert_eq!(of(r#"{"estimator": "rloo"}"#), [-1.5, 0.0, 1.5, -6.0, 0.0, 6.0, 0.0]);
     assert_eq!(of(r#"{"estimator": "gpg"}"#), [-1.0, 0.0, 1.0, -4.0, 0.0, 4.0, 0.0]);
-    // Baselines weighed by length: (1 + 2 + 2 x 3) / 4, (2 x 1 + 5 + 9) / 4, and that of the lone one is itself.
+    // Baselines weighted by length: (1 + 2 + 2 x 3) / 4, (2 x 1 + 5 + 9) / 4, and 4 for the single completion.
     let batch = batch(&[1, 1, 2, 2, 1, 1, 3]);
     let inputs =
         AdvantageInputs { batch: Some(&batch), ..AdvantageInputs::new(Rewards::PerSequence(&rewards), &offsets[..]) };
@@ -25,9 +25,9 @@ fn groups_of_different_sizes_are_those_computed_by_hand() {
     assert_eq!(passk.advantages(&rewards[..6], &[0, 2, 6][..]).unwrap(), [0.0, 1.0, 0.0, 0.0, 0.0, 4.0]);
 }
 
-/// Groups of one size, filled up with completions that have neither tokens nor a reward, are the same thing.
+/// Groups of different sizes equal groups of one size that are padded with completions without tokens and reward.
 #[rstest]
-fn a_group_of_any_size_is_one_that_is_filled_up(
+fn groups_of_different_sizes_equal_padded_groups(
     #[values(
         "group",
         "mean_only",
@@ -70,7 +70,7 @@ fn a_group_of_any_size_is_one_that_is_filled_up(
     let found = run(&rewards, &lengths, &greedy, Groups::from(&offsets));
 
     let largest = sizes.iter().copied().max().unwrap();
-    // Where each completion stands once its group is filled up; `None` is filler.
+    // Row of each completion in its padded group; `None` for padding.
     let rows: Vec<Option<usize>> = offsets
         .windows(2)
         .flat_map(|group| (0..largest).map(|i| Some(group[0] + i).filter(|row| *row < group[1])))
@@ -96,7 +96,7 @@ fn a_group_of_any_size_is_one_that_is_filled_up(
 #[case(&[0, 3, 2, 4], "end of group 1")]
 #[case(&[0, 5], "0 to 5")]
 #[case(&[], "offsets of groups")]
-fn offsets_of_groups_that_are_none_are_refused(#[case] offsets: &[usize], #[case] reason: &str) {
+fn illegal_group_offsets_are_refused(#[case] offsets: &[usize], #[case] reason: &str) {
     let rewards = [1.0, 0.0, 0.5, 2.0];
     for error in [
         AdvantageConfig::default().advantages(&rewards, offsets).unwrap_err(),
@@ -108,7 +108,7 @@ fn offsets_of_groups_that_are_none_are_refused(#[case] offsets: &[usize], #[case
 }
 
 #[test]
-fn dynamic_sampling_sorts_groups_of_different_sizes() {
+fn dynamic_sampling_filters_groups_of_different_sizes() {
     let rewards = [0.0, 1.0, 0.5, 0.5, 0.5, 0.7, f32::NAN];
     let kept = DynamicSampling::default().filter(&rewards, &[0, 3, 5, 6, 7][..]).unwrap();
     assert_eq!(kept, KeptGroups { kept: vec![0, 2], zero_variance: 1, without_reward: 1, ..Default::default() });

@@ -1,4 +1,4 @@
-//! What a configuration comes to, property by property.
+//! The resolved properties of a configuration.
 
 use super::examples::example_of_page;
 use super::page::{number, table};
@@ -10,7 +10,7 @@ use serde::Serialize;
 
 pub(crate) const SYSTEMS: [Semantics; 3] = [Semantics::Trl, Semantics::Verl, Semantics::MllmJax];
 
-/// A property and what it comes to.
+/// A property and its value.
 pub(crate) type Property = (&'static str, String);
 
 pub(crate) fn word(value: impl Serialize) -> String {
@@ -21,12 +21,12 @@ fn or_off(value: Option<f64>) -> String {
     value.map_or("off".into(), number)
 }
 
-/// Why a configuration is refused.
+/// Returns the reason for which a configuration is refused.
 fn reason(error: &grpo_core::Error) -> String {
     error.to_string().replace("invalid loss configuration: ", "")
 }
 
-/// A loss under a system with nothing but what it cannot do without, and that; or why there is no such thing.
+/// Returns the smallest legal configuration of a loss under a system and the reason for its keys, or the reason why there is none.
 pub(crate) fn minimal(loss_type: LossType, semantics: Semantics) -> Result<(LossConfig, Option<String>), String> {
     let bare = LossConfig { loss_type, semantics, ..LossConfig::default() };
     let Err(error) = bare.validate() else { return Ok((bare, None)) };
@@ -39,7 +39,7 @@ pub(crate) fn minimal(loss_type: LossType, semantics: Semantics) -> Result<(Loss
     }
 }
 
-/// What `config` comes to.
+/// Returns the properties of `config`.
 pub(crate) fn properties(config: &LossConfig) -> Vec<Property> {
     let bounds = match config.bounds() {
         Bounds::None => "none".into(),
@@ -69,7 +69,7 @@ pub(crate) fn properties(config: &LossConfig) -> Vec<Property> {
     ]
 }
 
-/// All digits but those that 1 + epsilon adds.
+/// Formats a number without the rounding error of 1 + epsilon.
 fn exact(value: f64) -> String {
     ((value * 1e12).round() / 1e12).to_string()
 }
@@ -78,12 +78,12 @@ fn plus_minus(bound: Option<f64>) -> String {
     bound.map_or("any".into(), |bound| format!("±{}", number(bound)))
 }
 
-/// How tokens are weighed, found out on a batch of lengths 3, 1 and 0 (masked), 4 wide.
+/// Measures the weights of tokens on a batch of width 4 with 3, 1 and 0 active tokens.
 fn averages(config: &LossConfig) -> [String; 3] {
     let active = |i: usize| if i < 3 || i == 4 { 1.0 } else { 0.0 };
     let batch = TokenBatch::padded(&[0; 12], &std::array::from_fn::<f32, 12, _>(active), [3, 4]).unwrap();
     let step = StepData { num_items_in_batch: Some(10.0), ..StepData::default() };
-    // Coefficients of 1, so that what is left is the average.
+    // With coefficients of 1 the weights are the averages.
     let config = LossConfig { beta: 1.0, entropy_coef: 1.0, ..config.clone() };
     let weights = token_weights(&config, &batch.with_step(step).unwrap()).expect("weights");
     let constant = config.max_completion_length.unwrap_or(1024) as f64;
@@ -105,7 +105,7 @@ fn averages(config: &LossConfig) -> [String; 3] {
     })
 }
 
-/// What happens to the ratio between old policy and sampler, found out with one that no bound holds.
+/// Measures the treatment of an unbounded ratio between old policy and sampler.
 fn sampler(config: &LossConfig) -> String {
     let batch = TokenBatch::packed(vec![0; 2], vec![0, 2])
         .unwrap()
@@ -138,7 +138,7 @@ fn sampler(config: &LossConfig) -> String {
     }
 }
 
-/// Every property that the system decides, with the losses for which it does so in the same way.
+/// Lists every property that depends on the system; losses with the same values share a row.
 pub(crate) fn differences(losses: &[LossType]) -> String {
     let mut groups: Vec<([String; 4], Vec<&str>)> = Vec::new();
     for loss in losses {

@@ -1,37 +1,37 @@
-//! The settings and tokens of the numbers on the pages: on both sides of every bound, for both signs of the advantage.
+//! Settings and tokens of the numbers on the pages: both sides of every bound, both signs of the advantage.
 
 use super::loss_pages::written;
 use grpo_core::objective::Bounds;
 use grpo_core::{LossConfig, LossType};
 
-/// Tokens (old logp, logp) that share an advantage.
+/// Tokens (old logp, logp) that share one advantage.
 pub(crate) struct Sequence {
     pub(crate) advantage: f64,
     pub(crate) tokens: Vec<(f64, f64)>,
 }
 
-/// Each list of tokens with A = 1, then with A = -1.
+/// Returns each list of tokens with A = 1, then with A = -1.
 fn both_signs(sequences: &[&[(f64, f64)]]) -> Vec<Sequence> {
     let with = |advantage: f64| sequences.iter().map(move |tokens| Sequence { advantage, tokens: tokens.to_vec() });
     with(1.0).chain(with(-1.0)).collect()
 }
 
-/// One token each.
+/// Returns sequences of one token.
 fn tokens() -> Vec<Sequence> {
     both_signs(&[&[(-2.0, -2.5)], &[(-2.0, -2.1)], &[(-2.0, -2.0)], &[(-2.0, -1.9)], &[(-2.0, -1.5)], &[(-2.0, -0.5)]])
 }
 
-/// Two tokens each, whose log-ratios have the mean -0.3, 0 and 0.3.
+/// Returns sequences of two tokens with mean log-ratios of -0.3, 0 and 0.3.
 fn pairs() -> Vec<Sequence> {
     both_signs(&[&[(-2.0, -2.5), (-1.0, -1.1)], &[(-2.0, -1.9), (-1.0, -1.1)], &[(-2.0, -1.5), (-1.0, -0.9)]])
 }
 
-/// Tokens that gain and lose a little or a lot of probability; the last one from a small one.
+/// Returns tokens whose probabilities change by a little or a lot; the last token starts from a small probability.
 fn probabilities() -> Vec<Sequence> {
     both_signs(&[&[(-1.0, -2.0)], &[(-1.0, -1.1)], &[(-1.0, -0.9)], &[(-1.0, -0.5)], &[(-4.0, -0.5)]])
 }
 
-/// Tokens whose covariances of advantage and logp differ.
+/// Returns tokens whose covariances of advantage and logp differ.
 fn covariances() -> Vec<Sequence> {
     let tokens = [
         (1.0, -0.6, -0.5),
@@ -44,7 +44,7 @@ fn covariances() -> Vec<Sequence> {
     tokens.map(|(advantage, old, logp)| Sequence { advantage, tokens: vec![(old, logp)] }).into()
 }
 
-/// Settings of the losses that are shown with more than their page's example, or with another.
+/// Returns additional settings of the losses whose pages show more than their example.
 fn settings(loss: &str) -> &'static [&'static str] {
     match loss {
         "grpo" => &["", r#""delta": 1.5"#, r#""importance_sampling_level": "sequence""#],
@@ -64,7 +64,7 @@ fn settings(loss: &str) -> &'static [&'static str] {
     }
 }
 
-/// Settings with sequences that show what they do.
+/// Returns settings and sequences that show their effect.
 pub(crate) fn examples(loss: LossType) -> Vec<(String, Vec<Sequence>)> {
     let name = loss.name();
     let with = |keys: &&str| match keys.is_empty() {
@@ -87,7 +87,7 @@ pub(crate) fn examples(loss: LossType) -> Vec<(String, Vec<Sequence>)> {
     settings.into_iter().map(|json| (json.clone(), sequences(&json))).collect()
 }
 
-/// The first example on the page of a loss.
+/// Returns the first example on the page of a loss.
 pub(crate) fn example_of_page(loss: LossType) -> serde_json::Value {
     let text = written(loss);
     let yaml = text.split("```yaml\n").nth(1).and_then(|rest| rest.split("```").next());

@@ -10,7 +10,7 @@ use grpo_core::batch::TokenWeights;
 use grpo_core::{Advantages, LossConfig, LossType, TokenBatch};
 use std::collections::BTreeMap;
 
-/// What the loss's file says of it, as a page of docs/losses.
+/// Returns the documentation of the loss's file as a page of docs/losses.
 pub(crate) fn written(loss: LossType) -> String {
     let name = loss.name();
     let path = folder("crates/grpo-core/src/objective").join(format!("{name}.rs"));
@@ -22,7 +22,7 @@ pub(crate) fn written(loss: LossType) -> String {
     links(&text.join("\n"))
 }
 
-/// Links of rustdoc and names of files as links between pages.
+/// Converts links of rustdoc and file names to links between pages.
 fn links(text: &str) -> String {
     let text = text.replace("](crate::LossConfig::prepare)", "](../../crates/grpo-core/src/prepare.rs)");
     let mut parts = text.split("](super::");
@@ -44,27 +44,27 @@ fn links(text: &str) -> String {
     code.map(|(text, is_code)| if is_code { format!("`{text}`") } else { text }).collect()
 }
 
-/// The first sentences of a loss's page: what it is.
+/// Returns the first paragraph of a loss's page.
 fn summary(loss: LossType) -> String {
     let text = written(loss);
     text.split("\n\n").nth(1).expect("a first paragraph").replace('\n', " ")
 }
 
-/// The list of losses.
+/// Returns the list of losses.
 pub(crate) fn index() -> String {
     let rows = LossType::ALL.iter().map(|loss| [format!("[{0}]({0}.md)", loss.name()), summary(*loss)]);
-    table(&["page", "what it is"], rows)
+    table(&["page", "summary"], rows)
 }
 
-/// The page of a loss.
+/// Returns the page of a loss.
 pub(crate) fn page(loss: LossType) -> String {
     format!("{}\n\n## From the code\n\n{}\n", written(loss), marked(&generated(loss)))
 }
 
 fn generated(loss: LossType) -> String {
-    let legend = "B: sequences; B': those with active tokens; |y|: active tokens of a sequence; N: active tokens of \
+    let legend = "B: sequences; B': sequences with active tokens; |y|: active tokens of a sequence; N: active tokens of \
                   the step ([aggregation](aggregation.md)).";
-    let numbers_of = "The code's own for a sequence alone, the mean over its tokens whatever the loss's average; \
+    let numbers_of = "Computed by this library for one sequence, as the mean over its tokens for every average; \
                       without KL and entropy.";
     let mut text = format!("### Defaults by system\n\n{}\n{legend}\n\n### Numbers\n\n{numbers_of}\n", defaults(loss));
     for (json, sequences) in examples(loss) {
@@ -100,7 +100,7 @@ fn defaults(loss: LossType) -> String {
     if notes.is_empty() { table } else { format!("{table}\n{notes}") }
 }
 
-/// Loss and gradient of `sequences`.
+/// Returns loss and gradient of `sequences`.
 fn numbers(json: &str, sequences: &[Sequence]) -> String {
     let config = LossConfig::from_json(json).unwrap();
     let tokens: Vec<(f64, f64)> = sequences.iter().flat_map(|s| s.tokens.clone()).collect();

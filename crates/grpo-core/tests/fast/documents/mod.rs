@@ -1,7 +1,7 @@
-//! The pages under docs/losses and the presets under configs/loss say what the code does.
+//! Checks that the pages in docs/losses and the presets in configs/loss agree with the code.
 //!
-//! What lies between the marks of a page is made here, from the code; `UPDATE_DOCS=1 cargo test -p grpo-core --test fast
-//! documents` writes it anew. Without the variable a page that differs fails.
+//! The part of a page between the marks is generated from the code; `UPDATE_DOCS=1 cargo test -p grpo-core --test fast
+//! documents` writes it. Without the variable a page that differs fails the test.
 
 mod defaults;
 mod examples;
@@ -19,7 +19,7 @@ fn folder(name: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../..").join(name)
 }
 
-/// Pages with their text.
+/// Returns names and texts of the pages.
 fn pages() -> Vec<(String, String)> {
     let entries = std::fs::read_dir(folder("docs/losses")).unwrap();
     let mut pages: Vec<(String, String)> = entries
@@ -37,7 +37,7 @@ fn parse(yaml: &str) -> LossConfig {
 }
 
 #[test]
-fn generated_parts_are_what_the_code_says() {
+fn generated_parts_match_the_code() {
     for loss in LossType::ALL.iter().copied() {
         page::check_whole(loss.name(), &loss_pages::page(loss));
     }
@@ -69,7 +69,7 @@ fn examples_in_yaml_are_legal() {
 }
 
 #[test]
-fn every_page_is_in_the_index_and_every_link_leads_somewhere() {
+fn every_page_is_in_the_index_and_every_link_has_a_target() {
     let pages = pages();
     let (_, index) = pages.iter().find(|(name, _)| name == "README.md").unwrap();
     for (name, text) in &pages {
@@ -82,7 +82,7 @@ fn every_page_is_in_the_index_and_every_link_leads_somewhere() {
     }
 }
 
-/// Each key of the configuration with its default and the pages that name it.
+/// Returns each key of the configuration with its default and the pages that name it.
 fn keys() -> Vec<(String, String, Vec<String>)> {
     let word = |code: &str| code.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_')).next().unwrap().to_owned();
     let said: Vec<(String, BTreeSet<String>)> = pages()
@@ -106,7 +106,7 @@ fn table_of_keys() -> String {
 }
 
 #[test]
-fn every_key_is_explained_somewhere() {
+fn every_key_is_explained_on_a_page() {
     let missing: Vec<String> = keys().into_iter().filter(|(.., pages)| pages.is_empty()).map(|(key, ..)| key).collect();
-    assert!(missing.is_empty(), "no page says what these are: {missing:?}");
+    assert!(missing.is_empty(), "no page explains these keys: {missing:?}");
 }

@@ -1,4 +1,4 @@
-//! A page with a generated part, and how numbers and tables look in it.
+//! Pages with a generated part, and the format of their numbers and tables.
 
 use super::folder;
 use std::collections::BTreeMap;
@@ -30,7 +30,7 @@ pub(crate) fn check_whole(name: &str, new: &str) {
     );
 }
 
-/// A generated part between its marks.
+/// Returns a generated part between its marks.
 pub(crate) fn marked(generated: &str) -> String {
     format!("{BEGIN}\n{}\n\n{END}", generated.trim())
 }
@@ -41,12 +41,12 @@ fn split(text: &str) -> Option<(&str, &str, &str)> {
     Some((before, generated, after))
 }
 
-/// What people wrote.
+/// Returns the text without its generated part.
 pub(crate) fn without_generated(text: &str) -> String {
     split(text).map_or(text.to_owned(), |(before, _, after)| format!("{before}{after}"))
 }
 
-/// A Markdown table.
+/// Returns a Markdown table.
 pub(crate) fn table<R: AsRef<[String]>>(head: &[&str], rows: impl IntoIterator<Item = R>) -> String {
     let line = |cells: Vec<&str>| format!("| {} |\n", cells.join(" | "));
     let mut text = line(head.to_vec()) + &format!("|{}\n", "---|".repeat(head.len()));
@@ -56,7 +56,7 @@ pub(crate) fn table<R: AsRef<[String]>>(head: &[&str], rows: impl IntoIterator<I
     text
 }
 
-/// Four digits.
+/// Formats a number with four digits.
 pub(crate) fn number(value: f64) -> String {
     if value == 0.0 {
         return "0".into();
@@ -72,7 +72,7 @@ pub(crate) fn number(value: f64) -> String {
     }
 }
 
-/// `value` as 1/n where it is one.
+/// Formats `value` as 1/n if it is such a fraction.
 pub(crate) fn fraction(value: f64) -> String {
     let n = (1.0 / value).round();
     match value > 0.0 && value < 1.0 && (value * n - 1.0).abs() < 1e-12 {
@@ -81,9 +81,9 @@ pub(crate) fn fraction(value: f64) -> String {
     }
 }
 
-/// JSON as one would say it: `loss_type: grpo, delta: 1.5`.
+/// Formats JSON as `loss_type: grpo, delta: 1.5`.
 pub(crate) fn spoken(json: &str) -> String {
-    // The loss first and the rest by key, whatever order a map has in this build (a feature of serde_json decides).
+    // `semantics` and `loss_type` first, then the other keys in order: a feature of serde_json decides the order of maps in this build.
     let by_key: BTreeMap<String, serde_json::Value> = serde_json::from_str(json).expect("JSON");
     let mut sorted: Vec<_> = by_key.iter().collect();
     sorted.sort_by_key(|(key, _)| ["semantics", "loss_type"].iter().position(|first| first == key).unwrap_or(2));

@@ -1,11 +1,11 @@
-//! The presets, side by side.
+//! A comparison of the presets.
 
 use super::defaults::properties;
 use super::page::table;
 use super::{folder, parse};
 use grpo_core::{LossConfig, Semantics};
 
-/// Names and texts of configs/loss.
+/// Returns names and texts of configs/loss.
 fn presets() -> Vec<(String, String)> {
     let entries = std::fs::read_dir(folder("configs/loss")).unwrap();
     let mut presets: Vec<(String, String)> = entries
@@ -16,13 +16,13 @@ fn presets() -> Vec<(String, String)> {
     presets
 }
 
-/// The comment on top, without its marks.
+/// Returns the leading comment without its marks.
 fn comment(text: &str) -> String {
     let lines = text.lines().map_while(|line| line.strip_prefix("# "));
     lines.collect::<Vec<_>>().join(" ")
 }
 
-/// What the preset sets otherwise than the defaults do.
+/// Returns the keys whose values differ from the defaults.
 fn keys(config: &LossConfig) -> String {
     let (of, defaults) = (serde_json::to_value(config).unwrap(), serde_json::to_value(LossConfig::default()).unwrap());
     let keys = of.as_object().unwrap().iter().filter(|(key, value)| **value != defaults[key.as_str()]);
@@ -40,7 +40,7 @@ pub(crate) fn generated() -> String {
     let what = presets.iter().map(|(name, text)| [link(name), comment(text)]);
     let set = presets.iter().map(|(name, text)| [name.clone(), keys(&parse(text))]);
     let configs: Vec<(&String, LossConfig)> = presets.iter().map(|(name, text)| (name, parse(text))).collect();
-    // What is the same for all of them tells nothing.
+    // Columns with the same value for all presets are omitted.
     let of: Vec<_> = configs.iter().map(|(_, config)| properties(config)).collect();
     let telling: Vec<usize> = (0..of[0].len()).filter(|i| of.iter().any(|list| list[*i].1 != of[0][*i].1)).collect();
     let head: Vec<&str> = ["preset"].into_iter().chain(telling.iter().map(|i| of[0][*i].0)).collect();
@@ -48,7 +48,7 @@ pub(crate) fn generated() -> String {
         [(*name).clone()].into_iter().chain(telling.iter().map(|i| list[*i].1.clone())).collect::<Vec<_>>()
     });
     format!(
-        "### What they are\n\n{}\n### What they set otherwise than the defaults\n\n{}\n### What they come to\n\n{}",
+        "### Presets\n\n{}\n### Keys that differ from the defaults\n\n{}\n### Resolved settings\n\n{}",
         table(&["preset", "reproduces"], what),
         table(&["preset", "keys"], set),
         table(&head, comes_to)
@@ -56,7 +56,7 @@ pub(crate) fn generated() -> String {
 }
 
 #[test]
-fn presets_of_a_system_say_which_and_mean_it() {
+fn presets_name_their_system_and_use_its_semantics() {
     for (name, text) in presets() {
         let (config, comment) = (parse(&text), comment(&text));
         let system = match name.split('-').next().unwrap() {

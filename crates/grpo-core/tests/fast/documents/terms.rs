@@ -1,4 +1,4 @@
-//! The generated parts of the pages about what is around the policy term.
+//! The generated parts of the pages about KL, aggregation, sampler and entropy.
 
 use super::page::{fraction, number, spoken, table};
 use grpo_core::aggregate::token_weights;
@@ -7,7 +7,7 @@ use grpo_core::batch::PolicyValues;
 use grpo_core::format::BatchLoss;
 use grpo_core::{Advantages, LossConfig, TokenBatch};
 
-/// Value and slope of each estimator.
+/// Returns value and slope of each estimator.
 pub(crate) fn kl() -> String {
     let estimators = ["k1", "k2", "k3", "low_var_kl", "abs", "k1+", "k3+", "abs+", "low_var_kl+"];
     let head: Vec<String> = estimators.iter().map(|name| format!("`{name}`")).collect();
@@ -21,14 +21,14 @@ pub(crate) fn kl() -> String {
         slopes.push([vec![number(d)], slope].concat());
     }
     format!(
-        "The code's own numbers, `semantics: trl` without bias correction; the last column is k3 times the ratio, \
+        "Computed by this library with `semantics: trl` without bias correction; the last column is k3 times the ratio, \
          on-policy (r = 1).\n\nValue:\n\n{}\nSlope by l:\n\n{}",
         table(&head, values),
         table(&head, slopes)
     )
 }
 
-/// The KL term of a token with A = 0 and beta = 1.
+/// Returns the KL term of a token with A = 0 and beta = 1.
 fn estimate(estimator: &str, corrected: bool, d: f64) -> (f64, f64) {
     let json = format!(r#"{{"beta": 1, "kl_estimator": "{estimator}", "use_bias_correction_kl": {corrected}}}"#);
     let config = LossConfig::from_json(&json).unwrap();
@@ -43,7 +43,7 @@ fn estimate(estimator: &str, corrected: bool, d: f64) -> (f64, f64) {
     (evaluator.finish(totals).loss, dlogp[0])
 }
 
-/// Weights of a batch of three sequences: 3 tokens, 1 token, all masked; 4 wide.
+/// Returns the weights of a batch of width 4 with three sequences of 3, 1 and 0 active tokens.
 pub(crate) fn aggregation() -> String {
     let trl = [
         r#""loss_type": "grpo""#,
@@ -87,7 +87,7 @@ pub(crate) fn aggregation() -> String {
     let batch = TokenBatch::padded(&[0; 12], &std::array::from_fn::<f32, 12, _>(active), [3, 4]).unwrap();
     let rows = trl.iter().chain(&named).chain(&verl).map(|json| {
         let BatchLoss { loss, step } = BatchLoss::from_json(json).unwrap();
-        // Coefficients of 1, so that what is left is the average.
+        // With coefficients of 1 the weights are the averages.
         let loss = LossConfig { beta: 1.0, entropy_coef: 1.0, ..loss };
         let weights = token_weights(&loss, &batch.clone().with_step(step).unwrap()).unwrap();
         let of = |list: &[f64]| match list[0] == list[4] {
@@ -97,13 +97,13 @@ pub(crate) fn aggregation() -> String {
         [format!("`{}`", spoken(json)), of(&weights.policy), of(&weights.kl), of(&weights.entropy)]
     });
     format!(
-        "Weights of a batch of three sequences, 4 wide: 3 active tokens, 1, and none. Two weights are those of a token \
+        "Weights of a batch of three sequences, 4 wide, with 3, 1 and 0 active tokens. Two weights belong to a token \
          of the first and of the second sequence.\n\n{}",
         table(&["settings", "policy term", "KL term, before beta", "entropy, before its coefficient"], rows)
     )
 }
 
-/// Weights of two sequences whose tokens have given ratios.
+/// Returns the weights of two sequences whose tokens have given ratios.
 pub(crate) fn sampler() -> String {
     let ratios: [f64; 5] = [0.6, 4.0, 1.8, 1.8, f64::NAN];
     let trl = [
@@ -144,13 +144,13 @@ pub(crate) fn sampler() -> String {
         [format!("`{}`", spoken(json)), weights(0..2), weights(2..5)]
     });
     format!(
-        "What the policy term of each token is multiplied by, for two sequences with the ratios e^(o - s) of the \
+        "The factor of each token's policy term, for two sequences with the ratios e^(o - s) of the table's \
          head.\n\n{}",
         table(&["settings", "0.6, 4", "1.8, 1.8, NaN"], rows)
     )
 }
 
-/// Which of five tokens are chosen.
+/// Returns the selection among five tokens.
 pub(crate) fn entropy() -> String {
     let entropy = vec![0.1, 0.5, 1.0, 2.0, 3.0];
     let rows = [1.0, 0.8, 0.5, 0.3, 0.2].map(|top| {
