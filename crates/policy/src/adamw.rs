@@ -1,10 +1,10 @@
-//! AdamW as every policy computes it: its settings, the scalars of a step, and how large it can make the numbers of a training state.
+//! The parts of AdamW that all policies share: its settings, the scalars of a step, and bounds on the size of weights and moments.
 
 mod bounds;
 
 pub use bounds::AdamWBounds;
 
-/// What is added to the norm of a gradient before the gradient is divided by it, as in PyTorch.
+/// Added to the gradient norm in the denominator of the clip factor, as in PyTorch.
 pub const CLIP_EPSILON: f64 = 1e-6;
 
 /// The settings of AdamW (arXiv 1711.05101) that stay the same from step to step. The learning rate is an argument of
@@ -16,18 +16,18 @@ pub const CLIP_EPSILON: f64 = 1e-6;
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct AdamWConfig {
-    /// The decay of the first moment, in [0, 1).
+    /// Decay of the first moment, in [0, 1).
     pub adam_beta1: f64,
-    /// The decay of the second moment, in [0, 1).
+    /// Decay of the second moment, in [0, 1).
     pub adam_beta2: f64,
-    /// The number that is added to the root of the second moment, above 0.
+    /// Term added to the square root of the second moment, above 0.
     pub adam_epsilon: f64,
-    /// The decoupled weight decay of matrices; norms and biases have none.
+    /// Decoupled weight decay of matrices; it does not apply to norms and biases.
     pub weight_decay: f64,
-    /// The largest 2-norm of the whole gradient; 0 switches clipping off.
+    /// Largest 2-norm of the whole gradient; 0 turns clipping off.
     pub max_grad_norm: f64,
-    /// The 2-norm, before clipping, above which a gradient is not applied; one that is not finite is not applied either.
-    /// `None` applies every gradient that is finite, and one that is not is an error.
+    /// A gradient is skipped if its 2-norm before clipping is above this value or is not finite. `None` applies every finite gradient; a
+    /// gradient that is not finite is then an error.
     pub skip_grad_norm: Option<f64>,
 }
 
@@ -45,12 +45,12 @@ impl Default for AdamWConfig {
 }
 
 impl AdamWConfig {
-    /// Whether an update with too large a gradient, or with one that is not finite, is skipped instead of failing.
+    /// Returns `true` if a gradient that is too large or not finite skips the update instead of failing.
     pub fn skips(&self) -> bool {
         self.skip_grad_norm.is_some()
     }
 
-    /// The scalars of step `step`, 1 for the first one.
+    /// Returns the scalars of step `step`, counted from 1.
     ///
     /// ```
     /// // f32 as PyTorch computes it: m = beta1 m + (1 - beta1) g; w = w decay - rate m / (sqrt(v) / root + epsilon).
@@ -68,29 +68,29 @@ impl AdamWConfig {
             epsilon: self.adam_epsilon as f32,
             decay: (1.0 - learning_rate * self.weight_decay) as f32,
             max_grad_norm: max_grad_norm as f32,
-            // Every finite norm is within it.
+            // Without a limit, every finite norm passes.
             limit: self.skip_grad_norm.unwrap_or(f64::from(f32::MAX)) as f32,
         }
     }
 }
 
-/// The scalars of one step of AdamW, in the f32 in which it is computed. [`AdamWConfig::step`] makes them.
+/// Scalars of one AdamW step in f32, the precision of the update. [`AdamWConfig::step`] creates them.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AdamWStep {
-    /// The decay of the first moment.
+    /// Decay of the first moment.
     pub beta1: f32,
-    /// The decay of the second moment.
+    /// Decay of the second moment.
     pub beta2: f32,
-    /// The learning rate over the first moment's bias correction.
+    /// Learning rate divided by the first moment's bias correction.
     pub rate: f32,
-    /// The root of the second moment's bias correction.
+    /// Square root of the second moment's bias correction.
     pub root: f32,
-    /// The number that is added to the root of the second moment.
+    /// Term added to the square root of the second moment.
     pub epsilon: f32,
-    /// The factor of weights that decay.
+    /// Factor applied to weights that decay.
     pub decay: f32,
-    /// The norm to which a larger gradient is clipped; infinite where none is.
+    /// Gradients with a larger norm are clipped to this norm; infinite if clipping is off.
     pub max_grad_norm: f32,
-    /// The largest norm of a gradient that is applied.
+    /// Largest gradient norm that is applied.
     pub limit: f32,
 }

@@ -1,76 +1,76 @@
-//! The errors of policies and rollout engines.
+//! Errors of policies and rollout engines.
 
-/// Result of policies and rollout engines.
+/// `Result` of policies and rollout engines.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Every error of a policy or a rollout engine.
+/// An error of a policy or a rollout engine.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// An argument that does not fit the others.
+    /// An argument does not fit the others.
     #[error("{operation}: expected {expected}, got {found}")]
     Argument {
-        /// The operation that refused.
+        /// The operation that failed.
         operation: &'static str,
-        /// What would fit.
+        /// The valid values.
         expected: String,
-        /// What came.
+        /// The value found.
         found: String,
     },
-    /// A sequence that is longer than the model has positions for.
+    /// A sequence has more tokens than the model has positions.
     #[error("{what}: {length} tokens do not fit the model's max_position_embeddings of {limit}")]
     TooLong {
-        /// The sequence, or the operation that made it.
+        /// The sequence, or the operation that created it.
         what: &'static str,
-        /// The number of its tokens.
+        /// The number of tokens of the sequence.
         length: usize,
-        /// The number of tokens that fit.
+        /// The largest number of tokens.
         limit: usize,
     },
-    /// A list of saved tensors that does not fit what is being restored.
+    /// A list of saved tensors does not fit the state that is restored.
     #[error("cannot restore {what}: expected {expected}, got {found}")]
     State {
-        /// The tensor or the group of tensors.
+        /// The tensor or group of tensors.
         what: String,
-        /// What would fit.
+        /// The valid values.
         expected: String,
-        /// What came.
+        /// The value found.
         found: String,
     },
-    /// Values of tokens are asked for where nothing makes them.
+    /// Token values were requested from a policy without a value head.
     #[error("this policy has no value head: PPO (grpo.advantages.estimator: gae) needs one that is trained with it")]
     NoValueHead,
-    /// Numbers that are no longer finite.
+    /// A number is not finite.
     #[error("not finite at optimizer step {step}: {what}; lower the learning rate or look at the rewards")]
     NotFinite {
-        /// Loss, gradient, weights or moments; of a loss the token, with its sequence and position.
+        /// The loss, gradient, weights or moments; for a loss also the token, with its sequence and position.
         what: String,
         /// The optimizer step.
         step: u64,
     },
-    /// The model's configuration, or a token id that it does not have.
+    /// The model configuration is invalid, or a token id is outside the vocabulary.
     #[error(transparent)]
     Model(#[from] models::Error),
-    /// The loss library refused.
+    /// An error of the loss library.
     #[error(transparent)]
     Loss(#[from] grpo_core::Error),
-    /// An error of the library that an implementation is made with.
+    /// An error of a library that the implementation uses.
     #[error(transparent)]
     Other(Box<dyn std::error::Error + Send + Sync>),
 }
 
 impl Error {
-    /// An [`Error::Argument`] from anything that prints.
+    /// Returns an [`Error::Argument`] with both values formatted by `Display`.
     pub fn argument(operation: &'static str, expected: impl ToString, found: impl ToString) -> Self {
         Self::Argument { operation, expected: expected.to_string(), found: found.to_string() }
     }
 
-    /// An [`Error::State`] from anything that prints.
+    /// Returns an [`Error::State`] with both values formatted by `Display`.
     pub fn state(what: impl Into<String>, expected: impl ToString, found: impl ToString) -> Self {
         Self::State { what: what.into(), expected: expected.to_string(), found: found.to_string() }
     }
 
-    /// An [`Error::Other`] from an error of an implementation's own.
+    /// Wraps an error of an implementation as [`Error::Other`].
     pub fn other(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
         Self::Other(error.into())
     }

@@ -1,13 +1,13 @@
-//! The policy as a training loop sees it.
+//! The policy interface of a training loop.
 //!
-//! A [`Policy`] holds the weights of a language model, of the reference policy of the KL, and the state of the optimizer. It
-//! samples completions, scores tokens, adds up gradients and updates its weights where they are; hidden states, logits and
-//! gradients never leave it. Implementations run on the host or on a device, and a training loop does not notice which.
+//! A [`Policy`] holds the weights of a language model, the weights of the reference policy of the KL, and the state of the optimizer. It
+//! samples completions, scores tokens, accumulates gradients and updates its weights on its own device. Hidden states, logits and gradients
+//! never leave it. Implementations run on the CPU or on a PJRT device; the training loop is the same for both.
 //!
 //! ```
 //! use policy::{Completion, Policy, RolloutRequest, Sampling};
 //!
-//! /// One greedy completion of at most 16 tokens for each prompt.
+//! /// Samples one greedy completion of at most 16 tokens for each prompt.
 //! fn answer(policy: &mut dyn Policy, prompts: &[Vec<u32>], stop_ids: &[u32]) -> policy::Result<Vec<Completion>> {
 //!     let sampling = Sampling::Greedy;
 //!     policy.generate(&RolloutRequest { prompts, num_generations: 1, max_completion_length: 16, stop_ids, sampling })

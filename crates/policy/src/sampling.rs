@@ -1,4 +1,4 @@
-//! How the next token is chosen: the distribution that it is drawn from.
+//! How the next token is chosen, and the distribution that it is sampled from.
 
 use crate::error::{Error, Result};
 use rng::Purpose;
@@ -7,56 +7,56 @@ use std::collections::HashSet;
 /// How the next token is chosen.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Sampling {
-    /// The most likely token; of several equal ones that with the smallest id.
+    /// The most likely token; ties go to the smallest id.
     Greedy,
-    /// A draw from softmax(logits / temperature), of which `processors` may leave tokens out. Sample i of a request has its own
-    /// stream (seed, purpose, step, first + i), so what it draws does not depend on the samples around it.
+    /// A sample from softmax(logits / temperature), after `processors` have masked tokens. Sample i of a request has its own random stream
+    /// (seed, purpose, step, first + i), so its tokens do not depend on other samples.
     Random {
         /// The temperature T, above 0.
         temperature: f64,
-        /// What is done to the logits before and after they are divided by the temperature; the default is nothing.
+        /// Processors of the logits before and after the division by the temperature; none by default.
         processors: LogitsProcessors,
         /// The seed of the run.
         seed: u64,
-        /// What the samples are for.
+        /// The use of the samples.
         purpose: Purpose,
         /// The step of the run.
         step: u64,
-        /// The number of samples that earlier requests of the step have drawn.
+        /// The number of samples drawn by earlier requests of this step.
         first: u64,
     },
 }
 
-/// The logits processors of `transformers`, with their names, definitions and order: repetition penalty, temperature, top_k, top_p,
-/// min_p. `None` is off.
+/// The logits processors of `transformers`, with the same names, definitions and order: repetition penalty, temperature, top_k, top_p,
+/// min_p. `None` means off.
 ///
 /// ```
 /// use policy::LogitsProcessors;
 ///
-/// // Of four tokens the two most likely ones are left.
+/// // Two of four tokens remain.
 /// let top_k = LogitsProcessors { top_k: Some(2), ..Default::default() };
 /// let scores = top_k.scores(&[0.0, 3.0, 1.0, 2.0], 0.5, &Default::default());
 /// assert_eq!(scores, [f64::NEG_INFINITY, 6.0, f64::NEG_INFINITY, 4.0]);
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct LogitsProcessors {
-    /// The number, above 0, that divides a logit above 0, and multiplies one below 0, of every token that the prompt or the
-    /// completion has already (CTRL, arXiv 1909.05858). 1 is off.
+    /// Divides logits above 0, and multiplies logits below 0, of every token that occurs in the prompt or the completion so far (CTRL,
+    /// arXiv 1909.05858). Must be above 0; 1 is off.
     pub repetition_penalty: Option<f64>,
-    /// The number of most likely tokens that are left; all that are as likely as the last of them are left, too. 0 is off.
+    /// Number of most likely tokens to keep; tokens that tie with the last of them are kept, too. 0 is off.
     pub top_k: Option<usize>,
-    /// The share of the probability, in [0, 1], that the most likely tokens which are left have together at least (nucleus sampling,
-    /// arXiv 1904.09751). 1 is off.
+    /// The smallest set of most likely tokens whose total probability is at least this value is kept; in [0, 1] (nucleus sampling, arXiv
+    /// 1904.09751). 1 is off.
     pub top_p: Option<f64>,
-    /// The share, in [0, 1], of the largest probability that a token needs in order to be left (arXiv 2407.01082). 0 is off.
+    /// Tokens are kept if their probability is at least this share, in [0, 1], of the largest probability (arXiv 2407.01082). 0 is off.
     pub min_p: Option<f64>,
 }
 
 impl LogitsProcessors {
-    /// Checks the ranges of all values.
+    /// Checks the range of every value.
     ///
     /// # Errors
-    /// [`Error::Argument`] that names the value.
+    /// [`Error::Argument`] with the name of the value.
     pub fn validate(&self) -> Result<()> {
         let in_unit = |value: f64| (0.0..=1.0).contains(&value);
         for (name, value, legal, expected) in [
@@ -76,7 +76,7 @@ impl LogitsProcessors {
         Ok(())
     }
 
-    /// The options that change the distribution, with the value that switches each off. Those that are `None` or off are left out.
+    /// Returns the active processors as (name, value, value that means off). Processors that are `None` or off are left out.
     ///
     /// ```
     /// let processors = policy::LogitsProcessors { top_k: Some(20), top_p: Some(1.0), ..Default::default() };
@@ -93,15 +93,15 @@ impl LogitsProcessors {
         active.filter(|(_, value, off)| value != off).collect()
     }
 
-    /// Whether the repetition penalty needs the tokens that are there already.
+    /// Returns `true` if the repetition penalty is on, which needs the tokens so far.
     pub fn penalises_repetition(&self) -> bool {
         self.repetition_penalty.is_some_and(|penalty| penalty != 1.0)
     }
 
-    /// The scores `[V]` of `logits: [V]`, minus infinity for tokens that are left out: the next token is drawn from their softmax.
-    /// `seen` are the tokens of the prompt and of the completion so far, which only the repetition penalty reads.
+    /// Returns the scores `[V]` of `logits: [V]`. The next token is sampled from the softmax of the scores; masked tokens have a score of
+    /// minus infinity. `seen` holds the tokens of the prompt and of the completion so far; only the repetition penalty reads it.
     ///
-    /// Tokens that are equally likely at the edge of top_p are left out from the smallest id on, as `transformers` does on a CPU.
+    /// Of tokens that tie at the edge of top_p, those with the smallest ids are masked first, as `transformers` does on a CPU.
     pub fn scores(&self, logits: &[f32], temperature: f64, seen: &HashSet<u32>) -> Vec<f64> {
         let mut scores: Vec<f64> = logits.iter().map(|logit| f64::from(*logit) / temperature).collect();
         if let Some(penalty) = self.repetition_penalty.filter(|penalty| *penalty != 1.0) {
@@ -132,7 +132,7 @@ fn leave_out(scores: &mut [f64], of: impl Fn(f64) -> bool) {
     scores.iter_mut().filter(|score| of(**score)).for_each(|score| *score = f64::NEG_INFINITY);
 }
 
-/// Leaves out the least likely tokens whose probabilities add up to at most 1 - p; the most likely one stays.
+/// Masks the least likely tokens whose probabilities sum to at most 1 - p; the most likely token always remains.
 fn nucleus(scores: &mut [f64], p: f64) {
     let mut ids: Vec<usize> = (0..scores.len()).filter(|id| scores[*id] > f64::NEG_INFINITY).collect();
     ids.sort_by(|a, b| scores[*a].total_cmp(&scores[*b]));
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn distributions_are_those_of_transformers() {
+    fn distributions_match_transformers() {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/golden/sampling.json");
         let cases: Vec<Case> = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
         assert!(cases.len() > 20);
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn values_out_of_range_are_named() {
+    fn out_of_range_values_are_named() {
         for (processors, name) in [
             (LogitsProcessors { top_p: Some(1.5), ..Default::default() }, "top_p"),
             (LogitsProcessors { min_p: Some(f64::NAN), ..Default::default() }, "min_p"),

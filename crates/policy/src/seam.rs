@@ -1,4 +1,4 @@
-//! The trait between the training loop and what holds the weights.
+//! The [`Policy`] trait: the interface between the training loop and the weights.
 
 use crate::adamw::AdamWConfig;
 use crate::error::Result;
@@ -11,95 +11,95 @@ use grpo_core::{LossOutput, Scores};
 /// One of the two sets of weights that a policy holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Weights {
-    /// Those of the policy, which are trained.
+    /// The weights of the policy, which are trained.
     Policy,
-    /// Those of the reference policy of the KL, which move only when [`Policy::mix_ref_policy`] says so.
+    /// The weights of the reference policy of the KL. Only [`Policy::freeze_ref_policy`], [`Policy::mix_ref_policy`] and [`Policy::import`]
+    /// change them.
     RefPolicy,
 }
 
-/// The weights, the optimizer and everything that runs on them. Implement it to train elsewhere or another model.
+/// The weights, the optimizer and all computations on them. Implement it to train on other hardware or another model.
 ///
-/// Only token ids, numbers per token `[N]` and named tensors of a checkpoint cross this seam. The loss, with its
-/// configuration and who computes it, is the policy's own, because a device compiles programs for it.
+/// Only token ids, numbers per token `[N]` and named tensors of a checkpoint cross this interface. The policy owns the loss, its
+/// configuration and its implementation, because a PJRT device compiles executables for it.
 ///
 /// # Optimizer steps
-/// [`Policy::accumulate`] adds the gradients of micro-batches into sums that stay in the policy. [`Policy::apply`] then
-/// clips the whole gradient by its norm, takes one step of AdamW and sets the sums to zero; [`Policy::skip`] only sets them
-/// to zero. [`Policy::step`] is both for the micro-batches of a whole step.
+/// [`Policy::accumulate`] adds the gradients of micro-batches to the policy's gradient accumulators. [`Policy::apply`] then clips the whole
+/// gradient by its norm, takes one AdamW step and zeroes the accumulators; [`Policy::skip`] only zeroes them. [`Policy::step`] does both
+/// for all micro-batches of a step.
 ///
-/// # Going back
-/// [`Policy::begin`] remembers the weights of both policies and the optimizer's state; [`Policy::roll_back`] goes back to
-/// them when the step of a run has failed, [`Policy::commit`] forgets them when it has not.
+/// # Roll back
+/// [`Policy::begin`] saves the weights of both policies and the optimizer's state. If the step of a run fails, [`Policy::roll_back`]
+/// restores them; if it succeeds, [`Policy::commit`] drops them.
 pub trait Policy: Send {
-    /// The number of weights that are trained.
+    /// Returns the number of trained weights.
     fn num_parameters(&self) -> usize;
 
-    /// The largest number of tokens of a sequence, prompt and completion together.
+    /// Returns the largest number of tokens of a sequence, prompt and completion together.
     fn context_length(&self) -> usize;
 
-    /// `num_generations` completions for each prompt, sampled from the policy's weights; those of one prompt stand next to
-    /// each other. A sample does not depend on the prompts beside it.
+    /// Samples `num_generations` completions for each prompt with the policy's weights. Completions of one prompt are contiguous. A sample
+    /// does not depend on the other prompts of the request.
     ///
     /// # Errors
     /// [`crate::Error::Argument`] for a request without prompts, generations or tokens; [`crate::Error::TooLong`];
     /// [`crate::Error::Model`] for an unknown token.
     fn generate(&mut self, request: &RolloutRequest<'_>) -> Result<Vec<Completion>>;
 
-    /// Log-probability and entropy `[N]` of every completion token of the micro-batches, end to end, without gradients.
+    /// Returns log-probability and entropy `[N]` of every completion token of the micro-batches, concatenated, without gradients.
     ///
-    /// They come from the tiles of the GRPO loss: for equal hidden states they are, bit for bit, those that
-    /// [`Policy::accumulate`] works with. A model whose forward pass rounds alike with and without gradients has on-policy
-    /// ratios of exactly 1.
+    /// They come from the tiles of the GRPO loss: for equal hidden states, they equal the values in [`Policy::accumulate`] bit for bit. If
+    /// a model's forward pass rounds the same with and without gradients, on-policy ratios are exactly 1.
     ///
     /// # Errors
-    /// [`crate::Error::Argument`] when there is no reference policy; otherwise those of the model and of the loss.
+    /// [`crate::Error::Argument`] if there is no reference policy; errors of the model and of the loss.
     fn score(&mut self, of: Weights, batches: &[SequenceBatch<'_>]) -> Result<Scores>;
 
-    /// Whether there is a value head, which PPO trains with the policy: a linear layer on the hidden states.
+    /// Returns `true` if there is a value head: a linear layer on the hidden states, which PPO trains together with the policy.
     fn has_value_head(&self) -> bool {
         false
     }
 
-    /// Value `[N]` of the state before every completion token of the micro-batches, end to end, without gradients: what the value
-    /// head makes of the hidden states that predict the token.
+    /// Returns the value `[N]` of the state before every completion token of the micro-batches, concatenated, without gradients. It is the
+    /// output of the value head for the hidden state that predicts the token.
     ///
     /// # Errors
-    /// [`crate::Error::NoValueHead`]; otherwise those of the model.
+    /// [`crate::Error::NoValueHead`]; errors of the model.
     fn values(&mut self, batches: &[SequenceBatch<'_>]) -> Result<Vec<f32>> {
         let _ = batches;
         Err(crate::Error::NoValueHead)
     }
 
-    /// The loss of the micro-batches, whose gradients are added to the sums. Values and metrics are summed over the
-    /// micro-batches, scores stand end to end.
+    /// Computes the loss of the micro-batches and adds its gradients to the accumulators. Losses and metrics are summed over the
+    /// micro-batches, scores are concatenated.
     ///
-    /// A policy with a value head adds the value loss to [`StepLoss::Grpo`], of the batches' [`grpo_core::TokenBatch::value_targets`].
+    /// A policy with a value head adds the value loss of the batches' [`grpo_core::TokenBatch::value_targets`] to [`StepLoss::Grpo`].
     ///
-    /// Micro-batches of one call may run at the same time; they are added in order, so that the same call gives the same
-    /// bits. A loss that is not finite is no error: the caller sees it in the output, and in the gradient's norm.
+    /// Micro-batches of one call may run concurrently; gradients are added in order, so equal calls give equal bits. A loss that is not
+    /// finite is no error: it is visible in the output and in the gradient norm.
     ///
     /// # Errors
-    /// Those of the model and of the loss; [`crate::Error::NoValueHead`] for value targets that nothing trains on, and
-    /// [`crate::Error::Argument`] where a value head has none. The sums are then zero.
+    /// Errors of the model and of the loss; [`crate::Error::NoValueHead`] for value targets without a value head;
+    /// [`crate::Error::Argument`] for a value head without value targets. The accumulators are then zero.
     fn accumulate(&mut self, batches: &[SequenceBatch<'_>], loss: StepLoss) -> Result<LossOutput>;
 
-    /// Clips the accumulated gradient by its norm, updates the weights, and sets the sums to zero.
+    /// Clips the accumulated gradient by its norm, updates the weights, and zeroes the accumulators.
     ///
-    /// With [`AdamWConfig::skip_grad_norm`] a gradient whose norm is above it or not finite is not applied: weights, moments
-    /// and the number of optimizer steps stay, and the report says so.
+    /// With [`AdamWConfig::skip_grad_norm`], a gradient whose norm exceeds the limit or is not finite is not applied: weights, moments and
+    /// the number of optimizer steps stay the same, and the report has `applied: false`.
     ///
     /// # Errors
-    /// [`crate::Error::NotFinite`] when the gradient is not finite, or the weights or moments that it leads to;
-    /// [`crate::Error::Argument`] when nothing was accumulated. Weights and optimizer are then unchanged, the sums zero.
+    /// [`crate::Error::NotFinite`] if the gradient, or the resulting weights or moments, are not finite; [`crate::Error::Argument`] if
+    /// nothing was accumulated. Weights and optimizer are then unchanged, and the accumulators are zero.
     fn apply(&mut self, learning_rate: f64) -> Result<UpdateReport>;
 
-    /// An optimizer step on these micro-batches: [`Policy::accumulate`], then [`Policy::apply`], or [`Policy::skip`] where the loss, or a
-    /// score of a token that counts, is not finite. The report then says that nothing was applied, and the caller sees the loss.
+    /// Runs an optimizer step on these micro-batches: [`Policy::accumulate`], then [`Policy::apply`]. If the loss, or a score of an active
+    /// token, is not finite, [`Policy::skip`] runs instead of `apply`, and the report has `applied: false`.
     ///
-    /// A policy on a device may have one program for both.
+    /// A PJRT policy may run both in one executable.
     ///
     /// # Errors
-    /// Those of the three.
+    /// Errors of the three methods.
     fn step(
         &mut self,
         batches: &[SequenceBatch<'_>],
@@ -109,100 +109,101 @@ pub trait Policy: Send {
         accumulate_and_apply(self, batches, loss, learning_rate)
     }
 
-    /// Sets the sums to zero without an update; the report has the norm of the gradient that is dropped.
+    /// Zeroes the accumulators without an update; the report has the norm of the dropped gradient.
     ///
     /// # Errors
-    /// Those of the device.
+    /// Errors of the device.
     fn skip(&mut self) -> Result<UpdateReport>;
 
-    /// Takes a fresh optimizer: moments of zero, no steps done, sums of zero.
+    /// Resets the optimizer: zero moments, zero steps, zero accumulators.
     ///
     /// # Errors
-    /// Those of the device.
+    /// Errors of the device.
     fn reset_optimizer(&mut self, config: &AdamWConfig) -> Result<()>;
 
-    /// The number of optimizer steps since [`Policy::reset_optimizer`]; a skipped update is none.
+    /// Returns the number of optimizer steps since [`Policy::reset_optimizer`]; skipped updates do not count.
     fn optimizer_steps(&self) -> u64;
 
-    /// Whether there is a reference policy.
+    /// Returns `true` if there is a reference policy.
     fn has_ref_policy(&self) -> bool;
 
-    /// Makes the present weights those of the reference policy, too.
+    /// Copies the current weights to the reference policy.
     ///
     /// # Errors
-    /// Those of the device.
+    /// Errors of the device.
     fn freeze_ref_policy(&mut self) -> Result<()>;
 
-    /// Moves the reference policy: ref = alpha x policy + (1 - alpha) x ref, with alpha in [0, 1].
+    /// Updates the reference policy: ref = alpha x policy + (1 - alpha) x ref, with alpha in [0, 1].
     ///
     /// # Errors
-    /// [`crate::Error::Argument`] when there is no reference policy.
+    /// [`crate::Error::Argument`] if there is no reference policy.
     fn mix_ref_policy(&mut self, alpha: f64) -> Result<()>;
 
-    /// Remembers weights, reference policy and optimizer in the place of what was remembered before.
+    /// Saves weights, reference policy and optimizer state; replaces an earlier save.
     ///
     /// # Errors
-    /// Those of the device.
+    /// Errors of the device.
     fn begin(&mut self) -> Result<()>;
 
-    /// Forgets what [`Policy::begin`] has remembered.
+    /// Drops the state saved by [`Policy::begin`].
     fn commit(&mut self);
 
-    /// Goes back to what [`Policy::begin`] has remembered, and sets the sums to zero.
+    /// Restores the state saved by [`Policy::begin`] and zeroes the accumulators.
     ///
     /// # Errors
-    /// [`crate::Error::State`] when there is nothing to go back to; the run then continues from a checkpoint.
+    /// [`crate::Error::State`] if no state is saved; the run must then continue from a checkpoint.
     fn roll_back(&mut self) -> Result<()>;
 
-    /// Hands a group of tensors to `sink`, one by one, in an order that does not change.
+    /// Passes a group of tensors to `sink`, one by one, in a fixed order.
     ///
-    /// Of the optimizer these are the first and second moments, called `exp_avg.NAME` and `exp_avg_sq.NAME`; before the first
-    /// step it has none. A reference policy that is not there has none either.
+    /// The optimizer's tensors are the first and second moments, `exp_avg.NAME` and `exp_avg_sq.NAME`; before the first step there are
+    /// none. There are none either for a missing reference policy.
     ///
     /// # Errors
-    /// Those of the sink and of the device.
+    /// Errors of the sink and of the device.
     fn export(&self, group: StateGroup, sink: &mut dyn TensorSink) -> Result<()>;
 
-    /// Hands the weights to `sink` as `transformers` has them, by its names and in its layout, one by one: what a model folder is written
-    /// from. Adapters are merged into them; of a head that is the embedding, too, and has an adapter, there is then a `lm_head.weight`
-    /// beside the embedding, which stays what it is.
+    /// Passes the weights of a model folder to `sink`, one by one, with the names and layout of `transformers`. Adapters are merged into
+    /// their matrices. If the head is tied to the embedding and has an adapter, the merged head becomes a separate `lm_head.weight`, and
+    /// the embedding is not changed.
     ///
     /// # Errors
-    /// Those of the sink and of the device; [`crate::Error::Argument`] for a policy whose model `transformers` does not have, which is
-    /// what a policy says that does not implement it.
+    /// Errors of the sink and of the device; [`crate::Error::Argument`] if `transformers` does not have the model, which is the default
+    /// implementation.
     fn export_model(&self, sink: &mut dyn TensorSink) -> Result<()> {
         let _ = sink;
         Err(crate::Error::argument("export_model", "a policy with a model of transformers", "one without"))
     }
 
-    /// Hands the adapters to `sink` as PEFT has them, by its names and in its layout, one by one.
+    /// Passes the adapters to `sink`, one by one, with the names and layout of PEFT.
     ///
     /// # Errors
-    /// Those of the sink and of the device; [`crate::Error::Argument`] for a policy without adapters.
+    /// Errors of the sink and of the device; [`crate::Error::Argument`] if the policy has no adapters.
     fn export_adapter(&self, sink: &mut dyn TensorSink) -> Result<()> {
         let _ = sink;
         Err(crate::Error::argument("export_adapter", "a policy with LoRA adapters", "one without"))
     }
 
-    /// Continues from tensors that were exported, whatever their order; bit for bit as if the policy had not stopped. Names and shapes are
-    /// looked at first, and then values are read tensor by tensor: a policy on a device brings each there before it reads the next.
+    /// Restores exported tensors, in any order; training then continues bit for bit. Names and shapes are checked first, then values are
+    /// read tensor by tensor: a PJRT policy uploads each tensor before it reads the next.
     ///
     /// # Errors
-    /// [`crate::Error::State`] when a name or a shape does not fit; nothing is changed then. A source that fails to give values which it had
-    /// when they were looked at may leave a policy on the host in between: its error is returned, and the policy is to be imported again.
+    /// [`crate::Error::State`] if a name or a shape does not fit; nothing is changed then. If the source fails later, while its values are
+    /// read, the CPU policy may be partly restored: the source's error is returned, and the policy must be imported again.
     fn import(&mut self, state: &PolicyState<'_>) -> Result<()>;
 
-    /// Takes other weights, as [`Policy::import`] does. Optimizer and reference policy stay what they are; sums of gradients become zero.
+    /// Imports weights only, as [`Policy::import`] does. The optimizer and the reference policy stay the same; the gradient accumulators
+    /// become zero.
     ///
     /// # Errors
-    /// As [`Policy::import`].
+    /// See [`Policy::import`].
     fn import_weights(&mut self, weights: &dyn TensorSource) -> Result<()>;
 }
 
-/// [`Policy::step`] in two calls: what a policy does that has nothing better, or not for these micro-batches.
+/// Runs [`Policy::step`] as two calls, for policies without a fused step, or for micro-batches that a fused step does not support.
 ///
 /// # Errors
-/// As [`Policy::step`].
+/// See [`Policy::step`].
 pub fn accumulate_and_apply<P: Policy + ?Sized>(
     policy: &mut P,
     batches: &[SequenceBatch<'_>],
@@ -217,7 +218,7 @@ pub fn accumulate_and_apply<P: Policy + ?Sized>(
     Ok((output, report))
 }
 
-/// Whether the loss of the micro-batches is finite, and so are the scores of their tokens that count, where the loss has any.
+/// Returns `true` if the loss is finite and all available scores of active tokens are finite.
 fn is_finite(output: &LossOutput, batches: &[SequenceBatch<'_>]) -> bool {
     let Scores { logp, entropy } = &output.scores;
     let is_finite = |row: usize| [logp, entropy].iter().all(|list| list.get(row).is_none_or(|x| x.is_finite()));

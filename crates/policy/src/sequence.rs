@@ -1,13 +1,13 @@
-//! Prompts with completions: what is scored and trained on.
+//! Prompts with completions, to be scored or trained on.
 
 use grpo_core::TokenBatch;
 
 /// A prompt and its completion, as token ids.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sequence {
-    /// The ids of the prompt, special tokens included; at least one.
+    /// Token ids of the prompt, special tokens included; at least one.
     pub prompt: Vec<u32>,
-    /// The ids of the completion, with EOS unless it was cut off; at least one.
+    /// Token ids of the completion, with EOS unless it was truncated; at least one.
     pub completion: Vec<u32>,
 }
 
@@ -25,17 +25,17 @@ pub struct Sequence {
 /// ```
 #[derive(Clone, Debug)]
 pub struct SequenceBatch<'a> {
-    /// The token ids `[B]`.
+    /// The sequences `[B]`.
     pub sequences: &'a [Sequence],
-    /// The completion tokens `[N]` of the same sequences with what the loss is given of them: mask, advantages, weights,
-    /// recorded log-probabilities.
+    /// The completion tokens `[N]` of the same sequences with the inputs of the loss: mask, advantages, weights, recorded
+    /// log-probabilities.
     pub tokens: TokenBatch,
 }
 
-/// The completion tokens of `sequences`, end to end, as targets of a loss. Nothing else is set.
+/// Returns the concatenated completion tokens of `sequences` as targets of a loss. All other columns are unset.
 ///
 /// # Errors
-/// Those of [`TokenBatch::packed`].
+/// See [`TokenBatch::packed`].
 pub fn token_batch(sequences: &[Sequence]) -> Result<TokenBatch, grpo_core::Error> {
     let targets = sequences.iter().flat_map(|s| s.completion.iter().map(|id| i64::from(*id))).collect();
     let offsets = std::iter::once(0)

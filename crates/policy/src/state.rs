@@ -1,4 +1,4 @@
-//! Tensors that leave and enter a policy: checkpoints, and engines that sample elsewhere.
+//! Export and import of tensors: for checkpoints, and for engines that sample elsewhere.
 
 use crate::adamw::AdamWConfig;
 use crate::error::{Error, Result};
@@ -6,16 +6,16 @@ use crate::seam::{Policy, Weights};
 use models::NamedTensor;
 use std::borrow::Cow;
 
-/// A group of tensors that [`Policy::export`] hands out.
+/// A group of tensors that [`Policy::export`] can export.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StateGroup {
-    /// A set of weights; none of the reference policy when there is no reference policy.
+    /// A set of weights; empty for a missing reference policy.
     Weights(Weights),
-    /// The moments of the optimizer; none before its first step.
+    /// The moments of the optimizer; empty before its first step.
     Optimizer,
 }
 
-/// Takes tensors one by one, so that a policy on a device need not hold all of them in host memory.
+/// A receiver of tensors, one by one, so that a PJRT policy need not hold all of them in host memory.
 ///
 /// ```
 /// use policy::{Policy, StateGroup, TensorSink, Weights};
@@ -35,10 +35,10 @@ pub enum StateGroup {
 /// }
 /// ```
 pub trait TensorSink {
-    /// Takes the next tensor.
+    /// Receives the next tensor.
     ///
     /// # Errors
-    /// Whatever keeps it from being stored; the export ends there.
+    /// Any error that prevents storing it; the export stops there.
     fn tensor(&mut self, tensor: NamedTensor) -> Result<()>;
 }
 
@@ -49,8 +49,8 @@ impl TensorSink for Vec<NamedTensor> {
     }
 }
 
-/// Hands out tensors one by one, so that a policy on a device need not hold all of them in host memory. Lists, slices and arrays of tensors
-/// are such sources, and so are the files of a checkpoint.
+/// A source of tensors, read one by one, so that a PJRT policy need not hold all of them in host memory. Lists, slices and arrays of
+/// tensors implement it, and the files of a checkpoint do.
 ///
 /// ```
 /// use policy::TensorSource;
@@ -63,13 +63,13 @@ impl TensorSink for Vec<NamedTensor> {
 /// # }
 /// ```
 pub trait TensorSource {
-    /// The names and the shapes of all tensors.
+    /// Returns the names and shapes of all tensors.
     fn shapes(&self) -> Vec<(&str, &[usize])>;
 
-    /// The values of the tensor `name`, row-major, as many as the product of its shape; borrowed where they lie in memory as f32.
+    /// Returns the values of the tensor `name`, row-major; borrowed if they are in memory as f32.
     ///
     /// # Errors
-    /// [`Error::State`] for a name that it does not have, and for values that are not as many as its shape says.
+    /// [`Error::State`] if there is no tensor `name`, or if the number of values does not match its shape.
     fn values(&self, name: &str) -> Result<Cow<'_, [f32]>>;
 }
 
@@ -91,27 +91,27 @@ impl<T: AsRef<[NamedTensor]>> TensorSource for T {
     }
 }
 
-/// All tensors of a group.
+/// Exports all tensors of a group into a list.
 ///
 /// # Errors
-/// As [`Policy::export`].
+/// See [`Policy::export`].
 pub fn export_all(policy: &dyn Policy, group: StateGroup) -> Result<Vec<NamedTensor>> {
     let mut tensors = Vec::new();
     policy.export(group, &mut tensors)?;
     Ok(tensors)
 }
 
-/// What [`Policy::import`] continues from: `PolicyState { policy: &weights, ... }` of a list of tensors or another source.
+/// The state that [`Policy::import`] restores: `PolicyState { policy: &weights, ... }` of a list of tensors or another source.
 #[derive(Clone, Copy)]
 pub struct PolicyState<'a> {
-    /// The weights of the policy.
+    /// Weights of the policy.
     pub policy: &'a dyn TensorSource,
-    /// The weights of the reference policy; `None` when there is none.
+    /// Weights of the reference policy; `None` if there is none.
     pub ref_policy: Option<&'a dyn TensorSource>,
-    /// The moments of the optimizer; empty before its first step.
+    /// Moments of the optimizer; empty before its first step.
     pub optimizer: &'a dyn TensorSource,
-    /// The number of optimizer steps done.
+    /// Number of optimizer steps done.
     pub optimizer_steps: u64,
-    /// The settings with which the optimizer continues.
+    /// Settings with which the optimizer continues.
     pub adamw: &'a AdamWConfig,
 }

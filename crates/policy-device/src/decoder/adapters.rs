@@ -1,6 +1,6 @@
-//! LoRA (arXiv 2106.09685) on the matrices of a decoder: W acts as W + s B A, of which only A and B are trained.
+//! LoRA (arXiv 2106.09685) on the matrices of a decoder: a matrix W acts as W + s B A, and only A and B are trained.
 //!
-//! Legend: L layers, r rank, V vocabulary, H residual stream, O and I rows and columns of a matrix.
+//! Legend: L layers, r rank, V vocabulary, H hidden size, O and I rows and columns of a matrix.
 
 use super::parameters::{Axis, Parameter, ParameterValues, Role, parameters};
 use super::{Compute, Decoder, dot};
@@ -22,7 +22,7 @@ pub enum Matrix {
 }
 
 impl Matrix {
-    /// All of them, with their modules within a layer or a model, and short names of A and B.
+    /// All matrices, with their module names in a layer or a model, and the short names of A and B.
     const ALL: [(Self, &'static str, [&'static str; 2]); 8] = [
         (Self::QProj, "self_attn.q_proj", ["self_attn.q_proj.lora_A.weight", "self_attn.q_proj.lora_B.weight"]),
         (Self::KProj, "self_attn.k_proj", ["self_attn.k_proj.lora_A.weight", "self_attn.k_proj.lora_B.weight"]),
@@ -34,7 +34,7 @@ impl Matrix {
         (Self::LmHead, "lm_head", ["lm_head.lora_A.weight", "lm_head.lora_B.weight"]),
     ];
 
-    /// What the matrix is to the decoder.
+    /// Returns the role of the matrix in the decoder.
     pub fn role(self) -> Role {
         match self {
             Self::QProj => Role::QProj,
@@ -48,13 +48,13 @@ impl Matrix {
         }
     }
 
-    /// The matrix of this role, where it is one that can have an adapter.
+    /// Returns the matrix of this role, or `None` if it cannot have an adapter.
     pub fn of(role: Role) -> Option<Self> {
         Self::ALL.iter().map(|(matrix, ..)| *matrix).find(|matrix| matrix.role() == role)
     }
 }
 
-/// The adapters of a decoder: which matrices have one, and how A and B act.
+/// The adapters of a decoder: the adapted matrices, the rank and the scaling.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Adapters {
     rank: usize,
@@ -63,7 +63,7 @@ pub struct Adapters {
 }
 
 impl Adapters {
-    /// The adapters that `lora` gives a model.
+    /// Creates the adapters that `lora` configures for a model.
     ///
     /// ```
     /// use policy_device::decoder::{Adapters, Axis};
@@ -77,30 +77,30 @@ impl Adapters {
     /// ```
     ///
     /// # Errors
-    /// Those of [`LoraConfig::resolve`].
+    /// See [`LoraConfig::resolve`].
     pub fn new(config: &ModelConfig, lora: &LoraConfig) -> models::Result<Self> {
         Ok(Self { rank: lora.r, scaling: lora.scaling(), matrices: lora.resolve(config)? })
     }
 
-    /// The rank r.
+    /// Returns the rank r.
     pub fn rank(&self) -> usize {
         self.rank
     }
 
-    /// The factor s of B A.
+    /// Returns the scaling s of B A.
     pub fn scaling(&self) -> f64 {
         self.scaling
     }
 
-    /// The adapter of the matrix of this name, such as `model.layers.0.self_attn.q_proj`.
+    /// Returns the adapter of the matrix with this name, for example `model.layers.0.self_attn.q_proj`.
     pub(crate) fn matrix(&self, name: &str) -> Option<&AdaptedMatrix> {
         self.matrices.iter().find(|matrix| matrix.name == name)
     }
 
-    /// A and B of every matrix, in the order in which programs take them: those of all layers one after the other, `[L, r, I]` and
-    /// `[L, O, r]`, and those of the head.
+    /// Returns A and B of every matrix, in the argument order of programs: stacked over all layers, `[L, r, I]` and `[L, O, r]`, then A and
+    /// B of the head.
     ///
-    /// Layers without the adapter have zeros there. Of A = 0 and B = 0 the gradients are 0, so that they stay what they are.
+    /// Layers without an adapter have zeros. If A = 0 and B = 0, both gradients are 0, so these layers never change.
     pub fn parameters(&self, config: &ModelConfig) -> Vec<Parameter> {
         let table = parameters(config);
         let mut all = Vec::new();
@@ -112,7 +112,7 @@ impl Adapters {
                 Some((layer, self.matrix(&name)?))
             };
             let adapted: Vec<(usize, &AdaptedMatrix)> = (0..layers).filter_map(of_layer).collect();
-            // A tied head is the embedding, of the same shape.
+            // A tied head has the shape of the embedding.
             let of_role = |role| table.iter().find(|p| p.role == role);
             let Some(weight) = of_role(matrix.role()).or(of_role(Role::EmbedTokens)).filter(|_| !adapted.is_empty())
             else {
@@ -148,7 +148,7 @@ impl Adapters {
     }
 }
 
-/// The value head of a model of this configuration: a weight `[H, 1]` and its bias.
+/// Returns the parameters of a value head: a weight `[H, 1]` and a bias.
 pub(super) fn value_head(config: &ModelConfig) -> [Parameter; 2] {
     let of = |role, shape: &[usize], axes: &[Axis], path: &'static str| Parameter {
         role,
@@ -164,20 +164,20 @@ pub(super) fn value_head(config: &ModelConfig) -> [Parameter; 2] {
 }
 
 impl ParameterValues {
-    /// A and B of a matrix, where it has an adapter.
+    /// Returns A and B of a matrix if it has an adapter.
     pub(crate) fn adapter(&self, matrix: Matrix) -> Option<[&Value; 2]> {
         Some([self.get(Role::LoraA(matrix))?, self.get(Role::LoraB(matrix))?])
     }
 }
 
 impl Decoder {
-    /// `x W^T + bias` in f32, `[..., O]`, with what the adapter of the matrix adds, where it has one: `x` `[..., I]`.
+    /// Returns `x W^T + bias` `[..., O]` in f32 for `x` `[..., I]`, plus the output of the matrix's adapter, if any.
     #[track_caller]
     pub(crate) fn linear(&self, weights: &ParameterValues, x: &Value, matrix: Matrix, bias: Option<&Value>) -> Value {
         self.adapted(weights, x, matrix, self.project(weights, x, matrix.role(), bias))
     }
 
-    /// `product + s (x A^T) B^T`, f32 as `product` `[..., O]`, where the matrix has an adapter: `x` `[..., I]`.
+    /// Returns `product + s (x A^T) B^T` `[..., O]` in f32 for `x` `[..., I]`, or `product` if the matrix has no adapter.
     #[track_caller]
     pub(crate) fn adapted(&self, weights: &ParameterValues, x: &Value, matrix: Matrix, product: Value) -> Value {
         match self.low(weights, x, matrix) {
@@ -186,7 +186,7 @@ impl Decoder {
         }
     }
 
-    /// `s x A^T` `[..., r]`, f32, where the matrix has an adapter: `x` `[..., I]`.
+    /// Returns `s x A^T` `[..., r]` in f32 for `x` `[..., I]`, if the matrix has an adapter.
     #[track_caller]
     pub(crate) fn low(&self, weights: &ParameterValues, x: &Value, matrix: Matrix) -> Option<Value> {
         let (_, adapters) = weights.adapter(matrix).zip(self.adapters())?;
@@ -194,15 +194,15 @@ impl Decoder {
         Some(&low * low.like(adapters.scaling()))
     }
 
-    /// s B A, f32, of A `[r, I]` and B `[O, r]`: what an adapter adds to its matrix `[O, I]`.
+    /// Returns s B A `[O, I]` in f32, the weight update of an adapter, for A `[r, I]` and B `[O, r]`.
     pub(crate) fn low_rank(&self, [a, b]: [&Value; 2]) -> Value {
-        // What is added to weights has all digits, whatever products round to.
+        // Full f32 precision, because the result is added to weights.
         let product = dot(b, a, (&[], &[]), (1, 0), Compute::F32);
         let scaling = self.adapters().map_or(0.0, Adapters::scaling);
         &product * product.like(scaling)
     }
 
-    /// Values `[N]` of states, f32, of their hidden states `[N, H]` after the final norm.
+    /// Returns the values `[N]` in f32 of the hidden states `[N, H]` after the final norm.
     pub(crate) fn values(&self, weights: &ParameterValues, hidden: &Value) -> Value {
         let hidden = hidden.convert(Dtype::F32);
         let product = dot(&hidden, &weights[Role::ValueHead], (&[], &[]), (1, 0), Compute::F32);
@@ -218,7 +218,7 @@ mod tests {
     use models::TargetModules;
 
     #[test]
-    fn the_tables_of_adapters_are_the_tensors_of_peft() {
+    fn adapter_tables_match_the_tensors_of_peft() {
         let base = ModelConfig { num_hidden_layers: 3, ..ModelConfig::default() };
         let names = |names: &[&str]| TargetModules::Names(names.iter().map(|name| (*name).into()).collect());
         for (config, target_modules) in [

@@ -1,6 +1,6 @@
-//! Grouped-query attention (arXiv 2305.13245) of rows of whole sequences.
+//! Grouped-query attention (arXiv 2305.13245) over rows of whole sequences.
 //!
-//! Legend: B rows, T tokens of a row, H residual stream, A query heads, K key/value heads, R = A / K, D width of a head.
+//! Legend: B rows, T tokens of a row, H hidden size, A query heads, K key/value heads, R = A / K, D head dimension.
 
 use super::blockwise::Blockwise;
 use super::ops::{Broadcast, dot};
@@ -8,10 +8,10 @@ use super::{Axis, Decoder, Matrix, ParameterValues, Role, Rotary, Rows};
 use stablehlo::{DotDimensions, Dtype, Reducer, TensorType, Value};
 use std::num::NonZeroUsize;
 
-/// What masked scores are: far below any score, and finite, so that no row becomes NaN.
+/// Score of masked pairs: far below any score, but finite, so that no softmax becomes NaN.
 pub(crate) const MASKED: f64 = -1e30;
 
-/// Queries, keys and values of a layer, turned to their positions, in the number type of operands.
+/// Queries, keys and values of a layer after the rotary embedding, in the dtype of matrix products.
 #[derive(Clone, Debug)]
 pub struct Heads {
     /// `[B, K, R, T, D]`.
@@ -22,17 +22,16 @@ pub struct Heads {
     pub values: Value,
 }
 
-/// How attention among the tokens of a row is computed. Sums and statistics are f32 in both ways, and the numbers are the same up to
-/// rounding.
+/// How attention among the tokens of a row is computed. All variants use f32 for sums and statistics, and agree up to rounding.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Attention {
-    /// In blocks of [`Attention::BLOCK`] for rows of more tokens; materialised where one block would hold the row.
+    /// `Blockwise` with [`Attention::BLOCK`] for rows longer than one block, otherwise `Materialised`.
     #[default]
     Auto,
-    /// The scores of all pairs of tokens of all heads are there at once: memory grows with the square of the length.
+    /// Materialises the scores of all pairs of tokens for all heads: memory grows with the square of the length.
     Materialised,
-    /// Block by block, with running maxima and sums: memory grows with the length, and blocks above the diagonal are left out. The
-    /// derivative computes scores again.
+    /// Computes blocks with running maxima and sums, as FlashAttention does: memory grows with the length, and blocks above the diagonal
+    /// are skipped. The backward pass recomputes the scores.
     Blockwise {
         /// The largest number of tokens of a block.
         block: NonZeroUsize,
@@ -40,11 +39,11 @@ pub enum Attention {
 }
 
 impl Attention {
-    /// The tokens of a block of [`Attention::Auto`]. By the estimates of the TPU compiler for a layer of Qwen2.5-0.5B, 8 rows of 1024
-    /// tokens, attention and its derivative take 2.0 ms so, 2.2 in blocks of 256, 2.9 in blocks of 128, and 2.9 materialised.
+    /// Block size of [`Attention::Auto`]. The TPU compiler estimates, for a layer of Qwen2.5-0.5B with 8 rows of 1024 tokens, for attention
+    /// and its derivative: 2.0 ms with blocks of 512, 2.2 ms with 256, 2.9 ms with 128, and 2.9 ms materialised.
     pub const BLOCK: NonZeroUsize = NonZeroUsize::new(512).expect("above 0");
 
-    /// The size of blocks for rows of `length` tokens, where there are blocks.
+    /// Returns the block size for rows of `length` tokens, or `None` if the scores are materialised.
     pub(crate) fn block(self, length: usize) -> Option<usize> {
         match self {
             Self::Auto => Some(Self::BLOCK.get()).filter(|block| length > *block),
@@ -54,21 +53,21 @@ impl Attention {
     }
 }
 
-/// Which tokens of a row see which: themselves and earlier ones, where sequences share a row as many as their position says, which are those
-/// of their own sequence. Every token sees one at least, itself, and no softmax is that of nothing.
+/// Causal mask of rows. A token attends to itself and to earlier tokens; if sequences share a row, only to the `position` tokens before it,
+/// which are the earlier tokens of its sequence. Every token attends to at least itself, so no softmax is empty.
 #[derive(Clone, Debug)]
 pub struct Mask(Sight);
 
 #[derive(Clone, Debug)]
 enum Sight {
-    /// `[T, T]` or `[B, T, T]` predicates, query before key.
+    /// Predicates `[T, T]` or `[B, T, T]`, with the query dimension before the key dimension.
     Pairs(Value),
-    /// What is seen is computed within blocks, where sequences share rows from the positions `[B, T]`.
+    /// The mask is computed within each block; from the positions `[B, T]` if sequences share rows.
     Blocks { block: usize, positions: Option<Value> },
 }
 
 impl Mask {
-    /// The mask as values: what is constant in a loop over layers.
+    /// Returns the values of the mask, which are constants of a loop over layers.
     pub(crate) fn values(&self) -> Vec<&Value> {
         match &self.0 {
             Sight::Pairs(pairs) => vec![pairs],
@@ -76,7 +75,7 @@ impl Mask {
         }
     }
 
-    /// The same mask, of the same values in another function.
+    /// Returns the same mask with its values in another function.
     pub(crate) fn with(&self, values: &[Value]) -> Self {
         Self(match (&self.0, values) {
             (Sight::Pairs(_), [pairs]) => Sight::Pairs(pairs.clone()),
@@ -98,7 +97,7 @@ impl Mask {
 }
 
 impl Decoder {
-    /// The causal mask of `rows`, which keeps their sequences apart.
+    /// Returns the causal mask of `rows`, which also separates the sequences of a shared row.
     pub fn mask(&self, rows: &Rows) -> Mask {
         Mask(match self.attention.block(rows.ids.shape()[1]) {
             Some(block) => Sight::Blocks { block, positions: rows.shared.then(|| rows.positions.clone()) },
@@ -106,10 +105,10 @@ impl Decoder {
         })
     }
 
-    /// Queries, keys and values of `x` `[B, T, H]`, normalised where the model has norms of heads, and turned.
+    /// Returns queries, keys and values of `x` `[B, T, H]`, with QK norm if the model has it, after the rotary embedding.
     ///
-    /// They are made with the tokens of a column side by side, `[..., D, T]`: the two halves of a head that turn are then apart from each
-    /// other, not within one register, and attention takes blocks of tokens as they lie.
+    /// They are computed with tokens in the last dimension, `[..., D, T]`. The two halves of a head that the rotary embedding combines are
+    /// then in different registers, and attention reads blocks of tokens without a copy.
     pub(crate) fn heads(&self, layer: &ParameterValues, x: &Value, rotary: &Rotary) -> Heads {
         let config = &self.config;
         let (b, t) = (x.shape()[0], x.shape()[1]);
@@ -130,11 +129,11 @@ impl Decoder {
         Heads { queries, keys, values }
     }
 
-    /// Queries `[B, A D, T]`, keys and values `[B, K D, T]` of `x` `[B, T, H]`, f32.
+    /// Returns queries `[B, A D, T]`, keys and values `[B, K D, T]` of `x` `[B, T, H]`, f32.
     fn queries_keys_values(&self, layer: &ParameterValues, x: &Value) -> [Value; 3] {
         let of = [(Matrix::QProj, Role::QBias), (Matrix::KProj, Role::KBias), (Matrix::VProj, Role::VBias)];
         let (b, t) = (x.shape()[0], x.shape()[1]);
-        // A token of the decode loop, in which weights may be transposed: to copy them side by side would cost more than the product.
+        // In a decode step, weights may be transposed: concatenating them would cost more than the product.
         if t == 1 {
             return of.map(|(matrix, bias)| {
                 let part = self.linear(layer, x, matrix, layer.get(bias));
@@ -143,16 +142,16 @@ impl Decoder {
         }
         let summed = layer.summed(Role::QProj);
         let parts = match self.axis_rules() {
-            // Side by side, weights that are split by heads would be parts that devices send each other, and the gradients of all three,
-            // which devices add up, would be rounded before.
+            // If weights are sharded by heads, concatenating them would move shards between devices, and the gradients of all three would
+            // be rounded before devices sum them.
             Some(_) => of.map(|(matrix, _)| self.columns(x, &layer[matrix.role()], summed, self.compute.dtype())),
-            // One product: there are a third as many to compile, here and in the derivative, and to copy the weights side by side is little
-            // where many tokens are multiplied by them.
+            // One product instead of three: less to compile, here and in the derivative. With many tokens, the cost of concatenating the
+            // weights is small.
             None => {
                 let weights = of.map(|(matrix, _)| layer[matrix.role()].clone());
                 let all = x.builder().concatenate(&weights.each_ref(), 1 - summed);
                 let all = self.columns(x, &all, summed, self.compute.dtype());
-                // Narrow, it is cut and moved about in half the time.
+                // The barrier keeps the result in the compute dtype, which halves the time of the slices and copies.
                 let all = x.builder().optimization_barrier(&[&all]).swap_remove(0);
                 let mut from = 0;
                 weights.map(|weight| {
@@ -183,20 +182,20 @@ impl Decoder {
         })
     }
 
-    /// `weight x^T` `[B, O, T]`, summed in f32, of number type `result`: [`Decoder::product`] with the tokens of a column side by side. `x`
-    /// `[B, T, I]`, `weight` `[O, I]`, or what has I in the dimension `summed`.
+    /// Returns `weight x^T` `[B, O, T]`, summed in f32, of dtype `result`: [`Decoder::product`] with tokens in the last dimension. `x` `[B,
+    /// T, I]`, `weight` `[O, I]`, or any weight with I in dimension `summed`.
     fn columns(&self, x: &Value, weight: &Value, summed: usize, result: Dtype) -> Value {
         let (x, weight) = (x.convert(self.compute.dtype()), weight.convert(self.compute.dtype()));
         let product = weight.dot_general(&x, DotDimensions::contract(summed, 2), result, self.compute.precision());
         product.transpose(&[1, 0, 2])
     }
 
-    /// The factor of scores.
+    /// Returns the scale of attention scores, D^-1/2.
     pub(crate) fn score_scale(&self) -> f64 {
         (self.config.head_dim() as f64).powf(-0.5)
     }
 
-    /// Attention `[B, T, A D]` in f32 among the tokens of each row.
+    /// Computes attention `[B, T, A D]` in f32 among the tokens of each row.
     pub fn attend(&self, heads: &Heads, mask: &Mask) -> Value {
         match &mask.0 {
             Sight::Pairs(pairs) => self.attend_pairs(heads, pairs),
@@ -207,7 +206,7 @@ impl Decoder {
         }
     }
 
-    /// Scores `[B, K, R, T, T]` are materialised.
+    /// Computes attention with materialised scores `[B, K, R, T, T]`.
     fn attend_pairs(&self, heads: &Heads, mask: &Value) -> Value {
         let Heads { queries, keys, values } = heads;
         let [b, kv, r, t, d] = queries.shape() else { unreachable!("queries have five dimensions") };
@@ -228,13 +227,13 @@ impl Decoder {
     }
 }
 
-/// Whether keys that lie so many tokens behind queries, i32, belong to the queries' sequences, given the queries' positions. Keys ahead are a
-/// negative number of tokens behind, which without a sign is more than any position: one comparison sees both ends.
+/// Returns `true` where a key, `behind` (i32) tokens before a query, belongs to the query's sequence, given the query's position. A
+/// negative `behind` (a later key) is larger than any position as u32, so one comparison checks both bounds.
 pub(super) fn within(behind: &Value, positions: &Value) -> Value {
     behind.bitcast_convert(Dtype::U32).le(&positions.bitcast_convert(Dtype::U32))
 }
 
-/// Softmax over the last dimension.
+/// Computes softmax over the last dimension.
 fn softmax(scores: &Value) -> Value {
     let last = scores.shape().len() - 1;
     let weights = (scores - scores.reduce(Reducer::Max, &[last]).along_first(scores)).exp();

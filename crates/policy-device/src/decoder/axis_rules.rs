@@ -1,10 +1,9 @@
-//! Which axes of a mesh of devices split what dimensions count.
+//! Assignment of tensor dimensions to the axes of a device mesh.
 
 use super::{Axis, Parameter};
 use stablehlo::{Dtype, Error, Mesh, Result, Sharding, TensorType, Value};
 
-/// A table from what dimensions count ([`Axis`]) to axes of a mesh, as in MaxText: a program names the former, and a run chooses
-/// the latter.
+/// A table from logical axes ([`Axis`]) to axes of a mesh, as in MaxText: programs name logical axes, a run chooses the mesh axes.
 ///
 /// ```
 /// use policy_device::decoder::{Axis, AxisRules, Role, parameters};
@@ -13,10 +12,10 @@ use stablehlo::{Dtype, Error, Mesh, Result, Sharding, TensorType, Value};
 /// let rules = AxisRules::new(&Mesh::new("mesh", [("data", 2), ("fsdp", 4), ("tensor", 2)])?);
 /// let table = parameters(&models::ModelConfig::default());
 /// let gate = table.iter().find(|parameter| parameter.role == Role::GateProj).unwrap();
-/// // [L, I, H]: layers are whole.
+/// // [L, I, H]: layers are not sharded.
 /// let sharding = rules.parameter(gate)?;
 /// assert_eq!([sharding.axes(0), sharding.axes(1), sharding.axes(2)], [vec![], vec!["tensor"], vec!["fsdp"]]);
-/// // Rows of activations take `fsdp`, so their columns cannot.
+/// // The batch dimension of activations uses `fsdp`, so their embed dimension cannot.
 /// let hidden = rules.sharding(&[Axis::Batch, Axis::Embed])?;
 /// assert_eq!([hidden.axes(0), hidden.axes(1)], [vec!["data", "fsdp"], vec![]]);
 /// # Ok::<(), stablehlo::Error>(())
@@ -28,8 +27,8 @@ pub struct AxisRules {
 }
 
 impl AxisRules {
-    /// The usual table, of those axes that the mesh has: rows over `data` and `fsdp`, the residual stream of weights over `fsdp`,
-    /// heads, the MLP and the vocabulary over `tensor`.
+    /// Creates the default table, restricted to the axes of the mesh: batch over `data` and `fsdp`, the embed dimension of weights over
+    /// `fsdp`, heads, MLP and vocabulary over `tensor`.
     pub fn new(mesh: &Mesh) -> Self {
         let usual: [(Axis, &[&str]); 6] = [
             (Axis::Batch, &["data", "fsdp"]),
@@ -43,10 +42,10 @@ impl AxisRules {
         Self { mesh: mesh.clone(), rules: usual.into_iter().map(|(axis, axes)| (axis, there(axes))).collect() }
     }
 
-    /// The table with these axes for what a dimension counts; none for one that is whole everywhere.
+    /// Replaces the mesh axes of a logical axis; an empty list means that the dimension is not sharded.
     ///
     /// # Errors
-    /// [`Error::Axis`] for an axis that the mesh does not have or that is named twice, and for layers, which a scan slices.
+    /// [`Error::Axis`] if the mesh has no such axis, if an axis is named twice, or for `Axis::Layer`, which a scan slices.
     pub fn with(mut self, axis: Axis, axes: &[&str]) -> Result<Self> {
         self.mesh.along(axes)?;
         if let (Axis::Layer, Some(name)) = (axis, axes.first()) {
@@ -58,36 +57,36 @@ impl AxisRules {
         Ok(self)
     }
 
-    /// The axes of the mesh that a dimension asks for.
+    /// Returns the mesh axes of a logical axis.
     fn axes(&self, axis: Axis) -> &[String] {
         self.rules.iter().find(|(of, _)| *of == axis).map_or(&[][..], |(_, axes)| axes)
     }
 
-    /// The devices.
+    /// Returns the device mesh.
     pub fn mesh(&self) -> &Mesh {
         &self.mesh
     }
 
-    /// How a tensor is split whose dimensions count these: an axis of the mesh goes to the first dimension that asks for it.
+    /// Returns the sharding of a tensor with these logical axes: each mesh axis shards the first dimension that requests it.
     ///
     /// # Errors
-    /// None of a table that [`AxisRules::new`] and [`AxisRules::with`] made.
+    /// Never fails for tables from [`AxisRules::new`] and [`AxisRules::with`].
     pub fn sharding(&self, dimensions: &[Axis]) -> Result<Sharding> {
         self.sharding_of_named(&dimensions.iter().copied().map(Some).collect::<Vec<_>>())
     }
 
-    /// The same where a dimension without a name is whole.
+    /// Like [`AxisRules::sharding`]; dimensions that are `None` are not sharded.
     ///
     /// # Errors
-    /// As [`AxisRules::sharding`].
+    /// See [`AxisRules::sharding`].
     pub(super) fn sharding_of_named(&self, dimensions: &[Option<Axis>]) -> Result<Sharding> {
         self.sharding_in_order(dimensions, 0..dimensions.len())
     }
 
-    /// The same where an axis goes to the last dimension that asks for it.
+    /// Like [`AxisRules::sharding`], but each mesh axis shards the last dimension that requests it.
     ///
     /// # Errors
-    /// As [`AxisRules::sharding`].
+    /// See [`AxisRules::sharding`].
     pub(super) fn sharding_from_the_last(&self, dimensions: &[Axis]) -> Result<Sharding> {
         let named: Vec<Option<Axis>> = dimensions.iter().copied().map(Some).collect();
         self.sharding_in_order(&named, (0..dimensions.len()).rev())
@@ -104,24 +103,23 @@ impl AxisRules {
         self.mesh.sharding(&split.iter().map(Vec::as_slice).collect::<Vec<_>>())
     }
 
-    /// How a parameter is split.
+    /// Returns the sharding of a parameter.
     ///
     /// # Errors
-    /// [`Error::Split`] for a dimension that does not split evenly.
+    /// [`Error::Split`] if a dimension is not divisible by its mesh axes.
     pub fn parameter(&self, parameter: &Parameter) -> Result<Sharding> {
         let sharding = self.sharding(&parameter.axes)?;
         sharding.part(&TensorType::new(Dtype::F32, &parameter.shape[..]))?;
         Ok(sharding)
     }
 
-    /// The value of a program, whose dimensions count these, split like that. On one device it costs nothing: the text of the
-    /// program has no word of it.
+    /// Constrains the sharding of a value with these logical axes. On one device the program's text does not change.
     ///
     /// # Errors
-    /// As [`AxisRules::sharding`]; a value that does not split evenly is an error when the program is finished.
+    /// See [`AxisRules::sharding`]; if a dimension is not divisible, finishing the program fails.
     #[track_caller]
     pub fn constrain(&self, value: &Value, dimensions: &[Axis]) -> Result<Value> {
-        // No `map`: the line to blame is that of the caller.
+        // No closure: `track_caller` must report the caller's line.
         let sharding = self.sharding(dimensions)?;
         Ok(value.constrain(&sharding))
     }
@@ -139,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn every_parameter_has_its_part() {
+    fn every_parameter_is_sharded_by_its_axes() {
         let config =
             ModelConfig { vocab_size: 64, tie_word_embeddings: false, qk_norm: true, ..ModelConfig::default() };
         let rules = AxisRules::new(&mesh(&[("fsdp", 2), ("tensor", 2)]));
@@ -154,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mesh_has_the_axes_that_it_has() {
+    fn rules_use_the_axes_of_the_mesh() {
         let rules = AxisRules::new(&mesh(&[("data", 2)]));
         let axes = |rules: &AxisRules, axis| {
             let sharding = rules.sharding(&[axis]).expect("a sharding");
@@ -174,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn one_device_is_told_nothing() {
+    fn one_device_has_no_sharding_in_its_program() {
         let text = |devices: usize| {
             let rules = AxisRules::new(&mesh(&[("fsdp", devices), ("tensor", 1)]));
             let f = Builder::new();

@@ -1,12 +1,12 @@
-//! One layer of the decoder.
+//! One decoder layer.
 
 use super::split::RESIDUAL;
 use super::{Axis, Decoder, Heads, Matrix, ParameterValues, Role, Rotary};
 use stablehlo::{Dtype, Unary, Value};
 
 impl Decoder {
-    /// One layer: attention and MLP, each on the normalised residual stream `x` `[B, T, H]` -> `[B, T, H]`. `attend` makes the
-    /// attention `[B, T, A D]`, f32, of the queries, keys and values of these tokens, and of whatever else it knows.
+    /// Computes one layer: attention and MLP, each on the normalised residual stream `x` `[B, T, H]` -> `[B, T, H]`. `attend` computes the
+    /// attention output `[B, T, A D]`, f32, from the queries, keys and values of these tokens.
     pub fn block(
         &self,
         layer: &ParameterValues,
@@ -23,7 +23,7 @@ impl Decoder {
         self.add(&x, &self.mlp(layer, &normed))
     }
 
-    /// SwiGLU (arXiv 2002.05202) in f32: `down(silu(gate(x)) * up(x))`, `x` `[..., H]` -> `[..., H]`.
+    /// Computes SwiGLU (arXiv 2002.05202) in f32: `down(silu(gate(x)) * up(x))`, `x` `[..., H]` -> `[..., H]`.
     fn mlp(&self, layer: &ParameterValues, x: &Value) -> Value {
         let [gate, up] = [Matrix::GateProj, Matrix::UpProj].map(|matrix| {
             let columns = self.linear(layer, x, matrix, None);
@@ -32,7 +32,7 @@ impl Decoder {
         self.linear(layer, &(&gate * gate.unary(Unary::Logistic) * up), Matrix::DownProj, None)
     }
 
-    /// The residual stream with `update`, f32, added to it.
+    /// Returns the residual stream `x` plus `update` (f32).
     fn add(&self, x: &Value, update: &Value) -> Value {
         self.split.constrain(&(x.convert(Dtype::F32) + update).convert(self.compute.dtype()), &RESIDUAL)
     }

@@ -1,27 +1,33 @@
-//! Attention block by block (arXiv 2205.14135, 2307.08691): the scores of all pairs of tokens are never there at once.
+//! Blockwise attention (arXiv 2205.14135, 2307.08691): never materialises the scores of all pairs of tokens.
 //!
-//! A row is cut into blocks of tokens. One loop goes over the pairs of a block of queries and a block of keys that are not above the
-//! diagonal, and carries the maxima, the sums and the mixed values of all queries; its derivative is a loop over the same pairs, which
-//! computes the scores again and adds up the gradients in f32.
+//! ```text
+//! for each block of queries Q and each block of keys K, V not above the diagonal:
+//!     S = scale Q K^T, masked
+//!     m' = max(m, rowmax(S));  W = exp(S - m');  d = exp(m - m')
+//!     sum = d sum + rowsum(W);  O = d O + W V;  m = m'
+//! O = O / sum;  lse = m + log(sum)
+//! ```
 //!
-//! Legend: B rows, T tokens of a row, C tokens of a block, K key/value heads, R query heads of each, D width of a head.
+//! The backward pass loops over the same pairs, recomputes the scores from `lse`, and accumulates the gradients in f32.
+//!
+//! Legend: B rows, T tokens of a row, C tokens of a block, K key/value heads, R query heads per key/value head, A = K R, D head dimension.
 
 use super::attention::{Heads, MASKED, within};
 use super::ops::{Broadcast, dot};
 use super::{Axis, Compute, Split};
 use stablehlo::{Builder, Dtype, Reducer, Save, TensorType, Traced, Unary, Value, trace};
 
-/// The name of what attention has made of the tokens of a row, for [`Save::Named`]: with it, its derivative computes no attention again.
+/// Name of the attention output and of its `lse` for [`Save::Named`]: if they are saved, the backward pass does not recompute attention.
 pub const ATTENTION: &str = "attention";
 
-/// The sizes of attention block by block.
+/// The sizes of blockwise attention.
 ///
-/// A block is a slice of the tokens of heads, `[B, K, R, T, D]` or `[B, K, T, D]`. libtpu keeps the tokens of a head side by side in memory, so
-/// that blocks are where tiles begin, and to take one moves nothing about.
+/// A block is a slice of the token dimension of heads, `[B, K, R, T, D]` or `[B, K, T, D]`. libtpu lays out the tokens of a head
+/// contiguously, so blocks begin at tile boundaries and are sliced without a relayout.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Blockwise<'a> {
     rows: usize,
-    /// A multiple of C: what is behind the last token of a row is behind every query, so nobody sees it.
+    /// T rounded up to a multiple of C: padding is after the last token, so the causal mask hides it.
     length: usize,
     /// C.
     block: usize,
@@ -33,17 +39,17 @@ pub(super) struct Blockwise<'a> {
     split: &'a Split,
 }
 
-/// What something is of, and has been cut from.
+/// Whether a tensor belongs to queries or to keys and values; a block of it has the same dimensions.
 #[derive(Clone, Copy, Debug)]
 enum Of {
-    /// `[B, K, R, T ..]`, or a block of it, `[B, K, R, C ..]`.
+    /// `[B, K, R, T, ...]`, or a block of it, `[B, K, R, C, ...]`.
     Queries,
-    /// `[B, K, T ..]`, or a block of it, `[B, K, C ..]`.
+    /// `[B, K, T, ...]`, or a block of it, `[B, K, C, ...]`.
     Keys,
 }
 
 impl Of {
-    /// The dimension that counts tokens.
+    /// Returns the index of the token dimension.
     fn tokens(self) -> usize {
         match self {
             Self::Queries => 3,
@@ -53,7 +59,7 @@ impl Of {
 }
 
 impl<'a> Blockwise<'a> {
-    /// For these heads, in blocks of at most `block` tokens, all of one size.
+    /// Creates the sizes for these heads, with blocks of equal size and at most `block` tokens.
     pub(super) fn new(heads: &Heads, block: usize, scale: f64, compute: Compute, split: &'a Split) -> Self {
         let [rows, kv, group, length, width] = *heads.queries.shape() else {
             unreachable!("queries have five dimensions")
@@ -63,7 +69,7 @@ impl<'a> Blockwise<'a> {
         Self { rows, length: blocks * block, block, kv, group, width, scale, compute, split }
     }
 
-    /// Attention `[B, T, A D]`, f32; `positions` `[B, T]`, i32, where sequences share rows.
+    /// Returns attention `[B, T, A D]`, f32. `positions` `[B, T]`, i32, is needed if sequences share rows.
     pub(super) fn attend(self, heads: &Heads, positions: Option<&Value>) -> Value {
         let Self { rows, kv, group, width, .. } = self;
         let tokens = heads.queries.shape()[3];
@@ -78,28 +84,28 @@ impl<'a> Blockwise<'a> {
         mixed.slice(&[0; 3], &[rows, tokens, kv * group * width]).convert(Dtype::F32)
     }
 
-    /// The tokens `[B, T, A D]` of a row as heads `[B, K, R, T, D]`.
+    /// Reshapes the tokens `[B, T, A D]` of a row to heads `[B, K, R, T, D]`.
     fn heads_of(self, tokens: &Value) -> Value {
         let Self { rows, length, kv, group, width, .. } = self;
         self.of_heads(&tokens.reshape(&[rows, length, kv, group, width]).transpose(&[0, 2, 3, 1, 4]))
     }
 
-    /// What was mixed, `[B, K, R, T, D]`, as the tokens `[B, T, A D]` of a row. What comes next is a product, which rounds it: narrow it
-    /// is moved about in half the time.
+    /// Reshapes the attention output `[B, K, R, T, D]` to the tokens `[B, T, A D]` of a row. It is rounded first, because the next product
+    /// would round it anyway, and the transpose of narrow values takes half the time.
     fn of_tokens(self, mixed: &Value) -> Value {
         let Self { rows, length, kv, group, width, .. } = self;
         let narrow = mixed.convert(self.compute.dtype());
         narrow.transpose(&[0, 3, 1, 2, 4]).reshape(&[rows, length, kv * group * width])
     }
 
-    /// A block or a row of heads, `[B, K, ...]`, split by rows and heads: no device has scores of tokens whose keys are on another one.
+    /// Shards a block or a row of heads, `[B, K, ...]`, by rows and heads only, so that scores never need keys of another device.
     fn of_heads(self, heads: &Value) -> Value {
         let mut dimensions = vec![None; heads.shape().len()];
         dimensions[..2].copy_from_slice(&[Some(Axis::Batch), Some(Axis::Kv)]);
         self.split.constrain_named(heads, &dimensions)
     }
 
-    /// `part` with `number` behind the last of its tokens, which `dimension` counts.
+    /// Pads `part` with `number` after its last token, along `dimension`.
     fn padded(self, part: &Value, number: impl Into<stablehlo::Number>, dimension: usize) -> Value {
         let mut high = vec![0; part.shape().len()];
         high[dimension] = self.length - part.shape()[dimension];
@@ -109,8 +115,8 @@ impl<'a> Blockwise<'a> {
         part.pad(&part.builder().scalar(number, part.dtype()), &vec![0; high.len()], &high)
     }
 
-    /// From queries, keys, values (and positions) to what is mixed, `[B, T, A D]` as products take it; then what [`Blockwise::backward`]
-    /// takes. What is made here, and not given, has the name [`ATTENTION`].
+    /// Traces the forward pass: from queries, keys, values (and positions) to the attention output `[B, T, A D]` in the compute dtype,
+    /// followed by the residuals of [`Blockwise::backward`]. Computed residuals are named [`ATTENTION`].
     fn forward(self, types: &[TensorType]) -> Traced {
         let queries = [self.rows, self.kv, self.group, self.length];
         let (numbers, mixed) = (f32s(&queries), f32s(&[&queries[..], &[self.width]].concat()));
@@ -121,11 +127,11 @@ impl<'a> Blockwise<'a> {
             let (queries, keys, sight) = (at.queries(queries), at.keys(keys), at.sight(positions));
             let before = at.queries(max);
             let now = before.max(&self.scores(&queries, &keys, &sight).reduce(Reducer::Max, &[4]));
-            // Scores are made twice, once for their maxima and once for the weights: that is less than to write and read them.
+            // Computing scores twice, for the maxima and for the weights, is cheaper than writing and reading them.
             let again = queries.builder().optimization_barrier(&[&now, &queries, &keys]);
             let [now, queries, keys] = &again[..] else { unreachable!("as many as went in") };
-            // Of a query that has seen none of these keys and of those before, masked scores count as weights of 1. The block on the
-            // diagonal, which comes last, has the query's own key: its maximum is no masked score, and then they decay to 0.
+            // If a query attends to no key so far, its masked scores have weights of 1. The diagonal block comes last and contains the
+            // query's own key, so its maximum is an unmasked score, and the wrong weights decay to 0.
             let decay = (&before - now).exp();
             let [more, weight] = self.mix(&self.scores(queries, keys, &sight), now, &at.keys(values));
             let old = at.queries(mixed);
@@ -147,11 +153,11 @@ impl<'a> Blockwise<'a> {
         forward.expect("blocks are slices of what they are cut from")
     }
 
-    /// From queries, keys, values (and positions), what was mixed, `[B, T, A D]`, the logarithms of the sums of exponentials
-    /// `[B, K, R, T]`, and the cotangent of what was mixed, to those of queries, keys and values.
+    /// Traces the backward pass: from queries, keys, values (and positions), the attention output `[B, T, A D]`, the log-sum-exp `[B, K, R,
+    /// T]` and the cotangent of the output, to the cotangents of queries, keys and values.
     ///
-    /// With the logarithm as a constant shift, attention is a sum over pairs of blocks, divided by what is then 1: its derivative is
-    /// that of the quotient, and for every pair that of [`Blockwise::scores`] and [`Blockwise::mix`].
+    /// With the log-sum-exp as a constant shift, attention is a sum over pairs of blocks, divided by a sum that is then 1. The derivative
+    /// is the derivative of this quotient, then the derivative of [`Blockwise::scores`] and [`Blockwise::mix`] for every pair.
     fn backward(self, types: &[TensorType]) -> Traced {
         let [queries, keys] = [&types[0], &types[1]].map(|ty| ty.with_dtype(Dtype::F32));
         let lse = f32s(&queries.shape[..4]);
@@ -189,14 +195,14 @@ impl<'a> Blockwise<'a> {
             let sums = carried.each_ref().map(|ty| f.splat(0.0, ty.clone()));
             let sums = self.over_pairs(f, &turn, &sums.each_ref(), &constants);
             let sums: Vec<Value> = sums.iter().map(|sum| sum.convert(types[0].dtype)).collect();
-            // Compilers would widen them again before they move them about.
+            // The barrier keeps compilers from widening the gradients again before they transpose them.
             f.optimization_barrier(&sums.iter().collect::<Vec<_>>())
         });
         backward.expect("blocks are slices of what they are cut from")
     }
 
-    /// What a pair of blocks adds, as a function of queries, keys, values, a shift of the scores and what is seen. Operands are rounded
-    /// inside, so that their cotangents are not.
+    /// Traces the contribution of a pair of blocks, as a function of queries, keys, values, the shift of the scores and the mask. Operands
+    /// are rounded inside, so that their cotangents are not rounded.
     fn pair(self) -> Traced {
         let Self { rows, kv, group, block, width, .. } = self;
         let (queries, keys) = (f32s(&[rows, kv, group, block, width]), f32s(&[rows, kv, block, width]));
@@ -209,21 +215,22 @@ impl<'a> Blockwise<'a> {
         pair.expect("queries and keys are of one width")
     }
 
-    /// Scores `[B, K, R, C, C]` of queries `[B, K, R, C, D]` and keys `[B, K, C, D]`.
+    /// Returns the scores `[B, K, R, C, C]` of queries `[B, K, R, C, D]` and keys `[B, K, C, D]`.
     fn scores(self, queries: &Value, keys: &Value, sight: &Value) -> Value {
         let scores = self.of_heads(&dot(queries, keys, (&[0, 1], &[0, 1]), (4, 3), self.compute));
         let scores = &scores * scores.like(self.scale);
         sight.select(&scores, &scores.like(MASKED))
     }
 
-    /// Values `[B, K, C, D]` mixed with weights `exp(scores - shift)`, `[B, K, R, C, D]`, and the sums of the weights, `[B, K, R, C]`.
+    /// Returns the values `[B, K, C, D]` weighted with `exp(scores - shift)`, `[B, K, R, C, D]`, and the sums of the weights, `[B, K, R,
+    /// C]`.
     fn mix(self, scores: &Value, shift: &Value, values: &Value) -> [Value; 2] {
         let [weights, sums] = self.weights(&(scores - shift.along_first(scores)));
         [dot(&weights, values, (&[0, 1], &[0, 1]), (4, 2), self.compute), sums]
     }
 
-    /// `exp(scores)` as products take it, and its sums over keys in f32. Of what is rounded, products and the derivative see the same, and
-    /// that is all that is kept of the scores: a compiler that kept scores in f32 would move twice the bytes.
+    /// Returns `exp(scores)` in the compute dtype, and its sums over keys in f32. The products and the derivative use the same rounded
+    /// weights, the only residual of the scores: f32 scores would move twice the bytes.
     fn weights(self, scores: &Value) -> [Value; 2] {
         let (wide, rounded) = (scores.ty().clone(), scores.ty().with_dtype(self.compute.dtype()));
         let forward = trace(std::slice::from_ref(&wide), |f, a| {
@@ -241,7 +248,7 @@ impl<'a> Blockwise<'a> {
         [(); 2].map(|()| results.next().unwrap_or_else(|| unreachable!("two results")))
     }
 
-    /// A turn of the loop over pairs: `body` gets the place of the pair, what is carried and the constants.
+    /// Traces one iteration of the loop over pairs: `body` gets the offsets of the pair, the loop carry and the constants.
     fn turn(
         self,
         carried: &[TensorType],
@@ -253,7 +260,7 @@ impl<'a> Blockwise<'a> {
         let turn = trace(&types, |f, values| {
             let (carried, rest) = values.split_at(carried.len());
             let (at, constants) = rest.split_at(2);
-            // Factors of 128 in plain sight: libtpu then knows that blocks begin where tiles do.
+            // The visible multiplication by the block size shows libtpu that blocks begin at tile boundaries.
             let [queries, keys] = [&at[0], &at[1]].map(|block| block * block.like(self.block as i64));
             let pair = Pair { sizes: self, queries, keys, zero: f.scalar(0, Dtype::I32) };
             body(&pair, carried, constants)
@@ -261,7 +268,7 @@ impl<'a> Blockwise<'a> {
         turn.expect("blocks are slices of what they are cut from")
     }
 
-    /// What is carried after all pairs of blocks that are not above the diagonal.
+    /// Runs the loop over all pairs of blocks that are not above the diagonal, and returns the final carry.
     fn over_pairs(self, f: &Builder, turn: &Traced, carry: &[&Value], constants: &[&Value]) -> Vec<Value> {
         let blocks = self.length / self.block;
         let pairs: Vec<(usize, usize)> = (0..blocks).flat_map(|i| (0..=i).map(move |j| (i, j))).collect();
@@ -273,18 +280,18 @@ impl<'a> Blockwise<'a> {
     }
 }
 
-/// The place of a pair of blocks.
+/// The offsets of a pair of blocks.
 struct Pair<'a> {
     sizes: Blockwise<'a>,
-    /// The first token of the block of queries.
+    /// First token of the block of queries.
     queries: Value,
-    /// The first token of the block of keys.
+    /// First token of the block of keys.
     keys: Value,
     zero: Value,
 }
 
 impl Pair<'_> {
-    /// Where the block begins in `whole`.
+    /// Returns the start indices of the block in `whole`.
     fn place(&self, of: Of, whole: &Value) -> Vec<&Value> {
         let first = match of {
             Of::Queries => &self.queries,
@@ -311,7 +318,7 @@ impl Pair<'_> {
         self.get(Of::Keys, whole)
     }
 
-    /// Which queries see which keys, `[B, K, R, C, C]`: themselves and earlier ones, of their own sequence.
+    /// Returns the mask `[B, K, R, C, C]`: queries attend to themselves and to earlier tokens of their sequence.
     fn sight(&self, positions: &[Value]) -> Value {
         let Blockwise { rows, kv, block, group, .. } = self.sizes;
         let scores = [rows, kv, group, block, block];
@@ -326,7 +333,7 @@ impl Pair<'_> {
     }
 }
 
-/// What is mixed, divided by the sums of weights.
+/// Divides the attention output by the sums of its weights.
 fn normalised(mixed: &Value, sums: &Value) -> Value {
     mixed / sums.along_first(mixed)
 }

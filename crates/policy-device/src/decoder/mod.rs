@@ -1,10 +1,10 @@
-//! A decoder of the families Qwen2, Qwen3 and Llama 3 as part of a program.
+//! A decoder of the Qwen2, Qwen3 and Llama 3 families as operations of a StableHLO program.
 //!
-//! [`Decoder`] adds its operations to a program that somebody else builds: the forward pass over rows of whole sequences, or a block
-//! whose attention the caller makes. [`parameters()`] lists what it needs to be given.
+//! [`Decoder`] adds its operations to a program that the caller builds: a forward pass over rows of whole sequences, or one layer with
+//! attention from the caller. [`parameters()`] lists its parameters.
 //!
-//! Legend: B rows, T tokens of a row, L layers, V vocabulary, H residual stream, I MLP, A query heads, K key/value heads, R = A / K
-//! query heads that share one of them, D width of a head.
+//! Legend: B rows, T tokens of a row, L layers, V vocabulary, H hidden size, I intermediate size of the MLP, A query heads, K key/value
+//! heads, R = A / K query heads per key/value head, D head dimension.
 
 mod adapters;
 mod attention;
@@ -31,17 +31,17 @@ pub(crate) use split::Split;
 use models::ModelConfig;
 use stablehlo::{Builder, Dtype, GatherDimensions, Precision, Result, Save, Scanned, TensorType, Traced, Value, trace};
 
-/// The number type in which products take their operands, and the layers' leave their results. Sums, norms and softmax are f32 in both.
+/// The dtype of the operands of matrix products and of the layers' results. Sums, norms and softmax are always f32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Compute {
-    /// All digits of f32.
+    /// f32 operands in full precision.
     F32,
-    /// bfloat16 operands, residual stream and cache.
+    /// bfloat16 operands, residual stream and KV cache.
     Bf16,
 }
 
 impl Compute {
-    /// The number type of operands.
+    /// Returns the dtype of operands.
     pub fn dtype(self) -> Dtype {
         match self {
             Self::F32 => Dtype::F32,
@@ -49,7 +49,7 @@ impl Compute {
         }
     }
 
-    /// The precision of products: TPUs would round f32 operands.
+    /// Returns the precision of products; TPUs round f32 operands by default.
     pub fn precision(self) -> Precision {
         match self {
             Self::F32 => Precision::Highest,
@@ -65,21 +65,21 @@ pub struct Rows {
     pub ids: Value,
     /// The position of each token in its sequence, `[B, T]`, i32.
     pub positions: Value,
-    /// Whether a row may have several sequences, end to end. A token then attends to as many tokens before it as its position says, which are
-    /// those of its own sequence; what pads the row is at position 0 and sees itself only. Otherwise a row is one sequence, and what
-    /// pads it on the right is not seen by what is before.
+    /// `true` if a row may hold several packed sequences. A token then attends to itself and to the `position` tokens before it, which are
+    /// those of its own sequence; padding has position 0 and attends to itself only. If `false`, a row is one sequence, and causal
+    /// attention never sees its padding, which is on the right.
     pub shared: bool,
 }
 
 impl Rows {
-    /// Rows of one sequence each, which begin at position 0; `ids` `[B, T]`.
+    /// Creates rows of one sequence each, which begin at position 0; `ids` `[B, T]`.
     pub fn of_sequences(ids: &Value) -> Self {
         let positions = ids.builder().iota(1, ids.ty().clone());
         Self { ids: ids.clone(), positions, shared: false }
     }
 }
 
-/// Writes the operations of a decoder. It holds no weights: they are values of the program.
+/// A builder of the decoder's operations. It holds no weights: they are values of the program.
 ///
 /// ```
 /// use policy_device::decoder::{Compute, Decoder, ParameterValues, Rows, parameters};
@@ -106,7 +106,7 @@ pub struct Decoder {
 }
 
 impl Decoder {
-    /// A decoder of this configuration.
+    /// Creates a decoder of this configuration.
     pub fn new(config: &ModelConfig, compute: Compute) -> Self {
         Self {
             config: config.clone(),
@@ -118,7 +118,7 @@ impl Decoder {
         }
     }
 
-    /// Adds adapters to matrices, which are then all that is trained of the model.
+    /// Adds adapters to matrices; the model's own weights are then frozen.
     #[must_use]
     pub fn with_adapters(self, adapters: Adapters) -> Self {
         Self { adapters: Some(adapters), ..self }
@@ -130,30 +130,29 @@ impl Decoder {
         Self { value_head: true, ..self }
     }
 
-    /// The decoder without its value head, as tokens are sampled with it.
+    /// Returns the decoder without its value head, for sampling.
     #[must_use]
     pub fn without_value_head(&self) -> Self {
         Self { value_head: false, ..self.clone() }
     }
 
-    /// The model itself: without adapters and value head.
+    /// Returns the base model: no adapters, no value head.
     #[must_use]
     pub fn model(&self) -> Self {
         Self { adapters: None, value_head: false, ..self.clone() }
     }
 
-    /// The adapters, where there are any.
+    /// Returns the adapters, if any.
     pub fn adapters(&self) -> Option<&Adapters> {
         self.adapters.as_ref()
     }
 
-    /// Whether there is a value head.
+    /// Returns `true` if there is a value head.
     pub fn has_value_head(&self) -> bool {
         self.value_head
     }
 
-    /// Its parameters in the order in which programs take them: those of the model ([`parameters()`]), then those of adapters, then those
-    /// of the value head.
+    /// Returns the parameters in the argument order of programs: the model ([`parameters()`]), then adapters, then the value head.
     pub fn parameters(&self) -> Vec<Parameter> {
         let mut table = parameters(&self.config);
         table.extend(self.adapters.iter().flat_map(|adapters| adapters.parameters(&self.config)));
@@ -161,17 +160,18 @@ impl Decoder {
         table
     }
 
-    /// Those of [`Decoder::parameters`] that are trained, which are the last ones: all of them, or with adapters all but those of the model.
+    /// Returns the trained parameters, which are the last ones of [`Decoder::parameters`]: all of them, or all but the model's if there are
+    /// adapters.
     pub fn trained(&self) -> Vec<Parameter> {
         self.parameters().into_iter().filter(|p| self.trains(p.role)).collect()
     }
 
-    /// Whether the parameter of this role is trained.
+    /// Returns `true` if the parameter of this role is trained.
     pub fn trains(&self, role: Role) -> bool {
         self.adapters.is_none() || !role.is_of_model()
     }
 
-    /// Declares its parameters as the next arguments of a program, of a model in `model` ([`Parameter::dtype`]).
+    /// Declares the parameters as the next arguments of a program. `model` is the dtype of the model's matrices ([`Parameter::dtype`]).
     pub fn declare(&self, builder: &Builder, model: Dtype) -> ParameterValues {
         let table = self.parameters();
         let values = ParameterValues::arguments(builder, &table, model);
@@ -179,34 +179,35 @@ impl Decoder {
         values
     }
 
-    /// Attends among the tokens of rows as `attention` says.
+    /// Sets how attention is computed.
     #[must_use]
     pub fn with_attention(self, attention: Attention) -> Self {
         Self { attention, ..self }
     }
 
-    /// The configuration of the decoder.
+    /// Returns the configuration.
     pub fn config(&self) -> &ModelConfig {
         &self.config
     }
 
-    /// The number type of operands.
+    /// Returns the dtype of matrix products.
     pub fn compute(&self) -> Compute {
         self.compute
     }
 
-    /// Hidden states `[B, T, H]` after the final norm. Their derivative keeps what `save` says of every layer.
+    /// Returns the hidden states `[B, T, H]` after the final norm. `save` selects the activations of each layer that are saved for the
+    /// backward pass.
     ///
     /// # Errors
-    /// Weights or rows that do not fit the configuration.
+    /// Weights or rows do not fit the configuration.
     pub fn hidden(&self, weights: &ParameterValues, rows: &Rows, save: Save) -> Result<Value> {
         Ok(self.final_norm(weights, &self.residual(weights, rows, save)?))
     }
 
-    /// The residual stream `[B, T, H]` behind the last layer, as [`Decoder::hidden`] before the final norm.
+    /// Returns the residual stream `[B, T, H]` after the last layer, before the final norm.
     ///
     /// # Errors
-    /// As [`Decoder::hidden`].
+    /// See [`Decoder::hidden`].
     pub fn residual(&self, weights: &ParameterValues, rows: &Rows, save: Save) -> Result<Value> {
         let rotary = self.rotary(&rows.positions);
         let mask = self.mask(rows);
@@ -220,7 +221,7 @@ impl Decoder {
         Ok(layers.carry.swap_remove(0))
     }
 
-    /// The residual stream `[B, T, H]` before the first layer, of token ids `[B, T]`.
+    /// Returns the token embeddings `[B, T, H]` of token ids `[B, T]`.
     pub fn embed(&self, weights: &ParameterValues, ids: &Value) -> Value {
         let h = self.config.hidden_size;
         let dimensions = GatherDimensions {
@@ -234,24 +235,24 @@ impl Decoder {
         let shape = [ids.shape()[0], ids.shape()[1], h];
         let rows = weights[Role::EmbedTokens].gather(ids, dimensions, &shape);
         let rows = match self.config.pad_token_id {
-            // Reading the padding token trains nothing.
+            // The padding token's embedding is not trained.
             Some(pad) => {
                 let is_padding = ids.eq(&ids.like(pad as i64)).broadcast_in_dim(&shape, &[0, 1]);
                 is_padding.select(&rows.stop_gradient(), &rows)
             }
             None => rows,
         };
-        // A device looks up its columns for the rows of its neighbours, too. These then send each other what is theirs.
+        // With a sharded embedding, a device first looks up its columns for all rows; devices then exchange them.
         let rows = self.split.constrain_from_the_last(&rows.convert(self.compute.dtype()), &RESIDUAL);
         self.split.constrain(&rows, &RESIDUAL)
     }
 
-    /// The norm behind the last layer, of `x` `[..., H]`.
+    /// Applies the final norm to `x` `[..., H]`.
     pub fn final_norm(&self, weights: &ParameterValues, x: &Value) -> Value {
         self.norm(x, &weights[Role::Norm]).convert(self.compute.dtype())
     }
 
-    /// Logits `[..., V]` in f32, of hidden states `[..., H]` after the final norm.
+    /// Returns the logits `[..., V]` in f32 of hidden states `[..., H]` after the final norm.
     pub fn logits(&self, weights: &ParameterValues, hidden: &Value) -> Value {
         let logits = self.product(weights, hidden, weights.head_role(), Dtype::F32);
         let logits = self.adapted(weights, hidden, Matrix::LmHead, logits);
@@ -263,12 +264,12 @@ impl Decoder {
         }
     }
 
-    /// All layers, in one loop or one after the other as `layers` says. `body` gets the parameters of the layer and [`LayerValues`], and
-    /// returns what is carried on, then what is stacked over all layers. Weights are sliced from their stacks where the layer is, and rounded there to the number
-    /// type of operands: no rounded copy of all of them comes to be in a loop.
+    /// Runs all layers, in a loop or unrolled. `body` gets the parameters of a layer and [`LayerValues`]; it returns the next carry,
+    /// followed by outputs that are stacked over all layers. Each layer's weights are sliced from their stacks and rounded to the compute
+    /// dtype inside the loop body, so there is never a rounded copy of all weights.
     ///
     /// # Errors
-    /// An operation of `body` that cannot be built.
+    /// An operation of `body` cannot be built.
     pub fn over_layers(
         &self,
         weights: &ParameterValues,
@@ -296,7 +297,7 @@ impl Decoder {
                     let of_products =
                         |slice: &Value| if matrix(slice) { slice.convert(self.compute.dtype()) } else { slice.clone() };
                     let rounded: Vec<Value> = slices.iter().map(of_products).collect();
-                    // Without it compilers round once for every product, from slices that they have copied.
+                    // Without the barrier, compilers round the slice again for every product.
                     builder.optimization_barrier(&rounded.iter().collect::<Vec<_>>())
                 }
                 false => slices,
@@ -311,16 +312,16 @@ impl Decoder {
     }
 }
 
-/// How a program goes over the layers.
+/// How a program iterates over the layers.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Layers {
-    /// In a loop, whose derivative keeps what this says of every layer.
+    /// A loop; [`Save`] selects the activations that are saved for the backward pass.
     Loop(Save),
-    /// One after the other. Within another loop the slices of their weights do not change, so that compilers make them before it.
+    /// Unrolled. Inside another loop, slices of stacked weights are then loop-invariant, and compilers hoist them.
     Unrolled,
 }
 
-/// [`Builder::scan`] without a loop.
+/// Unrolls [`Builder::scan`].
 fn unrolled(
     builder: &Builder,
     count: usize,
@@ -347,25 +348,25 @@ fn unrolled(
     Scanned { carry: carried, ys }
 }
 
-/// What a stack `[L, ...]` has of a layer, `[...]`.
+/// Returns the slice `[...]` of a layer from a stack `[L, ...]`.
 fn slice(stack: &Value, layer: usize) -> Value {
     let (mut start, mut limit) = (vec![0; stack.shape().len()], stack.shape().to_vec());
     (start[0], limit[0]) = (layer, layer + 1);
     stack.slice(&start, &limit).reshape(&stack.shape()[1..])
 }
 
-/// What the body of a loop over layers computes with, besides the parameters of the layer.
+/// The inputs of the body of a loop over layers, apart from the layer's parameters.
 #[derive(Clone, Copy, Debug)]
 pub struct LayerValues<'a> {
-    /// What the layer before has handed on.
+    /// The results of the layer before.
     pub carry: &'a [Value],
-    /// The layer's slices of what is stacked over all layers.
+    /// The layer's slices of stacked inputs.
     pub xs: &'a [Value],
-    /// What is the same for all layers.
+    /// Inputs that are the same for all layers.
     pub constants: &'a [Value],
 }
 
-/// A tensor of zeros.
+/// Creates a tensor of zeros.
 pub(crate) fn zeros(builder: &stablehlo::Builder, dtype: Dtype, shape: &[usize]) -> Value {
     let ty = TensorType::new(dtype, shape);
     match dtype {

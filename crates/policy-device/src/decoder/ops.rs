@@ -1,13 +1,13 @@
-//! Operations that every layer is made of.
+//! Operations shared by all layers.
 
 use super::{Compute, Decoder, ParameterValues, Role};
 use stablehlo::{DotDimensions, Dtype, Reducer, Unary, Value};
 
-/// Broadcasts that decoders need.
+/// Broadcasts along leading or trailing dimensions.
 pub(crate) trait Broadcast {
-    /// The value, whose dimensions are the last ones of `like`, repeated along those before.
+    /// Broadcasts the value, whose dimensions are the last ones of `like`, to the shape of `like`.
     fn along_last(&self, like: &Value) -> Value;
-    /// The value, whose dimensions are the first ones of `like`, repeated along those behind.
+    /// Broadcasts the value, whose dimensions are the first ones of `like`, to the shape of `like`.
     fn along_first(&self, like: &Value) -> Value;
 }
 
@@ -24,7 +24,7 @@ impl Broadcast for Value {
     }
 }
 
-/// A product with batch dimensions and one dimension that is summed over, in f32.
+/// Computes a product with batch dimensions and one contracted dimension; the result is f32.
 #[track_caller]
 pub(crate) fn dot(
     left: &Value,
@@ -39,8 +39,8 @@ pub(crate) fn dot(
 }
 
 impl Decoder {
-    /// `x weight^T + bias` in f32, `[..., O]`: `x` `[..., I]`, the weight of this role `[O, I]`, `bias` `[O]`. The product is summed in
-    /// f32 and leaves its result, as its operands are, in the number type of operands: so does its cotangent, and half the bytes move.
+    /// Returns `x weight^T + bias` `[..., O]` in f32 for `x` `[..., I]`, the weight `[O, I]` of this role and `bias` `[O]`. The product is
+    /// summed in f32 but written in the compute dtype, and so is its cotangent, which halves the memory traffic.
     #[track_caller]
     pub(crate) fn project(&self, weights: &ParameterValues, x: &Value, role: Role, bias: Option<&Value>) -> Value {
         let product = self.product(weights, x, role, self.compute.dtype()).convert(Dtype::F32);
@@ -50,13 +50,13 @@ impl Decoder {
         }
     }
 
-    /// `x weight^T` `[..., O]`, summed in f32, of number type `result`: `x` `[..., I]`, the weight of this role `[O, I]`.
+    /// Returns `x weight^T` `[..., O]`, summed in f32, of dtype `result`, for `x` `[..., I]` and the weight `[O, I]` of this role.
     #[track_caller]
     pub(crate) fn product(&self, weights: &ParameterValues, x: &Value, role: Role, result: Dtype) -> Value {
         self.product_over(x, &weights[role], weights.summed(role), result)
     }
 
-    /// [`Decoder::product`] with a matrix that is summed over this dimension.
+    /// Computes [`Decoder::product`] with a given matrix, contracted over dimension `summed`.
     #[track_caller]
     pub(crate) fn product_over(&self, x: &Value, weight: &Value, summed: usize, result: Dtype) -> Value {
         let (x, weight) = (x.convert(self.compute.dtype()), weight.convert(self.compute.dtype()));
@@ -64,13 +64,13 @@ impl Decoder {
         x.dot_general(&weight, dimensions, result, self.compute.precision())
     }
 
-    /// RMSNorm (arXiv 1910.07467) over the last dimension, in f32: `x` `[..., N]`, `weight` `[N]`.
+    /// Computes RMSNorm (arXiv 1910.07467) over the last dimension, in f32: `x` `[..., N]`, `weight` `[N]`.
     #[track_caller]
     pub(crate) fn norm(&self, x: &Value, weight: &Value) -> Value {
         self.norm_over(x, weight, x.shape().len() - 1)
     }
 
-    /// [`Decoder::norm`] over a dimension that may be another one.
+    /// Computes [`Decoder::norm`] over the given dimension.
     #[track_caller]
     pub(crate) fn norm_over(&self, x: &Value, weight: &Value, dimension: usize) -> Value {
         let x = x.convert(Dtype::F32);

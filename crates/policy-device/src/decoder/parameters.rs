@@ -1,13 +1,13 @@
-//! The table of a decoder's parameters: shapes, logical axes, and the tensors of Hugging Face that they consist of.
+//! The table of a decoder's parameters: shapes, logical axes, and names of their Hugging Face tensors.
 //!
-//! Legend: L layers, V vocabulary, H residual stream, I MLP, A query heads, K key/value heads, D width of a head.
+//! Legend: L layers, V vocabulary, H hidden size, I intermediate size of the MLP, A query heads, K key/value heads, D head dimension.
 
 use super::Matrix;
 use models::ModelConfig;
 use stablehlo::{Dtype, TensorType, Value};
 use std::collections::BTreeMap;
 
-/// What a parameter is to the decoder.
+/// The role of a parameter in the decoder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[allow(missing_docs)] // named as in Hugging Face's folders; `Parameter::hugging_face` has the names
 pub enum Role {
@@ -37,7 +37,7 @@ pub enum Role {
 }
 
 impl Role {
-    /// Whether every layer has such a parameter.
+    /// Returns `true` if every layer has such a parameter.
     pub fn is_of_layers(self) -> bool {
         let head = Matrix::LmHead;
         !matches!(self, Self::EmbedTokens | Self::Norm | Self::LmHead | Self::ValueHead | Self::ValueHeadBias)
@@ -45,105 +45,105 @@ impl Role {
             && self != Self::LoraB(head)
     }
 
-    /// Whether it is a parameter of the model itself, and not of adapters or of a value head beside it.
+    /// Returns `true` for parameters of the base model, `false` for adapters and the value head.
     pub fn is_of_model(self) -> bool {
         !matches!(self, Self::LoraA(_) | Self::LoraB(_)) && !self.is_of_value_head()
     }
 
-    /// Whether it is a parameter of the value head.
+    /// Returns `true` for parameters of the value head.
     pub fn is_of_value_head(self) -> bool {
         matches!(self, Self::ValueHead | Self::ValueHeadBias)
     }
 }
 
-/// What a dimension of a parameter, or of an activation, counts. A mesh of devices splits dimensions by these names
-/// ([`AxisRules`](super::AxisRules)).
+/// The logical axis of a dimension of a parameter or an activation. [`AxisRules`](super::AxisRules) maps logical axes to axes of a device
+/// mesh.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Axis {
-    /// Layers, L; never split.
+    /// Layers, L; never sharded.
     Layer,
-    /// The residual stream, H.
+    /// The hidden dimension, H.
     Embed,
-    /// Query heads and their columns, A x D.
+    /// Query heads and their columns, A D.
     Heads,
-    /// Key/value heads and their columns, K x D.
+    /// Key/value heads and their columns, K D.
     Kv,
-    /// The columns of one head, D.
+    /// The dimension of one head, D.
     HeadDim,
-    /// The MLP, I.
+    /// The intermediate dimension of the MLP, I.
     Mlp,
     /// The vocabulary, V.
     Vocab,
     /// The rank of an adapter.
     Rank,
-    /// The one value of a state.
+    /// The single output of the value head.
     Value,
-    /// The rows of activations, B, or their tokens, N; no parameter has it.
+    /// The rows of activations, B, or their tokens, N; not an axis of parameters.
     Batch,
-    /// The tokens of a row, T; no parameter has it, and it is whole unless a table says otherwise.
+    /// The tokens of a row, T; not an axis of parameters, and not sharded by default.
     Length,
 }
 
-/// A parameter as it lies on a device: one tensor of Hugging Face, or the tensors of all layers one after the other.
+/// A parameter on a device: one Hugging Face tensor, or the tensors of all layers, stacked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Parameter {
-    /// What it is to the decoder.
+    /// Its role in the decoder.
     pub role: Role,
-    /// The sizes of its dimensions: `[L, ...]` for one of the layers. Matrices are `[out, in]`, as Hugging Face stores them.
+    /// The shape; `[L, ...]` for a parameter of the layers. Matrices are `[out, in]`, as in Hugging Face files.
     pub shape: Vec<usize>,
-    /// What each dimension counts.
+    /// The logical axis of each dimension.
     pub axes: Vec<Axis>,
-    /// A short name.
+    /// The short name.
     pub(super) path: &'static str,
-    /// The tensors that it consists of, each with its place in the stack.
+    /// The tensors of the stack, each with its layer.
     pub(super) tensors: Vec<(usize, String)>,
 }
 
 impl Parameter {
-    /// Whether it has the tensors of all layers, one after the other.
+    /// Returns `true` if it stacks the tensors of all layers.
     pub fn is_stacked(&self) -> bool {
         self.axes[0] == Axis::Layer
     }
 
-    /// The names of the tensors of `transformers` that it consists of: one, or one per layer. Those of adapters have PEFT's names, and
-    /// layers without the adapter none.
+    /// Returns the names of its tensors in `transformers`: one, or one per layer. Tensors of adapters have PEFT's names; layers without an
+    /// adapter have no name.
     pub fn hugging_face(&self) -> Vec<String> {
         self.tensors().map(|(_, name)| name.to_owned()).collect()
     }
 
-    /// The same names, each with the layer whose tensor it is. What a stack has of other layers is zero.
+    /// Returns the same names, each with its layer. The stack is zero for layers without a name.
     pub fn tensors(&self) -> impl Iterator<Item = (usize, &str)> {
         self.tensors.iter().map(|(layer, name)| (*layer, name.as_str()))
     }
 
-    /// The number of weights.
+    /// Returns the number of weights.
     pub fn count(&self) -> usize {
         self.tensors.len() * self.tensor_shape().iter().product::<usize>()
     }
 
-    /// Whether it consists of matrices, of which products take operands; norms and biases are vectors.
+    /// Returns `true` if its tensors are matrices; norms and biases are vectors.
     pub fn has_matrices(&self) -> bool {
         self.tensor_shape().len() > 1
     }
 
-    /// The number type in which programs take it of a model in `model`, f32 or bf16: that of the model's matrices. Norms, biases, adapters
-    /// and value heads are f32 always.
+    /// Returns the dtype in programs for a model whose matrices have dtype `model`, f32 or bf16. Norms, biases, adapters and value heads
+    /// are always f32.
     pub fn dtype(&self, model: Dtype) -> Dtype {
         if self.role.is_of_model() && self.has_matrices() { model } else { Dtype::F32 }
     }
 
-    /// The shape of one of those tensors.
+    /// Returns the shape of one of its tensors.
     pub fn tensor_shape(&self) -> &[usize] {
         if self.is_stacked() { &self.shape[1..] } else { &self.shape }
     }
 
-    /// A short name for readers of programs.
+    /// Returns the short name, which programs use.
     pub fn name(&self) -> &'static str {
         self.path
     }
 }
 
-/// The parameters of a decoder, in the order in which programs take them.
+/// Returns the parameters of a decoder, in the argument order of programs.
 ///
 /// ```
 /// use policy_device::decoder::{Axis, Role, parameters};
@@ -204,33 +204,34 @@ pub fn parameters(config: &ModelConfig) -> Vec<Parameter> {
         .collect()
 }
 
-/// The parameters of a decoder as values of a program: all of them, or those of one layer.
+/// The parameters of a decoder or of one of its layers, as values of a program.
 #[derive(Clone, Debug)]
 pub struct ParameterValues {
     values: BTreeMap<Role, Value>,
-    /// Whether the matrices of the model that products take are `[in, out]`.
+    /// `true` if the model's matrices are `[in, out]`.
     transposed: bool,
 }
 
 impl ParameterValues {
-    /// Declares the parameters of `table` as the next arguments of a program, of a model in `dtype` ([`Parameter::dtype`]).
+    /// Declares the parameters of `table` as the next arguments of a program. `dtype` is the dtype of the model's matrices
+    /// ([`Parameter::dtype`]).
     pub fn arguments(builder: &stablehlo::Builder, table: &[Parameter], dtype: Dtype) -> Self {
         let ty = |p: &Parameter| TensorType::new(p.dtype(dtype), &p.shape[..]);
         let argument = |p: &Parameter| (p.role, builder.argument(p.name(), ty(p)));
         Self::new(table.iter().map(argument))
     }
 
-    /// Values with their roles.
+    /// Creates the map from roles to values.
     pub fn new(values: impl IntoIterator<Item = (Role, Value)>) -> Self {
         Self { values: values.into_iter().collect(), transposed: false }
     }
 
-    /// Those of a layer, of which these are the stacks.
+    /// Returns the parameters of one layer, given its slices of these stacks.
     pub(super) fn of_layer(&self, values: impl IntoIterator<Item = (Role, Value)>) -> Self {
         Self { transposed: self.transposed, ..Self::new(values) }
     }
 
-    /// The same parameters with the matrices of the model that products take as `[in, out]`. A tied head is one of its own then.
+    /// Returns the same parameters with the model's matrices transposed to `[in, out]`. A tied head becomes a separate value.
     pub(crate) fn transposed(&self) -> Self {
         let mut values = self.values.clone();
         values.insert(Role::LmHead, self.head().clone());
@@ -243,27 +244,27 @@ impl ParameterValues {
         Self { values, transposed: true }
     }
 
-    /// The dimension of the matrix of this role that products sum over.
+    /// Returns the contracted dimension of the matrix of this role.
     pub(super) fn summed(&self, role: Role) -> usize {
         if self.transposed && Matrix::of(role).is_some() { 0 } else { 1 }
     }
 
-    /// The parameter of this role, where the model has it.
+    /// Returns the parameter of this role, if the model has it.
     pub fn get(&self, role: Role) -> Option<&Value> {
         self.values.get(&role)
     }
 
-    /// The role of the LM head: that of a tied model is the embedding.
+    /// Returns the role of the LM head; if it is tied, the role of the embedding.
     pub(super) fn head_role(&self) -> Role {
         if self.values.contains_key(&Role::LmHead) { Role::LmHead } else { Role::EmbedTokens }
     }
 
-    /// The LM head `[V, H]`: that of a tied model is the embedding.
+    /// Returns the LM head `[V, H]`; if it is tied, the embedding.
     pub fn head(&self) -> &Value {
         &self[self.head_role()]
     }
 
-    /// All of them, in the order of their roles.
+    /// Iterates over all parameters, in the order of their roles.
     pub fn iter(&self) -> impl Iterator<Item = (Role, &Value)> {
         self.values.iter().map(|(role, value)| (*role, value))
     }
@@ -273,7 +274,7 @@ impl std::ops::Index<Role> for ParameterValues {
     type Output = Value;
 
     /// # Panics
-    /// When the model has no such parameter; [`ParameterValues::get`] does not.
+    /// Panics if the model has no such parameter; [`ParameterValues::get`] returns `None` instead.
     fn index(&self, role: Role) -> &Value {
         self.values.get(&role).unwrap_or_else(|| panic!("{role:?} is a parameter of every model"))
     }
@@ -284,7 +285,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_tables_of_all_kinds_of_models_are_the_tensors_of_hugging_face() {
+    fn parameter_tables_match_the_tensors_of_hugging_face() {
         let base = ModelConfig::default();
         for config in [
             base.clone(),

@@ -1,11 +1,11 @@
-//! Rotary positions (arXiv 2104.09864).
+//! Rotary position embeddings (arXiv 2104.09864).
 //!
-//! Legend: B rows, T tokens of a row, D width of a head.
+//! Legend: B rows, T tokens of a row, D head dimension.
 
 use super::Decoder;
 use stablehlo::{Dtype, TensorType, Unary, Value};
 
-/// The rotations of tokens, one per pair of columns of a head.
+/// Cosines and sines of the rotation angles of tokens, one angle per pair of columns of a head.
 #[derive(Clone, Debug)]
 pub struct Rotary {
     /// `[B, D / 2, T]`, f32.
@@ -14,7 +14,7 @@ pub struct Rotary {
 }
 
 impl Decoder {
-    /// The rotations of tokens at `positions` `[B, T]`, i32.
+    /// Computes the rotations of tokens at `positions` `[B, T]`, i32.
     pub fn rotary(&self, positions: &Value) -> Rotary {
         let frequencies = self.config.rope_frequencies();
         let builder = positions.builder();
@@ -27,7 +27,7 @@ impl Decoder {
 }
 
 impl Rotary {
-    /// Cosines and sines `[B, D / 2, T]`, f32.
+    /// Wraps cosines and sines `[B, D / 2, T]`, f32.
     pub(crate) fn new(cos: &Value, sin: &Value) -> Self {
         Self { cos: cos.clone(), sin: sin.clone() }
     }
@@ -40,7 +40,7 @@ impl Rotary {
         &self.sin
     }
 
-    /// Turns every head of `x` `[B, ..., D, T]`, f32: column i with column D / 2 + i, as `rotate_half` of transformers does.
+    /// Rotates every head of `x` `[B, ..., D, T]`, f32: column i with column D / 2 + i, as `rotate_half` of transformers does.
     pub(crate) fn turn(&self, x: &Value) -> Value {
         let (tokens, columns) = (x.shape().len() - 1, x.shape().len() - 2);
         let width = x.shape()[columns];
@@ -63,7 +63,7 @@ mod tests {
     use stablehlo::{Builder, Dtype, TensorType};
 
     #[test]
-    fn a_head_keeps_its_shape() {
+    fn rotation_preserves_the_shape() {
         let config = models::ModelConfig::default();
         let f = Builder::new();
         let positions = f.argument("positions", TensorType::new(Dtype::I32, [3, 5]));

@@ -1,23 +1,23 @@
-//! How a decoder's programs are split over a mesh of devices: by the table that it was given, or not at all.
+//! Sharding of a decoder's programs over a device mesh, by a table of axis rules.
 
 use super::{Axis, AxisRules, Decoder, Matrix, ParameterValues, Role};
 use crate::error::{Error, Result};
 use stablehlo::{Builder, Dtype, Function, Module, Sharding, TensorType, Value, ValueId};
 
-/// What the dimensions of the residual stream `[B, T, H]` count.
+/// Logical axes of the residual stream `[B, T, H]`.
 pub(crate) const RESIDUAL: [Axis; 3] = [Axis::Batch, Axis::Length, Axis::Embed];
 
-/// The table by which a program is split, where there is one. Without it all of this does nothing: the program is that of one device.
+/// The axis rules of a program, if it is sharded. Without rules, all methods do nothing, and the program is for one device.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Split(Option<AxisRules>);
 
 impl Split {
-    /// The table.
+    /// Returns the axis rules.
     pub(crate) fn rules(&self) -> Option<&AxisRules> {
         self.0.as_ref()
     }
 
-    /// `value`, whose dimensions count these, split like that. Its cotangent is split likewise.
+    /// Constrains the sharding of `value`, and of its cotangent, by these logical axes.
     #[track_caller]
     pub(crate) fn constrain(&self, value: &Value, dimensions: &[Axis]) -> Value {
         match self.rules() {
@@ -26,7 +26,7 @@ impl Split {
         }
     }
 
-    /// [`Split::constrain`] where the last dimension is the first to ask for axes.
+    /// Like [`Split::constrain`], but mesh axes are assigned from the last dimension to the first.
     #[track_caller]
     pub(crate) fn constrain_from_the_last(&self, value: &Value, dimensions: &[Axis]) -> Value {
         match self.rules().map(|rules| rules.sharding_from_the_last(dimensions)) {
@@ -35,7 +35,7 @@ impl Split {
         }
     }
 
-    /// Splits the dimensions of `value` that have a name here; the others are whole.
+    /// Constrains the dimensions of `value` that have a logical axis; the others are not sharded.
     #[track_caller]
     pub(crate) fn constrain_named(&self, value: &Value, dimensions: &[Option<Axis>]) -> Value {
         match self.named(dimensions) {
@@ -44,12 +44,12 @@ impl Split {
         }
     }
 
-    /// How a tensor is split, where there is a table, of whose dimensions those without a name are whole.
+    /// Returns the sharding of a tensor, if there are rules; dimensions that are `None` are not sharded.
     pub(crate) fn named(&self, dimensions: &[Option<Axis>]) -> Option<Sharding> {
         self.rules().map(|rules| legal(rules.sharding_of_named(dimensions)))
     }
 
-    /// Splits an argument of a program, whose dimensions count these.
+    /// Shards an argument of a program by these logical axes.
     #[track_caller]
     pub(crate) fn argument(&self, argument: &Value, dimensions: &[Axis]) {
         if let Some(rules) = self.rules() {
@@ -57,7 +57,7 @@ impl Split {
         }
     }
 
-    /// Splits the dimensions of an argument of a program that have a name here; the others are whole.
+    /// Shards the dimensions of an argument that have a logical axis; the others are not sharded.
     #[track_caller]
     pub(crate) fn named_argument(&self, argument: &Value, dimensions: &[Option<Axis>]) {
         if let Some(sharding) = self.named(dimensions) {
@@ -65,7 +65,7 @@ impl Split {
         }
     }
 
-    /// Splits the dimensions of result `index` of a program that have a name here; the others are whole.
+    /// Shards the dimensions of result `index` that have a logical axis; the others are not sharded.
     #[track_caller]
     pub(crate) fn named_result(&self, f: &Builder, index: usize, dimensions: &[Option<Axis>]) {
         if let Some(sharding) = self.named(dimensions) {
@@ -73,7 +73,7 @@ impl Split {
         }
     }
 
-    /// Splits result `index` of a program, whose dimensions count these.
+    /// Shards result `index` of a program by these logical axes.
     #[track_caller]
     pub(crate) fn result(&self, f: &Builder, index: usize, dimensions: &[Axis]) {
         if let Some(rules) = self.rules() {
@@ -81,7 +81,7 @@ impl Split {
         }
     }
 
-    /// The program in which every device has the whole of the arguments and results that nothing was said about.
+    /// Marks all arguments and results without a sharding as replicated.
     pub(crate) fn complete(&self, mut module: Module) -> Module {
         let Some(rules) = self.rules() else { return module };
         let Function { arguments, results, body, types } = &mut module.main;
@@ -95,10 +95,10 @@ impl Split {
         module
     }
 
-    /// Checks that a tensor of these dimensions splits evenly.
+    /// Checks that a tensor with these dimensions shards evenly.
     ///
     /// # Errors
-    /// [`Error::Split`], which calls it `what`.
+    /// [`Error::Split`] with the name `what`.
     pub(crate) fn check(&self, what: &str, dimensions: &[(Axis, usize)]) -> Result<()> {
         let Some(rules) = self.rules() else { return Ok(()) };
         let (axes, shape): (Vec<Axis>, Vec<usize>) = dimensions.iter().copied().unzip();
@@ -116,13 +116,13 @@ fn legal(sharding: stablehlo::Result<Sharding>) -> Sharding {
 }
 
 impl Decoder {
-    /// Splits its programs over the devices of a mesh, by the names of what dimensions count: parameters wherever they are arguments or
-    /// results, with their gradients and moments; within every layer the residual stream, queries, keys and values, what attention
-    /// and the MLP make of them, and the slices of the layer's weights, with the gradients of all of these. Layers are never split. A mesh
-    /// of one device changes nothing.
+    /// Shards the decoder's programs over a device mesh by logical axes. Sharded are: parameters, gradients and moments, as arguments or
+    /// results; in every layer, the residual stream, queries, keys and values, the outputs of attention and MLP, and the slices of the
+    /// layer's weights, with the gradients of all of these. The layer axis is never sharded. A mesh of one device changes nothing.
     ///
-    /// The partitioner does the rest: compile with [`pjrt::CompileOptions::shardy`]. The head of the loss takes hidden states
-    /// and its weight with all their columns ([`backend_tpu::program::HeadSplit`]); devices make the logits of all tokens, of their vocabulary.
+    /// The partitioner does the rest: compile with [`pjrt::CompileOptions::shardy`]. The head of the loss takes hidden states and its
+    /// weight with all columns ([`backend_tpu::program::HeadSplit`]); each device computes the logits of all tokens for its shard of the
+    /// vocabulary.
     ///
     /// ```
     /// use policy_device::decoder::{AxisRules, Compute, Decoder};
@@ -142,7 +142,7 @@ impl Decoder {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Split`] for a parameter, or for key/value heads and their groups of query heads, that do not split evenly.
+    /// [`Error::Split`] if a parameter, the key/value heads or the query heads per key/value head do not shard evenly.
     pub fn with_axis_rules(self, rules: AxisRules) -> Result<Self> {
         let split = Split((rules.mesh().devices() > 1).then_some(rules));
         for parameter in self.parameters() {
@@ -158,17 +158,17 @@ impl Decoder {
         Ok(Self { split, ..self })
     }
 
-    /// The table by which its programs are split over a mesh of several devices.
+    /// Returns the axis rules, if programs are sharded over several devices.
     pub fn axis_rules(&self) -> Option<&AxisRules> {
         self.split.rules()
     }
 
-    /// How its programs are split.
+    /// Returns the sharding of the programs.
     pub(crate) fn split(&self) -> &Split {
         &self.split
     }
 
-    /// A layer's slice of the parameter of this role, split as the parameter is.
+    /// Constrains a layer's slice of the parameter of this role to the sharding of the parameter.
     #[track_caller]
     pub(super) fn split_slice(&self, weights: &ParameterValues, role: Role, slice: &Value) -> Value {
         if self.axis_rules().is_none() {

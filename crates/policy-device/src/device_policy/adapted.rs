@@ -1,4 +1,4 @@
-//! Policies with something beside the model: LoRA adapters, a value head.
+//! Policies with LoRA adapters or a value head.
 
 use super::layout::Layout;
 use super::{DevicePolicy, DevicePolicyOptions, modules};
@@ -19,11 +19,11 @@ use stablehlo::Dtype;
 use std::borrow::Cow;
 
 impl DevicePolicy {
-    /// A policy of stored weights beneath fresh LoRA adapters: [`DevicePolicy::with_lora`] of weights that stay bf16 on the device where all
-    /// of them are stored so, and keep the digits of f32 otherwise.
+    /// Creates a policy from stored weights with fresh LoRA adapters: [`DevicePolicy::with_lora`], with frozen weights that stay bf16 if
+    /// all of them are stored in bf16, and otherwise have f32 precision.
     ///
     /// # Errors
-    /// Those of [`DevicePolicy::from_weights`] and [`DevicePolicy::with_lora`].
+    /// See [`DevicePolicy::from_weights`] and [`DevicePolicy::with_lora`].
     pub fn from_weights_with_lora(
         runtime: &Runtime,
         config: &ModelConfig,
@@ -41,9 +41,9 @@ impl DevicePolicy {
         Self::of(runtime, config, weights, loss, options)?.with_lora(lora, seed)
     }
 
-    /// This policy with fresh LoRA adapters, which change nothing yet and are all that is trained from here on: gradients, moments and
-    /// checkpoints are theirs alone, tokens are sampled with them, and the reference policy is the model without them. As in PEFT, A is
-    /// uniform within 1 / sqrt(in) and B is zero; values depend on `seed` only, and are those of the host.
+    /// Adds fresh LoRA adapters, which do not change the model's outputs yet. From now on, only adapters are trained: gradients, moments
+    /// and checkpoints contain only adapters, tokens are sampled with them, and the reference policy is the model without them. As in PEFT,
+    /// A is uniform within 1 / sqrt(in) and B is zero; values depend on `seed` only, and equal those of the CPU policy.
     ///
     /// ```no_run
     /// use backend_tpu::plugins::Kind;
@@ -63,7 +63,7 @@ impl DevicePolicy {
     /// ```
     ///
     /// # Errors
-    /// [`crate::Error::Model`] for an illegal configuration or targets that the model does not have; [`crate::Error::Device`].
+    /// [`crate::Error::Model`] for an invalid configuration or target modules that the model does not have; [`crate::Error::Device`].
     pub fn with_lora(self, lora: &LoraConfig, seed: u64) -> Result<Self> {
         self.adapted(lora, |layout, name, shape| {
             let count = shape.iter().product();
@@ -77,10 +77,10 @@ impl DevicePolicy {
         })
     }
 
-    /// This policy with stored adapters, as [`DevicePolicy::with_lora`].
+    /// Adds stored adapters; otherwise like [`DevicePolicy::with_lora`].
     ///
     /// # Errors
-    /// [`crate::Error::Model`] for an adapter that is not of this model; [`crate::Error::Device`].
+    /// [`crate::Error::Model`] if the adapter does not fit this model; [`crate::Error::Device`].
     pub fn with_adapter(self, adapter: &Adapter) -> Result<Self> {
         self.adapted(adapter.config(), |_, name, shape| {
             let stored = adapter.matrices().iter().find_map(|matrix| {
@@ -96,11 +96,11 @@ impl DevicePolicy {
         })
     }
 
-    /// Gives the decoder a value head, of zeros, which is trained with this loss, as PPO does:
+    /// Adds a value head, initialised to zero, that is trained with this loss, as in PPO:
     /// `policy.with_value_head(ValueLossConfig::default())?`.
     ///
     /// # Errors
-    /// [`crate::Error::Loss`] for settings that are not legal; [`crate::Error::Device`].
+    /// [`crate::Error::Loss`] for invalid settings; [`crate::Error::Device`].
     pub fn with_value_head(mut self, loss: ValueLossConfig) -> Result<Self> {
         loss.validate()?;
         let decoder = self.modules.decoder().clone().with_value_head();
@@ -129,7 +129,7 @@ impl DevicePolicy {
         self.rebuilt(decoder, of_model.followed_by(added).followed_by(value_head))
     }
 
-    /// This policy with another decoder and its weights: nothing is trained yet.
+    /// Returns this policy with another decoder and its weights, and resets all training state.
     fn rebuilt(mut self, decoder: Decoder, weights: DeviceWeights) -> Result<Self> {
         self.optimizer = AdamW::new(decoder.trained(), weights.storage());
         self.rollout = DeviceRollout::of(&self.runtime, decoder.clone(), self.options.rollout)?;

@@ -1,8 +1,8 @@
-//! The tensors of checkpoints: those of the policy on the host, so that a run goes on where it likes.
+//! The tensors of checkpoints, named and laid out as by the CPU policy, so that a run can resume on either policy.
 //!
-//! The host multiplies rows by `[in, out]`, and has one matrix for queries, keys and values and one for gate and up. A tensor of a
-//! checkpoint therefore consists of one or more tensors of `transformers`: columns of it, transposed. Adapters are those of PEFT, by the
-//! module of the host that their matrix is a part of, and their number in it.
+//! The CPU policy stores matrices `[in, out]`, and fuses queries, keys and values into one matrix, and gate and up into another. A tensor
+//! of a checkpoint therefore consists of one or more transposed tensors of `transformers`, side by side. Adapters have PEFT's matrices,
+//! named by the CPU policy's module that contains the adapted matrix, and their index in it.
 
 use crate::decoder::{Adapters, Axis, Decoder};
 use crate::error::Result;
@@ -12,24 +12,24 @@ use policy::{Error, TensorSource};
 use std::borrow::Cow;
 use std::collections::HashMap;
 
-/// A tensor of a checkpoint.
+/// One tensor of a checkpoint.
 #[derive(Clone, Debug)]
 struct Saved {
     name: String,
-    /// The tensors of transformers that it consists of, in the order of its columns.
+    /// Its tensors of `transformers`, in the order of its columns.
     parts: Vec<Part>,
-    /// Whether it is a matrix `[in, out]`, where parts are `[out, in]`.
+    /// `true` for a matrix `[in, out]` with parts `[out, in]`.
     transposed: bool,
 }
 
-/// A tensor of transformers.
+/// One tensor of `transformers`.
 #[derive(Clone, Debug)]
 struct Part {
     name: String,
     shape: Vec<usize>,
 }
 
-/// The modules of a layer on the host, with those of transformers that they consist of.
+/// The modules of a layer of the CPU policy, with the modules of `transformers` that each contains.
 const MODULES: [(&str, &[&str]); 8] = [
     ("input_norm", &["input_layernorm"]),
     ("attn.qkv_proj", &["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"]),
@@ -46,7 +46,7 @@ const MODULES: [(&str, &[&str]); 8] = [
 pub(super) struct Layout(Vec<Saved>);
 
 impl Layout {
-    /// The tensors of what is trained of `decoder`.
+    /// Creates the list of the trained tensors of `decoder`.
     pub(super) fn of_trained(decoder: &Decoder) -> Self {
         let mut saved = match decoder.adapters() {
             Some(adapters) => of_adapters(decoder.config(), adapters),
@@ -57,14 +57,14 @@ impl Layout {
         Self(saved)
     }
 
-    /// The name in a checkpoint of the tensor that `transformers` or PEFT call `name`, where it is a tensor of its own there.
+    /// Returns the checkpoint name of the tensor that `transformers` or PEFT call `name`, if it is not fused with others.
     pub(super) fn name_of(&self, name: &str) -> Option<&str> {
         let saved = self.0.iter().find(|saved| saved.parts.len() == 1 && saved.parts[0].name == name)?;
         Some(&saved.name)
     }
 
-    /// Hands the tensors of a checkpoint to `sink`, one by one, their names behind `prefix`. The host has one of them at a time, and beside
-    /// it, where it consists of several or is transposed, one of those that it consists of.
+    /// Passes the tensors of a checkpoint to `sink`, one by one, with `prefix` before their names. Host memory holds one of them at a time
+    /// and, if it is fused or transposed, one of its parts.
     pub(super) fn export(&self, prefix: &str, mut reader: Reader<'_>, sink: &mut dyn policy::TensorSink) -> Result<()> {
         for saved in &self.0 {
             let shape = saved.shape();
@@ -89,10 +89,10 @@ impl Layout {
         Ok(())
     }
 
-    /// The tensors of `transformers` in those of a checkpoint, whose names begin with `prefix`. No values are read yet.
+    /// Maps the tensors of `transformers` to the checkpoint tensors whose names begin with `prefix`, without reading values.
     ///
     /// # Errors
-    /// [`Error::State`] where one is missing, has another shape, or is none of the model's.
+    /// [`Error::State`] if a tensor is missing, has another shape, or is not part of the model.
     pub(super) fn import<'a>(&'a self, prefix: &str, source: &'a dyn TensorSource) -> policy::Result<Imported<'a>> {
         let tensors = source.shapes().into_iter();
         let named: HashMap<&str, (&str, &[usize])> =
@@ -114,20 +114,20 @@ impl Layout {
         if named.len() != self.0.len() {
             let known = |name: &&str| self.0.iter().any(|saved| saved.name == **name);
             let extra = named.keys().find(|name| !known(name)).copied().unwrap_or_default();
-            return Err(Error::state(extra, "a name that the model has", "a tensor that no parameter wants"));
+            return Err(Error::state(extra, "a name that the model has", "a tensor that no parameter uses"));
         }
         Ok(Imported { source, parts })
     }
 }
 
-/// The tensors of a model.
+/// Lists the tensors of a model.
 fn of_model(config: &ModelConfig) -> Vec<Saved> {
     let mut shapes: HashMap<String, Vec<usize>> =
         config.parameters().into_iter().map(|parameter| (parameter.name, parameter.shape)).collect();
     let mut saved = Vec::new();
     let mut add = |name: String, parts: &[String]| {
         let part = |name: &String| Some(Part { name: name.clone(), shape: shapes.remove(name)? });
-        // A model without these has none of them.
+        // Some models lack some of these tensors, for example biases.
         let parts: Vec<Part> = parts.iter().filter_map(part).collect();
         let transposed = name.starts_with("layers.") && parts.first().is_some_and(|part| part.shape.len() > 1);
         if !parts.is_empty() {
@@ -149,7 +149,7 @@ fn of_model(config: &ModelConfig) -> Vec<Saved> {
     saved
 }
 
-/// The tensors of adapters: `layers.0.attn.qkv_proj.adapters.1.a` is A of the second adapted matrix of that module.
+/// Lists the tensors of adapters: `layers.0.attn.qkv_proj.adapters.1.a` is A of the second adapted matrix of that module.
 fn of_adapters(config: &ModelConfig, adapters: &Adapters) -> Vec<Saved> {
     let mut saved = Vec::new();
     let mut add = |name: String, matrix: &AdaptedMatrix| {
@@ -169,23 +169,23 @@ fn of_adapters(config: &ModelConfig, adapters: &Adapters) -> Vec<Saved> {
     saved
 }
 
-/// Tensors of `transformers` in those of a checkpoint, of which each is read when it is asked for.
+/// Tensors of `transformers` within the tensors of a checkpoint, read on demand.
 pub(super) struct Imported<'a> {
     source: &'a dyn TensorSource,
     parts: HashMap<&'a str, Place<'a>>,
 }
 
-/// Where a tensor of `transformers` is.
+/// The location of a tensor of `transformers`.
 struct Place<'a> {
     saved: &'a Saved,
-    /// The name of the checkpoint's tensor in its source.
+    /// Name of the checkpoint's tensor in its source.
     whole: &'a str,
-    /// The first of its columns.
+    /// First of its columns.
     first: usize,
 }
 
 impl<'a> Imported<'a> {
-    /// The values of the tensor `name`, of `shape`.
+    /// Returns the values of the tensor `name`, of `shape`.
     pub(super) fn values(&self, name: &str, shape: &[usize]) -> policy::Result<Cow<'a, [f32]>> {
         let Some(&Place { saved, whole, first }) = self.parts.get(name) else {
             return Err(Error::state(name, "a tensor of the checkpoint", "none"));
@@ -213,7 +213,7 @@ impl<'a> Imported<'a> {
     }
 }
 
-/// Puts a matrix `[out, inputs]` into the columns of `data`, `[inputs, width]`, from column `first` on.
+/// Writes a matrix `[out, inputs]` transposed into the columns of `data` `[inputs, width]`, from column `first` on.
 fn put_columns(part: &[f32], inputs: usize, data: &mut [f32], width: usize, first: usize) {
     for (input, row) in data.chunks_exact_mut(width).enumerate() {
         let values = part[input..].iter().step_by(inputs);
@@ -222,7 +222,7 @@ fn put_columns(part: &[f32], inputs: usize, data: &mut [f32], width: usize, firs
 }
 
 impl Saved {
-    /// A tensor that is the same there.
+    /// Creates a tensor that is the same in both layouts.
     fn whole(name: String, part: String, shape: Vec<usize>) -> Self {
         Self { name, parts: vec![Part { name: part, shape }], transposed: false }
     }

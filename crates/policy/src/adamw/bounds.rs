@@ -1,17 +1,17 @@
-//! How large the numbers of a training state can be: what tells before a step of AdamW that nothing in it overflows.
+//! Upper bounds on weights and moments: they show, before an AdamW step runs, that the step cannot overflow.
 
 use super::AdamWStep;
 
-/// What no number of a training state exceeds.
+/// Upper bounds on the magnitudes of a training state.
 ///
 /// ```
 /// use policy::{AdamWBounds, AdamWConfig};
 ///
 /// let clipped = AdamWConfig { max_grad_norm: 1.0, ..Default::default() };
 /// let begun = AdamWBounds { weights: 0.5, moments: 0.0 };
-/// // Whatever the gradient is, as long as its norm is finite, this step overflows nowhere: nobody has to look.
+/// // For every gradient with a finite norm, this step cannot overflow, so its results need no check.
 /// assert!(begun.after(&clipped.step(1, 1e-3)).is_some());
-/// // Without clipping an element of the gradient may be anything.
+/// // Without clipping, elements of the gradient have no bound.
 /// assert!(begun.after(&AdamWConfig { max_grad_norm: 0.0, ..clipped }.step(1, 1e-3)).is_none());
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -23,32 +23,32 @@ pub struct AdamWBounds {
 }
 
 impl AdamWBounds {
-    /// Far below what f32 and bf16 overflow at, so that no rounding matters.
+    /// Bound on weights: far below the overflow of f32 and bf16, so rounding does not matter.
     const LARGEST: f64 = 1e30;
-    /// As far below it when it is squared.
+    /// Bound on first moments; their squares are then as far from overflow.
     const LARGEST_MOMENT: f64 = 1e15;
-    /// More than what the roundings of a step make of a number.
+    /// More than the relative rounding error of one step.
     const ROUNDING: f64 = 1.0 + 1e-5;
 
-    /// The bounds of a state in which neither a weight nor a moment is larger than this.
+    /// Returns bounds for a state whose weights and moments are at most `largest` in magnitude.
     pub fn of_largest(largest: f64) -> Self {
         Self { weights: largest, moments: largest }
     }
 
-    /// The bounds after a step; `None` where they do not tell that weights and moments stay finite, whatever the gradient is, as long as its
-    /// norm is finite: without a norm that gradients are clipped to or skipped above, they never do.
+    /// Returns the bounds after a step, or `None` if they do not prove that weights and moments stay finite for every gradient with a
+    /// finite norm. Without clipping and without a skip limit, they never prove it.
     ///
-    /// Such a gradient has no element above that norm. Moments are averages of such elements and of their squares,
-    /// with decays in [0, 1), and a weight moves by the rate times a first moment over a number that is at least epsilon.
+    /// Proof: no element of the gradient exceeds the norm to which it is clipped. Moments are averages of these elements and of their
+    /// squares, with decays in [0, 1). A weight changes by the rate times a first moment, divided by at least epsilon.
     pub fn after(self, step: &AdamWStep) -> Option<Self> {
         let &AdamWStep { rate, root, epsilon, decay, max_grad_norm, limit, .. } = step;
         let [rate, root, epsilon, decay, max_grad_norm, limit] =
             [rate, root, epsilon, decay, max_grad_norm, limit].map(f64::from);
-        // Twice: norms are added up in f32. Not below 1, so that what it is multiplied by is bounded, too.
+        // The factor 2 covers the rounding of the norm, which is summed in f32. The lower bound 1 keeps products with this value bounded.
         let moments = self.moments.max(2.0 * max_grad_norm.min(limit)).max(1.0) * Self::ROUNDING;
         let step = rate.abs() * moments / epsilon.min(1.0);
         let weights = (self.weights * decay.abs().max(1.0) + step) * Self::ROUNDING;
-        // NaN is within nothing, but is lost in a maximum.
+        // `max` ignores NaN, so the input is checked for it.
         let is_known = !self.moments.is_nan()
             && epsilon >= f64::from(f32::MIN_POSITIVE)
             && moments <= Self::LARGEST_MOMENT
@@ -73,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn bounds_of_a_long_run_tell_enough() {
+    fn bounds_stay_valid_over_100000_steps() {
         for config in [AdamWConfig::default(), with(|c| (c.max_grad_norm, c.skip_grad_norm) = (0.0, Some(10.0)))] {
             let mut bounds = BEGUN;
             for step in 1..=100_000 {
@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn what_bounds_do_not_tell_is_looked_at() {
+    fn no_bounds_without_clipping_or_with_extreme_settings() {
         let known = |bounds: AdamWBounds, config: &AdamWConfig, rate| bounds.after(&config.step(1, rate)).is_some();
         let plain = AdamWConfig::default();
         assert!(known(BEGUN, &plain, 1.0) && known(BEGUN, &plain, -1.0));
@@ -108,9 +108,9 @@ mod tests {
     }
 
     proptest! {
-        /// Weights that are moved as the program moves them, one gradient after the other.
+        /// Simulates the update for a sequence of gradients.
         #[test]
-        fn no_step_leads_out_of_its_bounds(
+        fn no_step_exceeds_its_bounds(
             mut weights in prop::collection::vec(-100.0..100.0_f32, 3),
             gradients in prop::collection::vec(prop::collection::vec(prop::num::f32::NORMAL, 3), 1..40),
             (beta1, beta2) in (0.0..0.9999, 0.0..0.9999),
