@@ -1,140 +1,140 @@
-//! The errors of this crate.
+//! Errors of this crate.
 
 use crate::memory::KNOBS;
 use grpo_core::readable_bytes;
 use models::MemoryTable;
 
-/// Result of this crate.
+/// `Result` of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// An error of a decoder on a device.
+/// An error of a policy or rollout on a PJRT device.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A request that does not fit the model, or whose parts do not fit each other.
+    /// A request does not fit the model, or its parts do not fit each other.
     #[error(transparent)]
     Policy(#[from] policy::Error),
-    /// A configuration or weights that do not fit, or a token that the model does not have.
+    /// The configuration or weights are invalid, or a token id is outside the vocabulary.
     #[error(transparent)]
     Model(#[from] models::Error),
-    /// A loss that is not legal or does not fit its batch; a plugin that is not there, or opens no device.
+    /// The loss configuration is invalid or does not fit its batch; a plugin is missing or opens no device.
     #[error(transparent)]
     Loss(#[from] grpo_core::Error),
-    /// A program that cannot be built: a defect of this crate.
+    /// A program cannot be built: a bug in this crate.
     #[error("the program `{program}` cannot be built: {source}")]
     Program {
-        /// The program.
+        /// Name of the program.
         program: String,
-        /// The illegal operation.
+        /// The invalid operation.
         source: stablehlo::Error,
     },
-    /// The plugin refused or failed.
+    /// The plugin failed.
     #[error("{operation}: {cause}")]
     Device {
-        /// What was done: a program that was compiled or run, a tensor that was copied.
+        /// The failed operation, for example the compilation or run of a program, or the copy of a tensor.
         operation: String,
-        /// What the plugin reports.
+        /// The plugin's error.
         cause: Box<pjrt::Error>,
     },
-    /// The device has not done within the limit what was waited for.
+    /// The device did not finish within the time limit.
     #[error("{operation}: {cause}; `policy.wait_limit_minutes` of a run's configuration is the limit")]
     TimedOut {
-        /// What was done: a program that was run, a tensor that was copied.
+        /// The operation, for example the run of a program or the copy of a tensor.
         operation: String,
-        /// What was waited for, how long, and the program that was launched last.
+        /// The event, the time limit, and the program that was launched last.
         cause: Box<pjrt::Error>,
     },
-    /// Completions whose ends the device does not tell as its program should.
+    /// The device returned a completion of invalid length, or a completion that does not end.
     #[error(
-        "sample {sample} of a rollout: expected {expected}, found {found}: the device or its compiler computes wrongly; `grpo \
-         parity` compares it with this CPU, and another release of the plugin may compute rightly"
+        "sample {sample} of a rollout: expected {expected}, found {found}: the device or its compiler computes wrong results; `grpo \
+         parity` compares it with this CPU, and another release of the plugin may be correct"
     )]
     Rollout {
-        /// The number of the sample within its request.
+        /// Index of the sample within its request.
         sample: usize,
-        /// What a device that computes rightly says of it.
+        /// The valid result.
         expected: String,
-        /// What the device says.
+        /// The device's result.
         found: String,
     },
-    /// Something that does not split evenly over the devices of a mesh.
+    /// A dimension does not shard evenly over the devices of a mesh.
     #[error("{what}: {source}")]
     Split {
-        /// What was to be split.
+        /// The tensor or the dimension.
         what: String,
-        /// Into which parts it does not split.
+        /// The error of the sharding.
         source: stablehlo::Error,
     },
-    /// A program that the plugin's compiler refuses.
+    /// The plugin's compiler rejects a program.
     #[error(
-        "the program `{program}` does not compile for {device}: {cause}; the compiler is that of {plugin}: \
+        "the program `{program}` does not compile for {device}: {cause}; the compiler belongs to {plugin}: \
          another release of it may compile the program"
     )]
     Compile {
-        /// The name of the program.
+        /// Name of the program.
         program: String,
-        /// The kind of device.
+        /// Kind of device.
         device: String,
-        /// The file of the plugin, with its versions.
+        /// Path of the plugin, with its versions.
         plugin: String,
-        /// What the compiler says.
+        /// The compiler's error.
         cause: Box<pjrt::Error>,
     },
-    /// A model, or its training, that is larger than the memory of the device: said before anything is loaded.
+    /// The model or its training needs more memory than the device has; detected before weights are loaded.
     #[error(
-        "{device} has {} of memory left and {} are needed ({}): {KNOBS}",
+        "{device} has {} of memory left, but {} are needed ({}): {KNOBS}",
         readable_bytes(*available), readable_bytes(table.total()), in_one_line(table)
     )]
     TooLarge {
-        /// The kind of device.
+        /// Kind of device.
         device: String,
-        /// The parts that need memory.
+        /// Memory needed by each part.
         table: Box<MemoryTable>,
-        /// The bytes that are left on the device.
+        /// Free bytes on the device.
         available: u64,
     },
-    /// The device has no memory left for a program or a tensor.
+    /// The device has not enough memory for a program or a tensor.
     #[error("{operation}: the device has no memory left{}: {knobs} ({cause})", bytes(*needed, *available))]
     OutOfMemory {
-        /// What was done: a program that was compiled or run, a tensor that was copied.
+        /// The failed operation, for example the compilation or run of a program, or the copy of a tensor.
         operation: String,
-        /// The bytes that it takes, where the plugin tells.
+        /// The bytes needed, if the plugin reports them.
         needed: Option<u64>,
-        /// The bytes that were left on the device, where the plugin tells.
+        /// The free bytes on the device, if the plugin reports them.
         available: Option<u64>,
-        /// What takes less memory.
+        /// Settings that reduce the memory.
         knobs: &'static str,
-        /// What the plugin reports.
+        /// The plugin's error.
         cause: Box<pjrt::Error>,
     },
-    /// A number type that has no program.
-    #[error("{what} cannot have the number type {found}: expected {expected}")]
+    /// A dtype is not supported.
+    #[error("{what} cannot have dtype {found}: expected {expected}")]
     Dtype {
-        /// Weights, or arithmetic.
+        /// `weights` or `arithmetic`.
         what: &'static str,
-        /// The number types that it can have.
+        /// The supported dtypes.
         expected: &'static str,
-        /// The number type that was asked for.
+        /// The requested dtype.
         found: stablehlo::Dtype,
     },
-    /// The device has failed in the middle of an update, and has taken what it was updating with it.
-    #[error("the device has failed during an update and lost the weights: continue the run from its last checkpoint")]
+    /// The device failed during an update in place, and the weights are lost.
+    #[error("the device failed during an update and lost the weights: continue the run from its last checkpoint")]
     Lost,
-    /// Logits that are no longer finite.
+    /// Logits are not finite.
     #[error(
-        "logits of sample {sample} are not finite at token {token} of its completion: the weights or what they compute have \
-         become NaN or infinite"
+        "logits of sample {sample} are not finite at token {token} of its completion: the weights or the activations \
+         have become NaN or infinite"
     )]
     NotFinite {
-        /// The number of the sample within its request.
+        /// Index of the sample within its request.
         sample: usize,
-        /// The number of the token within the completion.
+        /// Index of the token within the completion.
         token: usize,
     },
 }
 
 impl Error {
-    /// An [`Error::Device`] of `operation`, an [`Error::TimedOut`], or an [`Error::OutOfMemory`].
+    /// Returns an [`Error::OutOfMemory`], an [`Error::TimedOut`], or an [`Error::Device`] of `operation`, depending on the plugin's error.
     pub(crate) fn device(operation: impl Into<String>) -> impl FnOnce(pjrt::Error) -> Self {
         let operation = operation.into();
         move |cause| match (cause.is_out_of_memory(), cause.is_timed_out()) {
@@ -144,7 +144,7 @@ impl Error {
         }
     }
 
-    /// [`Error::OutOfMemory`] with the bytes that are needed and those that are there; of those not known, what the plugin says.
+    /// Returns an [`Error::OutOfMemory`]; if `needed` or `available` is `None`, it is parsed from the plugin's error text.
     pub(crate) fn out_of_memory(
         operation: String,
         [needed, available]: [Option<u64>; 2],
@@ -157,8 +157,8 @@ impl Error {
     }
 }
 
-/// The bytes that were asked for, and those that were there, as XLA's allocators and compilers say them: `allocate 3.13G`, `There are
-/// 1.79G free`, `Used 32.75G of 31.25G hbm`.
+/// Parses the requested and the available bytes from error texts of XLA's allocators and compilers: `allocate 3.13G`, `There are 1.79G
+/// free`, `Used 32.75G of 31.25G hbm`.
 fn bytes_in(text: &str) -> [Option<u64>; 2] {
     let number_behind =
         |words: &str| text.match_indices(words).find_map(|(at, _)| leading_bytes(&text[at + words.len()..]));
@@ -166,12 +166,12 @@ fn bytes_in(text: &str) -> [Option<u64>; 2] {
     let needed = ["allocate ", "allocating ", "reserve "].into_iter().find_map(number_behind);
     let needed = needed.or_else(|| leading_bytes(used?));
     let limit = used.and_then(|used| used.split_once(" of ")).and_then(|(_, rest)| leading_bytes(rest));
-    // Of what is free, a program gets what lies at one end.
+    // Programs can use only the reservable part of free memory.
     let reservable = text.split_once(" reservable").and_then(|(before, _)| leading_bytes(before.rsplit(' ').next()?));
     [needed, reservable.or_else(|| number_behind("There are ")).or(limit)]
 }
 
-/// The number of bytes at the beginning of a text: `4096`, `3.13G`, `31.25GiB`.
+/// Parses the number of bytes at the beginning of a text: `4096`, `3.13G`, `31.25GiB`.
 fn leading_bytes(text: &str) -> Option<u64> {
     let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
     let number: f64 = text[..end].trim_end_matches('.').parse().ok()?;
@@ -179,7 +179,7 @@ fn leading_bytes(text: &str) -> Option<u64> {
     Some((number * 1024_f64.powi(power)) as u64)
 }
 
-/// The parts of a table, without line breaks.
+/// Formats the parts of a table in one line.
 fn in_one_line(table: &MemoryTable) -> String {
     let text = table.to_string();
     let lines = text.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" "));
@@ -189,10 +189,10 @@ fn in_one_line(table: &MemoryTable) -> String {
 fn bytes(needed: Option<u64>, available: Option<u64>) -> String {
     match (needed, available) {
         (Some(needed), Some(available)) => {
-            format!(" ({} needed, {} there)", readable_bytes(needed), readable_bytes(available))
+            format!(" ({} needed, {} free)", readable_bytes(needed), readable_bytes(available))
         }
         (Some(needed), None) => format!(" ({} needed)", readable_bytes(needed)),
-        (None, Some(available)) => format!(" ({} there)", readable_bytes(available)),
+        (None, Some(available)) => format!(" ({} free)", readable_bytes(available)),
         (None, None) => String::new(),
     }
 }
@@ -213,7 +213,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bytes_are_read_from_what_plugins_say() {
+    fn needed_and_free_bytes_are_parsed_from_plugin_errors() {
         let gib = |number: f64| Some((number * f64::from(1 << 30)) as u64);
         for (text, expected) in [
             ("Out of memory allocating 281474976710656 bytes.", [Some(1 << 48), None]),
@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_that_hangs_is_named_with_its_program_and_what_to_do() {
+    fn a_timeout_names_the_operation_the_program_and_the_limit() {
         let program = Some("rollout_decode".into());
         let cause = pjrt::Error::TimedOut { what: "a copy from the device", seconds: 3600.0, program };
         let error = Error::device("reading ids of completions from the device")(cause);

@@ -1,7 +1,7 @@
 //! A policy on any PJRT device: a Hugging Face decoder as StableHLO programs.
 //!
-//! [`decoder`] writes the operations of a decoder, [`DeviceWeights`] are its parameters on a device, and [`DeviceRollout`] samples
-//! completions there, with a cache of keys and values that never leaves it.
+//! [`decoder`] builds the operations of a decoder, [`DeviceWeights`] holds its parameters on a device, and [`DeviceRollout`] samples
+//! completions there, with a KV cache that never leaves the device.
 //!
 //! ```no_run
 //! use backend_tpu::plugins::Kind;

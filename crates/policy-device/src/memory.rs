@@ -1,7 +1,6 @@
-//! What a training on a device takes, said before anything is loaded.
+//! Memory estimate of a training run on a device, available before weights are loaded.
 //!
-//! Legend: L layers, B rows, T tokens of a row, N completion tokens, V vocabulary, H residual stream, K key/value heads, D width of a
-//! head.
+//! Legend: L layers, B rows, T tokens of a row, N completion tokens, V vocabulary, H hidden size, K key/value heads, D head dimension.
 
 use crate::decoder::{ATTENTION, Compute};
 use crate::device_policy::DevicePolicyOptions;
@@ -10,21 +9,21 @@ use crate::train::TrainShape;
 use models::{MemoryTable, ModelConfig, Trained, TrainingMemory};
 use stablehlo::Save;
 
-/// What makes a run take less memory of its device.
+/// Settings that reduce the device memory of a run.
 pub const KNOBS: &str = "grpo.gradient_accumulation_steps (more micro-batches of fewer rows), rollout.max_completion_length and \
-    data.max_prompt_length (shorter rows), rollout.batch_size (fewer sequences that decode side by side), policy.dtype bfloat16, \
-    policy.attention blockwise (no scores of all pairs of tokens), policy.recompute_granularity full and policy.recompute_num_layers (less \
-    of layers that is kept), and \
+    data.max_prompt_length (shorter rows), rollout.batch_size (fewer sequences that decode concurrently), policy.dtype bfloat16, \
+    policy.attention blockwise (no scores of all pairs of tokens), policy.recompute_granularity full and policy.recompute_num_layers \
+    (fewer saved activations), and \
     policy.can_roll_back false (weights and moments once, where a step has several updates) need less";
 
 const MICRO_BATCH: &str = "grpo.gradient_accumulation_steps (more micro-batches of fewer rows), rollout.max_completion_length and \
     data.max_prompt_length (shorter rows), policy.dtype bfloat16, policy.attention blockwise (no scores of all pairs of tokens), and \
-    policy.recompute_granularity full and policy.recompute_num_layers (less of layers that is kept) need less";
-const ROLLOUT: &str = "rollout.batch_size (fewer sequences that decode side by side), rollout.max_completion_length and \
+    policy.recompute_granularity full and policy.recompute_num_layers (fewer saved activations) need less";
+const ROLLOUT: &str = "rollout.batch_size (fewer sequences that decode concurrently), rollout.max_completion_length and \
     data.max_prompt_length (shorter sequences), and policy.dtype bfloat16 need less";
 const UPDATE: &str = "policy.can_roll_back false (weights and moments once, where a step has several updates) and a smaller model need less";
 
-/// What makes the program of this name take less.
+/// Returns the settings that reduce the memory of this program.
 pub(crate) fn knobs_of(program: &str) -> &'static str {
     match program {
         "gradient" | "score" | "values" => MICRO_BATCH,
@@ -34,7 +33,7 @@ pub(crate) fn knobs_of(program: &str) -> &'static str {
     }
 }
 
-/// The sizes of a training, which say how much memory it takes beside its weights.
+/// Sizes of a training run that determine its memory, apart from the weights.
 ///
 /// ```
 /// use models::ModelConfig;
@@ -57,19 +56,19 @@ pub struct TrainingSizes {
     pub micro_batch: TrainShape,
     /// The sizes of a rollout.
     pub rollout: RolloutSizes,
-    /// The number type of the model's weights: f32 where they are trained.
+    /// Dtype of the model's weights; f32 if they are trained.
     pub weights: models::Dtype,
-    /// The number of weights of adapters, which are all that is trained then; `None` where the model is.
+    /// Number of weights of adapters if only adapters are trained; `None` if the model is trained.
     pub adapters: Option<u64>,
-    /// Whether there is a reference policy with weights of its own: not where it is the model beneath adapters.
+    /// `true` if there is a reference policy with its own weights, as opposed to the frozen model below adapters.
     pub ref_policy: bool,
-    /// Whether it is moved towards the policy ([`policy::Policy::mix_ref_policy`]), which keeps all digits of its weights.
+    /// `true` if [`policy::Policy::mix_ref_policy`] moves the reference policy, which then keeps f32 precision.
     pub mixes_ref_policy: bool,
 }
 
 impl TrainingSizes {
-    /// How [`DevicePolicy::from_weights_with_lora`](crate::DevicePolicy::from_weights_with_lora) holds stored weights: as bf16 where all of
-    /// them are stored so, with the digits of f32 otherwise.
+    /// Returns the dtype in which [`DevicePolicy::from_weights_with_lora`](crate::DevicePolicy::from_weights_with_lora) holds stored
+    /// weights: bf16 if all of them are stored in bf16, otherwise f32.
     pub fn frozen_dtype(weights: &models::Weights) -> models::Dtype {
         match weights.mapped_dtype() {
             models::Dtype::Bf16 => models::Dtype::Bf16,
@@ -77,11 +76,11 @@ impl TrainingSizes {
         }
     }
 
-    /// The least that the training takes, part by part: what a compiler adds for its own temporaries is not in it.
+    /// Returns a lower bound of the memory, part by part, without the compiler's temporary buffers.
     pub fn memory(&self, config: &ModelConfig, options: &DevicePolicyOptions) -> MemoryTable {
         let (single, count) = (size_of::<f32>() as u64, config.parameter_count());
         let operand = options.compute.dtype().bytes() as u64;
-        // Of trained weights products take those in bf16, and updates their remainders.
+        // Trained weights in bf16 have separate remainders, which only updates read.
         let dtype = match (options.compute, self.adapters) {
             (Compute::Bf16, None) => models::Dtype::Bf16,
             _ => self.weights,
@@ -90,13 +89,13 @@ impl TrainingSizes {
         let trained = self.adapters.map_or(Trained::All, Trained::Adapters);
         let of_state = TrainingMemory { weights: count, dtype, trained, reference }.table();
         let mut table = MemoryTable::new();
-        // The sums of gradients stay on the device between updates.
+        // The gradient accumulators stay on the device between updates.
         let of_updates = of_state.phases().iter().flat_map(|(_, rows)| rows);
         of_state.rows().iter().chain(of_updates).for_each(|(part, bytes)| table.push(part.as_str(), *bytes));
         let product = |sizes: &[usize]| sizes.iter().fold(1, |product: u64, size| product.saturating_mul(*size as u64));
         let TrainShape { rows, length, tokens, .. } = self.micro_batch;
         let (layers, vocab) = (config.num_hidden_layers, config.vocab_size);
-        // Of every layer at least what goes into it is kept, or of every group, and then of the layers of one.
+        // Saved activations: at least the input of every layer; with groups, the input of every group and of the layers of one group.
         let inputs = match options.save {
             Save::Every(group @ 2..) => layers.div_ceil(group) + group,
             _ => layers,
@@ -107,7 +106,7 @@ impl TrainingSizes {
         if keeps_attention && options.attention.block(length).is_some() {
             let heads = config.num_attention_heads * config.head_dim();
             let kept = product(&[layers, rows, length, heads]).saturating_mul(operand);
-            table.push_in("micro-batches", "what attention made of the tokens", kept);
+            table.push_in("micro-batches", "saved attention outputs", kept);
         }
         let budget = options.tiling.workspace_budget as u64;
         table.push_in("micro-batches", "logits", product(&[tokens, vocab]).saturating_mul(single).min(budget));
@@ -130,7 +129,7 @@ mod tests {
     use crate::decoder::Attention;
 
     #[test]
-    fn what_the_knobs_name_makes_a_training_smaller() {
+    fn settings_named_in_knobs_reduce_the_memory() {
         let config = ModelConfig { max_position_embeddings: 4096, ..ModelConfig::default() };
         let sizes = TrainingSizes {
             micro_batch: TrainShape { rows: 64, length: 2048, tokens: 64 * 1024, shared: false },
@@ -142,28 +141,28 @@ mod tests {
         };
         let options = DevicePolicyOptions::default();
         let total = sizes.memory(&config, &options).total();
-        // Weights, two moments, gradients; 64 rows of 2048 tokens, whose residual stream every layer keeps.
+        // Weights, two moments, gradients; the inputs of all layers for 64 rows of 2048 tokens.
         let state = 16 * config.parameter_count();
         let carried = (4 * 2 * 64 * 2048 * config.hidden_size) as u64;
         let logits = ((64 * 1024 * config.vocab_size * 4) as u64).min(options.tiling.workspace_budget as u64);
         assert_eq!(total, state + carried + logits);
         let half = TrainingSizes { micro_batch: TrainShape { rows: 32, ..sizes.micro_batch }, ..sizes };
         assert_eq!(half.memory(&config, &options).total(), total - carried / 2);
-        // Of 12 layers in groups of 3: what goes into four groups, and into the three layers of one.
+        // 12 layers in groups of 3: saved are the inputs of four groups, and of the three layers of one group.
         let deep = ModelConfig { num_hidden_layers: 12, ..config.clone() };
         let grouped = DevicePolicyOptions { save: Save::Every(3), ..options.clone() };
         let [all, seven] = [&options, &grouped].map(|options| sizes.memory(&deep, options).total());
         assert_eq!(all - seven, 5 * carried / 2);
-        // Attention in blocks that is not computed again: as much as goes into a layer.
+        // Saved outputs of blockwise attention: as large as the inputs of the layers.
         let kept = DevicePolicyOptions { save: Save::Named(vec![ATTENTION.into()]), ..options.clone() };
         assert_eq!(sizes.memory(&config, &kept).total(), total + carried);
         let materialised = DevicePolicyOptions { attention: Attention::Materialised, ..kept };
         assert_eq!(sizes.memory(&config, &materialised).total(), total);
         let narrow = DevicePolicyOptions { compute: Compute::Bf16, ..options.clone() };
-        // Weights take as much: there is no copy in bf16 to sample with.
+        // Weights need as much as in f32: there is no second copy in bf16 for sampling.
         assert_eq!(sizes.memory(&config, &narrow).total(), total - carried / 2);
 
-        // Where weights are most of it, an update has them twice.
+        // Weights dominate here; an update holds them twice.
         let small =
             TrainingSizes { micro_batch: TrainShape { rows: 1, length: 16, tokens: 16, shared: false }, ..sizes };
         let wide = ModelConfig { hidden_size: 1024, intermediate_size: 4096, ..config.clone() };
@@ -173,13 +172,13 @@ mod tests {
         assert!(once < 17 * wide.parameter_count());
         let adapted = TrainingSizes { adapters: Some(1000), weights: models::Dtype::Bf16, ..small };
         assert!(adapted.memory(&wide, &options).total() < 3 * wide.parameter_count());
-        // A cache for longer sequences takes more.
+        // Longer sequences need a larger KV cache.
         let longer = RolloutSizes { prompts: 8, num_generations: 8, max_completion_length: 3000, ..sizes.rollout };
         let sampled = TrainingSizes { rollout: longer, ..sizes };
         assert!(sampled.memory(&config, &options).total() > total);
         let compared = TrainingSizes { ref_policy: true, ..small };
         assert_eq!(compared.memory(&wide, &options).total(), 32 * wide.parameter_count());
-        // A reference policy that stays as it is needs no more digits than products take.
+        // A frozen reference policy needs the compute dtype only.
         let narrow = DevicePolicyOptions { compute: Compute::Bf16, ..options };
         assert_eq!(compared.memory(&wide, &narrow).total(), 30 * wide.parameter_count());
         let mixed = TrainingSizes { mixes_ref_policy: true, ..compared };

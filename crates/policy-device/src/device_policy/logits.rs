@@ -1,6 +1,6 @@
-//! Logits at every position: what a port of a model is compared by.
+//! Logits at every position, to compare a model with its original implementation.
 //!
-//! Legend: T tokens of a row, H residual stream, V vocabulary.
+//! Legend: T tokens of a row, H hidden size, V vocabulary.
 
 use super::DevicePolicy;
 use crate::decoder::{Decoder, Rows};
@@ -10,21 +10,21 @@ use crate::runtime::{finish, read};
 use pjrt::Argument;
 use stablehlo::{Builder, Dtype, Module, Save, TensorType};
 
-/// Positions whose logits are made at a time: a row of them is a whole vocabulary.
+/// Number of positions whose logits `[ROWS, V]` are computed per call.
 const ROWS: usize = 64;
 
 impl DevicePolicy {
-    /// Hands the logits `[n, V]` of every position of every sequence to `see`, some at a time, with the number of the sequence and the
-    /// first of these positions; all tokens of a sequence run at once, as in training.
+    /// Passes the logits `[n, V]` of every position of every sequence to `see`, in chunks, with the index of the sequence and the first
+    /// position of the chunk. The forward pass runs over whole sequences, as in training.
     ///
     /// # Errors
-    /// [`Error::Policy`] for a sequence without tokens or one that is too long, [`Error::Model`] for an unknown token,
-    /// [`Error::Lost`], [`Error::Device`].
+    /// [`Error::Policy`] for a sequence that is empty or too long, [`Error::Model`] for an unknown token, [`Error::Lost`],
+    /// [`Error::Device`].
     pub fn logits(&self, sequences: &[&[u32]], mut see: impl FnMut(usize, usize, &[f32])) -> Result<()> {
         check_sequences(self.config(), sequences)?;
         let (runtime, weights, decoder) = (&self.runtime, self.weights()?, self.modules.decoder());
         let longest = sequences.iter().map(|ids| ids.len()).max().unwrap_or(0);
-        // One length for all: two programs.
+        // One length for all sequences, so that only two executables are compiled.
         let length = longest.next_multiple_of(ROWS);
         let forward = runtime.compile(&hidden_module(decoder, weights.dtype(), length)?)?;
         let head = runtime.compile(&head_module(decoder, weights.dtype(), length)?)?;
@@ -47,18 +47,18 @@ impl DevicePolicy {
         Ok(())
     }
 
-    /// As [`DevicePolicy::logits`], position by position and computed as in sampling: over the rollout's cache, in its number type. See
+    /// Computes the same logits position by position, as in sampling: with the rollout's KV cache and its dtype. See
     /// [`DeviceRollout::logits`](crate::DeviceRollout::logits).
     ///
     /// # Errors
-    /// As [`DevicePolicy::logits`].
+    /// See [`DevicePolicy::logits`].
     pub fn cached_logits(&mut self, sequences: &[&[u32]], see: impl FnMut(usize, usize, &[f32])) -> Result<()> {
         let weights = self.sampled()?;
         self.rollout.logits(&weights, sequences, see)
     }
 }
 
-/// The program: weights and token ids `[1, T]`, i32, to the hidden states `[T, H]` after the final norm.
+/// Builds a program from weights and token ids `[1, T]`, i32, to the hidden states `[T, H]` after the final norm.
 fn hidden_module(decoder: &Decoder, weights: Dtype, length: usize) -> Result<Module> {
     const NAME: &str = "hidden";
     let f = Builder::new();
@@ -70,7 +70,8 @@ fn hidden_module(decoder: &Decoder, weights: Dtype, length: usize) -> Result<Mod
     finish(f.clone(), NAME, &[("hidden", &hidden)])
 }
 
-/// The program: weights, hidden states `[T, H]` and an index among T, i32, to the logits `[ROWS, V]` from there on, f32.
+/// Builds a program from weights, hidden states `[T, H]` and a first position, i32, to the logits `[ROWS, V]` of the positions from there
+/// on, f32.
 fn head_module(decoder: &Decoder, weights: Dtype, length: usize) -> Result<Module> {
     let (f, width) = (Builder::new(), decoder.config().hidden_size);
     let weights = decoder.declare(&f, weights);

@@ -1,4 +1,4 @@
-//! The decoder, its loss and its optimizer on a device, behind the trait that a training loop knows.
+//! [`DevicePolicy`]: the decoder, its loss and its optimizer on a PJRT device, as a [`Policy`].
 
 mod adapted;
 mod layout;
@@ -28,13 +28,13 @@ use stablehlo::Dtype;
 use std::sync::Arc;
 use steps::check_tokens;
 
-/// A decoder on a device of PJRT, with a reference policy where there is one, and AdamW. Weights, moments and sums of gradients are f32
-/// and stay there between checkpoints; what products round to is [`DevicePolicyOptions::compute`]. Weights beneath LoRA adapters
-/// ([`DevicePolicy::with_lora`]) are frozen: there is one copy of them, for the policy and for its reference, and no gradients or moments.
+/// A decoder on a PJRT device with AdamW and an optional reference policy. Weights, moments and gradient accumulators have f32 precision
+/// and stay on the device between checkpoints; [`DevicePolicyOptions::compute`] is the dtype of matrix products. With LoRA adapters
+/// ([`DevicePolicy::with_lora`]), the model's weights are frozen: policy and reference policy share one copy, without gradients or moments.
 ///
-/// With products in bf16, matrices are on the device in bf16, for training, scoring and sampling alike, and beside them the 16 bits of each
-/// weight that this leaves out: updates and checkpoints put the f32 weights together again, to the last bit. The reference policy is as it
-/// computes, without them, until [`Policy::mix_ref_policy`] moves it.
+/// With bf16 products, training, scoring and sampling use matrices in bf16. The 16 low bits of each f32 weight are stored separately;
+/// updates and checkpoints combine both into the exact f32 weight. The reference policy has no low bits until [`Policy::mix_ref_policy`]
+/// changes it.
 ///
 /// ```no_run
 /// use backend_tpu::plugins::Kind;
@@ -51,11 +51,11 @@ use steps::check_tokens;
 /// # }
 /// ```
 ///
-/// # Going back
-/// [`Policy::begin`] shares the buffers of weights and moments: the next [`Policy::apply`] writes new ones instead of overwriting them, so
-/// that there are two of each until [`Policy::commit`]. Where the device has no memory for that, the step fails with the device's error,
-/// and the old state is there. Without [`DevicePolicyOptions::can_roll_back`] there is one of each, nothing to go back to, and a device
-/// that fails in the middle of an update takes the weights with it ([`Error::Lost`]): the run then continues from its checkpoint.
+/// # Roll back
+/// [`Policy::begin`] shares the buffers of weights and moments: the next [`Policy::apply`] then writes new buffers instead of updating in
+/// place, so both copies exist until [`Policy::commit`]. If the device lacks the memory, the step fails with the device's error, and the
+/// old state remains. Without [`DevicePolicyOptions::can_roll_back`] updates are in place and cannot be rolled back. If the device fails
+/// during such an update, the weights are lost ([`Error::Lost`]), and the run must continue from its checkpoint.
 pub struct DevicePolicy {
     runtime: Runtime,
     options: DevicePolicyOptions,
@@ -69,16 +69,16 @@ pub struct DevicePolicy {
     adamw: AdamWConfig,
     steps: u64,
     moments: Option<Moments>,
-    /// Sums of gradients: none before the first ones.
+    /// Gradient accumulators; empty before the first gradient.
     sums: Vec<Buffer>,
-    /// Whether a gradient was added since they were zero.
+    /// `true` if the accumulators contain a gradient.
     has_gradient: bool,
-    /// By how the reference policy is stored before it is mixed.
+    /// Executables of `mix_ref_policy`, by the storage of the reference policy before it.
     mix: Programs<Storage>,
     remembered: Option<Remembered>,
 }
 
-/// The state that [`Policy::roll_back`] goes back to. Its buffers are shared until an update writes others.
+/// The state that [`Policy::roll_back`] restores. Its buffers are shared with the policy until an update writes new ones.
 struct Remembered {
     weights: DeviceWeights,
     ref_policy: Option<DeviceWeights>,
@@ -87,10 +87,10 @@ struct Remembered {
 }
 
 impl DevicePolicy {
-    /// A policy of stored weights, which go to the device tensor by tensor, with the default settings of AdamW.
+    /// Creates a policy from stored weights, uploaded tensor by tensor, with the default AdamW settings.
     ///
     /// # Errors
-    /// Those of [`DeviceWeights::from_weights`]; [`Error::Loss`] for a loss that is not legal.
+    /// See [`DeviceWeights::from_weights`]; [`Error::Loss`] for an invalid loss configuration.
     pub fn from_weights(
         runtime: &Runtime,
         config: &ModelConfig,
@@ -102,10 +102,10 @@ impl DevicePolicy {
         Self::of(runtime, config, DeviceWeights::from_files(runtime, config, weights, storage)?, loss, options)
     }
 
-    /// A policy of tensors with the names of `transformers`, with the default settings of AdamW.
+    /// Creates a policy from tensors with the names of `transformers`, with the default AdamW settings.
     ///
     /// # Errors
-    /// Those of [`DeviceWeights::from_tensors`]; [`Error::Loss`] for a loss that is not legal.
+    /// See [`DeviceWeights::from_tensors`]; [`Error::Loss`] for an invalid loss configuration.
     pub fn from_tensors(
         runtime: &Runtime,
         config: &ModelConfig,
@@ -146,12 +146,12 @@ impl DevicePolicy {
         })
     }
 
-    /// The configuration of the decoder.
+    /// Returns the configuration of the decoder.
     pub fn config(&self) -> &ModelConfig {
         self.modules.decoder().config()
     }
 
-    /// The weights on the device.
+    /// Returns the weights on the device.
     ///
     /// # Errors
     /// [`Error::Lost`].
@@ -159,11 +159,11 @@ impl DevicePolicy {
         if self.weights.are_there() { Ok(&self.weights) } else { Err(Error::Lost) }
     }
 
-    /// Hands the gradients that [`Policy::accumulate`] has added up since the last update to `sink`, by the names of `transformers` (those of
-    /// adapters by PEFT's), one by one; none where there are none.
+    /// Passes the gradients accumulated since the last update to `sink`, one by one, with the names of `transformers` (adapters: PEFT).
+    /// Without a gradient, nothing is passed.
     ///
     /// # Errors
-    /// That of the sink, [`Error::Device`].
+    /// The sink's error, [`Error::Device`].
     pub fn export_gradients(&mut self, sink: &mut dyn TensorSink) -> Result<()> {
         if !self.has_gradient {
             return Ok(());
@@ -174,19 +174,19 @@ impl DevicePolicy {
         exported
     }
 
-    /// What `buffers` holds of the parameters that are trained.
+    /// Views `buffers` as values of the trained parameters.
     fn like_trained(&self, buffers: Vec<Arc<Buffer>>) -> DeviceWeights {
         let trained = self.modules.decoder().trained();
         DeviceWeights::of_buffers(&self.runtime, trained, Storage::Plain(Dtype::F32), buffers)
     }
 
-    /// The weights with which tokens are sampled: of a value head nothing is.
+    /// Returns the weights for sampling: all but the value head.
     fn sampled(&self) -> Result<DeviceWeights> {
         Ok(self.weights()?.subset(|role| !role.is_of_value_head()))
     }
 }
 
-/// The programs of training for `decoder`, whose model's matrices are of number type `weights`.
+/// Creates the training programs of `decoder`; `weights` is the dtype of the model's matrices.
 fn modules(decoder: Decoder, weights: Dtype, options: &DevicePolicyOptions) -> TrainModules {
     TrainModules::new(decoder, options.save.clone()).with_tiling(options.tiling.clone()).with_model_dtype(weights)
 }
@@ -304,8 +304,7 @@ impl Policy for DevicePolicy {
     }
 
     fn freeze_ref_policy(&mut self) -> policy::Result<()> {
-        // The buffers are shared until an update writes others.
-        // With adapters it is the model without them, whatever they are by now.
+        // The buffers are shared until an update writes new ones. With adapters, the reference policy is the model without them.
         self.ref_policy = Some(self.weights()?.subset(Role::is_of_model).without_remainders());
         Ok(())
     }

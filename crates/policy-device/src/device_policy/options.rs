@@ -1,4 +1,4 @@
-//! How a policy uses its device.
+//! Options of a policy on a PJRT device.
 
 use crate::decoder::{Attention, Compute};
 use crate::rollout::RolloutOptions;
@@ -6,21 +6,21 @@ use crate::train::default_tiling;
 use grpo_core::Tiling;
 use stablehlo::Save;
 
-/// How a policy uses its device.
+/// Options of a policy on a PJRT device.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DevicePolicyOptions {
-    /// The number type in which products take their operands, in training and in sampling. The model's matrices are on the device in it; what
-    /// bf16 leaves out of weights in f32 lies beside them, for updates and checkpoints.
+    /// Dtype of the operands of matrix products, in training and sampling, and of the model's matrices on the device. For bf16, the low 16
+    /// bits of f32 weights are stored separately, for updates and checkpoints.
     pub compute: Compute,
-    /// How the tokens of a row attend to each other in training and scoring.
+    /// Attention implementation in training and scoring.
     pub attention: Attention,
-    /// What is kept of every layer for its derivative: memory against work that is done again.
+    /// Activations that each layer saves for the backward pass: more memory or more recomputation.
     pub save: Save,
-    /// How the logits of the loss are cut.
+    /// Tiling of the logits in the loss.
     pub tiling: Tiling,
-    /// How completions are sampled.
+    /// Options of sampling.
     pub rollout: RolloutOptions,
-    /// Whether a step that failed can be taken back, which takes memory for weights and moments twice while it runs.
+    /// `true` if a failed step can be rolled back, which holds weights and moments twice during the step.
     pub can_roll_back: bool,
 }
 

@@ -1,4 +1,4 @@
-//! The reference policy of the KL, moved towards the policy.
+//! The update of the reference policy of the KL towards the policy.
 
 use super::{DevicePolicy, no_ref_policy};
 use crate::decoder::{Parameter, Role};
@@ -11,8 +11,8 @@ use stablehlo::{Builder, Dtype, Module, TensorType, Value};
 use std::sync::Arc;
 
 impl DevicePolicy {
-    /// ref = alpha x policy + (1 - alpha) x ref, weight by weight, in f32. The result has all digits of f32: in bf16 a small step would be
-    /// lost, and so would all that follow.
+    /// Computes ref = alpha x policy + (1 - alpha) x ref for all weights, in f32. The result keeps f32 precision: in bf16, repeated small
+    /// steps would be rounded away.
     pub(super) fn mix(&mut self, alpha: f64) -> Result<()> {
         self.weights()?;
         let Some(of_ref) = &self.ref_policy else { return Err(no_ref_policy("mix_ref_policy")) };
@@ -21,7 +21,7 @@ impl DevicePolicy {
             let found = "the model beneath LoRA adapters, which is frozen";
             return Err(policy::Error::argument("mix_ref_policy", expected, found).into());
         }
-        // Without a value head.
+        // The reference policy has no value head.
         let weights = self.weights.subset(Role::is_of_model);
         let (table, storage) = (weights.table(), weights.storage());
         let program = self.mix.get(&self.runtime, of_ref.storage(), |of_ref| module(table, storage, *of_ref))?;
@@ -30,7 +30,7 @@ impl DevicePolicy {
         arguments.extend(of_ref.arguments_with_remainders());
         arguments.push(Argument::from(&shares));
         let mixed = program.run(arguments)?;
-        // Launched, not yet computed.
+        // Execution is asynchronous: wait for errors.
         mixed.iter().try_for_each(|buffer| buffer.wait().map_err(Error::device("mixing the reference policy")))?;
         let mixed = mixed.into_iter().map(Arc::new);
         self.ref_policy = Some(DeviceWeights::of_buffers(&self.runtime, table.to_vec(), storage, mixed));
@@ -38,8 +38,8 @@ impl DevicePolicy {
     }
 }
 
-/// The program: weights, those of the reference policy, and the shares of both, f32 `[2]`, to weights that are stored as those of the policy
-/// are.
+/// Builds a program from weights, reference weights and their factors, f32 `[2]`, to reference weights in the storage of the policy's
+/// weights.
 fn module(table: &[Parameter], storage: Storage, of_ref: Storage) -> Result<Module> {
     let f = Builder::new();
     let group = |storage: Storage, suffix: &str| -> Vec<Value> {

@@ -1,4 +1,4 @@
-//! The state of a policy as named tensors, which come and go one by one.
+//! Export and import of a policy's state as named tensors, one by one.
 
 use super::layout::{Imported, Layout};
 use super::{DevicePolicy, Moments};
@@ -13,14 +13,14 @@ const FIRST: &str = "exp_avg.";
 const SECOND: &str = "exp_avg_sq.";
 
 impl DevicePolicy {
-    /// Hands a group of tensors to `sink`.
+    /// Passes a group of tensors to `sink`.
     pub(super) fn export_group(&self, group: StateGroup, sink: &mut dyn TensorSink) -> Result<()> {
         let (weights, decoder) = (self.weights()?, self.modules.decoder());
         let trained = Layout::of_trained(decoder);
         match group {
             StateGroup::Weights(Weights::Policy) => trained.export("", weights.reader(), sink),
             StateGroup::Weights(Weights::RefPolicy) => match &self.ref_policy {
-                // Those of a reference beneath adapters are the model's own, which no checkpoint repeats.
+                // With adapters, the reference policy is the frozen model, which checkpoints do not store.
                 Some(weights) if decoder.adapters().is_none() => {
                     Layout::of_trained(&decoder.model()).export("", weights.reader(), sink)
                 }
@@ -40,10 +40,10 @@ impl DevicePolicy {
         let (model, trained) = (self.modules.decoder().model(), self.modules.decoder().trained());
         let (of_model, of_trained) = (Layout::of_trained(&model), Layout::of_trained(self.modules.decoder()));
         let has_adapters = self.modules.decoder().adapters().is_some();
-        // Everything is looked at before anything goes to the device.
+        // Check everything before the first upload.
         let weights = of_trained.import("", state.policy)?;
         let ref_policy = match state.ref_policy {
-            // That beneath the adapters.
+            // With adapters, the reference policy is the frozen model.
             Some(tensors) if has_adapters && tensors.shapes().is_empty() => None,
             tensors => tensors.map(|tensors| of_model.import("", tensors)).transpose()?,
         };
@@ -62,7 +62,7 @@ impl DevicePolicy {
                 Some((of(FIRST)?, of(SECOND)?))
             }
         };
-        // What is frozen is there: if it is not, nothing is imported.
+        // Frozen weights are not imported; fail first if they are lost.
         let frozen = self.frozen()?;
         let (storage, single) = (self.weights.storage(), Storage::Plain(Dtype::F32));
         let moments = match moments {
@@ -76,7 +76,7 @@ impl DevicePolicy {
         let weights = self.upload(trained, storage, &weights)?;
         let ref_policy = match (ref_policy, &frozen) {
             (Some(tensors), _) => {
-                // One that was not mixed has nothing beyond bf16.
+                // A reference policy that was never mixed has exact bf16 weights.
                 let is_narrow =
                     model.parameters().iter().filter(|p| storage.of(p) == Storage::Split).all(|parameter| {
                         let shape = parameter.tensor_shape();
@@ -101,10 +101,10 @@ impl DevicePolicy {
         Ok(())
     }
 
-    /// Takes other weights; moments and reference policy stay what they are.
+    /// Replaces the trained weights; moments and reference policy stay the same.
     ///
     /// # Errors
-    /// [`crate::Error::Lost`] where a device that failed has taken the state with it: there are no moments for these weights then.
+    /// [`crate::Error::Lost`] if a device failure lost the state: the moments are then lost, too.
     pub(super) fn import_trained(&mut self, weights: &dyn TensorSource) -> Result<()> {
         self.weights()?;
         let decoder = self.modules.decoder();
@@ -123,19 +123,19 @@ impl DevicePolicy {
         Ok(())
     }
 
-    /// What is not trained of the weights; `None` where all of them are.
+    /// Returns the frozen weights; `None` if all weights are trained.
     fn frozen(&self) -> Result<Option<DeviceWeights>> {
         let has_adapters = self.modules.decoder().adapters().is_some();
         has_adapters.then(|| Ok(self.weights()?.subset(|role| role.is_of_model()))).transpose()
     }
 
-    /// Brings tensors of a checkpoint to the device, one by one.
+    /// Uploads tensors of a checkpoint, one by one.
     fn upload(&self, table: Vec<Parameter>, storage: Storage, tensors: &Imported<'_>) -> Result<DeviceWeights> {
         DeviceWeights::from_values(&self.runtime, table, storage, |name, shape| tensors.values(name, shape))
     }
 }
 
-/// Whether a number of f32 is one of bf16.
+/// Returns `true` if the f32 number is exact in bf16.
 fn has_bf16_digits(value: &f32) -> bool {
     value.to_bits().trailing_zeros() >= 16
 }

@@ -1,4 +1,4 @@
-//! Optimizer steps: gradients, updates, and both in one program.
+//! Optimizer steps: gradients, updates, and both in one executable.
 
 use super::DevicePolicy;
 use crate::error::Result;
@@ -10,7 +10,7 @@ use policy::{SequenceBatch, StepLoss, UpdateReport, imitation};
 use std::borrow::Cow;
 
 impl DevicePolicy {
-    /// Adds the gradients of a micro-batch to the sums.
+    /// Adds the gradients of a micro-batch to the accumulators.
     pub(super) fn add(&mut self, batch: &SequenceBatch<'_>, loss: StepLoss) -> Result<LossOutput> {
         self.weights()?;
         self.sums_of_zero()?;
@@ -18,8 +18,8 @@ impl DevicePolicy {
         loss_of(Device { runtime, modules }, [grpo, cross_entropy], batch, loss, Target::Sums { weights, sums })
     }
 
-    /// The loss of a micro-batch and an optimizer step, in one program; `None`, with nothing changed, where bounds do not tell before that
-    /// weights and moments stay finite.
+    /// Computes the loss of a micro-batch and an optimizer step in one executable. Returns `None`, and changes nothing, unless bounds prove
+    /// that weights and moments stay finite.
     pub(super) fn step_at_once(
         &mut self,
         batch: &SequenceBatch<'_>,
@@ -36,7 +36,7 @@ impl DevicePolicy {
         let on = Device { runtime, modules };
         let output = loss_of(on, [grpo, cross_entropy], batch, loss, Target::Step(step))?;
         let Some(mut applied) = applied else { unreachable!("the gradient of a loss is always asked for") };
-        // The loss of values is added up here.
+        // The value loss is added on the host.
         applied.loss_is_finite &= output.loss.is_finite() || applied.is_applied();
         Ok(Some((output, self.finish_step(applied)?)))
     }
@@ -52,7 +52,7 @@ impl DevicePolicy {
         (self.sums, self.has_gradient) = (Vec::new(), false);
     }
 
-    /// The scalars of the next step, and fresh moments where there are none.
+    /// Returns the scalars of the next step, and fresh moments if there are none.
     fn scalars(&mut self, learning_rate: f64) -> Result<(Scalars, Option<Moments>)> {
         let modules = &self.modules;
         let trained = self.weights()?.subset(|role| modules.decoder().trains(role));
@@ -66,7 +66,7 @@ impl DevicePolicy {
         Ok((scalars, fresh))
     }
 
-    /// A step of AdamW, ready to run, fresh moments where there are none, and the sums of gradients, which are no longer here.
+    /// Prepares an AdamW step: returns it with fresh moments, if there are none, and the accumulators, which it takes out of `self`.
     fn prepare(&mut self, learning_rate: f64) -> Result<(Prepared, Option<Moments>, Vec<Buffer>)> {
         let (scalars, fresh) = self.scalars(learning_rate)?;
         let prepared = self.optimizer.prepare(&self.runtime, scalars)?;
@@ -86,17 +86,17 @@ impl DevicePolicy {
         self.finish_step(applied)
     }
 
-    /// What became of a gradient, now that the state is that of after the step.
+    /// Builds the report of a step whose results are already in `self`.
     fn finish_step(&mut self, applied: Applied) -> Result<UpdateReport> {
         let grad_norm = applied.grad_norm;
         if applied.is_applied() {
             self.steps += 1;
             return Ok(UpdateReport { grad_norm, applied: true });
         }
-        // Before the first step there are no moments.
+        // Drop fresh moments if the first step was not applied.
         self.moments.take_if(|_| self.steps == 0);
         if !applied.loss_is_finite {
-            // Whoever asked sees the loss.
+            // The caller sees the loss in the output.
             return Ok(UpdateReport { grad_norm, applied: false });
         }
         if applied.within {
@@ -110,7 +110,7 @@ impl DevicePolicy {
     }
 }
 
-/// The loss of a micro-batch by one of two losses, that of GRPO and that of imitation; its gradients go to `target`.
+/// Computes the loss of a micro-batch with the GRPO loss or the cross-entropy; its gradients go to `target`.
 fn loss_of(
     on: Device<'_>,
     [grpo, cross_entropy]: [&mut Loss; 2],
@@ -142,7 +142,7 @@ fn loss_of(
     Ok(output)
 }
 
-/// Checks that `tokens` are completion tokens of `sequences` that the model has.
+/// Checks that `tokens` are the completion tokens of `sequences` and within the vocabulary.
 pub(super) fn check_tokens(on: Device<'_>, sequences: &[policy::Sequence], tokens: &TokenBatch) -> Result<()> {
     let expected: usize = sequences.iter().map(|s| s.completion.len()).sum();
     if tokens.tokens() != expected {

@@ -1,12 +1,22 @@
-//! The program that makes completions longer: a loop over tokens, within it one over layers.
+//! The decode program: a loop over tokens with a loop over layers inside.
 //!
-//! Every sequence has its own place: its token at position c has its keys and values in column c of its row, whenever the sequence
-//! began and wherever it lies, so that what it computes is the same in any slot. Columns differ from row to row, and a program that
-//! writes to them for every token moves the whole cache about. So the tokens of a call are kept apart, in a window whose column is the
-//! turn, the same for all rows; attention reads both, and the window goes to its places when the call ends.
+//! A sequence keeps keys and values of its token at position c in column c of its row of the cache, so its results do not depend on its
+//! slot or on when it began. Sequences are at different positions, and writing to a different column of each row for every token would make
+//! compilers copy the whole cache. A call therefore collects its tokens in a window, whose column is the number of the decode step and
+//! equal for all rows:
 //!
-//! Legend: L layers, B slots, S columns of the cache, C columns of it that are read, W turns of a call at most, K key/value heads, R
-//! query heads of each, D width of a head, M tokens of a completion, V vocabulary, E ids that end a completion.
+//! ```text
+//! window = zeros
+//! for step in 0..W, while a sequence is unfinished:
+//!     for each layer:
+//!         window[layer, :, :, step] = keys, values of the last token of each sequence
+//!         attend to the filled columns of the cache and to columns 0..=step of the window
+//!     sample the next token of each unfinished sequence
+//! for each row: copy the window to the columns of the cache from `base` on
+//! ```
+//!
+//! Legend: L layers, B slots, S columns of the cache, C columns of it that are read, W most decode steps of a call, K key/value heads, R
+//! query heads per key/value head, D head dimension, M tokens of a completion, V vocabulary, E stop ids.
 
 use super::sampling::{Sampler, SamplerValues};
 use super::state::{Shape, StateValues};
@@ -14,41 +24,41 @@ use crate::decoder::{Broadcast, Decoder, Heads, Layers, MASKED, ParameterValues,
 use crate::error::{Error, Result};
 use stablehlo::{Builder, Dtype, Module, Reducer, Save, TensorType, Value};
 
-/// A program that decodes.
+/// Configuration of a decode program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Decode {
     pub(crate) shape: Shape,
-    /// C: no sequence is longer when a call begins. The other columns are empty.
+    /// C: the largest sequence length at the beginning of a call. Later columns are empty.
     pub(crate) columns_read: usize,
-    /// W: the largest number of tokens that a call adds to a sequence.
+    /// W: the largest number of decode steps of a call.
     pub(crate) turns: usize,
     pub(crate) sampler: Sampler,
-    /// Whether weights and cache are made ready for products before the loop over tokens: sliced by layer, which follow each other in the
-    /// program then, and transposed so that what is summed over is not innermost.
+    /// `true` if weights and cache are prepared before the loop over tokens: sliced by layer, with unrolled layers, and transposed so that
+    /// the contracted dimension is not innermost.
     pub(crate) prepared: bool,
-    /// E; places without an id hold -1.
+    /// E; unused entries are -1.
     pub(crate) stop_ids: usize,
 }
 
-/// The arguments of the program besides weights and state.
+/// The arguments of the program other than weights and state.
 struct Arguments {
     sampling: SamplerValues,
     /// `[E]`, i32.
     stop_ids: Value,
-    /// The largest number of tokens of a completion, i32.
+    /// Largest number of tokens of a completion, i32.
     limit: Value,
 }
 
-/// What a call reads in every turn.
+/// Inputs that every decode step reads.
 pub(super) struct Cache<'a> {
     /// `[L, B, K, S, D]`.
     keys: &'a Value,
     values: &'a Value,
-    /// The keys as they are read, `[L, B, K, D, C]` where they are prepared.
+    /// The keys that attention reads; `[L, B, K, D, C]` if `prepared`.
     read: Value,
-    /// Which columns have keys and values, `[B, C]`.
+    /// Mask of the filled columns, `[B, C]`.
     filled: Value,
-    /// The column of the first token of this call, `[B]`, i32.
+    /// Column of the first token of this call, `[B]`, i32.
     base: Value,
 }
 
@@ -60,8 +70,8 @@ pub(super) struct Window {
 }
 
 impl Decode {
-    /// The program: weights, state, the arguments of sampling, the ids that end a completion (`[E]`, i32) and the largest number of
-    /// tokens of a completion (i32) to the state. It ends early when all sequences have ended.
+    /// Builds the program from weights, state, sampling arguments, stop ids (`[E]`, i32) and the largest number of tokens of a completion
+    /// (i32) to the next state. It stops early if all sequences are finished.
     pub(crate) fn module(self, decoder: &Decoder, weights: Dtype) -> Result<Module> {
         let f = Builder::new();
         let weights = decoder.declare(&f, weights);
@@ -106,12 +116,12 @@ impl Decode {
         }
     }
 
-    /// The weights as the loop over tokens takes them.
+    /// Returns the weights in the layout of the loop over tokens.
     pub(super) fn ready(self, weights: &ParameterValues) -> ParameterValues {
         if self.prepared { weights.transposed() } else { weights.clone() }
     }
 
-    /// What a call reads of a state, and a window without tokens.
+    /// Returns the cache as a call reads it, and an empty window.
     pub(super) fn begin(self, state: &StateValues) -> (Cache<'_>, Window) {
         let f = state.keys.builder();
         let base = &state.length - state.length.like(1);
@@ -132,7 +142,7 @@ impl Decode {
         (cache, Window { keys: window.clone(), values: window })
     }
 
-    /// One more token of every sequence that has not ended.
+    /// Runs one decode step for every unfinished sequence.
     #[allow(clippy::too_many_arguments)] // each is a different thing
     fn turn(
         self,
@@ -174,7 +184,7 @@ impl Decode {
         Ok((next, window))
     }
 
-    /// Logits `[B, V]` behind the last token of every sequence, and the window with the keys and values of that token.
+    /// Returns the logits `[B, V]` after the last token of every sequence, and the window with its keys and values.
     pub(super) fn forward(
         self,
         decoder: &Decoder,
@@ -190,7 +200,7 @@ impl Decode {
         let x = decoder.embed(weights, &state.last.reshape(&[slots, 1]));
         let f = x.builder();
         let numbers = f.iota(0, TensorType::new(Dtype::I32, [decoder.config().num_hidden_layers]));
-        // The token sees itself among those of this call.
+        // The token attends to itself through the window.
         let columns = f.iota(1, TensorType::new(Dtype::I32, [slots, self.turns]));
         let done = columns.le(&turn.broadcast_in_dim(columns.shape(), &[]));
         let Cache { read: keys, values, filled, .. } = cache;
@@ -206,7 +216,7 @@ impl Decode {
                     .map(|(all, token)| put_token(all, token, number, turn))
                     .to_vec();
                 let part = |keys, values, columns, transposed, seen: &Value| Part {
-                    // Keys that are transposed were cut to these columns before, and have D where others have columns.
+                    // Transposed keys are already cut to these columns; their last two dimensions are swapped.
                     keys: columns_of(keys, number, if transposed { keys.shape()[3] } else { columns }),
                     transposed,
                     values: columns_of(values, number, columns),
@@ -224,7 +234,7 @@ impl Decode {
     }
 }
 
-/// The first `columns` columns of a layer, `[B, K, columns, D]`, of a cache `[L, B, K, S, D]`.
+/// Returns the first `columns` columns of a layer, `[B, K, columns, D]`, of a cache `[L, B, K, S, D]`.
 fn columns_of(cache: &Value, layer: &Value, columns: usize) -> Value {
     let zero = layer.like(0);
     let mut sizes = cache.shape().to_vec();
@@ -232,7 +242,7 @@ fn columns_of(cache: &Value, layer: &Value, columns: usize) -> Value {
     cache.dynamic_slice(&[layer, &zero, &zero, &zero, &zero], &sizes).reshape(&sizes[1..])
 }
 
-/// A window `[L, B, K, W, D]` with the keys or values `[B, K, 1, D]` of a token of a layer in the column of the turn.
+/// Writes the keys or values `[B, K, 1, D]` of one token of a layer into column `turn` of a window `[L, B, K, W, D]`.
 fn put_token(window: &Value, token: &Value, layer: &Value, turn: &Value) -> Value {
     let zero = turn.like(0);
     let mut column = window.shape().to_vec();
@@ -240,17 +250,17 @@ fn put_token(window: &Value, token: &Value, layer: &Value, turn: &Value) -> Valu
     window.dynamic_update_slice(&token.reshape(&column), &[layer, &zero, &zero, turn, &zero])
 }
 
-/// Keys and values that tokens attend to.
+/// One of the two sources of keys and values: the cache or the window.
 struct Part {
-    /// `[B, K, C, D]`; keys that are transposed `[B, K, D, C]`.
+    /// `[B, K, C, D]`; transposed: `[B, K, D, C]`.
     keys: Value,
     transposed: bool,
     values: Value,
-    /// Which of them there are, `[B, C]`.
+    /// Mask of the filled columns, `[B, C]`.
     seen: Value,
 }
 
-/// Attention `[B, 1, A D]`, f32, of one token of every sequence to the columns of all parts together. Of one of them it sees itself.
+/// Computes attention `[B, 1, A D]`, f32, of one token per sequence to the columns of both parts. The window contains the token itself.
 fn attend_parts(decoder: &Decoder, heads: &Heads, parts: &[Part; 2]) -> Value {
     let compute = decoder.compute();
     let [b, kv, r, _, d] = heads.queries.shape() else { unreachable!("queries have five dimensions") };
@@ -277,8 +287,8 @@ fn attend_parts(decoder: &Decoder, heads: &Heads, parts: &[Part; 2]) -> Value {
 }
 
 impl Cache<'_> {
-    /// Keys and values `[L, B, K, S, D]` with those of a window in the columns of this call, row by row. Of a sequence that has ended,
-    /// what is behind its end is overwritten by nothing, because nobody reads it any more.
+    /// Writes the window into the columns of this call, row by row, and returns keys and values `[L, B, K, S, D]`. Columns after the end of
+    /// a finished sequence may be overwritten, because they are never read.
     pub(super) fn flush(&self, window: &Window) -> [Value; 2] {
         let f = self.base.builder();
         let zero = f.scalar(0, Dtype::I32);

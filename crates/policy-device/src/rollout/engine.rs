@@ -1,4 +1,4 @@
-//! Completions of a request: programs in buckets of sizes, run until every sample has ended.
+//! Runs the programs of a rollout until every sample of a request is finished. Sizes are rounded up, so that few executables are compiled.
 
 use super::decode::Decode;
 use super::prefill::{self, Prompts};
@@ -19,13 +19,13 @@ use stablehlo::Dtype;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// How a rollout uses its device.
+/// Options of a rollout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RolloutOptions {
-    /// The largest number of sequences that decode side by side: memory for their keys and values against speed.
+    /// Largest number of sequences that decode concurrently: more need more memory for the KV cache and are faster.
     pub slots: usize,
-    /// The largest number of tokens of each that one call of the decode program adds. In between, sequences that have ended make room
-    /// for others. Another number sums attention in another order, and so changes the last digits of what is computed.
+    /// Largest number of tokens per sequence that one call of the decode program adds. Slots of finished sequences are reused between
+    /// calls. Another value changes the order of sums in attention, and so the last bits of the results.
     pub tokens_per_call: usize,
 }
 
@@ -35,17 +35,17 @@ impl Default for RolloutOptions {
     }
 }
 
-/// Whether the decode loop of devices of this kind is given weights and cache as products read them. XLA's CPU copies whatever a loop slices
-/// for a product, in every turn the weights and the cache of every layer, and packs a matrix that is summed over its innermost dimension
-/// number by number, which takes eight times as long as the product of a few rows itself. TPUs and GPUs read slices where they are, and
-/// lay tensors out as they like.
+/// Returns `true` if the decode loop should get weights and KV cache in the layout that products read. XLA's CPU backend copies every slice
+/// that a loop passes to a product, in every iteration the weights and the cache of every layer. It also packs a matrix whose contracted
+/// dimension is innermost element by element, which takes eight times as long as the product of a few rows. TPUs and GPUs read slices in
+/// place and choose their own layouts.
 pub(super) fn prepares_operands(kind: Kind) -> bool {
     kind == Kind::Cpu
 }
 
-/// Samples completions of prompts with weights on a device. The [front page](crate) has an example.
+/// A sampler of completions with weights on a device. The [crate documentation](crate) has an example.
 ///
-/// Its programs are compiled for the sizes that requests have, rounded up so that few of them come to be, and kept.
+/// Its programs are compiled for the sizes of a request, rounded up so that few executables are compiled, and cached.
 #[derive(Debug)]
 pub struct DeviceRollout {
     pub(super) runtime: Runtime,
@@ -54,7 +54,7 @@ pub struct DeviceRollout {
     programs: Programs<Key>,
 }
 
-/// What distinguishes the programs of a rollout.
+/// Identifies an executable of a rollout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Key {
     Empty(Shape),
@@ -64,14 +64,14 @@ pub(super) enum Key {
     Follow(Decode, Dtype),
 }
 
-/// Prompts with keys and values, of which samples may still begin.
+/// Prompts with their keys and values, and samples that have not begun yet.
 pub(super) struct Prefilled {
     range: Range<usize>,
     prompts: Prompts,
     buffers: Vec<Buffer>,
 }
 
-/// What the decode program gets besides weights and state.
+/// Arguments of the decode program other than weights and state.
 struct DecodeArguments {
     sampler: Sampler,
     stop_ids: usize,
@@ -79,18 +79,18 @@ struct DecodeArguments {
 }
 
 impl DeviceRollout {
-    /// A rollout of decoders of this configuration.
+    /// Creates a rollout for decoders of this configuration.
     ///
     /// # Errors
-    /// [`crate::Error::Model`] for an illegal configuration, [`crate::Error::Policy`] for options without slots or tokens.
+    /// [`crate::Error::Model`] for an invalid configuration, [`crate::Error::Policy`] for options without slots or tokens.
     pub fn new(runtime: &Runtime, config: &ModelConfig, compute: Compute, options: RolloutOptions) -> Result<Self> {
         Self::of(runtime, Decoder::new(config, compute), options)
     }
 
-    /// A rollout of `decoder`, whose adapters act where it has some.
+    /// Creates a rollout for `decoder`, including its adapters.
     ///
     /// # Errors
-    /// As [`DeviceRollout::new`]; [`crate::Error::Policy`] for a decoder that is split over a mesh.
+    /// See [`DeviceRollout::new`]; [`crate::Error::Policy`] for a decoder that is sharded over a mesh.
     pub fn of(runtime: &Runtime, decoder: Decoder, options: RolloutOptions) -> Result<Self> {
         decoder.config().validate()?;
         if options.slots == 0 || options.tokens_per_call == 0 {
@@ -98,22 +98,22 @@ impl DeviceRollout {
             return Err(policy::Error::argument("RolloutOptions", "at least one slot and token per call", found).into());
         }
         if let Some(rules) = decoder.axis_rules() {
-            let found = format!("one that is split over {} devices", rules.mesh().devices());
+            let found = format!("one that is sharded over {} devices", rules.mesh().devices());
             return Err(policy::Error::argument("DeviceRollout", "a decoder for one device", found).into());
         }
-        // Of a value head nothing is sampled.
+        // Sampling does not use the value head.
         let (runtime, decoder) = (runtime.clone(), decoder.without_value_head());
         Ok(Self { runtime, decoder, options, programs: Programs::new() })
     }
 
-    /// `num_generations` completions per prompt, those of one prompt next to each other. What a sample becomes depends on its prompt,
-    /// its number and the request's sampling only: not on the samples beside it, on the number of slots, or on the slot that it gets.
-    /// `weights` are those of the decoder's [`Decoder::parameters`].
+    /// Samples `num_generations` completions per prompt. Completions of one prompt are contiguous. A completion depends only on its prompt,
+    /// its sample index and the request's sampling; not on other samples, the number of slots, or its slot. `weights` must match the
+    /// decoder's [`Decoder::parameters`].
     ///
     /// # Errors
     /// [`crate::Error::Policy`] for a request without prompts, generations or tokens, with an empty prompt, or too long for the model;
-    /// [`crate::Error::Model`] for a token that the model does not have; [`crate::Error::NotFinite`];
-    /// [`crate::Error::Rollout`] for a device that ends no completion; [`crate::Error::TimedOut`]; [`crate::Error::Device`].
+    /// [`crate::Error::Model`] for an unknown token; [`crate::Error::NotFinite`]; [`crate::Error::Rollout`] if the device finishes no
+    /// completion; [`crate::Error::TimedOut`]; [`crate::Error::Device`].
     pub fn generate(&mut self, weights: &DeviceWeights, request: &RolloutRequest<'_>) -> Result<Vec<Completion>> {
         self.check(request)?;
         let (sampler, numbers, top_k) = Sampler::of(&request.sampling, self.decoder.config().vocab_size);
@@ -128,7 +128,7 @@ impl DeviceRollout {
         loop {
             while let Some(prompt) = slots.waiting() {
                 if prefilled.as_ref().is_none_or(|prefilled| !prefilled.range.contains(&prompt)) {
-                    // The memory of the last ones is free before there are others.
+                    // Free the previous prompts' memory before the next prefill.
                     drop(prefilled.take());
                     let end = (prompt + at_once).min(request.prompts.len());
                     prefilled = Some(self.prefill(weights, request, shape, prompt..end, at_once)?);
@@ -139,12 +139,12 @@ impl DeviceRollout {
             }
             let Some(longest) = slots.longest() else { return Ok(slots.finish()) };
             state = self.decode(weights, state, &decoding, longest)?;
-            // Ends every sample, or this loop, after the calls that the longest completion needs.
+            // Fails after as many calls as the longest completion needs, so this loop ends.
             slots.harvest(&state, self.options.tokens_per_call)?;
         }
     }
 
-    /// Checks that a request is legal.
+    /// Checks that a request is valid.
     fn check(&self, request: &RolloutRequest<'_>) -> Result<()> {
         let (config, prompts) = (self.decoder.config(), request.prompts);
         if prompts.is_empty() || request.num_generations == 0 || request.max_completion_length == 0 {
@@ -171,7 +171,7 @@ impl DeviceRollout {
         }
     }
 
-    /// Keys and values of the prompts of `range`, which are at most `at_once`.
+    /// Computes keys and values of the prompts of `range`, at most `at_once`.
     pub(super) fn prefill(
         &mut self,
         weights: &DeviceWeights,
@@ -200,7 +200,7 @@ impl DeviceRollout {
         Ok(Prefilled { range, prompts, buffers: program.run(arguments)? })
     }
 
-    /// The state with samples that begin.
+    /// Places new samples in slots and returns the next state.
     pub(super) fn admit(
         &mut self,
         state: State,
@@ -239,7 +239,7 @@ impl DeviceRollout {
         Ok(State { shape, buffers: program.run(arguments)? })
     }
 
-    /// The arguments of the decode program that are the same for all calls of a request.
+    /// Uploads the arguments of the decode program that are the same for all calls of a request.
     fn decode_arguments(
         &self,
         request: &RolloutRequest<'_>,
@@ -247,7 +247,7 @@ impl DeviceRollout {
         numbers: [f32; NUMBERS],
         top_k: i32,
     ) -> Result<DecodeArguments> {
-        // A token id that no i32 holds is one that no model has.
+        // Token ids above `i32::MAX` are in no vocabulary.
         let mut stop_ids: Vec<i32> = request.stop_ids.iter().filter_map(|id| i32::try_from(*id).ok()).collect();
         stop_ids.resize(places(stop_ids.len()), -1);
         let length = i32::try_from(request.max_completion_length).unwrap_or(i32::MAX);
@@ -260,7 +260,7 @@ impl DeviceRollout {
         Ok(DecodeArguments { sampler, stop_ids: stop_ids.len(), buffers })
     }
 
-    /// The state after one call of the decode program; no sequence is longer than `longest` before.
+    /// Runs one call of the decode program. No sequence is longer than `longest` before it.
     fn decode(
         &mut self,
         weights: &DeviceWeights,
@@ -280,7 +280,7 @@ impl DeviceRollout {
         Ok(State { shape, buffers: program.run(all)? })
     }
 
-    /// The program of `key`, compiled when it is first asked for.
+    /// Returns the program of `key`; compiles it on first use.
     pub(super) fn program(&mut self, key: Key) -> Result<Arc<Program>> {
         let Self { runtime, decoder, programs, .. } = self;
         let (config, compute) = (decoder.config(), decoder.compute());

@@ -1,6 +1,6 @@
-//! Logits of given tokens, computed as those that are sampled from: prefill, admission, and turns over the cache and its window.
+//! Logits of given tokens, computed as in sampling: prefill, admission, and decode steps with the KV cache.
 //!
-//! Legend: B slots, W turns of a call, V vocabulary.
+//! Legend: B slots, W decode steps of a call, V vocabulary.
 
 use super::decode::{Decode, Window};
 use super::engine::{DeviceRollout, Key, RolloutOptions, prepares_operands};
@@ -17,10 +17,10 @@ use pjrt::Argument;
 use policy::{RolloutRequest, Sampling};
 use stablehlo::{Builder, Dtype, Module, TensorType, Value};
 
-/// Sequences that are followed side by side, each with W rows of logits.
+/// Number of sequences per call, each with W rows of logits.
 const SEQUENCES: usize = 8;
 
-/// Checks that the model has every token of sequences that are neither empty nor too long for it.
+/// Checks that sequences are not empty, fit the model's context length, and have only tokens of the vocabulary.
 ///
 /// # Errors
 /// [`Error::Policy`], [`Error::Model`].
@@ -38,30 +38,29 @@ pub(crate) fn check_sequences(config: &ModelConfig, sequences: &[&[u32]]) -> Res
     }
 }
 
-/// The first tokens of a sequence, and what of them is a prompt.
+/// A sequence or the beginning of one, divided into prompt and completion.
 struct Followed<'a> {
-    /// The number of the sequence.
+    /// Index of the sequence.
     sequence: usize,
     ids: &'a [u32],
-    /// The number of tokens of the prompt.
+    /// Number of tokens of the prompt.
     prompt: usize,
 }
 
 impl Followed<'_> {
-    /// The positions that turns compute: that of the prompt's last token, and those behind it.
+    /// Returns the number of positions that decode steps compute: the prompt's last token and all later ones.
     fn turns(&self) -> usize {
         self.ids.len() - self.prompt + 1
     }
 }
 
 impl DeviceRollout {
-    /// Hands the logits `[V]` of every position of every sequence to `see`, with the number of the sequence and the position, computed as
-    /// in sampling. Logits before the middle of a sequence come from turns behind a prompt of its first token, those from there on from
-    /// turns behind a prompt of its first half: both the prefill and the decode loop are in them.
+    /// Passes the logits `[V]` of every position of every sequence to `see`, with the index of the sequence and the position, computed as
+    /// in sampling. Each sequence is decoded twice, once after a prompt of its first token, up to its middle, and once after a prompt of
+    /// its first half. The logits therefore test both the prefill and the decode loop.
     ///
     /// # Errors
-    /// [`Error::Policy`] for a sequence without tokens or one that is too long, [`Error::Model`] for an unknown token,
-    /// [`Error::Device`].
+    /// [`Error::Policy`] for a sequence that is empty or too long, [`Error::Model`] for an unknown token, [`Error::Device`].
     pub fn logits(
         &mut self,
         weights: &DeviceWeights,
@@ -73,7 +72,7 @@ impl DeviceRollout {
             let half = ids.len().div_ceil(2);
             [Followed { sequence, ids: &ids[..half - 1], prompt: 1 }, Followed { sequence, ids, prompt: half }]
         });
-        // A sequence of one or two tokens has nothing before its middle.
+        // A sequence of one or two tokens has no first part.
         let halves: Vec<Followed<'_>> = halves.filter(|followed| followed.prompt <= followed.ids.len()).collect();
         halves.chunks(SEQUENCES).try_for_each(|part| self.follow(weights, part, &mut see))
     }
@@ -131,8 +130,8 @@ impl DeviceRollout {
 }
 
 impl Decode {
-    /// The program that follows tokens instead of choosing them: weights, state, and the token behind that of each turn (`[B, W]`, i32) to
-    /// the state and the logits of all turns, `[B, W, V]`. Where a sequence has no further tokens, what comes is nobody's.
+    /// Builds the decode program for given tokens: weights, state, and the next token after each decode step (`[B, W]`, i32) to the state
+    /// and the logits of all steps, `[B, W, V]`. Logits after the end of a sequence are meaningless.
     pub(super) fn follow_module(self, decoder: &Decoder, weights: Dtype) -> Result<Module> {
         let (f, config, slots) = (Builder::new(), decoder.config(), self.shape.slots);
         let weights = decoder.declare(&f, weights);

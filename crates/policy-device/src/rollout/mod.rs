@@ -1,7 +1,7 @@
-//! Sampling completions on a device, over a cache of keys and values.
+//! Sampling of completions on a device, with a KV cache.
 //!
-//! Three programs make a rollout: the prefill of a few prompts, the admission of samples into slots that are free, and the decode loop.
-//! [`DeviceRollout`] runs them until every sample of a request has ended, and refills slots as they become free.
+//! A rollout has three programs: the prefill of a few prompts, the admission of samples into free slots, and the decode loop (continuous
+//! batching). [`DeviceRollout`] runs them until every sample of a request is finished, and refills slots as they become free.
 
 mod decode;
 mod engine;

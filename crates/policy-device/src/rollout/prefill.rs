@@ -1,7 +1,8 @@
-//! Programs that bring prompts into slots: the forward pass that makes their keys and values, and the move into the cache.
+//! Programs that prepare slots: the prefill, which computes keys and values of prompts, and the admission, which copies them to the KV
+//! cache.
 //!
-//! Legend: L layers, P prompts, T tokens of a prompt's row, B slots, S columns of the cache, K key/value heads, D width of a head,
-//! V vocabulary.
+//! Legend: L layers, P prompts, T tokens of a prompt's row, B slots, S columns of the cache, K key/value heads, D head dimension, V
+//! vocabulary.
 
 use super::state::{CACHE, Shape, StateValues};
 use crate::decoder::{Axis, Broadcast, Decoder, Layers, Rotary, Rows, zeros};
@@ -9,22 +10,22 @@ use crate::error::{Error, Result};
 use crate::runtime::finish;
 use stablehlo::{Builder, Dtype, Module, Reducer, Save, ScatterDimensions, TensorType, Value};
 
-/// Rows of prompts.
+/// Shape of a prefill.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Prompts {
     /// P, the number of prompts.
     pub(crate) rows: usize,
-    /// T, the length of the rows, which are padded on the right.
+    /// T, the length of rows, padded on the right.
     pub(crate) tokens: usize,
-    /// Whether the tokens of each prompt are marked.
+    /// `true` if the program returns the set of tokens of each prompt.
     pub(crate) seen: bool,
 }
 
-/// The program of a prefill: weights, ids `[P, T]` and lengths `[P]`, both i32, to keys and values `[L, P, K, T, D]`; and to the tokens
-/// `[P, V]` of each prompt, where they are marked.
+/// Builds the prefill program: weights, ids `[P, T]` and lengths `[P]`, both i32, to keys and values `[L, P, K, T, D]`; with `seen`, also
+/// to the set of tokens `[P, V]` of each prompt.
 ///
-/// The last token of a prompt has none of either: it is the first that the decode loop feeds, so that one program makes all logits.
-/// What is behind a prompt is zero.
+/// Keys and values of the last token of a prompt are not computed: the decode loop processes this token first, so that one program computes
+/// all logits. Keys and values after a prompt are zero.
 pub(crate) fn module(decoder: &Decoder, weights: Dtype, prompts: Prompts) -> Result<Module> {
     let (f, config) = (Builder::new(), decoder.config());
     let weights = decoder.declare(&f, weights);
@@ -56,17 +57,17 @@ pub(crate) fn module(decoder: &Decoder, weights: Dtype, prompts: Prompts) -> Res
     Ok(decoder.split().complete(finish(f, name, &results)?))
 }
 
-/// Keys or values `[P, K, T, D]`, zero where `kept` `[P, T]` does not hold.
+/// Returns keys or values `[P, K, T, D]`, zero where `kept` `[P, T]` is false.
 fn cached(part: &Value, kept: &Value) -> Value {
     kept.broadcast_in_dim(part.shape(), &[0, 2]).select(part, &part.like(0.0))
 }
 
-/// Which tokens `[P, V]` are among the ids `[P, T]` for which `there` holds.
+/// Returns the sets of tokens `[P, V]` among the ids `[P, T]` where `there` is true.
 fn marks(ids: &Value, there: &Value, vocab: usize) -> Value {
     let f = ids.builder();
     let [rows, tokens] = ids.shape() else { unreachable!("ids have two dimensions") };
     let row = f.iota(0, ids.ty().clone()).reshape(&[*rows, *tokens, 1]);
-    // What is not in the vocabulary is left out.
+    // Padding gets an id outside the vocabulary, which the scatter ignores.
     let column = there.select(ids, &ids.like(vocab as i64)).reshape(&[*rows, *tokens, 1]);
     let dimensions = ScatterDimensions {
         inserted_window_dims: vec![0, 1],
@@ -79,11 +80,11 @@ fn marks(ids: &Value, there: &Value, vocab: usize) -> Value {
     none.scatter(&f.concatenate(&[&row, &column], 2), &updates, dimensions, Reducer::Or)
 }
 
-/// The program that begins completions in slots: state, keys and values of prompts (and their tokens), the number of slots that
-/// begin, for each of these the slot and the row of its prompt (`[B]`, i32), and for all slots whether they begin (`[B]`), the last
-/// token and the length of their prompt (`[B]`, i32) and their random key (`[B, 2]`, u32), to the state.
+/// Builds the admission program. Arguments: state; keys and values of prompts (and their sets of tokens); the number of new samples; for
+/// each new sample its slot and the row of its prompt (`[B]`, i32); for all slots whether a sample begins (`[B]`), the last token and the
+/// length of its prompt (`[B]`, i32) and its random key (`[B, 2]`, u32). Result: the state.
 ///
-/// A row of the cache is written whole: what another sequence has left in it is gone.
+/// Whole rows of the cache are written, so nothing remains of the slot's previous sequence.
 pub(crate) fn admit(decoder: &Decoder, shape: Shape, prompts: Prompts) -> Result<Module> {
     let (f, config, compute) = (Builder::new(), decoder.config(), decoder.compute());
     let state = shape.arguments(&f, decoder);
@@ -104,7 +105,7 @@ pub(crate) fn admit(decoder: &Decoder, shape: Shape, prompts: Prompts) -> Result
     let random = f.argument("random", TensorType::new(Dtype::U32, [shape.slots, 2]));
 
     let (zero, one) = (f.scalar(0, Dtype::I32), f.scalar(1, Dtype::I32));
-    // What is copied row by row: destination, source, and the dimension of rows.
+    // The tensors to copy row by row: destination, source, row dimension.
     let mut moves = vec![(&state.keys, &keys, 1), (&state.values, &values, 1)];
     moves.extend(state.seen.iter().zip(&seen).map(|(to, from)| (to, from, 0)));
     let carried: Vec<&Value> = std::iter::once(&zero).chain(moves.iter().map(|(to, ..)| *to)).collect();
@@ -142,7 +143,7 @@ pub(crate) fn admit(decoder: &Decoder, shape: Shape, prompts: Prompts) -> Result
     Ok(decoder.split().complete(next.finish(f, "rollout_admit")?))
 }
 
-/// A row with zeros behind it, as long as those of `to`.
+/// Pads a row with zeros to the shape of the rows of `to`.
 fn widened(row: &Value, to: &Value, dimension: usize) -> Value {
     let high: Vec<usize> = (0..to.shape().len())
         .map(|d| if d == dimension { 0 } else { to.shape()[d].saturating_sub(row.shape()[d]) })

@@ -1,5 +1,5 @@
-//! How the next token is chosen in a program: the processors of [`LogitsProcessors`], Gumbel-max or the largest, and the
-//! log-probability of what was chosen.
+//! Sampling of the next token in a program: the processors of [`LogitsProcessors`], Gumbel-max or argmax, and the log-probability of the
+//! chosen token.
 //!
 //! Legend: B rows, V vocabulary.
 
@@ -8,7 +8,7 @@ use crate::decoder::Broadcast;
 use policy::{LogitsProcessors, Sampling};
 use stablehlo::{Builder, Comparison, Dtype, Number, Reducer, TensorType, Value};
 
-/// The parts of sampling that a program has; their numbers are arguments of it.
+/// The steps of sampling that a program contains; their parameters are arguments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Sampler {
     pub(crate) greedy: bool,
@@ -18,11 +18,11 @@ pub(crate) struct Sampler {
     pub(crate) min_p: bool,
 }
 
-/// The numbers of sampling: temperature, repetition penalty, top_p, min_p.
+/// Number of f32 parameters: temperature, repetition penalty, top_p, min_p.
 pub(crate) const NUMBERS: usize = 4;
 
 impl Sampler {
-    /// What a request asks for, in a vocabulary of `vocab`: the parts, their numbers, and top_k.
+    /// Returns the steps of `sampling` for a vocabulary of `vocab`, their f32 parameters, and top_k.
     pub(crate) fn of(sampling: &Sampling, vocab: usize) -> (Self, [f32; NUMBERS], i32) {
         let (greedy, temperature, processors) = match sampling {
             Sampling::Greedy => (true, 1.0, LogitsProcessors::default()),
@@ -53,29 +53,29 @@ pub(crate) struct SamplerValues {
 }
 
 impl SamplerValues {
-    /// Declares them as the next arguments of a program.
+    /// Declares the arguments as the next ones of a program.
     pub(crate) fn arguments(f: &Builder) -> Self {
         let numbers = f.argument("sampling", TensorType::new(Dtype::F32, [NUMBERS]));
         Self { numbers, top_k: f.argument("top_k", TensorType::scalar(Dtype::I32)) }
     }
 
-    /// The number at `index`, everywhere.
+    /// Broadcasts the parameter at `index`.
     fn number(&self, index: usize, like: &Value) -> Value {
         self.numbers.slice(&[index], &[index + 1]).reshape(&[]).broadcast_in_dim(like.shape(), &[])
     }
 }
 
-/// What was chosen for every row.
+/// The chosen tokens.
 pub(crate) struct Chosen {
     /// Token ids `[B]`, i32; V where the scores are NaN.
     pub(crate) ids: Value,
-    /// Log-probabilities `[B]`, f32; not finite where the scores are not.
+    /// Log-probabilities `[B]`, f32; not finite where the scores are not finite.
     pub(crate) logps: Value,
 }
 
 impl Sampler {
-    /// Chooses a token for every row of `logits` `[B, V]`, f32. `keys` `[B, 2]` and `positions` `[B]` say what is drawn; `seen`
-    /// `[B, V]` are the tokens that the repetition penalty is for.
+    /// Chooses a token for every row of `logits` `[B, V]`, f32. `keys` `[B, 2]` and `positions` `[B]` determine the random numbers; `seen`
+    /// `[B, V]` marks the tokens that the repetition penalty applies to.
     pub(crate) fn choose(
         self,
         logits: &Value,
@@ -89,7 +89,7 @@ impl Sampler {
             true => scores.clone(),
             false => &scores + gumbel_values(keys, positions, logits.shape()[1]),
         };
-        // In two passes, the second one for the smallest of the ids that are equally good; NaN, which is their maximum then, equals none.
+        // The second reduction picks the smallest id among equal maxima. If a score is NaN, the maximum is NaN, and no score equals it.
         let tokens = tokens(logits);
         let best = noisy.eq(&noisy.reduce(Reducer::Max, &[1]).along_first(&noisy));
         let ids = best.select(&tokens, &tokens.like(logits.shape()[1] as i64)).reduce(Reducer::Min, &[1]);
@@ -99,7 +99,7 @@ impl Sampler {
         Chosen { logps: chosen - max - sum.log(), ids }
     }
 
-    /// The scores `[B, V]` of `logits`, as [`LogitsProcessors::scores`] defines them, in f32.
+    /// Computes the scores `[B, V]` of `logits` in f32, as defined by [`LogitsProcessors::scores`].
     pub(crate) fn scores(self, logits: &Value, arguments: &SamplerValues, seen: Option<&Value>) -> Value {
         let number = |index| arguments.number(index, logits);
         let mut scores = logits.clone();
@@ -127,12 +127,12 @@ impl Sampler {
     }
 }
 
-/// The token of every column: `[B, V]`, i32.
+/// Returns the token id of every column: `[B, V]`, i32.
 fn tokens(like: &Value) -> Value {
     like.builder().iota(1, like.ty().with_dtype(Dtype::I32))
 }
 
-/// u32 numbers that are in the order of `scores`, f32: a float's bits with the sign turned, all of them where it is negative.
+/// Maps f32 `scores` to u32 numbers in the same order: flips the sign bit, and all bits of negative numbers.
 fn ordered(scores: &Value) -> Value {
     let bits = scores.bitcast_convert(Dtype::U32);
     let negative = bits.ge(&bits.like(SIGN));
@@ -141,8 +141,7 @@ fn ordered(scores: &Value) -> Value {
 
 const SIGN: i64 = 1 << 31;
 
-/// The largest number of `bits` bits per row, `[B]` of `dtype`, for which `holds`, which it does for 0 and for all numbers below the
-/// one that is sought.
+/// Returns the largest number of `bits` bits per row, `[B]` of `dtype`, for which `holds` is true. `holds` must be true for 0 and monotone.
 fn bisect(like: &Value, bits: usize, dtype: Dtype, holds: impl FnOnce(&Value) -> Value) -> Value {
     let f = like.builder();
     let zero = f.splat(Number::Int(0), TensorType::new(dtype, [like.shape()[0]]));
@@ -156,20 +155,20 @@ fn bisect(like: &Value, bits: usize, dtype: Dtype, holds: impl FnOnce(&Value) ->
     found[1].clone()
 }
 
-/// The k-th largest score of every row, `[B]`: exact, by the bits of its order.
+/// Returns the k-th largest score of every row, `[B]`: exact, by bisection over the bits of [`ordered`].
 fn top_k_edge(scores: &Value, k: &Value) -> Value {
     let keys = ordered(scores);
     let edge = bisect(scores, 32, Dtype::U32, |candidate| {
         let count = keys.ge(&candidate.along_first(&keys)).convert(Dtype::I32).reduce(Reducer::Add, &[1]);
         count.ge(&k.broadcast_in_dim(count.shape(), &[]))
     });
-    // Back from the order to the float.
+    // Invert `ordered`.
     let positive = edge.ge(&edge.like(SIGN));
     positive.select(&(&edge & edge.like(SIGN - 1)), &!&edge).bitcast_convert(Dtype::F32)
 }
 
-/// The tokens that top_p leaves, `[B, V]`: without the least likely ones whose probabilities add up to at most 1 - p; of those at the
-/// edge that are equally likely, the smallest ids go first. The most likely one stays.
+/// Returns the mask `[B, V]` of the tokens that top_p keeps. It drops the least likely tokens whose probabilities sum to at most 1 - p; of
+/// equally likely tokens at the edge, the smallest ids are dropped first. The most likely token is always kept.
 fn nucleus(scores: &Value, p: &Value) -> Value {
     let max = scores.reduce(Reducer::Max, &[1]).along_first(scores);
     let shares = (scores - &max).exp();
@@ -187,7 +186,7 @@ fn nucleus(scores: &Value, p: &Value) -> Value {
         sum_where(&(&below | &at_edge & earlier)).le(&limit)
     });
     let kept = keys.compare(Comparison::Gt, &edge) | &at_edge & tokens.ge(&first.along_first(&tokens));
-    // The last of the most likely ones.
+    // Of several most likely tokens, the one with the largest id.
     let best = scores.eq(&max).select(&tokens, &tokens.like(-1)).reduce(Reducer::Max, &[1]);
     kept | tokens.eq(&best.along_first(&tokens))
 }
@@ -218,7 +217,7 @@ mod tests {
         Sampling::Random { temperature, processors, seed: 1, purpose: Purpose::Rollout, step: 2, first: 0 }
     }
 
-    /// Ids and log-probabilities `[B]` and scores `[B, V]` of rows of logits, by the interpreter, in f32.
+    /// Returns ids and log-probabilities `[B]` and scores `[B, V]` of rows of logits, from the interpreter, in f32.
     fn sample(
         sampling: &Sampling,
         logits: &[Vec<f32>],
@@ -253,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn distributions_are_those_of_transformers() {
+    fn distributions_match_transformers() {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/golden/sampling.json");
         let cases: Vec<Case> = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
         assert!(cases.len() > 20);
@@ -275,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn a_draw_is_the_largest_of_noisy_scores_and_its_log_probability_is_that_of_what_is_left() {
+    fn sampling_is_gumbel_max_with_log_probabilities_of_the_processed_scores() {
         let off = LogitsProcessors::default();
         let logits: Vec<Vec<f32>> =
             (0..6).map(|row| (0..37).map(|id| ((row * 37 + id) as f32 * 0.7).sin() * 3.0).collect()).collect();
@@ -302,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn greedy_takes_the_smallest_id_of_equal_ones_and_sees_nan() {
+    fn greedy_picks_the_smallest_id_of_ties_and_reports_nan() {
         let logits = [vec![0.5, 2.0, 2.0, -1.0], vec![0.0; 4], vec![1.0, f32::NAN, 0.0, 0.0]];
         let (ids, logps, _) = sample(&Sampling::Greedy, &logits, &HashSet::new(), &[[0, 0]; 3], 0);
         assert_eq!(ids, [1, 0, 4]);
@@ -310,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_off_is_not_in_the_program() {
+    fn processors_that_are_off_are_not_in_the_program() {
         let none = Sampler { greedy: false, repetition_penalty: false, top_k: false, top_p: false, min_p: false };
         let (top_k, top_p) = (Some(0), Some(1.0));
         let processors = LogitsProcessors { repetition_penalty: Some(1.0), top_k, top_p, min_p: Some(0.0) };

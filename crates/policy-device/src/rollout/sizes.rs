@@ -1,4 +1,4 @@
-//! The sizes of a rollout's programs: few, so that few programs come to be.
+//! Sizes of a rollout's programs, rounded to few values so that few executables are compiled.
 
 use super::decode::Decode;
 use super::engine::RolloutOptions;
@@ -11,28 +11,28 @@ use models::ModelConfig;
 use policy::{RolloutRequest, Sampling};
 use stablehlo::{Dtype, Module};
 
-/// The fewest slots of a program: fewer rows cost as much, and compilers sum a product of one row in another order than that of more.
+/// Smallest number of slots: fewer rows take as long, and compilers sum a product of one row in another order.
 const FEWEST_SLOTS: usize = 8;
-/// The fewest columns of a cache, and the fewest tokens of a row of prompts.
+/// Smallest number of columns of a cache, and of tokens of a row of prompts.
 const FEWEST_COLUMNS: usize = 16;
-/// The step in which numbers of columns grow, where they are above it: the width of a TPU's registers.
+/// Numbers of columns above it are multiples of it: the number of lanes of a TPU register.
 const COLUMNS: usize = 128;
 
-/// The sizes of a request.
+/// Sizes of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RolloutSizes {
-    /// The number of prompts.
+    /// Number of prompts.
     pub prompts: usize,
-    /// The number of tokens of the longest prompt.
+    /// Number of tokens of the longest prompt.
     pub longest_prompt: usize,
-    /// The number of completions per prompt.
+    /// Number of completions per prompt.
     pub num_generations: usize,
-    /// The largest number of tokens of a completion.
+    /// Largest number of tokens of a completion.
     pub max_completion_length: usize,
 }
 
 impl RolloutSizes {
-    /// Those of a request.
+    /// Returns the sizes of a request.
     pub fn of(request: &RolloutRequest<'_>) -> Self {
         Self {
             prompts: request.prompts.len(),
@@ -42,18 +42,18 @@ impl RolloutSizes {
         }
     }
 
-    /// The number of tokens of the longest sequence that are fed to the decoder: the last one is not.
+    /// Returns the largest number of tokens of a sequence that the decoder processes: all but the last one.
     pub(crate) fn longest(&self) -> usize {
         (self.longest_prompt + self.max_completion_length).saturating_sub(1)
     }
 
-    /// The number of columns that calls write to. A sequence begins with a call, and a call writes as many columns as it has turns, the
-    /// last one, too. What has ended before is written over by later calls, wherever they reach: nobody reads it any more.
+    /// Returns the number of columns that calls write. A sequence begins with a call, and every call writes `tokens_per_call` columns, even
+    /// the last one. Later calls may overwrite the columns of finished sequences, which are never read.
     fn columns_written(&self, tokens_per_call: usize) -> usize {
         (self.longest_prompt + self.max_completion_length.next_multiple_of(tokens_per_call)).saturating_sub(1)
     }
 
-    /// The sizes of the state.
+    /// Returns the shape of the state.
     pub(crate) fn shape(&self, options: RolloutOptions, sampler: Sampler) -> Shape {
         Shape {
             slots: rows((self.prompts * self.num_generations).min(options.slots).max(FEWEST_SLOTS)),
@@ -63,13 +63,13 @@ impl RolloutSizes {
         }
     }
 
-    /// The largest number of prompts that are prefilled at a time: as many as fill the slots.
+    /// Returns the number of prompts per prefill: enough to fill the slots.
     pub(crate) fn prompts_at_once(&self, shape: Shape) -> usize {
         (shape.slots / self.num_generations.max(1)).max(1).min(self.prompts)
     }
 }
 
-/// The rows and columns of the cache of a rollout of these sizes.
+/// Returns the number of rows and columns of the KV cache for these sizes.
 pub(crate) fn cache_shape(sizes: &RolloutSizes, options: RolloutOptions) -> (usize, usize) {
     let (sampler, ..) = Sampler::of(&Sampling::Greedy, 0);
     let shape = sizes.shape(options, sampler);
@@ -77,54 +77,54 @@ pub(crate) fn cache_shape(sizes: &RolloutSizes, options: RolloutOptions) -> (usi
 }
 
 impl Prompts {
-    /// The sizes of a prefill of at most `count` prompts, the longest of which has `longest` tokens.
+    /// Returns the shape of a prefill of at most `count` prompts of at most `longest` tokens.
     pub(crate) fn of(count: usize, longest: usize, shape: Shape) -> Self {
         Self { rows: rows(count), tokens: bucket(longest).min(shape.columns), seen: shape.seen }
     }
 }
 
-/// A number of rows of a program: a power of two up to 8, a multiple of 8 above.
+/// Rounds a number of rows up: to a power of two up to 8, to a multiple of 8 above.
 fn rows(count: usize) -> usize {
     if count <= 8 { count.next_power_of_two() } else { count.next_multiple_of(8) }
 }
 
-/// A length of prompts: a power of two, or one and a half of one.
+/// Rounds a length of prompts up to a power of two or 1.5 times a power of two.
 fn bucket(length: usize) -> usize {
     let power = length.max(FEWEST_COLUMNS).next_power_of_two();
     let between = power / 4 * 3;
     if between >= length && between > FEWEST_COLUMNS { between } else { power }
 }
 
-/// The number of columns of a cache for sequences of `length` tokens.
+/// Returns the number of columns of a cache for sequences of `length` tokens.
 fn columns(length: usize) -> usize {
     if length > COLUMNS { length.next_multiple_of(COLUMNS) } else { length.next_multiple_of(FEWEST_COLUMNS) }
 }
 
-/// The number of columns, of `all`, that a call reads that begins with sequences as long as `length`: a sixth of them, two, three and so
-/// on, or all; a smaller step would be more programs, and less than their compiling is worth.
+/// Returns the number of columns, of `all`, that a call reads if its longest sequence has `length` tokens: a multiple of one sixth of
+/// `all`. Smaller steps would need more executables, whose compile time exceeds the gain.
 pub(crate) fn columns_read(length: usize, all: usize) -> usize {
     let step = (all / 6).next_multiple_of(COLUMNS).max(2 * COLUMNS);
     length.next_multiple_of(step).min(all)
 }
 
-/// The programs of a rollout, to be compiled for devices that are not here.
+/// The programs of a rollout, for ahead-of-time compilation.
 #[derive(Clone, Debug)]
 pub struct RolloutModules {
-    /// Makes keys and values of as many prompts as fill the slots.
+    /// The prefill of as many prompts as fill the slots.
     pub prefill: Module,
-    /// Begins samples of prompts in slots.
+    /// The admission of samples into slots.
     pub admit: Module,
-    /// Decode loops by the number of columns of the cache that they read, ascending: as long as all sequences are short, a program
-    /// that reads few of them runs.
+    /// The decode loops, by the number of columns of the KV cache that they read, ascending. Each call uses the smallest one that fits its
+    /// longest sequence.
     pub decode: Vec<(usize, Module)>,
 }
 
 impl RolloutModules {
-    /// The programs that a [`DeviceRollout`](crate::DeviceRollout) runs for requests of these sizes, with `stop_ids` ids that end a
-    /// completion, on weights of number type `weights`.
+    /// Builds the programs that a [`DeviceRollout`](crate::DeviceRollout) runs for requests of these sizes. `stop_ids` is the number of
+    /// stop ids, `weights` the dtype of the weights.
     ///
     /// # Errors
-    /// [`crate::Error::Model`] for an illegal configuration.
+    /// [`crate::Error::Model`] for an invalid configuration.
     pub fn new(
         config: &ModelConfig,
         compute: Compute,
@@ -137,11 +137,11 @@ impl RolloutModules {
         Self::of(&Decoder::new(config, compute), weights, options, sizes, sampling, stop_ids)
     }
 
-    /// Those of `decoder`, whose adapters act where it has some; `weights` is the number type of the model. Where the decoder is split over a
-    /// mesh, slots and prompts are split by rows, and keys and values by heads, too.
+    /// Builds the programs for `decoder`, including its adapters; `weights` is the dtype of the model. If the decoder is sharded over a
+    /// mesh, slots and prompts are sharded by rows, and keys and values also by heads.
     ///
     /// # Errors
-    /// As [`RolloutModules::new`]; [`crate::Error::Split`] for slots or prompts that do not split evenly.
+    /// See [`RolloutModules::new`]; [`crate::Error::Split`] if slots or prompts do not shard evenly.
     pub fn of(
         decoder: &Decoder,
         weights: Dtype,
@@ -172,7 +172,7 @@ impl RolloutModules {
     }
 }
 
-/// The places that a program has for `count` ids that end a completion.
+/// Returns the size of the array of stop ids in a program for `count` of them.
 pub(crate) fn places(count: usize) -> usize {
     count.max(1).next_multiple_of(4)
 }
@@ -182,7 +182,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_grow_in_few_steps() {
+    fn sizes_are_rounded_to_few_values() {
         assert_eq!([1, 3, 8, 9, 64].map(rows), [1, 4, 8, 16, 64]);
         assert_eq!([1, 16, 17, 24, 25, 60, 100, 200].map(bucket), [16, 16, 24, 24, 32, 64, 128, 256]);
         assert_eq!([1, 17, 128, 129, 1280].map(columns), [16, 32, 128, 256, 1280]);
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cache_has_the_columns_that_calls_write_to() {
+    fn a_cache_has_all_columns_that_calls_write() {
         let (sampler, ..) = Sampler::of(&Sampling::Greedy, 10);
         for (longest_prompt, max_completion_length, columns) in [(16, 112, 128), (16, 113, 256), (256, 1024, 1280)] {
             let sizes = RolloutSizes { prompts: 2, longest_prompt, num_generations: 8, max_completion_length };
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rollout_has_a_decode_loop_for_short_sequences_and_one_for_long_ones() {
+    fn decode_loops_cover_short_and_long_sequences() {
         let config = ModelConfig { max_position_embeddings: 1024, ..ModelConfig::default() };
         let sizes = RolloutSizes { prompts: 8, longest_prompt: 100, num_generations: 8, max_completion_length: 400 };
         let (compute, sampling) = (Compute::Bf16, Sampling::Greedy);

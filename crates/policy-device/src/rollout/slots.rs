@@ -1,4 +1,4 @@
-//! Which sample lies in which slot.
+//! Assignment of samples to slots.
 
 use super::state::State;
 use crate::error::{Error, Result};
@@ -7,21 +7,21 @@ use policy::{Completion, RolloutRequest};
 /// A sample in a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Sample {
-    /// Its number within the request.
+    /// Its index in the request.
     number: usize,
-    /// The number of its tokens so far, prompt and completion together.
+    /// Number of its tokens so far, prompt and completion together.
     length: usize,
-    /// The calls of the decode program since it began.
+    /// Number of calls of the decode program since it began.
     calls: usize,
 }
 
-/// The samples of a request: those that wait, those in slots, and the completions of those that have ended.
+/// The samples of a request: waiting, in slots, and finished.
 #[derive(Debug)]
 pub(crate) struct Slots<'a> {
     request: &'a RolloutRequest<'a>,
     vocab: usize,
     slots: Vec<Option<Sample>>,
-    /// The first sample that waits.
+    /// First waiting sample.
     next: usize,
     completions: Vec<Option<Completion>>,
 }
@@ -40,13 +40,13 @@ impl<'a> Slots<'a> {
         Self { request, vocab, slots: vec![None; slots], next: 0, completions: vec![None; samples] }
     }
 
-    /// The prompt of the next sample that there is a free slot for.
+    /// Returns the prompt of the next waiting sample if a slot is free.
     pub(crate) fn waiting(&self) -> Option<usize> {
         let free = self.slots.iter().any(Option::is_none);
         (free && self.next < self.completions.len()).then(|| self.next / self.request.num_generations)
     }
 
-    /// Puts samples of the prompts before `end` into free slots.
+    /// Places samples of the prompts before `end` in free slots.
     pub(crate) fn admit(&mut self, end: usize) -> Vec<Admission> {
         let mut admitted = vec![];
         for (slot, held) in self.slots.iter_mut().enumerate() {
@@ -63,17 +63,17 @@ impl<'a> Slots<'a> {
         admitted
     }
 
-    /// The length of the longest sequence; `None` where all slots are empty.
+    /// Returns the length of the longest sequence; `None` if all slots are empty.
     pub(crate) fn longest(&self) -> Option<usize> {
         self.slots.iter().flatten().map(|sample| sample.length).max()
     }
 
-    /// Takes the completions that have ended out of the state that a call of the decode program has left; `tokens_per_call` is the number
-    /// of tokens that a call adds to each sequence that has not ended.
+    /// Takes finished completions out of the state after a call of the decode program, which adds up to `tokens_per_call` tokens to each
+    /// unfinished sequence.
     ///
     /// # Errors
-    /// [`Error::NotFinite`] for a token that was chosen among logits that are not finite, [`Error::Rollout`] for a sequence that is longer
-    /// than it may be or does not end, [`Error::TimedOut`], [`Error::Device`].
+    /// [`Error::NotFinite`] if a token was sampled from logits that are not finite, [`Error::Rollout`] if a sequence is too long or does
+    /// not end, [`Error::TimedOut`], [`Error::Device`].
     pub(crate) fn harvest(&mut self, state: &State, tokens_per_call: usize) -> Result<()> {
         let done = self.empty_ended(&state.counts()?, &state.ended()?, tokens_per_call)?;
         if done.is_empty() {
@@ -94,11 +94,11 @@ impl<'a> Slots<'a> {
         Ok(())
     }
 
-    /// Counts a call, and empties the slots whose samples have ended: slot, number and tokens of the completion of each. As a call adds
-    /// tokens to every sequence that has not ended, no sample can need more calls than the longest completion.
+    /// Counts a call, empties the slots of finished samples, and returns slot, sample index and completion length of each. A call adds
+    /// tokens to every unfinished sequence, so no sample needs more calls than the longest completion.
     ///
     /// # Errors
-    /// [`Error::Rollout`], so that no device, whatever it says, is asked for ever.
+    /// [`Error::Rollout`] for an invalid length or too many calls, so that the caller's loop always ends.
     fn empty_ended(
         &mut self,
         counts: &[i32],
@@ -129,7 +129,7 @@ impl<'a> Slots<'a> {
         Ok(done)
     }
 
-    /// The completions in the order of the samples; those that have not ended are left out.
+    /// Returns the completions in the order of the samples, without unfinished ones.
     pub(crate) fn finish(self) -> Vec<Completion> {
         self.completions.into_iter().flatten().collect()
     }
@@ -141,7 +141,7 @@ mod tests {
     use policy::Sampling;
 
     #[test]
-    fn samples_fill_free_slots_in_their_order() {
+    fn samples_fill_free_slots_in_order() {
         let prompts = vec![vec![1, 2], vec![3], vec![4, 5, 6]];
         let sampling = Sampling::Greedy;
         let request =
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_that_never_ends_a_sample_is_asked_no_more_often_than_the_longest_completion_needs() {
+    fn a_sample_that_never_ends_is_an_error_after_the_calls_of_the_longest_completion() {
         let prompts = vec![vec![1, 2], vec![3]];
         let sampling = Sampling::Greedy;
         let request = RolloutRequest {
@@ -172,7 +172,7 @@ mod tests {
         };
         let mut slots = Slots::new(&request, 2, 10);
         slots.admit(2);
-        // The second slot ends and gets no other sample; the first never does. Three calls of four tokens are twelve.
+        // The second slot finishes and stays empty; the first never finishes. Three calls of four tokens are twelve.
         assert_eq!(slots.empty_ended(&[4, 3], &[false, true], 4).unwrap(), [(1, 1, 3)]);
         assert_eq!(slots.longest(), Some(6));
         assert_eq!(slots.empty_ended(&[8, 3], &[false, true], 4).unwrap(), []);
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sample_has_as_many_calls_as_it_needs_whenever_it_begins() {
+    fn calls_are_counted_from_the_beginning_of_each_sample() {
         let prompts = vec![vec![1], vec![2]];
         let sampling = Sampling::Greedy;
         let request =
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn a_number_of_tokens_that_no_completion_has_is_an_error() {
+    fn an_invalid_number_of_tokens_is_an_error() {
         let prompts = vec![vec![1]];
         let sampling = Sampling::Greedy;
         let request =

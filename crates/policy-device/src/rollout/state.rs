@@ -1,6 +1,6 @@
-//! What a rollout carries from program to program.
+//! The state that the programs of a rollout pass on.
 //!
-//! Legend: L layers, B slots, S columns of the cache, K key/value heads, D width of a head, M tokens of a completion, V vocabulary.
+//! Legend: L layers, B slots, S columns of the cache, K key/value heads, D head dimension, M tokens of a completion, V vocabulary.
 
 use crate::decoder::{Axis, Compute, Decoder, zeros};
 use crate::error::{Error, Result};
@@ -9,48 +9,48 @@ use models::ModelConfig;
 use pjrt::Buffer;
 use stablehlo::{Builder, Dtype, Module, TensorType, Value};
 
-/// The sizes of a state.
+/// Shape of a state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Shape {
-    /// B, the number of sequences that decode side by side.
+    /// B, the number of sequences that decode concurrently.
     pub(crate) slots: usize,
-    /// S, the number of tokens of a sequence that have keys and values.
+    /// S, the number of tokens of a sequence with keys and values.
     pub(crate) columns: usize,
     /// M, the largest number of tokens of a completion.
     pub(crate) tokens: usize,
-    /// Whether the tokens that a sequence has already are marked, for the repetition penalty.
+    /// `true` if the state has the set of tokens of each sequence, for the repetition penalty.
     pub(crate) seen: bool,
 }
 
-/// What the dimensions of keys and values `[L, B, K, S, D]` count. Columns are whole, also where the tokens of rows are not.
+/// Logical axes of keys and values `[L, B, K, S, D]`. Columns are never sharded, even if the tokens of rows are.
 pub(crate) const CACHE: [Option<Axis>; 5] = [None, Some(Axis::Batch), Some(Axis::Kv), None, None];
 
-/// The parts of a state, in the order in which programs take and return them.
+/// The tensors of a state, in the order of a program's arguments and results.
 #[derive(Clone, Debug)]
 pub(crate) struct StateValues {
-    /// Keys and values `[L, B, K, S, D]`; zeros behind what a sequence has.
+    /// Keys and values `[L, B, K, S, D]`.
     pub(crate) keys: Value,
     pub(crate) values: Value,
-    /// The tokens of the completions, `[B, M]`, i32.
+    /// Tokens of the completions, `[B, M]`, i32.
     pub(crate) ids: Value,
     /// Their log-probabilities, `[B, M]`, f32.
     pub(crate) logps: Value,
-    /// The last token of each sequence, which has no keys and values yet: `[B]`, i32.
+    /// Last token of each sequence, which has no keys and values yet: `[B]`, i32.
     pub(crate) last: Value,
-    /// The number of tokens of each sequence, prompt and completion together: `[B]`, i32, at least 1.
+    /// Number of tokens of each sequence, prompt and completion together: `[B]`, i32, at least 1.
     pub(crate) length: Value,
-    /// The number of tokens of each completion: `[B]`, i32.
+    /// Number of tokens of each completion: `[B]`, i32.
     pub(crate) count: Value,
-    /// Whether nothing is to be added: `[B]`. An empty slot has ended, too.
+    /// Finished sequences and empty slots: `[B]`.
     pub(crate) ended: Value,
-    /// The keys of the random numbers: `[B, 2]`, u32.
+    /// Random keys: `[B, 2]`, u32.
     pub(crate) random: Value,
-    /// The tokens that each sequence has already: `[B, V]`.
+    /// The set of tokens of each sequence: `[B, V]`.
     pub(crate) seen: Option<Value>,
 }
 
 impl Shape {
-    /// Name and type of every part.
+    /// Returns name and type of every tensor.
     fn parts(self, config: &ModelConfig, compute: Compute) -> Vec<(&'static str, TensorType)> {
         let Self { slots, columns, tokens, seen } = self;
         let cache = [config.num_hidden_layers, slots, config.num_key_value_heads, columns, config.head_dim()];
@@ -73,7 +73,7 @@ impl Shape {
         parts
     }
 
-    /// Declares a state as the next arguments of a program, which returns the next state as its first results, in the same memory.
+    /// Declares a state as the next arguments of a program. The program's first results are the next state, in the same buffers.
     pub(crate) fn arguments(self, f: &Builder, decoder: &Decoder) -> StateValues {
         let parts =
             self.parts(decoder.config(), decoder.compute()).into_iter().enumerate().map(|(index, (name, ty))| {
@@ -90,7 +90,7 @@ impl Shape {
         StateValues::new(parts.collect())
     }
 
-    /// The program without arguments that makes a state of empty slots.
+    /// Builds the program without arguments that returns a state of empty slots.
     pub(crate) fn empty(self, config: &ModelConfig, compute: Compute) -> Result<Module> {
         let f = Builder::new();
         let parts = self.parts(config, compute).into_iter().map(|(name, ty)| match name {
@@ -104,7 +104,7 @@ impl Shape {
 }
 
 impl StateValues {
-    /// The parts in their order.
+    /// Creates the state from its tensors in order.
     pub(crate) fn new(parts: Vec<Value>) -> Self {
         let mut parts = parts.into_iter();
         let mut next = || parts.next().unwrap_or_else(|| unreachable!("a state has nine parts or ten"));
@@ -122,24 +122,24 @@ impl StateValues {
         }
     }
 
-    /// The parts in their order.
+    /// Returns the tensors in order.
     pub(crate) fn parts(&self) -> Vec<&Value> {
         let Self { keys, values, ids, logps, last, length, count, ended, random, seen } = self;
         let all = [keys, values, ids, logps, last, length, count, ended, random];
         all.into_iter().chain(seen).collect()
     }
 
-    /// The parts but for the cache.
+    /// Returns the tensors without keys and values.
     pub(crate) fn rows(&self) -> Vec<&Value> {
         self.parts().split_off(2)
     }
 
-    /// The same cache with other parts, in the order of [`StateValues::rows`].
+    /// Returns a state with the same keys and values and other tensors, in the order of [`StateValues::rows`].
     pub(crate) fn with_rows(&self, rows: &[Value]) -> Self {
         Self::new([&self.keys, &self.values].into_iter().chain(rows).cloned().collect())
     }
 
-    /// The module that returns this state.
+    /// Finishes a program that returns this state.
     pub(crate) fn finish(&self, f: Builder, name: &str) -> Result<Module> {
         let results: Vec<(&str, &Value)> = self.parts().into_iter().map(|value| ("", value)).collect();
         finish(f, name, &results)
@@ -160,22 +160,22 @@ impl State {
         read(buffer, what)
     }
 
-    /// The ids `[B, M]`.
+    /// Reads the ids `[B, M]`.
     pub(crate) fn ids(&self) -> Result<Vec<i32>> {
         self.part(2, "ids of completions")
     }
 
-    /// The log-probabilities `[B, M]`.
+    /// Reads the log-probabilities `[B, M]`.
     pub(crate) fn logps(&self) -> Result<Vec<f32>> {
         self.part(3, "log-probabilities of completions")
     }
 
-    /// The numbers of tokens of the completions, `[B]`.
+    /// Reads the numbers of tokens of the completions, `[B]`.
     pub(crate) fn counts(&self) -> Result<Vec<i32>> {
         self.part(6, "lengths of completions")
     }
 
-    /// Which slots have ended, `[B]`.
+    /// Reads which slots are finished or empty, `[B]`.
     pub(crate) fn ended(&self) -> Result<Vec<bool>> {
         self.part(7, "ends of completions")
     }
