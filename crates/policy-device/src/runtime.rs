@@ -1,4 +1,4 @@
-//! A device, the compiler of its platform, and the programs that were compiled for it.
+//! A device, its compiler, and compiled programs.
 
 use crate::error::{Error, Result};
 use crate::memory::{KNOBS, knobs_of};
@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A device of a PJRT plugin, with the compiler for it. Clones share the client.
+/// A device of a PJRT plugin and the plugin's compiler. Clones share the client.
 ///
 /// ```no_run
 /// use backend_tpu::plugins::Kind;
@@ -34,64 +34,66 @@ pub struct Runtime {
 }
 
 impl Runtime {
-    /// Opens the first device of `kind` with the plugin at `path`, or the one that [`plugins::find`] finds.
+    /// Opens the first device of `kind` with the plugin at `path`; without a path, with the plugin that [`plugins::find`] finds.
     ///
     /// # Errors
-    /// [`Error::Loss`] when there is no plugin (with the command that installs it), or it opens no device.
+    /// [`Error::Loss`] if there is no plugin (with the command that installs it), or if it opens no device.
     pub fn open(kind: Kind, path: Option<&Path>) -> Result<Self> {
         Self::new(kind, plugins::client(kind, path, &[])?)
     }
 
-    /// The first device of an open client.
+    /// Uses the first device of an open client.
     ///
     /// # Errors
-    /// [`Error::Loss`] when it has none.
+    /// [`Error::Loss`] if the client has no device.
     pub fn new(kind: Kind, client: Client) -> Result<Self> {
         let device = client.addressable_devices().first().cloned().ok_or_else(|| grpo_core::Error::Backend {
             backend: format!("pjrt:{}", kind.name()),
-            message: "the plugin has no device here".into(),
+            message: "the plugin has no device on this machine".into(),
         })?;
         Ok(Self { kind, client, device, options: options_for_decoder(kind), cache: None })
     }
 
-    /// Keeps compiled programs in `directory`, for this and later processes.
+    /// Caches compiled programs in `directory`, for this and later processes.
     #[must_use]
     pub fn with_compile_cache(mut self, directory: impl Into<PathBuf>) -> Self {
         self.cache = Some(CompileCache::new(directory));
         self
     }
 
-    /// Sets how long a wait for the device takes at most, for this runtime and all that share its client; an hour without it. The time is
-    /// that of the longest program, such as a step of the optimizer. See [`Client::with_wait_limit`] for what has no limit.
+    /// Sets the time limit of every wait for the device, for this runtime and all others with the same client; the default is one hour. It
+    /// must exceed the time of the longest program, for example an optimizer step. [`Client::with_wait_limit`] lists operations without a
+    /// limit.
     #[must_use]
     pub fn with_wait_limit(self, limit: Duration) -> Self {
         let client = self.client.with_wait_limit(limit);
         Self { client, ..self }
     }
 
-    /// Sets a flag of the compiler, by its name without dashes.
+    /// Sets a compiler flag, named without dashes.
     #[must_use]
     pub fn with_compile_flag(mut self, flag: &str, value: impl Into<OptionValue>) -> Self {
         self.options = self.options.with(flag, value);
         self
     }
 
-    /// The kind of the device.
+    /// Returns the kind of the device.
     pub fn kind(&self) -> Kind {
         self.kind
     }
 
-    /// The client of the device.
+    /// Returns the client of the device.
     pub fn client(&self) -> &Client {
         &self.client
     }
 
-    /// The name of the device in messages and configurations.
+    /// Returns the device's name in messages and configurations.
     fn name(&self) -> String {
         format!("pjrt:{}", self.kind.name())
     }
 
-    /// The bytes that are left on the device: of XLA's CPU those of this machine; `None` where a plugin does not tell.
+    /// Returns the free bytes on the device; for XLA's CPU plugin, the free memory of this machine. `None` if the plugin does not report
+    /// it.
     pub fn available_memory(&self) -> Option<u64> {
         if self.kind == Kind::Cpu {
             return models::available_memory();
@@ -100,7 +102,8 @@ impl Runtime {
         u64::try_from(stats.bytes_limit?.saturating_sub(stats.bytes_in_use)).ok()
     }
 
-    /// Checks that the device has room for all parts of `table`. Where its plugin does not tell, an allocation says so later.
+    /// Checks that `table` fits into the free memory of the device. If the plugin does not report free memory, only a later allocation can
+    /// fail.
     ///
     /// # Errors
     /// [`Error::TooLarge`].
@@ -113,10 +116,10 @@ impl Runtime {
         }
     }
 
-    /// Compiles `module`, or takes it from the compile cache. An entry of the cache that cannot be used is logged and replaced.
+    /// Compiles `module`, or loads it from the compile cache. An unusable cache entry is logged and replaced.
     ///
     /// # Errors
-    /// [`Error::Compile`] with what the compiler says, [`Error::OutOfMemory`], [`Error::Device`] for a cache that others may write to.
+    /// [`Error::Compile`] with the compiler's error, [`Error::OutOfMemory`], [`Error::Device`] if other users can write to the cache.
     pub fn compile(&self, module: &Module) -> Result<Program> {
         let (name, text) = (module.name.clone(), module.to_string());
         let compiled = match &self.cache {
@@ -136,7 +139,7 @@ impl Runtime {
             Ok(executable) => Ok(Program { name, executable, runtime: self.clone() }),
             Err(cause) if cause.is_out_of_memory() => {
                 let (operation, knobs) = (format!("compiling `{name}`"), knobs_of(&name));
-                // The compiler says what there is for a program; what others hold of it now is another number.
+                // The compiler reports its own memory limit, which differs from the free memory.
                 Err(Error::out_of_memory(operation, [None; 2], knobs, cause))
             }
             Err(cause @ (pjrt::Error::Api { .. } | pjrt::Error::MissingFunction { .. })) => {
@@ -148,7 +151,7 @@ impl Runtime {
         }
     }
 
-    /// The file of the plugin and the versions that it says of itself.
+    /// Returns the path of the plugin and the versions that it reports.
     fn versions(&self) -> String {
         let plugin = self.client.plugin();
         let ((major, minor), path) = (plugin.api_version(), plugin.path().display());
@@ -163,7 +166,7 @@ impl Runtime {
         format!("{path} (PJRT API {major}.{minor}{stablehlo}, {})", platform.join(" "))
     }
 
-    /// Copies `values`, row-major of `shape`, to the device.
+    /// Copies `values`, row-major with `shape`, to the device.
     ///
     /// # Errors
     /// [`Error::OutOfMemory`], [`Error::TimedOut`], [`Error::Device`].
@@ -179,7 +182,7 @@ impl Runtime {
     }
 }
 
-/// A compiled program.
+/// A compiled program and its runtime.
 pub struct Program {
     name: String,
     executable: LoadedExecutable,
@@ -193,18 +196,17 @@ impl std::fmt::Debug for Program {
 }
 
 impl Program {
-    /// Runs the program and returns its results. It returns after the launch: a failure of the run is an error of reading what it
-    /// returns.
+    /// Launches the program and returns its results before it finishes: if it fails later, reading a result fails.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`], [`Error::TimedOut`] where an earlier wait for the device was given up, [`Error::Device`].
+    /// [`Error::OutOfMemory`], [`Error::TimedOut`] if an earlier wait for the device timed out, [`Error::Device`].
     pub fn run(&self, arguments: Vec<Argument<'_>>) -> Result<Vec<Buffer>> {
         let outputs = self.executable.execute_donating(vec![arguments]);
         let mut outputs = outputs.map_err(|cause| self.failed(cause))?;
         Ok(outputs.pop().unwrap_or_default())
     }
 
-    /// A failure of a run.
+    /// Converts an error of a run.
     fn failed(&self, cause: pjrt::Error) -> Error {
         let operation = format!("running `{}`", self.name);
         if !cause.is_out_of_memory() {
@@ -216,7 +218,7 @@ impl Program {
         Error::out_of_memory(operation, [needed, self.runtime.available_memory()], knobs_of(&self.name), cause)
     }
 
-    /// [`Program::run`] of a program with one result.
+    /// Runs a program that has one result.
     ///
     /// # Errors
     /// [`Error::Device`].
@@ -225,7 +227,7 @@ impl Program {
         self.run(arguments)?.pop().ok_or(nothing).map_err(Error::device(format!("running `{}`", self.name)))
     }
 
-    /// Its name in profiles.
+    /// Returns the name, which profiles show.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -236,7 +238,7 @@ pub(crate) fn read<T: Element>(buffer: &Buffer, what: &str) -> Result<Vec<T>> {
     buffer.to_vec().map_err(Error::device(format!("reading {what} from the device")))
 }
 
-/// Programs by what distinguishes them, each compiled when it is first asked for.
+/// Compiled programs by key, compiled on first use.
 #[derive(Debug)]
 pub(crate) struct Programs<K> {
     compiled: HashMap<K, Arc<Program>>,
@@ -247,7 +249,7 @@ impl<K: Hash + Eq> Programs<K> {
         Self { compiled: HashMap::new() }
     }
 
-    /// The program of `key`; `build` makes its module.
+    /// Returns the program of `key`; `build` creates its module.
     pub(crate) fn get(
         &mut self,
         runtime: &Runtime,
@@ -263,7 +265,7 @@ impl<K: Hash + Eq> Programs<K> {
     }
 }
 
-/// The module that `builder` has built.
+/// Finishes the module of `builder`.
 pub(crate) fn finish(builder: stablehlo::Builder, name: &str, results: &[(&str, &stablehlo::Value)]) -> Result<Module> {
     builder.finish(name, results).map_err(|source| Error::Program { program: name.into(), source })
 }

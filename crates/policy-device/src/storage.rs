@@ -1,44 +1,44 @@
-//! How weights lie on a device: in one number type, or as f32 words in two halves.
+//! Storage of weights on a device: in one dtype, or as f32 split into two halves.
 //!
-//! Products in bf16 take weights in bf16, while updates are too small for its 8 bits of mantissa. An f32 word is therefore kept as the
-//! bf16 number that is nearest to it, which is all that decoders read, and the 16 bits that this leaves out, which only updates and exports
-//! read: 4 bytes, as one f32 has. NVIDIA's Apex calls them `store_param_remainders` (`DistributedFusedAdam`).
+//! Products in bf16 read weights in bf16, but updates are too small for its 8-bit mantissa. An f32 weight is therefore stored as the
+//! nearest bf16 number, which the decoder reads, and a 16-bit remainder, which only updates and exports read: 4 bytes together, as one f32.
+//! NVIDIA's Apex calls this `store_param_remainders` (`DistributedFusedAdam`).
 //!
-//! Words and their halves are integers in two's complement:
+//! All three are treated as two's complement integers:
 //!
 //! ```text
-//! parameter = (word + 0x8000) >> 16                 the pattern of the nearest bf16, ties away from zero
-//! remainder = word - (parameter << 16)              within -32768 and 32767
+//! parameter = (word + 0x8000) >> 16                 the bits of the nearest bf16, ties away from zero
+//! remainder = word - (parameter << 16)              from -32768 to 32767
 //! word      = (parameter << 16) + remainder
 //! ```
 //!
-//! This is exact for every finite f32 and both infinities; NaN stays NaN. A finite word of 3.3961776e38 or more is infinite in bf16, which
-//! decoders would read: updates that lead there are refused.
+//! This is exact for every finite f32 and both infinities; NaN stays NaN. If the magnitude of a finite weight is at least 3.3961776e38, its
+//! bf16 is infinite; updates with such a result are rejected.
 
 use crate::decoder::Parameter;
 use stablehlo::{Builder, Dtype, TensorType, Unary, Value};
 
-/// The smallest f32 whose nearest bf16 is infinite, by its pattern.
+/// Bits of the smallest f32 whose nearest bf16 is infinite.
 const INFINITE_IN_BF16: u32 = 0x7F7F_8000;
-/// The pattern of a NaN of f32.
+/// Bits of an f32 NaN.
 const NAN: i64 = 0x7FC0_0000;
 
-/// How weights lie on a device.
+/// Storage format of weights on a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Storage {
-    /// As numbers of this type. Of a model in bf16, norms and biases are f32.
+    /// One dtype. Norms and biases of a bf16 model are f32.
     Plain(Dtype),
-    /// As bf16 with remainders: all digits of f32. Norms and biases are f32.
+    /// bf16 with remainders: full f32 precision. Norms and biases are f32.
     Split,
 }
 
 impl Storage {
-    /// How weights in f32 lie that are read in this number type.
+    /// Returns the format of f32 weights that the decoder reads in dtype `read`.
     pub(crate) fn of_masters(read: Dtype) -> Self {
         if read == Dtype::F32 { Self::Plain(Dtype::F32) } else { Self::Split }
     }
 
-    /// The number type that decoders read.
+    /// Returns the dtype that the decoder reads.
     pub(crate) fn dtype(self) -> Dtype {
         match self {
             Self::Plain(dtype) => dtype,
@@ -46,12 +46,12 @@ impl Storage {
         }
     }
 
-    /// The same without what decoders do not read.
+    /// Returns the format without remainders.
     pub(crate) fn without_remainders(self) -> Self {
         Self::Plain(self.dtype())
     }
 
-    /// How a parameter of a model lies that lies like this.
+    /// Returns the format of one parameter in a model with this format.
     pub(crate) fn of(self, parameter: &Parameter) -> Self {
         match parameter.dtype(self.dtype()) {
             Dtype::F32 => Self::Plain(Dtype::F32),
@@ -59,18 +59,18 @@ impl Storage {
         }
     }
 
-    /// The number types of the buffers of a tensor: the first one is what decoders read.
+    /// Returns the dtypes of a tensor's buffers; the decoder reads the first one.
     pub(crate) fn dtypes(self) -> impl Iterator<Item = Dtype> {
         let remainder = (self == Self::Split).then_some(Dtype::I16);
         std::iter::once(self.dtype()).chain(remainder)
     }
 
-    /// Bytes of a weight.
+    /// Returns the bytes per weight.
     pub(crate) fn bytes(self) -> u64 {
         self.dtypes().map(|dtype| dtype.bytes() as u64).sum()
     }
 
-    /// The name in tables of memory.
+    /// Returns the name in memory tables.
     pub(crate) fn label(self) -> &'static str {
         match self {
             Self::Plain(Dtype::F32) => "float32",
@@ -85,7 +85,7 @@ impl Storage {
         named.map(|(dtype, suffix)| f.argument(&format!("{name}{suffix}"), TensorType::new(dtype, shape))).collect()
     }
 
-    /// A tensor as it lies: as many values as there are number types.
+    /// Encodes a tensor: one value per buffer.
     pub(crate) fn put(self, tensor: &Value) -> Vec<Value> {
         match self {
             Self::Plain(dtype) => vec![tensor.convert(dtype)],
@@ -93,7 +93,7 @@ impl Storage {
         }
     }
 
-    /// The tensor in f32 that lies so.
+    /// Decodes a tensor to f32.
     pub(crate) fn get(self, parts: &[Value]) -> Value {
         match (self, parts) {
             (Self::Plain(_), [tensor]) => tensor.convert(Dtype::F32),
@@ -102,27 +102,27 @@ impl Storage {
         }
     }
 
-    /// Predicates: which elements of a tensor in f32 are finite as decoders read them.
+    /// Returns the predicate of elements of an f32 tensor that are finite in the dtype that the decoder reads.
     pub(crate) fn finite(self, tensor: &Value) -> Value {
         match self {
             Self::Plain(_) => tensor.unary(Unary::IsFinite),
-            // NaN is below nothing.
+            // Comparisons with NaN are false.
             Self::Split => tensor.abs().lt(&tensor.like(f64::from(f32::from_bits(INFINITE_IN_BF16)))),
         }
     }
 }
 
-/// The bf16 parameters and the i16 remainders of words, f32.
+/// Splits f32 words into bf16 parameters and i16 remainders.
 fn split(words: &Value) -> [Value; 2] {
     let bits = words.bitcast_convert(Dtype::I32);
-    // The pattern of a NaN may be one that rounding carries over into a zero.
+    // Rounding could overflow the bits of a NaN to zero, so all NaNs get the same bits.
     let bits = words.ne(words).select(&bits.like(NAN), &bits);
     let parameters = (&bits + bits.like(0x8000)).shift_right_arithmetic(&bits.like(16));
     let remainders = &bits - parameters.shift_left(&bits.like(16));
     [parameters.convert(Dtype::I16).bitcast_convert(Dtype::Bf16), remainders.convert(Dtype::I16)]
 }
 
-/// The words, f32, of bf16 parameters and i16 remainders.
+/// Joins bf16 parameters and i16 remainders to f32 words.
 fn join(parameters: &Value, remainders: &Value) -> Value {
     let bits = parameters.bitcast_convert(Dtype::I16).convert(Dtype::I32);
     (bits.shift_left(&bits.like(16)) + remainders.convert(Dtype::I32)).bitcast_convert(Dtype::F32)
@@ -135,7 +135,7 @@ mod tests {
     use proptest::prelude::*;
     use stablehlo::Array;
 
-    /// Parameters, remainders, words and which are finite, as the interpreter has them.
+    /// Returns parameters, remainders, words, and which are finite, from the interpreter.
     fn halves(words: &[u32]) -> (Vec<f32>, Vec<i64>, Vec<f32>, Vec<bool>) {
         let f = Builder::new();
         let argument = f.argument("words", TensorType::new(Dtype::F32, [words.len()]));
@@ -162,7 +162,7 @@ mod tests {
                 assert_eq!(again[i].to_bits(), *word, "{word:#x}: {parameter} and {}", remainders[i]);
             }
             assert_eq!(finite[i], parameter.is_finite(), "{word:#x}");
-            // Of two that are equally near, the one with the larger magnitude.
+            // Ties round away from zero.
             let expected = match word & 0xFFFF {
                 _ if value.is_nan() => continue,
                 0x8000 => f32::from_bits(word.wrapping_add(0x8000)),
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn every_exponent_with_mantissas_around_ties_comes_back() {
+    fn split_and_join_are_exact_for_all_exponents_and_ties() {
         let mantissas =
             [0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF, 0x1_0000, 0x1_8000, 0x2_8000, 0x7F_7FFF, 0x7F_8000, 0x7F_FFFF];
         let words = (0..512_u32).flat_map(|exponent| mantissas.map(|mantissa| exponent << 23 | mantissa));
@@ -191,7 +191,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn words_come_back_from_their_halves(words in prop::collection::vec(any::<u32>(), 1..200)) {
+        fn split_and_join_are_exact_for_random_words(words in prop::collection::vec(any::<u32>(), 1..200)) {
             check(&words);
         }
     }

@@ -1,29 +1,29 @@
-//! Random numbers that a sample draws: Threefry-2x32 with 20 rounds (Salmon et al., SC 2011), as in Random123 and JAX.
+//! Random numbers of sampling: Threefry-2x32 with 20 rounds (Salmon et al., SC 2011), as in Random123 and JAX.
 //!
-//! A generator without state: a number is a function of a key, which belongs to a sample, and of a counter, which says for which
-//! token of the completion and which token of the vocabulary it is. So a sample draws the same in any slot of any batch. It is
-//! written once, over [`Word`], and runs on the host and in programs.
+//! The generator has no state: a random number is a function of a key, one per sample, and a counter, made of the token's position in the
+//! completion and of its id. A sample therefore draws the same numbers in any slot of any batch. The algorithm is generic over [`Word`] and
+//! runs both on the host and in programs.
 //!
 //! Legend: B rows, V vocabulary.
 
 use rng::Purpose;
 use stablehlo::{Binary, Dtype, TensorType, Value};
 
-/// A word of 32 bits, or a tensor of them.
+/// A word of 32 bits, or a tensor of words.
 pub trait Word: Clone {
-    /// The sum modulo 2^32.
+    /// Adds modulo 2^32.
     #[must_use]
     fn plus(&self, other: &Self) -> Self;
-    /// The sum with a number, modulo 2^32.
+    /// Adds a number modulo 2^32.
     #[must_use]
     fn plus_number(&self, number: u32) -> Self;
-    /// The exclusive or.
+    /// Computes the exclusive or.
     #[must_use]
     fn xor(&self, other: &Self) -> Self;
-    /// The exclusive or with a number.
+    /// Computes the exclusive or with a number.
     #[must_use]
     fn xor_number(&self, number: u32) -> Self;
-    /// The bits, turned to the left.
+    /// Rotates the bits to the left.
     #[must_use]
     fn rotated(&self, bits: u32) -> Self;
 }
@@ -50,7 +50,7 @@ impl Word for u32 {
     }
 }
 
-/// A tensor of u32.
+/// A tensor of dtype u32.
 impl Word for Value {
     fn plus(&self, other: &Self) -> Self {
         self + other
@@ -75,13 +75,13 @@ impl Word for Value {
 }
 
 const ROTATIONS: [[u32; 4]; 2] = [[13, 15, 26, 6], [17, 29, 16, 24]];
-/// The constant of the key schedule.
+/// Constant of the key schedule.
 const PARITY: u32 = 0x1BD1_1BDA;
 
-/// The two random words of a counter.
+/// Returns the two random words of a counter.
 ///
 /// ```
-/// // A vector of Random123's `kat_vectors`.
+/// // A test vector from Random123's `kat_vectors`.
 /// let words = policy_device::threefry2x32([0x1319_8a2e_u32, 0x0370_7344], [0x243f_6a88, 0x85a3_08d3]);
 /// assert_eq!(words, [0xc492_3a9c, 0x483d_f7a0]);
 /// ```
@@ -99,20 +99,20 @@ pub fn threefry2x32<W: Word>(key: [W; 2], counter: [W; 2]) -> [W; 2] {
     [x, y]
 }
 
-/// The key of a sample: what it draws depends on nothing else.
+/// Returns the random key of a sample.
 pub fn sample_key(seed: u64, purpose: Purpose, step: u64, sample: u64) -> [u32; 2] {
     let words = |number: u64| [(number >> 32) as u32, number as u32];
     let key = threefry2x32(words(seed), words(purpose as u64));
     threefry2x32(threefry2x32(key, words(step)), words(sample))
 }
 
-/// The number of counters for a vocabulary of `vocab`: each gives the numbers of token j and of token j + counters.
+/// Returns the number of counters for a vocabulary of `vocab`: counter j gives the random words of tokens j and j + counters.
 fn counters(vocab: usize) -> usize {
     vocab.div_ceil(2)
 }
 
-/// The standard Gumbel numbers `[V]` of the sample with this key for token `position` of its completion: with scores added, the
-/// largest is a draw from their softmax.
+/// Returns standard Gumbel noise `[V]` for token `position` of the completion of the sample with this key. The argmax of scores plus noise
+/// is a sample from the softmax of the scores.
 ///
 /// ```
 /// let noise = policy_device::gumbel([1, 2], 0, 5);
@@ -131,14 +131,14 @@ pub fn gumbel(key: [u32; 2], position: u32, vocab: usize) -> Vec<f32> {
         .collect()
 }
 
-/// The weight of the upper 24 bits: 2^-24.
+/// Weight of the upper 24 bits: 2^-24.
 const HIGH: f32 = 1.0 / 16_777_216.0;
-/// The weight of the lower 8 bits: 2^-32.
+/// Weight of the lower 8 bits: 2^-32.
 const LOW: f32 = HIGH / 256.0;
 /// The largest f32 below 1.
 const BELOW_ONE: f32 = 1.0 - HIGH;
 
-/// [`gumbel`] in a program: `[B, V]`, f32, of `keys` `[B, 2]`, u32, and `positions` `[B]`, i32.
+/// Computes [`gumbel`] in a program: `[B, V]`, f32, from `keys` `[B, 2]`, u32, and `positions` `[B]`, i32.
 pub(crate) fn gumbel_values(keys: &Value, positions: &Value, vocab: usize) -> Value {
     let (builder, rows, counters) = (keys.builder(), keys.shape()[0], counters(vocab));
     let ty = TensorType::new(Dtype::U32, [rows, counters]);
@@ -146,12 +146,12 @@ pub(crate) fn gumbel_values(keys: &Value, positions: &Value, vocab: usize) -> Va
     let key = |word: usize| wide(&keys.slice(&[0, word], &[rows, word + 1]).reshape(&[rows]));
     let words = threefry2x32([key(0), key(1)], [wide(&positions.convert(Dtype::U32)), builder.iota(1, ty.clone())]);
     let bits = builder.concatenate(&[&words[0], &words[1]], 1).slice(&[0, 0], &[rows, vocab]);
-    // Both parts are below 2^24: they are exact in f32, and an i32 converts faster than a u32.
+    // Both parts are below 2^24 and so exact in f32; i32 converts faster than u32.
     let number = |bits: Value| bits.convert(Dtype::I32).convert(Dtype::F32);
     let high = number(bits.binary(Binary::ShiftRightLogical, &bits.like(8)));
     let low = number(&bits & bits.like(0xFF));
     let uniform = &high * high.like(f64::from(HIGH)) + (&low + low.like(0.5)) * low.like(f64::from(LOW));
-    // Small numbers are the finest, and they make the large noise that decides.
+    // Small uniform numbers have the finest resolution, and they become the largest noise, which decides the argmax.
     let exponential = -(-uniform.min(&uniform.like(f64::from(BELOW_ONE)))).log1p();
     -exponential.log()
 }
@@ -161,7 +161,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn words_are_those_of_random123() {
+    fn words_match_random123() {
         // kat_vectors of Random123: threefry2x32 20, counter, key, result.
         for (counter, key, expected) in [
             ([0, 0], [0, 0], [0x6b20_0159, 0x99ba_4efe]),
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn gumbel_numbers_have_the_mean_and_variance_of_the_distribution() {
+    fn gumbel_noise_has_the_mean_and_variance_of_the_distribution() {
         let (mut count, mut sum, mut squares) = (0.0, 0.0, 0.0);
         for position in 0..200 {
             for number in gumbel([3, 4], position, 999) {

@@ -15,11 +15,11 @@ use programs::{NUMBERS, drop_module, measure_module, numbers, zeros_module};
 use stablehlo::Module;
 use std::sync::Arc;
 
-/// The programs of the optimizer for the parameters of a policy that are trained.
+/// The optimizer programs for the trained parameters of a policy.
 #[derive(Debug)]
 pub(crate) struct AdamW {
     table: Vec<Parameter>,
-    /// How the model lies.
+    /// Storage of the model.
     storage: Storage,
     apply: Option<Arc<Program>>,
     apply_checked: Option<Arc<Program>>,
@@ -28,79 +28,79 @@ pub(crate) struct AdamW {
     zeros: Option<Arc<Program>>,
 }
 
-/// Exponential averages of gradients and of their squares, each with a buffer per parameter.
+/// Exponential averages of gradients and of squared gradients, with one buffer per parameter.
 #[derive(Clone, Debug)]
 pub(crate) struct Moments {
     pub(crate) first: Vec<Arc<Buffer>>,
     pub(crate) second: Vec<Arc<Buffer>>,
-    /// How large their numbers and those of the weights are, where that is known.
+    /// Upper bounds on moments and weights, if known.
     pub(crate) bounds: Option<AdamWBounds>,
 }
 
-/// What the optimizer changes.
+/// The state that the optimizer updates.
 pub(crate) struct State {
-    /// A buffer per parameter that is trained, and behind it that of its remainders where it has some.
+    /// One buffer per trained parameter, followed by its remainders, if any.
     parameters: Vec<Arc<Buffer>>,
     moments: Moments,
 }
 
-/// A state on its way into a program that replaces it. Buffers that nobody else holds are donated, and gone when the device fails; of the
-/// others there are two until they are dropped.
+/// A state as arguments of a program that replaces it. Buffers without another owner are donated, and lost if the device fails; shared
+/// buffers exist twice until their other owner drops them.
 pub(crate) struct GivenState {
     owned: Vec<Option<Buffer>>,
     shared: Vec<Arc<Buffer>>,
-    /// The numbers of buffers of the parameters and of a moment.
+    /// Number of buffers of the parameters and of each moment.
     counts: [usize; 2],
 }
 
-/// What became of a gradient.
+/// Result of a gradient's update.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Applied {
-    /// The 2-norm of the gradient before clipping.
+    /// 2-norm of the gradient before clipping.
     pub(crate) grad_norm: f64,
-    /// The norm is a number and at most the limit.
+    /// `true` if the norm is not NaN and at most the limit.
     pub(crate) within: bool,
-    /// Parameters and moments after the update are finite.
+    /// `true` if parameters and moments after the update are finite.
     pub(crate) finite: bool,
-    /// The loss and what it was made of are finite, as far as the program looks at them.
+    /// `true` if the loss, and the scores that the program checks, are finite.
     pub(crate) loss_is_finite: bool,
 }
 
 impl Applied {
-    /// Whether the state is a new one.
+    /// Returns `true` if the state was updated.
     pub(crate) fn is_applied(&self) -> bool {
         self.within && self.finite && self.loss_is_finite
     }
 }
 
-/// A gradient that is no longer there.
+/// Result of a dropped gradient.
 #[derive(Debug)]
 pub(crate) struct Dropped {
     pub(crate) grad_norm: f64,
-    /// Sums of zero.
+    /// Zeroed accumulators.
     pub(crate) sums: Vec<Buffer>,
 }
 
 impl AdamW {
-    /// The optimizer of the parameters of `table`, of a model that lies like this.
+    /// Creates the optimizer of the parameters of `table`.
     pub(crate) fn new(table: Vec<Parameter>, storage: Storage) -> Self {
         Self { table, storage, apply: None, apply_checked: None, measure: None, drop: None, zeros: None }
     }
 
-    /// A buffer of zeros per parameter.
+    /// Creates a buffer of zeros per parameter.
     pub(crate) fn zeros(&mut self, runtime: &Runtime) -> Result<Vec<Buffer>> {
         compiled(&mut self.zeros, runtime, || zeros_module(&self.table))?.run(vec![])
     }
 
-    /// Moments of zero.
+    /// Creates moments of zero.
     pub(crate) fn fresh(&mut self, runtime: &Runtime) -> Result<Moments> {
         let mut zeros = || Ok::<_, crate::Error>(self.zeros(runtime)?.into_iter().map(Arc::new).collect());
         Ok(Moments { first: zeros()?, second: zeros()?, bounds: None })
     }
 
-    /// The scalars of step `step` (1 for the first one) of `weights`, those that are trained, and their moments, and what its numbers stay
-    /// within if the norm of the gradient is finite, where that is known: bounds that a step needs and nobody has carried along are measured,
-    /// which reads the state once.
+    /// Returns the scalars of step `step` (counted from 1) and, if possible, bounds on the state after it, valid for every finite gradient
+    /// norm. `weights` are the trained weights. If a step can have bounds but the current ones are unknown, they are measured, which reads
+    /// the state once.
     pub(crate) fn scalars(
         &mut self,
         runtime: &Runtime,
@@ -111,7 +111,7 @@ impl AdamW {
         moments: &Moments,
     ) -> Result<Scalars> {
         let of_step = config.step(step, learning_rate);
-        // Of a step that is not clipped nothing is known whatever the state is.
+        // A step without clipping has no bounds for any state.
         let can_be_known = AdamWBounds::of_largest(0.0).after(&of_step).is_some();
         let bounds = match moments.bounds {
             None if can_be_known => Some(self.measure(runtime, weights, moments)?),
@@ -121,7 +121,7 @@ impl AdamW {
         Ok(Scalars { numbers: runtime.upload(&numbers(&of_step), &[NUMBERS])?, after })
     }
 
-    /// The largest magnitudes of weights and moments.
+    /// Measures the largest magnitudes of weights and moments.
     fn measure(&mut self, runtime: &Runtime, weights: &DeviceWeights, moments: &Moments) -> Result<AdamWBounds> {
         let program = compiled(&mut self.measure, runtime, || measure_module(&self.table, self.storage))?;
         let mut arguments = weights.arguments_with_remainders();
@@ -133,7 +133,7 @@ impl AdamW {
         Ok(AdamWBounds { weights: weights.into(), moments: moments.into() })
     }
 
-    /// A step with these scalars, ready to run: nothing is given away before.
+    /// Prepares a step with these scalars, before any buffer is donated.
     pub(crate) fn prepare(&mut self, runtime: &Runtime, scalars: Scalars) -> Result<Prepared> {
         let (program, check) = match scalars.after {
             Some(_) => (&mut self.apply, Check::Bounds),
@@ -143,7 +143,7 @@ impl AdamW {
         Ok(Prepared { program: compiled(program, runtime, module)?, scalars })
     }
 
-    /// Sets `sums` to zero.
+    /// Zeroes the accumulators.
     pub(crate) fn drop(&mut self, runtime: &Runtime, sums: Vec<Buffer>) -> Result<Dropped> {
         let program = compiled(&mut self.drop, runtime, || drop_module(&self.table))?;
         let mut outputs = program.run(sums.into_iter().map(Argument::from).collect())?;
@@ -152,7 +152,7 @@ impl AdamW {
     }
 }
 
-/// The program in `place`, which is compiled when it is first asked for.
+/// Returns the program in `place`; compiles it on first use.
 fn compiled(
     place: &mut Option<Arc<Program>>,
     runtime: &Runtime,
@@ -168,11 +168,11 @@ fn compiled(
 #[derive(Debug)]
 pub(crate) struct Scalars {
     pub(crate) numbers: Buffer,
-    /// The bounds of the next state, where they are known before it is.
+    /// Bounds of the next state, if known before the step.
     pub(crate) after: Option<AdamWBounds>,
 }
 
-/// A step of the optimizer.
+/// An AdamW step, ready to run.
 #[derive(Debug)]
 pub(crate) struct Prepared {
     program: Arc<Program>,
@@ -180,8 +180,7 @@ pub(crate) struct Prepared {
 }
 
 impl Prepared {
-    /// Takes the step: `state` and `sums` become the new state and sums of zero. Where the gradient is not applied, the state is that of
-    /// before.
+    /// Runs the step: returns the new state and zeroed accumulators. If the gradient is not applied, the state is unchanged.
     pub(crate) fn run(self, state: State, sums: Vec<Buffer>) -> Result<(State, (Vec<Buffer>, Applied))> {
         let mut given = state.give();
         let arguments = given.arguments().into_iter().chain(sums.into_iter().map(Argument::from));
@@ -196,7 +195,7 @@ impl Prepared {
         let applied = Applied { grad_norm: (*grad_norm).into(), within, finite, loss_is_finite: true };
         let bounds = match of_checked {
             [largest] if applied.is_applied() => Some(AdamWBounds::of_largest(f64::from(*largest))),
-            // They are no smaller than those of before, should that be the state that is there.
+            // Bounds never shrink, so they also hold if the state is unchanged.
             _ => self.scalars.after,
         };
         Ok((given.replaced(outputs, bounds), (sums, applied)))
@@ -204,8 +203,8 @@ impl Prepared {
 }
 
 impl Moments {
-    /// Takes a step by `run`, from the weights that are not trained and the state to the next state, which becomes that of `weights`. From
-    /// here on the device owns what nobody else holds: weights and moments are gone when it fails.
+    /// Runs a step: `run` gets the frozen weights and the state, and returns the next state, which replaces that of `weights`. Buffers
+    /// without another owner are donated: if the device fails, weights and moments are lost.
     pub(crate) fn step<T>(
         self,
         runtime: &Runtime,
@@ -213,7 +212,7 @@ impl Moments {
         run: impl FnOnce(&DeviceWeights, State) -> Result<(State, T)>,
     ) -> Result<(Self, T)> {
         let mut frozen = weights.take();
-        // What is trained comes last.
+        // Trained parameters come last.
         let trained = frozen.split_off(frozen.table().len() - self.first.len());
         let (table, storage) = (trained.table().to_vec(), trained.storage());
         let (state, result) = run(&frozen, State { parameters: trained.into_buffers(), moments: self })?;
@@ -224,7 +223,7 @@ impl Moments {
 }
 
 impl State {
-    /// The state as arguments of a program that replaces it.
+    /// Converts the state to arguments of a program that replaces it.
     pub(crate) fn give(self) -> GivenState {
         let State { parameters, moments: Moments { first, second, .. } } = self;
         let counts = [parameters.len(), first.len()];
@@ -241,12 +240,13 @@ impl State {
 }
 
 impl GivenState {
-    /// The number of buffers.
+    /// Returns the number of buffers.
     pub(crate) fn len(&self) -> usize {
         self.owned.len()
     }
 
-    /// The buffers: parameters, each with its remainders behind it, first and second moments. Those that are donated are given once.
+    /// Returns the buffers: parameters, each followed by its remainders, then first and second moments. Donated buffers are returned only
+    /// once.
     pub(crate) fn arguments(&mut self) -> Vec<Argument<'_>> {
         let Self { owned, shared, .. } = self;
         let mut shared = shared.iter();
@@ -257,7 +257,7 @@ impl GivenState {
         owned.iter_mut().map(argument).collect()
     }
 
-    /// The state in the place of this one, of buffers in the same order.
+    /// Builds the next state from a program's results in the same order.
     pub(crate) fn replaced(self, buffers: Vec<Buffer>, bounds: Option<AdamWBounds>) -> State {
         let [parameters, count] = self.counts;
         let mut buffers = buffers.into_iter().map(Arc::new);

@@ -1,4 +1,4 @@
-//! One evaluation of the loss of a micro-batch on a device.
+//! Evaluation of the loss of a micro-batch on a device.
 
 use super::step::StepOfState;
 use super::{Rows, TrainModules, TrainShape};
@@ -15,21 +15,21 @@ use grpo_core::objective::ValueLossConfig;
 use grpo_core::{LossConfig, Scores};
 use pjrt::{Argument, Buffer};
 
-/// A loss with the programs that compute it, by the sizes of micro-batches.
+/// A loss and its compiled programs, by the sizes of micro-batches.
 #[derive(Debug)]
 pub(crate) struct Loss {
     pub(crate) config: LossConfig,
-    /// The value loss beside it.
+    /// The value loss that is added to it.
     pub(crate) of_values: Option<ValueLossConfig>,
     programs: Programs<Key>,
 }
 
-/// What distinguishes the programs of a loss.
+/// Identifies a program of a loss.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Key {
     Gradient(TrainShape),
     Step(TrainShape),
-    /// Of a decoder with adapters, or without.
+    /// `adapted` and `value_head`: whether the decoder has adapters and a value head.
     Score {
         adapted: bool,
         value_head: bool,
@@ -43,15 +43,15 @@ impl Loss {
         Self { config, of_values: None, programs: Programs::new() }
     }
 
-    /// Forgets the programs, which are those of one decoder.
+    /// Drops the programs, which are specific to one decoder.
     pub(crate) fn forget_programs(&mut self) {
         self.programs = Programs::new();
     }
 
-    /// Log-probabilities and entropies `[N]` of the active tokens of `batch`, the completion tokens of `rows`; 0 at the others.
+    /// Returns log-probabilities and entropies `[N]` of the tokens of `batch`, the completion tokens of `rows`; 0 for masked tokens.
     ///
     /// # Errors
-    /// [`Error::Loss`] for a token that the model does not have, [`Error::Device`].
+    /// [`Error::Loss`] for an unknown token, [`Error::Device`].
     pub(crate) fn score(
         &mut self,
         on: &Device<'_>,
@@ -70,7 +70,7 @@ impl Loss {
         read_scores(&outputs, batch)
     }
 
-    /// Values `[N]` of the states before the completion tokens of `rows`, of which there are `tokens`.
+    /// Returns the values `[N]` of the states before the `tokens` completion tokens of `rows`.
     ///
     /// # Errors
     /// [`Error::Policy`] for a decoder without a value head, [`Error::Device`].
@@ -87,8 +87,8 @@ impl Loss {
         read_tokens(&program.run_one(arguments)?, "values", tokens)
     }
 
-    /// The loss of the evaluator's batch as it was added up, and its scores; gradients go to `target`. With a value loss, `values` becomes
-    /// what the value head gives.
+    /// Computes loss sums and scores of the evaluator's batch; gradients go to `target`. With a value loss, `values` is set to the outputs
+    /// of the value head.
     fn gradient(
         &mut self,
         on: &Device<'_>,
@@ -137,16 +137,16 @@ impl Loss {
     }
 }
 
-/// Where the gradients of a micro-batch go.
+/// Destination of the gradients of a micro-batch.
 pub(crate) enum Target<'a> {
-    /// Into sums that stay between micro-batches; they are gone when the program fails.
+    /// Accumulators that persist between micro-batches; they are lost if the program fails.
     Sums { weights: &'a DeviceWeights, sums: &'a mut Vec<Buffer> },
-    /// Into a step of AdamW.
+    /// A fused AdamW step.
     Step(StepOfState<'a>),
 }
 
 impl Target<'_> {
-    /// The weights of which the loss is.
+    /// Returns the weights of the forward pass.
     fn weights(&self) -> &DeviceWeights {
         match self {
             Self::Sums { weights, .. } => weights,
@@ -155,7 +155,7 @@ impl Target<'_> {
     }
 }
 
-/// Old values, returns and weights of the value losses of tokens, `[3, N]` with padding: the weights are those of the policy's loss.
+/// Returns old values, returns and weights of the value loss, `[3, N]` with padding. The weights equal those of the policy loss.
 fn value_table(config: &LossConfig, batch: &TokenBatch, padded: usize) -> Result<Vec<f32>> {
     let Some(ValueTargets { old_values, returns }) = batch.value_targets() else {
         let expected = "values of the old policy and returns, which the value head is trained on";
@@ -163,7 +163,7 @@ fn value_table(config: &LossConfig, batch: &TokenBatch, padded: usize) -> Result
     };
     let weights = batch_weights(config, batch)?;
     let mut table = vec![0.0; 3 * padded];
-    // A token without a return has no value loss.
+    // Tokens without a return have no value loss.
     for &row in batch.active_rows().iter().filter(|row| !returns[**row].is_nan()) {
         table[row] = old_values[row];
         table[padded + row] = returns[row];
@@ -172,7 +172,7 @@ fn value_table(config: &LossConfig, batch: &TokenBatch, padded: usize) -> Result
     Ok(table)
 }
 
-/// Where a loss is computed.
+/// The runtime and the programs of a decoder.
 #[derive(Clone, Copy)]
 pub(crate) struct Device<'a> {
     pub(crate) runtime: &'a Runtime,
@@ -182,7 +182,7 @@ pub(crate) struct Device<'a> {
 /// Rows on the device.
 pub(crate) struct UploadedRows {
     shape: TrainShape,
-    /// Ids, the tokens that predict and what each token predicts, and where sequences share rows positions.
+    /// Ids, the positions that predict tokens and the tokens they predict, and positions if sequences share rows.
     buffers: Vec<Buffer>,
 }
 
@@ -200,15 +200,15 @@ impl Device<'_> {
     }
 }
 
-/// One call of a loss, for [`grpo_core::backend_api::plan::step`].
+/// One evaluation of a loss, for [`grpo_core::backend_api::plan::step`].
 pub(crate) struct Call<'a> {
     pub(crate) loss: &'a mut Loss,
     pub(crate) on: Device<'a>,
     pub(crate) rows: &'a UploadedRows,
     pub(crate) target: Target<'a>,
-    /// What the value head gives, where there is a value loss.
+    /// Outputs of the value head, if there is a value loss.
     pub(crate) values: &'a mut Vec<f32>,
-    /// What failed, where it is no error of the loss library, through which it goes.
+    /// The error, if it is not a `grpo_core::Error`, which is the only error type that the call can return.
     pub(crate) failed: &'a mut Option<Error>,
 }
 
@@ -225,7 +225,7 @@ impl grpo_core::backend_api::plan::Call for Call<'_> {
     }
 }
 
-/// The error as one of the loss library, which is not looked at where `failed` has one.
+/// Converts the error; one that is not a `grpo_core::Error` is stored in `failed`, and a placeholder is returned.
 fn of_loss(failed: &mut Option<Error>, error: Error) -> grpo_core::Error {
     match error {
         Error::Loss(error) => error,
@@ -237,7 +237,7 @@ fn of_loss(failed: &mut Option<Error>, error: Error) -> grpo_core::Error {
     }
 }
 
-/// The token tables on the device, in the order in which programs take them.
+/// Copies the token tables to the device, in the argument order of programs.
 fn upload_tables(runtime: &Runtime, spec: &Spec, tables: &TokenTables) -> Result<[Buffer; 3]> {
     let shape = |role| spec.type_of(role).shape;
     Ok([
@@ -247,13 +247,13 @@ fn upload_tables(runtime: &Runtime, spec: &Spec, tables: &TokenTables) -> Result
     ])
 }
 
-/// Log-probabilities and entropies of the tokens of `batch`, without padding.
+/// Reads log-probabilities and entropies of the tokens of `batch`, without padding.
 fn read_scores(outputs: &[Buffer], batch: &TokenBatch) -> Result<Scores> {
     let column = |buffer: &Buffer, what| read_tokens(buffer, what, batch.tokens());
     Ok(Scores { logp: column(&outputs[0], "log-probabilities")?, entropy: column(&outputs[1], "entropies")? })
 }
 
-/// A number of each of `tokens` tokens, without padding.
+/// Reads one number per token, without padding.
 fn read_tokens(buffer: &Buffer, what: &str, tokens: usize) -> Result<Vec<f32>> {
     let mut values = read(buffer, what)?;
     values.truncate(tokens);

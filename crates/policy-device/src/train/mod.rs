@@ -1,10 +1,10 @@
-//! Training: the loss of a micro-batch with the gradients of all parameters, and the optimizer, as programs of a device.
+//! Training: gradients of the loss and the optimizer, as programs of a device.
 //!
-//! [`TrainModules`] writes the programs: the forward pass over rows of whole sequences, several in a row where
-//! they fit, the fused head of the loss on the hidden states that predict completion tokens, and reverse mode through the decoder, which
-//! adds the gradients of all parameters to sums that stay on the device. Neither logits of all tokens nor hidden states on the host come to be.
+//! [`TrainModules`] builds the programs: the forward pass over rows of packed sequences, the fused loss head on the hidden states that
+//! predict completion tokens, and the backward pass through the decoder, which adds the gradients of all parameters to accumulators on the
+//! device. Logits of all tokens are never materialised, and hidden states never leave the device.
 //!
-//! Legend: B rows, T tokens of a row, N completion tokens of all rows with padding, V vocabulary, H residual stream.
+//! Legend: B rows, T tokens of a row, N completion tokens of all rows with padding, V vocabulary, H hidden size.
 
 mod adamw;
 mod loss;

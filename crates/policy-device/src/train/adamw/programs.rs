@@ -1,4 +1,4 @@
-//! AdamW as operations and programs: a step, what it works on, and what is done to gradients otherwise.
+//! AdamW as operations and programs: the step, its state, and other programs on gradients.
 
 use crate::decoder::{Parameter, Split, zeros};
 use crate::error::Result;
@@ -7,35 +7,35 @@ use crate::storage::Storage;
 use policy::{AdamWStep, CLIP_EPSILON};
 use stablehlo::{Builder, Dtype, Module, Reducer, TensorType, Value};
 
-/// The scalars of a step, in the order in which the program takes them: f32 `[NUMBERS]`.
+/// Number of scalars of a step: f32 `[NUMBERS]`.
 pub(super) const NUMBERS: usize = 8;
 
 /// The scalars of a step, as values.
 pub(crate) struct Numbers {
     beta1: Value,
     beta2: Value,
-    /// The learning rate over the first moment's bias correction.
+    /// Learning rate divided by the first moment's bias correction.
     rate: Value,
-    /// The root of the second moment's bias correction.
+    /// Square root of the second moment's bias correction.
     root: Value,
     epsilon: Value,
-    /// The factor of weights that decay.
+    /// Factor applied to weights that decay.
     decay: Value,
     max_grad_norm: Value,
-    /// The largest norm of a gradient that is applied.
+    /// Largest gradient norm that is applied.
     limit: Value,
 }
 
-/// How a step makes sure that what it writes is finite.
+/// How a step ensures that its results are finite.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Check {
-    /// It is known before, by [`policy::AdamWBounds::after`], of a gradient whose norm is finite.
+    /// [`policy::AdamWBounds::after`] has proved it for every finite gradient norm.
     Bounds,
-    /// By looking at it before anything is written, which reads weights, moments and gradients once more.
+    /// The program computes the results and checks them before it writes, which reads weights, moments and gradients twice.
     Results,
 }
 
-/// The scalars of a step in the program's order.
+/// Returns the scalars of a step in the program's order.
 pub(super) fn numbers(step: &AdamWStep) -> [f32; NUMBERS] {
     let &AdamWStep { beta1, beta2, rate, root, epsilon, decay, max_grad_norm, limit } = step;
     [beta1, beta2, rate, root, epsilon, decay, max_grad_norm, limit]
@@ -57,7 +57,7 @@ impl Numbers {
         }
     }
 
-    /// A parameter and its moments after the step, given them, the gradient and the factor that clips it.
+    /// Returns a parameter and its moments after the step, given the old ones, the gradient and the clip factor.
     fn next(&self, decays: bool, clip: &Value, [value, first, second, gradient]: [&Value; 4]) -> [Value; 3] {
         let wide = |scalar: &Value| scalar.broadcast_in_dim(value.shape(), &[]);
         let one = self.beta1.like(1.0);
@@ -70,19 +70,19 @@ impl Numbers {
     }
 }
 
-/// What a step works on, as values of a program.
+/// The optimizer state, as values of a program.
 pub(crate) struct StateValues {
-    /// By parameter, what it consists of.
+    /// The stored values of each parameter.
     pub(crate) parameters: Vec<Vec<Value>>,
     pub(crate) first: Vec<Value>,
     pub(crate) second: Vec<Value>,
-    /// How each parameter lies.
+    /// Storage of each parameter.
     stored: Vec<Storage>,
 }
 
 impl StateValues {
-    /// Declares the state of the parameters of `table`, of a model that lies like this, as the next arguments, which the first results of the
-    /// program replace. All are split as `split` says of parameters.
+    /// Declares the state of the parameters of `table` as the next arguments, aliased to the program's first results. `storage` is the
+    /// storage of the model; arguments and results are sharded like the parameters.
     pub(crate) fn declare(f: &Builder, table: &[Parameter], storage: Storage, split: &Split) -> Self {
         let state = Self::read(f, table, storage);
         let of_parameters = state.parameters.iter().zip(table).flat_map(|(parts, p)| parts.iter().map(move |v| (v, p)));
@@ -95,7 +95,7 @@ impl StateValues {
         state
     }
 
-    /// Declares the state as arguments of a program on one device that leaves it as it is.
+    /// Declares the state as read-only arguments of a program for one device.
     fn read(f: &Builder, table: &[Parameter], storage: Storage) -> Self {
         let stored: Vec<Storage> = table.iter().map(|parameter| storage.of(parameter)).collect();
         let parameters = stored.iter().zip(table).map(|(of, p)| of.declare(f, p.name(), &p.shape)).collect();
@@ -103,7 +103,7 @@ impl StateValues {
         Self { parameters, first, second, stored }
     }
 
-    /// All values in the order of arguments and results.
+    /// Iterates over all values in the order of arguments and results.
     pub(crate) fn all(&self) -> impl Iterator<Item = &Value> {
         self.parameters.iter().flatten().chain(&self.first).chain(&self.second)
     }
@@ -113,11 +113,11 @@ impl StateValues {
     }
 }
 
-/// The program of a step for parameters of a model that lies like this. Arguments, all donated but the last: parameters, each with its
-/// remainders behind it where it has some, first and second moments, sums of gradients, and the scalars. Results: the same without the
-/// scalars, and the norm of the gradient, whether it is within its limit and whether what comes of it is finite (0 or 1), f32 `[3]`; with
-/// [`Check::Results`] `[4]`, the last one being the largest magnitude of a weight, a first moment or the root of a second one, infinite
-/// where one is not finite. All but the scalars and the report are split as `split` says of parameters.
+/// Builds the program of a step. `storage` is the storage of the model. Arguments, all donated except the last: parameters, each followed
+/// by its remainders, if any; first and second moments; gradient accumulators; scalars. Results: the same without the scalars, and a
+/// report, f32 `[3]`: the gradient norm, whether it is within the limit, and whether the results are finite (0 or 1). With
+/// [`Check::Results`], the report is `[4]`; its last number is the largest magnitude of all weights, first moments and roots of second
+/// moments, infinite if one of them is not finite. All but the scalars and the report are sharded by `split`.
 pub(crate) fn apply_module(table: &[Parameter], storage: Storage, check: Check, split: &Split) -> Result<Module> {
     let f = Builder::new();
     let state = StateValues::declare(&f, table, storage, split);
@@ -136,10 +136,10 @@ pub(crate) fn apply_module(table: &[Parameter], storage: Storage, check: Check, 
     Ok(split.complete(finish(f.clone(), "adamw", &named)?))
 }
 
-/// A step: the state after it, in the order of [`StateValues::all`], and the report of [`apply_module`]. `allowed`: a predicate without
-/// which the state stays, whatever the gradient is; the report then ends with it.
+/// Builds the operations of a step: returns the next state, in the order of [`StateValues::all`], and the report of [`apply_module`]. If
+/// the predicate `allowed` is given, a false value leaves the state unchanged, and the report ends with it.
 ///
-/// The step itself is made in f32, whatever the parameters are stored as.
+/// The step is computed in f32 for every storage.
 pub(crate) fn update(
     f: &Builder,
     table: &[Parameter],
@@ -151,13 +151,13 @@ pub(crate) fn update(
 ) -> (Vec<Value>, Value) {
     let StateValues { parameters, first, second, stored } = state;
     let norm = norm(f, sums);
-    // NaN is within nothing.
+    // Comparisons with NaN are false.
     let within = norm.le(&numbers.limit);
     let clip = &numbers.max_grad_norm / (&norm + norm.like(CLIP_EPSILON));
     let clip = clip.min(&clip.like(1.0));
 
-    // Looked at before anything is written: there is nothing to undo. Behind the barrier, so that what is looked at is not kept until it
-    // is written.
+    // Check the results before the first write, so that there is nothing to undo. The barrier keeps compilers from storing the checked
+    // values until they are written.
     let mut largest = f.scalar(0.0, Dtype::F32);
     for (i, parameter) in table.iter().enumerate().filter(|_| check == Check::Results) {
         let before: Vec<&Value> = parameters[i].iter().chain([&first[i], &second[i], &sums[i]]).collect();
@@ -167,7 +167,7 @@ pub(crate) fn update(
         let [value, first, second] = numbers.next(decays(parameter), &clip, [&value, &rest[0], &rest[1], &rest[2]]);
         let finite = stored[i].finite(&value) & first.is_finite() & second.is_finite();
         let size = value.abs().max(&first.abs()).max(&second.sqrt());
-        // One number of each, for one pass over all of them.
+        // One reduction per parameter instead of three.
         let size = finite.select(&size, &size.like(f64::INFINITY));
         largest = largest.max(&size.reduce(Reducer::Max, &(0..size.shape().len()).collect::<Vec<_>>()));
     }
@@ -183,11 +183,11 @@ pub(crate) fn update(
         let chosen = |next: &Value, old: &Value| applies.broadcast_in_dim(old.shape(), &[]).select(next, old);
         results[1].push(chosen(&next[1], &first[i]));
         results[2].push(chosen(&next[2], &second[i]));
-        // Two barriers for libtpu: without this one it makes moments apart from weights, and reads everything twice. A weight that is
-        // put together and taken apart again is what it was.
+        // This barrier and the next one are for libtpu. Without this one, it computes moments and weights in separate passes and reads
+        // everything twice. Splitting the joined value of an unchanged weight restores its parts exactly.
         let value = f.optimization_barrier(&[&chosen(&next[0], &value)]).swap_remove(0);
         let parts = stored[i].put(&value);
-        // Without this one it makes the weights of several tensors in f32 before it takes the first of them apart.
+        // Without this one, it computes the f32 weights of several tensors before it splits the first.
         let before_next: Vec<&Value> = std::iter::once(&applies).chain(&parts).collect();
         applies = f.optimization_barrier(&before_next).swap_remove(0);
         results[0].extend(parts);
@@ -202,8 +202,8 @@ pub(crate) fn update(
     (results.into_iter().flatten().collect(), report)
 }
 
-/// The program that finds the largest magnitudes of a state, of [`apply_module`]'s arguments without sums and scalars: f32 `[2]`, of the
-/// weights, and of the first moments and the roots of the second ones; infinite where one is not finite.
+/// Builds the program that measures the largest magnitudes of a state. Arguments: those of [`apply_module`] without accumulators and
+/// scalars. Result: f32 `[2]`, the largest weight, and the largest first moment or root of a second moment; infinite if one is not finite.
 pub(super) fn measure_module(table: &[Parameter], storage: Storage) -> Result<Module> {
     let f = Builder::new();
     let state = StateValues::read(&f, table, storage);
@@ -221,7 +221,7 @@ pub(super) fn measure_module(table: &[Parameter], storage: Storage) -> Result<Mo
     finish(f.clone(), "measure", &[("largest", &report)])
 }
 
-/// The program that gives up a gradient: sums, which are donated, to zeros and the norm `[1]`.
+/// Builds the program that drops a gradient: donated accumulators to zeros and the norm `[1]`.
 pub(super) fn drop_module(table: &[Parameter]) -> Result<Module> {
     let f = Builder::new();
     let sums = declare(&f, table, ".sum");
@@ -232,7 +232,7 @@ pub(super) fn drop_module(table: &[Parameter]) -> Result<Module> {
     finish(f.clone(), "drop_gradient", &results)
 }
 
-/// The program that makes zeros for every parameter.
+/// Builds the program that creates zeros for every parameter.
 pub(super) fn zeros_module(table: &[Parameter]) -> Result<Module> {
     let f = Builder::new();
     let all: Vec<Value> = table.iter().map(|parameter| zeros(&f, Dtype::F32, &parameter.shape)).collect();
@@ -247,27 +247,27 @@ fn declare(f: &Builder, table: &[Parameter], suffix: &str) -> Vec<Value> {
     table.iter().map(argument).collect()
 }
 
-/// Whether weight decay acts on a parameter: not on norms and biases.
+/// Returns `true` if weight decay applies to a parameter: not to norms and biases.
 fn decays(parameter: &Parameter) -> bool {
     parameter.has_matrices()
 }
 
-/// The 2-norm of all tensors together, an f32 scalar. Sums are f32, each of few numbers beside those of a tensor: of rows, then of the rows of a
-/// matrix. What is left is added up in f64, of which compilers for TPUs write five times the code.
+/// Computes the 2-norm of all tensors together, an f32 scalar. Sums are hierarchical, over rows, then over the rows of a matrix, so each
+/// f32 sum has few terms. Only the last sum is in f64, because TPU compilers generate five times the code for f64.
 fn norm(f: &Builder, tensors: &[Value]) -> Value {
     let sums: Vec<Value> = tensors.iter().map(|tensor| sums_of_squares(f, tensor)).collect();
     let sums = f.concatenate(&sums.iter().collect::<Vec<_>>(), 0).convert(Dtype::F64);
     sums.reduce(Reducer::Add, &[0]).convert(Dtype::F32).sqrt()
 }
 
-/// Some sums `[S]` that add up to that of the squares of a tensor.
+/// Returns partial sums `[S]` of the squares of a tensor.
 fn sums_of_squares(f: &Builder, tensor: &Value) -> Value {
-    /// Rows of a matrix as large as an embedding are added up in groups of so many.
+    /// Group size of partial sums, for matrices with many rows, such as embeddings.
     const GROUP: usize = 128;
     let last = |value: &Value| value.shape().len() - 1;
     let mut sums = (tensor * tensor).reduce(Reducer::Add, &[last(tensor)]);
     while sums.shape().len() > 1 {
-        // Compilers make one long sum of sums of sums.
+        // Without the barrier, compilers merge nested sums into one long sum.
         let apart = f.optimization_barrier(&[&sums]).swap_remove(0);
         sums = apart.reduce(Reducer::Add, &[last(&apart)]);
     }
@@ -289,11 +289,11 @@ mod tests {
     use stablehlo::Array;
 
     #[test]
-    fn the_largest_numbers_of_a_state_are_found() {
+    fn measure_finds_the_largest_weight_and_moment() {
         let table = parameters(&ModelConfig { hidden_size: 8, intermediate_size: 8, ..ModelConfig::default() });
         let module = measure_module(&table, Storage::Plain(Dtype::F32)).unwrap();
         let places = 3 * table.len();
-        // A number of one tensor is another one than everywhere else.
+        // One tensor has one element that differs from all others.
         let measured = |place: usize, number: f64| {
             let tensor = |i: usize| {
                 let parameter = &table[i % table.len()];
@@ -309,7 +309,7 @@ mod tests {
         for i in 0..table.len() {
             assert_eq!(measured(i, -3.0), [3.0, 0.25], "{}", table[i].name());
             assert_eq!(measured(table.len() + i, -3.0), [0.25, 3.0]);
-            // Of second moments the root.
+            // Second moments count by their square roots.
             assert_eq!(measured(2 * table.len() + i, 16.0), [0.25, 4.0]);
         }
         for bad in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY] {
