@@ -1,4 +1,4 @@
-//! The parameters of a decoder as buffers of a device.
+//! The parameters of a decoder as buffers on a device.
 
 mod merge;
 
@@ -14,50 +14,49 @@ use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// The parameters of a decoder on a device, in the order of [`parameters`], and behind them those of its adapters and value head, where it
-/// has some.
+/// The parameters of a decoder on a device, in the order of [`parameters`], followed by the parameters of its adapters and value head, if
+/// any.
 ///
-/// A model is there in f32 or bf16, its norms and biases in f32 always. One that is trained with products in bf16 has, beside its
-/// matrices in bf16, what they leave out of f32: 16 bits of each weight, which no program of the decoder reads.
+/// The model's matrices are f32 or bf16, its norms and biases always f32. A model that is trained with bf16 products also has the low 16
+/// bits of each f32 weight as remainders, which no program of the decoder reads.
 ///
-/// They come and go tensor by tensor: of a model that is read from a folder, the host holds no tensor at all, because the device reads
-/// the mapped file; of one that is written, one tensor at a time.
-/// Clones share the buffers.
+/// Tensors are uploaded and downloaded one by one. Uploads read from the memory-mapped files, so the host holds no copy; a download holds
+/// one tensor at a time. Clones share the buffers.
 #[derive(Clone, Debug)]
 pub struct DeviceWeights {
     runtime: Runtime,
     table: Vec<Parameter>,
-    /// How the model lies.
+    /// Storage of the model.
     storage: Storage,
     buffers: Vec<Arc<Buffer>>,
-    /// The remainders of each parameter, where it has some.
+    /// Remainders of each parameter, if any.
     remainders: Vec<Option<Arc<Buffer>>>,
 }
 
-/// A program that moves one tensor between the host's form and the stack of all layers.
+/// Programs that move one tensor into or out of the stack of all layers.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum Move {
-    /// Zeros of a shape.
+    /// Creates zeros of a shape.
     Zeros { shape: Vec<usize>, to: Storage },
-    /// A tensor of the host's number type becomes part of a stack.
+    /// Writes a tensor with the dtype of its file into a stack.
     Place { stack: Vec<usize>, from: Dtype, to: Storage },
-    /// A whole tensor, stored in another way.
+    /// Converts a whole tensor to another storage.
     Convert { shape: Vec<usize>, from: Storage, to: Storage },
-    /// A part of a stack, as f32.
+    /// Reads one layer of a stack as f32.
     Take { stack: Vec<usize>, from: Storage },
 }
 
 impl DeviceWeights {
-    /// Copies the weights of a folder to the device, which holds them as `dtype`: f32 or bf16.
+    /// Uploads the weights of a model folder; `dtype` on the device is f32 or bf16.
     ///
     /// # Errors
-    /// [`Error::Model`] for weights that are not those of `config` or not finite, [`Error::Dtype`]; [`Error::TooLarge`] before any of them
-    /// is copied; [`Error::OutOfMemory`], [`Error::Device`].
+    /// [`Error::Model`] for weights that do not fit `config` or are not finite, [`Error::Dtype`]; [`Error::TooLarge`], before anything is
+    /// copied; [`Error::OutOfMemory`], [`Error::Device`].
     pub fn from_weights(runtime: &Runtime, config: &ModelConfig, weights: &Weights, dtype: Dtype) -> Result<Self> {
         Self::from_files(runtime, config, weights, plain(dtype)?)
     }
 
-    /// [`DeviceWeights::from_weights`], stored like this.
+    /// Like [`DeviceWeights::from_weights`], with a given storage.
     pub(crate) fn from_files(
         runtime: &Runtime,
         config: &ModelConfig,
@@ -73,10 +72,10 @@ impl DeviceWeights {
         })
     }
 
-    /// Copies tensors with the names of `transformers` to the device, which holds them as `dtype`: f32 or bf16.
+    /// Uploads tensors with the names of `transformers`; `dtype` on the device is f32 or bf16.
     ///
     /// # Errors
-    /// [`Error::Policy`] when one is missing or has another shape, [`Error::Dtype`], [`Error::Device`].
+    /// [`Error::Policy`] if a tensor is missing or has another shape, [`Error::Dtype`], [`Error::Device`].
     pub fn from_tensors(
         runtime: &Runtime,
         config: &ModelConfig,
@@ -86,7 +85,7 @@ impl DeviceWeights {
         Self::from_named(runtime, config, tensors, plain(dtype)?)
     }
 
-    /// [`DeviceWeights::from_tensors`], stored like this.
+    /// Like [`DeviceWeights::from_tensors`], with a given storage.
     pub(crate) fn from_named(
         runtime: &Runtime,
         config: &ModelConfig,
@@ -108,10 +107,10 @@ impl DeviceWeights {
         })
     }
 
-    /// Copies what `values` makes of each name and shape of the tensors of `table` to the device.
+    /// Uploads the tensors of `table`; `values` returns the values for a name and a shape.
     ///
     /// # Errors
-    /// Those of `values`, [`Error::Device`].
+    /// Errors of `values`, [`Error::Device`].
     pub(crate) fn from_values<'a>(
         runtime: &Runtime,
         table: Vec<Parameter>,
@@ -123,7 +122,7 @@ impl DeviceWeights {
         })
     }
 
-    /// The parameters, of which `upload` brings each tensor of Hugging Face to the device, by name and shape.
+    /// Creates the parameters of `table`; `upload` copies the Hugging Face tensor of a name and a shape to the device.
     fn build(
         runtime: &Runtime,
         table: Vec<Parameter>,
@@ -161,7 +160,7 @@ impl DeviceWeights {
         Ok(Self::of_buffers(runtime, table, storage, buffers.into_iter().map(Arc::new)))
     }
 
-    /// A copy of the model's weights in another number type, f32 or bf16. Adapters and a value head are shared as they are.
+    /// Returns a copy with the model's weights in another dtype, f32 or bf16. Adapters and value head are shared.
     ///
     /// # Errors
     /// [`Error::Dtype`], [`Error::Device`].
@@ -180,11 +179,10 @@ impl DeviceWeights {
         Ok(Self::of_buffers(&self.runtime, self.table.clone(), storage, buffers))
     }
 
-    /// Hands every tensor to `sink` in f32, under the names of `transformers`, in the order of [`DeviceWeights::table`]; those of adapters
-    /// under PEFT's.
+    /// Passes every tensor to `sink` in f32, with the names of `transformers` (adapters: PEFT), in the order of [`DeviceWeights::table`].
     ///
     /// # Errors
-    /// That of the sink, [`Error::Device`].
+    /// The sink's error, [`Error::Device`].
     pub fn export(&self, sink: &mut dyn policy::TensorSink) -> Result<()> {
         let mut reader = self.reader();
         for parameter in &self.table {
@@ -197,7 +195,7 @@ impl DeviceWeights {
         Ok(())
     }
 
-    /// Reads tensors one by one.
+    /// Returns a reader of single tensors.
     pub(crate) fn reader(&self) -> Reader<'_> {
         let named = |(index, parameter): (usize, &Parameter)| {
             parameter.tensors().map(|(layer, name)| (name.to_owned(), (index, layer))).collect::<Vec<_>>()
@@ -209,28 +207,28 @@ impl DeviceWeights {
         }
     }
 
-    /// What a parameter consists of, as arguments of a program: its buffer, and its remainders where it has some.
+    /// Returns the buffers of a parameter as arguments: the parameter, followed by its remainders, if any.
     pub(crate) fn parts(&self, parameter: usize) -> Vec<Argument<'_>> {
         let remainder = self.remainders[parameter].iter();
         std::iter::once(&self.buffers[parameter]).chain(remainder).map(|buffer| Argument::Borrowed(buffer)).collect()
     }
 
-    /// What the buffers are.
+    /// Returns the parameters that the buffers hold.
     pub fn table(&self) -> &[Parameter] {
         &self.table
     }
 
-    /// The number type of the model's matrices, as programs take them.
+    /// Returns the dtype of the model's matrices in programs.
     pub fn dtype(&self) -> Dtype {
         self.storage.dtype()
     }
 
-    /// How the model lies.
+    /// Returns the storage of the model.
     pub(crate) fn storage(&self) -> Storage {
         self.storage
     }
 
-    /// The parameters of `table` in these buffers: one for each, and one more behind it where it has remainders.
+    /// Wraps buffers as the parameters of `table`: one buffer each, followed by its remainders, if any.
     pub(crate) fn of_buffers(
         runtime: &Runtime,
         table: Vec<Parameter>,
@@ -246,7 +244,7 @@ impl DeviceWeights {
         Self { runtime: runtime.clone(), table, storage, buffers, remainders }
     }
 
-    /// The parameters whose roles `keep` picks. Buffers are shared.
+    /// Returns the parameters whose roles `keep` selects. Buffers are shared.
     pub(crate) fn subset(&self, keep: impl Fn(Role) -> bool) -> Self {
         let kept: Vec<usize> = (0..self.table.len()).filter(|at| keep(self.table[*at].role)).collect();
         Self {
@@ -258,14 +256,14 @@ impl DeviceWeights {
         }
     }
 
-    /// The weights as decoders read them, without the digits that bf16 has not. Buffers are shared.
+    /// Returns the weights without remainders. Buffers are shared.
     pub(crate) fn without_remainders(mut self) -> Self {
         self.storage = self.storage.without_remainders();
         self.remainders.fill(None);
         self
     }
 
-    /// These parameters, and those of `more` behind them.
+    /// Appends the parameters of `more`.
     pub(crate) fn followed_by(mut self, more: Self) -> Self {
         self.table.extend(more.table);
         self.buffers.extend(more.buffers);
@@ -273,64 +271,64 @@ impl DeviceWeights {
         self
     }
 
-    /// The buffers, in the order of the table.
+    /// Returns the buffers, in the order of the table.
     pub fn buffers(&self) -> &[Arc<Buffer>] {
         &self.buffers
     }
 
-    /// The remainders of the parameters that have some: what f32 weights have beyond the bf16 that [`DeviceWeights::buffers`] holds, i16.
+    /// Iterates over the remainders, i16: the low bits of f32 weights whose bf16 parts are in [`DeviceWeights::buffers`].
     pub fn remainders(&self) -> impl Iterator<Item = &Arc<Buffer>> {
         self.remainders.iter().flatten()
     }
 
-    /// The parameters with their buffers, which are no longer here.
+    /// Takes the buffers out of `self`.
     pub(crate) fn take(&mut self) -> Self {
         let (buffers, remainders) = (std::mem::take(&mut self.buffers), std::mem::take(&mut self.remainders));
         Self { buffers, remainders, ..self.clone() }
     }
 
-    /// The parameters from place `at` on, which are no longer here.
+    /// Removes and returns the parameters from index `at` on.
     pub(crate) fn split_off(&mut self, at: usize) -> Self {
         let (table, buffers) = (self.table.split_off(at), self.buffers.split_off(at));
         let remainders = self.remainders.split_off(at);
         Self { runtime: self.runtime.clone(), storage: self.storage, table, buffers, remainders }
     }
 
-    /// The buffers, as [`DeviceWeights::of_buffers`] takes them.
+    /// Returns all buffers in the order of [`DeviceWeights::of_buffers`].
     pub(crate) fn into_buffers(self) -> Vec<Arc<Buffer>> {
         let all = self.buffers.into_iter().zip(self.remainders);
         all.flat_map(|(buffer, remainder)| std::iter::once(buffer).chain(remainder)).collect()
     }
 
-    /// Whether the buffers are here.
+    /// Returns `true` if the buffers are present, not taken.
     pub(crate) fn are_there(&self) -> bool {
         !self.buffers.is_empty()
     }
 
-    /// The buffers as the first arguments of a program that leaves them as they are, without remainders.
+    /// Returns the buffers as the first arguments of a program, borrowed, without remainders.
     pub fn arguments(&self) -> Vec<Argument<'_>> {
         self.buffers.iter().map(|buffer| Argument::Borrowed(buffer)).collect()
     }
 
-    /// The same with all remainders, each behind its parameter.
+    /// Returns the buffers as arguments, each followed by its remainders.
     pub(crate) fn arguments_with_remainders(&self) -> Vec<Argument<'_>> {
         (0..self.table.len()).flat_map(|parameter| self.parts(parameter)).collect()
     }
 }
 
-/// Reads tensors of [`DeviceWeights`] by the names of `transformers`.
+/// A reader of tensors of [`DeviceWeights`] by the names of `transformers`.
 pub(crate) struct Reader<'a> {
     weights: &'a DeviceWeights,
-    /// The parameter and the layer of each name.
+    /// Parameter and layer of each name.
     places: HashMap<String, (usize, usize)>,
     programs: Programs<Move>,
 }
 
 impl Reader<'_> {
-    /// The tensor `name`, in f32.
+    /// Reads the tensor `name` in f32.
     ///
     /// # Errors
-    /// [`Error::Policy`] for a name that the model does not have, [`Error::Device`].
+    /// [`Error::Policy`] if the model has no tensor `name`, [`Error::Device`].
     pub(crate) fn read(&mut self, name: &str) -> Result<Vec<f32>> {
         let DeviceWeights { runtime, table, storage, .. } = self.weights;
         let Some(&(index, layer)) = self.places.get(name) else {
@@ -351,7 +349,7 @@ impl Reader<'_> {
 }
 
 impl Move {
-    /// The program. Weights are one argument or result for each number type that they are stored in.
+    /// Builds the program. A weight is one argument or result per buffer of its storage.
     fn module(&self) -> Result<Module> {
         let f = Builder::new();
         let zero = f.scalar(0, Dtype::I32);
@@ -362,7 +360,7 @@ impl Move {
         };
         let (name, results) = match self {
             Self::Zeros { shape, to } => ("zeros", to.dtypes().map(|dtype| zeros(&f, dtype, shape)).collect()),
-            // A copy, where they are stored in the same way.
+            // A copy if both storages are equal.
             Self::Convert { shape, from, to } => ("convert", to.put(&from.get(&from.declare(&f, "tensor", shape)))),
             Self::Place { stack, from, to } => {
                 let all = to.declare(&f, "stack", stack);
@@ -389,7 +387,7 @@ impl Move {
     }
 }
 
-/// Weights of this number type.
+/// Returns the storage of weights in this dtype.
 fn plain(dtype: Dtype) -> Result<Storage> {
     match dtype {
         Dtype::F32 | Dtype::Bf16 => Ok(Storage::Plain(dtype)),
@@ -397,10 +395,10 @@ fn plain(dtype: Dtype) -> Result<Storage> {
     }
 }
 
-/// Copies a tensor of a mapped file to the device, with the number type that it has.
+/// Copies a tensor of a mapped file to the device in its dtype.
 fn upload_stored(runtime: &Runtime, tensor: &WeightTensor<'_>) -> Result<(Buffer, Dtype)> {
     fn copy<T: pjrt::Element + bytemuck::Pod>(runtime: &Runtime, tensor: &WeightTensor<'_>) -> Result<Buffer> {
-        // Files align their tensors to 8 bytes at best by custom: one that does not is copied.
+        // Files align tensors to at most 8 bytes, and only by convention; unaligned tensors are copied first.
         match bytemuck::try_cast_slice::<u8, T>(tensor.bytes()) {
             Ok(values) if cfg!(target_endian = "little") => runtime.upload(values, tensor.shape()),
             _ => {

@@ -1,28 +1,28 @@
-//! Which sequences of a micro-batch share a row.
+//! Packing of sequences into the rows of a micro-batch.
 //!
 //! Legend: B rows, T tokens of a row.
 
 use std::cmp::Reverse;
 
-/// The fewest tokens of a row, and the fewest completion tokens of a micro-batch.
+/// Smallest number of tokens of a row, and of completion tokens of a micro-batch.
 const FEWEST: usize = 16;
 
-/// The rows of a micro-batch, each with the sequences that stand in it end to end.
+/// The rows of a micro-batch, each with its packed sequences.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Packing {
     /// Tokens T of a row.
     pub(super) length: usize,
-    /// The sequences of each of the B rows, by their places in the micro-batch. The last rows may have none.
+    /// Indices of the sequences of each of the B rows. The last rows may be empty.
     pub(super) rows: Vec<Vec<usize>>,
 }
 
 impl Packing {
-    /// Rows for sequences of `lengths` tokens, as long as the longest of them, rounded up.
+    /// Packs sequences of `lengths` tokens into rows as long as the longest sequence, rounded up.
     ///
-    /// Sequences are laid into rows by first-fit decreasing: from the longest to the shortest, each into the first row that has room, which
-    /// takes at most 11/9 of the fewest rows possible, and 2/3 of a row more (Dósa 2007). Rows stand in the order of their first sequences, and
-    /// sequences of a row in that of the micro-batch. The number of rows is rounded up so that few programs come to be. Where that leaves
-    /// as many rows as sequences, every sequence has one: row i is sequence i.
+    /// First-fit decreasing: sequences from the longest to the shortest, each into the first row with room. This needs at most 11/9 of the
+    /// optimal number of rows plus 2/3 (Dósa 2007). Rows are sorted by their first sequence, and sequences of a row by index. The number of
+    /// rows is rounded up, so that few programs are compiled. If it then reaches the number of sequences, nothing is packed: row i holds
+    /// sequence i.
     pub(super) fn new(lengths: &[usize]) -> Self {
         let length = bucket(lengths.iter().copied().max().unwrap_or(0));
         let mut by_length: Vec<usize> = (0..lengths.len()).collect();
@@ -49,18 +49,18 @@ impl Packing {
         Self { length, rows }
     }
 
-    /// Whether sequences share a row.
+    /// Returns `true` if sequences share a row.
     pub(super) fn is_shared(&self) -> bool {
         self.rows.iter().any(|sequences| sequences.len() > 1)
     }
 }
 
-/// The number of tokens of rows, or of completions, for `size` of them.
+/// Rounds a number of tokens of a row, or of completion tokens, up.
 pub(super) fn bucket(size: usize) -> usize {
     rounded_up(size.max(FEWEST))
 }
 
-/// `size` rounded up to a power of two, or to one and a half of one.
+/// Rounds `size` up to a power of two or 1.5 times a power of two.
 fn rounded_up(size: usize) -> usize {
     let power = size.next_power_of_two();
     let between = power / 4 * 3;
@@ -74,20 +74,20 @@ mod tests {
     use std::collections::BTreeSet;
 
     #[test]
-    fn sizes_grow_in_few_steps() {
+    fn sizes_are_rounded_to_few_values() {
         assert_eq!([1, 16, 17, 25, 33, 48, 49, 100].map(bucket), [16, 16, 24, 32, 48, 48, 64, 128]);
         assert_eq!([1, 2, 3, 4, 5, 6, 7, 9, 13, 17].map(rounded_up), [1, 2, 3, 4, 6, 6, 8, 12, 16, 24]);
     }
 
     #[test]
-    fn long_sequences_come_first_and_short_ones_fill_their_rows() {
-        // 24 tokens: 20 and 4 fill a row exactly, as 12 and 12 do.
+    fn long_sequences_are_placed_first_and_short_ones_fill_their_rows() {
+        // Rows of 24 tokens: 20 + 4 and 12 + 12 fill a row exactly.
         let packing = Packing::new(&[12, 4, 20, 12, 9]);
         assert_eq!(packing, Packing { length: 24, rows: vec![vec![0, 3], vec![1, 2], vec![4]] });
         assert!(packing.is_shared() && !Packing::new(&[13, 16, 14]).is_shared());
-        // Sequences that share no row stand as they come.
+        // Without packing, sequences keep their order.
         assert_eq!(Packing::new(&[13, 16, 14]).rows, [[0], [1], [2]]);
-        // 5 rows are rounded up to 6, which is a row for each of 6 sequences.
+        // 5 rows are rounded up to 6: one for each of 6 sequences.
         assert_eq!(Packing::new(&[13, 16, 14, 9, 10]).rows.len(), 5);
         assert_eq!(Packing::new(&[13, 16, 14, 9, 10, 1]).rows, [[0], [1], [2], [3], [4], [5]]);
         let rounded = Packing::new(&[13, 16, 14, 9, 10, 1, 1]).rows;
@@ -107,7 +107,7 @@ mod tests {
             let mut used: Vec<usize> = filled.into_iter().filter(|tokens| *tokens > 0).collect();
             used.sort_unstable();
             if rows.len() < lengths.len() {
-                // No two rows that could have been one.
+                // No two rows could be merged.
                 prop_assert!(used.len() < 2 || used[0] + used[1] > length, "{used:?} of {length}");
                 prop_assert!(2 * rows.len() <= 3 * used.len());
             }
@@ -116,7 +116,7 @@ mod tests {
         }
     }
 
-    /// Lengths of micro-batches of 32 sequences: prompts of 60 to 120 tokens, completions of 20 to 256.
+    /// Generates lengths of micro-batches of 32 sequences: prompts of 60 to 120 tokens, completions of 20 to 256.
     fn micro_batches(count: usize) -> impl Iterator<Item = (Vec<usize>, usize)> {
         (0..count as u64).map(|seed| {
             let random = |name, least: f32, most: f32| -> Vec<usize> {
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn random_lengths_have_few_shapes_and_less_padding() {
+    fn packing_random_lengths_needs_few_shapes_and_less_padding() {
         let (mut shapes, mut padded_shapes, mut packed, mut padded) = (BTreeSet::new(), BTreeSet::new(), 0, 0);
         let mut tokens = 0;
         for (lengths, completions) in micro_batches(500) {

@@ -1,29 +1,29 @@
-//! A micro-batch as rows of tokens, with the tokens that predict those of completions.
+//! A micro-batch as rows of tokens, with the positions that predict completion tokens.
 
 use super::TrainShape;
 use super::packing::{Packing, bucket};
 use models::ModelConfig;
 use policy::{Error, Result, Sequence};
 
-/// The sequences of a micro-batch in rows, several of them in one where they fit. Behind them a row is padded with token 0.
+/// The sequences of a micro-batch, packed into rows and padded with token 0.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Rows {
     pub(crate) shape: TrainShape,
-    /// Token ids `[B, T]`. The last token of a sequence predicts nothing and is not among them.
+    /// Token ids `[B, T]`, without the last token of each sequence, which predicts nothing.
     pub(crate) ids: Vec<i32>,
-    /// The position of each token in its sequence, `[B, T]`; 0 where there is no token.
+    /// Position of each token in its sequence, `[B, T]`; 0 for padding.
     pub(crate) positions: Vec<i32>,
-    /// The index among the B T tokens of the one that predicts each completion token, `[N]`; 0 where there is none.
+    /// For each completion token, the index (among B T) of the position that predicts it, `[N]`; 0 for padding.
     pub(crate) predicting: Vec<i32>,
-    /// The index among the N completion tokens of the one that each token predicts, `[B, T]`; N where it predicts none.
+    /// For each position, the index (among N) of the completion token that it predicts, `[B, T]`; N if none.
     pub(crate) predicts: Vec<i32>,
 }
 
 impl Rows {
-    /// The rows of `sequences`.
+    /// Packs `sequences` into rows.
     ///
     /// # Errors
-    /// [`Error::Argument`] for no sequence, or an empty prompt or completion; [`Error::TooLong`]; [`Error::Model`] for an unknown token.
+    /// [`Error::Argument`] for an empty list, prompt or completion; [`Error::TooLong`]; [`Error::Model`] for an unknown token.
     pub(crate) fn new(config: &ModelConfig, sequences: &[Sequence]) -> Result<Self> {
         if sequences.iter().any(|s| s.prompt.is_empty() || s.completion.is_empty()) || sequences.is_empty() {
             let expected = "at least one sequence, with prompts and completions of at least one token";
@@ -42,7 +42,7 @@ impl Rows {
         Ok(Self::packed(sequences, &Packing::of(sequences)))
     }
 
-    /// The rows of `sequences` that `packing` says.
+    /// Creates the rows of `sequences` with this packing.
     pub(super) fn packed(sequences: &[Sequence], packing: &Packing) -> Self {
         let shape = packing.shape(sequences);
         let none = vec![0; shape.rows * shape.length];
@@ -73,12 +73,12 @@ impl Rows {
 }
 
 impl Packing {
-    /// The rows of `sequences`.
+    /// Packs `sequences`.
     fn of(sequences: &[Sequence]) -> Self {
         Self::new(&sequences.iter().map(length).collect::<Vec<_>>())
     }
 
-    /// The sizes of the program that takes them.
+    /// Returns the sizes of the program for this packing.
     fn shape(&self, sequences: &[Sequence]) -> TrainShape {
         let tokens: usize = sequences.iter().map(|s| s.completion.len()).sum();
         let (rows, length, tokens) = (self.rows.len().max(1), self.length, bucket(tokens));
@@ -87,14 +87,14 @@ impl Packing {
 }
 
 impl TrainShape {
-    /// The sizes of the program for a micro-batch, whose sequences share rows where they fit: rounded up so that few programs come to be.
-    /// They are largest where all sequences are as long as they may be, as nearly all of them then have a row of their own.
+    /// Returns the sizes of the program for a micro-batch with packed sequences, rounded up so that few programs are compiled. They are
+    /// largest if all sequences have maximal length, because then nearly every sequence needs its own row.
     pub fn of(sequences: &[Sequence]) -> Self {
         Packing::of(sequences).shape(sequences)
     }
 }
 
-/// The tokens of a sequence that stand in a row: the last one is a target, and nothing is predicted behind it.
+/// Returns the number of tokens of a sequence in a row: all but the last one, which is only a target.
 fn length(sequence: &Sequence) -> usize {
     (sequence.prompt.len() + sequence.completion.len()).saturating_sub(1)
 }
@@ -107,13 +107,13 @@ mod tests {
         Sequence { prompt: prompt.to_vec(), completion: completion.to_vec() }
     }
 
-    /// A sequence whose prompt and completion have so many tokens.
+    /// Creates a sequence with this many tokens in prompt and completion.
     fn of_lengths([prompt, completion]: [usize; 2]) -> Sequence {
         sequence(&vec![3; prompt], &vec![4; completion])
     }
 
     #[test]
-    fn sequences_share_a_row_and_keep_their_places() {
+    fn packed_sequences_keep_their_order() {
         let sequences = [sequence(&[1, 5, 6], &[7, 8, 2]), sequence(&[9], &[2]), sequence(&[1, 4], &[3, 2])];
         let rows = Rows::new(&ModelConfig::default(), &sequences).unwrap();
         assert_eq!(rows.shape, TrainShape { rows: 1, length: 16, tokens: 16, shared: true });
@@ -124,30 +124,30 @@ mod tests {
     }
 
     #[test]
-    fn rows_of_one_sequence_are_as_they_come() {
+    fn rows_of_one_sequence_each_are_not_packed() {
         let sequences = [sequence(&[1; 5], &[7; 8]), sequence(&[9; 9], &[2; 8])];
         let rows = Rows::new(&ModelConfig::default(), &sequences).unwrap();
         assert_eq!(rows.shape, TrainShape { rows: 2, length: 16, tokens: 16, shared: false });
-        // The first is padded with 4 tokens, the second one fills its row.
+        // The first row is padded with 4 tokens, the second one is full.
         assert_eq!((&rows.ids[10..18], &rows.ids[31..]), (&[7, 7, 0, 0, 0, 0, 9, 9][..], &[2][..]));
         assert_eq!((&rows.positions[10..18], &rows.positions[31..]), (&[10, 11, 0, 0, 0, 0, 0, 1][..], &[15][..]));
         assert_eq!(rows.predicting, [4, 5, 6, 7, 8, 9, 10, 11, 24, 25, 26, 27, 28, 29, 30, 31]);
     }
 
     #[test]
-    fn rows_that_round_their_number_up_are_empty() {
+    fn rows_added_by_rounding_are_empty() {
         let config = ModelConfig::default();
-        // 4 + 1 rows, and two sequences that fit into the last one.
+        // 4 + 1 rows; the last two sequences fit into the fifth row.
         let lengths = [[8, 9], [9, 8], [10, 6], [7, 9], [3, 5], [4, 3], [1, 3]];
         let rows = Rows::new(&config, &lengths.map(of_lengths)).unwrap();
         assert_eq!(rows.shape, TrainShape { rows: 6, length: 16, tokens: 48, shared: true });
         assert!([&rows.ids, &rows.positions].iter().all(|of| of[5 * 16..].iter().all(|x| *x == 0)));
-        // The fifth is full to its last token, the end of the last sequence.
+        // The fifth row is full.
         assert_eq!(&rows.positions[4 * 16..][..16], [0, 1, 2, 3, 4, 5, 6, 0, 1, 2, 3, 4, 5, 0, 1, 2]);
     }
 
     #[test]
-    fn the_longest_sequences_need_the_largest_program() {
+    fn sequences_of_maximal_length_need_the_largest_program() {
         let longest = [9, 24];
         let most = TrainShape::of(&vec![of_lengths(longest); 5]);
         assert_eq!(most, TrainShape { rows: 5, length: 32, tokens: 128, shared: false });
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_model_computes_is_refused() {
+    fn invalid_sequences_are_rejected() {
         let config = ModelConfig { vocab_size: 12, max_position_embeddings: 4, ..ModelConfig::default() };
         let of = |sequences: &[Sequence]| Rows::new(&config, sequences).unwrap_err();
         assert!(matches!(of(&[]), Error::Argument { .. }));

@@ -1,5 +1,5 @@
-//! A whole optimizer step of one micro-batch as one program: the loss, the gradients and AdamW. It keeps no sums of gradients between
-//! programs, which several micro-batches need, and which are read, written and set to zero.
+//! Optimizer step of a single micro-batch as one program: loss, gradients and AdamW. Unlike a step of several micro-batches, it has no
+//! gradient accumulators that are read, written and zeroed between programs.
 
 use super::adamw::{Applied, Check, Moments, Numbers, Scalars, StateValues, update};
 use super::modules::{Gradients, TrainModules, TrainShape};
@@ -15,15 +15,15 @@ use pjrt::{Argument, Buffer};
 use stablehlo::{Builder, Dtype, Module, Reducer, Save, TensorType, Value};
 
 impl TrainModules {
-    /// An optimizer step on one micro-batch: its loss and gradients ([`TrainModules::gradient`], or with `of_values`
-    /// [`TrainModules::gradient_with_values`]) and AdamW ([`TrainModules::adamw`]) in one program. As there, it must be known before that
-    /// weights and moments stay finite if the norm of the gradient is.
+    /// Builds an optimizer step on one micro-batch: its loss and gradients ([`TrainModules::gradient`], or with `of_values`
+    /// [`TrainModules::gradient_with_values`]) and [`TrainModules::adamw`] in one program. As there, the caller must know that weights and
+    /// moments stay finite for every finite gradient norm.
     ///
-    /// Arguments: parameters that are not trained; those that are, each in bf16 with its remainders behind it, and first and second moments,
-    /// which are all donated; what the program of gradients takes of the micro-batch; the scalars of the step, f32 `[8]`. Results: what
-    /// is donated, after the step; f32 `[4]`: the norm of the gradient, whether it is within its limit, whether parameters and moments
-    /// stay finite, and whether the loss and all scores of tokens that count are finite (0 or 1); then the loss, scores and values as the
-    /// program of gradients returns them. Where one of the three is 0, parameters and moments are those of before.
+    /// Arguments: frozen parameters; donated: trained parameters, each in bf16 followed by its remainders, and first and second moments;
+    /// the inputs of the micro-batch as in the gradient program; the scalars of the step, f32 `[8]`. Results: the donated arguments after
+    /// the step; a report, f32 `[4]`: the gradient norm, whether it is within the limit, whether parameters and moments stay finite, and
+    /// whether the loss and all scores of active tokens are finite (0 or 1); then loss, scores and values as in the gradient program. If
+    /// one of the three flags is 0, parameters and moments are unchanged.
     ///
     /// ```
     /// use policy_device::decoder::{Compute, Decoder};
@@ -40,7 +40,7 @@ impl TrainModules {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Loss`](crate::Error::Loss) for a loss that is not legal.
+    /// [`Error::Loss`](crate::Error::Loss) for an invalid loss.
     pub fn step(&self, loss: &LossConfig, of_values: Option<&ValueLossConfig>, shape: TrainShape) -> Result<Module> {
         const NAME: &str = "step";
         let (spec, table, trained) =
@@ -59,11 +59,11 @@ impl TrainModules {
         let numbers = Numbers::argument(&f);
         let counts = batch.counts();
 
-        // What programs read of a parameter comes first.
+        // The first part of a parameter is what the decoder reads.
         let read = trained.iter().zip(&state.parameters).map(|(p, parts)| (p.role, parts[0].clone()));
         let weights = ParameterValues::new(frozen.into_iter().chain(read));
-        // A loop over groups of layers adds to sums where they are. Without, it has the gradients of a group beside those of all layers:
-        // 0.72 GB of Qwen2.5-1.5B in groups of four, by libtpu.
+        // With groups of layers, start from zeroed accumulators, which the loop over groups adds to in place. Otherwise it holds the
+        // gradients of one group in addition to those of all layers: 0.72 GB more for Qwen2.5-1.5B in groups of four, according to libtpu.
         let begun = matches!(self.save(), Save::Every(_))
             .then(|| trained.iter().map(|p| zeros(&f, Dtype::F32, &p.shape)).collect());
         let Gradients { sums, of_loss, values } = self.gradients(NAME, &spec, &weights, begun, batch, shape)?;
@@ -77,7 +77,7 @@ impl TrainModules {
     }
 }
 
-/// A predicate: the loss, and log-probabilities and entropies of the tokens that count, are finite.
+/// Returns the predicate that the loss, and log-probabilities and entropies of active tokens, are finite.
 fn is_finite(of_loss: &[(Role, Value); 3], counts: &Value) -> Value {
     let [(_, sums), (_, logp), (_, entropy)] = of_loss;
     let scores = (!counts | logp.is_finite() & entropy.is_finite()).reduce(Reducer::And, &[0]);
@@ -85,21 +85,21 @@ fn is_finite(of_loss: &[(Role, Value); 3], counts: &Value) -> Value {
     sums.slice(&[at], &[at + 1]).reshape(&[]).is_finite() & scores
 }
 
-/// The step that [`TrainModules::step`] takes of a policy's state.
+/// The state that a program of [`TrainModules::step`] updates.
 pub(crate) struct StepOfState<'a> {
     pub(crate) runtime: &'a Runtime,
     pub(crate) weights: &'a mut DeviceWeights,
     pub(crate) moments: &'a mut Option<Moments>,
-    /// Those of before the first step, where there are none.
+    /// Fresh moments before the first step.
     pub(crate) fresh: Option<Moments>,
     pub(crate) scalars: Scalars,
-    /// What becomes of the gradient, once the step is taken.
+    /// Set to the result of the update after the step.
     pub(crate) applied: &'a mut Option<Applied>,
 }
 
 impl StepOfState<'_> {
-    /// Runs `program` on the state and what it takes of the micro-batch, and returns what it says of the loss. Nothing is given away before;
-    /// weights and moments are gone when it fails, but for those that somebody else holds.
+    /// Runs `program` on the state and the micro-batch, and returns loss, scores and values. Buffers are donated only at the launch; if it
+    /// fails, weights and moments are lost, except buffers with another owner.
     pub(crate) fn run(self, program: &Program, of_batch: &[&Buffer]) -> Result<Vec<Buffer>> {
         let Self { runtime, weights, moments, fresh, scalars, applied } = self;
         let Some(before) = moments.take().or(fresh) else { unreachable!("there are fresh ones") };
@@ -129,7 +129,7 @@ mod tests {
     use stablehlo::Array;
 
     #[test]
-    fn the_loss_and_the_scores_of_tokens_that_count_have_to_be_finite() {
+    fn loss_and_scores_of_active_tokens_must_be_finite() {
         let is_finite_of = |loss: f64, logp: [f64; 3], entropy: [f64; 3]| {
             let f = Builder::new();
             let vector = |name, n: usize| f.argument(name, TensorType::new(Dtype::F32, [n]));
@@ -140,7 +140,7 @@ mod tests {
             ];
             let counts = f.argument("counts", TensorType::new(Dtype::Pred, [3]));
             let module = f.clone().finish("finite", &[("finite", &is_finite(&of_loss, &counts))]).unwrap();
-            // Minima without tokens are infinite.
+            // Minima over no tokens are infinite.
             let sums = LossSums::from_fn(|_| f64::INFINITY);
             let sums = LossSums { loss, ..sums };
             let floats = |values: &[f64]| Array::floats(Dtype::F32, [values.len()], values.iter().copied()).unwrap();
@@ -150,7 +150,7 @@ mod tests {
         };
         let (fine, none) = ([-1.0, -2.0, -3.0], f64::NAN);
         assert!(is_finite_of(0.5, fine, [0.1; 3]));
-        assert!(is_finite_of(0.5, [-1.0, none, -3.0], [0.1, f64::INFINITY, 0.1]), "the second one does not count");
+        assert!(is_finite_of(0.5, [-1.0, none, -3.0], [0.1, f64::INFINITY, 0.1]), "the second token is masked");
         for bad in [none, f64::INFINITY, f64::NEG_INFINITY] {
             assert!(!is_finite_of(bad, fine, [0.1; 3]));
             assert!(!is_finite_of(0.5, [-1.0, -2.0, bad], [0.1; 3]));

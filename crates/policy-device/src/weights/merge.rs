@@ -1,4 +1,4 @@
-//! Weights with their adapters added to them.
+//! Export of weights with merged adapters.
 
 use super::DeviceWeights;
 use crate::decoder::{Decoder, Matrix, Parameter, Role};
@@ -9,11 +9,12 @@ use models::NamedTensor;
 use stablehlo::{Builder, Dtype, Module, TensorType, Value};
 
 impl DeviceWeights {
-    /// Hands every tensor of the model to `sink` in f32, under the names of `transformers`, one by one; W + s B A of a matrix with an adapter.
-    /// That of a head that is the embedding, too, is added to a copy, which is a `lm_head.weight` beside the embedding.
+    /// Passes every tensor of the model to `sink` in f32, one by one, with the names of `transformers`; adapters are merged as W + s B A.
+    /// If the head is tied to the embedding and has an adapter, the merged head is a separate `lm_head.weight`, and the embedding is not
+    /// changed.
     ///
     /// # Errors
-    /// That of the sink; [`crate::Error::Device`].
+    /// The sink's error; [`crate::Error::Device`].
     pub(crate) fn export_merged(&self, decoder: &Decoder, sink: &mut dyn policy::TensorSink) -> Result<()> {
         let position = |role| self.table.iter().position(|parameter| parameter.role == role);
         let adapter_of = |matrix| position(Role::LoraA(matrix)).zip(position(Role::LoraB(matrix)));
@@ -48,7 +49,7 @@ impl DeviceWeights {
     }
 }
 
-/// The program: a matrix (or those of all layers), its A and its B, and the layer, i32, to W + s B A in f32.
+/// Builds the program from a matrix (or its stack), A, B and the layer, i32, to W + s B A in f32.
 fn module(decoder: &Decoder, parts: [&Parameter; 3], storage: Storage) -> Result<Module> {
     let f = Builder::new();
     let stacks = parts.map(|p| storage.of(p).declare(&f, p.name(), &p.shape));

@@ -1,4 +1,4 @@
-//! The derivative of a micro-batch: reverse mode through the decoder from where the head of the loss ends.
+//! Gradients of a micro-batch: the backward pass from the loss head through the decoder.
 
 use super::{Batch, Outputs, TrainModules, TrainShape, program_error};
 use crate::decoder::{Matrix, Parameter, ParameterValues, Role as ParameterRole, zeros};
@@ -6,19 +6,19 @@ use crate::error::Result;
 use backend_tpu::program::{Pass, Role, Spec, ValueTable, value_gradient};
 use stablehlo::{Dtype, Value, trace};
 
-/// What a micro-batch gives.
+/// Results of a micro-batch.
 pub(in crate::train) struct Gradients {
-    /// The gradients of [`crate::decoder::Decoder::trained`], added to what had begun.
+    /// Gradients of [`crate::decoder::Decoder::trained`], added to the accumulators.
     pub(in crate::train) sums: Vec<Value>,
     /// The loss, log-probabilities and entropies.
     pub(in crate::train) of_loss: [(Role, Value); 3],
-    /// `[N]`, of a value head.
+    /// Values `[N]`, if there is a value head.
     pub(in crate::train) values: Option<Value>,
 }
 
 impl TrainModules {
-    /// The loss of a micro-batch, and the gradients of all parameters that are trained, added to sums where they have `begun`: operations of
-    /// the program `name`.
+    /// Builds the loss of a micro-batch and the gradients of all trained parameters, added to the accumulators `begun`, if any. `name` is
+    /// the program's name in errors.
     pub(in crate::train) fn gradients(
         &self,
         name: &'static str,
@@ -37,15 +37,15 @@ impl TrainModules {
         let outputs = if batch.of_values.is_some() { Outputs::HiddenAndValues } else { Outputs::Hidden };
         let forward = self.forward(&table, shape, outputs).map_err(program_error(name))?;
         let arguments = self.arguments(&table, weights, &batch, outputs);
-        // Places among the arguments of the function, and among the sums, of what it is differentiated with respect to.
+        // Indices of trained parameters among the arguments of `forward` and among the accumulators.
         let place = |role| trained.iter().position(|p| p.role == role);
         let inside = table.iter().filter(|p| outputs.depend_on(p.role)).enumerate();
         let (asked, places): (Vec<usize>, Vec<usize>) = inside.filter_map(|(i, p)| Some((i, place(p.role)?))).unzip();
         let (mut results, pullback) = match asked.is_empty() {
-            // With adapters of nothing but the head.
+            // Only the head has adapters.
             true => (f.call(&forward, &arguments), None),
             false => {
-                // Gradients have all digits of f32, whatever weights are stored as.
+                // Gradients have f32 precision, whatever the dtype of the weights.
                 let pulled = f.vjp_unrounded(&forward, &arguments, &asked);
                 let (results, pullback) = pulled.map_err(program_error(name))?;
                 (results, Some(pullback))
@@ -63,7 +63,7 @@ impl TrainModules {
         let place_of_head = self.trained_head().and_then(place);
         let of_head = place_of_head.map(|i| match (adapter, &sums[i]) {
             (None, Some(begun)) => begun.clone(),
-            // What the head becomes with an adapter is a tensor of its own, and so is its gradient.
+            // The adapted head is a separate tensor with its own gradient.
             _ => f.splat(0.0, spec.type_of(Role::GradLmHead)),
         });
         let dhidden = f.splat(0.0, spec.type_of(Role::GradHidden));
@@ -94,7 +94,7 @@ impl TrainModules {
             let dhidden = self.rows_of_gradient(&dhidden);
             let cotangents: Vec<&Value> = std::iter::once(&dhidden).chain(&dvalues).collect();
             let begun: Vec<Option<&Value>> = places.iter().map(|i| sums[*i].as_ref()).collect();
-            // The sums of layers are added to where they are, within the loop over layers.
+            // The gradients of layers are added to the accumulators in place, within the loop over layers.
             let added = pullback.add_to_begun(&cotangents, &begun);
             places.into_iter().zip(added).for_each(|(i, sum)| sums[i] = Some(sum));
         }

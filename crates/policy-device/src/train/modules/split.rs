@@ -1,4 +1,4 @@
-//! The programs of training on a mesh: what is split of rows and hidden states, and how the head of the loss takes them.
+//! Training programs on a device mesh: sharding of rows, hidden states, and the loss head.
 
 use super::{TrainModules, TrainShape, row_types};
 use crate::decoder::{Axis, Parameter};
@@ -7,18 +7,18 @@ use crate::runtime::finish;
 use backend_tpu::program::{HeadSplit, Pass, Role, Spec};
 use stablehlo::{Builder, Module, TensorType, Value};
 
-/// What the dimensions of the hidden states `[N, H]` count, and those of the LM head.
+/// Logical axes of the hidden states `[N, H]` and of the LM head.
 const HIDDEN: [Axis; 2] = [Axis::Batch, Axis::Embed];
 const LM_HEAD: [Axis; 2] = [Axis::Vocab, Axis::Embed];
 
 impl TrainModules {
-    /// Hidden states `[N, H]`, of which every device has rows.
+    /// Shards hidden states `[N, H]` by rows.
     pub(super) fn split_hidden(&self, hidden: &Value) -> Value {
         self.decoder.split().constrain(hidden, &HIDDEN)
     }
 
-    /// Hidden states and the LM head as the head of the loss takes them. Every device has all columns of both before the loop over tiles
-    /// begins: where they were split, the logits of every tile would be sums of what all devices have.
+    /// Shards the operands of the loss head. Every device gets all columns of both before the loop over tiles: with sharded columns, every
+    /// tile of logits would need an all-reduce.
     pub(super) fn operands_of_head(&self, hidden: &Value, head: &Value) -> [Value; 2] {
         let split = self.decoder.split();
         let head = split.constrain(head, &LM_HEAD);
@@ -28,13 +28,13 @@ impl TrainModules {
         ]
     }
 
-    /// The gradient of hidden states as their rows are split. Devices that have all rows and some columns of it keep their rows first, and then
-    /// send each other columns.
+    /// Shards the gradient of hidden states by rows. Devices hold all rows and some columns of it: they first select their rows, then
+    /// exchange columns.
     pub(super) fn rows_of_gradient(&self, dhidden: &Value) -> Value {
         self.split_hidden(&self.decoder.split().constrain_from_the_last(dhidden, &HIDDEN))
     }
 
-    /// What the head of the loss makes of its arguments.
+    /// Builds the operations of the loss head.
     pub(super) fn of_head(
         &self,
         f: &Builder,
@@ -51,7 +51,8 @@ impl TrainModules {
         Ok(results.into_iter().map(|(role, value)| (role, self.split_gradient(role, &value))).collect())
     }
 
-    /// What the head of the loss takes or returns in this role. Of the gradient of hidden states a device makes its columns of all tokens.
+    /// Constrains the gradients that the loss head takes and returns. Each device computes its columns of the hidden states' gradient, for
+    /// all tokens.
     pub(super) fn split_gradient(&self, role: Role, value: &Value) -> Value {
         match role {
             Role::GradHidden => self.decoder.split().constrain_named(value, &[None, Some(Axis::Embed)]),
@@ -60,7 +61,7 @@ impl TrainModules {
         }
     }
 
-    /// Checks that rows `[B, T]` and hidden states `[N, H]` split evenly.
+    /// Checks that rows `[B, T]` and hidden states `[N, H]` shard evenly.
     pub(in crate::train) fn check_split(&self, shape: TrainShape) -> Result<()> {
         let TrainShape { rows, length, tokens, .. } = shape;
         let (split, hidden) = (self.decoder.split(), self.config().hidden_size);
@@ -68,8 +69,8 @@ impl TrainModules {
         split.check("the completion tokens of a micro-batch", &[(Axis::Batch, tokens), (Axis::Embed, hidden)])
     }
 
-    /// The program that returns `results`. The first are gradients of `trained`, split as the parameters are; behind them are numbers of
-    /// tokens and of the whole micro-batch, which every device has.
+    /// Finishes the program with `results`. The first ones are gradients of `trained`, sharded like the parameters; the others are
+    /// replicated.
     pub(super) fn finish(
         &self,
         f: &Builder,
