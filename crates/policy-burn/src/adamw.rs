@@ -1,7 +1,7 @@
-//! AdamW on the host, with clipping by the norm of the whole gradient.
+//! AdamW on the CPU, with clipping by the norm of the whole gradient.
 //!
-//! burn's own optimizer clips tensor by tensor and keys its state by run-time ids. This one clips globally, names its
-//! state after the parameters and keeps it as plain f32, so that saving and restoring it is exact.
+//! burn's own optimizer clips each tensor separately and identifies its state by run-time ids. This one clips globally, names its state
+//! after the parameters and stores it as f32, so that saving and restoring it is exact.
 
 use crate::decoder::{Decoder, Which, for_each_parameter, update_parameters};
 use crate::gradients::GradientSum;
@@ -13,17 +13,17 @@ use rayon::prelude::*;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// Entries that one task updates.
+/// Number of elements per parallel task.
 const CHUNK: usize = 1 << 15;
 
-/// AdamW (arXiv 1711.05101) in f32, as PyTorch computes it.
+/// AdamW (arXiv 1711.05101) in f32, as in PyTorch.
 #[derive(Clone, Debug)]
 pub struct AdamW {
     config: AdamWConfig,
     step: u64,
-    /// The moments of each parameter, in the order of the decoder's fields; empty until the first step.
+    /// Moments of each parameter, in the order of the decoder's fields; empty before the first step.
     moments: Vec<Moments>,
-    /// What no first moment, and no root of a second one, exceeds.
+    /// Upper bound on first moments and on roots of second moments.
     largest_moment: f64,
 }
 
@@ -31,7 +31,7 @@ pub struct AdamW {
 struct Moments {
     name: String,
     shape: Vec<usize>,
-    /// Shared with a copy of the optimizer until the next step writes it.
+    /// Shared with clones of the optimizer until the next step writes it.
     first: Arc<Vec<f32>>,
     second: Arc<Vec<f32>>,
 }
@@ -40,30 +40,30 @@ const FIRST: &str = "exp_avg.";
 const SECOND: &str = "exp_avg_sq.";
 
 impl AdamW {
-    /// An optimizer that has done no step.
+    /// Creates an optimizer before its first step.
     pub fn new(config: &AdamWConfig) -> Self {
         Self { config: config.clone(), step: 0, moments: Vec::new(), largest_moment: 0.0 }
     }
 
-    /// Forgets all steps; the settings stay.
+    /// Resets moments and step count; the settings stay the same.
     pub(crate) fn reset(&mut self) {
         *self = Self::new(&self.config);
     }
 
-    /// The number of steps done; a skipped update is none.
+    /// Returns the number of steps done; skipped updates do not count.
     pub fn steps(&self) -> u64 {
         self.step
     }
 
-    /// Applies one step to `model`, in place where nobody else holds its weights. Tensors with one dimension (norms, biases) are not
-    /// decayed.
+    /// Applies one step to `model`, in place if the weights have no other owner. Tensors with one dimension (norms, biases) have no weight
+    /// decay.
     ///
-    /// With `skip_grad_norm` a gradient whose norm is above it or not finite is skipped: weights, moments and the count of
-    /// steps stay as they are.
+    /// With `skip_grad_norm`, a gradient whose norm exceeds the limit or is not finite is skipped: weights, moments and the step count stay
+    /// the same.
     ///
     /// # Errors
-    /// [`Error::NotFinite`] when the gradient is not finite, or the weights or moments that it leads to;
-    /// [`Error::Argument`] when the gradient is of another model. The optimizer is then unchanged.
+    /// [`Error::NotFinite`] if the gradient, or the resulting weights or moments, are not finite; [`Error::Argument`] if the gradient is of
+    /// another model. The optimizer is then unchanged.
     pub fn step(&mut self, model: &mut Decoder, gradients: &GradientSum, learning_rate: f64) -> Result<UpdateReport> {
         let grad_norm = gradients.norm();
         match self.config.skip_grad_norm {
@@ -80,7 +80,7 @@ impl AdamW {
             self.moments = gradients.parameters.iter().map(Moments::zeros).collect();
         }
         let rule = Rule::new(&self.config, self.step + 1, grad_norm, learning_rate);
-        // Weights may have come from elsewhere since the last step; moments are nobody else's.
+        // Weights may have been replaced since the last step, so they are measured; moments have no other writer.
         let mut largest_weight = Largest::default();
         for_each_parameter(model, Which::Trained, |_, _, values| {
             largest_weight = largest_weight.max(Largest::of(values));
@@ -89,7 +89,7 @@ impl AdamW {
         let bounds = AdamWBounds { weights: largest_weight.get(), moments: self.largest_moment };
         let largest_moment = match bounds.after(&rule.step) {
             Some(bounds) => bounds.moments,
-            // Looked at before anything is written: there is nothing to undo.
+            // Check the results before the first write, so that there is nothing to undo.
             None => match self.look(&rule, model, gradients)? {
                 (weight, moment) if weight.is_finite() && moment.is_finite() => moment.get(),
                 _ => {
@@ -102,7 +102,7 @@ impl AdamW {
             },
         };
         let mut index = 0;
-        // Taken out: a weight that is held twice would be copied.
+        // `take` avoids a second reference to the weights, which would force a copy.
         *model = update_parameters(model.take(), |_, values| {
             rule.apply(values, &gradients.parameters[index].data, &mut self.moments[index]);
             index += 1;
@@ -111,7 +111,7 @@ impl AdamW {
         Ok(UpdateReport { grad_norm, applied: true })
     }
 
-    /// Whether the gradients are of the model whose moments these are.
+    /// Checks that the gradients have the names and shapes of the moments.
     fn fits(&self, gradients: &GradientSum) -> Result<()> {
         let fits = |(m, g): (&Moments, &NamedTensor)| m.name == g.name && m.shape == g.shape;
         let known = self.moments.iter().zip(&gradients.parameters).all(fits);
@@ -122,7 +122,7 @@ impl AdamW {
         Err(Error::argument("AdamW::step", "gradients of the model that it has seen before", found))
     }
 
-    /// The largest magnitudes of a weight, and of a first moment or the root of a second one, that a step leads to.
+    /// Returns the largest weight, and the largest first moment or root of a second moment, after a step.
     fn look(&self, rule: &Rule, model: &Decoder, gradients: &GradientSum) -> Result<(Largest, Largest)> {
         let (mut index, mut largest) = (0, (Largest::default(), Largest::default()));
         for_each_parameter(model, Which::Trained, |_, _, values| {
@@ -134,18 +134,18 @@ impl AdamW {
         Ok(largest)
     }
 
-    /// The state as named tensors; with [`AdamW::steps`] it is the whole state.
+    /// Returns the state as named tensors; together with [`AdamW::steps`] it is complete.
     pub fn state(&self) -> Vec<NamedTensor> {
         let mut tensors = Vec::new();
-        // A list takes every tensor.
+        // Exporting to a list cannot fail.
         let _ = self.export(&mut tensors);
         tensors
     }
 
-    /// Hands the tensors of the state to `sink`, one by one.
+    /// Passes the tensors of the state to `sink`, one by one.
     ///
     /// # Errors
-    /// That of the sink.
+    /// The sink's error.
     pub fn export(&self, sink: &mut dyn TensorSink) -> Result<()> {
         for moments in &self.moments {
             for (prefix, data) in [(FIRST, &moments.first), (SECOND, &moments.second)] {
@@ -156,15 +156,15 @@ impl AdamW {
         Ok(())
     }
 
-    /// Continues from `steps` and a state that [`AdamW::state`] exported, for `model`.
+    /// Restores `steps` and a state exported by [`AdamW::state`], for `model`.
     ///
     /// # Errors
-    /// [`Error::State`] when a tensor is missing or does not fit.
+    /// [`Error::State`] if a tensor is missing or does not fit.
     pub fn restore(&mut self, steps: u64, state: &dyn TensorSource, model: &Decoder) -> Result<()> {
         let shapes: HashMap<&str, &[usize]> = state.shapes().into_iter().collect();
         let mut moments = Vec::new();
         if steps > 0 {
-            // In the order of the decoder's fields: a saved state may list its tensors in any order.
+            // Moments are in the order of the decoder's fields; a saved state may have any order.
             for_each_parameter(model, Which::Trained, |parameter, shape, values| {
                 let find = |prefix: &str| {
                     let name = format!("{prefix}{parameter}");
@@ -199,15 +199,14 @@ impl Moments {
         Self { name: like.name.clone(), shape: like.shape.clone(), first: zeros(), second: zeros() }
     }
 
-    /// The largest magnitude of a first moment or the root of a second one.
+    /// Returns the largest magnitude of a first moment or a root of a second moment.
     fn largest(&self) -> Largest {
         let roots = self.second.iter().map(|second| second.sqrt());
         roots.fold(Largest::of(&self.first), Largest::with)
     }
 }
 
-/// The largest magnitude of some numbers, as bits, which are in the order of what they stand for: infinity above all numbers, and what is
-/// not a number above infinity.
+/// Maximum absolute value as f32 bits: bit order is numeric order, with infinity and then NaN as the largest.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 struct Largest(i32);
 
@@ -217,7 +216,7 @@ impl Largest {
         self.max(Self(number.abs().to_bits() as i32))
     }
 
-    /// That of all `numbers`.
+    /// Returns the maximum over `numbers`.
     fn of(numbers: &[f32]) -> Self {
         let of_chunk = |chunk: &[f32]| chunk.iter().fold(Self::default(), |largest, number| largest.with(*number));
         numbers.par_chunks(CHUNK).map(of_chunk).max().unwrap_or_default()
@@ -232,9 +231,9 @@ impl Largest {
     }
 }
 
-/// One step of AdamW with a gradient of one norm.
+/// One step of AdamW, for a given gradient norm.
 struct Rule {
-    /// What the gradient is multiplied by.
+    /// Clip factor of the gradient.
     clip: f32,
     step: AdamWStep,
 }
@@ -245,12 +244,12 @@ impl Rule {
         Self { clip: (f64::from(step.max_grad_norm) / (grad_norm + CLIP_EPSILON)).min(1.0) as f32, step }
     }
 
-    /// The decay of a tensor: those with one dimension, norms and biases, have none.
+    /// Returns the weight decay factor of a tensor: 1 for tensors with one dimension (norms, biases).
     fn decay_of(&self, moments: &Moments) -> f32 {
         if moments.shape.len() > 1 { self.step.decay } else { 1.0 }
     }
 
-    /// Value and moments after the step.
+    /// Returns value and moments after the step.
     #[inline(always)]
     fn next(&self, decay: f32, value: f32, gradient: f32, first: f32, second: f32) -> [f32; 3] {
         let AdamWStep { beta1, beta2, rate, root, epsilon, .. } = self.step;
@@ -260,7 +259,7 @@ impl Rule {
         [value * decay - rate * first / (second.sqrt() / root + epsilon), first, second]
     }
 
-    /// The largest magnitudes of one tensor's values, and of its first moments and the roots of its second ones, after the step.
+    /// Returns the largest value, and the largest first moment or root of a second moment, of one tensor after the step.
     fn look(&self, values: &[f32], gradient: &[f32], moments: &Moments) -> (Largest, Largest) {
         let decay = self.decay_of(moments);
         let chunks = values.par_chunks(CHUNK).zip(gradient.par_chunks(CHUNK));

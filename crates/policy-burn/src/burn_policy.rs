@@ -1,4 +1,4 @@
-//! The decoder, its loss and its optimizer behind the trait that a training loop knows.
+//! [`BurnPolicy`]: the decoder, its loss and its optimizer on the CPU, as a [`Policy`].
 
 use crate::adamw::AdamW;
 use crate::decoder::{
@@ -22,31 +22,30 @@ use policy::{
 };
 use rayon::prelude::*;
 
-/// The largest number of sequences that decode together unless another is chosen.
+/// Default of the largest number of sequences that decode together.
 const ROLLOUT_BATCH_SIZE: usize = 256;
 
-/// A decoder in burn on this CPU, with a reference policy where there is one, and AdamW. The [front page](crate) has an example.
+/// A decoder in burn on the CPU, with AdamW and an optional reference policy. The [crate documentation](crate) has an example.
 ///
-/// Micro-batches and batches of samples run in parallel on the threads of rayon's pool; what they yield does not depend on
-/// the number of threads.
+/// Micro-batches and batches of samples run in parallel on rayon's thread pool; results do not depend on the number of threads.
 pub struct BurnPolicy {
-    /// The weights that are trained, on a device with autodiff.
+    /// The trained weights, on a device with autodiff.
     model: Decoder,
     /// The weights of the reference policy, on a device without autodiff.
     ref_policy: Option<Decoder>,
     loss: LossPlans,
     cross_entropy: LossPlans,
-    /// The value loss, where the decoder has a value head.
+    /// The value loss, if the decoder has a value head.
     value_loss: Option<ValueLossConfig>,
     optimizer: AdamW,
     sums: GradientSum,
     rollout_batch_size: usize,
     remembered: Option<Remembered>,
-    /// The weights where they lie in files, as long as they are those of the policy.
+    /// The initial weights, memory-mapped; `None` after the first change of the policy's weights.
     in_files: Option<Decoder>,
 }
 
-/// The state that [`Policy::roll_back`] goes back to.
+/// The state that [`Policy::roll_back`] restores.
 struct Remembered {
     model: Decoder,
     ref_policy: Option<Decoder>,
@@ -54,27 +53,27 @@ struct Remembered {
 }
 
 impl BurnPolicy {
-    /// A policy whose initial weights depend on `config` and `seed` only, with the default settings of AdamW.
+    /// Creates a policy with random weights that depend on `config` and `seed` only, with the default AdamW settings.
     ///
     /// # Errors
-    /// [`Error::Model`] for an illegal configuration.
+    /// [`Error::Model`] for an invalid configuration.
     pub fn new(config: &ModelConfig, seed: u64, loss: PolicyLoss) -> Result<Self> {
         Ok(Self::of(Decoder::new(config, seed, &Device::flex().autodiff())?, loss))
     }
 
-    /// A policy of stored weights, which are read tensor by tensor in f32 to be trained, with the default settings of AdamW.
+    /// Creates a policy from stored weights, read tensor by tensor as f32, with the default AdamW settings.
     ///
     /// # Errors
-    /// Those of [`Decoder::from_weights`].
+    /// See [`Decoder::from_weights`].
     pub fn from_weights(config: &ModelConfig, weights: &models::Weights, loss: PolicyLoss) -> Result<Self> {
         Ok(Self::of(Decoder::from_weights(config, weights, &Device::flex().autodiff())?, loss))
     }
 
-    /// A policy of stored weights beneath fresh LoRA adapters: [`BurnPolicy::with_lora`] of weights that stay in their files, where they
-    /// are read by every product. The files are mapped as long as the policy lives, and must not be changed meanwhile.
+    /// Creates a policy from stored weights with fresh LoRA adapters: [`BurnPolicy::with_lora`] with memory-mapped base weights, which
+    /// every product reads from the files. The files are mapped as long as the policy lives, and must not change meanwhile.
     ///
     /// # Errors
-    /// Those of [`Decoder::mapped`] and [`Decoder::with_lora`].
+    /// See [`Decoder::mapped`] and [`Decoder::with_lora`].
     pub fn mapped_with_lora(
         config: &ModelConfig,
         weights: &models::Weights,
@@ -86,19 +85,19 @@ impl BurnPolicy {
         Ok(Self::of(base.with_lora(lora, seed)?, loss))
     }
 
-    /// This policy with fresh LoRA adapters, as [`Decoder::with_lora`]: gradients, moments and checkpoints are those of the adapters
-    /// alone, tokens are sampled with them, and the reference policy is the model without them.
+    /// Adds fresh LoRA adapters ([`Decoder::with_lora`]): gradients, moments and checkpoints contain only adapters, tokens are sampled with
+    /// them, and the reference policy is the model without them.
     ///
     /// # Errors
-    /// Those of [`Decoder::with_lora`].
+    /// See [`Decoder::with_lora`].
     pub fn with_lora(self, lora: &LoraConfig, seed: u64) -> Result<Self> {
         self.adapted(|model| model.with_lora(lora, seed))
     }
 
-    /// This policy with stored adapters, as [`BurnPolicy::with_lora`].
+    /// Adds stored adapters; otherwise like [`BurnPolicy::with_lora`].
     ///
     /// # Errors
-    /// Those of [`Decoder::with_adapter`].
+    /// See [`Decoder::with_adapter`].
     pub fn with_adapter(self, adapter: &Adapter) -> Result<Self> {
         self.adapted(|model| model.with_adapter(adapter))
     }
@@ -125,27 +124,28 @@ impl BurnPolicy {
         }
     }
 
-    /// Takes the reference policy from the files of `weights`, of which this policy has just been made, if it is frozen before the first
-    /// update: then it needs no memory of its own. The files are mapped as long as it lives, and must not be changed meanwhile.
+    /// Uses the memory-mapped `weights` as the reference policy, which then needs no memory of its own. `weights` must be those that this
+    /// policy was created from; they are used if the reference policy is frozen before the first update. The files are mapped as long as
+    /// the reference policy lives, and must not change meanwhile.
     ///
     /// # Errors
-    /// Those of [`Decoder::mapped`].
+    /// See [`Decoder::mapped`].
     pub fn with_reference_in_files(mut self, weights: &models::Weights) -> Result<Self> {
         self.in_files = Some(Decoder::mapped(self.model.config(), weights, &Device::flex())?);
         Ok(self)
     }
 
-    /// Chooses the largest number of sequences that decode together. It bounds memory and does not change what is sampled.
+    /// Sets the largest number of sequences that decode together. It bounds the memory and does not change the samples.
     #[must_use]
     pub fn with_rollout_batch_size(mut self, sequences: usize) -> Self {
         self.rollout_batch_size = sequences;
         self
     }
 
-    /// Gives the decoder a value head, of zeros, which is trained with this loss.
+    /// Adds a value head, initialised to zero, that is trained with this loss.
     ///
     /// # Errors
-    /// [`Error::Loss`] for settings that are not legal.
+    /// [`Error::Loss`] for invalid settings.
     pub fn with_value_head(mut self, loss: ValueLossConfig) -> Result<Self> {
         loss.validate()?;
         self.model = self.model.with_value_head();
@@ -153,17 +153,17 @@ impl BurnPolicy {
         Ok(self)
     }
 
-    /// The decoder, on a device with autodiff.
+    /// Returns the decoder, on a device with autodiff.
     pub fn model(&self) -> &Decoder {
         &self.model
     }
 
-    /// The gradients that [`Policy::accumulate`] has added up since the last update; empty when there are none.
+    /// Returns the gradients accumulated since the last update; empty if there are none.
     pub fn gradients(&self) -> &GradientSum {
         &self.sums
     }
 
-    /// Takes weights that were seen to fit.
+    /// Replaces the trained weights; the caller has checked names and shapes.
     fn replace(&mut self, weights: &dyn TensorSource) -> Result<()> {
         let (model, replaced) = replace_parameters(self.model.take(), weights);
         self.model = model;
@@ -282,7 +282,7 @@ impl Policy for BurnPolicy {
     }
 
     fn freeze_ref_policy(&mut self) -> Result<()> {
-        // With adapters this is the model without them, whatever they are by now: it shares the frozen weights.
+        // With adapters, the reference policy is the model without them, and shares the frozen weights.
         self.ref_policy = Some(self.in_files.take().unwrap_or_else(|| freeze(&self.model)));
         Ok(())
     }
@@ -313,7 +313,7 @@ impl Policy for BurnPolicy {
 
     fn roll_back(&mut self) -> Result<()> {
         let Some(Remembered { model, ref_policy, optimizer }) = self.remembered.take() else {
-            return Err(Error::state("the policy", "a state that `begin` has remembered", "none"));
+            return Err(Error::state("the policy", "a state saved by `begin`", "none"));
         };
         (self.model, self.ref_policy, self.optimizer) = (model, ref_policy, optimizer);
         self.sums = GradientSum::new();
@@ -324,7 +324,7 @@ impl Policy for BurnPolicy {
         match group {
             StateGroup::Weights(Weights::Policy) => export_parameters(&self.model, sink),
             StateGroup::Weights(Weights::RefPolicy) => match &self.ref_policy {
-                // Those of a reference beneath adapters are the model's own, which no checkpoint repeats.
+                // With adapters, the reference policy is the frozen model, which checkpoints do not store.
                 Some(model) if !self.model.has_adapters() => {
                     for_each_parameter(model, Which::All, |name, shape, values| {
                         sink.tensor(NamedTensor { name: name.to_owned(), shape: shape.to_vec(), data: values.to_vec() })
@@ -348,13 +348,13 @@ impl Policy for BurnPolicy {
     }
 
     fn import(&mut self, state: &PolicyState<'_>) -> Result<()> {
-        // Looked at before anything is written, so that the weights can be replaced where they lie.
+        // Check everything before the first write, because the weights are replaced in place.
         check_parameters(&self.model, state.policy)?;
         let mut optimizer = AdamW::new(state.adamw);
         optimizer.restore(state.optimizer_steps, state.optimizer, &self.model)?;
         let ref_policy = match state.ref_policy {
             Some(weights) if self.model.has_adapters() && weights.shapes().is_empty() => Some(freeze(&self.model)),
-            // Weights that lie in files stay there.
+            // Keep a memory-mapped reference policy if its values are equal.
             Some(weights) if self.ref_policy.as_ref().is_some_and(|model| has_values(model, weights)) => {
                 self.ref_policy.take()
             }

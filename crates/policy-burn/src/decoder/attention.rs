@@ -1,4 +1,4 @@
-//! Grouped-query attention (arXiv 2305.13245) with rotary positions.
+//! Grouped-query attention (arXiv 2305.13245) with rotary position embeddings.
 
 use super::build::Builder;
 use super::layers::{Linear, RmsNorm};
@@ -9,16 +9,16 @@ use burn::tensor::Tensor;
 use policy::Result;
 use std::sync::Arc;
 
-/// Causal self-attention in which each of K key/value heads serves R = A / K query heads.
+/// Causal self-attention; each of K key/value heads serves R = A / K query heads.
 #[derive(Module, Debug)]
 pub struct Attention {
-    /// The projection `[H, (A + 2K) D]` to query heads, then key heads, then value heads: one product instead of three.
+    /// Fused projection `[H, (A + 2K) D]` to query heads, then key heads, then value heads.
     pub qkv_proj: Linear,
-    /// The projection `[A D, H]` back to the residual stream.
+    /// Output projection `[A D, H]`.
     pub o_proj: Linear,
-    /// The norm `[D]` of every query head before it is turned, where the model has one.
+    /// Norm `[D]` of query heads before the rotary embedding, if the model has QK norm.
     pub q_norm: Option<RmsNorm>,
-    /// The norm `[D]` of every key head before it is turned, where the model has one.
+    /// Norm `[D]` of key heads before the rotary embedding, if the model has QK norm.
     pub k_norm: Option<RmsNorm>,
     num_heads: usize,
     num_kv_heads: usize,
@@ -43,12 +43,12 @@ impl Attention {
         Ok(Self { qkv_proj, o_proj, q_norm, k_norm, num_heads: heads, num_kv_heads: kv_heads, head_dim: d })
     }
 
-    /// A, K and D.
+    /// Returns A, K and D.
     pub(crate) fn heads(&self) -> Heads {
         Heads { query: self.num_heads, key_value: self.num_kv_heads, width: self.head_dim }
     }
 
-    /// `residual` plus the attention of `x`, both `[N, H]`.
+    /// Returns `residual` plus the attention of `x`, both `[N, H]`.
     pub(crate) fn forward(
         &self,
         x: Tensor<2>,

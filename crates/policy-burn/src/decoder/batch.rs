@@ -1,4 +1,4 @@
-//! Sequences laid end to end, without padding.
+//! Packed sequences, without padding.
 
 use super::ops::Sequences;
 use backend_cpu::layers::Span;
@@ -6,7 +6,7 @@ use policy::{Error, Result, Sequence};
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// Sequences as N rows, one after the other. Completions of one prompt share its rows.
+/// Packed sequences as N rows. Completions of the same prompt share its rows.
 ///
 /// ```
 /// # fn main() -> policy::Result<()> {
@@ -22,10 +22,10 @@ pub struct PackedBatch {
 }
 
 impl PackedBatch {
-    /// A batch of whole sequences.
+    /// Creates a batch of whole sequences.
     ///
     /// # Errors
-    /// [`Error::Argument`] when there is no sequence or one is empty.
+    /// [`Error::Argument`] if there is no sequence, or an empty one.
     pub fn new<S: AsRef<[u32]>>(sequences: &[S]) -> Result<Self> {
         if sequences.is_empty() || sequences.iter().any(|s| s.as_ref().is_empty()) {
             let lengths: Vec<usize> = sequences.iter().map(|s| s.as_ref().len()).collect();
@@ -37,7 +37,8 @@ impl PackedBatch {
         Ok(rows.into_batch())
     }
 
-    /// Prompts and completions, each prompt once, and the rows `[N]` that predict the completions' tokens, end to end.
+    /// Packs prompts and completions, each distinct prompt once. Also returns the rows `[N]` that predict the completion tokens,
+    /// concatenated.
     ///
     /// # Errors
     /// [`Error::Argument`] for an empty prompt or completion.
@@ -54,18 +55,18 @@ impl PackedBatch {
             });
             predicting.push(prefix.end - 1);
             predicting.extend(rows.ids.len()..rows.ids.len() + completion.len() - 1);
-            // The last token predicts nothing.
+            // The last token predicts nothing, so it has no row.
             rows.add(&completion[..completion.len() - 1], prefix.clone(), prompt.len());
         }
         Ok((rows.into_batch(), predicting))
     }
 
-    /// The token ids `[N]`.
+    /// Returns the token ids `[N]`.
     pub fn ids(&self) -> &[u32] {
         &self.ids
     }
 
-    /// The number of positions that the longest sequence takes.
+    /// Returns the number of positions of the longest sequence.
     pub(super) fn longest(&self) -> usize {
         self.sequences.positions.iter().max().map_or(0, |position| position + 1)
     }
@@ -79,7 +80,7 @@ struct Rows {
 }
 
 impl Rows {
-    /// Adds tokens that attend to `prefix` and begin at `position`.
+    /// Adds tokens that attend to the rows `prefix` and to each other, with positions from `position` on.
     fn add(&mut self, ids: &[u32], prefix: std::ops::Range<usize>, position: usize) {
         let first = self.ids.len();
         self.ids.extend_from_slice(ids);

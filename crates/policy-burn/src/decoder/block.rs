@@ -1,4 +1,4 @@
-//! One layer of the decoder.
+//! One decoder layer.
 
 use super::attention::Attention;
 use super::build::Builder;
@@ -10,12 +10,12 @@ use burn::tensor::Tensor;
 use policy::Result;
 use std::sync::Arc;
 
-/// The MLP of a layer, SwiGLU (arXiv 2002.05202): `down(silu(gate(x)) * up(x))`.
+/// MLP of a layer, SwiGLU (arXiv 2002.05202): `down(silu(gate(x)) * up(x))`.
 #[derive(Module, Debug)]
 pub struct Mlp {
-    /// The projection `[H, 2I]` to gate, then up: one product instead of two.
+    /// Fused projection `[H, 2I]` to gate, then up.
     pub gate_up_proj: Linear,
-    /// The projection `[I, H]` back to the residual stream.
+    /// Output projection `[I, H]`.
     pub down_proj: Linear,
 }
 
@@ -30,23 +30,23 @@ impl Mlp {
         })
     }
 
-    /// `residual` plus the MLP of `x`, both `[N, H]`.
+    /// Returns `residual` plus the MLP of `x`, both `[N, H]`.
     pub(crate) fn forward(&self, x: Tensor<2>, residual: Tensor<2>) -> Result<Tensor<2>> {
         let mixed = ops::swiglu(self.gate_up_proj.forward(x)?)?;
         self.down_proj.add_to(residual, mixed)
     }
 }
 
-/// One layer of the decoder: attention and MLP, each on the normalised residual stream.
+/// One decoder layer: attention and MLP, each on the normalised residual stream.
 #[derive(Module, Debug)]
 pub struct Block {
-    /// The norm before attention.
+    /// Norm before attention.
     pub input_norm: RmsNorm,
-    /// The attention.
+    /// Attention.
     pub attn: Attention,
-    /// The norm before the MLP.
+    /// Norm before the MLP.
     pub post_norm: RmsNorm,
-    /// The MLP.
+    /// MLP.
     pub mlp: Mlp,
 }
 
@@ -61,7 +61,7 @@ impl Block {
         })
     }
 
-    /// The layer applied to `x: [N, H]` -> `[N, H]`.
+    /// Applies the layer to `x: [N, H]` -> `[N, H]`.
     pub(crate) fn forward(&self, x: Tensor<2>, rope: &RopeTable, sequences: &Arc<Sequences>) -> Result<Tensor<2>> {
         let x = self.attn.forward(self.input_norm.forward(x.clone())?, x, rope, sequences)?;
         self.mlp.forward(self.post_norm.forward(x.clone())?, x)

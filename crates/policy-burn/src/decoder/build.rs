@@ -1,4 +1,4 @@
-//! How the parameters of a new decoder get their values: at random, or from stored tensors.
+//! Initial values of a decoder's parameters: random, or read from stored tensors.
 
 use super::params::normal;
 use super::weight::{Stored, Weight};
@@ -8,42 +8,42 @@ use models::ModelConfig;
 use policy::Result;
 use rng::uniform_weights;
 
-/// The initial values of a parameter that is not stored anywhere.
+/// Distribution of the initial values of a parameter that is not stored.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Initial {
-    /// Independent normal values around 0.
+    /// Independent normal values with mean 0.
     Normal {
-        /// Their standard deviation.
+        /// Standard deviation.
         std: f64,
     },
-    /// Independent uniform values.
+    /// Independent uniform values with mean 0.
     Uniform {
-        /// Their largest magnitude.
+        /// Largest magnitude.
         bound: f64,
     },
-    /// One value.
+    /// A constant.
     Constant(f32),
 }
 
-/// Where the values of parameters come from.
+/// A source of parameter values.
 pub(crate) trait Source {
-    /// The values of the parameter `name` in row-major order, as many as `shape` says.
+    /// Returns the values of the parameter `name` in row-major order; their number matches `shape`.
     ///
     /// # Errors
-    /// Those of reading what is stored.
+    /// Errors of reading stored tensors.
     fn values(&mut self, name: &str, shape: &[usize], initial: Initial) -> Result<Vec<f32>>;
 
-    /// The matrix `name` where it is stored; `None` where its values are to be copied.
+    /// Returns the stored matrix `name`, to be used in place, or `None` if its values must be copied.
     ///
     /// # Errors
-    /// Those of reading what is stored.
+    /// Errors of reading stored tensors.
     fn stored(&mut self, name: &str, shape: [usize; 2]) -> Result<Option<Stored>> {
         let _ = (name, shape);
         Ok(None)
     }
 }
 
-/// Values that depend on a seed and on the parameter's name only.
+/// Random values that depend on a seed and the parameter's name only.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Seed(pub(crate) u64);
 
@@ -58,7 +58,7 @@ impl Source for Seed {
     }
 }
 
-/// What the layers of a decoder are made from.
+/// Inputs of the constructors of layers.
 pub(crate) struct Builder<'a> {
     pub(crate) config: &'a ModelConfig,
     pub(crate) device: &'a Device,
@@ -66,7 +66,7 @@ pub(crate) struct Builder<'a> {
 }
 
 impl Builder<'_> {
-    /// The parameter with this path.
+    /// Creates the parameter with this path.
     pub(crate) fn parameter<const D: usize>(
         &mut self,
         name: &str,
@@ -77,7 +77,7 @@ impl Builder<'_> {
         Ok(Param::from_data(TensorData::new(values, shape), self.device))
     }
 
-    /// The matrix with this path.
+    /// Creates the matrix with this path.
     pub(crate) fn weight(&mut self, name: &str, shape: [usize; 2], initial: Initial) -> Result<Weight> {
         Ok(match self.source.stored(name, shape)? {
             Some(stored) => Weight::Stored(stored),

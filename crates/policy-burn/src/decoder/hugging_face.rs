@@ -1,8 +1,7 @@
-//! The decoder's parameters under Hugging Face's names: one mapping, for weights, gradients and moments, in both directions.
+//! Mapping between the decoder's parameters and Hugging Face tensors, in both directions, for weights, gradients and moments.
 //!
-//! This decoder multiplies rows by `[in, out]`, and has one matrix for queries, keys and values and one for gate and up;
-//! transformers has `[out, in]`, and a matrix for each. A parameter here is therefore one or more tensors there, which are columns of
-//! it, transposed.
+//! This decoder stores matrices `[in, out]`, and fuses queries, keys and values into one matrix, and gate and up into another; transformers
+//! stores `[out, in]`, one matrix each. A parameter therefore consists of one or more transposed tensors, side by side.
 
 use super::build::{Initial, Source};
 use super::lora::Adapted;
@@ -13,23 +12,24 @@ use policy::{Error, Result, TensorSink};
 use rayon::prelude::*;
 use std::ops::Range;
 
-/// The rows of a tensor that are read at a time where they have to be transposed.
+/// Number of rows that are read at once from a tensor that must be transposed.
 const ROWS: usize = 64;
 
-/// A tensor of transformers, as a part of a parameter of this decoder.
+/// A tensor of transformers as a part of a parameter of this decoder.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Part {
-    /// The name in transformers.
+    /// Name in transformers.
     name: String,
-    /// The shape in transformers.
+    /// Shape in transformers.
     shape: Vec<usize>,
-    /// The columns of the parameter that it is; all of them where it has no columns.
+    /// Its columns in the parameter; empty if it is the whole parameter.
     columns: Range<usize>,
-    /// Whether the parameter's columns are the tensor's rows.
+    /// `true` if the parameter's columns are the tensor's rows.
     transposed: bool,
 }
 
-/// The matrices of transformers that a linear layer of a block here, such as `attn.qkv_proj`, consists of, and how many columns each is.
+/// Returns the matrices of transformers that a linear layer of a block, for example `attn.qkv_proj`, consists of, with their numbers of
+/// columns.
 pub(super) fn matrices_of(config: &ModelConfig, module: &str) -> Vec<(&'static str, usize)> {
     let (h, i, d) = (config.hidden_size, config.intermediate_size, config.head_dim());
     let (queries, keys) = (config.num_attention_heads * d, config.num_key_value_heads * d);
@@ -44,8 +44,7 @@ pub(super) fn matrices_of(config: &ModelConfig, module: &str) -> Vec<(&'static s
     }
 }
 
-/// The tensors of transformers that the parameter `name` of a decoder of this configuration consists of, in the order of its
-/// columns.
+/// Returns the tensors of transformers that the parameter `name` consists of, in the order of its columns.
 fn parts(config: &ModelConfig, adapted: &Adapted, name: &str, shape: &[usize]) -> Vec<Part> {
     let whole = |name: String| vec![Part { name, shape: shape.to_vec(), columns: 0..0, transposed: false }];
     if let Some(matrix) = adapted.matrix(config, name) {
@@ -55,7 +54,7 @@ fn parts(config: &ModelConfig, adapted: &Adapted, name: &str, shape: &[usize]) -
         return whole(match name {
             "embed_tokens" => "model.embed_tokens.weight".to_owned(),
             "lm_head" => "lm_head.weight".to_owned(),
-            // transformers' causal models have none.
+            // transformers' causal models have no value head.
             "value_head.weight" | "value_head.bias" => name.to_owned(),
             _ => format!("model.{name}"),
         });
@@ -79,11 +78,11 @@ fn parts(config: &ModelConfig, adapted: &Adapted, name: &str, shape: &[usize]) -
     matrices.iter().map(part).collect()
 }
 
-/// Hands the tensors of transformers that a parameter's values consist of to `sink`, one by one; each is a copy, which is dropped before
-/// the next is made unless the sink keeps it.
+/// Passes the tensors of transformers that a parameter consists of to `sink`, one by one. Each is a copy, which is dropped before the next
+/// one is made unless the sink keeps it.
 ///
 /// # Errors
-/// That of the sink.
+/// The sink's error.
 pub(crate) fn export_parts(
     of: &Decoder,
     name: &str,
@@ -115,14 +114,14 @@ pub(crate) fn export_parts(
     Ok(())
 }
 
-/// Stored weights as the values of a decoder's parameters, copied.
+/// Stored weights, copied into the decoder's parameters.
 pub(crate) struct Read<'a> {
     pub(crate) config: &'a ModelConfig,
     pub(crate) weights: &'a Weights,
 }
 
 impl Source for Read<'_> {
-    /// No second copy is made: what has to be transposed is read some rows at a time.
+    /// Reads tensors that must be transposed in blocks of rows, to avoid a second copy.
     fn values(&mut self, name: &str, shape: &[usize], _: Initial) -> Result<Vec<f32>> {
         let mut values = vec![0.0; shape.iter().product()];
         let columns = shape.last().copied().unwrap_or(1);
@@ -153,7 +152,7 @@ impl Source for Read<'_> {
     }
 }
 
-/// Stored weights whose matrices stay where they are.
+/// Memory-mapped weights, whose matrices are used in place.
 pub(crate) struct Mapped<'a> {
     pub(crate) config: &'a ModelConfig,
     pub(crate) weights: &'a Weights,
@@ -175,7 +174,7 @@ impl Source for Mapped<'_> {
     }
 }
 
-/// Stored adapters as the values of those of a decoder.
+/// Stored adapters, copied into the decoder's adapter parameters.
 pub(crate) struct StoredAdapter<'a> {
     pub(crate) config: &'a ModelConfig,
     pub(crate) adapted: Adapted,
@@ -201,12 +200,12 @@ mod tests {
     use crate::decoder::{PackedBatch, Weight, to_host};
     use burn::tensor::{Device, Tensor};
 
-    /// The tensors as a file of a model folder.
+    /// Writes the tensors to a file of a model folder.
     fn stored(tensors: &[NamedTensor]) -> (tempfile::TempDir, Weights) {
         stored_as(safetensors::Dtype::F32, tensors)
     }
 
-    /// The same in f32, or with the upper halves of the numbers, in bf16.
+    /// Writes the tensors in f32, or truncated to bf16.
     fn stored_as(dtype: safetensors::Dtype, tensors: &[NamedTensor]) -> (tempfile::TempDir, Weights) {
         let first = if dtype == safetensors::Dtype::BF16 { 2 } else { 0 };
         let bytes: Vec<Vec<u8>> = (tensors.iter())
@@ -223,11 +222,11 @@ mod tests {
         (folder, weights)
     }
 
-    /// Large weights in bf16 stay so when tokens are sampled, with their adapters beside them.
+    /// Large bf16 weights stay bf16 for sampling, with separate adapters.
     #[test]
     fn tokens_are_sampled_from_large_weights_in_bf16() {
         let config = ModelConfig {
-            // Four times a second cache of 2 MiB.
+            // Four times an L2 cache of 2 MiB.
             intermediate_size: 16384,
             num_hidden_layers: 1,
             initializer_range: 0.1,
@@ -260,14 +259,14 @@ mod tests {
             sampled
         };
         assert_ne!(of(&fresh.clone().with_parameters(&parameters).unwrap()), of(&base));
-        // A fresh adapter changes nothing.
+        // A fresh adapter does not change the outputs.
         assert_eq!(of(&fresh), of(&base));
     }
 
     #[test]
-    fn what_is_exported_loads_back_to_the_bit() {
+    fn exported_weights_load_back_bit_for_bit() {
         let config = ModelConfig {
-            // More columns than are read at a time.
+            // More columns than are read at once.
             head_dim: Some(24),
             intermediate_size: 70,
             qk_norm: true,
@@ -299,7 +298,7 @@ mod tests {
         expected.extend(layer.iter().map(String::as_str));
         expected.extend(["model.norm.weight", "lm_head.weight"]);
         assert_eq!(names, expected);
-        // k_proj is [K D, H], the transposed columns behind those of the queries.
+        // k_proj is [K D, H], transposed into the columns after those of q_proj.
         let key = tensors.iter().find(|tensor| tensor.name.ends_with("k_proj.weight")).unwrap();
         assert_eq!(key.shape, [2 * 24, 64]);
         let fused = &decoder.parameters()[2];

@@ -1,4 +1,4 @@
-//! The decoder as tokens are sampled from it: no graph, weights packed once, keys and values in a cache.
+//! The decoder for sampling: no autodiff graph, packed weights, KV cache.
 
 use super::batch::PackedBatch;
 use super::layers::{Linear, RmsNorm};
@@ -15,8 +15,7 @@ use grpo_burn::custom_op::elements;
 use models::ModelConfig;
 use policy::{Error, Result};
 
-/// The weights of a decoder in the form in which tokens are sampled. Every row that it makes depends on the tokens of its own sequence
-/// alone, to the bit.
+/// The weights of a decoder, packed for sampling. Every output row depends only on the tokens of its own sequence, bit for bit.
 ///
 /// ```
 /// use policy_burn::decoder::{Decoder, PackedBatch};
@@ -60,7 +59,7 @@ enum Embedding {
 struct Layer {
     input_norm: Norm,
     qkv: Weight,
-    /// The norms of queries and of keys.
+    /// Norms of queries and keys.
     head_norms: Option<[Norm; 2]>,
     o: Weight,
     post_norm: Norm,
@@ -78,11 +77,11 @@ struct Norm {
 struct Weight {
     weight: PackedWeight,
     bias: Option<Vec<f32>>,
-    /// Those that are not part of the weight.
+    /// Adapters that are not merged into the weight.
     adapters: Vec<Adapter>,
 }
 
-/// An adapter beside its weight.
+/// An adapter that is applied separately from its weight.
 #[derive(Debug)]
 struct Adapter {
     /// A^T `[in, r]`.
@@ -90,7 +89,7 @@ struct Adapter {
     /// B^T `[r, width]`.
     b: PackedWeight,
     scale: f32,
-    /// The first of the columns that it adds to.
+    /// First output column of the adapter.
     first: usize,
 }
 
@@ -133,12 +132,13 @@ impl Weight {
         let weight = match (linear.adapters.as_slice(), &linear.weight) {
             ([], weight::Weight::Parameter(weight)) => kernels.pack_weight(read(&storage(weight.val())?)?, dims)?,
             ([], weight::Weight::Stored(stored)) => kernels.pack_stored(&stored.view()?),
-            // A large weight stays in bf16, as which the sum does not: its adapters are small beside it.
+            // A large bf16 weight stays bf16 and its adapters separate: a merged weight would need f32, and adapters are small in
+            // comparison.
             (of_linear, weight::Weight::Stored(stored)) if stored.view()?.packs_narrow() => {
                 adapters = of_linear.iter().map(|of| Adapter::new(kernels, of)).collect::<Result<_>>()?;
                 kernels.pack_stored(&stored.view()?)
             }
-            // Else what is sampled with is the sum: an adapter costs nothing per token.
+            // Otherwise adapters are merged, so they cost nothing per token.
             _ => kernels.pack_weight(&linear.merged()?, dims)?,
         };
         let bias = linear.bias.as_ref().map(Param::val).map(to_vec).transpose()?;
@@ -188,15 +188,15 @@ impl Inference {
         })
     }
 
-    /// V, the number of logits of a row.
+    /// Returns V, the number of logits per row.
     pub fn vocab(&self) -> usize {
         self.config.vocab_size
     }
 
-    /// Logits `[B, V]` behind each prompt, and a cache for `per_prompt` samples of each with room for `capacity` tokens.
+    /// Returns logits `[B, V]` after each prompt, and a cache for `per_prompt` samples of each prompt with room for `capacity` tokens each.
     ///
     /// # Errors
-    /// [`Error::TooLong`] when prompt and capacity have no positions, [`Error::Model`] for an unknown token.
+    /// [`Error::TooLong`] if prompt and capacity exceed the model's positions, [`Error::Model`] for an unknown token.
     pub fn prefill(&self, prompts: &PackedBatch, per_prompt: usize, capacity: usize) -> Result<(Vec<f32>, Cache)> {
         check(&self.config, prompts.ids(), prompts.longest() + capacity)?;
         let (sequences, h) = (&prompts.sequences, self.config.hidden_size);
@@ -211,10 +211,10 @@ impl Inference {
         Ok((self.logits(&last)?, Cache(cache)))
     }
 
-    /// Logits `[samples, V]` behind one more token of each of `samples`, which are numbers of samples of the cache and ascend.
+    /// Returns logits `[samples, V]` after one more token of each of `samples`, which are ascending sample indices of the cache.
     ///
     /// # Errors
-    /// [`Error::Loss`] when ids and samples do not fit one another or the cache; [`Error::Model`] for an unknown token.
+    /// [`Error::Argument`] if ids and samples do not fit each other or the cache; [`Error::Model`] for an unknown token.
     pub fn decode(&self, ids: &[u32], samples: &[usize], cache: &mut Cache) -> Result<Vec<f32>> {
         check(&self.config, ids, 0)?;
         let Cache(cache) = cache;
@@ -229,8 +229,8 @@ impl Inference {
         self.logits(&x)
     }
 
-    /// The residual stream `[N, H]` behind the last layer. `attend` makes the attention `[N, A D]` of a layer from turned
-    /// queries, keys and values.
+    /// Returns the residual stream `[N, H]` after the last layer. `attend` computes the attention `[N, A D]` of a layer from queries, keys
+    /// and values after the rotary embedding.
     fn run(
         &self,
         ids: &[u32],
@@ -261,7 +261,7 @@ impl Inference {
         Ok(x)
     }
 
-    /// The final norm and the head.
+    /// Applies the final norm and the head.
     fn logits(&self, x: &[f32]) -> Result<Vec<f32>> {
         let n = x.len() / self.config.hidden_size;
         Ok(self.kernels.linear_packed(&self.normalised(x, &self.norm)?, &self.head, Add::Nothing, n)?)

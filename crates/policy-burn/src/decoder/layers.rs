@@ -1,4 +1,4 @@
-//! The two layers that everything else is made of.
+//! Linear layer and RMSNorm.
 
 use super::build::{Builder, Initial};
 use super::lora::LowRank;
@@ -11,16 +11,16 @@ use policy::Result;
 /// A linear layer, `y = x W + b`.
 #[derive(Module, Debug)]
 pub struct Linear {
-    /// The weight W `[in, out]`.
+    /// Weight W `[in, out]`.
     pub weight: Weight,
-    /// The bias b `[out]`.
+    /// Bias b `[out]`.
     pub bias: Option<Param<Tensor<1>>>,
-    /// The adapters of the matrices that the layer consists of.
+    /// Adapters of the matrices that are fused in this layer.
     pub adapters: Vec<LowRank>,
 }
 
 impl Linear {
-    /// Normal weights of standard deviation `std` and zero bias, where the values are not stored ones.
+    /// Creates the layer; values that are not stored are normal with standard deviation `std`, the bias zero.
     pub(crate) fn new(of: &mut Builder<'_>, name: &str, shape: [usize; 2], bias: bool, std: f64) -> Result<Self> {
         let weight = of.weight(&format!("{name}.weight"), shape, Initial::Normal { std })?;
         let bias =
@@ -28,16 +28,16 @@ impl Linear {
         Ok(Self { weight, bias, adapters: Vec::new() })
     }
 
-    /// The layer applied to `x: [N, in]` -> `[N, out]`.
+    /// Applies the layer to `x: [N, in]` -> `[N, out]`.
     ///
     /// # Errors
-    /// [`policy::Error::Loss`] when x is not `[N, in]`.
+    /// [`policy::Error::Loss`] if x is not `[N, in]`.
     pub fn forward(&self, x: Tensor<2>) -> Result<Tensor<2>> {
         let add = self.bias.as_ref().map_or(Addend::Nothing, |bias| Addend::Bias(bias.val()));
         self.run(x, add)
     }
 
-    /// `residual` plus the layer applied to `x: [N, in]`, both `[N, out]`; for a layer without a bias.
+    /// Returns `residual` plus the layer applied to `x: [N, in]`, both `[N, out]`; for layers without a bias.
     pub(crate) fn add_to(&self, residual: Tensor<2>, x: Tensor<2>) -> Result<Tensor<2>> {
         self.run(x, Addend::Residual(residual))
     }
@@ -50,7 +50,7 @@ impl Linear {
         self.adapters.iter().try_fold(y, |y, adapter| adapter.forward(x.clone(), y))
     }
 
-    /// The weight `[in, out]` with the adapters merged into it.
+    /// Returns the weight `[in, out]` with merged adapters.
     pub(crate) fn merged(&self) -> Result<Vec<f32>> {
         let mut weight = self.weight.to_vec()?;
         self.adapters.iter().try_for_each(|adapter| adapter.merge_into(&mut weight, self.weight.dims()[1]))?;
@@ -61,7 +61,7 @@ impl Linear {
 /// Root mean square normalisation, `y = x / sqrt(mean(x^2) + eps) * weight`.
 #[derive(Module, Debug)]
 pub struct RmsNorm {
-    /// The factor `[H]` of each channel.
+    /// Factor `[H]` of each channel.
     pub weight: Param<Tensor<1>>,
     eps: f64,
 }
@@ -71,15 +71,15 @@ impl RmsNorm {
         Ok(Self { weight: of.parameter(&format!("{name}.weight"), [size], Initial::Constant(1.0))?, eps })
     }
 
-    /// The norm of `x: [N, H]` -> `[N, H]`.
+    /// Normalises `x: [N, H]` -> `[N, H]`.
     ///
     /// # Errors
-    /// [`policy::Error::Loss`] when x is not `[N, H]`.
+    /// [`policy::Error::Loss`] if x is not `[N, H]`.
     pub fn forward(&self, x: Tensor<2>) -> Result<Tensor<2>> {
         ops::rms_norm(x, self.weight.val(), self.eps)
     }
 
-    /// What is added to the mean square.
+    /// Returns the term added to the mean square.
     pub(crate) fn eps(&self) -> f64 {
         self.eps
     }

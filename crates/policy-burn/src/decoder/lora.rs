@@ -1,4 +1,4 @@
-//! LoRA (arXiv 2106.09685): a matrix W acts as W + s B A, of which only A and B are trained.
+//! LoRA (arXiv 2106.09685): a matrix W acts as W + s B A, and only A and B are trained.
 
 use super::build::{Builder, Initial};
 use super::hugging_face::matrices_of;
@@ -17,15 +17,15 @@ pub struct LowRank {
     pub a: Param<Tensor<2>>,
     /// B `[out, r]`.
     pub b: Param<Tensor<2>>,
-    /// s, the factor of B A.
+    /// The scaling s of B A.
     scale: f64,
-    /// The first of the columns of the layer's output that are the matrix's; a layer may be several matrices side by side.
+    /// First of the matrix's columns in the layer's output; a layer may fuse several matrices.
     first: usize,
 }
 
 impl LowRank {
-    /// An adapter that changes nothing yet, where its values are not stored ones: as in PEFT, A is uniform within 1 / sqrt(in) and B
-    /// is zero.
+    /// Creates an adapter; values that are not stored are, as in PEFT, uniform within 1 / sqrt(in) for A and zero for B, so the adapter
+    /// does not change outputs.
     pub(crate) fn new(
         of: &mut Builder<'_>,
         name: &str,
@@ -42,22 +42,22 @@ impl LowRank {
         })
     }
 
-    /// s.
+    /// Returns the scaling s.
     pub(super) fn scale(&self) -> f64 {
         self.scale
     }
 
-    /// The first of the columns of the layer's output that it adds to.
+    /// Returns its first column in the layer's output.
     pub(super) fn first(&self) -> usize {
         self.first
     }
 
-    /// `y: [N, out]` with s x A^T B^T added to the adapter's columns, of `x: [N, in]`.
+    /// Returns `y: [N, out]` plus s x A^T B^T in the adapter's columns, for `x: [N, in]`.
     pub(crate) fn forward(&self, x: Tensor<2>, y: Tensor<2>) -> Result<Tensor<2>> {
         ops::low_rank(x, y, self.a.val(), self.b.val(), self.scale as f32, self.first)
     }
 
-    /// A head `[V, H]` with s B A added to it.
+    /// Returns a head `[V, H]` plus s B A.
     pub(crate) fn adapted_head(&self, head: Tensor<2>) -> Result<Tensor<2>> {
         ops::adapted_head(head, self.a.val(), self.b.val(), self.scale as f32)
     }
@@ -77,15 +77,15 @@ impl LowRank {
     }
 }
 
-/// The adapters of a model, by the matrices that have one.
+/// The adapted matrices of a model.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Adapted {
     pub(crate) matrices: Vec<AdaptedMatrix>,
 }
 
 impl Adapted {
-    /// The matrix of the adapter parameter `name` of the decoder, such as `layers.0.attn.qkv_proj.adapters.1.a`: the adapters of a
-    /// layer are those of its matrices, in the order of its columns.
+    /// Returns the matrix of the adapter parameter `name`, for example `layers.0.attn.qkv_proj.adapters.1.a`. The adapters of a layer are
+    /// numbered in the order of its columns.
     pub(crate) fn matrix(&self, config: &ModelConfig, name: &str) -> Option<&AdaptedMatrix> {
         if name.starts_with("lora_head.") {
             return self.matrices.iter().find(|matrix| matrix.name == "lm_head");
@@ -96,7 +96,7 @@ impl Adapted {
         self.of_layer(config, layer, module).get(index).map(|(matrix, _)| *matrix)
     }
 
-    /// The adapted matrices of a module of a layer, such as `attn.qkv_proj`, each with the first of its columns.
+    /// Returns the adapted matrices of a module of a layer, for example `attn.qkv_proj`, each with its first column.
     pub(crate) fn of_layer(&self, config: &ModelConfig, layer: &str, module: &str) -> Vec<(&AdaptedMatrix, usize)> {
         let mut end = 0;
         let matrices = matrices_of(config, module).into_iter().filter_map(|(part, width)| {
@@ -108,12 +108,12 @@ impl Adapted {
     }
 }
 
-/// Whether a parameter of this name belongs to an adapter.
+/// Returns `true` if the parameter `name` belongs to an adapter.
 pub(crate) fn is_adapter(name: &str) -> bool {
     name.starts_with("lora_head.") || name.contains(".adapters.")
 }
 
-/// Whether a parameter of this name belongs to the value head.
+/// Returns `true` if the parameter `name` belongs to the value head.
 pub(crate) fn is_value_head(name: &str) -> bool {
     name.starts_with("value_head.")
 }

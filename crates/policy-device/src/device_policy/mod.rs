@@ -328,7 +328,7 @@ impl Policy for DevicePolicy {
 
     fn roll_back(&mut self) -> policy::Result<()> {
         let Some(Remembered { weights, ref_policy, moments, steps }) = self.remembered.take() else {
-            return Err(policy::Error::state("the policy", "a state that `begin` has remembered", "none"));
+            return Err(policy::Error::state("the policy", "a state saved by `begin`", "none"));
         };
         (self.weights, self.ref_policy, self.moments, self.steps) = (weights, ref_policy, moments, steps);
         self.forget_gradient();
