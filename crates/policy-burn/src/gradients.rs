@@ -1,4 +1,4 @@
-//! Sums of gradients on the host.
+//! Gradient accumulators on the CPU.
 
 use crate::decoder::{Decoder, ParameterVisitor, Which, to_host, visit_parameters};
 use burn::module::Param;
@@ -6,22 +6,22 @@ use burn::tensor::{Gradients, Tensor};
 use models::NamedTensor;
 use rayon::prelude::*;
 
-/// Entries whose squares one task adds up.
+/// Number of elements per parallel task.
 const CHUNK: usize = 1 << 15;
 
-/// The sum of the gradients of one optimizer step, parameter by parameter in the order of the decoder's fields.
+/// The accumulated gradients of one optimizer step, per parameter in the order of the decoder's fields.
 #[derive(Clone, Debug, Default)]
 pub struct GradientSum {
     pub(crate) parameters: Vec<NamedTensor>,
 }
 
 impl GradientSum {
-    /// A sum without any gradient yet.
+    /// Creates an empty accumulator.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Adds the gradients of one micro-batch. A parameter that the loss does not depend on adds nothing.
+    /// Adds the gradients of one micro-batch. Parameters that the loss does not depend on are unchanged.
     pub fn add(&mut self, model: &Decoder, gradients: Gradients) {
         struct Collect<'a> {
             sum: &'a mut Vec<NamedTensor>,
@@ -46,14 +46,14 @@ impl GradientSum {
         visit_parameters(model, Which::Trained, &mut Collect { sum: &mut self.parameters, gradients, index: 0 });
     }
 
-    /// Whether no gradient was added yet.
+    /// Returns `true` if no gradient was added.
     pub fn is_empty(&self) -> bool {
         self.parameters.is_empty()
     }
 
-    /// The 2-norm over all parameters together.
+    /// Returns the 2-norm of all parameters together.
     pub fn norm(&self) -> f64 {
-        // f64, in a fixed order: the same bits on every run and for any number of threads.
+        // f64 sums in a fixed order: bit-identical for any number of threads.
         let of_parameter = |p: &NamedTensor| {
             let of_chunks: Vec<f64> = p.data.par_chunks(CHUNK).map(sum_of_squares).collect();
             of_chunks.iter().sum::<f64>()
@@ -61,13 +61,13 @@ impl GradientSum {
         self.parameters.iter().map(of_parameter).sum::<f64>().sqrt()
     }
 
-    /// The gradients by parameter name.
+    /// Returns the gradients by parameter name.
     pub fn parameters(&self) -> &[NamedTensor] {
         &self.parameters
     }
 }
 
-/// In eight sums, which do not wait for each other.
+/// Returns the sum of squares, in eight independent sums for instruction-level parallelism.
 fn sum_of_squares(values: &[f32]) -> f64 {
     let square = |value: &f32| f64::from(*value).powi(2);
     let mut sums = [0.0; 8];

@@ -1,7 +1,7 @@
-//! A policy on the host: a small decoder in burn, sampling over a KV cache, AdamW, and the GRPO loss.
+//! A policy on the CPU: a decoder in burn, sampling with a KV cache, AdamW, and the GRPO loss.
 //!
-//! [`BurnPolicy`] implements [`policy::Policy`], so that a training loop samples from it, scores with it and updates it without
-//! knowing burn. Tensors live on burn's CPU backend Flex, in f32; the loss is computed by any [`grpo_core::Backend`].
+//! [`BurnPolicy`] implements [`policy::Policy`], so a training loop samples, scores and updates without depending on burn. Tensors are f32
+//! on burn's CPU backend Flex; any [`grpo_core::Backend`] can compute the loss.
 //!
 //! ```
 //! use policy::{Policy, RolloutRequest, Sampling};

@@ -1,4 +1,4 @@
-//! Logits at every position: what a port of a model is compared by.
+//! Logits at every position, to compare a model with its original implementation.
 
 use crate::burn_policy::BurnPolicy;
 use crate::decoder::{Decoder, PackedBatch, to_host};
@@ -7,15 +7,15 @@ use burn::module::Module;
 use grpo_burn::custom_op::{Operand, elements};
 use policy::{Error, Result};
 
-/// Positions whose logits are made at a time: a row of them is a whole vocabulary.
+/// Number of positions whose logits `[ROWS, V]` are computed per call.
 const ROWS: usize = 64;
 
 impl BurnPolicy {
-    /// Hands the logits `[n, V]` of the positions of `ids` to `see`, with the first of these positions, some at a time; all tokens run at
-    /// once, as in training.
+    /// Passes the logits `[n, V]` of the positions of `ids` to `see`, in chunks, with the first position of the chunk. The forward pass
+    /// runs over all tokens, as in training.
     ///
     /// # Errors
-    /// [`Error::Argument`] for no ids, [`Error::TooLong`], [`Error::Model`] for an unknown token.
+    /// [`Error::Argument`] if `ids` is empty, [`Error::TooLong`], [`Error::Model`] for an unknown token.
     pub fn logits(&self, ids: &[u32], mut see: impl FnMut(usize, &[f32])) -> Result<()> {
         let model: Decoder = self.model().valid();
         let hidden = to_host(model.forward(&PackedBatch::new(&[ids])?)?);
@@ -28,11 +28,11 @@ impl BurnPolicy {
         Ok(())
     }
 
-    /// As [`BurnPolicy::logits`], of several sequences beside one another and token by token over a cache of keys and values, as in
-    /// sampling. `see` takes the index of the sequence, the position and its logits `[V]`.
+    /// Computes the same logits for several sequences token by token with a KV cache, as in sampling. `see` gets the index of the sequence,
+    /// the position and its logits `[V]`.
     ///
     /// # Errors
-    /// As [`BurnPolicy::logits`].
+    /// See [`BurnPolicy::logits`].
     pub fn cached_logits(&self, sequences: &[&[u32]], mut see: impl FnMut(usize, usize, &[f32])) -> Result<()> {
         let longest = sequences.iter().map(|ids| ids.len()).max().unwrap_or(0);
         if sequences.iter().any(|ids| ids.is_empty()) || longest == 0 {

@@ -1,4 +1,4 @@
-//! The losses of a micro-batch as burn tensors that can be differentiated.
+//! The losses of a micro-batch as differentiable burn tensors.
 
 use crate::decoder::to_host;
 use backend_cpu::CpuBackend;
@@ -9,16 +9,16 @@ use grpo_core::{Backend, Implementation, LossConfig, LossOutput, Scores, TokenBa
 use policy::{Error, Result, StepLoss};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// The loss of one micro-batch: its share of the step's.
+/// The loss of one micro-batch, a part of the step's loss.
 pub(crate) struct PartialLoss {
-    /// A tensor `[1]` whose gradient is the loss's.
+    /// Tensor `[1]` whose gradient is the gradient of the loss.
     pub(crate) backward: Tensor<1>,
-    /// The values of the loss; without scores and metrics where it does not have them.
+    /// Values of the loss; scores and metrics are empty if the loss has none.
     pub(crate) output: LossOutput,
 }
 
 impl PartialLoss {
-    /// The loss with the value loss of `values: [N, 1]` added to it.
+    /// Adds the value loss of `values: [N, 1]`.
     pub(crate) fn with_values(
         mut self,
         values: Tensor<2>,
@@ -28,7 +28,7 @@ impl PartialLoss {
     ) -> Result<Self> {
         let of_values = of_values.compute(&to_host(values.clone().inner()), config, batch)?;
         let (tokens, device) = (of_values.dvalues.len(), values.device());
-        // Linear in the values, with the derivatives of the loss for factors: its gradient is that of the loss.
+        // The dot product of the values and the loss's derivatives has the gradient of the loss.
         let factors = Tensor::<2>::from_data(TensorData::new(of_values.dvalues, [tokens, 1]), &device);
         self.backward = self.backward + (values * factors).sum();
         self.output.loss += of_values.loss;
@@ -38,7 +38,7 @@ impl PartialLoss {
     }
 }
 
-/// The GRPO loss of a policy, and the backend that computes it.
+/// The GRPO loss of a policy and its backend.
 ///
 /// ```
 /// # fn example(backend: std::sync::Arc<dyn grpo_core::Backend>) {
@@ -53,27 +53,27 @@ impl PartialLoss {
 /// ```
 #[derive(Clone)]
 pub struct PolicyLoss {
-    /// The configuration of the loss.
+    /// Configuration of the loss.
     pub config: LossConfig,
-    /// The backend that computes it.
+    /// Backend that computes it.
     pub backend: Arc<dyn Backend>,
-    /// The implementation that the backend uses.
+    /// Implementation that the backend uses.
     pub implementation: Implementation,
-    /// The largest number of completion tokens of a micro-batch, for which it is planned. A larger one is planned on its own.
+    /// Largest number of completion tokens of a micro-batch for which plans are reused. A larger micro-batch gets its own plan.
     pub max_tokens: usize,
 }
 
 impl PolicyLoss {
-    /// Cross-entropy with the targets, on this CPU, for the batches of [`policy::imitation`].
+    /// Returns the cross-entropy with the targets, on the CPU, for the batches of [`policy::imitation`].
     pub(crate) fn cross_entropy() -> Self {
         let config = StepLoss::cross_entropy();
         let (backend, implementation) = (Arc::new(CpuBackend::new()), Implementation::Fused);
-        // How many tokens there are is known when they come.
+        // The number of tokens is not known yet.
         Self { config, backend, implementation, max_tokens: 0 }
     }
 }
 
-/// The plans of a [`PolicyLoss`]: as many as micro-batches have run at the same time, each with a workspace that is used again.
+/// Reusable plans of a [`PolicyLoss`], one per concurrent micro-batch, each with its own workspace.
 pub(crate) struct LossPlans {
     of: PolicyLoss,
     idle: Mutex<Vec<GrpoLoss>>,
@@ -84,12 +84,12 @@ impl LossPlans {
         Self { of, idle: Mutex::default() }
     }
 
-    /// The configuration of the loss.
+    /// Returns the configuration of the loss.
     pub(crate) fn config(&self) -> &LossConfig {
         &self.of.config
     }
 
-    /// The loss of the batch's targets, from `hidden: [N, H]` and `lm_head: [V, H]`.
+    /// Computes the loss of the batch's targets, from `hidden: [N, H]` and `lm_head: [V, H]`.
     pub(crate) fn loss(&self, hidden: Tensor<2>, lm_head: Tensor<2>, batch: &TokenBatch) -> Result<PartialLoss> {
         let grpo_burn::Loss { loss, value, policy_loss, scores, metrics } =
             self.with_plan(batch, |plan| plan.loss(hidden, lm_head, None, batch))?;
@@ -99,13 +99,13 @@ impl LossPlans {
         })
     }
 
-    /// Log-probabilities and entropies `[N]` of the batch's targets, without gradients; for equal hidden states those that
-    /// [`LossPlans::loss`] of the same micro-batch works with.
+    /// Returns log-probabilities and entropies `[N]` of the batch's targets, without gradients. For equal hidden states they equal those of
+    /// [`LossPlans::loss`] on the same micro-batch.
     pub(crate) fn score(&self, hidden: Tensor<2>, lm_head: Tensor<2>, batch: &TokenBatch) -> Result<Scores> {
         self.with_plan(batch, |plan| plan.score(hidden, lm_head, None, batch))
     }
 
-    /// Runs `f` with a plan that nobody else uses. All plans are for as many tokens, so that it does not matter which.
+    /// Runs `f` with a plan that is not in use. All plans have the same capacity, so any one will do.
     fn with_plan<T>(&self, batch: &TokenBatch, f: impl FnOnce(&mut GrpoLoss) -> grpo_burn::Result<T>) -> Result<T> {
         let fits = batch.tokens() <= self.of.max_tokens;
         let idle = || self.idle.lock().unwrap_or_else(PoisonError::into_inner);
@@ -144,7 +144,7 @@ mod tests {
         ]
     }
 
-    /// Log-probabilities `[N, 1]` of the batch's targets in plain burn operations.
+    /// Returns log-probabilities `[N, 1]` of the batch's targets, in plain burn operations.
     fn target_logp(hidden: Tensor<2>, lm_head: Tensor<2>, batch: &TokenBatch, temperature: f64) -> Tensor<2> {
         let all = log_softmax(hidden.matmul(lm_head.transpose()) / temperature, 1);
         let targets: Vec<i32> = batch.targets().iter().map(|id| *id as i32).collect();
@@ -152,7 +152,7 @@ mod tests {
         all.clone().gather(1, Tensor::<2, Int>::from_data(TensorData::new(targets, [n, 1]), &all.device()))
     }
 
-    /// Clipped ratio and k3 KL, mean per sequence: the loss type grpo written out in burn operations.
+    /// Computes clipped ratio and k3 KL, mean per sequence: loss type grpo in plain burn operations.
     fn plain(logp: Tensor<2>, batch: &TokenBatch, config: &LossConfig) -> Tensor<1> {
         let device = logp.device();
         let column = |values: Vec<f32>| Tensor::<2>::from_data(TensorData::new(values, [5, 1]), &device);
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn the_operation_agrees_with_plain_burn_through_the_whole_model() {
+    fn loss_and_gradients_match_plain_burn_through_the_whole_model() {
         let config =
             LossConfig { beta: 0.1, use_bias_correction_kl: Some(false), temperature: 0.7, ..LossConfig::default() };
         let model =
@@ -179,7 +179,7 @@ mod tests {
         let batch = token_batch(&sequences).unwrap();
         let hidden = || completion_hidden(&model, &sequences).unwrap();
         let logp = || target_logp(hidden(), model.lm_head().unwrap(), &batch, config.temperature);
-        // Ratios on both sides of the clip and inside it.
+        // Ratios below, within and above the clip range.
         let now = to_host(logp().inner());
         let shifted = |by: [f32; 5]| now.iter().zip(by).map(|(l, d)| l + d).collect::<Vec<_>>();
         let batch = batch
@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn cross_entropy_is_that_of_plain_burn_and_parts_add_up() {
+    fn cross_entropy_matches_plain_burn_and_micro_batches_add_up() {
         let config = ModelConfig { initializer_range: 0.3, ..Default::default() };
         let model = Decoder::new(&config, 1, &Device::flex().autodiff()).unwrap();
         let (sequences, plans) = (sequences(), LossPlans::new(PolicyLoss::cross_entropy()));

@@ -1,4 +1,4 @@
-//! The whole policy: embedding, blocks, final norm, LM head.
+//! The model: embedding, layers, final norm, LM head.
 
 use super::batch::PackedBatch;
 use super::block::Block;
@@ -16,7 +16,7 @@ use burn::tensor::{Device, Int, Tensor, TensorData};
 use models::{ModelConfig, NamedTensor, Weights};
 use policy::{Error, Result, TensorSource};
 
-/// A decoder of the families Qwen2, Qwen3 and Llama 3. Hidden states and LM head are exposed apart because the loss takes them apart.
+/// A decoder of the families Qwen2, Qwen3 and Llama 3. Hidden states and LM head are separate outputs, because the loss takes both.
 ///
 /// ```
 /// use policy_burn::decoder::{Decoder, PackedBatch};
@@ -30,17 +30,17 @@ use policy::{Error, Result, TensorSource};
 /// ```
 #[derive(Module, Debug)]
 pub struct Decoder {
-    /// The embedding `[V, H]`.
+    /// Embedding `[V, H]`.
     pub embed_tokens: Weight,
-    /// The layers.
+    /// Layers.
     pub layers: Vec<Block>,
-    /// The norm before the LM head.
+    /// Final norm.
     pub norm: RmsNorm,
-    /// The LM head `[V, H]`; `None` when the embedding serves as head.
+    /// LM head `[V, H]`; `None` if it is tied to the embedding.
     pub lm_head: Option<Weight>,
-    /// The adapter of the LM head.
+    /// Adapter of the LM head.
     pub lora_head: Option<LowRank>,
-    /// The value head `[H, 1]` with its bias, which PPO trains; it reads the same hidden states as the LM head.
+    /// Value head `[H, 1]` with bias, trained by PPO; it takes the same hidden states as the LM head.
     pub value_head: Option<Linear>,
     #[module(skip)]
     adapted: Adapted,
@@ -51,38 +51,37 @@ pub struct Decoder {
 }
 
 impl Decoder {
-    /// A decoder with initial weights that depend on `config` and `seed` only. On a device with autodiff it trains.
+    /// Creates a decoder with random weights that depend on `config` and `seed` only. It is trainable on a device with autodiff.
     ///
     /// # Errors
-    /// [`Error::Model`] for an illegal configuration.
+    /// [`Error::Model`] for an invalid configuration.
     pub fn new(config: &ModelConfig, seed: u64, device: &Device) -> Result<Self> {
         Self::build(config, &mut Seed(seed), device)
     }
 
-    /// A decoder of stored weights, which are read tensor by tensor in f32. On a device with autodiff it trains.
+    /// Creates a decoder from stored weights, read tensor by tensor as f32. It is trainable on a device with autodiff.
     ///
     /// # Errors
-    /// [`Error::Model`] for an illegal configuration, for weights that are not those of the configuration, and for weights that are
-    /// not finite.
+    /// [`Error::Model`] for an invalid configuration, and for weights that do not fit it or are not finite.
     pub fn from_weights(config: &ModelConfig, weights: &Weights, device: &Device) -> Result<Self> {
         weights.check(config)?;
         Self::build(config, &mut Read { config, weights }, device)
     }
 
-    /// A decoder whose matrices stay in their files, which are mapped as long as it lives: it is not trained, but adapters may be. What
-    /// cannot be used where it lies, matrices in f16, is copied as f32.
+    /// Creates a decoder whose matrices are used in place in memory-mapped files, which stay mapped as long as it lives. Its weights are
+    /// frozen; adapters can be trained. Matrices that cannot be used in place, for example in f16, are copied as f32.
     ///
     /// # Errors
-    /// As [`Decoder::from_weights`].
+    /// See [`Decoder::from_weights`].
     pub fn mapped(config: &ModelConfig, weights: &Weights, device: &Device) -> Result<Self> {
         weights.check(config)?;
         Ok(Self::build(config, &mut Mapped { config, weights }, device)?.no_grad())
     }
 
-    /// A decoder whose values come from `source`.
+    /// Creates a decoder with values from `source`.
     ///
     /// # Errors
-    /// [`Error::Model`] for an illegal configuration, and those of the source.
+    /// [`Error::Model`] for an invalid configuration; errors of the source.
     pub(crate) fn build(config: &ModelConfig, source: &mut dyn Source, device: &Device) -> Result<Self> {
         config.validate()?;
         let mut of = Builder { config, device, source };
@@ -107,7 +106,7 @@ impl Decoder {
         })
     }
 
-    /// The decoder with a value head of zeros: every state has the value 0.
+    /// Adds a value head initialised to zero: every state has value 0.
     #[must_use]
     pub fn with_value_head(mut self) -> Self {
         let (device, input) = (self.device(), self.config.hidden_size);
@@ -119,7 +118,7 @@ impl Decoder {
         self
     }
 
-    /// Values `[N, 1]` of states, from their hidden states `[N, H]`.
+    /// Returns the values `[N, 1]` of states, given their hidden states `[N, H]`.
     ///
     /// # Errors
     /// [`Error::NoValueHead`].
@@ -127,7 +126,7 @@ impl Decoder {
         self.value_head.as_ref().ok_or(Error::NoValueHead)?.forward(hidden)
     }
 
-    /// The decoder, which leaves one without weights behind: whoever rewrites weights is then the only one who holds them.
+    /// Takes the decoder out and leaves one without weights, so that the weights have no other owner and can be updated in place.
     pub(crate) fn take(&mut self) -> Self {
         let (device, config, rope) = (self.device(), self.config.clone(), self.rope.clone());
         let nothing = || Weight::Parameter(Param::from_data(TensorData::new(Vec::<f32>::new(), [0, 0]), &device));
@@ -146,21 +145,21 @@ impl Decoder {
         std::mem::replace(self, empty)
     }
 
-    /// The configuration that the decoder was made from.
+    /// Returns the configuration of the decoder.
     pub fn config(&self) -> &ModelConfig {
         &self.config
     }
 
-    /// The device that holds the weights.
+    /// Returns the device of the weights.
     pub fn device(&self) -> Device {
         self.norm.weight.val().device()
     }
 
-    /// The LM head, `[V, H]`: logits are `hidden x lm_head^T`. It is f32, or as it is stored where it stays in its file. With an adapter
-    /// of the head it is a tensor of its own, f32, made for every call.
+    /// Returns the LM head `[V, H]`: logits are `hidden x lm_head^T`. It is f32; a memory-mapped head has the dtype of its file. With an
+    /// adapter, every call computes the merged head as a new f32 tensor.
     ///
     /// # Errors
-    /// [`Error::Other`] when the weights are not on burn's CPU backend.
+    /// [`Error::Other`] if the weights are not on burn's CPU backend.
     pub fn lm_head(&self) -> Result<Tensor<2>> {
         let head = match self.lm_head.as_ref().unwrap_or(&self.embed_tokens) {
             Weight::Parameter(head) => head.val(),
@@ -174,7 +173,7 @@ impl Decoder {
         }
     }
 
-    /// Hidden states after the final norm, `[N, H]`.
+    /// Returns the hidden states after the final norm, `[N, H]`.
     ///
     /// # Errors
     /// [`Error::TooLong`], [`Error::Model`] for an unknown token.
@@ -182,10 +181,10 @@ impl Decoder {
         self.norm.forward(self.run(batch)?)
     }
 
-    /// [`Decoder::forward`] of the rows `rows` alone, which may repeat.
+    /// Computes [`Decoder::forward`] for the given rows only; rows may repeat.
     ///
     /// # Errors
-    /// As [`Decoder::forward`].
+    /// See [`Decoder::forward`].
     pub(crate) fn forward_rows(&self, batch: &PackedBatch, rows: &[usize]) -> Result<Tensor<2>> {
         let x = self.run(batch)?;
         let rows: Vec<i32> = rows.iter().map(|row| *row as i32).collect();
@@ -194,38 +193,38 @@ impl Decoder {
         self.norm.forward(x.select(0, rows))
     }
 
-    /// The weights in the form in which tokens are sampled; those of now, whatever becomes of the decoder.
+    /// Returns the current weights in packed form, for sampling. Later updates of the decoder do not change them.
     ///
     /// # Errors
-    /// [`Error::Other`] when the weights are not on burn's CPU backend.
+    /// [`Error::Other`] if the weights are not on burn's CPU backend.
     pub fn inference(&self) -> Result<Inference> {
         Inference::new(self)
     }
 
-    /// Every parameter that is trained with its name and values, e.g. `layers.0.attn.qkv_proj.weight`.
+    /// Returns name and values of every trained parameter, for example `layers.0.attn.qkv_proj.weight`.
     pub fn parameters(&self) -> Vec<NamedTensor> {
         named_parameters(self)
     }
 
-    /// This decoder with the given values in place of its own; bit for bit what [`Decoder::parameters`] exported.
+    /// Returns this decoder with the given values; restores the result of [`Decoder::parameters`] bit for bit.
     ///
     /// # Errors
-    /// [`Error::State`] when a name or shape does not fit.
+    /// [`Error::State`] if a name or shape does not fit.
     pub fn with_parameters(self, tensors: &dyn TensorSource) -> Result<Self> {
         load_parameters(self, tensors)
     }
 
-    /// The adapted matrices.
+    /// Returns the adapted matrices.
     pub(super) fn adapted(&self) -> &Adapted {
         &self.adapted
     }
 
-    /// The rotary positions.
+    /// Returns the rotary embedding.
     pub(super) fn rope(&self) -> &Rope {
         &self.rope
     }
 
-    /// The residual stream `[N, H]` behind the last layer.
+    /// Returns the residual stream `[N, H]` after the last layer.
     fn run(&self, batch: &PackedBatch) -> Result<Tensor<2>> {
         check(&self.config, batch.ids(), batch.longest())?;
         let rope = self.rope.table(batch.longest())?;
@@ -243,7 +242,7 @@ impl Decoder {
     }
 }
 
-/// Whether tokens are in the vocabulary and a sequence of `length` has positions.
+/// Checks that tokens are in the vocabulary and `length` is within the model's positions.
 pub(super) fn check(config: &ModelConfig, ids: &[u32], length: usize) -> Result<()> {
     let limit = config.max_position_embeddings;
     if length > limit {

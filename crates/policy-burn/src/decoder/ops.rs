@@ -1,7 +1,6 @@
-//! The decoder's operations as operations of burn: kernels of [`backend_cpu::layers`] with their derivatives.
+//! The decoder's operations as differentiable burn operations, on kernels of [`backend_cpu::layers`].
 //!
-//! All tensors are f32 rows `[N, ..]`. What the forward pass of an operation was given is kept for its derivative; storage is
-//! shared, not copied.
+//! All tensors are f32 rows `[N, ..]`. Operands of the forward pass are saved for the backward pass; storage is shared, not copied.
 
 use super::weight::{Stored, widened};
 use backend_cpu::layers::{Add, AttentionGrad, HeadNorms, HeadNormsGrad, Heads, Layers, RopeTable, Span};
@@ -13,38 +12,38 @@ use policy::{Error, Result};
 use std::borrow::Cow;
 use std::sync::Arc;
 
-/// What a linear layer adds to its product.
+/// Term that a linear layer adds to its product.
 #[derive(Debug)]
 pub(crate) enum Addend {
-    /// A bias `[out]`.
+    /// Bias `[out]`.
     Bias(Tensor<1>),
-    /// The residual stream `[N, out]`.
+    /// Residual stream `[N, out]`.
     Residual(Tensor<2>),
     Nothing,
 }
 
-/// A tensor taken apart, in row-major order, with its graph joined to `graph`.
+/// Returns the row-major storage of a tensor, and joins its autodiff graph to `graph`.
 fn operand<const D: usize>(graph: &mut Graph, name: &'static str, tensor: Tensor<D>) -> Result<Operand> {
     *graph = graph.join(name, &tensor).map_err(Error::other)?;
     Ok(Operand::new(name, tensor).map_err(Error::other)?.row_major())
 }
 
-/// The elements of an operand.
+/// Returns the elements of an operand.
 fn read<'a>(name: &'static str, tensor: &'a FlexTensor) -> Result<&'a [f32]> {
     values(name, tensor).map_err(Error::other)
 }
 
-/// The elements of what the forward pass has read before.
+/// Returns the elements of a saved operand.
 fn reread(tensor: &FlexTensor) -> &[f32] {
     values("a tensor of the forward pass", tensor).expect("row-major f32, as in the forward pass")
 }
 
-/// The result of a kernel whose operands fitted in the forward pass.
+/// Returns the result of a kernel whose shapes were checked in the forward pass.
 fn fitting<T>(result: grpo_core::Result<T>) -> T {
     result.expect("shapes of the forward pass")
 }
 
-/// y `[N, out]` = x W + what is added, of x `[N, in]` and a weight `[in, out]`.
+/// Computes y `[N, out]` = x W + `add`, for x `[N, in]` and a weight `[in, out]`.
 pub(crate) fn linear(x: Tensor<2>, weight: Tensor<2>, add: Addend) -> Result<Tensor<2>> {
     let ([n, input], [_, output]) = (x.dims(), weight.dims());
     let dims = [n, input, output];
@@ -61,7 +60,7 @@ pub(crate) fn linear(x: Tensor<2>, weight: Tensor<2>, add: Addend) -> Result<Ten
 }
 
 impl Addend {
-    /// Taken apart.
+    /// Returns the addend as an operand of the operation.
     fn operand(self, graph: &mut Graph) -> Result<(Operand, Added)> {
         Ok(match self {
             Self::Nothing => (Operand::absent(), Added::Nothing),
@@ -79,7 +78,7 @@ enum Added {
 }
 
 impl Added {
-    /// As the kernels take it.
+    /// Returns the addend as an argument of the kernels.
     fn add(self, operand: &Operand) -> Result<Add<'_>> {
         Ok(match self {
             Self::Nothing => Add::Nothing,
@@ -88,7 +87,7 @@ impl Added {
         })
     }
 
-    /// The gradient of what was added, from that of the output `[N, out]`.
+    /// Returns the gradient of the addend, given the gradient of the output `[N, out]`.
     fn gradient(self, upstream: &FlexTensor, tracked: bool, dims @ [_, output]: [usize; 2]) -> Option<FlexTensor> {
         match self {
             Self::Bias if tracked => {
@@ -119,7 +118,7 @@ impl Derivative<3> for LinearGrad {
     }
 }
 
-/// [`linear`] with a weight that stays in its files, and is not trained.
+/// Computes [`linear`] with a frozen, memory-mapped weight.
 pub(crate) fn linear_stored(x: Tensor<2>, weight: &Stored, add: Addend) -> Result<Tensor<2>> {
     let ([n, _], [input, output]) = (x.dims(), weight.dims());
     let mut graph = Graph::default();
@@ -151,7 +150,7 @@ impl Derivative<2> for StoredLinearGrad {
     }
 }
 
-/// The rows `ids` of an embedding `[V, H]`, of which that of `padding` gets no gradient.
+/// Looks up the rows `ids` of an embedding `[V, H]`; the row of `padding` gets no gradient.
 pub(crate) fn embedding(weight: Tensor<2>, ids: &[u32], padding: Option<usize>) -> Result<Tensor<2>> {
     let [vocab, width] = weight.dims();
     let mut graph = Graph::default();
@@ -172,7 +171,7 @@ struct EmbeddingGrad {
 impl Derivative<1> for EmbeddingGrad {
     fn gradients(self, upstream: FlexTensor, _: [bool; 1]) -> [Option<FlexTensor>; 1] {
         let [vocab, width] = self.dims;
-        // Fresh zeros take memory where they are written: the rows of these ids.
+        // Zeroed memory is allocated lazily, so only rows of these ids take memory.
         let mut gradient = vec![0.0; vocab * width];
         for (id, row) in self.ids.iter().zip(reread(&upstream).chunks_exact(width)) {
             let id = *id as usize;
@@ -186,7 +185,7 @@ impl Derivative<1> for EmbeddingGrad {
     }
 }
 
-/// `y: [N, out]` with `scale` x A^T B^T added to the columns from `first` on, of x `[N, in]`, A `[r, in]` and B `[width, r]`.
+/// Returns `y: [N, out]` plus `scale` x A^T B^T in the columns from `first` on, for x `[N, in]`, A `[r, in]` and B `[width, r]`.
 pub(crate) fn low_rank(
     x: Tensor<2>,
     y: Tensor<2>,
@@ -251,7 +250,7 @@ impl Derivative<4> for LowRankGrad {
     }
 }
 
-/// A head `[V, H]` + `scale` B A, of A `[r, H]` and B `[V, r]`.
+/// Computes a head `[V, H]` + `scale` B A, for A `[r, H]` and B `[V, r]`.
 pub(crate) fn adapted_head(head: Tensor<2>, a: Tensor<2>, b: Tensor<2>, scale: f32) -> Result<Tensor<2>> {
     let ([vocab, width], [rank, _]) = (head.dims(), a.dims());
     let dims = [vocab, rank, width];
@@ -293,7 +292,7 @@ impl Derivative<3> for AdaptedHeadGrad {
     }
 }
 
-/// x / sqrt(mean(x^2) + eps) * w of x `[N, H]` and a weight `[H]`.
+/// Computes x / sqrt(mean(x^2) + eps) * w for x `[N, H]` and a weight `[H]`.
 pub(crate) fn rms_norm(x: Tensor<2>, weight: Tensor<1>, eps: f64) -> Result<Tensor<2>> {
     let dims = x.dims();
     let mut graph = Graph::default();
@@ -320,7 +319,7 @@ impl Derivative<2> for RmsNormGrad {
     }
 }
 
-/// Queries, keys and values `[N, (A + 2K) D]` with every query and key head normalised by itself; weights `[D]`.
+/// Normalises every query and key head of `[N, (A + 2K) D]` separately, with weights `[D]`.
 pub(crate) fn norm_heads(
     qkv: Tensor<2>,
     heads: Heads,
@@ -362,7 +361,7 @@ impl Derivative<3> for NormHeadsGrad {
     }
 }
 
-/// silu(gate) * up `[N, I]` of gate and up side by side `[N, 2I]`.
+/// Computes silu(gate) * up `[N, I]` from concatenated gate and up `[N, 2I]`.
 pub(crate) fn swiglu(gate_up: Tensor<2>) -> Result<Tensor<2>> {
     let [n, both] = gate_up.dims();
     let width = both / 2;
@@ -387,16 +386,16 @@ impl Derivative<1> for SwigluGrad {
     }
 }
 
-/// What attention is told beside its rows.
+/// The structure of packed sequences, for attention.
 #[derive(Debug)]
 pub(crate) struct Sequences {
-    /// Which rows attend to which.
+    /// Rows of each sequence, and the prefix rows that they also attend to.
     pub(crate) spans: Vec<Span>,
-    /// The position `[N]` of each row in its sequence.
+    /// Position `[N]` of each row in its sequence.
     pub(crate) positions: Vec<usize>,
 }
 
-/// Attention with rotary positions: `[N, A D]` of queries, keys and values `[N, (A + 2K) D]`.
+/// Computes attention with rotary position embeddings: `[N, A D]` from queries, keys and values `[N, (A + 2K) D]`.
 pub(crate) fn attention(
     qkv: Tensor<2>,
     heads: Heads,

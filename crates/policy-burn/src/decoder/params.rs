@@ -1,7 +1,7 @@
 //! Parameters by name: initialisation, export, import, update.
 //!
-//! A parameter's name is the path of field names to it, e.g. `layers.0.attn.qkv_proj.weight`; the order of a walk is
-//! the order of the fields. Both are what checkpoints and the optimizer rely on.
+//! A parameter's name is its path of field names, for example `layers.0.attn.qkv_proj.weight`; parameters are visited in the order of the
+//! fields. Checkpoints and the optimizer depend on both.
 
 use super::lora::{is_adapter, is_value_head};
 use super::model::Decoder;
@@ -16,10 +16,10 @@ use rand::RngExt;
 use rng::{Purpose, stable_hash, stream};
 use std::collections::HashMap;
 
-/// Independent normal values from the stream of (`seed`, `name`): the same whatever else the model has.
+/// Returns independent normal values from the random stream of (`seed`, `name`), which does not depend on the model's other parameters.
 ///
-/// The transform of Box and Muller is written out, and `rand_distr` is not used here: another transform of the same random
-/// bits gives other initial weights for a seed, and the published runs of a seed would no longer be those that it makes.
+/// Box-Muller is written out instead of using `rand_distr`: another transform of the same random bits would give other initial weights for
+/// a seed, and published runs could not be reproduced.
 pub(crate) fn normal(count: usize, std: f64, seed: u64, name: &str) -> Vec<f32> {
     let mut rng = stream(seed, Purpose::Weights, 0, stable_hash(name));
     (0..count)
@@ -30,31 +30,31 @@ pub(crate) fn normal(count: usize, std: f64, seed: u64, name: &str) -> Vec<f32> 
         .collect()
 }
 
-/// Values of a tensor on the host.
+/// Copies the values of a tensor to a list.
 pub(crate) fn to_host<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
-    // The crate only makes f32 tensors, so the conversion cannot fail.
+    // All tensors of this crate are f32, so the conversion cannot fail.
     tensor.into_data().convert::<f32>().try_into_vec().unwrap_or_default()
 }
 
-/// The parameters of a walk.
+/// Selects parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Which {
-    /// All of them.
+    /// All parameters.
     All,
-    /// Those that are trained: with adapters theirs and the value head's, otherwise all.
+    /// Trained parameters: with adapters, the adapters and the value head; otherwise all.
     Trained,
 }
 
-/// Whether a parameter is trained where the model beneath adapters is frozen.
+/// Returns `true` if a parameter is trained although the model has adapters.
 fn is_trained_beside_a_base(name: &str) -> bool {
     is_adapter(name) || is_value_head(name)
 }
 
-/// Sees name, shape and values of parameters where they lie, in walk order; of weights in files, which are among all of them, a copy
-/// in f32.
+/// Passes name, shape and values of parameters to `see`, in the order of fields and without copying. With [`Which::All`], memory-mapped
+/// weights are included as f32 copies.
 ///
 /// # Errors
-/// Those of `see`, which ends the walk; [`Error::Other`] when a parameter is not on burn's CPU backend.
+/// The first error of `see`; [`Error::Other`] if a parameter is not on burn's CPU backend.
 pub(crate) fn for_each_parameter(
     model: &Decoder,
     which: Which,
@@ -85,7 +85,7 @@ pub(crate) fn for_each_parameter(
     see.done
 }
 
-/// The number of values of the parameters that are trained.
+/// Returns the number of trained values.
 pub(crate) fn trained_values(model: &Decoder) -> usize {
     struct Count(usize);
     impl ParameterVisitor for Count {
@@ -98,20 +98,20 @@ pub(crate) fn trained_values(model: &Decoder) -> usize {
     count.0
 }
 
-/// The storage of a tensor in row-major order: its own where it has that already.
+/// Returns the row-major storage of a tensor, without a copy if it is already row-major.
 pub(super) fn storage<const D: usize>(tensor: Tensor<D>) -> Result<FlexTensor> {
     Ok(Operand::new("weight", tensor).map_err(Error::other)?.row_major().storage)
 }
 
-/// The values of a storage that [`storage`] has made.
+/// Returns the values of a storage from [`storage`].
 pub(super) fn read(storage: &FlexTensor) -> Result<&[f32]> {
     values("weight", storage).map_err(Error::other)
 }
 
-/// Hands every parameter that is trained with its name and values to `sink`, one by one in walk order.
+/// Passes name and values of every trained parameter to `sink`, in the order of fields.
 ///
 /// # Errors
-/// That of the sink.
+/// The sink's error.
 pub(crate) fn export_parameters(model: &Decoder, sink: &mut dyn TensorSink) -> Result<()> {
     struct Export<'a> {
         sink: &'a mut dyn TensorSink,
@@ -131,28 +131,28 @@ pub(crate) fn export_parameters(model: &Decoder, sink: &mut dyn TensorSink) -> R
     export.done
 }
 
-/// Every parameter that is trained with its name and values, in walk order.
+/// Returns name and values of every trained parameter, in the order of fields.
 pub(crate) fn named_parameters(model: &Decoder) -> Vec<NamedTensor> {
     let mut tensors = Vec::new();
-    // A list takes every tensor.
+    // Exporting to a list cannot fail.
     let _ = export_parameters(model, &mut tensors);
     tensors
 }
 
-/// Replaces every parameter that is trained by the tensor of the same name.
+/// Replaces every trained parameter by the tensor of the same name.
 ///
 /// # Errors
-/// [`Error::State`] when a parameter has no tensor, one of another shape, or a tensor has no parameter.
+/// [`Error::State`] if a parameter has no tensor or one of another shape, or if a tensor has no parameter.
 pub(crate) fn load_parameters(model: Decoder, tensors: &dyn TensorSource) -> Result<Decoder> {
     check_parameters(&model, tensors)?;
     let (model, replaced) = replace_parameters(model, tensors);
     replaced.map(|()| model)
 }
 
-/// Checks that every parameter that is trained has a tensor, and every tensor a parameter.
+/// Checks that trained parameters and tensors match one to one.
 ///
 /// # Errors
-/// As [`load_parameters`].
+/// See [`load_parameters`].
 pub(crate) fn check_parameters(model: &Decoder, tensors: &dyn TensorSource) -> Result<()> {
     let mut left: HashMap<&str, &[usize]> = tensors.shapes().into_iter().collect();
     for_each_parameter(model, Which::Trained, |name, shape, values| {
@@ -167,13 +167,13 @@ pub(crate) fn check_parameters(model: &Decoder, tensors: &dyn TensorSource) -> R
         }
     })?;
     match left.keys().next() {
-        Some(extra) => Err(Error::state(*extra, "a name that the model has", "a tensor that no parameter wants")),
+        Some(extra) => Err(Error::state(*extra, "a name that the model has", "a tensor that no parameter uses")),
         None => Ok(()),
     }
 }
 
-/// The model with the values of tensors that [`check_parameters`] has seen to fit, in place where nobody else holds its own; and the first
-/// error of a source that no longer has them.
+/// Replaces the values of parameters by tensors that passed [`check_parameters`], in place if the parameters have no other owner. Also
+/// returns the first error of a source that fails to deliver its values.
 pub(crate) fn replace_parameters(model: Decoder, tensors: &dyn TensorSource) -> (Decoder, Result<()>) {
     let mut done = Ok(());
     let model = update_parameters(model, |name, values| match tensors.values(name) {
@@ -185,7 +185,7 @@ pub(crate) fn replace_parameters(model: Decoder, tensors: &dyn TensorSource) -> 
     (model, done)
 }
 
-/// Rewrites the values of every parameter that is trained, in walk order.
+/// Updates the values of every trained parameter, in the order of fields.
 pub(crate) fn update_parameters(model: Decoder, update: impl FnMut(&str, &mut [f32])) -> Decoder {
     struct Update<F> {
         path: Vec<String>,
@@ -220,17 +220,17 @@ pub(crate) fn update_parameters(model: Decoder, update: impl FnMut(&str, &mut [f
     model.map(&mut Update { path: Vec::new(), has_adapters, update })
 }
 
-/// Sees every float parameter with its name.
+/// A visitor of float parameters and their names.
 pub(crate) trait ParameterVisitor {
     fn visit<const D: usize>(&mut self, name: &str, parameter: &Param<Tensor<D>>);
 
-    /// Sees the name of a weight that stays in its file.
+    /// Visits a memory-mapped weight.
     fn stored(&mut self, name: &str) {
         let _ = name;
     }
 }
 
-/// Walks the parameters of `model`.
+/// Visits the parameters of `model`.
 pub(crate) fn visit_parameters(model: &Decoder, which: Which, visitor: &mut impl ParameterVisitor) {
     struct Walk<'a, V> {
         path: Vec<String>,

@@ -1,20 +1,20 @@
-//! The rotary table of a decoder, made as far as sequences reach.
+//! The rotary table of a decoder, computed lazily.
 
 use backend_cpu::layers::RopeTable;
 use models::ModelConfig;
 use policy::{Error, Result};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// The fewest positions that a table is made for.
+/// Smallest number of positions of a table.
 const FIRST: usize = 64;
 
-/// The rotary table of a model. A model may have positions for 131,072 tokens; the table has those that a sequence has asked for, and
-/// grows when a longer one comes. Copies share it.
+/// The rotary table of a model. A model may have 131,072 positions; the table has only as many as sequences needed so far, and grows on
+/// demand. Clones share it.
 #[derive(Clone, Debug)]
 pub(crate) struct Rope {
     /// `[D / 2]`.
     frequencies: Arc<[f64]>,
-    /// The model's max_position_embeddings.
+    /// max_position_embeddings of the model.
     limit: usize,
     table: Arc<Mutex<RopeTable>>,
 }
@@ -27,10 +27,10 @@ impl Rope {
         Self { table: Arc::new(Mutex::new(table)), frequencies, limit }
     }
 
-    /// A table of at least `positions` positions. A row of it is the same whatever the number of rows.
+    /// Returns a table of at least `positions` positions. Its rows do not depend on its length.
     ///
     /// # Errors
-    /// [`Error::TooLong`] for more positions than the model has.
+    /// [`Error::TooLong`] if `positions` exceeds the model's limit.
     pub(crate) fn table(&self, positions: usize) -> Result<RopeTable> {
         if positions > self.limit {
             return Err(Error::TooLong { what: "sequence", length: positions, limit: self.limit });
@@ -48,7 +48,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_table_grows_up_to_the_model_s_limit() {
+    fn the_table_grows_up_to_the_models_limit() {
         let config = ModelConfig { max_position_embeddings: 131_072, ..ModelConfig::default() };
         let rope = Rope::new(&config);
         assert_eq!(rope.table(1).unwrap().len(), 64);

@@ -1,4 +1,4 @@
-//! The weights of layers, embedding and head: parameters in memory, or matrices that stay in the files of a model.
+//! The weights of layers, embedding and head: parameters in memory, or memory-mapped matrices.
 
 use super::params::{read, storage};
 use backend_cpu::layers::StoredWeight;
@@ -15,19 +15,19 @@ use std::sync::Arc;
 /// A matrix of the model.
 #[derive(Module, Debug)]
 pub enum Weight {
-    /// In memory, f32: `[in, out]` of a linear layer, `[V, H]` of embedding and head.
+    /// In memory, f32: `[in, out]` for a linear layer, `[V, H]` for embedding and head.
     Parameter(Param<Tensor<2>>),
-    /// Where the files of the model are mapped; never trained.
+    /// Memory-mapped; never trained.
     Stored(Stored),
 }
 
-/// What a module's path calls the alternatives of a weight; they are no part of a parameter's name.
+/// Burn's name of the enum [`Weight`] in a module's path; it is not part of a parameter's name.
 pub(super) const CONTAINER: &str = "Enum:Weight";
-/// The alternative that has no parameter.
+/// Burn's name of the variant without a parameter.
 pub(super) const STORED: &str = "Stored";
 
 impl Weight {
-    /// The parameter, if it is one.
+    /// Returns the parameter, if the weight is in memory.
     pub fn parameter(&self) -> Option<&Param<Tensor<2>>> {
         match self {
             Self::Parameter(parameter) => Some(parameter),
@@ -35,7 +35,7 @@ impl Weight {
         }
     }
 
-    /// `[in, out]` of a linear layer.
+    /// Returns `[in, out]` of a linear layer.
     pub fn dims(&self) -> [usize; 2] {
         match self {
             Self::Parameter(parameter) => parameter.dims(),
@@ -43,13 +43,13 @@ impl Weight {
         }
     }
 
-    /// The parameter of a decoder whose weights are in memory.
+    /// Returns the parameter; panics for memory-mapped weights.
     #[cfg(test)]
     pub(crate) fn val(&self) -> Tensor<2> {
         self.parameter().expect("a parameter").val()
     }
 
-    /// The weight `[in, out]` of a linear layer in f32.
+    /// Copies the weight `[in, out]` of a linear layer to f32.
     pub(super) fn to_vec(&self) -> Result<Vec<f32>> {
         match self {
             Self::Parameter(parameter) => Ok(read(&storage(parameter.val())?)?.to_vec()),
@@ -58,8 +58,8 @@ impl Weight {
     }
 }
 
-/// Matrices `[out, in]` in mapped files, f32 or bf16, whose outputs stand side by side in a layer: those of queries, keys and values are
-/// one layer here. Copies share the mapping. An embedding or a head `[V, H]` is one such matrix.
+/// Memory-mapped matrices `[out, in]`, f32 or bf16, whose outputs are concatenated in one layer, for example queries, keys and values.
+/// Clones share the mapping. An embedding or a head `[V, H]` is a single such matrix.
 #[derive(Module, Debug)]
 pub struct Stored {
     #[module(skip)]
@@ -67,19 +67,19 @@ pub struct Stored {
 }
 
 impl Stored {
-    /// The tensors where they lie; `None` where a product cannot read them there: those in f16, and those that begin at an odd place.
+    /// Creates a view of mapped tensors; `None` if the kernels cannot read them in place, because they are f16 or not aligned.
     pub(super) fn new(tensors: &[WeightTensor<'_>]) -> Option<Self> {
         let parts = tensors.iter().map(part).collect::<Option<Arc<[_]>>>()?;
         Some(Self { parts })
     }
 
-    /// As products take them.
+    /// Returns the matrices as an argument of the kernels.
     pub(super) fn view(&self) -> Result<StoredWeight<'_>> {
         let parts = self.parts.iter().map(|part| elements("weight", part).map_err(Error::other));
         Ok(StoredWeight::new(&parts.collect::<Result<Vec<_>>>()?, self.input())?)
     }
 
-    /// `[in, out]`.
+    /// Returns `[in, out]`.
     pub(super) fn dims(&self) -> [usize; 2] {
         [self.input(), self.parts.iter().map(|part| part.layout().shape()[0]).sum()]
     }
@@ -88,17 +88,17 @@ impl Stored {
         self.parts.first().map_or(0, |part| part.layout().shape()[1])
     }
 
-    /// The tensors in the order of their outputs, `[out, in]` each.
+    /// Iterates over the tensors in the order of their outputs, `[out, in]` each.
     pub(super) fn tensors(&self) -> impl Iterator<Item = Tensor<2>> {
         self.parts.iter().map(|part| Tensor::from_primitive::<Flex>(part.clone()))
     }
 
-    /// Hands over the values of each tensor.
+    /// Iterates over the values of each tensor.
     pub(super) fn elements(&self) -> impl Iterator<Item = Result<TensorRef<'_>>> {
         self.parts.iter().map(|part| elements("weight", part).map_err(Error::other))
     }
 
-    /// The rows `rows` of an embedding, end to end in f32.
+    /// Returns the rows `rows` of an embedding in f32, concatenated.
     pub(super) fn rows(&self, rows: &[u32]) -> Result<Vec<f32>> {
         let width = self.input();
         let mut values = Vec::with_capacity(rows.len() * width);
@@ -114,7 +114,7 @@ impl Stored {
         Ok(values)
     }
 
-    /// The weight `[in, out]` in f32.
+    /// Copies the weight `[in, out]` to f32.
     fn to_vec(&self) -> Result<Vec<f32>> {
         let [input, output] = self.dims();
         let mut values = vec![0.0; input * output];
@@ -131,19 +131,19 @@ impl Stored {
     }
 }
 
-/// The values in f32.
+/// Converts the values to f32.
 pub(super) fn widened(values: TensorRef<'_>) -> Vec<f32> {
     match values {
         TensorRef::F32(values) => values.to_vec(),
         TensorRef::Bf16(values) => values.iter().map(|x| x.to_f32()).collect(),
-        // What is mapped lies on the host.
+        // Mapped tensors are never on a device.
         TensorRef::Device(_) => Vec::new(),
     }
 }
 
-/// The tensor as one of burn's, over the mapping itself.
+/// Creates a burn tensor on the mapped memory.
 fn part(tensor: &WeightTensor<'_>) -> Option<FlexTensor> {
-    // The numbers of a file are little-endian.
+    // safetensors files are little-endian.
     let dtype = match tensor.dtype() {
         Dtype::F32 if cfg!(target_endian = "little") => DType::F32,
         Dtype::Bf16 if cfg!(target_endian = "little") => DType::BF16,

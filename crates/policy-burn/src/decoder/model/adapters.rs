@@ -1,4 +1,4 @@
-//! Decoders with LoRA adapters, and without.
+//! Adding and removing LoRA adapters.
 
 use super::Decoder;
 use crate::decoder::block::Block;
@@ -10,20 +10,20 @@ use models::{AdaptedMatrix, LoraConfig};
 use policy::Result;
 
 impl Decoder {
-    /// This decoder with fresh adapters, which change nothing yet and are all that is trained from here on: the weights beneath them are
-    /// frozen and shared with every copy. Values depend on `seed` only.
+    /// Adds fresh adapters, which do not change outputs yet. From now on, only adapters are trained: the weights below are frozen and
+    /// shared with every clone. Values depend on `seed` only.
     ///
     /// # Errors
-    /// [`policy::Error::Model`] for an illegal configuration or targets that the model does not have.
+    /// [`policy::Error::Model`] for an invalid configuration or target modules that the model does not have.
     pub fn with_lora(self, lora: &LoraConfig, seed: u64) -> Result<Self> {
         let matrices = lora.resolve(&self.config)?;
         self.adapt(lora, matrices, &mut Seed(seed))
     }
 
-    /// This decoder with stored adapters, as [`Decoder::with_lora`].
+    /// Adds stored adapters; otherwise like [`Decoder::with_lora`].
     ///
     /// # Errors
-    /// [`policy::Error::Model`] for an adapter that is not of this model.
+    /// [`policy::Error::Model`] if the adapter does not fit this model.
     pub fn with_adapter(self, adapter: &models::Adapter) -> Result<Self> {
         let matrices = adapter.matrices().to_vec();
         let adapted = Adapted { matrices: matrices.clone() };
@@ -33,7 +33,7 @@ impl Decoder {
 
     fn adapt(self, lora: &LoraConfig, matrices: Vec<AdaptedMatrix>, source: &mut dyn Source) -> Result<Self> {
         let device = self.device();
-        // A value head is trained beside adapters.
+        // The value head is trained, too, so it stays outside `no_grad`.
         let value_head = self.value_head.clone();
         let mut model = self.without_adapters().no_grad();
         model.value_head = value_head;
@@ -58,7 +58,7 @@ impl Decoder {
         Ok(model)
     }
 
-    /// This decoder without its adapters: the weights beneath them, which are shared and not copied.
+    /// Returns the decoder without adapters; its weights are shared, not copied.
     #[must_use]
     pub fn without_adapters(mut self) -> Self {
         for layer in &mut self.layers {
@@ -71,7 +71,7 @@ impl Decoder {
         self
     }
 
-    /// Whether there are adapters, which alone are then trained.
+    /// Returns `true` if there are adapters; the model's own weights are then frozen.
     pub fn has_adapters(&self) -> bool {
         !self.adapted.matrices.is_empty()
     }

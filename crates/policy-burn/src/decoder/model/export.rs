@@ -1,4 +1,4 @@
-//! What leaves a decoder: weights and adapters as `transformers` and PEFT have them.
+//! Export of weights and adapters in the layouts of `transformers` and PEFT.
 
 use super::Decoder;
 use crate::decoder::block::Block;
@@ -11,12 +11,12 @@ use models::NamedTensor;
 use policy::{Error, Result, TensorSink};
 
 impl Decoder {
-    /// Hands every weight to `sink` under Hugging Face's name and in its layout, one by one: what `transformers` loads. Adapters are
-    /// merged into their matrices. That of a head that is the embedding, too, is merged into a copy, the `lm_head.weight` of a model with a
-    /// head of its own: the configuration of what comes out is [`models::LoraConfig::merged_into`]'s.
+    /// Passes every weight to `sink`, one by one, with the names and layout of `transformers`. Adapters are merged into their matrices. If
+    /// the head is tied to the embedding and has an adapter, the merged head becomes a separate `lm_head.weight`;
+    /// [`models::LoraConfig::merged_into`] returns the configuration of the exported model.
     ///
     /// # Errors
-    /// That of the sink.
+    /// The sink's error.
     pub fn export(&self, sink: &mut dyn TensorSink) -> Result<()> {
         for_each_parameter(self, Which::All, |name, shape, values| {
             // transformers' causal models have no value head.
@@ -39,7 +39,7 @@ impl Decoder {
         }
     }
 
-    /// Shape and values of the matrix of this name, which stays in its file.
+    /// Returns shape and values of the memory-mapped matrix `name`.
     pub(in crate::decoder) fn stored_weight(&self, name: &str) -> Result<(Vec<usize>, Vec<f32>)> {
         let missing = || Error::argument("Decoder", "the name of a matrix", name);
         let table = match name {
@@ -56,7 +56,7 @@ impl Decoder {
         Ok((weight.dims().to_vec(), weight.to_vec()?))
     }
 
-    /// The linear layer whose weight has this name.
+    /// Returns the linear layer whose weight is called `name`.
     fn linear(&self, name: &str) -> Option<&Linear> {
         let (layer, rest) = name.strip_prefix("layers.")?.split_once('.')?;
         let Block { attn, mlp, .. } = self.layers.get(layer.parse::<usize>().ok()?)?;
@@ -69,21 +69,21 @@ impl Decoder {
         }
     }
 
-    /// Hands the adapters to `sink` under PEFT's names and in its layout, one by one; none where there are none.
+    /// Passes the adapters to `sink`, one by one, with the names and layout of PEFT; nothing if there are none.
     ///
     /// # Errors
-    /// That of the sink.
+    /// The sink's error.
     pub fn export_adapter(&self, sink: &mut dyn TensorSink) -> Result<()> {
         for_each_parameter(self, Which::All, |name, shape, values| {
             if is_adapter(name) { export_parts(self, name, shape, values, sink) } else { Ok(()) }
         })
     }
 
-    /// Hands values of the parameters under their names here, such as [`crate::GradientSum::parameters`], to `sink` under Hugging Face's
-    /// names and in its layout; those of adapters under PEFT's.
+    /// Passes values of parameters, for example of [`crate::GradientSum::parameters`], to `sink` with the names and layout of
+    /// `transformers` (adapters: PEFT).
     ///
     /// # Errors
-    /// That of the sink.
+    /// The sink's error.
     pub fn export_values(&self, values: &[NamedTensor], sink: &mut dyn TensorSink) -> Result<()> {
         for NamedTensor { name, shape, data } in values {
             export_parts(self, name, shape, data, sink)?;
