@@ -1,4 +1,4 @@
-//! What a step takes beside weights and optimizer: known before anything is loaded, from what the kernels keep.
+//! Memory estimate of a step, apart from weights and optimizer state, available before weights are loaded.
 
 use crate::loss::PolicyLoss;
 use crate::micro_batch::at_once_of;
@@ -8,11 +8,11 @@ use models::{Dtype, MemoryTable, ModelConfig, Trained, TrainingMemory, UPDATES};
 use policy::{Error, Result};
 
 const SAMPLING: &str = "sampling";
-/// Freed bytes that the process keeps at most.
+/// Most freed bytes that the process keeps.
 const KEPT: u64 = 1 << 30;
 const SINGLE: u64 = size_of::<f32>() as u64;
 
-/// The lengths and numbers of a step, which say how much memory it takes beside the weights.
+/// Sizes of a step that determine its memory, apart from the weights.
 ///
 /// ```
 /// use models::{Dtype, ModelConfig, TrainingMemory};
@@ -27,41 +27,41 @@ const SINGLE: u64 = size_of::<f32>() as u64;
 /// ```
 #[derive(Clone, Copy, Debug)]
 pub struct StepMemory {
-    /// The most tokens of a prompt.
+    /// Largest number of tokens of a prompt.
     pub prompt: usize,
-    /// The most tokens of a completion.
+    /// Largest number of tokens of a completion.
     pub completion: usize,
-    /// The number of completions that are sampled.
+    /// Number of sampled completions.
     pub samples: usize,
-    /// The number of those of one prompt.
+    /// Number of completions per prompt.
     pub per_prompt: usize,
-    /// The most that decode together.
+    /// Largest number of sequences that decode together.
     pub batch: usize,
-    /// The number of sequences of a micro-batch.
+    /// Number of sequences of a micro-batch.
     pub micro_batch: usize,
-    /// Whether the LM head has an adapter: it is then made anew for every micro-batch.
+    /// `true` if the LM head has an adapter: every micro-batch then computes the merged head.
     pub head_adapter: bool,
 }
 
 impl StepMemory {
-    /// The table of `weights` with the parts of a step: while tokens are sampled, weights in the order of products, keys and values, and
-    /// logits; during updates, gradients and activations; all the time, what products and the loss work with.
+    /// Adds the memory of a step to the table of `weights`: packed weights, KV cache and logits during sampling; gradients and activations
+    /// during updates; workspaces of products and loss at all times.
     ///
     /// # Errors
-    /// [`Error::Other`] when the loss cannot be planned.
+    /// [`Error::Other`] if the loss cannot be planned.
     pub fn table(&self, config: &ModelConfig, weights: &TrainingMemory, loss: &PolicyLoss) -> Result<MemoryTable> {
         let mut table = weights.table();
         self.sampling(config, weights, &mut table);
         self.updates(config, weights, loss, &mut table)?;
-        // What is freed stays with the process for the next step, up to a limit (`backend_cpu::keep_freed_memory`). Other threads than those
-        // that sample have allocated it where micro-batches run at the same time; where they do not, sampling takes its place.
+        // The process keeps freed memory for the next step, up to a limit (`backend_cpu::keep_freed_memory`). If micro-batches run
+        // concurrently, other threads than the sampling ones allocated it, and sampling cannot reuse it; otherwise it can.
         let of = |phase| {
             let rows = table.phases().iter().filter(|(name, _)| name == phase).flat_map(|(_, rows)| rows);
             rows.map(|(_, bytes)| *bytes).sum::<u64>()
         };
         let used_again = if self.at_once(weights) == 1 { of(SAMPLING) } else { 0 };
         let freed = of(UPDATES).saturating_sub(used_again);
-        table.push_in(SAMPLING, "what updates have freed, kept", freed.min(KEPT));
+        table.push_in(SAMPLING, "freed memory of updates, kept for the next step", freed.min(KEPT));
         Ok(table)
     }
 
@@ -69,7 +69,7 @@ impl StepMemory {
         self.samples.div_ceil(self.micro_batch.max(1)).max(1)
     }
 
-    /// How many micro-batches run at the same time.
+    /// Returns the number of micro-batches that run concurrently.
     fn at_once(&self, weights: &TrainingMemory) -> usize {
         at_once_of(usize::try_from(trained_weights(weights)).unwrap_or(usize::MAX)).min(self.micro_batches())
     }
@@ -78,7 +78,7 @@ impl StepMemory {
         let threads = rayon::current_num_threads();
         let (vocab, h) = (config.vocab_size as u64, config.hidden_size as u64);
         let layers = config.num_hidden_layers as u64;
-        // What is large and in bf16 in its file is packed in bf16, but for a head with an adapter.
+        // Large weights that are bf16 in their file are packed in bf16, except a head with an adapter.
         let in_files = weights.dtype == Dtype::Bf16 && weights.trained != Trained::All;
         let bytes = |[input, output]: &[u64; 2], is_sum: bool| {
             let is_narrow = in_files && !is_sum && Layers::packs_narrow((input * output) as usize);
@@ -88,16 +88,16 @@ impl StepMemory {
         let packed = layers * of_layer + bytes(&[h, vocab], self.head_adapter);
         table.push_in(SAMPLING, "weights packed for products", packed);
         if let (Trained::Adapters(count), true) = (weights.trained, in_files) {
-            // Of few columns, in panels of 32: about twice what they are.
-            table.push_in(SAMPLING, "adapters packed beside them", 2 * count * SINGLE);
+            // Matrices with few columns are padded to panels of 32, about twice their size.
+            table.push_in(SAMPLING, "packed adapters", 2 * count * SINGLE);
         }
-        // Batches of as many sequences run on every thread.
+        // Every thread runs a batch of sequences.
         let together = self.samples.min(self.batch.max(self.per_prompt) * threads) as u64;
         let prompts = together.div_ceil(self.per_prompt.max(1) as u64);
         let positions = prompts * self.prompt as u64 + together * self.completion as u64;
         let row = 2 * layers * (config.num_key_value_heads * config.head_dim()) as u64;
         table.push_in(SAMPLING, "keys and values", positions * row * SINGLE);
-        // Those of all sequences in f32, and of one sequence per thread twice in f64.
+        // f32 logits of all sequences, and two f64 copies for one sequence per thread.
         table.push_in(SAMPLING, "logits", together * vocab * SINGLE + threads as u64 * vocab * 16);
     }
 
@@ -111,7 +111,7 @@ impl StepMemory {
         let (vocab, h) = (config.vocab_size as u64, config.hidden_size as u64);
         let (trained, all) = (trained_weights(weights), weights.trained == Trained::All);
         let at_once = self.at_once(weights) as u64;
-        // The first of them becomes the sum.
+        // The first gradient becomes the accumulator.
         let sets = if self.micro_batches() as u64 > at_once { at_once } else { at_once - 1 };
         table.push_in(UPDATES, "gradients of micro-batches (float32)", sets * trained * SINGLE);
         if all && config.tie_word_embeddings {
@@ -122,15 +122,15 @@ impl StepMemory {
         }
         let prompts = self.micro_batch.div_ceil(self.per_prompt.max(1));
         let rows = (prompts * self.prompt + self.micro_batch * self.completion) as u64;
-        // The backward pass frees them layer by layer, and gradients take their place.
+        // The backward pass frees activations layer by layer, and gradients reuse their memory.
         let activations = (rows * row_values(config)).saturating_sub(trained);
         table.push_in(UPDATES, "activations beyond gradients", at_once * activations * SINGLE);
-        // Of a product the rows are packed, and a few columns at a time of the weight.
+        // A product packs all rows, but only a few columns of the weight at a time.
         let widest = matrices(config).into_iter().flatten().max().unwrap_or(0);
         let scratch = rows * widest * SINGLE * rayon::current_num_threads() as u64;
         let tokens = (self.micro_batch * self.completion).max(1);
         let workspace = workspace(config, loss, tokens, all || self.head_adapter)?;
-        // Kept from one step to the next.
+        // Workspaces are kept between steps.
         table.push("workspace of products and loss", scratch + at_once * workspace);
         Ok(())
     }
@@ -143,21 +143,21 @@ fn trained_weights(weights: &TrainingMemory) -> u64 {
     }
 }
 
-/// `[in, out]` of the matrices of a layer.
+/// Returns `[in, out]` of the matrices of a layer.
 fn matrices(config: &ModelConfig) -> [[u64; 2]; 4] {
     let (h, i, d) = (config.hidden_size as u64, config.intermediate_size as u64, config.head_dim() as u64);
     let (queries, keys) = (config.num_attention_heads as u64 * d, config.num_key_value_heads as u64 * d);
     [[h, queries + 2 * keys], [queries, h], [h, 2 * i], [i, h]]
 }
 
-/// Columns of a packed weight: whole panels.
+/// Returns the number of columns of a packed weight: whole panels.
 fn panels(columns: u64) -> u64 {
     columns.next_multiple_of(32)
 }
 
-/// Values that a row of a micro-batch keeps for the backward pass, and the gradients of the layer that is in work: per layer, the residual
-/// stream and its norms, queries, keys and values (turned, and as they were where they are normalised), what attention makes of them,
-/// gate and up and their product.
+/// Returns the number of values that a row of a micro-batch saves for the backward pass, plus the gradients of the layer in progress. Saved
+/// per layer: residual stream and norms; queries, keys and values (after the rotary embedding, and before it if they are normalised);
+/// attention output; gate, up and their product.
 fn row_values(config: &ModelConfig) -> u64 {
     let [[h, qkv], [mixed, _], [_, gate_up], [i, _]] = matrices(config);
     let heads = if config.qk_norm { 2 * qkv } else { qkv };
@@ -165,7 +165,7 @@ fn row_values(config: &ModelConfig) -> u64 {
     config.num_hidden_layers as u64 * layer + 2 * (h + qkv + gate_up + i)
 }
 
-/// Bytes of workspace of the loss of a micro-batch of `tokens` tokens.
+/// Returns the bytes of the loss's workspace for a micro-batch of `tokens` tokens.
 fn workspace(config: &ModelConfig, loss: &PolicyLoss, tokens: usize, trains_head: bool) -> Result<u64> {
     let plan = GrpoLoss::builder(loss.config.clone())
         .policy(PolicySpec::Hidden {

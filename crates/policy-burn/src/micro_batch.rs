@@ -1,4 +1,4 @@
-//! The gradients of micro-batches, which run in parallel and are added in order.
+//! Gradients of micro-batches, computed in parallel and added in order.
 
 use crate::decoder::{Decoder, trained_values};
 use crate::gradients::GradientSum;
@@ -8,14 +8,14 @@ use grpo_core::LossOutput;
 use policy::{Result, SequenceBatch};
 use rayon::prelude::*;
 
-/// Runs `loss` on every micro-batch and adds everything up: the loss with its metrics, and the gradients into `sums`.
+/// Runs `loss` on every micro-batch; sums losses and metrics, and adds gradients to `sums`.
 ///
-/// As many micro-batches as there are threads run at the same time, fewer of a large model, each on its own leaves so that their graphs
-/// stay apart. Their gradients are added in order, and are gone before the next ones begin: the same bits whatever the threads do, and
-/// memory that does not grow with the number of micro-batches.
+/// As many micro-batches as there are threads run concurrently (fewer for large models), each on its own copy of the leaves, so that
+/// autodiff graphs are separate. Gradients of such a group are added in order and freed before the next group starts. Results are therefore
+/// bit-identical for any thread timing, and memory does not grow with the number of micro-batches.
 ///
 /// # Errors
-/// Those of `loss`; `sums` may then hold the gradients of some micro-batches.
+/// Errors of `loss`; `sums` may then hold the gradients of some micro-batches.
 pub(crate) fn accumulate(
     model: &Decoder,
     batches: &[SequenceBatch<'_>],
@@ -46,16 +46,16 @@ pub(crate) fn accumulate(
     Ok(sum)
 }
 
-/// Most bytes that the gradients of micro-batches take which run at the same time: one at a time of a model of more than 8 million weights, whose products
-/// keep every thread busy by themselves. Accumulation is there to save memory.
+/// Largest total size of the gradients of concurrent micro-batches. Above 8 million weights, micro-batches run one at a time: their
+/// products use all threads anyway, and accumulation exists to save memory.
 const MOST_BYTES: usize = 64 << 20;
 
-/// How many micro-batches run at the same time.
+/// Returns the number of micro-batches that run concurrently.
 fn at_once(model: &Decoder) -> usize {
     at_once_of(trained_values(model))
 }
 
-/// The same for a number of values that are trained.
+/// Returns the same for a number of trained values.
 pub(crate) fn at_once_of(trained: usize) -> usize {
     let of_one = trained.saturating_mul(size_of::<f32>()).max(1);
     (MOST_BYTES / of_one).clamp(1, rayon::current_num_threads())

@@ -1,27 +1,27 @@
-//! The reference policy of the KL, moved towards the policy.
+//! The update of the reference policy of the KL towards the policy.
 
 use crate::decoder::{Decoder, Which, for_each_parameter};
 use burn::module::Module;
 use policy::{Result, TensorSource};
 use std::collections::HashMap;
 
-/// The weights of `policy` as a reference policy, which has neither a value head nor adapters, on a device without autodiff. What lies
-/// beneath adapters is shared and not copied.
+/// Returns the weights of `policy` as a reference policy: without value head, adapters and autodiff. Weights below adapters are shared, not
+/// copied.
 pub(crate) fn freeze(policy: &Decoder) -> Decoder {
     let mut frozen = policy.clone().without_adapters().valid();
     frozen.value_head = None;
     frozen
 }
 
-/// alpha x policy + (1 - alpha) x ref, weight by weight. `policy` is on a device with autodiff, the result is not.
+/// Computes alpha x policy + (1 - alpha) x ref for all weights. `policy` is on a device with autodiff, the result is not.
 ///
 /// # Errors
-/// [`policy::Error::State`] when the two are of different models.
+/// [`policy::Error::State`] if the two models differ.
 pub(crate) fn mix(ref_policy: &Decoder, policy: &Decoder, alpha: f64) -> Result<Decoder> {
     let (of_policy, of_ref) = (alpha as f32, (1.0 - alpha) as f32);
     let frozen = freeze(policy);
     let mut mixed = frozen.parameters();
-    // Both are of one model, so their parameters come in the same order.
+    // Both have the same model, so their parameters are in the same order.
     let mut all = mixed.iter_mut();
     for_each_parameter(ref_policy, Which::All, |_, _, old| {
         for (new, old) in all.next().into_iter().flat_map(|new| &mut new.data).zip(old) {
@@ -32,7 +32,7 @@ pub(crate) fn mix(ref_policy: &Decoder, policy: &Decoder, alpha: f64) -> Result<
     frozen.with_parameters(&mixed)
 }
 
-/// Whether these are the values of all weights of `model`, to the bit.
+/// Returns `true` if `tensors` equals all weights of `model` bit for bit.
 pub(crate) fn has_values(model: &Decoder, tensors: &dyn TensorSource) -> bool {
     let shapes: HashMap<&str, &[usize]> = tensors.shapes().into_iter().collect();
     let mut count = 0;

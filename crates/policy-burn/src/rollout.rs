@@ -1,4 +1,4 @@
-//! Sampling completions over a KV cache.
+//! Sampling of completions with a KV cache.
 
 use crate::decoder::{Decoder, Inference, PackedBatch};
 use policy::{Completion, Error, LogitsProcessors, Result, RolloutRequest, Sampling};
@@ -8,11 +8,11 @@ use rayon::prelude::*;
 use rng::stream;
 use std::collections::HashSet;
 
-/// Completions of a request. At most `batch_size` sequences decode together, batches of them in parallel; samples of one
-/// prompt share its prefill. Neither changes what is sampled.
+/// Samples the completions of a request. At most `batch_size` sequences decode together, several batches run in parallel, and samples of
+/// one prompt share its prefill; none of this changes the samples.
 ///
 /// # Errors
-/// [`Error::Argument`] for a request without prompts, generations or tokens; otherwise those of the decoder.
+/// [`Error::Argument`] for a request without prompts, generations or tokens; errors of the decoder.
 pub(crate) fn generate(model: &Decoder, request: &RolloutRequest<'_>, batch_size: usize) -> Result<Vec<Completion>> {
     let (prompts, per_prompt) = (request.prompts, request.num_generations);
     if prompts.is_empty() || per_prompt == 0 || request.max_completion_length == 0 {
@@ -30,7 +30,7 @@ pub(crate) fn generate(model: &Decoder, request: &RolloutRequest<'_>, batch_size
     Ok(completions.concat())
 }
 
-/// Completions of `prompts`, the first of which is sample number `first` of the request.
+/// Samples completions of `prompts`; `first` is the request's sample index of the first one.
 fn generate_chunk(
     model: &Inference,
     request: &RolloutRequest<'_>,
@@ -38,14 +38,14 @@ fn generate_chunk(
     first: u64,
 ) -> Result<Vec<Completion>> {
     let (per_prompt, vocab) = (request.num_generations, model.vocab());
-    // The last token is never fed back.
+    // The last token is never an input of the decoder.
     let (of_prompts, mut cache) =
         model.prefill(&PackedBatch::new(prompts)?, per_prompt, request.max_completion_length - 1)?;
     let mut samples: Vec<Sample<'_>> = (0..prompts.len() * per_prompt)
         .map(|i| Sample::new(request.sampling, first + i as u64, request.stop_ids, &prompts[i / per_prompt]))
         .collect();
     for (i, sample) in samples.iter_mut().enumerate() {
-        // The first token of all samples of a prompt comes from one row of logits.
+        // All samples of a prompt draw their first token from the same row of logits.
         sample.extend(&of_prompts[i / per_prompt * vocab..(i / per_prompt + 1) * vocab]);
     }
     for _ in 1..request.max_completion_length {
@@ -62,13 +62,13 @@ fn generate_chunk(
     Ok(samples.into_iter().map(Sample::finish).collect())
 }
 
-/// A completion that is being sampled.
+/// A completion in progress.
 struct Sample<'a> {
     temperature: f64,
     processors: LogitsProcessors,
-    /// The random stream; `None` is greedy.
+    /// The random stream; `None` for greedy sampling.
     random: Option<ChaCha8Rng>,
-    /// The tokens that are there already, where a repetition is penalised.
+    /// The tokens so far, if the repetition penalty is on.
     seen: HashSet<u32>,
     stop_ids: &'a [u32],
     ids: Vec<u32>,
@@ -87,12 +87,12 @@ impl<'a> Sample<'a> {
         Self { temperature, processors, random, seen, stop_ids, ids: Vec::new(), logps: Vec::new() }
     }
 
-    /// The last token, unless it has ended the completion.
+    /// Returns the last token, unless it is a stop token.
     fn open_at(&self) -> Option<u32> {
         self.ids.last().copied().filter(|id| !self.stop_ids.contains(id))
     }
 
-    /// Chooses the next token from `logits: [V]`.
+    /// Samples the next token from `logits: [V]`.
     fn extend(&mut self, logits: &[f32]) {
         let scores = self.processors.scores(logits, self.temperature, &self.seen);
         let (best, max) = scores
@@ -105,7 +105,7 @@ impl<'a> Sample<'a> {
         let id = match &mut self.random {
             None => best,
             Some(rng) => {
-                // Inverse of the cumulative distribution; rounding may leave the point behind the end.
+                // Inverse transform sampling; rounding may leave the point beyond the last token.
                 let mut point = rng.random::<f64>() * total;
                 let passed = |weight: &f64| {
                     point -= weight;
@@ -169,7 +169,7 @@ mod tests {
             assert_eq!(a.ids, b.ids);
             assert_eq!(a.logps, b.logps);
         }
-        // Fewer prompts: the samples that remain are the same.
+        // With fewer prompts, the remaining samples are the same.
         let fewer = generate(1000, &request(&prompts[..2], 4, random(0)));
         assert!(fewer.iter().zip(&together).all(|(a, b)| a.ids == b.ids));
     }
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn a_second_request_of_a_step_goes_on_where_the_first_ended() {
+    fn a_second_request_of_a_step_continues_the_sample_indices() {
         let prompts = prompts();
         let both = generate(1000, &request(&prompts, 4, random(0)));
         let mut rest = random(0);
@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn logps_are_those_of_a_full_forward() {
+    fn logps_match_a_full_forward_pass() {
         let (model, prompts) = (model(), prompts());
         let completions = generate(1000, &request(&prompts, 2, random(0)));
         for (i, completion) in completions.iter().enumerate() {
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn greedy_takes_the_most_likely_token() {
+    fn greedy_takes_the_most_likely_token_with_the_smallest_id() {
         let prompts = prompts();
         let a = generate(1000, &request(&prompts, 1, Sampling::Greedy));
         assert_eq!(a, generate(1000, &request(&prompts, 1, Sampling::Greedy)));
@@ -238,7 +238,7 @@ mod tests {
         assert_eq!(sample.ids, [1]);
     }
 
-    /// What 20000 draws of one token behind the prompt `[1, 0]` take, and the log-probability that is recorded of each token.
+    /// Returns the share of each token among 20000 samples of one token after the prompt `[1, 0]`, and its recorded log-probability.
     fn draws(logits: [f32; 4], temperature: f64, processors: LogitsProcessors) -> ([f64; 4], [f32; 4]) {
         let (mut shares, mut logps) = ([0.0; 4], [f32::NEG_INFINITY; 4]);
         for index in 0..20_000 {
@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn draws_follow_the_distribution_that_is_recorded() {
+    fn samples_follow_the_recorded_log_probabilities() {
         let off = LogitsProcessors::default();
         for (processors, left) in [
             (off, [true; 4]),
@@ -271,7 +271,7 @@ mod tests {
             let of_first: f64 = 0.5 / processors.repetition_penalty.unwrap_or(1.0);
             if left[0] {
                 let [_, _, third, fourth] = logps;
-                // The prompt has tokens 1 and 0.
+                // The prompt contains tokens 1 and 0.
                 assert!((f64::from(logps[0] - fourth) - (of_first - 2.0) / 0.8).abs() < 1e-5);
                 assert!((f64::from(third - fourth) - (1.5 - 2.0) / 0.8).abs() < 1e-5);
             }
@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_said_is_penalised_too() {
+    fn completion_tokens_are_penalised_too() {
         let processors = LogitsProcessors { repetition_penalty: Some(2.0), ..LogitsProcessors::default() };
         let sampling =
             Sampling::Random { temperature: 1.0, processors, seed: 0, purpose: Purpose::Rollout, step: 0, first: 0 };
@@ -289,7 +289,7 @@ mod tests {
         assert_eq!(sample.ids, [0, 0]);
         assert_eq!(sample.seen.len(), 1);
         sample.extend(&[2.0, 0.0]);
-        // 2 / 2 against 0.
+        // Logits 2 / 2 and 0.
         let p = f64::from(sample.logps[2]).exp();
         let first = 1.0_f64.exp() / (1.0 + 1.0_f64.exp());
         assert!((p - first).abs() < 1e-6 || (p - (1.0 - first)).abs() < 1e-6, "{p}");

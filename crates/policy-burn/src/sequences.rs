@@ -1,14 +1,14 @@
-//! The hidden states that predict the completion tokens of sequences.
+//! Hidden states that predict the completion tokens of sequences.
 
 use crate::decoder::{Decoder, PackedBatch};
 use burn::tensor::Tensor;
 use policy::{Result, Sequence};
 
-/// The hidden states `[N, H]` of the positions that predict the completion tokens, end to end. Sequences of one prompt share its
-/// rows.
+/// Returns the hidden states `[N, H]` at the positions that predict completion tokens, concatenated. Sequences with the same prompt share
+/// its rows.
 ///
 /// # Errors
-/// [`policy::Error::Argument`] for an empty prompt or completion; otherwise those of [`Decoder::forward`].
+/// [`policy::Error::Argument`] for an empty prompt or completion; errors of [`Decoder::forward`].
 pub fn completion_hidden(model: &Decoder, sequences: &[Sequence]) -> Result<Tensor<2>> {
     let (batch, rows) = PackedBatch::of_completions(sequences)?;
     model.forward_rows(&batch, &rows)
@@ -23,7 +23,7 @@ mod tests {
     use policy::token_batch;
 
     #[test]
-    fn rows_are_those_that_predict_the_completion() {
+    fn rows_predict_the_completion_tokens() {
         let model = Decoder::new(&ModelConfig::default(), 1, &Device::flex()).unwrap();
         let sequences = [
             Sequence { prompt: vec![1, 5, 6], completion: vec![7, 2] },
@@ -48,7 +48,7 @@ mod tests {
         ];
         let want = inputs.map(row).concat();
         assert_eq!(hidden.len(), want.len());
-        // To the bit: a row does not depend on what lies beside it.
+        // Bit for bit: a row does not depend on other rows of the batch.
         assert_eq!(hidden, want);
         let batch = token_batch(&sequences).unwrap();
         assert_eq!(batch.targets(), [7, 2, 8, 10, 2, 9, 7, 2]);

@@ -6,10 +6,10 @@ use pjrt::OptimizationLevel;
 use policy_device::decoder::{Attention, Compute, Decoder, Heads, Rows};
 use stablehlo::{Builder, Dtype, TensorType, Value, trace};
 
-/// Rows, so many that what is in them does not fit into the memory of the core.
+/// Number of rows, large enough that activations exceed the on-chip memory.
 const ROWS: usize = 8;
 
-/// Temporaries of the derivative of one layer's attention in rows of `length` tokens.
+/// Returns the bytes of temporaries of attention and its derivative for one layer with rows of `length` tokens.
 fn temporaries(length: usize, attention: Attention) -> u64 {
     let config = ModelConfig {
         num_attention_heads: 8,
@@ -37,11 +37,11 @@ fn temporaries(length: usize, attention: Attention) -> u64 {
 }
 
 #[test]
-fn temporaries_of_blocks_grow_with_the_length_not_with_its_square() {
+fn temporaries_of_blockwise_attention_grow_linearly() {
     let [short, long] = [2048, 4096].map(|length| temporaries(length, Attention::Auto));
     let all = temporaries(2048, Attention::Materialised);
     println!("temporaries: {short} and {long} in blocks with 2048 and 4096 tokens, {all} of all pairs with 2048");
-    // The scores of all heads, in f32.
+    // f32 scores of all heads.
     assert!(all > (ROWS * 8 * 2048 * 2048 * 4) as u64, "{all}");
     assert!(2 * long < 5 * short && 4 * long < all, "{short} {long} {all}");
 }

@@ -1,4 +1,4 @@
-//! Attention, and the programs of a rollout and of training, through the TPU compiler.
+//! Attention and the programs of rollout and training, compiled for TPU.
 
 mod attention;
 mod split;
@@ -20,7 +20,7 @@ pub(crate) fn compile(module: &Module) -> Analysis {
     compile_at(module, None)
 }
 
-/// At a level at which large programs take a fraction of the time. What was compiled once is remembered in this user's cache.
+/// Compiles at a given optimisation level; large programs compile much faster at a low one. Results are cached for this user.
 pub(crate) fn compile_at(module: &Module, optimization_level: Option<OptimizationLevel>) -> Analysis {
     static COMPILER: LazyLock<Compiler> = LazyLock::new(|| {
         install(Kind::Tpu, |_| {}).expect("the TPU compiler can be installed");
@@ -32,7 +32,7 @@ pub(crate) fn compile_at(module: &Module, optimization_level: Option<Optimizatio
 }
 
 #[test]
-fn prefill_admission_and_decode_compile_and_the_cache_is_not_copied() {
+fn rollout_programs_compile_and_do_not_copy_the_kv_cache() {
     let config = models::ModelConfig {
         vocab_size: 1024,
         hidden_size: 512,

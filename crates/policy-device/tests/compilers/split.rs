@@ -1,4 +1,4 @@
-//! Programs of training that are split over four chips, through the TPU compiler.
+//! Training programs sharded over four chips, compiled for TPU.
 
 use grpo_core::Tiling;
 use models::ModelConfig;
@@ -18,11 +18,11 @@ fn compile(module: &Module) -> Executable {
     CHIPS.compile(module.to_string(), &options).unwrap_or_else(|error| panic!("{error}\n{module}"))
 }
 
-/// No two sizes are the same, and none is a multiple of the tokens of a block of attention.
+/// All sizes differ, and none is a multiple of the block size of attention, so that shapes identify tensors.
 const ROWS: usize = 4;
 const LAYERS: usize = 3;
 const VOCAB: usize = 4096;
-/// A row's tokens are two blocks.
+/// A row has two blocks.
 const BLOCK: usize = 384;
 const TOKENS: usize = 640;
 
@@ -39,16 +39,16 @@ fn config() -> ModelConfig {
     }
 }
 
-/// Whether an array counts tokens of rows twice, as scores of attention do.
+/// Returns `true` if an array has two dimensions of row tokens, as attention scores have.
 fn has_scores(dims: &[usize]) -> bool {
     dims.iter().filter(|size| size.is_multiple_of(BLOCK)).count() > 1
         || dims.iter().any(|size| size.is_multiple_of(BLOCK * BLOCK))
 }
 
-/// The program of gradients, and the bytes of its arguments on one device.
+/// Returns the gradient program and the bytes of its arguments on one device.
 fn gradient(mesh: &Mesh) -> (Module, usize) {
     let decoder = Decoder::new(&config(), Compute::Bf16).with_axis_rules(AxisRules::new(mesh)).expect("even parts");
-    // Two chunks.
+    // Two chunks of logits.
     let tiling = Tiling { token_chunk: Some(TOKENS / 2), ..Tiling::default() };
     let shape = TrainShape { rows: ROWS, length: 2 * BLOCK, tokens: TOKENS, shared: false };
     let module =
@@ -59,13 +59,13 @@ fn gradient(mesh: &Mesh) -> (Module, usize) {
 }
 
 #[test]
-fn chips_meet_for_weights_gradients_and_rows_and_never_for_scores_or_logits() {
+fn collectives_move_weights_gradients_and_rows_but_no_scores_or_logits() {
     for (axes, parts) in [([("data", 2), ("fsdp", 2)], 2), ([("fsdp", 2), ("tensor", 2)], 4)] {
         let mesh = Mesh::new("mesh", axes).expect("a mesh");
         let (module, all) = gradient(&mesh);
         let executable = compile(&module);
         let memory = executable.memory_stats().expect("statistics");
-        // What is not split is small, but a TPU pads it.
+        // Replicated arguments are small, but padded on a TPU.
         let argument = usize::try_from(memory.argument).expect("a size");
         assert!(argument * parts < all * 11 / 10, "{mesh}: {memory:?} of {all}");
 
@@ -80,13 +80,13 @@ fn chips_meet_for_weights_gradients_and_rows_and_never_for_scores_or_logits() {
                 let of_logits = count(&is_vocab) > 0 && count(&is_completion_tokens) > 0;
                 assert!(!of_logits, "{mesh}: logits {dims:?} cross chips by {kind}");
                 assert!(!dims.contains(&LAYERS), "{mesh}: {dims:?} of all layers by {kind}");
-                // Gradients are summed with all their digits: what is summed in bf16 has tokens.
+                // Gradients are summed in f32; bf16 reductions are only of activations, which have a token dimension.
                 let has_tokens = dims.iter().product::<usize>().is_multiple_of(BLOCK);
                 let is_rounded = kind.contains("reduce") && *dtype == DType::Bf16 && !has_tokens;
                 assert!(!is_rounded, "{mesh}: {dims:?} in bf16 by {kind}");
             }
         }
-        // The weights of a layer, and their gradients.
+        // Weights of a layer are gathered, and their gradients reduced.
         let has = |kind: &str, dtype, dims: &[usize]| {
             let is_it = |ty: &ArrayType| ty.dtype == dtype && ty.dims.iter().filter(|d| **d > 1).eq(dims);
             collectives.iter().any(|collective| collective.kind == kind && collective.types.iter().any(is_it))
@@ -98,9 +98,9 @@ fn chips_meet_for_weights_gradients_and_rows_and_never_for_scores_or_logits() {
     }
 }
 
-/// Where the columns of heads are split, scores are sums of what chips have: it is seen when they cross.
+/// Control: with sharded head dimensions, scores are sums over chips, and the check above must find them.
 #[test]
-fn scores_that_cross_are_seen() {
+fn sharded_head_dimensions_need_collectives_of_scores() {
     let mesh = Mesh::new("mesh", [("fsdp", 2), ("tensor", 2)]).expect("a mesh");
     let rules = [(Axis::Kv, &[][..]), (Axis::Heads, &[]), (Axis::HeadDim, &["tensor"])];
     let rules = rules.into_iter().try_fold(AxisRules::new(&mesh), |rules, (axis, axes)| rules.with(axis, axes));
@@ -113,9 +113,9 @@ fn scores_that_cross_are_seen() {
     assert!(arrays.any(|array| has_scores(&array.dims)), "{collectives:?}");
 }
 
-/// Devices add up the squares of the gradient's rows for its norm, and nothing else: each changes what it has.
+/// Devices exchange only sums of squares for the gradient norm; each updates its own shard.
 #[test]
-fn an_update_moves_no_weight() {
+fn an_update_moves_no_weights_between_devices() {
     let mesh = Mesh::new("mesh", [("fsdp", 2), ("tensor", 2)]).expect("a mesh");
     let decoder = Decoder::new(&config(), Compute::Bf16).with_axis_rules(AxisRules::new(&mesh)).expect("even parts");
     let executable = compile(&TrainModules::new(decoder, Save::Carry).adamw().expect("a program"));

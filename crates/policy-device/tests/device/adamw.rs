@@ -1,4 +1,4 @@
-//! The program of AdamW, called by itself: halves of weights are as good as whole ones, and looking before writing changes nothing.
+//! The AdamW program alone: weights split into bf16 and remainders give the same results as f32 weights, and so does the checked variant.
 
 use crate::remainders::{bits, config, halves, numbers, random};
 use crate::support::{optimised, runtime};
@@ -8,7 +8,7 @@ use policy_device::TrainModules;
 use policy_device::decoder::{Compute, Decoder};
 use stablehlo::{Dtype, Module, Save};
 
-/// The state of an optimizer on the host: masters, and both moments.
+/// The state of an optimizer on the host: f32 weights and both moments.
 #[derive(Clone, Debug, PartialEq)]
 struct Masters {
     words: Vec<Vec<u32>>,
@@ -16,15 +16,15 @@ struct Masters {
     second: Vec<Vec<u32>>,
 }
 
-/// One step of AdamW with weights that programs take in `dtype`, by the program that looks at what it writes; the report, too. Where
-/// nothing is wrong with the results, the program that does not look has the same.
+/// Runs one checked AdamW step with weights stored for dtype `dtype`; returns state and report. If the results are finite, it also asserts
+/// that the unchecked program returns the same state.
 fn step(dtype: Dtype, state: &Masters, gradients: &[Vec<f32>], numbers: [f32; 8]) -> (Masters, Vec<f32>) {
     let modules = TrainModules::new(Decoder::new(&config(), Compute::Bf16), Save::Carry).with_model_dtype(dtype);
     let (after, report) = run(&modules.adamw_checked().unwrap(), dtype, state, gradients, numbers);
     let [_, within, finite, largest] = report[..] else { panic!("{report:?}") };
     if finite == 1.0 || within == 0.0 {
         let (unchecked, of_unchecked) = run(&modules.adamw().unwrap(), dtype, state, gradients, numbers);
-        assert!(unchecked == after, "a step that looks is another one");
+        assert!(unchecked == after, "checked and unchecked steps differ");
         assert_eq!((bits(&of_unchecked[..2]), of_unchecked[2]), (bits(&report[..2]), 1.0));
     }
     if finite == 1.0 && within == 1.0 {
@@ -37,7 +37,7 @@ fn step(dtype: Dtype, state: &Masters, gradients: &[Vec<f32>], numbers: [f32; 8]
     (after, report)
 }
 
-/// One step by `module`.
+/// Runs one step of `module`.
 fn run(
     module: &Module,
     dtype: Dtype,
@@ -46,7 +46,7 @@ fn run(
     numbers: [f32; 8],
 ) -> (Masters, Vec<f32>) {
     let table = Decoder::new(&config(), Compute::Bf16).trained();
-    // What users' updates round to: as the compiler sees fit.
+    // With the optimisations that users' programs have, which affect rounding.
     let program = optimised().compile(module).unwrap();
     let floats = |words: &[u32], shape: &[usize]| {
         let values: Vec<f32> = words.iter().map(|word| f32::from_bits(*word)).collect();
@@ -87,7 +87,7 @@ fn run(
 }
 
 #[test]
-fn updates_are_those_of_f32_weights_to_the_last_bit() {
+fn split_weights_are_updated_like_f32_weights_bit_for_bit() {
     let table = Decoder::new(&config(), Compute::Bf16).trained();
     let mut random = random(1);
     let counts: Vec<usize> = table.iter().map(|p| p.shape.iter().product()).collect();
@@ -109,7 +109,7 @@ fn updates_are_those_of_f32_weights_to_the_last_bit() {
         assert!(next == expected, "step {count}");
         (narrow, wide) = (next, expected);
     }
-    // Steps that are too small for bf16 add up.
+    // Steps too small for bf16 accumulate.
     let changed = |mask: u32| -> usize {
         let pairs = begun.words.iter().flatten().zip(narrow.words.iter().flatten());
         pairs.filter(|(before, after)| (**before ^ **after) & mask != 0).count()
@@ -117,13 +117,13 @@ fn updates_are_those_of_f32_weights_to_the_last_bit() {
     let all: usize = counts.iter().sum();
     assert!(changed(u32::MAX) > all * 9 / 10 && changed(0xFFFF_0000) < all / 2, "{}", changed(0xFFFF_0000));
 
-    // A gradient that is refused leaves every bit.
+    // A rejected gradient changes nothing.
     let mut infinite = group(0.3);
     infinite[3][2] = f32::INFINITY;
     let (after, report) = step(Dtype::Bf16, &narrow, &infinite, numbers(7));
     assert!(after == narrow && report[1] == 0.0, "{report:?}");
 
-    // As does one that leads to weights that are infinite in bf16, which f32 still holds.
+    // Nor does a step whose weights would be infinite in bf16, although they are finite in f32.
     let (mut large, gradients) = (narrow.clone(), group(0.3));
     (large.words[2][5], large.first[2][5]) = (0x7F7F_7FFF, (-1.0_f32).to_bits());
     let mut far = numbers(7);

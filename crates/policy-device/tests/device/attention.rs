@@ -1,4 +1,4 @@
-//! Attention block by block is that of all pairs.
+//! Blockwise attention against materialised attention.
 
 use crate::support::{assert_close, runtime};
 use models::ModelConfig;
@@ -7,7 +7,7 @@ use policy_device::decoder::{Attention, Compute, Decoder, Heads, Rows};
 use stablehlo::{Builder, Dtype, TensorType, Value, trace};
 use std::num::NonZeroUsize;
 
-/// Rows of several sequences if `packed`, of as many heads as the sizes say.
+/// Sizes of attention; rows contain several sequences if `packed`.
 #[derive(Clone, Copy, Debug)]
 struct Case {
     rows: usize,
@@ -31,7 +31,7 @@ impl Case {
         vec![self.rows, self.length, self.kv * self.group * self.width]
     }
 
-    /// What is mixed, and the gradients of queries, keys and values.
+    /// Returns the attention output, and the gradients of queries, keys and values.
     fn evaluate(self, attention: Attention, compute: Compute) -> Vec<Vec<f32>> {
         let Self { rows, length, kv, group, width, packed } = self;
         let config = ModelConfig {
@@ -46,7 +46,7 @@ impl Case {
         let attend = trace(&types[..3], |f, a| {
             let [queries, keys, values] = [0, 1, 2].map(|i: usize| a[i].convert(compute.dtype()));
             let ids = TensorType::new(Dtype::I32, [rows, length]);
-            // Sequences of a few tokens and more, different in every row.
+            // Sequences of various lengths, different in every row.
             let sequence = |row: usize, token: usize| ((token + 3 * row) as f64 / 2.0).sqrt() as usize;
             let position = |i: usize| {
                 let (row, token) = (i / length, i % length);
@@ -75,7 +75,7 @@ impl Case {
     }
 }
 
-/// Numbers between -2 and 2 without a pattern.
+/// Uploads pseudo-random numbers between -2 and 2.
 fn upload(shape: &[usize], seed: usize) -> Buffer {
     let number = |i: usize| {
         let mut z = ((i + 1_000_003 * seed) as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -98,7 +98,7 @@ const CASES: [(Case, usize); 4] = [
 ];
 
 #[test]
-fn blocks_give_what_all_pairs_give_together() {
+fn blockwise_attention_matches_materialised_attention() {
     for (case, block) in CASES {
         let expected = case.evaluate(Attention::Materialised, Compute::F32);
         let found = case.evaluate(blocks_of(block), Compute::F32);
@@ -111,7 +111,7 @@ fn blocks_give_what_all_pairs_give_together() {
 }
 
 #[test]
-fn blocks_of_rounded_operands_are_as_near_as_all_pairs_are() {
+fn blockwise_attention_in_bf16_is_as_accurate_as_materialised_attention() {
     let (case, block) = CASES[1];
     let exact = case.evaluate(Attention::Materialised, Compute::F32);
     let off = |attention| {

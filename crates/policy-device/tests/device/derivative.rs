@@ -1,4 +1,4 @@
-//! The derivative of the decoder, made from its forward pass, is that of torch.
+//! Gradients of the decoder, derived from its forward pass, against torch.
 
 use crate::checkpoint::{self, Checkpoint};
 use crate::support::{assert_close, runtime};
@@ -7,7 +7,7 @@ use policy_device::DeviceWeights;
 use policy_device::decoder::{Compute, Decoder, ParameterValues, Rows, parameters};
 use stablehlo::{Builder, Dtype, Reducer, Save, TensorType, Value, trace};
 
-/// The cross-entropy, summed with `weights` `[B, T]`, of `targets` `[B, T]` under logits `[B, T, V]`.
+/// Computes the cross-entropy of `targets` `[B, T]` under logits `[B, T, V]`, summed with `weights` `[B, T]`.
 fn cross_entropy(logits: &Value, targets: &Value, weights: &Value) -> Value {
     let max = logits.reduce(Reducer::Max, &[2]);
     let shifted = logits - max.broadcast_in_dim(logits.shape(), &[0, 1]);
@@ -18,7 +18,7 @@ fn cross_entropy(logits: &Value, targets: &Value, weights: &Value) -> Value {
 }
 
 #[test]
-fn gradients_of_every_parameter_are_those_of_torch() {
+fn gradients_of_every_parameter_match_torch() {
     let policies = [Save::Carry, Save::Every(2), Save::Products, Save::Everything];
     for (name, save) in checkpoint::ALL.into_iter().zip(policies.iter().cycle()) {
         let checkpoint = Checkpoint::open(name);

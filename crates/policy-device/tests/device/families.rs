@@ -1,4 +1,4 @@
-//! Every family of models: logits are those of transformers, hidden states those of the host.
+//! Every model family: logits match transformers, hidden states match the CPU policy.
 
 use crate::checkpoint::{self, Checkpoint};
 use crate::support::{assert_close, forward, runtime};
@@ -10,7 +10,7 @@ use stablehlo::{Builder, Dtype, Save, TensorType};
 use std::num::NonZeroUsize;
 
 #[test]
-fn logits_are_those_of_transformers() {
+fn logits_match_transformers() {
     for name in checkpoint::ALL {
         let checkpoint = Checkpoint::open(name);
         let (config, sequences) = (checkpoint.config(), checkpoint.sequences());
@@ -26,12 +26,12 @@ fn logits_are_those_of_transformers() {
 }
 
 #[test]
-fn logits_of_a_policy_are_those_of_transformers_whole_and_over_the_cache() {
+fn logits_of_a_policy_match_transformers_with_and_without_cache() {
     for name in checkpoint::ALL {
         let checkpoint = Checkpoint::open(name);
         let sequences = checkpoint.sequences();
         let sequences: Vec<&[u32]> = sequences.iter().map(|ids| &ids[..]).collect();
-        // Several calls of the loop, of which the cache gets the tokens.
+        // Several calls of the decode loop, so that their windows are written to the cache.
         let rollout = RolloutOptions { tokens_per_call: 5, ..RolloutOptions::default() };
         let options = DevicePolicyOptions { rollout, ..DevicePolicyOptions::default() };
         let loss = grpo_core::LossConfig::default();
@@ -56,7 +56,7 @@ fn logits_of_a_policy_are_those_of_transformers_whole_and_over_the_cache() {
 }
 
 #[test]
-fn logits_of_what_is_no_sequence_are_errors() {
+fn logits_of_invalid_sequences_are_errors() {
     let checkpoint = Checkpoint::open("qwen2");
     let (config, loss) = (checkpoint.config(), grpo_core::LossConfig::default());
     let options = DevicePolicyOptions::default();
@@ -77,7 +77,7 @@ fn logits_of_what_is_no_sequence_are_errors() {
 }
 
 #[test]
-fn hidden_states_are_those_of_the_host() {
+fn hidden_states_match_the_cpu_policy() {
     for name in checkpoint::ALL {
         let checkpoint = Checkpoint::open(name);
         let (config, sequences) = (checkpoint.config(), checkpoint.sequences());
@@ -94,7 +94,7 @@ fn hidden_states_are_those_of_the_host() {
 }
 
 #[test]
-fn sequences_in_one_row_do_not_see_each_other() {
+fn packed_sequences_do_not_attend_to_each_other() {
     let blockwise = Attention::Blockwise { block: NonZeroUsize::new(7).unwrap() };
     for (name, attention) in checkpoint::ALL.into_iter().zip([Attention::Materialised, blockwise].into_iter().cycle()) {
         let checkpoint = Checkpoint::open(name);

@@ -1,11 +1,11 @@
-//! Attention block by block against that of all pairs and against differences, in f64, by the interpreter.
+//! Blockwise attention against materialised attention and finite differences, in f64, in the interpreter.
 
 use crate::decoder::{Attention, Compute, Decoder, Heads, Rows};
 use models::ModelConfig;
 use stablehlo::{Array, Builder, Dtype, Reducer, TensorType, Traced, Value, trace};
 use std::num::NonZeroUsize;
 
-/// Rows of [`Case::length`] tokens, of `sequences` each.
+/// Rows of [`Case::length`] tokens with `sequences` sequences each.
 #[derive(Clone, Copy, Debug)]
 struct Case {
     rows: usize,
@@ -33,7 +33,7 @@ impl Case {
         self.types().into_iter().enumerate().map(array).collect()
     }
 
-    /// The sum of what is mixed, each element with a number of its own.
+    /// Traces the sum of attention outputs, each with its own weight.
     fn loss(self, attention: Attention) -> Traced {
         let Self { rows, length, kv, group, sequences } = self;
         let config = ModelConfig {
@@ -67,7 +67,7 @@ impl Case {
         .unwrap()
     }
 
-    /// The sum, what is mixed, and the gradients of the sum.
+    /// Returns the sum, the attention output, and the gradients of the sum.
     fn evaluate(self, attention: Attention) -> Vec<Vec<f64>> {
         let f = Builder::new();
         let arguments: Vec<Value> = self.types().into_iter().map(|ty| f.argument("", ty)).collect();
@@ -92,7 +92,7 @@ fn assert_close(what: &str, found: &[f64], expected: &[f64], tolerance: f64) {
 }
 
 #[test]
-fn values_and_gradients_are_those_of_all_pairs() {
+fn values_and_gradients_match_materialised_attention() {
     let case = |length, kv, group, sequences| Case { rows: 2, length, kv, group, sequences };
     for (case, block) in [
         (case(7, 2, 1, 1), 3),
@@ -111,7 +111,7 @@ fn values_and_gradients_are_those_of_all_pairs() {
 }
 
 #[test]
-fn gradients_are_differences() {
+fn gradients_match_finite_differences() {
     let case = Case { rows: 1, length: 5, kv: 1, group: 2, sequences: 2 };
     let loss = case.loss(blocks_of(2));
     let gradients = case.evaluate(blocks_of(2)).split_off(2);

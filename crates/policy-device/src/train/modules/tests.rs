@@ -1,4 +1,4 @@
-//! Programs on rows that sequences share, against the same programs on rows of one sequence, in f64, by the interpreter.
+//! Programs on packed rows against the same programs on rows of one sequence, in f64, in the interpreter.
 
 mod losses;
 
@@ -15,11 +15,11 @@ use proptest::prelude::*;
 use stablehlo::Array;
 use std::num::NonZeroUsize;
 
-/// Tokens of a row: those of a program that is as small as programs are.
+/// Tokens of a row: the minimum of all programs.
 const LENGTH: usize = 16;
 const VOCAB: u32 = 11;
 
-/// Sequences, and rows for them: some of one sequence, some of several, some of none.
+/// Generates sequences and a random packing: rows with one, several or no sequences.
 fn packed() -> impl Strategy<Value = (Vec<Sequence>, Packing)> {
     let tokens = |most: usize| prop::collection::vec(0..VOCAB, 1..=most);
     let sequence = (tokens(5), tokens(6)).prop_map(|(prompt, completion)| Sequence { prompt, completion });
@@ -55,7 +55,7 @@ fn attention(is_blockwise: bool) -> Attention {
     }
 }
 
-/// Programs of a decoder with everything that a block may have, and with adapters and a value head if `extended`.
+/// Creates programs of a decoder with all optional parts of a layer; with adapters and a value head if `extended`.
 fn modules(attention: Attention, extended: bool) -> TrainModules {
     let config = ModelConfig {
         vocab_size: VOCAB as usize,
@@ -79,14 +79,14 @@ fn floats(shape: &[usize], numbers: impl IntoIterator<Item = f32>) -> Array {
     Array::floats(Dtype::F32, shape, numbers.into_iter().map(f64::from)).unwrap()
 }
 
-/// What programs take first.
+/// Returns the first arguments of programs.
 fn weights(modules: &TrainModules) -> Vec<Array> {
     let table = modules.decoder().parameters();
     let values = |p: &Parameter| rng::uniform_weights(p.shape.iter().product(), 0.7, 5, p.name());
     table.iter().map(|p| floats(&p.shape, values(p))).collect()
 }
 
-/// What programs take of rows.
+/// Returns the row arguments of programs.
 fn rows_of(rows: &BatchRows) -> Vec<Array> {
     let numbers = [&rows.ids, &rows.predicting, &rows.predicts, &rows.positions];
     let arrays = row_types(rows.shape).into_iter().zip(numbers);
@@ -105,14 +105,14 @@ fn tables_of(spec: &Spec, tables: &TokenTables) -> [Array; 3] {
     ]
 }
 
-/// All results of the program of gradients with their names, of completion tokens without padding.
+/// Returns all results of the gradient program with their names; results of completion tokens without padding.
 fn gradient(modules: &TrainModules, sequences: &[Sequence], packing: &Packing) -> Vec<(String, Vec<f64>)> {
     let loss = LossConfig { entropy_coef: 0.1, ..LossConfig::default() };
     let of_values = ValueLossConfig { vf_coef: 0.4, cliprange_value: Some(0.2) };
     let batch = token_batch(sequences).unwrap();
     let n = batch.tokens();
     let number = |scale: f32, shift: f32| (0..n).map(|t| scale * (t as f32 + shift).cos()).collect::<Vec<_>>();
-    // Ratios on both sides of the clip: log(11) is 2.4.
+    // Ratios on both sides of the clip range: log(11) is 2.4.
     let batch = batch.with_old_logp(number(1.0, 0.5).into_iter().map(|x| x.min(0.6) - 2.4).collect()).unwrap();
     let batch = batch.with_advantages(grpo_core::Advantages::PerToken(number(1.0, 2.0))).unwrap();
     let weights_of_tokens = token_weights(&loss, &batch).unwrap();
@@ -141,7 +141,7 @@ fn gradient(modules: &TrainModules, sequences: &[Sequence], packing: &Packing) -
     let results = module.interpret(&arguments).unwrap().into_iter().map(|result| result.to_floats());
     let of_loss = ["loss", "logp", "entropy", "values"];
     let named = trained.iter().map(Parameter::name).chain(of_loss).map(str::to_owned).zip(results);
-    // Behind the completion tokens is padding.
+    // Remove the padding after the completion tokens.
     let of_tokens = |name: &str| of_loss[1..].contains(&name);
     named
         .map(|(name, mut result)| {
@@ -152,7 +152,7 @@ fn gradient(modules: &TrainModules, sequences: &[Sequence], packing: &Packing) -
         .collect()
 }
 
-/// Log-probabilities and entropies of every sequence's tokens.
+/// Returns log-probabilities and entropies of every sequence's tokens.
 fn score(modules: &TrainModules, sequences: &[Sequence], packing: &Packing) -> Vec<Vec<[f64; 2]>> {
     let (loss, rows, batch) =
         (LossConfig::default(), BatchRows::packed(sequences, packing), token_batch(sequences).unwrap());
@@ -169,7 +169,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 32, ..ProptestConfig::default() })]
 
     #[test]
-    fn rows_that_sequences_share_have_the_results_of_rows_of_one(
+    fn packed_rows_match_rows_of_one_sequence(
         (sequences, packing) in packed(),
         is_blockwise in any::<bool>(),
         extended in any::<bool>(),
@@ -182,7 +182,7 @@ proptest! {
             let largest = expected.iter().filter(|x| x.is_finite()).fold(0.0, |m: f64, x| m.max(x.abs()));
             prop_assert!(largest > 1e-9, "{name}: nothing to compare");
             for (found, expected) in found.iter().zip(expected) {
-                // Smallest and largest ratios are infinite where there are none.
+                // Minimum and maximum of no ratios are infinite.
                 let is_close = (found - expected).abs() <= 1e-10 * largest || found == expected;
                 prop_assert!(is_close, "{name}: {found} {expected} of {largest}");
             }
@@ -190,7 +190,7 @@ proptest! {
     }
 
     #[test]
-    fn a_sequence_does_not_see_those_beside_it(
+    fn a_sequence_does_not_depend_on_others_in_its_row(
         (sequences, packing) in packed(),
         is_blockwise in any::<bool>(),
         which in any::<prop::sample::Index>(),
@@ -203,7 +203,7 @@ proptest! {
         let [before, after] = [&sequences, &changed].map(|sequences| score(&modules, sequences, &packing));
         for (i, (before, after)) in before.iter().zip(&after).enumerate() {
             prop_assert!(before.iter().flatten().all(|x| x.is_finite()));
-            // To the bit.
+            // Bit for bit.
             prop_assert_eq!(before == after, i != which, "{}", i);
         }
     }
@@ -212,7 +212,7 @@ proptest! {
 #[test]
 fn rows_without_tokens_add_nothing() {
     let of = |prompt: &[u32], completion: &[u32]| Sequence { prompt: prompt.to_vec(), completion: completion.to_vec() };
-    // The first fills a row to its last token, the others do so together.
+    // The first sequence fills a row exactly, and so do the two others together.
     let sequences = [of(&[1; 7], &[5, 8, 2, 9, 10, 4, 6, 3, 7, 1]), of(&[4, 7, 1], &[9, 3, 2]), of(&[2; 5], &[6; 7])];
     let full = Packing { length: LENGTH, rows: vec![vec![0], vec![2, 1]] };
     let with_empty_rows = Packing { length: LENGTH, rows: vec![vec![], vec![0], vec![], vec![2, 1]] };
@@ -226,9 +226,9 @@ fn rows_without_tokens_add_nothing() {
     }
 }
 
-/// In blocks, attention is a loop within that over layers.
+/// Blockwise attention is a loop inside the loop over layers.
 #[test]
-fn attention_that_is_kept_is_no_loop_of_the_derivative() {
+fn saved_attention_is_not_recomputed_in_the_backward_pass() {
     let loops = |save: Save| {
         let decoder = modules(attention(true), false).decoder().clone();
         let shape = TrainShape { rows: 2, length: LENGTH, tokens: 16, shared: false };

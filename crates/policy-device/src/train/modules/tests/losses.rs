@@ -1,5 +1,4 @@
-//! The gradient of a micro-batch by every choice that a loss leaves, in f64 by the interpreter, against the oracle's loss behind the same
-//! decoder.
+//! Gradients of a micro-batch for every option of the losses, in f64 in the interpreter, against the oracle's loss on the same decoder.
 
 use super::*;
 use backend_cpu::oracle::{self, Evaluation, Policy};
@@ -16,14 +15,14 @@ const LEVELS: [(&str, ImportanceSamplingLevel); 3] = [
 const ESTIMATORS: [&str; 9] = ["k1", "k2", "k3", "low_var_kl", "abs", "k1+", "k3+", "low_var_kl+", "abs+"];
 const IMPORTANCES: [&str; 4] = ["off", "ratio", "score_function", "sampler"];
 
-/// A decoder and what it makes of sequences.
+/// A decoder and its outputs for some sequences.
 struct Setting {
     modules: TrainModules,
     sequences: Vec<Sequence>,
     shape: TrainShape,
     weights: Vec<Array>,
     rows: Vec<Array>,
-    /// Weights, rows and the cotangent of hidden states to hidden states and the gradients of [`Setting::inside`].
+    /// The program from weights, rows and the cotangent of hidden states to hidden states and gradients.
     pullback: Module,
     hidden: Vec<f64>,
     lm_head: Vec<f64>,
@@ -55,14 +54,14 @@ impl Setting {
         self.pullback.interpret(&arguments).unwrap().iter().map(Array::to_floats).collect()
     }
 
-    /// What the oracle says of the loss of the hidden states.
+    /// Evaluates the oracle on the hidden states.
     fn oracle(&self, loss: &LossConfig, batch: &TokenBatch, of: Oracle) -> Evaluation<f64> {
         let hidden = &self.hidden[..batch.tokens() * self.modules.config().hidden_size];
         let policy = Policy::hidden(hidden, &self.lm_head, None, HeadLayout::VocabHidden, VOCAB as usize);
         of(loss, &policy, batch).unwrap()
     }
 
-    /// Completion tokens with everything that losses ask for, and ratios on both sides of every clip.
+    /// Creates completion tokens with all inputs of losses, and ratios on both sides of every clip bound.
     fn batch(&self, loss: &LossConfig) -> TokenBatch {
         const RATIOS: [f64; 11] = [0.02, -0.12, 0.33, -0.03, 0.1, -0.31, 0.15, 0.3, -0.34, -0.09, 0.04];
         let batch = token_batch(&self.sequences).unwrap();
@@ -79,7 +78,7 @@ impl Setting {
         }
     }
 
-    /// Fails unless the gradient program's loss and gradients are those of the oracle, each to 1e-5 of its largest entry.
+    /// Fails unless loss and gradients of the gradient program match the oracle, each to 1e-5 of its largest entry.
     fn check(&self, what: &str, loss: &LossConfig) {
         let batch = self.batch(loss);
         let expected = self.oracle(loss, &batch, oracle::evaluate);
@@ -122,7 +121,7 @@ impl Setting {
 
 type Oracle = fn(&LossConfig, &Policy<'_, f64>, &TokenBatch) -> grpo_core::Result<Evaluation<f64>>;
 
-/// The decoder up to its hidden states, and the way back, without a loss.
+/// Builds the decoder's forward and backward pass without a loss.
 fn pullback(modules: &TrainModules, shape: TrainShape) -> Module {
     let (f, decoder) = (Builder::new(), modules.decoder());
     let table = decoder.parameters();
@@ -140,13 +139,13 @@ fn pullback(modules: &TrainModules, shape: TrainShape) -> Module {
     f.finish("pullback", &results).unwrap()
 }
 
-/// The configuration, or what is said of it.
+/// Parses a configuration; returns the error text if it is invalid.
 fn loss(keys: &[(&str, Json)]) -> Result<LossConfig, String> {
     let keys: Map<String, Json> = keys.iter().map(|(key, value)| ((*key).to_owned(), value.clone())).collect();
     LossConfig::from_json(&Json::Object(keys).to_string()).map_err(|error| error.to_string())
 }
 
-/// The level at which ratios are taken with every loss; those that are defined at one level refuse others by the key.
+/// Losses that are defined at one level reject the others with an error that names the key.
 #[test]
 fn every_loss_at_every_level_has_the_oracles_gradient() {
     let (setting, mut refused) = (Setting::new(), vec![]);
@@ -210,9 +209,9 @@ fn every_estimator_of_the_kl_at_every_level_has_the_oracles_gradient() {
     }
 }
 
-/// Averages, corrections for the sampler and temperatures; the two systems have names of their own.
+/// Aggregations, sampler corrections and temperatures, with the names of both TRL and verl.
 #[test]
-fn every_average_correction_and_temperature_has_the_oracles_gradient() {
+fn every_aggregation_correction_and_temperature_has_the_oracles_gradient() {
     let setting = Setting::new();
     let check = |keys: &[(&str, Json)]| {
         let what = format!("{keys:?}");
@@ -268,9 +267,9 @@ fn every_average_correction_and_temperature_has_the_oracles_gradient() {
     }
 }
 
-/// Of any part of the tokens, and of none of what is off policy.
+/// Losses that select tokens, for selections of any size.
 #[test]
-fn every_choice_of_tokens_has_the_oracles_gradient() {
+fn every_token_selection_has_the_oracles_gradient() {
     let setting = Setting::new();
     let verl = |loss_type: &str| vec![("semantics", json!("verl")), ("loss_type", json!(loss_type))];
     let with = |mut keys: Vec<(&'static str, Json)>, more: &[(&'static str, Json)]| {
