@@ -1,15 +1,16 @@
 //! The documents say what the repository does.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 const README: &str = include_str!("../../README.md");
+const EMBED: &str = include_str!("../../docs/embed.md");
 const TRAPS: &str = include_str!("../../docs/traps.md");
 
 #[test]
-fn the_readme_shows_the_example_that_is_compiled() {
+fn the_page_about_embedding_shows_the_compiled_example() {
     let example = include_str!("../../crates/backend-cpu/examples/host_slices.rs");
     let (_, code) = example.split_once("\n\n").unwrap();
-    assert!(README.contains(&format!("```rust\n{code}```")), "README.md and examples/host_slices.rs differ");
+    assert!(EMBED.contains(&format!("```rust\n{code}```")), "docs/embed.md and examples/host_slices.rs differ");
 }
 
 /// What a user copies into `Cargo.toml` names packages and folders that exist, on both pages that show it.
@@ -21,11 +22,11 @@ fn the_packages_that_a_user_is_to_write_down_exist() {
     ];
     for (name, path, manifest) in packages {
         assert!(manifest.contains(&format!("name = \"{name}\"\n")), "{path} is no package {name}");
-        assert!(README.contains(&format!("{name} = {{ path = \"{path}\" }}")), "README.md does not name {name}");
+        assert!(EMBED.contains(&format!("{name} = {{ path = \"{path}\" }}")), "docs/embed.md does not name {name}");
     }
     let (front_page, _) = include_str!("../../crates/backend-cpu/src/lib.rs").split_once("\n#![").unwrap();
     let front_page = front_page.replace("//! ", "");
-    for (name, text) in [("README.md", README), ("backend-cpu", &front_page)] {
+    for (name, text) in [("docs/embed.md", EMBED), ("backend-cpu", &front_page)] {
         assert!(text.contains("[profile.dev.package.grpo-backend-cpu]\nopt-level = 3\n"), "{name} has no profile");
     }
 }
@@ -37,19 +38,47 @@ fn the_readme_names_every_loss() {
     assert!(missing.is_empty(), "README.md does not name {missing:?}");
 }
 
+/// The paths of the Markdown files in a folder and its subfolders.
+fn pages(folder: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    let (folders, files): (Vec<_>, Vec<_>) = entries.partition(|path| path.is_dir());
+    let files = files.into_iter().filter(|path| path.extension().is_some_and(|extension| extension == "md"));
+    files.chain(folders.iter().flat_map(|folder| pages(folder))).collect()
+}
+
+/// The targets of the links in a page, without addresses on the web.
+fn links(text: &str) -> impl Iterator<Item = &str> {
+    let targets = text.split("](").skip(1).filter_map(|rest| rest.split_once(')').map(|(target, _)| target));
+    targets.filter(|target| !target.starts_with("http"))
+}
+
 #[test]
 fn files_that_the_documents_link_to_exist() {
-    let documents = [
-        ("README.md", "..", README),
-        ("ARCHITECTURE.md", "..", include_str!("../../ARCHITECTURE.md")),
-        ("docs/traps.md", "../docs", TRAPS),
-    ];
-    for (name, folder, text) in documents {
-        let targets = text.split("](").skip(1).filter_map(|rest| rest.split_once(')').map(|(target, _)| target));
-        for target in targets.filter(|t| !t.starts_with("http")) {
+    let mut documents = pages(Path::new("../docs"));
+    let top = ["README.md", "ARCHITECTURE.md", "BENCHMARKS.md", "CONTRIBUTING.md", "CHANGELOG.md", "peers/README.md"];
+    documents.extend(top.map(|name| Path::new("..").join(name)));
+    for path in documents {
+        let text = std::fs::read_to_string(&path).unwrap();
+        for target in links(&text) {
             let file = target.split('#').next().unwrap();
-            assert!(Path::new(folder).join(file).exists(), "{name} links to {target}, which is not there");
+            let found = file.is_empty() || path.parent().unwrap().join(file).exists();
+            assert!(found, "{} links to {target}, which is not there", path.display());
         }
+    }
+}
+
+#[test]
+fn the_summary_of_the_book_lists_every_page() {
+    let folder = Path::new("../docs");
+    let summary = std::fs::read_to_string(folder.join("SUMMARY.md")).unwrap();
+    let losses = std::fs::read_to_string(folder.join("losses/README.md")).unwrap();
+    for page in pages(folder) {
+        let name = page.strip_prefix(folder).unwrap().to_str().unwrap();
+        let listed = match name.strip_prefix("losses/") {
+            Some(name) if name != "README.md" => losses.contains(&format!("]({name}")),
+            _ => name == "SUMMARY.md" || summary.contains(&format!("]({name})")),
+        };
+        assert!(listed, "docs/SUMMARY.md does not list {name}");
     }
 }
 

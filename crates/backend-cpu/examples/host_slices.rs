@@ -1,4 +1,4 @@
-//! The example of the README.
+//! The example of docs/embed.md.
 
 use backend_cpu::CpuBackend;
 use grpo_core::{Grads, GrpoLoss, LossConfig, Result, TokenBatch};

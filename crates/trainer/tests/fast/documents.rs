@@ -2,8 +2,9 @@
 
 use trainer::TrainConfig;
 
-const PAGES: [(&str, &str); 2] = [
+const PAGES: [(&str, &str); 3] = [
     ("docs/from-trl.md", include_str!("../../../../docs/from-trl.md")),
+    ("docs/runs.md", include_str!("../../../../docs/runs.md")),
     ("docs/train-your-own.md", include_str!("../../../../docs/train-your-own.md")),
 ];
 
