@@ -1,11 +1,11 @@
-//! Claims about numbers of a report: `fused.temp_bytes <= 630e6`, `fused.step_ms.p50 <= reference.step_ms.p50 * 0.9`.
+//! Assertions about numbers of a report: `fused.temp_bytes <= 630e6`, `fused.step_ms.p50 <= reference.step_ms.p50 * 0.9`.
 
 use crate::error::{Error, Result};
 use serde::Serialize;
 use serde_json::Value;
 use std::fmt;
 
-/// `VARIANT.FIELD RELATION (NUMBER | VARIANT.FIELD) [* NUMBER]`.
+/// An assertion of the form `VARIANT.FIELD RELATION (NUMBER | VARIANT.FIELD) [* NUMBER]`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Assertion {
     text: String,
@@ -18,7 +18,7 @@ pub struct Assertion {
 #[derive(Clone, Debug, PartialEq)]
 struct Field {
     variant: String,
-    /// Dotted path below the variant.
+    /// Dotted path of the field within the variant.
     path: String,
 }
 
@@ -28,21 +28,21 @@ enum Term {
     Field(Field),
 }
 
-/// An assertion that was looked at.
+/// The result of an assertion.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Checked {
-    /// The assertion as it was given.
+    /// The text of the assertion.
     pub text: String,
-    /// The left side; `None` when the report does not know the number.
+    /// The left side; `None` if the report lacks the number.
     pub left: Option<f64>,
     /// The right side, with its factor.
     pub right: Option<f64>,
-    /// Whether it holds; never when a side is not known.
+    /// `true` if the assertion holds; `false` if a side is unknown.
     pub holds: bool,
 }
 
 impl Checked {
-    /// `holds` or `DOES NOT HOLD`.
+    /// Returns `holds` or `DOES NOT HOLD`.
     pub fn verdict(&self) -> &'static str {
         if self.holds { "holds" } else { "DOES NOT HOLD" }
     }
@@ -57,11 +57,11 @@ impl fmt::Display for Checked {
     }
 }
 
-/// Relations by their signs, longer ones first.
+/// Signs of the relations, longer ones first.
 const RELATIONS: [&str; 5] = ["<=", ">=", "==", "<", ">"];
 
 impl Assertion {
-    /// Reads an assertion from its text.
+    /// Parses an assertion.
     ///
     /// # Errors
     /// [`Error::Argument`] with the grammar.
@@ -88,7 +88,7 @@ impl Assertion {
         Ok(Self { text: text.into(), left, relation, right, factor })
     }
 
-    /// The variants that it speaks of.
+    /// Iterates over the variants that the assertion names.
     pub fn variants(&self) -> impl Iterator<Item = &str> {
         let right = match &self.right {
             Term::Field(field) => Some(field.variant.as_str()),
@@ -97,10 +97,10 @@ impl Assertion {
         std::iter::once(self.left.variant.as_str()).chain(right)
     }
 
-    /// Looks at `reports`, a map of variants to maps of fields.
+    /// Evaluates the assertion on `reports`, a map of variants to maps of fields.
     ///
     /// # Errors
-    /// [`Error::Argument`] for a field that there is not.
+    /// [`Error::Argument`] for a field that does not exist.
     pub fn check(&self, reports: &Value) -> Result<Checked> {
         let left = self.left.read(reports)?;
         let right = match &self.right {
@@ -120,13 +120,13 @@ impl Assertion {
 }
 
 impl Field {
-    /// `None` for a number that the report does not know.
+    /// Reads the number; `None` if the report lacks it.
     fn read(&self, reports: &Value) -> Result<Option<f64>> {
         let variant = &reports[&self.variant];
         if variant.get("error").is_some() {
             return Ok(None);
         }
-        // What was not measured has no parts either.
+        // The fields of a value that was not measured are unknown, too.
         let mut keys = self.path.split('.');
         let value = keys.try_fold(variant, |value, key| if value.is_null() { Some(value) } else { value.get(key) });
         match value.filter(|_| variant.is_object()) {
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn both_sides_may_be_fields() {
+    fn both_sides_of_an_assertion_may_be_fields() {
         for (text, holds) in [
             ("fused.temp_bytes <= 622", true),
             ("fused.temp_bytes<622", false),
@@ -179,7 +179,7 @@ mod tests {
             ("fused.temp_bytes <= materialised.temp_bytes * 0.01", false),
             ("fused.floor.seconds < 1", true),
             ("case/fused.bench/step_s_p50 < fused.floor.seconds", true),
-            // What is not known holds in no direction.
+            // No relation holds for an unknown value.
             ("fused.estimate_seconds <= 1", false),
             ("fused.estimate_seconds >= 0", false),
             ("materialised.step_ms.p50 >= 0", false),
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_assertion_is_refused() {
+    fn malformed_assertions_are_refused() {
         for text in ["", "fused.temp_bytes", "temp_bytes <= 1", "fused.temp_bytes <= ", "fused. <= 1", "a.b = 1"] {
             assert!(Assertion::parse(text).is_err(), "{text}");
         }

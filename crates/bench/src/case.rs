@@ -1,4 +1,4 @@
-//! Measuring one problem: its inputs, its processes, and their steps in alternation.
+//! The measurement of one problem: its inputs, its processes, and their steps in alternation.
 
 use super::inputs::{self, Files};
 use super::outcome::{devices, outcomes};
@@ -16,24 +16,24 @@ use std::ffi::OsString;
 use std::path::Path;
 use std::time::Instant;
 
-/// A variant, a peer or a floor on its way.
+/// A variant, a peer or a floor during the measurement.
 pub(crate) struct Entry {
     pub(crate) job: Job,
-    /// What it computes; of a floor, what it stands under.
+    /// The computation; for a floor, the variant that it bounds.
     pub(crate) variant: Variant,
     pub(crate) kind: Kind,
-    /// Names of the floors under it; the fastest counts.
+    /// Names of the floors of this entry; the fastest one counts.
     pub(crate) floors: Vec<String>,
     command: Vec<OsString>,
     huge_pages: bool,
     pub(crate) state: State,
 }
 
-/// The kind of program that is measured.
+/// The kind of a measured program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Variant,
-    /// Another system's program that speaks the protocol.
+    /// A program of another system that implements the protocol.
     Peer,
     Floor,
 }
@@ -48,15 +48,15 @@ pub(crate) enum State {
 pub(crate) struct Running {
     process: usize,
     pub(crate) planned: Planned,
-    /// The first call, when it has been made.
+    /// The first call, if it has run.
     pub(crate) first: Option<Stepped>,
     /// The timed steps, in order.
     pub(crate) steps: Vec<Stepped>,
-    /// Seconds after the first timed step of the problem.
+    /// Start of each timed step, in seconds since the first timed step of the problem.
     pub(crate) began: Vec<f64>,
 }
 
-/// Measures everything that one problem has.
+/// Measures all entries of one problem.
 pub(crate) fn measure(
     name: &str,
     config: &BenchConfig,
@@ -74,9 +74,9 @@ pub(crate) fn measure(
         let state = start(&mut processes, &entries[..i], &entries[i], place);
         entries[i].state = state.unwrap_or_else(|error| State::Failed { error: error.to_string(), not_offered: false });
     }
-    // Gigabytes that every worker has read by now.
+    // Every worker has read these gigabytes.
     drop(inputs);
-    // From the least memory to the most, so that each may raise the high-water mark of a device that they share.
+    // In order of memory use, so that each entry can raise the high-water mark of a shared device.
     entries.sort_by_key(|entry| match &entry.state {
         State::Running(running) => running.planned.bytes.workspace.unwrap_or(0),
         _ => 0,
@@ -115,7 +115,7 @@ pub(crate) fn measure(
     })
 }
 
-/// Everything that is measured in alternation: floors, variants, peers.
+/// Creates the entries that are measured in alternation: floors, variants, peers.
 fn entries(config: &BenchConfig, options: &Options, folder: &Path) -> Result<Vec<Entry>> {
     let wanted = |name: &str| options.variants.is_empty() || options.variants.iter().any(|variant| variant == name);
     let mut floors: BTreeMap<String, Entry> = BTreeMap::new();
@@ -154,7 +154,7 @@ fn entries(config: &BenchConfig, options: &Options, folder: &Path) -> Result<Vec
     Ok(floors.into_values().chain(entries).collect())
 }
 
-/// Peers compute the loss of the problem on this CPU; how is their own affair.
+/// Creates the peers, which compute the loss of the problem on this CPU in their own way.
 fn peer_entries(
     config: &BenchConfig,
     options: &Options,
@@ -193,12 +193,12 @@ fn peer_entries(
         .collect())
 }
 
-/// The floors that `entry` is held against, as entries of their own.
+/// Creates the floors that `entry` is compared with.
 fn floors_under(config: &BenchConfig, entry: &Entry, worker: &[OsString]) -> Vec<Entry> {
     let jobs = if entry.job.backend == BackendName::Cpu.to_string() {
         floor::of_machine(&entry.variant, entry.job.threads)
     } else if config.mesh != Mesh::default() {
-        // Products on several devices are another floor.
+        // There is no floor for products on several devices.
         vec![]
     } else {
         let dtype = entry.variant.request.policy.dtype();
@@ -222,7 +222,7 @@ fn floors_under(config: &BenchConfig, entry: &Entry, worker: &[OsString]) -> Vec
     jobs.into_iter().map(entry_of).collect()
 }
 
-/// Makes the inputs and tells every job where they are.
+/// Creates the inputs and sets their files in every job.
 fn give_inputs(
     name: &str,
     config: &BenchConfig,
@@ -241,7 +241,7 @@ fn give_inputs(
         }
     }
     let mut batch = inputs::write_batch(config, folder)?;
-    // Whatever computes itself can score.
+    // Any variant can score.
     let scorer = entries.iter().find(|entry| entry.kind == Kind::Variant);
     let scorer = scorer.map_or((BackendName::Cpu.to_string(), config.dtype, 0), |entry| {
         (entry.job.backend.clone(), dtype(entry), entry.job.threads)
@@ -259,7 +259,7 @@ fn give_inputs(
     Ok(())
 }
 
-/// Log-probabilities of the inputs, whatever the variants are: in f32, in small tiles.
+/// Computes log-probabilities of the inputs for all variants: in f32, with small tiles.
 fn score(
     config: &BenchConfig,
     options: &Options,
@@ -292,7 +292,7 @@ fn score(
     }
 }
 
-/// A failure as an error.
+/// Converts a failure to an error.
 fn into_result(reply: Reply) -> Result<Reply> {
     match reply {
         Reply::Failed { error, .. } => Err(Error::Text(format!("the inputs cannot be scored: {error}"))),
@@ -304,7 +304,7 @@ fn unexpected(reply: &Reply) -> Error {
     Error::Text(format!("the worker answered with something else than was asked for: {reply:?}"))
 }
 
-/// Plans an entry in a process of its own or, on devices that one process has, where the others are.
+/// Plans an entry in its own process, or, on exclusive devices, in the process that already has them.
 fn start(processes: &mut Vec<Process>, others: &[Entry], entry: &Entry, said: std::path::PathBuf) -> Result<State> {
     let is_exclusive = |entry: &Entry| {
         let backend = BackendName::parse("backend", &entry.job.backend);
@@ -341,7 +341,7 @@ fn environment(entry: &Entry) -> Vec<(&'static str, String)> {
         environment.push(("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1".to_owned()));
     }
     if entry.kind == Kind::Peer {
-        // Threads that wait for the next step must not spin while another process is measured.
+        // Threads that wait for the next step must not spin during the measurement of another process.
         environment.push(("OMP_WAIT_POLICY", "PASSIVE".to_owned()));
         if entry.job.threads > 0 {
             environment.push(("OMP_NUM_THREADS", entry.job.threads.to_string()));
@@ -350,7 +350,7 @@ fn environment(entry: &Entry) -> Vec<(&'static str, String)> {
     environment
 }
 
-/// Runs one step of an entry; an entry that fails is not run again.
+/// Runs one step of an entry. An entry that fails does not run again.
 fn step_entry(entry: &mut Entry, processes: &mut [Process], check: bool, note: impl FnOnce(&mut Running, Stepped)) {
     let State::Running(running) = &mut entry.state else { return };
     let reply = processes[running.process].ask(&Request::Step { name: entry.job.name.clone(), check });

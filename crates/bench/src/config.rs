@@ -1,8 +1,7 @@
-//! The configuration of a benchmark: problems, and variants of solving them. `grpo aot` and `grpo plan` compile the variants of
+//! The configuration of a benchmark: problems, and variants that solve them. `grpo aot` and `grpo plan` compile the variants of
 //! one problem, `grpo bench` runs them all.
 //!
-//! Keys are those of the loss, of plans and of backends. A key that a variant's backend does not offer is an error there,
-//! never passed over.
+//! The keys include the keys of the loss, of plans and of backends. A key that a variant's backend does not support is an error.
 
 mod backend_name;
 mod variant;
@@ -22,7 +21,7 @@ use std::collections::BTreeMap;
 
 impl grpo_files::Configuration for BenchConfig {}
 
-/// Problems with variants of solving them: every one of `shapes` in every one of `dtypes`.
+/// Problems and variants that solve them: every shape of `shapes` with every dtype of `dtypes`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct BenchConfig {
@@ -30,29 +29,29 @@ pub struct BenchConfig {
     pub name: String,
     /// The sizes of the problem.
     pub shape: ShapeConfig,
-    /// Several problems instead of one, by name: what each changes in `shape`.
+    /// Several problems instead of one, by name, with their changes to `shape`.
     pub shapes: Option<BTreeMap<String, ShapeChange>>,
     /// The dtype of hidden states and head, or of the logits.
     pub dtype: Dtype,
-    /// Several problems instead of one: one for each.
+    /// Several problems instead of one, one per dtype.
     pub dtypes: Option<Vec<Dtype>>,
-    /// The layout of the head in memory.
+    /// The memory layout of the head.
     pub layout: HeadLayout,
     /// The loss that every variant computes.
     pub loss: LossConfig,
-    /// What the policy and the old policy are.
+    /// The policy and the old policy.
     pub inputs: InputsConfig,
-    /// How many steps of every variant are run and timed.
+    /// Numbers of warm-up and timed steps.
     pub rounds: Rounds,
-    /// The backend of variants that name none: `cpu`, `pjrt:cpu`, `pjrt:tpu`, `pjrt:cuda`.
+    /// The default backend of variants: `cpu`, `pjrt:cpu`, `pjrt:tpu`, `pjrt:cuda`.
     pub backend: String,
-    /// Devices over which tokens and vocabulary are split.
+    /// The mesh over which tokens and vocabulary are sharded.
     pub mesh: Mesh,
-    /// Metrics beside metrics.jsonl, where they are logged ([`crate::log`]).
+    /// Other sinks than metrics.jsonl, if metrics are logged ([`crate::log`]).
     pub logging: LoggingConfig,
-    /// Metrics for Weights & Biases, where they are logged.
+    /// Settings of Weights & Biases, if metrics are logged.
     pub wandb: WandbConfig,
-    /// The variants by name, which is made of letters, digits, `_` and `-`. There is at least one.
+    /// The variants by name (letters, digits, `_` and `-`); at least one.
     pub variants: Option<BTreeMap<String, VariantConfig>>,
 }
 
@@ -83,9 +82,9 @@ impl Default for BenchConfig {
 pub struct ShapeConfig {
     /// Sequences B.
     pub batch: usize,
-    /// T: tokens of each.
+    /// Tokens T per sequence.
     pub tokens: usize,
-    /// H: size of a hidden state; without it (`null`), logits are given.
+    /// Hidden size H; `null` for precomputed logits.
     pub hidden: Option<usize>,
     /// Vocabulary entries V.
     pub vocab: usize,
@@ -101,30 +100,30 @@ impl Default for ShapeConfig {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ShapeChange {
-    /// Sequences B, where they differ.
+    /// Sequences B, if different.
     pub batch: Option<usize>,
-    /// Tokens T of each sequence, where they differ.
+    /// Tokens T per sequence, if different.
     pub tokens: Option<usize>,
-    /// H; a problem with given logits has none.
+    /// Hidden size H, if different; not allowed for precomputed logits.
     pub hidden: Option<usize>,
-    /// Vocabulary entries V, where they differ.
+    /// Vocabulary entries V, if different.
     pub vocab: Option<usize>,
 }
 
-/// What the policy and the old policy are. Every number may be 0.
+/// The policy and the old policy. Every number may be 0.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct InputsConfig {
-    /// Same seed, same bits.
+    /// Seed of the inputs; equal seeds give equal bits.
     pub seed: u64,
     /// Standard deviation of the logits, in nats.
     pub logit_std: f64,
-    /// Standard deviation of the noise on old log-probabilities. At 0.15, about every fifth ratio is outside of 1 +-
-    /// 0.2; at 0 the old policy is the present one, but for rounding.
+    /// Standard deviation of the noise on old log-probabilities. At 0.15, about every fifth ratio is outside 1 +-
+    /// 0.2; at 0 the old policy equals the current one up to rounding.
     pub old_logp_noise: f64,
-    /// Standard deviation of the noise on the log-probabilities of the reference policy, where the loss has a KL.
+    /// Standard deviation of the noise on the log-probabilities of the reference policy, if the loss has a KL term.
     pub ref_logp_noise: f64,
-    /// Whether old log-probabilities are left out, so that every ratio is exactly 1.
+    /// `true` if there are no old log-probabilities, so that every ratio is exactly 1.
     pub on_policy: bool,
 }
 
@@ -135,7 +134,7 @@ impl Default for InputsConfig {
 }
 
 impl ShapeConfig {
-    /// Tokens N of all sequences.
+    /// Returns the number of tokens N of all sequences.
     pub fn rows(&self) -> usize {
         self.batch.saturating_mul(self.tokens)
     }
@@ -161,7 +160,7 @@ impl BenchConfig {
         let mesh = [("mesh.data", self.mesh.data), ("mesh.vocab", self.mesh.vocab)];
         let sizes = sizes.map(|(key, size)| (format!("shape.{key}"), size)).into_iter();
         for (key, size) in sizes.chain(mesh.map(|(key, size)| (key.to_owned(), size))) {
-            // Programs index with i32.
+            // Compiled programs index with i32.
             if size == 0 || i32::try_from(size).is_err() {
                 return Err(config(key, "a number from 1 to 2^31 - 1", size));
             }
@@ -226,8 +225,8 @@ impl BenchConfig {
         self.shapes.is_some() || self.dtypes.is_some()
     }
 
-    /// The problems one by one, each a configuration of its own, by names made of the configuration's, the shape's and
-    /// the dtype's.
+    /// Returns the problems as configurations, with names composed of the names of the configuration, the shape and
+    /// the dtype.
     pub fn cases(&self) -> Vec<(String, Self)> {
         let shapes: Vec<(Option<&str>, ShapeConfig)> = match &self.shapes {
             None => vec![(None, self.shape)],
@@ -250,10 +249,10 @@ impl BenchConfig {
             .collect()
     }
 
-    /// The backend of the variant called `name`.
+    /// Returns the backend of the variant called `name`.
     ///
     /// # Errors
-    /// [`Error::Config`] for a name that is not known.
+    /// [`Error::Config`] for an unknown name.
     pub fn backend(&self, name: &str) -> Result<BackendName> {
         let of_variant = self.variants.as_ref().and_then(|variants| variants.get(name)?.backend.as_deref());
         match of_variant {
@@ -262,30 +261,30 @@ impl BenchConfig {
         }
     }
 
-    /// The dtype of the inputs of the variant called `name`.
+    /// Returns the dtype of the inputs of the variant called `name`.
     pub fn dtype_of(&self, name: &str) -> Dtype {
         self.variants.as_ref().and_then(|variants| variants.get(name)?.dtype).unwrap_or(self.dtype)
     }
 
-    /// Whether the variant has a program, which is all that can be known without a compiler.
+    /// Checks that the variant has a program, which is all that can be checked without a compiler.
     ///
     /// # Errors
-    /// Those of [`BenchConfig::variant`] and of the program, with the variant's name.
+    /// The errors of [`BenchConfig::variant`] and of the program, with the variant's name.
     pub fn check(&self, name: &str) -> Result<()> {
         let variant = self.variant(name)?;
         let program = variant.spec().and_then(|spec| variant.program(&spec));
         program.map(drop).map_err(|error| of_variant(name, error.into()))
     }
 
-    /// Names of the variants, in order.
+    /// Returns the names of the variants, in order.
     pub fn names(&self) -> Vec<&str> {
         self.variants.iter().flat_map(|variants| variants.keys()).map(String::as_str).collect()
     }
 
-    /// The variant called `name`, ready to be compiled.
+    /// Returns the variant called `name`, ready for compilation.
     ///
     /// # Errors
-    /// [`Error::Config`] that lists the names, or says what the variant cannot have.
+    /// [`Error::Config`] that lists the names, or names the illegal setting of the variant.
     pub fn variant(&self, name: &str) -> Result<Variant> {
         let Some(variant) = self.variants.as_ref().and_then(|variants| variants.get(name)) else {
             return Err(config("variants", format!("one of {}", self.names().join(", ")), format!("`{name}`")));

@@ -17,18 +17,18 @@ use std::hint::black_box;
 use std::rc::Rc;
 use std::time::Instant;
 
-/// A planned variant with its own gradients; inputs are read only.
+/// A planned variant with its own gradients; inputs are read-only.
 pub(crate) struct OnCpu {
     plan: Box<dyn LossPlan>,
     inputs: Rc<Inputs>,
     variant: Variant,
-    /// Gradient buffers by the names of what they belong to.
+    /// Gradient buffers by the names of their tensors.
     gradients: BTreeMap<&'static str, Vec<f32>>,
     /// Logits that a step overwrites.
     in_place: Option<Tensor>,
-    /// What the process held before the plan, with inputs and gradients.
+    /// Memory of the process before the plan, with inputs and gradients.
     resident: Option<u64>,
-    /// The number of threads, where the time of a step is to be taken apart.
+    /// The number of threads, if the time of a step is measured by kind of work.
     profile: Option<usize>,
 }
 
@@ -71,10 +71,10 @@ impl OnCpu {
     }
 }
 
-/// Refuses keys of a variant that mean something to other backends only.
+/// Refuses keys of a variant that only other backends support.
 ///
 /// # Errors
-/// [`crate::Error::Loss`] that names the key and what to do instead.
+/// [`crate::Error::Loss`] that names the key and the alternative.
 pub fn refuse_what_it_lacks(job: &Job, variant: &Variant) -> Result<()> {
     let lacks = [
         (variant.numerics != Numerics::default(), "numerics", "say `dlogits` instead"),
@@ -101,7 +101,7 @@ pub fn refuse_what_it_lacks(job: &Job, variant: &Variant) -> Result<()> {
     Ok(())
 }
 
-/// Gradients that the caller holds, with their sizes.
+/// Returns the gradients that the caller holds, with their sizes.
 fn wanted(variant: &Variant, inputs: &Inputs) -> Vec<(&'static str, usize)> {
     if matches!(variant.program, ProgramKind::Score | ProgramKind::GradientInPlace) {
         return vec![];
@@ -116,14 +116,14 @@ fn wanted(variant: &Variant, inputs: &Inputs) -> Vec<(&'static str, usize)> {
     tensors.map(|(name, tensor)| (name, tensor.len())).collect()
 }
 
-/// Zeros whose pages are there.
+/// Returns zeros in pages that are already mapped.
 fn touched(elements: usize) -> Vec<f32> {
     let mut values = Vec::new();
     values.resize(elements, black_box(0.0));
     values
 }
 
-/// The policy's tensors as the plan of `variant` takes them: a bias only where it has one.
+/// Returns the policy's tensors for the plan of `variant`, without the bias if it has none.
 pub fn policy<'a>(inputs: &'a Inputs, variant: &Variant) -> PolicyInput<'a> {
     match (inputs.policy.as_input(), variant.request.policy) {
         (PolicyInput::Hidden { hidden, lm_head, .. }, PolicySpec::Hidden { bias: false, .. }) => {
@@ -168,7 +168,7 @@ impl Runner for OnCpu {
 }
 
 impl OnCpu {
-    /// One call of the plan; the loss, where it makes one.
+    /// Calls the plan once; returns the loss, if the plan computes it.
     fn call(&mut self) -> Result<Option<f64>> {
         if self.variant.program == ProgramKind::Score {
             black_box(self.plan.score(policy(&self.inputs, &self.variant), &self.inputs.batch)?);

@@ -12,17 +12,17 @@ pub enum Error {
     /// The benchmark was stopped on request.
     #[error("stopped before the end")]
     Stopped,
-    /// A configuration value that is not legal.
+    /// An illegal configuration value.
     #[error("configuration key `{key}`: expected {expected}, got {found}")]
     Config {
         /// Dotted path of the key.
         key: String,
-        /// The values that would be legal.
+        /// The legal values.
         expected: String,
-        /// The value that was given.
+        /// The given value.
         found: String,
     },
-    /// A variant of the configuration that cannot be used.
+    /// An unusable variant of the configuration.
     #[error("in variant `{name}`")]
     Variant {
         /// The name of the variant.
@@ -31,43 +31,43 @@ pub enum Error {
         #[source]
         source: Box<Error>,
     },
-    /// An argument that does not fit the others.
+    /// An illegal argument.
     #[error("{operation}: expected {expected}, got {found}")]
     Argument {
-        /// The operation that refused.
+        /// The operation that refused it.
         operation: &'static str,
-        /// The arguments that would fit.
+        /// The expected argument.
         expected: String,
-        /// The argument that was given.
+        /// The given argument.
         found: String,
     },
-    /// A folder for logs that holds something already.
+    /// A folder for logs that is not empty.
     #[error("run folder {path}: it is not empty: every benchmark has a log folder of its own", path = path.display())]
     LogFolder {
         /// The folder that is not empty.
         path: PathBuf,
     },
-    /// A message that needs no fields.
+    /// Any other error.
     #[error("{0}")]
     Text(String),
     /// A file that cannot be read or written.
     #[error(transparent)]
     File(#[from] grpo_files::Error),
-    /// The loss library refused.
+    /// An error of the loss library.
     #[error(transparent)]
     Loss(#[from] grpo_core::Error),
-    /// A sink of metrics cannot be opened.
+    /// A metrics sink that cannot be opened.
     #[error(transparent)]
     Sink(#[from] grpo_sinks::Error),
 }
 
 impl Error {
-    /// An [`Error::File`] about `path`.
+    /// Creates an [`Error::File`] about `path`.
     pub(crate) fn io(action: &'static str, path: &Path, source: std::io::Error) -> Self {
         Self::File(grpo_files::Error::io(action, path, source))
     }
 
-    /// An [`Error::Argument`] from anything that prints.
+    /// Creates an [`Error::Argument`] from printable values.
     pub(crate) fn argument(operation: &'static str, expected: impl ToString, found: impl ToString) -> Self {
         Self::Argument { operation, expected: expected.to_string(), found: found.to_string() }
     }

@@ -1,7 +1,7 @@
-//! The floor under a variant, measured in the same run: the products that its results need, or the memory that they move.
+//! The floor of a variant, a lower bound on its step time measured in the same run: its matrix products, or its memory traffic.
 //!
-//! On PJRT devices it is a program of bare products. On this CPU it is a calculation: useful operations at the fastest rate
-//! of multiply-adds out of registers, or, of given logits, one read and one write of them at the rate of memory.
+//! On PJRT devices the floor is a program of bare products. On this CPU it is computed: useful operations at the fastest rate
+//! of multiply-adds on registers, or, for precomputed logits, one read and one write of the logits at the bandwidth of memory.
 
 use super::protocol::Role;
 use backend_cpu::peak::{Traffic, Unit};
@@ -9,20 +9,20 @@ use backend_tpu::aot::Variant;
 use backend_tpu::program::{Numerics, ProgramKind};
 use grpo_core::{Dtype, GradientSpec, Implementation, PlanRequest, PolicySpec, Tiling};
 
-/// Tokens of a chunk: products are at their peak, and logits still small.
+/// Tokens per chunk: large enough for peak speed of products, small enough for small logits.
 const CHUNK: usize = 2048;
 
-/// Memory that is walked at most, far more than any cache: the rate of more is the same.
+/// Largest buffer for the bandwidth measurement. It is far larger than any cache, so that a larger buffer has the same bandwidth.
 const MOST_BYTES: usize = 1 << 30;
 
-/// What a variant on this CPU is held against: jobs with their names. More than one where it takes a measurement to know
-/// which is the fastest.
+/// Returns the machine's floors of a variant on this CPU, as jobs with names. There are several if only a measurement shows
+/// which one is the fastest.
 pub fn of_machine(variant: &Variant, threads: usize) -> Vec<(String, Role)> {
     let suffix = if threads == 0 { String::new() } else { format!("_{threads}t") };
     let PlanRequest { policy, max_tokens, .. } = &variant.request;
     match *policy {
         PolicySpec::Hidden { dtype, .. } => {
-            // What is bf16 may be widened and multiplied as f32; the other way around would be another result.
+            // bf16 may be widened and multiplied as f32; rounding f32 to bf16 would change the result.
             let mut units = Unit::available();
             units.retain(|unit| unit.dtype() == Dtype::F32 || dtype == Dtype::Bf16);
             if units.len() > 1 {
@@ -39,8 +39,8 @@ pub fn of_machine(variant: &Variant, threads: usize) -> Vec<(String, Role)> {
     }
 }
 
-/// What a variant cannot do without, in the unit of the jobs of [`of_machine`]: useful operations, or bytes of the logits,
-/// read once and, for a gradient, written once.
+/// Returns the smallest amount of work of a variant, in the unit of the jobs of [`of_machine`]: useful operations, or bytes of the
+/// logits, read once and, for a gradient, written once.
 pub fn least_work(variant: &Variant) -> f64 {
     match variant.request.policy {
         PolicySpec::Hidden { .. } => useful_flops(variant),
@@ -51,7 +51,7 @@ pub fn least_work(variant: &Variant) -> f64 {
     }
 }
 
-/// The program of bare products under `variant`, with its name; `None` under what makes no gradient.
+/// Returns the program of bare products of `variant` with its name; `None` for variants without gradients.
 pub fn bare_products(variant: &Variant) -> Option<(String, Variant)> {
     if matches!(variant.program, ProgramKind::Score | ProgramKind::Bare) {
         return None;
@@ -84,8 +84,8 @@ pub fn bare_products(variant: &Variant) -> Option<(String, Variant)> {
     Some((name, floor))
 }
 
-/// Floating-point operations that a result cannot do without: logits, and one product per gradient. Recomputing is not
-/// among them.
+/// Returns the floating-point operations that the result requires: the product of the logits and one product per gradient, without
+/// rematerialisation.
 pub fn useful_flops(variant: &Variant) -> f64 {
     let (PolicySpec::Hidden { hidden, vocab, .. }, request) = (variant.request.policy, &variant.request) else {
         return 0.0;
@@ -104,7 +104,7 @@ mod tests {
     use grpo_files::Layers;
 
     #[test]
-    fn a_floor_has_the_products_of_what_stands_on_it() {
+    fn floor_has_the_products_of_its_variant() {
         let text = "shape: { tokens: 8, hidden: 4, vocab: 16 }
 variants:
   full: { tiling: { vocab_block: 4 } }
@@ -124,7 +124,7 @@ variants:
     }
 
     #[test]
-    fn the_machine_is_asked_for_what_a_variant_moves_or_multiplies() {
+    fn floor_of_a_cpu_variant_is_its_traffic_or_its_products() {
         let text = "shape: { batch: 1, tokens: 8, hidden: null, vocab: 16 }\ndtype: bf16
 variants: { logits: { implementation: logits }, wide: { implementation: logits, dtype: f32 }, score: { implementation: logits, pass: score } }";
         let config: BenchConfig = Layers::new().text("text", text).expect("YAML").resolve().expect("legal");

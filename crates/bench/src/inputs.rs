@@ -1,8 +1,8 @@
-//! Realistic inputs, made from a seed once, the same bits for everything that is compared.
+//! Realistic inputs, created once from a seed and bit-identical for all compared programs.
 //!
-//! Logits have a standard deviation of about 2 and targets are drawn evenly. The old policy's log-probabilities are the
-//! true ones with noise, so that ratios lie on both sides of either clip, and advantages have both signs: no gradient is
-//! zero, no branch is idle.
+//! Logits have a standard deviation of about 2, and targets are uniform. The old policy's log-probabilities are the
+//! current ones with noise, so that ratios lie on both sides of both clip bounds, and advantages have both signs: no gradient is
+//! zero and every branch is taken.
 //!
 //! Legend: B sequences, N tokens, V vocabulary, H hidden size.
 
@@ -20,24 +20,24 @@ use std::path::Path;
 
 const BIAS_STD: f64 = 0.1;
 
-/// The files of a problem's inputs, by the names of their tensors.
+/// Files of the inputs by tensor name.
 pub type Files = BTreeMap<String, TensorFile>;
 
-/// Inputs of a benchmark, as a worker holds them.
+/// Inputs of a benchmark in a worker's memory.
 #[derive(Clone, Debug)]
 pub struct Inputs {
-    /// What the policy hands over: logits `[N, V]`, or hidden states `[N, H]`, a head `[V, H]` or `[H, V]`, and always a bias
-    /// `[V]`, which variants use or leave.
+    /// The policy's output: logits `[N, V]`, or hidden states `[N, H]`, a head `[V, H]` or `[H, V]`, and always a bias
+    /// `[V]`, which a variant may ignore.
     pub policy: PolicyOutput<Tensor>,
-    /// Targets, advantages, and log-probabilities of other policies where the files have them.
+    /// Targets, advantages, and log-probabilities of other policies if the files contain them.
     pub batch: TokenBatch,
 }
 
 impl Inputs {
-    /// Reads `files`, which were made for `config`.
+    /// Reads `files`, which were created for `config`.
     ///
     /// # Errors
-    /// [`Error::File`] for a file that cannot be read; those of [`TokenBatch`].
+    /// [`Error::File`] for a file that cannot be read; the errors of [`TokenBatch`].
     pub fn load(config: &BenchConfig, files: &Files) -> Result<Self> {
         let file = |name: &str| {
             files.get(name).ok_or_else(|| Error::argument("read the inputs", format!("a tensor `{name}`"), "none"))
@@ -68,7 +68,7 @@ impl Inputs {
     }
 }
 
-/// Writes what the policy hands over in `config.dtype` to `folder`. Two dtypes hold the same numbers, one of them rounded.
+/// Writes the policy's output in `config.dtype` to `folder`. Files of two dtypes hold the same numbers up to rounding.
 ///
 /// # Errors
 /// [`Error::File`].
@@ -83,7 +83,7 @@ pub fn write_policy(config: &BenchConfig, folder: &Path) -> Result<Files> {
     };
     match hidden {
         None => save("logits", 0, vec![n, v], std)?,
-        // Products of H terms: standard deviations multiply, and grow with the root of H.
+        // Each logit is a sum of H products: its standard deviation is the product of both factors' times the square root of H.
         Some(h) => {
             let head = match config.layout {
                 HeadLayout::VocabHidden => vec![v, h],
@@ -97,8 +97,8 @@ pub fn write_policy(config: &BenchConfig, folder: &Path) -> Result<Files> {
     Ok(files)
 }
 
-/// Writes targets `[N]` and advantages to `folder`: one for each sequence, with alternating signs, or, of a single sequence, one
-/// for each token.
+/// Writes targets `[N]` and advantages to `folder`: one advantage per sequence with alternating signs, or, for a single sequence, one
+/// per token.
 ///
 /// # Errors
 /// [`Error::File`].
@@ -118,8 +118,8 @@ pub fn write_batch(config: &BenchConfig, folder: &Path) -> Result<Files> {
     Ok([("targets".to_owned(), targets), ("advantages".to_owned(), advantages)].into())
 }
 
-/// Writes an old policy, and a reference policy where the loss has a KL, near the present one, whose log-probabilities are
-/// `logp [N]`. The loss on policy has no old one.
+/// Writes log-probabilities of an old policy and, if the loss has a KL term, of a reference policy, both close to the current policy's
+/// `logp [N]`. On-policy, there is no old policy.
 ///
 /// # Errors
 /// [`Error::File`].
@@ -127,7 +127,7 @@ pub fn write_other_policies(config: &BenchConfig, logp: &[f32], folder: &Path) -
     let inputs = config.inputs;
     let near = |name: &str, stream, std| -> Result<(String, TensorFile)> {
         let noise = normals(inputs.seed, stream, logp.len(), std);
-        // What lies above 0 would be no log-probability.
+        // A log-probability is at most 0.
         let values: Vec<f32> = logp.iter().zip(noise).map(|(logp, noise)| (logp + noise).min(0.0)).collect();
         let path = folder.join(format!("{name}.f32"));
         Ok((name.to_owned(), TensorFile::write(path, "f32", vec![values.len()], &values)?))
@@ -142,7 +142,7 @@ pub fn write_other_policies(config: &BenchConfig, logp: &[f32], folder: &Path) -
     Ok(files)
 }
 
-/// Whether [`write_other_policies`] has anything to write.
+/// Returns `true` if [`write_other_policies`] writes any file.
 pub fn has_other_policies(config: &BenchConfig) -> bool {
     !config.inputs.on_policy || config.loss.needs_ref_logp()
 }
@@ -160,7 +160,7 @@ fn normals(seed: u64, stream: u64, elements: usize, std: f64) -> Vec<f32> {
 
 const TABLE: usize = 1 << 16;
 
-/// Draws from `table`, four at a time: 600 million numbers take about a second.
+/// Draws from `table`, four numbers at a time: 600 million numbers take about a second.
 fn from_table<T: Copy>(seed: u64, stream: u64, elements: usize, table: &[T; TABLE]) -> Vec<T> {
     let mut random = Random::new(seed, stream);
     let mut values = Vec::with_capacity(elements + 3);
@@ -172,7 +172,7 @@ fn from_table<T: Copy>(seed: u64, stream: u64, elements: usize, table: &[T; TABL
     values
 }
 
-/// Independent numbers of a normal distribution around 0, the same in every run.
+/// Creates independent numbers of a normal distribution with mean 0, equal in every run.
 fn table(std: f64) -> Box<[f32; TABLE]> {
     let mut rng = ChaCha8Rng::seed_from_u64(0);
     let mut values = Box::new([0.0; TABLE]);
@@ -183,7 +183,7 @@ fn table(std: f64) -> Box<[f32; TABLE]> {
     values
 }
 
-/// SplitMix64: as fast as memory, and good enough for numbers that are only multiplied.
+/// SplitMix64: as fast as memory, and random enough for numbers that are only multiplied.
 struct Random(u64);
 
 impl Random {
@@ -219,7 +219,7 @@ mod tests {
         BenchConfig { shape, inputs, dtype: Dtype::F32, ..BenchConfig::default() }
     }
 
-    /// Through files, as in a run.
+    /// Writes and loads the inputs as a run does.
     fn make(config: &BenchConfig, logp: &[f32]) -> Inputs {
         let folder = tempfile::tempdir().expect("a folder");
         let mut files = write_policy(config, folder.path()).expect("written");
@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn without_noise_the_old_policy_is_the_present_one_and_on_policy_there_is_none() {
+    fn old_policy_equals_the_current_one_without_noise_and_is_absent_on_policy() {
         let logp: Vec<f32> = (0..1000).map(|row| -0.01 * row as f32).collect();
         let mut config = config();
         config.inputs.old_logp_noise = 0.0;
@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn a_seed_is_all_that_decides_and_a_dtype_only_rounds() {
+    fn inputs_depend_on_the_seed_and_dtypes_differ_by_rounding() {
         let with = |seed, dtype| {
             let inputs = InputsConfig { seed, ..InputsConfig::default() };
             make(&BenchConfig { inputs, dtype, ..config() }, &[-5.0; 1000])

@@ -1,14 +1,14 @@
-//! Benchmarks: variants of a [`BenchConfig`] on the same inputs in the same run, one step each in alternation, with floors to
-//! compare them with.
+//! Benchmarks: variants of a [`BenchConfig`] on the same inputs in the same run, step by step in alternation, compared with
+//! floors (lower bounds).
 //!
-//! Use it to learn which implementation is the fastest or the smallest for a shape, on a CPU or a PJRT device, beside other
-//! systems' losses, and how far it is from what the hardware can do. `grpo bench` prints what it reports.
+//! A benchmark shows which implementation is the fastest or smallest for a shape on a CPU or a PJRT device, next to other
+//! systems' losses, and its distance to the limits of the hardware. `grpo bench` prints the results.
 //!
-//! Each variant has a process of its own, so that its memory can be told apart and a crash hits no other; only devices that one
-//! process can have at a time (TPUs, GPUs) have all of their variants in one. [`run`] makes [`inputs`] once, in files that
-//! every process reads, starts a process per variant, and asks one after the other for a step while the rest sleep.
-//! [`protocol`] has the requests and replies, [`worker`] answers them in a variant's process, [`floor`] computes what no variant
-//! can do without, [`report`] has the results, and [`log`] gives them to the sinks of metrics.
+//! Each variant has its own process, so that its memory is measured separately and a crash affects no other variant. Devices that one
+//! process has exclusively (TPUs, GPUs) have all of their variants in one process. [`run`] writes [`inputs`] once to files that
+//! every process reads, starts a process per variant, and requests one step after another while the other processes sleep.
+//! [`protocol`] defines requests and replies, [`worker`] answers them in a variant's process, [`floor`] computes lower
+//! bounds, [`report`] defines the results, and [`log`] writes them to metrics sinks.
 //!
 //! ```
 //! use grpo_bench::config::BenchConfig;
@@ -23,7 +23,7 @@
 //! # }
 //! ```
 //!
-//! A backend joins by a `worker::Runner`, as `cpu` and `pjrt` do; a program in another language by speaking the protocol,
+//! To add a backend, implement `worker::Runner`, as `cpu` and `pjrt` do; to add a program in another language, implement the protocol,
 //! as [`peers`] do.
 
 #![forbid(unsafe_code)]
@@ -59,27 +59,27 @@ use serde_json::{Map, Value};
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-/// What is measured and how.
+/// Options of a run.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
-    /// The program that serves as a worker, with its arguments: it calls [`worker::serve`].
+    /// The worker program with its arguments, which calls [`worker::serve`].
     pub worker: Vec<OsString>,
-    /// The PJRT plugin, instead of the one that [`backend_tpu::plugins::find`] finds.
+    /// The PJRT plugin; default the one that [`backend_tpu::plugins::find`] finds.
     pub plugin: Option<PathBuf>,
-    /// Variants and peers by name; none: all of them.
+    /// Variants and peers by name; empty means all.
     pub variants: Vec<String>,
-    /// A virtual environment with the peers' packages; none: no peers.
+    /// A virtual environment with the peers' packages; `None` means no peers.
     pub peers_venv: Option<PathBuf>,
-    /// Claims about the document's numbers.
+    /// Assertions about numbers of the report.
     pub assertions: Vec<Assertion>,
 }
 
-/// Measures every problem of `configs`. `progress` is called with a line about what comes next, and may end the benchmark with
-/// an error; no file stays behind then.
+/// Measures every problem of `configs`. `progress` is called with a line before each stage and may stop the benchmark with
+/// an error; no files remain then.
 ///
 /// # Errors
-/// [`Error::Config`] for a configuration that is not legal; [`Error::Argument`] for a variant or claim that fits no problem;
-/// those of the backend when the inputs cannot be scored. A variant that fails is an [`report::Outcome::Failed`].
+/// [`Error::Config`] for an illegal configuration; [`Error::Argument`] for a variant or assertion that fits no problem;
+/// the errors of the backend if it cannot score the inputs. A variant that fails is an [`report::Outcome::Failed`].
 pub fn run(
     configs: &[BenchConfig],
     options: &Options,
@@ -98,7 +98,7 @@ pub fn run(
     Ok(Document { version: env!("CARGO_PKG_VERSION").into(), date, machine: Machine::here(), cases, assertions })
 }
 
-/// Names on the command line, before anything takes its time.
+/// Checks the names of the command line before the first measurement.
 fn check_names(cases: &[(String, BenchConfig)], options: &Options) -> Result<()> {
     let mut names: Vec<&str> = cases.iter().flat_map(|(_, config)| config.names()).collect();
     for peer in peers::names().filter(|_| options.peers_venv.is_some()) {
@@ -128,7 +128,7 @@ fn check_names(cases: &[(String, BenchConfig)], options: &Options) -> Result<()>
     Ok(())
 }
 
-/// Looks at the claims: one that names a problem once, the others in every problem that has their variants.
+/// Evaluates the assertions: once if an assertion names a problem, else in every problem that has its variants.
 fn claims(cases: &[Case], assertions: &[Assertion]) -> Result<Vec<Claim>> {
     let value = |case: &Case| match serde_json::to_value(&case.variants) {
         Ok(Value::Object(map)) => map,

@@ -1,7 +1,7 @@
-//! A benchmark's numbers in the sinks that runs have: metrics.jsonl, TensorBoard and Weights & Biases, one run per variant.
+//! Writes a benchmark's numbers to the metrics sinks of runs: metrics.jsonl, TensorBoard and Weights & Biases, one run per variant.
 //!
-//! `FOLDER/PROBLEM/VARIANT/` is as a run's folder: each timed step as `bench/step_s`, and with the last one everything else, under
-//! the seed system's names (`bench/...`, `mem/...`) where it has one.
+//! `FOLDER/PROBLEM/VARIANT/` has the layout of a run's folder. Each timed step has `bench/step_s`, and the last step has all other
+//! numbers, under the names of MLLM-JAX's benchmark (`bench/...`, `mem/...`) if it has one.
 
 use super::report::{Document, Measured, Outcome};
 use crate::error::{Error, Result};
@@ -11,10 +11,10 @@ use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// Makes the folder, which is to be new or empty: before anything takes its time.
+/// Creates the folder, which must be new or empty. Called before the first measurement.
 ///
 /// # Errors
-/// [`Error::File`]; [`Error::LogFolder`] for one that holds something.
+/// [`Error::File`]; [`Error::LogFolder`] for a folder that is not empty.
 pub fn make_folder(folder: &Path) -> Result<()> {
     grpo_files::make_folder(folder)?;
     let mut entries = std::fs::read_dir(folder).map_err(|e| Error::io("read", folder, e))?;
@@ -24,10 +24,10 @@ pub fn make_folder(folder: &Path) -> Result<()> {
     }
 }
 
-/// Writes what was measured into `folder`. `note` is called with lines that say where it is and what becomes of uploads.
+/// Writes the results to `folder`. `note` is called with lines about the location and the uploads.
 ///
 /// # Errors
-/// [`Error::File`]; [`Error::Sink`] when a sink cannot be opened.
+/// [`Error::File`]; [`Error::Sink`] if a sink cannot be opened.
 pub fn write(document: &Document, folder: &Path, mut note: impl FnMut(&str)) -> Result<()> {
     for case in &document.cases {
         for (name, outcome) in &case.variants {
@@ -61,7 +61,7 @@ pub fn write(document: &Document, folder: &Path, mut note: impl FnMut(&str)) -> 
 /// A row: names and numbers by series.
 type Row = BTreeMap<String, Vec<(String, f64)>>;
 
-/// One row per timed step, the last of them with everything; a single row where none was timed.
+/// Returns one row per timed step, of which the last has all numbers; one row if no step was timed.
 fn rows(measured: &Measured) -> Vec<Row> {
     let bench = |values: Vec<(String, f64)>| Row::from([("bench".to_owned(), values)]);
     let steps = measured.step_ms.as_ref().map_or(&[][..], |timing| &timing.all);
@@ -85,7 +85,7 @@ fn rows(measured: &Measured) -> Vec<Row> {
     rows
 }
 
-/// `name` with what a file name should not have replaced.
+/// Replaces the characters of `name` that do not belong in a file name.
 fn file_name(name: &str) -> String {
     name.chars().map(|c| if c.is_alphanumeric() || "-_.".contains(c) { c } else { '_' }).collect()
 }

@@ -6,9 +6,9 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Rounds {
-    /// Steps of every variant before any is timed, beside the first call.
+    /// Warm-up steps of every variant after the first call.
     pub warmup: usize,
-    /// Steps that are timed. With 0, variants are planned and called once.
+    /// Timed steps. With 0, variants are only planned and called once.
     pub steps: usize,
 }
 
@@ -25,21 +25,21 @@ pub struct Timing {
     pub min: f64,
     /// The median of the times.
     pub p50: f64,
-    /// Nine of ten are no slower.
+    /// The 90th percentile of the times.
     pub p90: f64,
     /// The mean of the times.
     pub mean: f64,
-    /// The times in the order in which they were taken.
+    /// The times in order of measurement.
     pub all: Vec<f64>,
 }
 
 impl Timing {
-    /// Statistics of `milliseconds`; `None` when there are none.
+    /// Computes statistics of `milliseconds`; `None` if the list is empty.
     pub fn of(milliseconds: Vec<f64>) -> Option<Self> {
         let mut sorted = milliseconds.clone();
         sorted.sort_by(f64::total_cmp);
         let (min, count) = (*sorted.first()?, sorted.len());
-        // The smallest that a share of all does not exceed.
+        // The smallest time that at least this share of the steps does not exceed.
         let quantile = |share: f64| sorted[((share * count as f64).ceil() as usize).clamp(1, count) - 1];
         let (p50, p90) = (quantile(0.5), quantile(0.9));
         Some(Self { min, p50, p90, mean: milliseconds.iter().sum::<f64>() / count as f64, all: milliseconds })
@@ -51,7 +51,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn quantiles_are_steps_that_were_taken() {
+    fn quantiles_are_measured_times() {
         assert_eq!(Timing::of(vec![]), None);
         let timing = Timing::of(vec![4.0, 1.0, 3.0, 2.0]).expect("steps");
         assert_eq!((timing.min, timing.p50, timing.p90, timing.mean), (1.0, 2.0, 4.0, 2.5));

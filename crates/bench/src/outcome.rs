@@ -8,7 +8,7 @@ use super::report::{DeviceReport, Measured, Outcome, SeedNames, StepBytes};
 use grpo_core::Dtype;
 use std::collections::BTreeMap;
 
-/// Devices that jobs ran on, by backend.
+/// Returns the devices of the jobs by backend.
 pub(crate) fn devices(entries: &[Entry]) -> BTreeMap<String, DeviceReport> {
     let device = |entry: &Entry| match &entry.state {
         State::Running(running) => Some((entry.job.backend.clone(), running.planned.device.clone()?)),
@@ -17,14 +17,14 @@ pub(crate) fn devices(entries: &[Entry]) -> BTreeMap<String, DeviceReport> {
     entries.iter().filter_map(device).collect()
 }
 
-/// What became of the entries of a kind.
+/// Returns the outcomes of the entries of a kind.
 pub(crate) fn outcomes(entries: &[Entry], dtype: Dtype, of: impl Fn(Kind) -> bool) -> BTreeMap<String, Outcome> {
     let reference = reference(entries, dtype);
     let wanted = entries.iter().filter(|entry| of(entry.kind));
     wanted.map(|entry| (entry.job.name.clone(), outcome(entry, entries, reference))).collect()
 }
 
-/// The one that the others' results are compared with: ours in the problem's dtype, the first that has gradients.
+/// Returns the result that all others are compared with: the first variant in the problem's dtype that has gradients.
 fn reference(entries: &[Entry], dtype: Dtype) -> Option<&Stepped> {
     let mut ours = entries.iter().filter(|entry| entry.kind == Kind::Variant);
     let fits = |entry: &&Entry| entry.variant.request.policy.dtype() == dtype;
@@ -39,11 +39,11 @@ fn first(entry: &Entry) -> Option<&Stepped> {
     }
 }
 
-/// Whether two steps have computed the same, within what rounding to `dtype` explains: of logits of 8, bf16 loses 0.02.
+/// Returns `true` if two steps computed the same result up to rounding to `dtype`: for logits of 8, bf16 loses 0.02.
 fn agrees(step: &Stepped, reference: &Stepped, dtype: Dtype) -> Option<bool> {
     let bound = if dtype == Dtype::Bf16 { 0.05 } else { 2e-3 };
     let near = |a: f64, b: f64, scale: f64| (a - b).abs() <= bound * scale;
-    // Token losses are about 1; the loss is a mean of both signs.
+    // Token losses are about 1; the loss is a mean of terms of both signs.
     let loss = near(step.loss?, reference.loss?, 1.0);
     let norms = step.grad_norms.iter().filter_map(|(name, norm)| Some((*norm, *reference.grad_norms.get(name)?)));
     Some(loss && norms.into_iter().all(|(norm, expected)| near(norm, expected, expected)))
@@ -79,7 +79,7 @@ fn measured(
     let useful_flops = if is_machine { 0.0 } else { floor::useful_flops(&entry.variant) };
     let steps = || std::iter::once(first).chain(&running.steps);
     let high_water = match first.device {
-        // A device of its own knows best.
+        // A separate device has its own measurement.
         Some(device) => device.step,
         None => steps().filter_map(|step| step.high_water).max(),
     };
@@ -137,7 +137,7 @@ fn measured(
     }
 }
 
-/// The shares of all threads' time by kind of work.
+/// Returns the share of each kind of work in the time of all threads.
 fn work_shares(steps: &[Stepped]) -> BTreeMap<String, f64> {
     let mut sums = BTreeMap::new();
     for (name, seconds) in steps.iter().flat_map(|step| &step.work) {
@@ -148,13 +148,13 @@ fn work_shares(steps: &[Stepped]) -> BTreeMap<String, f64> {
     sums
 }
 
-/// The fastest of the floors under `entry`, with the seconds below which it cannot be.
+/// Returns the fastest floor of `entry`, with its seconds per step.
 fn fastest_floor(entry: &Entry, entries: &[Entry]) -> Option<(String, f64)> {
     let seconds = |name: &String| {
         let floor = entries.iter().find(|floor| floor.kind == Kind::Floor && floor.job.name == *name)?;
         let State::Running(running) = &floor.state else { return None };
         let p50 = Timing::of(running.steps.iter().map(|step| step.seconds).collect())?.p50;
-        // Bare products are what they are; a rate is for as much work as the variant needs.
+        // A step of bare products is the floor itself; a rate is scaled to the work of the variant.
         let seconds = running.planned.work.map_or(p50, |work| p50 * floor::least_work(&entry.variant) / work);
         Some((name.clone(), seconds))
     };
@@ -166,7 +166,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_difference_that_rounding_does_not_explain_is_seen() {
+    fn agreement_allows_only_rounding_differences() {
         let step = |loss: f64, hidden: f64| Stepped {
             loss: Some(loss),
             grad_norms: [("hidden".to_owned(), hidden)].into(),
@@ -184,7 +184,7 @@ mod tests {
         ] {
             assert_eq!(agrees(&found, &reference, dtype), Some(expected), "{found:?} {dtype:?}");
         }
-        // Nothing to compare.
+        // A step without values cannot be compared.
         assert_eq!(agrees(&Stepped::default(), &reference, Dtype::F32), None);
     }
 }

@@ -1,18 +1,18 @@
-//! Other systems' losses, as workers in Python. The programs are part of this one; a virtual environment brings the rest.
+//! Other systems' losses, as workers in Python. Their programs are embedded; a virtual environment has their packages.
 
 use crate::config::BenchConfig;
 use crate::error::{Error, Result};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-/// What is written where Python finds it.
+/// Files that are written for Python.
 const PROGRAMS: [(&str, &str); 3] = [
     ("protocol.py", include_str!("../../../peers/protocol.py")),
     ("torch_worker.py", include_str!("../../../peers/torch_worker.py")),
     ("jax_worker.py", include_str!("../../../peers/jax_worker.py")),
 ];
 
-/// The inputs that a peer takes.
+/// The inputs of a peer.
 #[derive(Clone, Copy, PartialEq)]
 enum Takes {
     Hidden,
@@ -20,7 +20,7 @@ enum Takes {
     Either,
 }
 
-/// A peer: its name, its program, what that calls it, what it takes, and whether it allocates in huge pages.
+/// A peer: its name, its program, the program's name for it, its inputs, and whether it allocates in huge pages.
 struct Known(&'static str, &'static str, &'static str, Takes, bool);
 
 const KNOWN: [Known; 10] = [
@@ -39,24 +39,24 @@ const KNOWN: [Known; 10] = [
 /// A peer that can be started.
 #[derive(Clone, Debug)]
 pub struct Peer {
-    /// The name of the peer in reports.
+    /// Name of the peer in reports.
     pub name: String,
-    /// The program of the peer with its arguments.
+    /// Program of the peer with its arguments.
     pub command: Vec<OsString>,
-    /// Whether the peer's process allocates in huge pages.
+    /// `true` if the peer's process allocates in huge pages.
     pub huge_pages: bool,
 }
 
-/// Names of all peers.
+/// Returns the names of all peers.
 pub fn names() -> impl Iterator<Item = &'static str> {
     KNOWN.iter().map(|known| known.0)
 }
 
-/// The peers that take what `config` hands over, with the Python of the virtual environment `venv`. Their programs are
-/// written to `folder`.
+/// Returns the peers that take the inputs of `config`, with the Python of the virtual environment `venv`. Writes their programs
+/// to `folder`.
 ///
 /// # Errors
-/// [`Error::Argument`] where there is no such environment, [`Error::File`] where `folder` cannot be written.
+/// [`Error::Argument`] if the environment does not exist, [`Error::File`] if `folder` cannot be written.
 pub fn all(config: &BenchConfig, venv: &Path, folder: &Path) -> Result<Vec<Peer>> {
     let python: PathBuf = venv.join("bin").join("python");
     if !python.is_file() {

@@ -1,4 +1,4 @@
-//! Runners on the devices of a PJRT plugin. Everything stays there between steps; only scalars come back.
+//! Runners on the devices of a PJRT plugin. Tensors stay on the device between steps; only scalars return to the host.
 
 use super::cpu::policy;
 use super::floor;
@@ -26,7 +26,7 @@ pub(crate) struct OnDevices {
     kind: Kind,
     client: Client,
     mesh: Mesh,
-    /// Inputs and gradients. What a failed step has lost is not among them.
+    /// Inputs and gradients, without tensors that a failed step has lost.
     tensors: RefCell<HashMap<(Role, Dtype), PjrtTensor>>,
 }
 
@@ -53,12 +53,12 @@ impl OnDevices {
         })
     }
 
-    /// What the first device's allocator says, where it speaks.
+    /// Returns the statistics of the first device's allocator, if it has any.
     fn memory(&self) -> Option<DeviceMemoryStats> {
         self.client.addressable_devices()[0].memory_stats().ok()
     }
 
-    /// Compiles what `job` asks for.
+    /// Compiles the program of `job`.
     pub(crate) fn plan(on: &Rc<Self>, job: &Job, inputs: Rc<Inputs>) -> Result<(Planned, Box<dyn Runner>)> {
         for (is_asked, what, instead) in [
             (job.threads != 0, "threads", "its plugin starts its own: leave it out"),
@@ -77,7 +77,7 @@ impl OnDevices {
             variant = floor.ok_or_else(|| Error::argument("bench worker", "a variant with a floor", &job.name))?.1;
         }
         let began = Instant::now();
-        // A backend of its own: otherwise a program that another variant has compiled would be there already.
+        // A separate backend per variant, so that no variant reuses an executable that another one has compiled.
         let mut backend = PjrtBackend::new(on.kind, on.client.clone())?.with_mesh(on.mesh)?;
         backend = backend.with_numerics(variant.numerics);
         if let Some(blocks) = variant.mosaic {
@@ -115,7 +115,7 @@ fn backend_error(error: pjrt::Error) -> grpo_core::Error {
     grpo_core::Error::Backend { backend: "pjrt".into(), message: error.to_string() }
 }
 
-/// A variant that is compiled, with its inputs on the devices.
+/// A compiled variant with its inputs on the devices.
 struct OnDevice {
     on: Rc<OnDevices>,
     plan: PjrtPlan,
@@ -124,7 +124,7 @@ struct OnDevice {
 }
 
 impl OnDevice {
-    /// The blocking of the fused loops, where there are any.
+    /// Returns the blocking of the fused loops, if any.
     fn blocking(&self) -> Option<Blocking> {
         let spec = self.plan.spec();
         self.variant.has_tiles().then_some(match spec.blocking {
@@ -137,7 +137,7 @@ impl OnDevice {
         self.variant.program.pass(self.variant.request.policy)
     }
 
-    /// Inputs that it reads, with what they hold.
+    /// Returns the inputs of the step with their values.
     fn reads(&self) -> Vec<(Role, TensorRef<'_>)> {
         match policy(&self.inputs, &self.variant) {
             PolicyInput::Logits(logits) => vec![(Role::Logits, logits)],
@@ -148,7 +148,7 @@ impl OnDevice {
         }
     }
 
-    /// Gradients that it adds to, in [`GradsMut`]'s order.
+    /// Returns the gradients that the step adds to, in the order of [`GradsMut`].
     fn gradients(&self) -> [Option<Role>; 4] {
         let made = self.variant.request.gradients;
         let wanted = match (self.pass(), self.variant.program, self.variant.request.policy) {
@@ -168,7 +168,7 @@ impl OnDevice {
         (role, self.variant.numerics.gradients)
     }
 
-    /// The inputs, to be read; [`OnDevice::prepare`] has put them there.
+    /// Returns the inputs on the devices, which [`OnDevice::prepare`] has uploaded.
     fn policy<'t>(&self, tensors: &'t HashMap<(Role, Dtype), PjrtTensor>) -> PolicyInput<'t> {
         let get = |role| -> Option<TensorRef<'t>> { Some(TensorRef::Device(tensors.get(&self.input_key(role))?)) };
         match (get(Role::Logits), get(Role::Hidden), get(Role::LmHead)) {
@@ -185,7 +185,7 @@ impl OnDevice {
 impl Runner for OnDevice {
     fn step(&mut self, check: bool) -> Result<Stepped> {
         self.prepare()?;
-        // Of a device on this host, the process's memory tells as well.
+        // For a device on this host, the process's memory is measured as well.
         let resident_before = if self.on.kind == Kind::Cpu { memory::resident() } else { None };
         let can_reset = resident_before.and_then(|_| memory::reset_high_water());
         let before = if check { self.on.memory() } else { None };
@@ -207,8 +207,8 @@ impl Runner for OnDevice {
     }
 }
 
-/// What a step has taken, in the allocator's words before and after. In use at most: allocated or, on devices that set
-/// programs' memory aside, reserved.
+/// Returns the memory of a step from the allocator's statistics before and after it. The peak counts allocated bytes or, on devices that
+/// reserve memory for executables, reserved bytes.
 fn device_bytes(before: &DeviceMemoryStats, after: &DeviceMemoryStats) -> Option<DeviceBytes> {
     let peak = |stats: &DeviceMemoryStats| {
         let peak = stats.peak_bytes_in_use?.max(stats.peak_bytes_reserved.unwrap_or(0));
@@ -219,7 +219,7 @@ fn device_bytes(before: &DeviceMemoryStats, after: &DeviceMemoryStats) -> Option
 }
 
 impl OnDevice {
-    /// Puts back what the last step has used up.
+    /// Restores the tensors that the last step has consumed.
     fn prepare(&mut self) -> Result<()> {
         let tokens = self.inputs.batch.tokens();
         let mut tensors = self.on.tensors.borrow_mut();
@@ -236,7 +236,7 @@ impl OnDevice {
         Ok(())
     }
 
-    /// Returns when all results are there: the loss, where there is one.
+    /// Runs a step and waits for all results; returns the loss, if there is one.
     fn run(&mut self) -> Result<Option<f64>> {
         let (on, inputs) = (self.on.clone(), self.inputs.clone());
         let (mut tensors, batch) = (on.tensors.borrow_mut(), &inputs.batch);
@@ -247,7 +247,7 @@ impl OnDevice {
             return Ok(None);
         }
         if self.pass() == Pass::GradientInPlace {
-            // The next step uploads logits again: these are gradients now.
+            // The buffer now holds gradients; the next step uploads logits again.
             let Some(mut logits) = tensors.remove(&self.input_key(Role::Logits)) else {
                 unreachable!("a step follows its preparation")
             };

@@ -1,7 +1,6 @@
-//! Time against memory, a point per variant, a panel per problem; both axes are logarithmic.
+//! Plot of time against memory, with a point per variant and a panel per problem; both axes are logarithmic.
 //!
-//! Names stand in a list beside each panel, in the order of their times, not at the points, where those of like variants would
-//! cover each other.
+//! Names are in a list next to each panel, ordered by time. At the points, names of similar variants would overlap.
 
 use super::report::{Case, Document, Measured, Outcome};
 use crate::error::{Error, Result};
@@ -12,12 +11,12 @@ use std::collections::BTreeSet;
 
 const FONT: &str = "sans-serif";
 const WIDTH: u32 = 1080;
-/// Left, right, top and bottom of the drawing within its panel; right of it is the list.
+/// Left, right, top and bottom of the drawing within its panel; the list is on its right.
 const FRAME: [i32; 4] = [78, 600, 44, 60];
 const LINE: i32 = 21;
 const MIB: f64 = (1 << 20) as f64;
 
-// Okabe and Ito's colours, which differ for everybody; with a shape for every round of them.
+// Okabe and Ito's palette, which colour-blind readers can distinguish; each cycle through it has its own marker shape.
 const COLORS: [RGBColor; 7] = [
     RGBColor(0, 114, 178),
     RGBColor(213, 94, 0),
@@ -30,17 +29,17 @@ const COLORS: [RGBColor; 7] = [
 
 struct Point {
     name: String,
-    /// The index of the marker, the same in every panel.
+    /// The index of the marker, equal in every panel.
     index: usize,
-    /// Beyond inputs and outputs.
+    /// Memory in addition to inputs and outputs.
     mib: f64,
     milliseconds: f64,
 }
 
-/// The picture as an SVG document.
+/// Draws the plot as an SVG document.
 ///
 /// # Errors
-/// [`Error::Text`] when the drawing library refuses.
+/// [`Error::Text`] for an error of the drawing library.
 pub fn svg(document: &Document) -> Result<String> {
     let names: BTreeSet<&str> =
         document.cases.iter().flat_map(|case| case.variants.keys().map(String::as_str)).collect();
@@ -67,7 +66,7 @@ fn height(points: usize) -> u32 {
     (FRAME[2] + FRAME[3]) as u32 + (LINE as u32 * (points as u32 + 2)).max(300)
 }
 
-/// The variants and peers with a time and a memory, fastest first.
+/// Returns the variants and peers that have a time and a memory, fastest first.
 fn points(case: &Case, names: &BTreeSet<&str>) -> Vec<Point> {
     let memory = |measured: &Measured| measured.bytes.high_water.or(measured.bytes.workspace);
     let point = |(name, outcome): (&String, &Outcome)| match outcome {
@@ -84,7 +83,7 @@ fn points(case: &Case, names: &BTreeSet<&str>) -> Vec<Point> {
     points
 }
 
-/// A logarithmic axis: what is below its start lies on its start.
+/// A logarithmic axis. Values below its start are drawn at its start.
 struct Axis {
     start: f64,
     end: f64,
@@ -95,7 +94,7 @@ impl Axis {
     fn new(values: impl Iterator<Item = f64>, least: f64, pixels: (i32, i32)) -> Self {
         let (low, high) = values.fold((f64::INFINITY, least), |(low, high), v| (low.min(v), high.max(v)));
         let (low, high) = if low.is_finite() { (low.max(least), high) } else { (1.0, 10.0) };
-        // Room at both ends, and more than one tick between them.
+        // Margins at both ends, and room for more than one tick.
         let (start, end) = (low / 1.5, (high * 1.5).max(low * 6.0));
         Self { start, end, pixels }
     }
@@ -107,7 +106,7 @@ impl Axis {
 
     fn ticks(&self) -> Vec<f64> {
         let decades = self.start.log10().floor() as i32..=self.end.log10().ceil() as i32;
-        // Few decades have room for more ticks.
+        // An axis of few decades has room for more ticks.
         let steps: &[f64] = if self.end / self.start < 2e3 { &[1.0, 2.0, 5.0] } else { &[1.0] };
         let ticks = decades.flat_map(|decade| steps.iter().map(move |step| step * 10_f64.powi(decade)));
         ticks.filter(|tick| (self.start..=self.end).contains(tick)).collect()
@@ -126,7 +125,7 @@ fn panel(area: &Area<'_>, case: &Case, points: &[Point], height: i32) -> Drawn {
     let hidden = shape.hidden.map(|hidden| format!(" H {hidden}")).unwrap_or_default();
     let title = format!("{}: N {}{hidden} V {}, {dtype}", case.name, shape.rows(), shape.vocab);
     write(&title, (left, 14), 17, HPos::Left, VPos::Top)?;
-    // At least a page and a microsecond: of nothing there is no logarithm.
+    // At least one page and one microsecond: 0 has no logarithm.
     let x = Axis::new(points.iter().map(|p| p.mib), 1.0 / 256.0, (left, right));
     let y = Axis::new(points.iter().map(|p| p.milliseconds), 1e-3, (bottom, top));
     let line = |from: (i32, i32), to: (i32, i32), ink: f64| {
@@ -176,7 +175,7 @@ fn marker(area: &Area<'_>, (x, y): (i32, i32), index: usize) -> Drawn {
     Ok(())
 }
 
-/// A name that fits the list.
+/// Shortens a name to fit the list.
 fn short(name: &str) -> String {
     const MOST: usize = 30;
     match name.char_indices().nth(MOST) {
@@ -185,7 +184,7 @@ fn short(name: &str) -> String {
     }
 }
 
-/// A number with three digits.
+/// Formats a number with three digits.
 fn number(value: f64) -> String {
     match value {
         v if v >= 100.0 => format!("{v:.0}"),
@@ -208,7 +207,7 @@ mod tests {
         let axis = Axis::new([30.0, 400.0].into_iter(), 1.0, (0, 100));
         assert_eq!(axis.ticks(), [20.0, 50.0, 100.0, 200.0, 500.0]);
         assert_eq!((axis.at(axis.start), axis.at(axis.end), axis.at(0.0)), (0, 100, 0));
-        // One point, none, and nothing to measure have axes too.
+        // Axes exist for one value, no value and zero.
         for values in [vec![3.0], vec![], vec![0.0], vec![1e-12, 1e12]] {
             let axis = Axis::new(values.clone().into_iter(), 1.0, (0, 100));
             assert!(axis.end > axis.start && axis.start > 0.0 && !axis.ticks().is_empty(), "{values:?}");
@@ -216,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_have_three_digits() {
+    fn plot_numbers_have_three_digits() {
         assert_eq!([1234.4, 81.25, 8.0, 0.25, 0.0].map(number), ["1234", "81.2", "8", "0.25", "0"]);
     }
 }

@@ -1,11 +1,11 @@
-//! What the machine can do at most, as jobs that are measured in alternation with the variants.
+//! Measurements of the machine's limits, as jobs in alternation with the variants.
 
 use super::protocol::{Planned, Stepped};
 use super::worker::Runner;
 use crate::error::{Error, Result};
 use backend_cpu::peak::{Multiply, Stream, Traffic, Unit};
 
-/// Long enough for the clock, short beside what is measured.
+/// Long enough for the clock, and short compared with the measured steps.
 const SECONDS: f64 = 0.05;
 
 pub(crate) enum Probe {

@@ -1,4 +1,4 @@
-//! A worker's process, seen from the benchmark that sends it requests.
+//! A worker's process, from the benchmark's side.
 
 use super::protocol::{Reply, Request};
 use crate::error::{Error, Result};
@@ -8,12 +8,12 @@ use std::io::{BufRead, BufReader, Write};
 use std::path::PathBuf;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
-/// A process that answers requests. It ends with this value.
+/// A process that answers requests. Dropping this value kills it.
 pub(crate) struct Process {
     child: Child,
     requests: ChildStdin,
     replies: BufReader<ChildStdout>,
-    /// The file that the process's messages for people go to.
+    /// The file with the process's standard error.
     said: PathBuf,
 }
 
@@ -24,7 +24,7 @@ impl Process {
             return Err(Error::argument("start a worker", "a program", "none"));
         };
         let failed = |source| Error::io("start the worker", program.as_ref(), source);
-        // With logs switched on, the workers' messages are shown; otherwise the last ones are kept for when one fails.
+        // If GRPO_LOG is set, the workers' messages are shown; otherwise they are kept in a file to report the last ones of a failed worker.
         let stderr = match std::env::var_os("GRPO_LOG") {
             Some(_) => Stdio::inherit(),
             None => File::create(&said).map_err(|e| Error::io("write", &said, e))?.into(),
@@ -38,7 +38,7 @@ impl Process {
         }
     }
 
-    /// Asks, and waits for the answer.
+    /// Sends a request and waits for the reply.
     pub(crate) fn ask(&mut self, request: &Request) -> Result<Reply> {
         let mut line = serde_json::to_string(request).map_err(|e| Error::Text(format!("no request: {e}")))?;
         line.push('\n');
@@ -65,7 +65,7 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // Nothing that it holds outlives it; a compiler in the middle of something would keep the run waiting.
+        // Kill the process: it owns nothing that outlives it, and a running compilation would delay the exit.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -1,8 +1,8 @@
 //! The protocol between a benchmark and its workers: one JSON value per line, over the worker's standard input and output.
 //!
-//! A worker waits for a [`Request`], fulfils it, answers with one [`Reply`], and ends when its input does. It answers
-//! `{"failed": ...}` where it cannot, and goes on waiting. Between two requests it does nothing, so that others can be
-//! measured. Anything that a worker wants to tell people goes to standard error.
+//! A worker waits for a [`Request`], fulfils it, answers with one [`Reply`], and exits at the end of its input. If it cannot fulfil a
+//! request, it answers `{"failed": ...}` and waits for the next one. Between requests it is idle, so that other workers can be
+//! measured. Messages for users go to standard error.
 //!
 //! ```json
 //! {"plan": {"name": "eager", "role": "loss", "config": {...}, "backend": "cpu", "threads": 2, "tensors": {...}, ...}}
@@ -11,7 +11,7 @@
 //! {"stepped": {"seconds": 0.25, "loss": 0.1, "grad_norms": {"hidden": 1.0, "lm_head": 2.0}, "high_water": 300}}
 //! ```
 //!
-//! Keys that a worker does not know are to be passed over; all keys of a reply but `seconds` may be left out. `peers/` has
+//! A worker ignores unknown keys; all keys of a reply except `seconds` are optional. `peers/` has
 //! workers in Python.
 
 use super::inputs::Files;
@@ -28,63 +28,63 @@ use std::path::PathBuf;
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Request {
-    /// Get ready: read the inputs, whose files are gone afterwards, plan or compile. Answered by [`Reply::Planned`].
+    /// Read the inputs, whose files are deleted afterwards, and plan or compile. Answered by [`Reply::Planned`].
     Plan(Box<Job>),
-    /// Log-probabilities of the inputs. Answered by [`Reply::Scored`].
+    /// Compute log-probabilities of the inputs. Answered by [`Reply::Scored`].
     Score {
         /// The name of the job.
         name: String,
     },
-    /// One step. Answered by [`Reply::Stepped`].
+    /// Run one step. Answered by [`Reply::Stepped`].
     Step {
         /// The name of the job.
         name: String,
-        /// Whether to look at the results after the step, when the time has been taken.
+        /// `true` to report loss and gradient norms after the timed part.
         check: bool,
     },
 }
 
-/// A variant or a floor, with everything that a worker needs to know of it.
+/// A variant or a floor, with everything that a worker needs.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Job {
-    /// The name of the job in reports.
+    /// Name of the job in reports.
     pub name: String,
-    /// What the job measures.
+    /// The measured quantity.
     pub role: Role,
-    /// One problem, with all of its variants.
+    /// One problem with all of its variants.
     pub config: BenchConfig,
-    /// The variant of the configuration that this is, or is the floor of. `None` for a peer.
+    /// The variant of the configuration, or the variant that the floor belongs to. `None` for a peer.
     pub variant: Option<String>,
     /// The backend: `cpu`, `pjrt:cpu`, ...
     pub backend: String,
-    /// The PJRT plugin, instead of the installed one.
+    /// The PJRT plugin; default the installed one.
     pub plugin: Option<PathBuf>,
-    /// 0 is one per core.
+    /// Threads; 0 is one per core.
     pub threads: usize,
-    /// The instruction set to use on the CPU instead of the fastest.
+    /// The instruction set on the CPU; default the fastest.
     pub isa: Option<String>,
-    /// What dL/dlogits is rounded to on this CPU; none: the dtype of the inputs.
+    /// The dtype to which dL/dlogits is rounded on this CPU; default the dtype of the inputs.
     pub dlogits: Option<Dtype>,
-    /// Whether to measure where the time of a step goes, on this CPU.
+    /// `true` to measure the time of a step by kind of work, on this CPU.
     #[serde(default)]
     pub profile: bool,
     /// The files of the inputs.
     pub tensors: Files,
 }
 
-/// What a job measures.
+/// The quantity that a job measures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Role {
-    /// The loss, with gradients where the variant has them.
+    /// The loss, with the variant's gradients.
     Loss,
-    /// The products of the loss and nothing else, on a PJRT device.
+    /// Only the matrix products of the loss, on a PJRT device.
     BareProducts,
-    /// Multiply-adds out of registers.
+    /// Multiply-adds on registers.
     Multiply(Unit),
     /// Bandwidth of memory.
     Stream {
-        /// What is done with every word.
+        /// The operation on every word.
         traffic: Traffic,
         /// The size of the buffer in bytes.
         bytes: usize,
@@ -97,52 +97,52 @@ pub enum Role {
 pub enum Reply {
     /// The job is planned and ready to run.
     Planned(Box<Planned>),
-    /// The inputs have been scored.
+    /// The log-probabilities of the inputs.
     Scored {
         /// Log-probabilities `[N]` in nats.
         logp: Vec<f32>,
     },
-    /// A step is done.
+    /// The result of a step.
     Stepped(Box<Stepped>),
-    /// The request could not be fulfilled.
+    /// The error of a request.
     Failed {
-        /// Why, on one line.
+        /// The reason, on one line.
         error: String,
-        /// Whether there is no such thing, rather than something having gone wrong.
+        /// `true` if the backend does not offer this, `false` for a failure.
         #[serde(default)]
         not_offered: bool,
     },
 }
 
-/// What is known before the first call.
+/// The result of planning, before the first call.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Planned {
     /// Seconds that planning or compiling took.
     pub plan_seconds: f64,
-    /// The blocking of the fused loops, where there are any.
+    /// The blocking of the fused loops, if any.
     pub blocking: Option<Blocking>,
-    /// Memory of a step by the plan.
+    /// Planned memory of a step.
     pub bytes: Bytes,
-    /// Memory of a step by the compiler.
+    /// Compiled memory of a step.
     pub compiled: Option<CompiledBytes>,
-    /// The device that a PJRT job runs on.
+    /// The device of a PJRT job.
     pub device: Option<DeviceReport>,
-    /// The work of a floor: operations or bytes of a step.
+    /// Work of a floor's step: operations or bytes.
     pub work: Option<f64>,
-    /// Versions, or whatever else tells what was measured.
+    /// Versions of the measured software.
     pub version: Option<String>,
 }
 
-/// Memory of a step as it was planned.
+/// Planned memory of a step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Bytes {
-    /// Logits, or hidden states and head.
+    /// Bytes of logits, or of hidden states and head.
     pub inputs: Option<u64>,
-    /// Gradients and results per token.
+    /// Bytes of gradients and results per token.
     pub outputs: Option<u64>,
-    /// Everything else that a step takes.
+    /// Bytes of all other memory of a step.
     pub workspace: Option<u64>,
 }
 
@@ -150,21 +150,21 @@ pub struct Bytes {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Stepped {
-    /// Seconds from the call to the moment when all results are there.
+    /// Seconds from the call until all results are available.
     pub seconds: f64,
-    /// Seconds that all threads together spent on each kind of work, where the job measures them: `products`, `packing`, `statistics`,
+    /// Seconds that all threads together spent on each kind of work, if measured: `products`, `packing`, `statistics`,
     /// `gradients`, and `waiting`, which is the rest.
     pub work: BTreeMap<String, f64>,
-    /// The loss, where the job computes it.
+    /// The loss, if the job computes it.
     pub loss: Option<f64>,
-    /// 2-norms of gradients, by the names of what they belong to; only of a step that was to be checked.
+    /// 2-norms of gradients by the names of their tensors; only for a checked step.
     pub grad_norms: BTreeMap<String, f64>,
-    /// The most memory of the process during the step, beyond inputs and outputs.
+    /// Peak memory of the process during the step, in addition to inputs and outputs.
     pub high_water: Option<u64>,
-    /// What the process held with inputs and outputs before the first step.
+    /// Memory of the process with inputs and outputs before the first step.
     pub resident_before: Option<u64>,
-    /// What the process holds after this step.
+    /// Memory of the process after this step.
     pub resident_after: Option<u64>,
-    /// Memory of the step by the device's allocator.
+    /// Memory of the step according to the device's allocator.
     pub device: Option<DeviceBytes>,
 }

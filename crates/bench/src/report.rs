@@ -1,4 +1,4 @@
-//! The results of a benchmark, as one document.
+//! The results of a benchmark as one document.
 
 use super::measure::{Rounds, Timing};
 use crate::assertion::Checked;
@@ -7,31 +7,31 @@ use backend_tpu::program::Blocking;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// Everything that was measured in one run.
+/// All results of one run.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Document {
     /// The version of this program.
     pub version: String,
-    /// When it began, UTC, as `2026-11-21T07:30:00Z`.
+    /// Start of the run in UTC, as `2026-11-21T07:30:00Z`.
     pub date: String,
-    /// The host that the benchmark ran on.
+    /// The host of the benchmark.
     pub machine: Machine,
-    /// Problems, in the order in which they were measured.
+    /// Problems in order of measurement.
     pub cases: Vec<Case>,
-    /// Claims, in the order given.
+    /// Assertions in the given order.
     pub assertions: Vec<Claim>,
 }
 
-/// One problem with everything that was measured of it.
+/// One problem with its results.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Case {
-    /// The name, made of those of the configuration, the shape and the dtype.
+    /// The name, composed of the names of configuration, shape and dtype.
     pub name: String,
-    /// The problem, with all of its variants.
+    /// The problem with all of its variants.
     pub config: BenchConfig,
-    /// How many steps were run and timed.
+    /// Numbers of warm-up and timed steps.
     pub rounds: Rounds,
-    /// PJRT devices that were measured on, by the backend's name.
+    /// PJRT devices by the name of the backend.
     pub devices: BTreeMap<String, DeviceReport>,
     /// The floors that variants are compared with, by name.
     pub floors: BTreeMap<String, Outcome>,
@@ -39,34 +39,34 @@ pub struct Case {
     pub variants: BTreeMap<String, Outcome>,
 }
 
-/// A claim that was looked at.
+/// An evaluated assertion.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Claim {
-    /// The problem that the claim was looked at in; `None` for a claim across problems.
+    /// The problem of the assertion; `None` for an assertion across problems.
     pub case: Option<String>,
-    /// The numbers of the claim, and whether it holds.
+    /// The numbers of the assertion, and whether it holds.
     #[serde(flatten)]
     pub checked: Checked,
 }
 
 impl Document {
-    /// Whether something that was to be measured could not be.
+    /// Returns `true` if any measurement failed.
     pub fn has_failures(&self) -> bool {
         let outcomes = self.cases.iter().flat_map(|case| case.floors.values().chain(case.variants.values()));
         outcomes.into_iter().any(|outcome| matches!(outcome, Outcome::Failed { .. }))
     }
 }
 
-/// The host that a benchmark ran on.
+/// The host of a benchmark.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Machine {
-    /// Model of the processor, where the system says.
+    /// Model of the processor, if known.
     pub cpu: Option<String>,
-    /// Threads that this process may use.
+    /// Threads available to this process.
     pub threads: usize,
     /// Operating system and architecture.
     pub system: String,
-    /// When allocations get huge pages, where the system says: `always`, `madvise`, `never`.
+    /// The system's setting for huge pages, if known: `always`, `madvise`, `never`.
     pub huge_pages: Option<String>,
 }
 
@@ -85,22 +85,22 @@ impl Machine {
     }
 }
 
-/// The devices that a benchmark ran on.
+/// The devices of a benchmark.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct DeviceReport {
     /// The platform: `cpu`, `cuda` or `tpu`.
     pub platform: String,
-    /// Versions of the compiler and runtime, in their own words.
+    /// Versions of compiler and runtime, as the plugin reports them.
     pub platform_version: String,
     /// The model of the devices.
     pub kind: String,
-    /// The number of devices that are used.
+    /// The number of used devices.
     pub used: usize,
-    /// Bytes that the allocator of one device may use, where it says.
+    /// Memory limit of one device's allocator in bytes, if known.
     pub memory_bytes: Option<u64>,
     /// The file of the plugin.
     pub plugin: String,
-    /// The version of the PJRT C API that the plugin speaks.
+    /// The plugin's version of the PJRT C API.
     pub api_version: String,
 }
 
@@ -108,72 +108,72 @@ pub struct DeviceReport {
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(tag = "status", rename_all = "snake_case")]
 pub enum Outcome {
-    /// The variant ran and was measured.
+    /// The variant was measured.
     Measured(Box<Measured>),
-    /// The variant failed, although the backend offers it.
+    /// The variant failed although the backend offers it.
     Failed {
-        /// Why it did not, or no longer did.
+        /// The error.
         error: String,
     },
-    /// This backend has no such thing.
+    /// The backend does not offer the variant.
     NotOffered {
-        /// The reason, in the backend's words.
+        /// The reason, as the backend reports it.
         error: String,
     },
 }
 
-/// What was measured of a variant or a floor.
+/// The measurements of a variant or a floor.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Measured {
-    /// The backend that it ran on; `peer` for another system's program.
+    /// The backend; `peer` for another system's program.
     pub backend: String,
     /// Threads on the CPU; 0 is one per core.
     pub threads: usize,
-    /// Versions, where it says.
+    /// Versions, if reported.
     pub version: Option<String>,
-    /// How the loops are cut, where it says.
+    /// The blocking of the loops, if reported.
     pub blocking: Option<Blocking>,
-    /// The loss; the same for all that compute it, but for rounding.
+    /// The loss; equal for all variants that compute it, up to rounding.
     pub loss: Option<f64>,
-    /// 2-norms of the first step's gradients, where they were looked at.
+    /// 2-norms of the first step's gradients, if checked.
     pub grad_norms: BTreeMap<String, f64>,
-    /// Whether loss and norms are those of the others, within the rounding of the dtype; `None` where nothing can be compared.
+    /// `true` if loss and norms agree with the other variants' up to the rounding of the dtype; `None` if they cannot be compared.
     pub agrees: Option<bool>,
-    /// Planning, or building and compiling the program.
+    /// Seconds of planning, or of building and compiling the program.
     pub plan_seconds: f64,
-    /// The first call, which is not among the timed.
+    /// Seconds of the first call, which is not among the timed steps.
     pub first_call_seconds: f64,
-    /// A step; `None` when none was timed.
+    /// Times of a step; `None` if none was timed.
     pub step_ms: Option<Timing>,
-    /// The shares of all threads' time in the timed steps by kind of work, of a variant with `profile`.
+    /// Shares of the kinds of work in the time of all threads over the timed steps, for a variant with `profile`.
     pub work_shares: BTreeMap<String, f64>,
-    /// When each timed step began, in seconds after the first of the problem: variants run in alternation.
+    /// Start of each timed step, in seconds since the first timed step of the problem; steps of variants alternate.
     pub began_s: Vec<f64>,
-    /// Tokens in a second by the median of the times.
+    /// Tokens per second at the median time.
     pub tokens_per_second: Option<f64>,
-    /// Operations of the products that the result needs; 0 of given logits.
+    /// Operations of the matrix products that the result needs; 0 for precomputed logits.
     pub useful_flops: f64,
-    /// Useful operations in a second by the median of the times.
+    /// Useful operations per second at the median time.
     pub useful_flops_per_second: Option<f64>,
-    /// The rate of a floor of this machine: operations or bytes in a second, by its median.
+    /// Rate of one of this machine's floors at the median time: operations or bytes per second.
     pub rate_per_second: Option<f64>,
-    /// The unit of that rate: `FLOP` or `B`.
+    /// Unit of `rate_per_second`: `FLOP` or `B`.
     pub rate_of: Option<&'static str>,
-    /// The floor that it is held against.
+    /// Name of the floor that the variant is compared with.
     pub floor: Option<String>,
-    /// What it could not be faster than.
+    /// Lower bound of the step time, in milliseconds.
     pub floor_ms: Option<f64>,
-    /// The floor over its median.
+    /// The floor divided by the median time.
     pub share_of_floor: Option<f64>,
-    /// The median of the times over the floor.
+    /// The median time divided by the floor.
     pub times_floor: Option<f64>,
     /// Memory of a step.
     pub bytes: StepBytes,
-    /// What the compiler has allotted, per device.
+    /// Memory that the compiler has allotted, per device.
     pub compiled_bytes: Option<CompiledBytes>,
-    /// What the device's allocator saw of the first call.
+    /// The device allocator's statistics of the first call.
     pub device_bytes: Option<DeviceBytes>,
-    /// The same numbers by the names of the system that this one follows.
+    /// The same numbers under the names of MLLM-JAX's benchmark.
     #[serde(flatten)]
     pub seed: SeedNames,
 }
@@ -181,91 +181,91 @@ pub struct Measured {
 /// Memory of a step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct StepBytes {
-    /// Logits, or hidden states and head.
+    /// Bytes of logits, or of hidden states and head.
     pub inputs: Option<u64>,
-    /// Gradients and results per token.
+    /// Bytes of gradients and results per token.
     pub outputs: Option<u64>,
-    /// Everything else, by the plan or the compiler.
+    /// Bytes of all other memory, according to the plan or the compiler.
     pub workspace: Option<u64>,
-    /// The most that was there during a step beyond inputs and outputs, as measured: of the process, or, on a device of its
-    /// own, by the device's allocator.
+    /// Measured peak memory of a step in addition to inputs and outputs: of the process or, on a separate device, of the device's
+    /// allocator.
     pub high_water: Option<u64>,
 }
 
-/// Numbers by the names of the seed system's benchmark.
+/// Numbers under the names of MLLM-JAX's benchmark.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct SeedNames {
-    /// Mean of the times in seconds.
+    /// Mean time in seconds.
     #[serde(rename = "bench/step_s_mean")]
     pub step_s_mean: Option<f64>,
-    /// Median of the times in seconds.
+    /// Median time in seconds.
     #[serde(rename = "bench/step_s_p50")]
     pub step_s_p50: Option<f64>,
-    /// The time in seconds that nine of ten steps do not exceed.
+    /// 90th percentile of the times, in seconds.
     #[serde(rename = "bench/step_s_p90")]
     pub step_s_p90: Option<f64>,
-    /// Seconds that planning or compiling took.
+    /// Seconds of planning or compiling.
     #[serde(rename = "bench/compile_s")]
     pub compile_s: f64,
-    /// Mean of the times in milliseconds.
+    /// Mean time in milliseconds.
     pub avg_step_ms: Option<f64>,
     /// Seconds of the first call.
     pub first_call_s: f64,
     /// Bytes of the inputs.
     #[serde(rename = "mem/inputs_bytes")]
     pub inputs_bytes: Option<u64>,
-    /// Bytes of the gradients and of the results per token.
+    /// Bytes of gradients and results per token.
     #[serde(rename = "mem/outputs_bytes")]
     pub outputs_bytes: Option<u64>,
-    /// Bytes of workspace that were planned.
+    /// Planned workspace in bytes.
     #[serde(rename = "mem/workspace_bytes")]
     pub workspace_bytes: Option<u64>,
-    /// Measured, beyond inputs and outputs.
+    /// Measured peak in bytes, in addition to inputs and outputs.
     #[serde(rename = "mem/high_water_bytes")]
     pub high_water_bytes: Option<u64>,
-    /// Bytes in use with inputs and outputs before the first step: by the process, or on the device.
+    /// Bytes in use with inputs and outputs before the first step, in the process or on the device.
     pub mem_after_alloc: Option<u64>,
     /// Bytes in use after the last step.
     pub mem_after_run: Option<u64>,
 }
 
-/// What a compiler has allotted to a program.
+/// Memory that a compiler has allotted to an executable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CompiledBytes {
     /// Bytes of all arguments.
     pub arguments: u64,
-    /// All results, with those that take over an argument's memory.
+    /// Bytes of all results, including results that alias an argument.
     pub outputs: u64,
-    /// Results that take over an argument's memory.
+    /// Bytes of results that alias an argument.
     pub aliased: u64,
-    /// Everything else that a run allocates.
+    /// Bytes of all other allocations.
     pub temp: u64,
 }
 
-/// What a device's allocator saw of a variant's first call.
+/// Statistics of a device's allocator around a variant's first call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DeviceBytes {
-    /// Bytes in use before the call: inputs and gradients, also those of other variants.
+    /// Bytes in use before the call: inputs and gradients, including other variants'.
     pub before: u64,
-    /// The most in use at any time until then.
+    /// Peak of bytes in use before the call.
     pub peak_before: u64,
-    /// The most in use at any time until after the call.
+    /// Peak of bytes in use up to the end of the call.
     pub peak_after: u64,
     /// Bytes in use after the call.
     pub after: u64,
-    /// High water of the step above what was in use before it; `None` when an earlier peak hides it.
+    /// Peak of the step above the bytes in use before it; `None` if an earlier peak was higher.
     pub step: Option<u64>,
 }
 
 impl DeviceBytes {
-    /// The numbers that the allocator reports before and after the call, and what follows from them.
+    /// Computes the step's peak from the allocator's numbers before and after the call.
     pub fn new(before: u64, peak_before: u64, peak_after: u64, after: u64) -> Self {
         let step = (peak_after > peak_before).then(|| peak_after.saturating_sub(before));
         Self { before, peak_before, peak_after, after, step }
     }
 }
 
-/// `time` in UTC to the second, e.g. `2026-11-21T07:30:00Z`.
+/// Formats `time` in UTC to the second, e.g. `2026-11-21T07:30:00Z`.
 pub fn utc(time: jiff::Timestamp) -> String {
     format!("{time:.0}")
 }

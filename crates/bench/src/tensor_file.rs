@@ -1,6 +1,6 @@
-//! Tensors that processes share: one file each, nothing but the numbers, row-major, in this machine's byte order.
+//! Tensors that processes share: one file each with only the numbers, row-major, in native byte order.
 //!
-//! So that a worker reads them straight into its memory, and one in another language with a line of its own.
+//! A worker reads such a file directly into memory, in any language.
 
 use crate::error::{Error, Result};
 use bytemuck::Pod;
@@ -40,7 +40,7 @@ impl TensorFile {
         }
     }
 
-    /// Reads the numbers, which are `T`s.
+    /// Reads the numbers as `T`s.
     pub(crate) fn read<T: Pod>(&self) -> Result<Vec<T>> {
         let mut values = vec![T::zeroed(); self.shape.iter().product()];
         let read = File::open(&self.path).and_then(|mut file| file.read_exact(bytemuck::cast_slice_mut(&mut values)));

@@ -11,9 +11,9 @@ use std::collections::HashMap;
 use std::io::{BufRead, Write};
 use std::rc::Rc;
 
-/// One variant, ready to solve the problem of a benchmark again and again.
+/// A variant that can run steps repeatedly.
 pub(crate) trait Runner {
-    /// One step, timed; what it uses up is put back before.
+    /// Runs one timed step. Inputs that a step consumes are restored before the timed part.
     fn step(&mut self, check: bool) -> Result<Stepped>;
 
     /// Scores the inputs: log-probabilities `[N]` in nats.
@@ -24,15 +24,15 @@ pub(crate) trait Runner {
 #[derive(Default)]
 struct Worker {
     jobs: HashMap<String, Box<dyn Runner>>,
-    /// Jobs of one process are on the same devices, and share what they read.
+    /// Devices and inputs, which the jobs of one process share.
     devices: Option<Rc<OnDevices>>,
     inputs: Option<(super::inputs::Files, Rc<Inputs>)>,
 }
 
-/// Answers requests until there are no more.
+/// Answers requests until the input ends.
 ///
 /// # Errors
-/// [`Error::Text`] when the other side cannot be understood or has gone away.
+/// [`Error::Text`] if a request cannot be parsed or the other side has closed the connection.
 pub fn serve(requests: impl BufRead, mut replies: impl Write) -> Result<()> {
     let mut worker = Worker::default();
     let lost = |what: &str, error: &dyn std::fmt::Display| Error::Text(format!("bench worker: {what}: {error}"));
@@ -50,7 +50,7 @@ pub fn serve(requests: impl BufRead, mut replies: impl Write) -> Result<()> {
     Ok(())
 }
 
-/// An error with its causes.
+/// Formats an error with its causes on one line.
 fn one_line(error: &Error) -> String {
     let mut text = error.to_string();
     let mut source = std::error::Error::source(error);
@@ -100,7 +100,7 @@ impl Worker {
         }
     }
 
-    /// Read once for all jobs that have the same.
+    /// Returns the inputs, which jobs with the same files share.
     fn inputs(&mut self, job: &Job) -> Result<Rc<Inputs>> {
         match &self.inputs {
             Some((files, inputs)) if *files == job.tensors => Ok(inputs.clone()),
@@ -113,7 +113,7 @@ impl Worker {
     }
 }
 
-/// Bytes of what the policy hands over; the bias counts where it is used.
+/// Returns the bytes of the policy's output, including the bias if it is used.
 pub(crate) fn input_bytes(inputs: &Inputs, has_bias: bool) -> u64 {
     let used = inputs.policy.tensors().filter(|(name, _)| *name != "bias" || has_bias);
     used.map(|(_, tensor)| (tensor.len() * tensor.dtype().bytes()) as u64).sum()

@@ -1,22 +1,22 @@
-//! Backends by the names that configurations give them.
+//! Names of backends in configurations.
 
 use crate::error::{Error, Result};
 use backend_tpu::plugins::Kind;
 
-/// A backend that benchmarks know.
+/// A backend of benchmarks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BackendName {
-    /// The backend of the library `backend-cpu`.
+    /// The CPU backend, `backend-cpu`.
     Cpu,
     /// Devices of a PJRT plugin.
     Pjrt(Kind),
 }
 
 impl BackendName {
-    /// Reads `cpu`, `pjrt:cpu`, `pjrt:tpu`, `pjrt:cuda`.
+    /// Parses `cpu`, `pjrt:cpu`, `pjrt:tpu`, `pjrt:cuda`.
     ///
     /// # Errors
-    /// [`Error::Config`] for another name; `key` is where it stands.
+    /// [`Error::Config`] for another name; `key` is the key that holds it.
     pub fn parse(key: &str, name: &str) -> Result<Self> {
         let kind = || Kind::ALL.into_iter().find(|kind| name.strip_prefix("pjrt:") == Some(kind.name()));
         match name {
@@ -29,7 +29,7 @@ impl BackendName {
         }
     }
 
-    /// Whether its devices and their memory can be had by one process only.
+    /// Returns `true` if only one process at a time can use the devices and their memory.
     pub fn is_exclusive(self) -> bool {
         matches!(self, Self::Pjrt(Kind::Tpu | Kind::Cuda))
     }

@@ -1,4 +1,4 @@
-//! Configurations that are legal, and what is said of those that are not.
+//! Tests of legal configurations, and of errors for illegal ones.
 
 use super::*;
 use grpo_files::{Layers, to_yaml};
@@ -22,7 +22,7 @@ fn refused(text: &str) -> String {
 }
 
 #[test]
-fn the_files_of_the_repository_are_legal() {
+fn configurations_of_the_repository_are_legal() {
     let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../configs/bench");
     let mut files = 0;
     for entry in std::fs::read_dir(folder).expect("the folder is there") {
@@ -30,7 +30,7 @@ fn the_files_of_the_repository_are_legal() {
         let config: BenchConfig = Layers::new().file(&path).expect("YAML").resolve().expect("a configuration");
         config.validate().unwrap_or_else(|error| panic!("{}: {error:?}", path.display()));
         for (name, case) in config.cases() {
-            // What a compiler would say; of this CPU's variants that is known when they are planned.
+            // Checks variants that are compiled; variants of the CPU backend are checked when they are planned.
             let compiled = |variant: &&&str| case.backend(variant).is_ok_and(|b| b != BackendName::Cpu);
             let checked = case.names().iter().filter(compiled).try_for_each(|variant| case.check(variant));
             checked.unwrap_or_else(|error| panic!("{name} of {}: {error:?}", path.display()));
@@ -52,7 +52,7 @@ fn variants_can_be_changed_and_added_from_outside() {
 }
 
 #[test]
-fn a_problem_for_every_shape_and_dtype() {
+fn shapes_and_dtypes_give_one_problem_each() {
     let text = "name: scaling\nshape: { batch: 2, tokens: 4, hidden: 8, vocab: 16 }\nshapes: { small: {}, tall: { tokens: 64 } }
 dtypes: [bf16, f32]\nvariants: { a: {}, b: { dtype: bf16, backend: 'pjrt:cpu' } }";
     let config: BenchConfig = Layers::new().text("text", text).expect("YAML").resolve().expect("legal");
@@ -65,7 +65,7 @@ dtypes: [bf16, f32]\nvariants: { a: {}, b: { dtype: bf16, backend: 'pjrt:cpu' } 
     assert_eq!((tall.dtype_of("a"), tall.dtype_of("b")), (Dtype::F32, Dtype::Bf16));
     assert_eq!(tall.backend("a").expect("legal"), BackendName::Cpu);
     assert_eq!(tall.backend("b").expect("legal").to_string(), "pjrt:cpu");
-    // One problem at a time is compiled.
+    // Only one problem at a time can be compiled.
     assert!(config.variant("a").expect_err("four problems").to_string().contains("small, tall, bf16, f32"));
 }
 
@@ -79,7 +79,7 @@ loss: { epsilon_low: 0, epsilon_high: 0, beta: 0 }\nvariants: { a: { threads: 0 
 }
 
 #[test]
-fn what_has_no_program_is_named() {
+fn variant_without_a_program_is_named() {
     for (text, words) in [
         ("", &["variants", "at least one"][..]),
         ("shape: { tokenz: 3 }", &["shape.tokenz", "tokens"]),

@@ -1,4 +1,4 @@
-//! One way to solve the problem of a benchmark, as a configuration says it.
+//! The configuration of one variant.
 
 #[cfg(doc)]
 use backend_cpu::most_threads;
@@ -6,39 +6,38 @@ use backend_tpu::program::{Numerics, ProgramKind};
 use grpo_core::{Dtype, GradientSpec, Implementation, Tiling};
 use serde::{Deserialize, Serialize};
 
-/// One way to solve the problem.
+/// One way to solve the problem of a benchmark.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct VariantConfig {
-    /// Instead of the configuration's.
+    /// Backend; default the configuration's.
     pub backend: Option<String>,
-    /// Instead of the problem's.
+    /// Dtype; default the problem's.
     pub dtype: Option<Dtype>,
-    /// Threads on the CPU; 0 is one per core, and [`most_threads`] are the most.
+    /// Threads on the CPU; 0 is one per core, the maximum is [`most_threads`].
     pub threads: usize,
-    /// The instruction set of this CPU whose kernels are used: `portable`, `avx2`, ...; none: the fastest that there
-    /// is.
+    /// The CPU's instruction set whose kernels are used: `portable`, `avx2`, ...; default the fastest available.
     pub isa: Option<String>,
-    /// What dL/dlogits is rounded to on the CPU before it is multiplied into gradients; none: the dtype of the inputs.
+    /// The dtype to which dL/dlogits is rounded on the CPU before it is multiplied into gradients; default the dtype of the inputs.
     pub dlogits: Option<Dtype>,
-    /// Whether to measure where the time of its steps goes, on the CPU: products, packing, statistics, gradients, and the rest, which
-    /// is waiting. The clock costs little, and not nothing: compare times of variants without it.
+    /// `true` to measure the time per kind of work on the CPU: products, packing, statistics, gradients, and waiting, which is the rest.
+    /// The clock adds a small cost: do not compare step times with variants without it.
     pub profile: bool,
-    /// Whether the variant's process takes large allocations in huge pages (glibc's `malloc.hugetlb`).
+    /// `true` to allocate large buffers of the variant's process in huge pages (glibc's `malloc.hugetlb`).
     pub huge_pages: bool,
-    /// Somebody else's program, with its arguments, that speaks the protocol of [`crate::protocol`].
+    /// Another program, with its arguments, that implements the protocol of [`crate::protocol`].
     pub command: Option<Vec<String>>,
     /// The implementation that computes the loss.
     pub implementation: Implementation,
-    /// Scores, gradients, gradients in place of the given logits, or the baseline that automatic differentiation makes.
+    /// The pass: scores, gradients, gradients in place of precomputed logits, or the baseline of automatic differentiation.
     pub pass: ProgramKind,
-    /// Gradients to make; without `lm_head` the head is frozen. For given logits, `hidden` means their gradient.
+    /// Gradients to compute; without `lm_head` the head is frozen. For precomputed logits, `hidden` is their gradient.
     pub gradients: GradientSpec,
-    /// What is rounded, and whether the entropy is computed.
+    /// Rounding options, and whether the entropy is computed.
     pub numerics: Numerics,
-    /// Sizes of tiles, and the budget of workspace that they are chosen within.
+    /// Tile sizes and the workspace budget.
     pub tiling: Tiling,
-    /// Blocks of our TPU kernels for given logits, which replace XLA's own code where this is given.
+    /// Blocks of this project's TPU kernels for precomputed logits, which replace XLA's code if set.
     pub mosaic: Option<MosaicConfig>,
 }
 
@@ -46,9 +45,9 @@ pub struct VariantConfig {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct MosaicConfig {
-    /// Tokens of a block.
+    /// Tokens per block.
     pub time_block: usize,
-    /// Vocabulary entries of a block.
+    /// Vocabulary entries per block.
     pub vocab_block: usize,
 }
 

@@ -242,7 +242,7 @@ fn kl_importance_has_defaults_by_system_and_estimator() {
 
 /// The weights of equal parts add up to the weights of the step.
 #[rstest]
-fn parts_of_a_step_have_their_share_of_its_weights(#[values("grpo", "bnpo", "dapo", "cispo", "luspo")] loss_type: &str) {
+fn parts_of_a_step_share_its_weights(#[values("grpo", "bnpo", "dapo", "cispo", "luspo")] loss_type: &str) {
     let batch = grpo_core::TokenBatch::packed(vec![0; 5], vec![0, 2, 5]).unwrap();
     let weights = |keys: &str| {
         let json = format!(r#"{{"loss_type": "{loss_type}", "epsilon_high": 5.0{keys}}}"#);
