@@ -1,4 +1,4 @@
-//! Who, besides the user of this process, could put other code in the place of a library.
+//! Checks that no other user can replace a library that this process loads.
 
 use std::fs;
 use std::io;
@@ -6,13 +6,13 @@ use std::path::Path;
 
 use crate::error::Result;
 
-/// Refuses `path`, which is canonical, if it or a folder above it can be changed by anybody but root and the user of this
-/// process.
+/// Refuses `path`, which must be canonical, if anybody except root and the user of this process can change it or a
+/// folder above it.
 ///
 /// # Errors
 ///
-/// [`Error::Exposed`](crate::Error::Exposed) with the command that mends it, [`Error::Load`](crate::Error::Load) if a
-/// place cannot be looked at.
+/// [`Error::Exposed`](crate::Error::Exposed) with the command that fixes the permissions;
+/// [`Error::Load`](crate::Error::Load) if a file or folder cannot be inspected.
 #[cfg(unix)]
 pub(crate) fn check(path: &Path) -> Result<()> {
     use crate::error::Error;
@@ -40,13 +40,13 @@ pub(crate) fn check(path: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Files have no owners here that could be told apart.
+/// Accepts every path: file owners are not checked on this system.
 #[cfg(not(unix))]
 pub(crate) fn check(_path: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Makes `path` and what is missing above it, for their owner to write, whatever the umask.
+/// Creates `path` and missing parents, writable for the owner only, for any umask.
 pub(crate) fn create_folder(path: &Path) -> io::Result<()> {
     let mut builder = fs::DirBuilder::new();
     builder.recursive(true);
@@ -55,7 +55,7 @@ pub(crate) fn create_folder(path: &Path) -> io::Result<()> {
     builder.create(path)
 }
 
-/// What decides who may change a file or folder.
+/// The owner and the permissions of a file or folder.
 #[cfg(unix)]
 #[derive(Clone, Copy, Debug)]
 struct Entry {
@@ -65,7 +65,7 @@ struct Entry {
     is_folder: bool,
 }
 
-/// Somebody who may change a file or folder, or what is in it.
+/// A user or group with write access to a file or folder.
 #[cfg(unix)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Writer {
@@ -76,7 +76,7 @@ enum Writer {
 
 #[cfg(unix)]
 impl Entry {
-    /// Somebody other than root and `user`.
+    /// Returns a writer other than root and `user`, if there is one.
     fn other_writer(
         self,
         user: u32,
@@ -84,20 +84,20 @@ impl Entry {
         is_unmapped: impl Fn(u32) -> bool,
     ) -> Option<Writer> {
         const STICKY: u32 = 0o1000;
-        // Root's folders outside a user namespace (/home, say) have an owner without a name inside. Such a folder is let
-        // through, because nobody who works in a namespace could do without; a file is not.
+        // In a user namespace, root's folders outside of it (such as /home) have an unmapped owner. Such folders are
+        // accepted, because every process in a namespace depends on them; files are not.
         let is_outside = self.is_folder && is_unmapped(self.owner);
         if self.owner != 0 && self.owner != user && !is_outside {
             return Some(Writer::Owner(self.owner));
         }
-        // In a sticky folder, such as /tmp, everybody replaces only what is their own, and what is below has been looked at.
+        // In a sticky folder, such as /tmp, users can only replace their own entries; entries below are checked separately.
         if self.is_folder && self.mode & STICKY != 0 {
             return None;
         }
         match self.mode & 0o022 {
             0 => None,
-            // With the usual umask of Debian and Ubuntu, 002, all that a user makes is writable for the group that has the
-            // user's name and no other member.
+            // With umask 002, the default of Debian and Ubuntu, a user's files are writable for the group of the same
+            // name, which has no other members.
             0o020 if is_private_group(self.group) => None,
             0o020 => Some(Writer::Group(self.group)),
             _ => Some(Writer::Everyone),
@@ -105,8 +105,8 @@ impl Entry {
     }
 }
 
-/// Whether nobody but `user` and root is in `group`, as far as this machine's own files know. Groups that a directory
-/// service keeps are not in these files; they count as shared, because who is in them cannot be seen here.
+/// Returns `true` if the local account files list only `user` and root as members of `group`. Groups of a directory
+/// service are not in these files; they count as shared, because their members are unknown here.
 #[cfg(unix)]
 fn is_private_group(group: u32, user: u32) -> bool {
     let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
@@ -138,12 +138,12 @@ fn is_private(accounts: &str, groups: &str, group: u32, user: u32) -> bool {
     belongs_to_user && !belongs_to_others && !has_others
 }
 
-/// Whether `owner` stands for every user outside the user namespace of this process.
+/// Returns `true` if `owner` represents all users outside of this process's user namespace.
 #[cfg(unix)]
 fn is_unmapped(owner: u32) -> bool {
     let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
     let overflow = read("/proc/sys/kernel/overflowuid").trim().parse() == Ok(owner);
-    // Outside of any namespace the map is the identity on all numbers.
+    // Without a namespace, the map is the identity on all ids.
     overflow && read("/proc/self/uid_map").split_whitespace().ne(["0", "0", "4294967295"])
 }
 
@@ -160,25 +160,25 @@ mod tests {
     }
 
     #[test]
-    fn what_others_may_change_is_seen() {
+    fn entries_that_others_may_change_are_found() {
         assert_eq!(writer(0o755, USER, false), None);
         assert_eq!(writer(0o755, 0, true), None);
         assert_eq!(writer(0o757, USER, false), Some(Writer::Everyone));
         assert_eq!(writer(0o777, 0, true), Some(Writer::Everyone));
         assert_eq!(writer(0o775, USER, true), Some(Writer::Group(7)));
         assert_eq!(writer(0o700, 1001, true), Some(Writer::Owner(1001)));
-        // The sticky bit protects what is in a folder, and means nothing on a file.
+        // The sticky bit protects the entries of a folder; it has no effect on files.
         assert_eq!(writer(0o1777, 0, true), None);
         assert_eq!(writer(0o1777, USER, false), Some(Writer::Everyone));
         assert_eq!(writer(0o1777, 1001, true), Some(Writer::Owner(1001)));
-        // Folders from outside a user namespace.
+        // Folders with an owner outside of the user namespace.
         assert_eq!(writer(0o755, 65534, true), None);
         assert_eq!(writer(0o777, 65534, true), Some(Writer::Everyone));
         assert_eq!(writer(0o755, 65534, false), Some(Writer::Owner(65534)));
     }
 
     #[test]
-    fn a_group_without_other_members_is_as_good_as_its_user() {
+    fn a_group_without_other_members_is_accepted() {
         let entry = Entry { mode: 0o775, owner: USER, group: 1000, is_folder: true };
         assert_eq!(entry.other_writer(USER, |group| group == 1000, |_| false), None);
         let everyone = Entry { mode: 0o777, ..entry };
@@ -190,16 +190,16 @@ mod tests {
         assert!(private("ann:x:1000:ann,root\n"));
         assert!(!private("ann:x:1000:bob\n"));
         assert!(!private("ann:x:1000:ann,somebody\n"));
-        // Unknown here: a directory service may give it members.
+        // Not in the local files: a directory service may give it members.
         assert!(!private("bob:x:1001:\n"));
         let shared = format!("{accounts}eve:x:1002:1000::/:/bin/sh\n");
         assert!(!is_private(&shared, "ann:x:1000:\n", 1000, USER));
-        // Not the user's own group.
+        // A group of another user.
         assert!(!is_private(accounts, "bob:x:1001:\n", 1001, USER));
     }
 
     #[test]
-    fn a_folder_above_counts_and_the_error_says_what_to_run() {
+    fn exposed_parent_folders_are_refused_with_the_command_to_run() {
         let root = tempfile::tempdir().expect("a temporary folder");
         let folder = root.path().join("folder");
         let file = folder.join("plugin.so");
@@ -210,12 +210,12 @@ mod tests {
         fs::set_permissions(&file, Permissions::from_mode(0o644)).expect("a mode");
         fs::set_permissions(&folder, Permissions::from_mode(0o755)).expect("a mode");
         check(&file).expect("only its owner may write to it");
-        for (place, mode, mended) in [(&folder, 0o777, 0o755), (&file, 0o666, 0o644)] {
+        for (place, mode, fixed) in [(&folder, 0o777, 0o755), (&file, 0o666, 0o644)] {
             fs::set_permissions(place, Permissions::from_mode(mode)).expect("a mode");
             let text = check(&file).expect_err("others may write to it").to_string();
             assert!(text.contains(&format!("`chmod go-w {}`", place.display())), "{text}");
-            fs::set_permissions(place, Permissions::from_mode(mended)).expect("a mode");
+            fs::set_permissions(place, Permissions::from_mode(fixed)).expect("a mode");
         }
-        check(&file).expect("mended");
+        check(&file).expect("fixed");
     }
 }

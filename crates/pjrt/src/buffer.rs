@@ -11,10 +11,11 @@ use crate::ffi::{self, Args, Owned, Ref};
 
 /// An array on a device, freed when dropped.
 ///
-/// What a program returns is a buffer from the moment of the launch: its type and shape are known, its elements are
-/// there when [`Buffer::wait`] returns. A failure of the program surfaces there and in [`Buffer::to_host`].
+/// The output of a program is a buffer as soon as the program is launched: its type and shape are known, and its
+/// elements are available when [`Buffer::wait`] returns. If the program fails, [`Buffer::wait`] and [`Buffer::to_host`]
+/// return the error.
 pub struct Buffer {
-    // Before the client: fields are dropped in order.
+    // Declared before `client`, because fields are dropped in order.
     handle: Owned<ffi::Buffer>,
     client: Client,
     array_type: ArrayType,
@@ -31,32 +32,32 @@ impl Buffer {
         Ok(Buffer { handle, client, array_type })
     }
 
-    /// Element type and shape.
+    /// Returns the element type and shape.
     pub fn array_type(&self) -> &ArrayType {
         &self.array_type
     }
 
-    /// The element type of the buffer.
+    /// Returns the element type.
     pub fn dtype(&self) -> DType {
         self.array_type.dtype
     }
 
-    /// The shape; empty for a scalar.
+    /// Returns the shape; empty for a scalar.
     pub fn dims(&self) -> &[usize] {
         &self.array_type.dims
     }
 
-    /// The number of elements of the buffer.
+    /// Returns the number of elements.
     pub fn num_elements(&self) -> usize {
         self.dims().iter().product()
     }
 
-    /// The client that it belongs to.
+    /// Returns the client that the buffer belongs to.
     pub fn client(&self) -> &Client {
         &self.client
     }
 
-    /// The device that holds it.
+    /// Returns the device that holds the buffer.
     pub fn device(&self) -> Result<Device> {
         let mut args = ffi::BufferDevice::new(self.handle.get());
         self.client.api().call(&mut args)?;
@@ -65,21 +66,21 @@ impl Buffer {
         device.cloned().ok_or(Error::Foreign { operation: ffi::BufferDevice::NAME, what: "device" })
     }
 
-    /// Bytes on the device, padding included.
+    /// Returns the bytes on the device, including padding.
     pub fn on_device_size(&self) -> Result<usize> {
         let mut args = ffi::BufferOnDeviceSize::new(self.handle.get());
         self.client.api().call(&mut args)?;
         Ok(args.bytes)
     }
 
-    /// Waits for the elements and copies them into `destination`, row-major whatever the layout on the device.
+    /// Waits for the elements and copies them into `destination`, in row-major order for any layout on the device.
     ///
-    /// They come by way of a vector, as [`Buffer::to_vec`] returns it, which takes memory for both: a device that hangs
-    /// may write into memory after the wait for it was given up, and that memory must not be the caller's.
+    /// The copy goes through a vector, as in [`Buffer::to_vec`], so it needs memory for both: a hanging device may
+    /// still write after the wait has timed out, and must not write into the caller's memory.
     ///
     /// # Errors
     ///
-    /// [`Error::DType`] and [`Error::Size`] if `destination` does not fit; those of [`Buffer::to_vec`].
+    /// [`Error::DType`] and [`Error::Size`] if `destination` does not fit; the errors of [`Buffer::to_vec`].
     pub fn to_host<T: Element>(&self, destination: &mut [T]) -> Result<()> {
         let operation = "to_host";
         self.check_dtype::<T>(operation)?;
@@ -92,12 +93,12 @@ impl Buffer {
         Ok(())
     }
 
-    /// Waits for the elements and copies them into a new vector, row-major whatever the layout on the device.
+    /// Waits for the elements and copies them into a new vector, in row-major order for any layout on the device.
     ///
     /// # Errors
     ///
-    /// [`Error::DType`] if they are of another type, [`Error::TimedOut`] after [`Client::wait_limit`]; whatever went wrong in
-    /// the program that computes the elements.
+    /// [`Error::DType`] for another element type; [`Error::TimedOut`] after [`Client::wait_limit`]; the error of the
+    /// program that computes the elements.
     pub fn to_vec<T: Element>(&self) -> Result<Vec<T>> {
         self.check_dtype::<T>("to_vec")?;
         let zeros = vec![T::Bits::zeroed(); self.num_elements()];
@@ -111,7 +112,8 @@ impl Buffer {
         Ok(())
     }
 
-    /// Becomes ready when the elements are there, or the program that computes them has failed.
+    /// Returns an event that becomes ready when the elements are available, or the program that computes them has
+    /// failed.
     pub fn ready(&self) -> Result<Event> {
         let mut args = ffi::BufferReadyEvent::new(self.handle.get());
         self.client.api().call(&mut args)?;
@@ -120,12 +122,12 @@ impl Buffer {
         Ok(Event::new(self.client.clone(), event))
     }
 
-    /// Blocks until the elements are there; see [`Event::wait`].
+    /// Blocks until the elements are available; see [`Event::wait`].
     pub fn wait(&self) -> Result<()> {
         self.ready()?.wait()
     }
 
-    /// A copy on another device of the same client.
+    /// Copies the buffer to another device of the same client.
     pub fn copy_to_device(&self, device: &Device) -> Result<Buffer> {
         let operation = ffi::BufferCopyToDevice::NAME;
         if !device.belongs_to(self.client.handle()) {
@@ -138,13 +140,13 @@ impl Buffer {
         Buffer::new(self.client.clone(), copy)
     }
 
-    /// Frees the elements now, whoever still holds the buffer; using it afterwards is an error.
+    /// Frees the elements now, even if the buffer is still referenced. Using the buffer afterwards is an error.
     pub fn delete(&self) -> Result<()> {
         self.handle.origin().waits().check()?;
         self.client.api().call(&mut ffi::BufferDelete::new(self.handle.get()))
     }
 
-    /// Whether the elements are gone.
+    /// Returns `true` if the elements have been freed.
     pub fn is_deleted(&self) -> Result<bool> {
         let mut args = ffi::BufferIsDeleted::new(self.handle.get());
         self.client.api().call(&mut args)?;

@@ -1,4 +1,4 @@
-//! A folder of entries that are found by what they were made of.
+//! A folder of entries under content keys.
 
 use std::fs;
 use std::io::Write;
@@ -10,10 +10,11 @@ use sha2::{Digest, Sha256};
 use crate::access;
 use crate::error::{Error, Result};
 
-/// A directory of entries: what took long to make, found by everything that it was made of.
+/// A directory of entries that are expensive to compute. The key of an entry is a hash of all inputs of the
+/// computation.
 ///
-/// Several processes may share a directory, but not several users: an entry that another user may write to is refused. One
-/// that is damaged does not exist.
+/// Several processes may share a directory, but not several users: an entry that another user may write to is refused.
+/// A damaged entry counts as missing.
 ///
 /// ```
 /// use pjrt::{Cache, Key};
@@ -31,20 +32,20 @@ pub struct Cache {
     directory: PathBuf,
 }
 
-/// What an entry was made of, as a SHA-256.
+/// The key of an entry: a SHA-256 of its inputs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Key([u8; DIGEST]);
 
-/// An entry: this, its key, the digest of the rest, and the rest.
+/// The first bytes of an entry; its key, the digest of the content, and the content follow.
 const MAGIC: &[u8; 16] = b"pjrt-executable1";
 const DIGEST: usize = 32;
 
 impl Key {
-    /// The key of all `parts` in this order.
+    /// Returns the key of all `parts` in this order.
     pub fn of(parts: &[&[u8]]) -> Self {
         let mut hasher = Sha256::new();
         for part in parts {
-            // The length keeps neighbours apart.
+            // The length separates neighbouring parts.
             hasher.update((part.len() as u64).to_le_bytes());
             hasher.update(part);
         }
@@ -62,7 +63,7 @@ impl Cache {
         &self.directory
     }
 
-    /// The entry of `key`; `None` if there is none, or if it is damaged.
+    /// Reads the entry of `key`; `None` if it is missing or damaged.
     ///
     /// # Errors
     ///
@@ -75,12 +76,12 @@ impl Cache {
         Ok(read(&path, key))
     }
 
-    /// Whether there is an entry of `key`, be it damaged or not.
+    /// Returns `true` if there is an entry of `key`, intact or damaged.
     pub fn contains(&self, key: &Key) -> bool {
         self.path(key).exists()
     }
 
-    /// Writes the entry of `key`, in the place of the one that is there.
+    /// Writes the entry of `key` and replaces an existing one.
     ///
     /// # Errors
     ///
@@ -106,12 +107,12 @@ fn read(path: &Path, key: &Key) -> Option<Vec<u8>> {
     intact.then_some(entry)
 }
 
-/// The bytes of a regular file. Opening a pipe would wait for its writer, and a device may have no end.
+/// Reads a regular file. Others are refused: opening a pipe could block, and a device may have no end.
 fn read_regular(path: &Path) -> std::io::Result<Vec<u8>> {
     if fs::metadata(path)?.is_file() { fs::read(path) } else { Err(std::io::ErrorKind::InvalidInput.into()) }
 }
 
-/// Writes beside the entry and renames: a reader sees all of it or nothing.
+/// Writes a temporary file and renames it, so that a reader sees the complete entry or none.
 fn write(path: &Path, key: &Key, content: &[u8]) -> std::io::Result<()> {
     static COUNTER: AtomicU64 = AtomicU64::new(0);
     let unique = COUNTER.fetch_add(1, Ordering::Relaxed);
@@ -133,9 +134,9 @@ fn write(path: &Path, key: &Key, content: &[u8]) -> std::io::Result<()> {
 mod tests {
     use super::*;
 
-    /// A pipe that nobody writes to would be waited for, and a device has no end.
+    /// Reading a pipe without a writer would block, and reading a device would not end.
     #[test]
-    fn an_entry_that_is_no_regular_file_does_not_exist() {
+    fn entries_that_are_not_regular_files_count_as_missing() {
         use std::os::unix::fs::symlink;
         let folder = tempfile::tempdir().unwrap();
         let cache = Cache::new(folder.path());

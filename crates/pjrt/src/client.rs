@@ -1,4 +1,4 @@
-//! A client: a plugin's devices, opened.
+//! An open set of a plugin's devices.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -13,7 +13,7 @@ use crate::ffi::{self, Args, Child, Owned};
 use crate::plugin::Plugin;
 use crate::value::{self, NamedValue};
 
-/// A plugin's devices, opened. Clones share it; it closes when the last clone, buffer and executable is gone.
+/// An open set of a plugin's devices. Clones share it; it closes with the last clone, buffer and executable.
 #[derive(Clone)]
 pub struct Client {
     inner: Arc<Inner>,
@@ -64,53 +64,53 @@ impl Client {
         Ok(Client { inner: Arc::new(inner) })
     }
 
-    /// The longest wait for a device that a client allows unless it is told another: an hour.
+    /// The default limit of a wait for a device: an hour.
     pub const DEFAULT_WAIT_LIMIT: Duration = ffi::Waits::DEFAULT_LIMIT;
 
-    /// Sets how long a wait for the client's devices takes at most, for this client and all of its clones.
+    /// Sets the limit of a wait for the client's devices, for this client and all of its clones.
     ///
-    /// A wait that takes longer is [`Error::TimedOut`], and from then on the client asks nothing more of its devices: copies
-    /// and launches are that error at once, and what the devices may still use is never freed, nor destroyed at the end.
+    /// A wait beyond the limit returns [`Error::TimedOut`]. From then on, the client sends nothing to its devices:
+    /// copies and launches return this error at once, and objects that the devices may still use are never freed.
     ///
-    /// What plugins do inside of a call has no limit, because the API has none for it: opening devices, compiling, and on
-    /// XLA's CPU also programs that it computes before the launch returns.
+    /// A call inside of a plugin has no limit, because the API offers none: opening devices, compiling, and, on XLA's
+    /// CPU, programs that run before the launch returns.
     #[must_use]
     pub fn with_wait_limit(self, limit: Duration) -> Self {
         self.handle().origin().waits().set_limit(limit);
         self
     }
 
-    /// How long a wait for the client's devices takes at most.
+    /// Returns the limit of a wait for the client's devices.
     pub fn wait_limit(&self) -> Duration {
         self.handle().origin().waits().limit()
     }
 
-    /// The plugin behind the client.
+    /// Returns the plugin of the client.
     pub fn plugin(&self) -> Plugin {
         self.inner.plugin
     }
 
-    /// The kind of device: `cpu`, `cuda`, `tpu`.
+    /// Returns the kind of device: `cpu`, `cuda`, `tpu`.
     pub fn platform_name(&self) -> &str {
         &self.inner.platform_name
     }
 
-    /// The versions of what compiles and runs programs.
+    /// Returns the versions of the compiler and the runtime.
     pub fn platform_version(&self) -> &str {
         &self.inner.platform_version
     }
 
-    /// Every device of the system, also those of other processes.
+    /// Returns all devices of the system, including devices of other processes.
     pub fn devices(&self) -> &[Device] {
         &self.inner.devices
     }
 
-    /// The devices that this process can use.
+    /// Returns the devices that this process can use.
     pub fn addressable_devices(&self) -> &[Device] {
         &self.inner.addressable_devices
     }
 
-    /// Compiles StableHLO, as text or as bytecode.
+    /// Compiles a StableHLO program, as text or as bytecode.
     pub fn compile(&self, program: impl AsRef<[u8]>, options: &CompileOptions) -> Result<LoadedExecutable> {
         let program = ffi::Program::mlir(program.as_ref());
         let options = options.encode();
@@ -121,7 +121,7 @@ impl Client {
         LoadedExecutable::new(self.clone(), loaded)
     }
 
-    /// Loads what [`Executable::serialize`](crate::Executable::serialize) gave on the same platform and version.
+    /// Loads a result of [`Executable::serialize`](crate::Executable::serialize) from the same platform and version.
     pub fn load(&self, serialized: &[u8]) -> Result<LoadedExecutable> {
         let mut args = ffi::DeserializeAndLoad::new(self.handle().get(), serialized.into());
         self.api().call(&mut args)?;
@@ -130,13 +130,13 @@ impl Client {
         LoadedExecutable::new(self.clone(), loaded)
     }
 
-    /// Copies `data`, row-major of shape `dims` (none: a scalar), to `device`.
+    /// Copies `data`, row-major of shape `dims` (empty for a scalar), to `device`.
     ///
-    /// The plugin has read the slice, and the device has the elements, when the call returns.
+    /// When the call returns, the plugin no longer reads the slice, and the device has the elements.
     ///
     /// # Errors
     ///
-    /// [`Error::Size`] if `dims` and `data` disagree, [`Error::Foreign`] if the device is not of this client,
+    /// [`Error::Size`] if `dims` and `data` disagree; [`Error::Foreign`] if the device belongs to another client;
     /// [`Error::TimedOut`] after [`Client::wait_limit`].
     pub fn buffer_from_host<T: Element>(&self, data: &[T], dims: &[usize], device: &Device) -> Result<Buffer> {
         if !device.belongs_to(self.handle()) {
@@ -152,8 +152,8 @@ impl Client {
         &self.inner.handle
     }
 
-    /// Held while a program is launched on several devices, so that all of them meet such programs in one order: in two,
-    /// each would wait in its collectives for the other.
+    /// Locks launches on several devices, so that all devices run such programs in the same order. Otherwise two
+    /// programs could deadlock in their collectives.
     pub(crate) fn launch_in_order(&self) -> MutexGuard<'_, ()> {
         self.inner.launches.lock().unwrap_or_else(PoisonError::into_inner)
     }

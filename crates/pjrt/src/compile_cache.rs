@@ -1,4 +1,4 @@
-//! Compiled programs on disk, so that a program is compiled once per machine.
+//! A cache of compiled executables on disk, so that a program is compiled once per machine.
 
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -10,30 +10,30 @@ use crate::device::Device;
 use crate::error::Result;
 use crate::executable::LoadedExecutable;
 
-/// A directory of compiled programs.
+/// A directory of compiled executables.
 ///
-/// An entry is found by program, options, the compiler's flags in the environment, platform, its version, the version of
-/// the API and the model of the first device; for XLA's CPU also by the instruction sets of this machine. An entry that is damaged, that has the layout of another
-/// release, or that the plugin will not load, is never used: it is compiled again and replaced
-/// ([`CacheOutcome::Replaced`]). Several processes may share a
-/// directory, but not several users: an entry is code, so one that another user may write to is refused.
+/// The key of an entry covers the program, the options, the compiler flags in the environment, the platform and its
+/// version, the version of the API and the model of the first device; for XLA's CPU also the instruction sets of this
+/// machine. An entry that is damaged, has the layout of another release, or cannot be loaded by the plugin is
+/// recompiled and replaced ([`CacheOutcome::Replaced`]). Several processes may share a directory, but not several
+/// users: an entry is code, so an entry that another user may write to is refused.
 #[derive(Clone, Debug)]
 pub struct CompileCache {
     entries: Cache,
 }
 
-/// The origin of a compiled program.
+/// The origin of a compiled executable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CacheOutcome {
-    /// The program was read from the directory.
+    /// The executable was read from the cache.
     Hit,
-    /// The compiler made the program, which is in the directory now.
+    /// The program was compiled and written to the cache.
     Miss,
-    /// There was an entry that cannot be used: damaged, or of another release. The compiler made the program, which is in its
-    /// place now.
+    /// The entry could not be used, because it was damaged or of another release. The program was compiled, and the
+    /// entry replaced.
     Replaced,
-    /// The compiler made the program, and it is not in the directory: the plugin cannot serialize it, or it could not be written,
-    /// which a warning in the log says.
+    /// The program was compiled but not cached: the plugin cannot serialize it, or writing failed, with a warning in
+    /// the log.
     Uncacheable,
 }
 
@@ -43,17 +43,18 @@ impl CompileCache {
         CompileCache { entries: Cache::new(directory) }
     }
 
-    /// The directory.
+    /// Returns the directory.
     pub fn directory(&self) -> &Path {
         self.entries.directory()
     }
 
-    /// Compiles `program`, or loads it if that has been done before. A program that has been compiled and cannot be written (no
-    /// room on the disk, say) is returned all the same, with a warning in the log.
+    /// Loads the executable of `program` from the cache, or compiles and caches it. If writing fails (for example
+    /// because the disk is full), the executable is returned with a warning in the log.
     ///
     /// # Errors
     ///
-    /// Those of [`Client::compile`], and [`crate::Error::Exposed`] if others may write to the entry or to a folder above it.
+    /// The errors of [`Client::compile`]; [`crate::Error::Exposed`] if others may write to the entry or to a folder
+    /// above it.
     pub fn compile(
         &self,
         client: &Client,
@@ -69,7 +70,7 @@ impl CompileCache {
         let serialized = executable.executable().serialize();
         match serialized.and_then(|serialized| self.entries.write(&key, &serialized)) {
             Ok(()) => return Ok((executable, outcome)),
-            // Of no use to anybody who reads the log: no program of this plugin is kept.
+            // Not logged: this plugin cannot serialize any executable.
             Err(error) if error.is_unsupported() => {}
             Err(error) => {
                 let folder = self.directory().display();
@@ -83,7 +84,7 @@ impl CompileCache {
 fn key(client: &Client, program: &[u8], options: &CompileOptions) -> Result<Key> {
     let (major, minor) = client.plugin().api_version();
     let api = format!("{major}.{minor}");
-    // Versions say nothing of it, and machines with other GPUs may share the directory.
+    // Versions do not include the model, and machines with other GPUs may share the directory.
     let first = client.addressable_devices().first().map(Device::description).transpose()?;
     let model = first.map_or(String::new(), |device| device.kind);
     Ok(Key::of(&[
@@ -91,19 +92,19 @@ fn key(client: &Client, program: &[u8], options: &CompileOptions) -> Result<Key>
         client.platform_version().as_bytes(),
         api.as_bytes(),
         model.as_bytes(),
-        // Code for a processor with other instructions ends the process, and homes are shared between machines.
+        // Code for another processor would crash, and machines may share a home directory.
         if client.platform_name() == "cpu" { instruction_sets() } else { "" }.as_bytes(),
         &options.fingerprint(),
         program,
     ]))
 }
 
-/// The instruction sets of this machine's processor, as Linux lists them; empty elsewhere.
+/// Returns the instruction sets of this machine's processor, as Linux lists them; empty on other systems.
 fn instruction_sets() -> &'static str {
     static LISTED: OnceLock<String> = OnceLock::new();
     LISTED.get_or_init(|| {
         let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-        // x86-64, and Arm.
+        // `flags` on x86-64, `Features` on Arm.
         let listed = text.lines().find(|line| line.starts_with("flags") || line.starts_with("Features"));
         listed.unwrap_or_default().to_owned()
     })

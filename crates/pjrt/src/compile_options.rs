@@ -1,44 +1,44 @@
-//! How a program is compiled: XLA's `CompileOptionsProto`.
+//! Options of a compilation: XLA's `CompileOptionsProto`.
 
 use std::collections::BTreeMap;
 
 use prost::Message;
 
-/// How a program is compiled.
+/// Options of a compilation.
 ///
-/// A program runs on `num_replicas x num_partitions` devices. Replicas are copies of a program that names its own
-/// collectives; partitions are the shares of one program that XLA splits by its sharding annotations.
+/// A program runs on `num_replicas x num_partitions` devices. Replicas are copies of a program with explicit
+/// collectives; partitions are shards of one program that XLA partitions by its sharding annotations.
 ///
 /// ```
 /// use pjrt::CompileOptions;
 ///
-/// // Four copies of a program that names its own collectives.
+/// // Four replicas of a program with explicit collectives.
 /// let options = CompileOptions { num_replicas: 4, ..CompileOptions::default() };
 /// assert_eq!(options.num_partitions, 1);
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct CompileOptions {
-    /// Copies of the program.
+    /// The number of replicas.
     pub num_replicas: usize,
-    /// Shares of every copy.
+    /// The number of partitions of each replica.
     pub num_partitions: usize,
-    /// Split the program by its sharding annotations (needed for more than one partition).
+    /// `true` to partition the program by its sharding annotations (required for more than one partition).
     pub use_spmd_partitioning: bool,
-    /// The annotations are those of the `sdy` dialect, not `mhlo.sharding`.
+    /// `true` if the annotations are in the `sdy` dialect instead of `mhlo.sharding`.
     pub use_shardy_partitioner: bool,
-    /// How hard the compiler works. None: as it thinks best.
+    /// The compiler's optimisation level; its default if `None`.
     pub optimization_level: Option<OptimizationLevel>,
-    /// The ids of the devices, `[num_replicas][num_partitions]`. None: the first ones.
+    /// The ids of the devices, `[num_replicas][num_partitions]`; the first devices if `None`.
     pub device_assignment: Option<Vec<Vec<i64>>>,
-    /// Compiler flags by name, without dashes: `xla_tpu_scoped_vmem_limit_kib`.
+    /// Compiler flags by name, without dashes, such as `xla_tpu_scoped_vmem_limit_kib`.
     pub overrides: BTreeMap<String, OptionValue>,
 }
 
-/// The environment variables from which plugins take flags of their compilers.
+/// The environment variables with compiler flags for plugins.
 const FLAGS: [&str; 2] = ["XLA_FLAGS", "LIBTPU_INIT_ARGS"];
 
-/// How hard a compiler works on a program, from little to much; libtpu takes a large program at `O0` in a twenty-fifth of the time that it
-/// takes by itself. The numbers are XLA's.
+/// A compiler's optimisation level, with XLA's numbers. libtpu compiles a large program at `O0` in 1/25 of the time
+/// that its default takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)] // named as compilers name them
 pub enum OptimizationLevel {
@@ -51,13 +51,13 @@ pub enum OptimizationLevel {
 /// The value of a compiler flag.
 #[derive(Clone, Debug, PartialEq)]
 pub enum OptionValue {
-    /// Text, which every flag accepts.
+    /// A string, which every flag accepts.
     String(String),
-    /// The value of an option that is true or false.
+    /// A boolean.
     Bool(bool),
-    /// The value of an option that is an integer.
+    /// An integer.
     Int(i64),
-    /// The value of an option that is a floating-point number.
+    /// A floating-point number.
     Float(f64),
 }
 
@@ -86,7 +86,7 @@ impl From<f64> for OptionValue {
 }
 
 impl Default for CompileOptions {
-    /// Options for a program that runs on one device.
+    /// Returns the options for a program on one device.
     fn default() -> Self {
         CompileOptions {
             num_replicas: 1,
@@ -101,18 +101,18 @@ impl Default for CompileOptions {
 }
 
 impl CompileOptions {
-    /// `count` copies of the program, one on each device.
+    /// Returns the options for `count` replicas, one on each device.
     pub fn replicas(count: usize) -> Self {
         CompileOptions { num_replicas: count, ..Self::default() }
     }
 
-    /// One program that XLA splits over `count` devices by its annotations `mhlo.sharding`.
+    /// Returns the options for one program that XLA partitions over `count` devices by its `mhlo.sharding` annotations.
     pub fn partitions(count: usize) -> Self {
         CompileOptions { num_partitions: count, use_spmd_partitioning: true, ..Self::default() }
     }
 
-    /// One program that Shardy splits over `count` devices by its annotations in the dialect `sdy`; each device takes and
-    /// returns its part. Without this partitioner such programs do not compile.
+    /// Returns the options for one program that Shardy partitions over `count` devices by its `sdy` annotations; each
+    /// device takes and returns its shard. Such programs do not compile without this partitioner.
     ///
     /// ```
     /// use pjrt::CompileOptions;
@@ -130,8 +130,9 @@ impl CompileOptions {
         self
     }
 
-    /// All that a compiler goes by beside the program: these options, and the flags that it takes from the environment
-    /// (`XLA_FLAGS`, `LIBTPU_INIT_ARGS`). What was compiled belongs to a key of this, and not of [`CompileOptions::encode`] alone.
+    /// Returns bytes that cover all inputs of a compilation except for the program: these options, and the flags from
+    /// the environment (`XLA_FLAGS`, `LIBTPU_INIT_ARGS`). Keys of compiled executables need these, not only
+    /// [`CompileOptions::encode`].
     pub fn fingerprint(&self) -> Vec<u8> {
         let mut all = self.encode();
         for name in FLAGS {
@@ -143,7 +144,7 @@ impl CompileOptions {
         all
     }
 
-    /// The serialized proto; equal options give equal bytes.
+    /// Returns the serialized proto; equal options give equal bytes.
     pub fn encode(&self) -> Vec<u8> {
         let build = proto::ExecutableBuildOptions {
             device_ordinal: -1,
@@ -159,7 +160,8 @@ impl CompileOptions {
     }
 }
 
-/// The fields that we set, by their numbers in `xla/pjrt/proto/compile_options.proto` and `xla/xla_data.proto`.
+/// The fields that this crate sets, with their numbers in `xla/pjrt/proto/compile_options.proto` and
+/// `xla/xla_data.proto`.
 mod proto {
     use std::collections::BTreeMap;
 
@@ -173,7 +175,7 @@ mod proto {
 
     #[derive(Clone, PartialEq, prost::Message)]
     pub(super) struct ExecutableBuildOptions {
-        /// -1: not a device of this machine in particular.
+        /// -1: no particular device of this machine.
         #[prost(int64, tag = "1")]
         pub(super) device_ordinal: i64,
         #[prost(int64, tag = "4")]
@@ -186,7 +188,7 @@ mod proto {
         pub(super) device_assignment: Option<DeviceAssignment>,
         #[prost(bool, tag = "19")]
         pub(super) use_shardy_partitioner: bool,
-        /// An enumeration, 0 for the compiler's own choice.
+        /// An enumeration; 0 is the compiler's default.
         #[prost(int32, tag = "24")]
         pub(super) optimization_level: i32,
     }
@@ -208,7 +210,7 @@ mod proto {
     }
 
     impl DeviceAssignment {
-        /// The assignment from `[replicas][partitions]`; the proto has it transposed.
+        /// Makes the assignment from `[replicas][partitions]`; the proto stores it transposed.
         pub(super) fn new(replicas: &[Vec<i64>]) -> Self {
             let partitions = replicas.iter().map(Vec::len).max().unwrap_or(0);
             let column = |index| replicas.iter().filter_map(|row| row.get(index).copied()).collect();
@@ -258,7 +260,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_level_is_field_24_with_the_number_of_xla() {
+    fn the_optimization_level_is_field_24() {
         let at = |level| CompileOptions { optimization_level: Some(level), ..CompileOptions::default() }.encode();
         let (low, high) = (at(OptimizationLevel::O0), at(OptimizationLevel::O3));
         assert!(low.ends_with(&[0xc0, 0x01, 9]) && high.ends_with(&[0xc0, 0x01, 39]), "{low:?} {high:?}");
@@ -272,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn shardy_is_field_19() {
+    fn use_shardy_partitioner_is_field_19() {
         let options = CompileOptions::shardy(4).encode();
         assert!(options.ends_with(&[0x28, 4, 0x30, 1, 0x98, 0x01, 1]), "{options:?}");
     }

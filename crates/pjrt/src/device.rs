@@ -1,19 +1,19 @@
-//! Devices, and descriptions of devices that need not be there.
+//! Devices, and descriptions of devices that need not be present.
 
 use crate::error::{Error, Result};
 use crate::ffi::{self, Api, Args, Child, Ref};
 use crate::value::{self, Attributes};
 
-/// What is known of a device without touching it.
+/// A description of a device; reading it does not access the device.
 #[derive(Clone, Debug)]
 pub struct DeviceDescription {
-    /// Unique among all devices of all processes; the number that a device assignment uses.
+    /// The id, unique among all devices of all processes, for device assignments.
     pub id: i32,
-    /// The process that the device belongs to.
+    /// The process that owns the device.
     pub process_index: i32,
     /// The model, such as `TPU v6 lite` or `cpu`.
     pub kind: String,
-    /// The plugin's longer words for it.
+    /// The plugin's long description.
     pub debug_string: String,
     /// Further properties, such as coordinates.
     pub attributes: Attributes,
@@ -47,13 +47,14 @@ pub struct Device {
     handle: Child<ffi::Device, ffi::Client>,
 }
 
-/// What a device's allocator says of itself, in bytes unless stated; `None` where the plugin does not know.
+/// The statistics of a device's allocator, in bytes unless stated otherwise; `None` if the plugin does not report the
+/// number.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub struct DeviceMemoryStats {
     pub bytes_in_use: i64,
     pub peak_bytes_in_use: Option<i64>,
-    /// The number of allocations so far, a count and not bytes.
+    /// The number of allocations so far.
     pub num_allocs: Option<i64>,
     pub largest_alloc_size: Option<i64>,
     pub bytes_limit: Option<i64>,
@@ -70,7 +71,7 @@ impl Device {
         Device { handle }
     }
 
-    /// What is known of the device without touching it.
+    /// Returns a description of the device, without accessing the device.
     pub fn description(&self) -> Result<DeviceDescription> {
         let mut args = ffi::DeviceGetDescription::new(self.handle());
         self.api().call(&mut args)?;
@@ -78,14 +79,15 @@ impl Device {
         DeviceDescription::read(self.api(), description)
     }
 
-    /// The number that the machine's own tools give the device; -1 if it has none.
+    /// Returns the number of the device in the machine's own tools; -1 if it has none.
     pub fn local_hardware_id(&self) -> Result<i32> {
         let mut args = ffi::DeviceLocalHardwareId::new(self.handle());
         self.api().call(&mut args)?;
         Ok(args.id)
     }
 
-    /// What the device's allocator says of itself. The CPU has none: an error for which [`Error::is_unsupported`] holds.
+    /// Returns the statistics of the device's allocator. The CPU plugin has none: the error satisfies
+    /// [`Error::is_unsupported`].
     pub fn memory_stats(&self) -> Result<DeviceMemoryStats> {
         let mut args = ffi::DeviceMemoryStats::new(self.handle());
         self.api().call(&mut args)?;

@@ -5,7 +5,7 @@ use std::fmt;
 use crate::error::{Error, Result};
 use strum::{Display, IntoStaticStr, VariantArray};
 
-/// The element type of a buffer, in the order of the C header's `PJRT_Buffer_Type`, from its 1.
+/// The element type of a buffer, in the order of the C header's `PJRT_Buffer_Type`, starting from 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Display, IntoStaticStr, VariantArray)]
 #[strum(serialize_all = "snake_case")]
 #[non_exhaustive]
@@ -53,7 +53,7 @@ impl DType {
         self as i32 + 1
     }
 
-    /// Bytes of an element on the host.
+    /// Returns the bytes of an element on the host.
     pub fn size(self) -> usize {
         match self {
             DType::Pred | DType::I8 | DType::U8 => 1,
@@ -63,13 +63,13 @@ impl DType {
         }
     }
 
-    /// The name in StableHLO: `f32`, `bf16`, `i64`, `ui32`, `i1`.
+    /// Returns the name in StableHLO: `f32`, `bf16`, `i64`, `ui32`, `i1`.
     pub fn name(self) -> &'static str {
         self.into()
     }
 }
 
-/// Element type and shape of an array.
+/// The element type and shape of an array.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ArrayType {
     /// The type of the elements.
@@ -90,14 +90,15 @@ mod sealed {
 
 /// A Rust type whose slices can be copied to and from a device.
 pub trait Element: sealed::Sealed + bytemuck::NoUninit + bytemuck::Zeroable {
-    /// The element type that this Rust type has on a device.
+    /// The element type on a device.
     const DTYPE: DType;
 
-    /// What a plugin may write where an element comes: a plugin's byte need not be a `bool`.
+    /// The type that a plugin writes for an element; for `bool` it is `u8`, because a plugin's byte need not be a valid
+    /// `bool`.
     #[doc(hidden)]
     type Bits: bytemuck::Pod;
 
-    /// The elements that a plugin has written.
+    /// Converts elements that a plugin has written.
     #[doc(hidden)]
     fn from_bits(bits: Vec<Self::Bits>) -> Vec<Self>;
 }
@@ -140,7 +141,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn codes_are_those_of_the_header() {
+    fn dtype_codes_match_the_header() {
         for dtype in DType::VARIANTS {
             assert_eq!(DType::from_raw(dtype.to_raw()).unwrap(), *dtype);
         }

@@ -1,21 +1,21 @@
-//! Whether a file is a whole library for this machine, as far as its header says.
+//! Checks that a file is a complete library for this machine, according to its ELF header.
 //!
-//! The system's loader maps what the header promises: behind the end of half a file that is a signal which ends the process,
-//! not an error.
+//! The system's loader maps the size that the header states. For a truncated file, that raises a signal which ends the
+//! process, instead of an error.
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
 use std::path::Path;
 
-/// Bytes of the header, of an entry of the program header table, and of one of the section header table.
+/// The sizes in bytes of the header, of a program header and of a section header.
 const HEADER: usize = 64;
 const PROGRAM_HEADER: u16 = 56;
 const SECTION_HEADER: u16 = 64;
-/// `e_type` of a shared library, and `p_type` of what is mapped.
+/// `e_type` of a shared library, and `p_type` of a loaded segment.
 const SHARED: u16 = 3;
 const LOAD: u32 = 1;
 
-/// `e_machine` of this processor, where it is known.
+/// `e_machine` of this processor, if known.
 const MACHINE: Option<u16> = if cfg!(target_arch = "x86_64") {
     Some(62)
 } else if cfg!(target_arch = "aarch64") {
@@ -24,11 +24,11 @@ const MACHINE: Option<u16> = if cfg!(target_arch = "x86_64") {
     None
 };
 
-/// Checks the file at `path`, on systems that load ELF files of 64 bits.
+/// Checks the file at `path`, on systems that load 64-bit ELF files.
 ///
 /// # Errors
 ///
-/// What is wrong with the file.
+/// Returns the defect of the file.
 pub(crate) fn check(path: &Path) -> Result<(), String> {
     if !cfg!(all(target_os = "linux", target_pointer_width = "64", target_endian = "little")) {
         return Ok(());
@@ -40,8 +40,8 @@ pub(crate) fn check(path: &Path) -> Result<(), String> {
 
 fn check_library(file: &mut (impl Read + Seek), size: u64) -> Result<(), String> {
     let cut = |needed: Option<u64>| match needed {
-        Some(needed) => format!("it is cut off: its header speaks of {needed} bytes, and there are {size}"),
-        None => "its header speaks of more bytes than a file can have".into(),
+        Some(needed) => format!("it is cut off: its header declares {needed} bytes, but the file has {size}"),
+        None => "its header declares more bytes than a file can have".into(),
     };
     let header: [u8; HEADER] = match read_at(file, 0) {
         Ok(header) => header,
@@ -50,7 +50,7 @@ fn check_library(file: &mut (impl Read + Seek), size: u64) -> Result<(), String>
     if header[..4] != *b"\x7fELF" {
         return Err("it is no shared library: it does not begin as an ELF file does".into());
     }
-    // 64 bits, little endian.
+    // 64-bit, little-endian.
     if header[4] != 2 || header[5] != 1 {
         return Err("it is a library for another kind of machine: not of 64 bits, little endian".into());
     }
@@ -67,7 +67,7 @@ fn check_library(file: &mut (impl Read + Seek), size: u64) -> Result<(), String>
         (u64_at(&header, 40), u16_at(&header, 58), u16_at(&header, 60), SECTION_HEADER),
     ];
     for (offset, entry, count, expected) in tables {
-        // A library without section headers works, and says 0.
+        // A library without section headers is valid, and has 0 here.
         if offset == 0 || count == 0 {
             continue;
         }
@@ -81,7 +81,7 @@ fn check_library(file: &mut (impl Read + Seek), size: u64) -> Result<(), String>
     }
     let (offset, _, count, _) = tables[0];
     if offset == 0 || count == 0 {
-        return Err("it is no shared library: nothing of it is to be loaded".into());
+        return Err("it is no shared library: it has no segment to load".into());
     }
     for index in 0..u64::from(count) {
         let segment: [u8; PROGRAM_HEADER as usize] = read_at(file, offset + index * u64::from(PROGRAM_HEADER))
@@ -126,7 +126,7 @@ mod tests {
     use super::*;
     use std::io::Cursor;
 
-    /// A header, one segment of `content` bytes and one section header behind them.
+    /// Returns a library with a header, one segment of `content` bytes and one section header after it.
     fn library(content: usize) -> Vec<u8> {
         let segments = HEADER;
         let data = segments + usize::from(PROGRAM_HEADER);
@@ -153,13 +153,13 @@ mod tests {
     }
 
     #[test]
-    fn half_a_library_is_an_error_wherever_it_was_cut() {
+    fn truncated_libraries_are_refused() {
         let whole = library(200);
         verdict(&whole).expect("the library is whole");
         for len in 0..whole.len() {
             verdict(&whole[..len]).expect_err("a part of the library");
         }
-        // Stripped of its section headers, it may be cut no further than its segment.
+        // Without section headers, the file must reach at least to the end of its segment.
         let mut stripped = whole.clone();
         stripped[40..48].fill(0);
         let end = HEADER + usize::from(PROGRAM_HEADER) + 200;
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn other_files_are_refused_whatever_their_bytes() {
+    fn other_files_are_refused() {
         assert!(verdict(b"not a library").is_err());
         assert!(verdict(&[0; 4096]).expect_err("zeros").contains("no shared library"));
         let whole = library(64);
@@ -177,7 +177,7 @@ mod tests {
             bytes[at] = value;
             verdict(&bytes).expect_err("a damaged header");
         }
-        // Every single byte of the header and of the segment, set to its extremes: an error or not, but an answer.
+        // With any byte of the header or program header changed, the check must return without a panic.
         for at in 0..HEADER + usize::from(PROGRAM_HEADER) {
             for value in [0, 0x7f, 0xff] {
                 let mut bytes = whole.clone();
@@ -188,8 +188,8 @@ mod tests {
     }
 
     #[test]
-    fn this_program_is_a_library_by_this_measure() {
-        // Position-independent executables have the type of shared libraries.
+    fn the_running_executable_passes_the_check() {
+        // Position-independent executables have the ELF type of shared libraries.
         check(&std::env::current_exe().expect("a path")).expect("a whole ELF file");
     }
 }

@@ -1,28 +1,28 @@
-//! Errors of plugins, and of calls that they are given.
+//! Errors of plugins, and of invalid calls.
 
 use std::path::PathBuf;
 
 use crate::dtype::{ArrayType, DType};
 
-/// The result of everything in this crate.
+/// The result type of this crate.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// The version of the API of the oldest plugin that tests run, which has every function that this crate calls.
+/// The API version of the oldest plugin in the tests; it has every function that this crate calls.
 const OLDEST_TESTED: (i32, i32) = (0, 81);
 
-/// An error of the plugin, or of how it was asked.
+/// An error of the plugin, or of an invalid call.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// The file is not a plugin that this process can load.
     #[error("cannot load the PJRT plugin {path}: {reason}")]
     Load {
-        /// The file that was to be loaded.
+        /// The file of the plugin.
         path: PathBuf,
-        /// The reason as the system's loader says it.
+        /// The reason, from the system's loader.
         reason: String,
     },
-    /// The plugin speaks another major version of the API.
+    /// The plugin has another major version of the API.
     #[error(
         "the PJRT plugin {path} has version {}.{} of the API, but major version 0 is expected: use another release of the \
          plugin, or the one that `grpo plugin install` installs", version.0, version.1, path = path.display()
@@ -33,16 +33,16 @@ pub enum Error {
         /// The plugin's (major, minor) version.
         version: (i32, i32),
     },
-    /// libtpu needs variables in the environment, and it is too late to set them.
+    /// libtpu needs environment variables, and it is too late to set them.
     #[error(
         "libtpu needs {} in the environment of a machine without a TPU (without them it waits for minutes for a metadata \
          server): set them before the process starts, or load libtpu before the process has threads", .variables.join(" ")
     )]
     Environment {
-        /// The assignments that are missing, as `NAME=value`.
+        /// The missing assignments, as `NAME=value`.
         variables: Vec<String>,
     },
-    /// The plugin is older than this function.
+    /// The plugin is too old for this function.
     #[error(
         "the plugin has version {}.{} of the PJRT API, without the function {function}, but {}.{} or newer is expected: use a \
          newer release of the plugin, or the one that `grpo plugin install` installs",
@@ -54,7 +54,7 @@ pub enum Error {
         /// The plugin's (major, minor) version.
         version: (i32, i32),
     },
-    /// The plugin refused, or failed.
+    /// The plugin refused a call, or failed.
     #[error("{operation}: {message} ({code:?})")]
     Api {
         /// The function's name in the C header.
@@ -64,14 +64,14 @@ pub enum Error {
         /// The message of the plugin.
         message: String,
     },
-    /// The device has not done within the limit of the client what was waited for.
+    /// A device did not complete an operation within the client's limit.
     #[error(
-        "{what} has not ended within {seconds} seconds{}: the device hangs, or the work takes longer. Nothing more is asked of \
-         it; look into the system's log and the device's own tools for the cause, and start the process again, with a \
+        "{what} has not ended within {seconds} seconds{}: the device hangs, or the work takes longer. It gets no \
+         further calls; look for the cause in the system's log and the device's own tools, and restart the process, with a \
          longer limit (`Client::with_wait_limit`) if the work needs one", launched_last(program.as_deref())
     )]
     TimedOut {
-        /// What was waited for.
+        /// The operation that was waited for.
         what: &'static str,
         /// The limit of the wait, in seconds.
         seconds: f64,
@@ -84,41 +84,41 @@ pub enum Error {
         /// The function's name in the C header.
         operation: &'static str,
     },
-    /// An element type that this crate does not know.
+    /// An element type that this crate does not support.
     #[error("the plugin uses an element type (code {code} of PJRT_Buffer_Type) that is not supported")]
     UnknownDType {
         /// The number in the C header's `PJRT_Buffer_Type`.
         code: i32,
     },
-    /// A slice's element type is not the buffer's.
+    /// The element type of a slice differs from the buffer's.
     #[error("{operation}: the buffer holds {expected}, the slice {found}")]
     DType {
-        /// The operation that was tried.
+        /// The operation.
         operation: &'static str,
         /// The buffer's element type.
         expected: DType,
         /// The slice's element type.
         found: DType,
     },
-    /// A slice's size is not that of the dimensions.
+    /// The size of a slice does not match the dimensions.
     #[error("{operation}: the dimensions need {expected} bytes, the slice has {found}")]
     Size {
-        /// The operation that was tried.
+        /// The operation.
         operation: &'static str,
-        /// Bytes according to the dimensions; `usize::MAX` if that overflows.
+        /// The bytes of the dimensions; `usize::MAX` on overflow.
         expected: usize,
-        /// Bytes of the slice.
+        /// The bytes of the slice.
         found: usize,
     },
-    /// Devices of one launch got lists of arguments of different lengths.
+    /// The argument lists of a launch differ in length between devices.
     #[error("execute: every device needs as many arguments as the first, {expected}, but one got {found}")]
     ArgumentCount {
-        /// Arguments of the first device.
+        /// The number of arguments of the first device.
         expected: usize,
         /// The number of arguments of another device.
         found: usize,
     },
-    /// An argument is of another type or shape than the program's parameter.
+    /// The type or shape of an argument differs from the program's parameter.
     #[error("execute: parameter {index} is {expected}, but the argument is {found}")]
     Argument {
         /// The position of the argument.
@@ -128,66 +128,66 @@ pub enum Error {
         /// The argument's type and shape.
         found: ArrayType,
     },
-    /// An argument is donated on some devices only, which PJRT cannot express.
+    /// An argument is donated on some devices only, which PJRT does not support.
     #[error("execute: argument {index} must be donated on every device or on none")]
     MixedDonation {
         /// The position of the argument.
         index: usize,
     },
-    /// Two objects of different clients or plugins met.
+    /// Two objects of different clients or plugins in one call.
     #[error("{operation}: the {what} belongs to another client")]
     Foreign {
-        /// The operation that was tried.
+        /// The operation.
         operation: &'static str,
-        /// The object that does not belong.
+        /// The kind of the object that belongs to another client.
         what: &'static str,
     },
-    /// There is no wheel of the plugin for this kind of machine.
+    /// No wheel of the plugin is published for this platform.
     #[error("the plugin `{plugin}` is published for x86-64 Linux only, and this is {platform}")]
     Platform {
-        /// The plugin that was to be installed.
+        /// The plugin.
         plugin: &'static str,
-        /// Architecture and operating system.
+        /// The architecture and operating system.
         platform: String,
     },
-    /// The machine's pip did not fetch a wheel.
+    /// The machine's pip could not fetch a wheel.
     #[error("cannot download {requirement}: {reason}\n(command: {command})")]
     Download {
-        /// The package and its version, as pip takes them.
+        /// The package and version, in pip's syntax.
         requirement: &'static str,
-        /// What was run, to try by hand.
+        /// The command, to try by hand.
         command: String,
-        /// What went wrong, and what to do.
+        /// The reason, and what to do.
         reason: String,
     },
-    /// A wheel is not the one that this release was made for.
+    /// A wheel differs from the one that this release pins.
     #[error("{requirement} has the SHA-256 {found}, but {expected} is expected: check the package index that pip uses")]
     Digest {
-        /// The package and its version, as pip takes them.
+        /// The package and version, in pip's syntax.
         requirement: &'static str,
         /// The pinned digest, hexadecimal.
         expected: &'static str,
-        /// The digest of the wheel that came, hexadecimal.
+        /// The digest of the downloaded wheel, hexadecimal.
         found: String,
     },
-    /// There is no folder for plugins.
+    /// No folder for plugins can be determined.
     #[error(
         "there is no folder for plugins: set HOME or XDG_CACHE_HOME to an absolute path, or name the plugin's file instead"
     )]
     NoCache,
-    /// Somebody else could put another library in the place of this one.
+    /// Another user could replace this library.
     #[error("{path} is not used: {who} may write to {place}: {remedy}", path = path.display())]
     Exposed {
-        /// The file that was to be used.
+        /// The file.
         path: PathBuf,
-        /// The file or folder, this one or above it, that others may change.
+        /// The file, or the folder above it, that others may change.
         place: String,
-        /// The users who may change it.
+        /// The user or group that may change it.
         who: String,
-        /// The command that mends it.
+        /// The command that fixes the permissions.
         remedy: String,
     },
-    /// It is not known what an installed plugin consists of.
+    /// An installed plugin has no list of its files.
     #[error(
         "the plugin `{plugin}` in {path} has no list of its files, because an older release has installed it: run \
          `grpo plugin install {plugin} --force`", path = path.display()
@@ -198,7 +198,7 @@ pub enum Error {
         /// The folder of the plugin.
         path: PathBuf,
     },
-    /// An installed plugin is not what was installed.
+    /// A file of an installed plugin differs from the installed version.
     #[error(
         "the plugin `{plugin}` is damaged: {path}: expected {expected}, found {found}: run `grpo plugin install {plugin} \
          --force`", path = path.display()
@@ -206,11 +206,11 @@ pub enum Error {
     Damaged {
         /// The kind of plugin.
         plugin: &'static str,
-        /// The file that has changed.
+        /// The changed file.
         path: PathBuf,
-        /// What it was when it was installed.
+        /// The expected size or digest.
         expected: String,
-        /// What the file is now.
+        /// The found size or digest.
         found: String,
     },
     /// A file or directory of an installation could not be read or written.
@@ -232,17 +232,17 @@ pub enum Error {
 }
 
 impl Error {
-    /// Whether the plugin says that it does not offer what was asked.
+    /// Returns `true` if the plugin does not support the call.
     pub fn is_unsupported(&self) -> bool {
         matches!(self, Error::Api { code: Code::Unimplemented, .. } | Error::MissingFunction { .. })
     }
 
-    /// Whether a wait for the device was given up.
+    /// Returns `true` if a wait for the device timed out.
     pub fn is_timed_out(&self) -> bool {
         matches!(self, Error::TimedOut { .. })
     }
 
-    /// Whether the device has no memory left for what was asked.
+    /// Returns `true` if the device ran out of memory.
     pub fn is_out_of_memory(&self) -> bool {
         matches!(self, Error::Api { code: Code::ResourceExhausted, .. })
     }

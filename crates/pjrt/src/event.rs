@@ -1,14 +1,14 @@
-//! Events: operations of a device that have ended, or will.
+//! Events: the completion of operations on a device.
 
 use crate::client::Client;
 use crate::error::Result;
 use crate::ffi::{self, Owned};
 
-/// Becomes ready when the work behind it is done or has failed.
+/// An event that becomes ready when an operation has completed or failed.
 pub struct Event {
-    // Before the client: fields are dropped in order.
+    // Declared before `_client`, because fields are dropped in order.
     handle: Owned<ffi::Event>,
-    // What it waits for runs on the client's threads.
+    // The operation runs on the client's threads.
     _client: Client,
 }
 
@@ -17,18 +17,18 @@ impl Event {
         Event { handle, _client: client }
     }
 
-    /// Whether the work is done or has failed.
+    /// Returns `true` if the operation has completed or failed.
     pub fn is_ready(&self) -> Result<bool> {
         let mut args = ffi::EventIsReady::new(self.handle.get());
         self.handle.api().call(&mut args)?;
         Ok(args.is_ready)
     }
 
-    /// Blocks until the work is done; its failure is the error.
+    /// Blocks until the operation has completed, and returns its error if it failed.
     ///
     /// # Errors
     ///
-    /// [`Error::TimedOut`](crate::Error::TimedOut) after [`Client::wait_limit`]; whatever went wrong in the work.
+    /// [`Error::TimedOut`](crate::Error::TimedOut) after [`Client::wait_limit`]; the error of the operation.
     pub fn wait(&self) -> Result<()> {
         ffi::wait(&self.handle, "the computation of a buffer")
     }

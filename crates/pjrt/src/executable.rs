@@ -1,4 +1,4 @@
-//! Compiled programs.
+//! Compiled executables.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,36 +12,36 @@ use crate::ffi::{self, Launcher, Owned};
 use crate::hlo::{self, Collective};
 use crate::value::{self, NamedValue};
 
-/// A compiled program, of whatever device.
+/// A compiled executable, for devices that need not be present.
 pub struct Executable {
-    // Before the topology: fields are dropped in order.
+    // Declared before `_topology`, because fields are dropped in order.
     handle: Owned<ffi::Executable>,
     _topology: Option<Arc<Owned<ffi::Topology>>>,
 }
 
-/// What a compiled program needs on every device, in bytes.
+/// The memory of an executable on each device, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CompiledMemoryStats {
-    /// Bytes of the program's code.
+    /// The bytes of code.
     pub generated_code: i64,
-    /// Bytes of all arguments.
+    /// The bytes of all arguments.
     pub argument: i64,
-    /// Bytes of all outputs.
+    /// The bytes of all outputs.
     pub output: i64,
-    /// Outputs that reuse an argument's memory: counted in both of the above.
+    /// The bytes of outputs that reuse an argument's memory; included in both numbers above.
     pub alias: i64,
-    /// Everything else that a run allocates.
+    /// The bytes of all other allocations of a run.
     pub temp: i64,
-    /// The compiler's own high-water mark, which may count other things; 0 if the plugin gives none.
+    /// The compiler's own peak, which may be defined differently; 0 if the plugin reports none.
     pub peak: i64,
-    /// The same numbers for the host's memory: code, arguments, outputs, aliases and temporaries.
+    /// The same numbers for host memory: code, arguments, outputs, aliases and temporaries.
     pub host: [i64; 5],
 }
 
-/// The compiler's own form of a program, after optimisation.
+/// A program in the compiler's own format, after optimisation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OptimizedProgram {
-    /// `hlo` or `hlo_with_config` for a serialized `HloModuleProto` (`HloModuleProtoWithConfig`), `mlir` for MLIR.
+    /// `hlo` for a serialized `HloModuleProto`, `hlo_with_config` for a `HloModuleProtoWithConfig`, `mlir` for MLIR.
     pub format: String,
     /// The program in that format.
     pub code: Vec<u8>,
@@ -52,49 +52,49 @@ impl Executable {
         Executable { handle, _topology: topology }
     }
 
-    /// The name of the compiled module.
+    /// Returns the name of the compiled module.
     pub fn name(&self) -> Result<String> {
         let mut args = ffi::ExecutableName::new(self.handle.get());
         self.handle.api().call(&mut args)?;
         Ok(args.name.text())
     }
 
-    /// The number of replicas that run the program.
+    /// Returns the number of replicas.
     pub fn num_replicas(&self) -> Result<usize> {
         let mut args = ffi::ExecutableNumReplicas::new(self.handle.get());
         self.handle.api().call(&mut args)?;
         Ok(args.count)
     }
 
-    /// The number of partitions over which each replica is spread.
+    /// Returns the number of partitions of each replica.
     pub fn num_partitions(&self) -> Result<usize> {
         let mut args = ffi::ExecutableNumPartitions::new(self.handle.get());
         self.handle.api().call(&mut args)?;
         Ok(args.count)
     }
 
-    /// How many buffers a run yields on each device.
+    /// Returns the number of output buffers on each device.
     pub fn num_outputs(&self) -> Result<usize> {
         let mut args = ffi::ExecutableNumOutputs::new(self.handle.get());
         self.handle.api().call(&mut args)?;
         Ok(args.count)
     }
 
-    /// Element type and shape of every parameter, as the compiler left them: of a partitioned program, those of a share.
-    /// None if the plugin's form of the program does not tell.
+    /// Returns the element type and shape of every parameter after compilation; for a partitioned program, of the
+    /// shards. Returns `None` if the plugin's format does not contain them.
     pub fn parameters(&self) -> Result<Option<Vec<ArrayType>>> {
         let program = self.optimized_program()?;
         Ok(hlo::parameters(&program.format, &program.code))
     }
 
-    /// The operations by which devices meet, as the compiler left them, each as often as it is written: one in a loop counts once.
-    /// None if the plugin's form of the program does not tell.
+    /// Returns the collectives after compilation. A collective in a loop is listed once. Returns `None` if the plugin's
+    /// format does not contain them.
     pub fn collectives(&self) -> Result<Option<Vec<Collective>>> {
         let program = self.optimized_program()?;
         Ok(hlo::collectives(&program.format, &program.code))
     }
 
-    /// Element type and shape of every output.
+    /// Returns the element type and shape of every output.
     pub fn outputs(&self) -> Result<Vec<ArrayType>> {
         let mut types = ffi::ExecutableOutputTypes::new(self.handle.get());
         self.handle.api().call(&mut types)?;
@@ -105,7 +105,7 @@ impl Executable {
         pairs.map(|(&code, dims)| Ok(ArrayType { dtype: DType::from_raw(code)?, dims: shape(dims) })).collect()
     }
 
-    /// What the program needs on every device.
+    /// Returns the memory that the executable needs on each device.
     pub fn memory_stats(&self) -> Result<CompiledMemoryStats> {
         let mut args = ffi::ExecutableMemoryStats::new(self.handle.get());
         self.handle.api().call(&mut args)?;
@@ -120,10 +120,11 @@ impl Executable {
         })
     }
 
-    /// The compiler's estimates by name: `flops`, `bytes accessed`, and of some plugins `optimal_seconds`.
+    /// Returns the compiler's cost estimates by name: `flops`, `bytes accessed` and, for some plugins,
+    /// `optimal_seconds`.
     ///
-    /// A loop's body counts once, whatever its trips. A plugin without estimates gives none, or an error for which
-    /// [`Error::is_unsupported`] holds.
+    /// A loop body counts once, for any number of iterations. A plugin without estimates returns an empty map, or an
+    /// error that satisfies [`Error::is_unsupported`].
     pub fn cost_analysis(&self) -> Result<BTreeMap<String, f64>> {
         let mut args = ffi::ExecutableGetCostAnalysis::new(self.handle.get());
         self.handle.api().call(&mut args)?;
@@ -136,19 +137,19 @@ impl Executable {
         Ok(properties.filter_map(|(name, value)| Some((name, number(value)?))).collect())
     }
 
-    /// The executable in the plugin's own format, for [`Client::load`] on the same platform and version.
+    /// Serializes the executable in the plugin's own format, for [`Client::load`] on the same platform and version.
     pub fn serialize(&self) -> Result<Vec<u8>> {
         ffi::serialize(&self.handle)
     }
 
-    /// A few bytes (text, of some plugins) that differ if the compiled programs do.
+    /// Returns a few bytes (text, for some plugins) that differ between different executables.
     pub fn fingerprint(&self) -> Result<Vec<u8>> {
         let mut args = ffi::ExecutableFingerprint::new(self.handle.get());
         self.handle.api().call(&mut args)?;
         Ok(args.fingerprint.get().to_vec())
     }
 
-    /// The program as the compiler left it.
+    /// Returns the program after optimisation.
     pub fn optimized_program(&self) -> Result<OptimizedProgram> {
         let (code, format) = ffi::optimized_program(self.handle.api(), self.handle.get())?;
         Ok(OptimizedProgram { format, code })
@@ -158,9 +159,9 @@ impl Executable {
 /// An argument of a run.
 #[derive(Debug)]
 pub enum Argument<'a> {
-    /// Stays intact: where the program aliases an output to it, the device copies.
+    /// Stays intact: if the program aliases an output to it, the device copies it.
     Borrowed(&'a Buffer),
-    /// Is given away: its memory may become that of an output.
+    /// Is consumed: an output may reuse its memory.
     Donated(Buffer),
 }
 
@@ -185,13 +186,13 @@ impl From<Buffer> for Argument<'_> {
     }
 }
 
-/// A compiled program on the devices of a client, ready to run.
+/// A compiled executable that is loaded on the devices of a client.
 pub struct LoadedExecutable {
-    // Before the client: fields are dropped in order.
+    // Declared before `client`, because fields are dropped in order.
     launcher: Launcher,
     executable: Executable,
     client: Client,
-    /// Types of the parameters, for a check that plugins do not make: to them, bytes are bytes.
+    /// The types of the parameters. They are checked here, because plugins compare sizes only.
     parameters: Option<Vec<ArrayType>>,
 }
 
@@ -203,17 +204,17 @@ impl LoadedExecutable {
         Ok(LoadedExecutable { launcher, executable, client, parameters })
     }
 
-    /// What can be known of it without running it.
+    /// Returns the executable's metadata.
     pub fn executable(&self) -> &Executable {
         &self.executable
     }
 
-    /// The client whose devices run it.
+    /// Returns the client whose devices run it.
     pub fn client(&self) -> &Client {
         &self.client
     }
 
-    /// The devices of this process that run it, in the order of the argument lists.
+    /// Returns the devices of this process that run it, in the order of the argument lists.
     pub fn devices(&self) -> Result<Vec<Device>> {
         let mut args = ffi::LoadedAddressableDevices::new(self.launcher.loaded().get());
         self.client.api().call(&mut args)?;
@@ -222,22 +223,23 @@ impl LoadedExecutable {
         Ok(args.devices.get().iter().filter_map(find).collect())
     }
 
-    /// Runs the program once on every device and returns its outputs, `[devices][outputs]`.
+    /// Runs the executable once on every device and returns its outputs, `[devices][outputs]`.
     ///
-    /// `arguments`: `[devices][args]`, all left intact. Returns after the launch: errors of the run surface when an output
-    /// is awaited or read (or here, if the program has no outputs).
+    /// `arguments` are `[devices][args]` and stay intact. The call returns after the launch: errors of the run appear
+    /// when an output is awaited or read (or here, if there are no outputs).
     ///
     /// # Errors
     ///
-    /// [`Error::Argument`] for an argument of another type or shape than its parameter, [`Error::Foreign`] for one of
-    /// another client, [`Error::Api`] for whatever the plugin refuses, such as a wrong number of arguments or devices.
+    /// [`Error::Argument`] if an argument's type or shape differs from the parameter's; [`Error::Foreign`] for an
+    /// argument of another client; [`Error::Api`] for errors of the plugin, such as a wrong number of arguments or
+    /// devices.
     pub fn execute(&self, arguments: &[&[&Buffer]]) -> Result<Vec<Vec<Buffer>>> {
         let borrowed = arguments.iter().map(|list| list.iter().map(|&buffer| Argument::Borrowed(buffer)).collect());
         self.execute_donating(borrowed.collect())
     }
 
-    /// Runs the program like [`LoadedExecutable::execute`], but takes over the buffers that are [`Argument::Donated`].
-    /// A position is donated on every device or on none.
+    /// Like [`LoadedExecutable::execute`], but consumes the buffers that are [`Argument::Donated`]. A position must be
+    /// donated on every device or on none.
     pub fn execute_donating(&self, arguments: Vec<Vec<Argument<'_>>>) -> Result<Vec<Vec<Buffer>>> {
         let operation = "execute";
         if arguments.iter().flatten().any(|argument| !argument.buffer().client().is(&self.client)) {
@@ -250,13 +252,14 @@ impl LoadedExecutable {
         let in_order = (handles.len() > 1).then(|| self.client.launch_in_order());
         let outputs = self.launcher.launch(&handles, &not_donated)?;
         drop(in_order);
-        // What was donated goes now: the plugin holds on to the memory for as long as the run needs it.
+        // Donated buffers are dropped here; the plugin keeps their memory as long as the run needs it.
         drop(arguments);
         let buffers = |list: Vec<_>| list.into_iter().map(|handle| Buffer::new(self.client.clone(), handle)).collect();
         outputs.into_iter().map(buffers).collect()
     }
 
-    /// Plugins compare sizes, at most: an `i32` would pass for an `f32`. Another count is left for them to refuse.
+    /// Plugins compare sizes at most: they would accept an `i32` for an `f32`. A wrong number of arguments is left to
+    /// the plugin.
     fn check_types(&self, arguments: &[Argument<'_>]) -> Result<()> {
         let parameters = self.parameters.iter().filter(|parameters| parameters.len() == arguments.len()).flatten();
         for (index, (expected, argument)) in parameters.zip(arguments).enumerate() {
@@ -269,7 +272,7 @@ impl LoadedExecutable {
     }
 }
 
-/// The positions of the arguments that stay intact.
+/// Returns the positions of the arguments that stay intact.
 fn not_donated(arguments: &[Vec<Argument<'_>>]) -> Result<Vec<i64>> {
     let Some((first, rest)) = arguments.split_first() else { return Ok(Vec::new()) };
     let donated = |argument: &Argument<'_>| matches!(argument, Argument::Donated(_));

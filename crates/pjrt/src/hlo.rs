@@ -1,25 +1,26 @@
-//! The little of XLA's `HloModuleProto` that is read: the types of a program's parameters, and the operations by which devices meet.
+//! The parts of XLA's `HloModuleProto` that this crate reads: parameter types and collectives.
 
 use prost::Message;
 
 use crate::dtype::{ArrayType, DType};
 
-/// An operation of a compiled program by which devices meet.
+/// A collective operation of a compiled program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Collective {
-    /// What it does, in XLA's words: `all-gather`, `all-reduce`, `reduce-scatter`, `all-to-all`, `collective-permute` and others.
+    /// XLA's name of the operation: `all-gather`, `all-reduce`, `reduce-scatter`, `all-to-all`, `collective-permute`
+    /// and others.
     pub kind: String,
-    /// Element type and shape of what it gives each device: several where the compiler has combined some. Of one that only begins
-    /// here and ends later in the program, operands are among them.
+    /// The element types and shapes of the results on each device; several if the compiler has combined collectives.
+    /// For an asynchronous start operation, the operands are included.
     pub types: Vec<ArrayType>,
 }
 
-/// Element type and shape of every parameter, if `code` is in a format that says so.
+/// Returns the element type and shape of every parameter, if `code` is in a supported format.
 pub(crate) fn parameters(format: &str, code: &[u8]) -> Option<Vec<ArrayType>> {
     module(format, code)?.host_program_shape?.parameters.iter().map(Shape::read).collect()
 }
 
-/// The operations by which devices meet, each as often as it is written: a loop's once.
+/// Returns the collectives; a collective in a loop is listed once.
 pub(crate) fn collectives(format: &str, code: &[u8]) -> Option<Vec<Collective>> {
     const KINDS: [&str; 7] = [
         "all-gather",
@@ -94,14 +95,14 @@ struct Shape {
 }
 
 impl Shape {
-    /// The arrays that it consists of; what is no array is left out.
+    /// Adds the arrays of a shape, which may be a tuple; other types are skipped.
     fn leaves(&self, arrays: &mut Vec<ArrayType>) {
         arrays.extend(self.read());
         self.tuple.iter().for_each(|shape| shape.leaves(arrays));
     }
 
     fn read(&self) -> Option<ArrayType> {
-        // `PrimitiveType` counts like `PJRT_Buffer_Type` up to f64, its 12; bf16 is 16, and 13 a tuple.
+        // `PrimitiveType` has the numbers of `PJRT_Buffer_Type` up to 12 (f64); 13 is a tuple, 16 is bf16.
         let dtype = match self.element_type {
             16 => DType::Bf16,
             code @ 1..=12 => DType::from_raw(code).ok()?,

@@ -1,8 +1,8 @@
-//! Pinned plugins from the package index that the machine's own `pip` uses, so that mirrors and proxies work.
+//! Installs pinned plugins from the package index of the machine's own `pip`, which respects mirrors and proxies.
 //!
-//! A wheel is a zip file. Nothing of it is executed: its SHA-256 is checked, and the files that are needed are unpacked
-//! into [`cache_dir`], with a list of their own SHA-256 beside them. [`find`] hands out a library only if the files are
-//! still those of the list. Any number of processes may install at the same time.
+//! A wheel is a zip file, from which nothing is executed. After a check of its SHA-256, the required files are unpacked
+//! into [`cache_dir`] with a list of their own SHA-256. [`find`] returns a library only if the files match the list.
+//! Several processes may install at the same time.
 
 mod digest;
 mod manifest;
@@ -20,34 +20,34 @@ use manifest::Fault;
 pub use package::Kind;
 use wheel::Wheel;
 
-/// A plugin that has been installed.
+/// An installed plugin.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Installed {
     /// The library, for [`Plugin::load`](crate::Plugin::load).
     pub path: PathBuf,
-    /// The release of the plugin.
+    /// The version of the plugin.
     pub version: &'static str,
-    /// The SHA-256 of the wheel that it comes from, hexadecimal.
+    /// The SHA-256 of the wheel, hexadecimal.
     pub sha256: &'static str,
-    /// Whether this call has fetched it.
+    /// `true` if this call has downloaded the plugin.
     pub fresh: bool,
-    /// Why what was there before was not used, where something was there and has been replaced.
+    /// If this call replaced an existing installation: the reason why that was not used.
     pub replaced: Option<String>,
 }
 
-/// What [`install`] is about to do, with the package and version.
+/// A step of [`install`], with the package and version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// Fetch a wheel: minutes, on a slow line.
+    /// Download a wheel, which takes minutes on a slow connection.
     Download(&'static str),
     /// Compare the SHA-256 of the wheel with the pinned one.
     Verify(&'static str),
-    /// Take the files that are needed out of it.
+    /// Unpack the required files of the wheel.
     Unpack(&'static str),
 }
 
-/// The folder in which plugins are installed: `grpo/plugins` in `$XDG_CACHE_HOME`, or else in `~/.cache`. Paths that
-/// are not absolute do not count.
+/// Returns the folder for plugins: `grpo/plugins` in `$XDG_CACHE_HOME`, or else in `~/.cache`. Relative paths in these
+/// variables are ignored.
 ///
 /// # Errors
 ///
@@ -58,32 +58,32 @@ pub fn cache_dir() -> Result<PathBuf> {
     Ok(cache.ok_or(Error::NoCache)?.join("grpo").join("plugins"))
 }
 
-/// The library of `kind`; `None` if it is not installed.
+/// Returns the library of `kind`; `None` if it is not installed.
 ///
 /// # Errors
 ///
-/// [`Error::NoCache`], [`Error::Exposed`] if others may write to it, [`Error::Unverified`] and [`Error::Damaged`] if it is
-/// not known to be what was installed.
+/// [`Error::NoCache`]; [`Error::Exposed`] if others may write to it; [`Error::Unverified`] and [`Error::Damaged`] if
+/// the files cannot be verified.
 pub fn find(kind: Kind) -> Result<Option<PathBuf>> {
     Place::of(kind)?.find()
 }
 
-/// Fetches `kind` unless it is installed and whole. `progress` is called with every step before it is taken.
+/// Installs `kind`, unless it is installed and intact. Calls `progress` before every step.
 ///
 /// # Errors
 ///
-/// [`Error::Platform`] away from x86-64 Linux, [`Error::Download`] if there is no Python with pip or pip fails,
-/// [`Error::Digest`] if the wheel is another than expected, [`Error::Install`] if the cache cannot be written,
-/// [`Error::NoCache`] if there is none and [`Error::Exposed`] if others may write to it.
+/// [`Error::Platform`] on other systems than x86-64 Linux; [`Error::Download`] without Python and pip, or if pip fails;
+/// [`Error::Digest`] if the wheel differs from the pinned one; [`Error::Install`] if the cache cannot be written;
+/// [`Error::NoCache`] if there is no cache; [`Error::Exposed`] if others may write to it.
 pub fn install(kind: Kind, progress: impl FnMut(Step)) -> Result<Installed> {
     install_into(kind, false, progress)
 }
 
-/// Fetches `kind`, whatever is there, and puts it in its place.
+/// Installs `kind` and replaces an existing installation.
 ///
 /// # Errors
 ///
-/// Those of [`install`].
+/// The errors of [`install`].
 pub fn reinstall(kind: Kind, progress: impl FnMut(Step)) -> Result<Installed> {
     install_into(kind, true, progress)
 }
@@ -99,7 +99,7 @@ fn install_into(kind: Kind, force: bool, mut progress: impl FnMut(Step)) -> Resu
     Ok(Installed { path, version: kind.version(), sha256: kind.wheels()[0].sha256, fresh, replaced })
 }
 
-/// The folder in which a plugin is, or is to be, installed.
+/// The folder of a plugin, installed or not.
 struct Place<'a> {
     name: &'static str,
     directory: PathBuf,
@@ -110,9 +110,9 @@ struct Place<'a> {
 #[derive(Debug, PartialEq, Eq)]
 enum Before {
     Nothing,
-    /// What was asked for: nothing has been installed.
+    /// The installation is intact, and nothing is done.
     Whole,
-    /// Something that was not used, and why.
+    /// The installation was not used, for this reason, and is replaced.
     Replaced(String),
 }
 
@@ -138,7 +138,7 @@ impl Place<'_> {
             return Ok(None);
         }
         let directory = canonical(&self.directory)?;
-        // Of these, one that is not there is for the list to find.
+        // The check of the list reports missing files.
         for name in members.iter().copied().chain([manifest::NAME, manifest::RECORD]) {
             if let Ok(file) = directory.join(name).canonicalize() {
                 access::check(&file)?;
@@ -153,7 +153,7 @@ impl Place<'_> {
         }
     }
 
-    /// `fetch` brings a wheel into a new directory and returns its path.
+    /// Installs the plugin. `fetch` downloads a wheel into a new directory and returns its path.
     fn install(
         &self,
         force: bool,
@@ -171,7 +171,7 @@ impl Place<'_> {
         let cache = self.directory.parent().unwrap_or(&self.directory);
         make_directory(cache)?;
         access::check(&canonical(cache)?)?;
-        // Others wait here rather than fetch the same; the system releases the lock however this process ends.
+        // Concurrent installations wait here. The system releases the lock when the process ends, in any way.
         let lock = self.directory.with_added_extension("lock");
         let file = File::create(&lock).and_then(|file| file.lock().map(|()| file));
         let _held = file.map_err(failed(&lock))?;
@@ -179,7 +179,7 @@ impl Place<'_> {
         if before == Before::Whole {
             return Ok((library, before));
         }
-        // Left over if a process was killed here; nobody else uses it under the lock.
+        // A killed process may have left this folder; nobody else uses it under the lock.
         let scratch = self.directory.with_added_extension("tmp");
         let _ = fs::remove_dir_all(&scratch);
         make_directory(&scratch)?;
@@ -194,7 +194,7 @@ impl Place<'_> {
         Ok((library, before))
     }
 
-    /// What is there, and whether it can stay; what others may write to is an error.
+    /// Determines the state of the installation. Returns an error if others may write to it.
     fn before(&self, force: bool) -> Result<Before> {
         match self.find() {
             Ok(None) => Ok(Before::Nothing),
@@ -206,7 +206,7 @@ impl Place<'_> {
             Err(Error::Unverified { path, .. }) => {
                 Ok(Before::Replaced(format!("{} has no list of its files", path.display())))
             }
-            // Where a new copy was asked for, the old one need not be usable; that its folder is safe is checked apart.
+            // With `force`, the old copy need not be usable; the safety of its folder is checked separately.
             Err(Error::Exposed { path, who, .. }) if force => {
                 Ok(Before::Replaced(format!("{who} may write to {}", path.display())))
             }
@@ -214,7 +214,7 @@ impl Place<'_> {
         }
     }
 
-    /// Returns the directory that is to be the plugin's.
+    /// Returns the new directory of the plugin.
     fn unpack_all(
         &self,
         scratch: &Path,
@@ -237,8 +237,8 @@ impl Place<'_> {
     }
 }
 
-/// Renames `from` to `to` when everything in it is on the disk, so that a crash leaves all of it or nothing: `sync` gets
-/// every file and directory below `from`, contents first, then, after the renaming, the directory that `to` is in.
+/// Renames `from` to `to` after all contents are on disk, so that a crash leaves all or nothing. Calls `sync` for every
+/// file and directory below `from`, contents first, then, after renaming, for the parent directory of `to`.
 fn publish(from: &Path, to: &Path, sync: &mut impl FnMut(&Path) -> io::Result<()>) -> io::Result<()> {
     fn sync_all(place: &Path, sync: &mut impl FnMut(&Path) -> io::Result<()>) -> io::Result<()> {
         if fs::symlink_metadata(place)?.is_dir() {

@@ -1,8 +1,8 @@
 //! A safe binding to the [PJRT C API](https://openxla.org/xla/pjrt): load a plugin, compile StableHLO, run it.
 //!
-//! Use it to run StableHLO or HLO programs on a CPU, GPU or TPU from Rust, or to compile them for devices that are not here.
-//! A *plugin* is a shared library that knows a kind of device. It opens them as a [`Client`], or describes devices that
-//! are not there as a [`Topology`]. Either compiles a program; a client's runs it on [`Buffer`]s.
+//! It runs StableHLO or HLO programs on a CPU, GPU or TPU from Rust, or compiles them for devices that are not present.
+//! A *plugin* is a shared library for one kind of device. It opens devices as a [`Client`], or describes absent devices
+//! as a [`Topology`]. Both compile programs; a client also runs them on [`Buffer`]s.
 //!
 //! ```no_run
 //! use pjrt::{CompileOptions, Plugin};
@@ -30,37 +30,37 @@
 //!
 //! # Threads and lifetimes
 //!
-//! Everything is `Send` and `Sync`. A buffer or executable keeps its client open; plugins are never unloaded. `execute`
-//! returns after the launch, and what goes wrong later is the error of [`Buffer::wait`] or [`Buffer::to_host`]. A plugin
-//! that aborts on a broken invariant takes the process with it; that cannot be caught.
+//! All types are `Send` and `Sync`. A buffer or executable keeps its client open; plugins are never unloaded. `execute`
+//! returns after the launch; later failures are errors of [`Buffer::wait`] or [`Buffer::to_host`]. If a plugin aborts
+//! because of a broken invariant, the process ends.
 //!
 //! # Devices that hang
 //!
-//! Every wait for a device has a limit, [`Client::wait_limit`], beyond which it is an [`Error::TimedOut`]. The client asks
-//! nothing more of its devices then, and what they may still use stays where it is until the process ends. A call into a
-//! plugin itself has no limit, because the API has none.
+//! Every wait for a device has a limit, [`Client::wait_limit`], after which it returns [`Error::TimedOut`]. The client
+//! then sends nothing more to its devices, and memory that they may still use is not freed until the process ends. A
+//! call inside of a plugin has no limit, because the API offers none.
 //!
-//! # What plugins want from their environment
+//! # Requirements of plugins
 //!
-//! * **libtpu** on a machine without a TPU: [`TPU_ENVIRONMENT`], which [`Plugin::load`] sets while it safely can.
-//! * **CUDA**, to compile without a GPU: `ptxas`, `nvlink` and libdevice, beside it as in the wheels (so does
-//!   `pjrt::install`), or where the compile option `xla_gpu_cuda_data_dir` says.
-//! * **Logs** go to stderr. `TF_CPP_MIN_LOG_LEVEL=3` in the environment quiets the CPU and CUDA plugins but for a line or two
-//!   at loading; libtpu listens to `TPU_MIN_LOG_LEVEL` and `TPU_STDERR_LOG_LEVEL`.
+//! * **libtpu** on a machine without a TPU needs [`TPU_ENVIRONMENT`], which [`Plugin::load`] sets while that is safe.
+//! * **CUDA**, to compile without a GPU, needs `ptxas`, `nvlink` and libdevice: next to the plugin as in the wheels
+//!   (`pjrt::install` keeps that layout), or in the folder of the compile option `xla_gpu_cuda_data_dir`.
+//! * **Logs** go to stderr. `TF_CPP_MIN_LOG_LEVEL=3` in the environment silences the CPU and CUDA plugins except for a
+//!   line or two at loading; libtpu reads `TPU_MIN_LOG_LEVEL` and `TPU_STDERR_LOG_LEVEL`.
 //!
-//! # Where plugins differ
+//! # Differences between plugins
 //!
-//! * Cost analysis: libtpu has `flops`, `bytes accessed`, `optimal_seconds`; the CPU has no seconds; CUDA has none (ahead of
-//!   time: [`Error::is_unsupported`]).
-//! * The CPU has no topologies and no device memory statistics.
+//! * Cost analysis: libtpu reports `flops`, `bytes accessed` and `optimal_seconds`; the CPU plugin no seconds; CUDA
+//!   nothing (ahead of time: [`Error::is_unsupported`]).
+//! * The CPU plugin has no topologies and no memory statistics.
 //! * Serialized executables load on the same platform and version only: see [`CompileCache`].
 //!
-//! # Which files are loaded
+//! # Security
 //!
-//! A library runs with every right of its process, so [`Plugin::load`] refuses one that another user may write to, or one
-//! that is cut off. What `pjrt::install` has installed is compared with its SHA-256 before its path is handed out.
+//! A library runs with all rights of its process, so [`Plugin::load`] refuses libraries that another user may write to,
+//! or that are truncated. Libraries from `pjrt::install` are compared with their SHA-256 before their path is returned.
 //!
-//! With the feature `install`, the module `install` fetches pinned plugins.
+//! The module `install`, with the feature `install`, downloads pinned plugins.
 #![deny(unsafe_code)]
 
 mod access;

@@ -1,4 +1,4 @@
-//! A plugin: the shared library that knows a kind of device.
+//! A plugin: the shared library for one kind of device.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use crate::ffi;
 use crate::topology::Topology;
 use crate::value::{self, Attributes, NamedValue};
 
-/// A loaded plugin. It stays loaded until the process ends, because plugins keep threads of their own.
+/// A loaded plugin. It stays loaded until the process ends, because plugins run threads of their own.
 #[derive(Clone, Copy)]
 pub struct Plugin {
     loaded: &'static Loaded,
@@ -23,11 +23,11 @@ struct Loaded {
     api: ffi::Api,
 }
 
-/// What libtpu needs in its environment on a machine without a TPU: not to ask a metadata server (which takes minutes to
-/// give up), not to claim the machine for one process, a worker's name and type so that it does not look for them, and
-/// no log files in `/tmp`.
+/// The environment that libtpu needs on a machine without a TPU: do not query a metadata server (which takes minutes to
+/// time out), do not lock the machine for one process, use a given name and type of worker instead of looking them up,
+/// and write no log files to `/tmp`.
 ///
-/// [`Plugin::load`] sets these itself while the process has one thread and `TPU_SKIP_MDS_QUERY` is unset.
+/// [`Plugin::load`] sets these variables if the process has one thread and `TPU_SKIP_MDS_QUERY` is unset.
 pub const TPU_ENVIRONMENT: [(&str, &str); 7] = [
     ("TPU_SKIP_MDS_QUERY", "1"),
     ("ALLOW_MULTIPLE_LIBTPU_LOAD", "1"),
@@ -38,7 +38,7 @@ pub const TPU_ENVIRONMENT: [(&str, &str); 7] = [
     ("TPU_STDERR_LOG_LEVEL", "3"),
 ];
 
-/// Sets [`TPU_ENVIRONMENT`] unless the user has, or there is a TPU, which knows better.
+/// Sets [`TPU_ENVIRONMENT`], unless the user has set it or the machine has a TPU.
 fn prepare_for_libtpu() -> Result<()> {
     let has_tpu = ["/dev/accel0", "/dev/vfio/0"].iter().any(|device| Path::new(device).exists());
     if has_tpu || std::env::var_os(TPU_ENVIRONMENT[0].0).is_some() || ffi::set_variables(&TPU_ENVIRONMENT) {
@@ -48,7 +48,7 @@ fn prepare_for_libtpu() -> Result<()> {
     Err(Error::Environment { variables })
 }
 
-/// Structs of another major version have other layouts.
+/// Refuses other major versions, whose structs have other layouts.
 fn check_version(path: &Path, version: (i32, i32)) -> Result<()> {
     match version.0 {
         0 => Ok(()),
@@ -56,18 +56,17 @@ fn check_version(path: &Path, version: (i32, i32)) -> Result<()> {
     }
 }
 
-/// Every plugin of this process, so that none is initialised twice.
+/// All plugins of this process, so that none is initialised twice.
 static LOADED: Mutex<BTreeMap<PathBuf, &'static Loaded>> = Mutex::new(BTreeMap::new());
 
 impl Plugin {
-    /// Loads the plugin in the file `path`, or finds it again if this process has loaded it before.
+    /// Loads the plugin in the file `path`, or returns it if this process has already loaded it.
     ///
     /// # Errors
     ///
-    /// [`Error::Exposed`] if others may write to the file or to a folder above it, [`Error::Load`] if it is not a plugin, or
-    /// only a part of one, [`Error::Environment`] if it is libtpu and [`TPU_ENVIRONMENT`] is needed
-    /// but can no longer be set, [`Error::Version`] if it has another major version, [`Error::Api`] if
-    /// its initialisation fails.
+    /// [`Error::Exposed`] if others may write to the file or to a folder above it; [`Error::Load`] if the file is not a
+    /// plugin, or is truncated; [`Error::Environment`] if libtpu needs [`TPU_ENVIRONMENT`], which can no longer be set;
+    /// [`Error::Version`] for another major version; [`Error::Api`] if initialisation fails.
     pub fn load(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let path =
@@ -89,33 +88,34 @@ impl Plugin {
         Ok(Plugin { loaded })
     }
 
-    /// The canonical path that it was loaded from.
+    /// Returns the canonical path of the file.
     pub fn path(&self) -> &'static Path {
         &self.loaded.path
     }
 
-    /// The (major, minor) version of the C API that it was built with.
+    /// Returns the (major, minor) version of the C API that the plugin was built with.
     pub fn api_version(&self) -> (i32, i32) {
         self.api().version()
     }
 
-    /// What the plugin says of itself, such as the StableHLO versions that it reads.
+    /// Returns the plugin's attributes, such as the StableHLO versions that it supports.
     pub fn attributes(&self) -> Result<Attributes> {
         let mut args = ffi::PluginAttributes::new();
         self.api().call(&mut args)?;
         Ok(value::read(args.attributes.get()))
     }
 
-    /// Opens the plugin's devices. `options` are the plugin's own: the CPU has `cpu_device_count`, a number of virtual
-    /// devices.
+    /// Opens the plugin's devices. `options` depend on the plugin: the CPU plugin has `cpu_device_count`, a number of
+    /// virtual devices.
     pub fn client(&self, options: &[(&str, NamedValue)]) -> Result<Client> {
         Client::new(*self, options)
     }
 
-    /// Describes devices that need not be there, to compile for them.
+    /// Describes devices that need not be present, to compile for them.
     ///
-    /// For libtpu `name` is a slice such as `v6e:2x4`. The CUDA plugin ignores `name` and wants the options
-    /// `target_config`, a text proto that describes the GPU, and `topology`, "hosts x processes x devices", as `1x1x1`.
+    /// For libtpu, `name` is a slice such as `v6e:2x4`. The CUDA plugin ignores `name` and needs the options
+    /// `target_config`, a text proto that describes the GPU, and `topology`, "hosts x processes x devices", such as
+    /// `1x1x1`.
     pub fn topology(&self, name: &str, options: &[(&str, NamedValue)]) -> Result<Topology> {
         Topology::new(*self, name, options)
     }
@@ -136,7 +136,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn another_major_version_is_an_error_that_says_what_is_expected_and_what_to_do() {
+    fn other_major_versions_are_refused_with_instructions() {
         let path = Path::new("/opt/plugins/pjrt_c_api_cpu.so");
         for version in [(1, 0), (2, 15), (-1, 81)] {
             let error = check_version(path, version).unwrap_err();

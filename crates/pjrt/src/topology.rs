@@ -1,4 +1,4 @@
-//! Devices that need not be there, to compile for.
+//! Descriptions of devices that need not be present, to compile for them.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use crate::ffi::{self, Args, Owned};
 use crate::plugin::Plugin;
 use crate::value::{self, Attributes, NamedValue};
 
-/// A set of devices that need not be there. [`Topology::compile`] compiles for them.
+/// A set of devices that need not be present. [`Topology::compile`] compiles for them.
 pub struct Topology {
     handle: Arc<Owned<ffi::Topology>>,
 }
@@ -25,35 +25,35 @@ impl Topology {
         Ok(Topology { handle: Arc::new(handle) })
     }
 
-    /// The kind of device: `cuda`, `tpu`.
+    /// Returns the kind of device: `cuda`, `tpu`.
     pub fn platform_name(&self) -> Result<String> {
         let mut args = ffi::TopologyPlatformName::new(self.handle.get());
         self.handle.api().call(&mut args)?;
         Ok(args.name.text())
     }
 
-    /// The versions of what compiles programs.
+    /// Returns the versions of the compiler.
     pub fn platform_version(&self) -> Result<String> {
         let mut args = ffi::TopologyPlatformVersion::new(self.handle.get());
         self.handle.api().call(&mut args)?;
         Ok(args.version.text())
     }
 
-    /// Descriptions of the devices of the topology.
+    /// Returns descriptions of the devices.
     pub fn devices(&self) -> Result<Vec<DeviceDescription>> {
         let mut args = ffi::TopologyDescriptions::new(self.handle.get());
         self.handle.api().call(&mut args)?;
         args.descriptions.get().iter().map(|&each| DeviceDescription::read(self.handle.api(), each)).collect()
     }
 
-    /// What the plugin says of the topology, such as its bounds.
+    /// Returns the topology's attributes, such as its bounds.
     pub fn attributes(&self) -> Result<Attributes> {
         let mut args = ffi::TopologyAttributes::new(self.handle.get());
         self.handle.api().call(&mut args)?;
         Ok(value::read(args.attributes.get()))
     }
 
-    /// Compiles StableHLO, as text or as bytecode, for these devices. The result cannot run here.
+    /// Compiles StableHLO, as text or as bytecode, for these devices. The result cannot run on this machine.
     pub fn compile(&self, program: impl AsRef<[u8]>, options: &CompileOptions) -> Result<Executable> {
         let program = ffi::Program::mlir(program.as_ref());
         let options = options.encode();

@@ -7,15 +7,15 @@ use crate::ffi::RawNamedValue;
 /// The value of an option or an attribute.
 #[derive(Clone, Debug, PartialEq)]
 pub enum NamedValue {
-    /// A value that is text.
+    /// A string.
     String(String),
-    /// A value that is one integer.
+    /// An integer.
     Int(i64),
     /// A list of integers.
     Ints(Vec<i64>),
-    /// A value that is a floating-point number.
+    /// A floating-point number.
     Float(f32),
-    /// A value that is true or false.
+    /// A boolean.
     Bool(bool),
 }
 
@@ -37,7 +37,7 @@ impl From<bool> for NamedValue {
     }
 }
 
-/// What a plugin, device or topology says of itself, by name.
+/// The attributes of a plugin, device or topology, by name.
 pub type Attributes = BTreeMap<String, NamedValue>;
 
 pub(crate) fn read(values: &[RawNamedValue<'_>]) -> Attributes {

@@ -1,4 +1,4 @@
-//! A wait that takes longer than its limit: alone in its process, which ends while the device still computes.
+//! A wait that exceeds its limit. It runs in its own process, which ends while the device still computes.
 
 mod support;
 
@@ -7,8 +7,8 @@ use std::time::Duration;
 use support::{buffer, compile, cpu, run};
 
 #[test]
-fn a_program_that_takes_too_long_is_an_error_and_nothing_waits_for_it() {
-    // Its loop takes many seconds.
+fn a_program_beyond_the_wait_limit_is_an_error() {
+    // The loop takes many seconds.
     let program = "
     module @too_long {
       func.func @main(%a: tensor<512x512xf32>) -> tensor<512x512xf32> {

@@ -1,7 +1,7 @@
-//! The argument structs of the calls that we use, in the layout of C API 0.115.
+//! The argument structs of the C calls, in the layout of C API 0.115.
 //!
-//! Sizes and offsets are checked below against the header of that version; libtpu (0.116) and the XLA CPU plugin (0.81)
-//! check them again whenever they are called. Fields before the arrow are set by us, those behind it by the plugin.
+//! Tests compare sizes and offsets with the header of that version; libtpu (0.116) and the XLA CPU plugin (0.81) check
+//! struct sizes in every call. The fields before the arrow are inputs, the fields after it are outputs.
 
 use super::{
     Args, Handle, Header, OutCounted, OutHandle, OutRagged, OutSlice, Program, RawNamedValue, Ref, Slice, Unused,
@@ -31,13 +31,13 @@ handles! {
     Topology, 83, "PJRT_TopologyDescription_Destroy";
 }
 
-/// A device belongs to its client and is never destroyed by us.
+/// A device. It belongs to its client and is never destroyed separately.
 #[repr(C)]
 pub(crate) struct Device {
     private: [u8; 0],
 }
 
-/// A device description belongs to its device or topology.
+/// A device description. It belongs to its device or topology.
 #[repr(C)]
 pub(crate) struct DeviceDescription {
     private: [u8; 0],
@@ -57,7 +57,7 @@ macro_rules! calls {
             }
 
             impl<$life> $name<$life> {
-                /// The end of the last field, which the header calls `STRUCT_SIZE`, without trailing padding.
+                /// The end of the last field, without trailing padding; `STRUCT_SIZE` in the header.
                 const SIZE: usize = {
                     let ends = [
                         size_of::<Header>(),
@@ -77,7 +77,7 @@ macro_rules! calls {
                 }
             }
 
-            // SAFETY: declared from the header; see the tests below.
+            // SAFETY: declared as in the header; see the tests below.
             unsafe impl Args for $name<'_> {
                 const NAME: &'static str = $c_name;
                 const SLOT: usize = $slot;
@@ -96,7 +96,7 @@ calls! {
     6 "PJRT_Event_IsReady" EventIsReady<'a> { event: Ref<'a, Event>, => is_ready: bool, }
     8 "PJRT_Event_Await" EventAwait<'a> { event: Ref<'a, Event>, => }
 
-    // Behind the client: two key-value callbacks before it and one after, for jobs of several processes.
+    // `get`, `put` and `try_get` are key-value callbacks for jobs of several processes.
     10 "PJRT_Client_Create" ClientCreate<'a> {
         options: Slice<'a, RawNamedValue<'a>>, => get: Unused<2>, put: Unused<2>, client: OutHandle<Client>,
         try_get: Unused<2>,
@@ -153,7 +153,7 @@ calls! {
     52 "PJRT_LoadedExecutable_AddressableDevices" LoadedAddressableDevices<'a> {
         loaded: Ref<'a, LoadedExecutable>, => devices: OutSlice<'a, Ref<'a, Device>>,
     }
-    // Behind the executable: options that would override those it was compiled with, and how to load it.
+    // `overridden` are compile options that replace the executable's, `load_options` options of loading.
     56 "PJRT_Executable_DeserializeAndLoad" DeserializeAndLoad<'a> {
         client: Ref<'a, Client>, serialized: Slice<'a, u8>,
         => executable: OutHandle<LoadedExecutable>, overridden: Unused<2>, load_options: Unused<1>,
@@ -185,7 +185,7 @@ calls! {
     88 "PJRT_TopologyDescription_Attributes" TopologyAttributes<'a> {
         topology: Ref<'a, Topology>, => attributes: OutSlice<'a, RawNamedValue<'a>>,
     }
-    // A client would let the compiler look at the devices of this machine.
+    // With a client, the compiler could inspect the devices of this machine.
     89 "PJRT_Compile" TopologyCompile<'a> {
         topology: Ref<'a, Topology>, program: &'a Program<'a>, options: Slice<'a, u8>,
         => client: Unused<1>, executable: OutHandle<Executable>,
@@ -207,7 +207,7 @@ calls! {
     }
 }
 
-/// `int64_t` and `bool`, side by side: a number that the plugin may not know.
+/// `int64_t` and `bool`: a number that the plugin may not report.
 #[repr(C)]
 #[derive(Default)]
 pub(crate) struct Maybe {
@@ -225,9 +225,9 @@ impl Maybe {
 mod tests {
     use super::SIZES;
 
-    /// `*_Args_STRUCT_SIZE` as the header of C API 0.115 gives them, and the place of each function in its table.
+    /// `*_Args_STRUCT_SIZE` in the header of C API 0.115, and the index of each function in the table.
     #[test]
-    fn layouts_are_those_of_the_header() {
+    fn argument_layouts_match_the_header() {
         let header = [
             ("PJRT_Plugin_Initialize", 3, 16),
             ("PJRT_Plugin_Attributes", 4, 32),

@@ -1,4 +1,4 @@
-//! A plugin for tests: events that become ready when a test says so, or never, and buffers that are copied then.
+//! A fake plugin for tests: its events become ready when a test asks for it, or never; then its buffers are copied.
 
 use std::ffi::c_void;
 use std::ptr::NonNull;
@@ -10,17 +10,17 @@ use super::{Api, Function, HandleArgs, Header, Origin, OutSlice, Owned, RawError
 
 type Callback = unsafe extern "C" fn(*mut RawError, *mut c_void);
 
-/// The event, and whatever else has one handle in a test: a client, a buffer, a loaded executable.
+/// An object for all handles in a test: event, client, buffer and loaded executable.
 #[derive(Default)]
 pub(super) struct FakeObject {
     ready: AtomicBool,
     failure: Option<&'static str>,
-    /// The callback with the address of its argument.
+    /// The callback and the address of its argument.
     callback: Mutex<Option<(Callback, usize)>>,
-    /// Address and size of what a copy to the host that has begun writes to.
+    /// The address and size of the destination of a copy to the host that is in progress.
     destination: Mutex<Option<(usize, usize)>>,
     destroyed: AtomicUsize,
-    /// Errors of the event that nobody has destroyed yet.
+    /// The number of errors that have not been destroyed yet.
     errors: AtomicUsize,
     /// The semantics of the last copy from the host.
     semantics: AtomicUsize,
@@ -51,15 +51,15 @@ impl FakeObject {
         self.callback.lock().unwrap().is_some()
     }
 
-    /// Writes what is to be copied, and tells whoever waits.
+    /// Completes the copy and wakes the waiting thread.
     pub(super) fn finish(&'static self) {
         if let Some((address, size)) = self.destination.lock().unwrap().take() {
-            // SAFETY: the destination is there until the event is ready.
+            // SAFETY: the destination is valid until the event is ready.
             unsafe { std::slice::from_raw_parts_mut(address as *mut u8, size) }.fill(7);
         }
         self.ready.store(true, Ordering::SeqCst);
         if let Some((callback, argument)) = self.callback.lock().unwrap().take() {
-            // SAFETY: as the header says: once, when the event is ready.
+            // SAFETY: called once, when the event is ready, as the header requires.
             unsafe { callback(self.error(), argument as *mut c_void) };
         }
     }
@@ -72,9 +72,9 @@ impl FakeObject {
         Box::into_raw(Box::new(FakeError { event: self })).cast()
     }
 
-    /// A handle of this object; limits of waits are those of `origin`.
+    /// Returns a handle of this object with the wait limits of `origin`.
     pub(super) fn handle<H: super::Handle>(&'static self, origin: &Origin) -> Owned<H> {
-        // SAFETY: the object lives for ever, and the functions of `api` take it for every kind of handle.
+        // SAFETY: the object is never freed, and the functions of `api` accept it as any kind of handle.
         unsafe { Owned::new(NonNull::from(self).cast(), origin.clone()) }
     }
 }
@@ -94,16 +94,16 @@ struct ErrorArgs<Rest> {
 }
 
 unsafe extern "C" fn error_destroy(args: *mut c_void) -> *mut RawError {
-    // SAFETY: the struct is that of the header.
+    // SAFETY: the struct has the layout of the header.
     let args = unsafe { &*args.cast::<ErrorArgs<()>>() };
-    // SAFETY: the error is from `FakeObject::error`, and destroyed once.
+    // SAFETY: the error is from `FakeObject::error`, and is destroyed once.
     let error = unsafe { Box::from_raw(args.error) };
     error.event.errors.fetch_sub(1, Ordering::SeqCst);
     std::ptr::null_mut()
 }
 
 unsafe extern "C" fn error_message(args: *mut c_void) -> *mut RawError {
-    // SAFETY: the struct is that of the header.
+    // SAFETY: the struct has the layout of the header.
     let args = unsafe { &mut *args.cast::<ErrorArgs<OutSlice<'static, u8>>>() };
     // SAFETY: the error is alive.
     let text = unsafe { &*args.error }.event.failure.unwrap_or_default();
@@ -112,35 +112,35 @@ unsafe extern "C" fn error_message(args: *mut c_void) -> *mut RawError {
 }
 
 unsafe extern "C" fn error_code(args: *mut c_void) -> *mut RawError {
-    // SAFETY: the struct is that of the header.
+    // SAFETY: the struct has the layout of the header.
     unsafe { &mut *args.cast::<ErrorArgs<i32>>() }.rest = 13;
     std::ptr::null_mut()
 }
 
 unsafe extern "C" fn destroy(args: *mut c_void) -> *mut RawError {
-    // SAFETY: the struct is that of the header.
+    // SAFETY: the struct has the layout of the header.
     let handle = unsafe { &*args.cast::<HandleArgs<FakeObject>>() }.handle;
-    // SAFETY: objects live for ever.
+    // SAFETY: objects are never freed.
     unsafe { &*handle }.destroyed.fetch_add(1, Ordering::SeqCst);
     std::ptr::null_mut()
 }
 
 unsafe extern "C" fn event_is_ready(args: *mut c_void) -> *mut RawError {
-    // SAFETY: the struct is that of the header.
+    // SAFETY: the struct has the layout of the header.
     let args = unsafe { &mut *args.cast::<ObjectArgs<bool>>() };
     args.rest = args.object.ready.load(Ordering::SeqCst);
     std::ptr::null_mut()
 }
 
 unsafe extern "C" fn event_await(args: *mut c_void) -> *mut RawError {
-    // SAFETY: the struct is that of the header.
+    // SAFETY: the struct has the layout of the header.
     let object = unsafe { &*args.cast::<ObjectArgs<()>>() }.object;
     assert!(object.ready.load(Ordering::SeqCst), "this would wait without a limit");
     object.error()
 }
 
 unsafe extern "C" fn event_on_ready(args: *mut c_void) -> *mut RawError {
-    // SAFETY: the struct is that of the header.
+    // SAFETY: the struct has the layout of the header.
     let args = unsafe { &*args.cast::<ObjectArgs<(Callback, usize)>>() };
     *args.object.callback.lock().unwrap() = Some(args.rest);
     if args.object.ready.load(Ordering::SeqCst) {
@@ -149,7 +149,7 @@ unsafe extern "C" fn event_on_ready(args: *mut c_void) -> *mut RawError {
     std::ptr::null_mut()
 }
 
-/// The object is client, buffer and event in one.
+/// The object serves as client, buffer and event.
 unsafe extern "C" fn from_host(args: *mut c_void) -> *mut RawError {
     #[repr(C)]
     struct Rest {
@@ -161,7 +161,7 @@ unsafe extern "C" fn from_host(args: *mut c_void) -> *mut RawError {
         done_with_host_buffer: Option<&'static FakeObject>,
         buffer: Option<&'static FakeObject>,
     }
-    // SAFETY: the struct is that of the header.
+    // SAFETY: the struct has the layout of the header.
     let args = unsafe { &mut *args.cast::<ObjectArgs<Rest>>() };
     args.object.semantics.store(args.rest.semantics as usize, Ordering::SeqCst);
     args.rest.buffer = Some(args.object);
@@ -169,7 +169,7 @@ unsafe extern "C" fn from_host(args: *mut c_void) -> *mut RawError {
 }
 
 unsafe extern "C" fn to_host(args: *mut c_void) -> *mut RawError {
-    // SAFETY: the struct is that of the header: layout, data, size, event.
+    // SAFETY: the struct has the layout of the header: layout, data, size, event.
     let args = unsafe { &mut *args.cast::<ObjectArgs<(usize, usize, usize, Option<&'static FakeObject>)>>() };
     let (_, data, size, event) = &mut args.rest;
     *args.object.destination.lock().unwrap() = Some((*data, *size));
@@ -178,13 +178,13 @@ unsafe extern "C" fn to_host(args: *mut c_void) -> *mut RawError {
 }
 
 unsafe extern "C" fn ready_event(args: *mut c_void) -> *mut RawError {
-    // SAFETY: the struct is that of the header.
+    // SAFETY: the struct has the layout of the header.
     let args = unsafe { &mut *args.cast::<ObjectArgs<Option<&'static FakeObject>>>() };
     args.rest = Some(args.object);
     std::ptr::null_mut()
 }
 
-/// The fake plugin's table, `without` some of its functions.
+/// Returns the fake plugin's table, `without` some of its functions.
 pub(super) fn api(without: &[usize]) -> &'static Api {
     let mut functions: Vec<Option<Function>> = vec![None; 73];
     let offered: [(usize, Function); 12] = [
@@ -207,7 +207,7 @@ pub(super) fn api(without: &[usize]) -> &'static Api {
     Box::leak(Box::new(Api { version: (0, 81), functions: Vec::leak(functions) }))
 }
 
-/// A client of the fake plugin that waits for milliseconds.
+/// Returns a client of the fake plugin with a wait limit of 20 ms.
 pub(super) fn origin(without: &[usize]) -> Origin {
     let origin = Origin::new(api(without));
     origin.waits().set_limit(Duration::from_millis(20));

@@ -1,7 +1,7 @@
 //! Copies between host slices and device buffers.
 //!
-//! Both wait for the transfer before they return. A wait may be given up, and then the transfer may still come: so the
-//! plugin never reads or writes memory that is borrowed from the caller once the call into the plugin is over.
+//! Both wait for the transfer. After a timeout, the transfer may still happen, so the plugin never accesses memory
+//! borrowed from the caller after its call has returned.
 
 use std::ffi::c_void;
 
@@ -9,8 +9,8 @@ use super::wait::ended;
 use super::{Args, Buffer, BufferReadyEvent, Client, Device, Event, Header, OutHandle, Owned, Ref, Slice, wait};
 use crate::error::{Error, Result};
 
-/// The plugin reads the slice before the call returns, and never after. It may make a copy for that, as plugins for GPUs do
-/// with any semantics; XLA's CPU copies to where the buffer is.
+/// The plugin reads the slice only during the call. It may copy the slice for that, as GPU plugins always do; XLA's CPU
+/// copies it directly to the buffer.
 const IMMUTABLE_ONLY_DURING_CALL: i32 = 0;
 
 #[repr(C)]
@@ -29,14 +29,14 @@ struct FromHostArgs<'a> {
     buffer: OutHandle<Buffer>,
 }
 
-// SAFETY: as the header declares it.
+// SAFETY: the layout is declared as in the header.
 unsafe impl Args for FromHostArgs<'_> {
     const NAME: &'static str = "PJRT_Client_BufferFromHostBuffer";
     const SLOT: usize = 22;
 }
 
-/// Copies `data`, dense and row-major, to the device, and waits until it is there, so that copies of data that the plugin
-/// makes do not pile up. `element_size` is that of `type_code`.
+/// Copies `data`, dense and row-major, to the device, and waits for the transfer, so that the plugin's internal copies
+/// do not accumulate. `element_size` is the size of `type_code`.
 pub(crate) fn copy_from_host(
     client: &Owned<Client>,
     device: Ref<'_, Device>,
@@ -69,7 +69,7 @@ pub(crate) fn copy_from_host(
         buffer: OutHandle::default(),
     };
     client.api().call(&mut args)?;
-    // Of a slice that the plugin has read already.
+    // This event is ready: the plugin has already read the slice.
     drop(args.done_with_host_buffer.take(client.origin()));
     let buffer = args.buffer.take(client.origin()).ok_or(Error::Nothing { operation: FromHostArgs::NAME })?;
     let mut ready = BufferReadyEvent::new(buffer.get());
@@ -103,15 +103,15 @@ struct ToHostArgs<'a> {
     event: OutHandle<Event>,
 }
 
-// SAFETY: as the header declares it.
+// SAFETY: the layout is declared as in the header.
 unsafe impl Args for ToHostArgs<'_> {
     const NAME: &'static str = "PJRT_Buffer_ToHostBuffer";
     const SLOT: usize = 70;
 }
 
-/// Copies a buffer into `data`, dense and row-major whatever the layout on the device.
+/// Copies a buffer into `data`, dense and row-major for any layout on the device.
 ///
-/// `data` is owned, because it must outlive a copy that nobody waits for any more.
+/// `data` is owned, because it must outlive a copy whose wait has timed out.
 pub(crate) fn copy_to_host<T: bytemuck::Pod>(buffer: &Owned<Buffer>, rank: usize, mut data: Vec<T>) -> Result<Vec<T>> {
     buffer.origin().waits().check()?;
     let minor_to_major: Vec<i64> = (0..rank as i64).rev().collect();
@@ -138,7 +138,7 @@ pub(crate) fn copy_to_host<T: bytemuck::Pod>(buffer: &Owned<Buffer>, rank: usize
     match ended(&event, "a copy from the device, which waits for the program that computes what is copied,") {
         Ok(outcome) => outcome.map(|()| data),
         Err(unknown) => {
-            // The device may still write there: the memory is never given back.
+            // The device may still write there, so the memory is never freed.
             std::mem::forget(data);
             Err(unknown)
         }
@@ -150,7 +150,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn layouts_are_those_of_the_header() {
+    fn copy_layouts_match_the_header() {
         assert_eq!((size_of::<FromHostArgs<'_>>(), size_of::<ToHostArgs<'_>>()), (120, 56));
         assert_eq!(std::mem::offset_of!(FromHostArgs<'_>, semantics), 72);
         assert_eq!((size_of::<MemoryLayout<'_>>(), std::mem::offset_of!(MemoryLayout<'_>, kind)), (80, 72));

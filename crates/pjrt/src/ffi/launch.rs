@@ -1,4 +1,4 @@
-//! Execution: the one call that takes and fills arrays of arrays.
+//! Execution: the one call whose inputs and outputs are arrays of arrays.
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -9,11 +9,11 @@ use super::{
 };
 use crate::error::{Error, Result};
 
-/// A loaded executable that knows how many buffers a run writes.
+/// A loaded executable and its number of outputs.
 pub(crate) struct Launcher {
     loaded: Owned<LoadedExecutable>,
     num_outputs: usize,
-    /// The name of the program, if the plugin knows it.
+    /// The name of the executable, if the plugin reports it.
     name: Option<Arc<str>>,
 }
 
@@ -50,7 +50,7 @@ struct ExecuteArgs<'a> {
     device: *const c_void,
 }
 
-// SAFETY: as the header declares it.
+// SAFETY: the layout is declared as in the header.
 unsafe impl Args for ExecuteArgs<'_> {
     const NAME: &'static str = "PJRT_LoadedExecutable_Execute";
     const SLOT: usize = 55;
@@ -77,8 +77,8 @@ impl Launcher {
 
     /// Starts a run on every device and returns its outputs, `[devices][outputs]`, which may not be ready yet.
     ///
-    /// A program without outputs is waited for. `arguments`: `[devices][args]`. The buffers at the positions `not_donated`
-    /// stay intact whatever the program aliases.
+    /// Waits for an executable without outputs. `arguments` are `[devices][args]`. The buffers at the positions
+    /// `not_donated` stay intact even if the program aliases them.
     pub(crate) fn launch(
         &self,
         arguments: &[Vec<Ref<'_, Buffer>>],
@@ -124,12 +124,12 @@ impl Launcher {
             num_devices: arguments.len(),
             num_args,
             outputs: output_rows.as_ptr(),
-            // A failure surfaces in the outputs; only without outputs somebody has to listen.
+            // Outputs report a failure; without outputs, events are needed.
             complete_events: if self.num_outputs == 0 { events.as_mut_ptr() } else { std::ptr::null_mut() },
             device: std::ptr::null(),
         };
         api.call(&mut args)?;
-        // Owned before anything can go wrong, so that an early return leaks nothing.
+        // Take ownership first, so that an early return leaks nothing.
         let events: Vec<_> = events.iter_mut().filter_map(|event| event.take(origin)).collect();
         let outputs: Vec<Vec<_>> =
             outputs.iter_mut().map(|list| list.iter_mut().map(|output| output.take(origin)).collect()).collect();
@@ -147,10 +147,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nothing_is_launched_on_a_device_that_hangs() {
+    fn hanging_devices_get_no_further_launches() {
         let (object, origin) = (FakeObject::new(false, None), fake::origin(&[]));
         let launcher = Launcher { loaded: object.handle(&origin), num_outputs: 1, name: Some("step".into()) };
-        // The fake plugin cannot run programs.
+        // The fake plugin has no function to run executables.
         let launch = || launcher.launch(&[], &[]).err().unwrap();
         assert!(matches!(launch(), Error::MissingFunction { function: ExecuteArgs::NAME, .. }));
         let error = wait(&object.handle(&origin), "a test").unwrap_err();
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn layouts_are_those_of_the_header() {
+    fn execute_layouts_match_the_header() {
         assert_eq!((size_of::<ExecuteArgs<'_>>(), size_of::<ExecuteOptions<'_>>()), (80, 144));
         assert_eq!(std::mem::offset_of!(ExecuteOptions<'_>, non_donatable_inputs), 56);
     }

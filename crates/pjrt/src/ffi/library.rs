@@ -10,8 +10,8 @@ use crate::error::{Error, Result};
 /// Loads the library at `path` for the rest of the process and reads its function table.
 pub(crate) fn open(path: &Path) -> Result<Api> {
     let failed = |reason: String| Error::Load { path: path.to_path_buf(), reason };
-    // SAFETY: loading runs the library's initialisers; that a file given as a plugin is one is the caller's word, and all
-    // that can be asked for.
+    // SAFETY: loading runs the library's initialisers; the caller guarantees that the file is a plugin, which cannot be
+    // checked.
     let library = unsafe { libloading::Library::new(path) }.map_err(|error| failed(error.to_string()))?;
     // SAFETY: the PJRT C API defines the exported function's type.
     let entry = unsafe { library.get::<unsafe extern "C" fn() -> *mut c_void>(b"GetPjrtApi") }
@@ -24,14 +24,14 @@ pub(crate) fn open(path: &Path) -> Result<Api> {
     unsafe { Api::read(table) }.ok_or_else(|| failed("its function table is too small to be one".into()))
 }
 
-/// Sets environment variables that are unset, if that is safe: while the process has one thread. Returns whether.
+/// Sets environment variables that are unset, if the process has a single thread. Returns `false` if it has several.
 pub(crate) fn set_variables(variables: &[(&str, &str)]) -> bool {
     let threads = std::fs::read_dir("/proc/self/task").map_or(0, Iterator::count);
     if threads != 1 {
         return false;
     }
     for (name, value) in variables.iter().filter(|(name, _)| std::env::var_os(name).is_none()) {
-        // SAFETY: there is no other thread that could read the environment meanwhile.
+        // SAFETY: no other thread can read the environment at the same time.
         unsafe { std::env::set_var(name, value) };
     }
     true
@@ -40,8 +40,8 @@ pub(crate) fn set_variables(variables: &[(&str, &str)]) -> bool {
 #[cfg(test)]
 mod tests {
     #[test]
-    fn the_environment_of_a_process_with_threads_stays_as_it_is() {
-        // On a thread of our own, so that there are two however the tests are run.
+    fn the_environment_is_not_changed_with_several_threads() {
+        // A new thread ensures that the process has at least two.
         let set = std::thread::spawn(|| super::set_variables(&[("PJRT_NEVER_SET", "1")])).join().unwrap();
         assert!(!set && std::env::var_os("PJRT_NEVER_SET").is_none());
     }

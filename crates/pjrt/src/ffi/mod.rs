@@ -1,8 +1,8 @@
 //! The C boundary: the only unsafe code of this crate.
 //!
-//! A plugin exports one function that returns a table of functions, all of the form `PJRT_Error* f(Args*)`. The table is
-//! read only as far as the plugin says that it goes. Argument structs are declared in their newest layout: a plugin
-//! refuses one that is smaller than its own and ignores what lies behind, because fields are only ever appended.
+//! A plugin exports one function that returns a table of functions, all of the form `PJRT_Error* f(Args*)`. Only as
+//! much of the table is read as the plugin declares. Argument structs are declared in their newest layout: a plugin
+//! refuses structs smaller than its own and ignores additional fields, because fields are only ever appended.
 
 mod calls;
 #[cfg(test)]
@@ -35,8 +35,8 @@ use crate::error::{Code, Error, Result};
 ///
 /// # Safety
 ///
-/// The layout must be what the header declares for `NAME`, and `SLOT` its place in the function table, counted from
-/// `PJRT_Error_Destroy`.
+/// The layout must match the header's declaration for `NAME`, and `SLOT` must be the function's index in the table,
+/// counted from `PJRT_Error_Destroy`.
 pub(crate) unsafe trait Args {
     const NAME: &'static str;
     const SLOT: usize;
@@ -44,7 +44,7 @@ pub(crate) unsafe trait Args {
 
 type Function = unsafe extern "C" fn(*mut c_void) -> *mut RawError;
 
-/// The fields that every argument struct begins with.
+/// The first fields of every argument struct.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct Header {
@@ -89,7 +89,7 @@ struct ErrorCodeArgs {
     code: i32,
 }
 
-/// What `GetPjrtApi` returns, up to the functions.
+/// The first fields of the table that `GetPjrtApi` returns; the functions follow.
 #[repr(C)]
 struct RawApi {
     struct_size: usize,
@@ -99,7 +99,7 @@ struct RawApi {
     minor: i32,
 }
 
-/// A plugin's function table. Plugins are never unloaded, so it lives for ever.
+/// A plugin's function table. It is valid forever, because plugins are never unloaded.
 pub(crate) struct Api {
     version: (i32, i32),
     functions: &'static [Option<Function>],
@@ -111,17 +111,17 @@ impl Api {
     /// `raw` must come from the `GetPjrtApi` of a library that is never unloaded.
     unsafe fn read(raw: NonNull<c_void>) -> Option<Self> {
         let raw = raw.cast::<RawApi>();
-        // SAFETY: every version of the table begins with its own size.
+        // SAFETY: every version of the table starts with its size.
         let size = unsafe { raw.cast::<usize>().read() };
         let len = size.checked_sub(size_of::<RawApi>())? / size_of::<Option<Function>>();
         // SAFETY: the table is at least as large as `RawApi`.
         let version = unsafe { (raw.as_ref().major, raw.as_ref().minor) };
-        // SAFETY: the functions follow the version; the plugin says by `struct_size` how many there are.
+        // SAFETY: the functions follow the version; the plugin's `struct_size` gives their number.
         let functions = unsafe { std::slice::from_raw_parts(raw.add(1).as_ptr().cast(), len) };
         Some(Api { version, functions })
     }
 
-    /// The version of the C API that the plugin was built with.
+    /// Returns the version of the C API that the plugin was built with.
     pub(crate) fn version(&self) -> (i32, i32) {
         self.version
     }
@@ -131,7 +131,7 @@ impl Api {
         function.ok_or(Error::MissingFunction { function: name, version: self.version })
     }
 
-    /// Calls the plugin; what it writes is in `args` afterwards.
+    /// Calls the plugin, which writes its results to `args`.
     pub(crate) fn call<A: Args>(&self, args: &mut A) -> Result<()> {
         let function = self.function(A::SLOT, A::NAME)?;
         // SAFETY: `Args` ties the layout to the function; its pointers are live by construction (see `pointer`).
@@ -139,7 +139,7 @@ impl Api {
         self.check(A::NAME, error)
     }
 
-    /// Turns the plugin's error into ours, and frees it.
+    /// Converts the plugin's error and frees it.
     fn check(&self, operation: &'static str, error: *mut RawError) -> Result<()> {
         if error.is_null() {
             return Ok(());
@@ -156,8 +156,8 @@ impl Api {
             self.function(2, "PJRT_Error_GetCode")?,
             self.function(0, "PJRT_Error_Destroy")?,
         );
-        // SAFETY: `error` is the live error that the call returned and the structs are those of the header. Message and
-        // Destroy return nothing: what is read as their result is not used. The text is copied before Destroy frees it.
+        // SAFETY: `error` is the live error that the call returned, and the structs have the layout of the header.
+        // Message and Destroy return nothing; their results are not used. The text is copied before Destroy frees it.
         let message = unsafe {
             message((&raw mut text).cast());
             get_code((&raw mut number).cast());
@@ -177,7 +177,7 @@ mod tests {
         std::process::abort()
     }
 
-    /// The table of a plugin of version `(major, minor)` that says of itself that it has `count` functions.
+    /// Returns the table of a plugin of version `(major, minor)` that declares `count` functions.
     fn table(version: (i32, i32), functions: [Option<Function>; 3], count: usize) -> Option<Api> {
         #[repr(C)]
         struct Table {
@@ -192,13 +192,13 @@ mod tests {
             minor: version.1,
         };
         let table = Box::leak(Box::new(Table { api, functions }));
-        // SAFETY: the table is laid out like a plugin's, has at least `count` functions, and lives for ever.
+        // SAFETY: the table has the layout of a plugin's, has at least `count` functions, and is never freed.
         unsafe { Api::read(NonNull::from(table).cast()) }
     }
 
-    /// A table of an old plugin: it ends before the function, or has a hole where it would be.
+    /// The table of an old plugin ends before the function, or has null in its place.
     #[test]
-    fn a_function_that_an_old_plugin_lacks_is_an_error_that_says_what_to_do() {
+    fn missing_functions_of_old_plugins_are_explained() {
         let api = table((0, 40), [Some(unreachable), None, Some(unreachable)], 2).unwrap();
         for slot in [1, 2, 500] {
             let error = api.function(slot, "PJRT_Client_Load").unwrap_err();
@@ -213,9 +213,9 @@ mod tests {
         assert!(api.function(0, "PJRT_Error_Destroy").is_ok());
     }
 
-    /// Nothing of the plugin is called then: every function of these tables ends the process.
+    /// The plugin is not called: every function of this table ends the process.
     #[test]
-    fn a_call_that_an_old_plugin_lacks_fails_before_it_is_made() {
+    fn missing_functions_fail_before_the_call() {
         let api = table((0, 1), [Some(unreachable); 3], 3).unwrap();
         let error = api.call(&mut PluginInitialize::new()).unwrap_err();
         assert!(matches!(error, Error::MissingFunction { function: PluginInitialize::NAME, .. }), "{error:?}");
@@ -224,13 +224,13 @@ mod tests {
     }
 
     #[test]
-    fn the_table_is_read_as_far_as_its_size_goes() {
+    fn the_function_table_is_read_up_to_its_size() {
         for count in 0..=3 {
             let api = table((0, 81), [Some(unreachable); 3], count).unwrap();
             assert_eq!((api.version(), api.functions.len()), ((0, 81), count));
         }
         let size = 8_usize;
-        // SAFETY: no more than the size is read of a table that is too small to have a version.
+        // SAFETY: if a table is too small for a version, only its size is read.
         assert!(unsafe { Api::read(NonNull::from(&size).cast()) }.is_none());
     }
 }

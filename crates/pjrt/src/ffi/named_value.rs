@@ -1,4 +1,4 @@
-//! `PJRT_NamedValue`, the one struct with a union.
+//! `PJRT_NamedValue`, the only struct with a union.
 
 use std::ffi::c_void;
 use std::marker::PhantomData;
@@ -6,14 +6,14 @@ use std::marker::PhantomData;
 use super::{Header, Slice, pointer::OutSlice};
 use crate::value::NamedValue;
 
-/// A name and a value, of options on the way in and of attributes on the way out.
+/// A name and a value: an option for the plugin, or an attribute from it.
 #[repr(C)]
 pub(crate) struct RawNamedValue<'a> {
     header: Header,
     name: Slice<'a, u8>,
     kind: i32,
     value: RawValue,
-    /// Elements of a list or string, 1 for a scalar.
+    /// The elements of a list or string; 1 for a scalar.
     len: usize,
 }
 
@@ -38,9 +38,9 @@ impl<'a> RawNamedValue<'a> {
         RawNamedValue { header: Header::new(size_of::<Self>()), name: name.into(), kind, value, len }
     }
 
-    /// A copy of what the plugin wrote; `None` for a kind that this binding does not know.
+    /// Copies a value that the plugin wrote; `None` for a kind that this crate does not support.
     pub(crate) fn read(&self) -> Option<(String, NamedValue)> {
-        // SAFETY: `kind` says which member of the union is set; pointers are good for `len` elements while `self` is.
+        // SAFETY: `kind` tells the active member of the union; pointers are valid for `len` elements while `self` is.
         let value = unsafe {
             match self.kind {
                 0 => NamedValue::String(String::from_utf8_lossy(self.list(self.value.pointer.cast())).into_owned()),

@@ -1,4 +1,4 @@
-//! Handles that destroy their objects, and the order in which they do.
+//! Handles that destroy their objects in the right order.
 
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -6,14 +6,14 @@ use std::sync::Arc;
 use super::{Api, HandleArgs, Ref, Waits};
 use crate::error::Result;
 
-/// An object of the plugin that its holder destroys by the function in `SLOT`.
+/// An object of the plugin that its owner destroys with the function in `SLOT`.
 pub(crate) trait Handle {
     const NAME: &'static str;
     const SLOT: usize;
 }
 
-/// Where an object comes from: a plugin, and of it a client, whose waits have a limit. What belongs to no client has waits
-/// of its own, which nobody makes.
+/// The origin of an object: its plugin, and the wait limits of its client. An object without a client has its own,
+/// unused limits.
 #[derive(Clone)]
 pub(crate) struct Origin {
     api: &'static Api,
@@ -21,7 +21,7 @@ pub(crate) struct Origin {
 }
 
 impl Origin {
-    /// That of a new client, or of an object without one.
+    /// Creates the origin of a new client, or of an object without one.
     pub(crate) fn new(api: &'static Api) -> Self {
         Origin { api, waits: Arc::new(Waits::new()) }
     }
@@ -31,8 +31,8 @@ impl Origin {
     }
 }
 
-/// A handle that is destroyed when dropped, unless a wait for its client's device was given up: the device may still use
-/// the object, and destroying it may wait for the device, without a limit.
+/// A handle that is destroyed when dropped, unless a wait for its client's device has timed out: the device may still
+/// use the object, and destroying it could block without a limit.
 pub(crate) struct Owned<H: Handle> {
     handle: NonNull<H>,
     origin: Origin,
@@ -47,7 +47,7 @@ unsafe impl<H: Handle> Sync for Owned<H> {}
 impl<H: Handle> Owned<H> {
     /// # Safety
     ///
-    /// `handle` must be a live object that the plugin of `origin` has handed over.
+    /// `handle` must be a live object that the caller received from the plugin of `origin` and owns.
     pub(super) unsafe fn new(handle: NonNull<H>, origin: Origin) -> Self {
         Owned { handle, origin }
     }
@@ -73,15 +73,15 @@ impl<H: Handle> Drop for Owned<H> {
         }
         let mut args = HandleArgs::new(self.handle.as_ptr());
         if let Ok(destroy) = self.api().function(H::SLOT, H::NAME) {
-            // SAFETY: the handle is ours, live, and not used after this; all destroy calls take this struct.
+            // SAFETY: the handle is owned, live, and not used afterwards; all destroy functions take this struct.
             let error = unsafe { destroy((&raw mut args).cast()) };
-            // Nothing can be done about an object that fails to die, except not to leak the error too.
+            // An object that cannot be destroyed is leaked; its error is freed.
             let _ = self.api().check(H::NAME, error);
         }
     }
 }
 
-/// An object that lives inside another, `P`, and keeps it alive.
+/// An object that belongs to an object of type `P`, which it keeps alive.
 pub(crate) struct Child<H, P: Handle> {
     handle: NonNull<H>,
     parent: Arc<Owned<P>>,
@@ -99,7 +99,8 @@ impl<H, P: Handle> Clone for Child<H, P> {
 }
 
 impl<H, P: Handle> Child<H, P> {
-    /// The objects that `list` finds in `parent`. That it works for every lifetime proves that they come from there.
+    /// Returns the objects that `list` finds in `parent`. Because `list` is generic over the lifetime, they must come
+    /// from `parent`.
     pub(crate) fn of(
         parent: &Arc<Owned<P>>,
         list: impl for<'a> Fn(Ref<'a, P>) -> Result<&'a [Ref<'a, H>]>,

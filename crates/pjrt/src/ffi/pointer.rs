@@ -1,26 +1,26 @@
-//! Pointers that cross the C boundary, typed so that safe code cannot get them wrong.
+//! Pointers that cross the C boundary, with types that prevent misuse in safe code.
 //!
-//! Everything here has the layout of what the C header declares in its place. Lifetimes say how long the plugin keeps the
-//! pointee; fields are private to [`super`], so only a live handle, a Rust slice or the plugin itself can fill them.
+//! All types have the layout that the C header declares. Lifetimes express how long the plugin keeps the pointee.
+//! Fields are private to [`super`], so only a live handle, a Rust slice or the plugin can set them.
 
 use std::marker::PhantomData;
 use std::ptr::NonNull;
 
 use super::{Handle, Origin, Owned};
 
-/// `PJRT_Thing*`, borrowed from something that keeps it alive for `'a`.
+/// `PJRT_Thing*`, borrowed from an owner that lives for `'a`.
 #[repr(transparent)]
 pub(crate) struct Ref<'a, H>(pub(super) NonNull<H>, PhantomData<&'a H>);
 
 impl<H> Ref<'_, H> {
     /// # Safety
     ///
-    /// The pointee must live for the lifetime that the caller picks.
+    /// The pointee must live for `'a`.
     pub(super) unsafe fn new(pointer: NonNull<H>) -> Self {
         Ref(pointer, PhantomData)
     }
 
-    /// Whether both name the same object of the plugin.
+    /// Returns `true` if both refer to the same object.
     pub(crate) fn is(self, other: Ref<'_, H>) -> bool {
         self.0 == other.0
     }
@@ -34,7 +34,7 @@ impl<H> Clone for Ref<'_, H> {
 
 impl<H> Copy for Ref<'_, H> {}
 
-/// `const T*` and `size_t`, side by side: an array that the plugin reads during the call.
+/// `const T*` and `size_t`: an array that the plugin reads during the call.
 #[repr(C)]
 pub(crate) struct Slice<'a, T> {
     pointer: *const T,
@@ -43,7 +43,7 @@ pub(crate) struct Slice<'a, T> {
 }
 
 impl<'a, T> Slice<'a, T> {
-    /// A null pointer, which plugins tell from an empty array.
+    /// Returns a null pointer, which plugins distinguish from an empty array.
     pub(super) fn null() -> Self {
         Slice { pointer: std::ptr::null(), len: 0, borrow: PhantomData }
     }
@@ -65,7 +65,7 @@ impl<'a> From<&'a str> for Slice<'a, u8> {
     }
 }
 
-/// `const T*` and `size_t`, written by the plugin; the array lives as long as the object that was asked, `'a`.
+/// `const T*` and `size_t`, written by the plugin. The array lives as long as the object `'a` that was queried.
 #[repr(C)]
 pub(crate) struct OutSlice<'a, T> {
     pub(super) pointer: *const T,
@@ -84,7 +84,7 @@ impl<'a, T> OutSlice<'a, T> {
         if self.pointer.is_null() || self.len == 0 {
             return &[];
         }
-        // SAFETY: only the plugin writes these fields, and the header promises `len` elements for as long as `'a`.
+        // SAFETY: only the plugin writes these fields, and the header guarantees `len` elements for `'a`.
         unsafe { std::slice::from_raw_parts(self.pointer, self.len) }
     }
 }
@@ -95,7 +95,7 @@ impl OutSlice<'_, u8> {
     }
 }
 
-/// `size_t` and `const T*`: the order that two of the calls use.
+/// `size_t` and `const T*`: the field order of two calls.
 #[repr(C)]
 pub(crate) struct OutCounted<'a, T> {
     len: usize,
@@ -115,7 +115,7 @@ impl<'a, T> OutCounted<'a, T> {
     }
 }
 
-/// The ragged list of lists that describes the outputs' dimensions.
+/// The list of lists of output dimensions.
 #[repr(C)]
 #[derive(Default)]
 pub(crate) struct OutRagged<'a> {
@@ -149,7 +149,7 @@ impl<'a> OutRagged<'a> {
     }
 }
 
-/// `PJRT_Thing*` that the plugin hands over: whoever takes it destroys it.
+/// `PJRT_Thing*` that the plugin transfers to the caller, who must destroy it.
 #[repr(transparent)]
 pub(crate) struct OutHandle<H>(Option<NonNull<H>>);
 
@@ -160,14 +160,14 @@ impl<H> Default for OutHandle<H> {
 }
 
 impl<H: Handle> OutHandle<H> {
-    /// The handle, once; `None` if the plugin gave none.
+    /// Takes ownership of the handle; `None` if the plugin returned none, or it was already taken.
     pub(crate) fn take(&mut self, origin: &Origin) -> Option<Owned<H>> {
-        // SAFETY: only the plugin behind the call fills the field, and it hands the object over.
+        // SAFETY: only the called plugin sets the field, and it transfers ownership of the object.
         self.0.take().map(|handle| unsafe { Owned::new(handle, origin.clone()) })
     }
 }
 
-/// Fields that we leave zero, and nobody else may set.
+/// Fields that are always zero.
 #[repr(transparent)]
 pub(crate) struct Unused<const WORDS: usize>([usize; WORDS]);
 

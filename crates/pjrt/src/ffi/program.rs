@@ -1,11 +1,11 @@
-//! Programs on their way in, and what the plugin gives back as bytes.
+//! Programs as inputs of calls, and byte strings as outputs.
 
 use std::ffi::c_void;
 
 use super::{Api, Args, Executable, Header, OutSlice, Owned, Ref, Slice};
 use crate::error::Result;
 
-/// `PJRT_Program`: code and the name of its format.
+/// `PJRT_Program`: code and its format.
 #[repr(C)]
 pub(crate) struct Program<'a> {
     header: Header,
@@ -14,7 +14,7 @@ pub(crate) struct Program<'a> {
 }
 
 impl<'a> Program<'a> {
-    /// StableHLO, as text or as MLIR bytecode.
+    /// Wraps StableHLO, as text or as MLIR bytecode.
     pub(crate) fn mlir(code: &'a [u8]) -> Self {
         Program { header: Header::new(size_of::<Self>()), code: code.into(), format: "mlir".into() }
     }
@@ -35,13 +35,13 @@ struct OptimizedProgramArgs<'a> {
     program: *mut ProgramOut,
 }
 
-// SAFETY: as the header declares it.
+// SAFETY: the layout is declared as in the header.
 unsafe impl Args for OptimizedProgramArgs<'_> {
     const NAME: &'static str = "PJRT_Executable_OptimizedProgram";
     const SLOT: usize = 48;
 }
 
-/// The compiled program's code and the name of its format.
+/// Returns the compiled program's code and its format.
 pub(crate) fn optimized_program(api: &'static Api, executable: Ref<'_, Executable>) -> Result<(Vec<u8>, String)> {
     let mut program = ProgramOut {
         header: Header::new(size_of::<ProgramOut>()),
@@ -54,7 +54,7 @@ pub(crate) fn optimized_program(api: &'static Api, executable: Ref<'_, Executabl
         executable,
         program: &raw mut program,
     };
-    // Without a place for the code, the call says how large it is.
+    // Without a buffer for the code, the call returns its size.
     api.call(&mut args)?;
     let mut code = vec![0; program.code_size];
     program.code = code.as_mut_ptr();
@@ -73,13 +73,13 @@ struct SerializeArgs<'a> {
     delete: Option<unsafe extern "C" fn(*mut c_void)>,
 }
 
-// SAFETY: as the header declares it.
+// SAFETY: the layout is declared as in the header.
 unsafe impl Args for SerializeArgs<'_> {
     const NAME: &'static str = "PJRT_Executable_Serialize";
     const SLOT: usize = 49;
 }
 
-/// The executable in the plugin's own format.
+/// Serializes the executable in the plugin's own format.
 pub(crate) fn serialize(executable: &Owned<Executable>) -> Result<Vec<u8>> {
     let mut args = SerializeArgs {
         header: Header::new(size_of::<SerializeArgs<'_>>()),
@@ -91,7 +91,7 @@ pub(crate) fn serialize(executable: &Owned<Executable>) -> Result<Vec<u8>> {
     executable.api().call(&mut args)?;
     let bytes = args.bytes.get().to_vec();
     if let Some(delete) = args.delete {
-        // SAFETY: the plugin gave this function for this object; the bytes have been copied.
+        // SAFETY: the plugin returned this function for this object, and the bytes have been copied.
         unsafe { delete(args.backing) };
     }
     Ok(bytes)

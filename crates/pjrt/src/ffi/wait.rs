@@ -1,8 +1,8 @@
 //! Waits for events of a device, with a limit.
 //!
-//! `PJRT_Event_Await` has none, so a device that hangs would hang its process. A wait registers a callback instead and
-//! sleeps until the callback comes or the limit is over. Where a wait was given up, the device may go on at any time: what
-//! it still uses is never freed, and nothing more is asked of it.
+//! `PJRT_Event_Await` has no limit, so a hanging device would hang the process. Instead, a wait registers a callback
+//! and sleeps until the callback or the limit. After a timeout, the device may still continue: objects that it may use
+//! are never freed, and it gets no further calls.
 
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -12,15 +12,15 @@ use std::time::{Duration, Instant};
 use super::{Api, Args, Event, EventAwait, EventIsReady, Header, Owned, RawError, Ref};
 use crate::error::{Error, Result};
 
-/// What the waits of a client have in common. The handles of the client share it.
+/// The shared state of a client's waits.
 pub(crate) struct Waits {
-    /// Nanoseconds that a wait takes at most.
+    /// The limit of a wait, in nanoseconds.
     limit: AtomicU64,
-    /// The first wait that was given up.
+    /// The first wait that timed out.
     given_up: OnceLock<GivenUp>,
-    /// The program that was launched last.
+    /// The last program that was launched.
     launched: Mutex<Option<Arc<str>>>,
-    /// The plugin has refused a callback: it is not asked for one again.
+    /// `true` if the plugin has refused a callback; no further ones are requested.
     without_callbacks: AtomicBool,
 }
 
@@ -57,22 +57,22 @@ impl Waits {
     }
 
     pub(crate) fn set_limit(&self, limit: Duration) {
-        // The largest number of nanoseconds is 584 years.
+        // u64::MAX nanoseconds are 584 years.
         self.limit.store(u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
     }
 
-    /// Remembers the program that is launched, for the error of a wait that is given up.
+    /// Records the launched program for the error of a wait that times out.
     pub(super) fn launches(&self, program: Option<&Arc<str>>) {
         *self.launched.lock().unwrap_or_else(PoisonError::into_inner) = program.cloned();
     }
 
-    /// Whether a wait was given up, so that the device may still use any object of the client, and may block whoever
-    /// destroys one.
+    /// Returns `true` if a wait has timed out. The device may then still use any object of the client, and destroying
+    /// one could block.
     pub(super) fn is_given_up(&self) -> bool {
         self.given_up.get().is_some()
     }
 
-    /// The error of the wait that was given up, if there was one: calls that may block are not made any more.
+    /// Returns the error of the wait that timed out, if any. Calls that may block are then not made.
     pub(crate) fn check(&self) -> Result<()> {
         self.given_up.get().map_or(Ok(()), |first| Err(first.error()))
     }
@@ -91,35 +91,36 @@ struct OnReadyArgs<'a> {
     user_arg: *mut c_void,
 }
 
-// SAFETY: as the header declares it.
+// SAFETY: the layout is declared as in the header.
 unsafe impl Args for OnReadyArgs<'_> {
     const NAME: &'static str = "PJRT_Event_OnReady";
     const SLOT: usize = 9;
 }
 
-/// What the callback of an event leaves for the thread that waits.
+/// The state that an event's callback shares with the waiting thread.
 struct Signal {
     api: &'static Api,
     outcome: Mutex<Option<Result<()>>>,
     arrived: Condvar,
 }
 
-/// Wakes the thread that waits. It holds a share of the signal, so it may come after the wait was given up.
+/// Wakes the waiting thread. The callback owns a reference to the signal, so it may run after the wait has timed out.
 unsafe extern "C" fn arrive(error: *mut RawError, signal: *mut c_void) {
-    // SAFETY: the pointer is from `Arc::into_raw` in `on_ready`, which gave this share to the one call of the callback.
+    // SAFETY: the pointer is from `Arc::into_raw` in `on_ready`, and the callback is called once.
     let signal = unsafe { Arc::from_raw(signal.cast_const().cast::<Signal>()) };
-    // The error is the callback's to destroy.
+    // The callback owns the error.
     let outcome = signal.api.check(OnReadyArgs::NAME, error);
     *signal.outcome.lock().unwrap_or_else(PoisonError::into_inner) = Some(outcome);
     signal.arrived.notify_all();
 }
 
-/// Waits until `event` is ready; its error is the error. `what` is what the event is the end of.
+/// Waits until `event` is ready, and returns its error if it has one. `what` names the operation, for messages.
 pub(crate) fn wait(event: &Owned<Event>, what: &'static str) -> Result<()> {
     ended(event, what)?
 }
 
-/// Like [`wait`], but tells an event that has ended, with its outcome, from one of which that is not known.
+/// Like [`wait`], but distinguishes the outcome of a completed event (inner result) from a wait that failed (outer
+/// result).
 pub(super) fn ended(event: &Owned<Event>, what: &'static str) -> Result<Result<()>> {
     let refused = &event.origin().waits().without_callbacks;
     if refused.load(Ordering::Relaxed) {
@@ -138,7 +139,7 @@ fn on_ready(event: &Owned<Event>, what: &'static str) -> Result<Result<()>> {
     let (api, waits, start) = (event.api(), event.origin().waits(), Instant::now());
     api.function(OnReadyArgs::SLOT, OnReadyArgs::NAME)?;
     let signal = Arc::new(Signal { api, outcome: Mutex::new(None), arrived: Condvar::new() });
-    // A plugin that refuses the call may have kept the callback all the same: the share is not taken back then.
+    // A plugin that refuses the call may still have stored the callback, so this reference is then leaked.
     let mut args = OnReadyArgs {
         header: Header::new(size_of::<OnReadyArgs<'_>>()),
         event: event.get(),
@@ -160,7 +161,7 @@ fn on_ready(event: &Owned<Event>, what: &'static str) -> Result<Result<()>> {
     }
 }
 
-/// For plugins without callbacks: asks again and again, after pauses that grow with the time that the wait has taken.
+/// Polls, for plugins without callbacks. Pauses grow with the time that the wait has taken.
 fn poll(event: &Owned<Event>, what: &'static str) -> Result<Result<()>> {
     const SHORTEST: Duration = Duration::from_micros(20);
     const LONGEST: Duration = Duration::from_millis(20);
@@ -170,7 +171,7 @@ fn poll(event: &Owned<Event>, what: &'static str) -> Result<Result<()>> {
         let mut args = EventIsReady::new(event.get());
         api.call(&mut args)?;
         if args.is_ready {
-            // Does not block any more, and has the error.
+            // This call no longer blocks, and returns the event's error.
             return Ok(api.call(&mut EventAwait::new(event.get())));
         }
         let left = limit.saturating_sub(start.elapsed());
@@ -188,17 +189,17 @@ mod tests {
     use super::*;
     use std::ptr::NonNull;
 
-    /// The plugin with callbacks, and one without.
+    /// A plugin with callbacks, and one without.
     const TABLES: [&[usize]; 2] = [&[], &[OnReadyArgs::SLOT]];
     const WHAT: &str = "a test";
 
     #[test]
-    fn the_layout_is_that_of_the_header() {
+    fn event_layouts_match_the_header() {
         assert_eq!((size_of::<OnReadyArgs<'_>>(), std::mem::offset_of!(OnReadyArgs<'_>, user_arg)), (40, 32));
     }
 
     #[test]
-    fn an_event_that_is_never_ready_is_given_up() {
+    fn a_wait_for_an_event_that_is_never_ready_times_out() {
         for without in TABLES {
             let (object, origin) = (FakeObject::new(false, None), fake::origin(without));
             origin.waits().launches(Some(&"rollout_decode".into()));
@@ -209,7 +210,7 @@ mod tests {
                 assert!(text.contains(part), "{text}");
             }
             assert!(error.is_timed_out() && !error.is_unsupported() && !error.is_out_of_memory());
-            // Whatever waits next says the same at once, however long its limit.
+            // Further waits return the same error at once, for any limit.
             origin.waits().set_limit(Duration::MAX);
             assert!(matches!(wait(&event, "another"), Err(Error::TimedOut { what: WHAT, seconds: 0.02, .. })));
             assert!(origin.waits().check().is_err());
@@ -219,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn a_callback_that_comes_late_does_no_harm() {
+    fn a_late_callback_is_harmless() {
         for failure in [None, Some("too late")] {
             let (object, origin) = (FakeObject::new(false, failure), fake::origin(&[]));
             let event: Owned<Event> = object.handle(&origin);
@@ -236,7 +237,7 @@ mod tests {
     fn a_ready_event_is_waited_for_and_destroyed() {
         for without in TABLES {
             let (object, origin) = (FakeObject::new(true, None), fake::origin(without));
-            // Even without any time.
+            // Even with a limit of zero.
             origin.waits().set_limit(Duration::ZERO);
             let event: Owned<Event> = object.handle(&origin);
             wait(&event, WHAT).unwrap();
@@ -283,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn a_plugin_with_neither_function_is_an_error() {
+    fn a_plugin_without_callbacks_and_polling_is_an_error() {
         let (object, origin) = (FakeObject::new(false, None), fake::origin(&[6, 9]));
         let event: Owned<Event> = object.handle(&origin);
         let error = wait(&event, WHAT).unwrap_err();
@@ -291,20 +292,20 @@ mod tests {
     }
 
     #[test]
-    fn memory_outlives_a_copy_that_was_given_up() {
+    fn memory_outlives_a_copy_that_timed_out() {
         let (object, origin) = (FakeObject::new(false, None), fake::origin(&[]));
         let buffer: Owned<Buffer> = object.handle(&origin);
         assert!(copy_to_host(&buffer, 1, vec![0.0f32; 1000]).unwrap_err().is_timed_out());
-        // Writes all of it: an address sanitizer says whether it is still there.
+        // The device writes to all of the memory; an address sanitizer detects if it was freed.
         object.finish();
-        // No second copy begins.
+        // No second copy starts.
         assert!(copy_to_host(&buffer, 1, vec![0.0f32; 1000]).unwrap_err().is_timed_out());
         drop(buffer);
         assert_eq!(object.destroyed(), 0);
     }
 
     #[test]
-    fn a_copy_that_ends_has_what_the_device_wrote() {
+    fn a_completed_copy_returns_what_the_device_wrote() {
         let (object, origin) = (FakeObject::new(false, None), fake::origin(&[]));
         origin.waits().set_limit(Duration::MAX);
         let buffer: Owned<Buffer> = object.handle(&origin);
@@ -320,10 +321,10 @@ mod tests {
     }
 
     #[test]
-    fn a_copy_to_a_device_that_hangs_is_given_up_and_borrows_nothing() {
+    fn a_copy_to_a_hanging_device_times_out_and_borrows_nothing() {
         let (object, origin) = (FakeObject::new(false, None), fake::origin(&[]));
         let client: Owned<Client> = object.handle(&origin);
-        // SAFETY: the fake plugin does not look at the device.
+        // SAFETY: the fake plugin does not access the device.
         let device: Ref<'_, Device> = unsafe { Ref::new(NonNull::dangling()) };
         let copy = || copy_from_host(&client, device, &[1, 2], (1, 1), &[2]).err().unwrap();
         assert!(copy().is_timed_out());

@@ -1,4 +1,4 @@
-//! SHA-256 of files, and of what is copied.
+//! SHA-256 digests of files and of copied data.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -6,7 +6,7 @@ use std::path::Path;
 
 use sha2::{Digest, Sha256};
 
-/// The length and the digest of bytes that have been copied.
+/// The length and digest of copied bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Copied {
     /// The SHA-256 of the bytes, hexadecimal.
@@ -14,7 +14,7 @@ pub(super) struct Copied {
     pub(super) bytes: u64,
 }
 
-/// Copies everything from `from` to `to`.
+/// Copies all bytes from `from` to `to`.
 pub(super) fn copy(from: &mut impl Read, to: &mut impl Write) -> io::Result<Copied> {
     let mut hasher = Sha256::new();
     let mut chunk = vec![0; 1 << 20];
@@ -35,7 +35,7 @@ pub(super) fn copy(from: &mut impl Read, to: &mut impl Write) -> io::Result<Copi
     Ok(Copied { sha256, bytes })
 }
 
-/// The SHA-256 of the file at `path`, hexadecimal.
+/// Returns the SHA-256 of the file at `path`, hexadecimal.
 pub(super) fn sha256(path: &Path) -> io::Result<String> {
     Ok(copy(&mut File::open(path)?, &mut io::sink())?.sha256)
 }

@@ -1,8 +1,8 @@
-//! What an installation consists of: a list beside its files, with which they are compared before they are loaded.
+//! The list of an installation's files, which are compared with it before they are loaded.
 //!
-//! [`NAME`] has a line `SHA256 BYTES PATH` for every file, and is made from the contents of wheels whose own SHA-256 this
-//! crate pins. Hashing hundreds of megabytes takes a moment, so [`RECORD`] remembers what was found to be right, by size,
-//! times, inode and device of the files: a later check only asks for those.
+//! [`NAME`] has a line `SHA256 BYTES PATH` for every file. It is made from the contents of wheels whose own SHA-256
+//! this crate pins. Because hashing hundreds of megabytes takes time, [`RECORD`] stores the size, times, inode and
+//! device of files that passed the check; later checks compare only these.
 
 use std::fs;
 use std::io::{self, Write};
@@ -11,29 +11,29 @@ use std::time::{Duration, SystemTime};
 
 use super::digest::{Copied, sha256};
 
-/// The file with the list of what was unpacked.
+/// The file with the list of unpacked files.
 pub(super) const NAME: &str = "manifest.txt";
-/// The memory of checks.
+/// The file with the record of passed checks.
 pub(super) const RECORD: &str = "verified.txt";
 const HEADER: &str = "grpo-plugin-manifest/1";
-/// A file that changed as recently as this when it was hashed may change again without another time stamp.
+/// A file that changed this recently before hashing may change again without a new time stamp.
 const SETTLED: Duration = Duration::from_secs(2);
 
-/// How a check came to its result.
+/// How a check was made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Checked {
-    /// Every file was read.
+    /// All files were read and hashed.
     Hashed,
-    /// The files are those that an earlier check has read.
+    /// The files match the record of an earlier check.
     Recorded,
 }
 
-/// Why an installation is not to be loaded.
+/// The reason why an installation must not be loaded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Fault {
-    /// There is no list: an older release has installed it.
+    /// There is no list: an older release installed the plugin.
     Unlisted,
-    /// A file is not what was installed, with what was expected and what is there.
+    /// A file differs from the installed version.
     Changed { path: PathBuf, expected: String, found: String },
 }
 
@@ -63,7 +63,7 @@ fn parse(text: &str) -> Option<Vec<Listed<'_>>> {
         .collect()
 }
 
-/// Compares `members`, files below `directory`, with the list. `now` is the time of the call.
+/// Compares `members`, files below `directory`, with the list. `now` is the current time.
 pub(super) fn check(directory: &Path, members: &[&str], now: SystemTime) -> Result<Checked, Fault> {
     let list = directory.join(NAME);
     let text = match fs::read_to_string(&list) {
@@ -89,20 +89,20 @@ pub(super) fn check(directory: &Path, members: &[&str], now: SystemTime) -> Resu
         }
     }
     if let Some(stamps) = before.filter(|stamps| stamps.newest.checked_add(SETTLED).is_some_and(|at| at <= now)) {
-        // Where nothing can be written, the next check reads the files again.
+        // If the record cannot be written, the next check hashes the files again.
         let _ = replace(directory, RECORD, &stamps.text);
     }
     Ok(Checked::Hashed)
 }
 
-/// What files looked like when they were right.
+/// The time stamps of files that passed the check.
 struct Stamps {
     text: String,
-    /// The last time that one of them was changed.
+    /// The latest change of any of the files.
     newest: SystemTime,
 }
 
-/// Sizes are compared at once; `None` where the system does not say enough to know a file again.
+/// Compares sizes and returns the stamps; `None` if the system does not report enough to recognise a file.
 fn stamps(directory: &Path, entries: &[Listed<'_>]) -> Result<Option<Stamps>, Fault> {
     let mut stamps = Some(Stamps { text: String::new(), newest: SystemTime::UNIX_EPOCH });
     for entry in entries {
@@ -121,14 +121,14 @@ fn stamps(directory: &Path, entries: &[Listed<'_>]) -> Result<Option<Stamps>, Fa
     Ok(stamps)
 }
 
-/// What is never the same again once somebody has written to a file, and when it was last changed.
+/// Returns properties that change whenever a file is written to, and the time of its last change.
 #[cfg(unix)]
 fn identity(file: &fs::Metadata) -> Option<(String, SystemTime)> {
     use std::os::unix::fs::MetadataExt;
     let seconds = u64::try_from(file.ctime()).ok()?;
     let nanoseconds = u32::try_from(file.ctime_nsec()).ok()?;
     let at = SystemTime::UNIX_EPOCH.checked_add(Duration::new(seconds, nanoseconds))?;
-    // The time of the last change of anything (ctime) cannot be set; that of the content can.
+    // The time of the last change (ctime) cannot be set, but the time of the last write (mtime) can.
     let text = format!(
         "{} {}.{:09} {}.{:09} {} {}",
         file.len(),
@@ -147,7 +147,7 @@ fn identity(_file: &fs::Metadata) -> Option<(String, SystemTime)> {
     None
 }
 
-/// A reader sees all of the new text or all of the old one. Others may read it, whatever the umask.
+/// Replaces a file, readable for others under any umask. A reader sees the complete old or new text.
 fn replace(directory: &Path, name: &str, text: &str) -> io::Result<()> {
     let mut builder = tempfile::Builder::new();
     #[cfg(unix)]
@@ -185,28 +185,28 @@ mod tests {
         folder
     }
 
-    /// A check as it would be in an hour, when nothing changes by itself any more.
+    /// A check one hour from now, when recent time stamps have settled.
     fn later(folder: &Path) -> Result<Checked, Fault> {
         check(folder, &MEMBERS, SystemTime::now() + Duration::from_secs(3600))
     }
 
     #[test]
-    fn what_was_checked_is_known_again() {
+    fn checked_files_are_not_hashed_again() {
         let folder = installed();
         let path = folder.path();
-        // The files have just been written: that they stay as they are cannot be told from their times.
+        // The files have just been written, so their times do not prove that they are unchanged.
         assert_eq!(check(path, &MEMBERS, SystemTime::now()), Ok(Checked::Hashed));
         assert!(!path.join(RECORD).exists());
         assert_eq!(later(path), Ok(Checked::Hashed));
         assert_eq!(later(path), Ok(Checked::Recorded));
         assert_eq!(check(path, &MEMBERS, SystemTime::now()), Ok(Checked::Recorded));
-        // Another file with the same content is read again.
+        // A new file with the same content is hashed again.
         let library = path.join(MEMBERS[0]);
         fs::copy(&library, path.join("copy")).expect("a copy");
         fs::rename(path.join("copy"), &library).expect("renamed");
         assert_eq!(later(path), Ok(Checked::Hashed));
         assert_eq!(later(path), Ok(Checked::Recorded));
-        // A record that somebody has damaged is worth nothing.
+        // A damaged record is ignored.
         fs::write(path.join(RECORD), "").expect("a file");
         assert_eq!(later(path), Ok(Checked::Hashed));
     }
@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_that_is_missing_or_damaged_is_no_list() {
+    fn missing_and_damaged_lists_are_found() {
         let folder = installed();
         let list = folder.path().join(NAME);
         let text = fs::read_to_string(&list).expect("a list");
@@ -268,7 +268,7 @@ mod tests {
     #[test]
     fn a_folder_that_cannot_be_written_is_checked_every_time() {
         let folder = installed();
-        // Nobody, not even root, can put a file in the place of a folder.
+        // Not even root can replace a folder by a file.
         fs::create_dir(folder.path().join(RECORD)).expect("a folder");
         fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o555)).expect("a mode");
         assert_eq!((later(folder.path()), later(folder.path())), (Ok(Checked::Hashed), Ok(Checked::Hashed)));

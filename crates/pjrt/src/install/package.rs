@@ -1,4 +1,4 @@
-//! What can be installed: kinds of devices, and the wheels that serve them.
+//! The plugins that can be installed, by kind of device, and their wheels.
 
 use super::wheel::Wheel;
 use strum::{EnumCount, IntoStaticStr, VariantArray};
@@ -9,28 +9,28 @@ use strum::{EnumCount, IntoStaticStr, VariantArray};
 pub enum Kind {
     /// XLA for the CPU: `xla-cpu-pjrt`.
     Cpu,
-    /// The TPU's runtime and compiler, which needs no TPU to compile: `libtpu`.
+    /// The runtime and compiler of TPUs, which can compile without a TPU: `libtpu`.
     Tpu,
-    /// XLA for NVIDIA GPUs with what it needs to compile without one: `jax-cuda13-pjrt`, `ptxas`, `nvlink`, libdevice.
+    /// XLA for NVIDIA GPUs with the tools to compile without a GPU: `jax-cuda13-pjrt`, `ptxas`, `nvlink`, libdevice.
     Cuda,
 }
 
 impl Kind {
-    /// Every kind of plugin that can be installed.
+    /// All plugins that can be installed.
     pub const ALL: [Kind; Self::COUNT] = *Self::VARIANTS.first_chunk().unwrap();
 
-    /// `cpu`, `tpu` or `cuda`.
+    /// Returns `cpu`, `tpu` or `cuda`.
     pub fn name(self) -> &'static str {
         self.into()
     }
 
-    /// The release that [`install`](super::install) fetches.
+    /// Returns the version that [`install`](super::install) downloads.
     pub fn version(self) -> &'static str {
         let (_, version) = self.wheels()[0].requirement.split_once("==").unwrap_or_default();
         version
     }
 
-    /// The first wheel is the plugin's own, and its first member the library.
+    /// Returns the wheels. The first wheel contains the plugin; its first member is the library.
     pub(super) fn wheels(self) -> &'static [Wheel] {
         match self {
             Kind::Cpu => &[Wheel {
@@ -45,7 +45,7 @@ impl Kind {
                 sha256: "ba67ddbfdbac61c8da1fafc26cd51b93e9fe4d298016e2882eb986b1718cba34",
                 members: &["libtpu/libtpu.so"],
             }],
-            // Unpacked in the wheels' own layout, in which the plugin finds the tools by itself.
+            // The layout of the wheels is kept, so that the plugin finds the tools.
             Kind::Cuda => &[
                 Wheel {
                     requirement: "jax-cuda13-pjrt==0.10.2",

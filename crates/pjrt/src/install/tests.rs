@@ -1,11 +1,11 @@
-//! Installing small wheels that are made here.
+//! Installs small wheels that the tests create.
 
 use super::*;
 use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
 use zip::write::SimpleFileOptions;
 
-/// Two wheels, as the CUDA plugin has several.
+/// Two wheels, because the CUDA plugin has several.
 struct Wheels {
     folder: tempfile::TempDir,
     wheels: Vec<Wheel>,
@@ -35,7 +35,7 @@ impl Wheels {
         Place { name: "cpu", directory: self.folder.path().join("cache/cpu-1"), wheels: &self.wheels }
     }
 
-    /// What was there before, and how many wheels were fetched.
+    /// Returns the previous state and the number of downloaded wheels.
     fn install(&self, force: bool) -> Result<(Before, usize)> {
         let mut fetched = 0;
         let mut fetch = |wheel: &Wheel, into: &Path| {
@@ -59,7 +59,7 @@ impl Wheels {
 }
 
 #[test]
-fn what_is_whole_stays_and_what_is_damaged_is_replaced() {
+fn intact_installations_stay_and_damaged_ones_are_replaced() {
     let wheels = Wheels::new();
     assert!(wheels.place().find().expect("nothing is there yet").is_none());
     assert_eq!(wheels.install(false).expect("installed"), (Before::Nothing, 2));
@@ -88,7 +88,7 @@ fn what_is_whole_stays_and_what_is_damaged_is_replaced() {
 }
 
 #[test]
-fn what_an_older_release_has_installed_is_installed_again() {
+fn installations_without_a_list_are_replaced() {
     let wheels = Wheels::new();
     wheels.install(false).expect("installed");
     fs::remove_file(wheels.place().directory.join(manifest::NAME)).expect("removed");
@@ -98,7 +98,7 @@ fn what_an_older_release_has_installed_is_installed_again() {
 }
 
 #[test]
-fn a_cache_that_others_may_write_is_refused_until_that_is_mended() {
+fn a_cache_that_others_may_write_to_is_refused() {
     let wheels = Wheels::new();
     wheels.install(false).expect("installed");
     let mode = |place: &Path, mode| fs::set_permissions(place, fs::Permissions::from_mode(mode)).expect("a mode");
@@ -111,9 +111,9 @@ fn a_cache_that_others_may_write_is_refused_until_that_is_mended() {
             assert!(text.contains(&format!("`chmod go-w {}`", place.display())), "{text}");
         }
         mode(place, closed);
-        assert_eq!(wheels.install(false).expect("mended"), (Before::Whole, 0));
+        assert_eq!(wheels.install(false).expect("fixed"), (Before::Whole, 0));
     }
-    // A new copy takes the place of a file that others may have written, but not in a folder that they may write.
+    // `force` replaces a file that others may write to, but refuses a folder that they may write to.
     mode(&wheels.library(), 0o757);
     assert!(matches!(wheels.install(true), Ok((Before::Replaced(_), 2))));
     mode(&cache, 0o777);
@@ -121,7 +121,7 @@ fn a_cache_that_others_may_write_is_refused_until_that_is_mended() {
 }
 
 #[test]
-fn everything_is_on_the_disk_before_it_has_its_name() {
+fn files_are_synced_before_renaming() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let (from, to) = (folder.path().join("scratch/unpacked"), folder.path().join("plugin"));
     fs::create_dir_all(from.join("lib")).expect("a folder");
@@ -139,7 +139,7 @@ fn everything_is_on_the_disk_before_it_has_its_name() {
     let place = |path: &str| synced.iter().position(|(place, _)| *place == from.join(path)).expect("it was synced");
     assert!(place("lib/plugin.so") < place("lib") && place("lib") < place("") && place("manifest.txt") < place(""));
     assert_eq!(fs::read_to_string(to.join("lib/plugin.so")).expect("a file"), "code");
-    // What cannot be brought to the disk is not published.
+    // If syncing fails, the folder is not renamed.
     fs::create_dir_all(&from).expect("a folder");
     let target = folder.path().join("other");
     assert!(publish(&from, &target, &mut |_: &Path| Err(io::Error::other("full"))).is_err());

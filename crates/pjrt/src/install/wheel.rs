@@ -1,4 +1,4 @@
-//! One wheel: fetched by pip, checked, unpacked.
+//! A wheel: download, check, unpacking.
 
 use std::fs::{self, File};
 use std::io;
@@ -13,14 +13,14 @@ use crate::error::{Error, Result};
 #[derive(Debug)]
 pub(super) struct Wheel {
     pub(super) requirement: &'static str,
-    /// What tells pip to take this wheel, whatever Python it runs on.
+    /// The arguments that make pip select this wheel, with any Python version.
     pub(super) tags: &'static [&'static str],
     pub(super) sha256: &'static str,
     pub(super) members: &'static [&'static str],
 }
 
 impl Wheel {
-    /// Fetches the wheel into the new directory `into` and returns its path.
+    /// Downloads the wheel into the new directory `into` and returns its path.
     pub(super) fn download(&self, into: &Path) -> Result<PathBuf> {
         make_directory(into)?;
         let mut command = Command::new("python3");
@@ -69,7 +69,7 @@ impl Wheel {
         Ok(())
     }
 
-    /// Writes the members below `into`; returns what the wheel holds, whatever the disk makes of it.
+    /// Writes the members below `into`. Returns the digests of the wheel's contents, computed before writing.
     pub(super) fn unpack(&self, file: &Path, into: &Path) -> io::Result<Vec<(&'static str, Copied)>> {
         let mut archive = zip::ZipArchive::new(File::open(file)?)?;
         let mut unpacked = vec![];
@@ -99,7 +99,7 @@ mod tests {
         let file = directory.path().join("a.whl");
         fs::write(&file, b"abc").unwrap();
         let error = wheel().verify(&file).unwrap_err().to_string();
-        // The digest of "abc" is the first example of the standard.
+        // The digest of "abc", the first example in the standard.
         assert!(error.contains("ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"), "{error}");
     }
 

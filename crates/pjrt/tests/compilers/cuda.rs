@@ -1,10 +1,10 @@
-//! The CUDA plugin as a compiler for a GPU that is not there.
+//! Compiles for a GPU without having one, with the CUDA plugin.
 
 use crate::support::array;
 use pjrt::install::Kind;
 use pjrt::{CompileOptions, DType};
 
-/// What the compiler has to know of an NVIDIA H100.
+/// The compiler's target description of an NVIDIA H100.
 const TARGET: &str = r#"
 gpu_device_info {
   cuda_compute_capability { major: 9 feature_extension: ACCELERATED_FEATURES }
@@ -18,9 +18,9 @@ gpu_device_info {
 platform_name: "CUDA" dnn_version_info { major: 9 minor: 10 } device_description_str: "NVIDIA H100"
 "#;
 
-/// The exponential needs libdevice, and any kernel `ptxas`: the plugin finds both where they were installed.
+/// The exponential needs libdevice, and every kernel needs `ptxas`: the plugin finds both in the installation.
 #[test]
-fn a_program_compiles_for_a_gpu_with_nothing_but_what_was_installed() {
+fn the_installed_plugin_compiles_for_a_gpu() {
     let plugin = crate::support::plugin(Kind::Cuda);
     let options = [("target_config", TARGET.into()), ("topology", "1x1x1".into())];
     let topology = plugin.topology("", &options).unwrap();
@@ -34,7 +34,7 @@ fn a_program_compiles_for_a_gpu_with_nothing_but_what_was_installed() {
       return %1 : tensor<256x64xf32>
     }";
     let executable = topology.compile(program, &CompileOptions::default()).unwrap();
-    // The plugin's form of the program tells the parameters even without the topology at hand.
+    // The executable reports its parameters even after the topology is dropped.
     drop(topology);
     let parameters = [array(DType::Bf16, &[256, 128]), array(DType::Bf16, &[128, 64])];
     assert_eq!(executable.parameters().unwrap().unwrap(), parameters);

@@ -1,4 +1,4 @@
-//! Plugins as compilers for devices that are not there.
+//! Compiles for devices that are not present.
 
 #[path = "../support/mod.rs"]
 mod support;

@@ -1,4 +1,4 @@
-//! libtpu as a compiler for TPUs that are not there.
+//! Compiles for TPUs without having one, with libtpu.
 
 use crate::support::array;
 use pjrt::install::Kind;
@@ -46,7 +46,7 @@ fn a_program_compiles_for_eight_v6e() {
 }
 
 #[test]
-fn what_libtpu_refuses_is_an_error() {
+fn compile_errors_of_libtpu_are_returned() {
     let plugin = crate::support::plugin(Kind::Tpu);
     let error = plugin.topology("v6e:nonsense", &[]).err().unwrap();
     assert!(matches!(error, Error::Api { .. }), "{error}");

@@ -7,7 +7,7 @@ use crate::support::{DOUBLE, buffer, cpu, run};
 use pjrt::{CacheOutcome, CompileCache, CompileOptions};
 
 #[test]
-fn a_program_is_compiled_once_and_damage_is_mended() {
+fn programs_are_compiled_once_and_damaged_entries_replaced() {
     let client = cpu(1);
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("not yet there");
@@ -23,7 +23,7 @@ fn a_program_is_compiled_once_and_damage_is_mended() {
     assert_eq!(compile(DOUBLE, &options), CacheOutcome::Hit);
     let entry = fs::read_dir(&path).unwrap().next().unwrap().unwrap().path();
 
-    // Another program, other options: other entries.
+    // Other programs and other options have other entries.
     assert_eq!(compile(&DOUBLE.replace("%0", "%sum"), &options), CacheOutcome::Miss);
     assert_eq!(compile(DOUBLE, &options.clone().with("xla_cpu_enable_fast_math", true)), CacheOutcome::Miss);
     assert_eq!(fs::read_dir(&path).unwrap().count(), 3);
@@ -31,10 +31,10 @@ fn a_program_is_compiled_once_and_damage_is_mended() {
     let good = fs::read(&entry).unwrap();
     let mut flipped = good.clone();
     flipped[good.len() / 2] ^= 1;
-    // An entry of another program under this name, intact in itself.
+    // An intact entry of another program under this name.
     let others = fs::read_dir(&path).unwrap().map(|other| other.unwrap().path());
     let foreign = fs::read(others.into_iter().find(|other| *other != entry).unwrap()).unwrap();
-    // An entry whole but for the version of its layout, which is the last byte of its mark.
+    // An intact entry of another layout version, which is the last byte of the magic number.
     let mut older = good.clone();
     older[15] = b'0';
     for damaged in [&good[..good.len() / 2], &good[..20], &[], b"something else", &flipped, &foreign, &older] {
@@ -47,7 +47,7 @@ fn a_program_is_compiled_once_and_damage_is_mended() {
 
 #[test]
 #[cfg(unix)]
-fn programs_that_others_may_write_are_not_run() {
+fn entries_that_others_may_write_to_are_refused() {
     use std::os::unix::fs::PermissionsExt;
 
     let client = cpu(1);
@@ -66,7 +66,7 @@ fn programs_that_others_may_write_are_not_run() {
     assert_eq!(compile().unwrap(), CacheOutcome::Hit);
 }
 
-/// What the log says meanwhile.
+/// Returns the log of a call.
 fn logged(of: impl FnOnce()) -> String {
     #[derive(Clone, Default)]
     struct Log(Arc<Mutex<Vec<u8>>>);
@@ -89,7 +89,7 @@ fn logged(of: impl FnOnce()) -> String {
 
 #[test]
 fn a_cache_that_cannot_be_written_is_a_warning_and_the_program_runs() {
-    // Also root cannot make a folder below a file.
+    // Not even root can create a folder below a file.
     let file = tempfile::NamedTempFile::new().unwrap();
     let folder = file.path().join("below a file");
     let (cache, client) = (CompileCache::new(&folder), cpu(1));

@@ -1,4 +1,4 @@
-//! Programs on the XLA CPU plugin: values, errors, devices, donation, threads.
+//! Executables on the XLA CPU plugin: values, errors, devices, donation, threads.
 
 use crate::support::{DOUBLE, array, buffer, compile, cpu, run};
 use half::{bf16, f16};
@@ -13,7 +13,7 @@ fn a_bf16_product_accumulates_in_f32() {
         : (tensor<3x512xbf16>, tensor<512x2xbf16>) -> tensor<3x2xf32>
       return %0 : tensor<3x2xf32>
     }";
-    // Small integers: products and sums are exact in f32, and sums beyond 256 are not in bf16.
+    // Small integers: products and sums are exact in f32, but not in bf16 beyond 256.
     let a: Vec<bf16> = (0..3 * 512).map(|i| bf16::from_f32((i % 7) as f32 - 2.0)).collect();
     let b: Vec<bf16> = (0..512 * 2).map(|i| bf16::from_f32((i % 5) as f32)).collect();
     let mut expected = vec![0.0f32; 6];
@@ -29,7 +29,7 @@ fn a_bf16_product_accumulates_in_f32() {
 fn round_trip<T: Element + PartialEq + std::fmt::Debug>(values: [T; 6]) {
     let client = cpu(1);
     let name = T::DTYPE.name();
-    // Through a transpose, whose result may have any layout on the device and is row-major here.
+    // The result of a transpose may have any layout on the device, but must be row-major on the host.
     let program = format!(
         "func.func @main(%a: tensor<2x3x{name}>) -> tensor<3x2x{name}> {{
           %0 = stablehlo.transpose %a, dims = [1, 0] : (tensor<2x3x{name}>) -> tensor<3x2x{name}>
@@ -69,9 +69,9 @@ fn scalars_and_empty_arrays_are_arrays() {
 }
 
 #[test]
-fn a_buffer_does_not_follow_the_slice_that_it_was_made_of() {
+fn a_buffer_does_not_alias_its_host_slice() {
     let client = cpu(1);
-    // Large and page-aligned slices are those that a plugin would rather use than copy.
+    // Plugins may use large and page-aligned slices without a copy.
     for len in [1, 16, 1 << 10, 1 << 22] {
         let mut data = vec![1.0f32; len];
         let copy = buffer(&client, &data, &[len]);
@@ -82,7 +82,7 @@ fn a_buffer_does_not_follow_the_slice_that_it_was_made_of() {
 }
 
 #[test]
-fn what_the_plugin_refuses_is_an_error_with_code_and_message() {
+fn plugin_errors_have_code_and_message() {
     let client = cpu(1);
     let error = client.compile("this is no program", &CompileOptions::default()).err().unwrap();
     let Error::Api { operation, message, .. } = &error else { panic!("{error}") };
@@ -100,14 +100,14 @@ fn what_the_plugin_refuses_is_an_error_with_code_and_message() {
         let Error::Api { code: Code::InvalidArgument, message, .. } = &error else { panic!("{error}") };
         assert!(message.contains(reason), "{message}");
     }
-    // And it goes on working.
+    // The plugin still works after an error.
     assert_eq!(run(&program, &[&argument]).to_vec::<f32>().unwrap(), [2.0; 4]);
     assert!(client.load(b"no executable").is_err());
     assert!(client.addressable_devices()[0].memory_stats().unwrap_err().is_unsupported());
 }
 
 #[test]
-fn what_we_refuse_says_what_was_expected() {
+fn invalid_calls_report_the_expected_value() {
     let client = cpu(1);
     let device = &client.addressable_devices()[0];
     let error = client.buffer_from_host(&[1.0f32; 5], &[2, 3], device).unwrap_err();
@@ -121,7 +121,7 @@ fn what_we_refuse_says_what_was_expected() {
     let error = two.to_host(&mut [0.0f32; 3]).unwrap_err();
     assert!(matches!(error, Error::Size { expected: 8, found: 12, .. }), "{error}");
 
-    // Of the same size as the parameter: the plugin itself would take them for what they are not.
+    // These have the same size as the parameter, so the plugin would accept them.
     let double = compile(&client, DOUBLE);
     let ints = buffer(&client, &[1i32; 4], &[4]);
     let matrix = buffer(&client, &[1.0f32; 4], &[2, 2]);
@@ -138,7 +138,7 @@ fn what_we_refuse_says_what_was_expected() {
 }
 
 #[test]
-fn a_file_that_is_no_plugin_is_refused() {
+fn files_that_are_not_plugins_are_refused() {
     let error = pjrt::Plugin::load("/no/such/plugin.so").unwrap_err();
     assert!(matches!(error, Error::Load { .. }), "{error}");
     let file = tempfile::NamedTempFile::new().unwrap();
@@ -146,7 +146,7 @@ fn a_file_that_is_no_plugin_is_refused() {
     assert!(matches!(error, Error::Load { .. }), "{error}");
 }
 
-/// Every device gets the sum of what all four have.
+/// Every device gets the sum over four devices.
 const SUM_OVER_FOUR: &str = "
 func.func @main(%a: tensor<2xf32>) -> tensor<2xf32> {
   %0 = \"stablehlo.all_reduce\"(%a) ({
@@ -158,7 +158,7 @@ func.func @main(%a: tensor<2xf32>) -> tensor<2xf32> {
 }";
 
 #[test]
-fn four_devices_sum_over_each_other() {
+fn all_reduce_over_four_devices() {
     let client = cpu(4);
     let executable = client.compile(SUM_OVER_FOUR, &CompileOptions::replicas(4)).unwrap();
     let sum = Collective { kind: "all-reduce".into(), types: vec![array(DType::F32, &[2])] };
@@ -232,7 +232,7 @@ fn borrowed_arguments_survive_and_donated_ones_are_reused() {
     }
     assert_eq!(argument.to_vec::<f32>().unwrap(), [1.0, 2.0, 3.0, 4.0]);
 
-    // A donated buffer is moved: that it cannot be used again is checked by the compiler.
+    // A donated buffer is moved, so rustc rejects another use.
     let mut carried = argument;
     for _ in 0..10 {
         let mut outputs = program.execute_donating(vec![vec![carried.into()]]).unwrap();
@@ -242,7 +242,7 @@ fn borrowed_arguments_survive_and_donated_ones_are_reused() {
 }
 
 #[test]
-fn a_deleted_buffer_is_an_error_to_use() {
+fn using_a_deleted_buffer_is_an_error() {
     let client = cpu(1);
     let argument = buffer(&client, &[1.0f32; 4], &[4]);
     argument.wait().unwrap();
@@ -272,7 +272,7 @@ fn a_program_is_usable_from_several_threads() {
 }
 
 #[test]
-fn buffers_and_programs_outlive_the_names_of_their_client() {
+fn buffers_executables_and_events_keep_their_client_open() {
     let client = cpu(2);
     let program = compile(&client, DOUBLE);
     let argument = buffer(&client, &[1.0f32; 4], &[4]);
@@ -281,7 +281,7 @@ fn buffers_and_programs_outlive_the_names_of_their_client() {
     drop(program);
     drop(argument);
     assert_eq!(output.to_vec::<f32>().unwrap(), [2.0; 4]);
-    // An event is the last thing that holds the client.
+    // The event alone keeps the client open.
     let ready = output.ready().unwrap();
     drop(output);
     ready.wait().unwrap();
@@ -289,7 +289,7 @@ fn buffers_and_programs_outlive_the_names_of_their_client() {
 }
 
 #[test]
-fn a_program_tells_what_it_needs_and_comes_back_from_bytes() {
+fn executables_report_their_memory_and_deserialize() {
     let client = cpu(1);
     let program = compile(&client, DOUBLE);
     let executable = program.executable();
@@ -308,7 +308,7 @@ fn a_program_tells_what_it_needs_and_comes_back_from_bytes() {
     assert_eq!(run(&again, &[&buffer(&client, &[3.0f32; 4], &[4])]).to_vec::<f32>().unwrap(), [6.0; 4]);
 }
 
-/// Launches of several threads do not get into each other's collectives.
+/// Collectives of concurrent launches do not interfere.
 #[test]
 fn threads_run_programs_on_several_devices() {
     let client = cpu(4);

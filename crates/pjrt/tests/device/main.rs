@@ -1,4 +1,4 @@
-//! Plugins on real devices: XLA's CPU.
+//! Plugins on real devices, XLA's CPU.
 
 #[path = "../support/mod.rs"]
 mod support;

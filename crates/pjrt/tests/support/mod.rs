@@ -1,4 +1,4 @@
-//! Real plugins for the tests, fetched the first time.
+//! Real plugins for the tests, downloaded on first use.
 #![allow(dead_code, missing_docs, unreachable_pub)]
 
 use pjrt::install::{self, Kind};
@@ -9,7 +9,7 @@ pub fn plugin(kind: Kind) -> Plugin {
     Plugin::load(installed.path).expect("the plugin loads")
 }
 
-/// The CPU plugin with `devices` virtual devices.
+/// Opens the CPU plugin with `devices` virtual devices.
 pub fn cpu(devices: i64) -> Client {
     plugin(Kind::Cpu).client(&[("cpu_device_count", devices.into())]).expect("the CPU opens")
 }
@@ -26,13 +26,13 @@ pub fn buffer<T: Element>(client: &Client, data: &[T], dims: &[usize]) -> Buffer
     client.buffer_from_host(data, dims, &client.addressable_devices()[0]).expect("the data gets to the device")
 }
 
-/// Runs a program with one output on the first device.
+/// Runs an executable with one output on the first device.
 pub fn run(executable: &LoadedExecutable, arguments: &[&Buffer]) -> Buffer {
     let mut outputs = executable.execute(&[arguments]).expect("the program runs");
     outputs.remove(0).remove(0)
 }
 
-/// `a + a` on four numbers; its output takes the place of its argument if that is donated.
+/// `a + a` on four numbers; the output reuses the argument's memory if it is donated.
 pub const DOUBLE: &str = "
 func.func @main(%a: tensor<4xf32> {tf.aliasing_output = 0 : i32}) -> tensor<4xf32> {
   %0 = stablehlo.add %a, %a : tensor<4xf32>
