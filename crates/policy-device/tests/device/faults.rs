@@ -1,4 +1,4 @@
-//! Faults of a device: each is an error that says what to do, and nothing that was good before is lost.
+//! Device faults: each is an error that names the fix, and no existing data is lost.
 
 use crate::checkpoint::Checkpoint;
 use crate::support::runtime;
@@ -18,14 +18,14 @@ fn on_device(checkpoint: &Checkpoint, can_roll_back: bool) -> DevicePolicy {
 }
 
 #[test]
-fn a_model_that_does_not_fit_is_said_before_any_weight_is_read() {
+fn a_model_that_does_not_fit_is_an_error_before_weights_are_read() {
     let config = ModelConfig {
         hidden_size: 1 << 16,
         intermediate_size: 1 << 18,
         num_hidden_layers: 1000,
         ..ModelConfig::default()
     };
-    // There are no weights at all: a missing tensor would be the next error.
+    // There are no weights, so reading one would be another error.
     let error = DeviceWeights::from_tensors(runtime(), &config, &[], Dtype::F32).unwrap_err();
     assert!(matches!(&error, Error::TooLarge { device, .. } if device == "pjrt:cpu"), "{error}");
     let text = error.to_string();
@@ -44,8 +44,8 @@ fn a_model_that_does_not_fit_is_said_before_any_weight_is_read() {
 }
 
 #[test]
-fn memory_that_runs_out_is_said_with_bytes_and_knobs() {
-    // 2^48 bytes, which no process has.
+fn out_of_memory_errors_have_bytes_and_knobs() {
+    // 2^48 bytes, more than any process has.
     let shape = [1 << 23, 1 << 23];
     for (name, knob) in [("gradient", "grpo.gradient_accumulation_steps"), ("rollout_x", "rollout.batch_size")] {
         let f = Builder::new();
@@ -54,8 +54,8 @@ fn memory_that_runs_out_is_said_with_bytes_and_knobs() {
         drop(one);
         let program = runtime().compile(&f.finish(name, &[("all", &all)]).unwrap()).unwrap();
         let one = runtime().upload(&[1.0_f32], &[]).unwrap();
-        // A program whose arguments are on their way, or which takes one that is still being read, fails later, with its results: then the
-        // bytes are what the plugin says.
+        // Wait for the upload: a program with a pending argument fails later, when its results are read, and then the bytes come from the
+        // plugin's error text.
         assert_eq!(one.to_vec::<f32>().unwrap(), [1.0]);
         let error = program.run(vec![(&one).into()]).map(|_| ()).unwrap_err();
         let Error::OutOfMemory { needed: Some(needed), available: Some(available), .. } = &error else {
@@ -65,14 +65,14 @@ fn memory_that_runs_out_is_said_with_bytes_and_knobs() {
         let text = error.to_string();
         assert!(text.contains(&format!("running `{name}`")) && text.contains(knob), "{text}");
         assert!(
-            text.contains(&format!("{} needed, {} there", readable_bytes(*needed), readable_bytes(*available))),
+            text.contains(&format!("{} needed, {} free", readable_bytes(*needed), readable_bytes(*available))),
             "{text}"
         );
     }
 }
 
 #[test]
-fn a_program_that_does_not_compile_is_named_with_the_plugin_and_its_versions() {
+fn a_compile_error_names_the_program_the_plugin_and_its_versions() {
     let f = Builder::new();
     let one = f.argument("one", TensorType::scalar(Dtype::F32));
     let call = CustomCall { target: "of_a_later_release".into(), ..CustomCall::default() };
@@ -96,7 +96,7 @@ fn a_program_that_does_not_compile_is_named_with_the_plugin_and_its_versions() {
 }
 
 #[test]
-fn compiled_programs_that_are_damaged_or_of_another_release_are_made_again() {
+fn damaged_or_outdated_cache_entries_are_recompiled() {
     let folder = tempfile::tempdir().unwrap();
     let runtime = Runtime::new(Kind::Cpu, runtime().client().clone()).unwrap().with_compile_cache(folder.path());
     let doubled = || {
@@ -121,7 +121,7 @@ fn compiled_programs_that_are_damaged_or_of_another_release_are_made_again() {
 }
 
 #[test]
-fn a_device_that_fails_in_an_update_has_lost_the_weights_and_says_so() {
+fn a_device_failure_during_an_update_is_reported_as_lost_weights() {
     let checkpoint = Checkpoint::open("qwen2");
     let sequences = checkpoint.completions();
     let batch = || [SequenceBatch { sequences: &sequences, tokens: token_batch(&sequences).unwrap() }];
@@ -130,7 +130,7 @@ fn a_device_that_fails_in_an_update_has_lost_the_weights_and_says_so() {
         let mut policy = on_device(&checkpoint, false);
         policy.step(&batch(), imitate, 0.1).unwrap();
         let weights = export_all(&policy, StateGroup::Weights(Weights::Policy)).unwrap();
-        // What a device that is gone looks like: its buffers are no longer there.
+        // Simulate a device failure: delete a buffer.
         let fails = |policy: &DevicePolicy| policy.weights().unwrap().buffers()[0].delete().unwrap();
         let error = match program {
             "adamw" => {
@@ -157,7 +157,7 @@ fn a_device_that_fails_in_an_update_has_lost_the_weights_and_says_so() {
     }
 }
 
-/// Writes tensors into a folder, and fails when so many are written.
+/// A sink that writes tensors into a folder and fails after a number of tensors.
 struct Fails {
     writer: FolderWriter,
     after: usize,
@@ -179,7 +179,7 @@ fn contents(folder: &Path) -> Vec<(String, Vec<u8>)> {
 }
 
 #[test]
-fn an_export_that_ends_early_leaves_the_folder_that_was_there() {
+fn a_failed_export_keeps_the_existing_folder() {
     let checkpoint = Checkpoint::open("qwen2");
     let policy = on_device(&checkpoint, true);
     let place = tempfile::tempdir().unwrap();
@@ -195,13 +195,13 @@ fn an_export_that_ends_early_leaves_the_folder_that_was_there() {
     export(all).unwrap();
     let before = contents(&target);
     assert!(before.iter().any(|(name, bytes)| name == "model.safetensors" && bytes.len() > 1000));
-    // Interrupted after no tensor, after some, and before the last.
+    // Fails before the first tensor, after some, and before the last.
     for after in [0, 5, all - 1] {
         assert!(matches!(export(after), Err(policy::Error::NoValueHead)));
         assert_eq!(contents(&target), before, "{after}");
         assert_eq!(fs::read_dir(place.path()).unwrap().count(), 1, "nothing else is left");
     }
-    // The device goes away while tensors come from it.
+    // The device fails during the export.
     let weights = policy.weights().unwrap();
     let last = weights.buffers().last().unwrap();
     last.delete().unwrap();

@@ -1,4 +1,4 @@
-//! Every family of models: gradients and one optimizer step are those of torch, and of the host.
+//! Every model family: gradients and one optimizer step match torch and the CPU policy.
 
 use crate::checkpoint::{self, Checkpoint, Settings, Tensors};
 use crate::support::{assert_close, runtime};
@@ -33,7 +33,7 @@ fn on_host(checkpoint: &Checkpoint) -> BurnPolicy {
     BurnPolicy::from_weights(checkpoint.config(), &checkpoint.weights, policy_loss()).unwrap()
 }
 
-/// The sequences as two micro-batches, or one where there is one sequence.
+/// Splits the sequences into two micro-batches; one sequence is one micro-batch.
 pub(crate) fn batches(sequences: &[Sequence]) -> Vec<SequenceBatch<'_>> {
     let parts = sequences.chunks(sequences.len().div_ceil(2));
     parts.map(|sequences| SequenceBatch { sequences, tokens: token_batch(sequences).unwrap() }).collect()
@@ -49,7 +49,7 @@ pub(crate) fn gradients(policy: &mut DevicePolicy) -> BTreeMap<String, NamedTens
     by_name(gradients)
 }
 
-/// The gradients of a policy on the host by the names of transformers and PEFT.
+/// Returns the gradients of a CPU policy with the names of transformers and PEFT.
 pub(crate) fn host_gradients(host: &BurnPolicy) -> BTreeMap<String, NamedTensor> {
     let mut of_host = Vec::new();
     host.model().export_values(host.gradients().parameters(), &mut of_host).unwrap();
@@ -57,18 +57,18 @@ pub(crate) fn host_gradients(host: &BurnPolicy) -> BTreeMap<String, NamedTensor>
 }
 
 #[test]
-fn gradients_of_every_parameter_are_those_of_torch_and_of_the_host() {
+fn gradients_of_every_parameter_match_torch_and_the_cpu_policy() {
     assert_gradients(|_| DevicePolicyOptions::default());
 }
 
 #[test]
-fn so_are_those_of_attention_block_by_block() {
+fn gradients_of_blockwise_attention_match_torch_and_the_cpu_policy() {
     let block = NonZeroUsize::new(4).unwrap();
     assert_gradients(|_| DevicePolicyOptions { attention: Attention::Blockwise { block }, ..Default::default() });
 }
 
 #[test]
-fn so_are_those_of_attention_that_is_not_computed_again() {
+fn gradients_with_saved_attention_match_torch_and_the_cpu_policy() {
     let block = NonZeroUsize::new(4).unwrap();
     assert_gradients(|_| DevicePolicyOptions {
         attention: Attention::Blockwise { block },
@@ -78,7 +78,7 @@ fn so_are_those_of_attention_that_is_not_computed_again() {
 }
 
 #[test]
-fn so_are_those_of_layers_of_which_what_goes_into_the_first_is_kept() {
+fn gradients_with_one_group_of_layers_match_torch_and_the_cpu_policy() {
     let all = |config: &ModelConfig| Save::Every(config.num_hidden_layers);
     assert_gradients(|config| DevicePolicyOptions { save: all(config), ..Default::default() });
 }
@@ -112,7 +112,7 @@ fn assert_gradients(options: impl Fn(&ModelConfig) -> DevicePolicyOptions) {
 }
 
 #[test]
-fn an_optimizer_step_is_that_of_torch() {
+fn an_optimizer_step_matches_torch() {
     let mut steps = 0;
     for name in checkpoint::ALL {
         let checkpoint = Checkpoint::open(name);
@@ -138,7 +138,7 @@ fn an_optimizer_step_is_that_of_torch() {
         for NamedTensor { name: parameter, shape, data } in found {
             let (expected, before) = (&expected[&parameter], checkpoint.weights.tensor(&parameter).unwrap().to_vec());
             assert_eq!(shape, expected.shape, "{name}: {parameter}");
-            // The step itself, not the weights that it changes.
+            // Compare updates, not weights.
             let step = |after: &[f32]| after.iter().zip(&before).map(|(a, b)| a - b).collect::<Vec<_>>();
             let expected = step(&expected.data);
             assert!(expected.iter().any(|x| x.abs() > 1e-3), "{name}: {parameter}: no step");
@@ -149,7 +149,7 @@ fn an_optimizer_step_is_that_of_torch() {
 }
 
 #[test]
-fn checkpoints_are_those_of_the_host() {
+fn checkpoints_match_the_cpu_policy() {
     let groups = [StateGroup::Weights(Weights::Policy), StateGroup::Optimizer];
     for name in ["qwen2", "qwen2_5_sharded", "qwen3", "llama3"] {
         let checkpoint = Checkpoint::open(name);
@@ -158,7 +158,7 @@ fn checkpoints_are_those_of_the_host() {
         let (mut host, mut device) = (on_host(&checkpoint), on_device(&checkpoint, DevicePolicyOptions::default()));
         let weights = |policy: &dyn Policy| by_name(export_all(policy, groups[0]).unwrap());
         assert_eq!(weights(&device), weights(&host), "{name}");
-        // A step on the host, from there to the device, and a step on both.
+        // One step on the CPU, import on the device, and one step on both.
         host.reset_optimizer(&adamw).unwrap();
         let step = |policy: &mut dyn Policy| {
             policy.accumulate(&parts, StepLoss::CrossEntropy { tokens: 50 }).unwrap();

@@ -1,4 +1,4 @@
-//! Completions of prompts of very different lengths, whose caches have several numbers of columns that are read.
+//! Completions of prompts of very different lengths, whose decode calls read different numbers of cache columns.
 
 use crate::support::runtime;
 use models::{ModelConfig, NamedTensor};
@@ -10,10 +10,10 @@ use rng::Purpose;
 use stablehlo::Dtype;
 use std::sync::Arc;
 
-/// Samples of each prompt: all prompts together have more than there are slots in some of the runs.
+/// Samples per prompt: in some runs, all prompts together have more samples than slots.
 const SAMPLES: usize = 6;
 
-/// A model that is as wide as the products of CPUs take at once, whose logits lie far apart.
+/// Returns a model whose hidden size fits into one block of CPU matrix products, and whose logits are far apart.
 fn config() -> ModelConfig {
     ModelConfig {
         hidden_size: 64,
@@ -35,7 +35,7 @@ fn host() -> BurnPolicy {
     BurnPolicy::new(&config(), 7, loss).unwrap()
 }
 
-/// Prompts of so many tokens. Alone, they have caches of 384, 32, 256 and 640 columns; together they read 512 or 640.
+/// Returns prompts of very different lengths. Alone, they have caches of 384, 32, 256 and 640 columns; together, calls read 512 or 640.
 fn prompts() -> Vec<Vec<u32>> {
     let id = |prompt: usize, i: usize| 3 + ((i * i + 31 * i + 17 * prompt) % (config().vocab_size - 3)) as u32;
     [300, 5, 140, 520].iter().enumerate().map(|(prompt, n)| (0..*n).map(|i| id(prompt, i)).collect()).collect()
@@ -54,7 +54,7 @@ fn assert_same(what: &str, found: &[Completion], expected: &[Completion]) {
     }
 }
 
-/// Random sampling of the sample `first` and those behind it.
+/// Returns random sampling whose first sample index is `first`.
 fn random(processors: LogitsProcessors, first: usize) -> Sampling {
     let (seed, purpose, step, first) = (5, Purpose::Rollout, 3, first as u64);
     Sampling::Random { temperature: 1.0, processors, seed, purpose, step, first }
@@ -64,7 +64,7 @@ fn request(prompts: &[Vec<u32>], sampling: Sampling) -> RolloutRequest<'_> {
     RolloutRequest { prompts, num_generations: SAMPLES, max_completion_length: 18, stop_ids: &[5, 6, 7], sampling }
 }
 
-/// Whether sampling is greedy, from the whole distribution, or from a part of it.
+/// Checks that completions depend neither on the number of slots nor on other prompts, and, if greedy, that they match the CPU policy.
 fn check(sampling: impl Fn(usize) -> Sampling) {
     let (prompts, mut host) = (prompts(), host());
     let mut tensors: Vec<NamedTensor> = Vec::new();
@@ -77,7 +77,7 @@ fn check(sampling: impl Fn(usize) -> Sampling) {
     };
     let all = generate(&prompts, sampling(0), 64);
     assert!(all.iter().any(|completion| completion.truncated) && all.iter().any(|completion| !completion.truncated));
-    // Samples wait for a slot, beside others that have begun.
+    // Samples wait for slots while others are in progress.
     assert_same("eight slots", &generate(&prompts, sampling(0), 8), &all);
     for (prompt, tokens) in prompts.iter().enumerate() {
         let first = SAMPLES * prompt;
@@ -99,17 +99,17 @@ fn check(sampling: impl Fn(usize) -> Sampling) {
 }
 
 #[test]
-fn a_greedy_completion_is_the_same_beside_much_longer_and_shorter_ones() {
+fn greedy_completions_do_not_depend_on_other_prompts() {
     check(|_| Sampling::Greedy);
 }
 
 #[test]
-fn so_is_a_sample_of_the_whole_distribution() {
+fn samples_of_the_full_distribution_do_not_depend_on_other_prompts() {
     check(|first| random(LogitsProcessors::default(), first));
 }
 
 #[test]
-fn so_is_a_sample_of_the_likeliest_tokens() {
+fn top_k_and_top_p_samples_do_not_depend_on_other_prompts() {
     let processors = LogitsProcessors { top_k: Some(20), top_p: Some(0.9), ..LogitsProcessors::default() };
     check(|first| random(processors, first));
 }

@@ -1,4 +1,4 @@
-//! LoRA: the adapted model is that of peft and of the host, only adapters are trained, and the reference is the model beneath them.
+//! LoRA: the adapted model matches peft and the CPU policy, only adapters are trained, and the reference policy is the base model.
 
 use crate::checkpoint::{self, Checkpoint, Tensors};
 use crate::gradients::{batches, by_name, gradients, host_gradients, on_device, policy_loss};
@@ -42,7 +42,7 @@ fn state(policy: &dyn Policy) -> [Vec<NamedTensor>; 3] {
     [of(Weights::Policy), of(Weights::RefPolicy), StateGroup::Optimizer].map(|group| export_all(policy, group).unwrap())
 }
 
-/// The adapters with B somewhere else than at zero, where they begin.
+/// Returns the adapters with nonzero B.
 fn moved(policy: &dyn Policy) -> Vec<NamedTensor> {
     let mut weights = weights(policy);
     for (i, tensor) in weights.iter_mut().enumerate().filter(|(_, tensor)| tensor.name.ends_with(".b")) {
@@ -53,11 +53,11 @@ fn moved(policy: &dyn Policy) -> Vec<NamedTensor> {
 }
 
 fn adamw() -> AdamWConfig {
-    // The difference of two gradients is divided by it where they are small: within 1e-5 of their largest entry they stay.
+    // A large epsilon: AdamW divides by it where gradients are small, so their differences stay within 1e-5 of the largest entry.
     AdamWConfig { adam_epsilon: 1e-2, ..AdamWConfig::default() }
 }
 
-/// Goes on from weights, moments and a number of steps, with the reference beneath the adapters.
+/// Imports weights, moments and a step count; the reference policy is the base model.
 fn import(policy: &mut dyn Policy, weights: &[NamedTensor], optimizer: &[NamedTensor], optimizer_steps: u64) {
     let adamw = adamw();
     let state =
@@ -76,7 +76,7 @@ fn assert_same_tensors(what: &str, found: Vec<NamedTensor>, expected: Vec<NamedT
 }
 
 #[test]
-fn an_adapter_of_peft_has_its_gradients_and_merges_as_there() {
+fn gradients_and_merged_weights_of_a_peft_adapter_match_peft() {
     let checkpoint = Checkpoint::open("llama3");
     let folder = checkpoint::folder("llama3_lora");
     let expected = Tensors::read(&folder.join("expected.safetensors")).0;
@@ -115,10 +115,10 @@ fn an_adapter_of_peft_has_its_gradients_and_merges_as_there() {
     }
 }
 
-/// Every family, and every way in which matrices are picked: scores of both policies, gradients, a step, checkpoints from the host to the
-/// device and back, samples.
+/// Every family and every kind of target modules: scores of both policies, gradients, a step, checkpoints from the CPU to the device and
+/// back, samples.
 #[test]
-fn adapters_of_every_family_are_those_of_the_host() {
+fn adapters_of_every_family_match_the_cpu_policy() {
     let of_first_layer = || TargetModules::Pattern(r"model\.layers\.0\..*_proj".into());
     for (name, lora) in [
         ("qwen2", lora(3, all_linear())),
@@ -164,9 +164,9 @@ fn adapters_of_every_family_are_those_of_the_host() {
         let [stepped, _, moments] = state(&device);
         assert_same_tensors(&what, stepped.clone(), weights(&host), 1e-5);
         assert_same_tensors(&what, moments.clone(), state(&host)[2].clone(), 2e-5);
-        assert_eq!(scores(&mut device, Weights::RefPolicy), beneath, "{what}: the model beneath has not moved");
+        assert_eq!(scores(&mut device, Weights::RefPolicy), beneath, "{what}: the base model changed");
 
-        // Back to the host, and a step on both.
+        // Import on the CPU, and one step on both.
         import(&mut host, &stepped, &moments, 1);
         for policy in [&mut host as &mut dyn Policy, &mut device] {
             policy.accumulate(&parts, step).unwrap();
@@ -201,7 +201,7 @@ fn adapters_of_every_family_are_those_of_the_host() {
 }
 
 #[test]
-fn a_state_comes_back_bit_for_bit_and_a_failed_step_is_taken_back() {
+fn states_are_restored_bit_for_bit_by_import_and_roll_back() {
     for can_roll_back in [true, false] {
         let checkpoint = Checkpoint::open("qwen3");
         let lora = lora(2, all_linear());
@@ -235,7 +235,7 @@ fn a_state_comes_back_bit_for_bit_and_a_failed_step_is_taken_back() {
             adamw: &adamw,
         };
         assert!(matches!(other.import(&short), Err(Error::State { .. })));
-        assert_eq!(state(&other), untouched, "what does not fit changes nothing");
+        assert_eq!(state(&other), untouched, "a failed import changed the state");
         import(&mut other, &weights, &moments, 2);
         step(&mut policy);
         step(&mut other);
@@ -258,7 +258,7 @@ fn a_state_comes_back_bit_for_bit_and_a_failed_step_is_taken_back() {
 }
 
 #[test]
-fn a_model_beneath_adapters_is_one_and_as_narrow_as_its_files() {
+fn policy_and_reference_share_the_frozen_bf16_model() {
     let checkpoint = Checkpoint::open("llama3_bf16");
     let options = DevicePolicyOptions { compute: Compute::Bf16, ..DevicePolicyOptions::default() };
     let mut policy = device(&checkpoint, &lora(2, all_linear()), options);
@@ -276,7 +276,7 @@ fn a_model_beneath_adapters_is_one_and_as_narrow_as_its_files() {
 }
 
 #[test]
-fn what_fits_no_adapter_is_said() {
+fn lora_errors_name_the_cause() {
     let checkpoint = Checkpoint::open("qwen2");
     let plain = on_device(&checkpoint, DevicePolicyOptions::default());
     let text = plain.export_adapter(&mut Vec::new()).unwrap_err().to_string();

@@ -1,4 +1,4 @@
-//! Every loss on the device, beside the same loss on the host.
+//! Every loss on the device against the same loss on the CPU.
 
 use crate::support::{assert_close, runtime};
 use grpo_core::aggregate::token_weights;
@@ -10,7 +10,7 @@ use policy_device::{DevicePolicy, DevicePolicyOptions};
 use std::sync::Arc;
 use testkit::family;
 
-/// Losses of other logits than those that are sampled from, which [`family::LOSSES`] does not list.
+/// Losses with transformed logits, which [`family::LOSSES`] does not list.
 const OF_OTHER_LOGITS: [&str; 4] = ["softcap", "softcap_logprobs", "logit_scale", "negative_scale"];
 
 fn config() -> ModelConfig {
@@ -33,7 +33,7 @@ fn on_host(loss: &LossConfig) -> BurnPolicy {
     BurnPolicy::new(&config(), 1, loss).unwrap()
 }
 
-/// The policy of the host on the device.
+/// Creates a device policy with the weights of the CPU policy.
 fn on_device(host: &BurnPolicy, loss: &LossConfig) -> DevicePolicy {
     let mut weights = Vec::new();
     host.export_model(&mut weights).unwrap();
@@ -41,12 +41,12 @@ fn on_device(host: &BurnPolicy, loss: &LossConfig) -> DevicePolicy {
     DevicePolicy::from_tensors(runtime(), &config(), &weights, loss.clone(), options).unwrap()
 }
 
-/// Numbers without a pattern, from 0 up to 1.
+/// Returns pseudo-random numbers from 0 up to 1.
 fn numbers(seed: u64, name: &str, n: usize) -> Vec<f32> {
     rng::uniform_weights(n, 0.5, seed, name).into_iter().map(|x| (x + 0.5).clamp(0.0, 0.999)).collect()
 }
 
-/// Four sequences, one of which has a single completion token.
+/// Returns four sequences; one has a single completion token.
 fn sequences() -> Vec<Sequence> {
     let lengths = [(3, 9), (1, 1), (5, 12), (2, 10)];
     let ids = |i: usize, part: &str, n: usize| {
@@ -60,7 +60,7 @@ fn sequences() -> Vec<Sequence> {
     lengths.iter().enumerate().map(sequence).collect()
 }
 
-/// Log-ratios on both sides of every bound of [`family::loss`], and away from all of them, as those of [`testkit::Case`].
+/// Returns log-ratios on both sides of every bound of [`family::loss`], and not close to any, as in [`testkit::Case`].
 fn log_ratios(name: &str, n: usize) -> Vec<f32> {
     let [sizes, kinds, signs] = [1, 2, 3].map(|seed| numbers(seed, name, n));
     let of = |i: usize| {
@@ -70,12 +70,12 @@ fn log_ratios(name: &str, n: usize) -> Vec<f32> {
     (0..n).map(of).collect()
 }
 
-/// The completion tokens of the sequences with everything that a loss asks for.
+/// Creates the completion tokens of the sequences with all inputs of a loss.
 fn batch(policy: &mut dyn Policy, sequences: &[Sequence], loss: &LossConfig) -> TokenBatch {
     let plain = token_batch(sequences).unwrap();
     let part = SequenceBatch { sequences, tokens: plain.clone() };
     let logp = policy.score(Weights::Policy, &[part]).unwrap().logp;
-    // The ratios of long sequences lean to one side, so that their means are clipped, too.
+    // Ratios of long sequences are biased, so that sequence-level ratios are clipped, too.
     let lean = |row: usize| {
         let sequence = (0..plain.sequences()).find(|i| plain.range(*i).contains(&row)).unwrap();
         [0.07, 0.0, -0.07, 0.02][sequence]
@@ -90,7 +90,7 @@ fn batch(policy: &mut dyn Policy, sequences: &[Sequence], loss: &LossConfig) -> 
     let batch = batch.with_ref_logp(near("reference")).unwrap();
     let sampler = loss.asks_for_sampler_logp().then(|| {
         let ratios = log_ratios("sampler", old.len());
-        // Every fourth token came without the sampler's.
+        // Every fourth token has no sampler log-probability.
         let of = |(i, (old, ratio)): (usize, (&f32, &f32))| if i % 4 == 2 { f32::NAN } else { old - ratio };
         old.iter().zip(&ratios).enumerate().map(of).collect()
     });
@@ -123,7 +123,7 @@ fn assert_same_tensors(what: &str, found: &[NamedTensor], expected: &[NamedTenso
     }
 }
 
-/// Fails unless loss, scores, metrics and gradients of a batch on the device are those of the host.
+/// Fails unless loss, scores, metrics and gradients of a batch match on the device and the CPU.
 #[track_caller]
 fn assert_same_on_both(name: &str, loss: &LossConfig, change: impl FnOnce(TokenBatch) -> TokenBatch) {
     let sequences = sequences();
@@ -152,14 +152,14 @@ fn assert_same_on_both(name: &str, loss: &LossConfig, change: impl FnOnce(TokenB
 }
 
 #[test]
-fn every_loss_of_the_family_is_that_of_the_host() {
+fn every_loss_matches_the_cpu_policy() {
     for name in family::LOSSES.into_iter().chain(family::others()).chain(OF_OTHER_LOGITS) {
         assert_same_on_both(name, &family::loss(name), |batch| batch);
     }
 }
 
 #[test]
-fn advantages_and_temperatures_of_tokens_are_those_of_the_host() {
+fn losses_with_advantages_and_temperatures_per_token_match_the_cpu_policy() {
     for name in ["grpo", "dapo", "verl_vanilla"] {
         assert_same_on_both(name, &family::loss(name), |batch| {
             let n = batch.tokens();
@@ -173,7 +173,7 @@ fn advantages_and_temperatures_of_tokens_are_those_of_the_host() {
 
 const RATE: f64 = 0.01;
 
-/// Micro-batches of `size` sequences each.
+/// Splits the sequences into micro-batches of `size`.
 fn parts_of<'a>(sequences: &'a [Sequence], whole: &TokenBatch, size: usize) -> Vec<SequenceBatch<'a>> {
     let parts = sequences.chunks(size).enumerate().map(|(i, part)| {
         let tokens = whole.select_sequences(size * i..size * i + part.len()).unwrap();
@@ -182,14 +182,14 @@ fn parts_of<'a>(sequences: &'a [Sequence], whole: &TokenBatch, size: usize) -> V
     parts.collect()
 }
 
-/// The loss of an update, its gradients, and the weights that a step makes of them.
+/// Returns the loss of an update, its gradients, and the weights after a step.
 fn update(
     host: &BurnPolicy,
     loss: &LossConfig,
     parts: &[SequenceBatch<'_>],
 ) -> (f64, Vec<NamedTensor>, Vec<NamedTensor>) {
     let mut device = on_device(host, loss);
-    // The difference of two gradients is divided by epsilon where they are small.
+    // AdamW divides differences of small gradients by epsilon.
     device.reset_optimizer(&AdamWConfig { adam_epsilon: 1e-2, ..AdamWConfig::default() }).unwrap();
     let output = device.accumulate(parts, StepLoss::Grpo).unwrap();
     let gradients = gradients(&mut device);
@@ -199,10 +199,10 @@ fn update(
     (output.loss, gradients, export_all(&device, StateGroup::Weights(Weights::Policy)).unwrap())
 }
 
-/// What an update chooses, masks and shares among its sequences does not depend on how many micro-batches it is cut into, once it is
-/// prepared as the trainer does that.
+/// Token selections, masks and sequence weights of an update must not depend on the number of micro-batches, if the whole batch is prepared
+/// first, as in the trainer.
 #[test]
-fn an_update_in_several_micro_batches_is_that_in_one() {
+fn an_update_does_not_depend_on_the_number_of_micro_batches() {
     let selections = ["top_entropy", "clip_cov", "kl_cov"];
     let of_sequences = ["gspo", "grpo_sequence", "geo_mean", "vespo", "luspo"];
     let by_the_sampler = ["off_policy", "sampler_sequence_mask", "sampler_rejection", "sampler_seq_mask_tis"];
@@ -237,7 +237,7 @@ fn an_update_in_several_micro_batches_is_that_in_one() {
             assert_same_tensors(&what, &found.1, &expected.1, 1e-5);
             assert_same_tensors(&what, &found.2, &expected.2, 1e-5);
             if selections.contains(&name) {
-                // Chosen from each micro-batch by itself, the tokens are others.
+                // If tokens are selected per micro-batch, the selection differs.
                 let apart = update(&host, &loss, &parts_of(&sequences, &weighted(whole.clone()), size));
                 assert!((apart.0 - expected.0).abs() > 1e-4, "{what}: the choice does not depend on the batch");
             }
@@ -245,7 +245,7 @@ fn an_update_in_several_micro_batches_is_that_in_one() {
     }
 }
 
-/// A micro-batch of which nothing counts adds nothing, and is no error.
+/// A micro-batch without active tokens is not an error.
 #[test]
 fn a_micro_batch_without_active_tokens_adds_nothing() {
     let (loss, sequences) = (family::loss("grpo_sequence"), sequences());

@@ -1,4 +1,4 @@
-//! The decoder and its rollout on XLA's CPU.
+//! The decoder, its rollout and its training on XLA's CPU plugin.
 
 mod adamw;
 mod attention;

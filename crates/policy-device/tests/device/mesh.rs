@@ -1,4 +1,4 @@
-//! Programs that are split over four virtual devices of XLA's CPU, beside the same program on one.
+//! Sharded programs on four virtual devices of XLA's CPU plugin, against the same programs on one device.
 
 use pjrt::install::{Kind, install};
 use pjrt::{Buffer, Client, CompileOptions, DType, LoadedExecutable, Plugin};
@@ -6,7 +6,8 @@ use stablehlo::{Array, Dtype, Mesh, Module};
 use std::sync::OnceLock;
 use testkit::xla_cpu::QUICK;
 
-/// Four devices as meshes: the weights in four parts, a copy of them for either half of the rows, and heads apart.
+/// Returns meshes of four devices: weights in four shards; in two shards with two-way data parallelism; in two shards with heads over two
+/// devices.
 pub(crate) fn meshes() -> [Mesh; 3] {
     let meshes: [&[(&str, usize)]; 3] = [&[("fsdp", 4)], &[("data", 2), ("fsdp", 2)], &[("fsdp", 2), ("tensor", 2)]];
     meshes.map(|axes| Mesh::new("mesh", axes.iter().copied()).expect("a mesh"))
@@ -21,7 +22,7 @@ fn client() -> &'static Client {
     })
 }
 
-/// The program for one device, or for those of its mesh.
+/// Compiles the program for the number of devices in its mesh.
 fn compile(module: &Module) -> LoadedExecutable {
     let split = CompileOptions::shardy(module.partitions);
     let options = if module.partitions == 1 { CompileOptions::default() } else { split };
@@ -63,7 +64,7 @@ fn numbers<T: pjrt::Element>(buffer: &Buffer) -> Vec<T> {
     buffer.to_vec().expect("a buffer is read")
 }
 
-/// Runs a program. Arguments and results are whole: every device is given its parts, and has exactly these.
+/// Runs a program. Arguments and results are unsharded; the function shards arguments and checks the shard shapes.
 pub(crate) fn run(module: &Module, arguments: &[Array]) -> Vec<Array> {
     let devices = module.partitions;
     let mut lists: Vec<Vec<Buffer>> = (0..devices).map(|_| vec![]).collect();
@@ -79,7 +80,7 @@ pub(crate) fn run(module: &Module, arguments: &[Array]) -> Vec<Array> {
     }
     let executable = compile(module);
     let taken = executable.executable().parameters().expect("a program").expect("types");
-    assert_eq!(taken.into_iter().map(|ty| ty.dims).collect::<Vec<_>>(), shapes, "what a device takes");
+    assert_eq!(taken.into_iter().map(|ty| ty.dims).collect::<Vec<_>>(), shapes, "shapes of the shards");
     let lists: Vec<Vec<&Buffer>> = lists.iter().map(|list| list.iter().collect()).collect();
     let outputs = executable.execute(&lists.iter().map(Vec::as_slice).collect::<Vec<_>>()).expect("the program runs");
     let whole = module.main.results.iter().enumerate().map(|(i, result)| {

@@ -1,4 +1,4 @@
-//! Sequences that share rows have the numbers that they have in rows of their own: those of torch, in every family.
+//! Packed rows: gradients and scores match those of separate rows and torch, in every family.
 
 use crate::checkpoint::{self, Checkpoint};
 use crate::gradients::{gradients, host_gradients, on_device, policy_loss};
@@ -14,7 +14,7 @@ use policy_device::decoder::Attention;
 use policy_device::{DevicePolicy, DevicePolicyOptions, TrainShape};
 use std::num::NonZeroUsize;
 
-/// Attention of all pairs, and in blocks that sequences begin and end in the middle of.
+/// Materialised attention, and blocks whose boundaries lie within sequences.
 fn attentions() -> [Attention; 2] {
     [Attention::Materialised, Attention::Blockwise { block: NonZeroUsize::new(5).unwrap() }]
 }
@@ -23,9 +23,9 @@ fn options(attention: Attention) -> DevicePolicyOptions {
     DevicePolicyOptions { attention, ..DevicePolicyOptions::default() }
 }
 
-/// All sequences of a checkpoint in two rows, with one that is as long as all of them together and is masked.
+/// Packs all sequences of a checkpoint into one of two rows; the other row is a masked sequence with the length of all others together.
 #[test]
-fn gradients_of_rows_that_sequences_share_are_those_of_torch_and_of_the_host() {
+fn gradients_of_packed_rows_match_torch_and_the_cpu_policy() {
     for (name, attention) in checkpoint::ALL.into_iter().zip(attentions().into_iter().cycle()) {
         let checkpoint = Checkpoint::open(name);
         let mut sequences = checkpoint.completions();
@@ -58,7 +58,7 @@ fn gradients_of_rows_that_sequences_share_are_those_of_torch_and_of_the_host() {
     }
 }
 
-/// Sequences for 4 rows of 16 tokens: one fills a row, three fill one together, and a row has room left.
+/// Returns sequences for 4 rows of 16 tokens: one fills a row, three fill another one, and one row has padding.
 fn sequences(config: &models::ModelConfig) -> Vec<Sequence> {
     let lengths = [(4, 6), (3, 14), (2, 5), (1, 1), (5, 9), (2, 2), (3, 3)];
     let mut next = 7;
@@ -72,7 +72,7 @@ fn sequences(config: &models::ModelConfig) -> Vec<Sequence> {
     lengths.iter().map(|(p, c)| Sequence { prompt: tokens(*p), completion: tokens(*c) }).collect()
 }
 
-/// All sequences as one micro-batch, with everything that the losses want.
+/// Returns all sequences as one micro-batch with all inputs of the losses.
 fn whole(sequences: &[Sequence]) -> SequenceBatch<'_> {
     let tokens = token_batch(sequences).unwrap();
     let n = tokens.tokens();
@@ -84,7 +84,7 @@ fn whole(sequences: &[Sequence]) -> SequenceBatch<'_> {
     SequenceBatch { sequences, tokens: tokens.with_weights(weights).unwrap() }
 }
 
-/// The same sequences, each as a micro-batch of its own.
+/// Returns the same sequences, one per micro-batch.
 fn alone<'a>(batch: &SequenceBatch<'a>) -> Vec<SequenceBatch<'a>> {
     let one = |i: usize| SequenceBatch {
         sequences: &batch.sequences[i..=i],
@@ -93,7 +93,7 @@ fn alone<'a>(batch: &SequenceBatch<'a>) -> Vec<SequenceBatch<'a>> {
     (0..batch.sequences.len()).map(one).collect()
 }
 
-/// A policy with adapters of all matrices and a value head, none of them zero.
+/// Creates a policy with nonzero adapters of all matrices and a nonzero value head.
 fn extended(checkpoint: &Checkpoint, attention: Attention) -> DevicePolicy {
     let all = TargetModules::Pattern("all-linear".into());
     let lora = LoraConfig { r: 2, target_modules: all, ..LoraConfig::default() };
@@ -113,7 +113,7 @@ fn extended(checkpoint: &Checkpoint, attention: Attention) -> DevicePolicy {
 }
 
 #[test]
-fn adapters_values_and_both_losses_are_those_of_rows_of_one_sequence() {
+fn packed_adapters_values_and_losses_match_separate_rows() {
     for (name, attention) in ["qwen2", "llama3"].into_iter().zip(attentions()) {
         let checkpoint = Checkpoint::open(name);
         let sequences = sequences(checkpoint.config());
@@ -147,7 +147,7 @@ fn adapters_values_and_both_losses_are_those_of_rows_of_one_sequence() {
 }
 
 #[test]
-fn tokens_of_another_sequence_change_no_bit() {
+fn scores_of_packed_sequences_are_independent_bit_for_bit() {
     for (name, attention) in ["qwen2_5_sharded", "qwen3"].into_iter().zip(attentions()) {
         let checkpoint = Checkpoint::open(name);
         let vocab = checkpoint.config().vocab_size as u32;

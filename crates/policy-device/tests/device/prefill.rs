@@ -1,4 +1,4 @@
-//! Prompts are brought into the cache once, however many samples they have.
+//! Each prompt is prefilled once, for all its samples.
 
 use crate::checkpoint::Checkpoint;
 use crate::support::runtime;
@@ -12,7 +12,7 @@ use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Metadata, Subscriber};
 
-/// The rows of every prefill, in their order.
+/// Records the number of rows of every prefill.
 #[derive(Clone, Default)]
 struct Prefills(Arc<Mutex<Vec<u64>>>);
 
@@ -76,10 +76,10 @@ fn samples_of_a_prompt_share_its_prefill() {
         assert_eq!(completions.len(), 30);
         prefills.0.lock().unwrap().clone()
     };
-    // All thirty samples have slots: one prefill of six prompts, whose rows are rounded up.
+    // All thirty samples have slots: one prefill of six prompts, rounded up to eight rows.
     assert_eq!(prefilled(64), [8]);
-    // Eight slots, in which samples of a prompt begin one after the other, hold the samples of one prompt, and the next one waits.
+    // Eight slots hold the samples of one prompt at a time, so each prompt has its own prefill.
     assert_eq!(prefilled(8), [1; 6]);
-    // Sixteen slots take three prompts at a time.
+    // Sixteen slots hold the samples of three prompts at a time.
     assert_eq!(prefilled(16), [4, 4]);
 }

@@ -1,4 +1,4 @@
-//! Policies with products in bf16: weights in bf16 beside what they leave out of f32.
+//! Policies with bf16 products: bf16 weights with the remainders of f32 weights.
 
 use crate::checkpoint::Checkpoint;
 use crate::gradients::{batches, by_name, on_device};
@@ -25,17 +25,17 @@ fn narrow() -> DevicePolicyOptions {
     DevicePolicyOptions { compute: Compute::Bf16, ..DevicePolicyOptions::default() }
 }
 
-/// Numbers that are the same in every run.
+/// Returns a random generator with a fixed seed.
 pub(crate) fn random(seed: u64) -> impl Rng {
     rng::stream(seed, rng::Purpose::Weights, 0, 0)
 }
 
-/// So many of them, within -`size` and `size`.
+/// Returns `count` numbers between -`size` and `size`.
 pub(crate) fn numbers(random: &mut impl Rng, count: usize, size: f32) -> Vec<f32> {
     (0..count).map(|_| random.random_range(-size..=size)).collect()
 }
 
-/// The bf16 and the i16 of a word.
+/// Returns bf16 parameter and i16 remainder of an f32 word.
 pub(crate) fn halves(word: u32) -> (bf16, i16) {
     (bf16::from_bits((word.wrapping_add(0x8000) >> 16) as u16), word as u16 as i16)
 }
@@ -45,9 +45,9 @@ pub(crate) fn bits(values: &[f32]) -> Vec<u32> {
 }
 
 #[test]
-fn every_finite_f32_comes_back_from_the_device_and_is_read_as_the_nearest_bf16() {
+fn finite_f32_weights_are_restored_exactly_and_read_as_the_nearest_bf16() {
     let mut random = random(7);
-    // Zeros, subnormals, ties, and those that are infinite in bf16, with both signs.
+    // Zeros, subnormals, ties, and numbers that are infinite in bf16, of both signs.
     let edges =
         [0, 1, 0x7F_FFFF, 0x80_0000, 0x3F80_8000, 0x3F81_8000, 0x3F80_7FFF, 0x3F80_8001, 0x7F7F_7FFF, 0x7F7F_FFFF];
     let mut edges = edges.into_iter().flat_map(|word: u32| [word, word | 1 << 31]).cycle();
@@ -87,11 +87,11 @@ fn every_finite_f32_comes_back_from_the_device_and_is_read_as_the_nearest_bf16()
         assert_eq!(remainders.next().unwrap().to_vec::<i16>().unwrap(), low, "{}", parameter.name());
         seen += 1;
     }
-    // Embedding, head, and seven of each layer in a stack.
+    // Embedding, head, and seven stacked matrices of the layers.
     assert_eq!((seen, remainders.count()), (9, 0));
 }
 
-/// What a program takes behind its first `given` arguments: small numbers, the same for all programs.
+/// Uploads arguments after the first `given` ones: small numbers, equal for all programs.
 fn rest_of_arguments(module: &Module, given: usize) -> Vec<Buffer> {
     let mut random = random(3);
     let types = module.main.body.arguments.iter().skip(given).map(|id| module.main.type_of(*id).clone());
@@ -113,7 +113,7 @@ fn rest_of_arguments(module: &Module, given: usize) -> Vec<Buffer> {
 }
 
 #[test]
-fn gradients_are_those_of_f32_weights_with_the_same_numbers() {
+fn gradients_of_bf16_weights_match_f32_weights_of_equal_values() {
     for name in ["qwen2", "qwen3", "llama3_bf16"] {
         let checkpoint = Checkpoint::open(name);
         let decoder = Decoder::new(checkpoint.config(), Compute::Bf16);
@@ -136,7 +136,7 @@ fn gradients_are_those_of_f32_weights_with_the_same_numbers() {
         for ((part, narrow), wide) in names.zip(&narrow).zip(&wide) {
             assert_eq!(narrow, wide, "{name}: {part}");
         }
-        // All digits of f32.
+        // Gradients have f32 precision.
         for (parameter, gradient) in table.iter().zip(&narrow) {
             let low = gradient.iter().filter(|word| *word & 0xFFFF != 0).count();
             assert!(2 * low > gradient.len(), "{name}: {}: {low} of {}", parameter.name(), gradient.len());
@@ -149,13 +149,13 @@ fn all(policy: &DevicePolicy) -> [Vec<NamedTensor>; 3] {
     [of(Weights::Policy), of(Weights::RefPolicy), StateGroup::Optimizer].map(|group| export_all(policy, group).unwrap())
 }
 
-/// Every number of a state, by its pattern.
+/// Returns the bits of every number of a state.
 fn patterns(state: &[Vec<NamedTensor>; 3]) -> Vec<u32> {
     state.iter().flatten().flat_map(|tensor| bits(&tensor.data)).collect()
 }
 
 #[test]
-fn a_policy_in_bf16_goes_on_and_back_to_the_last_bit() {
+fn a_bf16_policy_is_restored_bit_for_bit_by_import_and_roll_back() {
     let checkpoint = Checkpoint::open("qwen2");
     let sequences = checkpoint.completions();
     let parts = batches(&sequences);
@@ -168,7 +168,7 @@ fn a_policy_in_bf16_goes_on_and_back_to_the_last_bit() {
         let mut policy = fresh();
         let [begun, ..] = all(&policy);
         let has_low_digits = |tensor: &NamedTensor| bits(&tensor.data).iter().any(|word| word & 0xFFFF != 0);
-        assert!(begun.iter().filter(|tensor| tensor.shape.len() > 1).all(has_low_digits), "no digits to lose");
+        assert!(begun.iter().filter(|tensor| tensor.shape.len() > 1).all(has_low_digits), "no low bits to lose");
         policy.freeze_ref_policy().unwrap();
         train(&mut policy);
         if mixed {
@@ -186,7 +186,7 @@ fn a_policy_in_bf16_goes_on_and_back_to_the_last_bit() {
             true => policy.roll_back().unwrap(),
             false => assert!(policy.roll_back().is_err()),
         }
-        // From the exported tensors the next step is the same.
+        // After an import of the exported tensors, the next step is the same.
         let [weights, of_ref, moments] = &before;
         let adamw = AdamWConfig::default();
         let state = PolicyState {
@@ -211,7 +211,7 @@ fn a_policy_in_bf16_goes_on_and_back_to_the_last_bit() {
 }
 
 #[test]
-fn the_reference_policy_is_what_the_policy_was_and_has_more_digits_once_it_is_mixed() {
+fn the_reference_policy_is_bf16_until_it_is_mixed() {
     let checkpoint = Checkpoint::open("qwen3");
     let sequences = checkpoint.completions();
     let parts = batches(&sequences);
@@ -236,7 +236,7 @@ fn the_reference_policy_is_what_the_policy_was_and_has_more_digits_once_it_is_mi
             .count()
     };
     assert!(low(&before) == 0 && low(&now) > 0);
-    // In f32, also from the result of the last time: in bf16, a thousandth would be lost.
+    // Mixed in f32, repeatedly: in bf16, a thousandth would be rounded away.
     for _ in 0..2 {
         let before = of(&policy, Weights::RefPolicy);
         policy.mix_ref_policy(0.001).unwrap();
@@ -257,7 +257,7 @@ fn the_reference_policy_is_what_the_policy_was_and_has_more_digits_once_it_is_mi
 }
 
 #[test]
-fn sampling_takes_the_buffers_that_training_takes() {
+fn sampling_and_training_share_the_weights_buffers() {
     let checkpoint = Checkpoint::open("qwen2");
     let mut policy = on_device(&checkpoint, narrow());
     let sequences = checkpoint.completions();
@@ -282,8 +282,8 @@ fn sampling_takes_the_buffers_that_training_takes() {
     assert!(policy.apply(0.05).unwrap().applied);
     let now = policy.weights().unwrap().buffers();
     assert!(held.iter().zip(now).all(|(before, now)| !Arc::ptr_eq(before, now)));
-    assert_ne!(sample(&mut policy, sampled()), before, "an update is seen by the next rollout");
-    // What is sampled greedily has the largest logit, as training computes it, but for the last digits of bf16.
+    assert_ne!(sample(&mut policy, sampled()), before, "the rollout after an update uses the old weights");
+    // Greedy tokens have the largest training logit, up to bf16 rounding.
     let chosen = sample(&mut policy, Sampling::Greedy);
     let whole: Vec<Vec<u32>> =
         chosen.iter().enumerate().map(|(i, c)| [&prompts[i / 2][..], &c.ids[..]].concat()).collect();
@@ -307,7 +307,7 @@ fn sampling_takes_the_buffers_that_training_takes() {
 }
 
 #[test]
-fn a_model_of_f32_beneath_adapters_keeps_its_digits() {
+fn an_f32_base_model_keeps_its_precision_below_adapters() {
     let checkpoint = Checkpoint::open("qwen2_5_sharded");
     let lora = LoraConfig { r: 2, ..LoraConfig::default() };
     let (config, weights, loss) = (checkpoint.config(), &checkpoint.weights, LossConfig::default());
@@ -319,7 +319,7 @@ fn a_model_of_f32_beneath_adapters_keeps_its_digits() {
         policy.export_model(&mut tensors).unwrap();
         by_name(tensors)
     };
-    // B is zero.
+    // B is zero, so merging changes nothing.
     for (name, tensor) in export(&policy) {
         assert_eq!(tensor.data, weights.tensor(&name).unwrap().to_vec(), "{name}");
     }

@@ -1,4 +1,4 @@
-//! Completions that are sampled on the device.
+//! Sampling on the device.
 
 use crate::checkpoint::{self, Checkpoint};
 use crate::support::runtime;
@@ -28,18 +28,18 @@ fn rollout(checkpoint: &Checkpoint, options: RolloutOptions) -> DeviceRollout {
     DeviceRollout::new(runtime(), checkpoint.config(), Compute::F32, options).unwrap()
 }
 
-/// Random sampling of the step `step`.
+/// Returns random sampling of one step.
 fn random(temperature: f64, processors: LogitsProcessors) -> Sampling {
     Sampling::Random { temperature, processors, seed: 5, purpose: Purpose::Rollout, step: 3, first: 0 }
 }
 
-/// Prompts of several lengths.
+/// Returns prompts of various lengths.
 fn prompts() -> Vec<Vec<u32>> {
     vec![vec![1, 9, 4], vec![7], vec![1, 20, 21, 22, 23, 24, 25], vec![3, 2], (0..19).collect()]
 }
 
 #[test]
-fn greedy_completions_are_those_of_the_host() {
+fn greedy_completions_match_the_cpu_policy() {
     let prompts = prompts();
     for name in checkpoint::ALL {
         let checkpoint = Checkpoint::open(name);
@@ -56,7 +56,7 @@ fn greedy_completions_are_those_of_the_host() {
         let expected = host.generate(&request(&[])).unwrap();
         assert_same(name, &found, &expected);
         assert!(found.iter().all(|completion| completion.truncated && completion.ids.len() == 9));
-        // Tokens that do come end the completions.
+        // Use tokens that occur as stop ids.
         let stop_ids = [found[0].ids[2], found[4].ids[5]];
         let found = rollout.generate(&weights, &request(&stop_ids)).unwrap();
         assert_same(name, &found, &host.generate(&request(&stop_ids)).unwrap());
@@ -77,7 +77,7 @@ fn assert_same(name: &str, found: &[Completion], expected: &[Completion]) {
 }
 
 #[test]
-fn a_sample_is_the_same_in_any_slot_beside_any_other() {
+fn a_sample_does_not_depend_on_its_slot_or_on_other_samples() {
     let (checkpoint, prompts) = (Checkpoint::open("qwen2"), prompts());
     let weights = weights(&checkpoint);
     let generate = |prompts: &[Vec<u32>], first: u64, options| {
@@ -95,7 +95,7 @@ fn a_sample_is_the_same_in_any_slot_beside_any_other() {
     for slots in [1, 12, 17] {
         assert_eq!(generate(&prompts, 0, options(slots)), all, "{slots} slots");
     }
-    // Beside other prompts: alone, and behind the others.
+    // Each prompt alone.
     for (i, prompt) in prompts.iter().enumerate() {
         let found = generate(std::slice::from_ref(prompt), 4 * i as u64, options(64));
         assert_eq!(found, all[4 * i..4 * i + 4], "prompt {i} alone");
@@ -103,7 +103,7 @@ fn a_sample_is_the_same_in_any_slot_beside_any_other() {
 }
 
 #[test]
-fn draws_follow_the_distribution_of_the_processors() {
+fn samples_follow_the_distribution_of_the_processors() {
     let checkpoint = Checkpoint::open("qwen3");
     let (weights, mut rollout) =
         (weights(&checkpoint), rollout(&checkpoint, RolloutOptions { slots: 512, tokens_per_call: 1 }));
@@ -139,7 +139,7 @@ fn draws_follow_the_distribution_of_the_processors() {
             let (found, expected) = (f64::from(completion.logps[0]), probability(id).ln());
             assert!((found - expected).abs() < 1e-4, "{processors:?}, token {id}: {found} {expected}");
         }
-        // Tokens that are rare are one class together.
+        // Rare tokens form one class.
         let expected: Vec<f64> = (0..vocab).map(|id| probability(id) * draws as f64).collect();
         let (mut statistic, mut classes, mut rare) = (0.0, 0, (0.0, 0.0));
         for (count, expected) in counts.iter().zip(&expected) {
@@ -154,7 +154,7 @@ fn draws_follow_the_distribution_of_the_processors() {
             statistic += (rare.0 - rare.1).powi(2) / rare.1;
             classes += 1;
         }
-        // Mean and variance of chi-square: classes - 1, twice as much. Four standard deviations.
+        // Chi-square has mean classes - 1 and twice that variance; the limit is four standard deviations.
         let freedom = f64::from(classes - 1);
         assert!(
             classes > 3 && statistic < freedom + 4.0 * (2.0 * freedom).sqrt(),
@@ -164,7 +164,7 @@ fn draws_follow_the_distribution_of_the_processors() {
 }
 
 #[test]
-fn a_completion_of_one_token_and_one_of_a_prompt_of_one_token_are_those_of_the_host() {
+fn completions_and_prompts_of_one_token_match_the_cpu_policy() {
     let checkpoint = Checkpoint::open("llama3");
     let (prompts, sampling) = ([vec![3], vec![2, 8]], Sampling::Greedy);
     for max_completion_length in [1, 3] {
@@ -178,10 +178,10 @@ fn a_completion_of_one_token_and_one_of_a_prompt_of_one_token_are_those_of_the_h
 }
 
 #[test]
-fn a_cache_that_is_filled_to_its_last_column_is_that_of_the_host() {
+fn a_cache_filled_to_its_last_column_matches_the_cpu_policy() {
     let checkpoint = Checkpoint::open("qwen2");
     let (mut host, weights) = (host(&checkpoint), weights(&checkpoint));
-    // 16 columns: the last call begins behind 12 tokens and writes 4. Samples that end earlier make room for others.
+    // 16 columns: the last call begins after 12 tokens and writes 4. Slots of finished samples are reused.
     let prompts = [(3..12).collect(), vec![7, 2], vec![1, 9, 4, 20, 21, 22]];
     let request = |stop_ids| RolloutRequest {
         prompts: &prompts,
@@ -199,7 +199,7 @@ fn a_cache_that_is_filled_to_its_last_column_is_that_of_the_host() {
 }
 
 #[test]
-fn requests_that_cannot_be_served_are_errors() {
+fn invalid_requests_are_errors() {
     let checkpoint = Checkpoint::open("qwen2");
     let (weights, mut rollout) = (weights(&checkpoint), rollout(&checkpoint, RolloutOptions::default()));
     let (limit, vocab) = (checkpoint.config().max_position_embeddings, checkpoint.config().vocab_size as u32);
@@ -226,7 +226,7 @@ fn requests_that_cannot_be_served_are_errors() {
 }
 
 #[test]
-fn weights_that_are_not_finite_are_seen() {
+fn weights_that_are_not_finite_are_an_error() {
     let checkpoint = Checkpoint::open("qwen2");
     let mut tensors = Vec::new();
     weights(&checkpoint).export(&mut tensors).unwrap();
