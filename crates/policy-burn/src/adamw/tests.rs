@@ -1,11 +1,11 @@
-//! AdamW against hand-computed values, and its state against itself.
+//! AdamW against values computed by hand, and its checkpoints.
 
 use super::*;
 use crate::decoder::PackedBatch;
 use burn::tensor::Device;
 use models::ModelConfig;
 
-/// The learning rate of the tests that do not care.
+/// Learning rate of tests whose result does not depend on it.
 const RATE: f64 = 7e-4;
 
 fn model() -> Decoder {
@@ -13,7 +13,7 @@ fn model() -> Decoder {
     Decoder::new(&config, 1, &Device::flex().autodiff()).unwrap()
 }
 
-/// Gradients of an arbitrary loss.
+/// Returns gradients of an arbitrary loss.
 fn gradients(model: &Decoder, ids: &[u32]) -> GradientSum {
     let hidden = model.forward(&PackedBatch::new(&[ids]).unwrap()).unwrap();
     let logits = hidden.reshape([ids.len(), 16]).matmul(model.lm_head().unwrap().transpose());
@@ -26,7 +26,7 @@ fn config() -> AdamWConfig {
     AdamWConfig::default()
 }
 
-/// A step of `model`, which comes back.
+/// Applies one step to `model` and returns it.
 fn step(
     optimizer: &mut AdamW,
     mut model: Decoder,
@@ -72,7 +72,7 @@ fn clipping_uses_the_norm_of_the_whole_gradient() {
     let sum = gradients(&model(), &[1, 5, 9]);
     let by_hand: f64 = sum.parameters().iter().flat_map(|p| p.data.iter()).map(|g| f64::from(g * g)).sum();
     assert!((sum.norm() - by_hand.sqrt()).abs() < 1e-3 * sum.norm());
-    // Adam's first step does not see a common factor, its moments do.
+    // Adam's first update is invariant to the scale of the gradient, but the moments are not.
     let mut clipped = AdamW::new(&AdamWConfig { max_grad_norm: 0.5, ..config() });
     let (_, report) = step(&mut clipped, model(), &sum, RATE).unwrap();
     assert_eq!(report.grad_norm, sum.norm());
@@ -127,7 +127,7 @@ fn a_restored_state_continues_bit_for_bit() {
     for (a, b) in a.parameters().iter().zip(b.parameters()) {
         assert!(a.data.iter().zip(&b.data).all(|(a, b)| a.to_bits() == b.to_bits()), "{}", a.name);
     }
-    // What does not fit is refused.
+    // A state that does not fit is rejected.
     let state = optimizer.state();
     assert!(restored.restore(3, &&state[1..], &policy).is_err());
     assert!(restored.restore(3, &[], &policy).is_err());
@@ -142,13 +142,13 @@ fn a_gradient_that_is_not_finite_is_an_error() {
     assert!(matches!(result, Err(Error::NotFinite { .. })));
 }
 
-/// Everything that an update may change.
+/// Returns the state that an update may change.
 fn snapshot(optimizer: &AdamW) -> (u64, Vec<NamedTensor>) {
     (optimizer.steps(), optimizer.state())
 }
 
 #[test]
-fn an_update_above_the_limit_is_skipped_and_leaves_everything_as_it_was() {
+fn an_update_above_the_limit_is_skipped_and_changes_nothing() {
     let small = gradients(&model(), &[1, 5]);
     let times = |factor: f32| {
         let mut sum = small.clone();
@@ -157,7 +157,7 @@ fn an_update_above_the_limit_is_skipped_and_leaves_everything_as_it_was() {
     };
     let guarded = || AdamW::new(&AdamWConfig { skip_grad_norm: Some(2.0 * small.norm()), ..config() });
     for bad in [times(3.0), times(f32::NAN), times(f32::INFINITY)] {
-        // At the first step and after one that was applied; a skipped step is none.
+        // As the first step, and after an applied step.
         for steps in [0, 1] {
             let mut optimizer = guarded();
             (0..steps).for_each(|_| drop(step(&mut optimizer, model(), &small, RATE).unwrap()));
@@ -173,16 +173,16 @@ fn an_update_above_the_limit_is_skipped_and_leaves_everything_as_it_was() {
     }
     let mut optimizer = guarded();
     step(&mut optimizer, model(), &times(9.0), RATE).unwrap();
-    // The first step that is applied is a first step.
+    // Skipped steps do not count in the bias correction of later ones.
     let (skipped_before, _) = step(&mut optimizer, model(), &small, RATE).unwrap();
     let (first, _) = step(&mut guarded(), model(), &small, RATE).unwrap();
     assert_eq!(skipped_before.parameters(), first.parameters());
 }
 
 #[test]
-fn an_update_that_leaves_the_range_of_numbers_is_an_error_and_undone() {
+fn an_update_that_overflows_is_an_error_and_changes_nothing() {
     let sum = gradients(&model(), &[1, 5]);
-    // Of the weights, by the learning rate; of the second moment, by a gradient whose square is too large.
+    // Weights overflow by the learning rate; a second moment overflows by a large gradient.
     let fast = (AdamW::new(&config()), 1e38);
     let mut steep = sum.clone();
     steep.parameters[0].data[0] = 1e30;
@@ -196,17 +196,17 @@ fn an_update_that_leaves_the_range_of_numbers_is_an_error_and_undone() {
 }
 
 #[test]
-fn what_is_not_finite_before_a_step_is_seen() {
+fn weights_or_moments_that_are_not_finite_are_an_error() {
     let sum = gradients(&model(), &[1, 5]);
     let mut optimizer = AdamW::new(&config());
     let (policy, _) = step(&mut optimizer, model(), &sum, RATE).unwrap();
     let (steps, state) = snapshot(&optimizer);
     for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 1e20] {
-        // In a weight that came from elsewhere, after a step whose numbers are known.
+        // A bad weight, imported after a step with known bounds.
         let spoilt = update_parameters(policy.clone(), |_, values| values[3] = bad);
         let result = step(&mut optimizer, spoilt, &sum, RATE);
         assert_eq!(result.is_err(), !bad.is_finite(), "a weight of {bad}");
-        // In a moment of a checkpoint.
+        // A bad moment in a checkpoint.
         for of in [FIRST, SECOND] {
             let mut state = state.clone();
             state.iter_mut().find(|t| t.name.starts_with(of)).unwrap().data[0] = bad;

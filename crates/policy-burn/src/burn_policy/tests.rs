@@ -1,4 +1,4 @@
-//! What every policy owes a training loop, held by the one in burn.
+//! The [`Policy`] contract, tested on [`BurnPolicy`].
 
 use super::*;
 use burn::tensor::{Tensor, TensorData};
@@ -24,7 +24,7 @@ fn sequences() -> [Sequence; 2] {
     [of(&[1, 5, 6], &[7, 2]), of(&[1, 9], &[8, 10, 2])]
 }
 
-/// The two sequences as two micro-batches, with everything that the loss wants.
+/// Returns two micro-batches with one sequence each and all inputs of the loss.
 fn batches<'a>(policy: &mut BurnPolicy, sequences: &'a [Sequence]) -> Vec<SequenceBatch<'a>> {
     let mut parts: Vec<_> = (sequences.chunks(1))
         .map(|sequences| SequenceBatch { sequences, tokens: token_batch(sequences).unwrap() })
@@ -47,7 +47,7 @@ fn bits(values: &[f32]) -> Vec<u32> {
 }
 
 #[test]
-fn scores_are_those_of_the_loss_and_of_the_weights_that_are_asked_for() {
+fn scores_match_the_loss_and_use_the_requested_weights() {
     let (mut policy, sequences) = (fresh_policy(), sequences());
     let mut parts = batches(&mut policy, &sequences);
     let scores = policy.score(Weights::Policy, &parts).unwrap();
@@ -59,10 +59,10 @@ fn scores_are_those_of_the_loss_and_of_the_weights_that_are_asked_for() {
         part.tokens = part.tokens.clone().with_old_logp(old).unwrap();
     }
     let output = policy.accumulate(&parts, StepLoss::Grpo).unwrap();
-    // burn's forward pass may round differently with gradients; the loss itself does not.
+    // The forward pass may round differently with gradients; the loss itself does not.
     assert!(output.scores.logp.iter().zip(&scores.logp).all(|(a, b)| (a - b).abs() < 1e-5));
     assert_eq!(output.metrics.value("clip_ratio/region_mean"), Some(0.0));
-    // The reference policy has the same weights here, but is another set of them.
+    // The reference policy has equal weights, but they are not updated.
     policy.apply(0.1).unwrap();
     assert_ne!(bits(&policy.score(Weights::Policy, &parts).unwrap().logp), bits(&scores.logp));
     assert_eq!(bits(&policy.score(Weights::RefPolicy, &parts).unwrap().logp), bits(&scores.logp));
@@ -73,7 +73,7 @@ fn a_failed_accumulation_leaves_no_gradient() {
     let (mut policy, sequences) = (fresh_policy(), sequences());
     let mut parts = batches(&mut policy, &sequences);
     policy.accumulate(&parts, StepLoss::Grpo).unwrap();
-    // The second micro-batch has a token that the model does not.
+    // The second micro-batch has a token outside the vocabulary.
     let unknown = [Sequence { prompt: vec![1, 9999], ..sequences[1].clone() }];
     parts[1].sequences = &unknown;
     let error = policy.accumulate(&parts, StepLoss::Grpo).unwrap_err().to_string();
@@ -82,15 +82,15 @@ fn a_failed_accumulation_leaves_no_gradient() {
 }
 
 #[test]
-fn gradients_stay_until_an_update_takes_them() {
+fn gradients_accumulate_until_an_update() {
     let (mut policy, sequences) = (fresh_policy(), sequences());
     let parts = batches(&mut policy, &sequences);
     let norm = |policy: &mut BurnPolicy| policy.skip().unwrap().grad_norm;
     policy.accumulate(&parts, StepLoss::Grpo).unwrap();
     let whole = norm(&mut policy);
     assert!(whole > 0.0);
-    assert_eq!(norm(&mut policy), 0.0, "what is dropped is gone");
-    // One call with both micro-batches, or one call for each.
+    assert_eq!(norm(&mut policy), 0.0, "the gradient was dropped before");
+    // One call with both micro-batches equals one call for each.
     parts.chunks(1).for_each(|part| drop(policy.accumulate(part, StepLoss::Grpo).unwrap()));
     assert_eq!(norm(&mut policy).to_bits(), whole.to_bits());
     assert!(matches!(policy.apply(0.1), Err(Error::Argument { operation: "apply", .. })));
@@ -111,7 +111,7 @@ fn a_supervised_step_lowers_its_loss() {
 }
 
 #[test]
-fn a_step_that_failed_is_taken_back_and_a_state_comes_back_bit_for_bit() {
+fn states_are_restored_bit_for_bit_by_import_and_roll_back() {
     let (mut policy, sequences) = (fresh_policy(), sequences());
     let parts = batches(&mut policy, &sequences);
     let step = |policy: &mut BurnPolicy| {
@@ -133,7 +133,7 @@ fn a_step_that_failed_is_taken_back_and_a_state_comes_back_bit_for_bit() {
     assert_eq!((policy.optimizer_steps(), policy.skip().unwrap().grad_norm), (1, 0.0));
     assert!(matches!(policy.roll_back(), Err(Error::State { .. })), "nothing to go back to");
 
-    // Continued from the tensors, in another order, the next step is the same.
+    // After an import of the tensors in another order, the next step is the same.
     let mut other = fresh_policy();
     let [mut weights, mut ref_weights, mut moments] = before.clone();
     for tensors in [&mut weights, &mut ref_weights, &mut moments] {
@@ -150,7 +150,7 @@ fn a_step_that_failed_is_taken_back_and_a_state_comes_back_bit_for_bit() {
     let short = PolicyState { optimizer: &&moments[1..], ..state };
     let untouched = all(&other);
     assert!(matches!(other.import(&short), Err(Error::State { .. })));
-    assert_eq!(all(&other), untouched, "what does not fit changes nothing");
+    assert_eq!(all(&other), untouched, "a failed import changed the state");
     other.import(&state).unwrap();
     assert_eq!(all(&other), before);
     step(&mut policy);
@@ -159,7 +159,7 @@ fn a_step_that_failed_is_taken_back_and_a_state_comes_back_bit_for_bit() {
 }
 
 #[test]
-fn what_is_not_there_is_said() {
+fn a_missing_reference_policy_is_an_error() {
     let (mut policy, sequences) = (fresh_policy(), sequences());
     let part = SequenceBatch { sequences: &sequences, tokens: token_batch(&sequences).unwrap() };
     assert!(!policy.has_ref_policy());
@@ -169,7 +169,7 @@ fn what_is_not_there_is_said() {
     assert_eq!(policy.num_parameters(), weights(&policy).iter().map(|tensor| tensor.data.len()).sum::<usize>());
 }
 
-/// The policy with a value head, and its batches with values and returns: two of five values are clipped.
+/// Returns a policy with a value head, and its batches with old values and returns: two of five values are clipped.
 fn critic(sequences: &[Sequence]) -> (BurnPolicy, Vec<SequenceBatch<'_>>) {
     let mut policy = fresh_policy();
     let mut parts = batches(&mut policy, sequences);
@@ -197,9 +197,10 @@ fn named<'a>(tensors: &'a [NamedTensor], name: &str) -> &'a NamedTensor {
 fn a_value_head_is_trained_with_the_policy_and_saved() {
     let sequences = sequences();
     let (mut policy, parts) = critic(&sequences);
-    assert_eq!(policy.values(&parts).unwrap(), [0.0; 5], "a new value head says 0");
+    assert_eq!(policy.values(&parts).unwrap(), [0.0; 5], "a new value head returns 0");
     let first = policy.accumulate(&parts, StepLoss::Grpo).unwrap();
-    // Values of 0 are outside of 0.4 - 0.2, the old value of each second token: (0.2 - 1)^2 < 1 and (0.2 - 0.5)^2 < 0.25.
+    // The values 0 are clipped for each second token, whose old value is 0.4: (0.2 - 1)^2 < 1 and (0.2 - 0.5)^2 < 0.25, so the unclipped
+    // squares count.
     let squares = [0.25, 1.0, 1.0, 0.25, 1.0];
     assert!((first.value_loss - 0.5 * squares.iter().sum::<f64>() / 5.0).abs() < 1e-6, "{}", first.value_loss);
     assert_eq!(first.metrics.value("value_pred_mean"), Some(0.0));
@@ -210,7 +211,7 @@ fn a_value_head_is_trained_with_the_policy_and_saved() {
     let weights = weights(&policy);
     assert_eq!(named(&weights, "value_head.weight").shape, [16, 1]);
     assert!(named(&weights, "value_head.bias").data[0] > 0.0, "most returns are above 0");
-    // The reference has none, and moves all the same.
+    // The reference policy has no value head, but can be mixed.
     policy.freeze_ref_policy().unwrap();
     policy.mix_ref_policy(0.5).unwrap();
     let of_ref = export_all(&policy, StateGroup::Weights(Weights::RefPolicy)).unwrap();
@@ -237,12 +238,12 @@ fn a_value_head_is_trained_with_the_policy_and_saved() {
 }
 
 #[test]
-fn the_gradient_of_the_values_is_that_of_plain_burn_through_the_whole_model() {
+fn the_gradient_of_the_value_loss_matches_plain_burn_through_the_whole_model() {
     let sequences = sequences();
     let (mut policy, parts) = critic(&sequences);
     policy.accumulate(&parts, StepLoss::Grpo).unwrap();
     policy.apply(0.05).unwrap();
-    // What the value loss adds to the gradient of the policy's loss.
+    // Subtract the gradient of the policy loss from the gradient of both losses.
     policy.accumulate(&parts, StepLoss::Grpo).unwrap();
     let with = std::mem::take(&mut policy.sums);
     let mut without = fresh_policy();
@@ -287,7 +288,7 @@ fn the_gradient_of_the_values_is_that_of_plain_burn_through_the_whole_model() {
 }
 
 #[test]
-fn values_without_a_head_and_a_head_without_values_are_refused() {
+fn a_value_head_needs_value_targets_and_vice_versa() {
     let sequences = sequences();
     let (mut critic, parts) = critic(&sequences);
     let mut policy = fresh_policy();

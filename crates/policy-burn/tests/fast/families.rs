@@ -1,4 +1,4 @@
-//! Every family of models: logits, gradients and one optimizer step are those of transformers and torch.
+//! Every model family: logits, gradients and one optimizer step match transformers and torch.
 
 use crate::checkpoint::{self, Checkpoint, Settings, Tensors};
 use burn::tensor::Device;
@@ -9,7 +9,7 @@ use policy_burn::{BurnPolicy, PolicyLoss};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// Fails unless all values are within 1e-4 of what is expected, absolutely and of the largest.
+/// Fails unless all values are within 1e-4 of the expected ones, absolutely and relative to the largest.
 #[track_caller]
 pub(crate) fn assert_close(what: &str, found: &[f32], expected: &[f32]) {
     assert_eq!(found.len(), expected.len(), "{what}");
@@ -32,14 +32,14 @@ pub(crate) fn policy(checkpoint: &Checkpoint) -> BurnPolicy {
     BurnPolicy::from_weights(checkpoint.config(), &checkpoint.weights, policy_loss()).unwrap()
 }
 
-/// Logits `[N, V]` of sequences end to end.
+/// Returns logits `[N, V]` of packed sequences.
 pub(crate) fn logits<S: AsRef<[u32]>>(decoder: &Decoder, sequences: &[S]) -> Vec<f32> {
     let hidden = decoder.forward(&PackedBatch::new(sequences).unwrap()).unwrap();
     hidden.matmul(decoder.lm_head().unwrap().transpose()).into_data().try_into_vec().unwrap()
 }
 
 #[test]
-fn logits_are_those_of_transformers_packed_alone_and_padded() {
+fn logits_match_transformers_packed_alone_and_padded() {
     for name in checkpoint::ALL {
         let checkpoint = Checkpoint::open(name);
         let decoder = Decoder::from_weights(checkpoint.config(), &checkpoint.weights, &Device::flex()).unwrap();
@@ -54,7 +54,7 @@ fn logits_are_those_of_transformers_packed_alone_and_padded() {
             (of_sequence, rest) = rest.split_at(sequence.len() * vocab);
             assert_close(&format!("{name}, sequence {i}"), of_sequence, expected);
             assert_close(&format!("{name}, sequence {i} alone"), &logits(&decoder, &[sequence]), expected);
-            // Padding behind a sequence is tokens that it does not see.
+            // Padding follows the sequence, so causal attention does not see it.
             let padded = [&sequence[..], &vec![0; longest - sequence.len()]].concat();
             let found = &logits(&decoder, &[padded])[..expected.len()];
             assert_close(&format!("{name}, sequence {i} padded"), found, expected);
@@ -64,14 +64,14 @@ fn logits_are_those_of_transformers_packed_alone_and_padded() {
 }
 
 #[test]
-fn logits_over_a_cache_are_those_of_transformers() {
+fn logits_with_a_kv_cache_match_transformers() {
     for name in checkpoint::ALL {
         let checkpoint = Checkpoint::open(name);
         let decoder = Decoder::from_weights(checkpoint.config(), &checkpoint.weights, &Device::flex()).unwrap();
         let inference = decoder.inference().unwrap();
         let (sequences, vocab) = (checkpoint.sequences(), inference.vocab());
         let longest = sequences.iter().map(Vec::len).max().unwrap();
-        // Prompts of 1, 2, 3 .. tokens, all in one cache; the rest of each sequence token by token.
+        // Prompts of 1, 2, 3, ... tokens in one cache; the rest of each sequence is decoded token by token.
         let prompt = |i: usize| (i + 1).min(sequences[i].len());
         let prompts: Vec<&[u32]> = sequences.iter().enumerate().map(|(i, s)| &s[..prompt(i)]).collect();
         let (first, mut cache) = inference.prefill(&PackedBatch::new(&prompts).unwrap(), 1, longest).unwrap();
@@ -96,11 +96,11 @@ fn logits_over_a_cache_are_those_of_transformers() {
     }
 }
 
-/// The loss, and the gradients under Hugging Face's names.
+/// Returns the loss, and the gradients with Hugging Face's names.
 pub(crate) fn accumulate(policy: &mut BurnPolicy, checkpoint: &Checkpoint) -> (f64, BTreeMap<String, NamedTensor>) {
     let sequences = checkpoint.completions();
     let tokens = sequences.iter().map(|s| s.completion.len()).sum();
-    // Two micro-batches, or one where there is one sequence.
+    // Two micro-batches; one if there is only one sequence.
     let batches: Vec<_> = (sequences.chunks(sequences.len().div_ceil(2)))
         .map(|sequences| SequenceBatch { sequences, tokens: token_batch(sequences).unwrap() })
         .collect();
@@ -111,7 +111,7 @@ pub(crate) fn accumulate(policy: &mut BurnPolicy, checkpoint: &Checkpoint) -> (f
 }
 
 #[test]
-fn gradients_of_every_parameter_are_those_of_torch() {
+fn gradients_of_every_parameter_match_torch() {
     for name in checkpoint::ALL {
         let checkpoint = Checkpoint::open(name);
         let (loss, gradients) = accumulate(&mut policy(&checkpoint), &checkpoint);
@@ -129,7 +129,7 @@ fn gradients_of_every_parameter_are_those_of_torch() {
 }
 
 #[test]
-fn an_optimizer_step_is_that_of_torch() {
+fn an_optimizer_step_matches_torch() {
     let mut steps = 0;
     for name in checkpoint::ALL {
         let checkpoint = Checkpoint::open(name);
@@ -152,7 +152,7 @@ fn an_optimizer_step_is_that_of_torch() {
         for NamedTensor { name: parameter, shape, data } in found {
             let (expected, before) = (&expected[&parameter], checkpoint.weights.tensor(&parameter).unwrap().to_vec());
             assert_eq!(shape, expected.shape, "{name}: {parameter}");
-            // The step itself, not the weights that it changes.
+            // Compare updates, not weights.
             let step = |after: &[f32]| after.iter().zip(&before).map(|(a, b)| a - b).collect::<Vec<_>>();
             let (found, expected) = (step(&data), step(&expected.data));
             let largest = expected.iter().fold(0f32, |m, x| m.max(x.abs()));

@@ -1,4 +1,4 @@
-//! LoRA: the adapted model is that of peft, and the base beneath the adapters does not move.
+//! LoRA: the adapted model matches peft, and the base model is frozen.
 
 use crate::checkpoint::{self, Checkpoint, Tensors};
 use crate::families::{accumulate, assert_close, logits, policy, policy_loss};
@@ -12,7 +12,7 @@ use policy::{
 use policy_burn::BurnPolicy;
 use policy_burn::decoder::Decoder;
 
-/// The adapter's base, with what the adapted model is expected to compute.
+/// Opens the adapter, its base model, and the expected results of the adapted model.
 fn adapted() -> (Checkpoint, Adapter) {
     let mut checkpoint = Checkpoint::open("llama3");
     let folder = checkpoint::folder("llama3_lora");
@@ -22,7 +22,7 @@ fn adapted() -> (Checkpoint, Adapter) {
 }
 
 #[test]
-fn logits_and_gradients_of_an_adapter_are_those_of_peft() {
+fn logits_and_gradients_of_an_adapter_match_peft() {
     let (checkpoint, adapter) = adapted();
     let mut policy = policy(&checkpoint).with_adapter(&adapter).unwrap();
     for (i, sequence) in checkpoint.sequences().iter().enumerate() {
@@ -30,7 +30,7 @@ fn logits_and_gradients_of_an_adapter_are_those_of_peft() {
         let mut found = Vec::new();
         policy.logits(sequence, |_, logits| found.extend_from_slice(logits)).unwrap();
         assert_close("logits", &found, expected);
-        // Sampling adds the adapters to the weights beforehand.
+        // Sampling merges the adapters into the weights.
         let mut cached = Vec::new();
         policy.cached_logits(&[sequence], |_, _, logits| cached.extend_from_slice(logits)).unwrap();
         assert_close("logits over a cache", &cached, expected);
@@ -49,7 +49,7 @@ fn logits_and_gradients_of_an_adapter_are_those_of_peft() {
 }
 
 #[test]
-fn adapters_come_out_as_they_went_in_and_merge_as_in_peft() {
+fn exported_adapters_equal_the_loaded_ones_and_merge_as_in_peft() {
     let (checkpoint, adapter) = adapted();
     let base = Decoder::from_weights(checkpoint.config(), &checkpoint.weights, &Device::flex()).unwrap();
     let model = base.clone().with_adapter(&adapter).unwrap();
@@ -72,15 +72,15 @@ fn adapters_come_out_as_they_went_in_and_merge_as_in_peft() {
         let off = tensor.data.iter().zip(&expected.data).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
         assert!(off < 1e-6, "{}: off by {off}", tensor.name);
     }
-    // Switched off they are gone, to the bit.
+    // Without adapters, the model equals the base model bit for bit.
     let sequences = checkpoint.sequences();
     assert_ne!(logits(&model, &sequences), logits(&base, &sequences));
     assert_eq!(logits(&model.without_adapters(), &sequences), logits(&base, &sequences));
 }
 
-/// A base that stays in its files is the base that was read, in every number: scores, gradients, samples, exports.
+/// A memory-mapped base model gives the same results as a copied one, bit for bit: scores, gradients, samples, exports.
 #[test]
-fn a_base_in_its_files_changes_no_bit() {
+fn a_mapped_base_model_equals_a_copied_one_bit_for_bit() {
     let lora = |target_modules: TargetModules| LoraConfig { r: 3, target_modules, ..Default::default() };
     let (all, some) = (TargetModules::Pattern("all-linear".into()), TargetModules::Names(vec!["v_proj".into()]));
     let head = TargetModules::Names(vec!["o_proj".into(), "lm_head".into()]);
@@ -150,7 +150,7 @@ fn only_adapters_are_trained_and_the_reference_is_the_model_without_them() {
     let fresh = || policy(&checkpoint).with_lora(&lora, 7).unwrap();
     let (mut plain, mut policy) = (policy(&checkpoint), fresh());
     let before = scores(&mut plain, Weights::Policy, &checkpoint).logp;
-    // B is zero: a fresh adapter changes nothing.
+    // B is zero, so a fresh adapter does not change the outputs.
     assert_eq!(scores(&mut policy, Weights::Policy, &checkpoint).logp, before);
     policy.freeze_ref_policy().unwrap();
     let parameters = lora.parameters(checkpoint.config()).unwrap();
@@ -168,11 +168,11 @@ fn only_adapters_are_trained_and_the_reference_is_the_model_without_them() {
     assert!(names.iter().all(|name| gradients[*name].data.iter().any(|g| *g != 0.0)));
 
     assert_ne!(scores(&mut policy, Weights::Policy, &checkpoint).logp, before);
-    assert_eq!(scores(&mut policy, Weights::RefPolicy, &checkpoint).logp, before, "the base has not moved");
+    assert_eq!(scores(&mut policy, Weights::RefPolicy, &checkpoint).logp, before, "the base model changed");
     let text = policy.mix_ref_policy(0.5).unwrap_err().to_string();
     assert!(text.contains("LoRA"), "{text}");
 
-    // A checkpoint has the adapters and their moments, and goes on bit for bit.
+    // A checkpoint has the adapters and their moments, and training continues bit for bit.
     let state = |policy: &BurnPolicy| {
         [StateGroup::Weights(Weights::Policy), StateGroup::Weights(Weights::RefPolicy), StateGroup::Optimizer]
             .map(|group| export_all(policy, group).unwrap())
@@ -208,7 +208,7 @@ fn only_adapters_are_trained_and_the_reference_is_the_model_without_them() {
     assert_eq!(state(&other), state(&policy));
     assert_eq!(scores(&mut other, Weights::RefPolicy, &checkpoint).logp, before);
 
-    // A step that failed is taken back with the adapters.
+    // Roll back restores the adapters.
     policy.begin().unwrap();
     accumulate(&mut policy, &checkpoint);
     policy.apply(0.02).unwrap();
@@ -218,7 +218,7 @@ fn only_adapters_are_trained_and_the_reference_is_the_model_without_them() {
 }
 
 #[test]
-fn an_adapter_of_a_tied_head_trains_and_is_merged_into_a_head_of_its_own() {
+fn an_adapter_of_a_tied_head_trains_and_is_merged_into_a_separate_head() {
     let checkpoint = Checkpoint::open("qwen2");
     let lora = LoraConfig { r: 2, target_modules: TargetModules::Names(vec!["lm_head".into()]), ..Default::default() };
     let mut policy = policy(&checkpoint).with_lora(&lora, 1).unwrap();
@@ -231,7 +231,7 @@ fn an_adapter_of_a_tied_head_trains_and_is_merged_into_a_head_of_its_own() {
     assert!(checkpoint.config().tie_word_embeddings && !merged.tie_word_embeddings);
     let (place, mut tensors) = (tempfile::tempdir().unwrap(), Vec::new());
     policy.export_model(&mut tensors).unwrap();
-    // All that is there already stays as it is, the embedding too.
+    // All other tensors are unchanged, including the embedding.
     assert_eq!(tensors.len(), checkpoint.config().parameters().len() + 1);
     let options = ExportOptions { dtype: Dtype::F32, ..ExportOptions::default() };
     let mut writer = FolderWriter::create(&place.path().join("merged"), &merged, None, options).unwrap();
@@ -248,11 +248,11 @@ fn an_adapter_of_a_tied_head_trains_and_is_merged_into_a_head_of_its_own() {
     assert_close("logits of the merged model", &found, &expected);
     let base = Decoder::from_weights(checkpoint.config(), &checkpoint.weights, &Device::flex()).unwrap();
     let moved = logits(&base, &sequences).iter().zip(&expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
-    assert!(moved > 1e-2, "the adapter moves logits by {moved}");
+    assert!(moved > 1e-2, "the adapter changes logits only by {moved}");
 }
 
 #[test]
-fn a_value_head_is_trained_beside_adapters_and_is_no_part_of_the_model() {
+fn a_value_head_is_trained_with_adapters_and_not_exported_with_the_model() {
     let checkpoint = Checkpoint::open("qwen3");
     let lora = LoraConfig { r: 2, ..Default::default() };
     let value_loss = grpo_core::objective::ValueLossConfig::default;

@@ -1,4 +1,4 @@
-//! The policy on the host, against what transformers and torch compute.
+//! The CPU policy against results of transformers and torch.
 
 #[path = "../../../../tests/checkpoints/checkpoint.rs"]
 mod checkpoint;

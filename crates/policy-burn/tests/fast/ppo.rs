@@ -1,5 +1,5 @@
-//! Two whole updates of PPO are those of torch with verl's functions: advantages and returns, both losses, the value head, and one
-//! optimizer over both.
+//! Two whole PPO updates match torch with verl's functions: advantages and returns, both losses, the value head, and one optimizer for
+//! both.
 
 use crate::ppo_of_torch::Ppo;
 use grpo_core::Advantages;
@@ -16,7 +16,7 @@ fn assert_near(what: &str, found: &[f32], expected: &[f32]) {
 }
 
 #[test]
-fn advantages_and_returns_are_those_of_verl() {
+fn advantages_and_returns_match_verl() {
     let ppo = Ppo::open();
     let (batch, old_values) = (ppo.batch(), ppo.tokens("old_values"));
     let gae = AdvantageConfig {
@@ -36,7 +36,7 @@ fn advantages_and_returns_are_those_of_verl() {
 }
 
 #[test]
-fn two_updates_of_ppo_are_those_of_torch() {
+fn two_ppo_updates_match_torch() {
     let ppo = Ppo::open();
     let loss = PolicyLoss {
         config: ppo.loss(),

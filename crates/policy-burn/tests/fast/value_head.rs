@@ -1,5 +1,4 @@
-//! The value head on every family, alone and beside adapters: its gradients, and those that it sends into the decoder, are differences of
-//! the value loss.
+//! The value head on every family, with and without adapters: its gradients, and the decoder's, match finite differences of the value loss.
 
 use crate::checkpoint::Checkpoint;
 use crate::families::policy;
@@ -11,7 +10,7 @@ use models::{LoraConfig, NamedTensor};
 use policy::{AdamWConfig, Policy, PolicyState, SequenceBatch, StateGroup, StepLoss, Weights, export_all, token_batch};
 use policy_burn::BurnPolicy;
 
-/// The weights that are trained, by name.
+/// Returns the trained weights, by name.
 fn weights(policy: &BurnPolicy) -> Vec<NamedTensor> {
     export_all(policy, StateGroup::Weights(Weights::Policy)).unwrap()
 }
@@ -23,7 +22,7 @@ fn set(policy: &mut BurnPolicy, weights: &[NamedTensor]) {
 }
 
 #[test]
-fn gradients_of_values_are_differences_on_every_family_and_beside_adapters() {
+fn gradients_of_the_value_loss_match_finite_differences() {
     for (name, adapted) in ["qwen2", "qwen3", "llama3"].into_iter().flat_map(|name| [(name, false), (name, true)]) {
         let checkpoint = Checkpoint::open(name);
         let loss = ValueLossConfig { vf_coef: 0.5, cliprange_value: None };
@@ -31,7 +30,7 @@ fn gradients_of_values_are_differences_on_every_family_and_beside_adapters() {
         if adapted {
             policy = policy.with_lora(&LoraConfig { r: 2, ..Default::default() }, 3).unwrap();
         }
-        // No weight at zero, where the value head and B of an adapter begin.
+        // Use nonzero weights, because value heads and B of adapters are initialised to zero.
         let mut start = weights(&policy);
         for (i, tensor) in start.iter_mut().enumerate() {
             if tensor.name.starts_with("value_head.") || tensor.name.ends_with(".b") {
@@ -46,7 +45,7 @@ fn gradients_of_values_are_differences_on_every_family_and_beside_adapters() {
         let n = tokens.tokens();
         let returns = (0..n).map(|t| (t as f32).cos()).collect();
         let tokens = tokens.with_value_targets(ValueTargets { old_values: vec![0.0; n], returns }).unwrap();
-        // Without advantages the policy's part of the loss is 0, and so is its gradient.
+        // Without advantages, the policy loss and its gradient are 0.
         let tokens = tokens.with_advantages(Advantages::PerToken(vec![0.0; n])).unwrap();
         let grpo = grpo_core::LossConfig::default();
         let weighted = token_weights(&grpo, &tokens).unwrap();
@@ -62,7 +61,7 @@ fn gradients_of_values_are_differences_on_every_family_and_beside_adapters() {
         for gradient in &gradients {
             let by_size = |a: &(usize, &f32), b: &(usize, &f32)| a.1.abs().total_cmp(&b.1.abs());
             let (at, slope) = gradient.data.iter().enumerate().max_by(by_size).unwrap();
-            // The head of the policy has nothing to do with values; other slopes drown in the rounding of the loss.
+            // The LM head has no gradient, and small gradients are below the rounding error of the loss.
             if slope.abs() < 3e-3 {
                 continue;
             }

@@ -1,4 +1,4 @@
-//! Programs of training that are split over a mesh compute what they compute on one device.
+//! Sharded training and rollout programs compute the same as on one device.
 
 use crate::checkpoint::Checkpoint;
 use crate::mesh::{meshes, run};
@@ -17,12 +17,12 @@ use rng::Purpose;
 use stablehlo::{Array, Dtype, Mesh, Module, Save, TensorType};
 use std::num::NonZeroUsize;
 
-/// Four rows, and as many completion tokens as split into four parts.
+/// Rows and completion tokens divisible by four.
 const ROWS: usize = 4;
 const LENGTH: usize = 12;
 const TOKENS: usize = 32;
 
-/// A sequence in each row, or two of them.
+/// Returns one or two sequences per row.
 fn sequences(vocab: usize, shared: bool) -> Vec<Sequence> {
     let lengths: &[[usize; 2]] = match shared {
         true => &[[2, 5], [3, 3], [1, 7], [3, 2], [6, 1], [2, 4], [1, 4], [4, 5]],
@@ -48,7 +48,7 @@ fn ints(shape: &[usize], numbers: &[i32]) -> Array {
     Array::ints(Dtype::I32, shape, numbers.iter().map(|x| i64::from(*x))).unwrap()
 }
 
-/// What programs take of rows.
+/// Returns the row arguments of programs.
 fn rows_of(sequences: &[Sequence]) -> Vec<Array> {
     let (mut ids, mut positions, mut predicting) = (vec![0; ROWS * LENGTH], vec![0; ROWS * LENGTH], vec![]);
     let in_row = sequences.len() / ROWS;
@@ -83,13 +83,13 @@ fn weights(table: &[Parameter], weights: Option<&Weights>) -> Vec<Array> {
     table.iter().map(|p| floats(&p.shape, values(p))).collect()
 }
 
-/// A loss with both sides of its clip, and what its program takes.
+/// A loss whose ratios are on both sides of the clip range, and the arguments of its program.
 struct Case {
     loss: LossConfig,
     of_values: Option<ValueLossConfig>,
     shape: TrainShape,
     arguments: Vec<Array>,
-    /// The results that are sums of gradients.
+    /// Number of results that are gradient accumulators.
     gradients: usize,
 }
 
@@ -112,7 +112,7 @@ impl Case {
         let tables = TokenTables::new(&spec, &batch, Some(&evaluator));
         let trained = decoder.trained();
         let mut arguments = parameters;
-        // Sums of an earlier micro-batch.
+        // Accumulators of an earlier micro-batch.
         let sum = |p: &Parameter| floats(&p.shape, rng::uniform_weights(p.shape.iter().product(), 1e-3, 6, p.name()));
         arguments.extend(trained.iter().map(sum));
         arguments.extend(rows_of(&sequences));
@@ -139,12 +139,12 @@ impl Case {
     }
 }
 
-/// Whether numbers are so close, or the same infinity. NaN is close to nothing.
+/// Returns `true` if the numbers differ by at most `bound`, or are the same infinity; `false` for NaN.
 fn is_within(found: f64, expected: f64, bound: f64) -> bool {
     found == expected || (found - expected).abs() <= bound
 }
 
-/// Fails unless all results of a program agree, each with those of one device, to `tolerance` of its largest number.
+/// Fails unless all results match those of one device, each to `tolerance` of its largest number.
 fn agree(what: &str, module: &Module, found: &[Array], expected: &[Array], tolerance: f64) {
     assert_eq!(found.len(), expected.len(), "{what}");
     for ((found, expected), result) in found.iter().zip(expected).zip(&module.main.results) {
@@ -157,7 +157,7 @@ fn agree(what: &str, module: &Module, found: &[Array], expected: &[Array], toler
     }
 }
 
-/// The gradients on one device, after all meshes have agreed with them.
+/// Checks that the gradients match on all meshes, and returns those of one device.
 fn gradients_agree(what: &str, one: TrainModules, with: impl Fn(Decoder) -> TrainModules, case: &Case) -> Vec<Array> {
     let module = case.module(&one);
     let expected = run(&module, &case.arguments);
@@ -180,13 +180,13 @@ fn blockwise() -> Attention {
     Attention::Blockwise { block: NonZeroUsize::new(5).unwrap() }
 }
 
-/// Logits in two chunks, the second of which begins within the first.
+/// Returns a tiling of the logits into two overlapping chunks.
 fn tiling() -> Tiling {
     Tiling { token_chunk: Some(20), ..Tiling::default() }
 }
 
 #[test]
-fn gradients_of_every_family_are_those_of_one_device() {
+fn sharded_gradients_of_every_family_match_one_device() {
     let attentions = [Attention::Materialised, blockwise()];
     for (i, name) in ["qwen2_pad", "qwen3", "llama3", "qwen2_5_sharded"].into_iter().enumerate() {
         let checkpoint = Checkpoint::open(name);
@@ -204,7 +204,7 @@ fn gradients_of_every_family_are_those_of_one_device() {
     }
 }
 
-/// First and second moments that are not zero.
+/// Returns nonzero first and second moments.
 fn moments(table: &[Parameter]) -> Vec<Array> {
     let of = |seed: u64, size: f64, of: fn(f32) -> f32| {
         let values = move |p: &Parameter| rng::uniform_weights(p.shape.iter().product(), size, seed, p.name());
@@ -213,12 +213,12 @@ fn moments(table: &[Parameter]) -> Vec<Array> {
     of(7, 1e-2, |x| x).chain(of(8, 1e-1, |x| x * x)).collect()
 }
 
-/// The scalars of a step: beta1, beta2, rate, root of the bias correction, epsilon, decay, clip, limit.
+/// Returns the scalars of a step: beta1, beta2, rate, root of the bias correction, epsilon, decay, clip, limit.
 fn scalars() -> Array {
     floats(&[8], [0.9, 0.999, 1e-2, 0.5, 1e-6, 0.99, 1e-2, f32::MAX])
 }
 
-/// What a step has added to the parameters, in the place of what they are after it.
+/// Replaces the parameters after a step by their changes.
 fn steps_of(mut results: Vec<Array>, parameters: &[Array]) -> Vec<Array> {
     for (after, before) in results.iter_mut().zip(parameters) {
         let steps = after.to_floats().into_iter().zip(before.to_floats()).map(|(after, before)| after - before);
@@ -227,7 +227,7 @@ fn steps_of(mut results: Vec<Array>, parameters: &[Array]) -> Vec<Array> {
     results
 }
 
-/// Gradient and AdamW in one program.
+/// Checks the fused program of gradient and AdamW.
 fn steps_agree(name: &str, one: &TrainModules, with: impl Fn(Decoder) -> TrainModules, case: &Case) {
     let table = one.decoder().trained();
     let (parameters, rest) = case.arguments.split_at(table.len());
@@ -249,7 +249,7 @@ fn steps_agree(name: &str, one: &TrainModules, with: impl Fn(Decoder) -> TrainMo
     }
 }
 
-/// A step of AdamW on the gradients, of a state whose moments are not zero.
+/// Checks an AdamW step on the gradients, with nonzero moments.
 fn updates_agree(name: &str, one: &TrainModules, parameters: &[Array], gradients: &[Array]) {
     let table = one.decoder().trained();
     let arguments: Vec<Array> = [parameters, &moments(&table), gradients, &[scalars()]].concat();
@@ -275,7 +275,7 @@ fn updates_agree(name: &str, one: &TrainModules, parameters: &[Array], gradients
 }
 
 #[test]
-fn so_are_those_of_adapters_a_value_head_and_a_loss_of_whole_sequences() {
+fn sharded_gradients_of_adapters_a_value_head_and_a_sequence_level_loss_match_one_device() {
     let checkpoint = Checkpoint::open("qwen3");
     let config = checkpoint.config();
     let lora = LoraConfig { r: 2, ..LoraConfig::default() };
@@ -290,15 +290,15 @@ fn so_are_those_of_adapters_a_value_head_and_a_loss_of_whole_sequences() {
     gradients_agree("adapters", modules, with, &case);
 }
 
-/// Prompts, their keys and values in slots, and a call of the decode loop.
+/// Prefill, admission, and one call of the decode loop.
 #[test]
-fn a_rollout_is_that_of_one_device() {
+fn a_sharded_greedy_rollout_matches_one_device() {
     rollouts_agree(&Sampling::Greedy);
 }
 
-/// What a sample draws does not depend on where it is.
+/// Random numbers do not depend on the device that draws them.
 #[test]
-fn so_is_one_that_samples() {
+fn a_sharded_rollout_that_samples_matches_one_device() {
     let all = LogitsProcessors::default();
     let likeliest = LogitsProcessors { top_k: Some(9), top_p: Some(0.9), ..all };
     let [all, likeliest] = [all, likeliest].map(|processors| {
@@ -308,7 +308,7 @@ fn so_is_one_that_samples() {
     assert!(all != likeliest, "{all:?}");
 }
 
-/// The tokens on one device, after all meshes have agreed with them.
+/// Checks that the rollouts match on all meshes, and returns the tokens of one device.
 fn rollouts_agree(sampling: &Sampling) -> Vec<i64> {
     let checkpoint = Checkpoint::open("qwen3");
     let one = Decoder::new(checkpoint.config(), Compute::F32);
@@ -331,7 +331,7 @@ fn rollouts_agree(sampling: &Sampling) -> Vec<i64> {
     ids
 }
 
-/// The state of eight slots after the first four tokens of completions.
+/// Returns the state of eight slots after the first four tokens of completions.
 fn rollout(decoder: &Decoder, parameters: &[Array], sampling: &Sampling) -> Vec<Array> {
     const SLOTS: usize = 8;
     let sizes = RolloutSizes { prompts: SLOTS, longest_prompt: 6, num_generations: 1, max_completion_length: 8 };
@@ -348,7 +348,7 @@ fn rollout(decoder: &Decoder, parameters: &[Array], sampling: &Sampling) -> Vec<
     let prompts = [ints(&[SLOTS, prompt], &ids), ints(&[SLOTS], &lengths)];
     let prefilled = run(&modules.prefill, &[parameters, &prompts].concat());
 
-    // A state without anything, and all slots that begin.
+    // An empty state; all slots begin.
     let mut arguments: Vec<Array> = types(&modules.admit)[..9].iter().map(zeros).collect();
     let numbers: Vec<i32> = (0..SLOTS as i32).collect();
     let last: Vec<i32> = lengths.iter().enumerate().map(|(row, length)| id(row, *length as usize - 1)).collect();
@@ -357,7 +357,7 @@ fn rollout(decoder: &Decoder, parameters: &[Array], sampling: &Sampling) -> Vec<
     arguments.extend([ints(&[SLOTS], &numbers), ints(&[SLOTS], &numbers)]);
     arguments.push(Array::preds([SLOTS], [true; SLOTS]).unwrap());
     arguments.extend([ints(&[SLOTS], &last), ints(&[SLOTS], &lengths)]);
-    // Every sample has a key of its own.
+    // Every sample has its own random key.
     arguments.push(Array::ints(Dtype::U32, [SLOTS, 2], (0..2 * SLOTS as i64).map(|i| 1 + 77_773 * i)).unwrap());
     let state = run(&modules.admit, &arguments);
 
@@ -385,7 +385,7 @@ fn zeros(ty: &TensorType) -> Array {
 }
 
 #[test]
-fn what_does_not_split_evenly_is_an_error_that_names_it() {
+fn uneven_shards_are_an_error_that_names_the_dimension() {
     let config = models::ModelConfig { vocab_size: 64, ..models::ModelConfig::default() };
     let rules = |axes: &[(&str, usize)]| AxisRules::new(&Mesh::new("mesh", axes.iter().copied()).unwrap());
     let of = |axes: &[(&str, usize)]| Decoder::new(&config, Compute::F32).with_axis_rules(rules(axes));
@@ -411,7 +411,7 @@ fn what_does_not_split_evenly_is_an_error_that_names_it() {
     assert!(error.contains("a decoder for one device") && error.contains("4 devices"), "{error}");
 }
 
-/// On a mesh of one device programs are, to the byte, those without one.
+/// Programs for a mesh of one device equal those without a mesh, byte for byte.
 #[test]
 fn a_mesh_of_one_device_changes_nothing() {
     let mesh = Mesh::new("mesh", [("data", 1), ("fsdp", 1), ("tensor", 1)]).unwrap();

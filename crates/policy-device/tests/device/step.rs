@@ -1,4 +1,4 @@
-//! An optimizer step in one program: what comes of it is what comes of a gradient and an update one after the other.
+//! A fused optimizer step gives the same results as a gradient followed by an update.
 
 use crate::checkpoint::Checkpoint;
 use crate::gradients::{by_name, on_device};
@@ -16,17 +16,17 @@ use policy_device::{DevicePolicy, DevicePolicyOptions};
 
 const RATE: f64 = 0.01;
 
-/// Weights and moments.
+/// Returns weights and moments.
 fn state(policy: &DevicePolicy) -> [Vec<NamedTensor>; 2] {
     [StateGroup::Weights(Weights::Policy), StateGroup::Optimizer].map(|group| export_all(policy, group).unwrap())
 }
 
 fn adamw() -> AdamWConfig {
-    // The difference of two gradients is divided by it where they are small.
+    // AdamW divides differences of small gradients by epsilon.
     AdamWConfig { adam_epsilon: 1e-2, ..AdamWConfig::default() }
 }
 
-/// All sequences in one micro-batch with advantages of both signs.
+/// Returns all sequences as one micro-batch with advantages of both signs.
 fn batch(sequences: &[Sequence]) -> SequenceBatch<'_> {
     let advantages = (0..sequences.len()).map(|i| [1.5, -0.5, 0.25][i % 3]).collect();
     let tokens = token_batch(sequences).unwrap().with_advantages(Advantages::PerSequence(advantages)).unwrap();
@@ -45,7 +45,7 @@ fn assert_same_state(what: &str, found: &DevicePolicy, expected: &DevicePolicy, 
 }
 
 #[test]
-fn one_program_takes_the_step_that_two_take() {
+fn a_fused_step_matches_gradient_and_update() {
     for (name, compute, with_adapters, with_values) in [
         ("qwen2", Compute::F32, false, false),
         ("qwen2", Compute::Bf16, false, false),
@@ -76,7 +76,7 @@ fn one_program_takes_the_step_that_two_take() {
         let before = state(&one);
         for step in 1..=3 {
             if step == 2 {
-                // What a failed step goes back to is kept beside the new state.
+                // With a saved state, the step must not update in place.
                 two.begin().unwrap();
             }
             let part = std::slice::from_ref(&batch);
@@ -92,7 +92,7 @@ fn one_program_takes_the_step_that_two_take() {
         }
         assert_eq!((one.optimizer_steps(), two.optimizer_steps()), (3, 3));
         assert_ne!(state(&one), before);
-        // Going back works after a step in one program, too.
+        // Roll back works after a fused step, too.
         one.roll_back().unwrap_err();
         let mut back = policy(true);
         back.step(std::slice::from_ref(&batch), StepLoss::Grpo, RATE).unwrap();
@@ -106,7 +106,7 @@ fn one_program_takes_the_step_that_two_take() {
 }
 
 #[test]
-fn a_step_of_several_parts_adds_them_up() {
+fn a_step_of_several_micro_batches_accumulates_them() {
     let checkpoint = Checkpoint::open("qwen2");
     let sequences = checkpoint.completions();
     let imitate = StepLoss::CrossEntropy { tokens: sequences.iter().map(|s| s.completion.len()).sum() };
@@ -122,12 +122,12 @@ fn a_step_of_several_parts_adds_them_up() {
     let mut parts = fresh(&adamw());
     parts.step(&halves, imitate, RATE).unwrap();
     assert_same_state("two micro-batches", &parts, &whole, 1e-5);
-    // A gradient that is there already is a part of the step.
+    // A gradient accumulated before is part of the step.
     let mut begun = fresh(&adamw());
     begun.accumulate(&halves[..1], imitate).unwrap();
     begun.step(&halves[1..], imitate, RATE).unwrap();
     assert_same_state("one after the other", &begun, &whole, 1e-5);
-    // Without clipping, what a step leads to is looked at before it is written.
+    // Without clipping, the checked program runs.
     let unclipped = AdamWConfig { max_grad_norm: 0.0, ..adamw() };
     let [mut one, mut two] = [(); 2].map(|()| fresh(&unclipped));
     one.step(&[part(&sequences)], imitate, RATE).unwrap();
@@ -137,7 +137,7 @@ fn a_step_of_several_parts_adds_them_up() {
 }
 
 #[test]
-fn a_step_that_is_not_taken_changes_nothing() {
+fn a_rejected_step_changes_nothing() {
     let checkpoint = Checkpoint::open("qwen2");
     let sequences = checkpoint.completions();
     let with_advantage = |advantage: f32| {
@@ -150,15 +150,15 @@ fn a_step_that_is_not_taken_changes_nothing() {
     policy.step(&with_advantage(1.0), StepLoss::Grpo, RATE).unwrap();
     let before = state(&policy);
     let unchanged = |policy: &DevicePolicy| assert!((state(policy), policy.optimizer_steps()) == (before.clone(), 1));
-    // A gradient whose norm f32 does not hold, of a loss that it does.
+    // The loss is finite, but its gradient norm overflows f32.
     let error = policy.step(&with_advantage(1e30), StepLoss::Grpo, RATE).unwrap_err();
     assert!(matches!(&error, Error::NotFinite { what, step: 1 } if what == "the gradient"), "{error}");
     unchanged(&policy);
-    // Of a loss that is not finite the caller sees the loss.
+    // If the loss is not finite, the caller sees it in the output.
     let (output, report) = policy.step(&with_advantage(f32::MAX), StepLoss::Grpo, RATE).unwrap();
     assert!(!output.loss.is_finite() && !report.applied, "{} {report:?}", output.loss);
     unchanged(&policy);
-    // It is as if they had not been.
+    // The rejected steps had no effect on later ones.
     let mut other = on_device(&checkpoint, DevicePolicyOptions::default());
     for policy in [&mut policy, &mut other] {
         policy.step(&with_advantage(1.0), StepLoss::Grpo, RATE).unwrap();
@@ -182,7 +182,7 @@ fn a_step_that_is_not_taken_changes_nothing() {
 }
 
 #[test]
-fn losses_of_sequences_and_of_chosen_tokens_take_a_step_in_one_program() {
+fn sequence_level_and_token_selecting_losses_have_a_fused_step() {
     let checkpoint = Checkpoint::open("llama3");
     let sequences = checkpoint.completions();
     for json in [

@@ -1,4 +1,4 @@
-//! What the tests of this binary share.
+//! Shared code of these tests.
 
 use models::ModelConfig;
 use pjrt::Argument;
@@ -9,18 +9,18 @@ use stablehlo::{Builder, Dtype, Save, TensorType};
 use std::sync::OnceLock;
 use testkit::xla_cpu::QUICK;
 
-/// XLA's CPU, whose plugin is installed if it is not there, with the compiler's defaults.
+/// Returns XLA's CPU runtime with default compiler options; installs the plugin if it is missing.
 pub(crate) fn optimised() -> &'static Runtime {
     static RUNTIME: OnceLock<Runtime> = OnceLock::new();
     RUNTIME.get_or_init(|| {
         let installed = install(Kind::Cpu, |_| {}).expect("XLA's CPU plugin can be installed");
         let runtime = Runtime::open(Kind::Cpu, Some(&installed.path)).expect("the CPU opens");
-        // What does not change is compiled once, in all runs together.
+        // Compiled programs are cached between runs.
         runtime.with_compile_cache(concat!(env!("CARGO_TARGET_TMPDIR"), "/policy-device"))
     })
 }
 
-/// The same for hundreds of programs that are compiled for longer than they run.
+/// Returns the same runtime with fast compilation, for hundreds of programs that compile longer than they run.
 pub(crate) fn runtime() -> &'static Runtime {
     static RUNTIME: OnceLock<Runtime> = OnceLock::new();
     RUNTIME.get_or_init(|| {
@@ -28,7 +28,7 @@ pub(crate) fn runtime() -> &'static Runtime {
     })
 }
 
-/// Hidden states `[B, T, H]` and logits `[B, T, V]` of sequences, each in a row of its own that is padded with token 0.
+/// Returns hidden states `[B, T, H]` and logits `[B, T, V]` of sequences, each in its own row padded with token 0.
 pub(crate) fn forward(
     config: &ModelConfig,
     weights: &DeviceWeights,
@@ -56,14 +56,14 @@ pub(crate) fn forward(
     (outputs[0].to_vec().unwrap(), outputs[1].to_vec().unwrap(), t)
 }
 
-/// Fails unless all values are within `tolerance` of what is expected, as a share of the largest.
+/// Fails unless all values are within `tolerance` of the expected ones, relative to the largest.
 #[track_caller]
 pub(crate) fn assert_close(what: &str, found: &[f32], expected: &[f32], tolerance: f32) {
     assert_eq!(found.len(), expected.len(), "{what}");
     let largest = expected.iter().fold(0f32, |m, x| m.max(x.abs()));
     assert!(largest > 0.0, "{what}: nothing to compare");
     let off = found.iter().zip(expected).map(|(f, e)| (f - e).abs());
-    // NaN is not within anything.
+    // `max` ignores NaN, so it is handled here.
     let off = off.fold(0.0, |m: f32, x| if x > m || x.is_nan() { x } else { m });
     assert!(off <= tolerance * largest, "{what}: off by {off} of {largest}");
 }

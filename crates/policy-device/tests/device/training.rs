@@ -1,4 +1,4 @@
-//! What a policy on a device owes a training loop, beside the same policy on the host.
+//! The [`Policy`] contract on a device, against the CPU policy.
 
 use crate::support::{assert_close, runtime};
 use grpo_core::{Advantages, Implementation, LossConfig};
@@ -40,7 +40,7 @@ fn on_host(loss: &LossConfig) -> BurnPolicy {
     BurnPolicy::new(&config(), 1, loss).unwrap()
 }
 
-/// The same policy on the device.
+/// Creates the same policy on the device.
 fn on_device(loss: &LossConfig, options: DevicePolicyOptions) -> DevicePolicy {
     let mut weights = Vec::new();
     on_host(loss).export_model(&mut weights).unwrap();
@@ -56,7 +56,7 @@ fn sequences() -> [Sequence; 2] {
     [of(&[1, 5, 6], &[7, 2]), of(&[1, 9], &[8, 10, 2])]
 }
 
-/// The sequences in micro-batches of `size`, with everything that a loss wants: ratios on both sides of the clip.
+/// Returns the sequences in micro-batches of `size`, with all inputs of a loss and ratios on both sides of the clip range.
 fn batches<'a>(policy: &mut dyn Policy, sequences: &'a [Sequence], size: usize) -> Vec<SequenceBatch<'a>> {
     let plain = |sequences| SequenceBatch { sequences, tokens: token_batch(sequences).unwrap() };
     policy.freeze_ref_policy().unwrap();
@@ -108,7 +108,7 @@ fn bits(values: &[f32]) -> Vec<u32> {
 }
 
 #[test]
-fn losses_of_tokens_and_of_sequences_are_those_of_the_host() {
+fn token_and_sequence_level_losses_match_the_cpu_policy() {
     let sequences = sequences();
     for (name, config) in [
         (
@@ -138,7 +138,7 @@ fn losses_of_tokens_and_of_sequences_are_those_of_the_host() {
             assert!((found - expected).abs() <= 1e-4 * expected.abs().max(0.01), "{name}, {key}: {found} {expected}");
         }
         assert_same_gradients(name, &gradients(&mut device), &of_host(&host), 2e-5);
-        // In both, the update that follows is the same.
+        // The following update matches, too.
         let [expected, found] = [host.apply(0.01).unwrap(), device.apply(0.01).unwrap()];
         assert!((found.grad_norm - expected.grad_norm).abs() <= 1e-5 * expected.grad_norm && found.applied);
         let scores = |policy: &mut dyn Policy| policy.score(Weights::Policy, &parts).unwrap().logp;
@@ -147,7 +147,7 @@ fn losses_of_tokens_and_of_sequences_are_those_of_the_host() {
 }
 
 #[test]
-fn scores_are_those_of_the_loss_to_the_bit() {
+fn scores_equal_those_of_the_loss_bit_for_bit() {
     let (mut policy, sequences) = (fresh(), sequences());
     let mut parts = batches(&mut policy, &sequences, 1);
     let scores = policy.score(Weights::Policy, &parts).unwrap();
@@ -161,14 +161,14 @@ fn scores_are_those_of_the_loss_to_the_bit() {
     let output = policy.accumulate(&parts, StepLoss::Grpo).unwrap();
     assert_eq!(bits(&output.scores.logp), bits(&scores.logp), "the ratio is exactly 1 on policy");
     assert_eq!(output.metrics.value("clip_ratio/region_mean"), Some(0.0));
-    // The reference policy has the same weights here, but is another set of them.
+    // The reference policy has equal weights, but they are not updated.
     policy.apply(0.1).unwrap();
     assert_ne!(bits(&policy.score(Weights::Policy, &parts).unwrap().logp), bits(&scores.logp));
     assert_eq!(bits(&policy.score(Weights::RefPolicy, &parts).unwrap().logp), bits(&scores.logp));
 }
 
 #[test]
-fn micro_batches_add_up_to_their_batch() {
+fn micro_batches_add_up_to_the_whole_batch() {
     let sequences = sequences();
     let tokens = 5;
     let mut whole = fresh();
@@ -182,12 +182,12 @@ fn micro_batches_add_up_to_their_batch() {
     }
     assert!((loss - all.loss).abs() < 1e-5 * all.loss, "{loss} {}", all.loss);
     assert_same_gradients("parts", &gradients(&mut parts), &gradients(&mut whole), 1e-5);
-    // An update takes them, and another is made of new ones.
+    // An update consumes the gradient; the next update needs a new one.
     assert!(parts.apply(0.1).unwrap().applied);
     assert!(gradients(&mut parts).is_empty());
     assert!(matches!(parts.apply(0.1), Err(Error::Argument { operation: "apply", .. })));
     assert!(whole.skip().unwrap().grad_norm > 0.0);
-    assert_eq!(whole.skip().unwrap().grad_norm, 0.0, "what is dropped is gone");
+    assert_eq!(whole.skip().unwrap().grad_norm, 0.0, "the gradient was dropped before");
 }
 
 #[test]
@@ -214,12 +214,12 @@ fn an_update_that_is_not_finite_changes_nothing() {
     policy.accumulate(&part(), imitate).unwrap();
     policy.apply(0.01).unwrap();
     let before = all(&policy);
-    // Weights would become infinite.
+    // The update would make weights infinite.
     policy.accumulate(&part(), imitate).unwrap();
     let error = policy.apply(1e38).unwrap_err();
     assert!(matches!(&error, Error::NotFinite { what, step: 2 } if what.contains("weights")), "{error}");
     assert_eq!((all(&policy), policy.optimizer_steps()), (before.clone(), 1));
-    // The gradient is larger than f32 has numbers for its square.
+    // The squared gradient overflows f32.
     let advantages = Advantages::PerSequence(vec![1e30, -1e30]);
     let large = || {
         let [mut part] = part();
@@ -230,7 +230,7 @@ fn an_update_that_is_not_finite_changes_nothing() {
     let error = policy.apply(0.01).unwrap_err();
     assert!(matches!(&error, Error::NotFinite { what, step: 1 } if what == "the gradient"), "{error}");
     assert_eq!((all(&policy), policy.optimizer_steps()), (before.clone(), 1));
-    // With a limit, updates above it are passed over.
+    // With a limit, updates above it are skipped.
     let adamw = AdamWConfig { skip_grad_norm: Some(1e-3), ..AdamWConfig::default() };
     policy.reset_optimizer(&adamw).unwrap();
     for batch in [large(), part()] {
@@ -244,7 +244,7 @@ fn an_update_that_is_not_finite_changes_nothing() {
 }
 
 #[test]
-fn a_step_that_failed_is_taken_back_and_a_state_comes_back_bit_for_bit() {
+fn states_are_restored_bit_for_bit_by_import_and_roll_back() {
     for can_roll_back in [true, false] {
         let options = || DevicePolicyOptions { can_roll_back, ..DevicePolicyOptions::default() };
         let (mut policy, sequences) = (on_device(&grpo(), options()), sequences());
@@ -270,7 +270,7 @@ fn a_step_that_failed_is_taken_back_and_a_state_comes_back_bit_for_bit() {
         assert_eq!((policy.optimizer_steps(), policy.skip().unwrap().grad_norm), (1, 0.0));
         assert!(matches!(policy.roll_back(), Err(Error::State { .. })), "nothing to go back to");
 
-        // Continued from the tensors, in another order, the next step is the same.
+        // After an import of the tensors in another order, the next step is the same.
         let mut other = fresh();
         let [mut weights, mut ref_weights, mut moments] = before.clone();
         for tensors in [&mut weights, &mut ref_weights, &mut moments] {
@@ -287,7 +287,7 @@ fn a_step_that_failed_is_taken_back_and_a_state_comes_back_bit_for_bit() {
         let short = PolicyState { optimizer: &&moments[1..], ..state };
         let untouched = all(&other);
         assert!(matches!(other.import(&short), Err(Error::State { .. })));
-        assert_eq!(all(&other), untouched, "what does not fit changes nothing");
+        assert_eq!(all(&other), untouched, "a failed import changed the state");
         other.import(&state).unwrap();
         assert_eq!(all(&other), before);
         step(&mut policy);
@@ -297,7 +297,7 @@ fn a_step_that_failed_is_taken_back_and_a_state_comes_back_bit_for_bit() {
 }
 
 #[test]
-fn what_is_not_there_is_said() {
+fn a_missing_reference_policy_or_value_head_is_an_error() {
     let (mut policy, sequences) = (fresh(), sequences());
     let part = SequenceBatch { sequences: &sequences, tokens: token_batch(&sequences).unwrap() };
     assert!(!policy.has_ref_policy());
@@ -313,7 +313,7 @@ fn what_is_not_there_is_said() {
 }
 
 #[test]
-fn products_in_bf16_have_about_the_same_gradients() {
+fn bf16_products_have_nearly_the_same_gradients() {
     let sequences = sequences();
     let mut exact = fresh();
     let mut rounded = on_device(&grpo(), DevicePolicyOptions { compute: Compute::Bf16, ..Default::default() });

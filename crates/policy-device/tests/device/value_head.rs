@@ -1,4 +1,4 @@
-//! PPO's value head: its values, its loss and all gradients are those of the host and of torch.
+//! PPO's value head: its values, its loss and all gradients match the CPU policy and torch.
 
 use crate::checkpoint::Checkpoint;
 use crate::gradients::{by_name, gradients, host_gradients, policy_loss};
@@ -29,7 +29,7 @@ fn weights(policy: &dyn Policy) -> Vec<NamedTensor> {
     export_all(policy, StateGroup::Weights(Weights::Policy)).unwrap()
 }
 
-/// Two micro-batches with everything that both losses want; one return is missing.
+/// Returns two micro-batches with all inputs of both losses; one return is missing.
 fn batches(sequences: &[Sequence]) -> Vec<SequenceBatch<'_>> {
     let SequenceBatch { tokens, .. } = batch(sequences);
     let (whole, half) = (sequences.len(), sequences.len().div_ceil(2));
@@ -40,7 +40,7 @@ fn batches(sequences: &[Sequence]) -> Vec<SequenceBatch<'_>> {
     vec![part(0..half), part(half..whole)]
 }
 
-/// The same in one micro-batch.
+/// Returns the same as one micro-batch.
 pub(crate) fn batch(sequences: &[Sequence]) -> SequenceBatch<'_> {
     let tokens = token_batch(sequences).unwrap();
     let n = tokens.tokens();
@@ -55,7 +55,7 @@ pub(crate) fn batch(sequences: &[Sequence]) -> SequenceBatch<'_> {
 }
 
 #[test]
-fn values_and_both_losses_of_every_family_are_those_of_the_host() {
+fn values_and_both_losses_of_every_family_match_the_cpu_policy() {
     for (name, adapted) in [("qwen2", false), ("qwen3", true), ("llama3", false), ("llama3", true)] {
         let checkpoint = Checkpoint::open(name);
         let of_values = || ValueLossConfig { vf_coef: 0.4, cliprange_value: Some(0.1) };
@@ -67,8 +67,8 @@ fn values_and_both_losses_of_every_family_are_those_of_the_host() {
         }
         assert!(device.has_value_head());
         assert_eq!(device.num_parameters(), host.num_parameters());
-        // No weight at zero, where the value head and B of an adapter begin. An adapter of this rank is multiplied by 16: with
-        // large B its model is one in which roundings grow tenfold.
+        // Use nonzero weights, because value heads and B of adapters are initialised to zero. B is small: at this rank, adapters are scaled
+        // by 16, and large B would amplify rounding errors tenfold.
         let mut start = weights(&host);
         assert_eq!(by_name(weights(&device)), by_name(start.clone()), "{name}");
         for (i, tensor) in start.iter_mut().enumerate() {
@@ -112,7 +112,7 @@ fn values_and_both_losses_of_every_family_are_those_of_the_host() {
             assert_close(&format!("{name}: {parameter}"), &found[&parameter].data, &expected.data, 3e-5);
         }
 
-        // Imitation trains no values, and a value head is no part of the model.
+        // Cross-entropy does not train the value head, and the value head is not exported with the model.
         let before = weights(&device).into_iter().find(|tensor| tensor.name == "value_head.bias").unwrap();
         let adamw = AdamWConfig { weight_decay: 0.0, ..adamw };
         device.reset_optimizer(&adamw).unwrap();
@@ -129,7 +129,7 @@ fn values_and_both_losses_of_every_family_are_those_of_the_host() {
 }
 
 #[test]
-fn values_and_their_targets_belong_together() {
+fn a_value_head_needs_value_targets_and_vice_versa() {
     let checkpoint = Checkpoint::open("qwen2");
     let sequences = checkpoint.completions();
     let with = batches(&sequences);
@@ -145,7 +145,7 @@ fn values_and_their_targets_belong_together() {
 }
 
 #[test]
-fn two_updates_of_ppo_are_those_of_torch() {
+fn two_ppo_updates_match_torch() {
     let ppo = Ppo::open();
     let mut policy = device(&ppo.checkpoint, ppo.loss()).with_value_head(ppo.of_values()).unwrap();
     ppo.check(&mut policy);

@@ -1,4 +1,4 @@
-//! Weights that go to the device and come back.
+//! Upload and export of weights.
 
 use crate::checkpoint::{self, Checkpoint};
 use crate::support::{assert_close, forward, runtime};
@@ -7,7 +7,7 @@ use policy_device::{DeviceWeights, Error};
 use stablehlo::Dtype;
 
 #[test]
-fn weights_come_back_as_they_were_under_their_names() {
+fn exported_weights_equal_the_uploaded_ones() {
     for name in checkpoint::ALL {
         let checkpoint = Checkpoint::open(name);
         let config = checkpoint.config();
@@ -28,7 +28,7 @@ fn weights_come_back_as_they_were_under_their_names() {
                 tensor.name
             );
         }
-        // And once more, from the host's memory.
+        // Again, with tensors in host memory as the source.
         let again = DeviceWeights::from_tensors(runtime(), config, &tensors, Dtype::F32).unwrap();
         let mut second = Vec::new();
         again.export(&mut second).unwrap();
@@ -44,7 +44,7 @@ fn bf16_weights_and_arithmetic_are_close_to_f32() {
     let narrow = weights.converted(Dtype::Bf16).unwrap();
     assert_eq!((narrow.dtype(), narrow.table()), (Dtype::Bf16, weights.table()));
     let (_, expected, _) = forward(config, &weights, Compute::F32, &sequences);
-    // The file has bf16 numbers: nothing is lost but in arithmetic.
+    // The file has bf16 numbers, so only the arithmetic rounds.
     let (_, found, _) = forward(config, &narrow, Compute::F32, &sequences);
     assert_eq!(found, expected);
     for weights in [&weights, &narrow] {

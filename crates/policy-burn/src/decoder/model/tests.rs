@@ -1,4 +1,4 @@
-//! The decoder against what it must be invariant to.
+//! The decoder against plain burn operations, and its invariances.
 
 use super::*;
 use crate::decoder::params::{normal, to_host};
@@ -12,7 +12,7 @@ fn decoder(config: &ModelConfig) -> Decoder {
     Decoder::new(config, 11, &Device::flex()).unwrap()
 }
 
-/// Hidden states of each sequence.
+/// Returns the hidden states of each sequence.
 fn rows<S: AsRef<[u32]>>(decoder: &Decoder, sequences: &[S]) -> Vec<Vec<f32>> {
     let batch = PackedBatch::new(sequences).unwrap();
     let hidden = to_host(decoder.forward(&batch).unwrap());
@@ -20,7 +20,7 @@ fn rows<S: AsRef<[u32]>>(decoder: &Decoder, sequences: &[S]) -> Vec<Vec<f32>> {
     batch.sequences.spans.iter().map(|span| hidden[span.rows.start * h..span.rows.end * h].to_vec()).collect()
 }
 
-/// Normal values.
+/// Returns normal values.
 fn noise(shape: [usize; 2], seed: u64, name: &str) -> TensorData {
     TensorData::new(normal(shape[0] * shape[1], 1.0, seed, name), shape)
 }
@@ -37,14 +37,14 @@ const LONG: [u32; 7] = [1, 9, 4, 7, 30, 12, 5];
 const SHORT: [u32; 4] = [1, 20, 21, 6];
 
 #[test]
-fn what_lies_beside_a_sequence_changes_no_bit() {
+fn a_sequence_does_not_depend_on_others_in_its_batch() {
     let decoder = decoder(&config());
     let alone = rows(&decoder, &[SHORT]);
     assert_eq!(rows(&decoder, &[&LONG[..], &SHORT])[1], alone[0]);
     assert_eq!(rows(&decoder, &[&SHORT[..], &LONG, &SHORT])[2], alone[0]);
 }
 
-/// The decoder in burn's own operations, one sequence at a time.
+/// Computes the decoder with burn's own operations, one sequence at a time.
 fn plain(decoder: &Decoder, ids: &[u32]) -> Tensor<2> {
     let (config, device) = (decoder.config(), decoder.device());
     let (t, a, k, d) = (ids.len(), config.num_attention_heads, config.num_key_value_heads, config.head_dim());
@@ -72,7 +72,7 @@ fn plain(decoder: &Decoder, ids: &[u32]) -> Tensor<2> {
         let qkv = qkv + attn.qkv_proj.bias.as_ref().unwrap().val().unsqueeze();
         let qkv = qkv.reshape([t, a + 2 * k, d]);
         let queries = turned(qkv.clone().narrow(1, 0, a)).swap_dims(0, 1);
-        // Keys and values are repeated for the heads that they serve.
+        // Repeat keys and values for their query heads.
         let repeated = |x: Tensor<3>| {
             let heads = (0..a).map(|head| x.clone().narrow(1, head / (a / k), 1)).collect();
             Tensor::cat(heads, 1).swap_dims(0, 1)
@@ -90,13 +90,13 @@ fn plain(decoder: &Decoder, ids: &[u32]) -> Tensor<2> {
     norm(x, &decoder.norm.weight)
 }
 
-/// Values and the gradients of all parameters are those of burn's own operations, whose derivatives are burn's.
+/// Outputs and gradients of all parameters match plain burn operations with burn's derivatives.
 #[test]
-fn the_decoder_and_its_gradient_are_those_of_plain_burn() {
+fn the_decoder_and_its_gradient_match_plain_burn() {
     for (tied, kv_heads) in [(false, 2), (true, 4)] {
         let config = ModelConfig { num_key_value_heads: kv_heads, tie_word_embeddings: tied, ..config() };
         let decoder = Decoder::new(&config, 11, &Device::flex().autodiff()).unwrap();
-        // Biases and norms begin at 0 and 1, where mistakes could hide.
+        // Change biases and norms from their initial 0 and 1, which could hide errors.
         let mut moved = decoder.parameters();
         for (i, parameter) in moved.iter_mut().filter(|p| p.shape.len() == 1).enumerate() {
             parameter.data.iter_mut().enumerate().for_each(|(j, x)| *x += ((i + 3 * j) % 7) as f32 * 0.1 - 0.2);
@@ -118,7 +118,7 @@ fn the_decoder_and_its_gradient_are_those_of_plain_burn() {
         });
         let expected = Tensor::cat(expected.collect(), 0);
         assert_close(&to_host(found.clone().inner()), &to_host(expected.clone().inner()), 2e-5);
-        // The head takes part, so that a tied embedding has two gradients.
+        // The loss includes the head, so that a tied embedding has two gradients.
         let loss = |hidden: Tensor<2>| {
             ((hidden.matmul(decoder.lm_head().unwrap().transpose()).tanh().sum_dim(1) + 0.5) * weights.clone()).sum()
         };
@@ -176,7 +176,7 @@ fn cached_decoding_equals_the_full_forward() {
     for (prompt, found) in prompts.iter().zip(first.chunks_exact(vocab)) {
         assert_close(found, &logits(prompt), 2e-5);
     }
-    // Two samples of each prompt; sample 1 ends after its first token.
+    // Two samples per prompt; sample 1 stops after its first token.
     let mut whole: Vec<Vec<u32>> = prompts.iter().flat_map(|prompt| [prompt.clone(), prompt.clone()]).collect();
     for (samples, ids) in
         [(&[0, 1, 2, 3][..], &[33, 8, 2, 45][..]), (&[0, 2, 3], &[17, 3, 4]), (&[0, 2, 3], &[5, 6, 7])]
@@ -197,7 +197,7 @@ fn grouped_queries_equal_repeated_key_value_heads() {
     let grouped = decoder(&config());
     let full_config = ModelConfig { num_key_value_heads: 4, ..config() };
     let full = decoder(&full_config);
-    // Columns of qkv_proj are heads of width D: 4 queries, 2 keys, 2 values; the full model repeats keys and values.
+    // Columns of qkv_proj are heads of dimension D: 4 queries, 2 keys, 2 values; the full model repeats keys and values.
     let d = config().head_dim();
     let heads = [0, 1, 2, 3, 4, 4, 5, 5, 6, 6, 7, 7];
     let repeated: Vec<NamedTensor> = grouped
@@ -221,9 +221,9 @@ fn grouped_queries_equal_repeated_key_value_heads() {
     assert_close(&rows(&grouped, &[LONG])[0], &rows(&full, &[LONG])[0], 1e-5);
 }
 
-/// Attention of heads that are wider than hidden_size / num_attention_heads (Qwen3), written out in f64 for every position.
+/// Attention with a head dimension larger than hidden_size / num_attention_heads (Qwen3), computed in f64 for every position.
 #[test]
-fn heads_have_a_width_of_their_own() {
+fn head_dim_may_differ_from_hidden_size_per_head() {
     let config = ModelConfig { head_dim: Some(12), num_hidden_layers: 1, ..config() };
     let decoder = decoder(&config);
     let (h, a, k, d) = (config.hidden_size, 4, 2, 12);
@@ -243,7 +243,7 @@ fn heads_have_a_width_of_their_own() {
         rows.chunks_exact(weight.len() / width).flat_map(of_row).collect()
     };
     let x: Vec<f64> = x.into_iter().map(f64::from).collect();
-    // Biases are zero at the beginning.
+    // Biases are initially zero.
     let qkv = product(&x, &w(attn.qkv_proj.weight.val()), (a + 2 * k) * d);
     let head = |position: usize, head: usize| &qkv[(position * (a + 2 * k) + head) * d..][..d];
     let turned = |position: usize, of: usize| -> Vec<f64> {
@@ -279,7 +279,7 @@ fn heads_have_a_width_of_their_own() {
 }
 
 #[test]
-fn a_width_that_is_said_and_derived_is_the_same_model() {
+fn an_explicit_head_dim_equals_the_derived_one() {
     let said = ModelConfig { head_dim: Some(config().hidden_size / config().num_attention_heads), ..config() };
     assert_eq!(decoder(&said).parameters(), decoder(&config()).parameters());
     assert_eq!(rows(&decoder(&said), &[LONG]), rows(&decoder(&config()), &[LONG]));
@@ -311,7 +311,7 @@ fn names_are_paths_and_tying_drops_the_head() {
 }
 
 #[test]
-fn loading_refuses_what_does_not_fit() {
+fn loading_rejects_missing_extra_and_misshapen_tensors() {
     let good = decoder(&config()).parameters();
     let load = |tensors: &[NamedTensor]| decoder(&config()).with_parameters(&tensors);
     assert!(matches!(load(&good[1..]), Err(Error::State { .. })), "missing");
