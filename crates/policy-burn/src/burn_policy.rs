@@ -253,7 +253,7 @@ impl Policy for BurnPolicy {
     fn apply(&mut self, learning_rate: f64) -> Result<UpdateReport> {
         let sums = std::mem::take(&mut self.sums);
         if sums.is_empty() {
-            return Err(Error::argument("apply", "a gradient that accumulate has added", "none"));
+            return Err(Error::argument("apply", "an accumulated gradient", "none"));
         }
         let report = self.optimizer.step(&mut self.model, &sums, learning_rate)?;
         if report.applied {

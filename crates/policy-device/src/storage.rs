@@ -98,7 +98,7 @@ impl Storage {
         match (self, parts) {
             (Self::Plain(_), [tensor]) => tensor.convert(Dtype::F32),
             (Self::Split, [parameter, remainder]) => join(parameter, remainder),
-            _ => unreachable!("as many parts as number types"),
+            _ => unreachable!("as many parts as dtypes"),
         }
     }
 

@@ -13,8 +13,7 @@ use grpo_core::{LossOutput, Scores};
 pub enum Weights {
     /// The weights of the policy, which are trained.
     Policy,
-    /// The weights of the reference policy of the KL. Only [`Policy::freeze_ref_policy`], [`Policy::mix_ref_policy`] and [`Policy::import`]
-    /// change them.
+    /// The weights of the reference policy of the KL, which are frozen except for [`Policy::mix_ref_policy`].
     RefPolicy,
 }
 

@@ -150,7 +150,7 @@ impl<'a> Blockwise<'a> {
             let lse = (max + sum.log()).named(ATTENTION);
             std::iter::once(mixed.clone()).chain(arguments.iter().cloned()).chain([mixed, lse]).collect()
         });
-        forward.expect("blocks are slices of what they are cut from")
+        forward.expect("blocks are slices of the whole tensor")
     }
 
     /// Traces the backward pass: from queries, keys, values (and positions), the attention output `[B, T, A D]`, the log-sum-exp `[B, K, R,
@@ -181,7 +181,7 @@ impl<'a> Blockwise<'a> {
             parts.map(|((sum, of), part)| at.put(of, sum, &(at.get(of, sum) + part))).collect()
         });
         let quotient = trace(&[queries.clone(), lse.clone()], |_, a| vec![normalised(&a[0], &a[1])]);
-        let quotient = quotient.expect("sums are of the shape of what they divide");
+        let quotient = quotient.expect("sums have the leading shape of the output");
         let mixed = TensorType::new(self.compute.dtype(), [self.rows, self.length, self.kv * self.group * self.width]);
         let takes = [types, &[mixed.clone(), lse, mixed]].concat();
         let backward = trace(&takes, |f, arguments| {
@@ -189,7 +189,7 @@ impl<'a> Blockwise<'a> {
             let [mixed, cotangent] = [mixed, cotangent].map(|part| self.heads_of(part).convert(Dtype::F32));
             let derivative = f.vjp(&quotient, &[&mixed, &lse.like(1.0)], &[0, 1]);
             let (_, pullback) = derivative.expect("a quotient has a derivative");
-            let [of_mixed, of_sum] = &pullback.call(&[&cotangent])[..] else { unreachable!("two were asked for") };
+            let [of_mixed, of_sum] = &pullback.call(&[&cotangent])[..] else { unreachable!("two were requested") };
             let of_mixed = of_mixed.convert(self.compute.dtype());
             let constants: Vec<&Value> = arguments[..own].iter().chain([lse, &of_mixed, of_sum]).collect();
             let sums = carried.each_ref().map(|ty| f.splat(0.0, ty.clone()));
@@ -198,7 +198,7 @@ impl<'a> Blockwise<'a> {
             // The barrier keeps compilers from widening the gradients again before they transpose them.
             f.optimization_barrier(&sums.iter().collect::<Vec<_>>())
         });
-        backward.expect("blocks are slices of what they are cut from")
+        backward.expect("blocks are slices of the whole tensor")
     }
 
     /// Traces the contribution of a pair of blocks, as a function of queries, keys, values, the shift of the scores and the mask. Operands
@@ -265,7 +265,7 @@ impl<'a> Blockwise<'a> {
             let pair = Pair { sizes: self, queries, keys, zero: f.scalar(0, Dtype::I32) };
             body(&pair, carried, constants)
         });
-        turn.expect("blocks are slices of what they are cut from")
+        turn.expect("blocks are slices of the whole tensor")
     }
 
     /// Runs the loop over all pairs of blocks that are not above the diagonal, and returns the final carry.

@@ -214,7 +214,7 @@ impl Decoder {
         let x = self.embed(weights, &rows.ids);
         let constants = [&[rotary.cos(), rotary.sin()], &mask.values()[..]].concat();
         let mut layers = self.over_layers(weights, &[&x], &[], &constants, Layers::Loop(save), |layer, values| {
-            let [cos, sin, of_mask @ ..] = values.constants else { unreachable!("as many as were handed over") };
+            let [cos, sin, of_mask @ ..] = values.constants else { unreachable!("as many as were passed in") };
             let (rotary, mask) = (Rotary::new(cos, sin), mask.with(of_mask));
             vec![self.block(layer, &values.carry[0], &rotary, |heads| self.attend(heads, &mask))]
         })?;

@@ -35,7 +35,7 @@ impl DevicePolicy {
         let step = StepOfState { runtime, weights, moments, fresh, scalars, applied: &mut applied };
         let on = Device { runtime, modules };
         let output = loss_of(on, [grpo, cross_entropy], batch, loss, Target::Step(step))?;
-        let Some(mut applied) = applied else { unreachable!("the gradient of a loss is always asked for") };
+        let Some(mut applied) = applied else { unreachable!("a step always requests the gradient") };
         // The value loss is added on the host.
         applied.loss_is_finite &= output.loss.is_finite() || applied.is_applied();
         Ok(Some((output, self.finish_step(applied)?)))
@@ -76,7 +76,7 @@ impl DevicePolicy {
 
     pub(super) fn update(&mut self, learning_rate: f64) -> Result<UpdateReport> {
         if !self.has_gradient {
-            return Err(policy::Error::argument("apply", "a gradient that accumulate has added", "none").into());
+            return Err(policy::Error::argument("apply", "an accumulated gradient", "none").into());
         }
         let (prepared, fresh, sums) = self.prepare(learning_rate).inspect_err(|_| self.forget_gradient())?;
         let Some(moments) = self.moments.take().or(fresh) else { unreachable!("there are fresh ones") };

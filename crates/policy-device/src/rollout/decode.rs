@@ -208,8 +208,8 @@ impl Decode {
         let carry = [&x, &window.keys, &window.values];
         let layers = if self.prepared { Layers::Unrolled } else { Layers::Loop(Save::Carry) };
         let scanned = decoder.over_layers(weights, &carry, &[&numbers], &constants, layers, |layer, of| {
-            let [cos, sin, keys, values, filled, done, turn] = of.constants else { unreachable!("as handed over") };
-            let ([x, window_keys, window_values], [number]) = (of.carry, of.xs) else { unreachable!("as handed over") };
+            let [cos, sin, keys, values, filled, done, turn] = of.constants else { unreachable!("as passed in") };
+            let ([x, window_keys, window_values], [number]) = (of.carry, of.xs) else { unreachable!("as passed in") };
             let mut window = vec![];
             let x = decoder.block(layer, x, &Rotary::new(cos, sin), |heads| {
                 window = [(window_keys, &heads.keys), (window_values, &heads.values)]

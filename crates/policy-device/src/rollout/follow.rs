@@ -144,7 +144,7 @@ impl Decode {
         let mut error = None;
         let carried = [&keys, &values, &state.last, &state.length, &logits];
         let results = f.for_loop(self.turns, &carried, |turn, carried| {
-            let [keys, values, last, length, logits] = carried else { unreachable!("as handed over") };
+            let [keys, values, last, length, logits] = carried else { unreachable!("as passed in") };
             let window = Window { keys: keys.clone(), values: values.clone() };
             let now = StateValues { last: last.clone(), length: length.clone(), ..state.clone() };
             match self.forward(decoder, &ready, &now, &cache, &window, turn) {

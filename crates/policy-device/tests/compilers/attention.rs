@@ -1,4 +1,4 @@
-//! Attention through the TPU compiler.
+//! Attention, compiled for TPU.
 
 use crate::compile_at;
 use models::ModelConfig;
