@@ -157,8 +157,8 @@ impl Error {
     }
 }
 
-/// Parses the requested and the available bytes from error texts of XLA's allocators and compilers: `allocate 3.13G`, `There are 1.79G
-/// free`, `Used 32.75G of 31.25G hbm`.
+/// Parses the requested and the available bytes from error texts of XLA's allocators and compilers: `allocate 3.13G`,
+/// `There are 1.79G free`, `Used 32.75G of 31.25G hbm`.
 fn bytes_in(text: &str) -> [Option<u64>; 2] {
     let number_behind =
         |words: &str| text.match_indices(words).find_map(|(at, _)| leading_bytes(&text[at + words.len()..]));

@@ -214,7 +214,8 @@ impl Inference {
     /// Returns logits `[samples, V]` after one more token of each of `samples`, which are ascending sample indices of the cache.
     ///
     /// # Errors
-    /// [`Error::Argument`] if ids and samples do not fit each other or the cache; [`Error::Model`] for an unknown token.
+    /// [`Error::Argument`] if ids and samples do not fit each other or the cache; [`Error::Loss`] if samples do not ascend;
+    /// [`Error::Model`] for an unknown token.
     pub fn decode(&self, ids: &[u32], samples: &[usize], cache: &mut Cache) -> Result<Vec<f32>> {
         check(&self.config, ids, 0)?;
         let Cache(cache) = cache;

@@ -182,8 +182,8 @@ impl Decoder {
         })
     }
 
-    /// Returns `weight x^T` `[B, O, T]`, summed in f32, of dtype `result`: [`Decoder::product`] with tokens in the last dimension. `x` `[B,
-    /// T, I]`, `weight` `[O, I]`, or any weight with I in dimension `summed`.
+    /// Returns `weight x^T` `[B, O, T]`, summed in f32, of dtype `result`: [`Decoder::product`] with tokens in the last dimension. `x`
+    /// `[B, T, I]`, `weight` `[O, I]`, or any weight with I in dimension `summed`.
     fn columns(&self, x: &Value, weight: &Value, summed: usize, result: Dtype) -> Value {
         let (x, weight) = (x.convert(self.compute.dtype()), weight.convert(self.compute.dtype()));
         let product = weight.dot_general(&x, DotDimensions::contract(summed, 2), result, self.compute.precision());

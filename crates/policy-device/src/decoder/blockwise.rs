@@ -153,8 +153,8 @@ impl<'a> Blockwise<'a> {
         forward.expect("blocks are slices of the whole tensor")
     }
 
-    /// Traces the backward pass: from queries, keys, values (and positions), the attention output `[B, T, A D]`, the log-sum-exp `[B, K, R,
-    /// T]` and the cotangent of the output, to the cotangents of queries, keys and values.
+    /// Traces the backward pass: from queries, keys, values (and positions), the attention output `[B, T, A D]`, the log-sum-exp
+    /// `[B, K, R, T]` and the cotangent of the output, to the cotangents of queries, keys and values.
     ///
     /// With the log-sum-exp as a constant shift, attention is a sum over pairs of blocks, divided by a sum that is then 1. The derivative
     /// is the derivative of this quotient, then the derivative of [`Blockwise::scores`] and [`Blockwise::mix`] for every pair.
@@ -222,8 +222,8 @@ impl<'a> Blockwise<'a> {
         sight.select(&scores, &scores.like(MASKED))
     }
 
-    /// Returns the values `[B, K, C, D]` weighted with `exp(scores - shift)`, `[B, K, R, C, D]`, and the sums of the weights, `[B, K, R,
-    /// C]`.
+    /// Returns the values `[B, K, C, D]` weighted with `exp(scores - shift)`, `[B, K, R, C, D]`, and the sums of the weights,
+    /// `[B, K, R, C]`.
     fn mix(self, scores: &Value, shift: &Value, values: &Value) -> [Value; 2] {
         let [weights, sums] = self.weights(&(scores - shift.along_first(scores)));
         [dot(&weights, values, (&[0, 1], &[0, 1]), (4, 2), self.compute), sums]

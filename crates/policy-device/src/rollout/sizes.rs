@@ -100,7 +100,7 @@ fn columns(length: usize) -> usize {
     if length > COLUMNS { length.next_multiple_of(COLUMNS) } else { length.next_multiple_of(FEWEST_COLUMNS) }
 }
 
-/// Returns the number of columns, of `all`, that a call reads if its longest sequence has `length` tokens: a multiple of one sixth of
+/// Returns the number of columns, of `all`, that a call reads if its longest sequence has `length` tokens: a multiple of about one sixth of
 /// `all`. Smaller steps would need more executables, whose compile time exceeds the gain.
 pub(crate) fn columns_read(length: usize, all: usize) -> usize {
     let step = (all / 6).next_multiple_of(COLUMNS).max(2 * COLUMNS);

@@ -388,8 +388,8 @@ impl Outputs {
     }
 }
 
-/// Returns the row arguments of a program, in order: ids `[B, T]`, the positions that predict `[N]`, the tokens that positions predict `[B,
-/// T]`, and, if sequences share rows, positions `[B, T]`.
+/// Returns the row arguments of a program, in order: ids `[B, T]`, the positions that predict `[N]`, the tokens that positions predict
+/// `[B, T]`, and, if sequences share rows, positions `[B, T]`.
 fn row_types(shape: TrainShape) -> Vec<(&'static str, TensorType)> {
     let tokens = TensorType::new(Dtype::I32, [shape.rows, shape.length]);
     let predicting = TensorType::new(Dtype::I32, [shape.tokens]);
