@@ -9,17 +9,17 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// An argument that does not fit the others.
+    /// An illegal argument.
     #[error("{operation}: expected {expected}, got {found}")]
     Argument {
-        /// The operation that refused.
+        /// The operation that refused it.
         operation: &'static str,
-        /// The arguments that would fit.
+        /// The expected argument.
         expected: String,
-        /// The argument that was given.
+        /// The given argument.
         found: String,
     },
-    /// A variant of a benchmark's problem that cannot be checked.
+    /// An illegal variant of a benchmark's problem.
     #[error("in variant `{name}` of {problem}")]
     Variant {
         /// The name of the variant.
@@ -30,46 +30,46 @@ pub enum Error {
         #[source]
         source: Box<Error>,
     },
-    /// A file of expected logits, losses and gradients that cannot be used.
+    /// An unusable file of expected logits, losses and gradients.
     #[error("{path}: {reason}", path = path.display())]
     ModelFile {
         /// The file.
         path: PathBuf,
-        /// What was expected, and what it has.
+        /// The expected and the found content.
         reason: String,
     },
-    /// A policy that cannot compute what a file asks for.
+    /// An error of the policy under test.
     #[error(transparent)]
     Policy(Box<dyn std::error::Error + Send + Sync>),
     /// A file that cannot be read or written.
     #[error(transparent)]
     File(#[from] grpo_files::Error),
-    /// The loss library refused.
+    /// An error of the loss library.
     #[error(transparent)]
     Loss(#[from] grpo_core::Error),
-    /// A benchmark's configuration or its inputs cannot be used.
+    /// An unusable configuration or unusable inputs of a benchmark.
     #[error(transparent)]
     Bench(grpo_bench::Error),
 }
 
 impl Error {
-    /// An [`Error::File`] about `path`.
+    /// Creates an [`Error::File`] about `path`.
     pub(crate) fn io(action: &'static str, path: &Path, source: std::io::Error) -> Self {
         Self::File(grpo_files::Error::io(action, path, source))
     }
 
-    /// An [`Error::Policy`] from any error.
+    /// Creates an [`Error::Policy`] from any error.
     pub fn policy(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
         Self::Policy(error.into())
     }
 
-    /// An [`Error::Argument`] from anything that prints.
+    /// Creates an [`Error::Argument`] from printable values.
     pub(crate) fn argument(operation: &'static str, expected: impl ToString, found: impl ToString) -> Self {
         Self::Argument { operation, expected: expected.to_string(), found: found.to_string() }
     }
 }
 
-/// What the loss library refused stays [`Error::Loss`], so that what a backend does not offer can be told apart.
+/// Errors of the loss library stay [`Error::Loss`], so that callers can recognise what a backend does not offer.
 impl From<grpo_bench::Error> for Error {
     fn from(error: grpo_bench::Error) -> Self {
         match error {

@@ -1,8 +1,8 @@
-//! Checking gradients on the problems of a benchmark: the f64 oracle's against differences of its loss, and those of every
-//! variant against the oracle.
+//! Gradient checks on the problems of a benchmark: the f64 oracle's gradients against finite differences of its loss, and every
+//! variant's gradients against the oracle.
 //!
-//! Inputs are those of [`grpo_bench::inputs`]. Sizes are reduced, as everything is dense, in f64, and evaluated twice per
-//! entry; layout, bias, dtype, loss and the number of tensors stay.
+//! Inputs are from [`grpo_bench::inputs`]. Sizes are reduced, because the oracle is dense, in f64, and evaluated twice per
+//! entry; layout, bias, dtype, loss and the number of tensors are unchanged.
 
 mod devices;
 mod differences;
@@ -24,10 +24,10 @@ use serde::Serialize;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-/// Most sequences: signs of advantages alternate, and one of them comes twice.
+/// Largest number of sequences: signs of advantages alternate, so one sign occurs twice.
 const MOST_SEQUENCES: usize = 3;
 
-/// Largest sizes that a problem keeps.
+/// Largest sizes of a checked problem.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Limits {
     /// Tokens T of each sequence.
@@ -44,58 +44,58 @@ impl Default for Limits {
     }
 }
 
-/// The variants that are checked, and the sizes that they are checked at.
+/// Selection of variants and sizes.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
-    /// The largest sizes that a problem keeps.
+    /// The largest sizes of a problem.
     pub limits: Limits,
-    /// Variants by name; none: all of them. One that is named has to be checked.
+    /// Variants by name; empty means all. A named variant must be checkable.
     pub variants: Vec<String>,
-    /// The PJRT plugin, instead of the one that [`backend_tpu::plugins::find`] finds.
+    /// The PJRT plugin; default the one that [`backend_tpu::plugins::find`] finds.
     pub plugin: Option<PathBuf>,
 }
 
-/// One problem of a configuration.
+/// The results of one problem of a configuration.
 #[derive(Clone, Debug, Serialize)]
 pub struct CaseReport {
-    /// The name of the problem.
+    /// Name of the problem.
     pub name: String,
-    /// Sizes that were checked.
+    /// The checked sizes.
     pub shape: ShapeConfig,
-    /// Sizes that the configuration has, where they are larger.
+    /// The sizes of the configuration, if they were reduced.
     pub reduced_from: Option<ShapeConfig>,
-    /// One for every dtype of inputs, with and without a bias, that its variants have.
+    /// Results per dtype of the inputs, with and without a bias, that the variants have.
     pub inputs: Vec<InputsReport>,
-    /// Variants that were not, and why.
+    /// Variants that were not checked, with reasons.
     pub not_checked: BTreeMap<String, String>,
-    /// What failed beside rows that are out of tolerance.
+    /// Failures other than rows out of tolerance.
     pub failures: Vec<String>,
-    /// Whether everything holds, and anything was checked.
+    /// `true` if every check passed and at least one was made.
     pub passed: bool,
 }
 
-/// What was checked on the same inputs.
+/// Checks on the same inputs.
 #[derive(Clone, Debug, Serialize)]
 pub struct InputsReport {
     /// The dtype of hidden states and head, or of logits.
     pub dtype: Dtype,
-    /// Whether the head has a bias.
+    /// `true` if the head has a bias.
     pub bias: bool,
-    /// The first from the configuration's on of which ratios are clipped on both sides, where there is one nearby.
+    /// The seed: the first one, starting at the configuration's, whose ratios are clipped on both sides, if there is one among the next few.
     pub seed: u64,
-    /// The comparisons that were made.
+    /// The comparisons.
     pub rows: Vec<Row>,
-    /// Entries whose step crosses a kink of the loss, where the derivative is that of the branch the gradient belongs to.
+    /// Entries whose step crosses a kink of the loss. Their derivative is taken on the branch of the gradient.
     pub kinks: usize,
-    /// What was left out, and what the inputs are like.
+    /// Notes about omissions and properties of the inputs.
     pub notes: Vec<String>,
 }
 
-/// Checks every problem of `config`. `progress` is called with a line about what comes next.
+/// Checks every problem of `config`. `progress` is called with a line before each stage.
 ///
 /// # Errors
-/// [`Error::Bench`] for a configuration that is not legal; [`Error::Argument`] for a variant that it lacks or a limit of 0;
-/// those of the backends, but for what they do not offer: those are in [`CaseReport::not_checked`].
+/// [`Error::Bench`] for an illegal configuration; [`Error::Argument`] for an unknown variant or a limit of 0;
+/// the errors of the backends, except for features that they do not offer: these are in [`CaseReport::not_checked`].
 pub fn run(config: &BenchConfig, options: &Options, mut progress: impl FnMut(&str)) -> Result<Vec<CaseReport>> {
     config.validate()?;
     let Limits { tokens, hidden, vocab } = options.limits;
@@ -112,7 +112,7 @@ pub fn run(config: &BenchConfig, options: &Options, mut progress: impl FnMut(&st
     config.cases().into_iter().map(|(name, case)| check(name, case, options, &mut devices, &mut progress)).collect()
 }
 
-/// Variants on the same inputs, by name.
+/// Variants with the same inputs, by name.
 struct Group {
     dtype: Dtype,
     bias: bool,
@@ -143,8 +143,8 @@ fn check(
     for (name, settings) in variants.iter().filter(|(name, _)| is_wanted(name)) {
         let variant = config.variant(name)?;
         let why = match variant.program {
-            _ if settings.command.is_some() => "somebody else's program: it hands no gradients back",
-            ProgramKind::Materialised => "pass: materialised is a baseline: its gradients are nobody's",
+            _ if settings.command.is_some() => "an external program: it returns no gradients",
+            ProgramKind::Materialised => "pass: materialised is a baseline whose gradients are not compared",
             ProgramKind::Bare => "pass: bare has no loss",
             ProgramKind::Score | ProgramKind::Gradient | ProgramKind::GradientInPlace => {
                 let policy = variant.request.policy;
@@ -192,7 +192,7 @@ fn check(
     Ok(report)
 }
 
-/// Adds what failed beside rows, and whether all is well.
+/// Adds failures other than rows, and the verdict.
 fn conclude(report: &mut CaseReport, named: &[String]) {
     let rows = || report.inputs.iter().flat_map(|inputs| &inputs.rows);
     if rows().all(|row| row.against != "oracle") {

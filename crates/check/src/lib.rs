@@ -1,10 +1,9 @@
-//! Checks of the loss: implementations against batch files and the f64 oracle, and gradients against differences.
+//! Checks of the loss: implementations against batch files and the f64 oracle, gradients against finite differences.
 //!
-//! Use it to find out whether a backend, or a loss that was made elsewhere, computes the right numbers. [`parity`] takes files
-//! of the format `grpo-batch/1` with inputs and, where another system made them, its results; [`gradcheck`] takes problems of
-//! [`grpo_bench`] and compares gradients with differences of the loss; [`model`] takes a decoder and what `transformers` made of the same
-//! tokens. `grpo parity` and `grpo gradcheck` print what they
-//! report.
+//! They show whether a backend, or a loss of another system, computes correct numbers. [`parity`] takes files
+//! of the format `grpo-batch/1` with inputs and, optionally, another system's results; [`gradcheck`] takes problems of
+//! [`grpo_bench`] and compares gradients with finite differences of the loss; [`model`] takes a decoder and the results of `transformers`
+//! for the same tokens. `grpo parity` and `grpo gradcheck` print the reports.
 //!
 //! ```
 //! use grpo_check::parity::{Check, check};

@@ -1,9 +1,9 @@
 //! The results of one loss evaluation as a safetensors file, `grpo-loss/1`.
 //!
-//! Tensors: `loss` F64 `[]`, `logp` and `entropy` F32 `[B, T]` (0 at masked tokens), and the gradients that were made:
+//! Tensors: `loss` F64 `[]`, `logp` and `entropy` F32 `[B, T]` (0 at masked tokens), and the computed gradients:
 //! `grad_hidden` `[B, T, H]`, `grad_lm_head` `[V, H]`, `grad_bias` `[V]` or `grad_logits` `[B, T, V]`, F32.
-//! `__metadata__`: `format`, `name`, `backend`, `implementation`, `loss` (the configuration) and `metrics`, as JSON. The same results are
-//! the same bytes: entries of the header are sorted.
+//! `__metadata__`: `format`, `name`, `backend`, `implementation`, `loss` (the configuration) and `metrics`, as JSON. Entries of the header
+//! are sorted, so that equal results give equal bytes.
 
 use crate::error::{Error, Result};
 use crate::parity::Evaluated;
@@ -12,22 +12,22 @@ use grpo_core::{BatchFile, Implementation};
 use safetensors::tensor::{Dtype, TensorView};
 use std::collections::BTreeMap;
 
-/// The format's name and version.
+/// Name and version of the format.
 pub const FORMAT: &str = "grpo-loss/1";
 
-/// The backend, the implementation and the loss that made the results.
+/// The backend and the implementation that computed the results.
 #[derive(Clone, Copy, Debug)]
 pub struct Origin<'a> {
     /// Name of the backend.
     pub backend: &'a str,
-    /// The implementation that was evaluated.
+    /// The evaluated implementation.
     pub implementation: Implementation,
 }
 
-/// The bytes of the file.
+/// Serialises the results.
 ///
 /// # Errors
-/// [`Error::Argument`] when a value does not have the shape that the batch gives it.
+/// [`Error::Argument`] if a value does not have the shape that follows from the batch.
 pub fn to_bytes(file: &BatchFile, evaluated: &Evaluated, origin: &Origin<'_>) -> Result<Vec<u8>> {
     let loss: Vec<u8> = evaluated.values.loss.iter().flat_map(|l| l.to_le_bytes()).collect();
     let mut tensors = vec![("loss", Dtype::F64, vec![], loss)];
@@ -52,16 +52,16 @@ pub fn to_bytes(file: &BatchFile, evaluated: &Evaluated, origin: &Origin<'_>) ->
     Ok(with_metadata(&safetensors::serialize(views, None).map_err(bad)?, &metadata)?)
 }
 
-/// A tensor of the results that is not finite everywhere.
+/// A tensor of the results with entries that are not finite.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NotFinite {
     /// The name of the tensor in the file.
     pub tensor: &'static str,
-    /// Entries that are not finite.
+    /// Number of entries that are not finite.
     pub count: usize,
-    /// The number of entries of the tensor.
+    /// Number of entries.
     pub of: usize,
-    /// Index of the first one that is not.
+    /// Index of the first entry that is not finite.
     pub first: Vec<usize>,
 }
 
@@ -72,10 +72,10 @@ impl std::fmt::Display for NotFinite {
     }
 }
 
-/// The tensors of the file that are not finite everywhere.
+/// Returns the tensors of the file that have entries that are not finite.
 pub fn not_finite(file: &BatchFile, evaluated: &Evaluated) -> Vec<NotFinite> {
     let broken = |(tensor, shape, list): (&'static str, Vec<usize>, &Vec<f64>)| {
-        // As it would be written: f32.
+        // Values are written as f32.
         let is_broken = |x: &f64| !(*x as f32).is_finite();
         let mut rest = list.iter().position(is_broken)?;
         let mut first: Vec<usize> = Vec::with_capacity(shape.len());
@@ -88,7 +88,7 @@ pub fn not_finite(file: &BatchFile, evaluated: &Evaluated) -> Vec<NotFinite> {
     lists(file, evaluated).into_iter().filter_map(broken).collect()
 }
 
-/// What there is beside the loss, with shapes.
+/// Returns the results other than the loss, with shapes.
 fn lists<'a>(file: &BatchFile, evaluated: &'a Evaluated) -> Vec<(&'static str, Vec<usize>, &'a Vec<f64>)> {
     let [b, t] = file.shape;
     let (h, v) = (file.hidden, file.vocab);

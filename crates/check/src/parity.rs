@@ -1,4 +1,4 @@
-//! Checking an implementation of the loss on batch files: against what the file expects, and against the f64 oracle.
+//! Checks of an implementation of the loss on batch files: against the file's expected results, and against the f64 oracle.
 
 use crate::error::{Error, Result};
 use backend_cpu::oracle;
@@ -10,22 +10,22 @@ use grpo_core::{
 };
 use serde::Serialize;
 
-/// Everything one evaluation gives.
+/// The results of one evaluation.
 #[derive(Clone, Debug)]
 pub struct Evaluated {
-    /// Loss, per-token values and gradients, widened.
+    /// Loss, values per token and gradients, in f64.
     pub values: Values,
-    /// TRL's metrics of the evaluation.
+    /// Metrics under TRL's names.
     pub metrics: Metrics,
-    /// Sum of |weight x token loss|; known to the oracle only.
+    /// Sum of |weight x token loss|; only the oracle computes it.
     pub magnitude: Option<f64>,
 }
 
-/// Evaluates `loss` on the batch of `file` with the given implementation; `policy` is the file's own, or a rounding of
+/// Evaluates `loss` on the batch of `file` with an implementation; `policy` is the file's own, or a rounded copy of
 /// it.
 ///
 /// # Errors
-/// Those of [`Backend::plan`], of the plan's call, and of [`grpo_core::LossOutput::check_finite`]: a policy that is not
+/// The errors of [`Backend::plan`], of the plan's call, and of [`grpo_core::LossOutput::check_finite`], for a policy that is not
 /// finite at an active token.
 pub fn evaluate(
     backend: &dyn Backend,
@@ -45,10 +45,10 @@ pub fn evaluate(
     call(backend.plan(&request)?.as_mut(), &request, policy.as_input(), &file.batch)
 }
 
-/// Calls `plan`, which was made for `request`, for the loss and the gradients that are asked for.
+/// Calls `plan`, which was made for `request`, and returns the loss and the requested gradients.
 ///
 /// # Errors
-/// Those of [`LossPlan::value_and_grad`].
+/// The errors of [`LossPlan::value_and_grad`].
 pub(crate) fn call(
     plan: &mut dyn LossPlan,
     request: &PlanRequest,
@@ -65,15 +65,15 @@ pub(crate) fn call(
     Ok(evaluated)
 }
 
-/// As [`call`], of logits that are overwritten with their gradient.
+/// As [`call`] for logits that are overwritten with their gradient.
 ///
 /// # Errors
-/// Those of [`LossPlan::value_and_grad_in_place`].
+/// The errors of [`LossPlan::value_and_grad_in_place`].
 pub(crate) fn call_in_place(plan: &mut dyn LossPlan, logits: TensorMut<'_>, batch: &TokenBatch) -> Result<Evaluated> {
     evaluated(plan.value_and_grad_in_place(logits, batch)?, batch)
 }
 
-/// What a call returned, without gradients.
+/// Converts the output of a call, without gradients.
 fn evaluated(output: LossOutput, batch: &TokenBatch) -> Result<Evaluated> {
     output.check_finite(batch)?;
     let values = Values {
@@ -88,7 +88,7 @@ fn evaluated(output: LossOutput, batch: &TokenBatch) -> Result<Evaluated> {
 /// Evaluates `loss` densely in f64.
 ///
 /// # Errors
-/// Those of [`oracle::evaluate`].
+/// The errors of [`oracle::evaluate`].
 pub fn oracle(loss: &LossConfig, file: &BatchFile, policy: &PolicyOutput<Tensor>) -> Result<Evaluated> {
     let wide = policy.as_ref().map(widened);
     let policy = oracle::Policy {
@@ -99,10 +99,10 @@ pub fn oracle(loss: &LossConfig, file: &BatchFile, policy: &PolicyOutput<Tensor>
     oracle_at(loss, &policy, &file.batch)
 }
 
-/// Evaluates as [`oracle`] does, on a policy that is in f64.
+/// As [`oracle`] for a policy in f64.
 ///
 /// # Errors
-/// Those of [`oracle::evaluate`].
+/// The errors of [`oracle::evaluate`].
 pub(crate) fn oracle_at(loss: &LossConfig, policy: &oracle::Policy<'_, f64>, batch: &TokenBatch) -> Result<Evaluated> {
     let is_hidden = matches!(policy.output, PolicyOutput::Hidden { .. });
     let result = oracle::evaluate(loss, policy, batch)?;
@@ -114,7 +114,7 @@ pub(crate) fn oracle_at(loss: &LossConfig, policy: &oracle::Policy<'_, f64>, bat
         grad_bias: some(!result.grad_bias.is_empty(), result.grad_bias),
         grad_hidden: some(is_hidden, result.grad_hidden),
         grad_lm_head: some(is_hidden, result.grad_lm_head),
-        // Also of hidden states: no implementation hands it out, but a file may expect it.
+        // Present also for hidden states: no implementation returns this gradient, but a file may expect it.
         grad_logits: Some(result.grad_logits),
     };
     Ok(Evaluated { values, metrics: result.metrics, magnitude: Some(result.magnitude) })
@@ -131,7 +131,7 @@ pub(crate) fn widen(values: &[f32]) -> Vec<f64> {
     values.iter().map(|v| f64::from(*v)).collect()
 }
 
-/// Whether two roundings of one policy hold the same values. NaN, which masked positions may hold, equals itself here.
+/// Returns `true` if two roundings of one policy have equal values. NaN, which masked positions may hold, equals NaN.
 fn same_values(a: &PolicyOutput<Tensor>, b: &PolicyOutput<Tensor>) -> bool {
     let tensors =
         |policy: &PolicyOutput<Tensor>| policy.tensors().map(|(_, tensor)| widened(tensor)).collect::<Vec<_>>();
@@ -139,16 +139,16 @@ fn same_values(a: &PolicyOutput<Tensor>, b: &PolicyOutput<Tensor>) -> bool {
     tensors(a).iter().flatten().zip(tensors(b).iter().flatten()).all(same)
 }
 
-/// What is compared, and how strictly.
+/// Options of a check.
 #[derive(Clone, Debug)]
 pub struct Check {
     /// The implementations to evaluate.
     pub implementations: Vec<Implementation>,
-    /// Leave out implementations that cannot take the file's policy (logits have no head to fuse) instead of failing.
+    /// Skip implementations that do not support the file's policy (logits have no head to fuse) instead of failing.
     pub skip_unsupported: bool,
-    /// Round hidden states and head (or logits) to this dtype first; `None` keeps the file's.
+    /// Round hidden states and head (or logits) to this dtype first; `None` keeps the file's dtype.
     pub dtype: Option<Dtype>,
-    /// Replaces the file's loss; its `expected.*` is then of another loss and not compared.
+    /// Replaces the file's loss; `expected.*` belongs to the file's loss and is not compared then.
     pub loss: Option<BatchLoss>,
     /// Replaces the tolerances of the dtype.
     pub tolerances: Option<Tolerances>,
@@ -169,34 +169,34 @@ impl Default for Check {
 /// The comparisons of one file.
 #[derive(Clone, Debug, Serialize)]
 pub struct FileReport {
-    /// The file, as the caller calls it.
+    /// Name of the file, as given by the caller.
     pub file: String,
-    /// Dtype that the policy was evaluated in.
+    /// Dtype of the evaluated policy.
     pub dtype: Dtype,
-    /// The comparisons that were made.
+    /// The comparisons.
     pub rows: Vec<Row>,
-    /// The comparisons that were not made, and why.
+    /// Comparisons that were omitted, with reasons.
     pub notes: Vec<String>,
 }
 
 impl FileReport {
-    /// Whether everything that was compared is within tolerance. A file in which nothing was compared has not passed.
+    /// Returns `true` if all comparisons are within tolerance and there is at least one.
     pub fn passed(&self) -> bool {
         !self.rows.is_empty() && self.rows.iter().all(|row| row.comparison.passed())
     }
 }
 
-/// One tensor of one implementation against one truth.
+/// The comparison of one tensor of one implementation with one reference.
 #[derive(Clone, Debug, Serialize)]
 pub struct Row {
-    /// `reference`, `logits`, `fused`, the name of a configuration's variant, or `oracle` for the oracle's own row.
+    /// `reference`, `logits`, `fused`, the name of a configuration's variant, or `oracle` for the oracle itself.
     pub implementation: String,
-    /// `expected` (the file's), `oracle` (f64, dense) or `differences` (of the oracle's loss).
+    /// `expected` (from the file), `oracle` (f64, dense) or `differences` (of the oracle's loss).
     pub against: &'static str,
     /// The numbers of the comparison.
     #[serde(flatten)]
     pub comparison: Comparison,
-    /// Whether they are within tolerance.
+    /// `true` if the numbers are within tolerance.
     pub passed: bool,
 }
 
@@ -209,11 +209,11 @@ impl Row {
 /// Checks one file.
 ///
 /// Every implementation is compared with the f64 oracle on the same rounded inputs, and with the file's `expected.*`
-/// where that is meaningful; the oracle itself is compared with `expected.*` too.
+/// if loss and inputs are the file's; the oracle is compared with `expected.*` too.
 ///
 /// # Errors
-/// [`grpo_core::Error::Unsupported`] for an implementation that cannot take the file's policy (unless skipped), and
-/// those of [`evaluate`].
+/// [`grpo_core::Error::Unsupported`] for an implementation that does not support the file's policy (unless skipped), and
+/// the errors of [`evaluate`].
 pub fn check(backend: &dyn Backend, name: &str, file: &BatchFile, check: &Check) -> Result<FileReport> {
     let dtype = check.dtype.unwrap_or(file.policy_spec().dtype());
     let policy = file.policy.to_dtype(dtype);

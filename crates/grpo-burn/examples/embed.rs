@@ -1,7 +1,7 @@
-//! A user's own model and training loop with the loss plugged in.
+//! A custom model and training loop with the GRPO loss.
 //!
-//! The model sees one digit and writes the next token; it is rewarded for counting up from the prompt, modulo 10.
-//! How the loss is computed, and which loss it is, is configuration:
+//! The model sees one digit and predicts the next token; its reward is for counting up from the prompt, modulo 10.
+//! The loss and its implementation are configuration:
 //!
 //!     cargo run --release -p grpo-burn --example embed
 //!     cargo run --release -p grpo-burn --example embed -- \
@@ -47,14 +47,14 @@ impl Model {
         }
     }
 
-    /// Hidden states `[N, 32]` of tokens `[N]`: all that the loss needs beside the head.
+    /// Returns hidden states `[N, 32]` of tokens `[N]`, which the loss takes together with the head.
     fn hidden(&self, tokens: &[i64]) -> Tensor<2> {
         let tokens = Tensor::<1, Int>::from_data(tokens, &self.lm_head.weight.val().device());
         gelu(self.mlp.forward(self.embedding.forward(tokens.unsqueeze()).squeeze_dim(0)))
     }
 }
 
-/// Gradient descent, in the place of any of burn's optimizers: `GradientsParams::from_grads` takes the same gradients.
+/// Gradient descent, in place of one of burn's optimizers: `GradientsParams::from_grads` takes the same gradients.
 struct Descend(Gradients);
 
 impl ModuleMapper for Descend {
@@ -64,7 +64,7 @@ impl ModuleMapper for Descend {
     }
 }
 
-/// Trains from scratch and returns the mean reward of the first and of the last step.
+/// Trains from scratch and returns the mean rewards of the first and of the last step.
 pub(crate) fn train(settings: &str) -> Result<(f32, f32), Box<dyn std::error::Error>> {
     let settings: Settings = serde_json::from_str(settings)?;
     let mut grpo = GrpoLoss::new(Arc::new(backend_cpu::CpuBackend::new()), settings.loss)?
@@ -78,7 +78,7 @@ pub(crate) fn train(settings: &str) -> Result<(f32, f32), Box<dyn std::error::Er
     let mut model = Model::new(&device);
     let (mut first, mut last) = (f32::NAN, f32::NAN);
     for step in 0..STEPS {
-        // Rollout: the model looks one digit back, so ten rows of probabilities are all there is to sample from.
+        // Rollout: the model conditions on one digit only, so ten rows of probabilities suffice for sampling.
         let policy = model.valid();
         let digits: Vec<i64> = (0..DIGITS as i64).collect();
         let table = softmax(policy.lm_head.forward(policy.hidden(&digits)), 1).into_data().try_to_vec::<f32>()?;
@@ -100,7 +100,7 @@ pub(crate) fn train(settings: &str) -> Result<(f32, f32), Box<dyn std::error::Er
         let mut batch = TokenBatch::packed(targets, (0..=rewards.len()).map(|b| b * LENGTH).collect())?
             .with_advantages(Advantages::PerSequence(advantages))?;
 
-        // Two updates per rollout: the first makes the old log-probabilities that the second is clipped against.
+        // Two updates per rollout: the first computes the old log-probabilities against which the second is clipped.
         let mut report = (0.0, 0.0);
         for _ in 0..2 {
             let (head, bias) = (model.lm_head.weight.val(), model.lm_head.bias.as_ref().map(|b| b.val()));
@@ -120,7 +120,7 @@ pub(crate) fn train(settings: &str) -> Result<(f32, f32), Box<dyn std::error::Er
     Ok((first, last))
 }
 
-/// The digit at which the cumulative probability passes `u` of [0, 1).
+/// Returns the first digit whose cumulative probability exceeds `u` in [0, 1).
 fn sample(probabilities: &[f32], u: f32) -> usize {
     let mut sum = 0.0;
     probabilities.iter().position(|p| (sum += p, u < sum).1).unwrap_or(DIGITS - 1)

@@ -1,7 +1,7 @@
-//! Operations of one's own on burn's CPU backend Flex: a value made by any code, with a derivative of its own.
+//! Custom operations on burn's CPU backend Flex: values computed by any code, with custom derivatives.
 //!
-//! The GRPO loss is one. Others take the same three steps: [`Operand::new`] takes each tensor apart, any code makes the output from
-//! the [`values`], and [`record`] puts it into the graph with its [`Derivative`].
+//! The GRPO loss is one of them. Others take the same three steps: [`Operand::new`] converts each tensor, any code computes the output from
+//! the [`values`], and [`record`] adds it to the graph with its [`Derivative`].
 //!
 //! ```
 //! use burn::tensor::{Device, Tensor};
@@ -48,15 +48,15 @@ use std::marker::PhantomData;
 
 type AutodiffTensor = FloatTensor<Autodiff<Flex>>;
 
-/// The gradient-checkpointing strategy that all graphs of one call share.
+/// The gradient-checkpointing strategy that all tensors of one call share.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Graph(Option<GradientCheckpointingStrategy>);
 
 impl Graph {
-    /// Takes the graph of one more tensor in; a tensor without autodiff is a constant and fits any graph.
+    /// Adds the graph of one more tensor; a tensor without autodiff is a constant and fits any graph.
     ///
     /// # Errors
-    /// [`Error::Checkpointing`] when the graphs differ in their strategy.
+    /// [`Error::Checkpointing`] if the graphs use different strategies.
     pub fn join<const D: usize>(self, name: &'static str, tensor: &Tensor<D>) -> Result<Self> {
         match (self.0, tensor.gradient_checkpointing_strategy()) {
             (Some(ours), Some(theirs)) if ours != theirs => Err(Error::Checkpointing { tensor: name }),
@@ -64,7 +64,7 @@ impl Graph {
         }
     }
 
-    /// A tensor of this graph.
+    /// Returns a tensor of this graph.
     fn tensor<const D: usize>(self, primitive: AutodiffTensor) -> Tensor<D> {
         match self.0.unwrap_or_default() {
             GradientCheckpointingStrategy::Disabled => Tensor::from_primitive::<Autodiff<Flex>>(primitive),
@@ -75,19 +75,19 @@ impl Graph {
     }
 }
 
-/// A tensor taken apart: storage, place in the graph, and whether the graph wants its gradient.
+/// A tensor's storage, its node in the graph, and whether the graph tracks it.
 #[derive(Debug)]
 pub struct Operand {
     /// The storage, which may be shared and of any layout.
     pub storage: FlexTensor,
-    /// The place in the graph.
+    /// The node in the graph.
     pub node: NodeGuard,
-    /// Whether the graph wants its gradient.
+    /// `true` if the graph tracks its gradient.
     pub tracked: bool,
 }
 
 impl Operand {
-    /// Takes a tensor of any rank apart without copying it.
+    /// Converts a tensor of any rank without copying it.
     ///
     /// # Errors
     /// [`Error::NotFlex`] for a tensor of another backend.
@@ -104,13 +104,13 @@ impl Operand {
         Ok(Self { storage, node, tracked })
     }
 
-    /// The same with row-major storage: a copy where it was not that already.
+    /// Returns the operand with row-major storage; copies it only if it is not row-major.
     #[must_use]
     pub fn row_major(self) -> Self {
         Self { storage: row_major(self.storage), ..self }
     }
 
-    /// Stands in for an argument that was not given.
+    /// Creates a placeholder for an optional argument that is missing.
     pub fn absent() -> Self {
         let nothing = FlexTensor::zeros(Shape::from([1]), DType::F32);
         let (storage, node) = AutodiffTensor::new(nothing).into_parts();
@@ -123,23 +123,23 @@ fn not_flex(tensor: &'static str, error: PrimitiveConversionError) -> Error {
     Error::NotFlex { tensor, reason }
 }
 
-/// The derivative of an operation with N tensors, with what it keeps of the forward pass.
+/// The derivative of an operation with N tensors, including its saved values of the forward pass.
 pub trait Derivative<const N: usize>: Clone + Send + Debug + 'static {
-    /// The gradient of each tensor, in its shape and dtype, from that of the output; it is not looked at where the tensor is not
-    /// tracked.
+    /// Returns the gradient of each tensor, in its shape and dtype, from the gradient of the output. Gradients of tensors that are not
+    /// tracked are ignored.
     ///
     /// `upstream` is row-major.
     fn gradients(self, upstream: FlexTensor, tracked: [bool; N]) -> [Option<FlexTensor>; N];
 }
 
-/// Puts `output` into the graph as a function of `parents`.
+/// Adds `output` to the graph as a function of `parents`.
 pub fn record<const N: usize, const D: usize, T: Derivative<N>>(
     graph: Graph,
     output: FlexTensor,
     parents: [NodeGuard; N],
     derivative: T,
 ) -> Tensor<D> {
-    // Compute-bound operations are never recomputed, so the strategy of the graph plays no part here.
+    // Compute-bound operations are never recomputed, so the strategy of the graph has no effect.
     let output = match Recorded(PhantomData).prepare::<NoCheckpointing>(parents).compute_bound().stateful() {
         OpsKind::Tracked(prep) => prep.finish(derivative, output),
         OpsKind::UnTracked(prep) => prep.finish(output),
@@ -147,7 +147,7 @@ pub fn record<const N: usize, const D: usize, T: Derivative<N>>(
     graph.tensor(output)
 }
 
-/// The backward step of an operation whose state is its derivative.
+/// The backward step of an operation, whose state is its derivative.
 #[derive(Debug)]
 struct Recorded<T>(PhantomData<T>);
 
@@ -165,7 +165,7 @@ impl<const N: usize, T: Derivative<N>> Backward<Flex, N> for Recorded<T> {
     }
 }
 
-/// The elements of a row-major f32 tensor.
+/// Returns the elements of a row-major f32 tensor.
 ///
 /// # Errors
 /// [`Error::Dtype`] for another dtype, [`Error::Storage`] for another layout.
@@ -179,15 +179,15 @@ pub fn values<'a>(name: &'static str, tensor: &'a FlexTensor) -> Result<&'a [f32
     }
 }
 
-/// The elements of a row-major tensor, f32 or bf16, where they lie.
+/// Returns the elements of a row-major tensor, f32 or bf16, without a copy.
 ///
 /// # Errors
-/// [`Error::Storage`] for another dtype, layout or place.
+/// [`Error::Storage`] for another dtype, layout or alignment.
 pub fn elements<'a>(name: &'static str, tensor: &'a FlexTensor) -> Result<TensorRef<'a>> {
     slice(name, tensor)
 }
 
-/// A row-major f32 tensor that adopts `values`, as many as the shape says.
+/// Creates a row-major f32 tensor that takes ownership of `values`, whose number must match the shape.
 pub fn tensor<const D: usize>(values: Vec<f32>, shape: [usize; D]) -> FlexTensor {
     FlexTensor::new(Bytes::from_elems(values), Layout::contiguous(Shape::from(shape)), DType::F32)
 }

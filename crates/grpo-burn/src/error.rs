@@ -1,12 +1,12 @@
-//! What can go wrong between a burn model and the loss.
+//! Errors of the loss in burn models.
 
 use burn::tensor::DType;
 
-/// Every error of this crate. Nothing is checked by a panic inside burn that could be checked here first.
+/// Every error of this crate. Arguments are checked here before burn could panic.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The loss library refused: an illegal configuration, a batch that does not fit, a backend that cannot.
+    /// An error of the loss library: an illegal configuration or batch, or an error of the backend.
     #[error(transparent)]
     Loss(#[from] grpo_core::Error),
     /// A tensor whose shape does not fit the batch or the other tensors.
@@ -14,30 +14,30 @@ pub enum Error {
     Shape {
         /// The argument.
         tensor: &'static str,
-        /// What would have fit, with the dimension letters of the documentation.
+        /// The expected shape, with the dimension letters of the documentation.
         expected: String,
-        /// What came.
+        /// The given shape.
         found: Vec<usize>,
     },
-    /// A tensor of an element type that the loss does not take.
+    /// A tensor of a dtype that the loss does not support.
     #[error("{tensor} is {found:?}: expected {expected}; convert it with Tensor::cast")]
     Dtype {
         /// The argument.
         tensor: &'static str,
-        /// What would have fit.
+        /// The expected dtype.
         expected: &'static str,
-        /// What came.
+        /// The given dtype.
         found: DType,
     },
-    /// A tensor that lives on another backend than burn's CPU backend Flex.
+    /// A tensor on another backend than burn's CPU backend Flex.
     #[error("{tensor} does not live on burn's Flex backend: {reason}; move it with Tensor::to_device(&Device::flex())")]
     NotFlex {
         /// The argument.
         tensor: &'static str,
-        /// burn's own words.
+        /// burn's error message.
         reason: String,
     },
-    /// No tensor given to the loss takes part in a graph, so that there is nothing to differentiate.
+    /// No tensor passed to the loss is tracked by autodiff, so there is nothing to differentiate.
     #[error(
         "no gradient to make: autodiff tracks {tensors}; build the model on Device::flex().autodiff(), \
          mark what is to train with require_grad(), and use score() where no gradient is wanted"
@@ -46,7 +46,7 @@ pub enum Error {
         /// The arguments, as in "neither hidden nor lm_head".
         tensors: &'static str,
     },
-    /// Tensors whose graphs were recorded under different gradient-checkpointing strategies; burn cannot join them.
+    /// Tensors whose graphs use different gradient-checkpointing strategies; burn cannot join them.
     #[error("{tensor} and the tensors before it use different gradient-checkpointing strategies")]
     Checkpointing {
         /// The first argument that differs.

@@ -1,4 +1,4 @@
-//! The loss as a burn model calls it.
+//! The loss for burn models.
 
 use crate::custom_op::Graph;
 use crate::error::{Error, Result};
@@ -12,10 +12,10 @@ use grpo_core::{
 };
 use std::sync::Arc;
 
-/// The GRPO loss of a burn model, on any backend and under any implementation.
+/// The GRPO loss of a burn model, on any backend and with any implementation.
 ///
-/// It is a [`grpo_core::GrpoLoss`] that reads sizes, dtype and what is trained off the tensors of each call: another shape or
-/// dtype, or another choice of trained tensors, makes a new one. Scores of one plan repeat bit for bit in its losses, so
+/// It wraps a [`grpo_core::GrpoLoss`] whose sizes, dtype and trained tensors follow from the arguments of each call; a call with another
+/// shape, dtype or set of trained tensors builds a new one. Scores and losses of one plan have bit-identical log-probabilities, so
 /// an on-policy ratio is exactly 1: score a step before its first loss, with the same tensors.
 ///
 /// ```no_run
@@ -33,18 +33,18 @@ pub struct GrpoLoss {
     tiling: Tiling,
     head_layout: HeadLayout,
     max_tokens: usize,
-    /// The loss of the tensors that were seen last.
+    /// The loss for the most recent tensors.
     built: Option<grpo_core::GrpoLoss>,
 }
 
 /// The loss of one batch.
 #[derive(Debug)]
 pub struct Loss {
-    /// The scalar to call `backward()` on, `[1]`, f32. It may be scaled and added to other losses first.
+    /// The scalar `[1]`, f32, on which to call `backward()`. It may be scaled and added to other losses first.
     pub loss: Tensor<1>,
-    /// The same, as the backend computed it.
+    /// The loss as the backend computed it.
     pub value: f64,
-    /// The part of it that is the policy term's (TRL's `policy_loss`).
+    /// The share of the policy term (TRL's `policy_loss`).
     pub policy_loss: f64,
     /// Log-probability and entropy per token, `[N]`.
     pub scores: Scores,
@@ -53,7 +53,7 @@ pub struct Loss {
 }
 
 impl GrpoLoss {
-    /// A loss with the default implementation (fused), tiling and head layout (`[V, H]`).
+    /// Creates a loss with the default implementation (fused), tiling and head layout (`[V, H]`).
     ///
     /// # Errors
     /// [`Error::Loss`] for an illegal configuration.
@@ -70,7 +70,7 @@ impl GrpoLoss {
         })
     }
 
-    /// Chooses how the loss is computed. It changes time and memory, not the numbers.
+    /// Sets the implementation. It changes time and memory, and numbers only within tolerance.
     #[must_use]
     pub fn with_implementation(mut self, implementation: Implementation) -> Self {
         self.implementation = implementation;
@@ -78,7 +78,7 @@ impl GrpoLoss {
         self
     }
 
-    /// Chooses tile sizes and the workspace budget.
+    /// Sets tile sizes and the workspace budget.
     #[must_use]
     pub fn with_tiling(mut self, tiling: Tiling) -> Self {
         self.tiling = tiling;
@@ -86,7 +86,7 @@ impl GrpoLoss {
         self
     }
 
-    /// Says how LM heads are shaped: `[V, H]` (embeddings) or `[H, V]` (burn's `Linear`).
+    /// Sets the layout of LM heads: `[V, H]` (embeddings) or `[H, V]` (burn's `Linear`).
     #[must_use]
     pub fn with_head_layout(mut self, layout: HeadLayout) -> Self {
         self.head_layout = layout;
@@ -94,7 +94,7 @@ impl GrpoLoss {
         self
     }
 
-    /// Plans for at least `tokens` tokens N from the start, so that growing batches do not plan again.
+    /// Plans for at least `tokens` tokens N from the start, so that growing batches cause no new plans.
     #[must_use]
     pub fn with_max_tokens(mut self, tokens: usize) -> Self {
         self.max_tokens = tokens;
@@ -102,41 +102,41 @@ impl GrpoLoss {
         self
     }
 
-    /// What the loss is.
+    /// Returns the configuration of the loss.
     pub fn config(&self) -> &LossConfig {
         &self.config
     }
 
-    /// How it is computed.
+    /// Returns the implementation.
     pub fn implementation(&self) -> Implementation {
         self.implementation
     }
 
-    /// Name of the backend that computes it.
+    /// Returns the name of the backend.
     pub fn backend(&self) -> &str {
         self.backend.name()
     }
 
-    /// Bytes that a call needs under the current plan; `None` before the first call.
+    /// Returns the bytes that a call needs under the current plan; `None` before the first call.
     pub fn memory(&self) -> Option<MemoryReport> {
         self.built.as_ref()?.memory()
     }
 
-    /// The loss of a batch, from hidden states and LM head. Gradients are made at once, for those of the tensors that
-    /// autodiff tracks: a frozen head costs no product.
+    /// Computes the loss of a batch from hidden states and LM head. Gradients are computed immediately, for the tensors that
+    /// autodiff tracks; a frozen head needs no matrix product for its gradient.
     ///
     /// The same tensor may be embedding and head (tied embeddings); both gradients add up.
     ///
     /// # Shapes
     /// - hidden: `[N, H]` or `[B, T, H]` with B x T = N, f32 or bf16
-    /// - lm_head: `[V, H]` or `[H, V]`, as the head layout says, of the same dtype; one that is not trained may be bf16 beside hidden
+    /// - lm_head: `[V, H]` or `[H, V]`, according to the head layout, of the same dtype; a frozen head may be bf16 with hidden
     ///   states in f32
     /// - bias: `[V]`, of the same dtype
     /// - loss: `[1]`
     ///
     /// # Errors
     /// [`Error::Shape`], [`Error::Dtype`], [`Error::NotFlex`] or [`Error::Checkpointing`] for tensors that do not fit;
-    /// [`Error::NotTracked`] when there is nothing to differentiate; [`Error::Loss`] from the backend.
+    /// [`Error::NotTracked`] if there is nothing to differentiate; [`Error::Loss`] from the backend.
     pub fn loss<const D: usize>(
         &mut self,
         hidden: Tensor<D>,
@@ -160,14 +160,14 @@ impl GrpoLoss {
         Ok(Loss::new(record::scalar(graph, output.loss, parents, gradients), output))
     }
 
-    /// Log-probabilities and entropies of a batch, without gradients: for the old policy and the reference. Tensors
-    /// may or may not be on an autodiff device.
+    /// Computes log-probabilities and entropies of a batch without gradients, for the old policy and the reference. Tensors
+    /// may be on an autodiff device or not.
     ///
     /// # Shapes
-    /// As [`GrpoLoss::loss`]; scores: `[N]`.
+    /// The shapes of [`GrpoLoss::loss`]; scores: `[N]`.
     ///
     /// # Errors
-    /// As [`GrpoLoss::loss`], except that nothing has to be tracked.
+    /// The errors of [`GrpoLoss::loss`], except [`Error::NotTracked`].
     pub fn score<const D: usize>(
         &mut self,
         hidden: Tensor<D>,
@@ -179,17 +179,17 @@ impl GrpoLoss {
         Ok(self.built(input.spec, input.wanted(), batch)?.score_policy(input.policy()?, batch)?)
     }
 
-    /// The loss of a batch, from logits that the model computed itself.
+    /// Computes the loss of a batch from logits that the model computed.
     ///
-    /// Logits that are passed by value, so that nothing else holds their storage, are overwritten with their gradient:
-    /// then no second `[N, V]` tensor is made. A clone that the caller keeps is left as it is.
+    /// Logits that are passed by value and whose storage is not shared are overwritten with their gradient, which saves a second
+    /// `[N, V]` tensor. If the caller keeps a clone, the clone does not change.
     ///
     /// # Shapes
     /// - logits: `[N, V]` or `[B, T, V]` with B x T = N, f32 or bf16
     /// - loss: `[1]`
     ///
     /// # Errors
-    /// As [`GrpoLoss::loss`].
+    /// The errors of [`GrpoLoss::loss`].
     pub fn loss_from_logits<const D: usize>(&mut self, logits: Tensor<D>, batch: &TokenBatch) -> Result<Loss> {
         let graph = Graph::default().join("logits", &logits)?;
         let LogitsInput { mut logits, spec } = LogitsInput::new(logits, batch)?;
@@ -216,21 +216,21 @@ impl GrpoLoss {
         Ok(Loss::new(record::scalar(graph, output.loss, [logits.node], [Some(gradient)]), output))
     }
 
-    /// Log-probabilities and entropies of a batch, from logits and without gradients.
+    /// Computes log-probabilities and entropies of a batch from logits, without gradients.
     ///
     /// # Shapes
-    /// As [`GrpoLoss::loss_from_logits`]; scores: `[N]`.
+    /// The shapes of [`GrpoLoss::loss_from_logits`]; scores: `[N]`.
     ///
     /// # Errors
-    /// As [`GrpoLoss::score`].
+    /// The errors of [`GrpoLoss::score`].
     pub fn score_from_logits<const D: usize>(&mut self, logits: Tensor<D>, batch: &TokenBatch) -> Result<Scores> {
         let LogitsInput { logits, spec } = LogitsInput::new(logits, batch)?;
         let built = self.built(spec, Some(LOGITS_GRADIENT), batch)?;
         Ok(built.score_policy(PolicyInput::Logits(slice("logits", &logits.storage)?), batch)?)
     }
 
-    /// The loss for these shapes, which plans again by itself where a batch has more tokens. `gradients` of `None` takes
-    /// whichever loss there is: scoring needs none, and a plan of its own might round in another order than the loss does.
+    /// Returns the loss for these shapes, which plans again for larger batches. With `gradients` = `None` (scores) the current loss is
+    /// reused with any gradients, because a separate plan might round in another order than the loss.
     fn built(
         &mut self,
         policy: PolicySpec,
@@ -240,7 +240,7 @@ impl GrpoLoss {
         let usable = |built: &grpo_core::GrpoLoss| {
             built.policy() == policy && gradients.is_none_or(|gradients| gradients == built.gradients())
         };
-        // What was seen once comes again: a later, smaller shape does not shrink the plan.
+        // Large batches tend to recur: a smaller shape does not shrink the plan.
         let seen = self.built.as_ref().map_or(0, grpo_core::GrpoLoss::max_tokens);
         let built = match self.built.take().filter(usable) {
             Some(built) => built,

@@ -1,4 +1,4 @@
-//! What a model yields, checked against the batch and taken out of burn.
+//! The output of a model, checked against the batch and converted from burn tensors.
 
 use crate::custom_op::Operand;
 use crate::error::{Error, Result};
@@ -18,7 +18,7 @@ pub(crate) struct HiddenInput {
 }
 
 impl HiddenInput {
-    /// `layout` is that of `lm_head` as given.
+    /// `layout` is the layout of `lm_head` as passed.
     pub(crate) fn new<const D: usize>(
         hidden: Tensor<D>,
         lm_head: Tensor<2>,
@@ -27,7 +27,7 @@ impl HiddenInput {
         layout: HeadLayout,
     ) -> Result<Self> {
         let dtype = dtype("hidden", &hidden)?;
-        // The weights of a frozen head stay as they are stored, beside hidden states in f32.
+        // A frozen head may be stored in bf16 with hidden states in f32.
         let is_frozen = !(lm_head.is_autodiff() && lm_head.is_tracked());
         if !(is_frozen && lm_head.dtype() == DType::BF16) {
             same_dtype("lm_head", &lm_head, dtype)?;
@@ -51,13 +51,13 @@ impl HiddenInput {
         Ok(Self { hidden, head, head_node: lm_head.node, bias, spec, tracked })
     }
 
-    /// The gradients to make; `None` when autodiff tracks no tensor.
+    /// Returns the gradients to compute; `None` if autodiff tracks no tensor.
     pub(crate) fn wanted(&self) -> Option<GradientSpec> {
         let GradientSpec { hidden, lm_head, bias } = self.tracked;
         (hidden || lm_head || bias).then_some(self.tracked)
     }
 
-    /// As the backend takes it.
+    /// Returns the policy's output for the backend.
     pub(crate) fn policy(&self) -> Result<PolicyInput<'_>> {
         let has_bias = matches!(self.spec, PolicySpec::Hidden { bias: true, .. });
         Ok(PolicyInput::Hidden {
@@ -68,7 +68,7 @@ impl HiddenInput {
     }
 }
 
-/// Logits as the loss takes them.
+/// Checked logits.
 pub(crate) struct LogitsInput {
     pub(crate) logits: Operand,
     pub(crate) spec: PolicySpec,
@@ -84,7 +84,7 @@ impl LogitsInput {
     }
 }
 
-/// The last dimension of `[N, C]` or `[.., C]`, whose leading dimensions have to multiply to the number of tokens.
+/// Returns the last dimension of `[N, C]` or `[.., C]`. The product of the other dimensions must be the number of tokens.
 fn columns<const D: usize>(name: &'static str, tensor: &Tensor<D>, tokens: usize) -> Result<usize> {
     let dims = tensor.dims();
     match dims.split_last() {
@@ -97,13 +97,13 @@ fn columns<const D: usize>(name: &'static str, tensor: &Tensor<D>, tokens: usize
     }
 }
 
-/// `[.., C]` as `[N, C]`.
+/// Reshapes `[.., C]` to `[N, C]`.
 fn rows<const D: usize>(tensor: Tensor<D>, shape: [usize; 2]) -> Tensor<2> {
-    // A reshape would record a step. With two dimensions there is nothing to do but to tell the compiler so.
+    // A reshape would record a step in the graph. With two dimensions only the static type changes.
     if D == 2 { Tensor::from_dispatch(tensor.into_dispatch()) } else { tensor.reshape(shape) }
 }
 
-/// V, once H fits.
+/// Returns V after checking H.
 fn head_vocab(lm_head: &Tensor<2>, hidden: usize, layout: HeadLayout) -> Result<usize> {
     let dims = lm_head.dims();
     let (vocab, size, name) = match layout {

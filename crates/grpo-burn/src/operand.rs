@@ -1,4 +1,4 @@
-//! Tensors of burn as the host slices that the loss reads and writes.
+//! Conversion of burn tensors to the host slices that the loss reads and writes.
 
 use crate::error::{Error, Result};
 use burn::backend::flex::{FlexTensor, Layout};
@@ -6,7 +6,7 @@ use burn::tensor::{Bytes, DType, Element, Tensor, bf16};
 use bytemuck::Pod;
 use grpo_core::{Dtype, HeadLayout, TensorRef};
 
-/// The element type of a tensor, if the loss takes it.
+/// Returns the dtype of a tensor, if the loss supports it.
 pub(crate) fn dtype<const D: usize>(name: &'static str, tensor: &Tensor<D>) -> Result<Dtype> {
     match tensor.dtype() {
         DType::F32 => Ok(Dtype::F32),
@@ -15,7 +15,7 @@ pub(crate) fn dtype<const D: usize>(name: &'static str, tensor: &Tensor<D>) -> R
     }
 }
 
-/// Refuses a tensor of another element type than the hidden states have.
+/// Refuses a tensor whose dtype differs from the hidden states' dtype.
 pub(crate) fn same_dtype<const D: usize>(name: &'static str, tensor: &Tensor<D>, expected: Dtype) -> Result<()> {
     if dtype(name, tensor)? == expected {
         return Ok(());
@@ -23,22 +23,22 @@ pub(crate) fn same_dtype<const D: usize>(name: &'static str, tensor: &Tensor<D>,
     Err(Error::Dtype { tensor: name, expected: expected.name(), found: tensor.dtype() })
 }
 
-/// Row-major storage: the tensor itself if it is that already, else a copy.
+/// Returns row-major storage: the tensor itself if it is row-major, else a copy.
 pub(crate) fn row_major(tensor: FlexTensor) -> FlexTensor {
     if tensor.is_contiguous() { tensor } else { tensor.to_contiguous() }
 }
 
-/// An LM head as its storage lies.
+/// An LM head with the layout of its storage.
 pub(crate) struct Head {
     pub(crate) storage: FlexTensor,
     /// The layout of the storage.
     pub(crate) layout: HeadLayout,
-    /// Whether the storage is the transpose of the tensor that was given.
+    /// `true` if the storage is the transpose of the given tensor.
     transposed: bool,
 }
 
 impl Head {
-    /// Reads a transposed view, such as a tied embedding that was turned, in place under the other layout.
+    /// Creates a head. A transposed view, such as a transposed tied embedding, is read in place with the other layout.
     pub(crate) fn new(storage: FlexTensor, layout: HeadLayout) -> Self {
         let turned = storage.layout().transpose(0, 1);
         if storage.is_contiguous() || !turned.is_contiguous() {
@@ -51,7 +51,7 @@ impl Head {
         Self { storage: storage.with_layout(turned), layout, transposed: true }
     }
 
-    /// Adopts the gradient, shaped as the tensor that was given.
+    /// Converts the gradient to a tensor with the shape of the given head.
     pub(crate) fn gradient(&self, values: Vec<f32>) -> FlexTensor {
         let gradient = adopt(values, &self.storage);
         if !self.transposed {
@@ -62,9 +62,9 @@ impl Head {
     }
 }
 
-/// The elements of row-major storage.
+/// Returns the elements of row-major storage.
 pub(crate) fn slice<'a>(name: &'static str, tensor: &'a FlexTensor) -> Result<TensorRef<'a>> {
-    // `FlexTensor::as_slice` panics on storage that is not aligned, so it is cast here.
+    // `FlexTensor::as_slice` panics on misaligned storage, so this function casts the bytes itself.
     let elements = tensor.layout().contiguous_offsets().map(|(from, to)| from..to);
     let slice = elements.and_then(|range| match tensor.dtype() {
         DType::F32 => cast(tensor.bytes())?.get(range).map(TensorRef::F32),
@@ -74,7 +74,7 @@ pub(crate) fn slice<'a>(name: &'static str, tensor: &'a FlexTensor) -> Result<Te
     slice.ok_or(Error::Storage { tensor: name })
 }
 
-/// The storage to write, if nothing else holds it and the tensor is all of it in row-major order.
+/// Returns the storage for writing, if it is not shared and the tensor covers all of it in row-major order.
 pub(crate) fn whole<E: Element + Pod>(tensor: &mut FlexTensor) -> Option<&mut [E]> {
     let elements = tensor.layout().num_elements();
     if E::dtype() != tensor.dtype()
@@ -90,7 +90,7 @@ fn cast<E: Pod>(bytes: &[u8]) -> Option<&[E]> {
     bytemuck::try_cast_slice(bytes).ok()
 }
 
-/// Adopts a gradient in shape and dtype of `like`.
+/// Converts a gradient to a tensor with the shape and dtype of `like`.
 pub(crate) fn adopt(values: Vec<f32>, like: &FlexTensor) -> FlexTensor {
     let bytes = match like.dtype() {
         DType::BF16 => Bytes::from_elems(values.into_iter().map(bf16::from_f32).collect::<Vec<_>>()),

@@ -1,4 +1,4 @@
-//! The loss as an operation of burn: a scalar whose backward step hands out gradients that exist already.
+//! The loss as an operation of burn: a scalar whose backward step returns precomputed gradients.
 
 use crate::custom_op::{Derivative, Graph, record};
 use burn::backend::autodiff::ops::NodeGuard;
@@ -9,7 +9,7 @@ use burn::tensor::{Tensor, TensorData};
 
 /// Records `value` as a function of `parents`, with `gradients` as its derivative; `None` for an untracked parent.
 ///
-/// Every gradient has the dtype of its parent: burn adds gradients of one tensor without looking at dtypes.
+/// Every gradient has the dtype of its parent, because burn adds gradients of one tensor without checking dtypes.
 pub(crate) fn scalar<const N: usize>(
     graph: Graph,
     value: f64,
@@ -32,6 +32,6 @@ impl<const N: usize> Derivative<N> for HandOut<N> {
 }
 
 fn scaled(gradient: FlexTensor, factor: f64) -> FlexTensor {
-    // The usual case, `loss.backward()`, hands the buffer over untouched.
+    // In the usual case, `loss.backward()`, the buffer is returned without a copy.
     if factor == 1.0 { gradient } else { Flex::float_mul_scalar(gradient, Scalar::from(factor)) }
 }

@@ -1,4 +1,4 @@
-//! Backends as the variants of a configuration want them.
+//! Backends for the variants of a configuration.
 
 use crate::error::Result;
 use backend_cpu::{CpuBackend, Isa};
@@ -14,7 +14,7 @@ use pjrt::Client;
 use std::collections::HashMap;
 use std::path::PathBuf;
 
-/// Opens backends; devices are opened once.
+/// Opens backends. Devices are opened once.
 #[derive(Default)]
 pub(super) struct Devices {
     plugin: Option<PathBuf>,
@@ -26,10 +26,10 @@ impl Devices {
         Self { plugin, clients: HashMap::new() }
     }
 
-    /// The backend of the variant called `name`.
+    /// Returns the backend of the variant called `name`.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] for a key that the backend does not have, as in a benchmark; [`Error::Backend`] when there is
+    /// [`Error::Unsupported`] for a key that the backend does not have, as in a benchmark; [`Error::Backend`] if there is
     /// no plugin or no device.
     pub(super) fn open(
         &mut self,
@@ -78,7 +78,7 @@ impl Devices {
                     (
                         numerics.logits != Dtype::F32 && !numerics.exact_ratio,
                         "rounded logits without numerics.exact_ratio in a gradient check",
-                        "what is rounded when is its compiler's choice: check the variant with it",
+                        "the compiler decides when values are rounded: check the variant with it",
                     ),
                 ] {
                     if is_asked {

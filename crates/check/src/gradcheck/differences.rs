@@ -1,9 +1,9 @@
 //! Derivatives of a loss by central differences in f64.
 //!
-//! A gradient is not always the derivative of the number that the loss is: a loss may call parts of itself constant (cispo's
+//! A gradient is not always the derivative of the loss value. A loss may treat parts of itself as constants (cispo's
 //! weight, the denominator of a ratio without old log-probabilities), and it has kinks (the clip), at which a step
-//! leaves the branch that the gradient belongs to. [`Moved`] keeps the two apart from the start: it knows the value where
-//! the gradient is taken beside the value a step away, so what is constant stays, and so does the branch.
+//! leaves the branch of the gradient. [`Moved`] therefore carries two values: the value at the point of
+//! the gradient and the value one step away. Constants stay at the former, and so does the choice of branches.
 
 use crate::error::Result;
 use backend_cpu::oracle;
@@ -16,16 +16,16 @@ use grpo_core::{aggregate::token_weights, batch::TokenWeights};
 use std::borrow::Cow;
 use std::ops::{Add, Div, Mul, Neg, Sub};
 
-/// Truncation grows with the square of the step, rounding with its inverse: they meet near the cube root of f64's 2e-16,
-/// 6e-6, and a little above, as a loss is a sum of many rounded terms. Logits move by about as much as an entry does.
+/// Truncation error grows with the square of the step, rounding error with its inverse. They are equal near the cube root of f64's 2e-16,
+/// 6e-6; the step is a little larger because a loss is a sum of many rounded terms. Logits move by about as much as an entry does.
 const STEP: f64 = 1e-5;
 
-/// A number of the loss, a step away from where the gradient is taken.
+/// A value of the loss at the point of the gradient and one step away.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Moved {
-    /// The number where the gradient is taken.
+    /// The value at the point of the gradient.
     from: f64,
-    /// The number a step away.
+    /// The value one step away.
     to: f64,
     /// A step away, on the branches that were taken at `from`. The same bits as `to` unless the step crosses a kink.
     smooth: f64,
@@ -89,7 +89,7 @@ impl Neg for Moved {
 }
 
 impl Real for Moved {
-    /// At `from`, and at `to`.
+    /// The predicate at `from` and at `to`.
     type Bool = [bool; 2];
 
     fn constant(&self, value: f64) -> Self {
@@ -122,19 +122,19 @@ impl Real for Moved {
     }
 }
 
-/// What the policy hands over, in f64.
+/// The policy's output, in f64.
 #[derive(Clone, Debug)]
 pub(super) struct Point {
-    /// Tensors by the names of their gradients: logits alone, or hidden states, head and, where there is one, bias.
+    /// Tensors by the names of their gradients: logits, or hidden states, head and, if present, bias.
     pub(super) tensors: Vec<(&'static str, Vec<f64>)>,
-    /// The layout of the head; `None` where logits are given.
+    /// The layout of the head; `None` for precomputed logits.
     pub(super) layout: Option<HeadLayout>,
     /// Vocabulary entries V.
     pub(super) vocab: usize,
 }
 
 impl Point {
-    /// The policy as the oracle takes it.
+    /// Returns the policy as the argument of the oracle.
     pub(super) fn policy(&self) -> oracle::Policy<'_, f64> {
         let tensor = |i: usize| self.tensors.get(i).map(|(_, values)| values.as_slice());
         let (first, vocab) = (tensor(0).unwrap_or_default(), self.vocab);
@@ -151,15 +151,15 @@ impl Point {
 /// A loss around a point.
 pub(super) struct Differences<'a> {
     loss: &'a LossConfig,
-    /// Prepared at the point: what is chosen there stays chosen.
+    /// The batch, prepared at the point, so that its selection of tokens is fixed.
     batch: Cow<'a, TokenBatch>,
     weights: TokenWeights,
     point: Point,
-    /// Log-probabilities and entropies of the point, `[N]`.
+    /// Log-probabilities and entropies at the point, `[N]`.
     from: [Vec<f64>; 2],
 }
 
-/// Derivatives by some entries of a tensor.
+/// Derivatives with respect to some entries of a tensor.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Derivatives {
     pub(super) values: Vec<f64>,
@@ -180,19 +180,19 @@ impl<'a> Differences<'a> {
         Ok(Self { loss, batch, weights, point, from: [there.logp, there.entropy] })
     }
 
-    /// The loss at the point.
+    /// Returns the loss at the point.
     pub(super) fn value(&self) -> f64 {
         self.moved(&self.from[0], &self.from[1]).from
     }
 
-    /// Whether the loss has a kink where every log-probability is larger or smaller by `distance`.
+    /// Returns `true` if the loss has a kink within a shift of all log-probabilities by `distance`.
     pub(super) fn has_kink_within(&self, distance: f64) -> bool {
         let [logp, entropy] = &self.from;
         let moved = |by: f64| self.moved(&logp.iter().map(|logp| logp + by).collect::<Vec<_>>(), entropy);
         moved(distance).has_crossed() || moved(-distance).has_crossed()
     }
 
-    /// Derivatives by `entries` of the point's tensor number `tensor`.
+    /// Returns derivatives with respect to `entries` of the tensor with index `tensor`.
     pub(super) fn derivatives(&mut self, tensor: usize, entries: &[usize]) -> Result<Derivatives> {
         // Logits are multiplied by logit_scale/T: at a low temperature they would move by more than the step.
         let factor = |row: usize| self.loss.temperature_factors(self.batch.temperature(row)).logits;
@@ -215,12 +215,12 @@ impl<'a> Differences<'a> {
         Ok(derivatives)
     }
 
-    /// The loss where log-probabilities and entropies are `logp` and `entropy`.
+    /// Returns the loss for log-probabilities `logp` and entropies `entropy`.
     fn moved(&self, logp: &[f64], entropy: &[f64]) -> Moved {
         let (batch, mut sum) = (&self.batch, Moved::fixed(0.0));
         let logp = |row: usize| Moved::new(self.from[0][row], logp[row]);
         let fixed = |list: &[f32], row: usize| Moved::fixed(list[row].into());
-        // Without an old policy the present one is its own, as a constant.
+        // Without an old policy, the current log-probability is the old one, as a constant.
         let old = |row: usize| batch.old_logp().map_or_else(|| logp(row).stop_gradient(), |old| fixed(old, row));
         let factor = |row: usize, default: f64, of: fn(&TokenFactors) -> &Vec<f64>| {
             Moved::fixed(batch.factors().map_or(default, |factors| of(factors)[row]))

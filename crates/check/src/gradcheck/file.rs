@@ -1,4 +1,4 @@
-//! The oracle's gradients of a batch file against differences of its loss.
+//! Comparison of the oracle's gradients of a batch file with finite differences of its loss.
 
 use super::differences::{Differences, Point};
 use super::problem::TOLERANCE;
@@ -7,11 +7,11 @@ use crate::parity::{Row, oracle, widened};
 use grpo_core::parity::Comparison;
 use grpo_core::{BatchFile, HeadLayout, PolicyOutput};
 
-/// Compares the loss of `file`, and its gradients at every so manyth entry, `most_entries` of a tensor at most, with what
-/// differences of the same loss say. Derivatives keep what a loss calls constant, and stay on its branches.
+/// Compares the loss of `file` and its gradients with finite differences of the same loss, at regularly spaced entries, at most
+/// `most_entries` per tensor. Constants of the loss stay fixed, and derivatives are taken on its current branches.
 ///
 /// # Errors
-/// Those of the oracle.
+/// The errors of the oracle.
 pub fn file(file: &BatchFile, most_entries: usize) -> Result<Vec<Row>> {
     let truth = oracle(&file.loss, file, &file.policy)?;
     let (tensors, layout) = match &file.policy {
@@ -40,7 +40,7 @@ pub fn file(file: &BatchFile, most_entries: usize) -> Result<Vec<Row>> {
         let entries: Vec<usize> = (0..gradient.len()).step_by(step).collect();
         let derivatives = differences.derivatives(tensor, &entries)?;
         let found: Vec<f64> = entries.iter().map(|entry| gradient[*entry]).collect();
-        // Entries between those that are looked at may be the largest.
+        // The largest entry may not be among the compared ones.
         let scale = gradient.iter().fold(0.0, |m: f64, g| m.max(g.abs()));
         rows.push(Row::new(
             "oracle",

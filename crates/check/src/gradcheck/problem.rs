@@ -1,4 +1,4 @@
-//! Inputs of one dtype with the oracle's results, and the gradients that are compared with them.
+//! Inputs of one dtype with the oracle's results, and the comparisons of gradients.
 
 use super::differences::{Differences, Point};
 use crate::error::{Error, Result};
@@ -16,17 +16,17 @@ use rand::SeedableRng;
 use rand::seq::index::sample;
 use rand_chacha::ChaCha8Rng;
 
-/// Tolerance of the oracle's gradients against differences, relative to the largest. Differences reach 1e-10, at a low
-/// temperature or with a large KL 3e-9; a mistake in a formula is orders larger.
+/// Tolerance of the oracle's gradients against finite differences, relative to the largest entry. Differences reach 1e-10, and 3e-9 at a
+/// low temperature or with a large KL term; a wrong formula is off by orders of magnitude more.
 pub(super) const TOLERANCE: f64 = 1e-6;
 
-/// Entries of a tensor that differences are taken of: each is two evaluations.
+/// Largest number of entries per tensor for finite differences, each of which takes two evaluations.
 const MOST_ENTRIES: usize = 600;
 
-/// Seeds that are tried for inputs of which something is clipped: of 8 tokens, every tenth has it on both sides.
+/// Number of seeds tried for inputs with clipped ratios: for 8 tokens, every tenth seed clips on both sides.
 const SEEDS: u64 = 50;
 
-/// How far rounding to f32 may move a log-probability.
+/// Largest change of a log-probability by rounding to f32.
 const ROUNDING: f64 = 4e-6;
 
 /// Inputs with the oracle's results.
@@ -37,7 +37,7 @@ pub(super) struct Problem {
     pub(super) oracle: Evaluated,
 }
 
-/// The comparison of gradients with differences.
+/// The comparison of gradients with finite differences.
 #[derive(Debug, Default)]
 pub(super) struct Verdict {
     pub(super) rows: Vec<Row>,
@@ -47,11 +47,11 @@ pub(super) struct Verdict {
 }
 
 impl Problem {
-    /// The problem of `config` in its dtype, with or without a bias, from the first seed on that clips ratios on both
-    /// sides: few tokens may leave a branch of the loss idle. Without such a seed nearby, of the configuration's own.
+    /// Creates the problem of `config` in its dtype, with or without a bias, with the first seed that clips ratios on both
+    /// sides: with few tokens a branch of the loss may be untested. Without such a seed among the next few, uses the configuration's seed.
     ///
     /// # Errors
-    /// Those of [`Problem::new`].
+    /// The errors of [`Problem::new`].
     pub(super) fn draw(config: &BenchConfig, has_bias: bool) -> Result<Self> {
         let first = Self::new(config, has_bias)?;
         if first.has_all_branches() || config.inputs.on_policy {
@@ -68,10 +68,10 @@ impl Problem {
         Ok(first)
     }
 
-    /// The problem of `config` and its seed. Old log-probabilities are the oracle's, with noise.
+    /// Creates the problem of `config` with its seed. Old log-probabilities are the oracle's plus noise.
     ///
     /// # Errors
-    /// [`Error::File`] when the inputs cannot be written; those of the oracle.
+    /// [`Error::File`] if the inputs cannot be written; the errors of the oracle.
     pub(super) fn new(config: &BenchConfig, has_bias: bool) -> Result<Self> {
         let folder = tempfile::tempdir().map_err(|e| Error::io("create", &std::env::temp_dir(), e))?;
         let mut files = inputs::write_policy(config, folder.path())?;
@@ -88,12 +88,12 @@ impl Problem {
         Ok(Self { config: config.clone(), inputs, point, oracle })
     }
 
-    /// The seed of the inputs.
+    /// Returns the seed of the inputs.
     pub(super) fn seed(&self) -> u64 {
         self.config.inputs.seed
     }
 
-    /// Shares of ratios that are clipped, by TRL's names.
+    /// Returns shares of clipped ratios under TRL's names.
     fn clipped(&self) -> impl Iterator<Item = (&'static str, f64)> {
         let names = ["clip_ratio/low_mean", "clip_ratio/high_mean", "cispo_clip_ratio"];
         names.into_iter().filter_map(|name| Some((name, self.oracle.metrics.value(name)?)))
@@ -103,7 +103,7 @@ impl Problem {
         self.clipped().all(|(_, share)| share > 0.0)
     }
 
-    /// What the inputs are like, so that one can see which branches of the loss are there to be checked.
+    /// Describes the inputs, to show which branches of the loss are tested.
     pub(super) fn notes(&self) -> Result<Vec<String>> {
         let shares = self.clipped().map(|(name, share)| format!("{name} {share:.2}")).collect::<Vec<_>>().join(", ");
         let mut notes = vec![format!("inputs of seed {}: {shares}", self.seed())];
@@ -125,12 +125,12 @@ impl Problem {
         Ok(notes)
     }
 
-    /// The names of the gradients that the policy's tensors have.
+    /// Returns the names of the gradients of the policy's tensors.
     fn gradients(&self) -> impl Iterator<Item = &'static str> {
         self.point.tensors.iter().map(|(name, _)| *name)
     }
 
-    /// Gradients of the oracle that are zero everywhere though advantages are not: an implementation without gradients would agree.
+    /// Returns messages about oracle gradients that are zero despite nonzero advantages: an implementation without gradients would agree.
     pub(super) fn zero_gradients(&self) -> Vec<String> {
         let (Advantages::PerSequence(advantages) | Advantages::PerToken(advantages)) = self.inputs.batch.advantages();
         let is_zero = |name| gradient(&self.oracle.values, name).is_some_and(|values| values.iter().all(|x| *x == 0.0));
@@ -145,10 +145,10 @@ impl Problem {
         zero.map(explain).collect()
     }
 
-    /// Holds `found`, gradients of the loss, against its differences.
+    /// Compares `found`, gradients of the loss, with finite differences.
     ///
     /// # Errors
-    /// Those of the oracle.
+    /// The errors of the oracle.
     pub(super) fn differences(&self, found: &Values) -> Result<Verdict> {
         let mut differences = Differences::new(&self.config.loss, &self.inputs.batch, self.point.clone())?;
         let mut verdict = Verdict::default();
@@ -174,7 +174,7 @@ impl Problem {
         Ok(verdict)
     }
 
-    /// Entries of a gradient to take differences of, in order.
+    /// Returns the entries of a gradient for finite differences, in order.
     fn entries(&self, tensor: usize, gradient: &[f64]) -> Vec<usize> {
         if gradient.len() <= MOST_ENTRIES {
             return (0..gradient.len()).collect();
@@ -188,10 +188,10 @@ impl Problem {
         entries
     }
 
-    /// Holds what `variant` computes on `backend` against the oracle.
+    /// Compares the results of `variant` on `backend` with the oracle.
     ///
     /// # Errors
-    /// Those of [`Backend::plan`] and of the plan's call.
+    /// The errors of [`Backend::plan`] and of the plan's call.
     pub(super) fn implementation(&self, name: &str, variant: &Variant, backend: &dyn Backend) -> Result<Vec<Row>> {
         let (request, numerics) = (&variant.request, variant.numerics);
         let dtype = request.policy.dtype();
@@ -201,7 +201,7 @@ impl Problem {
         }
         let mut found = match (variant.program, &self.inputs.policy) {
             (ProgramKind::GradientInPlace, PolicyOutput::Logits(logits)) => {
-                // The gradient is rounded as it is stored.
+                // The gradient is stored in the dtype of the logits.
                 tolerances = tolerances.with_dlogits(dtype);
                 self.in_place(variant, backend, logits.clone())?
             }
@@ -233,7 +233,7 @@ impl Problem {
         Ok(Values { grad_logits: Some(widened(&logits)), ..values })
     }
 
-    /// The oracle of logits that are rounded to bf16 once, and of gradients by what they are a product of.
+    /// Evaluates the oracle on logits rounded to bf16 once, and multiplies the gradients out of them.
     fn of_rounded_logits(&self) -> Result<Evaluated> {
         let ShapeConfig { hidden, vocab: v, .. } = self.config.shape;
         let (n, h) = (self.config.shape.rows(), hidden.unwrap_or_default());

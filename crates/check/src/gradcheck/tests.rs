@@ -1,4 +1,4 @@
-//! What is wrong is found, and what is right raises no alarm.
+//! Tests that gradcheck finds wrong gradients and accepts correct ones.
 
 use super::problem::{Problem, Verdict};
 use super::{CaseReport, Limits, Options, conclude, run};
@@ -37,7 +37,7 @@ fn failed(verdict: &Verdict) -> Vec<(&str, usize)> {
 
 type Edit = fn(&mut [f64]);
 
-/// The index of the largest entry.
+/// Returns the index of the largest entry.
 fn largest(values: &[f64]) -> usize {
     (0..values.len()).max_by(|a, b| values[*a].abs().total_cmp(&values[*b].abs())).expect("entries")
 }
@@ -51,7 +51,7 @@ fn largest(values: &[f64]) -> usize {
 #[case::gspo(&["loss.loss_type=gspo", "loss.epsilon_low=0.04", "loss.epsilon_high=0.05"])]
 #[case::cispo_on_policy(&["loss.loss_type=cispo", "loss.epsilon_high=1.1", "inputs.on_policy=true"])]
 #[case::gspo_on_policy(&["loss.loss_type=gspo", "inputs.on_policy=true"])]
-// Exponents beyond 20 are held, but not their derivatives.
+// Exponents beyond 20 saturate, their derivatives do not.
 #[case::saturated(&["inputs.old_logp_noise=12", "inputs.ref_logp_noise=12"])]
 fn right_gradients_pass_and_wrong_ones_are_found(#[case] set: &[&str]) {
     let problem = problem(set);
@@ -77,11 +77,11 @@ fn right_gradients_pass_and_wrong_ones_are_found(#[case] set: &[&str]) {
     }
 }
 
-/// Every ratio is on the bound of the clip, or next to it: a step in either direction leaves a branch.
+/// Every ratio is at or near a bound of the clip: a step in either direction leaves a branch.
 #[rstest]
 #[case::on_it(&["inputs.on_policy=true"])]
 #[case::next_to_it(&["inputs.old_logp_noise=0"])]
-fn a_kink_raises_no_alarm_and_hides_nothing(#[case] set: &[&str]) {
+fn kinks_do_not_fail_and_do_not_hide_wrong_gradients(#[case] set: &[&str]) {
     let problem = problem(&[set, &["loss.epsilon_low=0"]].concat());
     let verdict = problem.differences(&problem.oracle.values).expect("differences");
     assert!(failed(&verdict).is_empty(), "{:#?}", verdict.rows);
@@ -90,13 +90,13 @@ fn a_kink_raises_no_alarm_and_hides_nothing(#[case] set: &[&str]) {
     wrong.grad_lm_head.as_mut().expect("a head")[33] += 1e-3;
     let verdict = problem.differences(&wrong).expect("differences");
     assert_eq!(failed(&verdict), [("grad_lm_head", 33)]);
-    // Where old log-probabilities have been rounded to f32, an implementation may take the other branch.
+    // With old log-probabilities rounded to f32, an implementation may take the other branch.
     let is_near = set.contains(&"inputs.old_logp_noise=0");
     assert_eq!(problem.notes().expect("notes").iter().any(|note| note.contains("rounding to f32")), is_near);
 }
 
 #[test]
-fn few_entries_of_a_large_gradient_hold_the_largest() {
+fn sampled_entries_include_the_largest() {
     let problem = Problem::draw(&config(SMALL, &["shape.hidden=40", "variants.fused.gradients.bias=false"]), false);
     let problem = problem.expect("a problem");
     let mut wrong = problem.oracle.values.clone();
@@ -110,7 +110,7 @@ fn few_entries_of_a_large_gradient_hold_the_largest() {
     assert_eq!(verdict.notes.len(), 2, "{:?}", verdict.notes);
 }
 
-/// The CPU, with a mistake in its gradients.
+/// The CPU backend with a wrong gradient.
 struct Wrong(Mistake);
 
 struct WrongPlan(Box<dyn LossPlan>, Mistake);
@@ -152,7 +152,7 @@ impl LossPlan for WrongPlan {
 }
 
 #[rstest]
-fn an_implementation_with_a_wrong_gradient_is_found(#[values(Dtype::F32, Dtype::Bf16)] dtype: Dtype) {
+fn implementation_with_a_wrong_gradient_fails(#[values(Dtype::F32, Dtype::Bf16)] dtype: Dtype) {
     let config = BenchConfig { dtype, ..config(SMALL, &[]) };
     let problem = Problem::draw(&config, true).expect("a problem");
     let variant = config.variant("fused").expect("there");
@@ -194,7 +194,7 @@ variants:
 ";
 
 #[test]
-fn sizes_are_reduced_and_every_variant_is_checked_or_named() {
+fn gradcheck_reduces_sizes_and_names_unchecked_variants() {
     let report = only(&config(MANY, &[]), &Options::default());
     assert!(report.passed, "{report:#?}");
     let asked = report.reduced_from.expect("reduced");
@@ -220,7 +220,7 @@ fn sizes_are_reduced_and_every_variant_is_checked_or_named() {
 }
 
 #[test]
-fn gradients_of_given_logits_in_place_or_added() {
+fn gradcheck_of_precomputed_logits_in_place_or_added() {
     let text = "
 name: logits
 shape: { batch: 1, tokens: 5, hidden: null, vocab: 30 }
@@ -242,7 +242,7 @@ variants:
 #[rstest]
 #[case::no_logits("inputs.logit_std=0", "grad_hidden")]
 #[case::one_entry("shape.vocab=1", "grad_bias")]
-fn an_expected_gradient_of_zeros_is_a_failure(#[case] set: &str, #[case] name: &str) {
+fn zero_expected_gradient_is_a_failure(#[case] set: &str, #[case] name: &str) {
     let report = only(&config(SMALL, &["loss.beta=0", "loss.entropy_coef=0", set]), &Options::default());
     assert!(!report.passed);
     let told = report.failures.iter().find(|failure| failure.starts_with(name)).expect("a failure that names it");
@@ -250,7 +250,7 @@ fn an_expected_gradient_of_zeros_is_a_failure(#[case] set: &str, #[case] name: &
 }
 
 #[test]
-fn nothing_checked_is_a_failure() {
+fn gradcheck_without_a_checked_variant_is_a_failure() {
     let text = "variants: { peer: { command: [nobody] } }";
     let report = only(&config(text, &[]), &Options::default());
     assert!(!report.passed && report.failures[0].contains("no variant was checked"), "{report:#?}");

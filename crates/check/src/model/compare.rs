@@ -1,4 +1,4 @@
-//! A comparison whose values come piece by piece.
+//! A comparison of values that arrive in pieces.
 
 use grpo_core::parity::Comparison;
 
@@ -24,12 +24,12 @@ impl Running {
         worst.entries += 1;
     }
 
-    /// Says how many values there should have been; with fewer or more the comparison is a breach.
+    /// Sets the expected number of values; with another number the comparison fails.
     pub(crate) fn expect(&mut self, entries: usize) {
         self.is_complete &= self.worst.entries == entries;
     }
 
-    /// The comparison, with differences relative to `scale`.
+    /// Returns the comparison, with differences relative to `scale`.
     pub(crate) fn finish(self, scale: f64, tolerance: f64) -> Comparison {
         let max_abs = if self.is_complete { self.worst.max_abs } else { f64::INFINITY };
         let max_rel = if scale > 0.0 { max_abs / scale } else { max_abs };

@@ -1,4 +1,4 @@
-//! Files of the format `grpo-model/1`: token ids, and what another system's decoder makes of them.
+//! Files of the format `grpo-model/1`: token ids, and another system's results of a decoder.
 
 use super::compare::Running;
 use crate::error::{Error, Result};
@@ -10,11 +10,11 @@ use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
-/// The only format of these files, in their metadata.
+/// The name of the format in the metadata of a file.
 const FORMAT: &str = "grpo-model/1";
-/// The longest header of a safetensors file, the format's own limit.
+/// The longest header of a safetensors file according to its specification.
 const MAX_HEADER: u64 = 100_000_000;
-/// The bytes of a tensor that are read at a time.
+/// Bytes of a tensor per read.
 const BLOCK: usize = 1 << 20;
 const LOGITS: &str = "expected.logits";
 const LOSS: &str = "expected.loss";
@@ -22,21 +22,21 @@ const GRADIENT: &str = "expected.grad.";
 const EMBEDDING: &str = "model.embed_tokens.weight";
 const HEAD: &str = "lm_head.weight";
 
-/// A file of the format `grpo-model/1`, opened for a model. It is a safetensors file with the metadata `format: grpo-model/1` and
+/// A file of the format `grpo-model/1`, opened for a model: a safetensors file with the metadata `format: grpo-model/1` and
 ///
 /// * `ids` `[B, T]`, integers: the tokens of B sequences,
-/// * `mask` `[B, T]`: 1 for tokens, 0 for the padding behind them, which is not looked at; all 1 where it is missing,
+/// * `mask` `[B, T]`: 1 for tokens, 0 for padding on the right, which is ignored; optional, all 1 if missing,
 /// * `expected.logits` `[B, T, V]`,
-/// * `expected.loss`: the mean cross-entropy, in nats, of the tokens behind the first of each sequence,
-/// * `expected.grad.NAME`: the gradient of that loss by the parameter that `transformers` calls NAME,
+/// * `expected.loss`: the mean cross-entropy, in nats, of all tokens except the first of each sequence,
+/// * `expected.grad.NAME`: the gradient of that loss with respect to the parameter that `transformers` calls NAME.
 ///
-/// of which any subset may be expected. Expected tensors are f64, f32, bf16 or f16, and stay on disk: they are read as they are
-/// compared.
+/// At least one expected tensor is required. Expected tensors are f64, f32, bf16 or f16, and stay on disk: they are read during the
+/// comparison.
 #[derive(Debug)]
 pub struct ModelFile {
     path: PathBuf,
     file: File,
-    /// Where the tensors begin.
+    /// Start of the tensors.
     data: u64,
     header: Metadata,
     /// T.
@@ -49,15 +49,15 @@ pub struct ModelFile {
     gradients: Vec<Expected>,
 }
 
-/// A tensor that the file expects.
+/// An expected tensor of the file.
 #[derive(Clone, Debug)]
 pub(crate) struct Expected {
     pub(crate) name: String,
     pub(crate) shape: Vec<usize>,
     dtype: Dtype,
-    /// Where it begins in the file.
+    /// Start of the tensor in the file.
     start: u64,
-    /// The largest magnitude of its entries that are compared.
+    /// Largest magnitude among the compared entries.
     pub(crate) largest: f64,
 }
 
@@ -68,12 +68,12 @@ impl Expected {
 }
 
 impl ModelFile {
-    /// Opens a file for a model of this configuration, or for adapters of it: the base beneath those is frozen, and gradients are theirs
-    /// under PEFT's names. Every tensor is looked at.
+    /// Opens a file for a model of this configuration, or for adapters of it: their base is frozen, and gradients belong to the adapters,
+    /// under PEFT's names. Every tensor is checked.
     ///
     /// # Errors
-    /// [`Error::ModelFile`] for a file that is damaged or of another format; tensors with unknown names, wrong shapes or number types,
-    /// or with values that are not finite; ids outside the vocabulary; a mask that is no padding on the right; and nothing to compare.
+    /// [`Error::ModelFile`] for a damaged file or another format; tensors with unknown names, wrong shapes or dtypes,
+    /// or values that are not finite; ids outside the vocabulary; a mask that is not padding on the right; and a file without expected tensors.
     pub fn open(path: &Path, config: &ModelConfig, lora: Option<&LoraConfig>) -> Result<Self> {
         let (mut file, length) = grpo_files::open_regular(path).map_err(|e| Error::io("read", path, e))?;
         let (data, header) = read_header(path, &mut file, length)?;
@@ -104,7 +104,7 @@ impl ModelFile {
         self.path.display().to_string()
     }
 
-    /// The sequences, without padding.
+    /// Returns the sequences without padding.
     pub fn sequences(&self) -> &[Vec<u32>] {
         &self.sequences
     }
@@ -121,17 +121,17 @@ impl ModelFile {
         self.logits.as_ref()
     }
 
-    /// Expected gradients, by the names of their parameters.
+    /// Iterates over the expected gradients by the names of their parameters.
     pub(crate) fn gradients(&self) -> impl Iterator<Item = (&str, &Expected)> {
         self.gradients.iter().map(|expected| (&expected.name[GRADIENT.len()..], expected))
     }
 
-    /// The names under which the file may have the parameter `name`.
+    /// Returns the names under which the file may contain the parameter `name`.
     pub(crate) fn aliases<'a>(&self, name: &'a str) -> Vec<&'a str> {
         if self.tied && name == EMBEDDING { vec![name, HEAD] } else { vec![name] }
     }
 
-    /// Compares the logits `[n, V]` of a sequence from a position on.
+    /// Compares the logits `[n, V]` of a sequence, starting at a position.
     pub(crate) fn compare_logits(
         &self,
         expected: &Expected,
@@ -182,7 +182,7 @@ impl ModelFile {
         }
     }
 
-    /// A tensor of the file, if it is there.
+    /// Returns a tensor of the file, if it exists.
     fn find(&self, name: &str) -> Result<Option<Expected>> {
         let Some(info) = self.header.info(name) else { return Ok(None) };
         let bytes = info.data_offsets.1.saturating_sub(info.data_offsets.0);
@@ -195,11 +195,10 @@ impl ModelFile {
         Ok(Some(Expected { name: name.to_owned(), shape: info.shape.clone(), dtype: info.dtype, start, largest: 0.0 }))
     }
 
-    /// Hands the entries `range` of a tensor to `see`.
+    /// Calls `see` with each of the entries `range` of a tensor.
     fn read(&self, tensor: &Expected, range: std::ops::Range<usize>, mut see: impl FnMut(f64)) -> Result<()> {
         let Some((size, value)) = reader(tensor.dtype) else {
-            return self
-                .refuse(format!("`{}` is {}, which is no number type of such a file", tensor.name, tensor.dtype));
+            return self.refuse(format!("`{}` is {}, which is no dtype of such a file", tensor.name, tensor.dtype));
         };
         let io = |e| Error::io("read", &self.path, e);
         let mut file = &self.file;
@@ -320,7 +319,7 @@ impl ModelFile {
         self.refuse(format!("it has a tensor `{name}`, which neither the format nor the model has{hint}"))
     }
 
-    /// Finds the largest entry, and refuses one that is not finite, among those that are compared.
+    /// Finds the largest of the compared entries, and refuses entries that are not finite.
     fn measure(&self, tensor: &mut Expected) -> Result<()> {
         let (mut largest, mut bad) = (0.0_f64, None);
         let mut see = |index: usize, value: f64| {
@@ -353,7 +352,7 @@ impl ModelFile {
     }
 }
 
-/// The header of a file that is as long as it says, and where its tensors begin.
+/// Reads the header and returns the start of the tensors. Checks that the file has the length that its header describes.
 fn read_header(path: &Path, file: &mut File, length: u64) -> Result<(u64, Metadata)> {
     let refuse = |reason: String| Error::ModelFile { path: path.to_owned(), reason };
     let io = |e| Error::io("read", path, e);
@@ -392,7 +391,8 @@ fn is_float(dtype: Dtype) -> bool {
 
 type Reader = fn(&[u8]) -> f64;
 
-/// The size of a number type, and how a value of it is read; f64 holds all of them but integers beyond 2^53, which no id is.
+/// Returns the size of a dtype and a function that reads a value. f64 holds all values exactly except integers beyond 2^53, which exceed
+/// any token id.
 fn reader(dtype: Dtype) -> Option<(usize, Reader)> {
     fn take<const N: usize>(bytes: &[u8]) -> [u8; N] {
         let mut taken = [0; N];

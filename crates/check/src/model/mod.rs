@@ -1,7 +1,7 @@
-//! Checking a decoder: logits, loss and gradients against those of `transformers`.
+//! Checks of a decoder: logits, loss and gradients against `transformers`.
 //!
-//! A port of a model is right when it computes what `transformers` computes. A script writes some token ids and what came out there into
-//! a file ([`ModelFile`]); [`check`] compares what a policy makes of the same ids. What a policy has to offer for that is
+//! A port of a model is correct if it computes the same as `transformers`. A script writes token ids and the results of `transformers` to
+//! a file ([`ModelFile`]); [`check`] compares the results of a policy for the same ids. A policy under test implements
 //! [`ModelPolicy`].
 
 mod compare;
@@ -22,46 +22,46 @@ use std::collections::BTreeMap;
 pub enum Forward {
     /// All tokens of a sequence at once, as in training.
     Whole,
-    /// Token by token over a cache of keys and values, as in sampling.
+    /// Token by token with a KV cache, as in sampling.
     Cached,
 }
 
 impl Forward {
-    /// Both.
+    /// Both ways.
     pub const ALL: [Self; 2] = [Self::Whole, Self::Cached];
 }
 
-/// Takes logits `[n, V]` of a sequence (its index) from a position on.
+/// Receives logits `[n, V]` of a sequence (by index), starting at a position.
 pub type SeeLogits<'a> = dyn FnMut(usize, usize, &[f32]) -> Result<()> + 'a;
-/// Takes the gradient of a parameter, with Hugging Face's name and layout.
+/// Receives the gradient of a parameter, with Hugging Face's name and layout.
 pub type SeeGradient<'a> = dyn FnMut(NamedTensor) -> Result<()> + 'a;
 
-/// What is asked of a policy whose numbers are compared. Its errors are its own; [`Error::policy`] takes any.
+/// A policy under test. [`Error::policy`] converts its errors.
 pub trait ModelPolicy {
-    /// The name under which its rows stand in a report.
+    /// Returns the name of its rows in a report.
     fn name(&self) -> &str;
 
-    /// Hands the logits of every position of every sequence to `see`, in whatever pieces.
+    /// Passes the logits of every position of every sequence to `see`, in pieces of any size.
     ///
     /// # Errors
-    /// Its own, such as for too long a sequence, and those of `see`.
+    /// The policy's errors, such as for a sequence that is too long, and the errors of `see`.
     fn logits(&mut self, sequences: &[Vec<u32>], forward: Forward, see: &mut SeeLogits<'_>) -> Result<()>;
 
-    /// The mean cross-entropy (nats) of all tokens but the first of each sequence; and the gradient of every parameter that is trained,
-    /// if they are asked for. What is tied has one gradient, the sum.
+    /// Returns the mean cross-entropy (nats) of all tokens except the first of each sequence, and passes the gradient of every trained
+    /// parameter to `gradients`, if given. Tied parameters have one gradient, the sum.
     ///
     /// # Errors
-    /// Its own, and those of `gradients`.
+    /// The policy's errors, and the errors of `gradients`.
     fn loss(&mut self, sequences: &[Vec<u32>], gradients: Option<&mut SeeGradient<'_>>) -> Result<f64>;
 }
 
-/// The largest differences that are allowed.
+/// Largest allowed differences.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ModelTolerances {
-    /// For the loss: absolute. For logits: absolute, and of the largest logit where that is below 1.
+    /// Tolerance of the loss, absolute, and of logits, relative to the largest logit if it is below 1, else absolute.
     pub logits: f64,
-    /// For gradients: of the largest entry of the same parameter. Parameters with a gradient below a thousandth of the largest of all
-    /// are measured by that: their entries are what is left of larger ones that cancel.
+    /// Tolerance of gradients, relative to the largest entry of the parameter. If that entry is below a thousandth of the largest entry of all
+    /// gradients, the thousandth is the scale: such entries are sums of larger terms that cancel.
     pub gradient: f64,
 }
 
@@ -74,23 +74,23 @@ impl Default for ModelTolerances {
 /// The comparisons of one file.
 #[derive(Clone, Debug, Serialize)]
 pub struct ModelReport {
-    /// The file, as the caller calls it.
+    /// Name of the file, as given by the caller.
     pub file: String,
-    /// The comparisons: `implementation` is the policy.
+    /// The comparisons; `implementation` is the policy.
     pub rows: Vec<Row>,
 }
 
 impl ModelReport {
-    /// Whether everything is within tolerance. A file in which nothing was compared has not passed.
+    /// Returns `true` if all comparisons are within tolerance and there is at least one.
     pub fn passed(&self) -> bool {
         !self.rows.is_empty() && self.rows.iter().all(|row| row.passed)
     }
 }
 
-/// Compares what `policy` makes of the file's ids with everything that the file expects.
+/// Compares the results of `policy` for the file's ids with all expected tensors of the file.
 ///
 /// # Errors
-/// Those of the policy, and of reading the file.
+/// The errors of the policy and of reading the file.
 pub fn check(file: &ModelFile, policy: &mut dyn ModelPolicy, tolerances: &ModelTolerances) -> Result<ModelReport> {
     let mut rows = Vec::new();
     let mut add = |name: &str, running: Running, scale: f64, tolerance: f64| {
@@ -118,7 +118,7 @@ pub fn check(file: &ModelFile, policy: &mut dyn ModelPolicy, tolerances: &ModelT
     let largest = gradients.values().fold(0.0, |m: f64, expected| m.max(expected.largest));
     let mut of_gradients = Vec::new();
     let mut see = |tensor: NamedTensor| {
-        // A head that is tied is the embedding under another name.
+        // A tied head is the embedding under another name.
         let names = file.aliases(&tensor.name);
         for expected in names.iter().filter_map(|name| gradients.get(name)) {
             let mut running = Running::new(expected.name.trim_start_matches("expected.").to_owned());

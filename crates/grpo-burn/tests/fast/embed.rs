@@ -1,4 +1,4 @@
-//! The example learns, whichever way its loss is computed, and in the same steps.
+//! The example learns with every implementation, in the same steps.
 
 #[path = "../../examples/embed.rs"]
 mod example;

@@ -1,4 +1,4 @@
-//! The loss inside a program that uses burn.
+//! Tests of the loss in programs that use burn.
 
 mod embed;
 mod loss;

@@ -1,4 +1,4 @@
-//! A head that is an expression: W + s B A of a frozen W, as LoRA has it.
+//! A head computed by an expression: W + s B A with a frozen W, as in LoRA.
 
 use super::case::{Case, H, V, assert_close, grpo, tensor, values};
 use burn::tensor::{Device, Tensor};
@@ -7,16 +7,16 @@ use rstest::rstest;
 
 const RANK: usize = 3;
 const SCALE: f32 = 0.5;
-/// Differences of a loss whose log-probabilities are f32, over steps of 1/32.
+/// Tolerance of finite differences of a loss with f32 log-probabilities, over steps of 1/32.
 const TOLERANCE: f32 = 5e-4;
 
-/// Gradients reach A and B: they are the slopes of the loss. A loss that reads the frozen head alone is another number.
+/// The gradients of A and B match finite differences of the loss. A loss that reads only the frozen head would give other numbers.
 #[rstest]
-fn the_gradient_reaches_a_low_rank_adapter(
+fn gradients_of_a_low_rank_adapter_match_finite_differences(
     #[values(Implementation::Reference, Implementation::Logits, Implementation::Fused)] implementation: Implementation,
     #[values(HeadLayout::VocabHidden, HeadLayout::HiddenVocab)] layout: HeadLayout,
 ) {
-    // Smooth everywhere, so that differences are slopes.
+    // This loss is smooth everywhere, so finite differences are valid.
     let config = LossConfig::from_json(r#"{"loss_type": "gpg", "beta": 0.1}"#).unwrap();
     let case = Case::new(&config);
     let device = Device::flex().autodiff();

@@ -1,4 +1,4 @@
-//! bf16 tensors: read as they are, summed in f32, gradients rounded to bf16 once.
+//! bf16 tensors: read without conversion, accumulated in f32, with gradients rounded to bf16 once.
 
 use super::case::{Case, assert_close, grpo, values};
 use super::plain;
@@ -6,7 +6,7 @@ use burn::tensor::{DType, Device, Tensor};
 use grpo_core::{Implementation, LossConfig};
 use rstest::rstest;
 
-/// Half a bf16 ulp is 2^-9 of an entry; the rest is room for bf16 operands of a matrix product.
+/// Half a bf16 ulp is 2^-9 of an entry; the rest allows for bf16 operands of a matrix product.
 const TOLERANCE: f32 = 4e-3;
 
 fn rounded<const D: usize>(leaf: Tensor<D>) -> Tensor<D> {
@@ -14,7 +14,7 @@ fn rounded<const D: usize>(leaf: Tensor<D>) -> Tensor<D> {
 }
 
 #[rstest]
-fn gradients_are_those_of_burn_on_the_rounded_values(
+fn bf16_gradients_match_burn_on_the_rounded_values(
     #[values(Implementation::Reference, Implementation::Logits, Implementation::Fused)] implementation: Implementation,
 ) {
     let config = LossConfig { beta: 0.1, ..LossConfig::default() };
@@ -45,9 +45,9 @@ fn gradients_are_those_of_burn_on_the_rounded_values(
     assert_eq!(bias.grad(&found).unwrap().dtype(), DType::BF16);
 }
 
-/// A head that is not trained stays in bf16 beside hidden states in f32, and counts as the same values in f32, to the bit.
+/// A frozen head in bf16 with hidden states in f32 gives the same bits as the same head in f32.
 #[rstest]
-fn a_frozen_head_in_bf16_is_its_widened_self(
+fn frozen_bf16_head_equals_the_same_head_in_f32(
     #[values(Implementation::Reference, Implementation::Logits, Implementation::Fused)] implementation: Implementation,
 ) {
     let config = LossConfig::default();

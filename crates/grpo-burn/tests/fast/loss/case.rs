@@ -1,5 +1,5 @@
-//! One small problem that exercises what it claims: both signs of advantage, ratios on both sides of the clip, a
-//! fully masked sequence, one of a single token, holes in the mask.
+//! A small problem with advantages of both signs, ratios on both sides of the clip, a
+//! fully masked sequence, a sequence of one token, and holes in the mask.
 
 use backend_cpu::CpuBackend;
 use burn::tensor::{Device, Tensor, TensorData};
@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 pub(crate) const H: usize = 12;
 pub(crate) const V: usize = 37;
-/// Rows of the sequences: [B + 1].
+/// Row offsets of the sequences: [B + 1].
 pub(crate) const OFFSETS: [usize; 6] = [0, 7, 8, 8 + 5, 13 + 9, 22 + 4];
 pub(crate) const N: usize = OFFSETS[5];
 pub(crate) const B: usize = 5;
@@ -29,11 +29,11 @@ pub(crate) struct Case {
 }
 
 impl Case {
-    /// Old and reference log-probabilities lie within 0.6 of those of the policy under `config`.
+    /// Creates the case. Old and reference log-probabilities differ by at most 0.6 from the policy's under `config`.
     pub(crate) fn new(config: &LossConfig) -> Self {
         let mut rng = ChaCha8Rng::seed_from_u64(7);
         let mut uniform = |n: usize, scale: f32| (0..n).map(|_| rng.random_range(-scale..scale)).collect::<Vec<f32>>();
-        // Uniform of [-1.5, 1.5] x [-1, 1] over 12 terms: logits of standard deviation 1.7.
+        // Products of uniform [-1.5, 1.5] and [-1, 1] over 12 terms: logits of standard deviation 1.7.
         let (hidden, lm_head, bias) = (uniform(N * H, 1.5), uniform(V * H, 1.0), uniform(V, 0.5));
         let (old, reference) = (uniform(N, 0.6), uniform(N, 0.6));
         // Masked: two holes, and all of sequence 2.
@@ -61,7 +61,7 @@ impl Case {
         values(super::plain::log_probabilities(config, logits, self).0)
     }
 
-    /// The batch with everything in it.
+    /// Returns the batch with all its inputs.
     pub(crate) fn batch(&self) -> TokenBatch {
         TokenBatch::packed(self.targets.clone(), OFFSETS.to_vec())
             .and_then(|b| b.with_mask(&self.mask))
@@ -71,7 +71,7 @@ impl Case {
             .expect("a legal batch")
     }
 
-    /// Hidden states `[N, H]`, head `[V, H]` and bias `[V]` as trainable leaves.
+    /// Returns hidden states `[N, H]`, head `[V, H]` and bias `[V]` as trainable leaves.
     pub(crate) fn leaves(&self, device: &Device) -> (Tensor<2>, Tensor<2>, Tensor<1>) {
         (
             tensor(&self.hidden, [N, H], device).require_grad(),
@@ -81,7 +81,7 @@ impl Case {
     }
 }
 
-/// The loss under test, on this CPU.
+/// Creates the loss under test on this CPU.
 pub(crate) fn grpo(config: &LossConfig, implementation: Implementation) -> GrpoLoss {
     GrpoLoss::new(Arc::new(CpuBackend::new()), config.clone())
         .expect("a legal configuration")
@@ -96,13 +96,13 @@ pub(crate) fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
     tensor.into_data().iter::<f32>().collect()
 }
 
-/// The transpose of row-major `[rows, columns]`.
+/// Returns the transpose of a row-major `[rows, columns]` matrix.
 pub(crate) fn transposed(values: &[f32], columns: usize) -> Vec<f32> {
     (0..columns).flat_map(|c| values.iter().skip(c).step_by(columns).copied()).collect()
 }
 
-/// Largest difference over the largest expected entry, printed; fails above `tolerance`, which has to be small
-/// against 1: what an all-zero `found` gives. The expected entries have to be worth comparing.
+/// Prints the largest difference relative to the largest expected entry, and fails if it exceeds `tolerance`. The tolerance must be
+/// far below 1, the result for an all-zero `found`, and the expected entries must not be close to zero.
 #[track_caller]
 pub(crate) fn assert_close(what: &str, found: &[f32], expected: &[f32], tolerance: f32) {
     assert_eq!(found.len(), expected.len(), "{what}: length");

@@ -1,4 +1,4 @@
-//! What does not fit is an error in the caller's words, before burn or a kernel can panic on it.
+//! Illegal arguments give descriptive errors, before burn or a kernel can panic.
 
 use super::case::{Case, H, N, V, grpo, tensor};
 use burn::tensor::{DType, Device, GradientCheckpointingStrategy, Tensor};
@@ -22,7 +22,7 @@ fn assert_says<T: std::fmt::Debug>(result: Result<T, Error>, words: &[&str]) {
 }
 
 #[test]
-fn shapes() {
+fn wrong_shapes_are_refused() {
     let (mut grpo, case, hidden, head, bias) = setup();
     let batch = case.batch();
     let rows = hidden.clone().slice([0..N - 1, 0..H]);
@@ -40,7 +40,7 @@ fn shapes() {
 }
 
 #[test]
-fn dtypes() {
+fn wrong_dtypes_are_refused() {
     let (mut grpo, case, hidden, head, bias) = setup();
     let batch = case.batch();
     let wide = hidden.clone().cast(DType::F64);
@@ -52,7 +52,7 @@ fn dtypes() {
 }
 
 #[test]
-fn nothing_to_differentiate() {
+fn loss_without_tracked_tensors_is_refused() {
     let (mut grpo, case, hidden, head, _) = setup();
     let batch = case.batch();
     let outside = grpo.loss(hidden.clone().inner(), head.clone().inner(), None, &batch);
@@ -64,7 +64,7 @@ fn nothing_to_differentiate() {
 }
 
 #[test]
-fn graphs_that_do_not_join() {
+fn different_checkpointing_strategies_are_refused() {
     let (mut grpo, case, hidden, head, _) = setup();
     let other = head.inner().autodiff().with_gradient_checkpointing_strategy(GradientCheckpointingStrategy::Balanced);
     let result = grpo.loss(hidden, other, None, &case.batch());
@@ -72,7 +72,7 @@ fn graphs_that_do_not_join() {
 }
 
 #[test]
-fn the_loss_library_is_heard() {
+fn errors_of_the_loss_library_are_passed_on() {
     let (mut grpo, case, hidden, head, _) = setup();
     let mut outside = Case::new(&LossConfig::default());
     outside.targets[4] = V as i64;
@@ -82,7 +82,7 @@ fn the_loss_library_is_heard() {
     assert_says(GrpoLoss::new(Arc::new(backend_cpu::CpuBackend::new()), config), &["temperature"]);
     let mut grpo = grpo.with_tiling(Tiling { token_chunk: Some(0), ..Tiling::default() });
     assert_says(grpo.loss(hidden.clone(), head.clone(), None, &case.batch()), &["token_chunk"]);
-    // An error leaves the loss usable.
+    // The loss stays usable after an error.
     let mut grpo = grpo.with_tiling(Tiling::default());
     grpo.loss(hidden, head, None, &case.batch()).unwrap();
 }

@@ -1,4 +1,4 @@
-//! The operation as a node among others: upstream layers, scaled and summed losses, frozen and tied heads.
+//! The operation as a node of a larger graph: upstream layers, scaled and summed losses, frozen and tied heads.
 
 use super::case::{Case, H, N, OFFSETS, V, assert_close, grpo, tensor, transposed, values};
 use super::plain;
@@ -14,7 +14,7 @@ fn config() -> LossConfig {
     LossConfig { beta: 0.1, ..LossConfig::default() }
 }
 
-/// Gradients of a leaf `[H, H]` in front of the hidden states, and of the head.
+/// Returns the gradients of a leaf `[H, H]` that produces the hidden states, and of the head.
 fn through_layer(case: &Case, make: impl FnOnce(Tensor<2>, Tensor<2>) -> Tensor<1>) -> [Vec<f32>; 2] {
     let device = Device::flex().autodiff();
     let (input, head, _) = case.leaves(&device);
@@ -25,7 +25,7 @@ fn through_layer(case: &Case, make: impl FnOnce(Tensor<2>, Tensor<2>) -> Tensor<
 }
 
 #[test]
-fn the_chain_rule_reaches_the_layers_before() {
+fn gradients_reach_upstream_layers() {
     let (config, case) = (config(), Case::new(&config()));
     let expected = through_layer(&case, |h, w| plain::loss(&config, h.matmul(w.transpose()), &case));
     for implementation in IMPLEMENTATIONS.iter().copied() {
@@ -38,7 +38,7 @@ fn the_chain_rule_reaches_the_layers_before() {
 }
 
 #[test]
-fn a_scaled_loss_scales_its_gradients() {
+fn scaling_the_loss_scales_its_gradients() {
     let (config, case) = (config(), Case::new(&config()));
     let expected = through_layer(&case, |h, w| plain::loss(&config, h.matmul(w.transpose()), &case) * -0.3 + 2.0);
     let mut grpo = grpo(&config, Implementation::Reference);
@@ -48,7 +48,7 @@ fn a_scaled_loss_scales_its_gradients() {
 }
 
 #[test]
-fn summed_micro_batches_are_the_whole_batch() {
+fn summed_micro_batches_equal_the_whole_batch() {
     let (config, case) = (config(), Case::new(&config()));
     let whole = case.batch();
     let whole = whole.clone().with_weights(token_weights(&config, &whole).unwrap()).unwrap();
@@ -99,7 +99,7 @@ fn tied_embeddings_accumulate_both_gradients(
 /// A micro-batch in which every token is masked: its loss stays on the graph, as 0 with gradients of 0, alone and in a sum
 /// with others.
 #[rstest]
-fn nothing_active_keeps_the_graph(
+fn batch_without_active_tokens_keeps_the_graph(
     #[values(Implementation::Reference, Implementation::Logits, Implementation::Fused)] implementation: Implementation,
 ) {
     let (config, case) = (config(), Case::new(&config()));
@@ -137,7 +137,7 @@ fn tensors_may_be_padded_sliced_and_transposed() {
     let grads = grpo.loss(hidden.clone().reshape([2, N / 2, H]), head.clone(), None, &batch).unwrap().loss.backward();
     assert_close("[B, T, H]", &values(hidden.grad(&grads).unwrap()), &expected, 1e-6);
 
-    // Hidden states stored [H, N] have to be copied into rows; a head stored [H, V] is read as it lies.
+    // Hidden states stored as [H, N] must be copied to rows; a head stored as [H, V] is read in place.
     let turned = tensor(&transposed(&case.hidden, H), [H, N], &device).require_grad();
     let turned_head = tensor(&transposed(&case.lm_head, H), [H, V], &device).require_grad();
     let loss = grpo.loss(turned.clone().transpose(), turned_head.clone().transpose(), None, &batch).unwrap().loss;

@@ -1,4 +1,4 @@
-//! The loss of logits that the model made itself.
+//! The loss of logits that the model computed.
 
 use super::case::{Case, N, V, assert_close, grpo, values};
 use super::plain;
@@ -17,14 +17,14 @@ fn leaf(case: &Case) -> Tensor<2> {
 }
 
 #[rstest]
-fn gradients_are_those_of_burn(
+fn logits_gradients_match_burn(
     #[values(Implementation::Reference, Implementation::Logits)] implementation: Implementation,
     #[values(false, true)] kept: bool,
     #[values(DType::F32, DType::BF16)] dtype: DType,
 ) {
     let config = LossConfig { beta: 0.1, ..LossConfig::default() };
     let case = Case::new(&config);
-    // Both sides start from logits that bf16 holds exactly, and both round the gradient to it in the cast's backward.
+    // Both sides start from logits that are exact in bf16, and both round the gradient to bf16 in the backward pass of the cast.
     let leaf = leaf(&case).inner().cast(dtype).cast(DType::F32).autodiff().require_grad();
     let expected = plain::loss(&config, leaf.clone() * 1.0, &case);
     let expected_grad = values(leaf.grad(&expected.backward()).unwrap());
@@ -45,7 +45,7 @@ fn gradients_are_those_of_burn(
 }
 
 #[test]
-fn scores_are_those_of_the_loss() {
+fn logits_scores_equal_those_of_the_loss() {
     let config = LossConfig::default();
     let case = Case::new(&config);
     let logits = leaf(&case);

@@ -1,4 +1,4 @@
-//! The burn operation against burn's own autodiff of a plain formulation, and what it promises besides.
+//! The burn operation compared with burn's autodiff of a plain formulation, and its other guarantees.
 //!
 //! Legend: N tokens (rows), B sequences, H hidden size, V vocabulary.
 

@@ -6,7 +6,7 @@ use burn::tensor::Device;
 use grpo_core::{HeadLayout, Implementation, LossConfig};
 use rstest::rstest;
 
-/// Relative to the largest entry; f32 on both sides, another order of summation.
+/// Relative to the largest entry; both sides are f32 with different orders of summation.
 const TOLERANCE: f32 = 2e-5;
 
 const GRPO: &str = r#"{"loss_type": "grpo", "beta": 0.1, "epsilon_high": 0.28, "temperature": 0.8}"#;
@@ -17,7 +17,7 @@ const CISPO: &str = r#"{"loss_type": "cispo", "epsilon_high": 1.2, "beta": 0.1, 
 const GSPO: &str = r#"{"loss_type": "gspo", "epsilon_low": 0.05, "epsilon_high": 0.05, "beta": 0.1}"#;
 
 #[rstest]
-fn gradients_are_those_of_burn(
+fn gradients_match_burn(
     #[values(GRPO, DAPO, CISPO, GSPO)] config: &str,
     #[values(Implementation::Reference, Implementation::Logits, Implementation::Fused)] implementation: Implementation,
     #[values(HeadLayout::VocabHidden, HeadLayout::HiddenVocab)] layout: HeadLayout,

@@ -5,7 +5,7 @@ use burn::tensor::activation::log_softmax;
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use grpo_core::{KlImportance, LossConfig, LossType, TemperatureMode};
 
-/// Log-probability of the targets `[N]`, and entropy `[N]`, of logits `[N, V]`.
+/// Returns log-probabilities of the targets `[N]` and entropies `[N]` of logits `[N, V]`.
 pub(crate) fn log_probabilities(config: &LossConfig, logits: Tensor<2>, case: &Case) -> (Tensor<1>, Tensor<1>) {
     let ids: Vec<i64> = case.targets.iter().map(|t| *t.max(&0)).collect();
     let ids = Tensor::<2, Int>::from_data(TensorData::new(ids, [N, 1]), &logits.device());
@@ -18,7 +18,7 @@ pub(crate) fn log_probabilities(config: &LossConfig, logits: Tensor<2>, case: &C
     (all.gather(1, ids).reshape([N]).div_scalar(after), entropy)
 }
 
-/// The loss `[1]` of logits `[N, V]`.
+/// Returns the loss `[1]` of logits `[N, V]`.
 pub(crate) fn loss(config: &LossConfig, logits: Tensor<2>, case: &Case) -> Tensor<1> {
     assert_eq!(logits.dims(), [N, V]);
     let device = logits.device();
@@ -55,7 +55,7 @@ fn weights(config: &LossConfig, case: &Case) -> Vec<f32> {
     (0..N).map(|i| if case.mask[i] == 1.0 { weight(i) } else { 0.0 }).collect()
 }
 
-/// The mean over the active tokens of each token's sequence.
+/// Returns, for each token, the mean over the active tokens of its sequence.
 fn sequence_mean(case: &Case, values: Tensor<1>, device: &Device) -> Tensor<1> {
     let (mut mean, mut spread) = (vec![0.0; B * N], vec![0.0; N * B]);
     for i in 0..N {

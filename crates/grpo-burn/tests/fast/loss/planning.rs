@@ -1,4 +1,4 @@
-//! When a plan is made, and for what.
+//! When a plan is made, and with which request.
 
 use super::case::{Case, H, N, OFFSETS, assert_close, grpo, values};
 use super::spy::Spy;
@@ -14,7 +14,7 @@ fn watched(config: &LossConfig) -> (Arc<Spy>, GrpoLoss) {
 }
 
 #[test]
-fn a_frozen_head_is_not_differentiated() {
+fn frozen_head_has_no_gradient() {
     let config = LossConfig::default();
     let case = Case::new(&config);
     let device = Device::flex().autodiff();
@@ -26,7 +26,7 @@ fn a_frozen_head_is_not_differentiated() {
 
     let (spy, mut grpo) = watched(&config);
     let untracked = case.leaves(&device).1.set_require_grad(false);
-    // Frozen three ways: outside autodiff, on an autodiff device without require_grad, and both for the bias.
+    // Frozen in three ways: outside autodiff, on an autodiff device without require_grad, and both for the bias.
     for (head, bias) in [(head.clone().inner(), bias.clone().inner()), (untracked, bias.set_require_grad(false))] {
         let loss = grpo.loss(hidden.clone(), head.clone(), Some(bias), &case.batch()).unwrap().loss;
         let grads = loss.backward();
@@ -39,7 +39,7 @@ fn a_frozen_head_is_not_differentiated() {
 }
 
 #[test]
-fn only_the_head_may_train() {
+fn head_can_train_with_frozen_hidden_states() {
     let config = LossConfig::default();
     let case = Case::new(&config);
     let (hidden, head, _) = case.leaves(&Device::flex().autodiff());
@@ -51,7 +51,7 @@ fn only_the_head_may_train() {
 }
 
 #[test]
-fn a_plan_is_kept_until_it_does_not_fit() {
+fn plan_is_reused_until_it_does_not_fit() {
     let config = LossConfig::default();
     let case = Case::new(&config);
     let (hidden, head, bias) = case.leaves(&Device::flex().autodiff());
@@ -80,7 +80,7 @@ fn a_plan_is_kept_until_it_does_not_fit() {
 }
 
 #[test]
-fn a_transposed_view_is_read_in_place() {
+fn transposed_head_is_read_in_place() {
     let config = LossConfig::default();
     let case = Case::new(&config);
     let (hidden, head, _) = case.leaves(&Device::flex().autodiff());
@@ -92,7 +92,7 @@ fn a_transposed_view_is_read_in_place() {
 }
 
 #[test]
-fn scores_are_those_of_the_loss_bit_for_bit() {
+fn scores_equal_those_of_the_loss_bit_for_bit() {
     let config = LossConfig::default();
     let case = Case::new(&config);
     let (hidden, head, bias) = case.leaves(&Device::flex().autodiff());

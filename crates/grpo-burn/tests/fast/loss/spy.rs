@@ -1,4 +1,4 @@
-//! A backend that writes down what it was asked for.
+//! A backend that records its requests.
 
 use backend_cpu::CpuBackend;
 use grpo_core::{
@@ -7,12 +7,12 @@ use grpo_core::{
 };
 use std::sync::{Arc, Mutex};
 
-/// The CPU backend, watched.
+/// The CPU backend with a record of calls.
 #[derive(Default)]
 pub(crate) struct Spy {
     backend: CpuBackend,
     pub(crate) requests: Mutex<Vec<PlanRequest>>,
-    /// Per gradient call: whether logits were given to be overwritten.
+    /// Per gradient call: `true` if the logits were passed for overwriting.
     pub(crate) in_place: Arc<Mutex<Vec<bool>>>,
 }
 
