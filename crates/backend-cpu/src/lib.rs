@@ -136,7 +136,7 @@ impl Backend for CpuBackend {
             }
             (Implementation::Fused, PolicySpec::Logits { .. }) => Err(unsupported(
                 "implementation `fused` on given logits",
-                "there is no head to fuse with; use `logits`, or hand over hidden states and the head",
+                "there is no head to fuse with; use `logits`, or pass hidden states and the head",
             )),
             (Implementation::Logits, PolicySpec::Logits { .. }) => {
                 plan(logits::workspace(request), &|| Box::new(LogitsKernel::new(request, isa)))

@@ -1,4 +1,4 @@
-//! Three optimizer steps whose hidden states, head and gradients never leave the device.
+//! Runs three optimizer steps. Hidden states, head and gradients stay on the device.
 //!
 //!     cargo run --release -- plugin install cpu
 //!     cargo run --release -p grpo-backend-tpu --example on_device
@@ -38,7 +38,7 @@ fn main() -> Result<()> {
     let mut dhidden = plan.zeros(Role::GradHidden, n)?;
     let mut dlm_head = plan.zeros(Role::GradLmHead, n)?;
     for step in 0..3 {
-        let grads = Grads::new(&mut dhidden, &mut dlm_head); // added to where they are
+        let grads = Grads::new(&mut dhidden, &mut dlm_head); // gradients are added in place
         let out = plan.value_and_grad_on_device(PolicyInput::head(&hidden, &lm_head), &batch, grads)?;
         println!("step {step}: loss {:.4}, {}", out.loss, norm("dlm_head", &dlm_head)?);
     }

@@ -1,4 +1,4 @@
-//! The backend `pjrt:<platform>`: a client, a mesh of its devices, and how programs for them are compiled.
+//! The backend `pjrt:<platform>`: a client, a mesh of its devices, and the compilation of programs for them.
 
 use crate::aot::Variant;
 use crate::devices::{Devices, MeshCompiler};
@@ -12,7 +12,7 @@ use pjrt::{Client, CompileCache, OptionValue};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// The loss on the devices of a PJRT client. The [front page](crate) has an example.
+/// The loss on the devices of a PJRT client. See the [crate documentation](crate) for an example.
 #[derive(Clone)]
 pub struct PjrtBackend {
     name: String,
@@ -23,10 +23,10 @@ pub struct PjrtBackend {
 
 impl PjrtBackend {
     /// Opens the devices of `kind` with the plugin at `path`, or the one that [`plugins::find`] finds, and runs on the
-    /// first of them.
+    /// first device.
     ///
     /// # Errors
-    /// [`grpo_core::Error::Backend`] when there is no plugin (with the command that installs it), or no device.
+    /// [`grpo_core::Error::Backend`] if there is no plugin (with the command that installs it), or no device.
     pub fn open(kind: Kind, path: Option<&Path>) -> Result<Self> {
         Self::new(kind, plugins::client(kind, path, &[])?)
     }
@@ -34,7 +34,7 @@ impl PjrtBackend {
     /// Runs on the client's first device.
     ///
     /// # Errors
-    /// [`grpo_core::Error::Unsupported`] when the client has no device.
+    /// [`grpo_core::Error::Unsupported`] if the client has no device.
     pub fn new(kind: Kind, client: Client) -> Result<Self> {
         let name = format!("{NAME}:{}", kind.name());
         let (devices, mesh) = (Devices { list: vec![], client }, Mesh::default());
@@ -42,10 +42,10 @@ impl PjrtBackend {
         Self { name, compiler, numerics: Numerics::default(), mosaic: None }.with_mesh(mesh)
     }
 
-    /// Splits tokens and vocabulary over the client's first devices.
+    /// Shards tokens and vocabulary over the client's first devices.
     ///
     /// # Errors
-    /// [`grpo_core::Error::Unsupported`] when it has too few.
+    /// [`grpo_core::Error::Unsupported`] if the client has too few devices.
     pub fn with_mesh(mut self, mesh: Mesh) -> Result<Self> {
         let there = self.compiler.devices.client.addressable_devices();
         if mesh.devices() == 0 || mesh.devices() > there.len() {
@@ -59,16 +59,16 @@ impl PjrtBackend {
         Ok(self)
     }
 
-    /// Rounds as given. The default rounds nothing.
+    /// Sets the roundings; by default, nothing is rounded.
     pub fn with_numerics(mut self, numerics: Numerics) -> Self {
         self.numerics = numerics;
         self
     }
 
-    /// Runs `logits` with our TPU kernels.
+    /// Runs `logits` with the Mosaic TPU kernels.
     ///
     /// # Errors
-    /// [`grpo_core::Error::Unsupported`] on anything but a TPU.
+    /// [`grpo_core::Error::Unsupported`] on devices other than TPUs.
     pub fn with_mosaic(mut self, blocks: MosaicBlocks) -> Result<Self> {
         if self.compiler.kind != Kind::Tpu {
             let what = format!("TPU kernels on `{}`", self.name);
@@ -78,18 +78,18 @@ impl PjrtBackend {
         Ok(self)
     }
 
-    /// Keeps compiled programs in `directory`, for this and later processes.
+    /// Caches executables in `directory`, for this and later processes.
     pub fn with_compile_cache(mut self, directory: impl Into<PathBuf>) -> Self {
         self.compiler.cache = Some(CompileCache::new(directory));
         self
     }
 
-    /// The client, for whatever else is to run on its devices.
+    /// Returns the client, to run other programs on its devices.
     pub fn client(&self) -> &Client {
         &self.compiler.devices.client
     }
 
-    /// [`Backend::plan`] as the type it is, whose tensors can stay on the devices.
+    /// Like [`Backend::plan`], but returns the concrete type, whose tensors can stay on the devices.
     ///
     /// # Errors
     /// As [`Backend::plan`].
@@ -97,8 +97,8 @@ impl PjrtBackend {
         self.plan_program(request, ProgramKind::Gradient)
     }
 
-    /// Plans as [`PjrtBackend::plan_on_device`] does, with the program of `kind` compiled and fitted into the budget. A
-    /// plan of [`ProgramKind::Materialised`] or [`ProgramKind::Bare`] has no other program: it is there to be measured.
+    /// Like [`PjrtBackend::plan_on_device`], with the program of `kind`, compiled to fit the budget. A plan of
+    /// [`ProgramKind::Materialised`] or [`ProgramKind::Bare`] has no other programs; it is for benchmarks.
     ///
     /// # Errors
     /// As [`Backend::plan`].
@@ -108,7 +108,7 @@ impl PjrtBackend {
         PjrtPlan::new(&self.compiler, variant)
     }
 
-    /// Sets a flag of the compiler, by its name without dashes.
+    /// Sets a compiler flag by its name, without dashes.
     pub fn with_compile_flag(mut self, flag: &str, value: impl Into<OptionValue>) -> Self {
         self.compiler.flags.push((flag.into(), value.into()));
         self.compiler.recent = Arc::default();

@@ -1,31 +1,32 @@
-//! How programs are compiled, per kind of device: the one place with compiler flags.
+//! Compile options per kind of device, including all compiler flags.
 
 use crate::plugins::Kind;
 use crate::program::Mesh;
 use pjrt::{CompileOptions, OptimizationLevel};
 
-/// Scratch memory (VMEM) of a TPU core that a fusion may use. Of 128 MiB, more than this leaves less than 33.5 MB for
-/// small buffers, and then a chunk of dL/dhidden (2048 x 4096 x f32) goes through HBM: 5 % more temporary memory. Less
-/// makes products slower.
+/// Scratch memory (VMEM) of a TPU core for a fusion, out of 128 MiB. A larger value leaves less than 33.5 MB for small
+/// buffers, so that a chunk of dL/dhidden (2048 x 4096 x f32) goes through HBM, with 5 % more temporary memory. A
+/// smaller value makes products slower.
 const SCOPED_VMEM_KIB: i64 = 90_112;
 
-/// Options for a program on the devices of `mesh`.
+/// Returns the options for a program on the devices of `mesh`.
 pub fn options_for(kind: Kind, mesh: Mesh) -> CompileOptions {
-    // XLA may keep what the program rounds to bf16 in f32, and then forward and backward see different logits.
+    // Otherwise XLA may skip roundings to bf16, and the forward and backward passes would see different logits.
     let options = CompileOptions::replicas(mesh.devices()).with("xla_allow_excess_precision", false);
     match kind {
         Kind::Tpu => options.with("xla_tpu_scoped_vmem_limit_kib", SCOPED_VMEM_KIB),
-        // A NaN among the logits must not get lost in their maximum.
+        // The maximum of the logits must propagate NaN.
         Kind::Cpu => options.with("xla_cpu_enable_fast_min_max", false),
         Kind::Cuda => options,
     }
 }
 
-/// Options for a program of a whole decoder on one device.
+/// Returns the options for a program of a whole decoder on one device.
 ///
-/// libtpu takes twenty-five times as long over one at its own level, at which it also rounds the weights of all layers before the loop over
-/// layers begins, in which the program rounds those of one. XLA's CPU makes two passes of every sum over 32 numbers and more, the first one
-/// over windows that it visits number by number: that was a fifth of the time of a small model's training step.
+/// At its default level, libtpu takes 25 times as long to compile such a program, and rounds the weights of all layers
+/// before the loop over layers, although the program rounds the weights of one layer inside of the loop. XLA's CPU
+/// backend splits every sum over 32 or more numbers into two passes, the first over windows visited number by number:
+/// that took a fifth of the time of a small model's training step.
 pub fn options_for_decoder(kind: Kind) -> CompileOptions {
     let options = options_for(kind, Mesh::default());
     match kind {

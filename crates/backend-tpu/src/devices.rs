@@ -16,34 +16,34 @@ pub(crate) struct Devices {
     pub(crate) client: Client,
 }
 
-/// Compiles programs for the devices of a mesh, and remembers those that it compiled last.
+/// Compiles programs for the devices of a mesh, and caches the most recent executables.
 #[derive(Clone)]
 pub(crate) struct MeshCompiler {
     pub(crate) kind: Kind,
     pub(crate) devices: Devices,
     pub(crate) mesh: Mesh,
     pub(crate) cache: Option<CompileCache>,
-    /// Flags beside those of [`compile_options`], by their names without dashes.
+    /// Flags in addition to [`compile_options`], by their names without dashes.
     pub(crate) flags: Vec<(String, OptionValue)>,
     pub(crate) recent: Arc<Mutex<VecDeque<Recent>>>,
 }
 
-/// A program's text and what was compiled from it.
+/// A program's text and its executable.
 type Recent = (String, Arc<LoadedExecutable>);
 
-/// Compiled programs that are remembered, for plans that come back to the same shapes.
+/// The number of cached executables, for plans that return to the same shapes.
 const RECENT: usize = 8;
 
 impl MeshCompiler {
-    /// Compiles `text`, unless that was done a short while ago.
+    /// Compiles `text`, unless its executable is cached.
     pub(crate) fn compile(&self, text: String) -> Result<Arc<LoadedExecutable>> {
-        // A panic elsewhere leaves the list whole: it is changed in one step.
+        // After a panic elsewhere, the list is still valid: it is changed in one step.
         let recent = || self.recent.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((_, executable)) = recent().iter().find(|(known, _)| *known == text) {
             return Ok(executable.clone());
         }
         let mut options = compile_options::options_for(self.kind, self.mesh);
-        // Not the order that the plugin would choose: the mesh's, in which tensors are sent.
+        // The order of the mesh, in which tensors are sent, instead of the plugin's default.
         let ids = self.devices.list.iter().map(|device| Ok(vec![i64::from(device.description()?.id)]));
         options.device_assignment = Some(ids.collect::<pjrt::Result<_>>().map_err(failed)?);
         for (flag, value) in &self.flags {

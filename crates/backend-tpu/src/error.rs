@@ -5,12 +5,12 @@ use grpo_core::Error;
 /// The name of this backend in errors that concern every kind of device.
 pub(crate) const NAME: &str = "pjrt";
 
-/// An [`Error::Unsupported`] of this backend: `what` was asked for, and `instead` says what works.
+/// Makes an [`Error::Unsupported`] of this backend: `what` is not supported, `instead` is the alternative.
 pub(crate) fn unsupported(what: &str, instead: &str) -> Error {
     Error::Unsupported { backend: NAME.into(), what: what.into(), instead: instead.into() }
 }
 
-/// An error that a plugin reported.
+/// Converts an error of a plugin.
 pub(crate) fn failed(error: pjrt::Error) -> Error {
     Error::Backend { backend: NAME.into(), message: error.to_string() }
 }

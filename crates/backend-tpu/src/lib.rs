@@ -1,9 +1,9 @@
 //! The GRPO loss on any PJRT device: TPU, GPU, XLA's CPU.
 //!
-//! Use it where the model is on such a device, or to learn what a compiler makes of the loss on devices that are not here
+//! Use it for models on such devices, or to inspect how a compiler handles the loss for devices that are not present
 //! ([`aot`]). [`PjrtBackend`] plans and runs the loss behind [`grpo_core::Backend`], with tensors on the host or on the
-//! devices; [`program`] writes it as StableHLO; [`plugins`] finds the library that knows the device, which
-//! `grpo plugin install` fetches.
+//! devices; [`program`] writes it as StableHLO; [`plugins`] finds the plugin for a device, which `grpo plugin install`
+//! downloads.
 //!
 //! ```no_run
 //! use backend_tpu::PjrtBackend;

@@ -1,4 +1,4 @@
-//! What the caller hands to a program: tensors to read, tensors to update, wherever they are.
+//! The caller's tensors: inputs and accumulators, on the host or on devices.
 
 use crate::devices::Devices;
 use crate::error::{failed, unsupported};
@@ -18,12 +18,12 @@ pub(crate) enum Operand<'a> {
     UpdateDevice(&'a mut PjrtTensor),
 }
 
-/// Tensors of the caller by role.
+/// The caller's tensors, by role.
 #[derive(Default)]
 pub(crate) struct Operands<'a>(Vec<(Role, Operand<'a>)>);
 
 impl<'a> Operands<'a> {
-    /// What the policy hands over, to be read.
+    /// Collects the policy's inputs.
     pub(crate) fn new(policy: PolicyInput<'a>) -> Result<Self> {
         let mut operands = Self::default();
         match policy {
@@ -39,14 +39,14 @@ impl<'a> Operands<'a> {
         Ok(operands)
     }
 
-    /// Logits that are overwritten with their gradient.
+    /// Collects logits that are overwritten with their gradient.
     pub(crate) fn in_place(logits: TensorMut<'a>) -> Result<Self> {
         let mut operands = Self::default();
         operands.update(Role::Logits, logits)?;
         Ok(operands)
     }
 
-    /// Adds the gradients to be updated.
+    /// Adds the gradient accumulators.
     pub(crate) fn add(&mut self, grads: GradsMut<'a>) -> Result<()> {
         let GradsMut { hidden, lm_head, bias, logits } = grads;
         let roles = [Role::GradHidden, Role::GradLmHead, Role::GradBias, Role::GradLogits];
@@ -87,8 +87,8 @@ impl<'a> Operands<'a> {
         Ok(())
     }
 
-    /// Checks that tensors on devices are what `layout` and `dtype` say for their role, and lie on `devices`: once they are
-    /// donated, it is too late.
+    /// Checks that tensors on devices match `layout` and `dtype` for their role, and are on `devices`. This must happen
+    /// before they are donated.
     pub(crate) fn check(
         &self,
         devices: &Devices,
@@ -122,7 +122,7 @@ impl<'a> Operands<'a> {
         Ok(())
     }
 
-    /// Copies what is on the host to the devices.
+    /// Copies host tensors to the devices.
     pub(crate) fn upload(
         &self,
         mut upload: impl FnMut(Role, TensorRef<'_>) -> Result<PjrtTensor>,
@@ -139,7 +139,7 @@ impl<'a> Operands<'a> {
         Ok(uploaded)
     }
 
-    /// Takes the buffers of what is to be updated, to be donated: those of the caller, or those just uploaded.
+    /// Takes the buffers of accumulators, to donate them: the caller's, or the uploaded ones.
     pub(crate) fn donate(&mut self, uploaded: &mut HashMap<Role, PjrtTensor>) -> HashMap<Role, Vec<Buffer>> {
         let mut donated = HashMap::new();
         for (role, operand) in &mut self.0 {
@@ -153,7 +153,7 @@ impl<'a> Operands<'a> {
         donated
     }
 
-    /// The buffers of what is only read.
+    /// Returns the buffers of inputs.
     pub(crate) fn borrowed<'b>(&'b self, uploaded: &'b HashMap<Role, PjrtTensor>) -> HashMap<Role, &'b [Buffer]> {
         let caller = self.0.iter().filter_map(|(role, operand)| match operand {
             Operand::ReadDevice(tensor) => Some((*role, &tensor.parts[..])),
@@ -162,7 +162,7 @@ impl<'a> Operands<'a> {
         uploaded.iter().map(|(role, tensor)| (*role, &tensor.parts[..])).chain(caller).collect()
     }
 
-    /// Gives updated tensors back: to their owner on the devices, or to the host.
+    /// Returns updated tensors to their owners, on the devices or on the host.
     pub(crate) fn give_back(self, mut results: impl FnMut(Role) -> PjrtTensor) -> Result<()> {
         for (role, operand) in self.0 {
             match operand {
@@ -179,6 +179,6 @@ impl<'a> Operands<'a> {
 fn foreign(role: Role, tensor: &dyn DeviceTensor) -> Error {
     unsupported(
         &format!("the tensor given for `{}`: {tensor:?}", role.name()),
-        "hand over host slices, or tensors that a plan of this backend uploaded",
+        "pass host slices, or tensors that a plan of this backend has uploaded",
     )
 }

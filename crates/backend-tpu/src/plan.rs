@@ -1,8 +1,8 @@
-//! A planned loss: compiled programs, and the tensors that go in and out.
+//! A planned loss: its executables, and their arguments and results.
 //!
-//! Everything happens on the devices. A call uploads two small tables and a flag, runs one program, and brings back a few sums;
-//! gradients are updated in buffers that are donated and come back. Host slices are uploaded before and downloaded after
-//! the same call.
+//! All work happens on the devices. A call uploads two small tables and a flag, runs one executable, and downloads a
+//! few sums. Gradients are updated in donated buffers. Host slices are uploaded before and downloaded after the same
+//! call.
 
 use crate::aot::Variant;
 use crate::devices::MeshCompiler;
@@ -26,7 +26,7 @@ use pjrt::{Argument, Buffer, CompiledMemoryStats, DType, LoadedExecutable};
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// The loss on devices, ready for batches of one shape.
+/// The loss on devices, planned for batches of one shape.
 pub struct PjrtPlan {
     compiler: MeshCompiler,
     request: PlanRequest,
@@ -52,20 +52,21 @@ impl Compiled {
     }
 }
 
-/// What a call returns when everything stays on the devices.
+/// The result of a call whose tensors stay on the devices.
 #[derive(Debug)]
 pub struct DeviceOutput {
-    /// Sum over tokens of weight x token loss.
+    /// The sum over tokens of weight x token loss.
     pub loss: f64,
-    /// The part of it that is the policy term's.
+    /// The part of the loss that comes from the policy term.
     pub policy_loss: f64,
     /// TRL's metrics as mergeable sums.
     pub metrics: Metrics,
-    /// Log-probabilities `[N]`.
+    /// The log-probabilities `[N]`.
     pub logp: PjrtTensor,
-    /// Entropies `[N]`.
+    /// The entropies `[N]`.
     pub entropy: PjrtTensor,
-    /// Gradients that were not added to the caller's: those of [`ProgramKind::Materialised`], in the dtype of the inputs.
+    /// Gradients that were not added to the caller's accumulators: the results of [`ProgramKind::Materialised`], in the
+    /// dtype of the inputs.
     pub gradients: Vec<PjrtTensor>,
 }
 
@@ -79,7 +80,7 @@ impl From<Step<OnDevice>> for DeviceOutput {
 impl PjrtPlan {
     pub(crate) fn new(compiler: &MeshCompiler, variant: Variant) -> Result<Self> {
         let (request, kind) = (&variant.request, variant.program);
-        // A compiler takes its time for what no device could hold.
+        // Fail before a slow compilation if no device could hold the tensors.
         let least = MemoryReport { inputs: request.inputs_bytes(), outputs: request.outputs_bytes(), workspace: 0 };
         request.check_memory(&least, None)?;
         let pass = kind.pass(request.policy);
@@ -97,7 +98,7 @@ impl PjrtPlan {
         Ok(Self { compiler: compiler.clone(), request: variant.request, spec, kind, programs, memory })
     }
 
-    /// The program of `pass`, compiled when it is first needed.
+    /// Returns the executable of `pass`, which is compiled on first use.
     fn compiled(&mut self, pass: Pass) -> Result<&Compiled> {
         if !self.programs.contains_key(&pass) {
             let compiled = Compiled::new(&self.compiler, self.kind.program(&self.spec, pass)?)?;
@@ -106,24 +107,24 @@ impl PjrtPlan {
         Ok(&self.programs[&pass])
     }
 
-    /// What the compiler has allotted to the program that the plan was made for, per device.
+    /// Returns the compiler's memory allocation of the executable that the plan was made for, per device.
     ///
     /// # Errors
-    /// [`Error::Backend`] when the plugin does not say.
+    /// [`Error::Backend`] if the plugin does not report it.
     pub fn compiled_memory(&mut self) -> Result<CompiledMemoryStats> {
         let pass = self.kind.pass(self.request.policy);
         self.compiled(pass)?.memory()
     }
 
-    /// What the programs are made for, with the blocking that was chosen.
+    /// Returns the specification of the programs, with the chosen blocking.
     pub fn spec(&self) -> &Spec {
         &self.spec
     }
 
-    /// Copies a tensor of `role` to the devices. `tokens`: N of the batches that it is for; of no meaning for a head.
+    /// Copies a tensor of `role` to the devices. `tokens` is N of its batches; it has no effect for a head.
     ///
     /// # Errors
-    /// [`Error::Shape`] when its length or dtype is not that of the role, [`Error::Backend`] when the device refuses.
+    /// [`Error::Shape`] if its length or dtype does not match the role, [`Error::Backend`] if the device refuses.
     pub fn upload(&self, role: Role, tokens: usize, tensor: TensorRef<'_>) -> Result<PjrtTensor> {
         const OP: &str = "upload";
         let planned = self.request.max_tokens;
@@ -143,7 +144,7 @@ impl PjrtPlan {
         PjrtTensor::upload(&self.compiler.devices, role, layout, &shape, tensor)
     }
 
-    /// A tensor of zeros of `role`, as gradients begin.
+    /// Makes a tensor of zeros for `role`, such as an initial gradient accumulator.
     ///
     /// # Errors
     /// As [`PjrtPlan::upload`].
@@ -162,7 +163,7 @@ impl PjrtPlan {
         }
     }
 
-    /// Log-probabilities and entropies `[N]` that stay on the devices.
+    /// Returns log-probabilities and entropies `[N]` that stay on the devices.
     ///
     /// # Errors
     /// As [`LossPlan::score`].
@@ -174,11 +175,12 @@ impl PjrtPlan {
         Ok([logp, entropy])
     }
 
-    /// Loss, metrics and gradients, of which only scalars leave the devices. Host slices among `policy` and `grads` are
-    /// uploaded before, and gradients downloaded after. Scores of tokens that the configuration leaves out of the loss are 0.
+    /// Computes loss, metrics and gradients; only scalars leave the devices. Host slices in `policy` and `grads` are
+    /// uploaded before, and gradients downloaded after. Scores of tokens that the configuration excludes from the loss
+    /// are 0.
     ///
     /// # Errors
-    /// As [`LossPlan::value_and_grad`]. Gradients on devices are lost if the program that owns them fails.
+    /// As [`LossPlan::value_and_grad`]. Gradients on devices are lost if the executable that owns them fails.
     pub fn value_and_grad_on_device(
         &mut self,
         policy: PolicyInput<'_>,
@@ -190,7 +192,7 @@ impl PjrtPlan {
         Ok(step(&loss, batch, DeviceCall { plan: self, tensors: Tensors::Separate(policy, grads) })?.into())
     }
 
-    /// The same of logits that are overwritten with their gradient.
+    /// Like [`PjrtPlan::value_and_grad_on_device`], for logits that are overwritten with their gradient.
     ///
     /// # Errors
     /// As [`PjrtPlan::value_and_grad_on_device`].
@@ -220,7 +222,7 @@ impl PjrtPlan {
         self.spec.check_batch(batch)
     }
 
-    /// Runs the program of `pass`: uploads what is on the host, donates what is updated, gives it back.
+    /// Runs the executable of `pass`: uploads host tensors, donates accumulators, and returns the updated ones.
     fn run(
         &mut self,
         pass: Pass,
@@ -232,7 +234,7 @@ impl PjrtPlan {
         let layout = |role| Layout::new(&self.spec, role, batch.tokens());
         operands.check(&self.compiler.devices, layout, |role| self.dtype(role))?;
         let mut uploaded = operands.upload(|role, tensor| match (tensor, self.dtype(role)) {
-            // A frozen head in bf16 beside states in f32: the program was compiled for one in f32.
+            // A frozen bf16 head with f32 hidden states: the program was compiled for an f32 head.
             (TensorRef::Bf16(values), Dtype::F32) => {
                 let wide: Vec<f32> = values.iter().map(|x| x.to_f32()).collect();
                 self.upload(role, batch.tokens(), TensorRef::F32(&wide))
@@ -242,7 +244,7 @@ impl PjrtPlan {
         let tables = tables.upload(&self.spec, &self.compiler.devices)?;
         let Compiled { program, executable } = &self.programs[&pass];
 
-        // From here on the devices own what is updated: a failure loses it.
+        // From here on, the devices own the accumulators; a failure loses them.
         let mut donated = operands.donate(&mut uploaded);
         let borrowed = operands.borrowed(&uploaded);
         let count = self.spec.mesh.devices();
@@ -256,7 +258,7 @@ impl PjrtPlan {
         }
         let outputs = executable.execute_donating(arguments).map_err(failed)?;
 
-        // From one list of results per device to one list of devices per result.
+        // Transpose `[devices][results]` to `[results][devices]`.
         let mut outputs: Vec<_> = outputs.into_iter().map(Vec::into_iter).collect();
         let mut results = HashMap::new();
         for role in &program.results {
@@ -277,16 +279,16 @@ impl PjrtPlan {
     }
 }
 
-/// The tensors that a program returns.
+/// The tensors that an executable returns.
 struct OnDevice {
     logp: PjrtTensor,
     entropy: PjrtTensor,
-    /// Those that nobody has donated.
+    /// Gradients without a donated buffer.
     gradients: Vec<PjrtTensor>,
 }
 
 impl OnDevice {
-    /// On the host: 0 at masked tokens.
+    /// Copies the scores to the host; they are 0 at masked tokens.
     fn scores(&self) -> Result<Scores> {
         Ok(Scores { logp: self.logp.to_host()?, entropy: self.entropy.to_host()? })
     }
@@ -342,7 +344,7 @@ impl Call for DeviceCall<'_> {
     }
 }
 
-/// The same with log-probabilities and entropies on the host.
+/// An evaluation that returns log-probabilities and entropies on the host.
 struct HostCall<'a>(DeviceCall<'a>);
 
 impl Call for HostCall<'_> {
@@ -358,7 +360,7 @@ impl Call for HostCall<'_> {
     }
 }
 
-/// The result of `Tokens::sums`.
+/// Reads the result of `Tokens::sums`.
 fn read_sums(tensor: &PjrtTensor) -> Result<LossSums<f64>> {
     let mut values = [0.0_f32; LossSums::<f32>::COUNT];
     tensor.parts[0].to_host(&mut values).map_err(failed)?;

@@ -1,20 +1,20 @@
-//! Which plugin serves a kind of device: a path given by the caller, else the file that [`VARIABLE`] names, else what
-//! `grpo plugin install` has put into the user's cache.
+//! Finds the plugin for a kind of device: a path from the caller, else the file in [`VARIABLE`], else the installation
+//! of `grpo plugin install` in the user's cache.
 
 use grpo_core::error::{Error, Result};
 pub use pjrt::install::{Kind, install};
 use pjrt::{Client, NamedValue, Plugin, Topology};
 use std::path::{Path, PathBuf};
 
-/// Environment variable with the path of a plugin. It is used for whatever kind of device is asked for.
+/// The environment variable with the path of a plugin, for any kind of device.
 pub const VARIABLE: &str = "GRPO_PJRT_PLUGIN";
 
-/// The file of the plugin for `kind`; `path` wins over the environment, and that over the cache. One from the cache is what
-/// was installed; [`pjrt::install::find`] has checked it.
+/// Returns the file of the plugin for `kind`. `path` takes precedence over the environment, and the environment over
+/// the cache. [`pjrt::install::find`] verifies plugins in the cache.
 ///
 /// # Errors
-/// [`Error::Backend`] when the file is not there, with the command that fetches it, and when an installed one is not what was
-/// installed, with the command that installs it again.
+/// [`Error::Backend`] if the file does not exist, with the command that installs it; also if an installed plugin is
+/// damaged, with the command that reinstalls it.
 pub fn find(kind: Kind, path: Option<&Path>) -> Result<PathBuf> {
     let variable = || std::env::var_os(VARIABLE).filter(|value| !value.is_empty()).map(PathBuf::from);
     let (path, origin) = match (path, variable()) {
@@ -46,7 +46,7 @@ fn find_installed(kind: Kind) -> Result<PathBuf> {
 /// Loads the plugin for `kind`; see [`find`].
 ///
 /// # Errors
-/// Those of [`find`]; [`Error::Backend`] with the loader's words.
+/// The errors of [`find`]; [`Error::Backend`] with the loader's message.
 pub fn load(kind: Kind, path: Option<&Path>) -> Result<Plugin> {
     Plugin::load(find(kind, path)?).map_err(|error| failed(kind, error))
 }
@@ -54,7 +54,7 @@ pub fn load(kind: Kind, path: Option<&Path>) -> Result<Plugin> {
 /// Opens the devices of `kind`; see [`find`] and [`Plugin::client`].
 ///
 /// # Errors
-/// Those of [`load`]; [`Error::Backend`] when the plugin has no devices here, or serves another kind.
+/// The errors of [`load`]; [`Error::Backend`] if the plugin finds no devices, or serves another kind.
 pub fn client(kind: Kind, path: Option<&Path>, options: &[(&str, NamedValue)]) -> Result<Client> {
     let plugin = load(kind, path)?;
     let opened = plugin.client(options);
@@ -64,14 +64,14 @@ pub fn client(kind: Kind, path: Option<&Path>, options: &[(&str, NamedValue)]) -
     Ok(client)
 }
 
-/// Describes devices of `kind` that need not be there; see [`find`] and [`Plugin::topology`].
+/// Describes devices of `kind` that need not be present; see [`find`] and [`Plugin::topology`].
 ///
 /// # Errors
-/// Those of [`load`]; [`Error::Backend`] when the plugin does not know the devices, or serves another kind.
+/// The errors of [`load`]; [`Error::Backend`] if the plugin does not know the devices, or serves another kind.
 pub fn topology(kind: Kind, path: Option<&Path>, name: &str, options: &[(&str, NamedValue)]) -> Result<Topology> {
     let plugin = load(kind, path)?;
     let topology = plugin.topology(name, options).map_err(|error| match error.is_unsupported() {
-        true => failed(kind, format!("{} compiles for no device that is not there: {error}", plugin.path().display())),
+        true => failed(kind, format!("{} cannot compile for absent devices: {error}", plugin.path().display())),
         false => failed(kind, error),
     })?;
     let platform = topology.platform_name().map_err(|error| failed(kind, error))?;
@@ -79,7 +79,7 @@ pub fn topology(kind: Kind, path: Option<&Path>, name: &str, options: &[(&str, N
     Ok(topology)
 }
 
-/// Checks that the plugin serves `kind`, which only what it opens can say.
+/// Checks that the plugin serves `kind`; only an opened client or topology reports that.
 fn check_platform(kind: Kind, plugin: Plugin, platform: &str) -> Result<()> {
     match platform.eq_ignore_ascii_case(kind.name()) {
         true => Ok(()),
@@ -87,7 +87,7 @@ fn check_platform(kind: Kind, plugin: Plugin, platform: &str) -> Result<()> {
     }
 }
 
-/// An error of the backend `pjrt:KIND`.
+/// Makes an error of the backend `pjrt:KIND`.
 pub(crate) fn failed(kind: Kind, message: impl ToString) -> Error {
     Error::Backend { backend: format!("{}:{}", crate::error::NAME, kind.name()), message: message.to_string() }
 }

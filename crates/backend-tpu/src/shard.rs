@@ -1,22 +1,22 @@
-//! Which part of a tensor lies on which device of a mesh: cutting tensors into parts and putting them together.
+//! Sharding of tensors over the devices of a mesh: splitting and assembling.
 //!
-//! Tensors are matrices `[rows, columns]` here; a vector of tokens is `[N, 1]`, a bias `[1, V]`. Every device holds a part
-//! of the same size; what lies beyond the tensor is padding.
+//! Tensors are matrices `[rows, columns]` here; a vector of tokens is `[N, 1]`, a bias `[1, V]`. All devices hold
+//! shards of the same size; entries beyond the tensor are padding.
 
 use crate::program::{Mesh, Role, Spec};
 use grpo_core::{HeadLayout, PolicySpec};
 use std::borrow::Cow;
 use std::ops::Range;
 
-/// How a tensor is cut over the devices of a mesh.
+/// The sharding of a tensor over the devices of a mesh.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Layout {
     /// Rows and columns of the tensor without padding.
     rows: usize,
     columns: usize,
-    /// Rows and columns of one part.
+    /// Rows and columns of one shard.
     part: [usize; 2],
-    /// The dimension of the mesh along which rows and columns are cut.
+    /// The dimensions of the mesh along which rows and columns are sharded.
     cut: [Option<Axis>; 2],
     mesh: Mesh,
 }
@@ -28,7 +28,7 @@ enum Axis {
 }
 
 impl Layout {
-    /// The layout of the tensor of `role`, for a batch of `tokens`.
+    /// Returns the layout of the tensor of `role`, for a batch of `tokens`.
     pub(crate) fn new(spec: &Spec, role: Role, tokens: usize) -> Self {
         let (n, v) = (spec.local_tokens(), spec.local_vocab());
         let vocab = spec.policy.vocab();
@@ -53,17 +53,17 @@ impl Layout {
         Self { rows: whole[0], columns: whole[1], part, cut, mesh: spec.mesh }
     }
 
-    /// Elements of the tensor without padding.
+    /// Returns the elements of the tensor without padding.
     pub(crate) fn elements(&self) -> usize {
         self.rows * self.columns
     }
 
-    /// Elements of one part.
+    /// Returns the elements of one shard.
     pub(crate) fn part_elements(&self) -> usize {
         self.part[0] * self.part[1]
     }
 
-    /// Rows and columns of the tensor that `device` holds.
+    /// Returns the rows and columns of the tensor that `device` holds.
     fn window(&self, device: usize) -> [Range<usize>; 2] {
         let ranks = [device / self.mesh.vocab, device % self.mesh.vocab];
         [0, 1].map(|d| {
@@ -78,14 +78,14 @@ impl Layout {
         })
     }
 
-    /// Whether `device` is the first of those that hold the same part.
+    /// Returns `true` if `device` is the first one with its shard.
     fn is_first(&self, device: usize) -> bool {
         let [data, vocab] = [device / self.mesh.vocab, device % self.mesh.vocab];
         let has = |axis| self.cut.contains(&Some(axis));
         (has(Axis::Data) || data == 0) && (has(Axis::Vocab) || vocab == 0)
     }
 
-    /// The part of `device`, padded with zeros. Borrowed where it lies in one piece.
+    /// Returns the shard of `device`, padded with zeros; borrowed if it is contiguous.
     pub(crate) fn part<'a, T: Copy + Default>(&self, tensor: &'a [T], device: usize) -> Cow<'a, [T]> {
         let [rows, columns] = self.window(device);
         if columns.len() == self.columns && self.part == [rows.len(), columns.len()] {
@@ -98,7 +98,7 @@ impl Layout {
         Cow::Owned(part)
     }
 
-    /// Puts the parts together; `read` fills a slice with the part of a device. Copies are read once.
+    /// Assembles the tensor from shards; `read` fills a slice with the shard of a device. Replicas are read once.
     pub(crate) fn collect<T: Copy + Default, E>(
         &self,
         tensor: &mut [T],
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_come_back_together() {
+    fn shards_assemble_to_the_tensor() {
         for mesh in
             [Mesh::default(), Mesh { data: 2, vocab: 1 }, Mesh { data: 1, vocab: 4 }, Mesh { data: 3, vocab: 2 }]
         {
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn a_part_is_the_window_of_its_ranks_with_zeros_beyond() {
+    fn shards_are_padded_with_zeros() {
         let spec = spec(Mesh { data: 2, vocab: 2 }, HeadLayout::HiddenVocab);
         let head: Vec<f32> = (0..14).map(|i| i as f32).collect(); // [2, 7]
         let layout = Layout::new(&spec, Role::LmHead, 5);

@@ -1,4 +1,4 @@
-//! The tokens of a batch as the two small tables that programs read.
+//! The tokens of a batch as the two small tables of programs.
 
 use crate::devices::Devices;
 use crate::program::{IDS, Role, Spec};
@@ -11,29 +11,30 @@ use grpo_core::error::Result;
 use pjrt::Buffer;
 use std::collections::HashMap;
 
-/// The tokens of a batch on the host, as programs take them: [`Role::TokenIds`], [`Role::TokenNumbers`] and [`Role::OnPolicy`]. Masked
-/// tokens and padding have target -1 and zeros, whatever the batch holds there.
+/// The tokens of a batch on the host, as arguments of programs: [`Role::TokenIds`], [`Role::TokenNumbers`] and
+/// [`Role::OnPolicy`]. Masked tokens and padding have target -1 and zeros, for any content of the batch.
 #[derive(Clone, Debug)]
 pub struct TokenTables {
-    /// i32 `[IDS, G]`, of [`Role::TokenIds`].
+    /// i32 `[IDS, G]`, for [`Role::TokenIds`].
     pub ids: Vec<i32>,
-    /// f32 `[TokenColumns::COUNT, G]`, of [`Role::TokenNumbers`].
+    /// f32 `[TokenColumns::COUNT, G]`, for [`Role::TokenNumbers`].
     pub numbers: Vec<f32>,
-    /// The predicate of [`Role::OnPolicy`].
+    /// The predicate for [`Role::OnPolicy`].
     pub on_policy: bool,
 }
 
 impl TokenTables {
-    /// The tables of `batch`, which has at most [`Spec::tokens`]. `evaluator`: of the loss of `batch`; `None` when scoring.
+    /// Makes the tables of `batch`, which has at most [`Spec::tokens`] tokens. `evaluator` belongs to the loss of
+    /// `batch`; `None` for scoring.
     pub fn new(spec: &Spec, batch: &TokenBatch, evaluator: Option<&Evaluator>) -> Self {
         let g = spec.padded_tokens();
         let (mut ids, mut numbers) = (vec![-1; IDS * g], vec![0.0; TokenColumns::<f32>::COUNT * g]);
         for sequence in 0..batch.sequences() {
             for row in batch.range(sequence).filter(|row| batch.is_active(*row)) {
-                // Checked to be an index of the vocabulary; a program counts in i32.
+                // The batch has checked that it is in the vocabulary; programs use i32.
                 ids[row] = batch.targets()[row] as i32;
                 ids[g + row] = sequence as i32;
-                // A score depends on the temperature alone.
+                // Scores depend on the temperature only.
                 let columns = evaluator.map_or_else(
                     || TokenColumns {
                         reciprocal_temperature: spec.loss.reciprocal_temperature(batch, row),
@@ -49,7 +50,7 @@ impl TokenTables {
         Self { ids, numbers, on_policy: batch.old_logp().is_none() }
     }
 
-    /// The tables on every device.
+    /// Copies the tables to every device.
     pub(crate) fn upload(&self, spec: &Spec, devices: &Devices) -> Result<HashMap<Role, Vec<Buffer>>> {
         let place = |role| (Layout::new(spec, role, 0), spec.type_of(role).shape);
         let (ids, numbers, flag) = (place(Role::TokenIds), place(Role::TokenNumbers), place(Role::OnPolicy));

@@ -1,4 +1,4 @@
-//! Tensors that live on the devices of a plan.
+//! Tensors on the devices of a plan.
 
 use crate::devices::Devices;
 use crate::error::{NAME, failed};
@@ -12,13 +12,13 @@ use std::any::Any;
 
 /// A tensor of a plan on its devices: hidden states, head, logits or gradients.
 ///
-/// Made by [`crate::PjrtPlan::upload`] and [`crate::PjrtPlan::zeros`] for a role and a number of tokens; every call of a
-/// plan of the same shapes takes it. Gradients are updated in the memory that they have.
+/// [`crate::PjrtPlan::upload`] and [`crate::PjrtPlan::zeros`] make it for a role and a number of tokens; all calls of
+/// plans of the same shapes accept it. Gradients are updated in place.
 pub struct PjrtTensor {
     pub(crate) role: Role,
     pub(crate) dtype: Dtype,
     pub(crate) layout: Layout,
-    /// One per device; none after a call that failed while it owned them.
+    /// One per device; empty after a failed call that owned them.
     pub(crate) parts: Vec<Buffer>,
 }
 
@@ -42,17 +42,17 @@ impl DeviceTensor for PjrtTensor {
 }
 
 impl PjrtTensor {
-    /// What the tensor is to a program.
+    /// Returns the role of the tensor in a program.
     pub fn role(&self) -> Role {
         self.role
     }
 
-    /// The number of elements, without padding.
+    /// Returns the number of elements, without padding.
     pub fn elements(&self) -> usize {
         self.layout.elements()
     }
 
-    /// Blocks until the elements are there.
+    /// Blocks until the elements are available.
     ///
     /// # Errors
     /// As [`PjrtTensor::to_host`].
@@ -61,10 +61,10 @@ impl PjrtTensor {
         self.parts.iter().try_for_each(Buffer::wait).map_err(failed)
     }
 
-    /// The tensor, row-major and widened to f32.
+    /// Returns the elements, row-major and widened to f32.
     ///
     /// # Errors
-    /// [`Error::Backend`] when the program that computes it failed, or one that was to update it.
+    /// [`Error::Backend`] if the program that computes or updates it failed.
     pub fn to_host(&self) -> Result<Vec<f32>> {
         match self.dtype {
             Dtype::F32 => {
@@ -87,7 +87,7 @@ impl PjrtTensor {
     }
 
     /// # Errors
-    /// [`Error::Backend`] when a call that failed has lost the tensor.
+    /// [`Error::Backend`] if a failed call has lost the tensor.
     pub(crate) fn alive(&self) -> Result<()> {
         if self.parts.is_empty() {
             let message = format!("the tensor `{}` was lost in a call that failed; upload it again", self.role.name());
@@ -115,7 +115,7 @@ impl PjrtTensor {
     }
 }
 
-/// Copies every device's part of `values` to it.
+/// Copies every device's shard of `values` to it.
 pub(crate) fn send<T: pjrt::Element + Copy + Default>(
     devices: &Devices,
     layout: &Layout,

@@ -1,27 +1,28 @@
-//! How the fused loops are cut to fit a budget.
+//! Selects the blocking of the fused loops within a budget.
 
 use crate::program::{Blocking, Mesh, Numerics};
 use grpo_core::error::{Error, Result};
 use grpo_core::{Implementation, LoopOrder, PlanRequest, PolicySpec};
 
-/// Fewer rows than this and the products are no longer worth their name: panels are better.
+/// Chunks of fewer rows make inefficient products; panels are better then.
 const LEAST_CHUNK: usize = 64;
 
-/// The blocking that `request` asks for, or the largest that should fit its budget: chunks of tokens while they are worth
-/// it, panels of the vocabulary below that. What it then really takes, the compiler says.
+/// Returns the blocking that `request` sets, or the largest that should fit its budget: chunks of tokens if they are
+/// large enough, panels of the vocabulary otherwise. The compiler determines the actual memory.
 ///
 /// # Errors
-/// [`Error::Budget`] when not even a panel of one column fits; [`Error::Unsupported`] for a size that no loop has.
+/// [`Error::Budget`] if not even a panel of one column fits; [`Error::Unsupported`] for a tile size that the loop order
+/// does not use.
 pub(crate) fn choose(request: &PlanRequest, numerics: &Numerics, mesh: Mesh) -> Result<Blocking> {
     let (Implementation::Fused, PolicySpec::Hidden { hidden, vocab, .. }) = (request.implementation, request.policy)
     else {
-        // Nothing is cut.
+        // No blocking.
         return Ok(Blocking::TokenChunks(1));
     };
     let (n, v) = (mesh.local_tokens(request.max_tokens), mesh.local_vocab(vocab));
     let tiling = &request.tiling;
     let budget = tiling.workspace_budget;
-    // A tile, and the product of its gradient before it is added.
+    // A tile, and the product of its gradient before accumulation.
     let logit = numerics.logits.bytes();
     let chunk = (budget / v.saturating_mul(logit).saturating_add(4 * hidden)).min(n);
     let panel = (budget.saturating_sub(4 * hidden) / n.saturating_mul(logit).saturating_add(4 * hidden)).min(v);
@@ -53,8 +54,8 @@ pub(crate) fn choose(request: &PlanRequest, numerics: &Numerics, mesh: Mesh) -> 
     })
 }
 
-/// `size`, or less, so that as many windows over `length` overlap as little as possible; in whole tiles of the devices'
-/// registers where that leaves the number of windows as it is.
+/// Returns `size`, or less, so that the same number of windows over `length` overlap as little as possible; a multiple
+/// of the devices' register tiles if the number of windows allows it.
 pub(crate) fn even(length: usize, size: usize) -> usize {
     let windows = length.div_ceil(size);
     let width = length.div_ceil(windows);
@@ -94,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_given_is_taken() {
+    fn set_tile_sizes_are_used() {
         let chunk = Tiling { token_chunk: Some(1000), ..Tiling::default() };
         assert_eq!(chosen(1, chunk), Ok(Blocking::TokenChunks(1000)));
         let both = Tiling { token_chunk: Some(1000), vocab_block: Some(4096), ..Tiling::default() };
@@ -104,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn windows_overlap_little() {
+    fn even_windows_overlap_little() {
         assert_eq!(even(8192, 3000), 2816); // three windows, not 3000 + 3000 + 2192
         assert_eq!(even(10, 4), 4);
         assert_eq!(even(7, 7), 7);

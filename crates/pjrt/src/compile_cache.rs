@@ -74,7 +74,7 @@ impl CompileCache {
             Err(error) if error.is_unsupported() => {}
             Err(error) => {
                 let folder = self.directory().display();
-                tracing::warn!("{folder}: a compiled program is not kept, and will be compiled again: {error}");
+                tracing::warn!("{folder}: an executable is not cached, and will be compiled again: {error}");
             }
         }
         Ok((executable, CacheOutcome::Uncacheable))

@@ -1,4 +1,4 @@
-//! What a compiler says of one program, and the folder that remembers it.
+//! A compiler's analysis of a program, and the folder that caches it.
 
 use super::compile::Compiler;
 use super::cost::Cost;
@@ -10,31 +10,31 @@ use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use std::time::Instant;
 
-/// Entries of another form are not found.
+/// The version of the entries' format; other versions count as missing.
 const FORM: &[u8] = b"analysis 2";
 
-/// What a compiler says of one program, per device. Bytes are what it has allotted.
+/// A compiler's analysis of a program, per device. Bytes are the compiler's allocations.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Analysis {
     /// Bytes of all arguments.
     pub argument_bytes: u64,
-    /// All results, with those that take over an argument's memory.
+    /// The bytes of all results, including results that reuse an argument's memory.
     pub output_bytes: u64,
-    /// Results that take over an argument's memory.
+    /// The bytes of results that reuse an argument's memory.
     pub alias_bytes: u64,
-    /// Everything else that a run allocates.
+    /// The bytes of all other allocations of a run.
     pub temp_bytes: u64,
     /// Bytes of the program's code.
     pub code_bytes: u64,
-    /// Bytes of the text that was compiled.
+    /// The bytes of the compiled text.
     pub program_bytes: u64,
-    /// The compiler's estimates, with the body of a loop counted once, or why there are none.
+    /// The compiler's cost estimates, with loop bodies counted once, or the reason why there are none.
     pub cost: std::result::Result<Cost, String>,
-    /// What compiling took in seconds.
+    /// The compile time in seconds.
     pub compile_seconds: f64,
-    /// The processor time that it took, in seconds: of this process, in which nothing else should run.
+    /// The processor time of the compilation in seconds, measured for the whole process; nothing else should run in it.
     pub compile_processor_seconds: f64,
-    /// Whether it was compiled before, and read from a folder now.
+    /// `true` if the analysis was read from the cache.
     #[serde(skip)]
     pub from_cache: bool,
 }
@@ -61,31 +61,32 @@ impl Analysis {
         })
     }
 
-    /// What has to fit into the device's memory: arguments, results that are not aliased, temporaries and code.
+    /// Returns the bytes that must fit into the device's memory: arguments, results that are not aliased, temporaries
+    /// and code.
     pub fn total_bytes(&self) -> u64 {
         let all = self.argument_bytes + self.output_bytes + self.temp_bytes + self.code_bytes;
         all.saturating_sub(self.alias_bytes)
     }
 }
 
-/// The folder in this user's cache that [`Compiler::with_cache`] is usually given; `None` for a user without one.
+/// Returns the usual folder for [`Compiler::with_cache`] in this user's cache; `None` for a user without a cache.
 pub fn user_cache() -> Option<PathBuf> {
     Some(pjrt::install::cache_dir().ok()?.with_file_name("aot"))
 }
 
 impl Compiler {
-    /// Remembers in `directory` what the compiler says of a program, for this and later processes: a program that was
-    /// compiled before, by the same version of the compiler for the same target, is not compiled again.
+    /// Caches analyses in `directory`, for this and later processes. The key covers the program, the compiler's version
+    /// and the target.
     #[must_use]
     pub fn with_cache(mut self, directory: impl Into<PathBuf>) -> Self {
         self.cache = Some(Cache::new(directory));
         self
     }
 
-    /// Compiles `program`, the text of a module, and says what the compiler says of it.
+    /// Compiles `program`, the text of a module, and returns the compiler's analysis.
     ///
     /// # Errors
-    /// [`grpo_core::Error::Backend`] when the compiler refuses, or when others may write to the folder that remembers.
+    /// [`grpo_core::Error::Backend`] if the compiler refuses, or if others may write to the cache folder.
     pub fn analyse(&self, program: &str, options: &CompileOptions) -> Result<Analysis> {
         let Some(cache) = &self.cache else { return self.compile_and_analyse(program, options) };
         let key = self.key(program, options)?;
@@ -120,7 +121,7 @@ impl Compiler {
     }
 }
 
-/// The processor time that this process has taken so far, in seconds.
+/// Returns the processor time of this process so far, in seconds.
 fn processor_seconds() -> f64 {
     let taken = clock_gettime(ClockId::ProcessCPUTime);
     taken.tv_sec as f64 + taken.tv_nsec as f64 / 1e9

@@ -1,19 +1,20 @@
-//! What a device can do at best, as its maker publishes it.
+//! Peak numbers of devices, as published by their makers.
 
 use serde::Serialize;
 
-/// A device as PJRT counts them: a TPU v7x chip is two.
+/// A device as PJRT counts them: a TPU v7x chip is two devices.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Chip {
     /// The name of the chip on the command line.
     pub name: &'static str,
-    /// Dense products of bf16 that are summed in f32, in flop/s.
+    /// The peak of dense bf16 products with f32 accumulation, in flop/s.
     pub peak_flops: f64,
-    /// The bandwidth to and from the device's memory in bytes/s.
+    /// The memory bandwidth in bytes/s.
     pub bandwidth: f64,
-    /// Bytes of that memory.
+    /// The bytes of memory.
     pub memory: u64,
-    /// Cycles per second, where a compiler counts in cycles. Inferred: v6e's peak at four arrays of 256 x 256.
+    /// The clock in cycles/s, for compilers that estimate cycles. For v6e it is inferred from the peak of four 256 x
+    /// 256 arrays.
     pub clock: Option<f64>,
 }
 
@@ -22,8 +23,8 @@ const GIGA: f64 = 1e9;
 const GIB: u64 = 1 << 30;
 
 impl Chip {
-    /// Sources: TPUs, docs.cloud.google.com/tpu/docs/{v4,v5e,v5p,v6e,tpu7x}; GPUs, NVIDIA's data sheets (SXM, without
-    /// sparsity), with bandwidth and size of the target configurations under `targets/`.
+    /// Sources: for TPUs, docs.cloud.google.com/tpu/docs/{v4,v5e,v5p,v6e,tpu7x}; for GPUs, NVIDIA's data sheets (SXM,
+    /// without sparsity), with bandwidth and memory of the target configurations in `targets/`.
     pub const ALL: [Self; 9] = [
         Self::new("v4", 275.0, 1200.0, 32 * GIB),
         Self::new("v5e", 197.0, 819.0, 16 * GIB),
@@ -40,7 +41,7 @@ impl Chip {
         Self { name, peak_flops: teraflops * TERA, bandwidth: gigabytes * GIGA, memory, clock: None }
     }
 
-    /// The chip called `name`.
+    /// Returns the chip called `name`.
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|chip| chip.name == name)
     }

@@ -1,4 +1,4 @@
-//! Compiling for devices that are not here.
+//! Compiles for devices that are not present.
 
 use super::analysis::Analysis;
 use super::cost::Cost;
@@ -21,16 +21,17 @@ pub struct Compiler {
 }
 
 impl Compiler {
-    /// Loads the target's plugin: the one at `path`, or the one that [`crate::plugins::find`] finds.
+    /// Loads the target's plugin: the file at `path`, or the one that [`crate::plugins::find`] finds.
     ///
     /// # Errors
-    /// [`grpo_core::Error::Backend`] when there is no plugin (with the command that installs it), or it does not know the target.
+    /// [`grpo_core::Error::Backend`] if there is no plugin (with the command that installs it), or it does not know the
+    /// target.
     pub fn open(target: Target, path: Option<&Path>) -> Result<Self> {
         let topology = target.topology(path)?;
         Ok(Self { target, topology, cache: None })
     }
 
-    /// The devices that this compiler compiles for.
+    /// Returns the devices that this compiler compiles for.
     pub fn target(&self) -> &Target {
         &self.target
     }
@@ -39,31 +40,30 @@ impl Compiler {
         &self.topology
     }
 
-    /// The versions of the compiler, in its own words.
+    /// Returns the compiler's version string.
     ///
     /// # Errors
-    /// [`grpo_core::Error::Backend`] when the plugin fails.
+    /// [`grpo_core::Error::Backend`] if the plugin fails.
     pub fn version(&self) -> Result<String> {
         self.topology.platform_version().map_err(failed)
     }
 
-    /// Compiles `variant` and says what the compiler says. Where the variant has a workspace budget and no tile size, the
-    /// tiles shrink until the compiler needs no more than the budget.
+    /// Compiles `variant` and returns the compiler's report. If the variant has a workspace budget and no tile size,
+    /// tiles shrink until the compiler's allocation fits the budget.
     ///
     /// # Errors
-    /// [`grpo_core::Error::Config`] or [`grpo_core::Error::Unsupported`] for what no
-    /// program does, [`grpo_core::Error::Budget`] when no tile fits,
-    /// [`grpo_core::Error::Backend`] when the compiler refuses.
+    /// [`grpo_core::Error::Config`] or [`grpo_core::Error::Unsupported`] if no program computes the variant,
+    /// [`grpo_core::Error::Budget`] if no tile fits, [`grpo_core::Error::Backend`] if the compiler refuses.
     pub fn report(&self, variant: &Variant) -> Result<Report> {
         let (compiled, spec) = self.compile_within_budget(variant)?;
         self.estimate(compiled, spec.mesh)
     }
 
-    /// [`Compiler::report`] of memory alone: nothing is compiled again for estimates, and the report has none.
+    /// Like [`Compiler::report`], restricted to memory: it has no cost estimates, which need further compilations.
     ///
     /// # Errors
-    /// [`grpo_core::Error::Config`], [`grpo_core::Error::Unsupported`], [`grpo_core::Error::Budget`] and [`grpo_core::Error::Backend`]
-    /// for the reasons of [`Compiler::report`].
+    /// [`grpo_core::Error::Config`], [`grpo_core::Error::Unsupported`], [`grpo_core::Error::Budget`] and
+    /// [`grpo_core::Error::Backend`], as [`Compiler::report`].
     pub fn report_memory(&self, variant: &Variant) -> Result<Report> {
         Ok(self.compile_within_budget(variant)?.0.report)
     }
@@ -77,7 +77,7 @@ impl Compiler {
         Ok((compiled, spec))
     }
 
-    /// Compiles with tiles as they are in `spec`.
+    /// Compiles with the tiles of `spec`.
     pub(super) fn compile(&self, variant: &Variant, spec: &Spec) -> Result<Compiled> {
         let there = self.topology.devices().map_err(failed)?.len();
         let wanted = spec.mesh.devices();
@@ -98,7 +98,7 @@ impl Compiler {
         self.analyse(&module.to_string(), &options_for(self.target.kind(), mesh))
     }
 
-    /// Adds the compiler's estimates.
+    /// Adds the compiler's cost estimates.
     pub(super) fn estimate(&self, compiled: Compiled, mesh: Mesh) -> Result<Report> {
         let loops = compiled.program.module.main.loops();
         let mut reports: Vec<LoopReport> = vec![];
@@ -111,7 +111,8 @@ impl Compiler {
         Ok(compiled.report.with_cost(cost, reports, self.target.chip()))
     }
 
-    /// Estimates of the whole program, for which the loops of every number of turns are left out once; `Err` within says why there are none.
+    /// Estimates the cost of the whole program. For each distinct trip count, the program is compiled once more without
+    /// these loops. An inner `Err` has the reason why there are no estimates.
     fn cost(
         &self,
         compiled: &Compiled,
@@ -146,10 +147,10 @@ impl Compiler {
     }
 }
 
-/// A compiled program, with what is known of it before the compiler is asked for estimates.
+/// A compiled program, before loop costs are estimated.
 pub(super) struct Compiled {
     pub(super) report: Report,
     program: Program,
-    /// Of the whole program, with the body of a loop counted once.
+    /// The estimates of the whole program, with loop bodies counted once.
     cost: std::result::Result<Cost, String>,
 }

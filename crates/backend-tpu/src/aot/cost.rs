@@ -1,7 +1,7 @@
-//! A compiler's estimates, and how the estimate of a loop's body becomes that of all its iterations.
+//! A compiler's cost estimates, and their extension from one iteration to all iterations of loops.
 //!
-//! Compilers count a body once. What one iteration of a loop costs is found by leaving the loop out, or by the loop twice: the
-//! difference.
+//! Compilers count a loop body once. The cost of one iteration is the difference to the program without the loop, or
+//! with the loop duplicated.
 
 use super::hlo;
 use grpo_core::error::Result;
@@ -9,31 +9,32 @@ use pjrt::Executable;
 use serde::{Deserialize, Serialize};
 use std::ops::{Add, Mul, Sub};
 
-/// A compiler's estimates of what a program costs on one device.
+/// A compiler's cost estimates of a program on one device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Cost {
-    /// Operations of products and of everything else.
+    /// The number of floating-point operations, in products and elsewhere.
     pub flops: f64,
-    /// Bytes to and from the device's memory.
+    /// The bytes read from and written to the device's memory.
     pub bytes: f64,
-    /// Sum over operations of the larger of the times that arithmetic and memory need.
+    /// The sum over operations of the maximum of compute time and memory time.
     pub seconds: f64,
-    /// Another model of the same compiler, without a notion of memory; 0 where it has none.
+    /// The cycles of the compiler's other cost model, which ignores memory; 0 if it has none.
     pub cycles: f64,
 }
 
 impl Cost {
-    /// The estimates of `executable`, with every loop's body counted once; `Err` within says why there are none.
+    /// Reads the estimates of `executable`, with loop bodies counted once. An inner `Err` has the reason why there are
+    /// none.
     ///
     /// # Errors
-    /// [`grpo_core::Error::Backend`] when the plugin fails.
+    /// [`grpo_core::Error::Backend`] if the plugin fails.
     pub(super) fn of(executable: &Executable) -> Result<Result<Self, String>> {
         let analysis = match executable.cost_analysis() {
             Ok(analysis) => analysis,
             Err(error) if error.is_unsupported() => return Ok(Err("the plugin has no cost analysis".into())),
             Err(error) => return Err(crate::error::failed(error)),
         };
-        // What a program has none of is left out.
+        // Properties that are zero are missing.
         let read = |name: &str| analysis.get(name).copied().unwrap_or(0.0);
         let program = executable.optimized_program().map_err(crate::error::failed)?;
         let cost = Self {
@@ -42,18 +43,19 @@ impl Cost {
             seconds: read("optimal_seconds"),
             cycles: hlo::estimated_cycles(&program).unwrap_or(0.0),
         };
-        // -1 stands for an operation of unknown cost.
+        // -1 marks an operation of unknown cost.
         Ok(match cost.flops < 0.0 || cost.bytes < 0.0 || cost.seconds < 0.0 {
             true => Err("the plugin's cost analysis does not know every operation".into()),
             false => Ok(cost),
         })
     }
 
-    /// The cost of a program with loops: `once` counts every body once; of each loop, all its turns, how often it begins
-    /// (1 outside of others), and the cost of the program without it and what is in it.
+    /// Returns the cost of a program with loops. `once` counts every body once. Each loop has its total number of
+    /// iterations (turns), its number of executions (begins; 1 for outer loops), and the cost of the program without
+    /// the loop and its body.
     ///
-    /// A body's own operations, which once - without of the loop less that of the loops in it are, count `turns` times;
-    /// sorted by loops, that is the sum of (turns - begins) (once - without).
+    /// A body's own operations cost (once - without) of the loop minus (once - without) of its nested loops, and run
+    /// `turns` times. Sorted by loops, the total is once + the sum of (turns - begins) (once - without).
     pub(super) fn of_loops(once: Self, loops: &[(u64, u64, Self)]) -> Self {
         let more = |turns: u64, begins: u64| turns as f64 - begins as f64;
         loops.iter().fold(once, |sum, (turns, begins, without)| sum + (once - *without) * more(*turns, *begins))
@@ -99,8 +101,8 @@ mod tests {
     }
 
     #[test]
-    fn every_body_counts_as_often_as_it_turns() {
-        // 1 outside, bodies of 10 and 100.
+    fn loop_bodies_count_once_per_iteration() {
+        // Costs: 1 outside of loops, bodies of 10 and 100.
         let whole = Cost::of_loops(cost(111.0), &[(4, 1, cost(101.0)), (3, 1, cost(11.0))]);
         assert_eq!(whole, cost(1.0 + 4.0 * 10.0 + 3.0 * 100.0));
         assert_eq!(Cost::of_loops(cost(5.0), &[(0, 1, cost(2.0))]), cost(2.0));
@@ -108,8 +110,8 @@ mod tests {
     }
 
     #[test]
-    fn a_loop_in_a_loop_turns_in_each_of_its_turns() {
-        // 1 outside, a body of 10 that turns 4 times, and in it one of 100 that turns 3 times, and one of 1000 that never does.
+    fn nested_loop_bodies_count_once_per_iteration() {
+        // Costs: 1 outside; a body of 10 with 4 iterations; nested in it 100 with 3 iterations and 1000 with none.
         let loops = [(4, 1, cost(1.0)), (12, 4, cost(1011.0)), (0, 4, cost(111.0))];
         assert_eq!(Cost::of_loops(cost(1111.0), &loops), cost(1.0 + 4.0 * 10.0 + 12.0 * 100.0));
     }

@@ -1,4 +1,4 @@
-//! The largest tile with which everything fits into a device's memory, by asking the compiler.
+//! Searches for the largest tile that fits into a device's memory, by compiling.
 
 use super::compile::Compiled;
 use super::compile::Compiler;
@@ -8,28 +8,28 @@ use crate::program::{Blocking, Spec};
 use grpo_core::error::{Error, Result};
 use std::collections::BTreeMap;
 
-/// Tiles are whole numbers of this many rows or columns, as the devices' registers are.
+/// Tiles are multiples of this many rows or columns, as the devices' registers require.
 const STEP: usize = 128;
 
-/// Guesses that may be wrong before the search halves instead.
+/// The number of wrong guesses before the search bisects.
 const GUESSES: usize = 4;
 
-/// A tile that fits, and what it costs.
+/// The largest tile that fits, with its cost.
 #[derive(Clone, Debug)]
 pub struct Fit {
     /// The report of the program with the largest tile that fits.
     pub best: Report,
-    /// Reports with one iteration of the loop less, where there is one (it does not fit), and with one more.
+    /// Reports with one loop iteration less, if possible (that one does not fit), and with one more.
     pub neighbours: Vec<Report>,
 }
 
 impl Compiler {
-    /// The fewest chunks of tokens, all of one size, with which arguments, results, temporaries and code of `variant` take
-    /// at most `memory` bytes of a device; panels of the vocabulary when not even 128 tokens fit. A program without
-    /// tiles is compiled once, to see whether it fits.
+    /// Finds the smallest number of equal token chunks with which arguments, results, temporaries and code of `variant`
+    /// take at most `memory` bytes of a device; if not even 128 tokens fit, panels of the vocabulary. A program without
+    /// tiles is compiled once, to check whether it fits.
     ///
     /// # Errors
-    /// [`Error::Budget`] when nothing fits; otherwise those of [`Compiler::report`].
+    /// [`Error::Budget`] if nothing fits; the errors of [`Compiler::report`].
     pub fn fit(&self, variant: &Variant, memory: u64) -> Result<Fit> {
         let spec = variant.spec()?;
         let mut smallest = u64::MAX;
@@ -37,7 +37,7 @@ impl Compiler {
         let panels = |size| Blocking::VocabPanels(size);
         let orders: [(&dyn Fn(usize) -> Blocking, usize); 2] =
             [(&chunks, spec.local_tokens()), (&panels, spec.local_vocab())];
-        // Without tiles, one iteration is all there is.
+        // A program without tiles has one iteration.
         let (orders, step) = if variant.has_tiles() { (&orders[..], STEP) } else { (&orders[..1], usize::MAX) };
         for (order, length) in orders {
             let mut tried: BTreeMap<usize, Compiled> = BTreeMap::new();
@@ -54,7 +54,7 @@ impl Compiler {
                 tried.insert(trips, compiled);
                 smallest = smallest.min(total_bytes);
                 tracing::info!(trips, total_bytes, memory, "tried");
-                // Temporaries grow with the tile, the rest does not.
+                // Only temporaries grow with the tile.
                 let left = memory.saturating_sub(total_bytes - temp_bytes);
                 let guess = if left == 0 {
                     usize::MAX
@@ -83,10 +83,10 @@ impl Compiler {
     }
 }
 
-/// The smallest number from 1 to `all` that fits, if any; larger ones fit too. `try_it` says whether a number fits, and
-/// guesses the smallest that does.
+/// Returns the smallest number from 1 to `all` that fits, if any; all larger numbers must fit, too. `try_it` returns
+/// whether a number fits, and a guess of the smallest one that does.
 fn fewest(all: usize, try_it: &mut impl FnMut(usize) -> Result<(bool, usize)>) -> Result<Option<usize>> {
-    // Invariant: `low` does not fit, `high` does, or is beyond all that are asked for.
+    // Invariant: `low` does not fit; `high` fits, or is beyond `all`.
     let (mut low, mut high, mut guess) = (0, all + 1, 1);
     for tries in 0.. {
         if high - low <= 1 {
@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn the_fewest_trips_are_found_whatever_is_guessed() {
+    fn the_fewest_trips_are_found_for_any_guess() {
         for all in [1, 2, 3, 64, 1187] {
             for limit in 1..=all + 1 {
                 let expected = Some(limit).filter(|limit| *limit <= all);
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn a_good_guess_takes_three_questions() {
+    fn a_good_guess_takes_three_compilations() {
         assert_eq!(search(64, 1, |_| 1), (Some(1), 1));
         assert_eq!(search(64, 17, |_| 17), (Some(17), 3));
     }

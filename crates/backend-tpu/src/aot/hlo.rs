@@ -1,12 +1,13 @@
-//! The little of XLA's `HloModuleProto` that is read of an optimised program: libtpu's estimate of cycles.
+//! Reads libtpu's estimate of cycles from XLA's `HloModuleProto` of an optimised program.
 //!
-//! Field numbers are those of `xla/service/hlo.proto`.
+//! Field numbers follow `xla/service/hlo.proto`.
 
 use prost::Message;
 use std::collections::HashMap;
 
-/// Sum of `estimated_cycles` over the operations of the entry and of the loops and calls in it, each counted once.
-/// `None` where the compiler has left no such estimates, and where a kernel of ours runs, of which it makes none.
+/// Returns the sum of `estimated_cycles` over the operations of the entry computation, its loops and calls, each
+/// counted once. Returns `None` if the compiler has no such estimates, or if the program contains a Mosaic kernel,
+/// which has none.
 pub(super) fn estimated_cycles(program: &pjrt::OptimizedProgram) -> Option<f64> {
     let module = match program.format.as_str() {
         "hlo" => Module::decode(program.code.as_slice()).ok()?,
@@ -24,7 +25,7 @@ fn cycles(computations: &HashMap<i64, &Computation>, id: i64) -> Option<f64> {
             return None;
         }
         sum += instruction.estimated_cycles();
-        // A fusion carries the estimate of what is in it.
+        // A fusion has the estimate of its body.
         if ["while", "call", "conditional"].contains(&instruction.opcode.as_str()) {
             for id in &instruction.called_computation_ids {
                 sum += cycles(computations, *id)?;
@@ -71,7 +72,7 @@ struct Instruction {
 impl Instruction {
     fn estimated_cycles(&self) -> f64 {
         let config: serde_json::Value = serde_json::from_slice(&self.backend_config).unwrap_or_default();
-        // The largest estimates stand for "unknown".
+        // Huge estimates mean "unknown".
         let cycles = config["window_config"]["estimated_cycles"].as_str().and_then(|text| text.parse::<u64>().ok());
         cycles.filter(|cycles| *cycles < 1 << 40).map_or(0.0, |cycles| cycles as f64)
     }
@@ -98,12 +99,12 @@ mod tests {
     }
 
     #[test]
-    fn loops_are_entered_and_fusions_are_not() {
+    fn cycles_include_loop_bodies_but_not_fusion_bodies() {
         assert_eq!(cycles_of(vec![instruction("fusion", 7, &[2])]), Some(12.0));
     }
 
     #[test]
-    fn what_is_not_known_is_not_guessed() {
+    fn unknown_cycles_give_none() {
         assert_eq!(cycles_of(vec![instruction("custom-call", 7, &[])]), None);
         let damaged = pjrt::OptimizedProgram { format: "hlo".into(), code: vec![1, 2, 3] };
         assert_eq!(estimated_cycles(&damaged), None);

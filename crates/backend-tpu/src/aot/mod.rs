@@ -1,8 +1,8 @@
-//! Ahead-of-time compilation: what a compiler says of the loss for devices that are not here.
+//! Ahead-of-time compilation of the loss for devices that are not present.
 //!
-//! [`Target`] names the devices, [`Compiler`] compiles for them, [`Variant`] is a loss with everything that is chosen about
-//! it, and [`Report`] is what came out: memory as the compiler has allotted it, time as it estimates it, and the floor that
-//! no program can beat on that [`Chip`].
+//! [`Target`] names the devices, [`Compiler`] compiles for them, [`Variant`] is a loss with all choices, and [`Report`]
+//! is the result: the memory that the compiler allocates, the time that it estimates, and the lower bound of the time
+//! on that [`Chip`].
 //!
 //! ```no_run
 //! use backend_tpu::aot::{Compiler, Target, Variant};

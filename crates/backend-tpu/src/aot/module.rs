@@ -1,4 +1,4 @@
-//! What a compiler says of any program.
+//! A compiler's report on any program.
 
 use super::compile::Compiler;
 use super::cost::Cost;
@@ -8,13 +8,14 @@ use pjrt::CompileOptions;
 use stablehlo::Module;
 
 impl Compiler {
-    /// Compiles `module` and says what the compiler says. `floor` is what no program that computes the same can beat.
+    /// Compiles `module` and returns the compiler's report. `floor` is a lower bound for all programs that compute the
+    /// same.
     ///
-    /// Compilers count a loop's body once. What a turn costs is found by compiling the program again with the body twice in a row, for
-    /// each number of turns; a loop that may end earlier counts with its largest number.
+    /// Compilers count a loop body once. To find the cost of an iteration, the program is compiled again with the loops
+    /// of each distinct trip count duplicated. A loop that may end earlier counts with its upper bound.
     ///
     /// # Errors
-    /// [`grpo_core::Error::Backend`] when the compiler refuses.
+    /// [`grpo_core::Error::Backend`] if the compiler refuses.
     pub fn report_module(&self, module: &Module, options: &CompileOptions, floor: Floor) -> Result<Report> {
         let analysis = self.analyse(&module.to_string(), options)?;
         let report = Report::new(None, &analysis, floor);
@@ -56,7 +57,8 @@ impl Compiler {
 }
 
 impl Floor {
-    /// That of `module`, whose arguments are read once and whose results are written once, with `flops` operations of products.
+    /// Returns the bound of `module`, which reads its arguments once, writes its results once, and needs `flops`
+    /// operations for products.
     pub fn of_module(module: &Module, flops: f64, chip: super::Chip) -> Self {
         let main = &module.main;
         let tensors = main.body.arguments.iter().chain(&main.body.results);

@@ -1,4 +1,4 @@
-//! What a compiler says of a program.
+//! A compiler's report on a program.
 
 use super::analysis::Analysis;
 use super::chip::Chip;
@@ -7,88 +7,88 @@ use crate::program::Blocking;
 use serde::{Deserialize, Serialize};
 use stablehlo::Loop;
 
-/// What a compiler says of a program, per device. Bytes are what it has allotted; times are its estimates, never
+/// A compiler's report on a program, per device. Bytes are the compiler's allocations; times are its estimates, never
 /// measurements.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Report {
-    /// How the loops are cut; `None` for a program without tiles.
+    /// The blocking of the loops; `None` for a program without tiles.
     pub blocking: Option<Blocking>,
     /// Bytes of all arguments.
     pub argument_bytes: u64,
-    /// All results, with those that take over an argument's memory.
+    /// The bytes of all results, including results that reuse an argument's memory.
     pub output_bytes: u64,
-    /// Results that take over an argument's memory.
+    /// The bytes of results that reuse an argument's memory.
     pub alias_bytes: u64,
-    /// Everything else that a run allocates.
+    /// The bytes of all other allocations of a run.
     pub temp_bytes: u64,
     /// Bytes of the program's code.
     pub code_bytes: u64,
-    /// Bytes of the text that was compiled.
+    /// The bytes of the compiled text.
     pub program_bytes: u64,
-    /// What has to fit into the device's memory: arguments, results that are not aliased, temporaries and code.
+    /// The bytes that must fit into the device's memory: arguments, results that are not aliased, temporaries and code.
     pub total_bytes: u64,
-    /// Estimate of all operations; a loop's body counts once per iteration, here and below.
+    /// The estimated number of floating-point operations. Here and below, a loop body counts once per iteration.
     pub flops: Option<f64>,
-    /// Estimate of what goes to and from memory.
+    /// The estimated memory traffic in bytes.
     pub bytes_accessed: Option<f64>,
-    /// Estimate of the time: the sum over operations of the larger of what arithmetic and memory need.
+    /// The estimated time: the sum over operations of the maximum of compute time and memory time.
     pub estimate_seconds: Option<f64>,
-    /// Another estimate of the same compiler, without a notion of memory, in cycles.
+    /// The estimated cycles of the compiler's other cost model, which ignores memory.
     pub estimate_cycles: Option<f64>,
-    /// The estimated cycles in seconds, where the chip's clock is known.
+    /// The estimated cycles in seconds, if the chip's clock is known.
     pub estimate_cycles_seconds: Option<f64>,
-    /// Why there are no estimates.
+    /// The reason why there are no estimates.
     pub no_estimate: Option<String>,
-    /// The loops of the program, by the numbers of their iterations, in order.
+    /// The loops of the program, grouped by trip count, in order.
     pub loops: Vec<LoopReport>,
-    /// The time that no program can beat on this chip.
+    /// The lower bound of the time on this chip.
     pub floor: Floor,
-    /// What compiling took on this machine, in seconds.
+    /// The compile time on this machine in seconds.
     pub compile_seconds: f64,
-    /// The processor time that it took, in seconds.
+    /// The processor time of the compilation in seconds.
     pub compile_processor_seconds: f64,
-    /// Whether that was in an earlier run, whose outcome was remembered.
+    /// `true` if the analysis was read from the cache; compile times are then from an earlier run.
     pub from_cache: bool,
 }
 
-/// The loops of a program that have as many iterations, and are within loops that have.
+/// The loops of a program with equal trip counts and equal numbers of executions.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LoopReport {
-    /// The number of iterations each time one of them begins; `None` when the program does not say.
+    /// The number of iterations per execution; `None` if the program does not determine it.
     pub trips: Option<u64>,
-    /// How often each begins: the iterations of the loops around it, multiplied; 1 outside of all loops.
+    /// The number of executions: the product of the trip counts of the enclosing loops; 1 without any.
     pub begins: Option<u64>,
-    /// Estimate of the time of one iteration of each in seconds, in which the loops in it turn once.
+    /// The estimated time of one iteration of all these loops in seconds, with nested loops counted once.
     pub body_seconds: Option<f64>,
 }
 
 impl LoopReport {
-    /// Whether a loop is one of these.
+    /// Returns `true` if a loop is one of these.
     pub(super) fn counts(&self, l: &Loop) -> bool {
         (self.trips, self.begins) == (l.trips, l.begins)
     }
 }
 
-/// What no program can beat on a chip: the larger of two times.
+/// A lower bound of the time on a chip: the maximum of compute time and memory time.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Floor {
-    /// Operations of the products without which there is no result.
+    /// The operations of the required products.
     pub flops: f64,
-    /// Every argument once, every result once.
+    /// The bytes of all arguments and results, each moved once.
     pub bytes: f64,
-    /// The larger of the two times, at the chip's peak for bf16 and its bandwidth, as published.
+    /// The maximum of compute time and memory time, with the chip's published bf16 peak and bandwidth.
     pub seconds: f64,
 }
 
 impl Floor {
-    /// That of `flops` operations and `bytes` moved.
+    /// Computes the bound of `flops` operations and `bytes` moved.
     pub fn new(flops: f64, bytes: f64, chip: Chip) -> Self {
         Self { flops, bytes, seconds: (flops / chip.peak_flops).max(bytes / chip.bandwidth) }
     }
 }
 
 impl Report {
-    /// The report of a program that has been compiled; what the compiler estimates is added by [`Report::with_cost`].
+    /// Makes the report of a compiled program; [`Report::with_cost`] adds the estimates.
     pub(super) fn new(blocking: Option<Blocking>, analysis: &Analysis, floor: Floor) -> Self {
         Self {
             blocking,

@@ -1,4 +1,4 @@
-//! Devices that need not be here.
+//! Targets: devices that need not be present.
 
 use super::chip::Chip;
 use crate::plugins::{self, Kind};
@@ -6,7 +6,7 @@ use grpo_core::error::{Error, Result};
 use pjrt::Topology;
 use std::path::Path;
 
-/// Devices to compile for: a TPU topology such as `v6e:2x4`, or one NVIDIA GPU such as `h200`.
+/// Devices to compile for: a TPU slice such as `v6e:2x4`, or one NVIDIA GPU such as `h200`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Target {
     name: String,
@@ -22,7 +22,7 @@ enum Devices {
     Gpu(&'static str),
 }
 
-/// The smallest slices that libtpu describes.
+/// The smallest slice of each TPU generation in libtpu.
 const TPUS: [(&str, &str); 5] =
     [("v4", "v4:2x2x1"), ("v5e", "v5e:2x2"), ("v5p", "v5p:2x2x1"), ("v6e", "v6e:1x1"), ("tpu7x", "tpu7x:2x2x1")];
 
@@ -34,10 +34,10 @@ const GPUS: [(&str, &str); 4] = [
 ];
 
 impl Target {
-    /// Reads `v6e:2x4`, `v6e` (its smallest slice) or `h200`.
+    /// Parses `v6e:2x4`, `v6e` (its smallest slice) or `h200`.
     ///
     /// # Errors
-    /// [`Error::Value`] that lists what is known.
+    /// [`Error::Value`] with the known names.
     pub fn parse(name: &str) -> Result<Self> {
         let (family, shape) = name.split_once(':').map_or((name, None), |(family, shape)| (family, Some(shape)));
         let find = |list: &[(&str, &'static str)]| list.iter().find(|(n, _)| *n == family).map(|(_, value)| *value);
@@ -62,17 +62,17 @@ impl Target {
             })
     }
 
-    /// The name of the target as it was given.
+    /// Returns the name of the target, as passed to [`Target::parse`].
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// One of its devices.
+    /// Returns the chip of its devices.
     pub fn chip(&self) -> Chip {
         self.chip
     }
 
-    /// Everything that the compiler is told of it.
+    /// Returns the complete description of the target for the compiler.
     pub(super) fn description(&self) -> &str {
         match &self.devices {
             Devices::Tpu(name) => name,
@@ -80,7 +80,7 @@ impl Target {
         }
     }
 
-    /// The plugin that compiles for it.
+    /// Returns the kind of plugin that compiles for it.
     pub fn kind(&self) -> Kind {
         match self.devices {
             Devices::Tpu(_) => Kind::Tpu,
@@ -88,10 +88,10 @@ impl Target {
         }
     }
 
-    /// Describes it to the plugin at `path`, or the one that [`plugins::find`] finds.
+    /// Describes the target to the plugin at `path`, or to the one that [`plugins::find`] finds.
     ///
     /// # Errors
-    /// Those of [`plugins::topology`].
+    /// The errors of [`plugins::topology`].
     pub(super) fn topology(&self, path: Option<&Path>) -> Result<Topology> {
         match &self.devices {
             Devices::Tpu(name) => plugins::topology(Kind::Tpu, path, name, &[]),
@@ -108,7 +108,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_slices_or_gpus() {
+    fn targets_are_slices_or_gpus() {
         let v6e = Target::parse("v6e:2x4").expect("a slice");
         assert_eq!((v6e.kind(), v6e.chip().name, v6e.name()), (Kind::Tpu, "v6e", "v6e:2x4"));
         assert_eq!(Target::parse("v5p").expect("a slice").devices, Devices::Tpu("v5p:2x2x1".into()));
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn every_chip_can_be_compiled_for() {
+    fn every_chip_has_a_target() {
         for chip in Chip::ALL {
             assert_eq!(Target::parse(chip.name).expect("a target").chip(), chip);
         }

@@ -1,4 +1,4 @@
-//! A loss with everything that is chosen about it.
+//! A loss with all choices of an implementation.
 
 use super::chip::Chip;
 use super::report::Floor;
@@ -7,26 +7,26 @@ use crate::tiling;
 use grpo_core::error::{Error, Result};
 use grpo_core::{Implementation, PlanRequest, PolicySpec};
 
-/// A loss with everything that is chosen about it.
+/// A loss with all choices of an implementation.
 #[derive(Clone, Debug)]
 pub struct Variant {
     /// The loss, its shapes and its tiling.
     pub request: PlanRequest,
-    /// What the program may round, and what it computes at all.
+    /// The roundings, and the optional results.
     pub numerics: Numerics,
-    /// TPU kernels for `logits`.
+    /// The blocks of the TPU kernels for `logits`, if it runs them.
     pub mosaic: Option<MosaicBlocks>,
-    /// The devices over which tokens and vocabulary are split.
+    /// The mesh over which tokens and vocabulary are sharded.
     pub mesh: Mesh,
     /// The program that is compiled.
     pub program: ProgramKind,
 }
 
 impl Variant {
-    /// What a device computes, with the blocking that the request's tiling asks for.
+    /// Returns the computation of one device, with the blocking of the request's tiling.
     ///
     /// # Errors
-    /// Those of [`PlanRequest::validate`]; [`grpo_core::Error::Budget`] when no tile fits the workspace budget.
+    /// The errors of [`PlanRequest::validate`]; [`grpo_core::Error::Budget`] if no tile fits the workspace budget.
     pub fn spec(&self) -> Result<Spec> {
         self.request.validate()?;
         self.mesh.validate()?;
@@ -43,24 +43,24 @@ impl Variant {
         })
     }
 
-    /// The program of `spec`.
+    /// Returns the program of `spec`.
     ///
     /// # Errors
-    /// Those of [`Spec::program`].
+    /// The errors of [`Spec::program`].
     pub fn program(&self, spec: &Spec) -> Result<Program> {
         self.program.program(spec, self.program.pass(spec.policy))
     }
 
-    /// Whether the program is cut into tiles.
+    /// Returns `true` if the program has tiles.
     pub fn has_tiles(&self) -> bool {
         self.program != ProgramKind::Materialised && self.request.implementation == Implementation::Fused
     }
 
-    /// What `compile` makes of `spec`; it also says how many bytes of workspace that takes. Where the caller has not said how
-    /// large a tile is, tiles shrink until the workspace is within the budget.
+    /// Calls `compile`, which also returns the bytes of workspace. Unless the caller has set a tile size, tiles shrink
+    /// until the workspace fits the budget.
     ///
     /// # Errors
-    /// [`Error::Budget`] when no tile fits; those of `compile`.
+    /// [`Error::Budget`] if no tile fits; the errors of `compile`.
     pub(crate) fn compile_within_budget<T>(
         &self,
         spec: &mut Spec,
@@ -70,7 +70,7 @@ impl Variant {
         let budget = tiling.workspace_budget;
         loop {
             let (workspace, compiled) = compile(spec)?;
-            // A size that belongs to the other order says nothing.
+            // A size for the other loop order does not apply.
             let given = match spec.blocking {
                 Blocking::TokenChunks(_) => tiling.token_chunk,
                 Blocking::VocabPanels(_) => tiling.vocab_block,
@@ -89,8 +89,8 @@ impl Variant {
         }
     }
 
-    /// What no program with these arguments and results can do without on `chip`. Useful are the products without which
-    /// there is no result: logits, and one per gradient of hidden states and head; recomputing logits is not. Every
+    /// Returns the lower bound of all programs with these arguments and results on `chip`. It counts the required
+    /// products: logits, and one per gradient of hidden states and head, without recomputation of logits. Every
     /// argument is read once, every result written once.
     pub(super) fn floor(&self, spec: &Spec, program: &Program, chip: Chip) -> Floor {
         let products = match (spec.policy, self.program) {
@@ -132,7 +132,7 @@ mod tests {
         }
     }
 
-    /// What a compiler makes of it that takes `fixed` bytes and 5000 per row or 9000 per column.
+    /// Simulates a compiler that allocates `fixed` bytes and 5000 per row or 9000 per column.
     fn fitted(tiling: Tiling, fixed: usize) -> Result<Blocking> {
         let variant = variant(tiling);
         let mut spec = variant.spec()?;
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn tiles_shrink_to_whole_tiles_of_registers_within_the_budget() {
+    fn tiles_shrink_to_register_multiples_within_the_budget() {
         let budget = |workspace_budget| Tiling { workspace_budget, ..Tiling::default() };
         let Ok(Blocking::TokenChunks(rows)) = fitted(budget(4_000_000), 500_000) else { panic!("chunks") };
         assert!(500_000 + 5000 * rows <= 4_000_000 && rows >= 512 && rows.is_multiple_of(8), "{rows}");
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn a_size_that_is_given_stays_and_one_of_the_other_order_is_refused() {
+    fn set_tile_sizes_stay_and_sizes_of_the_other_order_are_refused() {
         let given = Tiling { workspace_budget: 4_000_000, token_chunk: Some(4000), ..Tiling::default() };
         assert_eq!(fitted(given.clone(), 0), Ok(Blocking::TokenChunks(4000)));
         let other = Tiling { loop_order: Some(LoopOrder::VocabPanels), ..given };

@@ -1,23 +1,23 @@
-//! The gradient with respect to logits, written over them.
+//! The gradient with respect to logits, in place.
 
 use super::spec::{KernelSpec, LANES, LOWEST, ROWS, load, place, rows};
 use stablehlo::mosaic::Kernel;
 use stablehlo::{Dtype, Result};
 
-/// Coefficients of a row: M, constant, linear, and dL/dz_y, in this order.
+/// The number of coefficients of a row: M, constant, linear and dL/dz_y, in this order.
 pub const COEFFICIENTS: usize = 4;
 
-/// The kernel from targets, coefficients and logits to dL/dlogits.
+/// Makes the kernel that computes dL/dlogits from targets, coefficients and logits.
 ///
-/// * targets: i32 `[B, 1, T]`; a number that is no column, such as -1, is no target.
-/// * coefficients: f32 `[B, 4, T]`, [`COEFFICIENTS`]: dL/dz_j = e_j (constant + linear d_j) where j is not the target.
+/// * targets: i32 `[B, 1, T]`; a number outside of the vocabulary, such as -1, means no target.
+/// * coefficients: f32 `[B, 4, T]`, [`COEFFICIENTS`]: dL/dz_j = e_j (constant + linear d_j) if j is not the target.
 /// * logits: `[B, T, V]`; the result shares their buffer and dtype.
 ///
-/// A row whose coefficients but M are 0 has a gradient of 0, whatever its logits are.
+/// A row whose coefficients except for M are 0 has a gradient of 0 for any logits, including NaN.
 ///
 /// # Errors
-/// Blocks that are no multiples of 128 or too large for any chip, sizes of 0, a scale that is not above 0, a dtype other than
-/// bf16 and f32.
+/// Returns an error if a block is not a multiple of 128 or too large for any chip, a size is 0, the scale is not above
+/// 0, or the dtype is neither bf16 nor f32.
 #[track_caller]
 pub fn dlogits_kernel(spec: &KernelSpec) -> Result<Kernel> {
     let k = spec.builder("softmax_dlogits")?;
@@ -43,12 +43,12 @@ pub fn dlogits_kernel(spec: &KernelSpec) -> Result<Kernel> {
         let [max, constant, linear, at_target] = [&max, &constant, &linear, &at_target].map(|lanes| rows(lanes, row));
         let zero = max.like(0.0);
         let inactive = constant.eq(&zero) & linear.eq(&zero) & at_target.eq(&zero);
-        // d_j is in units of ln 2 here.
+        // Here, d_j is in units of ln 2.
         let linear = linear * zero.like(std::f64::consts::LN_2);
         for slice in 0..spec.vocab_block / LANES {
             let d = (load(&logits, row, slice) - &max) * zero.like(spec.exponent_scale());
             let slope = &constant + &linear * d.max(&zero.like(LOWEST));
-            // Not a multiplication: a logit of an inactive row may be NaN.
+            // A selection, not a product: a logit of an inactive row may be NaN.
             let gradient = inactive.select(&zero, &(d.exp2() * slope));
             let column = lane.like((slice * LANES) as i64) + &lane;
             let gradient = column.eq(&target).select(&at_target, &gradient).convert(spec.dtype);

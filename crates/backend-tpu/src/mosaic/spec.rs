@@ -1,4 +1,4 @@
-//! What the kernels are made for, and what both of them do with blocks of logits.
+//! The sizes of the kernels, and their common operations on blocks of logits.
 //!
 //! Letters: B batch, T tokens, V vocabulary; z a logit, s the scale of the logits.
 
@@ -6,37 +6,37 @@ use stablehlo::mosaic::{Affine, Builder, Cost, Offset, Ref, Semantics, Space, Va
 use stablehlo::{Dtype, Error, Result, TensorType};
 use std::panic::Location;
 
-/// Entries of a row that are worked on at once.
+/// The number of entries of a row in one operation.
 pub(super) const LANES: usize = 128;
-/// Rows that are worked on at once: a packed tile of bf16.
+/// The number of rows in one operation: a packed tile of bf16.
 pub(super) const ROWS: usize = 16;
 /// The largest blocks, beyond any chip's VMEM.
 const MOST_TIME: usize = 4096;
 const MOST_VOCAB: usize = 32_768;
-/// 2^x is 0 below, and x * 0 is not NaN at it.
+/// For smaller x, 2^x is 0 in f32; at this x, x * 0 is not NaN.
 pub(super) const LOWEST: f64 = -150.0;
 
-/// The sizes, dtype and blocks that the kernels are made for.
+/// The sizes, dtype and blocks of the kernels.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct KernelSpec {
-    /// Batches B.
+    /// The number of batches B.
     pub batch: usize,
-    /// Tokens T of a batch.
+    /// The number of tokens T of a batch.
     pub tokens: usize,
-    /// Vocabulary entries V.
+    /// The number of vocabulary entries V.
     pub vocab: usize,
     /// The dtype of the logits: bf16 or f32.
     pub dtype: Dtype,
-    /// s, above 0: what the logits are multiplied by before the softmax.
+    /// The factor s of the logits before the softmax, above 0.
     pub logit_scale: f32,
-    /// Tokens of a block, a multiple of 128.
+    /// The tokens of a block, a multiple of 128.
     pub time_block: usize,
-    /// Vocabulary entries of a block, a multiple of 128. Each 128 of them are code of their own.
+    /// The vocabulary entries of a block, a multiple of 128. The code grows with this number.
     pub vocab_block: usize,
 }
 
 impl KernelSpec {
-    /// A specification with the blocks that were best for the compiler's schedule on v6e, or what is enough for fewer
+    /// Makes a specification with the blocks that gave the best compiler schedule on v6e, or smaller ones for fewer
     /// logits.
     pub fn new(batch: usize, tokens: usize, vocab: usize, dtype: Dtype, logit_scale: f32) -> Self {
         let block = |size: usize, most: usize| size.clamp(1, most).next_multiple_of(LANES);
@@ -44,26 +44,26 @@ impl KernelSpec {
         Self { batch, tokens, vocab, dtype, logit_scale, time_block, vocab_block }
     }
 
-    /// Bytes of VMEM for the larger of the kernels, dlogits: blocks of logits and of gradients, each twice (one moves while
-    /// the other is worked on), 5 numbers per row in 128 lanes, and as many along the lanes. [`Self::new`]'s blocks need
-    /// 4.9 MB for bf16 and 9.1 MB for f32, which every TPU from v4 on has. The compiler asks for up to 6 % more.
+    /// Returns the bytes of VMEM of the larger kernel, dlogits: blocks of logits and gradients, each double-buffered, 5
+    /// numbers per row in 128 lanes, and as many along the lanes. The blocks of [`Self::new`] need 4.9 MB for bf16 and
+    /// 9.1 MB for f32, which every TPU from v4 on has. The compiler allocates up to 6 % more.
     pub fn vmem_bytes(&self) -> usize {
         let block = self.vocab_block.saturating_mul(4 * self.dtype.bytes());
         let row = (5 * LANES + 2 * (8 + 8)) * 4;
         self.time_block.saturating_mul(block.saturating_add(row))
     }
 
-    /// Bytes that the compiler may use: what is needed and as much again for spills, at least 16 MiB.
+    /// Returns the compiler's limit of VMEM: twice the requirement, to leave room for spills, and at least 16 MiB.
     fn vmem_limit(&self) -> usize {
         self.vmem_bytes().saturating_mul(2).max(16 << 20)
     }
 
-    /// The type of the logits, `[B, T, V]`.
+    /// Returns the type of the logits, `[B, T, V]`.
     pub fn logits(&self) -> TensorType {
         TensorType::new(self.dtype, [self.batch, self.tokens, self.vocab])
     }
 
-    /// The type of `n` numbers per row, `[B, n, T]`.
+    /// Returns the type of `n` numbers per row, `[B, n, T]`.
     pub(super) fn rows(&self, n: usize, dtype: Dtype) -> TensorType {
         TensorType::new(dtype, [self.batch, n, self.tokens])
     }
@@ -77,7 +77,7 @@ impl KernelSpec {
         } else if !self.logit_scale.is_finite() || self.logit_scale <= 0.0 {
             "a finite scale above 0"
         } else if sizes.iter().any(|size| *size == 0 || i32::try_from(*size).is_err()) {
-            "sizes above 0 that an i32 counts"
+            "sizes from 1 to 2^31 - 1"
         } else if !block(self.time_block, MOST_TIME) || !block(self.vocab_block, MOST_VOCAB) {
             "blocks of at most 4096 tokens and 32768 vocabulary entries, multiples of 128,"
         } else {
@@ -100,7 +100,8 @@ impl KernelSpec {
         Ok(k)
     }
 
-    /// What a kernel costs that moves every logit `moves` times and does `flops` operations and an exponential with it.
+    /// Returns the cost of a kernel that moves every logit `moves` times, with `flops` operations and one exponential
+    /// each.
     pub(super) fn cost(&self, moves: u64, flops: u64, row_numbers: usize) -> Cost {
         let rows = self.batch as u64 * self.tokens as u64;
         let logits = rows.saturating_mul(self.vocab as u64);
@@ -120,39 +121,39 @@ impl KernelSpec {
         Window::new([1, n, self.time_block], [Affine::grid(0), Affine::constant(0), Affine::grid(1)])
     }
 
-    /// Scratch with a number for each lane of each row of a block.
+    /// Declares scratch with a number for each lane of each row of a block.
     pub(super) fn lanes(&self, k: &Builder, dtype: Dtype) -> Ref {
         k.scratch(TensorType::new(dtype, [self.time_block, LANES]), Space::Vmem)
     }
 
-    /// The factor that turns d_j into powers of 2: e_j = 2^(exponent_scale (z_j - M)).
+    /// Returns the factor that turns z_j - M into an exponent of 2: e_j = 2^(exponent_scale (z_j - M)).
     pub(super) fn exponent_scale(&self) -> f64 {
         f64::from(self.logit_scale) * std::f64::consts::LOG2_E
     }
 
-    /// Row `i` of a block of `[B, n, T]`, each number in all lanes of its row: `[time_block, 128]`.
+    /// Loads row `i` of a block of `[B, n, T]` and repeats each number in all lanes of its row: `[time_block, 128]`.
     pub(super) fn spread(&self, block: &Ref, i: usize) -> Value {
         let row = block.load(&[0.into(), i.into(), 0.into()], &[1, 1, self.time_block]);
         row.reshape(&[1, self.time_block]).broadcast(&[LANES, self.time_block]).transpose()
     }
 
-    /// `body` for every group of [`ROWS`] rows; it gets the first.
+    /// Runs `body` for every group of [`ROWS`] rows, with the group's first row.
     pub(super) fn for_rows(&self, k: &Builder, body: impl FnOnce(&Value)) {
         k.repeat(self.time_block / ROWS, |group| body(&(group * k.scalar(ROWS as i32))));
     }
 }
 
-/// The numbers of a group of rows.
+/// Loads the numbers of a group of rows.
 pub(super) fn rows(lanes: &Ref, row: &Value) -> Value {
     lanes.load(&[row.into(), 0.into()], &[ROWS, LANES])
 }
 
-/// The offsets of 128 columns of a group of rows in a block of logits.
+/// Returns the offsets of 128 columns of a group of rows in a block of logits.
 pub(super) fn place(row: &Value, slice: usize) -> [Offset<&Value>; 3] {
     [0.into(), row.into(), (slice * LANES).into()]
 }
 
-/// 128 columns of a group of rows, in f32.
+/// Loads 128 columns of a group of rows, in f32.
 pub(super) fn load(logits: &Ref, row: &Value, slice: usize) -> Value {
     logits.load(&place(row, slice), &[1, ROWS, LANES]).reshape(&[ROWS, LANES]).convert(Dtype::F32)
 }

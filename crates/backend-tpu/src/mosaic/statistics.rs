@@ -1,25 +1,25 @@
-//! Row statistics of logits, in one pass over them.
+//! Row statistics of logits, in one pass.
 //!
-//! Avoids operations across lanes: each of the 128 lanes of a row keeps its own maximum and sums (an online softmax over
-//! every 128th column), and they meet only after the last block.
+//! Each of the 128 lanes of a row keeps its own maximum and sums (an online softmax over every 128th column), so that
+//! no operation crosses lanes before the last block.
 
 use super::spec::{KernelSpec, LANES, LOWEST, ROWS, load, rows};
 use stablehlo::mosaic::{Builder, Kernel, Reducer, Ref, Value};
 use stablehlo::{Dtype, Result};
 
-/// Statistics of a row: M, S, D and z_y, in this order.
+/// The number of statistics of a row: M, S, D and z_y, in this order.
 pub const STATISTICS: usize = 4;
 
-/// The kernel from targets and logits to statistics.
+/// Makes the kernel that computes statistics from targets and logits.
 ///
-/// * targets: i32 `[B, 1, T]`; a number that is no column, such as -1, is no target.
+/// * targets: i32 `[B, 1, T]`; a number outside of the vocabulary, such as -1, means no target.
 /// * logits: `[B, T, V]`.
-/// * result: f32 `[B, 4, T]`, [`STATISTICS`]. M is `f32::MIN` where nothing but the target is above -inf; z_y is 0 where
-///   there is no target. A NaN other than the target's makes S NaN.
+/// * result: f32 `[B, 4, T]`, [`STATISTICS`]. M is `f32::MIN` if only the target is above -inf; z_y is 0 without a
+///   target. A NaN other than the target's makes S NaN.
 ///
 /// # Errors
-/// Blocks that are no multiples of 128 or too large for any chip, sizes of 0, a scale that is not above 0, a dtype other than
-/// bf16 and f32.
+/// Returns an error if a block is not a multiple of 128 or too large for any chip, a size is 0, the scale is not above
+/// 0, or the dtype is neither bf16 nor f32.
 #[track_caller]
 pub fn statistics_kernel(spec: &KernelSpec) -> Result<Kernel> {
     let k = spec.builder("softmax_statistics")?;
@@ -34,7 +34,7 @@ pub fn statistics_kernel(spec: &KernelSpec) -> Result<Kernel> {
     let block = k.program_id(2);
     k.when(&block.eq(&k.scalar(0)), || {
         target.store_all(&spec.spread(&targets, 0));
-        // Finite, so that differences to it are no NaN; below every logit but -inf.
+        // Finite, so that differences to it are not NaN, and below every logit except -inf.
         let lowest = k.splat(f64::from(f32::MIN), max.ty().clone());
         max.store_all(&lowest);
         [&sum, &dot, &picked].into_iter().for_each(|lanes| lanes.store_all(&lowest.like(0.0)));
@@ -54,7 +54,7 @@ pub fn statistics_kernel(spec: &KernelSpec) -> Result<Kernel> {
     k.finish()
 }
 
-/// What a block of rows accumulates, per lane; `dot` in units of ln 2.
+/// The accumulators of a block of rows, per lane; `dot` is in units of ln 2.
 struct Lanes<'k> {
     spec: &'k KernelSpec,
     k: &'k Builder,
@@ -67,7 +67,7 @@ struct Lanes<'k> {
 }
 
 impl Lanes<'_> {
-    /// Adds the first `columns` of the block.
+    /// Adds the first `columns` columns of the block.
     fn add_block(&self, columns: usize) {
         self.spec.for_rows(self.k, |row| self.add_rows(row, columns));
     }
@@ -106,7 +106,7 @@ impl Lanes<'_> {
         }
     }
 
-    /// Sums relative to `before`, made relative to `max`, which is no smaller.
+    /// Rescales sums relative to `before` to sums relative to `max`, which must not be smaller.
     fn rescaled(&self, max: &Value, before: &Value, sum: &Value, dot: &Value) -> (Value, Value) {
         let shift = ((before - max) * max.like(self.spec.exponent_scale())).max(&max.like(LOWEST));
         let factor = shift.exp2();
@@ -121,7 +121,7 @@ impl Lanes<'_> {
         let (sum, dot) = self.rescaled(&max, &lanes, &self.sum.load_all(), &self.dot.load_all());
         let total = |value: &Value| value.reduce(Reducer::Add, 1).broadcast(&all);
         let dot = total(&dot) * max.like(std::f64::consts::LN_2);
-        // One statistic per lane, and one transposition for all.
+        // One statistic per lane, so that one transpose moves all of them.
         let lane = self.k.iota(1, &all);
         let packed = [total(&sum), dot, total(&self.picked.load_all())]
             .iter()

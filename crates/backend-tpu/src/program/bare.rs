@@ -1,8 +1,8 @@
-//! The products that no loss can do without, and nothing else: a lower bound of measured times.
+//! The required products only: a lower bound of measured times.
 //!
-//! Of hidden states, the products in chunks of tokens: logits, which stand in for their own gradient, and one product per
-//! gradient, added to what the caller donates. Of given logits, one pass over them that writes as much as it reads.
-//! Arguments and results are those of the loss, so that one runs like the other; what is no product holds zeros.
+//! For hidden states, the products in chunks of tokens: logits, which stand in for their own gradient, and one product
+//! per gradient, added to the caller's donated accumulator. For precomputed logits, one pass that writes as much as it
+//! reads. Arguments and results match the loss, so that both run alike; other results are zeros.
 //!
 //! Legend: N tokens, V vocabulary, H hidden size, C tokens of a chunk.
 
@@ -17,7 +17,7 @@ use grpo_core::PolicySpec;
 use grpo_core::error::Result;
 use stablehlo::{Dtype, Value};
 
-/// The program with the arguments and results of `pass`.
+/// Makes the program with the arguments and results of `pass`.
 pub(super) fn program(spec: &Spec, pass: Pass) -> Result<Program> {
     if spec.mesh.devices() != 1 {
         return Err(unsupported("the bare products on several devices", "compare on one"));
@@ -46,7 +46,7 @@ pub(super) fn program(spec: &Spec, pass: Pass) -> Result<Program> {
     frame.finish("bare", spec, &results)
 }
 
-/// Gradients of `pass` as a loop over chunks sums them.
+/// Computes gradients of `pass` in a loop over chunks.
 fn products(spec: &Spec, frame: &Frame, pass: Pass, head: &Head) -> Vec<(Role, Value)> {
     let hidden = frame.argument(Role::Hidden);
     let &[n, h] = hidden.shape() else { unreachable!("hidden states are a matrix") };
@@ -58,7 +58,7 @@ fn products(spec: &Spec, frame: &Frame, pass: Pass, head: &Head) -> Vec<(Role, V
     let sums: Vec<Value> = roles.iter().map(|role| frame.argument(*role)).collect();
     let initial: Vec<&Value> = sums.iter().collect();
     let carried = frame.f.for_loop(n.div_ceil(chunk), &initial, |trip, carried| {
-        // The last chunk moves back to end with the tokens; that some rows count twice costs nothing and means nothing.
+        // The last chunk is shifted to end at the last token; rows that count twice do not matter here.
         let start = (trip * trip.like(chunk as i64)).min(&trip.like((n - chunk) as i64));
         let at = [&start, &start.like(0)];
         let rows = hidden.dynamic_slice(&at, &[chunk, h]);

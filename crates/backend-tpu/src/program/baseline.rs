@@ -1,7 +1,7 @@
-//! The dense loss as automatic differentiation leaves it: the baseline that the others are measured against.
+//! The dense loss as automatic differentiation writes it: the baseline for comparisons.
 //!
 //! Every intermediate is written as `jax.grad` of `log_softmax` and `take_along_axis` writes it (a gather over the
-//! vocabulary, a scatter for its transpose), and gradients are fresh results in the inputs' dtype. It is no
+//! vocabulary, a scatter for its transpose), and gradients are new results in the inputs' dtype. It is not a usable
 //! implementation: a collapsed softmax loses its gradient here, and NaN in masked rows spreads.
 //!
 //! Legend: N tokens, V vocabulary, H hidden size.
@@ -18,7 +18,7 @@ use grpo_core::HeadLayout;
 use grpo_core::error::Result;
 use stablehlo::{DotDimensions, Dtype, GatherDimensions, Precision, Reducer, ScatterDimensions, TensorType, Value};
 
-/// The program of loss and gradients, as automatic differentiation writes it.
+/// Makes the program of loss and gradients as automatic differentiation writes it.
 pub(super) fn program(spec: &Spec) -> Result<Program> {
     if spec.mesh.devices() != 1 {
         return Err(unsupported("the materialised baseline on several devices", "compare on one"));
@@ -46,7 +46,7 @@ pub(super) fn program(spec: &Spec) -> Result<Program> {
     let e = shifted.exp();
     let sum = e.reduce(Reducer::Add, &[1]);
     let log_softmax = &shifted - spread(&sum.log(), &shifted);
-    // Batching dimensions, as JAX writes them: with (row, column) pairs instead, TPUs flatten `[N, V]` and copy it.
+    // Batching dimensions, as in JAX: with (row, column) pairs instead, TPUs flatten `[N, V]` and copy it.
     let index = tokens.target.reshape(&[n, 1, 1]);
     let at_target = log_softmax.gather(&index, gather(), &[n, 1]).reshape(&[n]);
     let logp = active.select(&(&at_target * &factors.logp), &at_target.like(0.0));
@@ -87,7 +87,7 @@ fn product(a: &Value, b: &Value, dimensions: DotDimensions) -> Value {
     a.dot_general(b, dimensions, a.dtype(), precision)
 }
 
-/// One column of every row.
+/// Gathers one column of every row.
 fn gather() -> GatherDimensions {
     GatherDimensions {
         collapsed_slice_dims: vec![1],

@@ -1,19 +1,19 @@
-//! How the fused loops are cut.
+//! The blocking of the fused loops.
 
 use serde::{Deserialize, Serialize};
 
-/// The dimension that the fused loops cut, and the size of the pieces.
+/// The dimension that the fused loops block, and the block size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Blocking {
-    /// Chunks of so many tokens against the whole vocabulary.
+    /// Chunks of this many tokens, with the whole vocabulary.
     TokenChunks(usize),
-    /// Panels of so many vocabulary entries against all tokens.
+    /// Panels of this many vocabulary entries, with all tokens.
     VocabPanels(usize),
 }
 
 impl Blocking {
-    /// Smaller tiles, about `ratio` times the size; `None` when there are none.
+    /// Returns smaller tiles, about `ratio` times the size; `None` if there are none.
     pub(crate) fn scaled(self, ratio: f64) -> Option<Self> {
         let smaller = |size: usize| {
             let next = ((size as f64 * ratio) as usize).min(size.saturating_sub(1));

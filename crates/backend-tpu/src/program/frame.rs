@@ -1,4 +1,4 @@
-//! A program under construction, and what all programs do alike.
+//! A program that is being built, and the common parts of all programs.
 
 use super::kind::Pass;
 use super::products::{Head, HeadSplit};
@@ -12,15 +12,15 @@ use stablehlo::{Builder, Dtype, Module, Value};
 /// A program with the roles of its arguments and results.
 #[derive(Clone, Debug)]
 pub struct Program {
-    /// The text is its `Display`.
+    /// The StableHLO module; its `Display` is the text.
     pub module: Module,
-    /// The roles of the arguments, in order. Those that are also results are donated.
+    /// The roles of the arguments, in order. Arguments that are also results are donated.
     pub arguments: Vec<Role>,
     /// The roles of the results, in order.
     pub results: Vec<Role>,
 }
 
-/// A program under construction: its arguments by role.
+/// A program that is being built: its arguments by role.
 pub(super) struct Frame {
     pub(super) f: Builder,
     arguments: Vec<(Role, Value)>,
@@ -28,7 +28,7 @@ pub(super) struct Frame {
 }
 
 impl Frame {
-    /// Declares what `pass` takes.
+    /// Declares the arguments of `pass`.
     pub(super) fn new(spec: &Spec, pass: Pass) -> Self {
         let f = Builder::new();
         let argument = |role: Role| (role, f.argument(role.name(), spec.type_of(role)));
@@ -36,10 +36,11 @@ impl Frame {
         Self { f, arguments, split: None }
     }
 
-    /// A part of the program that `f` builds, where what `pass` takes is `values`. The head may be f32 where the spec has it narrower.
+    /// Adds to the program that `f` builds, with `values` as the arguments of `pass`. The head may be f32 even if the
+    /// spec has a narrower dtype.
     ///
     /// # Errors
-    /// [`Error::Shape`] for a value that is missing or of another type.
+    /// [`Error::Shape`] for a missing value, or one of another type.
     pub(super) fn of(spec: &Spec, pass: Pass, f: &Builder, values: Vec<(Role, Value)>) -> Result<Self> {
         for role in roles(spec, pass) {
             let (expected, found) = (spec.type_of(role), values.iter().find(|(r, _)| *r == role));
@@ -55,22 +56,22 @@ impl Frame {
         Ok(Self { f: f.clone(), arguments: values, split: None })
     }
 
-    /// The same with operands of logits that are split like this.
+    /// Sets the sharding of the operands of logits.
     pub(super) fn with_split(self, split: &HeadSplit) -> Self {
         Self { split: Some(split.clone()), ..self }
     }
 
-    /// How operands of logits are split.
+    /// Returns the sharding of the operands of logits.
     pub(super) fn split(&self) -> Option<HeadSplit> {
         self.split.clone()
     }
 
-    /// An argument, if the program has it.
+    /// Returns an argument, if the program has it.
     pub(super) fn get(&self, role: Role) -> Option<&Value> {
         self.arguments.iter().find(|(r, _)| *r == role).map(|(_, value)| value)
     }
 
-    /// An argument that every program of this kind has.
+    /// Returns an argument that every program of this kind has.
     pub(super) fn argument(&self, role: Role) -> Value {
         match self.get(role) {
             Some(value) => value.clone(),
@@ -78,7 +79,7 @@ impl Frame {
         }
     }
 
-    /// Hidden states and head, where the policy hands over those.
+    /// Returns hidden states and head, if the policy provides them.
     pub(super) fn head(&self, spec: &Spec) -> Option<(Value, Head)> {
         match spec.policy {
             PolicySpec::Logits { .. } => None,
@@ -97,7 +98,7 @@ impl Frame {
         }
     }
 
-    /// The program that returns `results`. Results that are arguments too take over their buffers.
+    /// Finishes the program that returns `results`. Results that are also arguments reuse their buffers.
     pub(super) fn finish(self, name: &str, spec: &Spec, results: &[(Role, Value)]) -> Result<Program> {
         for (index, (role, _)) in results.iter().enumerate() {
             if let Some(argument) = self.get(*role) {
@@ -112,7 +113,7 @@ impl Frame {
         })?;
         module.replicas = spec.mesh.devices();
         if spec.mosaic.is_some() {
-            // Otherwise the compiler transposes logits whose V is no multiple of 128, and copies them for the kernels.
+            // Otherwise the compiler transposes logits whose V is not a multiple of 128, and copies them for the kernels.
             let logits = |role: &Role| *role == Role::Logits;
             module.main.arguments.iter_mut().zip(&arguments).for_each(|(a, role)| a.row_major = logits(role));
             module.main.results.iter_mut().zip(results).for_each(|(r, (role, _))| r.row_major = logits(role));
@@ -121,7 +122,7 @@ impl Frame {
     }
 }
 
-/// What `pass` takes, in order.
+/// Returns the arguments of `pass`, in order.
 fn roles(spec: &Spec, pass: Pass) -> Vec<Role> {
     let policy = match spec.policy {
         PolicySpec::Logits { .. } => vec![Role::Logits],
@@ -132,12 +133,12 @@ fn roles(spec: &Spec, pass: Pass) -> Vec<Role> {
     policy.into_iter().chain(tokens).chain(spec.accumulators(pass)).collect()
 }
 
-/// `sum + gradient`, rounded to what gradients are accumulated in.
+/// Returns `sum + gradient`, rounded to the dtype of gradient accumulators.
 pub(super) fn accumulate(sum: &Value, gradient: &Value) -> Value {
     (sum.convert(stablehlo::Dtype::F32) + gradient).convert(sum.dtype())
 }
 
-/// Logits that the compiler leaves as they are, if scoring and loss must see the same.
+/// Prevents the compiler from changing the logits, if scoring and loss must see the same bits.
 pub(super) fn pinned(spec: &Spec, logits: Value) -> Value {
     match spec.numerics.exact_ratio {
         true => logits.builder().optimization_barrier(&[&logits]).swap_remove(0),

@@ -1,39 +1,39 @@
-//! Which program of a loss: what it computes, and what it takes and gives.
+//! Kinds of programs of a loss, and their arguments and results.
 
 use grpo_core::PolicySpec;
 use serde::{Deserialize, Serialize};
 
-/// What a program takes, computes and gives.
+/// The computation of a program, with its arguments and results.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Pass {
-    /// The program computes log-probabilities and entropies.
+    /// Log-probabilities and entropies.
     Score,
-    /// Loss and gradients, added to what the caller donates.
+    /// The loss and gradients, added to the caller's donated accumulators.
     Gradient,
-    /// Loss, and dL/dlogits in place of the donated logits.
+    /// The loss, and dL/dlogits in place of the donated logits.
     GradientInPlace,
 }
 
-/// Which program of a loss.
+/// A program of a loss.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ProgramKind {
-    /// The program computes log-probabilities and entropies.
+    /// Log-probabilities and entropies.
     Score,
-    /// The program computes loss and gradients.
+    /// The loss and gradients.
     #[default]
     Gradient,
-    /// Loss, and dL/dlogits in place of the given logits.
+    /// The loss, and dL/dlogits in place of the precomputed logits.
     GradientInPlace,
-    /// The dense loss as automatic differentiation leaves it, whatever the implementation.
+    /// The dense loss as automatic differentiation writes it, for any implementation.
     Materialised,
-    /// The products of loss and gradients and nothing else; of given logits, one pass over them, in place.
+    /// Only the products of loss and gradients; for precomputed logits, one pass over them, in place.
     Bare,
 }
 
 impl ProgramKind {
-    /// The pass of the program, which says what it takes and gives.
+    /// Returns the pass of the program, which defines its arguments and results.
     pub fn pass(self, policy: PolicySpec) -> Pass {
         match (self, policy) {
             (Self::Score, _) => Pass::Score,

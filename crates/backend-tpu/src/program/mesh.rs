@@ -1,13 +1,13 @@
-//! Devices as a grid: rows of tokens one way, the vocabulary the other.
+//! A mesh of devices: tokens are sharded along one dimension, the vocabulary along the other.
 //!
-//! Every device runs the same program on its part; parts meet in explicit reductions. Device d holds the tokens of data
-//! rank d / vocab and the columns of vocab rank d % vocab.
+//! Every device runs the same program on its shard, with explicit all-reduces. Device d holds the tokens of data rank d
+//! / vocab and the columns of vocab rank d % vocab.
 
 use grpo_core::error::{Error, Result};
 use serde::{Deserialize, Serialize};
 use stablehlo::{Builder, Dtype, Reducer, Value};
 
-/// How many ways tokens and vocabulary are split.
+/// The numbers of shards of tokens and vocabulary.
 ///
 /// ```
 /// use backend_tpu::program::Mesh;
@@ -19,9 +19,9 @@ use stablehlo::{Builder, Dtype, Reducer, Value};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Mesh {
-    /// Parts of the tokens: data parallelism, gradients of the head are summed over them.
+    /// The number of token shards (data parallelism); gradients of the head are summed over them.
     pub data: usize,
-    /// Parts of the vocabulary: each device holds `[V / vocab, H]` of the head.
+    /// The number of vocabulary shards: each device holds `[V / vocab, H]` of the head.
     pub vocab: usize,
 }
 
@@ -32,7 +32,7 @@ impl Default for Mesh {
 }
 
 impl Mesh {
-    /// The number of devices of the mesh.
+    /// Returns the number of devices.
     pub fn devices(&self) -> usize {
         self.data.saturating_mul(self.vocab)
     }
@@ -51,22 +51,22 @@ impl Mesh {
         }
     }
 
-    /// Tokens that one device holds of `tokens`; the last ones may be padding.
+    /// Returns the tokens per device; the last device may have padding.
     pub fn local_tokens(&self, tokens: usize) -> usize {
         tokens.div_ceil(self.data)
     }
 
-    /// Vocabulary entries that one device holds of `vocab`; the last ones may be padding.
+    /// Returns the vocabulary entries per device; the last device may have padding.
     pub fn local_vocab(&self, vocab: usize) -> usize {
         vocab.div_ceil(self.vocab)
     }
 
-    /// Devices that hold the same tokens.
+    /// Returns the groups of devices that hold the same tokens.
     pub(crate) fn vocab_groups(&self) -> Vec<Vec<usize>> {
         (0..self.data).map(|d| (0..self.vocab).map(|v| d * self.vocab + v).collect()).collect()
     }
 
-    /// Devices that hold the same columns.
+    /// Returns the groups of devices that hold the same columns.
     pub(crate) fn data_groups(&self) -> Vec<Vec<usize>> {
         (0..self.vocab).map(|v| (0..self.data).map(|d| d * self.vocab + v).collect()).collect()
     }
@@ -75,7 +75,7 @@ impl Mesh {
 /// The coordinates of the running device in its mesh, as values of its program.
 pub(crate) struct MeshCoord {
     mesh: Mesh,
-    /// Ranks of the device along both dimensions of the mesh, i32 scalars.
+    /// The ranks of the device along both dimensions of the mesh, i32 scalars.
     data_rank: Value,
     vocab_rank: Value,
 }
@@ -91,32 +91,32 @@ impl MeshCoord {
         Self { mesh, data_rank: &id / &vocab, vocab_rank: id.rem(&vocab) }
     }
 
-    /// Index of the device's first token.
+    /// Returns the index of the device's first token.
     pub(crate) fn first_token(&self, local_tokens: usize) -> Value {
         &self.data_rank * self.data_rank.like(local_tokens as i64)
     }
 
-    /// Index of the device's first column.
+    /// Returns the index of the device's first column.
     pub(crate) fn first_column(&self, local_vocab: usize) -> Value {
         &self.vocab_rank * self.vocab_rank.like(local_vocab as i64)
     }
 
-    /// Whether the device holds all columns.
+    /// Returns `true` if the device holds all columns.
     pub(crate) fn is_whole_vocab(&self) -> bool {
         self.mesh.vocab == 1
     }
 
-    /// Combined over the devices that hold the same tokens.
+    /// Reduces a value over the devices that hold the same tokens.
     pub(crate) fn over_vocab(&self, value: &Value, reducer: Reducer) -> Value {
         if self.mesh.vocab == 1 { value.clone() } else { value.all_reduce(reducer, &self.mesh.vocab_groups()) }
     }
 
-    /// Combined over the devices that hold the same columns.
+    /// Reduces a value over the devices that hold the same columns.
     pub(crate) fn over_data(&self, value: &Value, reducer: Reducer) -> Value {
         if self.mesh.data == 1 { value.clone() } else { value.all_reduce(reducer, &self.mesh.data_groups()) }
     }
 
-    /// The value on data rank 0, zeros elsewhere: a sum over data counts it once.
+    /// Returns the value on data rank 0 and zeros elsewhere, so that a sum over data counts it once.
     pub(crate) fn once(&self, value: &Value) -> Value {
         if self.mesh.data == 1 {
             return value.clone();
@@ -124,7 +124,7 @@ impl MeshCoord {
         self.data_rank.eq(&self.data_rank.like(0)).select(value, &value.like(0.0))
     }
 
-    /// The value on vocab rank 0, zeros elsewhere: a sum over the vocabulary counts it once.
+    /// Returns the value on vocab rank 0 and zeros elsewhere, so that a sum over the vocabulary counts it once.
     pub(crate) fn once_over_vocab(&self, value: &Value) -> Value {
         if self.mesh.vocab == 1 {
             return value.clone();
@@ -132,7 +132,7 @@ impl MeshCoord {
         self.vocab_rank.eq(&self.vocab_rank.like(0)).select(value, &value.like(0.0))
     }
 
-    /// The vectors of all data ranks `[N_local]` as one `[data * N_local]`.
+    /// Gathers the vectors of all data ranks `[N_local]` into `[data * N_local]`.
     pub(crate) fn gather_tokens(&self, value: &Value) -> Value {
         if self.mesh.data == 1 {
             return value.clone();

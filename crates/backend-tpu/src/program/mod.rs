@@ -1,10 +1,10 @@
-//! StableHLO programs of the loss: what is compiled for a device.
+//! StableHLO programs of the loss.
 //!
-//! [`Spec`] says what is wanted of one device's part, [`ProgramKind`] which of its programs; the implementations `dense`
-//! (which users call `reference`), `logits` and `fused` are folders of the same names. Every program is a pure function of
-//! its arguments, whose order [`Program`] tells.
+//! [`Spec`] describes one device's shard of the computation, [`ProgramKind`] selects a program. The implementations
+//! `dense` (`reference` in configurations), `logits` and `fused` are in folders of these names. Every program is a pure
+//! function; [`Program`] lists its arguments.
 //!
-//! A program needs no plugin to be written and looked at:
+//! Programs can be built and inspected without a plugin:
 //!
 //! ```
 //! use backend_tpu::program::{Blocking, Mesh, Numerics, Pass, Spec};
@@ -17,7 +17,7 @@
 //!     tokens: 4,
 //!     policy: PolicySpec::Logits { vocab: 32, dtype: Dtype::F32 },
 //!     gradients: GradientSpec::default(),
-//!     blocking: Blocking::TokenChunks(1), // of no meaning but for `fused`
+//!     blocking: Blocking::TokenChunks(1), // only `fused` reads it
 //!     mosaic: None,
 //!     numerics: Numerics::default(),
 //!     mesh: Mesh::default(),
@@ -28,8 +28,7 @@
 //! # }
 //! ```
 //!
-//! [`Spec::operations`] adds the same operations to a program that computes more than the loss: a decoder in front of it, and
-//! its derivative behind.
+//! [`Spec::operations`] adds the same operations to a larger program, such as a decoder and its derivative.
 //!
 //! Legend: N tokens and V vocabulary entries of one device, H hidden size.
 
@@ -69,10 +68,10 @@ use stablehlo::{Builder, Value};
 pub use value::{ValueTable, value_gradient};
 
 impl Spec {
-    /// The program of `pass`.
+    /// Builds the program of `pass`.
     ///
     /// # Errors
-    /// [`grpo_core::Error::Config`] or [`grpo_core::Error::Unsupported`] for what no program does.
+    /// [`grpo_core::Error::Config`] or [`grpo_core::Error::Unsupported`] if no program computes the spec.
     pub fn program(&self, pass: Pass) -> Result<Program> {
         self.validate(pass)?;
         let frame = Frame::new(self, pass);
@@ -81,9 +80,10 @@ impl Spec {
         frame.finish(name, self, &results)
     }
 
-    /// The operations of `pass` as a part of the program that `builder` builds: its results, by role, in the order of
-    /// [`Program::results`]. `arguments` are values of that program, one for each role that [`Program::arguments`] of the pass has, in
-    /// any order; gradients begin as the sums that are given (zeros, or those of earlier micro-batches).
+    /// Adds the operations of `pass` to the program that `builder` builds. Returns its results by role, in the order of
+    /// [`Program::results`]. `arguments` are values of that program, one for each role in [`Program::arguments`], in
+    /// any order. Gradients are added to the accumulators among the arguments (zeros, or sums of earlier
+    /// micro-batches).
     ///
     /// ```
     /// use backend_tpu::program::{Blocking, Mesh, Numerics, Pass, Role, Spec};
@@ -118,7 +118,7 @@ impl Spec {
     /// ```
     ///
     /// # Errors
-    /// As [`Spec::program`]; [`grpo_core::Error::Shape`] for an argument that is missing or of another type.
+    /// As [`Spec::program`]; [`grpo_core::Error::Shape`] for a missing argument, or one of another type.
     pub fn operations(
         &self,
         builder: &Builder,
@@ -129,7 +129,8 @@ impl Spec {
         self.results(&Frame::of(self, pass, builder, arguments)?, pass)
     }
 
-    /// [`Spec::operations`] in a program that is split over a mesh, with operands of logits that are split like `split`.
+    /// Like [`Spec::operations`], in a program that is sharded over a mesh; `split` has the shardings of the operands
+    /// of logits.
     ///
     /// # Errors
     /// As [`Spec::operations`].
@@ -144,7 +145,7 @@ impl Spec {
         self.results(&Frame::of(self, pass, builder, arguments)?.with_split(split), pass)
     }
 
-    /// The results of `pass` for the arguments in `frame`.
+    /// Computes the results of `pass` from the arguments in `frame`.
     fn results(&self, frame: &Frame, pass: Pass) -> Result<Vec<(Role, Value)>> {
         match (self.implementation, self.policy) {
             (Implementation::Reference, _) => dense::results(self, frame, pass),
@@ -152,12 +153,12 @@ impl Spec {
             (Implementation::Fused, PolicySpec::Hidden { .. }) => Ok(fused::results(self, frame, pass)),
             (Implementation::Fused, PolicySpec::Logits { .. }) => Err(unsupported(
                 "implementation `fused` on given logits",
-                "there is no head to fuse with; use `logits`, or hand over hidden states and the head",
+                "there is no head to fuse with; use `logits`, or pass hidden states and the head",
             )),
         }
     }
 
-    /// What automatic differentiation makes of the dense loss, with every intermediate that it keeps: for comparison
+    /// Builds the dense loss as automatic differentiation writes it, with all of its intermediates; for comparison
     /// only.
     ///
     /// # Errors
@@ -167,8 +168,8 @@ impl Spec {
         baseline::program(self)
     }
 
-    /// The products of `pass` and nothing else, with its arguments and results: for comparison only. Of given logits, one
-    /// pass over them.
+    /// Builds a program of only the products of `pass`, with its arguments and results; for precomputed logits, one
+    /// pass over them. For comparison only.
     ///
     /// # Errors
     /// As [`Spec::program`].
@@ -179,12 +180,12 @@ impl Spec {
 }
 
 impl ProgramKind {
-    /// The program of `pass`.
+    /// Builds the program of `pass`.
     pub(crate) fn program(self, spec: &Spec, pass: Pass) -> Result<Program> {
         match self {
             Self::Materialised | Self::Bare if pass != self.pass(spec.policy) => Err(unsupported(
                 &format!("the pass {pass:?} in a plan of {self:?}"),
-                "that plan is there to be compared with: make another one",
+                "this plan is for comparison only: make another one",
             )),
             Self::Score | Self::Gradient | Self::GradientInPlace => spec.program(pass),
             Self::Materialised => spec.materialised_baseline(),

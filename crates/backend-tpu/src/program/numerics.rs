@@ -1,32 +1,33 @@
-//! What a program rounds, and how its kernels are cut.
+//! The roundings of a program, and the blocks of its kernels.
 
 use grpo_core::Dtype;
 use serde::{Deserialize, Serialize};
 
-/// What may be rounded to the dtype of the inputs, and what is made at all.
+/// The tensors that may be rounded to the inputs' dtype, and the optional results.
 ///
 /// ```
 /// use backend_tpu::program::Numerics;
 /// use grpo_core::Dtype;
 ///
-/// // Logits and their gradient in bf16, no entropy: the fastest that learning usually bears.
+/// // Logits and their gradient in bf16, no entropy: the fastest setting that usually still learns.
 /// let numerics = Numerics { logits: Dtype::Bf16, dlogits: Dtype::Bf16, entropy: false, ..Numerics::default() };
 /// assert_eq!(numerics.gradients, Dtype::F32);
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Numerics {
-    /// What logits are held in. `bf16` rounds them once, before every statistic, in forward and backward alike.
+    /// The dtype of stored logits. `bf16` rounds them once, before all statistics, equally in the forward and backward
+    /// pass.
     pub logits: Dtype,
-    /// What dL/dlogits is rounded to before it is multiplied into gradients (sums are f32 anyway).
+    /// The dtype of dL/dlogits as an operand of the gradients' products, which accumulate in f32.
     pub dlogits: Dtype,
-    /// What gradients are accumulated in. Sums of a product are f32 anyway; `bf16` rounds the running sum with every
-    /// chunk or micro-batch.
+    /// The dtype of gradient accumulators. Products accumulate in f32; `bf16` rounds the accumulator after every chunk
+    /// or micro-batch.
     pub gradients: Dtype,
-    /// Whether scoring and loss are compiled so that they see bit for bit the same logits, which makes a ratio exactly 1
-    /// on policy. Without it the compiler may fuse statistics into the product, differently in each program.
+    /// `true` to compile scoring and loss so that both see bit-identical logits, which makes the ratio exactly 1 on
+    /// policy. Otherwise the compiler may fuse statistics into the product differently in each program.
     pub exact_ratio: bool,
-    /// Whether the entropy is computed. Without it the result holds zeros, and there is no entropy bonus.
+    /// `true` to compute the entropy. Otherwise its result is zeros, and there is no entropy bonus.
     pub entropy: bool,
 }
 
@@ -37,15 +38,15 @@ impl Default for Numerics {
     }
 }
 
-/// How the TPU kernels of `logits` are cut. See [`crate::mosaic::KernelSpec`].
+/// The blocks of the TPU kernels of `logits`. See [`crate::mosaic::KernelSpec`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct MosaicBlocks {
-    /// Batches into which the tokens are divided: logits are `[batch, N / batch, V]` to a kernel.
+    /// The number of batches into which tokens are divided: a kernel sees logits as `[batch, N / batch, V]`.
     pub batch: usize,
-    /// Tokens of a block, a multiple of 128.
+    /// The tokens of a block, a multiple of 128.
     pub time_block: usize,
-    /// Vocabulary entries of a block, a multiple of 128.
+    /// The vocabulary entries of a block, a multiple of 128.
     pub vocab_block: usize,
 }
 

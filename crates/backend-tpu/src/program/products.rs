@@ -6,27 +6,28 @@ use super::spec::{Spec, dtype};
 use grpo_core::HeadLayout;
 use stablehlo::{DotDimensions, Dtype, Precision, Sharding, Value};
 
-/// How the operands of logits are split over a mesh, where a program is. Columns H that are split in both would make of every tile's logits
-/// sums of what all devices have.
+/// The shardings of the operands of logits, in a program over a mesh. If both operands were sharded along H, every
+/// tile's logits would need an all-reduce.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HeadSplit {
-    /// Hidden states `[R, H]`, wherever logits are made of some of them.
+    /// The sharding of hidden states `[R, H]`, in all products for logits.
     pub rows: Sharding,
-    /// The weight of the LM head, wherever logits of the whole vocabulary are made with it.
+    /// The sharding of the LM head's weight, in all products for logits of the whole vocabulary.
     pub weight: Sharding,
 }
 
-/// The head of a tile: `[W, H]` or `[H, W]`, and `[W]`. The weight is of the number type of hidden states, or f32, which products round.
+/// The head of a tile: weight `[W, H]` or `[H, W]`, and bias `[W]`. The weight has the dtype of hidden states, or f32,
+/// which products round.
 pub(crate) struct Head {
     pub(crate) weight: Value,
     pub(crate) bias: Option<Value>,
     pub(crate) layout: HeadLayout,
-    /// How operands of logits are split over a mesh.
+    /// The shardings of the operands of logits over a mesh.
     pub(crate) split: Option<HeadSplit>,
 }
 
 impl Head {
-    /// Dimension of H in the weight.
+    /// Returns the dimension of H in the weight.
     fn hidden_dimension(&self) -> usize {
         match self.layout {
             HeadLayout::VocabHidden => 1,
@@ -34,13 +35,14 @@ impl Head {
         }
     }
 
-    /// Dimension of W in the weight.
+    /// Returns the dimension of W in the weight.
     pub(crate) fn vocab_dimension(&self) -> usize {
         1 - self.hidden_dimension()
     }
 
-    /// The head in a turn of a loop that makes products of `rows`. One that products round is rounded there: held beside what changes from
-    /// turn to turn, it is not rounded before the loop, and no copy of it lies beside it.
+    /// Returns the head for an iteration of a loop with products of `rows`. If products round the weight, a barrier
+    /// ties it to `rows`, which change in every iteration; otherwise the compiler would round the whole weight before
+    /// the loop and keep the copy.
     pub(crate) fn beside(&self, rows: &Value) -> Self {
         let weight = match self.weight.dtype() == rows.dtype() {
             true => self.weight.clone(),
@@ -50,7 +52,7 @@ impl Head {
         Self { weight, bias: self.bias.clone(), layout: self.layout, split: self.split.clone() }
     }
 
-    /// Columns `start` to before `start + width` (an i32 scalar), of a head of the whole vocabulary.
+    /// Returns columns `start` (an i32 scalar) to before `start + width` of a head of the whole vocabulary.
     pub(crate) fn panel(&self, start: &Value, width: usize) -> Self {
         let mut sizes = self.weight.shape().to_vec();
         sizes[self.vocab_dimension()] = width;
@@ -62,7 +64,7 @@ impl Head {
         }
     }
 
-    /// Indices of the column `start` in the weight.
+    /// Returns the start indices of column `start` in the weight.
     pub(crate) fn at(&self, start: &Value) -> [Value; 2] {
         match self.layout {
             HeadLayout::VocabHidden => [start.clone(), start.like(0)],
@@ -70,7 +72,7 @@ impl Head {
         }
     }
 
-    /// Logits `[R, W]` of `hidden [R, H]`, in the dtype in which they are held.
+    /// Computes logits `[R, W]` of `hidden [R, H]`, in the dtype of stored logits.
     pub(crate) fn logits(&self, spec: &Spec, hidden: &Value) -> Value {
         let held = dtype(spec.numerics.logits);
         let dimensions = DotDimensions::contract(1, self.hidden_dimension());
@@ -78,7 +80,7 @@ impl Head {
         let hidden = rows.as_ref().unwrap_or(hidden);
         let weight = self.weight.convert(hidden.dtype());
         match &self.bias {
-            // Rounded once, after the sum.
+            // Rounded once, after the accumulation.
             None => product(hidden, &weight, dimensions, held),
             Some(bias) => {
                 let z = product(hidden, &weight, dimensions, Dtype::F32);
@@ -87,13 +89,13 @@ impl Head {
         }
     }
 
-    /// dL/dhidden `[R, H]`, f32.
+    /// Computes dL/dhidden `[R, H]`, f32.
     pub(crate) fn hidden_gradient(&self, dlogits: &Value) -> Value {
         let weight = self.weight.convert(dlogits.dtype());
         product(dlogits, &weight, DotDimensions::contract(1, self.vocab_dimension()), Dtype::F32)
     }
 
-    /// dL/dlm_head, shaped as the tile's weight, f32.
+    /// Computes dL/dlm_head, of the shape of the tile's weight, f32.
     pub(crate) fn weight_gradient(&self, dlogits: &Value, hidden: &Value) -> Value {
         let hidden = hidden.convert(dlogits.dtype());
         let over_rows = DotDimensions::contract(0, 0);
@@ -104,7 +106,7 @@ impl Head {
     }
 }
 
-/// A product that sums in f32. Operands in f32 are not rounded to anything narrower, as accelerators do by default.
+/// A product with f32 accumulation. f32 operands are not rounded to a narrower dtype, as accelerators do by default.
 fn product(a: &Value, b: &Value, dimensions: DotDimensions, result: Dtype) -> Value {
     let precision = if a.dtype() == Dtype::F32 { Precision::Highest } else { Precision::Default };
     a.dot_general(b, dimensions, result, precision)

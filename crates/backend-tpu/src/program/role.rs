@@ -1,4 +1,4 @@
-//! The arguments and results of programs, by what they are to the loss.
+//! The arguments and results of programs, by their role in the loss.
 
 use serde::{Deserialize, Serialize};
 use strum::IntoStaticStr;
@@ -14,24 +14,25 @@ pub enum Role {
     LmHead,
     /// Bias of the LM head `[V]`.
     Bias,
-    /// Given logits `[N, V]`.
+    /// Precomputed logits `[N, V]`.
     Logits,
     /// Targets and sequences of the tokens of all devices, i32 `[IDS, G]`.
     TokenIds,
-    /// What is known of every token of all devices, f32 `[TokenColumns::COUNT, G]`: a row per field of
+    /// The numbers of all tokens of all devices, f32 `[TokenColumns::COUNT, G]`: a row per field of
     /// [`TokenColumns`](grpo_core::backend_api::columns::TokenColumns).
     TokenNumbers,
-    /// A predicate: whether the batch has no old policy, so that the policy is its own.
+    /// `true` if the batch has no log-probabilities of an old policy, so that the current policy is the old one.
     OnPolicy,
-    /// Gradient of the hidden states `[N, H]`, accumulated: argument and result.
+    /// Gradient of the hidden states `[N, H]`, an accumulator: argument and result.
     GradHidden,
-    /// Gradient of the LM head, shaped as it is, accumulated: argument and result.
+    /// Gradient of the LM head, of its shape, an accumulator: argument and result.
     GradLmHead,
-    /// Gradient of the bias `[V]`, accumulated: argument and result.
+    /// Gradient of the bias `[V]`, an accumulator: argument and result.
     GradBias,
-    /// Gradient of given logits `[N, V]`, accumulated: argument and result. In place, they are the result `Logits`.
+    /// Gradient of precomputed logits `[N, V]`, an accumulator: argument and result. In place, the gradient is the
+    /// result `Logits`.
     GradLogits,
-    /// The loss and its metrics as sums, f32 `[LossSums::COUNT]`: an entry per field of
+    /// The sums for loss and metrics, f32 `[LossSums::COUNT]`: an entry per field of
     /// [`LossSums`](grpo_core::backend_api::columns::LossSums).
     Sums,
     /// Log-probabilities of the targets in nats, f32 `[N]`.
@@ -41,7 +42,7 @@ pub enum Role {
 }
 
 impl Role {
-    /// The name of the role in the text of a program.
+    /// Returns the name of the role in the text of a program.
     pub fn name(self) -> &'static str {
         self.into()
     }

@@ -1,10 +1,10 @@
-//! The softmax in a program: statistics of rows of logits and their gradient, tile by tile.
+//! The softmax in a program: statistics of rows of logits and their gradient, by tiles.
 //!
-//! The target stays out of the sums, so that a collapsed softmax keeps its gradient. With M the largest of the other
-//! logits of a row, d_j = s (z_j - M), e_j = exp(d_j), S = sum over j != y of e_j, D = sum of e_j d_j:
+//! The target is excluded from the sums, so that a collapsed softmax keeps its gradient. With M the maximum of the
+//! other logits of a row, d_j = s (z_j - M), e_j = exp(d_j), S = sum over j != y of e_j, D = sum of e_j d_j:
 //!   margin = s (M - z_y) + ln S,  log p_y = -softplus(margin),  q = 1 - p_y = -expm1(log p_y),
 //!   p_j = e_j q / S,  entropy = -p_y log p_y - q log q + q (ln S - D / S).
-//! z are logits after their transform ([`super::transform`]); s, the factor of a row, is what its temperature makes of 1.
+//! z are transformed logits ([`super::transform`]); s is the factor of a row, from its temperature.
 //!
 //! Legend: R rows, W columns of a tile.
 
@@ -12,32 +12,32 @@ use super::mesh::MeshCoord;
 use super::transform::Transform;
 use stablehlo::{Dtype, Reducer, TensorType, Value};
 
-/// Below this an exponential counts as 0 (1.6e-38), so that 0 * -inf never appears.
+/// For smaller exponents, the exponential counts as 0 (1.6e-38), so that 0 * -inf never occurs.
 const LOWEST: f64 = -87.0;
 
-/// Logits of rows and columns, and what is done with them: by the compiler ([`Tile`]) or by kernels of our own.
+/// Rows and columns of logits, processed by plain operations ([`Tile`]) or by Mosaic kernels.
 pub(crate) trait Columns {
-    /// Statistics of the rows over these columns.
+    /// Computes the statistics of the rows over these columns.
     fn statistics(&self, entropy: bool) -> Statistics;
 
-    /// dL/dz `[R, W]`. Rows of zeros where `live` (predicates `[R]`) does not hold, whatever the logits are.
+    /// Computes dL/dz `[R, W]`. Rows are zeros where `live` (predicates `[R]`) is false, for any logits.
     fn gradient(&self, row_grad: &RowGrad, live: &Value) -> Value;
 }
 
-/// Logits of a tile, with what tells their columns.
+/// The logits of a tile, and the roles of its columns.
 pub(crate) struct Tile {
-    /// f32 `[R, W]`; widened from what the tile is held in, not yet transformed.
+    /// f32 `[R, W]`, widened from the stored dtype, before the transform.
     z: Value,
     transform: Transform,
     /// Predicates `[R, W]`: the target's column.
     is_target: Value,
-    /// Predicates `[R, W]`: a column that counts. `None` when all do.
+    /// Predicates `[R, W]`: columns of the vocabulary; `None` if there are no others.
     counts: Option<Value>,
-    /// Factor of the transformed logits, `[R]`.
+    /// The factor of the transformed logits, `[R]`.
     scale: Value,
 }
 
-/// What the temperature of a row multiplies, each `[R]`: by 1/T or by 1.
+/// The effect of a row's temperature: 1/T multiplies either logits or log-probabilities. Each is `[R]`.
 #[derive(Clone)]
 pub(crate) struct Factors {
     /// The factor of logits, before the softmax.
@@ -49,42 +49,42 @@ pub(crate) struct Factors {
 /// Statistics of rows, each `[R]`, relative to `max`.
 #[derive(Clone)]
 pub(crate) struct Statistics {
-    /// M; -inf when the target is alone.
+    /// M; -inf if there is no other column than the target.
     pub(crate) max: Value,
-    /// S, the sum of e_j over the columns but the target.
+    /// S, the sum of e_j over all columns except for the target.
     pub(crate) sum: Value,
-    /// D; `None` when no entropy is asked for.
+    /// D; `None` if no entropy is requested.
     pub(crate) dot: Option<Value>,
     /// z_y, the target's logit.
     pub(crate) target: Value,
 }
 
-/// What the loss reads of a row, each `[R]`.
+/// The numbers of a row for the loss, each `[R]`.
 pub(crate) struct Row {
-    /// Log-probability of the target, before its factor.
+    /// The log-probability of the target, before its factor.
     pub(crate) logp: Value,
-    /// The entropy in nats; `None` when none is asked for.
+    /// The entropy in nats; `None` if it is not requested.
     pub(crate) entropy: Option<Value>,
 }
 
-/// dL/dz of a row, each `[R]`: e_j (constant + linear d_j), and `target` at the target.
+/// The coefficients of dL/dz of a row, each `[R]`: e_j (constant + linear d_j), and `target` at the target.
 pub(crate) struct RowGrad {
     pub(crate) max: Value,
     pub(crate) constant: Value,
-    /// `None` when no derivative of the entropy is asked for.
+    /// `None` if the entropy needs no derivative.
     pub(crate) linear: Option<Value>,
     pub(crate) target: Value,
 }
 
-/// `[R]` to `[R, W]`.
+/// Broadcasts `[R]` to `[R, W]`.
 pub(crate) fn spread(row: &Value, like: &Value) -> Value {
     row.broadcast_in_dim(like.shape(), &[0])
 }
 
 impl Tile {
-    /// `logits`: `[R, W]`. `targets`: i32 `[R]`, -1 where there is none. `first`: index of the first column, an i32
-    /// scalar. `limits`: columns that count, from the first to before the last, i32 scalars; `None` when all do. `scale`:
-    /// factor of the transformed logits, `[R]`.
+    /// `logits` are `[R, W]`; `targets` are i32 `[R]`, -1 if there is none; `first` is the index of the first column,
+    /// an i32 scalar; `limits` are the first column of the vocabulary and the one after the last, i32 scalars, or
+    /// `None` if all columns are in the vocabulary; `scale` is the factor of the transformed logits, `[R]`.
     pub(crate) fn new(
         logits: &Value,
         transform: Transform,
@@ -102,16 +102,17 @@ impl Tile {
         Self { z, transform, is_target, counts, scale: scale.clone() }
     }
 
-    /// `z` where `here` holds and the column counts, -inf elsewhere.
+    /// Returns `z` at columns of the vocabulary where `here` holds, and -inf elsewhere.
     fn only(&self, z: &Value, here: &Value) -> Value {
         let least = z.like(f64::NEG_INFINITY);
         let z = here.select(z, &least);
         self.counts.as_ref().map_or(z.clone(), |counts| counts.select(&z, &least))
     }
 
-    /// (d_j, e_j) relative to `max`, finite where the logits are; e_j is 0 at the target and where a column does not count.
+    /// Returns (d_j, e_j) relative to `max`, finite for finite logits; e_j is 0 at the target and outside of the
+    /// vocabulary.
     fn exponentials(&self, z: &Value, max: &Value) -> (Value, Value) {
-        // A tile of -inf only: any finite number keeps the differences at -inf.
+        // If all logits are -inf, any finite number keeps the differences at -inf.
         let max = max.eq(&max.like(f64::NEG_INFINITY)).select(&max.like(0.0), max);
         let d = (z - spread(&max, z)) * spread(&self.scale, z);
         let zero = z.like(0.0);
@@ -121,19 +122,19 @@ impl Tile {
             gone = gone | !counts;
         }
         let e = gone.select(&zero, &d.exp());
-        // At most 0 but at the target, where it may be infinite.
+        // d is at most 0, except at the target, where it may be infinite.
         (d.max(&lowest).min(&zero), e)
     }
 }
 
 impl Columns for Tile {
     fn statistics(&self, entropy: bool) -> Statistics {
-        // Two passes: the maximum alone, which a compiler may make while it makes the logits, then everything else.
+        // Two passes: first the maximum, which the compiler may fuse into the product, then the rest.
         let z = self.transform.apply(&self.z);
         let max = self.only(&z, &!&self.is_target).reduce(Reducer::Max, &[1]);
         let (d, e) = self.exponentials(&z, &max);
         let target = self.only(&z, &self.is_target);
-        // At the target e is 0, whatever d is.
+        // At the target, e is 0 for any d.
         let ed = entropy.then(|| &e * d);
         let mut operands = vec![(&target, Reducer::Max), (&e, Reducer::Add)];
         operands.extend(ed.as_ref().map(|ed| (ed, Reducer::Add)));
@@ -161,7 +162,7 @@ impl Columns for Tile {
 }
 
 impl RowGrad {
-    /// The `n` rows from `start` on (an i32 scalar).
+    /// Returns `n` rows from `start` (an i32 scalar).
     pub(crate) fn chunk(&self, start: &Value, n: usize) -> Self {
         let take = |row: &Value| row.dynamic_slice(&[start], &[n]);
         Self {
@@ -174,17 +175,17 @@ impl RowGrad {
 }
 
 impl Statistics {
-    /// Statistics of no columns at all, for rows like `like`.
+    /// Returns the statistics of no columns, for rows like `like`.
     pub(crate) fn empty(like: &Value, entropy: bool) -> Self {
         let least = like.like(f64::NEG_INFINITY);
         let zero = like.like(0.0);
         Self { max: least.clone(), sum: zero.clone(), dot: entropy.then_some(zero), target: least }
     }
 
-    /// The same statistics relative to `max`, a logit that is at least as large.
+    /// Rescales the statistics to `max`, a logit that is at least as large.
     fn relative_to(&self, max: &Value, scale: &Value) -> Self {
         let least = max.like(f64::NEG_INFINITY);
-        // -inf - -inf must not appear; nothing was summed then.
+        // Avoids -inf - -inf; the sums are then empty.
         let base = max.eq(&least).select(&max.like(0.0), max);
         let shift = ((&self.max - base) * scale).max(&max.like(LOWEST));
         let factor = self.max.eq(&least).select(&max.like(0.0), &shift.exp());
@@ -192,7 +193,7 @@ impl Statistics {
         Self { max: max.clone(), sum: factor * &self.sum, dot, target: self.target.clone() }
     }
 
-    /// Statistics of the columns of both.
+    /// Merges the statistics of two sets of columns.
     pub(crate) fn merge(&self, other: &Self, scale: &Value) -> Self {
         let max = self.max.max(&other.max);
         let (a, b) = (self.relative_to(&max, scale), other.relative_to(&max, scale));
@@ -200,7 +201,7 @@ impl Statistics {
         Self { max, sum: a.sum + b.sum, dot, target: a.target.max(&b.target) }
     }
 
-    /// Statistics of the columns of all devices that hold these rows.
+    /// Merges the statistics of the columns of all devices that hold these rows.
     pub(crate) fn over_vocab(&self, coord: &MeshCoord, scale: &Value) -> Self {
         if coord.is_whole_vocab() {
             return self.clone();
@@ -214,18 +215,18 @@ impl Statistics {
         }
     }
 
-    /// The statistics as a list, to be carried through a loop.
+    /// Returns the statistics as a list, for the carried values of a loop.
     pub(crate) fn to_list(&self) -> Vec<Value> {
         [&self.max, &self.sum, &self.target].into_iter().chain(&self.dot).cloned().collect()
     }
 
-    /// The inverse of [`Statistics::to_list`].
+    /// Inverts [`Statistics::to_list`].
     pub(crate) fn from_list(list: &[Value]) -> Self {
         let [max, sum, target] = [0, 1, 2].map(|i| list[i].clone());
         Self { max, sum, dot: list.get(3).cloned(), target }
     }
 
-    /// Log-probability and entropy of every row.
+    /// Computes log-probability and entropy of every row.
     pub(crate) fn row(&self, scale: &Value) -> Row {
         let zero = self.sum.like(0.0);
         let margin = self.margin(scale);
@@ -241,7 +242,7 @@ impl Statistics {
         Row { logp, entropy }
     }
 
-    /// `dlogp`, `dentropy`: dL/dlogp and dL/dentropy, `[R]`.
+    /// Computes the coefficients of dL/dz from dL/dlogp and dL/dentropy, `[R]`.
     pub(crate) fn row_grad(&self, row: &Row, factors: &Factors, dlogp: &Value, dentropy: Option<&Value>) -> RowGrad {
         let zero = self.sum.like(0.0);
         let others = -row.logp.expm1();
@@ -253,25 +254,25 @@ impl Statistics {
             let log_weight = weight.gt(&zero).select(&weight.log(), &zero);
             by_logp = by_logp + e * (log_weight + entropy);
             let p = row.logp.exp();
-            // 0 * inf must not appear: a probability of 0 has no part in the entropy.
+            // Avoids 0 * inf: a probability of 0 does not contribute to the entropy.
             let by_entropy = p.eq(&zero).select(&zero, &(e * &p * (&row.logp + entropy)));
             target = target - by_entropy;
             linear = Some(-(s * &weight * e));
         }
-        // A barrier, or statistics and gradient share their exponentials: for B200, XLA keeps those of a tile in f32.
+        // Without the barrier, XLA for B200 keeps a tile of f32 exponentials of the statistics for the gradient.
         let max = self.max.builder().optimization_barrier(&[&self.max]).swap_remove(0);
         RowGrad { max, constant: -(s * &weight * by_logp), linear, target: s * target }
     }
 
     fn margin(&self, scale: &Value) -> Value {
-        // An infinite target is infinity over infinity, and not a probability of 1.
+        // With an infinite target, the probability is infinity over infinity: NaN, not 1.
         let is_infinite = self.target.eq(&self.target.like(f64::INFINITY));
         let target = is_infinite.select(&self.target.like(f64::NAN), &self.target);
         (&self.max - target) * scale + self.sum.log()
     }
 }
 
-/// ln(1 + e^x) without overflow; NaN stays NaN.
+/// Computes ln(1 + e^x) without overflow; NaN stays NaN.
 fn softplus(x: &Value) -> Value {
     x.max(&x.like(0.0)) + (-x.abs()).exp().log1p()
 }

@@ -1,4 +1,4 @@
-//! What a program is made for: one device's part of a loss.
+//! The specification of a program: one device's shard of a loss.
 //!
 //! Legend: N tokens and V vocabulary entries of one device, G tokens of all devices with padding, H hidden size.
 
@@ -14,32 +14,32 @@ use grpo_core::error::{Error, Result};
 use grpo_core::{Dtype, GradientSpec, HeadLayout, Implementation, LossConfig, PolicySpec};
 use stablehlo::TensorType;
 
-/// Rows of the table of ids, i32 `[IDS, G]`: the target (-1 at masked tokens) and the sequence of every token.
+/// The rows of the table of ids, i32 `[IDS, G]`: the target (-1 at masked tokens) and the sequence of every token.
 pub(crate) const IDS: usize = 2;
 
-/// What to do about what TPU kernels cannot.
+/// The hint for features that TPU kernels do not support.
 const NO_KERNELS: &str = "leave `mosaic` out: the plain program does it";
 
-/// One device's part of a loss.
+/// One device's shard of a loss.
 #[derive(Clone, Debug)]
 pub struct Spec {
     /// The loss.
     pub loss: LossConfig,
-    /// The implementation, which decides how the program holds logits.
+    /// The implementation, which determines how the program stores logits.
     pub implementation: Implementation,
-    /// Tokens of all devices.
+    /// The tokens of all devices.
     pub tokens: usize,
-    /// Shapes and dtype of what the policy hands over, for all devices.
+    /// Shapes and dtype of the policy's inputs, for all devices.
     pub policy: PolicySpec,
     /// The gradients that the program computes.
     pub gradients: GradientSpec,
-    /// How the fused loops are cut.
+    /// The blocking of the fused loops.
     pub blocking: Blocking,
-    /// Whether `logits` runs our TPU kernels instead of what the compiler makes of the plain program.
+    /// The blocks of the Mosaic TPU kernels, if `logits` runs them instead of plain operations.
     pub mosaic: Option<MosaicBlocks>,
-    /// What the program may round, and what it computes at all.
+    /// The roundings, and the optional results.
     pub numerics: Numerics,
-    /// The devices over which tokens and vocabulary are split.
+    /// The mesh over which tokens and vocabulary are sharded.
     pub mesh: Mesh,
 }
 
@@ -78,10 +78,10 @@ impl Spec {
         Ok(())
     }
 
-    /// Checks that the programs take `batch`.
+    /// Checks that the programs support `batch`.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] for temperatures of tokens where TPU kernels are compiled for one temperature.
+    /// [`Error::Unsupported`] for per-token temperatures with TPU kernels, which are compiled for one temperature.
     pub fn check_batch(&self, batch: &TokenBatch) -> Result<()> {
         match (self.mosaic, batch.temperatures()) {
             (Some(_), Some(_)) => Err(unsupported("TPU kernels with `temperatures` of tokens", NO_KERNELS)),
@@ -89,27 +89,27 @@ impl Spec {
         }
     }
 
-    /// N: tokens of one device.
+    /// Returns N, the tokens of one device.
     pub fn local_tokens(&self) -> usize {
         self.mesh.local_tokens(self.tokens)
     }
 
-    /// V: vocabulary entries of one device.
+    /// Returns V, the vocabulary entries of one device.
     pub fn local_vocab(&self) -> usize {
         self.mesh.local_vocab(self.policy.vocab())
     }
 
-    /// Whether the last device holds columns beyond the vocabulary.
+    /// Returns `true` if the last device has columns beyond the vocabulary.
     pub(crate) fn pads_vocab(&self) -> bool {
         !self.policy.vocab().is_multiple_of(self.mesh.vocab)
     }
 
-    /// G: tokens of all devices, with padding.
+    /// Returns G, the tokens of all devices with padding.
     pub fn padded_tokens(&self) -> usize {
         self.local_tokens() * self.mesh.data
     }
 
-    /// Type of an argument or result on one device; gradients as accumulated.
+    /// Returns the type of an argument or result on one device; for gradients, the type of the accumulator.
     pub fn type_of(&self, role: Role) -> TensorType {
         let (n, v) = (self.local_tokens(), self.local_vocab());
         let (h, layout) = match self.policy {
@@ -139,7 +139,7 @@ impl Spec {
         }
     }
 
-    /// Gradients that are arguments and results of `pass`, in the order of both.
+    /// Returns the gradients that are arguments and results of `pass`, in the order of both.
     pub(super) fn accumulators(&self, pass: Pass) -> Vec<Role> {
         let wanted = match (pass, self.policy) {
             (Pass::Gradient, PolicySpec::Hidden { .. }) => vec![
@@ -154,7 +154,7 @@ impl Spec {
     }
 }
 
-/// The dtype of the loss as one of a program.
+/// Converts the loss's dtype into StableHLO's.
 pub(crate) fn dtype(dtype: Dtype) -> stablehlo::Dtype {
     match dtype {
         Dtype::F32 => stablehlo::Dtype::F32,

@@ -1,7 +1,7 @@
 //! The tokens of a batch in a program, and the loss over them.
 //!
-//! Tokens travel as two small tables, whole on every device; a device reads its own rows. The loss itself is
-//! [`grpo_core::objective::batch_loss`] on [`Traced`] values: nothing of it is repeated here.
+//! Tokens are passed as two small tables, replicated on every device; a device reads its own rows. The loss itself is
+//! [`grpo_core::objective::batch_loss`] on [`Traced`] values, without a second implementation here.
 //!
 //! Legend: N tokens of a device, G tokens of all devices (data ranks x N).
 
@@ -13,19 +13,19 @@ use grpo_core::objective::{BatchLoss, BatchTerms, batch_loss};
 use grpo_core::{KlImportance, LossConfig, TemperatureMode};
 use stablehlo::{Dtype, Reducer, TensorType, Value};
 
-/// Tokens that are compared with a device's at a time, where sums are f64: 4096 by 4096 at once took libtpu a minute.
+/// The block size of token comparisons for f64 sums: libtpu took a minute to compile 4096 by 4096 at once.
 const COMPARED: usize = 512;
-/// The sequence of masked tokens and of those that are none.
+/// The sequence id of masked tokens and of padding.
 const OF_NOBODY: i64 = -1;
 
-/// Tokens of a device, or a chunk of them. Every entry `[N]`.
+/// The tokens of a device, or of a chunk. Every entry is `[N]`.
 #[derive(Clone)]
 pub(crate) struct Tokens {
     pub(crate) target: Value,
     sequence: Value,
     /// f32, the rows of the table in their order.
     columns: TokenColumns<Value>,
-    /// A predicate: there is no old policy but the policy itself.
+    /// A predicate: the batch has no old policy, so that the current policy is the old one.
     on_policy: Value,
 }
 
@@ -37,7 +37,7 @@ pub(crate) struct Tables {
 }
 
 impl Tables {
-    /// The `n` tokens of this device.
+    /// Returns the `n` tokens of this device.
     pub(crate) fn local(&self, coord: &MeshCoord, n: usize) -> Tokens {
         let first = coord.first_token(n);
         let zero = first.like(0);
@@ -55,12 +55,12 @@ impl Tables {
 }
 
 impl Tokens {
-    /// Predicates `[N]`: tokens that count.
+    /// Returns predicates `[N]`: active tokens (mask = 1).
     pub(crate) fn active(&self) -> Value {
         self.target.ge(&self.target.like(0))
     }
 
-    /// What the temperature of every token multiplies.
+    /// Returns the effect of every token's temperature.
     pub(crate) fn factors(&self, config: &LossConfig) -> Factors {
         let by = self.columns.reciprocal_temperature.clone();
         let one = by.like(1.0);
@@ -70,12 +70,12 @@ impl Tokens {
         }
     }
 
-    /// `rows` `[N, _]` with zeros at masked tokens, which may hold anything.
+    /// Returns `rows` `[N, _]` with zeros at masked tokens, which may hold anything.
     pub(crate) fn clean(&self, rows: &Value) -> Value {
         spread(&self.active(), rows).select(rows, &rows.like(0.0))
     }
 
-    /// The `n` tokens from `start` on, of which those before `fresh` (i32 scalars) count no more.
+    /// Returns `n` tokens from `start`; tokens before `fresh` get weight 0. Both are i32 scalars.
     pub(crate) fn chunk(&self, start: &Value, fresh: &Value, n: usize) -> Self {
         let take = |v: &Value| v.dynamic_slice(&[start], &[n]);
         let f = start.builder();
@@ -83,7 +83,7 @@ impl Tokens {
         let is_fresh = index.ge(&fresh.broadcast_in_dim(&[n], &[]));
         let target = take(&self.target);
         let mut columns = self.columns.map(take);
-        // A token that another chunk counts has no weight, and no share in its sequence.
+        // A token that another chunk counts gets weight 0, and share 0 in its sequence.
         let TokenColumns { policy_weight, kl_weight, nll_weight, entropy_weight, share, .. } = &mut columns;
         for weight in [policy_weight, kl_weight, nll_weight, entropy_weight, share] {
             *weight = is_fresh.select(weight, &weight.like(0.0));
@@ -96,7 +96,7 @@ impl Tokens {
         }
     }
 
-    /// The loss of these tokens. `sequence_sum` as [`batch_loss`] has it.
+    /// Computes the loss of these tokens, with `sequence_sum` as in [`batch_loss`].
     pub(crate) fn loss(
         &self,
         config: &LossConfig,
@@ -105,8 +105,8 @@ impl Tokens {
         sequence_sum: impl Fn(&Value) -> Value,
     ) -> BatchLoss<Value> {
         let on_policy = self.on_policy.broadcast_in_dim(logp.shape(), &[]);
-        // In f64, as on the host: far from the reference the large parts of a derivative cancel, and f32 has nothing left. These
-        // are a few operations per token beside V logits.
+        // In f64, as on the host: far from the reference, large terms of the derivative cancel, and f32 would lose all
+        // precision. These are few operations per token, compared with V logits.
         let wide = |v: &Value| Traced::Value(v.convert(Dtype::F64));
         let old_logp = on_policy.select(logp, &self.columns.old_logp);
         let terms = BatchTerms {
@@ -125,10 +125,11 @@ impl Tokens {
         loss.map(|traced| value(traced.clone()))
     }
 
-    /// Gives every token of this device the sum of `value` over the tokens of its sequence on all data ranks, in f64: the exponential
-    /// of a sum over a long sequence shows every digit that the sum has lost. What travels between devices is f32.
+    /// Gives every token of this device the sum of `value` over the tokens of its sequence on all data ranks, in f64,
+    /// because the exponential of a sum over a long sequence amplifies its rounding errors. Devices exchange f32.
     ///
-    /// Blocks of [`COMPARED`] tokens, because code for TPUs, where f64 is made of pairs, grows with them faster than they do.
+    /// Compares blocks of [`COMPARED`] tokens, because TPU code for f64, which consists of pairs of f32, grows faster
+    /// than the number of tokens.
     pub(crate) fn sequence_sum(&self, coord: &MeshCoord, sequences: &Value, value: &Value) -> Value {
         let all = coord.gather_tokens(value);
         let (n, g) = (value.shape()[0], all.shape()[0]);
@@ -149,10 +150,10 @@ impl Tokens {
         sums.swap_remove(0)
     }
 
-    /// Gives every token of this device the sum of those of `values` that belong to its sequence.
+    /// Gives every token of this device the sum of the `values` that belong to its sequence.
     ///
-    /// Compares every pair of tokens: no scatter, no sort, no bound on the number of sequences, and N x G comparisons are
-    /// few beside N x V logits while N is.
+    /// Compares every pair of tokens, without a scatter, a sort or a bound on the number of sequences. N x G
+    /// comparisons are few, compared with N x V logits, as long as G is much smaller than V.
     fn sum_of_own(&self, sequences: &Value, values: &Value) -> Value {
         let shape = [values.shape()[0], self.sequence.shape()[0]];
         let same = sequences.broadcast_in_dim(&shape, &[0]).eq(&self.sequence.broadcast_in_dim(&shape, &[1]));
@@ -160,7 +161,7 @@ impl Tokens {
         same.select(&values, &values.like(0.0)).reduce(Reducer::Add, &[0])
     }
 
-    /// [`LossSums`] over all tokens of all devices, in their order: f32 `[LossSums::COUNT]`.
+    /// Computes [`LossSums`] over all tokens of all devices, in the order of its fields: f32 `[LossSums::COUNT]`.
     pub(crate) fn sums(
         &self,
         coord: &MeshCoord,
@@ -172,7 +173,7 @@ impl Tokens {
         let active = self.active();
         let zero = share.like(0.0);
         let or_zero = |v: &Option<Value>| v.clone().unwrap_or_else(|| zero.clone());
-        // A share of clipped tokens: f32 has digits enough.
+        // The share of clipped tokens: f32 is precise enough.
         let of_sequence = |v: &Value| self.sum_of_own(sequences, &coord.gather_tokens(&(v * share)));
         let terms = LossSums {
             loss: loss.loss.clone(),
@@ -199,7 +200,7 @@ impl Tokens {
             let rows: Vec<Value> = of_kind(kind).iter().map(|v| active.select(v, &v.like(none))).collect();
             coord.over_data(&table(&rows).reduce(reducer, &[1]), reducer)
         };
-        // One collective for each kind, whatever the number of entries; kinds lie side by side.
+        // One collective per kind of reduction; the entries of a kind are contiguous.
         let parts = [
             coord.over_data(&pairwise_sums(&table(&of_kind(Reduction::Sum))), Reducer::Add),
             extremes(Reduction::Min, f64::INFINITY, Reducer::Min),
@@ -209,13 +210,13 @@ impl Tokens {
     }
 }
 
-/// Vectors `[N]` as the rows of a table.
+/// Stacks vectors `[N]` as the rows of a table.
 fn table(rows: &[Value]) -> Value {
     let rows: Vec<Value> = rows.iter().map(|v| v.reshape(&[1, v.shape()[0]])).collect();
     rows[0].builder().concatenate(&rows.iter().collect::<Vec<_>>(), 0)
 }
 
-/// Sums over the rows of a table `[R, N]` in two levels, whose rounding error hardly grows with N.
+/// Sums the rows of a table `[R, N]` in two levels, so that the rounding error hardly grows with N.
 fn pairwise_sums(values: &Value) -> Value {
     const WIDTH: usize = 128;
     let [r, n] = [values.shape()[0], values.shape()[1]];

@@ -1,19 +1,19 @@
-//! Values of a program as the numbers that a loss is written over.
+//! Values of a program as the numbers of a loss.
 
 use grpo_core::backend_api::real::Real;
 use stablehlo::Value;
 use std::ops::{Add, Div, Mul, Neg, Sub};
 
-/// A [`Real`] that is an expression of a program: a vector over tokens, or a constant not yet given a shape.
+/// A [`Real`] that is an expression of a program: a vector over tokens, or a constant without a shape.
 ///
-/// Constants fold, and 0 x = 0 even for an infinite x: a zero here is the derivative of something that does not vary.
+/// Constants fold, and 0 x = 0 even for infinite x: a zero here is the derivative of a constant.
 #[derive(Clone, Debug)]
 pub(crate) enum Traced {
     Constant(f64),
     Value(Value),
 }
 
-/// A predicate over tokens, or one that is the same for all of them.
+/// A predicate over tokens, or a constant one.
 #[derive(Clone, Debug)]
 pub(crate) enum TracedBool {
     Known(bool),
@@ -23,7 +23,7 @@ pub(crate) enum TracedBool {
 use Traced::Constant;
 
 impl Traced {
-    /// The expression, as a value of the type of `like`.
+    /// Returns the expression as a value of the type of `like`.
     pub(crate) fn into_value(self, like: &Value) -> Value {
         match self {
             Constant(number) => like.like(number),

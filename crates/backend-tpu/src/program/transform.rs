@@ -1,11 +1,12 @@
-//! The transform of logits before the temperature: w = cap tanh(logit_scale z / cap), or logit_scale z without a softcap.
+//! The transform of logits before the temperature: w = cap tanh(logit_scale z / cap), or logit_scale z without a
+//! softcap.
 //!
-//! Avoids a tensor of its own: logits stay as they are, and every operation that reads them transforms them first.
+//! Transformed logits are not stored: every operation that reads logits applies the transform.
 
 use grpo_core::LossConfig;
 use stablehlo::{Dtype, Value};
 
-/// How a logit becomes what the temperature divides.
+/// The transform of a logit before the temperature.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Transform {
     logit_scale: f64,
@@ -17,7 +18,7 @@ impl Transform {
         Self { logit_scale: loss.logit_scale, cap: loss.final_logit_softcapping }
     }
 
-    /// f32 logits `z`, transformed.
+    /// Transforms f32 logits `z`.
     pub(crate) fn apply(&self, z: &Value) -> Value {
         match self.cap {
             None if self.logit_scale == 1.0 => z.clone(),
@@ -26,8 +27,8 @@ impl Transform {
         }
     }
 
-    /// [`Transform::apply`] that shares nothing with another one of the same logits, or a compiler would keep those of a tile
-    /// from the statistics for the gradient.
+    /// Like [`Transform::apply`], but shares no operation with an earlier call on the same logits; otherwise a compiler
+    /// would keep the transformed tile between statistics and gradient.
     pub(crate) fn apply_again(&self, z: &Value) -> Value {
         let Some(cap) = self.cap else { return self.apply(z) };
         let f = z.builder();
@@ -36,12 +37,12 @@ impl Transform {
         z.like(cap) * (z * inner).tanh()
     }
 
-    /// dL/dz from dL/dw, given w.
+    /// Computes dL/dz from dL/dw, for transformed logits w.
     pub(crate) fn pull_back(&self, w: &Value, gradient: Value) -> Value {
         match self.cap {
             None if self.logit_scale == 1.0 => gradient,
             None => &gradient * gradient.like(self.logit_scale),
-            // Differences, not 1 - (w / cap)^2: exactly 0 at the cap.
+            // The factored form of 1 - (w / cap)^2 is exactly 0 at the cap.
             Some(cap) => {
                 let all = w.like(cap);
                 gradient * w.like(self.logit_scale / (cap * cap)) * ((&all - w) * (&all + w))

@@ -1,24 +1,24 @@
-//! The derivative of PPO's value loss, as a part of a program that computes values.
+//! The derivative of PPO's value loss, for a program that computes values.
 
 use super::traced::Traced;
 use grpo_core::backend_api::real::Dual;
 use grpo_core::objective::{ValueLossConfig, ValueTerms, value_loss};
 use stablehlo::{Dtype, Value};
 
-/// What the value loss of tokens depends on, as values of a program, `[N]` each, f32.
+/// The inputs of the value loss of tokens, as values of a program, `[N]` each, f32.
 #[derive(Clone, Copy, Debug)]
 pub struct ValueTable<'a> {
-    /// What the value head gives now.
+    /// The current output of the value head.
     pub values: &'a Value,
-    /// What it gave when the completions were sampled.
+    /// The output of the value head when the completions were sampled.
     pub old_values: &'a Value,
-    /// The returns that the values should be.
+    /// The returns, which are the targets of the values.
     pub returns: &'a Value,
-    /// The weights of the tokens' losses; 0 for a token that has none.
+    /// The weights of the tokens' losses; 0 for tokens without a loss.
     pub weights: &'a Value,
 }
 
-/// d loss / d value `[N]` of the value loss that `config` says, the one of [`value_loss`]: 0 where a weight is 0.
+/// Computes d loss / d value `[N]` of [`value_loss`] with `config`; 0 where a weight is 0.
 ///
 /// ```
 /// use backend_tpu::program::{ValueTable, value_gradient};
@@ -38,7 +38,7 @@ pub struct ValueTable<'a> {
 /// ```
 pub fn value_gradient(config: &ValueLossConfig, table: ValueTable<'_>) -> Value {
     let ValueTable { values, old_values, returns, weights } = table;
-    // Per token, as the policy's loss: in f64.
+    // In f64, like the policy's loss.
     let wide = |value: &Value| value.convert(Dtype::F64);
     let number = |value: &Value| Traced::Value(wide(value));
     let terms = ValueTerms {
@@ -49,7 +49,7 @@ pub fn value_gradient(config: &ValueLossConfig, table: ValueTable<'_>) -> Value 
     let weights = wide(weights);
     let tangent = value_loss(config.cliprange_value, &terms).loss.tangent.into_value(&weights);
     let none = weights.like(0.0);
-    // Not a product with 0, which is NaN of a value that is not finite.
+    // A selection, because a product of 0 and a non-finite value is NaN.
     let dvalues = weights.eq(&none).select(&none, &(&weights * weights.like(config.vf_coef) * tangent));
     dvalues.convert(values.dtype())
 }

@@ -1,4 +1,4 @@
-//! Programs and kernels through the TPU compiler.
+//! Compiles programs and kernels for TPUs.
 
 mod mosaic;
 mod programs;

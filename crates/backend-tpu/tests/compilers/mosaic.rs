@@ -1,11 +1,11 @@
-//! The TPU compiler on the kernels: what they need of a v6e that is not here.
+//! Compiles the kernels for TPUs that are not present, and checks their resources.
 
 use backend_tpu::mosaic::{COEFFICIENTS, KernelSpec, dlogits_kernel, statistics_kernel};
 use pjrt::install::{Kind, install};
 use pjrt::{CompileOptions, CompiledMemoryStats, Executable, Plugin};
 use stablehlo::{Builder, Dtype, Module, TensorType};
 
-/// The program compiled for a TPU that is not here.
+/// Compiles a program for a TPU that is not present.
 fn compile_for(target: &str, program: &str) -> pjrt::Result<Executable> {
     let installed = install(Kind::Tpu, |_| {})?;
     Plugin::load(installed.path)?.topology(target, &[])?.compile(program, &CompileOptions::default())
@@ -15,7 +15,7 @@ fn compile(program: &str) -> Executable {
     compile_for("v6e:2x4", program).unwrap_or_else(|error| panic!("{error}\n{program}"))
 }
 
-/// Statistics, coefficients that stand for a loss, and the gradient over the donated logits.
+/// Builds a program of the statistics, simple coefficients, and the gradient over the donated logits.
 fn program(spec: &KernelSpec) -> Module {
     let [statistics, dlogits] = [statistics_kernel(spec), dlogits_kernel(spec)].map(|k| k.expect("a kernel"));
     let f = Builder::new();
@@ -30,7 +30,7 @@ fn program(spec: &KernelSpec) -> Module {
     f.finish("softmax", &[("dlogits", &gradient), ("statistics", &rows)]).expect("a program")
 }
 
-/// The program with row-major arguments and results, whatever the compiler likes better.
+/// Makes the large arguments and results row-major, so that the compiler cannot choose another layout.
 fn row_major(program: &str, ty: &TensorType) -> String {
     let layout = "mhlo.layout_mode = \"{2,1,0}\"";
     let with_others = program.replace(&format!("{ty} {{"), &format!("{ty} {{{layout}, "));
@@ -61,9 +61,9 @@ fn both_kernels_compile_and_copy_no_logits() {
                 megabytes(spec.vmem_bytes() as i64),
             );
             assert!(temp <= 1 << 20, "{spec:?}: {memory:?}");
-            // All padding that the logits need is inside their tiles.
+            // The logits have no padding outside of their tiles.
             assert!(alias >= spec.logits().bytes() as i64 && argument < alias + (1 << 20), "{spec:?}: {memory:?}");
-            // The compiler counts what the kernels say they cost: logits are read twice and written once.
+            // The compiler uses the kernels' declared cost: logits are read twice and written once.
             let traffic = 3.0 * spec.logits().bytes() as f64;
             assert!((cost["bytes accessed"] / traffic - 1.0).abs() < 0.01, "{spec:?}: {cost:?}");
         }
@@ -113,7 +113,7 @@ fn the_default_blocks_fit_every_generation() {
 }
 
 #[test]
-fn the_compiler_needs_the_vmem_that_the_budget_says() {
+fn the_compiler_needs_the_estimated_vmem() {
     for dtype in [Dtype::Bf16, Dtype::F32] {
         let spec = KernelSpec::new(4, 1024, 151_643, dtype, 1.0);
         for kernel in [statistics_kernel(&spec), dlogits_kernel(&spec)] {

@@ -1,5 +1,5 @@
-//! The same programs through the TPU compiler, for a slice that is not here: every implementation, pass, blocking, level
-//! of the ratio and mesh is a program that a v6e can run.
+//! Compiles the programs for TPUs that are not present: every implementation, pass, blocking, ratio level and mesh
+//! gives a program that a v6e can run.
 
 use backend_tpu::aot::{Analysis, Compiler, Target, Variant, user_cache};
 use backend_tpu::plugins::{self, Kind};
@@ -54,7 +54,7 @@ fn compile(name: &str, variant: &Variant) {
     let given = matches!(variant.request.policy, PolicySpec::Logits { .. });
     let inputs = if given { input * n * v } else { input * (n * h + v * h) };
     assert!(report.argument_bytes >= inputs, "{name}: arguments of {inputs} bytes at least");
-    // Gradients take over the memory that they came in.
+    // Gradients reuse the memory of their accumulators.
     let donated = match (variant.program, given) {
         (ProgramKind::Gradient, true) => 4 * n * v,
         (ProgramKind::Gradient, false) => 4 * (n * h + v * h),
@@ -62,7 +62,7 @@ fn compile(name: &str, variant: &Variant) {
         _ => 0,
     };
     assert!(report.alias_bytes >= donated, "{name}: {donated} bytes are donated");
-    // Nothing needs more than dense logits, their gradient and a gradient of each input, a few times over.
+    // A loose bound: a small multiple of dense logits, their gradient and the inputs' gradients.
     assert!(report.temp_bytes <= 16 * (n * v + n * h + v * h), "{name}: temp {}", report.temp_bytes);
     assert!(report.code_bytes > 0, "{name}");
 }
@@ -116,7 +116,7 @@ fn every_program_of_logits_compiles() {
     ] {
         for loss in [grpo(), gspo()] {
             let mut variant = variant(loss, Implementation::Logits, Tiling::default(), mesh, kind);
-            // A vocabulary that no number of devices divides.
+            // A prime vocabulary, which no number of devices divides.
             variant.request.policy = PolicySpec::Logits { vocab: 1013, dtype: Dtype::Bf16 };
             compile(&format!("logits {kind:?} {mesh:?}"), &variant);
         }
@@ -147,9 +147,9 @@ fn every_rounding_layout_and_bias_compiles() {
     }
 }
 
-/// A softcap is done on the way: it needs no copy of the logits, neither of given ones nor of a tile.
+/// A softcap is fused: it needs no copy of the logits, precomputed or of a tile.
 #[test]
-fn a_softcap_takes_no_memory_of_its_own() {
+fn a_softcap_needs_no_extra_memory() {
     let policy = PolicySpec::Logits { vocab: 8192, dtype: Dtype::Bf16 };
     for (name, implementation, tiling, kind) in [
         ("logits", Implementation::Logits, Tiling::default(), ProgramKind::GradientInPlace),
@@ -170,9 +170,9 @@ fn a_softcap_takes_no_memory_of_its_own() {
     }
 }
 
-/// They hold one factor for all logits.
+/// TPU kernels support one factor for all logits only.
 #[test]
-fn tpu_kernels_refuse_what_they_cannot() {
+fn tpu_kernels_refuse_unsupported_losses() {
     let kernels = |loss: LossConfig| {
         let mut variant = variant(loss, Implementation::Logits, Tiling::default(), ONE, ProgramKind::Gradient);
         variant.request.policy = PolicySpec::Logits { vocab: V, dtype: Dtype::Bf16 };
@@ -197,7 +197,7 @@ fn tpu_kernels_refuse_what_they_cannot() {
 }
 
 #[test]
-fn a_program_is_compiled_once_for_a_target_and_options() {
+fn analyses_are_cached_by_program_target_and_options() {
     plugins::install(Kind::Tpu, |_| {}).expect("the TPU compiler can be installed");
     let folder = tempfile::tempdir().unwrap();
     let open = |target: &str| Compiler::open(Target::parse(target).unwrap(), None).unwrap();
@@ -210,7 +210,7 @@ fn a_program_is_compiled_once_for_a_target_and_options() {
     assert!(!first.from_cache && first.total_bytes() > 8 * 128 * 4 && first.cost.is_ok(), "{first:?}");
     assert_eq!(compiler.analyse(&program, &options).unwrap(), Analysis { from_cache: true, ..first.clone() });
 
-    // Anything else is another program.
+    // Other options, programs and targets have other entries.
     let other = options.clone().with("xla_allow_excess_precision", false);
     assert!(!compiler.analyse(&program, &other).unwrap().from_cache);
     assert!(!compiler.analyse(&program.replace("double", "twice"), &options).unwrap().from_cache);
@@ -218,7 +218,7 @@ fn a_program_is_compiled_once_for_a_target_and_options() {
     assert!(!v5e.analyse(&program, &options).unwrap().from_cache);
     assert!(!open("v6e").analyse(&program, &options).unwrap().from_cache);
 
-    // What cannot be read is compiled again and replaced.
+    // Damaged entries are recompiled and replaced.
     for entry in std::fs::read_dir(folder.path().join("not yet there")).unwrap() {
         std::fs::write(entry.unwrap().path(), "damage").unwrap();
     }

@@ -1,4 +1,4 @@
-//! The materialised baseline computes what it is compared with.
+//! The materialised baseline computes the same as the implementation that it is compared with.
 
 use backend_tpu::program::{Blocking, Mesh, Numerics, Pass, Program, Role, Spec};
 use grpo_core::backend_api::columns::TokenColumns;
@@ -32,7 +32,7 @@ fn spec(policy: PolicySpec, temperature_mode: TemperatureMode, final_logit_softc
     }
 }
 
-/// Numbers in [-1, 1) that look like nothing.
+/// Pseudo-random numbers in [-1, 1).
 fn numbers(len: usize, seed: usize) -> Vec<f32> {
     (0..len).map(|i| ((i * 7919 + seed * 104_729) % 2048) as f32 / 1024.0 - 1.0).collect()
 }
@@ -42,12 +42,12 @@ fn argument(client: &Client, spec: &Spec, role: Role) -> Buffer {
     let ty = spec.type_of(role);
     let upload = |data: &[f32]| client.buffer_from_host(data, &ty.shape, device).expect("an upload");
     match role {
-        // The second token is masked; two sequences.
+        // Two sequences; the second token is masked.
         Role::TokenIds => {
             let ids: [i32; 2 * N] = [3, -1, 12, 0, 7, 7, 0, 0, 0, 1, 1, 1];
             client.buffer_from_host(&ids, &ty.shape, device).expect("an upload")
         }
-        // Ratios on both sides of the clip.
+        // Ratios on both sides of the clip range.
         Role::TokenNumbers => {
             let advantages = [0.8, 0.0, -1.2, 0.5, -0.4, 1.0];
             let columns = TokenColumns {

@@ -1,4 +1,4 @@
-//! Programs that are there to be compared with, and tensors that stay on the devices, on XLA's CPU.
+//! Programs for comparisons, and tensors that stay on the devices, on XLA's CPU.
 
 use backend_tpu::aot::Variant;
 use backend_tpu::plugins::{self, Kind};
@@ -17,7 +17,7 @@ const N: usize = 6;
 const H: usize = 3;
 const V: usize = 5;
 
-/// So many virtual devices.
+/// Opens a client with virtual devices.
 fn client(devices: i64) -> Client {
     plugins::install(Kind::Cpu, |_| {}).expect("XLA's CPU plugin can be installed");
     plugins::client(Kind::Cpu, None, &[("cpu_device_count", devices.into())]).expect("there is a CPU")
@@ -53,7 +53,7 @@ fn batch() -> TokenBatch {
     batch.with_old_logp((0..N).map(|i| -1.0 - 0.3 * i as f32).collect()).expect("as many as tokens")
 }
 
-/// Inputs on the device.
+/// Uploads the inputs.
 fn inputs(plan: &PjrtPlan) -> [PjrtTensor; 2] {
     let upload = |role, values: &[f32]| plan.upload(role, N, TensorRef::F32(values)).expect("the role's length");
     [upload(Role::Hidden, &hidden()), upload(Role::LmHead, &lm_head())]
@@ -81,7 +81,7 @@ fn assert_close(found: &[f32], expected: &[f32]) {
 }
 
 #[test]
-fn the_materialised_baseline_makes_the_gradients_of_the_loss() {
+fn the_materialised_baseline_matches_the_gradients_of_the_loss() {
     let backend = backend();
     let mut plan = backend.plan_on_device(&request(Dtype::F32)).expect("a plan");
     let inputs = inputs(&plan);
@@ -100,14 +100,14 @@ fn the_materialised_baseline_makes_the_gradients_of_the_loss() {
         gradient.wait().expect("the step has worked");
         assert_close(&gradient.to_host().expect("on the host"), &sum.to_host().expect("on the host"));
     }
-    // It makes its gradients itself, and does nothing else.
+    // It returns its own gradients, and has no other programs.
     let refused = baseline.value_and_grad_on_device(policy(&inputs), &batch(), grads(&mut sums));
     assert!(matches!(refused, Err(Error::Config(text)) if text.contains("does not make")));
     assert!(matches!(baseline.score_on_device(policy(&inputs), &batch()), Err(Error::Unsupported { .. })));
 }
 
 #[test]
-fn the_bare_products_are_products_that_add_up() {
+fn bare_products_are_accumulated() {
     let mut bare = backend().plan_program(&request(Dtype::F32), ProgramKind::Bare).expect("a plan");
     let inputs = inputs(&bare);
     let mut sums = zeros(&bare);
@@ -126,7 +126,7 @@ fn the_bare_products_are_products_that_add_up() {
 }
 
 #[test]
-fn gradients_on_devices_are_summed_in_the_dtype_of_the_plan() {
+fn device_gradients_accumulate_in_the_dtype_of_the_plan() {
     let numerics = Numerics { gradients: Dtype::Bf16, ..Numerics::default() };
     let in_f32 = backend();
     let in_bf16 = in_f32.clone().with_numerics(numerics);
@@ -150,7 +150,7 @@ fn gradients_on_devices_are_summed_in_the_dtype_of_the_plan() {
     assert!(matches!(refused, Err(Error::Shape { .. })), "{refused:?}");
 }
 
-/// Gradients that another client made are refused before anything is donated.
+/// Tensors of another client are refused before anything is donated.
 #[test]
 fn tensors_of_another_client_are_refused_and_not_lost() {
     let (mine, other) = (backend(), backend());
@@ -164,13 +164,13 @@ fn tensors_of_another_client_are_refused_and_not_lost() {
     assert!(matches!(&refused, Err(Error::Unsupported { what, .. }) if what.contains("grad_lm_head")), "{refused:?}");
     assert!(foreign.iter().chain(&sums).all(|sum| sum.to_host().expect("still there").iter().all(|g| *g == 0.0)));
     plan.value_and_grad_on_device(policy(&inputs), &batch(), grads(&mut sums)).expect("a step");
-    // A clone has the same devices.
+    // A clone of the backend has the same devices.
     let mut twin = mine.clone().plan_on_device(&request(Dtype::F32)).expect("a plan");
     twin.value_and_grad_on_device(policy(&inputs), &batch(), grads(&mut sums)).expect("a step");
 }
 
 #[test]
-fn a_mesh_without_devices_is_no_mesh() {
+fn a_mesh_without_devices_is_refused() {
     for (data, vocab) in [(0, 1), (1, 0), (usize::MAX, 2)] {
         let mesh = Mesh { data, vocab };
         assert!(matches!(backend().with_mesh(mesh), Err(Error::Unsupported { .. })), "{mesh:?}");
@@ -186,7 +186,7 @@ fn a_mesh_without_devices_is_no_mesh() {
 }
 
 #[test]
-fn a_mesh_makes_the_gradients_of_one_device() {
+fn a_mesh_matches_the_gradients_of_one_device() {
     let one = PjrtBackend::new(Kind::Cpu, client(4)).expect("a device");
     let four = one.clone().with_mesh(Mesh { data: 2, vocab: 2 }).expect("four devices");
     let [expected, found] = [one, four].map(|backend| {

@@ -1,3 +1,3 @@
-//! What needs no compiler: kernels of TPUs, interpreted.
+//! Tests without a compiler: interpreted TPU kernels.
 
 mod mosaic;

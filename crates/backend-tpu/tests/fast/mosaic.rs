@@ -1,17 +1,17 @@
-//! The TPU kernels against f64, block by block on this CPU.
+//! Compares interpreted TPU kernels with f64, block by block.
 
 use backend_tpu::mosaic::{COEFFICIENTS, KernelSpec, STATISTICS, dlogits_kernel, statistics_kernel};
 use stablehlo::Dtype;
 use stablehlo::mosaic::{Tensor, interpret};
 
-/// Targets and logits that exercise every row of a table of troubles, in a shape that no block divides.
+/// Targets and logits that cover all kinds of rows, in a shape that is not a multiple of the blocks.
 struct Case {
     spec: KernelSpec,
     targets: Vec<i32>,
     logits: Vec<f32>,
 }
 
-/// What a row is made to be.
+/// The kind of a row.
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum Trouble {
     None,
@@ -33,7 +33,7 @@ const TROUBLES: [Trouble; 7] = [
     Trouble::NaN,
 ];
 
-/// In -1..1, the same everywhere.
+/// Deterministic noise in [-1, 1).
 fn noise(i: usize) -> f32 {
     let mut x = (i as u64 + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15);
     x = (x ^ (x >> 29)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
@@ -51,7 +51,7 @@ impl Case {
         let (mut targets, mut logits) = (vec![], vec![]);
         for row in 0..batch * tokens {
             let trouble = Self::trouble(row);
-            // Every block holds the target of some row.
+            // Every block contains the target of some row.
             let y = (row * 131 + 3) % vocab;
             targets.push(if trouble == Trouble::NoTarget { -1 } else { y as i32 });
             for j in 0..vocab {
@@ -82,21 +82,21 @@ impl Case {
         (targets.expect("a tensor"), logits.expect("a tensor"))
     }
 
-    /// The rows with their number: (row, target, logits).
+    /// Returns the rows with their number: (row, target, logits).
     fn rows(&self) -> impl Iterator<Item = (usize, Option<usize>, &[f32])> {
         let target = |y: &i32| usize::try_from(*y).ok();
         let rows = self.targets.iter().map(target).zip(self.logits.chunks(self.spec.vocab));
         rows.enumerate().map(|(row, (y, z))| (row, y, z))
     }
 
-    /// Element (row, i) of a tensor `[B, n, T]`.
+    /// Returns element (row, i) of a tensor `[B, n, T]`.
     fn at(&self, values: &[f32], n: usize, row: usize, i: usize) -> f64 {
         let tokens = self.spec.tokens;
         values[(row / tokens * n + i) * tokens + row % tokens].into()
     }
 }
 
-/// M, and (d_j, e_j) of every entry but the target.
+/// Returns M, and (d_j, e_j) of every entry except for the target.
 fn terms(z: &[f32], y: Option<usize>, scale: f32) -> (f64, Vec<(usize, f64, f64)>) {
     let others = || z.iter().enumerate().filter(|(j, _)| Some(*j) != y).map(|(j, z)| (j, f64::from(*z)));
     let max = others().map(|(_, z)| z).fold(f64::from(f32::MIN), f64::max);
@@ -126,7 +126,7 @@ fn cases() -> Vec<Case> {
 }
 
 #[test]
-fn statistics_are_those_of_f64() {
+fn statistics_match_f64() {
     for case in cases() {
         let (targets, logits) = case.inputs();
         let kernel = statistics_kernel(&case.spec).expect("a kernel");
@@ -151,11 +151,11 @@ fn statistics_are_those_of_f64() {
 }
 
 #[test]
-fn dlogits_are_those_of_f64() {
+fn dlogits_match_f64() {
     for case in cases() {
         let KernelSpec { batch, tokens, vocab, dtype, .. } = case.spec;
         let (targets, logits) = case.inputs();
-        // Rows with a NaN are inactive, as masked ones are.
+        // Rows with a NaN are inactive, like masked ones.
         let coefficients = |row: usize, max: f64| match Case::trouble(row) {
             Trouble::NaN => [f32::NAN, 0.0, 0.0, 0.0],
             Trouble::NoTarget => [max as f32, -0.8, 0.3, 0.0],
@@ -184,7 +184,7 @@ fn dlogits_are_those_of_f64() {
         let found = interpret(&kernel, &[targets, slopes, logits]).expect("it runs").remove(0);
         assert_eq!(found.ty().dtype, dtype);
         for (i, (found, expected)) in found.to_floats().into_iter().map(f64::from).zip(expected).enumerate() {
-            // Half a unit in the last place of bf16; what is too small for f32 may be 0.
+            // Half a unit in the last place of bf16; results below the range of f32 may be 0.
             let rounding = if dtype == Dtype::Bf16 { expected.abs() / 256.0 } else { 0.0 };
             let row = i / vocab;
             let what = format!("{:?}, row {row}: {:?}, column {}", case.spec, Case::trouble(row), i % vocab);
@@ -194,7 +194,7 @@ fn dlogits_are_those_of_f64() {
 }
 
 #[test]
-fn what_no_hardware_could_run_is_refused() {
+fn invalid_kernel_sizes_are_refused() {
     let spec = KernelSpec::new(1, 300, 1000, Dtype::Bf16, 1.0);
     assert_eq!((spec.time_block, spec.vocab_block), (256, 1024));
     for wrong in [
@@ -216,7 +216,7 @@ fn what_no_hardware_could_run_is_refused() {
 }
 
 #[test]
-fn the_budget_is_what_the_kernels_hold() {
+fn the_vmem_estimate_matches_the_kernels() {
     for dtype in [Dtype::Bf16, Dtype::F32] {
         let spec = KernelSpec::new(4, 1024, 151_643, dtype, 1.0);
         let [statistics, dlogits] = [statistics_kernel(&spec), dlogits_kernel(&spec)].map(|k| k.expect("a kernel"));

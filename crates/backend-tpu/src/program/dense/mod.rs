@@ -1,4 +1,5 @@
-//! The dense loss, which users call `reference`: one tile as large as the problem. Holds `[N, V]` logits and their gradient.
+//! The dense loss, `reference` in configurations: one tile as large as the problem. Holds the `[N, V]` logits and their
+//! gradient.
 //!
 //! Legend: N tokens and V vocabulary entries of one device, G tokens of all devices with padding.
 
@@ -12,8 +13,8 @@ use super::transform::Transform;
 use grpo_core::error::Result;
 use stablehlo::{Dtype, Reducer, Value};
 
-/// The results of `pass` for the arguments in `frame`, with the statistics and the gradient of the logits as the compiler makes
-/// them.
+/// Computes the results of `pass` from the arguments in `frame`, with statistics and gradient of the logits in plain
+/// operations.
 pub(super) fn results(spec: &Spec, frame: &Frame, pass: Pass) -> Result<Vec<(Role, Value)>> {
     build(spec, frame, pass, None, |logits| {
         let DenseLogits { values, targets, first_column, scale } = logits;
@@ -23,21 +24,21 @@ pub(super) fn results(spec: &Spec, frame: &Frame, pass: Pass) -> Result<Vec<(Rol
     })
 }
 
-/// The logits of a dense program, with what their statistics and their gradient depend on.
+/// The logits of a dense program, with the inputs of their statistics and gradient.
 pub(super) struct DenseLogits<'a> {
-    /// `[N, V]`, in the dtype in which they are held.
+    /// The logits `[N, V]`, in the dtype in which they are stored.
     pub(super) values: &'a Value,
-    /// Targets among the whole vocabulary, i32 `[N]`; -1 at masked tokens.
+    /// Targets in the whole vocabulary, i32 `[N]`; -1 at masked tokens.
     pub(super) targets: &'a Value,
-    /// Index of this device's first column, an i32 scalar.
+    /// The index of this device's first column, an i32 scalar.
     pub(super) first_column: &'a Value,
-    /// Factor of the transformed logits, `[N]`.
+    /// The factor of the transformed logits, `[N]`.
     pub(super) scale: &'a Value,
 }
 
-/// The results of `pass` for the arguments in `frame`, where the gradient by given logits is added to a buffer of its own or takes their place.
-/// `columns` makes statistics and gradient of the logits. `fixed_scale`: the factor of the logits where it is not that of
-/// the tokens' temperatures.
+/// Computes the results of `pass` from the arguments in `frame`. The gradient with respect to precomputed logits is
+/// added to its own buffer, or replaces the logits. `columns` computes statistics and gradient of the logits.
+/// `fixed_scale` replaces the factor of the tokens' temperatures.
 pub(super) fn build(
     spec: &Spec,
     frame: &Frame,

@@ -1,15 +1,15 @@
-//! The loss of hidden states x LM head without logits.
+//! The loss of hidden states x LM head without a full logits tensor.
 //!
-//! Avoids the `[N, V]` logits and their gradient: a loop holds one tile of them at a time.
+//! A loop holds one tile of the `[N, V]` logits and their gradient at a time.
 //!
-//! * Token chunks: C rows against the whole vocabulary. Where the loss is a token's own business, its derivative is known
-//!   as soon as the row is, so that the gradient is made in the same iteration: three products. A ratio shared by a sequence
-//!   is known after all rows only: the chunks come by a second time, four products.
-//! * Vocabulary panels: all rows against W columns. One loop for the statistics, one for the gradient: four products, but
-//!   the head and its gradient pass once per loop instead of once per chunk.
+//! * Token chunks: C rows with the whole vocabulary. If the loss is per token, the derivative of a row is known as soon
+//!   as its logits are, so the gradient is computed in the same iteration: three products. With a ratio per sequence,
+//!   derivatives are known after all rows only, so the chunks are computed a second time: four products.
+//! * Vocabulary panels: all rows with W columns. One loop for the statistics, one for the gradient: four products, but
+//!   the head and its gradient are read once per loop instead of once per chunk.
 //!
-//! Neither N nor V need be a multiple of anything: the last window moves back to end with the tensor, and what another
-//! window has counted already counts no more.
+//! N and V need not be multiples of the tile: the last window is shifted to end at the edge, and entries that overlap
+//! with another window are masked.
 //!
 //! Gradients are carried through the loop in the caller's donated buffers.
 //!
@@ -32,10 +32,10 @@ use grpo_core::{HeadLayout, PolicySpec};
 use stablehlo::{Dtype, Reducer, TensorType, Value};
 use window::{Window, add_at, place, window, windows};
 
-/// The results of `pass` for the arguments in `frame`.
+/// Computes the results of `pass` from the arguments in `frame`.
 pub(super) fn results(spec: &Spec, frame: &Frame, pass: Pass) -> Vec<(Role, Value)> {
     let fused = Fused::new(spec, frame);
-    // Scoring takes the way of the loss as far as it goes, so that both see the same bits.
+    // Scoring runs the same operations as the loss, so that both see the same bits.
     let gradients = (pass != Pass::Score).then_some(frame);
     let mut results = match spec.blocking {
         Blocking::TokenChunks(c) if spec.loss.is_token_level() => fused.token_chunks(c, gradients),
@@ -53,13 +53,13 @@ pub(super) fn results(spec: &Spec, frame: &Frame, pass: Pass) -> Vec<(Role, Valu
 struct Fused<'a> {
     spec: &'a Spec,
     coord: MeshCoord,
-    /// Tokens of this device, and the sequences of all tokens.
+    /// The tokens of this device; `sequences` has the sequences of all tokens.
     tokens: Tokens,
     sequences: Value,
-    /// Hidden states of this device, `[N, H]`.
+    /// The hidden states of this device, `[N, H]`.
     hidden: Value,
     head: Head,
-    /// Index of this device's first column, and the vocabulary of all devices: i32 scalars.
+    /// The index of this device's first column; `end_column` is the vocabulary of all devices. Both are i32 scalars.
     first_column: Value,
     end_column: Value,
     n: usize,
@@ -101,7 +101,7 @@ impl<'a> Fused<'a> {
         self.hidden.builder().splat(number, TensorType::new(Dtype::F32, [self.n]))
     }
 
-    /// The chunk at `window`: its tokens, its rows.
+    /// Returns the tokens and hidden states of the chunk at `window`.
     fn chunk(&self, window: &Window, c: usize) -> (Tokens, Value) {
         let fresh = window.fresh.as_ref().unwrap_or(&window.start);
         let tokens = self.tokens.chunk(&window.start, fresh, c);
@@ -113,7 +113,7 @@ impl<'a> Fused<'a> {
         tokens.factors(&self.spec.loss)
     }
 
-    /// Logits of `rows` against the whole vocabulary of this device.
+    /// Computes the logits of `rows` with the whole vocabulary of this device.
     fn tile(&self, head: &Head, rows: &Value, tokens: &Tokens, factors: &Factors) -> Tile {
         let logits = pinned(self.spec, head.logits(self.spec, rows));
         let limits = self.spec.pads_vocab().then_some((&self.first_column, &self.end_column));
@@ -124,7 +124,7 @@ impl<'a> Fused<'a> {
         tile.statistics(self.spec.numerics.entropy).over_vocab(&self.coord, &factors.logits)
     }
 
-    /// logp and entropy as the loss has them: 0 at masked tokens.
+    /// Returns logp and entropy for the loss: 0 at masked tokens.
     fn scores(&self, row: &Row, tokens: &Tokens, factors: &Factors) -> (Value, Value) {
         let active = tokens.active();
         let zero = row.logp.like(0.0);
@@ -143,19 +143,19 @@ impl<'a> Fused<'a> {
         self.tokens.sums(&self.coord, &self.sequences, loss, Some(entropy))
     }
 
-    /// dL/dz of rows from dL/dlogp.
+    /// Computes dL/dz of rows from dL/dlogp.
     fn row_grad(&self, statistics: &Statistics, factors: &Factors, dlogp: &Value, dentropy: &Value) -> RowGrad {
         let row = statistics.row(&factors.logits);
         let dentropy = (self.spec.loss.entropy_coef != 0.0).then_some(dentropy);
         statistics.row_grad(&row, factors, dlogp, dentropy)
     }
 
-    /// dL/dlogits of a tile, as the products take it; zeros in rows of masked tokens, whatever these hold.
+    /// Computes dL/dlogits of a tile in the products' dtype; zeros in rows of masked tokens, for any content.
     fn dlogits(&self, tile: &Tile, row_grad: &RowGrad, tokens: &Tokens) -> Value {
         tile.gradient(row_grad, &tokens.active()).convert(dtype(self.spec.numerics.dlogits))
     }
 
-    /// Adds the gradients of a chunk to those carried.
+    /// Adds the gradients of a chunk to the carried ones.
     fn add_chunk(
         &self,
         head: &Head,
@@ -178,14 +178,15 @@ impl<'a> Fused<'a> {
         }
     }
 
-    /// Gradients as a loop begins with them: what is summed over data counts the caller's sum once.
+    /// Returns the initial values of carried gradients. If they are all-reduced over data later, the caller's sum
+    /// counts once.
     fn begin(&self, frame: &Frame) -> Vec<(Role, Value)> {
         let roles = self.spec.accumulators(Pass::Gradient).into_iter();
         let once = |role, value| if role == Role::GradHidden { value } else { self.coord.once(&value) };
         roles.map(|role| (role, once(role, frame.argument(role)))).collect()
     }
 
-    /// Gradients as the caller gets them.
+    /// Returns the final gradients, reduced over data.
     fn end(&self, grads: Vec<(Role, Value)>) -> impl Iterator<Item = (Role, Value)> {
         grads.into_iter().map(|(role, value)| match role {
             Role::GradHidden => (role, value),
@@ -193,7 +194,7 @@ impl<'a> Fused<'a> {
         })
     }
 
-    /// Chunks of `c` tokens, once: scores, and gradients if `frame` is there.
+    /// Loops over chunks of `c` tokens: scores, and gradients if `frame` is present.
     fn token_chunks(&self, c: usize, frame: Option<&Frame>) -> Vec<(Role, Value)> {
         let (trips, c, _) = windows(self.n, c);
         let grads = frame.map(|frame| self.begin(frame)).unwrap_or_default();
@@ -222,8 +223,8 @@ impl<'a> Fused<'a> {
         self.results(&carried, &grads)
     }
 
-    /// Chunks of `c` tokens: scores, and if `frame` is there the same chunks again for the gradients, because the loss needs
-    /// all rows before any derivative is known.
+    /// Loops over chunks of `c` tokens: scores; and if `frame` is present, a second loop for gradients, because the
+    /// derivative depends on all rows.
     fn token_chunks_twice(&self, c: usize, frame: Option<&Frame>) -> Vec<(Role, Value)> {
         let (trips, c, _) = windows(self.n, c);
         let f = self.hidden.builder();
@@ -258,7 +259,7 @@ impl<'a> Fused<'a> {
         self.results(&[vec![logp, entropy], carried].concat(), &grads)
     }
 
-    /// Panels of `w` columns: statistics, then gradients if `frame` is there.
+    /// Loops over panels of `w` columns: statistics, then gradients if `frame` is present.
     fn vocab_panels(&self, w: usize, frame: Option<&Frame>) -> Vec<(Role, Value)> {
         let (trips, w, overlap) = windows(self.v, w);
         let (f, factors) = (self.hidden.builder(), self.factors(&self.tokens));
@@ -308,7 +309,8 @@ impl<'a> Fused<'a> {
         [(Role::Logp, logp), (Role::Entropy, entropy)].into_iter().chain(grads).collect()
     }
 
-    /// Gradients as the loop over panels begins with them: here that of the hidden states is summed at the end.
+    /// Returns the initial values of gradients in the loop over panels; here, the hidden states' gradient is
+    /// all-reduced at the end.
     fn begin_panels(&self, frame: &Frame) -> Vec<(Role, Value)> {
         let roles = self.spec.accumulators(Pass::Gradient).into_iter();
         let once = |role, value| match role {
@@ -318,7 +320,7 @@ impl<'a> Fused<'a> {
         roles.map(|role| (role, once(role, frame.argument(role)))).collect()
     }
 
-    /// Scores, then gradients, of what a loop over chunks carried.
+    /// Collects scores, then gradients, from the carried values of a loop over chunks.
     fn results(&self, carried: &[Value], grads: &[(Role, Value)]) -> Vec<(Role, Value)> {
         let scores = [(Role::Logp, carried[0].clone()), (Role::Entropy, carried[1].clone())];
         let sums = grads.iter().zip(&carried[2..]).map(|((role, _), v)| (*role, v.clone())).collect();

@@ -1,7 +1,7 @@
 //! Windows of a loop over tokens or over the vocabulary.
 //!
-//! Lengths need not be a multiple of a window's width: the last window moves back to end with the tensor, and what another
-//! window has counted already counts no more.
+//! Lengths need not be multiples of a window's width: the last window is shifted to end at the edge, and entries that
+//! overlap with another window are masked.
 
 use crate::program::frame::accumulate;
 use stablehlo::{Dtype, TensorType, Value};
@@ -10,17 +10,17 @@ use stablehlo::{Dtype, TensorType, Value};
 pub(super) struct Window {
     /// The index of the first entry of the window, an i32 scalar.
     pub(super) start: Value,
-    /// The index of the first entry that no earlier window has counted; `None` when that is `start` throughout.
+    /// The index of the first entry that no earlier window has counted; `None` if it is always `start`.
     pub(super) fresh: Option<Value>,
 }
 
-/// Windows of `width` over `length`: (number, width, whether they overlap).
+/// Returns the windows of `width` over `length`: (number, width, whether they overlap).
 pub(super) fn windows(length: usize, width: usize) -> (usize, usize, bool) {
     let width = width.clamp(1, length);
     (length.div_ceil(width), width, !length.is_multiple_of(width))
 }
 
-/// The window of iteration `trip` (an i32 scalar) over `length`.
+/// Returns the window of iteration `trip` (an i32 scalar) over `length`.
 pub(super) fn window(trip: &Value, length: usize, width: usize) -> Window {
     let (_, width, overlap) = windows(length, width);
     let fresh = trip * trip.like(width as i64);
@@ -30,7 +30,7 @@ pub(super) fn window(trip: &Value, length: usize, width: usize) -> Window {
     Window { start: fresh.min(&fresh.like((length - width) as i64)), fresh: Some(fresh) }
 }
 
-/// `all` with `part` at `window`, but for what another window has put there.
+/// Writes `part` to `all` at `window`, except for entries that another window has written.
 pub(super) fn place(all: &Value, part: &Value, window: &Window) -> Value {
     let n = part.shape()[0];
     let part = match &window.fresh {
@@ -45,7 +45,7 @@ pub(super) fn place(all: &Value, part: &Value, window: &Window) -> Value {
     all.dynamic_update_slice(&part, &[&window.start])
 }
 
-/// `sum` with `part` added to the window at `starts`.
+/// Adds `part` to the window of `sum` at `starts`.
 pub(super) fn add_at(sum: &Value, part: &Value, starts: &[&Value]) -> Value {
     let there = sum.dynamic_slice(starts, part.shape());
     sum.dynamic_update_slice(&accumulate(&there, part), starts)

@@ -1,4 +1,5 @@
-//! Given logits through the TPU kernels of [`crate::mosaic`]: what stands in for a [`crate::program::softmax::Tile`].
+//! Runs precomputed logits through the TPU kernels of [`crate::mosaic`], in place of a
+//! [`crate::program::softmax::Tile`].
 //!
 //! Legend: B batches of T tokens, N = B T, V vocabulary of this device.
 
@@ -14,22 +15,24 @@ pub(crate) struct Kernels {
     spec: KernelSpec,
     statistics: Kernel,
     gradient: Kernel,
-    /// Logits as the kernels take them, `[B, T, V]`.
+    /// The logits for the kernels, `[B, T, V]`.
     logits: Value,
-    /// Columns of this device, i32 `[N]`; -1 where the target is none of them.
+    /// The target's column on this device, i32 `[N]`; -1 if it is on another device.
     targets: Value,
 }
 
-/// What the kernels multiply logits by: they are compiled for the temperature of the configuration, and logit_scale.
+/// Returns the factor of logits in the kernels, from the configuration's temperature and logit_scale; kernels are
+/// compiled for it.
 pub(crate) fn scale(spec: &Spec) -> f32 {
     (spec.loss.logit_scale * spec.loss.temperature_factors(None).logits) as f32
 }
 
 impl Kernels {
-    /// `logits`: `[N, V]`. `targets`: i32 `[N]`, of the whole vocabulary. `first`: index of the first column, an i32 scalar.
+    /// `logits` are `[N, V]`; `targets` are i32 `[N]`, indices of the whole vocabulary; `first` is the index of the
+    /// first column, an i32 scalar.
     ///
     /// # Errors
-    /// [`Error::Config`] for blocks that no kernel has.
+    /// [`Error::Config`] for invalid blocks.
     pub(crate) fn new(
         spec: &Spec,
         blocks: MosaicBlocks,
@@ -58,7 +61,7 @@ impl Kernels {
         })
     }
 
-    /// `[N]` to `[B, 1, T]`.
+    /// Reshapes `[N]` to `[B, 1, T]`.
     fn row(&self, value: &Value) -> Value {
         value.reshape(&[self.spec.batch, 1, self.spec.tokens])
     }
@@ -75,7 +78,7 @@ impl Columns for Kernels {
         let KernelSpec { batch, tokens, .. } = self.spec;
         let row = |i: usize| all.slice(&[0, i, 0], &[batch, i + 1, tokens]).reshape(&[batch * tokens]);
         let [max, sum, dot, target] = [0, 1, 2, 3].map(row);
-        // What a kernel cannot say in its finite numbers.
+        // Restore -inf, which the kernel represents by finite numbers.
         let least = max.like(f64::NEG_INFINITY);
         let alone = max.le(&max.like(f64::from(f32::MIN)));
         let absent = self.targets.lt(&self.targets.like(0));
@@ -90,7 +93,7 @@ impl Columns for Kernels {
     fn gradient(&self, row_grad: &RowGrad, live: &Value) -> Value {
         let zero = row_grad.constant.like(0.0);
         let kept = |row: &Value| self.row(&live.select(row, &zero));
-        // Finite, so that differences to it are no NaN.
+        // Finite, so that differences to it are not NaN.
         let max = self.row(&row_grad.max.max(&zero.like(f64::from(f32::MIN))));
         let linear = kept(row_grad.linear.as_ref().unwrap_or(&zero));
         let rows = [&max, &kept(&row_grad.constant), &linear, &kept(&row_grad.target)];

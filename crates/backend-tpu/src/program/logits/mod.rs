@@ -1,10 +1,10 @@
-//! The loss of given logits: one pass for the statistics, and one that writes the gradient where the logits lie.
+//! The loss of precomputed logits: one pass for the statistics, and one that replaces logits by their gradient.
 //!
-//! Avoids every temporary of the size of the logits: the target is found by comparing columns, never by a gather or a
+//! There are no temporaries of the size of the logits: the target is found by comparing columns instead of a gather or
 //! scatter, so that the compiler fuses each pass of the dense program into one loop over the donated buffer. With
-//! [`Spec::mosaic`] the passes are TPU kernels of our own ([`kernels`]).
+//! [`Spec::mosaic`], the passes are Mosaic TPU kernels ([`kernels`]).
 //!
-//! Hidden states are multiplied into `[N, V]` logits first.
+//! Hidden states are first multiplied into `[N, V]` logits.
 
 mod kernels;
 
@@ -17,7 +17,7 @@ use grpo_core::error::Result;
 use kernels::Kernels;
 use stablehlo::Value;
 
-/// The results of `pass` for the arguments in `frame`.
+/// Computes the results of `pass` from the arguments in `frame`.
 pub(super) fn results(spec: &Spec, frame: &Frame, pass: Pass) -> Result<Vec<(Role, Value)>> {
     let Some(blocks) = spec.mosaic else { return dense::results(spec, frame, pass) };
     dense::build(spec, frame, pass, Some(kernels::scale(spec)), |logits| {
