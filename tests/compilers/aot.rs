@@ -1,6 +1,6 @@
-//! What the compilers of TPUs and GPUs say of the loss, and the plugins they come in.
+//! Memory and time estimates of the loss by the compilers of TPUs and GPUs, and installation of their plugins.
 //!
-//! The bounds here are claims of the README: they are checked with the real compilers, which need no device.
+//! The bounds are claims of the README. They are checked with the real compilers, which need no device.
 
 use crate::support::{command, grpo_with, refused, stderr, stdout};
 use pjrt::install::{Kind, install};
@@ -8,7 +8,7 @@ use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::Output;
 
-/// `configs/bench/NAME.yaml` of this repository.
+/// Returns the path of `configs/bench/NAME.yaml` in this repository.
 fn config(name: &str) -> String {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../configs/bench").join(name).with_extension("yaml");
     path.display().to_string()
@@ -41,13 +41,13 @@ fn fused_on_v6e_takes_a_twelfth_of_the_baseline_and_less_time() {
             "fused.temp_bytes <= 630e6",
             "fused.estimate_seconds <= materialised.estimate_seconds",
             "fused_min_memory.temp_bytes <= 260e6",
-            // The baseline is what it is said to be, and the estimates are not below what is possible.
+            // The baseline has its known size, and estimates are not below the floor.
             "materialised.temp_bytes >= 7.4e9",
             "materialised.temp_bytes <= 7.6e9",
             "fused.estimate_seconds >= fused.floor.seconds",
             "fused.flops >= fused.floor.flops",
             "fused_frozen_head.estimate_seconds <= fused.estimate_seconds * 0.75",
-            // Gradients are updated where they are.
+            // Gradients are updated in place.
             "fused.output_bytes <= fused.alias_bytes * 1.001",
         ],
     );
@@ -63,8 +63,8 @@ fn fused_on_v6e_takes_a_twelfth_of_the_baseline_and_less_time() {
 }
 
 #[test]
-fn logits_on_v6e_take_no_memory_with_xla_or_our_kernels() {
-    // An aligned vocabulary, and one that is not.
+fn logits_on_v6e_need_no_workspace_with_xla_or_mosaic() {
+    // One aligned and one unaligned vocabulary.
     for (name, baseline) in [("logits-b1-t4096-v151936", true), ("logits-b4-t1024-v151643", false)] {
         let mut assertions = vec![
             "logits.temp_bytes <= 1e6",
@@ -80,7 +80,7 @@ fn logits_on_v6e_take_no_memory_with_xla_or_our_kernels() {
         let name = config(name);
         let document =
             compile(Kind::Tpu, &[&[name.as_str(), "--target", "v6e:2x4"], &variants[..]].concat(), &assertions);
-        // The compiler makes no estimate of a kernel's cycles.
+        // The compiler does not estimate a kernel's cycles.
         let kernels = &document["variants"]["logits_mosaic"];
         assert!(kernels["estimate_cycles"].is_null() && kernels["estimate_seconds"].is_f64(), "{kernels}");
     }
@@ -102,7 +102,7 @@ fn fused_on_an_h200_takes_a_tenth_of_the_baseline() {
     }
 }
 
-/// A shape that compiles in a second, on as many devices as wanted.
+/// A shape that compiles in a second on any number of devices.
 const SMALL: [&str; 6] = [
     "--set",
     "shape={tokens: 256, hidden: 128, vocab: 1000}",
@@ -113,10 +113,10 @@ const SMALL: [&str; 6] = [
 ];
 
 #[test]
-fn the_same_program_compiles_for_a_mesh() {
+fn fused_compiles_for_a_mesh() {
     let arguments = [&["--target", "v6e:2x4", "--set", "mesh={data: 2, vocab: 4}"][..], &SMALL].concat();
     let document = compile(Kind::Tpu, &arguments, &["fused.code_bytes > 0"]);
-    // 128 tokens of a device in chunks of 64.
+    // 128 tokens per device in chunks of 64.
     assert_eq!(document["variants"]["fused"]["loops"][0]["trips"], 2);
     let arguments = [&["aot", "--target", "v6e:1x1", "--set", "mesh.data=2"][..], &SMALL].concat();
     let text = refused(&arguments, &run(Kind::Tpu, &arguments));
@@ -124,7 +124,7 @@ fn the_same_program_compiles_for_a_mesh() {
 }
 
 #[test]
-fn a_claim_that_does_not_hold_ends_with_1_and_the_programs_are_written() {
+fn failed_assertion_exits_with_1_after_programs_are_written() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let emitted = folder.path().join("new");
     let emit = emitted.display().to_string();
@@ -141,7 +141,7 @@ fn a_claim_that_does_not_hold_ends_with_1_and_the_programs_are_written() {
 }
 
 #[test]
-fn a_plan_fits_and_says_what_to_configure() {
+fn plan_fits_the_device_and_prints_its_configuration() {
     let arguments = [&["plan", "--json", "--target", "v6e"][..], &SMALL, &["--hbm", "2MB"]].concat();
     let output = run(Kind::Tpu, &arguments);
     assert_eq!(output.status.code(), Some(0), "{}{}", stdout(&output), stderr(&output));
@@ -157,7 +157,7 @@ fn a_plan_fits_and_says_what_to_configure() {
 }
 
 #[test]
-fn bad_targets_configurations_and_claims_are_named_before_anything_is_compiled() {
+fn aot_refuses_bad_targets_configurations_and_assertions_before_compiling() {
     for (arguments, words) in [
         (&["--target", "v6e:two"][..], &["`v6e:two`", "v6e:2x4", "h200"][..]),
         (&["--target", "tpu"], &["`tpu`"]),
@@ -179,7 +179,7 @@ fn bad_targets_configurations_and_claims_are_named_before_anything_is_compiled()
 }
 
 #[test]
-fn a_missing_plugin_says_what_to_run() {
+fn aot_without_a_plugin_prints_the_install_command() {
     let empty = tempfile::tempdir().expect("a temporary folder");
     for (target, words) in [("v6e", "grpo plugin install tpu"), ("h200", "grpo plugin install cuda")] {
         let arguments = ["aot", "--target", target];
@@ -202,9 +202,9 @@ fn a_plugin_of_another_platform_is_refused() {
 }
 
 #[test]
-fn plugins_are_fetched_and_listed() {
+fn plugin_install_and_list_manage_the_cache() {
     let cache = tempfile::tempdir().expect("a temporary folder");
-    // pip finds its configuration and its packages as on this machine.
+    // pip uses this machine's configuration and packages.
     let with_cache = |arguments: &[&str]| {
         let mut command = command(arguments);
         command.envs(std::env::vars_os().filter(|(name, _)| !name.to_string_lossy().starts_with("GRPO")));

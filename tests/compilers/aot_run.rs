@@ -1,4 +1,4 @@
-//! What the TPU's compiler says of the programs of a run, and what is refused before it is asked.
+//! Compiler reports of a run's executables, and refusals before compilation.
 
 use crate::support::{grpo_with, refused, stderr, stdout};
 use pjrt::install::Kind;
@@ -25,13 +25,13 @@ fn written(folder: &tempfile::TempDir, text: &str) -> String {
 }
 
 #[test]
-fn a_run_is_compiled_for_a_chip_and_every_part_of_its_step_is_reported() {
+fn run_is_compiled_for_a_tpu_with_a_report_per_program() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let path = written(&folder, RUN);
     let claims = [
         "gradient.temp_bytes <= 100e6",
         "memory.total_bytes >= memory.train_bytes",
-        // Sums, weights and moments are written where they are.
+        // Accumulators, weights and moments are updated in place.
         "apply.output_bytes <= apply.alias_bytes * 1.01",
         "times.utilisation <= 1",
         "times.step_seconds >= times.update_seconds",
@@ -48,7 +48,7 @@ fn a_run_is_compiled_for_a_chip_and_every_part_of_its_step_is_reported() {
             assert!(report[field].as_f64().is_some_and(|number| number > 0.0), "{name}.{field}: {report}");
         }
     }
-    // 2 micro-batches of 4 rows of 192 tokens of prompt and 64 of completion.
+    // 2 micro-batches of 4 rows with 192 prompt tokens and 64 completion tokens.
     let sizes = &document["sizes"];
     assert_eq!([&sizes["rows"], &sizes["length"], &sizes["tokens"]], [4, 256, 256], "{sizes}");
     let loops = document["programs"]["gradient"]["loops"].as_array().expect("loops");
@@ -70,7 +70,7 @@ fn a_run_is_compiled_for_a_chip_and_every_part_of_its_step_is_reported() {
 }
 
 #[test]
-fn an_update_of_one_micro_batch_is_compiled_as_one_program() {
+fn update_of_one_micro_batch_is_one_executable() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let path = written(&folder, RUN);
     let claims = [
@@ -98,7 +98,7 @@ fn an_update_of_one_micro_batch_is_compiled_as_one_program() {
 }
 
 #[test]
-fn a_run_is_compiled_for_a_gpu() {
+fn run_is_compiled_for_a_gpu() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let path = written(&folder, RUN);
     let of = |more: &[&str]| {
@@ -118,12 +118,12 @@ fn a_run_is_compiled_for_a_gpu() {
     assert!(one["step"]["alias_bytes"].as_f64() > Some(0.0), "{one}");
 }
 
-/// What BENCHMARKS.md says of them has some room to these.
+/// The bounds are somewhat above the values in BENCHMARKS.md.
 #[test]
-fn the_shapes_of_qwen_stay_within_their_bounds() {
+fn qwen_steps_stay_within_memory_and_time_bounds() {
     let one_micro_batch = ["data.max_prompt_length=1", "grpo.gradient_accumulation_steps=1", "grpo.prompts_per_step=1"];
     let cases: [(Kind, &str, &str, &[&str]); 4] = [
-        // The step that JAX writes takes 9.63 GB and an estimate of 143 ms.
+        // The step written in JAX takes 9.63 GB and an estimated 143 ms.
         (Kind::Tpu, "v6e", "qwen2.5-0.5b", &["step.total_bytes <= 9.2e9", "step.estimate_seconds <= 0.107"]),
         // 16 tokens of 64 sequences, 1.6 ms each.
         (Kind::Tpu, "v6e", "qwen2.5-0.5b", &["decode_768.estimate_seconds <= 0.0256"]),
@@ -149,7 +149,7 @@ fn the_shapes_of_qwen_stay_within_their_bounds() {
 }
 
 #[test]
-fn what_is_wrong_with_a_run_is_said_before_anything_is_compiled() {
+fn aot_refuses_an_illegal_run_before_compiling() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let cases: [(&str, &[&str], &[&str]); 7] = [
         ("nothing: 1\n", &[], &["configs/train/", "configs/bench/", "`nothing`"]),
@@ -173,13 +173,13 @@ fn what_is_wrong_with_a_run_is_said_before_anything_is_compiled() {
 }
 
 #[test]
-fn a_run_that_does_not_fit_says_what_it_needs_and_which_knobs_there_are() {
+fn run_that_does_not_fit_reports_its_memory_and_options() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let path = written(&folder, RUN);
-    // 1.3 thousand million weights: once they fit, twice they do not.
+    // 1.3e9 weights: one copy fits, two do not.
     let shape = "model={vocab_size: 151936, hidden_size: 8192, intermediate_size: 256, num_hidden_layers: 1, \
                  num_attention_heads: 64, num_key_value_heads: 8, max_position_embeddings: 256, tie_word_embeddings: true}";
-    // Of one update nothing is kept to go back to.
+    // A single update needs no copy to return to.
     let twice = "grpo.num_iterations=2";
     let output = aot(&[&path, "--target", "v6e", "--set", shape, "--set", twice]);
     assert_eq!(output.status.code(), Some(2), "{}{}", stdout(&output), stderr(&output));

@@ -1,4 +1,4 @@
-//! What the compilers of TPUs and GPUs say through the binary `grpo`.
+//! Tests of `grpo aot` with the compilers of TPUs and GPUs.
 
 mod aot;
 mod aot_run;

@@ -1,11 +1,11 @@
-//! Running a plan, and holding what comes out to the oracle.
+//! Calls of plans, and comparisons with the oracle.
 
 use backend_cpu::oracle::Evaluation;
 use grpo_core::parity::{Comparison, Tolerances, Values};
 use grpo_core::{Dtype, GradientSpec, GradsMut, LossConfig, LossPlan, Metrics, Scores};
 use testkit::Case;
 
-/// What calls made; gradients are those in the buffers, with what was there before.
+/// Results of calls; gradients include the initial content of the buffers.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Output {
     pub(crate) loss: f64,
@@ -16,7 +16,7 @@ pub(crate) struct Output {
     pub(crate) bias: Option<Vec<f32>>,
 }
 
-/// What is in a gradient's buffer before the first call, where the largest entry to come is `largest`.
+/// Returns the initial content of a gradient's buffer, in proportion to the largest expected entry.
 fn begun(largest: f64, elements: usize) -> Vec<f32> {
     (0..elements).map(|i| (largest * ((i * 5 % 7) as f64 - 3.0) / 6.0) as f32).collect()
 }
@@ -26,7 +26,7 @@ fn largest(values: &[f64]) -> f64 {
 }
 
 impl Output {
-    /// Buffers that are not empty, of the gradients in `spec`.
+    /// Creates nonzero buffers for the gradients in `spec`.
     pub(crate) fn begin(expected: &Evaluation<f64>, spec: GradientSpec) -> Self {
         let buffer = |wanted: bool, list: &[f64]| wanted.then(|| begun(largest(list), list.len()));
         Self {
@@ -46,7 +46,7 @@ impl Output {
         }
     }
 
-    /// Adds a call.
+    /// Adds the results of a call.
     pub(crate) fn add(&mut self, plan: &mut dyn LossPlan, case: &Case) {
         let result = plan.value_and_grad(case.policy(), &case.batch, self.grads()).unwrap();
         self.loss += result.loss;
@@ -67,7 +67,7 @@ impl Output {
         }
     }
 
-    /// Holds everything to the oracle within `tolerances`; the buffers held `begin` before.
+    /// Compares everything with the oracle within `tolerances`; the buffers initially held `begin`.
     pub(crate) fn assert_is(
         &self,
         name: &str,
@@ -103,7 +103,7 @@ impl Output {
     }
 }
 
-/// Prints the largest differences, and fails where one is too large.
+/// Prints the largest differences, and fails if one is too large.
 pub(crate) fn report(name: &str, comparisons: &[Comparison]) {
     for c in comparisons {
         println!("{name} {:12} abs {:.2e} rel {:.2e} (<= {:.0e})", c.name, c.max_abs, c.max_rel, c.tolerance);
@@ -111,7 +111,7 @@ pub(crate) fn report(name: &str, comparisons: &[Comparison]) {
     }
 }
 
-/// The same names with the same sums and counts.
+/// Asserts equal names, sums and counts.
 pub(crate) fn assert_metrics(name: &str, found: &Metrics, expected: &Metrics) {
     let names = |metrics: &Metrics| metrics.values().map(|(name, _)| name.to_owned()).collect::<Vec<_>>();
     assert_eq!(names(found), names(expected), "{name}");
@@ -121,8 +121,8 @@ pub(crate) fn assert_metrics(name: &str, found: &Metrics, expected: &Metrics) {
     }
 }
 
-/// Evaluates `case` with `plan`: loss, scores, metrics and gradients (added to what is there) are the oracle's, what
-/// `score` returns is what the loss saw, and masked tokens are left alone.
+/// Evaluates `case` with `plan` and checks that loss, scores, metrics and gradients (added to the buffers) match the oracle, that
+/// `score` and the loss return the same scores, and that masked tokens are unchanged.
 pub(crate) fn check(name: &str, plan: &mut dyn LossPlan, case: &Case, loss: &LossConfig, spec: GradientSpec) -> Output {
     let expected = case.oracle(loss);
     for (what, list, wanted) in
@@ -138,11 +138,11 @@ pub(crate) fn check(name: &str, plan: &mut dyn LossPlan, case: &Case, loss: &Los
     output
 }
 
-/// What `score` and the loss return for one input: log-probabilities, of which ratios are made, to the bit.
+/// Asserts that `score` and the loss return the same for one input; log-probabilities, from which ratios are computed, bit for bit.
 pub(crate) fn assert_same(name: &str, scored: &Scores, seen: &Scores) {
     assert_eq!(scored.logp, seen.logp, "{name}: score and loss see other log-probabilities");
     for (a, b) in scored.entropy.iter().zip(&seen.entropy) {
-        // XLA rounds a sum of products here in one program and there in another.
+        // XLA may round a sum of products differently in two executables.
         assert!((a - b).abs() <= 2.0 * f32::EPSILON * b.abs(), "{name}: score and loss see entropies {a} and {b}");
     }
 }

@@ -1,4 +1,4 @@
-//! Old log-probabilities from `score` make every ratio of the same policy exactly 1, however the step is cut.
+//! With old log-probabilities from `score`, every on-policy ratio is exactly 1, for every split of the step.
 
 use crate::evaluation::Output;
 use crate::{SMALL, backend, chunks, on_mesh, optimised, panels};
@@ -8,14 +8,14 @@ use grpo_core::{Dtype, GradientSpec, Implementation, LossConfig, LossPlan, Tilin
 use rstest::rstest;
 use testkit::{Case, Shape, config};
 
-/// Losses that clip every ratio but 1, and whose KL is 0 at a ratio of 1 alone.
+/// Returns losses that clip every ratio other than 1, and whose KL is 0 only at a ratio of 1.
 fn strict(loss_type: &str) -> LossConfig {
     config(&format!(
         r#"{{"loss_type": "{loss_type}", "epsilon_low": 0.0, "epsilon_high": 0.0, "beta": 0.1, "temperature": 0.7}}"#
     ))
 }
 
-/// The same over logits that are scaled and capped.
+/// Returns the same loss with a logit scale and a softcap.
 fn capped(loss_type: &str) -> LossConfig {
     LossConfig { logit_scale: 1.3, final_logit_softcapping: Some(5.0), ..strict(loss_type) }
 }
@@ -29,7 +29,7 @@ fn implementations() -> [(&'static str, Implementation, Tiling); 4] {
     ]
 }
 
-/// Scores the whole step, then takes the loss of `cuts` of its sequences.
+/// Scores the whole step, then computes the loss of the parts between `cuts`.
 fn assert_on_policy(name: &str, plan: &mut dyn LossPlan, case: &Case, loss: &LossConfig, cuts: &[usize]) {
     let scores = plan.score(case.policy(), &case.batch).unwrap();
     let weights = token_weights(loss, &case.batch).unwrap();
@@ -66,29 +66,29 @@ fn check_loss(backend: &PjrtBackend, loss: &LossConfig, dtype: Dtype, shape: &Sh
 }
 
 #[rstest]
-fn ratios_on_policy_are_exactly_one(
+fn on_policy_ratios_are_exactly_one(
     #[values("dapo", "gspo")] loss_type: &str,
     #[values(Dtype::F32, Dtype::Bf16)] dtype: Dtype,
 ) {
     check(&backend(), loss_type, dtype, &SMALL);
 }
 
-/// The compiler's own fusions, and products large enough for its libraries.
+/// With the compiler's own fusions, and with products large enough for its libraries.
 #[rstest]
 #[case::of_tokens("dapo", Dtype::F32)]
 #[case::of_sequences("gspo", Dtype::Bf16)]
-fn so_they_are_in_optimised_programs(#[case] loss_type: &str, #[case] dtype: Dtype) {
+fn on_policy_ratios_are_exactly_one_in_optimised_programs(#[case] loss_type: &str, #[case] dtype: Dtype) {
     check(&optimised(), loss_type, dtype, &Shape { lengths: &[9, 20, 1, 33, 10], h: 160, v: 1013, ..SMALL });
 }
 
 #[rstest]
-fn so_they_are_on_a_mesh(#[values("dapo", "gspo")] loss_type: &str) {
+fn on_policy_ratios_are_exactly_one_on_a_mesh(#[values("dapo", "gspo")] loss_type: &str) {
     check(&on_mesh(2, 2), loss_type, Dtype::F32, &SMALL);
 }
 
-/// Without old log-probabilities the policy is its own, and the result is the same.
+/// Without old log-probabilities, the current policy is the old one, and the result is the same.
 #[test]
-fn no_old_policy_is_the_policy_itself() {
+fn missing_old_log_probabilities_default_to_the_current_ones() {
     for loss in [strict("dapo"), strict("gspo")] {
         let case = Case::new(&loss, &SMALL, 3);
         for (name, implementation, tiling) in implementations() {

@@ -1,5 +1,5 @@
-//! Losses as traced programs: every golden file and every variant once. The program is the dense one, because what a loss asks of a
-//! head is held to the oracle in the other files here, for the losses that differ in it.
+//! Losses as traced programs: every golden file and every variant once, with the dense implementation. The other files of this folder
+//! compare every head with the oracle, for the losses that differ in their requirements on heads.
 
 use crate::backend;
 use grpo_check::parity::Check;
@@ -7,12 +7,12 @@ use grpo_core::{Dtype, Implementation};
 use grpo_tests::{assert_parity, golden, variants};
 
 #[test]
-fn golden() {
+fn golden_files_match_on_pjrt() {
     golden::assert_golden(&backend(), &[Implementation::Reference], Dtype::F32);
 }
 
 #[test]
-fn variants() {
+fn variants_match_the_oracle_on_pjrt() {
     for (name, loss) in variants::LOSSES {
         let check = Check { implementations: vec![Implementation::Reference], ..Check::default() };
         assert_parity(&backend(), name, &variants::file(loss), &check);

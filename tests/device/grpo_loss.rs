@@ -1,4 +1,4 @@
-//! [`GrpoLoss`] on a PJRT device: the same calls as on a CPU, with host slices and with tensors that stay on the device.
+//! [`GrpoLoss`] on a PJRT device: the same calls as on a CPU, with host slices and with tensors on the device.
 
 use crate::SMALL;
 use crate::backend;
@@ -9,7 +9,7 @@ use grpo_core::{Error, GradientSpec, Grads, GrpoLoss, Implementation, PolicyInpu
 use testkit::Case;
 
 #[test]
-fn a_step_is_that_of_the_plan_wherever_tensors_are() {
+fn grpo_loss_step_equals_the_plan_for_host_and_device_tensors() {
     let case = Case::new(&grpo(), &SMALL, 4);
     let Case { h, v, .. } = case;
     let request = case.request(&grpo(), Implementation::Fused, Tiling::default());
@@ -31,7 +31,7 @@ fn a_step_is_that_of_the_plan_wherever_tensors_are() {
     let mut dhidden = plan.zeros(Role::GradHidden, case.tokens()).unwrap();
     let mut dlm_head = plan.zeros(Role::GradLmHead, 0).unwrap();
     let shared = GrpoLoss::builder(grpo()).head(h, v).max_tokens(case.tokens());
-    // Tensors lie on the devices of one client, so the backend is one that shares it.
+    // Tensors belong to the devices of one client, so both backends share it.
     let resident = shared.build(&backend()).unwrap();
     resident.step(&hidden, &lm_head, &case.batch, Grads::new(&mut dhidden, &mut dlm_head)).unwrap();
     assert_eq!(Some(dhidden.to_host().unwrap()), expected.hidden);
@@ -39,7 +39,7 @@ fn a_step_is_that_of_the_plan_wherever_tensors_are() {
 }
 
 #[test]
-fn a_larger_batch_is_compiled_for_and_errors_are_those_of_the_backend() {
+fn grpo_loss_compiles_for_larger_batches_and_returns_backend_errors() {
     let case = Case::new(&grpo(), &SMALL, 4);
     let Case { h, v, .. } = case;
     let loss = GrpoLoss::builder(grpo()).head(h, v).build(&backend()).unwrap();

@@ -1,4 +1,4 @@
-//! Given logits: their gradient added to a buffer, or put in their place.
+//! Precomputed logits: their gradient added to a buffer, or written in place.
 
 use crate::evaluation::{assert_same, report};
 use crate::{SMALL, backend, cispo, grpo, gspo};
@@ -12,7 +12,7 @@ use half::bf16;
 use rstest::rstest;
 use testkit::{Case, Shape, Tensor};
 
-/// The logits of a case, NaN in masked rows.
+/// Returns the logits of a case, NaN in masked rows.
 pub(crate) fn logits(case: &Case) -> Tensor {
     let Case { h, v, .. } = *case;
     let row = |i: usize| &case.hidden[i * h..(i + 1) * h];
@@ -35,7 +35,7 @@ pub(crate) fn request(case: &Case, loss: &LossConfig, implementation: Implementa
     }
 }
 
-/// Checks loss, scores, and both ways to the gradient.
+/// Checks loss, scores, and both forms of the gradient.
 pub(crate) fn check(name: &str, plan: &mut dyn LossPlan, case: &Case, loss: &LossConfig) {
     let z = logits(case);
     let expected = oracle(case, loss, &z);
@@ -67,7 +67,7 @@ pub(crate) fn check(name: &str, plan: &mut dyn LossPlan, case: &Case, loss: &Los
         assert!(grad[i * v..(i + 1) * v].iter().all(|g| *g == begin), "{name}: gradient of masked row {i}");
     }
 
-    // Scoring leaves logits alone that a loss may overwrite.
+    // Scoring must not change logits, even if a loss may overwrite them.
     let (mut wide_z, mut narrow_z) = (z.to_vec(), z.iter().map(|x| bf16::from_f32(*x)).collect::<Vec<_>>());
     fn place<'a>(dtype: Dtype, wide: &'a mut [f32], narrow: &'a mut [bf16]) -> TensorMut<'a> {
         match dtype {
@@ -95,7 +95,7 @@ pub(crate) fn check(name: &str, plan: &mut dyn LossPlan, case: &Case, loss: &Los
     };
     report(name, &[Comparison::new("in place", &expected.grad_logits, &wide(&found), 0.0, tolerance)]);
     let sums = found.chunks(v).map(|row| row.iter().map(|g| f64::from(*g)).sum::<f64>().abs()).fold(0.0, f64::max);
-    // A softcap lets less of some entries through.
+    // With a softcap the gradient of a row does not sum to 0.
     let balanced = loss.final_logit_softcapping.is_none();
     assert!(!balanced || sums <= 2.0 * tolerance * largest, "{name}: gradients of a row sum to {sums:e}");
 }
@@ -104,7 +104,7 @@ pub(crate) fn check(name: &str, plan: &mut dyn LossPlan, case: &Case, loss: &Los
 #[case::grpo(grpo())]
 #[case::cispo(cispo())]
 #[case::gspo(gspo())]
-fn given_logits_are_the_oracle(
+fn precomputed_logits_match_the_oracle(
     #[case] loss: LossConfig,
     #[values(Dtype::F32, Dtype::Bf16)] dtype: Dtype,
     #[values(Implementation::Reference, Implementation::Logits)] implementation: Implementation,
@@ -115,10 +115,10 @@ fn given_logits_are_the_oracle(
     check(&name, &mut plan, &case, &loss);
 }
 
-/// Vocabularies of one entry and two, and logits that break a naive exponential.
+/// Vocabularies of one to three entries, and logits that overflow a naive exponential.
 #[rstest]
-fn extreme_logits(#[values(1, 2, 3)] v: usize, #[values(1.0, 30.0, 1e4)] scale: f32) {
-    // Without an entropy bonus and a KL term, parts of which may cancel nearly all of the gradient of a row.
+fn extreme_logits_match_the_oracle(#[values(1, 2, 3)] v: usize, #[values(1.0, 30.0, 1e4)] scale: f32) {
+    // Without an entropy bonus and a KL term, whose parts may cancel nearly all of a row's gradient.
     let loss = LossConfig { entropy_coef: 0.0, beta: 0.0, ..grpo() };
     let case = Case::new(&loss, &Shape { v, ..SMALL }, 31);
     let z = logits(&case).with(|logits| logits.iter_mut().for_each(|z| *z *= scale));
@@ -130,14 +130,14 @@ fn extreme_logits(#[values(1, 2, 3)] v: usize, #[values(1.0, 30.0, 1e4)] scale: 
         let name = format!("V {v}, logits x {scale}");
         for i in case.batch.active_rows() {
             let off = (f64::from(output.scores.logp[*i]) - expected.logp[*i]).abs();
-            // A log-probability near 0 is the exponential of a difference of logits, and as good as these are.
+            // A log-probability near 0 is the exponential of a difference of logits and has their precision.
             let by_logits = 2e-5 + 2.0 * f64::from(f32::EPSILON * scale * 10.0);
             let tolerance = if expected.logp[*i] < -1.0 { 1e-6 } else { by_logits };
             assert!(off <= tolerance * expected.logp[*i].abs() + 1e-37, "{name}: logp is off by {off:e}");
             let row = i * v..(i + 1) * v;
             let (found, expected) = (&found[row.clone()], &expected.grad_logits[row]);
             let largest = expected.iter().fold(0.0_f64, |m, g| m.max(g.abs()));
-            // Ratios below 1e-30: what is smaller still in their derivatives is lost.
+            // Ratios are below 1e-30: smaller terms of their derivatives underflow.
             for (f, e) in found.iter().zip(expected) {
                 let off = (f64::from(*f) - e).abs();
                 assert!(off <= by_logits * largest + 1e-30, "{name}: {f} for {e}, of {largest:e}");

@@ -1,5 +1,5 @@
-//! The backend `pjrt` against the f64 oracle: tilings, masks, meshes, rounding, tensors that
-//! stay on the devices. Runs on XLA's CPU plugin, which is installed if it is not there.
+//! The backend `pjrt` compared with the f64 oracle: tilings, masks, meshes, rounding, and tensors that
+//! stay on the devices. Runs on XLA's CPU plugin, which is installed if missing.
 
 mod evaluation;
 mod exactness;
@@ -26,8 +26,8 @@ use std::sync::LazyLock;
 use testkit::xla_cpu::QUICK;
 use testkit::{Shape, config};
 
-/// Cases as small as they can be and still be cut: programs take long to compile. The last sequence is masked as a whole, and
-/// ratios of the others lean to one side.
+/// The smallest cases that can be tiled, because programs take long to compile. The last sequence is fully masked, and
+/// the ratios of the other sequences are biased to one side.
 const SMALL: Shape<'static> = Shape {
     lengths: &[5, 0, 1, 7, 3],
     h: 12,
@@ -41,17 +41,17 @@ const SMALL: Shape<'static> = Shape {
     lean: 0.1,
 };
 
-/// Chunks of so many tokens.
+/// Returns a tiling with token chunks of this size.
 fn chunks(size: usize) -> Tiling {
     Tiling { token_chunk: Some(size), ..Tiling::default() }
 }
 
-/// Panels of so many vocabulary entries.
+/// Returns a tiling with vocabulary panels of this size.
 fn panels(size: usize) -> Tiling {
     Tiling { vocab_block: Some(size), ..Tiling::default() }
 }
 
-/// Eight virtual devices, shared by all tests.
+/// Returns a client with eight virtual devices, shared by all tests.
 fn client() -> Client {
     static CLIENT: LazyLock<Client> = LazyLock::new(|| {
         plugins::install(Kind::Cpu, |_| {}).expect("XLA's CPU plugin can be installed");
@@ -60,14 +60,14 @@ fn client() -> Client {
     CLIENT.clone()
 }
 
-/// One of the devices, with the compiler's defaults. What was compiled once stays in the target folder; an entry is found by the program, the
-/// options and the plugin's version.
+/// Returns a backend on one device with the compiler's defaults. Executables are cached in the target folder, by program, options and
+/// plugin version.
 fn optimised() -> PjrtBackend {
     let backend = PjrtBackend::new(Kind::Cpu, client()).unwrap();
     backend.with_compile_cache(concat!(env!("CARGO_TARGET_TMPDIR"), "/compiled"))
 }
 
-/// One of the devices, for hundreds of programs that are compiled for longer than they run.
+/// Returns a backend on one device with quick compilation, for hundreds of programs that compile for longer than they run.
 fn backend() -> PjrtBackend {
     QUICK.iter().fold(optimised(), |backend, (flag, value)| backend.with_compile_flag(flag, *value))
 }
@@ -76,7 +76,7 @@ fn on_mesh(data: usize, vocab: usize) -> PjrtBackend {
     backend().with_mesh(Mesh { data, vocab }).unwrap()
 }
 
-/// A loss whose derivative is a token's own business, with every term turned on.
+/// Returns a loss with independent tokens and with every term enabled.
 fn grpo() -> LossConfig {
     config(
         r#"{"loss_type": "grpo", "epsilon_high": 0.28, "delta": 1.33, "beta": 0.04, "entropy_coef": 0.02,
@@ -91,12 +91,12 @@ fn cispo() -> LossConfig {
     )
 }
 
-/// A loss whose ratio is that of a sequence.
+/// Returns a loss with a sequence-level ratio.
 fn gspo() -> LossConfig {
     testkit::loss("gspo")
 }
 
-/// Logits that are scaled and capped before the temperature.
+/// Returns a loss with a logit scale and a softcap before the temperature.
 fn softcap() -> LossConfig {
     config(
         r#"{"loss_type": "grpo", "epsilon_high": 0.28, "beta": 0.04, "entropy_coef": 0.02, "temperature": 0.9,
@@ -104,7 +104,7 @@ fn softcap() -> LossConfig {
     )
 }
 
-/// The same at sequence level, and the temperature after the softmax.
+/// Returns the same loss at sequence level, with the temperature after the softmax.
 fn softcap_logprobs() -> LossConfig {
     config(
         r#"{"loss_type": "gspo", "epsilon_low": 0.05, "epsilon_high": 0.06, "beta": 0.1, "entropy_coef": -0.01,

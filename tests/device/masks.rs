@@ -1,4 +1,4 @@
-//! Masked tokens do not exist: NaN there gets nowhere, and their gradients are left alone.
+//! Masked tokens have no effect: NaN in them does not spread, and their gradients do not change.
 
 use crate::evaluation::{Output, check};
 use crate::{SMALL, backend, chunks, grpo, gspo, on_mesh, panels};
@@ -18,7 +18,7 @@ fn implementations() -> [(Implementation, Tiling); 4] {
     ]
 }
 
-/// Advantages per token, NaN where masked. Hidden states and log-probabilities of a case are poisoned as they come.
+/// Returns the case with advantages per token, NaN at masked tokens. Hidden states and log-probabilities of a case are always poisoned.
 fn with_token_advantages(case: &Case) -> Case {
     case.with_batch(|batch| {
         let at = |i: usize| if batch.is_active(i) { [1.2, -0.7, 0.4][i % 3] } else { f32::NAN };
@@ -27,12 +27,12 @@ fn with_token_advantages(case: &Case) -> Case {
     })
 }
 
-/// Nothing of a masked token reaches the loss, the gradients of others or the metrics: these are the oracle's, which does
-/// not read it.
+/// Nothing of a masked token reaches the loss, the gradients of other tokens or the metrics: these match the oracle's, which does
+/// not read masked tokens.
 #[rstest]
 #[case::grpo(grpo())]
 #[case::gspo(gspo())]
-fn poison_gets_nowhere(#[case] loss: LossConfig) {
+fn nan_in_masked_tokens_does_not_spread(#[case] loss: LossConfig) {
     let case = with_token_advantages(&Case::new(&loss, &Shape { bias: true, ..SMALL }, 13));
     for (implementation, tiling) in implementations() {
         let request = case.request(&loss, implementation, tiling);
@@ -42,9 +42,9 @@ fn poison_gets_nowhere(#[case] loss: LossConfig) {
     }
 }
 
-/// A batch in which nothing counts: a loss of 0 that leaves every gradient as it is, NaN or not.
+/// A batch without active tokens has loss 0 and does not change any gradient, NaN or not.
 #[rstest]
-fn nothing_active_does_nothing(#[values((1, 1), (2, 2))] (data, vocab): (usize, usize)) {
+fn batch_without_active_tokens_changes_no_gradient(#[values((1, 1), (2, 2))] (data, vocab): (usize, usize)) {
     for loss in [grpo(), gspo()] {
         let case = Case::new(&loss, &Shape { bias: true, ..SMALL }, 5);
         let expected = case.oracle(&loss);
@@ -68,9 +68,9 @@ fn nothing_active_does_nothing(#[values((1, 1), (2, 2))] (data, vocab): (usize, 
     }
 }
 
-/// Batches smaller than planned, down to none at all.
+/// Batches smaller than planned, including an empty one.
 #[rstest]
-fn smaller_batches_fit_a_plan(#[values((1, 1), (4, 2))] (data, vocab): (usize, usize)) {
+fn plan_accepts_smaller_batches(#[values((1, 1), (4, 2))] (data, vocab): (usize, usize)) {
     for loss in [grpo(), gspo()] {
         let case = Case::new(&loss, &SMALL, 21);
         for (implementation, tiling) in implementations() {
@@ -93,9 +93,9 @@ fn smaller_batches_fit_a_plan(#[values((1, 1), (4, 2))] (data, vocab): (usize, u
     }
 }
 
-/// Given logits: rows of masked tokens hold NaN, and the gradient is written around them.
+/// Precomputed logits: rows of masked tokens hold NaN, and their gradients are not written.
 #[rstest]
-fn masked_logits_are_not_read(
+fn masked_logits_are_not_read_on_pjrt(
     #[values(Implementation::Reference, Implementation::Logits)] implementation: Implementation,
 ) {
     for loss in [grpo(), gspo()] {

@@ -1,4 +1,4 @@
-//! Eight virtual devices: tokens split one way, the vocabulary the other. The numbers are those of one device.
+//! Eight virtual devices, with tokens sharded on one axis and the vocabulary on the other. The results match one device.
 
 use crate::evaluation::check;
 use crate::{SMALL, chunks, cispo, grpo, gspo, on_mesh, panels};
@@ -9,7 +9,7 @@ use testkit::{Case, Shape};
 /// (data, vocab)
 const MESHES: [(usize, usize); 8] = [(2, 1), (4, 1), (8, 1), (1, 2), (1, 4), (1, 8), (2, 4), (4, 2)];
 
-/// An implementation of hidden-state input, and what it is called in messages.
+/// An implementation for hidden states and its name in messages.
 type Named = (&'static str, Implementation, Tiling);
 
 fn reference() -> Named {
@@ -32,10 +32,10 @@ fn implementations() -> [Named; 4] {
     [reference(), logits(), fused_chunks(), fused_panels()]
 }
 
-/// N = 16, which devices divide, and V = 61, a multiple of nothing.
+/// N = 16, divisible by the devices; V = 61, prime.
 const TOKENS_DIVIDE: Shape<'static> =
     Shape { v: 61, dtype: Dtype::F32, layout: HeadLayout::VocabHidden, bias: true, ..SMALL };
-/// N = 23, and V = 64, which devices divide.
+/// N = 23; V = 64, divisible by the devices.
 const VOCAB_DIVIDES: Shape<'static> =
     Shape { lengths: &[11, 2, 9, 1], v: 64, dtype: Dtype::Bf16, layout: HeadLayout::HiddenVocab, bias: true, ..SMALL };
 /// N = 16 and V = 64.
@@ -45,8 +45,8 @@ const BOTH_DIVIDE: Shape<'static> =
 const NONE_DIVIDES: Shape<'static> =
     Shape { lengths: &[11, 2, 9, 1], v: 61, dtype: Dtype::Bf16, layout: HeadLayout::VocabHidden, bias: false, ..SMALL };
 
-/// Sequences that devices cut, gradients that begin with the caller's sums. Every mesh meets every implementation with tokens and
-/// with a vocabulary that devices divide, and with those that they do not.
+/// Sequences are split between devices, and gradients accumulate on the caller's. Every mesh and every implementation is tested with N and V
+/// divisible and not divisible by the devices.
 #[rstest]
 #[case::grpo_reference(grpo(), reference(), BOTH_DIVIDE)]
 #[case::grpo_logits(grpo(), logits(), TOKENS_DIVIDE)]
@@ -56,7 +56,7 @@ const NONE_DIVIDES: Shape<'static> =
 #[case::gspo_logits(gspo(), logits(), VOCAB_DIVIDES)]
 #[case::gspo_chunks(gspo(), fused_chunks(), BOTH_DIVIDE)]
 #[case::gspo_panels(gspo(), fused_panels(), TOKENS_DIVIDE)]
-fn every_mesh_is_the_oracle(
+fn every_mesh_matches_the_oracle(
     #[case] loss: LossConfig,
     #[case] (name, implementation, tiling): Named,
     #[case] shape: Shape<'_>,
@@ -70,8 +70,8 @@ fn every_mesh_is_the_oracle(
     }
 }
 
-/// Every way in which tokens of a batch depend on each other, over devices that cut sequences and the vocabulary: a shared
-/// ratio of each kind, tokens chosen from all of the batch, a sampler's weight, averages over sequences.
+/// Every dependence between tokens of a batch, on devices that split sequences and the vocabulary: each kind of shared
+/// ratio, tokens selected from the whole batch, a sampler's weight, averages over sequences.
 #[rstest]
 #[case::luspo(r#"{"loss_type": "luspo", "beta": 0.1, "epsilon_low": 0.05, "epsilon_high": 0.06}"#)]
 #[case::geo_mean(r#"{"loss_type": "geo_mean", "epsilon_low": 0.2, "top_entropy_quantile": 0.6, "entropy_coef": 0.05}"#)]
@@ -87,14 +87,14 @@ fn every_mesh_is_the_oracle(
     r#"{"loss_type": "sapo", "off_policy_mask_threshold": 0.03, "top_entropy_quantile": 0.5, "beta": 0.1}"#
 )]
 #[case::dppo_kl(r#"{"semantics": "verl", "loss_type": "dppo_kl", "epsilon_low": 0.005, "epsilon_high": 0.005}"#)]
-fn the_family_on_a_mesh(#[case] json: &str) {
+fn all_losses_match_the_oracle_on_a_mesh(#[case] json: &str) {
     let loss = LossConfig::from_json(json).unwrap();
     for ((data, vocab), shape, implementations) in [
         ((2, 4), Shape { dtype: Dtype::F32, v: 61, bias: true, ..SMALL }, [reference(), fused_chunks()]),
         ((4, 2), Shape { dtype: Dtype::Bf16, v: 64, bias: false, ..SMALL }, [logits(), fused_panels()]),
     ] {
         let mut case = Case::new(&loss, &shape, 29);
-        // A sampler near the old policy, silent at times.
+        // A sampler close to the old policy, with some unknown log-probabilities.
         let old = case.batch.old_logp().unwrap();
         let near = |(i, old): (usize, &f32)| if i % 7 == 3 { f32::NAN } else { old - 0.13 * [1.0, -1.0, 0.4][i % 3] };
         let sampler = old.iter().enumerate().map(near).collect();
@@ -107,9 +107,9 @@ fn the_family_on_a_mesh(#[case] json: &str) {
     }
 }
 
-/// A larger vocabulary that does not divide, in both layouts.
+/// A larger vocabulary that is not divisible, in both layouts.
 #[rstest]
-fn an_odd_vocabulary(
+fn indivisible_vocabulary_matches_the_oracle_on_a_mesh(
     #[values(HeadLayout::VocabHidden, HeadLayout::HiddenVocab)] layout: HeadLayout,
     #[values((1, 8), (2, 4))] (data, vocab): (usize, usize),
 ) {
@@ -124,9 +124,9 @@ fn an_odd_vocabulary(
     }
 }
 
-/// More devices than tokens, or than vocabulary entries: some hold nothing but padding.
+/// More devices than tokens or vocabulary entries: some devices have only padding.
 #[rstest]
-fn devices_without_anything(#[values((8, 1), (1, 8), (4, 2))] (data, vocab): (usize, usize)) {
+fn mesh_with_empty_devices_matches_the_oracle(#[values((8, 1), (1, 8), (4, 2))] (data, vocab): (usize, usize)) {
     let loss = grpo();
     let case = Case::new(&loss, &Shape { lengths: &[3], v: 5, bias: true, ..SMALL }, 2);
     for (name, implementation, tiling) in implementations() {
@@ -137,7 +137,7 @@ fn devices_without_anything(#[values((8, 1), (1, 8), (4, 2))] (data, vocab): (us
 }
 
 #[rstest]
-fn given_logits_on_a_mesh(
+fn precomputed_logits_match_the_oracle_on_a_mesh(
     #[values((8, 1), (1, 8), (2, 4), (4, 2))] (data, vocab): (usize, usize),
     #[values(Dtype::F32, Dtype::Bf16)] dtype: Dtype,
 ) {

@@ -17,7 +17,7 @@ fn implementations() -> [(Implementation, Tiling); 3] {
     ]
 }
 
-/// Name by name the sums and counts of the CPU backend, so that micro-batches merge to the same.
+/// Compares sums and counts of every metric with the CPU backend, so that micro-batches merge to the same values.
 #[rstest]
 #[case::grpo(grpo(), false)]
 #[case::cispo(cispo(), false)]
@@ -27,7 +27,7 @@ fn implementations() -> [(Implementation, Tiling); 3] {
     config(r#"{"loss_type": "cispo", "epsilon_high": 1.05, "importance_sampling_level": "sequence"}"#),
     false
 )]
-fn metrics_are_those_of_the_cpu_backend(#[case] loss: LossConfig, #[case] per_token: bool) {
+fn metrics_match_the_cpu_backend(#[case] loss: LossConfig, #[case] per_token: bool) {
     let shape = Shape { lengths: &[9, 0, 8, 11, 3], ..SMALL };
     let cases = (0..32).map(|seed| {
         let case = Case::new(&loss, &shape, seed);
@@ -37,7 +37,7 @@ fn metrics_are_those_of_the_cpu_backend(#[case] loss: LossConfig, #[case] per_to
             false => case,
         }
     });
-    // Something is clipped, and not everything.
+    // Some tokens are clipped, but not all.
     let clips = |case: &Case| {
         let metrics = case.oracle(&loss).metrics;
         ["clip_ratio/high_mean", "cispo_clip_ratio"]
@@ -69,11 +69,11 @@ fn metrics_are_those_of_the_cpu_backend(#[case] loss: LossConfig, #[case] per_to
     }
 }
 
-/// A step of micro-batches is the step: their gradients add up in the same buffers.
+/// The micro-batches of a step add up to the step: their gradients accumulate in the same buffers.
 #[rstest]
 #[case::grpo(grpo())]
 #[case::gspo(gspo())]
-fn micro_batches_add_up(#[case] loss: LossConfig, #[values(Dtype::F32, Dtype::Bf16)] dtype: Dtype) {
+fn micro_batches_add_up_to_the_step_on_pjrt(#[case] loss: LossConfig, #[values(Dtype::F32, Dtype::Bf16)] dtype: Dtype) {
     let case = Case::new(&loss, &Shape { dtype, bias: true, ..SMALL }, 17);
     let weights = token_weights(&loss, &case.batch).unwrap();
     let case = case.with_batch(|batch| batch.with_weights(weights).unwrap());

@@ -1,5 +1,5 @@
-//! NaN and infinity at tokens that count are seen by every program, as on the CPU (its tests have every loss; the golden
-//! files have every loss here).
+//! NaN and infinity at active tokens reach the results of every program. The CPU's tests and the golden files cover all
+//! losses.
 
 use crate::evaluation::Output;
 use crate::{SMALL, backend, chunks, grpo, gspo, on_mesh, panels, softcap};
@@ -18,12 +18,12 @@ fn implementations() -> [(Implementation, Tiling); 4] {
     ]
 }
 
-/// On one device and on a mesh, over which rows' maxima and sums are reduced.
+/// On one device and on a mesh, on which the maxima and sums of rows are reduced.
 #[rstest]
 #[case::grpo(grpo())]
 #[case::gspo(gspo())]
 #[case::softcap(softcap())]
-fn a_nan_in_hidden_states_reaches_the_loss(
+fn nan_in_hidden_states_reaches_the_loss(
     #[case] loss: LossConfig,
     #[values((1, 1), (2, 2))] (data, vocab): (usize, usize),
 ) {
@@ -32,7 +32,7 @@ fn a_nan_in_hidden_states_reaches_the_loss(
     for (implementation, tiling) in implementations() {
         let request = case.request(&loss, implementation, tiling);
         let mut plan = on_mesh(data, vocab).plan_on_device(&request).unwrap();
-        // Softcaps hold an infinite logit, as tanh does.
+        // A softcap maps an infinite logit to a finite one.
         let infinity = if loss.final_logit_softcapping.is_some() { f32::NAN } else { f32::INFINITY };
         for (row, poison) in [(0, f32::NAN), (8, f32::NAN), (8, infinity), (3, -infinity)] {
             let case = case.poisoned(row, poison);
@@ -58,9 +58,9 @@ fn a_nan_in_hidden_states_reaches_the_loss(
     }
 }
 
-/// Rows of given logits, as PyTorch's log_softmax has them.
+/// Rows of precomputed logits, compared with PyTorch's log_softmax.
 #[rstest]
-fn rows_of_logits_that_are_not_finite(
+fn non_finite_logits_match_log_softmax(
     #[values(Implementation::Reference, Implementation::Logits)] implementation: Implementation,
 ) {
     let (nan, inf) = (f32::NAN, f32::INFINITY);
@@ -94,9 +94,9 @@ fn rows_of_logits_that_are_not_finite(
     }
 }
 
-/// What no device could hold is refused before a compiler sees it.
+/// Plans that exceed the memory of any device are refused before compilation.
 #[test]
-fn a_limit_of_memory_is_checked_before_and_after_compiling() {
+fn memory_limit_is_checked_before_and_after_compiling() {
     let case = Case::new(&grpo(), &SMALL, 5);
     let with = |memory_limit| {
         let tiling = Tiling { memory_limit, ..Tiling::default() };

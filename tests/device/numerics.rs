@@ -1,4 +1,4 @@
-//! What may be rounded to bf16 is rounded once, and then forward and backward agree.
+//! Values are rounded to bf16 only once, so that forward and backward pass agree.
 
 use crate::evaluation::{Output, assert_same, report};
 use crate::{SMALL, backend, chunks, grpo, gspo, on_mesh, panels};
@@ -32,8 +32,8 @@ fn planned(
     backend().with_numerics(numerics).plan_on_device(&case.request(loss, implementation, tiling)).unwrap()
 }
 
-/// Logits with a product in f64 and one rounding, the loss of which is the oracle; its gradient by hidden states and head
-/// follows by hand.
+/// Computes logits in f64, rounds them once, and evaluates the oracle on them; computes the gradients with respect to hidden states and
+/// head from its gradient of the logits.
 fn oracle_of_rounded_logits(case: &Case, loss: &LossConfig) -> Evaluation<f64> {
     let Case { h, v, .. } = *case;
     let (hidden, head) = (case.hidden.in_f64(), case.lm_head.in_f64());
@@ -56,12 +56,12 @@ fn oracle_of_rounded_logits(case: &Case, loss: &LossConfig) -> Evaluation<f64> {
     expected
 }
 
-/// Seven bits are lost once, so what follows is the oracle of the rounded logits to f32's own tolerance: a second rounding,
-/// or one in the forward pass alone, would be off by 1e-3.
+/// One rounding loses 7 bits. The result then matches the oracle of the rounded logits within f32's tolerance; a second rounding,
+/// or a rounding in the forward pass only, would differ by 1e-3.
 #[rstest]
 #[case::grpo(grpo())]
 #[case::gspo(gspo())]
-fn rounded_logits_are_rounded_once(#[case] loss: LossConfig) {
+fn logits_are_rounded_to_bf16_once(#[case] loss: LossConfig) {
     let numerics = Numerics { logits: Dtype::Bf16, ..Numerics::default() };
     let case = Case::new(&loss, &BF16, 3);
     let (rounded, exact) = (oracle_of_rounded_logits(&case, &loss), case.oracle(&loss));
@@ -78,10 +78,10 @@ fn rounded_logits_are_rounded_once(#[case] loss: LossConfig) {
     }
 }
 
-/// The gradient of the bias is the sum of dL/dlogits over tokens, and over the vocabulary that is 0: probabilities add up
-/// to 1 with the logits that both passes see.
+/// The gradient of the bias is the sum of dL/dlogits over tokens; its sum over the vocabulary is 0, because probabilities add up
+/// to 1 if both passes see the same logits.
 #[rstest]
-fn gradients_over_the_vocabulary_cancel(#[values(Dtype::F32, Dtype::Bf16)] logits: Dtype) {
+fn bias_gradient_sums_to_zero(#[values(Dtype::F32, Dtype::Bf16)] logits: Dtype) {
     let loss = grpo();
     let case = Case::new(&loss, &Shape { bias: true, ..BF16 }, 3);
     for (implementation, tiling) in implementations() {
@@ -97,11 +97,11 @@ fn gradients_over_the_vocabulary_cancel(#[values(Dtype::F32, Dtype::Bf16)] logit
     }
 }
 
-/// dL/dlogits rounded to bf16 before the products: 8 bits of each term, which average out.
+/// dL/dlogits is rounded to bf16 before the products: errors of 2^-8 per term, which average out.
 #[rstest]
 #[case::grpo(grpo())]
 #[case::gspo(gspo())]
-fn rounded_gradients_of_logits_stay_near(#[case] loss: LossConfig) {
+fn gradients_from_rounded_dlogits_stay_close(#[case] loss: LossConfig) {
     let numerics = Numerics { logits: Dtype::Bf16, dlogits: Dtype::Bf16, ..Numerics::default() };
     let case = Case::new(&loss, &BF16, 5);
     let expected = oracle_of_rounded_logits(&case, &loss);
@@ -116,9 +116,9 @@ fn rounded_gradients_of_logits_stay_near(#[case] loss: LossConfig) {
     }
 }
 
-/// Gradients summed in bf16 live on the devices, where steps add up with a rounding each.
+/// Gradients accumulated in bf16 stay on the devices and are rounded at every addition.
 #[rstest]
-fn gradients_summed_in_bf16(#[values((1, 1), (2, 2))] (data, vocab): (usize, usize)) {
+fn gradients_can_accumulate_in_bf16_on_the_device(#[values((1, 1), (2, 2))] (data, vocab): (usize, usize)) {
     let numerics = Numerics { gradients: Dtype::Bf16, ..Numerics::default() };
     for loss in [grpo(), gspo()] {
         let case = Case::new(&loss, &BF16, 7);
@@ -140,7 +140,7 @@ fn gradients_summed_in_bf16(#[values((1, 1), (2, 2))] (data, vocab): (usize, usi
             let twice = |list: &[f64]| list.iter().map(|g| 2.0 * g).collect::<Vec<_>>();
             let (hidden, lm_head) = (wide(hidden.to_host().unwrap()), wide(lm_head.to_host().unwrap()));
             assert!(hidden.iter().all(|g| bf16::from_f64(*g).to_f64() == *g));
-            // A rounding to 8 bits per chunk and call.
+            // One rounding to 8 bits per chunk and call.
             let tolerance = 8.0 / 256.0;
             report(
                 &format!("bf16 sums {}", implementation.name()),
@@ -153,9 +153,9 @@ fn gradients_summed_in_bf16(#[values((1, 1), (2, 2))] (data, vocab): (usize, usi
     }
 }
 
-/// On the host, gradients are f32: a plan that sums in bf16 says so.
+/// Host gradients are f32: a plan that accumulates in bf16 refuses them.
 #[test]
-fn sums_in_bf16_do_not_fit_the_host() {
+fn bf16_accumulation_is_refused_for_host_gradients() {
     let loss = grpo();
     let case = Case::new(&loss, &BF16, 7);
     let numerics = Numerics { gradients: Dtype::Bf16, ..Numerics::default() };
@@ -180,9 +180,9 @@ fn rounding_f32_inputs_is_refused(#[case] numerics: Numerics) {
     }
 }
 
-/// Without the entropy everything else stays the same, and a bonus on it is refused.
+/// Without the entropy all other results are the same, and an entropy bonus is refused.
 #[test]
-fn the_entropy_can_be_left_out() {
+fn entropy_can_be_disabled() {
     let without = Numerics { entropy: false, ..Numerics::default() };
     let plain = config(r#"{"loss_type": "grpo", "epsilon_high": 0.28, "beta": 0.04, "temperature": 0.9}"#);
     let case = Case::new(&plain, &SMALL, 1);

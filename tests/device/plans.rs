@@ -1,4 +1,4 @@
-//! Planning: budgets, plugins that are not there, threads, requests that make no sense.
+//! Planning: budgets, missing plugins, threads, illegal requests.
 
 use crate::evaluation::check;
 use crate::{SMALL, backend, chunks, client, grpo, gspo, panels};
@@ -14,12 +14,12 @@ fn with_budget(workspace_budget: usize, loop_order: Option<LoopOrder>) -> Tiling
     Tiling { workspace_budget, loop_order, ..Tiling::default() }
 }
 
-/// What the compiler allots is within the budget, and the numbers are the same.
+/// The compiler's allocation is within the budget, and the results are the same.
 #[rstest]
 #[case::roomy(1 << 20, None)]
 #[case::chunks(400_000, Some(LoopOrder::TokenChunks))]
 #[case::panels(400_000, Some(LoopOrder::VocabPanels))]
-fn a_budget_is_kept(#[case] budget: usize, #[case] order: Option<LoopOrder>) {
+fn compiled_workspace_is_within_the_budget(#[case] budget: usize, #[case] order: Option<LoopOrder>) {
     for loss in [grpo(), gspo()] {
         let case = Case::new(&loss, &Shape { lengths: &[20, 0, 15, 26, 3], v: 1500, ..SMALL }, 5);
         let request = case.request(&loss, Implementation::Fused, with_budget(budget, order));
@@ -36,7 +36,7 @@ fn a_budget_is_kept(#[case] budget: usize, #[case] order: Option<LoopOrder>) {
 }
 
 #[rstest]
-fn an_impossible_budget_is_an_error(
+fn impossible_budget_is_an_error(
     #[values(None, Some(LoopOrder::TokenChunks), Some(LoopOrder::VocabPanels))] order: Option<LoopOrder>,
     #[values(1, 100, 2000)] budget: usize,
 ) {
@@ -48,16 +48,16 @@ fn an_impossible_budget_is_an_error(
     }
 }
 
-/// The budget is for tiles: what has none does not ask for it.
+/// The budget is for tiles; implementations without tiles ignore it.
 #[rstest]
-fn dense_programs_have_no_budget(#[values(Implementation::Reference, Implementation::Logits)] dense: Implementation) {
+fn dense_programs_ignore_budgets(#[values(Implementation::Reference, Implementation::Logits)] dense: Implementation) {
     let case = Case::new(&grpo(), &SMALL, 5);
     assert!(backend().plan(&case.request(&grpo(), dense, with_budget(100, None))).is_ok());
 }
 
-/// No loop has a size that belongs to the other order; the budget decides over panels as it does over chunks.
+/// A tile size of the other loop order is refused; the budget applies to panels as to chunks.
 #[test]
-fn a_size_of_the_other_order_is_refused() {
+fn tile_size_of_the_other_loop_order_is_refused() {
     let case = Case::new(&grpo(), &Shape { lengths: &[20, 0, 15, 26, 3], v: 1500, ..SMALL }, 5);
     let panels = with_budget(400_000, Some(LoopOrder::VocabPanels));
     let plan = |tiling| backend().plan(&case.request(&grpo(), Implementation::Fused, tiling));
@@ -68,7 +68,7 @@ fn a_size_of_the_other_order_is_refused() {
 }
 
 #[test]
-fn requests_that_make_no_sense_are_refused() {
+fn illegal_plan_requests_are_refused() {
     let case = Case::new(&grpo(), &SMALL, 5);
     let request = case.request(&grpo(), Implementation::Fused, chunks(0));
     assert!(matches!(backend().plan(&request), Err(Error::Shape { .. })));
@@ -88,7 +88,7 @@ fn requests_that_make_no_sense_are_refused() {
     assert!(matches!(&error, Error::Backend { message, .. } if message.contains("xla_no_such_flag")), "{error}");
 }
 
-/// Plans of one backend, and calls of plans, in several threads at once.
+/// Plans of one backend, and calls of plans, in several threads at the same time.
 #[test]
 fn threads_share_a_backend() {
     let shared: PjrtBackend = backend();
@@ -131,7 +131,7 @@ fn a_missing_plugin_says_what_to_run() {
     for kind in ["cpu", "tpu", "cuda"] {
         assert!(said.contains(&format!("`grpo plugin install {kind}`")), "{said}");
     }
-    // A path that leads nowhere is named.
+    // The error names a path that does not exist.
     let error = PjrtBackend::open(Kind::Cpu, Some("/no/such/plugin.so".as_ref())).expect_err("there is no such file");
     assert!(error.to_string().contains("/no/such/plugin.so"), "{error}");
 }

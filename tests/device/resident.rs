@@ -1,4 +1,4 @@
-//! Tensors that stay on the devices from step to step.
+//! Tensors that stay on the devices between steps.
 
 use crate::evaluation::Output;
 use crate::{SMALL, backend, chunks, grpo, gspo, on_mesh, panels};
@@ -43,7 +43,7 @@ fn grads<'a>(hidden: &'a mut PjrtTensor, lm_head: &'a mut PjrtTensor) -> GradsMu
 #[case::panels(Implementation::Fused, panels(16), (1, 1))]
 #[case::dense(Implementation::Reference, Tiling::default(), (1, 1))]
 #[case::mesh(Implementation::Fused, chunks(3), (2, 4))]
-fn three_steps_are_those_of_the_host(
+fn three_steps_on_the_device_match_the_host(
     #[case] implementation: Implementation,
     #[case] tiling: Tiling,
     #[case] (data, vocab): (usize, usize),
@@ -87,9 +87,9 @@ fn three_steps_are_those_of_the_host(
     }
 }
 
-/// Gradients on the host beside a policy on the devices, and the other way round.
+/// Gradients on the host with a policy on the devices, and the reverse.
 #[test]
-fn host_and_device_mix() {
+fn host_and_device_tensors_can_be_mixed() {
     let loss = grpo();
     let case = Case::new(&loss, &SMALL, 2);
     let mut plan = backend().plan_on_device(&case.request(&loss, Implementation::Fused, chunks(5))).unwrap();
@@ -107,9 +107,9 @@ fn host_and_device_mix() {
     assert_eq!((Some(hidden.to_host().unwrap()), Some(lm_head)), (host.hidden, host.lm_head));
 }
 
-/// Logits on the device that the loss overwrites: the buffer that comes back holds their gradient.
+/// Logits on the device that the loss overwrites: the returned buffer holds their gradient.
 #[rstest]
-fn logits_in_place_on_the_device(#[values(Dtype::F32, Dtype::Bf16)] dtype: Dtype) {
+fn device_logits_are_overwritten_with_their_gradient(#[values(Dtype::F32, Dtype::Bf16)] dtype: Dtype) {
     let loss = gspo();
     let case = Case::new(&loss, &Shape { dtype, ..SMALL }, 8);
     let z = crate::logits::logits(&case);
@@ -151,7 +151,7 @@ fn planned(loss: &LossConfig) -> (Case, PjrtPlan) {
 }
 
 #[test]
-fn a_tensor_of_another_backend_is_refused() {
+fn tensor_of_another_backend_is_refused() {
     let (case, mut plan) = planned(&grpo());
     let policy = |hidden| PolicyInput::Hidden { hidden, lm_head: case.lm_head.as_ref(), bias: None };
     let error = plan.score(policy(TensorRef::Device(&Foreign)), &case.batch).unwrap_err();
@@ -168,16 +168,16 @@ fn a_tensor_of_another_backend_is_refused() {
     assert!(hidden.iter().all(|g| *g == 0.0));
 }
 
-/// Every misfit is refused before anything is donated: what was uploaded still works.
+/// Arguments are checked before any buffer is donated: uploaded tensors stay valid.
 #[test]
-fn tensors_that_do_not_fit_are_refused() {
+fn device_tensors_of_wrong_shape_or_role_are_refused() {
     let loss = grpo();
     let (case, mut plan) = planned(&loss);
     let resident = Resident::new(&plan, &case);
     let mut hidden = plan.zeros(Role::GradHidden, case.tokens()).unwrap();
     let mut lm_head = plan.zeros(Role::GradLmHead, 0).unwrap();
 
-    // Uploads of another length, dtype, or more tokens than planned.
+    // Uploads with another length, another dtype, or more tokens than planned.
     let shape = |result: Result<PjrtTensor, Error>, what: &str| match result.unwrap_err() {
         Error::Shape { what: found, .. } => assert!(found.contains(what), "{found}"),
         error => panic!("{error}"),
@@ -187,7 +187,7 @@ fn tensors_that_do_not_fit_are_refused() {
     shape(plan.upload(Role::Hidden, 17, TensorRef::F32(&[0.0; 204])), "tokens");
     shape(plan.upload(Role::Hidden, 16, TensorRef::Device(&resident.hidden)), "hidden");
 
-    // The role of another, and one for batches of another size.
+    // A tensor in the wrong role, and a tensor for batches of another size.
     let policy = PolicyInput::Hidden {
         hidden: TensorRef::Device(&resident.lm_head),
         lm_head: TensorRef::Device(&resident.lm_head),
@@ -211,7 +211,7 @@ fn tensors_that_do_not_fit_are_refused() {
         .unwrap_err();
     assert!(matches!(error, Error::Shape { .. }), "{error}");
 
-    // Tensors of a plan of other shapes, and of a plan on other devices.
+    // Tensors of a plan with other shapes, and of a plan on other devices.
     let other = Case::new(&loss, &Shape { v: 60, ..SMALL }, 4);
     let others = backend().plan_on_device(&other.request(&loss, Implementation::Fused, chunks(5))).unwrap();
     let error = plan.score(Resident::new(&others, &other).policy(), &case.batch).unwrap_err();
@@ -220,15 +220,15 @@ fn tensors_that_do_not_fit_are_refused() {
     let error = plan.score(Resident::new(&others, &case).policy(), &case.batch).unwrap_err();
     assert!(matches!(error, Error::Shape { .. }), "{error}");
 
-    // Nothing was lost, and tensors of another plan of the same shapes fit.
+    // Nothing was lost, and tensors of another plan with the same shapes fit.
     plan.value_and_grad(resident.policy(), &case.batch, grads(&mut hidden, &mut lm_head)).unwrap();
     let twin = backend().plan_on_device(&case.request(&gspo(), Implementation::Reference, Tiling::default())).unwrap();
     plan.value_and_grad(Resident::new(&twin, &case).policy(), &case.batch, grads(&mut hidden, &mut lm_head)).unwrap();
 }
 
-/// The seam's own checks reach device tensors too.
+/// The checks of `grpo_core` apply to device tensors, too.
 #[test]
-fn a_missing_buffer_is_refused() {
+fn missing_gradient_buffer_is_refused() {
     let (case, mut plan) = planned(&grpo());
     let resident = Resident::new(&plan, &case);
     let mut hidden = plan.zeros(Role::GradHidden, case.tokens()).unwrap();

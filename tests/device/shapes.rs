@@ -1,4 +1,4 @@
-//! Shapes as programs, in every implementation, with ratios of tokens in f32 and ratios of sequences in bf16.
+//! Shapes as programs, with every implementation, with token-level ratios in f32 and sequence-level ratios in bf16.
 
 use crate::backend;
 use grpo_core::Dtype;
@@ -6,7 +6,7 @@ use grpo_tests::shapes::{LOSSES, ONE_HIDDEN_UNIT, assert_shape, models, ugly};
 use rstest::rstest;
 
 #[rstest]
-fn every_shape(#[values(Dtype::F32, Dtype::Bf16)] dtype: Dtype) {
+fn every_shape_matches_the_oracle_on_pjrt(#[values(Dtype::F32, Dtype::Bf16)] dtype: Dtype) {
     let losses = if dtype == Dtype::F32 { &LOSSES[..1] } else { &LOSSES[5..] };
     for (name, shape) in models().chain(ugly()).chain([("H1".to_owned(), ONE_HIDDEN_UNIT)]) {
         assert_shape(&backend(), &name, shape, losses, dtype);

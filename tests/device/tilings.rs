@@ -1,4 +1,4 @@
-//! The fused loops, cut in every way: windows of one, windows that do not divide, windows larger than the tensor.
+//! The fused loops with all kinds of tiles: size one, sizes that do not divide, sizes larger than the tensor.
 
 use crate::evaluation::{DTYPES, check};
 use crate::{SMALL, backend, chunks, cispo, grpo, gspo, on_mesh, panels};
@@ -6,7 +6,7 @@ use grpo_core::{Dtype, GradientSpec, HeadLayout, Implementation, LossConfig, Pla
 use rstest::rstest;
 use testkit::{Case, Shape};
 
-/// Whether the head has a bias, and the gradients that are asked for.
+/// Whether the head has a bias, and the requested gradients.
 type Asked = (bool, GradientSpec);
 const ALL: Asked = (false, GradientSpec { hidden: true, lm_head: true, bias: false });
 const ALL_WITH_BIAS: Asked = (true, GradientSpec { hidden: true, lm_head: true, bias: true });
@@ -15,14 +15,14 @@ const HIDDEN_BESIDE_BIAS: Asked = (true, GradientSpec { hidden: true, lm_head: f
 const HEAD: Asked = (false, GradientSpec { hidden: false, lm_head: true, bias: false });
 const HEAD_WITH_BIAS: Asked = (true, GradientSpec { hidden: false, lm_head: true, bias: true });
 
-/// For N = 16 and V = 61.
+/// Tilings for N = 16 and V = 61.
 fn tilings() -> Vec<(String, Tiling)> {
     let of_tokens = [1, 3, 5, 16, 40].map(|size| (format!("chunks of {size}"), chunks(size)));
     let of_vocab = [1, 7, 16, 61, 100].map(|size| (format!("panels of {size}"), panels(size)));
     of_tokens.into_iter().chain(of_vocab).collect()
 }
 
-/// Every tiling meets every row, and between them the rows have each pair of dtype, layout, bias and gradients.
+/// Every tiling is tested with every row. Together the rows cover each pair of dtype, layout, bias and gradients.
 #[rstest]
 #[case::all(grpo(), Dtype::F32, HeadLayout::VocabHidden, ALL)]
 #[case::all_of_bf16(cispo(), Dtype::Bf16, HeadLayout::VocabHidden, ALL_WITH_BIAS)]
@@ -32,7 +32,7 @@ fn tilings() -> Vec<(String, Tiling)> {
 #[case::hidden_of_bf16(grpo(), Dtype::Bf16, HeadLayout::HiddenVocab, HIDDEN_BESIDE_BIAS)]
 #[case::head(gspo(), Dtype::F32, HeadLayout::VocabHidden, HEAD_WITH_BIAS)]
 #[case::head_of_bf16(cispo(), Dtype::Bf16, HeadLayout::HiddenVocab, HEAD)]
-fn every_tiling_is_the_oracle(
+fn every_tiling_matches_the_oracle(
     #[case] loss: LossConfig,
     #[case] dtype: Dtype,
     #[case] layout: HeadLayout,
@@ -47,11 +47,11 @@ fn every_tiling_is_the_oracle(
     }
 }
 
-/// The implementations that are not cut.
+/// The implementations without tiles.
 #[rstest]
 #[case::grpo(grpo())]
 #[case::gspo(gspo())]
-fn dense_programs_are_the_oracle(
+fn dense_programs_match_the_oracle(
     #[case] loss: LossConfig,
     #[values(Implementation::Reference, Implementation::Logits)] implementation: Implementation,
     #[values(HeadLayout::VocabHidden, HeadLayout::HiddenVocab)] layout: HeadLayout,
@@ -65,9 +65,9 @@ fn dense_programs_are_the_oracle(
     }
 }
 
-/// A plan without any gradient is a loss all the same.
+/// A plan without gradients still computes the loss.
 #[rstest]
-fn no_gradient_at_all(#[values(chunks(3), panels(7))] tiling: Tiling) {
+fn plan_without_gradients_computes_the_loss(#[values(chunks(3), panels(7))] tiling: Tiling) {
     for loss in [grpo(), gspo()] {
         let case = Case::new(&loss, &SMALL, 5);
         let gradients = GradientSpec { hidden: false, lm_head: false, bias: false };
@@ -76,14 +76,14 @@ fn no_gradient_at_all(#[values(chunks(3), panels(7))] tiling: Tiling) {
     }
 }
 
-/// Ratios of sequences, and metrics over them, where tokens are so many that they are compared in blocks: a sequence that two blocks
-/// cut, and a number of tokens that no block divides.
+/// Sequence-level ratios and metrics for so many tokens that they are compared in blocks: one sequence spans two blocks,
+/// and no block size divides the number of tokens.
 #[rstest]
 #[case::reference(Implementation::Reference, Tiling::default())]
 #[case::logits(Implementation::Logits, Tiling::default())]
 #[case::chunks(Implementation::Fused, chunks(200))]
 #[case::panels(Implementation::Fused, panels(16))]
-fn sequences_are_added_up_over_blocks_of_tokens(
+fn sequences_are_summed_over_blocks_of_tokens(
     #[case] implementation: Implementation,
     #[case] tiling: Tiling,
     #[values((1, 1), (2, 1))] mesh: (usize, usize),

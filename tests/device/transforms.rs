@@ -1,4 +1,4 @@
-//! Logit scale, softcap and temperatures of tokens.
+//! Logit scale, softcap and temperatures per token.
 
 use crate::evaluation::{DTYPES, check};
 use crate::{SMALL, backend, chunks, cispo, grpo, on_mesh, panels, softcap, softcap_logprobs};
@@ -14,7 +14,7 @@ use testkit::{Case, Shape, config};
 #[case::softcap_logprobs(softcap_logprobs())]
 #[case::logit_scale(LossConfig { logit_scale: 0.4, ..grpo() })]
 #[case::temperatures_of_logprobs(cispo())]
-fn hidden_states_are_the_oracle(#[case] loss: LossConfig, #[values(false, true)] temperatures: bool) {
+fn transformed_hidden_states_match_the_oracle(#[case] loss: LossConfig, #[values(false, true)] temperatures: bool) {
     let implementations = [
         ("reference", Implementation::Reference, Tiling::default()),
         ("logits", Implementation::Logits, Tiling::default()),
@@ -26,7 +26,7 @@ fn hidden_states_are_the_oracle(#[case] loss: LossConfig, #[values(false, true)]
         let case = Case::new(&loss, &Shape { dtype, layout, bias: true, temperatures, ..SMALL }, 3);
         let request = case.request(&loss, implementation, tiling.clone());
         check(name, &mut backend().plan_on_device(&request).unwrap(), &case, &loss, request.gradients);
-        // Tokens split one way, the vocabulary, which 2 does not divide, the other.
+        // Tokens are sharded on one axis; the vocabulary, which 2 does not divide, on the other.
         let name = format!("{name} on a mesh");
         check(&name, &mut on_mesh(2, 2).plan_on_device(&request).unwrap(), &case, &loss, request.gradients);
     }
@@ -35,7 +35,7 @@ fn hidden_states_are_the_oracle(#[case] loss: LossConfig, #[values(false, true)]
 #[rstest]
 #[case::softcap(softcap())]
 #[case::softcap_logprobs(softcap_logprobs())]
-fn given_logits_are_the_oracle(
+fn transformed_logits_match_the_oracle(
     #[case] loss: LossConfig,
     #[values(Dtype::F32, Dtype::Bf16)] dtype: Dtype,
     #[values(Implementation::Reference, Implementation::Logits)] implementation: Implementation,
@@ -45,10 +45,10 @@ fn given_logits_are_the_oracle(
     crate::logits::check(implementation.name(), &mut plan, &case, &loss);
 }
 
-/// By hand: z = (1, 0) and the first entry sampled, logit_scale 2, cap 3, T 2 of the token (the configuration says 5):
+/// Computed by hand: z = (1, 0) and the first entry sampled, logit_scale 2, cap 3, T = 2 for the token (the configuration has 5):
 /// log p = -ln(1 + exp(-3 tanh(2/3) / 2)). With the temperature before the cap it would be -0.32292.
 #[test]
-fn the_order_is_scale_cap_temperature() {
+fn logits_are_scaled_then_capped_then_divided_by_temperature() {
     let loss = config(r#"{"logit_scale": 2, "final_logit_softcapping": 3, "temperature": 5}"#);
     let batch = TokenBatch::packed(vec![0], vec![0, 1]).unwrap().with_temperatures(vec![2.0]).unwrap();
     let batch = batch.with_advantages(Advantages::PerSequence(vec![1.0])).unwrap();

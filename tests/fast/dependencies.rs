@@ -1,13 +1,13 @@
-//! What building the trainer downloads.
+//! The number of packages that a build of the trainer downloads.
 
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::Command;
 
-/// Packages of others that `cargo build` of `grpo` may download.
+/// Largest number of external packages that `cargo build` of `grpo` may download.
 const MOST: usize = 300;
 
-/// What `cargo` prints for these arguments, run in this workspace.
+/// Returns the output of `cargo` with these arguments, run in this workspace.
 fn cargo(arguments: &[&str]) -> String {
     let output = Command::new(env!("CARGO"))
         .args(arguments)
@@ -26,8 +26,8 @@ fn list<'a>(value: &'a Value, field: &str) -> &'a [Value] {
     value[field].as_array().unwrap_or_else(|| panic!("cargo's metadata have no list `{field}` here: {value}"))
 }
 
-/// `cargo tree` has fewer: a package that is an option of an option, such as the cookies of an HTTP client, is downloaded as soon as
-/// `Cargo.lock` has it, and never compiled. `Cargo.lock` has more: tests' packages, and those of other systems.
+/// `cargo tree` lists fewer packages: a package behind an unused optional feature, such as the cookies of an HTTP client, is downloaded if
+/// `Cargo.lock` has it, but never compiled. `Cargo.lock` lists more: packages of tests and of other systems.
 #[test]
 fn building_downloads_fewer_than_300_packages() {
     let version = cargo(&["-vV"]);

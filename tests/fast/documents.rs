@@ -1,4 +1,4 @@
-//! The documents say what the repository does.
+//! The documents agree with the repository.
 
 use std::path::{Path, PathBuf};
 
@@ -13,9 +13,9 @@ fn the_page_about_embedding_shows_the_compiled_example() {
     assert!(EMBED.contains(&format!("```rust\n{code}```")), "docs/embed.md and examples/host_slices.rs differ");
 }
 
-/// What a user copies into `Cargo.toml` names packages and folders that exist, on both pages that show it.
+/// The lines that users copy into `Cargo.toml` name existing packages and folders, on both pages that show them.
 #[test]
-fn the_packages_that_a_user_is_to_write_down_exist() {
+fn packages_in_the_documented_manifests_exist() {
     let packages = [
         ("grpo-core", "../grpo/crates/grpo-core", include_str!("../../crates/grpo-core/Cargo.toml")),
         ("grpo-backend-cpu", "../grpo/crates/backend-cpu", include_str!("../../crates/backend-cpu/Cargo.toml")),

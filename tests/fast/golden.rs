@@ -1,4 +1,4 @@
-//! Every golden file in every implementation, and the oracle on them.
+//! Every golden file with every implementation and with the oracle.
 
 use backend_cpu::CpuBackend;
 use grpo_check::gradcheck;
@@ -9,12 +9,12 @@ use grpo_tests::golden::{assert_golden, files};
 use rstest::rstest;
 
 #[rstest]
-fn golden(#[values(Dtype::F32, Dtype::Bf16)] dtype: Dtype) {
+fn golden_files_match_on_cpu(#[values(Dtype::F32, Dtype::Bf16)] dtype: Dtype) {
     assert_golden(&CpuBackend::new(), &Implementation::ALL, dtype);
 }
 
 #[test]
-fn the_oracle_is_the_golden_files_to_float64() {
+fn oracle_matches_the_golden_files_in_float64() {
     let mut wrong = Vec::new();
     for file in files() {
         let oracle = parity::oracle(&file.loss, &file, &file.policy).unwrap().values;
@@ -26,12 +26,12 @@ fn the_oracle_is_the_golden_files_to_float64() {
     assert!(wrong.is_empty(), "{wrong:#?}");
 }
 
-/// What autodiff made of each loss is the slope of its value, with what it calls constant held.
+/// The gradients in the files match finite differences of the losses, in which detached parts are constant.
 #[test]
-fn gradients_of_the_golden_files_are_the_slopes_of_their_losses() {
+fn gradients_of_the_golden_files_match_finite_differences() {
     let (mut wrong, mut too_large) = (Vec::new(), Vec::new());
     for file in files() {
-        // A step changes a loss of 1e7 by less than what f64 rounds off.
+        // A step changes a loss of 1e7 by less than f64's rounding error.
         if file.expected.loss.is_some_and(|loss| loss > 1e6) {
             too_large.push(file.name.clone());
             continue;

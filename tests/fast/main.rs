@@ -1,4 +1,4 @@
-//! The CPU backend against files made with other systems' own code and against the f64 oracle; presets and documents. Largest
+//! The CPU backend compared with other systems' results and with the f64 oracle; presets and documents. The largest
 //! differences are printed (`cargo test -p grpo-tests --test fast -- --nocapture`).
 
 mod dependencies;

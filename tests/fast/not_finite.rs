@@ -1,4 +1,4 @@
-//! What is not finite is named.
+//! Errors name values that are not finite.
 
 use backend_cpu::CpuBackend;
 use grpo_check::parity;
@@ -6,9 +6,9 @@ use grpo_core::{Implementation, PolicyOutput};
 use grpo_tests::golden::files;
 use grpo_tests::not_finite::{poison, tokens};
 
-/// What parity and the loss file are made of refuses such a batch by the token's name.
+/// `grpo parity` and the loss file refuse such a batch and name the token.
 #[test]
-fn an_evaluation_names_the_token() {
+fn evaluation_error_names_the_non_finite_token() {
     let file = files().into_iter().find(|file| file.name == "trl_grpo_default").unwrap();
     let row = tokens(&file)[0];
     let mut policy = file.policy.clone();

@@ -1,4 +1,4 @@
-//! The presets under configs/loss are legal and mean what their names say.
+//! The presets in configs/loss are legal and match their names.
 
 use grpo_core::{
     ImportanceSamplingLevel, KlEstimator, KlImportance, LossAggMode, LossConfig, LossType, SamplerMode, Semantics,
@@ -6,7 +6,7 @@ use grpo_core::{
 };
 use grpo_files::Layers;
 
-/// Presets that users rely on; others may join.
+/// Presets on which users rely; more may be added.
 const NAMES: [&str; 29] = [
     "flash-reinforce",
     "mllm-jax",
@@ -61,7 +61,7 @@ fn every_preset_is_valid() {
 }
 
 #[test]
-fn presets_mean_what_they_say() {
+fn presets_match_their_names() {
     assert_eq!(preset("trl-grpo").loss_type, LossType::Grpo);
     assert_eq!(preset("trl-bnpo").loss_type, LossType::Bnpo);
     assert_eq!(preset("trl-dapo").ratio_high(), 1.28);
@@ -74,7 +74,7 @@ fn presets_mean_what_they_say() {
 }
 
 #[test]
-fn presets_of_trl_correct_the_kl_and_clip_at_no_other_place() {
+fn presets_of_trl_have_bias_corrected_kl_and_no_other_clip() {
     for name in NAMES.iter().filter(|name| name.starts_with("trl-")) {
         let config = preset(name);
         assert_eq!((config.semantics, config.beta), (Semantics::Trl, 0.0), "{name}");
@@ -118,7 +118,7 @@ fn presets_of_verl_have_the_defaults_of_its_actor() {
 }
 
 #[test]
-fn presets_of_other_systems_say_what_neither_name_does() {
+fn presets_of_other_systems_set_their_own_options() {
     let openrlhf = preset("openrlhf");
     assert_eq!((openrlhf.loss_type, openrlhf.guard(), openrlhf.dual_clip()), (LossType::Bnpo, Some(20.0), None));
     assert_eq!((openrlhf.kl_estimator, openrlhf.kl_clamps()), (KlEstimator::K1, (None, Some(10.0))));

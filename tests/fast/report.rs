@@ -1,4 +1,4 @@
-//! `expected.*` is compared whenever it applies, and a wrong one is a breach.
+//! `expected.*` is compared whenever it applies, and a wrong value fails.
 
 use backend_cpu::CpuBackend;
 use grpo_check::parity::{self, Check, FileReport};
@@ -11,7 +11,7 @@ fn check(file: &BatchFile, dtype: Option<Dtype>) -> FileReport {
     parity::check(&CpuBackend::new(), "case", file, &check).unwrap()
 }
 
-/// A batch with NaN at masked positions, and the oracle's results.
+/// Returns a batch with NaN at masked positions, and the oracle's results.
 fn with_expected(dtype: Dtype) -> BatchFile {
     let shape = Shape { b: 4, t: 5, h: 6, v: 29, bias: true };
     let mut file = case(shape, &LossConfig { beta: 0.1, ..LossConfig::default() }, dtype, 3);
@@ -28,7 +28,7 @@ type Edit = fn(&mut BatchFile, usize);
 #[case(Dtype::F32, Some(Dtype::F32))]
 #[case(Dtype::Bf16, None)]
 #[case(Dtype::Bf16, Some(Dtype::F32))]
-fn a_wrong_expectation_is_a_breach(#[case] dtype: Dtype, #[case] evaluated: Option<Dtype>) {
+fn wrong_expected_value_fails(#[case] dtype: Dtype, #[case] evaluated: Option<Dtype>) {
     let file = with_expected(dtype);
     let report = check(&file, evaluated);
     assert!(report.passed() && report.notes.is_empty(), "{report:#?}");
@@ -58,7 +58,7 @@ fn scale_largest(values: &mut [f64]) {
 }
 
 #[test]
-fn what_is_not_compared_is_said() {
+fn report_notes_omitted_comparisons() {
     let file = with_expected(Dtype::F32);
     let report = check(&file, Some(Dtype::Bf16));
     assert!(report.rows.iter().all(|row| row.against == "oracle"), "{report:#?}");
@@ -66,11 +66,11 @@ fn what_is_not_compared_is_said() {
 }
 
 #[test]
-fn large_advantages_raise_no_alarm() {
+fn cancelling_large_advantages_pass() {
     let shape = Shape { b: 6, t: 9, h: 8, v: 61, bias: false };
     for seed in 0..8 {
         let mut file = case(shape, &LossConfig::default(), Dtype::F32, seed);
-        // Terms of a thousand that cancel to nearly nothing: f32 log-probabilities cannot carry 1e-6 of what is left.
+        // Terms of a thousand that nearly cancel: f32 log-probabilities are not precise to 1e-6 of the difference.
         let advantages = (0..6).map(|b| if b % 2 == 0 { 1000.0 } else { -1000.0 }).collect();
         file.batch = file.batch.with_advantages(Advantages::PerSequence(advantages)).unwrap();
         let report = check(&file, None);

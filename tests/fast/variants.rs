@@ -1,5 +1,5 @@
-//! What no other system offers, or none that can be installed: against differences of the oracle's loss and closed forms
-//! derived by hand, in every implementation.
+//! Options that no other system has, or none that can be installed: compared with finite differences of the oracle's loss and with closed
+//! forms derived by hand, with every implementation.
 
 use backend_cpu::CpuBackend;
 use grpo_check::gradcheck;
@@ -11,7 +11,7 @@ use grpo_tests::variants::{LOSSES, file};
 use rstest::rstest;
 
 #[rstest]
-fn every_variant_is_the_oracle_and_the_slope_of_its_value(#[values(Dtype::F32, Dtype::Bf16)] dtype: Dtype) {
+fn every_variant_matches_the_oracle_and_finite_differences(#[values(Dtype::F32, Dtype::Bf16)] dtype: Dtype) {
     for (name, loss) in LOSSES {
         let file = file(loss);
         for row in gradcheck::file(&file, 60).unwrap() {
@@ -22,13 +22,13 @@ fn every_variant_is_the_oracle_and_the_slope_of_its_value(#[values(Dtype::F32, D
     }
 }
 
-/// Active rows of each sequence.
+/// Returns the active rows of each sequence.
 fn sequences(batch: &TokenBatch) -> Vec<Vec<usize>> {
     let active = |sequence| batch.range(sequence).filter(|row| batch.is_active(*row)).collect();
     (0..batch.sequences()).map(active).collect()
 }
 
-/// exp(mean of old - sampler) of each sequence; a silent sampler counts 0.
+/// Returns exp(mean of old - sampler) of each sequence; unknown sampler log-probabilities count as 0.
 fn geometric_ratios(batch: &TokenBatch) -> Vec<f64> {
     let (old, sampler) = (batch.old_logp().unwrap(), batch.sampler_logp().unwrap());
     let difference = |row: &usize| f64::from(old[*row]) - f64::from(sampler[*row]);
@@ -37,9 +37,9 @@ fn geometric_ratios(batch: &TokenBatch) -> Vec<f64> {
     sequences(batch).iter().map(|rows| mean(rows).exp()).collect()
 }
 
-/// -A l w, with w the geometric ratio within the bounds, or 0 outside of them.
+/// The expected loss is -A l w, where w is the geometric ratio within the bounds, and 0 or the bound outside.
 #[rstest]
-fn geometric_weights(#[values("geometric_truncate", "geometric_mask")] mode: &str) {
+fn geometric_sampler_weights_match_their_formula(#[values("geometric_truncate", "geometric_mask")] mode: &str) {
     let ratios = geometric_ratios(&file("{}").batch);
     let mut sorted = ratios.clone();
     sorted.sort_by(f64::total_cmp);
@@ -61,11 +61,11 @@ fn geometric_weights(#[values("geometric_truncate", "geometric_mask")] mode: &st
     assert!((found - loss).abs() < 1e-12, "{found} and {loss}");
 }
 
-/// What is neither chosen nor kept stays in the denominators and keeps its KL.
+/// Tokens that are masked or not selected still count in the denominators and keep their KL term.
 #[rstest]
 #[case::sampler(r#""vllm_importance_sampling_mode": "token_mask", "vllm_importance_sampling_clip_max": 1e-9"#)]
 #[case::off_policy(r#""off_policy_mask_threshold": -100.0, "vllm_importance_sampling_correction": false"#)]
-fn what_is_dropped_keeps_its_kl_and_its_place(#[case] keys: &str) {
+fn dropped_tokens_keep_their_kl_and_count_in_denominators(#[case] keys: &str) {
     let file = file(&format!(r#"{{"loss_type": "bnpo", "beta": 0.1, "use_bias_correction_kl": false, {keys}}}"#));
     let (batch, found) = (&file.batch, oracle(&file.loss, &file, &file.policy).unwrap().values);
     let (logp, n) = (found.logp.unwrap(), batch.active_tokens() as f64);
@@ -77,7 +77,7 @@ fn what_is_dropped_keeps_its_kl_and_its_place(#[case] keys: &str) {
             let (advantage, old) =
                 (f64::from(batch.advantage(sequence, *row)), f64::from(batch.old_logp().unwrap()[*row]));
             let ratio = (logp[*row] - old).exp();
-            // Where the sampler is silent its ratio is 1, which is above the bound too; positive advantages stay.
+            // Without a sampler log-probability the ratio is 1, which also exceeds the bound; positive advantages are kept.
             if keys.contains("off_policy") && advantage >= 0.0 {
                 loss -= (ratio * advantage).min(ratio.clamp(0.8, 1.2) * advantage) / n;
             }
@@ -87,9 +87,9 @@ fn what_is_dropped_keeps_its_kl_and_its_place(#[case] keys: &str) {
     assert!((found - loss).abs() < 1e-12, "{found} and {loss}");
 }
 
-/// -keep adv_tau A r + kl_tau (l - o)^2 over the step's tokens, with some of them outside of the region.
+/// The expected loss is -keep adv_tau A r + kl_tau (l - o)^2 over the step's tokens, some of which are outside the region.
 #[rstest]
-fn the_losses_of_prime_rl(#[values("prime_rl", "ipo")] loss_type: &str) {
+fn prime_rl_losses_match_their_formula(#[values("prime_rl", "ipo")] loss_type: &str) {
     let file = file(&format!(
         r#"{{"loss_type": "{loss_type}", "kl_tau": 0.05, "adv_tau": 0.8, "epsilon_low": 0.05, "epsilon_high": 0.04,
              "vllm_importance_sampling_correction": false}}"#
@@ -115,10 +115,10 @@ fn the_losses_of_prime_rl(#[values("prime_rl", "ipo")] loss_type: &str) {
     assert!((found - loss).abs() < 1e-12, "{found} and {loss}");
 }
 
-/// -w A l over the tokens of a sequence, then over all sequences: w is the ratio to the sampler, and 0 where the mean divergence of the
-/// sequence is above the threshold.
+/// The expected loss is -w A l over the tokens of a sequence, then over all sequences: w is the ratio to the sampler, and 0 if the mean
+/// divergence of the sequence exceeds the threshold.
 #[test]
-fn flash_reinforce_weighs_by_the_sampler_and_rejects_sequences() {
+fn flash_reinforce_matches_its_formula() {
     let file = file(r#"{"loss_type": "flash_reinforce", "sequence_kl_threshold": 0.012}"#);
     let (batch, found) = (&file.batch, oracle(&file.loss, &file, &file.policy).unwrap());
     let logp = found.values.logp.as_ref().unwrap();
@@ -149,10 +149,10 @@ fn flash_reinforce_weighs_by_the_sampler_and_rejects_sequences() {
     assert!((found - loss).abs() < 1e-12, "{found} and {loss}");
 }
 
-/// mean of -min(r A, clip(r) A) + beta clamp(w k3(clamp(q - l))): the value of w is 1, its slope that of the token's
-/// probability, and a clamp that binds takes the whole slope.
+/// The expected loss is the mean of -min(r A, clip(r) A) + beta clamp(w k3(clamp(q - l))). The value of w is 1, its derivative is
+/// that of the token's probability, and a clamp that binds removes the whole derivative.
 #[test]
-fn the_kl_of_nemo() {
+fn nemo_rl_score_function_kl_matches_its_formula() {
     let file = file(
         r#"{"loss_type": "bnpo", "beta": 0.1, "kl_importance": "score_function", "kl_input_clamp": 0.35, "kl_output_clamp": 0.05,
             "vllm_importance_sampling_correction": false}"#,
@@ -169,7 +169,7 @@ fn the_kl_of_nemo() {
             let k3 = d.clamp(-0.35, 0.35).exp() - d.clamp(-0.35, 0.35) - 1.0;
             let ratio = (logp[*row] - old).exp();
             loss += 0.1 * k3.min(0.05) / n - (ratio * advantage).min(ratio.clamp(0.8, 1.2) * advantage) / n;
-            // d k3 / dl = 1 - e^d, and k3 dw / dl = k3: together -d.
+            // d k3 / dl = 1 - e^d, and k3 dw / dl = k3: the sum is -d.
             let (slope, which) = match (d.abs() > 0.35, k3 > 0.05) {
                 (true, _) => (0.0, 0),
                 (_, true) => (0.0, 1),
@@ -189,7 +189,7 @@ fn the_kl_of_nemo() {
     assert!((found - loss).abs() < 1e-12, "{found} and {loss}");
 }
 
-/// dL/dlogp of every row.
+/// Returns dL/dlogp of every row.
 fn dlogp(file: &BatchFile, logp: &[f64]) -> Vec<f64> {
     let evaluator = Evaluator::new(&file.loss, &file.batch).unwrap();
     let rows = file.batch.active_rows();
@@ -202,9 +202,10 @@ fn dlogp(file: &BatchFile, logp: &[f64]) -> Vec<f64> {
     all
 }
 
-/// w k3(q - l) with w = e^(l - s), 1 where the sampler is silent and old and present policy agree: its slope is w (l - q).
+/// The expected term is w k3(q - l) with w = e^(l - s). The old log-probability replaces an unknown s. The
+/// derivative is w (l - q).
 #[test]
-fn the_kl_against_the_sampler() {
+fn sampler_weighted_kl_matches_its_formula() {
     let file = file(r#"{"loss_type": "bnpo", "beta": 1, "kl_importance": "sampler"}"#);
     let zero = grpo_core::Advantages::PerSequence(vec![0.0; file.batch.sequences()]);
     let file = BatchFile { batch: file.batch.clone().with_advantages(zero).unwrap(), ..file };
@@ -228,10 +229,10 @@ fn the_kl_against_the_sampler() {
     assert!((found - loss).abs() < 1e-12, "{found} and {loss}");
 }
 
-/// The mean of -l over the tokens of the sequences to imitate, on top; each token's own weight where only its geometric mean is
-/// bounded.
+/// `positive_example_nll_weight` adds the mean of -l over the tokens of `positive_rows`. With `seq_mask_tis` each token has its own weight,
+/// and the bounds apply to the geometric mean of its sequence.
 #[test]
-fn what_nemo_adds_and_masks() {
+fn positive_nll_and_seq_mask_tis_match_their_formulas() {
     let plain = r#""loss_type": "bnpo", "vllm_importance_sampling_correction": false"#;
     let of = |keys: &str| {
         let file = file(&format!("{{{keys}}}"));

@@ -1,7 +1,7 @@
-//! Random streams of a training run: one independent generator for each thing that draws random numbers.
+//! Random streams of a training run: one independent generator per purpose.
 //!
-//! A stream is a function of the run's seed, a [`Purpose`], a step and an index, so there is no generator state that a
-//! checkpoint would have to hold, and what one sample draws does not depend on the samples around it.
+//! A stream is a function of the run's seed, a [`Purpose`], a step and an index. Checkpoints therefore need no generator
+//! state, and the draws of one sample do not depend on the other samples.
 //!
 //! ```
 //! use rand::RngExt;
@@ -16,7 +16,7 @@
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-/// What the numbers of a stream are drawn for. Streams of different purposes never overlap.
+/// The purpose of a stream. Streams of different purposes never overlap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
     /// Initial weights of a model; the index is the [`stable_hash`] of the parameter's name.
@@ -25,17 +25,17 @@ pub enum Purpose {
     TrainProblem,
     /// Held-out problems; the index is the number of the draw.
     EvalProblem,
-    /// Training problems with which the supervised warm-up is watched; the index is the number of the draw.
+    /// Training problems that monitor the supervised warm-up; the index is the number of the draw.
     Probe,
-    /// Completions that are sampled for training; the step is the GRPO step, the index the sample within it.
+    /// Completions sampled for training; the step is the GRPO step, the index the sample within it.
     Rollout,
-    /// Completions that are sampled for an evaluation; the index is the sample.
+    /// Completions sampled for an evaluation; the index is the sample.
     EvalRollout,
-    /// How long a request to a reward endpoint waits before it is repeated; the step is the request, the index the repetition.
+    /// Delay before a request to a reward endpoint is repeated; the step is the request, the index the repetition.
     RewardRetry,
 }
 
-/// The random stream of `(seed, purpose, step, index)`: ChaCha8 keyed by the first three, with stream number `index`.
+/// Returns the random stream of `(seed, purpose, step, index)`: ChaCha8 keyed by the first three, with stream number `index`.
 ///
 /// The same arguments give the same numbers on every machine.
 pub fn stream(seed: u64, purpose: Purpose, step: u64, index: u64) -> ChaCha8Rng {
@@ -48,13 +48,13 @@ pub fn stream(seed: u64, purpose: Purpose, step: u64, index: u64) -> ChaCha8Rng 
     rng
 }
 
-/// FNV-1a with 64 bits: a hash of `text` that is the same on every machine and in every version.
+/// Returns the 64-bit FNV-1a hash of `text`, which is the same on every machine and in every version.
 pub fn stable_hash(text: &str) -> u64 {
     text.bytes().fold(0xcbf2_9ce4_8422_2325, |h, b| (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3))
 }
 
-/// Initial weights of the parameter `name` of a model: independent values between -`bound` and `bound`, which depend on `seed` and the
-/// name only.
+/// Returns initial weights of the parameter `name`: independent values between -`bound` and `bound`, which depend only on `seed` and
+/// the name.
 ///
 /// ```
 /// let values = rng::uniform_weights(3, 0.5, 7, "layers.0.attn.o_proj.adapters.0.a");

@@ -1,4 +1,4 @@
-//! Where metrics go beside metrics.jsonl. Nothing here changes the numbers of a run.
+//! Configuration of metrics sinks other than metrics.jsonl. It does not affect the numbers of a run.
 
 use crate::error::{Error, Result};
 use crate::wandb::Mode;
@@ -9,7 +9,7 @@ use std::path::PathBuf;
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct LoggingConfig {
-    /// Whether event files are written into `tensorboard/` of the run folder.
+    /// `true` if event files are written to `tensorboard/` in the run folder.
     pub tensorboard: bool,
 }
 
@@ -17,19 +17,19 @@ pub struct LoggingConfig {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct WandbConfig {
-    /// The mode; without it, what the environment variable `WANDB_MODE` says, and disabled without that.
+    /// The mode; default the environment variable `WANDB_MODE`, else disabled.
     pub mode: Option<Mode>,
     /// The project of the run.
     pub project: String,
-    /// The user or team; the server's default without it.
+    /// The user or team; default the server's.
     pub entity: Option<String>,
-    /// The name that is shown; `run.name` without it.
+    /// The displayed name; default `run.name`.
     pub name: Option<String>,
-    /// The group of runs that the run belongs to.
+    /// The group of the run.
     pub group: Option<String>,
     /// The tags of the run.
     pub tags: Vec<String>,
-    /// The folder in which `wandb/` is; the run folder without it.
+    /// The folder that contains `wandb/`; default the run folder.
     pub dir: Option<PathBuf>,
 }
 
@@ -41,18 +41,18 @@ impl Default for WandbConfig {
 }
 
 impl WandbConfig {
-    /// The mode, from the configuration, else from `WANDB_MODE`, else disabled.
+    /// Returns the mode from the configuration, else from `WANDB_MODE`, else disabled.
     ///
     /// # Errors
-    /// [`Error::Mode`] when it is for `WANDB_MODE` to say and that says something else.
+    /// [`Error::Mode`] if the configuration has no mode and `WANDB_MODE` is invalid.
     pub fn resolved_mode(&self) -> Result<Mode> {
         self.mode.map_or_else(Mode::from_environment, Ok)
     }
 
-    /// Checks every field, as the SDK does, and `WANDB_MODE` where it counts.
+    /// Checks every field as the SDK does, and `WANDB_MODE` if it is used.
     ///
     /// # Errors
-    /// [`Error::Config`]; as [`WandbConfig::resolved_mode`].
+    /// [`Error::Config`]; the errors of [`WandbConfig::resolved_mode`].
     pub fn validate(&self) -> Result<()> {
         self.resolved_mode()?;
         let fits = (1..=128).contains(&self.project.chars().count())

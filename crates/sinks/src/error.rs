@@ -12,41 +12,41 @@ pub enum Error {
     /// A file or folder that cannot be read or written.
     #[error("cannot {action} {path}: {reason}", path = path.display())]
     Io {
-        /// The action that was tried, as a verb.
+        /// The attempted action, as a verb.
         action: &'static str,
         /// The file or folder.
         path: PathBuf,
-        /// The reason of the failure.
+        /// The cause.
         reason: std::io::Error,
     },
-    /// A file that is not what its name says.
+    /// A file without the content that its name implies.
     #[error("{path}: {reason}; move it elsewhere", path = path.display())]
     Format {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The reason.
         reason: String,
     },
-    /// `WANDB_MODE` with a value that is none of its own.
+    /// An invalid value of `WANDB_MODE`.
     #[error("WANDB_MODE: expected online, offline or disabled, got `{0}`")]
     Mode(String),
-    /// A value of the section `wandb` that is not legal.
+    /// An illegal value in the section `wandb`.
     #[error("configuration key `{key}`: expected {expected}, got {found}")]
     Config {
         /// The dotted path of the key.
         key: &'static str,
-        /// The values that would be legal.
+        /// The legal values.
         expected: &'static str,
-        /// The value that was given.
+        /// The given value.
         found: String,
     },
-    /// A configuration that cannot be handed to a sink.
+    /// A configuration that cannot be serialised for a sink.
     #[error("configuration: {0}")]
     Unwritable(String),
-    /// A run that stays on this machine.
+    /// A run that was not uploaded.
     #[error("not uploaded to Weights & Biases: {reason}; nothing is lost, upload it with: {command}")]
     NotUploaded {
-        /// What is missing or went wrong.
+        /// The missing requirement or the failure.
         reason: String,
         /// The command that uploads the run later.
         command: String,
@@ -54,7 +54,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// An [`Error::Io`].
+    /// Creates an [`Error::Io`].
     pub(crate) fn io(action: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> Self {
         let path = path.to_owned();
         move |reason| Self::Io { action, path, reason }

@@ -1,11 +1,11 @@
-//! Files of records: one write per row, so that a process that is killed hardly ever leaves half of one.
+//! Append-only files of records, with one write per row, so that a killed process rarely leaves a partial row.
 
 use crate::error::{Error, Result};
 use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-/// A file that did not exist before.
+/// A newly created file.
 #[derive(Debug)]
 pub(crate) struct Appender {
     path: PathBuf,
@@ -31,7 +31,7 @@ impl Appender {
     }
 }
 
-/// What is in a folder, sorted; nothing when there is no such folder.
+/// Returns the entries of a folder, sorted; empty if the folder does not exist.
 pub(crate) fn entries(folder: &Path) -> Result<Vec<PathBuf>> {
     let read = match std::fs::read_dir(folder) {
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -45,12 +45,12 @@ pub(crate) fn entries(folder: &Path) -> Result<Vec<PathBuf>> {
     Ok(paths)
 }
 
-/// The name of a path, if it is text.
+/// Returns the file name of a path, if it is UTF-8.
 pub(crate) fn name(path: &Path) -> &str {
     path.file_name().and_then(|name| name.to_str()).unwrap_or_default()
 }
 
-/// The name of this machine.
+/// Returns the name of this machine.
 pub(crate) fn host() -> String {
     gethostname::gethostname().to_string_lossy().into_owned()
 }

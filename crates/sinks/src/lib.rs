@@ -1,11 +1,11 @@
-//! Metrics of a run for TensorBoard and Weights & Biases, in the files that their own programs read.
+//! Metrics of a run for TensorBoard and Weights & Biases, in the file formats of their own programs.
 //!
-//! Use it to show the metrics of a training run where others are shown, without Python in the process. Both sinks take rows of
-//! scalars. A row belongs to a series (`train`, `eval`, ...) and to a step of it; a metric is shown
-//! as `series/name`. Opening a sink where an interrupted run has left its part continues it: that part is never written to
-//! again, and steps that it holds are left out of what follows, because the run that goes on repeats them.
+//! The sinks need no Python in the process. Both take rows of
+//! scalars. A row belongs to a series (`train`, `eval`, ...) and to a step of the series; a metric is displayed
+//! as `series/name`. A sink opened for a resumed run continues its metrics: earlier files are never written to
+//! again, and steps that they contain are skipped, because the resumed run repeats them.
 //!
-//! [`Sinks`] opens those that the sections `logging` and `wandb` of a configuration ask for; each can be opened alone, too:
+//! [`Sinks`] opens the sinks that the sections `logging` and `wandb` of a configuration enable; each sink can also be opened alone:
 //!
 //! ```
 //! use grpo_sinks::{Sink, TensorBoard};
@@ -41,20 +41,20 @@ pub use wandb::Wandb;
 
 /// A destination of rows of metrics.
 pub trait Sink {
-    /// Adds the row of `series` at `step`: names and values, which need not be finite. A step that the series has already
-    /// is left out.
+    /// Adds the row of `series` at `step`: names and values, which need not be finite. A step that the series already has
+    /// is skipped.
     ///
     /// # Errors
     /// [`Error::Io`].
     fn log(&mut self, series: &str, step: u64, values: &[(&str, f64)]) -> Result<()>;
 
-    /// Makes durable what was logged.
+    /// Flushes logged rows to disk.
     ///
     /// # Errors
     /// [`Error::Io`].
     fn flush(&mut self) -> Result<()>;
 
-    /// Ends the files of the run. `exit_code` is 0 unless the run failed.
+    /// Closes the files of the run. `exit_code` is 0 unless the run failed.
     ///
     /// # Errors
     /// [`Error::Io`].

@@ -1,6 +1,6 @@
-//! TensorBoard and Weights & Biases, for runs and benchmarks.
+//! TensorBoard and Weights & Biases sinks for runs and benchmarks.
 //!
-//! metrics.jsonl stays the truth. A sink that fails in mid-run is given up with a warning; the run goes on.
+//! metrics.jsonl is authoritative. A sink that fails during the run is closed with a warning, and the run continues.
 
 use crate::config::{LoggingConfig, WandbConfig};
 use crate::error::{Error, Result};
@@ -10,10 +10,10 @@ use grpo_files::{redact, to_yaml};
 use serde::{Serialize, de::DeserializeOwned};
 use std::path::{Path, PathBuf};
 
-/// The file that holds the id that all parts of a W&B run share.
+/// The file with the id that all parts of a W&B run share.
 const ID_FILE: &str = "wandb-id";
 
-/// The sinks that a configuration asks for.
+/// The enabled sinks of a configuration.
 ///
 /// ```
 /// use grpo_sinks::{About, LoggingConfig, Sinks, WandbConfig, wandb::Mode};
@@ -37,28 +37,28 @@ pub struct Sinks {
     notes: Vec<String>,
 }
 
-/// A run of W&B and what becomes of it at the end.
+/// A W&B run and its mode.
 struct WandbRun {
     dir: PathBuf,
     id: String,
     mode: Mode,
 }
 
-/// The run that sinks are opened for.
+/// The run of the sinks.
 pub struct About<'a, C> {
     /// The folder of the run.
     pub root: &'a Path,
-    /// The name of the run, unless `wandb.name` says another.
+    /// The name of the run, unless `wandb.name` sets another.
     pub name: &'a str,
     /// The configuration of the run.
     pub config: &'a C,
 }
 
 impl Sinks {
-    /// Begins or continues the sinks of a run.
+    /// Opens the sinks of a new or resumed run.
     ///
     /// # Errors
-    /// [`Error::Mode`]; [`Error::Io`] and [`Error::Format`] when a sink cannot be opened.
+    /// [`Error::Mode`]; [`Error::Io`] and [`Error::Format`] if a sink cannot be opened.
     pub fn open<C: Serialize + DeserializeOwned>(
         about: &About<'_, C>,
         logging: &LoggingConfig,
@@ -110,22 +110,22 @@ impl Sinks {
         Ok(())
     }
 
-    /// Lines that say where the sinks write, for a person who watches the run.
+    /// Returns lines for the user about the locations of the files.
     pub fn notes(&self) -> impl Iterator<Item = &str> {
         self.notes.iter().map(String::as_str)
     }
 
-    /// Adds a row of `series`.
+    /// Adds a row of `series` to every sink.
     pub fn log(&mut self, series: &str, step: u64, values: &[(&str, f64)]) {
         self.each(|sink| sink.log(series, step, values));
     }
 
-    /// Makes durable what was logged.
+    /// Flushes logged rows to disk.
     pub fn flush(&mut self) {
         self.each(|sink| sink.flush());
     }
 
-    /// Ends the sinks, and uploads what is to be uploaded; `note` gets a line about each.
+    /// Closes the sinks and uploads in mode `online`; `note` is called with a line about each.
     pub fn finish(mut self, succeeded: bool, mut note: impl FnMut(&str)) {
         self.each(|sink| sink.finish(i32::from(!succeeded)));
         let Some(WandbRun { dir, id, mode }) = self.wandb else { return };
@@ -142,12 +142,12 @@ impl Sinks {
         }
     }
 
-    /// Does something with every sink, and gives up those that fail.
+    /// Calls `work` with every sink, and removes sinks that fail.
     fn each(&mut self, mut work: impl FnMut(&mut dyn Sink) -> crate::Result<()>) {
         self.open.retain_mut(|(name, sink)| match work(sink.as_mut()) {
             Ok(()) => true,
             Err(e) => {
-                tracing::warn!("{name} gets no more metrics of this run: {e}; metrics.jsonl goes on");
+                tracing::warn!("{name} receives no more metrics of this run: {e}; metrics.jsonl is still written");
                 false
             }
         });
@@ -159,7 +159,7 @@ mod tests {
     use super::*;
     use std::sync::{Arc, Mutex};
 
-    /// Writes down what it hears and fails at a step.
+    /// Records its calls and fails at a step.
     struct Recorder(Arc<Mutex<Vec<String>>>, u64);
 
     impl Sink for Recorder {
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sink_that_fails_is_given_up_and_the_others_go_on() {
+    fn failing_sink_is_closed_and_the_others_continue() {
         let (broken, whole) = (Arc::default(), Arc::default());
         let recorder = |heard: &Arc<_>, step| -> Box<dyn Sink> { Box::new(Recorder(Arc::clone(heard), step)) };
         let open = vec![("broken", recorder(&broken, 2)), ("whole", recorder(&whole, 0))];

@@ -1,4 +1,4 @@
-//! Which steps are written already.
+//! Steps that have been written.
 
 use std::collections::HashMap;
 
@@ -7,18 +7,18 @@ use std::collections::HashMap;
 pub(crate) struct Steps(HashMap<String, u64>);
 
 impl Steps {
-    /// Whether `series` has no `step` yet. Steps of a series only rise.
+    /// Returns `true` if `step` of `series` has not been written. Steps of a series only increase.
     pub(crate) fn lacks(&self, series: &str, step: u64) -> bool {
         self.0.get(series).is_none_or(|last| step > *last)
     }
 
-    /// Takes note of a step that is written.
+    /// Records a written step.
     pub(crate) fn add(&mut self, series: &str, step: u64) {
         let last = self.0.entry(series.to_owned()).or_insert(step);
         *last = step.max(*last);
     }
 
-    /// Whether nothing was ever written to `series`.
+    /// Returns `true` if no step of `series` has been written.
     pub(crate) fn is_new(&self, series: &str) -> bool {
         !self.0.contains_key(series)
     }

@@ -1,17 +1,17 @@
-//! The same sequences laid out in another way.
+//! Other arrangements of the same sequences.
 
 use crate::{Case, Tensor};
 use grpo_core::batch::{TokenFactors, TokenWeights};
 use grpo_core::{Advantages, Result, TokenBatch};
 
-/// The list of rows `rows`, `padding` where there is none.
+/// Returns the entries of `rows`, and `padding` for `None`.
 fn taken<T: Copy>(list: &[T], rows: &[Option<usize>], padding: T) -> Vec<T> {
     rows.iter().map(|row| row.map_or(padding, |row| list[row])).collect()
 }
 
 impl Case {
-    /// The sequences `order`, each as often as it is named, with everything that belongs to them; `width`: padded to so
-    /// many tokens with what must not be read, else packed.
+    /// Returns the sequences `order`, in this order and with repetitions, with all their data. With `width`, sequences are padded to that
+    /// many tokens with values that must not be read; else they are packed.
     pub fn arranged(&self, order: &[usize], width: Option<usize>) -> Self {
         let (batch, h) = (&self.batch, self.h);
         let (mut rows, mut offsets) = (Vec::new(), vec![0]);

@@ -1,4 +1,4 @@
-//! Policies, and batches sampled from nearly the same ones.
+//! Policies, and batches sampled from nearly equal policies.
 
 use crate::{Tensor, transposed};
 use backend_cpu::oracle::{Evaluation, Policy, evaluate, score};
@@ -11,29 +11,29 @@ use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use std::ops::Range;
 
-/// What a case is to be like.
+/// Properties of a case.
 #[derive(Clone, Copy, Debug)]
 pub struct Shape<'a> {
     /// Tokens of each sequence.
     pub lengths: &'a [usize],
-    /// The size H of hidden states.
+    /// Hidden size H.
     pub h: usize,
-    /// The size V of the vocabulary.
+    /// Vocabulary size V.
     pub v: usize,
     /// The dtype of hidden states, head and bias.
     pub dtype: Dtype,
     /// The layout of the head.
     pub layout: HeadLayout,
-    /// Whether the head has one.
+    /// `true` if the head has a bias.
     pub bias: bool,
-    /// Every how many tokens one is masked; 0 is never.
+    /// Every how many tokens one is masked; 0 masks none.
     pub mask_every: usize,
-    /// Whether the last of several sequences is masked as a whole.
+    /// `true` if the last of several sequences is fully masked.
     pub mask_last: bool,
-    /// Whether every token has a temperature of its own.
+    /// `true` if every token has its own temperature.
     pub temperatures: bool,
-    /// How far the log-ratios of a sequence lean to one side, so that the mean of a long one is clipped too. Sequences take
-    /// turns: up, down, not at all.
+    /// Bias of the log-ratios of a sequence, so that the mean over a long sequence is clipped too. Sequences cycle through
+    /// positive, negative and no bias.
     pub lean: f64,
 }
 
@@ -55,7 +55,7 @@ impl Default for Shape<'_> {
 }
 
 impl Shape<'_> {
-    /// Where sequences begin, and where the last one ends.
+    /// Returns the first row of each sequence and the number of rows.
     fn offsets(&self) -> Vec<usize> {
         (0..=self.lengths.len()).map(|sequence| self.lengths[..sequence].iter().sum()).collect()
     }
@@ -68,33 +68,33 @@ impl Shape<'_> {
     }
 }
 
-/// A policy, and a batch sampled from nearly the same one.
+/// A policy, and a batch sampled from a nearly equal policy.
 #[derive(Clone, Debug)]
 pub struct Case {
     /// Hidden states `[N, H]`, NaN at masked tokens.
     pub hidden: Tensor,
-    /// As the layout wants it.
+    /// The head in the layout `layout`.
     pub lm_head: Tensor,
     /// The bias of the head, `[V]`.
     pub bias: Option<Tensor>,
-    /// The size H of hidden states.
+    /// Hidden size H.
     pub h: usize,
-    /// The size V of the vocabulary.
+    /// Vocabulary size V.
     pub v: usize,
     /// The layout of the head.
     pub layout: HeadLayout,
-    /// The tokens, and what is known of them.
+    /// The batch.
     pub batch: TokenBatch,
 }
 
-/// A standard normal number, by Box and Muller. Not `rand_distr`'s: with other draws, entropies of logits of 300 in f32 miss
-/// the bound of `transforms.rs` in the tests of backend-cpu, 3e-6, by a sixth.
+/// Returns a standard normal number by the Box-Muller transform. `rand_distr` draws other numbers, for which entropies of logits of 300 in
+/// f32 exceed the bound 3e-6 of `transforms.rs` in the tests of backend-cpu by a sixth.
 pub fn normal(rng: &mut ChaCha8Rng) -> f64 {
     let (u, v): (f64, f64) = (rng.random_range(1e-12..1.0), rng.random());
     (-2.0 * u.ln()).sqrt() * (std::f64::consts::TAU * v).cos()
 }
 
-/// Rounded once, which [`Tensor::new`] of an f32 would not do.
+/// Rounds f64 to `dtype` once; [`Tensor::new`] would round to f32 first.
 fn round(value: f64, dtype: Dtype) -> f32 {
     match dtype {
         Dtype::F32 => value as f32,
@@ -102,7 +102,7 @@ fn round(value: f64, dtype: Dtype) -> f32 {
     }
 }
 
-/// A log-ratio on either side of every clip in use, and away from all of them.
+/// Returns a log-ratio on either side of every clip in use, at a distance from all bounds.
 fn log_ratio(rng: &mut ChaCha8Rng) -> f64 {
     let size = match rng.random_range(0..3) {
         0 => rng.random_range(0.01..0.04),
@@ -113,9 +113,9 @@ fn log_ratio(rng: &mut ChaCha8Rng) -> f64 {
 }
 
 impl Case {
-    /// Logits have a standard deviation of about 2, targets are sampled, advantages have both signs, and old and reference
-    /// log-probabilities make ratios on both sides of every clip. Masked tokens are poisoned: NaN, infinity, and ids that are
-    /// none.
+    /// Creates a case. Logits have a standard deviation of about 2, targets are sampled, advantages have both signs, and old and reference
+    /// log-probabilities give ratios on both sides of every clip. Masked tokens are poisoned with NaN, infinity and invalid
+    /// ids.
     pub fn new(loss: &LossConfig, shape: &Shape<'_>, seed: u64) -> Self {
         let Shape { lengths, h, v, dtype, layout, lean, .. } = *shape;
         let (mut rng, n) = (ChaCha8Rng::seed_from_u64(seed), lengths.iter().sum::<usize>());
@@ -173,7 +173,7 @@ impl Case {
             list
         };
         let (old, reference) = (near(f32::NAN), near(f32::INFINITY));
-        // Every fourth token came without the sampler's.
+        // Every fourth token has no sampler log-probability.
         let sampled = |(i, old): (usize, &f32)| if i % 4 == 2 { f32::NAN } else { old - log_ratio(&mut rng) as f32 };
         let sampler = loss.asks_for_sampler_logp().then(|| old.iter().enumerate().map(sampled).collect());
         case = case.with_batch(|batch| batch.with_old_logp(old).unwrap().with_ref_logp(reference).unwrap());
@@ -183,12 +183,12 @@ impl Case {
         }
     }
 
-    /// The number N of tokens.
+    /// Returns the number of tokens N.
     pub fn tokens(&self) -> usize {
         self.batch.tokens()
     }
 
-    /// The dtype of hidden states, head and bias.
+    /// Returns the dtype of hidden states, head and bias.
     pub fn dtype(&self) -> Dtype {
         self.hidden.dtype()
     }
@@ -200,18 +200,18 @@ impl Case {
         f(&Policy::hidden(&hidden, &lm_head, bias.as_deref(), self.layout, self.v))
     }
 
-    /// What the loss is, densely in f64.
+    /// Evaluates the loss densely in f64.
     pub fn oracle(&self, loss: &LossConfig) -> Evaluation<f64> {
         self.with_policy(|policy| evaluate(loss, policy, &self.batch).unwrap())
     }
 
-    /// The policy as an implementation takes it.
+    /// Returns the policy as the argument of an implementation.
     pub fn policy(&self) -> PolicyInput<'_> {
         let bias = self.bias.as_ref().map(Tensor::as_ref);
         PolicyInput::Hidden { hidden: self.hidden.as_ref(), lm_head: self.lm_head.as_ref(), bias }
     }
 
-    /// A plan for this case, with all of its gradients.
+    /// Returns a plan request for this case with all of its gradients.
     pub fn request(&self, loss: &LossConfig, implementation: Implementation, tiling: Tiling) -> PlanRequest {
         let (dtype, bias) = (self.dtype(), self.bias.is_some());
         PlanRequest {
@@ -224,17 +224,17 @@ impl Case {
         }
     }
 
-    /// The same with another batch.
+    /// Returns the case with a changed batch.
     pub fn with_batch(&self, change: impl FnOnce(TokenBatch) -> TokenBatch) -> Self {
         Self { batch: change(self.batch.clone()), ..self.clone() }
     }
 
-    /// The same with `value` in one hidden unit of the token `row`.
+    /// Returns the case with `value` in one hidden unit of the token `row`.
     pub fn poisoned(&self, row: usize, value: f32) -> Self {
         Self { hidden: self.hidden.with(|hidden| hidden[row * self.h + 3] = value), ..self.clone() }
     }
 
-    /// The sequences `range`, with their hidden states.
+    /// Returns the sequences `range` with their hidden states.
     pub fn select(&self, range: Range<usize>) -> Self {
         let rows = self.batch.offsets()[range.start]..self.batch.offsets()[range.end];
         let hidden = self.hidden[rows.start * self.h..rows.end * self.h].to_vec();

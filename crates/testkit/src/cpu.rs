@@ -1,15 +1,15 @@
-//! The CPU backend: its plans, and every implementation that it has.
+//! Plans and implementations of the CPU backend.
 
 use crate::{EXACT, ROUNDED};
 use backend_cpu::CpuBackend;
 use grpo_core::{Backend, Dtype, Implementation, LoopOrder, LossPlan, PlanRequest, Tiling};
 
-/// A plan that there has to be.
+/// Returns a plan; panics on an error.
 pub fn plan(backend: &CpuBackend, request: &PlanRequest) -> Box<dyn LossPlan> {
     backend.plan(request).unwrap()
 }
 
-/// Whether the implementation takes given logits.
+/// Returns `true` if the implementation takes precomputed logits.
 pub fn takes_logits(implementation: &Implementation) -> bool {
     match implementation {
         Implementation::Reference | Implementation::Logits => true,
@@ -17,8 +17,8 @@ pub fn takes_logits(implementation: &Implementation) -> bool {
     }
 }
 
-/// Whether the implementation makes logits of hidden states by the tiled products, whose bits are the same in every tiling and
-/// in every implementation that has them. The reference adds products up in f64.
+/// Returns `true` if the implementation computes logits with the tiled products, whose bits are the same in every tiling and
+/// in every implementation with them. The reference accumulates products in f64.
 pub fn has_tiled_products(implementation: &Implementation) -> bool {
     match implementation {
         Implementation::Logits | Implementation::Fused => true,
@@ -26,7 +26,7 @@ pub fn has_tiled_products(implementation: &Implementation) -> bool {
     }
 }
 
-/// Implementations of hidden-state input and what they are called in messages.
+/// Returns implementations for hidden states with their names in messages.
 pub fn implementations() -> Vec<(String, Implementation, Tiling)> {
     let tiling =
         |order, token_chunk, vocab_block| Tiling { loop_order: order, token_chunk, vocab_block, ..Tiling::default() };
@@ -51,7 +51,7 @@ pub fn implementations() -> Vec<(String, Implementation, Tiling)> {
     list
 }
 
-/// A backend for each rounding of dlogits that there is for `dtype`, with the tolerance of its gradients.
+/// Returns a backend for each rounding of dlogits that exists for `dtype`, with the tolerance of its gradients.
 pub fn backends(dtype: Dtype, threads: usize) -> Vec<(CpuBackend, f64)> {
     let backend = CpuBackend::with_threads(threads).unwrap();
     match dtype {

@@ -1,9 +1,9 @@
-//! How far what came out is from the f64 oracle.
+//! Differences between results and the f64 oracle.
 
 use crate::Output;
 use backend_cpu::oracle::Evaluation;
 
-/// Largest difference, relative to the largest expected entry.
+/// Returns the largest difference relative to the largest expected entry.
 pub fn difference(got: &[f32], expected: &[f64]) -> f64 {
     assert_eq!(got.len(), expected.len());
     let largest = expected.iter().fold(0.0_f64, |m, x| m.max(x.abs()));
@@ -17,19 +17,19 @@ pub fn difference(got: &[f32], expected: &[f64]) -> f64 {
 /// Largest differences of one output.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Differences {
-    /// Of the loss.
+    /// Difference of the loss.
     pub loss: f64,
-    /// Of any log-probability.
+    /// Largest difference of a log-probability.
     pub logp: f64,
-    /// Of any entropy.
+    /// Largest difference of an entropy.
     pub entropy: f64,
-    /// Of any gradient.
+    /// Largest difference of a gradient.
     pub gradient: f64,
 }
 
 impl Differences {
-    /// Loss relative to itself or 1/2 (a mean of terms about 1 that cancel), logp and entropy to the larger of 1 and
-    /// themselves, gradients to their largest entry.
+    /// Computes differences: the loss relative to the larger of itself and 1/2 (a mean of terms of about 1 that cancel), logp and entropy
+    /// relative to the larger of themselves and 1, gradients relative to their largest entry.
     pub fn new(got: &Output, expected: &Evaluation<f64>) -> Self {
         let per_token = |got: &[f32], expected: &[f64]| {
             let off = |(a, b): (&f32, &f64)| (f64::from(*a) - b).abs() / b.abs().max(1.0);
@@ -48,7 +48,7 @@ impl Differences {
         }
     }
 
-    /// The larger of each.
+    /// Returns the elementwise maximum.
     pub fn max(self, other: Self) -> Self {
         Self {
             loss: self.loss.max(other.loss),
@@ -58,13 +58,13 @@ impl Differences {
         }
     }
 
-    /// The tolerance of f32 arithmetic: logits of about 10 lie 1e-6 apart, and a sum over H takes a few such steps. bf16
-    /// inputs are exact in f32, so it is theirs too, as long as dlogits are not rounded.
+    /// Asserts the tolerance of f32 arithmetic: logits of about 10 have a spacing of 1e-6, and a sum over H takes a few such steps. bf16
+    /// inputs are exact in f32, so the tolerance applies to them too if dlogits are not rounded.
     pub fn assert_small(&self, what: &str) {
         self.assert_within(EXACT, what);
     }
 
-    /// The same with another tolerance for gradients.
+    /// As [`Self::assert_small`], with another tolerance for gradients.
     pub fn assert_within(&self, gradient: f64, what: &str) {
         let small = self.loss <= 3e-6 && self.logp <= 3e-6 && self.entropy <= 3e-6 && self.gradient <= gradient;
         assert!(small, "{what}: {self:?} exceeds loss 3e-6, logp 3e-6, entropy 3e-6, gradient {gradient:e}");
@@ -73,10 +73,10 @@ impl Differences {
 
 /// Tolerance of gradients in f32 arithmetic.
 pub const EXACT: f64 = 2e-5;
-/// That of gradients from dlogits rounded to bf16: twice the largest rounding, since errors of a few terms may add up.
+/// Tolerance of gradients from dlogits rounded to bf16: twice the largest rounding error, since errors of a few terms may add up.
 pub const ROUNDED: f64 = 1.0 / 128.0;
 
-/// A tolerance says nothing about a gradient that is zero.
+/// Asserts that gradients are not zero: a tolerance relative to zero tests nothing.
 pub fn assert_flows(expected: &Evaluation<f64>) {
     for (name, list) in [("hidden", &expected.grad_hidden), ("lm_head", &expected.grad_lm_head)] {
         let largest = list.iter().fold(0.0_f64, |m, x| m.max(x.abs()));

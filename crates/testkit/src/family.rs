@@ -1,10 +1,10 @@
-//! The loss family by name: every way in which tokens have to do with each other, with the knobs turned on.
+//! Loss configurations by name, for every way in which tokens depend on each other.
 
 use grpo_core::{LossConfig, LossType};
 
-/// What properties of all losses are tested on.
+/// Names of the losses on which properties of all losses are tested.
 pub const LOSSES: [&str; 36] = [
-    // A token by itself.
+    // Each token is independent.
     "grpo",
     "bnpo",
     "dr_grpo",
@@ -25,7 +25,7 @@ pub const LOSSES: [&str; 36] = [
     "kl_clamps",
     "kl_score_function",
     "kl_sampler",
-    // A ratio that a sequence shares.
+    // Tokens of a sequence share a ratio.
     "gspo",
     "verl_gspo",
     "luspo",
@@ -39,25 +39,25 @@ pub const LOSSES: [&str; 36] = [
     "sampler_seq_mask_tis",
     "sampler_rejection",
     "sampler_vespo",
-    // Tokens chosen from all.
+    // Tokens are selected from the whole batch.
     "top_entropy",
     "off_policy",
     "clip_cov",
     "kl_cov",
 ];
 
-/// The losses that none of [`LOSSES`] is, under their defaults.
+/// Returns the losses without an entry in [`LOSSES`], under their defaults.
 pub fn others() -> impl Iterator<Item = &'static str> {
     let named = |loss_type: LossType| LOSSES.iter().any(|name| loss(name).loss_type == loss_type);
     LossType::ALL.iter().copied().filter(move |loss_type| !named(*loss_type)).map(LossType::name)
 }
 
-/// The configuration that `json` says.
+/// Parses a configuration.
 pub fn config(json: &str) -> LossConfig {
     LossConfig::from_json(json).unwrap()
 }
 
-/// The configuration called `name`. Bounds of ratios lie where [`Case`](crate::Case) has no log-ratios.
+/// Returns the configuration called `name`. Bounds of ratios lie where [`Case`](crate::Case) has no log-ratios.
 pub fn loss(name: &str) -> LossConfig {
     config(match name {
         "grpo" => r#"{"loss_type": "grpo", "epsilon_high": 0.28, "temperature": 0.9}"#,
@@ -158,7 +158,7 @@ pub fn loss(name: &str) -> LossConfig {
             r#"{"off_policy_mask_threshold": 0.02, "vllm_importance_sampling_correction": true, "beta": 0.1,
                 "vllm_importance_sampling_mode": "geometric_truncate"}"#
         }
-        // All that qualify are chosen: a draw of fewer follows their places.
+        // All eligible tokens are selected: a draw among them would depend on their positions.
         "clip_cov" => r#"{"semantics": "verl", "loss_type": "clip_cov", "clip_cov_ratio": 1.0, "clip_cov_lb": 0.3}"#,
         "kl_cov" => r#"{"semantics": "verl", "loss_type": "kl_cov", "kl_cov_ratio": 0.3, "ppo_kl_coef": 0.5}"#,
         other => return config(&format!(r#"{{"loss_type": "{other}", "beta": 0.1}}"#)),

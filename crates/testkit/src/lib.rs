@@ -1,8 +1,7 @@
-//! What tests of the GRPO loss share: cases that exercise what they claim, losses by name, and comparisons that say how far
-//! off a result was.
+//! Shared code of tests of the GRPO loss: cases, losses by name, and comparisons of results.
 //!
-//! A [`Case`] is a policy and a batch sampled from it, of a [`Shape`] and a seed. [`loss`] has settings for every way in which
-//! tokens have to do with each other. [`run`] makes one call of a plan, and [`Differences`] holds what came out to the f64 oracle.
+//! A [`Case`] is a policy and a batch sampled from it, defined by a [`Shape`] and a seed. [`loss`] has configurations for every way in which
+//! tokens depend on each other. [`run`] makes one call of a plan, and [`Differences`] compares the results with the f64 oracle.
 
 #![forbid(unsafe_code)]
 

@@ -3,20 +3,20 @@
 use crate::Case;
 use grpo_core::{GradsMut, LossPlan, Metrics, Scores};
 
-/// What calls made of one case, with all of its gradients.
+/// The accumulated results of calls for one case, with all of its gradients.
 #[derive(Clone, Debug, Default)]
 pub struct Output {
-    /// The loss, added up over calls.
+    /// The sum of the losses.
     pub loss: f64,
-    /// Those of the last call.
+    /// Scores of the last call.
     pub scores: Scores,
-    /// Those of all calls.
+    /// Metrics of all calls.
     pub metrics: Metrics,
     /// dL/dhidden `[N, H]`.
     pub hidden: Vec<f32>,
-    /// dL/dlm_head, as the layout has it.
+    /// dL/dlm_head, in the head's layout.
     pub lm_head: Vec<f32>,
-    /// dL/dbias `[V]`, empty if there is none.
+    /// dL/dbias `[V]`; empty without a bias.
     pub bias: Vec<f32>,
 }
 
@@ -32,7 +32,7 @@ pub fn run(plan: &mut dyn LossPlan, case: &Case) -> Output {
     out
 }
 
-/// Runs one call; loss and gradients add up in `out`.
+/// Runs one call; adds loss and gradients to `out`.
 pub fn accumulate(plan: &mut dyn LossPlan, case: &Case, out: &mut Output) {
     let grads = GradsMut {
         hidden: Some(out.hidden.as_mut_slice().into()),

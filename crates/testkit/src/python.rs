@@ -1,11 +1,11 @@
-//! Python packages that tests run, from the package index that the machine's own `pip` uses.
+//! Python packages for tests, from the package index that this machine's `pip` uses.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{self, Command};
 
-/// The packages that the tests import, and the dependencies of [`WITHOUT_REQUIREMENTS`]. pip resolves all of them at once.
+/// Packages that the tests import, and the dependencies of [`WITHOUT_REQUIREMENTS`]. pip resolves all of them together.
 const REQUIREMENTS: [&str; 9] = [
     "wandb==0.31.0",
     "tensorboard==2.21.0",
@@ -17,11 +17,11 @@ const REQUIREMENTS: [&str; 9] = [
     "networkx==3.6.1",
     "jinja2==3.1.6",
 ];
-/// torch, and packages that would install CUDA or other large packages with it: they are installed without their requirements. TRL's
-/// reward functions need none of `datasets`, `pandas` and `pyarrow`. The last package is of Linux alone.
+/// torch, and packages that would install CUDA or other large packages: they are installed without their requirements. TRL's
+/// reward functions need none of `datasets`, `pandas` and `pyarrow`. The last package is for Linux only.
 const WITHOUT_REQUIREMENTS: [&str; 5] =
     ["torch==2.13.0", "peft==0.21.2", "accelerate==1.15.0", "trl==1.16.0", "nvidia-cuda-runtime==13.0.96"];
-/// Prints the packages of its arguments that are not there.
+/// A script that prints the packages among its arguments that are missing.
 const LACKING: &str = "
 import sys
 from importlib.metadata import PackageNotFoundError, version
@@ -34,7 +34,7 @@ def is_there(name):
 
 print(*(name for name in sys.argv[1:] if not is_there(name)), end='')
 ";
-/// Libraries of CUDA that torch's wheel for Linux is linked with and that nothing calls on a CPU.
+/// CUDA libraries that torch's wheel for Linux is linked with and that are never called on a CPU.
 const CUDA: [&str; 12] = [
     "libcublas.so.13",
     "libcublasLt.so.13",
@@ -50,28 +50,28 @@ const CUDA: [&str; 12] = [
     "libnvshmem_host.so.3",
 ];
 
-/// The one Python of all tests: TensorBoard, the W&B SDK, math_verify, reasoning-gym, torch, transformers, peft and TRL for this CPU.
+/// The shared Python of all tests: TensorBoard, the W&B SDK, math_verify, reasoning-gym, torch, transformers, peft and TRL for this CPU.
 ///
-/// It is `python3` with a folder of packages in the user's cache, where PJRT plugins are, too, or, where there is such a variable, the
-/// interpreter `GRPO_TEST_PYTHON`, which has all of these itself.
+/// It is `python3` with a folder of packages in the user's cache, next to the PJRT plugins, or, if the variable is set, the
+/// interpreter `GRPO_TEST_PYTHON`, which must have all of these packages.
 #[derive(Clone, Debug)]
 pub struct Python {
     program: OsString,
-    /// The folder with the packages; without one the interpreter has them.
+    /// The folder with the packages; `None` if the interpreter has them.
     folder: Option<PathBuf>,
 }
 
 impl Python {
-    /// The packages are fetched by the first process that asks. Any number of processes may ask at the same time.
+    /// Installs the packages if they are missing. Any number of processes may call this at the same time; the first one installs.
     ///
-    /// torch's wheel for Linux is made for GPUs; what it would fetch for them, five times its own size, is left out.
+    /// torch's wheel for Linux is built for GPUs; its GPU requirements, five times its own size, are omitted.
     ///
     /// # Panics
-    /// Without python3, pip, a package index or room on the disk, or where `GRPO_TEST_PYTHON` lacks a package: tests cannot do without.
+    /// Without python3, pip, a package index or disk space, or if `GRPO_TEST_PYTHON` lacks a package.
     pub fn install() -> Self {
         let alone = if cfg!(target_os = "linux") { &WITHOUT_REQUIREMENTS[..] } else { &WITHOUT_REQUIREMENTS[..4] };
         if let Some(program) = variable("GRPO_TEST_PYTHON") {
-            // Whose torch is whole has what it was linked with.
+            // A complete torch has the libraries that it was linked with.
             let names = [&REQUIREMENTS, &WITHOUT_REQUIREMENTS[..4]].concat();
             let names = names.iter().filter_map(|requirement| requirement.split("==").next());
             let lacking = run(Command::new(&program).args(["-c", LACKING]).args(names));
@@ -81,7 +81,7 @@ impl Python {
         let cache = variable("XDG_CACHE_HOME").map(PathBuf::from);
         let cache = cache.or_else(|| variable("HOME").map(|home| Path::new(&home).join(".cache")));
         let cache = cache.unwrap_or_else(std::env::temp_dir).join("grpo");
-        // What is compiled in a package fits one version of Python.
+        // Compiled packages fit one version of Python.
         let version = run(Command::new("python3").args(["-c", "import sys; print('%d.%d' % sys.version_info[:2])"]));
         let requirements = [&REQUIREMENTS, alone].concat().join("\n") + "\n";
         let folder = cache.join(format!("python-{}-{:016x}", version.trim(), fnv1a(requirements.as_bytes())));
@@ -96,27 +96,27 @@ impl Python {
         Self { program: "python3".into(), folder: Some(folder) }
     }
 
-    /// The interpreter, which finds the packages with [`Python::python_path`].
+    /// Returns the interpreter, which finds the packages with [`Python::python_path`].
     pub fn program(&self) -> &OsStr {
         &self.program
     }
 
-    /// The folder with the packages, for `PYTHONPATH`; `None` where the interpreter has them itself.
+    /// Returns the folder with the packages, for `PYTHONPATH`; `None` if the interpreter has them.
     pub fn python_path(&self) -> Option<&Path> {
         self.folder.as_deref()
     }
 
-    /// The interpreter, with the packages.
+    /// Creates a command of the interpreter with the packages.
     pub fn command(&self) -> Command {
         let mut command = Command::new(&self.program);
         command.envs(self.python_path().map(|folder| ("PYTHONPATH", folder)));
         command
     }
 
-    /// The folder with the programs of the packages, `wandb` among them, for `PATH`.
+    /// Returns the folder with the packages' programs, such as `wandb`, for `PATH`.
     ///
     /// # Panics
-    /// Where the interpreter does not say where its programs are.
+    /// If the interpreter does not report the folder of its programs.
     pub fn scripts(&self) -> PathBuf {
         match &self.folder {
             Some(folder) => folder.join("bin"),
@@ -128,12 +128,12 @@ impl Python {
     }
 }
 
-/// A variable of the environment that is not empty.
+/// Returns an environment variable that is not empty.
 fn variable(name: &str) -> Option<OsString> {
     std::env::var_os(name).filter(|value| !value.is_empty())
 }
 
-/// The hash FNV-1a of 64 bits, by which a list of requirements has a folder with a short name.
+/// Returns the 64-bit FNV-1a hash, which gives a list of requirements a short folder name.
 fn fnv1a(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3))
 }
@@ -144,8 +144,8 @@ fn pip(folder: &Path, arguments: &[&str]) {
     run(pip.arg("--target").arg(folder).args(arguments));
 }
 
-/// Puts an empty library in the place of each of [`CUDA`], where torch looks for them, and has Python look for a library's functions
-/// when they are called: those of CUDA never are.
+/// Writes an empty library for each of [`CUDA`] to the folder in which torch looks for them, and makes Python bind symbols lazily: functions
+/// of CUDA are never called.
 fn stand_in_for_cuda(folder: &Path) {
     let libraries = folder.join("nvidia/cu13/lib");
     for name in CUDA {
@@ -153,12 +153,12 @@ fn stand_in_for_cuda(folder: &Path) {
         linker.args(["-shared", "-nostdlib", "-x", "c", "/dev/null", "-o"]).arg(libraries.join(name));
         run(linker.arg(format!("-Wl,-soname,{name}")));
     }
-    // Python runs it when it starts.
+    // Python runs this script at startup.
     let script = "import os\nimport sys\n\nsys.setdlopenflags(os.RTLD_LAZY)\n";
     fs::write(folder.join("sitecustomize.py"), script).expect("the packages can be written");
 }
 
-/// Standard output of a program that must succeed.
+/// Returns the standard output of a program that must succeed.
 fn run(command: &mut Command) -> String {
     let output = command.output().unwrap_or_else(|error| panic!("these tests need it: {command:?}: {error}"));
     let said = String::from_utf8_lossy(&output.stderr);
@@ -166,8 +166,8 @@ fn run(command: &mut Command) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// Leaves at `folder` what `make` puts into the folder that it is given, unless there is such a folder. One process makes it while
-/// others wait; what a process leaves that is killed meanwhile is removed by the next one.
+/// Creates `folder` with the content that `make` writes to its argument, unless it exists. One process creates it while
+/// others wait; incomplete folders of killed processes are removed by the next one.
 fn once(folder: &Path, make: impl FnOnce(&Path)) {
     let (Some(cache), Some(name)) = (folder.parent(), folder.file_name().and_then(|name| name.to_str())) else {
         panic!("{} is not a folder in a cache", folder.display());
@@ -178,7 +178,7 @@ fn once(folder: &Path, make: impl FnOnce(&Path)) {
     if folder.exists() {
         return;
     }
-    // A pip whose test was killed may still write, and does so where nobody looks: every process has a name of its own.
+    // The pip process of a killed test may still be writing. It writes to a folder that is unique to its process.
     let part = format!("{name}.part-");
     for entry in fs::read_dir(cache).expect("the cache can be read").flatten() {
         if entry.file_name().to_string_lossy().starts_with(&part) {
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_that_a_killed_process_began_is_made_again() {
+    fn incomplete_folder_of_a_killed_process_is_created_again() {
         let cache = tempfile::tempdir().unwrap();
         let folder = cache.path().join("env-1.0");
         fs::create_dir(cache.path().join("env-1.0.part-1")).unwrap();
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn those_who_ask_at_the_same_time_wait_for_the_first() {
+    fn concurrent_callers_wait_for_the_first() {
         let cache = tempfile::tempdir().unwrap();
         let (folder, made) = (cache.path().join("new/env"), AtomicUsize::new(0));
         std::thread::scope(|scope| {

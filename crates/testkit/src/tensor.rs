@@ -1,19 +1,19 @@
-//! Values as they are handed over, and as they are looked at.
+//! Tensors of test cases.
 
 use grpo_core::{Dtype, TensorRef};
 use half::bf16;
 use std::ops::Deref;
 
-/// Values of a dtype, to hand over; as a slice they are f32, which both dtypes fit into.
+/// Values of a dtype for an implementation. They dereference to an f32 slice, which represents both dtypes exactly.
 #[derive(Clone, Debug)]
 pub struct Tensor {
     wide: Vec<f32>,
-    /// The same in bf16, if that is the dtype.
+    /// The values in bf16, if that is the dtype.
     narrow: Option<Vec<bf16>>,
 }
 
 impl Tensor {
-    /// `values`, rounded to `dtype`.
+    /// Rounds `values` to `dtype`.
     pub fn new(values: Vec<f32>, dtype: Dtype) -> Self {
         match dtype {
             Dtype::F32 => Self { wide: values, narrow: None },
@@ -24,19 +24,19 @@ impl Tensor {
         }
     }
 
-    /// The same with `change` made to the values, which are rounded again.
+    /// Applies `change` to the values and rounds them again.
     pub fn with(&self, change: impl FnOnce(&mut [f32])) -> Self {
         let mut values = self.wide.clone();
         change(&mut values);
         Self::new(values, self.dtype())
     }
 
-    /// The element type.
+    /// Returns the element type.
     pub fn dtype(&self) -> Dtype {
         if self.narrow.is_some() { Dtype::Bf16 } else { Dtype::F32 }
     }
 
-    /// The values as an implementation wants them.
+    /// Returns the values for an implementation.
     pub fn as_ref(&self) -> TensorRef<'_> {
         match &self.narrow {
             None => TensorRef::F32(&self.wide),
@@ -44,7 +44,7 @@ impl Tensor {
         }
     }
 
-    /// The values as the oracle wants them.
+    /// Returns the values for the oracle.
     pub fn in_f64(&self) -> Vec<f64> {
         self.iter().copied().map(f64::from).collect()
     }
@@ -58,7 +58,7 @@ impl Deref for Tensor {
     }
 }
 
-/// `values` `[rows, columns]` as `[columns, rows]`.
+/// Transposes `values` from `[rows, columns]` to `[columns, rows]`.
 pub fn transposed(values: &[f32], rows: usize, columns: usize) -> Vec<f32> {
     (0..rows * columns).map(|i| values[i % rows * columns + i / rows]).collect()
 }

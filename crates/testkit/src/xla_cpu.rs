@@ -1,15 +1,15 @@
-//! How tests compile programs for XLA's CPU.
+//! Compiler flags of tests for XLA's CPU.
 
-/// Compiler flags with which XLA's CPU compiles a small program in a quarter of the time that it takes by default, and runs it
-/// slower. Tests compile thousands of programs and run each of them a few times. A test of what users' programs round to does without.
-/// Code stays in one piece: cut into several, equal expressions of a program may round differently at this level.
+/// Compiler flags with which XLA's CPU compiles a small program in a quarter of the default time, and runs it
+/// more slowly. Tests compile thousands of programs and run each of them a few times. Tests of the rounding of users' programs do not use
+/// these flags. The code is compiled as one module: split into several, equal expressions of a program may round differently at this level.
 pub const QUICK: [(&str, &str); 3] = [
     ("xla_backend_optimization_level", "0"),
     ("xla_cpu_use_fusion_emitters", "False"),
     ("xla_cpu_parallel_codegen_split_count", "1"),
 ];
 
-/// [`QUICK`] as the value of the environment variable `XLA_FLAGS`, for other processes.
+/// Returns [`QUICK`] as the environment variable `XLA_FLAGS`, for other processes.
 pub fn quick_environment() -> (&'static str, String) {
     let flags: Vec<String> = QUICK.iter().map(|(flag, value)| format!("--{flag}={value}")).collect();
     ("XLA_FLAGS", flags.join(" "))

@@ -1,4 +1,4 @@
-//! The parts of `tensorboard.Event` that are needed.
+//! The used subset of `tensorboard.Event`.
 
 use prost::{Message, Oneof};
 
@@ -18,7 +18,7 @@ pub(super) struct Event {
 }
 
 impl Event {
-    /// The first event of a file.
+    /// Creates the first event of a file.
     pub(super) fn file_version(wall_time: f64) -> Self {
         let writer = concat!("grpo-sinks ", env!("CARGO_PKG_VERSION")).into();
         let source_metadata = Some(SourceMetadata { writer });

@@ -1,4 +1,4 @@
-//! Event files of TensorBoard.
+//! TensorBoard event files.
 
 mod event;
 mod tfrecord;
@@ -12,10 +12,10 @@ use prost::Message;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// TensorBoard finds event files by this part of their names.
+/// The part of a file name by which TensorBoard recognises event files.
 const MARK: &str = "tfevents";
 
-/// Scalars in an event file. TensorBoard keeps them as f32; values that are not finite stay what they are.
+/// A sink that writes scalars to an event file, as f32; values that are not finite are kept.
 #[derive(Debug)]
 pub struct TensorBoard {
     file: Appender,
@@ -23,8 +23,8 @@ pub struct TensorBoard {
 }
 
 impl TensorBoard {
-    /// A new event file in `folder`, which is made if need be. Other event files there are earlier parts of the same run.
-    /// `config` is Markdown that TensorBoard shows on its page of texts.
+    /// Creates an event file in `folder`, which is created if missing. Other event files there are earlier parts of the same run.
+    /// `config` is Markdown that TensorBoard displays on its text page.
     ///
     /// # Errors
     /// [`Error::Io`].
@@ -41,7 +41,7 @@ impl TensorBoard {
         Ok(sink)
     }
 
-    /// The path of the event file.
+    /// Returns the path of the event file.
     pub fn path(&self) -> &Path {
         self.file.path()
     }
@@ -77,7 +77,7 @@ fn event_files(folder: &Path) -> Result<Vec<PathBuf>> {
     Ok(entries(folder)?.into_iter().filter(|path| name(path).contains(MARK)).collect())
 }
 
-/// TensorBoard reads the files of a folder in the order of their names, so a later part has a later second.
+/// Creates the file of a part. TensorBoard reads files in the order of their names, so a later part has a later second.
 fn create(folder: &Path) -> Result<Appender> {
     let second = |path: &PathBuf| name(path).split('.').find_map(|part| part.parse::<u64>().ok());
     let last = event_files(folder)?.iter().filter_map(second).max().unwrap_or(0);
@@ -86,7 +86,7 @@ fn create(folder: &Path) -> Result<Appender> {
     Appender::create(folder.join(file))
 }
 
-/// A text, as the plugin `text` wants it: one string in a tensor of shape `[1]`.
+/// Creates a text in the format of the plugin `text`: one string in a tensor of shape `[1]`.
 fn text(tag: &str, markdown: &str) -> Value {
     let plugin = PluginData { plugin_name: "text".into() };
     let tensor = Tensor {
@@ -129,13 +129,13 @@ mod tests {
     }
 
     #[test]
-    fn a_run_that_goes_on_writes_a_later_file_and_no_step_twice() {
+    fn resumed_tensorboard_run_writes_a_later_file_and_no_step_twice() {
         let folder = tempfile::tempdir().unwrap();
         let mut first = TensorBoard::open(folder.path(), "").unwrap();
         for step in 1..=3 {
             first.log("train", step, &[("loss", step as f64)]).unwrap();
         }
-        // Killed in the middle of a record.
+        // The process was killed within a record.
         first.append(&[Event::summary(0.0, 4, vec![Value::scalar("train/loss".into(), 4.0)])]).unwrap();
         let bytes = std::fs::read(first.path()).unwrap();
         std::fs::write(first.path(), &bytes[..bytes.len() - 3]).unwrap();
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_that_cannot_be_made_is_named() {
+    fn tensorboard_error_names_the_folder_that_cannot_be_created() {
         let file = tempfile::NamedTempFile::new().unwrap();
         let error = TensorBoard::open(&file.path().join("logs"), "").unwrap_err().to_string();
         assert!(error.contains("cannot create") && error.contains("logs"), "{error}");

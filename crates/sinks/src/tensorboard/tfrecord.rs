@@ -1,10 +1,10 @@
-//! TFRecord: length, masked CRC-32C of the length, bytes, masked CRC-32C of the bytes; all little-endian.
+//! The TFRecord format: length, masked CRC-32C of the length, bytes, masked CRC-32C of the bytes; all little-endian.
 
 use crc::{CRC_32_ISCSI, Crc, Table};
 
 static CRC32C: Crc<u32, Table<16>> = Crc::<u32, Table<16>>::new(&CRC_32_ISCSI);
 
-/// Adds a record to `out`.
+/// Appends a record to `out`.
 pub(super) fn append(record: &[u8], out: &mut Vec<u8>) {
     let length = (record.len() as u64).to_le_bytes();
     out.extend(length);
@@ -13,7 +13,7 @@ pub(super) fn append(record: &[u8], out: &mut Vec<u8>) {
     out.extend(masked(record).to_le_bytes());
 }
 
-/// The records up to the first that is torn or damaged.
+/// Iterates over the records up to the first incomplete or damaged one.
 pub(super) fn records(mut bytes: &[u8]) -> impl Iterator<Item = &[u8]> {
     std::iter::from_fn(move || {
         let (length, rest) = bytes.split_first_chunk::<8>()?;
@@ -29,7 +29,7 @@ pub(super) fn records(mut bytes: &[u8]) -> impl Iterator<Item = &[u8]> {
     .fuse()
 }
 
-/// A checksum that is safe to store beside the bytes that it is of.
+/// Masks a checksum, so that it can be stored together with its bytes.
 fn masked(bytes: &[u8]) -> u32 {
     CRC32C.checksum(bytes).rotate_right(15).wrapping_add(0xa282_ead8)
 }
@@ -39,7 +39,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn checksums_are_those_of_the_standard() {
+    fn crc32c_matches_rfc_3720() {
         // RFC 3720, B.4.
         assert_eq!(CRC32C.checksum(&[0; 32]), 0x8a91_36aa);
         assert_eq!(CRC32C.checksum(&[0xff; 32]), 0x62a8_ab43);
@@ -47,16 +47,16 @@ mod tests {
     }
 
     #[test]
-    fn a_record_is_framed_as_tensorflow_frames_it() {
+    fn tfrecord_framing_matches_tensorflow() {
         let mut bytes = Vec::new();
         append(b"abc", &mut bytes);
-        // What TensorBoard's own RecordWriter makes of it.
+        // The bytes that TensorBoard's RecordWriter writes.
         let expected = [[3, 0, 0, 0], [0, 0, 0, 0], [0xb0, 0x99, 0x49, 0x0e]].concat();
         assert_eq!(bytes, [&expected[..], b"abc", &[0x6e, 0x57, 0xf1, 0x21]].concat());
     }
 
     #[test]
-    fn reading_ends_at_the_first_record_that_is_not_whole() {
+    fn tfrecord_reader_stops_at_the_first_incomplete_record() {
         let mut bytes = Vec::new();
         for record in [&b"one"[..], b"", b"three"] {
             append(record, &mut bytes);

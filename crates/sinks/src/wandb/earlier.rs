@@ -1,4 +1,4 @@
-//! What earlier parts of a run hold.
+//! Content of the earlier parts of a run.
 
 use super::framing::records;
 use super::record::{Item, Record, What};
@@ -11,16 +11,16 @@ use std::fs::OpenOptions;
 use std::path::{Path, PathBuf};
 
 pub(super) const PREFIX: &str = "offline-run-";
-/// Rows of a run, counted over all series.
+/// Number of rows of a run over all series.
 pub(super) const STEP: &str = "_step";
-/// Seconds since the run began.
+/// Seconds since the start of the run.
 pub(super) const RUNTIME: &str = "_runtime";
 
 pub(super) fn file_name(id: &str) -> String {
     format!("run-{id}.wandb")
 }
 
-/// Folders of the run's parts, oldest first.
+/// Returns the folders of the run's parts, oldest first.
 pub(super) fn parts(dir: &Path, id: &str) -> Result<Vec<PathBuf>> {
     let is_part = |path: &PathBuf| name(path).starts_with(PREFIX) && name(path).ends_with(&format!("-{id}"));
     Ok(entries(&dir.join("wandb"))?.into_iter().filter(is_part).collect())
@@ -35,12 +35,12 @@ pub(super) struct Earlier {
 }
 
 impl Earlier {
-    /// Reads all parts and cuts off what is torn at their ends.
+    /// Reads all parts and truncates incomplete records at their ends.
     pub(super) fn read(options: &Options) -> Result<Self> {
         let mut earlier = Self::default();
         for folder in parts(&options.dir, &options.id)? {
             let path = folder.join(file_name(&options.id));
-            // A crash between making the folder and the file leaves a part without anything.
+            // A crash after creating the folder and before creating the file leaves an empty part.
             if !path.exists() {
                 continue;
             }

@@ -1,7 +1,7 @@
-//! The framing of a `.wandb` file: the log format of LevelDB with a header of its own and the CRC-32 of zlib.
+//! The framing of a `.wandb` file: LevelDB's log format with a different file header and zlib's CRC-32.
 //!
-//! The file is cut into blocks of 32 KiB. A record lies in a block as a whole or in parts; every part has a header of 7
-//! bytes: checksum of type and bytes, length, type. What is too short for a header at the end of a block is zero.
+//! The file consists of blocks of 32 KiB. A record is stored in one block or in parts; every part has a header of 7
+//! bytes: checksum of type and bytes, length, type. Bytes at the end of a block that cannot hold a header are zero.
 
 use crc::{CRC_32_ISO_HDLC, Crc, Table};
 
@@ -16,7 +16,7 @@ const FIRST: u8 = 2;
 const MIDDLE: u8 = 3;
 const LAST: u8 = 4;
 
-/// The bytes that a record adds to a file of `offset` bytes.
+/// Returns the bytes of a record at the end of a file of `offset` bytes.
 pub(super) fn frame(mut record: &[u8], mut offset: u64) -> Vec<u8> {
     let mut out = Vec::with_capacity(record.len() + 2 * HEADER);
     let mut is_first = true;
@@ -35,7 +35,7 @@ pub(super) fn frame(mut record: &[u8], mut offset: u64) -> Vec<u8> {
             (false, true) => LAST,
         };
         out.extend(checksum(kind, part).to_le_bytes());
-        // At most a block.
+        // The length is less than a block.
         out.extend((part.len() as u16).to_le_bytes());
         out.push(kind);
         out.extend(part);
@@ -47,10 +47,10 @@ pub(super) fn frame(mut record: &[u8], mut offset: u64) -> Vec<u8> {
     }
 }
 
-/// The records of a file and the offset behind the last of them that is whole; `None` if it is no such file.
+/// Returns the records of a file and the end of the last complete one; `None` if the file has another format.
 pub(super) fn records(file: &[u8]) -> Option<(Vec<Vec<u8>>, u64)> {
     if !file.starts_with(&FILE_HEADER) {
-        // Torn within the header.
+        // The header is incomplete.
         return FILE_HEADER.starts_with(file).then_some((Vec::new(), 0));
     }
     let (mut offset, mut end) = (FILE_HEADER.len(), FILE_HEADER.len());
@@ -73,7 +73,7 @@ pub(super) fn records(file: &[u8]) -> Option<(Vec<Vec<u8>>, u64)> {
     Some((records, end as u64))
 }
 
-/// Type and bytes of the part at `offset`, and where the next one begins; `None` if it is not whole.
+/// Returns type and bytes of the part at `offset`, and the start of the next one; `None` if the part is incomplete.
 fn part_at(file: &[u8], mut offset: usize) -> Option<(u8, &[u8], usize)> {
     let left = BLOCK - offset % BLOCK;
     if left < HEADER {
@@ -108,20 +108,20 @@ mod tests {
     }
 
     #[test]
-    fn a_record_is_framed_as_the_sdk_frames_it() {
-        // By the DataStore of wandb 0.28.
+    fn wandb_framing_matches_the_sdk() {
+        // Written by the DataStore of wandb 0.28.
         let expected = [0x3a, 0x57, 0x26, 0x42, 0xe1, 0xbe, 0, 0x14, 0xe8, 0xed, 0x6e, 3, 0, 1, 0, 1, 2];
         assert_eq!(file(&[3]), expected);
     }
 
-    /// Lengths of files and their CRC-32 by the DataStore of wandb 0.28.
+    /// Lengths of files and their CRC-32 from the DataStore of wandb 0.28.
     #[rstest]
     #[case::fills_the_block(&[32754], 32768, 0xc4bc_bd96)]
     #[case::one_byte_goes_to_the_next_block(&[32755], 32776, 0xfeb8_9184)]
     #[case::six_bytes_are_left(&[32741, 10], 32779, 0x1c9c_48d6)]
     #[case::room_for_a_header_only(&[32747, 10], 32785, 0xa7a7_90fd)]
     #[case::four_blocks(&[100_000, 10], 100_052, 0xe77c_1676)]
-    fn records_meet_the_ends_of_blocks(#[case] lengths: &[usize], #[case] bytes: usize, #[case] crc: u32) {
+    fn wandb_block_ends_match_the_sdk(#[case] lengths: &[usize], #[case] bytes: usize, #[case] crc: u32) {
         let file = file(lengths);
         assert_eq!((file.len(), CRC32.checksum(&file)), (bytes, crc));
         let (records, end) = records(&file).unwrap();
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn reading_ends_before_what_is_torn_or_damaged() {
+    fn wandb_reader_stops_at_incomplete_or_damaged_records() {
         let whole = file(&[10, 70_000, 20]);
         let first_two = file(&[10, 70_000]).len();
         for end in [whole.len() - 1, first_two + 3, first_two] {

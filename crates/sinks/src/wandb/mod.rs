@@ -1,8 +1,8 @@
-//! Runs of Weights & Biases, as its SDK leaves them in offline mode.
+//! Runs of Weights & Biases in the files of its SDK's offline mode.
 //!
-//! A run is one folder `wandb/offline-run-YYYYmmdd_HHMMSS-ID` per part: a run that was interrupted and goes on gets another
-//! folder with the same id, marked as a resumption. `wandb sync` uploads parts in the order of their times. config.yaml,
-//! wandb-summary.json and wandb-metadata.json are made of the records then; a folder holds none of them before.
+//! A run has one folder `wandb/offline-run-YYYYmmdd_HHMMSS-ID` per part: a resumed run gets another
+//! folder with the same id, marked as a resumption. `wandb sync` uploads parts in the order of their times and creates config.yaml,
+//! wandb-summary.json and wandb-metadata.json from the records; the folders do not contain them before.
 
 mod earlier;
 mod framing;
@@ -27,37 +27,37 @@ use std::time::{SystemTime, UNIX_EPOCH};
 pub use mode::Mode;
 pub use upload::{obstacle, sync_command, upload};
 
-/// The oldest program that reads these files, as the SDK says in its own.
+/// The oldest program that can read these files, as in the SDK's own files.
 const MIN_CONSUMER: &str = "0.70.0";
 
-/// The names of a W&B run, and where it is.
+/// Names and location of a W&B run.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Options {
-    /// The folder in which `wandb/` is.
+    /// The folder that contains `wandb/`.
     pub dir: PathBuf,
-    /// The id of the run, see [`run_id`].
+    /// The id of the run; see [`run_id`].
     pub id: String,
     /// The project of the run.
     pub project: String,
-    /// The user or team; the server's default without one.
+    /// The user or team; default the server's.
     pub entity: Option<String>,
-    /// The name that is shown.
+    /// The displayed name.
     pub name: Option<String>,
-    /// The group of runs that the run belongs to.
+    /// The group of the run.
     pub group: Option<String>,
     /// The tags of the run.
     pub tags: Vec<String>,
 }
 
-/// One part of a run, being written.
+/// A sink that writes one part of a run.
 #[derive(Debug)]
 pub struct Wandb {
     file: Appender,
-    /// Length of the file in bytes, on which the framing depends.
+    /// Length of the file in bytes, which the framing needs.
     offset: u64,
     records: i64,
     steps: Steps,
-    /// Series whose axis this part has defined.
+    /// Series whose step metric this part has defined.
     defined: Steps,
     next_step: i64,
     began: SystemTime,
@@ -65,11 +65,11 @@ pub struct Wandb {
 }
 
 impl Wandb {
-    /// A new part of the run, with its configuration. Earlier parts are found in the same folder; what a crash has torn at
-    /// their ends is cut off, because `wandb sync` stumbles over it.
+    /// Opens a new part of the run with its configuration. Earlier parts in the same folder are continued. Incomplete records at
+    /// their ends are truncated, because `wandb sync` fails on them.
     ///
     /// # Errors
-    /// [`Error::Io`]; [`Error::Format`] when an earlier part is no such file.
+    /// [`Error::Io`]; [`Error::Format`] if an earlier part has another format.
     pub fn open(options: &Options, config: &Map<String, Value>) -> Result<Self> {
         let earlier = Earlier::read(options)?;
         let began = SystemTime::now();
@@ -110,7 +110,7 @@ impl Wandb {
         Ok(sink)
     }
 
-    /// The folder of this part.
+    /// Returns the folder of this part.
     pub fn folder(&self) -> &Path {
         self.file.path().parent().unwrap_or(Path::new("."))
     }
@@ -127,12 +127,12 @@ impl Wandb {
         Ok(())
     }
 
-    /// Seconds that the whole run has taken.
+    /// Returns the seconds of the whole run.
     fn seconds(&self) -> f64 {
         self.seconds_before + self.began.elapsed().map_or(0.0, |elapsed| elapsed.as_secs_f64())
     }
 
-    /// The seconds that W&B shows as the duration of a run.
+    /// Returns the item with the seconds that W&B displays as the duration of a run.
     fn runtime(&self) -> Item {
         let nested_key = vec!["_wandb".into(), "runtime".into()];
         Item { key: String::new(), nested_key, value_json: (self.seconds() as u64).to_string() }
@@ -159,7 +159,7 @@ impl Sink for Wandb {
             Item::number(earlier::RUNTIME, self.seconds()),
             Item::number("_timestamp", SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |t| t.as_secs_f64())),
         ]);
-        // The SDK keeps the last values beside the history: they are the summary of a run that was killed, too.
+        // Like the SDK, write the last values as summary with every row, so that a killed run has a summary.
         let update = item.iter().cloned().chain([self.runtime()]).collect();
         whats.push(What::Summary(Summary { update }));
         whats.push(What::History(History { item, step: Some(Step { num: self.next_step }) }));
@@ -181,7 +181,7 @@ impl Sink for Wandb {
     }
 }
 
-/// The metric that a series is drawn over, as the Transformers' integration calls it.
+/// Returns the name of the step metric of a series, as in the Transformers integration.
 fn axis(series: &str) -> String {
     format!("{series}/global_step")
 }
@@ -190,10 +190,10 @@ fn config_item(key: &str, value: &Value) -> Item {
     Item { key: key.to_owned(), nested_key: Vec::new(), value_json: value.to_string() }
 }
 
-/// The id of a run, which all its parts share: what the file at `path` says, or a new one that is written there.
+/// Returns the id that all parts of a run share: the content of the file at `path`, or a new id that is written to it.
 ///
 /// # Errors
-/// [`Error::Io`]; [`Error::Format`] when the file holds something else.
+/// [`Error::Io`]; [`Error::Format`] if the file has other content.
 pub fn run_id(path: &Path) -> Result<String> {
     match std::fs::read_to_string(path) {
         Ok(text) => {
@@ -215,7 +215,7 @@ pub fn run_id(path: &Path) -> Result<String> {
 
 const ID_CHARACTERS: &[u8] = b"abcdefghijklmnopqrstuvwxyz0123456789";
 
-/// A new folder with the empty file of a part. Two parts of a run never share a second, which is in the folder's name.
+/// Creates a folder with the empty file of a part. The second in its name is unique among the parts of a run.
 fn create(options: &Options) -> Result<Appender> {
     let root = options.dir.join("wandb");
     std::fs::create_dir_all(&root).map_err(Error::io("create", &root))?;

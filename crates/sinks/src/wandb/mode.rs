@@ -1,10 +1,10 @@
-//! What becomes of a run.
+//! Modes of W&B runs.
 
 use crate::error::{Error, Result};
 use serde::{Deserialize, Serialize};
 use strum::EnumString;
 
-/// The key `wandb.mode`: whether a run is written and uploaded.
+/// The key `wandb.mode`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, EnumString)]
 #[serde(rename_all = "lowercase")]
 pub enum Mode {
@@ -15,13 +15,13 @@ pub enum Mode {
     /// The run stays in its folder until `wandb sync` uploads it.
     #[strum(serialize = "offline", serialize = "dryrun")]
     Offline,
-    /// The run is written as offline, and [`upload`](super::upload) is to be called when the run ends.
+    /// As offline; the caller calls [`upload`](super::upload) at the end of the run.
     #[strum(serialize = "online", serialize = "run")]
     Online,
 }
 
 impl Mode {
-    /// The mode that `WANDB_MODE` says, with the SDK's old names `dryrun` and `run`; disabled without it.
+    /// Returns the mode of `WANDB_MODE`, including the SDK's old names `dryrun` and `run`; disabled if it is not set.
     ///
     /// # Errors
     /// [`Error::Mode`].
@@ -39,7 +39,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn modes_have_the_names_of_the_sdk() {
+    fn wandb_modes_have_the_names_of_the_sdk() {
         for (text, mode) in [
             ("", Mode::Disabled),
             ("disabled", Mode::Disabled),

@@ -1,4 +1,4 @@
-//! The parts of `wandb_internal.Record` that are needed.
+//! The used subset of `wandb_internal.Record`.
 
 use prost::{Message, Oneof};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -63,7 +63,7 @@ pub(super) struct Run {
     pub(super) host: String,
     #[prost(message, optional, tag = "17")]
     pub(super) start_time: Option<Timestamp>,
-    /// Goes on with the run of this id, which the server need not know.
+    /// Continues the run with this id, which need not exist on the server.
     #[prost(bool, tag = "24")]
     pub(super) resume: bool,
 }
@@ -106,7 +106,7 @@ pub(super) struct Item {
 }
 
 impl Item {
-    /// A number under one key that may hold dots and slashes. The JSON of the SDK has `NaN` and `Infinity`.
+    /// Creates a number under one key, which may contain dots and slashes. As in the SDK's JSON, `NaN` and `Infinity` are allowed.
     pub(super) fn number(key: impl Into<String>, value: f64) -> Self {
         let value_json = match value {
             v if v.is_nan() => "NaN".to_owned(),
@@ -118,7 +118,7 @@ impl Item {
     }
 }
 
-/// The definition of a metric: the other metric that it is drawn over.
+/// The definition of a metric: the metric of its x axis.
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct Metric {
     #[prost(string, tag = "2")]
@@ -145,7 +145,7 @@ pub(super) struct Exit {
     pub(super) runtime: i32,
 }
 
-/// Becomes wandb-metadata.json when the run is uploaded.
+/// The content of wandb-metadata.json after the upload.
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct Environment {
     #[prost(string, tag = "1")]

@@ -17,7 +17,7 @@ fn records(part: &Path) -> Vec<What> {
     records.iter().map(|record| Record::decode(record.as_slice()).unwrap().what.unwrap()).collect()
 }
 
-/// `_step` and the series' own step of every row.
+/// Returns `_step` and the series' own step of every row.
 fn rows(part: &Path) -> Vec<(i64, String)> {
     let of = |what| match what {
         What::History(history) => {
@@ -30,14 +30,14 @@ fn rows(part: &Path) -> Vec<(i64, String)> {
 }
 
 #[test]
-fn a_run_that_goes_on_is_a_part_of_its_own_and_has_no_step_twice() {
+fn resumed_wandb_run_is_a_new_part_without_repeated_steps() {
     let dir = tempfile::tempdir().unwrap();
     let mut first = Wandb::open(&options(dir.path()), &Map::new()).unwrap();
     first.log("warmup", 1, &[("loss", 1.0)]).unwrap();
     first.log("train", 1, &[("loss", f64::NAN)]).unwrap();
     let whole = first.offset;
     first.log("train", 2, &[("loss", 0.5)]).unwrap();
-    // Killed while it wrote the last record.
+    // The process was killed while it wrote the last record.
     let file = first.folder().join("run-abcd1234.wandb");
     std::fs::write(&file, &std::fs::read(&file).unwrap()[..first.offset as usize - 1]).unwrap();
 
@@ -57,7 +57,7 @@ fn a_run_that_goes_on_is_a_part_of_its_own_and_has_no_step_twice() {
 }
 
 #[test]
-fn another_run_in_the_same_folder_is_another_run() {
+fn runs_with_other_ids_in_the_same_folder_are_separate() {
     let dir = tempfile::tempdir().unwrap();
     let mut other = Wandb::open(&Options { id: "other".into(), ..options(dir.path()) }, &Map::new()).unwrap();
     other.log("train", 5, &[("loss", 1.0)]).unwrap();
@@ -67,20 +67,20 @@ fn another_run_in_the_same_folder_is_another_run() {
 }
 
 #[test]
-fn a_part_that_holds_something_else_is_named() {
+fn wandb_part_with_other_content_is_named_in_the_error() {
     let dir = tempfile::tempdir().unwrap();
     let part = Wandb::open(&options(dir.path()), &Map::new()).unwrap();
     let file = part.folder().join("run-abcd1234.wandb");
     std::fs::write(&file, "something else").unwrap();
     let error = Wandb::open(&options(dir.path()), &Map::new()).unwrap_err().to_string();
     assert!(error.contains("run-abcd1234.wandb") && error.contains("move it elsewhere"), "{error}");
-    // A crash before the first byte is no reason not to go on.
+    // A file without a single byte, after a crash, is valid.
     std::fs::write(&file, "").unwrap();
     assert!(Wandb::open(&options(dir.path()), &Map::new()).is_ok());
 }
 
 #[test]
-fn an_id_is_made_once() {
+fn run_id_is_created_once() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("id");
     let id = run_id(&path).unwrap();

@@ -1,4 +1,4 @@
-//! Uploading a run with the official program.
+//! Upload of a run with the official program `wandb`.
 
 use super::earlier::{file_name, parts};
 use crate::error::{Error, Result};
@@ -8,26 +8,26 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// `wandb sync` tries again for days when there is no network; a run has ended long before.
+/// Without a network, `wandb sync` retries for days.
 const LIMIT: Duration = Duration::from_secs(600);
-/// The server that API keys are for, unless `WANDB_BASE_URL` says otherwise.
+/// The servers of API keys, unless `WANDB_BASE_URL` names another.
 const HOSTS: [&str; 2] = ["api.wandb.ai", "api.forge.coreweave.com"];
 
-/// Uploads all parts of the run `id` in `dir` that are not uploaded yet, with the program `wandb` on `PATH`. Takes minutes at
-/// most. What the program says is in `wandb/sync.log`.
+/// Uploads all parts of the run `id` in `dir` that are not uploaded yet, with the program `wandb` on `PATH`. Takes at most ten
+/// minutes. The program's output is in `wandb/sync.log`.
 ///
 /// # Errors
-/// [`Error::NotUploaded`] with what is missing or failed; [`Error::Io`].
+/// [`Error::NotUploaded`] with the missing requirement or the failure; [`Error::Io`].
 pub fn upload(dir: &Path, id: &str) -> Result<()> {
     upload_with(dir, id, &environment, LIMIT)
 }
 
-/// A line for the beginning of a run that says what is missing for [`upload`], the program or a key; `None` if nothing is.
+/// Returns a line about a missing requirement of [`upload`] (the program or a key); `None` if nothing is missing.
 pub fn obstacle() -> Option<String> {
     find_program(&environment).and_then(|_| find_key(&environment)).err()
 }
 
-/// The command that uploads what [`upload`] would.
+/// Returns the command that does the same as [`upload`].
 ///
 /// # Errors
 /// [`Error::Io`].
@@ -57,7 +57,7 @@ fn upload_with(dir: &Path, id: &str, environment: Environment<'_>, limit: Durati
     let out = File::create(&log).map_err(Error::io("create", &log))?;
     let err = out.try_clone().map_err(Error::io("create", &log))?;
     let mut command = Command::new(&program);
-    // It leaves a log of its own, which has no place in the caller's folder.
+    // The program writes its own log, which must not be created in the caller's folder.
     command.env("WANDB_DIR", dir).arg("sync").args(&parts).stdin(Stdio::null()).stdout(out).stderr(err);
     let mut child = match command.spawn() {
         Ok(child) => child,
@@ -72,14 +72,14 @@ fn upload_with(dir: &Path, id: &str, environment: Environment<'_>, limit: Durati
     };
     let log_is = format!("its output is in {}", log.display());
     match ended {
-        // The program marks what it has uploaded; its exit code is 0 for half a run, too.
+        // The program marks uploaded parts. Its exit code is not sufficient, because it is 0 after partial uploads, too.
         Ok(Some(_)) if pending(dir, id)?.is_empty() => Ok(()),
         Ok(Some(status)) => {
             let said = complaint(&String::from_utf8_lossy(&std::fs::read(&log).unwrap_or_default()));
             Err(not_uploaded(format!("`wandb sync` ended with {status} and said: {said}; {log_is}")))
         }
         Ok(None) => {
-            // It may just have ended by itself.
+            // The process may have exited in the meantime.
             let _ = child.kill();
             let _ = child.wait();
             Err(not_uploaded(format!("`wandb sync` did not end within {} s; {log_is}", limit.as_secs_f32())))
@@ -88,7 +88,7 @@ fn upload_with(dir: &Path, id: &str, environment: Environment<'_>, limit: Durati
     }
 }
 
-/// Parts that the program has not marked as uploaded.
+/// Returns the parts that the program has not marked as uploaded.
 fn pending(dir: &Path, id: &str) -> Result<Vec<PathBuf>> {
     let mut parts = parts(dir, id)?;
     parts.retain(|part| {
@@ -107,7 +107,7 @@ fn find_program(environment: Environment<'_>) -> Result<PathBuf, String> {
         .ok_or_else(|| "there is no program `wandb` on PATH (pip install wandb)".to_owned())
 }
 
-/// Whether the official program will find credentials. What they are is its affair.
+/// Checks that the official program will find credentials, without reading them.
 fn find_key(environment: Environment<'_>) -> Result<(), String> {
     if environment("WANDB_API_KEY").is_some() || environment("WANDB_IDENTITY_TOKEN_FILE").is_some() {
         return Ok(());
@@ -132,16 +132,16 @@ fn find_key(environment: Environment<'_>) -> Result<(), String> {
     Err(format!("there is no API key for {} (set WANDB_API_KEY, or call `wandb login`)", hosts.join(" or ")))
 }
 
-/// The line of a log that says what went wrong.
+/// Returns the line of a log that describes the failure.
 fn complaint(log: &str) -> String {
     let lines = || log.lines().map(str::trim).filter(|line| !line.is_empty());
-    // The error itself comes after a pointer to a log.
+    // The error follows a line that points to a log file.
     let error =
         lines().rev().find(|line| line.to_lowercase().contains("error") && !line.contains("detailed error logs"));
     error.or_else(|| lines().next_back()).unwrap_or("nothing").to_owned()
 }
 
-/// A path as a shell takes it.
+/// Quotes a path for a shell.
 fn quote(text: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "/._-+:@,".contains(c);
     if !text.is_empty() && text.chars().all(plain) {
@@ -151,6 +151,6 @@ fn quote(text: &str) -> String {
     }
 }
 
-// They write programs for a shell.
+// The tests use shell scripts as programs.
 #[cfg(all(test, unix))]
 mod tests;

@@ -1,4 +1,4 @@
-//! What the sinks write, read back by TensorBoard and by the W&B SDK.
+//! The files of the sinks, read by TensorBoard and by the W&B SDK.
 
 mod readers;
 
@@ -15,7 +15,7 @@ fn tensorboard_reads_its_files() {
     for step in 1..=3 {
         first.log("train", step, &[("reward", step as f64 / 4.0), ("kl", f64::NAN)]).unwrap();
     }
-    // Killed while it wrote the last row.
+    // The process was killed while it wrote the last row.
     let bytes = std::fs::read(first.path()).unwrap();
     std::fs::write(first.path(), &bytes[..bytes.len() - 5]).unwrap();
     let mut second = TensorBoard::open(folder.path(), "# a run\n\n    seed: 7").unwrap();
@@ -56,7 +56,7 @@ fn wandb_sync_uploads_a_run_and_its_resumption() {
     for step in 1..=300 {
         first.log("train", step, &[("reward", step as f64 / 4.0), ("kl", f64::NAN), ("x", f64::NEG_INFINITY)]).unwrap();
     }
-    // Killed while it wrote the last row; the run goes on from before that.
+    // The process was killed while it wrote the last row; the run resumes from an earlier step.
     let file = first.folder().join("run-abcd1234.wandb");
     let bytes = std::fs::read(&file).unwrap();
     std::fs::write(&file, &bytes[..bytes.len() - 5]).unwrap();
@@ -107,7 +107,7 @@ fn wandb_sync_uploads_a_run_and_its_resumption() {
         assert_eq!((&row["train/global_step"], row["train/reward"].as_f64()), (&json!(step), Some(step as f64 / 4.0)));
     }
     assert_eq!(run["summary"]["train/reward"], 75.5);
-    // The part that was killed did fail; the run that went on did not.
+    // The killed part failed, the resumed part succeeded.
     assert_eq!(run["exit_codes"], json!([1, 0]));
     let metadata: Value = serde_json::from_str(run["files"]["wandb-metadata.json"].as_str().unwrap()).unwrap();
     assert!(metadata["host"].is_string() && metadata["startedAt"].is_string(), "{metadata}");

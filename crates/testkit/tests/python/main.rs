@@ -1,9 +1,9 @@
-//! The Python environment that all tests share.
+//! Tests of the Python environment that all tests share.
 
 use testkit::python::Python;
 
-/// Prints each installed requirement of what is named that has another version than it asks for, or that is not there, and each package that
-/// lies in the folder twice. What torch asks for of CUDA is left out on purpose.
+/// A script that prints each installed requirement of its arguments that is missing or has a wrong version, and each package that the folder
+/// contains twice. CUDA requirements of torch are excluded.
 const CHECK: &str = r#"
 import sys
 from importlib.metadata import PackageNotFoundError, distribution, distributions
@@ -37,7 +37,7 @@ print(f"{len(seen)} packages", file=sys.stderr)
 "#;
 
 #[test]
-fn packages_fit_each_other_and_are_there_once() {
+fn python_packages_are_consistent_and_installed_once() {
     let python = Python::install();
     let packages =
         ["wandb", "tensorboard", "math-verify", "reasoning-gym", "transformers", "torch", "peft", "accelerate"];

@@ -14,7 +14,7 @@ fn run() -> (tempfile::TempDir, PathBuf) {
     (dir, part)
 }
 
-/// A program `wandb` that does what `script` says, in a folder to be used as `PATH`.
+/// Creates a program `wandb` that runs `script`, in a folder for `PATH`.
 fn program(script: &str) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("wandb");
@@ -23,7 +23,7 @@ fn program(script: &str) -> tempfile::TempDir {
     folder
 }
 
-/// The error of an upload with this `PATH`, a key or none, and a limit.
+/// Returns the error of an upload with this `PATH`, with or without a key, and with a time limit.
 fn refusal(path: &Path, key: bool, limit: Duration) -> String {
     let (dir, part) = run();
     let environment = |name: &str| match name {
@@ -38,7 +38,7 @@ fn refusal(path: &Path, key: bool, limit: Duration) -> String {
 }
 
 #[test]
-fn what_is_missing_is_named() {
+fn upload_names_the_missing_requirement() {
     let program = program("exit 0");
     let error = refusal(Path::new("/nonexistent"), true, LIMIT);
     assert!(error.contains("no program `wandb` on PATH"), "{error}");
@@ -47,11 +47,11 @@ fn what_is_missing_is_named() {
 }
 
 #[test]
-fn a_program_that_fails_is_quoted() {
+fn upload_error_quotes_the_program() {
     let failing = program("echo 'wandb: ERROR the server is gone'; exit 3");
     let error = refusal(failing.path(), true, LIMIT);
     assert!(error.contains("the server is gone") && error.contains("exit status: 3"), "{error}");
-    // What is not marked as uploaded was not.
+    // A part that is not marked as uploaded was not uploaded.
     let error = refusal(program("echo 'half of it'").path(), true, LIMIT);
     assert!(error.contains("half of it") && error.contains("sync.log"), "{error}");
     let error = refusal(program("exec sleep 60").path(), true, Duration::from_millis(200));
@@ -59,7 +59,7 @@ fn a_program_that_fails_is_quoted() {
 }
 
 #[test]
-fn parts_that_are_uploaded_are_not_uploaded_again() {
+fn uploaded_parts_are_not_uploaded_again() {
     let (dir, part) = run();
     let marking = program(r#"shift; for part; do touch "$part/run-abcd1234.wandb.synced"; done"#);
     let path = std::env::join_paths([marking.path(), Path::new("/bin"), Path::new("/usr/bin")]).unwrap();
@@ -70,12 +70,12 @@ fn parts_that_are_uploaded_are_not_uploaded_again() {
     };
     upload_with(dir.path(), ID, &environment, LIMIT).unwrap();
     assert!(part.join("run-abcd1234.wandb.synced").exists());
-    // Nothing is left, so nothing is missing either.
+    // Without pending parts, no requirement is missing.
     upload_with(dir.path(), ID, &|_| None, LIMIT).unwrap();
 }
 
 #[test]
-fn a_key_may_be_in_netrc() {
+fn upload_finds_a_key_in_netrc() {
     let home = tempfile::tempdir().unwrap();
     let netrc = home.path().join(".netrc");
     let find = |url: Option<&str>| {
@@ -95,7 +95,7 @@ fn a_key_may_be_in_netrc() {
 }
 
 #[test]
-fn a_command_can_be_pasted() {
+fn sync_command_is_quoted_for_a_shell() {
     assert_eq!(quote("runs/a-001/wandb"), "runs/a-001/wandb");
     assert_eq!(quote("my run's"), r"'my run'\''s'");
 }

@@ -1,4 +1,4 @@
-//! The official readers of what the sinks write: TensorBoard and the W&B SDK.
+//! The official readers of the sinks' files: TensorBoard and the W&B SDK.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -10,29 +10,29 @@ use testkit::python::Python;
 pub(crate) struct Readers(Python);
 
 impl Readers {
-    /// Fetches the packages unless they are there.
+    /// Installs the packages if they are missing.
     pub(crate) fn install() -> Self {
         Self(Python::install())
     }
 
-    /// A command that finds the packages, whose `HOME` is `home` and that knows nothing else of the caller.
+    /// Creates a command with the packages, with `home` as `HOME`, and otherwise without the caller's environment.
     pub(crate) fn command(&self, program: impl AsRef<std::ffi::OsStr>, home: &Path) -> Command {
         let mut command = Command::new(program);
         command.env_clear().envs(self.0.python_path().map(|folder| ("PYTHONPATH", folder)));
         command.env("PATH", self.path()).env("HOME", home);
-        // Where `wandb` leaves a log of its own.
+        // The folder of the log that `wandb` writes.
         command.env("WANDB_DIR", home).stdin(Stdio::null());
         command
     }
 
-    /// `PATH` with the program `wandb`.
+    /// Returns `PATH` with the program `wandb`.
     pub(crate) fn path(&self) -> std::ffi::OsString {
         let caller = std::env::var_os("PATH").unwrap_or_default();
         let paths = [self.0.scripts()].into_iter().chain(std::env::split_paths(&caller));
         std::env::join_paths(paths).expect("a PATH")
     }
 
-    /// What TensorBoard reads in a folder: `{"scalars": {TAG: [[STEP, "VALUE"], ...]}, "texts": {TAG: TEXT}}`.
+    /// Reads a folder with TensorBoard: `{"scalars": {TAG: [[STEP, "VALUE"], ...]}, "texts": {TAG: TEXT}}`.
     pub(crate) fn tensorboard(&self, folder: &Path) -> serde_json::Value {
         let home = tempfile::tempdir().expect("a folder");
         let script = ["-c", include_str!("read_tensorboard.py")];
@@ -43,7 +43,7 @@ impl Readers {
     }
 }
 
-/// A server that answers the W&B SDK as far as `wandb sync` asks, and writes down what it is sent.
+/// A server that implements the requests of `wandb sync` and records them.
 pub(crate) struct WandbServer {
     process: Child,
     url: String,
@@ -61,14 +61,14 @@ impl WandbServer {
         Self { process, url: url.trim().to_owned(), folder }
     }
 
-    /// What `wandb` needs of the environment to find this server.
+    /// Returns the environment variables with which `wandb` uses this server.
     pub(crate) fn environment(&self) -> [(&'static str, String); 3] {
         let quiet = ("WANDB_ERROR_REPORTING", "false".into());
         [("WANDB_BASE_URL", self.url.clone()), ("WANDB_API_KEY", "0".repeat(40)), quiet]
     }
 
-    /// The runs as the server knows them: `{ID: {"runs": [VARIABLES, ...], "history": [ROW, ...], "summary": {...},
-    /// "exit_codes": [...], "files": {NAME: TEXT}}}`. Numbers that JSON does not have are texts.
+    /// Returns the runs as the server has recorded them: `{ID: {"runs": [VARIABLES, ...], "history": [ROW, ...], "summary": {...},
+    /// "exit_codes": [...], "files": {NAME: TEXT}}}`. Numbers that JSON lacks are strings.
     pub(crate) fn seen(&self) -> serde_json::Value {
         let text = fs::read(self.folder.path().join("seen.json")).expect("the server was asked");
         serde_json::from_slice(&text).expect("JSON")
