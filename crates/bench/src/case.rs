@@ -301,7 +301,7 @@ fn into_result(reply: Reply) -> Result<Reply> {
 }
 
 fn unexpected(reply: &Reply) -> Error {
-    Error::Text(format!("the worker answered with something else than was asked for: {reply:?}"))
+    Error::Text(format!("unexpected reply of the worker: {reply:?}"))
 }
 
 /// Plans an entry in its own process, or, on exclusive devices, in the process that already has them.

@@ -77,9 +77,9 @@ impl OnCpu {
 /// [`crate::Error::Loss`] that names the key and the alternative.
 pub fn refuse_what_it_lacks(job: &Job, variant: &Variant) -> Result<()> {
     let lacks = [
-        (variant.numerics != Numerics::default(), "numerics", "say `dlogits` instead"),
-        (variant.mosaic.is_some(), "mosaic", "those are TPU kernels: leave it out"),
-        (variant.mesh != Mesh::default(), "mesh", "it is one device: leave it out"),
+        (variant.numerics != Numerics::default(), "numerics", "set `dlogits` instead"),
+        (variant.mosaic.is_some(), "mosaic", "it configures TPU kernels: leave it out"),
+        (variant.mesh != Mesh::default(), "mesh", "the CPU is one device: leave it out"),
         (
             variant.program == ProgramKind::Materialised,
             "pass: materialised",
@@ -88,7 +88,7 @@ pub fn refuse_what_it_lacks(job: &Job, variant: &Variant) -> Result<()> {
         (
             job.profile && variant.request.implementation != Implementation::Fused,
             "profile",
-            "it takes the kernels of `implementation: fused` apart",
+            "only `implementation: fused` measures it",
         ),
         (job.role != Role::Loss || variant.program == ProgramKind::Bare, "bare products", "take a pjrt backend"),
     ];

@@ -42,7 +42,7 @@ pub enum Error {
         found: String,
     },
     /// A folder for logs that is not empty.
-    #[error("run folder {path}: it is not empty: every benchmark has a log folder of its own", path = path.display())]
+    #[error("run folder {path} is not empty: use a new log folder for every benchmark", path = path.display())]
     LogFolder {
         /// The folder that is not empty.
         path: PathBuf,

@@ -61,7 +61,7 @@ pub fn all(config: &BenchConfig, venv: &Path, folder: &Path) -> Result<Vec<Peer>
     let python: PathBuf = venv.join("bin").join("python");
     if !python.is_file() {
         let found = format!("no {}", python.display());
-        return Err(Error::argument("peers", "a virtual environment, made as peers/README.md says", found));
+        return Err(Error::argument("peers", "a virtual environment as described in peers/README.md", found));
     }
     for (name, text) in PROGRAMS {
         let path = folder.join(name);

@@ -61,10 +61,10 @@ impl OnDevices {
     /// Compiles the program of `job`.
     pub(crate) fn plan(on: &Rc<Self>, job: &Job, inputs: Rc<Inputs>) -> Result<(Planned, Box<dyn Runner>)> {
         for (is_asked, what, instead) in [
-            (job.threads != 0, "threads", "its plugin starts its own: leave it out"),
-            (job.isa.is_some(), "isa", "its compiler chooses: leave it out"),
+            (job.threads != 0, "threads", "the plugin starts its own threads: leave it out"),
+            (job.isa.is_some(), "isa", "the compiler chooses it: leave it out"),
             (job.dlogits.is_some(), "dlogits", "set it in `numerics`"),
-            (job.profile, "profile", "it takes the kernels of the CPU backend apart: leave it out"),
+            (job.profile, "profile", "only the CPU backend measures it: leave it out"),
         ] {
             if is_asked {
                 let (backend, what, instead) = (job.backend.clone(), what.into(), instead.into());

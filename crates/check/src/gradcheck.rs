@@ -200,7 +200,7 @@ fn conclude(report: &mut CaseReport, named: &[String]) {
         report.failures.push(format!("no variant was checked: {instead}"));
     }
     for name in named.iter().filter(|name| report.not_checked.contains_key(*name)) {
-        report.failures.push(format!("`{name}` was asked for, and not checked"));
+        report.failures.push(format!("`{name}` was requested and could not be checked"));
     }
     report.passed = report.failures.is_empty() && rows().all(|row| row.passed);
 }

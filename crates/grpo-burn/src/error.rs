@@ -39,8 +39,8 @@ pub enum Error {
     },
     /// No tensor passed to the loss is tracked by autodiff, so there is nothing to differentiate.
     #[error(
-        "no gradient to make: autodiff tracks {tensors}; build the model on Device::flex().autodiff(), \
-         mark what is to train with require_grad(), and use score() where no gradient is wanted"
+        "no gradient to compute: autodiff tracks {tensors}; build the model on Device::flex().autodiff(), \
+         mark trained tensors with require_grad(), or use score() for results without gradients"
     )]
     NotTracked {
         /// The arguments, as in "neither hidden nor lm_head".

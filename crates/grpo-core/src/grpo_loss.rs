@@ -361,8 +361,8 @@ impl GrpoLossBuilder {
             }
             Some(Sizes { hidden: None, vocab }) => (PolicySpec::Logits { vocab, dtype }, Implementation::Logits),
             None => {
-                let message = "the builder of the loss does not know what the policy hands over: call head(hidden, vocab) \
-                               or logits(vocab) on it";
+                let message = "the builder of the loss lacks the policy's output: call head(hidden, vocab) or \
+                               logits(vocab) on it";
                 return Err(Error::Config(message.into()));
             }
         };

@@ -47,7 +47,7 @@ impl PlanRequest {
                     product(self.max_tokens, vocab)?;
                 }
                 if self.gradients.bias && !bias {
-                    return Err(Error::Config("a bias gradient was asked for, but the head has no bias".into()));
+                    return Err(Error::Config("a bias gradient was requested, but the head has no bias".into()));
                 }
             }
         }

@@ -40,7 +40,7 @@ pub(crate) fn weigh(
     let in_log_ratio = config.rules().takes_sampler_ratio();
     if in_log_ratio && !of_token {
         return Err(Error::Config(format!(
-            "{} takes the sampler's ratio into its own weight: set vllm_importance_sampling_mode to token_truncate or \
+            "{} includes the sampler's ratio in its own weight: set vllm_importance_sampling_mode to token_truncate or \
              token_mask, or vllm_importance_sampling_correction to false",
             config.loss_type.name()
         )));

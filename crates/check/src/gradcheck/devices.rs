@@ -67,13 +67,13 @@ impl Devices {
             BackendName::Pjrt(kind) => {
                 let numerics = variant.numerics;
                 for (is_asked, what, instead) in [
-                    (settings.threads != 0, "threads", "its plugin starts its own: leave it out"),
-                    (settings.isa.is_some(), "isa", "its compiler chooses: leave it out"),
+                    (settings.threads != 0, "threads", "the plugin starts its own threads: leave it out"),
+                    (settings.isa.is_some(), "isa", "the compiler chooses it: leave it out"),
                     (settings.dlogits.is_some(), "dlogits", "set it in `numerics`"),
                     (
                         numerics.gradients != Dtype::F32,
                         "numerics.gradients in a gradient check",
-                        "sums in bf16 never leave the device: check the variant with f32",
+                        "gradients accumulated in bf16 stay on the device: check the variant with f32",
                     ),
                     (
                         numerics.logits != Dtype::F32 && !numerics.exact_ratio,

@@ -117,8 +117,8 @@ impl Problem {
         let differences = Differences::new(&self.config.loss, &self.inputs.batch, self.point.clone())?;
         if self.inputs.batch.old_logp().is_some() && differences.has_kink_within(ROUNDING) {
             notes.push(
-                "a ratio lies so near a bound of the clip that rounding to f32 decides on its branch, and an implementation may \
-                 be right with another gradient: choose other bounds, another inputs.old_logp_noise or another --seed"
+                "a ratio is so close to a bound of the clip that rounding to f32 decides its branch, and a correct implementation \
+                 may have another gradient: choose other bounds, another inputs.old_logp_noise or another --seed"
                     .into(),
             );
         }
@@ -137,7 +137,7 @@ impl Problem {
         let zero = self.gradients().filter(|name| advantages.iter().any(|a| *a != 0.0) && is_zero(name));
         let explain = |name| {
             format!(
-                "{name} of the oracle is zero everywhere though advantages are not, so that nothing is checked: leave some \
+                "{name} of the oracle is zero everywhere although advantages are not, so nothing is checked: leave some \
                  ratios unclipped (loss.epsilon_low, loss.epsilon_high, inputs.old_logp_noise, another --seed), \
                  inputs.logit_std above 0 and a vocabulary of 2 or more"
             )

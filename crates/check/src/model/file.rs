@@ -369,8 +369,8 @@ fn read_header(path: &Path, file: &mut File, length: u64) -> Result<(u64, Metada
     }
     let mut text = vec![0; header as usize];
     file.read_exact(&mut text).map_err(io)?;
-    let metadata: Metadata = serde_json::from_slice(&text)
-        .map_err(|e| refuse(format!("its header is not that of a safetensors file: {e}")))?;
+    let metadata: Metadata =
+        serde_json::from_slice(&text).map_err(|e| refuse(format!("its header is not a safetensors header: {e}")))?;
     let data = 8 + header;
     let described = data + metadata.data_len() as u64;
     let inside = metadata.tensors().values().all(|info| info.data_offsets.1 <= metadata.data_len());

@@ -243,7 +243,7 @@ impl AdvantageConfig {
         };
         if !legal_scale {
             return fail(format!(
-                "{:?} does not divide by what scale_rewards: {:?} says: leave it out, or use estimator group",
+                "{:?} has no divisor for scale_rewards: {:?}: leave it out, or use estimator group",
                 self.estimator, self.scale_rewards
             ));
         }
@@ -258,7 +258,7 @@ impl AdvantageConfig {
             return fail(format!("{name} is used by {owner} only, not by {:?}: leave it out", self.estimator));
         }
         if self.estimator == E::ReinforcePlusPlus && self.whitening() == Whitening::None {
-            return fail("reinforce_plus_plus is its whitening: without it, use estimator reinforce".into());
+            return fail("reinforce_plus_plus without whitening: use estimator reinforce".into());
         }
         Ok(())
     }

@@ -338,8 +338,7 @@ fn check_sampler(config: &LossConfig, batch: &TokenBatch) -> Result<()> {
 fn check_prepared(config: &LossConfig, batch: &TokenBatch) -> Result<()> {
     if batch.factors().is_none() && config.selects_tokens() {
         return Err(Error::Config(
-            "this loss chooses tokens by what the policy says of the whole batch: call LossConfig::prepare first"
-                .into(),
+            "this loss selects tokens by scores of the whole batch: call LossConfig::prepare first".into(),
         ));
     }
     Ok(())

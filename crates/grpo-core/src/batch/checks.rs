@@ -38,10 +38,10 @@ impl TokenBatch {
         let Some(i) = self.active.iter().copied().find(illegal) else { return Ok(()) };
         let reason = match values[i] {
             value if value.is_finite() => format!(
-                "{value} is no log-probability: those are at most 0 (natural logarithms; a probability, a logit or a \
-                 negative log-likelihood is something else)"
+                "{value} is no log-probability: a log-probability is at most 0 (natural logarithms; not a probability, a logit \
+                 or a negative log-likelihood)"
             ),
-            value => format!("{value} is not finite: mask the token, or compute its log-probability again"),
+            value => format!("{value} is not finite: mask the token, or recompute its log-probability"),
         };
         Err(Error::value(what, self.position(i), reason))
     }
@@ -51,7 +51,7 @@ impl TokenBatch {
         self.check_len("sampler_logp", values.len())?;
         let illegal = |i: &usize| values[*i] > LARGEST_LOGP || values[*i] == f32::NEG_INFINITY;
         let Some(i) = self.active.iter().copied().find(illegal) else { return Ok(()) };
-        let reason = format!("{} is no log-probability; write NaN where the sampler gave none", values[i]);
+        let reason = format!("{} is no log-probability; use NaN for an unknown one", values[i]);
         Err(Error::value("sampler_logp", self.position(i), reason))
     }
 

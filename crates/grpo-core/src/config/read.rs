@@ -68,8 +68,8 @@ impl<'de> DeserializeSeed<'de> for ValueOf<'_> {
 fn of_the_loss(given: &Value) -> Result<()> {
     match StepData::KEYS.into_iter().find(|key| given.get(key).is_some()) {
         Some(key) => Err(Error::Config(format!(
-            "{key} is known of a batch, not of a loss: give it with the batch (TokenBatch::with_step), or beside the loss \
-             of a batch file"
+            "{key} is a key of a batch, not of a loss: set it with the batch (TokenBatch::with_step), or next to the loss \
+             in a batch file"
         ))),
         None => Ok(()),
     }

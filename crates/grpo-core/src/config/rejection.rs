@@ -42,7 +42,7 @@ pub(crate) fn rejections(config: &LossConfig) -> Result<Vec<Rejection>> {
     if rules.is_empty() {
         return match thresholds.is_empty() {
             true => Ok(vec![]),
-            false => fail("rollout_rs_threshold is set without rollout_rs: name what it bounds".into()),
+            false => fail("rollout_rs_threshold is set without rollout_rs: set rollout_rs, too".into()),
         };
     }
     if thresholds.len() != 1 && thresholds.len() != rules.len() {

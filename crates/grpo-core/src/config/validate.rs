@@ -103,7 +103,7 @@ impl LossConfig {
         let (rules, name) = (self.rules(), self.loss_type.name());
         if rules.is_of_tokens_only() && self.level() != ImportanceSamplingLevel::Token {
             return fail(format!(
-                "{name} is defined by the ratio of tokens: leave importance_sampling_level out, or set it to `token`"
+                "{name} is defined by token-level ratios: leave importance_sampling_level out, or set it to `token`"
             ));
         }
         rules.check(self)?;
@@ -136,9 +136,7 @@ impl LossConfig {
         if let (Some(flag), Some(importance)) = (self.use_bias_correction_kl, self.kl_importance)
             && flag != corrects(importance)
         {
-            return fail(format!(
-                "use_bias_correction_kl is {flag}, but kl_importance says otherwise: set one of them"
-            ));
+            return fail(format!("use_bias_correction_kl is {flag} and contradicts kl_importance: set one of them"));
         }
         Ok(())
     }
@@ -154,14 +152,14 @@ impl LossConfig {
         let low = low.or((self.rollout_is == Some(RolloutIs::Icepop)).then_some(1.0 / high));
         if let Some(low) = low.filter(|low| *low > high) {
             return fail(format!(
-                "rollout_is_threshold: the lower bound {low} is above the upper one, {high}; one bound of icepop is its \
-                 reciprocal's too"
+                "rollout_is_threshold: the lower bound {low} is above the upper one, {high}; a single bound of icepop implies \
+                 its reciprocal"
             ));
         }
         let masks_sequences = self.vllm_importance_sampling_mode == SamplerMode::SeqMaskTis;
         if masks_sequences && self.rollout_is.is_none() && self.vllm_importance_sampling_clip_min.is_none() {
             return fail(
-                "seq_mask_tis bounds the geometric mean of a sequence, which lies near 1, on both sides: set \
+                "seq_mask_tis bounds the geometric mean of a sequence, which is close to 1, on both sides: set \
                  vllm_importance_sampling_clip_min and clip_max (NeMo-RL suggests 0.999 and 1.002)",
             );
         }
@@ -171,7 +169,7 @@ impl LossConfig {
         let of_token = self.vllm_importance_sampling_mode.is_of_tokens();
         if self.rules().takes_sampler_ratio() && self.vllm_importance_sampling_correction == Some(true) && !of_token {
             return fail(format!(
-                "{} takes the sampler's ratio into its own weight: vllm_importance_sampling_mode must be one of tokens, \
+                "{} includes the sampler's ratio in its own weight: vllm_importance_sampling_mode must be a mode per token, \
                  such as token_truncate",
                 self.loss_type.name()
             ));
@@ -187,7 +185,7 @@ impl LossConfig {
             && (self.semantics == Semantics::Verl || self.loss_agg_mode.is_some())
         {
             return fail(format!(
-                "loss_type {} is a way to average; verl says that with loss_agg_mode: use loss_type {instead}",
+                "loss_type {} names an average, which verl sets with loss_agg_mode: use loss_type {instead}",
                 self.loss_type.name()
             ));
         }

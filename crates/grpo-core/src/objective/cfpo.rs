@@ -74,7 +74,7 @@ impl Loss for Cfpo {
         positive("epsilon_low of cfpo", low)?;
         match config.epsilon_high.filter(|high| *high != low) {
             Some(high) => Err(Error::Config(format!(
-                "cfpo turns back at one distance from 1, epsilon_low ({low}): leave epsilon_high ({high}) out"
+                "cfpo uses one distance from 1, epsilon_low ({low}): leave epsilon_high ({high}) out"
             ))),
             None => Ok(()),
         }

@@ -136,7 +136,7 @@ impl Loss for FlashReinforce {
         ];
         match twice.into_iter().find(|(_, is_set)| *is_set) {
             Some((key, _)) => Err(Error::Config(format!(
-                "flash_reinforce weighs its tokens with the sampler's ratio itself, and {key} would weigh them twice: leave it out"
+                "flash_reinforce weights its tokens by the sampler's ratio, and {key} would weight them twice: leave it out"
             ))),
             None => Ok(()),
         }

@@ -124,7 +124,7 @@ impl Loss for GeoMean {
     fn check(&self, config: &LossConfig) -> Result<()> {
         match config.beta != 0.0 && config.kl_importance() == KlImportance::Ratio {
             true => Err(Error::Config(
-                "use_bias_correction_kl multiplies the KL term by the loss's ratio, which geo_mean has none of: leave it \
+                "use_bias_correction_kl multiplies the KL term by the loss's ratio, but geo_mean has no ratio: leave it \
                  out, or set kl_importance to `score_function` or `sampler`"
                     .into(),
             )),

@@ -155,7 +155,7 @@ impl Loss for Vespo {
         let asks = config.importance_sampling_level.is_some_and(|level| level != ImportanceSamplingLevel::Token);
         if asks && config.beta != 0.0 && config.kl_importance() == KlImportance::Ratio {
             return Err(Error::Config(
-                "vespo takes the ratio of a sequence in its own way, and its KL term that of tokens: leave \
+                "vespo has its own sequence-level ratio, and its KL term the ratio of tokens: leave \
                  importance_sampling_level out, or set it to `token`"
                     .into(),
             ));

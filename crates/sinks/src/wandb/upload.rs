@@ -76,7 +76,7 @@ fn upload_with(dir: &Path, id: &str, environment: Environment<'_>, limit: Durati
         Ok(Some(_)) if pending(dir, id)?.is_empty() => Ok(()),
         Ok(Some(status)) => {
             let said = complaint(&String::from_utf8_lossy(&std::fs::read(&log).unwrap_or_default()));
-            Err(not_uploaded(format!("`wandb sync` ended with {status} and said: {said}; {log_is}")))
+            Err(not_uploaded(format!("`wandb sync` ended with {status}: {said}; {log_is}")))
         }
         Ok(None) => {
             // The process may have exited in the meantime.
