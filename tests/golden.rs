@@ -1,16 +1,16 @@
-//! Files whose `expected.*` were made with the other systems' own functions in float64 (see each file's `source`).
+//! Files with `expected.*` computed by other systems' own functions in float64 (see each file's `source`).
 
 use grpo_check::parity::{self, Check};
 use grpo_core::{Backend, BatchFile, Dtype, Implementation};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-/// Where they are.
+/// Returns the folder of the files.
 pub fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("golden")
 }
 
-/// All of them, by name.
+/// Returns all files by name.
 pub fn files() -> Vec<BatchFile> {
     let mut paths: Vec<PathBuf> = std::fs::read_dir(folder()).unwrap().map(|entry| entry.unwrap().path()).collect();
     paths.retain(|path| path.extension().is_some_and(|extension| extension == "safetensors"));
@@ -19,8 +19,8 @@ pub fn files() -> Vec<BatchFile> {
     paths.iter().map(|path| BatchFile::parse(&std::fs::read(path).unwrap()).unwrap()).collect()
 }
 
-/// Holds every file in each of `implementations` to the file and to the oracle, and with NaN at a token. Prints the largest
-/// difference of each tensor in each column, with the file that it comes from (`-- --nocapture`).
+/// Compares every implementation with the expected values of every file and with the oracle, also with a NaN at a token. Prints the largest
+/// difference of each tensor in each column with the name of its file (`-- --nocapture`).
 pub fn assert_golden(backend: &dyn Backend, implementations: &[Implementation], dtype: Dtype) {
     let mut worst: BTreeMap<(String, String), (f64, String)> = BTreeMap::new();
     let mut wrong = Vec::new();
@@ -52,6 +52,6 @@ pub fn assert_golden(backend: &dyn Backend, implementations: &[Implementation], 
     }
     assert!(wrong.is_empty(), "on {} in {}: {wrong:#?}", backend.name(), dtype.name());
     assert_eq!(worst.len(), 5 * (1 + implementations.len()));
-    // In all but the files without an active token; in every fourth also a token that has no gradient.
+    // Every file with an active token is tested; in every fourth file a token without a gradient is tested, too.
     assert!(poisoned[0] >= 190 && poisoned[1] >= 40, "{poisoned:?}");
 }

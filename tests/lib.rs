@@ -1,6 +1,6 @@
-//! What the tests of this package share: batches, the golden files, and how a backend is held to both and to the f64 oracle.
+//! Shared code of this package's tests: batches, the golden files, and comparisons of a backend with both and with the f64 oracle.
 //!
-//! `fast/` runs on this CPU with nothing but Rust, `device/` on XLA's CPU plugin.
+//! `fast/` runs on this CPU and needs only Rust; `device/` runs on XLA's CPU plugin.
 
 pub mod golden;
 pub mod not_finite;
@@ -11,7 +11,7 @@ pub mod variants;
 use grpo_check::parity::{self, Check, FileReport};
 use grpo_core::{Backend, BatchFile};
 
-/// Checks `file` on `backend`, prints the largest differences (`-- --nocapture`) and fails on a breach.
+/// Checks `file` on `backend`, prints the largest differences (`-- --nocapture`) and fails if one exceeds its tolerance.
 pub fn assert_parity(backend: &dyn Backend, name: &str, file: &BatchFile, check: &Check) -> FileReport {
     let report = parity::check(backend, name, file, check).unwrap();
     let backend = backend.name();

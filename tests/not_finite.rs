@@ -1,4 +1,4 @@
-//! NaN at one token of a batch.
+//! Batches with a NaN at one token.
 
 use backend_cpu::oracle;
 use grpo_core::batch::PolicyValues;
@@ -8,7 +8,7 @@ use grpo_core::{
 };
 use half::bf16;
 
-/// Two tokens that the loss counts: the one with the largest gradient and, where there is one, one that the loss clips or
+/// Returns two active tokens: the token with the largest gradient and, if there is one, a token that the loss clips or
 /// leaves without a gradient.
 pub fn tokens(file: &BatchFile) -> Vec<usize> {
     let PolicyOutput::Hidden { hidden, lm_head, bias } = file.policy.to_dtype(Dtype::F32) else {
@@ -33,7 +33,7 @@ pub fn tokens(file: &BatchFile) -> Vec<usize> {
     largest.into_iter().chain(dead).collect()
 }
 
-/// Puts `value` at `at`.
+/// Sets the entry `at` to `value`.
 pub fn poison(tensor: &mut Tensor, at: usize, value: f32) {
     match tensor {
         Tensor::F32(values) => values[at] = value,
@@ -41,7 +41,7 @@ pub fn poison(tensor: &mut Tensor, at: usize, value: f32) {
     }
 }
 
-/// What one call made.
+/// The results of one call.
 struct Called {
     out: LossOutput,
     hidden: Vec<f32>,
@@ -62,7 +62,7 @@ fn call(plan: &mut dyn LossPlan, file: &BatchFile, policy: &PolicyOutput<Tensor>
     Called { out, hidden, lm_head }
 }
 
-/// The batch with what nothing may be in the lists of other policies, at the masked tokens `masked`.
+/// Returns the batch with NaN in the lists of other policies at the masked tokens `masked`.
 fn with_poisoned_lists(batch: &TokenBatch, masked: &[usize]) -> TokenBatch {
     let list = |list: Option<&[f32]>, values: [f32; 2]| {
         let mut list = list?.to_vec();
@@ -83,9 +83,9 @@ fn with_poisoned_lists(batch: &TokenBatch, masked: &[usize]) -> TokenBatch {
     poisoned
 }
 
-/// Asserts that what is not finite is seen where it counts, in each of `implementations`: in the loss, in the log-probability of the
-/// token and of no other, in its gradient; all tokens for a head. At masked tokens it leaves no trace. Returns how many tokens
-/// were tried, and how many of those had no gradient before.
+/// Asserts, for each of `implementations`, that a value that is not finite at an active token appears in the loss, in the log-probability
+/// of this token only, and in its gradient; a value in the head appears at all tokens. At masked tokens it has no effect. Returns how many
+/// tokens were tested, and how many of them had no gradient before.
 pub fn assert_seen(
     backend: &dyn Backend,
     implementations: &[Implementation],
@@ -94,7 +94,7 @@ pub fn assert_seen(
 ) -> [usize; 2] {
     let tokens = tokens(file);
     let masked: Vec<usize> = (0..file.batch.tokens()).filter(|row| !file.batch.is_active(*row)).collect();
-    // A softcap holds an infinite logit, as tanh does.
+    // A softcap maps an infinite logit to a finite one.
     let poisons =
         if file.loss.final_logit_softcapping.is_some() { vec![f32::NAN] } else { vec![f32::NAN, f32::INFINITY] };
     for implementation in implementations.iter().copied() {

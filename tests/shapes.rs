@@ -1,4 +1,4 @@
-//! Shapes of real models, scaled down, and the ugly ones.
+//! Shapes of real models, scaled down, and unusual shapes.
 
 use crate::assert_parity;
 use crate::synthetic::{Shape, case};
@@ -6,7 +6,7 @@ use grpo_check::parity::Check;
 use grpo_core::format::BatchLoss;
 use grpo_core::{Backend, Dtype};
 
-/// Losses by name, each another question to a head; the last has ratios of sequences.
+/// Losses by name, with different requirements on a head; the last one has sequence-level ratios.
 pub const LOSSES: [(&str, &str); 6] = [
     ("grpo", r#"{"loss_type": "grpo", "epsilon_high": 0.28, "beta": 0.04, "temperature": 0.8}"#),
     ("bnpo", r#"{"loss_type": "bnpo", "delta": 1.6, "temperature": 0.7, "temperature_mode": "scale_logprobs"}"#),
@@ -19,8 +19,8 @@ pub const LOSSES: [(&str, &str); 6] = [
     ("gspo", r#"{"loss_type": "gspo", "epsilon_low": 0.05, "epsilon_high": 0.08, "beta": 0.04}"#),
 ];
 
-/// H / 64 and V / 64 of the models that people train (Hugging Face configurations), so that the ratio of the two and
-/// the awkwardness of V stay; and whether there is a bias.
+/// H / 64 and V / 64 of common models (Hugging Face configurations), which keep the ratio of the two and
+/// the divisibility of V; and whether there is a bias.
 pub const MODELS: [(&str, usize, usize, bool); 7] = [
     ("Qwen2.5 0.5B", 14, 2374, false),
     ("Qwen2.5 1.5B", 24, 2374, false),
@@ -31,22 +31,22 @@ pub const MODELS: [(&str, usize, usize, bool); 7] = [
     ("with a bias", 32, 1013, true),
 ];
 
-/// The shapes of [`MODELS`].
+/// Returns the shapes of [`MODELS`].
 pub fn models() -> impl Iterator<Item = (String, Shape)> {
     MODELS.into_iter().map(|(name, h, v, bias)| (name.to_owned(), Shape { b: 4, t: 7, h, v, bias }))
 }
 
-/// One token, one long sequence, sequences of one token, many; vocabularies and hidden sizes that no block divides.
+/// Returns shapes with one token, one long sequence, sequences of one token, and many sequences; no block size divides V or H.
 pub fn ugly() -> impl Iterator<Item = (String, Shape)> {
     let sizes = [(1, 1), (1, 67), (9, 1), (13, 11)].into_iter();
     let sizes = sizes.flat_map(|size| [2, 3, 257, 1013].map(|v| (size, v)));
     sizes.flat_map(|((b, t), v)| [5, 33].map(|h| (format!("B{b} T{t} H{h} V{v}"), Shape { b, t, h, v, bias: v == 3 })))
 }
 
-/// One hidden unit; V large enough that dL/dlm_head, a sum over tokens, does not cancel in all its entries at once.
+/// One hidden unit; V is large enough that dL/dlm_head, a sum over tokens, does not cancel in all entries.
 pub const ONE_HIDDEN_UNIT: Shape = Shape { b: 13, t: 11, h: 1, v: 257, bias: false };
 
-/// Holds every implementation of `backend` to the oracle on `shape` under `losses`.
+/// Compares every implementation of `backend` with the oracle on `shape` with `losses`.
 pub fn assert_shape(backend: &dyn Backend, name: &str, shape: Shape, losses: &[(&str, &str)], dtype: Dtype) {
     for (seed, (loss, json)) in losses.iter().enumerate() {
         let of = BatchLoss::from_json(json).unwrap();

@@ -1,4 +1,4 @@
-//! Cases of testkit as padded batches in files: sequences of uneven length, the last of which is masked as a whole.
+//! Cases of testkit as padded batch files: sequences of uneven length, the last one fully masked.
 
 use grpo_core::parity::Values;
 use grpo_core::{BatchFile, Dtype, LossConfig, PolicyOutput, Tensor};
@@ -9,19 +9,19 @@ use testkit::Case;
 /// Shape of a case.
 #[derive(Clone, Copy, Debug)]
 pub struct Shape {
-    /// The number of sequences.
+    /// Number of sequences B.
     pub b: usize,
-    /// Tokens of each, at most.
+    /// Largest number of tokens T of a sequence.
     pub t: usize,
-    /// The size H of hidden states.
+    /// Hidden size H.
     pub h: usize,
-    /// The size V of the vocabulary.
+    /// Vocabulary size V.
     pub v: usize,
-    /// Whether the head has one.
+    /// `true` if the head has a bias.
     pub bias: bool,
 }
 
-/// A batch for `loss`, the same for the same seed.
+/// Returns a batch for `loss`; equal seeds give equal batches.
 pub fn case(shape: Shape, loss: &LossConfig, dtype: Dtype, seed: u64) -> BatchFile {
     let Shape { b, t, h, v, bias } = shape;
     let mut rng = ChaCha8Rng::seed_from_u64(seed);

@@ -1,4 +1,4 @@
-//! What no other system offers, or none that can be installed.
+//! Options that no other system has, or none that can be installed.
 
 use crate::golden::folder;
 use grpo_core::BatchFile;
@@ -64,7 +64,8 @@ pub const LOSSES: [(&str, &str); 24] = [
     ("seed", r#"{"semantics": "mllm_jax", "temperature": 0.7, "epsilon_high": 0.3}"#),
 ];
 
-/// A golden batch with both signs of advantage, ratios on all sides, a reference, and a sampler that is silent in places.
+/// Returns a golden batch with advantages of both signs, ratios on all sides of the clip, a reference policy, and some unknown sampler
+/// log-probabilities.
 pub fn file(loss: &str) -> BatchFile {
     let bytes = std::fs::read(folder().join("trl_grpo_sampler_token_truncate.safetensors")).unwrap();
     let file = BatchFile::parse(&bytes).unwrap();

@@ -1,4 +1,4 @@
-//! The committed checkpoints, and what transformers and torch made of them.
+//! The committed checkpoints with the results of transformers and torch.
 
 use models::{ModelConfig, ModelFolder, NamedTensor, Weights};
 use policy::{AdamWConfig, Sequence};
@@ -33,7 +33,7 @@ impl Checkpoint {
         self.folder.config()
     }
 
-    /// The sequences of the expected values, without their padding.
+    /// Returns the sequences of the expected values, without padding.
     pub(crate) fn sequences(&self) -> Vec<Vec<u32>> {
         let (ids, mask) = (&self.expected.0["ids"], &self.expected.0["mask"]);
         let rows = ids.data.chunks_exact(ids.shape[1]).zip(mask.data.chunks_exact(ids.shape[1]));
@@ -41,21 +41,21 @@ impl Checkpoint {
             .collect()
     }
 
-    /// The logits `[length, V]` of sequence `i`.
+    /// Returns the logits `[length, V]` of sequence `i`.
     pub(crate) fn logits(&self, i: usize, length: usize) -> &[f32] {
         let logits = &self.expected.0["expected.logits"];
         let row = logits.shape[1] * logits.shape[2];
         &logits.data[i * row..i * row + length * logits.shape[2]]
     }
 
-    /// The sequences as prompts of one token with completions of all others; those of one token have nothing to predict.
+    /// Returns the sequences as prompts of one token and completions of the rest, without sequences of one token.
     pub(crate) fn completions(&self) -> Vec<Sequence> {
         let whole = self.sequences().into_iter().filter(|ids| ids.len() > 1);
         whole.map(|ids| Sequence { prompt: ids[..1].to_vec(), completion: ids[1..].to_vec() }).collect()
     }
 }
 
-/// The settings that stand in the metadata of a file of expected values.
+/// The settings in the metadata of a file of expected values.
 pub(crate) struct Settings(HashMap<String, String>);
 
 impl Settings {

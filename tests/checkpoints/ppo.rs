@@ -1,4 +1,4 @@
-//! Two updates of PPO as torch makes them with verl's functions (`ppo.py`), for the tests of every policy.
+//! Two PPO updates computed by torch with verl's functions (`ppo.py`), for the tests of every policy.
 
 use crate::checkpoint::{Checkpoint, Settings, Tensors};
 use grpo_core::aggregate::token_weights;
@@ -23,7 +23,7 @@ impl Ppo {
         Self { settings: Settings::read(&path), expected: Tensors::read(&path), checkpoint, sequences }
     }
 
-    /// bnpo is a mean over the tokens of the update, which are all of the batch.
+    /// Returns the loss. bnpo is a mean over the tokens of the update, which is the whole batch.
     pub(crate) fn loss(&self) -> LossConfig {
         let epsilon_low = Some(self.settings.number("cliprange"));
         LossConfig { loss_type: LossType::Bnpo, epsilon_low, ..LossConfig::default() }
@@ -34,20 +34,20 @@ impl Ppo {
         ValueLossConfig { vf_coef: self.settings.number("vf_coef"), cliprange_value }
     }
 
-    /// What the file has of every completion token, without the padding.
+    /// Returns the file's values of every completion token, without padding.
     pub(crate) fn tokens(&self, name: &str) -> Vec<f32> {
         let of = &self.expected.0[name];
         let rows = of.data.chunks_exact(of.shape[1]).zip(&self.sequences);
         rows.flat_map(|(row, sequence)| row[..sequence.completion.len()].to_vec()).collect()
     }
 
-    /// The completions with the log-probabilities of the old policy.
+    /// Returns the completions with the log-probabilities of the old policy.
     pub(crate) fn batch(&self) -> TokenBatch {
         token_batch(&self.sequences).unwrap().with_old_logp(self.tokens("old_logp")).unwrap()
     }
 
-    /// Makes the two updates with `policy`, which has its value head, in micro-batches of one sequence and of two; what comes of them is
-    /// torch's.
+    /// Makes the two updates with `policy`, which has its value head, in micro-batches of one and of two sequences, and compares the results
+    /// with torch's.
     pub(crate) fn check(&self, policy: &mut dyn Policy) {
         let Self { settings, expected, sequences, checkpoint } = self;
         let adamw = settings.adamw();
@@ -83,12 +83,12 @@ impl Ppo {
                 true => vec![0.0; data.len()],
                 false => checkpoint.weights.tensor(&name).unwrap().to_vec(),
             };
-            // The steps themselves, not the weights that they change.
+            // Compare the changes of the weights, not the weights.
             let steps = |after: &[f32]| after.iter().zip(&before).map(|(a, b)| a - b).collect::<Vec<_>>();
             let (found, expected) = (steps(&data), steps(&expected.0[&format!("after.{name}")].data));
             let largest = expected.iter().fold(0f32, |most, x| most.max(x.abs()));
             let off = found.iter().zip(&expected).map(|(f, e)| (f - e).abs());
-            // NaN is not within anything.
+            // NaN must fail the comparison.
             let off = off.fold(0.0, |m: f32, x| if x > m || x.is_nan() { x } else { m });
             assert!(largest > 1e-3 && off <= 5e-4 * largest, "{name}: off by {off} of {largest}");
         }

@@ -1,4 +1,4 @@
-//! Models and adapters that runs leave, loaded by transformers and peft: they compute the logits that `grpo` computes.
+//! Models and adapters saved by runs, loaded by transformers and peft, which compute the same logits as `grpo`.
 
 use crate::support::{Runs, grpo, stderr, stdout, succeed};
 use crate::tiny_model::{prepare_shape, small, train};
@@ -6,7 +6,7 @@ use models::{ModelConfig, RopeScaling};
 use serde_json::{Value, json};
 use std::path::Path;
 
-/// A small model of each family.
+/// Returns a small model of each family.
 fn families() -> [(&'static str, ModelConfig); 3] {
     let scaling =
         RopeScaling { factor: 8.0, low_freq_factor: 1.0, high_freq_factor: 4.0, original_max_position_embeddings: 32 };
@@ -19,7 +19,7 @@ fn families() -> [(&'static str, ModelConfig); 3] {
     ]
 }
 
-/// Has transformers and peft load folders, and write what they compute.
+/// Loads folders with transformers and peft and writes their results.
 fn load(jobs: &[Value]) {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/python/load.py");
     let output = testkit::python::Python::install()
@@ -33,18 +33,18 @@ fn load(jobs: &[Value]) {
 }
 
 #[test]
-fn transformers_and_peft_load_what_a_run_leaves_and_compute_the_same_logits() {
+fn transformers_and_peft_load_saved_models_and_compute_the_same_logits() {
     let mut jobs = Vec::new();
     let all = families().map(|(family, shape)| {
         let runs = Runs::new(&[]);
         prepare_shape(&runs, &shape);
-        // In bf16, whose weights both sides read, and in several files.
+        // In bf16, the dtype that both sides read, and in several files.
         train(&runs, "model", "whole", &["export.dtype=bfloat16", "export.max_shard_size=16000"]);
         assert!(
             runs.path("whole/model/model.safetensors.index.json").exists(),
             "{family}: there is more than one file"
         );
-        // Of the first family the head is the embedding, too.
+        // The first family has a tied head.
         let targets = "lora={r: 4, target_modules: [q_proj, v_proj, down_proj, lm_head]}";
         train(&runs, "model", "lora", &[targets]);
         let merge = ["--set", "export.merge_adapters=true", "--to", &runs.text("merged")];
@@ -70,7 +70,7 @@ fn transformers_and_peft_load_what_a_run_leaves_and_compute_the_same_logits() {
         same("lora.safetensors", &[&runs.text("merged")]);
         same("merged.safetensors", &[&runs.text("merged")]);
         same("merged.safetensors", &[&runs.text("model"), "--adapter", &runs.text("lora/model")]);
-        // The model that the runs began with computes something else.
+        // The untrained model gives other results.
         for file in ["whole.safetensors", "lora.safetensors"] {
             assert_eq!(of(file, &[&runs.text("model")]).status.code(), Some(1), "{file}: it was trained");
         }

@@ -1,4 +1,4 @@
-//! What runs leave behind, read by the Python libraries that others read it with.
+//! Files of runs, read with the Python libraries of their formats.
 
 mod libraries;
 #[path = "../../crates/sinks/tests/python/readers/mod.rs"]

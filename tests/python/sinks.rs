@@ -1,4 +1,4 @@
-//! TensorBoard and Weights & Biases: what a run gives them, read back with their own programs.
+//! TensorBoard and Weights & Biases files of a run, read with their own programs.
 
 use crate::readers::{Readers, WandbServer};
 use crate::support::{Runs, command, names, refuse, rows, stderr, stdout, tiny};
@@ -8,7 +8,7 @@ use std::path::Path;
 
 const SHORT: [&str; 4] = ["warmup.steps=3", "grpo.max_steps=4", "eval.eval_steps=2", "run.save_steps=2"];
 
-/// `{TAG: {STEP: VALUE}}` of metrics.jsonl, as the sinks call them; what is null there is NaN.
+/// Returns `{TAG: {STEP: VALUE}}` of metrics.jsonl with the sinks' tags; null is NaN.
 fn metrics(run: &Path) -> BTreeMap<String, BTreeMap<u64, f64>> {
     let mut metrics: BTreeMap<String, BTreeMap<u64, f64>> = BTreeMap::new();
     for row in rows(&run.join("metrics.jsonl")) {
@@ -32,7 +32,7 @@ fn same(a: f64, b: f64) -> bool {
 }
 
 #[test]
-fn an_online_run_is_read_back_from_both() {
+fn online_run_is_readable_in_tensorboard_and_wandb() {
     let (readers, server) = (Readers::install(), WandbServer::start());
     let settings = [
         "logging.tensorboard=true",
@@ -90,7 +90,7 @@ fn an_online_run_is_read_back_from_both() {
 }
 
 #[test]
-fn a_benchmark_logs_every_variant_as_a_run() {
+fn benchmark_logs_every_variant_as_a_run() {
     let (readers, folder) = (Readers::install(), tempfile::tempdir().expect("a folder"));
     let config = folder.path().join("config.yaml");
     let text = "
@@ -132,7 +132,7 @@ variants:
             assert_eq!(names(&run.join("wandb")).len(), 1);
         }
     }
-    // A folder that holds something is refused before anything is measured, and files need a folder.
+    // A folder that is not empty is refused before the first measurement, and log files need a folder.
     let text = refuse(&asked);
     assert!(text.contains("is not empty"), "{text}");
     let text = refuse(&["bench", &config]);

@@ -81,7 +81,8 @@ pub struct InputsReport {
     pub dtype: Dtype,
     /// `true` if the head has a bias.
     pub bias: bool,
-    /// The seed: the first one, starting at the configuration's, whose ratios are clipped on both sides, if there is one among the next few.
+    /// The seed: the first one from the configuration's on whose ratios are clipped on both sides, or the configuration's if the next few have
+    /// none.
     pub seed: u64,
     /// The comparisons.
     pub rows: Vec<Row>,

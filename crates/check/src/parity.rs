@@ -65,7 +65,7 @@ pub(crate) fn call(
     Ok(evaluated)
 }
 
-/// As [`call`] for logits that are overwritten with their gradient.
+/// Calls `plan` like [`call`], for logits that are overwritten with their gradient.
 ///
 /// # Errors
 /// The errors of [`LossPlan::value_and_grad_in_place`].
@@ -99,7 +99,7 @@ pub fn oracle(loss: &LossConfig, file: &BatchFile, policy: &PolicyOutput<Tensor>
     oracle_at(loss, &policy, &file.batch)
 }
 
-/// As [`oracle`] for a policy in f64.
+/// Evaluates the loss like [`oracle`], for a policy in f64.
 ///
 /// # Errors
 /// The errors of [`oracle::evaluate`].

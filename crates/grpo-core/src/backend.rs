@@ -282,8 +282,9 @@ pub trait LossPlan: Send {
         grads: GradsMut<'_>,
     ) -> Result<LossOutput>;
 
-    /// As [`LossPlan::value_and_grad`] for logits `[N, V]`, which the call overwrites with dL/dlogits in their own dtype, 0 at masked tokens.
-    /// No second `[N, V]` tensor is needed.
+    /// Computes the loss like [`LossPlan::value_and_grad`], for logits `[N, V]` that it overwrites with dL/dlogits in their own dtype, 0 at
+    /// masked
+    /// tokens. No second `[N, V]` tensor is needed.
     ///
     /// # Errors
     /// The errors of [`LossPlan::value_and_grad`].

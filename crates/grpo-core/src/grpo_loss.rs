@@ -83,7 +83,7 @@ impl GrpoLoss {
         self.step_policy(PolicyInput::head(hidden, lm_head), batch, grads)
     }
 
-    /// As [`GrpoLoss::step`] from logits `[N, V]`; their gradient is added to `dlogits [N, V]`.
+    /// Computes a step like [`GrpoLoss::step`], from logits `[N, V]`; their gradient is added to `dlogits [N, V]`.
     ///
     /// # Errors
     /// The errors of [`GrpoLoss::step`].
@@ -96,7 +96,8 @@ impl GrpoLoss {
         self.step_policy(PolicyInput::Logits(logits.into()), batch, Grads::of_logits(dlogits))
     }
 
-    /// As [`GrpoLoss::step`] from logits `[N, V]`, which are overwritten with their gradient in their own dtype, 0 at masked tokens.
+    /// Computes a step like [`GrpoLoss::step`], from logits `[N, V]` that it overwrites with their gradient in their own dtype, 0 at masked
+    /// tokens.
     /// No second `[N, V]` tensor is needed.
     ///
     /// # Errors
@@ -105,7 +106,7 @@ impl GrpoLoss {
         self.with_plan(batch, |plan| plan.value_and_grad_in_place(logits.into(), batch))
     }
 
-    /// As [`GrpoLoss::step`] for any output of a policy, such as a head with a bias ([`PolicyInput::head_with_bias`]).
+    /// Computes a step like [`GrpoLoss::step`], for any output of a policy, such as a head with a bias ([`PolicyInput::head_with_bias`]).
     ///
     /// # Errors
     /// The errors of [`GrpoLoss::step`].
@@ -113,7 +114,7 @@ impl GrpoLoss {
         self.with_plan(batch, |plan| plan.value_and_grad(policy, batch, grads))
     }
 
-    /// As [`GrpoLoss::step_policy`], with gradients of this batch in new buffers.
+    /// Computes a step like [`GrpoLoss::step_policy`], with gradients of this batch in new buffers.
     ///
     /// # Errors
     /// The errors of [`GrpoLoss::step`].
@@ -137,7 +138,7 @@ impl GrpoLoss {
         self.score_policy(PolicyInput::head(hidden, lm_head), batch)
     }
 
-    /// As [`GrpoLoss::score`] from logits `[N, V]`.
+    /// Computes scores like [`GrpoLoss::score`], from logits `[N, V]`.
     ///
     /// # Errors
     /// The errors of [`GrpoLoss::score`].
@@ -145,7 +146,7 @@ impl GrpoLoss {
         self.score_policy(PolicyInput::Logits(logits.into()), batch)
     }
 
-    /// As [`GrpoLoss::score`] for any output of a policy.
+    /// Computes scores like [`GrpoLoss::score`], for any output of a policy.
     ///
     /// # Errors
     /// The errors of [`GrpoLoss::score`].

@@ -64,7 +64,7 @@ impl Differences {
         self.assert_within(EXACT, what);
     }
 
-    /// As [`Self::assert_small`], with another tolerance for gradients.
+    /// Asserts the tolerances of [`Self::assert_small`] with another tolerance for gradients.
     pub fn assert_within(&self, gradient: f64, what: &str) {
         let small = self.loss <= 3e-6 && self.logp <= 3e-6 && self.entropy <= 3e-6 && self.gradient <= gradient;
         assert!(small, "{what}: {self:?} exceeds loss 3e-6, logp 3e-6, entropy 3e-6, gradient {gradient:e}");

@@ -25,7 +25,7 @@ pub(super) fn centred(config: &AdvantageConfig, rows: &Rows<'_>) -> Vec<f64> {
     scaled_groups(config, &rows.scores, &rows.groups, config.scale())
 }
 
-/// As [`centred`], for any list of rewards.
+/// Returns the advantages of [`centred`] for any list of rewards.
 pub(super) fn scaled_groups(
     config: &AdvantageConfig,
     rewards: &[f64],

@@ -1,4 +1,4 @@
-//! Returns of tokens: the rewards from a token on.
+//! Discounted returns of tokens.
 
 use super::Raw;
 use super::inputs::Rows;

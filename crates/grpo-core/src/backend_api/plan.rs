@@ -43,7 +43,7 @@ pub trait Head: Send {
         grads: GradsMut<'_>,
     ) -> Result<(LossSums<f64>, Scores)>;
 
-    /// As [`Head::gradient`] for logits, which are overwritten with their gradient; 0 at masked tokens.
+    /// Computes the loss like [`Head::gradient`], for logits that it overwrites with their gradient; 0 at masked tokens.
     ///
     /// # Errors
     /// The errors of the backend.

@@ -46,7 +46,7 @@ impl TokenBatch {
         Err(Error::value(what, self.position(i), reason))
     }
 
-    /// As [`Self::check_logps`] for log-probabilities of a sampler, in which NaN marks an unknown one.
+    /// Checks log-probabilities of a sampler like [`Self::check_logps`]; NaN marks an unknown one.
     pub(super) fn check_sampler_logps(&self, values: &[f32]) -> Result<()> {
         self.check_len("sampler_logp", values.len())?;
         let illegal = |i: &usize| values[*i] > LARGEST_LOGP || values[*i] == f32::NEG_INFINITY;

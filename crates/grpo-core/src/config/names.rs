@@ -107,7 +107,7 @@ pub enum LossAggMode {
     /// Sum over the tokens of a sequence, mean over sequences.
     #[serde(alias = "seq_mean_token_sum")]
     SeqMeanTokenSum,
-    /// As `seq-mean-token-sum`, also divided by `loss_scale_factor` or by the width of the batch. tunix: sequence-mean-token-scale.
+    /// `seq-mean-token-sum`, divided by `loss_scale_factor` or by the width of the batch. tunix: sequence-mean-token-scale.
     #[serde(alias = "seq_mean_token_sum_norm", alias = "sequence-mean-token-scale")]
     SeqMeanTokenSumNorm,
     /// Mean over the tokens of a sequence, mean over sequences.

@@ -89,7 +89,7 @@ impl LossConfig {
         Self::from_value(value)
     }
 
-    /// As [`LossConfig::from_json`], from a parsed value (from YAML, TOML, the environment ...).
+    /// Reads and validates a parsed value (from YAML, TOML, the environment ...) like [`LossConfig::from_json`].
     ///
     /// # Errors
     /// The errors of [`LossConfig::from_json`].

@@ -15,7 +15,7 @@ pub enum Mode {
     /// The run stays in its folder until `wandb sync` uploads it.
     #[strum(serialize = "offline", serialize = "dryrun")]
     Offline,
-    /// As offline; the caller calls [`upload`](super::upload) at the end of the run.
+    /// The run is written as in mode offline, and the caller calls [`upload`](super::upload) at the end.
     #[strum(serialize = "online", serialize = "run")]
     Online,
 }
