@@ -1,4 +1,4 @@
-"""Makes the tiny checkpoints and what transformers, torch and peft compute with them. See README.md beside this file.
+"""Generates the tiny checkpoints and the results of transformers, torch and peft on them. See README.md in this folder.
 
 python generate.py [OUT]      write all checkpoints (default: this folder), print a table
 """
@@ -37,7 +37,7 @@ CHECKPOINTS = {
                     "bfloat16", 4, [70, 12], None),
     "qwen3_f16": ("qwen3", {"vocab_size": 200, "head_dim": 12, "num_hidden_layers": 3, "tie_word_embeddings": False,
                             "max_position_embeddings": 40960}, "float16", 4, [18, 11], None),
-    # The padding token occurs in the sequences, and reading it trains nothing.
+    # The padding token occurs in the sequences, and its embedding has no gradient.
     "qwen2_pad": ("qwen2", {"vocab_size": 40, "pad_token_id": 7, "tie_word_embeddings": True, "max_position_embeddings": 32768},
                   "float32", 5, [24, 17], None),
 }
@@ -46,12 +46,12 @@ CLASSES = {
     "qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM),
     "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
 }
-# The checkpoint that the adapters are of, and their targets.
+# The base checkpoint of the adapters, and their targets.
 LORA = ("llama3", {"r": 4, "lora_alpha": 6, "target_modules": ["q_proj", "v_proj", "o_proj", "gate_proj", "down_proj", "lm_head"]})
 
 
 def random_model(family, config, seed):
-    """A model whose matrices, biases and norms all differ from what they are initialised with."""
+    """Returns a model whose matrices, biases and norms all differ from their initial values."""
     torch.manual_seed(seed)
     config_class, model_class = CLASSES[family]
     model = model_class(config_class(**(SHAPE | config), bos_token_id=1, eos_token_id=2, attn_implementation="eager"))
@@ -68,7 +68,7 @@ def random_model(family, config, seed):
 
 
 def layout_4(config, dtype):
-    """The configuration as transformers 4 writes it."""
+    """Returns the configuration in the format of transformers 4."""
     config = dict(config)
     rope = dict(config.pop("rope_parameters"))
     config.pop("dtype", None)
@@ -81,7 +81,7 @@ def layout_4(config, dtype):
 
 
 def save_model(model, folder, dtype, layout, per_shard):
-    """config.json, and the weights in `dtype`; returns the weights that a reader finds there, as f32."""
+    """Writes config.json and the weights in `dtype`; returns the written weights as f32."""
     config = json.loads(model.config.to_json_string())
     config["architectures"] = [type(model).__name__]
     config["dtype"] = dtype
@@ -105,7 +105,7 @@ def save_model(model, folder, dtype, layout, per_shard):
 
 
 def tokens(lengths, vocab, seed):
-    """ids and mask [B, T], right-padded with token 0."""
+    """Returns ids and mask [B, T], right-padded with token 0."""
     generator = torch.Generator().manual_seed(seed)
     ids = torch.randint(3, vocab, (len(lengths), max(lengths)), generator=generator)
     mask = (torch.arange(max(lengths))[None] < torch.tensor(lengths)[:, None]).long()
@@ -113,14 +113,14 @@ def tokens(lengths, vocab, seed):
 
 
 def evaluate(model, ids, mask):
-    """Logits [B, T, V], and the mean cross-entropy of the targets whose mask is 1."""
+    """Returns logits [B, T, V] and the mean cross-entropy of the targets whose mask is 1."""
     logits = model(input_ids=ids, attention_mask=mask).logits
     counted = mask[:, 1:].bool()
     return logits, torch.nn.functional.cross_entropy(logits[:, :-1][counted], ids[:, 1:][counted])
 
 
 def document(ids, mask, logits, loss, gradients):
-    """The tensors of a file of grpo-model/1."""
+    """Returns the tensors of a `grpo-model/1` file."""
     return {
         "ids": ids,
         "mask": mask.to(torch.uint8),
@@ -134,7 +134,7 @@ def source():
 
 
 def optimizer_step(model):
-    """One step of torch's AdamW from the gradients that are there: the global norm is clipped, vectors do not decay."""
+    """Makes one step of torch's AdamW with the current gradients: the global norm is clipped, vectors do not decay."""
     decayed = [p for p in model.parameters() if p.ndim > 1]
     others = [p for p in model.parameters() if p.ndim <= 1]
     groups = [{"params": decayed, "weight_decay": ADAMW["weight_decay"]}, {"params": others, "weight_decay": 0.0}]
@@ -152,7 +152,7 @@ def make(out, name, seed):
     folder.mkdir(parents=True)
     model = random_model(family, config, seed)
     stored = save_model(model, folder, dtype, layout, per_shard)
-    # What is expected is of what transformers loads from that folder.
+    # The expected values belong to the model that transformers loads from that folder.
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
     assert all(torch.equal(parameter, stored[name]) for name, parameter in model.named_parameters())
 
@@ -170,7 +170,7 @@ def make(out, name, seed):
 
 
 def make_adapter(out):
-    """An adapter in PEFT's layout with random A and B, and what the adapted model computes: the frozen base has no gradient."""
+    """Writes an adapter in PEFT's layout with random A and B, and the results of the adapted model; the frozen base has no gradient."""
     name, config = LORA
     folder = out / f"{name}_lora"
     shutil.rmtree(folder, ignore_errors=True)
@@ -184,7 +184,7 @@ def make_adapter(out):
     model.peft_config["default"].base_model_name_or_path = name
     model.save_pretrained(folder, save_embedding_layers=False)
     (folder / "README.md").unlink(missing_ok=True)
-    # peft writes a set, in another order every time.
+    # peft writes a set, whose order changes from run to run.
     path = folder / "adapter_config.json"
     written = json.loads(path.read_text())
     written["target_modules"].sort()

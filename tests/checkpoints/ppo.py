@@ -1,9 +1,9 @@
-"""Makes qwen2/ppo.safetensors: two whole PPO updates of the tiny checkpoint qwen2, in torch.
+"""Generates qwen2/ppo.safetensors: two complete PPO updates of the tiny checkpoint qwen2, in torch.
 
     pip install torch transformers safetensors && pip install verl==0.9.1 (as in ../golden/README.md)
     python tests/checkpoints/ppo.py
 
-Advantages, returns and the value loss are verl's own functions; the policy's loss is that of TRL's PPOTrainer and verl's `vanilla` without
+Advantages, returns and the value loss are verl's own functions; the policy loss is TRL's PPOTrainer's, which is verl's `vanilla` without
 the dual clip. The value head is a linear layer of zeros on the last hidden states, so that the second update is the first one in which
 its gradient reaches the decoder.
 """
@@ -21,7 +21,7 @@ sys.path.insert(0, str(HERE.parent / "golden"))
 from generator import verl_system  # noqa: E402, F401  (stands in for ray)
 from verl.trainer.ppo import core_algos  # noqa: E402
 
-# Those of generate.py.
+# Same as in generate.py.
 ADAMW = {"lr": 0.01, "beta1": 0.9, "beta2": 0.95, "eps": 0.001, "weight_decay": 0.1, "max_grad_norm": 0.5}
 SETTINGS = ADAMW | {"gamma": 0.9, "lam": 0.8, "cliprange": 0.2, "cliprange_value": 0.2, "vf_coef": 0.5}
 
@@ -39,7 +39,7 @@ def main():
 
     def forward():
         out = model(ids, attention_mask=attention, output_hidden_states=True)
-        # The state that predicts token t + 1 is that at t; the last hidden states of transformers are those behind the final norm.
+        # The state at t predicts token t + 1; the last hidden states of transformers follow the final norm.
         logp = torch.log_softmax(out.logits[:, :-1], -1).gather(-1, ids[:, 1:, None])[..., 0]
         return logp, head(out.hidden_states[-1][:, :-1])[..., 0]
 
@@ -76,7 +76,7 @@ def main():
     tensors = {f"after.{name}": p.detach().clone() for name, p in parameters}
     tensors |= {"old_logp": old_logp, "old_values": old_values, "rewards": torch.tensor([1.0, 0.0, 0.5])}
     tensors |= {"expected.advantages": advantages * mask, "expected.returns": returns * mask}
-    # Of each update: loss, policy loss, value loss, norm of the gradient, mean value, share of clipped values.
+    # For each update: loss, policy loss, value loss, norm of the gradient, mean value, share of clipped values.
     tensors["expected.updates"] = torch.tensor([[float(x) for x in row] for row in rows])
     print(tensors["expected.updates"])
     settings = {key: str(value) for key, value in SETTINGS.items()}

@@ -1,11 +1,11 @@
-"""Writes advantages.json: what verl's and TRL's own code, and formulas of papers, make of small inputs, in float64.
+"""Writes advantages.json: results of verl's and TRL's own code, and of formulas in papers, for small inputs, in float64.
 
     pip install torch trl==1.16.0 && pip install verl==0.9.1
     python tests/golden/advantages.py
 
-verl's estimators are functions and are called. TRL's live inside of methods of its trainers, so the lines between two
-of their own are cut from the installed files and run as they are. Inputs are float32 numbers, so that a reader in
-float32 sees the same ones.
+verl's estimators are functions, which this script calls. TRL's are parts of its trainers' methods, so their lines are
+cut from the installed files and executed unchanged. Inputs are float32 numbers, so that a reader in float32 sees the
+same values.
 """
 
 import ast
@@ -35,7 +35,7 @@ def package_file(package, path):
 
 
 def cut(source, first, last):
-    """The lines from the one that starts with `first` to the next one that starts with `last`."""
+    """Returns the lines from the one that starts with `first` to the next one that starts with `last`."""
     lines = source.splitlines()
     start = next(i for i, line in enumerate(lines) if line.strip().startswith(first))
     stop = next(i for i in range(start, len(lines)) if lines[i].strip().startswith(last))
@@ -43,7 +43,7 @@ def cut(source, first, last):
 
 
 def numbers(tensor):
-    """A flat list in ten digits, more than float32 has; NaN is null."""
+    """Returns a flat list with ten digits, more than float32 has; NaN is null."""
     values = torch.as_tensor(tensor, dtype=F64).flatten().tolist()
     short = (float(f"{v:.10g}") for v in values)
     return [None if math.isnan(v) else int(v) if v.is_integer() else v for v in short]
@@ -75,7 +75,7 @@ class Inputs:
         return self.tensor(self.generator.integers(0, 2, self.rows))
 
     def partly_equal(self):
-        """The first group's rewards are all the same, and have no finite binary form."""
+        """Returns rewards that are equal in the first group and have no finite binary form."""
         rewards = self.normal()
         rewards[: self.group_size] = rewards.new_tensor(np.float32(0.1))
         return rewards
@@ -84,7 +84,7 @@ class Inputs:
         return self.tensor(self.generator.uniform(low, high, (self.rows, self.width)))
 
     def outcome(self, rewards=None):
-        """Rewards at the last token, as verl lays them."""
+        """Returns rewards at the last token, as in verl."""
         tokens = torch.zeros(self.rows, self.width, dtype=F64)
         tokens[torch.arange(self.rows), torch.as_tensor(self.last)] = self.rewards if rewards is None else rewards
         return tokens
@@ -134,7 +134,7 @@ SHAPES = [
 
 
 def verl_outcome_cases(seed):
-    """Estimators that know one reward per completion."""
+    """Estimators with one reward per completion."""
     by_name = {
         "grpo": ("grpo", {"estimator": "group"}, {}),
         "grpo_without_std": (
@@ -174,7 +174,7 @@ def verl_outcome_cases(seed):
 
 
 def verl_gdpo_cases(seed):
-    """Three reward functions. verl computes them in float32: during the call its float32 is float64."""
+    """Three reward functions. verl computes them in float32; during the call torch.float32 is replaced by float64."""
     for shape, arguments in SHAPES:
         seed += 1
         inputs = Inputs(seed, **arguments)
@@ -199,7 +199,7 @@ def verl_gdpo_cases(seed):
 
 
 def verl_token_cases(seed):
-    """Estimators of token rewards, of outcomes and of rewards that every token has (a KL penalty)."""
+    """Estimators with rewards per token: at the last token only, or at every token (a KL penalty)."""
     for shape, arguments in SHAPES:
         for dense in (False, True):
             if dense and shape in ("binary", "one_group_equal"):
@@ -270,7 +270,7 @@ TRL_RLOO = cut(
 
 
 def with_missing(inputs, functions):
-    """Rewards [B, K] of which a quarter is missing, one row wholly and one group but for one."""
+    """Returns rewards [B, K], of which a quarter is missing, one row completely and one group except for one reward."""
     rewards = torch.stack([inputs.rewards] + [inputs.normal() for _ in range(functions - 1)], dim=1)
     rewards[torch.tensor(inputs.generator.uniform(size=rewards.shape) < 0.25)] = math.nan
     rewards[0] = math.nan
@@ -350,7 +350,7 @@ def trl_rloo_cases(inputs, rewards, kind):
 
 
 def verl_function(path, name):
-    """A function of a module that is too large to import."""
+    """Returns a function of a module that is too large to import."""
     tree = ast.parse(package_file("verl", path))
     node = next(n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == name)
     scope = dict(torch=torch, core_algos=core_algos, masked_mean=masked_mean, DataProto=object)
@@ -432,7 +432,7 @@ def main():
         "overlong": overlong_case(),
     }
     compact = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
-    lines = []  # one case a line
+    lines = []  # one case per line
     for key, value in golden.items():
         cases = "[\n%s\n]" % ",\n".join(map(compact, value)) if isinstance(value, list) else compact(value)
         lines.append(f'"{key}":{cases}')

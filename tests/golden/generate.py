@@ -1,4 +1,4 @@
-"""Makes the golden files. See README.md beside this file.
+"""Generates the golden files. See README.md in this folder.
 
 python generate.py [OUT]      write all cases (default: this folder), print a table
 python generate.py --check    compare freshly made values with the files of this folder
@@ -20,7 +20,7 @@ SYSTEMS = ("trl", "verl", "liger", "seed", "paper")
 
 
 def all_cases(prefix):
-    """The cases whose name starts with `prefix`; a system is imported only if one of its cases may be wanted."""
+    """Returns the cases whose name starts with `prefix`; imports a system only if one of its cases may be among them."""
     for system in SYSTEMS:
         if system.startswith(prefix) or prefix.startswith(system):
             for one in importlib.import_module(f"generator.{system}_cases").cases():
@@ -29,7 +29,7 @@ def all_cases(prefix):
 
 
 def verify_all(folder, prefix):
-    """Every file that this generator made, against `generator/verify.py`."""
+    """Compares every file of this generator with `generator/verify.py`."""
     paths = sorted(path for name in SYSTEMS for path in folder.glob(f"{name}_*.safetensors"))
     paths = [path for path in paths if path.name.startswith(prefix)]
     loss, gradient = np.array([verify.verify(path) for path in paths]).max(0)

@@ -1,4 +1,4 @@
-"""Writes mismatch.json: what verl's own code logs of samplers that are not the policy, in float64.
+"""Writes mismatch.json: metrics of verl's own code for samplers that differ from the policy, in float64.
 
     pip install torch verl==0.9.1
     python tests/golden/mismatch.py

@@ -3,7 +3,7 @@
     pip install torch && pip install verl==0.9.1 (see README.md)
     python tests/golden/value_loss.py
 
-Its formula is the one of TRL's PPOTrainer, of which verl's is a copy; TRL 1.16 has no PPOTrainer any more.
+verl's formula is a copy of TRL's PPOTrainer's; TRL 1.16 no longer has a PPOTrainer.
 """
 
 import importlib.metadata

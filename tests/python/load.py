@@ -1,4 +1,4 @@
-"""Loads models and adapters with transformers and peft, and writes what they compute for `grpo parity --model`; libraries.rs runs it.
+"""Loads models and adapters with transformers and peft and writes their results for `grpo parity --model`. libraries.rs runs it.
 
 python load.py '[{"model": FOLDER, "adapter": FOLDER or absent, "out": FILE}, ...]'
 """
@@ -24,9 +24,9 @@ def load(job):
 
 def main():
     torch.set_num_threads(1)
-    # What peft has to say of an adapter that does not fit is a warning.
+    # peft reports an adapter that does not fit with a warning.
     warnings.simplefilter("error", UserWarning)
-    # An adapter of a tied head fits; peft warns of merging it there, which would change the embedding, too.
+    # An adapter of a tied head fits; peft warns that merging it would also change the embedding.
     warnings.filterwarnings("ignore", "Model has `tie_word_embeddings=True` and a tied layer", UserWarning)
     logging.set_verbosity_error()
     logging.disable_progress_bar()

@@ -1,1 +1,1 @@
-"""Golden files for the loss family, made with the systems' own functions in float64. Entry: `../generate.py`."""
+"""Golden files of all losses, computed by the systems' own functions in float64. Entry point: `../generate.py`."""

@@ -1,4 +1,4 @@
-"""One small batch: hidden states, head, targets, mask, advantages, recorded log-probabilities; and the policy on it."""
+"""One small batch: hidden states, head, targets, mask, advantages, recorded log-probabilities; and the policy's scores."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ import torch
 
 @dataclass
 class Batch:
-    """Legend: B sequences, T tokens, H hidden size, V vocabulary. All arrays float64; what the file stores as F32 is
+    """Legend: B sequences, T tokens, H hidden size, V vocabulary. All arrays are float64; values that the file stores as F32 are
     already rounded to f32, and `hidden` and `lm_head` are exact in bf16."""
 
     hidden: np.ndarray  # [B, T, H]
@@ -18,32 +18,32 @@ class Batch:
     advantages: np.ndarray  # [B] or [B, T]
     old_logp: np.ndarray | None = None  # [B, T]
     ref_logp: np.ndarray | None = None  # [B, T]
-    sampler_logp: np.ndarray | None = None  # [B, T], NaN where the sampler gave none
+    sampler_logp: np.ndarray | None = None  # [B, T], NaN if unknown
     temperatures: np.ndarray | None = None  # [B] or [B, T]
 
     def advantages_bt(self):
-        """Advantages as [B, T]."""
+        """Returns the advantages as [B, T]."""
         a = self.advantages
         return np.broadcast_to(a[:, None] if a.ndim == 1 else a, self.mask.shape)
 
 
 def f32(x):
-    """Rounded to f32, in float64."""
+    """Rounds to f32 and returns float64."""
     return np.asarray(x, np.float32).astype(np.float64)
 
 
 def recorded(logp):
-    """A log-probability as a file records it: f32, and no probability above 1, whatever log-ratio was wanted."""
+    """Returns a log-probability as a file records it: in f32, and below 0 for any requested log-ratio."""
     return f32(np.minimum(logp, -0.01))
 
 
 def bf16(x):
-    """Rounded to bf16, in float64."""
+    """Rounds to bf16 and returns float64."""
     return torch.tensor(x).to(torch.bfloat16).double().numpy()
 
 
 def random_mask(rng, b, t, masked_row):
-    """Ragged rows with holes, as tool outputs leave them; the first row is full, `masked_row` is empty."""
+    """Returns a mask of ragged rows with holes, as tool outputs cause them; the first row is full, `masked_row` is empty."""
     mask = np.zeros((b, t))
     for row in range(b):
         length = t if row == 0 else int(rng.integers((t + 1) // 2 + 1, t + 1))
@@ -56,7 +56,7 @@ def random_mask(rng, b, t, masked_row):
 
 
 def random_batch(rng, b, t, h, v, *, masked_row=None, advantages="row", logit_std=1.6):
-    """A batch without recorded log-probabilities. Half of the targets are the policy's favourite, so that some
+    """Returns a batch without recorded log-probabilities. Half of the targets are the policy's most likely token, so that some
     probabilities are large. `advantages`: one per row ("row"), or per token ("token")."""
     hidden = bf16(rng.standard_normal((b, t, h)))
     lm_head = bf16(rng.standard_normal((v, h)) * logit_std / np.sqrt(h))
@@ -72,7 +72,7 @@ def random_batch(rng, b, t, h, v, *, masked_row=None, advantages="row", logit_st
 
 
 def policy(batch, config, hidden, lm_head):
-    """logp and entropy [B, T] of torch tensors `hidden` and `lm_head`: logits, logit scale, softcap, temperature."""
+    """Returns logp and entropy [B, T] of torch tensors `hidden` and `lm_head`: logits, logit scale, softcap, temperature."""
     logits = hidden @ lm_head.T * config.get("logit_scale", 1.0)
     cap = config.get("final_logit_softcapping")
     if cap is not None:
@@ -90,7 +90,7 @@ def policy(batch, config, hidden, lm_head):
 
 
 def policy_values(batch, config):
-    """logp and entropy as arrays."""
+    """Returns logp and entropy as arrays."""
     with torch.no_grad():
         logp, entropy = policy(batch, config, torch.tensor(batch.hidden), torch.tensor(batch.lm_head))
     return logp.numpy(), entropy.numpy()

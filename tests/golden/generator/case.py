@@ -1,4 +1,4 @@
-"""A case: its name, the loss configuration, how to draw its batch, and whose function says what to expect."""
+"""A case: its name, the loss configuration, the generator of its batch, and the function that computes the expected values."""
 
 import zlib
 from collections.abc import Callable
@@ -15,13 +15,13 @@ ATTEMPTS = 2000
 
 
 def made_with(package, function):
-    """The `source` of a file: package, the version that is installed, function."""
+    """Returns the `source` of a file: package, installed version, function."""
     return f"{package} {version(package)} {function}"
 
 
 @dataclass
 class Case:
-    """`draw(rng)` gives a batch, `bounds(batch, logp, entropy)` the kinks of its loss, and `loss(batch, logp, entropy)`
+    """`draw(rng)` returns a batch, `bounds(batch, logp, entropy)` the kinks of its loss, and `loss(batch, logp, entropy)`
     is the system's own function on torch tensors with a graph."""
 
     name: str
@@ -30,7 +30,7 @@ class Case:
     draw: Callable
     bounds: Callable
     loss: Callable
-    zero_gradient: bool = False  # the case is about getting exactly nothing
+    zero_gradient: bool = False  # the gradient must be exactly zero
 
 
 @dataclass
@@ -43,7 +43,7 @@ class Golden:
 
 
 def evaluate(case):
-    """Draws until the inputs stay away from the kinks, then takes loss and gradients in float64."""
+    """Draws inputs until they are away from the kinks, then computes loss and gradients in float64."""
     rng = np.random.default_rng(zlib.crc32(case.name.encode()))
     for _ in range(ATTEMPTS):
         try:

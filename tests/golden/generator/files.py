@@ -1,4 +1,4 @@
-"""`grpo-batch/1` files: what is written, how two of them are compared."""
+"""Writing and comparing `grpo-batch/1` files."""
 
 import json
 
@@ -9,7 +9,7 @@ NAMES = {np.dtype(np.float32): "F32", np.dtype(np.float64): "F64", np.dtype(np.i
 
 
 def tensors(golden):
-    """The tensors of the file by name, in its dtypes."""
+    """Returns the tensors of the file by name, in its dtypes."""
     batch = golden.batch
     stored = {
         name: np.asarray(value, np.float32)
@@ -24,12 +24,12 @@ def tensors(golden):
 
 
 def to_bytes(golden):
-    """The file. Written by hand because safetensors' own writer orders `__metadata__` by a hash that differs from run
-    to run, and the same golden file should have the same bytes."""
+    """Returns the bytes of the file. safetensors' own writer orders `__metadata__` by a hash that differs from run to run,
+    but equal golden files should have equal bytes."""
     case = golden.case
     metadata = {"format": "grpo-batch/1", "loss": json.dumps(case.config), "name": case.name, "source": case.source}
     header, data = {"__metadata__": metadata}, b""
-    # Widest elements first: the format wants every tensor aligned to its element.
+    # Widest elements first, because the format requires every tensor to be aligned to its element size.
     for name, value in sorted(tensors(golden).items(), key=lambda item: (-item[1].dtype.itemsize, item[0])):
         raw = np.ascontiguousarray(value).tobytes()
         header[name] = {
@@ -44,14 +44,14 @@ def to_bytes(golden):
 
 
 def read(path):
-    """(metadata, tensors) of a file."""
+    """Returns (metadata, tensors) of a file."""
     with safe_open(path, "np") as file:
         return file.metadata(), {name: file.get_tensor(name) for name in file.keys()}
 
 
 def differences(golden, path):
-    """What the file at `path` says otherwise, as lines; nothing if it agrees. Expected values may differ by the
-    rounding of another CPU's matrix product; everything else must be the same."""
+    """Returns the differences of the file at `path` as lines; empty if it agrees. Expected values may differ by the
+    rounding of another CPU's matrix product; everything else must be equal."""
     if not path.exists():
         return [f"{path.name} does not exist"]
     metadata, found = read(path)

@@ -1,7 +1,7 @@
-"""Where a loss is not smooth, and placing inputs away from there, on all sides.
+"""Kinks of a loss, and placement of inputs on all sides of them at a distance.
 
-An implementation in f32 may land on the other side of a kink that lies within its rounding error, so every kink must be
-at least `MARGIN` away; and a side that no token is on is a branch that nothing tests.
+An implementation in f32 may take the other side of a kink within its rounding error, so every kink must be
+at least `MARGIN` away from the inputs; and a side without tokens would be an untested branch.
 """
 
 from dataclasses import dataclass
@@ -12,18 +12,18 @@ MARGIN = 5e-3
 
 
 class Rejected(Exception):
-    """The drawn inputs are too near to a kink, or leave a side empty: draw again."""
+    """The drawn inputs are too close to a kink or leave a side empty, so they must be drawn again."""
 
 
 @dataclass
 class Bound:
-    """`values` are compared with `at`. `groups`: masks (one per sign of advantage, say) of which each must have entries
-    on both sides; no group: only the distance counts."""
+    """`values` are compared with `at`. Each mask in `groups` (such as one per sign of the advantage) must have entries
+    on both sides; without groups only the distance is checked."""
 
     name: str
     values: np.ndarray
     at: float
-    where: np.ndarray  # entries that take part
+    where: np.ndarray  # compared entries
     groups: dict
     margin: float = MARGIN
 
@@ -38,14 +38,14 @@ class Bound:
 
 
 def signs(batch):
-    """The two signs of advantage, as groups [B, T]."""
+    """Returns the two signs of the advantage as groups [B, T]."""
     a = batch.advantages_bt()
     return {"A>0": a > 0, "A<0": a < 0}
 
 
 def spread(rng, group, edges, reach=0.45, margin=0.03):
-    """One value per entry of the integer array `group`. The entries of each group visit the segments that the sorted
-    `edges` cut the line into, in turn, and stay `margin` away from the edges; those of group -1 get anything small."""
+    """Returns one value per entry of the integer array `group`. The entries of each group cycle through the segments
+    between the sorted `edges`, at a distance of `margin` from the edges; entries of group -1 get small values."""
     edges = sorted(edges)
     points = [edges[0] - reach, *edges, edges[-1] + reach] if edges else [-reach, reach]
     segments = list(zip(points[:-1], points[1:], strict=True))
@@ -60,22 +60,22 @@ def spread(rng, group, edges, reach=0.45, margin=0.03):
 
 
 def token_groups(batch, mask):
-    """0 for A < 0, 1 for A >= 0, -1 where the mask is 0: [B, T]."""
+    """Returns 0 for A < 0, 1 for A >= 0, -1 where the mask is 0: [B, T]."""
     return np.where(mask > 0, (batch.advantages_bt() >= 0).astype(int), -1)
 
 
 def row_groups(batch, mask):
-    """The same for rows [B], by the sign of the row's mean advantage."""
+    """Returns the same per row [B], by the sign of the row's mean advantage."""
     return np.where(mask.sum(1) > 0, (batch.advantages_bt().mean(1) >= 0).astype(int), -1)
 
 
 def with_row_means(rng, mask, means, noise=0.2):
-    """Values [B, T] whose masked mean per row is `means`."""
+    """Returns values [B, T] whose masked mean per row is `means`."""
     values = rng.normal(0, noise, mask.shape)
     n = np.maximum(mask.sum(1, keepdims=True), 1)
     return values - (values * mask).sum(1, keepdims=True) / n + means[:, None]
 
 
 def row_mean(values, mask):
-    """Masked mean of each row, [B, 1]; 0 for an empty row."""
+    """Returns the masked mean of each row, [B, 1]; 0 for an empty row."""
     return (np.where(mask > 0, values, 0)).sum(1, keepdims=True) / np.maximum(mask.sum(1, keepdims=True), 1)

@@ -1,6 +1,6 @@
-"""Liger 0.8.5: the loss types of its fused GRPO kernel. The kernel casts logits and log-probabilities to float32
-whatever comes in, so the values are those of its `ppo_loss_fn` on float64 log-probabilities. The whole kernel in f32
-has to agree with them, and so has TRL's function: the cases are those that both mean the same by."""
+"""Liger 0.8.5: the loss types of its fused GRPO kernel. The kernel casts all logits and log-probabilities to
+float32, so the expected values are computed by its `ppo_loss_fn` on float64 log-probabilities. The whole kernel in f32
+must agree with them, and so must TRL's function: the cases have the same meaning in both."""
 
 import numpy as np
 import torch
@@ -29,13 +29,13 @@ SAME_NAMES = (
 
 
 def arguments(config):
-    """Liger's arguments: names are TRL's."""
+    """Returns Liger's arguments, which have TRL's names."""
     given = {name: config[name] for name in SAME_NAMES if name in config}
     return given | {"use_bias_correction_kl": config.get("use_bias_correction_kl", False)}
 
 
 def correction(batch, config, logp, mask):
-    """Liger takes the sampler's ratio ready-made; TRL makes it."""
+    """Returns the sampler's ratio, which Liger takes as an argument and TRL computes."""
     if not trl_system.corrects_sampler(batch, config):
         return None
     return trl_system.sampler_ratio(config, torch.tensor(batch.old_logp), torch.tensor(batch.sampler_logp), mask)
@@ -46,7 +46,7 @@ def optional(array, dtype=torch.float64):
 
 
 def loss(batch, config, logp, _entropy):
-    """`ppo_loss_fn` on the whole batch as one chunk, in float64."""
+    """Evaluates `ppo_loss_fn` on the whole batch as one chunk, in float64."""
     with trl_system.float64():
         mask = torch.tensor(batch.mask)
         value, _ = LigerFusedLinearGRPOFunction.ppo_loss_fn(
@@ -65,7 +65,7 @@ def loss(batch, config, logp, _entropy):
 
 
 def check(batch, config, logp, value):
-    """The fused kernel in float32, and TRL."""
+    """Checks the fused kernel in float32 and TRL against the case."""
     single = {"dtype": torch.float32}
     module = LigerFusedLinearGRPOLoss(
         compiled=False, use_ref_model=config["beta"] != 0.0, temperature=config["temperature"], **arguments(config)
@@ -90,7 +90,7 @@ def check(batch, config, logp, value):
 
 
 def liger(name, loss_type, config=None, **options):
-    """One case; options as in `trl_cases.trl`."""
+    """Returns one case; options as in `trl_cases.trl`."""
     config = defaults(loss_type) | (config or {})
     return Case(
         f"liger_{name}",
@@ -103,7 +103,7 @@ def liger(name, loss_type, config=None, **options):
 
 
 def cases():
-    """All of them."""
+    """Returns all cases."""
     yield liger("grpo_kl_t07", "grpo", kl(bias=False) | {"temperature": 0.7}, masked_row=3, rows=5)
     yield liger("grpo_sequence_delta_kl_bias", "grpo", SEQUENCE | {"delta": 1.5} | kl(), rows=8, tokens=6)
     yield liger("bnpo_delta", "bnpo", {"delta": 1.6}, masked_row=1, rows=5)

@@ -1,6 +1,6 @@
-"""Losses that no system here offers as a function to call: written in torch from the papers that define them.
+"""Losses that no installable system offers as a function, written in torch from the papers that define them.
 
-A loss is a function of (log-ratio, logp, old logp, advantage, configuration) that gives the term of each token, and the kinks
+A loss is a function of (log-ratio, logp, old logp, advantage, configuration) that returns the term of each token, with the kinks
 of that term. Old log-probabilities lie on both sides of them, for both signs of advantage.
 """
 
@@ -20,7 +20,7 @@ def prime_rl(d, l, o, a, c):
 
 
 def ipo(d, l, o, a, c):
-    """The same within a region that does not ask for the sign of the advantage."""
+    """prime-rl's ipo: the same with a trust region for both signs of the advantage."""
     change = (l.exp() - o.exp()).detach()
     outside = (change > c["epsilon_high"]) | (change < -c["epsilon_low"])
     return -c["adv_tau"] * a * d.exp() * ~outside + c["kl_tau"] * d**2
@@ -33,13 +33,13 @@ def cfpo(d, l, o, a, c):
 
 
 def bernoulli_kl(s, l):
-    """The divergence of "this token or another" under log-probabilities `s` from that under `l`, as torch tensors."""
+    """Returns the KL divergence of "this token or another" between log-probabilities `s` and `l`, as torch tensors."""
     p, q = (x.exp().clamp(1e-6, 1 - 1e-6) for x in (s, l))
     return p * (p.log() - q.log()) + (1 - p) * (torch.log1p(-p) - torch.log1p(-q))
 
 
 def sequence_kl(batch, logp):
-    """Its mean over the active tokens of each sequence [B]; a token without the sampler's log-probability has the old one."""
+    """Returns the mean divergence over the active tokens of each sequence [B]; the old log-probability replaces a missing one of the sampler."""
     s, l, mask = (torch.tensor(x.copy()) for x in (behaviour(batch), logp, batch.mask))
     divergence = torch.where(mask > 0, bernoulli_kl(s, l), 0.0)
     return (divergence.sum(1) / mask.sum(1).clamp(min=1)).clamp(min=0)
@@ -52,14 +52,14 @@ def behaviour(batch):
 
 def flash_reinforce(name, with_sampler):
     """FlashREINFORCE (2026): -w A logp per token, w the detached ratio to the sampler, 0 for a sequence that has moved too far;
-    mean over the tokens of a sequence, then over all sequences, rejected and empty ones too."""
+    mean over the tokens of a sequence, then over all sequences, including rejected and empty ones."""
     threshold = 0.012
     config = {"loss_type": "flash_reinforce", "semantics": "trl", "beta": 0.0, "sequence_kl_threshold": threshold}
 
     def draw(rng):
         batch = random_batch(rng, 7, 8, int(rng.integers(8, 11)), int(rng.integers(17, 24)), masked_row=4)
         logp, _ = policy_values(batch, config)
-        # Two rows near the policy, two far from it, for each sign of advantage in turn.
+        # Pairs of rows alternate between close to the policy and far from it, with both signs of the advantage.
         size = np.where(np.arange(7) // 2 % 2 == 0, 0.1, 0.9)[:, None]
         batch.old_logp = recorded(logp - size * rng.uniform(0.5, 1, logp.shape) * rng.choice([-1, 1], logp.shape))
         if with_sampler:
@@ -82,7 +82,7 @@ def flash_reinforce(name, with_sampler):
 
 
 def moved(batch, c, logp):
-    """The kinks of a trust region of probabilities."""
+    """Returns the kinks of a trust region of probabilities."""
     change, a = np.exp(logp) - np.exp(batch.old_logp), batch.advantages_bt()
     active = batch.mask > 0
     yield Bound("probability, up", change, c["epsilon_high"], active, {"A>0": a > 0})
@@ -90,19 +90,19 @@ def moved(batch, c, logp):
 
 
 def smooth(batch, c, logp):
-    """No kinks."""
+    """Returns no kinks."""
     return ()
 
 
 def mean(per_token, mask, how):
-    """Over the tokens of the step, or over those of a sequence and then over sequences."""
+    """Averages over the tokens of the step, or over the tokens of a sequence and then over sequences."""
     if how == "tokens":
         return (per_token * mask).sum() / mask.sum()
     return ((per_token * mask).sum(1) / mask.sum(1).clamp(min=1)).mean()
 
 
 def paper(name, loss, kinks, average, source, **config):
-    """One case."""
+    """Returns one case."""
     config = {"loss_type": loss.__name__, "semantics": "trl", "epsilon_low": 0.2, "beta": 0.0, **config}
 
     def draw(rng):
@@ -119,7 +119,7 @@ def paper(name, loss, kinks, average, source, **config):
 
 
 def cases():
-    """All of them."""
+    """Returns all cases."""
     taus = {"adv_tau": 0.8, "kl_tau": 0.05, "epsilon_low": 0.05, "epsilon_high": 0.04}
     yield paper("prime_rl", prime_rl, moved, "tokens", "prime-rl: formula, written in torch", **taus)
     yield paper("cfpo", cfpo, smooth, "sequences", "arXiv 2601.22801: formula, written in torch")

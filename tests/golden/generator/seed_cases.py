@@ -1,4 +1,4 @@
-"""MLLM-JAX, the seed system: its kernels as hand-derived closed forms, written here in torch.
+"""MLLM-JAX, the predecessor of this project: its kernels as hand-derived closed forms in torch.
 
 logp = log_softmax(logits)[y] / temperature, entropy of softmax(logits)
 L_t  = -min(r A, clip(r, 1 - epsilon_low, 1 + epsilon_high) A),  r = exp(logp - old); on-policy old = sg(logp)
@@ -18,7 +18,7 @@ SOURCE = "MLLM-JAX feat-kernel grpo_loss_pallas: hand-derived closed form"
 
 
 def loss(batch, config, logp, _entropy):
-    """The closed form above."""
+    """Computes the closed form above."""
     mask, a = torch.tensor(batch.mask), torch.tensor(batch.advantages_bt().copy())
     old = logp.detach() if batch.old_logp is None else torch.tensor(batch.old_logp)
     ratio = torch.exp(logp - old)
@@ -31,7 +31,7 @@ def loss(batch, config, logp, _entropy):
 
 
 def draw(rng, config, on_policy):
-    """A batch with a masked row."""
+    """Returns a batch with a masked row."""
     batch = random_batch(rng, 4, 8, int(rng.integers(8, 11)), int(rng.integers(17, 24)), masked_row=2)
     logp, _ = policy_values(batch, config)
     if not on_policy:
@@ -43,7 +43,7 @@ def draw(rng, config, on_policy):
 
 
 def seed(name, on_policy=False, **config):
-    """One case."""
+    """Returns one case."""
     config = {
         "semantics": "mllm_jax",
         "loss_type": "bnpo",
@@ -67,7 +67,7 @@ def seed(name, on_policy=False, **config):
 
 
 def cases():
-    """All of them."""
+    """Returns all cases."""
     yield seed("asymmetric")
     yield seed("on_policy_t13", on_policy=True, temperature=1.3)
     yield seed("kl", beta=0.04, kl_estimator="k3", use_bias_correction_kl=False)

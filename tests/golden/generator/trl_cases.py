@@ -23,7 +23,7 @@ def clip_edges(config):
 
 
 def defaults(loss_type):
-    """The keys that matter to a loss_type, with TRL's values."""
+    """Returns the keys that affect a loss_type, with TRL's values."""
     config = {"semantics": "trl", "loss_type": loss_type, "importance_sampling_level": "token"}
     if loss_type == "geo_mean":
         del config["importance_sampling_level"]
@@ -55,7 +55,7 @@ def sampler(mode, high=3.0, low=None):
 
 
 def sampler_logp(rng, batch, config, mask, logp):
-    """Sampler log-probabilities with some NaN, so that all thresholds that read them have both sides."""
+    """Returns sampler log-probabilities with some NaN and with values on both sides of all thresholds on them."""
     old = logp if batch.old_logp is None else batch.old_logp
     mode, threshold = config.get("vllm_importance_sampling_mode", ""), config.get("off_policy_mask_threshold")
     limits = [config.get(f"vllm_importance_sampling_clip_{end}") for end in ("min", "max")]
@@ -66,12 +66,12 @@ def sampler_logp(rng, batch, config, mask, logp):
     elif mode.startswith("sequence"):
         sums = spread(rng, np.where(mask.sum(1) > 0, 0, -1), edges, reach=0.8)
         out = old - with_row_means(rng, mask, sums / np.maximum(mask.sum(1), 1))
-    elif config["loss_type"] == "vespo":  # each masked token costs its row 18 nats: few of them
+    elif config["loss_type"] == "vespo":  # each masked token lowers its row by 18 nats, so few tokens are masked
         out = old - rng.normal(0, 0.25, mask.shape)
     else:
         out = old - spread(rng, np.where(mask > 0, 0, -1), edges)
     out = recorded(out)
-    for row in (0, 1):  # one token each that the sampler gave no log-probability for
+    for row in (0, 1):  # one token per row without a sampler log-probability
         tokens = np.flatnonzero(mask[row])
         if tokens.size > 2:
             out[row, tokens[2]] = np.nan
@@ -79,7 +79,7 @@ def sampler_logp(rng, batch, config, mask, logp):
 
 
 def draw(rng, config, options):
-    """A batch for `config` (see `trl`)."""
+    """Returns a batch for `config` (see `trl`)."""
     rows = options.get("rows", 4)
     masked_row = options.get("masked_row")
     batch = random_batch(
@@ -112,7 +112,7 @@ def draw(rng, config, options):
             log_ratio = with_row_means(rng, mask, means)
         else:
             log_ratio = spread(rng, token_groups(batch, mask), edges)
-        if off_policy is not None:  # the row means are wanted, and each token's side is left to chance
+        if off_policy is not None:  # only the row means are constrained, not the side of each token
             means = -spread(rng, row_groups(batch, mask), [off_policy], reach=0.3, margin=0.05)
             log_ratio = log_ratio * 1.5 - row_mean(log_ratio * 1.5, mask) + means[:, None]
         if "huge" in options:  # log-ratios that overflow f32's exp, for both signs
@@ -134,7 +134,7 @@ def draw(rng, config, options):
 
 
 def trl(name, loss_type, config=None, zero_gradient=False, hits=(), one_sided=(), **options):
-    """One case. options: rows, tokens, masked_row, all_masked, zero_advantage, advantages ("row" | "token"), sampler,
+    """Returns one case. options: rows, tokens, masked_row, all_masked, zero_advantage, advantages ("row" | "token"), sampler,
     on_policy, huge, balanced, ignored_labels, temperatures ("row" | "token")."""
     config = defaults(loss_type) | (config or {})
     if options.get("on_policy") or options.get("all_masked"):
@@ -163,7 +163,7 @@ BY_ROW = {"rows": 7, "tokens": 6}
 
 
 def cases():
-    """All of them."""
+    """Returns all cases."""
     yield trl("grpo_default", "grpo", zero_advantage=True, rows=5)
     yield trl("grpo_asymmetric_masked_row", "grpo", DAPO | {"epsilon_low": 0.15}, masked_row=2, rows=5)
     yield trl("grpo_on_policy", "grpo", on_policy=True)

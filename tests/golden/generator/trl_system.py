@@ -1,4 +1,4 @@
-"""TRL's own loss functions, called on a light stand-in for the trainer; and where they have kinks."""
+"""TRL's own loss functions, called on a minimal stub of the trainer, and their kinks."""
 
 import math
 from collections import defaultdict
@@ -17,7 +17,7 @@ CLIPPED = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo")
 
 
 def source(config):
-    """The function that a configuration is evaluated with."""
+    """Returns the function that evaluates a configuration."""
     trainer = "experimental.gmpo.GMPOTrainer" if config["loss_type"] == "geo_mean" else "GRPOTrainer"
     return made_with("trl", f"{trainer}._compute_loss")
 
@@ -41,12 +41,12 @@ def effective_mask(batch, config):
 
 
 def corrects_sampler(batch, config):
-    """Whether the ratio of old policy to sampler applies."""
+    """Returns True if the ratio of old policy to sampler applies."""
     return batch.sampler_logp is not None and config.get("vllm_importance_sampling_correction", True)
 
 
 def sampler_ratio(config, old_logp, sampler_logp, mask):
-    """`vllm_importance_sampling_ratio` as in TRL 1.16 `GRPOTrainer._generate_and_score_completions`, whose lines cannot
+    """Computes `vllm_importance_sampling_ratio` as in TRL 1.16 `GRPOTrainer._generate_and_score_completions`, whose lines cannot
     be called alone. [B, T], or [B, 1] in the sequence modes."""
     mode = config["vllm_importance_sampling_mode"]
     low, high = config.get("vllm_importance_sampling_clip_min"), config.get("vllm_importance_sampling_clip_max")
@@ -61,7 +61,7 @@ def sampler_ratio(config, old_logp, sampler_logp, mask):
 
 
 def trainer(batch, config, logp, entropy):
-    """What `_compute_loss` reads of the trainer."""
+    """The attributes of the trainer that `_compute_loss` reads."""
     get = config.get
     stand_in = SimpleNamespace(
         loss_type=config["loss_type"],
@@ -91,7 +91,7 @@ def trainer(batch, config, logp, entropy):
             vespo_k_neg=get("vespo_k_neg", 3.0),
             vespo_lambda_neg=get("vespo_lambda_neg", 2.0),
         ),
-        # One process: gathering and reducing change nothing.
+        # With one process, gathering and reducing have no effect.
         accelerator=SimpleNamespace(
             num_processes=get("num_processes", 1),
             sync_gradients=True,
@@ -109,7 +109,7 @@ def trainer(batch, config, logp, entropy):
 
 
 def loss(batch, config, logp, entropy):
-    """`_compute_loss` of the trainer that has this loss_type."""
+    """Calls `_compute_loss` of the trainer with this loss_type."""
     with float64():
         mask = torch.tensor(effective_mask(batch, config))
         b, t = mask.shape
@@ -118,7 +118,7 @@ def loss(batch, config, logp, entropy):
             "prompt_ids": torch.zeros(b, 1, dtype=torch.int64),
             "prompt_mask": torch.ones(b, 1),
             "completion_ids": torch.tensor(batch.targets),
-            # Holes are tool outputs: TRL keeps them apart and multiplies.
+            # Holes are tool outputs, which TRL stores in a separate mask and multiplies.
             "completion_mask": torch.ones(b, t),
             "tool_mask": mask,
             "advantages": torch.tensor(batch.advantages),
@@ -141,8 +141,8 @@ def loss(batch, config, logp, entropy):
 
 
 def bounds(batch, config, logp, entropy, hits=(), one_sided=()):
-    """The kinks of `loss`. `hits`: optional ones that must be populated on both sides; `one_sided`: usual ones that
-    need not be (because the case is on-policy, say)."""
+    """Returns the kinks of `loss`. `hits`: optional kinks that must have values on both sides; `one_sided`: usual kinks that
+    need not (for example because the case is on-policy)."""
     mask = effective_mask(batch, config)
     active, found = mask > 0, []
     old = logp if batch.old_logp is None else batch.old_logp
@@ -156,7 +156,7 @@ def bounds(batch, config, logp, entropy, hits=(), one_sided=()):
     def bound(name, values, at, groups, needed=True):
         needed = name in hits or (needed and name not in one_sided)
         values = np.broadcast_to(values, mask.shape)
-        # A token that the sampler's mask drops shows no side of a clip.
+        # A token that the sampler's mask drops tests no side of a clip.
         groups = {k: g & (weight > 0) if name in ("low", "high", "delta") else g for k, g in groups.items()}
         found.append(Bound(f"{name} {at}", values, at, active, groups if needed else {}))
 

@@ -1,5 +1,5 @@
-"""An independent look at the files: losses written again in numpy, from their formulas and the file's configuration
-alone, and gradients by central differences of them. Nothing here calls another system, and nothing reads `Case`."""
+"""Independent verification of the files: losses in numpy, computed only from their formulas and the file's configuration,
+and gradients by central differences. This module calls no other system and does not read `Case`."""
 
 import json
 import math
@@ -15,7 +15,7 @@ CLIPPED = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo", "vanilla", "gspo", "clip_
 
 
 class Frozen:
-    """Stop-gradient: a value is taken at the first evaluation and kept in later ones."""
+    """Stop-gradient: stores a value at the first evaluation and returns it in later ones."""
 
     def __init__(self):
         self.kept = {}
@@ -25,7 +25,7 @@ class Frozen:
 
 
 class Objective:
-    """The loss of one file as a function of (hidden, lm_head)."""
+    """Returns the loss of one file as a function of (hidden, lm_head)."""
 
     def __init__(self, metadata, tensors):
         self.c = json.loads(metadata["loss"])
@@ -47,7 +47,7 @@ class Objective:
         return (y / t if self.seed else y), lse - (p * z).sum(-1)
 
     def masks_and_weights(self, old):
-        """Active tokens, and the weight of the sampler's mismatch per token."""
+        """Returns the active tokens and the weight of the sampler's mismatch per token."""
         c, m, s = self.c, self.x["mask"].copy(), self.x.get("sampler_logp")
         if c.get("mask_truncated_completions"):
             m[c["truncated_rows"]] = 0
@@ -94,7 +94,7 @@ class Objective:
         return m * keep
 
     def per_token(self, l, o, m, w):
-        """Policy term per token, and the ratio that bias-corrects the KL."""
+        """Returns the policy term per token and the ratio that bias-corrects the KL."""
         c, sg, a = self.c, self.sg, self.a
         kind, level = c["loss_type"], c.get("importance_sampling_level", "token")
         n = np.maximum(m.sum(1, keepdims=True), 1)
@@ -161,7 +161,7 @@ class Objective:
         return out, r
 
     def kl(self, l, q, r):
-        """KL estimate per token, with its gradient."""
+        """Returns the KL estimate per token, with its gradient."""
         kind = self.c["kl_estimator"]
         base, d = kind.removesuffix("+"), q - l
         value = {"k1": -d, "kl": -d, "abs": np.abs(d), "k2": d * d / 2, "mse": d * d / 2}.get(base)
@@ -173,7 +173,7 @@ class Objective:
         return value * r if self.c.get("use_bias_correction_kl", not self.verl and not self.seed) else value
 
     def aggregate(self, x, m, mode=None):
-        """Sum over tokens, with the denominators of the system."""
+        """Sums over tokens, with the denominators of the system."""
         c, n = self.c, m.sum(1)
         if self.verl:
             mode = mode or c["loss_agg_mode"]
@@ -246,7 +246,7 @@ class Objective:
 
 
 def verify(path):
-    """(loss error, gradient error), relative; raises AssertionError where a file and its formula disagree."""
+    """Returns the relative (loss error, gradient error); raises AssertionError if a file and its formula disagree."""
     metadata, tensors = read(path)
     f = Objective(metadata, tensors)
     at = [f.x["hidden"], f.x["lm_head"]]
@@ -263,7 +263,7 @@ def verify(path):
                 moved[which] = at[which] + step * direction
                 values.append(f(*moved))
             slope = (values[0] - values[1]) / (2 * STEP)
-            noise = abs(expected) * 1e-15 / STEP  # what subtracting two losses of this size leaves
+            noise = abs(expected) * 1e-15 / STEP  # rounding error of the difference of two losses of this size
             error = max(abs(slope - (gradient * direction).sum()) - noise, 0) / max(np.linalg.norm(gradient), 1e-9)
             worst = max(worst, error)
     assert loss_error < LOSS_TOLERANCE, f"{path.name}: loss {found}, the file says {expected}"

@@ -11,7 +11,7 @@ from .kinks import row_groups, spread, token_groups, with_row_means
 
 
 def defaults(loss_type):
-    """The keys that matter to a loss_mode, with verl's values."""
+    """Returns the keys that affect a loss_mode, with verl's values."""
     config = {"semantics": "verl", "loss_type": loss_type}
     if loss_type in ("vanilla", "gspo", "cispo", "clip_cov", "geo_mean", "dppo_tv", "dppo_kl"):
         config |= {"epsilon_low": 0.2, "epsilon_high": 0.2}
@@ -31,7 +31,7 @@ def defaults(loss_type):
 
 
 def edges(config):
-    """Where to cut the log-ratios."""
+    """Returns the bounds that divide the range of log-ratios."""
     loss_type = config["loss_type"]
     if loss_type == "geo_mean":
         return [-config["epsilon_low"], config["epsilon_high"]]
@@ -44,7 +44,7 @@ def edges(config):
 
 
 def draw(rng, config, options):
-    """A batch for `config` (see `verl`)."""
+    """Returns a batch for `config` (see `verl`)."""
     batch = random_batch(
         rng,
         options.get("rows", 4),
@@ -85,7 +85,7 @@ def draw(rng, config, options):
 
 
 def verl(name, loss_type, config=None, hits=(), one_sided=(), **options):
-    """One case. options: rows, tokens, masked_row, zero_advantage, advantages ("row" | "token"), no_old, huge,
+    """Returns one case. options: rows, tokens, masked_row, zero_advantage, advantages ("row" | "token"), no_old, huge,
     huge_rows, far_reference, sampler (standard deviation of its log-probabilities)."""
     config = defaults(loss_type) | (config or {})
     return Case(
@@ -116,7 +116,7 @@ def reject(options, threshold):
 
 
 def cases():
-    """All of them."""
+    """Returns all cases."""
     yield verl("vanilla_default", "vanilla", zero_advantage=True, rows=6)
     yield verl(
         "vanilla_asymmetric_token_advantages", "vanilla", {"epsilon_high": 0.28, "clip_ratio_c": 2.0}, rows=5, **TOKEN_A

@@ -1,4 +1,4 @@
-"""verl's own loss functions, put together as `verl/workers/utils/losses.py::ppo_loss` does; and their kinks."""
+"""verl's own loss functions, combined as in `verl/workers/utils/losses.py::ppo_loss`, and their kinks."""
 
 import importlib.machinery
 import math
@@ -13,7 +13,7 @@ from .kinks import Bound, Rejected, row_mean, signs
 
 
 class Absent(types.ModuleType):
-    """verl's package imports ray for its workers; the loss functions never touch it. Attributes are empty classes."""
+    """A stub of ray, which verl's package imports for its workers and the loss functions do not use. Attributes are empty classes."""
 
     __path__ = []
 
@@ -39,7 +39,7 @@ GUARDED = ("vanilla", "dppo_tv", "dppo_kl", "sapo", "cispo")
 
 
 def source(config):
-    """The functions that a configuration is evaluated with."""
+    """Returns the functions that evaluate a configuration."""
     function = f"compute_policy_loss_{config['loss_type']}"
     terms = ["agg_loss"]
     if config["beta"] != 0.0:
@@ -50,7 +50,7 @@ def source(config):
 
 
 def actor(config):
-    """The configuration under verl's names."""
+    """Returns the configuration under verl's names."""
     policy_loss = PolicyLossConfig(
         loss_mode=config["loss_type"],
         clip_cov_ratio=config.get("clip_cov_ratio", 2e-4),
@@ -81,7 +81,7 @@ def actor(config):
 
 
 def corrected(batch, config, logp):
-    """(weights or None, mask) as numpy, after verl's rollout correction. Without `old_logp` the recorded policy is the
+    """Returns (weights or None, mask) as numpy, after verl's rollout correction. Without `old_logp` the recorded policy is the
     current one, which is verl's bypass mode."""
     if not any(config.get(key) for key in ("rollout_is", "rollout_rs")):
         return None, batch.mask
@@ -96,7 +96,7 @@ def corrected(batch, config, logp):
 
 
 def loss(batch, config, logp, entropy):
-    """pg - entropy_coeff * entropy + kl_loss_coef * kl."""
+    """Computes pg - entropy_coeff * entropy + kl_loss_coef * kl."""
     weights, mask = corrected(batch, config, logp.detach().numpy())
     weights = None if weights is None else torch.tensor(weights)
     settings = actor(config)
@@ -129,7 +129,7 @@ def loss(batch, config, logp, entropy):
 
 
 def rejection_bounds(config, log_ratio, mask):
-    """The thresholds of `rollout_rs`, as (name, statistic, threshold)."""
+    """Returns the thresholds of `rollout_rs`, as (name, statistic, threshold)."""
     options = [part.strip() for part in config["rollout_rs"].split(",")]
     limits = [part.strip() for part in str(config["rollout_rs_threshold"]).split(",")]
     limits = limits * len(options) if len(limits) == 1 else limits
@@ -151,7 +151,7 @@ def rejection_bounds(config, log_ratio, mask):
 
 
 def bounds(batch, config, logp, entropy, hits=(), one_sided=()):
-    """The kinks of `loss`; `hits` and `one_sided` as in `trl_system.bounds`."""
+    """Returns the kinks of `loss`; `hits` and `one_sided` as in `trl_system.bounds`."""
     weights, mask = corrected(batch, config, logp)
     active, before, found = mask > 0, batch.mask > 0, []
     if not active.any():
@@ -162,7 +162,7 @@ def bounds(batch, config, logp, entropy, hits=(), one_sided=()):
 
     def bound(name, values, at, groups, needed=True, where=active):
         needed = name in hits or (needed and name not in one_sided)
-        if weights is not None and name in ("low", "high", "dual clip"):  # a weight of 0 shows no side of a clip
+        if weights is not None and name in ("low", "high", "dual clip"):  # a weight of 0 tests no side of a clip
             groups = {k: g & (weights > 0) for k, g in groups.items()}
         found.append(Bound(f"{name} {at}", np.broadcast_to(values, mask.shape), at, where, groups if needed else {}))
 
@@ -204,7 +204,7 @@ def bounds(batch, config, logp, entropy, hits=(), one_sided=()):
             bound("cov low", cov, config["clip_cov_lb"], everyone, where=free)
             bound("cov high", cov, config["clip_cov_ub"], everyone, where=free, needed=False)
             eligible = free & (cov > config["clip_cov_lb"]) & (cov < config["clip_cov_ub"])
-            # With as many candidates as are clipped, verl's random choice has one outcome.
+            # If the number of eligible tokens equals the number drawn, verl's random selection has only one outcome.
             if eligible.sum() != max(int(config["clip_cov_ratio"] * n), 1):
                 raise Rejected(f"{eligible.sum()} of {n} tokens are candidates")
         else:

@@ -1,4 +1,4 @@
-"""A W&B server, as far as `wandb sync` asks. Writes what it learns of runs to the file that is named."""
+"""A W&B server that implements the requests of `wandb sync`. Writes the runs that it receives to the file named by its argument."""
 
 import gzip
 import json
