@@ -87,7 +87,7 @@ fn dropped_tokens_keep_their_kl_and_count_in_denominators(#[case] keys: &str) {
     assert!((found - loss).abs() < 1e-12, "{found} and {loss}");
 }
 
-/// The expected loss is -keep adv_tau A r + kl_tau (l - o)^2 over the step's tokens, some of which are outside the region.
+/// The expected loss is -keep adv_tau A r + kl_tau (l - o)^2 over the step's tokens; some tokens are outside the region.
 #[rstest]
 fn prime_rl_losses_match_their_formula(#[values("prime_rl", "ipo")] loss_type: &str) {
     let file = file(&format!(
@@ -149,8 +149,8 @@ fn flash_reinforce_matches_its_formula() {
     assert!((found - loss).abs() < 1e-12, "{found} and {loss}");
 }
 
-/// The expected loss is the mean of -min(r A, clip(r) A) + beta clamp(w k3(clamp(q - l))). The value of w is 1, its derivative is
-/// that of the token's probability, and a clamp that binds removes the whole derivative.
+/// The expected loss is the mean of -min(r A, clip(r) A) + beta clamp(w k3(clamp(q - l))). The value of w is 1 and its derivative the derivative
+/// of the token's log-probability. A clamp that binds removes the whole derivative.
 #[test]
 fn nemo_rl_score_function_kl_matches_its_formula() {
     let file = file(
