@@ -149,8 +149,8 @@ fn flash_reinforce_matches_its_formula() {
     assert!((found - loss).abs() < 1e-12, "{found} and {loss}");
 }
 
-/// The expected loss is the mean of -min(r A, clip(r) A) + beta clamp(w k3(clamp(q - l))). The value of w is 1 and its derivative the derivative
-/// of the token's log-probability. A clamp that binds removes the whole derivative.
+/// The expected loss is the mean of -min(r A, clip(r) A) + beta clamp(w k3(clamp(q - l))). The value of w and its
+/// derivative dw/dl are 1. A clamp that binds removes the whole derivative.
 #[test]
 fn nemo_rl_score_function_kl_matches_its_formula() {
     let file = file(
