@@ -183,6 +183,9 @@ impl Hub {
                 )),
             };
         }
+        if folder.is_file() {
+            return Err(not_found(model, vec!["it is a file, and a model is a folder with config.json".into()]));
+        }
         let mut tried = vec![format!("there is no folder {}", folder.display())];
         if !is_name(model) {
             tried.push("it is not a name on Hugging Face either (ORGANISATION/MODEL)".into());

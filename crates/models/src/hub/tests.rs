@@ -93,6 +93,8 @@ fn a_model_is_found_in_the_cache() {
     refused("org/other", None, &["there is no folder org/other", "has no models--org--other"]);
     refused("./no/such", None, &["there is no folder ./no/such", "ORGANISATION/MODEL"]);
     refused(snapshot.to_str().unwrap(), Some("v2"), &["it is a folder here", "v2"]);
+    let file = snapshot.join("config.json");
+    refused(file.to_str().unwrap(), None, &["it is a file", "a folder with config.json"]);
     std::fs::remove_file(snapshot.join("model.safetensors")).unwrap();
     refused("org/name", None, &["only a part of it", "no model.safetensors"]);
 }
