@@ -1,11 +1,12 @@
 // Opens a page of `grpo report` in a headless browser, on a phone and on a desktop, in light and dark, uses what can be used on
-// it, and leaves screenshots. Fails on an error or a warning of the page's script, on anything that the page loads, and where
-// the page is wider than the screen.
+// it, and leaves screenshots. Fails on an error or a warning of the page's script, on anything that the page loads, where
+// the page is wider than the screen, and where labels of a chart overlap or are cut off.
 //
 //   mkdir browser && cd browser && npm install puppeteer-core @sparticuz/chromium
 //   node REPOSITORY/scripts/look_at_report.mjs PAGE.html FOLDER
 //
-// The packages are taken from the present folder. @sparticuz/chromium has Chromium in its package (Linux, x86-64).
+// The packages are taken from the present folder. @sparticuz/chromium has Chromium in its package (Linux, x86-64); with
+// CHROME=/usr/bin/chromium an installed browser is used and puppeteer-core is enough.
 import { createRequire } from "node:module";
 import { mkdirSync } from "node:fs";
 import { join, resolve } from "node:path";
@@ -18,14 +19,28 @@ if (!folder) {
 }
 const { resolve: find } = createRequire(join(process.cwd(), "package.json"));
 const load = async (name) => (await import(pathToFileURL(find(name)))).default;
-const [puppeteer, chromium] = [await load("puppeteer-core"), await load("@sparticuz/chromium")];
-
+const puppeteer = await load("puppeteer-core"), installed = process.env.CHROME;
+const chromium = installed ? null : await load("@sparticuz/chromium");
 const browser = await puppeteer.launch({
-  args: [...chromium.args, "--no-sandbox"], executablePath: await chromium.executablePath(), headless: "shell",
+  args: [...(chromium?.args ?? []), "--no-sandbox"], executablePath: installed ?? (await chromium.executablePath()),
+  headless: installed ? true : "shell",
 });
 const wait = (milliseconds) => new Promise((done) => setTimeout(done, milliseconds));
 const problems = [];
 mkdirSync(folder, { recursive: true });
+
+// The labels of charts that overlap or are cut off.
+const misplaced = () => [...document.querySelectorAll("figure svg")].flatMap((svg) => {
+  const name = svg.getAttribute("aria-label").split(" ")[0], chart = svg.getBoundingClientRect();
+  const labels = [...svg.querySelectorAll("text")].map((text) => [text.textContent, text.getBoundingClientRect()]);
+  return labels.flatMap(([text, box], i) => {
+    const cut = box.left < chart.left - 0.5 || box.right > chart.right + 0.5 || box.top < chart.top - 0.5 || box.bottom > chart.bottom + 0.5;
+    // The box of a line is two pixels higher than its letters.
+    const covered = labels.slice(i + 1).filter(([, other]) =>
+      box.left < other.right && other.left < box.right && box.top < other.bottom - 2 && other.top < box.bottom - 2);
+    return [...(cut ? [`${name}: ${text} is cut off`] : []), ...covered.map(([other]) => `${name}: ${text} and ${other} overlap`)];
+  });
+});
 
 for (const width of [360, 390, 1280]) {
   for (const scheme of ["light", "dark"]) {
@@ -45,15 +60,25 @@ for (const width of [360, 390, 1280]) {
       await wait(250);
       await tab.screenshot({ path: join(folder, `${name}-${section}.png`) });
     }
-    // Every control once: axes, checkboxes, ranges, orders, buttons, what is folded.
-    await tab.evaluate(() => document.querySelectorAll("details").forEach((details) => { details.open = true; }));
     // Charts are drawn when they are near.
-    await tab.evaluate(async () => {
+    const draw = () => tab.evaluate(async () => {
       for (let y = 0; y < document.body.scrollHeight; y += 600) {
         scrollTo(0, y);
         await new Promise((done) => setTimeout(done, 40));
       }
     });
+    // Every control once: axes, checkboxes, ranges, orders, buttons, what is folded.
+    await tab.evaluate(() => document.querySelectorAll("details").forEach((details) => { details.open = true; }));
+    await draw();
+    for (const axis of ["step", "seconds", "tokens"]) {
+      await tab.evaluate((axis) => {
+        const select = document.querySelector("#curves select");
+        select.value = axis;
+        select.dispatchEvent(new Event("change"));
+      }, axis);
+      await draw();
+      (await tab.evaluate(misplaced)).forEach((label) => problem(`by ${axis}, ${label}`));
+    }
     await tab.evaluate(async () => {
       const pause = () => new Promise((done) => setTimeout(done, 30));
       const change = async (element, value, event) => { element.value = value; element.dispatchEvent(new Event(event)); await pause(); };

@@ -133,13 +133,19 @@ fn count(value: f64) -> String {
     }
 }
 
-/// A duration in short form: `1 h 02 min`, `2 min 05 s` or `7.1 s`.
+/// A number of things: `1 metric`, `2 metrics`.
+pub(crate) fn counted(number: usize, thing: &str) -> String {
+    if number == 1 { format!("1 {thing}") } else { format!("{number} {thing}s") }
+}
+
+/// A duration in short form: `36 d 11 h`, `1 h 02 min`, `2 min 05 s` or `7.1 s`.
 fn duration(seconds: f64) -> String {
     let Ok(whole) = Duration::try_from_secs_f64(seconds.round()).map(|d| d.as_secs()) else { return number(seconds) };
     match (whole / 3600, whole / 60 % 60, whole % 60) {
         (0, 0, _) => format!("{seconds:.1} s"),
         (0, m, s) => format!("{m} min {s:02} s"),
-        (h, m, _) => format!("{h} h {m:02} min"),
+        (h @ ..100, m, _) => format!("{h} h {m:02} min"),
+        (h, _, _) => format!("{} d {} h", h / 24, h % 24),
     }
 }
 
@@ -151,7 +157,9 @@ mod tests {
     fn numbers_read_well() {
         let texts = [0.0, 0.515_625, 60.0, 1234.5678, 6.98e-10, -0.25, 1.0e9, 0.999_99].map(number);
         assert_eq!(texts, ["0", "0.5156", "60", "1235", "6.980e-10", "-0.2500", "1.000e9", "1"]);
-        assert_eq!([0.44, 125.0, 3720.0, f64::INFINITY].map(duration), ["0.4 s", "2 min 05 s", "1 h 02 min", "inf"]);
+        let durations = [0.44, 125.0, 3720.0, 3.15e6, f64::INFINITY].map(duration);
+        assert_eq!(durations, ["0.4 s", "2 min 05 s", "1 h 02 min", "36 d 11 h", "inf"]);
+        assert_eq!([0, 1, 2].map(|n| counted(n, "metric")), ["0 metrics", "1 metric", "2 metrics"]);
         assert_eq!([999.0, 45_678.0, 2.5e6, 3e9].map(count), ["999", "46k", "2.5M", "3.0G"]);
         assert_eq!((percent(0.625), change_of("eval/pass@1", 0.25)), ("62.5\u{a0}%".into(), "+25.0 points".into()));
         assert_eq!([0.0, 1.5e-5, 0.25, 2.0].map(seconds_text), ["0\u{a0}s", "15\u{a0}µs", "250\u{a0}ms", "2\u{a0}s"]);

@@ -1,5 +1,5 @@
 //! The page: what needs no script is written here, curves and samples are drawn by `page/page.js` from the data of
-//! [`crate::data`].
+//! [`crate::data`], with the labels of axes that `page/axis.js` chooses.
 
 mod sections;
 
@@ -11,7 +11,7 @@ use sections::{configuration, evaluations, every_metric, summary, times};
 use sha2::{Digest, Sha256};
 
 const STYLE: &str = include_str!("page/page.css");
-const SCRIPT: &str = include_str!("page/page.js");
+const SCRIPT: &str = concat!(include_str!("page/axis.js"), include_str!("page/page.js"));
 
 /// The whole page.
 pub(crate) fn html(report: &Report) -> String {

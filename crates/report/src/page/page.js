@@ -28,33 +28,21 @@
 
   // ---- Numbers ----
 
-  const plain = (value, digits) => {
-    if (value === 0) return "0";
-    const size = Math.abs(value);
-    if (size >= 1e-3 && size < 1e7) return String(Number(value.toPrecision(digits)));
-    return value.toExponential(Math.max(digits - 2, 1)).replace("e+", "e");
-  };
-  const UNITS = [[1e9, "G"], [1e6, "M"], [1e3, "k"]];
-  const counted = (value) => {
-    const unit = UNITS.find(([size]) => Math.abs(value) >= size);
-    return unit ? plain(value / unit[0], 4) + unit[1] : plain(value, 4);
-  };
+  const { plain } = axis;
   const shares = new Set(data.shares), isShare = (metric) => shares.has(metric);
-  // The width of a label in pixels: digits of the font that charts have are 6.2 wide.
-  const labelWidth = (text) => 6.2 * text.length + 2;
+  // The width of a text in pixels, in the font of charts.
+  const measure = (() => {
+    const pen = make("canvas").getContext("2d"), known = new Map();
+    return (text) => {
+      if (!known.has(text)) {
+        pen.font = `11px ${getComputedStyle(document.body).fontFamily}`;
+        // Digits of equal width may be a little wider.
+        known.set(text, Math.ceil(pen.measureText(text).width * 1.02) + 2);
+      }
+      return known.get(text);
+    };
+  })();
   const valueText = (metric, value) => (isShare(metric) ? `${plain(100 * value, 4)} %` : plain(value, 4));
-
-  // About `count` round numbers in [low, high].
-  const ticks = (low, high, count) => {
-    const raw = (high - low) / count;
-    if (!(raw > 0) || !isFinite(raw)) return [low];
-    const power = 10 ** Math.floor(Math.log10(raw));
-    const step = [1, 2, 5, 10].map((m) => m * power).find((size) => size >= raw * 0.999);
-    const found = [];
-    for (let i = Math.ceil(low / step - 1e-9); i * step <= high + 1e-9 * step && found.length < 50; i++) found.push(i * step);
-    // A sum of tenths is not a round number.
-    return found.map((value) => Number(value.toPrecision(12)));
-  };
 
   // ---- Curves ----
 
@@ -91,7 +79,8 @@
       low: curve.low ? curve.low[i] : mean, high: curve.high ? curve.high[i] : mean,
       x: place(runs[index], phase, (steps.first[i] + last[i]) / 2),
     })).filter((point) => point.x != null);
-    return { index, points, exact: phase === "eval" || points.length <= 12, banded: Boolean(curve.low) };
+    const ends = [steps.first[0], last[last.length - 1]].map((step) => place(runs[index], phase, step)).filter((x) => x != null);
+    return { index, points, ends, exact: phase === "eval" || points.length <= 12, banded: Boolean(curve.low) };
   };
 
   // Centred moving average over a share of the curve; where there is no value there is no average.
@@ -164,18 +153,19 @@
       let half = high / 2 - low / 2;
       if (half === 0) half = high === 0 ? 1 : Math.abs(high) * 0.05;
       const middle = high / 2 + low / 2, floor = !log && low === 0 && high > 0;
-      const percent = !log && isShare(this.metric);
-      const bottom = floor || percent ? 0 : Math.max(middle - half * 1.08, -Number.MAX_VALUE), top = percent ? 1 : Math.min(middle + half * 1.08, Number.MAX_VALUE);
-      let left = all.reduce((a, p) => Math.min(a, p.x), Infinity), right = all.reduce((a, p) => Math.max(a, p.x), -Infinity);
-      if (!(right > left)) { left -= 0.5; right += 0.5; }
-      const marks = ticks(bottom, top, percent ? 5 : height > 300 ? 8 : 4).map((mark) => {
-        const value = log ? 10 ** mark : mark;
-        const text = isShare(this.metric) ? `${plain(100 * value, 3)} %` : log ? plain(value, 3) : Math.abs(value) >= 1e4 && Math.abs(value) < 1e12 ? counted(value) : plain(value, 4);
-        return { value, text };
-      });
-      const widest = marks.reduce((most, { text }) => Math.max(most, labelWidth(text)), 0);
-      const margin = { left: Math.max(54, widest + 10), right: 12, top: 8, bottom: 32 };
-      const inner = { width: width - margin.left - margin.right, height: height - margin.top - margin.bottom };
+      const share = isShare(this.metric), whole = share && !log && low >= 0 && high <= 1;
+      const bottom = floor || whole ? 0 : Math.max(middle - half * 1.08, -Number.MAX_VALUE), top = whole ? 1 : Math.min(middle + half * 1.08, Number.MAX_VALUE);
+      const ends = all.map((point) => point.x).concat(...curves.map((curve) => curve.ends));
+      let left = ends.reduce((a, x) => Math.min(a, x), Infinity), right = ends.reduce((a, x) => Math.max(a, x), -Infinity);
+      const labelled = [left, right];
+      // A single place is in the middle.
+      const beside = right > left ? 0 : Math.max(0.5, Math.abs(left) * 1e-6);
+      [left, right] = [left - beside, right + beside];
+      const margin = { left: 54, right: 12, top: 8, bottom: 32 };
+      const inner = { height: height - margin.top - margin.bottom };
+      const marks = axis.vertical(bottom, top, Math.floor(inner.height / 25), { log, percent: share });
+      margin.left = marks.reduce((most, { text }) => Math.max(most, measure(text) + 10), margin.left);
+      inner.width = width - margin.left - margin.right;
       this.x = (value) => margin.left + ((value - left) / (right - left)) * inner.width;
       this.y = (value) => {
         const share = (scale(value) / 2 - bottom / 2) / (top / 2 - bottom / 2);
@@ -195,10 +185,9 @@
           shape("line", { class: "grid", x1: margin.left, x2: width - margin.right, y1: at, y2: at }),
           shape("text", { x: margin.left - 6, y: at + 4, "text-anchor": "end" }, text));
       }
-      for (const { at, text } of this.labels(left / unit, right / unit, unit, inner.width)) {
-        // A label at the end of the axis stays within the chart.
-        const room = labelWidth(text) / 2, x = Math.min(Math.max(at, room), width - room);
-        svg.append(shape("text", { x, y: height - 17, "text-anchor": "middle" }, text));
+      const room = { place: (value) => this.x(value * unit), measure, left: 0, right: width, whole: state.axis === "step" };
+      for (const { at, text } of axis.horizontal(labelled[0] / unit, labelled[1] / unit, room)) {
+        svg.append(shape("text", { x: at, y: height - 17, "text-anchor": "middle" }, text));
       }
       svg.append(shape("text", { x: width - margin.right, y: height - 4, "text-anchor": "end" }, title));
       for (const curve of curves) svg.append(this.drawn(curve));
@@ -207,17 +196,6 @@
       this.box = { top: margin.top, bottom: height - margin.bottom };
       this.plot.replaceChildren(svg);
       this.move(null);
-    }
-
-    // As many labels of the horizontal axis as there is room for.
-    labels(low, high, unit, width) {
-      for (let count = Math.max(Math.floor(width / 50), 1); ; count--) {
-        const marks = ticks(low, high, count).filter((mark) => state.axis !== "step" || Number.isInteger(mark));
-        const labels = marks.map((mark) => ({ at: this.x(mark * unit), text: counted(mark) }));
-        const apart = (label, i) => i === 0 || label.at - labels[i - 1].at >= (labelWidth(label.text) + labelWidth(labels[i - 1].text)) / 2 + 12;
-        if (labels.every(apart)) return labels;
-        if (count <= 1) return labels.slice(0, 1);
-      }
     }
 
     drawn(curve) {
@@ -357,7 +335,7 @@
     const parts = data.phases.flatMap(({ name, title, first, rest }) => {
       const found = [];
       if (first.length > 0) found.push(make("div", {}, make("h3", {}, title), grid(name, first)));
-      if (rest.length > 0) found.push(make("details", {}, make("summary", {}, `${title}: ${rest.length} more metrics`), grid(name, rest)));
+      if (rest.length > 0) found.push(make("details", {}, make("summary", {}, `${title}: ${rest.length} more ${rest.length === 1 ? "metric" : "metrics"}`), grid(name, rest)));
       return found;
     });
     sections.push(...parts);

@@ -3,7 +3,7 @@
 use crate::Report;
 use crate::config::{differences, leaves};
 use crate::data::{metrics, phases};
-use crate::figures::{change_of, evaluated, figures, number, percent, seconds_text, value_of};
+use crate::figures::{change_of, counted, evaluated, figures, number, percent, seconds_text, value_of};
 use crate::html::Html;
 use crate::phase::{Phase, about};
 use crate::run::Run;
@@ -98,7 +98,7 @@ pub(super) fn evaluations(html: &mut Html, runs: &[Run]) {
     heading(html, "evaluations", "Evaluations before and after");
     let (first, _) = metrics(runs, "eval");
     if first.is_empty() {
-        html.raw("<p>No run has evaluated yet.</p>\n</section>\n");
+        html.raw("<p>There are no evaluations.</p>\n</section>\n");
         return;
     }
     html.raw("<p>On held-out problems: before the first GRPO step, the best, and the last.</p>\n");
@@ -251,8 +251,8 @@ pub(super) fn every_metric(html: &mut Html, runs: &[Run]) {
         html.raw("<details><summary>")
             .text(&title)
             .raw(": ")
-            .show(first.len() + rest.len())
-            .raw(" metrics</summary>\n");
+            .text(&counted(first.len() + rest.len(), "metric"))
+            .raw("</summary>\n");
         table(html, "All metrics", "numbers", |html| {
             html.raw("<thead><tr><th scope=\"col\">metric</th><th scope=\"col\">run</th><th scope=\"col\">first</th>");
             html.raw("<th scope=\"col\">last</th><th scope=\"col\">smallest</th><th scope=\"col\">largest</th>");

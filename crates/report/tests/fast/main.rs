@@ -1,5 +1,6 @@
 //! Pages of small run folders.
 
+mod axis;
 mod folders;
 mod pages;
 mod support;

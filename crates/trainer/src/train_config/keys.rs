@@ -31,4 +31,6 @@ impl grpo_files::Configuration for TrainConfig {
 }
 
 #[cfg(test)]
+mod reference;
+#[cfg(test)]
 mod tests;

@@ -172,18 +172,22 @@ fn paths(value: &Value, path: &str, found: &mut Vec<String>) {
     }
 }
 
-#[test]
-fn every_key_of_the_configuration_is_there_with_its_meaning_and_no_other() {
+/// A configuration with a value in every section that is off by default.
+pub(super) fn everything() -> Value {
     let program = json!({"command": ["true"]});
     let soft = json!({"max_completion_len": 8, "soft_punish_cache": 3, "penalty_factor": 1});
     let rope =
         json!({"factor": 8, "low_freq_factor": 1, "high_freq_factor": 4, "original_max_position_embeddings": 32});
-    let everything = json!({
+    json!({
         "lora": {}, "model": {"rope_scaling": rope},
         "rewards": {"json": {}, "length": {"target": 5}, "soft_overlong_punishment": soft, "regex": {"any": {"pattern": "x"}},
             "programs": {"any": program}, "http": {"any": {"url": "http://localhost"}}},
-    });
-    let config: TrainConfig = serde_json::from_value(everything).expect("legal");
+    })
+}
+
+#[test]
+fn every_key_of_the_configuration_is_there_with_its_meaning_and_no_other() {
+    let config: TrainConfig = serde_json::from_value(everything()).expect("legal");
     let mut found = Vec::new();
     paths(&serde_json::to_value(&config).unwrap(), "", &mut found);
     let mut found: Vec<String> =

@@ -1,0 +1,139 @@
+//! Makes docs/reference.md: every key with its legal values, its default and its meaning.
+//!
+//! Legal values are read off the errors for wrong ones, so they are the words that a user sees.
+
+use super::tests::everything;
+use super::*;
+use crate::error::Error;
+use grpo_files::Layers;
+use serde_json::{Value, json};
+use std::collections::BTreeSet;
+use std::fmt::Write;
+use std::path::Path;
+
+/// A value at a dotted path, with `any` for `*`.
+fn nested(path: &str, value: Value) -> Value {
+    let keys: Vec<String> = path.replace('*', "any").split('.').map(str::to_owned).collect();
+    keys.into_iter().rev().fold(value, |value, key| json!({ key: value }))
+}
+
+/// The configuration with a value of every section, and `value` at `path`.
+fn with(path: &str, value: Value) -> grpo_files::Result<TrainConfig> {
+    let layers = Layers::new().value("everything", everything())?;
+    layers.value("reference", nested(path, value))?.resolve::<TrainConfig>()
+}
+
+/// What an error says after "expected", up to the value that it found.
+fn expectation(text: &str) -> Option<String> {
+    let (_, expected) = text.split_once("expected ")?;
+    let expected = expected.split(", got ").next()?.split(" at line ").next()?;
+    Some(expected.split(", as in ").next()?.split(", e.g. ").next()?.trim().to_owned())
+}
+
+/// The whole text of an error, its causes included.
+fn whole(error: &dyn std::error::Error) -> String {
+    let causes = std::iter::successors(error.source(), |cause| cause.source());
+    causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
+}
+
+/// The legal values of a key: a number's range from the errors of `validate`, or the type from the errors of reading it.
+fn legal_values(path: &str) -> String {
+    let mut ranges = BTreeSet::new();
+    for value in [json!(-1), json!(0), json!(2), json!(1e30), json!(u64::MAX)] {
+        let Ok(config) = with(path, value) else { continue };
+        if let Err(Error::Config { key, expected, .. }) = config.validate()
+            && key == path
+        {
+            ranges.insert(expectation(&format!("expected {expected}")).unwrap());
+        }
+    }
+    if let Some(range) = ranges.into_iter().next() {
+        return range;
+    }
+    // A text is no legal name of a choice, a list no legal text or number.
+    let errors = [json!("?"), json!([[]])].map(|value| with(path, value).err().map(|error| whole(&error)));
+    let choice = errors[0].as_deref().filter(|text| text.contains("unknown variant"));
+    let text = choice.or(errors[1].as_deref()).or(errors[0].as_deref());
+    text.and_then(expectation).unwrap_or_else(|| "any".into())
+}
+
+/// The default of a key as it is written in YAML's flow style.
+fn default_of(path: &str) -> String {
+    let pointer = format!("/{}", path.replace('*', "any").replace('.', "/"));
+    let default = serde_json::to_value(TrainConfig::default()).unwrap();
+    match default.pointer(&pointer) {
+        Some(value) => value.to_string(),
+        // Sections that are off: the default holds where the section is given.
+        None => {
+            let value = serde_json::to_value(with("seed", json!(0)).unwrap()).unwrap();
+            match nested_is_given(path) {
+                true => String::new(),
+                false => value.pointer(&pointer).map(Value::to_string).unwrap_or_default(),
+            }
+        }
+    }
+}
+
+/// Returns `true` if [`everything`] gives a value to this key, which has no default then.
+fn nested_is_given(path: &str) -> bool {
+    everything().pointer(&format!("/{}", path.replace('*', "any").replace('.', "/"))).is_some()
+}
+
+/// Returns `true` if other keys lie below this one.
+fn is_section(path: &str) -> bool {
+    keys().iter().any(|key| key.path.strip_prefix(path).is_some_and(|rest| rest.starts_with('.')))
+}
+
+fn page() -> String {
+    let mut text = String::from(
+        "# Every key of a run's configuration\n\n\
+         Generated from the code: `UPDATE_DOCS=1 cargo test -p grpo-trainer --lib keys`. `*` stands for a name of your choice. A value that is \
+         not legal is an error that names the key. Without a model and data, \
+         [configs/train/arithmetic.yaml](../configs/train/arithmetic.yaml) replaces some defaults. [Runs](runs.md) describes the layers of a \
+         configuration, [Losses](losses/keys.md) which loss uses which key.\n",
+    );
+    let cell = |text: &str| text.replace('|', "\\|");
+    let mut section = None;
+    for Key { path, meaning } in keys() {
+        let top = path.split('.').next().unwrap();
+        let is_new = section != Some(top);
+        if is_new && is_section(path) {
+            let _ = write!(
+                text,
+                "\n## `{path}`\n\n{meaning}.\n\n| key | legal values | default | meaning |\n|---|---|---|---|\n"
+            );
+            section = Some(top);
+            continue;
+        }
+        if is_new {
+            let _ = write!(
+                text,
+                "\n## `{path}`\n\n{meaning}. Legal: {}. Default: `{}`.\n",
+                legal_values(path),
+                default_of(path)
+            );
+            continue;
+        }
+        let (legal, default) = match is_section(path) {
+            true => ("a section".to_owned(), String::new()),
+            false => (legal_values(path), default_of(path)),
+        };
+        let default = if default.is_empty() { String::new() } else { format!("`{default}`") };
+        let _ = writeln!(text, "| `{path}` | {} | {} | {} |", cell(&legal), cell(&default), cell(meaning));
+    }
+    text
+}
+
+#[test]
+fn the_reference_has_every_key_with_legal_values_and_default() {
+    let made = page();
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/reference.md");
+    if std::env::var("UPDATE_DOCS").as_deref() == Ok("1") {
+        std::fs::write(&path, &made).unwrap();
+    }
+    let found = std::fs::read_to_string(&path).unwrap_or_default();
+    assert!(
+        found == made,
+        "docs/reference.md differs from the code: UPDATE_DOCS=1 cargo test -p grpo-trainer --lib keys"
+    );
+}
