@@ -1,4 +1,4 @@
-//! Products against f64, for every instruction set of this machine, and for tiles on every machine.
+//! Compares products with f64, for every instruction set of this machine, and for tiles on every machine.
 
 use super::*;
 use crate::arch::IsaToken;
@@ -9,17 +9,17 @@ fn noise(seed: u64) -> impl FnMut() -> f32 {
     let mut state = seed;
     move || {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        // Exact in bf16, so that every kernel sees the same values.
+        // Exact in bf16, so that all kernels get the same values.
         bf16::from_f32((state >> 40) as f32 / (1 << 23) as f32 - 1.0).to_f32()
     }
 }
 
-/// Every kernel, packed for by every instruction set.
+/// Returns every kernel, with packing by every instruction set.
 fn kinds() -> impl Iterator<Item = Gemm> {
     IsaToken::available().flat_map(|isa| [Gemm::new(isa, false), Gemm::new(isa, true), Gemm::of_tiles(isa, TILE_WORDS)])
 }
 
-/// `[outer, k]` and its transpose, in both dtypes.
+/// A matrix `[outer, k]` and its transpose, in both dtypes.
 struct Operand {
     outer: usize,
     k: usize,
@@ -45,10 +45,11 @@ impl Operand {
     }
 }
 
-/// The product of a piece, operands packed along the given axes; the lhs in parts where its rows are K.
+/// Computes the product of a piece, with operands packed along the given axes; the lhs is packed in parts if its rows
+/// are K.
 fn product(gemm: Gemm, lhs: &Operand, rhs: &Operand, along: [KAxis; 2], bf16: bool, add: f32) -> Vec<f32> {
     let (m, n, k) = (lhs.outer, rhs.outer, lhs.k);
-    // NaN where nothing is packed would show.
+    // NaN, to detect words that are not packed.
     let mut a = vec![u32::MAX; gemm.lhs_words(m, k)];
     let mut b = vec![u32::MAX; gemm.rhs_words(n, k)];
     let (lhs_stride, rhs_stride) = (gemm.lhs_stride(k), gemm.rhs_stride(k));
@@ -64,7 +65,7 @@ fn product(gemm: Gemm, lhs: &Operand, rhs: &Operand, along: [KAxis; 2], bf16: bo
     }
     let stride = n + 3;
     let mut out = vec![add; m * stride];
-    // Whichever way: elements do not know.
+    // The order must not affect the elements.
     let order = if m % 2 == 0 { Order::ByRows } else { Order::ByColumns };
     let (a, b) = (Packed { words: &a, stride: lhs_stride }, Packed { words: &b, stride: rhs_stride });
     gemm.multiply(k, a, b, &mut MatMut::new(&mut out, m, n, stride), add != 0.0, order);
@@ -93,7 +94,7 @@ fn products_match_f64_in_every_arithmetic_packing_and_shape() {
             })
             .collect();
         for (gemm, bf16) in kinds().flat_map(|gemm| [(gemm, false), (gemm, true)]) {
-            // The pieces that a first cache of any size asks for.
+            // The longest pieces for any size of the L1 cache.
             let gemm = Gemm { most: most_words(48 << 10), ..gemm };
             for along in [KAxis::Rows, KAxis::Columns].into_iter().flat_map(|a| [[a, KAxis::Rows], [a, KAxis::Columns]])
             {
@@ -124,7 +125,7 @@ fn an_element_has_the_same_bits_in_any_product() {
             let alone = product(gemm, &one(&lhs, i), &one(&rhs, j), [KAxis::Rows; 2], true, 0.25);
             assert_eq!(alone[0].to_bits(), whole[i * n + j].to_bits(), "{gemm:?} ({i}, {j})");
         }
-        // One panel at a time, and as many as there are; both orders.
+        // One panel per group, and all panels in one group; both orders.
         for near in [1, usize::MAX] {
             for m in [m, m - 1] {
                 let part = Operand { outer: m, k, wide: lhs.wide.clone(), narrow: lhs.narrow.clone() };
