@@ -60,7 +60,7 @@ mod tests {
     }
 
     #[test]
-    fn conversions_give_the_bits_of_half() {
+    fn bf16_conversions_match_the_half_crate_bit_for_bit() {
         let all: Vec<bf16> = (0..=u16::MAX).map(bf16::from_bits).collect();
         // Every 997th f32, and the numbers next to every bf16 and next to halfway between two.
         let near = |x: &bf16| {

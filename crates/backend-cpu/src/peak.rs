@@ -252,7 +252,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_multiplication_is_made() {
+    fn peak_kernels_do_every_multiplication() {
         assert!(Unit::available().contains(&Unit::Portable));
         for unit in Unit::available() {
             let (few, many) = (unit.spin(1), unit.spin(1000));

@@ -46,7 +46,7 @@ fn implementations_match_the_oracle_on_the_callers_thread(
 /// Precomputed logits, whose tasks run in order: log-probabilities and gradients are bit-identical for any blocking,
 /// and match the oracle.
 #[rstest]
-fn given_logits_match_the_oracle_on_the_callers_thread(#[values("grpo", "gspo")] loss_type: &str) {
+fn precomputed_logits_match_the_oracle_on_the_callers_thread(#[values("grpo", "gspo")] loss_type: &str) {
     let loss = loss(loss_type);
     let case = Case::new(&loss, &Shape::default(), 3);
     let (n, v) = (case.batch.tokens(), case.v);

@@ -51,7 +51,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn caches_are_read_as_linux_describes_them() {
+    fn cache_sizes_are_read_from_sysfs() {
         let folder = tempfile::tempdir().unwrap();
         let (first_of, second_of) = (|folder| cache_of(folder, "1"), |folder| cache_of(folder, "2"));
         assert_eq!(second_of(folder.path()), None);
@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_of_processors_are_counted() {
+    fn processor_lists_are_counted() {
         for (list, count) in [("0", 1), ("0-1", 2), ("0,4", 2), ("0-3,8-11", 8), ("", 1), ("3-1", 1), ("all", 1)] {
             assert_eq!(processors(list), count, "{list}");
         }

@@ -137,7 +137,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_lead_back_and_the_portable_set_is_everywhere() {
+    fn isa_names_parse_and_portable_is_always_available() {
         for isa in Isa::ALL {
             assert_eq!(Isa::from_name(isa.name()), Some(isa));
             assert_eq!(isa.checked().is_ok(), isa.is_available());

@@ -78,7 +78,7 @@ fn second(pair: u32) -> f32 {
 }
 
 #[test]
-fn plain_rust_multiplies_what_lies_where_tiles_are_loaded() {
+fn portable_tiles_use_the_layout_of_amx() {
     const WORDS: usize = 2 * amx::WORDS;
     let (mut a, mut b) = (vec![0; amx::LHS_PANEL * WORDS], vec![0; RHS_PANEL * WORDS]);
     // Row 18 of the lhs and column 21 of the rhs have a single pair, in word 19, the fourth word of the second step.
@@ -95,7 +95,7 @@ fn plain_rust_multiplies_what_lies_where_tiles_are_loaded() {
 
 /// Compares with AMX, if this machine has it.
 #[test]
-fn plain_rust_multiplies_as_amx_does() {
+fn portable_tiles_match_amx() {
     const WORDS: usize = 5 * amx::WORDS;
     // Pairs of numbers between -2 and 2.
     let pairs = |seed: u32| {

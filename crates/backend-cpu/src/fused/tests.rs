@@ -85,7 +85,7 @@ fn check(loss: &LossConfig, case: &Case, words: usize) {
 #[case::one_token("dapo", Shape { lengths: &[1], h: 600, v: 63, ..Shape::default() })]
 #[case::one_unit("dapo", Shape { lengths: &[40, 30], h: 1, v: 513, ..Shape::default() })]
 #[case::temperatures("cispo", Shape { lengths: &[40, 50], h: 40, v: 600, bias: false, temperatures: true, ..Shape::default() })]
-fn products_of_tiles_match_the_oracle(
+fn tile_products_match_the_oracle(
     #[case] loss_type: &str,
     #[case] shape: Shape<'_>,
     #[values(HeadLayout::VocabHidden, HeadLayout::HiddenVocab)] layout: HeadLayout,
@@ -95,7 +95,7 @@ fn products_of_tiles_match_the_oracle(
 }
 
 #[rstest]
-fn products_of_tiles_match_the_oracle_under_a_softcap(
+fn tile_products_match_the_oracle_with_a_softcap(
     #[values(HeadLayout::VocabHidden, HeadLayout::HiddenVocab)] layout: HeadLayout,
 ) {
     let loss = LossConfig { final_logit_softcapping: Some(3.0), ..loss("dapo") };
@@ -108,7 +108,7 @@ fn products_of_tiles_match_the_oracle_under_a_softcap(
 #[rstest]
 #[case::pieces(Shape { lengths: &[200, 100], h: 270, v: 290, ..Shape::default() })]
 #[case::many_tokens(Shape { lengths: &[1100, 1000], h: 24, v: 70, ..Shape::default() })]
-fn pieces_of_amx_match_the_oracle(
+fn pieces_of_amx_length_match_the_oracle(
     #[case] shape: Shape<'_>,
     #[values(HeadLayout::VocabHidden, HeadLayout::HiddenVocab)] layout: HeadLayout,
 ) {
@@ -118,7 +118,7 @@ fn pieces_of_amx_match_the_oracle(
 
 /// Leaving out one gradient does not change the others.
 #[rstest]
-fn frozen_parts_with_products_of_tiles(
+fn omitted_gradients_do_not_change_others_with_tile_products(
     #[values(true, false)] hidden: bool,
     #[values(true, false)] lm_head: bool,
     #[values(HeadLayout::VocabHidden, HeadLayout::HiddenVocab)] layout: HeadLayout,
@@ -144,7 +144,7 @@ fn frozen_parts_with_products_of_tiles(
 }
 
 #[test]
-fn products_of_tiles_are_added_to_the_gradients_that_are_there() {
+fn tile_products_add_to_existing_gradients() {
     let loss = loss("dapo");
     let shape = Shape { lengths: &[60, 50], h: 40, v: 600, dtype: Dtype::Bf16, ..Shape::default() };
     let (case, gemm) = (Case::new(&loss, &shape, 41), Gemm::of_tiles(IsaToken::detect(), FEW));
@@ -176,7 +176,7 @@ fn allocated(kernel: &FusedKernel) -> usize {
 }
 
 #[rstest]
-fn the_workspace_is_what_is_allocated(
+fn reported_workspace_equals_allocations(
     #[values("grpo", "gspo")] loss_type: &str,
     #[values(HeadLayout::VocabHidden, HeadLayout::HiddenVocab)] layout: HeadLayout,
     #[values(FEW, MANY)] words: usize,

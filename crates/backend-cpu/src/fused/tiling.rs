@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn every_choice_fits_its_budget_or_says_what_would() {
+    fn blockings_fit_the_budget_or_errors_name_a_sufficient_one() {
         for (n, h, v) in
             [(1, 64, 1), (7, 64, 1013), (2048, 2048, 32768), (8192, 4096, 151_936), (200_000, 8192, 262_144)]
         {
@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn arithmetic_decides_for_chunks_and_traffic_for_panels() {
+    fn loop_order_follows_from_the_cost_estimate() {
         let order = |n, h, v, budget| {
             let request = request(n, h, v, Dtype::F32, Tiling { workspace_budget: budget, ..Tiling::default() });
             let blocking = choose(&request, &problem(&request, h), 2).unwrap();

@@ -74,7 +74,7 @@ fn product(gemm: Gemm, lhs: &Operand, rhs: &Operand, along: [KAxis; 2], bf16: bo
 }
 
 #[test]
-fn products_match_f64_in_every_arithmetic_packing_and_shape() {
+fn products_match_f64() {
     let shapes = [
         (1, 1, 1),
         (12, 32, 2),
@@ -111,7 +111,7 @@ fn products_match_f64_in_every_arithmetic_packing_and_shape() {
 }
 
 #[test]
-fn an_element_has_the_same_bits_in_any_product() {
+fn an_element_has_the_same_bits_in_any_product_shape() {
     let (k, m, n) = (77, 45, 70);
     let (lhs, rhs) = (Operand::new(m, k, 3), Operand::new(n, k, 4));
     for gemm in kinds() {
@@ -137,13 +137,13 @@ fn an_element_has_the_same_bits_in_any_product() {
 }
 
 #[test]
-fn pieces_are_as_long_as_a_first_cache_has_room_for() {
+fn piece_length_follows_from_the_l1_size() {
     let kibibytes = [0, 16, 32, 40, 48, 64, 128];
     assert_eq!(kibibytes.map(|size| most_words(size << 10)), [160, 160, 160, 224, 256, 256, 256]);
 }
 
 #[test]
-fn pieces_are_few_of_one_size_and_whole_panels() {
+fn pieces_are_few_and_of_equal_size() {
     let sizes = [32, 40, 48].map(|size| most_words(size << 10));
     for gemm in kinds().flat_map(|gemm| sizes.map(|most| Gemm { most, ..gemm })) {
         for k in [0, 1, 31, 64, 160, 161, 320, 512, 700, 2048, 5000] {
@@ -164,7 +164,7 @@ fn pieces_are_few_of_one_size_and_whole_panels() {
 }
 
 #[test]
-fn blocks_of_a_matrix_are_its_rows_or_columns() {
+fn matrices_split_into_rows_or_columns() {
     let mut data = vec![0.0; 5 * 7];
     for (i, mut block) in MatMut::split(&mut data, [5, 7], Cut::Rows, 2, 1..3).enumerate() {
         assert_eq!((block.rows(), block.cols()), ([2, 1][i], 7));
@@ -181,7 +181,7 @@ fn blocks_of_a_matrix_are_its_rows_or_columns() {
 }
 
 #[test]
-fn parts_of_a_target_are_added_to() {
+fn adding_to_part_of_a_matrix_leaves_the_rest() {
     let mut data = vec![1.0; 5 * 7];
     let isa = Isa::Portable.checked().unwrap();
     let mut whole = MatMut::new(&mut data, 5, 6, 7);
@@ -198,6 +198,6 @@ fn parts_of_a_target_are_added_to() {
 
 #[test]
 #[should_panic(expected = "a [3, 4] matrix with rows 5 apart in 13 elements")]
-fn a_target_that_does_not_fit_is_refused() {
+fn a_matrix_larger_than_its_buffer_is_refused() {
     MatMut::new(&mut [0.0; 13], 3, 4, 5);
 }

@@ -51,7 +51,7 @@ fn wide(x: &[f32]) -> Vec<f64> {
 }
 
 #[test]
-fn linear_layers_are_products() {
+fn linear_layers_match_f64() {
     // Shapes around panels of 12 rows and 32 columns, pieces of 256 and blocks of 240, divided by rows or by columns.
     let shapes = [
         [1, 1, 1],
@@ -97,7 +97,7 @@ fn linear_layers_are_products() {
 }
 
 #[test]
-fn a_stored_weight_is_the_same_weight_to_the_bit() {
+fn stored_weights_give_the_same_bits() {
     // Matrices that end at, before and after the edges of panels and pieces.
     for (seed, (n, input, outputs)) in [
         (1, 2, vec![1, 1]),
@@ -144,7 +144,7 @@ fn a_stored_weight_is_the_same_weight_to_the_bit() {
 }
 
 #[test]
-fn a_row_of_a_product_does_not_depend_on_the_others() {
+fn rows_of_a_product_do_not_depend_on_other_rows() {
     let (n, i, o) = (61, 300, 45);
     let (x, w) = (noise(n * i, 1), noise(i * o, 2));
     for layers in all_layers() {
@@ -157,7 +157,7 @@ fn a_row_of_a_product_does_not_depend_on_the_others() {
 }
 
 #[test]
-fn rms_norm_and_its_gradient_are_the_formulas() {
+fn rms_norm_and_its_gradient_match_the_formulas() {
     for (n, h) in [(1, 1), (3, 40), (70, 33)] {
         let (x, w, dy) = (noise(n * h, 1), noise(h, 2), noise(n * h, 3));
         let of = |x: &[f64], w: &[f64]| -> Vec<f64> {
@@ -184,7 +184,7 @@ fn rms_norm_and_its_gradient_are_the_formulas() {
 }
 
 #[test]
-fn norms_of_heads_and_their_gradients_are_the_formulas() {
+fn head_norms_and_their_gradients_match_the_formulas() {
     // Fewer and more rows than a task has.
     for n in [2, 70] {
         let (d, width) = (HEADS.width, HEADS.row());
@@ -220,7 +220,7 @@ fn norms_of_heads_and_their_gradients_are_the_formulas() {
 }
 
 #[test]
-fn swiglu_and_its_gradient_are_the_formulas() {
+fn swiglu_and_its_gradient_match_the_formulas() {
     let (n, width) = (67, 19);
     let gate_up: Vec<f32> = noise(2 * n * width, 1).iter().map(|x| x * 12.0).collect();
     let dy = noise(n * width, 2);
@@ -243,7 +243,7 @@ fn swiglu_and_its_gradient_are_the_formulas() {
 const HEADS: Heads = Heads { query: 4, key_value: 2, width: 6 };
 
 #[test]
-fn turned_heads_keep_their_lengths_and_turn_back() {
+fn rotary_embedding_keeps_norms_and_is_invertible() {
     let table = RopeTable::new(HEADS.width, 50, 100.0);
     let rows = noise(3 * HEADS.row(), 1);
     for layers in all_layers() {
@@ -299,7 +299,7 @@ fn spans(rows: &[(std::ops::Range<usize>, std::ops::Range<usize>)]) -> Vec<Span>
 }
 
 #[test]
-fn attention_and_its_gradient_are_the_formulas() {
+fn attention_and_its_gradient_match_the_formulas() {
     // Two prompts, one with three completions, one of them empty; and a span of more than one tile with a prefix.
     let small = spans(&[(0..5, 0..0), (5..8, 0..5), (8..8, 0..5), (8..10, 0..5), (10..13, 0..0)]);
     let large = spans(&[(0..20, 0..0), (20..95, 0..20)]);
@@ -317,7 +317,7 @@ fn attention_and_its_gradient_are_the_formulas() {
 }
 
 #[test]
-fn a_nan_is_seen_by_those_who_attend_to_it_and_by_nobody_else() {
+fn a_nan_key_affects_only_queries_that_attend_to_it() {
     let spans = spans(&[(0..4, 0..0), (4..6, 0..4), (6..9, 0..0)]);
     for layers in all_layers() {
         let mut qkv = noise(9 * HEADS.row(), 1);
@@ -330,7 +330,7 @@ fn a_nan_is_seen_by_those_who_attend_to_it_and_by_nobody_else() {
 }
 
 #[test]
-fn a_cache_gives_what_attention_over_all_rows_gives() {
+fn attention_with_a_cache_matches_attention_over_all_rows() {
     // Prompts of 3 and 20 tokens with two samples each; the second sample finishes after one token.
     let (d, row) = (HEADS.width, HEADS.row());
     let prompts = spans(&[(0..3, 0..0), (3..23, 0..0)]);
@@ -361,7 +361,7 @@ fn a_cache_gives_what_attention_over_all_rows_gives() {
 }
 
 #[test]
-fn what_does_not_fit_is_named() {
+fn layer_errors_name_the_argument() {
     let layers = Layers::new();
     let error = |result: Result<Vec<f32>>| result.unwrap_err().to_string();
     let text = error(layers.linear(&[0.0; 5], &[0.0; 6], Add::Nothing, [2, 3, 2]));
@@ -380,7 +380,7 @@ fn what_does_not_fit_is_named() {
 
 #[cfg(feature = "rayon")]
 #[test]
-fn threads_change_no_bit() {
+fn layer_results_do_not_depend_on_threads() {
     let (n, h) = (150, 48);
     let spans = spans(&[(0..90, 0..0), (90..120, 0..90), (120..150, 0..90)]);
     let (x, w, qkv, dout) = (noise(n * h, 1), noise(h * 300, 2), noise(n * HEADS.row(), 3), noise(n * 24, 4));

@@ -74,7 +74,7 @@ fn transformed(z: f32, by: &Transform) -> (f64, f64) {
 }
 
 #[test]
-fn every_level_transforms_and_pulls_back() {
+fn logit_transforms_match_f64_on_every_isa() {
     assert_eq!(transforms().len(), 5);
     assert_eq!(Transform::new(&LossConfig { logit_scale: 0.3, ..LossConfig::default() }), None);
     for (length, by) in
@@ -135,7 +135,7 @@ fn close(a: f32, b: f64, scale: f64) -> bool {
 }
 
 #[test]
-fn every_level_sums_a_tile_as_it_should() {
+fn partial_sums_match_f64_on_every_isa() {
     for length in (1..=70).chain([511, 512]) {
         for (z, y) in rows(length).iter().flat_map(|z| targets(length).map(|y| (z, y))) {
             let others = || z.iter().enumerate().filter(|(i, _)| Some(*i) != y).map(|(_, z)| *z);
@@ -163,7 +163,7 @@ fn every_level_sums_a_tile_as_it_should() {
 }
 
 #[test]
-fn every_level_makes_the_gradient_everywhere() {
+fn gradients_match_f64_on_every_isa() {
     for length in (1..=70).chain([511, 512]) {
         for (z, y) in rows(length).iter().flat_map(|z| targets(length).map(|y| (z, y))) {
             let narrow: Vec<bf16> = z.iter().map(|z| bf16::from_f32(*z)).collect();
@@ -227,7 +227,7 @@ fn row(isa: IsaToken, z: &[f32], y: usize, scale: f32, tile: usize) -> Row {
 }
 
 #[test]
-fn a_confident_row_leaves_nothing_that_products_take_long_for() {
+fn gradients_of_confident_rows_are_not_subnormal() {
     // Logits down to 300 below the maximum, and coefficients of a batch of a million tokens.
     let z: Vec<f32> = (0..1200).map(|i| -0.25 * i as f32).collect();
     for (isa, linear) in IsaToken::available().flat_map(|isa| [(isa, 0.0), (isa, 1e-7)]) {

@@ -51,7 +51,7 @@ fn assert_same(found: &LossOutput, expected: &LossOutput) {
 }
 
 #[rstest]
-fn a_step_is_that_of_the_plan(
+fn a_step_equals_a_call_of_the_plan(
     #[values(Implementation::Reference, Implementation::Logits, Implementation::Fused)] implementation: Implementation,
     #[values(Dtype::F32, Dtype::Bf16)] dtype: Dtype,
     #[values((HeadLayout::VocabHidden, true), (HeadLayout::HiddenVocab, false))] (layout, bias): (HeadLayout, bool),
@@ -85,7 +85,7 @@ fn a_step_is_that_of_the_plan(
 }
 
 #[test]
-fn slices_and_vectors_are_taken_as_they_are() {
+fn slices_and_vectors_are_accepted() {
     let case = case(&Shape { bias: false, ..Shape::default() });
     let (loss, n) = (builder(&case).build(&backend_cpu::CpuBackend::new()).unwrap(), case.batch.tokens());
     let (hidden, lm_head) = (case.hidden.to_vec(), case.lm_head.to_vec());
@@ -99,7 +99,7 @@ fn slices_and_vectors_are_taken_as_they_are() {
 }
 
 #[rstest]
-fn logits_are_taken_apart_and_in_place(
+fn dlogits_can_replace_logits_in_place(
     #[values(Implementation::Reference, Implementation::Logits)] implementation: Implementation,
 ) {
     let case = case(&Shape { v: 300, ..Shape::default() });
@@ -128,7 +128,7 @@ fn logits_are_taken_apart_and_in_place(
 }
 
 #[test]
-fn a_larger_batch_is_planned_for_and_a_smaller_one_is_not() {
+fn only_larger_batches_need_a_new_plan() {
     let case = case(&Shape { bias: false, ..Shape::default() });
     let (small, watched) = (case.select(0..1), Watched::default());
     let (few, many) = (small.batch.tokens(), case.batch.tokens());
@@ -155,7 +155,7 @@ fn a_larger_batch_is_planned_for_and_a_smaller_one_is_not() {
 }
 
 #[test]
-fn threads_share_a_loss_or_have_clones_of_it() {
+fn threads_can_share_or_clone_a_loss() {
     let case = case(&Shape { bias: false, ..Shape::default() });
     let loss = builder(&case).max_tokens(case.batch.tokens()).build(&backend_cpu::CpuBackend::new()).unwrap();
     let policy = || PolicyInput::head(&case.hidden[..], &case.lm_head[..]);
@@ -195,7 +195,7 @@ fn a_frozen_head_has_no_gradient() {
 }
 
 #[test]
-fn what_cannot_be_is_an_error_when_it_is_built() {
+fn invalid_losses_are_errors_at_build() {
     let (backend, build) = (backend_cpu::CpuBackend::new(), || GrpoLoss::builder(dapo()));
     let message = build().build(&backend).unwrap_err().to_string();
     assert!(message.contains("head(hidden, vocab)") && message.contains("logits(vocab)"), "{message}");

@@ -23,7 +23,7 @@ fn documented() -> BTreeSet<String> {
 }
 
 #[test]
-fn the_page_of_metrics_names_what_losses_make() {
+fn documented_metrics_equal_computed_metrics() {
     let imitation = config(r#"{"positive_example_nll_weight": 0.2}"#);
     let mut made = BTreeSet::new();
     for loss in LOSSES.into_iter().chain(others()).map(loss).chain([imitation]) {

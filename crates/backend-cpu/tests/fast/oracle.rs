@@ -182,7 +182,7 @@ fn large_logits_are_finite() {
 
 /// 2^22 tokens, hidden size 1, a vocabulary of 2^22: the logits need 2^47 bytes, more than a process can address.
 #[test]
-fn logits_that_fit_no_memory_are_an_error() {
+fn logits_larger_than_memory_are_an_error() {
     let n = 1 << 22;
     let ones = vec![1.0; n];
     let policy = Policy::hidden(&ones, &ones, None, HeadLayout::VocabHidden, n);

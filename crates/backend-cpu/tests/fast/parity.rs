@@ -52,7 +52,7 @@ fn logits(case: &Case) -> Vec<f32> {
 }
 
 #[rstest]
-fn given_logits_match_the_oracle(
+fn precomputed_logits_match_the_oracle(
     #[values("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "gspo")] loss_type: &str,
     #[values(Dtype::F32, Dtype::Bf16)] dtype: Dtype,
     #[values(Implementation::Reference, Implementation::Logits)] implementation: Implementation,
@@ -124,7 +124,7 @@ fn given_logits_match_the_oracle(
 #[case::narrow_hidden(&[4, 3], 1, 600)]
 #[case::narrow_hidden_two(&[4, 3], 2, 600)]
 #[case::long_hidden(&[4, 3], 1100, 90)]
-fn ugly_shapes(
+fn odd_shapes_match_the_oracle(
     #[case] lengths: &[usize],
     #[case] h: usize,
     #[case] v: usize,
@@ -187,7 +187,7 @@ fn every_instruction_set_matches_the_oracle(
 }
 
 #[rstest]
-fn masked_sequences_and_batches(#[values("grpo", "dapo", "gspo")] loss_type: &str) {
+fn masked_sequences_and_batches_match_the_oracle(#[values("grpo", "dapo", "gspo")] loss_type: &str) {
     let (loss, backend) = (loss(loss_type), CpuBackend::with_threads(2).unwrap());
     let case = Case::new(&loss, &Shape { lengths: &[4, 5], ..Shape::default() }, 5);
     // The first sequence is masked, then both.
@@ -225,7 +225,7 @@ fn masked_positions_have_no_effect() {
 
 /// Leaving out one gradient does not change the others.
 #[rstest]
-fn frozen_parts(#[values(true, false)] hidden: bool, #[values(true, false)] lm_head: bool) {
+fn omitted_gradients_do_not_change_others(#[values(true, false)] hidden: bool, #[values(true, false)] lm_head: bool) {
     let (loss, backend) = (loss("grpo"), CpuBackend::with_threads(2).unwrap());
     let case = Case::new(&loss, &Shape::default(), 17);
     for (name, implementation, tiling) in implementations() {
@@ -246,7 +246,7 @@ fn frozen_parts(#[values(true, false)] hidden: bool, #[values(true, false)] lm_h
 }
 
 #[test]
-fn refusals_say_why() {
+fn invalid_requests_are_refused_with_a_reason() {
     let (loss, backend) = (loss("grpo"), CpuBackend::new());
     let case = Case::new(&loss, &Shape::default(), 1);
     let mut request = case.request(&loss, Implementation::Fused, Tiling::default());
@@ -281,7 +281,10 @@ fn refusals_say_why() {
 /// Logits from -1e4 to 1e4, some of them -inf, but not the target's; a policy so confident that 1 - p rounds to 0 in
 /// f32.
 #[rstest]
-fn extreme_logits(#[values("grpo", "cispo", "gspo")] loss_type: &str, #[values(30.0, 1e2, 1e4)] scale: f32) {
+fn extreme_logits_match_the_oracle(
+    #[values("grpo", "cispo", "gspo")] loss_type: &str,
+    #[values(30.0, 1e2, 1e4)] scale: f32,
+) {
     let (loss, backend) = (loss(loss_type), CpuBackend::with_threads(2).unwrap());
     let case = Case::new(&loss, &Shape { v: 700, ..Shape::default() }, 67);
     let (n, v) = (case.batch.tokens(), case.v);

@@ -176,7 +176,7 @@ proptest! {
 /// Checks the losses of these properties: each has a gradient, and if it selects, clips or corrects tokens, it treats
 /// some tokens differently from others.
 #[test]
-fn the_family_is_exercised() {
+fn test_losses_have_gradients_and_select_tokens() {
     let backend = CpuBackend::with_threads(2).unwrap();
     for name in LOSSES {
         let loss = loss(name);
@@ -239,7 +239,7 @@ fn bits_do_not_depend_on_threads(
 /// With tiled products, log-probabilities do not depend on implementation or blocking. In all implementations, a
 /// token's values do not depend on the rest of the batch.
 #[rstest]
-fn log_probabilities_are_those_of_the_row(#[values(Dtype::F32, Dtype::Bf16)] dtype: Dtype) {
+fn log_probabilities_depend_only_on_their_row(#[values(Dtype::F32, Dtype::Bf16)] dtype: Dtype) {
     let (loss, backend) = (loss("grpo"), CpuBackend::with_threads(2).unwrap());
     let shape = Shape { lengths: &[1, 2, 3, 60], h: 896, v: 1013, dtype, mask_every: 0, ..Shape::default() };
     let case = Case::new(&loss, &shape, 43);
@@ -290,9 +290,12 @@ fn on_policy_ratios_are_exactly_one(
     }
 }
 
-/// Results do not change with a minimal workspace.
+/// With a minimal workspace, results still match the oracle.
 #[rstest]
-fn tiny_budgets(#[values("dapo", "gspo")] loss_type: &str, #[values(Dtype::F32, Dtype::Bf16)] dtype: Dtype) {
+fn tiny_budgets_match_the_oracle(
+    #[values("dapo", "gspo")] loss_type: &str,
+    #[values(Dtype::F32, Dtype::Bf16)] dtype: Dtype,
+) {
     let (loss, (backend, tolerance)) = (loss(loss_type), backends(dtype, 2).remove(0));
     let case = Case::new(&loss, &Shape { dtype, v: 5000, h: 40, ..Shape::default() }, 53);
     let expected = case.oracle(&loss);

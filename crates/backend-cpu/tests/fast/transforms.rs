@@ -62,7 +62,7 @@ fn every_instruction_set_matches_the_oracle(
 
 /// Precomputed logits of any size, with their gradient in a separate buffer and in place.
 #[rstest]
-fn given_logits_match_the_oracle(
+fn precomputed_logits_match_the_oracle(
     #[values("softcap", "softcap_logprobs", "logit_scale", "negative_scale")] name: &str,
     #[values(Dtype::F32, Dtype::Bf16)] dtype: Dtype,
     #[values(Implementation::Reference, Implementation::Logits)] implementation: Implementation,

@@ -27,7 +27,7 @@ fn a_collapsed_softmax_keeps_its_gradient(#[values(20.0, 30.0, 60.0, 80.0)] gap:
 
 /// The opposite case: the target's probability underflows in f32.
 #[test]
-fn an_impossible_target_is_pulled_with_full_force() {
+fn a_target_of_probability_0_has_a_full_gradient() {
     let (z, loss, batch) = ([0.0, -200.0, 0.0], config(r#"{"loss_type": "bnpo"}"#), sequence(&[1], 1.0));
     // Naive: log(softmax) instead of log-softmax.
     let p = (-200.0_f32).exp() / (2.0 + (-200.0_f32).exp());

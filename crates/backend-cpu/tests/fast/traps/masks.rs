@@ -80,7 +80,7 @@ fn masked_logits_are_not_read(#[values(f32::NAN, f32::INFINITY, f32::NEG_INFINIT
 /// Labels at masked positions may be anything; at an active position, an id outside of the vocabulary is an error with
 /// its position.
 #[rstest]
-fn labels_count_where_tokens_do(#[values(-100, -1, 3, i64::MAX, i64::MIN)] label: i64) {
+fn labels_matter_only_at_active_tokens(#[values(-100, -1, 3, i64::MAX, i64::MIN)] label: i64) {
     let loss = config(r#"{"loss_type": "bnpo"}"#);
     let z = [0.3, -0.2, 0.9, 0.5, 0.1, 0.4, 1.2, 0.1, -0.6, 0.7, 0.2, 0.6];
     let with = |label: i64| {

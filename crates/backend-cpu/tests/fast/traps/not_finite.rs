@@ -40,7 +40,7 @@ fn assert_seen(out: &Output, case: &Case, row: usize, what: &str) {
 
 /// Every token of every loss in turn, including clipped tokens, in every implementation.
 #[rstest]
-fn no_loss_takes_a_nan_for_a_clipped_token(#[values(f32::NAN, f32::INFINITY, f32::NEG_INFINITY)] poison: f32) {
+fn a_nan_is_not_treated_as_a_clipped_token(#[values(f32::NAN, f32::INFINITY, f32::NEG_INFINITY)] poison: f32) {
     let backend = CpuBackend::with_threads(2).unwrap();
     for name in LOSSES.into_iter().chain(others()) {
         let loss = loss(name);
@@ -70,7 +70,7 @@ fn no_loss_takes_a_nan_for_a_clipped_token(#[values(f32::NAN, f32::INFINITY, f32
 
 /// Every blocking, instruction set, dtype and rounding, with a loss that clips tokens and one that clips sequences.
 #[rstest]
-fn every_kernel_hands_on_a_nan(#[values("grpo", "gspo")] name: &str, #[values(Dtype::F32, Dtype::Bf16)] dtype: Dtype) {
+fn every_kernel_propagates_nan(#[values("grpo", "gspo")] name: &str, #[values(Dtype::F32, Dtype::Bf16)] dtype: Dtype) {
     let loss = loss(name);
     let case = Case::new(&loss, &Shape { lengths: &[9, 1, 14], v: 1030, dtype, bias: true, ..Shape::default() }, 5);
     for isa in Isa::ALL.into_iter().filter(|isa| isa.is_available()) {
@@ -98,7 +98,7 @@ fn every_kernel_hands_on_a_nan(#[values("grpo", "gspo")] name: &str, #[values(Dt
 #[case::nothing_possible([f32::NEG_INFINITY; 3], f64::NAN)]
 #[case::an_impossible_target([f32::NEG_INFINITY, 0.1, 0.9], f64::NEG_INFINITY)]
 #[case::an_impossible_other([0.3, f32::NEG_INFINITY, 0.3], -std::f64::consts::LN_2)]
-fn rows_of_logits_that_are_not_finite(
+fn non_finite_logits_match_log_softmax(
     #[case] row: [f32; 3],
     #[case] logp: f64,
     #[values(-1.5, 1.5)] advantage: f32,
@@ -126,9 +126,9 @@ fn rows_of_logits_that_are_not_finite(
     }
 }
 
-/// One non-finite weight of the head affects every token.
+/// One non-finite weight of the head makes the loss NaN; log-probabilities are non-finite at the oracle's tokens.
 #[rstest]
-fn a_head_that_is_not_finite(
+fn a_non_finite_head_weight_makes_the_loss_nan(
     #[values(f32::NAN, f32::INFINITY, f32::NEG_INFINITY)] poison: f32,
     #[values("grpo", "gspo", "bnpo")] name: &str,
     #[values(HeadLayout::VocabHidden, HeadLayout::HiddenVocab)] layout: HeadLayout,
@@ -157,7 +157,7 @@ fn a_head_that_is_not_finite(
 
 /// A result can be checked as a whole: the error names the token, or the loss.
 #[test]
-fn a_result_says_what_is_not_finite() {
+fn check_finite_names_the_token_or_the_loss() {
     let (loss, backend) = (config(r#"{"loss_type": "bnpo"}"#), CpuBackend::new());
     let case = Case::new(&loss, &Shape { lengths: &[3, 4], mask_every: 0, ..Shape::default() }, 5);
     let request = case.request(&loss, Implementation::Fused, Tiling::default());

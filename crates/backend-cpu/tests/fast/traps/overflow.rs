@@ -13,7 +13,7 @@ fn unlikely(logp: f32, old: f32, reference: f32, advantage: f32) -> ([f32; 2], T
 /// TRL's corrected k3 for a token with vanishing probability: r = e^-110 is 0 in f32, e^110 overflows, but their
 /// product is 1.
 #[test]
-fn a_vanished_ratio_times_an_infinite_kl_is_a_number() {
+fn underflowing_ratio_times_overflowing_kl_is_finite() {
     let loss = config(r#"{"beta": 0.1}"#);
     let (z, batch) = unlikely(-110.0, 0.0, 0.0, 1.0);
     let d = 110.0_f32;
@@ -28,7 +28,7 @@ fn a_vanished_ratio_times_an_infinite_kl_is_a_number() {
 
 /// Without the correction, the term grows, but stays finite and still pulls towards the reference.
 #[test]
-fn k3_beyond_f32_is_finite_and_pulls_back() {
+fn k3_beyond_f32_has_a_finite_gradient() {
     let loss = config(r#"{"beta": 0.1, "use_bias_correction_kl": false}"#);
     let (z, batch) = unlikely(-110.0, -110.0, 0.0, 1.0);
     assert_eq!(110.0_f32.exp(), f32::INFINITY, "the naive term");
@@ -55,7 +55,7 @@ fn a_clamped_kl_has_no_gradient_rather_than_nan() {
 /// delta bounds a ratio of e^95 or e^120 at 4: its derivative there is 0, and not 0 x e^95. The other, ordinary token
 /// keeps its gradient.
 #[rstest]
-fn delta_holds_ratios_that_f32_cannot(#[values(95.0, 120.0)] log_ratio: f32, #[values(-1.5, 1.5)] advantage: f32) {
+fn delta_bounds_ratios_beyond_f32(#[values(95.0, 120.0)] log_ratio: f32, #[values(-1.5, 1.5)] advantage: f32) {
     let loss = config(r#"{"loss_type": "bnpo", "delta": 4.0}"#);
     let z = [0.3, -0.4, 0.1, 0.9];
     let logp = naive_logp(&z[..2], 0);
@@ -85,7 +85,12 @@ fn delta_holds_ratios_that_f32_cannot(#[values(95.0, 120.0)] log_ratio: f32, #[v
 #[case::guard(r#"{"semantics": "verl"}"#, -1.5, 4.5, 0.0)]
 #[case::clip(r#"{}"#, 1.5, -1.8, 0.0)]
 #[case::cispo(r#"{"loss_type": "cispo", "epsilon_high": 5.0}"#, 1.5, 7.5 * 2.0_f64.ln(), -3.75)]
-fn other_bounds_hold_them_too(#[case] json: &str, #[case] advantage: f32, #[case] expected: f64, #[case] slope: f64) {
+fn other_bounds_hold_for_ratios_beyond_f32(
+    #[case] json: &str,
+    #[case] advantage: f32,
+    #[case] expected: f64,
+    #[case] slope: f64,
+) {
     let loss = config(json);
     let z = [0.0, 0.0];
     let batch = sequence(&[0], advantage).with_old_logp(vec![-120.0]).unwrap();

@@ -10,8 +10,8 @@ const KEPT: f64 = 0.8;
 /// A sequence of four tokens and one of two.
 const TARGETS: [i64; 6] = [0, 1, 0, 0, 1, 0];
 
-/// Returns the sampler's log-probabilities and a batch whose old policy is the sampler's; if `renormalised`, the
-/// sampler divides probabilities by the kept mass.
+/// Returns logits with probabilities `P`, and a batch whose old policy has the same probabilities; if `renormalised`,
+/// the sampler reports its probabilities divided by the kept mass.
 fn sampled(renormalised: bool) -> (Vec<f32>, TokenBatch) {
     let logp = |divisor: f64| TARGETS.iter().map(|id| (P[*id as usize] / divisor).ln() as f32).collect::<Vec<_>>();
     let batch = TokenBatch::packed(TARGETS.to_vec(), vec![0, 4, 6])
@@ -72,9 +72,10 @@ fn verl(keys: &str) -> String {
     format!(r#"{{"semantics": "verl", "loss_type": "vanilla", {keys}}}"#)
 }
 
-/// Rejection accepts a kept mass of 0.8, and rejects everything with 0.4.
+/// With a threshold of 2, rejection keeps ratios of 0.8, but removes a sequence with a product of 0.41; with a threshold
+/// near 1, it removes everything.
 #[test]
-fn rejection_throws_away_what_was_cut_short() {
+fn rejection_removes_tokens_with_renormalised_log_probabilities() {
     let rejects = |keys: &str| {
         let (_, batch) = sampled(true);
         let score = |_: &TokenBatch| -> Result<grpo_core::batch::PolicyValues> { panic!("needs no forward pass") };

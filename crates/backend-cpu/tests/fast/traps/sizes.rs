@@ -22,7 +22,7 @@ fn hidden(hidden: usize, vocab: usize) -> PolicySpec {
 
 /// 2^16 + 1 tokens with a vocabulary of 2^16: N x V exceeds 32 bits. The plans' memory reports must not wrap.
 #[test]
-fn n_times_v_beyond_32_bits_is_counted() {
+fn memory_reports_do_not_wrap_at_32_bits() {
     let (n, v) = ((1_usize << 16) + 1, 1_usize << 16);
     let naive = (n as u32).wrapping_mul(v as u32) as usize;
     assert_eq!(naive, v, "in 32 bits there is one row");
@@ -95,7 +95,7 @@ fn sizes_beyond_the_machine_are_refused(
 
 /// The caller's limit covers inputs, outputs and workspace.
 #[rstest]
-fn a_limit_is_held_to_the_byte(#[values(Implementation::Reference, Implementation::Logits)] one: Implementation) {
+fn memory_limits_are_exact(#[values(Implementation::Reference, Implementation::Logits)] one: Implementation) {
     let policy = PolicySpec::Logits { vocab: 1000, dtype: Dtype::F32 };
     let plan = |memory_limit| {
         let tiling = Tiling { memory_limit, ..Tiling::default() };

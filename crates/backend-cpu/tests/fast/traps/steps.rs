@@ -69,7 +69,7 @@ fn parts_of_a_step_add_up_to_the_step(#[case] json: &str, #[case] expected: f64,
 
 /// With TRL's micro-batches, `num_items_in_batch` has the number of tokens of the whole step.
 #[rstest]
-fn num_items_in_batch_counts_the_whole_step(#[values("dapo", "cispo")] loss_type: &str) {
+fn num_items_in_batch_is_the_count_of_the_whole_step(#[values("dapo", "cispo")] loss_type: &str) {
     let keys = r#""epsilon_high": 5.0, "gradient_accumulation_steps": 2"#;
     let (z, batch) = six();
     let whole = if loss_type == "dapo" { -0.2 / 6.0 } else { 0.2 * 2.0_f64.ln() / 6.0 };

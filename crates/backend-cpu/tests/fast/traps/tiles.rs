@@ -29,7 +29,7 @@ fn clipped(metrics: &Metrics) -> f64 {
 /// Old log-probabilities come from one plan, the loss from another with other tiles and threads: every ratio is 1, and
 /// the loss is exactly minus the mean advantage. Another summation order would break that.
 #[test]
-fn scores_and_loss_agree_to_the_bit() {
+fn scores_and_loss_are_bit_identical() {
     let loss = config(&format!("{{{NO_ROOM}}}"));
     let case = on_policy_case(&loss);
     let logp = |row: usize, order: &dyn Fn(usize) -> usize| {
@@ -78,7 +78,7 @@ fn scores_and_loss_agree_to_the_bit() {
 /// Scoring at the loss's temperature gives ratios of 1; scoring at temperature 1, as other systems do by default, does
 /// not.
 #[rstest]
-fn scores_and_loss_have_one_temperature(#[values("scale_logits", "scale_logprobs")] mode: &str) {
+fn scores_and_loss_use_the_same_temperature(#[values("scale_logits", "scale_logprobs")] mode: &str) {
     let with = |t: f64| config(&format!(r#"{{{NO_ROOM}, "temperature_mode": "{mode}", "temperature": {t}}}"#));
     let loss = with(0.7);
     let case = on_policy_case(&loss);
@@ -96,7 +96,7 @@ fn scores_and_loss_have_one_temperature(#[values("scale_logits", "scale_logprobs
 
 /// Naive: a last tile that is padded with zeros has additional logits of 0.
 #[rstest]
-fn columns_beyond_the_vocabulary_do_not_exist(#[values(1, 2, 3, 511, 512, 513, 1023, 1025)] v: usize) {
+fn padding_columns_do_not_count(#[values(1, 2, 3, 511, 512, 513, 1023, 1025)] v: usize) {
     let mut rng = ChaCha8Rng::seed_from_u64(67);
     let z: Vec<f32> = (0..3 * v).map(|_| (normal(&mut rng) - 12.0) as f32).collect();
     let (loss, batch) = (config(r#"{"loss_type": "bnpo"}"#), sequence(&[0, (v - 1) as i64, (v / 2) as i64], 1.0));
