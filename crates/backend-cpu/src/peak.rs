@@ -1,6 +1,6 @@
 //! Measures this machine's peak: multiply-adds per second in registers, and memory bandwidth.
 //!
-//! These are lower bounds for benchmarks. [`Multiply`] keeps as many independent accumulators as registers hold, which
+//! Benchmarks derive lower bounds of step times from these rates. [`Multiply`] keeps as many independent accumulators as registers hold, which
 //! hides the latency of a multiply-add on any x86-64 processor. [`Stream`] accesses buffers far larger than the caches,
 //! in huge pages if the kernel grants them.
 #![allow(unsafe_code)]

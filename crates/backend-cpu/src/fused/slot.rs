@@ -10,7 +10,7 @@ use crate::threads::for_each_slot;
 use grpo_core::HeadLayout;
 use std::sync::Mutex;
 
-/// The maximum of hidden units in a block of dH: the packed part of a tile stays in the L2 cache.
+/// The maximum number of hidden units in a block of dH: the packed part of a tile stays in the L2 cache.
 const UNITS: usize = 512;
 /// The number of tiles per slot whose dlogits are computed before their products with the head; few enough for a shared
 /// cache.

@@ -1,6 +1,6 @@
 //! The loss of precomputed logits, in tiles.
 //!
-//! The only tensor of the size of the logits are the logits, and each entry needs one exponential: statistics store the
+//! No other tensor has the size of the logits, and each entry needs one exponential: statistics store the
 //! exponentials of a chunk for its gradient, which replaces the logits in their own dtype or is added to the caller's
 //! f32 accumulator. bf16 is converted in registers. Rows of masked tokens are never read. With a softcap, logits stay
 //! unchanged: instead of exponentials, the transformed logits of a chunk are stored, in f32, for the gradient.
@@ -194,7 +194,7 @@ impl ChunkPasses {
     }
 
     /// Computes the gradient of the tokens `rows`, whose state starts at `at`, if `access` needs it. The latest
-    /// statistics must be theirs.
+    /// call of [`Self::statistics`] must have been for these tokens.
     fn write<E: Logit>(&self, access: &mut Access<'_, E>, rows: &[usize], batch: &TokenBatch, at: usize) {
         let (Some(first), Some(last), v, block) = (rows.first(), rows.last(), self.v, self.vocab_block) else { return };
         let token = |row: usize| {

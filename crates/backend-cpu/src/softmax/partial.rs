@@ -10,10 +10,10 @@ use crate::arch::{MulAdd, prefetch, simd_dispatch};
 use crate::convert::Element;
 use half::bf16;
 
-/// The vocabulary entries that are summed in f32 before they are added to the row's f64 sums.
+/// The number of vocabulary entries that are summed in f32 before they are added to the row's f64 sums.
 pub(crate) const TILE: usize = 512;
 
-/// The elements that are processed in parallel: one AVX-512 register, or two or four smaller ones.
+/// The number of elements that are processed in parallel: one AVX-512 register, or two or four smaller ones.
 const LANES: usize = 16;
 
 /// The statistics of one tile.

@@ -1,6 +1,6 @@
 //! Products of bf16 tiles (Intel AMX).
 //!
-//! Each operand tile is loaded once per two products: a `[32, 32]` block of the output is four tiles, computed from two
+//! Each loaded operand tile is used in two products: a `[32, 32]` block of the output is four tiles, computed from two
 //! tiles of the lhs and two of the rhs. Results go through a scratch block in the L1 cache, because storing tiles at a
 //! large stride costs more than the products.
 //!

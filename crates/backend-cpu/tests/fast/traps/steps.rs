@@ -43,7 +43,7 @@ fn assert_weighs(found: &[Found], expected: f64, weights: [f64; 6]) {
     }
 }
 
-/// Gradient accumulation. The naive average of the micro-batches, each as a step of its own, differs: -0.42 under dapo,
+/// Gradient accumulation. The naive average of the micro-batches, each as a separate step, differs: -0.42 under dapo,
 /// where the step gives -0.033.
 #[rstest]
 #[case::dapo(r#"{"loss_type": "dapo"}"#, -0.2 / 6.0, [1.0 / 6.0; 6])]
@@ -60,7 +60,7 @@ fn parts_of_a_step_add_up_to_the_step(#[case] json: &str, #[case] expected: f64,
     for cut in [1, 2] {
         assert_weighs(&added(&loss, &z, &of_step, cut), expected, weights);
     }
-    // Naive: each part as a step of its own.
+    // Naive: each part as a separate step.
     for Found { how, loss, .. } in added(&loss, &z, &batch, 1) {
         let naive = loss / 2.0;
         assert!((naive - expected).abs() > 0.04, "{how}: naive is {naive} for {expected}");
