@@ -120,7 +120,7 @@ fn train(policy: &mut DevicePolicy) {
     policy.apply(1e-3).unwrap();
 }
 
-/// The tensors of a checkpoint: a policy after one step, its moments and its reference.
+/// Returns the tensors of a checkpoint: a policy after one step, its moments and its reference.
 fn check_points(folder: &Path, policy: &DevicePolicy, fresh: impl Fn() -> DevicePolicy, largest: usize) {
     let checkpoints = Checkpoints::new(folder.to_owned());
     let write = |step, policy: &dyn Policy| {
@@ -159,7 +159,7 @@ fn check_points(folder: &Path, policy: &DevicePolicy, fresh: impl Fn() -> Device
     }
 }
 
-/// The larger one of `numbers`.
+/// Returns the larger one of `numbers`.
 fn largest(numbers: impl IntoIterator<Item = usize>) -> usize {
     numbers.into_iter().max().unwrap()
 }

@@ -1,4 +1,4 @@
-//! The model card of what a run has trained.
+//! The model card (README.md) of a trained model.
 
 use super::summary::Summary;
 use crate::error::Result;
@@ -6,7 +6,7 @@ use crate::train_config::{ModelSource, TrainConfig};
 use grpo_files::to_yaml;
 use std::fmt::Write;
 
-/// How many weights a model has.
+/// The number of weights of a model.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Weights {
     /// The number of weights that were trained.
@@ -57,7 +57,7 @@ pub(crate) fn model_card(config: &TrainConfig, summary: &Summary, weights: Weigh
 /// The number of held-out problems among the numbers of an evaluation.
 const PROBLEMS: &str = "problems";
 
-/// A count with commas between groups of three digits.
+/// Returns a count with commas between groups of three digits.
 fn grouped(count: usize) -> String {
     let digits = count.to_string();
     let starts_group = |at: usize| at > 0 && (digits.len() - at).is_multiple_of(3);

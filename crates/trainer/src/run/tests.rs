@@ -28,12 +28,12 @@ fn config() -> TrainConfig {
     config.eval.eval_steps = 2;
     config.run.save_steps = 2;
     config.run.log_completions_steps = 4;
-    // Whatever the environment of the tests says.
+    // Independent of the test's environment.
     config.wandb.mode = Some(grpo_sinks::wandb::Mode::Disabled);
     config
 }
 
-/// Writes down what it hears, and asks to stop after some events.
+/// Records events, and stops the run after one of them.
 struct Recorder<'a> {
     heard: Vec<String>,
     stop: &'a AtomicBool,
@@ -59,7 +59,7 @@ impl Observer for Recorder<'_> {
     }
 }
 
-/// Does something after a row.
+/// Calls a function after a row.
 struct After<'a>(&'static str, &'a dyn Fn());
 
 impl Observer for After<'_> {
@@ -72,7 +72,7 @@ impl Observer for After<'_> {
     }
 }
 
-/// Runs until after a row, and stops there with a checkpoint.
+/// Runs until after a row, then stops with a checkpoint.
 fn stopped_after(config: TrainConfig, path: &Path, row: &'static str) {
     let (_, ending) = record(&mut Run::start(config, Some(path)).unwrap(), row);
     assert!(matches!(ending, Ending::Stopped { .. }));
@@ -213,7 +213,7 @@ fn a_run_that_goes_on_from_before_its_results_keeps_them_aside() {
     assert_eq!(std::fs::read(path.join("summary.json.old-1")).unwrap(), summary);
     drop(run);
 
-    // Killed before a checkpoint: nothing vouches for the rows, so the run begins again, beside them.
+    // Killed before a checkpoint: the run starts over and renames the existing rows.
     std::fs::remove_dir_all(path.join("checkpoints")).unwrap();
     std::fs::write(path.join("metrics.jsonl"), &metrics).unwrap();
     let run = Run::resume(&path, None, &[]).unwrap();
@@ -231,7 +231,7 @@ fn sinks_go_on_with_the_run_and_do_not_change_it() {
     with_sinks.wandb.mode = Some(grpo_sinks::wandb::Mode::Offline);
     let (_, ending) = record(&mut Run::start(with_sinks, Some(&path)).unwrap(), "Grpo 3");
     assert!(matches!(ending, Ending::Stopped { .. }));
-    // What is written where may change; and from before what the sinks have already.
+    // The group of W&B may change, and the run resumes from before rows that the sinks already have.
     let yaml = std::fs::read_to_string(path.join("config.yaml")).unwrap();
     assert!(yaml.contains("group: null"));
     std::fs::write(path.join("config.yaml"), yaml.replace("group: null", "group: g")).unwrap();
@@ -243,7 +243,7 @@ fn sinks_go_on_with_the_run_and_do_not_change_it() {
     assert!(parts.iter().all(|part| note.contains(part.to_str().unwrap())), "{note}");
     assert_eq!(std::fs::read_dir(path.join("tensorboard")).unwrap().count(), 2);
 
-    // A run that is done adds nothing.
+    // A finished run adds nothing.
     let (heard, _) = record(&mut Run::resume(&path, None, &[]).unwrap(), "");
     assert!(!heard.iter().any(|line| line.starts_with("note")), "{heard:?}");
     assert_eq!(std::fs::read_dir(path.join("tensorboard")).unwrap().count(), 2);
@@ -279,7 +279,7 @@ fn a_wandb_folder_that_cannot_be_written_leaves_no_run() {
     let error = Run::start(config.clone(), Some(&path)).err().unwrap().to_string();
     assert!(error.contains("file/runs/wandb"), "{error}");
     assert!(!path.exists());
-    // A folder that nothing is written to need not be there.
+    // A folder to which nothing is written need not exist.
     config.wandb.mode = Some(grpo_sinks::wandb::Mode::Disabled);
     Run::start(config, Some(&path)).unwrap();
 }

@@ -16,7 +16,7 @@ use rewards::{RewardFn, RewardInput};
 use rstest::rstest;
 use std::sync::Arc;
 
-/// A run of a few steps with everything switched on: off-policy updates, micro-batches, a reference.
+/// Returns a run of a few steps with everything switched on: off-policy updates, micro-batches, a reference.
 fn small() -> TrainConfig {
     let mut config = TrainConfig {
         model: models::ModelConfig { hidden_size: 32, intermediate_size: 32, ..Default::default() }.into(),
@@ -39,7 +39,7 @@ fn small() -> TrainConfig {
     config
 }
 
-/// The same with everything that has a state of its own or draws more samples.
+/// Returns the same with everything that has a state of its own or draws more samples.
 fn everything() -> TrainConfig {
     let mut config = small();
     config.rewards.soft_overlong_punishment =

@@ -8,7 +8,7 @@ const PAGES: [(&str, &str); 3] = [
     ("docs/train-your-own.md", include_str!("../../../../docs/train-your-own.md")),
 ];
 
-/// The words in backticks, outside of blocks of code.
+/// Returns the words in backticks, outside of blocks of code.
 fn quoted(page: &str) -> impl Iterator<Item = &str> {
     let prose = page.split("```").step_by(2);
     prose

@@ -97,7 +97,7 @@ fn weights(run: &Trainer) -> Vec<NamedTensor> {
     weights
 }
 
-/// The files of configs/loss.
+/// Returns the files of configs/loss.
 fn presets() -> impl Iterator<Item = (String, LossConfig)> {
     let mut files: Vec<PathBuf> =
         std::fs::read_dir(repository("configs/loss")).unwrap().map(|entry| entry.unwrap().path()).collect();
@@ -130,7 +130,7 @@ fn every_loss_trains_every_family(#[values("qwen2", "qwen3", "llama3")] model: &
     }
 }
 
-/// The key that the refusal of a run names.
+/// Returns the key that the refusal of a run names.
 #[track_caller]
 fn refused(config: TrainConfig) -> String {
     match trainer(config).err() {

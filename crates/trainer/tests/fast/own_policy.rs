@@ -190,7 +190,7 @@ impl Policy for Unigram {
     }
 }
 
-/// Whether the last token is one that ends a completion.
+/// Returns `true` if the last token is one that ends a completion.
 fn ends(ids: &[u32], stop_ids: &[u32]) -> bool {
     ids.last().is_some_and(|last| stop_ids.contains(last))
 }

@@ -29,7 +29,7 @@ fn config(estimator: AdvantageEstimator) -> TrainConfig {
     config
 }
 
-/// The mean reward of the first and of the last ten steps.
+/// Returns the mean reward of the first and of the last ten steps.
 fn learn(config: TrainConfig) -> [f64; 2] {
     let tasks: data::WeightedTasks = vec![(Arc::new(Comparison { max_number: 20 }), 1.0)];
     let dataset = Box::new(TaskMixture::from_tasks(tasks, 0.1, config.seed).unwrap());

@@ -5,14 +5,14 @@ use policy::TensorSource;
 use proptest::prelude::*;
 use safetensors::tensor::{Dtype, TensorView};
 
-/// What is read of a file with this content.
+/// Writes `bytes` to a file and opens it.
 fn parse_tensors(bytes: &[u8]) -> Result<StoredTensors, String> {
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(file.path(), bytes).unwrap();
     StoredTensors::open(file.path()).map(|(tensors, ..)| tensors)
 }
 
-/// A file as the crate `safetensors` writes it.
+/// Returns the file that the crate `safetensors` writes for these tensors.
 fn to_safetensors(tensors: &[NamedTensor]) -> Vec<u8> {
     let bytes = |t: &NamedTensor| t.data.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>();
     let all: Vec<_> = tensors.iter().map(|t| (t, bytes(t))).collect();
@@ -130,7 +130,7 @@ fn what_comes_after_is_renamed_not_removed() {
     assert!(aside.len() == 2 && aside.iter().all(|path| path.join(MODEL).exists()), "{aside:?}");
 }
 
-/// Every way to damage one file is found, says which file, and names the last good checkpoint.
+/// Every kind of damage is detected; the error names the file and the last good checkpoint.
 #[test]
 fn damage_is_found_and_named() {
     for name in [MODEL, OPTIMIZER, REF_POLICY, STATE, SUMS] {
@@ -151,7 +151,7 @@ fn damage_is_found_and_named() {
             }
             let text = checkpoints.read(CheckpointId::Grpo(2)).unwrap_err().to_string();
             assert!(text.contains("step-000002"), "{name} {damage}: {text}");
-            // A damaged list of sums shows as a file that does not fit it, unless the list itself cannot be read.
+            // A damaged SHA256SUMS appears as a mismatch of another file, unless it cannot be parsed.
             assert!(name == SUMS || text.contains(name), "{name} {damage}: {text}");
             assert_eq!(checkpoints.last_good(CheckpointId::Grpo(2)), LastGood::Checkpoint("step-000001".into()));
         }
@@ -176,7 +176,7 @@ fn what_is_not_finite_is_neither_saved_nor_restored() {
             let error = checkpoints.write(position, &saved(position), &state).unwrap_err();
             assert!(matches!(error, Error::Policy(policy::Error::NotFinite { .. })), "{error}");
             assert_eq!(checkpoints.names().unwrap(), ["step-000001", "step-000002"]);
-            // One that another program has written, with sums that are right.
+            // A file written by another program, with correct digests.
             let path = checkpoints.path(CheckpointId::Grpo(2));
             let good = std::fs::read(path.join(file)).unwrap();
             let bad = match file {

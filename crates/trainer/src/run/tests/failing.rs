@@ -1,10 +1,10 @@
-//! Rewards, policies and devices that fail while a run runs.
+//! Rewards, policies and devices that fail during the run.
 
 use super::*;
 use policy::{Completion, Policy, RolloutEngine, RolloutRequest};
 use rewards::RewardFailure;
 
-/// Judges until it is told to fail.
+/// A reward that fails once the flag is set.
 struct Judge(Arc<AtomicBool>);
 
 impl RewardFn for Judge {
@@ -27,7 +27,7 @@ fn a_reward_that_fails_too_often_ends_the_run_with_a_checkpoint_that_it_goes_on_
     let path = folder.path().join("a");
     let mut config = config();
     (config.run.save_steps, config.run.log_completions_steps) = (0, 1);
-    // A step has four completions, so it is the second one that fails which ends the run.
+    // A step has four completions, so the second failing step ends the run.
     config.rewards.max_consecutive_failures = 8;
     let fails = Arc::new(AtomicBool::new(false));
     let parts = || Parts {
@@ -52,7 +52,7 @@ fn a_reward_that_fails_too_often_ends_the_run_with_a_checkpoint_that_it_goes_on_
     assert!(samples.contains("\"reward_failures\":[\"judge: no connection\"]"), "{samples}");
 }
 
-/// Samples with the policy until it is told to fail.
+/// A generator that fails once the flag is set.
 struct Device(Arc<AtomicBool>, fn() -> policy_device::Error);
 
 impl RolloutEngine for Device {
@@ -64,7 +64,7 @@ impl RolloutEngine for Device {
     }
 }
 
-/// The error of a run whose device fails after this row.
+/// Returns the error of a run whose device fails after this row.
 fn failed_after(config: TrainConfig, path: &Path, row: &'static str, error: fn() -> policy_device::Error) -> Error {
     let fails = Arc::new(AtomicBool::new(false));
     let engine = Box::new(Device(Arc::clone(&fails), error));
@@ -86,7 +86,7 @@ fn a_device_that_fails_ends_the_run_with_the_command_that_goes_on() {
         assert!(text.contains(words), "{words}: {text}");
     }
     assert!(path.join("curves.svg").exists() && !path.join("summary.json").exists());
-    // The command leads to the end, as if nothing had been.
+    // The suggested command finishes the run, with the result of an undisturbed one.
     finish(&mut Run::resume(&path, Some("step-000002"), &[]).unwrap()).unwrap();
     finish(&mut Run::start(config(), Some(&whole)).unwrap()).unwrap();
     assert!(weights(&path) == weights(&whole));

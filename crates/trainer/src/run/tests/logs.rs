@@ -1,8 +1,8 @@
-//! Logs that are not those of the checkpoint are found before they are cut.
+//! Logs that do not match the checkpoint are detected before they are truncated.
 
 use super::*;
 
-/// A run that has done all its steps; it is gone on with from its middle.
+/// Returns a finished run, which the tests resume from step 2.
 fn done() -> (tempfile::TempDir, PathBuf) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("a");
@@ -12,7 +12,7 @@ fn done() -> (tempfile::TempDir, PathBuf) {
     (folder, path)
 }
 
-/// What resuming from step 2 says of a log that `change` was done to, which has to leave it as it is.
+/// Applies `change` to a log and resumes from step 2. Returns the error; the log must stay as it is.
 fn refused(log: &str, change: impl Fn(&mut Vec<String>)) -> String {
     let (_folder, path) = done();
     let all = |log: &str| std::fs::read_to_string(path.join(log)).unwrap();

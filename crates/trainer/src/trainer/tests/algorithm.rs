@@ -4,7 +4,7 @@ use super::*;
 use crate::coefficients::Exact;
 use grpo_core::AdvantageEstimator;
 
-/// A run right after its warm-up.
+/// Returns a run right after its warm-up.
 fn warm(config: TrainConfig) -> Trainer {
     let mut run = Trainer::new(config).unwrap();
     while run.phase() == Phase::Warmup {
@@ -13,7 +13,7 @@ fn warm(config: TrainConfig) -> Trainer {
     run
 }
 
-/// The KL in the reward alone, of completions of one token.
+/// Returns the KL in the reward alone, of completions of one token.
 fn one_token_kl() -> TrainConfig {
     let mut config = small();
     config.loss.beta = 0.0;
@@ -231,7 +231,7 @@ fn ppo_trains_values_with_the_policy(#[values(1, 4)] num_generations: usize, #[v
     assert!(second.times.metrics().any(|(name, _)| name == "timing_s/values"));
 }
 
-/// A run right after its warm-up whose completions all get the same reward.
+/// Returns a run right after its warm-up whose completions all get the same reward.
 fn judged_by(config: TrainConfig, reward: Option<f32>) -> Trainer {
     struct Always(Option<f32>);
     impl RewardFn for Always {

@@ -42,7 +42,7 @@ fn a_completion_that_was_not_judged_is_left_out_of_its_group(
     assert_eq!(report.metrics.value("rewards/zero/failures"), None);
 }
 
-/// A trainer whose rewards judge reference answers, so that they pass the probe.
+/// Returns a trainer whose rewards judge reference answers, so that they pass the probe.
 fn unjudged(config: TrainConfig, terms: Vec<(Box<dyn RewardFn>, f32)>, script: Script) -> Trainer {
     let dataset = TaskMixture::from_tasks(
         vec![(Arc::new(data::task::Addition { max_number: 99, zero_pad: false }), 1.0)],

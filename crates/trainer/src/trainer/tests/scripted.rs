@@ -44,7 +44,7 @@ impl RewardFn for Power {
     }
 }
 
-/// A run of one group per step; rewards are the number that is said, and half its negative square where `squares`.
+/// Returns a run of one group per step; rewards are the number that is said, and half its negative square where `squares`.
 pub(super) fn scripted(script: Script, config: TrainConfig, squares: bool) -> Trainer {
     let mut config = TrainConfig { warmup: WarmupConfig { steps: 0, ..Default::default() }, ..config };
     (config.grpo.prompts_per_step, config.grpo.num_generations) = (1, script.sampled.len());
