@@ -61,7 +61,7 @@ fn offline(cache: &Path) -> Hub {
     Hub { cache: cache.into(), offline: true, endpoint: "http://127.0.0.1:1".into(), ..hub(&[("HF_HOME", "/nowhere")]) }
 }
 
-/// A cache with a model of one shard and a commit.
+/// Returns a cache with a model of one shard and a commit.
 fn cache(folder: &Path) -> PathBuf {
     let model = folder.join("models--org--name");
     let snapshot = model.join("snapshots/0123");

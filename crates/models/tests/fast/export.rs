@@ -12,7 +12,7 @@ fn options(dtype: Dtype) -> ExportOptions {
     ExportOptions { dtype, ..ExportOptions::default() }
 }
 
-/// Every tensor of `source`, the last first: the order does not matter.
+/// Returns every tensor of `source`, the last first: the order does not matter.
 fn write_all(mut writer: FolderWriter, source: &ModelFolder) -> models::Result<()> {
     let weights = source.weights()?;
     for parameter in source.config().parameters().iter().rev() {

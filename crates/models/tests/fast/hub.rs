@@ -42,7 +42,7 @@ impl Server {
         Self { files: files(folder), ..Self::default() }
     }
 
-    /// The files of a commit.
+    /// Returns the files of a commit.
     fn tree(&self, commit: &str) -> Option<&BTreeMap<String, Vec<u8>>> {
         match commit {
             COMMIT => Some(&self.files),
@@ -246,7 +246,7 @@ fn what_the_hub_does_not_give_out_is_explained() {
     says(&text(&nobody, "org/name"), &["was not found", "downloading from http://127.0.0.1", "refused"]);
 }
 
-/// The names of the references that a cache has for `org/name`, and what they hold.
+/// Returns the names of the references that a cache has for `org/name`, and what they hold.
 fn references(cache: &Path) -> BTreeMap<String, String> {
     fn walk(folder: &Path, prefix: &str, into: &mut BTreeMap<String, String>) {
         for entry in std::fs::read_dir(folder).into_iter().flatten().map(Result::unwrap) {

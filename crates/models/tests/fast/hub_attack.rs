@@ -43,12 +43,12 @@ impl Request {
         })
     }
 
-    /// The file that is asked for; `None` for the listing.
+    /// Returns the file that is asked for; `None` for the listing.
     fn file(&self) -> Option<&str> {
         (!self.path.starts_with("/api/")).then(|| self.path.rsplit('/').next()).flatten()
     }
 
-    /// Whether the weights themselves are asked for.
+    /// Returns `true` if the weights themselves are asked for.
     fn is_content(&self) -> bool {
         self.file() == Some(WEIGHTS) && !self.is_metadata
     }
@@ -84,13 +84,13 @@ impl Model {
         &self.files[WEIGHTS]
     }
 
-    /// The headers that describe a file.
+    /// Returns the headers that describe a file.
     fn headers(&self, name: &str) -> String {
         let etag = (self.etag)(name, &self.files[name]);
         format!("ETag: \"{etag}\"\r\nx-repo-commit: {}\r\nConnection: close\r\n", self.commit)
     }
 
-    /// The answer of a hub that does everything right.
+    /// Returns the answer of a hub that does everything right.
     fn answer(&self, request: &Request, stream: &mut TcpStream) -> std::io::Result<()> {
         let Some(name) = request.file() else {
             let siblings: Vec<_> = self.files.keys().map(|name| serde_json::json!({"rfilename": name})).collect();
@@ -104,7 +104,7 @@ impl Model {
         self.partial(stream, name, request.begin, &content[request.begin..end])
     }
 
-    /// The head of an answer with the bytes from `begin` on, and as much of its body as `body` has.
+    /// Returns the head of an answer with the bytes from `begin` on, and as much of its body as `body` has.
     fn partial(&self, stream: &mut TcpStream, name: &str, begin: usize, body: &[u8]) -> std::io::Result<()> {
         let total = self.files[name].len();
         let end = if body.len() == 1 { begin + 1 } else { total };
@@ -119,7 +119,7 @@ impl Model {
     }
 }
 
-/// An answer with status 200.
+/// Returns an answer with status 200.
 fn whole(stream: &mut TcpStream, headers: &str, body: &[u8]) -> std::io::Result<()> {
     write!(stream, "HTTP/1.1 200 OK\r\nContent-Length: {}\r\n{headers}\r\n", body.len())?;
     stream.write_all(body)
@@ -129,7 +129,7 @@ fn redirect(stream: &mut TcpStream, location: &str, headers: &str) -> std::io::R
     write!(stream, "HTTP/1.1 302 Found\r\nLocation: {location}\r\nContent-Length: 0\r\n{headers}\r\n")
 }
 
-/// A server that answers every request with `answer` on a thread of its own; its port.
+/// Returns a server that answers every request with `answer` on a thread of its own; its port.
 fn serve(answer: impl Fn(&Request, &mut TcpStream) -> std::io::Result<()> + Send + Sync + 'static) -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();

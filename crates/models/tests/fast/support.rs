@@ -61,7 +61,7 @@ impl Folder {
         folder
     }
 
-    /// The two halves of the weights.
+    /// Returns the two halves of the weights.
     pub(crate) fn halves(&self) -> (Tensors, Tensors) {
         self.tensors(Dtype::BF16).into_iter().partition(|(name, _)| name.contains("layers.0"))
     }
@@ -126,7 +126,7 @@ impl Folder {
     }
 }
 
-/// The configuration of a small Qwen2 as transformers 4 writes it.
+/// Returns the configuration of a small Qwen2 as transformers 4 writes it.
 pub(crate) fn qwen2() -> Value {
     json!({
         "architectures": ["Qwen2ForCausalLM"],
@@ -177,7 +177,7 @@ pub(crate) fn says(text: &str, parts: &[&str]) {
     }
 }
 
-/// An error with its causes, as the command line shows it.
+/// Returns an error with its causes, as the command line shows it.
 pub(crate) fn whole_text(error: impl std::error::Error + 'static) -> String {
     let causes = std::iter::successors(Some(&error as &dyn std::error::Error), |error| error.source());
     causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 
-/// A copy of a family's folder, with tokenizer_config.json changed.
+/// Returns a copy of a family's folder, with tokenizer_config.json changed.
 fn folder(family: &str, change: impl FnOnce(&mut Value)) -> TempDir {
     let folder = tempfile::tempdir().unwrap();
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/chat").join(family);
@@ -49,7 +49,7 @@ fn ids_that_the_model_has_not_are_refused() {
     assert_eq!((tokenizer.vocab_size(), tokenizer.decode(&[511]).unwrap()), (512, String::new()));
 }
 
-/// The highest id of a family's tokenizer.
+/// Returns the highest id of a family's tokenizer.
 fn last_id(family: &str) -> u32 {
     let inner = tokenizers::Tokenizer::from_file(folder(family, |_| {}).path().join("tokenizer.json")).unwrap();
     inner.get_vocab(true).into_values().max().unwrap()

@@ -80,7 +80,7 @@ fn rewrite_adapter(folder: &Path, from: &Path, to: &Path) -> models::Result<()> 
     writer.finish()
 }
 
-/// A Qwen2, a Qwen3 and a Llama that come from no folder.
+/// Returns a Qwen2, a Qwen3 and a Llama that come from no folder.
 fn new_models() -> (ModelConfig, ModelConfig, ModelConfig) {
     let qwen2 = ModelConfig { attention_bias: true, tie_word_embeddings: true, ..ModelConfig::default() };
     let qwen3 = ModelConfig { attention_bias: false, qk_norm: true, head_dim: Some(32), ..qwen2.clone() };

@@ -1,4 +1,4 @@
-//! Runs against themselves: the same bits whatever the threads, the interruptions and the micro-batches.
+//! Runs give the same bits with any number of threads, after an interruption, and with other micro-batches.
 
 mod algorithm;
 mod evaluations;
@@ -16,7 +16,7 @@ use rewards::{RewardFn, RewardInput};
 use rstest::rstest;
 use std::sync::Arc;
 
-/// Returns a run of a few steps with everything switched on: off-policy updates, micro-batches, a reference.
+/// Returns a short run with off-policy updates, micro-batches and a reference policy.
 fn small() -> TrainConfig {
     let mut config = TrainConfig {
         model: models::ModelConfig { hidden_size: 32, intermediate_size: 32, ..Default::default() }.into(),
@@ -39,7 +39,7 @@ fn small() -> TrainConfig {
     config
 }
 
-/// Returns the same with everything that has a state of its own or draws more samples.
+/// Returns the same configuration with every feature that has state of its own or draws more samples.
 fn everything() -> TrainConfig {
     let mut config = small();
     config.rewards.soft_overlong_punishment =
@@ -58,7 +58,7 @@ fn everything() -> TrainConfig {
     config
 }
 
-/// PPO with the KL in the reward.
+/// Returns PPO with the KL in the reward.
 fn ppo() -> TrainConfig {
     let mut config = small();
     config.grpo.use_kl_in_reward = true;
@@ -66,7 +66,7 @@ fn ppo() -> TrainConfig {
     config
 }
 
-/// Adapters with a KL to the model without them.
+/// Returns LoRA with a KL to the base model.
 fn adapters() -> TrainConfig {
     let mut config = TrainConfig { lora: Some(models::LoraConfig { r: 2, ..Default::default() }), ..small() };
     config.loss.beta = 0.05;
@@ -138,7 +138,7 @@ fn a_restored_run_continues_bit_for_bit(
             Phase::Done => unreachable!("the run has 7 steps"),
         }
     }
-    // An evaluation on the way leaves no trace.
+    // An evaluation in between changes nothing.
     first.evaluate().unwrap();
     let saved = first.state().unwrap();
     let mut second = Trainer::new(config).unwrap();
@@ -211,7 +211,7 @@ fn a_first_step_clips_nothing_and_has_no_kl() {
     let mut run = Trainer::new(config).unwrap();
     let report = run.grpo_step().unwrap();
     assert_eq!(report.metric("clip_ratio/region_mean"), 0.0);
-    // The reference is the policy itself; its states are computed without autodiff and may round differently.
+    // The reference equals the policy; it is computed without autodiff and may round differently.
     assert!(report.metrics.value("kl").is_some_and(|kl| kl.abs() < 1e-10));
     assert!(report.metric("entropy") > 1.0);
     assert_eq!(report.samples.len(), 24);
@@ -238,7 +238,7 @@ fn every_implementation_trains(
     }
 }
 
-/// Losses that share a ratio, choose tokens or weigh the sampler train too, and a step does not depend on how it is cut.
+/// Losses that share a ratio, choose tokens or correct for the sampler train, too, independent of micro-batches.
 #[rstest]
 #[case::vespo(r#"{"loss_type": "vespo", "vllm_importance_sampling_correction": true, "vllm_importance_sampling_mode": "token_truncate"}"#)]
 #[case::geo_mean(r#"{"loss_type": "geo_mean", "beta": 0.1}"#)]
@@ -295,7 +295,7 @@ fn the_warmup_ends_at_its_target() {
 
 #[test]
 fn your_own_parts_take_the_place_of_the_built_in_ones() {
-    /// Wants short completions, and has no opinion on those that were cut off.
+    /// Rewards short completions, and returns no reward for truncated ones.
     struct Brief;
     impl RewardFn for Brief {
         fn name(&self) -> &str {
@@ -319,7 +319,7 @@ fn your_own_parts_take_the_place_of_the_built_in_ones() {
     let report = run.grpo_step().unwrap();
     assert!(report.samples.iter().all(|s| s.task == "reverse"));
     assert!(report.metrics.get("rewards/brief/mean").is_some());
-    // A missing reward is no reason to learn anything.
+    // A completion without a reward has an advantage of 0.
     assert!(report.samples.iter().all(|s| s.reward.total.is_some() || s.advantage == 0.0));
 }
 

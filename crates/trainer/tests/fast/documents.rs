@@ -1,4 +1,4 @@
-//! The pages that name keys of a run's configuration name keys that exist.
+//! Configuration keys that the documentation mentions exist.
 
 use trainer::TrainConfig;
 
@@ -8,7 +8,7 @@ const PAGES: [(&str, &str); 3] = [
     ("docs/train-your-own.md", include_str!("../../../../docs/train-your-own.md")),
 ];
 
-/// Returns the words in backticks, outside of blocks of code.
+/// Returns the words in backticks outside of code blocks.
 fn quoted(page: &str) -> impl Iterator<Item = &str> {
     let prose = page.split("```").step_by(2);
     prose

@@ -1,10 +1,10 @@
-//! What evaluations report of completions that are known.
+//! Metrics of evaluations with scripted completions.
 
 use super::scripted::{Power, Script, TWO, scripted, with_parts};
 use super::*;
 use data::task::Comparison;
 
-/// Of four samples two give at least 1.
+/// Four samples, of which two return at least 1.
 const FOUR: Script = Script { sampled: &["1.", "0.", "0.", "3."], greedy: "0." };
 
 fn evaluated(change: impl FnOnce(&mut TrainConfig)) -> crate::eval::EvalReport {
@@ -22,7 +22,7 @@ fn evaluations_estimate_pass_at_k_from_their_samples() {
     assert!(greedy.pass_at.is_empty());
     let found = evaluated(|config| config.eval.pass_at = vec![1, 2, 3]);
     assert_eq!(found.pass_at_1, 0.5);
-    // One of two is right unless both are among the two wrong ones: 1 - 1 / 6.
+    // A pair has a passing completion unless it is the two failing ones: 1 - 1 / 6.
     assert!((found.pass_at[&2].all - 5.0 / 6.0).abs() < 1e-12);
     assert_eq!((found.pass_at[&3].all, found.pass_at[&3].by_source["comparison"]), (1.0, 1.0));
     assert_eq!(found.pass_at_1_by_task["comparison"], 0.5);
