@@ -70,9 +70,9 @@ pub struct ModelConfig {
 pub struct RopeScaling {
     /// The factor that stretches long wavelengths, at least 1.
     pub factor: f64,
-    /// The divisor of the original context that gives the wavelength above which frequencies are stretched. Below `high_freq_factor`.
+    /// The divisor of the original context; wavelengths above the quotient are stretched. Less than `high_freq_factor`.
     pub low_freq_factor: f64,
-    /// The divisor of the original context that gives the wavelength below which frequencies are unchanged.
+    /// The divisor of the original context; wavelengths below the quotient are unchanged.
     pub high_freq_factor: f64,
     /// The context of pre-training, in tokens.
     pub original_max_position_embeddings: usize,

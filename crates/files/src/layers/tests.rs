@@ -5,7 +5,7 @@ use serde::Deserialize;
 
 impl Configuration for TestConfig {}
 
-/// A configuration with sections, numbers of both kinds and a loss.
+/// A test configuration with sections, integers, floats and a loss.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 struct TestConfig {
@@ -46,7 +46,7 @@ fn resolve(layers: Result<Layers>) -> Result<TestConfig> {
     layers?.resolve()
 }
 
-/// The error with its causes, as the command line prints it.
+/// Returns the error with its causes, as the command line prints it.
 fn message(result: Result<TestConfig>) -> String {
     let mut text = Vec::new();
     let error = result.unwrap_err();
@@ -110,7 +110,7 @@ fn unknown_keys_name_the_layer_the_path_and_the_nearest_key() {
     assert!(text.starts_with("in environment variable GRPO__LOSS__BETTA: unknown key `loss.betta`"), "{text}");
     let text = message(resolve(Layers::new().text("a.yaml", "los:\n  beta: 1\n")));
     assert!(text.starts_with("in a.yaml: unknown key `los`, did you mean `loss`?"), "{text}");
-    // Keys are what they are: no folding of case, no paths hidden in a key.
+    // Keys are literal: case matters, and a key is not parsed as a path.
     assert!(resolve(Layers::new().text("a.yaml", "Seed: 1")).is_err());
     assert!(resolve(Layers::new().text("a.yaml", "\"loss.beta\": 1")).is_err());
 }

@@ -32,7 +32,7 @@ fn every_place_of_a_secret_is_hidden_and_nothing_else_is() {
     });
     assert_eq!(config, expected);
     assert_eq!(secrets.hide("is S3CR3T here"), "is (hidden) here");
-    // A second redaction changes nothing.
+    // Redacting again changes nothing.
     redact(&mut config);
     assert_eq!(config, expected);
 }

@@ -10,7 +10,7 @@ fn names(folder: &Path) -> Vec<String> {
 #[test]
 fn files_that_differ_in_their_ending_only_are_written_at_once_without_meeting() {
     let folder = tempfile::tempdir().unwrap();
-    // What a user has under the name that a temporary file could have had.
+    // A user's file with a name similar to a temporary file.
     std::fs::write(folder.path().join("r.tmp"), "mine").unwrap();
     let path = |name: &str| folder.path().join(name);
     std::thread::scope(|scope| {
@@ -80,7 +80,7 @@ fn a_safetensors_file_is_as_long_as_its_header_says() {
     assert_eq!(read(&file(3)).unwrap(), file(3), "what is missing is for the reader to find");
     let error = read(&file(9)).unwrap_err();
     assert!(error.kind() == ErrorKind::FileTooLarge && error.to_string().contains("header"), "{error}");
-    // A terabyte that no disk has to hold.
+    // A sparse file of a terabyte.
     File::options().write(true).open(&path).unwrap().set_len(1 << 40).unwrap();
     assert_eq!(read_safetensors(&path).unwrap_err().kind(), ErrorKind::FileTooLarge);
     for garbage in [&b"abc"[..], &u64::MAX.to_le_bytes(), b"\x03\0\0\0\0\0\0\0{{{xxxxx"] {
@@ -112,7 +112,7 @@ mod unix {
         write_output(&path, b"through").unwrap();
         assert_eq!(reader.join().unwrap(), b"through");
         assert!(std::fs::symlink_metadata(&path).unwrap().file_type().is_fifo());
-        // Nobody writes to it: a reader that opened it would wait for ever.
+        // The pipe has no writer: opening it would block forever.
         assert_eq!(read_regular(&path, 9).unwrap_err().kind(), ErrorKind::InvalidInput);
         assert!(read_safetensors(&path).unwrap_err().to_string().contains("a pipe"));
     }
@@ -120,7 +120,7 @@ mod unix {
     #[test]
     #[cfg(target_os = "linux")]
     fn devices_are_written_to_and_not_read() {
-        // Of the devices that refuse what is written, so that it shows where it went.
+        // Writing to this device fails, which shows that it was opened.
         let error = write_output(Path::new("/dev/full"), b"x").unwrap_err();
         assert!(matches!(&error, Error::Io { source, .. } if source.kind() == ErrorKind::StorageFull), "{error}");
         assert!(std::fs::symlink_metadata("/dev/full").unwrap().file_type().is_char_device());

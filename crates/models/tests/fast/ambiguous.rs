@@ -1,4 +1,4 @@
-//! Files that say a thing twice, and fields of sampling that are not honoured: errors, and never one of both in silence.
+//! Files with duplicate entries and unsupported sampling fields are errors, instead of silently using one of the values.
 
 use crate::support::{Folder, qwen2, says, whole_text, with};
 use models::HfTokenizer;
@@ -28,7 +28,7 @@ fn an_end_token_that_is_none_and_tokens_that_are_kept_from_sampling_are_refused(
             says(&text, &[file, &format!("`{field}` is {value}"), "supported:"]);
         }
     }
-    // Nothing is suppressed by an empty list, and -1 is how some folders write that there is no padding.
+    // An empty list suppresses nothing, and some folders write -1 for no padding token.
     let folder = Folder::new(with(qwen2(), json!({"pad_token_id": -1})));
     folder.json("generation_config.json", &json!({"suppress_tokens": [], "bad_words_ids": null, "pad_token_id": -1}));
     let opened = folder.open().unwrap();

@@ -1,4 +1,4 @@
-//! Model folders that are written.
+//! Writing of model folders.
 
 use crate::support::{Folder, qwen2, says, whole_text, with};
 use models::{
@@ -12,7 +12,7 @@ fn options(dtype: Dtype) -> ExportOptions {
     ExportOptions { dtype, ..ExportOptions::default() }
 }
 
-/// Returns every tensor of `source`, the last first: the order does not matter.
+/// Writes every tensor of `source`, the last first, because the order does not matter.
 fn write_all(mut writer: FolderWriter, source: &ModelFolder) -> models::Result<()> {
     let weights = source.weights()?;
     for parameter in source.config().parameters().iter().rev() {
@@ -74,7 +74,7 @@ fn a_folder_is_written_as_it_was_read() {
     let shards: Vec<String> = names(&sharded).into_iter().filter(|name| name.ends_with(".safetensors")).collect();
     assert!(shards.len() > 2 && shards[0] == format!("model-00001-of-{:05}.safetensors", shards.len()), "{shards:?}");
     for shard in &shards {
-        // The header of a shard is not counted, and one tensor may be larger than the limit.
+        // The limit does not count a shard's header, and a single tensor may exceed it.
         assert!(std::fs::metadata(sharded.join(shard)).unwrap().len() < 3000 + 2000, "{shard}");
     }
     let index = std::fs::read_to_string(sharded.join("model.safetensors.index.json")).unwrap();
@@ -134,7 +134,7 @@ fn a_configuration_of_its_own_becomes_the_family_that_has_its_features() {
         assert_eq!(*made.generation(), generation);
         made.weights().unwrap().check(made.config()).unwrap();
     }
-    // Qwen3's field is always there, because its class has a default of its own.
+    // Qwen3's field is always written, because its class has another default.
     let config = ModelConfig { attention_bias: false, qk_norm: true, ..base.clone() };
     drop(FolderWriter::create(&place.path().join("b"), &config, None, options(Dtype::F32)).unwrap());
     let both = ModelConfig { qk_norm: true, attention_bias: true, ..base };

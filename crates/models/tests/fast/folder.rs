@@ -8,7 +8,7 @@ fn refused(fields: Value) -> String {
     Folder::new(with(qwen2(), fields)).open().expect_err("not supported").to_string()
 }
 
-/// Llama 3.2 as transformers 5 writes it.
+/// Returns the config.json of Llama 3.2 as transformers 5 writes it.
 fn llama() -> Value {
     json!({
         "architectures": ["LlamaForCausalLM"], "attention_bias": false, "attention_dropout": 0.0, "dtype": "float32",
@@ -72,7 +72,7 @@ fn qwen3_has_norms_and_a_width_of_its_own() {
     let names: Vec<String> = folder.config().parameters().into_iter().map(|p| p.name).collect();
     assert!(names.contains(&"model.layers.1.self_attn.k_norm.weight".to_owned()));
     assert!(names.iter().all(|name| !name.ends_with(".bias")));
-    // transformers' class has 128 columns where the field is absent.
+    // transformers' class has 128 columns by default.
     assert_eq!(Folder::new(with(qwen3.clone(), json!({"head_dim": null}))).model().head_dim(), 128);
     let biased = Folder::new(with(qwen3, json!({"attention_bias": true}))).open().unwrap_err().to_string();
     says(&biased, &["config.json", "`attention_bias` is true", "o_proj"]);
@@ -80,7 +80,7 @@ fn qwen3_has_norms_and_a_width_of_its_own() {
 
 #[test]
 fn parameters_are_counted() {
-    // Qwen2.5-0.5B has 494032768 weights (its model card: 0.49B).
+    // Qwen2.5-0.5B has 494032768 weights (0.49B on its model card).
     let config = Folder::new(with(
         qwen2(),
         json!({
@@ -166,7 +166,7 @@ fn every_stop_token_is_known() {
         repetition_penalty: Some(1.1),
     };
     assert_eq!(*folder.open().unwrap().generation(), expected);
-    // A token that only config.json names ends a completion too.
+    // A token that only config.json names also ends completions.
     folder.json("generation_config.json", &json!({"eos_token_id": 7}));
     assert_eq!(folder.open().unwrap().generation().eos_token_id, [7, 2]);
     for (json, parts) in [

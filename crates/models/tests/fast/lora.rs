@@ -1,4 +1,4 @@
-//! Adapters: which matrices they are of, and PEFT's folder.
+//! LoRA: the adapted matrices, and PEFT's folder.
 
 use crate::support::{Folder, Tensor, Tensors, qwen2, says, whole_text, with};
 use models::{Adapter, AdapterOptions, AdapterWriter, LoraConfig, ModelCard, ModelConfig, TargetModules};
@@ -25,7 +25,7 @@ fn targets_are_resolved_as_peft_does() {
         resolved(json!(r"model\.layers\.1\.mlp\.(up|down)_proj")),
         ["model.layers.1.mlp.up_proj", "model.layers.1.mlp.down_proj"]
     );
-    // The whole name has to match, and the head is not one of all.
+    // A pattern has to match the whole name; `all-linear` excludes the head.
     assert_eq!(resolved(json!(".*0.*v_proj")), ["model.layers.0.self_attn.v_proj"]);
     let all = resolved(json!("all-linear"));
     assert_eq!((all.len(), all.contains(&"lm_head".into())), (14, false));
@@ -52,7 +52,7 @@ fn targets_are_resolved_as_peft_does() {
     assert_eq!((plain.scaling(), LoraConfig { use_rslora: true, ..plain }.scaling()), (1.5, 3.0));
 }
 
-/// An adapter of `lora` whose values count up.
+/// Writes an adapter of `lora` with ascending values.
 fn written(target: &Path, lora: &LoraConfig, model: &ModelConfig, options: AdapterOptions) {
     let mut writer = AdapterWriter::create(target, lora, model, None, options).unwrap();
     for (place, parameter) in lora.parameters(model).unwrap().iter().enumerate() {

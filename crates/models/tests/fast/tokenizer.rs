@@ -1,4 +1,4 @@
-//! Tokenizers of folders that are damaged, that do not fit their model, or that say things in another way.
+//! Tokenizer folders that are damaged, do not match their model, or use alternative layouts.
 
 use models::{Error, HfTokenizer, Tokenizer};
 use serde_json::{Value, json};
@@ -55,7 +55,7 @@ fn last_id(family: &str) -> u32 {
     inner.get_vocab(true).into_values().max().unwrap()
 }
 
-/// The library would number them anew.
+/// The library would renumber these tokens.
 #[test]
 fn added_tokens_have_the_ids_that_their_file_gives_them() {
     let last = last_id("qwen3");
@@ -92,7 +92,7 @@ fn a_tokenizer_without_an_end_is_refused_unless_the_model_names_one() {
     let unknown = folder("llama3", |config| config["eos_token"] = "</s>".into());
     let text = refusal(&unknown);
     assert!(text.contains("expected the end token \"</s>\"") && text.contains("there is no such token"), "{text}");
-    // As in transformers, a special token that is named and missing is added: the model may know the next id as its end.
+    // As in transformers, a named special token that is missing is added: the model may use the next id as EOS.
     let next = last_id("llama3") + 1;
     assert!(text.contains(&format!("which would be {next}")), "{text}");
     assert_eq!(HfTokenizer::open(unknown.path(), &[next], 512).unwrap().eos_id(), next);
@@ -152,7 +152,7 @@ fn named_templates_are_chosen_as_in_transformers() {
     let tokenizer = open(&folder("llama3", |config| config["chat_template"] = named)).unwrap();
     assert_eq!(tokenizer.render(&user("Hi"), None).unwrap(), "plain");
     assert_eq!(tokenizer.render(&user("Hi"), Some(&json!([]))).unwrap(), "tools");
-    // The file goes before the configuration.
+    // The file takes precedence over the configuration.
     let file = folder("qwen3", |config| config["chat_template"] = "from the configuration".into());
     assert!(open(&file).unwrap().render(&user("Hi"), None).unwrap().starts_with("<|im_start|>user"));
 }

@@ -1,4 +1,4 @@
-//! Weights in one file and in shards, whole and damaged.
+//! Weights in one file and in shards, valid and damaged.
 
 use crate::support::{Folder, Tensor, qwen2, says, with};
 use models::{Dtype, Weights};
@@ -174,7 +174,7 @@ fn unknown_and_missing_names_are_said_with_the_nearest() {
     let text = folder.refused();
     says(&text, &["does not ask for: `score.weight`"]);
     assert!(!text.contains("nearest"), "{text}");
-    // What old Llama checkpoints store is computed.
+    // A tensor of old Llama checkpoints that is recomputed instead of loaded.
     tensors.remove("score.weight");
     tensors.insert("model.layers.0.self_attn.rotary_emb.inv_freq".into(), tensor);
     folder.safetensors("model.safetensors", &tensors);
@@ -215,7 +215,7 @@ fn a_tied_model_may_store_its_head_if_it_is_the_embedding() {
     tensors.insert("lm_head.weight".into(), embedding.clone());
     folder.safetensors("model.safetensors", &tensors);
     check().unwrap();
-    // The same values in another number type.
+    // The same values in another dtype.
     let values: Vec<f32> = embedding.bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect();
     tensors.insert("lm_head.weight".into(), Tensor::of(FileDtype::BF16, &[32, 16], &values));
     folder.safetensors("model.safetensors", &tensors);

@@ -1,4 +1,4 @@
-//! Folders that are no runs, and runs with files that are not whole.
+//! Folders without a run, and runs with incomplete files.
 
 use crate::support::{Folder, Page, read, rows};
 use grpo_report::{Error, Report};
