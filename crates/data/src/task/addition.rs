@@ -3,7 +3,7 @@
 use super::{Problem, Task};
 use rand::{Rng, RngExt};
 
-/// Addition of two integers drawn evenly from 0 to `max_number`.
+/// Addition of two integers, uniform from 0 to `max_number`.
 ///
 /// ```
 /// use data::Task;
@@ -16,8 +16,7 @@ use rand::{Rng, RngExt};
 pub struct Addition {
     /// The largest summand.
     pub max_number: u32,
-    /// Whether every number is written with as many digits as the largest has. Place values then stand at fixed
-    /// positions, which is much easier to learn.
+    /// `true` if numbers are zero-padded to the width of the largest. Place values then have fixed positions, which is much easier to learn.
     pub zero_pad: bool,
 }
 

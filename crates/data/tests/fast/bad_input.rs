@@ -1,4 +1,4 @@
-//! What is wrong with a file is said with its name and the line.
+//! Errors about files name the file and the line.
 
 use crate::support::{config, file, lines, open, refusal, words};
 use data::{DataConfig, DataFile, Dataset, FileDataset, PromptEncoder};
@@ -33,7 +33,7 @@ fn lines_that_are_no_rows() {
             "column `tools`: expected a list",
         ),
     ] {
-        // Empty lines count as lines and not as rows.
+        // Empty lines count as lines, but not as rows.
         let text = refusal([GOOD.as_bytes(), b"\n", line, GOOD.as_bytes()].concat());
         assert!(text.contains("rows.jsonl, line 3: ") && text.contains(words), "{text}");
     }

@@ -97,7 +97,7 @@ fn long_prompts_are_dropped_and_counted() {
     let text = report.to_string();
     assert!(text.contains("2 dropped: longer than data.max_prompt_length, 2 tokens"), "{text}");
     assert!(text.contains("1 dropped: a prompt without tokens"), "{text}");
-    // The shorter of two limits is the one that is named.
+    // The error names the smaller of two limits.
     let encoder = PromptEncoder { max_tokens: Some(1), ..words(false) };
     let error = FileDataset::open(&config, 0, &encoder).err().unwrap();
     let text = error.to_string();
@@ -142,7 +142,7 @@ fn files_are_written_short_or_long_and_read_back() {
     assert!(error.contains("expected a file"), "{error}");
     let error = serde_json::from_value::<DataConfig>(json!({"apply_chat_template": "yes"})).unwrap_err().to_string();
     assert!(error.contains("expected auto, true or false"), "{error}");
-    // A template would leave out what is no message, and say nothing.
+    // A template would silently omit an object that is not a message.
     let rows = json!({"few_shot": [{"question": "1 x 1?", "answer": "#### 1"}]});
     let error = serde_json::from_value::<DataConfig>(rows).unwrap_err().to_string();
     assert!(error.contains("expected messages with `role` and `content`") && error.contains("1 x 1?"), "{error}");

@@ -1,4 +1,4 @@
-//! Parquet files that pyarrow has written (fixtures/make_parquet.py).
+//! Parquet files written by pyarrow (fixtures/make_parquet.py).
 
 use crate::support::{config, file, open, words};
 use data::{DataConfig, DataFile, Dataset, FileDataset};
