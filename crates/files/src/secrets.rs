@@ -54,7 +54,7 @@ pub enum ExpandError {
 ///
 /// let mut secrets = Secrets::of(&serde_json::json!({ "headers": { "Authorization": "Bearer abc-123-def" } }));
 /// assert_eq!(secrets.hide("401: no user has the token abc-123-def"), "401: no user has the token (hidden)");
-/// `PATH` exists in every environment.
+/// // `PATH` exists in every environment.
 /// let path = secrets.expand("${PATH}")?;
 /// assert_eq!(secrets.hide(&path), "(hidden)");
 /// # Ok::<(), grpo_files::ExpandError>(())
