@@ -62,7 +62,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keys_have_comments_and_texts_that_look_like_keys_have_none() {
+    fn every_key_gets_a_comment_but_text_that_looks_like_a_key_does_not() {
         let yaml = "seed: 0\ndata:\n  system_prompt: |-\n    seed: 1\n    b\nrewards:\n  programs:\n    judge:\n      timeout: 5.0\n";
         let text = commented(yaml);
         let without: String =

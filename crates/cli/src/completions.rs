@@ -72,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn texts_are_broken_into_lines_that_fit_and_every_reward_has_a_column() {
+    fn completions_wrap_text_and_have_a_column_per_reward() {
         let words = "so many words ".repeat(20);
         let rows = [
             row("What is six times seven?", &words, &[("correct", Some(0.5)), ("format", None)]),
@@ -93,13 +93,13 @@ mod tests {
     }
 
     #[test]
-    fn one_function_that_is_the_whole_reward_needs_no_column() {
+    fn a_single_unweighted_reward_has_no_column_of_its_own() {
         let text = text(&[row("a", "b", &[("correct", Some(0.75))])], None);
         assert!(!text.contains("correct") && text.contains("reward"), "{text}");
     }
 
     #[test]
-    fn of_long_texts_the_ends_are_shown() {
+    fn long_texts_show_beginning_and_end() {
         let letters: String = ('a'..='z').collect();
         assert_eq!(shown(&letters, 0, 5), "[... 21 characters ...] vwxyz");
         assert_eq!(shown(&letters, 2, 5), "ab [... 21 characters ...] xyz");

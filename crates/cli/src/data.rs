@@ -243,7 +243,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rewards_of_answers_and_of_completions_are_apart() {
+    fn rewards_of_answers_and_completions_are_reported_separately() {
         let fixtures = concat!(env!("CARGO_MANIFEST_DIR"), "/../models/tests/fixtures/chat/qwen3");
         let tokenizer = HfTokenizer::open(fixtures.as_ref(), &[], 512).unwrap();
         let item = |answer: &str, completion: Option<&str>| Item {

@@ -151,7 +151,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bars_fit_the_terminal_and_count_everything() {
+    fn histogram_bars_fit_the_terminal_and_count_every_value() {
         let lengths: Vec<usize> = (0..1000).map(|i| 20 + i % 97 + (i / 900) * 300).collect();
         for columns in [30, 80, 200] {
             let text = histogram(&lengths, Some(119), "dropped", columns);
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn a_prompt_cannot_colour_the_terminal() {
+    fn escape_codes_in_prompts_are_escaped() {
         let row = Row { source: "a".into(), prompt: "x\u{1b}[31m\ny".into(), tokens: 3, answer: Some("1\n2".into()) };
         assert_eq!(prompt(1, &row), "\nprompt 1 (a, 3 tokens, answer: 1\\n2)\nx\\u{1b}[31m\ny\n");
     }

@@ -336,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn a_step_shows_rewards_lengths_and_speed_and_a_loss_that_says_something() {
+    fn a_step_shows_reward_length_speed_and_only_an_informative_loss() {
         let values = [
             ("reward", 0.5),
             ("loss", 0.01),

@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn an_option_has_one_form_and_a_file_has_one_name() {
+    fn options_have_the_same_form_in_all_subcommands() {
         let mut found = vec![];
         options(&Cli::command(), "grpo", &mut found);
         let long = |argument: &clap::Arg| argument.get_long().unwrap_or_default().to_owned();
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn a_configuration_is_an_argument_and_former_spellings_still_work() {
+    fn configurations_are_arguments_and_old_spellings_still_parse() {
         for line in [
             "train a.yaml --set seed=1",
             "train --config a.yaml",

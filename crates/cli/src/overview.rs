@@ -197,13 +197,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_are_plain_and_thousands_apart() {
+    fn numbers_have_no_superfluous_digits_and_separated_thousands() {
         assert_eq!([1e-6, 7e-4, 0.01, 1.0, 0.0].map(plain), ["1e-6", "7e-4", "0.01", "1", "0"]);
         assert_eq!([0, 999, 1000, 494_032_768].map(grouped), ["0", "999", "1,000", "494,032,768"]);
     }
 
     #[test]
-    fn a_default_is_marked_and_another_value_is_not() {
+    fn only_default_values_are_marked() {
         let mut config = TrainConfig::default();
         config.optimizer.learning_rate = 0.5;
         let settings = Settings::of(&config);

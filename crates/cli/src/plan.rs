@@ -119,7 +119,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_have_units() {
+    fn memory_sizes_are_parsed_with_units() {
         assert_eq!(
             ["32GiB", "15 GB", "1000", "1.5e3", "2kib"].map(size),
             [32 << 30, 15e9 as u64, 1000, 1500, 2048].map(Ok)

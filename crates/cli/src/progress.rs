@@ -76,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn the_line_fits_every_width_and_loses_whole_fields_only() {
+    fn a_progress_line_fits_every_width_by_dropping_whole_fields() {
         let fields = fields();
         let mut before = 0;
         for columns in 20..=200 {
@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn a_benchmark_says_what_it_does_before_where() {
+    fn a_benchmark_shows_its_current_step_before_its_case() {
         let fields = phase_fields("12 s", "s2-wide-f32: round 3 of 10: fused: 64 tokens");
         assert_eq!(fitted(&fields, 80), "12 s  s2-wide-f32  round 3 of 10  fused: 64 tokens");
         assert_eq!(fitted(&fields, 40), "round 3 of 10  fused: 64 tokens");

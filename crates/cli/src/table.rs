@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn a_narrow_terminal_gets_lists() {
+    fn tables_become_lists_on_narrow_terminals() {
         let text = sheet().fitted(Some(40));
         assert_eq!(
             text,
@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn no_line_is_wider_than_the_terminal_and_nothing_is_lost() {
+    fn fitted_tables_keep_all_cells_within_the_width() {
         let full = sheet().fitted(None);
         let width = width(&full);
         assert!(full.contains('─') && full.contains("FAIL at 3: expected 1.000000000e0, got 2.000000000e0"), "{full}");
@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn named_rows_are_shown_in_parts_where_lists_are_not_needed() {
+    fn tables_with_named_rows_are_split_by_columns() {
         let mut sheet = Sheet::new(["variant", "min", "p50", "p90", "mean", "tokens/s", "TFLOP/s"], 1..7).named();
         sheet.row(["fused", "1.100", "1.200", "1.300", "1.250", "123456", "0.512"]);
         sheet.row(["reference", "failed"]);

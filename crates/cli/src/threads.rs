@@ -51,7 +51,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn threads_are_held_to_what_is_sensible() {
+    fn the_number_of_threads_is_limited() {
         for (value, verdict) in [
             ("", Verdict::Fine),
             ("0", Verdict::Fine),

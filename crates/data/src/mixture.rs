@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn the_cursor_is_the_whole_state() {
+    fn mixtures_continue_from_their_cursor() {
         let mut data = TaskMixture::new(&mixed(), 3).unwrap();
         data.next_batch(17).unwrap();
         let mut resumed = TaskMixture::new(&mixed(), 3).unwrap();
@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn weights_are_frequencies_and_zero_is_off() {
+    fn task_weights_are_frequencies_and_zero_disables_a_task() {
         let mut data = TaskMixture::new(&mixed(), 0).unwrap();
         let items = data.next_batch(8000).unwrap();
         let share = |name: &str| items.iter().filter(|i| *i.source == *name).count() as f64 / 8000.0;

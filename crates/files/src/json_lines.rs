@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_round_trip_and_the_tail_can_be_cut() {
+    fn log_rows_round_trip_and_logs_can_be_truncated() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("metrics.jsonl");
         let mut file = JsonLines::create(&path).unwrap();
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bad_line_is_named() {
+    fn an_invalid_log_line_is_named() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("metrics.jsonl");
         std::fs::write(&path, "{\"step\":1}\n{\"step\"").unwrap();

@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_is_whole_or_absent() {
+    fn a_new_folder_is_complete_or_absent() {
         let place = tempfile::tempdir().unwrap();
         let target = place.path().join("runs/model");
         drop(written(&target, false, "a"));
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_that_is_there_is_replaced_only_where_that_is_asked_for() {
+    fn an_existing_folder_is_replaced_only_on_request() {
         let place = tempfile::tempdir().unwrap();
         let target = place.path().join("model");
         std::fs::create_dir(&target).unwrap();
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_killed_process_leaves_is_removed_later() {
+    fn leftovers_of_a_killed_process_are_removed_later() {
         let place = tempfile::tempdir().unwrap();
         std::mem::forget(written(&place.path().join("model"), false, "a"));
         std::fs::create_dir(place.path().join(".grpo-mine")).unwrap();

@@ -176,7 +176,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_width_of_a_head_is_a_key_of_its_own() {
+    fn head_dim_is_independent_of_hidden_size() {
         let of = |json: &str| serde_json::from_str::<ModelConfig>(json).unwrap();
         // Qwen3-0.6B: 16 heads of 128 columns on 1024.
         let qwen3 =

@@ -208,7 +208,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn available_memory_is_read_from_what_linux_says() {
+    fn available_memory_is_parsed_from_meminfo() {
         let text = "MemTotal:       24000000 kB\nMemFree:         9000000 kB\nMemAvailable:   22000000 kB\n";
         assert_eq!(mem_available(text), Some(22_000_000 * 1024));
         assert_eq!(mem_available("MemTotal: 1 kB\n"), None);

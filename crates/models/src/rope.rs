@@ -43,7 +43,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn long_wavelengths_are_stretched_short_ones_stay_and_those_between_are_interpolated() {
+    fn llama3_scaling_stretches_long_wavelengths_only() {
         let scaling = RopeScaling {
             factor: 8.0,
             low_freq_factor: 1.0,

@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn json_never_ends_its_script_and_reads_back() {
+    fn embedded_json_cannot_end_its_script_and_round_trips() {
         let value = serde_json::json!({ "</script><!--": "]]> & <script>\u{2028}\u{ffff}\u{1fffe}\u{85}\0" });
         let mut html = Html::default();
         html.json(&value);

@@ -132,7 +132,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn words_for_not_finite_numbers_are_replaced_outside_of_texts_only() {
+    fn non_finite_literals_are_replaced_outside_of_strings_only() {
         let line = br#"{"a":NaN,"NaN":"-Infinity \" NaN","b":[-Infinity,Infinity],"c":"\\"}"#;
         let clean = without_not_finite(line).unwrap();
         assert_eq!(

@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_become_series_with_a_clock_and_a_speed() {
+    fn rows_become_series_with_time_and_tokens_per_second() {
         let mut phase = Phase::default();
         phase.add(row(r#"{"phase":"grpo","step":1,"reward":0.5,"tokens":100,"step_time":2}"#)).unwrap();
         phase.add(row(r#"{"phase":"grpo","step":2,"reward":null,"tokens":100,"step_time":0.5}"#)).unwrap();

@@ -143,7 +143,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn chosen_steps_are_whole_and_spread_from_the_first_to_the_last() {
+    fn sampled_steps_are_complete_and_evenly_spread() {
         let index: Vec<(u64, usize)> = (0..1000).map(|row| (1 + row / 4, 100)).collect();
         let (all, steps) = choose(&index, usize::MAX);
         assert_eq!((all.len(), steps), (1000, 250));
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn long_texts_are_cut_between_characters_and_counted() {
+    fn long_texts_are_cut_at_characters_and_the_rest_is_counted() {
         let fields = Map::from_iter([
             ("completion".to_owned(), Value::String("é".repeat(MAX_TEXT + 5))),
             ("messages".to_owned(), serde_json::json!([{ "role": "user", "content": "a" }, "b", { "role": "tool" }])),

@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn a_state_comes_back_from_json_bit_for_bit() {
+    fn coefficients_round_trip_through_json_bit_for_bit() {
         let mut moved = adaptive();
         // Numbers that a JSON reader gets wrong if it multiplies by powers of ten.
         for kl in [0.1 + 0.2, 1e-3 * 1.0000000000000002, 5e-324, 1.0 / 3.0, 9.007199254740993e22] {
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn a_state_of_another_configuration_is_refused() {
+    fn coefficients_of_another_configuration_are_refused() {
         let fixed = Coefficients::new(&TrainConfig::built_in());
         assert_eq!(fixed.state(), CoefficientState::default());
         assert!(fixed.clone().with_state(&adaptive().state()).is_err());

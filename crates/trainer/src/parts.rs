@@ -275,10 +275,7 @@ mod tests {
     #[case::two_updates("{grpo: {num_iterations: 2}}", true)]
     #[case::a_reference_that_moves("{grpo: {sync_ref_model: true}, loss: {beta: 0.1}}", true)]
     #[case::switched_off("{grpo: {num_iterations: 2}, policy: {can_roll_back: false, device: 'pjrt:cpu'}}", false)]
-    fn weights_to_go_back_to_take_memory_of_a_device_only_where_a_step_can_be_taken_back(
-        #[case] settings: &str,
-        #[case] twice: bool,
-    ) {
+    fn rollback_memory_is_counted_only_if_a_step_can_be_rolled_back(#[case] settings: &str, #[case] twice: bool) {
         let config = TrainConfig::from_layers(grpo_files::Layers::new().text("a test", settings).unwrap()).unwrap();
         let shape = config.model.shape().unwrap();
         let options = device_options(&config, shape).unwrap();

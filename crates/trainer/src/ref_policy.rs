@@ -48,7 +48,7 @@ mod tests {
     }
 
     #[test]
-    fn the_mix_is_made_every_so_many_optimizer_steps() {
+    fn the_reference_is_mixed_every_ref_model_sync_steps() {
         let config = GrpoConfig {
             sync_ref_model: true,
             ref_model_mixup_alpha: 0.75,
@@ -69,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn without_being_asked_or_without_a_reference_nothing_moves() {
+    fn the_reference_stays_unless_sync_is_enabled() {
         let off = GrpoConfig { ref_model_sync_steps: 1, ..GrpoConfig::default() };
         let mut policy = filled(2.0, Some(-2.0));
         follow(&mut *policy, 1, &off).unwrap();

@@ -166,7 +166,7 @@ fn largest(numbers: impl IntoIterator<Item = usize>) -> usize {
 
 // A single test, because the counters are global.
 #[test]
-fn checkpoints_and_model_folders_stream() {
+fn checkpoints_and_model_folders_are_streamed_by_tensor() {
     let installed = install(Kind::Cpu, |_| {}).expect("XLA's CPU plugin can be installed");
     let runtime = Runtime::open(Kind::Cpu, Some(&installed.path)).expect("the CPU opens");
     let runtime = QUICK.iter().fold(runtime, |runtime, (flag, value)| runtime.with_compile_flag(flag, *value));

@@ -40,7 +40,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn accepts_only_the_sum() {
+    fn addition_accepts_only_the_sum() {
         let task = Addition { max_number: 99, zero_pad: false };
         crate::task::testing::check_task(&task);
         let problem = Problem { prompt: "37+48=".into(), answer: "85".into() };
@@ -48,7 +48,7 @@ mod tests {
         assert_eq!(task.score(&problem, "75"), 0.5);
     }
     #[test]
-    fn zero_padding_fixes_every_width() {
+    fn addition_with_zero_padding_has_fixed_widths() {
         let task = Addition { max_number: 50, zero_pad: true };
         crate::task::testing::check_task(&task);
         for index in 0..200 {

@@ -42,7 +42,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn accepts_only_the_relation_that_holds() {
+    fn comparison_accepts_only_the_true_relation() {
         let task = Comparison { max_number: 99 };
         crate::task::testing::check_task(&task);
         let problem = Problem { prompt: "37?48=".into(), answer: "<".into() };

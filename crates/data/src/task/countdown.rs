@@ -173,7 +173,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn accepts_any_expression_that_reaches_the_target() {
+    fn countdown_accepts_any_expression_with_the_target_value() {
         crate::task::testing::check_task(&Countdown { count: 3, max_number: 9 });
         crate::task::testing::check_task(&Countdown { count: 4, max_number: 25 });
         for right in ["2*(3+4)", "(4+3)*2", "2*3+2*4-0", "((2))*(4+3)"].iter().filter(|e| !e.contains('0')) {
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn refuses_wrong_values_and_foreign_numbers() {
+    fn countdown_rejects_wrong_values_and_unknown_numbers() {
         assert_eq!(judge("2,3,4:14=", "2*3+4"), Some(false));
         for bad in
             ["14", "2*7", "2*(3+4", "2*(3+4)+", "2*(3+4))", "2*(3+4)*1", "2 *(3+4)", "-2+3+4", "(2+3)4", "2/(3-3)"]

@@ -23,7 +23,7 @@ fn messages(messages: Value) -> Prompt {
 }
 
 #[test]
-fn gsm8k_works_as_it_is() {
+fn gsm8k_rows_need_no_configuration() {
     let solution = "She sold 48/2 = <<48/2=24>>24 clips in May.\nAltogether 48+24 = 72.\n#### 72";
     let gsm8k = || json!({"question": "How many clips?", "answer": solution});
     let item = row(gsm8k(), true, |_| {}).unwrap();
@@ -36,7 +36,7 @@ fn gsm8k_works_as_it_is() {
 }
 
 #[test]
-fn text_prompts_stay_text_unless_asked() {
+fn text_prompts_stay_text_by_default() {
     let prompt = || json!({"prompt": "6 x 7 = ", "answer": 42, "level": "easy"});
     let item = row(prompt(), true, |_| {}).unwrap();
     assert_eq!((&item.prompt, item.answer.as_deref()), (&Prompt::from("6 x 7 = "), Some("42")));
@@ -67,7 +67,7 @@ fn a_conversation_ends_with_its_answer_and_a_prompt_does_not() {
 }
 
 #[test]
-fn what_surrounds_a_prompt_is_in_its_place() {
+fn system_prompt_template_and_few_shot_surround_the_prompt() {
     let question = || json!({"question": "6 x 7?"});
     let shots = json!([{"role": "user", "content": "1 x 1?"}, {"role": "assistant", "content": "1"}]);
     let surround = |config: &mut DataConfig| {

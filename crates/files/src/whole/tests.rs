@@ -8,7 +8,7 @@ fn names(folder: &Path) -> Vec<String> {
 }
 
 #[test]
-fn files_that_differ_in_their_ending_only_are_written_at_once_without_meeting() {
+fn concurrent_writes_of_files_that_differ_in_extension_do_not_collide() {
     let folder = tempfile::tempdir().unwrap();
     // A user's file with a name similar to a temporary file.
     std::fs::write(folder.path().join("r.tmp"), "mine").unwrap();
@@ -30,7 +30,7 @@ fn files_that_differ_in_their_ending_only_are_written_at_once_without_meeting() 
 }
 
 #[test]
-fn a_write_that_fails_leaves_the_old_file_and_nothing_else() {
+fn a_failed_write_keeps_the_old_file_and_leaves_no_temporary_file() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("taken");
     std::fs::create_dir(&path).unwrap();
@@ -42,7 +42,7 @@ fn a_write_that_fails_leaves_the_old_file_and_nothing_else() {
 }
 
 #[test]
-fn an_output_is_checked_before_there_is_anything_to_write() {
+fn outputs_can_be_checked_before_writing() {
     let folder = tempfile::tempdir().unwrap();
     check_output(&folder.path().join("new.json")).unwrap();
     assert!(names(folder.path()).is_empty(), "the check leaves nothing");
@@ -129,7 +129,7 @@ mod unix {
 
     #[test]
     #[cfg(target_os = "linux")]
-    fn what_a_process_has_open_is_written_to() {
+    fn open_files_of_a_process_are_written_to() {
         use std::os::fd::AsRawFd;
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("open");
@@ -140,7 +140,7 @@ mod unix {
     }
 
     #[test]
-    fn an_output_is_written_behind_a_link_and_a_file_of_the_program_in_its_place() {
+    fn outputs_follow_links_and_own_files_replace_them() {
         let folder = tempfile::tempdir().unwrap();
         let (target, link) = (folder.path().join("target"), folder.path().join("link"));
         std::fs::write(&target, "old").unwrap();
@@ -156,7 +156,7 @@ mod unix {
     }
 
     #[test]
-    fn permissions_are_those_of_a_new_file_or_of_the_one_before() {
+    fn new_files_get_default_permissions_and_replaced_files_keep_theirs() {
         let folder = tempfile::tempdir().unwrap();
         let (plain, ours) = (folder.path().join("plain"), folder.path().join("ours"));
         let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode();

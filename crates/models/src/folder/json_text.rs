@@ -62,7 +62,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn one_field_changes_and_nothing_else() {
+    fn replacing_a_json_field_keeps_the_rest_of_the_text() {
         let text = "{\n  \"b\": {\"dtype\": [1, \"}\"]},\n  \"dtype\" :\t\"float32\" ,\n  \"eps\": 1e-06, \"s\": \"\\\"dtype\\\": 2\"\n}\n";
         let changed = with_field(text, "dtype", &json!("bfloat16"));
         assert_eq!(changed, text.replace("\"float32\"", "\"bfloat16\""));

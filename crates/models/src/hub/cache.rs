@@ -185,7 +185,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_that_could_leave_a_folder_are_no_names() {
+    fn cache_names_that_could_leave_a_folder_are_invalid() {
         let long = "a".repeat(MAX_BLOB_NAME);
         for name in ["a", "config.json-etag", "0123_-.", "..a", &long] {
             assert!(is_blob_name(name), "{name}");
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn a_content_is_checked_against_an_etag_that_is_a_checksum() {
+    fn contents_are_checked_against_checksum_etags() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a");
         std::fs::write(&path, "hello\n").unwrap();

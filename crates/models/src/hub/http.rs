@@ -330,7 +330,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_redirect_leads_to_an_address_of_http() {
+    fn redirects_must_lead_to_http_addresses() {
         let base: Uri = "https://user:secret@hub.example:8443/a/b?c=d".parse().unwrap();
         let to = |location: &str| target(&base, Some(location)).map(|uri| uri.to_string());
         assert_eq!(to("/x?y=z").unwrap(), "https://user:secret@hub.example:8443/x?y=z");
@@ -345,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn the_server_of_an_address_is_scheme_host_and_port() {
+    fn origins_consist_of_scheme_host_and_port() {
         let of = |address: &str| origin(&address.parse().unwrap());
         assert_eq!(of("https://Hub.example/a"), of("https://hub.example:443/b?c"));
         let others = ["http://hub.example", "https://hub.example:444", "https://hub.example.org", "https://127.0.0.1"];
@@ -355,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn ranges_are_read() {
+    fn content_ranges_are_parsed() {
         let range = |start, total| Some(ContentRange { start, total });
         assert_eq!(content_range("bytes 5-9/10"), range(Some(5), Some(10)));
         assert_eq!(content_range("bytes 5-9/*"), range(Some(5), None));

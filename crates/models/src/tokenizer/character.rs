@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn special_tokens_frame_and_strays_show() {
+    fn completions_end_with_eos_and_other_special_tokens_are_visible() {
         let prompt = CharTokenizer.encode_prompt("1+2=").unwrap();
         assert_eq!(prompt[0], CharTokenizer::BOS);
         let completion = CharTokenizer.encode_completion("3").unwrap();
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn unknown_input_is_an_error_that_says_where() {
+    fn unknown_characters_and_ids_are_errors_with_their_position() {
         let error = CharTokenizer.encode("1+é").unwrap_err().to_string();
         assert!(error.contains("'é' at position 2"), "{error}");
         assert!(matches!(CharTokenizer.decode(&[3, 99]), Err(Error::UnknownToken { id: 99, .. })));

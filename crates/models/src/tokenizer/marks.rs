@@ -112,7 +112,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn marked_strings_are_found_again_and_nothing_else() {
+    fn marked_special_strings_are_recovered_exactly() {
         let special = SpecialStrings::new(&["<|im|>".into(), "<|im|>2".into()]).unwrap();
         let marked = special.mark("a<|im|>2b\u{f0001}<|im|>");
         assert_eq!(marked, "a\u{f0000}<|im|>2\u{f0001}b\u{f0000}<|im|>\u{f0001}");

@@ -29,7 +29,7 @@ fn names(folder: &Path) -> Vec<String> {
 }
 
 #[test]
-fn a_folder_is_written_as_it_was_read() {
+fn an_exported_folder_equals_its_source() {
     let folder = Folder::whole();
     folder.json("generation_config.json", &json!({"eos_token_id": [7, 2]}));
     let template = "{% for message in messages %}{{ message }}\r\n{% endfor %}";
@@ -84,7 +84,7 @@ fn a_folder_is_written_as_it_was_read() {
 }
 
 #[test]
-fn a_head_that_has_got_weights_of_its_own_unties_the_configuration() {
+fn a_separate_head_unties_the_exported_configuration() {
     let folder = Folder::new(with(qwen2(), json!({"tie_word_embeddings": true})));
     folder.safetensors("model.safetensors", &folder.tensors(FileDtype::F32));
     let source = folder.open().unwrap();
@@ -105,7 +105,7 @@ fn a_head_that_has_got_weights_of_its_own_unties_the_configuration() {
 }
 
 #[test]
-fn a_configuration_of_its_own_becomes_the_family_that_has_its_features() {
+fn a_new_configuration_is_exported_as_the_family_with_its_features() {
     let place = tempfile::tempdir().unwrap();
     let scaling =
         RopeScaling { factor: 8.0, low_freq_factor: 1.0, high_freq_factor: 4.0, original_max_position_embeddings: 32 };
@@ -144,7 +144,7 @@ fn a_configuration_of_its_own_becomes_the_family_that_has_its_features() {
 }
 
 #[test]
-fn what_cannot_be_written_leaves_no_folder() {
+fn a_failed_export_leaves_no_folder() {
     let source = Folder::whole();
     let source = source.open().unwrap();
     let place = tempfile::tempdir().unwrap();

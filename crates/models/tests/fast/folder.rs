@@ -25,7 +25,7 @@ fn llama() -> Value {
 }
 
 #[test]
-fn both_layouts_of_a_configuration_are_read() {
+fn config_json_of_transformers_4_and_5_is_read() {
     let folder = Folder::new(qwen2());
     let old = folder.open().unwrap();
     let config = old.config();
@@ -92,7 +92,7 @@ fn parameters_are_counted() {
 }
 
 #[test]
-fn other_mathematics_are_refused_by_name() {
+fn unsupported_computations_are_refused_by_field() {
     for (fields, parts) in [
         (json!({"hidden_act": "gelu"}), &["`hidden_act` is \"gelu\"", "silu"][..]),
         (json!({"model_type": "qwen3_moe"}), &["`model_type` is \"qwen3_moe\"", "qwen2, qwen3, llama"]),
@@ -129,7 +129,7 @@ fn other_mathematics_are_refused_by_name() {
 }
 
 #[test]
-fn fields_that_change_nothing_are_passed_over() {
+fn irrelevant_fields_are_ignored() {
     for fields in [
         json!({"use_sliding_window": true, "sliding_window": 64, "max_window_layers": 0}),
         json!({"use_sliding_window": true, "sliding_window": 16, "max_window_layers": 2}),
@@ -144,7 +144,7 @@ fn fields_that_change_nothing_are_passed_over() {
 }
 
 #[test]
-fn every_stop_token_is_known() {
+fn stop_tokens_of_both_files_are_read() {
     let folder = Folder::new(qwen2());
     assert_eq!(folder.open().unwrap().generation().eos_token_id, [2]);
     folder.json(
@@ -183,7 +183,7 @@ fn every_stop_token_is_known() {
 }
 
 #[test]
-fn a_missing_or_broken_configuration_is_said_with_its_place() {
+fn configuration_errors_have_file_line_and_column() {
     let folder = Folder::new(qwen2());
     std::fs::write(folder.file("config.json"), "{\n  \"hidden_size\": 16,\n  oops\n}").unwrap();
     says(&folder.open().unwrap_err().to_string(), &["config.json, line 3, column 3", "JSON object"]);

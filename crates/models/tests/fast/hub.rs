@@ -131,7 +131,7 @@ fn hub(cache: &Path, endpoint: String) -> Hub {
 }
 
 #[test]
-fn a_model_is_downloaded_once_and_whole() {
+fn a_model_is_downloaded_completely_and_once() {
     let folder = Folder::sharded();
     for name in ["tokenizer.json", "generation_config.json", "pytorch_model.bin", "training_args.bin", "README.md"] {
         std::fs::write(folder.file(name), "{}").unwrap();
@@ -217,7 +217,7 @@ fn a_configuration_is_downloaded_without_weights() {
 }
 
 #[test]
-fn what_the_hub_does_not_give_out_is_explained() {
+fn missing_and_private_models_are_explained() {
     let cache = tempfile::tempdir().unwrap();
     let folder = Folder::whole();
     let (address, _) = Server { token: Some("hf_secret".into()), ..Server::of(folder.path()) }.start();
@@ -301,7 +301,7 @@ fn a_revision_is_a_branch_a_tag_or_a_commit() {
 /// A file that the hub lists but does not serve: the error names it, and the partial download is not used as the model until the hub serves
 /// the file again.
 #[test]
-fn a_file_that_the_hub_has_lost_is_named() {
+fn a_listed_file_that_is_missing_on_the_hub_is_named() {
     let folder = Folder::sharded();
     let shard = "model-00002-of-00002.safetensors";
     let (address, _) = Server { lost: Some(shard.into()), ..Server::of(folder.path()) }.start();

@@ -217,7 +217,7 @@ impl Home {
 }
 
 #[test]
-fn an_etag_that_is_a_path_becomes_no_file() {
+fn etags_that_are_paths_are_refused() {
     let kinds: [fn(&str, &[u8]) -> String; 8] = [
         |name, _| format!("../../../pwned-{name}"),
         |name, _| format!("../../../../.bashrc{}", &name[..0]),
@@ -247,7 +247,7 @@ fn an_etag_that_is_a_path_becomes_no_file() {
 }
 
 #[test]
-fn a_commit_that_is_a_path_becomes_no_folder() {
+fn commits_that_are_paths_are_refused() {
     let paths = ["../../../../victim", "/tmp/grpo-test-victim", "..", "", "main", "0123"];
     for found in paths {
         let (home, model) = (Home::new(), Model { sha: found.into(), ..Model::new() });
@@ -266,7 +266,7 @@ fn a_commit_that_is_a_path_becomes_no_folder() {
 }
 
 #[test]
-fn names_of_files_do_not_leave_the_model() {
+fn file_names_cannot_leave_the_model_folder() {
     let (home, model) = (Home::new(), Model::new());
     let listed = [
         "config.json",
@@ -341,7 +341,7 @@ fn a_token_is_sent_to_the_endpoint_alone() {
 }
 
 #[test]
-fn redirects_without_end_end() {
+fn endless_redirects_are_stopped() {
     for (listing, absolute) in [(true, true), (true, false), (false, true), (false, false)] {
         let (home, model) = (Home::new(), Model::new());
         let port = serve(move |request, stream| match request.file() {
@@ -365,7 +365,7 @@ fn redirects_without_end_end() {
 }
 
 #[test]
-fn a_hub_that_stalls_is_not_waited_for() {
+fn a_stalling_hub_times_out() {
     type Stalls = fn(&Request) -> bool;
     let stalls: [(Stalls, &str); 3] = [
         (|request| request.file().is_none(), "HF_HUB_ETAG_TIMEOUT"),
@@ -420,7 +420,7 @@ fn listing_request() -> Request {
 }
 
 #[test]
-fn a_body_without_end_is_read_to_the_announced_size() {
+fn an_endless_body_is_read_only_to_the_announced_size() {
     for listing in [false, true] {
         let (home, model) = (Home::new(), Model::new());
         let port = serve(move |request, stream| {
@@ -439,7 +439,7 @@ fn a_body_without_end_is_read_to_the_announced_size() {
 }
 
 #[test]
-fn a_download_goes_on_where_the_server_honours_the_range_and_begins_anew_where_not() {
+fn downloads_resume_with_ranges_and_restart_without() {
     let (home, model) = (Home::new(), Model::new());
     let (shared, requests) = (model.clone(), Mutex::new(0));
     let port = serve(move |request, stream| {
@@ -475,7 +475,7 @@ fn a_download_goes_on_where_the_server_honours_the_range_and_begins_anew_where_n
 
 /// One test for all, because each case is retried with pauses.
 #[test]
-fn an_answer_that_ends_too_early_is_no_file() {
+fn a_truncated_response_is_refused() {
     let file = |name: &'static str, half: bool| {
         let (home, model) = (Home::new(), Model::new());
         let port = serve(move |request, stream| {
@@ -505,7 +505,7 @@ fn an_answer_that_ends_too_early_is_no_file() {
 }
 
 #[test]
-fn a_page_that_is_no_file_is_refused() {
+fn a_login_page_is_refused() {
     let page = b"<html>please log in</html>";
     for listing in [false, true] {
         let (home, model) = (Home::new(), Model::new());
@@ -524,7 +524,7 @@ fn a_page_that_is_no_file_is_refused() {
 }
 
 #[test]
-fn a_content_that_does_not_match_its_checksum_is_deleted() {
+fn contents_with_a_wrong_checksum_are_deleted() {
     let sha256: fn(&str, &[u8]) -> String =
         |_, content| Sha256::digest(content).iter().map(|byte| format!("{byte:02x}")).collect();
     let model = Model { etag: sha256, ..Model::new() };
@@ -553,7 +553,7 @@ fn a_content_that_does_not_match_its_checksum_is_deleted() {
 }
 
 #[test]
-fn two_files_with_the_same_etag_are_not_taken_for_one() {
+fn different_files_with_equal_etags_are_refused() {
     let (home, model) = (Home::new(), Model { etag: |_, _| "same".into(), ..Model::new() });
     let port = serve(move |request, stream| model.answer(request, stream));
     // A later process, which finds the first file in the cache, refuses as well.
@@ -564,7 +564,7 @@ fn two_files_with_the_same_etag_are_not_taken_for_one() {
 
 /// Covers an announced size larger than the disk, a link where the partial file belongs, and a FIFO where the reference belongs.
 #[test]
-fn a_cache_is_not_written_through_links_and_not_filled() {
+fn downloads_do_not_follow_links_or_exceed_the_disk() {
     let (home, model) = (Home::new(), Model::new());
     let shared = model.clone();
     let port = serve(move |request, stream| match request.file() {

@@ -63,7 +63,7 @@ fn written(target: &Path, lora: &LoraConfig, model: &ModelConfig, options: Adapt
 }
 
 #[test]
-fn an_adapter_is_read_as_it_was_written() {
+fn adapters_round_trip() {
     let model = Folder::new(qwen2()).model();
     let place = tempfile::tempdir().unwrap();
     let target = place.path().join("adapter");
@@ -116,7 +116,7 @@ impl PeftFolder {
 }
 
 #[test]
-fn what_peft_can_do_and_this_cannot_is_refused_by_field() {
+fn unsupported_peft_features_are_refused_by_field() {
     for (fields, parts) in [
         (json!({"peft_type": "IA3"}), ["`peft_type` is \"IA3\"", "LORA"]),
         (json!({"task_type": "SEQ_CLS"}), ["`task_type`", "CAUSAL_LM"]),
@@ -136,7 +136,7 @@ fn what_peft_can_do_and_this_cannot_is_refused_by_field() {
 }
 
 #[test]
-fn tensors_of_an_adapter_are_checked() {
+fn adapter_tensors_must_match_the_configuration() {
     let folder = PeftFolder::new(json!({}));
     let whole = folder.tensors();
     let name = format!("base_model.model.{Q}.lora_A.weight");
@@ -165,7 +165,7 @@ fn tensors_of_an_adapter_are_checked() {
 }
 
 #[test]
-fn the_head_that_peft_stores_is_compared_with_the_models() {
+fn a_stored_head_of_an_adapter_must_equal_the_models() {
     let folder = PeftFolder::new(json!({"target_modules": ["q_proj", "lm_head"]}));
     let model = folder.0.model();
     let base = folder.0.tensors(FileDtype::F32);
@@ -186,7 +186,7 @@ fn the_head_that_peft_stores_is_compared_with_the_models() {
 }
 
 #[test]
-fn a_configuration_has_pefts_names() {
+fn lora_configurations_use_pefts_names() {
     let config: LoraConfig = serde_json::from_value(json!({"target_modules": "all-linear", "r": 8})).unwrap();
     assert_eq!(config, LoraConfig { r: 8, ..LoraConfig::default() });
     assert_eq!(config.target_modules, TargetModules::Pattern("all-linear".into()));

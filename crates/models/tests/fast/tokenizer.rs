@@ -36,7 +36,7 @@ fn user(text: &str) -> Vec<Value> {
 }
 
 #[test]
-fn ids_that_the_model_has_not_are_refused() {
+fn token_ids_outside_the_vocabulary_are_refused() {
     let folder = folder("qwen3", |_| {});
     let error = HfTokenizer::open(folder.path(), &[], 300).err().unwrap();
     assert!(matches!(error, Error::TokenizerFile { .. }), "{error:?}");
@@ -57,7 +57,7 @@ fn last_id(family: &str) -> u32 {
 
 /// The library would renumber these tokens.
 #[test]
-fn added_tokens_have_the_ids_that_their_file_gives_them() {
+fn added_tokens_keep_the_ids_of_their_file() {
     let last = last_id("qwen3");
     let with = |id: u32| {
         let folder = folder("qwen3", |_| {});
@@ -83,7 +83,7 @@ fn added_tokens_have_the_ids_that_their_file_gives_them() {
 }
 
 #[test]
-fn a_tokenizer_without_an_end_is_refused_unless_the_model_names_one() {
+fn a_tokenizer_without_eos_needs_a_stop_token_of_the_model() {
     let none = folder("llama3", |config| config["eos_token"] = Value::Null);
     let text = refusal(&none);
     assert!(text.contains("no token ends a completion: expected `eos_token` in tokenizer_config.json"), "{text}");
@@ -104,7 +104,7 @@ fn a_tokenizer_without_an_end_is_refused_unless_the_model_names_one() {
 }
 
 #[test]
-fn files_that_are_missing_or_broken_are_said() {
+fn missing_and_damaged_tokenizer_files_are_errors() {
     let broken = folder("qwen3", |_| {});
     let path = broken.path().join("tokenizer.json");
     let whole = std::fs::read(&path).unwrap();
@@ -128,7 +128,7 @@ fn files_that_are_missing_or_broken_are_said() {
 }
 
 #[test]
-fn messages_need_a_template_that_parses_and_are_a_conversation() {
+fn messages_need_a_valid_template_and_form_a_conversation() {
     let none = folder("llama3", |config| config["chat_template"] = Value::Null);
     let tokenizer = open(&none).unwrap();
     assert!(!tokenizer.has_chat_template());
@@ -158,7 +158,7 @@ fn named_templates_are_chosen_as_in_transformers() {
 }
 
 #[test]
-fn texts_begin_with_bos_where_the_folder_says_so() {
+fn bos_is_added_if_the_folder_asks_for_it() {
     let bos = |value: Value| {
         let tokenizer = open(&folder("llama3", |config| config["add_bos_token"] = value)).unwrap();
         tokenizer.encode_prompt("Hi").unwrap().len() - tokenizer.encode("Hi").unwrap().len()

@@ -12,7 +12,7 @@ const CHECKPOINTS: [&str; 4] = ["qwen2", "qwen2-untied", "qwen3", "llama"];
 const ADAPTED: [&str; 5] = ["qwen2", "qwen2", "qwen2-untied", "qwen3", "llama"];
 
 #[test]
-fn folders_and_adapters_are_loaded_by_transformers_and_peft() {
+fn transformers_and_peft_load_exported_folders_and_adapters() {
     let place = tempfile::tempdir().unwrap();
     let place = place.path();
     libraries("make", place);

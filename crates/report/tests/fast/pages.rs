@@ -58,7 +58,7 @@ fn only_the_script_and_the_style_of_the_page_may_run() {
 }
 
 #[test]
-fn long_runs_make_small_pages_that_keep_every_extreme() {
+fn long_runs_make_small_pages_with_all_extremes() {
     let folder = Folder::new();
     let steps = 20_000u32;
     let value = |step: u32| if step == 12_345 { 1e9 } else { f64::from(step % 17) };
@@ -81,7 +81,7 @@ fn long_runs_make_small_pages_that_keep_every_extreme() {
 }
 
 #[test]
-fn runs_are_compared_by_what_differs() {
+fn runs_are_compared_by_differing_keys() {
     let folder = Folder::new();
     let metrics = |first: f64, last: f64| {
         let eval = |step: u64, pass: f64| format!("{{\"phase\":\"eval\",\"step\":{step},\"eval/pass@1\":{pass}}}\n");
@@ -142,7 +142,7 @@ fn the_same_files_make_the_same_page() {
 }
 
 #[test]
-fn a_failed_run_shows_its_error_without_secrets_of_its_configuration() {
+fn a_failed_run_shows_its_error_without_secrets() {
     let folders = Folder::new();
     let files = [
         ("metrics.jsonl", rows("grpo", "reward", [0.5, 0.75])),

@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn patience_is_counted_as_transformers_does() {
+    fn early_stopping_counts_patience_like_transformers() {
         let found = observed(&options(0.1, None), &[0.5, 0.5, 0.55, 0.7, f64::NAN, 0.6]);
         // 0.55 is the best value, but improves by less than the threshold.
         let expected = [(0.5, 0, 0), (0.5, 0, 1), (0.55, 2, 2), (0.7, 3, 0), (0.7, 3, 1), (0.7, 3, 2)];
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn a_metric_that_an_evaluation_does_not_have_is_refused_with_those_that_it_has() {
+    fn an_unknown_best_model_metric_is_an_error_with_the_known_ones() {
         let options = RunOptions { metric_for_best_model: Some("eval/pas@1".into()), ..RunOptions::default() };
         let row = MetricsRow::new(RowKind::Eval, 0, [("eval/pass@1", 0.5), ("step_time", 1.0)]);
         let error = Best::after(None, &options, &row).unwrap_err().to_string();

@@ -72,7 +72,7 @@ mod tests {
     use crate::trainer::Counters;
 
     #[test]
-    fn the_card_says_what_was_done_and_how_to_do_it_again() {
+    fn the_model_card_has_results_and_configuration() {
         let config = TrainConfig { seed: 7, model: ModelSource::Pretrained("a/b".into()), ..TrainConfig::default() };
         let rows = [0.25, 0.75].map(|pass| MetricsRow::new(RowKind::Eval, 0, [("eval/pass@1", pass)]));
         let summary = Summary::new(&config, &rows, Counters::default(), 1.0);
@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn weights_and_problems_are_counts_with_their_nouns() {
+    fn the_model_card_uses_singular_and_plural() {
         let config = TrainConfig { lora: Some(models::LoraConfig::default()), ..TrainConfig::default() };
         let text = |config: &TrainConfig, problems: f64| {
             let rows = [MetricsRow::new(RowKind::Eval, 0, [("eval/pass@1", 0.5), ("eval/problems", problems)])];

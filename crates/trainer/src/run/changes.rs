@@ -211,7 +211,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_safe_key_is_a_key() {
+    fn every_safe_key_exists() {
         let leaves = leaves(&TrainConfig::default()).unwrap();
         for safe in SAFE.iter().map(|safe| safe.split(".*").next().unwrap()) {
             assert!(leaves.keys().any(|key| key == safe || key.starts_with(&format!("{safe}."))), "{safe}");
@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn the_hash_is_of_what_stays() {
+    fn the_configuration_hash_ignores_safe_keys() {
         let config = TrainConfig::default();
         let hash = config_hash(&config).unwrap();
         let mut changed = config.clone();
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_that_was_added_later_leaves_older_checkpoints_good_until_it_is_used() {
+    fn keys_added_later_keep_the_hash_while_at_their_default() {
         let config = TrainConfig::default();
         let mut before = leaves(&config).unwrap();
         for first in FIRST.lines() {

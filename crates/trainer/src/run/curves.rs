@@ -335,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn averages_keep_constants_and_ends() {
+    fn smoothing_keeps_constants_and_ends() {
         let flat: Vec<_> = (0..100).map(|i| (f64::from(i), 2.0)).collect();
         assert_eq!(smooth(&flat), flat);
         assert_eq!(smooth(&[(0.0, 1.0), (1.0, 3.0)]), [(0.0, 1.0), (1.0, 3.0)]);

@@ -288,7 +288,7 @@ mod tests {
 
     #[test]
     #[cfg(unix)]
-    fn links_that_were_planted_are_not_followed() {
+    fn planted_links_are_not_followed() {
         use std::os::unix::fs::symlink;
         let folder = tempfile::tempdir().unwrap();
         let precious = folder.path().join("precious");
@@ -323,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_count_up() {
+    fn run_folders_are_numbered() {
         let folder = tempfile::tempdir().unwrap();
         for number in ["x-001", "x-002", "x-003"] {
             assert_eq!(next_numbered(folder.path(), "x").unwrap(), folder.path().join(number));

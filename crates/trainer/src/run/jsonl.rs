@@ -72,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_not_finite_becomes_null_and_reads_back() {
+    fn non_finite_metrics_become_null_and_round_trip() {
         let row = MetricsRow::new(RowKind::Grpo, 1, [("reward", 0.5), ("kl", f64::NAN)]);
         let text = serde_json::to_string(&row).unwrap();
         assert!(text.contains("\"kl\":null"), "{text}");

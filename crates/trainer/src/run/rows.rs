@@ -73,7 +73,7 @@ mod tests {
     use std::collections::BTreeMap;
 
     #[test]
-    fn a_source_has_rows_of_its_own_where_there_are_several() {
+    fn evaluations_have_metrics_per_source_if_there_are_several() {
         let of = |sources: &[&str]| {
             let by_source: BTreeMap<String, f64> = sources.iter().map(|source| ((*source).to_owned(), 0.25)).collect();
             let pass_at = BTreeMap::from([(4, PassAt { all: 0.5, by_source: by_source.clone() })]);

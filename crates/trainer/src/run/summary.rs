@@ -93,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn first_and_last_are_means_over_a_tenth() {
+    fn summary_rewards_are_means_over_a_tenth_of_the_steps() {
         let mut rows = vec![MetricsRow::new(RowKind::Eval, 0, [("eval/pass@1", 0.25), ("step_time", 1.0)])];
         rows.extend((1..=20).map(|s| MetricsRow::new(RowKind::Grpo, s, [("reward", s as f64)])));
         rows.push(MetricsRow::new(RowKind::Eval, 20, [("eval/pass@1", 0.75)]));

@@ -98,7 +98,7 @@ fn record(run: &mut Run, stop_after: &'static str) -> (Vec<String>, Ending) {
 }
 
 #[test]
-fn a_run_tells_what_it_does_in_order() {
+fn a_run_reports_its_events_in_order() {
     let folder = tempfile::tempdir().unwrap();
     let mut run = Run::start(config(), Some(&folder.path().join("a"))).unwrap();
     let (heard, ending) = record(&mut run, "");
@@ -127,7 +127,7 @@ fn a_run_tells_what_it_does_in_order() {
 }
 
 #[test]
-fn a_stopped_run_goes_on_where_it_was() {
+fn a_stopped_run_resumes_with_the_same_result() {
     for (stop_after, saved) in [("Warmup 1", "warmup-000001"), ("Warmup 3", "warmup-000003"), ("Grpo 3", "step-000003")]
     {
         let folder = tempfile::tempdir().unwrap();
@@ -146,7 +146,7 @@ fn a_stopped_run_goes_on_where_it_was() {
 }
 
 #[test]
-fn your_own_task_and_reward_run_too() {
+fn custom_tasks_and_rewards_can_be_trained() {
     struct Short;
     impl RewardFn for Short {
         fn name(&self) -> &str {
@@ -170,7 +170,7 @@ fn your_own_task_and_reward_run_too() {
 }
 
 #[test]
-fn a_configuration_that_cannot_run_leaves_no_folder() {
+fn an_invalid_configuration_leaves_no_folder() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("a");
     let mut bad = config();
@@ -180,7 +180,7 @@ fn a_configuration_that_cannot_run_leaves_no_folder() {
 }
 
 #[test]
-fn a_resume_that_fails_cuts_no_log_and_a_finished_run_is_never_begun_again() {
+fn a_failed_resume_truncates_no_log_and_a_finished_run_never_starts_over() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("run");
     let mut run = Run::start(config(), Some(&path)).unwrap();
@@ -200,7 +200,7 @@ fn a_resume_that_fails_cuts_no_log_and_a_finished_run_is_never_begun_again() {
 }
 
 #[test]
-fn a_run_that_goes_on_from_before_its_results_keeps_them_aside() {
+fn resuming_from_an_earlier_checkpoint_renames_later_results() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("run");
     let finish = |mut run: Run| run.run(&mut (), &AtomicBool::new(false)).unwrap();
@@ -223,7 +223,7 @@ fn a_run_that_goes_on_from_before_its_results_keeps_them_aside() {
 }
 
 #[test]
-fn sinks_go_on_with_the_run_and_do_not_change_it() {
+fn sinks_continue_on_resume_and_do_not_change_the_run() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("a");
     let mut with_sinks = config();
@@ -255,7 +255,7 @@ fn sinks_go_on_with_the_run_and_do_not_change_it() {
 }
 
 #[test]
-fn a_sink_that_cannot_be_opened_is_said_before_any_step() {
+fn a_sink_that_cannot_be_opened_is_an_error_before_any_step() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("a");
     std::fs::create_dir(&path).unwrap();
@@ -285,7 +285,7 @@ fn a_wandb_folder_that_cannot_be_written_leaves_no_run() {
 }
 
 #[test]
-fn a_run_that_finds_too_few_groups_goes_on_with_a_larger_limit() {
+fn a_run_with_too_few_groups_can_resume_with_a_higher_limit() {
     let folder = tempfile::tempdir().unwrap();
     let (path, whole) = (folder.path().join("a"), folder.path().join("whole"));
     let with_limit = |max_num_gen_batches| {

@@ -116,7 +116,7 @@ mod tests {
     use grpo_core::{LossConfig, LossType};
 
     #[test]
-    fn a_loss_that_is_not_finite_names_the_token_of_the_step() {
+    fn a_non_finite_loss_names_the_token_of_the_step() {
         // The second update, with the sequences from 1 on.
         let generation = TokenBatch::packed(vec![0; 6], vec![0, 2, 3, 6]).unwrap();
         let sum = |logp: [f32; 4], loss: f64| LossOutput {
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn entropies_are_observed_where_the_bonus_acts() {
+    fn adaptive_entropy_observes_the_tokens_of_the_bonus() {
         let batch = TokenBatch::packed(vec![0; 4], vec![0, 4]).unwrap().with_mask(&[1.0, 1.0, 0.0, 1.0]).unwrap();
         let mut of_loss = Metrics::default();
         of_loss.mean("entropy", 3.0, 3.0);

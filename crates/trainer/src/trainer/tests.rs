@@ -105,7 +105,7 @@ fn assert_same_bits(a: &TrainState, b: &TrainState) {
 }
 
 #[test]
-fn a_seed_gives_the_same_bits_twice_and_another_seed_others() {
+fn equal_seeds_give_equal_bits_and_other_seeds_differ() {
     let first = whole_run(small());
     assert_same_bits(&first, &whole_run(small()));
     assert_ne!(first.policy, whole_run(TrainConfig { seed: 1, ..small() }).policy);
@@ -149,7 +149,7 @@ fn a_restored_run_continues_bit_for_bit(
 }
 
 #[test]
-fn a_state_that_does_not_fit_is_refused_and_changes_nothing() {
+fn a_mismatched_state_is_refused_and_changes_nothing() {
     let good = whole_run(small());
     let mut run = Trainer::new(small()).unwrap();
     let fresh = run.state().unwrap();
@@ -202,7 +202,7 @@ fn advantages_scaled_to_zero_leave_the_weights_alone() {
 }
 
 #[test]
-fn a_first_step_clips_nothing_and_has_no_kl() {
+fn the_first_step_clips_nothing_and_has_no_kl() {
     let mut config = small();
     config.grpo.max_steps = 1;
     config.grpo.num_iterations = 1;
@@ -250,7 +250,7 @@ fn every_implementation_trains(
 #[case::imitation(r#"{"loss_type": "dapo", "positive_example_nll_weight": 0.2}"#)]
 #[case::kl_against_the_sampler(r#"{"kl_importance": "sampler", "beta": 0.1}"#)]
 #[case::prompts(r#"{"loss_agg_mode": "prompt-mean", "kl_importance": "score_function", "beta": 0.1}"#)]
-fn a_step_is_cut_without_a_trace(#[case] loss: &str) {
+fn results_do_not_depend_on_micro_batches(#[case] loss: &str) {
     let with = |gradient_accumulation_steps| {
         let mut config = small();
         config.loss = serde_json::from_str(loss).unwrap();
@@ -294,7 +294,7 @@ fn the_warmup_ends_at_its_target() {
 }
 
 #[test]
-fn your_own_parts_take_the_place_of_the_built_in_ones() {
+fn custom_parts_replace_the_built_in_ones() {
     /// Rewards short completions, and returns no reward for truncated ones.
     struct Brief;
     impl RewardFn for Brief {

@@ -93,7 +93,7 @@ fn step(updates: &mut Updates, policy: &mut Norms) -> Result<Update> {
 }
 
 #[test]
-fn a_skipped_update_is_none_for_the_schedule() {
+fn skipped_updates_do_not_advance_the_schedule() {
     for bad in [3.0, f64::NAN, f64::INFINITY] {
         // At the first step, and after an applied one.
         for steps in [0, 1] {
@@ -116,7 +116,7 @@ fn a_skipped_update_is_none_for_the_schedule() {
 }
 
 #[test]
-fn too_many_skips_end_the_run_and_are_not_counted() {
+fn too_many_consecutive_skips_are_an_error() {
     let (mut policy, mut updates) = (policy(), guarded());
     policy.norm = 9.0;
     step(&mut updates, &mut policy).unwrap();
@@ -134,7 +134,7 @@ fn too_many_skips_end_the_run_and_are_not_counted() {
 }
 
 #[test]
-fn without_skips_a_loss_that_is_not_finite_is_an_error_that_says_so() {
+fn a_non_finite_loss_is_an_error_without_skip_grad_norm() {
     let (mut policy, mut updates) = (policy(), Updates::new(&OptimizerConfig::default(), 10));
     policy.loss = f64::INFINITY;
     let error = step(&mut updates, &mut policy).unwrap_err();

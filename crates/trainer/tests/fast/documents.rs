@@ -17,7 +17,7 @@ fn quoted(page: &str) -> impl Iterator<Item = &str> {
 }
 
 #[test]
-fn every_key_that_the_pages_name_exists() {
+fn every_key_in_the_documentation_exists() {
     let config = serde_json::to_value(TrainConfig::default()).unwrap();
     let sections: Vec<&String> = config.as_object().unwrap().keys().collect();
     for (page, text) in PAGES {

@@ -144,12 +144,12 @@ fn refused(config: TrainConfig) -> String {
 #[case::logit_scale("logit_scale", "loss.logit_scale")]
 #[case::negative_scale("negative_scale", "loss.logit_scale")]
 #[case::softcap("softcap", "loss.logit_scale")]
-fn a_loss_of_other_logits_than_the_sampled_ones_is_refused(#[case] loss: &str, #[case] key: &str) {
+fn a_loss_on_logits_other_than_the_sampled_ones_is_refused(#[case] loss: &str, #[case] key: &str) {
     assert_eq!(refused(config("qwen2", family::loss(loss))), key);
 }
 
 #[test]
-fn a_softcap_and_a_temperature_of_the_loss_alone_are_refused() {
+fn a_softcap_or_temperature_of_the_loss_alone_is_refused() {
     let softcap = LossConfig { final_logit_softcapping: Some(30.0), ..LossConfig::default() };
     assert_eq!(refused(config("qwen2", softcap)), "loss.final_logit_softcapping");
     let mut cooler = config("qwen2", LossConfig { temperature: 0.5, ..LossConfig::default() });
@@ -159,7 +159,7 @@ fn a_softcap_and_a_temperature_of_the_loss_alone_are_refused() {
 
 /// PPO has one advantage per token. Losses that need one per sequence are refused by name; all others train with it.
 #[test]
-fn ppo_goes_with_every_loss_of_tokens() {
+fn ppo_works_with_every_token_level_loss() {
     let mut refusals = Vec::new();
     for name in family::LOSSES.into_iter().chain(family::others()) {
         let loss = family::loss(name);

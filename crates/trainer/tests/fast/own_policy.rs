@@ -250,7 +250,7 @@ impl Tokenizer for Wider {
 }
 
 #[test]
-fn a_tokenizer_of_your_own_has_as_many_tokens_as_the_model() {
+fn a_custom_tokenizer_must_match_the_vocabulary_size() {
     let mut config = config();
     config.grpo.max_steps = 1;
     let refused = |config: &TrainConfig, tokenizer: Box<dyn Tokenizer>| {
@@ -266,7 +266,7 @@ fn a_tokenizer_of_your_own_has_as_many_tokens_as_the_model() {
 }
 
 #[test]
-fn a_policy_of_your_own_learns_what_it_is_rewarded_for() {
+fn a_custom_policy_learns_from_rewards() {
     let mut run = run(config());
     let mut rewards = Vec::new();
     while run.phase() == Phase::Grpo {
@@ -279,7 +279,7 @@ fn a_policy_of_your_own_learns_what_it_is_rewarded_for() {
 }
 
 #[test]
-fn a_policy_of_your_own_is_warmed_up_and_continued_from_its_state() {
+fn a_custom_policy_is_warmed_up_and_restored() {
     let mut config = config();
     config.warmup.steps = 2;
     config.warmup.optimizer.learning_rate = 1.0;
@@ -297,7 +297,7 @@ fn a_policy_of_your_own_is_warmed_up_and_continued_from_its_state() {
 }
 
 #[test]
-fn a_step_that_fails_leaves_a_policy_of_your_own_where_it_was() {
+fn a_failed_step_restores_a_custom_policy() {
     let mut config = config();
     config.loss.beta = 0.1;
     // Mixing fails after the first update.

@@ -8,7 +8,7 @@ use trainer::programs::{ProgramName, RunPrograms};
 use trainer::train_config::PolicyDtype;
 
 #[test]
-fn what_is_trained_beside_a_model_is_in_the_programs() {
+fn programs_include_adapters_and_value_heads() {
     let mut config = TrainConfig::built_in();
     config.grpo.advantages.estimator = grpo_core::AdvantageEstimator::Gae;
     let plain = RunPrograms::new(&TrainConfig::built_in(), Kind::Tpu).unwrap();
@@ -60,7 +60,7 @@ fn an_update_of_one_micro_batch_is_one_program() {
 }
 
 #[test]
-fn weights_in_bf16_have_their_remainders_in_the_update_alone() {
+fn bf16_weights_have_remainders_in_the_update_only() {
     let mut config = TrainConfig::built_in();
     config.policy.dtype = PolicyDtype::Bfloat16;
     config.loss.beta = 0.1;
@@ -97,7 +97,7 @@ fn report(total_bytes: u64) -> Report {
 }
 
 #[test]
-fn weights_and_moments_are_there_twice_only_where_a_step_can_be_taken_back() {
+fn a_rollback_copy_exists_only_if_a_step_can_be_rolled_back() {
     let memory = |config: &TrainConfig| {
         let programs = RunPrograms::new(config, Kind::Tpu).unwrap();
         // The update takes by far the most memory.

@@ -66,7 +66,7 @@ fn difference(engine: Engine) -> f64 {
 }
 
 #[test]
-fn the_loss_scores_tokens_as_the_engine_drew_them() {
+fn loss_and_engine_agree_on_log_probabilities() {
     let found = difference(Engine { prompt: <[u32]>::to_vec, completion: |_| () });
     assert!(found > 0.0 && found < 1e-4, "{found}");
 }
@@ -74,7 +74,7 @@ fn the_loss_scores_tokens_as_the_engine_drew_them() {
 /// The difference detects a duplicate BOS, attention to padding, log-probabilities shifted by one token, and a different
 /// temperature.
 #[test]
-fn naive_rollouts_are_seen() {
+fn faulty_rollouts_are_detected() {
     let of_prompts = |prompt| Engine { prompt, completion: |_| () };
     let of_completions = |completion| Engine { prompt: <[u32]>::to_vec, completion };
     let naive = [
@@ -161,7 +161,7 @@ impl LossPlan for WatchedPlan {
 
 /// Only rewards use the text. Encoding it again would give different ids.
 #[test]
-fn the_ids_of_the_rollout_are_trained_on() {
+fn training_uses_the_sampled_ids() {
     let text = CharTokenizer.decode(&STRAYS).unwrap();
     let naive = CharTokenizer.encode_completion(&text).unwrap();
     assert!(naive.len() > 2 * STRAYS.len(), "naive: {text:?} is {naive:?}");

@@ -66,7 +66,7 @@ fn ends_of(completions: &[Completion], limit: usize) -> BTreeSet<u32> {
 }
 
 #[test]
-fn a_completion_ends_at_every_stop_token_of_its_model() {
+fn every_stop_token_of_the_model_ends_a_completion() {
     let place = tempfile::tempdir().unwrap();
     let model = place.path().join("model");
     folder(&model);

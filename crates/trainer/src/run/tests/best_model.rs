@@ -28,7 +28,7 @@ fn summary(ending: Ending) -> Summary {
 }
 
 #[test]
-fn a_run_that_gets_no_better_ends_and_keeps_its_best_checkpoint() {
+fn early_stopping_ends_the_run_and_keeps_the_best_checkpoint() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("a");
     let mut run = Run::start(watched(), Some(&path)).unwrap();
@@ -54,7 +54,7 @@ fn a_run_that_gets_no_better_ends_and_keeps_its_best_checkpoint() {
 }
 
 #[test]
-fn an_interrupted_run_stops_where_a_whole_one_does() {
+fn early_stopping_is_the_same_after_a_resume() {
     let folder = tempfile::tempdir().unwrap();
     let (whole, cut) = (folder.path().join("whole"), folder.path().join("cut"));
     let expected = summary(finish(&mut Run::start(watched(), Some(&whole)).unwrap()).unwrap());
@@ -86,7 +86,7 @@ fn the_best_weights_are_loaded_at_the_end() {
 }
 
 #[test]
-fn what_is_said_of_a_run_is_of_the_weights_that_it_leaves() {
+fn summary_and_card_describe_the_exported_weights() {
     let folder = tempfile::tempdir().unwrap();
     let mut config = watched();
     config.run.load_best_model_at_end = true;
@@ -122,7 +122,7 @@ fn what_is_said_of_a_run_is_of_the_weights_that_it_leaves() {
 }
 
 #[test]
-fn a_metric_that_is_none_ends_the_run_at_its_first_evaluation() {
+fn an_unknown_best_model_metric_ends_the_run_at_its_first_evaluation() {
     let folder = tempfile::tempdir().unwrap();
     let mut config = watched();
     config.run.metric_for_best_model = Some("accuracy".into());

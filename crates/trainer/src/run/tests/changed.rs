@@ -20,7 +20,7 @@ fn refused(path: &Path, set: &[&str]) -> String {
 }
 
 #[test]
-fn keys_that_make_another_run_are_refused_by_name_with_the_reason() {
+fn unsafe_changes_are_refused_by_key_with_the_reason() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("a");
     stopped_after(config(), &path, "Grpo 2");
@@ -49,7 +49,7 @@ fn keys_that_make_another_run_are_refused_by_name_with_the_reason() {
 }
 
 #[test]
-fn a_plugin_that_the_run_was_not_begun_with_is_not_loaded_with_or_without_a_checkpoint() {
+fn a_changed_plugin_is_never_loaded() {
     let folder = tempfile::tempdir().unwrap();
     let (new, old) = (folder.path().join("new"), folder.path().join("old"));
     drop(Run::start(config(), Some(&new)).unwrap());
@@ -62,7 +62,7 @@ fn a_plugin_that_the_run_was_not_begun_with_is_not_loaded_with_or_without_a_chec
 }
 
 #[test]
-fn safe_changes_count_from_here_on_and_are_written_down() {
+fn safe_changes_apply_on_resume_and_are_recorded() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("a");
     let mut config = config();
@@ -100,7 +100,7 @@ fn safe_changes_count_from_here_on_and_are_written_down() {
 }
 
 #[test]
-fn an_edited_configuration_is_written_down_as_well() {
+fn edits_of_config_yaml_are_recorded() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("a");
     stopped_after(config(), &path, "Warmup 1");

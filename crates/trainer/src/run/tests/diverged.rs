@@ -20,7 +20,7 @@ fn with_gradients() -> TrainConfig {
 }
 
 #[test]
-fn a_last_step_that_diverges_is_no_end() {
+fn a_run_that_diverges_at_its_last_step_is_not_finished() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("a");
     let mut config = with_gradients();
@@ -33,7 +33,7 @@ fn a_last_step_that_diverges_is_no_end() {
 }
 
 #[test]
-fn weights_that_are_not_finite_push_no_good_checkpoint_out_and_the_error_says_how_to_go_on() {
+fn non_finite_weights_replace_no_checkpoint_and_the_error_names_a_fix() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("a");
     let mut config = with_gradients();
@@ -63,7 +63,7 @@ fn a_warm_up_that_diverges_names_its_own_learning_rate() {
 }
 
 #[test]
-fn skipped_updates_are_counted_over_a_checkpoint_and_too_many_end_the_run() {
+fn skipped_updates_are_counted_across_checkpoints_and_limited() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("a");
     let mut config = with_gradients();
@@ -86,7 +86,7 @@ fn skipped_updates_are_counted_over_a_checkpoint_and_too_many_end_the_run() {
 }
 
 #[test]
-fn a_guard_that_has_nothing_to_do_changes_nothing() {
+fn an_inactive_skip_grad_norm_changes_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let (path, plain) = (folder.path().join("a"), folder.path().join("plain"));
     let mut guarded = with_gradients();

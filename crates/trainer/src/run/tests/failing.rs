@@ -22,7 +22,7 @@ impl RewardFn for Judge {
 }
 
 #[test]
-fn a_reward_that_fails_too_often_ends_the_run_with_a_checkpoint_that_it_goes_on_from() {
+fn a_reward_that_fails_too_often_ends_the_run_with_a_checkpoint() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("a");
     let mut config = config();
@@ -75,7 +75,7 @@ fn failed_after(config: TrainConfig, path: &Path, row: &'static str, error: fn()
 }
 
 #[test]
-fn a_device_that_fails_ends_the_run_with_the_command_that_goes_on() {
+fn a_failing_device_ends_the_run_with_the_resume_command() {
     let folder = tempfile::tempdir().unwrap();
     let (path, whole) = (folder.path().join("a"), folder.path().join("whole"));
     let error = failed_after(config(), &path, "Grpo 3", || policy_device::Error::Lost);
@@ -93,7 +93,7 @@ fn a_device_that_fails_ends_the_run_with_the_command_that_goes_on() {
 }
 
 #[test]
-fn a_device_that_fails_before_anything_is_saved_leaves_a_run_that_begins_again() {
+fn a_device_failure_before_the_first_checkpoint_starts_the_run_over() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("a");
     let mut config = config();
@@ -104,7 +104,7 @@ fn a_device_that_fails_before_anything_is_saved_leaves_a_run_that_begins_again()
 }
 
 #[test]
-fn logits_of_a_device_that_are_not_finite_are_a_run_that_diverges() {
+fn non_finite_logits_of_a_device_count_as_divergence() {
     let folder = tempfile::tempdir().unwrap();
     let error = failed_after(config(), &folder.path().join("a"), "Grpo 3", || policy_device::Error::NotFinite {
         sample: 1,

@@ -31,7 +31,7 @@ fn refused(log: &str, change: impl Fn(&mut Vec<String>)) -> String {
 // Rows of metrics.jsonl: three of the warm-up, eval 0, GRPO 1 and 2, eval 2, GRPO 3 and 4, eval 4.
 
 #[test]
-fn a_cut_that_is_not_at_the_end_of_a_line_is_refused() {
+fn logs_that_do_not_end_with_a_line_are_refused() {
     let text = refused("metrics.jsonl", |lines| {
         lines[6].pop();
         lines[6].push(' ');
@@ -40,13 +40,13 @@ fn a_cut_that_is_not_at_the_end_of_a_line_is_refused() {
 }
 
 #[test]
-fn rows_that_cannot_be_read_are_refused() {
+fn invalid_log_rows_are_refused() {
     let text = refused("metrics.jsonl", |lines| lines[1] = format!("{}\n", "x".repeat(lines[1].len() - 1)));
     assert!(text.contains("line 2"), "{text}");
 }
 
 #[test]
-fn rows_in_another_order_are_refused() {
+fn log_rows_in_a_wrong_order_are_refused() {
     let text = refused("metrics.jsonl", |lines| lines.swap(0, 1));
     assert!(text.contains("line 1") && text.contains("step 2 of the warm-up"), "{text}");
     let text = refused("metrics.jsonl", |lines| lines.swap(2, 3));
@@ -56,7 +56,7 @@ fn rows_in_another_order_are_refused() {
 }
 
 #[test]
-fn rows_of_another_run_are_refused() {
+fn log_rows_of_another_run_are_refused() {
     let text = refused("metrics.jsonl", |lines| {
         let (before, after) = lines[5].split_once("\"num_tokens\":").unwrap();
         let other = if after.starts_with('9') { '8' } else { '9' };
@@ -68,7 +68,7 @@ fn rows_of_another_run_are_refused() {
 }
 
 #[test]
-fn logs_that_are_no_files_are_refused() {
+fn logs_that_are_not_regular_files_are_refused() {
     let (_folder, path) = done();
     std::fs::remove_file(path.join("metrics.jsonl")).unwrap();
     std::fs::create_dir(path.join("metrics.jsonl")).unwrap();

@@ -25,7 +25,7 @@ fn one_token_kl() -> TrainConfig {
 }
 
 #[test]
-fn the_kl_is_taken_from_the_reward() {
+fn kl_in_reward_is_subtracted_from_the_reward() {
     let mut config = one_token_kl();
     config.grpo.kl_ctrl.kl_coef = 0.5;
     let mut run = warm(config);
@@ -45,7 +45,7 @@ fn the_kl_is_taken_from_the_reward() {
 }
 
 #[test]
-fn the_coefficient_of_the_kl_follows_it() {
+fn the_adaptive_kl_coefficient_follows_the_kl() {
     let mut config = one_token_kl();
     config.grpo.kl_ctrl.r#type = KlControlType::Adaptive;
     config.grpo.kl_ctrl.kl_coef = 0.5;
@@ -125,7 +125,7 @@ fn the_entropy_coefficient_moves_with_every_optimizer_step() {
 }
 
 #[rstest]
-fn an_adaptive_coefficient_that_stands_still_is_a_static_one(
+fn an_adaptive_entropy_coefficient_without_change_equals_a_static_one(
     #[values("{}", r#"{"top_entropy_quantile": 0.5}"#)] loss: &str,
 ) {
     let run_with = |adaptive: bool| {
@@ -153,7 +153,7 @@ fn an_adaptive_coefficient_that_stands_still_is_a_static_one(
 }
 
 #[test]
-fn filtered_groups_are_replaced_until_there_are_enough() {
+fn dynamic_sampling_replaces_filtered_groups() {
     let config = |enable| {
         let mut config = small();
         // Few groups have a correct answer; completions without one all have the same reward.
@@ -187,7 +187,7 @@ fn filtered_groups_are_replaced_until_there_are_enough() {
 }
 
 #[test]
-fn a_reference_that_follows_all_the_way_is_the_policy() {
+fn a_reference_mixed_with_alpha_1_equals_the_policy() {
     let mut config = small();
     config.grpo.sync_ref_model = true;
     config.grpo.ref_model_mixup_alpha = 1.0;
@@ -252,7 +252,7 @@ fn judged_by(config: TrainConfig, reward: Option<f32>) -> Trainer {
 }
 
 #[test]
-fn values_come_to_foresee_the_rewards() {
+fn trained_values_predict_the_rewards() {
     let mut config = ppo();
     config.grpo.use_kl_in_reward = false;
     config.loss.beta = 0.0;
@@ -268,7 +268,7 @@ fn values_come_to_foresee_the_rewards() {
 }
 
 #[test]
-fn a_completion_without_a_reward_teaches_no_value() {
+fn completions_without_a_reward_do_not_train_values() {
     let mut config = ppo();
     config.grpo.use_kl_in_reward = false;
     config.loss.beta = 0.0;
@@ -278,7 +278,7 @@ fn a_completion_without_a_reward_teaches_no_value() {
 }
 
 #[test]
-fn a_value_head_belongs_to_ppo_and_ppo_to_a_value_head() {
+fn ppo_requires_a_value_head_and_nothing_else_allows_one() {
     let parts = |config: &TrainConfig| Parts::from_config(config).unwrap();
     let without = Trainer::with_parts(ppo(), parts(&small())).err().unwrap();
     assert!(matches!(without, Error::Policy(policy::Error::NoValueHead)), "{without}");

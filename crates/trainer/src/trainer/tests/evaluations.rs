@@ -45,7 +45,7 @@ fn greedy_evaluations_have_one_completion_per_problem() {
 }
 
 #[test]
-fn what_passes_has_to_be_a_reward_of_the_run() {
+fn pass_reward_must_be_a_reward_of_the_run() {
     let mut config = small();
     config.eval.pass_reward = Some("nobody".into());
     let error = with_parts(config, vec![(Box::new(Power("number", 1)), 1.0)], TWO).err().unwrap().to_string();
@@ -53,7 +53,7 @@ fn what_passes_has_to_be_a_reward_of_the_run() {
 }
 
 #[test]
-fn a_full_sweep_takes_every_held_out_row_there_is() {
+fn num_problems_0_evaluates_all_held_out_rows() {
     /// Five held-out rows.
     struct Finite(TaskMixture);
     impl data::Dataset for Finite {

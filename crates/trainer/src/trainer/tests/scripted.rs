@@ -101,12 +101,12 @@ fn assert_advantages(report: &StepReport, expected: [f32; 2]) {
 #[case::grpo_passk(AdvantageEstimator::GrpoPassk, [0.0, 1.414114])]
 // -1 twice and 1 four times: mean 1 / 3, variance 16 / 15.
 #[case::reinforce_plus_plus_baseline(AdvantageEstimator::ReinforcePlusPlusBaseline, [-1.290994, 0.645497])]
-fn advantages_are_those_of_the_estimator(#[case] estimator: AdvantageEstimator, #[case] expected: [f32; 2]) {
+fn advantages_match_their_estimator(#[case] estimator: AdvantageEstimator, #[case] expected: [f32; 2]) {
     assert_advantages(&step(TWO, AdvantageConfig { estimator, ..Default::default() }, false), expected);
 }
 
 #[test]
-fn returns_of_tokens_are_whitened_over_tokens_and_shown_by_their_mean() {
+fn token_returns_are_whitened_over_tokens_and_reported_by_their_mean() {
     let advantages = AdvantageConfig {
         estimator: AdvantageEstimator::ReinforcePlusPlus,
         whiten: Some(Whitening::Tokens),
@@ -118,7 +118,7 @@ fn returns_of_tokens_are_whitened_over_tokens_and_shown_by_their_mean() {
 }
 
 #[test]
-fn gdpo_normalises_every_reward_on_its_own() {
+fn gdpo_normalises_each_reward_separately() {
     let of = |estimator| step(TWO, AdvantageConfig { estimator, ..Default::default() }, true);
     // The sums are 1 - 1/2 and 3 - 9/2, so the first is better. Normalised separately, the functions give -1 + 1/2 and 1 - 1/2 times
     // 1 / sqrt 2, and the second is better after whitening.
@@ -127,7 +127,7 @@ fn gdpo_normalises_every_reward_on_its_own() {
 }
 
 #[test]
-fn metrics_of_what_was_sampled_are_trl_s() {
+fn sampling_metrics_match_trl() {
     let report = step(TWO, AdvantageConfig::default(), true);
     // Sums 0.5 and -1.5.
     for (name, expected) in [
@@ -154,7 +154,7 @@ fn metrics_of_what_was_sampled_are_trl_s() {
 }
 
 #[test]
-fn right_answers_are_imitated() {
+fn nll_on_correct_answers_is_applied() {
     let mut config = small();
     config.loss.positive_example_nll_weight = 0.5;
     // Sums 0.5 (of two tokens) and -1.5.
@@ -170,7 +170,7 @@ fn right_answers_are_imitated() {
 }
 
 #[test]
-fn missing_rewards_and_endless_completions_leave_gaps_not_numbers() {
+fn missing_rewards_and_truncated_completions_leave_metrics_out() {
     let report = step(Script { sampled: &["x", "yy"], greedy: "" }, AdvantageConfig::default(), false);
     for name in ["reward", "reward_std", "rewards/number/mean", "rewards/number/std"] {
         assert!(report.metrics.get(name).is_none(), "{name}");
@@ -184,7 +184,7 @@ fn missing_rewards_and_endless_completions_leave_gaps_not_numbers() {
 }
 
 #[test]
-fn a_run_without_enough_groups_says_so() {
+fn too_few_groups_are_an_error() {
     let same = Script { sampled: &["1.", "01."], greedy: "" };
     let mut config = small();
     config.grpo.filter_groups.enable = true;
@@ -210,7 +210,7 @@ fn a_run_without_enough_groups_says_so() {
 }
 
 #[test]
-fn generation_batches_of_a_step_draw_from_streams_of_their_own() {
+fn generation_batches_of_a_step_use_different_random_streams() {
     /// Returns equal rewards twice, then different ones; records the requested samples.
     struct Slow(Arc<Mutex<Vec<(u64, u64)>>>);
 
@@ -244,7 +244,7 @@ fn generation_batches_of_a_step_draw_from_streams_of_their_own() {
 }
 
 #[test]
-fn the_filter_looks_at_the_reward_that_it_is_told() {
+fn the_group_filter_uses_the_configured_metric() {
     let with = |metric: &str, script| {
         let mut config = small();
         config.grpo.filter_groups.enable = true;
@@ -265,7 +265,7 @@ fn the_filter_looks_at_the_reward_that_it_is_told() {
 }
 
 #[test]
-fn a_skipped_update_moves_nothing_but_the_data() {
+fn a_skipped_update_only_advances_the_data() {
     let mut config = small();
     config.grpo.num_iterations = 2;
     config.grpo.max_steps = 9;
@@ -303,7 +303,7 @@ fn a_skipped_update_moves_nothing_but_the_data() {
 }
 
 #[test]
-fn a_loss_that_is_not_finite_is_skipped_with_the_guard_only() {
+fn non_finite_losses_are_skipped_only_with_skip_grad_norm() {
     // A policy whose gradients are not finite.
     let broken = |skip_grad_norm| {
         let mut config = small();
@@ -326,7 +326,7 @@ fn a_loss_that_is_not_finite_is_skipped_with_the_guard_only() {
 
 /// PPO's values are 0 in the first step, so advantages before whitening are discounted rewards.
 #[test]
-fn generalised_advantages_are_of_the_values_of_tokens() {
+fn gae_uses_the_values_of_tokens() {
     let gae = |gamma, lam| AdvantageConfig {
         estimator: AdvantageEstimator::Gae,
         whiten: Some(Whitening::None),
