@@ -1,15 +1,15 @@
-"""What libtpu makes of a whole GRPO training step, and of a rollout, that JAX has written: the other side of `grpo aot configs/train/X.yaml`.
+"""Compiles a whole GRPO training step, or a rollout, written in JAX, with libtpu: the peer of `grpo aot configs/train/X.yaml`.
 
     python3.11 -m venv ~/peers-jax && ~/peers-jax/bin/pip install jax==0.10.2 jaxlib==0.10.2 libtpu==0.0.51
     python peers/aot_jax.py CONFIG.json --target v6e:1x1 --batch 8 --length 1024
     python peers/aot_jax.py CONFIG.json --rollout --batch 64 --prompt 256 --length 1024
 
-CONFIG.json is a model's config.json (Qwen2, Qwen3); no weights and no TPU are needed. One JSON object is printed: bytes, the compiler's estimate
-of the time, and how long it compiled.
+CONFIG.json is a model's config.json (Qwen2, Qwen3); no weights and no TPU are needed. Prints one JSON object: bytes, the compiler's time estimate,
+and the compile time.
 
-The step is what tunix or MaxText would run: layers in one scan of which nothing is kept, f32 masters and moments, bf16 products, the head in chunks
-of tokens whose gradients are made in the forward pass, AdamW with a clipped norm, everything donated. The estimate of the time counts the body of a
-loop once, so it is extrapolated from unrolled programs of two and three layers.
+The step follows tunix and MaxText: a scan over layers without residuals, f32 master weights and moments, bf16 products, the head in chunks
+of tokens with gradients in the forward pass, AdamW with a clipped norm, all buffers donated. The compiler's estimate counts the body of a
+loop once, so the time is extrapolated from unrolled programs of two and three layers.
 """
 
 import argparse
@@ -135,7 +135,7 @@ def hidden_states(c, layers, norm, x, segments, unrolled):
 
 
 def head_loss(hidden, head, batch, chunk, unrolled):
-    """The clipped loss, and its gradients by hidden states [N, H] and head [V, H], in chunks of tokens."""
+    """Returns the clipped loss and its gradients with respect to hidden states [N, H] and head [V, H], in chunks of tokens."""
     n, head16 = hidden.shape[0] // chunk, head.astype(hidden.dtype)
 
     def body(dhead, part):
@@ -253,7 +253,7 @@ def rollout(c, length, stop, params, prompts, lengths, key):
 
 
 def compiled(function, arguments, donate, device):
-    """Bytes and estimates of a program for `device`."""
+    """Returns bytes and estimates of a program for `device`."""
     place = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=SingleDeviceSharding(device))
     processor = lambda: sum(resource.getrusage(resource.RUSAGE_SELF)[:2])
     lowered = jax.jit(function, donate_argnums=donate).lower(*jax.tree.map(place, arguments))
@@ -280,13 +280,13 @@ def main():
     parser.add_argument("--target", default="v6e:1x1", help="a slice, as libtpu names it; one of its chips is used")
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--length", type=int, default=1024, help="tokens of a row, or of a completion")
-    parser.add_argument("--chunk", type=int, default=2048, help="tokens of the head at a time")
+    parser.add_argument("--chunk", type=int, default=2048, help="tokens per chunk of the head")
     parser.add_argument("--rollout", action="store_true")
     parser.add_argument("--prompt", type=int, default=256, help="tokens of a prompt of the rollout")
-    parser.add_argument("--layers", type=int, help="another number of layers")
+    parser.add_argument("--layers", type=int, help="number of layers, instead of the config's")
     parser.add_argument("--no-estimate", action="store_true", help="only the whole program: no time")
     a = parser.parse_args()
-    # The default level takes 25 times as long over a whole step.
+    # With the default level a whole step takes 25 times as long to compile.
     jax.config.update("jax_optimization_level", "O0")
     device = topologies.get_topology_desc(platform="tpu", topology_name=a.target).devices[0]
 

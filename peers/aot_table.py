@@ -1,11 +1,11 @@
-"""One table of a training step and a rollout, ours beside JAX's, as libtpu compiles them for a TPU that is not here.
+"""Prints one table of a training step and a rollout, of grpo and of JAX, compiled by libtpu for an absent TPU.
 
     python peers/aot_table.py --grpo target/release/grpo --jax ~/peers-jax/bin/python [--only 0.5B,rollout] [--target h200]
 
 Both sides have the same shapes and are compiled at level O0. The time of JAX's step is extrapolated from unrolled programs of two and three layers
-(`aot_jax.py`), that of ours from its loops, whose bodies are counted by compiling them twice in a row; both are the compiler's optimal_seconds of one
-program that makes the gradients of a micro-batch and takes a step of AdamW. `temp` is all beside weights and moments, gradients included (and, of a
-rollout, all beside the weights in bf16). Of 1.5B with 16 rows, ours keeps the inputs of every fourth layer alone.
+(`aot_jax.py`), and grpo's time from its loops, whose bodies are counted by compiling them twice in a row; both are the compiler's optimal_seconds of one
+program with the gradients of a micro-batch and a step of AdamW. `temp` is all memory except weights and moments, including gradients (for a
+rollout, all memory except the bf16 weights). With 1.5B and 16 rows, grpo saves only the inputs of every fourth layer.
 """
 
 import argparse
@@ -18,7 +18,7 @@ SHAPES = {
     "1.5B": ("configs/aot/qwen2.5-1.5b.yaml", 8),
     "1.5B-16": ("configs/aot/qwen2.5-1.5b.yaml", 16),
 }
-# Of a step with so many rows.
+# For a step with this many rows.
 SETTINGS = {16: {"policy.recompute_num_layers": 4}}
 
 
@@ -27,7 +27,7 @@ def output_of(command):
 
 
 def model_of(grpo, config):
-    """The section `model` of a configuration, as config.json."""
+    """Returns the section `model` of a configuration, as config.json."""
     lines = output_of([grpo, "aot", config, "--print-config"]).splitlines()
     section = lines[lines.index("model:") + 1 :]
     end = next((i for i, line in enumerate(section) if not line.startswith(" ")), len(section))
@@ -44,7 +44,7 @@ def ours(grpo, config, target, programs, more):
 
 
 def step(grpo, config, rows, target):
-    # All tokens of a row of 1024 are in the loss, as in JAX's step, and one micro-batch is all of it.
+    # All tokens of a row of 1024 are in the loss, as in JAX's step, and there is one micro-batch.
     more = {"data.max_prompt_length": 1, "rollout.max_completion_length": 1024, "grpo.gradient_accumulation_steps": 1}
     more |= {"grpo.prompts_per_step": 1, "grpo.num_generations": rows, **SETTINGS.get(rows, {})}
     document = ours(grpo, config, target, ["step"], more)
@@ -62,7 +62,7 @@ def rollout(grpo, target):
     reports = list(document["programs"].values())
     weights = 2 * document["sizes"]["parameters"]
     turns = document["sizes"]["tokens_per_call"]
-    # Each reads its columns for as long as sequences are not longer when a call begins: of 1024 turns from 256 on.
+    # Each program serves calls that begin with at most its number of columns: of 1024 iterations, from column 256 on.
     spans = [turns, 256, 256, 256, 256 - turns]
     seconds = [document["programs"][name]["estimate_seconds"] / turns for name in names]
     return dict(
@@ -95,7 +95,7 @@ def row(name, report):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--grpo", default="grpo")
-    parser.add_argument("--jax", help="a python with jax, jaxlib and libtpu; without it only ours")
+    parser.add_argument("--jax", help="a python with jax, jaxlib and libtpu; without it, only rows of grpo")
     parser.add_argument("--only", default="0.5B,1.5B,1.5B-16,rollout")
     parser.add_argument("--target", default="v6e")
     a = parser.parse_args()

@@ -1,14 +1,14 @@
-"""A whole GRPO step, rollout and training, as XLA programs on this CPU: `grpo train` with `policy.device: pjrt:cpu` against JAX.
+"""Measures a whole GRPO step, rollout and training, as XLA programs on this CPU: `grpo train` with `policy.device: pjrt:cpu` against JAX.
 
     cargo build --release
     python3.11 -m venv ~/peers-jax && ~/peers-jax/bin/pip install jax==0.10.2 jaxlib==0.10.2 numpy
     ~/peers-jax/bin/python peers/bench_step.py target/release/grpo --sizes 64,256
 
 Both run one decoder (Qwen2's shape, random weights, f32): sample `--rows` completions of `--length` tokens, and train on them, all in one
-micro-batch, with the plain clipped loss and AdamW. JAX's is the program of aot_jax.py in f32. It runs twice: through the plugin that ours runs
-through, so that one compiler makes both programs, and as JAX is installed, with the XLA that it brings along. Runs alternate. Time is processor
-time per step, the difference between a run of few steps and one of more: loading falls out. Compiling is what the first run of all took beyond
-the same run later, which finds its programs in the cache of ours, or of JAX.
+micro-batch, with the plain clipped loss and AdamW. JAX's is the program of aot_jax.py in f32. It runs twice: through grpo's plugin,
+so that one compiler compiles both programs, and through JAX's own XLA. Runs alternate. Time is processor
+time per step, the difference between a short and a long run, so that loading cancels. Compile time is the difference between the first run and
+the same run later, which finds its programs in the cache of grpo, or of JAX.
 """
 
 import argparse
@@ -31,7 +31,7 @@ PROMPT = 16
 
 
 def measured(command, environment):
-    """(processor seconds, output) of a process."""
+    """Returns (processor seconds, output) of a process."""
     process = subprocess.Popen([str(part) for part in command], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     output = process.stdout.read()
     _, status, usage = os.wait4(process.pid, 0)
@@ -84,7 +84,7 @@ class Jax:
 
     def run(self, steps):
         seconds, output = measured([*self.command, "--steps", steps], self.environment)
-        # Plugins warn before and behind it.
+        # Plugins print warnings before and after it.
         report = json.loads(next(line for line in output.splitlines() if line.startswith("{")))
         return seconds, report["mean_length"], report["phases"]
 
@@ -149,8 +149,8 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("grpo", nargs="?", type=pathlib.Path, help="the binary")
     parser.add_argument("--sizes", default="64,256,512")
-    parser.add_argument("--rows", type=int, default=16, help="completions of a step")
-    parser.add_argument("--length", type=int, default=112, help="tokens of a completion at most")
+    parser.add_argument("--rows", type=int, default=16, help="completions per step")
+    parser.add_argument("--length", type=int, default=112, help="maximum tokens of a completion")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     parser.add_argument("--steps", type=int, help=argparse.SUPPRESS)

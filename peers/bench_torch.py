@@ -1,12 +1,12 @@
-"""The GRPO loss in PyTorch, and in Liger if it is installed, at the shape of a report of `grpo bench`.
+"""Measures the GRPO loss in PyTorch, and in Liger if it is installed, at the shape of a report of `grpo bench`.
 
     grpo bench configs/bench/fused.yaml --backend pjrt:cuda --out fused.json
     python3 peers/bench_torch.py fused.json --output fused-torch.json
 
-Reads shape, dtype, loss and rounds from the report, measures loss and gradients on the GPU (or the CPU where there is
-none), prints a Markdown table and writes the same fields. Inputs have the distributions of ours: logits of standard deviation
-2, ratios on both sides of either clip. Memory is the allocator's high water above the inputs, gradients included, because
-PyTorch makes them anew in every step.
+Reads shape, dtype, loss and rounds from the report, measures loss and gradients on the GPU (or the CPU if there is
+none), prints a Markdown table and writes the same fields. Inputs have the same distributions as in `grpo bench`: logits of standard deviation
+2, ratios on both sides of either clip. Memory is the allocator's peak minus the inputs; it includes gradients, because
+PyTorch allocates them in every step.
 """
 
 import argparse
@@ -22,7 +22,7 @@ LOGIT_STD, RATIO_STD = 2.0, 0.15
 
 
 def grpo(logp, old_logp, advantages, low, high):
-    """Mean over sequences of the mean over their tokens."""
+    """Returns the mean over sequences of the mean over their tokens."""
     ratio = torch.exp(logp - old_logp)
     clipped = torch.clamp(ratio, 1 - low, 1 + high)
     a = advantages[:, None]
@@ -69,7 +69,7 @@ class Problem:
 
 
 def variants(problem):
-    """By name: a function that makes the function to be measured, which returns the loss."""
+    """Returns, by name, constructors of measured functions, which return the loss."""
 
     def eager():
         return problem.materialised
@@ -204,7 +204,7 @@ def main():
             result = measure(problem, make, report["rounds"])
             floor_p50 = (floor.get("step_ms") or {}).get("p50")
             result["times_floor"] = 1e3 * result["seconds"]["p50"] / floor_p50 if floor_p50 and result["seconds"] else None
-        except Exception as error:  # One that does not run is reported, and the others go on.
+        except Exception as error:  # A variant that fails is reported, and the others run.
             result = {"status": "failed", "error": f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"}
         document["variants"][name] = result
         for leaf in problem.leaves:

@@ -1,15 +1,15 @@
-"""A GRPO run of `grpo train` against the same run of TRL: processor time per step, and memory.
+"""Compares a GRPO run of `grpo train` with the same run of TRL: processor time per step, and memory.
 
     cargo build --release
     python3.11 -m venv ~/peers
     ~/peers/bin/pip install torch==2.13.0 trl==1.16.0 transformers==5.23.0 safetensors numpy
     ~/peers/bin/python peers/bench_train.py target/release/grpo --sizes 64,256,512
 
-Both train one decoder (Qwen2, the same weights to begin with, which TRL reads from a checkpoint of ours), on two-digit addition,
-with the same tokens per character, the same number of prompts and completions per step, the plain grpo loss without KL, AdamW and
-f32, on the same threads. Each draws problems of its own (two numbers up to 99, by its seed 0), of the same length for both. Runs
-alternate. A run's processor time per step is the difference between a run of few steps and one of more, divided by the steps between
-them: starting, compiling and loading fall out. Memory is the high water of the resident set.
+Both train one decoder (Qwen2, the same initial weights, which TRL reads from a checkpoint of grpo), on two-digit addition,
+with the same tokens per character, the same number of prompts and completions per step, the `grpo` loss without KL, AdamW and
+f32, on the same threads. Each draws its own problems (two numbers up to 99, seed 0), of equal length. Runs
+alternate. Processor time per step is the difference between a short and a long run, divided by the additional steps,
+so that start, compilation and loading cancel. Memory is the peak of the resident set.
 Prints a Markdown table and, with --output, the numbers of each round as JSON.
 """
 
@@ -50,7 +50,7 @@ eval: {{ num_problems: 1, num_generations: 1, eval_steps: 0 }}
 
 
 def measured(command, environment):
-    """(processor seconds, high water in MiB, output) of a process."""
+    """Returns (processor seconds, peak memory in MiB, output) of a process."""
     process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     output = process.stdout.read()
     _, status, usage = os.wait4(process.pid, 0)
@@ -79,7 +79,7 @@ class Ours:
         return cpu, memory, statistics.mean(lengths)
 
     def checkpoint(self):
-        """A folder with weights to begin with."""
+        """Returns a folder with the initial weights."""
         self.run(1)
         return sorted((self.folder / f"run-{self.runs}" / "checkpoints").iterdir())[0]
 
@@ -93,7 +93,7 @@ class Trl:
             folder=str(folder), micro_batches=options.micro_batches,
         )
         self.command = [sys.executable, __file__, "--worker", json.dumps(arguments)]
-        # Waiting threads that spin would count as processor time.
+        # Spinning threads would count as processor time.
         self.environment = os.environ | {
             "OMP_NUM_THREADS": str(options.threads), "OMP_WAIT_POLICY": "passive", "HF_HUB_OFFLINE": "1",
             "TOKENIZERS_PARALLELISM": "false",
@@ -181,7 +181,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("binary", nargs="?", type=pathlib.Path)
     parser.add_argument("--sizes", default="64,256,512")
-    parser.add_argument("--completion", type=int, default=8, help="most tokens of a completion")
+    parser.add_argument("--completion", type=int, default=8, help="maximum tokens of a completion")
     parser.add_argument("--micro-batches", type=int, default=1)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--rounds", type=int, default=3)

@@ -1,11 +1,11 @@
-"""A whole GRPO step on a GPU: the numbers of a run of `grpo train`, and the same step of TRL where it is installed. scripts/gpu.sh calls it.
+"""Reports a whole GRPO step on a GPU: the numbers of a run of `grpo train`, and the same step of TRL if installed. scripts/gpu.sh calls it.
 
     python peers/gpu_step.py table RUN [--peak-tflops 989] [--trl REPORT.json]
     python peers/gpu_step.py trl MODEL_FOLDER PROMPTS.jsonl --prompts 8 --generations 8 --length 256 --micro-batches 8 --out REPORT.json
 
-`table` reads the metrics and the configuration in a run's folder and needs nothing but Python. `trl` needs torch, transformers and trl, takes the
-GPU if torch sees one, and computes in bf16 there, as ours does with `policy.dtype: bfloat16` (f32 weights and moments, bf16 products). The first two steps of
-each compile and grow caches, and are not counted.
+`table` reads the metrics and the configuration in a run's folder and needs only Python. `trl` needs torch, transformers and trl, uses the
+GPU if torch finds one, and computes in bf16 there, like grpo with `policy.dtype: bfloat16` (f32 weights and moments, bf16 products). The first two steps of
+each compile and fill caches, and are not counted.
 """
 
 import argparse
@@ -43,7 +43,7 @@ def table(options):
     for name, r in reports.items():
         used = "-"
         if options.peak_tflops and options.parameters and r.get("train_s"):
-            # 6 flops per weight and token; attention is left out, and nothing is counted for what is computed twice.
+            # 6 flops per weight and token, without attention and without recomputation.
             used = f"{6 * options.parameters * r['tokens'] / r['train_s'] / options.peak_tflops / 1e12:.1%}"
         part = lambda key: f"{r[key]:.3g}" if r.get(key) else "-"
         times = f"{r['step_s']:.3g} ({min(r['step_s_all']):.3g} to {max(r['step_s_all']):.3g})"
@@ -94,7 +94,7 @@ def main():
     commands = parser.add_subparsers(required=True)
     one = commands.add_parser("table", help="a Markdown table of a run")
     one.add_argument("run", type=pathlib.Path)
-    one.add_argument("--parameters", type=int, help="weights of the products, for the utilisation")
+    one.add_argument("--parameters", type=int, help="number of weights in products, for the utilisation")
     one.add_argument("--peak-tflops", type=float, help="the device's peak in bf16")
     one.add_argument("--trl", type=pathlib.Path)
     one.set_defaults(call=table)

@@ -19,7 +19,7 @@ TN = (((0,), (0,)), ((), ()))
 
 
 def plan(job):
-    # XLA takes as many threads as the process has processors.
+    # XLA uses as many threads as the process has processors.
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: job.threads])
     import jax
     import jax.numpy as jnp

@@ -1,7 +1,7 @@
 """The worker's side of `grpo bench`: one JSON value per line, requests on standard input, replies on standard output.
 
-A peer is a function from a Job to a step; a step returns the loss and its gradients by name, when they are there. What is
-timed, what is measured of memory and how it is said is the same for all peers, and here.
+A peer is a function from a Job to a step; a step returns the loss and its gradients by name, after they are computed. This module
+measures time and memory, and replies, for all peers.
 """
 
 import gc
@@ -13,13 +13,13 @@ import time
 
 import numpy as np
 
-# What libraries print is for people: replies have a channel of their own.
+# Replies have a separate channel, because libraries print to standard output.
 _replies = os.fdopen(os.dup(1), "w")
 os.dup2(2, 1)
 
 
 class NotOffered(Exception):
-    """A combination that a peer does not have."""
+    """A combination that a peer does not support."""
 
 
 class Job:
@@ -36,7 +36,7 @@ class Job:
         if config["layout"] != "vocab_hidden":
             raise NotOffered("the peers take the head as [V, H]")
         plain = loss["beta"] == 0 and loss["entropy_coef"] == 0 and loss["delta"] is None and loss["temperature"] == 1
-        # Sequences are equally long: the mean over sequences of means over tokens is the mean over tokens.
+        # Sequences have equal lengths, so the mean over sequences of means over tokens is the mean over tokens.
         token = loss["importance_sampling_level"] in (None, "token") and loss["loss_type"] in ("grpo", "bnpo")
         if not (plain and token):
             raise NotOffered("the peers compute the loss `grpo` or `bnpo` per token: beta 0, temperature 1, no entropy bonus")
@@ -44,7 +44,7 @@ class Job:
         self.high = self.low if loss["epsilon_high"] is None else loss["epsilon_high"]
 
     def read(self, name):
-        """The tensor `name`, or None."""
+        """Returns the tensor `name`, or None."""
         if name not in self.files:
             return None
         file = self.files[name]
@@ -52,7 +52,7 @@ class Job:
         return np.fromfile(file["path"], dtype).reshape(file["shape"])
 
     def per_token(self, name):
-        """Advantages or log-probabilities as [B, T]; advantages of sequences are repeated."""
+        """Returns advantages or log-probabilities as [B, T]; advantages of sequences are repeated."""
         values = self.read(name)
         if values is None:
             return None
@@ -61,7 +61,7 @@ class Job:
 
 
 def _status(key):
-    """Of VmRSS or VmHWM, what is not of programs and other files."""
+    """Returns VmRSS or VmHWM without pages of programs and other files."""
     with open("/proc/self/status") as file:
         sizes = {words[0]: int(words[1]) * 1024 for words in map(str.split, file) if words[-1] == "kB"}
     return sizes[key + ":"] - sizes["RssFile:"] - sizes["RssShmem:"]
@@ -77,17 +77,17 @@ def _reset_high_water():
 
 
 class _Measured:
-    """A peer with what has been learned of its memory."""
+    """A peer, and measurements of its memory."""
 
     def __init__(self, job, plan):
         began = time.perf_counter()
         self.step, leaves, self.version = plan(job)
         self.seconds = time.perf_counter() - began
         self.inputs = sum(leaves.values())
-        # Gradients have the dtype of what they belong to; logp and its like are small.
+        # Gradients have the dtype of their tensors; logp and other per-token results are small.
         self.outputs = self.inputs
         gc.collect()
-        # Python's own objects stay: looking through them in every turn would take longer than the step.
+        # Existing objects are excluded from garbage collection, which would take longer than a step.
         gc.freeze()
         self.resident = _status("VmRSS")
 
@@ -100,7 +100,7 @@ class _Measured:
         began = time.perf_counter()
         loss, gradients = self.step()
         seconds = time.perf_counter() - began
-        # Gradients are made anew in every step: they are within the high water, and no workspace.
+        # Gradients are allocated in every step: they are part of the peak, but no workspace.
         high = _status("VmHWM") - self.resident - self.outputs if can_reset else None
         reply = {
             "seconds": seconds,
@@ -115,15 +115,15 @@ class _Measured:
 
 
 def _norm(gradient):
-    """In pieces, because the whole in f64 would be the most memory of all."""
+    """Computes the norm in pieces, because an f64 copy of the tensor would exceed the peak memory of the step."""
     rows = gradient.reshape(-1, gradient.shape[-1])
     piece = max(1, (1 << 22) // rows.shape[-1])
     return math.sqrt(sum(float((rows[i : i + piece].astype(np.float64) ** 2).sum()) for i in range(0, len(rows), piece)))
 
 
 def serve(plan):
-    """Answers until there are no more requests. `plan(job)` gives a function that makes a step, the bytes of the inputs by
-    name, and what says which version this is; a step gives the loss and a dict of gradients, as arrays that have reshape and
+    """Answers requests until there are no more. `plan(job)` returns a function for a step, the bytes of the inputs by
+    name, and the version; a step returns the loss and a dict of gradients, as arrays with reshape and
     astype."""
     peer = None
     for line in sys.stdin:
@@ -136,7 +136,7 @@ def serve(plan):
                 reply = peer.stepped(request["step"]["check"])
             else:
                 raise NotOffered("the peers score no inputs")
-        except Exception as error:  # noqa: BLE001: whatever it is, the others go on.
+        except Exception as error:  # noqa: BLE001: after any error, the other jobs run.
             words = " ".join(f"{type(error).__name__}: {error}".split())[:400]
             reply = {"failed": {"error": words, "not_offered": isinstance(error, NotOffered)}}
         _replies.write(json.dumps(reply) + "\n")

@@ -1,11 +1,11 @@
 """Peers on PyTorch, as workers of `grpo bench`: python torch_worker.py eager|compile|chunks|liger|trl_fused|trl_selective
 
 eager          hidden @ head^T, log_softmax in f32, gather; autograd
-compile        the same through torch.compile
-chunks         what a careful user writes by hand: chunks of tokens, gradients in the forward pass, no autograd
+compile        the same with torch.compile
+chunks         hand-written: chunks of tokens, gradients in the forward pass, no autograd
 liger          liger_kernel's LigerFusedLinearGRPOLoss
 trl_fused      TRL's ChunkedLogProbFunction, vocabulary tiles of 32768 (its GRPOTrainer's default)
-trl_selective  TRL's selective_log_softmax on the given logits
+trl_selective  TRL's selective_log_softmax on precomputed logits
 """
 
 import sys
@@ -39,7 +39,7 @@ class Problem:
         return self.leaves["logits"] if self.job.h is None else self.leaves["hidden"] @ self.leaves["lm_head"].t()
 
     def losses(self, logp, old_logp, advantages):
-        """Of every token."""
+        """Returns the loss of every token."""
         ratio = torch.exp(logp - (logp.detach() if old_logp is None else old_logp))
         clipped = ratio.clamp(1 - self.job.low, 1 + self.job.high)
         return -torch.min(ratio * advantages, clipped * advantages)
@@ -49,7 +49,7 @@ class Problem:
 
 
 def autograd(problem, loss):
-    """A step that leaves its gradients to automatic differentiation."""
+    """Returns a step with gradients by automatic differentiation."""
     leaves = list(problem.leaves.values())
 
     def step():
@@ -61,7 +61,7 @@ def autograd(problem, loss):
 
 
 class Array:
-    """A tensor with the two words of numpy that norms need; numpy has no bf16."""
+    """A tensor with the two methods of numpy that norms need; numpy has no bf16."""
 
     def __init__(self, tensor):
         self.tensor, self.shape = tensor, tensor.shape
@@ -126,7 +126,7 @@ def liger(problem):
 
 
 def chunks(problem):
-    """A step of its own, without autograd."""
+    """Returns a hand-written step without autograd."""
     job = problem.job
     hidden, head = problem.leaves["hidden"].detach().view(job.n, -1), problem.leaves["lm_head"].detach()
     targets, advantages = problem.targets.view(-1), problem.advantages.view(-1)
@@ -166,7 +166,7 @@ def plan(job):
         step = autograd(problem, torch.compile(eager(problem)))
     else:
         step = autograd(problem, globals()[which](problem))
-    # What libraries allocate once and keep is no part of a step.
+    # Memory that libraries allocate once and keep is not part of a step.
     dtype = next(iter(problem.leaves.values())).dtype
     small = torch.randn(64, 64, dtype=dtype, requires_grad=True)
     (small @ small).float().log_softmax(-1).sum().backward()

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Everything that is to be shown on an NVIDIA GPU, in one command: installs the CUDA plugin and the libraries that it loads,
+# Measures everything on an NVIDIA GPU in one command: installs the CUDA plugin and its libraries,
 # checks parity on the golden files in f32 and bf16, measures every shape for accelerators against the materialised
 # baseline and a floor of bare products, then PyTorch and Liger if python3 can import them, then whole GRPO steps (rollout and
 # training) of a decoder in the shape of Qwen2.5-0.5B, and TRL's if python3 can import it, and prints a Markdown report for
 # BENCHMARKS.md.
 #
 #   scripts/gpu.sh                          # needs an NVIDIA driver, python3 with pip, and cargo or --grpo
-#   scripts/gpu.sh --fetch-wheels DIR       # on a machine with a network: fetches what the next line needs
-#   scripts/gpu.sh --wheels DIR --grpo PATH # on one without
+#   scripts/gpu.sh --fetch-wheels DIR       # on a machine with a network: downloads the wheels for the next line
+#   scripts/gpu.sh --wheels DIR --grpo PATH # on a machine without a network
 #
 # Options:
 #   --grpo PATH       a built `grpo`, instead of building one with cargo
@@ -18,21 +18,21 @@
 #   --parity FILE     check parity on this batch file; repeatable (default: a dozen of tests/golden)
 #   --config FILE     measure this shape; repeatable (default: fused and logits-* of configs/bench)
 #   --set A.B=VALUE   set a key of every configuration; repeatable
-#   --steps N, --warmup N   timed steps (default 20) and those before them (default 5)
+#   --steps N, --warmup N   timed steps (default 20) and untimed steps before them (default 5)
 #   --no-peers        without PyTorch, Liger and TRL
 #   --no-step         without whole steps
-#   --shape FIELD=NUMBER  another number in the config.json of the decoder whose steps are measured; repeatable
-#   --train A.B=VALUE set a key of the run whose steps are measured (scripts/gpu_step.yaml); repeatable
+#   --shape FIELD=NUMBER  set a number in config.json of the measured decoder; repeatable
+#   --train A.B=VALUE set a key of the measured run (scripts/gpu_step.yaml); repeatable
 #   --peak-tflops N   the GPU's peak in bf16, for the utilisation (an H200: 989)
 #   --backend NAME    another PJRT backend, to try this script where there is no GPU (default: pjrt:cuda)
 #
-# The exit code is 0 if everything has passed, 1 if parity or a measurement failed (the report is printed all the same), 2
-# for bad usage or when something is missing.
+# The exit code is 0 on success, 1 if parity or a measurement failed (the report is printed nevertheless), 2
+# for bad usage or a missing requirement.
 set -euo pipefail
 
-# The plugin as `grpo plugin install cuda` pins it; an offline machine needs the wheels by name.
+# The plugin's wheels as pinned by `grpo plugin install cuda`; an offline machine needs them by name.
 PLUGIN_WHEELS=("jax-cuda13-pjrt==0.10.2" "nvidia-cuda-nvcc==13.5.37" "nvidia-nvvm==13.5.37")
-# What the plugin loads when it opens a GPU, with the least versions that it is made for (jax-cuda13-plugin[with-cuda]).
+# Libraries that the plugin loads when it opens a GPU, with their minimum versions (jax-cuda13-plugin[with-cuda]).
 RUNTIME_WHEELS=(
     "nvidia-cublas>=13.0.0.19" "nvidia-cuda-cupti>=13.0.48" "nvidia-cuda-nvrtc>=13.0.48" "nvidia-cuda-runtime>=13.0.48"
     "nvidia-cudnn-cu13>=9.12.0.46,<10" "nvidia-cufft>=12.0.0.15" "nvidia-cusolver>=12.0.3.29"
@@ -88,7 +88,7 @@ while (($#)); do
 done
 
 if ((${#files[@]} == 0)); then
-    # One file of each way in which tokens depend on each other: all of them are hundreds of programs to compile.
+    # One file per kind of dependency between tokens: all files would compile hundreds of programs.
     files=("$root"/tests/golden/{c*,s01*,trl_gmpo_default,trl_grpo_top_entropy,trl_vespo_sampler_token_mask}.safetensors)
 fi
 
@@ -107,7 +107,7 @@ done
 if [[ -n $wheels ]]; then
     [[ -d $wheels ]] || die "there is no folder $wheels"
     wheels=$(cd "$wheels" && pwd)
-    # pip reads these wherever it is called from, also from `grpo plugin install`.
+    # pip reads these variables everywhere, also in `grpo plugin install`.
     export PIP_NO_INDEX=1 PIP_FIND_LINKS=$wheels
 fi
 
@@ -133,7 +133,7 @@ if [[ $backend == pjrt:cuda && $runtime == yes ]]; then
     if [[ ! -f $libraries/complete ]]; then
         say "installing CUDA's libraries into $libraries"
         rm -rf "$libraries"
-        # In one call: another one would not merge its files into the folder `nvidia` that they share.
+        # One call: a second one would not merge its files into the shared folder `nvidia`.
         python3 -m pip install --quiet --no-deps --only-binary=:all: --target "$libraries" "${RUNTIME_WHEELS[@]}" >&2
         touch "$libraries/complete"
     fi
@@ -142,7 +142,7 @@ if [[ $backend == pjrt:cuda && $runtime == yes ]]; then
     done
 fi
 
-# PyTorch brings libraries of its own, so that the path is for our program only.
+# Only `grpo` uses this path: PyTorch has its own libraries.
 run_grpo() {
     LD_LIBRARY_PATH=$library_path "$grpo" "$@"
 }
@@ -159,7 +159,7 @@ for dtype in f32 bf16; do
     run_grpo parity "${files[@]}" \
         --backend "$backend" --implementation all --dtype "$dtype" \
         >"$out/parity-$dtype.txt" || code=$?
-    # A command that could not run is no parity either.
+    # A command that could not run also fails.
     ((code == 0)) || echo "FAIL: exit code $code, see $out/parity-$dtype.txt" >>"$out/parity-$dtype.txt"
     worst "$((code > 0))"
 done
@@ -173,7 +173,7 @@ for config in "${configs[@]}"; do
         --markdown ${settings[@]+"${settings[@]}"} >"$out/$name.md" || code=$?
     ((code < 2)) || echo "$name could not be measured (exit code $code)" >>"$out/$name.md"
     worst "$((code > 0))"
-    # A process of its own, after ours has given the memory back.
+    # A separate process, after grpo has freed the GPU's memory.
     if [[ $peers == yes && -f $out/$name.json ]] && python3 -c "import torch" 2>/dev/null; then
         say "measuring PyTorch at $name"
         code=0
@@ -195,7 +195,7 @@ if [[ $step == yes ]]; then
     if [[ $code == 0 ]]; then
         if [[ $peers == yes ]] && python3 -c "import trl, datasets" 2>/dev/null; then
             say "measuring TRL's steps"
-            # What the run was, with what --train changed.
+            # The sizes of the run, including changes by --train.
             same=$(python3 - "$out/run/config.yaml" <<'PYTHON'
 import re, sys
 text = open(sys.argv[1]).read()
@@ -204,7 +204,7 @@ print("--prompts", number("prompts_per_step"), "--generations", number("num_gene
       "--micro-batches", number("gradient_accumulation_steps"))
 PYTHON
             )
-            # shellcheck disable=SC2086 # options, each with its number
+            # shellcheck disable=SC2086 # each option with its number
             python3 "$root/peers/gpu_step.py" trl "$out/model" "$out/model/prompts.jsonl" $same --out "$out/step-trl.json" \
                 >"$out/step-trl.log" 2>&1 || {
                 echo "TRL could not be measured: see step-trl.log" >>"$out/step.md"

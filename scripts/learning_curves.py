@@ -1,6 +1,6 @@
 """Held-out accuracy over the steps of runs, one line per run: python scripts/learning_curves.py OUT.svg NAME=RUN ...
 
-Runs of one NAME have one colour. It reads metrics.jsonl of run folders and needs matplotlib.
+Runs of one NAME have one colour. Reads metrics.jsonl of run folders and needs matplotlib.
 """
 
 import json

@@ -1,11 +1,11 @@
-// Opens a page of `grpo report` in a headless browser, on a phone and on a desktop, in light and dark, uses what can be used on
-// it, and leaves screenshots. Fails on an error or a warning of the page's script, on anything that the page loads, where
-// the page is wider than the screen, and where labels of a chart overlap or are cut off.
+// Opens a page of `grpo report` in a headless browser at the widths of phone and desktop, in light and dark mode, operates its
+// controls, and saves screenshots. Fails on errors and warnings of the page's script, on network requests, and if
+// the page is wider than the screen or labels of a chart overlap or are cut off.
 //
 //   mkdir browser && cd browser && npm install puppeteer-core @sparticuz/chromium
 //   node REPOSITORY/scripts/look_at_report.mjs PAGE.html FOLDER
 //
-// The packages are taken from the present folder. @sparticuz/chromium has Chromium in its package (Linux, x86-64); with
+// The packages are read from the current folder. @sparticuz/chromium has Chromium in its package (Linux, x86-64); with
 // CHROME=/usr/bin/chromium an installed browser is used and puppeteer-core is enough.
 import { createRequire } from "node:module";
 import { mkdirSync } from "node:fs";

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""A folder of random bf16 weights in the shape of Qwen2.5-0.5B, to measure memory and time with where no model can be downloaded.
+"""Writes a folder of random bf16 weights in the shape of Qwen2.5-0.5B, to measure memory and time without a download.
 
     scripts/random_model.py FOLDER      # about 1 GB
 
-Another shape by `--set hidden_size=256 --set vocab_size=4096`, fields of config.json. The folder also gets a tokenizer of single bytes and prompts, so that `grpo train` runs on it (what it learns there means nothing). The
-table of what a training takes is said before the weights are loaded, the most that the process took at the end; LoRA with
---set lora.target_modules=all-linear:
+`--set hidden_size=256 --set vocab_size=4096` changes the shape (fields of config.json). The folder also has a tokenizer of single bytes and prompts, so that `grpo train`
+runs on it (without learning anything useful). The run prints its memory estimate before the weights are loaded, and its peak memory at the end;
+`--set lora.target_modules=all-linear` trains LoRA:
 
     GRPO_LOG=info grpo train scripts/random_model.yaml --set model=FOLDER --set data.files=FOLDER/prompts.jsonl
 """
@@ -39,7 +39,7 @@ CONFIG = {
 
 
 def shapes():
-    """Names and shapes of the tensors, as transformers has them."""
+    """Returns the names and shapes of the tensors of transformers."""
     hidden, inner = CONFIG["hidden_size"], CONFIG["intermediate_size"]
     keys = hidden // CONFIG["num_attention_heads"] * CONFIG["num_key_value_heads"]
     yield "model.embed_tokens.weight", [CONFIG["vocab_size"], hidden]
@@ -58,7 +58,7 @@ def shapes():
 
 
 def values(generator, name, shape):
-    """bf16 values, little-endian: ones for norms, zeros for biases, else signs and magnitudes from 0.008 to 0.03 at random."""
+    """Returns bf16 values, little-endian: ones for norms, zeros for biases, else random signs and magnitudes from 0.008 to 0.03."""
     count = math.prod(shape)
     if name.endswith("norm.weight"):
         return b"\x80\x3f" * count
@@ -71,7 +71,7 @@ def values(generator, name, shape):
 
 
 def tokenizer():
-    """One token per byte, and the end of a text."""
+    """Returns tokenizer.json with one token per byte, and an end token."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printable]
     symbols = {byte: chr(byte) for byte in printable} | {byte: chr(256 + i) for i, byte in enumerate(others)}
@@ -90,7 +90,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=pathlib.Path)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--set", action="append", default=[], metavar="FIELD=NUMBER", help="another number in config.json; repeatable")
+    parser.add_argument("--set", action="append", default=[], metavar="FIELD=NUMBER", help="a number in config.json; repeatable")
     args = parser.parse_args()
     for field, number in (setting.split("=", 1) for setting in args.set):
         if not isinstance(CONFIG.get(field), (int, float)) or isinstance(CONFIG[field], bool):

@@ -15,21 +15,21 @@ import sys
 
 
 def serve(score) -> None:
-    """Answers every line with what `score` says of it: a number, or None for nothing to say."""
+    """Answers every line with the result of `score`: a number, or None for no reward."""
     questions, answers = protocol()
     for line in questions:
         row = json.loads(line)
         try:
             reward = score(row)
             answer = {"id": row["id"], "reward": None if reward is None else float(reward)}
-        except Exception as error:  # One completion that cannot be judged is no reason to stop.
+        except Exception as error:  # An error in one completion does not end the program.
             answer = {"id": row["id"], "error": f"{type(error).__name__}: {error}"}
         print(json.dumps(answer), file=answers, flush=True)
 
 
 def protocol():
-    """The lines that `grpo` writes, and the file that it reads. Both belong to the protocol from now on: what libraries print goes
-    to the log, with standard error, and whoever reads standard input finds it empty."""
+    """Returns the lines that `grpo` writes, and the file that it reads. From then on both are reserved for the protocol: output of
+    libraries goes to standard error, and standard input is empty."""
     questions = os.fdopen(os.dup(sys.stdin.fileno()), encoding="utf-8")
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     with open(os.devnull) as nothing:

@@ -1,4 +1,4 @@
-"""1 where math_verify says that the completion's answer is the reference answer, else 0.
+"""1 if math_verify finds the completion's answer equal to the reference answer, else 0.
 
     pip install math-verify==0.9.0
     grpo train ... --set 'rewards.programs.math_verify={command: [python3, examples/rewards/math_verify_reward.py], workers: 2}'
@@ -11,7 +11,7 @@ from math_verify import parse, verify
 def score(row: dict) -> float | None:
     if row["answer"] is None:
         return None
-    # Time limits of math_verify need signals; `grpo` has one of its own, `timeout`.
+    # Time limits of math_verify need signals; `grpo` has its own limit, `timeout`.
     gold = parse(f"${row['answer']}$", parsing_timeout=None)
     found = parse(row["completion"], parsing_timeout=None)
     return float(verify(gold, found, timeout_seconds=None))

@@ -1,10 +1,10 @@
-"""The score that reasoning-gym gives an answer, in [0, 1]; and rows of its tasks as a data file.
+"""reasoning-gym's score of an answer, in [0, 1]; also writes rows of its tasks as a data file.
 
     pip install reasoning-gym
     python examples/rewards/reasoning_gym_reward.py chain_sum 1000 > chain_sum.jsonl
     grpo train ... --set 'rewards.programs.gym={command: [python3, examples/rewards/reasoning_gym_reward.py]}'
 
-A row has the columns `dataset`, the name of the task, and `entry`, what reasoning-gym made: its `question`, `answer` and `metadata`.
+A row has the columns `dataset`, the name of the task, and `entry`, reasoning-gym's `question`, `answer` and `metadata`.
 """
 
 import json
@@ -14,7 +14,7 @@ import sys
 import reasoning_gym
 from judge import serve
 
-# Judges by the name of their task, made once.
+# Judges by the name of their task, created once.
 JUDGES = {}
 
 
@@ -28,7 +28,7 @@ def score(row: dict) -> float:
 
 
 def rows(name: str, count: int) -> None:
-    """Writes `count` problems of a task to standard output, the same ones every time."""
+    """Writes `count` problems of a task to standard output, the same problems every time."""
     for entry in reasoning_gym.create_dataset(name, size=count, seed=0):
         row = {"prompt": entry["question"], "answer": entry["answer"], "dataset": name, "entry": entry}
         print(json.dumps(row))

@@ -1,14 +1,14 @@
-"""A reward function of TRL, as it is, as a reward program.
+"""Runs an unchanged TRL reward function as a reward program.
 
     grpo train ... --set 'rewards.programs.mine={command: [python3, examples/rewards/trl_adapter.py, my_rewards.py:reward_func]}'
 
-The argument is FILE:FUNCTION or MODULE:FUNCTION (`trl.rewards:accuracy_reward`). A function that makes a reward function gets its
+The argument is FILE:FUNCTION or MODULE:FUNCTION (`trl.rewards:accuracy_reward`). A function that returns a reward function gets its
 arguments as JSON: `trl.rewards:get_soft_overlong_punishment '{"max_completion_len": 256, "soft_punish_cache": 64}'`.
 
-The function is called as `GRPOTrainer` calls it, with keywords and a batch at a time: `prompts`, `completions` (text, or where the
+The function is called as `GRPOTrainer` calls it, with keywords and a batch at a time: `prompts`, `completions` (text, or if the
 prompt is a conversation `[{"role": "assistant", "content": ...}]`), `completion_ids`, `trainer_state`, `log_extra`, `log_metric`, and a list
 for each column of the rows. It returns a number or None for each completion, and may be `async`. A batch has at most `batch_size`
-completions of the program's settings (64): a function that compares completions needs all of a step in one, and `workers: 1`.
+completions of the program's settings (64): a function that compares completions needs a whole step in one batch, and `workers: 1`.
 """
 
 import asyncio
@@ -28,30 +28,30 @@ NOT_COLUMNS = ("prompt", "completion", "completion_ids")
 
 
 class TrainerState:
-    """TRL's state of the trainer, which `grpo` does not tell its reward programs: whoever reads it is told so."""
+    """TRL's state of the trainer, which `grpo` does not pass to reward programs: reading it is an error."""
 
     def __getattr__(self, name):
         raise AttributeError(f"trainer_state.{name} is not known to reward programs of grpo")
 
 
 def log_extra(column, values):
-    """TRL shows these columns beside its completions; here they have no place."""
+    """Ignores the columns, which TRL shows next to its completions."""
 
 
 def log_metric(name, value):
-    """TRL logs the number with its metrics; here it goes to the log."""
+    """Prints the number to the log; TRL logs it with its metrics."""
     print(f"{name}: {value}", file=sys.stderr)
 
 
 def load(target: str, arguments: str | None):
-    """The function that `target`, FILE:FUNCTION or MODULE:FUNCTION, names."""
+    """Returns the function that `target`, FILE:FUNCTION or MODULE:FUNCTION, names."""
     place, colon, name = target.rpartition(":")
     if not (place and colon and name):
         sys.exit(f"expected FILE:FUNCTION or MODULE:FUNCTION, got {target!r}")
     sys.path.insert(0, os.getcwd())
     if place.endswith(".py") or os.sep in place:
         path = Path(place).resolve()
-        # The file can import modules in its folder, as a script can.
+        # The file can import modules from its folder, like a script.
         sys.path.insert(0, str(path.parent))
         spec = importlib.util.spec_from_file_location(path.stem, path)
         if spec is None or not path.is_file():
@@ -74,18 +74,18 @@ def load(target: str, arguments: str | None):
 
 
 def conversation(row: dict) -> tuple:
-    """Prompt and completion in TRL's form: texts, or lists of messages."""
+    """Returns prompt and completion in TRL's form: texts, or lists of messages."""
     prompt, completion = row["prompt"], row["completion"]
     if isinstance(prompt, str):
         return prompt, completion
-    # The completion goes on with a last message of the assistant, which is then no part of the prompt.
+    # The completion continues a last message of the assistant, which is then not part of the prompt.
     if prompt and prompt[-1]["role"] == "assistant" and isinstance(prompt[-1].get("content"), str):
         prompt, completion = prompt[:-1], prompt[-1]["content"] + completion
     return prompt, [{"role": "assistant", "content": completion}]
 
 
 def arguments_of(rows: list[dict]) -> dict:
-    """What `GRPOTrainer` calls a reward function with."""
+    """Returns the arguments that `GRPOTrainer` passes to a reward function."""
     pairs = [conversation(row) for row in rows]
     names = {name: None for row in rows for name in row["columns"] if name not in NOT_COLUMNS}
     columns = {name: [row["columns"].get(name) for row in rows] for name in names}
@@ -102,7 +102,7 @@ def arguments_of(rows: list[dict]) -> dict:
 
 
 def answer(row: dict, reward) -> dict:
-    """The line for one completion. NaN is how TRL writes that a function has nothing to say."""
+    """Returns the line for one completion. In TRL, NaN means no reward."""
     number = math.nan if reward is None else float(reward)
     if math.isinf(number):
         return {"id": row["id"], "error": f"expected a finite reward or None, got {number}"}
@@ -110,7 +110,7 @@ def answer(row: dict, reward) -> dict:
 
 
 def judge(function, rows: list[dict], loop: asyncio.AbstractEventLoop) -> list[dict]:
-    """The lines for a batch. An exception is the failure of all of it: TRL's functions judge completions together."""
+    """Returns the lines for a batch. An exception fails the whole batch, because TRL's functions judge completions together."""
     try:
         rewards = function(**arguments_of(rows))
         if inspect.isawaitable(rewards):
@@ -127,7 +127,7 @@ def judge(function, rows: list[dict], loop: asyncio.AbstractEventLoop) -> list[d
 def main() -> None:
     if len(sys.argv) not in (2, 3):
         sys.exit("expected FILE:FUNCTION or MODULE:FUNCTION, and perhaps the arguments of a function that makes the reward, as JSON")
-    # Before anything of the user's runs, which may print.
+    # Before the user's code runs, which may print.
     questions, answers = protocol()
     function = load(sys.argv[1], sys.argv[2] if len(sys.argv) == 3 else None)
     loop = asyncio.new_event_loop()

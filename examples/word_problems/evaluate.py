@@ -1,4 +1,4 @@
-"""Answers of a model in Hugging Face's layout, and how many of them are right.
+"""Measures how many answers of a model in Hugging Face's layout are right.
 
     python examples/word_problems/evaluate.py FOLDER ROWS.jsonl    # greedy, by transformers
 """
@@ -14,7 +14,7 @@ from problems import is_correct
 
 @torch.no_grad()
 def greedy_answers(model, tokenizer, questions, batch_size=256, max_new_tokens=48):
-    """The greedy completions of `questions`, as text without special tokens."""
+    """Returns the greedy completions of `questions`, as text without special tokens."""
     chats = [[{"role": "user", "content": question}] for question in questions]
     prompts = tokenizer.apply_chat_template(chats, add_generation_prompt=True, tokenize=False)
     was_training = model.training
@@ -32,7 +32,7 @@ def greedy_answers(model, tokenizer, questions, batch_size=256, max_new_tokens=4
 
 
 def greedy_accuracy(model, tokenizer, rows, **options):
-    """The share of `rows` that is answered right."""
+    """Returns the share of `rows` with a right answer."""
     answers = greedy_answers(model, tokenizer, [row["question"] for row in rows], **options)
     return sum(is_correct(answer, row["answer"]) for answer, row in zip(answers, rows)) / len(rows)
 

@@ -1,4 +1,4 @@
-"""The figure of race.py as SVG, readable on a light and on a dark page."""
+"""Draws the figure of race.py as SVG, readable on light and dark pages."""
 
 import math
 
@@ -19,13 +19,13 @@ STYLE = """
 
 
 def tick_step(largest, count):
-    """A round distance between ticks, so that there are `count` at most."""
+    """Returns a round distance between ticks, for at most `count` ticks."""
     power = 10 ** math.floor(math.log10(largest / count))
     return next(power * factor for factor in (1, 2, 5, 10) if largest / (power * factor) <= count)
 
 
 def draw(series):
-    """`series`: name -> runs, each with its `curve` of (seconds, accuracy), and `peak_rss_mib`."""
+    """Draws `series`: name -> runs, each with its `curve` of (seconds, accuracy), and `peak_rss_mib`."""
     longest = max(seconds for runs in series.values() for run in runs for seconds, _ in run["curve"])
     x = lambda seconds: LEFT + (WIDTH - LEFT - RIGHT) * seconds / longest
     y = lambda accuracy: HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * accuracy

@@ -1,12 +1,12 @@
-"""Makes a small chat model from nothing: problems, a BPE tokenizer, a Qwen2 decoder, and a short supervised training.
+"""Makes a small chat model from scratch: problems, a BPE tokenizer, a Qwen2 decoder, and a short supervised training.
 
     python examples/word_problems/pretrain.py runs/word-problems
 
-The folder that comes out has Hugging Face's layout (config.json, generation_config.json, model.safetensors, tokenizer.json,
-tokenizer_config.json, chat_template.jinja) and, beside it in `data/`, train.jsonl and test.jsonl with GSM8K's two fields.
+The result has Hugging Face's layout (config.json, generation_config.json, model.safetensors, tokenizer.json,
+tokenizer_config.json, chat_template.jinja) and, in `data/`, train.jsonl and test.jsonl with GSM8K's two fields.
 
-The answers that it is trained on are like those of the web: where a problem has two steps, most stop after the first one. So the
-model has seen how to do better, and seldom does: that is what GRPO can raise from rewards alone. The same seed and number of threads
+Its training answers are as incomplete as text from the web: for a problem with two steps, most stop after the first. So the
+model seldom does the second step, which GRPO can make frequent from rewards alone. The same seed and number of threads
 give the same folder.
 """
 
@@ -23,7 +23,7 @@ from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen2Config,
 from evaluate import greedy_accuracy
 from problems import distinct, problems
 
-# How Qwen2 cuts text before byte-pair merges: words with their leading space, single digits, punctuation, spaces.
+# Qwen2's split of text before byte-pair merges: words with their leading space, single digits, punctuation, spaces.
 SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
@@ -91,7 +91,7 @@ def make_model(tokenizer, options):
 
 
 def encode(tokenizer, row):
-    """(ids of the prompt, ids of the answer with its end)."""
+    """Returns (ids of the prompt, ids of the answer with its end token)."""
     chat = [{"role": "user", "content": row["question"]}]
     prompt = tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
     return tokenizer(prompt)["input_ids"], tokenizer(row["answer"] + END)["input_ids"]
@@ -114,12 +114,12 @@ def train(model, tokenizer, options):
     optimizer = torch.optim.AdamW(model.parameters(), lr=options.learning_rate, betas=(0.9, 0.98), weight_decay=0.01)
     start = time.time()
     for step in range(1, options.steps + 1):
-        # Up for 50 steps, then down on a line to a tenth.
+        # Rises for 50 steps, then decays linearly to a tenth.
         rate = options.learning_rate * min(step / 50, 1 - 0.9 * step / options.steps)
         for group in optimizer.param_groups:
             group["lr"] = rate
         ids, labels = batch_of(tokenizer, [next(stream) for _ in range(options.batch)])
-        # Rows are padded on the right and attention is causal: what stands behind an answer changes nothing before it.
+        # Rows are padded on the right and attention is causal, so padding does not change earlier positions.
         loss = model(input_ids=ids, labels=labels).loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -131,7 +131,7 @@ def train(model, tokenizer, options):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=pathlib.Path, help="where the model and its data go")
+    parser.add_argument("folder", type=pathlib.Path, help="output folder of the model and its data")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--hidden", type=int, default=128)
@@ -156,7 +156,7 @@ def main():
         (data / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in part))
 
     tokenizer = make_tokenizer(rows, options.vocab)
-    # Now, because padding a batch later on would be written down in tokenizer.json.
+    # Saved now: padding a batch later would change tokenizer.json.
     tokenizer.save_pretrained(options.folder / "model")
     model = make_model(tokenizer, options)
     lengths = [tuple(map(len, encode(tokenizer, row))) for row in random.Random(0).sample(rows, 512)]

@@ -1,7 +1,7 @@
 """Grade-school word problems of one and two steps, with answers in GSM8K's form: the steps, and a last line `#### N`.
 
-A problem is a template and its numbers. Which side of the split it is on is decided by a hash of the two, so that no
-held-out problem occurs in training with other names or things, whatever the seed.
+A problem is a template and its numbers. A hash of both decides its side of the split, so that no
+held-out problem occurs in training with other names or things, for any seed.
 """
 
 import hashlib
@@ -10,7 +10,7 @@ import re
 
 NAMES = "Ana Ben Carla David Emma Felix Grace Henry Ivy Jack Kira Liam Mia Noah Olga Paul".split()
 THINGS = "apples books cards coins cookies eggs flowers marbles nuts pens shells stamps stickers stones".split()
-HELD_OUT_SHARE = 8  # one in so many
+HELD_OUT_SHARE = 8  # one problem in this many
 
 
 def small(r):
@@ -93,9 +93,9 @@ def held_out(template, numbers):
 
 
 def problems(seed, is_held_out=False, careless=0.0):
-    """An endless stream of `{question, answer}` of one side of the split, two of three problems with two steps.
+    """Yields `{question, answer}` of one side of the split endlessly; two of three problems have two steps.
 
-    A share `careless` of the answers to these stops after the first step, and takes its result for the answer.
+    A share `careless` of their answers stops after the first step and gives its result as the answer.
     """
     r = random.Random(seed)
     while True:
@@ -114,7 +114,7 @@ def problems(seed, is_held_out=False, careless=0.0):
 
 
 def distinct(stream, count):
-    """The first `count` different problems of a stream."""
+    """Returns the first `count` different problems of a stream."""
     rows = {}
     for row in stream:
         rows.setdefault(row["question"], row)
@@ -123,12 +123,12 @@ def distinct(stream, count):
 
 
 def final_answer(text):
-    """The number after the last `####` of a text, or None."""
+    """Returns the number after the last `####` of a text, or None."""
     found = re.findall(r"####\s*\$?(-?[\d,]*\.?\d+)", text)
     return float(found[-1].replace(",", "")) if found else None
 
 
 def is_correct(completion, answer):
-    """Whether a completion ends in the number of the reference answer."""
+    """Returns True if a completion ends in the number of the reference answer."""
     number = final_answer(completion)
     return number is not None and abs(number - final_answer(answer)) < 1e-6

@@ -1,4 +1,4 @@
-"""The same GRPO run with `grpo train` and with TRL, seed by seed in turns, and a figure of both.
+"""Makes the same GRPO run with `grpo train` and with TRL, alternating by seed, and a figure of both.
 
     cargo build --release
     python examples/word_problems/pretrain.py runs/word-problems
@@ -6,8 +6,8 @@
 
 Both start from the same folder, train on the same rows with the settings of configs/train/word-problems.yaml, on the same number
 of threads, and answer the same held-out problems greedily. Writes a file of rows per run into FOLDER/race, prints a Markdown
-table, and draws held-out accuracy over seconds of training (loading and evaluations are not counted). A run whose file is there
-already is not repeated.
+table, and draws held-out accuracy over seconds of training (loading and evaluations are not counted). A run with an existing file
+is not repeated.
 """
 
 import argparse
@@ -26,7 +26,7 @@ NAMES = {"grpo": "grpo", "trl": "TRL 1.16"}
 
 
 def measured(command, environment, log):
-    """Runs a process; the row that a file of rows ends with."""
+    """Runs a process and returns its times and peak memory, the last row of a file of rows."""
     begin = time.time()
     with log.open("w") as output:
         process = subprocess.Popen(list(map(str, command)), env=environment, stdout=output, stderr=subprocess.STDOUT)
@@ -43,7 +43,7 @@ def assignments(overrides):
 
 
 def run_grpo(options, seed, output):
-    """Our run; its metrics as rows like those of trl_grpo.py."""
+    """Runs `grpo train` and writes its metrics as rows in the format of trl_grpo.py."""
     folder = output.with_suffix("")
     command = [options.binary, "train", options.config, "--run-dir", folder, "--quiet"]
     paths = [
@@ -86,7 +86,7 @@ def number(x):
 
 
 def report(races):
-    """A Markdown table of every run, and medians below it."""
+    """Returns a Markdown table of every run, with medians below."""
     print("| seed | | held-out accuracy: before | after | rise (points) | s of training | s, all in | processor s | MiB |")
     print("|---|---|---|---|---|---|---|---|---|")
     columns = {who: [] for who in NAMES}
@@ -107,14 +107,14 @@ def report(races):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=pathlib.Path, help="what pretrain.py wrote")
+    parser.add_argument("folder", type=pathlib.Path, help="output folder of pretrain.py")
     parser.add_argument("--binary", type=pathlib.Path, default="target/release/grpo")
     parser.add_argument("--config", type=pathlib.Path, default="configs/train/word-problems.yaml")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="for both, e.g. grpo.max_steps=10")
     parser.add_argument("--seeds", default="0,1,2,3,4")
-    parser.add_argument("--who", default="grpo,trl", help="the racers")
+    parser.add_argument("--who", default="grpo,trl", help="trainers to run")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--plot", type=pathlib.Path, help="where the figure goes (SVG)")
+    parser.add_argument("--plot", type=pathlib.Path, help="output file of the figure (SVG)")
     options = parser.parse_args()
 
     (options.folder / "race").mkdir(exist_ok=True)

@@ -1,10 +1,10 @@
-"""The run of configs/train/word-problems.yaml in TRL's GRPOTrainer.
+"""Runs configs/train/word-problems.yaml in TRL's GRPOTrainer.
 
     python examples/word_problems/trl_grpo.py runs/word-problems --config configs/train/word-problems.yaml --output trl.jsonl
 
-Settings are read from the configuration that `grpo train` reads, so that the two cannot differ by mistake. Writes a row of
-JSON per step: `step`, `seconds` and `cpu_seconds` of training so far (loading and evaluations not counted), `reward`, and where
-held-out problems were answered, `accuracy`. The last row has the whole process: `wall_s`, `cpu_s` and `peak_rss_mib`.
+Settings come from the configuration of `grpo train`, so that the two cannot differ by mistake. Writes a row of
+JSON per step: `step`, `seconds` and `cpu_seconds` of training so far (loading and evaluations not counted), `reward`, and after
+evaluations `accuracy`. The last row describes the whole process: `wall_s`, `cpu_s` and `peak_rss_mib`.
 """
 
 import argparse
@@ -32,7 +32,7 @@ def settings(path, overrides):
 
 
 def grpo_config(config, seed, folder):
-    """The settings of `grpo train` under TRL's names."""
+    """Returns the settings of `grpo train` under TRL's names."""
     from trl import GRPOConfig
 
     grpo, loss, optimizer, rollout = (config[name] for name in ("grpo", "loss", "optimizer", "rollout"))
@@ -69,7 +69,7 @@ def grpo_config(config, seed, folder):
 
 
 class Clock:
-    """Seconds and processor seconds of training, without what is measured inside `pause`."""
+    """Seconds and processor seconds of training, excluding the time inside `pause`."""
 
     def __init__(self):
         self.begin = self.now()
@@ -90,16 +90,16 @@ class Clock:
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=pathlib.Path, help="what pretrain.py wrote")
+    parser.add_argument("folder", type=pathlib.Path, help="output folder of pretrain.py")
     parser.add_argument("--config", type=pathlib.Path, default="configs/train/word-problems.yaml")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--output", type=pathlib.Path, required=True)
-    parser.add_argument("--save", type=pathlib.Path, help="where the trained model goes")
+    parser.add_argument("--save", type=pathlib.Path, help="output folder of the trained model")
     options = parser.parse_args()
 
-    # Read when torch is loaded. Waiting threads that spin would count as processor time.
+    # Read when torch is loaded. Spinning threads would count as processor time.
     os.environ |= {"OMP_NUM_THREADS": str(options.threads), "OMP_WAIT_POLICY": "passive", "HF_HUB_OFFLINE": "1"}
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     import torch
@@ -125,7 +125,7 @@ def main():
     found = {"rewards": []}
 
     def correct(completions, completion_ids, answer, **_):
-        """As our reward: 1 for a right answer that ended by itself."""
+        """Returns grpo's reward: 1 for a right answer that ended by itself."""
         ended = [ids[-1:] == [tokenizer.eos_token_id] for ids in completion_ids]
         right = [is_correct(c[0]["content"], a) for c, a in zip(completions, answer)]
         found["rewards"] = [float(e and r) for e, r in zip(ended, right)]

@@ -10,10 +10,10 @@ fn main() -> Result<()> {
     let config = LossConfig::dapo().epsilon_high(0.28);
     let loss = GrpoLoss::builder(config).head(h, v).max_tokens(n).build(&CpuBackend::new())?;
 
-    let batch = TokenBatch::packed(vec![3, 7, 1, 0], vec![0, 2, 4])? // targets of two sequences, laid end to end
+    let batch = TokenBatch::packed(vec![3, 7, 1, 0], vec![0, 2, 4])? // targets of two packed sequences
         .with_advantages(vec![1.0, -0.5])?
         .with_old_logp(vec![-3.4; n])?;
-    let (mut dhidden, mut dlm_head) = (vec![0.0; n * h], vec![0.0; v * h]); // gradients are added to these
+    let (mut dhidden, mut dlm_head) = (vec![0.0; n * h], vec![0.0; v * h]); // accumulators of gradients
     let out = loss.step(&hidden, &lm_head, &batch, Grads::new(&mut dhidden, &mut dlm_head))?;
     out.check_finite(&batch)?; // names the token where the policy's output is not finite
     println!("loss {} entropy {:?}", out.loss, out.metrics.value("entropy"));

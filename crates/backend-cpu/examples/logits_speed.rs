@@ -1,8 +1,9 @@
-//! Times one step of the loss of given logits, against one walk over the same memory:
+//! Times one step of the loss of precomputed logits, and compares it with one pass over the same memory:
 //! `cargo run --release -p grpo-backend-cpu --example logits_speed -- N V threads steps [softcap]`.
 //!
-//! Best of `steps`, wall time and processor time (all threads together; other work on the machine costs the former more).
-//! The floor reads every logit once and writes every entry of the gradient once, in the same buffers with the same threads.
+//! Prints the best of `steps` in wall time and in processor time (of all threads; other processes affect wall time
+//! more). The floor reads every logit once and writes every entry of the gradient once, in the same buffers with the
+//! same threads.
 
 use backend_cpu::{CpuBackend, advise_huge_pages};
 use grpo_core::*;
@@ -22,7 +23,7 @@ fn logits(count: usize) -> Vec<f32> {
     out
 }
 
-/// A copy of `from`, in large pages.
+/// Copies `from` into large pages.
 fn huge<T: Copy>(from: impl ExactSizeIterator<Item = T>) -> Vec<T> {
     let mut out = Vec::with_capacity(from.len());
     advise_huge_pages(out.spare_capacity_mut());
@@ -30,15 +31,15 @@ fn huge<T: Copy>(from: impl ExactSizeIterator<Item = T>) -> Vec<T> {
     out
 }
 
-/// Processor seconds of this process, all threads together.
+/// Returns the processor time of this process in seconds, over all threads.
 fn processor_seconds() -> f64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the call writes one `timespec` where it is told to, and that is one.
+    // SAFETY: the call writes one `timespec` to a valid one.
     unsafe { libc::clock_gettime(libc::CLOCK_PROCESS_CPUTIME_ID, &mut time) };
     time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
 }
 
-/// Best wall seconds and best processor seconds.
+/// The best wall time and the best processor time, in seconds.
 struct Best(f64, f64);
 
 impl Best {
@@ -49,7 +50,7 @@ impl Best {
     }
 }
 
-/// Runs `walk` over `threads` equal parts of `data`; it is told where its part begins.
+/// Runs `walk` on `threads` equal parts of `data`, each with its start index.
 fn in_parts<T: Send>(pool: &rayon::ThreadPool, threads: usize, data: &mut [T], walk: impl Fn(&mut [T], usize) + Sync) {
     let part = data.len().div_ceil(threads);
     pool.install(|| data.par_chunks_mut(part).enumerate().for_each(|(i, data)| walk(data, i * part)));

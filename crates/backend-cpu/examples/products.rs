@@ -1,4 +1,4 @@
-//! How fast the products of a decoder's layers are: GF/s of tokens times a packed weight, and of forward and backward.
+//! Measures the products of a decoder's layers in GF/s: tokens times a packed weight, and forward plus backward.
 //!
 //!     cargo run --release -p grpo-backend-cpu --example products -- HIDDEN
 
@@ -16,7 +16,7 @@ fn main() {
             println!("{} on {threads} threads: {:.1} GF/s", unit.name(), 1e-9 * multiply.flops() / best);
         }
     }
-    // Weights of eight layers, one after the other, as a model reads them.
+    // The weights of eight layers, in the order in which a model reads them.
     let shapes = [[hidden, 2 * hidden], [hidden, hidden], [hidden, 6 * hidden], [3 * hidden, hidden]];
     let numbers = |count: usize| (0..count).map(|i| (i % 17) as f32 / 17.0 - 0.5).collect::<Vec<f32>>();
     let weights: Vec<(Vec<f32>, [usize; 2])> =

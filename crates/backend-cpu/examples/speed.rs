@@ -1,6 +1,6 @@
-//! Times one step of the fused head: `cargo run --release -p grpo-backend-cpu --example speed -- N H V threads [bf16]
-//! [chunks | panels] [32MiB] [logits] [huge] [softcap] [avx2]`; `huge` puts head and gradient on large pages,
-//! `avx2` and the like choose the instruction set.
+//! Times one step of the fused head:
+//! `cargo run --release -p grpo-backend-cpu --example speed -- N H V threads [bf16] [chunks | panels] [32MiB] [logits] [huge] [softcap] [avx2]`.
+//! `huge` puts head and gradient on large pages; `avx2` and similar names select the instruction set.
 
 use backend_cpu::CpuBackend;
 use grpo_core::*;

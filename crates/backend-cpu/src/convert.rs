@@ -1,14 +1,14 @@
-//! bf16 to f32 and back.
+//! Conversions between bf16 and f32.
 //!
-//! Avoids a function call per element and passes of their own: a conversion is a handful of integer operations that
-//! vectorise for every instruction set, and kernels convert where they load and store. The bits are those that `half` gives.
+//! A conversion consists of a few integer operations, which vectorise for every instruction set, so that kernels
+//! convert at loads and stores, without function calls or separate passes. Results are bit-identical to `half`.
 
 use half::bf16;
 
-/// A dtype that kernels load and store; they compute in f32.
+/// A dtype of kernel inputs and outputs; kernels compute in f32.
 pub(crate) trait Element: Copy + Send + Sync {
     fn widened(self) -> f32;
-    /// The nearest, ties to even; NaN stays NaN.
+    /// Rounds to the nearest value, ties to even; NaN stays NaN.
     fn nearest(x: f32) -> Self;
 }
 
@@ -34,12 +34,12 @@ impl Element for bf16 {
     }
 }
 
-/// The nearest bf16 value, as f32.
+/// Rounds to the nearest bf16 value, as f32.
 #[inline(always)]
 pub(crate) fn rounded(x: f32) -> f32 {
     let bits = x.to_bits();
     let nearest = bits.wrapping_add(0x7fff + (bits >> 16 & 1));
-    // A NaN could round to infinity: it keeps its upper bits, and one that makes it quiet.
+    // Rounding could turn a NaN into infinity, so a NaN keeps its upper bits and gets the quiet bit.
     let bits = if x.is_nan() { bits | 0x0040_0000 } else { nearest };
     f32::from_bits(bits & 0xffff_0000)
 }
@@ -60,9 +60,9 @@ mod tests {
     }
 
     #[test]
-    fn conversions_give_the_bits_of_half() {
+    fn bf16_conversions_match_the_half_crate_bit_for_bit() {
         let all: Vec<bf16> = (0..=u16::MAX).map(bf16::from_bits).collect();
-        // Every 997th f32 and, around every bf16, what lies next to it and next to halfway.
+        // Every 997th f32, and the numbers next to every bf16 and next to halfway between two.
         let near = |x: &bf16| {
             let bits = u32::from(x.to_bits()) << 16;
             [0, 1, 0x7fff, 0x8000, 0x8001, 0xffff].map(|low| f32::from_bits(bits | low))

@@ -1,11 +1,11 @@
-//! Errors of this backend, under its name.
+//! Errors of this backend, with its name.
 
 use grpo_core::error::Error;
 
-/// The name by which users choose this backend, and which its errors carry.
+/// The name of this backend in configurations and errors.
 pub(crate) const NAME: &str = "cpu";
 
-/// An [`Error::Unsupported`] of this backend: `what` was asked for, and `instead` says what works.
+/// Makes an [`Error::Unsupported`] of this backend: `what` is not supported, `instead` is the alternative.
 pub(crate) fn unsupported(what: impl Into<String>, instead: impl Into<String>) -> Error {
     Error::Unsupported { backend: NAME.into(), what: what.into(), instead: instead.into() }
 }

@@ -1,6 +1,6 @@
-//! The GRPO loss on this CPU: `reference`, `logits` and `fused` behind [`grpo_core::Backend`]. Use it to train on a CPU, or to
-//! check what another backend computes: it needs nothing but Rust. Kernels of the fastest instruction set that the processor
-//! has are chosen at run time. [`oracle`] evaluates the same loss densely in f64.
+//! The GRPO loss on this CPU: `reference`, `logits` and `fused` behind [`grpo_core::Backend`], for training on a CPU,
+//! or to check another backend. It needs no other libraries than Rust crates. Kernels of the processor's fastest
+//! instruction set are selected at run time. [`oracle`] evaluates the same loss densely in f64.
 //!
 //! ```
 //! use backend_cpu::CpuBackend;
@@ -16,14 +16,16 @@
 //! # Ok::<(), grpo_core::Error>(())
 //! ```
 //!
-//! Inputs are host slices, f32 or bf16; sums and gradients are f32, the scalars of a row f64. bf16 inputs round dL/dlogits to
-//! bf16 before it is multiplied into gradients, unless [`CpuBackend::with_dlogits`] says otherwise.
+//! Inputs are host slices, f32 or bf16; accumulators and gradients are f32, the scalars of a row f64. With bf16 inputs,
+//! dL/dlogits is rounded to bf16 before the gradients' products, unless [`CpuBackend::with_dlogits`] sets another
+//! dtype.
 //!
-//! Feature `rayon`, on by default: kernels run on the threads of a rayon pool. Without it they run on the caller's thread, with
-//! the same results to the bit.
+//! With the feature `rayon`, on by default, kernels run on the threads of a rayon pool. Without it, they run on the
+//! caller's thread, with bit-identical results.
 //!
-//! **Build it with optimisations.** Without them the kernels are some 270 times slower: a step that takes 0.07 s takes 19.3 s.
-//! A profile for this package alone keeps the rest of a development build as it is; in the `Cargo.toml` of the program:
+//! **Build it with optimisations.** Without them, the kernels are about 270 times slower: a step of 0.07 s takes 19.3
+//! s. A profile for this package leaves the rest of a development build unchanged; put it into the `Cargo.toml` of the
+//! program:
 //!
 //! ```toml
 //! [profile.dev.package.grpo-backend-cpu]
@@ -81,30 +83,31 @@ pub struct CpuBackend {
 }
 
 impl CpuBackend {
-    /// Uses the rayon pool that it is called in, or the caller's thread alone without the feature `rayon`.
+    /// Uses the caller's rayon pool, or the caller's thread without the feature `rayon`.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Owns a pool of `threads` threads; 0 is one per core. Without the feature `rayon`, 0 and 1 are the caller's thread.
+    /// Creates a pool of `threads` threads; 0 means one per core. Without the feature `rayon`, 0 and 1 mean the
+    /// caller's thread.
     ///
     /// # Errors
-    /// [`Error::Backend`](grpo_core::Error::Backend) when there are more than [`most_threads`], or they cannot be started;
-    /// [`Error::Unsupported`](grpo_core::Error::Unsupported) when there is more than one and the feature `rayon` is off.
+    /// [`Error::Backend`](grpo_core::Error::Backend) for more than [`most_threads`], or if they cannot be started;
+    /// [`Error::Unsupported`](grpo_core::Error::Unsupported) for more than one if the feature `rayon` is off.
     pub fn with_threads(threads: usize) -> Result<Self> {
         Ok(Self { threads: Threads::new(threads)?, ..Self::default() })
     }
 
-    /// Uses kernels of this instruction set, not the fastest that the processor has. Plans of a set that it lacks are
-    /// refused.
+    /// Uses kernels of this instruction set instead of the processor's fastest one. If the processor lacks it, plans
+    /// are refused.
     pub fn with_isa(mut self, isa: Isa) -> Self {
         self.isa = Some(isa);
         self
     }
 
-    /// What dL/dlogits is rounded to before it is multiplied into the gradients of hidden states and head; sums are f32
-    /// anyway. Without a word of this, the dtype of those inputs, as automatic differentiation of such a model would:
-    /// products of bf16 are several times faster. [`Dtype::F32`] keeps it as it is, for bf16 inputs too.
+    /// Sets the dtype to which dL/dlogits is rounded before the gradients' products, which accumulate in f32. The
+    /// default is the inputs' dtype, as in automatic differentiation of such a model: bf16 products are several times
+    /// faster. [`Dtype::F32`] disables rounding, for bf16 inputs too.
     pub fn with_dlogits(mut self, dlogits: Dtype) -> Self {
         self.dlogits = Some(dlogits);
         self

@@ -1,12 +1,12 @@
-//! Memory from the system: buffers that begin at a cache line; large ones on large pages, several gigabytes per second of bandwidth
-//! on systems that give them on request; and freed memory that is kept.
+//! Memory from the system: buffers that start at a cache line; huge pages for large buffers, which give several GB/s
+//! more bandwidth on systems that grant them on request; and an allocator setting that keeps freed memory.
 #![allow(unsafe_code)]
 
 use bytemuck::{Pod, Zeroable, cast_slice, cast_slice_mut, zeroed_vec};
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
 
-/// Below this a buffer holds no large page worth asking for.
+/// The minimum bytes of a buffer for which huge pages are requested.
 #[cfg(target_os = "linux")]
 const LEAST: usize = 4 << 20;
 
@@ -15,12 +15,13 @@ const LEAST: usize = 4 << 20;
 #[repr(C, align(64))]
 struct Line([u32; 16]);
 
-// SAFETY: zeros are 16 numbers.
+// SAFETY: all-zero bytes are valid.
 unsafe impl Zeroable for Line {}
-// SAFETY: 64 bytes at a multiple of 64, all of them numbers.
+// SAFETY: 64 bytes of integers without padding.
 unsafe impl Pod for Line {}
 
-/// Elements of 64 bytes at most from the beginning of a cache line on. A register of 64 bytes is filled from one line, not from two.
+/// A slice that starts at a cache line, of elements of at most 64 bytes. A 64-byte register is loaded from one cache
+/// line.
 #[derive(Clone, Debug)]
 pub(crate) struct Aligned<T> {
     lines: Vec<Line>,
@@ -48,7 +49,7 @@ impl<T: Pod> DerefMut for Aligned<T> {
     }
 }
 
-/// `len` zeros, on large pages where the system has them.
+/// Allocates `len` zeros, on huge pages if the system grants them.
 pub(crate) fn zeros<T: Pod>(len: usize) -> Aligned<T> {
     let lines = zeroed_vec(len.div_ceil(size_of::<Line>() / size_of::<T>()));
     let mut buffer = Aligned { lines, len, of: PhantomData };
@@ -56,9 +57,9 @@ pub(crate) fn zeros<T: Pod>(len: usize) -> Aligned<T> {
     buffer
 }
 
-/// Asks the system to back `buffer` with large pages as it is first written, which makes memory traffic faster: worth
-/// doing for gradients of a large head, right after they were allocated. Changes no value; does nothing for small buffers
-/// and where the system knows no such request (it is made on Linux).
+/// Requests huge pages from the system for `buffer`, which makes memory traffic faster. Use it for gradients of a large
+/// head, right after allocation, before the first write. It changes no values, and does nothing for small buffers and
+/// on systems other than Linux.
 pub fn advise_huge_pages<T>(buffer: &mut [T]) {
     #[cfg(target_os = "linux")]
     {
@@ -68,8 +69,8 @@ pub fn advise_huge_pages<T>(buffer: &mut [T]) {
         if bytes < LEAST {
             return;
         }
-        // SAFETY: the range lies within the buffer; the advice changes how it is backed, never what it holds. Refusal, for
-        // want of support, leaves it as it was.
+        // SAFETY: the range is within the buffer; the advice changes its pages, but not its contents. If the system
+        // refuses, nothing changes.
         unsafe {
             libc::madvise(buffer.as_mut_ptr().cast::<u8>().add(skip).cast(), bytes - skip, libc::MADV_HUGEPAGE);
         }
@@ -78,14 +79,14 @@ pub fn advise_huge_pages<T>(buffer: &mut [T]) {
     let _ = buffer;
 }
 
-/// Keeps memory that was freed for what is allocated next. A training step frees what the one before it has freed: without this the C
-/// library gives large buffers back to the system each time, and every page comes back zeroed, one fault at a time. It is the
-/// program that chooses this, once, at its beginning; it works on Linux with glibc.
+/// Keeps freed memory for later allocations. A training step frees the same buffers in each iteration; by default, the
+/// C library returns large buffers to the system, and later allocations fault in zeroed pages. A program should call
+/// this once, at its start. It has an effect on Linux with glibc.
 pub fn keep_freed_memory() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     {
         const MOST: libc::c_int = 1 << 30;
-        // SAFETY: both calls set a number of the allocator, which any thread may do at any time; refusal leaves it as it was.
+        // SAFETY: both calls set a parameter of the allocator, which is allowed on any thread at any time; if refused, nothing changes.
         unsafe {
             libc::mallopt(libc::M_MMAP_THRESHOLD, MOST);
             libc::mallopt(libc::M_TRIM_THRESHOLD, MOST);

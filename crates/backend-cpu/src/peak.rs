@@ -1,8 +1,8 @@
-//! What this machine can do at most, measured: multiply-adds per second out of registers, and bytes per second of memory.
+//! Measures this machine's peak: multiply-adds per second in registers, and memory bandwidth.
 //!
-//! These are floors for benchmarks, so each does one thing as fast as it goes and nothing else. [`Multiply`] keeps as many
-//! independent accumulators as registers hold, which hides the latency of a multiply-add on any x86-64. [`Stream`] walks
-//! buffers far larger than the caches, in huge pages where the kernel grants them.
+//! Benchmarks derive lower bounds of step times from these rates. [`Multiply`] keeps as many independent accumulators as registers hold, which
+//! hides the latency of a multiply-add on any x86-64 processor. [`Stream`] accesses buffers far larger than the caches,
+//! in huge pages if the kernel grants them.
 #![allow(unsafe_code)]
 
 #[cfg(target_arch = "x86_64")]
@@ -27,12 +27,12 @@ pub enum Unit {
     Avx512Fma,
     /// `vfmadd` on 8 f32.
     Avx2Fma,
-    /// Multiplication and addition of f32 as the compiler's baseline for this target does them.
+    /// f32 multiplication and addition with the compiler's baseline for this target.
     Portable,
 }
 
 impl Unit {
-    /// All that this machine has.
+    /// Returns all units of this machine.
     pub fn available() -> Vec<Self> {
         let all = [Self::Amx, Self::Avx512Bf16, Self::Avx512Fma, Self::Avx2Fma, Self::Portable];
         all.into_iter().filter(|unit| unit.is_here()).collect()
@@ -54,7 +54,7 @@ impl Unit {
         self == Self::Portable
     }
 
-    /// The name of the unit in reports.
+    /// Returns the name of the unit in reports.
     pub fn name(self) -> &'static str {
         match self {
             Self::Amx => "amx_bf16",
@@ -65,12 +65,12 @@ impl Unit {
         }
     }
 
-    /// What it multiplies; bf16 may be widened and multiplied as f32.
+    /// Returns the dtype of its operands; bf16 operands may also be widened and multiplied as f32.
     pub fn dtype(self) -> Dtype {
         if matches!(self, Self::Amx | Self::Avx512Bf16) { Dtype::Bf16 } else { Dtype::F32 }
     }
 
-    /// Floating-point operations of one iteration of the loop.
+    /// Returns the floating-point operations of one iteration.
     fn flops(self) -> usize {
         match self {
             Self::Amx => amx::SPIN_FLOPS,
@@ -84,11 +84,11 @@ impl Unit {
         }
     }
 
-    /// Runs the loop and returns one of its sums, so that the compiler cannot leave it out.
+    /// Runs the loop and returns one of its sums, so that the compiler cannot remove it.
     fn spin(self, iterations: usize) -> f32 {
         match self {
             Self::Amx => amx::spin(iterations),
-            // SAFETY: a `Multiply` is made only of what `is_here` has found on this machine.
+            // SAFETY: a `Multiply` is created only for units that `is_here` has detected.
             #[cfg(target_arch = "x86_64")]
             Self::Avx512Bf16 => unsafe { avx512::spin_bf16(iterations) },
             // SAFETY: as above.
@@ -102,7 +102,7 @@ impl Unit {
     }
 }
 
-/// Multiply-adds of one kind, the same number in every run.
+/// A fixed number of multiply-adds of one kind.
 #[derive(Clone, Copy, Debug)]
 pub struct Multiply {
     unit: Unit,
@@ -111,15 +111,15 @@ pub struct Multiply {
 }
 
 impl Multiply {
-    /// Plans multiply-adds of `unit` on `threads` threads (0: one per core; at most [`most_threads`]), so many that a
-    /// run takes about `seconds`. `None` where this machine has no such unit.
+    /// Plans multiply-adds of `unit` on `threads` threads (0: one per core; at most [`most_threads`]) for a run of
+    /// about `seconds`. `None` if this machine lacks the unit.
     pub fn new(unit: Unit, threads: usize, seconds: f64) -> Option<Self> {
         if !unit.is_here() {
             return None;
         }
         let mut work = Self { unit, threads: count(threads), iterations: 1 << 12 };
         loop {
-            // The best of a few, because other work of this machine may hold one up for longer than all of its own takes.
+            // The best of three, because other processes may delay a run.
             let found = (0..3).map(|_| work.run()).fold(f64::INFINITY, f64::min);
             if found >= 0.1 * seconds || work.iterations >= 1 << 40 {
                 let scale = (seconds / found.max(1e-9)).clamp(0.01, 100.0);
@@ -130,12 +130,12 @@ impl Multiply {
         }
     }
 
-    /// Floating-point operations of a run, all threads together.
+    /// Returns the floating-point operations of a run, over all threads.
     pub fn flops(&self) -> f64 {
         self.iterations as f64 * self.unit.flops() as f64 * self.threads as f64
     }
 
-    /// Seconds of a run.
+    /// Runs it and returns the seconds.
     pub fn run(&self) -> f64 {
         seconds_of(
             self.threads,
@@ -147,7 +147,7 @@ impl Multiply {
     }
 }
 
-/// What is done with every word of a buffer.
+/// A kind of memory access to every word of a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Traffic {
@@ -155,12 +155,11 @@ pub enum Traffic {
     Read,
     /// Every byte is copied to another buffer.
     Copy,
-    /// Every byte is read and written back, changed, where it was: what a gradient in place of its logits cannot do
-    /// without.
+    /// Every byte is read, changed and written back: the minimum for a gradient in place of its logits.
     Update,
 }
 
-/// A walk over memory.
+/// A pass over memory.
 #[derive(Debug)]
 pub struct Stream {
     traffic: Traffic,
@@ -170,7 +169,7 @@ pub struct Stream {
 }
 
 impl Stream {
-    /// Allocates `bytes` bytes, and as many again for a copy, to be walked by `threads` threads (0: one per core; at
+    /// Allocates `bytes` bytes, and as many again for a copy, to be accessed by `threads` threads (0: one per core; at
     /// most [`most_threads`]).
     pub fn new(traffic: Traffic, threads: usize, bytes: usize) -> Self {
         let words = bytes.div_ceil(8).max(1);
@@ -178,13 +177,13 @@ impl Stream {
         Self { traffic, threads: count(threads), source: huge(words), target }
     }
 
-    /// Bytes that a run moves, reads and writes counted one by one.
+    /// Returns the bytes that a run moves; reads and writes count separately.
     pub fn bytes(&self) -> f64 {
         let ways = if self.traffic == Traffic::Read { 1.0 } else { 2.0 };
         ways * 8.0 * self.source.len() as f64
     }
 
-    /// Seconds of a run.
+    /// Runs it and returns the seconds.
     pub fn run(&mut self) -> f64 {
         let part = self.source.len().div_ceil(self.threads);
         let mut parts = self.source.chunks_mut(part);
@@ -204,7 +203,7 @@ impl Stream {
     }
 }
 
-/// A buffer of `words` words that has been written to, in huge pages where the kernel grants them on request.
+/// Allocates a buffer of `words` words and writes it, in huge pages if the kernel grants them on request.
 fn huge(words: usize) -> Vec<u64> {
     let mut buffer: Vec<u64> = Vec::with_capacity(words);
     #[cfg(target_os = "linux")]
@@ -213,12 +212,12 @@ fn huge(words: usize) -> Vec<u64> {
         let (start, bytes) = (buffer.as_mut_ptr().cast::<u8>(), words * 8);
         let skip = start.align_offset(PAGE);
         if skip < bytes {
-            // SAFETY: the range lies within the allocation, begins at a page, and the advice changes no contents. A
-            // kernel that does not take it leaves small pages, which are slower and nothing else.
+            // SAFETY: the range is within the allocation and starts at a page, and the advice changes no contents. If
+            // the kernel refuses, pages stay small, which is only slower.
             unsafe { libc::madvise(start.add(skip).cast(), (bytes - skip) / PAGE * PAGE, libc::MADV_HUGEPAGE) };
         }
     }
-    // Not `0`: pages that the allocator knows to be zero would not be touched.
+    // Not 0: the allocator might return zero pages without touching them.
     buffer.resize(words, black_box(1));
     buffer
 }
@@ -227,8 +226,8 @@ fn count(threads: usize) -> usize {
     if threads > 0 { threads.min(most_threads()) } else { std::thread::available_parallelism().map_or(1, usize::from) }
 }
 
-/// Seconds from the moment when the first of `threads` threads begins until the last one has done its part. They begin
-/// when all are there, and look at the clock themselves: a thread that only watches may sleep through the beginning.
+/// Returns the seconds from the start of the first of `threads` threads to the end of the last one. They start together
+/// and read the clock themselves: an observing thread might be scheduled too late.
 fn seconds_of<T: Send>(threads: usize, mut part: impl FnMut(usize) -> T, work: impl Fn(T) + Sync) -> f64 {
     let barrier = Barrier::new(threads);
     let spans: Vec<(Instant, Instant)> = std::thread::scope(|scope| {
@@ -253,15 +252,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_multiplication_is_made() {
+    fn peak_kernels_do_every_multiplication() {
         assert!(Unit::available().contains(&Unit::Portable));
         for unit in Unit::available() {
             let (few, many) = (unit.spin(1), unit.spin(1000));
             let expected = match unit {
-                // Not a sum but its own image again and again: x / 2 + 1.5 has the fixed point 3.
+                // Not a sum but an iterated function: x / 2 + 1.5 has the fixed point 3.
                 Unit::Portable => (1.5, 3.0),
                 Unit::Avx512Bf16 => (1.5, 1500.0),
-                // Products of 32 terms.
+                // Products with 32 terms each.
                 Unit::Amx => (24.0, 24_000.0),
                 Unit::Avx512Fma | Unit::Avx2Fma => (0.75, 750.0),
             };

@@ -1,4 +1,4 @@
-//! A kernel as the head of a [`grpo_core::backend_api::plan::Plan`], which has checked what kernels assume: tensors on the host, the
+//! Connects a kernel, as a head, to [`grpo_core::backend_api::plan::Plan`]: ensures tensors on the host, and the
 //! backend's threads.
 
 use crate::host::{self, Grads, Slice, SliceMut};
@@ -10,12 +10,13 @@ use grpo_core::batch::TokenBatch;
 use grpo_core::error::Result;
 use grpo_core::{GradsMut, LossPlan, MemoryReport, PlanRequest, PolicyInput, PolicyOutput, Scores, TensorMut};
 
-/// One implementation, planned. Inputs have been checked against the plan, and lie on the host.
+/// One planned implementation. Inputs have been checked against the plan, and are on the host.
 ///
-/// What every kernel has to keep, and where the tests ask for it (`tests/fast/`): rows of masked tokens are not read (`traps/masks.rs`);
-/// log-probabilities of [`Kernel::gradient`] are those of [`Kernel::score`] to the bit, whatever else is in the batch
-/// (`properties.rs`); where tokens share a ratio, an [`Evaluator`] sees whole sequences ([`crate::tokens::Chunks`]);
-/// nothing is written before the first error; the workspace is what was planned, within 5 % (`tests/fast_memory.rs`).
+/// Requirements of every kernel, with their tests in `tests/fast/`: rows of masked tokens are not read
+/// (`traps/masks.rs`); log-probabilities of [`Kernel::gradient`] and [`Kernel::score`] are bit-identical, for any other
+/// content of the batch (`properties.rs`); if tokens share a ratio, an [`Evaluator`] gets whole sequences
+/// ([`crate::tokens::Chunks`]); nothing is written before the first error; the workspace matches the plan within 5 %
+/// (`tests/fast_memory.rs`).
 pub(crate) trait Kernel: Send {
     fn score(&mut self, policy: PolicyOutput<Slice<'_>>, batch: &TokenBatch) -> Result<Scores>;
     fn gradient(
@@ -24,7 +25,7 @@ pub(crate) trait Kernel: Send {
         loss: &Evaluator<'_>,
         grads: Grads<'_>,
     ) -> Result<(LossSums<f64>, Scores)>;
-    /// Overwrites logits with their gradient, with zeros at masked tokens. Only plans of given logits are asked to.
+    /// Overwrites logits with their gradient, with zeros at masked tokens. Only called on plans of precomputed logits.
     fn gradient_in_place(&mut self, logits: SliceMut<'_>, loss: &Evaluator<'_>) -> Result<(LossSums<f64>, Scores)>;
 }
 
@@ -63,10 +64,10 @@ impl Head for CpuHead {
     }
 }
 
-/// Plans `kernel`, which allocates `workspace` bytes and is made only if the machine has them.
+/// Plans `kernel`, which allocates `workspace` bytes; it is created only if the machine has enough memory.
 ///
 /// # Errors
-/// [`grpo_core::Error::Memory`] when a call would need more than there may be.
+/// [`grpo_core::Error::Memory`] if a call would exceed the memory limit.
 pub(crate) fn plan(
     request: &PlanRequest,
     workspace: usize,
@@ -79,21 +80,21 @@ pub(crate) fn plan(
     Ok(Box::new(Plan::new(request, memory, CpuHead { kernel: kernel(), threads })))
 }
 
-/// Bytes that an evaluator of `n` tokens holds: two weights per token, unless the batch brought its own. Its lists per
+/// Returns the bytes of an evaluator of `n` tokens: two weights per token, unless the batch has its own. Lists per
 /// sequence are not counted.
 pub(crate) fn evaluator_bytes(n: usize) -> usize {
     n.saturating_mul(16)
 }
 
-/// The memory of this machine in bytes, or of the control group that the process runs in where that has less. `None` where
-/// the system does not say.
+/// Returns the memory of this machine in bytes, or the limit of the process's control group if that is smaller; `None`
+/// if the system reports neither.
 pub(crate) fn machine_memory() -> Option<usize> {
     let read = |path| std::fs::read_to_string(path).ok();
     let total = read("/proc/meminfo").and_then(|text| {
         let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
         line.trim().strip_suffix("kB")?.trim().parse::<usize>().ok()?.checked_mul(1024)
     });
-    // "max" where the group has no limit of its own.
+    // The file has "max" if the group has no limit.
     let of_group = read("/sys/fs/cgroup/memory.max").and_then(|text| text.trim().parse::<usize>().ok());
     total.into_iter().chain(of_group).min()
 }

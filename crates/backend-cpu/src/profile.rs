@@ -1,13 +1,13 @@
-//! Where the time of a step goes, for whoever has asked.
+//! An optional profile of a step's time.
 //!
-//! Nothing is measured unless [`measured`] runs; then every pack and every product reads a clock twice, which costs less than a
-//! hundredth of a step of any size that is worth a profile.
+//! Nothing is measured outside of [`measured`]; inside, every packing and every product reads a clock twice, which
+//! costs less than 1 % of a step of realistic size.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Instant;
 
-/// The kinds of work of the kernels of `fused`, and of `logits` on hidden states.
+/// The kinds of work of the kernels of `fused`, and of `logits` with hidden states.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Work {
     /// Products of packed operands.
@@ -24,7 +24,7 @@ impl Work {
     /// All kinds.
     pub const ALL: [Self; 4] = [Self::Products, Self::Packing, Self::Statistics, Self::Gradients];
 
-    /// `products`, `packing`, `statistics`, `gradients`.
+    /// Returns `products`, `packing`, `statistics` or `gradients`.
     pub fn name(self) -> &'static str {
         match self {
             Self::Products => "products",
@@ -38,9 +38,9 @@ impl Work {
 static ON: AtomicBool = AtomicBool::new(false);
 static NANOS: [AtomicU64; Work::ALL.len()] = [const { AtomicU64::new(0) }; Work::ALL.len()];
 
-/// Runs `f`, and returns with its result the seconds that all threads together spent on each kind of work.
+/// Runs `f`; returns its result and the seconds of each kind of work, summed over all threads.
 ///
-/// Kernels that run elsewhere in the process at the same time are counted, too; profiles wait for one another.
+/// Concurrent kernels elsewhere in the process are counted, too; concurrent calls wait for one another.
 ///
 /// ```
 /// use backend_cpu::profile::{Work, measured};
@@ -49,7 +49,7 @@ static NANOS: [AtomicU64; Work::ALL.len()] = [const { AtomicU64::new(0) }; Work:
 /// assert_eq!((four, seconds(Work::Products)), (4, 0.0));
 /// ```
 pub fn measured<T>(f: impl FnOnce() -> T) -> (T, impl Fn(Work) -> f64) {
-    /// Switches the clock off however `f` ends.
+    /// Stops the measurement, even if `f` panics.
     struct Running;
     impl Drop for Running {
         fn drop(&mut self) {
@@ -67,7 +67,7 @@ pub fn measured<T>(f: impl FnOnce() -> T) -> (T, impl Fn(Work) -> f64) {
     (result, move |work| seconds[work as usize])
 }
 
-/// Counts the time until it is dropped, where somebody has asked.
+/// Measures the time until it is dropped, if a profile is active.
 #[must_use]
 pub(crate) struct Clock(Option<(Work, Instant)>);
 
@@ -87,7 +87,7 @@ impl Drop for Clock {
     }
 }
 
-/// Runs `f`, and counts its time where somebody has asked.
+/// Runs `f` and measures its time, if a profile is active.
 #[inline(always)]
 pub(crate) fn timed<T>(work: Work, f: impl FnOnce() -> T) -> T {
     let _clock = Clock::start(work);

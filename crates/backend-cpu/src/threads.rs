@@ -1,10 +1,10 @@
-//! The threads that kernels run on: rayon's with the feature `rayon`, the caller's alone without it.
+//! The threads of kernels: rayon's with the feature `rayon`, otherwise only the caller's.
 
 use grpo_core::error::Result;
 
-/// The most threads that a backend or a benchmark may use on this machine: four for each core that the process may use, so
-/// that waiting for memory can be hidden, and never less than 64, so that results can be compared over numbers of threads on
-/// a small machine. More would only wait for one another; a hundred thousand would bring the machine to a halt.
+/// Returns the maximum threads of a backend or benchmark on this machine: four for each core that the process may use,
+/// to hide memory latency, and at least 64, so that results can be compared over numbers of threads on a small machine.
+/// More would only contend; a hundred thousand would stall the machine.
 pub fn most_threads() -> usize {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     cores.saturating_mul(4).max(64)
@@ -19,13 +19,13 @@ mod implementation {
     use rayon::{ThreadPool, ThreadPoolBuilder};
     use std::sync::Arc;
 
-    /// A pool of a backend's own, or the one that it is called in.
+    /// A backend's own pool, or the caller's.
     #[derive(Clone, Debug, Default)]
     pub(crate) struct Threads(Option<Arc<ThreadPool>>);
 
     impl Threads {
         /// # Errors
-        /// [`Error::Backend`] when there are more than [`most_threads`], or they cannot be started.
+        /// [`Error::Backend`] for more than [`most_threads`], or if they cannot be started.
         pub(crate) fn new(threads: usize) -> Result<Self> {
             let most = most_threads();
             if threads > most {
@@ -56,12 +56,12 @@ mod implementation {
         ThreadPoolBuilder::new().num_threads(threads).thread_name(|i| format!("loss-{i}")).build()
     }
 
-    /// The number of threads of the pool that the caller is in.
+    /// Returns the number of threads of the caller's pool.
     pub(crate) fn count() -> usize {
         rayon::current_num_threads()
     }
 
-    /// Runs `work` with each of `slots`, at the same time.
+    /// Runs `work` on all `slots` in parallel.
     pub(crate) fn for_each_slot<S: Send>(slots: &mut [S], work: impl Fn(&mut S) + Sync) {
         let work = &work;
         match slots {
@@ -112,12 +112,12 @@ mod implementation {
         1
     }
 
-    /// Runs `work` with each of `slots`, one after the other.
+    /// Runs `work` on all `slots` in order.
     pub(crate) fn for_each_slot<S: Send>(slots: &mut [S], work: impl Fn(&mut S) + Sync) {
         slots.iter_mut().for_each(work);
     }
 
-    /// rayon's chunks of slices, one after the other.
+    /// The methods of rayon's parallel slices, sequentially.
     pub(crate) mod slices {
         pub(crate) trait Chunked<T> {
             fn par_chunks(&self, size: usize) -> std::slice::Chunks<'_, T>;

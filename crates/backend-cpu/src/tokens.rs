@@ -1,4 +1,4 @@
-//! Per-token state between the softmax and the loss, and how tokens are cut into chunks.
+//! Per-token state between the softmax and the loss, and the division of tokens into chunks.
 
 use crate::softmax::{Row, RowGrad, RowSums, Scales};
 use grpo_core::backend_api::evaluate::{Evaluator, Totals};
@@ -6,8 +6,8 @@ use grpo_core::batch::TokenBatch;
 use grpo_core::{LossConfig, Scores};
 use std::ops::Range;
 
-/// Statistics of some tokens, and their logp, entropy and the loss's derivatives: rounded to f32 as the caller sees
-/// them, widened because the loss is evaluated in f64.
+/// The statistics of some tokens, and their logp, entropy and the loss's derivatives. They are rounded to the caller's
+/// f32, but stored in f64, because the loss is evaluated in f64.
 #[derive(Debug)]
 pub(crate) struct TokenState {
     rows: Vec<Row>,
@@ -20,14 +20,14 @@ pub(crate) struct TokenState {
 impl TokenState {
     pub(crate) const BYTES: usize = size_of::<Row>() + 4 * size_of::<f64>();
 
-    /// State for `tokens` tokens.
+    /// Allocates the state of `tokens` tokens.
     pub(crate) fn new(tokens: usize) -> Self {
         let zeros = || vec![0.0; tokens];
         let rows = vec![Row::default(); tokens];
         Self { rows, logp: zeros(), entropy: zeros(), dlogp: zeros(), dentropy: zeros() }
     }
 
-    /// Closes the sums of the tokens from `at` on, each with its scales.
+    /// Finishes the sums of the tokens from state index `at`, each with its scales.
     pub(crate) fn record(&mut self, at: usize, sums: &[RowSums], scales: impl Iterator<Item = Scales>) {
         for (at, (sums, scales)) in (at..).zip(sums.iter().zip(scales)) {
             let row = sums.finish(scales.logit);
@@ -45,32 +45,32 @@ impl TokenState {
         }
     }
 
-    /// The loss of the active positions `span`, whose state starts at `at`.
+    /// Evaluates the loss of the active positions `span`, whose state starts at `at`.
     pub(crate) fn evaluate(&mut self, evaluator: &Evaluator<'_>, span: Range<usize>, at: usize, totals: &mut Totals) {
         let r = at..at + span.len();
         let (dlogp, dentropy) = (&mut self.dlogp[r.clone()], &mut self.dentropy[r.clone()]);
         evaluator.evaluate(span, &self.logp[r.clone()], &self.entropy[r], dlogp, dentropy, totals);
     }
 
-    /// Whether anything flows back through the token. NaN flows.
+    /// Returns `true` if the token has a gradient. NaN counts as a gradient.
     pub(crate) fn is_live(&self, at: usize) -> bool {
         self.dlogp[at] != 0.0 || self.dentropy[at] != 0.0
     }
 
-    /// The gradient of the logits of a token whose loss has been evaluated.
+    /// Returns the gradient's coefficients of a token whose loss has been evaluated.
     pub(crate) fn row_grad(&self, at: usize, scales: &Scales) -> RowGrad {
         self.rows[at].row_grad(scales, self.dlogp[at], self.dentropy[at])
     }
 }
 
-/// How the active positions of a batch are cut so that a chunk's gradient follows from the chunk alone.
+/// The division of a batch's active positions into chunks whose gradients depend on one chunk only.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Chunks<'a> {
-    /// Any cut will do: the loss is token-level.
+    /// Anywhere: the loss is per token.
     Anywhere,
-    /// Whole sequences, given their first positions `[B + 1]`: each fits a chunk.
+    /// At sequences, given their first positions `[B + 1]`; each sequence fits into a chunk.
     Sequences(&'a [usize]),
-    /// No cut will do: a sequence is longer than a chunk. All log-probabilities must be known first.
+    /// Not possible, because a sequence is longer than a chunk: all log-probabilities must be computed first.
     ScoreFirst,
 }
 
@@ -85,7 +85,7 @@ impl<'a> Chunks<'a> {
         }
     }
 
-    /// The chunk of at most `chunk` positions that starts at `start < total`.
+    /// Returns the chunk of at most `chunk` positions that starts at `start < total`.
     pub(crate) fn next(&self, start: usize, total: usize, chunk: usize) -> Range<usize> {
         let end = total.min(start + chunk);
         match self {
@@ -95,7 +95,7 @@ impl<'a> Chunks<'a> {
     }
 }
 
-/// Zeros for every token of the batch.
+/// Returns zeros for every token of the batch.
 pub(crate) fn empty_scores(batch: &TokenBatch) -> Scores {
     Scores { logp: vec![0.0; batch.tokens()], entropy: vec![0.0; batch.tokens()] }
 }

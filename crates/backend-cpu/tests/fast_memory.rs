@@ -1,4 +1,4 @@
-//! The memory report against an allocator that counts, and the proof that the fused head never allocates N x V.
+//! Compares the memory report with a counting allocator, and proves that the fused head never allocates N x V.
 #![allow(unsafe_code)] // a global allocator cannot be written without
 
 use backend_cpu::CpuBackend;
@@ -14,19 +14,19 @@ static LIVE: AtomicUsize = AtomicUsize::new(0);
 static PEAK: AtomicUsize = AtomicUsize::new(0);
 static LARGEST: AtomicUsize = AtomicUsize::new(0);
 
-// SAFETY: every request is handed to the system's allocator as it came.
+// SAFETY: every call is forwarded to the system's allocator unchanged.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         let live = LIVE.fetch_add(layout.size(), SeqCst) + layout.size();
         PEAK.fetch_max(live, SeqCst);
         LARGEST.fetch_max(layout.size(), SeqCst);
-        // SAFETY: the caller's promise about `layout` is passed on.
+        // SAFETY: the caller guarantees a valid `layout`.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
         LIVE.fetch_sub(layout.size(), SeqCst);
-        // SAFETY: the caller's promise that `pointer` came from `alloc` with `layout` is passed on.
+        // SAFETY: the caller guarantees that `pointer` came from `alloc` with `layout`.
         unsafe { System.dealloc(pointer, layout) }
     }
 }
@@ -34,7 +34,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// Bytes above the start that `f` had allocated at its peak, and the largest single allocation.
+/// Returns the result of `f`, the peak of bytes that it allocated, and its largest single allocation.
 fn measured<T>(f: impl FnOnce() -> T) -> (T, usize, usize) {
     let start = LIVE.load(SeqCst);
     PEAK.store(start, SeqCst);
@@ -43,7 +43,7 @@ fn measured<T>(f: impl FnOnce() -> T) -> (T, usize, usize) {
     (out, PEAK.load(SeqCst) - start, LARGEST.load(SeqCst))
 }
 
-/// Inputs are there before; everything from the plan to the gradients is measured.
+/// Measures everything from the plan to the gradients; inputs exist before.
 fn check(backend: &CpuBackend, case: &Case, request: &PlanRequest, name: &str) {
     let once = || {
         let mut plan = backend.plan(request).unwrap();
@@ -59,7 +59,7 @@ fn check(backend: &CpuBackend, case: &Case, request: &PlanRequest, name: &str) {
         plan.value_and_grad(case.policy(), &case.batch, grads).unwrap();
         plan.memory()
     };
-    // What lives as long as the process, such as the threads' own queues, is there after the first call.
+    // The first call allocates memory that lives as long as the process, such as the threads' queues.
     once();
     let (report, peak, largest) = measured(once);
     let reported = report.outputs + report.workspace;
@@ -75,7 +75,7 @@ fn check(backend: &CpuBackend, case: &Case, request: &PlanRequest, name: &str) {
     }
 }
 
-// One test: the counters are the process's.
+// A single test, because the counters are per process.
 #[test]
 fn memory_is_as_reported() {
     let backend = CpuBackend::with_threads(2).unwrap();
@@ -138,7 +138,7 @@ fn given_logits(backend: &CpuBackend) {
         let off = reported as f64 / peak as f64 - 1.0;
         println!("{implementation:?} of given logits: peak {peak}, reported {reported} ({:+.2} %)", 100.0 * off);
         assert!(off.abs() <= 0.05, "{implementation:?}: reported {reported} bytes, measured {peak}");
-        // A chunk's exponentials are all that grows with V, so a chunk of one token shows that nothing grows with N and V.
+        // Only a chunk's exponentials grow with V; with a chunk of one token, nothing grows with N x V.
         let request = PlanRequest { tiling: Tiling { token_chunk: Some(1), ..Tiling::default() }, ..request };
         let (_, peak, _) = measured(|| {
             let mut plan = backend.plan(&request).unwrap();

@@ -1,4 +1,4 @@
-//! Without the feature `rayon`: kernels run on the caller's thread.
+//! Without the feature `rayon`, kernels run on the caller's thread.
 #![cfg(not(feature = "rayon"))]
 
 use backend_cpu::CpuBackend;
@@ -21,7 +21,7 @@ fn more_threads_than_one_are_refused() {
     }
 }
 
-/// Every way to ask for one thread gives the oracle's results, and the same bits.
+/// Every way to select one thread gives the oracle's results, bit-identical to one another.
 #[rstest]
 fn implementations_match_the_oracle_on_the_callers_thread(
     #[values("grpo", "gspo")] loss_type: &str,
@@ -43,10 +43,10 @@ fn implementations_match_the_oracle_on_the_callers_thread(
     }
 }
 
-/// Tasks of given logits, one after the other: log-probabilities and gradients of any blocking are the same bits, and those
-/// of the oracle.
+/// Precomputed logits, whose tasks run in order: log-probabilities and gradients are bit-identical for any blocking,
+/// and match the oracle.
 #[rstest]
-fn given_logits_match_the_oracle_on_the_callers_thread(#[values("grpo", "gspo")] loss_type: &str) {
+fn precomputed_logits_match_the_oracle_on_the_callers_thread(#[values("grpo", "gspo")] loss_type: &str) {
     let loss = loss(loss_type);
     let case = Case::new(&loss, &Shape::default(), 3);
     let (n, v) = (case.batch.tokens(), case.v);

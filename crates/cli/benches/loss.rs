@@ -1,16 +1,16 @@
-//! `cargo bench`: `grpo bench` on the shapes S1 to S4 of `configs/bench/`, reduced so that it ends in about a minute.
+//! `cargo bench`: `grpo bench` on the shapes S1 to S4 of `configs/bench/`, reduced to take about a minute.
 //!
-//! Arguments after `--` go to `grpo bench`: `cargo bench -p grpo-cli -- --json`, or configurations instead of these.
+//! Arguments after `--` are passed to `grpo bench`: `cargo bench -p grpo-cli -- --json`, or other configurations.
 
 use std::path::Path;
 use std::process::{Command, ExitCode};
 
 const SHAPES: [&str; 4] = ["s1", "s2", "s3", "s4"];
-/// Every shape keeps its hidden size; a given `--set` comes later and wins.
+/// Shapes keep their hidden size. A `--set` on the command line comes later and takes precedence.
 const REDUCED: [&str; 3] = ["shape.tokens=128", "shape.vocab=16384", "rounds.warmup=1"];
 
 fn main() -> ExitCode {
-    // Cargo's own argument says that this is a benchmark; `cargo test --benches` runs nothing.
+    // Cargo adds `--bench`; without it, as in `cargo test --benches`, nothing is run.
     let mut arguments: Vec<String> = std::env::args().skip(1).collect();
     if !arguments.iter().any(|argument| argument == "--bench") {
         return ExitCode::SUCCESS;
@@ -18,7 +18,7 @@ fn main() -> ExitCode {
     arguments.retain(|argument| argument != "--bench");
     let mut command = Command::new(env!("CARGO_BIN_EXE_grpo"));
     command.arg("bench");
-    // An option's value is no configuration.
+    // The value of an option is not a configuration.
     if !arguments.iter().any(|argument| argument.ends_with(".yaml")) {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../configs/bench");
         command.args(SHAPES.map(|name| folder.join(name).with_extension("yaml")));

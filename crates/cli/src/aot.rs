@@ -1,7 +1,7 @@
-//! `grpo aot`: what a compiler says, for devices that are not here, of the loss of a benchmark or of the programs of a run.
+//! `grpo aot`: compiles the loss of a benchmark or the programs of a run for absent devices, and reports memory and estimated times.
 //!
-//! Every variant or program is compiled in a process of its own (this binary again, with `--worker`), because a compiler that aborts
-//! takes its process along.
+//! Every variant or program is compiled in its own process (this binary with `--worker`), because a compiler that aborts ends its
+//! process.
 
 use crate::bench_layers::BenchArgs;
 use crate::{Outcome, aot_run, aot_text, emit, emit_document};
@@ -17,17 +17,17 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Mutex;
 
-/// A compiler takes a gigabyte and uses several threads itself.
+/// The limit of concurrent compilers. Each takes about a gigabyte of memory and uses several threads.
 const MOST_WORKERS: usize = 4;
 
 /// Arguments of `grpo aot`.
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "CONFIG is a benchmark, as in configs/bench/, or the configuration of a run, as in configs/train/ and configs/aot/: of a \
-    run, its programs are compiled for one device, without weights, and there is a table of what they take of its memory and time. \
-    Times are the compiler's estimates, with loop bodies multiplied by their turns; bytes are what it has \
-    allotted. An assertion is VARIANT.FIELD (<=|<|>=|>|==) NUMBER or VARIANT.FIELD, optionally `* NUMBER`, with the fields \
-    that --json shows; the exit code is 1 when one does not hold."
+    after_help = "CONFIG is a benchmark, as in configs/bench/, or the configuration of a run, as in configs/train/ and configs/aot/. The \
+    programs of a run are compiled for one device, without weights; a table shows the memory and time that they need. \
+    Times are the compiler's estimates, with loop bodies multiplied by their iterations; bytes are the compiler's \
+    allocations. An assertion is VARIANT.FIELD (<=|<|>=|>|==) NUMBER or VARIANT.FIELD, optionally `* NUMBER`, with the fields \
+    of --json; the exit code is 1 if one does not hold."
 )]
 pub(crate) struct Args {
     #[command(flatten)]
@@ -38,7 +38,7 @@ pub(crate) struct Args {
     /// Print one JSON document instead of a table.
     #[arg(long)]
     pub(crate) json: bool,
-    /// Compile again what was compiled before: otherwise what the compiler said of a program then is taken from this user's cache.
+    /// Recompile instead of using cached results.
     #[arg(long)]
     pub(crate) recompile: bool,
     /// Write the StableHLO of each variant to DIR/NAME.mlir.
@@ -47,18 +47,18 @@ pub(crate) struct Args {
     /// Exit with 1 unless this holds, e.g. 'fused.temp_bytes <= 630e6'; repeatable.
     #[arg(long, value_name = "ASSERTION")]
     pub(crate) assert: Vec<String>,
-    /// Compile the one variant here and print what came out, for the process that has started this one.
+    /// Compile one variant in this process and print its report, for the parent process.
     #[arg(long, hide = true, requires = "variants")]
     pub(crate) worker: bool,
 }
 
-/// The outcome of a variant.
+/// The result of compiling a variant.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(untagged)]
 pub(crate) enum Compiled {
-    /// The compiler's words.
+    /// The compiler's report.
     Report(Box<Report>),
-    /// Why there are none.
+    /// The variant did not compile.
     Failed {
         /// The error, on one line.
         error: String,
@@ -72,7 +72,7 @@ pub(crate) struct Document {
     pub(crate) name: String,
     /// The target as the command line names it.
     pub(crate) target: String,
-    /// One device of the target, of which the floors are computed.
+    /// One device of the target, for which the floors are computed.
     pub(crate) chip: Chip,
     /// The reports by the name of the variant.
     pub(crate) variants: BTreeMap<String, Compiled>,
@@ -103,7 +103,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
     let names = chosen(&args, &config)?;
     for variant in assertions.iter().flat_map(Assertion::variants) {
         if !names.iter().any(|name| name == variant) {
-            bail!("an assertion speaks of the variant `{variant}`, but compiled are {}", names.join(", "));
+            bail!("an assertion names the variant `{variant}`; compiled variants: {}", names.join(", "));
         }
     }
     if let Some(folder) = &args.emit {
@@ -124,7 +124,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
     Ok(if holds { Outcome::Done } else { Outcome::CheckFailed })
 }
 
-/// The first of the errors, if there are any.
+/// Returns the first of the errors, if any.
 pub(crate) fn expect_reports(what: &str, all: &BTreeMap<String, Compiled>) -> anyhow::Result<()> {
     let errors = all.iter().filter_map(|(name, compiled)| match compiled {
         Compiled::Failed { error } => Some(format!("{what} `{name}`: {error}")),
@@ -137,7 +137,7 @@ pub(crate) fn expect_reports(what: &str, all: &BTreeMap<String, Compiled>) -> an
     }
 }
 
-/// The variants to compile, in order, each with a program.
+/// Returns the variants to compile, in order; each has a program.
 fn chosen(args: &Args, config: &BenchConfig) -> anyhow::Result<Vec<String>> {
     for name in &args.variants {
         config.variant(name)?;
@@ -184,7 +184,7 @@ pub(crate) fn compile_all(args: &Args, names: &[String]) -> anyhow::Result<BTree
     Ok(done.into_inner().expect(locked))
 }
 
-/// Runs the worker for one variant and reads what it prints.
+/// Runs the worker for one variant and parses its output.
 fn compile_elsewhere(binary: &Path, args: &Args, name: &str) -> anyhow::Result<Compiled> {
     let BenchArgs { config, set, target, plugin, .. } = &args.bench;
     let mut command = Command::new(binary);
@@ -200,7 +200,7 @@ fn compile_elsewhere(binary: &Path, args: &Args, name: &str) -> anyhow::Result<C
     if args.recompile {
         command.arg("--recompile");
     }
-    // Compilers talk; who asks for logs hears them.
+    // Compilers write many logs, which are shown only with GRPO_LOG.
     let heard = std::env::var_os("GRPO_LOG").is_some();
     command.stdin(Stdio::null()).stderr(if heard { Stdio::inherit() } else { Stdio::piped() });
     let output = command.output().context("cannot start the compiler's process")?;

@@ -1,4 +1,4 @@
-//! `grpo aot` of a run: its training step and its rollout on one device that is not here.
+//! `grpo aot` for a run: its training step and its rollout on one absent device.
 
 use crate::aot::{Args, Compiled, compile_all, expect_reports};
 use crate::bench_layers::BenchArgs;
@@ -17,31 +17,31 @@ use trainer::TrainConfig;
 use trainer::programs::{Memory, ProgramName, RunPrograms, RunSizes, Times};
 use trainer::train_config::WITHOUT_MODEL;
 
-/// Everything that `--json` shows.
+/// The document of `--json`.
 #[derive(Debug, Serialize)]
 pub(crate) struct Document {
     /// The name of the run.
     pub(crate) name: String,
     /// The target as the command line names it.
     pub(crate) target: String,
-    /// One device of the target.
+    /// The properties of one device of the target.
     pub(crate) chip: Chip,
-    /// What the programs are made for.
+    /// The sizes of the programs.
     pub(crate) sizes: RunSizes,
     /// The reports by the name of the program.
     pub(crate) programs: BTreeMap<String, Compiled>,
-    /// What is on the device while each program runs; `None` where not all were compiled.
+    /// Device memory during each program; `None` unless all programs were compiled.
     pub(crate) memory: Option<Memory>,
-    /// Estimates of the time of a whole step; `None` where the compiler has none, or not all were compiled.
+    /// Time estimates of a whole step; `None` if the compiler has none, or not all programs were compiled.
     pub(crate) times: Option<Times>,
-    /// The assertions in the order given, with their outcome.
+    /// The assertions in the given order, with their results.
     pub(crate) assertions: Vec<Checked>,
 }
 
-/// Whether the configuration is that of a run, by keys that only runs have.
+/// Returns `true` for the configuration of a run, `false` for that of a benchmark, by keys that only one of them has.
 ///
 /// # Errors
-/// A file that cannot be read, and one with keys of neither kind, or of both.
+/// Errors of reading the file; an error for a file with keys of neither kind, or of both.
 pub(crate) fn is_run(args: &BenchArgs) -> anyhow::Result<bool> {
     let Some(path) = &args.config else { return Ok(false) };
     let layers = Layers::new().file(path)?;
@@ -64,7 +64,7 @@ pub(crate) fn is_run(args: &BenchArgs) -> anyhow::Result<bool> {
                 path.display()
             )
         }
-        // Keys that both have are a benchmark of the built-in shape.
+        // Shared keys alone configure a benchmark of the built-in shape.
         (None, None) if keys.iter().any(|key| bench.contains(*key)) => Ok(false),
         (None, None) => {
             let found = keys.iter().map(|key| format!("`{key}`")).collect::<Vec<_>>().join(", ");
@@ -100,7 +100,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
     let names = chosen(&args, &programs, target.kind())?;
     for variant in assertions.iter().flat_map(Assertion::variants) {
         if !(names.iter().any(|name| name == variant) || ["memory", "times"].contains(&variant)) {
-            bail!("an assertion speaks of `{variant}`, but there are {}, memory and times", names.join(", "));
+            bail!("an assertion names `{variant}`; known names: {}, memory and times", names.join(", "));
         }
     }
     if let Some(folder) = &args.emit {
@@ -140,7 +140,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
     Ok(if holds { Outcome::Done } else { Outcome::CheckFailed })
 }
 
-/// Says so where nothing limits prompts, which then count as long as the model's context has room for.
+/// Warns if prompts have no length limit and therefore count as the rest of the model's context.
 fn warn_of_prompts(config: &TrainConfig, RunSizes { prompt, .. }: RunSizes) {
     let counted =
         format!("prompts count as {prompt} tokens, all of the model's context but rollout.max_completion_length");
@@ -149,7 +149,7 @@ fn warn_of_prompts(config: &TrainConfig, RunSizes { prompt, .. }: RunSizes) {
             "data.max_prompt_length is not set, so that {counted}: set it to the tokens of the longest prompt of data.files, as in \
              `--set data.max_prompt_length=256`"
         ),
-        // The key is for files alone, and the shape of a new model is made for its tasks.
+        // The key only applies to files, and the shape of a new model is chosen for its tasks.
         (true, _) if config.model.shape().is_none() => {
             tracing::warn!(
                 "{counted}: those of built-in tasks are shorter; name data.files and data.max_prompt_length to say how long they are"
@@ -159,7 +159,7 @@ fn warn_of_prompts(config: &TrainConfig, RunSizes { prompt, .. }: RunSizes) {
     }
 }
 
-/// The programs to compile: those that are named, or all; parts of programs only where there will be times to share.
+/// Returns the programs to compile: the named ones, or all; partial programs only if time shares will be computed.
 fn chosen(args: &Args, programs: &RunPrograms, kind: Kind) -> anyhow::Result<Vec<String>> {
     let all: Vec<String> = programs.names().iter().map(ToString::to_string).collect();
     if let Some(unknown) = args.variants.iter().find(|name| !all.contains(name)) {
@@ -172,7 +172,7 @@ fn chosen(args: &Args, programs: &RunPrograms, kind: Kind) -> anyhow::Result<Vec
     })
 }
 
-/// Compiles the one program that is named.
+/// Compiles the named program.
 fn worker(args: &Args, programs: &RunPrograms, target: Target) -> anyhow::Result<Report> {
     let [name] = args.variants.as_slice() else { bail!("--worker takes one of --variants") };
     let Some(name) = programs.names().into_iter().find(|known| known.to_string() == *name) else {

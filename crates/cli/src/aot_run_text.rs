@@ -1,4 +1,4 @@
-//! Reports of the programs of a run as tables.
+//! Formats the reports of a run's programs as tables.
 
 use crate::aot::Compiled;
 use crate::aot_run::Document;
@@ -46,8 +46,8 @@ pub(crate) fn text(document: &Document) -> String {
     if let Some(times) = &document.times {
         of_times(&mut text, times);
     }
-    text.push_str("Estimates are the compiler's, not measurements; a loop's body counts as often as it turns. compiled in: processor time.\n");
-    // By reason, because a plugin without estimates has the same for all.
+    text.push_str("Estimates are the compiler's, not measurements; a loop's body counts once per iteration. compiled in: processor time.\n");
+    // Grouped by reason, because a plugin without estimates has the same for all programs.
     let mut without: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
     for (name, compiled) in &document.programs {
         if let Compiled::Report(report) = compiled
@@ -80,13 +80,13 @@ fn row(name: &str, report: &Report, total: Option<u64>) -> [String; 10] {
     ]
 }
 
-/// What is there whatever runs, and the program that needs most.
+/// Writes the permanent memory, and the program with the largest use.
 fn of_memory(text: &mut String, memory: &Memory) {
     let state = memory.state.iter().map(|(what, size)| format!("{what} {}", bytes(*size))).collect::<Vec<_>>();
     let _ = writeln!(text, "Kept between programs: {}.", state.join(", "));
     let without = match memory.total_bytes_without_roll_back {
         same if same == memory.total_bytes => String::new(),
-        less => format!(" ({} without what a failed step goes back to)", bytes(less)),
+        less => format!(" ({} without the copy for a rollback)", bytes(less)),
     };
     let _ =
         writeln!(text, "Most is on the device during {}: {}{without}.\n", memory.largest, bytes(memory.total_bytes));

@@ -1,4 +1,4 @@
-//! Reports of compilers as a table.
+//! Formats compilers' reports as a table.
 
 use crate::aot::{Compiled, Document};
 use crate::table::Sheet;
@@ -36,7 +36,7 @@ pub(crate) fn text(document: &Document) -> String {
         bytes(chip.memory),
         table.text(),
     );
-    text.push_str("Estimates are the compiler's, not measurements; a loop's body counts as often as it turns.\n");
+    text.push_str("Estimates are the compiler's, not measurements; a loop's body counts once per iteration.\n");
     let reports =
         || document.variants.values().filter_map(|c| if let Compiled::Report(r) = c { Some(r) } else { None });
     if let Some(reason) = reports().find_map(|report| report.no_estimate.as_ref()) {
@@ -46,11 +46,11 @@ pub(crate) fn text(document: &Document) -> String {
     let seconds = |of: &[&Report]| of.iter().map(|report| report.compile_seconds).sum::<f64>();
     let mut compiled = format!("Compiled in {:.0} s", seconds(&now));
     if !before.is_empty() {
-        let _ = write!(compiled, ", and in {:.0} s by earlier runs (--recompile does it again)", seconds(&before));
+        let _ = write!(compiled, ", and in {:.0} s by earlier runs (--recompile ignores them)", seconds(&before));
     }
     let _ = writeln!(
         text,
-        "Floor: the products that a result needs at peak, or arguments and results moved once. {compiled}."
+        "Floor: the necessary matmuls at the peak rate, or arguments and results moved once. {compiled}."
     );
     for assertion in &document.assertions {
         let _ = writeln!(text, "{}: {assertion}", assertion.verdict());
@@ -75,7 +75,7 @@ fn row(name: &str, report: &Report) -> [String; 11] {
     ]
 }
 
-/// `2048 tokens`, `4096 columns`, or nothing.
+/// Returns `2048 tokens`, `4096 columns`, or `-`.
 pub(crate) fn tiles(blocking: Option<Blocking>) -> String {
     match blocking {
         Some(Blocking::TokenChunks(size)) => format!("{size} tokens"),
@@ -88,7 +88,7 @@ pub(crate) fn milliseconds(seconds: f64) -> String {
     format!("{:.2} ms", 1e3 * seconds)
 }
 
-/// A number of bytes in powers of ten.
+/// Formats a number of bytes with a unit in powers of ten.
 pub(crate) fn bytes(bytes: u64) -> String {
     match bytes as f64 {
         b if b >= 1e9 => format!("{:.3} GB", b / 1e9),

@@ -1,4 +1,4 @@
-//! `grpo bench`: variants of the loss on what is here, measured in one run.
+//! `grpo bench`: measures variants of the loss on this machine's devices.
 
 use crate::bench_layers::resolve;
 use crate::progress::{fitted, phase_fields};
@@ -19,17 +19,17 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-/// The configuration that is measured when no file is named.
+/// The default configuration.
 const DEFAULT_CONFIG: (&str, &str) =
     ("configs/bench/s2.yaml (built in)", include_str!("../../../configs/bench/s2.yaml"));
 
 /// Arguments of `grpo bench`.
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "All variants of a problem have the same inputs and take turns, each in a process of its own. Floors take \
-    turns with them: bare products, or what the processor and its memory do at most. An assertion is VARIANT.FIELD \
-    (<=|<|>=|>|==) NUMBER or VARIANT.FIELD, optionally `* NUMBER`, with the fields that --json shows; it is held against \
-    every problem that has its variants, or names one as PROBLEM/VARIANT.FIELD. The exit code is 1 when a variant could not \
+    after_help = "All variants of a problem get the same inputs and are measured in alternation, each in its own process. Floors \
+    are measured in alternation with them: matmuls alone, or the peak rates of processor and memory. An assertion is VARIANT.FIELD \
+    (<=|<|>=|>|==) NUMBER or VARIANT.FIELD, optionally `* NUMBER`, with the fields of --json; it is checked for \
+    every problem with these variants, or for one as PROBLEM/VARIANT.FIELD. The exit code is 1 if a variant could not \
     be measured or an assertion does not hold; a variant that the backend does not offer counts only if it was named."
 )]
 pub(crate) struct Args {
@@ -42,7 +42,7 @@ pub(crate) struct Args {
     /// Print the resolved configurations as YAML and exit.
     #[arg(long)]
     print_config: bool,
-    /// Of variants that name none: cpu, pjrt:cpu, pjrt:tpu, pjrt:cuda [default: the configuration's].
+    /// Backend of variants that name none: cpu, pjrt:cpu, pjrt:tpu, pjrt:cuda [default: the configuration's].
     #[arg(long)]
     backend: Option<String>,
     /// The PJRT plugin [default: what GRPO_PJRT_PLUGIN names, or what `grpo plugin install` has installed].
@@ -57,7 +57,7 @@ pub(crate) struct Args {
     /// Timed steps of each variant; 0 plans and calls once [default: the configuration's].
     #[arg(long, allow_negative_numbers = true)]
     steps: Option<usize>,
-    /// Steps before them, after the first call [default: the configuration's].
+    /// Untimed steps before them, after the first call [default: the configuration's].
     #[arg(long, allow_negative_numbers = true)]
     warmup: Option<usize>,
     /// Seed of the inputs [default: the configuration's].
@@ -72,14 +72,14 @@ pub(crate) struct Args {
     /// Print the tables in Markdown.
     #[arg(long)]
     markdown: bool,
-    /// Write the JSON document to this file, whatever is printed.
+    /// Also write the JSON document to this file.
     #[arg(long, short, value_name = "FILE", alias = "output")]
     out: Option<PathBuf>,
-    /// Log every variant's numbers as a run's metrics under this folder, which is to be new: PROBLEM/VARIANT/metrics.jsonl, and
-    /// what `logging` and `wandb` of the configuration ask for.
+    /// Log every variant's numbers as a run's metrics in this folder, which must be new: PROBLEM/VARIANT/metrics.jsonl, and the files
+    /// of `logging` and `wandb` of the configuration.
     #[arg(long, value_name = "DIR")]
     log_dir: Option<PathBuf>,
-    /// Draw time against memory into this file, which ends in .svg.
+    /// Draw time against memory into this file, which must end in .svg.
     #[arg(long, value_name = "FILE")]
     plot: Option<PathBuf>,
 }
@@ -108,7 +108,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
             }
         }
     }
-    // Before minutes are spent on what could not be kept.
+    // Checked before minutes are spent on results that could not be written.
     args.out.iter().chain(&args.plot).try_for_each(|path| check_output(path))?;
     let options = Options {
         worker: vec![std::env::current_exe().context("cannot find this binary")?.into(), "bench-worker".into()],
@@ -118,7 +118,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
         assertions: args.assert.iter().map(|text| Assertion::parse(text)).collect::<Result<_, _>>()?,
     };
     let (bar, mut tell) = progress();
-    let stop = crate::stop_on_signal("stopping after this turn")?;
+    let stop = crate::stop_on_signal("stopping after this step")?;
     let document = bench::run(&configs, &options, |what| {
         tell(what);
         if stop.load(Ordering::Relaxed) { Err(bench::Error::Stopped) } else { Ok(()) }
@@ -126,7 +126,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
     bar.finish_and_clear();
     let document = document?;
     let json = format!("{}\n", serde_json::to_string_pretty(&document)?);
-    // What was measured is shown whatever happens to the files.
+    // Results are printed even if a file cannot be written.
     if args.json {
         emit_document(&json)?;
     } else {
@@ -152,7 +152,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
     Ok(if failed || !holds { Outcome::CheckFailed } else { Outcome::Done })
 }
 
-/// Every file with what the command line changes.
+/// Returns every file's configuration with the changes of the command line.
 fn configs(args: &Args) -> anyhow::Result<Vec<BenchConfig>> {
     let files = if args.config.is_empty() { vec![None] } else { args.config.iter().map(Some).collect() };
     let mut configs = vec![];
@@ -170,7 +170,7 @@ fn configs(args: &Args) -> anyhow::Result<Vec<BenchConfig>> {
     Ok(configs)
 }
 
-/// Minutes pass: a person sees what is being done now; a log gets a line for everything but single turns.
+/// Shows progress: the current step on a terminal; in a log, a line for each phase.
 pub(super) fn progress() -> (ProgressBar, impl FnMut(&str)) {
     let bar = ProgressBar::new_spinner();
     let said = Arc::new(Mutex::new(String::new()));
@@ -178,7 +178,7 @@ pub(super) fn progress() -> (ProgressBar, impl FnMut(&str)) {
     let line = move |state: &ProgressState, out: &mut dyn std::fmt::Write| {
         let elapsed = format!("{:#}", HumanDuration(state.elapsed()));
         let fields = phase_fields(&elapsed, &told.lock().unwrap_or_else(PoisonError::into_inner));
-        // The spinner and a space stand before it. What is written here reaches a terminal, or nobody.
+        // Leaves room for the spinner and a space. Errors of writing to a terminal are ignored.
         let _ = out.write_str(&fitted(&fields, terminal::of(&Term::stderr()).saturating_sub(2)));
     };
     if let Ok(style) = ProgressStyle::with_template("{spinner} {line}") {
@@ -189,10 +189,10 @@ pub(super) fn progress() -> (ProgressBar, impl FnMut(&str)) {
     let tell = move |what: &str| {
         tracing::info!("{what}");
         what.clone_into(&mut said.lock().unwrap_or_else(PoisonError::into_inner));
-        // `CASE: round 3 of 10: NAME` without the name.
+        // Removes the name from `CASE: round 3 of 10: NAME`.
         let phase = what.splitn(3, ": ").take(2).collect::<Vec<_>>().join(": ");
         if shown.is_hidden() && phase != last {
-            // Nobody listens: no reason to stop.
+            // Errors of writing are ignored.
             let _ = writeln!(std::io::stderr(), "{phase}");
             last = phase;
         }

@@ -1,4 +1,4 @@
-//! What `grpo aot` and `grpo plan` have in common: a configuration of `configs/bench/` and the devices to compile for.
+//! Arguments that `grpo aot` and `grpo plan` share: a configuration of `configs/bench/` and the target devices.
 
 use crate::layers;
 use anyhow::Context;
@@ -6,11 +6,11 @@ use backend_tpu::aot::{Compiler, Target, user_cache};
 use grpo_bench::config::BenchConfig;
 use std::path::{Path, PathBuf};
 
-/// The configuration that is compiled when no file is named.
+/// The default configuration.
 const DEFAULT_CONFIG: (&str, &str) =
     ("configs/bench/fused.yaml (built in)", include_str!("../../../configs/bench/fused.yaml"));
 
-/// A configuration and the devices to compile for.
+/// A configuration and the target devices.
 #[derive(Debug, clap::Args)]
 pub(crate) struct BenchArgs {
     /// YAML or JSON file, as in configs/bench/ [default: the built-in configs/bench/fused.yaml].
@@ -31,19 +31,19 @@ pub(crate) struct BenchArgs {
 }
 
 impl BenchArgs {
-    /// Defaults < file < environment < `--set`, checked.
+    /// Returns the checked configuration: defaults < file < environment < `--set`.
     pub(crate) fn resolve(&self) -> anyhow::Result<BenchConfig> {
         resolve(self.config.as_deref(), &self.set, DEFAULT_CONFIG)
     }
 
-    /// The devices to compile for, with a plugin that is there.
+    /// Returns the target devices, with a plugin that exists.
     pub(crate) fn target(&self) -> anyhow::Result<Target> {
         let target = Target::parse(&self.target)?;
         backend_tpu::plugins::find(target.kind(), self.plugin.as_deref())?;
         Ok(target)
     }
 
-    /// The compiler for `target`, which remembers what it has compiled unless `recompile` says otherwise.
+    /// Returns the compiler for `target`. It caches reports, unless `recompile` is set.
     pub(crate) fn compiler(&self, target: Target, recompile: bool) -> anyhow::Result<Compiler> {
         let compiler = Compiler::open(target, self.plugin.as_deref())?;
         Ok(match user_cache().filter(|_| !recompile) {
@@ -53,7 +53,7 @@ impl BenchArgs {
     }
 }
 
-/// Defaults < `file` (or `default`, name and text) < environment < `set`, checked.
+/// Returns the checked configuration: defaults < `file` (or `default`, name and text) < environment < `set`.
 pub(crate) fn resolve(file: Option<&Path>, set: &[String], default: (&str, &str)) -> anyhow::Result<BenchConfig> {
     let config: BenchConfig = layers::resolve(file, set, default)?;
     config.validate().with_context(|| file.map_or(default.0.into(), |path| path.display().to_string()))?;

@@ -1,4 +1,4 @@
-//! What was measured, as tables of at most 100 columns, or lists where a terminal has fewer.
+//! Formats measurements as tables of at most 100 columns, or as lists on narrower terminals.
 
 use crate::aot_text::{bytes, tiles};
 use crate::table::Sheet;
@@ -9,7 +9,7 @@ use std::fmt::Write;
 const TIMES: [&str; 9] = ["variant", "min", "p50", "p90", "mean", "tokens/s", "TFLOP/s", "x floor", "of floor"];
 const MEMORY: [&str; 8] = ["variant", "tiles", "inputs", "outputs", "planned", "high water", "plan s", "first s"];
 
-/// The tables with what one needs to know to repeat them.
+/// Returns the tables, with the settings needed to repeat the measurement.
 pub(crate) fn text(document: &Document, markdown: bool) -> String {
     let Machine { cpu, threads, system, huge_pages } = &document.machine;
     let mut text = format!("grpo {}, {}\n", document.version, document.date);
@@ -19,7 +19,7 @@ pub(crate) fn text(document: &Document, markdown: bool) -> String {
         problem(&mut text, case, markdown);
     }
     text.push_str(
-        "\nTimes of a step are in ms. TFLOP/s counts the products that a result needs; of a floor, all that\n\
+        "\nTimes of a step are in ms. TFLOP/s counts the matmuls that a result needs; of a floor, all that\n\
          it does. Planned is what the plan or the compiler allots beside inputs and outputs; high water is\n\
          what was there at most during a step beyond them, measured. First s is the first call.\n",
     );
@@ -93,7 +93,7 @@ fn problem(text: &mut String, case: &Case, markdown: bool) {
     }
 }
 
-/// Floors, then variants from the fastest, then what has no time.
+/// Returns floors, then variants by time, then outcomes without a time.
 fn sorted(case: &Case) -> impl Iterator<Item = (&str, &Outcome)> {
     let time = |outcome: &Outcome| match outcome {
         Outcome::Measured(measured) => measured.step_ms.as_ref().map_or(f64::INFINITY, |timing| timing.p50),
@@ -104,7 +104,7 @@ fn sorted(case: &Case) -> impl Iterator<Item = (&str, &Outcome)> {
     case.floors.iter().chain(variants).map(|(name, outcome)| (name.as_str(), outcome))
 }
 
-/// The name, marked where its results are not those of the others.
+/// Returns the name, marked if its results differ from the others.
 fn marked(name: &str, measured: &Measured) -> String {
     if measured.agrees == Some(false) { format!("! {name}") } else { name.to_owned() }
 }
@@ -134,7 +134,7 @@ fn times(name: &str, measured: &Measured) -> Vec<String> {
     ]
 }
 
-/// Decimals that make four digits, three at most.
+/// Returns the number of decimals for four digits in total, three at most.
 fn digits(milliseconds: f64) -> usize {
     (3.0 - milliseconds.max(1e-9).log10().floor()).clamp(0.0, 3.0) as usize
 }

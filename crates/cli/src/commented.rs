@@ -1,14 +1,14 @@
-//! The configuration of a run as YAML with a comment for each key.
+//! Writes the configuration of a run as YAML with a comment for each key.
 
 use trainer::train_config::keys::keys;
 
 /// The width of a comment in columns, its indentation included.
 const WIDTH: usize = 110;
 
-/// `yaml`, the text of a run's configuration, with the meaning of each key in lines above it.
+/// Returns `yaml`, a run's configuration, with the meaning of each key in comment lines above it.
 pub(crate) fn commented(yaml: &str) -> String {
     let mut text = String::new();
-    // The keys that a line is below, with their indentation.
+    // The keys of the sections around the current line, with their indentation.
     let mut above: Vec<(usize, &str)> = Vec::new();
     for line in yaml.lines() {
         if let Some((indent, key)) = key_of(line) {
@@ -25,7 +25,7 @@ pub(crate) fn commented(yaml: &str) -> String {
     text
 }
 
-/// The indentation and the key of a line `key: value` or `key:`.
+/// Parses indentation and key of a line `key: value` or `key:`.
 fn key_of(line: &str) -> Option<(usize, &str)> {
     let (key, value) = line.trim_start().split_once(':')?;
     let is_key = !key.is_empty() && key.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_' || b == b'-');
@@ -62,7 +62,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keys_have_comments_and_texts_that_look_like_keys_have_none() {
+    fn every_key_gets_a_comment_but_text_that_looks_like_a_key_does_not() {
         let yaml = "seed: 0\ndata:\n  system_prompt: |-\n    seed: 1\n    b\nrewards:\n  programs:\n    judge:\n      timeout: 5.0\n";
         let text = commented(yaml);
         let without: String =

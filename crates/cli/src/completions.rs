@@ -1,16 +1,16 @@
-//! Sampled completions as a table. What a policy has written may be long, and may be made of anything.
+//! Formats sampled completions as a table. They are untrusted and may be long.
 
 use crate::table::Sheet;
 use std::collections::BTreeSet;
 use trainer::run::jsonl::CompletionRow;
 
-/// The longest prompt and the longest completion in characters; of a longer one a part is shown.
+/// The length limits of prompts and completions in characters; longer texts are shortened.
 const MOST: (usize, usize) = (240, 480);
 
-/// The completions of a step as a table with a column for each reward function, as wide as `columns` allow.
+/// Returns the completions of a step as a table with a column for each reward function, as wide as `columns` allow.
 pub(crate) fn text(rows: &[CompletionRow], columns: Option<usize>) -> String {
     let names: BTreeSet<&String> = rows.iter().flat_map(|row| row.rewards.keys()).collect();
-    // One function with weight 1 says what the sum says.
+    // A single function with weight 1 equals the total reward.
     let plain = |name: &&String| rows.iter().any(|row| row.rewards.get(*name).copied().flatten() != row.reward);
     let names: Vec<&String> = names.into_iter().filter(plain).collect();
     let mut header = vec!["step", "prompt", "completion", "right"];
@@ -22,9 +22,9 @@ pub(crate) fn text(rows: &[CompletionRow], columns: Option<usize>) -> String {
         let cut = if row.truncated { " (cut off)" } else { "" };
         let mut cells = vec![
             row.step.to_string(),
-            // The question is at the end of a prompt, after whatever is the same for all.
+            // The end of a prompt has the question, after the parts that all prompts share.
             shown(&row.prompt, 0, MOST.0),
-            // How it begins, and the answer.
+            // The beginning of a completion, and its end with the answer.
             format!("{}{cut}", shown(&row.completion, MOST.1 / 2, MOST.1)),
             shown(&row.answer, MOST.0 / 2, MOST.0),
         ];
@@ -36,7 +36,7 @@ pub(crate) fn text(rows: &[CompletionRow], columns: Option<usize>) -> String {
     table.fitted(columns)
 }
 
-/// `text`, or of more than `most` characters the first `head` and the last ones.
+/// Returns `text`; a text of more than `most` characters is reduced to its first `head` characters and its last ones.
 fn shown(text: &str, head: usize, most: usize) -> String {
     let text = text.trim();
     let count = text.chars().count();
@@ -72,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn texts_are_broken_into_lines_that_fit_and_every_reward_has_a_column() {
+    fn completions_wrap_text_and_have_a_column_per_reward() {
         let words = "so many words ".repeat(20);
         let rows = [
             row("What is six times seven?", &words, &[("correct", Some(0.5)), ("format", None)]),
@@ -86,20 +86,20 @@ mod tests {
             assert!(text.contains('─') && text.contains("-0.50") && text.contains("0.25"), "{text}");
             assert!(!text.contains(['\u{1b}', '\u{202e}']), "{text:?}");
         }
-        // There is no room for columns of text.
+        // Too narrow for columns of text.
         let list = text(&rows, Some(50));
         assert!(list.starts_with("step: 40\nprompt: What is six times seven?\ncompletion: so many"), "{list}");
         assert!(list.lines().all(|line| measure_text_width(line) <= 50), "{list}");
     }
 
     #[test]
-    fn one_function_that_is_the_whole_reward_needs_no_column() {
+    fn a_single_unweighted_reward_has_no_column_of_its_own() {
         let text = text(&[row("a", "b", &[("correct", Some(0.75))])], None);
         assert!(!text.contains("correct") && text.contains("reward"), "{text}");
     }
 
     #[test]
-    fn of_long_texts_the_ends_are_shown() {
+    fn long_texts_show_beginning_and_end() {
         let letters: String = ('a'..='z').collect();
         assert_eq!(shown(&letters, 0, 5), "[... 21 characters ...] vwxyz");
         assert_eq!(shown(&letters, 2, 5), "ab [... 21 characters ...] xyz");

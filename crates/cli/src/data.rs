@@ -1,4 +1,4 @@
-//! `grpo data`: what the policy of a model folder will see of data files.
+//! `grpo data`: shows the prompts and rewards that a policy will get from data files.
 
 use crate::data_text;
 use crate::{Outcome, emit, emit_document, layers};
@@ -13,18 +13,18 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use trainer::{ModelSource, TrainConfig};
 
-/// The rows over which sources are counted.
+/// The limit of rows over which sources are counted.
 const MOST_ROWS: usize = 10_000;
 
 /// Arguments of `grpo data`.
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Every row is read, as `grpo train` would: a row that is no JSON, lacks its prompt, or that the chat template \
-    refuses is an error with its file and line, and the exit code is 2. Nothing is sampled, and no weights are read. The section \
-    `data` of a configuration says how rows become prompts, `rewards` what answers are worth."
+    after_help = "Every row is read as in `grpo train`: a row that is not JSON, lacks its prompt, or is rejected by the chat template \
+    is an error with its file and line, and the exit code is 2. Nothing is sampled, and no weights are read. The section \
+    `data` of a configuration defines how rows become prompts, `rewards` how answers are scored."
 )]
 pub(crate) struct Args {
-    /// Files of rows (JSONL; Parquet where the build reads it) [default: data.files of the configuration].
+    /// Files of rows (JSONL; Parquet if the build supports it) [default: data.files of the configuration].
     #[arg(value_name = "FILE")]
     files: Vec<PathBuf>,
     /// The model folder, or a model's name, whose tokenizer and chat template are used [default: the configuration's model].
@@ -39,7 +39,7 @@ pub(crate) struct Args {
     /// The number of prompts that are shown, from the beginning of the training stream.
     #[arg(long, value_name = "N", default_value_t = 3)]
     show: usize,
-    /// The number of rows whose right answers are rewarded.
+    /// The number of rows whose reference answers are scored.
     #[arg(long, value_name = "N", default_value_t = 64)]
     judge: usize,
     /// Print one JSON document instead of text.
@@ -47,29 +47,29 @@ pub(crate) struct Args {
     json: bool,
 }
 
-/// What is shown.
+/// The document of `--json`.
 #[derive(Debug, serde::Serialize)]
 pub(crate) struct Summary {
     pub(crate) files: Vec<File>,
-    /// The number of tokens of every prompt, the dropped ones included, in the order of the files.
+    /// The number of tokens of every prompt, including dropped ones, in file order.
     pub(crate) prompt_lengths: Vec<usize>,
-    /// The largest number of tokens of a prompt, and which key or property of the model says so.
+    /// The largest number of tokens of a prompt, and the key or property of the model that limits it.
     pub(crate) max_prompt_length: Option<usize>,
-    /// The number of tokens of every right completion of the rows that are looked at, or of the answer where a row has no more than that,
-    /// its last token included.
+    /// The number of tokens of every reference completion in the inspected rows, including its last token; of the answer, if a row has no
+    /// completion.
     pub(crate) completion_lengths: Vec<usize>,
-    /// Completions are cut off behind so many tokens.
+    /// The number of tokens after which completions are cut off.
     pub(crate) max_completion_length: usize,
     pub(crate) sources: BTreeMap<String, usize>,
     pub(crate) prompts: Vec<Row>,
     pub(crate) rewards: Vec<Judged>,
-    /// The prompts with text that is written like a special token.
+    /// The number of prompts that contain special-token strings.
     pub(crate) special_text: usize,
-    /// Why `grpo train` refuses these rows.
+    /// The reason for which `grpo train` refuses these rows.
     pub(crate) problem: Option<String>,
 }
 
-/// What became of the rows of a file.
+/// Counts of a file's rows.
 #[derive(Debug, serde::Serialize)]
 pub(crate) struct File {
     pub(crate) path: PathBuf,
@@ -79,29 +79,29 @@ pub(crate) struct File {
     pub(crate) dropped: BTreeMap<String, usize>,
 }
 
-/// A row as the policy gets it.
+/// A row as the policy receives it.
 #[derive(Debug, serde::Serialize)]
 pub(crate) struct Row {
     pub(crate) source: String,
-    /// The prompt's tokens as text, special ones included.
+    /// The prompt's tokens as text, including special ones.
     pub(crate) prompt: String,
     pub(crate) tokens: usize,
     pub(crate) answer: Option<String>,
 }
 
-/// What a reward function says of right answers.
+/// The results of a reward function on reference answers.
 #[derive(Debug, serde::Serialize)]
 pub(crate) struct Judged {
     pub(crate) reward: String,
-    /// What was judged: the answer, or the whole completion of a row.
+    /// The scored text: the answer, or the whole completion of a row.
     pub(crate) of: &'static str,
-    /// The number of rows that have one.
+    /// The number of rows with such a text.
     pub(crate) rows: usize,
-    /// The mean over the rows about which the function has something to say.
+    /// The mean over the rows for which the function returned a reward.
     pub(crate) mean: Option<f64>,
-    /// The rows about which it has nothing to say.
+    /// The number of rows for which it returned none.
     pub(crate) none: usize,
-    /// The rows that it failed to judge, and why it failed first.
+    /// The number of rows on which it failed, and its first error.
     pub(crate) failed: usize,
     pub(crate) failure: Option<String>,
 }
@@ -127,7 +127,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
     Ok(Outcome::CheckFailed)
 }
 
-/// The layers of `grpo train`, and the arguments on top of them.
+/// Returns the layers of `grpo train`, overridden by the arguments.
 fn layers(args: &Args) -> anyhow::Result<Layers> {
     let mut layers = layers::of_run(args.config.as_ref(), &args.set)?;
     if let Some(model) = &args.model {
@@ -205,7 +205,7 @@ fn files(report: &DataReport) -> Vec<File> {
     report.files.iter().map(file).collect()
 }
 
-/// The rewards of what the rows say is right: answers, and completions where rows have them.
+/// Returns the rewards of reference answers and, if rows have them, reference completions.
 fn judge(rewards: &Rewards, tokenizer: &HfTokenizer, items: &[&Item]) -> anyhow::Result<Vec<Judged>> {
     let answer: fn(&Item) -> Option<&str> = |item| item.answer.as_deref();
     let completion: fn(&Item) -> Option<&str> = |item| item.completion.as_deref();
@@ -243,7 +243,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rewards_of_answers_and_of_completions_are_apart() {
+    fn rewards_of_answers_and_completions_are_reported_separately() {
         let fixtures = concat!(env!("CARGO_MANIFEST_DIR"), "/../models/tests/fixtures/chat/qwen3");
         let tokenizer = HfTokenizer::open(fixtures.as_ref(), &[], 512).unwrap();
         let item = |answer: &str, completion: Option<&str>| Item {

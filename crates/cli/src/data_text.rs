@@ -1,4 +1,4 @@
-//! The text of `grpo data`.
+//! Formats the output of `grpo data`.
 
 use crate::data::{File, Row, Summary};
 use crate::table::Sheet;
@@ -6,10 +6,10 @@ use crate::terminal;
 use grpo_files::{printable, printable_line};
 use std::fmt::Write;
 
-/// The largest number of bars of a histogram.
+/// The limit of bars of a histogram.
 const BARS: usize = 12;
 
-/// Writing to a string does not fail.
+/// Formats a summary. Writing to a string cannot fail.
 pub(crate) fn text(summary: &Summary) -> String {
     let columns = terminal::columns().unwrap_or(terminal::USUAL_COLUMNS);
     let mut out = String::new();
@@ -45,16 +45,16 @@ pub(crate) fn text(summary: &Summary) -> String {
         out.push_str(&prompt(index + 1, row));
     }
     if summary.rewards.is_empty() {
-        out.push_str("\nno right answers in the rows that were looked at: nothing to reward\n");
+        out.push_str("\nno reference answers in the inspected rows: nothing to score\n");
         return out;
     }
-    let mut table = Sheet::new(["reward", "of the row's", "rows", "mean", "says nothing", "fails"], 2..6);
+    let mut table = Sheet::new(["reward", "of the row's", "rows", "mean", "no reward", "failed"], 2..6);
     for judged in &summary.rewards {
         let mean = judged.mean.map_or("-".into(), |mean| format!("{mean:.3}"));
         let (rows, none, failed) = (judged.rows.to_string(), judged.none.to_string(), judged.failed.to_string());
         table.row([judged.reward.clone(), judged.of.to_owned(), rows, mean, none, failed]);
     }
-    let _ = writeln!(out, "\nrewards of what the rows say is right:\n{}", table.text());
+    let _ = writeln!(out, "\nrewards of reference answers:\n{}", table.text());
     for judged in &summary.rewards {
         if let Some(failure) = &judged.failure {
             let _ = writeln!(out, "{}: {failure}", judged.reward);
@@ -72,7 +72,7 @@ fn file_text(file: &File) -> String {
     out
 }
 
-/// What the rows say is right, and how much of it a completion has no room for.
+/// Formats the lengths of reference completions, and how many of them exceed the limit.
 fn completions(all: &[usize], limit: usize, columns: usize) -> String {
     let mut out = format!("\ntokens of {} right completions: {}\n", all.len(), lengths(all));
     out.push_str(&histogram(all, Some(limit), "cut off", columns));
@@ -86,7 +86,7 @@ fn completions(all: &[usize], limit: usize, columns: usize) -> String {
     out
 }
 
-/// Numbers about lengths.
+/// Formats statistics of lengths.
 fn lengths(lengths: &[usize]) -> String {
     let mut sorted = lengths.to_vec();
     sorted.sort_unstable();
@@ -95,7 +95,7 @@ fn lengths(lengths: &[usize]) -> String {
     format!("min {min}, median {median}, p95 {p95}, max {max}")
 }
 
-/// A bar per range of lengths, in at most `columns`; what is longer than `limit` is `beyond`.
+/// Draws a bar per range of lengths, at most `columns` wide; bars above `limit` are labelled `beyond`.
 fn histogram(lengths: &[usize], limit: Option<usize>, beyond: &str, columns: usize) -> String {
     let (Some(min), Some(max)) = (lengths.iter().min(), lengths.iter().max()) else { return String::new() };
     let width = bar_width(max - min + 1);
@@ -106,7 +106,7 @@ fn histogram(lengths: &[usize], limit: Option<usize>, beyond: &str, columns: usi
     }
     let most = counts.iter().max().copied().unwrap_or(1).max(1);
     let (digits, numbers) = (max.to_string().len().max(2), most.to_string().len());
-    // "  12-34  " before a bar, " 123 dropped" behind it.
+    // The label "  12-34  " before a bar, and " 123 dropped" after it.
     let room = columns.saturating_sub(2 * digits + 5 + numbers + beyond.len() + 3).max(1);
     let mut out = String::new();
     for (index, count) in counts.iter().enumerate() {
@@ -126,12 +126,12 @@ fn histogram(lengths: &[usize], limit: Option<usize>, beyond: &str, columns: usi
     out
 }
 
-/// 1, 2 or 5 times a power of ten, so that as many bars as there may be cover `range`.
+/// Returns 1, 2 or 5 times a power of ten, such that at most [`BARS`] bars cover `range`.
 fn bar_width(range: usize) -> usize {
     let mut scale = 1;
     loop {
         for width in [scale, 2 * scale, 5 * scale] {
-            // One more: the first bar begins at a multiple of its width.
+            // One more bar may be needed, because the first starts at a multiple of its width.
             if range.div_ceil(width) < BARS {
                 return width;
             }
@@ -151,7 +151,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bars_fit_the_terminal_and_count_everything() {
+    fn histogram_bars_fit_the_terminal_and_count_every_value() {
         let lengths: Vec<usize> = (0..1000).map(|i| 20 + i % 97 + (i / 900) * 300).collect();
         for columns in [30, 80, 200] {
             let text = histogram(&lengths, Some(119), "dropped", columns);
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn a_prompt_cannot_colour_the_terminal() {
+    fn escape_codes_in_prompts_are_escaped() {
         let row = Row { source: "a".into(), prompt: "x\u{1b}[31m\ny".into(), tokens: 3, answer: Some("1\n2".into()) };
         assert_eq!(prompt(1, &row), "\nprompt 1 (a, 3 tokens, answer: 1\\n2)\nx\\u{1b}[31m\ny\n");
     }

@@ -1,4 +1,4 @@
-//! What a person sees of a run: a bar and tables on a terminal, plain lines elsewhere.
+//! Shows a run to the user: a bar and tables on a terminal, plain lines elsewhere.
 
 use crate::completions;
 use crate::emit;
@@ -20,9 +20,9 @@ use trainer::run::summary::Summary;
 use trainer::run::{Event, Observer};
 use trainer::{Overview, TrainConfig};
 
-/// The number of lines that a phase gets where there is no terminal.
+/// The number of lines per phase without a terminal.
 const LINES_PER_PHASE: u64 = 20;
-/// The longest time without a line of a slow phase.
+/// The longest time between two lines of a slow phase.
 const LONGEST_SILENCE: Duration = Duration::from_secs(15);
 
 /// The width of the bar in characters.
@@ -40,11 +40,11 @@ pub(crate) struct Display {
     last_line: Instant,
     /// Whether the block of the run was shown.
     introduced: bool,
-    /// Whether the loss of a GRPO step says something.
+    /// `true` if the loss of a GRPO step is informative.
     shows_loss: bool,
 }
 
-/// The phase that runs.
+/// The current phase.
 struct Phase {
     first: u64,
     steps: u64,
@@ -83,13 +83,13 @@ impl Display {
         }
     }
 
-    /// The end of a run that is done.
+    /// Prints the result of a finished run.
     pub(crate) fn finished(&mut self, summary: &Summary, dir: &RunDir) -> anyhow::Result<()> {
         self.clear();
         if self.quiet { Ok(()) } else { emit(&summary_text(summary, dir)) }
     }
 
-    /// The end of a run that was asked to stop.
+    /// Prints how to resume a stopped run.
     pub(crate) fn stopped(&mut self, checkpoint: &Path, root: &Path) -> anyhow::Result<()> {
         self.clear();
         if self.quiet {
@@ -99,12 +99,12 @@ impl Display {
         emit(&format!("stopped; saved {checkpoint}\ncontinue with: grpo train --resume {root}\n"))
     }
 
-    /// A line above the bar, or just a line.
+    /// Prints a line, above the bar if there is one.
     fn line(&self, text: &str) {
         match &self.bar {
             _ if self.quiet => {}
             Some(bar) => bar.println(printable(text)),
-            // Whoever reads may have gone; the run goes on.
+            // The run continues even if standard output was closed.
             None => drop(emit(&format!("{text}\n"))),
         }
     }
@@ -113,7 +113,7 @@ impl Display {
         let title = match kind {
             RowKind::Warmup => "warm-up (supervised)",
             RowKind::Grpo => "GRPO",
-            // An evaluation is short: it shows on the bar only.
+            // Evaluations are short and only shown on the bar.
             RowKind::Eval => {
                 self.say(vec![Field::new(1, "evaluating held-out problems ...")]);
                 return;
@@ -201,7 +201,7 @@ impl Observer for Display {
     }
 }
 
-/// The progress of a phase, with ranks that leave room for those of [`step_fields`].
+/// Returns the progress of a phase, with ranks that leave room for the fields of [`step_fields`].
 fn phase_fields(name: &str, state: &ProgressState) -> Vec<Field> {
     let (done, steps) = (state.pos(), state.len().unwrap_or(0));
     let full = ((state.fraction() * BAR as f32) as usize).min(BAR);
@@ -215,11 +215,11 @@ fn phase_fields(name: &str, state: &ProgressState) -> Vec<Field> {
     ]
 }
 
-/// The fields of a step's line, with the loss of a GRPO step where `shows_loss`.
+/// Returns the fields of a step's line, with the loss of a GRPO step if `shows_loss`.
 fn step_fields(row: &MetricsRow, shows_loss: bool) -> Vec<Field> {
     let number = |rank: u8, name: &str, digits: usize| {
         row.get(name).map(|value| {
-            // On policy the loss is 0 up to rounding; a sign before zeros would say more than is known.
+            // On-policy losses are 0 up to rounding; a sign before zeros would only show rounding errors.
             let value = if value.abs() < 0.5 * 0.1f64.powi(digits as i32) { 0.0 } else { value };
             Field::new(rank, format!("{name} {value:.digits$}"))
         })
@@ -233,7 +233,7 @@ fn step_fields(row: &MetricsRow, shows_loss: bool) -> Vec<Field> {
     let length = row.get("completions/mean_length").map(|length| Field::new(5, format!("length {length:.0}")));
     let fields = [
         number(1, "reward", 3),
-        // The share of groups whose completions all have the same reward: their advantages are 0.
+        // The share of groups whose completions all have the same reward and therefore advantages of 0.
         share(4, "no signal", "frac_reward_zero_std"),
         length,
         share(6, "clipped", "completions/clipped_ratio"),
@@ -286,7 +286,7 @@ fn summary_text(summary: &Summary, dir: &RunDir) -> String {
         let metric = &best.metric;
         let _ = writeln!(text, "the weights are those after step {step}, the best by {metric}: {:.3}", best.value.0);
     }
-    // Only a run of a model that was read leaves one.
+    // Only runs of pretrained models have a model folder.
     let model = dir.model_path();
     let model = model.is_dir().then_some(("model", model));
     for (what, path) in model.into_iter().chain([
@@ -305,7 +305,7 @@ fn plain_row(label: String, before: f64, after: f64) -> [String; 4] {
     [label, format!("{before:.3}"), format!("{after:.3}"), format!("{:+.3}", after - before)]
 }
 
-/// A count in short form: `1234567` as `1.2M`.
+/// Formats a count in short form: `1234567` as `1.2M`.
 fn count(value: f64) -> String {
     match value {
         v if v >= 1e6 => format!("{:.1}M", v / 1e6),
@@ -315,7 +315,7 @@ fn count(value: f64) -> String {
     }
 }
 
-/// A duration in short form: `1 h 02 min`, `2 min 05 s` or `7 s`.
+/// Formats a duration in short form: `1 h 02 min`, `2 min 05 s` or `7 s`.
 fn duration(seconds: f64) -> String {
     let seconds = seconds.max(0.0).round() as u64;
     match (seconds / 3600, seconds / 60 % 60, seconds % 60) {
@@ -336,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn a_step_shows_rewards_lengths_and_speed_and_a_loss_that_says_something() {
+    fn a_step_shows_reward_length_speed_and_only_an_informative_loss() {
         let values = [
             ("reward", 0.5),
             ("loss", 0.01),

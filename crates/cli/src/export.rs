@@ -7,8 +7,8 @@ use trainer::run::Run;
 /// Arguments of `grpo export`.
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "A run of a model folder that comes to its end leaves RUN/model by itself. This writes it of a run that was stopped, of an \
-    earlier checkpoint, or in another form: `--set export.merge_adapters=true` adds LoRA adapters to the weights, `--set \
+    after_help = "A finished run of a pretrained model writes RUN/model by itself. This command exports a stopped run, an earlier checkpoint, \
+    or another format: `--set export.merge_adapters=true` merges LoRA adapters into the weights, `--set \
     export.dtype=bfloat16` halves the files. The run itself is not changed."
 )]
 pub(crate) struct Args {
@@ -18,7 +18,7 @@ pub(crate) struct Args {
     /// The checkpoint, e.g. `step-000100`. [default: the newest, or the best of a run that ended with run.load_best_model_at_end]
     #[arg(long, value_name = "CHECKPOINT")]
     from: Option<String>,
-    /// Where to write the folder, which must not be there yet. [default: RUN/model, which is replaced]
+    /// Where to write the folder, which must not exist yet. [default: RUN/model, which is replaced]
     #[arg(long, value_name = "DIR")]
     to: Option<PathBuf>,
     /// Set one key of the section `export`; repeatable.

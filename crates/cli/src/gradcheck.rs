@@ -1,4 +1,4 @@
-//! `grpo gradcheck`: gradients on the problems of a benchmark, reduced.
+//! `grpo gradcheck`: checks gradients on reduced problems of a benchmark.
 
 use crate::bench_layers::resolve;
 use crate::parity::table;
@@ -8,17 +8,17 @@ use grpo_check::gradcheck::{self, CaseReport, Limits, Options};
 use grpo_files::to_yaml;
 use std::path::PathBuf;
 
-/// The configuration that is checked when no file is named.
+/// The default configuration.
 const DEFAULT_CONFIG: (&str, &str) =
     ("configs/bench/s2.yaml (built in)", include_str!("../../../configs/bench/s2.yaml"));
 
 /// Arguments of `grpo gradcheck`.
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Gradients of the f64 oracle are held against central differences of its loss, and loss, log-probabilities, \
-    entropies and gradients of every variant against the oracle, on the benchmark's inputs. Sizes are reduced: a difference is \
-    two dense evaluations in f64 for each entry. The exit code is 1 when something is out of tolerance, when an expected \
-    gradient is zero everywhere, or when nothing was checked; a variant that the backend does not offer counts only if it \
+    after_help = "Gradients of the f64 oracle are compared with central differences of its loss, and loss, log-probabilities, \
+    entropies and gradients of every variant with the oracle, on the benchmark's inputs. Sizes are reduced, because a difference needs \
+    two dense f64 evaluations per entry. The exit code is 1 if a result is out of tolerance, if an expected \
+    gradient is zero everywhere, or if nothing was checked; a variant that the backend does not offer counts only if it \
     was named."
 )]
 pub(crate) struct Args {
@@ -37,16 +37,16 @@ pub(crate) struct Args {
     /// Check only these, e.g. fused,score; repeatable.
     #[arg(long, value_name = "NAMES", value_delimiter = ',', alias = "variant")]
     variants: Vec<String>,
-    /// Seed of the inputs, or the first to be tried where it leaves a branch of the clip idle [default: the configuration's].
+    /// Seed of the inputs. If no token of a clip branch is active with it, later seeds are tried [default: the configuration's].
     #[arg(long, allow_negative_numbers = true)]
     seed: Option<u64>,
-    /// Most tokens of a sequence.
+    /// Maximum number of tokens of a sequence.
     #[arg(long, value_name = "T", default_value_t = Limits::default().tokens)]
     max_tokens: usize,
-    /// Largest hidden state.
+    /// Maximum hidden size.
     #[arg(long, value_name = "H", default_value_t = Limits::default().hidden)]
     max_hidden: usize,
-    /// Largest vocabulary.
+    /// Maximum vocabulary size.
     #[arg(long, value_name = "V", default_value_t = Limits::default().vocab)]
     max_vocab: usize,
     /// Print one JSON document instead of tables.
@@ -97,7 +97,7 @@ fn text(cases: &[CaseReport], passed: bool) -> String {
             let bias = if inputs.bias { ", with a bias" } else { "" };
             out.push_str(&format!("inputs in {}{bias}\n{}\n", inputs.dtype.name(), table(&inputs.rows)));
             if inputs.kinks > 0 {
-                let what = "steps of differences cross a kink of the loss: there, they keep to the gradient's branch";
+                let what = "finite differences cross a kink of the loss: they are taken on the gradient's branch";
                 out.push_str(&format!("note: {} {what}\n", inputs.kinks));
             }
             for note in &inputs.notes {

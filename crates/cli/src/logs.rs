@@ -1,4 +1,4 @@
-//! Logs on standard error: with nothing in it that a terminal obeys.
+//! Logs on standard error, with control characters escaped.
 
 use console::style;
 use grpo_files::printable;
@@ -10,7 +10,7 @@ use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
 use tracing_subscriber::registry::LookupSpan;
 
-/// Crates that log what they send, keys and passwords included: never shown.
+/// Crates whose logs may contain keys and passwords; they are always off.
 const SILENT: [&str; 3] = ["ureq=off", "ureq_proto=off", "rustls=off"];
 
 /// Begins to log what `GRPO_LOG` asks for: warnings, unless it says otherwise.
@@ -18,13 +18,13 @@ pub(crate) fn init() {
     let filter = EnvFilter::try_from_env("GRPO_LOG").unwrap_or_else(|_| EnvFilter::new("warn"));
     let silent = SILENT.iter().filter_map(|directive| directive.parse().ok());
     let filter = silent.fold(filter, EnvFilter::add_directive);
-    // No colours in files and pipes, nor with NO_COLOR (https://no-color.org).
+    // No colours in files and pipes, or with NO_COLOR (https://no-color.org).
     let colours = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
     let logs = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     logs.event_format(Lines { colours }).init();
 }
 
-/// `LEVEL target: message field=value`.
+/// The log format `LEVEL target: message field=value`.
 struct Lines {
     colours: bool,
 }

@@ -1,4 +1,4 @@
-//! `grpo loss`: loss, log-probabilities, entropies and gradients of a batch file, written to a file.
+//! `grpo loss`: evaluates a batch file and writes loss, log-probabilities, entropies and gradients to a file.
 
 use crate::{Outcome, emit_document, loss_input::LossInput};
 use anyhow::Context;
@@ -11,15 +11,15 @@ use std::path::PathBuf;
 /// Arguments of `grpo loss`.
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "The same batch gives the same bytes. The exit code is 1, and nothing is written, when the loss is \
-    finite but a gradient is not: each such tensor is listed with the number of its entries that are not."
+    after_help = "The same batch gives the same bytes. If the loss is finite but a gradient is not, the exit code is \
+    1, nothing is written, and each such tensor is listed with the number of its non-finite entries."
 )]
 pub(crate) struct Args {
     /// Batch file (grpo-batch/1).
     #[arg(value_name = "FILE")]
     file: PathBuf,
-    /// Where to write the results (safetensors; gradients are f32, the loss f64). `-` is standard output, and the text goes to
-    /// standard error then; a device or a pipe is written to, a file is replaced when everything is there.
+    /// Where to write the results (safetensors; gradients are f32, the loss f64). `-` is standard output; the text then goes to standard
+    /// error. Devices and pipes are written to directly; a file is replaced when all results are complete.
     #[arg(long, short, value_name = "FILE", alias = "output")]
     out: PathBuf,
     #[command(flatten)]
@@ -29,7 +29,7 @@ pub(crate) struct Args {
     implementation: Option<String>,
 }
 
-/// The name of standard output among paths.
+/// Paths that mean standard output.
 pub(crate) const STDOUT: [&str; 4] = ["-", "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"];
 
 pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
@@ -82,10 +82,10 @@ pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
     Ok(Outcome::Done)
 }
 
-/// Writes `text` to standard output, or to standard error when the results are on standard output.
+/// Writes `text` to standard output, or to standard error if the results are on standard output.
 fn emit_beside(results_on_stdout: bool, text: &str) -> anyhow::Result<()> {
     if results_on_stdout {
-        // Nobody has to listen.
+        // Errors of writing are ignored.
         let _ = std::io::stderr().write_all(text.as_bytes());
         return Ok(());
     }

@@ -1,4 +1,4 @@
-//! What `grpo parity` and `grpo loss` have in common: a batch file, and options on how to evaluate it.
+//! Arguments that `grpo parity` and `grpo loss` share: a batch file and evaluation options.
 
 use anyhow::Context;
 use clap::ValueEnum;
@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use trainer::backends;
 
-/// Options on how to evaluate a batch file.
+/// Options for evaluating a batch file.
 #[derive(Debug, clap::Args)]
 pub(crate) struct LossInput {
     /// Backend to evaluate on: cpu, pjrt:cpu, pjrt:tpu, pjrt:cuda.
@@ -28,12 +28,12 @@ pub(crate) struct LossInput {
     pub(crate) config: Option<PathBuf>,
 }
 
-/// The names of the implementations, and others, as values of an option.
+/// Returns the parser of an option whose values are implementations and `others`.
 pub(crate) fn implementations(others: &[&'static str]) -> PossibleValuesParser {
     PossibleValuesParser::new(Implementation::ALL.map(Implementation::name).into_iter().chain(others.iter().copied()))
 }
 
-/// Element types on the command line.
+/// Dtypes on the command line.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub(crate) enum DtypeArg {
     F32,
@@ -50,12 +50,12 @@ impl From<DtypeArg> for Dtype {
 }
 
 impl LossInput {
-    /// The backend that was named.
+    /// Opens the chosen backend.
     pub(crate) fn open(&self) -> anyhow::Result<Arc<dyn Backend>> {
         Ok(backends::open(&self.backend, self.plugin.as_deref())?)
     }
 
-    /// The loss that replaces the file's, if one was named.
+    /// Returns the loss that replaces the file's, if one was given.
     pub(crate) fn loss(&self) -> anyhow::Result<Option<BatchLoss>> {
         let Some(path) = &self.config else { return Ok(None) };
         let of_batch: BatchLoss = Layers::new().file(path)?.resolve()?;

@@ -1,7 +1,7 @@
-//! The binary `grpo`: arguments in, calls of the libraries, text out.
+//! The binary `grpo`: parses arguments, calls the libraries, and prints text.
 //!
-//! A subcommand is a file with `Args` (what clap parses) and `run(Args) -> anyhow::Result<Outcome>`. Standard output
-//! carries results, standard error carries logs and errors.
+//! Each subcommand is a file with `Args` (parsed by clap) and `run(Args) -> anyhow::Result<Outcome>`. Results go to standard output,
+//! logs and errors to standard error.
 #![forbid(unsafe_code)]
 
 mod aot;
@@ -59,39 +59,39 @@ struct Cli {
 enum Command {
     /// Train a model folder, or a new small model, with GRPO, end to end.
     Train(train::Args),
-    /// Show what a policy will see of data files: prompts as tokens, lengths, dropped rows, rewards of the right answers.
+    /// Show the prompts that a policy will get from data files: tokens, lengths, dropped rows, rewards of the reference answers.
     Data(data::Args),
-    /// Write a checkpoint of a run as a folder that transformers or PEFT loads.
+    /// Write a checkpoint of a run as a folder for transformers or PEFT.
     Export(export::Args),
     /// Make one HTML page of runs: curves, evaluations, samples, differences of configuration.
     Report(report::Args),
     /// Check implementations of the loss on batch files: against the file's expected.* and the f64 oracle.
     Parity(parity::Args),
-    /// Check gradients on a benchmark's problems, reduced: the oracle's against differences, every variant against the oracle.
+    /// Check gradients on reduced benchmark problems: the oracle's against finite differences, every variant's against the oracle's.
     Gradcheck(gradcheck::Args),
     /// Evaluate the loss of a batch file; write loss, log-probabilities, entropies and gradients.
     Loss(loss::Args),
-    /// Compile the loss, or all programs of a run, for a TPU or GPU that is not here; report memory and the estimate of the time.
+    /// Compile the loss, or all programs of a run, for an absent TPU or GPU; report memory and estimated time.
     Aot(aot::Args),
-    /// Measure the loss on this CPU or on devices that are here, against floors measured in the same run.
+    /// Measure the loss on this CPU or on attached devices, against floors measured in the same run.
     Bench(bench::Args),
     /// Serve `grpo bench`.
     #[command(hide = true)]
     BenchWorker,
-    /// Find the largest chunk of tokens with which the loss fits into a device's memory, by asking its compiler.
+    /// Find the largest chunk of tokens with which the loss fits into a device's memory, according to its compiler.
     Plan(plan::Args),
     /// Install and list PJRT plugins: the compilers and runtimes of TPUs, GPUs and XLA's CPU.
     Plugin(plugin::Args),
 }
 
-/// The way in which a command that did not fail has ended.
+/// The outcome of a command that did not fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
-    /// The command has done its work.
+    /// The command did its work.
     Done,
-    /// The command worked, and what it checked does not hold.
+    /// The command worked, but a check failed.
     CheckFailed,
-    /// A signal asked for the end; what was done is saved, and the rest can be done later.
+    /// The command was stopped by a signal; its progress is saved and can be continued.
     Stopped,
 }
 
@@ -121,26 +121,25 @@ fn main() -> ExitCode {
         Ok(Outcome::CheckFailed) => ExitCode::from(1),
         Ok(Outcome::Stopped) => ExitCode::from(3),
         Err(error) => {
-            // One line with its causes; `{:#}` joins them with colons.
+            // The error and its causes on one line; `{:#}` joins them with colons.
             let _ = writeln!(std::io::stderr(), "error: {}", printable_line(&format!("{error:#}")));
             ExitCode::from(2)
         }
     }
 }
 
-/// Writes `text` for people to standard output, with nothing in it that a terminal obeys; a reader that has gone away (`| head`) is no
-/// error.
+/// Writes `text` to standard output with control characters escaped. A closed pipe (`| head`) is not an error.
 ///
 /// # Errors
-/// When standard output cannot be written for another reason.
+/// Other errors of writing to standard output.
 pub(crate) fn emit(text: &str) -> anyhow::Result<()> {
     emit_document(&printable(text))
 }
 
-/// Writes a document for programs (JSON, YAML, HTML) to standard output, as it is; otherwise as [`emit`].
+/// Writes a document for programs (JSON, YAML, HTML) to standard output unchanged; otherwise like [`emit`].
 ///
 /// # Errors
-/// As [`emit`].
+/// The errors of [`emit`].
 pub(crate) fn emit_document(text: &str) -> anyhow::Result<()> {
     let mut stdout = std::io::stdout().lock();
     match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
@@ -149,13 +148,13 @@ pub(crate) fn emit_document(text: &str) -> anyhow::Result<()> {
     }
 }
 
-/// A flag that the first SIGINT or SIGTERM sets, `saying` what it will lead to; the second one ends the process.
+/// Returns a flag that the first SIGINT or SIGTERM sets, printing `saying`; the second one ends the process.
 fn stop_on_signal(saying: &'static str) -> anyhow::Result<Arc<AtomicBool>> {
     let stop = Arc::new(AtomicBool::new(false));
     let flag = Arc::clone(&stop);
     ctrlc::set_handler(move || {
         if flag.swap(true, Ordering::Relaxed) {
-            // 128 + SIGINT, as shells count. Checkpoints are atomic, so nothing is lost but the present step.
+            // 130 is 128 + SIGINT, as in shells. Checkpoints are atomic, so only the current step is lost.
             trainer::kill_reward_programs();
             std::process::exit(130);
         }
@@ -175,7 +174,7 @@ mod tests {
         Cli::command().debug_assert();
     }
 
-    /// Every option of every subcommand, with where it was found.
+    /// Collects the options of all subcommands, with their path.
     fn options(command: &clap::Command, path: &str, found: &mut Vec<(String, clap::Arg)>) {
         for argument in command.get_arguments().filter(|argument| argument.get_long().is_some()) {
             found.push((path.to_owned(), argument.clone()));
@@ -186,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn an_option_has_one_form_and_a_file_has_one_name() {
+    fn options_have_the_same_form_in_all_subcommands() {
         let mut found = vec![];
         options(&Cli::command(), "grpo", &mut found);
         let long = |argument: &clap::Arg| argument.get_long().unwrap_or_default().to_owned();
@@ -198,14 +197,14 @@ mod tests {
                     let aliases = format!("{:?}", argument.get_all_aliases());
                     (names, argument.get_value_delimiter(), argument.get_short(), aliases)
                 };
-                // Workers take what they are told by the process that has started them.
+                // Worker processes get their arguments from their parent.
                 if !(argument.is_hide_set() || other.is_hide_set()) {
                     let name = long(argument);
                     assert_eq!(form(argument), form(other), "--{name} of `{place}` and `{other_place}`");
                 }
             }
         }
-        // A list of variants, where results go, and the plugin are called the same everywhere.
+        // Lists of variants, output files and the plugin have the same option names everywhere.
         let taken: Vec<String> = found.iter().map(|(_, argument)| long(argument)).collect();
         assert!(!taken.iter().any(|name| name == "output"), "{taken:?}");
         for shared in ["variants", "out", "plugin"] {
@@ -215,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn a_configuration_is_an_argument_and_former_spellings_still_work() {
+    fn configurations_are_arguments_and_old_spellings_still_parse() {
         for line in [
             "train a.yaml --set seed=1",
             "train --config a.yaml",

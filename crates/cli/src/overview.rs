@@ -1,4 +1,4 @@
-//! The block printed at the start of a run: model, data, rewards and settings, with a mark on defaults.
+//! Formats the block at the start of a run: model, data, rewards and settings; defaults are marked.
 
 use grpo_core::readable_bytes;
 use serde_json::Value;
@@ -36,12 +36,12 @@ impl Settings {
         Self { given: value(config), default: value(&TrainConfig::default()) }
     }
 
-    /// The value of a key, marked where it is the default.
+    /// Returns the value of a key, marked if it is the default.
     fn shown(&self, key: &str) -> String {
         self.with_unset(key, "null")
     }
 
-    /// The same with words for a key that is not set.
+    /// Returns the value of a key, or `unset` if it is null.
     fn with_unset(&self, key: &str, unset: &str) -> String {
         let at = |value: &Value| value.pointer(&format!("/{}", key.replace('.', "/"))).cloned().unwrap_or_default();
         let (given, default) = (at(&self.given), at(&self.default));
@@ -55,7 +55,7 @@ impl Settings {
     }
 }
 
-/// A number without digits that say nothing: `1e-6`, `0.8`, `1`.
+/// Formats a number without superfluous digits: `1e-6`, `0.8`, `1`.
 fn plain(value: f64) -> String {
     match value.abs() {
         size if size != 0.0 && size < 1e-3 => format!("{value:e}"),
@@ -63,7 +63,7 @@ fn plain(value: f64) -> String {
     }
 }
 
-/// A count with its thousands apart.
+/// Formats a count with separated thousands.
 fn grouped(count: u64) -> String {
     let digits = count.to_string();
     let groups: Vec<&str> = digits.as_bytes().rchunks(3).rev().filter_map(|group| str::from_utf8(group).ok()).collect();
@@ -197,13 +197,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_are_plain_and_thousands_apart() {
+    fn numbers_have_no_superfluous_digits_and_separated_thousands() {
         assert_eq!([1e-6, 7e-4, 0.01, 1.0, 0.0].map(plain), ["1e-6", "7e-4", "0.01", "1", "0"]);
         assert_eq!([0, 999, 1000, 494_032_768].map(grouped), ["0", "999", "1,000", "494,032,768"]);
     }
 
     #[test]
-    fn a_default_is_marked_and_another_value_is_not() {
+    fn only_default_values_are_marked() {
         let mut config = TrainConfig::default();
         config.optimizer.learning_rate = 0.5;
         let settings = Settings::of(&config);

@@ -1,4 +1,4 @@
-//! `grpo parity`: an implementation of the loss against batch files and the f64 oracle, or a decoder against what transformers computes.
+//! `grpo parity`: compares an implementation of the loss with batch files and the f64 oracle, or a decoder with transformers' results.
 
 use crate::{Outcome, emit, emit_document, loss_input::LossInput, table::Sheet};
 use anyhow::Context;
@@ -14,27 +14,27 @@ pub(crate) struct Args {
     /// `mask` [B, T], and any of `expected.loss`, `expected.logits` [B, T, V] and `expected.grad.NAME`.
     #[arg(required = true, value_name = "FILE")]
     pub(crate) files: Vec<PathBuf>,
-    /// Check the decoder of this Hugging Face folder, on every policy, instead of the loss: logits (whole and over a cache), loss and
-    /// gradients against those of `transformers` in the files.
+    /// Check the decoder of this Hugging Face folder on every policy, instead of the loss: logits (whole and with a cache), loss and
+    /// gradients against transformers' results in the files.
     #[arg(long, value_name = "FOLDER", conflicts_with_all = ["backend", "dtype", "config", "implementation"])]
     pub(crate) model: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) input: LossInput,
-    /// With --model: the policy to check. `host` computes without a plugin, `all` means it and every device whose plugin opens one; one
-    /// that does not is named with the reason [default: all].
+    /// With --model: the policy to check. `host` needs no plugin; `all` is `host` and every device whose plugin opens one, and names the
+    /// others with the reason [default: all].
     #[arg(long, value_name = "DEVICE", requires = "model", value_parser = crate::parity_model::devices())]
     pub(crate) device: Option<String>,
     /// Implementation to check.
     #[arg(long, value_parser = crate::loss_input::implementations(&["all"]), default_value = "all")]
     implementation: String,
-    /// With --model: the adapter (LoRA, in PEFT's layout) in this folder is added to the model; gradients are those of the adapter.
+    /// With --model: add the adapter (LoRA, in PEFT's layout) of this folder to the model; gradients are then the adapter's.
     #[arg(long, value_name = "FOLDER", requires = "model")]
     pub(crate) adapter: Option<PathBuf>,
-    /// Bound on loss, logp and entropy, relative to their scale (at least 1), instead of the dtype's. With --model: on loss and logits,
+    /// Tolerance of loss, logp and entropy, relative to their scale (at least 1), instead of the dtype's. With --model: of loss and logits,
     /// absolute and relative to the largest logit [default there: 1e-4].
     #[arg(long, value_name = "X", value_parser = bound)]
     pub(crate) tolerance: Option<f64>,
-    /// Bound on gradients, relative to their largest entry, instead of the dtype's [default with --model: 1e-4].
+    /// Tolerance of gradients, relative to their largest entry, instead of the dtype's [default with --model: 1e-4].
     #[arg(long, value_name = "X", value_parser = bound)]
     pub(crate) gradient_tolerance: Option<f64>,
     /// Print one JSON document instead of a table.
@@ -42,7 +42,7 @@ pub(crate) struct Args {
     pub(crate) json: bool,
 }
 
-/// A bound that something can meet and something can miss.
+/// Parses a tolerance, a finite number above 0.
 fn bound(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(bound) if bound.is_finite() && bound >= 0.0 => Ok(bound),
@@ -113,12 +113,12 @@ fn text(reports: &[FileReport], passed: bool) -> String {
     out
 }
 
-/// Comparisons, one a line.
+/// Formats comparisons, one per line.
 pub(super) fn table(rows: &[Row]) -> String {
     table_of("implementation", rows)
 }
 
-/// As [`table`], under a heading for those who computed.
+/// Like [`table`], with `computed_by` as the heading of the first column.
 pub(super) fn table_of(computed_by: &str, rows: &[Row]) -> String {
     let header = [computed_by, "against", "tensor", "max abs", "max rel", "tolerance", ""];
     let mut table = Sheet::new(header, 3..6);

@@ -1,4 +1,4 @@
-//! `grpo parity --model`: the decoder of a Hugging Face folder against what `transformers` computes.
+//! `grpo parity --model`: compares the decoder of a Hugging Face folder with transformers' results.
 
 mod compared;
 mod device;
@@ -28,7 +28,7 @@ pub(crate) fn run(folder: &Path, args: &parity::Args) -> anyhow::Result<Outcome>
     };
     let Chosen { places, notes } = Chosen::by(args)?;
     let mut reports: Vec<ModelReport> = Vec::new();
-    // One policy at a time: each has the weights in its own way.
+    // Policies are opened one after the other, because each has its own copy of the weights.
     for place in &places {
         let mut policy = place.open(&folder, adapter.as_ref())?;
         for (i, file) in files.iter().enumerate() {
@@ -66,11 +66,11 @@ fn text(folder: &ModelFolder, reports: &[ModelReport], notes: &[String], passed:
     out
 }
 
-/// Where a policy computes.
+/// The device of a policy.
 enum Place {
-    /// This CPU, in burn.
+    /// The burn policy on this CPU.
     Host,
-    /// A device of PJRT.
+    /// A PJRT device.
     Device(Runtime),
 }
 
@@ -81,21 +81,20 @@ fn name_of(kind: Kind) -> String {
     format!("pjrt:{}", kind.name())
 }
 
-/// The values of `--device`.
+/// Returns the parser of `--device`.
 pub(crate) fn devices() -> PossibleValuesParser {
     let of_pjrt = backends::NAMES.into_iter().filter(|name| name.starts_with("pjrt:"));
     PossibleValuesParser::new([ALL, HOST].into_iter().chain(of_pjrt))
 }
 
-/// The policies that are checked, and why others are not.
+/// The policies to check, and the reasons why others are skipped.
 struct Chosen {
     places: Vec<Place>,
     notes: Vec<String>,
 }
 
 impl Chosen {
-    /// Those that the arguments name. A device that is asked for by its name and cannot be used is an error; one of `all` is left out with
-    /// a note.
+    /// Opens the devices of the arguments. An unusable device is an error if it was named explicitly; with `all` it becomes a note.
     fn by(args: &parity::Args) -> anyhow::Result<Self> {
         let (name, plugin) = (args.device.as_deref().unwrap_or(ALL), args.input.plugin.as_deref());
         let named = Kind::ALL.into_iter().find(|kind| name_of(*kind) == name);
@@ -106,7 +105,7 @@ impl Chosen {
         anyhow::ensure!(plugin.is_none(), "--plugin is for the --device of PJRT that it serves, not for {name}");
         let mut chosen = Self { places: vec![Place::Host], notes: vec![] };
         if name == ALL {
-            // libtpu wants variables in the environment, which can be set before another plugin has made threads.
+            // libtpu needs environment variables, which can only be set safely before another plugin starts threads.
             let mut kinds = Kind::ALL;
             kinds.sort_by_key(|kind| *kind != Kind::Tpu);
             for kind in kinds {
@@ -128,7 +127,7 @@ impl Place {
         }
     }
 
-    /// The policy of a folder's weights, and of an adapter.
+    /// Returns the policy with a folder's weights, and with an adapter.
     fn open(&self, folder: &ModelFolder, adapter: Option<&Adapter>) -> anyhow::Result<Box<dyn ModelPolicy>> {
         let name = self.name();
         Ok(match self {

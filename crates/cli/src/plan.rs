@@ -28,7 +28,7 @@ pub(crate) struct Args {
     /// Print one JSON document instead of a table.
     #[arg(long)]
     json: bool,
-    /// Compile again what was compiled before: otherwise what the compiler said of a program then is taken from this user's cache.
+    /// Recompile instead of using cached results.
     #[arg(long)]
     recompile: bool,
 }
@@ -64,7 +64,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
     Ok(Outcome::Done)
 }
 
-/// The lines to put into a configuration, so that the next run takes this tile.
+/// Returns the configuration lines that select this tile.
 fn line(blocking: Blocking, temp: u64) -> String {
     let (key, size) = match blocking {
         Blocking::TokenChunks(size) => ("token_chunk", size),
@@ -95,7 +95,7 @@ fn text(title: &str, fit: &Fit, memory: u64, line: Option<&str>) -> String {
     format!("{title}\n\n{}\n\n{advice}\nEstimates are the compiler's, not measurements.\n", table.text())
 }
 
-/// A number of bytes such as `32GiB`, `15GB` or `1.5e9`.
+/// Parses a number of bytes such as `32GiB`, `15GB` or `1.5e9`.
 fn size(text: &str) -> Result<u64, String> {
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
     let unit = match text[digits.len()..].to_ascii_lowercase().as_str() {
@@ -119,7 +119,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_have_units() {
+    fn memory_sizes_are_parsed_with_units() {
         assert_eq!(
             ["32GiB", "15 GB", "1000", "1.5e3", "2kib"].map(size),
             [32 << 30, 15e9 as u64, 1000, 1500, 2048].map(Ok)

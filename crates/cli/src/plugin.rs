@@ -1,4 +1,4 @@
-//! `grpo plugin`: the PJRT plugins of this machine.
+//! `grpo plugin`: installs and lists PJRT plugins.
 
 use crate::{Outcome, emit, emit_document, table::Sheet};
 use anyhow::Context;
@@ -18,20 +18,20 @@ pub(crate) struct Args {
 
 #[derive(Debug, Subcommand)]
 enum Action {
-    /// Fetch a pinned plugin with this machine's own pip, check its SHA-256, and unpack it into the user's cache.
+    /// Download a pinned plugin with this machine's pip, check its SHA-256, and unpack it into the user's cache.
     Install {
         /// Kind of device.
         kind: KindArg,
-        /// Fetch it again, whatever is there.
+        /// Download it again even if it is installed.
         #[arg(long)]
         force: bool,
     },
-    /// Show which plugins are there, and which devices they find.
+    /// Show the available plugins and their devices.
     List {
         /// Print one JSON document instead of a table.
         #[arg(long)]
         json: bool,
-        /// Look at one plugin here, for the process that has started this one.
+        /// Inspect one plugin in this process, for the parent process.
         #[arg(long, hide = true)]
         worker: Option<KindArg>,
     },
@@ -55,20 +55,20 @@ impl From<KindArg> for Kind {
     }
 }
 
-/// A plugin, as `--json` shows it.
+/// A plugin in the document of `--json`.
 #[derive(Debug, Default, Serialize, Deserialize)]
 struct Listed {
     kind: String,
-    /// The path of the plugin's file; `None` when there is none.
+    /// The path of the plugin's file; `None` if there is none.
     path: Option<String>,
     /// The version of the PJRT C API.
     api_version: Option<String>,
-    /// The name of the platform and its version, as the plugin gives them.
+    /// The name and version of the platform according to the plugin.
     platform: Option<String>,
     platform_version: Option<String>,
-    /// The devices; empty where the plugin finds none.
+    /// The devices; empty if the plugin finds none.
     devices: Vec<String>,
-    /// The thing that is missing, or the reason why there are no devices. It is no error, because a compiler needs no device.
+    /// The missing file, or the reason why there are no devices. This is not an error, because compiling needs no device.
     note: Option<String>,
 }
 
@@ -88,7 +88,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
 }
 
 fn install(kind: Kind, force: bool) -> anyhow::Result<()> {
-    // Downloads take minutes; a person who waits is told, a script is not.
+    // Downloads take minutes, so progress is shown on a terminal.
     let shows = std::io::stderr().is_terminal();
     let progress = |step: Step| {
         let (Step::Download(what) | Step::Verify(what) | Step::Unpack(what)) = step;
@@ -106,7 +106,7 @@ fn install(kind: Kind, force: bool) -> anyhow::Result<()> {
     let installed = installed.with_context(|| format!("cannot install the plugin `{}`", kind.name()))?;
     let verb = match &installed.replaced {
         Some(reason) => {
-            writeln!(std::io::stderr(), "what was there has been replaced: {reason}")?;
+            writeln!(std::io::stderr(), "the previous installation was replaced: {reason}")?;
             "installed again:"
         }
         None if installed.fresh => "installed",
@@ -135,7 +135,7 @@ fn look(kind: Kind) -> Listed {
     };
     let (major, minor) = plugin.api_version();
     listed.api_version = Some(format!("{major}.{minor}"));
-    // Without it the client takes most of a GPU's memory from whoever uses it.
+    // By default the client would reserve most of a GPU's memory.
     let options: &[(&str, pjrt::NamedValue)] = match kind {
         Kind::Cuda => &[("preallocate", pjrt::NamedValue::Bool(false))],
         Kind::Cpu | Kind::Tpu => &[],
@@ -156,7 +156,7 @@ fn look(kind: Kind) -> Listed {
     }
 }
 
-/// Does the work of [`look`] in a process of its own: a plugin that aborts takes its process along.
+/// Runs [`look`] in a separate process, because a plugin that aborts ends its process.
 fn look_elsewhere(kind: Kind) -> Listed {
     let output = std::env::current_exe().and_then(|binary| {
         let mut command = Command::new(binary);

@@ -1,13 +1,13 @@
-//! What a line of progress has room for.
+//! Fits the fields of a progress line into a terminal.
 
 use console::measure_text_width;
 
-/// A part of the line, which is shown whole or not at all.
+/// A part of the line, which is shown completely or not at all.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Field {
-    /// The text that is shown; it may contain colours.
+    /// The text, which may contain colours.
     pub(crate) text: String,
-    /// The least important field goes first; 0 is the most important.
+    /// The rank, 0 for the most important field. Fields with the highest rank are dropped first.
     pub(crate) rank: u8,
 }
 
@@ -17,15 +17,15 @@ impl Field {
     }
 }
 
-/// Between fields.
+/// The text between fields.
 const GAP: &str = "  ";
 
-/// Every field, in order.
+/// Joins all fields.
 pub(crate) fn joined(fields: &[Field]) -> String {
     fields.iter().map(|field| field.text.as_str()).collect::<Vec<_>>().join(GAP)
 }
 
-/// The fields in order, without as many of the least important ones as it takes to fit into `columns`.
+/// Joins the fields in order, dropping the least important ones until the line fits into `columns`.
 pub(crate) fn fitted(fields: &[Field], columns: usize) -> String {
     let mut fields = fields.to_vec();
     loop {
@@ -33,7 +33,7 @@ pub(crate) fn fitted(fields: &[Field], columns: usize) -> String {
         if measure_text_width(&line) <= columns {
             return line;
         }
-        // Of equal ones the last.
+        // Of equally important fields, the last is dropped.
         let least = fields.iter().enumerate().max_by_key(|(_, field)| field.rank).map(|(index, _)| index);
         match least {
             Some(index) => drop(fields.remove(index)),
@@ -42,7 +42,7 @@ pub(crate) fn fitted(fields: &[Field], columns: usize) -> String {
     }
 }
 
-/// What `CASE: round 3 of 10: NAME` says, as fields; what is being done counts most.
+/// Splits `CASE: round 3 of 10: NAME` into fields; the last part is the most important.
 pub(crate) fn phase_fields(elapsed: &str, what: &str) -> Vec<Field> {
     let parts: Vec<&str> = what.splitn(3, ": ").collect();
     let mut fields = vec![Field::new(3, elapsed)];
@@ -76,13 +76,13 @@ mod tests {
     }
 
     #[test]
-    fn the_line_fits_every_width_and_loses_whole_fields_only() {
+    fn a_progress_line_fits_every_width_by_dropping_whole_fields() {
         let fields = fields();
         let mut before = 0;
         for columns in 20..=200 {
             let line = fitted(&fields, columns);
             assert!(measure_text_width(&line) <= columns, "{columns}: {line}");
-            // What is left are fields as they were, in order, and the more important ones.
+            // Remaining fields are unchanged, in order, and the most important ones.
             let shown: Vec<&Field> = fields.iter().filter(|field| line.contains(&field.text)).collect();
             assert_eq!(shown.iter().map(|field| field.text.as_str()).collect::<Vec<_>>().join(GAP), line);
             let left_out = fields.iter().filter(|field| !shown.contains(field)).map(|field| field.rank).min();
@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn a_benchmark_says_what_it_does_before_where() {
+    fn a_benchmark_shows_its_current_step_before_its_case() {
         let fields = phase_fields("12 s", "s2-wide-f32: round 3 of 10: fused: 64 tokens");
         assert_eq!(fitted(&fields, 80), "12 s  s2-wide-f32  round 3 of 10  fused: 64 tokens");
         assert_eq!(fitted(&fields, 40), "round 3 of 10  fused: 64 tokens");

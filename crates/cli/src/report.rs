@@ -9,24 +9,24 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use trainer::TrainConfig;
 
-/// The page's name unless another is asked for.
+/// The default file name of the page.
 const DEFAULT_OUT: &str = "report.html";
-/// The number of bytes at the beginning of a page that say who has made it.
+/// The number of bytes at the start of a page that identify its generator.
 const HEAD: u64 = 4096;
 
 /// Arguments of `grpo report`.
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "The page needs no network and no other file. Nothing in a run's folder is changed, so a run that is still \
-    going can be shown. What cannot be used of a file (a line that was cut off, values that are not finite) is said on the page \
+    after_help = "The page needs no network and no other file. Run folders are not changed, so unfinished runs can be \
+    shown. Unusable parts of files (an incomplete line, non-finite values) are listed on the page \
     and on standard error."
 )]
 pub(crate) struct Args {
-    /// Folders of runs, as `grpo train` leaves them; all are drawn into the same charts.
+    /// Run folders of `grpo train`; all runs are drawn into the same charts.
     #[arg(value_name = "RUN", required = true)]
     runs: Vec<PathBuf>,
-    /// Where to write the page [default: report.html]. `-` is standard output; a device or a pipe is written to, a file is
-    /// replaced when the page is there.
+    /// Where to write the page [default: report.html]. `-` is standard output; devices and pipes are written to directly; a file is replaced
+    /// when the page is complete.
     #[arg(long, short, value_name = "FILE", alias = "output")]
     out: Option<PathBuf>,
 }
@@ -58,7 +58,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
     Ok(Outcome::Done)
 }
 
-/// Whether `path` is a page of an earlier call.
+/// Returns `true` if `path` is a page of `grpo report`.
 fn is_page(path: &Path) -> bool {
     let mut head = Vec::new();
     let read = open_regular(path).and_then(|(file, _)| file.take(HEAD).read_to_end(&mut head));

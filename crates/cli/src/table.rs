@@ -1,5 +1,4 @@
-//! Tables, in one style for all subcommands. A terminal that is too narrow for one gets its columns in several tables, or its
-//! rows as lists.
+//! Tables in one style for all subcommands. On a terminal that is too narrow, columns are spread over several tables, or rows become lists.
 
 use crate::terminal;
 use comfy_table::{CellAlignment, ColumnConstraint, ContentArrangement, LineStyle, Table, TableStyle, presets};
@@ -7,16 +6,16 @@ use console::measure_text_width;
 use grpo_files::printable;
 use std::ops::Range;
 
-/// A line below the header and nothing else.
+/// A line below the header only.
 const STYLE: TableStyle = TableStyle::new().header_separator(LineStyle::none().fill('─').junction('─'));
 
-/// Blanks beside a cell, at most.
+/// The maximum number of blanks on each side of a cell.
 const PADDING: usize = 2;
 
-/// Columns beside the names with which a part of a table is worth reading.
+/// The minimum number of columns, beside the names, in a part of a table.
 const FEWEST: usize = 3;
 
-/// The width in columns of a terminal below which a text is not worth reading in a column of its own.
+/// The minimum width of a column of text.
 const NARROWEST_TEXT: usize = 16;
 
 /// A table: rows under a header.
@@ -30,7 +29,7 @@ pub(crate) struct Sheet {
 }
 
 impl Sheet {
-    /// A table without rows; the columns `numbers` are aligned to the right.
+    /// Returns a table without rows; the columns `numbers` are aligned to the right.
     pub(crate) fn new<T: Into<String>>(header: impl IntoIterator<Item = T>, numbers: Range<usize>) -> Self {
         Self {
             header: header.into_iter().map(Into::into).collect(),
@@ -41,36 +40,36 @@ impl Sheet {
         }
     }
 
-    /// Says that the first column names the row, so that the others may stand in several tables.
+    /// Marks the first column as the row's name, so that the other columns may be spread over several tables.
     pub(crate) fn named(mut self) -> Self {
         self.is_named = true;
         self
     }
 
-    /// Says that the columns `texts` hold running text, which may be broken into lines.
+    /// Marks the columns `texts` as running text, which may be wrapped.
     pub(crate) fn with_texts(mut self, texts: Range<usize>) -> Self {
         self.texts = texts;
         self
     }
 
-    /// Adds a row, whose last cells may be left out.
+    /// Adds a row; trailing cells may be omitted.
     pub(crate) fn row<T: Into<String>>(&mut self, cells: impl IntoIterator<Item = T>) {
-        // Escapes come before the layout, because they change the width of a cell.
+        // Escaped before layout, because escaping changes the width of a cell.
         self.rows.push(cells.into_iter().map(|cell| printable(&cell.into()).into_owned()).collect());
     }
 
-    /// The table for standard output: as wide as it is if that is a file or a pipe, and otherwise as its terminal allows.
+    /// Returns the table for standard output: fitted to a terminal's width, unlimited for a file or a pipe.
     pub(crate) fn text(&self) -> String {
         self.fitted(terminal::columns())
     }
 
-    /// The table in Markdown.
+    /// Returns the table in Markdown.
     pub(crate) fn markdown(&self) -> String {
         self.table(presets::ASCII_MARKDOWN).to_string()
     }
 
-    /// A table if `columns` are enough for one, with texts broken into lines if need be. Else several, each with the names and some of the other columns, if each may
-    /// have [`FEWEST`] of them. Else a list: a line `name: value` for each cell, and an empty line between rows.
+    /// Formats the table in `columns`. If it does not fit, texts are wrapped; then columns are spread over several tables with at least
+    /// [`FEWEST`] columns beside the names; then rows become lists with a line `name: value` for each cell and an empty line between rows.
     pub(crate) fn fitted(&self, columns: Option<usize>) -> String {
         let text = self.bare();
         match columns {
@@ -82,7 +81,7 @@ impl Sheet {
         }
     }
 
-    /// The table with its texts broken into lines; `None` when there are none, or no room for them.
+    /// Returns the table with wrapped texts; `None` if it has none, or too little room for them.
     fn broken(&self, columns: usize) -> Option<String> {
         let others = (0..self.header.len()).filter(|index| !self.texts.contains(index));
         let cells = |index: usize| self.rows.iter().filter_map(move |row| row.get(index)).chain([&self.header[index]]);
@@ -100,7 +99,7 @@ impl Sheet {
         Some(table.to_string())
     }
 
-    /// The table in the style of this program; nothing stands beside the table from which it had to be kept apart.
+    /// Returns the table without outer padding.
     fn bare(&self) -> String {
         self.padded().to_string()
     }
@@ -130,7 +129,7 @@ impl Sheet {
         (!parts.is_empty()).then(|| parts.join("\n\n"))
     }
 
-    /// The part of the table with the names and the columns `others`.
+    /// Returns the part of the table with the names and the columns `others`.
     fn part(&self, others: Range<usize>) -> Self {
         let pick = |cells: &[String]| {
             let name = cells.iter().take(1);
@@ -178,8 +177,7 @@ fn width(text: &str) -> usize {
     text.lines().map(|line| measure_text_width(line.trim_end())).max().unwrap_or(0)
 }
 
-/// `text` on lines of at most `columns`, broken between words; a word that is longer stays whole. Lines after the first are
-/// indented.
+/// Wraps `text` between words into lines of at most `columns`; longer words are not broken. Lines after the first are indented.
 fn wrapped(text: &str, columns: usize) -> String {
     let mut lines: Vec<String> = vec![];
     for word in text.split_whitespace() {
@@ -208,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn a_narrow_terminal_gets_lists() {
+    fn tables_become_lists_on_narrow_terminals() {
         let text = sheet().fitted(Some(40));
         assert_eq!(
             text,
@@ -219,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn no_line_is_wider_than_the_terminal_and_nothing_is_lost() {
+    fn fitted_tables_keep_all_cells_within_the_width() {
         let full = sheet().fitted(None);
         let width = width(&full);
         assert!(full.contains('─') && full.contains("FAIL at 3: expected 1.000000000e0, got 2.000000000e0"), "{full}");
@@ -231,14 +229,14 @@ mod tests {
             }
             assert_eq!(text == full, columns >= width, "{columns}");
         }
-        // A path is not broken: it could not be copied.
+        // A path is not wrapped, so that it can be copied.
         let mut long = Sheet::new(["path"], 0..0);
         long.row(["/a/path/that/is/longer/than/the/terminal"]);
         assert_eq!(long.fitted(Some(20)), "path:\n  /a/path/that/is/longer/than/the/terminal");
     }
 
     #[test]
-    fn named_rows_are_shown_in_parts_where_lists_are_not_needed() {
+    fn tables_with_named_rows_are_split_by_columns() {
         let mut sheet = Sheet::new(["variant", "min", "p50", "p90", "mean", "tokens/s", "TFLOP/s"], 1..7).named();
         sheet.row(["fused", "1.100", "1.200", "1.300", "1.250", "123456", "0.512"]);
         sheet.row(["reference", "failed"]);
@@ -254,7 +252,7 @@ fused         123456     0.512
 reference";
         let lines = |text: &str| text.lines().map(|line| line.trim_end().to_owned()).collect::<Vec<_>>();
         assert_eq!(lines(&sheet.fitted(Some(44))), lines(expected));
-        // Two columns beside the names would say little.
+        // Two columns beside the names are too few for a table.
         assert!(sheet.fitted(Some(30)).starts_with("variant: fused\nmin: 1.100\n"), "{}", sheet.fitted(Some(30)));
         for columns in 20..=100 {
             let text = sheet.fitted(Some(columns));

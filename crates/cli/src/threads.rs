@@ -1,14 +1,14 @@
-//! How many threads this process may have.
+//! Limits the number of threads of this process.
 //!
-//! rayon starts as many as RAYON_NUM_THREADS says, whatever that is; a hundred thousand of them stop a machine. So the pool
-//! that everything shares is made here when that is too many.
+//! rayon starts as many threads as RAYON_NUM_THREADS asks for without a limit; a hundred thousand of them would stop a machine. If the
+//! number is too large, the global pool is therefore created here with a smaller one.
 
 use backend_cpu::most_threads;
 
-/// rayon's own variables, the second of which is an old name of the first.
+/// rayon's variables; the second is an older name of the first.
 const VARIABLES: [&str; 2] = ["RAYON_NUM_THREADS", "RAYON_RS_NUM_CPUS"];
 
-/// Holds the threads of this process to [`most_threads`], and says so unless it is `quiet`.
+/// Limits the threads of this process to [`most_threads`], and warns unless it is `quiet`.
 pub(crate) fn hold_to_machine(quiet: bool) {
     let asked = VARIABLES.iter().find_map(|name| Some((*name, std::env::var_os(name)?.into_string().ok()?)));
     let Some((name, value)) = asked else { return };
@@ -20,7 +20,7 @@ pub(crate) fn hold_to_machine(quiet: bool) {
             if !quiet {
                 tracing::warn!("{name}={value} is more than this machine can use: {most} threads are started");
             }
-            // It fails only if the pool is there already, and nothing has asked for it yet.
+            // Fails only if the pool already exists, and nothing has used it yet.
             let _ = rayon::ThreadPoolBuilder::new().num_threads(most).build_global();
         }
     }
@@ -33,13 +33,13 @@ enum Verdict {
     TooMany(usize),
 }
 
-/// The number that a variable's value means; rayon takes an empty one and 0 for its default.
+/// Interprets a variable's value; rayon uses its default for an empty value and for 0.
 fn judge(value: &str, most: usize) -> Verdict {
     let digits = !value.is_empty() && value.bytes().all(|byte| byte.is_ascii_digit());
     match value.parse::<usize>() {
         Ok(threads) if threads > most => Verdict::TooMany(most),
         Ok(_) => Verdict::Fine,
-        // More digits than a number can have.
+        // Too many digits for an integer.
         Err(_) if digits => Verdict::TooMany(most),
         Err(_) if value.is_empty() => Verdict::Fine,
         Err(_) => Verdict::NoNumber,
@@ -51,7 +51,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn threads_are_held_to_what_is_sensible() {
+    fn the_number_of_threads_is_limited() {
         for (value, verdict) in [
             ("", Verdict::Fine),
             ("0", Verdict::Fine),

@@ -12,11 +12,11 @@ use trainer::run::{Ending, Run};
 /// Arguments of `grpo train`.
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Later layers win: defaults, file, environment (GRPO__LOSS__BETA=0.1), --set loss.beta=0.1. A run that is \
-    resumed keeps its configuration; with --set, or in its config.yaml, may change: run.*, logging.*, wandb.*, eval.*, export.*, the \
-    learning rate, its schedule and the limits of gradients in optimizer and warmup.optimizer, grpo.max_steps, \
-    grpo.filter_groups.max_num_gen_batches, rewards.max_consecutive_failures and how programs and endpoints that reward are reached. Exit codes: 0 the run is done, 2 it failed, 3 it was stopped by a signal and can \
-    be resumed."
+    after_help = "Later layers win: defaults, file, environment (GRPO__LOSS__BETA=0.1), --set loss.beta=0.1. A resumed run \
+    keeps its configuration, except for keys that may be changed with --set or in its config.yaml: run.*, logging.*, wandb.*, eval.*, \
+    export.*, the learning rate, its schedule and the limits of gradients in optimizer and warmup.optimizer, grpo.max_steps, \
+    grpo.filter_groups.max_num_gen_batches, rewards.max_consecutive_failures and the connections to external rewards. Exit codes: 0 \
+    the run is done, 2 it failed, 3 it was stopped by a signal and can be resumed."
 )]
 pub(crate) struct Args {
     #[command(flatten)]
@@ -33,7 +33,7 @@ pub(crate) struct Args {
     /// Folder for this run; must not hold a run yet. [default: `runs/NAME-NUMBER`]
     #[arg(long, value_name = "DIR")]
     run_dir: Option<PathBuf>,
-    /// Print nothing but errors.
+    /// Print only errors.
     #[arg(long, short)]
     quiet: bool,
 }

@@ -1,4 +1,4 @@
-//! The data set that a training loop takes.
+//! The rows of a data set, and the trait of data sets.
 
 use crate::error::Result;
 use crate::prompt::Prompt;
@@ -6,7 +6,7 @@ use crate::task::{Problem, Task};
 use serde_json::{Map, Value};
 use std::sync::Arc;
 
-/// A row of a data set: what the policy is asked, and what is known of the answer.
+/// A row of a data set: a prompt with its reference answer.
 ///
 /// ```
 /// use data::Item;
@@ -23,16 +23,16 @@ pub struct Item {
     /// A whole right completion, such as a solution with its steps, which the supervised warm-up trains on; where there is none,
     /// it trains on the answer.
     pub completion: Option<String>,
-    /// The other columns of the row, which reward functions are given as they are.
+    /// The other columns of the row, passed to reward functions unchanged.
     pub columns: Arc<Map<String, Value>>,
-    /// The name of the task or the file that the row came from; metrics are kept per source.
+    /// The name of the row's task or file, by which metrics are grouped.
     pub source: Arc<str>,
-    /// The task and its problem, which judge completions, where the row came from a task.
+    /// The task and its problem, which score completions, if the row came from a task.
     pub task: Option<(Arc<dyn Task>, Problem)>,
 }
 
 impl Item {
-    /// A row with a prompt and nothing else.
+    /// Returns a row with only a prompt.
     pub fn new(prompt: impl Into<Prompt>) -> Self {
         Self {
             prompt: prompt.into(),
@@ -44,7 +44,7 @@ impl Item {
         }
     }
 
-    /// A problem of a task.
+    /// Returns a problem of a task.
     pub fn from_task(task: Arc<dyn Task>, problem: Problem) -> Self {
         Self {
             prompt: problem.prompt.clone().into(),
@@ -56,14 +56,14 @@ impl Item {
         }
     }
 
-    /// The row with a right answer.
+    /// Returns the row with a right answer.
     #[must_use]
     pub fn with_answer(mut self, answer: impl Into<String>) -> Self {
         self.answer = Some(answer.into());
         self
     }
 
-    /// The text that the supervised warm-up trains on: the completion, or else the answer.
+    /// Returns the text that the supervised warm-up trains on: the completion, or else the answer.
     pub fn warmup_text(&self) -> Option<&str> {
         self.completion.as_deref().or(self.answer.as_deref())
     }
@@ -77,36 +77,36 @@ impl std::fmt::Debug for Item {
 
 /// The rows of a run: a stream for training, and fixed lists for evaluation. Implement it to bring your own data.
 ///
-/// What the training stream yields depends on its cursor alone, so that a checkpoint need not hold more.
+/// The training stream is a function of its cursor, which is therefore its whole state in checkpoints.
 pub trait Dataset: Send {
-    /// The next `count` training rows.
+    /// Returns the next `count` training rows.
     ///
     /// # Errors
-    /// [`crate::Error::TooFewProblems`], or [`crate::Error::Dataset`] from an implementation elsewhere.
+    /// [`crate::Error::TooFewProblems`]; [`crate::Error::Dataset`] from other implementations.
     fn next_batch(&mut self, count: usize) -> Result<Vec<Item>>;
 
-    /// The first `count` held-out rows, which are never trained on; the same for every call. Where their number is known, as with
-    /// files, 0 means all of them.
+    /// Returns the first `count` held-out rows, which are never trained on. Repeated calls return the same rows. If their number is
+    /// finite, as for files, 0 means all of them.
     ///
     /// # Errors
-    /// As [`Dataset::next_batch`], and [`crate::Error::TooFewRows`].
+    /// The errors of [`Dataset::next_batch`]; [`crate::Error::TooFewRows`].
     fn held_out(&self, count: usize) -> Result<Vec<Item>>;
 
-    /// The number of held-out rows, where there is one: tasks make rows without end.
+    /// Returns the number of held-out rows, if it is finite; tasks generate rows without end.
     fn num_held_out(&self) -> Option<usize> {
         None
     }
 
-    /// `count` rows like those that are trained on, the same for every call: the supervised warm-up is watched with
-    /// them. The training stream does not move.
+    /// Returns `count` rows similar to training rows, by which the supervised warm-up is monitored. Repeated calls return the same rows and
+    /// do not advance the training stream.
     ///
     /// # Errors
-    /// As [`Dataset::next_batch`].
+    /// The errors of [`Dataset::next_batch`].
     fn probe(&self, count: usize) -> Result<Vec<Item>>;
 
-    /// The position in the training stream.
+    /// Returns the position in the training stream.
     fn cursor(&self) -> u64;
 
-    /// Continues the training stream at `cursor`, which [`Dataset::cursor`] has given before.
+    /// Moves the training stream to `cursor`, an earlier result of [`Dataset::cursor`].
     fn set_cursor(&mut self, cursor: u64);
 }

@@ -10,71 +10,71 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A value of the section `data` that is not legal.
+    /// An invalid value of the section `data`.
     #[error("configuration key `{key}`: expected {expected}, got {found}")]
     Config {
-        /// Dotted path of the key in a run's configuration, such as `data.held_out_fraction`.
+        /// The dotted path of the key in a run's configuration, such as `data.held_out_fraction`.
         key: String,
-        /// The values that would be legal.
+        /// The valid values.
         expected: String,
-        /// The value that was given.
+        /// The value found.
         found: String,
     },
-    /// Tasks that do not yield as many problems as were asked for.
+    /// The tasks have fewer problems than requested.
     #[error(
         "only {found} of {wanted} {split} problems found after {attempts} draws: make the tasks larger or ask for fewer"
     )]
     TooFewProblems {
         /// The split: `training` or `held-out`.
         split: &'static str,
-        /// The number of problems asked for.
+        /// The number of problems requested.
         wanted: usize,
         /// The number of problems found.
         found: usize,
         /// The number of draws made.
         attempts: u64,
     },
-    /// A file that cannot be read.
+    /// A file cannot be read.
     #[error("cannot read {path}", path = path.display())]
     Io {
         /// The path of the file that cannot be read.
         path: PathBuf,
-        /// The reason of the failure.
+        /// The cause.
         source: std::io::Error,
     },
-    /// A file that cannot be used as a whole.
+    /// A file is unusable as a whole.
     #[error("{path}: {reason}", path = path.display())]
     File {
         /// The path of the file that cannot be used.
         path: PathBuf,
-        /// What is wrong and what to do.
+        /// The problem and its fix.
         reason: String,
     },
-    /// A row that is not what the configuration makes of it.
+    /// A row does not match the configuration.
     #[error("{path}, line {line}: {reason}", path = path.display())]
     Row {
-        /// The path of the data file that the row stands in.
+        /// The path of the row's file.
         path: PathBuf,
-        /// The line, from 1; of a Parquet file the row, from 1.
+        /// The line, or the row of a Parquet file, from 1.
         line: u64,
-        /// What was expected, and what is there.
+        /// The expected and the found contents.
         reason: String,
     },
-    /// Files of which no row is left to train on.
+    /// The files have no row left to train on.
     #[error("no row is left to train on: {}", report.to_string().replace("\n  ", "; ").replace('\n', "; "))]
     Empty {
-        /// What became of the rows, file by file.
+        /// The counts of rows by file.
         report: DataReport,
     },
-    /// Files with fewer held-out rows than were asked for.
+    /// The files have fewer held-out rows than requested.
     #[error("{}", too_few_rows(*wanted, *found))]
     TooFewRows {
-        /// The number of rows asked for, at least 1.
+        /// The number of rows requested, at least 1.
         wanted: usize,
-        /// The number of rows that there are.
+        /// The number of held-out rows.
         found: usize,
     },
-    /// A data set of another crate that cannot deliver.
+    /// An error of another crate's data set.
     #[error("data set: {0}")]
     Dataset(#[source] Box<dyn std::error::Error + Send + Sync>),
 }
@@ -91,7 +91,7 @@ fn too_few_rows(wanted: usize, found: usize) -> String {
     }
 }
 
-/// An [`Error::Config`] for `key` unless `ok`.
+/// Returns an [`Error::Config`] for `key` unless `ok`.
 pub(crate) fn check(ok: bool, key: &str, expected: &str, found: impl ToString) -> Result<()> {
     if ok {
         return Ok(());

@@ -1,8 +1,8 @@
-//! Problems to train a policy on: what is asked, what the right answers are, and in which order problems come.
+//! Problems to train a policy on: prompts, reference answers, and their order.
 //!
-//! A [`Task`] is a family of problems with a verifier; [`TaskMixture`] draws from several of them without end and keeps a
-//! held-out split. [`FileDataset`] reads rows from JSONL (and Parquet with the feature `parquet`). A training loop takes any
-//! [`Dataset`], whose whole state is a cursor; [`open`] makes the one that a configuration names.
+//! A [`Task`] is a family of problems with a verifier; [`TaskMixture`] draws from several tasks without end and keeps a held-out split.
+//! [`FileDataset`] reads rows from JSONL (and Parquet with the feature `parquet`). A training loop takes any [`Dataset`], whose whole
+//! state is a cursor; [`open`] opens the one that a configuration names.
 //!
 //! ```
 //! use data::{DataConfig, Dataset, TaskMixture};

@@ -1,7 +1,7 @@
 //! A weighted mixture of tasks as an endless stream of training problems and a fixed held-out set.
 //!
-//! Problem number `i` is a pure function of (seed, i), so the only state is a cursor. A prompt is held out when the hash
-//! of its text says so, whichever task, stream or seed it came from; training never sees a held-out prompt.
+//! Problem number `i` is a pure function of (seed, i), so the only state is a cursor. A prompt is held out depending on a hash of its text,
+//! independent of task, stream and seed, so training never sees a held-out prompt.
 
 use crate::config::{DataConfig, HELD_OUT_FRACTION, TasksConfig};
 use crate::dataset::{Dataset, Item};
@@ -13,10 +13,10 @@ use rng::{Purpose, stream};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-/// Tasks, each with its relative frequency.
+/// Tasks with their relative frequencies.
 pub type WeightedTasks = Vec<(Arc<dyn Task>, f64)>;
 
-/// Problems that are drawn from tasks, without end.
+/// An endless stream of problems drawn from tasks.
 ///
 /// ```
 /// use data::task::Reverse;
@@ -37,23 +37,23 @@ pub struct TaskMixture {
     cursor: u64,
 }
 
-/// The number of draws per wanted problem after which a split is declared too small.
+/// The number of draws per requested problem after which a split counts as too small.
 const ATTEMPTS_PER_PROBLEM: u64 = 1000;
 
 impl TaskMixture {
-    /// The built-in tasks with the weights of a configuration.
+    /// Creates a mixture of the built-in tasks with the weights of a configuration.
     ///
     /// # Errors
-    /// As [`TaskMixture::from_tasks`].
+    /// The errors of [`TaskMixture::from_tasks`].
     pub fn new(config: &DataConfig, seed: u64) -> Result<Self> {
         Self::from_tasks(built_in(&config.tasks), config.held_out_fraction, seed)
     }
 
-    /// Any tasks, with relative frequencies; those of weight 0 are left out. `held_out_fraction` is the share of all
-    /// prompts that is held out.
+    /// Creates a mixture of tasks with relative frequencies; tasks of weight 0 are left out. `held_out_fraction` is the share of all prompts
+    /// that is held out.
     ///
     /// # Errors
-    /// [`Error::Config`] when a weight is negative or not finite, when all are 0, or when the fraction is not in [0, 1).
+    /// [`Error::Config`] if a weight is negative or not finite, if all are 0, or if the fraction is not in [0, 1).
     pub fn from_tasks(mut tasks: WeightedTasks, held_out_fraction: f64, seed: u64) -> Result<Self> {
         let config_error = |key: &str, expected: &str, found: String| Error::Config {
             key: key.into(),
@@ -75,12 +75,12 @@ impl TaskMixture {
         Ok(Self { tasks, held_out_fraction, seed, cursor: 0 })
     }
 
-    /// Whether a prompt belongs to the held-out split.
+    /// Returns `true` if a prompt belongs to the held-out split.
     pub fn is_held_out(&self, prompt: &str) -> bool {
         split::is_held_out(split::prompt_hash(prompt), self.held_out_fraction)
     }
 
-    /// `count` training problems from draw number `first` on, with the number of the draw after them.
+    /// Returns `count` training problems from draw number `first` on, and the number of the draw after them.
     fn train_items(&self, purpose: Purpose, first: u64, count: usize) -> Result<(Vec<Item>, u64)> {
         let mut items = Vec::with_capacity(count);
         let mut cursor = first;
@@ -115,20 +115,20 @@ impl TaskMixture {
 }
 
 impl Dataset for TaskMixture {
-    /// The next `count` training problems.
+    /// Returns the next `count` training problems.
     ///
     /// # Errors
-    /// [`Error::TooFewProblems`] when nearly every draw is held out.
+    /// [`Error::TooFewProblems`] if nearly every draw is held out.
     fn next_batch(&mut self, count: usize) -> Result<Vec<Item>> {
         let (items, cursor) = self.train_items(Purpose::TrainProblem, self.cursor, count)?;
         self.cursor = cursor;
         Ok(items)
     }
 
-    /// The first `count` distinct held-out problems; the same for every call.
+    /// Returns the first `count` distinct held-out problems; repeated calls return the same ones.
     ///
     /// # Errors
-    /// [`Error::TooFewProblems`] when the tasks are too small to have that many.
+    /// [`Error::TooFewProblems`] if the tasks have fewer.
     fn held_out(&self, count: usize) -> Result<Vec<Item>> {
         let mut seen = BTreeSet::new();
         let mut items = Vec::with_capacity(count);
@@ -149,20 +149,20 @@ impl Dataset for TaskMixture {
         Ok(items)
     }
 
-    /// 0 where nothing is held out; otherwise problems are drawn without end.
+    /// Returns 0 if nothing is held out, and `None` otherwise, because problems are generated without end.
     fn num_held_out(&self) -> Option<usize> {
         (self.held_out_fraction == 0.0).then_some(0)
     }
 
-    /// `count` training problems that are drawn beside the training stream, the same for every call.
+    /// Returns `count` training problems from a separate stream; repeated calls return the same ones.
     ///
     /// # Errors
-    /// [`Error::TooFewProblems`] when nearly every draw is held out.
+    /// [`Error::TooFewProblems`] if nearly every draw is held out.
     fn probe(&self, count: usize) -> Result<Vec<Item>> {
         self.train_items(Purpose::Probe, 0, count).map(|(items, _)| items)
     }
 
-    /// The number of draws made from the training stream so far.
+    /// Returns the number of draws made from the training stream so far.
     fn cursor(&self) -> u64 {
         self.cursor
     }
@@ -202,16 +202,16 @@ mod tests {
         assert_eq!(held_out.len(), 200, "held-out problems are distinct");
         let train = data.next_batch(20_000).unwrap();
         assert!(train.iter().all(|i| !held_out.contains(&i.prompt.to_string())));
-        // About a tenth of the draws were skipped.
+        // About a tenth of the draws are skipped.
         let share = 1.0 - 20_000.0 / data.cursor() as f64;
         assert!((share - 0.1).abs() < 0.02, "held-out share {share}");
-        // Another seed's training stream does not touch them either.
+        // The training stream of another seed does not contain them either.
         let other = TaskMixture::new(&mixed(), 4).unwrap().next_batch(20_000).unwrap();
         assert!(other.iter().all(|i| !held_out.contains(&i.prompt.to_string())));
     }
 
     #[test]
-    fn the_cursor_is_the_whole_state() {
+    fn mixtures_continue_from_their_cursor() {
         let mut data = TaskMixture::new(&mixed(), 3).unwrap();
         data.next_batch(17).unwrap();
         let mut resumed = TaskMixture::new(&mixed(), 3).unwrap();
@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn weights_are_frequencies_and_zero_is_off() {
+    fn task_weights_are_frequencies_and_zero_disables_a_task() {
         let mut data = TaskMixture::new(&mixed(), 0).unwrap();
         let items = data.next_batch(8000).unwrap();
         let share = |name: &str| items.iter().filter(|i| *i.source == *name).count() as f64 / 8000.0;

@@ -1,4 +1,4 @@
-//! The data set that a configuration names.
+//! Opens the data set that a configuration names.
 
 use crate::config::DataConfig;
 use crate::dataset::Dataset;
@@ -7,29 +7,29 @@ use crate::files::{DataReport, FileDataset};
 use crate::mixture::TaskMixture;
 use crate::prompt::Prompt;
 
-/// What a data set asks of the model's tokenizer.
+/// The model's properties that a data set needs to check prompts.
 pub struct PromptEncoder<'a> {
-    /// Whether the model has a chat template.
+    /// `true` if the model has a chat template.
     pub has_chat_template: bool,
-    /// The largest number of tokens of a prompt that leaves room for a completion in the model's context. Rows with longer
-    /// prompts are dropped and counted. Without it, and without `data.max_prompt_length`, no prompt is encoded when files are
-    /// opened, and a template that refuses a row does so when the row's turn comes.
+    /// The largest number of tokens of a prompt that leaves room for a completion in the model's context. Rows with longer prompts are dropped
+    /// and counted. Without it, and without `data.max_prompt_length`, prompts are not encoded when files are opened, and a template's error
+    /// about a row occurs only when the row is drawn.
     pub max_tokens: Option<usize>,
-    /// The number of tokens of a prompt.
+    /// Counts the tokens of a prompt.
     pub count: &'a CountTokens<'a>,
 }
 
-/// The number of tokens of a prompt, or why it cannot be encoded.
+/// A function that returns the number of tokens of a prompt, or an error if it cannot be encoded.
 type CountTokens<'a> = dyn Fn(&Prompt) -> Result<usize, Box<dyn std::error::Error + Send + Sync>> + 'a;
 
 impl PromptEncoder<'_> {
-    /// For a model whose prompts are texts of any length.
+    /// Returns the encoder of a model whose prompts are texts of unlimited length.
     pub fn none() -> Self {
         Self { has_chat_template: false, max_tokens: None, count: &|prompt| Ok(prompt.to_string().len()) }
     }
 }
 
-/// The data set of a configuration: its files, or, without files, its tasks. The report says what became of the rows of files.
+/// Opens the data set of a configuration: its files, or, without files, its tasks. The report counts the rows of files.
 ///
 /// ```
 /// use data::{DataConfig, PromptEncoder};
@@ -45,7 +45,7 @@ impl PromptEncoder<'_> {
 /// ```
 ///
 /// # Errors
-/// As [`TaskMixture::new`] and [`FileDataset::open`].
+/// The errors of [`TaskMixture::new`] and [`FileDataset::open`].
 pub fn open(
     config: &DataConfig,
     seed: u64,

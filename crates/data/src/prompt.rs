@@ -1,9 +1,9 @@
-//! What a policy is asked.
+//! Prompts.
 
 use serde_json::Value;
 use std::fmt;
 
-/// A prompt: text that the policy continues, or the messages of a conversation that a chat template turns into text.
+/// A prompt: text that the policy continues, or the messages of a conversation for a chat template.
 ///
 /// ```
 /// use data::Prompt;
@@ -16,25 +16,25 @@ use std::fmt;
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 pub enum Prompt {
-    /// Text that the policy continues as it stands.
+    /// Text that the policy continues unchanged.
     Text(String),
-    /// A conversation in the form of OpenAI and Hugging Face, which the model's chat template renders.
+    /// A conversation in the format of OpenAI and Hugging Face, which the model's chat template renders.
     Messages {
-        /// The messages, objects with `role` and `content`, and whatever else the template of the model knows.
+        /// The messages: objects with `role` and `content`, and other keys that the template uses.
         messages: Vec<Value>,
-        /// The tools that the template is given: a list of functions as JSON schemas.
+        /// The tools for the template: a list of functions as JSON schemas.
         tools: Option<Value>,
     },
 }
 
 impl Prompt {
-    /// Returns `true` if a chat template renders the prompt, and `false` for text that is sent as it is.
+    /// Returns `true` if a chat template renders the prompt, and `false` for text that is sent unchanged.
     pub fn is_rendered(&self) -> bool {
         matches!(self, Self::Messages { .. })
     }
 }
 
-/// Whether a value is a message: an object with `role` and `content`, which of an assistant may be left out, where it calls tools.
+/// Returns `true` for a message: an object with `role` and `content`; an assistant's tool call may lack the content.
 pub(crate) fn is_message(value: &Value) -> bool {
     match value.get("role").and_then(Value::as_str) {
         None => false,
@@ -55,7 +55,7 @@ impl From<&str> for Prompt {
     }
 }
 
-/// The text, or the messages as lines `role: content`: for people and for logs, not for the policy.
+/// Writes the text, or the messages as lines `role: content`, for logs; the policy's prompt has another format.
 impl fmt::Display for Prompt {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

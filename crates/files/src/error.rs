@@ -1,4 +1,4 @@
-//! What can go wrong with files and layers of a configuration.
+//! The errors of this crate.
 
 use std::path::{Path, PathBuf};
 
@@ -9,35 +9,35 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A file that cannot be read or written.
+    /// A file cannot be read or written.
     #[error("cannot {action} {path}", path = path.display())]
     Io {
-        /// The action that was tried, as a verb.
+        /// The attempted action, as a verb.
         action: &'static str,
         /// The file or folder.
         path: PathBuf,
-        /// The reason of the failure.
+        /// The cause.
         #[source]
         source: std::io::Error,
     },
-    /// A file of rows that does not hold what it should.
+    /// A log does not have the expected rows.
     #[error("run folder {path}: {reason}", path = path.display())]
     Rows {
         /// The file.
         path: PathBuf,
-        /// What is wrong and what to do.
+        /// The problem and its fix.
         reason: String,
     },
-    /// A layer of a configuration that cannot be used.
+    /// A layer of a configuration is invalid.
     #[error("in {origin}")]
     Layer {
-        /// The file, environment variable or argument that the layer came from.
+        /// The file, environment variable or argument of the layer.
         origin: String,
-        /// What is wrong with it.
+        /// The problem.
         #[source]
         source: Box<Error>,
     },
-    /// A key that a configuration does not have.
+    /// A configuration has no such key.
     #[error(transparent)]
     Key(#[from] grpo_core::Error),
     /// A message that needs no fields.
@@ -46,7 +46,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// An [`Error::Io`]: `action` is a verb with what belongs to it, such as `read` or `create the folder`.
+    /// Returns an [`Error::Io`]: `action` is a verb phrase such as `read` or `create the folder`.
     pub fn io(action: &'static str, path: &Path, source: std::io::Error) -> Self {
         Self::Io { action, path: path.to_owned(), source }
     }

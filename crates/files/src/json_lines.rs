@@ -1,4 +1,4 @@
-//! Append-only files with one JSON object per line, which can be cut back to where a checkpoint was taken.
+//! Append-only logs with one JSON object per line, which can be truncated to the length at a checkpoint.
 
 use crate::error::{Error, Result};
 use crate::whole::{FileId, expect_regular, open_regular, without_links};
@@ -7,7 +7,7 @@ use std::fs::{File, OpenOptions};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 
-/// A log of one JSON object per line that rows are appended to.
+/// An append-only log with one JSON object per line.
 #[derive(Debug)]
 pub struct JsonLines {
     path: PathBuf,
@@ -16,7 +16,7 @@ pub struct JsonLines {
 }
 
 impl JsonLines {
-    /// A new log without rows.
+    /// Creates an empty log.
     ///
     /// # Errors
     /// [`Error::Io`].
@@ -27,20 +27,20 @@ impl JsonLines {
         Ok(Self { path: path.to_owned(), file, bytes: 0 })
     }
 
-    /// A log that goes on behind the first `bytes` bytes of an existing file; what came after them is dropped.
+    /// Opens an existing log and truncates it to `bytes` bytes.
     ///
     /// # Errors
-    /// [`Error::Io`]; [`Error::Rows`] when the file is shorter.
+    /// [`Error::Io`]; [`Error::Rows`] if the file is shorter.
     pub fn truncate(path: &Path, bytes: u64) -> Result<Self> {
         let file = Self::check(path, bytes)?;
         file.set_len(bytes).map_err(|e| Error::io("continue", path, e))?;
         Ok(Self { path: path.to_owned(), file, bytes })
     }
 
-    /// Opens a log that has `bytes` bytes at least.
+    /// Opens a log and checks that it has at least `bytes` bytes.
     ///
     /// # Errors
-    /// As [`JsonLines::truncate`].
+    /// The errors of [`JsonLines::truncate`].
     pub fn check(path: &Path, bytes: u64) -> Result<File> {
         let io = |e| Error::io("continue", path, e);
         expect_regular(&std::fs::metadata(path).map_err(io)?).map_err(io)?;
@@ -56,7 +56,7 @@ impl JsonLines {
         Ok(file)
     }
 
-    /// Appends a row in one write, so that a reader hardly ever sees half of one.
+    /// Appends a row with a single write, so that readers rarely see a partial row.
     ///
     /// # Errors
     /// [`Error::Io`].
@@ -68,7 +68,7 @@ impl JsonLines {
         Ok(())
     }
 
-    /// Makes what was appended durable and returns the length in bytes.
+    /// Syncs the file to disk and returns its length in bytes.
     ///
     /// # Errors
     /// [`Error::Io`].
@@ -77,16 +77,16 @@ impl JsonLines {
         Ok(self.bytes)
     }
 
-    /// Whether the file is still where it was: neither moved nor deleted nor replaced by another.
+    /// Returns `true` if the file is still in its place: not moved, deleted or replaced.
     pub fn is_in_place(&self) -> bool {
         self.file.metadata().is_ok_and(|metadata| FileId::of(&metadata).is_at(&self.path))
     }
 }
 
-/// Every row of a log.
+/// Returns every row of a log.
 ///
 /// # Errors
-/// [`Error::Io`]; [`Error::Rows`] with the number of the first line that is no such row.
+/// [`Error::Io`]; [`Error::Rows`] with the number of the first invalid line.
 pub fn read_rows<T: DeserializeOwned>(path: &Path) -> Result<Vec<T>> {
     let mut rows = Vec::new();
     each_row(path, u64::MAX, |row| {
@@ -96,8 +96,8 @@ pub fn read_rows<T: DeserializeOwned>(path: &Path) -> Result<Vec<T>> {
     Ok(rows)
 }
 
-/// Hands every row of the first `bytes` bytes of a file to `check`, whose error is told with the number of the line. They
-/// have to end where a row ends, unless the file ends before.
+/// Passes every row of the first `bytes` bytes of a file to `check`; an error of `check` gets the line number. The bytes must end with a
+/// whole row, unless the file is shorter.
 pub fn each_row<T: DeserializeOwned>(
     path: &Path,
     bytes: u64,
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_round_trip_and_the_tail_can_be_cut() {
+    fn log_rows_round_trip_and_logs_can_be_truncated() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("metrics.jsonl");
         let mut file = JsonLines::create(&path).unwrap();
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bad_line_is_named() {
+    fn an_invalid_log_line_is_named() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("metrics.jsonl");
         std::fs::write(&path, "{\"step\":1}\n{\"step\"").unwrap();

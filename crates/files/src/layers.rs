@@ -1,11 +1,11 @@
-//! A configuration from layers: defaults < file < environment (`GRPO__A__B=value`) < `--set a.b=value`.
+//! Configurations from layers: defaults < file < environment (`GRPO__A__B=value`) < `--set a.b=value`.
 //!
-//! Each layer is checked before the next one is put on top, so that an error names the layer it came from. Values of
-//! the environment and of `--set` are YAML like those of a file: `3` is a number, `true` a boolean, `[a, b]` a list.
+//! Each layer is checked before the next one is applied, so that an error names its layer. Values of the environment and of `--set` are
+//! parsed as YAML, as in a file: `3` is a number, `true` a boolean, `[a, b]` a list.
 //!
-//! The crate `config` merges the layers. Reading them is done here: its YAML reader expands aliases without a budget, its
-//! paths may carry indices and allocate as many list entries as a key asks for (`a[999999999]`), and its deserializer
-//! rounds 3.7 to an integer. So a layer reaches it as checked values, and leaves it as values for serde to judge.
+//! The crate `config` merges the layers but does not parse them: its YAML reader expands aliases without limit, its paths may contain
+//! indices and then allocate that many list entries (`a[999999999]`), and its deserializer rounds 3.7 to an integer. Layers are
+//! therefore parsed and checked here, and serde deserializes the merged values.
 
 use crate::error::{Error, Result};
 use crate::secrets::{HIDDEN, Secrets, redact, redacted};
@@ -18,16 +18,16 @@ use std::ffi::OsString;
 use std::io::ErrorKind;
 use std::path::Path;
 
-/// The beginning of the names of environment variables of a configuration.
+/// The prefix of environment variables of a configuration.
 pub const ENV_PREFIX: &str = "GRPO__";
 
-/// The largest configuration file in bytes; anything longer is another kind of file.
+/// The size limit of a configuration file in bytes.
 const MAX_FILE_BYTES: u64 = 1 << 20;
 
-/// A configuration that [`Layers::resolve`] can make.
+/// A configuration type that [`Layers::resolve`] can create.
 pub trait Configuration: DeserializeOwned + Serialize + Default {
-    /// Returns the dotted paths of all keys, including keys of sections that are off by default, with `*` for names that the user chooses. The
-    /// error about an unknown key suggests the key of the same name in another section. If the list is empty, the keys of the serialised
+    /// Returns the dotted paths of all keys, including keys of sections that are off by default, with `*` for names chosen by the user. The
+    /// error about an unknown key suggests a key of the same name in another section. If the list is empty, the keys of the serialised
     /// default are used.
     fn keys() -> Vec<&'static str> {
         Vec::new()
@@ -37,7 +37,7 @@ pub trait Configuration: DeserializeOwned + Serialize + Default {
 impl Configuration for grpo_core::LossConfig {}
 impl Configuration for grpo_core::format::BatchLoss {}
 
-/// The layers of a configuration, in the order of their application.
+/// The layers of a configuration, in the order of application.
 #[derive(Clone, Debug, Default)]
 pub struct Layers(Vec<Layer>);
 
@@ -48,7 +48,7 @@ struct Layer {
 }
 
 impl Layers {
-    /// No layer: the configuration is its defaults.
+    /// Returns no layers: the configuration equals its defaults.
     pub fn new() -> Self {
         Self::default()
     }
@@ -56,7 +56,7 @@ impl Layers {
     /// Adds a YAML or JSON file.
     ///
     /// # Errors
-    /// [`Error::Io`] when it cannot be read, [`Error::Layer`] when it is no YAML map.
+    /// [`Error::Io`] if the file cannot be read; [`Error::Layer`] if it is not a YAML map.
     pub fn file(self, path: &Path) -> Result<Self> {
         let io = |e| Error::io("read the configuration", path, e);
         let bytes = read_regular(path, MAX_FILE_BYTES).map_err(io)?;
@@ -67,11 +67,11 @@ impl Layers {
     /// Adds YAML or JSON text; `origin` names it in errors.
     ///
     /// # Errors
-    /// [`Error::Layer`] when it is no YAML map.
+    /// [`Error::Layer`] if the text is not a YAML map.
     pub fn text(mut self, origin: &str, text: &str) -> Result<Self> {
         let value = parse(text).map_err(|message| layer_error(origin, message))?;
         match value {
-            // A file of nothing but comments.
+            // A file with only comments.
             Value::Null => {}
             Value::Object(_) => self.0.push(Layer { origin: origin.to_owned(), value }),
             other => return Err(layer_error(origin, format!("expected a map of keys, got {}", kind(&other)))),
@@ -82,7 +82,7 @@ impl Layers {
     /// Adds a JSON object; `origin` names it in errors.
     ///
     /// # Errors
-    /// [`Error::Layer`] when it is no object.
+    /// [`Error::Layer`] if the value is not an object.
     pub fn value(mut self, origin: &str, value: Value) -> Result<Self> {
         match value {
             Value::Object(_) => self.0.push(Layer { origin: origin.to_owned(), value }),
@@ -98,16 +98,16 @@ impl Layers {
         lower
     }
 
-    /// The value of the dotted path `key` in the last layer that sets it. Layers that set keys below `key` set `key`, too.
+    /// Returns the value of the dotted path `key` in the last layer that sets it. Layers that set keys below `key` set `key`, too.
     pub fn get(&self, key: &str) -> Option<&Value> {
         self.0.iter().rev().find_map(|layer| key.split('.').try_fold(&layer.value, |value, part| value.get(part)))
     }
 
-    /// Takes the section `name` out of every layer. With `keep` its keys become keys of the configuration, which win over the other keys
-    /// of the same layer.
+    /// Removes the section `name` from every layer. With `keep`, its keys become top-level keys, which take precedence over the other keys of
+    /// the same layer.
     ///
     /// # Errors
-    /// [`Error::Layer`] when the section is no map.
+    /// [`Error::Layer`] if the section is not a map.
     pub fn optional_section(self, name: &str, keep: bool) -> Result<Self> {
         let mut layers = Self::new();
         for mut layer in self.0 {
@@ -122,21 +122,21 @@ impl Layers {
         Ok(layers)
     }
 
-    /// The keys of the sections that the layers set, in any order: by them one kind of configuration is told from another.
+    /// Returns the top-level keys that the layers set, in any order. They distinguish kinds of configurations.
     pub fn keys(&self) -> impl Iterator<Item = &str> {
         self.0.iter().filter_map(|layer| layer.value.as_object()).flat_map(|map| map.keys().map(String::as_str))
     }
 
-    /// Adds the variables that begin with [`ENV_PREFIX`]: `GRPO__LOSS__BETA=0.1` sets `loss.beta`.
+    /// Adds environment variables with the prefix [`ENV_PREFIX`]: `GRPO__LOSS__BETA=0.1` sets `loss.beta`.
     ///
     /// # Errors
-    /// [`Error::Layer`] when a name or value is not legal.
+    /// [`Error::Layer`] if a name or value is invalid.
     pub fn env(mut self, variables: impl Iterator<Item = (OsString, OsString)>) -> Result<Self> {
         let mut found: Vec<(String, OsString)> = variables
             .filter_map(|(name, value)| Some((name.into_string().ok()?, value)))
             .filter(|(name, _)| name.starts_with(ENV_PREFIX))
             .collect();
-        // The order of the environment is not defined; a section comes before its keys.
+        // The environment has no defined order; sorting puts a section before its keys.
         found.sort();
         for (name, value) in found {
             let origin = format!("environment variable {name}");
@@ -150,7 +150,7 @@ impl Layers {
     /// Adds assignments `a.b=value`.
     ///
     /// # Errors
-    /// [`Error::Layer`] when one is not legal.
+    /// [`Error::Layer`] if an assignment is invalid.
     pub fn set(mut self, assignments: &[String]) -> Result<Self> {
         for text in assignments {
             let Some((key, value)) = text.split_once('=') else {
@@ -162,18 +162,18 @@ impl Layers {
         Ok(self)
     }
 
-    /// The defaults of `T` with every layer applied. Combinations of values are for `T`'s own `validate`.
+    /// Returns the defaults of `T` with all layers applied. `T`'s own `validate` checks combinations of values.
     ///
     /// # Errors
-    /// As [`Layers::resolve_over`].
+    /// The errors of [`Layers::resolve_over`].
     pub fn resolve<T: Configuration>(self) -> Result<T> {
         self.resolve_over(T::default())
     }
 
-    /// `defaults` with every layer applied.
+    /// Returns `defaults` with all layers applied.
     ///
     /// # Errors
-    /// [`Error::Layer`] with the layer, the dotted path and, for an unknown key, the nearest known one.
+    /// [`Error::Layer`] with the layer, the dotted path and, for an unknown key, the most similar known one.
     pub fn resolve_over<T: Configuration>(self, defaults: T) -> Result<T> {
         let known = serde_json::to_value(&defaults).map_err(|e| layer_error("defaults", e.to_string()))?;
         let mut merged = Config::builder().add_source(Layer { origin: "defaults".into(), value: known.clone() });
@@ -196,7 +196,7 @@ impl Layers {
     }
 }
 
-/// Refuses keys that `T` does not have.
+/// Returns an error for keys that `T` does not have.
 fn unknown_keys<T: Configuration>(given: &Value, default: &Value) -> grpo_core::Result<()> {
     let keys = T::keys();
     if keys.is_empty() {
@@ -221,11 +221,11 @@ impl Source for Layer {
     }
 }
 
-/// A configuration as YAML without its [secrets](crate::redact): what may be shown, logged and published. [`Layers::text`] reads it
-/// back to the same values, apart from the secrets.
+/// Returns a configuration as YAML without its [secrets](crate::redact), for display, logs and publication. [`Layers::text`] reads it
+/// back with the same values, apart from the secrets.
 ///
 /// # Errors
-/// As [`to_yaml_with_secrets`].
+/// The errors of [`to_yaml_with_secrets`].
 pub fn to_yaml<T: Serialize + DeserializeOwned>(config: &T) -> Result<String> {
     match redacted(config) {
         Ok((shown, true)) => to_yaml_with_secrets(&shown),
@@ -234,15 +234,15 @@ pub fn to_yaml<T: Serialize + DeserializeOwned>(config: &T) -> Result<String> {
     }
 }
 
-/// A configuration as YAML that [`Layers::text`] reads back to the same values: for the config.yaml of a run, and nothing else.
+/// Returns a configuration as YAML that [`Layers::text`] reads back with the same values. Only for the config.yaml of a run.
 ///
 /// # Errors
-/// [`Error::Layer`] when `T` has something that YAML has not (a map with keys that are not strings).
+/// [`Error::Layer`] if `T` has a value that YAML cannot represent (a map whose keys are not strings).
 pub fn to_yaml_with_secrets<T: Serialize>(config: &T) -> Result<String> {
     serde_saphyr::to_string(config).map_err(|e| layer_error("the resolved configuration", e.to_string()))
 }
 
-/// A message of serde without the types of Rust, which say nothing to whoever writes a configuration.
+/// Returns a message of serde with Rust's type names replaced by plain words.
 fn plain(message: String) -> String {
     let Some((before, expected)) = message.rsplit_once("expected ") else { return message };
     let plain = match expected {
@@ -261,14 +261,14 @@ fn layer_error(origin: &str, message: String) -> Error {
 
 fn parse(text: &str) -> Result<Value, String> {
     serde_saphyr::from_str(text).map_err(|error| {
-        // The reader draws a picture of the place below its first line; an error here is one line.
+        // The YAML reader adds a drawing of the position below the first line; errors here have one line.
         let text = error.to_string();
         let line = text.lines().next().unwrap_or_default();
         line.strip_prefix("error: ").unwrap_or(line).to_owned()
     })
 }
 
-/// The name of an assignment in errors, without a value that is a secret, or that may hold one.
+/// Returns the name of an assignment for errors, without a value that is or may contain a secret.
 fn set_origin(key: &str, value: Option<&str>) -> String {
     let Some(value) = value else { return format!("--set {key}") };
     let nested = assignment(String::new(), key.trim(), value).map(|layer| layer.value);
@@ -278,7 +278,7 @@ fn set_origin(key: &str, value: Option<&str>) -> String {
             redact(&mut shown);
             shown != nested
         }
-        // Text that cannot be parsed is shown, unless it names a key that may hold a secret.
+        // Text that cannot be parsed is shown, unless its key may hold a secret.
         Err(_) => {
             ["headers", "env", "command", "url", "://"].iter().any(|place| format!("{key}={value}").contains(place))
         }
@@ -297,7 +297,7 @@ fn assignment(origin: String, key: &str, value: &str) -> Result<Layer> {
     Ok(Layer { origin, value: nested })
 }
 
-/// The same value in the terms of `config`, whose own conversion refuses integers above `i64::MAX`.
+/// Converts a value to `config`'s type, because its own conversion rejects integers above `i64::MAX`.
 fn merged_value(origin: &String, value: Value) -> config::Value {
     let kind = match value {
         Value::Null => ValueKind::Nil,
@@ -316,7 +316,7 @@ fn merged_value(origin: &String, value: Value) -> config::Value {
     config::Value::new(Some(origin), kind)
 }
 
-/// Takes out sections without keys (`grpo:` with all of them commented out), which would replace the section by nothing.
+/// Removes sections without keys (`grpo:` with all keys commented out), which would replace the section by null.
 fn drop_empty_sections(given: &mut Value, known: &Value) {
     let (Value::Object(given), Value::Object(known)) = (given, known) else { return };
     given.retain(|key, value| !(value.is_null() && known.get(key).is_some_and(Value::is_object)));

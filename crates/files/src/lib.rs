@@ -1,9 +1,8 @@
-//! Files of a run, a benchmark or the command line, and configurations that are made of layers.
+//! Safe file access for runs, benchmarks and the command line, and layered configurations.
 //!
-//! Use it wherever a program of this repository reads or writes a file. [`write_atomically`] leaves a file whole or absent, and
-//! [`NewFolder`] a folder,
-//! [`read_regular`] reads no more than a limit and nothing but a file, [`JsonLines`] appends rows and cuts them back to where a
-//! checkpoint was taken, and [`Layers`] makes a configuration of defaults, files, the environment and assignments.
+//! All programs of this repository read and write files through this crate. [`write_atomically`] writes a file completely or not at
+//! all, [`NewFolder`] does the same for a folder, [`read_regular`] reads regular files up to a size limit, [`JsonLines`] appends rows to
+//! a log and truncates it to a checkpoint, and [`Layers`] merges a configuration from defaults, files, the environment and assignments.
 //!
 //! ```
 //! use grpo_files::{Layers, read_regular, write_atomically};

@@ -1,4 +1,4 @@
-//! Folders that appear whole or not at all.
+//! Folders that are created completely or not at all.
 
 use crate::error::{Error, Result};
 use crate::whole::{TEMPORARY, folder_of, sync_folder};
@@ -7,11 +7,11 @@ use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 
-/// The end of the name of a folder that is being replaced where the system cannot exchange two names.
+/// The suffix of a folder that is being replaced on systems that cannot exchange two names.
 const REPLACED: &str = ".old";
 
-/// A folder that is being written: it lies beside its target under an unpredictable name, and takes the target's name when it
-/// is whole. Dropped before, it is removed.
+/// A folder that is being written. It has an unpredictable name beside its target until [`NewFolder::finish`] renames it. If it is dropped
+/// before, it is removed.
 ///
 /// ```
 /// let place = tempfile::tempdir()?;
@@ -31,12 +31,11 @@ pub struct NewFolder {
 }
 
 impl NewFolder {
-    /// Begins a folder that becomes `target`, whose parents are made. With `replace`, a folder that has this name by the end
-    /// is removed when the new one has taken its place.
+    /// Creates the folder that becomes `target`, and its parents. With `replace`, an existing folder of this name is removed after the new one
+    /// has replaced it.
     ///
     /// # Errors
-    /// [`Error::Io`], also where `target` is taken: by anything without `replace`, by something else than a folder with it.
-    /// An empty folder is never in the way.
+    /// [`Error::Io`], also if `target` exists and `replace` is not set, or if it is not a folder. An empty folder is always replaced.
     pub fn create(target: &Path, replace: bool) -> Result<Self> {
         let make = || {
             let target = std::path::absolute(target)?;
@@ -45,7 +44,7 @@ impl NewFolder {
             std::fs::create_dir_all(parent)?;
             let mut builder = tempfile::Builder::new();
             builder.prefix(TEMPORARY.0).suffix(TEMPORARY.1);
-            // tempfile's own would keep others out of the finished folder.
+            // The default of tempfile would exclude other users from the finished folder.
             #[cfg(unix)]
             builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o777));
             Ok(Self { temporary: builder.tempdir_in(parent)?, target, replace })
@@ -53,20 +52,20 @@ impl NewFolder {
         make().map_err(|e| Error::io("create the folder", target, e))
     }
 
-    /// Where the folder lies until [`NewFolder::finish`].
+    /// Returns the temporary path of the folder until [`NewFolder::finish`].
     pub fn path(&self) -> &Path {
         self.temporary.path()
     }
 
-    /// The name that the folder takes.
+    /// Returns the final path.
     pub fn target(&self) -> &Path {
         &self.target
     }
 
-    /// Makes everything durable and gives the folder its name.
+    /// Syncs everything to disk and renames the folder to its target.
     ///
     /// # Errors
-    /// [`Error::Io`]; what had the name before is unchanged then, and the new folder is removed.
+    /// [`Error::Io`]; the target is then unchanged, and the new folder is removed.
     pub fn finish(self) -> Result<()> {
         let Self { temporary, target, replace } = self;
         let finish = || {
@@ -74,7 +73,7 @@ impl NewFolder {
             expect_free(&target, replace)?;
             if is_empty_or_absent(&target)? {
                 std::fs::rename(temporary.path(), &target)?;
-                // It has gone to its place: nothing is left to remove.
+                // The folder was renamed, so there is nothing to remove.
                 let _ = temporary.keep();
             } else {
                 swap(&temporary, &target)?;
@@ -85,19 +84,19 @@ impl NewFolder {
     }
 }
 
-/// Gives `temporary` the name `target` and removes what had it. Exchanging the two names is one step for everybody else.
+/// Renames `temporary` to `target` and removes the old `target`. Where supported, exchanging the two names is atomic.
 fn swap(temporary: &TempDir, target: &Path) -> io::Result<()> {
     #[cfg(any(target_os = "linux", target_vendor = "apple"))]
     {
         use rustix::fs::{CWD, RenameFlags, renameat_with};
         match renameat_with(CWD, temporary.path(), CWD, target, RenameFlags::EXCHANGE) {
-            // Now `temporary` is the old folder, and is removed when it is dropped.
+            // `temporary` is now the old folder, which is removed on drop.
             Ok(()) => return Ok(()),
             Err(e) if [rustix::io::Errno::INVAL, rustix::io::Errno::NOSYS, rustix::io::Errno::NOTSUP].contains(&e) => {}
             Err(e) => return Err(e.into()),
         }
     }
-    // A process that ends between the two steps leaves the old folder under a name that nobody removes.
+    // A process that ends between the two renames leaves the old folder under a name that is not cleaned up.
     let old = temporary.path().with_extension(&REPLACED[1..]);
     std::fs::rename(target, &old)?;
     if let Err(e) = std::fs::rename(temporary.path(), target) {
@@ -127,7 +126,7 @@ fn is_empty_or_absent(folder: &Path) -> io::Result<bool> {
     }
 }
 
-/// Makes the files of a folder, those of its folders, and their names durable.
+/// Syncs all files of a folder, recursively, and their names.
 fn sync_all(folder: &Path) -> io::Result<()> {
     for entry in std::fs::read_dir(folder)? {
         let entry = entry?;
@@ -159,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_is_whole_or_absent() {
+    fn a_new_folder_is_complete_or_absent() {
         let place = tempfile::tempdir().unwrap();
         let target = place.path().join("runs/model");
         drop(written(&target, false, "a"));
@@ -180,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_that_is_there_is_replaced_only_where_that_is_asked_for() {
+    fn an_existing_folder_is_replaced_only_on_request() {
         let place = tempfile::tempdir().unwrap();
         let target = place.path().join("model");
         std::fs::create_dir(&target).unwrap();
@@ -199,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_killed_process_leaves_is_removed_later() {
+    fn leftovers_of_a_killed_process_are_removed_later() {
         let place = tempfile::tempdir().unwrap();
         std::mem::forget(written(&place.path().join("model"), false, "a"));
         std::fs::create_dir(place.path().join(".grpo-mine")).unwrap();

@@ -1,9 +1,9 @@
-//! Text of others, as it may be printed: completions, prompts, rows, names of files, answers of servers.
+//! Escapes untrusted text for terminals: completions, prompts, rows, file names, responses of servers.
 
 use std::borrow::Cow;
 
-/// `text` with every character escaped that a terminal obeys instead of showing it (`\u{1b}`): control characters, marks that change the
-/// direction of writing, and separators of lines. Line breaks and tabs stay.
+/// Returns `text` with every character escaped that a terminal interprets (`\u{1b}`): control characters, marks that change the
+/// direction of writing, and line separators. Line breaks and tabs are kept.
 ///
 /// ```
 /// assert_eq!(grpo_files::printable("a\u{1b}[2J\n\u{202e}b"), "a\\u{1b}[2J\n\\u{202e}b");
@@ -12,7 +12,7 @@ pub fn printable(text: &str) -> Cow<'_, str> {
     escaped(text, |c| matches!(c, '\n' | '\t') || is_printable(c))
 }
 
-/// As [`printable`], on one line: line breaks and tabs are escaped, too.
+/// Like [`printable`], but also escapes line breaks and tabs.
 ///
 /// ```
 /// assert_eq!(grpo_files::printable_line("two\nlines"), "two\\nlines");
@@ -21,7 +21,7 @@ pub fn printable_line(text: &str) -> Cow<'_, str> {
     escaped(text, is_printable)
 }
 
-/// Whether a terminal or a page shows a character where it stands, and nothing else happens.
+/// Returns `true` if a character is displayed in place and has no other effect on a terminal or a page.
 pub fn is_printable(c: char) -> bool {
     let is_mark = matches!(c,
         '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{206f}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}'

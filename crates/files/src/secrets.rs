@@ -1,7 +1,7 @@
-//! Secrets of a configuration: `${NAME}` in their place, and the one redaction of everything that leaves a run.
+//! Secrets of a configuration: `${NAME}` references, and redaction of everything that leaves a run.
 //!
-//! Only the `config.yaml` of a run holds the values that a user has written. Every other file, page, log and message goes through
-//! [`redact`] (a configuration) or [`Secrets::hide`] (a text).
+//! Only the `config.yaml` of a run has the original values. Configurations in all other files, pages, logs and messages pass through
+//! [`redact`], texts through [`Secrets::hide`].
 //!
 //! | place | hidden |
 //! |---|---|
@@ -9,7 +9,7 @@
 //! | `command` | the arguments, except names of options (`--key`, `-m` with its module) and of files (`judge.py`) |
 //! | `url`, and any other text that is an address | user and password, query, fragment |
 //!
-//! A value that is nothing but references to the environment (`${JUDGE_KEY}`, `Bearer ${JUDGE_KEY}`) is no secret and stays.
+//! A value that consists of references to the environment (`${JUDGE_KEY}`, `Bearer ${JUDGE_KEY}`) is not a secret and is kept.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -20,41 +20,41 @@ use std::collections::BTreeSet;
 /// The text that replaces a secret.
 pub const HIDDEN: &str = "(hidden)";
 
-/// The length in bytes from which a secret is looked for in texts: a shorter one would be found by chance.
+/// The minimum length in bytes of a secret that is searched for in texts; shorter ones would match by chance.
 const SHORTEST: usize = 6;
-/// The same for the parts of a secret, such as the token of a header or the password of an address.
+/// The minimum length for a part of a secret, such as the token of a header or the password of an address.
 const SHORTEST_PART: usize = 8;
-/// The extensions by which an argument is known as the name of a file.
+/// The extensions that identify an argument as a file name.
 const FILES: &[&str] = &[
     "bash", "cfg", "csv", "ini", "jar", "js", "json", "jsonl", "lua", "md", "mjs", "php", "pl", "py", "r", "rb", "sh",
     "toml", "ts", "txt", "yaml", "yml",
 ];
 
-/// Why the references of a value cannot be replaced.
+/// The error of expanding references.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ExpandError {
-    /// A variable that the environment does not have.
+    /// The environment lacks this variable.
     #[error("the environment has no variable {0} (`$${{{0}}}` stands for the text `${{{0}}}`)")]
     Missing(String),
-    /// A variable whose value is not UTF-8.
+    /// The variable's value is not UTF-8.
     #[error("the environment variable {0} is not UTF-8")]
     NotText(String),
-    /// A value that was hidden when the configuration was printed.
+    /// The value was hidden when the configuration was printed.
     #[error(
         "the value was left out when this configuration was printed: write it, or `${{NAME}}` for a variable of the environment"
     )]
     Hidden,
 }
 
-/// The secrets that are known, to be hidden in texts of others: what a program writes, what a server answers.
+/// Known secrets, to be hidden in texts such as the output of a program or the response of a server.
 ///
 /// ```
 /// use grpo_files::Secrets;
 ///
 /// let mut secrets = Secrets::of(&serde_json::json!({ "headers": { "Authorization": "Bearer abc-123-def" } }));
 /// assert_eq!(secrets.hide("401: no user has the token abc-123-def"), "401: no user has the token (hidden)");
-/// // `PATH` is a variable of every environment.
+/// // `PATH` exists in every environment.
 /// let path = secrets.expand("${PATH}")?;
 /// assert_eq!(secrets.hide(&path), "(hidden)");
 /// # Ok::<(), grpo_files::ExpandError>(())
@@ -65,14 +65,14 @@ pub struct Secrets {
 }
 
 impl Secrets {
-    /// The secrets that stand in `config`.
+    /// Returns the secrets in `config`.
     pub fn of<T: Serialize>(config: &T) -> Self {
         // A configuration that cannot be serialised is never shown as text.
         serde_json::to_value(config).map(|mut value| redact(&mut value)).unwrap_or_default()
     }
 
-    /// `text` with `${NAME}` replaced by variables of the environment, whose values are secrets from now on. `$${NAME}` stands
-    /// for `${NAME}`; any other `$` stays.
+    /// Returns `text` with `${NAME}` replaced by environment variables, whose values are then treated as secrets. `$${NAME}` stands for
+    /// `${NAME}`; any other `$` is kept.
     ///
     /// # Errors
     /// [`ExpandError`].
@@ -103,7 +103,7 @@ impl Secrets {
         self.known.extend(other.known);
     }
 
-    /// `text` without the secrets: each becomes [`HIDDEN`].
+    /// Returns `text` with each secret replaced by [`HIDDEN`].
     pub fn hide(&self, text: &str) -> String {
         let mut longest_first: Vec<&String> =
             self.known.iter().filter(|secret| text.contains(secret.as_str())).collect();
@@ -111,7 +111,7 @@ impl Secrets {
         longest_first.iter().fold(text.to_owned(), |text, secret| text.replace(secret.as_str(), HIDDEN))
     }
 
-    /// Adds a value with its parts, by which a message may quote it.
+    /// Adds a value and its parts, which messages may quote.
     fn add(&mut self, secret: &str) {
         self.add_whole(secret);
         let separates = |c: char| c.is_whitespace() || matches!(c, ';' | ',' | '=' | '&' | '"' | '\'');
@@ -126,7 +126,7 @@ impl Secrets {
             return;
         }
         self.known.insert(secret.to_owned());
-        // As JSON and Rust quote it.
+        // The value as quoted by JSON and Rust.
         let quoted = Value::from(secret).to_string();
         self.known.insert(quoted[1..quoted.len() - 1].to_owned());
         self.known.insert(secret.escape_debug().to_string());
@@ -144,7 +144,7 @@ impl Secrets {
         }
     }
 
-    /// Adds a script in an argument (`sh -c "..."`) and its words that look like keys. Messages may quote the other words.
+    /// Adds a script argument (`sh -c "..."`) and those of its words that look like keys. Other words may appear in messages.
     fn add_script(&mut self, script: &str) {
         self.add_whole(script);
         let separates = |c: char| c.is_whitespace() || "=&;,:|<>()\"'`".contains(c);
@@ -156,10 +156,10 @@ impl Secrets {
         }
     }
 
-    /// Adds `user:password` of an address, as it is written, decoded, and as HTTP sends it.
+    /// Adds `user:password` of an address as written, decoded, and as sent over HTTP.
     fn add_userinfo(&mut self, userinfo: &str) {
         let decoded = percent_decoded(userinfo);
-        // As HTTP's basic authentication sends it.
+        // The form of HTTP basic authentication.
         self.add_whole(&STANDARD.encode(&decoded));
         for text in [userinfo, &decoded] {
             self.add_whole(text);
@@ -169,7 +169,7 @@ impl Secrets {
     }
 }
 
-/// Replaces the secrets of a configuration by [`HIDDEN`]; returns them.
+/// Replaces the secrets of a configuration by [`HIDDEN`] and returns them.
 ///
 /// ```
 /// let mut config = serde_json::json!({ "command": ["python3", "judge.py", "--key", "abc"], "url": "http://a:b@host/score?key=c" });
@@ -195,13 +195,13 @@ pub fn redacted<T: Serialize + DeserializeOwned>(config: &T) -> Result<(T, bool)
     Ok((serde_json::from_value(shown)?, has_secrets))
 }
 
-/// Replaces the secrets of the value that the dotted `key` of a configuration has.
+/// Replaces the secrets in the value of the dotted `key` of a configuration.
 pub fn redact_at(key: &str, value: &mut Value) {
     let place = key.split('.').fold(Place::Plain, |place, part| place.of(part));
     walk(value, place, &mut Secrets::default());
 }
 
-/// An address without user, password, query and fragment.
+/// Returns an address without user, password, query and fragment.
 ///
 /// ```
 /// assert_eq!(grpo_files::redact_url("http://me:pw@host:80/a@b?key=c"), "http://(hidden)@host:80/a@b?(hidden)");
@@ -210,15 +210,15 @@ pub fn redact_url(url: &str) -> String {
     shown_url(url, &mut Secrets::default())
 }
 
-/// Where a value stands.
+/// The kind of a value, from its key.
 #[derive(Clone, Copy)]
 enum Place {
     Plain,
-    /// Every value is a secret.
+    /// Every value is secret.
     Secret,
     /// A program and its arguments.
     Command,
-    /// An address, even if it does not look like one.
+    /// An address, even if it has another form.
     Url,
 }
 
@@ -236,7 +236,7 @@ impl Place {
     }
 }
 
-/// Whether the value of a key lets its reader in somewhere. `max_tokens`, `pad_token` and the like do not.
+/// Returns `true` if the key names a credential. `max_tokens`, `pad_token` and the like are not credentials.
 fn is_secret(key: &str) -> bool {
     let ends = ["api_key", "password", "secret", "authorization", "auth_token", "access_token", "hf_token", "bearer"];
     key == "token" || key == "cookie" || ends.iter().any(|end| key.ends_with(end))
@@ -284,7 +284,7 @@ fn shown_secret(text: &str, secrets: &mut Secrets) -> String {
     if text.is_empty() || is_reference(text) { text.to_owned() } else { HIDDEN.to_owned() }
 }
 
-/// The name of a program; what follows a blank are arguments that somebody has put into the same text.
+/// Returns the name of a program without arguments that were written into the same string after a blank.
 fn shown_program(text: &str, secrets: &mut Secrets) -> String {
     match text.split_once(char::is_whitespace) {
         Some((program, arguments)) if !arguments.trim().is_empty() => {
@@ -313,19 +313,19 @@ fn shown_argument(text: &str, secrets: &mut Secrets) -> String {
     }
 }
 
-/// Whether an argument is the name of an option, such as `--api-key`.
+/// Returns `true` if an argument is an option, such as `--api-key`.
 fn is_option(text: &str) -> bool {
     let name = text.strip_prefix("--").unwrap_or_default();
     name.starts_with(|c: char| c.is_ascii_lowercase())
         && name.chars().all(|c| c.is_ascii_lowercase() || "-_".contains(c))
 }
 
-/// Whether an argument is the name of a module, such as `my_rewards.judge`.
+/// Returns `true` if an argument is a module name, such as `my_rewards.judge`.
 fn is_name(text: &str) -> bool {
     !text.is_empty() && text.chars().all(|c| c.is_ascii_alphanumeric() || "_.".contains(c))
 }
 
-/// Whether an argument is the name of a file, such as `rewards/judge.py`.
+/// Returns `true` if an argument is a file name, such as `rewards/judge.py`.
 fn is_file(text: &str) -> bool {
     let legal = |c: char| c.is_alphanumeric() || "/._-~".contains(c);
     let extension = text.rsplit_once('.').map(|(_, extension)| extension.to_lowercase()).unwrap_or_default();
@@ -353,7 +353,7 @@ fn shown_url(text: &str, secrets: &mut Secrets) -> String {
                 format!("{HIDDEN}@{host}")
             }
         }
-        // `user:pass` cut by a `/`, `?` or `#` of the password, which should have been encoded.
+        // `user:pass` cut by an unencoded `/`, `?` or `#` of the password.
         None if !is_host(authority) => {
             secrets.add_userinfo(rest.rsplit_once('@').map_or(rest, |(userinfo, _)| userinfo));
             return format!("{scheme}{HIDDEN}");
@@ -381,13 +381,13 @@ fn shown_url(text: &str, secrets: &mut Secrets) -> String {
     shown
 }
 
-/// Whether the text is a host and perhaps a port.
+/// Returns `true` if the text is a host with an optional port.
 fn is_host(text: &str) -> bool {
     let port = text.rsplit_once(':').map_or("", |(_, port)| port);
     text.ends_with(']') || port.bytes().all(|byte| byte.is_ascii_digit()) || is_reference(port)
 }
 
-/// A part of a value: text, `$${NAME}` or `${NAME}`.
+/// A part of a value: literal text, `$${NAME}` or `${NAME}`.
 enum Part<'a> {
     Text(&'a str),
     /// `${NAME}`, written as `$${NAME}`.
@@ -419,7 +419,7 @@ fn is_variable(name: &str) -> bool {
         && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
 }
 
-/// Whether a value is made of references to the environment, and perhaps the name of a scheme of authentication.
+/// Returns `true` if a value consists of references to the environment and an optional authentication scheme.
 fn is_reference(text: &str) -> bool {
     let (mut variables, mut literal) = (0, String::new());
     for part in parts(text) {

@@ -1,35 +1,35 @@
-//! Whole files: written so that nobody finds half of one, read no further than they can be meant.
+//! Atomic writes of whole files, and reads up to a size limit.
 
 use crate::error::{Error, Result};
 use std::fs::{File, Metadata, OpenOptions, Permissions};
 use std::io::{self, ErrorKind, Read, Write};
 use std::path::{Path, PathBuf};
 
-/// The number of symbolic links that are followed from one name, as Linux does.
+/// The limit of symbolic links followed from one name, as in Linux.
 const MAX_LINKS: usize = 40;
-/// The size in bytes of the number that a safetensors file begins with: the length of its header.
+/// The size in bytes of the header's length, with which a safetensors file starts.
 const SAFETENSORS_PREFIX: usize = 8;
-/// The beginning and the end of the names of files that are being written.
+/// The prefix and suffix of temporary files.
 pub(crate) const TEMPORARY: (&str, &str) = (".grpo-", ".tmp");
-/// The longest header of a safetensors file, the format's own limit.
+/// The size limit of a safetensors header in bytes, defined by the format.
 const MAX_SAFETENSORS_HEADER: u64 = 100_000_000;
 
-/// Writes a file that the program owns, so that it has either its old content or the new one, whatever happens meanwhile.
+/// Writes a file of this program so that readers see either the old or the new contents.
 ///
-/// The content goes into a new file of an unpredictable name in the same folder, which is synced and renamed. So whatever
-/// has the name before is replaced: a symbolic link is not followed.
+/// The contents go to a new file with an unpredictable name in the same folder, which is synced and renamed. An existing file is
+/// replaced; a symbolic link is not followed.
 ///
 /// # Errors
-/// [`Error::Io`]; what was there is unchanged then.
+/// [`Error::Io`]; an existing file is then unchanged.
 pub fn write_atomically(path: &Path, content: &[u8]) -> Result<()> {
     let permissions = std::fs::symlink_metadata(path).ok().filter(Metadata::is_file).map(|m| m.permissions());
     replace(path, permissions, content).map_err(|e| Error::io("write", path, e))
 }
 
-/// As [`write_atomically`], for a file that holds secrets: only its owner may read it, where the system has such permissions.
+/// Like [`write_atomically`], for secrets: only the owner may read the file, on systems with such permissions.
 ///
 /// # Errors
-/// As [`write_atomically`].
+/// The errors of [`write_atomically`].
 pub fn write_private(path: &Path, content: &[u8]) -> Result<()> {
     replace(path, private(), content).map_err(|e| Error::io("write", path, e))
 }
@@ -44,26 +44,26 @@ fn private() -> Option<Permissions> {
     None
 }
 
-/// Writes a file that a user has named.
+/// Writes a file that the user named.
 ///
-/// A regular file, or none, is replaced as [`write_atomically`] does, behind symbolic links and with the permissions of the
-/// file that was there. Anything else (a device such as `/dev/null`, a pipe, `/dev/stdout`) is opened and written to.
+/// A regular or missing file is replaced as by [`write_atomically`], following symbolic links and keeping permissions. Anything else
+/// (a device such as `/dev/null`, a pipe, `/dev/stdout`) is opened and written to.
 ///
 /// # Errors
 /// [`Error::Io`].
 pub fn write_output(path: &Path, content: &[u8]) -> Result<()> {
     let write = || match Destination::of(path)? {
         Destination::File { path, permissions } => replace(&path, permissions, content),
-        // Standard output may be a file that has something already.
+        // Standard output may be redirected to a file that already has contents.
         Destination::Stream(path) => OpenOptions::new().append(true).open(path)?.write_all(content),
     };
     write().map_err(|e| Error::io("write", path, e))
 }
 
-/// Checks, before any work, that [`write_output`] will be able to write `path`: its folder is there and takes new files.
+/// Checks, before any work, that [`write_output`] can write `path`: its folder exists and is writable.
 ///
 /// # Errors
-/// [`Error::Io`] that says what is wrong.
+/// [`Error::Io`] with the problem.
 pub fn check_output(path: &Path) -> Result<()> {
     let check = || match Destination::of(path)? {
         Destination::File { path, .. } => temporary_in(folder_of(&path)).map(drop),
@@ -72,7 +72,7 @@ pub fn check_output(path: &Path) -> Result<()> {
     check().map_err(|e| Error::io("write", path, e))
 }
 
-/// Makes the folder `path` unless it is there, and checks that it takes new files.
+/// Creates the folder `path` if it is missing, and checks that it is writable.
 ///
 /// # Errors
 /// [`Error::Io`].
@@ -81,7 +81,7 @@ pub fn make_folder(path: &Path) -> Result<()> {
     temporary_in(path).map(drop).map_err(|e| Error::io("write into the folder", path, e))
 }
 
-/// Checks, before any work, that [`make_folder`] will be able to make `path`: the nearest folder above it that is there takes new files.
+/// Checks, before any work, that [`make_folder`] can create `path`: its nearest existing ancestor is writable.
 ///
 /// # Errors
 /// [`Error::Io`].
@@ -91,10 +91,10 @@ pub fn check_folder(path: &Path) -> Result<()> {
     temporary_in(nearest).map(drop).map_err(|e| Error::io("write into the folder", path, e))
 }
 
-/// The bytes of a regular file of at most `limit` bytes.
+/// Returns the bytes of a regular file of at most `limit` bytes.
 ///
 /// # Errors
-/// `InvalidInput` for a folder, a device, a pipe or a socket; `FileTooLarge`; those of reading.
+/// `InvalidInput` for a folder, a device, a pipe or a socket; `FileTooLarge`; errors of reading.
 pub fn read_regular(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
     let (file, length) = open_regular(path)?;
     let too_large =
@@ -103,15 +103,15 @@ pub fn read_regular(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
         return Err(too_large(length));
     }
     let bytes = read_to_end(file, Vec::new(), limit.saturating_add(1))?;
-    // It has grown, or it is one of those that do not tell their length.
+    // The file grew, or the system does not report its length.
     if bytes.len() as u64 > limit { Err(too_large(bytes.len() as u64)) } else { Ok(bytes) }
 }
 
-/// The bytes of a safetensors file, a regular file that is no longer than its header says. Whether it is shorter, and whether
-/// the header makes sense, is for its reader to find: of a file whose header cannot be understood only the header is read.
+/// Returns the bytes of a safetensors file, a regular file that is not longer than its header says. The parser of the result checks
+/// whether it is too short or its header is invalid; with an invalid header, only the header is read.
 ///
 /// # Errors
-/// `InvalidInput` for a folder, a device, a pipe or a socket; `FileTooLarge`; those of reading.
+/// `InvalidInput` for a folder, a device, a pipe or a socket; `FileTooLarge`; errors of reading.
 pub fn read_safetensors(path: &Path) -> io::Result<Vec<u8>> {
     let (file, length) = open_regular(path)?;
     let head = read_to_end(&file, Vec::new(), SAFETENSORS_PREFIX as u64)?;
@@ -130,12 +130,12 @@ pub fn read_safetensors(path: &Path) -> io::Result<Vec<u8>> {
     read_to_end(&file, bytes, data)
 }
 
-/// Opens a regular file for reading; with its length.
+/// Opens a regular file for reading, and returns it with its length.
 ///
 /// # Errors
-/// `InvalidInput` for anything else; those of opening.
+/// `InvalidInput` for anything else; errors of opening.
 pub fn open_regular(path: &Path) -> io::Result<(File, u64)> {
-    // Before it is opened: opening a pipe waits for whoever writes to it.
+    // Checked before opening, because opening a pipe waits for a writer.
     expect_regular(&std::fs::metadata(path)?)?;
     let file = File::open(path)?;
     let metadata = file.metadata()?;
@@ -143,7 +143,7 @@ pub fn open_regular(path: &Path) -> io::Result<(File, u64)> {
     Ok((file, metadata.len()))
 }
 
-/// Checks that `metadata` is that of a regular file.
+/// Checks that `metadata` describes a regular file.
 ///
 /// # Errors
 /// `InvalidInput` for anything else.
@@ -155,50 +155,50 @@ pub fn expect_regular(metadata: &Metadata) -> io::Result<()> {
     Err(io::Error::new(ErrorKind::InvalidInput, message))
 }
 
-/// The identity of a file whatever its name: equal for two names of one file.
+/// The identity of a file, equal for all its names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FileId(u64, u64);
 
 impl FileId {
-    /// The file that `metadata` describes.
+    /// Returns the identity of the file with this `metadata`.
     #[cfg(unix)]
     pub fn of(metadata: &Metadata) -> Self {
         use std::os::unix::fs::MetadataExt;
         Self(metadata.dev(), metadata.ino())
     }
 
-    /// Systems without such numbers do not let an open file go.
+    /// Returns the same identity for all files, because other systems do not allow an open file to be moved or deleted.
     #[cfg(not(unix))]
     pub fn of(_: &Metadata) -> Self {
         Self(0, 0)
     }
 
-    /// Whether `path` names this file now.
+    /// Returns `true` if `path` currently names this file.
     pub fn is_at(self, path: &Path) -> bool {
         std::fs::metadata(path).is_ok_and(|metadata| Self::of(&metadata) == self)
     }
 }
 
-/// Lets `options` open no symbolic link where the system can say so.
+/// Makes `options` refuse symbolic links, on systems that support it.
 pub fn without_links(options: &mut OpenOptions) -> &mut OpenOptions {
     #[cfg(unix)]
     std::os::unix::fs::OpenOptionsExt::custom_flags(options, libc::O_NOFOLLOW);
     options
 }
 
-/// Makes the entries of a folder durable, where the system can.
+/// Syncs the entries of a folder to disk, on systems that support it.
 ///
 /// # Errors
-/// Those of opening and syncing the folder.
+/// Errors of opening and syncing the folder.
 pub fn sync_folder(path: &Path) -> io::Result<()> {
     if cfg!(unix) { File::open(path)?.sync_all() } else { Ok(()) }
 }
 
-/// What a name leads to when something is to be written there.
+/// The target of a write.
 enum Destination {
-    /// A regular file, or none yet, with nothing symbolic in its name.
+    /// A regular or missing file, with symbolic links resolved.
     File { path: PathBuf, permissions: Option<Permissions> },
-    /// A device, a pipe, or what a process has open.
+    /// A device, a pipe, or an open file of a process.
     Stream(PathBuf),
 }
 
@@ -212,7 +212,7 @@ impl Destination {
             })?;
             let Some(name) = path.file_name() else { return Err(ErrorKind::IsADirectory.into()) };
             path = folder.join(name);
-            // /proc/self/fd/1 and the like name an open file: to replace what it is would not reach who holds it.
+            // /proc/self/fd/1 and the like name an open file, whose users would not see a replacement.
             if folder.starts_with("/proc") {
                 return Ok(Self::Stream(path));
             }
@@ -229,11 +229,10 @@ impl Destination {
     }
 }
 
-/// Removes what processes that were ended in the middle of a write have left in `folder`: files, and folders of
-/// [`NewFolder`](crate::NewFolder).
+/// Removes leftovers of processes that were killed while writing in `folder`: files, and folders of [`NewFolder`](crate::NewFolder).
 ///
 /// # Errors
-/// Those of reading the folder and of removing files.
+/// Errors of reading the folder and of removing files.
 pub fn remove_temporary(folder: &Path) -> io::Result<()> {
     for entry in std::fs::read_dir(folder)? {
         let entry = entry?;
@@ -248,11 +247,11 @@ pub fn remove_temporary(folder: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Puts a new file in the place of whatever is called `path`.
+/// Replaces the file at `path` by a new one.
 fn replace(path: &Path, permissions: Option<Permissions>, content: &[u8]) -> io::Result<()> {
     let folder = folder_of(path);
     let mut file = temporary_in(folder)?;
-    // Before the content: nobody else may open the file while it is written.
+    // Set before the contents are written, so that other users can never open the file.
     if let Some(permissions) = permissions {
         file.as_file().set_permissions(permissions)?;
     }
@@ -262,7 +261,7 @@ fn replace(path: &Path, permissions: Option<Permissions>, content: &[u8]) -> io:
     sync_folder(folder)
 }
 
-/// A new file of an unpredictable name with the permissions that a new file has.
+/// Creates a file with an unpredictable name and default permissions.
 fn temporary_in(folder: &Path) -> io::Result<tempfile::NamedTempFile> {
     let mut builder = tempfile::Builder::new();
     builder.prefix(TEMPORARY.0).suffix(TEMPORARY.1);
@@ -271,7 +270,7 @@ fn temporary_in(folder: &Path) -> io::Result<tempfile::NamedTempFile> {
     builder.tempfile_in(folder)
 }
 
-/// The folder that `path` is in: a bare name is in the present one.
+/// Returns the parent folder of `path`; for a bare name, the current folder.
 pub(crate) fn folder_of(path: &Path) -> &Path {
     match path.parent() {
         Some(folder) if !folder.as_os_str().is_empty() => folder,
@@ -279,13 +278,13 @@ pub(crate) fn folder_of(path: &Path) -> &Path {
     }
 }
 
-/// Adds at most `limit` bytes to `bytes`; memory grows with what is really there.
+/// Appends at most `limit` bytes to `bytes`. Memory grows only with the bytes that exist.
 fn read_to_end(file: impl Read, mut bytes: Vec<u8>, limit: u64) -> io::Result<Vec<u8>> {
     file.take(limit).read_to_end(&mut bytes)?;
     Ok(bytes)
 }
 
-/// The length of the data that a header of safetensors describes; `None` when it is none.
+/// Returns the length of the data that a safetensors header describes; `None` if the header is invalid.
 fn data_length(header: &[u8]) -> Option<u64> {
     #[derive(serde::Deserialize)]
     struct Entry {

@@ -76,7 +76,7 @@ pub enum LoopOrder {
 /// ```
 /// use grpo_core::Tiling;
 ///
-/// 32 MiB of workspace, and at most 8 GiB for a call in total.
+/// // 32 MiB of workspace, and at most 8 GiB for a call in total.
 /// let tiling = Tiling { workspace_budget: 32 << 20, memory_limit: Some(8 << 30), ..Tiling::default() };
 /// assert_eq!(tiling.token_chunk, None);
 /// ```

@@ -12,7 +12,7 @@
 //! let config = LossConfig::dapo().epsilon_high(0.28);
 //! let loss = GrpoLoss::builder(config).head(h, v).max_tokens(n).build(&CpuBackend::new())?;
 //!
-//! Two completions of one prompt, concatenated, with their rewards.
+//! // Two completions of one prompt, concatenated, with their rewards.
 //! let batch = TokenBatch::packed(vec![3, 7, 1, 0], vec![0, 2, 4])?;
 //! let old = loss.score(&hidden, &lm_head, &batch)?.logp;
 //! let advantages = AdvantageConfig::default().advantages(&[1.0, 0.0], 2)?;

@@ -1,10 +1,10 @@
-//! The configuration of a decoder, with the names of Hugging Face's `config.json`.
+//! The configuration of a decoder, with the field names of Hugging Face's `config.json`.
 
 use crate::error::{Result, check};
 use crate::tokenizer::CharTokenizer;
 use serde::{Deserialize, Serialize};
 
-/// The shape and the initialisation of a decoder. It is the section `model` of a run's configuration.
+/// The shape and initialisation of a decoder: the section `model` of a run's configuration.
 ///
 /// ```
 /// let qwen3 = models::ModelConfig { hidden_size: 48, head_dim: Some(32), ..Default::default() };
@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ModelConfig {
-    /// V, the number of tokens. The trainer wants that of the tokenizer.
+    /// V, the vocabulary size. The trainer requires the tokenizer's.
     pub vocab_size: usize,
     /// H, the width of the residual stream.
     pub hidden_size: usize,
@@ -28,34 +28,33 @@ pub struct ModelConfig {
     pub num_attention_heads: usize,
     /// K, the number of key/value heads, a divisor of `num_attention_heads`.
     pub num_key_value_heads: usize,
-    /// D, the width of a head, an even number. `None` is `hidden_size / num_attention_heads`; Qwen3's configurations
-    /// name a width that differs from it.
+    /// D, the width of a head, an even number. `None` is `hidden_size / num_attention_heads`; Qwen3 models set another width.
     pub head_dim: Option<usize>,
     /// The largest number of tokens of a sequence, prompt and completion together.
     pub max_position_embeddings: usize,
     /// The base of the rotary frequencies.
     pub rope_theta: f64,
-    /// How rotary frequencies are stretched for contexts beyond that of pre-training (Llama 3); `None` leaves them as they are.
+    /// The scaling of rotary frequencies for contexts longer than in pre-training (Llama 3); `None` leaves them unscaled.
     pub rope_scaling: Option<RopeScaling>,
-    /// Whether the projections to queries, keys and values have biases: Qwen2 has them, Qwen3 and Llama 3 have none.
+    /// `true` if the query, key and value projections have biases, as in Qwen2; Qwen3 and Llama 3 have none.
     pub attention_bias: bool,
-    /// Whether every query and key head is normalised (RMSNorm over D, with weights of its own) before it is turned, as in Qwen3.
+    /// `true` if every query and key head is normalised (RMSNorm over D with its own weights) before the rotary embedding, as in Qwen3.
     pub qk_norm: bool,
-    /// The number that RMSNorm adds to the mean square.
+    /// The constant that RMSNorm adds to the mean square.
     pub rms_norm_eps: f64,
-    /// Whether the LM head is the embedding matrix.
+    /// `true` if the LM head shares the embedding matrix.
     pub tie_word_embeddings: bool,
-    /// The token that pads batches. As in `transformers`, where it is the `padding_idx` of torch's `nn.Embedding`, reading it trains
-    /// nothing: its row of the embedding has no gradient but that of a tied head. `None` trains every row.
+    /// The padding token. As in `transformers` (`padding_idx` of torch's `nn.Embedding`), its embedding row gets no gradient from inputs, only
+    /// from a tied head. `None` trains every row.
     pub pad_token_id: Option<usize>,
-    /// The standard deviation of initial matrices. Those that write to the residual stream are divided by
-    /// sqrt(2 x num_hidden_layers), as in GPT-2.
+    /// The standard deviation of initial matrices. Matrices that write to the residual stream are divided by sqrt(2 x num_hidden_layers), as
+    /// in GPT-2.
     pub initializer_range: f64,
 }
 
-/// Llama 3's scaling of rotary frequencies (`rope_type: llama3` of Hugging Face's `config.json`): wavelengths longer than
-/// `original_max_position_embeddings / low_freq_factor` are stretched by `factor`, those shorter than
-/// `original_max_position_embeddings / high_freq_factor` stay, and those between are interpolated.
+/// Llama 3's scaling of rotary frequencies (`rope_type: llama3` in Hugging Face's `config.json`): wavelengths above
+/// `original_max_position_embeddings / low_freq_factor` are stretched by `factor`, wavelengths below
+/// `original_max_position_embeddings / high_freq_factor` are unchanged, and wavelengths in between are interpolated.
 ///
 /// ```
 /// // Llama 3.2
@@ -69,11 +68,11 @@ pub struct ModelConfig {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RopeScaling {
-    /// The factor by which long wavelengths are stretched, at least 1.
+    /// The factor that stretches long wavelengths, at least 1.
     pub factor: f64,
-    /// Divides the original context: wavelengths above the quotient are stretched. Below `high_freq_factor`.
+    /// The divisor of the original context; wavelengths above the quotient are stretched. Less than `high_freq_factor`.
     pub low_freq_factor: f64,
-    /// Divides the original context: wavelengths below the quotient stay.
+    /// The divisor of the original context; wavelengths below the quotient are unchanged.
     pub high_freq_factor: f64,
     /// The context of pre-training, in tokens.
     pub original_max_position_embeddings: usize,
@@ -103,10 +102,9 @@ impl Default for ModelConfig {
 }
 
 impl ModelConfig {
-    /// D, the width of a head: `head_dim`, or `hidden_size / num_attention_heads` where it is not given.
+    /// Returns D, the width of a head: `head_dim`, or `hidden_size / num_attention_heads` if it is not set.
     ///
-    /// The query projection has A x D columns, the key and value projections K x D each; with a `head_dim` of its own
-    /// A x D need not be H.
+    /// The query projection has A x D columns, the key and value projections K x D each; with `head_dim` set, A x D may differ from H.
     pub fn head_dim(&self) -> usize {
         self.head_dim.unwrap_or(self.hidden_size / self.num_attention_heads.max(1))
     }
@@ -114,9 +112,9 @@ impl ModelConfig {
     /// Checks every field and every combination.
     ///
     /// # Errors
-    /// [`crate::Error::Config`] that names the key, what would be legal and what was given.
+    /// [`crate::Error::Config`] with the key, the valid values and the value found.
     pub fn validate(&self) -> Result<()> {
-        // Every limit is far above what this trainer can train and far below what would overflow an allocation.
+        // Limits are far above trainable sizes and far below sizes that overflow an allocation.
         for (key, value, limit) in [
             ("model.vocab_size", self.vocab_size, 1 << 20),
             ("model.hidden_size", self.hidden_size, 1 << 16),
@@ -178,7 +176,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_width_of_a_head_is_a_key_of_its_own() {
+    fn head_dim_is_independent_of_hidden_size() {
         let of = |json: &str| serde_json::from_str::<ModelConfig>(json).unwrap();
         // Qwen3-0.6B: 16 heads of 128 columns on 1024.
         let qwen3 =
@@ -187,7 +185,7 @@ mod tests {
         assert_eq!(qwen3.head_dim(), 128);
         let derived = of(r#"{"hidden_size": 1024, "num_attention_heads": 16, "num_key_value_heads": 8}"#);
         assert_eq!(derived.head_dim(), 64);
-        // A hidden size that is no multiple of the heads needs the key.
+        // A hidden size that is not a multiple of the heads needs `head_dim`.
         let odd = ModelConfig { hidden_size: 50, ..ModelConfig::default() };
         let text = odd.validate().unwrap_err().to_string();
         assert!(text.contains("model.hidden_size") && text.contains("50 for 4 heads"), "{text}");

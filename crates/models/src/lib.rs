@@ -1,7 +1,7 @@
-//! What describes a language model: its configuration, its parameters by name, and its tokenizer.
+//! The files that describe a language model: configuration, parameters by name, tokenizer, weights.
 //!
-//! The names are those of a Hugging Face model folder ([`ModelConfig`] reads like its `config.json`). Nothing is run here,
-//! and no tensor library is known: policies take these types and do the computing.
+//! Names follow Hugging Face model folders ([`ModelConfig`] has the fields of `config.json`). This crate runs no models and depends on no
+//! tensor library; policies use these types for the computation.
 //!
 //! ```
 //! use models::{CharTokenizer, ModelConfig, Tokenizer};
@@ -14,7 +14,7 @@
 //! # Ok(())
 //! # }
 //! ```
-// Denied and not forbidden: one function, `weights::shard::map`, maps files into memory.
+// Denied instead of forbidden: only `weights::shard::map`, which maps files into memory, is allowed to use it.
 #![deny(unsafe_code)]
 
 mod chat_template;

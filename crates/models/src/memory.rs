@@ -1,4 +1,4 @@
-//! How much memory a training takes, said before anything is loaded.
+//! Estimates the memory of a training before anything is loaded.
 
 use crate::config::ModelConfig;
 use crate::error::{Error, Result};
@@ -6,8 +6,7 @@ use crate::weights::Dtype;
 use grpo_core::readable_bytes;
 use std::fmt;
 
-/// Parts of a program's memory with their sizes in bytes: those that are there all the time, and those of phases, which follow one
-/// another.
+/// Memory by part in bytes: permanent parts, and parts of consecutive phases.
 ///
 /// ```
 /// use models::{Dtype, MemoryTable, ModelConfig, TrainingMemory};
@@ -27,19 +26,19 @@ pub struct MemoryTable {
 }
 
 impl MemoryTable {
-    /// An empty table.
+    /// Returns an empty table.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Adds a part. One of 0 bytes is left out.
+    /// Adds a permanent part, unless it has 0 bytes.
     pub fn push(&mut self, label: impl Into<String>, bytes: u64) {
         if bytes > 0 {
             self.rows.push((label.into(), bytes));
         }
     }
 
-    /// Adds a part that is there in one phase only. One of 0 bytes is left out.
+    /// Adds a part of one phase, unless it has 0 bytes.
     pub fn push_in(&mut self, phase: &str, label: impl Into<String>, bytes: u64) {
         if bytes == 0 {
             return;
@@ -51,17 +50,17 @@ impl MemoryTable {
         }
     }
 
-    /// The parts that are always there with their bytes, in the order in which they were added.
+    /// Returns the permanent parts with their bytes, in the order of addition.
     pub fn rows(&self) -> &[(String, u64)] {
         &self.rows
     }
 
-    /// The phases with the parts that are there in each alone.
+    /// Returns the phases with their own parts.
     pub fn phases(&self) -> &[(String, Vec<(String, u64)>)] {
         &self.phases
     }
 
-    /// The bytes of the parts that are always there, and of the phase that takes most.
+    /// Returns the bytes of the permanent parts and of the largest phase.
     pub fn total(&self) -> u64 {
         sum(&self.rows).saturating_add(self.largest().map_or(0, |(_, rows)| sum(rows)))
     }
@@ -70,7 +69,7 @@ impl MemoryTable {
         self.phases.iter().max_by_key(|(_, rows)| sum(rows))
     }
 
-    /// Checks that all parts fit into `available` bytes, which [`available_memory`] tells.
+    /// Checks that all parts fit into `available` bytes, see [`available_memory`].
     ///
     /// # Errors
     /// [`Error::TooLarge`] with the table.
@@ -83,7 +82,7 @@ fn sum(rows: &[(String, u64)]) -> u64 {
     rows.iter().fold(0, |sum, (_, bytes)| sum.saturating_add(*bytes))
 }
 
-/// A line per part and one for the total, with sizes in MB or GB.
+/// Writes a line per part and one for the total, with sizes in MB or GB.
 impl fmt::Display for MemoryTable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let of_phases = self.phases.iter().flat_map(|(phase, rows)| {
@@ -101,44 +100,44 @@ impl fmt::Display for MemoryTable {
     }
 }
 
-/// The keys that reduce the memory of a run on the host.
+/// The keys that reduce the host memory of a run.
 pub(crate) const KNOBS: &str = "`lora` (adapters in place of all weights), grpo.gradient_accumulation_steps (more micro-batches of fewer \
     completions), rollout.batch_size (fewer sequences that decode together), rollout.max_completion_length, data.max_prompt_length and \
     grpo.num_generations need less";
 
-/// The phase in which gradients are there.
+/// The phase in which gradients exist.
 pub const UPDATES: &str = "updates";
 
-/// What of a model a training keeps in memory. Activations are for the policy to say, which knows what it keeps.
+/// The permanent memory of a training. Policies add their activations.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TrainingMemory {
     /// The number of weights of the model.
     pub weights: u64,
-    /// The number type in which the weights are computed with.
+    /// The dtype of the weights in computations.
     pub dtype: Dtype,
-    /// The number of weights that are trained: all of them, or those of adapters beside them.
+    /// The trained weights: all of them, or those of adapters.
     pub trained: Trained,
-    /// The number type of the second set of weights that is kept as the reference policy, where there is one.
+    /// The dtype of a separate copy of the weights for the reference policy, if there is one.
     pub reference: Option<Dtype>,
 }
 
-/// Which weights a training changes.
+/// The trained weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Trained {
-    /// Those of the model.
+    /// All weights of the model.
     All,
-    /// Those of adapters beside it, as many as said; they are f32.
+    /// Adapters with this number of f32 weights.
     Adapters(u64),
 }
 
 impl TrainingMemory {
-    /// Training of all weights, without a reference policy.
+    /// Returns the memory of training all weights, without a reference policy.
     pub fn full(config: &ModelConfig, dtype: Dtype) -> Self {
         Self { weights: config.parameter_count(), dtype, trained: Trained::All, reference: None }
     }
 
-    /// The bytes of weights, gradients and AdamW's two moments, and of the reference policy. What is trained has gradients
-    /// during updates, moments and, beside 16-bit weights, the bits that these lack of f32.
+    /// Returns the bytes of weights, gradients, AdamW's two moments, and of the reference policy. Trained weights have moments, gradients
+    /// during updates and, if they are stored in 16 bits, the remaining bits of their f32 values.
     pub fn table(&self) -> MemoryTable {
         let single = Dtype::F32.size() as u64;
         let stored = self.weights.saturating_mul(self.dtype.size() as u64);
@@ -166,7 +165,7 @@ impl TrainingMemory {
     }
 }
 
-/// The memory in bytes that this process has now, and the most that it ever had; `None` where the system does not say.
+/// Returns the current and the peak resident memory of this process in bytes; `None` if the system does not report them.
 pub fn resident_memory() -> Option<(u64, u64)> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let field = |name: &str| {
@@ -176,8 +175,8 @@ pub fn resident_memory() -> Option<(u64, u64)> {
     Some((field("VmRSS:")?, field("VmHWM:")?))
 }
 
-/// The memory in bytes that a new allocation of this process may still take: what the system says is available, or what is
-/// left of the limit of the process's control group if that is less. `None` where the system does not say.
+/// Returns the memory in bytes that this process can still allocate: the system's available memory, or the rest of the control group's
+/// limit if that is less. `None` if the system does not report it.
 pub fn available_memory() -> Option<u64> {
     let system = std::fs::read_to_string("/proc/meminfo").ok().and_then(|text| mem_available(&text));
     [system, control_group_left()].into_iter().flatten().min()
@@ -188,7 +187,7 @@ fn mem_available(meminfo: &str) -> Option<u64> {
     line.split_whitespace().next()?.parse::<u64>().ok().map(|kib| kib * 1024)
 }
 
-/// What is left of the limit of this process's control group (version 2), or of one above it.
+/// Returns the rest of the limit of this process's control group (version 2) or of one of its ancestors.
 fn control_group_left() -> Option<u64> {
     let groups = std::fs::read_to_string("/proc/self/cgroup").ok()?;
     let own = groups.lines().find_map(|line| line.strip_prefix("0::/"))?;
@@ -196,7 +195,7 @@ fn control_group_left() -> Option<u64> {
     let number = |path: std::path::PathBuf| std::fs::read_to_string(path).ok()?.trim().parse::<u64>().ok();
     let left = |group: &std::path::Path| {
         let used = number(group.join("memory.current"))?;
-        // Pages of files count as used and are dropped when memory is wanted.
+        // Page cache counts as used but can be reclaimed.
         let stat = std::fs::read_to_string(group.join("memory.stat")).unwrap_or_default();
         let cached = stat.lines().find_map(|line| line.strip_prefix("inactive_file ")?.trim().parse::<u64>().ok());
         Some(number(group.join("memory.max"))?.saturating_sub(used.saturating_sub(cached.unwrap_or(0))))
@@ -209,7 +208,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn available_memory_is_read_from_what_linux_says() {
+    fn available_memory_is_parsed_from_meminfo() {
         let text = "MemTotal:       24000000 kB\nMemFree:         9000000 kB\nMemAvailable:   22000000 kB\n";
         assert_eq!(mem_available(text), Some(22_000_000 * 1024));
         assert_eq!(mem_available("MemTotal: 1 kB\n"), None);

@@ -1,35 +1,35 @@
-//! The tensors that a configuration asks for, with the names of `transformers`.
+//! The tensors of a configuration, by the names of `transformers`.
 
 use crate::config::ModelConfig;
 
-/// The name and the shape of a tensor that a model has.
+/// The name and shape of a model's tensor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Parameter {
-    /// The name that `transformers` gives it, such as `model.layers.0.self_attn.q_proj.weight`.
+    /// The name in `transformers`, such as `model.layers.0.self_attn.q_proj.weight`.
     pub name: String,
     /// The sizes of the dimensions, outermost first; a matrix is `[out, in]`, as in torch's `nn.Linear`.
     pub shape: Vec<usize>,
 }
 
 impl Parameter {
-    /// The number of values.
+    /// Returns the number of values.
     pub fn len(&self) -> usize {
         self.shape.iter().product()
     }
 
-    /// Whether it has no values.
+    /// Returns `true` if the tensor has no values.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 }
 
-/// The name of the embedding matrix, which is the head of a tied model too.
+/// The name of the embedding matrix, which is also the head of a tied model.
 pub(crate) const EMBEDDING: &str = "model.embed_tokens.weight";
-/// The name of the head of a model that is not tied.
+/// The name of the head of an untied model.
 pub(crate) const HEAD: &str = "lm_head.weight";
 
 impl ModelConfig {
-    /// Every tensor of the model, in the order of its layers; what is tied is listed once.
+    /// Returns every tensor of the model in layer order; a tied head is not listed.
     ///
     /// Legend: V vocabulary, H residual stream, I MLP, A query heads, K key/value heads, D width of a head.
     ///
@@ -73,12 +73,12 @@ impl ModelConfig {
         list
     }
 
-    /// The number of weights of the model; what is tied counts once.
+    /// Returns the number of weights of the model; a tied head is not counted.
     pub fn parameter_count(&self) -> u64 {
         self.parameters().iter().map(|parameter| parameter.shape.iter().map(|&n| n as u64).product::<u64>()).sum()
     }
 
-    /// The seven matrices of a layer.
+    /// Returns the seven matrices of a layer.
     pub(crate) fn layer_matrices(&self) -> [LayerMatrix; 7] {
         let (hidden, wide) = (self.hidden_size, self.intermediate_size);
         let queries = self.num_attention_heads * self.head_dim();
@@ -98,12 +98,12 @@ impl ModelConfig {
 
 /// A matrix of a layer.
 pub(crate) struct LayerMatrix {
-    /// Its path within the layer.
+    /// The path within the layer.
     pub(crate) name: &'static str,
     /// The number of rows.
     pub(crate) output: usize,
     /// The number of columns.
     pub(crate) input: usize,
-    /// Whether `attention_bias` gives it a bias.
+    /// `true` if `attention_bias` adds a bias.
     pub(crate) biased: bool,
 }

@@ -4,8 +4,8 @@ use crate::config::{ModelConfig, RopeScaling};
 use std::f64::consts::TAU;
 
 impl ModelConfig {
-    /// The frequency `[D / 2]` of each pair of a head's columns, in radians per position: theta^(-2i/D) (arXiv 2104.09864), scaled by
-    /// [`ModelConfig::rope_scaling`] where there is one.
+    /// Returns the frequency `[D / 2]` of each pair of a head's columns in radians per position: theta^(-2i/D) (arXiv 2104.09864), scaled by
+    /// [`ModelConfig::rope_scaling`] if it is set.
     ///
     /// ```
     /// let config = models::ModelConfig { head_dim: Some(4), ..Default::default() };
@@ -22,10 +22,10 @@ impl ModelConfig {
 }
 
 impl RopeScaling {
-    /// The frequency in place of `frequency`, as `_compute_llama3_parameters` of transformers has it.
+    /// Returns the scaled frequency, as `_compute_llama3_parameters` of transformers does.
     fn scaled(self, frequency: f64) -> f64 {
         let Self { factor, low_freq_factor, high_freq_factor, original_max_position_embeddings } = self;
-        // How often the original context turns this pair.
+        // The number of rotations of this pair over the original context.
         let turns = original_max_position_embeddings as f64 * frequency / TAU;
         if turns > high_freq_factor {
             frequency
@@ -43,7 +43,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn long_wavelengths_are_stretched_short_ones_stay_and_those_between_are_interpolated() {
+    fn llama3_scaling_stretches_long_wavelengths_only() {
         let scaling = RopeScaling {
             factor: 8.0,
             low_freq_factor: 1.0,

@@ -1,4 +1,4 @@
-//! Tensors with names: the form in which parameters leave and enter a policy.
+//! Named tensors, by which parameters are exported from and loaded into a policy.
 
 /// A tensor of f32 values in host memory, with the name of the parameter that it belongs to.
 ///

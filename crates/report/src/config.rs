@@ -1,17 +1,17 @@
-//! Configurations of runs, key by key.
+//! Configurations of runs as values by key.
 
 use grpo_files::{read_regular, redact};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-/// The largest configuration file in bytes, the limit of `grpo train` itself.
+/// The size limit of a configuration file in bytes, as in `grpo train`.
 const MAX_BYTES: u64 = 1 << 20;
 
-/// Reads a configuration without its secrets, because a page is made to be passed on.
+/// Reads a configuration without its secrets, because pages are meant to be shared.
 ///
 /// # Errors
-/// A message without the name of the file.
+/// A message without the file name.
 pub(crate) fn read(path: &Path) -> Result<Value, String> {
     let bytes = read_regular(path, MAX_BYTES).map_err(|e| e.to_string())?;
     let text = String::from_utf8(bytes).map_err(|e| e.to_string())?;
@@ -26,7 +26,7 @@ pub(crate) fn read(path: &Path) -> Result<Value, String> {
     Ok(value)
 }
 
-/// The values of a configuration by dotted key, as they are shown. Lists are values.
+/// Returns the values of a configuration by dotted key, formatted for display. A list is a single value.
 pub(crate) fn leaves(value: &Value) -> BTreeMap<String, String> {
     fn walk(value: &Value, path: &str, out: &mut BTreeMap<String, String>) {
         match value {
@@ -45,7 +45,7 @@ pub(crate) fn leaves(value: &Value) -> BTreeMap<String, String> {
     out
 }
 
-/// `1` and `1.0` are one value of a configuration.
+/// Formats a number so that `1` and `1.0` are equal.
 fn number_text(number: &serde_json::Number) -> String {
     match number.as_f64() {
         Some(value) if number.is_f64() => format!("{value}"),
@@ -53,12 +53,12 @@ fn number_text(number: &serde_json::Number) -> String {
     }
 }
 
-/// The keys whose values are not the same in all configurations, each with its value in every one; `None` where it is missing.
+/// Returns the keys whose values differ between configurations, with the value in each; `None` if it is missing.
 pub(crate) fn differences(configs: &[Option<&Value>]) -> Vec<(String, Vec<Option<String>>)> {
     let leaves: Vec<_> = configs.iter().map(|config| config.map(leaves)).collect();
     let keys: BTreeSet<&String> = leaves.iter().flatten().flat_map(BTreeMap::keys).collect();
     let row = |key: &String| -> Vec<_> { leaves.iter().map(|leaves| leaves.as_ref()?.get(key).cloned()).collect() };
-    // A run whose configuration cannot be read differs in nothing that could be shown.
+    // A run without a readable configuration is not compared.
     let differs = |row: &Vec<Option<String>>| {
         let mut known = row.iter().zip(configs).filter(|(_, config)| config.is_some()).map(|(value, _)| value);
         let first = known.next();

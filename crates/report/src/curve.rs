@@ -1,23 +1,23 @@
-//! Curves with as many points as a page can show.
+//! Reduces curves to a number of points that a page can show.
 //!
-//! A metric that was logged more often than that is cut into buckets of equally many rows, each with its mean, its smallest
-//! and its largest value: no extreme is lost, and an average over buckets is an average over rows.
+//! A longer series is cut into buckets of equally many rows, each with its mean, minimum and maximum: extremes are kept, and an average
+//! over buckets is an average over rows.
 
 use serde_json::{Map, Value, json};
 
-/// A value of a metric at a step; `None` where the log has null, which stands for NaN and infinities.
+/// A value of a metric at a step; `None` for null in the log, which stands for NaN and infinities.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Point {
     pub step: u64,
     pub value: Option<f64>,
 }
 
-/// Rows next to each other.
+/// Consecutive rows.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Bucket {
     pub first: u64,
     pub last: u64,
-    /// Mean, smallest and largest value of those that are finite.
+    /// Mean, minimum and maximum of the finite values.
     pub values: Option<(f64, f64, f64)>,
 }
 
@@ -30,7 +30,7 @@ impl Bucket {
     fn of(points: &[Point]) -> Self {
         let finite: Vec<f64> = points.iter().filter_map(|point| point.value).collect();
         let count = finite.len() as f64;
-        // Divided first: the sum of large values need not be finite.
+        // Divided before summing, because the sum of large values may overflow.
         let mean = finite.iter().map(|value| value / count).sum::<f64>();
         let low = finite.iter().copied().fold(f64::INFINITY, f64::min);
         let high = finite.iter().copied().fold(f64::NEG_INFINITY, f64::max);
@@ -42,7 +42,7 @@ impl Bucket {
     }
 }
 
-/// The steps of the buckets, as the page's script takes them: `first`, and `last` where buckets have several rows.
+/// Returns the steps of the buckets for the page's script: `first`, and `last` if buckets have several rows.
 pub(crate) fn steps_json(buckets: &[Bucket]) -> Value {
     let first: Vec<u64> = buckets.iter().map(|bucket| bucket.first).collect();
     if buckets.iter().all(|bucket| bucket.first == bucket.last) {
@@ -51,7 +51,7 @@ pub(crate) fn steps_json(buckets: &[Bucket]) -> Value {
     json!({ "first": first, "last": buckets.iter().map(|bucket| bucket.last).collect::<Vec<_>>() })
 }
 
-/// The values of the buckets: `mean`, and `low` and `high` where they are not the mean.
+/// Returns the values of the buckets: `mean`, and `low` and `high` if they differ from it.
 pub(crate) fn values_json(buckets: &[Bucket]) -> Map<String, Value> {
     let pick = |of: fn((f64, f64, f64)) -> f64| -> Value {
         buckets.iter().map(|bucket| bucket.values.map(|values| short(of(values)))).collect::<Vec<_>>().into()
@@ -64,12 +64,12 @@ pub(crate) fn values_json(buckets: &[Bucket]) -> Map<String, Value> {
     json
 }
 
-/// A number with six significant digits, which is more than a screen can show.
+/// Rounds a number to six significant digits, more than a screen can show.
 pub(crate) fn short(value: f64) -> f64 {
     if value.fract() == 0.0 && value.abs() < 1e15 {
         return value;
     }
-    // Rounding the largest numbers up leaves the range of f64.
+    // Rounding up the largest numbers overflows f64.
     format!("{value:.5e}").parse().ok().filter(|v: &f64| v.is_finite()).unwrap_or(value)
 }
 

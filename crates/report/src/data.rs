@@ -1,4 +1,4 @@
-//! What the page's script draws, as JSON.
+//! The data for the page's script, as JSON.
 
 use crate::Report;
 use crate::curve::{buckets, short, steps_json, values_json};
@@ -7,18 +7,18 @@ use crate::run::Run;
 use serde_json::{Map, Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The numbers on a page that its curves may have together: a few MB of text.
+/// The limit of numbers in all curves of a page, for a few MB of text.
 const MOST_NUMBERS: usize = 300_000;
-/// The largest number of points of a curve, about that of a screen's pixels, and the smallest.
+/// The largest and smallest number of points per curve; the largest is about a screen's width in pixels.
 const POINTS: (usize, usize) = (1000, 60);
-/// The number of points of the clock with which steps become seconds and tokens.
+/// The number of points of the clock that maps steps to seconds and tokens.
 const TICKS: usize = 300;
 
-/// The phases of a run in the order of the page, with the title of their section.
+/// The phases of a run in page order, with their section titles.
 pub(crate) const PHASES: [(&str, &str); 3] =
     [("grpo", "GRPO"), ("eval", "Held-out evaluation"), ("warmup", "Warm-up (supervised)")];
 
-/// The phases that the runs have: the known ones first.
+/// Returns the phases of the runs, known ones first.
 pub(crate) fn phases(runs: &[Run]) -> Vec<(String, String)> {
     let found: BTreeSet<&String> = runs.iter().flat_map(|run| run.phases.keys()).collect();
     let known = PHASES.iter().filter(|(name, _)| found.iter().any(|found| found == name));
@@ -27,7 +27,7 @@ pub(crate) fn phases(runs: &[Run]) -> Vec<(String, String)> {
     known.chain(others.map(|name| ((*name).clone(), (*name).clone()))).collect()
 }
 
-/// The metrics of a phase over all runs: the important ones, and the others.
+/// Returns the metrics of a phase over all runs: the important ones, then the others.
 pub(crate) fn metrics(runs: &[Run], phase: &str) -> (Vec<String>, Vec<String>) {
     let names: BTreeSet<&String> =
         runs.iter().filter_map(|run| run.phase(phase)).flat_map(|p| p.series.keys()).collect();
@@ -36,7 +36,7 @@ pub(crate) fn metrics(runs: &[Run], phase: &str) -> (Vec<String>, Vec<String>) {
     (first, rest)
 }
 
-/// Everything that the script needs.
+/// Returns all data for the script.
 pub(crate) fn json(report: &Report) -> Value {
     let curves: usize = report.runs.iter().flat_map(|run| run.phases.values()).map(|phase| phase.series.len()).sum();
     let most = (MOST_NUMBERS / 3 / curves.max(1)).clamp(POINTS.1, POINTS.0);
@@ -61,7 +61,7 @@ fn run_json(run: &Run, most: usize) -> Value {
     json!({ "name": run.name, "phases": phases, "samples": run.samples.rows, "left_out": run.samples.left_out() })
 }
 
-/// The curves of a phase. Curves of the same steps share them: `at` is the place in `steps`.
+/// Returns the curves of a phase. Curves with equal steps share them: `at` is the index in `steps`.
 fn phase_json(phase: &Phase, most: usize) -> Value {
     let mut steps: Vec<Value> = Vec::new();
     let curves: Map<String, Value> = phase

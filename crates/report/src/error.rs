@@ -1,4 +1,4 @@
-//! What can go wrong with a report.
+//! The errors of this crate.
 
 use std::path::PathBuf;
 
@@ -9,26 +9,26 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A folder that holds no run.
+    /// A folder has no run.
     #[error("run folder {path}: {reason}", path = path.display())]
     NotARun {
-        /// The folder as it was named.
+        /// The folder as given.
         path: PathBuf,
-        /// What is missing and what to do.
+        /// The missing files, and the fix.
         reason: String,
     },
-    /// A file of a run without a single line that can be used.
+    /// A log has no valid line.
     #[error("{path}: {reason}", path = path.display())]
     Rows {
         /// The path of the log, such as `RUN/metrics.jsonl`.
         path: PathBuf,
-        /// What was expected, and what the first line is.
+        /// The expected row, and the first line found.
         reason: String,
     },
-    /// No run was named.
+    /// No run folder was given.
     #[error("a report needs at least one run folder")]
     NoRuns,
-    /// A file that cannot be read.
+    /// A file cannot be read.
     #[error(transparent)]
     File(#[from] grpo_files::Error),
 }

@@ -1,21 +1,21 @@
-//! The numbers that sum a run up, and how numbers are written.
+//! Summary numbers of a run, and number formatting.
 
 use crate::phase::{Phase, is_share};
 use crate::run::Run;
 use std::time::Duration;
 
-/// The most rows of the beginning and the end of a run whose mean reward is shown, as in summary.json.
+/// The limit of rows over which the first and last mean reward is computed, as in summary.json.
 const WINDOW: usize = 10;
 
-/// How a run's evaluations by one metric went.
+/// A run's evaluations by one metric.
 pub(crate) struct Evaluated {
     pub first: f64,
     pub last: f64,
-    /// The largest value and its step.
+    /// The largest value with its step.
     pub best: (u64, f64),
 }
 
-/// The evaluations of a run by one metric; `None` where there is none.
+/// Returns the evaluations of a run by one metric; `None` if there are none.
 pub(crate) fn evaluated(run: &Run, metric: &str) -> Option<Evaluated> {
     let phase = run.phase("eval")?;
     let (first, last) = (phase.finite(metric).next()?.1, phase.finite(metric).next_back()?.1);
@@ -23,7 +23,7 @@ pub(crate) fn evaluated(run: &Run, metric: &str) -> Option<Evaluated> {
     Some(Evaluated { first, last, best })
 }
 
-/// The figures of a run: a name and a text for each; `None` where the run does not have it.
+/// Returns the figures of a run as names and texts; `None` for missing ones.
 pub(crate) fn figures(run: &Run) -> Vec<(&'static str, Option<String>)> {
     let grpo = run.phase("grpo");
     let last = |metric: &str| grpo.and_then(|phase| Some(phase.finite(metric).next_back()?.1));
@@ -80,9 +80,9 @@ fn time(run: &Run) -> Option<String> {
     (!phases.is_empty()).then(|| format!("{} in steps", duration(phases.iter().sum())))
 }
 
-/// A number with four significant digits.
+/// Formats a number with four significant digits.
 pub(crate) fn number(value: f64) -> String {
-    // Rounded first: 0.99999 has as many digits as 1.
+    // Rounded first, because 0.99999 has as many digits as 1.
     let value = format!("{value:.3e}").parse().unwrap_or(value);
     let size = value.abs();
     if value == 0.0 {
@@ -97,12 +97,12 @@ pub(crate) fn number(value: f64) -> String {
     }
 }
 
-/// A share in percent.
+/// Formats a share in percent.
 pub(crate) fn percent(share: f64) -> String {
     format!("{:.1}\u{a0}%", 100.0 * share)
 }
 
-/// A short time with its unit.
+/// Formats a short time with its unit.
 pub(crate) fn seconds_text(seconds: f64) -> String {
     let (value, unit) = match seconds {
         s if s == 0.0 || s >= 1.0 => (s, "s"),
@@ -112,18 +112,18 @@ pub(crate) fn seconds_text(seconds: f64) -> String {
     format!("{}\u{a0}{unit}", number(value))
 }
 
-/// A value of a metric with its unit.
+/// Formats a value of a metric with its unit.
 pub(crate) fn value_of(metric: &str, value: f64) -> String {
     if is_share(metric) { percent(value) } else { number(value) }
 }
 
-/// How much a value of a metric has changed.
+/// Formats the change of a metric.
 pub(crate) fn change_of(metric: &str, change: f64) -> String {
     let sign = if change > 0.0 { "+" } else { "" };
     if is_share(metric) { format!("{sign}{:.1} points", 100.0 * change) } else { format!("{sign}{}", number(change)) }
 }
 
-/// A count in short form: `1234567` as `1.2M`.
+/// Formats a count in short form: `1234567` as `1.2M`.
 fn count(value: f64) -> String {
     match value {
         v if v >= 1e9 => format!("{:.1}G", v / 1e9),
@@ -133,12 +133,12 @@ fn count(value: f64) -> String {
     }
 }
 
-/// A number of things: `1 metric`, `2 metrics`.
+/// Formats a count with its noun: `1 metric`, `2 metrics`.
 pub(crate) fn counted(number: usize, thing: &str) -> String {
     if number == 1 { format!("1 {thing}") } else { format!("{number} {thing}s") }
 }
 
-/// A duration in short form: `36 d 11 h`, `1 h 02 min`, `2 min 05 s` or `7.1 s`.
+/// Formats a duration in short form: `36 d 11 h`, `1 h 02 min`, `2 min 05 s` or `7.1 s`.
 fn duration(seconds: f64) -> String {
     let Ok(whole) = Duration::try_from_secs_f64(seconds.round()).map(|d| d.as_secs()) else { return number(seconds) };
     match (whole / 3600, whole / 60 % 60, whole % 60) {

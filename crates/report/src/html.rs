@@ -1,19 +1,19 @@
-//! HTML in which text is escaped because there is no way to add it unescaped.
+//! An HTML builder that escapes all text that is not part of the program.
 
 use grpo_files::is_printable;
 
-/// A piece of HTML that grows.
+/// A growing piece of HTML.
 #[derive(Debug, Default)]
 pub(crate) struct Html(String);
 
 impl Html {
-    /// Adds markup, which is part of this program.
+    /// Adds markup, which is a constant of this program.
     pub(crate) fn raw(&mut self, markup: &'static str) -> &mut Self {
         self.0.push_str(markup);
         self
     }
 
-    /// Adds text, whatever it says, between elements or inside of an attribute's double quotes.
+    /// Adds escaped text between elements or in a double-quoted attribute.
     pub(crate) fn text(&mut self, text: &str) -> &mut Self {
         for c in text.chars() {
             match c {
@@ -29,24 +29,24 @@ impl Html {
         self
     }
 
-    /// Adds a number or another short thing as text.
+    /// Adds a displayable value as escaped text.
     pub(crate) fn show(&mut self, value: impl std::fmt::Display) -> &mut Self {
         self.text(&value.to_string())
     }
 
-    /// Adds an element with nothing but text: `tag` is its name.
+    /// Adds an element `tag` that contains only text.
     pub(crate) fn element(&mut self, tag: &'static str, text: &str) -> &mut Self {
         self.raw("<").raw(tag).raw(">").text(text).raw("</").raw(tag).raw(">")
     }
 
-    /// Adds JSON as the text of a `script` element, in which nothing ends the element.
+    /// Adds JSON as the contents of a `script` element, escaped so that it cannot end the element.
     pub(crate) fn json(&mut self, json: &serde_json::Value) -> &mut Self {
         for c in json.to_string().chars() {
             match c {
                 '<' => self.0.push_str("\\u003c"),
                 '>' => self.0.push_str("\\u003e"),
                 '&' => self.0.push_str("\\u0026"),
-                // Outside of texts JSON has none of these, inside an escape is the same.
+                // These characters only occur in JSON strings, where an escape is equivalent.
                 c if is_noncharacter(c) || matches!(c, '\u{7f}'..='\u{9f}' | '\u{2028}' | '\u{2029}') => {
                     c.encode_utf16(&mut [0; 2]).iter().for_each(|unit| self.0.push_str(&format!("\\u{unit:04x}")));
                 }
@@ -61,8 +61,8 @@ impl Html {
     }
 }
 
-/// Whether a character stands for something where it is. HTML has no way to write control characters, and marks that turn the
-/// direction of writing would turn what follows, too.
+/// Returns `true` if a character may appear unescaped. HTML cannot represent control characters, and marks that change the direction of
+/// writing would affect later text.
 pub(crate) fn is_shown(c: char) -> bool {
     is_printable(c) && !is_noncharacter(c)
 }
@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn json_never_ends_its_script_and_reads_back() {
+    fn embedded_json_cannot_end_its_script_and_round_trips() {
         let value = serde_json::json!({ "</script><!--": "]]> & <script>\u{2028}\u{ffff}\u{1fffe}\u{85}\0" });
         let mut html = Html::default();
         html.json(&value);

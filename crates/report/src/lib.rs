@@ -1,12 +1,12 @@
-//! One HTML page about runs of `grpo train`.
+//! An HTML page about runs of `grpo train`.
 //!
-//! A [`Report`] reads the folders of one or several runs and makes one page of them that needs nothing else: no network, no
-//! other file. It shows the curves of every metric with all runs in one chart, what evaluations gave, samples by step, the
-//! keys in which the configurations differ, and the figures of each run.
+//! A [`Report`] reads the folders of one or several runs and renders a self-contained page, which needs no network and no other file. It
+//! shows the curves of every metric with all runs in one chart, evaluations, samples by step, the keys in which the configurations differ,
+//! and summary figures of each run.
 //!
-//! Runs are read by their files (`metrics.jsonl`, `completions.jsonl`, `config.recorded.yaml`, `summary.json`, `failure.json`,
-//! `changes.jsonl`) and by nothing else, so a run of an older version, of another trainer that writes such rows, or one that is
-//! still going can be shown. What cannot be used of a file is named on the page; see [`Report::notes`].
+//! Only the files of a run are read (`metrics.jsonl`, `completions.jsonl`, `config.recorded.yaml`, `summary.json`, `failure.json`,
+//! `changes.jsonl`), so runs of older versions, of other trainers with the same rows, and unfinished runs can be shown. Unusable
+//! parts of files are listed on the page; see [`Report::notes`].
 //!
 //! ```
 //! use grpo_report::Report;
@@ -43,32 +43,32 @@ use run::Run;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-/// The bytes of samples on a page, for all runs together.
+/// The size limit of samples on a page in bytes, for all runs together.
 const SAMPLE_BYTES: usize = 2_000_000;
-/// What every run may have of them at least.
+/// The size limit of a run's samples in bytes is at least this.
 const SAMPLE_BYTES_OF_A_RUN: usize = 100_000;
 
-/// Runs that were read, to be shown on one page.
+/// Runs to be shown on one page.
 #[derive(Debug)]
 pub struct Report {
     runs: Vec<Run>,
-    /// The configuration that a run has when nobody chooses.
+    /// The default configuration of a run.
     defaults: Option<serde_json::Value>,
     notes: Vec<String>,
 }
 
 impl Report {
-    /// Reads the runs in these folders. Nothing in them is locked or changed: a run may go on meanwhile. A folder that is named
-    /// twice is shown once.
+    /// Reads the runs in these folders. Nothing is locked or changed, so a run may still be training. A folder that is given twice is shown
+    /// once.
     ///
     /// # Errors
-    /// [`Error::NoRuns`]; [`Error::NotARun`] for a folder without a run; [`Error::Rows`] when a `metrics.jsonl` has lines but not
-    /// one row; [`Error::File`] when a file cannot be read. Everything less is a [note](Self::notes).
+    /// [`Error::NoRuns`]; [`Error::NotARun`] for a folder without a run; [`Error::Rows`] if a `metrics.jsonl` has lines but no valid row;
+    /// [`Error::File`] if a file cannot be read. Smaller problems are [notes](Self::notes).
     pub fn read(folders: &[PathBuf]) -> Result<Self> {
         let budget = (SAMPLE_BYTES / folders.len().max(1)).max(SAMPLE_BYTES_OF_A_RUN);
         let (mut runs, mut notes, mut seen) = (Vec::<Run>::new(), Vec::new(), Vec::new());
         for folder in folders {
-            // A folder that has no real path is refused by what reads it.
+            // A folder without a real path fails when it is read.
             let real = folder.canonicalize().unwrap_or_else(|_| folder.clone());
             if seen.contains(&real) {
                 notes.push(format!("{} was named twice and is shown once", folder.display()));
@@ -84,31 +84,31 @@ impl Report {
         Ok(Self { runs, defaults: None, notes })
     }
 
-    /// Says what a configuration is where nobody has chosen, so that the page of a single run can show what was chosen.
+    /// Sets the default configuration, from which the page of a single run shows the differences.
     #[must_use]
     pub fn with_defaults(mut self, defaults: serde_json::Value) -> Self {
         self.defaults = Some(defaults);
         self
     }
 
-    /// The names of the runs on the page: those of their folders, with as much of the path as tells them apart.
+    /// Returns the names of the runs on the page: their folder names, with parent folders if needed to distinguish them.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.runs.iter().map(|run| run.name.as_str())
     }
 
-    /// What is wrong with the files of the runs: lines that are no rows, values that are not finite, files that are missing.
+    /// Returns problems in the files of the runs: invalid lines, non-finite values, missing files.
     pub fn notes(&self) -> impl Iterator<Item = String> {
         let of_runs = self.runs.iter().flat_map(|run| run.notes.iter().map(|note| format!("{}: {note}", run.name)));
         self.notes.iter().cloned().chain(of_runs)
     }
 
-    /// The page: the same for the same files.
+    /// Returns the page. It depends on the files only.
     pub fn html(&self) -> String {
         page::html(self)
     }
 }
 
-/// Gives runs whose folders have the same name the path that the caller has written instead.
+/// Names runs whose folders have the same name by the paths as given.
 fn name_apart(runs: &mut [Run]) {
     let mut count = BTreeMap::<String, usize>::new();
     runs.iter().for_each(|run| *count.entry(run.name.clone()).or_default() += 1);

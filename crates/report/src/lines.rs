@@ -1,5 +1,5 @@
-//! Logs of one JSON object per line as they are found: of a run that still writes, that was killed in the middle of a line,
-//! or whose file somebody has edited. Lines that cannot be used are counted and named, the others are read.
+//! Reads logs of one JSON object per line that may be incomplete: the run may still be writing, it may have been killed within a line, or
+//! the file may have been edited. Invalid lines are counted and reported; the others are read.
 
 use crate::error::{Error, Result};
 use grpo_files::open_regular;
@@ -7,24 +7,24 @@ use serde::de::DeserializeOwned;
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 
-/// The longest line in bytes; anything longer is no row of a log.
+/// The size limit of a line in bytes.
 const MAX_LINE: u64 = 64 << 20;
 
-/// What was found in a log.
+/// The result of reading a log.
 #[derive(Debug, Default)]
 pub(crate) struct Reading {
-    /// The number of rows that were read.
+    /// The number of valid rows.
     pub rows: u64,
-    /// The number of lines that are no such rows, apart from a torn last one.
+    /// The number of invalid lines, apart from an incomplete last one.
     pub bad: u64,
-    /// The number of the first of them, and what is wrong with it.
+    /// The number of the first invalid line, and its problem.
     pub first_bad: Option<(u64, String)>,
-    /// The number of the last line when it ends without a line break and is no whole row.
+    /// The number of the last line, if it is incomplete and has no line break.
     pub torn: Option<u64>,
 }
 
 impl Reading {
-    /// What a reader of the page has to know of the file.
+    /// Returns the problems of the file for the reader of the page.
     pub(crate) fn notes(&self, file: &str) -> Vec<String> {
         let bad = self.first_bad.as_ref().map(|(line, reason)| match self.bad {
             1 => format!("{file}: line {line} is left out: {reason}"),
@@ -36,7 +36,7 @@ impl Reading {
         bad.into_iter().chain(torn).collect()
     }
 
-    /// Refuses a file that has lines, none of which is a row.
+    /// Checks that a file with lines has at least one valid row.
     ///
     /// # Errors
     /// [`Error::Rows`].
@@ -52,11 +52,11 @@ impl Reading {
     }
 }
 
-/// Hands every row of a log to `take`, in order, with the length of its line in bytes. What `take` refuses counts as a line
-/// that cannot be used.
+/// Passes every row of a log to `take`, in order, with the length of its line in bytes. A row that `take` rejects counts as an invalid
+/// line.
 ///
 /// # Errors
-/// [`Error::File`] when the file cannot be read.
+/// [`Error::File`] if the file cannot be read.
 pub(crate) fn each_row<T: DeserializeOwned>(
     path: &Path,
     mut take: impl FnMut(T, usize) -> std::result::Result<(), String>,
@@ -94,7 +94,7 @@ impl Reading {
 
 fn parse<T: DeserializeOwned>(line: &[u8]) -> std::result::Result<T, String> {
     let reason = |e: serde_json::Error| {
-        // Every text of its own has the line's number before it; the column stays.
+        // The line number is reported separately; only the column is kept.
         e.to_string().replace(" at line 1 column", " at column")
     };
     match serde_json::from_slice(line) {
@@ -106,7 +106,7 @@ fn parse<T: DeserializeOwned>(line: &[u8]) -> std::result::Result<T, String> {
     }
 }
 
-/// The line with `null` for NaN and infinities, which some programs write though JSON has no words for them; `None` when it has
+/// Returns the line with `null` for NaN and infinities, which some programs write although JSON does not allow them; `None` if there are
 /// none.
 fn without_not_finite(line: &[u8]) -> Option<Vec<u8>> {
     let (mut out, mut in_text, mut found, mut at) = (Vec::with_capacity(line.len()), false, false, 0);
@@ -132,7 +132,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn words_for_not_finite_numbers_are_replaced_outside_of_texts_only() {
+    fn non_finite_literals_are_replaced_outside_of_strings_only() {
         let line = br#"{"a":NaN,"NaN":"-Infinity \" NaN","b":[-Infinity,Infinity],"c":"\\"}"#;
         let clean = without_not_finite(line).unwrap();
         assert_eq!(

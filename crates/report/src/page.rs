@@ -1,5 +1,5 @@
-//! The page: what needs no script is written here, curves and samples are drawn by `page/page.js` from the data of
-//! [`crate::data`], with the labels of axes that `page/axis.js` chooses.
+//! Renders the page: tables are written here, `page/page.js` draws curves and samples from the data of [`crate::data`], and `page/axis.js`
+//! chooses the labels of axes.
 
 mod sections;
 
@@ -13,13 +13,13 @@ use sha2::{Digest, Sha256};
 const STYLE: &str = include_str!("page/page.css");
 const SCRIPT: &str = concat!(include_str!("page/axis.js"), include_str!("page/page.js"));
 
-/// The whole page.
+/// Returns the whole page.
 pub(crate) fn html(report: &Report) -> String {
     let names: Vec<&str> = report.names().collect();
     let title = format!("grpo report: {}", names.join(", "));
     let mut html = Html::default();
     html.raw("<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\" />\n");
-    // Nothing is loaded, and no script runs but the page's own, whatever a completion says.
+    // The policy forbids external resources and any script but the page's own, regardless of what a completion contains.
     html.raw("<meta http-equiv=\"Content-Security-Policy\" content=\"").text(&policy()).raw("\" />\n");
     html.raw("<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\" />\n");
     html.raw("<meta name=\"color-scheme\" content=\"light dark\" />\n");

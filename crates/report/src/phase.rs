@@ -1,14 +1,14 @@
-//! The rows of metrics.jsonl as one series per metric, by the phase of the run.
+//! The rows of metrics.jsonl as one series per metric and phase.
 
 use crate::curve::Point;
 use serde::Deserialize;
 use serde_json::Value;
 use std::collections::BTreeMap;
 
-/// The largest number of different metrics of a phase. Runs have dozens; a file with more is something else.
+/// The limit of different metrics per phase. Runs have dozens.
 const MAX_METRICS: usize = 2000;
 
-/// A row of metrics.jsonl, whatever its metrics are.
+/// A row of metrics.jsonl with any metrics.
 #[derive(Debug, Deserialize)]
 pub(crate) struct Row {
     pub phase: String,
@@ -17,20 +17,20 @@ pub(crate) struct Row {
     pub values: BTreeMap<String, Value>,
 }
 
-/// How far a run was at the end of a step.
+/// The progress of a run at the end of a step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Tick {
     pub step: u64,
-    /// The seconds of all steps of the phase until then.
+    /// The seconds of all steps of the phase so far.
     pub seconds: f64,
-    /// The tokens of all steps until then.
+    /// The tokens of all steps so far.
     pub tokens: f64,
 }
 
-/// One phase of a run: `warmup`, `grpo`, `eval`, or another that a trainer has.
+/// A phase of a run: `warmup`, `grpo`, `eval`, or another trainer's.
 #[derive(Debug, Default)]
 pub(crate) struct Phase {
-    /// Every metric that is a number, in the order of the steps.
+    /// Every numeric metric, in step order.
     pub series: BTreeMap<String, Vec<Point>>,
     pub clock: Vec<Tick>,
 }
@@ -39,7 +39,7 @@ impl Phase {
     /// Adds a row.
     ///
     /// # Errors
-    /// A message that says what is no metric; then nothing was added.
+    /// A message about the value that is not a number; nothing is then added.
     pub(crate) fn add(&mut self, row: Row) -> Result<(), String> {
         let Row { step, values, .. } = row;
         for (name, value) in &values {
@@ -74,7 +74,7 @@ impl Phase {
         }
     }
 
-    /// Puts the steps in order. Says whether they were not, as in a file that was joined from several.
+    /// Sorts the steps. Returns `true` if they were out of order, for example in a concatenated file.
     pub(crate) fn sort(&mut self) -> bool {
         let sorted = self.clock.is_sorted_by_key(|tick| tick.step);
         if !sorted {
@@ -84,23 +84,23 @@ impl Phase {
         !sorted
     }
 
-    /// The finite values of a metric with their steps.
+    /// Returns the finite values of a metric with their steps.
     pub(crate) fn finite(&self, name: &str) -> impl DoubleEndedIterator<Item = (u64, f64)> {
         self.series.get(name).into_iter().flatten().filter_map(|point| Some((point.step, point.value?)))
     }
 
-    /// The last step.
+    /// Returns the last step.
     pub(crate) fn last_step(&self) -> u64 {
         self.clock.last().map_or(0, |tick| tick.step)
     }
 
-    /// The seconds of all steps; `None` where no step says how long it took.
+    /// Returns the seconds of all steps; `None` if no step has a time.
     pub(crate) fn seconds(&self) -> Option<f64> {
         self.series.contains_key("step_time").then(|| self.clock.last().map_or(0.0, |tick| tick.seconds))
     }
 }
 
-/// What is said of a metric under its name; empty for one that this page does not know.
+/// Returns the description of a metric; empty for unknown metrics.
 pub(crate) fn about(name: &str) -> &'static str {
     match name {
         "reward" => "mean reward of the sampled completions",
@@ -130,12 +130,12 @@ pub(crate) fn about(name: &str) -> &'static str {
     }
 }
 
-/// Whether a metric is a share in [0, 1], which is shown in percent on an axis from 0 to 100.
+/// Returns `true` if a metric is a share in [0, 1], which is shown in percent on an axis from 0 to 100.
 pub(crate) fn is_share(name: &str) -> bool {
     name.contains("pass@") || matches!(name, "frac_reward_zero_std" | "completions/clipped_ratio")
 }
 
-/// The place of a metric among the important ones of its phase; `None` for the others.
+/// Returns the rank of a metric among the important ones of its phase; `None` for others.
 pub(crate) fn rank(phase: &str, name: &str) -> Option<usize> {
     const FIRST: [&str; 19] = [
         "reward",
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_become_series_with_a_clock_and_a_speed() {
+    fn rows_become_series_with_time_and_tokens_per_second() {
         let mut phase = Phase::default();
         phase.add(row(r#"{"phase":"grpo","step":1,"reward":0.5,"tokens":100,"step_time":2}"#)).unwrap();
         phase.add(row(r#"{"phase":"grpo","step":2,"reward":null,"tokens":100,"step_time":0.5}"#)).unwrap();

@@ -1,4 +1,4 @@
-//! A run, as its folder tells it.
+//! Reads a run from its folder.
 
 use crate::config;
 use crate::error::{Error, Result};
@@ -13,29 +13,29 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-/// The largest summary.json and failure.json in bytes.
+/// The size limit of summary.json and failure.json in bytes.
 const MAX_SUMMARY: u64 = 16 << 20;
 
-/// What is known of a run.
+/// The contents of a run folder.
 #[derive(Debug)]
 pub(crate) struct Run {
-    /// The name on the page, which no other run of it has.
+    /// The unique name on the page.
     pub name: String,
     pub folder: PathBuf,
-    /// The configuration that the run was begun or last continued with.
+    /// The configuration that the run last started or resumed with.
     pub config: Option<Value>,
     pub changes: Vec<Change>,
     pub phases: BTreeMap<String, Phase>,
     pub samples: Samples,
-    /// summary.json, which a run writes when it is done.
+    /// summary.json of a finished run.
     pub summary: Option<Summary>,
-    /// The error of failure.json, which a run writes that an error has ended.
+    /// The error in failure.json, if the run failed.
     pub failure: Option<String>,
-    /// What is wrong with the files, for whoever reads the page.
+    /// Problems in the files, for the reader of the page.
     pub notes: Vec<String>,
 }
 
-/// A row of changes.jsonl: a key that got another value when the run went on.
+/// A row of changes.jsonl: a key whose value changed on resume.
 #[derive(Debug, Deserialize)]
 pub(crate) struct Change {
     pub checkpoint: Option<String>,
@@ -44,21 +44,20 @@ pub(crate) struct Change {
     pub to: Value,
 }
 
-/// The fields of failure.json that the page shows.
+/// The fields of failure.json on the page.
 #[derive(Debug, Deserialize)]
 struct Failure {
     error: String,
 }
 
-/// The fields of summary.json that the page shows. All other values are in the rows.
+/// The fields of summary.json on the page. All other values are computed from rows.
 #[derive(Debug, Deserialize)]
 pub(crate) struct Summary {
     pub seconds: Option<f64>,
 }
 
 impl Run {
-    /// Reads the run in `folder`, with about `budget` bytes of samples. Nothing is locked or changed, so that a run may go on
-    /// meanwhile.
+    /// Reads the run in `folder`, with about `budget` bytes of samples. Nothing is locked or changed, so the run may still be training.
     pub(crate) fn read(folder: &Path, budget: usize) -> Result<Self> {
         let file = |name: &str| Some(folder.join(name)).filter(|path| path.symlink_metadata().is_ok());
         let config_file = file("config.recorded.yaml").or_else(|| file("config.yaml"));
@@ -108,12 +107,12 @@ impl Run {
         Ok(Self { name, folder: folder.to_owned(), config, changes, phases, samples, summary, failure, notes })
     }
 
-    /// A phase of the run that has rows.
+    /// Returns a phase of the run, if it has rows.
     pub(crate) fn phase(&self, name: &str) -> Option<&Phase> {
         self.phases.get(name)
     }
 
-    /// A value of the configuration by its dotted key.
+    /// Returns a value of the configuration by its dotted key.
     pub(crate) fn setting(&self, key: &str) -> Option<&Value> {
         key.split('.').try_fold(self.config.as_ref()?, |value, part| value.get(part))
     }
@@ -133,7 +132,7 @@ fn read_phases(path: &Path, notes: &mut Vec<String>) -> Result<BTreeMap<String, 
     let reading: Reading = each_row(path, |row: Row, _| phases.entry(row.phase.clone()).or_default().add(row))?;
     reading.expect_rows(path)?;
     notes.extend(reading.notes("metrics.jsonl"));
-    // A phase whose every row was refused.
+    // Drops phases without a valid row.
     phases.retain(|_, phase| !phase.clock.is_empty());
     for (name, phase) in &mut phases {
         if phase.sort() {
@@ -152,14 +151,14 @@ fn read_phases(path: &Path, notes: &mut Vec<String>) -> Result<BTreeMap<String, 
     Ok(phases)
 }
 
-/// The last part of a folder's name; of `.` and the like, that of the folder which it is.
+/// Returns the last component of a folder's path; `.` and the like are resolved first.
 fn folder_name(folder: &Path) -> String {
     let name = |path: &Path| path.file_name().map(|name| name.to_string_lossy().into_owned());
     let real = || folder.canonicalize().ok().and_then(|path| name(&path));
     shown(&name(folder).or_else(real).unwrap_or_else(|| folder.display().to_string()))
 }
 
-/// A name without characters that a terminal or a page would take for something else.
+/// Returns a name without characters that a terminal or a page interprets.
 pub(crate) fn shown(name: &str) -> String {
     name.chars().map(|c| if is_shown(c) { c } else { char::REPLACEMENT_CHARACTER }).collect()
 }

@@ -1,4 +1,4 @@
-//! Rows of completions.jsonl: as many as a page can hold, evenly spread over the run.
+//! Selects rows of completions.jsonl that fit on a page, evenly spread over the run.
 
 use crate::error::Result;
 use crate::lines::{Reading, each_row};
@@ -7,27 +7,27 @@ use serde_json::{Map, Value};
 use std::collections::{BTreeMap, HashSet};
 use std::path::Path;
 
-/// The longest text of a sample in characters; what is left out is counted.
+/// The length limit of a sample's text in characters.
 const MAX_TEXT: usize = 6000;
 
-/// A sampled completion. Texts are whatever a policy has written.
+/// A sampled completion. Its texts are untrusted.
 #[derive(Debug, Serialize)]
 pub(crate) struct Sample {
     pub step: u64,
-    /// What a trainer says of it: `prompt`, `completion`, `answer`, `reward`, `rewards`, `advantage`, ...
+    /// The trainer's fields: `prompt`, `completion`, `answer`, `reward`, `rewards`, `advantage`, ...
     pub fields: Map<String, Value>,
-    /// The number of characters that were left out at the end of a field's text.
+    /// The number of characters that were cut off from a field's text.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub cut: BTreeMap<String, usize>,
 }
 
-/// The samples of a run that the page shows.
+/// The samples of a run on the page.
 #[derive(Debug, Default)]
 pub(crate) struct Samples {
     pub rows: Vec<Sample>,
     /// The number of samples in the file.
     pub found: u64,
-    /// The number of steps in the file that have samples.
+    /// The number of steps in the file.
     pub steps: usize,
 }
 
@@ -37,10 +37,10 @@ struct StepOnly {
 }
 
 impl Samples {
-    /// Reads the samples of a run, with about `budget` bytes of them at most.
+    /// Reads the samples of a run, with at most about `budget` bytes.
     ///
     /// # Errors
-    /// [`crate::Error::File`] when the file cannot be read.
+    /// [`crate::Error::File`] if the file cannot be read.
     pub(crate) fn read(path: &Path, budget: usize) -> Result<(Self, Reading)> {
         let mut index = Vec::new();
         let reading = each_row(path, |row: StepOnly, length| {
@@ -50,7 +50,7 @@ impl Samples {
         let (chosen, steps) = choose(&index, budget);
         let (mut number, mut rows) = (0, Vec::with_capacity(chosen.len()));
         each_row(path, |mut fields: Map<String, Value>, _| {
-            // The same rows as the first time; the file may have grown since.
+            // Only rows of the first pass, because the file may have grown since.
             let step = fields.remove("step").and_then(|step| step.as_u64()).ok_or("it has no step")?;
             if chosen.contains(&number) {
                 let mut sample = Sample { step, fields, cut: BTreeMap::new() };
@@ -64,7 +64,7 @@ impl Samples {
         Ok((Self { rows, found: index.len() as u64, steps }, reading))
     }
 
-    /// Says how many samples are not on the page; `None` when all are.
+    /// Describes how many samples are not on the page; `None` if all are.
     pub(crate) fn left_out(&self) -> Option<String> {
         let left = self.found.saturating_sub(self.rows.len() as u64);
         let shown: HashSet<u64> = self.rows.iter().map(|sample| sample.step).collect();
@@ -90,7 +90,7 @@ impl Sample {
     }
 }
 
-/// A list as paragraphs: chat messages with their roles, texts as they are, and whatever else there is as JSON.
+/// Formats a list as paragraphs: chat messages with their roles, strings as they are, other values as JSON.
 fn text_of(value: &Value) -> String {
     let paragraph = |item: &Value| match (item, item.get("role"), item.get("content")) {
         (Value::String(text), _, _) => text.clone(),
@@ -105,8 +105,8 @@ fn text_of(value: &Value) -> String {
     }
 }
 
-/// The places in the file of the rows that fit into `budget` bytes: all rows of as many steps as possible, evenly spread with
-/// the first and the last; of a single step that is too large, its first rows. With the number of steps in the file.
+/// Returns the indices of rows that fit into `budget` bytes, and the number of steps in the file: all rows of as many steps as possible,
+/// evenly spread, including the first and the last step; of a single step that is too large, its first rows.
 fn choose(index: &[(u64, usize)], budget: usize) -> (HashSet<usize>, usize) {
     let mut steps = BTreeMap::<u64, Vec<(usize, usize)>>::new();
     for (place, (step, bytes)) in index.iter().enumerate() {
@@ -117,7 +117,7 @@ fn choose(index: &[(u64, usize)], budget: usize) -> (HashSet<usize>, usize) {
     let spread = |count: usize| (0..count).map(move |i| if count < 2 { 0 } else { i * (total - 1) / (count - 1) });
     let cost = |i: usize| steps[i].iter().map(|(_, bytes)| bytes).sum::<usize>();
     let fits = |count: usize| spread(count).map(cost).sum::<usize>() <= budget;
-    // What a spread costs does not always fall with its count, so counts are tried from above, a tenth less each time.
+    // The size does not always decrease with the number of steps, so counts are tried from above, a tenth less each time.
     let mut count = total;
     while count > 2 && !fits(count) {
         count -= (count / 10).max(1);
@@ -127,7 +127,7 @@ fn choose(index: &[(u64, usize)], budget: usize) -> (HashSet<usize>, usize) {
     for i in spread(count) {
         let mut left = per_step;
         for (rank, (place, bytes)) in steps[i].iter().enumerate() {
-            // One sample of each step, however long it is.
+            // At least one sample of each step, whatever its length.
             if rank > 0 && *bytes > left {
                 break;
             }
@@ -143,7 +143,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn chosen_steps_are_whole_and_spread_from_the_first_to_the_last() {
+    fn sampled_steps_are_complete_and_evenly_spread() {
         let index: Vec<(u64, usize)> = (0..1000).map(|row| (1 + row / 4, 100)).collect();
         let (all, steps) = choose(&index, usize::MAX);
         assert_eq!((all.len(), steps), (1000, 250));
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn long_texts_are_cut_between_characters_and_counted() {
+    fn long_texts_are_cut_at_characters_and_the_rest_is_counted() {
         let fields = Map::from_iter([
             ("completion".to_owned(), Value::String("é".repeat(MAX_TEXT + 5))),
             ("messages".to_owned(), serde_json::json!([{ "role": "user", "content": "a" }, "b", { "role": "tool" }])),

@@ -1,4 +1,4 @@
-//! Backends of the loss by name, and the devices of policies.
+//! Opens loss backends by name, and the devices of policies.
 
 use crate::{Error, Result};
 use backend_cpu::CpuBackend;
@@ -12,11 +12,11 @@ use std::sync::Arc;
 /// The names of the backends that [`open`] knows.
 pub const NAMES: [&str; 4] = ["cpu", "pjrt:cpu", "pjrt:tpu", "pjrt:cuda"];
 
-/// The backend called `name`. Those of PJRT need their plugin: the file `plugin`, or what [`backend_tpu::plugins::find`]
+/// Opens the backend `name`. PJRT backends need their plugin: the file `plugin`, or the one that [`backend_tpu::plugins::find`]
 /// finds.
 ///
 /// # Errors
-/// [`Error::Argument`] that lists the known names, or that of a plugin that is not there.
+/// [`Error::Argument`] with the known names; an error if the plugin is missing.
 pub fn open(name: &str, plugin: Option<&Path>) -> Result<Arc<dyn Backend>> {
     if name == "cpu" {
         return Ok(Arc::new(CpuBackend::new()));
@@ -27,11 +27,11 @@ pub fn open(name: &str, plugin: Option<&Path>) -> Result<Arc<dyn Backend>> {
     }
 }
 
-/// The first device of `kind`, for a policy: with the file `plugin`, or what [`backend_tpu::plugins::find`] finds. Compiled programs are
-/// kept in `compile_cache`, or in the folder `programs` beside installed plugins.
+/// Opens the first device of `kind` for a policy, with the plugin `plugin`, or the one that [`backend_tpu::plugins::find`] finds. Compiled
+/// programs are cached in `compile_cache`, or in the folder `programs` beside installed plugins.
 ///
 /// # Errors
-/// That of a plugin that is not there, or opens no device.
+/// An error if the plugin is missing or opens no device.
 pub fn device(kind: Kind, plugin: Option<&Path>, compile_cache: Option<&Path>) -> Result<Runtime> {
     let runtime = Runtime::open(kind, plugin).map_err(policy::Error::from)?;
     let beside_plugins = || Some(pjrt::install::cache_dir().ok()?.with_file_name("programs"));

@@ -1,32 +1,32 @@
-//! Coefficients that follow what a run measures, and their state in a checkpoint.
+//! Coefficients that adapt during a run, and their state in a checkpoint.
 
 use crate::error::{Error, Result};
 use crate::train_config::TrainConfig;
 use grpo_core::controllers::{AdaptiveEntropy, KlController};
 use serde::{Deserialize, Serialize};
 
-/// The coefficients of a run that may move.
+/// The adaptive coefficients of a run.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Coefficients {
-    /// The coefficient of the KL in the reward.
+    /// The coefficient of the KL penalty in the reward.
     pub kl: KlController,
-    /// The coefficient of the entropy bonus, where it moves.
+    /// The coefficient of the entropy bonus, if it adapts.
     pub entropy: Option<AdaptiveEntropy>,
 }
 
-/// The part of [`Coefficients`] that is not in the configuration, between two steps.
+/// The state of [`Coefficients`] between two steps, without the configuration.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CoefficientState {
-    /// The coefficient of the KL in the reward, where it moves.
+    /// The coefficient of the KL penalty in the reward, if it adapts.
     pub kl_coef: Option<Exact>,
-    /// The coefficient of the entropy bonus, where it moves.
+    /// The coefficient of the entropy bonus, if it adapts.
     pub entropy_coef: Option<Exact>,
-    /// The mean entropy of the last optimizer step, in nats, where the bonus depends on it.
+    /// The mean entropy of the last optimizer step in nats, if the bonus depends on it.
     pub last_entropy: Option<Exact>,
 }
 
-/// A number that JSON keeps to the last bit: it is a text there, because readers of JSON may round a number.
+/// A number that JSON stores exactly: it is written as text, because JSON readers may round numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
 pub struct Exact(pub f64);
@@ -47,12 +47,12 @@ impl TryFrom<String> for Exact {
 }
 
 impl Coefficients {
-    /// The coefficients at the beginning of a run.
+    /// Returns the coefficients at the start of a run.
     pub fn new(config: &TrainConfig) -> Self {
         Self { kl: config.grpo.kl_ctrl.controller(), entropy: config.grpo.entropy_controller(&config.loss) }
     }
 
-    /// What a checkpoint has to hold of them.
+    /// Returns the state for a checkpoint.
     pub fn state(&self) -> CoefficientState {
         let moving = match &self.kl {
             KlController::Fixed(_) => None,
@@ -66,10 +66,10 @@ impl Coefficients {
         }
     }
 
-    /// The coefficients of a run of the same configuration when it made `state`.
+    /// Restores `state`, which a run with the same configuration saved.
     ///
     /// # Errors
-    /// [`policy::Error::State`] when the state is of another configuration.
+    /// [`policy::Error::State`] if the state belongs to another configuration.
     pub fn with_state(mut self, state: &CoefficientState) -> Result<Self> {
         if let (KlController::Adaptive(kl), Some(saved)) = (&mut self.kl, state.kl_coef) {
             kl.kl_coef = saved.0;
@@ -78,7 +78,7 @@ impl Coefficients {
             entropy.entropy_coef = saved.0;
             entropy.last_entropy = state.last_entropy.map(|e| e.0);
         }
-        // What could not be taken over shows as a difference.
+        // A part of `state` that this configuration does not have shows as a difference.
         let taken = self.state();
         if taken == *state {
             return Ok(self);
@@ -101,9 +101,9 @@ mod tests {
     }
 
     #[test]
-    fn a_state_comes_back_from_json_bit_for_bit() {
+    fn coefficients_round_trip_through_json_bit_for_bit() {
         let mut moved = adaptive();
-        // Numbers whose shortest decimals a reader that multiplies by powers of ten gets wrong.
+        // Numbers that a JSON reader gets wrong if it multiplies by powers of ten.
         for kl in [0.1 + 0.2, 1e-3 * 1.0000000000000002, 5e-324, 1.0 / 3.0, 9.007199254740993e22] {
             let KlController::Adaptive(controller) = &mut moved.kl else { panic!("an adaptive controller") };
             controller.kl_coef = kl;
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn a_state_of_another_configuration_is_refused() {
+    fn coefficients_of_another_configuration_are_refused() {
         let fixed = Coefficients::new(&TrainConfig::built_in());
         assert_eq!(fixed.state(), CoefficientState::default());
         assert!(fixed.clone().with_state(&adaptive().state()).is_err());

@@ -1,4 +1,4 @@
-//! The errors of a run, in words that say what to do.
+//! The errors of a run, with advice on how to fix them.
 
 use grpo_core::readable_bytes;
 use std::path::{Path, PathBuf};
@@ -10,17 +10,17 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A configuration value that is not legal.
+    /// An invalid configuration value.
     #[error("configuration key `{key}`: expected {expected}, got {found}")]
     Config {
         /// The dotted path of the key.
         key: String,
-        /// The values that would be legal.
+        /// The valid values.
         expected: String,
-        /// The value that was given.
+        /// The value found.
         found: String,
     },
-    /// Dynamic sampling that does not find enough groups to learn from.
+    /// Dynamic sampling found too few groups to learn from.
     #[error(
         "only {found} of {wanted} groups of completions were kept by grpo.filter_groups (on `{metric}`) after {batches} \
          generation batches: the tasks have become too easy for the policy, or are too hard; end here, or resume the run \
@@ -33,48 +33,48 @@ pub enum Error {
         wanted: usize,
         /// The number of generation batches sampled.
         batches: usize,
-        /// The reward that the filter looked at.
+        /// The reward that the filter compares.
         metric: String,
     },
-    /// A program of a run that does not fit into the memory of the device.
+    /// A program of a run exceeds the memory of the device.
     #[error(
         "the program `{program}` with what is beside it needs {}, and the device has {}: {}",
         readable_bytes(*needed), readable_bytes(*there), crate::programs::KNOBS
     )]
     DoesNotFit {
-        /// The program during which most is on the device.
+        /// The program with the largest memory use.
         program: String,
-        /// What has to be there at the same time, in bytes.
+        /// The memory that it needs with everything else on the device, in bytes.
         needed: u64,
         /// The memory of the device in bytes.
         there: u64,
     },
-    /// An argument that does not fit the others.
+    /// An argument is inconsistent with others.
     #[error("{operation}: expected {expected}, got {found}")]
     Argument {
-        /// The operation that refused.
+        /// The operation that failed.
         operation: &'static str,
-        /// What would fit.
+        /// The valid arguments.
         expected: String,
-        /// What came.
+        /// The argument found.
         found: String,
     },
-    /// Gradients that are too large, or not finite, update after update.
+    /// Too many updates in a row were skipped because their gradients were too large or not finite.
     #[error(
         "{skipped} updates in a row were skipped, which is max_consecutive_skips: the gradient norm, now {grad_norm}, stays above \
          skip_grad_norm, {limit}, or is not finite"
     )]
     TooManySkips {
-        /// The number of updates skipped one after the other.
+        /// The number of updates skipped in a row.
         skipped: u64,
         /// The norm of the last gradient.
         grad_norm: f64,
-        /// The largest norm that is applied.
+        /// The largest norm that is not skipped.
         limit: f64,
     },
-    /// A reward function that has failed too often in a row.
+    /// A reward function failed too often in a row.
     #[error(
-        "{cause}; the run is saved as it was before this step, in {}: mend the reward, and continue with `grpo train --resume {}`",
+        "{cause}; the run is saved as it was before this step, in {}: fix the reward, and continue with `grpo train --resume {}`",
         checkpoint.display(), run.display()
     )]
     RewardsFailed {
@@ -85,31 +85,31 @@ pub enum Error {
         /// The folder of the checkpoint.
         checkpoint: PathBuf,
     },
-    /// A run that can go on only from before it diverged.
+    /// The run diverged and can only continue from an earlier checkpoint.
     #[error("{cause}; {}", way_back(run, last_finite.as_deref(), section, *learning_rate))]
     Diverged {
-        /// The error that was found.
+        /// The original error.
         cause: Box<Error>,
         /// The folder of the run.
         run: PathBuf,
-        /// The name of the last checkpoint, whose weights and moments are finite; `None` when there is none.
+        /// The name of the last checkpoint, whose weights and moments are finite; `None` if there is none.
         last_finite: Option<String>,
-        /// The section of the optimizer that was at work.
+        /// The section of the active optimizer.
         section: &'static str,
         /// The learning rate of that section.
         learning_rate: f64,
     },
-    /// A run whose policy failed, or the device that computes for it, and which goes on from its last checkpoint.
+    /// The policy or its device failed; the run can continue from its last checkpoint.
     #[error("{cause}; {}", way_on(run, last_good.as_deref()))]
     PolicyFailed {
         /// The error of the policy.
         cause: Box<Error>,
         /// The folder of the run.
         run: PathBuf,
-        /// The name of the last checkpoint; `None` when there is none.
+        /// The name of the last checkpoint; `None` if there is none.
         last_good: Option<String>,
     },
-    /// A run folder that is no longer where it was.
+    /// The run folder is no longer in its place.
     #[error(
         "run folder {path}: it was moved, deleted or replaced, or a log in it was, while the run was writing to it; the run ends \
          here and writes nothing more; {}",
@@ -117,61 +117,61 @@ pub enum Error {
         path = path.display()
     )]
     Moved {
-        /// The place where the folder was.
+        /// The original path of the folder.
         path: PathBuf,
-        /// The place where the last checkpoint was written.
+        /// The original path of the last checkpoint.
         last_good: Option<PathBuf>,
     },
     /// A message that needs no fields.
     #[error("{0}")]
     Text(String),
-    /// A file that cannot be read or written, or a layer of a configuration that cannot be used.
+    /// A file cannot be read or written, or a layer of a configuration is invalid.
     #[error(transparent)]
     File(#[from] grpo_files::Error),
-    /// A run folder that does not fit what is asked for.
+    /// A run folder cannot be used as requested.
     #[error("run folder {path}: {reason}", path = path.display())]
     RunDir {
         /// The folder, or a file in it.
         path: PathBuf,
-        /// What is wrong and what to do.
+        /// The problem and its fix.
         reason: String,
     },
-    /// A checkpoint that cannot be restored.
+    /// A checkpoint cannot be restored.
     #[error("damaged checkpoint: {path}: {reason}{}", last_good_hint(last_good), path = path.display())]
     Checkpoint {
-        /// The file that is wrong.
+        /// The damaged file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The damage.
         reason: String,
-        /// The name of the newest checkpoint that is whole; `None` when nobody has looked.
+        /// The name of the newest valid checkpoint; `None` if it was not searched.
         last_good: Option<LastGood>,
     },
-    /// The loss library refused.
+    /// An error of the loss library.
     #[error(transparent)]
     Loss(#[from] grpo_core::Error),
     /// A sink of metrics cannot be opened.
     #[error(transparent)]
     Sink(#[from] grpo_sinks::Error),
-    /// The policy or the rollout engine refused, or its numbers are no longer finite.
+    /// An error of the policy or the rollout engine, or non-finite numbers.
     #[error(transparent)]
     Policy(#[from] policy::Error),
-    /// The model's configuration is not legal, or the tokenizer refused a text or a token.
+    /// An invalid model, or a text or token that the tokenizer cannot process.
     #[error(transparent)]
     Model(#[from] models::Error),
-    /// The section `data` is not legal, or the data set has too few problems.
+    /// An invalid section `data`, or a data set with too few problems.
     #[error(transparent)]
     Data(#[from] data::Error),
-    /// The section `rewards` is not legal, or a reward function does not work.
+    /// An invalid section `rewards`, or a reward function that fails.
     #[error(transparent)]
     Rewards(#[from] rewards::Error),
 }
 
-/// What is left beside a damaged checkpoint.
+/// The result of searching for a valid checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LastGood {
-    /// The newest checkpoint that is whole.
+    /// The newest valid checkpoint.
     Checkpoint(String),
-    /// No other checkpoint is whole.
+    /// No other checkpoint is valid.
     None,
 }
 
@@ -205,11 +205,11 @@ fn way_on(run: &Path, last_good: Option<&str>) -> String {
     let policy = "keys of the section policy may change there, as in `--set policy.wait_limit_minutes=120`";
     match last_good {
         Some(name) => format!(
-            "the run folder {run} is intact, and its last good checkpoint is {name}: when the cause is mended, continue from it with \
+            "the run folder {run} is intact, and its last good checkpoint is {name}: when the cause is fixed, continue from it with \
              `grpo train --resume {run} --from {name}`; {policy}"
         ),
         None => format!(
-            "the run folder {run} is intact and has no checkpoint yet: when the cause is mended, begin the run again with \
+            "the run folder {run} is intact and has no checkpoint yet: when the cause is fixed, start the run over with \
              `grpo train --resume {run}`; {policy}"
         ),
     }
@@ -227,22 +227,22 @@ fn moved_hint(last_good: Option<&Path>) -> String {
 }
 
 impl Error {
-    /// An [`Error::File`] about `path`.
+    /// Returns an [`Error::File`] about `path`.
     pub(crate) fn io(action: &'static str, path: &Path, source: std::io::Error) -> Self {
         Self::File(grpo_files::Error::io(action, path, source))
     }
 
-    /// A [`policy::Error::State`] from anything that prints.
+    /// Returns a [`policy::Error::State`] from anything that prints.
     pub(crate) fn state(what: impl Into<String>, expected: impl ToString, found: impl ToString) -> Self {
         policy::Error::state(what, expected, found).into()
     }
 
-    /// A [`policy::Error::NotFinite`].
+    /// Returns a [`policy::Error::NotFinite`].
     pub(crate) fn not_finite(what: impl Into<String>, step: u64) -> Self {
         policy::Error::NotFinite { what: what.into(), step }.into()
     }
 
-    /// An [`Error::Argument`] from anything that prints.
+    /// Returns an [`Error::Argument`] from anything that prints.
     pub(crate) fn argument(operation: &'static str, expected: impl ToString, found: impl ToString) -> Self {
         Self::Argument { operation, expected: expected.to_string(), found: found.to_string() }
     }

@@ -10,38 +10,38 @@ use rewards::{Correct, Reward, RewardFailure, RewardFn, RewardInput, Rewards};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// What an evaluation on held-out problems has found.
+/// The results of an evaluation on held-out problems.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct EvalReport {
-    /// The share of problems whose greedy completion passes, in [0, 1]; with 1 in `eval.pass_at` the share of sampled completions that
-    /// pass. What passes is [`PassRule`].
+    /// The share of problems whose greedy completion passes, in [0, 1]; with 1 in `eval.pass_at`, the share of sampled completions that
+    /// pass. [`PassRule`] defines passing.
     pub pass_at_1: f64,
-    /// The same per source, by its name.
+    /// pass@1 per source, by its name.
     pub pass_at_1_by_task: BTreeMap<String, f64>,
     /// pass@k of the sampled completions for each other k of `eval.pass_at`: the probability that at least one of k passes.
     pub pass_at: BTreeMap<usize, PassAt>,
     /// The mean reward of sampled completions; `None` when none was sampled or every reward is missing.
     pub mean_reward: Option<f64>,
-    /// The mean of each reward function, without its weight, by its name; functions that gave no reward are missing.
+    /// The mean of each reward function, without its weight, by its name; functions that returned no reward are missing.
     pub mean_rewards: BTreeMap<String, f64>,
-    /// How many completions a reward function has failed to judge, by its name; functions that have judged all are missing. Such a
-    /// completion has no reward, and does not pass.
+    /// The number of completions that a reward function failed to score, by its name; functions without failures are missing. Such a
+    /// completion has no reward and does not pass.
     pub failures: BTreeMap<String, usize>,
     /// The number of problems evaluated.
     pub problems: usize,
 }
 
-/// The share of problems that are solved, in [0, 1].
+/// Shares of solved problems, in [0, 1].
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct PassAt {
-    /// Of all problems.
+    /// The share of all problems.
     pub all: f64,
-    /// Of those of each source, by its name.
+    /// The share per source, by its name.
     pub by_source: BTreeMap<String, f64>,
 }
 
-/// The probability that at least one of `k` completions passes, estimated without bias from `samples` completions of which `passed`
+/// Returns an unbiased estimate of the probability that at least one of `k` completions passes, if `passed` of `samples` completions
 /// pass: 1 - C(n - c, k) / C(n, k) (Codex, arXiv 2107.03374, with the product of its figure 3).
 ///
 /// ```
@@ -59,7 +59,7 @@ pub fn pass_at_k(samples: usize, passed: usize, k: usize) -> f64 {
     1.0 - (failed + 1..=samples).map(|i| 1.0 - k as f64 / i as f64).product::<f64>()
 }
 
-/// Evaluates the present policy on `items`. What is sampled depends on the seed, not on the step.
+/// Evaluates the policy on `items`. Sampling depends on the seed, not on the step.
 ///
 /// # Errors
 /// [`crate::Error::Policy`] from the engine; [`crate::Error::Model`] from the tokenizer.
@@ -75,7 +75,7 @@ pub fn evaluate(parts: &mut Parts, items: &[Item], config: &TrainConfig) -> Resu
         return Ok(report);
     }
     let sampling = eval.sampling(&config.rollout, config.seed);
-    // Greedy completions of a prompt are all the same.
+    // All greedy completions of a prompt are equal.
     let per_item = if sampling == Sampling::Greedy { 1 } else { eval.num_generations };
     let completions = generate(parts, items, per_item, sampling, config)?;
     let texts = decode(parts, &completions)?;
@@ -105,10 +105,10 @@ pub fn evaluate(parts: &mut Parts, items: &[Item], config: &TrainConfig) -> Resu
     Ok(report)
 }
 
-/// Whether the greedy completion of each item passes.
+/// Returns, for each item, `true` if its greedy completion passes.
 ///
 /// # Errors
-/// As [`evaluate`].
+/// The errors of [`evaluate`].
 pub fn greedy_passes(parts: &mut Parts, items: &[Item], config: &TrainConfig) -> Result<Vec<bool>> {
     greedy(parts, items, config, &mut BTreeMap::new())
 }
@@ -138,20 +138,20 @@ fn count_failure(failures: &mut BTreeMap<String, usize>, name: &str, failure: &R
 /// The rule by which a completion of an evaluation passes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PassRule {
-    /// Each of these reward functions of the run gives at least 1.
+    /// Each of these reward functions of the run returns at least 1.
     Each(Vec<String>),
     /// The weighted sum of all rewards is at least 1.
     Sum,
-    /// The built-in `correct` gives 1, which the run is not trained on.
+    /// The built-in `correct`, which is not a reward of the run, returns 1.
     Correct,
 }
 
 impl PassRule {
-    /// The rule that a configuration asks for with `eval.pass_reward`. Without the key it is `correct` where that is a reward of the run,
-    /// otherwise every function with a positive weight but penalties for length, and the weighted sum where there is none.
+    /// Returns the rule of `eval.pass_reward`. The default is `correct` if it is a reward of the run, otherwise all functions with a positive
+    /// weight except length penalties, otherwise the weighted sum.
     ///
     /// # Errors
-    /// [`Error::Config`] with the names that there are.
+    /// [`Error::Config`] with the valid names.
     pub fn of(config: &TrainConfig, rewards: &Rewards) -> Result<Self> {
         let known = || rewards.names().zip(rewards.weights());
         let correct = Correct::default();
@@ -188,15 +188,15 @@ impl std::fmt::Display for PassRule {
     }
 }
 
-/// Where rewards come from.
+/// The rewards that [`passes`] uses.
 enum Judged<'a> {
-    /// All functions have judged the completions.
+    /// Rewards of all functions, already computed.
     Before(&'a [Reward]),
-    /// None has; failures of the one that decides are counted here.
+    /// No rewards yet: `passes` calls the functions of the rule and counts their failures here.
     Now(&'a mut BTreeMap<String, usize>),
 }
 
-/// Whether each completion passes. One that a function of the rule has nothing to say about, or fails to judge, does not.
+/// Returns, for each completion, `true` if it passes. A completion does not pass if a function of the rule returns no reward or fails.
 fn passes(parts: &Parts, config: &TrainConfig, inputs: &[RewardInput<'_>], judged: Judged<'_>) -> Result<Vec<bool>> {
     let rewards = &parts.rewards;
     let names = match PassRule::of(config, rewards)? {
@@ -252,7 +252,7 @@ fn decode(parts: &Parts, completions: &[Completion]) -> Result<Vec<String>> {
     Ok(completions.iter().map(|c| parts.tokenizer.decode(&c.ids)).collect::<models::Result<_>>()?)
 }
 
-/// What reward functions are given of the completions, `per_item` of each item.
+/// Returns the arguments of reward functions for completions, `per_item` of each item.
 fn inputs<'a>(
     items: &'a [Item],
     per_item: usize,
@@ -269,7 +269,7 @@ fn inputs<'a>(
         .collect()
 }
 
-/// The mean of a number per item, in all and per source.
+/// Returns the mean of one number per item, over all items and per source.
 fn average(items: &[Item], solved: impl Iterator<Item = f64>) -> PassAt {
     let (mut all, mut by_source) = (0.0, BTreeMap::<String, (f64, usize)>::new());
     for (item, solved) in items.iter().zip(solved) {
@@ -282,7 +282,7 @@ fn average(items: &[Item], solved: impl Iterator<Item = f64>) -> PassAt {
     }
 }
 
-/// The mean of what is there; `None` when nothing is.
+/// Returns the mean of the values; `None` if there are none.
 fn mean(values: impl Iterator<Item = f32>) -> Option<f64> {
     let values: Vec<f64> = values.map(f64::from).collect();
     (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64)
@@ -294,7 +294,7 @@ mod tests {
 
     #[test]
     fn pass_at_k_is_the_share_of_all_choices_of_k() {
-        /// Every choice of `k` among `samples`, of which the first `passed` pass.
+        /// Returns every choice of `k` among `samples`, of which the first `passed` pass.
         fn counted(samples: usize, passed: usize, k: usize) -> f64 {
             let choices = (0_u32..1 << samples).filter(|choice| choice.count_ones() as usize == k);
             let (mut all, mut solved) = (0.0, 0.0);
@@ -310,7 +310,7 @@ mod tests {
                 assert!((found - want).abs() < 1e-12, "{samples} {passed} {k}: {found} {want}");
             }
         }
-        // The numbers of HumanEval: 200 samples, where binomial coefficients are huge.
+        // The sizes of HumanEval: 200 samples, where binomial coefficients are huge.
         assert!((pass_at_k(200, 20, 100) - 1.0).abs() < 1e-6 && (pass_at_k(200, 20, 1) - 0.1).abs() < 1e-12);
     }
 }

@@ -1,4 +1,4 @@
-//! What was trained as a folder that `transformers` or PEFT loads.
+//! Exports a trained policy as a folder for `transformers` or PEFT.
 
 use crate::error::{Error, Result};
 use crate::pretrained::Pretrained;
@@ -10,7 +10,7 @@ use policy::{Policy, TensorSink};
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 
-/// The section `export`: the folder in Hugging Face's layout that a run of a model that was read leaves in `RUN/model`.
+/// The section `export`: the folder `RUN/model` in Hugging Face's layout, which a run of a pretrained model writes.
 ///
 /// ```
 /// let config = trainer::train_config::ExportConfig { merge_adapters: true, ..Default::default() };
@@ -19,13 +19,13 @@ use std::path::Path;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ExportConfig {
-    /// The number type of the weights in the files, `float32` or `bfloat16`; `None` is that of the model that was read (f32 for one
-    /// in f16, and for a new one).
+    /// The dtype of exported weights, `float32` or `bfloat16`; `None` is the dtype of the pretrained model (f32 for f16 and for new
+    /// models).
     pub dtype: Option<ExportDtype>,
-    /// The number of bytes of weights from which on a file is followed by another one.
+    /// The size of a weight file in bytes above which a new file is started.
     pub max_shard_size: u64,
-    /// Whether adapters are added to the weights, so that the folder is a whole model. Otherwise it is an adapter in PEFT's layout. A head
-    /// that is the embedding, too, and has an adapter becomes one of its own (`tie_word_embeddings: false`).
+    /// `true` if adapters are merged into the weights, for a complete model; `false` for an adapter in PEFT's layout. Merging an adapter of
+    /// a head that is tied to the embedding unties it (`tie_word_embeddings: false`).
     pub merge_adapters: bool,
 }
 
@@ -35,7 +35,7 @@ impl Default for ExportConfig {
     }
 }
 
-/// A number type of weights in files, with torch's names.
+/// A dtype of exported weights, with torch's names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ExportDtype {
@@ -54,14 +54,14 @@ impl From<ExportDtype> for Dtype {
     }
 }
 
-/// Writes the weights of `policy`, which was made of `config`, as the folder `target`; one that is there is replaced only if `replace`
-/// says so. Its README.md has the configuration without secrets and the numbers of `summary`. The folder appears whole or not at all.
+/// Writes the weights of `policy`, which was made from `config`, to the folder `target`. An existing folder is replaced if `replace` is
+/// set. The README.md has the configuration without secrets and the numbers of `summary`. The folder appears complete or not at all.
 ///
-/// With adapters it is a folder that PEFT loads, unless `export.merge_adapters` is set.
+/// With adapters, the folder is for PEFT, unless `export.merge_adapters` is set.
 ///
 /// # Errors
-/// [`Error::Model`] for a file that cannot be written and for weights that are not finite; [`Error::Policy`] from a policy that does
-/// not know the names of `transformers`.
+/// [`Error::Model`] if a file cannot be written or a weight is not finite; [`Error::Policy`] if the policy cannot export by the names of
+/// `transformers`.
 pub(crate) fn export(
     policy: &dyn Policy,
     config: &TrainConfig,
@@ -108,7 +108,7 @@ pub(crate) fn export(
     Ok(())
 }
 
-/// A function as a sink of tensors.
+/// A function as a tensor sink.
 struct Each<F>(F);
 
 impl<F: FnMut(NamedTensor) -> policy::Result<()>> TensorSink for Each<F> {

@@ -1,8 +1,8 @@
 //! The training loop: warm-up, GRPO steps, evaluation, and runs in a folder with checkpoints.
 //!
-//! The loop knows traits: a [`policy::Policy`] that holds the weights, a [`models::Tokenizer`], a [`data::Dataset`], reward
-//! functions ([`rewards::RewardFn`]) and a [`policy::RolloutEngine`]. [`Parts`] gathers them; without any of your own they are
-//! those that the configuration names. [`Trainer`] is a run, one step at a time; [`run::Run`] is a run in its folder.
+//! The loop works with traits: a [`policy::Policy`] that holds the weights, a [`models::Tokenizer`], a [`data::Dataset`], reward
+//! functions ([`rewards::RewardFn`]) and a [`policy::RolloutEngine`]. [`Parts`] gathers them; the defaults are those that the
+//! configuration names. [`Trainer`] is a run, one step at a time; [`run::Run`] is a run in its folder.
 //!
 //! ```no_run
 //! use trainer::{Phase, TrainConfig, Trainer};

@@ -1,11 +1,11 @@
-//! How the sequences of an optimizer step are cut into micro-batches.
+//! Splits the sequences of an optimizer step into micro-batches.
 
 use crate::error::Result;
 use grpo_core::TokenBatch;
 use policy::{Sequence, SequenceBatch};
 use std::ops::Range;
 
-/// The micro-batches of `sequences`, whose completion tokens are those of `tokens`, for each range of `parts`.
+/// Returns a micro-batch of `sequences` for each range of `parts`; `tokens` has their completion tokens.
 pub(crate) fn sequence_batches<'a>(
     sequences: &'a [Sequence],
     tokens: &TokenBatch,
@@ -17,7 +17,7 @@ pub(crate) fn sequence_batches<'a>(
     parts.map(batch).collect()
 }
 
-/// `count` items in at most `parts` ranges whose lengths differ by at most one.
+/// Splits `count` items into at most `parts` ranges whose lengths differ by at most one.
 pub(crate) fn split_evenly(count: usize, parts: usize) -> impl Iterator<Item = Range<usize>> {
     let parts = parts.clamp(1, count.max(1));
     (0..parts).map(move |i| count * i / parts..count * (i + 1) / parts)

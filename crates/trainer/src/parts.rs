@@ -1,4 +1,4 @@
-//! The parts of a run behind their traits, and those that a configuration names.
+//! The replaceable parts of a run, and their defaults from a configuration.
 
 use crate::backends;
 use crate::error::Result;
@@ -14,7 +14,7 @@ use policy_device::{
 };
 use rewards::Rewards;
 
-/// Everything that [`crate::Trainer`] works with, each replaceable by one of your own.
+/// The parts that [`crate::Trainer`] works with; each can be replaced by your own.
 ///
 /// ```no_run
 /// use std::sync::Arc;
@@ -34,7 +34,7 @@ pub struct Parts {
     pub policy: Box<dyn Policy>,
     /// The tokenizer of the policy.
     pub tokenizer: Box<dyn Tokenizer>,
-    /// The problems.
+    /// The data set of problems.
     pub dataset: Box<dyn Dataset>,
     /// The reward functions with their weights.
     pub rewards: Rewards,
@@ -43,8 +43,8 @@ pub struct Parts {
 }
 
 impl Parts {
-    /// The parts that a configuration names: a decoder on the host or on a device, read or new, with its tokenizer (that of characters for a new one),
-    /// data, rewards, and sampling where the weights are.
+    /// Returns the parts that a configuration names: a decoder on the CPU or on a device, pretrained or new, its tokenizer (characters for
+    /// a new one), data, rewards, and sampling on the policy's device.
     ///
     /// # Errors
     /// The errors of [`Prepared::new`] and [`Prepared::parts`].
@@ -52,25 +52,25 @@ impl Parts {
         Prepared::unchecked(config.clone(), None)?.parts()
     }
 
-    /// The same with a tokenizer of your own, of as many tokens as `model.vocab_size`.
+    /// Like [`Parts::from_config`], with your own tokenizer, whose vocabulary size must be `model.vocab_size`.
     ///
     /// # Errors
-    /// As [`Parts::from_config`].
+    /// The errors of [`Parts::from_config`].
     pub fn with_tokenizer(config: &TrainConfig, tokenizer: Box<dyn Tokenizer>) -> Result<Self> {
         Prepared::unchecked(config.clone(), Some(tokenizer))?.parts()
     }
 }
 
-/// Where a policy computes.
+/// The backend or device of a policy.
 pub(crate) enum Place {
-    /// On the host, with a loss on a backend.
+    /// A CPU policy with its loss on a backend.
     Host(Box<PolicyLoss>),
-    /// On a device of PJRT.
+    /// A PJRT device.
     Device(Runtime),
 }
 
 impl Place {
-    /// Opens the backend or device that a configuration names, and loads nothing onto it.
+    /// Opens the backend or device that a configuration names, without loading anything onto it.
     ///
     /// # Errors
     /// The errors of [`backends::open`], and an error if the device is missing.
@@ -88,10 +88,10 @@ impl Place {
         Ok(Self::Device(runtime.with_wait_limit(config.policy.wait_limit())))
     }
 
-    /// The memory that a training takes on prompts of up to `prompt` tokens, part by part, and the bytes that there are.
+    /// Returns the memory of training on prompts of up to `prompt` tokens, by part, and the available bytes.
     ///
     /// # Errors
-    /// Weights that cannot be used; a loss that cannot be planned.
+    /// Invalid weights; a loss that cannot be planned.
     pub(crate) fn memory(
         &self,
         config: &TrainConfig,
@@ -117,7 +117,7 @@ impl Place {
         }
     }
 
-    /// Checks that a training has room for its memory.
+    /// Checks that a training fits into memory.
     ///
     /// # Errors
     /// [`models::Error::TooLarge`], [`policy_device::Error::TooLarge`].
@@ -129,10 +129,10 @@ impl Place {
         }
     }
 
-    /// Returns the initial policy of a configuration: a new one of `shape`, or the policy in the folder `model`.
+    /// Returns the initial policy of a configuration: a new one of `shape`, or the one in the folder `model`.
     ///
     /// # Errors
-    /// Weights that cannot be used; a device that fails.
+    /// Invalid weights; a failing device.
     pub(crate) fn policy(
         self,
         config: &TrainConfig,
@@ -150,7 +150,7 @@ impl Place {
     }
 }
 
-/// The policy in burn on this CPU.
+/// Returns the burn policy on this CPU.
 fn host_policy(
     config: &TrainConfig,
     shape: &ModelConfig,
@@ -174,7 +174,7 @@ fn host_policy(
     })
 }
 
-/// The memory of a new model of this shape, its gradients and its moments.
+/// Returns the memory of a new model of this shape with its gradients and moments.
 fn memory_of_new(config: &TrainConfig, shape: &ModelConfig) -> Result<MemoryTable> {
     let trained = match &config.lora {
         Some(lora) => Trained::Adapters(adapter_weights(lora, shape)?),
@@ -185,7 +185,7 @@ fn memory_of_new(config: &TrainConfig, shape: &ModelConfig) -> Result<MemoryTabl
     Ok(TrainingMemory { weights, dtype: models::Dtype::F32, trained, reference }.table())
 }
 
-/// The policy on a device of PJRT. A new model has the same initial weights there as on the host.
+/// Returns the policy on a PJRT device. A new model has the same initial weights there as on the CPU.
 fn device_policy(
     config: &TrainConfig,
     runtime: &Runtime,
@@ -229,7 +229,7 @@ fn device_policy(
     Ok(policy.map_err(policy::Error::from)?)
 }
 
-/// How the policy of a run uses its device.
+/// Returns the options of the policy on its device.
 fn device_options(config: &TrainConfig, shape: &ModelConfig) -> Result<DevicePolicyOptions> {
     Ok(DevicePolicyOptions {
         compute: config.policy.compute(),
@@ -241,7 +241,7 @@ fn device_options(config: &TrainConfig, shape: &ModelConfig) -> Result<DevicePol
     })
 }
 
-/// The sizes of a run on a device whose longest prompt has so many tokens, and where the model's weights are of number type `weights`.
+/// Returns the sizes of a run on a device, for prompts of up to `prompt` tokens and model weights of this dtype.
 fn training_sizes(
     config: &TrainConfig,
     shape: &ModelConfig,
@@ -275,10 +275,7 @@ mod tests {
     #[case::two_updates("{grpo: {num_iterations: 2}}", true)]
     #[case::a_reference_that_moves("{grpo: {sync_ref_model: true}, loss: {beta: 0.1}}", true)]
     #[case::switched_off("{grpo: {num_iterations: 2}, policy: {can_roll_back: false, device: 'pjrt:cpu'}}", false)]
-    fn weights_to_go_back_to_take_memory_of_a_device_only_where_a_step_can_be_taken_back(
-        #[case] settings: &str,
-        #[case] twice: bool,
-    ) {
+    fn rollback_memory_is_counted_only_if_a_step_can_be_rolled_back(#[case] settings: &str, #[case] twice: bool) {
         let config = TrainConfig::from_layers(grpo_files::Layers::new().text("a test", settings).unwrap()).unwrap();
         let shape = config.model.shape().unwrap();
         let options = device_options(&config, shape).unwrap();

@@ -1,4 +1,4 @@
-//! A run that is checked before its weights are read.
+//! The checks of a run that come before its weights are read.
 
 use crate::error::{Error, Result};
 use crate::eval::PassRule;
@@ -51,10 +51,10 @@ impl Prepared {
         Self::make(config, None, true)
     }
 
-    /// Like [`Prepared::new`] for callers that replace parts: rewards are not checked against rows.
+    /// Like [`Prepared::new`], for callers that replace parts: rewards are not checked against rows.
     ///
     /// # Errors
-    /// As [`Prepared::new`].
+    /// The errors of [`Prepared::new`].
     pub(crate) fn unchecked(config: TrainConfig, tokenizer: Option<Box<dyn Tokenizer>>) -> Result<Self> {
         Self::make(config, tokenizer, false)
     }
@@ -78,7 +78,7 @@ impl Prepared {
         let context = shape.max_position_embeddings;
         config = config.with_context(context);
         config.validate_for(tokenizer.vocab_size(), context)?;
-        // Before a plugin is loaded.
+        // Checked before a plugin is loaded.
         config.policy.save(&shape)?;
         let adapters = config.lora.as_ref().map(|lora| adapter_weights(lora, &shape)).transpose()?;
         let longest = context.saturating_sub(config.rollout.max_completion_length());

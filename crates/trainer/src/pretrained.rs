@@ -1,4 +1,4 @@
-//! A model that is read: its folder, its tokenizer, its weights.
+//! Opens a pretrained model: its folder, tokenizer and weights.
 
 use crate::error::Result;
 use crate::prompts::open_tokenizer;
@@ -9,84 +9,84 @@ use models::{
 };
 use policy_burn::{BurnPolicy, PolicyLoss, StepMemory};
 
-/// What a policy is made for.
+/// The use of a policy.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Purpose {
-    /// To be trained.
+    /// Training.
     Training,
-    /// To take weights from a checkpoint to a folder.
+    /// Export of a checkpoint's weights.
     Export,
 }
 
-/// Whether the reference policy is, and stays, the model that is read.
+/// Returns `true` if the pretrained model stays the reference policy for the whole run.
 fn keeps_files(config: &TrainConfig) -> bool {
     config.needs_ref_policy() && config.lora.is_none() && config.warmup.steps == 0 && !config.grpo.sync_ref_model
 }
 
-/// The folder of the model that a configuration names, found and read but for its weights.
+/// A pretrained model, opened without its weights.
 pub(crate) struct Pretrained {
-    /// What the folder says of the model.
+    /// The contents of the model's folder.
     pub(crate) folder: ModelFolder,
 }
 
-/// The number of weights of adapters of a model of this shape.
+/// Returns the number of adapter weights for a model of this shape.
 pub(crate) fn adapter_weights(lora: &LoraConfig, shape: &ModelConfig) -> Result<u64> {
     Ok(lora.parameters(shape)?.iter().map(|parameter| parameter.len() as u64).sum())
 }
 
 impl Pretrained {
-    /// The model that `config` names; `None` where it describes a new one.
+    /// Opens the model that `config` names; `None` if the configuration describes a new one.
     ///
     /// # Errors
-    /// [`crate::Error::Model`] where there is no such model, or where it is none that can be computed.
+    /// [`crate::Error::Model`] if the model is missing or not supported.
     pub(crate) fn of(config: &TrainConfig) -> Result<Option<Self>> {
         let ModelSource::Pretrained(name) = &config.model else { return Ok(None) };
         let path = models::locate(name, config.model_revision.as_deref())?;
         Ok(Some(Self { folder: ModelFolder::open(&path)? }))
     }
 
-    /// The same without its weights, which are neither looked for nor downloaded: its folder has the files of the tokenizer.
+    /// Like [`Pretrained::of`], without looking for or downloading weights; the folder has the tokenizer files.
     ///
     /// # Errors
-    /// As [`Pretrained::of`].
+    /// The errors of [`Pretrained::of`].
     pub(crate) fn described(config: &TrainConfig) -> Result<Option<Self>> {
         let ModelSource::Pretrained(name) = &config.model else { return Ok(None) };
         let path = models::locate_tokenizer(name, config.model_revision.as_deref())?;
         Ok(Some(Self { folder: ModelFolder::open(&path)? }))
     }
 
-    /// The model with its weights, which are downloaded where they are not there, at the commit of the files that have been read.
+    /// Returns the model with its weights. Missing weights are downloaded from the commit of the files that were already read.
     ///
     /// # Errors
-    /// As [`Pretrained::of`].
+    /// The errors of [`Pretrained::of`].
     pub(crate) fn with_weights(self, config: &TrainConfig) -> Result<Self> {
         let ModelSource::Pretrained(name) = &config.model else { return Ok(self) };
         let path = models::locate_weights(name, config.model_revision.as_deref(), self.folder.path())?;
         if path == self.folder.path() { Ok(self) } else { Ok(Self { folder: ModelFolder::open(&path)? }) }
     }
 
-    /// The tokenizer, with the stop tokens of the folder, and the chat template and its variables of the section `data`.
+    /// Returns the tokenizer with the stop tokens of the folder, and the chat template and its variables from the section `data`.
     ///
     /// # Errors
-    /// Those of [`open_tokenizer`].
+    /// The errors of [`open_tokenizer`].
     pub(crate) fn tokenizer(&self, config: &TrainConfig) -> Result<Box<dyn Tokenizer>> {
         Ok(Box::new(open_tokenizer(&self.folder, &config.data)?))
     }
 
-    /// The policy on the host, with the weights of the folder and adapters where the configuration has them.
+    /// Returns the CPU policy with the weights of the folder, and with adapters if they are configured.
     ///
     /// # Errors
-    /// [`models::Error::TooLarge`] if an export does not fit into memory; weights that cannot be used.
+    /// [`models::Error::TooLarge`] if an export does not fit into memory; invalid weights.
     pub(crate) fn policy(&self, config: &TrainConfig, loss: PolicyLoss, purpose: Purpose) -> Result<BurnPolicy> {
         let shape = self.folder.config();
         let weights = self.folder.weights()?;
-        // That a training has room was checked before.
+        // For training, memory was checked before.
         if let (Purpose::Export, Some(available)) = (purpose, available_memory()) {
             let mut table = MemoryTable::new();
             table.push("weights (float32)", shape.parameter_count() * Dtype::F32.size() as u64);
             table.check(available)?;
         }
-        // Checked as they are read: names, shapes, and that every value is finite. What is frozen stays in its files.
+        // Names, shapes and finiteness are checked while reading. Frozen weights stay in their files.
         let policy = match &config.lora {
             Some(lora) => return Ok(BurnPolicy::mapped_with_lora(shape, &weights, lora, config.seed, loss)?),
             None => BurnPolicy::from_weights(shape, &weights, loss)?,
@@ -131,7 +131,7 @@ impl Pretrained {
         };
         let mut table = step.table(shape, &memory, loss)?;
         if config.keeps_state_to_roll_back() {
-            // Weights and moments of before the step, in f32.
+            // Weights and moments from before the step, in f32.
             let trained = match trained {
                 Trained::All => memory.weights,
                 Trained::Adapters(count) => count,

@@ -1,4 +1,4 @@
-//! The programs of a run whose policy is on a device: to be compiled for devices that are not here, without weights.
+//! The device programs of a run, to be compiled for absent devices without weights.
 
 mod memory;
 mod times;
@@ -21,26 +21,26 @@ use stablehlo::{Dtype, Module, Save};
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// A program of a run.
+/// The name of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum ProgramName {
-    /// Loss and gradients of a micro-batch, added to the sums.
+    /// Loss and gradients of a micro-batch, added to the gradient accumulators.
     Gradient,
     /// Log-probabilities and entropies of a micro-batch.
     Score,
-    /// The update of AdamW.
+    /// The AdamW update.
     Apply,
-    /// [`ProgramName::Gradient`] and [`ProgramName::Apply`] in one, where a micro-batch is all of an update.
+    /// [`ProgramName::Gradient`] and [`ProgramName::Apply`] in one program, for updates of a single micro-batch.
     Step,
-    /// Keys and values of the prompts that fill the slots.
+    /// Prefill of the prompts in the slots of the cache.
     Prefill,
-    /// The beginning of samples in slots.
+    /// The start of samples in slots.
     Admit,
-    /// A call of the decode loop that reads so many columns of the cache.
+    /// Decode steps that read this many columns of the cache.
     Decode(usize),
-    /// The head of the loss alone: a part of [`ProgramName::Gradient`].
+    /// The head of the loss alone, a part of [`ProgramName::Gradient`].
     Head,
-    /// [`ProgramName::Gradient`] with an MLP of half the width: the difference is half of what the MLP takes.
+    /// [`ProgramName::Gradient`] with half the MLP width. The time difference is half the time of the MLP.
     HalfMlp,
 }
 
@@ -63,49 +63,49 @@ impl std::fmt::Display for ProgramName {
 /// The sizes of a run on a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct RunSizes {
-    /// Weights of the model.
+    /// The number of weights of the model.
     pub parameters: usize,
-    /// Weights that are trained: those of the model or those of its adapters, and those of a value head.
+    /// The number of trained weights: of the model or its adapters, and of a value head.
     pub trained: usize,
-    /// Those of them that are factors of products; a tied embedding is one.
+    /// The number of model weights that are matmul operands; a tied embedding counts once.
     pub matmul_parameters: usize,
     /// The number of layers.
     pub layers: usize,
-    /// Rows of a micro-batch whose sequences are as long as they may be: shorter ones share rows.
+    /// The number of rows of a micro-batch, if all sequences have full length; shorter sequences are packed.
     pub rows: usize,
-    /// Tokens of a row.
+    /// The number of tokens of a row.
     pub length: usize,
-    /// Completion tokens of a micro-batch, rounded up.
+    /// The number of completion tokens of a micro-batch, rounded up.
     pub tokens: usize,
-    /// Micro-batches of an update.
+    /// The number of micro-batches of an update.
     pub micro_batches: usize,
-    /// Updates of a step.
+    /// The number of updates of a step.
     pub updates: usize,
-    /// How often log-probabilities are computed of every completion before it is trained on: of the old policy, of the reference.
+    /// The number of forward passes that score every completion before training: for the old policy and the reference.
     pub scorings: usize,
-    /// Tokens of the longest prompt.
+    /// The number of tokens of the longest prompt.
     pub prompt: usize,
-    /// Tokens of the longest completion.
+    /// The number of tokens of the longest completion.
     pub completion: usize,
-    /// Sequences that decode side by side.
+    /// The number of sequences that decode in parallel.
     pub slots: usize,
-    /// Sequences of a step.
+    /// The number of sequences of a step.
     pub sequences: usize,
-    /// Tokens that a call of a decode program adds to a sequence.
+    /// The number of tokens that a call of a decode program adds to a sequence.
     pub tokens_per_call: usize,
-    /// Bytes of a number as products take it.
+    /// The size of a matmul operand's element in bytes.
     pub operand_bytes: usize,
-    /// Bytes of all weights as programs take them.
+    /// The size of all weights in bytes, as program arguments.
     pub weight_bytes: usize,
-    /// Bytes that weights which are trained lack of f32 there, and that updates take beside them.
+    /// The size in bytes of the low bits that complete trained weights to f32; AdamW takes them as an extra argument.
     pub remainder_bytes: usize,
-    /// Bytes of a reference policy with weights of its own; 0 without one.
+    /// The size in bytes of a reference policy with weights of its own; 0 without one.
     pub ref_policy_bytes: usize,
-    /// Whether there are weights and moments twice during an update.
+    /// `true` if a second copy of weights and moments exists during an update.
     pub can_roll_back: bool,
 }
 
-/// The programs of a run, as values.
+/// The programs of a run.
 ///
 /// ```
 /// use backend_tpu::plugins::Kind;
@@ -128,13 +128,12 @@ pub struct RunPrograms {
 }
 
 impl RunPrograms {
-    /// The programs of `config` with its policy on a device of `kind`, whatever its `policy.device` is. A model that is named needs no
-    /// weights: its folder may have a config.json and nothing else, and of a name on Hugging Face no more than that and
-    /// generation_config.json is downloaded. Without `data.max_prompt_length` a prompt has all tokens of the model's context that
-    /// `rollout.max_completion_length` leaves.
+    /// Returns the programs of `config` with its policy on a device of `kind`, ignoring `policy.device`. A pretrained model needs no weights:
+    /// config.json suffices in its folder, and only it and generation_config.json are downloaded from Hugging Face. Without
+    /// `data.max_prompt_length`, prompts take all of the model's context that `rollout.max_completion_length` leaves.
     ///
     /// # Errors
-    /// Those of [`TrainConfig::validate`]; [`crate::Error::Model`] for a model that is not found, or is none that can be computed.
+    /// The errors of [`TrainConfig::validate`]; [`crate::Error::Model`] for a model that is missing or not supported.
     pub fn new(config: &TrainConfig, kind: Kind) -> Result<Self> {
         let (shape, config) = shape_of(config)?;
         let mut config = config.with_context(shape.max_position_embeddings);
@@ -191,7 +190,7 @@ impl RunPrograms {
             operand_bytes: compute.dtype().bytes(),
             weight_bytes: decoder.parameters().iter().map(bytes).sum(),
             remainder_bytes: decoder.trained().iter().map(|p| p.count() * Dtype::F32.bytes() - bytes(p)).sum(),
-            // Beneath adapters it is the model that is there.
+            // With adapters, the reference policy is the base model.
             ref_policy_bytes: match config.needs_ref_policy() && config.lora.is_none() {
                 true if config.grpo.sync_ref_model => table.iter().map(|p| p.count() * Dtype::F32.bytes()).sum(),
                 true => table.iter().map(bytes).sum(),
@@ -203,12 +202,12 @@ impl RunPrograms {
         Ok(Self { shape, decoder, config, micro_batch, rollout, save, sizes })
     }
 
-    /// Its sizes.
+    /// Returns the sizes.
     pub fn sizes(&self) -> RunSizes {
         self.sizes
     }
 
-    /// The programs that a run runs, then the parts of them of which shares of the time are made.
+    /// Returns the programs that a run executes, then the partial programs from which shares of time are computed.
     pub fn names(&self) -> Vec<ProgramName> {
         use ProgramName::*;
         let (of_update, parts): (&[ProgramName], &[ProgramName]) = match self.steps_at_once() {
@@ -220,7 +219,7 @@ impl RunPrograms {
         runs.chain(parts.iter().copied()).collect()
     }
 
-    /// Whether no run runs the program: it tells what a part of another one takes.
+    /// Returns `true` if no run executes the program: it only measures a part of another one.
     pub fn is_part(&self, name: ProgramName) -> bool {
         match name {
             ProgramName::Head | ProgramName::HalfMlp => true,
@@ -229,17 +228,17 @@ impl RunPrograms {
         }
     }
 
-    /// Whether an update is one program: of one micro-batch, if clipping tells before that nothing in it overflows.
+    /// Returns `true` if an update is one program: it has one micro-batch, and gradient clipping bounds its values below overflow.
     fn steps_at_once(&self) -> bool {
         let optimizer = &self.config.optimizer;
         let first = optimizer.adamw().step(1, optimizer.learning_rate);
         self.sizes.micro_batches == 1 && AdamWBounds::of_largest(0.0).after(&first).is_some()
     }
 
-    /// The program.
+    /// Returns the module of a program.
     ///
     /// # Errors
-    /// [`crate::Error::Policy`] for one that cannot be built.
+    /// [`crate::Error::Policy`] for a program that cannot be built.
     pub fn module(&self, name: ProgramName) -> Result<Module> {
         let (loss, shape) = (self.config.loss(), self.micro_batch);
         let module: policy_device::Result<Module> = match name {
@@ -269,8 +268,8 @@ impl RunPrograms {
         Ok(module.map_err(policy::Error::from)?)
     }
 
-    /// What no program with these results can beat on `chip`: the products that a result needs (nothing for what is computed again),
-    /// or the bytes that have to move.
+    /// Returns a lower bound on the time of a program on `chip`: its necessary matmul operations (none for rematerialisation), or its memory
+    /// traffic.
     pub fn floor(&self, name: ProgramName, module: &Module, chip: Chip) -> Floor {
         let sizes = &self.sizes;
         let [layers, head] = self.forward_flops();
@@ -281,7 +280,7 @@ impl RunPrograms {
             ProgramName::Score => Floor::of_module(module, layers + head, chip),
             ProgramName::Head => Floor::of_module(module, self.passes() * head, chip),
             ProgramName::Decode(columns) => {
-                // Every turn reads all weights, and the keys and values that there may be.
+                // Every decode step reads all weights and all keys and values of the cache.
                 let heads = self.shape.num_key_value_heads * self.shape.head_dim();
                 let cache = 2 * sizes.layers * sizes.slots * columns * heads * sizes.operand_bytes;
                 let weights = sizes.matmul_parameters * sizes.operand_bytes;
@@ -295,7 +294,7 @@ impl RunPrograms {
         }
     }
 
-    /// The calls of decode programs of a rollout in which every completion is as long as it may be: how often each runs.
+    /// Returns how often each decode program is called in a rollout whose completions all have full length.
     pub fn decode_calls(&self) -> BTreeMap<ProgramName, usize> {
         let sizes = &self.sizes;
         let mut calls = BTreeMap::new();
@@ -310,8 +309,8 @@ impl RunPrograms {
         calls
     }
 
-    /// Operations of the products of a micro-batch's forward pass, in the layers and in the head: 2 per weight and token, and of causal
-    /// attention those of the half of all pairs that see each other.
+    /// Returns the matmul FLOPs of a micro-batch's forward pass, of the layers and of the head: 2 per weight and token, and causal attention
+    /// at half of all pairs.
     fn forward_flops(&self) -> [f64; 2] {
         let sizes = &self.sizes;
         let head = self.shape.vocab_size * self.shape.hidden_size;
@@ -326,18 +325,18 @@ impl RunPrograms {
         TrainModules::new(decoder.clone(), self.save.clone())
     }
 
-    /// Whether the model is frozen beneath adapters.
+    /// Returns `true` if the model's weights are frozen below adapters.
     fn is_frozen(&self) -> bool {
         self.config.lora.is_some()
     }
 
-    /// How often the products of a forward pass come again in a step: for the derivative with respect to what they multiply, and with respect
-    /// to weights that are trained. Adapters are small.
+    /// Returns the matmul cost of forward and backward pass in units of the forward pass: one more for the derivative of inputs, and one more
+    /// for trained weights. Adapters are negligible.
     fn passes(&self) -> f64 {
         if self.is_frozen() { 2.0 } else { 3.0 }
     }
 
-    /// Loss and gradients of a micro-batch.
+    /// Returns the program for loss and gradients of a micro-batch.
     fn gradient(&self, decoder: &Decoder) -> policy_device::Result<Module> {
         let (loss, modules) = (self.config.loss(), self.train(decoder));
         match self.config.grpo.value_loss() {
@@ -347,7 +346,7 @@ impl RunPrograms {
     }
 }
 
-/// The decoder of a run whose model has this shape, with the adapters and the value head that the configuration asks for.
+/// Returns the decoder of a run for a model of this shape, with the configured adapters and value head.
 fn decoder(config: &TrainConfig, shape: &ModelConfig, compute: Compute) -> Result<Decoder> {
     let mut decoder = Decoder::new(shape, compute).with_attention(config.policy.attention());
     if let Some(lora) = &config.lora {
@@ -356,7 +355,7 @@ fn decoder(config: &TrainConfig, shape: &ModelConfig, compute: Compute) -> Resul
     Ok(if config.grpo.value_loss().is_some() { decoder.with_value_head() } else { decoder })
 }
 
-/// The shape of the model that `config` is about, and `config` with what it takes from the model's generation_config.json.
+/// Returns the shape of the model of `config`, and `config` with settings from the model's generation_config.json.
 fn shape_of(config: &TrainConfig) -> Result<(ModelConfig, TrainConfig)> {
     let name = match &config.model {
         ModelSource::New(shape) => return Ok((shape.clone(), config.clone())),

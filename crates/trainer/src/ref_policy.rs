@@ -1,14 +1,14 @@
-//! A reference policy that follows the policy from afar.
+//! Updates of the reference policy (TR-DPO).
 
 use crate::train_config::GrpoConfig;
 use policy::{Policy, Result};
 
-/// Moves the reference policy towards the policy where `optimizer_steps` says that it is time: ref = alpha x policy + (1 -
-/// alpha) x ref. TR-DPO, arXiv 2404.09656; TRL's SyncRefModelCallback, which fires after every
-/// `ref_model_sync_steps`th optimizer step, counted from 1. Without a reference policy nothing happens.
+/// Every `ref_model_sync_steps` optimizer steps, moves the reference policy towards the policy: ref = alpha x policy + (1 - alpha) x ref.
+/// TR-DPO, arXiv 2404.09656; TRL's SyncRefModelCallback, which counts optimizer steps from 1. Does nothing without a reference
+/// policy.
 ///
 /// # Errors
-/// Those of [`Policy::mix_ref_policy`].
+/// The errors of [`Policy::mix_ref_policy`].
 pub(crate) fn follow(policy: &mut dyn Policy, optimizer_steps: u64, config: &GrpoConfig) -> Result<()> {
     let due = config.sync_ref_model && optimizer_steps.is_multiple_of(config.ref_model_sync_steps);
     if due && policy.has_ref_policy() { policy.mix_ref_policy(config.ref_model_mixup_alpha) } else { Ok(()) }
@@ -22,7 +22,7 @@ mod tests {
     use models::NamedTensor;
     use policy::{AdamWConfig, PolicyState, StateGroup, TensorSource, Weights, export_all};
 
-    /// A policy all of whose weights are `policy`, with a reference policy all of whose weights are `ref_policy`.
+    /// Returns a policy with every weight set to `policy`, and a reference policy with every weight set to `ref_policy`.
     fn filled(policy: f32, ref_policy: Option<f32>) -> Box<dyn Policy> {
         let mut filled = Parts::from_config(&TrainConfig::built_in()).unwrap().policy;
         let of = |value: f32| {
@@ -48,7 +48,7 @@ mod tests {
     }
 
     #[test]
-    fn the_mix_is_made_every_so_many_optimizer_steps() {
+    fn the_reference_is_mixed_every_ref_model_sync_steps() {
         let config = GrpoConfig {
             sync_ref_model: true,
             ref_model_mixup_alpha: 0.75,
@@ -69,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn without_being_asked_or_without_a_reference_nothing_moves() {
+    fn the_reference_stays_unless_sync_is_enabled() {
         let off = GrpoConfig { ref_model_sync_steps: 1, ..GrpoConfig::default() };
         let mut policy = filled(2.0, Some(-2.0));
         follow(&mut *policy, 1, &off).unwrap();

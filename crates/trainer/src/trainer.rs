@@ -21,20 +21,20 @@ use models::Tokenizer;
 use policy::Policy;
 use rewards::{Failures, RewardInput, Rewards};
 
-/// The part of a run that comes next.
+/// The phase of a run's next step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
-    /// Supervised warm-up: [`Trainer::warmup_step`] is next.
+    /// Supervised warm-up, by [`Trainer::warmup_step`].
     Warmup,
-    /// GRPO: [`Trainer::grpo_step`] is next.
+    /// GRPO, by [`Trainer::grpo_step`].
     Grpo,
-    /// The end: all steps are done.
+    /// All steps are done.
     Done,
 }
 
-/// The number of training problems that tell when the warm-up may end.
+/// The number of training problems that decide when the warm-up may end.
 const PROBE_PROBLEMS: usize = 128;
-/// The number of warm-up steps from one look at them to the next.
+/// The number of warm-up steps between two such evaluations.
 const PROBE_STEPS: u64 = 5;
 
 /// A run, one step at a time. See the [front page](crate) for an example.
@@ -51,20 +51,20 @@ pub struct Trainer {
     overview: Option<Overview>,
 }
 
-/// The rows of a run that are fixed from its beginning.
+/// The rows of a run that are fixed at its start.
 #[derive(Default)]
 pub(crate) struct Rows {
-    /// The rows of evaluations; none where evaluation is off.
+    /// The rows of evaluations; empty if evaluation is off.
     pub(crate) held_out: Vec<Item>,
-    /// The training rows that tell when the warm-up may end.
+    /// The training rows that decide when the warm-up may end.
     probe: Vec<Item>,
 }
 
 impl Rows {
-    /// Takes them of a data set, and checks that the model has room for them and that every reward function can judge.
+    /// Selects the rows from a data set and checks that the model has room for them and that every reward function works on one.
     ///
     /// # Errors
-    /// [`Error::Config`] and [`Error::Data`] for rows, [`Error::Rewards`] for a function that fails.
+    /// [`Error::Config`] and [`Error::Data`] for rows; [`Error::Rewards`] for a failing function.
     pub(crate) fn checked(
         config: &TrainConfig,
         tokenizer: &dyn Tokenizer,
@@ -84,19 +84,18 @@ impl Rows {
 }
 
 impl Trainer {
-    /// A run of the parts that the configuration names, at its beginning.
+    /// Creates a run at step 0 from the parts that the configuration names.
     ///
     /// # Errors
-    /// [`Error::Config`], [`Error::Model`], [`Error::Data`], [`Error::Rewards`] or [`Error::Loss`] for a configuration that is
-    /// not legal.
+    /// [`Error::Config`], [`Error::Model`], [`Error::Data`], [`Error::Rewards`] or [`Error::Loss`] for an invalid configuration.
     pub fn new(config: TrainConfig) -> Result<Self> {
         Prepared::new(config)?.trainer()
     }
 
-    /// A run of your own parts, at its beginning; [`Parts`] has an example.
+    /// Creates a run at step 0 from your own parts; [`Parts`] has an example.
     ///
     /// # Errors
-    /// As [`Trainer::new`].
+    /// The errors of [`Trainer::new`].
     pub fn with_parts(config: TrainConfig, parts: Parts) -> Result<Self> {
         let context = parts.policy.context_length();
         let config = config.with_context(context);
@@ -105,7 +104,7 @@ impl Trainer {
         Self::begin(config, parts, rows, None)
     }
 
-    /// A run of parts whose rows were checked, at its beginning.
+    /// Creates a run at step 0 from parts whose rows were checked.
     pub(crate) fn begin(config: TrainConfig, mut parts: Parts, rows: Rows, overview: Option<Overview>) -> Result<Self> {
         check_value_head(&config, &*parts.policy)?;
         if config.grpo.use_kl_in_reward && config.loss.beta != 0.0 {
@@ -134,32 +133,32 @@ impl Trainer {
         Ok(trainer)
     }
 
-    /// Returns facts about the run; `None` for a trainer with parts of its own.
+    /// Returns the description of the run; `None` for a trainer with custom parts.
     pub fn overview(&self) -> Option<&Overview> {
         self.overview.as_ref()
     }
 
-    /// The configuration.
+    /// Returns the configuration.
     pub fn config(&self) -> &TrainConfig {
         &self.config
     }
 
-    /// The policy.
+    /// Returns the policy.
     pub fn policy(&self) -> &dyn Policy {
         &*self.parts.policy
     }
 
-    /// The reward functions with their weights.
+    /// Returns the reward functions with their weights.
     pub fn rewards(&self) -> &Rewards {
         &self.parts.rewards
     }
 
-    /// The held-out problems that [`Trainer::evaluate`] uses; none where evaluation is off.
+    /// Returns the held-out problems that [`Trainer::evaluate`] uses; empty if evaluation is off.
     pub fn held_out(&self) -> &[Item] {
         &self.held_out
     }
 
-    /// The part of the run that comes next.
+    /// Returns the phase of the next step.
     pub fn phase(&self) -> Phase {
         if !self.counters.warm {
             Phase::Warmup
@@ -170,11 +169,11 @@ impl Trainer {
         }
     }
 
-    /// One supervised step. After the last one the reference policy is frozen and a fresh optimizer takes over.
+    /// Does one supervised step. The last one is followed by freezing the reference policy and resetting the optimizer.
     ///
     /// # Errors
-    /// [`Error::Argument`] when the warm-up is over; otherwise those of [`warmup_step`]. After an error the run's
-    /// state is as before the step, except for the data cursor.
+    /// [`Error::Argument`] if the warm-up is over; the errors of [`warmup_step`]. After an error, the state of the run is as before the step,
+    /// except for the data cursor.
     pub fn warmup_step(&mut self) -> Result<WarmupReport> {
         self.expect_phase("warmup_step", Phase::Warmup)?;
         let Parts { policy, tokenizer, dataset, .. } = &mut self.parts;
@@ -188,12 +187,12 @@ impl Trainer {
         Ok(report)
     }
 
-    /// One GRPO step.
+    /// Does one GRPO step.
     ///
     /// # Errors
-    /// [`Error::Argument`] when the warm-up is not over or the run is; otherwise those of [`grpo_step`]. After an error the
-    /// run's state is as before the step; an engine of your own may have moved. A device that fails in an update may have lost the weights,
-    /// and its policy says so: the run then goes on from a checkpoint.
+    /// [`Error::Argument`] if the phase is not GRPO; the errors of [`grpo_step`]. After an error, the state of the run is as before the
+    /// step, except for state of a custom engine. A device that fails during an update may lose the weights, which the policy
+    /// reports; the run must then continue from a checkpoint.
     pub fn grpo_step(&mut self) -> Result<StepReport> {
         self.expect_phase("grpo_step", Phase::Grpo)?;
         let (updates, coefficients) = (self.updates.clone(), self.coefficients.clone());
@@ -239,21 +238,21 @@ impl Trainer {
         Ok(report)
     }
 
-    /// Whether a step can fail after one of its updates, which change nothing when they fail themselves. Where it cannot, nothing has
-    /// to be remembered to go back to.
+    /// Returns `true` if a step can fail after one of its updates was applied. Otherwise no state has to be saved for a rollback, because a
+    /// failing update changes nothing.
     fn fails_after_an_update(&self) -> bool {
         self.config.grpo.fails_after_an_update()
     }
 
-    /// Evaluates the present policy on the held-out problems. Does not change the run.
+    /// Evaluates the policy on the held-out problems. Does not change the run.
     ///
     /// # Errors
-    /// Those of [`evaluate`].
+    /// The errors of [`evaluate`].
     pub fn evaluate(&mut self) -> Result<EvalReport> {
         evaluate(&mut self.parts, &self.held_out, &self.config)
     }
 
-    /// Whether the warm-up may end before its last step.
+    /// Returns `true` if the warm-up may end before its last step.
     fn reached_target(&mut self) -> Result<bool> {
         let Some(target) = self.config.warmup.until_pass_at_1 else { return Ok(false) };
         if !self.counters.warmup_steps.is_multiple_of(PROBE_STEPS) {
@@ -289,7 +288,7 @@ fn grpo_updates(config: &TrainConfig) -> Updates {
     Updates::new(&config.optimizer, config.grpo.max_steps.saturating_mul(config.grpo.updates() as u64))
 }
 
-/// Warns where completions are sampled from another distribution than the one that the loss is over.
+/// Warns if completions are sampled from another distribution than the softmax of the loss.
 fn warn_of_truncated_sampling(config: &TrainConfig) {
     let active = config.rollout.processors().active();
     if active.is_empty() {
@@ -304,10 +303,10 @@ fn warn_of_truncated_sampling(config: &TrainConfig) {
     );
 }
 
-/// The share of truncated completions above which the first step is warned of.
+/// The share of truncated completions above which the first step is reported.
 const MOST_CLIPPED: f64 = 0.9;
 
-/// Warns of a first step from which nothing, or little, can be learned.
+/// Warns if little or nothing can be learned from the first step.
 fn warn_of_first_step(config: &TrainConfig, rewards: &Rewards, report: &StepReport) {
     let clipped = report.metric("completions/clipped_ratio");
     if clipped > MOST_CLIPPED {
@@ -347,7 +346,7 @@ fn matches_patterns(config: &TrainConfig, name: &str) -> bool {
         || of_users.http.contains_key(name)
 }
 
-/// Whether dynamic sampling looks at something that is there.
+/// Checks that the reward that dynamic sampling filters by exists.
 fn check_filter(config: &TrainConfig, rewards: &Rewards) -> Result<()> {
     let filter = &config.grpo.filter_groups;
     let known: Vec<&str> = std::iter::once(REWARD).chain(rewards.names()).collect();
@@ -359,17 +358,17 @@ fn check_filter(config: &TrainConfig, rewards: &Rewards) -> Result<()> {
     )
 }
 
-/// Whether every reward function can judge a completion, here the reference answer of a row: a program that does not start and
-/// an endpoint that does not answer should be said before anything is trained.
+/// Checks that every reward function can score a completion, here the reference answer of a row, so that a program that does not start or
+/// an endpoint that does not answer is found before training.
 fn probe_rewards(rewards: &Rewards, tokenizer: &dyn Tokenizer, item: Option<&Item>) -> Result<()> {
     let Some(item) = item else { return Ok(()) };
     let completion = item.answer.as_deref().unwrap_or_default();
-    // A text that cannot be encoded is an error of the training step, not of this check.
+    // Text that cannot be encoded is reported by the training step.
     let completion_ids = tokenizer.encode_completion(completion).unwrap_or_default();
     Ok(rewards.probe(&RewardInput { item, completion, truncated: false, completion_ids: &completion_ids })?)
 }
 
-/// The held-out problems of an evaluation; none where the data set holds nothing out, and evaluation is off.
+/// Returns the held-out problems of an evaluation; empty if the data set holds none out, which turns evaluation off.
 fn held_out(config: &TrainConfig, dataset: &dyn Dataset) -> Result<Vec<Item>> {
     let (key, there) = ("eval.num_problems", dataset.num_held_out());
     let off = there == Some(0) && (config.eval.num_problems.is_none() || !config.data.holds_out());
@@ -402,7 +401,7 @@ fn held_out(config: &TrainConfig, dataset: &dyn Dataset) -> Result<Vec<Item>> {
     let sequences = count.saturating_mul(config.eval.num_generations.max(1));
     check(sequences <= MAX_SEQUENCES, key, &format!("at most {MAX_SEQUENCES} sequences in all"), sequences)?;
     match dataset.held_out(count) {
-        // Tasks that have fewer problems than nobody asked for.
+        // By default, tasks with few problems are evaluated on all of them.
         Err(data::Error::TooFewProblems { found, .. }) if config.eval.num_problems.is_none() && found > 0 => {
             Ok(dataset.held_out(found)?)
         }
@@ -410,14 +409,14 @@ fn held_out(config: &TrainConfig, dataset: &dyn Dataset) -> Result<Vec<Item>> {
     }
 }
 
-/// Whether there are evaluations to choose the best checkpoint by, where the run has to.
+/// Checks that there are evaluations if the run selects a best checkpoint.
 fn check_best_model(config: &TrainConfig, held_out: &[Item]) -> Result<()> {
     let metric = config.run.metric_for_best_model.as_deref();
     let expected = "left out: nothing is held out, so evaluation is off (data.held_out_fraction, data.eval_files)";
     check(metric.is_none() || !held_out.is_empty(), "run.metric_for_best_model", expected, metric.unwrap_or_default())
 }
 
-/// Whether the policy has a value head where values are trained, and only there.
+/// Checks that the policy has a value head exactly if values are trained.
 fn check_value_head(config: &TrainConfig, policy: &dyn Policy) -> Result<()> {
     match (config.grpo.value_loss().is_some(), policy.has_value_head()) {
         (true, false) => Err(policy::Error::NoValueHead.into()),
@@ -431,8 +430,7 @@ fn check_value_head(config: &TrainConfig, policy: &dyn Policy) -> Result<()> {
     }
 }
 
-/// Whether the model has room for the prompts of `items` and for completions of full length: it should be said before
-/// the warm-up, not after it.
+/// Checks that the model's context has room for the prompts of `items` and full completions, before the warm-up.
 fn check_lengths<'a>(
     config: &TrainConfig,
     tokenizer: &dyn Tokenizer,
@@ -441,7 +439,7 @@ fn check_lengths<'a>(
 ) -> Result<()> {
     for item in items {
         let prompt = encode_prompt(tokenizer, &item.prompt)?.len();
-        // The last token is never fed back.
+        // The last token is never an input.
         check(
             (prompt + config.rollout.max_completion_length()).saturating_sub(1) <= positions,
             "rollout.max_completion_length",

@@ -1,24 +1,24 @@
-//! The optimizer steps of one phase of a run: their learning rates, and the updates that are skipped.
+//! The optimizer steps of a phase: learning rates and skipped updates.
 
 use crate::error::{Error, Result};
 use crate::train_config::OptimizerConfig;
 use grpo_core::LossOutput;
 use policy::{Policy, SequenceBatch, StepLoss, UpdateReport};
 
-/// What became of one update.
+/// The report of one update.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Update {
     /// The norm of the whole gradient before clipping.
     pub grad_norm: f64,
-    /// The learning rate of the update; of a skipped one that of the update that comes next.
+    /// The learning rate of the update; for a skipped one, the learning rate of the next update.
     pub learning_rate: f64,
-    /// Whether nothing was updated, because `skip_grad_norm` is set and the gradient is above it or not finite.
+    /// `true` if the update was skipped, because `skip_grad_norm` is set and the gradient norm exceeds it or is not finite.
     pub skipped: bool,
 }
 
-/// The schedule of a phase, and how many updates were skipped one after the other.
+/// The learning rate schedule of a phase, and the number of consecutive skipped updates.
 ///
-/// The schedule counts the policy's optimizer steps, of which a skipped update is none.
+/// The schedule counts the policy's optimizer steps; skipped updates do not count.
 ///
 /// ```
 /// use trainer::train_config::OptimizerConfig;
@@ -36,44 +36,44 @@ pub struct Updates {
 }
 
 impl Updates {
-    /// The beginning of a schedule over `total_steps` updates.
+    /// Creates a schedule over `total_steps` updates.
     pub fn new(config: &OptimizerConfig, total_steps: u64) -> Self {
         Self { config: config.clone(), total_steps, skipped_in_a_row: 0 }
     }
 
-    /// Continues after this many updates that were skipped one after the other.
+    /// Restores the number of consecutive skipped updates.
     #[must_use]
     pub fn with_skipped_in_a_row(mut self, skipped: u64) -> Self {
         self.skipped_in_a_row = skipped;
         self
     }
 
-    /// The configuration of the phase's optimizer.
+    /// Returns the configuration of the phase's optimizer.
     pub fn config(&self) -> &OptimizerConfig {
         &self.config
     }
 
-    /// Updates skipped since the last one that was applied.
+    /// Returns the number of updates skipped since the last applied one.
     pub fn skipped_in_a_row(&self) -> u64 {
         self.skipped_in_a_row
     }
 
-    /// Whether an update that is not finite is skipped instead of ending the run.
+    /// Returns `true` if a non-finite update is skipped instead of ending the run.
     pub fn skips(&self) -> bool {
         self.config.skip_grad_norm.is_some()
     }
 
-    /// The learning rate of the update after `step` updates.
+    /// Returns the learning rate of the update after `step` updates.
     pub fn learning_rate_at(&self, step: u64) -> f64 {
         self.config.learning_rate_at(step, self.total_steps)
     }
 
-    /// An optimizer step of the policy on these micro-batches. `check` says what of the loss is not finite, where something is not: such an
-    /// update is skipped, if updates may be.
+    /// Does an optimizer step of the policy on these micro-batches. `check` returns an error text if the loss is not finite; the update is
+    /// then skipped if skipping is enabled.
     ///
     /// # Errors
-    /// Those of [`Policy::step`]; [`Error::Policy`] with what `check` says, where no update is skipped; [`Error::TooManySkips`] when this
-    /// one is skipped and is the last one that may be, `max_consecutive_skips`. The policy's weights and moments are then unchanged.
+    /// The errors of [`Policy::step`]; [`Error::Policy`] with the text of `check` if skipping is disabled; [`Error::TooManySkips`] at the
+    /// `max_consecutive_skips`th skip in a row. Weights and moments are then unchanged.
     pub fn step(
         &mut self,
         policy: &mut dyn Policy,

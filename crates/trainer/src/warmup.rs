@@ -12,7 +12,7 @@ use policy::{Policy, Sequence, StepLoss, token_batch};
 /// The report of one warm-up step.
 #[derive(Clone, Debug, PartialEq)]
 pub struct WarmupReport {
-    /// The number of optimizer steps done; [`crate::Trainer::warmup_step`] counts skipped updates too.
+    /// The number of completed optimizer steps; [`crate::Trainer::warmup_step`] counts skipped updates too.
     pub step: u64,
     /// The mean negative log-likelihood per answer token, in nats.
     pub loss: f64,
@@ -20,20 +20,20 @@ pub struct WarmupReport {
     pub grad_norm: f64,
     /// The learning rate of the update.
     pub learning_rate: f64,
-    /// Whether nothing was updated, see [`Update::skipped`].
+    /// `true` if the update was skipped, see [`Update::skipped`].
     pub skipped: bool,
     /// The number of answer tokens trained on, EOS included.
     pub tokens: usize,
 }
 
-/// The number of sequences of a micro-batch: small enough for activations to stay in cache, large enough to be worth a thread.
+/// The number of sequences of a micro-batch: few enough for activations to stay in cache, enough to be worth a thread.
 const MICRO_BATCH: usize = 32;
 
-/// One supervised step on `items`.
+/// Does one supervised step on `items`.
 ///
 /// # Errors
-/// [`Error::Model`] for text that the tokenizer cannot encode; [`Error::Policy`] for sequences that are too long, and
-/// where loss, gradient or weights are not finite; [`Error::TooManySkips`]. Weights and moments are then unchanged.
+/// [`Error::Model`] if the tokenizer cannot encode a text; [`Error::Policy`] if a sequence is too long, or loss, gradient or weights are
+/// not finite; [`Error::TooManySkips`]. Weights and moments are then unchanged.
 pub fn warmup_step(
     policy: &mut dyn Policy,
     tokenizer: &dyn Tokenizer,

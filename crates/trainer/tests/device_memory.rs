@@ -1,5 +1,5 @@
-//! Checkpoints and model folders go to and from a device tensor by tensor: what the host allocates meanwhile stays below two of the largest
-//! tensors. Counted are the allocations of Rust: what XLA's CPU has on its "device" lies in memory of the host, too, but is none of them.
+//! Checkpoints and model folders are copied to and from a device tensor by tensor: the host allocates less than two of the largest
+//! tensors. Only Rust's allocations are counted; the "device" memory of XLA's CPU is not.
 #![allow(unsafe_code)] // a global allocator cannot be written without
 
 use models::{Adapter, AdapterOptions, AdapterWriter, Dtype, ExportOptions, FolderWriter, LoraConfig, ModelConfig};
@@ -20,18 +20,18 @@ struct Counting;
 static LIVE: AtomicUsize = AtomicUsize::new(0);
 static PEAK: AtomicUsize = AtomicUsize::new(0);
 
-// SAFETY: every request is handed to the system's allocator as it came.
+// SAFETY: every request is passed to the system's allocator unchanged.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         let live = LIVE.fetch_add(layout.size(), SeqCst) + layout.size();
         PEAK.fetch_max(live, SeqCst);
-        // SAFETY: the caller's promise about `layout` is passed on.
+        // SAFETY: the caller upholds the contract for `layout`.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
         LIVE.fetch_sub(layout.size(), SeqCst);
-        // SAFETY: the caller's promise that `pointer` came from `alloc` with `layout` is passed on.
+        // SAFETY: the caller guarantees that `pointer` came from `alloc` with `layout`.
         unsafe { System.dealloc(pointer, layout) }
     }
 }
@@ -39,7 +39,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// Fails unless `f` allocates less than two tensors of `largest` values in f32 at its peak, whatever was there before.
+/// Fails unless `f` allocates less than two tensors of `largest` f32 values at its peak, in addition to earlier allocations.
 #[track_caller]
 fn streams<T>(what: &str, largest: usize, f: impl FnOnce() -> T) -> T {
     let start = LIVE.load(SeqCst);
@@ -51,7 +51,7 @@ fn streams<T>(what: &str, largest: usize, f: impl FnOnce() -> T) -> T {
     out
 }
 
-/// A function as a sink.
+/// A function as a tensor sink.
 struct Each<F>(F);
 
 impl<F: FnMut(NamedTensor) -> policy::Result<()>> TensorSink for Each<F> {
@@ -120,7 +120,7 @@ fn train(policy: &mut DevicePolicy) {
     policy.apply(1e-3).unwrap();
 }
 
-/// The tensors of a checkpoint: a policy after one step, its moments and its reference.
+/// Checks saving and restoring a checkpoint: a policy after one step, its moments and its reference policy.
 fn check_points(folder: &Path, policy: &DevicePolicy, fresh: impl Fn() -> DevicePolicy, largest: usize) {
     let checkpoints = Checkpoints::new(folder.to_owned());
     let write = |step, policy: &dyn Policy| {
@@ -144,7 +144,7 @@ fn check_points(folder: &Path, policy: &DevicePolicy, fresh: impl Fn() -> Device
             .unwrap();
     });
     let second = write(2, &again);
-    // Other weights alone: those of the beginning.
+    // Loads other weights alone, from the start of the run.
     let start = write(0, &fresh());
     streams("weights that are read", largest, || {
         let (_, state) = checkpoints.read(CheckpointId::Grpo(0)).unwrap();
@@ -159,14 +159,14 @@ fn check_points(folder: &Path, policy: &DevicePolicy, fresh: impl Fn() -> Device
     }
 }
 
-/// The larger one of `numbers`.
+/// Returns the largest of `numbers`.
 fn largest(numbers: impl IntoIterator<Item = usize>) -> usize {
     numbers.into_iter().max().unwrap()
 }
 
-// One test: the counters are the process's.
+// A single test, because the counters are global.
 #[test]
-fn checkpoints_and_model_folders_stream() {
+fn checkpoints_and_model_folders_are_streamed_by_tensor() {
     let installed = install(Kind::Cpu, |_| {}).expect("XLA's CPU plugin can be installed");
     let runtime = Runtime::open(Kind::Cpu, Some(&installed.path)).expect("the CPU opens");
     let runtime = QUICK.iter().fold(runtime, |runtime, (flag, value)| runtime.with_compile_flag(flag, *value));
@@ -174,7 +174,7 @@ fn checkpoints_and_model_folders_stream() {
     let path = |name: &str| folder.path().join(name);
     let loss = grpo_core::LossConfig::default;
 
-    // Embedding and head dominate; and gate and up, which a checkpoint has as one.
+    // Embedding and head are the largest, then gate and up, which are one tensor in a checkpoint.
     let of_both = [Compute::F32, Compute::Bf16];
     let shapes = [("embedding", shape(1 << 16, 64, 64), &of_both[..]), ("mlp", shape(64, 256, 1 << 13), &of_both[..1])];
     for (name, shape, computes) in &shapes {
@@ -200,7 +200,7 @@ fn checkpoints_and_model_folders_stream() {
         }
     }
 
-    // Adapters: alone, and merged into the model. B of the head is the largest of them.
+    // Adapters, alone and merged into the model. B of the head is the largest adapter tensor.
     let (name, shape, _) = &shapes[0];
     let target_modules = TargetModules::Names(vec!["q_proj".into(), "lm_head".into()]);
     let lora = LoraConfig { r: 32, target_modules, ..LoraConfig::default() };

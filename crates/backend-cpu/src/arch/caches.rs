@@ -1,28 +1,28 @@
-//! What a core's own caches hold: products cut their operands by it. The second changes the order of their work and no bit of a result,
-//! the first how many products are added up before they meet the result, and so its last bits.
+//! The sizes of a core's L1 and L2 caches, which determine the blocking of products. L2 changes the order of work, but
+//! no result. L1 determines how many products are summed before they are added to the result, and so its last bits.
 
 use std::fs::read_to_string;
 use std::path::Path;
 use std::sync::OnceLock;
 
-/// Where Linux describes the caches of a processor.
+/// The folder in which Linux describes the caches of a processor.
 const FOLDER: &str = "/sys/devices/system/cpu/cpu0/cache";
-/// First and second cache where the system says nothing: what most processors have, and those that have more lose little.
+/// Default L1 and L2 sizes if the system reports none: the sizes of most processors; others lose little.
 const DEFAULT: [usize; 2] = [32 << 10, 512 << 10];
 
-/// Bytes of the first cache that a thread has for itself: its size over the processors that share it.
+/// Returns the bytes of L1 cache per thread: its size divided by the number of processors that share it.
 pub(crate) fn first_cache() -> usize {
     static BYTES: OnceLock<usize> = OnceLock::new();
     *BYTES.get_or_init(|| cache_of(Path::new(FOLDER), "1").unwrap_or(DEFAULT[0]).clamp(DEFAULT[0], DEFAULT[0] * 2))
 }
 
-/// Bytes of the second cache that a thread has for itself: its size over the processors that share it.
+/// Returns the bytes of L2 cache per thread: its size divided by the number of processors that share it.
 pub(crate) fn second_cache() -> usize {
     static BYTES: OnceLock<usize> = OnceLock::new();
     *BYTES.get_or_init(|| cache_of(Path::new(FOLDER), "2").unwrap_or(DEFAULT[1]).clamp(DEFAULT[1] / 4, DEFAULT[1] * 8))
 }
 
-/// The cache for data of that level among those that `folder` describes, as Linux does.
+/// Returns the size of the data cache of a level per processor, from `folder` in the format of Linux.
 fn cache_of(folder: &Path, level: &str) -> Option<usize> {
     std::fs::read_dir(folder).ok()?.flatten().find_map(|cache| {
         let read = |name: &str| read_to_string(cache.path().join(name)).ok();
@@ -32,12 +32,12 @@ fn cache_of(folder: &Path, level: &str) -> Option<usize> {
     })
 }
 
-/// The number of `1024K`.
+/// Parses `1024K` and returns 1024.
 fn kibibytes(size: &str) -> Option<usize> {
     size.strip_suffix('K')?.parse().ok().filter(|size| *size < 1 << 30)
 }
 
-/// How many processors a list such as `0-1,4` has; 1 where it cannot be read.
+/// Counts the processors in a list such as `0-1,4`; 1 if it cannot be parsed.
 fn processors(list: &str) -> usize {
     let of_range = |range: &str| {
         let (first, last) = range.split_once('-').unwrap_or((range, range));
@@ -51,7 +51,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn caches_are_read_as_linux_describes_them() {
+    fn cache_sizes_are_read_from_sysfs() {
         let folder = tempfile::tempdir().unwrap();
         let (first_of, second_of) = (|folder| cache_of(folder, "1"), |folder| cache_of(folder, "2"));
         assert_eq!(second_of(folder.path()), None);
@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_of_processors_are_counted() {
+    fn processor_lists_are_counted() {
         for (list, count) in [("0", 1), ("0-1", 2), ("0,4", 2), ("0-3,8-11", 8), ("", 1), ("3-1", 1), ("all", 1)] {
             assert_eq!(processors(list), count, "{list}");
         }

@@ -1,18 +1,18 @@
 //! Compiles one function for every instruction set.
 //!
-//! Avoids a copy of row statistics, gradients and conversions per instruction set: each is written once, as an
-//! `#[inline(always)]` function that is generic over [`MulAdd`], and [`simd_dispatch`] compiles it for all of them.
+//! Row statistics, gradients and conversions are written once, as `#[inline(always)]` functions that are generic over
+//! [`MulAdd`]; [`simd_dispatch`] compiles them for every instruction set.
 #![allow(unsafe_code)]
 
-/// How a*b + c is made: fused where there is an instruction for it.
+/// Computes a*b + c, fused if there is an instruction for it.
 pub(crate) trait MulAdd {
     fn mul_add(a: f32, b: f32, c: f32) -> f32;
 }
 
-/// One rounding, in one instruction.
+/// One instruction with one rounding.
 #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
 pub(crate) struct FusedMulAdd;
-/// Two roundings; fused arithmetic would be a library call.
+/// Two roundings; without an instruction, fused arithmetic would be a library call.
 pub(crate) struct SeparateMulAdd;
 
 impl MulAdd for FusedMulAdd {
@@ -29,7 +29,7 @@ impl MulAdd for SeparateMulAdd {
     }
 }
 
-/// `simd_dispatch! { pub(crate) fn name(arguments) -> Result = body }` makes `name(isa, arguments)`, which runs
+/// `simd_dispatch! { pub(crate) fn name(arguments) -> Result = body }` defines `name(isa, arguments)`, which runs
 /// `body::<M: MulAdd>(arguments)`, an `#[inline(always)]` function, compiled for the instruction set `isa`.
 macro_rules! simd_dispatch {
     ($(#[$meta:meta])* $visible:vis fn $name:ident($($argument:ident: $type:ty),* $(,)?) $(-> $result:ty)? = $body:ident) => {
@@ -48,7 +48,7 @@ macro_rules! simd_dispatch {
                     $body::<$crate::arch::dispatch::FusedMulAdd>($($argument),*)
                 }
                 if isa.get() >= $crate::arch::isa::Isa::Avx512 {
-                    // SAFETY: a token exists only for what the processor has.
+                    // SAFETY: a token exists only for instruction sets of this processor.
                     return unsafe { avx512($($argument),*) };
                 }
                 if isa.get() >= $crate::arch::isa::Isa::Avx2 {

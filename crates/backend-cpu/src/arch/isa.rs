@@ -1,23 +1,23 @@
-//! Instruction sets that kernels are made for, and which of them this processor has.
+//! Instruction sets of the kernels, and their detection.
 //!
-//! A kernel is written once and compiled for every instruction set by [`super::simd_dispatch`]; only matrix products have
-//! code of their own for each.
+//! A kernel is written once and compiled for every instruction set by [`super::simd_dispatch`]; only matrix products
+//! have separate code for each.
 
 use super::amx;
 use crate::error::unsupported;
 use grpo_core::error::Result;
 use strum::{EnumCount, EnumString, IntoStaticStr, VariantArray};
 
-/// Instruction sets, from the one that every processor has to the fastest. Each includes those before it.
+/// Instruction sets, from the baseline to the fastest. Each one includes all before it.
 ///
-/// Results depend on the instruction set in their last bits, and on nothing else but the input.
+/// The last bits of results depend on the instruction set, but on nothing else except for the input.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, EnumCount, EnumString, IntoStaticStr, VariantArray,
 )]
 #[strum(serialize_all = "snake_case")]
 #[non_exhaustive]
 pub enum Isa {
-    /// What the compiler makes of plain Rust for the target's baseline.
+    /// Plain Rust, compiled for the target's baseline.
     Portable,
     /// AVX2 with fused multiply-add.
     Avx2,
@@ -30,23 +30,23 @@ pub enum Isa {
 }
 
 impl Isa {
-    /// All of them, in order.
+    /// All instruction sets, in order.
     pub const ALL: [Self; Self::COUNT] = *Self::VARIANTS.first_chunk().unwrap();
 
-    /// `portable`, `avx2`, `avx512`, `avx512_bf16`, `amx`.
+    /// Returns `portable`, `avx2`, `avx512`, `avx512_bf16` or `amx`.
     pub fn name(self) -> &'static str {
         self.into()
     }
 
-    /// The instruction set called `name`.
+    /// Returns the instruction set called `name`.
     pub fn from_name(name: &str) -> Option<Self> {
         name.parse().ok()
     }
 
-    /// The fastest that this processor has, and for AMX that the system lets this process use.
+    /// Returns the fastest instruction set of this processor; AMX only if the system permits it to this process.
     ///
-    /// Products of bf16 pairs are twice as fast as those of f32 on a Zen 4, and half as fast on an Intel Xeon that has AMX, which a
-    /// hypervisor may hide. So whether AVX-512 with them is faster than without is measured, once in a process.
+    /// Compared with f32, products of bf16 pairs are twice as fast on a Zen 4, but half as fast on Intel Xeons with
+    /// AMX, which a hypervisor may hide. So their speed is measured, once per process.
     pub fn detect() -> Self {
         match Self::most() {
             Self::Avx512Bf16 if !pairs_pay() => Self::Avx512,
@@ -54,12 +54,12 @@ impl Isa {
         }
     }
 
-    /// The one that this processor has which includes all others that it has.
+    /// Returns the last instruction set in order that this processor has.
     fn most() -> Self {
         Self::ALL.into_iter().rev().find(|isa| isa.is_available()).unwrap_or(Self::Portable)
     }
 
-    /// Whether this processor has it and the system allows it.
+    /// Returns `true` if this processor has it and the system permits it.
     pub fn is_available(self) -> bool {
         #[cfg(target_arch = "x86_64")]
         let (avx2, avx512, bf16) = (
@@ -81,10 +81,10 @@ impl Isa {
         }
     }
 
-    /// A token for this instruction set.
+    /// Returns a token for this instruction set.
     ///
     /// # Errors
-    /// [`grpo_core::Error::Unsupported`] when this processor lacks it.
+    /// [`grpo_core::Error::Unsupported`] if this processor lacks it.
     pub(crate) fn checked(self) -> Result<IsaToken> {
         if self.is_available() {
             return Ok(IsaToken(self));
@@ -96,7 +96,7 @@ impl Isa {
     }
 }
 
-/// Whether products of bf16 pairs are faster than those of f32 on this processor.
+/// Returns `true` if products of bf16 pairs are faster than products of f32 on this processor.
 #[cfg(target_arch = "x86_64")]
 fn pairs_pay() -> bool {
     use std::sync::OnceLock;
@@ -109,23 +109,23 @@ fn pairs_pay() -> bool {
     false
 }
 
-/// Proof that this processor has an instruction set, which makes calling its kernels sound. [`Isa::checked`] is the only way
-/// to get one.
+/// Proof that this processor has an instruction set, which makes calls of its kernels sound. Only [`Isa::checked`] and
+/// [`IsaToken::detect`] create tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct IsaToken(Isa);
 
 impl IsaToken {
-    /// A token for the fastest instruction set that this processor has.
+    /// Returns a token for the fastest instruction set of this processor.
     pub(crate) fn detect() -> Self {
         Self(Isa::detect())
     }
 
-    /// The instruction set that this token proves.
+    /// Returns the instruction set of the token.
     pub(crate) fn get(self) -> Isa {
         self.0
     }
 
-    /// Tokens for every instruction set that this processor has.
+    /// Returns tokens for all instruction sets of this processor.
     #[cfg(test)]
     pub(crate) fn available() -> impl Iterator<Item = Self> {
         Isa::ALL.into_iter().filter_map(|isa| isa.checked().ok())
@@ -137,7 +137,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_lead_back_and_the_portable_set_is_everywhere() {
+    fn isa_names_parse_and_portable_is_always_available() {
         for isa in Isa::ALL {
             assert_eq!(Isa::from_name(isa.name()), Some(isa));
             assert_eq!(isa.checked().is_ok(), isa.is_available());
@@ -145,7 +145,7 @@ mod tests {
         assert_eq!(Isa::from_name("sse9"), None);
         assert!(Isa::Portable.is_available());
         assert!(Isa::detect().is_available());
-        // What is slower than f32 is there when asked for, and not chosen.
+        // bf16 pairs are available on request, but not chosen if they are slower than f32.
         assert!(Isa::detect() == Isa::most() || (Isa::most(), Isa::detect()) == (Isa::Avx512Bf16, Isa::Avx512));
         assert_eq!(Isa::detect(), Isa::detect());
     }

@@ -1,28 +1,31 @@
 //! The microkernel of a matrix product: a panel of the lhs times a panel of the rhs, in vector registers.
 //!
-//! Avoids reading an output element more than once per piece of K: `[12, 32]` of the output are summed in registers, 24 of
-//! AVX-512's 32. A step takes two registers of the rhs and one broadcast word of the lhs for every two multiply-adds, so that
-//! loads hide behind arithmetic (14 loads and a fetch, 24 multiply-adds). AVX2 has 16 registers of half the size: it makes the piece in four
-//! parts `[6, 16]` of 12 sums each. Plain Rust takes parts `[4, 8]`, what 16 registers of four hold.
+//! Each output element is read once per piece of K: a block `[12, 32]` of the output is summed in 24 of AVX-512's 32
+//! registers. A step loads two registers of the rhs and broadcasts one word of the lhs for every two multiply-adds, so
+//! that loads are hidden behind arithmetic (14 loads and a prefetch, 24 multiply-adds). AVX2 has 16 registers of half
+//! the size and computes four blocks `[6, 16]` of 12 sums each. Plain Rust uses blocks `[4, 8]`, which 16 registers of
+//! four hold.
 #![allow(unsafe_code)]
 
 #[cfg(target_arch = "x86_64")]
 use super::{Isa, panel::LHS_PANEL};
 use super::{IsaToken, generic};
 
-/// What a kernel fetches into the caches while it multiplies: the word at `from`, in the next step that `step` words further on, and
-/// so on. A fetch of any address is harmless.
+/// The prefetches of a kernel: the word at `from`, and in each further step the word `step` words after the previous
+/// one. A prefetch of any address is harmless.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ahead {
     pub(crate) from: *const u32,
     pub(crate) step: usize,
 }
 
-/// `c[12, 32] (+)= a b` for panels `a: [words, 12]`, `b: [words, 32]`; rows of c are `stride` apart. `pairs`: words are bf16
-/// pairs. Of c's rows at least the first `rows` are made; a panel that is not full need not cost as much as one that is.
+/// Computes `c[12, 32] (+)= a b` for panels `a: [words, 12]`, `b: [words, 32]`; rows of c are `stride` apart. If
+/// `pairs`, words are bf16 pairs. At least the first `rows` rows of c are computed, so that a partial panel can be
+/// cheaper.
 ///
 /// # Safety
-/// The panels hold that many words, c those elements, and nothing else reaches those of c meanwhile.
+/// - The panels hold that many words.
+/// - c holds these elements, and nothing else accesses them at the same time.
 #[allow(clippy::too_many_arguments)]
 #[inline]
 pub(crate) unsafe fn multiply(
@@ -40,7 +43,7 @@ pub(crate) unsafe fn multiply(
     #[cfg(target_arch = "x86_64")]
     {
         use super::x86_64::{avx2, avx512};
-        // SAFETY: a token exists only for what the processor has; the rest is the caller's promise.
+        // SAFETY: a token exists only for instruction sets of this processor; the caller guarantees the rest.
         unsafe {
             match isa.get() {
                 Isa::Avx512Bf16 | Isa::Amx if pairs => match rows {
@@ -59,6 +62,6 @@ pub(crate) unsafe fn multiply(
         }
     }
     let _ = (isa, pairs, rows, ahead);
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe { generic::multiply(words, a, b, c, stride, add) }
 }

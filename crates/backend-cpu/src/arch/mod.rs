@@ -1,11 +1,11 @@
-//! Everything that is compiled for one instruction set or another, and the choice between them at run time.
+//! Code for specific instruction sets, and the choice between them at run time.
 //!
 //! * [`isa`]: the instruction sets, and [`IsaToken`], the proof that this processor has one.
 //! * [`dispatch`]: [`simd_dispatch`], which compiles one generic function for every instruction set.
 //! * [`microkernel`]: the product of two packed panels, the innermost loop of [`crate::gemm`]; [`panel`]: their sizes.
-//! * [`generic`], [`x86_64`]: code of their own for plain Rust, and for AVX2, AVX-512 and AMX.
-//! * `tiles`, in tests alone: what AMX does, in plain Rust, so that the rest of its path is tested on any machine.
-//! * [`caches`]: how large the first and the second cache are.
+//! * [`generic`], [`x86_64`]: code for plain Rust, and for AVX2, AVX-512 and AMX.
+//! * `tiles`, in tests: AMX in plain Rust, so that the rest of its path is tested on any machine.
+//! * [`caches`]: the sizes of the L1 and L2 caches.
 
 pub(crate) mod caches;
 pub(crate) mod dispatch;

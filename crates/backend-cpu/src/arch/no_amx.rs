@@ -1,31 +1,31 @@
-//! What stands for `amx.rs` where it cannot be: tiles are an extension of x86-64, and need a system that saves them, of which
-//! only Linux is asked.
+//! A stub for targets without AMX: tiles are an extension of x86-64 and need support of the operating system, which is
+//! implemented for Linux only.
 #![allow(unsafe_code)]
 
-/// Rows of a lhs panel.
+/// The rows of a lhs panel.
 pub(crate) const LHS_PANEL: usize = 32;
-/// Words of a row of a tile.
+/// The words of a row of a tile.
 pub(crate) const WORDS: usize = 16;
-/// Floating-point operations of an iteration of [`spin`].
+/// The floating-point operations of an iteration of [`spin`].
 pub(crate) const SPIN_FLOPS: usize = 0;
 
-/// Whether AMX can be used, which is never the case on this target.
+/// Returns `true` if AMX can be used: never on this target.
 pub(crate) fn is_available() -> bool {
     false
 }
 
 /// # Panics
-/// Always: only what [`is_available`] may be asked to spin.
+/// Always: callers must check [`is_available`].
 pub(crate) fn spin(_: usize) -> f32 {
     unreachable!("no tiles to multiply")
 }
 
-/// The tile registers, of which this target has none.
+/// The tile registers; this target has none.
 pub(crate) enum Tiles {}
 
 impl Tiles {
     /// # Panics
-    /// Always: no level has tiles.
+    /// Always: this target has no tiles.
     pub(crate) fn new() -> Self {
         unreachable!("no level has tiles here")
     }

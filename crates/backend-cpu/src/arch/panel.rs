@@ -1,6 +1,6 @@
-//! Sizes of the panels that operands of a product are packed into; [`crate::gemm`] has the layouts.
+//! Sizes of the panels of packed operands; [`crate::gemm`] has the layouts.
 
-/// Rows of a panel of the lhs, for vector kernels. AMX has [`super::amx::LHS_PANEL`].
+/// The rows of a lhs panel for vector kernels. AMX has [`super::amx::LHS_PANEL`].
 pub(crate) const LHS_PANEL: usize = 12;
-/// Columns of a panel of the rhs.
+/// The columns of a rhs panel.
 pub(crate) const RHS_PANEL: usize = 32;

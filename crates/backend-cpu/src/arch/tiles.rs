@@ -1,11 +1,11 @@
-//! Products of bf16 tiles in tests: those of AMX where this machine has it, and the same sums in plain Rust where it has not. So packing,
-//! blocking and output of the tile kernel are tested on any machine, all but its instructions.
+//! Products of bf16 tiles in tests: with AMX if this machine has it, otherwise with the same sums in plain Rust. So
+//! packing, blocking and output of the tile kernel are tested on any machine, except for the AMX instructions.
 #![allow(unsafe_code)]
 
 use super::amx;
 use super::panel::RHS_PANEL;
 
-/// What stands for [`amx::Tiles`] in tests.
+/// Replaces [`amx::Tiles`] in tests.
 pub(crate) enum Tiles {
     Amx(amx::Tiles),
     PlainRust,
@@ -19,13 +19,13 @@ impl Tiles {
     /// As [`amx::Tiles::multiply`].
     ///
     /// # Safety
-    /// As there: the panels hold that many words, a multiple of 16; c holds 1024 elements.
+    /// As [`amx::Tiles::multiply`]: the panels hold that many words, a multiple of 16; c holds 1024 elements.
     pub(crate) unsafe fn multiply(&mut self, words: usize, a: *const u32, b: *const u32, c: &mut [f32]) {
         match self {
-            // SAFETY: the caller's promise.
+            // SAFETY: guaranteed by the caller.
             Self::Amx(tiles) => unsafe { tiles.multiply(words, a, b, c) },
             Self::PlainRust => {
-                // SAFETY: the caller's promise: panels are 32 rows, or columns, of `words` words.
+                // SAFETY: the caller guarantees panels of 32 rows, or columns, of `words` words.
                 let [a, b] =
                     [(a, amx::LHS_PANEL), (b, RHS_PANEL)].map(|(panel, width)| unsafe { slice(panel, width * words) });
                 multiply(words, a, b, c);
@@ -35,15 +35,16 @@ impl Tiles {
 }
 
 /// # Safety
-/// There are `len` words from `start` on, and nobody writes to them meanwhile.
+/// There are `len` words from `start`, and nothing writes to them at the same time.
 unsafe fn slice<'a>(start: *const u32, len: usize) -> &'a [u32] {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe { std::slice::from_raw_parts(start, len) }
 }
 
-/// `c[32, 32] = a b` for `a: [words / 16, 32, 16]` and `b: [words, 32]`, summed as Intel's manual defines `tdpbf16ps`: of each tile of 16
-/// words the products of first and of second entries by themselves, then both, and that is added to the sum. Numbers below the smallest
-/// normal one, which the instruction takes for 0, are kept.
+/// Computes `c[32, 32] = a b` for `a: [words / 16, 32, 16]` and `b: [words, 32]`, with the summation order of
+/// `tdpbf16ps` in Intel's manual: within each tile of 16 words, the products of first entries and of second entries are
+/// summed separately, then both sums are added to the accumulator. Subnormal numbers, which the instruction treats as
+/// 0, are kept.
 fn multiply(words: usize, a: &[u32], b: &[u32], c: &mut [f32]) {
     let (a, b) = (a.as_chunks::<{ amx::WORDS }>().0, b.as_chunks::<RHS_PANEL>().0);
     let c = &mut c.as_chunks_mut::<RHS_PANEL>().0[..amx::LHS_PANEL];
@@ -66,21 +67,21 @@ fn multiply(words: usize, a: &[u32], b: &[u32], c: &mut [f32]) {
     }
 }
 
-/// The entry of a pair in the lower half of its word.
+/// Returns the first entry of a pair, in the lower half of its word.
 fn first(pair: u32) -> f32 {
     f32::from_bits(pair << 16)
 }
 
-/// The entry in the upper half.
+/// Returns the second entry, in the upper half.
 fn second(pair: u32) -> f32 {
     f32::from_bits(pair & 0xffff_0000)
 }
 
 #[test]
-fn plain_rust_multiplies_what_lies_where_tiles_are_loaded() {
+fn portable_tiles_use_the_layout_of_amx() {
     const WORDS: usize = 2 * amx::WORDS;
     let (mut a, mut b) = (vec![0; amx::LHS_PANEL * WORDS], vec![0; RHS_PANEL * WORDS]);
-    // Row 18 of the lhs and column 21 of the rhs have a pair in word 19 alone, the fourth of the second step.
+    // Row 18 of the lhs and column 21 of the rhs have a single pair, in word 19, the fourth word of the second step.
     let (row, column, word) = (18, 21, 19);
     a[(word / 16 * amx::LHS_PANEL + row) * 16 + word % 16] = 0x4040_3fc0; // 1.5, then 3
     b[word * RHS_PANEL + column] = 0x3f00_4000; // 2, then 0.5
@@ -92,11 +93,11 @@ fn plain_rust_multiplies_what_lies_where_tiles_are_loaded() {
     }
 }
 
-/// Says something only where there is AMX.
+/// Compares with AMX, if this machine has it.
 #[test]
-fn plain_rust_multiplies_as_amx_does() {
+fn portable_tiles_match_amx() {
     const WORDS: usize = 5 * amx::WORDS;
-    // Pairs of -2 to 2.
+    // Pairs of numbers between -2 and 2.
     let pairs = |seed: u32| {
         let half = move |i: u32| (i.wrapping_mul(2_654_435_761) >> 16) & 0xbfff;
         (0..32 * WORDS as u32).map(move |i| half(2 * i + seed) | half(2 * i + 1 + seed) << 16).collect::<Vec<_>>()

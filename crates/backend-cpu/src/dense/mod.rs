@@ -1,6 +1,6 @@
-//! The implementation that users call `reference`: the oracle's evaluation in f32.
+//! The implementation `reference`: the oracle's evaluation in f32.
 //!
-//! Widens inputs to f32, evaluates, and adds the gradients to the caller's.
+//! Widens inputs to f32, evaluates, and adds the gradients to the caller's accumulators.
 
 use crate::host::{Grads, Slice, SliceMut};
 use crate::oracle::{Policy, gradient, score};
@@ -13,7 +13,7 @@ use grpo_core::{Dtype, HeadLayout, PlanRequest, PolicyOutput, PolicySpec, Scores
 use half::bf16;
 use std::borrow::Cow;
 
-/// The dense implementation. Allocates in every call: it is for checking, not for speed.
+/// The dense implementation. It allocates in every call: it is a reference for tests, not optimised.
 pub(crate) struct DenseKernel {
     request: PlanRequest,
 }
@@ -23,7 +23,7 @@ impl DenseKernel {
         Self { request: request.clone() }
     }
 
-    /// Hands the policy, widened to f32, to `f`.
+    /// Calls `f` with the policy, widened to f32.
     fn with_policy<T>(&self, policy: PolicyOutput<Slice<'_>>, f: impl FnOnce(&Policy<'_, f32>) -> T) -> T {
         let layout = match self.request.policy {
             PolicySpec::Hidden { layout, .. } => layout,
@@ -82,8 +82,8 @@ impl Kernel for DenseKernel {
     }
 }
 
-/// Bytes that a call allocates: inputs widened to f32, logits and their gradient, gradients of hidden states and head, 32
-/// bytes of statistics and 32 of derivatives per token. Saturates where the sum does not fit.
+/// Returns the bytes that a call allocates: inputs widened to f32, logits and their gradient, gradients of hidden
+/// states and head, and per token 32 bytes of statistics and 32 of derivatives. Saturates on overflow.
 pub(crate) fn workspace(request: &PlanRequest) -> usize {
     let n = request.max_tokens;
     let widened = if request.policy.dtype() == Dtype::Bf16 { request.inputs_bytes().saturating_mul(2) } else { 0 };

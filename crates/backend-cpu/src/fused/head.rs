@@ -1,10 +1,11 @@
 //! The LM head as tiles, and the products with it.
 //!
-//! Avoids a copy of the head in another dtype or layout: what a product needs of it is packed where it is used, once per
-//! chunk of tokens and product: a part of a tile at a time, or, where the tokens of a chunk come in turns, the whole tile before them.
+//! There is no copy of the whole head in another dtype or layout: products pack what they use, once per chunk of tokens
+//! and product. They pack a part of a tile at a time, or the whole tile first if a chunk's tokens are processed in
+//! several steps.
 //!
-//! Legend: L rows (tokens of a chunk), H hidden, V vocabulary, T entries of a vocabulary tile (the last one of a head
-//! may be narrower).
+//! Legend: L rows (tokens of a chunk), H hidden, V vocabulary, T entries of a vocabulary tile (the last tile may be
+//! narrower).
 
 use super::slot::ENTRIES;
 use crate::gemm::{Gemm, KAxis, MatMut, Order, Packed, RHS_PANEL, Rows};
@@ -13,7 +14,7 @@ use crate::softmax::TILE;
 use grpo_core::HeadLayout;
 use std::ops::Range;
 
-/// Weight and bias of one call.
+/// The weight and bias of one call.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Head<'a> {
     pub(crate) gemm: Gemm,
@@ -22,19 +23,19 @@ pub(crate) struct Head<'a> {
     pub(crate) layout: HeadLayout,
     pub(crate) h: usize,
     pub(crate) v: usize,
-    /// Whether a tile is packed as a whole before products with it, by [`Head::pack_for_logits`] and [`Head::pack_for_hidden`]. Otherwise
-    /// products pack a part of it at a time.
+    /// `true` if [`Head::pack_for_logits`] and [`Head::pack_for_hidden`] pack whole tiles before the products.
+    /// Otherwise products pack a part of a tile at a time.
     pub(crate) packs_tiles: bool,
 }
 
 impl<'a> Head<'a> {
-    /// The entries of tile `index`.
+    /// Returns the vocabulary entries of tile `index`.
     pub(crate) fn tile(&self, index: usize) -> Range<usize> {
         let start = index * TILE;
         start..self.v.min(start + TILE)
     }
 
-    /// The weight's `entries` and `units`, and which axis `units` are.
+    /// Returns the weight's `entries` and `units`, with the axis of `units` as K.
     fn part(&self, entries: Range<usize>, units: Range<usize>) -> (Rows<'a>, KAxis) {
         match self.layout {
             HeadLayout::VocabHidden => (Rows::new(self.weight, self.h, entries, units), KAxis::Columns),
@@ -42,19 +43,19 @@ impl<'a> Head<'a> {
         }
     }
 
-    /// The weight's `entries` and `units`, and that the entries are what is summed over.
+    /// Returns the weight's `entries` and `units`, with the axis of `entries` as K.
     fn transposed(&self, entries: Range<usize>, units: Range<usize>) -> (Rows<'a>, KAxis) {
         let (source, along) = self.part(entries, units);
         (source, if along == KAxis::Rows { KAxis::Columns } else { KAxis::Rows })
     }
 
-    /// Packs tile `index` into `words` for [`Head::logits`], where tiles are packed as a whole.
+    /// Packs tile `index` into `words` for [`Head::logits`], if tiles are packed as a whole.
     pub(crate) fn pack_for_logits(&self, index: usize, words: &mut [u32]) {
         let (gemm, tile) = (self.gemm, self.tile(index));
         if !self.packs_tiles {
             return;
         }
-        // A panel after the other: of most layouts, what lies together in memory is read together.
+        // Panel by panel, which reads contiguous memory in most layouts.
         for (panel, start) in tile.clone().step_by(RHS_PANEL).enumerate() {
             for units in gemm.pieces(self.h) {
                 let stride = gemm.rhs_stride(units.len());
@@ -65,7 +66,7 @@ impl<'a> Head<'a> {
         }
     }
 
-    /// Packs the `units` of tile `index` into `words` for [`Head::hidden_gradient`], where tiles are packed as a whole.
+    /// Packs the `units` of tile `index` into `words` for [`Head::hidden_gradient`], if tiles are packed as a whole.
     pub(crate) fn pack_for_hidden(&self, index: usize, units: Range<usize>, words: &mut [u32]) {
         let (gemm, tile) = (self.gemm, self.tile(index));
         if !self.packs_tiles {
@@ -78,8 +79,9 @@ impl<'a> Head<'a> {
         }
     }
 
-    /// `out: [_, T]` = logits of tile `index` for the tokens from `first` on, which begin a lhs panel, of `l`. `x`: hidden states of
-    /// all `l`, packed as lhs along H. `words`: the packed tile, or room for a part of it.
+    /// Computes `out: [_, T]` = logits of tile `index` for the tokens from `first`, which starts a lhs panel, out of
+    /// `l` tokens. `x` has the hidden states of all `l` tokens, packed as lhs along H. `words` is the packed tile, or a
+    /// buffer for a part of it.
     pub(crate) fn logits(
         &self,
         index: usize,
@@ -119,8 +121,9 @@ impl<'a> Head<'a> {
         }
     }
 
-    /// `out: [L, units]` (+)= dlogits `[L, T]` of tile `index` times the weight. `dlogits`: as lhs, the pieces of a panel one
-    /// after the other, panels `stride` words apart. `words`: the packed units of the tile, or room for a part of them.
+    /// Computes `out: [L, units]` (+)= dlogits `[L, T]` of tile `index` times the weight. `dlogits` are packed as lhs;
+    /// the pieces of a panel are contiguous, panels are `stride` words apart. `words` has the packed units of the tile,
+    /// or is a buffer for a part of them.
     pub(crate) fn hidden_gradient(
         &self,
         index: usize,

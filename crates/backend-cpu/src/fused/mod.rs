@@ -1,25 +1,25 @@
-//! The loss of hidden states x LM head without logits.
+//! The loss of hidden states x LM head without a full logits tensor.
 //!
-//! Avoids the `[N, V]` logits and their gradient, masked rows altogether, and the backward products of rows through
-//! which nothing flows (clipped, zero advantage).
+//! It never stores the `[N, V]` logits and their gradient, skips masked rows, and skips the backward products of rows
+//! without a gradient (clipped, or with zero advantage).
 //!
-//! Blocking: a chunk of C active tokens meets panels of the vocabulary ([`self::tiling`]):
+//! Blocking: a chunk of C active tokens is multiplied with panels of the vocabulary ([`self::tiling`]):
 //!
-//! * token chunks: logits of the chunk for the whole vocabulary are made once, turned into dlogits where they lie, and
+//! * token chunks: the logits of a chunk for the whole vocabulary are computed once, replaced by dlogits in place, and
 //!   multiplied into dH and dW: three products;
-//! * vocabulary panels: panels are made for the statistics, and made again for the gradient: four products, but chunks
-//!   are so large that the head and its gradient hardly move between memory and processor.
+//! * vocabulary panels: logits are computed for the statistics, and recomputed for the gradient: four products, but
+//!   chunks are so large that the head and its gradient cause little memory traffic.
 //!
-//! A task is a tile of the vocabulary: its logits meet the softmax while they are in a core's cache, and so do dlogits, which
-//! are packed as they are made: for dW at once, for dH in the place of the logits. Then tasks are blocks of hidden units.
+//! A task is a tile of the vocabulary: its softmax runs while its logits are in a core's cache. Its dlogits are packed
+//! immediately: for dW, and for dH in place of the logits. After that, tasks are blocks of hidden units.
 //!
-//! A token's results do not depend on its neighbours, on the blocking or on the number of threads, to the bit:
-//! products have position-independent sums ([`crate::gemm`]), softmax sums run over fixed tiles ([`crate::softmax`]).
-//! The head's gradient depends on the chunks, over which it is summed. Where the workspace budget binds, more threads
-//! leave less of it for tokens, so that the chosen chunk, and with it the last bits of that gradient, depends on the
-//! number of threads; a given `token_chunk` settles it.
+//! A token's results are bit-identical for any neighbours, blocking and number of threads: products have
+//! position-independent sums ([`crate::gemm`]), and softmax sums use fixed tiles ([`crate::softmax`]). The head's
+//! gradient is summed over chunks, so it depends on the chunk size. With a limited workspace budget, more threads leave
+//! less memory for tokens, so that the chosen chunk, and the last bits of that gradient, depend on the number of
+//! threads; setting `token_chunk` avoids this.
 //!
-//! Memory: [`self::tiling::Problem::workspace`], allocated with the plan; never more than the budget.
+//! Memory: [`self::tiling::Problem::workspace`], allocated with the plan and never above the budget.
 //!
 //! Legend: N tokens, L live rows of a chunk of C, H hidden, V vocabulary, T entries of a tile, P tiles of a panel.
 
@@ -58,27 +58,27 @@ pub(crate) struct FusedKernel {
     transform: Option<Transform>,
     work: Workspace,
     state: TokenState,
-    /// State indices of tokens through which something flows.
+    /// The state indices of tokens with a gradient.
     live: Vec<usize>,
 }
 
-/// Buffers of one chunk.
+/// The buffers of one chunk.
 struct Workspace {
     /// `[C, H]`, packed as lhs along H, for logits.
     x: Aligned<u32>,
     /// `[C, H]`, packed along C, for dW.
     x_for_head: Aligned<u32>,
-    /// P blocks `[C', T']`: logits, then dlogits packed as lhs along V. C' and T' are whole lhs panels.
+    /// P blocks `[C', T']`: logits, then dlogits packed as lhs along V. C' and T' are multiples of lhs panels.
     panel: Aligned<f32>,
-    /// Gradient of the hidden states of the chunk, `[C, H]`.
+    /// The gradient of the chunk's hidden states, `[C, H]`.
     dh: Aligned<f32>,
-    /// Statistics of every tile of the panel, `[P, C]`.
+    /// The statistics of every tile of the panel, `[P, C]`.
     partials: Vec<Partial>,
-    /// Statistics of every row, merged so far, `[C]`.
+    /// The statistics of every row over the tiles so far, `[C]`.
     sums: Vec<RowSums>,
     /// The tokens of the chunk, `[C]`.
     tokens: Vec<Token>,
-    /// `[L]`: places in the batch.
+    /// `[L]`: positions in the batch.
     live_rows: Vec<usize>,
     slots: Vec<Slot>,
 }
@@ -110,7 +110,7 @@ impl FusedKernel {
         }
     }
 
-    /// Hidden states and head of a call. The wrapper has checked that the policy hands over both.
+    /// Returns the hidden states and head of a call. The wrapper has checked that the policy has both.
     fn inputs<'a>(&self, policy: PolicyOutput<Slice<'a>>) -> (Slice<'a>, Head<'a>) {
         let PolicyOutput::Hidden { hidden, lm_head, bias } = policy else {
             unreachable!("the wrapper has checked the policy against the plan")
@@ -120,13 +120,14 @@ impl FusedKernel {
         (hidden, Head { gemm, weight: lm_head, bias, layout, h, v, packs_tiles })
     }
 
-    /// Panels as runs of at most `size` tiles.
+    /// Divides tiles into panels of at most `size` tiles.
     fn panels(&self, size: usize) -> impl Iterator<Item = Range<usize>> + use<> {
         let tiles = self.problem.tiles();
         (0..tiles).step_by(size).map(move |first| first..tiles.min(first + size))
     }
 
-    /// Statistics of the tokens `rows`, recorded from `at` on. `keep`: whether the logits are left in the panel.
+    /// Computes the statistics of the tokens `rows` and records them from state index `at`. If `keep`, the logits stay
+    /// in the panel.
     fn forward(
         &mut self,
         hidden: Slice<'_>,
@@ -144,7 +145,7 @@ impl FusedKernel {
         let tokens = &mut tokens[..c];
         for (place, (token, row)) in tokens.iter_mut().zip(rows).enumerate() {
             let scales = Scales::new(&self.request.loss, batch.temperature(*row));
-            // Checked to be an index of the vocabulary.
+            // The batch has checked that it is in the vocabulary.
             let target = batch.targets()[*row] as usize;
             *token = Token { row: *row, place, target, scales, row_grad: RowGrad::default() };
         }
@@ -182,8 +183,8 @@ impl FusedKernel {
         self.state.record(at, &sums[..c], tokens.iter().map(|token| token.scales));
     }
 
-    /// Adds the gradients of the tokens `live` (ascending state indices, `at` being that of `rows[0]`) to `grads`.
-    /// `forwarded`: whether the panel still holds the logits of `rows`.
+    /// Adds the gradients of the tokens `live` (ascending state indices; `rows[0]` has index `at`) to `grads`. If
+    /// `forwarded`, the panel still contains the logits of `rows`.
     #[allow(clippy::too_many_arguments)]
     fn backward(
         &mut self,
@@ -254,7 +255,7 @@ impl FusedKernel {
                 HeadLayout::VocabHidden => MatMut::split(grad, [v, h], Cut::Rows, TILE, tiles.clone()),
                 HeadLayout::HiddenVocab => MatMut::split(grad, [h, v], Cut::Columns, TILE, tiles.clone()),
             });
-            // Token chunks hold a block for every tile, vocabulary panels for the tiles of a panel.
+            // Token chunks have a block for every tile, vocabulary panels for the tiles of a panel.
             let held = if forwarded { tiles.start..tiles.end } else { 0..tiles.len() };
             let panel = &mut panel[held.start * block..];
             let blocks = panel.chunks_mut(block).zip(optional(targets).zip(optional(bias)));
@@ -271,7 +272,7 @@ impl FusedKernel {
                     let most = gemm.near_rows().unwrap_or(l);
                     for first in tiles.clone().step_by(TILES_PER_SLOT) {
                         let some = first..tiles.end.min(first + TILES_PER_SLOT);
-                        // The words of the first tile, and of those after it where whole tiles are packed.
+                        // The words per tile, if whole tiles are packed.
                         let words =
                             if head.packs_tiles { gemm.rhs_words(units.len(), head.tile(first).len()) } else { 0 };
                         for index in some.clone() {
@@ -370,7 +371,7 @@ impl Kernel for FusedKernel {
     }
 }
 
-/// The items of an iterator that may not be there, then `None` for ever.
+/// Returns the items of an optional iterator, then `None` forever.
 fn optional<I: Iterator>(mut items: Option<I>) -> impl Iterator<Item = Option<I::Item>> {
     std::iter::from_fn(move || Some(items.as_mut().and_then(Iterator::next)))
 }

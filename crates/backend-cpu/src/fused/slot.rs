@@ -1,4 +1,4 @@
-//! Buffers of the tasks that run at a time, and how tasks are handed to them.
+//! Buffers of concurrent tasks, and their assignment.
 //!
 //! Legend: C tokens of a chunk, H hidden, V vocabulary, T entries of a vocabulary tile.
 
@@ -10,42 +10,43 @@ use crate::threads::for_each_slot;
 use grpo_core::HeadLayout;
 use std::sync::Mutex;
 
-/// Most hidden units of a block of dH: what is packed of a tile for it stays in a core's own cache.
+/// The maximum number of hidden units in a block of dH: the packed part of a tile stays in the L2 cache.
 const UNITS: usize = 512;
-/// Tiles per slot whose dlogits are made before any of them meets the head: few enough to stay in a shared cache.
+/// The number of tiles per slot whose dlogits are computed before their products with the head; few enough for a shared
+/// cache.
 pub(super) const TILES_PER_SLOT: usize = 8;
-/// Vocabulary entries that are packed at a time for logits.
+/// The number of vocabulary entries that are packed at a time for logits.
 pub(super) const ENTRIES: usize = 4 * RHS_PANEL;
 
-/// Pieces of tokens whose dlogits for a tile are packed before they meet the hidden states: some, where a block of the head's gradient
-/// stays near while they are added to it.
+/// Returns the number of token pieces whose dlogits for a tile are packed before their product with the hidden states;
+/// several, if a block of the head's gradient stays in cache during these additions.
 pub(super) fn pieces_at_a_time(gemm: Gemm) -> usize {
     if gemm.near_rows().is_some() { 8 } else { 1 }
 }
 
-/// Elements between rows of `cols` elements of output: an odd number of cache lines where they are to stay near, because rows at a
-/// multiple of a power of two would compete for few places of the caches.
+/// Returns the distance between output rows of `cols` elements: an odd number of cache lines if the rows should stay in
+/// cache, because rows at a multiple of a power of two would conflict in a few cache sets.
 pub(super) fn stride(gemm: Gemm, cols: usize) -> usize {
     const LINE: usize = 16;
     if gemm.near_rows().is_some() { (cols.div_ceil(LINE) | 1) * LINE } else { cols }
 }
 
-/// The buffers of one task at a time.
+/// The buffers of one running task.
 #[derive(Debug)]
 pub(crate) struct Slot {
-    /// A part of the head, packed; whole tiles where [`Problem::packs_tiles`] says so.
+    /// A packed part of the head; whole tiles if [`Problem::packs_tiles`].
     pub(crate) head: Aligned<u32>,
-    /// dlogits of a tile for a few pieces of tokens, packed to be multiplied into the head's gradient.
+    /// The dlogits of a tile for a few pieces of tokens, packed for the head's gradient.
     pub(crate) dlogits: Aligned<u32>,
     /// `[lhs panel, T]`: dlogits of a few tokens.
     pub(crate) rows: Vec<f32>,
-    /// What stays near, of [`Gemm::near_rows`]: logits of some tokens for a tile, then some hidden units of the tile's part of the
-    /// head's gradient. Empty where nothing does.
+    /// The cached block for [`Gemm::near_rows`]: logits of some tokens for a tile, then a block of hidden units of the
+    /// tile's head gradient. Empty if the kernel does not need it.
     pub(crate) near: Aligned<f32>,
 }
 
 impl Slot {
-    /// Words of `head` and of `dlogits`, elements of `rows` and of `near`.
+    /// Returns the lengths of `head`, `dlogits`, `rows` and `near`.
     fn sizes(problem: &Problem, blocking: &Blocking) -> [usize; 4] {
         let Problem { gemm, h, v, layout, .. } = *problem;
         let (t, c) = (v.min(TILE), blocking.chunk);
@@ -77,15 +78,15 @@ impl Slot {
         Self { head: zeros(head), dlogits: zeros(dlogits), rows: vec![0.0; rows], near: zeros(near) }
     }
 
-    /// Bytes of a slot; saturates where they do not fit.
+    /// Returns the bytes of a slot; saturates on overflow.
     pub(crate) fn bytes(problem: &Problem, blocking: &Blocking) -> usize {
         let elements = Self::sizes(problem, blocking).into_iter().fold(0_usize, usize::saturating_add);
         elements.saturating_mul(4).saturating_add(size_of::<Self>())
     }
 }
 
-/// Runs `f` over `items`, as many at a time as there are slots. Which slot gets which item is left to chance; results
-/// do not depend on it, because every item owns its output.
+/// Runs `f` on `items`, one at a time per slot. The assignment of items to slots is not deterministic; results do not
+/// depend on it, because every item has its own output.
 pub(crate) fn for_each_with_slot<I: Iterator + Send>(
     slots: &mut [Slot],
     items: I,
@@ -94,7 +95,7 @@ pub(crate) fn for_each_with_slot<I: Iterator + Send>(
     I::Item: Send,
 {
     let queue = Mutex::new(items);
-    // A poisoned queue means that another task has panicked, and that panic is handed on.
+    // A poisoned queue means that another task has panicked; that panic propagates.
     let next = || queue.lock().ok().and_then(|mut items| items.next());
     for_each_slot(slots, |slot| {
         while let Some(item) = next() {
@@ -103,7 +104,8 @@ pub(crate) fn for_each_with_slot<I: Iterator + Send>(
     });
 }
 
-/// Blocks of hidden units of dH for that many tasks at a time: equal but for the last, each whole panels.
+/// Returns the number of hidden units in the blocks of dH for that many concurrent tasks: blocks are equal except for
+/// the last one, and multiples of panels.
 pub(crate) fn unit_block(h: usize, slots: usize) -> usize {
     let panels = h.div_ceil(RHS_PANEL);
     let rounds = panels.div_ceil(slots * (UNITS / RHS_PANEL));

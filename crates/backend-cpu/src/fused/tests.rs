@@ -1,5 +1,5 @@
-//! The fused head with products of tiles, on any machine: packing, blocks that stay near and output are those of AMX, whose
-//! instructions [`crate::arch::tiles`] stands for where there are none.
+//! Tests of the fused head with products of tiles, on any machine: packing, cached blocks and output are those of the
+//! AMX path; [`crate::arch::tiles`] replaces its instructions if the machine has none.
 
 use super::*;
 use crate::arch::{Isa, IsaToken};
@@ -8,7 +8,7 @@ use grpo_core::{Dtype, GradientSpec, GradsMut, Implementation, LossConfig, LossP
 use rstest::rstest;
 use testkit::{Case, Differences, Output, ROUNDED, Shape, assert_flows, difference, loss, run};
 
-/// Words of a piece: so few that small shapes have many pieces, and what AMX has, 128.
+/// Words of a piece: 16, so that small shapes have many pieces, and 128, as with AMX.
 const FEW: usize = 16;
 const MANY: usize = 128;
 
@@ -26,12 +26,13 @@ fn plan(gemm: Gemm, request: &PlanRequest, slots: usize) -> Box<dyn LossPlan> {
     crate::plan::plan(request, problem.workspace(&blocking), kernel, Threads::default()).unwrap()
 }
 
-/// Products of tiles in pieces of `words`, for the plainest and the fastest instruction set that packs for them.
+/// Returns products of tiles in pieces of `words` words, packed by the baseline and by the fastest instruction set.
 fn tiles(words: usize) -> [Gemm; 2] {
     [Isa::Portable.checked().unwrap(), IsaToken::detect()].map(|isa| Gemm::of_tiles(isa, words))
 }
 
-/// Ways to cut the work: chunks of fewer tokens than a lhs panel, than a piece, than are packed at a time, and all of them.
+/// Returns tilings with chunks of fewer tokens than a lhs panel, than a piece, than are packed at a time, and of all
+/// tokens.
 fn tilings() -> Vec<(Implementation, Tiling)> {
     let orders = [LoopOrder::TokenChunks, LoopOrder::VocabPanels].map(Some);
     let chunks = [Some(15), Some(70), Some(257), None];
@@ -49,8 +50,8 @@ fn wide(values: &[f32]) -> Vec<f64> {
     values.iter().copied().map(f64::from).collect()
 }
 
-/// Every way to cut the work against the oracle, and against products of f32 of dlogits that are rounded alike. Scores and dH have the
-/// same bits however it is cut.
+/// Compares every tiling with the oracle, and with f32 products of dlogits that are rounded to bf16, too. Scores and dH
+/// must be bit-identical for all tilings.
 fn check(loss: &LossConfig, case: &Case, words: usize) {
     let expected = case.oracle(loss);
     assert_flows(&expected);
@@ -66,7 +67,7 @@ fn check(loss: &LossConfig, case: &Case, words: usize) {
             let other = run(&mut *plan(Gemm::new(gemm.isa(), false), &request, 3), case);
             let gradients = [(&got.hidden, &other.hidden), (&got.lm_head, &other.lm_head), (&got.bias, &other.bias)];
             for (got, other) in gradients {
-                // Now and then a dlogit lies between two bf16, and goes to the other one.
+                // Some dlogits are close to halfway between two bf16, and may round differently.
                 let off = difference(got, &wide(other));
                 assert!(off <= 1e-3, "{name}: {off:e} from what f32 products make of it");
             }
@@ -84,7 +85,7 @@ fn check(loss: &LossConfig, case: &Case, words: usize) {
 #[case::one_token("dapo", Shape { lengths: &[1], h: 600, v: 63, ..Shape::default() })]
 #[case::one_unit("dapo", Shape { lengths: &[40, 30], h: 1, v: 513, ..Shape::default() })]
 #[case::temperatures("cispo", Shape { lengths: &[40, 50], h: 40, v: 600, bias: false, temperatures: true, ..Shape::default() })]
-fn products_of_tiles_match_the_oracle(
+fn tile_products_match_the_oracle(
     #[case] loss_type: &str,
     #[case] shape: Shape<'_>,
     #[values(HeadLayout::VocabHidden, HeadLayout::HiddenVocab)] layout: HeadLayout,
@@ -94,7 +95,7 @@ fn products_of_tiles_match_the_oracle(
 }
 
 #[rstest]
-fn products_of_tiles_match_the_oracle_under_a_softcap(
+fn tile_products_match_the_oracle_with_a_softcap(
     #[values(HeadLayout::VocabHidden, HeadLayout::HiddenVocab)] layout: HeadLayout,
 ) {
     let loss = LossConfig { final_logit_softcapping: Some(3.0), ..loss("dapo") };
@@ -102,11 +103,12 @@ fn products_of_tiles_match_the_oracle_under_a_softcap(
     check(&loss, &Case::new(&loss, &shape, 29), FEW);
 }
 
-/// Pieces as long as AMX has them: more tokens, hidden units and entries than one has, and more tokens than are packed at a time.
+/// Pieces of the length that AMX uses: more tokens, hidden units and entries than one piece, and more tokens than are
+/// packed at a time.
 #[rstest]
 #[case::pieces(Shape { lengths: &[200, 100], h: 270, v: 290, ..Shape::default() })]
 #[case::many_tokens(Shape { lengths: &[1100, 1000], h: 24, v: 70, ..Shape::default() })]
-fn pieces_of_amx_match_the_oracle(
+fn pieces_of_amx_length_match_the_oracle(
     #[case] shape: Shape<'_>,
     #[values(HeadLayout::VocabHidden, HeadLayout::HiddenVocab)] layout: HeadLayout,
 ) {
@@ -114,9 +116,9 @@ fn pieces_of_amx_match_the_oracle(
     check(&loss, &Case::new(&loss, &Shape { dtype: Dtype::Bf16, layout, ..shape }, 31), MANY);
 }
 
-/// Each gradient can be left out without a change to the others.
+/// Leaving out one gradient does not change the others.
 #[rstest]
-fn frozen_parts_with_products_of_tiles(
+fn omitted_gradients_do_not_change_others_with_tile_products(
     #[values(true, false)] hidden: bool,
     #[values(true, false)] lm_head: bool,
     #[values(HeadLayout::VocabHidden, HeadLayout::HiddenVocab)] layout: HeadLayout,
@@ -142,7 +144,7 @@ fn frozen_parts_with_products_of_tiles(
 }
 
 #[test]
-fn products_of_tiles_are_added_to_the_gradients_that_are_there() {
+fn tile_products_add_to_existing_gradients() {
     let loss = loss("dapo");
     let shape = Shape { lengths: &[60, 50], h: 40, v: 600, dtype: Dtype::Bf16, ..Shape::default() };
     let (case, gemm) = (Case::new(&loss, &shape, 41), Gemm::of_tiles(IsaToken::detect(), FEW));
@@ -158,7 +160,7 @@ fn products_of_tiles_are_added_to_the_gradients_that_are_there() {
     }
 }
 
-/// Bytes of the buffers of a kernel.
+/// Returns the bytes of a kernel's buffers.
 fn allocated(kernel: &FusedKernel) -> usize {
     let Workspace { x, x_for_head, panel, dh, partials, sums, tokens, live_rows, slots } = &kernel.work;
     let of_slot = |slot: &Slot| {
@@ -174,7 +176,7 @@ fn allocated(kernel: &FusedKernel) -> usize {
 }
 
 #[rstest]
-fn the_workspace_is_what_is_allocated(
+fn reported_workspace_equals_allocations(
     #[values("grpo", "gspo")] loss_type: &str,
     #[values(HeadLayout::VocabHidden, HeadLayout::HiddenVocab)] layout: HeadLayout,
     #[values(FEW, MANY)] words: usize,

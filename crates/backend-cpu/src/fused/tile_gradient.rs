@@ -1,4 +1,4 @@
-//! The gradient of one tile of the vocabulary: dL/dlogits, and from it that of the head.
+//! The gradient of one tile of the vocabulary: dL/dlogits, and the tile's part of the head's gradient.
 //!
 //! Legend: L live tokens of a chunk, H hidden, T entries of the tile.
 
@@ -14,39 +14,41 @@ use bytemuck::cast_slice_mut;
 use grpo_core::HeadLayout;
 use std::ops::Range;
 
-/// What makes dlogits of a tile, and the head's gradient from them.
+/// Computes dlogits of tiles, and the head's gradient from them.
 pub(super) struct TileGradient<'a> {
     pub(super) lm_head: &'a Head<'a>,
     /// The live tokens, `[L]`.
     pub(super) tokens: &'a [Token],
-    /// The tokens, cut along K of the head's gradient.
+    /// The tokens, divided into pieces of K for the head's gradient.
     pub(super) pieces: &'a [Range<usize>],
-    /// `[L, H]`, packed as lhs along H, where logits are to be made; otherwise the panel holds them.
+    /// `[L, H]`, packed as lhs along H, if logits must be computed; otherwise the panel has them.
     pub(super) hidden_states: Option<&'a [u32]>,
     /// `[L, H]`, packed along L, for the head's gradient.
     pub(super) for_head: &'a [u32],
     pub(super) transform: Option<Transform>,
-    /// Elements between rows of logits.
+    /// The elements between rows of logits.
     pub(super) stride: usize,
-    /// Words per token of a tile's packed dlogits.
+    /// The words per token of a tile's packed dlogits.
     pub(super) row: usize,
-    /// Whether dlogits are rounded to bf16.
+    /// `true` if dlogits are rounded to bf16.
     pub(super) round: bool,
-    /// Whether dH needs dlogits.
+    /// `true` if dH needs dlogits.
     pub(super) hidden: bool,
 }
 
-/// Where logits of a tile lie after [`Transform`], and where their dlogits go, packed as lhs along the tile, if dH needs them.
+/// The buffers of a tile's logits after [`Transform`], and of its dlogits, packed as lhs along the tile, if dH needs
+/// them.
 enum Place<'a> {
-    /// Logits of all tokens, which packed dlogits replace.
+    /// Logits of all tokens, which are replaced by packed dlogits.
     Panel(&'a mut [f32]),
-    /// Logits of the tokens at hand, and packed dlogits of all tokens.
+    /// Logits of the current tokens, and packed dlogits of all tokens.
     Near(&'a mut [f32], &'a mut [f32]),
 }
 
 impl TileGradient<'_> {
-    /// Makes dlogits of tile `index` in `block`, packed as lhs along the tile, if dH needs them, and adds the tile's gradient to
-    /// `head_gradient` and `bias`. `block` holds the tile's logits after [`Transform`], unless they are to be made.
+    /// Computes dlogits of tile `index`, writes them to `block`, packed as lhs along the tile, if dH needs them, and
+    /// adds the tile's gradient to `head_gradient` and `bias`. `block` has the tile's logits after [`Transform`],
+    /// unless they must be computed.
     pub(super) fn run(
         &self,
         index: usize,
@@ -84,7 +86,7 @@ impl TileGradient<'_> {
         }
     }
 
-    /// Logits of tile `index` for `tokens`, which begin a lhs panel, after [`Transform`].
+    /// Computes logits of tile `index` for `tokens`, whose first one starts a lhs panel, after [`Transform`].
     fn logits(&self, index: usize, x: &[u32], tokens: Range<usize>, out: &mut [f32], words: &mut [u32]) {
         let (l, t) = (self.tokens.len(), self.lm_head.tile(index).len());
         let mut out = MatMut::new(out, tokens.len(), t, self.stride);
@@ -94,8 +96,8 @@ impl TileGradient<'_> {
         }
     }
 
-    /// Makes dlogits of the tokens of `piece`, and packs them into `out` to be multiplied into the head's gradient, if it needs them.
-    /// `rows`: room for those of a lhs panel.
+    /// Computes dlogits of the tokens of `piece`, and packs them into `out` for the head's gradient, if that is needed.
+    /// `rows` is a buffer for a lhs panel of dlogits.
     fn dlogits(
         &self,
         tile: Range<usize>,
@@ -116,7 +118,7 @@ impl TileGradient<'_> {
                         Place::Near(logits, _) => &logits[(first + i - piece.start) * self.stride..][..t],
                     };
                     let target = within(token.target, &tile);
-                    // The bias takes them as they are: its gradient is a sum, not a product.
+                    // The bias gradient is a sum, not a product, so it uses unrounded dlogits.
                     let round_now = self.round && bias.is_none();
                     let (isa, row_grad, scale) = (gemm.isa(), &token.row_grad, token.scales.logit);
                     match &self.transform {
@@ -133,7 +135,7 @@ impl TileGradient<'_> {
             });
             let source = |entries| Rows::new(Slice::F32(&*rows), t, 0..tokens.len(), entries);
             if self.hidden {
-                // Logits of later tokens lie behind those of the first `first + height`.
+                // The words written here precede the logits of later tokens.
                 let (Place::Panel(block) | Place::Near(_, block)) = &mut place;
                 let words: &mut [u32] = cast_slice_mut(&mut block[first * self.row..]);
                 for entries in gemm.pieces(t) {
@@ -151,8 +153,8 @@ impl TileGradient<'_> {
         }
     }
 
-    /// Adds to `out` the part of the head's gradient that comes from the dlogits of `pieces` for a tile of `t` entries. `near`: room
-    /// for a block of it.
+    /// Adds to `out` the part of the head's gradient that comes from the dlogits of `pieces` for a tile of `t` entries.
+    /// `near` is a buffer for a block of it.
     fn multiply(&self, pieces: &[Range<usize>], t: usize, dlogits: &[u32], near: &mut [f32], out: &mut MatMut<'_>) {
         let Head { gemm, layout, h, .. } = *self.lm_head;
         let start = pieces[0].start;
@@ -190,7 +192,7 @@ impl TileGradient<'_> {
         }
     }
 
-    /// Words of packed dlogits of a tile of `t` entries for so many tokens: whole pieces.
+    /// Returns the words of packed dlogits of a tile of `t` entries for that many tokens, in whole pieces.
     fn words_of(&self, t: usize, tokens: usize) -> usize {
         match self.lm_head.layout {
             HeadLayout::VocabHidden => self.lm_head.gemm.lhs_words(t, tokens),

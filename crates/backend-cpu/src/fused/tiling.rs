@@ -1,12 +1,13 @@
-//! Chooses the blocking of the fused head: how many tokens at a time, how much of the vocabulary at a time.
+//! Selects the blocking of the fused head: the tokens per chunk, and the tiles per panel of the vocabulary.
 //!
-//! One scheme covers both loop orders. A chunk of C tokens meets panels of P vocabulary tiles:
+//! One scheme covers both loop orders. A chunk of C tokens is multiplied with panels of P vocabulary tiles:
 //!
-//! * token chunks: one panel is the whole vocabulary and stays until the backward products: 3 products of 2NHV flops;
-//! * vocabulary panels: a pass for the statistics, then a pass that makes each panel's logits again, turns them into
-//!   dlogits and finishes that part of dW: 4 products, but far less traffic when C is larger for it.
+//! * token chunks: one panel is the whole vocabulary and stays in memory until the backward products: 3 products of
+//!   2NHV flops;
+//! * vocabulary panels: a pass for the statistics, then a pass that recomputes each panel's logits, replaces them by
+//!   dlogits and finishes that part of dW: 4 products, but far less memory traffic if C is larger as a result.
 //!
-//! Given hidden states, the implementation `logits` is the first of these with all tokens in one chunk, whatever the budget.
+//! With hidden states, the implementation `logits` uses token chunks with all tokens in one chunk, for any budget.
 //!
 //! The cost is flops + [`Gemm::flops_per_byte`] x bytes moved.
 
@@ -20,19 +21,19 @@ use crate::tokens::TokenState;
 use grpo_core::error::{Error, Result};
 use grpo_core::{Dtype, HeadLayout, Implementation, LoopOrder, PlanRequest};
 
-/// Sizes of the fused loops.
+/// The block sizes of the fused loops.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Blocking {
     pub(crate) order: LoopOrder,
-    /// Tokens C of a chunk.
+    /// The tokens C of a chunk.
     pub(crate) chunk: usize,
-    /// Tiles P of a panel.
+    /// The tiles P of a panel.
     pub(crate) panel_tiles: usize,
-    /// Tasks at a time.
+    /// The number of concurrent tasks.
     pub(crate) slots: usize,
 }
 
-/// The sizes that a blocking depends on.
+/// The inputs of the choice of a blocking.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Problem {
     pub(crate) gemm: Gemm,
@@ -40,18 +41,18 @@ pub(crate) struct Problem {
     pub(crate) h: usize,
     pub(crate) v: usize,
     pub(crate) layout: HeadLayout,
-    /// Bytes of an element of hidden states and head.
+    /// The bytes of an element of hidden states and head.
     element: usize,
-    /// Whether dlogits are rounded to bf16 before they are multiplied.
+    /// `true` if dlogits are rounded to bf16 before the gradients' products.
     pub(crate) rounds: bool,
     hidden_gradient: bool,
     head_gradient: bool,
-    /// Whether per-token state is kept for all N tokens (sequence-level ratios).
+    /// `true` if the state of all N tokens is kept (for ratios per sequence).
     keeps_all: bool,
 }
 
 impl Problem {
-    /// `dlogits`: what dL/dlogits is rounded to before it is multiplied into gradients.
+    /// `dlogits` is the dtype to which dL/dlogits is rounded before the gradients' products.
     pub(crate) fn new(request: &PlanRequest, h: usize, layout: HeadLayout, isa: IsaToken, dlogits: Dtype) -> Self {
         let dtype = request.policy.dtype();
         Self {
@@ -68,18 +69,18 @@ impl Problem {
         }
     }
 
-    /// Tiles of the vocabulary.
+    /// Returns the number of tiles of the vocabulary.
     pub(crate) fn tiles(&self) -> usize {
         self.v.div_ceil(TILE)
     }
 
-    /// Elements between rows of a tile of logits: room for its words in any packing.
+    /// Returns the elements between rows of a tile of logits, with room for its words in any packing.
     pub(crate) fn stride(&self) -> usize {
         stride(self.gemm, self.v.min(TILE).next_multiple_of(32))
     }
 
-    /// Elements per token of a tile's block in the panel: logits, then packed dlogits in their place; these alone where panels of the
-    /// vocabulary keep their logits near.
+    /// Returns the elements per token of a tile's block in the panel: logits, which packed dlogits replace; or only
+    /// packed dlogits, if vocabulary panels have their logits in the cached block.
     pub(crate) fn row(&self, order: LoopOrder) -> usize {
         match (order, self.gemm.near_rows()) {
             (LoopOrder::VocabPanels, Some(_)) => self.gemm.words(self.v.min(TILE)),
@@ -87,27 +88,28 @@ impl Problem {
         }
     }
 
-    /// Elements between rows of dH of a chunk.
+    /// Returns the elements between rows of a chunk's dH.
     pub(crate) fn dh_stride(&self) -> usize {
         stride(self.gemm, self.h)
     }
 
-    /// Whether a tile of the head is packed as a whole, because the tokens of a chunk meet it some at a time.
+    /// Returns `true` if a tile of the head is packed as a whole, because a chunk's tokens are multiplied with it in
+    /// several steps.
     pub(crate) fn packs_tiles(&self, blocking: &Blocking) -> bool {
         self.gemm.near_rows().is_some_and(|rows| rows < blocking.chunk)
     }
 
-    /// Elements of a tile's block for chunks of `chunk` tokens: whole lhs panels.
+    /// Returns the elements of a tile's block for chunks of `chunk` tokens, rounded up to lhs panels.
     pub(crate) fn block(&self, chunk: usize, order: LoopOrder) -> usize {
         chunk.next_multiple_of(self.gemm.lhs_panel()) * self.row(order)
     }
 
-    /// Tokens whose state is kept.
+    /// Returns the number of tokens whose state is kept.
     pub(crate) fn kept(&self, blocking: &Blocking) -> usize {
         if self.keeps_all { self.n } else { blocking.chunk }
     }
 
-    /// Elements of hidden states packed for logits and for the head's gradient, of the panel, and of dH.
+    /// Returns the elements of hidden states packed for logits and for the head's gradient, of the panel, and of dH.
     pub(crate) fn buffers(&self, blocking: &Blocking) -> [usize; 4] {
         let (a, c, h) = (self.gemm, blocking.chunk, self.h);
         let for_head = match self.layout {
@@ -119,7 +121,7 @@ impl Problem {
         [a.lhs_words(c, h), for_head, panel, if self.hidden_gradient { c * self.dh_stride() } else { 0 }]
     }
 
-    /// Bytes that the plan allocates, tasks included; saturates where the sum does not fit.
+    /// Returns the bytes that the plan allocates, including tasks; saturates on overflow.
     pub(crate) fn workspace(&self, blocking: &Blocking) -> usize {
         let Blocking { chunk, panel_tiles, slots, .. } = *blocking;
         let buffers = self.buffers(blocking).into_iter().fold(0_usize, |sum, elements| sum.saturating_add(elements));
@@ -131,27 +133,27 @@ impl Problem {
             .saturating_add(evaluator_bytes(self.n))
     }
 
-    /// Bytes of a token's statistics, its logp, entropy and their derivatives, and its place among the live ones.
+    /// The bytes of a token's statistics, logp, entropy, their derivatives, and its index among live tokens.
     const KEPT: usize = TokenState::BYTES + size_of::<usize>();
 
-    /// Modelled cost of one step.
+    /// Estimates the cost of one step.
     fn cost(&self, blocking: &Blocking) -> f64 {
         let (n, h, v) = (self.n as f64, self.h as f64, self.v as f64);
         let chunks = self.n.div_ceil(blocking.chunk) as f64;
         let again = if blocking.order == LoopOrder::VocabPanels { 1.0 } else { 0.0 };
         let (dh, dw) = (f64::from(u8::from(self.hidden_gradient)), f64::from(u8::from(self.head_gradient)));
         let flops = 2.0 * n * h * v * (1.0 + again + dh + dw);
-        // The head is read for every product but dW, which is read and written; panels are written and read twice.
+        // Every product except for dW's reads the head; dW is read and written. Panels are written and read twice.
         let head = h * v * (self.element as f64 * (1.0 + again + dh) + 8.0 * dw);
         let panels = if again == 0.0 { 16.0 * n * v } else { 4.0 * n * v };
         flops + self.gemm.flops_per_byte() * (chunks * head + panels)
     }
 }
 
-/// The blocking of `request`: what it says, and for the rest the cheapest that fits the budget.
+/// Returns the blocking of `request`: its settings, and otherwise the cheapest blocking that fits the budget.
 ///
 /// # Errors
-/// [`Error::Budget`] when nothing fits.
+/// [`Error::Budget`] if nothing fits.
 pub(crate) fn choose(request: &PlanRequest, problem: &Problem, threads: usize) -> Result<Blocking> {
     let tiling = &request.tiling;
     if request.implementation == Implementation::Logits {
@@ -179,7 +181,7 @@ pub(crate) fn choose(request: &PlanRequest, problem: &Problem, threads: usize) -
             if slots == 1 {
                 break;
             }
-            // Fewer tasks at a time need less.
+            // Fewer concurrent tasks need less memory.
             slots /= 2;
         }
     }
@@ -190,13 +192,13 @@ pub(crate) fn choose(request: &PlanRequest, problem: &Problem, threads: usize) -
     })
 }
 
-/// The blocking with the most tokens per chunk that fits.
+/// Returns the blocking with the largest chunk that fits.
 fn largest(request: &PlanRequest, problem: &Problem, order: LoopOrder, slots: usize, budget: usize) -> Blocking {
     let with = |chunk| with_chunk(request, problem, order, slots, chunk, budget);
     if let Some(chunk) = request.tiling.token_chunk {
         return with(chunk);
     }
-    // One chunk of 1 is known to fit; workspace grows with the chunk.
+    // A chunk of 1 is known to fit, and the workspace grows with the chunk.
     let (mut fits, mut too_large) = (1, problem.n + 1);
     while too_large - fits > 1 {
         let middle = fits + (too_large - fits) / 2;
@@ -206,7 +208,7 @@ fn largest(request: &PlanRequest, problem: &Problem, order: LoopOrder, slots: us
             too_large = middle;
         }
     }
-    // Chunks of equal size waste less of the last one, whole panels less of each.
+    // Equal chunks waste less of the last chunk, multiples of panels less of each.
     let (even, panel) = (problem.n.div_ceil(problem.n.div_ceil(fits)), problem.gemm.lhs_panel());
     with(if even.next_multiple_of(panel) <= fits { even.next_multiple_of(panel) } else { even })
 }
@@ -225,7 +227,7 @@ fn with_chunk(
         (LoopOrder::TokenChunks, _) => with(tiles),
         (LoopOrder::VocabPanels, Some(block)) => with(block.div_ceil(TILE).clamp(1, tiles)),
         (LoopOrder::VocabPanels, None) => {
-            // Enough tiles for all tasks; more, up to eight per task, while they cost nothing in tokens.
+            // At least one tile per task; up to eight per task, as long as the chunk does not shrink.
             let least = with(slots.min(tiles));
             let free = budget.saturating_sub(problem.workspace(&least));
             let tile = 4 * problem.block(least.chunk, order) + least.chunk * size_of::<Partial>();
@@ -257,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn every_choice_fits_its_budget_or_says_what_would() {
+    fn blockings_fit_the_budget_or_errors_name_a_sufficient_one() {
         for (n, h, v) in
             [(1, 64, 1), (7, 64, 1013), (2048, 2048, 32768), (8192, 4096, 151_936), (200_000, 8192, 262_144)]
         {
@@ -298,14 +300,14 @@ mod tests {
     }
 
     #[test]
-    fn arithmetic_decides_for_chunks_and_traffic_for_panels() {
+    fn loop_order_follows_from_the_cost_estimate() {
         let order = |n, h, v, budget| {
             let request = request(n, h, v, Dtype::F32, Tiling { workspace_budget: budget, ..Tiling::default() });
             let blocking = choose(&request, &problem(&request, h), 2).unwrap();
             blocking.order
         };
         assert_eq!(order(2048, 2048, 32_768, 128 << 20), LoopOrder::TokenChunks);
-        // A chunk of a few tokens would stream the head again and again.
+        // With chunks of a few tokens, the head would be read from memory too often.
         assert_eq!(order(1024, 896, 151_936, 16 << 20), LoopOrder::VocabPanels);
     }
 }

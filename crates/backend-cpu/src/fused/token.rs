@@ -1,4 +1,4 @@
-//! A token as the fused loops see it.
+//! Tokens in the fused loops.
 
 use crate::softmax::{RowGrad, RowSums, Scales};
 use std::ops::Range;
@@ -16,10 +16,10 @@ pub(super) struct Token {
     pub(super) row_grad: RowGrad,
 }
 
-/// Bytes of a token in a plan's workspace, beside tensors.
+/// The bytes of a token in a plan's workspace, without tensors.
 pub(super) const TOKEN_BYTES: usize = size_of::<RowSums>() + size_of::<Token>() + size_of::<usize>();
 
-/// Index of `target` within a tile.
+/// Returns the index of `target` within a tile.
 pub(super) fn within(target: usize, tile: &Range<usize>) -> Option<usize> {
     tile.contains(&target).then(|| target - tile.start)
 }

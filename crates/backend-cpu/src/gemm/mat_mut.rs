@@ -1,4 +1,4 @@
-//! Where the result of a product goes.
+//! The output of a product.
 #![allow(unsafe_code)]
 
 use crate::arch::panel::RHS_PANEL;
@@ -7,7 +7,7 @@ use crate::profile::{Clock, Work};
 use std::marker::PhantomData;
 use std::ops::Range;
 
-/// A row-major matrix to write: rows of `cols` elements, `stride` apart.
+/// A writable row-major matrix: rows of `cols` elements, `stride` apart.
 #[derive(Debug)]
 pub(crate) struct MatMut<'a> {
     data: *mut f32,
@@ -17,10 +17,10 @@ pub(crate) struct MatMut<'a> {
     owner: PhantomData<&'a mut [f32]>,
 }
 
-// SAFETY: a `MatMut` is the only way to its elements for as long as it lives, like the slice it was made of.
+// SAFETY: a `MatMut` has exclusive access to its elements, like the mutable slice that it was made from.
 unsafe impl Send for MatMut<'_> {}
 
-/// How a matrix is cut into blocks.
+/// The direction in which a matrix is divided into blocks.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Cut {
     Rows,
@@ -28,16 +28,16 @@ pub(crate) enum Cut {
 }
 
 impl<'a> MatMut<'a> {
-    /// `rows` rows of `cols` elements in `data`, which begin `stride` elements apart.
+    /// Makes a matrix of `rows` rows of `cols` elements in `data`; rows start `stride` elements apart.
     ///
     /// # Panics
-    /// When the slice is too short or rows overlap.
+    /// If the slice is too short or rows overlap.
     pub(crate) fn new(data: &'a mut [f32], rows: usize, cols: usize, stride: usize) -> Self {
         check(data.len(), rows, cols, stride);
         Self { data: data.as_mut_ptr(), rows, cols, stride, owner: PhantomData }
     }
 
-    /// The blocks `blocks` of a `[rows, cols]` matrix, cut into `size` rows, or columns, each but the last.
+    /// Returns the blocks `blocks` of a `[rows, cols]` matrix that is divided into blocks of `size` rows, or columns.
     pub(crate) fn split(
         data: &'a mut [f32],
         [rows, cols]: [usize; 2],
@@ -48,7 +48,7 @@ impl<'a> MatMut<'a> {
         check(data.len(), rows, cols, cols);
         let whole = Self { data: data.as_mut_ptr(), rows, cols, stride: cols, owner: PhantomData };
         blocks.map(move |block| {
-            // `whole` only tells where blocks are, which share no element.
+            // `whole` gives the addresses of blocks, which share no elements.
             let (whole, start) = (&whole, block * size);
             match cut {
                 Cut::Rows => {
@@ -65,44 +65,44 @@ impl<'a> MatMut<'a> {
         })
     }
 
-    /// The number of rows.
+    /// Returns the number of rows.
     pub(crate) fn rows(&self) -> usize {
         self.rows
     }
 
-    /// The number of elements of a row.
+    /// Returns the number of elements of a row.
     pub(crate) fn cols(&self) -> usize {
         self.cols
     }
 
-    /// Row `i`.
+    /// Returns row `i`.
     pub(crate) fn row(&mut self, i: usize) -> &mut [f32] {
         let (row, _) = self.piece(i, 0, 1, self.cols);
-        // SAFETY: `piece` vouches for the row, of which this is the only owner.
+        // SAFETY: `piece` has checked the row, and `self` has exclusive access to it.
         unsafe { std::slice::from_raw_parts_mut(row, self.cols) }
     }
 
-    /// Some of its rows.
+    /// Returns some of the rows.
     pub(crate) fn some_rows(&mut self, rows: Range<usize>) -> MatMut<'_> {
         assert!(rows.start <= rows.end && rows.end <= self.rows, "rows of the output");
         let data = self.data.wrapping_add(rows.start * self.stride);
         MatMut { data, rows: rows.len(), cols: self.cols, stride: self.stride, owner: PhantomData }
     }
 
-    /// Some of its columns.
+    /// Returns some of the columns.
     pub(crate) fn columns(&mut self, columns: Range<usize>) -> MatMut<'_> {
         assert!(columns.start <= columns.end && columns.end <= self.cols, "columns of the output");
         let data = self.data.wrapping_add(columns.start);
         MatMut { data, rows: self.rows, cols: columns.len(), stride: self.stride, owner: PhantomData }
     }
 
-    /// First element and stride of the piece `[rows, cols]` at (i, j).
+    /// Returns the first element and the stride of the block `[rows, cols]` at (i, j).
     pub(super) fn piece(&mut self, i: usize, j: usize, rows: usize, cols: usize) -> (*mut f32, usize) {
         assert!(i + rows <= self.rows && j + cols <= self.cols, "a piece of the output");
         (self.data.wrapping_add(i * self.stride + j), self.stride)
     }
 
-    /// Adds a matrix of this shape, whose rows begin `stride` elements apart in `from`.
+    /// Adds a matrix of this shape, whose rows start `stride` elements apart in `from`.
     pub(crate) fn add(&mut self, isa: IsaToken, from: &[f32], stride: usize) {
         let _clock = Clock::start(Work::Products);
         for (i, from) in (0..self.rows).zip(from.chunks(stride)) {
@@ -110,7 +110,7 @@ impl<'a> MatMut<'a> {
         }
     }
 
-    /// Writes, or adds, the upper left part of `from: [_, 32]` to `rows`, `cols`.
+    /// Stores, or adds, the upper left part of `from: [_, 32]` to `rows`, `cols`.
     pub(super) fn store(&mut self, isa: IsaToken, rows: Range<usize>, cols: Range<usize>, from: &[f32], add: bool) {
         let (to, stride) = self.piece(rows.start, cols.start, rows.len(), cols.len());
         let from = from.as_chunks::<RHS_PANEL>().0;
@@ -118,7 +118,7 @@ impl<'a> MatMut<'a> {
     }
 }
 
-/// Rows of `cols` elements from `to` on, `stride` apart: what [`MatMut::piece`] vouches for.
+/// Rows of `cols` elements from `to`, `stride` apart, checked by [`MatMut::piece`].
 #[derive(Clone, Copy)]
 struct Piece {
     to: *mut f32,
@@ -138,10 +138,10 @@ simd_dispatch! { fn store(piece: Piece, from: &[[f32; RHS_PANEL]], add: bool) = 
 #[inline(always)]
 fn store_body<M: MulAdd>(piece: Piece, from: &[[f32; RHS_PANEL]], add: bool) {
     for (i, from) in from.iter().enumerate() {
-        // SAFETY: a piece is made of elements of a `MatMut`, which is their only owner, and has as many rows as `from`.
+        // SAFETY: a piece consists of elements of a `MatMut`, which has exclusive access, and has at least as many rows as `from`.
         let to = unsafe { std::slice::from_raw_parts_mut(piece.to.add(i * piece.stride), piece.cols) };
         match (<&mut [f32; RHS_PANEL]>::try_from(&mut *to), add) {
-            // A known length needs no loop.
+            // A constant length needs no loop.
             (Ok(to), true) => to.iter_mut().zip(from).for_each(|(to, from)| *to += from),
             (Ok(to), false) => *to = *from,
             (Err(_), true) => to.iter_mut().zip(from).for_each(|(to, from)| *to += from),
@@ -150,7 +150,7 @@ fn store_body<M: MulAdd>(piece: Piece, from: &[[f32; RHS_PANEL]], add: bool) {
     }
 }
 
-/// Whether every element of the shape lies in a slice of `len` elements.
+/// Checks that every element of the shape is in a slice of `len` elements.
 fn check(len: usize, rows: usize, cols: usize, stride: usize) {
     let end = (rows.max(1) - 1).checked_mul(stride).and_then(|start| start.checked_add(cols));
     assert!(

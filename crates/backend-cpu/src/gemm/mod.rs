@@ -1,24 +1,25 @@
 //! Matrix products of packed operands.
 //!
-//! Avoids strided reads in the inner loop, bf16 widened to f32 where the processor multiplies bf16, and sums that depend
-//! on how work was cut.
+//! The inner loop reads contiguous memory, bf16 stays bf16 if the processor multiplies it, and sums do not depend on
+//! the division of work.
 //!
-//! A product is `out[m, n] (+)= sum over k of lhs[m, k] rhs[k, n]`. Callers pack both operands, in pieces of K of at most
-//! [`Gemm::depth`] entries, so that what is used again is packed once. The unit of a packed operand is a *word* of
+//! A product is `out[m, n] (+)= sum over k of lhs[m, k] rhs[k, n]`. Callers pack both operands, in pieces of K of at
+//! most [`Gemm::depth`] entries, so that reused operands are packed once. The unit of a packed operand is a *word* of
 //! 32 bits: an f32, or two neighbours along k in bf16. A piece of K' words is
 //!
 //! * as lhs of vector kernels: panels `[K', 12]`; a word is broadcast per multiply-add;
 //! * as lhs of tile kernels: panels `[K' / 16, 32, 16]`, rows of AMX tiles;
 //! * as rhs: panels `[K', 32]`, two registers or two tiles wide.
 //!
-//! Rows and columns that a panel has too many, and words beyond K, are zero. Vector kernels hold a `[12, 32]` piece of the
-//! output in 24 of 32 registers, tile kernels a `[32, 32]` one in 4 of 8 tiles. A panel of one operand
-//! stays in the first cache while those of the other pass by; of these, as many as a quarter of the second cache holds pass by at a
-//! time, and are there for the next panel. While a panel of the rhs is used, the kernel fetches the next one, a line per step of K:
-//! a weight that comes from memory for a few rows comes while the one before it is multiplied.
+//! Panels are padded with zeros, in rows, columns and words of K. Vector kernels keep a `[12, 32]` block of the output
+//! in 24 of 32 registers, tile kernels a `[32, 32]` block in 4 of 8 tiles. A panel of one operand stays in the L1 cache
+//! while panels of the other operand are multiplied with it; these are processed in groups that fit a quarter of the L2
+//! cache, so that the next panel finds them there. During the work on a rhs panel, the kernel prefetches the next one,
+//! one cache line per step of K: this hides memory latency for weights that are multiplied with few rows.
 //!
-//! Every element of a result is one chain of multiply-adds over a piece, added to what was there: its bits depend on the
-//! instruction set and on the pieces, which the first cache decides, not on the shape of the product or its place in it.
+//! Every element of a result is one chain of multiply-adds over a piece, added to the previous value. Its bits depend
+//! on the instruction set and on the length of pieces, which the L1 cache determines, but not on the shape of the
+//! product or the position in it.
 #![allow(unsafe_code)]
 
 mod mat_mut;
@@ -40,30 +41,33 @@ use amx::Tiles;
 use pack::{Bf16Pair, F32Word};
 use std::ops::Range;
 
-/// Most words of a piece for a first cache of `bytes`: a panel of each operand and a piece of the output stay in it, which a core that
-/// makes two multiply-adds of 64 bytes in a cycle needs. It would take 15 bytes per cycle from the second otherwise, and so takes those of
-/// the panels that pass by, 4 of the lhs or 11 of the rhs. 160 for 32 KiB, 256 for 48 and more: longer ones were not measured.
+/// Returns the maximum words of a piece for an L1 cache of `bytes`. A panel of each operand and a block of the output
+/// should stay in L1, for cores that do two 64-byte multiply-adds per cycle. Otherwise they would need 15 bytes per
+/// cycle from L2, in addition to the other operand's panels: 4 for the lhs or 11 for the rhs. The result is 160 for 32
+/// KiB and 256 for 48 KiB and more; longer pieces were not measured.
 fn most_words(bytes: usize) -> usize {
     const OUT: usize = LHS_PANEL * RHS_PANEL * size_of::<f32>();
     let words = bytes.saturating_sub(OUT) / ((LHS_PANEL + RHS_PANEL) * size_of::<u32>());
     (words / GRAIN * GRAIN).clamp(160, 256)
 }
 
-/// Most words of a piece for tile kernels: a panel of each operand, 16 KiB, and a piece of the output on its way, 4 KiB, stay in a first
-/// cache of 48 KiB, which is what processors with AMX have.
+/// The maximum words of a piece for tile kernels: a panel of each operand, 16 KiB, and a block of the output, 4 KiB,
+/// fit into an L1 cache of 48 KiB, the size on processors with AMX.
 const TILE_WORDS: usize = 128;
 
-/// Pieces of K are made of whole blocks of so many entries, but for the last: whole rows of tiles, whole blocks to transpose.
+/// The pieces of K are multiples of this many entries, except for the last piece: whole rows of tiles, whole blocks to
+/// transpose.
 const GRAIN: usize = 32;
 
-/// How products are made: by which kernel of which instruction set, and so how operands are packed.
+/// The kernel and instruction set of products, which determine the packing of operands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Gemm {
     isa: IsaToken,
     kernel: GemmKernel,
-    /// Most words of a piece.
+    /// The maximum words of a piece.
     most: usize,
-    /// Words of an operand that stay in a core's second cache while panels of the other pass by.
+    /// The words of an operand that stay in a core's L2 cache while panels of the other operand are multiplied with
+    /// them.
     near: usize,
 }
 
@@ -78,30 +82,30 @@ enum GemmKernel {
     Amx,
 }
 
-/// A piece of the output on its way there. Its rows begin at cache lines, so that no row of a tile is stored across two of them.
+/// A block of the output before it is stored. Its rows start at cache lines, so that no row of a tile crosses two of
+/// them.
 #[repr(align(64))]
 struct Edge([f32; amx::LHS_PANEL * RHS_PANEL]);
 
-/// Panels of a piece of an operand; they begin `stride` words apart.
+/// The panels of a piece of an operand, which start `stride` words apart.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Packed<'a> {
     pub(crate) words: &'a [u32],
     pub(crate) stride: usize,
 }
 
-/// Which pieces of the output follow one another.
+/// The order in which blocks of the output are computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Order {
-    /// The pieces below follow one another: a rhs panel stays near.
+    /// Column by column: a rhs panel stays in cache.
     ByColumns,
-    /// The pieces to the right follow one another: better where the output comes from memory, because neighbours share
-    /// its pages.
+    /// Row by row: better if the output comes from memory, because neighbours share its pages.
     ByRows,
 }
 
 impl Gemm {
-    /// `bf16`: whether all operands hold bf16 values. Where the processor multiplies pairs of those, it will; elsewhere
-    /// the same values are multiplied in f32.
+    /// If `bf16`, all operands have bf16 values. They are multiplied as pairs if the processor can; otherwise the same
+    /// values are multiplied in f32.
     pub(crate) fn new(isa: IsaToken, bf16: bool) -> Self {
         let kernel = match isa.get() {
             Isa::Amx if bf16 => GemmKernel::Amx,
@@ -112,7 +116,7 @@ impl Gemm {
         Self::of(isa, kernel, most)
     }
 
-    /// Products of tiles in pieces of at most `most` words, a multiple of 16, on any machine: where it has no AMX, those of
+    /// Makes products of tiles in pieces of at most `most` words, a multiple of 16, on any machine: without AMX, with
     /// [`crate::arch::tiles`].
     #[cfg(test)]
     pub(crate) fn of_tiles(isa: IsaToken, most: usize) -> Self {
@@ -120,17 +124,17 @@ impl Gemm {
     }
 
     fn of(isa: IsaToken, kernel: GemmKernel, most: usize) -> Self {
-        // A quarter: the other operand's panels and the output pass through it too.
+        // A quarter, because the other operand's panels and the output use the L2 cache, too.
         Self { isa, kernel, most, near: second_cache() / 4 / size_of::<u32>() }
     }
 
-    /// The instruction set that the kernels are compiled for.
+    /// Returns the instruction set that the kernels are compiled for.
     pub(crate) fn isa(self) -> IsaToken {
         self.isa
     }
 
-    /// What a core multiplies and adds while a byte travels between it and memory, two flops each; of the machines at hand
-    /// (100, 200 and 2000 Gflop/s beside 10 GB/s).
+    /// Returns the multiply-adds of a core, two flops each, per byte of memory traffic, on the development machines
+    /// (100, 200 and 2000 Gflop/s at 10 GB/s).
     pub(crate) fn flops_per_byte(self) -> f64 {
         match self.kernel {
             GemmKernel::F32 => 10.0,
@@ -139,12 +143,12 @@ impl Gemm {
         }
     }
 
-    /// Rows of a lhs panel.
+    /// Returns the rows of a lhs panel.
     pub(crate) fn lhs_panel(self) -> usize {
         if self.kernel == GemmKernel::Amx { amx::LHS_PANEL } else { LHS_PANEL }
     }
 
-    /// Most entries of K in a piece.
+    /// Returns the maximum entries of K in a piece.
     pub(crate) fn depth(self) -> usize {
         match self.kernel {
             GemmKernel::F32 => self.most,
@@ -152,25 +156,27 @@ impl Gemm {
         }
     }
 
-    /// Rows of output that stay in a core's second cache while one piece of K after the other is added to them: as many as a piece has
-    /// entries, 256, which at some 512 elements each are a quarter of 2 MiB. `None` for kernels that are so slow that the output may come
-    /// from anywhere: they hide that.
+    /// Returns the output rows that stay in a core's L2 cache while all pieces of K are added to them: as many as a
+    /// piece has entries, 256, which at about 512 elements each are a quarter of 2 MiB. Returns `None` for slower
+    /// kernels, which hide the latency of output from memory.
     pub(crate) fn near_rows(self) -> Option<usize> {
         (self.kernel == GemmKernel::Amx).then(|| self.depth())
     }
 
-    /// Cuts `0..k` into as few pieces of at most [`Self::depth`] entries as there can be, of one size but for the last.
+    /// Divides `0..k` into the smallest number of pieces of at most [`Self::depth`] entries, of equal size except for
+    /// the last.
     pub(crate) fn pieces(self, k: usize) -> impl Iterator<Item = Range<usize>> {
         cut(k, self.depth(), GRAIN)
     }
 
-    /// Pieces of `0..k` that are whole lhs panels but for the last: where K are the rows of another product's lhs.
+    /// Divides `0..k` into pieces that are multiples of lhs panels except for the last, for a K that is the rows of
+    /// another product's lhs.
     pub(crate) fn panel_pieces(self, k: usize) -> impl Iterator<Item = Range<usize>> {
         let panel = self.lhs_panel();
         cut(k, self.depth() / panel * panel, panel)
     }
 
-    /// Words of `k` entries of K.
+    /// Returns the words of `k` entries of K.
     pub(crate) fn words(self, k: usize) -> usize {
         match self.kernel {
             GemmKernel::F32 => k,
@@ -179,31 +185,31 @@ impl Gemm {
         }
     }
 
-    /// Words of a lhs panel of `k` entries.
+    /// Returns the words of a lhs panel of `k` entries.
     pub(crate) fn lhs_stride(self, k: usize) -> usize {
         self.lhs_panel() * self.words(k)
     }
 
-    /// Words of a rhs panel of `k` entries.
+    /// Returns the words of a rhs panel of `k` entries.
     pub(crate) fn rhs_stride(self, k: usize) -> usize {
         RHS_PANEL * self.words(k)
     }
 
-    /// Words of `m` rows, `k` deep, as lhs: pieces one after the other.
+    /// Returns the words of `m` rows of depth `k` as lhs, with contiguous pieces.
     pub(crate) fn lhs_words(self, m: usize, k: usize) -> usize {
         m.div_ceil(self.lhs_panel()) * self.lhs_stride(k)
     }
 
-    /// Words of `n` columns, `k` deep, as rhs: pieces one after the other.
+    /// Returns the words of `n` columns of depth `k` as rhs, with contiguous pieces.
     pub(crate) fn rhs_words(self, n: usize, k: usize) -> usize {
         n.div_ceil(RHS_PANEL) * self.rhs_stride(k)
     }
 
-    /// Packs `source` as the lhs of a piece whose panels begin `stride` words apart in `out`.
+    /// Packs `source` as the lhs of a piece whose panels start `stride` words apart in `out`.
     ///
-    /// `KAxis::Columns`: `source: [m, k]`, the whole piece. `KAxis::Rows`: `source: [k, m]`, entries `from..` of the
-    /// piece; `from` is even, and a multiple of [`Self::lhs_panel`] for tiles. Words are written whole: an odd last entry
-    /// is paired with 0.
+    /// With `KAxis::Columns`, `source` is `[m, k]`, the whole piece. With `KAxis::Rows`, `source` is `[k, m]`, entries
+    /// `from..` of the piece; `from` must be even, and a multiple of [`Self::lhs_panel`] for tiles. Words are written
+    /// completely: an odd last entry is paired with 0.
     pub(crate) fn pack_lhs(self, source: Rows<'_>, along: KAxis, from: usize, out: &mut [u32], stride: usize) {
         timed(Work::Packing, || match self.kernel {
             GemmKernel::F32 => pack::panels::<F32Word, LHS_PANEL>(self.isa, &source, along, from, out, stride),
@@ -212,7 +218,7 @@ impl Gemm {
         });
     }
 
-    /// Packs `source` as the rhs of a piece, as [`Self::pack_lhs`] does with n for m.
+    /// Packs `source` as the rhs of a piece, as [`Self::pack_lhs`], with n instead of m.
     pub(crate) fn pack_rhs(self, source: Rows<'_>, along: KAxis, from: usize, out: &mut [u32], stride: usize) {
         timed(Work::Packing, || match self.kernel {
             GemmKernel::F32 => pack::panels::<F32Word, RHS_PANEL>(self.isa, &source, along, from, out, stride),
@@ -225,10 +231,10 @@ impl Gemm {
         });
     }
 
-    /// `out (+)= lhs rhs` over a piece of `k` entries; [`MatMut`] knows m and n.
+    /// Computes `out (+)= lhs rhs` over a piece of `k` entries; for m and n, see [`MatMut`].
     ///
     /// # Panics
-    /// When the operands are too short: an error of this crate, not of its caller.
+    /// If the operands are too short: an error of this crate, not of its caller.
     pub(crate) fn multiply(
         self,
         k: usize,
@@ -260,7 +266,7 @@ impl Gemm {
         for (outer, inner) in steps {
             let (i, j) = if order == Order::ByColumns { (inner, outer) } else { (outer, inner) };
             let (a, b) = (lhs.words[i * lhs.stride..].as_ptr(), rhs.words[j * rhs.stride..].as_ptr());
-            // While this rhs panel is near, the next one comes from afar: a share of it with each lhs panel.
+            // Prefetch the next rhs panel during work on this one, a part of it with each lhs panel.
             let ahead = match order {
                 Order::ByColumns => {
                     let step = RHS_PANEL.div_ceil(lhs_panels);
@@ -271,7 +277,7 @@ impl Gemm {
             let (i, j) = (i * height, j * RHS_PANEL);
             let (rows, cols) = (height.min(m - i), RHS_PANEL.min(n - j));
             if let Some(tiles) = &mut tiles {
-                // SAFETY: both panels were seen to hold `words` words per row or column, a whole number of tiles.
+                // SAFETY: both panels were checked to have `words` words per row or column, a whole number of tiles.
                 unsafe { tiles.multiply(words, a, b, edge) };
                 out.store(self.isa, i..i + rows, j..j + cols, edge, add);
                 continue;
@@ -279,10 +285,10 @@ impl Gemm {
             let pairs = self.kernel == GemmKernel::Bf16Dot;
             if (rows, cols) == (height, RHS_PANEL) {
                 let (c, stride) = out.piece(i, j, height, RHS_PANEL);
-                // SAFETY: both panels were seen to hold `words` words per row or column; `piece` vouches for the output.
+                // SAFETY: both panels were checked to have `words` words per row or column; `piece` has checked the output.
                 unsafe { microkernel::multiply(self.isa, pairs, rows, words, a, b, ahead, c, stride, add) };
             } else {
-                // SAFETY: as above, and `edge` holds [12, 32].
+                // SAFETY: as above, and `edge` has [12, 32] elements.
                 unsafe {
                     let c = edge.as_mut_ptr();
                     microkernel::multiply(self.isa, pairs, rows, words, a, b, ahead, c, RHS_PANEL, false);
@@ -293,14 +299,14 @@ impl Gemm {
     }
 }
 
-/// Cuts `0..k` into as few pieces of at most `most` as there can be, each but the last of one size, a multiple of `grain`. So is
-/// `most`.
+/// Divides `0..k` into the smallest number of pieces of at most `most`, of equal size except for the last; the size is
+/// a multiple of `grain`, like `most`.
 fn cut(k: usize, most: usize, grain: usize) -> impl Iterator<Item = Range<usize>> {
     let size = k.div_ceil(k.div_ceil(most).max(1)).next_multiple_of(grain).min(most);
     (0..k).step_by(size.max(1)).map(move |start| start..k.min(start + size))
 }
 
-/// (outer, inner): all inner panels pass by every outer one, at most `block` of them at a time.
+/// Yields (outer, inner): the inner panels in groups of at most `block`, and each group with every outer panel.
 fn passes(outer: usize, inner: usize, block: usize) -> impl Iterator<Item = (usize, usize)> {
     let block = block.max(1);
     (0..inner).step_by(block).flat_map(move |start| {

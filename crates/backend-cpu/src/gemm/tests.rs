@@ -1,4 +1,4 @@
-//! Products against f64, for every instruction set of this machine, and for tiles on every machine.
+//! Compares products with f64, for every instruction set of this machine, and for tiles on every machine.
 
 use super::*;
 use crate::arch::IsaToken;
@@ -9,17 +9,17 @@ fn noise(seed: u64) -> impl FnMut() -> f32 {
     let mut state = seed;
     move || {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        // Exact in bf16, so that every kernel sees the same values.
+        // Exact in bf16, so that all kernels get the same values.
         bf16::from_f32((state >> 40) as f32 / (1 << 23) as f32 - 1.0).to_f32()
     }
 }
 
-/// Every kernel, packed for by every instruction set.
+/// Returns every kernel, with packing by every instruction set.
 fn kinds() -> impl Iterator<Item = Gemm> {
     IsaToken::available().flat_map(|isa| [Gemm::new(isa, false), Gemm::new(isa, true), Gemm::of_tiles(isa, TILE_WORDS)])
 }
 
-/// `[outer, k]` and its transpose, in both dtypes.
+/// A matrix `[outer, k]` and its transpose, in both dtypes.
 struct Operand {
     outer: usize,
     k: usize,
@@ -45,10 +45,11 @@ impl Operand {
     }
 }
 
-/// The product of a piece, operands packed along the given axes; the lhs in parts where its rows are K.
+/// Computes the product of a piece, with operands packed along the given axes; the lhs is packed in parts if its rows
+/// are K.
 fn product(gemm: Gemm, lhs: &Operand, rhs: &Operand, along: [KAxis; 2], bf16: bool, add: f32) -> Vec<f32> {
     let (m, n, k) = (lhs.outer, rhs.outer, lhs.k);
-    // NaN where nothing is packed would show.
+    // NaN, to detect words that are not packed.
     let mut a = vec![u32::MAX; gemm.lhs_words(m, k)];
     let mut b = vec![u32::MAX; gemm.rhs_words(n, k)];
     let (lhs_stride, rhs_stride) = (gemm.lhs_stride(k), gemm.rhs_stride(k));
@@ -64,7 +65,7 @@ fn product(gemm: Gemm, lhs: &Operand, rhs: &Operand, along: [KAxis; 2], bf16: bo
     }
     let stride = n + 3;
     let mut out = vec![add; m * stride];
-    // Whichever way: elements do not know.
+    // The order must not affect the elements.
     let order = if m % 2 == 0 { Order::ByRows } else { Order::ByColumns };
     let (a, b) = (Packed { words: &a, stride: lhs_stride }, Packed { words: &b, stride: rhs_stride });
     gemm.multiply(k, a, b, &mut MatMut::new(&mut out, m, n, stride), add != 0.0, order);
@@ -73,7 +74,7 @@ fn product(gemm: Gemm, lhs: &Operand, rhs: &Operand, along: [KAxis; 2], bf16: bo
 }
 
 #[test]
-fn products_match_f64_in_every_arithmetic_packing_and_shape() {
+fn products_match_f64() {
     let shapes = [
         (1, 1, 1),
         (12, 32, 2),
@@ -93,7 +94,7 @@ fn products_match_f64_in_every_arithmetic_packing_and_shape() {
             })
             .collect();
         for (gemm, bf16) in kinds().flat_map(|gemm| [(gemm, false), (gemm, true)]) {
-            // The pieces that a first cache of any size asks for.
+            // The longest pieces for any size of the L1 cache.
             let gemm = Gemm { most: most_words(48 << 10), ..gemm };
             for along in [KAxis::Rows, KAxis::Columns].into_iter().flat_map(|a| [[a, KAxis::Rows], [a, KAxis::Columns]])
             {
@@ -110,7 +111,7 @@ fn products_match_f64_in_every_arithmetic_packing_and_shape() {
 }
 
 #[test]
-fn an_element_has_the_same_bits_in_any_product() {
+fn an_element_has_the_same_bits_in_any_product_shape() {
     let (k, m, n) = (77, 45, 70);
     let (lhs, rhs) = (Operand::new(m, k, 3), Operand::new(n, k, 4));
     for gemm in kinds() {
@@ -124,7 +125,7 @@ fn an_element_has_the_same_bits_in_any_product() {
             let alone = product(gemm, &one(&lhs, i), &one(&rhs, j), [KAxis::Rows; 2], true, 0.25);
             assert_eq!(alone[0].to_bits(), whole[i * n + j].to_bits(), "{gemm:?} ({i}, {j})");
         }
-        // One panel at a time, and as many as there are; both orders.
+        // One panel per group, and all panels in one group; both orders.
         for near in [1, usize::MAX] {
             for m in [m, m - 1] {
                 let part = Operand { outer: m, k, wide: lhs.wide.clone(), narrow: lhs.narrow.clone() };
@@ -136,13 +137,13 @@ fn an_element_has_the_same_bits_in_any_product() {
 }
 
 #[test]
-fn pieces_are_as_long_as_a_first_cache_has_room_for() {
+fn piece_length_follows_from_the_l1_size() {
     let kibibytes = [0, 16, 32, 40, 48, 64, 128];
     assert_eq!(kibibytes.map(|size| most_words(size << 10)), [160, 160, 160, 224, 256, 256, 256]);
 }
 
 #[test]
-fn pieces_are_few_of_one_size_and_whole_panels() {
+fn pieces_are_few_and_of_equal_size() {
     let sizes = [32, 40, 48].map(|size| most_words(size << 10));
     for gemm in kinds().flat_map(|gemm| sizes.map(|most| Gemm { most, ..gemm })) {
         for k in [0, 1, 31, 64, 160, 161, 320, 512, 700, 2048, 5000] {
@@ -163,7 +164,7 @@ fn pieces_are_few_of_one_size_and_whole_panels() {
 }
 
 #[test]
-fn blocks_of_a_matrix_are_its_rows_or_columns() {
+fn matrices_split_into_rows_or_columns() {
     let mut data = vec![0.0; 5 * 7];
     for (i, mut block) in MatMut::split(&mut data, [5, 7], Cut::Rows, 2, 1..3).enumerate() {
         assert_eq!((block.rows(), block.cols()), ([2, 1][i], 7));
@@ -180,7 +181,7 @@ fn blocks_of_a_matrix_are_its_rows_or_columns() {
 }
 
 #[test]
-fn parts_of_a_target_are_added_to() {
+fn adding_to_part_of_a_matrix_leaves_the_rest() {
     let mut data = vec![1.0; 5 * 7];
     let isa = Isa::Portable.checked().unwrap();
     let mut whole = MatMut::new(&mut data, 5, 6, 7);
@@ -197,6 +198,6 @@ fn parts_of_a_target_are_added_to() {
 
 #[test]
 #[should_panic(expected = "a [3, 4] matrix with rows 5 apart in 13 elements")]
-fn a_target_that_does_not_fit_is_refused() {
+fn a_matrix_larger_than_its_buffer_is_refused() {
     MatMut::new(&mut [0.0; 13], 3, 4, 5);
 }

@@ -1,7 +1,7 @@
-//! Causal grouped-query attention (arXiv 2305.13245) over sequences that lie end to end.
+//! Causal grouped-query attention (arXiv 2305.13245) over packed sequences.
 //!
-//! Avoids padding, keys and values repeated per query head, and scores beyond a tile of queries: the backward pass makes them again
-//! from the logarithm of each row's sum (arXiv 2205.14135).
+//! There is no padding, and keys and values are not repeated per query head. Scores exist for one tile of queries at a
+//! time: the backward pass recomputes them from the log-sum-exp of each row (arXiv 2205.14135).
 
 use super::product::{Operand, multiply_here};
 use super::scratch::Scratch;
@@ -13,7 +13,7 @@ use crate::threads::slices::*;
 use grpo_core::error::{Error, Result};
 use std::ops::Range;
 
-/// Most queries of a tile.
+/// The maximum of queries in a tile.
 const TILE: usize = 60;
 
 /// The heads of an attention layer. A row of queries, keys and values has A, K and K heads of D entries.
@@ -28,33 +28,34 @@ pub struct Heads {
 }
 
 impl Heads {
-    /// (A + 2K) D, the width of a row of queries, keys and values.
+    /// Returns (A + 2K) D, the width of a row of queries, keys and values.
     pub fn row(self) -> usize {
         (self.query + 2 * self.key_value) * self.width
     }
 
-    /// R = A / K, query heads per key head.
+    /// Returns R = A / K, the query heads per key head.
     pub(super) fn per_key_head(self) -> usize {
         self.query / self.key_value.max(1)
     }
 
-    /// The columns of query head `a`.
+    /// Returns the columns of query head `a`.
     pub(super) fn queries(self, a: usize) -> Range<usize> {
         a * self.width..(a + 1) * self.width
     }
 
-    /// The columns of key head `k`.
+    /// Returns the columns of key head `k`.
     pub(super) fn keys(self, k: usize) -> Range<usize> {
         self.queries(self.query + k)
     }
 
-    /// The columns of value head `k`.
+    /// Returns the columns of value head `k`.
     pub(super) fn values(self, k: usize) -> Range<usize> {
         self.queries(self.query + self.key_value + k)
     }
 }
 
-/// Rows that attend to one another: each to itself, to those of the span before it, and to the whole prefix.
+/// A sequence with an optional prefix: each row attends to itself, to earlier rows of the span, and to the whole
+/// prefix.
 ///
 /// ```
 /// use backend_cpu::layers::Span;
@@ -68,20 +69,20 @@ impl Heads {
 pub struct Span {
     /// The rows of the span.
     pub rows: Range<usize>,
-    /// Rows before those of the span that all of them attend to; may be empty.
+    /// The earlier rows that all rows of the span attend to; may be empty.
     pub prefix: Range<usize>,
 }
 
-/// What attention makes of its rows.
+/// The results of attention.
 #[derive(Clone, Debug)]
 pub struct Mixed {
-    /// The mean of the values `[N, A D]` under each head's probabilities.
+    /// For each head, the mean of the values `[N, A D]`, weighted by the attention probabilities.
     pub values: Vec<f32>,
-    /// The logarithm of the sum of the exponentials of each head's scores `[N, A]`.
+    /// The log-sum-exp of each head's scores `[N, A]`.
     pub lse: Vec<f32>,
 }
 
-/// What the backward pass of attention takes of the forward pass.
+/// The inputs of the backward pass of attention.
 #[derive(Clone, Copy, Debug)]
 pub struct AttentionGrad<'a> {
     /// The queries, keys and values `[N, (A + 2K) D]`.
@@ -94,7 +95,8 @@ pub struct AttentionGrad<'a> {
     pub dvalues: &'a [f32],
 }
 
-/// Queries of a span, and the keys that the last of them sees, in order; query i of t sees all but the last t - 1 - i.
+/// Queries of a span and the keys that the last query attends to, in order; query i of t attends to all but the last t
+/// - 1 - i.
 struct Tile {
     rows: Range<usize>,
     keys: Vec<usize>,
@@ -106,17 +108,17 @@ impl Tile {
         Self { keys: span.prefix.clone().chain(span.rows.start..rows.end).collect(), rows }
     }
 
-    /// The number of keys that the first query sees.
+    /// Returns the number of keys that the first query attends to.
     fn first(&self) -> usize {
         self.keys.len() + 1 - self.rows.len()
     }
 
-    /// `columns` of its keys' rows.
+    /// Selects `columns` of the rows of the keys.
     fn of_keys<'a>(&'a self, data: &'a [f32], stride: usize, columns: Range<usize>, along: KAxis) -> Operand<'a> {
         Operand::list(data, stride, &self.keys, columns, along)
     }
 
-    /// `columns` of its queries' rows.
+    /// Selects `columns` of the rows of the queries.
     fn of_rows<'a>(&self, data: &'a [f32], stride: usize, columns: Range<usize>, along: KAxis) -> Operand<'a> {
         Operand::part(data, stride, self.rows.clone(), columns, along)
     }
@@ -126,7 +128,7 @@ fn tiles(spans: &[Span]) -> Vec<Tile> {
     spans.iter().flat_map(|span| span.rows.clone().step_by(TILE).map(|start| Tile::new(span, start))).collect()
 }
 
-/// Whether the spans are all rows in order and see nothing behind them.
+/// Checks that the spans cover all rows in order, and that prefixes precede their spans.
 fn check(qkv: &[f32], heads: Heads, spans: &[Span]) -> Result<usize> {
     if heads.key_value == 0 || heads.width == 0 || !heads.query.is_multiple_of(heads.key_value) {
         return Err(Error::shape("attention", "heads", "a multiple of the key/value heads", format!("{heads:?}")));
@@ -145,11 +147,11 @@ fn check(qkv: &[f32], heads: Heads, spans: &[Span]) -> Result<usize> {
 }
 
 impl Layers {
-    /// Attention of `qkv: [N, (A + 2K) D]`, queries and keys turned already; scores are divided by sqrt(D). The spans are
-    /// all rows, in order.
+    /// Computes attention of `qkv: [N, (A + 2K) D]`, whose queries and keys have been rotated; scores are divided by
+    /// sqrt(D). The spans must cover all rows, in order.
     ///
     /// # Errors
-    /// [`Error::Shape`] when rows, heads or spans do not fit.
+    /// [`Error::Shape`] if rows, heads or spans do not match.
     pub fn attention(&self, qkv: &[f32], heads: Heads, spans: &[Span]) -> Result<Mixed> {
         let n = check(qkv, heads, spans)?;
         let width = heads.query * heads.width;
@@ -190,7 +192,7 @@ impl Layers {
         }
     }
 
-    /// dL/d(qkv) `[N, (A + 2K) D]` of [`Layers::attention`].
+    /// Computes dL/d(qkv) `[N, (A + 2K) D]` of [`Layers::attention`].
     ///
     /// # Errors
     /// As [`Layers::attention`].
@@ -202,7 +204,7 @@ impl Layers {
         fits("attention_grad", "lse", of.lse.len(), &[n, heads.query])?;
         let (d, r, row) = (heads.width, heads.per_key_head(), heads.row());
         let tiles = tiles(spans);
-        // Each key head's queries, keys and values apart, so that heads can be made at the same time.
+        // Separate buffers for the queries, keys and values of each key head, so that heads can run in parallel.
         let of_head = (r + 2) * d;
         let mut parts = vec![0.0; n * row];
         parts.par_chunks_mut((n * of_head).max(1)).enumerate().for_each(|(k, part)| {
@@ -225,7 +227,7 @@ impl Layers {
         Ok(dqkv)
     }
 
-    /// The tile's part of the gradients of key head `k`: queries `[N, R, D]`, keys and values `[N, D]`.
+    /// Adds the tile's part to the gradients of key head `k`: queries `[N, R, D]`, keys and values `[N, D]`.
     fn attention_grad_tile(&self, of: &AttentionGrad<'_>, heads: Heads, k: usize, tile: &Tile, to: [&mut [f32]; 3]) {
         let (gemm, isa) = (self.gemm, self.gemm.isa());
         let (d, r, row, width) = (heads.width, heads.per_key_head(), heads.row(), heads.query * heads.width);
@@ -271,8 +273,8 @@ impl Layers {
 }
 
 simd_dispatch! {
-    /// Softmax of `scale` times each row's first entries, `first` of row 0 and one more of each next; 0 behind them.
-    /// `lse[i * stride]` is that of row i.
+    /// Softmax of `scale` times the first entries of each row, `first` in row 0 and one more in each further row; the
+    /// rest becomes 0. `lse[i * stride]` gets the log-sum-exp of row i.
     fn softmax(
         scores: &mut [f32], columns: usize, first: usize, scale: f32, lse: &mut [f32], stride: usize,
     ) = softmax_body
@@ -294,16 +296,16 @@ fn softmax_body<M: MulAdd>(
     }
 }
 
-/// Sums that run side by side.
+/// The number of independent sums.
 const LANES: usize = 16;
 
-/// min(x, 0), and NaN for NaN: rounding may leave the largest score above itself.
+/// Returns min(x, 0), and NaN for NaN: after rounding, the maximal score may exceed the maximum.
 #[inline(always)]
 fn below_zero(x: f32) -> f32 {
     if x > 0.0 { 0.0 } else { x }
 }
 
-/// Replaces scores by probabilities; returns the logarithm of the sum of e^(scale x). A NaN makes all of them NaN.
+/// Replaces scores by probabilities and returns the logarithm of the sum of e^(scale x). A NaN makes all of them NaN.
 #[inline(always)]
 pub(super) fn softmax_row<M: MulAdd>(row: &mut [f32], scale: f32) -> f32 {
     let mut lanes = [f32::NEG_INFINITY; LANES];
@@ -335,8 +337,8 @@ pub(super) fn softmax_row<M: MulAdd>(row: &mut [f32], scale: f32) -> f32 {
 }
 
 simd_dispatch! {
-    /// From scores `p` and dL/dp `ds` of a query: its probabilities, and dL/d(unscaled score) = scale p (dp - sum of p dp), where the
-    /// sum is that of values times dvalues. 0 behind the `visible` keys.
+    /// Computes, from scores `p` and dL/dp `ds` of a query, its probabilities and dL/d(unscaled score) = scale p (dp -
+    /// sum of p dp), where the sum equals that of values times dvalues. Entries after the `visible` keys become 0.
     #[allow(clippy::too_many_arguments)]
     fn score_gradient(
         p: &mut [f32], ds: &mut [f32], visible: usize, scale: f32, lse: f32, values: &[f32], dvalues: &[f32],

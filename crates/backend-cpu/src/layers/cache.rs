@@ -1,6 +1,6 @@
-//! Keys and values of positions already seen, and the attention of one new position per sample.
+//! The KV cache of earlier positions, and the attention of one new position per sample.
 //!
-//! Avoids a copy of a prompt's keys and values for each of its samples, and work for samples that have ended.
+//! The samples of a prompt share its keys and values, and finished samples need no work.
 
 use super::attention::{Heads, Span, softmax_row};
 use super::{Layers, fits};
@@ -8,22 +8,22 @@ use crate::arch::{MulAdd, simd_dispatch};
 use crate::threads::slices::*;
 use grpo_core::error::{Error, Result};
 
-/// The keys and values of prompts, and of the completions that are being sampled of them.
+/// The keys and values of prompts, and of their completions during sampling.
 #[derive(Debug)]
 pub struct KvCache {
     heads: Heads,
     layers: Vec<Layer>,
     /// The number of tokens of each prompt.
     prompts: Vec<usize>,
-    /// Samples of each prompt; those of one prompt stand next to each other.
+    /// The number of samples per prompt; samples of one prompt are contiguous.
     per_prompt: usize,
-    /// Positions of a sample that fit.
+    /// The maximum positions of a sample.
     capacity: usize,
-    /// Positions of each sample that are filled.
+    /// The filled positions of each sample.
     filled: Vec<usize>,
 }
 
-/// Per key/value head, keys `[D, positions]` and values `[positions, D]`: what is multiplied lies in rows.
+/// Per key/value head, keys `[D, positions]` and values `[positions, D]`, so that products read contiguous rows.
 #[derive(Debug)]
 struct Layer {
     /// One block per prompt, `[2, K, positions x D]`.
@@ -33,8 +33,8 @@ struct Layer {
 }
 
 impl KvCache {
-    /// An empty cache of `num_layers` layers for prompts of the given lengths, `per_prompt` samples of each, and
-    /// `capacity` positions for every sample.
+    /// Creates an empty cache of `num_layers` layers for prompts of the given lengths, with `per_prompt` samples of
+    /// each, and `capacity` positions for every sample.
     pub fn new(num_layers: usize, heads: Heads, prompts: &[usize], per_prompt: usize, capacity: usize) -> Self {
         let samples = prompts.len() * per_prompt;
         let layer = || Layer {
@@ -45,25 +45,25 @@ impl KvCache {
         Self { heads, layers, prompts: prompts.to_vec(), per_prompt, capacity, filled: vec![0; samples] }
     }
 
-    /// The number of samples.
+    /// Returns the number of samples.
     pub fn samples(&self) -> usize {
         self.filled.len()
     }
 
-    /// The position of the next token of `sample`, one of [`KvCache::samples`].
+    /// Returns the position of the next token of `sample`, an index below [`KvCache::samples`].
     pub fn position(&self, sample: usize) -> usize {
         self.prompts[sample / self.per_prompt] + self.filled[sample]
     }
 
-    /// Positions of `sample` that are still free; see [`KvCache::position`].
+    /// Returns the free positions of `sample`; see [`KvCache::position`].
     pub fn free(&self, sample: usize) -> usize {
         self.capacity - self.filled[sample]
     }
 
-    /// Keeps the prompts' keys and values of a layer: rows of `qkv: [N, (A + 2K) D]`, one span per prompt.
+    /// Stores the prompts' keys and values of a layer: rows of `qkv: [N, (A + 2K) D]`, one span per prompt.
     ///
     /// # Errors
-    /// [`Error::Shape`] when the spans are not the prompts.
+    /// [`Error::Shape`] if the spans do not match the prompts.
     pub fn fill_prompts(&mut self, layer: usize, qkv: &[f32], spans: &[Span]) -> Result<()> {
         if spans.len() != self.prompts.len()
             || spans.iter().zip(&self.prompts).any(|(span, len)| span.rows.len() != *len)
@@ -86,7 +86,7 @@ impl KvCache {
         Ok(())
     }
 
-    /// Counts the position that every layer has written for each of `samples`.
+    /// Advances each of `samples` by the position that all layers have written.
     pub fn advance(&mut self, samples: &[usize]) {
         samples.iter().for_each(|sample| self.filled[*sample] += 1);
     }
@@ -105,12 +105,12 @@ fn write(block: &mut [f32], heads: Heads, len: usize, i: usize, row: &[f32]) {
 }
 
 impl Layers {
-    /// Attention of one new position of each of `samples`, whose queries, keys and values are the rows of
-    /// `qkv: [samples, (A + 2K) D]`; `[samples, A D]`. Keys and values go into the layer of the cache, and count as filled after
-    /// [`KvCache::advance`]. `samples` ascend.
+    /// Computes attention of one new position of each of `samples`; their queries, keys and values are the rows of
+    /// `qkv: [samples, (A + 2K) D]`. Returns `[samples, A D]`. Keys and values are written to the layer of the cache,
+    /// and count as filled after [`KvCache::advance`]. `samples` must be ascending.
     ///
     /// # Errors
-    /// [`Error::Shape`] when rows and samples do not fit, or a sample is full.
+    /// [`Error::Shape`] if rows and samples do not match, or a sample is full.
     pub fn attention_cached(
         &self,
         qkv: &[f32],
@@ -156,7 +156,7 @@ impl Layers {
     }
 }
 
-/// A block of `len` positions, of which `filled` count.
+/// A block of `len` positions; `filled` of them are valid.
 #[derive(Clone, Copy)]
 struct Part<'a> {
     block: &'a [f32],
@@ -165,7 +165,7 @@ struct Part<'a> {
 }
 
 simd_dispatch! {
-    /// The mean of the parts' values `[A, D]` under the probabilities of the queries in `row`.
+    /// Computes the mean of the parts' values `[A, D]`, weighted by the probabilities of the queries in `row`.
     fn mix(
         heads: Heads, row: &[f32], parts: [Part<'_>; 2], scores: &mut Vec<f32>, out: &mut [f32],
     ) = mix_body

@@ -7,7 +7,7 @@ use crate::gemm::KAxis;
 use crate::pages::{Aligned, zeros};
 use grpo_core::error::Result;
 
-/// What a linear layer adds to its product.
+/// The term that a linear layer adds to its product.
 #[derive(Clone, Copy, Debug)]
 pub enum Add<'a> {
     /// Nothing.
@@ -18,8 +18,8 @@ pub enum Add<'a> {
     Residual(&'a [f32]),
 }
 
-/// A weight `[in, out]` in the order in which products read it. Make it where many small products share a weight: each would
-/// take longer to pack it than to multiply.
+/// A weight `[in, out]` in the packed layout of products. It is for many small products with one weight: packing would
+/// take longer than each product.
 #[derive(Clone, Debug)]
 pub struct PackedWeight {
     entries: Entries,
@@ -29,17 +29,17 @@ pub struct PackedWeight {
 #[derive(Clone, Debug)]
 enum Entries {
     Words(Aligned<u32>),
-    /// Of bf16 values, in half the memory.
+    /// Words of bf16 values, in half the memory.
     Halves(Aligned<u16>),
 }
 
 impl PackedWeight {
-    /// `[in, out]`.
+    /// Returns `[in, out]`.
     pub fn dims(&self) -> [usize; 2] {
         self.dims
     }
 
-    /// The bytes that it takes.
+    /// Returns the bytes of the packed weight.
     pub fn bytes(&self) -> usize {
         match &self.entries {
             Entries::Words(words) => size_of_val::<[u32]>(words),
@@ -52,7 +52,7 @@ impl Layers {
     /// Packs a weight `[in, out]` for [`Layers::linear_packed`].
     ///
     /// # Errors
-    /// [`grpo_core::Error::Shape`] when the slice does not have that many values.
+    /// [`grpo_core::Error::Shape`] if the slice has another length.
     pub fn pack_weight(&self, weight: &[f32], [input, output]: [usize; 2]) -> Result<PackedWeight> {
         fits("pack_weight", "weight", weight.len(), &[input, output])?;
         Ok(self.packed(&Operand::new(weight, output, KAxis::Rows), [input, output]))
@@ -73,17 +73,17 @@ impl Layers {
         PackedWeight { entries: Entries::Words(words), dims }
     }
 
-    /// The same of bf16 values.
+    /// Packs a weight of bf16 values.
     pub(super) fn packed_halves(&self, rhs: &impl Rhs, dims: [usize; 2]) -> PackedWeight {
         let mut halves = zeros(self.gemm.rhs_words(dims[1], dims[0]));
         pack_halves(self.gemm, rhs, &mut halves);
         PackedWeight { entries: Entries::Halves(halves), dims }
     }
 
-    /// y `[N, out]` of x `[N, in]` and a weight `[in, out]`; `dims` are `[N, in, out]`.
+    /// Computes y `[N, out]` of x `[N, in]` and a weight `[in, out]`; `dims` are `[N, in, out]`.
     ///
     /// # Errors
-    /// [`grpo_core::Error::Shape`] when a slice does not have as many values as the dimensions say.
+    /// [`grpo_core::Error::Shape`] if a slice does not match the dimensions.
     pub fn linear(&self, x: &[f32], weight: &[f32], add: Add<'_>, dims: [usize; 3]) -> Result<Vec<f32>> {
         let [n, input, output] = dims;
         fits("linear", "x", x.len(), &[n, input])?;
@@ -94,7 +94,7 @@ impl Layers {
         Ok(y)
     }
 
-    /// [`Layers::linear`] with a packed weight, to the bit.
+    /// Like [`Layers::linear`], with a packed weight and bit-identical results.
     ///
     /// # Errors
     /// As [`Layers::linear`].
@@ -112,7 +112,7 @@ impl Layers {
         Ok(y)
     }
 
-    /// dL/dx = dy W^T, `[N, in]`, of dy `[N, out]`; `dims` are `[N, in, out]`.
+    /// Computes dL/dx = dy W^T, `[N, in]`, of dy `[N, out]`; `dims` are `[N, in, out]`.
     ///
     /// # Errors
     /// As [`Layers::linear`].
@@ -126,7 +126,7 @@ impl Layers {
         Ok(dx)
     }
 
-    /// dL/dW = x^T dy, `[in, out]`, of x `[N, in]` and dy `[N, out]`.
+    /// Computes dL/dW = x^T dy, `[in, out]`, of x `[N, in]` and dy `[N, out]`.
     ///
     /// # Errors
     /// As [`Layers::linear`].
@@ -140,7 +140,7 @@ impl Layers {
         Ok(dweight)
     }
 
-    /// dL/db `[out]`: the sum of the rows of dy `[N, out]`.
+    /// Computes dL/db `[out]`: the sum of the rows of dy `[N, out]`.
     ///
     /// # Errors
     /// As [`Layers::linear`].
@@ -154,7 +154,7 @@ impl Layers {
     }
 }
 
-/// What the product is added to, or zeros.
+/// Returns the initial value of the product's output.
 pub(super) fn start(add: Add<'_>, n: usize, output: usize) -> Result<Vec<f32>> {
     match add {
         Add::Nothing => Ok(vec![0.0; n * output]),
@@ -170,7 +170,7 @@ pub(super) fn start(add: Add<'_>, n: usize, output: usize) -> Result<Vec<f32>> {
 }
 
 simd_dispatch! {
-    /// to += from.
+    /// Computes to += from.
     pub(super) fn add_to(from: &[f32], to: &mut [f32]) = add_to_body
 }
 

@@ -1,11 +1,11 @@
-//! The operations of a decoder's layers on host slices, forward and backward: linear layers, RMSNorm, SwiGLU, rotary positions and
-//! grouped-query attention over sequences laid end to end.
+//! The operations of a decoder's layers on host slices, forward and backward: linear layers, RMSNorm, SwiGLU, rotary
+//! position embeddings and grouped-query attention over packed sequences.
 //!
-//! A trainer's automatic differentiation chains them; each backward function takes dL/d(output) and gives the gradients of the
-//! inputs. Products run on the packed kernels of the loss, everything else in one pass per row.
+//! A trainer's automatic differentiation chains them; each backward function takes dL/d(output) and returns the
+//! gradients of the inputs. Products use the packed kernels of the loss; other operations make one pass per row.
 //!
-//! Avoids a library call per exponential, passes over memory per elementary operation, copies that only move axes, padding, and
-//! `[T, T]` scores that outlive a tile of queries.
+//! This saves library calls for exponentials, memory passes for elementary operations, copies that only permute axes,
+//! padding, and `[T, T]` scores for more than one tile of queries.
 //!
 //! ```
 //! use backend_cpu::layers::{Add, Layers};
@@ -16,8 +16,8 @@
 //! # Ok::<(), grpo_core::Error>(())
 //! ```
 //!
-//! Legend: N tokens (rows), H hidden size, I width of the MLP, A query heads, K key/value heads, R = A / K, D head width. All
-//! tensors are row-major f32. Results depend on the instruction set, not on the number of threads.
+//! Legend: N tokens (rows), H hidden size, I width of the MLP, A query heads, K key/value heads, R = A / K, D head
+//! width. All tensors are row-major f32. Results depend on the instruction set, but not on the number of threads.
 
 mod attention;
 mod cache;
@@ -40,22 +40,22 @@ use crate::arch::{Isa, IsaToken};
 use crate::gemm::Gemm;
 use grpo_core::error::{Error, Result};
 
-/// The kernels of one instruction set. See the [module](self) for an example.
+/// The layer kernels of one instruction set. See the [module](self) for an example.
 #[derive(Clone, Copy, Debug)]
 pub struct Layers {
     gemm: Gemm,
 }
 
 impl Layers {
-    /// Kernels of the fastest instruction set that this processor has.
+    /// Selects kernels of the fastest instruction set of this processor.
     pub fn new() -> Self {
         Self { gemm: Gemm::new(IsaToken::detect(), false) }
     }
 
-    /// Kernels of `isa`.
+    /// Selects kernels of `isa`.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] when this processor lacks it.
+    /// [`Error::Unsupported`] if this processor lacks it.
     pub fn with_isa(isa: Isa) -> Result<Self> {
         Ok(Self { gemm: Gemm::new(isa.checked()?, false) })
     }
@@ -67,10 +67,10 @@ impl Default for Layers {
     }
 }
 
-/// Rows that one task works on where a row is one pass.
+/// The rows per task, for operations that make one pass per row.
 const ROWS: usize = 64;
 
-/// Whether a slice has the length that the dimensions ask for.
+/// Checks that a slice has the length of the dimensions.
 fn fits(operation: &'static str, what: &str, found: usize, dims: &[usize]) -> Result<()> {
     let expected = dims.iter().try_fold(1_usize, |product, d| product.checked_mul(*d));
     if expected == Some(found) {

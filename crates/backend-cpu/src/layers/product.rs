@@ -1,4 +1,4 @@
-//! One product of two matrices in memory: packed, multiplied, forgotten.
+//! A product of two matrices in memory, including the packing of operands.
 
 use super::scratch::Scratch;
 use crate::arch::panel::RHS_PANEL;
@@ -8,18 +8,18 @@ use crate::host::Slice;
 use crate::threads::{count, slices::*};
 use std::ops::Range;
 
-/// Most rows of the output that one task makes: the lhs of a piece of K stays in the second cache.
+/// The maximum output rows of a task: the lhs of a piece of K stays in the L2 cache.
 const BLOCK: usize = 240;
-/// Most rows per thread of a product that is cut by columns: half a block. Not tuned.
+/// The maximum rows per thread of a product that is divided by columns: half a block. Not tuned.
 const FEW: usize = 120;
-/// Panels of either operand that one task packs.
+/// The panels of either operand that one task packs.
 const PANELS: usize = 8;
-/// Fewest columns per thread of a product whose columns threads share: two panels. Not tuned.
+/// The minimum columns per thread for a division by columns: two panels. Not tuned.
 const NARROW: usize = 64;
-/// Panels of the rhs that are widened before they are multiplied: 80 KiB of words.
+/// The rhs panels that are widened before they are multiplied: 80 KiB of words.
 const NEAR: usize = 4;
 
-/// A matrix, or some rows and columns of one, of which one axis is K.
+/// A matrix, or some rows and columns of one; one of its axes is K.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Operand<'a> {
     data: &'a [f32],
@@ -36,12 +36,12 @@ enum Pick<'a> {
 }
 
 impl<'a> Operand<'a> {
-    /// All of `data`, whose rows have `columns` elements.
+    /// Selects all of `data`, with rows of `columns` elements.
     pub(super) fn new(data: &'a [f32], columns: usize, along: KAxis) -> Self {
         Self::part(data, columns, 0..data.len() / columns.max(1), 0..columns, along)
     }
 
-    /// `columns` of `rows`, which are `stride` elements apart.
+    /// Selects `columns` of `rows`, which are `stride` elements apart.
     pub(super) fn part(
         data: &'a [f32],
         stride: usize,
@@ -52,12 +52,12 @@ impl<'a> Operand<'a> {
         Self { data, stride, rows: Pick::Range(rows.start, rows.end), columns: (columns.start, columns.end), along }
     }
 
-    /// `columns` of the rows that `rows` names.
+    /// Selects `columns` of the rows listed in `rows`.
     pub(super) fn list(data: &'a [f32], stride: usize, rows: &'a [usize], columns: Range<usize>, along: KAxis) -> Self {
         Self { data, stride, rows: Pick::List(rows), columns: (columns.start, columns.end), along }
     }
 
-    /// The axis that is not K, the part `outer` of it, with the part `k` of K.
+    /// Selects the range `outer` of the axis that is not K, and the range `k` of K.
     fn cut(&self, outer: Range<usize>, k: Range<usize>) -> Rows<'a> {
         let (rows, columns) = match self.along {
             KAxis::Rows => (k, outer),
@@ -72,7 +72,7 @@ impl<'a> Operand<'a> {
         }
     }
 
-    /// (length of the axis that is not K, length of K).
+    /// Returns (length of the axis that is not K, length of K).
     fn dims(&self) -> (usize, usize) {
         let rows = match self.rows {
             Pick::Range(start, end) => end - start,
@@ -86,13 +86,13 @@ impl<'a> Operand<'a> {
     }
 }
 
-/// What is packed as the rhs of a product.
+/// The rhs of a product, before packing.
 pub(super) trait Rhs: Sync {
-    /// (length of the axis that is not K, length of K).
+    /// Returns (length of the axis that is not K, length of K).
     fn dims(&self) -> (usize, usize);
-    /// Which axis of the rows that [`Rhs::with`] hands out is K.
+    /// Returns the axis that is K in the rows of [`Rhs::with`].
     fn along(&self) -> KAxis;
-    /// Hands `f` the part `outer` of the axis that is not K, with the part `k` of K.
+    /// Calls `f` with the range `outer` of the axis that is not K, and the range `k` of K.
     fn with<T>(&self, outer: Range<usize>, k: Range<usize>, f: impl FnOnce(Rows<'_>) -> T) -> T;
 }
 
@@ -110,7 +110,7 @@ impl Rhs for Operand<'_> {
     }
 }
 
-/// Where the packed piece of K that begins at `k` lies among those of `n` columns.
+/// Returns the range of the packed piece `k` of K, for `n` columns.
 fn place(gemm: Gemm, n: usize, k: &Range<usize>) -> Range<usize> {
     let start = gemm.rhs_words(n, k.start);
     start..start + gemm.rhs_words(n, k.len())
@@ -124,14 +124,14 @@ pub(super) struct PackedRhs<'a> {
     pub(super) columns: usize,
 }
 
-/// Words, or the upper halves of words that hold bf16 values, whose lower halves are zero.
+/// Words, or the upper halves of words with bf16 values, whose lower halves are zero.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Panels<'a> {
     Words(&'a [u32]),
     Halves(&'a [u16]),
 }
 
-/// Packs all of `rhs`, which holds bf16 values, into `halves`, as many as [`pack`] writes words.
+/// Packs `rhs`, which must have bf16 values, into `halves`; as many as [`pack`] has words.
 pub(super) fn pack_halves(gemm: Gemm, rhs: &impl Rhs, halves: &mut [u16]) {
     let (n, k) = rhs.dims();
     for piece in gemm.pieces(k) {
@@ -148,7 +148,7 @@ pub(super) fn pack_halves(gemm: Gemm, rhs: &impl Rhs, halves: &mut [u16]) {
 }
 
 simd_dispatch! {
-    /// The upper halves of words.
+    /// Keeps the upper halves of words.
     fn narrow(words: &[u32], halves: &mut [u16]) = narrow_body
 }
 
@@ -158,7 +158,7 @@ fn narrow_body<M: MulAdd>(words: &[u32], halves: &mut [u16]) {
 }
 
 simd_dispatch! {
-    /// Words with these upper halves.
+    /// Makes words with these upper halves and zero lower halves.
     fn widen(halves: &[u16], words: &mut [u32]) = widen_body
 }
 
@@ -167,7 +167,7 @@ fn widen_body<M: MulAdd>(halves: &[u16], words: &mut [u32]) {
     words.iter_mut().zip(halves).for_each(|(word, half)| *word = u32::from(*half) << 16);
 }
 
-/// Packs all of `rhs` into `words`, `gemm.rhs_words(n, k)` of them: the pieces of K one after the other.
+/// Packs `rhs` into `words`, of length `gemm.rhs_words(n, k)`, with contiguous pieces of K.
 pub(super) fn pack(gemm: Gemm, rhs: &impl Rhs, words: &mut [u32]) {
     let (n, k) = rhs.dims();
     for piece in gemm.pieces(k) {
@@ -181,13 +181,13 @@ pub(super) fn pack(gemm: Gemm, rhs: &impl Rhs, words: &mut [u32]) {
     }
 }
 
-/// `out[m, n] (+)= lhs rhs` with a rhs that is packed, on the threads of the pool.
+/// Computes `out[m, n] (+)= lhs rhs` with a packed rhs, on the threads of the pool.
 pub(super) fn multiply_packed(gemm: Gemm, lhs: &Operand<'_>, rhs: PackedRhs<'_>, out: &mut [f32], add: bool) {
     let (m, n) = (lhs.dims().0, rhs.columns);
     if m == 0 || n == 0 {
         return;
     }
-    // By rows; or, where a thread would have few, by columns, so that each reads a part of the weight and uses it for all rows.
+    // Divide by rows; or by columns if threads would get few rows, so that each reads a part of the weight only.
     let (cut, end, size) = match m <= FEW * count() {
         true => (Cut::Columns, n, n.div_ceil(count()).next_multiple_of(RHS_PANEL)),
         false => (Cut::Rows, m, share(m, BLOCK).next_multiple_of(gemm.lhs_panel())),
@@ -205,13 +205,13 @@ pub(super) fn multiply_packed(gemm: Gemm, lhs: &Operand<'_>, rhs: PackedRhs<'_>,
     });
 }
 
-/// The largest blocks of at most `most` into which `all` can be cut so that threads have as many each, give or take a rest.
+/// Returns the largest block of at most `most` that divides `all` into about equally many blocks per thread.
 fn share(all: usize, most: usize) -> usize {
     let turns = all.div_ceil(count() * most);
     all.div_ceil(count() * turns.max(1))
 }
 
-/// The rows `rows` and the columns `columns`, which begin with a panel, of the product, on this thread.
+/// Computes the rows `rows` and the columns `columns`, which start with a panel, of the product, on this thread.
 fn multiply_block(
     gemm: Gemm,
     lhs: &Operand<'_>,
@@ -236,7 +236,7 @@ fn multiply_block(
                 gemm.multiply(k, lhs, Packed { words: &rhs[of_piece], stride }, out, add, Order::ByColumns);
             }
             Panels::Halves(rhs) => {
-                // Widened some panels at a time, which then are in the second cache.
+                // Widen a few panels at a time, which then are in the L2 cache.
                 let mut wide = Scratch::words(NEAR * stride);
                 for (i, halves) in rhs[of_piece].chunks(NEAR * stride).enumerate() {
                     widen(gemm.isa(), halves, &mut wide);
@@ -249,7 +249,7 @@ fn multiply_block(
     }
 }
 
-/// `out[m, n] (+)= lhs rhs`, on the threads of the pool.
+/// Computes `out[m, n] (+)= lhs rhs`, on the threads of the pool.
 pub(super) fn multiply(gemm: Gemm, lhs: &Operand<'_>, rhs: &impl Rhs, out: &mut [f32], add: bool) {
     let (m, (n, k)) = (lhs.dims().0, rhs.dims());
     if n < NARROW * count() {
@@ -257,7 +257,7 @@ pub(super) fn multiply(gemm: Gemm, lhs: &Operand<'_>, rhs: &impl Rhs, out: &mut 
         pack(gemm, rhs, &mut words);
         return multiply_packed(gemm, lhs, PackedRhs { panels: Panels::Words(&words), columns: n }, out, add);
     }
-    // Each thread packs the columns of the rhs that it is about to multiply, a piece of K at a time: they never leave its second cache.
+    // Each thread packs the rhs columns that it multiplies, a piece of K at a time, so that they stay in its L2 cache.
     let mut left = Scratch::words(gemm.lhs_words(m, k));
     pack_left(gemm, lhs, &mut left);
     let size = share(n, PANELS * RHS_PANEL).next_multiple_of(RHS_PANEL);
@@ -280,7 +280,7 @@ pub(super) fn multiply(gemm: Gemm, lhs: &Operand<'_>, rhs: &impl Rhs, out: &mut 
     });
 }
 
-/// Packs all of `lhs` into `words`, `gemm.lhs_words(m, k)` of them: the pieces of K one after the other.
+/// Packs `lhs` into `words`, of length `gemm.lhs_words(m, k)`, with contiguous pieces of K.
 fn pack_left(gemm: Gemm, lhs: &Operand<'_>, words: &mut [u32]) {
     let (m, k) = lhs.dims();
     let block = PANELS * gemm.lhs_panel();
@@ -295,7 +295,7 @@ fn pack_left(gemm: Gemm, lhs: &Operand<'_>, words: &mut [u32]) {
     }
 }
 
-/// [`multiply`] for a small product, on this thread.
+/// Like [`multiply`], for a small product, on this thread.
 pub(super) fn multiply_here(gemm: Gemm, lhs: &Operand<'_>, rhs: &Operand<'_>, out: &mut MatMut<'_>, add: bool) {
     let (n, k) = rhs.dims();
     let mut words = Scratch::words(gemm.rhs_words(n, k));

@@ -5,14 +5,14 @@ use crate::arch::{MulAdd, simd_dispatch};
 use crate::threads::slices::*;
 use grpo_core::error::Result;
 
-/// Sums that run side by side, so that an addition does not wait for the one before it.
+/// The number of independent sums, which hide the latency of additions.
 const LANES: usize = 32;
 
 impl Layers {
-    /// (y `[N, H]`, 1 / rms `[N]`) of x `[N, H]` and the weight `[H]`.
+    /// Computes (y `[N, H]`, 1 / rms `[N]`) of x `[N, H]` and the weight `[H]`.
     ///
     /// # Errors
-    /// [`grpo_core::Error::Shape`] when x is not whole rows of the weight's width.
+    /// [`grpo_core::Error::Shape`] if the length of x is not a multiple of the weight's.
     pub fn rms_norm(&self, x: &[f32], weight: &[f32], eps: f64) -> Result<(Vec<f32>, Vec<f32>)> {
         let h = weight.len();
         let n = x.len() / h.max(1);
@@ -24,7 +24,7 @@ impl Layers {
         Ok((y, scale))
     }
 
-    /// (dL/dx `[N, H]`, dL/dw `[H]`) from the forward pass's x, weight and 1 / rms, and dy `[N, H]`.
+    /// Computes (dL/dx `[N, H]`, dL/dw `[H]`) from the forward pass's x, weight and 1 / rms, and dy `[N, H]`.
     ///
     /// # Errors
     /// As [`Layers::rms_norm`].
@@ -40,21 +40,21 @@ impl Layers {
         inputs.zip(outputs).for_each(|(((x, dy), scale), (dx, dweight))| {
             backward(self.gemm.isa(), x, weight, scale, dy, dx, dweight);
         });
-        // In the order of the rows, whatever the threads did.
+        // In the order of the rows, for any order of the threads.
         let mut dweight = vec![0.0; h];
         parts.chunks_exact(h.max(1)).for_each(|part| super::linear::add_to(self.gemm.isa(), part, &mut dweight));
         Ok((dx, dweight))
     }
 }
 
-/// The weights `[D]` of the norms of queries and of keys, and what is added to the mean square.
+/// The weights `[D]` of the norms of queries and of keys, and epsilon.
 #[derive(Clone, Copy, Debug)]
 pub struct HeadNorms<'a> {
     /// The weight that all query heads share.
     pub query: &'a [f32],
     /// The weight that all key heads share.
     pub key: &'a [f32],
-    /// The number that is added to the mean square.
+    /// Epsilon, which is added to the mean square.
     pub eps: f64,
 }
 
@@ -77,11 +77,11 @@ pub struct HeadNormsGrad {
 }
 
 impl Layers {
-    /// (the rows `[N, (A + 2K) D]` with every query head and every key head normalised by itself, 1 / rms `[N, A + K]`) of
-    /// `qkv: [N, (A + 2K) D]`; values stay as they are. Qwen3 does so before it turns them.
+    /// Normalises every query head and every key head of `qkv: [N, (A + 2K) D]` separately and leaves values unchanged,
+    /// as in Qwen3 before the rotary embedding. Returns (the rows `[N, (A + 2K) D]`, 1 / rms `[N, A + K]`).
     ///
     /// # Errors
-    /// [`grpo_core::Error::Shape`] when rows or weights do not fit the heads.
+    /// [`grpo_core::Error::Shape`] if rows or weights do not match the heads.
     pub fn norm_heads(&self, qkv: &[f32], heads: Heads, norms: HeadNorms<'_>) -> Result<(Vec<f32>, Vec<f32>)> {
         norms.fit("norm_heads", heads)?;
         let (row, per_row) = (heads.row().max(1), heads.query + heads.key_value);
@@ -102,7 +102,8 @@ impl Layers {
         Ok((y, scale))
     }
 
-    /// The gradients of [`Layers::norm_heads`] from the forward pass's rows, weights and 1 / rms, and `dy: [N, (A + 2K) D]`.
+    /// Computes the gradients of [`Layers::norm_heads`] from the forward pass's rows, weights and 1 / rms, and
+    /// `dy: [N, (A + 2K) D]`.
     ///
     /// # Errors
     /// As [`Layers::norm_heads`].
@@ -185,7 +186,7 @@ fn backward_body<M: MulAdd>(x: &[f32], weight: &[f32], scale: &[f32], dy: &[f32]
     }
 }
 
-/// The dot product of two rows, in [`LANES`] sums.
+/// The dot product of two rows, in [`LANES`] independent sums.
 #[inline(always)]
 fn dot<M: MulAdd>(a: &[f32], b: &[f32]) -> f32 {
     let ((a, a_rest), (b, b_rest)) = (a.as_chunks::<LANES>(), b.as_chunks::<LANES>());

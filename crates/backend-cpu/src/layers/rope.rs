@@ -1,4 +1,4 @@
-//! Rotary position embedding (arXiv 2104.09864), in the half-split arrangement of Llama and Qwen.
+//! Rotary position embedding (arXiv 2104.09864), with the half-split pairs of Llama and Qwen.
 
 use super::attention::Heads;
 use super::{Layers, ROWS, fits};
@@ -7,10 +7,10 @@ use crate::threads::slices::*;
 use grpo_core::error::{Error, Result};
 use std::sync::Arc;
 
-/// The cosines and sines of every position, made once.
+/// The precomputed cosines and sines of every position.
 ///
-/// A head's first half and second half form pairs (x1, x2), each turned by position x theta^(-2i/D). Dot products of turned
-/// queries and keys depend on the difference of their positions only.
+/// The first and second half of a head form pairs (x1, x2), each rotated by the angle position x theta^(-2i/D). Dot
+/// products of rotated queries and keys depend on the difference of their positions only.
 ///
 /// ```
 /// let table = backend_cpu::layers::RopeTable::new(64, 128, 10_000.0);
@@ -18,20 +18,20 @@ use std::sync::Arc;
 /// ```
 #[derive(Clone, Debug)]
 pub struct RopeTable {
-    /// Cosine, then sine `[positions, 2, D / 2]`.
+    /// Cosines, then sines `[positions, 2, D / 2]`.
     values: Arc<[f32]>,
     half: usize,
 }
 
 impl RopeTable {
-    /// The table for an even `head_dim` and the positions `0..max_positions`.
+    /// Makes the table for an even `head_dim` and the positions `0..max_positions`.
     pub fn new(head_dim: usize, max_positions: usize, theta: f64) -> Self {
         let frequencies: Vec<f64> = (0..head_dim / 2).map(|i| theta.powf(-2.0 * i as f64 / head_dim as f64)).collect();
         Self::of_frequencies(&frequencies, max_positions)
     }
 
-    /// The table of a head of width 2 x `frequencies.len()` for the positions `0..max_positions`: pair i is turned by
-    /// position x `frequencies[i]` radians. Models that are trained for a longer context than they began with scale theirs.
+    /// Makes the table of a head of width 2 x `frequencies.len()` for the positions `0..max_positions`: pair i is
+    /// rotated by position x `frequencies[i]` radians. Models with an extended context use scaled frequencies.
     ///
     /// ```
     /// use backend_cpu::layers::RopeTable;
@@ -49,12 +49,12 @@ impl RopeTable {
         Self { values, half }
     }
 
-    /// The number of positions.
+    /// Returns the number of positions.
     pub fn len(&self) -> usize {
         self.values.len() / (2 * self.half).max(1)
     }
 
-    /// Whether the table has no positions.
+    /// Returns `true` if the table has no positions.
     pub fn is_empty(&self) -> bool {
         self.values.is_empty()
     }
@@ -65,15 +65,15 @@ impl RopeTable {
 }
 
 impl Layers {
-    /// Turns the query and key heads of `qkv: [N, (A + 2K) D]` in place, row i by `positions[i]`.
+    /// Rotates the query and key heads of `qkv: [N, (A + 2K) D]` in place, row i by `positions[i]`.
     ///
     /// # Errors
-    /// [`Error::Shape`] when the rows, the positions or the table do not fit the heads.
+    /// [`Error::Shape`] if the rows, the positions or the table do not match the heads.
     pub fn rotate(&self, qkv: &mut [f32], heads: Heads, table: &RopeTable, positions: &[usize]) -> Result<()> {
         self.turn(qkv, heads, table, positions, 1.0)
     }
 
-    /// dL/dx of [`Layers::rotate`] from dL/dy, in place: the same turn, backwards.
+    /// Computes dL/dx of [`Layers::rotate`] from dL/dy, in place: the inverse rotation.
     ///
     /// # Errors
     /// As [`Layers::rotate`].

@@ -1,6 +1,6 @@
-//! Buffers for packed operands and scores that a thread uses again and again.
+//! Reusable per-thread buffers for packed operands and scores.
 //!
-//! Avoids fresh pages from the system, and their zeroing, in every call.
+//! Reuse saves the page faults and zeroing of fresh memory in every call.
 
 use crate::pages::{Aligned, zeros};
 use std::cell::RefCell;
@@ -10,15 +10,15 @@ thread_local! {
     static FREE: RefCell<Vec<Aligned<u32>>> = const { RefCell::new(Vec::new()) };
 }
 
-/// `len` words of unspecified content, which go back to their thread when this is dropped.
+/// A buffer of `len` words of unspecified content, which returns to its thread's free list when dropped.
 pub(super) struct Scratch {
     words: Aligned<u32>,
     len: usize,
 }
 
 impl Scratch {
-    /// The largest free buffer of this thread, grown where it is too short. A thread that waits for others may begin another
-    /// task and ask for more.
+    /// Takes the largest free buffer of this thread, and grows it if it is too short. A thread that waits for others
+    /// may start another task, which then needs more buffers.
     pub(super) fn words(len: usize) -> Self {
         let mut words = FREE.with_borrow_mut(|free| {
             let largest = (0..free.len()).max_by_key(|i| free[*i].len());
@@ -30,7 +30,7 @@ impl Scratch {
         Self { words, len }
     }
 
-    /// The words as f32.
+    /// Returns the words as f32.
     pub(super) fn floats(&mut self) -> &mut [f32] {
         bytemuck::cast_slice_mut(&mut self.words[..self.len])
     }
@@ -53,7 +53,7 @@ impl DerefMut for Scratch {
 impl Drop for Scratch {
     fn drop(&mut self) {
         let words = std::mem::take(&mut self.words);
-        // At the end of a thread its buffers may be gone before this one.
+        // At the end of a thread, the free list may be dropped before this buffer.
         let _ = FREE.try_with(|free| free.borrow_mut().push(words));
     }
 }

@@ -1,4 +1,4 @@
-//! Linear layers whose weight lies as files of models have it, and is not copied: products pack what they need of it.
+//! Linear layers whose weight is used as model files store it, without a copy: products pack the parts that they use.
 
 use super::linear::{Add, PackedWeight, start};
 use super::product::{Operand, Rhs, multiply};
@@ -10,9 +10,9 @@ use grpo_core::TensorRef;
 use grpo_core::error::{Error, Result};
 use std::ops::Range;
 
-/// A weight of a linear layer as Hugging Face stores it: matrices `[out, in]`, f32 or bf16, whose outputs stand side by side, such as
-/// those of queries, keys and values. Values are widened exactly where they are packed: results are, to the bit, those of the same values
-/// in f32 as one weight `[in, out]`.
+/// A weight of a linear layer in Hugging Face's layout: matrices `[out, in]`, f32 or bf16, whose outputs are
+/// concatenated, such as queries, keys and values. Values are widened exactly during packing: results are bit-identical
+/// to those of the same values as one f32 weight `[in, out]`.
 ///
 /// ```
 /// use backend_cpu::layers::{Add, Layers, StoredWeight};
@@ -24,17 +24,17 @@ use std::ops::Range;
 /// ```
 #[derive(Clone, Debug)]
 pub struct StoredWeight<'a> {
-    /// The matrices, each with the first of its outputs.
+    /// The matrices, each with the index of its first output.
     parts: Vec<(usize, Slice<'a>)>,
     input: usize,
     output: usize,
 }
 
 impl<'a> StoredWeight<'a> {
-    /// The matrices `parts`, each `[out, input]`.
+    /// Makes a weight of the matrices `parts`, each `[out, input]`.
     ///
     /// # Errors
-    /// [`Error::Shape`] when a slice is not a number of whole rows, [`Error::Unsupported`] for one on a device.
+    /// [`Error::Shape`] if a slice is not a whole number of rows, [`Error::Unsupported`] for a tensor on a device.
     pub fn new(parts: &[TensorRef<'a>], input: usize) -> Result<Self> {
         let mut output = 0;
         let part = |tensor: &TensorRef<'a>| {
@@ -51,18 +51,18 @@ impl<'a> StoredWeight<'a> {
         Ok(Self { parts, input, output })
     }
 
-    /// `[in, out]`.
+    /// Returns `[in, out]`.
     pub fn dims(&self) -> [usize; 2] {
         [self.input, self.output]
     }
 
-    /// Whether [`Layers::pack_stored`] keeps it in bf16.
+    /// Returns `true` if [`Layers::pack_stored`] keeps it in bf16.
     pub fn packs_narrow(&self) -> bool {
         let is_narrow = self.parts.iter().all(|(_, part)| matches!(part, Slice::Bf16(_)));
         is_narrow && Layers::packs_narrow(self.input * self.output)
     }
 
-    /// `columns` of the rows `rows` of all matrices, one below the other, in f32.
+    /// Copies `columns` of the rows `rows` of the concatenated matrices, in f32.
     fn gathered(&self, rows: &Range<usize>, columns: &Range<usize>) -> Vec<f32> {
         let mut values = Vec::with_capacity(rows.len() * columns.len());
         for (first, part) in &self.parts {
@@ -70,7 +70,7 @@ impl<'a> StoredWeight<'a> {
             for row in rows.start.max(*first)..rows.end.min(end).max(rows.start.max(*first)) {
                 let at = (row - first) * self.input;
                 let at = at + columns.start..at + columns.end;
-                // By value, so that a third case is known not to be.
+                // Matched by value, so that the compiler knows that there is no device variant.
                 let part = *part;
                 match part {
                     Slice::F32(part) => values.extend_from_slice(&part[at]),
@@ -107,7 +107,7 @@ impl Rhs for Stacked<'_> {
         self.along
     }
 
-    /// In place where the rows are of one matrix; the few that two share are gathered.
+    /// Uses rows in place if they are in one matrix; rows of two matrices are copied.
     fn with<T>(&self, outer: Range<usize>, k: Range<usize>, f: impl FnOnce(Rows<'_>) -> T) -> T {
         let (rows, columns) = match self.along {
             KAxis::Rows => (k, outer),
@@ -126,24 +126,24 @@ impl Rhs for Stacked<'_> {
 }
 
 impl Layers {
-    /// Whether a weight in bf16 of so many values stays in bf16 when it is packed.
+    /// Returns `true` if a bf16 weight of that many values stays in bf16 when packed.
     pub fn packs_narrow(values: usize) -> bool {
         values.saturating_mul(size_of::<f32>()) > second_cache()
     }
 
-    /// Packs a stored weight for [`Layers::linear_packed`]. A head `[V, H]` is such a weight, of H inputs. A large one in bf16 stays in
-    /// bf16, half of what has to come from memory for every product; a small one is widened once.
+    /// Packs a stored weight for [`Layers::linear_packed`]; for example a head `[V, H]`, with H inputs. A large bf16
+    /// weight stays in bf16, which halves the memory traffic of every product; a small one is widened once.
     pub fn pack_stored(&self, weight: &StoredWeight<'_>) -> PackedWeight {
         self.pack_stored_as(weight, weight.packs_narrow())
     }
 
-    /// [`Layers::pack_stored`] in bf16, which the values are then, or widened.
+    /// Like [`Layers::pack_stored`], with a choice between bf16, for bf16 values, and widening.
     pub(super) fn pack_stored_as(&self, weight: &StoredWeight<'_>, is_narrow: bool) -> PackedWeight {
         let rhs = Stacked { of: weight, along: KAxis::Columns };
         if is_narrow { self.packed_halves(&rhs, weight.dims()) } else { self.packed(&rhs, weight.dims()) }
     }
 
-    /// [`Layers::linear`] of x `[N, in]`, with `n` = N, and a stored weight.
+    /// Like [`Layers::linear`] of x `[N, in]`, with `n` = N and a stored weight.
     ///
     /// # Errors
     /// As [`Layers::linear`].
@@ -156,7 +156,7 @@ impl Layers {
         Ok(y)
     }
 
-    /// [`Layers::linear_dx`] of dy `[N, out]`, with `n` = N, and a stored weight.
+    /// Like [`Layers::linear_dx`] of dy `[N, out]`, with `n` = N and a stored weight.
     ///
     /// # Errors
     /// As [`Layers::linear`].

@@ -7,10 +7,10 @@ use crate::threads::slices::*;
 use grpo_core::error::Result;
 
 impl Layers {
-    /// y `[N, I]` of rows `[N, 2 I]`, each gate then up.
+    /// Computes y `[N, I]` of rows `[N, 2 I]`, each gate then up.
     ///
     /// # Errors
-    /// [`grpo_core::Error::Shape`] when `gate_up` is not whole rows.
+    /// [`grpo_core::Error::Shape`] if `gate_up` is not a whole number of rows.
     pub fn swiglu(&self, gate_up: &[f32], width: usize) -> Result<Vec<f32>> {
         let n = gate_up.len() / (2 * width).max(1);
         fits("swiglu", "gate_up", gate_up.len(), &[n, 2, width])?;
@@ -22,7 +22,7 @@ impl Layers {
         Ok(y)
     }
 
-    /// dL/d(gate, up) `[N, 2 I]` from the forward pass's input and dy `[N, I]`.
+    /// Computes dL/d(gate, up) `[N, 2 I]` from the forward pass's input and dy `[N, I]`.
     ///
     /// # Errors
     /// As [`Layers::swiglu`].
@@ -40,7 +40,7 @@ impl Layers {
     }
 }
 
-/// 1 / (1 + e^-z), by an exponential whose argument is not positive.
+/// Computes 1 / (1 + e^-z) with an exponential of a non-positive argument.
 #[inline(always)]
 fn sigmoid<M: MulAdd>(z: f32) -> f32 {
     let e = exp::<M>(-z.abs()).1;
@@ -62,7 +62,7 @@ fn forward_body<M: MulAdd>(gate_up: &[f32], width: usize, y: &mut [f32]) {
 
 simd_dispatch! { fn backward(gate_up: &[f32], dy: &[f32], width: usize, out: &mut [f32]) = backward_body }
 
-/// silu'(z) = s (1 + z (1 - s)) with s = sigmoid(z).
+/// Uses silu'(z) = s (1 + z (1 - s)) with s = sigmoid(z).
 #[inline(always)]
 fn backward_body<M: MulAdd>(gate_up: &[f32], dy: &[f32], width: usize, out: &mut [f32]) {
     let rows = gate_up.chunks_exact(2 * width).zip(dy.chunks_exact(width)).zip(out.chunks_exact_mut(2 * width));

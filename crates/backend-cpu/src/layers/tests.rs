@@ -1,5 +1,5 @@
-//! Every operation against its formula in f64, and every gradient against central differences of that formula, for every
-//! instruction set of this machine.
+//! Compares every operation with its formula in f64, and every gradient with central differences of that formula, for
+//! every instruction set of this machine.
 
 use super::*;
 use crate::arch::IsaToken;
@@ -28,7 +28,7 @@ fn assert_close(found: &[f32], expected: &[f64], tolerance: f64) {
     }
 }
 
-/// d(sum of g y(x)) / dx by central differences.
+/// Computes d(sum of g y(x)) / dx by central differences.
 fn differences(x: &[f32], g: &[f32], y: impl Fn(&[f64]) -> Vec<f64>) -> Vec<f64> {
     const STEP: f64 = 1e-5;
     let sum = |x: &[f64]| y(x).iter().zip(g).map(|(y, g)| y * f64::from(*g)).sum::<f64>();
@@ -51,8 +51,8 @@ fn wide(x: &[f32]) -> Vec<f64> {
 }
 
 #[test]
-fn linear_layers_are_products() {
-    // Shapes below, at and above panels of 12 rows and 32 columns, pieces of 256 and blocks of 240, of which threads share rows, or columns.
+fn linear_layers_match_f64() {
+    // Shapes around panels of 12 rows and 32 columns, pieces of 256 and blocks of 240, divided by rows or by columns.
     let shapes = [
         [1, 1, 1],
         [5, 7, 3],
@@ -97,8 +97,8 @@ fn linear_layers_are_products() {
 }
 
 #[test]
-fn a_stored_weight_is_the_same_weight_to_the_bit() {
-    // Matrices that end at, before and behind the edges of panels and pieces.
+fn stored_weights_give_the_same_bits() {
+    // Matrices that end at, before and after the edges of panels and pieces.
     for (seed, (n, input, outputs)) in [
         (1, 2, vec![1, 1]),
         (5, 40, vec![32, 32]),
@@ -111,7 +111,7 @@ fn a_stored_weight_is_the_same_weight_to_the_bit() {
     {
         let output: usize = outputs.iter().sum();
         let seed = seed as u64;
-        // As bf16 holds them.
+        // Values that are exact in bf16.
         let rows: Vec<half::bf16> = noise(output * input, 60 + seed).into_iter().map(half::bf16::from_f32).collect();
         let wide: Vec<f32> = rows.iter().map(|x| x.to_f32()).collect();
         let turned: Vec<f32> = (0..input * output).map(|at| wide[at % output * input + at / output]).collect();
@@ -131,7 +131,7 @@ fn a_stored_weight_is_the_same_weight_to_the_bit() {
                 let y = layers.linear(&x, &turned, add, [n, input, output]).unwrap();
                 assert_eq!(layers.linear_stored(&x, &stored, add, n).unwrap(), y);
                 assert_eq!(layers.linear_packed(&x, &layers.pack_stored(&stored), add, n).unwrap(), y);
-                // Both hold bf16 values.
+                // Both have bf16 values.
                 let halves = layers.pack_stored_as(&stored, true);
                 assert_eq!(2 * halves.bytes(), layers.pack_stored_as(&stored, false).bytes());
                 assert_eq!(layers.linear_packed(&x, &halves, add, n).unwrap(), y);
@@ -144,7 +144,7 @@ fn a_stored_weight_is_the_same_weight_to_the_bit() {
 }
 
 #[test]
-fn a_row_of_a_product_does_not_depend_on_the_others() {
+fn rows_of_a_product_do_not_depend_on_other_rows() {
     let (n, i, o) = (61, 300, 45);
     let (x, w) = (noise(n * i, 1), noise(i * o, 2));
     for layers in all_layers() {
@@ -157,7 +157,7 @@ fn a_row_of_a_product_does_not_depend_on_the_others() {
 }
 
 #[test]
-fn rms_norm_and_its_gradient_are_the_formulas() {
+fn rms_norm_and_its_gradient_match_the_formulas() {
     for (n, h) in [(1, 1), (3, 40), (70, 33)] {
         let (x, w, dy) = (noise(n * h, 1), noise(h, 2), noise(n * h, 3));
         let of = |x: &[f64], w: &[f64]| -> Vec<f64> {
@@ -174,7 +174,7 @@ fn rms_norm_and_its_gradient_are_the_formulas() {
             let (y, scale) = layers.rms_norm(&x, &w, 1e-3).unwrap();
             assert_close(&y, &of(&wide(&x), &wide(&w)), 1e-6);
             let found = layers.rms_norm_grad(&x, &w, &scale, &dy).unwrap();
-            // A single entry has a gradient of eps alone.
+            // With a single entry, the gradient comes from epsilon only.
             if h > 1 {
                 assert_close(&found.0, &dx, 1e-5);
             }
@@ -184,8 +184,8 @@ fn rms_norm_and_its_gradient_are_the_formulas() {
 }
 
 #[test]
-fn norms_of_heads_and_their_gradients_are_the_formulas() {
-    // Rows below and above those of a task.
+fn head_norms_and_their_gradients_match_the_formulas() {
+    // Fewer and more rows than a task has.
     for n in [2, 70] {
         let (d, width) = (HEADS.width, HEADS.row());
         let (qkv, dy, query, key) = (noise(n * width, 1), noise(n * width, 2), noise(d, 3), noise(d, 4));
@@ -220,7 +220,7 @@ fn norms_of_heads_and_their_gradients_are_the_formulas() {
 }
 
 #[test]
-fn swiglu_and_its_gradient_are_the_formulas() {
+fn swiglu_and_its_gradient_match_the_formulas() {
     let (n, width) = (67, 19);
     let gate_up: Vec<f32> = noise(2 * n * width, 1).iter().map(|x| x * 12.0).collect();
     let dy = noise(n * width, 2);
@@ -233,7 +233,7 @@ fn swiglu_and_its_gradient_are_the_formulas() {
     for layers in all_layers() {
         assert_close(&layers.swiglu(&gate_up, width).unwrap(), &of(&wide(&gate_up)), 1e-6);
         assert_close(&layers.swiglu_grad(&gate_up, &dy, width).unwrap(), &gradient, 1e-5);
-        // Far out it saturates, and a NaN is seen.
+        // Large gates saturate, and a NaN propagates.
         let far = layers.swiglu(&[200.0, -200.0, 2.0, 3.0], 2).unwrap();
         assert_eq!(far, [400.0, 0.0]);
         assert!(layers.swiglu(&[f32::NAN, 1.0], 1).unwrap()[0].is_nan());
@@ -243,7 +243,7 @@ fn swiglu_and_its_gradient_are_the_formulas() {
 const HEADS: Heads = Heads { query: 4, key_value: 2, width: 6 };
 
 #[test]
-fn turned_heads_keep_their_lengths_and_turn_back() {
+fn rotary_embedding_keeps_norms_and_is_invertible() {
     let table = RopeTable::new(HEADS.width, 50, 100.0);
     let rows = noise(3 * HEADS.row(), 1);
     for layers in all_layers() {
@@ -269,7 +269,7 @@ fn turned_heads_keep_their_lengths_and_turn_back() {
     }
 }
 
-/// Attention as it is defined, in f64.
+/// Attention by its definition, in f64.
 fn plain_attention(qkv: &[f64], heads: Heads, spans: &[Span]) -> Vec<f64> {
     let (d, row) = (heads.width, heads.row());
     let mut out = Vec::new();
@@ -299,8 +299,8 @@ fn spans(rows: &[(std::ops::Range<usize>, std::ops::Range<usize>)]) -> Vec<Span>
 }
 
 #[test]
-fn attention_and_its_gradient_are_the_formulas() {
-    // Two prompts, one with two completions; a completion without rows; then a span of more than one tile with a prefix.
+fn attention_and_its_gradient_match_the_formulas() {
+    // Two prompts, one with three completions, one of them empty; and a span of more than one tile with a prefix.
     let small = spans(&[(0..5, 0..0), (5..8, 0..5), (8..8, 0..5), (8..10, 0..5), (10..13, 0..0)]);
     let large = spans(&[(0..20, 0..0), (20..95, 0..20)]);
     for (spans, n) in [(small, 13), (large, 95)] {
@@ -317,11 +317,11 @@ fn attention_and_its_gradient_are_the_formulas() {
 }
 
 #[test]
-fn a_nan_is_seen_by_those_who_attend_to_it_and_by_nobody_else() {
+fn a_nan_key_affects_only_queries_that_attend_to_it() {
     let spans = spans(&[(0..4, 0..0), (4..6, 0..4), (6..9, 0..0)]);
     for layers in all_layers() {
         let mut qkv = noise(9 * HEADS.row(), 1);
-        // A key of the prompt's last token.
+        // A key of the last token of the prompt.
         qkv[3 * HEADS.row() + HEADS.keys(0).start] = f32::NAN;
         let values = layers.attention(&qkv, HEADS, &spans).unwrap().values;
         let seen: Vec<bool> = values.chunks_exact(24).map(|row| row.iter().any(|x| x.is_nan())).collect();
@@ -330,8 +330,8 @@ fn a_nan_is_seen_by_those_who_attend_to_it_and_by_nobody_else() {
 }
 
 #[test]
-fn a_cache_gives_what_attention_over_all_rows_gives() {
-    // Prompts of 3 and 20 tokens, two samples each; the second sample ends after one token.
+fn attention_with_a_cache_matches_attention_over_all_rows() {
+    // Prompts of 3 and 20 tokens with two samples each; the second sample finishes after one token.
     let (d, row) = (HEADS.width, HEADS.row());
     let prompts = spans(&[(0..3, 0..0), (3..23, 0..0)]);
     let prompt_rows = noise(23 * row, 1);
@@ -361,7 +361,7 @@ fn a_cache_gives_what_attention_over_all_rows_gives() {
 }
 
 #[test]
-fn what_does_not_fit_is_named() {
+fn layer_errors_name_the_argument() {
     let layers = Layers::new();
     let error = |result: Result<Vec<f32>>| result.unwrap_err().to_string();
     let text = error(layers.linear(&[0.0; 5], &[0.0; 6], Add::Nothing, [2, 3, 2]));
@@ -380,7 +380,7 @@ fn what_does_not_fit_is_named() {
 
 #[cfg(feature = "rayon")]
 #[test]
-fn threads_change_no_bit() {
+fn layer_results_do_not_depend_on_threads() {
     let (n, h) = (150, 48);
     let spans = spans(&[(0..90, 0..0), (90..120, 0..90), (120..150, 0..90)]);
     let (x, w, qkv, dout) = (noise(n * h, 1), noise(h * 300, 2), noise(n * HEADS.row(), 3), noise(n * 24, 4));

@@ -1,17 +1,17 @@
-//! The loss of given logits, in tiles.
+//! The loss of precomputed logits, in tiles.
 //!
-//! Avoids any tensor of the size of the logits beside the logits, and all but one exponential per entry: statistics keep
-//! those of a chunk for its gradient, which is written over the logits in their own dtype or added to the caller's f32
-//! buffer. bf16 is converted in registers. Rows of masked tokens are never read. Where a softcap transforms logits, these stay
-//! as they are: the transformed ones of a chunk are kept instead of exponentials, in f32, and read for the gradient.
+//! No other tensor has the size of the logits, and each entry needs one exponential: statistics store the
+//! exponentials of a chunk for its gradient, which replaces the logits in their own dtype or is added to the caller's
+//! f32 accumulator. bf16 is converted in registers. Rows of masked tokens are never read. With a softcap, logits stay
+//! unchanged: instead of exponentials, the transformed logits of a chunk are stored, in f32, for the gradient.
 //!
-//! Blocking: chunks of tokens small enough to still be in cache for the second pass (`token_chunk`, by default
-//! [`CHUNK_BYTES`] of logits); a task is a row, or a block of `vocab_block` entries of one. Softmax sums run over the
-//! fixed tiles of [`crate::softmax`], so a token's results do not depend on any of this. A loss whose chunks cannot be
-//! cut at sequences (sequence-level ratios) makes all statistics first, and again for the gradient.
+//! Blocking: chunks of tokens are small enough to stay in cache for the second pass (`token_chunk`, by default
+//! [`CHUNK_BYTES`] of logits); a task is a row, or a block of `vocab_block` entries of one. Softmax sums use the fixed
+//! tiles of [`crate::softmax`], so a token's results do not depend on the blocking. A loss whose chunks cannot end at
+//! sequences (with ratios per sequence) computes all statistics first, and recomputes them for the gradient.
 //!
-//! Memory: per token of a chunk V exponentials (or transformed logits) in f32, a [`Partial`] per tile and ~100
-//! bytes; at sequence level 72 bytes for every token.
+//! Memory: per token of a chunk, V exponentials (or transformed logits) in f32, a [`Partial`] per tile and ~100 bytes;
+//! with ratios per sequence, 72 bytes for every token.
 //!
 //! Legend: N tokens, C tokens of a chunk, V vocabulary.
 
@@ -33,14 +33,14 @@ use grpo_core::error::Result;
 use grpo_core::{LossConfig, PlanRequest, PolicyOutput, Scores};
 use half::bf16;
 
-/// Logits of a chunk unless `token_chunk` says otherwise: what a shared cache holds.
+/// The logits of a chunk in bytes, unless `token_chunk` is set; they fit into a shared cache.
 const CHUNK_BYTES: usize = 2 << 20;
-/// Fewer tokens than this per chunk would leave threads idle.
+/// The minimum tokens per chunk; with fewer, threads would idle.
 const LEAST_CHUNK: usize = 4;
-/// Entries of a task's part of a row, unless `vocab_block` says otherwise.
+/// The entries of a row per task, unless `vocab_block` is set.
 const VOCAB_BLOCK: usize = 16 * TILE;
 
-/// A dtype that logits come in: the kernels of [`crate::softmax`] for it.
+/// A dtype of logits, with its kernels of [`crate::softmax`].
 trait Logit: Element {
     fn partial(isa: IsaToken, z: &[Self], target: Option<usize>, scale: f32) -> Partial;
     fn keeping(isa: IsaToken, z: &[Self], target: Option<usize>, scale: f32, kept: &mut [f32]) -> Partial;
@@ -94,30 +94,30 @@ struct ChunkPasses {
     chunk: usize,
     /// A multiple of [`TILE`].
     vocab_block: usize,
-    /// Statistics of every tile of the chunk, `[C, tiles]`.
+    /// The statistics of every tile of the chunk, `[C, tiles]`.
     partials: Vec<Partial>,
-    /// Exponentials of the chunk, or transformed logits, `[C, V]`.
+    /// The exponentials of the chunk, or transformed logits, `[C, V]`.
     kept: Aligned<f32>,
-    /// Statistics of every row of the chunk, `[C]`.
+    /// The statistics of every row of the chunk, `[C]`.
     sums: Vec<RowSums>,
     state: TokenState,
 }
 
-/// How the work of a plan is cut.
+/// The block sizes of a plan.
 struct Sizes {
     v: usize,
-    /// Tokens C of a chunk.
+    /// The tokens C of a chunk.
     chunk: usize,
     /// A multiple of [`TILE`].
     vocab_block: usize,
-    /// Tokens whose state is held at a time.
+    /// The tokens whose state is stored at a time.
     tokens: usize,
 }
 
 impl Sizes {
     fn new(request: &PlanRequest) -> Self {
         let (v, n) = (request.policy.vocab(), request.max_tokens);
-        // The plan has been checked: 8 N V fits.
+        // The plan has checked that 8 N V does not overflow.
         let chunk = request.tiling.token_chunk.unwrap_or((CHUNK_BYTES / (4 * v)).max(LEAST_CHUNK)).min(n);
         let vocab_block =
             request.tiling.vocab_block.unwrap_or(VOCAB_BLOCK).min(v.next_multiple_of(TILE)).next_multiple_of(TILE);
@@ -130,7 +130,7 @@ impl Sizes {
     }
 }
 
-/// Bytes that the plan of `request` allocates, and its evaluator; saturates where the sum does not fit.
+/// Returns the bytes that the plan of `request` and its evaluator allocate; saturates on overflow.
 pub(crate) fn workspace(request: &PlanRequest) -> usize {
     let sizes = Sizes::new(request);
     [
@@ -162,7 +162,8 @@ impl ChunkPasses {
         }
     }
 
-    /// Statistics of the tokens `rows`, recorded from `at` on. `keep`: whether [`Self::write`] will follow.
+    /// Computes the statistics of the tokens `rows` and records them from state index `at`. If `keep`, [`Self::write`]
+    /// will follow.
     fn statistics<E: Logit>(&mut self, logits: &[E], rows: &[usize], batch: &TokenBatch, at: usize, keep: bool) {
         let Self { v, isa, vocab_block: block, transform, ref loss, .. } = *self;
         let scales = |row: &usize| Scales::new(loss, batch.temperature(*row));
@@ -192,8 +193,8 @@ impl ChunkPasses {
         self.state.record(at, &self.sums[..rows.len()], rows.iter().map(scales));
     }
 
-    /// Makes the gradient of the tokens `rows`, whose state starts at `at`, where `access` wants it. Theirs are the
-    /// statistics made last.
+    /// Computes the gradient of the tokens `rows`, whose state starts at `at`, if `access` needs it. The latest
+    /// call of [`Self::statistics`] must have been for these tokens.
     fn write<E: Logit>(&self, access: &mut Access<'_, E>, rows: &[usize], batch: &TokenBatch, at: usize) {
         let (Some(first), Some(last), v, block) = (rows.first(), rows.last(), self.v, self.vocab_block) else { return };
         let token = |row: usize| {
@@ -226,10 +227,10 @@ impl ChunkPasses {
         }
     }
 
-    /// What was kept of tile `index` of a token, the row_grad for it, and where in it the target is.
+    /// Returns the stored values of tile `index` of a token, the tile's row_grad, and the target's index in it.
     fn kept(&self, token: &Token, row_grad: &RowGrad, index: usize) -> (&[f32], RowGrad, Option<usize>) {
         let partial = &self.partials[token.i * self.v.div_ceil(TILE) + index];
-        // Exponentials are relative to the tile's maximum; made of transformed logits, they will be relative to the row's.
+        // Exponentials are relative to the tile's maximum; for transformed logits, they are computed relative to the row's.
         let row_grad = if self.transform.is_some() { *row_grad } else { row_grad.for_tile(partial, token.scale) };
         (&self.kept[token.i * self.v + index * TILE..], row_grad, place_in_tile(token.target, index))
     }
@@ -265,7 +266,7 @@ impl ChunkPasses {
         scores
     }
 
-    /// Loss and gradient of the logits behind `access`.
+    /// Computes the loss and the gradient of the logits in `access`.
     fn gradient<E: Logit>(&mut self, access: &mut Access<'_, E>, loss: &Evaluator<'_>) -> (LossSums<f64>, Scores) {
         let (batch, rows) = (loss.batch(), loss.batch().active_rows());
         let (mut scores, mut totals) = (empty_scores(batch), loss.totals());
@@ -286,7 +287,7 @@ impl ChunkPasses {
         if score_first {
             self.state.evaluate(loss, 0..rows.len(), 0, &mut totals);
             for (chunk, rows) in rows.chunks(self.chunk).enumerate() {
-                // For what they keep; the numbers stay as they are.
+                // Recompute the stored values; the recorded statistics do not change.
                 self.statistics(access.logits(), rows, batch, chunk * self.chunk, true);
                 self.write(access, rows, batch, chunk * self.chunk);
             }
@@ -295,7 +296,7 @@ impl ChunkPasses {
     }
 }
 
-/// A token whose gradient is made.
+/// A token whose gradient is computed.
 #[derive(Clone, Copy)]
 struct Token {
     /// The position of the token in the chunk.
@@ -303,11 +304,11 @@ struct Token {
     target: usize,
     /// The factor of the token's logits, [`Scales::logit`].
     scale: f32,
-    /// `None` where nothing flows.
+    /// `None` if the token has no gradient.
     row_grad: Option<RowGrad>,
 }
 
-/// The logits of a call, and the place of their gradient: a buffer of its own, if it is wanted at all, or the logits.
+/// The logits of a call and the destination of their gradient: a separate accumulator, none, or the logits themselves.
 enum Access<'a, E> {
     Separate(&'a [E], Option<&'a mut [f32]>),
     InPlace(&'a mut [E]),
@@ -322,12 +323,12 @@ impl<E> Access<'_, E> {
     }
 }
 
-/// Index of the target within tile `index`, if it lies there.
+/// Returns the index of the target within tile `index`, if it is in this tile.
 fn place_in_tile(target: usize, index: usize) -> Option<usize> {
     target.checked_sub(index * TILE).filter(|place| *place < TILE)
 }
 
-/// The loss of logits that the policy hands over.
+/// The loss of logits that the policy passes.
 pub(crate) struct LogitsKernel {
     passes: ChunkPasses,
 }
@@ -337,7 +338,7 @@ impl LogitsKernel {
         Self { passes: ChunkPasses::new(request, isa) }
     }
 
-    /// Rows of masked tokens become zero as well.
+    /// Also writes zeros to the rows of masked tokens.
     fn in_place<E: Logit>(&mut self, logits: &mut [E], loss: &Evaluator<'_>) -> (LossSums<f64>, Scores) {
         let made = self.passes.gradient(&mut Access::InPlace(&mut *logits), loss);
         let is_masked = |(i, _): &(usize, &mut [E])| !loss.batch().is_active(*i);

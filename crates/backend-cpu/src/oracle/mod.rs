@@ -1,12 +1,12 @@
-//! The oracle: the loss evaluated densely and in the plainest way, against which every implementation is measured.
+//! The oracle: a dense, simple evaluation of the loss, the reference for every implementation.
 //!
-//! Avoids nothing: holds the logits `[N, V]` (their gradient overwrites them) and every gradient. No tiles, no threads.
-//! Generic over [`Scalar`]: `f64` is the oracle, `f32` the implementation `reference`. Tensors are in `R`, every
-//! sum and the scalars of a row in f64. Rows of masked tokens are never read.
+//! It stores the logits `[N, V]` (their gradient overwrites them) and every gradient, without tiles or threads. It is
+//! generic over [`Scalar`]: `f64` gives the oracle, `f32` the implementation `reference`. Tensors are in `R`, sums and
+//! the scalars of a row in f64. Rows of masked tokens are never read.
 //!
-//! Legend: N tokens, H hidden, V vocabulary; y the target; T the temperature of a token. Logits z become log-probabilities by
-//! u = logit_scale z,  w = cap tanh(u / cap) (without a softcap w = u),  z' = w / T,  p = softmax(z'); where the temperature
-//! scales log-probabilities instead, z' = w and logp = log p_y / T.
+//! Legend: N tokens, H hidden, V vocabulary; y the target; T the temperature of a token. Logits z become
+//! log-probabilities by u = logit_scale z, w = cap tanh(u / cap) (without a softcap w = u), z' = w / T, p =
+//! softmax(z'). If the temperature scales log-probabilities instead, z' = w and logp = log p_y / T.
 
 mod policy;
 
@@ -25,9 +25,9 @@ use policy::{dense, head_index};
 /// Evaluates `config` on `batch`.
 ///
 /// # Errors
-/// [`grpo_core::Error::Shape`] for lengths that do not fit, [`grpo_core::Error::Value`] for a target outside the vocabulary,
-/// [`grpo_core::Error::Config`] for an illegal loss or a batch that lacks what it needs, [`grpo_core::Error::Backend`] when
-/// there is no memory for the logits.
+/// [`grpo_core::Error::Shape`] for lengths that do not match, [`grpo_core::Error::Value`] for a target outside the
+/// vocabulary, [`grpo_core::Error::Config`] for an illegal loss or a batch without required data,
+/// [`grpo_core::Error::Backend`] if there is not enough memory for the logits.
 pub fn evaluate<R: Scalar>(config: &LossConfig, policy: &Policy<'_, R>, batch: &TokenBatch) -> Result<Evaluation<R>> {
     let Step { sums, metrics, scores } = step(config, batch, Dense { config, policy })?;
     Ok(Evaluation { loss: sums.loss, policy_loss: sums.policy, metrics, ..scores })
@@ -64,8 +64,8 @@ impl<R: Scalar> TokenScores for Evaluation<R> {
     }
 }
 
-/// The loss of a prepared batch as sums, and every gradient. `loss`, `policy_loss` and `metrics` of the evaluation are left at
-/// their defaults: the caller has them from the sums.
+/// Returns the loss of a prepared batch as sums, and all gradients. `loss`, `policy_loss` and `metrics` of the
+/// evaluation keep their defaults; the caller computes them from the sums.
 pub(crate) fn gradient<R: Scalar>(
     policy: &Policy<'_, R>,
     loss: &Evaluator<'_>,
@@ -74,7 +74,7 @@ pub(crate) fn gradient<R: Scalar>(
     let (mut z, stats, mut out) = forward(config, policy, batch)?;
     let (n, v, rows, zero) = (batch.tokens(), policy.vocab, batch.active_rows(), R::from_f64(0.0));
 
-    // The loss and its derivatives by logp and entropy, from the rounded values that the caller sees.
+    // The loss and its derivatives with respect to logp and entropy, from the rounded values that the caller gets.
     let active = |values: &[R]| rows.iter().map(|&i| values[i].to_f64()).collect::<Vec<_>>();
     let (mut g, mut e, mut totals) = (vec![0.0; rows.len()], vec![0.0; rows.len()], loss.totals());
     loss.evaluate(0..rows.len(), &active(&out.logp), &active(&out.entropy), &mut g, &mut e, &mut totals);
@@ -127,15 +127,16 @@ pub(crate) fn gradient<R: Scalar>(
     Ok((sums, out))
 }
 
-/// Log-probabilities and entropies alone: [`evaluate`] without what follows the forward pass.
+/// Computes log-probabilities and entropies only: the forward pass of [`evaluate`].
 ///
 /// # Errors
-/// [`grpo_core::Error::Shape`] for lengths that do not fit, [`grpo_core::Error::Value`] for a target outside the vocabulary.
+/// [`grpo_core::Error::Shape`] for lengths that do not match, [`grpo_core::Error::Value`] for a target outside the
+/// vocabulary.
 pub fn score<R: Scalar>(config: &LossConfig, policy: &Policy<'_, R>, batch: &TokenBatch) -> Result<Evaluation<R>> {
     Ok(forward(config, policy, batch)?.2)
 }
 
-/// Logits `[N, V]`, statistics of the active rows, and logp and entropy in an otherwise empty evaluation.
+/// Returns the logits `[N, V]`, the statistics of active rows, and logp and entropy in an otherwise empty evaluation.
 fn forward<R: Scalar>(
     config: &LossConfig,
     policy: &Policy<'_, R>,
@@ -167,7 +168,7 @@ fn forward<R: Scalar>(
     Ok((z, stats, out))
 }
 
-/// w and dw/dz of a logit.
+/// Returns w and dw/dz of a logit.
 fn transformed(config: &LossConfig, z: f64) -> (f64, f64) {
     let u = config.logit_scale * z;
     match config.final_logit_softcapping {
@@ -179,7 +180,7 @@ fn transformed(config: &LossConfig, z: f64) -> (f64, f64) {
     }
 }
 
-/// Statistics of one row of logits, in f64.
+/// The statistics of one row of logits, in f64.
 struct Row {
     factors: TemperatureFactors,
     target: usize,
@@ -193,27 +194,28 @@ struct Row {
 
 impl Row {
     fn new<R: Scalar>(config: &LossConfig, factors: TemperatureFactors, z: &[R], target: i64) -> Self {
-        // The caller has checked that the target is an index.
+        // The caller has checked that the target is in the vocabulary.
         let target = target as usize;
         let scaled = |j: usize| factors.logits * transformed(config, z[j].to_f64()).0;
-        // The target stays out of the sum: log p_y = -softplus(lse_{j != y} - z'_y) keeps its precision where p_y rounds
-        // to 1, and -expm1(log p_y) is then the exact 1 - p_y. A vocabulary of one leaves -inf there, and log p_y = 0.
+        // The target is excluded from the sum: log p_y = -softplus(lse_{j != y} - z'_y) keeps its precision if p_y
+        // rounds to 1, and -expm1(log p_y) is then the exact 1 - p_y. With a vocabulary of one, the lse is -inf, and
+        // log p_y = 0.
         let others = || (0..z.len()).filter(|j| *j != target).map(scaled);
         let max = others().fold(f64::NEG_INFINITY, f64::max);
-        // Without a finite logit among the others there is no difference to take: -inf adds nothing, +inf and NaN are NaN.
+        // If no other logit is finite, differences are NaN: -inf must add nothing, +inf and NaN give NaN.
         let sum: f64 = others().map(|z| if z == f64::NEG_INFINITY { 0.0 } else { (z - max).exp() }).sum();
         let lse_of_others = max + sum.ln();
-        // An infinite target is infinity over infinity, and not a probability of 1.
+        // With an infinite target, the probability is infinity over infinity: NaN, not 1.
         let margin = if scaled(target) == f64::INFINITY { f64::NAN } else { lse_of_others - scaled(target) };
         let rest = (-margin.abs()).exp().ln_1p();
-        // lse = base + log_sum: differences of logits are exact where the logits themselves leave no digits for log_sum.
+        // lse = base + log_sum, kept apart: for large logits, their sum would lose log_sum to rounding.
         let (base, log_sum) = if margin > 0.0 { (max, sum.ln() + rest) } else { (scaled(target), rest) };
         let row = Self { factors, target, base, log_sum, logp: -(margin.max(0.0) + rest), entropy: 0.0 };
         let log_p = (0..z.len()).map(|j| row.log_p(scaled(j))).filter(|log_p| *log_p != f64::NEG_INFINITY);
         Self { entropy: -log_p.map(|log_p| log_p.exp() * log_p).sum::<f64>(), ..row }
     }
 
-    /// log p of an entry with the scaled logit `z`.
+    /// Returns log p of an entry with the scaled logit `z`.
     fn log_p(&self, z: f64) -> f64 {
         (z - self.base) - self.log_sum
     }

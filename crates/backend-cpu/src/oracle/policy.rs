@@ -1,40 +1,40 @@
-//! What goes into the oracle, and what comes out.
+//! The input and output of the oracle.
 
 use grpo_core::backend_api::real::Scalar;
 use grpo_core::batch::TokenBatch;
 use grpo_core::error::{Error, Result};
 use grpo_core::{HeadLayout, Metrics, PolicyOutput};
 
-/// A policy's output in the precision `R`, row-major, with the shape that its slices alone do not tell.
+/// A policy's output in the precision `R`, row-major, with the shape that the slices do not determine.
 #[derive(Clone, Copy, Debug)]
 pub struct Policy<'a, R> {
     /// Logits `[N, V]`, or hidden states `[N, H]`, head and bias `[V]`.
     pub output: PolicyOutput<&'a [R]>,
     /// The size of the vocabulary, V.
     pub vocab: usize,
-    /// The layout of the head. It is of no meaning for logits.
+    /// The layout of the head; unused for logits.
     pub layout: HeadLayout,
 }
 
-/// Loss, per-token values and every gradient. Entries of masked tokens are 0; gradients of what the policy did not
-/// hand over are empty.
+/// Loss, per-token values and all gradients. Entries of masked tokens are 0; gradients of inputs that the policy does
+/// not have are empty.
 #[derive(Clone, Debug, Default)]
 pub struct Evaluation<R> {
-    /// Sum over tokens of weight x token loss.
+    /// The sum over tokens of weight x token loss.
     pub loss: f64,
-    /// The part of it that is the policy term's.
+    /// The part of the loss that comes from the policy term.
     pub policy_loss: f64,
-    /// Sum of |weight x token loss|, which rounding of the loss is relative to.
+    /// The sum of |weight x token loss|, the scale of the loss's rounding error.
     pub magnitude: f64,
-    /// `[N]`, nats.
+    /// Log-probabilities `[N]`, in nats.
     pub logp: Vec<R>,
-    /// `[N]`, nats.
+    /// Entropies `[N]`, in nats.
     pub entropy: Vec<R>,
-    /// dL/dlogits `[N, V]`, also when the policy handed over hidden states.
+    /// dL/dlogits `[N, V]`, also for hidden states.
     pub grad_logits: Vec<R>,
     /// dL/dhidden `[N, H]`.
     pub grad_hidden: Vec<R>,
-    /// dL/dlm_head, shaped as the head.
+    /// dL/dlm_head, of the shape of the head.
     pub grad_lm_head: Vec<R>,
     /// dL/dbias `[V]`; empty without a bias.
     pub grad_bias: Vec<R>,
@@ -43,12 +43,12 @@ pub struct Evaluation<R> {
 }
 
 impl<'a, R> Policy<'a, R> {
-    /// Logits `[N, V]` with V = `vocab`.
+    /// Makes a policy of logits `[N, V]` with V = `vocab`.
     pub fn logits(logits: &'a [R], vocab: usize) -> Self {
         Self { output: PolicyOutput::Logits(logits), vocab, layout: HeadLayout::default() }
     }
 
-    /// Hidden states `[N, H]`, a head of that layout, and its bias `[V]` with V = `vocab`.
+    /// Makes a policy of hidden states `[N, H]`, a head of that layout, and its bias `[V]`, with V = `vocab`.
     pub fn hidden(hidden: &'a [R], lm_head: &'a [R], bias: Option<&'a [R]>, layout: HeadLayout, vocab: usize) -> Self {
         Self { output: PolicyOutput::Hidden { hidden, lm_head, bias }, vocab, layout }
     }
@@ -83,7 +83,7 @@ impl<'a, R> Policy<'a, R> {
     }
 }
 
-/// Index of the weight between hidden unit k and vocabulary entry j.
+/// Returns the index of the weight between hidden unit k and vocabulary entry j.
 pub(super) fn head_index(layout: HeadLayout, j: usize, k: usize, v: usize, h: usize) -> usize {
     match layout {
         HeadLayout::VocabHidden => j * h + k,
@@ -91,7 +91,8 @@ pub(super) fn head_index(layout: HeadLayout, j: usize, k: usize, v: usize, h: us
     }
 }
 
-/// Zeros `[N, V]`. A small file can describe a batch whose logits fit no machine: that is an error, not an abort.
+/// Returns zeros `[N, V]`. A small file can describe a batch whose logits do not fit into memory: that must be an
+/// error, not an abort.
 pub(super) fn dense<R: Scalar>(n: usize, v: usize) -> Result<Vec<R>> {
     let mut values = Vec::new();
     values.try_reserve_exact(n * v).map_err(|_| Error::Backend {

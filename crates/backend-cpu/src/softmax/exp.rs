@@ -1,25 +1,26 @@
-//! e^x of arguments that are not positive: all that a softmax needs.
+//! e^x of non-positive arguments, for the softmax.
 //!
-//! Avoids a library call per element, comparisons and branches: 10 multiply-adds and their like, which vectorise for
-//! every instruction set. Error: at most 2 units in the last place (tested over the range).
+//! About 10 multiply-adds and similar operations per element, without library calls, comparisons or branches, so that
+//! it vectorises for every instruction set. Error: at most 2 units in the last place (tested over the range).
 
 use crate::arch::MulAdd;
 
-/// e^x is 0 from 2^-81 down: less than a sum with 1 in f32 can show, even of a million of them. Multiplied by coefficients and weights,
-/// smaller ones come below the smallest normal number, where multiply-adds are so slow on Intel's processors that a step of a confident
-/// policy, which has many of them, took seventy times as long.
+/// e^x is 0 from 2^-81 down: even a million such terms are below the f32 rounding error of a sum with 1. Smaller terms
+/// times coefficients and weights would be subnormal, where multiply-adds are so slow on Intel processors that a step
+/// of a confident policy, which has many of them, took seventy times as long.
 const ZERO: i32 = 81;
 
-/// The lowest argument of exp: e^x is 0 there, and the products with it are finite.
+/// The lowest argument of exp: e^x is 0 there, and products with it are finite.
 pub(super) const LOWEST: f32 = -56.0;
 
-/// max(x, LOWEST); in this order a NaN is kept, and it is one instruction.
+/// Returns max(x, LOWEST); in this form, NaN is kept, and it is one instruction.
 #[inline(always)]
 pub(super) fn held(x: f32) -> f32 {
     if LOWEST > x { LOWEST } else { x }
 }
 
-/// (max(x, LOWEST), e^x) for x <= 0, within 2 units in the last place; e^x is 0 below -80.5 ln 2. NaN stays NaN.
+/// Returns (max(x, LOWEST), e^x) for x <= 0, within 2 units in the last place; e^x is 0 below -80.5 ln 2. NaN stays
+/// NaN.
 #[inline(always)]
 pub(crate) fn exp<M: MulAdd>(x: f32) -> (f32, f32) {
     let x = held(x);
@@ -28,22 +29,23 @@ pub(crate) fn exp<M: MulAdd>(x: f32) -> (f32, f32) {
     (x, p * power)
 }
 
-/// (r, 2^n) with x = r + n ln 2 and |r| <= ln 2 / 2, for x from LOWEST to 0. 2^-81 is 0.
+/// Returns (r, 2^n) with x = r + n ln 2 and |r| <= ln 2 / 2, for x from LOWEST to 0. 2^-81 becomes 0.
 #[inline(always)]
 pub(super) fn reduced<M: MulAdd>(x: f32) -> (f32, f32) {
     const LN2_HIGH: f32 = 0.693_359_4; // 10 bits: n * LN2_HIGH is exact
     const LN2_LOW: f32 = -2.121_944_4e-4;
-    // Adding 1.5 * 2^23 rounds to an integer and leaves it in the low bits; 81 more, and they are the exponent of 2^(n - 46).
+    // Adding 1.5 * 2^23 rounds to an integer in the low bits; with another 81, they are the exponent of 2^(n - 46).
     const SHIFT: f32 = 12_582_912.0 + ZERO as f32;
     const REST: f32 = (1_u64 << (127 - ZERO)) as f32;
     let shifted = M::mul_add(x, std::f32::consts::LOG2_E, SHIFT);
     let n = shifted - SHIFT;
     let r = M::mul_add(n, -LN2_LOW, M::mul_add(n, -LN2_HIGH, x));
-    // 0 for n = -81, without a comparison.
+    // This is 0 for n = -81, without a comparison.
     (r, f32::from_bits(shifted.to_bits() << 23) * REST)
 }
 
-/// (e^r - 1 - r) / r^2. Minimax on [-ln 2 / 2, ln 2 / 2] among those that begin with 1 + r: off by 3e-9 of e^r.
+/// Returns (e^r - 1 - r) / r^2: the minimax polynomial on [-ln 2 / 2, ln 2 / 2] for a series that starts with 1 + r,
+/// with an error of 3e-9 relative to e^r.
 #[inline(always)]
 pub(super) fn above_one<M: MulAdd>(r: f32) -> f32 {
     let mut p = 1.381_454e-3;

@@ -6,21 +6,21 @@ use crate::arch::{MulAdd, simd_dispatch};
 use crate::convert::{Element, rounded};
 use half::bf16;
 
-/// dL/dz of a row as a function of d_j and e_j.
+/// The coefficients of dL/dz of a row, as a function of d_j and e_j.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct RowGrad {
     pub(super) max: f32,
     /// dL/dz_j = e_j (constant + linear d_j).
     pub(super) constant: f32,
     pub(super) linear: f32,
-    /// dL/dz_y, the derivative by the target's logit.
+    /// dL/dz_y, the derivative with respect to the target's logit.
     pub(super) target: f32,
 }
 
 impl RowGrad {
-    /// The row_grad of a tile of the row, for e_j relative to the tile's maximum.
+    /// Returns the coefficients for a tile of the row, with e_j relative to the tile's maximum.
     pub(crate) fn for_tile(&self, tile: &Partial, scale: f32) -> Self {
-        // A tile of -inf only has no e_j but 0, and no maximum to be relative to. One far below is 0 as its logits would be.
+        // If all logits are -inf, every e_j is 0 and there is no maximum. A tile far below the row's maximum is 0, like its logits.
         let below = f64::from(scale) * (f64::from(tile.max) - f64::from(self.max));
         let nothing = tile.max == f32::NEG_INFINITY || below < f64::from(LOWEST);
         let factor = if nothing { 0.0 } else { below.exp() as f32 };
@@ -29,13 +29,13 @@ impl RowGrad {
 }
 
 simd_dispatch! {
-    /// Overwrites the logits of a tile with dL/dlogits. `kept`: what [`Partial::keeping`] left; `row_grad`: that of the tile
-    /// ([`RowGrad::for_tile`]); `target`: index of the target if it is among them.
+    /// Overwrites the logits of a tile with dL/dlogits. `kept` has the values of [`Partial::keeping`], `row_grad`
+    /// belongs to the tile ([`RowGrad::for_tile`]), `target` is the target's index in the tile.
     pub(crate) fn gradient(z: &mut [f32], kept: &[f32], target: Option<usize>, row_grad: &RowGrad, scale: f32) = in_place
 }
 
 simd_dispatch! {
-    /// [`gradient`] of bf16 logits, rounded to the nearest.
+    /// Like [`gradient`], for bf16 logits, rounded to the nearest.
     pub(crate) fn gradient_bf16(z: &mut [bf16], kept: &[f32], target: Option<usize>, row_grad: &RowGrad, scale: f32) = in_place
 }
 
@@ -47,7 +47,7 @@ simd_dispatch! {
 }
 
 simd_dispatch! {
-    /// [`add_gradient`] of bf16 logits.
+    /// Like [`add_gradient`], for bf16 logits.
     pub(crate) fn add_gradient_bf16(
         z: &[bf16], kept: &[f32], target: Option<usize>, row_grad: &RowGrad, scale: f32, out: &mut [f32]
     ) = added
@@ -59,14 +59,14 @@ simd_dispatch! {
         = elsewhere
 }
 
-/// dL/dz of a logit that is not the target.
+/// Computes dL/dz of a logit that is not the target.
 #[inline(always)]
 fn derivative<M: MulAdd>(z: f32, row_grad: &RowGrad, scale: f32) -> f32 {
     let (d, e) = exp::<M>((z - row_grad.max) * scale);
     e * M::mul_add(row_grad.linear, d, row_grad.constant)
 }
 
-/// dL/dz of a logit that is not the target, given e_j.
+/// Computes dL/dz of a logit that is not the target, from e_j.
 #[inline(always)]
 fn derivative_of<M: MulAdd>(z: f32, e: f32, row_grad: &RowGrad, scale: f32) -> f32 {
     e * M::mul_add(row_grad.linear, held((z - row_grad.max) * scale), row_grad.constant)
@@ -121,7 +121,7 @@ fn elsewhere<M: MulAdd>(
     } else {
         pairs.for_each(|(out, z)| *out = derivative::<M>(*z, row_grad, scale));
     }
-    // It may lie far above the others, where exp is not made for.
+    // The target may be far above the others, outside of the range of exp.
     if let Some(y) = target {
         out[y] = if round { rounded(row_grad.target) } else { row_grad.target };
     }

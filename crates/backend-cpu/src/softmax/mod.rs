@@ -1,14 +1,14 @@
 //! Row statistics of logits and their gradient, shared by `logits` and `fused`.
 //!
-//! Avoids a second copy of the softmax math, and numbers that depend on how the work was cut: a row is always summed in
-//! tiles of [`TILE`] entries, merged from left to right in f64, so its bits are those of the row alone.
+//! A row is always summed in tiles of [`TILE`] entries, merged from left to right in f64, so that its bits depend on
+//! the row only, not on the division of work.
 //!
-//! The target stays out of the sums. With M the largest of the other logits, d_j = logit_scale (z_j - M), e_j = exp(d_j)
-//! and S = sum over j != y of e_j:
+//! The target is excluded from the sums. With M the maximum of the other logits, d_j = logit_scale (z_j - M), e_j =
+//! exp(d_j) and S = sum over j != y of e_j:
 //!   margin = logit_scale (M - z_y) + ln S,  log p_y = -softplus(margin),  q = 1 - p_y = -expm1(log p_y),
 //!   p_j = e_j q / S,  entropy = -p_y log p_y - q log q + q (ln S - sum e_j d_j / S).
-//! z_j are logits after [`Transform`], and logit_scale is what [`Scales`] says of the row.
-//! Nothing cancels, however collapsed the distribution is, and differences of logits are taken before they are scaled.
+//! z_j are logits after [`Transform`], and logit_scale is the row's factor in [`Scales`]. There is no cancellation,
+//! even for a collapsed distribution, and differences of logits are taken before scaling.
 
 mod exp;
 mod gradient;

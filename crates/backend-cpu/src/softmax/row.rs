@@ -1,10 +1,10 @@
-//! Statistics of a row, merged from those of its tiles, and its gradient by logp and entropy.
+//! The statistics of a row, merged from its tiles, and its gradient with respect to logp and entropy.
 
 use super::gradient::RowGrad;
 use super::partial::Partial;
 use super::scales::Scales;
 
-/// The sums of a row so far.
+/// The sums of a row over the tiles so far.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RowSums {
     max: f32,
@@ -23,7 +23,7 @@ impl RowSums {
         }
         let (sum, dot) = (f64::from(tile.sum), f64::from(tile.dot));
         if tile.max == f32::NEG_INFINITY {
-            // No finite entry: the sum is 0, or NaN.
+            // Without a finite entry, the sum is 0 or NaN.
             self.sum += sum;
             return;
         }
@@ -43,13 +43,13 @@ impl RowSums {
         }
     }
 
-    /// The statistics of the row, when all tiles have been merged.
+    /// Returns the statistics of the row after all tiles have been merged.
     pub(crate) fn finish(&self, scale: f32) -> Row {
         let softplus = |x: f64| x.max(0.0) + (-x.abs()).exp().ln_1p();
-        // An infinite target is infinity over infinity, and not a probability of 1.
+        // With an infinite target, the probability is infinity over infinity: NaN, not 1.
         let target = if self.target == f32::INFINITY { f64::NAN } else { self.target.into() };
         let margin = f64::from(scale) * (f64::from(self.max) - target) + self.sum.ln();
-        // f64::max would swallow a NaN.
+        // f64::max would drop a NaN.
         let logp = if margin.is_nan() { margin } else { -softplus(margin) };
         let others = -logp.exp_m1();
         let spread = if self.sum == 0.0 { 0.0 } else { self.sum.ln() - self.dot / self.sum };
@@ -59,11 +59,11 @@ impl RowSums {
     }
 }
 
-/// Statistics of a row.
+/// The statistics of a row.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Row {
     max: f32,
-    /// q / S: p_j = e_j weight for every j but the target.
+    /// q / S: p_j = e_j weight for every j except for the target.
     weight: f64,
     /// q = 1 - p_y.
     pub(super) others: f64,
@@ -73,11 +73,11 @@ pub(crate) struct Row {
 }
 
 impl Row {
-    /// `dlogp`, `dentropy`: dL/dlogp and dL/dentropy of the row.
+    /// Computes the gradient's coefficients from dL/dlogp and dL/dentropy of the row.
     pub(crate) fn row_grad(&self, scales: &Scales, dlogp: f64, dentropy: f64) -> RowGrad {
         let (g, e, s) = (dlogp * scales.logp, dentropy, f64::from(scales.logit));
         let log_weight = if self.weight > 0.0 { self.weight.ln() } else { 0.0 };
-        // 0 * inf must not appear: a probability of 0 has no part in the entropy.
+        // Avoids 0 * inf: a probability of 0 does not contribute to the entropy.
         let p = self.logp.exp();
         let by_entropy = if p == 0.0 || e == 0.0 { 0.0 } else { e * p * (self.logp + self.entropy) };
         RowGrad {

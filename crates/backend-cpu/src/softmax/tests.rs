@@ -1,4 +1,4 @@
-//! Every instruction set against f64, and against the others.
+//! Compares every instruction set with f64, and with the others.
 
 use super::exp::exp;
 use super::*;
@@ -9,7 +9,7 @@ use half::bf16;
 
 fn check_exp<M: MulAdd>() {
     let mut worst = (0.0, 0.0);
-    // Every 61st float from -1e-30 down to where results are 0.
+    // Every 61st float from -1e-30 down to the first results of 0.
     for bits in ((-1e-30_f32).to_bits()..=(-55.79_f32).to_bits()).step_by(61) {
         let x = f32::from_bits(bits);
         let exact = f64::from(x).exp();
@@ -32,7 +32,7 @@ fn exp_is_within_two_units_in_the_last_place() {
 
 fn check_tanh<M: MulAdd>() {
     let mut worst = (0.0, 0.0);
-    // Every 61st float from 1e-30 up to where results have long been 1.
+    // Every 61st float from 1e-30 up to 20, where results are 1.
     for bits in (1e-30_f32.to_bits()..=20.0_f32.to_bits()).step_by(61) {
         let x = f32::from_bits(bits);
         let exact = f64::from(x).tanh();
@@ -63,7 +63,7 @@ fn transforms() -> Vec<Transform> {
         .collect()
 }
 
-/// w and dw/dz in f64.
+/// Returns w and dw/dz in f64.
 fn transformed(z: f32, by: &Transform) -> (f64, f64) {
     let by = by.in_f64();
     let u = by.0 * f64::from(z);
@@ -74,7 +74,7 @@ fn transformed(z: f32, by: &Transform) -> (f64, f64) {
 }
 
 #[test]
-fn every_level_transforms_and_pulls_back() {
+fn logit_transforms_match_f64_on_every_isa() {
     assert_eq!(transforms().len(), 5);
     assert_eq!(Transform::new(&LossConfig { logit_scale: 0.3, ..LossConfig::default() }), None);
     for (length, by) in
@@ -92,10 +92,10 @@ fn every_level_transforms_and_pulls_back() {
                 transform_bf16_to(isa, &narrow, &by, &mut to_bf16);
                 assert!(w == to && w == to_bf16, "{what}");
                 for (w, (exact, _)) in w.iter().zip(&exact) {
-                    // Roundings of the factor, of its product and of the result, and of tanh.
+                    // The rounding errors of the factor, its product, the result, and tanh.
                     assert!((f64::from(*w) - exact).abs() <= 6e-7 * exact.abs(), "{what}: {w} for {exact}");
                 }
-                // The gradient of the softmax, times dw/dz.
+                // The gradient of the softmax times dw/dz.
                 let (row_grad, y) = (RowGrad { max: 5.0, constant: -0.3, linear: 0.02, target: 0.8 }, length / 2);
                 let (mut of_w, mut of_z, mut rounded) = (w.clone(), vec![f32::NAN; length], vec![f32::NAN; length]);
                 gradient_to(isa, &w, Some(y), &row_grad, 0.7, &mut of_w, false);
@@ -103,7 +103,7 @@ fn every_level_transforms_and_pulls_back() {
                 by.gradient_to(isa, &w, Some(y), &row_grad, 0.7, &mut rounded, true);
                 for i in (0..length).filter(|i| of_w[*i].is_finite()) {
                     let (found, dw, scale) = (f64::from(of_z[i]), f64::from(of_w[i]), by.in_f64().0.abs());
-                    // Next to the cap as good as w is there.
+                    // Near the cap, the error of w limits the accuracy.
                     let bound = 1e-6 * (dw * scale).abs();
                     assert!((found - dw * exact[i].1).abs() <= bound, "{what}: {found} for {dw} x {}", exact[i].1);
                     assert_eq!(rounded[i], bf16::from_f32(of_z[i]).to_f32(), "{what}");
@@ -114,11 +114,11 @@ fn every_level_transforms_and_pulls_back() {
     let mut special = [f32::INFINITY, f32::NEG_INFINITY, f32::NAN];
     let by = transforms()[0];
     by.apply(IsaToken::available().next().unwrap(), &mut special);
-    // -inf does not stay -inf: the formula caps it, as it does everything.
+    // -inf does not stay -inf: it is capped, too.
     assert!(special[0] == 30.0 && special[1] == -30.0 && special[2].is_nan(), "{special:?}");
 }
 
-/// Logits of every kind of row: spread, far apart, huge, and half of them excluded.
+/// Logits of every kind of row: spread out, far apart, huge, and half of them excluded.
 fn rows(length: usize) -> Vec<Vec<f32>> {
     let spread = |scale: f32| (0..length).map(|i| ((i * 7919 % 1013) as f32 / 500.0 - 1.0) * scale).collect();
     let half = |i: usize| if i.is_multiple_of(2) { f32::NEG_INFINITY } else { i as f32 * 0.01 };
@@ -129,19 +129,19 @@ fn targets(length: usize) -> [Option<usize>; 4] {
     [None, Some(0), Some(length / 2), Some(length - 1)]
 }
 
-/// 1e-6 of `scale`; a NaN for a NaN.
+/// Returns `true` within 1e-6 of `scale`, or if both are NaN.
 fn close(a: f32, b: f64, scale: f64) -> bool {
     a.is_nan() && b.is_nan() || (f64::from(a) - b).abs() <= 1e-6 * scale
 }
 
 #[test]
-fn every_level_sums_a_tile_as_it_should() {
+fn partial_sums_match_f64_on_every_isa() {
     for length in (1..=70).chain([511, 512]) {
         for (z, y) in rows(length).iter().flat_map(|z| targets(length).map(|y| (z, y))) {
             let others = || z.iter().enumerate().filter(|(i, _)| Some(*i) != y).map(|(_, z)| *z);
             let max = others().fold(f32::NEG_INFINITY, f32::max);
             let from = if max.is_finite() { f64::from(max) } else { 0.0 };
-            // Held where exp holds it: beyond, e d is 0 to all digits.
+            // Clamped like in exp; below, e d is 0 in f32.
             let terms = || others().map(|z| (0.7 * (f64::from(z) - from)).max(-100.0)).map(|d| (d.exp(), d));
             let (sum, dot) = terms().fold((0.0, 0.0), |(sum, dot), (e, d)| (sum + e, dot + e * d));
             for isa in IsaToken::available() {
@@ -163,7 +163,7 @@ fn every_level_sums_a_tile_as_it_should() {
 }
 
 #[test]
-fn every_level_makes_the_gradient_everywhere() {
+fn gradients_match_f64_on_every_isa() {
     for length in (1..=70).chain([511, 512]) {
         for (z, y) in rows(length).iter().flat_map(|z| targets(length).map(|y| (z, y))) {
             let narrow: Vec<bf16> = z.iter().map(|z| bf16::from_f32(*z)).collect();
@@ -227,14 +227,14 @@ fn row(isa: IsaToken, z: &[f32], y: usize, scale: f32, tile: usize) -> Row {
 }
 
 #[test]
-fn a_confident_row_leaves_nothing_that_products_take_long_for() {
-    // Logits down to 300 below the largest, and coefficients as those of a batch of a million tokens.
+fn gradients_of_confident_rows_are_not_subnormal() {
+    // Logits down to 300 below the maximum, and coefficients of a batch of a million tokens.
     let z: Vec<f32> = (0..1200).map(|i| -0.25 * i as f32).collect();
     for (isa, linear) in IsaToken::available().flat_map(|isa| [(isa, 0.0), (isa, 1e-7)]) {
         let row_grad = RowGrad { max: 0.0, constant: -1e-6, linear, target: 1e-6 };
         let mut found = vec![f32::NAN; z.len()];
         gradient_to(isa, &z, Some(0), &row_grad, 1.0, &mut found, false);
-        // Times a weight of a millionth they are normal numbers still.
+        // They must be normal numbers even after a product with 1e-6.
         let fine = |g: &f32| *g == 0.0 || (g * 1e-6).abs() >= f32::MIN_POSITIVE;
         assert!(found.iter().all(fine) && found[..200].iter().all(|g| *g != 0.0), "{isa:?} {linear}");
     }
@@ -246,7 +246,7 @@ fn extreme_rows_stay_finite_and_keep_their_gradient() {
 }
 
 fn check_extreme_rows(isa: IsaToken) {
-    // 30 nats above the rest: f32 `1 - p` would be 0.
+    // 30 nats above the rest, where `1 - p` is 0 in f32.
     let collapsed = row(isa, &[30.0, 0.0, 0.0], 0, 1.0, 2);
     let rest = 2.0 * (-30.0_f64).exp();
     assert!((collapsed.logp / -rest - 1.0).abs() < 1e-6, "{collapsed:?}");

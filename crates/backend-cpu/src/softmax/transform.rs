@@ -1,7 +1,8 @@
-//! The transform of logits before the temperature, where no factor of the softmax can do it.
+//! The transform of logits before the temperature, if a factor in the softmax cannot express it.
 //!
-//! w = cap tanh(logit_scale z / cap), and the softmax takes w / T. Avoids a tensor of its own: tiles are transformed where they
-//! lie or where they are made, in a core's cache. Without a cap, a positive logit_scale is part of [`super::Scales`].
+//! w = cap tanh(logit_scale z / cap), and the softmax takes w / T. Tiles are transformed in place or where they are
+//! computed, in a core's cache, without another tensor. Without a cap, a positive logit_scale is part of
+//! [`super::Scales`].
 
 use super::gradient::{RowGrad, gradient_to};
 use super::tanh::tanh;
@@ -10,10 +11,10 @@ use crate::convert::{Element, rounded};
 use grpo_core::LossConfig;
 use half::bf16;
 
-/// How a logit becomes what the temperature divides.
+/// The transform of a logit before the temperature.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Transform {
-    /// The factor logit_scale, where there is no cap.
+    /// The factor logit_scale, without a cap.
     scale: f32,
     cap: Option<Cap>,
 }
@@ -28,7 +29,7 @@ struct Cap {
 }
 
 impl Transform {
-    /// `None` where logits stay as they are, or are only multiplied by something positive.
+    /// Returns `None` if logits are unchanged, or only multiplied by a positive number.
     pub(crate) fn new(loss: &LossConfig) -> Option<Self> {
         let scale = loss.logit_scale;
         let cap = loss.final_logit_softcapping.map(|cap| Cap {
@@ -36,22 +37,22 @@ impl Transform {
             inner: (scale / cap) as f32,
             outer: (scale / (cap * cap)) as f32,
         });
-        // The largest logit has to be the largest after it.
+        // Factors in the softmax must keep the maximum.
         (cap.is_some() || scale < 0.0).then_some(Self { scale: scale as f32, cap })
     }
 
-    /// logit_scale and the cap, for comparisons in f64.
+    /// Returns logit_scale and the cap, for comparisons in f64.
     #[cfg(test)]
     pub(super) fn in_f64(&self) -> (f64, Option<f64>) {
         (self.scale.into(), self.cap.map(|cap| cap.cap.into()))
     }
 
-    /// Transforms a tile where it lies.
+    /// Transforms a tile in place.
     pub(crate) fn apply(&self, isa: IsaToken, z: &mut [f32]) {
         transform(isa, z, self);
     }
 
-    /// dL/dz of a tile whose transformed logits are `w`, with the row_grad of the row: as [`gradient_to`].
+    /// Computes dL/dz of a tile with transformed logits `w` and the row's coefficients, as [`gradient_to`].
     #[allow(clippy::too_many_arguments)]
     pub(crate) fn gradient_to(
         &self,
@@ -71,17 +72,17 @@ impl Transform {
 simd_dispatch! { fn transform(z: &mut [f32], by: &Transform) = in_place }
 
 simd_dispatch! {
-    /// The transformed logits `z`, into `out` of the same length.
+    /// Writes the transformed logits `z` to `out`, of the same length.
     pub(crate) fn transform_to(z: &[f32], by: &Transform, out: &mut [f32]) = elsewhere
 }
 
 simd_dispatch! {
-    /// [`transform_to`] of bf16 logits.
+    /// Like [`transform_to`], for bf16 logits.
     pub(crate) fn transform_bf16_to(z: &[bf16], by: &Transform, out: &mut [f32]) = elsewhere
 }
 
 simd_dispatch! {
-    /// Makes dL/dz of dL/dw; rounded to the nearest bf16 value if `round`.
+    /// Computes dL/dz from dL/dw; rounded to the nearest bf16 value if `round`.
     fn pull_back(w: &[f32], by: &Transform, gradient: &mut [f32], round: bool) = through
 }
 
@@ -111,7 +112,7 @@ fn elsewhere<M: MulAdd>(z: &[impl Element], by: &Transform, out: &mut [f32]) {
 fn through<M: MulAdd>(w: &[f32], by: &Transform, gradient: &mut [f32], round: bool) {
     let pairs = gradient.iter_mut().zip(w);
     match &by.cap {
-        // Differences, not 1 - (w / cap)^2: exactly 0 at the cap. Next to it as good as w is: dL/dz is off by 4e-7 of dL/dw.
+        // The factored form of 1 - (w / cap)^2 is exactly 0 at the cap. Near it, the error of dL/dz is 4e-7 of dL/dw.
         Some(cap) => pairs.for_each(|(g, w)| *g *= cap.outer * ((cap.cap - w) * (cap.cap + w))),
         None => pairs.for_each(|(g, _)| *g *= by.scale),
     }

@@ -1,4 +1,4 @@
-//! [`GrpoLoss`] does what a plan of its request does, to the bit, and plans when it has to.
+//! [`GrpoLoss`] gives bit-identical results to a plan of its request, and replans only when necessary.
 
 use backend_cpu::oracle;
 use grpo_core::{
@@ -19,13 +19,13 @@ fn case(shape: &Shape<'_>) -> Case {
     Case::new(&dapo(), shape, 11)
 }
 
-/// The builder that describes `case`.
+/// Returns the builder for `case`.
 fn builder(case: &Case) -> GrpoLossBuilder {
     let builder = GrpoLoss::builder(dapo()).head(case.h, case.v).dtype(case.dtype()).head_layout(case.layout);
     if case.bias.is_some() { builder.bias() } else { builder }
 }
 
-/// A CPU that writes down what it was asked to plan.
+/// A CPU backend that records the planned sizes.
 #[derive(Clone, Default)]
 struct Watched {
     backend: backend_cpu::CpuBackend,
@@ -51,7 +51,7 @@ fn assert_same(found: &LossOutput, expected: &LossOutput) {
 }
 
 #[rstest]
-fn a_step_is_that_of_the_plan(
+fn a_step_equals_a_call_of_the_plan(
     #[values(Implementation::Reference, Implementation::Logits, Implementation::Fused)] implementation: Implementation,
     #[values(Dtype::F32, Dtype::Bf16)] dtype: Dtype,
     #[values((HeadLayout::VocabHidden, true), (HeadLayout::HiddenVocab, false))] (layout, bias): (HeadLayout, bool),
@@ -60,7 +60,7 @@ fn a_step_is_that_of_the_plan(
     let backend = backend_cpu::CpuBackend::with_threads(2).unwrap();
     let request = case.request(&dapo(), implementation, Tiling::default());
     let mut plan = backend.plan(&request).unwrap();
-    // Gradients are added to what is there.
+    // Gradients are added to nonzero accumulators.
     let begin = || {
         let mut grads = Grads::zeros(request.policy, request.gradients, case.batch.tokens()).unwrap();
         [&mut grads.hidden, &mut grads.lm_head, &mut grads.bias].into_iter().flatten().for_each(|g| g.fill(0.5));
@@ -85,7 +85,7 @@ fn a_step_is_that_of_the_plan(
 }
 
 #[test]
-fn slices_and_vectors_are_taken_as_they_are() {
+fn slices_and_vectors_are_accepted() {
     let case = case(&Shape { bias: false, ..Shape::default() });
     let (loss, n) = (builder(&case).build(&backend_cpu::CpuBackend::new()).unwrap(), case.batch.tokens());
     let (hidden, lm_head) = (case.hidden.to_vec(), case.lm_head.to_vec());
@@ -99,7 +99,7 @@ fn slices_and_vectors_are_taken_as_they_are() {
 }
 
 #[rstest]
-fn logits_are_taken_apart_and_in_place(
+fn dlogits_can_replace_logits_in_place(
     #[values(Implementation::Reference, Implementation::Logits)] implementation: Implementation,
 ) {
     let case = case(&Shape { v: 300, ..Shape::default() });
@@ -128,7 +128,7 @@ fn logits_are_taken_apart_and_in_place(
 }
 
 #[test]
-fn a_larger_batch_is_planned_for_and_a_smaller_one_is_not() {
+fn only_larger_batches_need_a_new_plan() {
     let case = case(&Shape { bias: false, ..Shape::default() });
     let (small, watched) = (case.select(0..1), Watched::default());
     let (few, many) = (small.batch.tokens(), case.batch.tokens());
@@ -145,7 +145,7 @@ fn a_larger_batch_is_planned_for_and_a_smaller_one_is_not() {
     score(&loss, &small);
     assert_eq!((plans(), loss.max_tokens()), (vec![few, many], many));
 
-    // A clone plans for itself, for as many tokens.
+    // A clone plans again, for as many tokens.
     let clone = loss.clone();
     assert_eq!(score(&clone, &small), first);
     assert_eq!(plans(), [few, many, many]);
@@ -155,7 +155,7 @@ fn a_larger_batch_is_planned_for_and_a_smaller_one_is_not() {
 }
 
 #[test]
-fn threads_share_a_loss_or_have_clones_of_it() {
+fn threads_can_share_or_clone_a_loss() {
     let case = case(&Shape { bias: false, ..Shape::default() });
     let loss = builder(&case).max_tokens(case.batch.tokens()).build(&backend_cpu::CpuBackend::new()).unwrap();
     let policy = || PolicyInput::head(&case.hidden[..], &case.lm_head[..]);
@@ -195,7 +195,7 @@ fn a_frozen_head_has_no_gradient() {
 }
 
 #[test]
-fn what_cannot_be_is_an_error_when_it_is_built() {
+fn invalid_losses_are_errors_at_build() {
     let (backend, build) = (backend_cpu::CpuBackend::new(), || GrpoLoss::builder(dapo()));
     let message = build().build(&backend).unwrap_err().to_string();
     assert!(message.contains("head(hidden, vocab)") && message.contains("logits(vocab)"), "{message}");
@@ -209,7 +209,7 @@ fn what_cannot_be_is_an_error_when_it_is_built() {
     let no_bias = GradientSpec { bias: true, ..GradientSpec::default() };
     assert!(build().head(8, 10).gradients(no_bias).build(&backend).is_err());
 
-    // An error of a call leaves the loss usable.
+    // The loss is usable after an error in a call.
     let case = case(&Shape { bias: false, ..Shape::default() });
     let loss = builder(&case).build(&backend).unwrap();
     let message = loss.score(&case.hidden[1..], &case.lm_head[..], &case.batch).unwrap_err().to_string();
@@ -217,7 +217,7 @@ fn what_cannot_be_is_an_error_when_it_is_built() {
     loss.score(&case.hidden[..], &case.lm_head[..], &case.batch).unwrap();
 }
 
-/// A loss of advantages that nobody has set would be 0 without a word; scores do not need them.
+/// Without advantages, a loss would silently be 0; scores do not need advantages.
 #[rstest]
 fn a_loss_without_advantages_is_an_error(
     #[values(Implementation::Reference, Implementation::Logits, Implementation::Fused)] implementation: Implementation,
@@ -240,7 +240,7 @@ fn a_loss_without_advantages_is_an_error(
     assert!(loss.step_owned(case.policy(), &zeros).is_ok(), "zeros that were meant");
 }
 
-/// A batch in which buffers are missing is refused before anything is written.
+/// A call with missing buffers is refused before anything is written.
 #[test]
 fn a_missing_buffer_is_named() {
     let case = case(&Shape::default());

@@ -1,4 +1,5 @@
-//! The CPU backend against the f64 oracle: every implementation, loss, shape, dtype, instruction set and blocking.
+//! Compares the CPU backend with the f64 oracle: every implementation, loss, shape, dtype, instruction set and
+//! blocking.
 
 mod grpo_loss;
 mod metrics;

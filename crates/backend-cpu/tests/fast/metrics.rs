@@ -1,11 +1,12 @@
-//! docs/losses/metrics.md, which is written by hand, names every metric that a loss makes, and no other.
+//! docs/losses/metrics.md, which is written by hand, must list exactly the metrics of all losses.
 
 use grpo_core::batch::{Rows, StepData};
 use std::collections::BTreeSet;
 use testkit::family::{LOSSES, others};
 use testkit::*;
 
-/// The names in the first column of the tables. One without a slash has the prefix of the name before it in its row.
+/// Returns the names in the first column of the tables. A name without a slash has the prefix of the previous name in
+/// its row.
 fn documented() -> BTreeSet<String> {
     let rows = include_str!("../../../../docs/losses/metrics.md").lines().filter(|line| line.starts_with("| `"));
     let mut names = BTreeSet::new();
@@ -22,7 +23,7 @@ fn documented() -> BTreeSet<String> {
 }
 
 #[test]
-fn the_page_of_metrics_names_what_losses_make() {
+fn documented_metrics_equal_computed_metrics() {
     let imitation = config(r#"{"positive_example_nll_weight": 0.2}"#);
     let mut made = BTreeSet::new();
     for loss in LOSSES.into_iter().chain(others()).map(loss).chain([imitation]) {

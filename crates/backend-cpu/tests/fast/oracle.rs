@@ -1,4 +1,4 @@
-//! The f64 oracle against central differences.
+//! Compares the f64 oracle with central differences.
 
 use backend_cpu::oracle::{Policy, evaluate, score};
 use grpo_core::aggregate::token_weights;
@@ -27,14 +27,14 @@ impl Point {
     }
 }
 
-/// The function whose derivative the gradient is: the loss, with what the loss calls constant held at its value in
-/// `case` (cispo's weight).
+/// The function whose derivative is the gradient: the loss, with values that the loss treats as constants (cispo's
+/// weight) fixed to those of `case`.
 fn value(loss: &LossConfig, policy: &Policy<'_, f64>, case: &Case, base_logp: &[f64]) -> f64 {
     let batch = &case.batch;
     if loss.loss_type != LossType::Cispo {
         return evaluate(loss, policy, batch).unwrap().loss;
     }
-    // Without advantages only KL and entropy are left.
+    // Without advantages, only KL and entropy remain.
     let none = batch.clone().with_advantages(Advantages::PerSequence(vec![0.0; batch.sequences()])).unwrap();
     let rest = evaluate(loss, policy, &none).unwrap();
     let weights = token_weights(loss, batch).unwrap();
@@ -59,7 +59,7 @@ fn gradients_match_central_differences(
     #[values("scale_logits", "scale_logprobs")] temperature_mode: &str,
 ) {
     let estimator = kl.split(' ').next().unwrap().replace("none", "k3");
-    // cispo has no clip that delta could cap, and refuses it.
+    // cispo has no clip for delta to bound, and refuses it.
     let deltas: &[Option<f64>] = if loss_type == "cispo" { &[None] } else { &[None, Some(1.42)] };
     for delta in deltas {
         let loss = config(&serde_json(loss_type, kl, &estimator, temperature_mode, *delta));
@@ -68,7 +68,7 @@ fn gradients_match_central_differences(
     }
 }
 
-/// What happens to logits before the temperature, and temperatures of tokens.
+/// Transforms of logits before the temperature, and per-token temperatures.
 #[rstest]
 fn gradients_match_through_transformed_logits(
     #[values("grpo", "cispo", "gspo")] loss_type: &str,
@@ -82,7 +82,7 @@ fn gradients_match_through_transformed_logits(
     differences(&loss, &Shape { temperatures, ..small() });
 }
 
-/// Asserts that gradients are central differences; the largest distance between them.
+/// Asserts that gradients equal central differences; returns the maximal distance.
 fn differences(loss: &LossConfig, shape: &Shape<'_>) -> f64 {
     let case = Case::new(loss, shape, 23);
     let wide = |t: &[f32]| t.iter().map(|x| if x.is_nan() { 0.3 } else { f64::from(*x) }).collect::<Vec<_>>();
@@ -135,7 +135,7 @@ fn serde_json(loss_type: &str, kl: &str, estimator: &str, temperature_mode: &str
     json + "}"
 }
 
-/// Gradients by given logits, and that they sum to zero over the vocabulary.
+/// Gradients with respect to precomputed logits sum to zero over the vocabulary.
 #[rstest]
 fn gradients_by_logits(#[values("grpo", "cispo", "gspo")] loss_type: &str) {
     let loss = loss(loss_type);
@@ -143,7 +143,7 @@ fn gradients_by_logits(#[values("grpo", "cispo", "gspo")] loss_type: &str) {
     let (n, v) = (case.batch.tokens(), case.v);
     let mut z: Vec<f64> = (0..n * v).map(|i| 3.0 * ((i * 37 % 101) as f64 / 50.0 - 1.0)).collect();
     let logp = score(&loss, &Policy::logits(&z, v), &case.batch).unwrap().logp;
-    // Ratios on both sides of the clip.
+    // Ratios on both sides of the clip range.
     let old = logp.iter().enumerate().map(|(i, l)| (l + [0.1, -0.33, 0.31, -0.02][i % 4]) as f32).collect();
     let case = Case { batch: case.batch.clone().with_old_logp(old).unwrap(), ..case };
     let got = evaluate(&loss, &Policy::logits(&z, v), &case.batch).unwrap();
@@ -164,7 +164,7 @@ fn gradients_by_logits(#[values("grpo", "cispo", "gspo")] loss_type: &str) {
     }
 }
 
-/// Losses and entropies of logits that break a naive exp, and the evaluator's view of them.
+/// Losses and entropies of logits for which a naive exp overflows, and the evaluator's results.
 #[test]
 fn large_logits_are_finite() {
     let loss = loss("grpo");
@@ -180,9 +180,9 @@ fn large_logits_are_finite() {
     }
 }
 
-/// 2^22 tokens of one hidden unit and as many entries: 2^47 bytes of logits, more than a process can address.
+/// 2^22 tokens, hidden size 1, a vocabulary of 2^22: the logits need 2^47 bytes, more than a process can address.
 #[test]
-fn logits_that_fit_no_memory_are_an_error() {
+fn logits_larger_than_memory_are_an_error() {
     let n = 1 << 22;
     let ones = vec![1.0; n];
     let policy = Policy::hidden(&ones, &ones, None, HeadLayout::VocabHidden, n);

@@ -1,4 +1,4 @@
-//! Every implementation, loop order, dtype, head layout and loss against the f64 oracle.
+//! Compares every implementation, loop order, dtype, head layout and loss with the f64 oracle.
 
 use backend_cpu::oracle::{Policy, evaluate};
 use backend_cpu::{CpuBackend, Isa};
@@ -39,7 +39,7 @@ fn implementations_match_the_oracle(
     println!("{loss_type} {dtype:?} {layout:?} bias {bias}: {worst:?}");
 }
 
-/// Logits of the case, as the kernel would be given them, with NaN in masked rows.
+/// Returns the logits of the case, with NaN in masked rows.
 fn logits(case: &Case) -> Vec<f32> {
     let mut z = vec![f32::NAN; case.batch.tokens() * case.v];
     for &i in case.batch.active_rows() {
@@ -52,7 +52,7 @@ fn logits(case: &Case) -> Vec<f32> {
 }
 
 #[rstest]
-fn given_logits_match_the_oracle(
+fn precomputed_logits_match_the_oracle(
     #[values("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "gspo")] loss_type: &str,
     #[values(Dtype::F32, Dtype::Bf16)] dtype: Dtype,
     #[values(Implementation::Reference, Implementation::Logits)] implementation: Implementation,
@@ -88,10 +88,10 @@ fn given_logits_match_the_oracle(
     assert_eq!(plan.score(input(), &case.batch).unwrap(), separate.scores);
     let off = (separate.loss / expected.loss - 1.0).abs();
     assert!(off <= 2e-6, "loss is off by {off:e}");
-    // What was in the buffer stays, and stays alone where nothing was computed.
+    // Gradients are added to the buffer, which is unchanged at masked tokens.
     let made: Vec<f32> = grad.iter().map(|g| g - 0.25).collect();
     let off = difference(&made, &expected.grad_logits);
-    // Beside 0.25 the gradient has been rounded to 2^-26.
+    // In a sum with 0.25, the gradient is rounded to 2^-26.
     assert!(off <= 2e-5 + 3e-8 / largest, "gradient is off by {off:e}");
     assert!((0..n).filter(|i| !case.batch.is_active(*i)).all(|i| grad[i * v..(i + 1) * v].iter().all(|g| *g == 0.25)));
 
@@ -124,7 +124,7 @@ fn given_logits_match_the_oracle(
 #[case::narrow_hidden(&[4, 3], 1, 600)]
 #[case::narrow_hidden_two(&[4, 3], 2, 600)]
 #[case::long_hidden(&[4, 3], 1100, 90)]
-fn ugly_shapes(
+fn odd_shapes_match_the_oracle(
     #[case] lengths: &[usize],
     #[case] h: usize,
     #[case] v: usize,
@@ -142,7 +142,7 @@ fn ugly_shapes(
             let mut plan = plan(&backend, &case.request(&loss, implementation, tiling));
             let got = run(&mut *plan, &case);
             if v == 1 {
-                // log p = 0: the gradient is 0 to the bit.
+                // log p = 0, so the gradient is exactly 0.
                 assert!(got.scores.logp.iter().chain(&got.hidden).chain(&got.lm_head).all(|x| *x == 0.0), "{name}");
                 assert!((got.loss - expected.loss).abs() < 1e-6);
             } else {
@@ -152,8 +152,8 @@ fn ugly_shapes(
     }
 }
 
-/// Every path that this machine can take, by force, with sizes that fill no panel, piece or tile: all of them with a loss of
-/// tokens, one with the entropy's gradient, and one with a ratio that a sequence shares, clipped on either side.
+/// Forces every code path of this machine, with sizes that are not multiples of panels, pieces or tiles: all of them
+/// with a per-token loss, one with the entropy's gradient, and one with a ratio per sequence, clipped on either side.
 #[rstest]
 #[case::panels("dapo", Shape { lengths: &[9, 20, 8], h: 33, v: 1013, ..Shape::default() })]
 #[case::one_token("dapo", Shape { lengths: &[1], h: 600, v: 63, ..Shape::default() })]
@@ -187,10 +187,10 @@ fn every_instruction_set_matches_the_oracle(
 }
 
 #[rstest]
-fn masked_sequences_and_batches(#[values("grpo", "dapo", "gspo")] loss_type: &str) {
+fn masked_sequences_and_batches_match_the_oracle(#[values("grpo", "dapo", "gspo")] loss_type: &str) {
     let (loss, backend) = (loss(loss_type), CpuBackend::with_threads(2).unwrap());
     let case = Case::new(&loss, &Shape { lengths: &[4, 5], ..Shape::default() }, 5);
-    // The first sequence masked out, then both.
+    // The first sequence is masked, then both.
     for active_from in [4, 9] {
         let mask: Vec<f32> =
             (0..9).map(|i| if i >= active_from && case.batch.is_active(i) { 1.0 } else { 0.0 }).collect();
@@ -209,7 +209,7 @@ fn masked_sequences_and_batches(#[values("grpo", "dapo", "gspo")] loss_type: &st
     }
 }
 
-/// What stands at masked positions changes nothing, to the bit.
+/// Values at masked positions change nothing, bit by bit.
 #[test]
 fn masked_positions_have_no_effect() {
     let (loss, backend) = (loss("bnpo"), CpuBackend::with_threads(2).unwrap());
@@ -223,9 +223,9 @@ fn masked_positions_have_no_effect() {
     }
 }
 
-/// Each gradient can be left out without a change to the others.
+/// Leaving out one gradient does not change the others.
 #[rstest]
-fn frozen_parts(#[values(true, false)] hidden: bool, #[values(true, false)] lm_head: bool) {
+fn omitted_gradients_do_not_change_others(#[values(true, false)] hidden: bool, #[values(true, false)] lm_head: bool) {
     let (loss, backend) = (loss("grpo"), CpuBackend::with_threads(2).unwrap());
     let case = Case::new(&loss, &Shape::default(), 17);
     for (name, implementation, tiling) in implementations() {
@@ -246,7 +246,7 @@ fn frozen_parts(#[values(true, false)] hidden: bool, #[values(true, false)] lm_h
 }
 
 #[test]
-fn refusals_say_why() {
+fn invalid_requests_are_refused_with_a_reason() {
     let (loss, backend) = (loss("grpo"), CpuBackend::new());
     let case = Case::new(&loss, &Shape::default(), 1);
     let mut request = case.request(&loss, Implementation::Fused, Tiling::default());
@@ -278,9 +278,13 @@ fn refusals_say_why() {
     assert!(matches!(plan.score(policy, &case.batch), Err(Error::Unsupported { .. })));
 }
 
-/// Logits from -1e4 to 1e4, some of them -inf but not the target's; a policy so sure that 1 - p rounds to 0 in f32.
+/// Logits from -1e4 to 1e4, some of them -inf, but not the target's; a policy so confident that 1 - p rounds to 0 in
+/// f32.
 #[rstest]
-fn extreme_logits(#[values("grpo", "cispo", "gspo")] loss_type: &str, #[values(30.0, 1e2, 1e4)] scale: f32) {
+fn extreme_logits_match_the_oracle(
+    #[values("grpo", "cispo", "gspo")] loss_type: &str,
+    #[values(30.0, 1e2, 1e4)] scale: f32,
+) {
     let (loss, backend) = (loss(loss_type), CpuBackend::with_threads(2).unwrap());
     let case = Case::new(&loss, &Shape { v: 700, ..Shape::default() }, 67);
     let (n, v) = (case.batch.tokens(), case.v);
@@ -296,7 +300,7 @@ fn extreme_logits(#[values("grpo", "cispo", "gspo")] loss_type: &str, #[values(3
     let logp = backend_cpu::oracle::score(&loss, &policy, &case.batch).unwrap().logp;
     let old = logp.iter().enumerate().map(|(i, l)| *l as f32 + [0.02, -0.1, 0.03][i % 3]).collect();
     let batch = case.batch.clone().with_old_logp(old).unwrap().with_ref_logp(vec![-1.0; n]).unwrap();
-    // KL to a reference that far away is e^1e4; it is not what is tested.
+    // The KL to such a distant reference is e^1e4, which is not tested here.
     let loss = LossConfig { beta: 0.0, ..loss };
     let expected = evaluate(&loss, &policy, &batch).unwrap();
     for implementation in Implementation::ALL.into_iter().filter(takes_logits) {
@@ -315,19 +319,19 @@ fn extreme_logits(#[values("grpo", "cispo", "gspo")] loss_type: &str, #[values(3
             [("logp", &got.scores.logp, &expected.logp), ("entropy", &got.scores.entropy, &expected.entropy)]
         {
             for (i, (got, expected)) in got.iter().zip(expected).enumerate() {
-                // Relative: where the target is sure, a log-probability of -1e-13 keeps its digits. Where another entry
-                // is, the f32 sum of a tile bounds the entropy.
+                // Relative error: if the target is certain, a log-probability of -1e-13 keeps its precision. If another
+                // entry is certain, the f32 sum of a tile bounds the entropy's precision.
                 let floor = if name == "entropy" && i % 3 != 0 { 1e-7 } else { 1e-30 };
                 let off = (f64::from(*got) - expected).abs();
                 assert!(off <= 3e-6 * expected.abs() + floor, "{implementation:?}: {name} {got} for {expected}");
             }
         }
-        // Row by row: the smallest gradients belong to the surest rows.
+        // Row by row: the most certain rows have the smallest gradients.
         for i in batch.active_rows().iter().map(|i| i * v..(i + 1) * v) {
             let off = difference(&z[i.clone()], &expected.grad_logits[i.clone()]);
             let sum: f64 = z[i.clone()].iter().map(|g| f64::from(*g)).sum();
             let largest = expected.grad_logits[i].iter().fold(0.0_f64, |m, g| m.max(g.abs()));
-            // A log-probability of -2e4 in f32 is good to 1e-3, and so is the ratio; below the range of f32 all vanishes.
+            // A log-probability of -2e4 in f32 has an error of 1e-3, and so has the ratio; below the range of f32, all is 0.
             let tolerance = 2e-5 + 2.0 * f64::from(f32::EPSILON * scale);
             assert!(off * largest <= tolerance * largest + 1e-37, "{implementation:?}: gradient is off by {off:e}");
             assert!(sum.abs() <= 1e-5 * largest + 1e-37, "{implementation:?}: gradient sums to {sum:e} of {largest:e}");

@@ -1,4 +1,4 @@
-//! Results do not depend on how a step is cut, laid out or scheduled.
+//! Results do not depend on the division, layout or scheduling of a step.
 
 use backend_cpu::CpuBackend;
 use grpo_core::aggregate::token_weights;
@@ -9,13 +9,13 @@ use testkit::cpu::*;
 use testkit::family::{LOSSES, others};
 use testkit::*;
 
-/// Largest difference of two gradients, relative to the largest entry.
+/// Returns the maximal difference of two gradients, relative to the largest entry.
 fn apart(a: &Output, b: &Output) -> f64 {
     let wide = |l: &[f32]| l.iter().map(|x| f64::from(*x)).collect::<Vec<_>>();
     difference(&a.lm_head, &wide(&b.lm_head)).max(difference(&a.bias, &wide(&b.bias)))
 }
 
-/// The whole step: what is chosen from all of its tokens, and what each of them weighs.
+/// Prepares the whole step: the selection among its tokens, and the weight of each token.
 fn prepared(plan: &mut dyn LossPlan, case: &Case, loss: &LossConfig) -> Case {
     let whole = loss.prepare(&case.batch, |batch| Ok::<_, Error>(plan.score(case.policy(), batch)?.into()));
     let whole = whole.unwrap().into_owned();
@@ -29,7 +29,7 @@ fn assert_same(got: &Output, expected: &Output, what: &str) {
     assert!((got.loss - expected.loss).abs() < 1e-9 * scale, "{what}: loss {} and {}", got.loss, expected.loss);
     let off = apart(got, expected);
     assert!(off < 1e-5, "{what}: gradients are {off:e} apart");
-    // What was found while a step was prepared stays with the whole.
+    // Metrics of the preparation belong to the whole step.
     let of_tokens = |out: &Output| -> Vec<(String, f64)> {
         let of_step = ["sampling/", "rollout_corr/", "_error", "sequence_kl", "acceptance_rate"];
         let own = |(name, _): &(&str, f64)| !of_step.iter().any(|part| name.contains(part));
@@ -45,8 +45,8 @@ fn assert_same(got: &Output, expected: &Output, what: &str) {
     }
 }
 
-/// Runs `property` on every loss, with an implementation that follows from `choice` and so differs from loss to loss, and
-/// with advantages of tokens for every third `seed`.
+/// Runs `property` on every loss, with an implementation that depends on `choice` and differs between losses, and with
+/// advantages per token for every third `seed`.
 fn on_every_loss(
     shape: &Shape<'_>,
     seed: u64,
@@ -67,7 +67,7 @@ fn on_every_loss(
             let advantages = Advantages::PerToken((0..case.batch.tokens()).map(of).collect());
             case.batch = case.batch.clone().with_advantages(advantages).unwrap();
         }
-        // Room for every sequence twice.
+        // Enough for every sequence twice.
         let request = PlanRequest { max_tokens: 100, ..case.request(&loss, implementation, tiling) };
         property(&mut *plan(&backend, &request), &loss, &case, &format!("{name}, {how}"));
     }
@@ -76,7 +76,7 @@ fn on_every_loss(
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(25))]
 
-    /// Micro-batches of a step add up to the step; their log-probabilities are the same to the bit.
+    /// Gradients of a step's micro-batches add up to the step's; log-probabilities are bit-identical.
     #[test]
     fn any_split_gives_the_same_gradient(
         choice in 0..10_usize,
@@ -91,7 +91,7 @@ proptest! {
         cuts.sort_unstable();
         let shape = Shape { lengths: &lengths, h: 12, v: 530, dtype, ..Shape::default() };
         on_every_loss(&shape, seed, choice, |plan, loss, case, what| {
-            // The plan prepares what comes as it is.
+            // The plan prepares unprepared batches itself.
             let whole = run(plan, case);
             let case = prepared(plan, case, loss);
             assert_eq!(run(plan, &case).lm_head, whole.lm_head, "{what}");
@@ -105,7 +105,7 @@ proptest! {
                 hidden.append(&mut sum.hidden);
                 logp.append(&mut sum.scores.logp);
             }
-            // What the configuration rejects is scored with the whole only.
+            // Rejected tokens are scored in the whole step only.
             for row in case.batch.active_rows() {
                 assert_eq!(logp[*row], whole.scores.logp[*row], "{what}: logp depends on the split");
             }
@@ -114,7 +114,7 @@ proptest! {
         });
     }
 
-    /// Sequences in another order, and padding between them, change nothing but the order.
+    /// Reordering sequences, with padding between them, changes only the order of results.
     #[test]
     fn order_and_padding_do_not_matter(
         choice in 0..10_usize,
@@ -139,7 +139,7 @@ proptest! {
         });
     }
 
-    /// Every sequence twice, with half of its weight each time, is the same step.
+    /// Repeating every sequence with half of its weight gives the same step.
     #[test]
     fn duplicates_with_half_the_weight_do_not_matter(
         choice in 0..10_usize,
@@ -173,10 +173,10 @@ proptest! {
     }
 }
 
-/// What the properties are tested on does what it is there for: each loss gives a gradient, and where it chooses,
-/// clips or corrects, it does so to some tokens and not to others.
+/// Checks the losses of these properties: each has a gradient, and if it selects, clips or corrects tokens, it treats
+/// some tokens differently from others.
 #[test]
-fn the_family_is_exercised() {
+fn test_losses_have_gradients_and_select_tokens() {
     let backend = CpuBackend::with_threads(2).unwrap();
     for name in LOSSES {
         let loss = loss(name);
@@ -206,7 +206,7 @@ fn the_family_is_exercised() {
     }
 }
 
-/// The same bits on every run and for every number of threads.
+/// Results are bit-identical in every run and for every number of threads.
 #[rstest]
 fn bits_do_not_depend_on_threads(
     #[values("grpo", "gspo")] loss_type: &str,
@@ -218,7 +218,7 @@ fn bits_do_not_depend_on_threads(
     let case = Case::new(&loss, &shape, 41);
     for (name, implementation, tiling) in implementations() {
         if implementation == Implementation::Reference {
-            continue; // It has no threads, and takes its time.
+            continue; // single-threaded and slow
         }
         let request = case.request(&loss, implementation, tiling);
         let mut first = None;
@@ -236,10 +236,10 @@ fn bits_do_not_depend_on_threads(
     }
 }
 
-/// Log-probabilities do not depend on implementation or blocking where products are tiled, nor, anywhere, do those of one
-/// token on what else is in the batch.
+/// With tiled products, log-probabilities do not depend on implementation or blocking. In all implementations, a
+/// token's values do not depend on the rest of the batch.
 #[rstest]
-fn log_probabilities_are_those_of_the_row(#[values(Dtype::F32, Dtype::Bf16)] dtype: Dtype) {
+fn log_probabilities_depend_only_on_their_row(#[values(Dtype::F32, Dtype::Bf16)] dtype: Dtype) {
     let (loss, backend) = (loss("grpo"), CpuBackend::with_threads(2).unwrap());
     let shape = Shape { lengths: &[1, 2, 3, 60], h: 896, v: 1013, dtype, mask_every: 0, ..Shape::default() };
     let case = Case::new(&loss, &shape, 43);
@@ -262,14 +262,14 @@ fn log_probabilities_are_those_of_the_row(#[values(Dtype::F32, Dtype::Bf16)] dty
     }
 }
 
-/// Old log-probabilities scored over the whole batch give ratios of exactly 1 in any micro-batch of the loss.
+/// Old log-probabilities of the whole batch give ratios of exactly 1 in any micro-batch of the loss.
 #[rstest]
 fn on_policy_ratios_are_exactly_one(
     #[values(1, 2, 5)] per_micro_batch: usize,
     #[values("", r#", "final_logit_softcapping": 5.0, "logit_scale": 1.3"#)] transform: &str,
     #[values(false, true)] temperatures: bool,
 ) {
-    // With epsilon 0 any ratio but 1 is clipped on one side or the other.
+    // With epsilon 0, every ratio other than 1 is clipped.
     let json = r#""loss_type": "dapo", "epsilon_low": 0.0, "epsilon_high": 0.0, "beta": 0.1, "temperature": 0.7"#;
     let loss = config(&format!("{{{json}{transform}}}"));
     let backend = CpuBackend::with_threads(2).unwrap();
@@ -290,9 +290,12 @@ fn on_policy_ratios_are_exactly_one(
     }
 }
 
-/// Results stay the same when there is hardly any workspace.
+/// With a minimal workspace, results still match the oracle.
 #[rstest]
-fn tiny_budgets(#[values("dapo", "gspo")] loss_type: &str, #[values(Dtype::F32, Dtype::Bf16)] dtype: Dtype) {
+fn tiny_budgets_match_the_oracle(
+    #[values("dapo", "gspo")] loss_type: &str,
+    #[values(Dtype::F32, Dtype::Bf16)] dtype: Dtype,
+) {
     let (loss, (backend, tolerance)) = (loss(loss_type), backends(dtype, 2).remove(0));
     let case = Case::new(&loss, &Shape { dtype, v: 5000, h: 40, ..Shape::default() }, 53);
     let expected = case.oracle(&loss);

@@ -1,4 +1,4 @@
-//! Logit scale, softcap and temperatures of tokens, in every implementation.
+//! Logit scale, softcap and per-token temperatures, in every implementation.
 
 use backend_cpu::oracle::{Policy, evaluate, score};
 use backend_cpu::{CpuBackend, Isa};
@@ -44,7 +44,7 @@ fn every_instruction_set_matches_the_oracle(
     #[values(Dtype::F32, Dtype::Bf16)] dtype: Dtype,
 ) {
     if !isa.is_available() {
-        // That it is refused is asserted in parity.rs.
+        // parity.rs tests that it is refused.
         return;
     }
     let loss = loss(name);
@@ -60,9 +60,9 @@ fn every_instruction_set_matches_the_oracle(
     }
 }
 
-/// Logits that are given: their gradient beside them and in their place, for logits of any size.
+/// Precomputed logits of any size, with their gradient in a separate buffer and in place.
 #[rstest]
-fn given_logits_match_the_oracle(
+fn precomputed_logits_match_the_oracle(
     #[values("softcap", "softcap_logprobs", "logit_scale", "negative_scale")] name: &str,
     #[values(Dtype::F32, Dtype::Bf16)] dtype: Dtype,
     #[values(Implementation::Reference, Implementation::Logits)] implementation: Implementation,
@@ -103,7 +103,7 @@ fn given_logits_match_the_oracle(
     let grads = GradsMut { logits: Some(grad.as_mut_slice().into()), ..GradsMut::default() };
     let separate = plan.value_and_grad(input(), &batch, grads).unwrap();
     assert_eq!(plan.score(input(), &batch).unwrap(), separate.scores);
-    // Logits of 300 have no more digits; nor has a capped one for how far from its cap it is.
+    // This is the f32 precision of logits of 300, and of the distance of a capped logit from its cap.
     let by_size = 2.0 * f64::from(f32::EPSILON * size);
     let off = (separate.loss - expected.loss).abs() / expected.magnitude;
     assert!(off <= 3e-6 + by_size, "loss is off by {off:e}");
@@ -134,8 +134,9 @@ const SLOPES_OF_SCALED_LOGITS: [f64; 2] = [-0.194_402_215_435_289, 0.294_386_435
 const LOGP_OF_SCALED_LOGPROBS: f64 = -0.080_234_386_318_826;
 const SLOPES_OF_SCALED_LOGPROBS: [f64; 2] = [-0.097_902_652_968_889, 0.148_255_579_111_675];
 
-/// By hand: z = (1, 0) and the first entry sampled, logit_scale 2, cap 3, T 2 of the token (the configuration says 5).
-/// u = (2, 0), w = (3 tanh(2/3), 0), and w / 2 or log p / 2. Temperature before cap would give 3 tanh(1/3).
+/// A hand-computed case: z = (1, 0) and the first entry sampled, logit_scale 2, cap 3, T = 2 for the token (5 in the
+/// configuration). u = (2, 0), w = (3 tanh(2/3), 0), and w / 2 or log p / 2. Temperature before cap would give 3
+/// tanh(1/3).
 #[rstest]
 #[case::scale_logits("scale_logits", LOGP_OF_SCALED_LOGITS, SLOPES_OF_SCALED_LOGITS)]
 #[case::scale_logprobs("scale_logprobs", LOGP_OF_SCALED_LOGPROBS, SLOPES_OF_SCALED_LOGPROBS)]
@@ -161,7 +162,7 @@ fn the_order_is_scale_cap_temperature(#[case] mode: &str, #[case] logp: f64, #[c
         let (loss, tiling, gradients) = (loss.clone(), Tiling::default(), GradientSpec::default());
         let request = PlanRequest { loss, implementation, tiling, max_tokens: 1, policy, gradients };
         let mut plan = CpuBackend::new().plan(&request).unwrap();
-        // A hidden state of 1 makes logits of the head, and dhead of dlogits.
+        // With a hidden state of 1, the head is the logits, and dhead is dlogits.
         let (z, one, mut grad, mut dhidden) = ([1.0_f32, 0.0], [1.0_f32], [0.0_f32; 2], [0.0_f32]);
         let out = if given {
             let grads = GradsMut { logits: Some((&mut grad[..]).into()), ..GradsMut::default() };

@@ -1,8 +1,9 @@
 //! The required products only: a lower bound of measured times.
 //!
-//! For hidden states, the products in chunks of tokens: logits, which stand in for their own gradient, and one product
-//! per gradient, added to the caller's donated accumulator. For precomputed logits, one pass that writes as much as it
-//! reads. Arguments and results match the loss, so that both run alike; other results are zeros.
+//! For hidden states, the products in chunks of tokens: logits, which are used in place of their gradient, and one
+//! product per gradient, added to the caller's donated accumulator. For precomputed logits, one pass that writes as much
+//! as it reads. Arguments and results have the types of the loss, so that both run in the same way; other results are
+//! zeros.
 //!
 //! Legend: N tokens, V vocabulary, H hidden size, C tokens of a chunk.
 

@@ -1,16 +1,16 @@
-//! What every policy does alike when its numbers are compared.
+//! Comparisons that are the same for every policy.
 
 use grpo_check::Error;
 use grpo_check::model::{Forward, ModelPolicy, SeeGradient, SeeLogits};
 use models::NamedTensor;
 use policy::{Policy, Sequence, SequenceBatch, StepLoss, TensorSink, token_batch};
 
-/// What a policy shows of itself beside what [`Policy`] asks.
+/// A policy with access to logits and gradients, in addition to [`Policy`].
 pub(super) trait Shown: Policy {
-    /// Sequences of a micro-batch.
+    /// The number of sequences of a micro-batch.
     const ROWS: usize;
 
-    /// Hands the logits of every position of every sequence to `see`, in whatever pieces; no sequence is empty.
+    /// Passes the logits of every position of every sequence to `see`, in pieces of any size; no sequence is empty.
     fn show_logits(
         &mut self,
         sequences: &[&[u32]],
@@ -18,11 +18,11 @@ pub(super) trait Shown: Policy {
         see: &mut dyn FnMut(usize, usize, &[f32]),
     ) -> policy::Result<()>;
 
-    /// The gradients that have been added up.
+    /// Passes the accumulated gradients to `sink`.
     fn show_gradients(&mut self, sink: &mut dyn TensorSink) -> policy::Result<()>;
 }
 
-/// A policy under the name of its place.
+/// A policy with the name of its device.
 pub(super) struct Compared<P> {
     pub(super) name: String,
     pub(super) policy: P,
@@ -47,7 +47,7 @@ impl<P: Shown> ModelPolicy for Compared<P> {
     }
 
     fn loss(&mut self, sequences: &[Vec<u32>], gradients: Option<&mut SeeGradient<'_>>) -> Result<f64, Error> {
-        // Everything behind the first token is to be predicted.
+        // All tokens after the first are predicted.
         let of = |ids: &Vec<u32>| Sequence { prompt: ids[..1].to_vec(), completion: ids[1..].to_vec() };
         let sequences: Vec<Sequence> = sequences.iter().filter(|ids| ids.len() > 1).map(of).collect();
         let tokens = sequences.iter().map(|sequence| sequence.completion.len()).sum();
@@ -66,7 +66,7 @@ impl<P: Shown> ModelPolicy for Compared<P> {
     }
 }
 
-/// Gradients on their way to a comparison.
+/// A sink that collects gradients for a comparison.
 struct Gradients<'a, 'b> {
     see: &'a mut SeeGradient<'b>,
     seen: Result<(), Error>,

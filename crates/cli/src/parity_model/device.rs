@@ -1,4 +1,4 @@
-//! The policy on a device of PJRT.
+//! The policy on a PJRT device.
 
 use super::compared::Shown;
 use grpo_check::model::Forward;
@@ -8,9 +8,9 @@ use policy::TensorSink;
 use policy_device::{DevicePolicy, DevicePolicyOptions, Runtime};
 
 pub(super) fn open(runtime: &Runtime, folder: &ModelFolder, adapter: Option<&Adapter>) -> anyhow::Result<DevicePolicy> {
-    // Nothing is updated, so there is nothing to go back to.
+    // Nothing is updated, so no state is saved for a rollback.
     let options = DevicePolicyOptions { can_roll_back: false, ..DevicePolicyOptions::default() };
-    // The supervised loss, which is compared here, is its own; GRPO's is not used.
+    // The supervised loss that is compared here does not depend on the GRPO loss.
     let loss = LossConfig::default();
     let weights = folder.weights()?;
     let policy = DevicePolicy::from_weights(runtime, folder.config(), &weights, loss, options)?;
@@ -20,7 +20,7 @@ pub(super) fn open(runtime: &Runtime, folder: &ModelFolder, adapter: Option<&Ada
 }
 
 impl Shown for DevicePolicy {
-    /// Few, because long ones take memory, and more than one, because every other length has a program.
+    /// Few, because long sequences take memory; more than one, because other lengths need another program.
     const ROWS: usize = 4;
 
     fn show_logits(

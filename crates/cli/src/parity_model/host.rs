@@ -1,4 +1,4 @@
-//! The policy in burn on this CPU.
+//! The burn policy on this CPU.
 
 use super::compared::Shown;
 use backend_cpu::CpuBackend;
@@ -10,7 +10,7 @@ use policy_burn::{BurnPolicy, PolicyLoss};
 use std::sync::Arc;
 
 pub(super) fn open(folder: &ModelFolder, adapter: Option<&Adapter>) -> anyhow::Result<BurnPolicy> {
-    // The supervised loss, which is compared here, is its own; GRPO's is not used.
+    // The supervised loss that is compared here does not depend on the GRPO loss.
     let loss = PolicyLoss {
         config: LossConfig::default(),
         backend: Arc::new(CpuBackend::new()),

@@ -1,4 +1,4 @@
-//! The keys of the section `data` that concern files.
+//! The file-related types of the section `data`.
 
 use crate::prompt::is_message;
 use serde::{Deserialize, Deserializer, Serialize};
@@ -10,27 +10,27 @@ use std::path::{Path, PathBuf};
 /// In a configuration it is a path, or an object: `{path: gsm8k.jsonl, weight: 2, name: gsm8k}`.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct DataFile {
-    /// The path of the file, absolute or from the folder in which the program runs.
+    /// The path of the file, absolute or relative to the working folder.
     pub path: PathBuf,
-    /// How often its rows are drawn, relative to those of the other files; above 0. Without weights every row of every file
-    /// comes once per epoch; either all files have one or none has.
+    /// The relative frequency of its rows, above 0. Without weights, every row of every file occurs once per epoch. Either all files have a
+    /// weight or none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub weight: Option<f64>,
-    /// The format; that of the name's ending where it is left out.
+    /// The format; by default that of the file extension.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub format: Option<FileFormat>,
-    /// What its rows are called in metrics; the file's name without its ending where it is left out.
+    /// The name of its rows in metrics; by default the file name without extension.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
 }
 
 impl DataFile {
-    /// A file with neither weight nor name of its own.
+    /// Returns a file without a weight or a name.
     pub fn new(path: impl Into<PathBuf>) -> Self {
         Self { path: path.into(), weight: None, format: None, name: None }
     }
 
-    /// The format that was set, or that of the name's ending.
+    /// Returns `format`, or else the format of the file extension.
     pub fn format(&self) -> FileFormat {
         self.format.unwrap_or(match self.path.extension().and_then(|ending| ending.to_str()) {
             Some("parquet") => FileFormat::Parquet,
@@ -38,7 +38,7 @@ impl DataFile {
         })
     }
 
-    /// What its rows are called in metrics.
+    /// Returns the name of its rows in metrics.
     pub fn source(&self) -> String {
         let stem = |path: &Path| path.file_stem().map(|stem| stem.to_string_lossy().into_owned());
         self.name.clone().or_else(|| stem(&self.path)).unwrap_or_else(|| "data".into())
@@ -71,7 +71,7 @@ impl<'de> Deserialize<'de> for DataFile {
     }
 }
 
-/// One file, or a list of files.
+/// Deserialises one file or a list of files.
 pub(super) fn one_or_more<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<DataFile>, D::Error> {
     #[derive(Deserialize)]
     #[serde(untagged, expecting = "expected a file (a path, or an object with `path`), or a list of files")]
@@ -91,21 +91,20 @@ pub(super) fn one_or_more<'de, D: Deserializer<'de>>(deserializer: D) -> Result<
 pub enum FileFormat {
     /// A JSON object per line, in UTF-8.
     Jsonl,
-    /// Parquet; in builds with the feature `parquet`.
+    /// Parquet, in builds with the feature `parquet`.
     Parquet,
 }
 
-/// Whether texts become messages that the model's chat template renders.
+/// The choice of texts that become messages for the model's chat template.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(into = "Value")]
 pub enum ApplyChatTemplate {
-    /// A `question` becomes a user's message where the model has a chat template; a text `prompt` stays as it is, as in TRL.
-    /// In files: `auto`.
+    /// A `question` becomes a user message if the model has a chat template; a `prompt` text stays text, as in TRL. In files: `auto`.
     #[default]
     Auto,
-    /// Every text becomes a user's message; a model without a chat template is an error. In files: `true`.
+    /// Every text becomes a user message; a model without a chat template is an error. In files: `true`.
     Always,
-    /// No text does. In files: `false`.
+    /// Every text stays text. In files: `false`.
     Never,
 }
 
@@ -124,7 +123,7 @@ impl<'de> Deserialize<'de> for ApplyChatTemplate {
         match Value::deserialize(deserializer)? {
             Value::Bool(true) => Ok(Self::Always),
             Value::Bool(false) => Ok(Self::Never),
-            // From the environment everything is text.
+            // Values from the environment are strings.
             Value::String(text) if text == "auto" => Ok(Self::Auto),
             Value::String(text) if text == "true" => Ok(Self::Always),
             Value::String(text) if text == "false" => Ok(Self::Never),
@@ -159,7 +158,7 @@ impl<'de> Deserialize<'de> for FewShot {
     }
 }
 
-/// A JSON object with its keys in one order: layers of configuration have merged it without keeping any.
+/// Deserialises a JSON object and sorts its keys, because merging layers of a configuration does not preserve their order.
 pub(super) fn ordered_map<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Map<String, Value>, D::Error> {
     match in_one_order(Value::Object(Map::deserialize(deserializer)?)) {
         Value::Object(map) => Ok(map),

@@ -1,4 +1,4 @@
-//! The section `data` of a run's configuration: tasks or files, how often each is drawn, and what is held out.
+//! The section `data` of a run's configuration: tasks or files, their weights, and the held-out split.
 
 mod files;
 
@@ -9,13 +9,13 @@ use std::path::PathBuf;
 
 pub use files::{ApplyChatTemplate, DataFile, FewShot, FileFormat};
 
-/// The largest number of letters or digits that a task asks for.
+/// The limit of letters or digits in a task's problem.
 const MAX_LENGTH: usize = 1 << 10;
 
-/// The values that `data.held_out_fraction` can have.
+/// The valid values of `data.held_out_fraction`.
 pub(crate) const HELD_OUT_FRACTION: &str = "at least 0 (nothing is held out) and below 1";
 
-/// The problems of a run: built-in tasks, or files; and the share of them that is held out.
+/// The problems of a run, from built-in tasks or files, and the share that is held out.
 ///
 /// ```
 /// let mut config = data::DataConfig::default();
@@ -35,8 +35,8 @@ pub(crate) const HELD_OUT_FRACTION: &str = "at least 0 (nothing is held out) and
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct DataConfig {
-    /// The share of all prompts, chosen by a hash of their text, that is never trained on; in [0, 1). 0 holds nothing out: without
-    /// `eval_files` the run has no evaluation.
+    /// The share of prompts, selected by a hash of their text, that is never trained on; in [0, 1). With 0 and without `eval_files`, the run has
+    /// no evaluation.
     pub held_out_fraction: f64,
     /// The built-in tasks, and how often each is drawn. Files take their place.
     pub tasks: TasksConfig,
@@ -56,25 +56,24 @@ pub struct DataConfig {
     pub answer_column: Option<String>,
     /// The column that names the source of a row in metrics; the file where it is left out.
     pub source_column: Option<String>,
-    /// A message of the system before those of a row that has none of its own; before a text prompt, text and an empty line.
+    /// The system message for rows without one; for a text prompt, text before it, separated by an empty line.
     pub system_prompt: Option<String>,
-    /// What a text prompt is set into, at `{prompt}`: `"{prompt}\\nPut the final answer in \\boxed{}."`.
+    /// The template of a text prompt, which replaces `{prompt}`: `"{prompt}\\nPut the final answer in \\boxed{}."`.
     pub prompt_template: Option<String>,
-    /// Examples before every prompt: text before texts, or messages before the user's.
+    /// Examples before every prompt: text before texts, or messages before the user message.
     pub few_shot: Option<FewShot>,
-    /// A JSON file with the tools that templates are given, a list of functions as JSON schemas; the column `tools` of a row goes
-    /// first.
+    /// A JSON file with the tools for templates, a list of functions as JSON schemas. The column `tools` of a row takes precedence.
     pub tools_file: Option<PathBuf>,
-    /// Whether texts become messages that the model's chat template renders.
+    /// The choice of texts that become messages for the model's chat template.
     pub apply_chat_template: ApplyChatTemplate,
-    /// A Jinja file to be used in place of the model's own chat template.
+    /// A Jinja file that replaces the model's chat template.
     pub chat_template: Option<PathBuf>,
     /// Variables for the chat template, such as `enable_thinking: false`.
     #[serde(deserialize_with = "files::ordered_map")]
     pub chat_template_kwargs: Map<String, Value>,
     /// The largest number of tokens of a prompt; rows with longer ones are dropped and counted.
     pub max_prompt_length: Option<usize>,
-    /// Whether the rows of files come in another order in every epoch, which depends on the seed; else in the files' order.
+    /// `true` if rows are shuffled in every epoch, depending on the seed; `false` for the files' order.
     pub shuffle: bool,
 }
 
@@ -102,7 +101,7 @@ impl Default for DataConfig {
     }
 }
 
-/// The built-in tasks, a section each; a weight of 0, the default, leaves the task out.
+/// The built-in tasks, with one section each; the default weight of 0 disables a task.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct TasksConfig {
@@ -119,7 +118,7 @@ pub struct TasksConfig {
 }
 
 impl TasksConfig {
-    /// The key and the weight of each task.
+    /// Returns the key and the weight of each task.
     pub fn weights(&self) -> [(&'static str, f64); 5] {
         [
             ("data.tasks.addition.weight", self.addition.weight),
@@ -135,11 +134,11 @@ impl TasksConfig {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct AdditionConfig {
-    /// The relative frequency, at least 0; 0 leaves the task out.
+    /// The relative frequency, at least 0; 0 disables the task.
     pub weight: f64,
     /// The largest summand.
     pub max_number: u32,
-    /// Whether numbers have leading zeros up to a fixed width, `37+08=` -> `045`, which is much easier to learn.
+    /// `true` if numbers are zero-padded to a fixed width, `37+08=` -> `045`, which is much easier to learn.
     pub zero_pad: bool,
 }
 
@@ -149,11 +148,11 @@ impl Default for AdditionConfig {
     }
 }
 
-/// The task of saying which of two integers is larger.
+/// The task of comparing two integers.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ComparisonConfig {
-    /// The relative frequency, at least 0; 0 leaves the task out.
+    /// The relative frequency, at least 0; 0 disables the task.
     pub weight: f64,
     /// The largest number.
     pub max_number: u32,
@@ -169,7 +168,7 @@ impl Default for ComparisonConfig {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct SortingConfig {
-    /// The relative frequency, at least 0; 0 leaves the task out.
+    /// The relative frequency, at least 0; 0 disables the task.
     pub weight: f64,
     /// The smallest number of digits.
     pub min_length: usize,
@@ -187,7 +186,7 @@ impl Default for SortingConfig {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ReverseConfig {
-    /// The relative frequency, at least 0; 0 leaves the task out.
+    /// The relative frequency, at least 0; 0 disables the task.
     pub weight: f64,
     /// The smallest number of letters.
     pub min_length: usize,
@@ -201,15 +200,15 @@ impl Default for ReverseConfig {
     }
 }
 
-/// The task of reaching a target with each of the given numbers once.
+/// The task of reaching a target with given numbers, each used once.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct CountdownConfig {
-    /// The relative frequency, at least 0; 0 leaves the task out.
+    /// The relative frequency, at least 0; 0 disables the task.
     pub weight: f64,
-    /// How many numbers are given, 2 to 4.
+    /// The number of given numbers, 2 to 4.
     pub count: usize,
-    /// The largest given number.
+    /// The largest of the given numbers.
     pub max_number: u32,
 }
 
@@ -220,15 +219,15 @@ impl Default for CountdownConfig {
 }
 
 impl DataConfig {
-    /// Returns `true` if some rows are kept from training for evaluations.
+    /// Returns `true` if some rows are held out for evaluations.
     pub fn holds_out(&self) -> bool {
         self.held_out_fraction > 0.0 || !self.eval_files.is_empty()
     }
 
-    /// Checks that every file is there and can be opened; no row is read.
+    /// Checks that every file exists and can be opened. Reads no rows.
     ///
     /// # Errors
-    /// [`crate::Error::File`] that names the key and the file.
+    /// [`crate::Error::File`] with the key and the file.
     pub fn check_files(&self) -> Result<()> {
         let rows = [("data.files", &self.files), ("data.eval_files", &self.eval_files)];
         let rows = rows.into_iter().flat_map(|(key, files)| files.iter().map(move |file| (key, &file.path)));
@@ -240,7 +239,7 @@ impl DataConfig {
     /// Checks every field.
     ///
     /// # Errors
-    /// [`crate::Error::Config`] that names the key, what would be legal and what was given.
+    /// [`crate::Error::Config`] with the key, the valid values and the value found.
     pub fn validate(&self) -> Result<()> {
         let f = self.held_out_fraction;
         check((0.0..1.0).contains(&f), "data.held_out_fraction", HELD_OUT_FRACTION, f)?;
@@ -270,7 +269,7 @@ impl DataConfig {
         check((2..=4).contains(&t.countdown.count), "data.tasks.countdown.count", "between 2 and 4", t.countdown.count)
     }
 
-    /// Keys that concern files only are refused where there are none, so that nobody believes they do something.
+    /// Rejects keys that only concern files if there are none, because they would have no effect.
     fn validate_without_files(&self) -> Result<()> {
         let default = Self { held_out_fraction: self.held_out_fraction, tasks: self.tasks.clone(), ..Self::default() };
         let values = |config: &Self| serde_json::to_value(config).unwrap_or_default();
@@ -287,7 +286,7 @@ impl DataConfig {
 
     fn validate_files(&self) -> Result<()> {
         let mut tasks = self.tasks.clone();
-        // The config.yaml of older runs of files has this weight, which was the default.
+        // This weight was the default of older runs and is in their config.yaml.
         if tasks.addition.weight == 1.0 {
             tasks.addition.weight = 0.0;
         }

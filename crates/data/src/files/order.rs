@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn every_row_comes_once_per_epoch_in_another_order() {
+    fn every_epoch_has_all_rows_once_in_a_new_order() {
         let make = |seed| Schedule::new(&[(5, None), (8, None)], seed, Purpose::TrainProblem, true);
         let mut schedule = make(1);
         let (first, second) = (rows(&mut schedule, 0..13), rows(&mut schedule, 13..26));
@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn weights_are_shares_and_no_row_comes_twice_before_all_have_come() {
+    fn file_weights_are_shares_and_rows_repeat_only_after_all_were_drawn() {
         let mut schedule = Schedule::new(&[(10, Some(3.0)), (90, Some(1.0))], 0, Purpose::TrainProblem, true);
         let epoch = rows(&mut schedule, 0..100);
         assert_eq!(epoch.iter().filter(|(file, _)| *file == 0).count(), 75);

@@ -3,7 +3,7 @@
 use super::{Problem, Task};
 use rand::{Rng, RngExt};
 
-/// Addition of two integers drawn evenly from 0 to `max_number`.
+/// Addition of two integers, uniform from 0 to `max_number`.
 ///
 /// ```
 /// use data::Task;
@@ -16,8 +16,7 @@ use rand::{Rng, RngExt};
 pub struct Addition {
     /// The largest summand.
     pub max_number: u32,
-    /// Whether every number is written with as many digits as the largest has. Place values then stand at fixed
-    /// positions, which is much easier to learn.
+    /// `true` if numbers are zero-padded to the width of the largest. Place values then have fixed positions, which is much easier to learn.
     pub zero_pad: bool,
 }
 
@@ -41,7 +40,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn accepts_only_the_sum() {
+    fn addition_accepts_only_the_sum() {
         let task = Addition { max_number: 99, zero_pad: false };
         crate::task::testing::check_task(&task);
         let problem = Problem { prompt: "37+48=".into(), answer: "85".into() };
@@ -49,7 +48,7 @@ mod tests {
         assert_eq!(task.score(&problem, "75"), 0.5);
     }
     #[test]
-    fn zero_padding_fixes_every_width() {
+    fn addition_with_zero_padding_has_fixed_widths() {
         let task = Addition { max_number: 50, zero_pad: true };
         crate::task::testing::check_task(&task);
         for index in 0..200 {

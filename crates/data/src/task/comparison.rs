@@ -4,7 +4,7 @@ use super::{Problem, Task};
 use rand::{Rng, RngExt};
 use std::cmp::Ordering;
 
-/// The relation that holds between two integers drawn from 0 to `max_number`: `<`, `>` or `=`.
+/// The relation between two integers from 0 to `max_number`: `<`, `>` or `=`.
 ///
 /// ```
 /// use data::task::Comparison;
@@ -26,7 +26,7 @@ impl Task for Comparison {
 
     fn sample(&self, rng: &mut dyn Rng) -> Problem {
         let a = rng.random_range(0..=self.max_number);
-        // Equal numbers would be too rare to learn if both were drawn evenly.
+        // With uniform draws, equal numbers would be too rare to learn.
         let b = if rng.random_bool(0.1) { a } else { rng.random_range(0..=self.max_number) };
         let answer = match a.cmp(&b) {
             Ordering::Less => "<",
@@ -42,7 +42,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn accepts_only_the_relation_that_holds() {
+    fn comparison_accepts_only_the_true_relation() {
         let task = Comparison { max_number: 99 };
         crate::task::testing::check_task(&task);
         let problem = Problem { prompt: "37?48=".into(), answer: "<".into() };

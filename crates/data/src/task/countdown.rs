@@ -3,8 +3,8 @@
 use super::{Problem, Task};
 use rand::{Rng, RngExt};
 
-/// Reaching a target with `count` numbers drawn from 1 to `max_number`, each used exactly once, with + - * / and
-/// parentheses. Targets are integers of at least 0, made from an expression, so every problem can be solved.
+/// Reaching a target with `count` numbers from 1 to `max_number`, each used exactly once, with + - * / and parentheses. Targets are
+/// non-negative integers generated from an expression, so every problem has a solution.
 ///
 /// ```
 /// use data::task::Countdown;
@@ -15,9 +15,9 @@ use rand::{Rng, RngExt};
 /// ```
 #[derive(Clone, Debug)]
 pub struct Countdown {
-    /// How many numbers are given, at least 1.
+    /// The number of given numbers, at least 1.
     pub count: usize,
-    /// The largest given number.
+    /// The largest of the given numbers.
     pub max_number: u32,
 }
 
@@ -32,7 +32,7 @@ impl Task for Countdown {
     fn sample(&self, rng: &mut dyn Rng) -> Problem {
         let numbers: Vec<i64> =
             (0..self.count.max(1)).map(|_| rng.random_range(1..=i64::from(self.max_number))).collect();
-        // A left-to-right chain in which the running value stays a non-negative integer.
+        // A left-to-right chain whose intermediate values are non-negative integers.
         let (mut value, mut answer) = (numbers[0], numbers[0].to_string());
         let mut last_is_sum = false;
         for &n in &numbers[1..] {
@@ -66,7 +66,7 @@ impl Task for Countdown {
     }
 }
 
-/// Whether `completion` reaches the prompt's target; `None` when it is no expression over exactly the given numbers.
+/// Returns `true` if `completion` reaches the prompt's target; `None` if it is not an expression over exactly the given numbers.
 fn judge(prompt: &str, completion: &str) -> Option<bool> {
     let (given, target) = prompt.strip_suffix('=')?.split_once(':')?;
     let mut given = given.split(',').map(|n| n.parse().ok()).collect::<Option<Vec<i64>>>()?;
@@ -82,7 +82,7 @@ fn judge(prompt: &str, completion: &str) -> Option<bool> {
     (given == parser.used).then_some(value == Ratio { numerator: target, denominator: 1 })
 }
 
-/// An exact fraction in lowest terms with a positive denominator: division must not round.
+/// An exact fraction in lowest terms with a positive denominator, so that division does not round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Ratio {
     numerator: i64,
@@ -90,7 +90,7 @@ struct Ratio {
 }
 
 impl Ratio {
-    /// `None` on division by zero or overflow.
+    /// Returns `None` on division by zero or overflow.
     fn new(numerator: i64, denominator: i64) -> Option<Self> {
         if denominator == 0 {
             return None;
@@ -114,7 +114,7 @@ impl Ratio {
     }
 }
 
-/// Recursive descent over `sum := product (+|- product)*`, `product := atom (*|/ atom)*`, `atom := number | (sum)`.
+/// A recursive-descent parser of `sum := product (+|- product)*`, `product := atom (*|/ atom)*`, `atom := number | (sum)`.
 struct Parser<'a> {
     text: &'a [u8],
     at: usize,
@@ -123,7 +123,7 @@ struct Parser<'a> {
 }
 
 impl Parser<'_> {
-    /// Parentheses nest no deeper than this, so that no completion can exhaust the stack.
+    /// The limit of nested parentheses, so that no completion can overflow the stack.
     const MAX_DEPTH: usize = 32;
 
     fn take(&mut self, wanted: &[u8]) -> Option<u8> {
@@ -173,7 +173,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn accepts_any_expression_that_reaches_the_target() {
+    fn countdown_accepts_any_expression_with_the_target_value() {
         crate::task::testing::check_task(&Countdown { count: 3, max_number: 9 });
         crate::task::testing::check_task(&Countdown { count: 4, max_number: 25 });
         for right in ["2*(3+4)", "(4+3)*2", "2*3+2*4-0", "((2))*(4+3)"].iter().filter(|e| !e.contains('0')) {
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn refuses_wrong_values_and_foreign_numbers() {
+    fn countdown_rejects_wrong_values_and_unknown_numbers() {
         assert_eq!(judge("2,3,4:14=", "2*3+4"), Some(false));
         for bad in
             ["14", "2*7", "2*(3+4", "2*(3+4)+", "2*(3+4))", "2*(3+4)*1", "2 *(3+4)", "-2+3+4", "(2+3)4", "2/(3-3)"]

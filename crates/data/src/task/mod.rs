@@ -1,4 +1,4 @@
-//! Verifiable tasks: a prompt, a reference answer, and a verifier that accepts every right answer.
+//! Verifiable tasks: a prompt, a reference answer, and a verifier that accepts every correct answer.
 
 mod addition;
 mod comparison;
@@ -14,16 +14,16 @@ pub use sorting::Sorting;
 
 use rand::Rng;
 
-/// One question with one right answer (there may be others; [`Task::verify`] decides).
+/// A problem with its reference answer (others may be correct, too; [`Task::verify`] decides).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
-    /// The text that the policy reads.
+    /// The text of the prompt.
     pub prompt: String,
-    /// A right completion, which the supervised warm-up trains on.
+    /// A correct completion, which the supervised warm-up trains on.
     pub answer: String,
 }
 
-/// A family of problems with a verifier. Implement it to train on your own.
+/// A family of problems with a verifier. Implement it to train on your own task.
 ///
 /// ```
 /// use data::{Problem, Task};
@@ -42,25 +42,24 @@ pub struct Problem {
 /// }
 /// ```
 pub trait Task: Send + Sync {
-    /// The name of the task in configurations and metrics.
+    /// Returns the name of the task in configurations and metrics.
     fn name(&self) -> &str;
 
     /// Draws a problem; the same state of `rng` must give the same problem.
     fn sample(&self, rng: &mut dyn Rng) -> Problem;
 
-    /// Whether `completion` is right. The default wants the reference answer.
+    /// Returns `true` if `completion` is correct. The default accepts only the reference answer.
     fn verify(&self, problem: &Problem, completion: &str) -> bool {
         completion == problem.answer
     }
 
-    /// Partial credit in [0, 1], 1 for what [`Task::verify`] accepts. The default counts characters that stand where
-    /// the reference answer has them.
+    /// Returns partial credit in [0, 1], and 1 for completions that [`Task::verify`] accepts. The default is [`character_score`].
     fn score(&self, problem: &Problem, completion: &str) -> f32 {
         if self.verify(problem, completion) { 1.0 } else { character_score(&problem.answer, completion) }
     }
 }
 
-/// Characters of `completion` that equal those of `answer` at the same place, over the longer length.
+/// Returns the number of characters of `completion` that equal those of `answer` at the same position, divided by the longer length.
 pub fn character_score(answer: &str, completion: &str) -> f32 {
     let longest = answer.chars().count().max(completion.chars().count());
     if longest == 0 {
@@ -76,7 +75,7 @@ pub(crate) mod testing {
     use models::{CharTokenizer, Tokenizer};
     use rng::{Purpose, stream};
 
-    /// What every task owes: repeatable problems in the tokenizer's alphabet whose own answers it accepts.
+    /// Checks the contract of a task: repeatable problems in the tokenizer's alphabet whose reference answers it accepts.
     pub(crate) fn check_task(task: &dyn Task) {
         for index in 0..200 {
             let draw = || task.sample(&mut stream(7, Purpose::TrainProblem, 0, index));

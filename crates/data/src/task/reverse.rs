@@ -37,7 +37,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn accepts_only_the_reversed_word() {
+    fn reverse_accepts_only_the_reversed_word() {
         let task = Reverse { min_length: 2, max_length: 5 };
         crate::task::testing::check_task(&task);
         let problem = Problem { prompt: "rev:abc=".into(), answer: "cba".into() };

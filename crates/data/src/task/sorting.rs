@@ -39,7 +39,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn accepts_only_the_sorted_digits() {
+    fn sorting_accepts_only_the_sorted_digits() {
         let task = Sorting { min_length: 2, max_length: 5 };
         crate::task::testing::check_task(&task);
         let problem = Problem { prompt: "sort:3142=".into(), answer: "1234".into() };

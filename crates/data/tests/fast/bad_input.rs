@@ -1,4 +1,4 @@
-//! What is wrong with a file is said with its name and the line.
+//! Errors about files name the file and the line.
 
 use crate::support::{config, file, lines, open, refusal, words};
 use data::{DataConfig, DataFile, Dataset, FileDataset, PromptEncoder};
@@ -7,7 +7,7 @@ use serde_json::json;
 const GOOD: &str = "{\"prompt\": \"a\"}\n";
 
 #[test]
-fn lines_that_are_no_rows() {
+fn invalid_lines_are_errors_with_their_number() {
     for (line, words) in [
         (&b"{\"prompt\": \"a\"\n"[..], "ends at column"),
         (b"{\"prompt\": \"a\r\n", "expected a whole JSON object on this line, and it ends at column 13"),
@@ -33,14 +33,14 @@ fn lines_that_are_no_rows() {
             "column `tools`: expected a list",
         ),
     ] {
-        // Empty lines count as lines and not as rows.
+        // Empty lines count as lines, but not as rows.
         let text = refusal([GOOD.as_bytes(), b"\n", line, GOOD.as_bytes()].concat());
         assert!(text.contains("rows.jsonl, line 3: ") && text.contains(words), "{text}");
     }
 }
 
 #[test]
-fn files_that_are_no_lists_of_rows() {
+fn files_without_rows_are_errors() {
     assert!(refusal("[{\"prompt\": \"a\"}]\n").contains("line 1: expected a JSON object per line, got a list"));
     assert!(refusal("[\n  {\"prompt\": \"a\"}\n]\n").contains("line 1: expected a whole JSON object on this line"));
     assert!(refusal("").contains("no row is left to train on"));
@@ -58,7 +58,7 @@ fn files_that_are_no_lists_of_rows() {
 }
 
 #[test]
-fn nothing_held_out_is_said_with_what_to_do() {
+fn a_missing_held_out_split_is_an_error_with_its_fix() {
     let (_folder, path) = file("rows.jsonl", GOOD);
     let (rows, report) = open(&config(path)).unwrap();
     assert!(report.to_string().ends_with("rows.jsonl: 1 rows, 1 to train on, 0 held out"), "{report}");
@@ -68,7 +68,7 @@ fn nothing_held_out_is_said_with_what_to_do() {
 }
 
 #[test]
-fn byte_order_marks_and_other_ends_of_lines_are_no_errors() {
+fn byte_order_marks_and_crlf_are_accepted() {
     let (_folder, path) = file("rows.jsonl", "\u{feff}{\"prompt\": \"a\"}\r\n{\"prompt\": \"b\"}");
     let (_other, eval) = file("eval.jsonl", "{\"prompt\": \"c\"}");
     let config = DataConfig { eval_files: vec![DataFile::new(eval)], shuffle: false, ..config(path) };
@@ -77,7 +77,7 @@ fn byte_order_marks_and_other_ends_of_lines_are_no_errors() {
 }
 
 #[test]
-fn a_row_that_cannot_be_encoded_has_its_line() {
+fn an_encoding_error_names_the_line() {
     let (_folder, path) = file("rows.jsonl", lines(&[json!({"prompt": "a"}), json!({"prompt": "b"})]));
     let refuse = |prompt: &data::Prompt| match prompt.to_string().as_str() {
         "b" => Err("the template raises".into()),
@@ -89,7 +89,7 @@ fn a_row_that_cannot_be_encoded_has_its_line() {
 }
 
 #[test]
-fn a_file_that_changes_under_a_run_is_an_error() {
+fn a_file_that_changes_during_the_run_is_an_error() {
     let rows: Vec<_> = (0..40).map(|i| json!({"prompt": format!("row {i}")})).collect();
     let (_folder, path) = file("rows.jsonl", lines(&rows));
     let (mut data, _) = open(&config(&path)).unwrap();
@@ -99,7 +99,7 @@ fn a_file_that_changes_under_a_run_is_an_error() {
 }
 
 #[test]
-fn columns_that_are_named_have_to_be_there() {
+fn configured_columns_must_exist() {
     let (_folder, path) = file("rows.jsonl", lines(&[json!({"q": "a", "gold": "1"}), json!({"q": "b"})]));
     let columns = DataConfig { prompt_column: Some("q".into()), answer_column: Some("gold".into()), ..config(&path) };
     let text = open(&columns).err().unwrap().to_string();

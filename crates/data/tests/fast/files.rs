@@ -6,7 +6,7 @@ use serde_json::json;
 use std::collections::BTreeSet;
 
 #[test]
-fn an_epoch_has_every_row_once_and_the_cursor_is_the_whole_state() {
+fn file_datasets_have_every_row_once_per_epoch_and_continue_from_their_cursor() {
     let (_folder, path) = file("rows.jsonl", numbers(200));
     let config = config(&path);
     let (mut rows, report) = open(&config).unwrap();
@@ -32,7 +32,7 @@ fn an_epoch_has_every_row_once_and_the_cursor_is_the_whole_state() {
 }
 
 #[test]
-fn what_is_held_out_is_never_trained_on_and_no_seed_changes_it() {
+fn held_out_rows_are_independent_of_the_seed_and_never_trained_on() {
     let (_folder, path) = file("rows.jsonl", numbers(300));
     let (mut rows, report) = open(&config(&path)).unwrap();
     let all = prompts(&rows.held_out(0).unwrap());
@@ -50,7 +50,7 @@ fn what_is_held_out_is_never_trained_on_and_no_seed_changes_it() {
 }
 
 #[test]
-fn a_file_can_be_what_is_held_out() {
+fn eval_files_replace_the_held_out_fraction() {
     let (_folder, path) = file("train.jsonl", numbers(50));
     let (_other, eval) = file("test.jsonl", numbers(3) + &lines(&[json!({"prompt": "another"})]));
     let config = DataConfig { eval_files: vec![DataFile::new(&eval)], ..config(&path) };
@@ -69,7 +69,7 @@ fn a_file_can_be_what_is_held_out() {
 }
 
 #[test]
-fn files_are_drawn_by_their_weights() {
+fn file_weights_set_the_frequency_of_rows() {
     let (_folder, small) = file("small.jsonl", numbers(20));
     let (_other, large) = file("large.jsonl", numbers(400));
     let named = DataFile { name: Some("few".into()), ..DataFile::new(&small) };
@@ -97,7 +97,7 @@ fn long_prompts_are_dropped_and_counted() {
     let text = report.to_string();
     assert!(text.contains("2 dropped: longer than data.max_prompt_length, 2 tokens"), "{text}");
     assert!(text.contains("1 dropped: a prompt without tokens"), "{text}");
-    // The shorter of two limits is the one that is named.
+    // The error names the smaller of two limits.
     let encoder = PromptEncoder { max_tokens: Some(1), ..words(false) };
     let error = FileDataset::open(&config, 0, &encoder).err().unwrap();
     let text = error.to_string();
@@ -106,7 +106,7 @@ fn long_prompts_are_dropped_and_counted() {
 }
 
 #[test]
-fn a_configuration_says_which_keys_do_not_go_together() {
+fn contradictory_data_keys_are_refused() {
     let refusal = |config: DataConfig| config.validate().unwrap_err().to_string();
     let files = || config("a.jsonl");
     let mut both = files();
@@ -129,7 +129,7 @@ fn a_configuration_says_which_keys_do_not_go_together() {
 }
 
 #[test]
-fn files_are_written_short_or_long_and_read_back() {
+fn data_files_parse_from_paths_and_objects() {
     let short: DataConfig = serde_json::from_value(json!({"files": "a.jsonl", "apply_chat_template": true})).unwrap();
     assert_eq!(short.files, [DataFile::new("a.jsonl")]);
     let long = json!({"files": ["a.jsonl", {"path": "b.parquet", "weight": 2, "name": "b"}], "few_shot": [{"role": "user", "content": "x"}]});
@@ -142,7 +142,7 @@ fn files_are_written_short_or_long_and_read_back() {
     assert!(error.contains("expected a file"), "{error}");
     let error = serde_json::from_value::<DataConfig>(json!({"apply_chat_template": "yes"})).unwrap_err().to_string();
     assert!(error.contains("expected auto, true or false"), "{error}");
-    // A template would leave out what is no message, and say nothing.
+    // A template would silently omit an object that is not a message.
     let rows = json!({"few_shot": [{"question": "1 x 1?", "answer": "#### 1"}]});
     let error = serde_json::from_value::<DataConfig>(rows).unwrap_err().to_string();
     assert!(error.contains("expected messages with `role` and `content`") && error.contains("1 x 1?"), "{error}");

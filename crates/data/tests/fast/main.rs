@@ -1,4 +1,4 @@
-//! Rows of files: what is read, in which order, and what is refused.
+//! Rows of files: contents, order and errors.
 
 mod bad_input;
 mod files;

@@ -1,11 +1,11 @@
-//! Parquet files that pyarrow has written (fixtures/make_parquet.py).
+//! Parquet files written by pyarrow (fixtures/make_parquet.py).
 
 use crate::support::{config, file, open, words};
 use data::{DataConfig, DataFile, Dataset, FileDataset};
 use std::path::Path;
 
 #[test]
-fn rows_are_those_that_pyarrow_has_written() {
+fn parquet_rows_match_pyarrow() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/rows.parquet");
     let (_folder, eval) = file("eval.jsonl", "{\"question\": \"held out\"}");
     let config = DataConfig { eval_files: vec![DataFile::new(eval)], shuffle: false, ..config(path) };
@@ -19,7 +19,7 @@ fn rows_are_those_that_pyarrow_has_written() {
 }
 
 #[test]
-fn a_file_that_is_no_parquet_is_an_error() {
+fn an_invalid_parquet_file_is_an_error() {
     let (_folder, path) = file("rows.parquet", "PAR1 is not enough");
     let text = open(&config(path)).err().unwrap().to_string();
     assert!(text.contains("rows.parquet: expected a Parquet file"), "{text}");

@@ -1,10 +1,10 @@
-//! What the policy is asked, and what is known of the answer.
+//! Prompts and answers of rows.
 
 use crate::support::{config, file, lines, words};
 use data::{ApplyChatTemplate, DataConfig, DataFile, Dataset, FewShot, FileDataset, Item, Prompt, Result};
 use serde_json::{Value, json};
 
-/// The row as a run has it.
+/// Returns the row as a run reads it.
 fn row(row: Value, has_chat_template: bool, change: impl FnOnce(&mut DataConfig)) -> Result<Item> {
     let held_out = match row.get("question") {
         Some(_) => json!({"question": "held out"}),
@@ -23,7 +23,7 @@ fn messages(messages: Value) -> Prompt {
 }
 
 #[test]
-fn gsm8k_works_as_it_is() {
+fn gsm8k_rows_need_no_configuration() {
     let solution = "She sold 48/2 = <<48/2=24>>24 clips in May.\nAltogether 48+24 = 72.\n#### 72";
     let gsm8k = || json!({"question": "How many clips?", "answer": solution});
     let item = row(gsm8k(), true, |_| {}).unwrap();
@@ -36,7 +36,7 @@ fn gsm8k_works_as_it_is() {
 }
 
 #[test]
-fn text_prompts_stay_text_unless_asked() {
+fn text_prompts_stay_text_by_default() {
     let prompt = || json!({"prompt": "6 x 7 = ", "answer": 42, "level": "easy"});
     let item = row(prompt(), true, |_| {}).unwrap();
     assert_eq!((&item.prompt, item.answer.as_deref()), (&Prompt::from("6 x 7 = "), Some("42")));
@@ -59,7 +59,7 @@ fn a_conversation_ends_with_its_answer_and_a_prompt_does_not() {
     assert_eq!((item.answer.as_deref(), item.warmup_text()), (Some("42"), Some("It is 42. #### 42")));
     let given = row(json!({"messages": turns, "answer": "43"}), true, |_| {}).unwrap();
     assert_eq!((given.answer.as_deref(), given.warmup_text()), (Some("43"), Some("It is 42. #### 42")));
-    // What TRL calls `prompt` and `completion`.
+    // TRL's columns `prompt` and `completion`.
     let completion = json!([{"role": "assistant", "content": "done"}]);
     let trl = row(json!({"prompt": turns, "completion": completion}), true, |_| {}).unwrap();
     assert_eq!((trl.prompt.clone(), trl.warmup_text()), (messages(turns.clone()), Some("done")));
@@ -67,7 +67,7 @@ fn a_conversation_ends_with_its_answer_and_a_prompt_does_not() {
 }
 
 #[test]
-fn what_surrounds_a_prompt_is_in_its_place() {
+fn system_prompt_template_and_few_shot_surround_the_prompt() {
     let question = || json!({"question": "6 x 7?"});
     let shots = json!([{"role": "user", "content": "1 x 1?"}, {"role": "assistant", "content": "1"}]);
     let surround = |config: &mut DataConfig| {
@@ -81,7 +81,7 @@ fn what_surrounds_a_prompt_is_in_its_place() {
         {"role": "assistant", "content": "1"}, {"role": "user", "content": "Q: 6 x 7?\nA:"},
     ]);
     assert_eq!(item.prompt, messages(expected));
-    // A row's own system message stays, and comes first.
+    // A row's own system message is kept and comes first.
     let own = json!({"prompt": [{"role": "system", "content": "Own."}, {"role": "user", "content": "6 x 7?"}]});
     let Prompt::Messages { messages, .. } = row(own, true, surround).unwrap().prompt else { panic!("no messages") };
     assert_eq!(

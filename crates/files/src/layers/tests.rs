@@ -5,7 +5,7 @@ use serde::Deserialize;
 
 impl Configuration for TestConfig {}
 
-/// A configuration with sections, numbers of both kinds and a loss.
+/// A test configuration with sections, integers, floats and a loss.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 struct TestConfig {
@@ -46,7 +46,7 @@ fn resolve(layers: Result<Layers>) -> Result<TestConfig> {
     layers?.resolve()
 }
 
-/// The error with its causes, as the command line prints it.
+/// Returns the error with its causes, as the command line prints it.
 fn message(result: Result<TestConfig>) -> String {
     let mut text = Vec::new();
     let error = result.unwrap_err();
@@ -67,7 +67,7 @@ fn env(variables: &[(&str, &str)]) -> Result<Layers> {
 }
 
 #[test]
-fn later_layers_win_and_leave_other_keys_alone() {
+fn later_layers_override_only_their_keys() {
     let layers = Layers::new()
         .text("file", "seed: 1\ngrpo:\n  max_steps: 10\n  num_generations: 4\nloss: {beta: 0.5}\n")
         .and_then(|l| l.env([("GRPO__GRPO__MAX_STEPS".into(), "20".into()), ("PATH".into(), "x".into())].into_iter()))
@@ -110,7 +110,7 @@ fn unknown_keys_name_the_layer_the_path_and_the_nearest_key() {
     assert!(text.starts_with("in environment variable GRPO__LOSS__BETTA: unknown key `loss.betta`"), "{text}");
     let text = message(resolve(Layers::new().text("a.yaml", "los:\n  beta: 1\n")));
     assert!(text.starts_with("in a.yaml: unknown key `los`, did you mean `loss`?"), "{text}");
-    // Keys are what they are: no folding of case, no paths hidden in a key.
+    // Keys are literal: case matters, and a key is not parsed as a path.
     assert!(resolve(Layers::new().text("a.yaml", "Seed: 1")).is_err());
     assert!(resolve(Layers::new().text("a.yaml", "\"loss.beta\": 1")).is_err());
 }
@@ -134,7 +134,7 @@ fn wrong_types_name_the_path() {
 }
 
 #[test]
-fn what_is_no_assignment_or_no_map_is_an_error() {
+fn invalid_assignments_and_maps_are_errors() {
     for bad in ["seed", "=3", ".seed=3", "grpo..beta=3", "loss[99999999999]=1", "seed=[1", "seed=*x"] {
         assert!(message(resolve(set(&[bad]))).starts_with(&format!("in --set {bad}: ")), "{bad}");
     }
@@ -154,12 +154,12 @@ fn empty_files_and_sections_change_nothing() {
 }
 
 #[test]
-fn json_is_yaml_too() {
+fn layers_can_be_json() {
     assert_eq!(resolve(Layers::new().text("a.json", r#"{"seed": 4, "loss": {"beta": 0.1}}"#)).unwrap().seed, 4);
 }
 
 #[test]
-fn the_resolved_configuration_reads_back_to_itself() {
+fn a_resolved_configuration_round_trips_through_yaml() {
     let config =
         resolve(set(&["seed=18446744073709551615", "optimizer.learning_rate=0.1", "loss.epsilon_high=0.28"])).unwrap();
     let yaml = to_yaml(&config).unwrap();
@@ -200,7 +200,7 @@ fn the_last_layer_that_sets_a_key_is_found() {
 }
 
 #[test]
-fn an_optional_section_wins_over_its_own_layer_or_is_left_out() {
+fn an_optional_section_overrides_its_layer_or_is_removed() {
     let text = "grpo: {max_steps: 1, num_generations: 4}\nextra: {grpo: {max_steps: 2}, seed: 5}\n";
     let resolved = |keep| {
         let layers = Layers::new().text("file", text).and_then(|layers| layers.set(&["seed=9".into()]));
@@ -217,7 +217,7 @@ fn an_optional_section_wins_over_its_own_layer_or_is_left_out() {
 }
 
 #[test]
-fn layers_lie_over_others_and_over_given_defaults() {
+fn layers_are_stacked_over_other_layers_and_given_defaults() {
     let lower = Layers::new().text("lower", "{seed: 1, grpo: {max_steps: 1}}").unwrap();
     let upper = Layers::new().text("upper", "{grpo: {max_steps: 2}}").unwrap();
     let mut defaults = TestConfig::default();
@@ -227,7 +227,7 @@ fn layers_lie_over_others_and_over_given_defaults() {
 }
 
 #[test]
-fn errors_name_the_place_of_a_secret_and_not_its_value() {
+fn errors_name_the_key_of_a_secret_without_its_value() {
     #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
     #[serde(default, deny_unknown_fields)]
     struct Endpoint {
@@ -259,7 +259,7 @@ fn errors_name_the_place_of_a_secret_and_not_its_value() {
 }
 
 #[test]
-fn yaml_for_others_has_no_secrets() {
+fn published_yaml_has_no_secrets() {
     let config = serde_json::json!({ "rate": 0.1, "headers": { "A": "S3CR3T" } });
     assert_eq!(to_yaml(&config).unwrap(), "rate: 0.1\nheaders:\n  A: (hidden)\n");
     assert_eq!(to_yaml_with_secrets(&config).unwrap(), "rate: 0.1\nheaders:\n  A: S3CR3T\n");

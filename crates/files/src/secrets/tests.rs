@@ -2,7 +2,7 @@ use super::*;
 use serde_json::json;
 
 #[test]
-fn every_place_of_a_secret_is_hidden_and_nothing_else_is() {
+fn redaction_hides_all_secrets_and_nothing_else() {
     let mut config = json!({
         "wandb": { "api_key": "k1", "mode": null }, "token": "t", "pad_token": "<pad>", "max_tokens": 3,
         "dir": "https://me:pw@example.org/a@b", "plain": "https://example.org/a@b", "prompt": "why? see http://a b",
@@ -32,13 +32,13 @@ fn every_place_of_a_secret_is_hidden_and_nothing_else_is() {
     });
     assert_eq!(config, expected);
     assert_eq!(secrets.hide("is S3CR3T here"), "is (hidden) here");
-    // A second redaction changes nothing.
+    // Redacting again changes nothing.
     redact(&mut config);
     assert_eq!(config, expected);
 }
 
 #[test]
-fn wrong_types_are_hidden_too() {
+fn secrets_of_wrong_types_are_hidden() {
     let mut config = json!({ "headers": "S3CR3T", "env": ["S3CR3T", 12345678], "command": "judge.py --key S3CR3T",
         "a": { "command": ["sh -c S3CR3T", 7] }, "b": { "url": ["http://u:S3CR3T@h"] } });
     redact(&mut config);
@@ -47,7 +47,7 @@ fn wrong_types_are_hidden_too() {
 }
 
 #[test]
-fn addresses_keep_their_host_and_path_and_lose_what_lets_in() {
+fn redacted_urls_keep_host_and_path() {
     for (url, expected) in [
         ("http://host:80/path", "http://host:80/path"),
         ("http://[::1]/path", "http://[::1]/path"),
@@ -65,7 +65,7 @@ fn addresses_keep_their_host_and_path_and_lose_what_lets_in() {
 }
 
 #[test]
-fn a_text_of_others_loses_secrets_as_they_quote_them() {
+fn secrets_are_hidden_in_quoted_forms() {
     let config = json!({ "url": "http://user:pass%77ord@h/?key=query-secret",
         "headers": { "A": "Bearer token-12345", "B": "say \"what\" now" }, "env": { "SHORT": "1" } });
     let secrets = Secrets::of(&config);
@@ -74,7 +74,7 @@ fn a_text_of_others_loses_secrets_as_they_quote_them() {
 }
 
 #[test]
-fn references_are_replaced_escaped_or_refused() {
+fn environment_references_are_expanded_escaped_or_refused() {
     let mut secrets = Secrets::default();
     let home = std::env::var("PATH").unwrap();
     assert_eq!(secrets.expand("a ${PATH} $b ${c#d} $${PATH} $").unwrap(), format!("a {home} $b ${{c#d}} ${{PATH}} $"));

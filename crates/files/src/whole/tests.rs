@@ -8,9 +8,9 @@ fn names(folder: &Path) -> Vec<String> {
 }
 
 #[test]
-fn files_that_differ_in_their_ending_only_are_written_at_once_without_meeting() {
+fn concurrent_writes_of_files_that_differ_in_extension_do_not_collide() {
     let folder = tempfile::tempdir().unwrap();
-    // What a user has under the name that a temporary file could have had.
+    // A user's file with a name similar to a temporary file.
     std::fs::write(folder.path().join("r.tmp"), "mine").unwrap();
     let path = |name: &str| folder.path().join(name);
     std::thread::scope(|scope| {
@@ -30,7 +30,7 @@ fn files_that_differ_in_their_ending_only_are_written_at_once_without_meeting() 
 }
 
 #[test]
-fn a_write_that_fails_leaves_the_old_file_and_nothing_else() {
+fn a_failed_write_keeps_the_old_file_and_leaves_no_temporary_file() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("taken");
     std::fs::create_dir(&path).unwrap();
@@ -42,7 +42,7 @@ fn a_write_that_fails_leaves_the_old_file_and_nothing_else() {
 }
 
 #[test]
-fn an_output_is_checked_before_there_is_anything_to_write() {
+fn outputs_can_be_checked_before_writing() {
     let folder = tempfile::tempdir().unwrap();
     check_output(&folder.path().join("new.json")).unwrap();
     assert!(names(folder.path()).is_empty(), "the check leaves nothing");
@@ -80,7 +80,7 @@ fn a_safetensors_file_is_as_long_as_its_header_says() {
     assert_eq!(read(&file(3)).unwrap(), file(3), "what is missing is for the reader to find");
     let error = read(&file(9)).unwrap_err();
     assert!(error.kind() == ErrorKind::FileTooLarge && error.to_string().contains("header"), "{error}");
-    // A terabyte that no disk has to hold.
+    // A sparse file of a terabyte.
     File::options().write(true).open(&path).unwrap().set_len(1 << 40).unwrap();
     assert_eq!(read_safetensors(&path).unwrap_err().kind(), ErrorKind::FileTooLarge);
     for garbage in [&b"abc"[..], &u64::MAX.to_le_bytes(), b"\x03\0\0\0\0\0\0\0{{{xxxxx"] {
@@ -112,7 +112,7 @@ mod unix {
         write_output(&path, b"through").unwrap();
         assert_eq!(reader.join().unwrap(), b"through");
         assert!(std::fs::symlink_metadata(&path).unwrap().file_type().is_fifo());
-        // Nobody writes to it: a reader that opened it would wait for ever.
+        // The pipe has no writer: opening it would block forever.
         assert_eq!(read_regular(&path, 9).unwrap_err().kind(), ErrorKind::InvalidInput);
         assert!(read_safetensors(&path).unwrap_err().to_string().contains("a pipe"));
     }
@@ -120,7 +120,7 @@ mod unix {
     #[test]
     #[cfg(target_os = "linux")]
     fn devices_are_written_to_and_not_read() {
-        // Of the devices that refuse what is written, so that it shows where it went.
+        // Writing to this device fails, which shows that it was opened.
         let error = write_output(Path::new("/dev/full"), b"x").unwrap_err();
         assert!(matches!(&error, Error::Io { source, .. } if source.kind() == ErrorKind::StorageFull), "{error}");
         assert!(std::fs::symlink_metadata("/dev/full").unwrap().file_type().is_char_device());
@@ -129,7 +129,7 @@ mod unix {
 
     #[test]
     #[cfg(target_os = "linux")]
-    fn what_a_process_has_open_is_written_to() {
+    fn open_files_of_a_process_are_written_to() {
         use std::os::fd::AsRawFd;
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("open");
@@ -140,7 +140,7 @@ mod unix {
     }
 
     #[test]
-    fn an_output_is_written_behind_a_link_and_a_file_of_the_program_in_its_place() {
+    fn outputs_follow_links_and_own_files_replace_them() {
         let folder = tempfile::tempdir().unwrap();
         let (target, link) = (folder.path().join("target"), folder.path().join("link"));
         std::fs::write(&target, "old").unwrap();
@@ -156,7 +156,7 @@ mod unix {
     }
 
     #[test]
-    fn permissions_are_those_of_a_new_file_or_of_the_one_before() {
+    fn new_files_get_default_permissions_and_replaced_files_keep_theirs() {
         let folder = tempfile::tempdir().unwrap();
         let (plain, ours) = (folder.path().join("plain"), folder.path().join("ours"));
         let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode();

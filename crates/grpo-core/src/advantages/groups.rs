@@ -8,7 +8,7 @@ use crate::error::{Error, Result};
 /// use grpo_core::advantages::{AdvantageConfig, AdvantageEstimator};
 ///
 /// let config = AdvantageConfig { estimator: AdvantageEstimator::MeanOnly, ..AdvantageConfig::default() };
-/// Three completions of one prompt and one of another, whose group has nothing to compare it with.
+/// // Three completions of one prompt and one of another, whose group has nothing to compare it with.
 /// assert_eq!(config.advantages(&[0.0, 1.0, 4.0, 2.0], 2)?, [-0.5, 0.5, 1.0, -1.0]);
 /// // Three completions of one prompt and one of another, which has nothing to be compared with.
 /// assert_eq!(config.advantages(&[0.0, 1.0, 5.0, 2.0], &[0, 3, 4][..])?, [-2.0, -1.0, 3.0, 0.0]);

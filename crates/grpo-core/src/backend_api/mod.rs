@@ -7,7 +7,7 @@
 //! ```
 //! use grpo_core::backend_api::real::{Dual, Real};
 //!
-//! The formulas of a loss are generic over `Real`: with dual numbers they also compute their derivatives.
+//! // The formulas of a loss are generic over `Real`: with dual numbers they also compute their derivatives.
 //! let log_ratio = Dual::variable(0.5_f64);
 //! let ratio = log_ratio.exp();
 //! assert_eq!(ratio.value, ratio.tangent);

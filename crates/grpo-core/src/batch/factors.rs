@@ -9,7 +9,7 @@ use crate::metrics::Metrics;
 /// use grpo_core::batch::PolicyValues;
 /// use grpo_core::{LossConfig, TokenBatch};
 ///
-/// The half of the tokens with the highest entropy keeps its policy term.
+/// // The half of the tokens with the highest entropy keeps its policy term.
 /// let config = LossConfig { top_entropy_quantile: 0.5, ..LossConfig::dapo() };
 /// let batch = TokenBatch::packed(vec![3, 7], vec![0, 2])?;
 /// let scored = PolicyValues { logp: vec![-1.0, -2.0], entropy: vec![0.1, 1.5] };
@@ -31,7 +31,7 @@ pub struct PolicyValues {
 /// use grpo_core::TokenBatch;
 /// use grpo_core::batch::TokenFactors;
 ///
-/// The second token's policy term counts half.
+/// // The second token's policy term counts half.
 /// let factors = TokenFactors { policy: vec![1.0, 0.5], ..TokenFactors::new(2) };
 /// let batch = TokenBatch::packed(vec![3, 7], vec![0, 2])?.with_factors(factors)?;
 /// assert!(batch.factors().is_some());

@@ -25,7 +25,7 @@ pub use weights::TokenWeights;
 /// let batch = TokenBatch::packed(vec![3, 7, 1, 0], vec![0, 2, 4])?;
 /// let per_token = Advantages::PerToken(vec![1.0, 0.5, -0.5, -1.0]);
 /// assert_eq!(batch.clone().with_advantages(per_token)?.advantage(1, 2), -0.5);
-/// A plain list has one advantage per sequence.
+/// // A plain list has one advantage per sequence.
 /// assert_eq!(batch.with_advantages(vec![1.0, -0.5])?.advantage(1, 2), -0.5);
 /// # Ok::<(), grpo_core::Error>(())
 /// ```
@@ -59,13 +59,13 @@ impl From<&[f32]> for Advantages {
 /// ```
 /// use grpo_core::TokenBatch;
 ///
-/// Two completions of 3 and 2 tokens, concatenated.
+/// // Two completions of 3 and 2 tokens, concatenated.
 /// let packed = TokenBatch::packed(vec![3, 7, 1, 4, 0], vec![0, 3, 5])?
 ///     .with_advantages(vec![1.0, -0.5])?
 ///     .with_old_logp(vec![-0.7, -1.2, -0.1, -2.3, -0.4])?;
 /// assert_eq!((packed.sequences(), packed.active_tokens()), (2, 5));
 ///
-/// The same as rows [B, T] = [2, 3] with a mask. Values at masked positions have no effect.
+/// // The same as rows [B, T] = [2, 3] with a mask. Values at masked positions have no effect.
 /// let padded = TokenBatch::padded(&[3, 7, 1, 4, 0, -100], &[1.0, 1.0, 1.0, 1.0, 1.0, 0.0], [2, 3])?
 ///     .with_advantages(vec![1.0, -0.5])?
 ///     .with_old_logp(vec![-0.7, -1.2, -0.1, -2.3, -0.4, f32::NAN])?;

@@ -13,7 +13,7 @@ use std::ops::Range;
 /// use grpo_core::batch::{Rows, StepData};
 /// use grpo_core::TokenBatch;
 ///
-/// The second sequence was truncated at the length limit; all processes together have 512 tokens.
+/// // The second sequence was truncated at the length limit; all processes together have 512 tokens.
 /// let step = StepData { truncated_rows: Rows::Indices(vec![1]), num_items_in_batch: Some(512.0), ..StepData::default() };
 /// let batch = TokenBatch::packed(vec![3, 7, 1], vec![0, 2, 3])?.with_step(step)?;
 /// assert_eq!(batch.step().truncated_rows.indices(), [1]);

@@ -6,7 +6,7 @@
 /// use grpo_core::aggregate::token_weights;
 /// use grpo_core::{LossConfig, TokenBatch};
 ///
-/// Two sequences of one and three tokens, as one step that is split afterwards.
+/// // Two sequences of one and three tokens, as one step that is split afterwards.
 /// let step = TokenBatch::packed(vec![3, 7, 1, 0], vec![0, 1, 4])?;
 /// let weights = token_weights(&LossConfig::bnpo(), &step)?;
 /// assert_eq!(weights.policy, [0.25; 4]);

@@ -12,7 +12,7 @@ macro_rules! setters {
         /// let config = LossConfig::dapo().epsilon_high(0.28).beta(0.04).kl_estimator(KlEstimator::K3);
         /// assert_eq!(config.ratio_high(), 1.28);
         ///
-        /// Other keys, and keys of single losses, are fields.
+        /// // Other keys, and keys of single losses, are fields.
         /// let mut config = LossConfig { top_entropy_quantile: 0.2, ..LossConfig::sapo() };
         /// config.parameters.sapo.temperature_neg = 1.1;
         /// config.validate()?; // every backend does this before it plans

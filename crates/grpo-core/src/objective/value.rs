@@ -57,7 +57,7 @@ pub fn value_loss<R: Real>(cliprange_value: Option<f64>, terms: &ValueTerms<R>) 
 /// use grpo_core::objective::ValueLossConfig;
 /// use grpo_core::{LossConfig, TokenBatch};
 ///
-/// Outputs of the value head for a completion of two tokens, and their values when it was sampled.
+/// // Outputs of the value head for a completion of two tokens, and their values when it was sampled.
 /// let batch = TokenBatch::packed(vec![3, 7], vec![0, 2])?
 ///     .with_value_targets(ValueTargets { old_values: vec![0.0, 0.5], returns: vec![1.0, 1.0] })?;
 /// let out = ValueLossConfig::default().compute(&[0.1, 0.5], &LossConfig::default(), &batch)?;

@@ -1,7 +1,7 @@
-//! `config.json`: what it says about the mathematics of a decoder, in both layouts that `transformers` writes.
+//! Reads `config.json`, as far as it defines the computation of a decoder, in both layouts that `transformers` writes.
 //!
-//! Version 4 has `rope_theta`, `rope_scaling` and `torch_dtype`, version 5 has `rope_parameters` and `dtype`. A field that is
-//! absent has the default of `transformers`' own class.
+//! Version 4 has `rope_theta`, `rope_scaling` and `torch_dtype`; version 5 has `rope_parameters` and `dtype`. Missing fields have the
+//! defaults of the classes in `transformers`.
 
 use super::fields::{Fields, Neutral};
 use crate::config::{ModelConfig, RopeScaling};
@@ -10,14 +10,14 @@ use crate::weights::Dtype;
 use serde_json::Value;
 use std::fmt;
 
-/// A family of decoders that is computed here.
+/// A supported family of decoders.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Family {
     /// Qwen2 and Qwen2.5: biases on queries, keys and values.
     Qwen2,
     /// Qwen3: RMSNorm on every query and key head.
     Qwen3,
-    /// Llama 2 and 3: neither of both.
+    /// Llama 2 and 3: neither biases nor norms.
     Llama,
 }
 
@@ -25,10 +25,10 @@ impl Family {
     /// Every family.
     pub const ALL: [Self; 3] = [Self::Qwen2, Self::Qwen3, Self::Llama];
 
-    /// The family that computes what `config` says: `qk_norm` is Qwen3's, `attention_bias` is Qwen2's.
+    /// Returns the family with the features of `config`: `qk_norm` is Qwen3's, `attention_bias` is Qwen2's.
     ///
     /// # Errors
-    /// [`Error::Config`] for both together, which no family of `transformers` has.
+    /// [`Error::Config`] for both features, which no family of `transformers` combines.
     pub fn of(config: &ModelConfig) -> Result<Self> {
         match (config.qk_norm, config.attention_bias) {
             (true, false) => Ok(Self::Qwen3),
@@ -44,7 +44,7 @@ impl Family {
         }
     }
 
-    /// `model_type` in `config.json`.
+    /// Returns `model_type` of `config.json`.
     pub fn model_type(self) -> &'static str {
         match self {
             Self::Qwen2 => "qwen2",
@@ -53,7 +53,7 @@ impl Family {
         }
     }
 
-    /// The only entry of `architectures` in `config.json`.
+    /// Returns the only entry of `architectures` in `config.json`.
     pub fn architecture(self) -> &'static str {
         match self {
             Self::Qwen2 => "Qwen2ForCausalLM",
@@ -69,19 +69,19 @@ impl fmt::Display for Family {
     }
 }
 
-/// What a `config.json` says.
+/// The contents of a `config.json`.
 pub(crate) struct ConfigJson {
     pub(crate) family: Family,
     pub(crate) config: ModelConfig,
-    /// The number type that the weights are said to have.
+    /// The dtype of the weights according to the file.
     pub(crate) dtype: Option<Dtype>,
 }
 
 impl ConfigJson {
-    /// Reads and checks every field that changes what is computed.
+    /// Reads and checks every field that changes the computation.
     ///
     /// # Errors
-    /// [`Error::Field`] for one that asks for something else than the families do.
+    /// [`Error::Field`] for an unsupported value.
     pub(crate) fn read(fields: &Fields) -> Result<Self> {
         let family = family(fields)?;
         let config = config(fields, family)?;
@@ -139,7 +139,7 @@ fn config(fields: &Fields, family: Family) -> Result<ModelConfig> {
         num_attention_heads,
         num_key_value_heads: match fields.count("num_key_value_heads")? {
             Some(heads) => heads,
-            // The classes of Qwen have a number of their own where the field is absent, and this one where it is null.
+            // The Qwen classes have a default for a missing field, but use this value for null.
             None if family == Family::Llama || fields.keys().any(|key| key == "num_key_value_heads") => {
                 num_attention_heads
             }
@@ -158,8 +158,8 @@ fn config(fields: &Fields, family: Family) -> Result<ModelConfig> {
     })
 }
 
-/// The base of the rotary frequencies and their scaling. As in `transformers`, `rope_scaling` goes before `rope_parameters`,
-/// and a base in either of them goes before the one beside it.
+/// Returns the base of the rotary frequencies and their scaling. As in `transformers`, `rope_scaling` takes precedence over
+/// `rope_parameters`, and a base in either of them over the separate field.
 fn rope(fields: &Fields, max_position_embeddings: usize) -> Result<(f64, Option<RopeScaling>)> {
     let outer = fields.number("rope_theta")?.unwrap_or(10_000.0);
     let mut found = None;
@@ -178,7 +178,7 @@ fn rope(fields: &Fields, max_position_embeddings: usize) -> Result<(f64, Option<
         }
     }
     let theta = rope.number("rope_theta")?.unwrap_or(outer);
-    // Written as `type` before version 4.43.
+    // Named `type` before version 4.43.
     let key = if rope.get("rope_type").is_some() { "rope_type" } else { "type" };
     match rope.text(key)? {
         None | Some("default") => Ok((theta, None)),
@@ -220,8 +220,8 @@ fn dtype(fields: &Fields) -> Result<Option<Dtype>> {
     dtype.transpose()
 }
 
-/// Fields by which configurations ask for something that is not computed here, and what is computed instead. Some of them are
-/// of other families, and in a file of ours they are a sign that the weights mean something else.
+/// Fields that ask for something unsupported, with the supported computation. Some belong to other families; in a file of a supported
+/// family they mean that its weights have another meaning.
 const OTHER_MATHEMATICS: &[(&str, Neutral, &str)] = &[
     ("quantization_config", Neutral::Off, "weights that are not quantised (F32, BF16, F16)"),
     ("compression_config", Neutral::Off, "weights that are not compressed (F32, BF16, F16)"),
@@ -264,7 +264,7 @@ fn refuse_other_mathematics(fields: &Fields, family: Family, config: &ModelConfi
             return Err(fields.unsupported(key, "silu"));
         }
     }
-    // Qwen2 has these biases whatever the field says. In Llama and Qwen3 it adds one to o_proj too.
+    // Qwen2 always has these biases. In Llama and Qwen3 the field also adds a bias to o_proj.
     if family != Family::Qwen2 && fields.flag("attention_bias")? == Some(true) {
         let supported = format!("false: in {family} it also adds a bias to o_proj, which is not computed here");
         return Err(fields.unsupported("attention_bias", supported));
@@ -279,7 +279,7 @@ fn refuse_other_mathematics(fields: &Fields, family: Family, config: &ModelConfi
             return Err(fields.unsupported("layer_types", supported));
         }
     } else if family != Family::Llama && fields.flag("use_sliding_window")? == Some(true) {
-        // Llama's code has no window. In Qwen's, layers from `max_window_layers` on have one.
+        // Llama's code has no sliding window. In Qwen's, layers from `max_window_layers` on have one.
         let absent = !fields.keys().any(|key| key == "sliding_window");
         let window = if absent { Some(4096) } else { fields.count("sliding_window")? };
         let first = fields.count("max_window_layers")?.unwrap_or(28);

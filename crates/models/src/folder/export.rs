@@ -1,4 +1,4 @@
-//! A model folder as `transformers` writes it, from tensors that come one by one.
+//! Writes a model folder in the layout of `transformers`, tensor by tensor.
 
 use super::config_json::{ConfigJson, Family};
 use super::fields::Fields;
@@ -14,7 +14,7 @@ use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// Files that a model's folder has beside configuration and weights, and that training changes nothing about.
+/// Files of a model folder besides configuration and weights, which training does not change.
 pub(crate) const CARRIED: &[&str] = &[
     "tokenizer.json",
     "tokenizer_config.json",
@@ -33,27 +33,26 @@ pub(crate) const CARRIED: &[&str] = &[
     "NOTICE",
     "USE_POLICY.md",
 ];
-/// The folder in which transformers 5 keeps templates that are not the default one.
+/// The folder of transformers 5 for templates other than the default.
 const TEMPLATES: &str = "additional_chat_templates";
 
-/// How a model folder is written.
+/// Options of a model folder to be written.
 #[derive(Clone, Debug)]
 pub struct ExportOptions {
-    /// The number type of the weights in the files.
+    /// The dtype of the weights in the files.
     pub dtype: Dtype,
-    /// The number of bytes of weights from which on a file is followed by another one. A tensor that is larger has a file of
-    /// its own.
+    /// The size of a weight file in bytes above which a new file is started. A larger tensor has its own file.
     pub max_shard_size: u64,
-    /// Whether a folder of the same name is replaced.
+    /// `true` if a folder of the same name is replaced.
     pub replace: bool,
-    /// The `README.md`; without it there is none.
+    /// The `README.md`; `None` writes none.
     pub card: Option<ModelCard>,
-    /// The `generation_config.json` of a model that does not come from a folder with one.
+    /// The `generation_config.json` of a model without a source folder that has one.
     pub generation: GenerationDefaults,
 }
 
 impl Default for ExportOptions {
-    /// bf16 in files of 5 GB (10^9 bytes), nothing is replaced.
+    /// Returns bf16 in files of at most 5 GB (10^9 bytes), without replacing anything.
     fn default() -> Self {
         Self {
             dtype: Dtype::Bf16,
@@ -65,8 +64,8 @@ impl Default for ExportOptions {
     }
 }
 
-/// A model folder that is being written. It appears when [`FolderWriter::finish`] returns; before, and when the writer is
-/// dropped, there is nothing under its name.
+/// A model folder that is being written. The folder appears under its name when [`FolderWriter::finish`] returns. If the writer is
+/// dropped before, nothing remains.
 ///
 /// ```
 /// use models::{ExportOptions, FolderWriter, ModelConfig, ModelFolder};
@@ -88,21 +87,21 @@ impl Default for ExportOptions {
 pub struct FolderWriter {
     folder: NewFolder,
     shards: Vec<SafetensorsWriter>,
-    /// The shard of every tensor.
+    /// The index of the shard of each tensor.
     places: BTreeMap<String, usize>,
 }
 
 impl FolderWriter {
-    /// Begins the folder `target` for a model of `config`: everything but the weights, whose files get their length.
+    /// Creates the folder `target` for a model of `config`: all files, where weight files have their size but no content.
     ///
-    /// With a `source`, the folder that the model was loaded from, its `config.json` is taken over with nothing changed but the
-    /// number type (and `tie_word_embeddings`, where the head has got weights of its own), and tokenizer, chat template,
-    /// generation and licence files are copied byte for byte. Without one, `config.json` is that of the family that has the
-    /// features of `config`, in the layout of transformers 4, which 5 reads too.
+    /// `source` is the folder that the model was loaded from. Its `config.json` is copied with only the dtype changed (and
+    /// `tie_word_embeddings`, if the head was untied); tokenizer, chat template, generation and licence files are copied byte for
+    /// byte. Without `source`, `config.json` is that of the family with the features of `config`, in the layout of transformers 4, which 5
+    /// can read, too.
     ///
     /// # Errors
-    /// [`Error::File`], also where `target` is taken; [`Error::Config`] for a configuration that no family has;
-    /// [`Error::Field`] for a `source` whose `config.json` is that of another model than `config`.
+    /// [`Error::File`], also if `target` exists; [`Error::Config`] if no family has this configuration; [`Error::Field`] if the `config.json` of
+    /// `source` describes another model than `config`.
     pub fn create(
         target: &Path,
         config: &ModelConfig,
@@ -146,12 +145,12 @@ impl FolderWriter {
         Ok(Self { folder, shards, places })
     }
 
-    /// Writes the tensor `name`, row-major. Tensors may come in any order, each once.
+    /// Writes the tensor `name`, row-major. Tensors may be written in any order, each once.
     ///
     /// # Errors
-    /// [`Error::UnknownTensor`] with the nearest name, [`Error::Length`] for another number of values or a tensor that is
-    /// written already, [`Error::NotFinite`] for a value that is NaN, infinite or too large for the number type of the file,
-    /// and [`Error::File`], such as for a full disk.
+    /// [`Error::UnknownTensor`] with the nearest name; [`Error::Length`] for a wrong number of values or a tensor that was already
+    /// written; [`Error::NotFinite`] for a value that is NaN, infinite or too large for the dtype; [`Error::File`], such as for a full
+    /// disk.
     pub fn write(&mut self, name: &str, values: &[f32]) -> Result<()> {
         match self.places.get(name) {
             Some(&shard) => self.shards[shard].write(name, values),
@@ -164,11 +163,10 @@ impl FolderWriter {
         }
     }
 
-    /// Makes the folder durable and gives it its name.
+    /// Syncs the folder to disk and renames it to its final name.
     ///
     /// # Errors
-    /// [`Error::MissingTensors`] for those that were not written, [`Error::File`]; there is no folder then, or the one that was
-    /// there before.
+    /// [`Error::MissingTensors`] for tensors that were not written; [`Error::File`]. An existing folder is then kept.
     pub fn finish(self) -> Result<()> {
         let missing: Vec<&str> = self.shards.iter().flat_map(SafetensorsWriter::missing).collect();
         if !missing.is_empty() {
@@ -179,7 +177,7 @@ impl FolderWriter {
     }
 }
 
-/// Files of tensors: the next one begins where a tensor would make one larger than `limit`, as `huggingface_hub` splits.
+/// Splits tensors into files: a new one starts if a tensor would exceed `limit`, as in `huggingface_hub`.
 fn split(parameters: Vec<Parameter>, dtype: Dtype, limit: u64) -> Vec<Vec<Parameter>> {
     let mut parts: Vec<Vec<Parameter>> = vec![Vec::new()];
     let mut size = 0;
@@ -205,14 +203,14 @@ fn index(parts: &[Vec<Parameter>], dtype: Dtype, name: impl Fn(usize) -> String)
     json!({"metadata": {"total_parameters": count, "total_size": count * dtype.size()}, "weight_map": map})
 }
 
-/// The source's `config.json` with the number type of the new files.
+/// Returns the source's `config.json` with the dtype of the new files.
 fn config_of_source(source: &ModelFolder, config: &ModelConfig, dtype: Dtype) -> Result<String> {
     let path = source.path().join("config.json");
     let mut text = std::fs::read_to_string(&path).map_err(|e| Error::io("read", &path, e))?;
     let fields = Fields::parse(&path, text.as_bytes())?;
     let name = Value::from(dtype.torch_name());
     let keys: Vec<&str> = ["dtype", "torch_dtype"].into_iter().filter(|key| fields.get(key).is_some()).collect();
-    // transformers 5 reads the older name too.
+    // transformers 5 reads the older name, too.
     for key in if keys.is_empty() { vec!["torch_dtype"] } else { keys } {
         if fields.get(key) != Some(&name) {
             text = with_field(&text, key, &name);
@@ -222,7 +220,7 @@ fn config_of_source(source: &ModelFolder, config: &ModelConfig, dtype: Dtype) ->
         text = with_field(&text, "tie_word_embeddings", &config.tie_word_embeddings.into());
     }
     let written = ConfigJson::read(&Fields::parse(&path, text.as_bytes())?)?.config;
-    // What initial weights were drawn with is of no concern to a model that has its weights.
+    // The range of initial weights does not matter for a trained model.
     let expected = ModelConfig { initializer_range: written.initializer_range, ..config.clone() };
     if written != expected {
         let supported = format!("the configuration of the model that is written, {expected:?}");
@@ -231,7 +229,7 @@ fn config_of_source(source: &ModelFolder, config: &ModelConfig, dtype: Dtype) ->
     Ok(text)
 }
 
-/// A `config.json` for a model that comes from no folder.
+/// Returns the `config.json` of a model without a source folder.
 fn config_of_family(config: &ModelConfig, dtype: Dtype, generation: &GenerationDefaults) -> Result<Value> {
     config.validate()?;
     let family = Family::of(config)?;
@@ -265,7 +263,7 @@ fn config_of_family(config: &ModelConfig, dtype: Dtype, generation: &GenerationD
             "original_max_position_embeddings": scaling.original_max_position_embeddings,
         });
     }
-    // Qwen3's class has a width of its own where the field is absent, so it always has the field.
+    // Qwen3's class has a default width, so the field is always written.
     if config.head_dim.is_some() || family == Family::Qwen3 {
         json["head_dim"] = config.head_dim().into();
     }
@@ -281,7 +279,7 @@ fn config_of_family(config: &ModelConfig, dtype: Dtype, generation: &GenerationD
         }
     }
     if let Value::Object(tokens) = generation.to_json() {
-        // The padding token of config.json is that of the embedding.
+        // The padding token of config.json is the padding index of the embedding.
         let is_token = |key: &str| key.ends_with("_token_id") && key != "pad_token_id";
         for (key, value) in tokens.into_iter().filter(|(key, _)| is_token(key)) {
             json[key] = value;
@@ -290,7 +288,7 @@ fn config_of_family(config: &ModelConfig, dtype: Dtype, generation: &GenerationD
     Ok(json)
 }
 
-/// Copies the files of [`CARRIED`] that are there, and templates that have names.
+/// Copies the existing files of [`CARRIED`] and named templates.
 pub(crate) fn carry(source: &Path, target: &Path) -> Result<()> {
     for name in CARRIED {
         copy(&source.join(name), &target.join(name))?;
@@ -311,7 +309,7 @@ pub(crate) fn carry(source: &Path, target: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Copies a file, if it is there, with the permissions of a new one: a cache may have it read-only.
+/// Copies a file, if it exists, with the permissions of a new one, because files of a cache may be read-only.
 fn copy(source: &Path, target: &Path) -> Result<()> {
     if !exists(source)? {
         return Ok(());
@@ -321,7 +319,7 @@ fn copy(source: &Path, target: &Path) -> Result<()> {
     copy().map(drop).map_err(|e| Error::io("write", target, e))
 }
 
-/// JSON as `transformers` writes it: two spaces, and a line's end.
+/// Returns JSON as `transformers` formats it: indented by two spaces, with a final newline.
 pub(crate) fn pretty(value: &Value) -> String {
     format!("{value:#}\n")
 }

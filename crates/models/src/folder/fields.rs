@@ -1,23 +1,23 @@
-//! Fields of a JSON object with errors that name the file and the field.
+//! Typed access to fields of a JSON object; errors name the file and the field.
 
 use super::unique::UniqueKeys;
 use crate::error::{Error, Result};
 use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
 
-/// The largest JSON file of a model folder that is read here, in bytes. Configurations have a few thousand.
+/// The size limit of JSON files of a model folder in bytes. Configurations have a few thousand.
 const LIMIT: u64 = 64 << 20;
 
-/// A JSON object of a file, or an object within it.
+/// A JSON object of a file, or an object nested in it.
 pub(crate) struct Fields {
     path: PathBuf,
-    /// The way to the object in the file, with a dot at its end unless it is the file's own.
+    /// The path of the object in the file, ending in a dot; empty for the outermost object.
     prefix: String,
     map: Map<String, Value>,
 }
 
 impl Fields {
-    /// The object in the file `path`.
+    /// Reads the object in the file `path`.
     ///
     /// # Errors
     /// [`Error::File`], [`Error::Json`].
@@ -26,7 +26,7 @@ impl Fields {
         Self::parse(path, &bytes)
     }
 
-    /// The object of the text `bytes`, which `path` holds.
+    /// Parses the object in `bytes`, the contents of `path`.
     pub(crate) fn parse(path: &Path, bytes: &[u8]) -> Result<Self> {
         let error = |e: serde_json::Error| Error::Json {
             path: path.to_owned(),
@@ -39,12 +39,12 @@ impl Fields {
         Ok(Self { path: path.to_owned(), prefix: String::new(), map })
     }
 
-    /// The value of `key`; nothing where it is absent or null, which `transformers` treats alike.
+    /// Returns the value of `key`; `None` if it is missing or null, which `transformers` treats alike.
     pub(crate) fn get(&self, key: &str) -> Option<&Value> {
         self.map.get(key).filter(|value| !value.is_null())
     }
 
-    /// The object in `key`.
+    /// Returns the object in `key`.
     pub(crate) fn object(&self, key: &str) -> Result<Option<Self>> {
         self.typed(key, "an object", |value| {
             let map = value.as_object()?.clone();
@@ -64,7 +64,7 @@ impl Fields {
         self.typed(key, "a number", Value::as_f64)
     }
 
-    /// A whole number that is not negative. Python's writers make `8192.0` of some of them.
+    /// Returns a non-negative integer. Python may write it as `8192.0`.
     pub(crate) fn count(&self, key: &str) -> Result<Option<usize>> {
         self.typed(key, "a whole number that is not negative", |value| {
             let whole = value.as_f64().filter(|n| n.fract() == 0.0 && (0.0..9e15).contains(n))?;
@@ -72,12 +72,12 @@ impl Fields {
         })
     }
 
-    /// A whole number that is not negative, or -1, which some files write for none.
+    /// Returns a non-negative integer, or `None` for -1, which some files write for "none".
     pub(crate) fn count_or_none(&self, key: &str) -> Result<Option<usize>> {
         if self.get(key).is_some_and(|value| value.as_f64() == Some(-1.0)) { Ok(None) } else { self.count(key) }
     }
 
-    /// What `read` makes of the value of `key`, if there is one.
+    /// Returns the result of `read` for the value of `key`, if the key is present.
     pub(crate) fn typed<'a, T>(
         &'a self,
         key: &str,
@@ -88,12 +88,12 @@ impl Fields {
         read(value).map(Some).ok_or_else(|| self.unsupported(key, supported))
     }
 
-    /// The value of a key that must be there.
+    /// Returns the value of a required key.
     pub(crate) fn required<T>(&self, key: &str, value: Option<T>, supported: &str) -> Result<T> {
         value.ok_or_else(|| self.unsupported(key, supported))
     }
 
-    /// An [`Error::Field`] about the value of `key`.
+    /// Returns an [`Error::Field`] about the value of `key`.
     pub(crate) fn unsupported(&self, key: &str, supported: impl Into<String>) -> Error {
         let found = self.map.get(key).map_or_else(|| "missing".to_owned(), shortened);
         Error::Field {
@@ -104,7 +104,7 @@ impl Fields {
         }
     }
 
-    /// Checks fields that may only be there with values that change nothing: key, these values, and what is computed in words.
+    /// Checks that unsupported features are off. A row has the key, the allowed values, and the supported computation in words.
     pub(crate) fn refuse(&self, table: &[(&str, Neutral, &str)]) -> Result<()> {
         let asks =
             |(key, neutral, _): &&(&str, Neutral, &str)| self.get(key).is_some_and(|value| !neutral.holds(value));
@@ -114,13 +114,13 @@ impl Fields {
         }
     }
 
-    /// The keys of the object.
+    /// Returns the keys of the object.
     pub(crate) fn keys(&self) -> impl Iterator<Item = &str> {
         self.map.keys().map(String::as_str)
     }
 }
 
-/// The values of a field that change nothing about what is computed.
+/// Values of a field that do not change the computation.
 pub(crate) enum Neutral {
     /// Null, false, zero, empty.
     Off,
@@ -147,7 +147,7 @@ impl Neutral {
     }
 }
 
-/// A value in JSON, cut where it would fill a screen.
+/// Returns a value as JSON, truncated if it is long.
 fn shortened(value: &Value) -> String {
     const LONGEST: usize = 200;
     let text = value.to_string();

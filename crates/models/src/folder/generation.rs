@@ -1,39 +1,37 @@
-//! `generation_config.json`: how a model's authors sample from it.
+//! Reads `generation_config.json`, the sampling defaults of a model.
 
 use super::fields::{Fields, Neutral};
 use crate::error::Result;
 use serde_json::Value;
 
-/// What a folder says about sampling from its model; `None` where it says nothing. The names are those of
-/// `generation_config.json`.
+/// Sampling defaults of a model folder, by the names of `generation_config.json`; `None` for missing fields.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct GenerationDefaults {
-    /// Every token that ends a completion: those of `generation_config.json` and then those of `config.json`, each once.
-    /// Empty where neither names one.
+    /// Every token that ends a completion: those of `generation_config.json`, then those of `config.json`, without duplicates.
     pub eos_token_id: Vec<u32>,
-    /// The token that fills unused places of a batch.
+    /// The token that pads batches.
     pub pad_token_id: Option<u32>,
     /// The token that begins a text.
     pub bos_token_id: Option<u32>,
-    /// Whether tokens are drawn; otherwise the likeliest is taken.
+    /// `true` if tokens are sampled; `false` for greedy decoding.
     pub do_sample: Option<bool>,
-    /// Divides the logits.
+    /// The divisor of the logits.
     pub temperature: Option<f64>,
-    /// The number of likeliest tokens that are drawn from; 0 is all.
+    /// The number of most probable tokens to sample from; 0 for all.
     pub top_k: Option<usize>,
-    /// The likeliest tokens whose probabilities reach this sum are drawn from.
+    /// The probability mass of the most probable tokens to sample from (nucleus sampling).
     pub top_p: Option<f64>,
-    /// Tokens below this share of the likeliest one's probability are not drawn.
+    /// The minimum probability of a token relative to the most probable one.
     pub min_p: Option<f64>,
-    /// Divides positive logits of tokens that occurred, and multiplies negative ones.
+    /// The divisor of positive logits, and factor of negative ones, of tokens that already occurred.
     pub repetition_penalty: Option<f64>,
 }
 
 impl GenerationDefaults {
-    /// From `generation_config.json`, if there is one, and `config.json`.
+    /// Reads the defaults from `generation_config.json`, if it exists, and `config.json`.
     ///
     /// # Errors
-    /// [`crate::Error::Field`] for a value of another type and for a token outside the vocabulary.
+    /// [`crate::Error::Field`] for a value of a wrong type and for a token outside the vocabulary.
     pub(crate) fn read(generation: Option<&Fields>, config: &Fields, vocab_size: usize) -> Result<Self> {
         let mut defaults = Self::default();
         for fields in generation.into_iter().chain([config]) {
@@ -51,7 +49,7 @@ impl GenerationDefaults {
             let positive = |key| range(fields, key, "a number above 0", |n| n > 0.0);
             let share = |key| range(fields, key, "a number between 0 and 1", |n| (0.0..=1.0).contains(&n));
             defaults.do_sample = fields.flag("do_sample")?;
-            // 0 is how some folders write that the likeliest token is taken.
+            // Some folders write 0 for greedy decoding.
             defaults.temperature = range(fields, "temperature", "a number that is not negative", |n| n >= 0.0)?;
             defaults.top_k = fields.count("top_k")?;
             defaults.top_p = share("top_p")?;
@@ -62,7 +60,7 @@ impl GenerationDefaults {
     }
 }
 
-/// Fields that keep tokens from being sampled, or force them. Sampling here takes every token.
+/// Fields that forbid or force tokens. Sampling here can return every token.
 const OTHER_SAMPLING: &[(&str, Neutral, &str)] = &[
     ("suppress_tokens", Neutral::Off, NO_TOKENS),
     ("begin_suppress_tokens", Neutral::Off, NO_TOKENS),
@@ -79,7 +77,7 @@ fn range(fields: &Fields, key: &str, supported: &str, legal: fn(f64) -> bool) ->
     fields.typed(key, supported, |value| value.as_f64().filter(|&n| n.is_finite() && legal(n)))
 }
 
-/// A token or several. Some files write -1 for no padding and no beginning; a completion that no token ends is an error.
+/// Reads a token id or a list of them. -1 means none, which is invalid for the tokens that end a completion.
 fn tokens(fields: &Fields, key: &str, vocab_size: usize) -> Result<Vec<u32>> {
     let may_be_none = key != "eos_token_id";
     let supported = format!("a token id below vocab_size ({vocab_size}), or a list of different ones");
@@ -99,7 +97,7 @@ fn tokens(fields: &Fields, key: &str, vocab_size: usize) -> Result<Vec<u32>> {
 }
 
 impl GenerationDefaults {
-    /// The fields that are said, as `generation_config.json` has them.
+    /// Returns the fields with values as a `generation_config.json`.
     pub(crate) fn to_json(&self) -> Value {
         let mut map = serde_json::Map::new();
         let mut put = |key: &str, value: Option<Value>| {

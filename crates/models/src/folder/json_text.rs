@@ -1,10 +1,10 @@
-//! A field of a JSON file changed without touching the rest of its text.
+//! Changes a field of a JSON file without reformatting the rest.
 
 use serde_json::Value;
 use std::ops::Range;
 
-/// `text`, a JSON object, with `value` in its field `key`. Order, indentation and numbers of everything else stay as they are;
-/// a field that is not there becomes the first.
+/// Returns `text`, a JSON object, with `value` in its field `key`. Order, indentation and numbers of all other fields are kept; a missing
+/// field becomes the first.
 pub(super) fn with_field(text: &str, key: &str, value: &Value) -> String {
     match span(text, key) {
         Some(range) => format!("{}{value}{}", &text[..range.start], &text[range.end..]),
@@ -16,10 +16,10 @@ pub(super) fn with_field(text: &str, key: &str, value: &Value) -> String {
     }
 }
 
-/// Where the value of a field of the outermost object is in `text`, which is known to be JSON.
+/// Returns the range of a field's value of the outermost object in `text`, which is valid JSON.
 fn span(text: &str, key: &str) -> Option<Range<usize>> {
     let (mut depth, mut in_text, mut escaped) = (0, false, false);
-    // The beginning of the text being read, the key it was if it was one, and the beginning of the value.
+    // The start of the current string, the last string (a possible key), and the start of the value.
     let (mut opened, mut last, mut value) = (0, "", None);
     for (place, byte) in text.bytes().enumerate() {
         if in_text {
@@ -62,7 +62,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn one_field_changes_and_nothing_else() {
+    fn replacing_a_json_field_keeps_the_rest_of_the_text() {
         let text = "{\n  \"b\": {\"dtype\": [1, \"}\"]},\n  \"dtype\" :\t\"float32\" ,\n  \"eps\": 1e-06, \"s\": \"\\\"dtype\\\": 2\"\n}\n";
         let changed = with_field(text, "dtype", &json!("bfloat16"));
         assert_eq!(changed, text.replace("\"float32\"", "\"bfloat16\""));

@@ -1,4 +1,4 @@
-//! A Hugging Face model folder.
+//! Hugging Face model folders.
 
 mod card;
 mod config_json;
@@ -20,7 +20,7 @@ use config_json::ConfigJson;
 pub(crate) use fields::Fields;
 use std::path::{Path, PathBuf};
 
-/// What a model folder says about its model: everything but the weights, which [`ModelFolder::weights`] opens.
+/// A model folder without its weights, which [`ModelFolder::weights`] opens.
 ///
 /// ```no_run
 /// let folder = models::ModelFolder::open("Qwen2.5-0.5B-Instruct".as_ref())?;
@@ -39,13 +39,13 @@ pub struct ModelFolder {
 }
 
 impl ModelFolder {
-    /// Reads `config.json` and, where it is there, `generation_config.json`. Both layouts of `config.json` are read: that of
-    /// transformers 4 (`rope_theta`, `rope_scaling`, `torch_dtype`) and that of 5 (`rope_parameters`, `dtype`).
+    /// Reads `config.json` and `generation_config.json`, if it exists. `config.json` may have the layout of transformers 4 (`rope_theta`,
+    /// `rope_scaling`, `torch_dtype`) or 5 (`rope_parameters`, `dtype`).
     ///
     /// # Errors
-    /// [`Error::File`] where a file is missing or cannot be read, [`Error::Json`] with line and column where it is no JSON, and
-    /// [`Error::Field`] for a field that changes the mathematics to something that is not computed here: its name, its value,
-    /// and what is supported. Fields that do not change what is computed are not read.
+    /// [`Error::File`] if a file is missing or cannot be read; [`Error::Json`] with line and column for invalid JSON; [`Error::Field`] with
+    /// name, value and supported values of a field that asks for an unsupported computation. Fields that do not change the computation are
+    /// ignored.
     pub fn open(path: &Path) -> Result<Self> {
         let fields = Fields::read(&path.join("config.json"))?;
         let ConfigJson { family, config, dtype } = ConfigJson::read(&fields)?;
@@ -55,41 +55,41 @@ impl ModelFolder {
         Ok(Self { path: path.to_owned(), family, config, generation, dtype })
     }
 
-    /// The folder.
+    /// Returns the path of the folder.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The family of decoders that the model belongs to.
+    /// Returns the family of the model.
     pub fn family(&self) -> Family {
         self.family
     }
 
-    /// The decoder's configuration.
+    /// Returns the decoder's configuration.
     pub fn config(&self) -> &ModelConfig {
         &self.config
     }
 
-    /// How the authors sample from the model, and which tokens end a completion.
+    /// Returns the sampling defaults and stop tokens.
     pub fn generation(&self) -> &GenerationDefaults {
         &self.generation
     }
 
-    /// The number type of the weights by `config.json`, if it names one. The weights themselves may have others.
+    /// Returns the dtype in `config.json`, if present. The weights may have another.
     pub fn dtype(&self) -> Option<Dtype> {
         self.dtype
     }
 
-    /// Maps the weights into memory. [`Weights::check`] says whether they are those of [`ModelFolder::config`].
+    /// Maps the weights into memory. [`Weights::check`] checks that they match [`ModelFolder::config`].
     ///
     /// # Errors
-    /// Those of [`Weights::open`].
+    /// The errors of [`Weights::open`].
     pub fn weights(&self) -> Result<Weights> {
         Weights::open(&self.path)
     }
 }
 
-/// Whether there is something of this name.
+/// Returns `true` if the path exists.
 pub(crate) fn exists(path: &Path) -> Result<bool> {
     path.try_exists().map_err(|e| Error::io("look for", path, e))
 }

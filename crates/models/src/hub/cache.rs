@@ -1,4 +1,4 @@
-//! The cache in `huggingface_hub`'s layout: `blobs/ETAG`, `snapshots/COMMIT/NAME` with links to blobs, `refs/REVISION` with the
+//! The cache in the layout of `huggingface_hub`: `blobs/ETAG`, `snapshots/COMMIT/NAME` with links to blobs, `refs/REVISION` with the
 //! commit, and locks in `.locks`.
 
 use super::folder_name;
@@ -7,22 +7,22 @@ use std::io::{self, ErrorKind, Read};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// The longest name of a blob. A SHA-256 has 64 digits.
+/// The longest name of a blob in bytes. A SHA-256 has 64 digits.
 const MAX_BLOB_NAME: usize = 200;
-/// The end of the name of a blob that is being downloaded.
+/// The suffix of a blob that is being downloaded.
 const INCOMPLETE: &str = ".incomplete";
-/// The wait for another process that downloads the same file.
+/// The time to wait for another process that downloads the same file.
 const LOCK_WAIT: Duration = Duration::from_secs(5);
-/// The pause between two attempts at a lock.
+/// The pause between two attempts to take a lock.
 const LOCK_PAUSE: Duration = Duration::from_millis(100);
 
-/// Returns `true` if `text` is the name of a commit: 40 hexadecimal digits.
+/// Returns `true` if `text` is a commit hash: 40 hexadecimal digits.
 pub(super) fn is_commit(text: &str) -> bool {
     text.len() == 40 && text.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 
-/// Returns `true` if `text` can be the name of a blob: letters, digits, `.`, `_` and `-`, neither `.` nor `..`, not too long, and no
-/// name of a blob that is being downloaded.
+/// Returns `true` if `text` is a valid blob name: letters, digits, `.`, `_` and `-`, not `.` or `..`, not too long, and without the suffix of
+/// a partial download.
 pub(super) fn is_blob_name(text: &str) -> bool {
     let legal = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
     (1..=MAX_BLOB_NAME).contains(&text.len())
@@ -47,22 +47,22 @@ impl ModelCache {
         &self.folder
     }
 
-    /// The folder with the files of a commit.
+    /// Returns the folder of a commit's files.
     pub(super) fn snapshot(&self, commit: &str) -> PathBuf {
         self.folder.join("snapshots").join(commit)
     }
 
-    /// The content with an ETag, whatever its name in snapshots.
+    /// Returns the path of the blob with an ETag.
     pub(super) fn blob(&self, etag: &str) -> PathBuf {
         self.folder.join("blobs").join(etag)
     }
 
-    /// The beginning of a blob that is being downloaded.
+    /// Returns the path of a partially downloaded blob.
     pub(super) fn incomplete(&self, etag: &str) -> PathBuf {
         self.folder.join("blobs").join(format!("{etag}{INCOMPLETE}"))
     }
 
-    /// Links `name` in the snapshot of `commit` to the blob of `etag`, and replaces a link with another target.
+    /// Links `name` in the snapshot of `commit` to the blob of `etag`, replacing a link to another target.
     pub(super) fn link(&self, commit: &str, name: &str, etag: &str) -> io::Result<()> {
         let snapshot = self.snapshot(commit);
         std::fs::create_dir_all(&snapshot)?;
@@ -77,7 +77,7 @@ impl ModelCache {
         return std::fs::copy(self.blob(etag), &link).map(drop);
     }
 
-    /// Notes that `revision` is `commit`.
+    /// Records that `revision` is at `commit`.
     pub(super) fn note(&self, revision: &str, commit: &str) -> Result<(), grpo_files::Error> {
         let path = self.folder.join("refs").join(revision);
         if let Some(folder) = path.parent() {
@@ -86,10 +86,10 @@ impl ModelCache {
         grpo_files::write_atomically(&path, commit.as_bytes())
     }
 
-    /// The lock of a blob, which `huggingface_hub` takes too; it is released when the file is dropped.
+    /// Takes the lock of a blob, which `huggingface_hub` uses, too; dropping the file releases it.
     ///
     /// # Errors
-    /// `WouldBlock` with the lock's path where another process keeps it.
+    /// `WouldBlock` with the lock's path if another process holds it.
     pub(super) fn lock(&self, etag: &str) -> io::Result<File> {
         std::fs::create_dir_all(&self.locks)?;
         let path = self.locks.join(format!("{etag}.lock"));
@@ -120,7 +120,7 @@ impl ModelCache {
     }
 }
 
-/// The bytes that may still be written to the file system of `folder`; `None` where the system does not say.
+/// Returns the free bytes of the file system of `folder`; `None` if the system does not report them.
 pub(super) fn free_space(folder: &Path) -> Option<u64> {
     #[cfg(unix)]
     {
@@ -139,11 +139,11 @@ pub(super) fn is_checksum(etag: &str) -> bool {
     matches!(etag.len(), 40 | 64) && etag.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 
-/// Checks the content of `path` against its ETag, where that is a checksum: the SHA-256 of a large file, or git's SHA-1 of a
-/// small one. A SHA-1 of the content alone is what some mirrors send.
+/// Checks the contents of `path` against its ETag, if that is a checksum: the SHA-256 of a large file, or git's SHA-1 of a small one. Some
+/// mirrors send the SHA-1 of the contents alone.
 ///
 /// # Errors
-/// The checksum that was found, for another content; errors of reading.
+/// The checksum found, if it differs; errors of reading.
 pub(super) fn check_digest(path: &Path, etag: &str) -> io::Result<Result<(), String>> {
     use sha1::Sha1;
     use sha2::{Digest, Sha256};
@@ -185,7 +185,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_that_could_leave_a_folder_are_no_names() {
+    fn cache_names_that_could_leave_a_folder_are_invalid() {
         let long = "a".repeat(MAX_BLOB_NAME);
         for name in ["a", "config.json-etag", "0123_-.", "..a", &long] {
             assert!(is_blob_name(name), "{name}");
@@ -202,12 +202,12 @@ mod tests {
     }
 
     #[test]
-    fn a_content_is_checked_against_an_etag_that_is_a_checksum() {
+    fn contents_are_checked_against_checksum_etags() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a");
         std::fs::write(&path, "hello\n").unwrap();
         let check = |etag: &str| check_digest(&path, etag).unwrap();
-        // By `sha256sum`, `git hash-object` and `sha1sum`.
+        // Values from `sha256sum`, `git hash-object` and `sha1sum`.
         check("5891b5b522d5df086d0ff0b110fbd9d21bb4fc7163af34d08286a2e846f6be03").unwrap();
         check("ce013625030ba8dba906f756967f9e9ca394464a").unwrap();
         check("f572d396fae9206628714fb2ce00f72e94f2258f").unwrap();

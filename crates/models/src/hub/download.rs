@@ -1,8 +1,8 @@
-//! Files of a model from the hub, into the cache.
+//! Downloads the files of a model from the hub into the cache.
 //!
-//! Nothing that a server sends becomes a path unless it is 40 hexadecimal digits (a commit) or a plain name (an ETag); the names of
-//! files are chosen from those that a model folder has. A file is complete when it has the announced size and, where its ETag is a
-//! checksum, the announced content; otherwise it is deleted.
+//! Data from a server becomes a path only if it is 40 hexadecimal digits (a commit) or a plain name (an ETag); file names are chosen from the
+//! known files of a model folder. A file is complete if it has the announced size and, if its ETag is a checksum, the announced
+//! contents; otherwise it is deleted.
 //!
 //! This module replaces the crate `hf-hub`, which builds paths from unchecked `sha`, `ETag` and `x-repo-commit` values, sends the token
 //! to any host that a metadata request is redirected to, follows relative redirects without limit, has no time-out, appends responses
@@ -19,17 +19,17 @@ use std::io::{self, ErrorKind, Seek, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// The number of attempts at a request whose connection breaks off, and the pause after the first one, which doubles.
+/// The number of attempts at a request whose connection breaks off, and the pause after the first one, which doubles each time.
 const ATTEMPTS: u32 = 5;
 const PAUSE: Duration = Duration::from_millis(500);
-/// The number of attempts at a request that stalls: each takes as long as the time-out.
+/// The number of attempts at a request that stalls; each attempt can take as long as the time-out.
 const STALLED_ATTEMPTS: u32 = 2;
-/// The number of new bytes after which the attempts at a file are counted from 0.
+/// The number of new bytes after which attempts are counted from 0 again.
 const PROGRESS: u64 = 1 << 20;
-/// The largest listing of a model's files, in bytes.
+/// The size limit of a model's file listing in bytes.
 const MAX_LISTING: u64 = 32 << 20;
 
-/// Downloads what the cache does not have of a part of `model`, and returns the snapshot; otherwise says why not.
+/// Downloads the files of a part of `model` that are not cached, and returns the snapshot; the error says why that failed.
 pub(super) fn download(hub: &Hub, model: &str, revision: &str, part: Part) -> Result<PathBuf, String> {
     let client = Client::new(hub).map_err(|failure| explain(hub, &hub.endpoint, model, revision, failure))?;
     let endpoint = client.shown();
@@ -58,7 +58,7 @@ pub(super) fn download(hub: &Hub, model: &str, revision: &str, part: Part) -> Re
     Ok(cache.snapshot(commit))
 }
 
-/// The files that are needed of a model, weights last: a snapshot with weights has everything.
+/// Returns the required files of a model, weights last, so that a snapshot with weights is complete.
 fn wanted(names: &[&str], part: Part) -> Result<Vec<String>, String> {
     let others = match part {
         Part::Whole | Part::Tokenizer => CARRIED,
@@ -89,7 +89,7 @@ fn wanted(names: &[&str], part: Part) -> Result<Vec<String>, String> {
     Ok(files.into_iter().map(str::to_owned).collect())
 }
 
-/// The hub's response about a revision.
+/// The hub's description of a revision.
 struct Listing {
     commit: String,
     names: Vec<String>,
@@ -134,7 +134,7 @@ impl Listing {
     }
 }
 
-/// The name of a commit as a server gives it.
+/// Checks the commit hash in a response.
 fn commit(found: &str, host: &str) -> Result<String, Failure> {
     if is_commit(found) {
         return Ok(found.to_owned());
@@ -150,18 +150,18 @@ struct Announced {
     size: u64,
 }
 
-/// The files of a commit on the hub and in the cache.
+/// The files of a commit, on the hub and in the cache.
 struct Source<'a> {
     client: &'a Client,
     cache: &'a ModelCache,
     model: &'a str,
     commit: &'a str,
-    /// The file of every ETag so far.
+    /// The file and size of every ETag so far.
     etags: BTreeMap<String, (String, u64)>,
 }
 
 impl Source<'_> {
-    /// Brings a file into the snapshot, from the cache or from the hub. A download goes on where it ended before.
+    /// Brings a file into the snapshot, from the cache or from the hub. A partial download is continued.
     fn fetch(&mut self, name: &str) -> Result<(), Failure> {
         let present = self.cache.snapshot(self.commit).join(name);
         if let Ok(metadata) = std::fs::metadata(&present)
@@ -192,8 +192,8 @@ impl Source<'_> {
         self.cache.link(self.commit, name, &announced.etag).map_err(write)
     }
 
-    /// Requests the ETag and the size of a file. Both come from the answer to its first byte, or from the hub's redirect to the
-    /// host that stores the file.
+    /// Requests the ETag and the size of a file. They are in the response for its first byte, or in the hub's redirect to the file's storage
+    /// host.
     fn announced(&self, name: &str) -> Result<Announced, Failure> {
         let answer = self.client.get(&self.path(name), Some("bytes=0-0"), Purpose::Metadata)?;
         let host = answer.host();
@@ -220,7 +220,7 @@ impl Source<'_> {
         Ok(Announced { etag: etag.to_owned(), size })
     }
 
-    /// Checks that the answer is of the commit that was asked for, where it names one.
+    /// Checks that the response is for the requested commit, if it names one.
     fn expect_commit(&self, answer: &Answer) -> Result<(), Failure> {
         let Some(found) = answer.first("x-repo-commit") else { return Ok(()) };
         let found = commit(found, answer.host())?;
@@ -231,7 +231,7 @@ impl Source<'_> {
         Err(Failure::Final(format!("{host} sends a file of the commit {found} for the commit {expected}")))
     }
 
-    /// Checks that no two different files have the same ETag, which would make one of them the other.
+    /// Checks that no two different files have the same ETag, because one would overwrite the other.
     fn expect_own_etag(&mut self, name: &str, announced: &Announced) -> Result<(), Failure> {
         let Announced { etag, size } = announced;
         match self.etags.insert(etag.clone(), (name.to_owned(), *size)) {
@@ -242,7 +242,7 @@ impl Source<'_> {
         }
     }
 
-    /// Downloads a file next to its blob, and checks it.
+    /// Downloads and verifies a file beside its blob.
     fn download(&self, name: &str, announced: &Announced) -> Result<(), Failure> {
         let Announced { etag, size } = announced;
         let path = self.cache.incomplete(etag);
@@ -251,7 +251,7 @@ impl Source<'_> {
         let mut options = OpenOptions::new();
         options.read(true).write(true).create(true).truncate(false);
         if let Ok(metadata) = std::fs::symlink_metadata(&path) {
-            // Whatever else has the name, such as a link or a pipe, is not written to.
+            // Anything but a regular file, such as a link or a pipe, is not written to.
             if !metadata.is_file() {
                 std::fs::remove_file(&path).map_err(write)?;
             }
@@ -280,13 +280,13 @@ impl Source<'_> {
                     "the content that was downloaded has the {found}, and the hub announced {etag}: it was deleted"
                 )));
             }
-            // The partial file of an earlier download may be the damaged part.
+            // The partial file of an earlier download may be damaged.
             file.set_len(0).map_err(write)?;
             is_resumed = false;
         }
     }
 
-    /// Brings `file` to the announced size, in as many attempts as make progress.
+    /// Downloads `file` up to the announced size, with further attempts as long as they make progress.
     fn complete(&self, name: &str, announced: &Announced, file: &mut File) -> Result<(), Failure> {
         let mut longest = 0;
         let mut attempts = Attempts::default();
@@ -300,7 +300,7 @@ impl Source<'_> {
             }
             let result = self.append(name, announced, file, begin);
             let end = length(file)?;
-            // Of the longest that the file ever was: a server without ranges begins anew each time.
+            // Compared with the largest size so far, because a server without ranges restarts each time.
             if end >= longest + PROGRESS {
                 attempts = Attempts::default();
             }
@@ -311,7 +311,7 @@ impl Source<'_> {
         }
     }
 
-    /// Requests a file from byte `begin` on, and appends the answer.
+    /// Requests a file from byte `begin` on and appends the response.
     fn append(&self, name: &str, announced: &Announced, file: &mut File, begin: u64) -> Result<(), Failure> {
         let size = announced.size;
         let disk = |error: io::Error| Failure::Final(format!("the cache cannot be written: {error}"));
@@ -319,7 +319,7 @@ impl Source<'_> {
         self.expect_commit(&answer)?;
         let host = answer.host().to_owned();
         let begin = match (answer.status, answer.content_range()) {
-            // The server ignores the range and sends the whole file.
+            // The server ignored the range and sends the whole file.
             (200, _) => 0,
             (206, Some(range)) if range.start == Some(begin) && range.total.is_none_or(|total| total == size) => begin,
             (206, range) => {
@@ -353,13 +353,13 @@ impl Source<'_> {
         Ok(())
     }
 
-    /// The path of a file on the hub. By the commit, so that a push in between cannot mix two models.
+    /// Returns the path of a file on the hub. It has the commit, so that a concurrent push cannot mix two versions.
     fn path(&self, name: &str) -> String {
         format!("/{}/resolve/{}/{name}", self.model, self.commit)
     }
 }
 
-/// The attempts at a request that have failed.
+/// The failed attempts at a request.
 #[derive(Default)]
 struct Attempts {
     broken: u32,
@@ -367,7 +367,7 @@ struct Attempts {
 }
 
 impl Attempts {
-    /// Waits before the next attempt; the failure where there is none.
+    /// Waits before the next attempt; returns the failure if no attempt is left.
     fn wait_after(&mut self, failure: Failure) -> Result<(), Failure> {
         match failure {
             Failure::Broken(_) => self.broken += 1,
@@ -392,7 +392,7 @@ fn retried<T>(request: impl Fn() -> Result<T, Failure>) -> Result<T, Failure> {
     }
 }
 
-/// Text of a server, cut where it would fill a screen.
+/// Returns the text of a server, truncated if it is long.
 fn shortened(text: &str) -> String {
     const LONGEST: usize = 60;
     match text.char_indices().nth(LONGEST) {

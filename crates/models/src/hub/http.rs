@@ -1,4 +1,4 @@
-//! GET requests to the hub: the token, redirects, ranges and time-outs.
+//! GET requests to the hub, with token, redirects, ranges and time-outs.
 
 use super::Hub;
 use std::io::Read;
@@ -8,23 +8,23 @@ use ureq::http::header::{
 };
 use ureq::http::{HeaderMap, HeaderName, HeaderValue, Uri};
 
-/// The number of redirects that are followed from one request.
+/// The limit of redirects per request.
 const MAX_REDIRECTS: usize = 10;
-/// The smallest rate of a body in bytes per second. A slower one counts as a stall.
+/// The minimum transfer rate in bytes per second; a slower one counts as a stall.
 const MIN_RATE: u64 = 1024;
-/// The number of bytes that are read at a time.
+/// The read size in bytes.
 const CHUNK: usize = 1 << 16;
 
-/// Why a request or a download failed.
+/// The failure of a request or a download.
 #[derive(Debug)]
 pub(super) enum Failure {
     /// The connection broke off, or the server is overloaded. Another attempt may succeed.
     Broken(String),
-    /// The server sent nothing, or next to nothing, for as long as a time-out allows.
+    /// The server sent nothing, or less than the minimum rate, for the duration of the time-out.
     Stalled(String),
-    /// A status that is an error.
+    /// An error status.
     Status(u16),
-    /// An error that another attempt does not change.
+    /// An error that another attempt cannot fix.
     Final(String),
 }
 
@@ -37,7 +37,7 @@ pub(super) struct Client {
     download_timeout: Duration,
 }
 
-/// Which of the hub's two time-outs a request has.
+/// The kind of a request, which selects its time-out.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Purpose {
     /// The listing of a model, or the size and the ETag of a file (`HF_HUB_ETAG_TIMEOUT`).
@@ -55,32 +55,32 @@ impl Purpose {
     }
 }
 
-/// An answer that is neither a redirect nor an error: 200, 206, or 416 for a range that the file does not have.
+/// A response that is neither a redirect nor an error: 200, 206, or 416 for a range beyond the file.
 pub(super) struct Answer {
     pub(super) status: u16,
-    /// The headers of the last answer.
+    /// The headers of the last response.
     headers: HeaderMap,
-    /// The headers of the answers before it, which redirected to it.
+    /// The headers of the redirects before it.
     redirects: Vec<HeaderMap>,
     body: ureq::Body,
-    /// Scheme and host that sent the body.
+    /// The scheme and host that sent the body.
     host: String,
     timeout: Duration,
     purpose: Purpose,
 }
 
-/// The range of a file that an answer carries (`Content-Range`).
+/// The range of a file in a response (`Content-Range`).
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct ContentRange {
-    /// The index of the first byte; `None` for a range that the file does not have.
+    /// The index of the first byte; `None` for a range beyond the file.
     pub(super) start: Option<u64>,
-    /// The size of the whole file, if it is known.
+    /// The size of the whole file, if known.
     pub(super) total: Option<u64>,
 }
 
 impl Client {
     /// # Errors
-    /// [`Failure::Final`] for an endpoint that is no address, a token that cannot be a header, and time-outs of 0.
+    /// [`Failure::Final`] for an invalid endpoint, a token that is not a valid header value, and time-outs of 0.
     pub(super) fn new(hub: &Hub) -> Result<Self, Failure> {
         let endpoint: Option<Uri> = hub.endpoint.parse().ok().filter(is_http);
         let endpoint = endpoint.ok_or_else(|| {
@@ -101,7 +101,7 @@ impl Client {
         }
         let agent = ureq::Agent::config_builder()
             .http_status_as_error(false)
-            // Redirects are followed in `get`, which decides about the token for each host.
+            // `get` follows redirects and decides for each host whether to send the token.
             .max_redirects(0)
             .max_redirects_will_error(false)
             .user_agent(concat!("grpo/", env!("CARGO_PKG_VERSION")))
@@ -116,13 +116,13 @@ impl Client {
         })
     }
 
-    /// The endpoint as messages show it, without user name and password.
+    /// Returns the endpoint for messages, without user name and password.
     pub(super) fn shown(&self) -> String {
         shown(&self.endpoint) + self.endpoint.path().trim_end_matches('/')
     }
 
-    /// Requests `path` of the endpoint, follows redirects and returns the answer that is none. The token goes to the endpoint's
-    /// scheme, host and port only.
+    /// Requests `path` of the endpoint, follows redirects and returns the final response. The token is only sent to the endpoint's scheme, host
+    /// and port.
     pub(super) fn get(&self, path: &str, range: Option<&str>, purpose: Purpose) -> Result<Answer, Failure> {
         let timeout = match purpose {
             Purpose::Metadata => self.etag_timeout,
@@ -178,38 +178,38 @@ impl Client {
 }
 
 impl Answer {
-    /// The value of a header in the first of all answers that has it, from the first redirect on: the hub describes a file in
-    /// the redirect to the host that stores it.
+    /// Returns the value of a header from the first response that has it, starting with the first redirect, because the hub describes a file in
+    /// the redirect to its storage host.
     pub(super) fn first(&self, name: &'static str) -> Option<&str> {
         let name = HeaderName::from_static(name);
         self.redirects.iter().chain([&self.headers]).find_map(|headers| text(headers, name.clone()))
     }
 
-    /// `ETag` of the last answer.
+    /// Returns `ETag` of the last response.
     pub(super) fn etag(&self) -> Option<&str> {
         text(&self.headers, ETAG)
     }
 
-    /// `Content-Length` of the last answer.
+    /// Returns `Content-Length` of the last response.
     pub(super) fn length(&self) -> Option<u64> {
         text(&self.headers, CONTENT_LENGTH)?.parse().ok()
     }
 
-    /// `Content-Range` of the last answer.
+    /// Returns `Content-Range` of the last response.
     pub(super) fn content_range(&self) -> Option<ContentRange> {
         content_range(text(&self.headers, CONTENT_RANGE)?)
     }
 
-    /// Scheme and host that sent the answer.
+    /// Returns the scheme and host that sent the response.
     pub(super) fn host(&self) -> &str {
         &self.host
     }
 
-    /// Passes the body to `write`, and returns its number of bytes, which is at most `limit` + 1: reading ends there.
+    /// Passes the body to `write` and returns its number of bytes. Reading stops at `limit` + 1 bytes.
     ///
     /// # Errors
-    /// [`Failure::Stalled`] where nothing comes for as long as the time-out, or less than [`MIN_RATE`]; [`Failure::Broken`] for a
-    /// connection that fails; the errors of `write`.
+    /// [`Failure::Stalled`] if the rate is below [`MIN_RATE`] for the duration of the time-out; [`Failure::Broken`] if the connection
+    /// fails; the errors of `write`.
     pub(super) fn read(self, limit: u64, mut write: impl FnMut(&[u8]) -> Result<(), Failure>) -> Result<u64, Failure> {
         let Self { body, host, timeout, purpose, .. } = self;
         let mut reader = body.into_with_config().limit(u64::MAX).reader().take(limit.saturating_add(1));
@@ -272,26 +272,26 @@ fn is_http(uri: &Uri) -> bool {
     matches!(uri.scheme_str(), Some("http" | "https")) && uri.host().is_some_and(|host| !host.is_empty())
 }
 
-/// Scheme, host and port: the server that an address leads to.
+/// Returns scheme, host and port of an address.
 fn origin(uri: &Uri) -> (String, String, u16) {
     let scheme = uri.scheme_str().unwrap_or_default().to_ascii_lowercase();
     let port = uri.port_u16().unwrap_or(if scheme == "https" { 443 } else { 80 });
     (scheme, uri.host().unwrap_or_default().to_ascii_lowercase(), port)
 }
 
-/// Returns scheme, host and port for messages. Path and query are left out, because addresses of file stores hold signatures there.
+/// Returns scheme, host and port for messages. Path and query are left out because they may contain signatures of file stores.
 fn shown(uri: &Uri) -> String {
     let port = uri.port_u16().map_or_else(String::new, |port| format!(":{port}"));
     format!("{}://{}{port}", uri.scheme_str().unwrap_or_default(), uri.host().unwrap_or_default())
 }
 
-/// An address that is none, without what may be a password in it.
+/// Returns an invalid address without a possible password.
 fn without_secrets(address: &str) -> &str {
     let address = address.rsplit('@').next().unwrap_or_default();
     address.split(['?', '#']).next().unwrap_or_default()
 }
 
-/// The address that a redirect from `base` leads to.
+/// Returns the target of a redirect from `base`.
 fn target(base: &Uri, location: Option<&str>) -> Result<Uri, String> {
     let host = shown(base);
     let location = location.ok_or_else(|| format!("{host} redirects without saying where to"))?;
@@ -311,7 +311,7 @@ fn target(base: &Uri, location: Option<&str>) -> Result<Uri, String> {
     Ok(uri)
 }
 
-/// `bytes FIRST-LAST/TOTAL`, where a star stands for what does not exist or is not known.
+/// Parses `bytes FIRST-LAST/TOTAL`, where `*` stands for a missing or unknown value.
 fn content_range(value: &str) -> Option<ContentRange> {
     let (range, total) = value.strip_prefix("bytes ")?.split_once('/')?;
     let start = match range {
@@ -330,7 +330,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_redirect_leads_to_an_address_of_http() {
+    fn redirects_must_lead_to_http_addresses() {
         let base: Uri = "https://user:secret@hub.example:8443/a/b?c=d".parse().unwrap();
         let to = |location: &str| target(&base, Some(location)).map(|uri| uri.to_string());
         assert_eq!(to("/x?y=z").unwrap(), "https://user:secret@hub.example:8443/x?y=z");
@@ -345,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn the_server_of_an_address_is_scheme_host_and_port() {
+    fn origins_consist_of_scheme_host_and_port() {
         let of = |address: &str| origin(&address.parse().unwrap());
         assert_eq!(of("https://Hub.example/a"), of("https://hub.example:443/b?c"));
         let others = ["http://hub.example", "https://hub.example:444", "https://hub.example.org", "https://127.0.0.1"];
@@ -355,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn ranges_are_read() {
+    fn content_ranges_are_parsed() {
         let range = |start, total| Some(ContentRange { start, total });
         assert_eq!(content_range("bytes 5-9/10"), range(Some(5), Some(10)));
         assert_eq!(content_range("bytes 5-9/*"), range(Some(5), None));

@@ -1,4 +1,4 @@
-//! A model by its name on Hugging Face: in the local cache, or downloaded into it.
+//! Finds models by their name on Hugging Face, in the local cache or by download.
 
 #[cfg(feature = "hub")]
 mod cache;
@@ -14,28 +14,27 @@ use std::env;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// The branch that a name without a revision means.
+/// The default revision.
 const MAIN: &str = "main";
 /// The time-outs of `huggingface_hub`.
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// The longest reference and the longest file with a token, in bytes.
+/// The size limit of a reference and of a token file in bytes.
 const MAX_LINE: u64 = 1 << 16;
 
-/// The folder of a model: `model` itself where it is a folder, and otherwise that of its name on Hugging Face
-/// (`Qwen/Qwen2.5-0.5B-Instruct`) in the local cache, into which it is downloaded if the crate has the feature `hub`. It is
-/// [`Hub::from_env`] and [`Hub::locate`].
+/// Returns the folder of a model: `model` itself if it is a folder; otherwise its name on Hugging Face (`Qwen/Qwen2.5-0.5B-Instruct`) is
+/// looked up in the local cache and, with the feature `hub`, downloaded. Calls [`Hub::from_env`] and [`Hub::locate`].
 ///
 /// # Errors
-/// Those of [`Hub::locate`].
+/// The errors of [`Hub::locate`].
 pub fn locate(model: &str, revision: Option<&str>) -> Result<PathBuf> {
     Hub::from_env().locate(model, revision)
 }
 
-/// The folder of a model of which only `config.json` and, where there is one, `generation_config.json` are needed: as [`locate`], but no
-/// weights are looked for or downloaded. It is [`Hub::from_env`] and [`Hub::locate_config`].
+/// Like [`locate`], but for `config.json` and, if it exists, `generation_config.json` only: weights are not looked for or downloaded. Calls
+/// [`Hub::from_env`] and [`Hub::locate_config`].
 ///
 /// # Errors
-/// Those of [`Hub::locate_config`].
+/// The errors of [`Hub::locate_config`].
 pub fn locate_config(model: &str, revision: Option<&str>) -> Result<PathBuf> {
     Hub::from_env().locate_config(model, revision)
 }
@@ -60,7 +59,7 @@ pub fn locate_weights(model: &str, revision: Option<&str>, described: &Path) -> 
     Hub::from_env().locate(model, commit.filter(|_| named).or(revision))
 }
 
-/// Hugging Face's hub and its cache on this machine, which other programs share (`huggingface_hub` in Python).
+/// Hugging Face's hub and the local cache, which is shared with other programs (`huggingface_hub` in Python).
 ///
 /// ```
 /// use models::Hub;
@@ -74,21 +73,21 @@ pub fn locate_weights(model: &str, revision: Option<&str>, described: &Path) -> 
 /// ```
 #[derive(Clone)]
 pub struct Hub {
-    /// The folder with a folder per model.
+    /// The folder with one folder per model.
     pub cache: PathBuf,
-    /// Whether nothing is downloaded.
+    /// `true` if downloads are forbidden.
     pub offline: bool,
-    /// Who asks, for models that are private or behind a licence.
+    /// The access token for private and gated models.
     pub token: Option<String>,
     /// The address of the hub. The token is sent to its scheme, host and port only.
     pub endpoint: String,
-    /// The longest wait for a connection, for an answer and for each part of it, where the hub is asked about a model's files.
+    /// The time-out of a connection, a response and each part of it, for metadata of files.
     pub etag_timeout: Duration,
-    /// The same where a file is downloaded. A download has no limit as a whole, but less than 1 KiB per second over this time ends it.
+    /// The same for file contents. The whole download is not limited, but a rate below 1 KiB per second over this time ends it.
     pub download_timeout: Duration,
 }
 
-/// Without the token, which is a secret.
+/// Omits the token, which is a secret.
 impl std::fmt::Debug for Hub {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self { cache, offline, token, endpoint, etag_timeout, download_timeout } = self;
@@ -105,10 +104,10 @@ impl std::fmt::Debug for Hub {
 }
 
 impl Hub {
-    /// As `huggingface_hub` reads the environment: the cache is `HF_HUB_CACHE`, or `hub` in `HF_HOME`, or
-    /// `~/.cache/huggingface/hub`; the token is `HF_TOKEN`, or the file `HF_TOKEN_PATH` or `token` in `HF_HOME`, where
-    /// `hf auth login` puts it; `HF_HUB_OFFLINE` forbids downloads; `HF_ENDPOINT` is another hub. `HF_HUB_ETAG_TIMEOUT` and
-    /// `HF_HUB_DOWNLOAD_TIMEOUT` are time-outs in seconds, 10 by default; any value but a number above 0 becomes 0, which a download refuses.
+    /// Reads the environment like `huggingface_hub`: the cache is `HF_HUB_CACHE`, or `hub` in `HF_HOME`, or `~/.cache/huggingface/hub`; the
+    /// token is `HF_TOKEN`, or the file `HF_TOKEN_PATH` or `token` in `HF_HOME`, where `hf auth login` stores it; `HF_HUB_OFFLINE` forbids
+    /// downloads; `HF_ENDPOINT` selects another hub. `HF_HUB_ETAG_TIMEOUT` and `HF_HUB_DOWNLOAD_TIMEOUT` are time-outs in seconds, 10 by
+    /// default; a value that is not a number above 0 becomes 0, which downloads refuse.
     pub fn from_env() -> Self {
         Self::from_variables(|name| env::var(name).ok())
     }
@@ -125,7 +124,7 @@ impl Hub {
         let seconds = |name: &str| {
             let Some(text) = given(name) else { return TIMEOUT };
             let seconds = text.trim().parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
-            // An endless wait and one of a year are the same.
+            // Longer time-outs are cut to a year.
             seconds.unwrap_or(Duration::ZERO).min(Duration::from_secs(365 * 24 * 3600))
         };
         let is_on = |name: &str| {
@@ -142,23 +141,22 @@ impl Hub {
         }
     }
 
-    /// The folder of `model`, a folder or a name, at `revision` (a branch, a tag or a commit; `main` by default).
+    /// Returns the folder of `model`, a folder or a name, at `revision` (a branch, a tag or a commit; `main` by default).
     ///
-    /// A model that the cache has whole is taken from there without asking the hub whether there is a newer one. A download
-    /// that was interrupted goes on where it ended.
+    /// A complete model in the cache is used without asking the hub for a newer version. An interrupted download is continued.
     ///
     /// # Errors
-    /// [`Error::NotFound`] that says where was looked and what was tried: no such folder, nothing (or not everything) in the
-    /// cache, no network, no such model or revision, a token that is missing.
+    /// [`Error::NotFound`] with all attempts: no such folder, nothing (or only a part) in the cache, no network, no such model or
+    /// revision, a missing token.
     pub fn locate(&self, model: &str, revision: Option<&str>) -> Result<PathBuf> {
         self.find(model, revision, Part::Whole)
     }
 
-    /// The same of a model whose configuration is all that is needed: no weights are looked for or downloaded. Where the hub cannot be asked,
-    /// a `config.json` in the cache will do.
+    /// Returns the folder of a model's configuration, without looking for or downloading weights. If the hub cannot be reached, a
+    /// `config.json` in the cache is enough.
     ///
     /// # Errors
-    /// As [`Hub::locate`].
+    /// The errors of [`Hub::locate`].
     pub fn locate_config(&self, model: &str, revision: Option<&str>) -> Result<PathBuf> {
         self.find(model, revision, Part::Config)
     }
@@ -167,7 +165,7 @@ impl Hub {
     /// the cache are enough.
     ///
     /// # Errors
-    /// As [`Hub::locate`].
+    /// The errors of [`Hub::locate`].
     pub fn locate_tokenizer(&self, model: &str, revision: Option<&str>) -> Result<PathBuf> {
         self.find(model, revision, Part::Tokenizer)
     }
@@ -214,7 +212,7 @@ impl Hub {
         }
     }
 
-    /// The snapshot in the cache, whatever it has of the model, or why there is none.
+    /// Returns the snapshot in the cache, which may be incomplete, or why there is none.
     fn cached(&self, model: &str, revision: &str) -> Result<std::result::Result<PathBuf, String>> {
         let folder = self.cache.join(folder_name(model));
         if !exists(&folder)? {
@@ -256,30 +254,30 @@ impl Hub {
     }
 }
 
-/// What is needed of a model.
+/// The required part of a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Part {
     /// Configuration, weights and tokenizer.
     Whole,
     /// Everything but the weights.
     Tokenizer,
-    /// config.json, and generation_config.json where there is one.
+    /// config.json, and generation_config.json if it exists.
     Config,
 }
 
 impl Part {
-    /// Checks that a snapshot has everything that there may be of the part; otherwise says what it lacks.
+    /// Checks that a snapshot has all possible files of the part; the error says which are missing.
     fn expect_in(self, snapshot: &Path) -> std::result::Result<(), String> {
         match self {
-            // Which files a tokenizer has is known where all of the model is there: weights come last.
+            // A snapshot with weights has all tokenizer files, because weights come last.
             Self::Whole | Self::Tokenizer => whole(snapshot),
-            // A snapshot with weights was downloaded whole: its model has no generation_config.json.
+            // A snapshot with weights is complete: the model has no generation_config.json.
             Self::Config if whole(snapshot).is_ok() => Ok(()),
             Self::Config => CONFIG.iter().try_for_each(|name| has(snapshot, name)),
         }
     }
 
-    /// Checks that a snapshot has what the part cannot be without.
+    /// Checks that a snapshot has the required files of the part.
     fn expect_least_in(self, snapshot: &Path) -> std::result::Result<(), String> {
         match self {
             Self::Whole => whole(snapshot),
@@ -289,11 +287,11 @@ impl Part {
     }
 }
 
-/// The files of a model's configuration. A model may have no generation_config.json.
+/// The configuration files of a model. generation_config.json is optional.
 const CONFIG: [&str; 2] = ["config.json", "generation_config.json"];
 
-/// Whether a snapshot has a configuration and all of its weights; otherwise what it lacks. Links to files that were removed
-/// count as absent.
+/// Checks that a snapshot has a configuration and all of its weights; the error says which are missing. Links to removed files count as
+/// missing.
 fn whole(snapshot: &Path) -> std::result::Result<(), String> {
     has(snapshot, "config.json")?;
     let files = WeightFiles::find(snapshot).map_err(|error| error.to_string())?;
@@ -307,12 +305,12 @@ fn has(snapshot: &Path, name: &str) -> std::result::Result<(), String> {
     }
 }
 
-/// The name of a model's folder in the cache.
+/// Returns the name of a model's folder in the cache.
 fn folder_name(model: &str) -> String {
     format!("models--{}", model.replace('/', "--"))
 }
 
-/// The text of a small file without white space around it; `None` where it cannot be read, or is no regular file.
+/// Returns the trimmed text of a small file; `None` if it cannot be read or is not a regular file.
 fn read_line(path: &Path) -> Option<String> {
     let bytes = grpo_files::read_regular(path, MAX_LINE).ok()?;
     Some(String::from_utf8(bytes).ok()?.trim().to_owned())
@@ -322,7 +320,7 @@ fn not_found(model: &str, tried: Vec<String>) -> Error {
     Error::NotFound { model: model.to_owned(), tried }
 }
 
-/// `model` or `organisation/model`, of the characters that the hub allows. A name that begins with a dot is a path.
+/// Returns `true` for `model` or `organisation/model` in the characters that the hub allows. A name that starts with a dot is a path.
 fn is_name(model: &str) -> bool {
     let parts: Vec<&str> = model.split('/').collect();
     let legal = |part: &&str| {
@@ -332,7 +330,7 @@ fn is_name(model: &str) -> bool {
     parts.len() <= 2 && parts.iter().all(legal)
 }
 
-/// A branch may have slashes in it, and a part of it must not lead out of the cache.
+/// Returns `true` for a valid revision. A branch may contain slashes, but no part of it may lead out of the cache.
 fn is_revision(revision: &str) -> bool {
     let legal = |part: &str| {
         let characters = part.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.+".contains(&b));
@@ -341,7 +339,7 @@ fn is_revision(revision: &str) -> bool {
     revision.split('/').all(legal)
 }
 
-/// A path whose `~` is the user's folder.
+/// Returns a path with `~` replaced by the user's folder.
 fn expand_home(path: &str) -> PathBuf {
     match (path.strip_prefix('~'), env::home_dir()) {
         (Some(""), Some(home)) => home,

@@ -41,7 +41,7 @@ fn the_environment_is_read_as_huggingface_hub_does() {
 }
 
 #[test]
-fn names_are_told_from_paths() {
+fn hub_names_are_distinguished_from_paths() {
     for name in ["gpt2", "Qwen/Qwen2.5-0.5B-Instruct", "meta-llama/Llama-3.2-1B", "a/b_c.d"] {
         assert!(is_name(name), "{name}");
     }
@@ -61,7 +61,7 @@ fn offline(cache: &Path) -> Hub {
     Hub { cache: cache.into(), offline: true, endpoint: "http://127.0.0.1:1".into(), ..hub(&[("HF_HOME", "/nowhere")]) }
 }
 
-/// A cache with a model of one shard and a commit.
+/// Returns a cache with a model of one shard and a commit.
 fn cache(folder: &Path) -> PathBuf {
     let model = folder.join("models--org--name");
     let snapshot = model.join("snapshots/0123");
@@ -100,7 +100,7 @@ fn a_model_is_found_in_the_cache() {
 }
 
 #[test]
-fn a_configuration_in_the_cache_is_enough_where_no_weights_are_needed() {
+fn a_cached_configuration_suffices_without_weights() {
     let root = tempfile::tempdir().unwrap();
     let hub = offline(root.path());
     let snapshot = cache(root.path());

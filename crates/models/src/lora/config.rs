@@ -1,4 +1,4 @@
-//! Which matrices get an adapter, and of what size.
+//! The configuration of LoRA: adapted matrices, rank and scaling.
 
 use crate::config::ModelConfig;
 use crate::error::{Error, Result, check, nearest};
@@ -6,15 +6,15 @@ use crate::parameters::Parameter;
 use regex::Regex;
 use serde::{Deserialize, Serialize};
 
-/// What PEFT puts before the name of a module of the model.
+/// PEFT's prefix of module names.
 const PREFIX: &str = "base_model.model.";
-/// The short name of every matrix but the head.
+/// PEFT's name for all matrices except the head.
 const ALL_LINEAR: &str = "all-linear";
-/// The head, as a module.
+/// The module name of the head.
 pub(super) const HEAD_MODULE: &str = "lm_head";
 
-/// LoRA (Hu et al. 2021, <https://arxiv.org/abs/2106.09685>): every adapted matrix W `[out, in]` acts as W + s B A with A
-/// `[r, in]` and B `[out, r]`, of which only A and B are trained. The names are those of PEFT's `LoraConfig`.
+/// LoRA (Hu et al. 2021, <https://arxiv.org/abs/2106.09685>): every adapted matrix W `[out, in]` becomes W + s B A with A `[r, in]` and
+/// B `[out, r]`, and only A and B are trained. Fields have the names of PEFT's `LoraConfig`.
 ///
 /// ```
 /// use models::{LoraConfig, ModelConfig, TargetModules};
@@ -35,79 +35,78 @@ pub struct LoraConfig {
     pub lora_alpha: f64,
     /// The matrices that get an adapter.
     pub target_modules: TargetModules,
-    /// Whether s is `lora_alpha / sqrt(r)` (rsLoRA, <https://arxiv.org/abs/2312.03732>) and not `lora_alpha / r`.
+    /// `true` if s is `lora_alpha / sqrt(r)` (rsLoRA, <https://arxiv.org/abs/2312.03732>) instead of `lora_alpha / r`.
     pub use_rslora: bool,
 }
 
-/// The matrices that get an adapter: a text or a list of texts in configurations, as in PEFT.
+/// The matrices that get an adapter, as a string or a list of strings, as in PEFT.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum TargetModules {
-    /// `all-linear` for every matrix but the head, or a regular expression that matches the whole of a module's name, such as
+    /// `all-linear` for every matrix except the head, or a regular expression that matches a whole module name, such as
     /// `model\.layers\.[01]\..*_proj`.
     Pattern(String),
-    /// Names of modules, or their ends after a dot, such as `q_proj` or `lm_head`.
+    /// Module names, or their suffixes after a dot, such as `q_proj` or `lm_head`.
     Names(Vec<String>),
 }
 
 /// A matrix with an adapter.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AdaptedMatrix {
-    /// The name of its module in `transformers`, such as `model.layers.0.self_attn.q_proj` or `lm_head`; its weight has
-    /// `.weight` at the end.
+    /// The module name in `transformers`, such as `model.layers.0.self_attn.q_proj` or `lm_head`; the weight's name adds `.weight`.
     pub name: String,
     /// The number of rows of the matrix.
     pub output: usize,
-    /// The number of its columns.
+    /// The number of columns of the matrix.
     pub input: usize,
 }
 
 impl AdaptedMatrix {
-    /// The name of A `[r, in]` in PEFT's files.
+    /// Returns the name of A `[r, in]` in PEFT's files.
     pub fn lora_a(&self) -> String {
         format!("{PREFIX}{}.lora_A.weight", self.name)
     }
 
-    /// The name of B `[out, r]` in PEFT's files.
+    /// Returns the name of B `[out, r]` in PEFT's files.
     pub fn lora_b(&self) -> String {
         format!("{PREFIX}{}.lora_B.weight", self.name)
     }
 
-    /// The name under which PEFT stores the head that an adapter of it belongs to.
+    /// Returns the name by which PEFT stores the original head with an adapter of the head.
     pub(super) fn base_layer(&self) -> String {
         format!("{PREFIX}{}.base_layer.weight", self.name)
     }
 }
 
 impl Default for LoraConfig {
-    /// Rank 16, alpha 32, every matrix but the head.
+    /// Returns rank 16 and alpha 32 for every matrix except the head.
     fn default() -> Self {
         Self { r: 16, lora_alpha: 32.0, target_modules: TargetModules::Pattern(ALL_LINEAR.into()), use_rslora: false }
     }
 }
 
 impl LoraConfig {
-    /// Checks rank and alpha; the targets need a model ([`LoraConfig::resolve`]).
+    /// Checks rank and alpha. [`LoraConfig::resolve`] checks the targets.
     ///
     /// # Errors
-    /// [`Error::Config`] that names the key.
+    /// [`Error::Config`] with the key.
     pub fn validate(&self) -> Result<()> {
         check((1..=1 << 14).contains(&self.r), "lora.r", "between 1 and 16384", self.r)?;
         let alpha = self.lora_alpha;
         check(alpha.is_finite() && alpha > 0.0, "lora.lora_alpha", "a number above 0", alpha)
     }
 
-    /// s, the factor of B A.
+    /// Returns s, the factor of B A.
     pub fn scaling(&self) -> f64 {
         let rank = self.r as f64;
         self.lora_alpha / if self.use_rslora { rank.sqrt() } else { rank }
     }
 
-    /// The matrices of `model` that get an adapter, in the order of its layers, the head last.
+    /// Returns the matrices of `model` with an adapter, in layer order, the head last.
     ///
     /// # Errors
-    /// [`Error::Config`] of [`LoraConfig::validate`]; [`Error::Target`] for a name that the model does not have, a pattern that
-    /// is none or that matches nothing, and a target that is not a matrix (the embedding, a norm, a whole layer).
+    /// [`Error::Config`] from [`LoraConfig::validate`]; [`Error::Target`] for an unknown name, an invalid pattern or one without a match, and a
+    /// target that is not a matrix (the embedding, a norm, a whole layer).
     pub fn resolve(&self, model: &ModelConfig) -> Result<Vec<AdaptedMatrix>> {
         self.validate()?;
         let mut matrices = matrices(model);
@@ -119,7 +118,7 @@ impl LoraConfig {
             TargetModules::Pattern(pattern) => {
                 let whole = Regex::new(&format!("^(?:{pattern})$")).map_err(|e| Error::Target {
                     target: pattern.clone(),
-                    // The last line says why; those before it draw a picture of the place.
+                    // The last line has the reason; the others show the position.
                     reason: format!(
                         "not a regular expression here (look-around and back-references are not supported): {}",
                         e.to_string().lines().next_back().unwrap_or_default().trim_start_matches("error: ")
@@ -153,9 +152,8 @@ impl LoraConfig {
         Ok(matrices)
     }
 
-    /// The configuration of the model that `model` becomes when the adapters are added to its weights. It differs where they adapt a head
-    /// that is the embedding: the merged head has weights of its own then (`tie_word_embeddings: false`), because the embedding stays
-    /// what it is.
+    /// Returns the configuration of `model` after merging the adapters. It differs if they adapt a head that is tied to the embedding: merging
+    /// unties the head (`tie_word_embeddings: false`), because the embedding does not change.
     ///
     /// ```
     /// use models::{LoraConfig, ModelConfig, TargetModules};
@@ -168,16 +166,16 @@ impl LoraConfig {
     /// ```
     ///
     /// # Errors
-    /// Those of [`LoraConfig::resolve`].
+    /// The errors of [`LoraConfig::resolve`].
     pub fn merged_into(&self, model: &ModelConfig) -> Result<ModelConfig> {
         let of_head = self.resolve(model)?.iter().any(|matrix| matrix.name == HEAD_MODULE);
         Ok(ModelConfig { tie_word_embeddings: model.tie_word_embeddings && !of_head, ..model.clone() })
     }
 
-    /// The tensors of the adapters, A and B of every matrix that [`LoraConfig::resolve`] gives, with the names of PEFT's files.
+    /// Returns the adapter tensors, A and B of every matrix of [`LoraConfig::resolve`], by PEFT's names.
     ///
     /// # Errors
-    /// Those of [`LoraConfig::resolve`].
+    /// The errors of [`LoraConfig::resolve`].
     pub fn parameters(&self, model: &ModelConfig) -> Result<Vec<Parameter>> {
         let list = self.resolve(model)?.into_iter().flat_map(|matrix| {
             [
@@ -189,7 +187,7 @@ impl LoraConfig {
     }
 }
 
-/// Whether a module is meant by `target`: its name, or the end of it after a dot.
+/// Returns `true` if `target` is the module's name or its suffix after a dot.
 fn is_at_end(name: &str, target: &str) -> bool {
     name.strip_suffix(target).is_some_and(|before| before.is_empty() || before.ends_with('.'))
 }
@@ -205,7 +203,7 @@ fn no_match(target: &str, reason: &str) -> Error {
     Error::Target { target: target.to_owned(), reason: reason.to_owned() }
 }
 
-/// Every matrix that can have an adapter.
+/// Returns all matrices that can have an adapter.
 fn matrices(model: &ModelConfig) -> Vec<AdaptedMatrix> {
     let layers = (0..model.num_hidden_layers).flat_map(|layer| {
         model.layer_matrices().map(|matrix| AdaptedMatrix {
@@ -218,7 +216,7 @@ fn matrices(model: &ModelConfig) -> Vec<AdaptedMatrix> {
     layers.chain([head]).collect()
 }
 
-/// Modules of `transformers` that are not such a matrix.
+/// Returns the modules of `transformers` that cannot have an adapter.
 fn other_modules(model: &ModelConfig) -> Vec<String> {
     let mut names =
         ["model", "model.embed_tokens", "model.layers", "model.norm", "model.rotary_emb"].map(String::from).to_vec();

@@ -1,4 +1,4 @@
-//! Adapters of low rank (LoRA), with PEFT's names and in PEFT's layout.
+//! LoRA adapters, with PEFT's names and file layout.
 
 mod config;
 mod peft;

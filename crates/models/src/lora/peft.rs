@@ -1,4 +1,4 @@
-//! PEFT's folder of an adapter: `adapter_config.json` and `adapter_model.safetensors`.
+//! PEFT's adapter folder: `adapter_config.json` and `adapter_model.safetensors`.
 
 use super::config::{AdaptedMatrix, HEAD_MODULE, LoraConfig, TargetModules};
 use crate::config::ModelConfig;
@@ -14,7 +14,7 @@ use std::path::Path;
 
 const CONFIG: &str = "adapter_config.json";
 const WEIGHTS: &str = "adapter_model.safetensors";
-/// What PEFT can do with an adapter and this crate cannot.
+/// Features of PEFT that this crate does not support.
 const NOT_SUPPORTED: &[(&str, Neutral, &str)] = &[
     ("use_dora", Neutral::Off, "false: LoRA without DoRA's magnitudes"),
     ("lora_bias", Neutral::Off, "false: adapters without biases"),
@@ -59,14 +59,13 @@ pub struct Adapter {
 }
 
 impl Adapter {
-    /// Reads the adapter in `folder` for a model of the configuration `model`: its configuration, and its tensors by name and
-    /// shape. `lora_dropout`, which acts in training only, is passed over.
+    /// Reads the adapter in `folder` for a model with the configuration `model`: its configuration, and its tensors by name and shape.
+    /// `lora_dropout`, which only affects training, is ignored.
     ///
     /// # Errors
-    /// [`Error::File`], [`Error::Json`]; [`Error::Field`] for something that PEFT can do and this crate cannot (DoRA, ranks by
-    /// pattern, biases, ...), by field; [`Error::Target`]; [`Error::Weights`] for a damaged file;
-    /// [`Error::UnknownTensor`], [`Error::MissingTensors`], [`Error::TensorShape`], [`Error::TensorDtype`] and
-    /// [`Error::NotFinite`] for tensors that are not those of the configuration.
+    /// [`Error::File`], [`Error::Json`]; [`Error::Field`] for an unsupported feature of PEFT (DoRA, ranks by pattern, biases, ...);
+    /// [`Error::Target`]; [`Error::Weights`] for a damaged file; [`Error::UnknownTensor`], [`Error::MissingTensors`],
+    /// [`Error::TensorShape`], [`Error::TensorDtype`] and [`Error::NotFinite`] for tensors that do not match the configuration.
     pub fn open(folder: &Path, model: &ModelConfig) -> Result<Self> {
         let fields = Fields::read(&folder.join(CONFIG))?;
         let config = read_config(&fields)?;
@@ -79,7 +78,7 @@ impl Adapter {
             return Err(Error::weights(folder, reason));
         }
         let weights = Weights::open_file(&file)?;
-        // PEFT stores the head beside an adapter of the head.
+        // PEFT stores the original head with an adapter of the head.
         let base_layer = matrices.iter().find(|matrix| matrix.name == HEAD_MODULE).map(AdaptedMatrix::base_layer);
         weights.check_parameters(&config.parameters(model)?, |name| base_layer.as_deref() == Some(name))?;
         weights.check_finite()?;
@@ -87,41 +86,41 @@ impl Adapter {
         Ok(Self { config, base_model, matrices, weights })
     }
 
-    /// Rank, alpha and targets.
+    /// Returns rank, alpha and targets.
     pub fn config(&self) -> &LoraConfig {
         &self.config
     }
 
-    /// The model that the adapter was trained for, as its authors named it.
+    /// Returns the name of the base model in the adapter's configuration.
     pub fn base_model(&self) -> Option<&str> {
         self.base_model.as_deref()
     }
 
-    /// The matrices that have an adapter.
+    /// Returns the adapted matrices.
     pub fn matrices(&self) -> &[AdaptedMatrix] {
         &self.matrices
     }
 
-    /// A `[r, in]` of a matrix.
+    /// Returns A `[r, in]` of a matrix.
     ///
     /// # Errors
-    /// [`Error::UnknownTensor`] for a matrix that is not one of [`Adapter::matrices`].
+    /// [`Error::UnknownTensor`] for a matrix that is not in [`Adapter::matrices`].
     pub fn lora_a(&self, matrix: &AdaptedMatrix) -> Result<WeightTensor<'_>> {
         self.weights.tensor(&matrix.lora_a())
     }
 
-    /// B `[out, r]` of a matrix.
+    /// Returns B `[out, r]` of a matrix.
     ///
     /// # Errors
-    /// [`Error::UnknownTensor`] for a matrix that is not one of [`Adapter::matrices`].
+    /// [`Error::UnknownTensor`] for a matrix that is not in [`Adapter::matrices`].
     pub fn lora_b(&self, matrix: &AdaptedMatrix) -> Result<WeightTensor<'_>> {
         self.weights.tensor(&matrix.lora_b())
     }
 
-    /// Checks that the head which PEFT stores beside an adapter of the head is that of the model.
+    /// Checks that the head that PEFT stores with an adapter of the head equals the model's.
     ///
     /// # Errors
-    /// [`Error::Weights`] where it differs: the adapter belongs to a model with another head.
+    /// [`Error::Weights`] if they differ: the adapter belongs to a model with another head.
     pub fn check_base(&self, base: &Weights) -> Result<()> {
         let Some(head) = self.matrices.iter().find(|matrix| matrix.name == HEAD_MODULE) else { return Ok(()) };
         let name = head.base_layer();
@@ -149,7 +148,7 @@ fn read_config(fields: &Fields) -> Result<LoraConfig> {
     if fields.text("bias")?.is_some_and(|bias| bias != "none") {
         return Err(fields.unsupported("bias", "none"));
     }
-    // Other ways to begin take the adapter's first values out of the weights of the model.
+    // Other initialisations change the model's weights.
     let begins =
         |value: &Value| value.is_boolean() || ["gaussian", "orthogonal", "eva"].iter().any(|name| value == name);
     if fields.get("init_lora_weights").is_some_and(|value| !begins(value)) {
@@ -172,27 +171,27 @@ fn read_config(fields: &Fields) -> Result<LoraConfig> {
     })
 }
 
-/// How an adapter is written.
+/// Options of an adapter folder to be written.
 #[derive(Clone, Debug)]
 pub struct AdapterOptions {
-    /// The number type of the tensors in the file.
+    /// The dtype of the tensors in the file.
     pub dtype: Dtype,
-    /// The name or the folder of the model that the adapter belongs to, from which PEFT loads it.
+    /// The name or folder of the base model, from which PEFT loads it.
     pub base_model: Option<String>,
-    /// Whether a folder of the same name is replaced.
+    /// `true` if a folder of the same name is replaced.
     pub replace: bool,
-    /// The text of the `README.md`, and the name of the model in it; without it there is none.
+    /// The `README.md`, which also names the base model; `None` writes none.
     pub card: Option<ModelCard>,
 }
 
 impl Default for AdapterOptions {
-    /// f32; nothing is replaced.
+    /// Returns f32, without replacing anything.
     fn default() -> Self {
         Self { dtype: Dtype::F32, base_model: None, replace: false, card: None }
     }
 }
 
-/// An adapter in PEFT's layout that is being written. It appears when [`AdapterWriter::finish`] returns.
+/// An adapter folder that is being written. The folder appears when [`AdapterWriter::finish`] returns.
 #[derive(Debug)]
 pub struct AdapterWriter {
     folder: NewFolder,
@@ -200,11 +199,11 @@ pub struct AdapterWriter {
 }
 
 impl AdapterWriter {
-    /// Begins the folder `target` for the adapters that `lora` gives a model of `config`. From `source`, the folder of that
-    /// model, tokenizer and template files are copied, so that the adapter's folder is enough to talk to it.
+    /// Creates the folder `target` for the adapters of `lora` to a model with `config`. Tokenizer and template files are copied from the base
+    /// model's folder `source`, so that the adapter folder suffices for chats.
     ///
     /// # Errors
-    /// [`Error::File`], also where `target` is taken; those of [`LoraConfig::resolve`].
+    /// [`Error::File`], also if `target` exists; the errors of [`LoraConfig::resolve`].
     pub fn create(
         target: &Path,
         lora: &LoraConfig,
@@ -230,18 +229,18 @@ impl AdapterWriter {
         Ok(Self { folder, file })
     }
 
-    /// Writes the tensor `name` ([`AdaptedMatrix::lora_a`], [`AdaptedMatrix::lora_b`]), row-major; in any order, each once.
+    /// Writes the tensor `name` ([`AdaptedMatrix::lora_a`], [`AdaptedMatrix::lora_b`]), row-major. Tensors may be written in any order, each once.
     ///
     /// # Errors
-    /// Those of [`crate::FolderWriter::write`].
+    /// The errors of [`crate::FolderWriter::write`].
     pub fn write(&mut self, name: &str, values: &[f32]) -> Result<()> {
         self.file.write(name, values)
     }
 
-    /// Makes the folder durable and gives it its name.
+    /// Syncs the folder to disk and renames it to its final name.
     ///
     /// # Errors
-    /// [`Error::MissingTensors`] for those that were not written, [`Error::File`].
+    /// [`Error::MissingTensors`] for tensors that were not written; [`Error::File`].
     pub fn finish(self) -> Result<()> {
         let missing: Vec<&str> = self.file.missing().collect();
         if !missing.is_empty() {
@@ -252,9 +251,9 @@ impl AdapterWriter {
     }
 }
 
-/// What PEFT wants to know; it has defaults for the rest.
+/// Returns the `adapter_config.json`, with the fields that PEFT requires.
 fn config_json(lora: &LoraConfig, base_model: Option<&str>) -> Value {
-    // PEFT's field is a whole number, where it can be one.
+    // PEFT's alpha is an integer, so integers are written as such.
     let alpha = lora.lora_alpha;
     let alpha = if alpha.fract() == 0.0 { json!(alpha as u64) } else { json!(alpha) };
     json!({

@@ -1,12 +1,12 @@
-//! A character-level tokenizer over a fixed alphabet, which has a token for everything that the built-in tasks write.
+//! A character-level tokenizer over a fixed alphabet that covers the texts of the built-in tasks.
 
 use super::Tokenizer;
 use crate::error::{Error, Result};
 
-/// Every character that has a token, in the order of their ids after the three special tokens.
+/// The characters, in the order of their ids after the three special tokens.
 const ALPHABET: &str = "0123456789abcdefghijklmnopqrstuvwxyz +-*/=()<>,:?.";
 
-/// One token per character of a fixed alphabet, so that there is nothing to load or save.
+/// A tokenizer with one token per character of a fixed alphabet; there is nothing to load or save.
 ///
 /// ```
 /// use models::{CharTokenizer, Tokenizer};
@@ -21,7 +21,7 @@ const ALPHABET: &str = "0123456789abcdefghijklmnopqrstuvwxyz +-*/=()<>,:?.";
 pub struct CharTokenizer;
 
 impl CharTokenizer {
-    /// The id that fills unused places of a batch. It is never attended to and never trained on.
+    /// The id that pads batches. It is never attended to and never trained on.
     pub const PAD: u32 = 0;
     /// The id that begins every prompt.
     pub const BOS: u32 = 1;
@@ -58,7 +58,7 @@ impl Tokenizer for CharTokenizer {
             .collect()
     }
 
-    /// BOS, then the ids of the text.
+    /// Returns BOS and the ids of the text.
     fn encode_prompt(&self, text: &str) -> Result<Vec<u32>> {
         let mut ids = vec![Self::BOS];
         ids.extend(self.encode(text)?);
@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn special_tokens_frame_and_strays_show() {
+    fn completions_end_with_eos_and_other_special_tokens_are_visible() {
         let prompt = CharTokenizer.encode_prompt("1+2=").unwrap();
         assert_eq!(prompt[0], CharTokenizer::BOS);
         let completion = CharTokenizer.encode_completion("3").unwrap();
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn unknown_input_is_an_error_that_says_where() {
+    fn unknown_characters_and_ids_are_errors_with_their_position() {
         let error = CharTokenizer.encode("1+é").unwrap_err().to_string();
         assert!(error.contains("'é' at position 2"), "{error}");
         assert!(matches!(CharTokenizer.decode(&[3, 99]), Err(Error::UnknownToken { id: 99, .. })));

@@ -1,4 +1,4 @@
-//! The tokenizer of a Hugging Face folder.
+//! The tokenizer of a Hugging Face model folder.
 
 use super::Tokenizer;
 use super::marks::{Piece, SpecialStrings};
@@ -12,19 +12,19 @@ use tokenizers::{
     Model, NormalizedString, Normalizer, OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer,
 };
 
-/// The largest tokenizer.json that is read, in bytes. A vocabulary of 256 000 tokens takes some 34 million.
+/// The size limit of tokenizer.json in bytes. A vocabulary of 256 000 tokens takes about 34 million.
 const LIMIT: u64 = 1 << 30;
 
-/// What transformers writes into a message to find its end again.
+/// The marker by which transformers finds the end of a message after rendering.
 const CONTINUED: &str = "CONTINUE_FINAL_MESSAGE_TAG ";
 
-/// The tokenizer of a model folder: tokenizer.json, and what tokenizer_config.json, special_tokens_map.json and
-/// chat_template.jinja say of special tokens and chats.
+/// The tokenizer of a model folder: tokenizer.json, with special tokens and chat templates from tokenizer_config.json,
+/// special_tokens_map.json and chat_template.jinja.
 ///
-/// Texts and conversations have the ids that `transformers` gives them, with one difference: what is *written* like a special
-/// token in a text or a message (`<|im_end|>`) is text. `transformers` does that only where
-/// `apply_chat_template(..., sanitize_control_tokens=True)` asks for it; otherwise a user's message can end itself and speak as
-/// another role. Added tokens that are not special, like Qwen3's `<think>`, are tokens wherever they stand.
+/// Texts and conversations get the same ids as in `transformers`, except that special-token strings in a text or a message
+/// (`<|im_end|>`) are encoded as text. `transformers` does so only with `apply_chat_template(..., sanitize_control_tokens=True)`;
+/// otherwise a user's message can end itself and continue in another role. Added tokens that are not special, such as Qwen3's `<think>`,
+/// are always parsed as tokens.
 ///
 /// ```no_run
 /// use models::{HfTokenizer, Tokenizer};
@@ -40,28 +40,29 @@ const CONTINUED: &str = "CONTINUE_FINAL_MESSAGE_TAG ";
 /// ```
 pub struct HfTokenizer {
     inner: tokenizers::Tokenizer,
-    /// The number of tokens of the model, at least that of the tokenizer.
+    /// The vocabulary size of the model, at least that of the tokenizer.
     vocab_size: usize,
     eos_id: u32,
     pad_id: u32,
     stop_ids: Vec<u32>,
-    /// What a text begins with: BOS, or nothing.
+    /// The ids at the start of a text: BOS, or none.
     prefix: Vec<u32>,
     special: SpecialStrings,
     templates: ChatTemplates,
     /// Special tokens by name, for templates.
     named: Map<String, Value>,
-    /// Variables for templates that the user has set.
+    /// Variables for templates, set by the user.
     options: Map<String, Value>,
 }
 
 impl HfTokenizer {
-    /// The tokenizer in `folder`, for a model of `vocab_size` tokens. `stop_ids` are the ids that end a completion according to
-    /// generation_config.json and config.json (`eos_token_id`); the tokenizer's own end token is one of them in any case.
+    /// Opens the tokenizer in `folder` for a model with `vocab_size` tokens. `stop_ids` are the ids that end a completion according to
+    /// generation_config.json and config.json (`eos_token_id`); the tokenizer's own EOS is always added.
     ///
     /// # Errors
-    /// [`Error::TokenizerFile`] where tokenizer.json is missing or broken, where it has an id that the model has not or that the library
-    /// `tokenizers` gives to another token, where the end token is none of its tokens, and where no token ends a completion; [`Error::File`], [`Error::Json`] and [`Error::Field`] for the other files.
+    /// [`Error::TokenizerFile`] if tokenizer.json is missing or damaged, has an id outside the model's vocabulary or one that the library
+    /// `tokenizers` gives to another token, lacks the EOS token, or if no token ends a completion; [`Error::File`], [`Error::Json`] and
+    /// [`Error::Field`] for the other files.
     pub fn open(folder: &Path, stop_ids: &[u32], vocab_size: usize) -> Result<Self> {
         let path = folder.join("tokenizer.json");
         let fault = |reason: String| Error::TokenizerFile { path: path.clone(), reason };
@@ -75,14 +76,14 @@ impl HfTokenizer {
         check_ids(&inner).map_err(fault)?;
         check_added_ids(&inner, &bytes, vocab_size).map_err(fault)?;
         let config = TokenizerConfig::read(folder)?;
-        // Whether the files know it with an id; else it gets the next one, below, as in transformers.
+        // `true` if the files define the token with an id; otherwise it gets the next id below, as in transformers.
         let eos_token = config.named.get("eos_token").and_then(Value::as_str);
         let has_eos = eos_token.is_none_or(|eos| {
             inner.token_to_id(eos).is_some()
                 || config.added.iter().any(|(id, token)| id.is_some() && token.content == eos)
         });
         add_tokens(&mut inner, &config).map_err(|e| fault(e.to_string()))?;
-        // A length or a padding that was once set for training batches concerns nobody here.
+        // Truncation and padding for training batches are not used here.
         inner.with_truncation(None).map_err(|e| fault(e.to_string()))?.with_padding(None);
 
         let highest = inner.get_vocab(true).into_iter().max_by_key(|(_, id)| *id);
@@ -136,40 +137,40 @@ impl HfTokenizer {
         Ok(Self { inner, vocab_size, eos_id, pad_id, stop_ids: all_stops, prefix, special, templates, named, options })
     }
 
-    /// The tokenizer with another chat template; `origin` names it in errors, such as the file that it stands in.
+    /// Replaces the chat template; `origin` names it in errors, such as its file.
     #[must_use]
     pub fn with_chat_template(mut self, source: &str, origin: &str) -> Self {
         self.templates = ChatTemplates { default: Some(ChatTemplate::new(source, origin)), tool_use: None };
         self
     }
 
-    /// The tokenizer with variables for its chat template, such as Qwen3's `enable_thinking` or Llama's `date_string`: what
-    /// `transformers` and TRL call `chat_template_kwargs`.
+    /// Sets variables for the chat template, such as Qwen3's `enable_thinking` or Llama's `date_string` (`chat_template_kwargs` in
+    /// `transformers` and TRL).
     #[must_use]
     pub fn with_chat_template_kwargs(mut self, options: Map<String, Value>) -> Self {
         self.options = options;
         self
     }
 
-    /// The text of a conversation, as `apply_chat_template(..., tokenize=False)` gives it: up to where the answer begins, or, behind
-    /// a last message of the assistant, up to the end of that message, which the policy continues.
+    /// Renders a conversation like `apply_chat_template(..., tokenize=False)`: up to the start of the answer, or, if the last message is the
+    /// assistant's, up to the end of that message, which the policy continues.
     ///
     /// # Errors
-    /// As [`Tokenizer::encode_messages`].
+    /// The errors of [`Tokenizer::encode_messages`].
     pub fn render(&self, messages: &[Value], tools: Option<&Value>) -> Result<String> {
         self.rendered(chat_template::normalized(messages)?, tools, &self.options)
     }
 
-    /// The text of `ids` with every special token in it.
+    /// Returns the text of `ids` including special tokens.
     ///
     /// # Errors
-    /// As [`Tokenizer::decode`].
+    /// The errors of [`Tokenizer::decode`].
     pub fn decode_with_special_tokens(&self, ids: &[u32]) -> Result<String> {
         self.check(ids)?;
         self.inner.decode(ids, false).map_err(Error::Tokenizer)
     }
 
-    /// Whether `text` holds what is written like a special token, which is encoded as text.
+    /// Returns `true` if `text` contains a special-token string, which is encoded as text.
     pub fn holds_special_text(&self, text: &str) -> bool {
         self.special.is_in(text)
     }
@@ -205,12 +206,12 @@ impl HfTokenizer {
         Ok(text)
     }
 
-    /// The ids of a text in which special tokens are special.
+    /// Encodes a text and parses special tokens.
     fn ids(&self, text: &str) -> Result<Vec<u32>> {
         Ok(self.inner.encode_fast(text, false).map_err(Error::Tokenizer)?.get_ids().to_vec())
     }
 
-    /// The ids of a text without a look at added tokens.
+    /// Encodes a text without parsing added tokens.
     fn ids_as_text(&self, text: &str) -> std::result::Result<Vec<u32>, tokenizers::Error> {
         let mut normalized = NormalizedString::from(text);
         if let Some(normalizer) = self.inner.get_normalizer() {
@@ -227,7 +228,7 @@ impl HfTokenizer {
         Ok(ids)
     }
 
-    /// The ids of a text with marks (`encode_marked_chat` of transformers).
+    /// Encodes a text with marks (`encode_marked_chat` of transformers).
     fn ids_of_marked(&self, text: &str) -> Result<Vec<u32>> {
         let newline = self.ids("\n")?;
         let mut ids = vec![];
@@ -259,12 +260,12 @@ impl HfTokenizer {
 }
 
 impl Tokenizer for HfTokenizer {
-    /// That of the model, which may know ids that no token has.
+    /// Returns the model's vocabulary size, which may include ids without a token.
     fn vocab_size(&self) -> usize {
         self.vocab_size
     }
 
-    /// `eos_token` of tokenizer_config.json, or the first stop id.
+    /// Returns `eos_token` of tokenizer_config.json, or the first stop id.
     fn eos_id(&self) -> u32 {
         self.eos_id
     }
@@ -273,7 +274,7 @@ impl Tokenizer for HfTokenizer {
         self.stop_ids.clone()
     }
 
-    /// `pad_token` of tokenizer_config.json, or EOS.
+    /// Returns `pad_token` of tokenizer_config.json, or EOS.
     fn pad_id(&self) -> u32 {
         self.pad_id
     }
@@ -282,7 +283,7 @@ impl Tokenizer for HfTokenizer {
         if self.special.is_in(text) { self.ids_of_marked(&self.special.mark(text)) } else { self.ids(text) }
     }
 
-    /// The ids of the text, behind BOS where the tokenizer begins texts with it.
+    /// Encodes the text, with BOS first if the tokenizer adds it.
     fn encode_prompt(&self, text: &str) -> Result<Vec<u32>> {
         let mut ids = self.prefix.clone();
         ids.extend(self.encode(text)?);
@@ -293,8 +294,8 @@ impl Tokenizer for HfTokenizer {
         self.templates.default.is_some() || self.templates.tool_use.is_some()
     }
 
-    /// Nothing is added to what the template writes: a BOS that it has is the only one. A last message of the assistant is
-    /// continued (`continue_final_message`), any other answered (`add_generation_prompt`).
+    /// Encodes exactly the template's text, without adding BOS. A last message of the assistant is continued (`continue_final_message`);
+    /// other messages are answered (`add_generation_prompt`).
     fn encode_messages(&self, messages: &[Value], tools: Option<&Value>) -> Result<Vec<u32>> {
         let messages = Value::Array(chat_template::normalized(messages)?);
         let options = Value::Object(self.options.clone());
@@ -308,15 +309,15 @@ impl Tokenizer for HfTokenizer {
         if is_marked { self.ids_of_marked(&text) } else { self.ids(&text) }
     }
 
-    /// As `decode(ids, skip_special_tokens=True)` of transformers, without its cleaning up of spaces: rewards read what was
-    /// written. Added tokens that are not special show, and ids that the model knows and the tokenizer does not leave nothing.
+    /// Decodes like `decode(ids, skip_special_tokens=True)` of transformers, but without cleaning up spaces, so that rewards read the exact
+    /// text. Added tokens that are not special are kept; ids of the model without a token are left out.
     fn decode(&self, ids: &[u32]) -> Result<String> {
         self.check(ids)?;
         self.inner.decode(ids, true).map_err(Error::Tokenizer)
     }
 }
 
-/// Why there is no tokenizer.json, and what to do.
+/// Returns why tokenizer.json is missing, and how to fix it.
 fn missing(folder: &Path) -> String {
     let slow = ["tokenizer.model", "vocab.json", "spiece.model"].into_iter().find(|name| folder.join(name).exists());
     let hint = match slow {
@@ -342,8 +343,8 @@ fn check_ids(inner: &tokenizers::Tokenizer) -> Result<(), String> {
     Ok(())
 }
 
-/// Checks that `inner`, which was read from `bytes`, has added tokens under the ids that they have there: the library numbers those that
-/// are not in the vocabulary anew, without gaps, and says nothing.
+/// Checks that `inner`, parsed from `bytes`, kept the ids of added tokens: the library silently renumbers added tokens outside the
+/// vocabulary without gaps.
 fn check_added_ids(inner: &tokenizers::Tokenizer, bytes: &[u8], vocab_size: usize) -> Result<(), String> {
     #[derive(serde::Deserialize)]
     struct Added {
@@ -356,7 +357,7 @@ fn check_added_ids(inner: &tokenizers::Tokenizer, bytes: &[u8], vocab_size: usiz
         added_tokens: Vec<Added>,
     }
     let file: File = serde_json::from_slice(bytes).map_err(|e| e.to_string())?;
-    // Such as are empty are left out there.
+    // The library drops empty tokens.
     let added = || file.added_tokens.iter().filter(|token| !token.content.is_empty());
     match added().max_by_key(|token| token.id) {
         Some(last) if last.id as usize >= vocab_size => return Err(beyond(&last.content, last.id, vocab_size)),
@@ -382,7 +383,7 @@ fn check_added_ids(inner: &tokenizers::Tokenizer, bytes: &[u8], vocab_size: usiz
     Ok(())
 }
 
-/// That a token has an id which the model has not.
+/// Returns the error text for a token id outside the model's vocabulary.
 fn beyond(token: &str, id: u32, vocab_size: usize) -> String {
     format!(
         "token {token:?} has the id {id}, but the model knows ids below {vocab_size} only (vocab_size of config.json): tokenizer and \
@@ -390,7 +391,7 @@ fn beyond(token: &str, id: u32, vocab_size: usize) -> String {
     )
 }
 
-/// Adds the tokens that tokenizer_config.json has and tokenizer.json has not, and makes special what is called special there.
+/// Adds tokens that only tokenizer_config.json defines, and marks tokens as special that it calls special.
 fn add_tokens(inner: &mut tokenizers::Tokenizer, config: &TokenizerConfig) -> Result<(), tokenizers::Error> {
     for (id, token) in &config.added {
         let known = inner.get_added_tokens_decoder().into_values().find(|known| known.content == token.content);
@@ -411,15 +412,15 @@ fn add_tokens(inner: &mut tokenizers::Tokenizer, config: &TokenizerConfig) -> Re
     Ok(())
 }
 
-/// The special tokens that the post-processor puts before a text.
+/// Returns the special tokens that the post-processor puts before a text.
 fn prefix(inner: &tokenizers::Tokenizer) -> Result<Vec<u32>, tokenizers::Error> {
     let encoding = inner.encode("a", true)?;
     let special = encoding.get_special_tokens_mask().iter().take_while(|is_special| **is_special == 1).count();
     Ok(encoding.get_ids()[..special].to_vec())
 }
 
-/// The ids of a text in the middle of another: encoded behind a new line, which is taken off again, so that no tokenizer takes it
-/// for the beginning of a text.
+/// Encodes a text as the middle of another: with a newline before it, which is then removed, so that no tokenizer treats it as the start
+/// of a text.
 fn behind_newline(text: &str, newline: &[u32], encode: impl Fn(&str) -> Result<Vec<u32>>) -> Result<Vec<u32>> {
     let ids = encode(&format!("\n{text}"))?;
     match ids.strip_prefix(newline) {
@@ -428,7 +429,7 @@ fn behind_newline(text: &str, newline: &[u32], encode: impl Fn(&str) -> Result<V
     }
 }
 
-/// The text that the policy continues in a last message: its content, or the last text among its parts.
+/// Returns the text of the last message that the policy continues: its content, or the last text among its parts.
 fn end_of_content(message: &mut Value) -> Option<&mut String> {
     let text = match message.get_mut("content")? {
         Value::Array(parts) => parts.iter_mut().rev().find_map(|part| part.get_mut("text"))?,

@@ -1,21 +1,21 @@
-//! Marks around strings in a user's text that are written like special tokens, so that they stay text.
+//! Marks around special-token strings in a user's text, so that they are encoded as text.
 //!
-//! A template writes special tokens and the user's text into one string. Marked, the two can be told apart in it, even where the
-//! template has cut or joined texts. This is what `transformers` does with `sanitize_control_tokens=True`, to the id.
+//! A template renders special tokens and the user's text into one string. The marks distinguish the two, even if the template cuts or
+//! joins texts. The ids equal those of `transformers` with `sanitize_control_tokens=True`.
 
 use aho_corasick::{AhoCorasick, MatchKind};
 use serde_json::Value;
 
-/// What stands before and behind a marked string: characters for private use, which texts do not have.
+/// The marks before and after a string: private-use characters, which do not occur in texts.
 const START: char = '\u{f0000}';
 const END: char = '\u{f0001}';
 
-/// Whether `c` is a mark.
+/// Returns `true` if `c` is a mark.
 pub(crate) fn is_mark(c: char) -> bool {
     matches!(c, START | END)
 }
 
-/// The strings that are special tokens.
+/// The special-token strings.
 pub(crate) struct SpecialStrings {
     strings: AhoCorasick,
 }
@@ -23,26 +23,26 @@ pub(crate) struct SpecialStrings {
 /// A part of a marked text.
 #[derive(Debug, PartialEq)]
 pub(crate) enum Piece<'a> {
-    /// Text in which special tokens are special.
+    /// Text in which special tokens are parsed.
     Template(&'a str),
-    /// A string that was marked.
+    /// A marked string, which is encoded as text.
     Marked(&'a str),
 }
 
 impl SpecialStrings {
     /// # Errors
-    /// Those of the search, for more strings than it can hold.
+    /// The errors of the search automaton, for too many strings.
     pub(crate) fn new(strings: &[String]) -> Result<Self, aho_corasick::BuildError> {
         let strings = AhoCorasick::builder().match_kind(MatchKind::LeftmostLongest).build(strings)?;
         Ok(Self { strings })
     }
 
-    /// Whether `text` holds a string that is written like a special token.
+    /// Returns `true` if `text` contains a special-token string.
     pub(crate) fn is_in(&self, text: &str) -> bool {
         self.strings.is_match(text)
     }
 
-    /// Whether a text anywhere in `value`, but for the keys of objects, holds a special string.
+    /// Returns `true` if any string in `value`, except keys of objects, contains a special-token string.
     pub(crate) fn is_in_value(&self, value: &Value) -> bool {
         match value {
             Value::String(text) => self.is_in(text),
@@ -52,7 +52,7 @@ impl SpecialStrings {
         }
     }
 
-    /// `text` with marks around each special string. Marks that were there before are dropped: they cannot forge anything.
+    /// Returns `text` with marks around each special-token string. Marks in the input are removed, so that they cannot be forged.
     pub(crate) fn mark(&self, text: &str) -> String {
         let text = text.replace(is_mark, "");
         let mut out = String::with_capacity(text.len() + 16);
@@ -68,7 +68,7 @@ impl SpecialStrings {
         out
     }
 
-    /// `value` with marks around the special strings of every text, but for the keys of objects.
+    /// Returns `value` with marks around the special-token strings of every string, except keys of objects.
     pub(crate) fn mark_value(&self, value: &Value) -> Value {
         match value {
             Value::String(text) => Value::String(self.mark(text)),
@@ -80,8 +80,8 @@ impl SpecialStrings {
         }
     }
 
-    /// The parts of a marked text. A mark that has lost its partner, because the template has cut the string apart, still ends
-    /// a part, so that the text on both sides of it cannot join into a special token.
+    /// Splits a marked text into parts. A mark without its partner, which a template has cut off, still separates two parts, so that the texts
+    /// on both sides cannot join into a special token.
     pub(crate) fn pieces<'a>(&self, text: &'a str) -> Vec<Piece<'a>> {
         let mut pieces = vec![];
         let mut rest = text;
@@ -101,7 +101,7 @@ impl SpecialStrings {
         pieces
     }
 
-    /// Whether `text` is a special string from its beginning to its end.
+    /// Returns `true` if the whole `text` is a special-token string.
     fn is_whole(&self, text: &str) -> bool {
         self.strings.find(text).is_some_and(|found| found.range() == (0..text.len()))
     }
@@ -112,14 +112,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn marked_strings_are_found_again_and_nothing_else() {
+    fn marked_special_strings_are_recovered_exactly() {
         let special = SpecialStrings::new(&["<|im|>".into(), "<|im|>2".into()]).unwrap();
         let marked = special.mark("a<|im|>2b\u{f0001}<|im|>");
         assert_eq!(marked, "a\u{f0000}<|im|>2\u{f0001}b\u{f0000}<|im|>\u{f0001}");
         let pieces = special.pieces(&marked);
         use Piece::{Marked, Template};
         assert_eq!(pieces, [Template("a"), Marked("<|im|>2"), Template("b"), Marked("<|im|>"), Template("")]);
-        // Cut apart by a template: no string, and the ends do not meet.
+        // Cut by a template: not a marked string, and the parts do not join.
         let cut = special.pieces("x\u{f0000}<|i\u{f0001}m|>");
         assert_eq!(cut, [Template("x"), Template("<|i"), Template("m|>")]);
         assert_eq!(special.pieces("plain"), [Template("plain")]);

@@ -1,4 +1,4 @@
-//! From text to token ids and back.
+//! Tokenizers.
 
 mod character;
 mod hugging_face;
@@ -11,7 +11,7 @@ pub use hugging_face::HfTokenizer;
 use crate::error::{Error, Result};
 use serde_json::Value;
 
-/// Maps text to token ids and back. Implement it to train with the tokenizer of your own model.
+/// A tokenizer. Implement it to train with the tokenizer of your own model.
 ///
 /// ```
 /// use models::{CharTokenizer, Tokenizer};
@@ -24,62 +24,61 @@ use serde_json::Value;
 /// # }
 /// ```
 pub trait Tokenizer: Send + Sync {
-    /// The number of tokens V; ids are below it.
+    /// Returns the vocabulary size V; ids are less than V.
     fn vocab_size(&self) -> usize;
 
-    /// The id of the token that ends every completion (EOS).
+    /// Returns the id of the token that ends every completion (EOS).
     fn eos_id(&self) -> u32;
 
-    /// The ids of all tokens that end a completion when they are sampled; EOS is one of them.
+    /// Returns the ids of all tokens that end a completion when they are sampled; EOS is one of them.
     fn stop_ids(&self) -> Vec<u32> {
         vec![self.eos_id()]
     }
 
-    /// The id that fills unused places of a batch. It is never attended to and never trained on.
+    /// Returns the id that pads batches. It is never attended to and never trained on.
     fn pad_id(&self) -> u32;
 
-    /// The ids of `text`, without special tokens: what is written like one is text.
+    /// Encodes `text` without adding or parsing special tokens.
     ///
     /// # Errors
-    /// [`crate::Error::UnknownCharacter`], or [`crate::Error::Tokenizer`] from an implementation elsewhere.
+    /// [`crate::Error::UnknownCharacter`]; [`crate::Error::Tokenizer`] from other implementations.
     fn encode(&self, text: &str) -> Result<Vec<u32>>;
 
-    /// The ids of a prompt as the policy reads it, with the special tokens that begin one.
+    /// Encodes a prompt, including the special tokens at its start.
     ///
     /// # Errors
-    /// As [`Tokenizer::encode`].
+    /// The errors of [`Tokenizer::encode`].
     fn encode_prompt(&self, text: &str) -> Result<Vec<u32>>;
 
-    /// Whether conversations can be encoded, see [`Tokenizer::encode_messages`].
+    /// Returns `true` if conversations can be encoded, see [`Tokenizer::encode_messages`].
     fn has_chat_template(&self) -> bool {
         false
     }
 
-    /// The ids of a conversation as the policy reads it, up to where its answer begins: the messages, and the tools that they may
-    /// call, in the chat template of the model.
+    /// Encodes a conversation, with the tools that it may call, in the model's chat template, up to the start of the answer.
     ///
     /// # Errors
-    /// [`crate::Error::NoChatTemplate`] where the model has none; [`crate::Error::ChatTemplate`] for messages that the template
-    /// refuses, and [`crate::Error::Messages`] for what is no conversation.
+    /// [`crate::Error::NoChatTemplate`] if the model has none; [`crate::Error::ChatTemplate`] if the template rejects the messages;
+    /// [`crate::Error::Messages`] if they are not a conversation.
     fn encode_messages(&self, messages: &[Value], tools: Option<&Value>) -> Result<Vec<u32>> {
         let _ = (messages, tools);
         Err(Error::NoChatTemplate)
     }
 
-    /// The ids of a whole completion: those of `text`, then EOS.
+    /// Encodes a whole completion: the ids of `text`, then EOS.
     ///
     /// # Errors
-    /// As [`Tokenizer::encode`].
+    /// The errors of [`Tokenizer::encode`].
     fn encode_completion(&self, text: &str) -> Result<Vec<u32>> {
         let mut ids = self.encode(text)?;
         ids.push(self.eos_id());
         Ok(ids)
     }
 
-    /// The text of `ids` as rewards read it. The tokens that end a completion leave no trace. Whether other special tokens do
-    /// is the tokenizer's: with [`CharTokenizer`] they show, [`HfTokenizer`] leaves them out as TRL's rewards never see them.
+    /// Decodes `ids` for rewards. Stop tokens at the end are removed. Other special tokens depend on the tokenizer: [`CharTokenizer`] shows
+    /// them; [`HfTokenizer`] removes them, as TRL does before rewards.
     ///
     /// # Errors
-    /// [`crate::Error::UnknownToken`], or [`crate::Error::Tokenizer`] from an implementation elsewhere.
+    /// [`crate::Error::UnknownToken`]; [`crate::Error::Tokenizer`] from other implementations.
     fn decode(&self, ids: &[u32]) -> Result<String>;
 }

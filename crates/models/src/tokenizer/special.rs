@@ -1,4 +1,4 @@
-//! What the files beside tokenizer.json say: special tokens by name, and chat templates.
+//! Reads special tokens and chat templates from the files beside tokenizer.json.
 
 use crate::chat_template::ChatTemplate;
 use crate::error::{Error, Result};
@@ -10,19 +10,19 @@ use tokenizers::AddedToken;
 /// The names of special tokens in the order of `transformers`.
 const NAMES: [&str; 7] = ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
 
-/// The largest chat template that is read, in bytes. Those of today's models have a few thousand.
+/// The size limit of chat templates in bytes. Current models have a few thousand.
 const TEMPLATE_LIMIT: u64 = 4 << 20;
 
-/// What tokenizer_config.json and special_tokens_map.json say.
+/// The contents of tokenizer_config.json and special_tokens_map.json.
 #[derive(Default)]
 pub(super) struct TokenizerConfig {
     /// Special tokens by name (`eos_token`), as a template sees them.
     pub(super) named: Map<String, Value>,
-    /// Every token that the files call special, and the added tokens that tokenizer.json may lack, by id.
+    /// All tokens that the files call special, and added tokens that tokenizer.json may lack, by id.
     pub(super) added: Vec<(Option<u32>, AddedToken)>,
-    /// Whether texts begin with BOS, where the file says so; else the post-processor of tokenizer.json does.
+    /// `true` if the file adds BOS to texts; `None` leaves this to the post-processor of tokenizer.json.
     pub(super) add_bos_token: Option<bool>,
-    /// Added tokens that are as good as special in a user's text.
+    /// Added tokens that are treated as special in a user's text.
     pub(super) chat_control_tokens: Vec<String>,
     templates: Vec<(String, String)>,
 }
@@ -51,7 +51,7 @@ impl TokenizerConfig {
         Ok(config)
     }
 
-    /// Special tokens by name; the first file that names one decides.
+    /// Reads special tokens by name; the first file that names one takes precedence.
     fn read_tokens(&mut self, fields: &Fields) -> Result<()> {
         for name in NAMES {
             let token = fields.typed(name, "a text, or an object with `content`", token)?;
@@ -63,7 +63,7 @@ impl TokenizerConfig {
         for key in ["additional_special_tokens", "extra_special_tokens"] {
             let tokens = match fields.get(key) {
                 Some(Value::Array(tokens)) => tokens.iter().collect(),
-                // Tokens with names of their own.
+                // Special tokens with custom names.
                 Some(Value::Object(tokens)) => tokens.values().collect(),
                 _ => vec![],
             };
@@ -72,7 +72,7 @@ impl TokenizerConfig {
         Ok(())
     }
 
-    /// `added_tokens_decoder`: tokens by id.
+    /// Reads `added_tokens_decoder`: tokens by id.
     fn read_added(&mut self, fields: &Fields) -> Result<()> {
         let expected = "an object of tokens by their ids";
         let Some(decoder) = fields.typed("added_tokens_decoder", expected, Value::as_object)? else { return Ok(()) };
@@ -85,7 +85,7 @@ impl TokenizerConfig {
             }
         }
         tokens.sort_by_key(|(id, _): &(Option<u32>, AddedToken)| *id);
-        // Before the tokens by name, which have flags of their own only here.
+        // Inserted before the tokens by name, because only these entries have flags.
         self.added.splice(0..0, tokens);
         Ok(())
     }
@@ -107,7 +107,7 @@ impl TokenizerConfig {
         Ok(())
     }
 
-    /// The templates of `folder`: chat_template.jinja and the folder additional_chat_templates come before tokenizer_config.json.
+    /// Returns the templates of `folder`: chat_template.jinja and the folder additional_chat_templates take precedence over tokenizer_config.json.
     pub(super) fn chat_templates(&self, folder: &Path) -> Result<ChatTemplates> {
         let mut templates = ChatTemplates::default();
         let path = folder.join("chat_template.jinja");
@@ -137,7 +137,7 @@ impl TokenizerConfig {
 #[derive(Default)]
 pub(super) struct ChatTemplates {
     pub(super) default: Option<ChatTemplate>,
-    /// For conversations with tools, where the model has one of its own.
+    /// The template for conversations with tools, if the model has a separate one.
     pub(super) tool_use: Option<ChatTemplate>,
 }
 
@@ -148,7 +148,7 @@ impl ChatTemplates {
     }
 }
 
-/// The text of a file that has to be UTF-8.
+/// Reads a file as UTF-8.
 fn read_text(path: &Path) -> Result<String> {
     let bytes = grpo_files::read_regular(path, TEMPLATE_LIMIT).map_err(|e| Error::io("read", path, e))?;
     String::from_utf8(bytes).map_err(|e| Error::TokenizerFile {
@@ -157,7 +157,7 @@ fn read_text(path: &Path) -> Result<String> {
     })
 }
 
-/// A special token: its text, or an object with its text and how it is found.
+/// Parses a special token: its text, or an object with its text and flags.
 fn token(value: &Value) -> Option<AddedToken> {
     let flag = |key: &str| value.get(key).and_then(Value::as_bool).unwrap_or(false);
     match value {

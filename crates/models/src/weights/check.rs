@@ -1,4 +1,4 @@
-//! Whether weights are those of a configuration.
+//! Checks that weights match a configuration.
 
 use super::{Dtype, WeightTensor, Weights};
 use crate::config::ModelConfig;
@@ -6,18 +6,18 @@ use crate::error::{Error, Result, nearest};
 use crate::parameters::{EMBEDDING, HEAD, Parameter};
 use std::collections::BTreeMap;
 
-/// The number of values that are converted at a time where tensors are compared.
+/// The number of values that are converted at a time when tensors are compared.
 const BLOCK: usize = 1 << 14;
 
 impl Weights {
-    /// Checks that the tensors are those of `config`: names, shapes and number types; no values are read, but for a tied model
-    /// that stores its head: that has to equal the embedding matrix.
+    /// Checks that the tensors match `config`: names, shapes and dtypes. Values are not read, except that the head of a tied model, if it is
+    /// stored, must equal the embedding matrix.
     ///
-    /// `rotary_emb.inv_freq`, which old Llama checkpoints store, is computed from the configuration and passed over.
+    /// `rotary_emb.inv_freq` of old Llama checkpoints is ignored; it is computed from the configuration.
     ///
     /// # Errors
-    /// [`Error::UnknownTensor`] with the nearest name, [`Error::MissingTensors`], [`Error::TensorShape`],
-    /// [`Error::TensorDtype`], [`Error::Weights`] for a head that differs.
+    /// [`Error::UnknownTensor`] with the nearest name; [`Error::MissingTensors`]; [`Error::TensorShape`]; [`Error::TensorDtype`];
+    /// [`Error::Weights`] if a stored tied head differs.
     pub fn check(&self, config: &ModelConfig) -> Result<()> {
         let tied = config.tie_word_embeddings;
         let passed_over = |name: &str| (tied && name == HEAD) || name.ends_with(".rotary_emb.inv_freq");
@@ -25,7 +25,7 @@ impl Weights {
         if tied && self.contains(HEAD) { self.check_tied() } else { Ok(()) }
     }
 
-    /// Checks that the tensors are `parameters`, but for those that `passed_over` names.
+    /// Checks that the tensors are `parameters`, except those for which `passed_over` returns `true`.
     pub(crate) fn check_parameters(&self, parameters: &[Parameter], passed_over: impl Fn(&str) -> bool) -> Result<()> {
         let wanted: BTreeMap<&str, &[usize]> =
             parameters.iter().map(|p| (p.name.as_str(), p.shape.as_slice())).collect();
@@ -58,7 +58,7 @@ impl Weights {
         Ok(())
     }
 
-    /// A tied model may store its head a second time.
+    /// Checks that a stored head of a tied model equals the embedding.
     fn check_tied(&self) -> Result<()> {
         let (embedding, head) = (self.tensor(EMBEDDING)?, self.tensor(HEAD)?);
         if embedding.shape() != head.shape() || first_difference(&embedding, &head)?.is_some() {
@@ -73,7 +73,7 @@ impl Weights {
         Ok(())
     }
 
-    /// Checks that every value of every tensor is finite. It reads all weights once.
+    /// Checks that every value of every tensor is finite. Reads all weights once.
     ///
     /// # Errors
     /// [`Error::NotFinite`] with the tensor, the first index and the value; [`Error::TensorDtype`].
@@ -88,7 +88,7 @@ impl WeightTensor<'_> {
     /// # Errors
     /// [`Error::NotFinite`] with the first index and the value.
     pub fn check_finite(&self) -> Result<()> {
-        // A value is NaN or infinite when all bits of its exponent are set.
+        // A value is NaN or infinite if all its exponent bits are set.
         let found = match self.dtype() {
             Dtype::F32 => first(self.bytes().as_chunks().0, |b| u32::from_le_bytes(b) & 0x7f80_0000 == 0x7f80_0000),
             Dtype::Bf16 => first(self.bytes().as_chunks().0, |b| u16::from_le_bytes(b) & 0x7f80 == 0x7f80),
@@ -101,7 +101,7 @@ impl WeightTensor<'_> {
     }
 }
 
-/// The first index at which `hit` holds. Whole blocks are tested without a branch per value.
+/// Returns the first index at which `hit` holds. Whole blocks are tested without a branch per value.
 fn first<const SIZE: usize>(values: &[[u8; SIZE]], hit: impl Fn([u8; SIZE]) -> bool) -> Option<usize> {
     let mut start = 0;
     for block in values.chunks(BLOCK) {
@@ -113,7 +113,7 @@ fn first<const SIZE: usize>(values: &[[u8; SIZE]], hit: impl Fn([u8; SIZE]) -> b
     None
 }
 
-/// The first flat index at which two tensors of the same shape differ.
+/// Returns the first flat index at which two tensors of the same shape differ.
 pub(crate) fn first_difference(a: &WeightTensor<'_>, b: &WeightTensor<'_>) -> Result<Option<usize>> {
     if a.dtype() == b.dtype() && a.bytes() == b.bytes() {
         return Ok(None);

@@ -1,8 +1,8 @@
-//! The number types that weights have.
+//! The dtypes of weights.
 
 use std::fmt;
 
-/// The number type of a tensor in a file.
+/// The dtype of a tensor in a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Dtype {
     /// IEEE 754 single precision, 4 bytes per value.
@@ -14,10 +14,10 @@ pub enum Dtype {
 }
 
 impl Dtype {
-    /// Every number type.
+    /// Every dtype.
     pub const ALL: [Self; 3] = [Self::F32, Self::Bf16, Self::F16];
 
-    /// The size of a value in bytes.
+    /// Returns the size of a value in bytes.
     pub fn size(self) -> usize {
         match self {
             Self::F32 => 4,
@@ -25,7 +25,7 @@ impl Dtype {
         }
     }
 
-    /// torch's name, as in `torch_dtype` and `dtype` of `config.json`.
+    /// Returns torch's name, as in `torch_dtype` and `dtype` of `config.json`.
     pub fn torch_name(self) -> &'static str {
         match self {
             Self::F32 => "float32",
@@ -34,7 +34,7 @@ impl Dtype {
         }
     }
 
-    /// safetensors' name.
+    /// Returns safetensors' name.
     pub fn safetensors_name(self) -> &'static str {
         match self {
             Self::F32 => "F32",

@@ -1,4 +1,4 @@
-//! Which files of a folder hold its weights.
+//! Finds the weight files of a folder.
 
 use crate::error::{Error, Result};
 use crate::folder::exists;
@@ -7,21 +7,21 @@ use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-/// The file of a model that has only one.
+/// The file of an unsharded model.
 pub(crate) const SINGLE: &str = "model.safetensors";
-/// The file that says which shard holds which tensor.
+/// The index of a sharded model, which maps tensors to files.
 pub(crate) const INDEX: &str = "model.safetensors.index.json";
 
-/// The files of a folder's weights.
+/// The weight files of a folder.
 pub(crate) struct WeightFiles {
     /// The names of the files, sorted.
     pub(crate) names: Vec<String>,
-    /// The file of every tensor by the index, where there is one.
+    /// The file of every tensor according to the index, if there is one.
     pub(crate) index: Option<BTreeMap<String, String>>,
 }
 
 impl WeightFiles {
-    /// Looks for `model.safetensors`, for an index and its shards, and for shards without one.
+    /// Finds `model.safetensors`, or an index and its shards, or shards without an index.
     pub(crate) fn find(folder: &Path) -> Result<Self> {
         let present = entries(folder)?;
         let shards: Vec<String> = present.iter().filter(|name| shard_number(name).is_some()).cloned().collect();
@@ -54,7 +54,7 @@ impl WeightFiles {
         )?;
         let mut index = BTreeMap::new();
         for (tensor, file) in map {
-            // A name with a folder in it would lead out of the model's.
+            // A file name with a folder could lead out of the model's folder.
             let plain = file.as_str().filter(|name| Path::new(name).file_name().is_some_and(|plain| plain == *name));
             let Some(file) = plain else {
                 return Err(Error::weights(
@@ -92,7 +92,7 @@ impl WeightFiles {
     }
 }
 
-/// Checks by their names that shards without an index are all there.
+/// Checks that shards without an index are complete, by their names.
 fn complete(folder: &Path, shards: &[String]) -> Result<()> {
     let numbers: Vec<(usize, usize)> = shards.iter().filter_map(|name| shard_number(name)).collect();
     let total = numbers[0].1;
@@ -111,12 +111,12 @@ fn complete(folder: &Path, shards: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// The name of a shard, `number` counted from 1.
+/// Returns the name of shard `number`, counted from 1.
 pub(crate) fn shard_name(number: usize, total: usize) -> String {
     format!("model-{number:05}-of-{total:05}.safetensors")
 }
 
-/// The number of a shard and the number of all, by its name.
+/// Parses a shard's number and the number of all shards from its name.
 pub(crate) fn shard_number(name: &str) -> Option<(usize, usize)> {
     let (number, total) = name.strip_prefix("model-")?.strip_suffix(".safetensors")?.split_once("-of-")?;
     let digits = |text: &str| text.bytes().all(|b| b.is_ascii_digit()).then(|| text.parse().ok()).flatten();

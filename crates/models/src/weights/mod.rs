@@ -1,4 +1,4 @@
-//! Weights in safetensors files, mapped into memory and read by name.
+//! Weights in memory-mapped safetensors files, by name.
 
 mod check;
 mod dtype;
@@ -18,8 +18,8 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-/// The tensors of a model folder, or of one file. Files are mapped, not read: a tensor costs memory when it is used, and the
-/// system may take that memory back.
+/// The tensors of a model folder or a single file. Files are mapped, not read: a tensor takes memory when it is used, and the system may
+/// reclaim that memory.
 ///
 /// ```no_run
 /// let weights = models::Weights::open("Qwen2.5-0.5B-Instruct".as_ref())?;
@@ -32,17 +32,17 @@ use std::path::{Path, PathBuf};
 pub struct Weights {
     path: PathBuf,
     shards: Vec<Shard>,
-    /// The shard of every tensor.
+    /// The index of the shard of each tensor.
     tensors: BTreeMap<String, usize>,
 }
 
 impl Weights {
-    /// Maps the weights of a folder: `model.safetensors`, or the shards of `model.safetensors.index.json`, or
-    /// `model-00001-of-0000N.safetensors` and its siblings where there is no index.
+    /// Maps the weights of a folder: `model.safetensors`, or the shards of `model.safetensors.index.json`, or, without an index,
+    /// `model-00001-of-0000N.safetensors` and its siblings.
     ///
     /// # Errors
-    /// [`Error::File`], [`Error::Json`], and [`Error::Weights`] for a shard that is missing, truncated, or not in the index, a
-    /// tensor that is in two shards or not where the index says, and a folder without weights that can be read.
+    /// [`Error::File`]; [`Error::Json`]; [`Error::Weights`] for a shard that is missing, truncated or not in the index, a tensor that is in
+    /// two shards or not in the one of the index, and a folder without readable weights.
     pub fn open(folder: &Path) -> Result<Self> {
         let files = WeightFiles::find(folder)?;
         let shards = files.names.iter().map(|name| Shard::open(&folder.join(name))).collect::<Result<Vec<_>>>()?;
@@ -56,31 +56,31 @@ impl Weights {
     /// Maps the tensors of one safetensors file.
     ///
     /// # Errors
-    /// [`Error::File`], and [`Error::Weights`] for a file that is damaged.
+    /// [`Error::File`]; [`Error::Weights`] for a damaged file.
     pub fn open_file(file: &Path) -> Result<Self> {
         let shards = vec![Shard::open(file)?];
         Ok(Self { path: file.to_owned(), tensors: places(file, &shards)?, shards })
     }
 
-    /// The folder or the file.
+    /// Returns the folder or the file.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The names of all tensors, sorted.
+    /// Returns the names of all tensors, sorted.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.tensors.keys().map(String::as_str)
     }
 
-    /// Whether there is a tensor of this name.
+    /// Returns `true` if there is a tensor of this name.
     pub fn contains(&self, name: &str) -> bool {
         self.tensors.contains_key(name)
     }
 
-    /// The tensor of this name.
+    /// Returns the tensor of this name.
     ///
     /// # Errors
-    /// [`Error::UnknownTensor`] with the nearest name, [`Error::TensorDtype`] for one that is neither F32 nor BF16 nor F16.
+    /// [`Error::UnknownTensor`] with the nearest name; [`Error::TensorDtype`] for a dtype other than F32, BF16 and F16.
     pub fn tensor(&self, name: &str) -> Result<WeightTensor<'_>> {
         let unknown = || Error::UnknownTensor {
             path: self.path.clone(),
@@ -100,15 +100,15 @@ impl Weights {
         Ok(WeightTensor { name, dtype, shape: &info.shape, bytes, shard, offsets: info.data_offsets })
     }
 
-    /// The number type that the weights have where they are used in their files: that of all of them, and f32 where they differ or have
-    /// to be copied, as those in f16.
+    /// Returns the dtype in which the weights can be used from the mapped files: the common dtype of all tensors, or f32 if dtypes differ or
+    /// are f16, which must be converted.
     pub fn mapped_dtype(&self) -> Dtype {
         let mut dtypes = self.names().filter_map(|name| self.tensor(name).ok()).map(|tensor| tensor.dtype());
         let first = dtypes.next().filter(|first| *first != Dtype::F16);
         first.filter(|first| dtypes.all(|dtype| dtype == *first)).unwrap_or(Dtype::F32)
     }
 
-    /// The bytes of every file as it is mapped, header and tensors, beside its path: what a checksum is made of.
+    /// Returns the path and the mapped bytes, header and tensors, of every file, for checksums.
     pub fn files(&self) -> impl Iterator<Item = (&Path, &[u8])> {
         self.shards.iter().map(|shard| (shard.path.as_path(), shard.file()))
     }
@@ -136,7 +136,7 @@ impl Weights {
     }
 }
 
-/// The shard of every tensor.
+/// Returns the index of the shard of each tensor.
 fn places(path: &Path, shards: &[Shard]) -> Result<BTreeMap<String, usize>> {
     let mut tensors = BTreeMap::new();
     for (place, shard) in shards.iter().enumerate() {
@@ -162,50 +162,50 @@ pub struct WeightTensor<'a> {
     shape: &'a [usize],
     bytes: &'a [u8],
     shard: &'a Shard,
-    /// Where the bytes are in the shard.
+    /// The range of the tensor's bytes in the shard.
     offsets: (usize, usize),
 }
 
 impl<'a> WeightTensor<'a> {
-    /// Its name.
+    /// Returns the name.
     pub fn name(&self) -> &'a str {
         self.name
     }
 
-    /// The number type of its values.
+    /// Returns the dtype.
     pub fn dtype(&self) -> Dtype {
         self.dtype
     }
 
-    /// The sizes of the dimensions, outermost first.
+    /// Returns the sizes of the dimensions, outermost first.
     pub fn shape(&self) -> &'a [usize] {
         self.shape
     }
 
-    /// The values as they are in the file: little-endian, row-major.
+    /// Returns the values as stored in the file: little-endian, row-major.
     pub fn bytes(&self) -> &'a [u8] {
         self.bytes
     }
 
-    /// [`WeightTensor::bytes`] without a copy and for as long as anybody holds them: they keep the file mapped.
+    /// Returns [`WeightTensor::bytes`] without a copy and with an unlimited lifetime: the result keeps the file mapped.
     pub fn shared_bytes(&self) -> Bytes {
         self.shard.shared(self.offsets)
     }
 
-    /// The number of values.
+    /// Returns the number of values.
     pub fn len(&self) -> usize {
         self.bytes.len() / self.dtype.size()
     }
 
-    /// Whether it has no values.
+    /// Returns `true` if the tensor has no values.
     pub fn is_empty(&self) -> bool {
         self.bytes.is_empty()
     }
 
-    /// Reads `out.len()` values from the flat index `start` on, as f32, which holds every value of the three types exactly.
+    /// Reads `out.len()` values from the flat index `start` on as f32, which represents all three dtypes exactly.
     ///
     /// # Errors
-    /// [`Error::Length`] where the tensor ends before.
+    /// [`Error::Length`] if the tensor is too short.
     pub fn read(&self, start: usize, out: &mut [f32]) -> Result<()> {
         let size = self.dtype.size();
         let end = start.checked_add(out.len()).filter(|&end| end <= self.len()).ok_or_else(|| Error::Length {
@@ -234,7 +234,7 @@ impl<'a> WeightTensor<'a> {
         Ok(())
     }
 
-    /// All values as f32: those of the file where it has them in this form, else a copy.
+    /// Returns all values as f32, borrowed from the file if it stores f32, else a copy.
     pub fn values(&self) -> Cow<'a, [f32]> {
         match bytemuck::try_cast_slice(self.bytes) {
             Ok(values) if self.dtype == Dtype::F32 && cfg!(target_endian = "little") => Cow::Borrowed(values),
@@ -242,7 +242,7 @@ impl<'a> WeightTensor<'a> {
         }
     }
 
-    /// All values as f32.
+    /// Returns all values as f32.
     pub fn to_vec(&self) -> Vec<f32> {
         let mut values = vec![0.0; self.len()];
         self.read(0, &mut values).expect("as many values as the tensor has");

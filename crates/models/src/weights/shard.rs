@@ -8,24 +8,24 @@ use safetensors::tensor::{Metadata, SafeTensorError, SafeTensors};
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
-/// The size in bytes of the number that the file begins with: the length of its header.
+/// The size in bytes of the header's length, with which the file starts.
 const PREFIX: usize = 8;
-/// How the file begins that git leaves in a clone without Git LFS.
+/// The start of a Git LFS pointer, which a clone without Git LFS has instead of the file.
 const LFS_POINTER: &[u8] = b"version https://git-lfs";
 
-/// A file of weights.
+/// A weight file.
 #[derive(Debug)]
 pub(super) struct Shard {
     pub(super) path: PathBuf,
-    /// The mapping, which lives as long as anybody holds a part of it.
+    /// The mapping, which lives as long as any slice of it.
     bytes: Bytes,
-    /// Where the tensors begin.
+    /// The offset of the first tensor.
     data: usize,
     pub(super) header: Metadata,
 }
 
 impl Shard {
-    /// Maps the file and checks that it is as long as its header says.
+    /// Maps the file and checks its length against its header.
     pub(super) fn open(path: &Path) -> Result<Self> {
         let (file, length) = grpo_files::open_regular(path).map_err(|e| Error::io("read", path, e))?;
         if length == 0 {
@@ -45,23 +45,23 @@ impl Shard {
         Ok(Self { path: path.to_owned(), bytes: Bytes::from_owner(map), data: PREFIX + header_length, header })
     }
 
-    /// All bytes of the file, its header too.
+    /// Returns all bytes of the file, including its header.
     pub(super) fn file(&self) -> &[u8] {
         &self.bytes
     }
 
-    /// The bytes of a tensor, at offsets that the header gives.
+    /// Returns the bytes of a tensor at the offsets in the header.
     pub(super) fn bytes(&self, (begin, end): (usize, usize)) -> &[u8] {
         &self.bytes[self.data + begin..self.data + end]
     }
 
-    /// The same bytes, which keep the mapping alive.
+    /// Returns the bytes of a tensor as a slice that keeps the mapping alive.
     pub(super) fn shared(&self, (begin, end): (usize, usize)) -> Bytes {
         self.bytes.slice(self.data + begin..self.data + end)
     }
 }
 
-/// What is wrong with a file that does not fit to its header.
+/// Describes how a file contradicts its header.
 fn damage(bytes: &[u8], error: &SafeTensorError) -> String {
     let length = bytes.len();
     let header_length = bytes.first_chunk::<PREFIX>().map(|prefix| u64::from_le_bytes(*prefix));
@@ -83,13 +83,13 @@ fn damage(bytes: &[u8], error: &SafeTensorError) -> String {
 
 /// Maps a file for reading.
 ///
-/// A mapping is what keeps weights out of the heap: the system reads a page when it is used, and may drop it again. It is
-/// `unsafe` because the bytes are the file's: a process that writes into it meanwhile changes what is read here, and one that
-/// cuts it off ends this process by SIGBUS. Everybody who maps weights lives with that (`transformers`, llama.cpp); who
-/// replaces the file by a new one of the same name, as this project's writers do, changes nothing for its readers.
+/// Mapping keeps weights out of the heap: the system reads a page on first use and may drop it later. It is `unsafe` because another
+/// process may change the file: a write changes the bytes seen here, and a truncation ends this process with SIGBUS. Other programs that
+/// map weights (`transformers`, llama.cpp) accept this, too. Replacing the file by a new one of the same name, as the writers of this
+/// project do, does not affect existing mappings.
 #[allow(unsafe_code)]
 fn map(file: &File) -> std::io::Result<Mmap> {
-    // SAFETY: the mapping is only read as bytes, for which every value is valid, and it lives as long as what borrows from it.
-    // That nobody changes the file meanwhile is asked of the user, as said above.
+    // SAFETY: the mapping is only read as bytes, for which every value is valid, and it outlives its borrows. The user must not change the
+    // file meanwhile, as documented above.
     unsafe { Mmap::map(file) }
 }

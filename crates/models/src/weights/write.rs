@@ -1,4 +1,4 @@
-//! One safetensors file, written tensor by tensor.
+//! Writes a safetensors file tensor by tensor.
 
 use super::Dtype;
 use crate::error::{Error, Result};
@@ -12,17 +12,17 @@ use std::path::{Path, PathBuf};
 
 /// The number of values that are converted at a time.
 const BLOCK: usize = 1 << 16;
-/// What the length of a header is a multiple of, so that tensors begin where numbers may.
+/// The alignment of the header's length in bytes, so that tensors are aligned.
 const ALIGNMENT: usize = 8;
 
-/// A safetensors file whose tensors are known beforehand and come in any order. It has its final length from the beginning,
-/// and every tensor its place.
+/// A safetensors file whose tensors are known beforehand and may be written in any order. The file has its final length, and every tensor
+/// its offset, from the start.
 #[derive(Debug)]
 pub(crate) struct SafetensorsWriter {
     path: PathBuf,
     file: File,
     dtype: Dtype,
-    /// By name: where the tensor begins in the file, how many values it has, and whether it is written.
+    /// For each tensor: its offset in the file, its number of values, and whether it was written.
     places: BTreeMap<String, Place>,
 }
 
@@ -34,8 +34,8 @@ struct Place {
 }
 
 impl SafetensorsWriter {
-    /// Creates the file with its header: the tensors in the order of `parameters`, and the metadata that `transformers` and
-    /// PEFT ask for (`format: pt`).
+    /// Creates the file with its header: the tensors in the order of `parameters`, and the metadata that `transformers` and PEFT require
+    /// (`format: pt`).
     pub(crate) fn create(path: &Path, dtype: Dtype, parameters: &[Parameter]) -> Result<Self> {
         let mut header = Map::from_iter([("__metadata__".to_owned(), json!({"format": "pt"}))]);
         let mut end = 0;
@@ -71,8 +71,8 @@ impl SafetensorsWriter {
     /// Writes a tensor.
     ///
     /// # Errors
-    /// [`Error::File`]; [`Error::Length`] for another number of values and for one that is written already;
-    /// [`Error::NotFinite`] for a value that is NaN, infinite, or too large for the number type.
+    /// [`Error::File`]; [`Error::Length`] for a wrong number of values or a tensor that was already written; [`Error::NotFinite`] for a value
+    /// that is NaN, infinite or too large for the dtype.
     pub(crate) fn write(&mut self, name: &str, values: &[f32]) -> Result<()> {
         let Some(place) = self.places.get_mut(name) else {
             let what = "no place for a tensor";
@@ -102,13 +102,13 @@ impl SafetensorsWriter {
         Ok(())
     }
 
-    /// The tensors that are not written yet.
+    /// Returns the tensors that were not written yet.
     pub(crate) fn missing(&self) -> impl Iterator<Item = &str> {
         self.places.iter().filter(|(_, place)| !place.written).map(|(name, _)| name.as_str())
     }
 }
 
-/// Adds the bytes of `values` in a number type; the index of the first that is not finite in it, if there is one.
+/// Appends the bytes of `values` in a dtype. Returns the index of the first value that is not finite in this dtype.
 fn encode(values: &[f32], dtype: Dtype, bytes: &mut Vec<u8>) -> Option<usize> {
     let finite = |value: f32| match dtype {
         Dtype::F32 => value.is_finite(),

@@ -1,4 +1,4 @@
-//! Files that say a thing twice, and fields of sampling that are not honoured: errors, and never one of both in silence.
+//! Files with duplicate entries and unsupported sampling fields are errors, instead of silently using one of the values.
 
 use crate::support::{Folder, qwen2, says, whole_text, with};
 use models::HfTokenizer;
@@ -6,7 +6,7 @@ use serde_json::json;
 use std::path::Path;
 
 #[test]
-fn an_end_token_that_is_none_and_tokens_that_are_kept_from_sampling_are_refused() {
+fn invalid_stop_tokens_and_suppressed_tokens_are_refused() {
     for (field, value) in [
         ("eos_token_id", json!(-1)),
         ("eos_token_id", json!([2, -1])),
@@ -28,7 +28,7 @@ fn an_end_token_that_is_none_and_tokens_that_are_kept_from_sampling_are_refused(
             says(&text, &[file, &format!("`{field}` is {value}"), "supported:"]);
         }
     }
-    // Nothing is suppressed by an empty list, and -1 is how some folders write that there is no padding.
+    // An empty list suppresses nothing, and some folders write -1 for no padding token.
     let folder = Folder::new(with(qwen2(), json!({"pad_token_id": -1})));
     folder.json("generation_config.json", &json!({"suppress_tokens": [], "bad_words_ids": null, "pad_token_id": -1}));
     let opened = folder.open().unwrap();
@@ -36,7 +36,7 @@ fn an_end_token_that_is_none_and_tokens_that_are_kept_from_sampling_are_refused(
 }
 
 #[test]
-fn a_key_that_is_there_twice_is_refused() {
+fn duplicate_json_keys_are_refused() {
     let folder = Folder::whole();
     let config = std::fs::read_to_string(folder.file("config.json")).unwrap();
     let twice = config.replacen('{', "{\"rope_theta\": 5.0,", 1);
@@ -56,7 +56,7 @@ fn a_key_that_is_there_twice_is_refused() {
 }
 
 #[test]
-fn ids_of_a_tokenizer_that_two_tokens_have_are_refused() {
+fn duplicate_token_ids_are_refused() {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/chat/qwen2_5/tokenizer.json");
     let original: serde_json::Value = serde_json::from_slice(&std::fs::read(source).unwrap()).unwrap();
     let refused = |text: String| {

@@ -31,7 +31,7 @@ fn with_options(family: &str, case: &Value) -> HfTokenizer {
 }
 
 #[test]
-fn conversations_have_the_text_and_the_ids_of_transformers() {
+fn conversations_render_and_encode_as_in_transformers() {
     let expected = expected();
     for family in FAMILIES {
         let cases = expected["families"][family]["cases"].as_array().unwrap();
@@ -47,7 +47,7 @@ fn conversations_have_the_text_and_the_ids_of_transformers() {
 }
 
 #[test]
-fn texts_have_the_ids_of_transformers_and_special_tokens_in_them_are_text() {
+fn texts_encode_as_in_transformers_and_special_strings_are_text() {
     let expected = expected();
     for family in FAMILIES {
         let tokenizer = open(family);
@@ -78,7 +78,7 @@ fn single_templates_render_as_in_jinja() {
 }
 
 #[test]
-fn what_a_template_refuses_is_an_error_with_its_line() {
+fn template_errors_have_a_line() {
     let case = &expected()["families"]["llama3"]["refused"];
     let error = with_options("llama3", case).encode_messages(case["messages"].as_array().unwrap(), tools(case));
     let error = error.unwrap_err();

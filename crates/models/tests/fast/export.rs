@@ -1,4 +1,4 @@
-//! Model folders that are written.
+//! Writing of model folders.
 
 use crate::support::{Folder, qwen2, says, whole_text, with};
 use models::{
@@ -12,7 +12,7 @@ fn options(dtype: Dtype) -> ExportOptions {
     ExportOptions { dtype, ..ExportOptions::default() }
 }
 
-/// Every tensor of `source`, the last first: the order does not matter.
+/// Writes every tensor of `source`, the last first, because the order does not matter.
 fn write_all(mut writer: FolderWriter, source: &ModelFolder) -> models::Result<()> {
     let weights = source.weights()?;
     for parameter in source.config().parameters().iter().rev() {
@@ -29,7 +29,7 @@ fn names(folder: &Path) -> Vec<String> {
 }
 
 #[test]
-fn a_folder_is_written_as_it_was_read() {
+fn an_exported_folder_equals_its_source() {
     let folder = Folder::whole();
     folder.json("generation_config.json", &json!({"eos_token_id": [7, 2]}));
     let template = "{% for message in messages %}{{ message }}\r\n{% endfor %}";
@@ -74,7 +74,7 @@ fn a_folder_is_written_as_it_was_read() {
     let shards: Vec<String> = names(&sharded).into_iter().filter(|name| name.ends_with(".safetensors")).collect();
     assert!(shards.len() > 2 && shards[0] == format!("model-00001-of-{:05}.safetensors", shards.len()), "{shards:?}");
     for shard in &shards {
-        // The header of a shard is not counted, and one tensor may be larger than the limit.
+        // The limit does not count a shard's header, and a single tensor may exceed it.
         assert!(std::fs::metadata(sharded.join(shard)).unwrap().len() < 3000 + 2000, "{shard}");
     }
     let index = std::fs::read_to_string(sharded.join("model.safetensors.index.json")).unwrap();
@@ -84,7 +84,7 @@ fn a_folder_is_written_as_it_was_read() {
 }
 
 #[test]
-fn a_head_that_has_got_weights_of_its_own_unties_the_configuration() {
+fn a_separate_head_unties_the_exported_configuration() {
     let folder = Folder::new(with(qwen2(), json!({"tie_word_embeddings": true})));
     folder.safetensors("model.safetensors", &folder.tensors(FileDtype::F32));
     let source = folder.open().unwrap();
@@ -105,7 +105,7 @@ fn a_head_that_has_got_weights_of_its_own_unties_the_configuration() {
 }
 
 #[test]
-fn a_configuration_of_its_own_becomes_the_family_that_has_its_features() {
+fn a_new_configuration_is_exported_as_the_family_with_its_features() {
     let place = tempfile::tempdir().unwrap();
     let scaling =
         RopeScaling { factor: 8.0, low_freq_factor: 1.0, high_freq_factor: 4.0, original_max_position_embeddings: 32 };
@@ -134,7 +134,7 @@ fn a_configuration_of_its_own_becomes_the_family_that_has_its_features() {
         assert_eq!(*made.generation(), generation);
         made.weights().unwrap().check(made.config()).unwrap();
     }
-    // Qwen3's field is always there, because its class has a default of its own.
+    // Qwen3's field is always written, because its class has another default.
     let config = ModelConfig { attention_bias: false, qk_norm: true, ..base.clone() };
     drop(FolderWriter::create(&place.path().join("b"), &config, None, options(Dtype::F32)).unwrap());
     let both = ModelConfig { qk_norm: true, attention_bias: true, ..base };
@@ -144,7 +144,7 @@ fn a_configuration_of_its_own_becomes_the_family_that_has_its_features() {
 }
 
 #[test]
-fn what_cannot_be_written_leaves_no_folder() {
+fn a_failed_export_leaves_no_folder() {
     let source = Folder::whole();
     let source = source.open().unwrap();
     let place = tempfile::tempdir().unwrap();

@@ -8,7 +8,7 @@ fn refused(fields: Value) -> String {
     Folder::new(with(qwen2(), fields)).open().expect_err("not supported").to_string()
 }
 
-/// Llama 3.2 as transformers 5 writes it.
+/// Returns the config.json of Llama 3.2 as transformers 5 writes it.
 fn llama() -> Value {
     json!({
         "architectures": ["LlamaForCausalLM"], "attention_bias": false, "attention_dropout": 0.0, "dtype": "float32",
@@ -25,7 +25,7 @@ fn llama() -> Value {
 }
 
 #[test]
-fn both_layouts_of_a_configuration_are_read() {
+fn config_json_of_transformers_4_and_5_is_read() {
     let folder = Folder::new(qwen2());
     let old = folder.open().unwrap();
     let config = old.config();
@@ -72,7 +72,7 @@ fn qwen3_has_norms_and_a_width_of_its_own() {
     let names: Vec<String> = folder.config().parameters().into_iter().map(|p| p.name).collect();
     assert!(names.contains(&"model.layers.1.self_attn.k_norm.weight".to_owned()));
     assert!(names.iter().all(|name| !name.ends_with(".bias")));
-    // transformers' class has 128 columns where the field is absent.
+    // transformers' class has 128 columns by default.
     assert_eq!(Folder::new(with(qwen3.clone(), json!({"head_dim": null}))).model().head_dim(), 128);
     let biased = Folder::new(with(qwen3, json!({"attention_bias": true}))).open().unwrap_err().to_string();
     says(&biased, &["config.json", "`attention_bias` is true", "o_proj"]);
@@ -80,7 +80,7 @@ fn qwen3_has_norms_and_a_width_of_its_own() {
 
 #[test]
 fn parameters_are_counted() {
-    // Qwen2.5-0.5B has 494032768 weights (its model card: 0.49B).
+    // Qwen2.5-0.5B has 494032768 weights (0.49B on its model card).
     let config = Folder::new(with(
         qwen2(),
         json!({
@@ -92,7 +92,7 @@ fn parameters_are_counted() {
 }
 
 #[test]
-fn other_mathematics_are_refused_by_name() {
+fn unsupported_computations_are_refused_by_field() {
     for (fields, parts) in [
         (json!({"hidden_act": "gelu"}), &["`hidden_act` is \"gelu\"", "silu"][..]),
         (json!({"model_type": "qwen3_moe"}), &["`model_type` is \"qwen3_moe\"", "qwen2, qwen3, llama"]),
@@ -129,7 +129,7 @@ fn other_mathematics_are_refused_by_name() {
 }
 
 #[test]
-fn fields_that_change_nothing_are_passed_over() {
+fn irrelevant_fields_are_ignored() {
     for fields in [
         json!({"use_sliding_window": true, "sliding_window": 64, "max_window_layers": 0}),
         json!({"use_sliding_window": true, "sliding_window": 16, "max_window_layers": 2}),
@@ -144,7 +144,7 @@ fn fields_that_change_nothing_are_passed_over() {
 }
 
 #[test]
-fn every_stop_token_is_known() {
+fn stop_tokens_of_both_files_are_read() {
     let folder = Folder::new(qwen2());
     assert_eq!(folder.open().unwrap().generation().eos_token_id, [2]);
     folder.json(
@@ -166,7 +166,7 @@ fn every_stop_token_is_known() {
         repetition_penalty: Some(1.1),
     };
     assert_eq!(*folder.open().unwrap().generation(), expected);
-    // A token that only config.json names ends a completion too.
+    // A token that only config.json names also ends completions.
     folder.json("generation_config.json", &json!({"eos_token_id": 7}));
     assert_eq!(folder.open().unwrap().generation().eos_token_id, [7, 2]);
     for (json, parts) in [
@@ -183,7 +183,7 @@ fn every_stop_token_is_known() {
 }
 
 #[test]
-fn a_missing_or_broken_configuration_is_said_with_its_place() {
+fn configuration_errors_have_file_line_and_column() {
     let folder = Folder::new(qwen2());
     std::fs::write(folder.file("config.json"), "{\n  \"hidden_size\": 16,\n  oops\n}").unwrap();
     says(&folder.open().unwrap_err().to_string(), &["config.json, line 3, column 3", "JSON object"]);

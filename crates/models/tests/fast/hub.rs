@@ -1,4 +1,4 @@
-//! Downloads, from a server on this machine that answers as Hugging Face does.
+//! Downloads from a local server that responds like Hugging Face.
 
 use crate::support::{Folder, says};
 use models::{Hub, ModelFolder};
@@ -12,20 +12,20 @@ use std::time::Duration;
 const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 const EARLIER: &str = "89abcdef0123456789abcdef0123456789abcdef";
 
-/// The server's side of the model `org/name`.
+/// The server of the model `org/name`.
 #[derive(Default)]
 struct Server {
     /// The files of `COMMIT`.
     files: BTreeMap<String, Vec<u8>>,
     /// The files of `EARLIER`.
     earlier: BTreeMap<String, Vec<u8>>,
-    /// A file that is listed and not given out.
+    /// A file that is listed but not served.
     lost: Option<String>,
-    /// The token without which nothing is given out.
+    /// The token that is required for any response.
     token: Option<String>,
-    /// How many answers with the file of this name break off in the middle.
+    /// A file name and the number of its responses that break off in the middle.
     breaks: Mutex<(String, usize)>,
-    /// Every path that was asked for, with its range.
+    /// All requested paths with their ranges.
     log: Mutex<Vec<String>>,
 }
 
@@ -42,7 +42,7 @@ impl Server {
         Self { files: files(folder), ..Self::default() }
     }
 
-    /// The files of a commit.
+    /// Returns the files of a commit.
     fn tree(&self, commit: &str) -> Option<&BTreeMap<String, Vec<u8>>> {
         match commit {
             COMMIT => Some(&self.files),
@@ -51,7 +51,7 @@ impl Server {
         }
     }
 
-    /// Serves for as long as the tests run; the address.
+    /// Serves until the tests end. Returns the address.
     fn start(self) -> (String, Arc<Self>) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = format!("http://{}", listener.local_addr().unwrap());
@@ -59,7 +59,7 @@ impl Server {
         let shared = Arc::clone(&server);
         std::thread::spawn(move || {
             for stream in listener.incoming() {
-                // A client may hang up in the middle.
+                // A client may close the connection early.
                 let _ = shared.answer(stream.unwrap());
             }
         });
@@ -131,7 +131,7 @@ fn hub(cache: &Path, endpoint: String) -> Hub {
 }
 
 #[test]
-fn a_model_is_downloaded_once_and_whole() {
+fn a_model_is_downloaded_completely_and_once() {
     let folder = Folder::sharded();
     for name in ["tokenizer.json", "generation_config.json", "pytorch_model.bin", "training_args.bin", "README.md"] {
         std::fs::write(folder.file(name), "{}").unwrap();
@@ -154,7 +154,7 @@ fn a_model_is_downloaded_once_and_whole() {
     for other in ["pytorch_model.bin", "training_args.bin", "README.md"] {
         assert!(!snapshot.join(other).exists(), "{other} is not needed");
     }
-    // Two answers broke off; the next ones asked for the rest only.
+    // Two responses broke off; the following requests asked for the rest only.
     let log = server.log.lock().unwrap().clone();
     let length = server.files[shard].len();
     for begin in [0, length / 2, length / 2 + (length - length / 2) / 2] {
@@ -164,7 +164,7 @@ fn a_model_is_downloaded_once_and_whole() {
     let references = cache.path().join("models--org--name/refs");
     assert_eq!(std::fs::read_to_string(references.join("main")).unwrap(), COMMIT);
     assert_eq!(std::fs::read_dir(references).unwrap().count(), 1);
-    // From now on the hub is not asked.
+    // From now on the hub is not contacted.
     assert_eq!(hub.locate("org/name", None).unwrap(), snapshot);
     assert_eq!(Hub { offline: true, ..hub }.locate("org/name", Some("main")).unwrap(), snapshot);
     assert_eq!(server.log.lock().unwrap().len(), log.len());
@@ -200,7 +200,7 @@ fn a_configuration_is_downloaded_without_weights() {
             if with_generation { vec!["config.json", "generation_config.json"] } else { vec!["config.json"] }
         );
         assert_eq!(references(cache.path()), [("main".to_owned(), COMMIT.to_owned())].into());
-        // Without a network it is taken from the cache, and it does not pass for the model.
+        // Without a network the partial snapshot is found, but not used as the model.
         let offline = Hub { offline: true, ..hub.clone() };
         assert_eq!(offline.locate_config("org/name", None).unwrap(), snapshot);
         says(&offline.locate("org/name", None).unwrap_err().to_string(), &["has only a part of it"]);
@@ -208,7 +208,7 @@ fn a_configuration_is_downloaded_without_weights() {
             assert_eq!(hub.locate_config("org/name", None).unwrap(), snapshot);
             assert_eq!(server.log.lock().unwrap().len(), log.len(), "the hub is not asked again");
         }
-        // A run that begins later downloads the rest.
+        // A later run downloads the rest.
         let whole = ModelFolder::open(&hub.locate("org/name", None).unwrap()).unwrap();
         whole.weights().unwrap().check(whole.config()).unwrap();
         assert!(whole.path().join("tokenizer.json").exists());
@@ -217,7 +217,7 @@ fn a_configuration_is_downloaded_without_weights() {
 }
 
 #[test]
-fn what_the_hub_does_not_give_out_is_explained() {
+fn missing_and_private_models_are_explained() {
     let cache = tempfile::tempdir().unwrap();
     let folder = Folder::whole();
     let (address, _) = Server { token: Some("hf_secret".into()), ..Server::of(folder.path()) }.start();
@@ -240,13 +240,13 @@ fn what_the_hub_does_not_give_out_is_explained() {
     let other = tempfile::tempdir().unwrap();
     says(&text(&hub(other.path(), address), "org/name"), &["there is no model.safetensors", "[\"pytorch_model.bin\"]"]);
 
-    // Nobody listens there.
+    // No server listens at this address.
     let closed = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let nobody = hub(other.path(), format!("http://{closed}"));
     says(&text(&nobody, "org/name"), &["was not found", "downloading from http://127.0.0.1", "refused"]);
 }
 
-/// The names of the references that a cache has for `org/name`, and what they hold.
+/// Returns the names and contents of the references of `org/name` in a cache.
 fn references(cache: &Path) -> BTreeMap<String, String> {
     fn walk(folder: &Path, prefix: &str, into: &mut BTreeMap<String, String>) {
         for entry in std::fs::read_dir(folder).into_iter().flatten().map(Result::unwrap) {
@@ -286,22 +286,22 @@ fn a_revision_is_a_branch_a_tag_or_a_commit() {
         }
         let noted = reference.map(|name| (name.to_owned(), commit.to_owned()));
         assert_eq!(references(cache.path()), noted.into_iter().collect(), "{revision}");
-        // By the same name, and by the commit, without a network.
+        // By the same name and by the commit, without a network.
         let asked = server.log.lock().unwrap().len();
         let offline = Hub { offline: true, ..hub.clone() };
         assert_eq!(offline.locate("org/name", Some(revision)).unwrap(), snapshot);
         assert_eq!(offline.locate("org/name", Some(commit)).unwrap(), snapshot);
         assert_eq!(server.log.lock().unwrap().len(), asked);
-        // What is not there is said with its revision.
+        // The error about a missing revision names it.
         let text = hub.locate("org/name", Some("v2")).unwrap_err().to_string();
         says(&text, &["has no revision v2", "has no org/name with a revision v2"]);
     }
 }
 
-/// A file that the hub lists and then does not give out: the message names it, and nothing that is left of the download passes for
-/// the model, until the hub has the file again.
+/// A file that the hub lists but does not serve: the error names it, and the partial download is not used as the model until the hub serves
+/// the file again.
 #[test]
-fn a_file_that_the_hub_has_lost_is_named() {
+fn a_listed_file_that_is_missing_on_the_hub_is_named() {
     let folder = Folder::sharded();
     let shard = "model-00002-of-00002.safetensors";
     let (address, _) = Server { lost: Some(shard.into()), ..Server::of(folder.path()) }.start();

@@ -1,4 +1,4 @@
-//! Hubs that misbehave: nothing is written outside the cache, nothing waits for ever, and nothing damaged passes for a model.
+//! Misbehaving hubs: no file is written outside the cache, no wait is endless, and no damaged download is used as a model.
 
 use crate::support::{Folder, says};
 use models::{Hub, ModelFolder};
@@ -13,12 +13,12 @@ use std::time::{Duration, Instant};
 const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 const WEIGHTS: &str = "model.safetensors";
 
-/// A request as a server sees it.
+/// A request as received by a server.
 struct Request {
     path: String,
     host: String,
     authorization: Option<String>,
-    /// The first byte that was asked for, and `true` where it was the only one: a request for size and ETag.
+    /// The first requested byte, and `true` if it was the only one: a request for size and ETag.
     begin: usize,
     is_metadata: bool,
 }
@@ -43,12 +43,12 @@ impl Request {
         })
     }
 
-    /// The file that is asked for; `None` for the listing.
+    /// Returns the requested file; `None` for the listing.
     fn file(&self) -> Option<&str> {
         (!self.path.starts_with("/api/")).then(|| self.path.rsplit('/').next()).flatten()
     }
 
-    /// Whether the weights themselves are asked for.
+    /// Returns `true` if the contents of the weights are requested.
     fn is_content(&self) -> bool {
         self.file() == Some(WEIGHTS) && !self.is_metadata
     }
@@ -60,7 +60,7 @@ struct Model {
     files: Arc<BTreeMap<String, Vec<u8>>>,
     sha: String,
     commit: String,
-    /// The ETag of a file by its name and content.
+    /// Returns the ETag of a file from its name and contents.
     etag: fn(&str, &[u8]) -> String,
 }
 
@@ -84,13 +84,13 @@ impl Model {
         &self.files[WEIGHTS]
     }
 
-    /// The headers that describe a file.
+    /// Returns the headers that describe a file.
     fn headers(&self, name: &str) -> String {
         let etag = (self.etag)(name, &self.files[name]);
         format!("ETag: \"{etag}\"\r\nx-repo-commit: {}\r\nConnection: close\r\n", self.commit)
     }
 
-    /// The answer of a hub that does everything right.
+    /// Responds like a well-behaved hub.
     fn answer(&self, request: &Request, stream: &mut TcpStream) -> std::io::Result<()> {
         let Some(name) = request.file() else {
             let siblings: Vec<_> = self.files.keys().map(|name| serde_json::json!({"rfilename": name})).collect();
@@ -104,7 +104,7 @@ impl Model {
         self.partial(stream, name, request.begin, &content[request.begin..end])
     }
 
-    /// The head of an answer with the bytes from `begin` on, and as much of its body as `body` has.
+    /// Writes the head of a response with the bytes from `begin` on, and `body`, which may be shorter than announced.
     fn partial(&self, stream: &mut TcpStream, name: &str, begin: usize, body: &[u8]) -> std::io::Result<()> {
         let total = self.files[name].len();
         let end = if body.len() == 1 { begin + 1 } else { total };
@@ -119,7 +119,7 @@ impl Model {
     }
 }
 
-/// An answer with status 200.
+/// Writes a response with status 200.
 fn whole(stream: &mut TcpStream, headers: &str, body: &[u8]) -> std::io::Result<()> {
     write!(stream, "HTTP/1.1 200 OK\r\nContent-Length: {}\r\n{headers}\r\n", body.len())?;
     stream.write_all(body)
@@ -129,7 +129,7 @@ fn redirect(stream: &mut TcpStream, location: &str, headers: &str) -> std::io::R
     write!(stream, "HTTP/1.1 302 Found\r\nLocation: {location}\r\nContent-Length: 0\r\n{headers}\r\n")
 }
 
-/// A server that answers every request with `answer` on a thread of its own; its port.
+/// Starts a server that calls `answer` for every request, each on its own thread. Returns its port.
 fn serve(answer: impl Fn(&Request, &mut TcpStream) -> std::io::Result<()> + Send + Sync + 'static) -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -138,7 +138,7 @@ fn serve(answer: impl Fn(&Request, &mut TcpStream) -> std::io::Result<()> + Send
         for stream in listener.incoming() {
             let (mut stream, answer) = (stream.unwrap(), Arc::clone(&answer));
             std::thread::spawn(move || {
-                // A client may hang up in the middle.
+                // A client may close the connection early.
                 if let Some(request) = Request::read(&stream) {
                     let _ = answer(&request, &mut stream);
                 }
@@ -148,7 +148,7 @@ fn serve(answer: impl Fn(&Request, &mut TcpStream) -> std::io::Result<()> + Send
     port
 }
 
-/// A folder with a cache in it, and files that are no business of a hub.
+/// A folder that contains a cache and files outside it.
 struct Home(tempfile::TempDir);
 
 impl Home {
@@ -174,8 +174,8 @@ impl Home {
         }
     }
 
-    /// Checks that a download is refused in bounded time with an error that contains all of `parts`, that the cache is not taken for the
-    /// model, and that no file outside the cache has changed.
+    /// Checks that a download fails in bounded time with an error that contains all of `parts`, that the cache is not used as the model, and
+    /// that no file outside the cache has changed.
     #[track_caller]
     fn refuses(&self, port: u16, parts: &[&str]) {
         let begin = Instant::now();
@@ -196,7 +196,7 @@ impl Home {
         assert_eq!(std::fs::read(self.0.path().join(".bashrc")).unwrap(), b"mine");
     }
 
-    /// Checks that the model is downloaded, and is the right one.
+    /// Checks that the correct model is downloaded.
     #[track_caller]
     fn accepts(&self, hub: &Hub, model: &Model) -> PathBuf {
         let snapshot = hub.locate("org/name", None).unwrap();
@@ -217,7 +217,7 @@ impl Home {
 }
 
 #[test]
-fn an_etag_that_is_a_path_becomes_no_file() {
+fn etags_that_are_paths_are_refused() {
     let kinds: [fn(&str, &[u8]) -> String; 8] = [
         |name, _| format!("../../../pwned-{name}"),
         |name, _| format!("../../../../.bashrc{}", &name[..0]),
@@ -233,7 +233,7 @@ fn an_etag_that_is_a_path_becomes_no_file() {
         let port = serve(move |request, stream| model.answer(request, stream));
         home.refuses(port, &["config.json", "sends the ETag", "expected letters, digits"]);
     }
-    // The same of the ETag of a redirect to the host that stores files.
+    // The same for the ETag of a redirect to the storage host.
     let (home, model) = (Home::new(), Model::new());
     let port = serve(move |request, stream| match request.file() {
         Some(name) if request.path.starts_with("/org/") => redirect(
@@ -247,7 +247,7 @@ fn an_etag_that_is_a_path_becomes_no_file() {
 }
 
 #[test]
-fn a_commit_that_is_a_path_becomes_no_folder() {
+fn commits_that_are_paths_are_refused() {
     let paths = ["../../../../victim", "/tmp/grpo-test-victim", "..", "", "main", "0123"];
     for found in paths {
         let (home, model) = (Home::new(), Model { sha: found.into(), ..Model::new() });
@@ -266,7 +266,7 @@ fn a_commit_that_is_a_path_becomes_no_folder() {
 }
 
 #[test]
-fn names_of_files_do_not_leave_the_model() {
+fn file_names_cannot_leave_the_model_folder() {
     let (home, model) = (Home::new(), Model::new());
     let listed = [
         "config.json",
@@ -288,7 +288,7 @@ fn names_of_files_do_not_leave_the_model() {
     let names: BTreeSet<_> = std::fs::read_dir(snapshot).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     assert_eq!(names, ["config.json".into(), WEIGHTS.into()].into());
     home.is_untouched();
-    // The names in the index of shards.
+    // File names in the index of shards.
     for file in ["../model.safetensors", "/etc/passwd", "a/b.safetensors", "..", ""] {
         let folder = Folder::sharded();
         let index = serde_json::json!({"weight_map": {"lm_head.weight": file}});
@@ -297,10 +297,10 @@ fn names_of_files_do_not_leave_the_model() {
     }
 }
 
-/// The host that a request was sent to, and the token that came with it.
+/// The host of a request, and its token.
 type Sender = (String, Option<String>);
 
-/// The token goes to the endpoint alone, whichever request is redirected and wherever to: another port, another name of this machine.
+/// The token is only sent to the endpoint, whichever request is redirected and wherever to: another port, another name of this machine.
 #[test]
 fn a_token_is_sent_to_the_endpoint_alone() {
     for (listing, same_port) in [(false, false), (false, true), (true, false), (true, true)] {
@@ -341,7 +341,7 @@ fn a_token_is_sent_to_the_endpoint_alone() {
 }
 
 #[test]
-fn redirects_without_end_end() {
+fn endless_redirects_are_stopped() {
     for (listing, absolute) in [(true, true), (true, false), (false, true), (false, false)] {
         let (home, model) = (Home::new(), Model::new());
         let port = serve(move |request, stream| match request.file() {
@@ -365,7 +365,7 @@ fn redirects_without_end_end() {
 }
 
 #[test]
-fn a_hub_that_stalls_is_not_waited_for() {
+fn a_stalling_hub_times_out() {
     type Stalls = fn(&Request) -> bool;
     let stalls: [(Stalls, &str); 3] = [
         (|request| request.file().is_none(), "HF_HUB_ETAG_TIMEOUT"),
@@ -373,7 +373,7 @@ fn a_hub_that_stalls_is_not_waited_for() {
         (Request::is_content, "HF_HUB_DOWNLOAD_TIMEOUT"),
     ];
     for (stalls, variable) in stalls {
-        // Before the answer, in the middle of its head, behind the beginning of its body, and a byte from time to time.
+        // Stalls before the response, within its head, within its body, and with a byte from time to time.
         for manner in 0..4 {
             let (home, model) = (Home::new(), Model::new());
             let port = serve(move |request, stream| {
@@ -402,7 +402,7 @@ fn a_hub_that_stalls_is_not_waited_for() {
                 }
                 Ok(())
             });
-            // The first byte is all that is read of an answer about size and ETag.
+            // Only the first byte of a response for size and ETag is read.
             if manner > 1 && variable == "HF_HUB_ETAG_TIMEOUT" && !stalls(&listing_request()) {
                 continue;
             }
@@ -420,7 +420,7 @@ fn listing_request() -> Request {
 }
 
 #[test]
-fn a_body_without_end_is_read_to_the_announced_size() {
+fn an_endless_body_is_read_only_to_the_announced_size() {
     for listing in [false, true] {
         let (home, model) = (Home::new(), Model::new());
         let port = serve(move |request, stream| {
@@ -439,7 +439,7 @@ fn a_body_without_end_is_read_to_the_announced_size() {
 }
 
 #[test]
-fn a_download_goes_on_where_the_server_honours_the_range_and_begins_anew_where_not() {
+fn downloads_resume_with_ranges_and_restart_without() {
     let (home, model) = (Home::new(), Model::new());
     let (shared, requests) = (model.clone(), Mutex::new(0));
     let port = serve(move |request, stream| {
@@ -450,13 +450,13 @@ fn a_download_goes_on_where_the_server_honours_the_range_and_begins_anew_where_n
         *count += 1;
         let content = shared.weights();
         match *count {
-            // Half of the file, and then all of it.
+            // Half of the file, then all of it.
             1 => shared.partial(stream, WEIGHTS, request.begin, &content[..content.len() / 2]),
             _ => whole(stream, &shared.headers(WEIGHTS), content),
         }
     });
     home.accepts(&home.hub(port), &model);
-    // A range that was not asked for, a file of another size.
+    // A wrong range, and a wrong total size.
     for (begin, total) in [(1, 0), (0, 1)] {
         let (home, model) = (Home::new(), Model::new());
         let port = serve(move |request, stream| {
@@ -473,9 +473,9 @@ fn a_download_goes_on_where_the_server_honours_the_range_and_begins_anew_where_n
     }
 }
 
-/// All at once, because each is tried several times with pauses.
+/// One test for all, because each case is retried with pauses.
 #[test]
-fn an_answer_that_ends_too_early_is_no_file() {
+fn a_truncated_response_is_refused() {
     let file = |name: &'static str, half: bool| {
         let (home, model) = (Home::new(), Model::new());
         let port = serve(move |request, stream| {
@@ -505,7 +505,7 @@ fn an_answer_that_ends_too_early_is_no_file() {
 }
 
 #[test]
-fn a_page_that_is_no_file_is_refused() {
+fn a_login_page_is_refused() {
     let page = b"<html>please log in</html>";
     for listing in [false, true] {
         let (home, model) = (Home::new(), Model::new());
@@ -524,7 +524,7 @@ fn a_page_that_is_no_file_is_refused() {
 }
 
 #[test]
-fn a_content_that_does_not_match_its_checksum_is_deleted() {
+fn contents_with_a_wrong_checksum_are_deleted() {
     let sha256: fn(&str, &[u8]) -> String =
         |_, content| Sha256::digest(content).iter().map(|byte| format!("{byte:02x}")).collect();
     let model = Model { etag: sha256, ..Model::new() };
@@ -541,7 +541,7 @@ fn a_content_that_does_not_match_its_checksum_is_deleted() {
     });
     home.refuses(port, &[WEIGHTS, "has the SHA-256", "it was deleted"]);
     assert!(home.incomplete().is_empty());
-    // A partial file is checked too: if its bytes are wrong, the whole file is downloaded again.
+    // A partial file is checked, too: if its bytes are wrong, the whole file is downloaded again.
     let shared = model.clone();
     let port = serve(move |request, stream| shared.answer(request, stream));
     let blobs = home.cache().join("models--org--name/blobs");
@@ -553,10 +553,10 @@ fn a_content_that_does_not_match_its_checksum_is_deleted() {
 }
 
 #[test]
-fn two_files_with_the_same_etag_are_not_taken_for_one() {
+fn different_files_with_equal_etags_are_refused() {
     let (home, model) = (Home::new(), Model { etag: |_, _| "same".into(), ..Model::new() });
     let port = serve(move |request, stream| model.answer(request, stream));
-    // Nor by a later process, which finds the first file in the cache.
+    // A later process, which finds the first file in the cache, refuses as well.
     for _ in 0..2 {
         home.refuses(port, &["the same ETag \"same\" for config.json and"]);
     }
@@ -564,7 +564,7 @@ fn two_files_with_the_same_etag_are_not_taken_for_one() {
 
 /// Covers an announced size larger than the disk, a link where the partial file belongs, and a FIFO where the reference belongs.
 #[test]
-fn a_cache_is_not_written_through_links_and_not_filled() {
+fn downloads_do_not_follow_links_or_exceed_the_disk() {
     let (home, model) = (Home::new(), Model::new());
     let shared = model.clone();
     let port = serve(move |request, stream| match request.file() {

@@ -1,4 +1,4 @@
-//! Adapters: which matrices they are of, and PEFT's folder.
+//! LoRA: the adapted matrices, and PEFT's folder.
 
 use crate::support::{Folder, Tensor, Tensors, qwen2, says, whole_text, with};
 use models::{Adapter, AdapterOptions, AdapterWriter, LoraConfig, ModelCard, ModelConfig, TargetModules};
@@ -25,7 +25,7 @@ fn targets_are_resolved_as_peft_does() {
         resolved(json!(r"model\.layers\.1\.mlp\.(up|down)_proj")),
         ["model.layers.1.mlp.up_proj", "model.layers.1.mlp.down_proj"]
     );
-    // The whole name has to match, and the head is not one of all.
+    // A pattern has to match the whole name; `all-linear` excludes the head.
     assert_eq!(resolved(json!(".*0.*v_proj")), ["model.layers.0.self_attn.v_proj"]);
     let all = resolved(json!("all-linear"));
     assert_eq!((all.len(), all.contains(&"lm_head".into())), (14, false));
@@ -52,7 +52,7 @@ fn targets_are_resolved_as_peft_does() {
     assert_eq!((plain.scaling(), LoraConfig { use_rslora: true, ..plain }.scaling()), (1.5, 3.0));
 }
 
-/// An adapter of `lora` whose values count up.
+/// Writes an adapter of `lora` with ascending values.
 fn written(target: &Path, lora: &LoraConfig, model: &ModelConfig, options: AdapterOptions) {
     let mut writer = AdapterWriter::create(target, lora, model, None, options).unwrap();
     for (place, parameter) in lora.parameters(model).unwrap().iter().enumerate() {
@@ -63,7 +63,7 @@ fn written(target: &Path, lora: &LoraConfig, model: &ModelConfig, options: Adapt
 }
 
 #[test]
-fn an_adapter_is_read_as_it_was_written() {
+fn adapters_round_trip() {
     let model = Folder::new(qwen2()).model();
     let place = tempfile::tempdir().unwrap();
     let target = place.path().join("adapter");
@@ -116,7 +116,7 @@ impl PeftFolder {
 }
 
 #[test]
-fn what_peft_can_do_and_this_cannot_is_refused_by_field() {
+fn unsupported_peft_features_are_refused_by_field() {
     for (fields, parts) in [
         (json!({"peft_type": "IA3"}), ["`peft_type` is \"IA3\"", "LORA"]),
         (json!({"task_type": "SEQ_CLS"}), ["`task_type`", "CAUSAL_LM"]),
@@ -136,7 +136,7 @@ fn what_peft_can_do_and_this_cannot_is_refused_by_field() {
 }
 
 #[test]
-fn tensors_of_an_adapter_are_checked() {
+fn adapter_tensors_must_match_the_configuration() {
     let folder = PeftFolder::new(json!({}));
     let whole = folder.tensors();
     let name = format!("base_model.model.{Q}.lora_A.weight");
@@ -165,7 +165,7 @@ fn tensors_of_an_adapter_are_checked() {
 }
 
 #[test]
-fn the_head_that_peft_stores_is_compared_with_the_models() {
+fn a_stored_head_of_an_adapter_must_equal_the_models() {
     let folder = PeftFolder::new(json!({"target_modules": ["q_proj", "lm_head"]}));
     let model = folder.0.model();
     let base = folder.0.tensors(FileDtype::F32);
@@ -186,7 +186,7 @@ fn the_head_that_peft_stores_is_compared_with_the_models() {
 }
 
 #[test]
-fn a_configuration_has_pefts_names() {
+fn lora_configurations_use_pefts_names() {
     let config: LoraConfig = serde_json::from_value(json!({"target_modules": "all-linear", "r": 8})).unwrap();
     assert_eq!(config, LoraConfig { r: 8, ..LoraConfig::default() });
     assert_eq!(config.target_modules, TargetModules::Pattern("all-linear".into()));

@@ -1,4 +1,4 @@
-//! Model folders that these tests write, whole and damaged.
+//! Tests with generated model folders, valid and damaged.
 
 mod ambiguous;
 mod chat;

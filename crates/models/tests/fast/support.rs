@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 
-/// A tensor that is to be written.
+/// A tensor to be written.
 #[derive(Clone)]
 pub(crate) struct Tensor {
     pub(crate) dtype: Dtype,
@@ -32,28 +32,28 @@ impl Tensor {
 
 pub(crate) type Tensors = BTreeMap<String, Tensor>;
 
-/// A folder with a Qwen2 of two layers, which a test damages.
+/// A folder with a Qwen2 of two layers, which tests then damage.
 pub(crate) struct Folder {
     pub(crate) root: TempDir,
     pub(crate) config: Value,
 }
 
 impl Folder {
-    /// With `config.json` and without weights.
+    /// Creates a folder with `config.json` and without weights.
     pub(crate) fn new(config: Value) -> Self {
         let folder = Self { root: tempfile::tempdir().unwrap(), config };
         folder.json("config.json", &folder.config);
         folder
     }
 
-    /// With weights in one file.
+    /// Creates a folder with weights in one file.
     pub(crate) fn whole() -> Self {
         let folder = Self::new(qwen2());
         folder.safetensors("model.safetensors", &folder.tensors(Dtype::F32));
         folder
     }
 
-    /// With weights in two shards and an index.
+    /// Creates a folder with weights in two shards and an index.
     pub(crate) fn sharded() -> Self {
         let folder = Self::new(qwen2());
         let (first, second) = folder.halves();
@@ -61,7 +61,7 @@ impl Folder {
         folder
     }
 
-    /// The two halves of the weights.
+    /// Returns the two halves of the weights.
     pub(crate) fn halves(&self) -> (Tensors, Tensors) {
         self.tensors(Dtype::BF16).into_iter().partition(|(name, _)| name.contains("layers.0"))
     }
@@ -93,7 +93,7 @@ impl Folder {
         self.open().unwrap().config().clone()
     }
 
-    /// Values that differ from tensor to tensor and from index to index, exact in bf16.
+    /// Returns values that differ between tensors and indices and are exact in bf16.
     pub(crate) fn tensors(&self, dtype: Dtype) -> Tensors {
         let parameters = self.model().parameters();
         let tensors = parameters.iter().enumerate().map(|(place, parameter)| {
@@ -114,7 +114,7 @@ impl Folder {
         std::fs::write(self.file(name), safetensors::serialize(views, None).unwrap()).unwrap();
     }
 
-    /// Opens the weights and makes every check of them; the error's text.
+    /// Opens the weights and runs all checks. Returns the error's text.
     pub(crate) fn refused(&self) -> String {
         let open = || -> models::Result<()> {
             let folder = self.open()?;
@@ -126,7 +126,7 @@ impl Folder {
     }
 }
 
-/// The configuration of a small Qwen2 as transformers 4 writes it.
+/// Returns the configuration of a small Qwen2 as transformers 4 writes it.
 pub(crate) fn qwen2() -> Value {
     json!({
         "architectures": ["Qwen2ForCausalLM"],
@@ -157,7 +157,7 @@ pub(crate) fn qwen2() -> Value {
     })
 }
 
-/// `value` with other fields; null takes one out.
+/// Returns `value` with the fields replaced; null removes a field.
 pub(crate) fn with(mut value: Value, fields: Value) -> Value {
     for (key, field) in fields.as_object().unwrap() {
         if field.is_null() {
@@ -169,7 +169,7 @@ pub(crate) fn with(mut value: Value, fields: Value) -> Value {
     value
 }
 
-/// Checks that `text` has all of `parts`.
+/// Checks that `text` contains all of `parts`.
 #[track_caller]
 pub(crate) fn says(text: &str, parts: &[&str]) {
     for part in parts {
@@ -177,7 +177,7 @@ pub(crate) fn says(text: &str, parts: &[&str]) {
     }
 }
 
-/// An error with its causes, as the command line shows it.
+/// Returns an error with its causes, as the command line shows it.
 pub(crate) fn whole_text(error: impl std::error::Error + 'static) -> String {
     let causes = std::iter::successors(Some(&error as &dyn std::error::Error), |error| error.source());
     causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")

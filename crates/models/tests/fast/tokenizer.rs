@@ -1,11 +1,11 @@
-//! Tokenizers of folders that are damaged, that do not fit their model, or that say things in another way.
+//! Tokenizer folders that are damaged, do not match their model, or use alternative layouts.
 
 use models::{Error, HfTokenizer, Tokenizer};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 
-/// A copy of a family's folder, with tokenizer_config.json changed.
+/// Returns a copy of a family's folder, with tokenizer_config.json changed.
 fn folder(family: &str, change: impl FnOnce(&mut Value)) -> TempDir {
     let folder = tempfile::tempdir().unwrap();
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/chat").join(family);
@@ -36,7 +36,7 @@ fn user(text: &str) -> Vec<Value> {
 }
 
 #[test]
-fn ids_that_the_model_has_not_are_refused() {
+fn token_ids_outside_the_vocabulary_are_refused() {
     let folder = folder("qwen3", |_| {});
     let error = HfTokenizer::open(folder.path(), &[], 300).err().unwrap();
     assert!(matches!(error, Error::TokenizerFile { .. }), "{error:?}");
@@ -49,15 +49,15 @@ fn ids_that_the_model_has_not_are_refused() {
     assert_eq!((tokenizer.vocab_size(), tokenizer.decode(&[511]).unwrap()), (512, String::new()));
 }
 
-/// The highest id of a family's tokenizer.
+/// Returns the highest id of a family's tokenizer.
 fn last_id(family: &str) -> u32 {
     let inner = tokenizers::Tokenizer::from_file(folder(family, |_| {}).path().join("tokenizer.json")).unwrap();
     inner.get_vocab(true).into_values().max().unwrap()
 }
 
-/// The library would number them anew.
+/// The library would renumber these tokens.
 #[test]
-fn added_tokens_have_the_ids_that_their_file_gives_them() {
+fn added_tokens_keep_the_ids_of_their_file() {
     let last = last_id("qwen3");
     let with = |id: u32| {
         let folder = folder("qwen3", |_| {});
@@ -83,7 +83,7 @@ fn added_tokens_have_the_ids_that_their_file_gives_them() {
 }
 
 #[test]
-fn a_tokenizer_without_an_end_is_refused_unless_the_model_names_one() {
+fn a_tokenizer_without_eos_needs_a_stop_token_of_the_model() {
     let none = folder("llama3", |config| config["eos_token"] = Value::Null);
     let text = refusal(&none);
     assert!(text.contains("no token ends a completion: expected `eos_token` in tokenizer_config.json"), "{text}");
@@ -92,7 +92,7 @@ fn a_tokenizer_without_an_end_is_refused_unless_the_model_names_one() {
     let unknown = folder("llama3", |config| config["eos_token"] = "</s>".into());
     let text = refusal(&unknown);
     assert!(text.contains("expected the end token \"</s>\"") && text.contains("there is no such token"), "{text}");
-    // As in transformers, a special token that is named and missing is added: the model may know the next id as its end.
+    // As in transformers, a named special token that is missing is added: the model may use the next id as EOS.
     let next = last_id("llama3") + 1;
     assert!(text.contains(&format!("which would be {next}")), "{text}");
     assert_eq!(HfTokenizer::open(unknown.path(), &[next], 512).unwrap().eos_id(), next);
@@ -104,7 +104,7 @@ fn a_tokenizer_without_an_end_is_refused_unless_the_model_names_one() {
 }
 
 #[test]
-fn files_that_are_missing_or_broken_are_said() {
+fn missing_and_damaged_tokenizer_files_are_errors() {
     let broken = folder("qwen3", |_| {});
     let path = broken.path().join("tokenizer.json");
     let whole = std::fs::read(&path).unwrap();
@@ -128,7 +128,7 @@ fn files_that_are_missing_or_broken_are_said() {
 }
 
 #[test]
-fn messages_need_a_template_that_parses_and_are_a_conversation() {
+fn messages_need_a_valid_template_and_form_a_conversation() {
     let none = folder("llama3", |config| config["chat_template"] = Value::Null);
     let tokenizer = open(&none).unwrap();
     assert!(!tokenizer.has_chat_template());
@@ -152,13 +152,13 @@ fn named_templates_are_chosen_as_in_transformers() {
     let tokenizer = open(&folder("llama3", |config| config["chat_template"] = named)).unwrap();
     assert_eq!(tokenizer.render(&user("Hi"), None).unwrap(), "plain");
     assert_eq!(tokenizer.render(&user("Hi"), Some(&json!([]))).unwrap(), "tools");
-    // The file goes before the configuration.
+    // The file takes precedence over the configuration.
     let file = folder("qwen3", |config| config["chat_template"] = "from the configuration".into());
     assert!(open(&file).unwrap().render(&user("Hi"), None).unwrap().starts_with("<|im_start|>user"));
 }
 
 #[test]
-fn texts_begin_with_bos_where_the_folder_says_so() {
+fn bos_is_added_if_the_folder_asks_for_it() {
     let bos = |value: Value| {
         let tokenizer = open(&folder("llama3", |config| config["add_bos_token"] = value)).unwrap();
         tokenizer.encode_prompt("Hi").unwrap().len() - tokenizer.encode("Hi").unwrap().len()

@@ -1,4 +1,4 @@
-//! Weights in one file and in shards, whole and damaged.
+//! Weights in one file and in shards, valid and damaged.
 
 use crate::support::{Folder, Tensor, qwen2, says, with};
 use models::{Dtype, Weights};
@@ -11,7 +11,7 @@ const INDEX: &str = "model.safetensors.index.json";
 const Q: &str = "model.layers.0.self_attn.q_proj.weight";
 
 #[test]
-fn weights_are_read_in_every_number_type_and_in_pieces() {
+fn weights_are_read_in_every_dtype_and_in_slices() {
     for (file, dtype) in [(FileDtype::F32, Dtype::F32), (FileDtype::BF16, Dtype::Bf16), (FileDtype::F16, Dtype::F16)] {
         let folder = Folder::new(qwen2());
         folder.safetensors("model.safetensors", &folder.tensors(file));
@@ -33,7 +33,7 @@ fn weights_are_read_in_every_number_type_and_in_pieces() {
 }
 
 #[test]
-fn shards_are_one_model_with_and_without_an_index() {
+fn shards_load_with_and_without_an_index() {
     let folder = Folder::sharded();
     let read = || {
         let weights = folder.open().unwrap().weights().unwrap();
@@ -56,7 +56,7 @@ fn a_missing_shard_is_named() {
 }
 
 #[test]
-fn a_truncated_shard_is_said_with_both_lengths() {
+fn a_truncated_shard_is_an_error_with_both_lengths() {
     let folder = Folder::sharded();
     let bytes = std::fs::read(folder.file(SECOND)).unwrap();
     for length in [bytes.len() - 1, bytes.len() / 2] {
@@ -75,7 +75,7 @@ fn a_truncated_shard_is_said_with_both_lengths() {
 }
 
 #[test]
-fn files_that_are_no_safetensors_are_refused() {
+fn invalid_safetensors_files_are_refused() {
     let folder = Folder::whole();
     std::fs::write(
         folder.file("model.safetensors"),
@@ -131,14 +131,14 @@ fn an_index_and_its_shards_must_agree() {
 }
 
 #[test]
-fn two_sets_of_weights_are_refused() {
+fn ambiguous_weight_files_are_refused() {
     let folder = Folder::sharded();
     std::fs::copy(folder.file(FIRST), folder.file("model.safetensors")).unwrap();
     says(&folder.refused(), &["there are both model.safetensors and", INDEX]);
 }
 
 #[test]
-fn a_tensor_of_another_shape_is_said_with_both_shapes() {
+fn a_wrong_shape_is_an_error_with_both_shapes() {
     let folder = Folder::whole();
     let mut tensors = folder.tensors(FileDtype::F32);
     tensors.insert(Q.into(), Tensor::of(FileDtype::F32, &[16, 8], &[0.0; 128]));
@@ -147,7 +147,7 @@ fn a_tensor_of_another_shape_is_said_with_both_shapes() {
 }
 
 #[test]
-fn a_tensor_of_another_number_type_is_refused() {
+fn an_unsupported_dtype_is_refused() {
     for (dtype, name) in [(FileDtype::I8, "I8"), (FileDtype::F64, "F64")] {
         let folder = Folder::whole();
         let mut tensors = folder.tensors(FileDtype::F32);
@@ -158,7 +158,7 @@ fn a_tensor_of_another_number_type_is_refused() {
 }
 
 #[test]
-fn unknown_and_missing_names_are_said_with_the_nearest() {
+fn unknown_tensors_are_errors_with_the_nearest_name() {
     let folder = Folder::whole();
     let mut tensors = folder.tensors(FileDtype::F32);
     let tensor = tensors.remove(Q).unwrap();
@@ -174,7 +174,7 @@ fn unknown_and_missing_names_are_said_with_the_nearest() {
     let text = folder.refused();
     says(&text, &["does not ask for: `score.weight`"]);
     assert!(!text.contains("nearest"), "{text}");
-    // What old Llama checkpoints store is computed.
+    // A tensor of old Llama checkpoints that is recomputed instead of loaded.
     tensors.remove("score.weight");
     tensors.insert("model.layers.0.self_attn.rotary_emb.inv_freq".into(), tensor);
     folder.safetensors("model.safetensors", &tensors);
@@ -186,7 +186,7 @@ fn unknown_and_missing_names_are_said_with_the_nearest() {
 }
 
 #[test]
-fn values_that_are_not_finite_are_found() {
+fn non_finite_weights_are_found() {
     for (dtype, value, shown) in [
         (FileDtype::F32, f32::NAN, "NaN"),
         (FileDtype::BF16, f32::INFINITY, "inf"),
@@ -204,7 +204,7 @@ fn values_that_are_not_finite_are_found() {
 }
 
 #[test]
-fn a_tied_model_may_store_its_head_if_it_is_the_embedding() {
+fn a_stored_tied_head_must_equal_the_embedding() {
     let folder = Folder::new(with(qwen2(), json!({"tie_word_embeddings": true})));
     let mut tensors = folder.tensors(FileDtype::F32);
     assert!(!tensors.contains_key("lm_head.weight"));
@@ -215,7 +215,7 @@ fn a_tied_model_may_store_its_head_if_it_is_the_embedding() {
     tensors.insert("lm_head.weight".into(), embedding.clone());
     folder.safetensors("model.safetensors", &tensors);
     check().unwrap();
-    // The same values in another number type.
+    // The same values in another dtype.
     let values: Vec<f32> = embedding.bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect();
     tensors.insert("lm_head.weight".into(), Tensor::of(FileDtype::BF16, &[32, 16], &values));
     folder.safetensors("model.safetensors", &tensors);
@@ -228,7 +228,7 @@ fn a_tied_model_may_store_its_head_if_it_is_the_embedding() {
 }
 
 #[test]
-fn a_folder_without_weights_says_what_it_has() {
+fn a_folder_without_weights_names_unsupported_files() {
     let folder = Folder::new(qwen2());
     says(&folder.refused(), &["there is no model.safetensors and no model.safetensors.index.json"]);
     std::fs::write(folder.file("pytorch_model.bin"), "").unwrap();

@@ -1,4 +1,4 @@
-//! Folders and adapters that this crate writes, loaded by transformers and peft.
+//! transformers and peft load the folders and adapters that this crate writes.
 
 use models::{
     Adapter, AdapterOptions, AdapterWriter, Dtype, ExportOptions, FolderWriter, GenerationDefaults, ModelConfig,
@@ -8,11 +8,11 @@ use std::path::Path;
 
 /// The checkpoints that libraries.py makes.
 const CHECKPOINTS: [&str; 4] = ["qwen2", "qwen2-untied", "qwen3", "llama"];
-/// The checkpoints that its adapters are of.
+/// The checkpoints of the adapters that libraries.py makes.
 const ADAPTED: [&str; 5] = ["qwen2", "qwen2", "qwen2-untied", "qwen3", "llama"];
 
 #[test]
-fn folders_and_adapters_are_loaded_by_transformers_and_peft() {
+fn transformers_and_peft_load_exported_folders_and_adapters() {
     let place = tempfile::tempdir().unwrap();
     let place = place.path();
     libraries("make", place);
@@ -37,7 +37,7 @@ fn folders_and_adapters_are_loaded_by_transformers_and_peft() {
     assert_eq!(said.lines().count(), 4 * 3 * 2 + 3 + 5, "{said}");
 }
 
-/// What libraries.py says.
+/// Runs libraries.py and returns its output.
 fn libraries(command: &str, place: &Path) -> String {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/python/libraries.py");
     let output = testkit::python::Python::install()
@@ -52,7 +52,7 @@ fn libraries(command: &str, place: &Path) -> String {
     said.into_owned()
 }
 
-/// Writes a folder again, with weights of another number type or in other files.
+/// Rewrites a folder with another dtype or shard size.
 fn rewrite(folder: &Path, to: &Path, dtype: Dtype, max_shard_size: u64) -> models::Result<()> {
     let source = ModelFolder::open(folder)?;
     let weights = source.weights()?;
@@ -66,7 +66,7 @@ fn rewrite(folder: &Path, to: &Path, dtype: Dtype, max_shard_size: u64) -> model
     writer.finish()
 }
 
-/// Writes an adapter of PEFT again.
+/// Rewrites an adapter of PEFT.
 fn rewrite_adapter(folder: &Path, from: &Path, to: &Path) -> models::Result<()> {
     let base = ModelFolder::open(folder)?;
     let adapter = Adapter::open(from, base.config())?;
@@ -80,7 +80,7 @@ fn rewrite_adapter(folder: &Path, from: &Path, to: &Path) -> models::Result<()> 
     writer.finish()
 }
 
-/// A Qwen2, a Qwen3 and a Llama that come from no folder.
+/// Returns a Qwen2, a Qwen3 and a Llama without a source folder.
 fn new_models() -> (ModelConfig, ModelConfig, ModelConfig) {
     let qwen2 = ModelConfig { attention_bias: true, tie_word_embeddings: true, ..ModelConfig::default() };
     let qwen3 = ModelConfig { attention_bias: false, qk_norm: true, head_dim: Some(32), ..qwen2.clone() };

@@ -1,4 +1,4 @@
-//! The sections of the page that are tables.
+//! The sections of the page that consist of tables.
 
 use crate::Report;
 use crate::config::{differences, leaves};
@@ -10,18 +10,18 @@ use crate::run::Run;
 use grpo_files::to_yaml;
 use std::collections::BTreeSet;
 
-/// The number of colours of runs, and of kinds of lines; the script and the style sheet have as many.
+/// The number of colours of runs and of line styles, as in the script and the style sheet.
 const COLOURS: usize = 8;
 const DASHES: usize = 3;
 
-/// The name of a run beside the line that it has in charts.
+/// Writes the name of a run with its line style in charts.
 fn run_name(html: &mut Html, index: usize, name: &str) {
     let (colour, dash) = (index % COLOURS, index / COLOURS % DASHES);
     html.raw("<span class=\"run c").show(colour).raw(" d").show(dash).raw("\"><span class=\"swatch\"></span>");
     html.text(name).raw("</span>");
 }
 
-/// A table that is scrolled sideways where the screen is narrow. `label` names it.
+/// Writes a table that scrolls sideways on narrow screens. `label` names it.
 fn table(html: &mut Html, label: &'static str, class: &'static str, fill: impl FnOnce(&mut Html)) {
     html.raw("<div class=\"scroll\" tabindex=\"0\" role=\"region\" aria-label=\"")
         .text(label)
@@ -32,7 +32,7 @@ fn table(html: &mut Html, label: &'static str, class: &'static str, fill: impl F
     html.raw("</table>\n</div>\n");
 }
 
-/// A header row: `first`, and a column for each run.
+/// Writes a header row: `first`, and a column for each run.
 fn run_columns(html: &mut Html, first: &str, runs: &[Run]) {
     html.raw("<thead><tr><th scope=\"col\">").text(first).raw("</th>");
     for (index, run) in runs.iter().enumerate() {
@@ -48,7 +48,7 @@ fn heading(html: &mut Html, id: &'static str, title: &'static str) {
     html.raw("-title\">").raw(title).raw("</h2>\n");
 }
 
-/// A cell with a value, or with a dash where the run has none.
+/// Writes a cell with a value, or with a dash if the run has none.
 fn cell(html: &mut Html, value: Option<&str>) {
     match value {
         Some(text) => html.element("td", text),
@@ -282,7 +282,7 @@ pub(super) fn every_metric(html: &mut Html, runs: &[Run]) {
     html.raw("</section>\n");
 }
 
-/// First, last, smallest, largest and mean value of a metric.
+/// Returns the first, last, smallest, largest and mean value of a metric.
 fn five(phase: &Phase, metric: &str) -> [Option<f64>; 5] {
     let values: Vec<f64> = phase.finite(metric).map(|(_, value)| value).collect();
     let count = values.len() as f64;

@@ -1,4 +1,4 @@
-//! Folders that are no runs, and runs with files that are not whole.
+//! Folders without a run, and runs with incomplete files.
 
 use crate::support::{Folder, Page, read, rows};
 use grpo_report::{Error, Report};
@@ -8,7 +8,7 @@ fn refusal(path: &std::path::Path) -> String {
 }
 
 #[test]
-fn what_is_no_run_is_refused_by_its_name() {
+fn folders_without_a_run_are_refused_by_name() {
     let folder = Folder::new();
     let missing = refusal(&folder.path("nothing"));
     assert!(missing.contains("nothing") && missing.contains("cannot be opened"), "{missing}");
@@ -31,7 +31,7 @@ fn what_is_no_run_is_refused_by_its_name() {
 }
 
 #[test]
-fn a_run_that_has_only_begun_is_shown() {
+fn a_run_without_rows_is_shown() {
     let folder = Folder::new();
     let files = [("config.yaml", "seed: 3\n"), ("metrics.jsonl", ""), ("completions.jsonl", "")];
     let report = read(&[&folder.run("young", &files)]);
@@ -41,7 +41,7 @@ fn a_run_that_has_only_begun_is_shown() {
 }
 
 #[test]
-fn torn_broken_and_not_finite_lines_are_survived_and_named() {
+fn incomplete_invalid_and_non_finite_lines_are_reported() {
     let folder = Folder::new();
     let metrics = [
         r#"{"phase":"grpo","step":1,"reward":0.25,"kl":null}"#,
@@ -88,7 +88,7 @@ fn a_last_row_without_its_line_break_counts() {
 }
 
 #[test]
-fn runs_of_one_name_are_told_apart_and_a_run_is_shown_once() {
+fn runs_of_equal_names_get_paths_and_duplicates_are_shown_once() {
     let folder = Folder::new();
     let files = [("metrics.jsonl", rows("grpo", "reward", [1.0]))];
     let files = files.each_ref().map(|(name, text)| (*name, text.as_str()));

@@ -1,4 +1,4 @@
-//! What is on a page.
+//! The contents of pages.
 
 use crate::support::{Folder, Page, read, rows};
 use base64::Engine;
@@ -25,7 +25,7 @@ fn text_from_a_run_stays_text() {
     let other = folder.run("other", &[("config.yaml", "list: []\n")]);
     for report in [read(&[&run, &other]), read(&[&run]).with_defaults(json!({ "list": EVIL }))] {
         let page = Page::of(&report);
-        // What a browser takes for an element is one of ours, and nothing else is loaded or run.
+        // Every element in the markup comes from this program, and nothing else is loaded or run.
         let elements = |name: &str| page.html.to_lowercase().matches(name).count();
         assert_eq!([elements("<script"), elements("</script"), elements("<img"), elements("<!--")], [2, 2, 0, 0]);
         assert!(page.texts("code").iter().any(|text| text == EVIL), "{}", page.markup);
@@ -52,13 +52,13 @@ fn only_the_script_and_the_style_of_the_page_may_run() {
                 || text.matches("http").count() == text.matches("http://www.w3.org/2000/svg").count()
         );
     }
-    // An attribute `style` is refused by that policy.
+    // The content security policy forbids `style` attributes.
     assert!(page.markup.contains("default-src &#39;none&#39;") && !page.markup.contains(" style=\""));
     assert!(!include_str!("../../src/page/page.js").contains("innerHTML"));
 }
 
 #[test]
-fn long_runs_make_small_pages_that_keep_every_extreme() {
+fn long_runs_make_small_pages_with_all_extremes() {
     let folder = Folder::new();
     let steps = 20_000u32;
     let value = |step: u32| if step == 12_345 { 1e9 } else { f64::from(step % 17) };
@@ -81,7 +81,7 @@ fn long_runs_make_small_pages_that_keep_every_extreme() {
 }
 
 #[test]
-fn runs_are_compared_by_what_differs() {
+fn runs_are_compared_by_differing_keys() {
     let folder = Folder::new();
     let metrics = |first: f64, last: f64| {
         let eval = |step: u64, pass: f64| format!("{{\"phase\":\"eval\",\"step\":{step},\"eval/pass@1\":{pass}}}\n");
@@ -112,7 +112,7 @@ fn runs_are_compared_by_what_differs() {
     assert!(!page.html.contains("hunter2"), "pages are passed on");
     assert!(page.texts("pre")[1].contains("beta: 0.04"), "{:?}", page.texts("pre"));
 
-    // One run is compared with the defaults.
+    // A single run is compared with the defaults.
     let page = Page::of(&read(&[&b]).with_defaults(json!({ "seed": 1, "loss": { "beta": 0.0, "loss_type": "grpo" } })));
     assert_eq!(page.texts("code"), ["loss.beta", "wandb.api_key"]);
 }
@@ -142,7 +142,7 @@ fn the_same_files_make_the_same_page() {
 }
 
 #[test]
-fn a_failed_run_shows_its_error_without_secrets_of_its_configuration() {
+fn a_failed_run_shows_its_error_without_secrets() {
     let folders = Folder::new();
     let files = [
         ("metrics.jsonl", rows("grpo", "reward", [0.5, 0.75])),

@@ -1,10 +1,10 @@
-//! Run folders, and pages taken apart again.
+//! Generated run folders, and parsed pages.
 
 use grpo_report::Report;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 
-/// A folder of runs that ends with the test.
+/// A temporary folder of runs.
 pub(crate) struct Folder(tempfile::TempDir);
 
 impl Folder {
@@ -16,7 +16,7 @@ impl Folder {
         self.0.path().join(name)
     }
 
-    /// A run with these files.
+    /// Creates a run with these files.
     pub(crate) fn run(&self, name: &str, files: &[(&str, &str)]) -> PathBuf {
         let path = self.path(name);
         std::fs::create_dir_all(&path).unwrap();
@@ -27,7 +27,7 @@ impl Folder {
     }
 }
 
-/// Rows of `phase` with `metric`, from step 1 on.
+/// Returns rows of `phase` with `metric`, from step 1 on.
 pub(crate) fn rows(phase: &str, metric: &str, values: impl IntoIterator<Item = f64>) -> String {
     let row = |(value, step): (f64, u64)| format!("{{\"phase\":\"{phase}\",\"step\":{step},\"{metric}\":{value}}}\n");
     values.into_iter().zip(1..).map(row).collect()
@@ -37,12 +37,12 @@ pub(crate) fn read(runs: &[&Path]) -> Report {
     Report::read(&runs.iter().map(|run| run.to_path_buf()).collect::<Vec<_>>()).unwrap()
 }
 
-/// A page, taken apart.
+/// A parsed page.
 pub(crate) struct Page {
     pub html: String,
-    /// The page without its style and its script, which is well-formed XML.
+    /// The page without its style and script, as well-formed XML.
     pub markup: String,
-    /// The data of the script.
+    /// The data for the script.
     pub data: Value,
 }
 
@@ -60,7 +60,7 @@ impl Page {
         Self { markup: markup.trim_start_matches("<!DOCTYPE html>").to_owned(), data, html }
     }
 
-    /// Every text of the elements called `tag`.
+    /// Returns the texts of all `tag` elements.
     pub(crate) fn texts(&self, tag: &str) -> Vec<String> {
         let document = roxmltree::Document::parse(&self.markup).unwrap_or_else(|e| panic!("{e}\n{}", self.markup));
         let found = document.descendants().filter(|node| node.has_tag_name(tag));

@@ -1,4 +1,4 @@
-//! What is on the device while the programs of a run run.
+//! Device memory of the programs of a run.
 
 use super::{ProgramName, RunPrograms};
 use crate::error::{Error, Result};
@@ -6,26 +6,26 @@ use backend_tpu::aot::{Chip, Report};
 use serde::Serialize;
 use std::collections::BTreeMap;
 
-/// What has to be on the device at the same time, in bytes.
+/// Device memory at the same time, in bytes.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Memory {
-    /// What is kept between programs, by what it is.
+    /// Memory that is kept between programs, by content.
     pub state: Vec<(String, u64)>,
-    /// While each program runs: all that it takes, and what is kept beside its arguments.
+    /// Memory during each program: all that the program uses, and state that is not among its arguments.
     pub totals: BTreeMap<String, u64>,
-    /// The program during which most is there.
+    /// The program with the largest memory use.
     pub largest: String,
-    /// What is there then.
+    /// The memory use of that program.
     pub total_bytes: u64,
-    /// The same without what a failed step goes back to.
+    /// The largest memory use without the copy for a rollback.
     pub total_bytes_without_roll_back: u64,
-    /// During a micro-batch or an update, without the reference policy and without what a failed step goes back to: what a training loop
-    /// without a rollout has.
+    /// Memory during a micro-batch or an update, without the reference policy and without the copy for a rollback: the memory of a training
+    /// loop without rollouts.
     pub train_bytes: u64,
 }
 
 impl Memory {
-    /// Whether it fits.
+    /// Checks that the memory fits on `chip`.
     ///
     /// # Errors
     /// [`Error::DoesNotFit`].
@@ -40,12 +40,12 @@ impl Memory {
 }
 
 impl RunPrograms {
-    /// What is on the device, of the reports of the programs that a run runs; `None` where one is missing.
+    /// Returns the device memory, from the reports of the programs that a run executes; `None` if a report is missing.
     pub fn memory<'a>(&self, report: impl Fn(ProgramName) -> Option<&'a Report>) -> Option<Memory> {
         let sizes = self.sizes();
         let trained = |bytes: usize| (sizes.trained * bytes) as u64;
         let moments = trained(8);
-        // Where an update is one program, none are kept.
+        // An update that is one program needs no gradient accumulators.
         let sums = if self.steps_at_once() { 0 } else { trained(4) };
         let (weights, remainders) = (sizes.weight_bytes as u64, sizes.remainder_bytes as u64);
         let reference = sizes.ref_policy_bytes as u64;
@@ -54,12 +54,12 @@ impl RunPrograms {
         let (mut largest, mut without, mut train) = ((0, String::new()), 0, 0);
         for name in self.names().into_iter().filter(|name| !self.is_part(*name)) {
             let own = report(name)?.total_bytes;
-            // What of the state is not among the arguments.
+            // State that is not among the arguments.
             let beside = match name {
                 ProgramName::Gradient => remainders + moments,
-                // Weights beneath adapters.
+                // Frozen weights below adapters.
                 ProgramName::Apply => weights + remainders - trained(4),
-                // All of it is.
+                // All state is among the arguments.
                 ProgramName::Step => 0,
                 ProgramName::Admit => weights + remainders + moments + sums,
                 _ => remainders + moments + sums,

@@ -1,35 +1,35 @@
-//! What a compiler's estimates say of a whole step.
+//! Estimated times of a whole step.
 
 use super::{ProgramName, RunPrograms};
 use backend_tpu::aot::{Chip, Report};
 use serde::Serialize;
 
-/// Estimates of the time of a step, of programs that run one after the other. What the host does meanwhile is not in them.
+/// Time estimates of a step whose programs run one after the other, without the host's work.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Times {
-    /// An update: the gradients of its micro-batches, and AdamW.
+    /// The time of an update: gradients of its micro-batches, and AdamW.
     pub update_seconds: f64,
-    /// The parts of it, which add up to it, by what they are. The head is a program of its own; the layers are the loops of as many turns
-    /// as there are layers, of which the MLP is twice the difference to a program with half of it, and attention, with its projections, the
-    /// rest. Where an update is one program, the optimizer is what its own program takes, and the rest what is left.
+    /// The parts of an update by name; they add up to it. The head is a program of its own. The layers are loops with as many iterations as
+    /// the model has layers; the MLP is twice the difference to a program with half its width, and attention with its projections is the
+    /// rest. If an update is one program, the optimizer is the time of the separate AdamW program.
     pub shares: Vec<(String, f64)>,
     /// Tokens of rows per second of an update.
     pub update_tokens_per_second: f64,
-    /// Operations of the model (6 x matmul parameters x tokens, and causal attention; nothing for what is computed again) per second of an
-    /// update, over the chip's peak.
+    /// FLOPs of the model (6 x matmul parameters x tokens, and causal attention, without rematerialisation) per second of an update, divided by
+    /// the chip's peak.
     pub utilisation: f64,
-    /// A rollout of as many sequences as decode side by side, each as long as it may be.
+    /// The time of a rollout of as many sequences as decode in parallel, each of full length.
     pub rollout_seconds: f64,
-    /// The mean time of a turn of the decode loop, which adds a token to every sequence.
+    /// The mean time of a decode step, which adds a token to every sequence.
     pub token_seconds: f64,
     /// Completion tokens per second of a rollout.
     pub rollout_tokens_per_second: f64,
-    /// A step: rollout, scores, updates, as often as the configuration says.
+    /// The time of a step: rollout, scores, updates, as often as configured.
     pub step_seconds: f64,
 }
 
 impl RunPrograms {
-    /// Times of the reports of all programs; `None` where one is missing or has no estimate.
+    /// Returns the times from the reports of all programs; `None` if one is missing or has no estimate.
     pub fn times<'a>(&self, report: impl Fn(ProgramName) -> Option<&'a Report>, chip: Chip) -> Option<Times> {
         let sizes = self.sizes();
         let time = |name| report(name)?.estimate_seconds;
@@ -38,7 +38,7 @@ impl RunPrograms {
             true => (ProgramName::Step, time(ProgramName::Step)? - apply),
             false => (ProgramName::Gradient, time(ProgramName::Gradient)?),
         };
-        // The loops over layers, and those in them.
+        // The loops over layers, and loops nested in them.
         let of_layers = |name| -> Option<f64> {
             let loops = &report(name)?.loops;
             let outer = loops.iter().filter(|l| l.trips == Some(sizes.layers as u64) && l.begins == Some(1));
@@ -68,7 +68,7 @@ impl RunPrograms {
         let calls = self.decode_calls();
         let decode = calls.iter().map(|(name, count)| Some(*count as f64 * time(*name)?)).sum::<Option<f64>>()?;
         let turns = calls.values().sum::<usize>() * sizes.tokens_per_call;
-        // How many samples an admission begins is data, and so is its time, which is that of a few copies.
+        // The number of samples that an admission starts depends on data; its time is only that of a few copies.
         let rollout_seconds = time(ProgramName::Prefill)? + time(ProgramName::Admit).unwrap_or(0.0) + decode;
         let completion_tokens = (sizes.slots * sizes.completion) as f64;
         let rollouts = sizes.sequences.div_ceil(sizes.slots) as f64;

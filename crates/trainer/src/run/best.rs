@@ -1,4 +1,4 @@
-//! The best evaluation of a run so far, whose checkpoint is kept, and when a run that gets no better ends.
+//! The best evaluation of a run, by `run.metric_for_best_model`, and early stopping.
 
 use super::Run;
 use super::checkpoint::CheckpointId;
@@ -8,7 +8,7 @@ use crate::coefficients::Exact;
 use crate::error::{Error, Result};
 use serde::{Deserialize, Serialize};
 
-/// The best evaluation by `run.metric_for_best_model`, as state.json holds it.
+/// The best evaluation by `run.metric_for_best_model`, as stored in state.json.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Best {
@@ -16,18 +16,17 @@ pub struct Best {
     pub metric: String,
     /// The best value of the metric.
     pub value: Exact,
-    /// The number of GRPO steps before the evaluation that had it: its checkpoint is the one after so many steps.
+    /// The number of GRPO steps before that evaluation. Its checkpoint was taken after the same step.
     pub step: u64,
-    /// The number of evaluations since the last one that was better than the best before it by more than
-    /// `run.early_stopping_threshold`.
+    /// The number of evaluations since the last one that improved on the best by more than `run.early_stopping_threshold`.
     pub early_stopping_patience_counter: u64,
 }
 
 impl Best {
-    /// The best after another evaluation, and whether that is the new best one.
+    /// Returns the best evaluation including `row`, and `true` if `row` is the new best.
     ///
     /// # Errors
-    /// [`Error::Config`] when the evaluation does not have the metric.
+    /// [`Error::Config`] if the evaluation lacks the metric.
     fn after(before: Option<&Self>, options: &RunOptions, row: &MetricsRow) -> Result<Option<(Self, bool)>> {
         let Some(metric) = options.metric_for_best_model.as_deref() else { return Ok(None) };
         let metric = if metric.starts_with(PREFIX) { metric.to_owned() } else { format!("{PREFIX}{metric}") };
@@ -40,9 +39,9 @@ impl Best {
                 found: metric,
             });
         };
-        // Another metric than before, which may change when a run goes on, begins again.
+        // The metric may change when a run is resumed; the comparison then starts afresh.
         let before = before.filter(|best| best.metric == metric);
-        // What is not finite is null in a row, and is no improvement.
+        // Non-finite values are null in a row and never count as an improvement.
         let better = |value: f64, by: f64| {
             before.is_none_or(|best| {
                 let gain = if options.is_greater_better() { value - best.value.0 } else { best.value.0 - value };
@@ -66,16 +65,16 @@ impl Best {
     }
 }
 
-/// The beginning of the names of an evaluation's metrics, which may be left out of `run.metric_for_best_model`.
+/// The prefix of evaluation metrics, optional in `run.metric_for_best_model`.
 const PREFIX: &str = "eval/";
 
 impl Run {
-    /// The best evaluation so far; `None` without `run.metric_for_best_model` and before the first evaluation.
+    /// Returns the best evaluation so far; `None` without `run.metric_for_best_model` and before the first evaluation.
     pub fn best(&self) -> Option<&Best> {
         self.best.as_ref()
     }
 
-    /// Compares an evaluation with the best one so far; whether it is better.
+    /// Compares an evaluation with the best one so far. Returns `true` if it is better.
     pub(super) fn observe(&mut self, row: &MetricsRow) -> Result<bool> {
         let Some((best, is_better)) = Best::after(self.best.as_ref(), &self.trainer.config().run, row)? else {
             return Ok(false);
@@ -84,19 +83,19 @@ impl Run {
         Ok(is_better)
     }
 
-    /// Whether `run.early_stopping_patience` evaluations were no better, one after the other.
+    /// Returns `true` if the last `run.early_stopping_patience` evaluations brought no improvement.
     pub(super) fn stops_early(&self) -> bool {
         let patience = self.trainer.config().run.early_stopping_patience;
         let counter = self.best.as_ref().map_or(0, |best| best.early_stopping_patience_counter);
         patience.is_some_and(|patience| counter >= patience)
     }
 
-    /// The checkpoint of the best evaluation.
+    /// Returns the checkpoint of the best evaluation.
     pub(super) fn best_checkpoint(&self) -> Option<CheckpointId> {
         self.best.as_ref().map(|best| CheckpointId::Grpo(best.step))
     }
 
-    /// Puts the weights of the best checkpoint into the policy, with `run.load_best_model_at_end`.
+    /// With `run.load_best_model_at_end`, loads the weights of the best checkpoint into the policy.
     pub(super) fn load_best(&mut self) -> Result<()> {
         let Some(best) = self.best_checkpoint().filter(|_| self.trainer.config().run.load_best_model_at_end) else {
             return Ok(());
@@ -124,7 +123,7 @@ mod tests {
         }
     }
 
-    /// Value, step and counter of the best after each of these evaluations.
+    /// Returns value, step and patience counter of the best evaluation after each of these values.
     fn observed(options: &RunOptions, values: &[f64]) -> Vec<(f64, u64, u64)> {
         let mut best = None;
         let rows = values.iter().enumerate();
@@ -137,9 +136,9 @@ mod tests {
     }
 
     #[test]
-    fn patience_is_counted_as_transformers_does() {
+    fn early_stopping_counts_patience_like_transformers() {
         let found = observed(&options(0.1, None), &[0.5, 0.5, 0.55, 0.7, f64::NAN, 0.6]);
-        // 0.55 is the best one, but by too little.
+        // 0.55 is the best value, but improves by less than the threshold.
         let expected = [(0.5, 0, 0), (0.5, 0, 1), (0.55, 2, 2), (0.7, 3, 0), (0.7, 3, 1), (0.7, 3, 2)];
         assert_eq!(found, expected);
         let less = observed(&options(0.0, Some(false)), &[0.5, 0.6, 0.4]);
@@ -147,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn a_metric_that_an_evaluation_does_not_have_is_refused_with_those_that_it_has() {
+    fn an_unknown_best_model_metric_is_an_error_with_the_known_ones() {
         let options = RunOptions { metric_for_best_model: Some("eval/pas@1".into()), ..RunOptions::default() };
         let row = MetricsRow::new(RowKind::Eval, 0, [("eval/pass@1", 0.5), ("step_time", 1.0)]);
         let error = Best::after(None, &options, &row).unwrap_err().to_string();

@@ -1,4 +1,4 @@
-//! The model card of what a run has trained.
+//! The model card (README.md) of a trained model.
 
 use super::summary::Summary;
 use crate::error::Result;
@@ -6,7 +6,7 @@ use crate::train_config::{ModelSource, TrainConfig};
 use grpo_files::to_yaml;
 use std::fmt::Write;
 
-/// How many weights a model has.
+/// The number of weights of a model.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Weights {
     /// The number of weights that were trained.
@@ -57,7 +57,7 @@ pub(crate) fn model_card(config: &TrainConfig, summary: &Summary, weights: Weigh
 /// The number of held-out problems among the numbers of an evaluation.
 const PROBLEMS: &str = "problems";
 
-/// A count with commas between groups of three digits.
+/// Returns a count with commas between groups of three digits.
 fn grouped(count: usize) -> String {
     let digits = count.to_string();
     let starts_group = |at: usize| at > 0 && (digits.len() - at).is_multiple_of(3);
@@ -72,7 +72,7 @@ mod tests {
     use crate::trainer::Counters;
 
     #[test]
-    fn the_card_says_what_was_done_and_how_to_do_it_again() {
+    fn the_model_card_has_results_and_configuration() {
         let config = TrainConfig { seed: 7, model: ModelSource::Pretrained("a/b".into()), ..TrainConfig::default() };
         let rows = [0.25, 0.75].map(|pass| MetricsRow::new(RowKind::Eval, 0, [("eval/pass@1", pass)]));
         let summary = Summary::new(&config, &rows, Counters::default(), 1.0);
@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn weights_and_problems_are_counts_with_their_nouns() {
+    fn the_model_card_uses_singular_and_plural() {
         let config = TrainConfig { lora: Some(models::LoraConfig::default()), ..TrainConfig::default() };
         let text = |config: &TrainConfig, problems: f64| {
             let rows = [MetricsRow::new(RowKind::Eval, 0, [("eval/pass@1", 0.5), ("eval/problems", problems)])];

@@ -1,9 +1,8 @@
-//! What may change in the configuration of a run when it goes on, and what was changed.
+//! Changes to the configuration of a run when it is resumed.
 //!
-//! A run goes on with another value of a key that is [safe](SAFE), from `config.yaml` or from `--set`: how fast it learns from
-//! here on, where it gives up, what is logged, evaluated and kept. Weights, moments and counters stay what they are. Every
-//! other key makes another run of it, and is refused by its name. The hash in checkpoints is that of the keys that stay,
-//! so all checkpoints of a run agree on it whatever was changed between them.
+//! A resumed run may use new values for [safe keys](SAFE), from `config.yaml` or `--set`: learning rates, limits, logging, evaluation,
+//! checkpoints. Weights, AdamW moments and counters are kept. A change of any other key would make it a different run and is refused
+//! with the name of the key. Checkpoints store a hash of all other keys, so all checkpoints of a run have the same hash.
 
 use super::checkpoint::{CheckpointId, sha256};
 use super::dir::RunDir;
@@ -16,8 +15,8 @@ use std::collections::BTreeMap;
 use std::fs::OpenOptions;
 use std::io::Write;
 
-/// The keys, and sections with all their keys, that may have another value when a run goes on; `*` is any name. How a reward outside
-/// of this process is reached may change, its weight may not.
+/// Keys, and sections with all their keys, that may change when a run is resumed; `*` stands for any name. The connection to an
+/// external reward may change, its weight may not.
 pub const SAFE: &[&str] = &[
     "run",
     "policy",
@@ -55,18 +54,18 @@ pub const SAFE: &[&str] = &[
     "rewards.http.*.headers",
 ];
 
-/// The keys in the hash of the first checkpoints, a line each. Every other key came later: where it has its default it is
-/// left out of the hash, so that checkpoints from before it still fit their run.
+/// The keys that are always part of the hash, one per line. Keys added later are left out of the hash while they have their default, so
+/// older checkpoints still match their run.
 const FIRST: &str = include_str!("first_keys.txt");
 
-/// One key that has another value than before. Also a row of `changes.jsonl`, there with the checkpoint.
+/// A key whose value changed, with both values. Also a row of `changes.jsonl`, where the checkpoint is added.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Change {
     /// The dotted path of the key.
     pub key: String,
-    /// The value of the key until then.
+    /// The value before the change.
     pub from: Value,
-    /// The value of the key from then on.
+    /// The value after the change.
     pub to: Value,
 }
 
@@ -79,16 +78,16 @@ impl std::fmt::Display for Change {
 /// A row of `changes.jsonl`.
 #[derive(Serialize)]
 struct ChangeRow<'a> {
-    /// The checkpoint from which the change counts; null for a run that begins again.
+    /// The checkpoint from which the change applies; null if the run starts over.
     checkpoint: Option<String>,
     #[serde(flatten)]
     change: &'a Change,
 }
 
-/// The differences between two configurations, sorted by key, without secrets: where only a secret differs, `from` is `to`.
+/// Returns the differences between two configurations, sorted by key, without secrets: if only a secret differs, `from` equals `to`.
 ///
 /// # Errors
-/// [`Error::Text`] when a configuration cannot be serialised.
+/// [`Error::Text`] if a configuration cannot be serialised.
 pub fn between(before: &TrainConfig, after: &TrainConfig) -> Result<Vec<Change>> {
     let (before, after) = (leaves(before)?, leaves(after)?);
     let keys = before.keys().chain(after.keys().filter(|key| !before.contains_key(*key)));
@@ -104,11 +103,11 @@ pub fn between(before: &TrainConfig, after: &TrainConfig) -> Result<Vec<Change>>
     Ok(changes)
 }
 
-/// Returns the changes from the recorded configuration of `dir` to `wanted`. The record has no secrets, so a changed secret is found by
-/// comparing with config.yaml.
+/// Returns the changes from the recorded configuration of `dir` to `wanted`. The record holds no secrets, so changed secrets are found
+/// by comparing with config.yaml.
 ///
 /// # Errors
-/// [`Error::RunDir`] with the keys that may not change and the reason; as [`RunDir::recorded_config`].
+/// [`Error::RunDir`] with the keys that may not change and the reason; the errors of [`RunDir::recorded_config`].
 pub(super) fn safe_changes(dir: &RunDir, wanted: &TrainConfig) -> Result<Vec<Change>> {
     let mut changes = between(&dir.recorded_config()?, wanted)?;
     changes.retain(|change| change.from != change.to);
@@ -127,7 +126,7 @@ pub(super) fn safe_changes(dir: &RunDir, wanted: &TrainConfig) -> Result<Vec<Cha
     Err(Error::RunDir { path: dir.root().to_owned(), reason })
 }
 
-/// Makes `wanted` the configuration of the run, which goes on from `position`.
+/// Writes `wanted` as the run's configuration and logs the changes; the run continues from `position`.
 pub(super) fn record(
     dir: &RunDir,
     wanted: &TrainConfig,
@@ -154,7 +153,7 @@ pub(super) fn record(
     dir.write_config(wanted)
 }
 
-/// The hash of everything that stays as it is from the beginning of a run to its end.
+/// Returns the hash of all keys that may not change.
 pub(super) fn config_hash(config: &TrainConfig) -> Result<String> {
     let (mut of_run, defaults) = (leaves(config)?, leaves(&TrainConfig::default())?);
     let unused = |key: &String, value: &Value| !is_first(key) && defaults.get(key) == Some(value);
@@ -173,7 +172,7 @@ fn is_first(key: &str) -> bool {
     FIRST.lines().any(|first| first == key)
 }
 
-/// Why a key may not change.
+/// Returns the reason why a key may not change.
 fn reason(key: &str) -> &'static str {
     let section = key.split('.').next().unwrap_or_default();
     match (section, key) {
@@ -186,7 +185,7 @@ fn reason(key: &str) -> &'static str {
     }
 }
 
-/// Dotted paths of all values that are no maps.
+/// Returns all values that are not maps, by dotted path.
 fn leaves(config: &TrainConfig) -> Result<BTreeMap<String, Value>> {
     fn collect(path: String, value: Value, leaves: &mut BTreeMap<String, Value>) {
         match value {
@@ -212,7 +211,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_safe_key_is_a_key() {
+    fn every_safe_key_exists() {
         let leaves = leaves(&TrainConfig::default()).unwrap();
         for safe in SAFE.iter().map(|safe| safe.split(".*").next().unwrap()) {
             assert!(leaves.keys().any(|key| key == safe || key.starts_with(&format!("{safe}."))), "{safe}");
@@ -222,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn the_hash_is_of_what_stays() {
+    fn the_configuration_hash_ignores_safe_keys() {
         let config = TrainConfig::default();
         let hash = config_hash(&config).unwrap();
         let mut changed = config.clone();
@@ -239,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_that_was_added_later_leaves_older_checkpoints_good_until_it_is_used() {
+    fn keys_added_later_keep_the_hash_while_at_their_default() {
         let config = TrainConfig::default();
         let mut before = leaves(&config).unwrap();
         for first in FIRST.lines() {

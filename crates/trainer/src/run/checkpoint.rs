@@ -1,15 +1,15 @@
-//! A checkpoint: a folder that is whole or absent, and that proves itself before it is used.
+//! Checkpoints: folders that are either complete or absent, and are verified before use.
 //!
 //! | file | what |
 //! |---|---|
 //! | `model.safetensors` | weights of the policy, f32 |
 //! | `optimizer.safetensors` | AdamW's moments `exp_avg.NAME` and `exp_avg_sq.NAME` |
 //! | `reference.safetensors` | weights of the reference policy, when the loss or the reward has a KL to it |
-//! | `state.json` | counters, coefficients that move, seed, hash of the configuration, lengths of the logs |
-//! | `SHA256SUMS` | of all of them, as `sha256sum -c` reads it |
+//! | `state.json` | counters, adaptive coefficients, seed, hash of the configuration, lengths of the logs |
+//! | `SHA256SUMS` | digests of the other files, in the format of `sha256sum -c` |
 //!
-//! It is written under a temporary name, synced file by file and renamed, so that a crash leaves the last checkpoint as
-//! it was. Names sort in the order of a run: `warmup-000050` < `step-000000` < `step-000050`.
+//! A checkpoint is written under a temporary name, synced file by file and then renamed, so a crash leaves the previous checkpoint
+//! intact. Names sort in the order of a run: `warmup-000050` < `step-000000` < `step-000050`.
 
 mod id;
 mod tensors;
@@ -38,18 +38,18 @@ const SUMS: &str = "SHA256SUMS";
 const MODEL: &str = "model.safetensors";
 const OPTIMIZER: &str = "optimizer.safetensors";
 const REF_POLICY: &str = "reference.safetensors";
-/// The groups of tensors, with their files and what they are called.
+/// The groups of tensors, with their file and their name in errors.
 const GROUPS: [(&str, StateGroup, &str); 3] = [
     (MODEL, StateGroup::Weights(Weights::Policy), "the weights"),
     (OPTIMIZER, StateGroup::Optimizer, "the optimizer's moments"),
     (REF_POLICY, StateGroup::Weights(Weights::RefPolicy), "the weights of the reference"),
 ];
-/// The beginning of the names of folders that are being written or removed, which are never read.
+/// The prefix of folders that are being written or removed. They are never read.
 const TEMPORARY: &str = ".tmp-";
 /// The largest size of state.json and SHA256SUMS in bytes; real ones are far below 4 KiB.
 const MAX_TEXT_BYTES: u64 = 1 << 16;
 
-/// The content of state.json: what a run needs beside tensors.
+/// The content of state.json: all state of a run other than tensors.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SavedState {
@@ -57,17 +57,17 @@ pub struct SavedState {
     pub format: String,
     /// The name of the checkpoint.
     pub position: String,
-    /// How far the run has come. With the seed it is the whole state of everything random.
+    /// The progress of the run. With the seed, it determines every random number.
     pub counters: Counters,
-    /// The coefficients that follow what is measured.
+    /// The coefficients that adapt to measurements.
     pub coefficients: CoefficientState,
     /// The seed of the run.
     pub seed: u64,
-    /// The SHA-256 of the configuration, without the keys that may change when the run goes on ([`super::changes::SAFE`]).
+    /// The SHA-256 of the configuration, without the keys that may change on resume ([`super::changes::SAFE`]).
     pub config_sha256: String,
-    /// The number of threads of the computation; another number may round differently.
+    /// The number of computing threads; a different number may change rounding.
     pub threads: usize,
-    /// The seconds that the run has taken.
+    /// The elapsed time of the run in seconds.
     pub seconds: f64,
     /// The length of metrics.jsonl in bytes.
     pub metrics_bytes: u64,
@@ -85,17 +85,17 @@ pub struct Checkpoints {
 }
 
 impl Checkpoints {
-    /// The checkpoints in `folder`, which need not exist yet.
+    /// Returns the checkpoints in `folder`, which need not exist yet.
     pub fn new(folder: PathBuf) -> Self {
         Self { folder }
     }
 
-    /// The folder of the checkpoint at `position`.
+    /// Returns the folder of the checkpoint at `position`.
     pub fn path(&self, position: CheckpointId) -> PathBuf {
         self.folder.join(position.to_string())
     }
 
-    /// All checkpoints, oldest first.
+    /// Returns all checkpoints, oldest first.
     ///
     /// # Errors
     /// [`Error::File`].
@@ -105,18 +105,18 @@ impl Checkpoints {
         Ok(positions)
     }
 
-    /// Saves a checkpoint. One that is there already is replaced.
+    /// Saves a checkpoint, replacing an existing one at the same position.
     ///
     /// # Errors
-    /// [`policy::Error::NotFinite`] for a state that no run can go on from; [`Error::File`], also when the folder that the checkpoints'
-    /// folder is in is gone. Nothing that was there before is lost then.
+    /// [`policy::Error::NotFinite`] if a tensor has a non-finite value; [`Error::File`], also if the parent of the checkpoints' folder is
+    /// gone. Existing checkpoints are kept on errors.
     pub fn write(
         &self,
         position: CheckpointId,
         saved: &SavedState,
         state: &(impl StateSource + ?Sized),
     ) -> Result<PathBuf> {
-        // Looked at before anything is written.
+        // Checked before anything is written.
         let steps = saved.counters.optimizer_steps;
         let layouts = GROUPS.map(|(name, group, what)| Ok((name, Layout::new(state, group, what, steps)?)));
         let layouts = layouts.into_iter().collect::<Result<Vec<_>>>()?;
@@ -125,7 +125,7 @@ impl Checkpoints {
             let path = path.to_owned();
             move |e| Error::io(action, &path, e)
         };
-        // Only this one: a run folder that is gone is not made again.
+        // Creates only this folder: a run folder that was removed is not recreated.
         match std::fs::create_dir(&self.folder) {
             Err(e) if e.kind() != std::io::ErrorKind::AlreadyExists => return Err(io("create", &self.folder)(e)),
             _ => {}
@@ -152,10 +152,10 @@ impl Checkpoints {
         Ok(target)
     }
 
-    /// Reads and proves a checkpoint, whose tensors stay in their files: they are mapped, and read once to prove them.
+    /// Maps and verifies a checkpoint. Tensors stay in their mapped files and are read once for verification.
     ///
     /// # Errors
-    /// [`Error::Checkpoint`] with the file and what is wrong with it.
+    /// [`Error::Checkpoint`] with the file and the defect.
     pub fn read(&self, position: CheckpointId) -> Result<(SavedState, TrainState<StoredTensors>)> {
         let path = self.path(position);
         let text = |name: &str| read_with(&path.join(name), |path| read_regular(path, MAX_TEXT_BYTES));
@@ -197,7 +197,7 @@ impl Checkpoints {
         Ok((saved, state))
     }
 
-    /// What to tell the user of a damaged checkpoint at `position`: the newest other one that is whole.
+    /// Returns the newest valid checkpoint other than the damaged one at `position`, for the error message.
     pub fn last_good(&self, position: CheckpointId) -> LastGood {
         let positions = self.list().unwrap_or_default();
         let mut others = positions.into_iter().rev().filter(|p| *p != position);
@@ -207,7 +207,7 @@ impl Checkpoints {
         }
     }
 
-    /// Removes the oldest checkpoints until `limit` are left, and `best` beside them; 0 keeps all.
+    /// Removes the oldest checkpoints until `limit` remain in addition to `best`; 0 keeps all.
     ///
     /// # Errors
     /// [`Error::File`].
@@ -217,7 +217,7 @@ impl Checkpoints {
             return Ok(());
         }
         for position in positions[..positions.len() - limit].iter().filter(|position| Some(**position) != best) {
-            // Renamed first: a checkpoint that is half removed must not look like a damaged one.
+            // Renamed first, so that an interrupted removal does not look like a damaged checkpoint.
             let (path, temporary) = (self.path(*position), self.folder.join(format!("{TEMPORARY}removing")));
             remove_if_there(&temporary)?;
             std::fs::rename(&path, &temporary).map_err(|e| Error::io("remove", &path, e))?;
@@ -226,7 +226,7 @@ impl Checkpoints {
         Ok(())
     }
 
-    /// Renames every checkpoint after `position`, because the run goes on from there; returns the new names.
+    /// Renames every checkpoint after `position`, from which the run continues. Returns the new names.
     ///
     /// # Errors
     /// [`Error::File`].
@@ -235,7 +235,7 @@ impl Checkpoints {
         later.filter_map(|p| self.set_aside(p).transpose()).collect()
     }
 
-    /// Removes what an interrupted write or removal has left.
+    /// Removes leftovers of an interrupted write or removal.
     ///
     /// # Errors
     /// [`Error::File`].
@@ -244,7 +244,7 @@ impl Checkpoints {
         names.iter().filter(|n| n.starts_with(TEMPORARY)).try_for_each(|n| remove_if_there(&self.folder.join(n)))
     }
 
-    /// Renames the checkpoint at `position`, if there is one, to a name that no checkpoint has.
+    /// Renames the checkpoint at `position`, if it exists, to an unused name.
     fn set_aside(&self, position: CheckpointId) -> Result<Option<PathBuf>> {
         set_aside(&self.path(position))
     }
@@ -262,7 +262,7 @@ impl Checkpoints {
     }
 }
 
-/// SHA-256 in hexadecimal.
+/// Returns the SHA-256 in hexadecimal.
 pub(crate) fn sha256(bytes: &[u8]) -> String {
     hex(&Sha256::digest(bytes))
 }
@@ -282,7 +282,7 @@ fn remove_if_there(path: &Path) -> Result<()> {
     }
 }
 
-/// A file that is read whole; one that cannot be is damage of the checkpoint.
+/// Reads a whole file. A failure is reported as a damaged checkpoint.
 fn read_with(path: &Path, read: impl FnOnce(&Path) -> std::io::Result<Vec<u8>>) -> Result<Vec<u8>> {
     read(path).map_err(|e| match e.kind() {
         std::io::ErrorKind::NotFound => damaged(path, "the file is missing"),
@@ -290,7 +290,7 @@ fn read_with(path: &Path, read: impl FnOnce(&Path) -> std::io::Result<Vec<u8>>) 
     })
 }
 
-/// What of a state is not finite, and the name of the first tensor that has it.
+/// Returns the group and the name of the first tensor with a non-finite value.
 fn not_finite(state: &TrainState<StoredTensors>) -> Option<(&'static str, &str)> {
     let tensors = |file| match file {
         MODEL => &state.policy,
@@ -300,7 +300,7 @@ fn not_finite(state: &TrainState<StoredTensors>) -> Option<(&'static str, &str)>
     GROUPS.iter().find_map(|(file, _, what)| Some((*what, tensors(*file).not_finite()?)))
 }
 
-/// Lines `<hex>  <name>`.
+/// Parses lines `<hex>  <name>`.
 fn parse_sums(bytes: &[u8]) -> Result<Vec<(String, String)>, String> {
     let text = std::str::from_utf8(bytes).map_err(|e| format!("it is not text: {e}"))?;
     let mut sums = Vec::new();

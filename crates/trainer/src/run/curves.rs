@@ -1,7 +1,7 @@
-//! curves.svg: what a run did, at a glance.
+//! Draws curves.svg, an overview of a run.
 //!
-//! The first panel shows the whole run: GRPO steps, and left of 0 the warm-up, which always takes the same share of
-//! the width because it may have many more (and much shorter) steps. The other panels show one phase each.
+//! The first panel shows the whole run: GRPO steps, and the warm-up left of 0. The warm-up always gets the same share of the width,
+//! because it may have many more (and much shorter) steps. Each other panel shows one phase.
 
 use super::jsonl::{MetricsRow, RowKind};
 use crate::error::{Error, Result};
@@ -9,7 +9,7 @@ use plotters::coord::Shift;
 use plotters::prelude::*;
 use std::ops::Range;
 
-// Okabe and Ito's colours: they differ for everybody.
+// The colour-blind safe palette of Okabe and Ito.
 const BLUE: RGBColor = RGBColor(0, 114, 178);
 const VERMILLION: RGBColor = RGBColor(213, 94, 0);
 const GREEN: RGBColor = RGBColor(0, 158, 115);
@@ -22,7 +22,7 @@ struct Curve {
     label: &'static str,
     color: RGBColor,
     points: Vec<(f64, f64)>,
-    /// Few exact points (evaluations), drawn with dots, instead of many noisy ones, drawn with their moving average.
+    /// `true` for few exact points (evaluations), drawn as dots; `false` for many noisy ones, drawn as their moving average.
     exact: bool,
 }
 
@@ -31,9 +31,9 @@ struct Panel {
     /// Unit of the vertical axis.
     unit: &'static str,
     curves: Vec<Curve>,
-    /// Values that the vertical axis shows in any case.
+    /// Values that the vertical axis always includes.
     floor: Option<Range<f64>>,
-    /// What the horizontal axis shows.
+    /// The steps that the horizontal axis shows.
     span: Span,
 }
 
@@ -44,10 +44,10 @@ enum Span {
     Grpo,
 }
 
-/// Width of the warm-up in the panel of the whole run, as a share of the width of GRPO.
+/// The share of the whole run's panel that the warm-up takes, relative to the width of GRPO.
 const WARMUP_SHARE: f64 = 0.2;
 
-/// Numbers of steps: what the horizontal axes are made of.
+/// The numbers of steps of the horizontal axes.
 struct Axis {
     warmup: f64,
     grpo: f64,
@@ -77,10 +77,10 @@ fn curve(rows: &[MetricsRow], kind: RowKind, metric: &str, label: &'static str, 
     Curve { label, color, points, exact: kind == RowKind::Eval }
 }
 
-/// The curves of a run as an SVG document.
+/// Draws the curves of a run as an SVG document.
 ///
 /// # Errors
-/// [`Error::Text`] when the drawing library refuses.
+/// [`Error::Text`] if the drawing library fails.
 pub fn svg(name: &str, rows: &[MetricsRow]) -> Result<String> {
     let mut text = String::new();
     draw(name, rows, &mut text).map_err(|e| Error::Text(format!("curves: {e}")))?;
@@ -94,7 +94,7 @@ fn draw(name: &str, rows: &[MetricsRow], text: &mut String) -> DrawResult {
     let axis = Axis { warmup: last(RowKind::Warmup), grpo: last(RowKind::Grpo).max(1.0) };
 
     let mut panels = details(rows);
-    // A phase or a metric that the run does not have needs no room.
+    // Panels without data are dropped.
     panels.retain(|panel| panel.curves.iter().any(|curve| !curve.points.is_empty()));
     let lines = panels.len().div_ceil(2);
     let root = SVGBackend::with_string(text, (1000, 380 + 250 * lines as u32)).into_drawing_area();
@@ -110,7 +110,7 @@ fn draw(name: &str, rows: &[MetricsRow], text: &mut String) -> DrawResult {
 }
 
 fn outcome(axis: &Axis, rows: &[MetricsRow]) -> Panel {
-    // During the warm-up there is no reward; what a token of the answer is given is a share too.
+    // The warm-up has no rewards; its likelihood per answer token is a share, too.
     let mut learned = curve(rows, RowKind::Warmup, "loss", "warm-up: likelihood per answer token", GREY);
     for (x, y) in &mut learned.points {
         *x = WARMUP_SHARE * axis.grpo * (*x / axis.warmup - 1.0);
@@ -189,7 +189,7 @@ fn draw_panel(area: &DrawingArea<SVGBackend<'_>, Shift>, panel: &Panel, axis: &A
     let (x, y, large) = (axis.range(panel.span), vertical(panel), panel.span == Span::Whole);
     let titled = area.titled(panel.title, (FONT, if large { 18 } else { 15 }))?;
     let drawn: Vec<&Curve> = panel.curves.iter().filter(|curve| !curve.points.is_empty()).collect();
-    // Above the curves, where it covers none.
+    // The legend is above the curves, so that it covers none.
     let below = if !drawn.is_empty() && (large || panel.curves.len() > 1) {
         let (legend, below) = titled.split_vertically(LEGEND_HEIGHT);
         draw_legend(&legend, &drawn)?;
@@ -246,7 +246,7 @@ fn draw_panel(area: &DrawingArea<SVGBackend<'_>, Shift>, panel: &Panel, axis: &A
 /// The height of a legend in pixels.
 const LEGEND_HEIGHT: u32 = 20;
 
-/// A line and a name for each curve, side by side.
+/// Draws a line and a name for each curve, side by side.
 fn draw_legend(area: &DrawingArea<SVGBackend<'_>, Shift>, curves: &[&Curve]) -> DrawResult {
     let style = (FONT, 13).into_font().color(&BLACK);
     let (mut x, y) = (72, LEGEND_HEIGHT as i32 / 2);
@@ -259,7 +259,7 @@ fn draw_legend(area: &DrawingArea<SVGBackend<'_>, Shift>, curves: &[&Curve]) -> 
     Ok(())
 }
 
-/// The range of a panel's values with a margin; never empty.
+/// Returns the range of a panel's values with a margin; never empty.
 fn vertical(panel: &Panel) -> Range<f64> {
     let values = panel.curves.iter().flat_map(|c| c.points.iter().map(|p| p.1));
     let floor = panel.floor.iter().flat_map(|f| [f.start, f.end]);
@@ -269,12 +269,12 @@ fn vertical(panel: &Panel) -> Range<f64> {
         return 0.0..1.0;
     }
     let margin = 0.05 * (high - low).max(1e-6 * high.abs().max(1.0));
-    // A floor of 0 is where the axis ends.
+    // An axis with a floor of 0 starts there.
     let start = if panel.floor.is_some() && low == 0.0 { 0.0 } else { low - margin };
     start..high + margin
 }
 
-/// Enough digits to tell the labels of `range` apart.
+/// Formats `value` with enough digits to tell the labels of `range` apart.
 fn number(value: f64, range: &Range<f64>) -> String {
     let span = range.end - range.start;
     if value == 0.0 || value.abs() < 1e-9 * span {
@@ -283,13 +283,13 @@ fn number(value: f64, range: &Range<f64>) -> String {
     if !(1e-4..1e5).contains(&span) {
         return format!("{value:.1e}");
     }
-    // Ticks are about a sixth of the span apart.
+    // Ticks are about a sixth of the range apart.
     let digits = (1.0 - (span / 2.0).log10().floor()).clamp(0.0, 6.0) as usize;
     let digits = if span >= 6.0 { 0 } else { digits };
     format!("{value:.digits$}")
 }
 
-/// Centred moving average over a twentieth of the points.
+/// Returns the centred moving average over a twentieth of the points.
 fn smooth(points: &[(f64, f64)]) -> Vec<(f64, f64)> {
     let reach = points.len() / 40;
     (0..points.len())
@@ -335,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn averages_keep_constants_and_ends() {
+    fn smoothing_keeps_constants_and_ends() {
         let flat: Vec<_> = (0..100).map(|i| (f64::from(i), 2.0)).collect();
         assert_eq!(smooth(&flat), flat);
         assert_eq!(smooth(&[(0.0, 1.0), (1.0, 3.0)]), [(0.0, 1.0), (1.0, 3.0)]);

@@ -2,22 +2,22 @@
 //!
 //! | file | what |
 //! |---|---|
-//! | `config.yaml` | the resolved configuration; may be edited between two sessions, see [`super::changes`]. The only file with [secrets](grpo_files::redact), and then only its owner may read it |
-//! | `config.recorded.yaml` | the configuration that the run was begun or last continued with, without secrets |
-//! | `fingerprint.json` | digests of the model and of the data files that the run was begun with |
-//! | `changes.jsonl` | what was changed when the run was continued, with the first change |
-//! | `metrics.jsonl` | one object per step and evaluation, TRL's names |
-//! | `completions.jsonl` | sampled completions now and then |
+//! | `config.yaml` | the resolved configuration; may be edited before a resume, see [`super::changes`]. The only file with [secrets](grpo_files::redact); only its owner can read it if it has any |
+//! | `config.recorded.yaml` | the configuration that the run last started or resumed with, without secrets |
+//! | `fingerprint.json` | digests of the model and data files at the start of the run |
+//! | `changes.jsonl` | changes of the configuration on resume, created with the first one |
+//! | `metrics.jsonl` | one object per step and evaluation, with TRL's metric names |
+//! | `completions.jsonl` | sampled completions at intervals |
 //! | `checkpoints/` | see [`super::checkpoint`] |
-//! | `model/` | the trained model in Hugging Face's layout (or an adapter in PEFT's), when a run of a model that was read is done |
-//! | `summary.json` | written when the run is done |
-//! | `failure.json` | the error that ended the run; gone when it goes on, see [`super::failure`] |
-//! | `curves.svg` | drawn when the run stops or is done |
+//! | `model/` | the trained model in Hugging Face's layout (or an adapter in PEFT's), for a finished run of a pretrained model |
+//! | `summary.json` | written when the run finishes |
+//! | `failure.json` | the error that ended the run, removed on resume, see [`super::failure`] |
+//! | `curves.svg` | drawn when the run stops or finishes |
 //! | `tensorboard/` | event files, with `logging.tensorboard` |
-//! | `wandb/`, `wandb-id` | parts of a W&B run and its id, with `wandb.mode` |
+//! | `wandb/`, `wandb-id` | files of a W&B run and its id, with `wandb.mode` |
 //!
-//! What `config.yaml` names (a plugin of the backend is code) is loaded only after it was compared with
-//! `config.recorded.yaml`, whose hash is in every checkpoint: a key that may not change ends the attempt by its name.
+//! `config.yaml` can name code, such as a plugin. It is therefore compared with `config.recorded.yaml`, whose hash is in every checkpoint,
+//! before anything that it names is loaded. A changed key that may not change is an error with its name.
 
 use crate::error::{Error, Result};
 use crate::train_config::TrainConfig;
@@ -26,27 +26,27 @@ use grpo_files::{Layers, redacted, to_yaml_with_secrets};
 use std::fs::{File, OpenOptions, TryLockError};
 use std::path::{Path, PathBuf};
 
-/// A run folder that this process holds: no other process trains in it meanwhile.
+/// A locked run folder: no other process can train in it.
 #[derive(Debug)]
 pub struct RunDir {
     root: PathBuf,
-    /// The folder itself, wherever it is moved.
+    /// The identity of the folder, which survives a rename.
     id: FileId,
-    /// The lock ends with the process, however that ends.
+    /// The lock, which the system releases when the process ends.
     _lock: File,
 }
 
-/// The folder of runs whose folder nobody has named.
+/// The parent of run folders that are not named explicitly.
 const RUNS: &str = "runs";
 
-/// The largest number of runs of one name in one folder.
+/// The largest number in the names of numbered run folders.
 const MAX_NUMBER: u32 = 999_999;
 
 impl RunDir {
-    /// A new folder for a run: `path`, or the next free `runs/<run.name>-<number>`.
+    /// Creates the folder of a new run: `path`, or the next free `runs/<run.name>-<number>`.
     ///
     /// # Errors
-    /// [`Error::RunDir`] when there is a run in the folder already; [`Error::File`].
+    /// [`Error::RunDir`] if the folder already has a run; [`Error::File`].
     pub fn create(path: Option<&Path>, config: &TrainConfig) -> Result<Self> {
         let root = match path {
             Some(path) => path.to_owned(),
@@ -59,10 +59,10 @@ impl RunDir {
         Ok(dir)
     }
 
-    /// Checks, before any work, that [`RunDir::create`] will be able to make the folder. Nothing is made.
+    /// Checks, before any work, that [`RunDir::create`] can create the folder. Creates nothing.
     ///
     /// # Errors
-    /// [`Error::RunDir`] when there is a run in the folder already; [`Error::File`] for one that cannot be written to.
+    /// [`Error::RunDir`] if the folder already has a run; [`Error::File`] if it is not writable.
     pub fn check(path: Option<&Path>) -> Result<()> {
         if let Some(path) = path {
             expect_no_run(path)?;
@@ -70,10 +70,10 @@ impl RunDir {
         Ok(check_folder(path.unwrap_or(Path::new(RUNS)))?)
     }
 
-    /// The folder of a run that was begun before.
+    /// Opens and locks the folder of an existing run.
     ///
     /// # Errors
-    /// [`Error::RunDir`] when there is no run in it or another process works on it.
+    /// [`Error::RunDir`] if it has no run or another process uses it.
     pub fn open(path: &Path) -> Result<Self> {
         if !path.join("config.yaml").is_file() {
             let reason = "there is no run in it (no config.yaml)".to_owned();
@@ -90,18 +90,18 @@ impl RunDir {
         Ok(Self { id: FileId::of(&metadata), _lock: lock, root })
     }
 
-    /// The configuration of `config.yaml` with the assignments `set` (`a.b=value`) on top.
+    /// Returns the configuration of `config.yaml` with the assignments `set` (`a.b=value`) applied.
     ///
     /// # Errors
-    /// As [`Layers::file`], [`Layers::set`] and [`Layers::resolve`].
+    /// The errors of [`Layers::file`], [`Layers::set`] and [`Layers::resolve`].
     pub fn config(&self, set: &[String]) -> Result<TrainConfig> {
         Ok(Layers::new().file(&self.config_path())?.set(set)?.resolve()?)
     }
 
-    /// The configuration that the run was begun or last continued with.
+    /// Returns the configuration that the run last started or resumed with.
     ///
     /// # Errors
-    /// [`Error::RunDir`] when it is not there; as [`Layers::file`] and [`Layers::resolve`].
+    /// [`Error::RunDir`] if the file is missing; the errors of [`Layers::file`] and [`Layers::resolve`].
     pub fn recorded_config(&self) -> Result<TrainConfig> {
         let path = self.recorded_config_path();
         if !path.is_file() {
@@ -112,87 +112,86 @@ impl RunDir {
         Ok(Layers::new().file(&path)?.resolve()?)
     }
 
-    /// Writes `config` as the configuration of the run: with its secrets into config.yaml, which only its owner may read then, and
-    /// without into config.recorded.yaml.
+    /// Writes `config` to config.yaml, with secrets and then readable by its owner only, and to config.recorded.yaml, without secrets.
     ///
     /// # Errors
     /// [`Error::File`].
     pub(super) fn write_config(&self, config: &TrainConfig) -> Result<()> {
         let (shown, has_secrets) = redacted(config).map_err(|e| Error::Text(format!("configuration: {e}")))?;
         let yaml = to_yaml_with_secrets(config)?;
-        // In this order a process that ends between the two leaves a change that is seen, and recorded, the next time.
+        // With this order, a crash between the two writes is detected and recorded as a change on the next resume.
         let write = if has_secrets { write_private } else { write_atomically };
         write(&self.config_path(), yaml.as_bytes())?;
         Ok(write_atomically(&self.recorded_config_path(), to_yaml_with_secrets(&shown)?.as_bytes())?)
     }
 
-    /// Whether the folder is still where it was: neither moved nor deleted nor replaced by another.
+    /// Returns `true` if the folder is still in its place: not moved, deleted or replaced.
     pub fn is_in_place(&self) -> bool {
         self.id.is_at(&self.root)
     }
 
-    /// The path of the folder.
+    /// Returns the path of the folder.
     pub fn root(&self) -> &Path {
         &self.root
     }
 
-    /// The path of `config.yaml`.
+    /// Returns the path of `config.yaml`.
     pub fn config_path(&self) -> PathBuf {
         self.root.join("config.yaml")
     }
 
-    /// The path of `config.recorded.yaml`.
+    /// Returns the path of `config.recorded.yaml`.
     pub fn recorded_config_path(&self) -> PathBuf {
         self.root.join("config.recorded.yaml")
     }
 
-    /// The path of `fingerprint.json`.
+    /// Returns the path of `fingerprint.json`.
     pub fn fingerprint_path(&self) -> PathBuf {
         self.root.join("fingerprint.json")
     }
 
-    /// The path of `changes.jsonl`.
+    /// Returns the path of `changes.jsonl`.
     pub fn changes_path(&self) -> PathBuf {
         self.root.join("changes.jsonl")
     }
 
-    /// The path of `metrics.jsonl`.
+    /// Returns the path of `metrics.jsonl`.
     pub fn metrics_path(&self) -> PathBuf {
         self.root.join("metrics.jsonl")
     }
 
-    /// The path of `completions.jsonl`.
+    /// Returns the path of `completions.jsonl`.
     pub fn completions_path(&self) -> PathBuf {
         self.root.join("completions.jsonl")
     }
 
-    /// The path of `checkpoints/`.
+    /// Returns the path of `checkpoints/`.
     pub fn checkpoints_path(&self) -> PathBuf {
         self.root.join("checkpoints")
     }
 
-    /// The path of `summary.json`.
+    /// Returns the path of `summary.json`.
     pub fn summary_path(&self) -> PathBuf {
         self.root.join("summary.json")
     }
 
-    /// The path of `failure.json`.
+    /// Returns the path of `failure.json`.
     pub fn failure_path(&self) -> PathBuf {
         self.root.join("failure.json")
     }
 
-    /// The path of `model/`, the folder that a run of a model that was read leaves.
+    /// Returns the path of `model/`, which a run of a pretrained model writes.
     pub fn model_path(&self) -> PathBuf {
         self.root.join("model")
     }
 
-    /// The path of `curves.svg`.
+    /// Returns the path of `curves.svg`.
     pub fn curves_path(&self) -> PathBuf {
         self.root.join("curves.svg")
     }
 }
 
-/// Checks that a folder holds no run.
+/// Checks that a folder has no run.
 fn expect_no_run(root: &Path) -> Result<()> {
     let of_runs =
         ["config.yaml", "config.recorded.yaml", "metrics.jsonl", "completions.jsonl", "checkpoints", "summary.json"];
@@ -208,7 +207,7 @@ fn expect_no_run(root: &Path) -> Result<()> {
     }
 }
 
-/// Renames what is at `path`, if anything is, to a name beside it that nothing has: `NAME.old-1`. Returns that name.
+/// Renames the file or folder at `path`, if any, to the first free `NAME.old-1`, `NAME.old-2`, ... Returns the new name.
 ///
 /// # Errors
 /// [`Error::File`].
@@ -228,19 +227,19 @@ pub(crate) fn set_aside(path: &Path) -> Result<Option<PathBuf>> {
     Ok(Some(aside))
 }
 
-/// Makes the entries of a folder durable, where the system can.
+/// Syncs the entries of a folder to disk, if the system supports it.
 pub(crate) fn sync_dir(path: &Path) -> Result<()> {
     sync_folder(path).map_err(|e| Error::io("sync", path, e))
 }
 
 fn lock(root: &Path) -> Result<File> {
     let path = root.join(".lock");
-    // Never emptied and no link followed: in a folder that others may write, it could lead to a file of the user's.
+    // The lock file is never truncated and links are not followed: in a shared folder, a link could lead to the user's files.
     let mut options = OpenOptions::new();
     let options = without_links(options.write(true).create(true).truncate(false));
     let file = options.open(&path).map_err(|e| Error::io("open the lock (a regular file, no link)", &path, e))?;
     match file.try_lock() {
-        // A file system without locks is no reason not to train.
+        // File systems without locks are accepted.
         Ok(()) | Err(TryLockError::Error(_)) => Ok(file),
         Err(TryLockError::WouldBlock) => {
             Err(Error::RunDir { path: root.to_owned(), reason: "another process is working on this run".into() })
@@ -248,7 +247,7 @@ fn lock(root: &Path) -> Result<File> {
     }
 }
 
-/// Creates `parent/name-NNN` with the first number that is free; two processes never get the same one.
+/// Creates `parent/name-NNN` with the first free number; two processes never get the same number.
 fn next_numbered(parent: &Path, name: &str) -> Result<PathBuf> {
     std::fs::create_dir_all(parent).map_err(|e| Error::io("create", parent, e))?;
     for number in 1..=MAX_NUMBER {
@@ -277,7 +276,7 @@ mod tests {
         assert_eq!(dir.recorded_config().unwrap(), config);
         assert!(RunDir::open(&path).unwrap_err().to_string().contains("another process"));
         drop(dir);
-        // What a process that was killed in the middle of a write has left, and what is none of that.
+        // Leftovers of a process that was killed while writing, and other files.
         std::fs::write(path.join(".grpo-a1B2c3.tmp"), "half").unwrap();
         std::fs::write(path.join("notes.tmp"), "mine").unwrap();
         let error = RunDir::create(Some(&path), &config).unwrap_err().to_string();
@@ -289,7 +288,7 @@ mod tests {
 
     #[test]
     #[cfg(unix)]
-    fn links_that_were_planted_are_not_followed() {
+    fn planted_links_are_not_followed() {
         use std::os::unix::fs::symlink;
         let folder = tempfile::tempdir().unwrap();
         let precious = folder.path().join("precious");
@@ -324,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_count_up() {
+    fn run_folders_are_numbered() {
         let folder = tempfile::tempdir().unwrap();
         for number in ["x-001", "x-002", "x-003"] {
             assert_eq!(next_numbered(folder.path(), "x").unwrap(), folder.path().join(number));

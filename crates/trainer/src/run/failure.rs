@@ -1,4 +1,4 @@
-//! What ends a run before its end, and what to do about it.
+//! Errors that end a run early, with advice on how to continue.
 
 use super::Run;
 use crate::error::{Error, Result};
@@ -7,17 +7,17 @@ use grpo_files::write_atomically;
 use serde::{Deserialize, Serialize};
 use std::io::ErrorKind;
 
-/// The content of failure.json, which a run leaves that an error has ended.
+/// The content of failure.json, which a run leaves when an error ends it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Failure {
     /// The error with its causes.
     pub error: String,
-    /// The name of the last position that was reached, such as `step-000012`.
+    /// The name of the last completed position, such as `step-000012`.
     pub position: String,
 }
 
 impl Run {
-    /// What to do about an error that ends the run.
+    /// Adds advice on how to continue to an error that ends the run.
     pub(super) fn explain(&self, error: Error) -> Error {
         if !matches!(error, Error::Moved { .. }) && !self.is_in_place() {
             return self.moved();
@@ -26,7 +26,7 @@ impl Run {
         if !diverged && !policy_failed {
             return error;
         }
-        // How it went until here is worth a look; that it cannot be drawn is not what is to be said.
+        // The curves help to find the cause; a failure to draw them must not hide the error.
         let _ = self.draw_curves();
         let (cause, run) = (Box::new(error), self.dir.root().to_owned());
         let last_saved = self.saved.map(|position| position.to_string());
@@ -52,11 +52,11 @@ impl Run {
             cause = error.source();
         }
         let failure = Failure { error: text, position: self.position.to_string() };
-        // The error itself is on its way to the caller; that it cannot be written adds nothing.
+        // The caller gets the original error; a failure to write this file is ignored.
         let _ = serde_json::to_vec_pretty(&failure).map(|json| write_atomically(&self.dir.failure_path(), &json));
     }
 
-    /// Removes failure.json of an earlier session: the run goes on.
+    /// Removes failure.json of an earlier session when the run is resumed.
     pub(super) fn forget_failure(&self) -> Result<()> {
         let path = self.dir.failure_path();
         match std::fs::remove_file(&path) {
@@ -69,7 +69,10 @@ impl Run {
         self.dir.is_in_place() && self.metrics.is_in_place() && self.completions.is_in_place()
     }
 
-    /// [`Error::Moved`] when what is written now would not be where the run is.
+    /// Checks that the run folder is still in place.
+    ///
+    /// # Errors
+    /// [`Error::Moved`].
     pub(super) fn expect_in_place(&self) -> Result<()> {
         if self.is_in_place() { Ok(()) } else { Err(self.moved()) }
     }
@@ -80,11 +83,11 @@ impl Run {
     }
 }
 
-/// Whether numbers have left the range in which a run can go on.
+/// Returns `true` if the error means that training diverged.
 fn is_divergence(error: &Error) -> bool {
     match error {
         Error::Policy(policy::Error::NotFinite { .. }) | Error::TooManySkips { .. } => true,
-        // Logits that a device samples from.
+        // Non-finite logits, found when sampling on a device.
         Error::Policy(policy::Error::Other(source)) => {
             matches!(source.downcast_ref(), Some(policy_device::Error::NotFinite { .. }))
         }
@@ -92,8 +95,8 @@ fn is_divergence(error: &Error) -> bool {
     }
 }
 
-/// Whether the policy itself failed, or the device that computes for it, and not what was asked of it: a device that is lost or has no memory
-/// left, or an error of the library that a policy is made with.
+/// Returns `true` if the policy or its device failed, as opposed to an invalid request: the device is lost or out of memory, or the
+/// policy's library returned an error.
 fn is_failure_of_policy(error: &Error) -> bool {
     use grpo_core::Error::Backend;
     let Error::Policy(error) = error else { return matches!(error, Error::Loss(Backend { .. })) };

@@ -1,13 +1,13 @@
-//! Fingerprints of a run's model and data files, so that a resumed run is refused if they have changed.
+//! Fingerprints of a run's model and data files. A resume is refused if they have changed.
 //!
-//! `fingerprint.json` in the folder of a run holds:
+//! `fingerprint.json` in the run folder holds:
 //!
 //! * for a pretrained model: the values of `config.json` that define the decoder, the EOS tokens, and a SHA-256 of each part of the
 //!   tokenizer, of the chat template, and of every tensor (dtype, shape and all bytes);
 //! * for each data file: its size and a SHA-256 of its bytes.
 //!
-//! Names of weight files are not part of it: the same weights in other shards are the same model. All bytes of the weights are hashed,
-//! because a checkpoint of LoRA holds only the adapters, and one changed value makes another base model.
+//! Names of weight files are not included: the same weights in other shards are the same model. All bytes of the weights are hashed,
+//! because a LoRA checkpoint holds only the adapters, and one changed value makes a different base model.
 
 use super::changes::Change;
 use super::checkpoint::sha256;
@@ -27,15 +27,15 @@ use std::path::Path;
 
 /// The name and version of the format.
 const FORMAT: &str = "grpo-fingerprint/1";
-/// The largest fingerprint.json that is read, in bytes; a tensor takes some 150 of them.
+/// The largest fingerprint.json that is read, in bytes; each tensor takes about 150.
 const LIMIT: u64 = 1 << 26;
 /// The largest file of a tokenizer that is read, in bytes.
 const TEXT_LIMIT: u64 = 1 << 30;
-/// Tensors are hashed in blocks of so many bytes, on all threads; their digests are hashed again.
+/// Tensors are hashed in blocks of this many bytes, on all threads; the digests of the blocks are then hashed.
 const BLOCK: usize = 1 << 24;
-/// The number of differences that an error names.
+/// The number of differences that an error lists.
 const SHOWN: usize = 5;
-/// The fields of tokenizer_config.json and special_tokens_map.json that are read; the chat template is looked at by itself.
+/// The fields of tokenizer_config.json and special_tokens_map.json that are compared; the chat template is compared separately.
 const TOKENIZER_FIELDS: [&str; 12] = [
     "bos_token",
     "eos_token",
@@ -50,7 +50,7 @@ const TOKENIZER_FIELDS: [&str; 12] = [
     "add_bos_token",
     "chat_control_tokens",
 ];
-/// The fields of generation_config.json that say which tokens may be sampled.
+/// The fields of generation_config.json that restrict which tokens may be sampled.
 const GENERATION_FIELDS: [&str; 4] = ["suppress_tokens", "begin_suppress_tokens", "bad_words_ids", "sequence_bias"];
 
 /// The model and the data files of a run, as names and digests.
@@ -66,15 +66,15 @@ pub(super) struct Fingerprint {
 }
 
 impl Fingerprint {
-    /// The present model and files of a configuration.
+    /// Computes the fingerprint of a configuration's model and data files.
     ///
     /// # Errors
-    /// The errors of reading a model, and [`Error::File`].
+    /// The errors of reading the model; [`Error::File`].
     pub(super) fn of(config: &TrainConfig) -> Result<Self> {
         Ok(Self { data: data(config)?, ..Self::of_model(config)? })
     }
 
-    /// The present model alone.
+    /// Computes the fingerprint of the model alone.
     fn of_model(config: &TrainConfig) -> Result<Self> {
         let model = match Pretrained::of(config)? {
             Some(model) => of_folder(&model, config)?,
@@ -83,7 +83,7 @@ impl Fingerprint {
         Ok(Self { format: FORMAT.to_owned(), model, data: BTreeMap::new() })
     }
 
-    /// Writes it into the folder of a run.
+    /// Writes the fingerprint into a run folder.
     ///
     /// # Errors
     /// [`Error::File`].
@@ -92,7 +92,7 @@ impl Fingerprint {
         Ok(write_atomically(&dir.fingerprint_path(), &json)?)
     }
 
-    /// Reads the fingerprint that was written when the run began.
+    /// Reads the fingerprint that was written when the run started.
     fn read(dir: &RunDir) -> Result<Self> {
         let path = dir.fingerprint_path();
         let refused = |reason: String| Error::RunDir { path: path.clone(), reason };
@@ -113,7 +113,7 @@ impl Fingerprint {
     }
 }
 
-/// Checks that the model of `config` has not changed since the run in `dir` began.
+/// Checks that the model of `config` has not changed since the start of the run in `dir`.
 ///
 /// # Errors
 /// [`Error::RunDir`] with a list of the changes; the errors of [`Fingerprint::of`].
@@ -122,8 +122,8 @@ pub(super) fn check_model(dir: &RunDir, config: &TrainConfig) -> Result<()> {
     if now.model.is_empty() { Ok(()) } else { same_model(dir, &Fingerprint::read(dir)?, &now) }
 }
 
-/// Checks that model and data of `config` have not changed since the run in `dir` began. With `run.allow_changed_data`, data may change.
-/// Returns the new fingerprint and the changes of the data, which the run records.
+/// Checks that model and data of `config` have not changed since the start of the run in `dir`. With `run.allow_changed_data`, data may
+/// change. Returns the new fingerprint and the changes of the data, which the run records.
 ///
 /// # Errors
 /// [`Error::RunDir`] with a list of the changes; the errors of [`Fingerprint::of`].
@@ -162,7 +162,7 @@ fn same_model(dir: &RunDir, before: &Fingerprint, now: &Fingerprint) -> Result<(
     Err(Error::RunDir { path: dir.root().to_owned(), reason })
 }
 
-/// Returns the differences by name. The value of a missing name is null.
+/// Returns the differences by name; the value of a missing name is null.
 fn differences(before: &BTreeMap<String, Value>, now: &BTreeMap<String, Value>) -> Vec<Change> {
     let names = before.keys().chain(now.keys().filter(|name| !before.contains_key(*name)));
     let value = |map: &BTreeMap<String, Value>, name: &String| map.get(name).cloned().unwrap_or_default();
@@ -170,7 +170,7 @@ fn differences(before: &BTreeMap<String, Value>, now: &BTreeMap<String, Value>) 
     changes.filter(|change| change.from != change.to).collect()
 }
 
-/// Returns the first changes as text. Digests are left out.
+/// Returns the first changes as text, without digests.
 fn list(changes: &[Change]) -> String {
     let is_digest = |value: &Value| value.as_str().is_some_and(|text| text.contains("sha256:"));
     let one = |change: &Change| match (&change.from, &change.to) {
@@ -204,7 +204,7 @@ fn of_folder(model: &Pretrained, config: &TrainConfig) -> Result<BTreeMap<String
         }
     }
     for (field, value) in object(&path.join("tokenizer.json"))?.unwrap_or_default() {
-        // Settings for batches, which are not used.
+        // Defaults for padding and truncation of batches are not used.
         if field != "truncation" && field != "padding" {
             put("tokenizer.json", &field, digest(value));
         }
@@ -218,7 +218,7 @@ fn of_folder(model: &Pretrained, config: &TrainConfig) -> Result<BTreeMap<String
             }
         }
     }
-    // Where both are there, the file decides.
+    // The template file takes precedence over the field of tokenizer_config.json.
     let template = text(&path.join("chat_template.jinja"))?.map(Value::from);
     if let Some(template) = template.or_else(|| tokenizer.get("chat_template").cloned()) {
         put("chat_template.jinja", "text", digest(template));
@@ -241,7 +241,7 @@ fn of_folder(model: &Pretrained, config: &TrainConfig) -> Result<BTreeMap<String
     Ok(found)
 }
 
-/// Returns size and digest of every data file, by role and path.
+/// Returns size and digest of every data file, by its use and path.
 fn data(config: &TrainConfig) -> Result<BTreeMap<String, Value>> {
     let of = |role: &'static str, path: &Path| Ok((format!("{role} {}", path.display()), of_file(path)?));
     let data = &config.data;

@@ -1,4 +1,4 @@
-//! Whether the logs of a run are those that a checkpoint was taken with, before they are cut back to it.
+//! Checks that the logs of a run match a checkpoint before they are truncated to it.
 
 use super::checkpoint::{CheckpointId, SavedState};
 use super::dir::RunDir;
@@ -8,8 +8,8 @@ use crate::trainer::Counters;
 use grpo_files::{JsonLines, each_row};
 use std::path::Path;
 
-/// Checks both logs as far as the checkpoint vouches for them: they end there at the end of a line, every row can be read,
-/// and the rows are those that lead to the checkpoint's counters. Nothing is changed.
+/// Checks both logs up to the lengths in the checkpoint: they must end at a line's end, every row must parse, and the rows must lead to
+/// the checkpoint's counters. Changes nothing.
 ///
 /// # Errors
 /// [`Error::RunDir`] with the number of the line; [`Error::File`].
@@ -61,7 +61,7 @@ fn check_metrics(path: &Path, bytes: u64, counters: Counters, position: Checkpoi
         Ok(())
     })?;
     let begun = matches!(position, CheckpointId::Grpo(_));
-    // A run whose data set holds nothing out has no evaluation.
+    // A run without held-out data has no evaluation.
     let expected =
         (counters.warmup_steps, counters.grpo_steps, begun && evaluated.is_some(), counters.num_tokens as f64);
     let found = (warmup, grpo, evaluated.is_some(), tokens);

@@ -1,8 +1,7 @@
 //! A whole run in a folder: warm-up, evaluation, GRPO steps, checkpoints, summary.
 //!
-//! Nothing is printed: an [`Observer`] is told what happens. All that the run knows of its past is in its folder
-//! (counters and weights in the checkpoint, everything else in metrics.jsonl), so a resumed run ends as one that never
-//! stopped.
+//! Nothing is printed; an [`Observer`] receives events. All state of the run is in its folder (counters and weights in checkpoints, the
+//! rest in metrics.jsonl), so a resumed run ends with the same result as an uninterrupted one.
 
 mod best;
 pub(crate) mod card;
@@ -45,12 +44,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 use summary::Summary;
 
-/// How a run ended.
+/// The outcome of [`Run::run`].
 #[derive(Clone, Debug)]
 pub enum Ending {
-    /// All steps are done, or evaluations no longer got better (`run.early_stopping_patience`).
+    /// All steps are done, or evaluations stopped improving (`run.early_stopping_patience`).
     Finished(Box<Summary>),
-    /// The run was asked to stop and has saved a checkpoint.
+    /// The run was stopped and has saved a checkpoint.
     Stopped {
         /// The folder of the checkpoint.
         checkpoint: PathBuf,
@@ -81,7 +80,7 @@ pub struct Run {
     position: CheckpointId,
     /// The best evaluation so far.
     best: Option<Best>,
-    /// The checkpoint that holds the present state.
+    /// The checkpoint of the current state, if it was saved.
     saved: Option<CheckpointId>,
     resumed: Option<CheckpointId>,
     changes: Vec<Change>,
@@ -91,17 +90,17 @@ pub struct Run {
 }
 
 impl Run {
-    /// A new run of the parts that the configuration names. `path` is its folder, see [`RunDir::create`].
+    /// Creates a new run with the parts that the configuration names. `path` is its folder, see [`RunDir::create`].
     ///
     /// # Errors
     /// The errors of [`Run::prepare`], [`Prepared::trainer`] and [`RunDir::create`].
     pub fn start(config: TrainConfig, path: Option<&Path>) -> Result<Self> {
-        // Before there is a folder: a configuration that cannot run leaves nothing behind.
+        // An invalid configuration fails before a folder is created.
         Self::start_with(Self::prepare(config, path)?.trainer()?, path)
     }
 
-    /// The first half of [`Run::start`]: checks everything that takes no weights, the folder of the run included, and makes nothing. The
-    /// other half is [`Prepared::trainer`] and [`Run::start_with`].
+    /// Does the first half of [`Run::start`]: checks everything that needs no weights, including the run folder, and creates nothing. The
+    /// second half is [`Prepared::trainer`] and [`Run::start_with`].
     ///
     /// # Errors
     /// The errors of [`Prepared::new`] and [`RunDir::check`].
@@ -112,10 +111,10 @@ impl Run {
         Prepared::new(config)
     }
 
-    /// A new run of your own trainer, made with [`Trainer::with_parts`].
+    /// Creates a new run with your own trainer, made by [`Trainer::with_parts`].
     ///
     /// # Errors
-    /// The errors of [`RunDir::create`]; [`Error::File`] when `wandb.dir` cannot be written to.
+    /// The errors of [`RunDir::create`]; [`Error::File`] if `wandb.dir` is not writable.
     pub fn start_with(trainer: Trainer, path: Option<&Path>) -> Result<Self> {
         sinks::check(&trainer.config().wandb)?;
         let fingerprint = Fingerprint::of(trainer.config())?;
@@ -144,24 +143,24 @@ impl Run {
         })
     }
 
-    /// The folder of the run.
+    /// Returns the folder of the run.
     pub fn dir(&self) -> &RunDir {
         &self.dir
     }
 
-    /// The trainer that does the steps.
+    /// Returns the trainer.
     pub fn trainer(&self) -> &Trainer {
         &self.trainer
     }
 
-    /// Runs to the end, or until `stop` is set: the step at hand is finished and a checkpoint saved. Metrics go to the
-    /// sinks of the configuration, too.
+    /// Runs to the end, or until `stop` is set; the current step is then finished and a checkpoint saved. Metrics also go to the
+    /// configured sinks.
     ///
     /// # Errors
-    /// Those of the trainer and of files. What was saved before stays good. A sink that cannot be opened is an error, one
-    /// that fails later is not.
+    /// The errors of the trainer and of files. Saved checkpoints stay valid. A sink that cannot be opened is an error; a sink that
+    /// fails later is not.
     pub fn run(&mut self, observer: &mut dyn Observer, stop: &AtomicBool) -> Result<Ending> {
-        // A run that is done has no more to tell.
+        // A finished run has nothing to log.
         let done = self.is_over() && self.saved.is_some();
         let mut sinks = if done { Sinks::default() } else { sinks::open(self.dir.root(), self.trainer.config())? };
         self.forget_failure()?;
@@ -174,7 +173,7 @@ impl Run {
         ending
     }
 
-    /// Whether all steps are done, or evaluations no longer get better.
+    /// Returns `true` if all steps are done, or evaluations stopped improving.
     fn is_over(&self) -> bool {
         match self.trainer.phase() {
             Phase::Warmup => false,
@@ -235,8 +234,8 @@ impl Run {
         Ok(Ending::Finished(Box::new(summary)))
     }
 
-    /// What there is when a step found nothing to learn from, or no rewards, is kept: who raises the limit, or mends the reward, goes
-    /// on from here.
+    /// Saves a checkpoint if a step found too few usable groups or the rewards failed, so that the run can be resumed with a higher limit or
+    /// a fixed reward.
     fn give_up(&mut self, error: Error, observer: &mut dyn Observer) -> Result<Error> {
         match error {
             Error::TooFewGroups { .. } => {
@@ -269,7 +268,7 @@ impl Run {
         }
         self.log(MetricsRow::new(RowKind::Warmup, step, values), observer)?;
         self.position = CheckpointId::Warmup(step);
-        // The end of the warm-up is saved after the evaluation that follows it.
+        // The end of the warm-up is saved after the evaluation that follows.
         let ends = self.trainer.phase() != Phase::Warmup;
         if !ends && is_due(step, self.trainer.config().run.save_steps) { self.save(observer).map(drop) } else { Ok(()) }
     }
@@ -280,7 +279,7 @@ impl Run {
         let counters = self.trainer.counters();
         let step = counters.grpo_steps;
         let mut row = MetricsRow::new(RowKind::Grpo, step, report.metrics.values());
-        // TRL's num_tokens counts from the beginning of the run.
+        // TRL's num_tokens counts from the start of the run.
         for (name, value) in [
             ("num_tokens", counters.num_tokens as f64),
             ("tokens", report.tokens as f64),
@@ -305,7 +304,7 @@ impl Run {
         if last || is_best || is_due(step, options.save_steps) { self.save(observer).map(drop) } else { Ok(()) }
     }
 
-    /// Evaluates the present policy, where rows are held out; whether it is the best so far.
+    /// Evaluates the policy if there is held-out data. Returns `true` if it is the best so far.
     fn evaluate(&mut self, step: u64, observer: &mut dyn Observer) -> Result<bool> {
         if self.trainer.held_out().is_empty() {
             return Ok(false);
@@ -327,13 +326,13 @@ impl Run {
         Ok(())
     }
 
-    /// Saves the present state, unless that is done.
+    /// Saves the current state, unless it is already saved.
     fn save(&mut self, observer: &mut dyn Observer) -> Result<PathBuf> {
         self.expect_in_place()?;
         if self.saved == Some(self.position) {
             return Ok(self.checkpoints.path(self.position));
         }
-        // The logs first: the checkpoint says how long they are.
+        // The logs are synced first, because the checkpoint stores their lengths.
         let (metrics_bytes, completions_bytes) = (self.metrics.sync()?, self.completions.sync()?);
         let config = self.trainer.config();
         let saved = SavedState {

@@ -1,4 +1,4 @@
-//! The events of a run, for whoever shows or logs it.
+//! Events of a run, for display and logging.
 
 use super::changes::Change;
 use super::checkpoint::CheckpointId;
@@ -7,10 +7,10 @@ use crate::overview::Overview;
 use crate::train_config::TrainConfig;
 use std::path::{Path, PathBuf};
 
-/// Something that happened in a run.
+/// An event of a run.
 #[derive(Clone, Copy, Debug)]
 pub enum Event<'a> {
-    /// The run begins or goes on.
+    /// The run starts or resumes.
     Started {
         /// The folder of the run.
         dir: &'a Path,
@@ -18,22 +18,22 @@ pub enum Event<'a> {
         config: &'a TrainConfig,
         /// The number of weights of the policy.
         parameters: usize,
-        /// Facts about the run; `None` for a trainer with parts of its own.
+        /// A description of the run; `None` for a trainer with custom parts.
         overview: Option<&'a Overview>,
-        /// The checkpoint that the run goes on from; `None` at the beginning.
+        /// The checkpoint that the run resumes from; `None` for a new run.
         resumed: Option<CheckpointId>,
-        /// The keys that have another value than before in the configuration of a run that goes on.
+        /// The keys whose values changed on resume.
         changes: &'a [Change],
-        /// Checkpoints, logs or a summary that were renamed because the run goes on from before them.
+        /// Checkpoints, logs or a summary that were renamed because they are later than the checkpoint.
         set_aside: &'a [PathBuf],
     },
-    /// A phase begins, or goes on after `done` of its `steps`.
+    /// A phase starts, or resumes after `done` of its `steps`.
     Phase {
         /// The kind of the phase.
         kind: RowKind,
-        /// The number of steps done before.
+        /// The number of steps already done.
         done: u64,
-        /// The number of steps in all; 1 for an evaluation.
+        /// The total number of steps; 1 for an evaluation.
         steps: u64,
     },
     /// A row was added to metrics.jsonl.
@@ -44,7 +44,7 @@ pub enum Event<'a> {
     Saved(&'a Path),
     /// The trained model was written to a folder.
     Exported(&'a Path),
-    /// There is a line to show about TensorBoard or Weights & Biases.
+    /// A line about TensorBoard or Weights & Biases for the user.
     Note(&'a str),
 }
 

@@ -1,37 +1,37 @@
-//! The section `run`: what a run saves and shows. Nothing in it changes the numbers of the run.
+//! The section `run`: checkpoints, logs and early stopping. Its keys do not change the computation of a step.
 
 use crate::error::Result;
 use crate::train_config::check;
 use serde::{Deserialize, Serialize};
 
-/// The largest number of completions of one table.
+/// The largest number of completions per table.
 const MAX_COMPLETIONS: usize = 1000;
 
 /// The section `run` of a configuration.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct RunOptions {
-    /// The name of the run: `runs/<name>-<number>` is its folder unless another is asked for.
+    /// The name of the run. Its folder is `runs/<name>-<number>` by default.
     pub name: String,
-    /// The number of steps between checkpoints; 0 saves only where warm-up and GRPO end.
+    /// The number of steps between checkpoints; 0 saves only at the end of warm-up and of GRPO.
     pub save_steps: u64,
-    /// The number of checkpoints that are kept, the newest ones, beside the best; 0 keeps all.
+    /// The number of newest checkpoints to keep, in addition to the best; 0 keeps all.
     pub save_total_limit: usize,
-    /// The metric of evaluations by which a checkpoint is the best, such as `eval/pass@1`; the beginning `eval/` may be left out. The best
-    /// checkpoint is saved when it is evaluated and kept beside the newest ones.
+    /// The evaluation metric that selects the best checkpoint, such as `eval/pass@1`; the prefix `eval/` is optional. The best
+    /// checkpoint is saved at its evaluation and kept in addition to the newest ones.
     pub metric_for_best_model: Option<String>,
-    /// Whether the larger value of the metric is the better one; `None`: unless its name ends in `loss` or `kl`.
+    /// `true` if larger values of the metric are better; `None`: `true` unless its name ends in `loss` or `kl`.
     pub greater_is_better: Option<bool>,
-    /// Whether the policy has the weights of the best checkpoint when the run is done, which are then those of the model folder that
-    /// the run leaves. The newest checkpoint keeps its own.
+    /// `true` if the run loads the weights of the best checkpoint at its end and exports them to the model folder. The newest checkpoint
+    /// keeps its own weights.
     pub load_best_model_at_end: bool,
-    /// The number of evaluations in a row that are no better than the best one, after which the run ends.
+    /// The number of evaluations in a row without improvement after which the run ends.
     pub early_stopping_patience: Option<u64>,
-    /// How much better an evaluation has to be in order to count as better for `early_stopping_patience`.
+    /// The improvement that an evaluation must exceed to reset the count for `early_stopping_patience`.
     pub early_stopping_threshold: f64,
-    /// Whether a run may go on where its data files are not those that it was begun with. What has changed is said either way.
+    /// `true` if a run may resume after its data files have changed. Changes are reported in either case.
     pub allow_changed_data: bool,
-    /// The number of steps between samples shown and written to completions.jsonl; 0 shows none.
+    /// The number of steps between samples that are shown and written to completions.jsonl; 0 disables them.
     pub log_completions_steps: u64,
     /// The number of completions per such sample.
     pub num_completions_to_print: usize,
@@ -56,7 +56,7 @@ impl Default for RunOptions {
 }
 
 impl RunOptions {
-    /// Whether the larger value of `metric_for_best_model` is the better one.
+    /// Returns `true` if larger values of `metric_for_best_model` are better.
     pub fn is_greater_better(&self) -> bool {
         let metric = self.metric_for_best_model.as_deref().unwrap_or_default();
         self.greater_is_better.unwrap_or(!(metric.ends_with("loss") || metric.ends_with("kl")))

@@ -1,4 +1,4 @@
-//! From a checkpoint back into a run.
+//! Resumes and exports runs from their checkpoints.
 
 use super::Run;
 use super::changes::{self, Change, config_hash};
@@ -23,25 +23,24 @@ use std::time::Instant;
 const SUMMARY_LIMIT: u64 = 1 << 24;
 
 impl Run {
-    /// Continues the run in `path` from its newest checkpoint, or from the one called `from`. Rows and checkpoints
-    /// written after it are taken back. Without any checkpoint the run begins again.
+    /// Resumes the run in `path` from its newest checkpoint, or from the one named `from`. Later rows are removed and
+    /// later checkpoints renamed. Without any checkpoint the run starts over.
     ///
-    /// `set` has assignments (`a.b=value`) of keys that may change, [`changes::SAFE`]. They, and such keys that have been
-    /// edited in config.yaml, count from here on and are written down in the folder.
+    /// `set` has assignments (`a.b=value`) of keys that may change, [`changes::SAFE`]. They, and edits of such keys in config.yaml, apply
+    /// from here on and are recorded in the folder.
     ///
     /// # Errors
-    /// [`Error::Checkpoint`] when that checkpoint is damaged; [`Error::RunDir`] when the model or, without
-    /// `run.allow_changed_data`, the data is not what the run was begun with, when the configuration has changed in a key
-    /// that stays as it is, before anything that it names is loaded, or when the logs are not those of the checkpoint.
-    /// Nothing is changed then.
+    /// [`Error::Checkpoint`] if the checkpoint is damaged; [`Error::RunDir`] if the model or (without `run.allow_changed_data`) the data has
+    /// changed, if a key that may not change has changed (checked before anything that it names is loaded), or if the logs do not match
+    /// the checkpoint. Nothing is changed on errors.
     pub fn resume(path: &Path, from: Option<&str>, set: &[String]) -> Result<Self> {
         Self::resume_with(path, from, set, Trainer::new)
     }
 
-    /// As [`Run::resume`] for your own trainer, made from the run's configuration.
+    /// Like [`Run::resume`], with your own trainer, made from the run's configuration.
     ///
     /// # Errors
-    /// As [`Run::resume`].
+    /// The errors of [`Run::resume`].
     pub fn resume_with(
         path: &Path,
         from: Option<&str>,
@@ -64,7 +63,7 @@ impl Run {
             }
             other => other,
         };
-        // Everything is checked before what the configuration names is loaded, and before anything is changed.
+        // Everything is checked before code or weights are loaded and before anything is changed.
         let (saved, state) = read(&checkpoints, position, &wanted).map_err(with_last_good)?;
         let done = saved.counters.grpo_steps;
         let expected = format!("at least {done}, the steps that {position} has done");
@@ -81,7 +80,7 @@ impl Run {
         checkpoints.clean()?;
         let aside = checkpoints.set_aside_after(Some(position))?;
         let best = saved.best.filter(|best| {
-            // A later one was better, and took its place.
+            // A later evaluation was better, and its checkpoint replaced this one.
             let is_kept = checkpoints.path(CheckpointId::Grpo(best.step)).exists();
             if !is_kept {
                 tracing::warn!("the best checkpoint before {position}, of step {}, is no longer there: the next evaluation is the best", best.step);
@@ -103,7 +102,7 @@ impl Run {
             seconds_before: saved.seconds,
             began: Instant::now(),
         };
-        // A summary is of the end of a run, and this one goes on.
+        // A resumed run that is not over needs a new summary.
         if !run.is_over() {
             let summary = set_aside(&run.dir.summary_path())?;
             run.set_aside.extend(summary);
@@ -111,13 +110,13 @@ impl Run {
         Ok(run)
     }
 
-    /// Writes the weights of a checkpoint of the run in `path` as a folder that `transformers` or PEFT loads: the one called `from`, else the
-    /// best of a run that has ended with `run.load_best_model_at_end`, else the newest. `set` has assignments of the section `export` for this
-    /// folder; the run is not changed. `target` is the run's `model/` where it is `None`, which is replaced; another one must not be there yet. Returns the folder.
+    /// Exports the weights of a checkpoint as a folder for `transformers` or PEFT. The checkpoint is `from`, else the best one of a run that
+    /// finished with `run.load_best_model_at_end`, else the newest. `set` has assignments of the section `export` for this folder only; the
+    /// run is not changed. `target` must not exist yet; `None` is the run's `model/`, which is replaced. Returns the folder.
     ///
     /// # Errors
-    /// [`Error::RunDir`] for a folder that is no run, is in use, or has no such checkpoint; [`Error::Checkpoint`] for a damaged one;
-    /// [`Error::Model`] for a model that is gone or a folder that cannot be written.
+    /// [`Error::RunDir`] if the folder has no run, is in use, or has no such checkpoint; [`Error::Checkpoint`] for a damaged one;
+    /// [`Error::Model`] if the base model is missing or the folder cannot be written.
     pub fn export(path: &Path, from: Option<&str>, set: &[String], target: Option<&Path>) -> Result<PathBuf> {
         let dir = RunDir::open(path)?;
         let checkpoints = Checkpoints::new(dir.checkpoints_path());
@@ -143,7 +142,7 @@ impl Run {
             adamw: &config.optimizer.adamw(),
         })?;
         let mut rows: Vec<MetricsRow> = read_rows(&dir.metrics_path())?;
-        // What came after the checkpoint says nothing about its weights.
+        // Rows after the checkpoint are not about its weights.
         rows.retain(|row| match position {
             CheckpointId::Grpo(step) => row.phase == RowKind::Warmup || row.step <= step,
             CheckpointId::Warmup(step) => row.phase == RowKind::Warmup && row.step <= step,
@@ -154,15 +153,15 @@ impl Run {
         Ok(target)
     }
 
-    /// A run that was interrupted before its first checkpoint.
+    /// Starts a run over that was interrupted before its first checkpoint.
     fn begin_again(dir: RunDir, trainer: Trainer, wanted: &TrainConfig, changes: Vec<Change>) -> Result<Self> {
-        // Beginning again would empty the logs of a run that came to its end.
+        // Starting over would empty the logs of a finished run.
         if dir.summary_path().exists() {
             let reason = "it is done, and its checkpoints are gone: there is nothing to continue from".to_owned();
             return Err(Error::RunDir { path: dir.root().to_owned(), reason });
         }
         changes::record(&dir, wanted, &changes, None)?;
-        // Rows that no checkpoint vouches for are of a run that is about to happen again.
+        // Rows without a checkpoint will be computed again, so their files are renamed.
         let mut aside = Vec::new();
         for log in [dir.metrics_path(), dir.completions_path()] {
             if std::fs::metadata(&log).is_ok_and(|m| m.len() > 0) {
@@ -173,7 +172,7 @@ impl Run {
     }
 }
 
-/// The checkpoint to continue from; `None` when there is none at all.
+/// Returns the checkpoint to resume from; `None` if there is none.
 fn choose(checkpoints: &Checkpoints, from: Option<&str>, run: &Path) -> Result<Option<CheckpointId>> {
     let positions = checkpoints.list()?;
     let Some(name) = from else { return Ok(positions.last().copied()) };
@@ -188,7 +187,7 @@ fn choose(checkpoints: &Checkpoints, from: Option<&str>, run: &Path) -> Result<O
     }
 }
 
-/// The checkpoint whose weights a run leaves that is done and loads its best ones.
+/// Returns the best checkpoint of a finished run that loaded its best weights.
 fn best_of(dir: &RunDir, config: &TrainConfig) -> Result<Option<CheckpointId>> {
     let path = dir.summary_path();
     if !config.run.load_best_model_at_end || !path.exists() {
@@ -200,7 +199,7 @@ fn best_of(dir: &RunDir, config: &TrainConfig) -> Result<Option<CheckpointId>> {
     Ok(summary.best.map(|best| CheckpointId::Grpo(best.step)))
 }
 
-/// The checkpoint at `position`, proven, and of a run with this configuration.
+/// Reads and verifies the checkpoint at `position` and checks that it belongs to this configuration.
 fn read(
     checkpoints: &Checkpoints,
     position: CheckpointId,
@@ -215,7 +214,7 @@ fn read(
     Ok((saved, state))
 }
 
-/// Puts what [`read`] has read into a trainer.
+/// Restores the trainer from the result of [`read`].
 fn restore(path: &Path, saved: &SavedState, state: &TrainState<StoredTensors>, trainer: &mut Trainer) -> Result<()> {
     if saved.threads != rayon::current_num_threads() {
         tracing::warn!(
@@ -225,7 +224,7 @@ fn restore(path: &Path, saved: &SavedState, state: &TrainState<StoredTensors>, t
         );
     }
     trainer.restore(state).map_err(|error| match error {
-        // A device that fails damages no checkpoint.
+        // A failing device is not a damaged checkpoint.
         Error::Policy(policy::Error::Other(_)) => error,
         error => Error::Checkpoint { path: path.to_owned(), reason: error.to_string(), last_good: None },
     })

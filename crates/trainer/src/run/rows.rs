@@ -1,16 +1,16 @@
-//! What a run writes into its logs of a step or an evaluation.
+//! Rows of a run's logs.
 
 use super::jsonl::CompletionRow;
 use crate::eval::EvalReport;
 use crate::step::{Sample, StepReport};
 use rewards::{RewardFailure, Rewards};
 
-/// The metrics of an evaluation by name.
+/// Returns the metrics of an evaluation by name.
 pub(super) fn eval_values(report: &EvalReport) -> Vec<(String, f64)> {
     let mut values =
         vec![("eval/pass@1".to_owned(), report.pass_at_1), ("eval/problems".to_owned(), report.problems as f64)];
     values.extend(report.mean_reward.map(|reward| ("eval/reward".to_owned(), reward)));
-    // The mean of a single function is that of the reward, but for its weight.
+    // With a single function, the mean equals the reward apart from its weight.
     if report.mean_rewards.len() > 1 {
         values.extend(report.mean_rewards.iter().map(|(name, mean)| (format!("eval/rewards/{name}/mean"), *mean)));
     }
@@ -21,7 +21,7 @@ pub(super) fn eval_values(report: &EvalReport) -> Vec<(String, f64)> {
             values.extend(pass.by_source.iter().map(|(source, pass)| (format!("eval/pass@{k}/{source}"), *pass)));
         }
     }
-    // One task needs no second column.
+    // A single task needs no column of its own.
     if report.pass_at_1_by_task.len() > 1 {
         values.extend(report.pass_at_1_by_task.iter().map(|(task, pass)| (format!("eval/pass@1/{task}"), *pass)));
     }
@@ -32,7 +32,7 @@ fn failure_text(rewards: &Rewards, (index, failure): &(usize, RewardFailure)) ->
     format!("{}: {failure}", rewards.names().nth(*index).unwrap_or_default())
 }
 
-/// The best and the worst completion of some groups, evenly spread over the step. One without a reward is the worst.
+/// Returns the best and the worst completion of some groups, evenly spread over the step. A completion without a reward is the worst.
 pub(super) fn pick_completions(
     report: &StepReport,
     rewards: &Rewards,
@@ -73,7 +73,7 @@ mod tests {
     use std::collections::BTreeMap;
 
     #[test]
-    fn a_source_has_rows_of_its_own_where_there_are_several() {
+    fn evaluations_have_metrics_per_source_if_there_are_several() {
         let of = |sources: &[&str]| {
             let by_source: BTreeMap<String, f64> = sources.iter().map(|source| ((*source).to_owned(), 0.25)).collect();
             let pass_at = BTreeMap::from([(4, PassAt { all: 0.5, by_source: by_source.clone() })]);

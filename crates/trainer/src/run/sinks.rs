@@ -1,4 +1,4 @@
-//! A run's sinks as observers of it.
+//! Passes the events of a run to its sinks.
 
 use super::jsonl::{MetricsRow, RowKind};
 use super::observer::{Event, Observer};
@@ -8,12 +8,12 @@ use grpo_files::make_folder;
 use grpo_sinks::{About, Sinks};
 use std::path::Path;
 
-/// Begins or continues the sinks of the run in `root`.
+/// Opens the sinks of the run in `root`, new or continued.
 pub(super) fn open(root: &Path, config: &TrainConfig) -> Result<Sinks> {
     Ok(Sinks::open(&About { root, name: &config.run.name, config }, &config.logging, &config.wandb)?)
 }
 
-/// Checks, before there is a run, that a folder outside it takes the files of Weights & Biases.
+/// Checks, before a run is created, that `wandb.dir` is writable if it is outside the run folder.
 pub(super) fn check(wandb: &WandbConfig) -> Result<()> {
     match (&wandb.dir, wandb.resolved_mode()?) {
         (None, _) | (_, WandbMode::Disabled) => Ok(()),
@@ -21,7 +21,7 @@ pub(super) fn check(wandb: &WandbConfig) -> Result<()> {
     }
 }
 
-/// What the rows of a kind are called, as the Transformers' integrations call theirs.
+/// Returns the name of a series of rows, as in the integrations of transformers.
 fn series(kind: RowKind) -> &'static str {
     match kind {
         RowKind::Warmup => "warmup",
@@ -35,7 +35,7 @@ impl Observer for Sinks {
         match event {
             Event::Row(MetricsRow { phase, step, values }) => {
                 let values = values.iter().map(|(name, value)| {
-                    // The names of an evaluation say already that they are of one.
+                    // Evaluation metrics already have the prefix.
                     (name.strip_prefix("eval/").unwrap_or(name), value.unwrap_or(f64::NAN))
                 });
                 self.log(series(*phase), *step, &values.collect::<Vec<_>>());

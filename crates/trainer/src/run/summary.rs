@@ -1,4 +1,4 @@
-//! summary.json: what a run came to, made from its metrics alone.
+//! summary.json: the results of a run, computed from its metrics.
 
 use super::best::Best;
 use super::jsonl::{MetricsRow, RowKind};
@@ -7,7 +7,7 @@ use crate::trainer::Counters;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// The result of a run, as summary.json holds it.
+/// The results of a run, as stored in summary.json.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Summary {
     /// The name of the run.
@@ -17,29 +17,28 @@ pub struct Summary {
     /// The held-out evaluation between warm-up and GRPO: `pass@1` (greedy), `reward` (sampled), `problems`, and
     /// `pass@1/TASK` when there are several tasks.
     pub eval_before: BTreeMap<String, f64>,
-    /// The held-out evaluation of the weights that the run leaves, by the same names: after the last step, or after
+    /// The held-out evaluation of the exported weights, by the same names: after the last step, or after
     /// [`Summary::weights_of_step`].
     pub eval_after: BTreeMap<String, f64>,
     /// The mean training reward over the first tenth of the GRPO steps, 10 at most.
     pub reward_first: Option<f64>,
-    /// The mean training reward over as many of the last steps.
+    /// The mean training reward over the same number of last steps.
     pub reward_last: Option<f64>,
     /// The number of GRPO steps.
     pub steps: u64,
-    /// The number of supervised steps before them.
+    /// The number of supervised warm-up steps.
     pub warmup_steps: u64,
     /// The number of prompt and completion tokens of all GRPO samples.
     pub tokens: u64,
-    /// The seconds of the whole run, over all its sessions.
+    /// The seconds of the whole run, over all sessions.
     pub seconds: f64,
     /// The best evaluation, with `run.metric_for_best_model`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub best: Option<Best>,
-    /// The number of GRPO steps after which the weights were taken that the run leaves, where `run.load_best_model_at_end` has put others
-    /// than the last into the policy.
+    /// The number of GRPO steps after which the exported weights were taken, if `run.load_best_model_at_end` replaced the last ones.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub weights_of_step: Option<u64>,
-    /// Whether `run.early_stopping_patience` ended the run before its last step.
+    /// `true` if `run.early_stopping_patience` ended the run before its last step.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub stopped_early: bool,
 }
@@ -69,7 +68,7 @@ impl Summary {
         }
     }
 
-    /// The summary of a run that leaves the weights of `best`, where those are not its last.
+    /// Returns the summary of a run that exports the weights of `best` instead of its last.
     pub(super) fn leaving(mut self, best: &Best, rows: &[MetricsRow]) -> Self {
         let of_best = rows.iter().rfind(|row| row.phase == RowKind::Eval && row.step == best.step);
         if let (Some(row), true) = (of_best, best.step != self.steps) {
@@ -78,13 +77,13 @@ impl Summary {
         self
     }
 
-    /// The change of held-out pass@1, in [-1, 1].
+    /// Returns the change of held-out pass@1, in [-1, 1].
     pub fn gain(&self) -> Option<f64> {
         Some(self.eval_after.get("pass@1")? - self.eval_before.get("pass@1")?)
     }
 }
 
-/// The metrics of an evaluation that are numbers.
+/// Returns the metrics of an evaluation that have a value.
 fn evaluation(row: &MetricsRow) -> BTreeMap<String, f64> {
     row.values.iter().filter_map(|(name, v)| Some((name.strip_prefix("eval/")?.to_owned(), (*v)?))).collect()
 }
@@ -94,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn first_and_last_are_means_over_a_tenth() {
+    fn summary_rewards_are_means_over_a_tenth_of_the_steps() {
         let mut rows = vec![MetricsRow::new(RowKind::Eval, 0, [("eval/pass@1", 0.25), ("step_time", 1.0)])];
         rows.extend((1..=20).map(|s| MetricsRow::new(RowKind::Grpo, s, [("reward", s as f64)])));
         rows.push(MetricsRow::new(RowKind::Eval, 20, [("eval/pass@1", 0.75)]));

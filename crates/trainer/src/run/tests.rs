@@ -28,12 +28,12 @@ fn config() -> TrainConfig {
     config.eval.eval_steps = 2;
     config.run.save_steps = 2;
     config.run.log_completions_steps = 4;
-    // Whatever the environment of the tests says.
+    // Independent of the test's environment.
     config.wandb.mode = Some(grpo_sinks::wandb::Mode::Disabled);
     config
 }
 
-/// Writes down what it hears, and asks to stop after some events.
+/// Records events, and stops the run after one of them.
 struct Recorder<'a> {
     heard: Vec<String>,
     stop: &'a AtomicBool,
@@ -59,7 +59,7 @@ impl Observer for Recorder<'_> {
     }
 }
 
-/// Does something after a row.
+/// Calls a function after a row.
 struct After<'a>(&'static str, &'a dyn Fn());
 
 impl Observer for After<'_> {
@@ -72,7 +72,7 @@ impl Observer for After<'_> {
     }
 }
 
-/// Runs until after a row, and stops there with a checkpoint.
+/// Runs until after a row, then stops with a checkpoint.
 fn stopped_after(config: TrainConfig, path: &Path, row: &'static str) {
     let (_, ending) = record(&mut Run::start(config, Some(path)).unwrap(), row);
     assert!(matches!(ending, Ending::Stopped { .. }));
@@ -98,7 +98,7 @@ fn record(run: &mut Run, stop_after: &'static str) -> (Vec<String>, Ending) {
 }
 
 #[test]
-fn a_run_tells_what_it_does_in_order() {
+fn a_run_reports_its_events_in_order() {
     let folder = tempfile::tempdir().unwrap();
     let mut run = Run::start(config(), Some(&folder.path().join("a"))).unwrap();
     let (heard, ending) = record(&mut run, "");
@@ -127,7 +127,7 @@ fn a_run_tells_what_it_does_in_order() {
 }
 
 #[test]
-fn a_stopped_run_goes_on_where_it_was() {
+fn a_stopped_run_resumes_with_the_same_result() {
     for (stop_after, saved) in [("Warmup 1", "warmup-000001"), ("Warmup 3", "warmup-000003"), ("Grpo 3", "step-000003")]
     {
         let folder = tempfile::tempdir().unwrap();
@@ -146,7 +146,7 @@ fn a_stopped_run_goes_on_where_it_was() {
 }
 
 #[test]
-fn your_own_task_and_reward_run_too() {
+fn custom_tasks_and_rewards_can_be_trained() {
     struct Short;
     impl RewardFn for Short {
         fn name(&self) -> &str {
@@ -170,7 +170,7 @@ fn your_own_task_and_reward_run_too() {
 }
 
 #[test]
-fn a_configuration_that_cannot_run_leaves_no_folder() {
+fn an_invalid_configuration_leaves_no_folder() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("a");
     let mut bad = config();
@@ -180,7 +180,7 @@ fn a_configuration_that_cannot_run_leaves_no_folder() {
 }
 
 #[test]
-fn a_resume_that_fails_cuts_no_log_and_a_finished_run_is_never_begun_again() {
+fn a_failed_resume_truncates_no_log_and_a_finished_run_never_starts_over() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("run");
     let mut run = Run::start(config(), Some(&path)).unwrap();
@@ -200,7 +200,7 @@ fn a_resume_that_fails_cuts_no_log_and_a_finished_run_is_never_begun_again() {
 }
 
 #[test]
-fn a_run_that_goes_on_from_before_its_results_keeps_them_aside() {
+fn resuming_from_an_earlier_checkpoint_renames_later_results() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("run");
     let finish = |mut run: Run| run.run(&mut (), &AtomicBool::new(false)).unwrap();
@@ -213,7 +213,7 @@ fn a_run_that_goes_on_from_before_its_results_keeps_them_aside() {
     assert_eq!(std::fs::read(path.join("summary.json.old-1")).unwrap(), summary);
     drop(run);
 
-    // Killed before a checkpoint: nothing vouches for the rows, so the run begins again, beside them.
+    // Killed before a checkpoint: the run starts over and renames the existing rows.
     std::fs::remove_dir_all(path.join("checkpoints")).unwrap();
     std::fs::write(path.join("metrics.jsonl"), &metrics).unwrap();
     let run = Run::resume(&path, None, &[]).unwrap();
@@ -223,7 +223,7 @@ fn a_run_that_goes_on_from_before_its_results_keeps_them_aside() {
 }
 
 #[test]
-fn sinks_go_on_with_the_run_and_do_not_change_it() {
+fn sinks_continue_on_resume_and_do_not_change_the_run() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("a");
     let mut with_sinks = config();
@@ -231,7 +231,7 @@ fn sinks_go_on_with_the_run_and_do_not_change_it() {
     with_sinks.wandb.mode = Some(grpo_sinks::wandb::Mode::Offline);
     let (_, ending) = record(&mut Run::start(with_sinks, Some(&path)).unwrap(), "Grpo 3");
     assert!(matches!(ending, Ending::Stopped { .. }));
-    // What is written where may change; and from before what the sinks have already.
+    // The group of W&B may change, and the run resumes from before rows that the sinks already have.
     let yaml = std::fs::read_to_string(path.join("config.yaml")).unwrap();
     assert!(yaml.contains("group: null"));
     std::fs::write(path.join("config.yaml"), yaml.replace("group: null", "group: g")).unwrap();
@@ -243,7 +243,7 @@ fn sinks_go_on_with_the_run_and_do_not_change_it() {
     assert!(parts.iter().all(|part| note.contains(part.to_str().unwrap())), "{note}");
     assert_eq!(std::fs::read_dir(path.join("tensorboard")).unwrap().count(), 2);
 
-    // A run that is done adds nothing.
+    // A finished run adds nothing.
     let (heard, _) = record(&mut Run::resume(&path, None, &[]).unwrap(), "");
     assert!(!heard.iter().any(|line| line.starts_with("note")), "{heard:?}");
     assert_eq!(std::fs::read_dir(path.join("tensorboard")).unwrap().count(), 2);
@@ -255,7 +255,7 @@ fn sinks_go_on_with_the_run_and_do_not_change_it() {
 }
 
 #[test]
-fn a_sink_that_cannot_be_opened_is_said_before_any_step() {
+fn a_sink_that_cannot_be_opened_is_an_error_before_any_step() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("a");
     std::fs::create_dir(&path).unwrap();
@@ -279,13 +279,13 @@ fn a_wandb_folder_that_cannot_be_written_leaves_no_run() {
     let error = Run::start(config.clone(), Some(&path)).err().unwrap().to_string();
     assert!(error.contains("file/runs/wandb"), "{error}");
     assert!(!path.exists());
-    // A folder that nothing is written to need not be there.
+    // A folder to which nothing is written need not exist.
     config.wandb.mode = Some(grpo_sinks::wandb::Mode::Disabled);
     Run::start(config, Some(&path)).unwrap();
 }
 
 #[test]
-fn a_run_that_finds_too_few_groups_goes_on_with_a_larger_limit() {
+fn a_run_with_too_few_groups_can_resume_with_a_higher_limit() {
     let folder = tempfile::tempdir().unwrap();
     let (path, whole) = (folder.path().join("a"), folder.path().join("whole"));
     let with_limit = |max_num_gen_batches| {

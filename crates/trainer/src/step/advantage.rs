@@ -1,4 +1,4 @@
-//! From judged completions to a batch with advantages.
+//! Builds the training batch of a step, with advantages, from scored completions.
 
 use super::generate::{Group, greedy_rewards};
 use super::scores::{score_all, values_of_all};
@@ -13,7 +13,7 @@ use policy::{Policy, Sequence, Weights, token_batch};
 use rewards::{Reward, Rewards};
 use std::time::Instant;
 
-/// The completions of one step, ready to be trained on.
+/// The completions of one step, ready for training.
 pub(super) struct Generation {
     pub(super) sequences: Vec<Sequence>,
     pub(super) batch: TokenBatch,
@@ -21,7 +21,7 @@ pub(super) struct Generation {
 }
 
 impl Generation {
-    /// Lays the groups end to end, scores their tokens and compares their rewards.
+    /// Concatenates the groups, scores their tokens and computes advantages.
     pub(super) fn new(
         policy: &mut dyn Policy,
         context: &mut StepContext<'_>,
@@ -78,7 +78,7 @@ impl Generation {
     }
 }
 
-/// The log-probabilities that the loss and the rewards ask for.
+/// Adds the log-probabilities that the loss and the rewards require.
 fn with_logps(
     policy: &mut dyn Policy,
     context: &StepContext<'_>,
@@ -88,12 +88,12 @@ fn with_logps(
     times: &mut PhaseTimes,
 ) -> Result<TokenBatch> {
     let grpo = &context.config.grpo;
-    // The engine samples with the policy itself: its log-probabilities matter to who asks for a correction, or brings
-    // another engine and does.
+    // The engine samples from the policy itself. Its log-probabilities matter only if the loss corrects for the sampler, for example
+    // with a custom engine.
     if context.loss.asks_for_sampler_logp() {
         batch = batch.with_sampler_logp(sampler_logp)?;
     }
-    // With a single update the policy is its own old policy and every ratio is 1.
+    // With a single update, the policy is its own old policy and every ratio is 1.
     if grpo.updates() > 1 || grpo.use_kl_in_reward {
         let began = Instant::now();
         let scores = score_all(policy, Weights::Policy, sequences, &batch, grpo)?;
@@ -109,8 +109,8 @@ fn with_logps(
     Ok(batch)
 }
 
-/// Advantages of the samples, per completion or per token, scaled by `grpo.advantage_scale`; and where the tokens have `values`, what those
-/// should have been `[N]`, NaN where a completion has no reward.
+/// Computes the advantages of the samples, per completion or per token, scaled by `grpo.advantage_scale`. If the tokens have `values`, also
+/// the returns `[N]`, the targets of the value head, NaN if a completion has no reward.
 fn advantages(
     context: &mut StepContext<'_>,
     batch: &TokenBatch,
@@ -152,7 +152,7 @@ fn advantages(
     Ok((advantages, returns))
 }
 
-/// Rewards of tokens `[N]`: what the completions earned, less the KL to the reference. Moves its coefficient (verl's
+/// Returns the rewards per token `[N]`: the rewards of completions minus the KL to the reference. Updates the KL coefficient (verl's
 /// `apply_kl_penalty`, with its metrics).
 fn penalised(
     context: &mut StepContext<'_>,
@@ -169,8 +169,8 @@ fn penalised(
     Ok(rewards.token_rewards)
 }
 
-/// Rewards `[B, K]` of every function, NaN where one is missing, whose weights go into `config`. A row that a function failed to
-/// judge has none at all.
+/// Returns the rewards `[B, K]` of all functions, NaN if missing, and stores their weights in `config`. A row that any function failed to
+/// score is all NaN.
 fn per_function(samples: &[Sample], rewards: &Rewards, config: &mut AdvantageConfig) -> Vec<f32> {
     config.reward_weights = rewards.weights().map(f64::from).collect();
     let of_sample = |reward: &Reward| {

@@ -1,4 +1,4 @@
-//! Sampling and judging: groups of completions, as many as the step wants, and only such as it wants.
+//! Samples and scores groups of completions; with dynamic sampling, until enough groups pass the filter.
 
 use super::{PhaseTimes, Sample, StepContext};
 use crate::error::{Error, Result};
@@ -14,29 +14,29 @@ use std::time::Instant;
 /// A prompt and its completions.
 pub(super) struct Group {
     pub(super) item: Item,
-    /// Token ids of the prompt.
+    /// The token ids of the prompt.
     pub(super) prompt: Vec<u32>,
     pub(super) completions: Vec<Completion>,
     pub(super) samples: Vec<Sample>,
 }
 
-/// Everything that a step has sampled.
+/// The groups that a step has sampled.
 pub(super) struct Sampled {
-    /// All groups, in the order of their sampling.
+    /// All groups, in sampling order.
     pub(super) all: Vec<Group>,
-    /// Those that are trained on: indices, ascending.
+    /// The indices of the groups to train on, ascending.
     kept: Vec<usize>,
 }
 
 impl Sampled {
-    /// Prompt and completion tokens of all groups.
+    /// Returns the number of prompt and completion tokens of all groups.
     pub(super) fn tokens(&self) -> usize {
         let of_group =
             |group: &Group| group.completions.iter().map(|c| group.prompt.len() + c.ids.len()).sum::<usize>();
         self.all.iter().map(of_group).sum()
     }
 
-    /// The groups that are trained on.
+    /// Returns the groups to train on.
     pub(super) fn into_kept(self) -> Vec<Group> {
         let mut kept = self.kept.into_iter().peekable();
         let is_kept = |(index, _): &(usize, Group)| kept.next_if_eq(index).is_some();
@@ -44,7 +44,7 @@ impl Sampled {
     }
 }
 
-/// Samples generation batches until enough groups are kept (DAPO, arXiv 2503.14476); one where nothing is filtered.
+/// Samples generation batches until enough groups are kept (DAPO, arXiv 2503.14476); a single batch without a filter.
 pub(super) fn sample(
     policy: &mut dyn Policy,
     context: &mut StepContext<'_>,
@@ -91,9 +91,9 @@ pub(super) fn sample(
     Ok(sampled)
 }
 
-/// Indices of the groups that the filter keeps.
+/// Returns the indices of the groups that pass the filter.
 fn keep(filter: &FilterGroupsConfig, rewards: &Rewards, groups: &[Group]) -> Result<Vec<usize>> {
-    // The run was refused if no reward has the name.
+    // A filter with an unknown name was rejected before the run.
     let term = rewards.names().position(|name| name == filter.metric).filter(|_| filter.metric != REWARD);
     let value = |sample: &Sample| term.map_or(sample.reward.total, |k| sample.reward.terms[k]).unwrap_or(f32::NAN);
     let values: Vec<f32> = groups.iter().flat_map(|group| group.samples.iter().map(value)).collect();
@@ -101,7 +101,7 @@ fn keep(filter: &FilterGroupsConfig, rewards: &Rewards, groups: &[Group]) -> Res
     Ok(filter.keep.filter(&values, per_group)?.kept)
 }
 
-/// One generation batch, before which the step has drawn `first` samples.
+/// Samples one generation batch. `first` is the number of samples that the step has already drawn.
 fn sample_batch(
     policy: &mut dyn Policy,
     context: &mut StepContext<'_>,
@@ -138,7 +138,7 @@ fn sample_batch(
     Ok(groups.collect())
 }
 
-/// Reward of the greedy completion of each group's prompt; NaN where it is missing.
+/// Returns the reward of the greedy completion of each group's prompt; NaN if it is missing.
 pub(super) fn greedy_rewards(
     policy: &mut dyn Policy,
     context: &mut StepContext<'_>,
@@ -169,8 +169,8 @@ fn complete(
     Ok(completions)
 }
 
-/// The samples of completions with their rewards; each reward function judges all of them at once. A completion that one fails to
-/// judge has no reward; too many such in a row are an error.
+/// Scores completions and returns them as samples. Each reward function gets all completions at once. A completion that a function failed
+/// to score has no reward; too many failures in a row are an error.
 fn judge<'a>(
     completions: impl Iterator<Item = (&'a Item, &'a Completion)>,
     context: &mut StepContext<'_>,

@@ -1,4 +1,4 @@
-//! One GRPO step: rollout, rewards, advantages, then inner updates on the generated batch.
+//! A GRPO step: rollout, rewards, advantages, then optimizer steps on the generated batch.
 
 mod advantage;
 mod generate;
@@ -23,90 +23,90 @@ use std::ops::Range;
 use std::time::Instant;
 pub use times::PhaseTimes;
 
-/// One sampled completion and its judgement.
+/// A sampled completion with its reward and advantage.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sample {
     /// The name of the task.
     pub task: String,
     /// The text of the prompt.
     pub prompt: String,
-    /// A right answer.
+    /// The reference answer.
     pub answer: String,
     /// The text that the policy wrote, without EOS.
     pub completion: String,
-    /// Whether the length limit cut the completion off.
+    /// `true` if the length limit cut the completion off.
     pub truncated: bool,
-    /// The rewards of the completion, without the KL to the reference policy.
+    /// The rewards of the completion, without the KL penalty.
     pub reward: Reward,
-    /// The advantage of the completion, scaled by `grpo.advantage_scale`; the mean over its tokens where they have advantages of their own.
+    /// The advantage of the completion, scaled by `grpo.advantage_scale`; with per-token advantages, their mean.
     pub advantage: f32,
 }
 
-/// What one GRPO step has done.
+/// The report of one GRPO step.
 #[derive(Clone, Debug)]
 pub struct StepReport {
     /// The number of the step, from 1.
     pub step: u64,
-    /// Metrics under TRL's names.
+    /// Metrics by TRL's names.
     ///
-    /// Of everything that was sampled, groups that were filtered out included: `reward`, `reward_std`,
-    /// `rewards/NAME/mean` and `std`, `rewards/NAME/failures` (completions that the function failed to judge; of programs and
-    /// endpoints in every step, of others where there are any), `frac_reward_zero_std` (share of groups whose rewards are all equal),
+    /// Over all samples, including groups that were filtered out: `reward`, `reward_std`, `rewards/NAME/mean` and `std`,
+    /// `rewards/NAME/failures` (completions that the function failed to score; for programs and endpoints in every step, for other
+    /// functions only if not zero), `frac_reward_zero_std` (share of groups whose rewards are all equal),
     /// `completions/{mean,min,max}_length` and `_terminated_length`, `completions/clipped_ratio`, `num_tokens` (of this
     /// step). Standard deviations are over all completions, with ddof 1.
     ///
-    /// Of the updates: `loss`, `policy_loss`, `entropy`, `clip_ratio/..`, `grad_norm`, `learning_rate`; `kl` where the loss has
-    /// a KL term;
-    /// `skipped_updates`, the number of updates that were not applied, with `optimizer.skip_grad_norm`;
-    /// of PPO `value_loss`, `value_pred_mean`, `return_mean`, `value_clip_ratio`, and of what was sampled `explained_variance`;
-    /// `entropy_coef` where there is a bonus; `sampling/..` where the loss corrects for the sampler.
+    /// Over the updates: `loss`, `policy_loss`, `entropy`, `clip_ratio/..`, `grad_norm`, `learning_rate`; `kl` if the loss has a KL term;
+    /// `skipped_updates`, the number of skipped updates, with `optimizer.skip_grad_norm`; for PPO `value_loss`, `value_pred_mean`,
+    /// `return_mean`, `value_clip_ratio`, and over all samples `explained_variance`; `entropy_coef` with an entropy bonus;
+    /// `sampling/..` if the loss corrects for the sampler.
     ///
-    /// verl's `actor/reward_kl_penalty` and `actor/reward_kl_penalty_coeff` with the KL in the reward. With dynamic
-    /// sampling `filter_groups/num_gen_batches`, `evicted_groups` and `discarded_surplus_groups`.
+    /// With the KL in the reward, verl's `actor/reward_kl_penalty` and `actor/reward_kl_penalty_coeff`. With dynamic sampling,
+    /// `filter_groups/num_gen_batches`, `evicted_groups` and `discarded_surplus_groups`.
     pub metrics: Metrics,
-    /// Every sample that was trained on, those of one prompt next to each other.
+    /// The samples that were trained on; samples of the same prompt are adjacent.
     pub samples: Vec<Sample>,
-    /// Prompt and completion tokens of everything that was sampled.
+    /// The number of prompt and completion tokens of all samples.
     pub tokens: usize,
-    /// How long its phases took.
+    /// The wall time of each phase.
     pub times: PhaseTimes,
 }
 
 impl StepReport {
-    /// The value of a metric; 0 when it is not there.
+    /// Returns the value of a metric; 0 if it is missing.
     pub fn metric(&self, name: &str) -> f64 {
         self.metrics.value(name).unwrap_or(0.0)
     }
 }
 
-/// Everything that a step works with, beside the policy.
+/// The inputs and state of a step, without the policy.
 pub struct StepContext<'a> {
     /// The configuration of the run.
     pub config: &'a TrainConfig,
-    /// The configuration of the loss, [`TrainConfig::loss`]. The policy computes it.
+    /// The configuration of the loss, from [`TrainConfig::loss`].
     pub loss: &'a LossConfig,
     /// The tokenizer of the policy.
     pub tokenizer: &'a dyn Tokenizer,
-    /// The data set that prompts come from.
+    /// The data set of prompts.
     pub dataset: &'a mut dyn Dataset,
-    /// The rewards that judge completions.
+    /// The reward functions with their weights.
     pub rewards: &'a Rewards,
-    /// The failures of reward functions, counted over the steps.
+    /// Counts of consecutive failures of reward functions, over all steps.
     pub failures: &'a mut Failures,
     /// The engine that samples completions.
     pub engine: &'a mut dyn RolloutEngine,
     /// The schedule of the optimizer's updates.
     pub updates: &'a mut Updates,
-    /// The coefficients that follow what is measured.
+    /// The adaptive coefficients.
     pub coefficients: &'a mut Coefficients,
 }
 
-/// GRPO step number `step` (from 0). With a KL to it, `policy` has a reference policy.
+/// Does GRPO step number `step` (from 0). `policy` needs a reference policy if a KL to it is configured.
 ///
 /// # Errors
-/// Those of the data set, the engine, the advantages, the loss and the policy; [`crate::Error::TooFewGroups`] when
-/// dynamic sampling has reached its limit; [`rewards::Error::TooManyFailures`] when a reward function has failed too often in a row; [`policy::Error::NotFinite`] when the loss is not finite. The policy is then
-/// somewhere in the step: [`Policy::roll_back`] takes it back.
+/// The errors of the data set, the engine, the advantages, the loss and the policy; [`crate::Error::TooFewGroups`] if dynamic sampling
+/// reached its limit; [`rewards::Error::TooManyFailures`] if a reward function failed too often in a row;
+/// [`policy::Error::NotFinite`] if the loss is not finite. The policy may then be in the middle of the step;
+/// [`Policy::roll_back`] restores it.
 pub fn grpo_step(policy: &mut dyn Policy, context: &mut StepContext<'_>, step: u64) -> Result<StepReport> {
     let grpo = &context.config.grpo;
     let (mut metrics, mut times) = (Metrics::default(), PhaseTimes::default());
@@ -134,7 +134,7 @@ pub fn grpo_step(policy: &mut dyn Policy, context: &mut StepContext<'_>, step: u
     Ok(StepReport { step: step + 1, metrics, samples: generation.samples, tokens, times })
 }
 
-/// The sequences of each optimizer step of one pass: whole groups, end to end.
+/// Returns the sequences of each optimizer step of one pass: contiguous whole groups.
 fn updates(grpo: &GrpoConfig) -> impl Iterator<Item = Range<usize>> {
     let per_prompt = grpo.num_generations;
     split_evenly(grpo.prompts_per_step, grpo.steps_per_generation)

@@ -1,4 +1,4 @@
-//! What can be said of a step before its first update, under TRL's names.
+//! Metrics of a step that are known before its first update, by TRL's names.
 
 use super::generate::Group;
 use crate::train_config::TrainConfig;
@@ -6,7 +6,7 @@ use grpo_core::Metrics;
 use policy::Completion;
 use rewards::Rewards;
 
-/// Rewards and lengths of everything that was sampled, groups that were filtered out included.
+/// Records rewards and lengths of all samples, including groups that were filtered out.
 pub(super) fn record(metrics: &mut Metrics, groups: &[Group], rewards: &Rewards, config: &TrainConfig) {
     let samples = || groups.iter().flat_map(|group| &group.samples);
     record_rewards(metrics, "reward", "reward_std", samples().filter_map(|s| s.reward.total));
@@ -14,7 +14,7 @@ pub(super) fn record(metrics: &mut Metrics, groups: &[Group], rewards: &Rewards,
         let terms = samples().filter_map(|s| s.reward.terms[k]);
         record_rewards(metrics, &format!("rewards/{name}/mean"), &format!("rewards/{name}/std"), terms);
         let failures = samples().flat_map(|s| &s.reward.failures).filter(|(failed, _)| *failed == k).count();
-        // What can fail has the metric in every step, so that its curve has zeros.
+        // External functions have this metric in every step, so their curves have zeros.
         let is_external = config.rewards.programs.contains_key(name) || config.rewards.http.contains_key(name);
         if failures > 0 || is_external {
             metrics.mean(&format!("rewards/{name}/failures"), failures as f64, 1.0);
@@ -29,7 +29,7 @@ pub(super) fn record(metrics: &mut Metrics, groups: &[Group], rewards: &Rewards,
     record_lengths(metrics, groups.iter().flat_map(|group| &group.completions));
 }
 
-/// Mean and standard deviation (ddof 1) of the rewards that are present; nothing where there are none, or too few.
+/// Records mean and standard deviation (ddof 1) of the present rewards; skips a statistic with too few of them.
 fn record_rewards(metrics: &mut Metrics, mean: &str, std: &str, rewards: impl Iterator<Item = f32>) {
     let rewards: Vec<f64> = rewards.map(f64::from).collect();
     let count = rewards.len() as f64;
@@ -43,7 +43,7 @@ fn record_rewards(metrics: &mut Metrics, mean: &str, std: &str, rewards: impl It
     }
 }
 
-/// Lengths in tokens, EOS included. Where every completion was cut off, those of terminated ones are 0 (TRL).
+/// Records lengths in tokens, including EOS. If every completion was truncated, the terminated lengths are 0 (as in TRL).
 fn record_lengths<'a>(metrics: &mut Metrics, completions: impl Iterator<Item = &'a Completion>) {
     let mut terminated = Vec::new();
     for completion in completions {

@@ -1,4 +1,4 @@
-//! Log-probabilities, entropies and values of what was sampled, without gradients.
+//! Log-probabilities, entropies and values of sampled tokens, without gradients.
 
 use super::updates;
 use crate::error::Result;
@@ -8,8 +8,8 @@ use grpo_core::{Scores, TokenBatch};
 use policy::{Policy, Sequence, Weights};
 use std::ops::Range;
 
-/// Scores of all completion tokens under the weights `of`, in the micro-batches of the updates, so that an unchanged policy
-/// gets a ratio of 1.
+/// Scores all completion tokens with the weights `of`, in the same micro-batches as the updates, so that an unchanged policy gets ratios of
+/// exactly 1.
 pub(super) fn score_all(
     policy: &mut dyn Policy,
     of: Weights,
@@ -20,7 +20,7 @@ pub(super) fn score_all(
     Ok(policy.score(of, &sequence_batches(sequences, batch, micro_batches(grpo))?)?)
 }
 
-/// Values of the states before all completion tokens, in the same micro-batches.
+/// Returns the values of the states before all completion tokens, in the same micro-batches.
 pub(super) fn values_of_all(
     policy: &mut dyn Policy,
     sequences: &[Sequence],
@@ -30,7 +30,7 @@ pub(super) fn values_of_all(
     Ok(policy.values(&sequence_batches(sequences, batch, micro_batches(grpo))?)?)
 }
 
-/// The sequences of every micro-batch of a pass.
+/// Returns the sequences of every micro-batch of a pass.
 fn micro_batches(grpo: &GrpoConfig) -> impl Iterator<Item = Range<usize>> {
     updates(grpo).flat_map(|rows| {
         split_evenly(rows.len(), grpo.gradient_accumulation_steps)

@@ -1,4 +1,4 @@
-//! One optimizer step on a part of what was generated.
+//! One optimizer step on a part of the generated batch.
 
 use super::advantage::Generation;
 use super::{Sample, StepContext};
@@ -11,7 +11,7 @@ use grpo_core::{LossOutput, Metric, Metrics, Scores, TokenBatch};
 use policy::{Policy, StepLoss, Weights};
 use std::ops::Range;
 
-/// One optimizer step on the sequences `rows`; whether it was applied, not skipped.
+/// Does one optimizer step on the sequences `rows`. Returns `true` if it was applied, `false` if skipped.
 pub(super) fn update_policy(
     policy: &mut dyn Policy,
     context: &mut StepContext<'_>,
@@ -23,7 +23,7 @@ pub(super) fn update_policy(
     let whole = generation.batch.select_sequences(rows.clone())?;
     let sequences = &generation.sequences[rows.clone()];
     let (loss, parts) = (context.loss, grpo.gradient_accumulation_steps);
-    // Truncated completions leave the count with the mask (TRL).
+    // Masked truncated completions do not count (as in TRL).
     let counts = |row: &usize| !(loss.mask_truncated_completions && generation.samples[*row].truncated);
     let tokens: usize = (0..generation.samples.len()).filter(counts).map(|row| generation.batch.active_in(row)).sum();
     let those = |is: fn(&Sample) -> bool| {
@@ -33,13 +33,13 @@ pub(super) fn update_policy(
     let whole = whole.with_step(StepData {
         truncated_rows: those(|sample| sample.truncated),
         positive_rows: those(|sample| sample.reward.total.is_some_and(|reward| reward > 0.0)),
-        // dapo and cispo divide by the tokens of the generation batch, of which an update takes the even share: its own
-        // count would make tokens of a short update weigh more.
+        // dapo and cispo divide by the tokens of the generation batch, split evenly over its updates. With an update's own count, tokens
+        // of an update with fewer tokens would weigh more.
         num_items_in_batch: Some(tokens as f64 / grpo.steps_per_generation as f64),
         entropy_coef: context.coefficients.entropy.as_ref().map(AdaptiveEntropy::coef),
         ..StepData::default()
     })?;
-    // Tokens are chosen from the whole update, whatever its micro-batches.
+    // Tokens are chosen over the whole update, independent of micro-batches.
     let mut chosen_from = None;
     let scored = |batch: &TokenBatch| {
         let parts = sequence_batches(sequences, batch, split_evenly(batch.sequences(), parts))?;
@@ -51,7 +51,7 @@ pub(super) fn update_policy(
     if let Some(factors) = whole.factors() {
         metrics.merge(&factors.metrics);
     }
-    // Weights of the whole update, so that its micro-batches simply add up; a batch that was changed has them already.
+    // Weights are computed for the whole update, so that micro-batches add up. A batch that `prepare` changed already has them.
     let whole = match whole.weights() {
         Some(_) => whole,
         None => {
@@ -64,7 +64,7 @@ pub(super) fn update_policy(
     let check = |sum: &LossOutput| check_finite(sum, &generation.batch, rows.start);
     let (sum, done) = context.updates.step(policy, &parts, StepLoss::Grpo, check)?;
     metrics.merge(&sum.metrics);
-    // TRL logs the coefficient as the step leaves it.
+    // TRL logs the coefficient after the step.
     if let Some(controller) = &mut context.coefficients.entropy {
         if !done.skipped {
             let (sum, count) = bonus_entropy(&whole, chosen_from.as_ref(), &sum.metrics);
@@ -85,8 +85,8 @@ pub(super) fn update_policy(
     Ok(!done.skipped)
 }
 
-/// Whether the loss of an update is finite, and the policy's output for its tokens, which are those of `generation` from the
-/// sequence `first` on; else what is not. Sequences are counted as the step has sampled them.
+/// Checks that the loss of an update and the policy's outputs for its tokens are finite. The tokens are those of `generation` from the
+/// sequence `first` on. The error text counts sequences over the whole step.
 fn check_finite(sum: &LossOutput, generation: &TokenBatch, first: usize) -> Result<(), String> {
     let rows = generation.range(first).start..generation.range(first).start + sum.scores.logp.len();
     let mut scores = Scores { logp: vec![0.0; generation.tokens()], entropy: vec![0.0; generation.tokens()] };
@@ -96,8 +96,8 @@ fn check_finite(sum: &LossOutput, generation: &TokenBatch, first: usize) -> Resu
     if sum.loss.is_finite() { Ok(()) } else { Err(format!("the loss, {}", sum.loss)) }
 }
 
-/// Sum and number of the entropies, in nats, of the tokens that the entropy bonus acts on: those that the loss has
-/// chosen, if it chose tokens from `scores`, else all active ones, whose sum it has in `of_loss`.
+/// Returns sum and count of the entropies, in nats, of the tokens with an entropy bonus: the tokens that the loss chose from `scores`, or
+/// else all active tokens, whose sum is in `of_loss`.
 fn bonus_entropy(batch: &TokenBatch, scores: Option<&Scores>, of_loss: &Metrics) -> (f64, f64) {
     if let (Some(scores), Some(factors)) = (scores, batch.factors()) {
         let chosen = || batch.active_rows().iter().filter(|row| factors.entropy[**row] != 0.0);
@@ -116,8 +116,8 @@ mod tests {
     use grpo_core::{LossConfig, LossType};
 
     #[test]
-    fn a_loss_that_is_not_finite_names_the_token_of_the_step() {
-        // The second update, of the sequences from 1 on.
+    fn a_non_finite_loss_names_the_token_of_the_step() {
+        // The second update, with the sequences from 1 on.
         let generation = TokenBatch::packed(vec![0; 6], vec![0, 2, 3, 6]).unwrap();
         let sum = |logp: [f32; 4], loss: f64| LossOutput {
             loss,
@@ -135,7 +135,7 @@ mod tests {
 
     #[test]
     fn every_token_of_a_generation_batch_weighs_the_same_under_dapo() {
-        // Two updates of 2 and 6 tokens: 8 in all, an even share of 4.
+        // Two updates of 2 and 6 tokens: 8 in total, an even share of 4.
         let generation = TokenBatch::packed(vec![0; 8], vec![0, 2, 8]).unwrap();
         let weights = |loss_type| {
             let config = LossConfig { loss_type, epsilon_high: Some(5.0), ..LossConfig::default() };
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn entropies_are_observed_where_the_bonus_acts() {
+    fn adaptive_entropy_observes_the_tokens_of_the_bonus() {
         let batch = TokenBatch::packed(vec![0; 4], vec![0, 4]).unwrap().with_mask(&[1.0, 1.0, 0.0, 1.0]).unwrap();
         let mut of_loss = Metrics::default();
         of_loss.mean("entropy", 3.0, 3.0);

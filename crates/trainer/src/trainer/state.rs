@@ -1,4 +1,4 @@
-//! What a run needs to continue, out of the trainer and back into it.
+//! Exports and restores the state that a run needs to continue.
 
 use super::{Trainer, grpo_updates, warmup_updates};
 use crate::coefficients::{CoefficientState, Coefficients};
@@ -7,45 +7,45 @@ use models::NamedTensor;
 use policy::{PolicyState, StateGroup, TensorSource, Weights, export_all};
 use serde::{Deserialize, Serialize};
 
-/// How far a run has come.
+/// Counters of a run's progress.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Counters {
-    /// The number of warm-up steps done.
+    /// The number of completed warm-up steps.
     pub warmup_steps: u64,
-    /// Whether the warm-up is over: all its steps are done, or it reached `warmup.until_pass_at_1`.
+    /// `true` if the warm-up is over: all its steps are done, or it reached `warmup.until_pass_at_1`.
     pub warm: bool,
-    /// The number of GRPO steps done.
+    /// The number of completed GRPO steps.
     pub grpo_steps: u64,
-    /// The number of optimizer steps done in the present phase.
+    /// The number of optimizer steps in the current phase.
     pub optimizer_steps: u64,
-    /// The number of updates skipped since the last of them, with `skip_grad_norm`.
+    /// The number of updates skipped since the last applied one, with `skip_grad_norm`.
     pub skipped_in_a_row: u64,
-    /// The cursor of the data set: draws made from its training stream.
+    /// The cursor of the data set: the number of draws from its training stream.
     pub data_cursor: u64,
     /// The number of prompt and completion tokens of all GRPO samples so far.
     pub num_tokens: u64,
 }
 
-/// Everything that a run needs to continue bit for bit, beside its configuration. Random numbers are functions of
-/// seed and step, so there is no state of a generator. Its tensors are in memory, or in the files of a checkpoint.
+/// All state that a run needs to continue bit for bit, except its configuration. Random numbers are functions of seed and step, so there
+/// is no generator state. Tensors are in memory, or in the files of a checkpoint.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TrainState<T = Vec<NamedTensor>> {
-    /// How far the run has come.
+    /// The progress of the run.
     pub counters: Counters,
     /// The weights of the policy.
     pub policy: T,
     /// The moments of the optimizer.
     pub optimizer: T,
-    /// The weights of the reference policy; empty when the run has none (yet).
+    /// The weights of the reference policy; empty if the run has none (yet).
     pub ref_policy: T,
-    /// The coefficients that follow what is measured.
+    /// The state of the adaptive coefficients.
     pub coefficients: CoefficientState,
 }
 
 #[cfg(test)]
 impl<T: TensorSource> TrainState<T> {
-    /// The same state with all of its tensors in memory, to be compared.
+    /// Returns the same state with all tensors in memory, for comparison.
     pub(crate) fn in_memory(&self) -> Result<TrainState> {
         let read = |source: &T| -> Result<Vec<NamedTensor>> {
             let tensors = source.shapes().into_iter().map(|(name, shape)| {
@@ -65,7 +65,7 @@ impl<T: TensorSource> TrainState<T> {
 }
 
 impl Trainer {
-    /// How far the run has come.
+    /// Returns the progress of the run.
     pub fn counters(&self) -> Counters {
         Counters {
             optimizer_steps: self.parts.policy.optimizer_steps(),
@@ -75,15 +75,15 @@ impl Trainer {
         }
     }
 
-    /// The coefficients that follow what is measured.
+    /// Returns the state of the adaptive coefficients.
     pub fn coefficients(&self) -> CoefficientState {
         self.coefficients.state()
     }
 
-    /// Everything that has to be saved to continue the run, in memory.
+    /// Returns the state to save, in memory.
     ///
     /// # Errors
-    /// Those of [`policy::Policy::export`].
+    /// The errors of [`policy::Policy::export`].
     pub fn state(&self) -> Result<TrainState> {
         let group = |group| export_all(&*self.parts.policy, group);
         Ok(TrainState {
@@ -95,18 +95,18 @@ impl Trainer {
         })
     }
 
-    /// Takes other weights for the policy. Optimizer, reference policy and counters stay what they are.
+    /// Replaces the weights of the policy. Optimizer, reference policy and counters stay unchanged.
     ///
     /// # Errors
-    /// [`policy::Error::State`] when they are of another model; the trainer is then unchanged.
+    /// [`policy::Error::State`] if the weights belong to another model; the trainer is then unchanged.
     pub fn load_weights(&mut self, weights: &dyn TensorSource) -> Result<()> {
         Ok(self.parts.policy.import_weights(weights)?)
     }
 
-    /// Continues where a run of the same configuration was when it made `state`.
+    /// Restores the state of a run with the same configuration.
     ///
     /// # Errors
-    /// [`policy::Error::State`] when the state does not fit the configuration; the trainer is then unchanged.
+    /// [`policy::Error::State`] if the state does not match the configuration; the trainer is then unchanged.
     pub fn restore<T: TensorSource>(&mut self, state: &TrainState<T>) -> Result<()> {
         let counters = state.counters;
         for (what, limit, found) in [
@@ -126,7 +126,7 @@ impl Trainer {
             match (warm && self.config.needs_ref_policy(), state.ref_policy.shapes().is_empty()) {
                 (true, false) => Some(&state.ref_policy),
                 (false, true) => None,
-                // The reference of adapters is the model without them, of which no checkpoint holds anything.
+                // The reference policy of adapters is the base model, which checkpoints do not contain.
                 (true, true) if self.config.lora.is_some() => Some(&state.ref_policy),
                 (true, true) => {
                     return Err(Error::state("the reference", "its weights, because there is a KL to it", "none"));

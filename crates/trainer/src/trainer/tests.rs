@@ -1,4 +1,4 @@
-//! Runs against themselves: the same bits whatever the threads, the interruptions and the micro-batches.
+//! Runs give the same bits with any number of threads, after an interruption, and with other micro-batches.
 
 mod algorithm;
 mod evaluations;
@@ -16,7 +16,7 @@ use rewards::{RewardFn, RewardInput};
 use rstest::rstest;
 use std::sync::Arc;
 
-/// A run of a few steps with everything switched on: off-policy updates, micro-batches, a reference.
+/// Returns a short run with off-policy updates, micro-batches and a reference policy.
 fn small() -> TrainConfig {
     let mut config = TrainConfig {
         model: models::ModelConfig { hidden_size: 32, intermediate_size: 32, ..Default::default() }.into(),
@@ -39,7 +39,7 @@ fn small() -> TrainConfig {
     config
 }
 
-/// The same with everything that has a state of its own or draws more samples.
+/// Returns the same configuration with every feature that has state of its own or draws more samples.
 fn everything() -> TrainConfig {
     let mut config = small();
     config.rewards.soft_overlong_punishment =
@@ -58,7 +58,7 @@ fn everything() -> TrainConfig {
     config
 }
 
-/// PPO with the KL in the reward.
+/// Returns PPO with the KL in the reward.
 fn ppo() -> TrainConfig {
     let mut config = small();
     config.grpo.use_kl_in_reward = true;
@@ -66,7 +66,7 @@ fn ppo() -> TrainConfig {
     config
 }
 
-/// Adapters with a KL to the model without them.
+/// Returns LoRA with a KL to the base model.
 fn adapters() -> TrainConfig {
     let mut config = TrainConfig { lora: Some(models::LoraConfig { r: 2, ..Default::default() }), ..small() };
     config.loss.beta = 0.05;
@@ -105,7 +105,7 @@ fn assert_same_bits(a: &TrainState, b: &TrainState) {
 }
 
 #[test]
-fn a_seed_gives_the_same_bits_twice_and_another_seed_others() {
+fn equal_seeds_give_equal_bits_and_other_seeds_differ() {
     let first = whole_run(small());
     assert_same_bits(&first, &whole_run(small()));
     assert_ne!(first.policy, whole_run(TrainConfig { seed: 1, ..small() }).policy);
@@ -138,7 +138,7 @@ fn a_restored_run_continues_bit_for_bit(
             Phase::Done => unreachable!("the run has 7 steps"),
         }
     }
-    // An evaluation on the way leaves no trace.
+    // An evaluation in between changes nothing.
     first.evaluate().unwrap();
     let saved = first.state().unwrap();
     let mut second = Trainer::new(config).unwrap();
@@ -149,7 +149,7 @@ fn a_restored_run_continues_bit_for_bit(
 }
 
 #[test]
-fn a_state_that_does_not_fit_is_refused_and_changes_nothing() {
+fn a_mismatched_state_is_refused_and_changes_nothing() {
     let good = whole_run(small());
     let mut run = Trainer::new(small()).unwrap();
     let fresh = run.state().unwrap();
@@ -202,7 +202,7 @@ fn advantages_scaled_to_zero_leave_the_weights_alone() {
 }
 
 #[test]
-fn a_first_step_clips_nothing_and_has_no_kl() {
+fn the_first_step_clips_nothing_and_has_no_kl() {
     let mut config = small();
     config.grpo.max_steps = 1;
     config.grpo.num_iterations = 1;
@@ -211,7 +211,7 @@ fn a_first_step_clips_nothing_and_has_no_kl() {
     let mut run = Trainer::new(config).unwrap();
     let report = run.grpo_step().unwrap();
     assert_eq!(report.metric("clip_ratio/region_mean"), 0.0);
-    // The reference is the policy itself; its states are computed without autodiff and may round differently.
+    // The reference equals the policy; it is computed without autodiff and may round differently.
     assert!(report.metrics.value("kl").is_some_and(|kl| kl.abs() < 1e-10));
     assert!(report.metric("entropy") > 1.0);
     assert_eq!(report.samples.len(), 24);
@@ -238,7 +238,7 @@ fn every_implementation_trains(
     }
 }
 
-/// Losses that share a ratio, choose tokens or weigh the sampler train too, and a step does not depend on how it is cut.
+/// Losses that share a ratio, choose tokens or correct for the sampler train, too, independent of micro-batches.
 #[rstest]
 #[case::vespo(r#"{"loss_type": "vespo", "vllm_importance_sampling_correction": true, "vllm_importance_sampling_mode": "token_truncate"}"#)]
 #[case::geo_mean(r#"{"loss_type": "geo_mean", "beta": 0.1}"#)]
@@ -250,7 +250,7 @@ fn every_implementation_trains(
 #[case::imitation(r#"{"loss_type": "dapo", "positive_example_nll_weight": 0.2}"#)]
 #[case::kl_against_the_sampler(r#"{"kl_importance": "sampler", "beta": 0.1}"#)]
 #[case::prompts(r#"{"loss_agg_mode": "prompt-mean", "kl_importance": "score_function", "beta": 0.1}"#)]
-fn a_step_is_cut_without_a_trace(#[case] loss: &str) {
+fn results_do_not_depend_on_micro_batches(#[case] loss: &str) {
     let with = |gradient_accumulation_steps| {
         let mut config = small();
         config.loss = serde_json::from_str(loss).unwrap();
@@ -294,8 +294,8 @@ fn the_warmup_ends_at_its_target() {
 }
 
 #[test]
-fn your_own_parts_take_the_place_of_the_built_in_ones() {
-    /// Wants short completions, and has no opinion on those that were cut off.
+fn custom_parts_replace_the_built_in_ones() {
+    /// Rewards short completions, and returns no reward for truncated ones.
     struct Brief;
     impl RewardFn for Brief {
         fn name(&self) -> &str {
@@ -319,7 +319,7 @@ fn your_own_parts_take_the_place_of_the_built_in_ones() {
     let report = run.grpo_step().unwrap();
     assert!(report.samples.iter().all(|s| s.task == "reverse"));
     assert!(report.metrics.get("rewards/brief/mean").is_some());
-    // A missing reward is no reason to learn anything.
+    // A completion without a reward has an advantage of 0.
     assert!(report.samples.iter().all(|s| s.reward.total.is_some() || s.advantage == 0.0));
 }
 

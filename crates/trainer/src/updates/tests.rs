@@ -1,10 +1,10 @@
-//! Which updates are applied, at which learning rate, and when too many are skipped.
+//! Applied and skipped updates, their learning rates, and the limit on skips.
 
 use super::*;
 use grpo_core::Scores;
 use policy::{AdamWConfig, Completion, PolicyState, RolloutRequest, StateGroup, TensorSink, TensorSource, Weights};
 
-/// A policy of which only its loss and the norms of its gradients are known: it applies those up to its limit.
+/// A policy that only has a loss and gradient norms. It applies updates up to its limit.
 struct Norms {
     loss: f64,
     norm: f64,
@@ -93,9 +93,9 @@ fn step(updates: &mut Updates, policy: &mut Norms) -> Result<Update> {
 }
 
 #[test]
-fn a_skipped_update_is_none_for_the_schedule() {
+fn skipped_updates_do_not_advance_the_schedule() {
     for bad in [3.0, f64::NAN, f64::INFINITY] {
-        // At the first step and after one that was applied.
+        // At the first step, and after an applied one.
         for steps in [0, 1] {
             let (mut policy, mut updates) = (policy(), guarded());
             for _ in 0..steps {
@@ -116,11 +116,11 @@ fn a_skipped_update_is_none_for_the_schedule() {
 }
 
 #[test]
-fn too_many_skips_end_the_run_and_are_not_counted() {
+fn too_many_consecutive_skips_are_an_error() {
     let (mut policy, mut updates) = (policy(), guarded());
     policy.norm = 9.0;
     step(&mut updates, &mut policy).unwrap();
-    // A loss that is not finite counts as well, whatever the norm of its gradient.
+    // A non-finite loss counts as well, whatever the gradient norm is.
     (policy.loss, policy.norm) = (f64::NAN, 1.0);
     let dropped = step(&mut updates, &mut policy).unwrap();
     assert_eq!((dropped.grad_norm, dropped.skipped), (1.0, true));
@@ -128,13 +128,13 @@ fn too_many_skips_end_the_run_and_are_not_counted() {
     let error = step(&mut updates, &mut policy).unwrap_err();
     assert!(matches!(error, Error::TooManySkips { skipped: 3, grad_norm: 9.0, limit: LIMIT }), "{error}");
     assert_eq!((policy.steps, updates.skipped_in_a_row()), (0, 2));
-    // Continued from a checkpoint the count goes on.
+    // The count continues after a checkpoint.
     let error = step(&mut guarded().with_skipped_in_a_row(2), &mut policy).unwrap_err();
     assert!(matches!(error, Error::TooManySkips { skipped: 3, .. }), "{error}");
 }
 
 #[test]
-fn without_skips_a_loss_that_is_not_finite_is_an_error_that_says_so() {
+fn a_non_finite_loss_is_an_error_without_skip_grad_norm() {
     let (mut policy, mut updates) = (policy(), Updates::new(&OptimizerConfig::default(), 10));
     policy.loss = f64::INFINITY;
     let error = step(&mut updates, &mut policy).unwrap_err();

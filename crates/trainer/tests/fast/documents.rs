@@ -1,4 +1,4 @@
-//! The pages that name keys of a run's configuration name keys that exist.
+//! Configuration keys that the documentation mentions exist.
 
 use trainer::TrainConfig;
 
@@ -8,7 +8,7 @@ const PAGES: [(&str, &str); 3] = [
     ("docs/train-your-own.md", include_str!("../../../../docs/train-your-own.md")),
 ];
 
-/// The words in backticks, outside of blocks of code.
+/// Returns the words in backticks outside of code blocks.
 fn quoted(page: &str) -> impl Iterator<Item = &str> {
     let prose = page.split("```").step_by(2);
     prose
@@ -17,7 +17,7 @@ fn quoted(page: &str) -> impl Iterator<Item = &str> {
 }
 
 #[test]
-fn every_key_that_the_pages_name_exists() {
+fn every_key_in_the_documentation_exists() {
     let config = serde_json::to_value(TrainConfig::default()).unwrap();
     let sections: Vec<&String> = config.as_object().unwrap().keys().collect();
     for (page, text) in PAGES {

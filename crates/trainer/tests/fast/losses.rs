@@ -1,4 +1,4 @@
-//! Every loss trains models of every family that are read from a folder: a whole step, from sampling to AdamW.
+//! Every loss trains pretrained models of every family for a whole step, from sampling to AdamW.
 
 use grpo_core::{AdvantageEstimator, LossConfig};
 use grpo_files::Layers;
@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use testkit::family;
 use trainer::{Error, ModelSource, Parts, TrainConfig, Trainer};
 
-/// A token per character of Latin-1, for models that have come without a tokenizer.
+/// A tokenizer with one token per character of Latin-1, for models without one.
 struct Latin1 {
     vocab_size: usize,
 }
@@ -23,7 +23,7 @@ impl Tokenizer for Latin1 {
         2
     }
 
-    /// One token in eight, so that some completions end and some are cut off.
+    /// One token in eight ends a completion, so that some completions end and some are truncated.
     fn stop_ids(&self) -> Vec<u32> {
         (self.eos_id()..self.vocab_size as u32).step_by(8).collect()
     }
@@ -45,7 +45,7 @@ impl Tokenizer for Latin1 {
     }
 }
 
-/// The mean code of what was written, which is another one for every completion of a group.
+/// A reward: the mean character code, which differs between the completions of a group.
 struct MeanCode;
 
 impl RewardFn for MeanCode {
@@ -63,7 +63,7 @@ fn repository(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path)
 }
 
-/// Two updates on the same eight completions: the second one is off policy, and away from the reference.
+/// Returns two updates on the same eight completions: in the second, ratios and the KL differ from their initial values.
 fn config(model: &str, loss: LossConfig) -> TrainConfig {
     let model = repository("tests/checkpoints").join(model).display().to_string();
     let mut config = TrainConfig { model: ModelSource::Pretrained(model), ..TrainConfig::default() };
@@ -76,7 +76,7 @@ fn config(model: &str, loss: LossConfig) -> TrainConfig {
     config.grpo.num_iterations = 2;
     config.grpo.gradient_accumulation_steps = 2;
     config.optimizer.learning_rate = 1e-3;
-    // Only gradients move weights.
+    // Without weight decay, only gradients change weights.
     config.optimizer.weight_decay = 0.0;
     config.eval.num_problems = Some(1);
     config.loss = loss;
@@ -97,7 +97,7 @@ fn weights(run: &Trainer) -> Vec<NamedTensor> {
     weights
 }
 
-/// The files of configs/loss.
+/// Returns the files of configs/loss.
 fn presets() -> impl Iterator<Item = (String, LossConfig)> {
     let mut files: Vec<PathBuf> =
         std::fs::read_dir(repository("configs/loss")).unwrap().map(|entry| entry.unwrap().path()).collect();
@@ -121,7 +121,7 @@ fn every_loss_trains_every_family(#[values("qwen2", "qwen3", "llama3")] model: &
         let metric = |metric: &str| report.metrics.value(metric);
         let (loss, grad_norm) = (metric("loss").unwrap(), metric("grad_norm").unwrap());
         assert!(loss.is_finite() && grad_norm.is_finite() && grad_norm > 0.0, "{name}: {loss}, gradient {grad_norm}");
-        // The reference is the model as it was read, and the second update is made where the first one has led.
+        // The reference is the pretrained model, and the second update starts from the result of the first.
         assert_eq!(metric("kl").is_some(), has_kl, "{name}");
         assert!(metric("kl").is_none_or(|kl| kl.is_finite() && kl != 0.0), "{name}: {:?}", metric("kl"));
         for (before, after) in before.iter().zip(weights(&run)) {
@@ -130,7 +130,7 @@ fn every_loss_trains_every_family(#[values("qwen2", "qwen3", "llama3")] model: &
     }
 }
 
-/// The key that the refusal of a run names.
+/// Returns the key in the error of an invalid run.
 #[track_caller]
 fn refused(config: TrainConfig) -> String {
     match trainer(config).err() {
@@ -139,17 +139,17 @@ fn refused(config: TrainConfig) -> String {
     }
 }
 
-/// Rollouts of a folder sample from its logits as they are, at the temperature of `rollout`.
+/// Rollouts of a pretrained model sample from its unmodified logits, at the temperature of `rollout`.
 #[rstest]
 #[case::logit_scale("logit_scale", "loss.logit_scale")]
 #[case::negative_scale("negative_scale", "loss.logit_scale")]
 #[case::softcap("softcap", "loss.logit_scale")]
-fn a_loss_of_other_logits_than_the_sampled_ones_is_refused(#[case] loss: &str, #[case] key: &str) {
+fn a_loss_on_logits_other_than_the_sampled_ones_is_refused(#[case] loss: &str, #[case] key: &str) {
     assert_eq!(refused(config("qwen2", family::loss(loss))), key);
 }
 
 #[test]
-fn a_softcap_and_a_temperature_of_the_loss_alone_are_refused() {
+fn a_softcap_or_temperature_of_the_loss_alone_is_refused() {
     let softcap = LossConfig { final_logit_softcapping: Some(30.0), ..LossConfig::default() };
     assert_eq!(refused(config("qwen2", softcap)), "loss.final_logit_softcapping");
     let mut cooler = config("qwen2", LossConfig { temperature: 0.5, ..LossConfig::default() });
@@ -157,9 +157,9 @@ fn a_softcap_and_a_temperature_of_the_loss_alone_are_refused() {
     assert_eq!(refused(cooler), "loss.temperature");
 }
 
-/// PPO has an advantage for each token. Losses with one for a sequence refuse it by their names, all others train with it.
+/// PPO has one advantage per token. Losses that need one per sequence are refused by name; all others train with it.
 #[test]
-fn ppo_goes_with_every_loss_of_tokens() {
+fn ppo_works_with_every_token_level_loss() {
     let mut refusals = Vec::new();
     for name in family::LOSSES.into_iter().chain(family::others()) {
         let loss = family::loss(name);

@@ -1,4 +1,4 @@
-//! The loop with other parts than its own.
+//! The training loop with custom parts.
 
 mod documents;
 mod losses;

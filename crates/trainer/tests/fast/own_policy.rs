@@ -1,4 +1,4 @@
-//! A policy that is no decoder and knows no tensor library: the loop trains it all the same.
+//! The loop trains a custom policy that is not a decoder and uses no tensor library.
 
 use grpo_core::{LossOutput, Scores};
 use models::{CharTokenizer, NamedTensor, Tokenizer};
@@ -11,7 +11,7 @@ use rewards::{RewardFn, RewardInput, Rewards};
 use std::borrow::Cow;
 use trainer::{Parts, Phase, TrainConfig, Trainer};
 
-/// One logit per token, whatever was read before: softmax over V weights, trained by plain gradient descent.
+/// A policy with one logit per token, independent of the context: softmax over V weights, trained by plain gradient descent.
 #[derive(Clone)]
 struct Unigram {
     logits: Vec<f32>,
@@ -28,7 +28,7 @@ impl Unigram {
     }
 }
 
-/// Probabilities of softmax(logits / temperature).
+/// Returns softmax(logits / temperature).
 fn probabilities(logits: &[f32], temperature: f64) -> Vec<f64> {
     let weights: Vec<f64> = logits.iter().map(|logit| (f64::from(*logit) / temperature).exp()).collect();
     let total: f64 = weights.iter().sum();
@@ -87,7 +87,7 @@ impl Policy for Unigram {
         Ok(Scores { entropy: vec![entropy; logp.len()], logp })
     }
 
-    /// On-policy GRPO and cross-entropy, both by hand: the gradient of a token's -weight x logp.
+    /// Computes on-policy GRPO and cross-entropy by hand: the gradient of -weight x logp of each token.
     fn accumulate(&mut self, batches: &[SequenceBatch<'_>], loss: StepLoss) -> Result<LossOutput> {
         let p = probabilities(&self.logits, 1.0);
         let mut output = LossOutput { scores: self.score(Weights::Policy, batches)?, ..LossOutput::default() };
@@ -190,12 +190,12 @@ impl Policy for Unigram {
     }
 }
 
-/// Whether the last token is one that ends a completion.
+/// Returns `true` if the last token ends a completion.
 fn ends(ids: &[u32], stop_ids: &[u32]) -> bool {
     ids.last().is_some_and(|last| stop_ids.contains(last))
 }
 
-/// 1 for every `7`, which no task asks for.
+/// A reward of 1 for every `7`, which no task asks for.
 struct Sevens;
 
 impl RewardFn for Sevens {
@@ -225,7 +225,7 @@ fn run(config: TrainConfig) -> Trainer {
     Trainer::with_parts(config, parts).unwrap()
 }
 
-/// The character tokenizer with seven tokens more that it never uses.
+/// The character tokenizer with seven unused tokens in addition.
 struct Wider;
 
 impl Tokenizer for Wider {
@@ -250,7 +250,7 @@ impl Tokenizer for Wider {
 }
 
 #[test]
-fn a_tokenizer_of_your_own_has_as_many_tokens_as_the_model() {
+fn a_custom_tokenizer_must_match_the_vocabulary_size() {
     let mut config = config();
     config.grpo.max_steps = 1;
     let refused = |config: &TrainConfig, tokenizer: Box<dyn Tokenizer>| {
@@ -266,7 +266,7 @@ fn a_tokenizer_of_your_own_has_as_many_tokens_as_the_model() {
 }
 
 #[test]
-fn a_policy_of_your_own_learns_what_it_is_rewarded_for() {
+fn a_custom_policy_learns_from_rewards() {
     let mut run = run(config());
     let mut rewards = Vec::new();
     while run.phase() == Phase::Grpo {
@@ -279,14 +279,14 @@ fn a_policy_of_your_own_learns_what_it_is_rewarded_for() {
 }
 
 #[test]
-fn a_policy_of_your_own_is_warmed_up_and_continued_from_its_state() {
+fn a_custom_policy_is_warmed_up_and_restored() {
     let mut config = config();
     config.warmup.steps = 2;
     config.warmup.optimizer.learning_rate = 1.0;
     config.loss.beta = 0.1;
     let mut first = run(config.clone());
     let losses = [first.warmup_step().unwrap().loss, first.warmup_step().unwrap().loss];
-    // The loss of even odds, and less.
+    // The first loss is that of a uniform distribution; the second is lower.
     assert!((losses[0] - 53f64.ln()).abs() < 1e-6 && losses[1] < losses[0] - 0.05, "{losses:?}");
     first.grpo_step().unwrap();
     let mut second = run(config);
@@ -297,10 +297,10 @@ fn a_policy_of_your_own_is_warmed_up_and_continued_from_its_state() {
 }
 
 #[test]
-fn a_step_that_fails_leaves_a_policy_of_your_own_where_it_was() {
+fn a_failed_step_restores_a_custom_policy() {
     let mut config = config();
     config.loss.beta = 0.1;
-    // It refuses to mix, after the first update.
+    // Mixing fails after the first update.
     config.grpo.sync_ref_model = true;
     config.grpo.ref_model_sync_steps = 1;
     let mut run = run(config);

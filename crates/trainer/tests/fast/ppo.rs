@@ -1,4 +1,4 @@
-//! PPO learns what GRPO learns, on a task that takes seconds.
+//! PPO reaches the same reward as GRPO on a task that takes seconds.
 
 use data::TaskMixture;
 use data::task::Comparison;
@@ -6,7 +6,7 @@ use grpo_core::AdvantageEstimator;
 use std::sync::Arc;
 use trainer::{Parts, Phase, TrainConfig, Trainer};
 
-/// Which of two numbers is larger, after a warm-up that has shown the form of an answer.
+/// Returns a run that compares two numbers, after a warm-up that teaches the answer format.
 fn config(estimator: AdvantageEstimator) -> TrainConfig {
     let mut config = TrainConfig::built_in();
     let shape = config.model.shape_mut();
@@ -19,7 +19,7 @@ fn config(estimator: AdvantageEstimator) -> TrainConfig {
     config.grpo.prompts_per_step = 16;
     config.grpo.num_generations = if estimator == AdvantageEstimator::Gae { 1 } else { 8 };
     if estimator == AdvantageEstimator::Gae {
-        // As many completions, each of a prompt of its own.
+        // The same number of completions, each with its own prompt.
         config.grpo.prompts_per_step = 128;
     }
     config.grpo.gradient_accumulation_steps = 2;
@@ -29,7 +29,7 @@ fn config(estimator: AdvantageEstimator) -> TrainConfig {
     config
 }
 
-/// The mean reward of the first and of the last ten steps.
+/// Returns the mean reward of the first and of the last ten steps.
 fn learn(config: TrainConfig) -> [f64; 2] {
     let tasks: data::WeightedTasks = vec![(Arc::new(Comparison { max_number: 20 }), 1.0)];
     let dataset = Box::new(TaskMixture::from_tasks(tasks, 0.1, config.seed).unwrap());
@@ -47,7 +47,7 @@ fn learn(config: TrainConfig) -> [f64; 2] {
 }
 
 #[test]
-fn ppo_learns_the_task_as_grpo_does() {
+fn ppo_and_grpo_reach_similar_rewards() {
     let [grpo_first, grpo] = learn(config(AdvantageEstimator::Group));
     let [ppo_first, ppo] = learn(config(AdvantageEstimator::Gae));
     assert!(grpo > grpo_first + 0.1, "GRPO: {grpo_first} to {grpo}");

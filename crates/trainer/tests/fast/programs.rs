@@ -1,4 +1,4 @@
-//! The programs of a run on a device, for what a configuration asks for.
+//! The device programs of a run for different configurations.
 
 use backend_tpu::aot::Report;
 use backend_tpu::plugins::Kind;
@@ -8,7 +8,7 @@ use trainer::programs::{ProgramName, RunPrograms};
 use trainer::train_config::PolicyDtype;
 
 #[test]
-fn what_is_trained_beside_a_model_is_in_the_programs() {
+fn programs_include_adapters_and_value_heads() {
     let mut config = TrainConfig::built_in();
     config.grpo.advantages.estimator = grpo_core::AdvantageEstimator::Gae;
     let plain = RunPrograms::new(&TrainConfig::built_in(), Kind::Tpu).unwrap();
@@ -44,11 +44,11 @@ fn an_update_of_one_micro_batch_is_one_program() {
     let has = |config: &TrainConfig, name| RunPrograms::new(config, Kind::Tpu).unwrap().names().contains(&name);
     assert!(has(&config, ProgramName::Step) && !has(&config, ProgramName::Gradient));
     let programs = RunPrograms::new(&config, Kind::Tpu).unwrap();
-    // What the optimizer takes of it, its own program tells.
+    // The separate AdamW program measures the optimizer's share of the step.
     assert!(programs.is_part(ProgramName::Apply) && !programs.is_part(ProgramName::Step));
     let step = programs.module(ProgramName::Step).unwrap().to_string();
     assert!(step.contains("exp_avg_sq") && !step.contains(".sum\""));
-    // Several micro-batches have sums, and so does a step that is not clipped, whose results are looked at before they are written.
+    // Several micro-batches need gradient accumulators. So does a step without clipping, whose results are checked before they are written.
     let several = TrainConfig::built_in();
     let mut unclipped = config.clone();
     unclipped.optimizer.max_grad_norm = 0.0;
@@ -60,7 +60,7 @@ fn an_update_of_one_micro_batch_is_one_program() {
 }
 
 #[test]
-fn weights_in_bf16_have_their_remainders_in_the_update_alone() {
+fn bf16_weights_have_remainders_in_the_update_only() {
     let mut config = TrainConfig::built_in();
     config.policy.dtype = PolicyDtype::Bfloat16;
     config.loss.beta = 0.1;
@@ -78,13 +78,13 @@ fn weights_in_bf16_have_their_remainders_in_the_update_alone() {
     for name in [ProgramName::Gradient, ProgramName::Score, ProgramName::Prefill] {
         assert!(!has_remainders(name), "{name}");
     }
-    // What moves has all of its digits.
+    // A synced reference policy is stored in f32.
     config.grpo.sync_ref_model = true;
     let mixed = RunPrograms::new(&config, Kind::Tpu).unwrap().sizes();
     assert_eq!(mixed.ref_policy_bytes, 4 * sizes.parameters);
 }
 
-/// A report of a program that takes so many bytes.
+/// Returns a report of a program that takes `total_bytes`.
 fn report(total_bytes: u64) -> Report {
     let report = serde_json::json!({
         "blocking": null, "argument_bytes": 0, "output_bytes": 0, "alias_bytes": 0, "temp_bytes": 0, "code_bytes": 0,
@@ -97,16 +97,16 @@ fn report(total_bytes: u64) -> Report {
 }
 
 #[test]
-fn weights_and_moments_are_there_twice_only_where_a_step_can_be_taken_back() {
+fn a_rollback_copy_exists_only_if_a_step_can_be_rolled_back() {
     let memory = |config: &TrainConfig| {
         let programs = RunPrograms::new(config, Kind::Tpu).unwrap();
-        // The update takes by far the most.
+        // The update takes by far the most memory.
         let [little, much] = [1 << 20, 1 << 40].map(report);
         let of = |name| if matches!(name, ProgramName::Apply | ProgramName::Step) { &much } else { &little };
         let memory = programs.memory(|name| Some(of(name))).unwrap();
         (memory.total_bytes - memory.total_bytes_without_roll_back, programs.sizes())
     };
-    // A step of one update has nothing to go back to.
+    // A step with a single update needs no copy for a rollback.
     let mut config = TrainConfig::built_in();
     assert_eq!((memory(&config).0, memory(&config).1.can_roll_back), (0, false));
     config.grpo.num_iterations = 2;

@@ -1,4 +1,4 @@
-//! What the sampler drew is what is trained on: the same ids, at the same places, with the same probabilities.
+//! Training uses exactly what was sampled: the same ids, positions and probabilities.
 
 use grpo_core::{Backend, GradsMut, LossConfig, LossOutput, LossPlan, MemoryReport, PlanRequest, PolicyInput, Scores};
 use grpo_core::{Error as LossError, TensorMut, TokenBatch};
@@ -8,9 +8,9 @@ use policy_burn::{BurnPolicy, PolicyLoss};
 use std::sync::{Arc, Mutex};
 use trainer::{Parts, TrainConfig, Trainer};
 
-/// One step of one update in one piece, on prompts of several lengths.
+/// Returns one step with one update and one micro-batch, on prompts of different lengths.
 fn config() -> TrainConfig {
-    // Probabilities that are far from uniform.
+    // Weights are scaled so that probabilities are far from uniform.
     let model =
         ModelConfig { hidden_size: 32, intermediate_size: 32, initializer_range: 0.3, ..ModelConfig::default() };
     let mut config = TrainConfig { model: model.into(), ..TrainConfig::built_in() };
@@ -36,7 +36,7 @@ fn trainer(engine: impl RolloutEngine + 'static) -> Trainer {
     Trainer::with_parts(config(), parts).unwrap()
 }
 
-/// The built-in engine, and what may go wrong between it and the loss.
+/// The built-in engine with possible faults between it and the loss.
 struct Engine {
     prompt: fn(&[u32]) -> Vec<u32>,
     completion: fn(&mut Completion),
@@ -58,23 +58,23 @@ impl RolloutEngine for Engine {
     }
 }
 
-/// Largest difference between what the engine said of its tokens, decoding left-padded prompts over a cache, and what
-/// the loss makes of the same ids in one right-padded pass.
+/// Returns the largest difference between the log-probabilities of the engine, which decodes left-padded prompts with a cache, and of the
+/// loss, which runs the same ids right-padded in one pass.
 fn difference(engine: Engine) -> f64 {
     let report = trainer(engine).grpo_step().unwrap();
     report.metric("sampling/sampling_logp_difference/max")
 }
 
 #[test]
-fn the_loss_scores_tokens_as_the_engine_drew_them() {
+fn loss_and_engine_agree_on_log_probabilities() {
     let found = difference(Engine { prompt: <[u32]>::to_vec, completion: |_| () });
     assert!(found > 0.0 && found < 1e-4, "{found}");
 }
 
-/// The same number tells of a BOS that comes twice, of padding that is attended to, of log-probabilities that belong to
-/// the token before, and of another temperature.
+/// The difference detects a duplicate BOS, attention to padding, log-probabilities shifted by one token, and a different
+/// temperature.
 #[test]
-fn naive_rollouts_are_seen() {
+fn faulty_rollouts_are_detected() {
     let of_prompts = |prompt| Engine { prompt, completion: |_| () };
     let of_completions = |completion| Engine { prompt: <[u32]>::to_vec, completion };
     let naive = [
@@ -97,10 +97,10 @@ fn a_loss_at_another_temperature_is_refused() {
     assert!(message.contains("loss.temperature") && message.contains("0.5"), "{message}");
 }
 
-/// Completions with tokens that no text gives back: padding and BOS inside.
+/// An engine that returns tokens which no text encodes to: padding and BOS inside a completion.
 struct Strays;
 
-/// "<pad>2<bos>4" to who reads it.
+/// Decodes as "<pad>2<bos>4".
 const STRAYS: [u32; 5] = [CharTokenizer::PAD, 5, CharTokenizer::BOS, 7, CharTokenizer::EOS];
 
 impl RolloutEngine for Strays {
@@ -114,7 +114,7 @@ impl RolloutEngine for Strays {
     }
 }
 
-/// The CPU backend, and the targets of every call.
+/// The CPU backend, which records the targets of every call.
 #[derive(Default)]
 struct Watched(Arc<Mutex<Vec<i64>>>);
 
@@ -159,9 +159,9 @@ impl LossPlan for WatchedPlan {
     }
 }
 
-/// Text is for the rewards. Encoded again, it is something else.
+/// Only rewards use the text. Encoding it again would give different ids.
 #[test]
-fn the_ids_of_the_rollout_are_trained_on() {
+fn training_uses_the_sampled_ids() {
     let text = CharTokenizer.decode(&STRAYS).unwrap();
     let naive = CharTokenizer.encode_completion(&text).unwrap();
     assert!(naive.len() > 2 * STRAYS.len(), "naive: {text:?} is {naive:?}");

@@ -1,4 +1,4 @@
-//! A model of which several tokens end a completion: every one of them does, in rollouts and in evaluations.
+//! A model with several stop tokens: each of them ends completions, in rollouts and in evaluations.
 
 use models::{ExportOptions, FolderWriter, GenerationDefaults, ModelConfig};
 use policy::{Completion, Policy, PolicyEngine, Result, RolloutEngine, RolloutRequest};
@@ -7,10 +7,10 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 use trainer::{ModelSource, Parts, TrainConfig, Trainer};
 
-/// `<|im_end|>`, which is the tokenizer's own, `<|endoftext|>` and `<|im_start|>`.
+/// `<|im_end|>`, the tokenizer's own EOS, `<|endoftext|>` and `<|im_start|>`.
 const STOP_IDS: [u32; 3] = [402, 400, 401];
 
-/// The built-in engine, and all that it has sampled.
+/// The built-in engine, which records all its samples.
 #[derive(Clone, Default)]
 struct Recorded(Arc<Mutex<Vec<Completion>>>);
 
@@ -22,7 +22,7 @@ impl RolloutEngine for Recorded {
     }
 }
 
-/// A model of small weights, whose tokens are about equally likely, with the tokenizer of a Qwen3.
+/// Writes a model of small weights, whose tokens are about equally likely, with the tokenizer of a Qwen3.
 fn folder(path: &Path) {
     let shape = ModelConfig {
         vocab_size: 512,
@@ -51,7 +51,7 @@ fn folder(path: &Path) {
     }
 }
 
-/// Whether `completions` end where they should: at a stop token, or at the limit.
+/// Checks that `completions` end at a stop token or at the limit, and returns the stop tokens.
 fn ends_of(completions: &[Completion], limit: usize) -> BTreeSet<u32> {
     let mut found = BTreeSet::new();
     for completion in completions {
@@ -66,7 +66,7 @@ fn ends_of(completions: &[Completion], limit: usize) -> BTreeSet<u32> {
 }
 
 #[test]
-fn a_completion_ends_at_every_stop_token_of_its_model() {
+fn every_stop_token_of_the_model_ends_a_completion() {
     let place = tempfile::tempdir().unwrap();
     let model = place.path().join("model");
     folder(&model);
@@ -90,7 +90,7 @@ fn a_completion_ends_at_every_stop_token_of_its_model() {
     assert_eq!(ends_of(&sampled, limit), all);
     let cut_off = sampled.iter().filter(|completion| completion.truncated).count();
     assert!(cut_off > 0 && report.metric("completions/clipped_ratio") == cut_off as f64 / 128.0, "{cut_off}");
-    // Rewards read what was written, and no token that ended it.
+    // Rewards read the text without the stop token.
     assert!(report.samples.iter().all(|sample| !sample.completion.contains("<|")), "{:?}", report.samples);
     run.evaluate().unwrap();
     let evaluated = std::mem::take(&mut *engine.0.lock().unwrap());

@@ -1,22 +1,23 @@
 //! Products of bf16 tiles (Intel AMX).
 //!
-//! Avoids reading a tile of either operand more than once per two products: a `[32, 32]` piece of the output is four tiles,
-//! fed by two of the lhs and two of the rhs. Results go through a scratch piece in the nearest cache, because tiles stored
-//! at a large stride cost more than the products.
+//! Each loaded operand tile is used in two products: a `[32, 32]` block of the output is four tiles, computed from two
+//! tiles of the lhs and two of the rhs. Results go through a scratch block in the L1 cache, because storing tiles at a
+//! large stride costs more than the products.
 //!
-//! Budget: 4 + 2 + 2 of 8 tiles; a panel of 128 words of each operand, 16 KiB, and the scratch piece, 4 KiB, in the nearest cache.
+//! Resources: 4 + 2 + 2 of 8 tiles; in the L1 cache, a panel of 128 words of each operand (16 KiB each) and the scratch
+//! block (4 KiB).
 #![allow(unsafe_code)]
 
 use crate::arch::panel::RHS_PANEL;
 use std::sync::OnceLock;
 
-/// Rows of a lhs panel: two tiles.
+/// The rows of a lhs panel: two tiles.
 pub(crate) const LHS_PANEL: usize = 32;
-/// Words of a row of a tile.
+/// The words of a row of a tile.
 pub(crate) const WORDS: usize = 16;
 
-/// Whether the processor has tiles with bf16 products and the system lets this process use them. The first call asks
-/// for that permission, which holds for every thread of the process.
+/// Returns `true` if the processor has tiles with bf16 products and the system permits them to this process. The first
+/// call requests that permission, for all threads of the process.
 pub(crate) fn is_available() -> bool {
     static AVAILABLE: OnceLock<bool> = OnceLock::new();
     *AVAILABLE.get_or_init(|| has_tiles() && permitted())
@@ -26,7 +27,7 @@ fn has_tiles() -> bool {
     use std::arch::x86_64::{__cpuid, __cpuid_count, _xgetbv};
     #[target_feature(enable = "xsave")]
     fn enabled_state() -> u64 {
-        // SAFETY: register 0 is there wherever the instruction is.
+        // SAFETY: register 0 exists on every processor with this instruction.
         unsafe { _xgetbv(0) }
     }
     const OSXSAVE: u32 = 1 << 27;
@@ -35,7 +36,7 @@ fn has_tiles() -> bool {
     if __cpuid(0).eax < 7 || __cpuid(1).ecx & OSXSAVE == 0 || __cpuid_count(7, 0).edx & TILES != TILES {
         return false;
     }
-    // SAFETY: OSXSAVE says that the instruction is there and allowed.
+    // SAFETY: OSXSAVE guarantees that the instruction exists and is enabled.
     let state = unsafe { enabled_state() };
     state & TILE_STATE == TILE_STATE
 }
@@ -43,17 +44,18 @@ fn has_tiles() -> bool {
 fn permitted() -> bool {
     const ARCH_REQ_XCOMP_PERM: libc::c_long = 0x1023;
     const XFEATURE_XTILEDATA: libc::c_long = 18;
-    // SAFETY: a system call that takes two integers and touches no memory of ours.
+    // SAFETY: a system call with two integers, which accesses no memory.
     unsafe { libc::syscall(libc::SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0 }
 }
 
-/// Floating-point operations of an iteration of [`spin`]: four products of 16 rows, 16 columns and 16 pairs, two for each.
+/// The floating-point operations of an iteration of [`spin`]: four products of 16 rows, 16 columns and 16 pairs, with
+/// two multiply-adds per pair.
 pub(crate) const SPIN_FLOPS: usize = 4 * WORDS * WORDS * (2 * WORDS) * 2;
 
-/// Multiplies the same two tiles again and again, out of registers: what AMX can do at most. The result is an entry of a sum.
+/// Multiplies the same two tiles repeatedly, in registers, to measure the arithmetic peak. Returns an entry of a sum.
 ///
 /// # Panics
-/// Where it is not available.
+/// If AMX is not available.
 pub(crate) fn spin(iterations: usize) -> f32 {
     assert!(is_available(), "tiles to multiply");
     let mut sum = [0.0; WORDS * WORDS];
@@ -61,14 +63,14 @@ pub(crate) fn spin(iterations: usize) -> f32 {
     sum[sum.len() - 1]
 }
 
-/// The tile registers of this thread, shaped for products of 16 rows and 16 words.
+/// The tile registers of this thread, configured for products of 16 rows and 16 words.
 pub(crate) struct Tiles {
-    /// Registers belong to a thread.
+    /// Prevents sending to another thread: registers belong to a thread.
     here: std::marker::PhantomData<*const ()>,
 }
 
 impl Tiles {
-    /// Shapes the tile registers of this thread. Call it only where [`is_available`] holds.
+    /// Configures the tile registers of this thread. [`is_available`] must be `true`.
     pub(crate) fn new() -> Self {
         debug_assert!(is_available());
         #[repr(align(64))]
@@ -76,23 +78,24 @@ impl Tiles {
         let mut shapes = Shapes([0; 64]);
         shapes.0[0] = 1; // palette
         for tile in 0..8 {
-            shapes.0[16 + 2 * tile] = 64; // bytes of a row, little-endian
+            shapes.0[16 + 2 * tile] = 64; // bytes per row, little-endian
             shapes.0[48 + tile] = 16; // rows
         }
-        // SAFETY: such a product is only made with a token of an instruction set that includes AMX; the shapes are 64 aligned bytes of
-        // the format of palette 1.
+        // SAFETY: callers have a token of an instruction set that includes AMX; the shapes are 64 aligned bytes in the
+        // format of palette 1.
         unsafe { std::arch::asm!("ldtilecfg [{}]", in(reg) &shapes.0, options(nostack, readonly, preserves_flags)) };
         Self { here: std::marker::PhantomData }
     }
 
-    /// `c[32, 32] = a b` for a lhs panel `a: [words / 16, 32, 16]` and a rhs panel `b: [words, 32]`.
+    /// Computes `c[32, 32] = a b` for a lhs panel `a: [words / 16, 32, 16]` and a rhs panel `b: [words, 32]`.
     ///
     /// # Safety
     /// The panels hold that many words, a multiple of 16; c holds 1024 elements.
     pub(crate) unsafe fn multiply(&mut self, words: usize, a: *const u32, b: *const u32, c: &mut [f32]) {
         assert!(c.len() >= LHS_PANEL * RHS_PANEL);
-        // SAFETY: tiles read 16 rows of 64 bytes: of a 64 bytes apart, 1024 words of it a step; of b and c 128 bytes apart,
-        // 16 rows of b a step. All of that is there, says the caller. Tiles are shaped for it by `new`, on this thread.
+        // SAFETY: tiles read 16 rows of 64 bytes: rows of a are 64 bytes apart, 1024 bytes per tile; rows of b and c
+        // are 128 bytes apart, 16 rows of b per step. The caller guarantees this memory. `new` has configured the tiles
+        // on this thread.
         unsafe {
             std::arch::asm!(
                 "tilezero tmm0",
@@ -132,13 +135,13 @@ impl Tiles {
         }
     }
 
-    /// Adds `iterations` products of a tile of 1.5 and one of 0.5, 24 each, to each of four sums, of which `out` is one: a product has
-    /// to wait for the one before it with the same sum, and three others fill that time.
+    /// Adds `iterations` products of a tile of 1.5 and a tile of 0.5, 24 per element, to each of four sums; `out` is
+    /// one of the sums. Each product waits for the previous one with the same sum; four sums hide that latency.
     fn spin(&mut self, iterations: usize, out: &mut [f32; WORDS * WORDS]) {
-        // Pairs in bf16.
+        // bf16 pairs.
         let (a, b) = ([0x3fc0_3fc0_u32; WORDS * WORDS], [0x3f00_3f00_u32; WORDS * WORDS]);
-        // SAFETY: tiles read and write 16 rows of 64 bytes, 64 bytes apart: of a, b and out the whole array. Tiles are shaped for it by
-        // `new`, on this thread.
+        // SAFETY: tiles read and write 16 rows of 64 bytes, 64 bytes apart: the complete arrays a, b and out. `new` has
+        // configured the tiles on this thread.
         unsafe {
             std::arch::asm!(
                 "tilezero tmm0",
@@ -172,7 +175,7 @@ impl Tiles {
 
 impl Drop for Tiles {
     fn drop(&mut self) {
-        // SAFETY: gives the registers back, which `new` has taken on this thread.
+        // SAFETY: releases the registers, which `new` has configured on this thread.
         unsafe { std::arch::asm!("tilerelease", options(nostack, nomem, preserves_flags)) };
     }
 }

@@ -5,21 +5,21 @@ use crate::arch::panel::LHS_PANEL;
 use std::arch::x86_64::*;
 use std::hint::black_box;
 
-/// Accumulators of [`spin_fma`]: 12 of the 16 registers, which hides the latency of a multiply-add.
+/// Accumulators of [`spin_fma`]: 12 of the 16 registers, enough to hide the latency of a multiply-add.
 const ACCUMULATORS: usize = 12;
 /// Floating-point operations of an iteration of [`spin_fma`].
 pub(crate) const SPIN_FLOPS: usize = ACCUMULATORS * 8 * 2;
 
-/// The product of panels of f32 words, in four parts of the output.
+/// Multiplies panels of f32 words, in four blocks of the output.
 ///
 /// # Safety
-/// As [`crate::arch::microkernel::multiply`], of f32 words.
+/// As [`crate::arch::microkernel::multiply`] with f32 words.
 #[target_feature(enable = "avx2,fma")]
 pub(crate) unsafe fn multiply(words: usize, a: *const u32, b: *const u32, c: *mut f32, stride: usize, add: bool) {
     const HEIGHT: usize = 6;
     for i in (0..LHS_PANEL).step_by(HEIGHT) {
         for j in (0..32).step_by(16) {
-            // SAFETY: the caller vouches for [words, 12], [words, 32] and the rows of c.
+            // SAFETY: the caller guarantees [words, 12], [words, 32] and the rows of c.
             unsafe {
                 let (mut a, mut b) = (a.add(i).cast::<f32>(), b.add(j).cast::<f32>());
                 let mut sums = [[_mm256_setzero_ps(); 2]; HEIGHT];
@@ -45,7 +45,7 @@ pub(crate) unsafe fn multiply(words: usize, a: *const u32, b: *const u32, c: *mu
     }
 }
 
-/// Multiplies and adds in registers, again and again: what arithmetic can do at most. The result is one of the sums.
+/// Repeats multiply-adds in registers, to measure the arithmetic peak. Returns one of the sums.
 #[target_feature(enable = "avx2,fma")]
 pub(crate) fn spin_fma(iterations: usize) -> f32 {
     let (a, b) = black_box((_mm256_set1_ps(1.5), _mm256_set1_ps(0.5)));

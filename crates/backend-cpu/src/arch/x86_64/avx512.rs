@@ -7,14 +7,15 @@ use std::arch::x86_64::*;
 use std::hint::black_box;
 use std::time::Instant;
 
-/// Accumulators of [`spin_fma`] and [`spin_bf16`]: 24 of the 32 registers, which hides the latency of a multiply-add.
+/// Accumulators of [`spin_fma`] and [`spin_bf16`]: 24 of the 32 registers, enough to hide the latency of a
+/// multiply-add.
 const ACCUMULATORS: usize = 24;
 /// Floating-point operations of an iteration of [`spin_fma`].
 pub(crate) const SPIN_FMA_FLOPS: usize = ACCUMULATORS * 16 * 2;
 /// Floating-point operations of an iteration of [`spin_bf16`].
 pub(crate) const SPIN_BF16_FLOPS: usize = ACCUMULATORS * 16 * 2 * 2;
 
-/// The AVX-512 kernels, which differ in how words are multiplied. They make the first `MADE` rows.
+/// Defines an AVX-512 kernel with the given multiplication of words. Kernels compute the first `MADE` rows.
 macro_rules! avx512_kernel {
     ($name:ident, $features:literal, |$sum:ident, $a:ident, $b:ident| $step:expr) => {
         /// # Safety
@@ -29,9 +30,9 @@ macro_rules! avx512_kernel {
             stride: usize,
             add: bool,
         ) {
-            // SAFETY: the caller vouches for [words, 12], [words, 32] and the rows of c; a prefetch needs no such thing.
+            // SAFETY: the caller guarantees [words, 12], [words, 32] and the rows of c; prefetches may have any address.
             unsafe {
-                // Where c comes from memory, it comes while the sums are made.
+                // Prefetch c, to hide memory latency behind the products.
                 for i in 0..MADE {
                     _mm_prefetch::<_MM_HINT_T0>(c.add(i * stride).cast());
                     _mm_prefetch::<_MM_HINT_T0>(c.add(i * stride + 16).cast());
@@ -80,7 +81,7 @@ avx512_kernel!(multiply_bf16, "avx512f,avx512bf16", |sum, a, b| _mm512_dpbf16_ps
 pub(crate) fn transpose_16x16(block: &mut [[u32; 16]; 16]) {
     // SAFETY: a row is 64 bytes of the block.
     let r: [__m512i; 16] = std::array::from_fn(|i| unsafe { _mm512_loadu_si512(block[i].as_ptr().cast()) });
-    // Pairs, then fours of words of one column within lanes of 128 bits; then lanes into place.
+    // Collect two, then four words of one column within lanes of 128 bits; then permute lanes.
     let pairs: [__m512i; 16] = std::array::from_fn(|i| match i % 2 {
         0 => _mm512_unpacklo_epi32(r[i], r[i + 1]),
         _ => _mm512_unpackhi_epi32(r[i - 1], r[i]),
@@ -107,7 +108,7 @@ pub(crate) fn transpose_16x16(block: &mut [[u32; 16]; 16]) {
     }
 }
 
-/// Multiplies and adds f32 in registers, again and again: what arithmetic can do at most. The result is one of the sums.
+/// Repeats f32 multiply-adds in registers, to measure the arithmetic peak. Returns one of the sums.
 #[target_feature(enable = "avx512f")]
 pub(crate) fn spin_fma(iterations: usize) -> f32 {
     let (a, b) = black_box((_mm512_set1_ps(1.5), _mm512_set1_ps(0.5)));
@@ -120,7 +121,7 @@ pub(crate) fn spin_fma(iterations: usize) -> f32 {
     _mm512_cvtss_f32(black_box(sums)[ACCUMULATORS - 1])
 }
 
-/// Multiplies and adds bf16 pairs in registers, again and again. The result is one of the sums.
+/// Repeats products of bf16 pairs in registers. Returns one of the sums.
 #[target_feature(enable = "avx512f,avx512bf16")]
 pub(crate) fn spin_bf16(iterations: usize) -> f32 {
     let (a, b) = black_box((_mm512_set1_ps(1.5), _mm512_set1_ps(0.5)));
@@ -134,9 +135,9 @@ pub(crate) fn spin_bf16(iterations: usize) -> f32 {
     _mm512_cvtss_f32(black_box(sums)[ACCUMULATORS - 1])
 }
 
-/// Whether this processor multiplies bf16 pairs faster than f32. An instruction makes twice as many products of pairs: on a
-/// Zen 4 in the same time, on a Sapphire Rapids in four times the time. The bound lies between, and the fastest of several
-/// turns counts, so that other work on the machine does not change the answer.
+/// Returns `true` if this processor multiplies bf16 pairs faster than f32. An instruction computes twice as many
+/// products of pairs: on a Zen 4 in the same time, on a Sapphire Rapids in four times the time. The bound is in
+/// between. The fastest of several measurements counts, so that other processes do not change the result.
 pub(crate) fn pairs_pay() -> bool {
     if !(is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bf16")) {
         return false;
@@ -149,7 +150,7 @@ pub(crate) fn pairs_pay() -> bool {
     };
     let (mut single, mut pairs) = (f64::INFINITY, f64::INFINITY);
     for _ in 0..16 {
-        // SAFETY: both sets of instructions were found above.
+        // SAFETY: both instruction sets were detected above.
         single = single.min(seconds(&|| unsafe { spin_fma(ITERATIONS) }));
         // SAFETY: as above.
         pairs = pairs.min(seconds(&|| unsafe { spin_bf16(ITERATIONS) }));

@@ -1,4 +1,4 @@
-//! Code of its own for the instruction sets of x86-64.
+//! Code for the instruction sets of x86-64.
 
 #[cfg(target_os = "linux")]
 pub(crate) mod amx;

@@ -1,8 +1,8 @@
 //! Packs operands into panels of words; see [`super`] for the layouts.
 //!
-//! Avoids a copy in another dtype before the copy into panels: what is read once is widened, paired and transposed on
-//! its way. Blocks of 16 x 16 words are transposed in registers where there are 32 of them. Sources lie in memory, and their
-//! rows are more streams than a processor follows by itself, so that what comes next is asked for in time.
+//! Elements are widened, paired and transposed during the copy into panels, without another copy. Blocks of 16 x 16
+//! words are transposed in registers if there are 32 of them. Source rows are more streams than the hardware prefetcher
+//! follows, so the next rows are prefetched explicitly.
 #![allow(unsafe_code)]
 
 mod source;
@@ -17,10 +17,10 @@ use crate::host::Slice;
 use half::bf16;
 use word::{Packable, SIDE, Word, words_of, words_of_row};
 
-/// Bytes of a cache line.
+/// The bytes of a cache line.
 const LINE: usize = 64;
 
-/// Defines `$name`, which runs `$body` on the elements of its source, with registers of 512 bits where there are any.
+/// Defines `$name`, which runs `$body` on the elements of its source, with 512-bit registers if available.
 macro_rules! by_element_and_isa {
     ($(#[$meta:meta])* fn $name:ident[$($generic:tt)*][$($argument:tt)*] = $body:ident) => {
         $(#[$meta])*
@@ -39,7 +39,7 @@ macro_rules! by_element_and_isa {
             ) {
                 #[cfg(target_arch = "x86_64")]
                 if isa.get() >= crate::arch::Isa::Avx512 {
-                    // SAFETY: a token exists only for what the processor has.
+                    // SAFETY: a token exists only for instruction sets of this processor.
                     return unsafe { avx512::<E, $($argument)*>(data, source, along, from, out, stride) };
                 }
                 let _ = isa;
@@ -55,12 +55,12 @@ macro_rules! by_element_and_isa {
 }
 
 by_element_and_isa! {
-    /// Packs `source` into panels `[K', P]`; arguments as those of [`crate::gemm::Gemm::pack_lhs`].
+    /// Packs `source` into panels `[K', P]`; for the arguments, see [`crate::gemm::Gemm::pack_lhs`].
     fn panels[W: Word, const P: usize][W, P] = panels_body
 }
 
 by_element_and_isa! {
-    /// Panels `[K' / 16, 32, 16]` of bf16 pairs.
+    /// Packs `source` into panels `[K' / 16, 32, 16]` of bf16 pairs.
     fn tiles[][] = tiles_body
 }
 
@@ -79,7 +79,7 @@ fn panels_body<E: Packable, const FAST: bool, W: Word, const P: usize>(
     }
 }
 
-/// `source: [k, outer]`: a word is made of elements that lie above one another.
+/// `source: [k, outer]`: a word combines elements of neighbouring rows.
 #[inline(always)]
 fn panels_of_rows<E: Packable, W: Word, const P: usize>(
     data: &[E],
@@ -88,7 +88,7 @@ fn panels_of_rows<E: Packable, W: Word, const P: usize>(
     out: &mut [u32],
     stride: usize,
 ) {
-    /// Words of a panel that are written in a row, so that few lines are open at a time.
+    /// The words of a panel that are written in a row, so that few cache lines are in use at a time.
     const RUN: usize = 8;
     let (k, cols, first) = (source.rows(), source.columns.len(), from / W::ENTRIES);
     let words = k.div_ceil(W::ENTRIES);
@@ -116,7 +116,7 @@ fn panels_of_rows<E: Packable, W: Word, const P: usize>(
     }
 }
 
-/// `source: [outer, k]`: a word is made of neighbours, a panel of words that lie above one another.
+/// `source: [outer, k]`: a word combines neighbours of a row; a panel interleaves the words of its rows.
 #[inline(always)]
 fn panels_of_columns<E: Packable, const FAST: bool, W: Word, const P: usize>(
     data: &[E],
@@ -132,7 +132,7 @@ fn panels_of_columns<E: Packable, const FAST: bool, W: Word, const P: usize>(
                 let mut block = [[0; SIDE]; SIDE];
                 for (i, words) in block.iter_mut().enumerate().take((P - left).min(rows.saturating_sub(top + left))) {
                     *words = words_of_row::<E, W>(&data[source.place(top + left + i)], word);
-                    // The same words of the panel after this one.
+                    // Prefetch the same words for the next panel.
                     if top + left + i + P < rows {
                         let next = source.place(top + left + i + P).start + word * W::ENTRIES;
                         prefetch(data.as_ptr().wrapping_add(next));
@@ -195,7 +195,7 @@ fn tiles_body<E: Packable, const FAST: bool>(
     }
 }
 
-/// Zeros the words that fill up the last tile of every rhs panel of a piece; arguments as those of [`panels`].
+/// Fills the last tile of every rhs panel of a piece with zero words; for the arguments, see [`panels`].
 pub(super) fn fill_tile(source: &Rows<'_>, along: KAxis, from: usize, out: &mut [u32], stride: usize) {
     let (k, n) = match along {
         KAxis::Rows => (from + source.rows(), source.columns.len()),
@@ -208,12 +208,12 @@ pub(super) fn fill_tile(source: &Rows<'_>, along: KAxis, from: usize, out: &mut 
     }
 }
 
-/// Transposes a block of words. `FAST`: the caller is compiled for AVX-512.
+/// Transposes a block of words. `FAST` requires a caller that is compiled for AVX-512.
 #[inline(always)]
 fn transpose_16x16<const FAST: bool>(block: &mut [[u32; SIDE]; SIDE]) {
     #[cfg(target_arch = "x86_64")]
     if FAST {
-        // SAFETY: only what is compiled for AVX-512 asks for it.
+        // SAFETY: only callers that are compiled for AVX-512 set `FAST`.
         return unsafe { crate::arch::x86_64::avx512::transpose_16x16(block) };
     }
     generic::transpose_16x16(block);

@@ -3,7 +3,7 @@
 use crate::host::Slice;
 use std::ops::Range;
 
-/// Rows of a row-major tensor, some of its columns.
+/// Some rows and columns of a row-major tensor.
 #[derive(Clone, Debug)]
 pub(crate) struct Rows<'a> {
     pub(super) data: Slice<'a>,
@@ -19,17 +19,17 @@ enum Pick<'a> {
 }
 
 impl<'a> Rows<'a> {
-    /// `columns` of the rows `rows`, which are `stride` elements apart.
+    /// Selects `columns` of the rows `rows`, which are `stride` elements apart.
     pub(crate) fn new(data: Slice<'a>, stride: usize, rows: Range<usize>, columns: Range<usize>) -> Self {
         Self { data, stride, pick: Pick::Range(rows), columns }
     }
 
-    /// `columns` of the rows that `rows` names.
+    /// Selects `columns` of the rows listed in `rows`.
     pub(crate) fn list(data: Slice<'a>, stride: usize, rows: &'a [usize], columns: Range<usize>) -> Self {
         Self { data, stride, pick: Pick::List(rows), columns }
     }
 
-    /// The number of rows.
+    /// Returns the number of rows.
     pub(super) fn rows(&self) -> usize {
         match &self.pick {
             Pick::Range(range) => range.len(),
@@ -37,7 +37,7 @@ impl<'a> Rows<'a> {
         }
     }
 
-    /// The range of the data in which row `i` lies.
+    /// Returns the range of row `i` in the data.
     #[inline(always)]
     pub(super) fn place(&self, i: usize) -> Range<usize> {
         let row = match &self.pick {
@@ -48,11 +48,11 @@ impl<'a> Rows<'a> {
     }
 }
 
-/// Which axis of a source is K.
+/// The axis of a source that is K.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum KAxis {
-    /// K is the rows: `source: [k, outer]`.
+    /// The rows are K: `source: [k, outer]`.
     Rows,
-    /// K is the columns: `source: [outer, k]`.
+    /// The columns are K: `source: [outer, k]`.
     Columns,
 }

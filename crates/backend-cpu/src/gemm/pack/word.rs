@@ -2,14 +2,14 @@
 
 use half::bf16;
 
-/// Words that are loaded, transposed and stored at once.
+/// The words that are loaded, transposed and stored together.
 pub(super) const SIDE: usize = 16;
 
 /// An element of a source.
 pub(crate) trait Packable: Copy {
     const ZERO: Self;
     fn wide(self) -> u32;
-    /// The upper half of [`Packable::wide`]; exact for what holds bf16 values.
+    /// Returns the upper half of [`Packable::wide`]; exact for bf16 values.
     fn narrow(self) -> u16;
 }
 
@@ -37,17 +37,17 @@ impl Packable for bf16 {
     }
 }
 
-/// The entries that a word of 32 bits is made of.
+/// A word of 32 bits.
 pub(crate) trait Word {
-    /// Entries of K in it.
+    /// The entries of K in a word.
     const ENTRIES: usize;
-    /// The word of an entry and the next, which is ignored where a word holds one.
+    /// Makes a word of an entry and the next one, which is ignored if a word has one entry.
     fn of<E: Packable>(first: E, second: E) -> u32;
 }
 
-/// A word that holds one f32.
+/// A word with one f32.
 pub(crate) struct F32Word;
-/// A word that holds two bf16, the first in the lower half.
+/// A word with two bf16, the first in the lower half.
 pub(crate) struct Bf16Pair;
 
 impl Word for F32Word {
@@ -78,7 +78,7 @@ pub(super) fn words_of<E: Packable, W: Word, const P: usize>(first: &[E], second
     }
 }
 
-/// Words `word..word + 16` of a row; 0 beyond its end.
+/// Returns words `word..word + 16` of a row; 0 beyond its end.
 #[inline(always)]
 pub(super) fn words_of_row<E: Packable, W: Word>(row: &[E], word: usize) -> [u32; SIDE] {
     let entries = &row[(word * W::ENTRIES).min(row.len())..];

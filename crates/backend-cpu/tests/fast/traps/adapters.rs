@@ -1,4 +1,4 @@
-//! A head with a low-rank adapter, through slices: W + s B A goes in, and dA and dB follow from dL/dhead.
+//! A head with a low-rank adapter, on slices: the input is W + s B A, and dA and dB follow from dL/dhead.
 
 use super::*;
 use testkit::{EXACT, Shape, Tensor, config, difference};
@@ -6,7 +6,7 @@ use testkit::{EXACT, Shape, Tensor, config, difference};
 const RANK: usize = 2;
 const SCALE: f64 = 0.5;
 
-/// W + s B A `[V, H]`, of W `[V, H]`, B `[V, R]` and A `[R, H]`.
+/// Returns W + s B A `[V, H]` from W `[V, H]`, B `[V, R]` and A `[R, H]`.
 fn merged(w: &[f32], b: &[f64], a: &[f64], h: usize) -> Vec<f64> {
     let entry = |at: usize| {
         let (j, k) = (at / h, at % h);
@@ -15,11 +15,11 @@ fn merged(w: &[f32], b: &[f64], a: &[f64], h: usize) -> Vec<f64> {
     (0..w.len()).map(entry).collect()
 }
 
-/// Central differences of the f64 oracle by the entries of A and B. The weight of the frozen head alone, which is what a
-/// fused loss reads that knows nothing of adapters, is another loss, and has no slope there.
+/// Compares with central differences of the f64 oracle with respect to A and B. A fused loss that ignores adapters
+/// reads the frozen head only: it gives another loss, without a derivative with respect to A and B.
 #[test]
 fn gradients_of_an_adapter_follow_from_those_of_the_head() {
-    // Without a clip, whose kinks a difference could straddle.
+    // No clip, because finite differences across its kinks are wrong.
     let loss = config(r#"{"loss_type": "gpg", "beta": 0.1}"#);
     let shape = Shape { lengths: &[9, 1, 6], h: 6, v: 20, bias: false, ..Shape::default() };
     let case = Case::new(&loss, &shape, 83);
@@ -50,7 +50,7 @@ fn gradients_of_an_adapter_follow_from_those_of_the_head() {
     for (how, implementation, tiling) in implementations() {
         let out = run(&mut *plan(&CpuBackend::new(), &case.request(&loss, implementation, tiling)), &case);
         let of_head = |j: usize, k: usize| SCALE * f64::from(out.lm_head[j * h + k]);
-        // dB = s dW A^T, dA = s B^T dW.
+        // dB = s dW A^T, dA = s B^T dW
         let by_b = |at: usize| (0..h).map(|k| of_head(at / RANK, k) * a[at % RANK * h + k]).sum::<f64>() as f32;
         let by_a = |at: usize| (0..v).map(|j| of_head(j, at % h) * b[j * RANK + at / h]).sum::<f64>() as f32;
         let found: [Vec<f32>; 2] = [(0..v * RANK).map(by_b).collect(), (0..RANK * h).map(by_a).collect()];

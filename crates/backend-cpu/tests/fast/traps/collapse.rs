@@ -1,10 +1,11 @@
-//! A softmax that puts all but nothing on one entry.
+//! A softmax with nearly all probability on one entry.
 
 use super::*;
 use rstest::rstest;
 use testkit::config;
 
-/// 1 - p of a target that is `gap` above two others: naive f32 rounds p to 1, and the policy can never leave the place.
+/// The gradient 1 - p of a target that is `gap` above two others: naive f32 rounds p to 1, so that the policy could
+/// never change.
 #[rstest]
 fn a_collapsed_softmax_keeps_its_gradient(#[values(20.0, 30.0, 60.0, 80.0)] gap: f32) {
     let (z, loss, batch) = ([0.0, gap, 0.0], config(r#"{"loss_type": "bnpo"}"#), sequence(&[1], 1.0));
@@ -24,11 +25,11 @@ fn a_collapsed_softmax_keeps_its_gradient(#[values(20.0, 30.0, 60.0, 80.0)] gap:
     }
 }
 
-/// The other end: the target has a probability that f32 cannot hold.
+/// The opposite case: the target's probability underflows in f32.
 #[test]
-fn an_impossible_target_is_pulled_with_full_force() {
+fn a_target_of_probability_0_has_a_full_gradient() {
     let (z, loss, batch) = ([0.0, -200.0, 0.0], config(r#"{"loss_type": "bnpo"}"#), sequence(&[1], 1.0));
-    // log(softmax) instead of log-softmax.
+    // Naive: log(softmax) instead of log-softmax.
     let p = (-200.0_f32).exp() / (2.0 + (-200.0_f32).exp());
     assert_eq!(p.ln(), f32::NEG_INFINITY, "the naive log-probability");
     for Found { how, scores, dz, .. } in everywhere(&loss, &z, 3, &batch) {

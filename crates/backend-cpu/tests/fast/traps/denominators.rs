@@ -1,4 +1,4 @@
-//! What a mean divides by: of nothing, and of tokens whose policy term is taken away.
+//! Denominators of means: empty batches, and tokens whose policy term is removed.
 
 use super::*;
 use rstest::rstest;
@@ -25,7 +25,7 @@ const TYPES: [&str; 18] = [
     "dro",
 ];
 
-/// The loss type under `semantics` with all that is added to it, or why there is none.
+/// Returns the configuration of a loss type under `semantics`, or the error if there is none.
 fn legal(semantics: &str, loss_type: &str) -> Result<LossConfig> {
     let own = match loss_type {
         "dr_grpo" => r#", "max_completion_length": 8"#,
@@ -40,7 +40,7 @@ fn legal(semantics: &str, loss_type: &str) -> Result<LossConfig> {
     ))
 }
 
-/// verl's token mean divides 0 by 0.
+/// verl's token mean computes 0 / 0 here.
 #[rstest]
 fn a_batch_without_active_tokens_is_zero_loss_and_zero_gradient(
     #[values("trl", "verl", "mllm_jax")] semantics: &str,
@@ -55,7 +55,7 @@ fn a_batch_without_active_tokens_is_zero_loss_and_zero_gradient(
             illegal.push(name);
             continue;
         };
-        // Every token is masked, and holds NaN.
+        // Every token is masked, with NaN values.
         let shape = Shape { lengths, h: 6, v: 20, mask_every: 1, ..Shape::default() };
         let case = Case::new(&loss, &shape, 73);
         let sampler = vec![f32::NAN; case.batch.tokens()];
@@ -71,12 +71,12 @@ fn a_batch_without_active_tokens_is_zero_loss_and_zero_gradient(
             assert!(out.metrics.values().all(|(_, value)| value.is_finite()), "{name}, {how}: {:?}", out.metrics);
         }
     }
-    // verl lacks what only TRL has, and the others what only verl has.
+    // verl has no TRL-only losses, and the others have no verl-only loss.
     let of_others = ["bnpo", "dr_grpo", "dapo", "luspo", "vespo"];
     assert_eq!(illegal, if semantics == "verl" { &of_others[..] } else { &["vanilla"] });
 }
 
-/// Four tokens in sequences of three and one, p = 1/2 each unless `z` says otherwise, and a k1 of l + 1.2 each.
+/// Four tokens in sequences of three and one, with p = 1/2 each unless `z` sets other logits, and a k1 of l + 1.2 each.
 struct Four {
     loss: LossConfig,
     z: [f32; 8],
@@ -93,7 +93,7 @@ impl Four {
         Self { loss: config(&format!("{{{kl}, {json}}}")), z, batch }
     }
 
-    /// `policy`: what each token adds to the loss, and to dL/dlogp, before it is divided by 4.
+    /// `policy` has each token's terms of the loss and of dL/dlogp, before the division by 4.
     fn assert(&self, policy: [(f64, f64); 4]) {
         let logp = |i: usize| -(f64::from(self.z[2 * i + 1] - self.z[2 * i])).exp().ln_1p();
         let expected: f64 = (0..4).map(|i| (policy[i].0 + 0.1 * (logp(i) + 1.2)) / 4.0).sum();
@@ -105,7 +105,7 @@ impl Four {
         for Found { how, loss, dz, .. } in everywhere(&self.loss, &self.z, 2, &self.batch) {
             assert!((loss - expected).abs() <= 1e-6, "{how}: {loss} for {expected}");
             for (i, (_, slope)) in policy.into_iter().enumerate() {
-                // The KL of what is taken away stays.
+                // Tokens without a policy term keep their KL.
                 let slope = (slope + 0.1) / 4.0 * (1.0 - logp(i).exp());
                 let got = [f64::from(dz[2 * i]), f64::from(dz[2 * i + 1])];
                 assert!(
@@ -117,7 +117,7 @@ impl Four {
     }
 }
 
-/// Of these, and of a policy term of -A r at r = 1.
+/// Logits with p = 1/2, and the policy terms of kept and removed tokens: -A r at r = 1, and 0.
 const EVEN: [f32; 8] = [0.0; 8];
 const KEPT: (f64, f64) = (-1.0, -1.0);
 const TAKEN: (f64, f64) = (0.0, 0.0);
@@ -125,7 +125,7 @@ const TAKEN: (f64, f64) = (0.0, 0.0);
 #[test]
 fn tokens_that_the_sampler_masks_stay_in_the_denominator_and_keep_their_kl() {
     let mut four = Four::new(r#""vllm_importance_sampling_mode": "token_mask""#, EVEN, [1.0, 1.0]);
-    // A ratio of e^2 is above 3; a silent sampler is one of 1.
+    // A ratio of e^2 exceeds 3; a missing sampler log-probability gives a ratio of 1.
     let half = -2.0_f32.ln();
     four.batch = four.batch.with_sampler_logp(vec![half, half - 2.0, f32::NAN, half]).unwrap();
     four.assert([KEPT, TAKEN, KEPT, KEPT]);

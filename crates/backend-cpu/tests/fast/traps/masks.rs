@@ -1,11 +1,11 @@
-//! What stands at masked positions.
+//! Values at masked positions.
 
 use super::*;
 use rstest::rstest;
 use testkit::family::{LOSSES, others};
 use testkit::{EXACT, Shape, config, difference, loss};
 
-/// NaN and infinity in every list, at masked tokens: nothing of the family reads them. Multiplying by the mask does.
+/// No loss reads the NaN and infinity that all lists have at masked tokens. A product with the mask would.
 #[test]
 fn masked_positions_are_not_read_by_any_loss() {
     let backend = CpuBackend::with_threads(2).unwrap();
@@ -49,24 +49,24 @@ fn masked_positions_are_not_read_by_any_loss() {
                 "{what}"
             );
             assert_eq!((&got.hidden, &got.lm_head), (&expected.hidden, &expected.lm_head), "{what}");
-            // A ratio at every token, then the mask.
+            // Naive: a ratio at every token, times the mask.
             let (logp, mask) = (&got.scores.logp, clean.batch.mask());
             let case = with(poison);
             let old = case.batch.old_logp().unwrap();
             let naive: f32 = (0..logp.len()).map(|i| mask[i] * (logp[i] - old[i]).exp()).sum();
-            // e^-inf alone is harmless.
+            // Only e^-inf is harmless.
             assert!(naive.is_nan() || poison[1] == inf, "{what}: naive is {naive}");
         }
     }
 }
 
-/// The same of given logits, and in the gradient: 0 at masked tokens, whatever their logits are.
+/// Precomputed logits and the gradient: it is 0 at masked tokens, for any logits.
 #[rstest]
 fn masked_logits_are_not_read(#[values(f32::NAN, f32::INFINITY, f32::NEG_INFINITY, f32::MAX)] poison: f32) {
     let loss = config(r#"{"loss_type": "bnpo", "entropy_coef": 0.1}"#);
     let batch = sequence(&[1, 0, 2], 1.0).with_mask(&[1.0, 0.0, 1.0]).unwrap();
     let z = |poison: f32| [0.3, -0.2, 0.9, poison, poison, poison, 1.2, 0.1, -0.6];
-    // Softmax of the row, then the mask: NaN from every poison but the last, which gives a gradient of its own.
+    // Naive: softmax of the row, times the mask. Every value except for the last one gives NaN; the last one gives a gradient.
     let naive = 0.0 * (z(poison)[3] - z(poison)[4]).exp();
     assert!(naive.is_nan() || poison == f32::MAX);
     let expected = oracle(&loss, &z(0.0), 3, &batch);
@@ -77,10 +77,10 @@ fn masked_logits_are_not_read(#[values(f32::NAN, f32::INFINITY, f32::NEG_INFINIT
     }
 }
 
-/// Labels at masked positions may be anything; at an active one an id outside of the vocabulary is an error that says
-/// where.
+/// Labels at masked positions may be anything; at an active position, an id outside of the vocabulary is an error with
+/// its position.
 #[rstest]
-fn labels_count_where_tokens_do(#[values(-100, -1, 3, i64::MAX, i64::MIN)] label: i64) {
+fn labels_matter_only_at_active_tokens(#[values(-100, -1, 3, i64::MAX, i64::MIN)] label: i64) {
     let loss = config(r#"{"loss_type": "bnpo"}"#);
     let z = [0.3, -0.2, 0.9, 0.5, 0.1, 0.4, 1.2, 0.1, -0.6, 0.7, 0.2, 0.6];
     let with = |label: i64| {

@@ -1,7 +1,7 @@
-//! What users of other systems fell into. Each test has a naive version that falls in, by the margin that it asserts,
-//! and holds ours to the f64 oracle or to a number found by hand.
+//! Known traps of other systems. Each test has a naive version that fails by an asserted margin, and compares this
+//! backend with the f64 oracle or with a number computed by hand.
 //!
-//! docs/traps.md lists them all, with those that are tested elsewhere.
+//! docs/traps.md lists all traps, including those tested elsewhere.
 
 mod adapters;
 mod collapse;
@@ -22,9 +22,9 @@ use grpo_core::*;
 use testkit::cpu::{implementations, plan, takes_logits};
 use testkit::{Case, Tensor, run, transposed};
 
-/// What one implementation made of given logits.
+/// The results of one implementation for precomputed logits.
 struct Found {
-    /// Which.
+    /// The name of the implementation.
     how: String,
     loss: f64,
     scores: Scores,
@@ -32,8 +32,8 @@ struct Found {
     dz: Vec<f32>,
 }
 
-/// A head that makes the logits `z` `[N, V]`, to the bit: the hidden states are the rows of an identity, and dL/dhead
-/// is the transpose of dL/dlogits. What belongs to masked tokens is NaN.
+/// Makes a head with exactly the logits `z` `[N, V]`: the hidden states are rows of the identity matrix, and dL/dhead
+/// is the transpose of dL/dlogits. Values of masked tokens are NaN.
 fn identity(z: &[f32], v: usize, batch: &TokenBatch) -> Case {
     let n = batch.tokens();
     let (mut hidden, mut lm_head) = (vec![f32::NAN; n * n], vec![0.0; v * n]);
@@ -73,26 +73,26 @@ fn everywhere(loss: &LossConfig, z: &[f32], v: usize, batch: &TokenBatch) -> Vec
     found
 }
 
-/// The oracle on given logits; those of masked tokens may be anything.
+/// Runs the oracle on precomputed logits; logits of masked tokens may be anything.
 fn oracle(loss: &LossConfig, z: &[f32], v: usize, batch: &TokenBatch) -> Evaluation<f64> {
     let wide: Vec<f64> = z.iter().copied().map(f64::from).collect();
     evaluate(loss, &Policy::logits(&wide, v), batch).unwrap()
 }
 
-/// One sequence of `targets` with one advantage.
+/// Makes one sequence of `targets` with one advantage.
 fn sequence(targets: &[i64], advantage: f32) -> TokenBatch {
     TokenBatch::packed(targets.to_vec(), vec![0, targets.len()])
         .and_then(|batch| batch.with_advantages(Advantages::PerSequence(vec![advantage])))
         .unwrap()
 }
 
-/// log-softmax as it is written first: in f32, the target among the others.
+/// The naive log-softmax: in f32, with the target in the sum.
 fn naive_logp(z: &[f32], target: usize) -> f32 {
     let max = z.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     z[target] - (max + z.iter().map(|z| (z - max).exp()).sum::<f32>().ln())
 }
 
-/// Whether `got` is within `tolerance` of `expected`, relative to it.
+/// Returns `true` if `got` is within a relative `tolerance` of `expected`.
 fn close(got: f32, expected: f64, tolerance: f64) -> bool {
     (f64::from(got) - expected).abs() <= tolerance * expected.abs()
 }

@@ -1,6 +1,6 @@
-//! NaN and infinity at tokens that count: seen in the loss, in the scores of the token and in the gradients, by every loss
-//! and implementation. A clip that compares drops them: `ratio <= high` does not hold, so the bound is taken, whose slope is
-//! 0, and a diverged policy trains on.
+//! NaN and infinity at active tokens must appear in the loss, in the scores of the token and in the gradients, for
+//! every loss and implementation. A clip with a comparison hides them: `ratio <= high` is false for NaN, so the bound
+//! is used, whose derivative is 0, and a diverged policy trains on.
 
 use super::*;
 use rstest::rstest;
@@ -8,7 +8,7 @@ use testkit::cpu::backends;
 use testkit::family::{LOSSES, others};
 use testkit::{Output, Shape, config, loss};
 
-/// What a step leaves of `case`: the tokens that the loss counts.
+/// Returns the tokens of `case` that contribute to the loss.
 fn counted(loss: &LossConfig, case: &Case) -> Vec<usize> {
     let score = |batch: &TokenBatch| {
         case.with_policy(|policy| {
@@ -19,7 +19,7 @@ fn counted(loss: &LossConfig, case: &Case) -> Vec<usize> {
     loss.prepare(&case.batch, score).unwrap().active_rows().to_vec()
 }
 
-/// Asserts that `row`, whose hidden states are not finite, is seen, and that it alone is.
+/// Asserts that the non-finite hidden states of `row` are visible in its results, and that other tokens are unaffected.
 fn assert_seen(out: &Output, case: &Case, row: usize, what: &str) {
     assert!(out.loss.is_nan(), "{what}: the loss is {}", out.loss);
     for other in case.batch.active_rows() {
@@ -38,9 +38,9 @@ fn assert_seen(out: &Output, case: &Case, row: usize, what: &str) {
     assert!(message.contains(&place) && message.contains("NaN"), "{what}: {message}");
 }
 
-/// Every token of every loss in turn, also those that the loss clips, in every implementation.
+/// Every token of every loss in turn, including clipped tokens, in every implementation.
 #[rstest]
-fn no_loss_takes_a_nan_for_a_clipped_token(#[values(f32::NAN, f32::INFINITY, f32::NEG_INFINITY)] poison: f32) {
+fn a_nan_is_not_treated_as_a_clipped_token(#[values(f32::NAN, f32::INFINITY, f32::NEG_INFINITY)] poison: f32) {
     let backend = CpuBackend::with_threads(2).unwrap();
     for name in LOSSES.into_iter().chain(others()) {
         let loss = loss(name);
@@ -60,7 +60,7 @@ fn no_loss_takes_a_nan_for_a_clipped_token(#[values(f32::NAN, f32::INFINITY, f32
                 assert_seen(&run(&mut *plan, &case), &case, *row, &what);
             }
         }
-        // The oracle sees it as well, or tests against it would prove nothing.
+        // The oracle must show it as well, because other tests compare with it.
         let case = case.poisoned(rows[0], poison);
         let truth = case.oracle(&loss);
         assert!(truth.loss.is_nan() && truth.logp[rows[0]].is_nan() && truth.entropy[rows[0]].is_nan(), "{name}");
@@ -70,7 +70,7 @@ fn no_loss_takes_a_nan_for_a_clipped_token(#[values(f32::NAN, f32::INFINITY, f32
 
 /// Every blocking, instruction set, dtype and rounding, with a loss that clips tokens and one that clips sequences.
 #[rstest]
-fn every_kernel_hands_on_a_nan(#[values("grpo", "gspo")] name: &str, #[values(Dtype::F32, Dtype::Bf16)] dtype: Dtype) {
+fn every_kernel_propagates_nan(#[values("grpo", "gspo")] name: &str, #[values(Dtype::F32, Dtype::Bf16)] dtype: Dtype) {
     let loss = loss(name);
     let case = Case::new(&loss, &Shape { lengths: &[9, 1, 14], v: 1030, dtype, bias: true, ..Shape::default() }, 5);
     for isa in Isa::ALL.into_iter().filter(|isa| isa.is_available()) {
@@ -87,7 +87,8 @@ fn every_kernel_hands_on_a_nan(#[values("grpo", "gspo")] name: &str, #[values(Dt
     }
 }
 
-/// Given logits: what PyTorch's log_softmax makes of a row, at the target and beside it.
+/// Precomputed logits: the results equal those of PyTorch's log_softmax, for non-finite logits at the target and
+/// elsewhere.
 #[rstest]
 #[case::nan_beside_the_target([0.3, f32::NAN, 0.9], f64::NAN)]
 #[case::nan_at_the_target([f32::NAN, 0.1, 0.9], f64::NAN)]
@@ -97,7 +98,7 @@ fn every_kernel_hands_on_a_nan(#[values("grpo", "gspo")] name: &str, #[values(Dt
 #[case::nothing_possible([f32::NEG_INFINITY; 3], f64::NAN)]
 #[case::an_impossible_target([f32::NEG_INFINITY, 0.1, 0.9], f64::NEG_INFINITY)]
 #[case::an_impossible_other([0.3, f32::NEG_INFINITY, 0.3], -std::f64::consts::LN_2)]
-fn rows_of_logits_that_are_not_finite(
+fn non_finite_logits_match_log_softmax(
     #[case] row: [f32; 3],
     #[case] logp: f64,
     #[values(-1.5, 1.5)] advantage: f32,
@@ -111,7 +112,7 @@ fn rows_of_logits_that_are_not_finite(
     assert!(same(truth.logp[1], logp), "{} for {logp}", truth.logp[1]);
     assert_eq!(truth.loss.is_nan(), logp.is_nan());
     for Found { how, loss: found, scores, dz } in everywhere(&loss, &z, 3, &batch) {
-        // A head that is not finite makes every token's logits so: 0 x inf.
+        // A non-finite head makes the logits of every token non-finite: 0 x inf.
         if !how.contains("given logits") {
             continue;
         }
@@ -125,9 +126,9 @@ fn rows_of_logits_that_are_not_finite(
     }
 }
 
-/// One weight of the head that is not finite: every token sees it.
+/// One non-finite weight of the head makes the loss NaN; log-probabilities are non-finite at the oracle's tokens.
 #[rstest]
-fn a_head_that_is_not_finite(
+fn a_non_finite_head_weight_makes_the_loss_nan(
     #[values(f32::NAN, f32::INFINITY, f32::NEG_INFINITY)] poison: f32,
     #[values("grpo", "gspo", "bnpo")] name: &str,
     #[values(HeadLayout::VocabHidden, HeadLayout::HiddenVocab)] layout: HeadLayout,
@@ -138,7 +139,7 @@ fn a_head_that_is_not_finite(
     case.lm_head = case.lm_head.with(|lm_head| lm_head[at] = poison);
     let truth = case.oracle(&loss);
     let unseen = |row: &&usize| truth.logp[**row].is_finite();
-    // Against hidden states of both signs an infinite weight is one infinity here, and the other there.
+    // With hidden states of both signs, an infinite weight gives infinities of both signs.
     let expected = if poison.is_nan() { 0..1 } else { 1..case.batch.active_tokens() };
     assert!(expected.contains(&case.batch.active_rows().iter().filter(unseen).count()));
     assert!(truth.loss.is_nan());
@@ -154,9 +155,9 @@ fn a_head_that_is_not_finite(
     }
 }
 
-/// The whole result can be asked: by token where one is to blame, or for the loss.
+/// A result can be checked as a whole: the error names the token, or the loss.
 #[test]
-fn a_result_says_what_is_not_finite() {
+fn check_finite_names_the_token_or_the_loss() {
     let (loss, backend) = (config(r#"{"loss_type": "bnpo"}"#), CpuBackend::new());
     let case = Case::new(&loss, &Shape { lengths: &[3, 4], mask_every: 0, ..Shape::default() }, 5);
     let request = case.request(&loss, Implementation::Fused, Tiling::default());
@@ -170,7 +171,7 @@ fn a_result_says_what_is_not_finite() {
     assert!(message.contains("loss") && message.contains("inf"), "{message}");
     let message = result(&case.poisoned(4, f32::NAN)).check_finite(&case.batch).unwrap_err().to_string();
     assert!(message.contains("logp at token 4 (sequence 1, position 1): NaN"), "{message}");
-    // Scores of another batch are refused as such.
+    // Scores of another batch are refused.
     let other = case.select(0..1);
     assert!(out.check_finite(&other.batch).is_err());
 }

@@ -1,4 +1,4 @@
-//! What is rounded to bf16, and what must not be.
+//! Values that are rounded to bf16, and values that must not be.
 
 use super::*;
 use backend_cpu::CpuBackend;
@@ -6,12 +6,12 @@ use half::bf16;
 use rstest::rstest;
 use testkit::{ROUNDED, Tensor, config, difference};
 
-/// A bf16 number within `scale` of `middle`.
+/// Returns a bf16 number within `scale` of `middle`.
 fn value(i: usize, middle: f32, scale: f32) -> f32 {
     bf16::from_f32(middle + scale * ((i * 37 % 101) as f32 / 50.0 - 1.0)).to_f32()
 }
 
-/// `n` tokens whose gradients of the head all point the same way.
+/// Makes `n` tokens whose head gradients have the same direction.
 fn one_way(n: usize, dtype: Dtype) -> Case {
     let (h, v) = (4, 8);
     let hidden = (0..n * h).map(|i| value(i, 1.0, 0.125)).collect();
@@ -21,7 +21,7 @@ fn one_way(n: usize, dtype: Dtype) -> Case {
     Case { hidden, lm_head, bias, h, v, layout, batch: sequence(&vec![0; n], 1.0) }
 }
 
-/// dL/dhead, summed over chunks of tokens: in bf16 the sum forgets what is small against it, the more chunks the more.
+/// dL/dhead is summed over chunks of tokens: a bf16 accumulator loses small terms, the more chunks the more.
 #[rstest]
 fn the_head_gradient_is_summed_in_f32(#[values(Dtype::F32, Dtype::Bf16)] dtype: Dtype) {
     let (n, loss) = (512, config(r#"{"loss_type": "bnpo"}"#));
@@ -59,7 +59,7 @@ fn the_head_gradient_is_summed_in_f32(#[values(Dtype::F32, Dtype::Bf16)] dtype: 
     }
 }
 
-/// Statistics from f32 logits but probabilities from rounded ones: at logits of 60, bf16 values lie 1/4 apart.
+/// Naive: statistics from f32 logits, but probabilities from rounded ones; near 60, bf16 values are 1/4 apart.
 #[test]
 fn forward_and_backward_see_the_same_logits() {
     let v = 40;
@@ -78,14 +78,14 @@ fn forward_and_backward_see_the_same_logits() {
 
     for Found { how, dz, .. } in everywhere(&loss, &z, v, &batch) {
         let worst = others().map(|j| off(j, dz[j])).fold(0.0, f64::max);
-        // Logits of 60 lie 4e-6 apart.
+        // f32 values near 60 are 4e-6 apart.
         assert!(worst <= 1e-5, "{how}: probabilities are off by {worst:e}");
         let (sum, size) = dz.iter().fold((0.0, 0.0), |(sum, size), g| (sum + f64::from(*g), size + f64::from(g.abs())));
         assert!(sum.abs() <= 1e-6 * size, "{how}: the gradients of a row sum to {sum:e}");
     }
 }
 
-/// The same of a bf16 head, whose logits are no bf16 numbers, and of given bf16 logits.
+/// The same for a bf16 head, whose logits are not bf16 numbers, and for precomputed bf16 logits.
 #[test]
 fn bf16_inputs_are_rounded_once() {
     let (h, v) = (16, 40);
@@ -105,13 +105,13 @@ fn bf16_inputs_are_rounded_once() {
     let balanced = |how: &str, dz: &[f32], expected: &[f64]| {
         let (sum, size) = dz.iter().fold((0.0, 0.0), |(sum, size), g| (sum + f64::from(*g), size + f64::from(g.abs())));
         assert!(size > 0.1 && sum.abs() <= 1e-6 * size, "{how}: the gradients of a row sum to {sum:e} of {size}");
-        // Sums of this size leave logits 1e-5 apart; rounded to bf16 they would lie 1/2 apart.
+        // For sums of this size, logits have an error of 1e-5; bf16 values are 1/2 apart.
         assert!(difference(dz, expected) <= 3e-5, "{how}: {dz:?}");
     };
     let backend = CpuBackend::with_threads(2).unwrap().with_dlogits(Dtype::F32);
     let expected = case.oracle(&loss);
     for (name, implementation, tiling) in implementations() {
-        // The bias of one token has the gradient of its logits.
+        // With one token, the bias gradient is the gradient of its logits.
         let out = run(&mut *plan(&backend, &case.request(&loss, implementation, tiling)), &case);
         balanced(&name, &out.bias, &expected.grad_bias);
     }

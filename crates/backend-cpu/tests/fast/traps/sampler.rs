@@ -1,17 +1,17 @@
-//! A sampler that draws from a part of the vocabulary and says so as if that part were all of it.
+//! A sampler that draws from a part of the vocabulary and reports renormalised log-probabilities.
 
 use super::*;
 use rstest::rstest;
 use testkit::config;
 
-/// Two tokens of four remain under top_p 0.8, with 0.8 of the mass.
+/// Under top_p 0.8, two of four tokens remain, with 0.8 of the mass.
 const P: [f64; 4] = [0.5, 0.3, 0.15, 0.05];
 const KEPT: f64 = 0.8;
 /// A sequence of four tokens and one of two.
 const TARGETS: [i64; 6] = [0, 1, 0, 0, 1, 0];
 
-/// What tokens are worth where the old policy is the sampler itself: `renormalised` as an engine reports it that divides
-/// what remains by what is kept.
+/// Returns logits with probabilities `P`, and a batch whose old policy has the same probabilities; if `renormalised`,
+/// the sampler reports its probabilities divided by the kept mass.
 fn sampled(renormalised: bool) -> (Vec<f32>, TokenBatch) {
     let logp = |divisor: f64| TARGETS.iter().map(|id| (P[*id as usize] / divisor).ln() as f32).collect::<Vec<_>>();
     let batch = TokenBatch::packed(TARGETS.to_vec(), vec![0, 4, 6])
@@ -22,9 +22,9 @@ fn sampled(renormalised: bool) -> (Vec<f32>, TokenBatch) {
     (TARGETS.iter().flat_map(|_| P.map(|p| p.ln() as f32)).collect(), batch)
 }
 
-/// (settings, weights of the two sequences, mean of the recorded ratios), all of them 1 for a sampler that is the policy.
-/// With renormalised log-probabilities the ratio is the kept mass, at every token: it only shrinks the gradient, or, with
-/// bounds that are near 1, leaves nothing of it.
+/// (settings, weights of the two sequences, mean of the recorded ratios); all are 1 for a sampler that equals the
+/// policy. With renormalised log-probabilities, the ratio is the kept mass at every token: it only shrinks the gradient
+/// or, with bounds near 1, removes it.
 #[rstest]
 #[case::token_truncate(trl("token_truncate", ""), [KEPT; 2], KEPT)]
 #[case::token_mask(trl("token_mask", ""), [KEPT; 2], KEPT)]
@@ -36,7 +36,7 @@ fn sampled(renormalised: bool) -> (Vec<f32>, TokenBatch) {
 #[case::verl_token(verl(r#""rollout_is": "token""#), [KEPT; 2], KEPT)]
 #[case::verl_sequence(verl(r#""rollout_is": "sequence""#), [KEPT * KEPT * KEPT * KEPT, KEPT * KEPT], 0.5248)]
 #[case::icepop(verl(r#""rollout_is": "icepop", "rollout_is_threshold": 1.2"#), [0.0; 2], 0.0)]
-// The mean of the weights is 1 again where one mass is kept everywhere; the metric still tells what it was.
+// Normalisation restores a mean weight of 1 if the kept mass is constant; the metric still has the original mean.
 #[case::normalised(verl(r#""rollout_is": "token", "rollout_is_batch_normalize": true"#), [1.0; 2], KEPT)]
 fn renormalised_log_probabilities_bias_the_ratio(#[case] json: String, #[case] weights: [f64; 2], #[case] mean: f64) {
     let loss = config(&json);
@@ -51,7 +51,7 @@ fn renormalised_log_probabilities_bias_the_ratio(#[case] json: String, #[case] w
             assert!((of("importance_sampling_ratio/mean") - mean).abs() < 1e-6, "{how}: {:?}", out.metrics);
             let difference = if renormalised { -KEPT.ln() } else { 0.0 };
             assert!((of("sampling_logp_difference/mean") - difference).abs() < 1e-6, "{how}: {:?}", out.metrics);
-            // dL/dz of the sampled entry: -A w (1 - p) / 6.
+            // dL/dz of the sampled entry is -A w (1 - p) / 6.
             let dz = transposed(&out.lm_head, 4, 6);
             for (i, id) in TARGETS.into_iter().enumerate() {
                 let slope = -weights[usize::from(i >= 4)] * (1.0 - P[id as usize]) / 6.0;
@@ -72,16 +72,17 @@ fn verl(keys: &str) -> String {
     format!(r#"{{"semantics": "verl", "loss_type": "vanilla", {keys}}}"#)
 }
 
-/// Rejection sees nothing wrong with a mass of 0.8, and everything with one of 0.4.
+/// With a threshold of 2, rejection keeps ratios of 0.8, but removes a sequence with a product of 0.41; with a threshold
+/// near 1, it removes everything.
 #[test]
-fn rejection_throws_away_what_was_cut_short() {
+fn rejection_removes_tokens_with_renormalised_log_probabilities() {
     let rejects = |keys: &str| {
         let (_, batch) = sampled(true);
         let score = |_: &TokenBatch| -> Result<grpo_core::batch::PolicyValues> { panic!("needs no forward pass") };
         let kept = config(&verl(keys)).prepare(&batch, score).unwrap().active_tokens();
         batch.active_tokens() - kept
     };
-    // ln 0.8 = -0.223; over the sequences -0.893 and -0.446, against ln 2 = 0.693.
+    // ln 0.8 = -0.223; summed over the sequences, -0.893 and -0.446; the bound is ln 2 = 0.693.
     assert_eq!(rejects(r#""rollout_rs": "token_k1", "rollout_rs_threshold": 2.0"#), 0);
     assert_eq!(rejects(r#""rollout_rs": "seq_sum_k1", "rollout_rs_threshold": 2.0"#), 4);
     assert_eq!(rejects(r#""rollout_rs": "seq_mean_k1", "rollout_rs_threshold": 1.1"#), 6);

@@ -1,4 +1,4 @@
-//! Sizes that 32 bits, or no machine, can hold.
+//! Sizes beyond 32 bits, and beyond the memory of any machine.
 
 use super::*;
 use half::bf16;
@@ -20,13 +20,13 @@ fn hidden(hidden: usize, vocab: usize) -> PolicySpec {
     PolicySpec::Hidden { hidden, vocab, dtype: Dtype::F32, layout: HeadLayout::VocabHidden, bias: false }
 }
 
-/// 2^16 + 1 tokens of a vocabulary of 2^16: one row more than 32 bits count. Plans, which allocate far less, know.
+/// 2^16 + 1 tokens with a vocabulary of 2^16: N x V exceeds 32 bits. The plans' memory reports must not wrap.
 #[test]
-fn n_times_v_beyond_32_bits_is_counted() {
+fn memory_reports_do_not_wrap_at_32_bits() {
     let (n, v) = ((1_usize << 16) + 1, 1_usize << 16);
     let naive = (n as u32).wrapping_mul(v as u32) as usize;
     assert_eq!(naive, v, "in 32 bits there is one row");
-    // Of a machine that has so much memory.
+    // Without a memory limit.
     let memory = |request: &PlanRequest| {
         let tiling = Tiling { memory_limit: Some(usize::MAX), ..Tiling::default() };
         let request = PlanRequest { tiling, ..request.clone() };
@@ -45,7 +45,7 @@ fn n_times_v_beyond_32_bits_is_counted() {
     assert!(report.workspace <= Tiling::default().workspace_budget);
 }
 
-/// Sizes whose bytes do not fit usize are refused before anything is multiplied out.
+/// Sizes whose bytes overflow usize are refused before any multiplication.
 #[rstest]
 #[case::given_logits(Implementation::Logits, 1 << 33, PolicySpec::Logits { vocab: 1 << 33, dtype: Dtype::F32 })]
 #[case::in_bytes(Implementation::Logits, 1 << 31, PolicySpec::Logits { vocab: 1 << 31, dtype: Dtype::F32 })]
@@ -63,8 +63,7 @@ fn overflowing_sizes_are_refused(
     assert!(error.to_string().contains(" x "), "{error}");
 }
 
-/// Sizes that can be counted and that no machine has are refused before anything is allocated: an allocator would end the
-/// process.
+/// Sizes beyond any machine's memory are refused before allocation, because the allocator would abort the process.
 #[rstest]
 #[case::given_logits(Implementation::Logits, 1 << 30, PolicySpec::Logits { vocab: 1 << 30, dtype: Dtype::Bf16 })]
 #[case::given_logits_of_sequences(Implementation::Logits, 1 << 42, PolicySpec::Logits { vocab: 3, dtype: Dtype::Bf16 })]
@@ -81,7 +80,7 @@ fn sizes_beyond_the_machine_are_refused(
     for loss in [config("{}"), config(r#"{"loss_type": "gspo"}"#)] {
         let request = PlanRequest { loss, ..request(implementation, max_tokens, policy) };
         let error = backend.plan(&request).err().unwrap();
-        // Materialised logits do not fit the workspace's budget to begin with.
+        // Materialised logits already exceed the workspace budget.
         let budget = implementation == Implementation::Logits && matches!(policy, PolicySpec::Hidden { .. });
         match &error {
             Error::Memory { memory, limit, is_of_machine, .. } => {
@@ -94,9 +93,9 @@ fn sizes_beyond_the_machine_are_refused(
     }
 }
 
-/// A limit of the caller's counts everything: inputs, outputs and workspace.
+/// The caller's limit covers inputs, outputs and workspace.
 #[rstest]
-fn a_limit_is_held_to_the_byte(#[values(Implementation::Reference, Implementation::Logits)] one: Implementation) {
+fn memory_limits_are_exact(#[values(Implementation::Reference, Implementation::Logits)] one: Implementation) {
     let policy = PolicySpec::Logits { vocab: 1000, dtype: Dtype::F32 };
     let plan = |memory_limit| {
         let tiling = Tiling { memory_limit, ..Tiling::default() };
@@ -115,8 +114,8 @@ fn a_limit_is_held_to_the_byte(#[values(Implementation::Reference, Implementatio
     assert!(error.to_string().contains(&format!("memory_limit is {said}")), "{error}");
 }
 
-/// 2^31 + 2^16 given logits, whose offsets i32 does not hold, nor u32 those of their bytes: equal rows get equal gradients, in
-/// place, from the first to the last.
+/// 2^31 + 2^16 precomputed logits, whose offsets overflow i32, and whose byte offsets overflow u32: equal rows must get
+/// equal gradients, in place, from the first to the last.
 #[test]
 fn more_than_2_to_31_logits_are_computed() {
     let (n, v) = ((1_usize << 15) + 1, 1_usize << 16);
@@ -129,7 +128,7 @@ fn more_than_2_to_31_logits_are_computed() {
     let mut plan = CpuBackend::with_threads(2).unwrap().plan(&plan).unwrap();
     let out = plan.value_and_grad_in_place(logits.as_mut_slice().into(), &batch).unwrap();
 
-    // On-policy: -A / N (1[j = y] - p_j).
+    // The on-policy gradient is -A / N (1[j = y] - p_j).
     let sum: f64 = row.iter().map(|z| f64::from(z.to_f32()).exp()).sum();
     let logp = f64::from(row[target].to_f32()) - sum.ln();
     assert!(out.scores.logp.iter().all(|found| (f64::from(*found) - logp).abs() < 1e-5));

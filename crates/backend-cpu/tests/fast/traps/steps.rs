@@ -1,11 +1,11 @@
-//! A step in parts, and tokens that are masked: what a mean divides by.
+//! Steps in micro-batches, and masked tokens: the denominators of means.
 
 use super::*;
 use grpo_core::batch::{Rows, StepData};
 use rstest::rstest;
 use testkit::config;
 
-/// Sequences of one, three and two tokens, each with p = 1/2: on-policy, a token's term is -A and its slope -A.
+/// Sequences of one, three and two tokens, each with p = 1/2: on policy, a token's term is -A and its derivative -A.
 fn six() -> ([f32; 12], TokenBatch) {
     let batch = TokenBatch::packed(vec![0; 6], vec![0, 1, 4, 6]).unwrap();
     ([0.0; 12], batch.with_advantages(Advantages::PerSequence(ADVANTAGES.to_vec())).unwrap())
@@ -14,7 +14,7 @@ fn six() -> ([f32; 12], TokenBatch) {
 const ADVANTAGES: [f32; 3] = [1.0, -0.6, 0.5];
 const SEQUENCE: [usize; 6] = [0, 1, 1, 1, 2, 2];
 
-/// Runs the parts `0..cut` and `cut..3`, of `batch` or of a copy that knows its weights, and adds them up.
+/// Runs the parts `0..cut` and `cut..3` of `batch`, with or without its weights, and adds the results.
 fn added(loss: &LossConfig, z: &[f32], batch: &TokenBatch, cut: usize) -> Vec<Found> {
     let of = |part: std::ops::Range<usize>| {
         let rows = 2 * batch.offsets()[part.start]..2 * batch.offsets()[part.end];
@@ -29,13 +29,13 @@ fn added(loss: &LossConfig, z: &[f32], batch: &TokenBatch, cut: usize) -> Vec<Fo
     sum
 }
 
-/// `weights`: of the tokens of each sequence.
+/// `weights`: one per token.
 #[track_caller]
 fn assert_weighs(found: &[Found], expected: f64, weights: [f64; 6]) {
     for Found { how, loss, dz, .. } in found {
         assert!((loss - expected).abs() <= 1e-6, "{how}: {loss} for {expected}");
         for (i, weight) in weights.into_iter().enumerate() {
-            // d log p_0 / dz_0 = 1 - p_0.
+            // d log p_0 / dz_0 = 1 - p_0
             let slope = -f64::from(ADVANTAGES[SEQUENCE[i]]) * weight * 0.5;
             let right = (f64::from(dz[2 * i]) - slope).abs() < 1e-7 && dz[2 * i + 1] == -dz[2 * i];
             assert!(right, "{how}, token {i}: {:?} for {slope}", &dz[2 * i..2 * i + 2]);
@@ -43,8 +43,8 @@ fn assert_weighs(found: &[Found], expected: f64, weights: [f64; 6]) {
     }
 }
 
-/// Gradient accumulation. The average of what the parts would be as steps of their own is another number: -0.42 under
-/// dapo, where the step is -0.033.
+/// Gradient accumulation. The naive average of the micro-batches, each as a separate step, differs: -0.42 under dapo,
+/// where the step gives -0.033.
 #[rstest]
 #[case::dapo(r#"{"loss_type": "dapo"}"#, -0.2 / 6.0, [1.0 / 6.0; 6])]
 #[case::bnpo(r#"{"loss_type": "bnpo"}"#, -0.2 / 6.0, [1.0 / 6.0; 6])]
@@ -60,16 +60,16 @@ fn parts_of_a_step_add_up_to_the_step(#[case] json: &str, #[case] expected: f64,
     for cut in [1, 2] {
         assert_weighs(&added(&loss, &z, &of_step, cut), expected, weights);
     }
-    // Each part a step of its own.
+    // Naive: each part as a separate step.
     for Found { how, loss, .. } in added(&loss, &z, &batch, 1) {
         let naive = loss / 2.0;
         assert!((naive - expected).abs() > 0.04, "{how}: naive is {naive} for {expected}");
     }
 }
 
-/// Where the parts are TRL's own, its `num_items_in_batch` says what the whole step has.
+/// With TRL's micro-batches, `num_items_in_batch` has the number of tokens of the whole step.
 #[rstest]
-fn num_items_in_batch_counts_the_whole_step(#[values("dapo", "cispo")] loss_type: &str) {
+fn num_items_in_batch_is_the_count_of_the_whole_step(#[values("dapo", "cispo")] loss_type: &str) {
     let keys = r#""epsilon_high": 5.0, "gradient_accumulation_steps": 2"#;
     let (z, batch) = six();
     let whole = if loss_type == "dapo" { -0.2 / 6.0 } else { 0.2 * 2.0_f64.ln() / 6.0 };
@@ -79,21 +79,21 @@ fn num_items_in_batch_counts_the_whole_step(#[values("dapo", "cispo")] loss_type
     for cut in [1, 2] {
         assert_weighs(&added(&loss, &z, &counted, cut), whole, [1.0 / 6.0; 6]);
     }
-    // Without it the parts are taken to be alike: tokens of the shorter one weigh more.
+    // Without it, all parts get equal weight, so tokens of the shorter part weigh more.
     for Found { how, loss, dz, .. } in added(&loss, &z, &batch, 1) {
         assert!((loss - whole).abs() > 0.2, "{how}: naive is {loss} for {whole}");
         assert!((dz[0] + 0.5 / 2.0).abs() < 1e-6, "{how}: {dz:?}");
     }
 }
 
-/// A token of a tool and a truncated completion are in no denominator: two of six tokens are left, A of 1 and 1/2.
-/// Dividing by all six, or by three sequences, would give -1/4 or -5/12.
+/// A tool's token and a truncated completion are in no denominator: two of six tokens remain, with A of 1 and 1/2.
+/// Dividing by all six tokens, or by three sequences, would give -1/4 or -5/12.
 #[rstest]
 #[case::dapo(r#"{"loss_type": "dapo"}"#, -1.5 / 2.0)]
 #[case::bnpo(r#"{"loss_type": "bnpo"}"#, -1.5 / 2.0)]
 #[case::verl(r#"{"semantics": "verl", "loss_type": "vanilla"}"#, -1.5 / 2.0)]
 #[case::sequences(r#"{"loss_type": "grpo", "count_masked_rows": false}"#, -1.5 / 2.0)]
-// A mean over all rows, the masked one too, is what TRL means by grpo; that over a row's tokens is not.
+// TRL's grpo averages over all rows, including the masked one, but over active tokens within a row.
 #[case::grpo(r#"{"loss_type": "grpo"}"#, -1.5 / 3.0)]
 fn masked_tokens_leave_the_denominator(#[case] json: &str, #[case] expected: f64) {
     let (z, batch) = six();
@@ -101,7 +101,7 @@ fn masked_tokens_leave_the_denominator(#[case] json: &str, #[case] expected: f64
     let batch = batch.with_step(StepData { truncated_rows: Rows::Indices(vec![1]), ..StepData::default() }).unwrap();
     let truncated = r#", "mask_truncated_completions": true}"#;
     let loss = config(&json.replace('}', truncated));
-    // expected = -(1 + 1/2) x weight.
+    // expected = -(1 + 1/2) x weight
     let weight = expected / -1.5;
     assert_weighs(&everywhere(&loss, &z, 2, &batch), expected, [weight, 0.0, 0.0, 0.0, 0.0, weight]);
 }

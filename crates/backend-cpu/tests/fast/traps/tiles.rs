@@ -1,4 +1,4 @@
-//! Scoring and loss that do not see the same policy; tiles that hang over the vocabulary's edge.
+//! Differences between the policies of scoring and loss, and tiles beyond the vocabulary's edge.
 
 use super::*;
 use rand::SeedableRng;
@@ -7,9 +7,9 @@ use rstest::rstest;
 use testkit::cpu::has_tiled_products;
 use testkit::{EXACT, Shape, config, difference, normal};
 
-/// Any ratio but 1 is clipped, on one side or the other.
+/// Every ratio other than 1 is clipped.
 const NO_ROOM: &str = r#""loss_type": "dapo", "epsilon_low": 0.0, "epsilon_high": 0.0"#;
-/// -(9 x 1.5 - 0.5 + 14 x 2 - 8 x 1.25) / 32: every term and every sum is exact.
+/// -(9 x 1.5 - 0.5 + 14 x 2 - 8 x 1.25) / 32, where every term and every sum is exact.
 const MINUS_MEAN_ADVANTAGE: f64 = -31.0 / 32.0;
 
 fn on_policy_case(loss: &LossConfig) -> Case {
@@ -26,10 +26,10 @@ fn clipped(metrics: &Metrics) -> f64 {
     metrics.value("clip_ratio/region_mean").unwrap()
 }
 
-/// Old log-probabilities from one plan, the loss from another with other tiles and threads: every ratio is 1, and the
-/// loss is minus the mean advantage, without a bit of rounding. A sum in another order is enough to lose that.
+/// Old log-probabilities come from one plan, the loss from another with other tiles and threads: every ratio is 1, and
+/// the loss is exactly minus the mean advantage. Another summation order would break that.
 #[test]
-fn scores_and_loss_agree_to_the_bit() {
+fn scores_and_loss_are_bit_identical() {
     let loss = config(&format!("{{{NO_ROOM}}}"));
     let case = on_policy_case(&loss);
     let logp = |row: usize, order: &dyn Fn(usize) -> usize| {
@@ -53,7 +53,7 @@ fn scores_and_loss_agree_to_the_bit() {
             plan.score(case.policy(), &case.batch).unwrap().logp
         };
         let scored = with_old(&case, score_with(1));
-        // Other products have other bits.
+        // Implementations with other products have other rounding.
         let both_tiled = |other| has_tiled_products(implementation) && has_tiled_products(other);
         let others = all.iter().filter(|(_, other, _)| other == implementation || both_tiled(other));
         for (other, implementation, tiling) in others {
@@ -75,10 +75,10 @@ fn scores_and_loss_agree_to_the_bit() {
     }
 }
 
-/// Scoring at the temperature of the loss gives ratios of 1; scoring at 1, as log-probabilities are by default, does
+/// Scoring at the loss's temperature gives ratios of 1; scoring at temperature 1, as other systems do by default, does
 /// not.
 #[rstest]
-fn scores_and_loss_have_one_temperature(#[values("scale_logits", "scale_logprobs")] mode: &str) {
+fn scores_and_loss_use_the_same_temperature(#[values("scale_logits", "scale_logprobs")] mode: &str) {
     let with = |t: f64| config(&format!(r#"{{{NO_ROOM}, "temperature_mode": "{mode}", "temperature": {t}}}"#));
     let loss = with(0.7);
     let case = on_policy_case(&loss);
@@ -94,9 +94,9 @@ fn scores_and_loss_have_one_temperature(#[values("scale_logits", "scale_logprobs
     }
 }
 
-/// A last tile that is filled up with zeros has as many more logits of 0.
+/// Naive: a last tile that is padded with zeros has additional logits of 0.
 #[rstest]
-fn columns_beyond_the_vocabulary_do_not_exist(#[values(1, 2, 3, 511, 512, 513, 1023, 1025)] v: usize) {
+fn padding_columns_do_not_count(#[values(1, 2, 3, 511, 512, 513, 1023, 1025)] v: usize) {
     let mut rng = ChaCha8Rng::seed_from_u64(67);
     let z: Vec<f32> = (0..3 * v).map(|_| (normal(&mut rng) - 12.0) as f32).collect();
     let (loss, batch) = (config(r#"{"loss_type": "bnpo"}"#), sequence(&[0, (v - 1) as i64, (v / 2) as i64], 1.0));

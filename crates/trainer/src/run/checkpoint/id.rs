@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// A checkpoint by the step after which it was taken; its name is that of its folder.
+/// A checkpoint, identified by the step after which it was taken. It has the name of its folder.
 ///
 /// ```
 /// use trainer::run::checkpoint::CheckpointId;
@@ -28,7 +28,7 @@ impl fmt::Display for CheckpointId {
 }
 
 impl CheckpointId {
-    /// The checkpoint whose folder is called `name`; `None` for any other name.
+    /// Returns the checkpoint with the folder name `name`; `None` for any other name.
     pub fn from_name(name: &str) -> Option<Self> {
         let (phase, step) = name.split_once('-')?;
         let step = step.parse().ok()?;

@@ -1,7 +1,7 @@
-//! Tensors of a checkpoint as safetensors files, written and read.
+//! Reads and writes the tensors of a checkpoint as safetensors files.
 //!
-//! Avoids a copy of the state in memory: tensors are asked for one by one, once for the header and once for their values, and read from
-//! mapped files.
+//! The state is never copied in memory: each tensor is exported twice, once for the header and once for its values, and files are read
+//! through memory maps.
 
 use crate::error::{Error, Result};
 use crate::trainer::TrainState;
@@ -13,12 +13,12 @@ use std::fs::File;
 use std::io::{BufWriter, ErrorKind, Write};
 use std::path::Path;
 
-/// What hands out the tensors of a state, as often as it is asked and always the same.
+/// A source that exports the tensors of a state. Repeated calls export the same tensors.
 pub trait StateSource {
-    /// Hands the tensors of a group to `sink`; see [`Policy::export`].
+    /// Passes the tensors of a group to `sink`; see [`Policy::export`].
     ///
     /// # Errors
-    /// As [`Policy::export`].
+    /// The errors of [`Policy::export`].
     fn export(&self, group: StateGroup, sink: &mut dyn TensorSink) -> policy::Result<()>;
 }
 
@@ -39,13 +39,13 @@ impl StateSource for TrainState {
     }
 }
 
-/// The names and shapes of a group of tensors, which were all finite.
+/// The names and shapes of a group of tensors, all of them finite.
 pub(super) struct Layout {
     group: StateGroup,
     entries: Vec<(String, Vec<usize>)>,
 }
 
-/// Takes names and shapes, and looks for values that are not finite.
+/// A sink that collects names and shapes and checks for non-finite values.
 #[derive(Default)]
 struct Look {
     entries: Vec<(String, Vec<usize>)>,
@@ -60,16 +60,16 @@ impl TensorSink for Look {
     }
 }
 
-/// Whether all values are finite.
+/// Returns `true` if all values are finite.
 fn is_finite(tensor: &NamedTensor) -> bool {
     tensor.data.iter().all(|value| value.is_finite())
 }
 
 impl Layout {
-    /// Looks at the tensors of a group.
+    /// Collects the layout of a group and checks that all values are finite.
     ///
     /// # Errors
-    /// [`policy::Error::NotFinite`], which calls the group `what`; otherwise those of the source.
+    /// [`policy::Error::NotFinite`] with `what` as the name of the group; the errors of the source.
     pub(super) fn new(source: &(impl StateSource + ?Sized), group: StateGroup, what: &str, steps: u64) -> Result<Self> {
         let mut look = Look::default();
         source.export(group, &mut look)?;
@@ -79,12 +79,12 @@ impl Layout {
         Ok(Self { group, entries: look.entries })
     }
 
-    /// Whether there are no tensors.
+    /// Returns `true` if there are no tensors.
     pub(super) fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
 
-    /// The header of the file: its length, and offsets by name.
+    /// Returns the header of the file: its length in bytes, then the JSON.
     fn header(&self) -> Result<Vec<u8>> {
         let (mut header, mut end) = (serde_json::Map::new(), 0_u64);
         for (name, shape) in &self.entries {
@@ -94,15 +94,15 @@ impl Layout {
             header.insert(name.clone(), entry);
         }
         let mut text = serde_json::to_vec(&header).map_err(|e| Error::Text(format!("safetensors: {e}")))?;
-        // Values begin at a multiple of eight bytes.
+        // Values start at a multiple of eight bytes.
         text.resize(text.len().next_multiple_of(8), b' ');
         Ok([&(text.len() as u64).to_le_bytes()[..], &text].concat())
     }
 
-    /// Writes the tensors to a new file, synced; its SHA-256.
+    /// Writes the tensors to a new file and syncs it. Returns its SHA-256.
     ///
     /// # Errors
-    /// [`Error::File`]; otherwise those of the source.
+    /// [`Error::File`]; the errors of the source.
     pub(super) fn write(&self, source: &(impl StateSource + ?Sized), path: &Path) -> Result<[u8; 32]> {
         let io = |e| Error::io("write", path, e);
         let mut file = Hashed { to: BufWriter::new(File::create(path).map_err(io)?), hash: Sha256::new() };
@@ -119,7 +119,7 @@ impl Layout {
     }
 }
 
-/// A file whose hash is made on the way.
+/// A file that is hashed while it is written.
 struct Hashed {
     to: BufWriter<File>,
     hash: Sha256,
@@ -132,10 +132,10 @@ impl Hashed {
     }
 }
 
-/// Writes the values of tensors.
+/// A sink that writes the values of tensors.
 struct Values {
     file: Hashed,
-    /// Why a write failed, with its kind, which the policy's errors would not keep.
+    /// The first I/O error. The policy's errors would lose its kind.
     failed: Option<std::io::Error>,
 }
 
@@ -155,16 +155,16 @@ impl TensorSink for Values {
     }
 }
 
-/// The tensors of a file of a checkpoint, sorted by name. The file is mapped: values take no memory of the program's own, and are read when
-/// they are used. The files of a checkpoint must not be changed meanwhile.
+/// The tensors of a checkpoint's file, sorted by name. The file is mapped: values take no heap memory and are read on use. The files of a
+/// checkpoint must not change in the meantime.
 #[derive(Debug, Default)]
 pub struct StoredTensors(Option<models::Weights>);
 
 impl StoredTensors {
-    /// Maps a file, whose length in bytes and SHA-256 come with it. All of its tensors are f32.
+    /// Maps a file in which all tensors are f32. Also returns its length in bytes and its SHA-256.
     ///
     /// # Errors
-    /// A text that says what is wrong with the file.
+    /// The defect of the file as text.
     pub(super) fn open(path: &Path) -> Result<(Self, usize, [u8; 32]), String> {
         let file = models::Weights::open_file(path).map_err(|error| match error {
             models::Error::Weights { reason, .. } => reason,
@@ -180,7 +180,7 @@ impl StoredTensors {
                 return Err(format!("tensor `{name}` is {}, expected F32", dtype.safetensors_name()));
             }
         }
-        // Of what is mapped, which is what is used.
+        // The hash is computed from the mapped bytes, the same bytes that are used later.
         let (mut length, mut hash) = (0, Sha256::new());
         for (_, bytes) in file.files() {
             length += bytes.len();
@@ -189,7 +189,7 @@ impl StoredTensors {
         Ok((Self(Some(file)), length, hash.finalize().into()))
     }
 
-    /// The name of the first tensor that has a value that is not finite.
+    /// Returns the name of the first tensor with a non-finite value.
     pub(super) fn not_finite(&self) -> Option<&str> {
         let file = self.0.as_ref()?;
         file.names().find(|name| file.tensor(name).and_then(|tensor| tensor.check_finite()).is_err())

@@ -5,14 +5,14 @@ use policy::TensorSource;
 use proptest::prelude::*;
 use safetensors::tensor::{Dtype, TensorView};
 
-/// What is read of a file with this content.
+/// Writes `bytes` to a file and opens it.
 fn parse_tensors(bytes: &[u8]) -> Result<StoredTensors, String> {
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(file.path(), bytes).unwrap();
     StoredTensors::open(file.path()).map(|(tensors, ..)| tensors)
 }
 
-/// A file as the crate `safetensors` writes it.
+/// Returns the file that the crate `safetensors` writes for these tensors.
 fn to_safetensors(tensors: &[NamedTensor]) -> Vec<u8> {
     let bytes = |t: &NamedTensor| t.data.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>();
     let all: Vec<_> = tensors.iter().map(|t| (t, bytes(t))).collect();
@@ -70,7 +70,7 @@ fn write(steps: &[u64]) -> (tempfile::TempDir, Checkpoints) {
 }
 
 #[test]
-fn names_sort_in_the_order_of_a_run() {
+fn checkpoint_names_sort_in_the_order_of_a_run() {
     let positions =
         [CheckpointId::Warmup(50), CheckpointId::Grpo(0), CheckpointId::Grpo(9), CheckpointId::Grpo(1_000_000)];
     assert!(positions.is_sorted());
@@ -97,12 +97,12 @@ fn a_checkpoint_reads_back_bit_for_bit_and_its_files_do_not_change() {
 }
 
 #[test]
-fn sums_are_those_of_sha256sum() {
+fn digests_match_sha256sum() {
     assert_eq!(sha256(b"abc"), "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
 }
 
 #[test]
-fn only_the_newest_are_kept_and_temporary_files_do_not_count() {
+fn pruning_keeps_the_newest_checkpoints() {
     let (_folder, checkpoints) = write(&[1, 2, 3, 4]);
     std::fs::create_dir(checkpoints.folder.join(".tmp-step-000009")).unwrap();
     checkpoints.prune(2, None).unwrap();
@@ -114,7 +114,7 @@ fn only_the_newest_are_kept_and_temporary_files_do_not_count() {
 }
 
 #[test]
-fn the_best_is_kept_beside_the_newest() {
+fn pruning_keeps_the_best_checkpoint() {
     let (_folder, checkpoints) = write(&[1, 2, 3, 4]);
     checkpoints.prune(1, Some(CheckpointId::Grpo(2))).unwrap();
     assert_eq!(checkpoints.list().unwrap(), [CheckpointId::Grpo(2), CheckpointId::Grpo(4)]);
@@ -123,16 +123,16 @@ fn the_best_is_kept_beside_the_newest() {
 }
 
 #[test]
-fn what_comes_after_is_renamed_not_removed() {
+fn later_checkpoints_are_renamed_not_removed() {
     let (_folder, checkpoints) = write(&[1, 2, 3]);
     let aside = checkpoints.set_aside_after(Some(CheckpointId::Grpo(1))).unwrap();
     assert_eq!(checkpoints.list().unwrap(), [CheckpointId::Grpo(1)]);
     assert!(aside.len() == 2 && aside.iter().all(|path| path.join(MODEL).exists()), "{aside:?}");
 }
 
-/// Every way to damage one file is found, says which file, and names the last good checkpoint.
+/// Every kind of damage is detected; the error names the file and the last good checkpoint.
 #[test]
-fn damage_is_found_and_named() {
+fn damaged_checkpoints_are_detected_and_named() {
     for name in [MODEL, OPTIMIZER, REF_POLICY, STATE, SUMS] {
         for damage in ["truncate", "empty", "flip", "garbage", "remove", "grow"] {
             let (_folder, checkpoints) = write(&[1, 2]);
@@ -151,7 +151,7 @@ fn damage_is_found_and_named() {
             }
             let text = checkpoints.read(CheckpointId::Grpo(2)).unwrap_err().to_string();
             assert!(text.contains("step-000002"), "{name} {damage}: {text}");
-            // A damaged list of sums shows as a file that does not fit it, unless the list itself cannot be read.
+            // A damaged SHA256SUMS appears as a mismatch of another file, unless it cannot be parsed.
             assert!(name == SUMS || text.contains(name), "{name} {damage}: {text}");
             assert_eq!(checkpoints.last_good(CheckpointId::Grpo(2)), LastGood::Checkpoint("step-000001".into()));
         }
@@ -161,7 +161,7 @@ fn damage_is_found_and_named() {
 }
 
 #[test]
-fn what_is_not_finite_is_neither_saved_nor_restored() {
+fn non_finite_state_is_neither_saved_nor_restored() {
     let broken = |tensors: fn(&mut TrainState) -> &mut Vec<NamedTensor>, value| {
         let mut state = state();
         tensors(&mut state)[0].data[1] = value;
@@ -176,7 +176,7 @@ fn what_is_not_finite_is_neither_saved_nor_restored() {
             let error = checkpoints.write(position, &saved(position), &state).unwrap_err();
             assert!(matches!(error, Error::Policy(policy::Error::NotFinite { .. })), "{error}");
             assert_eq!(checkpoints.names().unwrap(), ["step-000001", "step-000002"]);
-            // One that another program has written, with sums that are right.
+            // A file written by another program, with correct digests.
             let path = checkpoints.path(CheckpointId::Grpo(2));
             let good = std::fs::read(path.join(file)).unwrap();
             let bad = match file {
@@ -195,7 +195,7 @@ fn what_is_not_finite_is_neither_saved_nor_restored() {
 }
 
 #[test]
-fn a_run_folder_that_is_gone_is_not_made_again() {
+fn a_removed_run_folder_is_not_recreated() {
     let (folder, checkpoints) = write(&[]);
     let gone = Checkpoints::new(folder.path().join("run/checkpoints"));
     assert!(gone.write(CheckpointId::Grpo(1), &saved(CheckpointId::Grpo(1)), &state()).is_err());
@@ -204,7 +204,7 @@ fn a_run_folder_that_is_gone_is_not_made_again() {
 }
 
 #[test]
-fn another_format_or_a_renamed_folder_is_said() {
+fn other_formats_and_renamed_checkpoints_are_refused() {
     let (_folder, checkpoints) = write(&[1]);
     std::fs::rename(checkpoints.path(CheckpointId::Grpo(1)), checkpoints.path(CheckpointId::Grpo(5))).unwrap();
     assert!(checkpoints.read(CheckpointId::Grpo(5)).unwrap_err().to_string().contains("was renamed"));
@@ -214,7 +214,7 @@ fn another_format_or_a_renamed_folder_is_said() {
 }
 
 #[test]
-fn a_header_cannot_ask_for_more_than_the_file_has() {
+fn headers_that_exceed_the_file_are_refused() {
     let huge = br#"{"a":{"dtype":"F32","shape":[1073741824,1073741824],"data_offsets":[0,4611686018427387904]}}"#;
     let file = [&(huge.len() as u64).to_le_bytes()[..], huge].concat();
     assert!(parse_tensors(&file).is_err());

@@ -1,10 +1,10 @@
-//! The best checkpoint, and runs that end because they get no better.
+//! The best checkpoint and early stopping.
 
 use super::*;
 use crate::run::card::{Weights, model_card};
 use crate::run::checkpoint::CheckpointId;
 
-/// A run that is evaluated after every step, by a metric that no step can raise: no completion gets a reward of its own.
+/// Returns a configuration that evaluates after every step by `eval/problems`, which never changes.
 fn watched() -> TrainConfig {
     let mut config = config();
     config.grpo.max_steps = 8;
@@ -28,33 +28,33 @@ fn summary(ending: Ending) -> Summary {
 }
 
 #[test]
-fn a_run_that_gets_no_better_ends_and_keeps_its_best_checkpoint() {
+fn early_stopping_ends_the_run_and_keeps_the_best_checkpoint() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("a");
     let mut run = Run::start(watched(), Some(&path)).unwrap();
     let found = summary(finish(&mut run).unwrap());
-    // Better never; the first evaluation, before step 1, stays the best one.
+    // No evaluation improves; the first, before step 1, stays the best.
     assert_eq!((found.steps, found.stopped_early), (3, true));
     let best = found.best.unwrap();
     assert_eq!((best.step, best.value.0, best.early_stopping_patience_counter), (0, 4.0, 3));
     assert_eq!(names(&run), ["step-000000", "step-000003"]);
     drop(run);
 
-    // It is over: going on does nothing.
+    // The run is over, so resuming it does nothing.
     let mut again = Run::resume(&path, None, &[]).unwrap();
     let (heard, ending) = record(&mut again, "");
     assert_eq!(summary(ending).steps, 3);
     assert!(heard.iter().all(|event| !event.starts_with("Grpo ")), "{heard:?}");
     drop(again);
 
-    // With more patience it goes on from where it was.
+    // With more patience the run continues.
     let mut patient = Run::resume(&path, None, &assignments(&["run.early_stopping_patience=5"])).unwrap();
     assert_eq!(summary(finish(&mut patient).unwrap()).steps, 5);
     assert_eq!(names(&patient), ["step-000000", "step-000005"]);
 }
 
 #[test]
-fn an_interrupted_run_stops_where_a_whole_one_does() {
+fn early_stopping_is_the_same_after_a_resume() {
     let folder = tempfile::tempdir().unwrap();
     let (whole, cut) = (folder.path().join("whole"), folder.path().join("cut"));
     let expected = summary(finish(&mut Run::start(watched(), Some(&whole)).unwrap()).unwrap());
@@ -86,7 +86,7 @@ fn the_best_weights_are_loaded_at_the_end() {
 }
 
 #[test]
-fn what_is_said_of_a_run_is_of_the_weights_that_it_leaves() {
+fn summary_and_card_describe_the_exported_weights() {
     let folder = tempfile::tempdir().unwrap();
     let mut config = watched();
     config.run.load_best_model_at_end = true;
@@ -102,7 +102,7 @@ fn what_is_said_of_a_run_is_of_the_weights_that_it_leaves() {
     let card = model_card(&config, &found, Weights { trained: 1, total: 1 }).unwrap();
     assert!(card.contains("The weights are those after step 0, the best by eval/"), "{card}");
     drop(run);
-    // Exported again it is the best, unless another is asked for; numbers of later steps are not its own.
+    // The default export has the best weights; `from` selects others, without the numbers of later steps.
     let of_export = |from: Option<&str>, to: &str| {
         let target = folder.path().join(to);
         Run::export(&folder.path().join("best"), from, &[], Some(&target)).unwrap();
@@ -113,7 +113,7 @@ fn what_is_said_of_a_run_is_of_the_weights_that_it_leaves() {
         assert!(card.contains(&format!("trained with GRPO for {step} steps")), "{card}");
         assert!(card.contains(&format!("| reward | {:.4} | {:.4} |", reward(0), reward(step))), "{card}");
     }
-    // Without, they are the last ones.
+    // Without `load_best_model_at_end`, the last weights are exported.
     config.run.load_best_model_at_end = false;
     let mut run = Run::start(config.clone(), Some(&folder.path().join("last"))).unwrap();
     let found = summary(finish(&mut run).unwrap());
@@ -122,7 +122,7 @@ fn what_is_said_of_a_run_is_of_the_weights_that_it_leaves() {
 }
 
 #[test]
-fn a_metric_that_is_none_ends_the_run_at_its_first_evaluation() {
+fn an_unknown_best_model_metric_ends_the_run_at_its_first_evaluation() {
     let folder = tempfile::tempdir().unwrap();
     let mut config = watched();
     config.run.metric_for_best_model = Some("accuracy".into());

@@ -1,4 +1,4 @@
-//! A run that goes on with another configuration.
+//! Resuming with a changed configuration.
 
 use super::*;
 
@@ -9,7 +9,7 @@ fn edit(path: &Path, file: &str, from: &str, to: &str) {
     std::fs::write(&file, yaml.replace(from, to)).unwrap();
 }
 
-/// What is said of a configuration that may not change; nothing that it names may be loaded.
+/// Returns the error of resuming with a change that is refused. Nothing that the configuration names may be loaded.
 fn refused(path: &Path, set: &[&str]) -> String {
     let load = |_| -> Result<Trainer> { panic!("nothing is loaded before the configuration is checked") };
     let metrics = std::fs::read(path.join("metrics.jsonl")).unwrap();
@@ -20,7 +20,7 @@ fn refused(path: &Path, set: &[&str]) -> String {
 }
 
 #[test]
-fn keys_that_make_another_run_are_refused_by_name_with_the_reason() {
+fn unsafe_changes_are_refused_by_key_with_the_reason() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("a");
     stopped_after(config(), &path, "Grpo 2");
@@ -37,10 +37,10 @@ fn keys_that_make_another_run_are_refused_by_name_with_the_reason() {
         assert!(!text.contains("optimizer.learning_rate (from"), "{text}");
         assert!(text.contains("what may change is run, policy, logging"), "{text}");
     }
-    // By hand it is the same.
+    // An edit of config.yaml is refused, too.
     edit(&path, "config.yaml", "seed: 0\n", "seed: 7\n");
     assert!(refused(&path, &[]).contains("seed (from 0 to 7)"));
-    // Who changes what is recorded, too, has a checkpoint of another configuration.
+    // If the record is edited as well, the hash in the checkpoint does not match.
     edit(&path, "config.recorded.yaml", "seed: 0\n", "seed: 7\n");
     let text = refused(&path, &[]);
     assert!(text.contains("step-000002") && text.contains("another configuration"), "{text}");
@@ -49,7 +49,7 @@ fn keys_that_make_another_run_are_refused_by_name_with_the_reason() {
 }
 
 #[test]
-fn a_plugin_that_the_run_was_not_begun_with_is_not_loaded_with_or_without_a_checkpoint() {
+fn a_changed_plugin_is_never_loaded() {
     let folder = tempfile::tempdir().unwrap();
     let (new, old) = (folder.path().join("new"), folder.path().join("old"));
     drop(Run::start(config(), Some(&new)).unwrap());
@@ -62,7 +62,7 @@ fn a_plugin_that_the_run_was_not_begun_with_is_not_loaded_with_or_without_a_chec
 }
 
 #[test]
-fn safe_changes_count_from_here_on_and_are_written_down() {
+fn safe_changes_apply_on_resume_and_are_recorded() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("a");
     let mut config = config();
@@ -87,20 +87,20 @@ fn safe_changes_count_from_here_on_and_are_written_down() {
     ];
     assert_eq!(changes, expected);
 
-    // They are the run's now; checkpoints from before them fit as well.
+    // The changes are now the run's configuration; earlier checkpoints still match.
     for from in [None, Some("step-000002")] {
         let run = Run::resume(&path, from, &[]).unwrap();
         assert_eq!(run.trainer().config().optimizer.learning_rate, 1.5e-4);
         assert!(run.changes.is_empty());
         assert_eq!(run.dir().config(&[]).unwrap(), run.dir().recorded_config().unwrap());
     }
-    // Fewer steps than are done would be another run.
+    // Fewer steps than are done are refused.
     let error = Run::resume(&path, None, &assignments(&["grpo.max_steps=1"])).err().unwrap().to_string();
     assert!(error.contains("grpo.max_steps") && error.contains("at least 2"), "{error}");
 }
 
 #[test]
-fn an_edited_configuration_is_written_down_as_well() {
+fn edits_of_config_yaml_are_recorded() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("a");
     stopped_after(config(), &path, "Warmup 1");

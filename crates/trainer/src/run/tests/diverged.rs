@@ -1,8 +1,8 @@
-//! Runs whose numbers do not stay finite, or are kept from it.
+//! Runs that diverge, and the guards against it.
 
 use super::*;
 
-/// Far enough for one update to leave the range of f32.
+/// A learning rate at which one update overflows f32.
 const TOO_FAST: f64 = 1e40;
 
 fn names(path: &Path) -> Vec<String> {
@@ -12,7 +12,7 @@ fn names(path: &Path) -> Vec<String> {
     names
 }
 
-/// A gradient at every step, whatever the rewards are.
+/// Returns a configuration with a gradient at every step, independent of rewards.
 fn with_gradients() -> TrainConfig {
     let mut config = config();
     config.loss.entropy_coef = 0.1;
@@ -20,7 +20,7 @@ fn with_gradients() -> TrainConfig {
 }
 
 #[test]
-fn a_last_step_that_diverges_is_no_end() {
+fn a_run_that_diverges_at_its_last_step_is_not_finished() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("a");
     let mut config = with_gradients();
@@ -33,7 +33,7 @@ fn a_last_step_that_diverges_is_no_end() {
 }
 
 #[test]
-fn weights_that_are_not_finite_push_no_good_checkpoint_out_and_the_error_says_how_to_go_on() {
+fn non_finite_weights_replace_no_checkpoint_and_the_error_names_a_fix() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("a");
     let mut config = with_gradients();
@@ -46,7 +46,7 @@ fn weights_that_are_not_finite_push_no_good_checkpoint_out_and_the_error_says_ho
         format!("grpo train --resume {} --from step-000002 --set optimizer.learning_rate=5e39", path.display());
     assert!(text.contains("not finite at optimizer step") && text.contains(&command), "{text}");
     assert!(text.contains("optimizer.max_grad_norm") && text.contains("optimizer.skip_grad_norm"), "{text}");
-    // Nothing but a finite checkpoint was left, and the way out leads to the end.
+    // Only finite checkpoints were left, and the suggested command finishes the run.
     let slower = assignments(&["optimizer.learning_rate=1e-4"]);
     finish(&mut Run::resume(&path, Some("step-000002"), &slower).unwrap()).unwrap();
     assert_eq!(names(&path), ["step-000004"]);
@@ -63,7 +63,7 @@ fn a_warm_up_that_diverges_names_its_own_learning_rate() {
 }
 
 #[test]
-fn skipped_updates_are_counted_over_a_checkpoint_and_too_many_end_the_run() {
+fn skipped_updates_are_counted_across_checkpoints_and_limited() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("a");
     let mut config = with_gradients();
@@ -81,12 +81,12 @@ fn skipped_updates_are_counted_over_a_checkpoint_and_too_many_end_the_run() {
         Checkpoints::new(path.join("checkpoints")).read(CheckpointId::Grpo(step)).unwrap().1.in_memory().unwrap()
     };
     assert_eq!((read(0).policy, read(0).optimizer), (read(2).policy, read(2).optimizer));
-    // Without the limit nothing is skipped, and the run comes to its end.
+    // Without the limit, no update is skipped and the run finishes.
     finish(&mut Run::resume(&path, None, &assignments(&["optimizer.skip_grad_norm=null"])).unwrap()).unwrap();
 }
 
 #[test]
-fn a_guard_that_has_nothing_to_do_changes_nothing() {
+fn an_inactive_skip_grad_norm_changes_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let (path, plain) = (folder.path().join("a"), folder.path().join("plain"));
     let mut guarded = with_gradients();

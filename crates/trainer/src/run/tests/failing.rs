@@ -1,10 +1,10 @@
-//! Rewards, policies and devices that fail while a run runs.
+//! Rewards, policies and devices that fail during the run.
 
 use super::*;
 use policy::{Completion, Policy, RolloutEngine, RolloutRequest};
 use rewards::RewardFailure;
 
-/// Judges until it is told to fail.
+/// A reward that fails once the flag is set.
 struct Judge(Arc<AtomicBool>);
 
 impl RewardFn for Judge {
@@ -22,12 +22,12 @@ impl RewardFn for Judge {
 }
 
 #[test]
-fn a_reward_that_fails_too_often_ends_the_run_with_a_checkpoint_that_it_goes_on_from() {
+fn a_reward_that_fails_too_often_ends_the_run_with_a_checkpoint() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("a");
     let mut config = config();
     (config.run.save_steps, config.run.log_completions_steps) = (0, 1);
-    // A step has four completions, so it is the second one that fails which ends the run.
+    // A step has four completions, so the second failing step ends the run.
     config.rewards.max_consecutive_failures = 8;
     let fails = Arc::new(AtomicBool::new(false));
     let parts = || Parts {
@@ -52,7 +52,7 @@ fn a_reward_that_fails_too_often_ends_the_run_with_a_checkpoint_that_it_goes_on_
     assert!(samples.contains("\"reward_failures\":[\"judge: no connection\"]"), "{samples}");
 }
 
-/// Samples with the policy until it is told to fail.
+/// A generator that fails once the flag is set.
 struct Device(Arc<AtomicBool>, fn() -> policy_device::Error);
 
 impl RolloutEngine for Device {
@@ -64,7 +64,7 @@ impl RolloutEngine for Device {
     }
 }
 
-/// The error of a run whose device fails after this row.
+/// Returns the error of a run whose device fails after this row.
 fn failed_after(config: TrainConfig, path: &Path, row: &'static str, error: fn() -> policy_device::Error) -> Error {
     let fails = Arc::new(AtomicBool::new(false));
     let engine = Box::new(Device(Arc::clone(&fails), error));
@@ -75,7 +75,7 @@ fn failed_after(config: TrainConfig, path: &Path, row: &'static str, error: fn()
 }
 
 #[test]
-fn a_device_that_fails_ends_the_run_with_the_command_that_goes_on() {
+fn a_failing_device_ends_the_run_with_the_resume_command() {
     let folder = tempfile::tempdir().unwrap();
     let (path, whole) = (folder.path().join("a"), folder.path().join("whole"));
     let error = failed_after(config(), &path, "Grpo 3", || policy_device::Error::Lost);
@@ -86,14 +86,14 @@ fn a_device_that_fails_ends_the_run_with_the_command_that_goes_on() {
         assert!(text.contains(words), "{words}: {text}");
     }
     assert!(path.join("curves.svg").exists() && !path.join("summary.json").exists());
-    // The command leads to the end, as if nothing had been.
+    // The suggested command finishes the run, with the result of an undisturbed one.
     finish(&mut Run::resume(&path, Some("step-000002"), &[]).unwrap()).unwrap();
     finish(&mut Run::start(config(), Some(&whole)).unwrap()).unwrap();
     assert!(weights(&path) == weights(&whole));
 }
 
 #[test]
-fn a_device_that_fails_before_anything_is_saved_leaves_a_run_that_begins_again() {
+fn a_device_failure_before_the_first_checkpoint_starts_the_run_over() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("a");
     let mut config = config();
@@ -104,7 +104,7 @@ fn a_device_that_fails_before_anything_is_saved_leaves_a_run_that_begins_again()
 }
 
 #[test]
-fn logits_of_a_device_that_are_not_finite_are_a_run_that_diverges() {
+fn non_finite_logits_of_a_device_count_as_divergence() {
     let folder = tempfile::tempdir().unwrap();
     let error = failed_after(config(), &folder.path().join("a"), "Grpo 3", || policy_device::Error::NotFinite {
         sample: 1,

@@ -1,8 +1,8 @@
-//! Logs that are not those of the checkpoint are found before they are cut.
+//! Logs that do not match the checkpoint are detected before they are truncated.
 
 use super::*;
 
-/// A run that has done all its steps; it is gone on with from its middle.
+/// Returns a finished run, which the tests resume from step 2.
 fn done() -> (tempfile::TempDir, PathBuf) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("a");
@@ -12,7 +12,7 @@ fn done() -> (tempfile::TempDir, PathBuf) {
     (folder, path)
 }
 
-/// What resuming from step 2 says of a log that `change` was done to, which has to leave it as it is.
+/// Applies `change` to a log and resumes from step 2. Returns the error; the log must stay as it is.
 fn refused(log: &str, change: impl Fn(&mut Vec<String>)) -> String {
     let (_folder, path) = done();
     let all = |log: &str| std::fs::read_to_string(path.join(log)).unwrap();
@@ -31,7 +31,7 @@ fn refused(log: &str, change: impl Fn(&mut Vec<String>)) -> String {
 // Rows of metrics.jsonl: three of the warm-up, eval 0, GRPO 1 and 2, eval 2, GRPO 3 and 4, eval 4.
 
 #[test]
-fn a_cut_that_is_not_at_the_end_of_a_line_is_refused() {
+fn logs_that_do_not_end_with_a_line_are_refused() {
     let text = refused("metrics.jsonl", |lines| {
         lines[6].pop();
         lines[6].push(' ');
@@ -40,13 +40,13 @@ fn a_cut_that_is_not_at_the_end_of_a_line_is_refused() {
 }
 
 #[test]
-fn rows_that_cannot_be_read_are_refused() {
+fn invalid_log_rows_are_refused() {
     let text = refused("metrics.jsonl", |lines| lines[1] = format!("{}\n", "x".repeat(lines[1].len() - 1)));
     assert!(text.contains("line 2"), "{text}");
 }
 
 #[test]
-fn rows_in_another_order_are_refused() {
+fn log_rows_in_a_wrong_order_are_refused() {
     let text = refused("metrics.jsonl", |lines| lines.swap(0, 1));
     assert!(text.contains("line 1") && text.contains("step 2 of the warm-up"), "{text}");
     let text = refused("metrics.jsonl", |lines| lines.swap(2, 3));
@@ -56,7 +56,7 @@ fn rows_in_another_order_are_refused() {
 }
 
 #[test]
-fn rows_of_another_run_are_refused() {
+fn log_rows_of_another_run_are_refused() {
     let text = refused("metrics.jsonl", |lines| {
         let (before, after) = lines[5].split_once("\"num_tokens\":").unwrap();
         let other = if after.starts_with('9') { '8' } else { '9' };
@@ -68,7 +68,7 @@ fn rows_of_another_run_are_refused() {
 }
 
 #[test]
-fn logs_that_are_no_files_are_refused() {
+fn logs_that_are_not_regular_files_are_refused() {
     let (_folder, path) = done();
     std::fs::remove_file(path.join("metrics.jsonl")).unwrap();
     std::fs::create_dir(path.join("metrics.jsonl")).unwrap();

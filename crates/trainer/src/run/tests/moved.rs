@@ -1,8 +1,8 @@
-//! A run folder that goes away while the run writes to it.
+//! A run folder that is moved or deleted during the run.
 
 use super::*;
 
-/// What the run says when `act` is done to its folder after `row`; it has to end there.
+/// Applies `act` to the folder of a run after `row`. Returns the error, with which the run must end.
 fn interfere(row: &'static str, act: impl Fn(&Path)) -> (tempfile::TempDir, PathBuf, String) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("a");
@@ -13,8 +13,8 @@ fn interfere(row: &'static str, act: impl Fn(&Path)) -> (tempfile::TempDir, Path
 }
 
 #[test]
-fn a_folder_that_is_moved_ends_the_run_and_can_be_gone_on_with_where_it_is() {
-    // Before a row, and before the last checkpoint.
+fn a_moved_run_folder_ends_the_run_and_can_be_resumed() {
+    // Before a row is written, and before the last checkpoint.
     for row in ["Grpo 3", "Eval 4"] {
         let elsewhere = |path: &Path| path.with_file_name("elsewhere");
         let (_folder, path, text) = interfere(row, |path| std::fs::rename(path, elsewhere(path)).unwrap());
@@ -28,7 +28,7 @@ fn a_folder_that_is_moved_ends_the_run_and_can_be_gone_on_with_where_it_is() {
 }
 
 #[test]
-fn a_folder_that_is_deleted_or_replaced_is_not_written_to() {
+fn a_deleted_or_replaced_run_folder_is_not_written_to() {
     let (_folder, path, text) = interfere("Grpo 1", |path| std::fs::remove_dir_all(path).unwrap());
     assert!(!path.exists() && text.contains("step-000000"), "{text}");
     let (_folder, path, _) = interfere("Grpo 1", |path| {

@@ -1,10 +1,10 @@
-//! What surrounds the loss: the KL in the reward, the adaptive entropy bonus, dynamic sampling, the moving reference.
+//! Features around the loss: KL in the reward, adaptive entropy bonus, dynamic sampling, synced reference policy.
 
 use super::*;
 use crate::coefficients::Exact;
 use grpo_core::AdvantageEstimator;
 
-/// A run right after its warm-up.
+/// Returns a run right after its warm-up.
 fn warm(config: TrainConfig) -> Trainer {
     let mut run = Trainer::new(config).unwrap();
     while run.phase() == Phase::Warmup {
@@ -13,7 +13,7 @@ fn warm(config: TrainConfig) -> Trainer {
     run
 }
 
-/// The KL in the reward alone, of completions of one token.
+/// Returns a configuration with the KL in the reward only and completions of one token.
 fn one_token_kl() -> TrainConfig {
     let mut config = small();
     config.loss.beta = 0.0;
@@ -25,18 +25,18 @@ fn one_token_kl() -> TrainConfig {
 }
 
 #[test]
-fn the_kl_is_taken_from_the_reward() {
+fn kl_in_reward_is_subtracted_from_the_reward() {
     let mut config = one_token_kl();
     config.grpo.kl_ctrl.kl_coef = 0.5;
     let mut run = warm(config);
-    // The reference is the policy of the first step.
+    // In the first step the reference equals the policy.
     let first = run.grpo_step().unwrap();
     assert_eq!(first.metrics.value("actor/reward_kl_penalty"), Some(0.0));
     assert!(first.samples.iter().all(|s| Some(s.advantage) == s.reward.total));
     let second = run.grpo_step().unwrap();
     let kl = second.metric("actor/reward_kl_penalty");
     assert!(kl.abs() > 1e-4, "{kl}");
-    // reinforce has no baseline: what is missing from the rewards is the coefficient times the KL.
+    // reinforce has no baseline: the advantage is the reward minus the coefficient times the KL.
     let missing = |s: &crate::step::Sample| f64::from(s.reward.total.unwrap_or(f32::NAN) - s.advantage);
     let taken = second.samples.iter().map(missing).sum::<f64>() / second.samples.len() as f64;
     assert!((taken - 0.5 * kl).abs() < 1e-6, "{taken} and {kl}");
@@ -45,7 +45,7 @@ fn the_kl_is_taken_from_the_reward() {
 }
 
 #[test]
-fn the_coefficient_of_the_kl_follows_it() {
+fn the_adaptive_kl_coefficient_follows_the_kl() {
     let mut config = one_token_kl();
     config.grpo.kl_ctrl.r#type = KlControlType::Adaptive;
     config.grpo.kl_ctrl.kl_coef = 0.5;
@@ -53,7 +53,7 @@ fn the_coefficient_of_the_kl_follows_it() {
     config.grpo.kl_ctrl.horizon = 96.0;
     config.grpo.kl_penalty = grpo_core::KlEstimator::K3;
     let mut run = warm(config);
-    // 24 completions a step, a quarter of the horizon. No KL yet: down by a fifth of that; then far above the target: up.
+    // 24 completions per step, a quarter of the horizon. Without a KL, the coefficient falls by a fifth of that; far above the target, it rises.
     let coefs = [0, 1, 2].map(|_| run.grpo_step().unwrap().metric("actor/reward_kl_penalty_coeff"));
     let expected = [0.5, 0.5 * (1.0 - 0.05), 0.5 * (1.0 - 0.05) * (1.0 + 0.05)];
     assert!(coefs.iter().zip(expected).all(|(a, b)| (a - b).abs() < 1e-15), "{coefs:?}");
@@ -83,7 +83,7 @@ fn every_estimator_trains_with_and_without_the_kl(
     config.grpo.max_steps = 2;
     config.grpo.use_kl_in_reward = kl;
     let mut advantages = serde_json::json!({"estimator": estimator});
-    // reinforce_plus_plus is its whitening.
+    // reinforce_plus_plus is defined with this whitening.
     if whiten == "tokens" || estimator == "reinforce_plus_plus" {
         advantages["whiten"] = "tokens".into();
     }
@@ -117,7 +117,7 @@ fn the_entropy_coefficient_moves_with_every_optimizer_step() {
         assert!(last > 0.1 && last < 4.0, "{last} nats");
         (report.metric("entropy_coef"), coef)
     };
-    // Four updates a step, each of which is logged as it leaves the coefficient.
+    // Four updates per step; each logs the coefficient after it.
     let (logged, coef) = ends(100.0);
     assert!((logged - 0.0225).abs() < 1e-12 && (coef - 0.024).abs() < 1e-12, "{logged} {coef}");
     let (logged, coef) = ends(0.0);
@@ -125,7 +125,7 @@ fn the_entropy_coefficient_moves_with_every_optimizer_step() {
 }
 
 #[rstest]
-fn an_adaptive_coefficient_that_stands_still_is_a_static_one(
+fn an_adaptive_entropy_coefficient_without_change_equals_a_static_one(
     #[values("{}", r#"{"top_entropy_quantile": 0.5}"#)] loss: &str,
 ) {
     let run_with = |adaptive: bool| {
@@ -153,10 +153,10 @@ fn an_adaptive_coefficient_that_stands_still_is_a_static_one(
 }
 
 #[test]
-fn filtered_groups_are_replaced_until_there_are_enough() {
+fn dynamic_sampling_replaces_filtered_groups() {
     let config = |enable| {
         let mut config = small();
-        // Few groups have a right answer, and all without one are equal.
+        // Few groups have a correct answer; completions without one all have the same reward.
         config.rewards.partial = 0.0;
         config.rewards.terminated = 1.0;
         config.grpo.num_generations = 2;
@@ -178,7 +178,7 @@ fn filtered_groups_are_replaced_until_there_are_enough() {
         assert_ne!(group[0].reward.total, group[1].reward.total);
         assert!(group[0].advantage * group[1].advantage < 0.0);
     }
-    // What is said of the samples is said of all of them.
+    // Metrics of samples cover all samples.
     let equal = report.metric("frac_reward_zero_std") * (6 * batches) as f64;
     assert!((equal - evicted as f64).abs() < 1e-9, "{equal} {evicted}");
     let plain = warm(config(false)).grpo_step().unwrap();
@@ -187,11 +187,11 @@ fn filtered_groups_are_replaced_until_there_are_enough() {
 }
 
 #[test]
-fn a_reference_that_follows_all_the_way_is_the_policy() {
+fn a_reference_mixed_with_alpha_1_equals_the_policy() {
     let mut config = small();
     config.grpo.sync_ref_model = true;
     config.grpo.ref_model_mixup_alpha = 1.0;
-    // Four optimizer steps a step.
+    // Four optimizer steps per GRPO step.
     config.grpo.ref_model_sync_steps = 8;
     let mut run = warm(config);
     let same = |run: &Trainer| {
@@ -231,7 +231,7 @@ fn ppo_trains_values_with_the_policy(#[values(1, 4)] num_generations: usize, #[v
     assert!(second.times.metrics().any(|(name, _)| name == "timing_s/values"));
 }
 
-/// A run right after its warm-up whose completions all get the same reward.
+/// Returns a run right after its warm-up in which all completions get the same reward.
 fn judged_by(config: TrainConfig, reward: Option<f32>) -> Trainer {
     struct Always(Option<f32>);
     impl RewardFn for Always {
@@ -252,7 +252,7 @@ fn judged_by(config: TrainConfig, reward: Option<f32>) -> Trainer {
 }
 
 #[test]
-fn values_come_to_foresee_the_rewards() {
+fn trained_values_predict_the_rewards() {
     let mut config = ppo();
     config.grpo.use_kl_in_reward = false;
     config.loss.beta = 0.0;
@@ -263,12 +263,12 @@ fn values_come_to_foresee_the_rewards() {
     config.optimizer.learning_rate = 0.01;
     let mut run = judged_by(config, Some(1.0));
     let losses: Vec<f64> = (0..40).map(|_| run.grpo_step().unwrap().metric("value_loss")).collect();
-    // The values begin at 0, and every return is 1.
+    // The values start at 0, and every return is 1.
     assert!(losses[0] > 0.3 && losses[30..].iter().all(|loss| *loss < 0.05), "{losses:?}");
 }
 
 #[test]
-fn a_completion_without_a_reward_teaches_no_value() {
+fn completions_without_a_reward_do_not_train_values() {
     let mut config = ppo();
     config.grpo.use_kl_in_reward = false;
     config.loss.beta = 0.0;
@@ -278,7 +278,7 @@ fn a_completion_without_a_reward_teaches_no_value() {
 }
 
 #[test]
-fn a_value_head_belongs_to_ppo_and_ppo_to_a_value_head() {
+fn ppo_requires_a_value_head_and_nothing_else_allows_one() {
     let parts = |config: &TrainConfig| Parts::from_config(config).unwrap();
     let without = Trainer::with_parts(ppo(), parts(&small())).err().unwrap();
     assert!(matches!(without, Error::Policy(policy::Error::NoValueHead)), "{without}");

@@ -1,10 +1,10 @@
-//! What evaluations report of completions that are known.
+//! Metrics of evaluations with scripted completions.
 
 use super::scripted::{Power, Script, TWO, scripted, with_parts};
 use super::*;
 use data::task::Comparison;
 
-/// Of four samples two give at least 1.
+/// Four samples, of which two return at least 1.
 const FOUR: Script = Script { sampled: &["1.", "0.", "0.", "3."], greedy: "0." };
 
 fn evaluated(change: impl FnOnce(&mut TrainConfig)) -> crate::eval::EvalReport {
@@ -22,7 +22,7 @@ fn evaluations_estimate_pass_at_k_from_their_samples() {
     assert!(greedy.pass_at.is_empty());
     let found = evaluated(|config| config.eval.pass_at = vec![1, 2, 3]);
     assert_eq!(found.pass_at_1, 0.5);
-    // One of two is right unless both are among the two wrong ones: 1 - 1 / 6.
+    // A pair has a passing completion unless it is the two failing ones: 1 - 1 / 6.
     assert!((found.pass_at[&2].all - 5.0 / 6.0).abs() < 1e-12);
     assert_eq!((found.pass_at[&3].all, found.pass_at[&3].by_source["comparison"]), (1.0, 1.0));
     assert_eq!(found.pass_at_1_by_task["comparison"], 0.5);
@@ -45,7 +45,7 @@ fn greedy_evaluations_have_one_completion_per_problem() {
 }
 
 #[test]
-fn what_passes_has_to_be_a_reward_of_the_run() {
+fn pass_reward_must_be_a_reward_of_the_run() {
     let mut config = small();
     config.eval.pass_reward = Some("nobody".into());
     let error = with_parts(config, vec![(Box::new(Power("number", 1)), 1.0)], TWO).err().unwrap().to_string();
@@ -53,7 +53,7 @@ fn what_passes_has_to_be_a_reward_of_the_run() {
 }
 
 #[test]
-fn a_full_sweep_takes_every_held_out_row_there_is() {
+fn num_problems_0_evaluates_all_held_out_rows() {
     /// Five held-out rows.
     struct Finite(TaskMixture);
     impl data::Dataset for Finite {

@@ -1,11 +1,11 @@
-//! Rewards that cannot judge what they see.
+//! Reward functions that fail to score completions.
 
 use super::scripted::{Power, Script, TWO, with_parts};
 use super::*;
 use grpo_core::{AdvantageConfig, AdvantageEstimator};
 use rewards::RewardFailure;
 
-/// The number that is said, and a failure where nothing is said that is one.
+/// Returns the number in the completion, and fails if it is not a number.
 struct Failing;
 
 impl RewardFn for Failing {
@@ -21,9 +21,9 @@ impl RewardFn for Failing {
     }
 }
 
-/// Rewards 1 and 3 beside one that failed: as if there were two, and the third is not trained on.
+/// Rewards 1 and 3, and one failure: advantages are those of two completions, and the third is not trained on.
 #[rstest]
-fn a_completion_that_was_not_judged_is_left_out_of_its_group(
+fn unscored_completions_are_excluded_from_their_group(
     #[values(AdvantageEstimator::Group, AdvantageEstimator::Gdpo)] estimator: AdvantageEstimator,
 ) {
     let mut config = TrainConfig { warmup: WarmupConfig { steps: 0, ..Default::default() }, ..small() };
@@ -42,7 +42,7 @@ fn a_completion_that_was_not_judged_is_left_out_of_its_group(
     assert_eq!(report.metrics.value("rewards/zero/failures"), None);
 }
 
-/// A trainer whose rewards judge reference answers, so that they pass the probe.
+/// Returns a trainer whose rewards score reference answers, so that they pass the check before training.
 fn unjudged(config: TrainConfig, terms: Vec<(Box<dyn RewardFn>, f32)>, script: Script) -> Trainer {
     let dataset = TaskMixture::from_tasks(
         vec![(Arc::new(data::task::Addition { max_number: 99, zero_pad: false }), 1.0)],
@@ -59,7 +59,7 @@ fn unjudged(config: TrainConfig, terms: Vec<(Box<dyn RewardFn>, f32)>, script: S
 }
 
 #[test]
-fn failures_in_a_row_end_the_steps_with_the_name_and_the_last_message() {
+fn consecutive_reward_failures_end_training_with_an_error() {
     let mut config = TrainConfig { warmup: WarmupConfig { steps: 0, ..Default::default() }, ..small() };
     (config.grpo.prompts_per_step, config.grpo.num_generations, config.grpo.steps_per_generation) = (1, 2, 1);
     (config.rollout.max_completion_length, config.model.shape_mut().max_position_embeddings) = (Some(4), 32);
@@ -78,20 +78,20 @@ fn failures_in_a_row_end_the_steps_with_the_name_and_the_last_message() {
 }
 
 #[test]
-fn a_reward_that_cannot_judge_is_said_before_anything_is_trained() {
-    // The answers to comparisons are no numbers.
+fn failing_rewards_are_reported_before_training() {
+    // The reference answers of comparisons are not numbers.
     let error = with_parts(small(), vec![(Box::new(Failing), 1.0)], TWO).map(drop).unwrap_err().to_string();
     assert!(error.contains("`failing` cannot judge a completion: the judge is on strike"), "{error}");
 }
 
 #[test]
-fn completions_of_an_evaluation_that_were_not_judged_are_counted_and_do_not_pass() {
+fn unscored_completions_of_an_evaluation_are_counted_and_fail() {
     let mut config = small();
     (config.rollout.max_completion_length, config.model.shape_mut().max_position_embeddings) = (Some(4), 32);
     (config.eval.num_generations, config.eval.num_problems, config.eval.pass_reward) =
         (2, Some(8), Some("failing".into()));
     let terms = || -> Vec<(Box<dyn RewardFn>, f32)> { vec![(Box::new(Failing), 1.0)] };
-    // One of two samples is judged.
+    // One of two samples gets a reward.
     let script = || Script { sampled: &["1.", "<."], greedy: "<." };
     let report = unjudged(config.clone(), terms(), script()).evaluate().unwrap();
     // All greedy completions, and half of the sampled ones.

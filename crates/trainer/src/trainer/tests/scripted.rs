@@ -1,4 +1,4 @@
-//! Steps whose completions are known, so that their numbers can be worked out by hand.
+//! Steps with scripted completions, whose numbers can be computed by hand.
 
 use super::*;
 use crate::step::StepReport;
@@ -9,7 +9,7 @@ use models::{CharTokenizer, Tokenizer};
 use policy::{Completion, RolloutEngine, RolloutRequest, Sampling};
 use std::sync::Mutex;
 
-/// Says the same to every prompt: texts, of which those without a full stop are cut off.
+/// An engine that returns the same texts for every prompt; texts without a full stop are truncated.
 pub(super) struct Script {
     pub(super) sampled: &'static [&'static str],
     pub(super) greedy: &'static str,
@@ -32,7 +32,7 @@ fn completion(text: &str) -> policy::Result<Completion> {
     Ok(Completion { logps: vec![-1.0; ids.len()], ids, truncated })
 }
 
-/// The completion as a number to some power.
+/// A reward: the number in the completion to some power.
 pub(super) struct Power(pub(super) &'static str, pub(super) i32);
 
 impl RewardFn for Power {
@@ -44,7 +44,7 @@ impl RewardFn for Power {
     }
 }
 
-/// A run of one group per step; rewards are the number that is said, and half its negative square where `squares`.
+/// Returns a run of one group per step. Rewards are the number in the completion, and with `squares` also half its negative square.
 pub(super) fn scripted(script: Script, config: TrainConfig, squares: bool) -> Trainer {
     let mut config = TrainConfig { warmup: WarmupConfig { steps: 0, ..Default::default() }, ..config };
     (config.grpo.prompts_per_step, config.grpo.num_generations) = (1, script.sampled.len());
@@ -69,7 +69,7 @@ pub(super) fn with_parts(config: TrainConfig, terms: Vec<(Box<dyn RewardFn>, f32
     Trainer::with_parts(config, parts)
 }
 
-/// 2 tokens of reward 1, and 4 tokens, without an end, of reward 3.
+/// 2 tokens with reward 1, and 4 tokens, truncated, with reward 3.
 pub(super) const TWO: Script = Script { sampled: &["1.", "0003"], greedy: "2." };
 
 fn step(script: Script, advantages: AdvantageConfig, squares: bool) -> StepReport {
@@ -91,7 +91,7 @@ fn assert_advantages(report: &StepReport, expected: [f32; 2]) {
 #[case::rloo(AdvantageEstimator::Rloo, [-2.0, 2.0])]
 // Baseline (2 x 1 + 4 x 3) / 6 = 7 / 3.
 #[case::opo(AdvantageEstimator::Opo, [-4.0 / 3.0, 2.0 / 3.0])]
-// The greedy answer earns 2.
+// The greedy answer gets 2.
 #[case::remax(AdvantageEstimator::Remax, [-1.0, 1.0])]
 #[case::gpg(AdvantageEstimator::Gpg, [-1.0, 1.0])]
 // -1 / 2 and 1 / 2.
@@ -101,33 +101,33 @@ fn assert_advantages(report: &StepReport, expected: [f32; 2]) {
 #[case::grpo_passk(AdvantageEstimator::GrpoPassk, [0.0, 1.414114])]
 // -1 twice and 1 four times: mean 1 / 3, variance 16 / 15.
 #[case::reinforce_plus_plus_baseline(AdvantageEstimator::ReinforcePlusPlusBaseline, [-1.290994, 0.645497])]
-fn advantages_are_those_of_the_estimator(#[case] estimator: AdvantageEstimator, #[case] expected: [f32; 2]) {
+fn advantages_match_their_estimator(#[case] estimator: AdvantageEstimator, #[case] expected: [f32; 2]) {
     assert_advantages(&step(TWO, AdvantageConfig { estimator, ..Default::default() }, false), expected);
 }
 
 #[test]
-fn returns_of_tokens_are_whitened_over_tokens_and_shown_by_their_mean() {
+fn token_returns_are_whitened_over_tokens_and_reported_by_their_mean() {
     let advantages = AdvantageConfig {
         estimator: AdvantageEstimator::ReinforcePlusPlus,
         whiten: Some(Whitening::Tokens),
         gamma: 0.5,
         ..Default::default()
     };
-    // Returns 1/2 1 and 3/8 3/4 3/2 3: mean 1.1875, squared deviations 4.7421875 in all, divided by 5: 0.9484375.
+    // Returns 1/2 1 and 3/8 3/4 3/2 3: mean 1.1875, sum of squared deviations 4.7421875, divided by 5: 0.9484375.
     assert_advantages(&step(TWO, advantages, false), [-0.4492345, 0.2246173]);
 }
 
 #[test]
-fn gdpo_normalises_every_reward_on_its_own() {
+fn gdpo_normalises_each_reward_separately() {
     let of = |estimator| step(TWO, AdvantageConfig { estimator, ..Default::default() }, true);
-    // The sums are 1 - 1/2 and 3 - 9/2, so the first is better; on their own the functions say -1 + 1/2 and 1 - 1/2 times
-    // 1 / sqrt 2, whitened: the second is.
+    // The sums are 1 - 1/2 and 3 - 9/2, so the first is better. Normalised separately, the functions give -1 + 1/2 and 1 - 1/2 times
+    // 1 / sqrt 2, and the second is better after whitening.
     assert_advantages(&of(AdvantageEstimator::Group), [0.707057, -0.707057]);
     assert_advantages(&of(AdvantageEstimator::Gdpo), [-0.706965, 0.706965]);
 }
 
 #[test]
-fn metrics_of_what_was_sampled_are_trl_s() {
+fn sampling_metrics_match_trl() {
     let report = step(TWO, AdvantageConfig::default(), true);
     // Sums 0.5 and -1.5.
     for (name, expected) in [
@@ -154,10 +154,10 @@ fn metrics_of_what_was_sampled_are_trl_s() {
 }
 
 #[test]
-fn right_answers_are_imitated() {
+fn nll_on_correct_answers_is_applied() {
     let mut config = small();
     config.loss.positive_example_nll_weight = 0.5;
-    // Sums 0.5, of two tokens, and -1.5.
+    // Sums 0.5 (of two tokens) and -1.5.
     let report = scripted(TWO, config, true).grpo_step().unwrap();
     let updates = 2.0;
     match report.metrics.get("positive_nll_loss") {
@@ -170,7 +170,7 @@ fn right_answers_are_imitated() {
 }
 
 #[test]
-fn missing_rewards_and_endless_completions_leave_gaps_not_numbers() {
+fn missing_rewards_and_truncated_completions_leave_metrics_out() {
     let report = step(Script { sampled: &["x", "yy"], greedy: "" }, AdvantageConfig::default(), false);
     for name in ["reward", "reward_std", "rewards/number/mean", "rewards/number/std"] {
         assert!(report.metrics.get(name).is_none(), "{name}");
@@ -178,13 +178,13 @@ fn missing_rewards_and_endless_completions_leave_gaps_not_numbers() {
     assert_eq!(report.metrics.value("frac_reward_zero_std"), Some(1.0));
     assert_eq!(report.metrics.value("completions/max_terminated_length"), Some(0.0));
     assert!(report.samples.iter().all(|s| s.advantage == 0.0));
-    // Of two rewards one is missing: a mean, but no deviation.
+    // One of two rewards is missing, so there is a mean but no deviation.
     let report = step(Script { sampled: &["x", "4."], greedy: "" }, AdvantageConfig::default(), false);
     assert_eq!((report.metrics.value("reward"), report.metrics.value("reward_std")), (Some(4.0), None));
 }
 
 #[test]
-fn a_run_without_enough_groups_says_so() {
+fn too_few_groups_are_an_error() {
     let same = Script { sampled: &["1.", "01."], greedy: "" };
     let mut config = small();
     config.grpo.filter_groups.enable = true;
@@ -194,9 +194,9 @@ fn a_run_without_enough_groups_says_so() {
     let error = run.grpo_step().unwrap_err();
     assert!(matches!(error, Error::TooFewGroups { found: 0, wanted: 1, batches: 3, .. }), "{error}");
     assert!(error.to_string().contains("grpo.filter_groups.max_num_gen_batches"), "{error}");
-    // Nothing has moved.
+    // The failed step changed nothing.
     assert_eq!(run.counters(), before);
-    // A filter that is off has no limit either.
+    // Without the filter there is no limit.
     config.grpo.filter_groups.enable = false;
     config.grpo.filter_groups.max_num_gen_batches = 0;
     scripted(Script { sampled: &["1.", "01."], greedy: "" }, config.clone(), false).grpo_step().unwrap();
@@ -210,8 +210,8 @@ fn a_run_without_enough_groups_says_so() {
 }
 
 #[test]
-fn generation_batches_of_a_step_draw_from_streams_of_their_own() {
-    /// Says the same twice, then something to learn from; writes down which samples it is asked for.
+fn generation_batches_of_a_step_use_different_random_streams() {
+    /// Returns equal rewards twice, then different ones; records the requested samples.
     struct Slow(Arc<Mutex<Vec<(u64, u64)>>>);
 
     impl RolloutEngine for Slow {
@@ -237,14 +237,14 @@ fn generation_batches_of_a_step_draw_from_streams_of_their_own() {
         let report = run.grpo_step().unwrap();
         assert_eq!(report.metrics.value("filter_groups/num_gen_batches"), Some(3.0));
         assert_eq!(report.metrics.value("filter_groups/evicted_groups"), Some(2.0));
-        // Four completions of 1 and EOS, and TWO.
+        // Four completions of `1` and EOS, and TWO.
         assert_eq!(report.metrics.value("completions/mean_length"), Some((4.0 * 2.0 + 2.0 + 4.0) / 6.0));
     }
     assert_eq!(*seen.lock().unwrap(), [(0, 0), (0, 2), (0, 4), (1, 0), (1, 2), (1, 4)]);
 }
 
 #[test]
-fn the_filter_looks_at_the_reward_that_it_is_told() {
+fn the_group_filter_uses_the_configured_metric() {
     let with = |metric: &str, script| {
         let mut config = small();
         config.grpo.filter_groups.enable = true;
@@ -252,7 +252,7 @@ fn the_filter_looks_at_the_reward_that_it_is_told() {
         config.grpo.filter_groups.metric = metric.into();
         scripted(script, config, true).grpo_step().map(drop)
     };
-    // -1 and 1 have one square, 0 and 2 one sum: 0 - 0 = 2 - 4 / 2.
+    // -1 and 1 have equal squares, 0 and 2 equal sums: 0 - 0 = 2 - 4 / 2.
     for (metric, differing, equal) in
         [("square", &["0.", "2."], &["-1.", "1."]), ("reward", &["-1.", "1."], &["0.", "2."])]
     {
@@ -265,7 +265,7 @@ fn the_filter_looks_at_the_reward_that_it_is_told() {
 }
 
 #[test]
-fn a_skipped_update_moves_nothing_but_the_data() {
+fn a_skipped_update_only_advances_the_data() {
     let mut config = small();
     config.grpo.num_iterations = 2;
     config.grpo.max_steps = 9;
@@ -294,7 +294,7 @@ fn a_skipped_update_moves_nothing_but_the_data() {
     assert_eq!(after.coefficients, before.coefficients);
     assert_eq!((after.counters.grpo_steps, after.counters.optimizer_steps, after.counters.skipped_in_a_row), (1, 0, 2));
     assert_eq!(guarded.grpo_step().unwrap().metrics.value("skipped_updates"), Some(2.0));
-    // Of the next two updates the first would be the fifth.
+    // Of the next two updates, the first would be the fifth skip.
     let before = guarded.state().unwrap();
     let error = guarded.grpo_step().unwrap_err();
     assert!(matches!(error, Error::TooManySkips { skipped: 5, .. }), "{error}");
@@ -303,8 +303,8 @@ fn a_skipped_update_moves_nothing_but_the_data() {
 }
 
 #[test]
-fn a_loss_that_is_not_finite_is_skipped_with_the_guard_only() {
-    // A policy from which nothing can be learnt any more.
+fn non_finite_losses_are_skipped_only_with_skip_grad_norm() {
+    // A policy whose gradients are not finite.
     let broken = |skip_grad_norm| {
         let mut config = small();
         config.warmup.steps = 5;
@@ -324,9 +324,9 @@ fn a_loss_that_is_not_finite_is_skipped_with_the_guard_only() {
     assert_eq!((guarded.counters().optimizer_steps, guarded.counters().skipped_in_a_row), (0, 1));
 }
 
-/// PPO's values are 0 in the first step, so that advantages before whitening are discounted rewards.
+/// PPO's values are 0 in the first step, so advantages before whitening are discounted rewards.
 #[test]
-fn generalised_advantages_are_of_the_values_of_tokens() {
+fn gae_uses_the_values_of_tokens() {
     let gae = |gamma, lam| AdvantageConfig {
         estimator: AdvantageEstimator::Gae,
         whiten: Some(Whitening::None),
@@ -334,11 +334,11 @@ fn generalised_advantages_are_of_the_values_of_tokens() {
         lam,
         ..Default::default()
     };
-    // 2 tokens and reward 1, 4 tokens and reward 3: means over (gamma lam)^t.
+    // 2 tokens with reward 1, 4 tokens with reward 3: means over (gamma lam)^t.
     assert_advantages(&step(TWO, gae(1.0, 0.5), false), [0.75, 3.0 * 1.875 / 4.0]);
     assert_advantages(&step(TWO, gae(0.5, 1.0), false), [0.75, 3.0 * 1.875 / 4.0]);
     let report = step(TWO, gae(0.5, 1.0), false);
-    // Returns 0.5 1 and 0.375 0.75 1.5 3; values of 0, of which a clip at 0.2 leaves all where they are.
+    // Returns 0.5 1 and 0.375 0.75 1.5 3; a clip at 0.2 leaves values of 0 unchanged.
     assert!((report.metric("return_mean") - 7.125 / 6.0).abs() < 1e-6);
     let config = LossConfig::default();
     assert_eq!(config.loss_type, grpo_core::LossType::Grpo);
