@@ -30,6 +30,7 @@ mod plan;
 mod plugin;
 mod progress;
 mod report;
+mod start_folder;
 mod table;
 mod terminal;
 mod threads;

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `config.yaml` | the resolved configuration; may be edited between two sessions, see [`super::changes`]. The only file with [secrets](grpo_files::redact), and then only its owner may read it |
 //! | `config.recorded.yaml` | the configuration that the run was begun or last continued with, without secrets |
-//! | `fingerprint.json` | digests of the model and of the data files that the run was begun with |
+//! | `fingerprint.json` | digests of the model and of the data files that the run was begun with, and the folder in which it was begun |
 //! | `changes.jsonl` | what was changed when the run was continued, with the first change |
 //! | `metrics.jsonl` | one object per step and evaluation, TRL's names |
 //! | `completions.jsonl` | sampled completions now and then |
@@ -34,6 +34,14 @@ pub struct RunDir {
     id: FileId,
     /// The lock ends with the process, however that ends.
     _lock: File,
+}
+
+/// The run that `path` is a folder or a file of, and the path of its folder right below `checkpoints`, or else `path`.
+fn run_around(path: &Path) -> Option<(&Path, &Path)> {
+    let is_run = |folder: &&Path| folder.join("config.yaml").is_file() && folder.join("checkpoints").is_dir();
+    let run = path.ancestors().skip(1).take(4).find(is_run)?;
+    let checkpoint = path.ancestors().find(|folder| folder.parent().is_some_and(|p| p == run.join("checkpoints")));
+    Some((run, checkpoint.unwrap_or(path)))
 }
 
 /// The folder of runs whose folder nobody has named.
@@ -76,6 +84,19 @@ impl RunDir {
     /// [`Error::RunDir`] when there is no run in it or another process works on it.
     pub fn open(path: &Path) -> Result<Self> {
         if !path.join("config.yaml").is_file() {
+            if let Some((run, rest)) = run_around(path) {
+                let from = match rest.file_name().and_then(|name| name.to_str()) {
+                    Some(name) if rest.parent().is_some_and(|parent| parent.ends_with("checkpoints")) => {
+                        format!(" --from {name}")
+                    }
+                    _ => String::new(),
+                };
+                let reason = format!(
+                    "expected the folder of a run, and this is a part of the run {run}: name the run, as in `{run}{from}`",
+                    run = run.display()
+                );
+                return Err(Error::RunDir { path: path.to_owned(), reason });
+            }
             let reason = "there is no run in it (no config.yaml)".to_owned();
             return Err(Error::RunDir { path: path.to_owned(), reason });
         }
@@ -148,7 +169,7 @@ impl RunDir {
 
     /// The path of `fingerprint.json`.
     pub fn fingerprint_path(&self) -> PathBuf {
-        self.root.join("fingerprint.json")
+        self.root.join(super::fingerprint::FILE)
     }
 
     /// The path of `changes.jsonl`.
