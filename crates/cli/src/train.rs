@@ -1,6 +1,7 @@
 //! The subcommand `grpo train`.
 
 use crate::commented::commented;
+use crate::compiling::Compiling;
 use crate::display::Display;
 use crate::layers::LayerArgs;
 use crate::{Outcome, emit_document, start_folder};
@@ -40,7 +41,7 @@ pub(crate) struct Args {
 }
 
 /// Trains, resumes, or prints the configuration.
-pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
+pub(crate) fn run(args: Args, compiling: Compiling) -> anyhow::Result<Outcome> {
     if args.print_config {
         let config = match &args.resume {
             Some(run) => {
@@ -53,7 +54,10 @@ pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
         return Ok(Outcome::Done);
     }
     backend_cpu::keep_freed_memory();
-    let mut display = Display::new(args.quiet);
+    if args.quiet {
+        compiling.silence();
+    }
+    let mut display = Display::new(args.quiet, compiling);
     let mut run = match &args.resume {
         Some(path) => {
             if std::env::vars_os().any(|(name, _)| name.to_string_lossy().starts_with(ENV_PREFIX)) {

@@ -48,6 +48,11 @@
 //! * **Logs** go to stderr. `TF_CPP_MIN_LOG_LEVEL=3` in the environment quiets the CPU and CUDA plugins but for a line or two
 //!   at loading; libtpu listens to `TPU_MIN_LOG_LEVEL` and `TPU_STDERR_LOG_LEVEL`.
 //!
+//! # Progress
+//!
+//! Compilers may take minutes and do not say how far they are. While one works, the span `compile` of [`tracing`] (target `pjrt`, level
+//! `info`) is open, with the fields `program`, `bytes` and, where the compiler refuses, `failed`.
+//!
 //! # Where plugins differ
 //!
 //! * Cost analysis: libtpu has `flops`, `bytes accessed`, `optimal_seconds`; the CPU has no seconds; CUDA has none (ahead of
@@ -69,6 +74,7 @@ mod cache;
 mod client;
 mod compile_cache;
 mod compile_options;
+mod compiling;
 mod device;
 mod dtype;
 mod elf;
