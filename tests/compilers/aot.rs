@@ -157,6 +157,22 @@ fn plan_fits_the_device_and_prints_its_configuration() {
 }
 
 #[test]
+fn tiles_of_a_plan_are_named_while_they_are_compiled() {
+    let arguments = [&["plan", "--json", "--recompile", "--target", "v6e"][..], &SMALL, &["--hbm", "2MB"]].concat();
+    let output = run(Kind::Tpu, &arguments);
+    assert_eq!(output.status.code(), Some(0), "{}{}", stdout(&output), stderr(&output));
+    assert!(serde_json::from_str::<Value>(&stdout(&output)).is_ok(), "standard output is a document");
+    let text = stderr(&output);
+    let lines: Vec<&str> = text.lines().filter(|line| line.starts_with("compiling ")).collect();
+    for (number, line) in (1..).zip(&lines) {
+        assert!(line.contains(" tokens (program ") || line.contains(" columns (program "), "{line}");
+        assert!(line.contains(&format!("(program {number}, ")) && line.ends_with(" of StableHLO)"), "{line}");
+    }
+    assert!(lines.len() > 2 && lines[0].contains("256 tokens"), "{text}");
+    assert_eq!(text.lines().filter(|line| line.starts_with("compiled ")).count(), lines.len(), "{text}");
+}
+
+#[test]
 fn aot_refuses_bad_targets_configurations_and_assertions_before_compiling() {
     for (arguments, words) in [
         (&["--target", "v6e:two"][..], &["`v6e:two`", "v6e:2x4", "h200"][..]),

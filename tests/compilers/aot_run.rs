@@ -1,6 +1,6 @@
 //! Compiler reports of a run's executables, and refusals before compilation.
 
-use crate::support::{grpo_with, refused, stderr, stdout};
+use crate::support::{grpo_with, refused, split_progress, stderr, stdout};
 use pjrt::install::Kind;
 use serde_json::Value;
 use std::path::PathBuf;
@@ -67,6 +67,27 @@ fn run_is_compiled_for_a_tpu_with_a_report_per_program() {
     {
         assert!(text.contains(words), "{words}: {text}");
     }
+}
+
+#[test]
+fn programs_of_a_run_are_named_while_they_are_compiled() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let path = written(&folder, RUN);
+    let arguments = [path.as_str(), "--target", "v6e", "--variants", "score,admit", "--json"];
+    let output = aot(&[&arguments[..], &["--recompile"]].concat());
+    assert_eq!(output.status.code(), Some(0), "{}{}", stdout(&output), stderr(&output));
+    assert!(serde_json::from_str::<Value>(&stdout(&output)).is_ok(), "standard output is a document");
+    let text = stderr(&output);
+    assert!(!text.contains(['\r', '\u{1b}']), "{text:?}");
+    assert_eq!(split_progress(&text).1, Vec::<&str>::new(), "{text}");
+    for start in ["compiling score (1 of 2)", "compiling admit (2 of 2)", "compiled score in ", "compiled admit in "] {
+        assert!(text.lines().any(|line| line.starts_with(start)), "{start}: {text}");
+    }
+    assert!(text.contains("(1 of 2 done)") && text.trim_end().ends_with("(2 of 2 done)"), "{text}");
+    // What the cache remembers is said in short.
+    aot(&arguments);
+    let text = stderr(&aot(&arguments));
+    assert!(text.contains("score was compiled before (") && !text.contains("compiled score in"), "{text}");
 }
 
 #[test]

@@ -1,7 +1,9 @@
 //! `policy.device`: the same run with its weights on a device, here XLA's CPU.
 
+use crate::manners::on_terminal_of;
 use crate::support::{
-    Runs, assert_same_run, grpo_with, grpo_with_quick_cpu, names, refuse, refused, rows, stderr, stdout, tiny,
+    Runs, assert_same_run, grpo_with, grpo_with_quick_cpu, names, refuse, refused, rows, split_progress, stderr,
+    stdout, tiny,
 };
 use crate::tiny_model::{arguments, prepare_shape, small, tensors};
 use models::{Adapter, ModelConfig, ModelFolder};
@@ -198,6 +200,62 @@ fn adapters_of_a_folder_are_trained_on_a_device_and_leave_a_folder_of_peft() {
     }
     assert_ne!(of("host"), of("model"));
     assert_eq!(of("host").len(), of("model").len() + 1, "the head is no longer the embedding");
+}
+
+#[test]
+fn programs_are_named_while_they_are_compiled_and_not_when_they_come_from_the_cache() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let path = |name: &str| folder.path().join(name).display().to_string();
+    let config = tiny().display().to_string();
+    let arguments = |run: &str, cache: &str| -> Vec<String> {
+        let settings = ["policy.device=pjrt:cpu", "warmup.steps=0", "grpo.max_steps=1", "data.held_out_fraction=0"];
+        let cache = format!("policy.compile_cache={}", path(cache));
+        let all = ["train", "--config", &config, "--run-dir", &path(run), "--set", &cache].map(str::to_owned);
+        all.into_iter().chain(settings.iter().flat_map(|setting| ["--set".to_owned(), (*setting).to_owned()])).collect()
+    };
+    let command = |run: &str, cache: &str, more: &[&str]| {
+        let all = arguments(run, cache);
+        grpo_with_quick_cpu(&all.iter().map(String::as_str).chain(more.iter().copied()).collect::<Vec<_>>())
+    };
+    let said = |run: &str, cache: &str, more: &[&str]| {
+        let output = command(run, cache, more).output().expect("the binary starts");
+        assert_eq!(output.status.code(), Some(0), "{}{}", stdout(&output), stderr(&output));
+        assert!(!stdout(&output).contains("compil"), "standard output is for results: {}", stdout(&output));
+        stderr(&output)
+    };
+    let text = said("first", "one", &[]);
+    assert!(!text.contains(['\r', '\u{1b}']), "a log has lines: {text:?}");
+    let (lines, _) = split_progress(&text);
+    let mut count = 0;
+    for (i, line) in lines.iter().enumerate() {
+        let Some((name, facts)) = line.strip_prefix("compiling ").and_then(|rest| rest.split_once(" (")) else {
+            continue;
+        };
+        count += 1;
+        assert!(facts.starts_with(&format!("program {count}, ")) && facts.ends_with("B of StableHLO)"), "{line}");
+        let end = lines[i + 1..].iter().find(|line| line.starts_with("compiled "));
+        assert!(
+            end.is_some_and(|end| end.starts_with(&format!("compiled {name} in ")) && end.ends_with(" s")),
+            "{text}"
+        );
+    }
+    for name in ["gradient", "adamw", "rollout_prefill", "rollout_decode"] {
+        assert!(lines.iter().any(|line| line.starts_with(&format!("compiling {name} ("))), "{name}: {text}");
+    }
+    assert!(count < 30, "small programs have no lines: {text}");
+
+    let again = said("second", "one", &[]);
+    assert!(split_progress(&again).0.is_empty(), "programs of the cache are not compiled: {again}");
+    let quiet = said("third", "two", &["--quiet"]);
+    assert!(split_progress(&quiet).0.is_empty(), "{quiet}");
+
+    // On a terminal the time of a program moves on one line.
+    let text = on_terminal_of(100, command("fourth", "three", &[]));
+    let text = console::strip_ansi_codes(&text).into_owned();
+    let lines: Vec<&str> = text.split(['\r', '\n']).filter(|line| line.contains("compiling ")).collect();
+    assert!(lines.iter().any(|line| line.contains("compiling gradient  ") && line.contains("  program ")), "{text}");
+    assert!(lines.iter().all(|line| console::measure_text_width(line) <= 100), "{lines:?}");
+    assert!(!text.contains("compiled "), "a program that is done leaves no line: {text}");
 }
 
 #[test]

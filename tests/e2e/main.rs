@@ -1,5 +1,6 @@
 //! The binary `grpo` as its users call it.
 
+mod anywhere;
 mod attacks;
 mod bench;
 mod changed_inputs;

@@ -8,7 +8,7 @@ use std::fs::File;
 use std::io::Read;
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 
 fn batch() -> String {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden");
@@ -16,7 +16,12 @@ fn batch() -> String {
 }
 
 /// What the binary writes to a terminal of so many columns.
-fn on_terminal(columns: u16, arguments: &[&str]) -> String {
+pub(crate) fn on_terminal(columns: u16, arguments: &[&str]) -> String {
+    on_terminal_of(columns, command(arguments))
+}
+
+/// What a command writes to a terminal of so many columns.
+pub(crate) fn on_terminal_of(columns: u16, mut command: Command) -> String {
     let terminal = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).expect("a terminal");
     grantpt(&terminal).expect("granted");
     unlockpt(&terminal).expect("unlocked");
@@ -25,7 +30,6 @@ fn on_terminal(columns: u16, arguments: &[&str]) -> String {
     let name = ptsname(&terminal, vec![]).expect("a name");
     let name = PathBuf::from(std::ffi::OsString::from_vec(name.into_bytes()));
     let side = || File::options().read(true).write(true).open(&name).expect("the other side");
-    let mut command = command(arguments);
     command.env("TERM", "xterm").stdout(side()).stderr(side()).stdin(Stdio::null());
     let mut child = command.spawn().expect("the binary starts");
     // Its sides of the terminal are the last ones when it ends; then reading does, with an error.

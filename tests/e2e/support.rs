@@ -46,7 +46,12 @@ pub(crate) fn succeed(arguments: &[&str]) -> String {
     stdout(&output)
 }
 
-/// The one line on standard error of a call that must end with exit code 2.
+/// The lines about programs that were compiled, and the rest of standard error.
+pub(crate) fn split_progress(text: &str) -> (Vec<&str>, Vec<&str>) {
+    text.lines().partition(|line| line.starts_with("compiling ") || line.starts_with("compiled "))
+}
+
+/// The one line on standard error of a call that must end with exit code 2, but for lines about programs that were compiled.
 pub(crate) fn refuse(arguments: &[&str]) -> String {
     refused(arguments, &grpo(arguments))
 }
@@ -54,7 +59,9 @@ pub(crate) fn refuse(arguments: &[&str]) -> String {
 pub(crate) fn refused(arguments: &[&str], output: &Output) -> String {
     let text = stderr(output);
     assert_eq!(output.status.code(), Some(2), "{arguments:?}\n{}{text}", stdout(output));
-    assert_eq!(text.lines().count(), 1, "an error is one line: {text}");
+    let (_, lines) = split_progress(&text);
+    assert_eq!(lines.len(), 1, "an error is one line: {text}");
+    let text = format!("{}\n", lines[0]);
     assert!(text.starts_with("error: ") && !text.contains("panicked"), "{text}");
     text
 }

@@ -4,6 +4,7 @@
 //! process.
 
 use crate::bench_layers::BenchArgs;
+use crate::compiling::{Compiling, Ended};
 use crate::{Outcome, aot_run, aot_text, emit, emit_document};
 use anyhow::{Context, bail};
 use backend_tpu::aot::{Chip, Report, Target};
@@ -65,6 +66,16 @@ pub(crate) enum Compiled {
     },
 }
 
+impl Compiled {
+    fn ended(&self) -> Ended {
+        match self {
+            Self::Report(report) if report.from_cache => Ended::FromCache,
+            Self::Report(_) => Ended::Compiled,
+            Self::Failed { .. } => Ended::Failed,
+        }
+    }
+}
+
 /// Everything that `--json` shows.
 #[derive(Debug, Serialize)]
 pub(crate) struct Document {
@@ -80,9 +91,13 @@ pub(crate) struct Document {
     pub(crate) assertions: Vec<Checked>,
 }
 
-pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
+pub(crate) fn run(args: Args, compiling: &Compiling) -> anyhow::Result<Outcome> {
+    if args.worker {
+        // The process that has started this one shows it.
+        compiling.silence();
+    }
     if aot_run::is_run(&args.bench)? {
-        return aot_run::run(args);
+        return aot_run::run(args, compiling);
     }
     let config = args.bench.resolve()?;
     if args.bench.print_config {
@@ -109,7 +124,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
     if let Some(folder) = &args.emit {
         files::make_folder(folder)?;
     }
-    let variants = compile_all(&args, &names)?;
+    let variants = compile_all(&args, &names, compiling)?;
     let values = serde_json::to_value(&variants)?;
     let assertions = assertions.iter().map(|a| a.check(&values)).collect::<Result<Vec<_>, _>>()?;
     let holds = assertions.iter().all(|a| a.holds);
@@ -164,7 +179,12 @@ fn worker(args: &Args, config: &BenchConfig, target: Target) -> anyhow::Result<R
 }
 
 /// Compiles every variant or program, a few at a time.
-pub(crate) fn compile_all(args: &Args, names: &[String]) -> anyhow::Result<BTreeMap<String, Compiled>> {
+pub(crate) fn compile_all(
+    args: &Args,
+    names: &[String],
+    compiling: &Compiling,
+) -> anyhow::Result<BTreeMap<String, Compiled>> {
+    compiling.expect(names.len());
     let binary = std::env::current_exe().context("cannot find this binary")?;
     let workers = std::thread::available_parallelism().map_or(1, usize::from).min(MOST_WORKERS);
     let (queue, done) = (Mutex::new(names.iter()), Mutex::new(BTreeMap::new()));
@@ -173,9 +193,10 @@ pub(crate) fn compile_all(args: &Args, names: &[String]) -> anyhow::Result<BTree
         for _ in 0..workers {
             scope.spawn(|| {
                 while let Some(name) = { queue.lock().expect(locked).next() } {
-                    tracing::info!(name, "compiling");
+                    let number = compiling.began(name, None);
                     let compiled = compile_elsewhere(&binary, args, name)
                         .unwrap_or_else(|error| Compiled::Failed { error: format!("{error:#}") });
+                    compiling.ended(number, compiled.ended());
                     done.lock().expect(locked).insert(name.clone(), compiled);
                 }
             });

@@ -3,6 +3,7 @@
 use crate::aot::{Args, Compiled, compile_all, expect_reports};
 use crate::bench_layers::BenchArgs;
 use crate::commented::commented;
+use crate::compiling::Compiling;
 use crate::{Outcome, aot_run_text, emit, emit_document, layers};
 use anyhow::{Context, bail};
 use backend_tpu::aot::{Chip, Report, Target};
@@ -78,7 +79,7 @@ pub(crate) fn is_run(args: &BenchArgs) -> anyhow::Result<bool> {
     }
 }
 
-pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
+pub(crate) fn run(args: Args, compiling: &Compiling) -> anyhow::Result<Outcome> {
     let BenchArgs { config: path, set, .. } = &args.bench;
     let config = layers::resolve_run(path.as_deref(), set)?;
     let of_file = || path.as_ref().map_or_else(String::new, |path| path.display().to_string());
@@ -107,7 +108,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
         files::make_folder(folder)?;
     }
     warn_of_prompts(&config, programs.sizes());
-    let compiled = compile_all(&args, &names)?;
+    let compiled = compile_all(&args, &names, compiling)?;
     let report = |name: ProgramName| match compiled.get(&name.to_string()) {
         Some(Compiled::Report(report)) => Some(&**report),
         _ => None,

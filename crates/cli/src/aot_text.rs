@@ -77,11 +77,7 @@ fn row(name: &str, report: &Report) -> [String; 11] {
 
 /// Returns `2048 tokens`, `4096 columns`, or `-`.
 pub(crate) fn tiles(blocking: Option<Blocking>) -> String {
-    match blocking {
-        Some(Blocking::TokenChunks(size)) => format!("{size} tokens"),
-        Some(Blocking::VocabPanels(size)) => format!("{size} columns"),
-        None => "-".into(),
-    }
+    blocking.map_or("-".into(), |blocking| blocking.to_string())
 }
 
 pub(crate) fn milliseconds(seconds: f64) -> String {

@@ -107,14 +107,16 @@ pub(crate) struct Judged {
 }
 
 pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
-    let config = TrainConfig::from_layers(layers(&args)?)?;
+    let mut config = TrainConfig::from_layers(layers(&args)?)?;
     anyhow::ensure!(!config.data.files.is_empty(), "no data: expected files, or data.files in the configuration");
     config.data.validate()?;
+    config.data.expand_paths()?;
     config.data.check_files()?;
     let ModelSource::Pretrained(model) = &config.model else {
         anyhow::bail!("no model: expected --model FOLDER, or `model` in the configuration")
     };
-    let folder = ModelFolder::open(&models::locate_tokenizer(model, config.model_revision.as_deref())?)?;
+    let model = data::at_home(model.as_str().as_ref()).to_string_lossy().into_owned();
+    let folder = ModelFolder::open(&models::locate_tokenizer(&model, config.model_revision.as_deref())?)?;
     let config = config.with_context(folder.config().max_position_embeddings);
     let tokenizer = trainer::open_tokenizer(&folder, &config.data)?;
     let summary = summarise(&args, &config, &folder, &tokenizer)?;

@@ -1,5 +1,6 @@
 //! Shows a run to the user: a bar and tables on a terminal, plain lines elsewhere.
 
+use crate::compiling::Compiling;
 use crate::completions;
 use crate::emit;
 use crate::overview;
@@ -35,6 +36,8 @@ pub(crate) struct Display {
     bar: Option<ProgressBar>,
     /// The fields of the last step on the bar's line.
     said: Arc<Mutex<Vec<Field>>>,
+    /// What is being compiled, which the bar shows in place of the last step.
+    compiling: Compiling,
     terminal: bool,
     phase: Phase,
     last_line: Instant,
@@ -52,7 +55,7 @@ struct Phase {
 }
 
 impl Display {
-    pub(crate) fn new(quiet: bool) -> Self {
+    pub(crate) fn new(quiet: bool, compiling: Compiling) -> Self {
         let now = Instant::now();
         let phase = Phase { first: 0, steps: 1, began: now };
         let said = Arc::default();
@@ -60,6 +63,7 @@ impl Display {
             quiet,
             bar: None,
             said,
+            compiling,
             terminal: std::io::stdout().is_terminal(),
             phase,
             last_line: now,
@@ -80,6 +84,7 @@ impl Display {
     pub(crate) fn clear(&mut self) {
         if let Some(bar) = self.bar.take() {
             bar.finish_and_clear();
+            self.compiling.is_shown_elsewhere(false);
         }
     }
 
@@ -126,9 +131,11 @@ impl Display {
             let bar = ProgressBar::with_draw_target(Some(steps), ProgressDrawTarget::stdout()).with_position(done);
             self.say(vec![]);
             let (name, said) = (if kind == RowKind::Warmup { "warm-up" } else { "GRPO" }, Arc::clone(&self.said));
+            let compiling = self.compiling.clone();
             let line = move |state: &ProgressState, out: &mut dyn Write| {
                 let mut fields = phase_fields(name, state);
-                fields.extend(said.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned());
+                let step = || said.lock().unwrap_or_else(PoisonError::into_inner).clone();
+                fields.extend(compiling.fields(1).unwrap_or_else(step));
                 // What is written here reaches a terminal, or nobody.
                 let _ = out.write_str(&fitted(&fields, terminal::of(&Term::stdout())));
             };
@@ -137,6 +144,7 @@ impl Display {
             }
             bar.enable_steady_tick(Duration::from_millis(200));
             self.bar = Some(bar);
+            self.compiling.is_shown_elsewhere(true);
         }
     }
 

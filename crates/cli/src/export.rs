@@ -1,6 +1,7 @@
 //! The subcommand `grpo export`.
 
-use crate::{Outcome, emit};
+use crate::{Outcome, emit, start_folder};
+use anyhow::Context;
 use std::path::PathBuf;
 use trainer::run::Run;
 
@@ -28,7 +29,9 @@ pub(crate) struct Args {
 
 /// Reads the checkpoint, writes the folder.
 pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
-    let folder = Run::export(&args.run, args.from.as_deref(), &args.set, args.to.as_deref())?;
+    let target = args.to.as_ref().map(std::path::absolute).transpose().context("--to")?;
+    let run = start_folder::enter(&args.run)?;
+    let folder = Run::export(&run, args.from.as_deref(), &args.set, target.as_deref())?;
     emit(&format!("wrote {}\n", folder.display()))?;
     Ok(Outcome::Done)
 }

@@ -1,33 +1,43 @@
 //! Logs on standard error, with control characters escaped.
 
+use crate::compiling::{Compiling, Spans};
 use console::style;
 use grpo_files::printable;
 use std::fmt::Result;
 use std::io::IsTerminal;
 use tracing::{Event, Level, Subscriber};
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::filter_fn;
 use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
+use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::registry::LookupSpan;
+use tracing_subscriber::util::SubscriberInitExt;
+use tracing_subscriber::{EnvFilter, Layer};
 
 /// Crates whose logs may contain keys and passwords; they are always off.
 const SILENT: [&str; 3] = ["ureq=off", "ureq_proto=off", "rustls=off"];
 
-/// Begins to log what `GRPO_LOG` asks for: warnings, unless it says otherwise.
-pub(crate) fn init() {
+/// Begins to log what `GRPO_LOG` asks for: warnings, unless it says otherwise; and to show what is being compiled.
+pub(crate) fn init(compiling: Compiling) {
     let filter = EnvFilter::try_from_env("GRPO_LOG").unwrap_or_else(|_| EnvFilter::new("warn"));
     let silent = SILENT.iter().filter_map(|directive| directive.parse().ok());
     let filter = silent.fold(filter, EnvFilter::add_directive);
     // No colours in files and pipes, or with NO_COLOR (https://no-color.org).
-    let colours = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
-    let logs = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
-    logs.event_format(Lines { colours }).init();
+    let terminal = std::io::stderr().is_terminal() && std::env::var_os("TERM").is_none_or(|name| name != "dumb");
+    let colours = terminal && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
+    let logs = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).event_format(Lines { colours, terminal });
+    let spans = Spans(compiling).with_filter(filter_fn(Spans::hears));
+    tracing_subscriber::registry().with(logs.with_filter(filter)).with(spans).init();
 }
 
 /// The log format `LEVEL target: message field=value`.
 struct Lines {
     colours: bool,
+    terminal: bool,
 }
+
+/// Goes to the beginning of a terminal's line and erases it.
+const ERASE: &str = "\r\u{1b}[K";
 
 impl<S, N> FormatEvent<S, N> for Lines
 where
@@ -45,6 +55,8 @@ where
             Level::INFO => name.green(),
             _ => name.blue(),
         };
-        writeln!(writer, "{name} {target}: {}", printable(&text))
+        // A bar may stand on the line; it is drawn again below.
+        let erase = if self.terminal { ERASE } else { "" };
+        writeln!(writer, "{erase}{name} {target}: {}", printable(&text))
     }
 }

@@ -13,6 +13,7 @@ mod bench_layers;
 mod bench_text;
 mod bench_worker;
 mod commented;
+mod compiling;
 mod completions;
 mod data;
 mod data_text;
@@ -30,6 +31,7 @@ mod plan;
 mod plugin;
 mod progress;
 mod report;
+mod start_folder;
 mod table;
 mod terminal;
 mod threads;
@@ -37,6 +39,7 @@ mod train;
 
 use anyhow::Context;
 use clap::{Parser, Subcommand};
+use compiling::Compiling;
 use grpo_files::{printable, printable_line};
 use std::io::{ErrorKind, Write};
 use std::process::ExitCode;
@@ -98,21 +101,25 @@ pub(crate) enum Outcome {
 /// Parses the arguments, runs the command, maps its result to an exit code.
 fn main() -> ExitCode {
     let cli = Cli::parse();
+    let compiling = Compiling::default();
     // Logs are for people who ask for them: `GRPO_LOG=info grpo ...`.
-    logs::init();
+    logs::init(compiling.clone());
     // What started a worker has said it already.
     threads::hold_to_machine(matches!(cli.command, Command::BenchWorker));
     let result = match cli.command {
-        Command::Train(args) => train::run(args),
+        Command::Train(args) => train::run(args, compiling),
         Command::Data(args) => data::run(args),
         Command::Export(args) => export::run(args),
         Command::Report(args) => report::run(args),
         Command::Parity(args) => parity::run(args),
         Command::Gradcheck(args) => gradcheck::run(args),
         Command::Loss(args) => loss::run(args),
-        Command::Aot(args) => aot::run(args),
+        Command::Aot(args) => aot::run(args, &compiling),
         Command::Bench(args) => bench::run(args),
-        Command::BenchWorker => bench_worker::run(),
+        Command::BenchWorker => {
+            compiling.silence();
+            bench_worker::run()
+        }
         Command::Plan(args) => plan::run(args),
         Command::Plugin(args) => plugin::run(args),
     };

@@ -1,9 +1,10 @@
 //! The subcommand `grpo train`.
 
 use crate::commented::commented;
+use crate::compiling::Compiling;
 use crate::display::Display;
 use crate::layers::LayerArgs;
-use crate::{Outcome, emit_document};
+use crate::{Outcome, emit_document, start_folder};
 use grpo_files::{ENV_PREFIX, Layers, to_yaml};
 use std::path::PathBuf;
 use trainer::TrainConfig;
@@ -24,7 +25,8 @@ pub(crate) struct Args {
     /// Print the resolved configuration as YAML, with a comment for each key, and exit.
     #[arg(long)]
     print_config: bool,
-    /// Continue the run in this folder, exactly as if it had not stopped, but for what --set changes.
+    /// Continue the run in this folder, exactly as if it had not stopped, but for what --set changes. Relative paths of its
+    /// configuration go from the folder in which it was begun.
     #[arg(long, value_name = "RUN", conflicts_with_all = ["config", "named", "run_dir"])]
     resume: Option<PathBuf>,
     /// The checkpoint to resume from instead of the newest, e.g. `step-000100`.
@@ -39,7 +41,7 @@ pub(crate) struct Args {
 }
 
 /// Trains, resumes, or prints the configuration.
-pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
+pub(crate) fn run(args: Args, compiling: Compiling) -> anyhow::Result<Outcome> {
     if args.print_config {
         let config = match &args.resume {
             Some(run) => {
@@ -52,13 +54,16 @@ pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
         return Ok(Outcome::Done);
     }
     backend_cpu::keep_freed_memory();
-    let mut display = Display::new(args.quiet);
+    if args.quiet {
+        compiling.silence();
+    }
+    let mut display = Display::new(args.quiet, compiling);
     let mut run = match &args.resume {
         Some(path) => {
             if std::env::vars_os().any(|(name, _)| name.to_string_lossy().starts_with(ENV_PREFIX)) {
                 tracing::warn!("a resumed run keeps its configuration: {ENV_PREFIX}* of the environment is not used");
             }
-            Run::resume(path, args.from.as_deref(), &args.layers.set)?
+            Run::resume(&start_folder::enter(path)?, args.from.as_deref(), &args.layers.set)?
         }
         None => {
             let prepared = Run::prepare(args.layers.resolve()?, args.run_dir.as_deref())?;

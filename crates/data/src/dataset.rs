@@ -20,6 +20,8 @@ pub struct Item {
     pub prompt: Prompt,
     /// A right answer, which rewards compare with; `None` where the data has none.
     pub answer: Option<String>,
+    /// The right answers beside the first one, where the data has a list: a completion is right with any of them.
+    pub other_answers: Vec<String>,
     /// A whole right completion, such as a solution with its steps, which the supervised warm-up trains on; where there is none,
     /// it trains on the answer.
     pub completion: Option<String>,
@@ -37,6 +39,7 @@ impl Item {
         Self {
             prompt: prompt.into(),
             answer: None,
+            other_answers: Vec::new(),
             completion: None,
             columns: Arc::default(),
             source: "data".into(),
@@ -49,6 +52,7 @@ impl Item {
         Self {
             prompt: problem.prompt.clone().into(),
             answer: Some(problem.answer.clone()),
+            other_answers: Vec::new(),
             completion: None,
             columns: Arc::default(),
             source: task.name().into(),
@@ -61,6 +65,16 @@ impl Item {
     pub fn with_answer(mut self, answer: impl Into<String>) -> Self {
         self.answer = Some(answer.into());
         self
+    }
+
+    /// All right answers, the first one first.
+    ///
+    /// ```
+    /// let item = data::Item { other_answers: vec!["one".into()], ..data::Item::new("0 + 1").with_answer("1") };
+    /// assert_eq!(item.answers().collect::<Vec<_>>(), ["1", "one"]);
+    /// ```
+    pub fn answers(&self) -> impl Iterator<Item = &str> {
+        self.answer.iter().chain(&self.other_answers).map(String::as_str)
     }
 
     /// Returns the text that the supervised warm-up trains on: the completion, or else the answer.

@@ -172,6 +172,14 @@ pub enum Error {
          chatml.jinja }}`, or give rows with texts as prompts"
     )]
     NoChatTemplate,
+    /// A date for chat templates that is none.
+    #[error("expected a date such as 2026-11-25 or 2026-11-25T09:30:00, got {text:?} ({reason})")]
+    Date {
+        /// The text that was given.
+        text: String,
+        /// What is wrong with it.
+        reason: String,
+    },
     /// A chat template does not parse, raises an error, or cannot render the messages.
     #[error("chat template ({origin}){}: {message}", line.map_or_else(String::new, |line| format!(", line {line}")))]
     ChatTemplate {

@@ -33,7 +33,7 @@ mod weights;
 pub use chat_template::ChatTemplate;
 pub use config::{ModelConfig, RopeScaling};
 pub use error::{Error, Result};
-pub use folder::{ExportOptions, Family, FolderWriter, GenerationDefaults, ModelCard, ModelFolder};
+pub use folder::{ExportOptions, Family, FolderWriter, GenerationDefaults, ModelCard, ModelFolder, from_python_json};
 pub use hub::{Hub, locate, locate_config, locate_tokenizer, locate_weights};
 pub use lora::{AdaptedMatrix, Adapter, AdapterOptions, AdapterWriter, LoraConfig, TargetModules};
 pub use memory::{MemoryTable, Trained, TrainingMemory, UPDATES, available_memory, resident_memory};

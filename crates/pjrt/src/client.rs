@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use crate::buffer::Buffer;
 use crate::compile_options::CompileOptions;
+use crate::compiling;
 use crate::device::Device;
 use crate::dtype::Element;
 use crate::error::{Error, Result};
@@ -110,12 +111,17 @@ impl Client {
         &self.inner.addressable_devices
     }
 
-    /// Compiles a StableHLO program, as text or as bytecode.
+    /// Compiles a StableHLO program, as text or as bytecode. The span `compile` of [`tracing`] is open during compilation (see the
+    /// [front page](crate)).
     pub fn compile(&self, program: impl AsRef<[u8]>, options: &CompileOptions) -> Result<LoadedExecutable> {
+        let span = compiling::span(program.as_ref());
         let program = ffi::Program::mlir(program.as_ref());
         let options = options.encode();
         let mut args = ffi::ClientCompile::new(self.handle().get(), &program, options.as_slice().into());
-        self.api().call(&mut args)?;
+        self.api().call(&mut args).inspect_err(|_| {
+            span.record("failed", true);
+        })?;
+        drop(span);
         let loaded = args.executable.take(self.handle().origin());
         let loaded = loaded.ok_or(Error::Nothing { operation: ffi::ClientCompile::NAME })?;
         LoadedExecutable::new(self.clone(), loaded)

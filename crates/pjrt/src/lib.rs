@@ -48,6 +48,11 @@
 //! * **Logs** go to stderr. `TF_CPP_MIN_LOG_LEVEL=3` in the environment silences the CPU and CUDA plugins except for a
 //!   line or two at loading; libtpu reads `TPU_MIN_LOG_LEVEL` and `TPU_STDERR_LOG_LEVEL`.
 //!
+//! # Progress
+//!
+//! Compilation may take minutes and reports no progress. During compilation the span `compile` of [`tracing`] (target `pjrt`, level
+//! `info`) is open, with the fields `program`, `bytes` and, after an error, `failed`.
+//!
 //! # Differences between plugins
 //!
 //! * Cost analysis: libtpu reports `flops`, `bytes accessed` and `optimal_seconds`; the CPU plugin no seconds; CUDA
@@ -69,6 +74,7 @@ mod cache;
 mod client;
 mod compile_cache;
 mod compile_options;
+mod compiling;
 mod device;
 mod dtype;
 mod elf;

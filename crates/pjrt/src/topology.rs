@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use crate::compile_options::CompileOptions;
+use crate::compiling;
 use crate::device::DeviceDescription;
 use crate::error::{Error, Result};
 use crate::executable::Executable;
@@ -53,12 +54,17 @@ impl Topology {
         Ok(value::read(args.attributes.get()))
     }
 
-    /// Compiles StableHLO, as text or as bytecode, for these devices. The result cannot run on this machine.
+    /// Compiles StableHLO, as text or as bytecode, for these devices. The result cannot run on this machine. The span `compile` of
+    /// [`tracing`] is open during compilation (see the [front page](crate)).
     pub fn compile(&self, program: impl AsRef<[u8]>, options: &CompileOptions) -> Result<Executable> {
+        let span = compiling::span(program.as_ref());
         let program = ffi::Program::mlir(program.as_ref());
         let options = options.encode();
         let mut args = ffi::TopologyCompile::new(self.handle.get(), &program, options.as_slice().into());
-        self.handle.api().call(&mut args)?;
+        self.handle.api().call(&mut args).inspect_err(|_| {
+            span.record("failed", true);
+        })?;
+        drop(span);
         let executable = args.executable.take(self.handle.origin());
         let executable = executable.ok_or(Error::Nothing { operation: ffi::TopologyCompile::NAME })?;
         Ok(Executable::new(executable, Some(Arc::clone(&self.handle))))

@@ -9,7 +9,7 @@ use crate::prompts::{check_rows, encode_prompt, open_data};
 use crate::train_config::{ModelSource, TrainConfig};
 use crate::trainer::{Rows, Trainer};
 use data::{DataReport, Dataset};
-use models::{CharTokenizer, ModelConfig, Tokenizer};
+use models::{CharTokenizer, ChatTemplate, ModelConfig, Tokenizer};
 use policy::PolicyEngine;
 use rewards::Rewards;
 
@@ -61,6 +61,10 @@ impl Prepared {
 
     fn make(mut config: TrainConfig, tokenizer: Option<Box<dyn Tokenizer>>, checks: bool) -> Result<Self> {
         config.validate_sources()?;
+        config.data.expand_paths()?;
+        if let ModelSource::Pretrained(name) = &mut config.model {
+            *name = data::at_home(name.as_str().as_ref()).to_string_lossy().into_owned();
+        }
         config.data.check_files()?;
         let rewards = Rewards::with_seed(&config.rewards, config.seed)?;
         let pass_rule = if checks { PassRule::of(&config, &rewards)? } else { PassRule::Sum };
@@ -70,7 +74,14 @@ impl Prepared {
             (None, None) => Box::new(CharTokenizer),
             (None, Some(model)) => {
                 config = config.with_generation_defaults(model.folder.generation());
-                model.tokenizer(&config)?
+                let tokenizer = model.tokenizer(&config)?;
+                if tokenizer.writes_date() && !config.data.files.is_empty() && config.data.template_date.is_none() {
+                    let now = ChatTemplate::now();
+                    config.data.template_date = Some(now.clone());
+                    Box::new(tokenizer.with_template_date(&now)?)
+                } else {
+                    Box::new(tokenizer)
+                }
             }
         };
         let shape = described.as_ref().map(|model| model.folder.config()).or(config.model.shape()).cloned();
@@ -84,6 +95,7 @@ impl Prepared {
         let longest = context.saturating_sub(config.rollout.max_completion_length());
         let (dataset, report) = open_data(&config.data, config.seed, &*tokenizer, longest)?;
         if let Some(report) = &report {
+            config.grpo.count_epochs(report.training());
             check_rows(&config.data, report, &rewards, tokenizer.has_chat_template())?;
         }
         log_rows(report.as_ref());

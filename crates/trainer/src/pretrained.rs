@@ -4,7 +4,7 @@ use crate::error::Result;
 use crate::prompts::open_tokenizer;
 use crate::train_config::{ModelSource, TrainConfig};
 use models::{
-    Dtype, LoraConfig, MemoryTable, ModelConfig, ModelFolder, Tokenizer, Trained, TrainingMemory, Weights,
+    Dtype, HfTokenizer, LoraConfig, MemoryTable, ModelConfig, ModelFolder, Trained, TrainingMemory, Weights,
     available_memory, resident_memory,
 };
 use policy_burn::{BurnPolicy, PolicyLoss, StepMemory};
@@ -69,8 +69,8 @@ impl Pretrained {
     ///
     /// # Errors
     /// The errors of [`open_tokenizer`].
-    pub(crate) fn tokenizer(&self, config: &TrainConfig) -> Result<Box<dyn Tokenizer>> {
-        Ok(Box::new(open_tokenizer(&self.folder, &config.data)?))
+    pub(crate) fn tokenizer(&self, config: &TrainConfig) -> Result<HfTokenizer> {
+        open_tokenizer(&self.folder, &config.data)
     }
 
     /// Returns the CPU policy with the weights of the folder, and with adapters if they are configured.

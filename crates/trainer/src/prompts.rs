@@ -6,17 +6,29 @@ use models::{HfTokenizer, ModelFolder, Tokenizer};
 use rewards::Rewards;
 
 /// The tokenizer of a model folder as a run uses it: with the folder's stop tokens, and with the chat template and its variables
-/// that the section `data` sets.
+/// that the section `data` sets, and the date that it writes.
 ///
 /// # Errors
-/// Those of [`HfTokenizer::open`]; [`Error::File`] for the file of a chat template.
+/// Those of [`HfTokenizer::open`]; [`Error::File`] for the file of a chat template; [`Error::Config`] for a date that is none.
 pub fn open_tokenizer(folder: &ModelFolder, config: &DataConfig) -> Result<HfTokenizer> {
     let stop_ids = &folder.generation().eos_token_id;
     let tokenizer = HfTokenizer::open(folder.path(), stop_ids, folder.config().vocab_size)?;
-    let tokenizer = tokenizer.with_chat_template_kwargs(config.chat_template_kwargs.clone());
-    let Some(path) = &config.chat_template else { return Ok(tokenizer) };
-    let source = std::fs::read_to_string(path).map_err(|e| Error::io("read", path, e))?;
-    Ok(tokenizer.with_chat_template(&source, &path.display().to_string()))
+    let mut tokenizer = tokenizer.with_chat_template_kwargs(config.chat_template_kwargs.clone());
+    if let Some(path) = &config.chat_template {
+        let source = std::fs::read_to_string(path).map_err(|e| Error::io("read", path, e))?;
+        tokenizer = tokenizer.with_chat_template(&source, &path.display().to_string());
+    }
+    match &config.template_date {
+        Some(date) => tokenizer.with_template_date(date).map_err(|error| match error {
+            models::Error::Date { .. } => Error::Config {
+                key: "data.template_date".into(),
+                expected: "a date such as 2026-11-25 or 2026-11-25T09:30:00".into(),
+                found: date.clone(),
+            },
+            other => other.into(),
+        }),
+        None => Ok(tokenizer),
+    }
 }
 
 /// The data set of a configuration for the model of a tokenizer. Rows with prompts of more than `max_tokens`, behind which its

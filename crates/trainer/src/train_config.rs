@@ -30,7 +30,7 @@ pub use grpo_sinks::wandb::Mode as WandbMode;
 pub use grpo_sinks::{LoggingConfig, WandbConfig};
 pub use layers::WITHOUT_MODEL;
 pub use model::ModelSource;
-pub use optimizer::{LrSchedulerType, OptimizerConfig};
+pub use optimizer::{LrSchedulerKwargs, LrSchedulerType, OptimizerConfig};
 pub(crate) use validate::{MAX_SEQUENCES, check};
 
 /// A whole run: all that its numbers depend on, and `run`, `logging` and `wandb`, on which they do not.

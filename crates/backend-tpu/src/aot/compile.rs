@@ -7,7 +7,7 @@ use super::target::Target;
 use super::variant::Variant;
 use crate::compile_options::options_for;
 use crate::error::{failed, unsupported};
-use crate::program::{Mesh, Program, Spec};
+use crate::program::{Blocking, Mesh, Program, Spec};
 use grpo_core::error::Result;
 use pjrt::{Cache, Topology};
 use stablehlo::{Loop, Module};
@@ -87,8 +87,8 @@ impl Compiler {
         }
         let program = variant.program(spec)?;
         let floor = variant.floor(spec, &program, self.target.chip());
-        let analysis = self.analyse_module(&program.module, spec.mesh)?;
         let blocking = variant.has_tiles().then_some(spec.blocking);
+        let analysis = in_tiles(blocking, || self.analyse_module(&program.module, spec.mesh))?;
         let Analysis { temp_bytes, compile_seconds, from_cache, .. } = analysis;
         tracing::info!(?blocking, temp_bytes, compile_seconds, from_cache, "compiled");
         Ok(Compiled { report: Report::new(blocking, &analysis, floor), program, cost: analysis.cost })
@@ -107,7 +107,7 @@ impl Compiler {
                 reports.push(LoopReport { trips: l.trips, begins: l.begins, body_seconds: None });
             }
         }
-        let cost = self.cost(&compiled, &loops, &mut reports, mesh)?;
+        let cost = in_tiles(compiled.report.blocking, || self.cost(&compiled, &loops, &mut reports, mesh))?;
         Ok(compiled.report.with_cost(cost, reports, self.target.chip()))
     }
 
@@ -144,6 +144,15 @@ impl Compiler {
             costs.push((turns, begins, without));
         }
         Ok(Ok(Cost::of_loops(once, &costs)))
+    }
+}
+
+/// Calls `compile` in the span `tiles`, whose field of that name says which tiles the program has. Programs that differ in their tiles alone
+/// have one name.
+fn in_tiles<T>(blocking: Option<Blocking>, compile: impl FnOnce() -> T) -> T {
+    match blocking {
+        Some(blocking) => tracing::info_span!(target: "backend_tpu", "tiles", tiles = %blocking).in_scope(compile),
+        None => compile(),
     }
 }
 

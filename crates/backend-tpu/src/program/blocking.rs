@@ -12,6 +12,15 @@ pub enum Blocking {
     VocabPanels(usize),
 }
 
+impl std::fmt::Display for Blocking {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::TokenChunks(size) => write!(f, "{size} tokens"),
+            Self::VocabPanels(size) => write!(f, "{size} columns"),
+        }
+    }
+}
+
 impl Blocking {
     /// Returns smaller tiles, about `ratio` times the size; `None` if there are none.
     pub(crate) fn scaled(self, ratio: f64) -> Option<Self> {

@@ -1,6 +1,7 @@
 //! The section `data` of a run's configuration: tasks or files, their weights, and the held-out split.
 
 mod files;
+mod paths;
 
 use crate::error::{Error, Result, check};
 use serde::{Deserialize, Serialize};
@@ -8,6 +9,7 @@ use serde_json::{Map, Value};
 use std::path::PathBuf;
 
 pub use files::{ApplyChatTemplate, DataFile, FewShot, FileFormat};
+pub use paths::at_home;
 
 /// The limit of letters or digits in a task's problem.
 const MAX_LENGTH: usize = 1 << 10;
@@ -40,7 +42,7 @@ pub struct DataConfig {
     pub held_out_fraction: f64,
     /// The built-in tasks, and how often each is drawn. Files take their place.
     pub tasks: TasksConfig,
-    /// The files that are trained on. A row is an object: `prompt` (text, or a list of messages), `messages` (whose last one,
+    /// The files that are trained on; a path may begin with `~` or be a pattern such as `data/*.jsonl`. A row is an object: `prompt` (text, or a list of messages), `messages` (whose last one,
     /// where it is the assistant's, is the right answer), or `question`; `answer`, in which `#### ` goes before the final answer
     /// as in GSM8K; `completion`, a whole right completion; `tools`. Every column but the prompt's is handed to rewards.
     #[serde(deserialize_with = "files::one_or_more")]
@@ -52,7 +54,8 @@ pub struct DataConfig {
     pub prompt_column: Option<String>,
     /// The column of a conversation whose last message, where it is the assistant's, is the right answer.
     pub messages_column: Option<String>,
-    /// The column of the right answer; `answer` where it is left out, and rows may lack that one.
+    /// The column of the right answer, or of a list of right answers; `answer` where it is left out, and rows may lack that one. A column
+    /// may be named by its path, as in `reward_model.ground_truth`.
     pub answer_column: Option<String>,
     /// The column that names the source of a row in metrics; the file where it is left out.
     pub source_column: Option<String>,
@@ -71,6 +74,9 @@ pub struct DataConfig {
     /// Variables for the chat template, such as `enable_thinking: false`.
     #[serde(deserialize_with = "files::ordered_map")]
     pub chat_template_kwargs: Map<String, Value>,
+    /// The date, or date and time, that `strftime_now` of a chat template writes, such as `2026-11-25`. Where it is left out, it is the local
+    /// time of the run's start, which the run records and a resumed run keeps.
+    pub template_date: Option<String>,
     /// The largest number of tokens of a prompt; rows with longer ones are dropped and counted.
     pub max_prompt_length: Option<usize>,
     /// `true` if rows are shuffled in every epoch, depending on the seed; `false` for the files' order.
@@ -95,6 +101,7 @@ impl Default for DataConfig {
             apply_chat_template: ApplyChatTemplate::Auto,
             chat_template: None,
             chat_template_kwargs: Map::new(),
+            template_date: None,
             max_prompt_length: None,
             shuffle: true,
         }

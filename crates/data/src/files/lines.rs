@@ -43,10 +43,15 @@ impl Lines {
     /// [`Error::Io`]; [`Error::File`] for a folder or a device, and for a format that this build does not read.
     pub(super) fn open(file: &DataFile) -> Result<Self> {
         let path = file.path.clone();
+        let mut opened = open_regular(&path)?;
+        let fault = super::magic::fault(&mut opened, file.format());
+        if let Some(reason) = fault.map_err(|source| Error::Io { path: path.clone(), source })? {
+            return Err(Error::File { path, reason });
+        }
         let bytes = match file.format() {
-            FileFormat::Jsonl => Bytes::File(Mutex::new(open_regular(&path)?)),
+            FileFormat::Jsonl => Bytes::File(Mutex::new(opened)),
             #[cfg(feature = "parquet")]
-            FileFormat::Parquet => Bytes::Memory(super::parquet::as_json_lines(&path, open_regular(&path)?)?),
+            FileFormat::Parquet => Bytes::Memory(super::parquet::as_json_lines(&path, opened)?),
             #[cfg(not(feature = "parquet"))]
             FileFormat::Parquet => {
                 let reason = "this build does not read Parquet: build with the feature `parquet`, or write JSONL \
@@ -174,7 +179,9 @@ pub(crate) fn check_file(key: &str, path: &Path) -> Result<()> {
     let file = |reason: String| Error::File { path: path.to_owned(), reason };
     match std::fs::metadata(path) {
         Ok(found) if found.is_file() => File::open(path).map(drop).map_err(|e| file(format!("`{key}`: {e}"))),
-        Ok(_) => Err(file(format!("`{key}`: expected a file, got a folder or a device"))),
+        Ok(_) => Err(file(format!(
+            "`{key}`: expected a file, got a folder or a device (`FOLDER/*.jsonl` stands for the files in a folder)"
+        ))),
         Err(error) => Err(file(match hub_name(path) {
             Some(name) => format!(
                 "`{key}`: there is no such file ({error}). It looks like the name of a data set on the Hugging Face Hub, and rows are read \

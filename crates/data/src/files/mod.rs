@@ -1,6 +1,7 @@
 //! Rows from files, in an order that a cursor describes, with a held-out split.
 
 mod lines;
+mod magic;
 mod order;
 #[cfg(feature = "parquet")]
 mod parquet;

@@ -56,7 +56,8 @@ impl DataReport {
     /// # Errors
     /// [`Error::File`] with the columns that there are.
     pub fn expect_answers(&self, reward: &str) -> Result<()> {
-        const USUAL: [&str; 6] = ["solution", "final_answer", "ground_truth", "target", "label", "output"];
+        const USUAL: [&str; 7] =
+            ["solution", "final_answer", "ground_truth", "target", "label", "output", "reward_model.ground_truth"];
         let Some(file) = self.files.iter().find(|file| file.without_answer > 0) else { return Ok(()) };
         let kept = file.training + file.held_out;
         let count = match file.without_answer {

@@ -82,7 +82,7 @@ impl RowReader {
             None => vec![("prompt", false), ("messages", true), ("question", false)],
         };
         let found = columns.iter().find_map(|(column, whole)| {
-            fields.get(*column).filter(|value| !value.is_null()).map(|value| (*column, value, *whole))
+            at_path(fields, column).filter(|value| !value.is_null()).map(|value| (*column, value, *whole))
         });
         found.ok_or_else(|| {
             let wanted: Vec<String> = columns.iter().map(|(column, _)| format!("`{column}`")).collect();
@@ -100,7 +100,7 @@ impl RowReader {
     pub(super) fn item(&self, fields: Map<String, Value>, question: Question, source: &Arc<str>) -> RowResult<Item> {
         let Question { prompt, reference, column } = question;
         let prompt = self.framed(prompt, &column)?;
-        let mut answer = self.answer(&fields)?;
+        let mut answers = self.answers(&fields)?;
         let mut completion = match fields.get("completion") {
             Some(Value::String(text)) => Some(text.clone()),
             // TRL's conversational form: the assistant's message.
@@ -109,22 +109,28 @@ impl RowReader {
         };
         if let Some(reference) = reference {
             completion = completion.or(Some(reference.clone()));
-            answer = answer.or(Some(reference));
+            if answers.is_empty() {
+                answers.push(reference);
+            }
         }
         // GSM8K: the solution's steps, then the answer.
-        if let Some((_, short)) = answer.as_deref().and_then(|text| text.rsplit_once("####")) {
-            let short = short.trim().to_owned();
-            completion = completion.or(answer);
-            answer = Some(short);
+        for answer in &mut answers {
+            if let Some((_, short)) = answer.rsplit_once("####") {
+                let short = short.trim().to_owned();
+                let solution = std::mem::replace(answer, short);
+                completion = completion.or(Some(solution));
+            }
         }
-        let source = match self.config.source_column.as_deref().and_then(|column| fields.get(column)) {
+        let mut answers = answers.into_iter();
+        let (answer, other_answers) = (answers.next(), answers.collect());
+        let source = match self.config.source_column.as_deref().and_then(|column| at_path(&fields, column)) {
             Some(Value::String(name)) => name.as_str().into(),
             Some(Value::Null) | None => Arc::clone(source),
             Some(other) => other.to_string().into(),
         };
         let mut columns = fields;
         columns.shift_remove(&column);
-        Ok(Item { prompt, answer, completion, columns: Arc::new(columns), source, task: None })
+        Ok(Item { prompt, answer, other_answers, completion, columns: Arc::new(columns), source, task: None })
     }
 
     /// The prompt with everything that the configuration puts around it.
@@ -180,20 +186,58 @@ impl RowReader {
         Ok(Prompt::Messages { messages: framed, tools })
     }
 
-    fn answer(&self, fields: &Map<String, Value>) -> RowResult<Option<String>> {
+    /// The right answers of a row, the first one first.
+    fn answers(&self, fields: &Map<String, Value>) -> RowResult<Vec<String>> {
+        let text = |value: &Value| match value {
+            Value::String(text) => Some(text.clone()),
+            Value::Number(_) | Value::Bool(_) => Some(value.to_string()),
+            _ => None,
+        };
         let column = self.config.answer_column.as_deref();
-        match (fields.get(column.unwrap_or("answer")), column) {
-            (Some(Value::String(text)), _) => Ok(Some(text.clone())),
-            (Some(value @ (Value::Number(_) | Value::Bool(_))), _) => Ok(Some(value.to_string())),
+        let found = at_path(fields, column.unwrap_or("answer")).filter(|value| !value.is_null());
+        let answers = match found {
+            Some(Value::Array(list)) => list.iter().map(text).collect::<Option<Vec<_>>>(),
+            Some(value) => text(value).map(|text| vec![text]),
+            None => None,
+        };
+        match (answers, column, found) {
+            (Some(answers), _, _) => Ok(answers),
             // A column that is called so by chance is for rewards alone.
-            (_, None) => Ok(None),
-            (Some(other), Some(column)) => {
-                Err(format!("column `{column}`: expected an answer, a text or a number, got {}", shown(other)))
-            }
-            (None, Some(column)) => {
-                Err(format!("expected an answer in column `{column}`, and there is no such column"))
-            }
+            (None, None, _) => Ok(vec![]),
+            (None, Some(column), Some(other)) => Err(format!(
+                "column `{column}`: expected an answer (a text or a number) or a list of right answers, got {}",
+                shown(other)
+            )),
+            (None, Some(column), None) => match at_path(fields, column) {
+                Some(_) => Err(format!("column `{column}`: expected an answer, a text or a number, got null")),
+                None => Err(format!("expected an answer in column `{column}`, and there is no such column")),
+            },
         }
+    }
+}
+
+/// The value of a column: that of this name, or, for a path with dots such as `reward_model.ground_truth`, the value at this path through
+/// objects and lists (`choices.0`).
+fn at_path<'a>(fields: &'a Map<String, Value>, path: &str) -> Option<&'a Value> {
+    if let Some(value) = fields.get(path) {
+        return Some(value);
+    }
+    // A name within may have dots itself: every place at which the path can be cut is tried.
+    path.match_indices('.').find_map(|(dot, _)| match fields.get(&path[..dot])? {
+        Value::Object(inner) => at_path(inner, &path[dot + 1..]),
+        Value::Array(list) => in_list(list, &path[dot + 1..]),
+        _ => None,
+    })
+}
+
+/// The value at a path of which the first part is the index of a list.
+fn in_list<'a>(list: &'a [Value], path: &str) -> Option<&'a Value> {
+    let (index, rest) = path.split_once('.').map_or((path, None), |(index, rest)| (index, Some(rest)));
+    match (list.get(index.parse::<usize>().ok()?)?, rest) {
+        (value, None) => Some(value),
+        (Value::Object(inner), Some(rest)) => at_path(inner, rest),
+        (Value::Array(inner), Some(rest)) => in_list(inner, rest),
+        _ => None,
     }
 }
 

@@ -58,6 +58,35 @@ fn files_without_rows_are_errors() {
 }
 
 #[test]
+fn files_of_other_formats_and_encodings_are_named() {
+    let utf_16: Vec<u8> = [0xff, 0xfe].into_iter().chain(GOOD.encode_utf16().flat_map(u16::to_le_bytes)).collect();
+    let big_endian: Vec<u8> = GOOD.encode_utf16().flat_map(u16::to_be_bytes).collect();
+    for (bytes, words) in [
+        (
+            b"\x1f\x8b\x08\x00\x00\x00".as_slice(),
+            "got gzip, which is not decompressed here: unpack it first, as in `gunzip",
+        ),
+        (b"\x28\xb5\x2f\xfd\x00", "got Zstandard"),
+        (&utf_16, "got UTF-16LE text: `iconv -f UTF-16LE -t UTF-8"),
+        (&big_endian, "got UTF-16BE text"),
+        (
+            b"version https://git-lfs.github.com/spec/v1\noid sha256:ab\nsize 12\n",
+            "a Git LFS pointer, which stands for a file",
+        ),
+        (b"<!doctype html>\n<html></html>\n", "got a web page"),
+    ] {
+        let text = refusal(bytes);
+        assert!(
+            text.contains("rows.jsonl: expected a JSON object per line in UTF-8, ") && text.contains(words),
+            "{text}"
+        );
+        let (_folder, path) = file("rows.parquet", bytes);
+        let text = open(&config(path)).err().unwrap().to_string();
+        assert!(text.contains("rows.parquet") && !text.is_empty(), "{text}");
+    }
+}
+
+#[test]
 fn a_missing_held_out_split_is_an_error_with_its_fix() {
     let (_folder, path) = file("rows.jsonl", GOOD);
     let (rows, report) = open(&config(path)).unwrap();

@@ -147,3 +147,42 @@ fn data_files_parse_from_paths_and_objects() {
     let error = serde_json::from_value::<DataConfig>(rows).unwrap_err().to_string();
     assert!(error.contains("expected messages with `role` and `content`") && error.contains("1 x 1?"), "{error}");
 }
+
+#[test]
+fn patterns_and_the_home_folder_stand_for_files() {
+    let (folder, _) = file("b.jsonl", numbers(3));
+    let root = folder.path();
+    std::fs::create_dir_all(root.join("deep/er")).unwrap();
+    for name in ["a.jsonl", "c.txt", "deep/er/d.jsonl", "[odd].jsonl"] {
+        std::fs::write(root.join(name), numbers(2)).unwrap();
+    }
+    let expanded = |pattern: &str| {
+        let weighted = DataFile { weight: Some(2.0), ..DataFile::new(root.join(pattern)) };
+        let mut config = DataConfig { files: vec![weighted], ..DataConfig::default() };
+        config.expand_paths().map(|()| {
+            assert!(config.files.iter().all(|file| file.weight == Some(2.0)));
+            let names = config.files.iter().map(|file| file.path.strip_prefix(root).unwrap().display().to_string());
+            names.collect::<Vec<_>>()
+        })
+    };
+    assert_eq!(expanded("[ab].jsonl").unwrap(), ["a.jsonl", "b.jsonl"]);
+    assert_eq!(expanded("?.*").unwrap(), ["a.jsonl", "b.jsonl", "c.txt"]);
+    assert_eq!(expanded("deep/**/*.jsonl").unwrap(), ["deep/er/d.jsonl"]);
+    assert_eq!(expanded("[odd].jsonl").unwrap(), ["[odd].jsonl"], "a file that is called so goes first");
+    assert_eq!(expanded("none.jsonl").unwrap(), ["none.jsonl"], "it is missed when it is opened");
+    let error = expanded("*.parquet").unwrap_err().to_string();
+    assert!(error.contains("*.parquet: `data.files`: expected a pattern that at least one file matches"), "{error}");
+    assert!(expanded("a[.jsonl").unwrap_err().to_string().contains("expected a path or a pattern"));
+
+    let home = std::env::home_dir().unwrap();
+    let mut config = DataConfig {
+        files: vec![DataFile::new("~/rows.jsonl"), DataFile::new("a~b.jsonl"), DataFile::new("~other/rows.jsonl")],
+        tools_file: Some("~/tools.json".into()),
+        chat_template: Some("~".into()),
+        ..DataConfig::default()
+    };
+    config.expand_paths().unwrap();
+    let paths: Vec<_> = config.files.iter().map(|file| file.path.clone()).collect();
+    assert_eq!(paths, [home.join("rows.jsonl"), "a~b.jsonl".into(), "~other/rows.jsonl".into()]);
+    assert_eq!((config.tools_file, config.chat_template), (Some(home.join("tools.json")), Some(home.join(""))));
+}

@@ -18,6 +18,11 @@ fn row(row: Value, has_chat_template: bool, change: impl FnOnce(&mut DataConfig)
     Ok(rows.next_batch(1)?.remove(0))
 }
 
+/// The configuration without held-out rows.
+fn alone(config: &DataConfig) -> DataConfig {
+    DataConfig { eval_files: vec![], held_out_fraction: 0.0, ..config.clone() }
+}
+
 fn messages(messages: Value) -> Prompt {
     Prompt::Messages { messages: messages.as_array().unwrap().clone(), tools: None }
 }
@@ -64,6 +69,67 @@ fn a_conversation_ends_with_its_answer_and_a_prompt_does_not() {
     let trl = row(json!({"prompt": turns, "completion": completion}), true, |_| {}).unwrap();
     assert_eq!((trl.prompt.clone(), trl.warmup_text()), (messages(turns.clone()), Some("done")));
     assert_eq!(trl.answer, None);
+}
+
+#[test]
+fn columns_are_found_by_their_paths() {
+    let verl = || {
+        json!({
+            "data_source": "m", "extra_info": {"index": 3, "turns": [{"question": "1 + 1?"}]},
+            "prompt": [{"role": "user", "content": "1+1?"}], "reward_model": {"style": "rule", "ground_truth": "2", "a.b": {"c": 7}},
+        })
+    };
+    let answer = |path: &str| {
+        row(verl(), true, |config| {
+            *config = DataConfig { answer_column: Some(path.into()), ..alone(config) };
+        })
+        .map(|item| item.answer.unwrap())
+    };
+    assert_eq!(answer("reward_model.ground_truth").unwrap(), "2");
+    assert_eq!(answer("extra_info.turns.0.question").unwrap(), "1 + 1?");
+    assert_eq!(answer("reward_model.a.b.c").unwrap(), "7");
+    for wrong in ["reward_model.truth", "extra_info.turns.1.question", "prompt.first", "reward_model."] {
+        let text = answer(wrong).unwrap_err().to_string();
+        assert!(text.contains(&format!("in column `{wrong}`, and there is no such column")), "{text}");
+    }
+    let text = answer("reward_model").unwrap_err().to_string();
+    assert!(text.contains("expected an answer (a text or a number) or a list of right answers"), "{text}");
+    // A column of this very name goes first.
+    let dotted = json!({"question": "q", "a.b": "1", "a": {"b": "2"}});
+    let item = row(dotted, true, |config| {
+        *config = DataConfig { answer_column: Some("a.b".into()), ..alone(config) };
+    });
+    let item = item.unwrap();
+    assert_eq!(item.answer.as_deref(), Some("1"));
+    let asked = row(verl(), true, |config| {
+        config.prompt_column = Some("extra_info.turns.0.question".into());
+        config.source_column = Some("reward_model.style".into());
+        *config = alone(config);
+    });
+    let asked = asked.unwrap();
+    assert_eq!((asked.prompt, &*asked.source), (Prompt::from("1 + 1?"), "rule"));
+    assert!(asked.columns.contains_key("extra_info"), "what is around the prompt stays for rewards");
+}
+
+#[test]
+fn a_list_of_right_answers_is_handed_on_whole() {
+    let answers = |value: Value, column: Option<&str>| {
+        let item = row(json!({"question": "q", "answer": value}), true, |config| {
+            *config = DataConfig { answer_column: column.map(str::to_owned), ..alone(config) };
+        });
+        item.map(|item| item.answers().map(str::to_owned).collect::<Vec<_>>())
+    };
+    for column in [None, Some("answer")] {
+        assert_eq!(answers(json!(["1", "one", 1.5, true]), column).unwrap(), ["1", "one", "1.5", "true"]);
+        assert_eq!(answers(json!(["2"]), column).unwrap(), ["2"]);
+        assert_eq!(answers(json!("3"), column).unwrap(), ["3"]);
+        assert_eq!(answers(json!([]), column).unwrap(), [""; 0]);
+        assert_eq!(answers(json!(["a #### 4", "b #### four"]), column).unwrap(), ["4", "four"]);
+    }
+    // A column that is called so by chance is for rewards alone, and one that is named is an answer.
+    assert_eq!(answers(json!([{"text": "1"}]), None).unwrap(), [""; 0]);
+    assert!(answers(json!([["1"]]), Some("answer")).unwrap_err().to_string().contains("a list of right answers"));
+    assert!(answers(json!(null), Some("answer")).unwrap_err().to_string().contains("got null"));
 }
 
 #[test]

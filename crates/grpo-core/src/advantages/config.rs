@@ -1,7 +1,9 @@
 //! The configuration of advantages, and checks of its combinations.
 
 use crate::error::{Error, Result};
+use serde::de::{Deserializer, Unexpected, Visitor};
 use serde::{Deserialize, Serialize};
+use std::fmt;
 
 /// Estimators that turn rewards into advantages. r = reward, G = the rewards present in the group, all = the rewards present in the batch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -61,8 +63,9 @@ pub enum AdvantageEstimator {
     DapoMix,
 }
 
-/// The standard deviation that divides advantages; the mean is always the group's. TRL's `scale_rewards`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+/// The standard deviation that divides advantages; the mean is always the group's. TRL's `scale_rewards`, in files also its `true` (group)
+/// and `false` (none).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ScaleRewards {
     /// std(G) + eps.
@@ -71,6 +74,30 @@ pub enum ScaleRewards {
     Batch,
     /// No division. verl's `norm_adv_by_std_in_grpo: false`.
     None,
+}
+
+impl<'de> Deserialize<'de> for ScaleRewards {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Choice;
+        impl Visitor<'_> for Choice {
+            type Value = ScaleRewards;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("one of group (true), batch, none (false)")
+            }
+            fn visit_bool<E: serde::de::Error>(self, is_scaled: bool) -> Result<ScaleRewards, E> {
+                Ok(if is_scaled { ScaleRewards::Group } else { ScaleRewards::None })
+            }
+            fn visit_str<E: serde::de::Error>(self, name: &str) -> Result<ScaleRewards, E> {
+                match name {
+                    "group" | "true" => Ok(ScaleRewards::Group),
+                    "batch" => Ok(ScaleRewards::Batch),
+                    "none" | "false" => Ok(ScaleRewards::None),
+                    _ => Err(E::invalid_value(Unexpected::Str(name), &self)),
+                }
+            }
+        }
+        deserializer.deserialize_any(Choice)
+    }
 }
 
 /// The set over which advantages are whitened, as the last step, to mean 0 and standard deviation 1.

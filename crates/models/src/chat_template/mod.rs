@@ -1,5 +1,6 @@
 //! Chat templates: Jinja that makes the text of a prompt from messages, rendered as `transformers` renders it.
 
+mod date;
 mod json;
 mod limits;
 mod python;
@@ -36,6 +37,8 @@ pub struct ChatTemplate {
     /// The environment that knows the template; what is wrong with it is said when it is needed first, because a folder's
     /// template concerns nobody whose prompts are texts.
     compiled: std::result::Result<Environment<'static>, Fault>,
+    /// Whether the template writes the date.
+    is_dated: bool,
 }
 
 /// What is wrong with a template.
@@ -47,10 +50,13 @@ struct Fault {
 
 /// The name of the one template of an environment.
 const NAME: &str = "chat_template";
+/// The function by which a template writes the date.
+const STRFTIME_NOW: &str = "strftime_now";
 
 impl ChatTemplate {
     /// The template `source`; `origin` names it in errors, such as the file that it stands in.
     pub fn new(source: &str, origin: impl Into<String>) -> Self {
+        let is_dated = source.contains(STRFTIME_NOW);
         let compiled = source::prepared(source).map_err(|message| Fault { line: None, message }).and_then(|source| {
             on_own_stack(|| {
                 let mut environment = environment();
@@ -58,7 +64,30 @@ impl ChatTemplate {
                 Ok(environment)
             })
         });
-        Self { origin: origin.into(), compiled }
+        Self { origin: origin.into(), compiled, is_dated }
+    }
+
+    /// The template with another date, such as `2026-11-25` or `2026-11-25T09:30:00`, for `strftime_now`; without it that function writes
+    /// the local date and time at which the template was opened.
+    ///
+    /// # Errors
+    /// [`Error::Date`] for a text that is no date.
+    pub fn with_date(mut self, text: &str) -> Result<Self> {
+        let date = date::parse(text).map_err(|e| Error::Date { text: text.to_owned(), reason: e.to_string() })?;
+        if let Ok(environment) = &mut self.compiled {
+            add_date(environment, date);
+        }
+        Ok(self)
+    }
+
+    /// Returns `true` if the template writes the date.
+    pub fn is_dated(&self) -> bool {
+        self.is_dated
+    }
+
+    /// The local date and time, as [`ChatTemplate::with_date`] takes them.
+    pub fn now() -> String {
+        date::now().strftime("%Y-%m-%dT%H:%M:%S").to_string()
     }
 
     /// The text for `variables`, a JSON object. `transformers` gives a template `messages`, `tools`, `documents`,
@@ -132,11 +161,13 @@ fn environment() -> Environment<'static> {
     environment.add_function("raise_exception", |message: &Jinja, _: Kwargs| -> Result<Jinja, minijinja::Error> {
         Err(minijinja::Error::new(ErrorKind::InvalidOperation, python::text(message)?))
     });
-    environment.add_function("strftime_now", |format: &str| {
-        let text = jiff::fmt::strtime::format(format, &jiff::Zoned::now());
-        text.map_err(|e| minijinja::Error::new(ErrorKind::InvalidOperation, e.to_string()))
-    });
+    add_date(&mut environment, date::now());
     environment
+}
+
+/// Sets the date that `strftime_now` writes.
+fn add_date(environment: &mut Environment<'static>, date: jiff::civil::DateTime) {
+    environment.add_function(STRFTIME_NOW, move |format: &str| date::strftime(date, format));
 }
 
 /// Messages as `transformers` hands them to a template: without keys that are null, and with an assistant's reasoning under the
@@ -187,9 +218,16 @@ mod tests {
     }
 
     #[test]
-    fn today_is_written_as_asked_for() {
-        let text = ChatTemplate::new("{{ strftime_now('%d %b %Y') }}", "t").render(&json!({})).unwrap();
+    fn the_date_is_that_of_the_opening_or_the_one_that_was_set() {
+        let template = || ChatTemplate::new("{{ strftime_now('%d %b %Y') }}", "t");
+        let text = template().render(&json!({})).unwrap();
         assert_eq!(text, jiff::Zoned::now().strftime("%d %b %Y").to_string());
+        let set = template().with_date("2024-07-26T10:00:00").unwrap();
+        assert!(set.is_dated());
+        assert_eq!(set.render(&json!({})).unwrap(), "26 Jul 2024");
+        assert_eq!(template().with_date(&ChatTemplate::now()).unwrap().render(&json!({})).unwrap(), text);
+        let error = template().with_date("26 July").err().unwrap().to_string();
+        assert!(error.contains("26 July") && error.contains("2026-11-25"), "{error}");
         let error = ChatTemplate::new("{{ strftime_now('%') }}", "t").render(&json!({})).unwrap_err();
         assert!(matches!(error, Error::ChatTemplate { line: Some(1), .. }), "{error}");
     }

@@ -34,6 +34,7 @@ impl Fields {
             column: e.column(),
             reason: format!("expected a JSON object: {e}"),
         };
+        let bytes = &*super::python_json::as_json(bytes);
         let map = serde_json::from_slice(bytes).map_err(error)?;
         let UniqueKeys = serde_json::from_slice(bytes).map_err(error)?;
         Ok(Self { path: path.to_owned(), prefix: String::new(), map })

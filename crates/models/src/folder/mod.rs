@@ -6,12 +6,14 @@ pub(crate) mod export;
 pub(crate) mod fields;
 mod generation;
 mod json_text;
+mod python_json;
 pub(crate) mod unique;
 
 pub use card::ModelCard;
 pub use config_json::Family;
 pub use export::{ExportOptions, FolderWriter};
 pub use generation::GenerationDefaults;
+pub use python_json::from_python_json;
 
 use crate::config::ModelConfig;
 use crate::error::{Error, Result};

@@ -144,6 +144,23 @@ impl HfTokenizer {
         self
     }
 
+    /// The tokenizer with the date that its chat templates write, see [`ChatTemplate::with_date`].
+    ///
+    /// # Errors
+    /// [`Error::Date`] for a text that is no date.
+    pub fn with_template_date(mut self, date: &str) -> Result<Self> {
+        let ChatTemplates { default, tool_use } = self.templates;
+        let dated = |template: Option<ChatTemplate>| template.map(|template| template.with_date(date)).transpose();
+        self.templates = ChatTemplates { default: dated(default)?, tool_use: dated(tool_use)? };
+        Ok(self)
+    }
+
+    /// Returns `true` if a chat template writes the date, so that prompts depend on the day.
+    pub fn writes_date(&self) -> bool {
+        let ChatTemplates { default, tool_use } = &self.templates;
+        default.iter().chain(tool_use).any(ChatTemplate::is_dated)
+    }
+
     /// Sets variables for the chat template, such as Qwen3's `enable_thinking` or Llama's `date_string` (`chat_template_kwargs` in
     /// `transformers` and TRL).
     #[must_use]

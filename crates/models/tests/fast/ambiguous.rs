@@ -2,7 +2,7 @@
 
 use crate::support::{Folder, qwen2, says, whole_text, with};
 use models::HfTokenizer;
-use serde_json::json;
+use serde_json::{Value, json};
 use std::path::Path;
 
 #[test]
@@ -33,6 +33,25 @@ fn invalid_stop_tokens_and_suppressed_tokens_are_refused() {
     folder.json("generation_config.json", &json!({"suppress_tokens": [], "bad_words_ids": null, "pad_token_id": -1}));
     let opened = folder.open().unwrap();
     assert_eq!((opened.config().pad_token_id, opened.generation().pad_token_id), (None, None));
+}
+
+#[test]
+fn numbers_that_only_python_writes_do_no_harm_where_nobody_reads_them() {
+    let whole = |name: &str, text: String| {
+        let folder = Folder::new(qwen2());
+        std::fs::write(folder.root.path().join(name), text).unwrap();
+        folder.open().map_err(|error| error.to_string())
+    };
+    let config = |fields: Value| {
+        let text = with(qwen2(), fields).to_string();
+        text.replace("\"@\"", "NaN").replace("\"+\"", "Infinity").replace("\"-\"", "-Infinity")
+    };
+    whole("config.json", config(json!({"time_step_limit": [0.0, "+"], "x": {"y": "@", "z": "-"}}))).unwrap();
+    whole("generation_config.json", r#"{"max_time": Infinity, "top_k": 3}"#.into()).unwrap();
+    let text = whole("config.json", config(json!({"initializer_range": "@"})));
+    says(&text.unwrap_err(), &["config.json", "initializer_range", "NaN"]);
+    let text = whole("generation_config.json", r#"{"temperature": Infinity}"#.into());
+    says(&text.unwrap_err(), &["generation_config.json", "`temperature` is \"Infinity\""]);
 }
 
 #[test]

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `config.yaml` | the resolved configuration; may be edited before a resume, see [`super::changes`]. The only file with [secrets](grpo_files::redact); only its owner can read it if it has any |
 //! | `config.recorded.yaml` | the configuration that the run last started or resumed with, without secrets |
-//! | `fingerprint.json` | digests of the model and data files at the start of the run |
+//! | `fingerprint.json` | digests of the model and data files at the start of the run, and the folder in which it was started |
 //! | `changes.jsonl` | changes of the configuration on resume, created with the first one |
 //! | `metrics.jsonl` | one object per step and evaluation, with TRL's metric names |
 //! | `completions.jsonl` | sampled completions at intervals |
@@ -34,6 +34,14 @@ pub struct RunDir {
     id: FileId,
     /// The lock, which the system releases when the process ends.
     _lock: File,
+}
+
+/// The run that `path` is a folder or a file of, and the path of its folder right below `checkpoints`, or else `path`.
+fn run_around(path: &Path) -> Option<(&Path, &Path)> {
+    let is_run = |folder: &&Path| folder.join("config.yaml").is_file() && folder.join("checkpoints").is_dir();
+    let run = path.ancestors().skip(1).take(4).find(is_run)?;
+    let checkpoint = path.ancestors().find(|folder| folder.parent().is_some_and(|p| p == run.join("checkpoints")));
+    Some((run, checkpoint.unwrap_or(path)))
 }
 
 /// The parent of run folders that are not named explicitly.
@@ -76,6 +84,19 @@ impl RunDir {
     /// [`Error::RunDir`] if it has no run or another process uses it.
     pub fn open(path: &Path) -> Result<Self> {
         if !path.join("config.yaml").is_file() {
+            if let Some((run, rest)) = run_around(path) {
+                let from = match rest.file_name().and_then(|name| name.to_str()) {
+                    Some(name) if rest.parent().is_some_and(|parent| parent.ends_with("checkpoints")) => {
+                        format!(" --from {name}")
+                    }
+                    _ => String::new(),
+                };
+                let reason = format!(
+                    "expected the folder of a run, and this is a part of the run {run}: name the run, as in `{run}{from}`",
+                    run = run.display()
+                );
+                return Err(Error::RunDir { path: path.to_owned(), reason });
+            }
             let reason = "there is no run in it (no config.yaml)".to_owned();
             return Err(Error::RunDir { path: path.to_owned(), reason });
         }
@@ -147,7 +168,7 @@ impl RunDir {
 
     /// Returns the path of `fingerprint.json`.
     pub fn fingerprint_path(&self) -> PathBuf {
-        self.root.join("fingerprint.json")
+        self.root.join(super::fingerprint::FILE)
     }
 
     /// Returns the path of `changes.jsonl`.

@@ -4,7 +4,8 @@
 //!
 //! * for a pretrained model: the values of `config.json` that define the decoder, the EOS tokens, and a SHA-256 of each part of the
 //!   tokenizer, of the chat template, and of every tensor (dtype, shape and all bytes);
-//! * for each data file: its size and a SHA-256 of its bytes.
+//! * for each data file: its size and a SHA-256 of its bytes;
+//! * the working folder of the run, which relative paths of its configuration start from.
 //!
 //! Names of weight files are not included: the same weights in other shards are the same model. All bytes of the weights are hashed,
 //! because a LoRA checkpoint holds only the adapters, and one changed value makes a different base model.
@@ -23,10 +24,12 @@ use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::io::Read;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// The name and version of the format.
 const FORMAT: &str = "grpo-fingerprint/1";
+/// The name of the file in the folder of a run.
+pub(super) const FILE: &str = "fingerprint.json";
 /// The largest fingerprint.json that is read, in bytes; each tensor takes about 150.
 const LIMIT: u64 = 1 << 26;
 /// The largest file of a tokenizer that is read, in bytes.
@@ -63,6 +66,18 @@ pub(super) struct Fingerprint {
     model: BTreeMap<String, Value>,
     /// Size and digest of every data file, by path.
     data: BTreeMap<String, Value>,
+    /// The working folder of the run, which relative paths start from.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    folder: Option<PathBuf>,
+}
+
+/// Returns the working folder of the run in `run`, which the relative paths of its configuration start from; `None` if it was not recorded.
+///
+/// # Errors
+/// [`Error::RunDir`] for a damaged fingerprint.json; [`Error::File`].
+pub fn start_folder(run: &Path) -> Result<Option<PathBuf>> {
+    let path = run.join(FILE);
+    if path.is_file() { Ok(Fingerprint::read(&path)?.folder) } else { Ok(None) }
 }
 
 impl Fingerprint {
@@ -80,7 +95,8 @@ impl Fingerprint {
             Some(model) => of_folder(&model, config)?,
             None => BTreeMap::new(),
         };
-        Ok(Self { format: FORMAT.to_owned(), model, data: BTreeMap::new() })
+        let folder = std::env::current_dir().ok();
+        Ok(Self { format: FORMAT.to_owned(), model, data: BTreeMap::new(), folder })
     }
 
     /// Writes the fingerprint into a run folder.
@@ -93,9 +109,8 @@ impl Fingerprint {
     }
 
     /// Reads the fingerprint that was written when the run started.
-    fn read(dir: &RunDir) -> Result<Self> {
-        let path = dir.fingerprint_path();
-        let refused = |reason: String| Error::RunDir { path: path.clone(), reason };
+    fn read(path: &Path) -> Result<Self> {
+        let refused = |reason: String| Error::RunDir { path: path.to_owned(), reason };
         if !path.is_file() {
             return Err(refused(
                 "it is missing, so nothing says whether model and data are still the run's: restore it, or start a new run \
@@ -103,7 +118,7 @@ impl Fingerprint {
                     .into(),
             ));
         }
-        let bytes = read_regular(&path, LIMIT).map_err(|e| Error::io("read", &path, e))?;
+        let bytes = read_regular(path, LIMIT).map_err(|e| Error::io("read", path, e))?;
         let found: Self =
             serde_json::from_slice(&bytes).map_err(|e| refused(format!("expected the fingerprint of a run: {e}")))?;
         match found.format == FORMAT {
@@ -119,7 +134,7 @@ impl Fingerprint {
 /// [`Error::RunDir`] with a list of the changes; the errors of [`Fingerprint::of`].
 pub(super) fn check_model(dir: &RunDir, config: &TrainConfig) -> Result<()> {
     let now = Fingerprint::of_model(config)?;
-    if now.model.is_empty() { Ok(()) } else { same_model(dir, &Fingerprint::read(dir)?, &now) }
+    if now.model.is_empty() { Ok(()) } else { same_model(dir, &Fingerprint::read(&dir.fingerprint_path())?, &now) }
 }
 
 /// Checks that model and data of `config` have not changed since the start of the run in `dir`. With `run.allow_changed_data`, data may
@@ -132,7 +147,7 @@ pub(super) fn check(dir: &RunDir, config: &TrainConfig) -> Result<(Fingerprint, 
     if now.model.is_empty() && now.data.is_empty() {
         return Ok((now, Vec::new()));
     }
-    let before = Fingerprint::read(dir)?;
+    let before = Fingerprint::read(&dir.fingerprint_path())?;
     same_model(dir, &before, &now)?;
     let changes = differences(&before.data, &now.data);
     if changes.is_empty() {
@@ -277,7 +292,7 @@ fn of_file(path: &Path) -> Result<Value> {
 fn object(path: &Path) -> Result<Option<Map<String, Value>>> {
     let Some(text) = text(path)? else { return Ok(None) };
     let expected = |e: serde_json::Error| Error::Text(format!("{}: expected a JSON object: {e}", path.display()));
-    serde_json::from_str(&text).map(Some).map_err(expected)
+    models::from_python_json(text.as_bytes()).map(Some).map_err(expected)
 }
 
 /// Reads the text of a file; `None` if there is no file.

@@ -21,6 +21,7 @@ mod sinks;
 pub mod summary;
 
 pub use best::Best;
+pub use fingerprint::start_folder;
 pub use observer::{Event, Observer};
 
 use crate::error::{Error, Result};

@@ -14,6 +14,9 @@ use std::path::PathBuf;
 pub struct GrpoConfig {
     /// The number of rollout steps, each of `num_iterations x steps_per_generation` optimizer steps.
     pub max_steps: u64,
+    /// The number of passes over the training rows of `data.files`, instead of `max_steps`. The run records the number of steps that follows
+    /// from it; rows that dynamic sampling (`filter_groups`) draws in addition do not count.
+    pub num_train_epochs: Option<f64>,
     /// The number of different prompts per rollout step.
     pub prompts_per_step: usize,
     /// The number of completions per prompt: the group of the group-relative advantage.
@@ -74,6 +77,7 @@ impl Default for GrpoConfig {
         let (entropy, value) = (AdaptiveEntropy::default(), ValueLossConfig::default());
         Self {
             max_steps: 200,
+            num_train_epochs: None,
             prompts_per_step: 8,
             num_generations: 8,
             num_iterations: 1,
@@ -106,6 +110,15 @@ impl GrpoConfig {
     /// The number of sequences of a step.
     pub(crate) fn sequences(&self) -> usize {
         self.prompts_per_step * self.num_generations
+    }
+
+    /// Replaces `num_train_epochs` by the number of steps that go through `rows` training rows as often.
+    pub(crate) fn count_epochs(&mut self, rows: usize) {
+        if let Some(epochs) = self.num_train_epochs.take() {
+            // A product that is whole but for rounding takes no further step.
+            let steps = epochs * rows as f64 / self.prompts_per_step as f64;
+            self.max_steps = ((steps - 1e-9 * steps).ceil() as u64).max(1);
+        }
     }
 
     /// The number of optimizer steps of a step.

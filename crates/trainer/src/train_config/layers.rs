@@ -1,7 +1,7 @@
 //! The configuration of a run from layers: which defaults lie below them.
 
 use super::TrainConfig;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use grpo_files::Layers;
 use rewards::RewardConfig;
 use serde_json::Value;
@@ -35,10 +35,16 @@ impl TrainConfig {
     /// ```
     ///
     /// # Errors
-    /// As [`Layers::resolve`].
+    /// As [`Layers::resolve`]; [`Error::Config`] for both `grpo.max_steps` and `grpo.num_train_epochs`.
     pub fn from_layers(layers: Layers) -> Result<Self> {
         let without_model = !(names_model(&layers) || names_files(&layers));
         let layers = layers.optional_section(WITHOUT_MODEL, without_model)?;
+        let given = |key| layers.get(key).is_some_and(|value| !value.is_null());
+        if given("grpo.max_steps") && given("grpo.num_train_epochs") {
+            let expected = "one of grpo.num_train_epochs and grpo.max_steps";
+            let key = "grpo.num_train_epochs".into();
+            return Err(Error::Config { key, expected: expected.into(), found: "both".into() });
+        }
         let mut defaults = Self::default();
         if layers.get("rewards").is_some() {
             defaults.rewards = RewardConfig::default();

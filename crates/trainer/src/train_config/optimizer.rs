@@ -3,17 +3,61 @@
 use policy::AdamWConfig;
 use serde::{Deserialize, Serialize};
 
-/// The shape of the learning rate after its linear warm-up.
+/// The shape of the learning rate after its linear warm-up, with the names and formulas of `transformers`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LrSchedulerType {
     /// The learning rate stays at `learning_rate`.
     Constant,
+    /// The same: a warm-up comes before every schedule here.
+    ConstantWithWarmup,
     /// The learning rate falls on a line to `min_lr_ratio x learning_rate`.
     #[default]
     Linear,
-    /// The learning rate falls on half a cosine to `min_lr_ratio x learning_rate`.
+    /// The learning rate falls on half a cosine (`num_cycles` of 0.5) to `min_lr_ratio x learning_rate`.
     Cosine,
+    /// The same, to `min_lr` or to `min_lr_rate x learning_rate`, of which one has to be set.
+    CosineWithMinLr,
+    /// The learning rate falls on half a cosine to 0, `num_cycles` (1) times.
+    CosineWithRestarts,
+    /// The learning rate falls to `lr_end` (1e-7) as the power `power` (1) of the share of steps that are left.
+    Polynomial,
+    /// The learning rate falls as 1 / sqrt(step), from `timescale` on: that of the warm-up, or 10 000 steps without one.
+    InverseSqrt,
+}
+
+/// What a schedule has beside its name: `lr_scheduler_kwargs` of `transformers`. A schedule refuses a key that is not its own.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct LrSchedulerKwargs {
+    /// The last learning rate of `cosine_with_min_lr`.
+    pub min_lr: Option<f64>,
+    /// The same as a share of `learning_rate`.
+    pub min_lr_rate: Option<f64>,
+    /// The last learning rate of `polynomial`.
+    pub lr_end: Option<f64>,
+    /// The power of `polynomial`.
+    pub power: Option<f64>,
+    /// The number of waves of a cosine, or of restarts.
+    pub num_cycles: Option<f64>,
+    /// The number of steps of `inverse_sqrt` after which the learning rate is 1 / sqrt(2) of the largest one, counted from its peak.
+    pub timescale: Option<f64>,
+}
+
+impl LrSchedulerKwargs {
+    /// The keys that are set, and the schedules that have each.
+    pub(super) fn given(&self) -> impl Iterator<Item = (&'static str, f64, &'static [LrSchedulerType])> {
+        use LrSchedulerType::{Cosine, CosineWithMinLr, CosineWithRestarts, InverseSqrt, Polynomial};
+        let keys: [(_, _, &[_]); 6] = [
+            ("min_lr", self.min_lr, &[CosineWithMinLr]),
+            ("min_lr_rate", self.min_lr_rate, &[CosineWithMinLr]),
+            ("lr_end", self.lr_end, &[Polynomial]),
+            ("power", self.power, &[Polynomial]),
+            ("num_cycles", self.num_cycles, &[Cosine, CosineWithMinLr, CosineWithRestarts]),
+            ("timescale", self.timescale, &[InverseSqrt]),
+        ];
+        keys.into_iter().filter_map(|(key, value, of)| Some((key, value?, of)))
+    }
 }
 
 /// AdamW with global-norm clipping and a learning-rate schedule. The defaults are the values of TRL's `GRPOConfig`.
@@ -40,8 +84,13 @@ pub struct OptimizerConfig {
     pub max_consecutive_skips: u64,
     /// The share of all steps, in [0, 1], during which the learning rate rises from 0.
     pub warmup_ratio: f64,
+    /// The number of updates during which the learning rate rises from 0, or below 1 a share of all updates. As in `transformers`, the first
+    /// update has a learning rate of 0, which `warmup_ratio` skips; only one of the two keys may be set.
+    pub warmup_steps: f64,
     /// The shape of the learning rate after that.
     pub lr_scheduler_type: LrSchedulerType,
+    /// The parameters of the schedule, with the names of `transformers`.
+    pub lr_scheduler_kwargs: LrSchedulerKwargs,
     /// The learning rate at which linear and cosine end, as a share of the largest one, in [0, 1].
     pub min_lr_ratio: f64,
 }
@@ -58,7 +107,9 @@ impl Default for OptimizerConfig {
             skip_grad_norm: None,
             max_consecutive_skips: 10,
             warmup_ratio: 0.0,
+            warmup_steps: 0.0,
             lr_scheduler_type: LrSchedulerType::default(),
+            lr_scheduler_kwargs: LrSchedulerKwargs::default(),
             min_lr_ratio: 0.0,
         }
     }
@@ -72,18 +123,50 @@ impl OptimizerConfig {
     /// assert_eq!(optimizer.learning_rate_at(10, 100), optimizer.learning_rate);
     /// ```
     pub fn learning_rate_at(&self, step: u64, total_steps: u64) -> f64 {
-        let Self { learning_rate, warmup_ratio, lr_scheduler_type, min_lr_ratio, .. } = *self;
-        let rise = (warmup_ratio * total_steps as f64).ceil();
-        if (step as f64) < rise {
-            return learning_rate * (step + 1) as f64 / rise;
-        }
-        let done = ((step as f64 - rise) / (total_steps as f64 - rise).max(1.0)).min(1.0);
-        let share = match lr_scheduler_type {
-            LrSchedulerType::Constant => return learning_rate,
-            LrSchedulerType::Linear => 1.0 - done,
-            LrSchedulerType::Cosine => 0.5 * (1.0 + (std::f64::consts::PI * done).cos()),
+        let Self {
+            learning_rate,
+            warmup_ratio,
+            warmup_steps,
+            lr_scheduler_type,
+            ref lr_scheduler_kwargs,
+            min_lr_ratio,
+            ..
+        } = *self;
+        let (step, total) = (step as f64, total_steps as f64);
+        let (rise, first) = match warmup_steps {
+            0.0 => ((warmup_ratio * total).ceil(), 1.0),
+            share if share < 1.0 => ((share * total).ceil(), 0.0),
+            steps => (steps.trunc(), 0.0),
         };
-        learning_rate * (min_lr_ratio + (1.0 - min_lr_ratio) * share)
+        if step < rise {
+            return learning_rate * (step + first) / rise;
+        }
+        let done = ((step - rise) / (total - rise).max(1.0)).min(1.0);
+        let LrSchedulerKwargs { min_lr, min_lr_rate, lr_end, power, num_cycles, timescale } = *lr_scheduler_kwargs;
+        let wave = |cycles: f64| (0.5 * (1.0 + (std::f64::consts::TAU * cycles * done).cos())).max(0.0);
+        let (share, least) = match lr_scheduler_type {
+            LrSchedulerType::Constant | LrSchedulerType::ConstantWithWarmup => return learning_rate,
+            LrSchedulerType::Linear => (1.0 - done, min_lr_ratio),
+            LrSchedulerType::Cosine => (wave(num_cycles.unwrap_or(0.5)), min_lr_ratio),
+            LrSchedulerType::CosineWithMinLr => {
+                let least = min_lr.map(|min_lr| min_lr / learning_rate).or(min_lr_rate).unwrap_or(min_lr_ratio);
+                (wave(num_cycles.unwrap_or(0.5)), least)
+            }
+            LrSchedulerType::CosineWithRestarts if done >= 1.0 => (0.0, min_lr_ratio),
+            LrSchedulerType::CosineWithRestarts => {
+                let place = (num_cycles.unwrap_or(1.0) * done).fract();
+                (0.5 * (1.0 + (std::f64::consts::PI * place).cos()), min_lr_ratio)
+            }
+            LrSchedulerType::Polynomial => {
+                let end = lr_end.unwrap_or(1e-7);
+                return (learning_rate - end) * (1.0 - done).powf(power.unwrap_or(1.0)) + end;
+            }
+            LrSchedulerType::InverseSqrt => {
+                let scale = timescale.unwrap_or(if rise > 0.0 { rise } else { 10_000.0 });
+                return learning_rate / ((step + scale - rise) / scale).sqrt();
+            }
+        };
+        learning_rate * (least + (1.0 - least) * share)
     }
 
     /// The settings that the policy's optimizer is made with.
@@ -123,6 +206,56 @@ mod tests {
         assert!((cosine(1000) - 0.2).abs() < 1e-12);
         assert!((with(LrSchedulerType::Linear)(55) - 0.6).abs() < 1e-12);
         assert_eq!(with(LrSchedulerType::Constant)(99), 1.0);
+    }
+
+    /// `[name, keys, learning rates]`, made by `transformers.get_scheduler` (tests/golden/schedules.py).
+    #[test]
+    fn learning_rates_are_those_of_transformers() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/golden/schedules.json");
+        #[derive(Deserialize)]
+        struct Case {
+            settings: OptimizerConfig,
+            total_steps: u64,
+            learning_rates: Vec<f64>,
+        }
+        let cases: Vec<Case> = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
+        assert!(cases.len() >= 20);
+        for Case { settings, total_steps, learning_rates } in cases {
+            settings.validate("optimizer").unwrap();
+            for (step, want) in learning_rates.into_iter().enumerate() {
+                let found = settings.learning_rate_at(step as u64, total_steps);
+                assert!(
+                    (found - want).abs() <= 1e-9 * settings.learning_rate,
+                    "{settings:?}, step {step}: {found}, expected {want}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn keys_of_other_schedules_are_refused() {
+        let refused = |text: &str| {
+            let config: OptimizerConfig = serde_json::from_str(text).unwrap();
+            config.validate("optimizer").unwrap_err().to_string()
+        };
+        for (text, parts) in [
+            (r#"{"lr_scheduler_kwargs": {"power": 2}}"#, ["optimizer.lr_scheduler_kwargs.power", "polynomial"]),
+            (
+                r#"{"lr_scheduler_type": "cosine", "lr_scheduler_kwargs": {"min_lr": 1e-7}}"#,
+                ["min_lr", "cosine_with_min_lr"],
+            ),
+            (r#"{"lr_scheduler_type": "cosine_with_min_lr"}"#, ["lr_scheduler_kwargs", "min_lr_rate"]),
+            (
+                r#"{"lr_scheduler_type": "cosine_with_min_lr", "lr_scheduler_kwargs": {"min_lr": 1e-7, "min_lr_rate": 0.1}}"#,
+                ["lr_scheduler_kwargs", "one of"],
+            ),
+            (r#"{"warmup_steps": 10, "warmup_ratio": 0.1}"#, ["optimizer.warmup_steps", "warmup_ratio"]),
+            (r#"{"warmup_steps": -1}"#, ["optimizer.warmup_steps", "at least 0"]),
+            (r#"{"lr_scheduler_type": "polynomial", "lr_scheduler_kwargs": {"lr_end": 1}}"#, ["lr_end", "below"]),
+        ] {
+            let error = refused(text);
+            assert!(parts.iter().all(|part| error.contains(part)), "{text}: {error}");
+        }
     }
 
     #[test]

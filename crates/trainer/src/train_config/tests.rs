@@ -92,6 +92,59 @@ fn completions_take_what_the_context_leaves(
 }
 
 #[test]
+fn epochs_take_the_place_of_steps() {
+    let config = |settings: &[&str]| resolve(set(&[&["model=M", "data.files=rows.jsonl"], settings].concat()));
+    let steps = |epochs: &str, rows: usize, prompts: usize| {
+        let set = [format!("grpo.num_train_epochs={epochs}"), format!("grpo.prompts_per_step={prompts}")];
+        let mut config = config(&[&set[0], &set[1]]).unwrap();
+        config.validate().unwrap();
+        config.grpo.count_epochs(rows);
+        assert_eq!(config.grpo.num_train_epochs, None);
+        config.grpo.max_steps
+    };
+    for (epochs, rows, prompts, expected) in [
+        ("3", 100, 8, 38),
+        ("1", 96, 8, 12),
+        ("0.1", 100, 1, 10),
+        ("0.3", 10, 1, 3),
+        ("2.5", 7, 2, 9),
+        ("0.001", 10, 8, 1),
+    ] {
+        assert_eq!(steps(epochs, rows, prompts), expected, "{epochs} x {rows} / {prompts}");
+    }
+    let mut without = config(&["grpo.max_steps=7"]).unwrap();
+    without.grpo.count_epochs(100);
+    assert_eq!(without.grpo.max_steps, 7);
+    let both = config(&["grpo.max_steps=7", "grpo.num_train_epochs=1"]).unwrap_err().to_string();
+    assert!(both.contains("`grpo.num_train_epochs`: expected one of"), "{both}");
+    for (setting, part) in [("0", "above 0"), ("-1", "above 0")] {
+        let error = config(&[&format!("grpo.num_train_epochs={setting}")]).unwrap().validate().unwrap_err().to_string();
+        assert!(error.contains("grpo.num_train_epochs") && error.contains(part), "{error}");
+    }
+    let tasks = resolve(set(&["grpo.num_train_epochs=1"])).unwrap().validate().unwrap_err().to_string();
+    assert!(tasks.contains("rows without end"), "{tasks}");
+}
+
+#[test]
+fn trl_writes_scale_rewards_in_four_ways() {
+    use grpo_core::advantages::ScaleRewards;
+    for (written, expected) in [
+        ("true", Some(ScaleRewards::Group)),
+        ("group", Some(ScaleRewards::Group)),
+        ("'true'", Some(ScaleRewards::Group)),
+        ("false", Some(ScaleRewards::None)),
+        ("none", Some(ScaleRewards::None)),
+        ("batch", Some(ScaleRewards::Batch)),
+        ("null", None),
+    ] {
+        let setting = format!("grpo.advantages.scale_rewards={written}");
+        assert_eq!(resolve(set(&[&setting])).unwrap().grpo.advantages.scale_rewards, expected, "{written}");
+    }
+    let error = format!("{:?}", resolve(set(&["grpo.advantages.scale_rewards=std"])).unwrap_err());
+    assert!(error.contains("scale_rewards") && error.contains("group (true), batch, none (false)"), "{error}");
+}
+
+#[test]
 fn a_section_of_rewards_replaces_the_default() {
     let names = |layers: Result<Layers>| {
         let config = resolve(layers).unwrap();

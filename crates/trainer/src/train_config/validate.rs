@@ -3,7 +3,7 @@
 mod algorithm;
 mod sampling;
 
-use super::{EVAL_PROBLEMS, ModelSource, OptimizerConfig, TrainConfig};
+use super::{EVAL_PROBLEMS, LrSchedulerKwargs, LrSchedulerType, ModelSource, OptimizerConfig, TrainConfig};
 use crate::backends;
 use crate::error::{Error, Result};
 use grpo_core::{LossAggMode, LossConfig};
@@ -110,6 +110,12 @@ impl TrainConfig {
             check(count > 0, key, "at least 1", count)?;
             check(count <= limit, key, &format!("at most {limit}"), count)?;
         }
+        if let Some(epochs) = self.grpo.num_train_epochs {
+            let key = "grpo.num_train_epochs";
+            check(epochs.is_finite() && epochs > 0.0, key, "a finite number above 0", epochs)?;
+            let expected = "left out without data.files: tasks have rows without end, and grpo.max_steps says how many steps there are";
+            check(!self.data.files.is_empty(), key, expected, epochs)?;
+        }
         let problems = self.eval.num_problems.unwrap_or(EVAL_PROBLEMS);
         check(problems <= MAX_SEQUENCES, "eval.num_problems", &format!("at most {MAX_SEQUENCES}"), problems)?;
         for (key, groups, per_group) in [
@@ -158,7 +164,7 @@ impl TrainConfig {
 }
 
 impl OptimizerConfig {
-    fn validate(&self, section: &str) -> Result<()> {
+    pub(super) fn validate(&self, section: &str) -> Result<()> {
         let unit = 0.0..=1.0;
         let positive = |x: f64| x.is_finite() && x >= 0.0;
         for (name, ok, expected, value) in [
@@ -178,12 +184,61 @@ impl OptimizerConfig {
         ] {
             check(ok, &format!("{section}.{name}"), expected, value)?;
         }
+        let steps = self.warmup_steps;
+        check(positive(steps), &format!("{section}.warmup_steps"), "a finite number, at least 0", steps)?;
+        let alone = steps == 0.0 || self.warmup_ratio == 0.0;
+        check(alone, &format!("{section}.warmup_steps"), "one of warmup_steps and warmup_ratio", "both")?;
+        self.validate_schedule(section)?;
         if let Some(limit) = self.skip_grad_norm {
             let ok = limit.is_finite() && limit > 0.0;
             check(ok, &format!("{section}.skip_grad_norm"), "a finite number above 0, or null", limit)?;
         }
         let most = self.max_consecutive_skips;
         check(most > 0, &format!("{section}.max_consecutive_skips"), "at least 1", most)
+    }
+}
+
+impl OptimizerConfig {
+    /// Checks that the schedule has what it needs, and nothing of another one.
+    fn validate_schedule(&self, section: &str) -> Result<()> {
+        let name = |schedule| {
+            serde_json::to_value(schedule).ok().and_then(|v| v.as_str().map(str::to_owned)).unwrap_or_default()
+        };
+        let (key, schedule) = (format!("{section}.lr_scheduler_kwargs"), self.lr_scheduler_type);
+        for (field, value, of) in self.lr_scheduler_kwargs.given() {
+            let of_schedule = of.contains(&schedule);
+            let names: Vec<String> = of.iter().map(|schedule| name(*schedule)).collect();
+            let found = format!("{value} with lr_scheduler_type {}", name(schedule));
+            check(
+                of_schedule,
+                &format!("{key}.{field}"),
+                &format!("left out unless lr_scheduler_type is {}", names.join(" or ")),
+                found,
+            )?;
+            check(value.is_finite() && value >= 0.0, &format!("{key}.{field}"), "a finite number, at least 0", value)?;
+        }
+        let LrSchedulerKwargs { min_lr, min_lr_rate, lr_end, timescale, .. } = &self.lr_scheduler_kwargs;
+        if schedule == LrSchedulerType::CosineWithMinLr {
+            let expected = "one of min_lr and min_lr_rate for cosine_with_min_lr, e.g. `{min_lr_rate: 0.1}`";
+            let found = if min_lr.is_some() { "both" } else { "neither" };
+            check(min_lr.is_some() != min_lr_rate.is_some(), &key, expected, found)?;
+        }
+        for (field, end) in [("min_lr", min_lr), ("lr_end", lr_end)] {
+            if let Some(end) = end {
+                let expected = format!("below {section}.learning_rate, {}", self.learning_rate);
+                check(*end < self.learning_rate, &format!("{key}.{field}"), &expected, end)?;
+            }
+        }
+        // As in transformers, where the default of polynomial is above a learning rate of 0, too.
+        let end = lr_end.unwrap_or(1e-7);
+        if schedule == LrSchedulerType::Polynomial {
+            let expected = format!("above lr_scheduler_kwargs.lr_end, {end}, for polynomial");
+            check(self.learning_rate > end, &format!("{section}.learning_rate"), &expected, self.learning_rate)?;
+        }
+        if let Some(scale) = timescale {
+            check(*scale > 0.0, &format!("{key}.timescale"), "above 0", scale)?;
+        }
+        Ok(())
     }
 }
 

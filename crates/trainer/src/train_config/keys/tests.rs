@@ -14,6 +14,7 @@ const STRUCTS: &[(&str, &str)] = &[
     ("ExportConfig", "trainer/src/export.rs"),
     ("PolicyConfig", "trainer/src/train_config/policy.rs"),
     ("OptimizerConfig", "trainer/src/train_config/optimizer.rs"),
+    ("LrSchedulerKwargs", "trainer/src/train_config/optimizer.rs"),
     ("GrpoConfig", "trainer/src/train_config/grpo.rs"),
     ("FilterGroupsConfig", "trainer/src/train_config/grpo.rs"),
     ("KlControlConfig", "trainer/src/train_config/grpo.rs"),

@@ -1,0 +1,54 @@
+//! Paths of files as people write them: `~` for the home folder, and patterns that stand for several files.
+
+use super::{DataConfig, DataFile};
+use crate::error::{Error, Result};
+use std::path::{Path, PathBuf};
+
+impl DataConfig {
+    /// Replaces `~` by the home folder in every path, and each pattern (`*`, `?`, `[...]`, `**`) in `data.files` and `data.eval_files` by
+    /// the files that it stands for, in the order of their names. A file that is called so goes first.
+    ///
+    /// # Errors
+    /// [`Error::File`] for a pattern that no file matches, or that is none.
+    pub fn expand_paths(&mut self) -> Result<()> {
+        for (key, files) in [("data.files", &mut self.files), ("data.eval_files", &mut self.eval_files)] {
+            let mut expanded = Vec::with_capacity(files.len());
+            for file in files.iter() {
+                let paths = matches(key, &at_home(&file.path))?;
+                expanded.extend(paths.into_iter().map(|path| DataFile { path, ..file.clone() }));
+            }
+            *files = expanded;
+        }
+        for path in [&mut self.tools_file, &mut self.chat_template].into_iter().flatten() {
+            *path = at_home(path);
+        }
+        Ok(())
+    }
+}
+
+/// The path with the home folder in the place of a first `~`.
+pub fn at_home(path: &Path) -> PathBuf {
+    match (path.strip_prefix("~"), std::env::home_dir()) {
+        (Ok(rest), Some(home)) => home.join(rest),
+        _ => path.to_owned(),
+    }
+}
+
+/// The files that a path stands for: itself, unless there is no such file and it is a pattern.
+fn matches(key: &str, path: &Path) -> Result<Vec<PathBuf>> {
+    let pattern = path.to_str().filter(|text| text.contains(['*', '?', '[']) && !path.exists());
+    let Some(pattern) = pattern else { return Ok(vec![path.to_owned()]) };
+    let fault = |reason: String| Error::File { path: path.to_owned(), reason: format!("`{key}`: {reason}") };
+    let found = glob::glob(pattern).map_err(|e| fault(format!("expected a path or a pattern: {e}")))?;
+    let mut files = vec![];
+    for entry in found {
+        let entry = entry.map_err(|e| fault(e.to_string()))?;
+        if entry.is_file() {
+            files.push(entry);
+        }
+    }
+    if files.is_empty() {
+        return Err(fault("expected a pattern that at least one file matches, and none does".into()));
+    }
+    Ok(files)
+}
