@@ -41,7 +41,7 @@ pub struct LoraConfig {
 
 /// The matrices that get an adapter: a text or a list of texts in configurations, as in PEFT.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "expected `all-linear`, a regular expression, or a list of names of modules")]
 pub enum TargetModules {
     /// `all-linear` for every matrix but the head, or a regular expression that matches the whole of a module's name, such as
     /// `model\.layers\.[01]\..*_proj`.
