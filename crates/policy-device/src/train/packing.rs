@@ -61,7 +61,7 @@ pub(super) fn bucket(size: usize) -> usize {
 }
 
 /// `size` rounded up to a power of two, or to one and a half of one.
-fn rounded_up(size: usize) -> usize {
+pub(super) fn rounded_up(size: usize) -> usize {
     let power = size.next_power_of_two();
     let between = power / 4 * 3;
     if between >= size { between } else { power }
