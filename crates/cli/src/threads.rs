@@ -4,6 +4,7 @@
 //! that everything shares is made here when that is too many.
 
 use backend_cpu::most_threads;
+use grpo_files::counted;
 
 /// rayon's own variables, the second of which is an old name of the first.
 const VARIABLES: [&str; 2] = ["RAYON_NUM_THREADS", "RAYON_RS_NUM_CPUS"];
@@ -18,7 +19,8 @@ pub(crate) fn hold_to_machine(quiet: bool) {
         Verdict::NoNumber => tracing::warn!("{name}={value} is no number of threads, and is ignored"),
         Verdict::TooMany(most) => {
             if !quiet {
-                tracing::warn!("{name}={value} is more than this machine can use: {most} threads are started");
+                let (threads, are) = (counted(most, "thread"), if most == 1 { "is" } else { "are" });
+                tracing::warn!("{name}={value} is more than this machine can use: {threads} {are} started");
             }
             // It fails only if the pool is there already, and nothing has asked for it yet.
             let _ = rayon::ThreadPoolBuilder::new().num_threads(most).build_global();
