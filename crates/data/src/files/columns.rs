@@ -6,7 +6,7 @@ use crate::error::Result;
 use crate::prompt::is_message;
 use serde_json::Value;
 
-/// The columns of the rows of files.
+/// The columns of the rows of files, fields of objects with their path (`reward_model.ground_truth`).
 ///
 /// ```no_run
 /// let columns = data::Columns::read(&[data::DataFile::new("train.jsonl")])?;
@@ -36,6 +36,8 @@ pub struct Column {
     pub conversations: usize,
     /// The number of conversations that end with a message of the assistant.
     pub answered: usize,
+    /// The number of lists of texts, numbers and booleans.
+    pub lists: usize,
     /// The number of other lists and of objects.
     pub others: usize,
 }
@@ -86,9 +88,21 @@ impl Columns {
                 let last = messages.last().and_then(|message| message.get("role")).and_then(Value::as_str);
                 column.answered += usize::from(last == Some("assistant"));
             }
-            Value::Array(_) | Value::Object(_) => column.others += 1,
+            Value::Array(values) if !values.is_empty() && values.iter().all(is_plain) => column.lists += 1,
+            Value::Array(_) => column.others += 1,
+            Value::Object(fields) => {
+                column.others += 1;
+                // As `data.answer_column` names them: `reward_model.ground_truth`.
+                if !name.contains('.') {
+                    fields.iter().for_each(|(field, value)| self.count(&format!("{name}.{field}"), value));
+                }
+            }
         }
     }
+}
+
+fn is_plain(value: &Value) -> bool {
+    matches!(value, Value::String(_) | Value::Number(_) | Value::Bool(_))
 }
 
 impl Column {
@@ -97,9 +111,9 @@ impl Column {
         self.texts + self.conversations
     }
 
-    /// The number of values that can be an answer: texts, numbers and booleans.
+    /// The number of values that can be an answer: texts, numbers, booleans and lists of them.
     pub fn answers(&self) -> usize {
-        self.texts + self.scalars
+        self.texts + self.scalars + self.lists
     }
 }
 
@@ -119,14 +133,17 @@ mod tests {
         let found = Columns::read(&[DataFile::new(&path), DataFile::new(&path)]).unwrap();
         assert_eq!(found.rows, 4);
         let names: Vec<&str> = found.columns.iter().map(|column| column.name.as_str()).collect();
-        assert_eq!(names, ["q", "n", "m", "o", "l"]);
+        assert_eq!(names, ["q", "n", "m", "o", "o.a", "l"]);
         let counts = |name: &str| {
-            let Column { texts, scalars, conversations, answered, others, .. } = found.get(name).unwrap();
-            [*texts, *scalars, *conversations, *answered, *others]
+            let Column { texts, scalars, conversations, answered, lists, others, .. } = found.get(name).unwrap();
+            [*texts, *scalars, *conversations, *answered, *lists, *others]
         };
-        assert_eq!(counts("q"), [2, 0, 0, 0, 0]);
-        assert_eq!(counts("n"), [0, 2, 0, 0, 0]);
-        assert_eq!(counts("m"), [0, 0, 4, 2, 0]);
-        assert_eq!((counts("o"), counts("l")), ([0, 0, 0, 0, 2], [0, 0, 0, 0, 2]));
+        assert_eq!(counts("q"), [2, 0, 0, 0, 0, 0]);
+        assert_eq!(counts("n"), [0, 2, 0, 0, 0, 0]);
+        assert_eq!(counts("m"), [0, 0, 4, 2, 0, 0]);
+        assert_eq!(
+            [counts("o"), counts("o.a"), counts("l")],
+            [[0, 0, 0, 0, 0, 2], [0, 2, 0, 0, 0, 0], [0, 0, 0, 0, 2, 0]]
+        );
     }
 }
