@@ -19,8 +19,12 @@ fn a_run_with_relative_paths_goes_on_from_any_folder() {
     let home = runs.path("");
     // A program beside the rows judges, and the adapter's base is read again.
     std::fs::write(home.join("judge.sh"), "while read -r line; do echo 0.5; done\n").expect("written");
-    let settings =
-        ["rewards.programs={judge: {command: [/bin/sh, judge.sh]}}", "lora={r: 2}", "model=model", "data.files=rows.jsonl"];
+    let settings = [
+        "rewards.programs={judge: {command: [/bin/sh, judge.sh]}}",
+        "lora={r: 2}",
+        "model=model",
+        "data.files=rows.jsonl",
+    ];
     let all = arguments(&runs, "model", "run", &settings);
     let mut all: Vec<&str> = all.iter().map(String::as_str).collect();
     let at = all.iter().position(|argument| *argument == "--run-dir").expect("a folder of the run");

@@ -149,6 +149,98 @@ fn bad_values_name_their_key() {
 }
 
 #[test]
+fn a_wrong_type_says_its_key_what_was_expected_and_what_came() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let file = folder.path().join("train.yaml");
+    let mut missed = vec![];
+    for (yaml, words) in [
+        (
+            "rewards: {programs: {x: {command: python3 judge.py}}}",
+            "key `rewards.programs.x.command`: expected a list, got the text \"python3 judge.py\", e.g. `command: [python3, judge.py]`",
+        ),
+        (
+            "rewards: {programs: {x: {command: \"./judge.py --model m.json --strict\"}}}",
+            "e.g. `command: [./judge.py, --model, m.json, --strict]`",
+        ),
+        ("rewards: {programs: {x: {}}}", "key `rewards.programs.x.command`: expected a value, and the key is missing"),
+        ("rewards: {programs: judge.py}", "key `rewards.programs`: expected a map of keys, got the text \"judge.py\""),
+        (
+            "rewards: {json: {required_keys: 'a, b'}}",
+            "key `rewards.json.required_keys`: expected a list, got the text \"a, b\", e.g. `required_keys: [a, b]`",
+        ),
+        ("rewards: {correct: yes please}", "key `rewards.correct`: expected a number, got the text \"yes please\""),
+        ("rewards: {answer_from: 3}", "key `rewards.answer_from`: expected one of `auto`"),
+        ("eval: {pass_at: 8}", "key `eval.pass_at`: expected a list, got the number 8, e.g. `pass_at: [8]`"),
+        ("wandb: {tags: a}", "key `wandb.tags`: expected a list, got the text \"a\", e.g. `tags: [a]`"),
+        (
+            "lora: {target_modules: 3}",
+            "key `lora.target_modules`: expected `all-linear`, a regular expression, or a list of names of modules, got the number 3",
+        ),
+        ("lora: 16", "key `lora`: expected a map of keys, got the number 16"),
+        (
+            "data: {files: 3}",
+            "key `data.files`: expected a file (a path, or an object with `path`), or a list of files, got the number 3",
+        ),
+        ("data: {shuffle: 1}", "key `data.shuffle`: expected true or false, got the number 1"),
+        (
+            "data: {max_prompt_length: long}",
+            "key `data.max_prompt_length`: expected a whole number that is not negative, got the text",
+        ),
+        ("data: {few_shot: 1}", "key `data.few_shot`: expected a text or a list of messages, got 1"),
+        (
+            "data: {chat_template_kwargs: a}",
+            "key `data.chat_template_kwargs`: expected a map of keys, got the text \"a\"",
+        ),
+        ("loss: {beta: much}", "key `loss.beta`: expected a number, got the text \"much\""),
+        // A key of one loss, which is flattened into the section.
+        (
+            "loss: {loss_type: sapo, sapo_temperature_pos: hot}",
+            "key `loss.sapo_temperature_pos`: expected a number, got the text \"hot\"",
+        ),
+        ("loss: {loss_type: 3}", "key `loss.loss_type`: expected one of `grpo`"),
+        (
+            "grpo: {num_generations: 4.5}",
+            "key `grpo.num_generations`: expected a whole number that is not negative, got the number 4.5",
+        ),
+        (
+            "grpo: {num_generations: 1e9}",
+            "key `grpo.num_generations`: expected a whole number that is not negative, got the number ",
+        ),
+        ("rewards: {programs: [judge.py]}", "key `rewards.programs`: expected a map of keys, got a list"),
+        ("lora: [16, 32]", "key `lora`: expected a map of keys, got a list"),
+        ("grpo: [1]", "key `grpo`: expected a map of keys, got a list"),
+        (
+            "model: 3",
+            "key `model`: expected a model folder, the name of a model, or a section with the shape of a new one, got the number 3",
+        ),
+        (
+            "model: {hidden_size: big}",
+            "key `model.hidden_size`: expected a whole number that is not negative, got the text \"big\"",
+        ),
+        ("policy: {device: gpu}", "key `policy.device`: unknown variant `gpu`"),
+        ("seed: null", "key `seed`: expected a whole number that is not negative, got nothing (null)"),
+        ("without_model: {seed: a}", "key `seed`: expected a whole number that is not negative, got the text \"a\""),
+    ] {
+        std::fs::write(&file, yaml).expect("written");
+        let output = grpo(&["train", "--print-config", &file.display().to_string()]);
+        let text = stderr(&output);
+        let is_one_line = output.status.code() == Some(2) && text.lines().count() == 1;
+        if !(is_one_line && text.contains(words) && text.contains("train.yaml")) {
+            missed.push(format!("{yaml}: {text}"));
+        }
+    }
+    assert!(missed.is_empty(), "{}", missed.join("\n"));
+    let text = refuse(&["train", "--set", "rewards.programs.x.command=python3 judge.py"]);
+    assert!(text.contains("e.g. `command: [python3, judge.py]`"), "{text}");
+    let arguments = ["train"];
+    let output = command(&arguments).env("GRPO__EVAL__PASS_AT", "1 8").output().expect("starts");
+    assert!(
+        refused(&arguments, &output)
+            .contains("`eval.pass_at`: expected a list, got the text \"1 8\", e.g. `pass_at: [1, 8]`")
+    );
+}
+
+#[test]
 fn files_that_are_not_there_or_not_yaml_are_named() {
     let text = refuse(&["train", "--config", "/nowhere/a.yaml"]);
     assert!(text.contains("/nowhere/a.yaml") && text.contains("No such file"), "{text}");

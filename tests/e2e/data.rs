@@ -44,7 +44,7 @@ fn what_the_policy_will_see_is_shown() {
     for expected in [
         "gsm8k.jsonl: 42 rows, ",
         "1 dropped: longer than the model's context allows, 248 tokens",
-        "note: 1 prompts have text that is written like a special token",
+        "note: 1 prompt has text that is written like a special token",
         "tokens of 42 prompts: min ",
         "█",
         " dropped\n",
@@ -137,4 +137,54 @@ fn variables_of_the_chat_template_and_another_template_are_in_the_prompt() {
     std::fs::write(&template, "{% for m in messages %}").unwrap();
     let text = refuse(&of_file);
     assert!(text.contains("mine.jinja") && text.contains("line 1"), "{text}");
+}
+
+/// Both commands say it, before weights are looked for.
+#[test]
+fn a_file_that_cannot_be_used_is_said_with_its_key_and_an_example() {
+    let (folder, model, data) = folder("qwen3", &gsm8k());
+    let (model, data) = (model.to_str().unwrap(), data.to_str().unwrap());
+    let write = |name: &str, content: &[u8]| {
+        let path = folder.path().join(name);
+        std::fs::write(&path, content).unwrap();
+        path.display().to_string()
+    };
+    let directory = folder.path().display().to_string();
+    let open = write("open.jinja", b"{% for m in messages %}");
+    let unknown = write("unknown.jinja", b"{{ messages | no_such_filter }}");
+    let raises = write("raises.jinja", b"{{ raise_exception('only for tools') }}");
+    let binary = write("binary.jinja", &[0xff, 0xfe, 0]);
+    let object = write("tools.json", b"{}");
+    let nowhere = "/nowhere/file";
+    let mut missed = vec![];
+    let jinja = "e.g. `--set data.chat_template=chatml.jinja`";
+    for (key, path, words) in [
+        ("data.chat_template", nowhere, ["No such file", "`data: { chat_template: chatml.jinja }`"]),
+        ("data.chat_template", &directory, ["got a folder", "`--set data.chat_template=chatml.jinja`"]),
+        ("data.chat_template", "/dev/null", ["got a device", "`--set data.chat_template=chatml.jinja`"]),
+        ("data.chat_template", &open, ["open.jinja), line 1: ", jinja]),
+        ("data.chat_template", &unknown, ["unknown.jinja), line 1: ", "no_such_filter"]),
+        ("data.chat_template", &raises, ["raises.jinja), line 1: only for tools", "gsm8k.jsonl, line 1"]),
+        ("data.chat_template", &binary, ["UTF-8", jinja]),
+        ("data.files", nowhere, ["No such file", "`data: { files: train.jsonl }` or `--set data.files=train.jsonl`"]),
+        ("data.files", &directory, ["got a folder", "`--set data.files=train.jsonl`"]),
+        ("data.eval_files", nowhere, ["No such file", "`--set data.eval_files=test.jsonl`"]),
+        ("data.eval_files", &directory, ["got a folder", "`--set data.eval_files=test.jsonl`"]),
+        ("data.tools_file", nowhere, ["No such file", "`--set data.tools_file=tools.json`"]),
+        ("data.tools_file", &directory, ["got a folder", "`--set data.tools_file=tools.json`"]),
+        ("data.tools_file", &object, ["expected a list of tools in JSON, e.g. `[{\"type\": \"function\"", "got `{}`"]),
+    ] {
+        let setting = format!("{key}={path}");
+        let files = format!("data.files={data}");
+        let of_model = format!("model={model}");
+        let shown = ["data", "--model", model, "--set", &files, "--set", &setting];
+        let trained = ["train", "--set", &of_model, "--set", &files, "--set", &setting];
+        for arguments in [&shown[..], &trained] {
+            let text = refused(arguments, &grpo(arguments));
+            if !(text.contains(key) && words.iter().all(|word| text.contains(word))) {
+                missed.push(format!("{arguments:?}: {text}"));
+            }
+        }
+    }
+    assert!(missed.is_empty(), "{}", missed.join("\n"));
 }

@@ -179,6 +179,11 @@ fn no_weights_are_asked_for_before_everything_else_is_right() {
     let output = ask(&data);
     assert_eq!(output.status.code(), Some(0), "{}{:?}", stderr(&output), asked.lock().unwrap());
     assert!(!weights() && asked.lock().unwrap().iter().any(|path| path.ends_with("/tokenizer.json")));
+    let out = runs.text("train.yaml");
+    let output = ask(&["init", "--model", NAME, "--data", &rows, "--out", &out].map(str::to_owned));
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    let written = std::fs::read_to_string(&out).unwrap();
+    assert!(written.contains(&format!("model: {NAME}\n")) && !weights(), "{written}");
     let named = format!("model={NAME}");
     for (setting, words) in [
         ("data.files=/nowhere.jsonl", "`data.files`"),

@@ -1,8 +1,9 @@
 //! What a training takes is said before it is loaded, and it is what the training takes.
 
-use crate::support::{Runs, command, rows, stderr};
-use crate::tiny_model::{arguments, prepare_shape};
+use crate::support::{Runs, command, rows, stderr, stdout};
+use crate::tiny_model::{arguments, prepare_shape, small};
 use models::ModelConfig;
+use std::process::{Command, Output, Stdio};
 
 const MB: f64 = 1e6;
 
@@ -59,4 +60,127 @@ fn compare(micro_batches: &str) {
     let [said, taken] = [said, taken].map(|bytes| bytes / MB);
     assert!(off <= 0.1 * taken * MB, "{said:.0} MB were said, {taken:.0} MB taken with {micro_batches}:\n{text}");
     println!("{micro_batches}: {said:.0} MB said, {taken:.0} taken");
+}
+
+/// The address space of a process in kB: more than a refusal needs, and less than what is refused.
+const LIMIT: u64 = 6_000_000;
+
+/// The binary with a limit of its address space.
+fn limited(arguments: &[String]) -> Output {
+    let mut shell = Command::new("/bin/sh");
+    shell.env_clear().env("RAYON_NUM_THREADS", "2").stdin(Stdio::null());
+    shell.args(["-c", &format!("ulimit -v {LIMIT} && exec \"$@\""), "sh", env!("CARGO_BIN_EXE_grpo")]);
+    shell.args(arguments).output().expect("a shell")
+}
+
+/// The line of an error that a limited process ends with.
+fn refusal(arguments: &[String]) -> String {
+    let output = limited(arguments);
+    let text = stderr(&output);
+    assert_eq!(output.status.code(), Some(2), "{arguments:?}: {}{text}", stdout(&output));
+    assert!(text.contains("error: ") && !text.contains("panicked") && !text.contains("allocation"), "{text}");
+    text
+}
+
+/// A model with room for a million tokens.
+fn prepare_long(runs: &Runs) {
+    prepare_shape(runs, &ModelConfig { max_position_embeddings: 1 << 20, ..small() });
+}
+
+#[test]
+fn prompts_of_a_million_tokens_are_refused_by_the_table_of_memory() {
+    let runs = Runs::new(&[]);
+    prepare_long(&runs);
+    // One row among short ones; its tokens are one character each.
+    let short = |i: usize| format!("{{\"question\": \"What is {i} + 1?\", \"answer\": \"{}\"}}\n", i + 1);
+    let long = format!("{{\"question\": \"{}\", \"answer\": \"1\"}}\n", "7 ".repeat(500_000));
+    let rows: String = (0..40).map(short).chain([long]).collect();
+    std::fs::write(runs.path("rows.jsonl"), rows).expect("rows");
+    let many = ["grpo.num_generations=64", "grpo.gradient_accumulation_steps=1", "rollout.max_completion_length=4096"];
+    for more in [&many[..], &["grpo.num_generations=512", "grpo.gradient_accumulation_steps=1"]] {
+        let text = refusal(&arguments(&runs, "model", "a", more));
+        for words in
+            ["of memory are needed and ", " are free", "data.max_prompt_length", "keys and values", "activations"]
+        {
+            assert!(text.contains(words), "{words}: {text}");
+        }
+        assert!(!runs.path("a").exists());
+    }
+    // The key that the table names.
+    let output = limited(&arguments(&runs, "model", "b", &["data.max_prompt_length=200", "grpo.max_steps=1"]));
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+}
+
+#[test]
+fn lengths_and_groups_without_bounds_are_refused_with_their_key() {
+    let runs = Runs::new(&[]);
+    prepare_long(&runs);
+    let (table, mut missed) = ("of memory are needed and ", vec![]);
+    for (settings, words) in [
+        (&["rollout.max_completion_length=1000000"][..], [table, "rollout.max_completion_length"]),
+        (
+            &["rollout.max_completion_length=1000000", "grpo.num_generations=1000000", "grpo.prompts_per_step=1"],
+            [table, "grpo.num_generations"],
+        ),
+        (
+            &[
+                "rollout.max_completion_length=1000000",
+                "grpo.num_generations=1048576",
+                "grpo.prompts_per_step=1",
+                "grpo.gradient_accumulation_steps=1",
+                "rollout.batch_size=18446744073709551615",
+            ],
+            [table, "rollout.batch_size"],
+        ),
+        (
+            &["grpo.num_generations=1000000", "grpo.prompts_per_step=1", "grpo.gradient_accumulation_steps=1"],
+            [table, "grpo.num_generations"],
+        ),
+        (
+            &[
+                "grpo.prompts_per_step=500000",
+                "grpo.num_generations=2",
+                "grpo.gradient_accumulation_steps=1",
+                "rollout.max_completion_length=2000",
+            ],
+            [table, "grpo.prompts_per_step"],
+        ),
+        (
+            &["rollout.max_completion_length=1000000000"],
+            ["`rollout.max_completion_length`", "less than model.max_position_embeddings"],
+        ),
+        (&["rollout.max_completion_length=18446744073709551615"], ["`rollout.max_completion_length`", "less than"]),
+        (&["grpo.num_generations=1000000000"], ["`grpo.num_generations`", "at most "]),
+        (&["grpo.prompts_per_step=1000000000"], ["`grpo.prompts_per_step`", "at most "]),
+        (&["grpo.num_generations=18446744073709551615"], ["`grpo.num_generations`", "at most "]),
+        (&["eval.num_generations=1000000000"], ["`eval.num_generations`", "at most "]),
+        (&["eval.num_problems=1000000000"], ["`eval.num_problems`", "at most "]),
+        (&["warmup.batch_size=1000000000", "warmup.steps=1"], ["`warmup.batch_size`", "at most "]),
+    ] {
+        let output = limited(&arguments(&runs, "model", "a", settings));
+        let text = stderr(&output);
+        let is_refused = output.status.code() == Some(2) && !text.contains("panicked");
+        if !(is_refused && words.iter().all(|word| text.contains(word))) {
+            missed.push(format!("{settings:?}: {:?} {text}", output.status));
+        }
+        assert!(!runs.path("a").exists(), "{settings:?}");
+    }
+    assert!(missed.is_empty(), "{}", missed.join("\n"));
+    // Limits that nothing reaches, and a new model.
+    let far = [
+        "data.max_prompt_length=1000000000",
+        "rollout.batch_size=18446744073709551615",
+        "grpo.gradient_accumulation_steps=1000000000",
+        "grpo.max_steps=1",
+    ];
+    let output = limited(&arguments(&runs, "model", "far", &far));
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    let settings =
+        ["model.max_position_embeddings=1048576", "rollout.max_completion_length=1000000", "grpo.num_generations=4096"];
+    let new: Vec<String> = ["train", "--run-dir", &runs.text("new")]
+        .map(str::to_owned)
+        .into_iter()
+        .chain(settings.iter().flat_map(|setting| ["--set".to_owned(), (*setting).to_owned()]))
+        .collect();
+    assert!(refusal(&new).contains(table));
 }

@@ -11,7 +11,7 @@ use backend_tpu::compile_options::options_for_decoder;
 use backend_tpu::plugins::Kind;
 use grpo_bench::assertion::{Assertion, Checked};
 use grpo_bench::config::BenchConfig;
-use grpo_files::{self as files, Layers, to_yaml};
+use grpo_files::{self as files, Layers, counted, to_yaml};
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 use trainer::TrainConfig;
@@ -143,8 +143,10 @@ pub(crate) fn run(args: Args, compiling: &Compiling) -> anyhow::Result<Outcome> 
 
 /// Warns if prompts have no length limit and therefore count as the rest of the model's context.
 fn warn_of_prompts(config: &TrainConfig, RunSizes { prompt, .. }: RunSizes) {
-    let counted =
-        format!("prompts count as {prompt} tokens, all of the model's context but rollout.max_completion_length");
+    let counted = format!(
+        "prompts count as {}, all of the model's context but rollout.max_completion_length",
+        counted(prompt, "token")
+    );
     match (config.data.files.is_empty(), config.data.max_prompt_length) {
         (false, None) => tracing::warn!(
             "data.max_prompt_length is not set, so that {counted}: set it to the tokens of the longest prompt of data.files, as in \

@@ -5,6 +5,7 @@ use crate::aot_run::Document;
 use crate::aot_text::{bytes, milliseconds};
 use crate::table::Sheet;
 use backend_tpu::aot::Report;
+use grpo_files::counted;
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use trainer::programs::{Memory, Times};
@@ -25,15 +26,15 @@ pub(crate) fn text(document: &Document) -> String {
     }
     let (name, target, chip, sizes) = (&document.name, &document.target, document.chip, document.sizes);
     let mut text = format!(
-        "{name} on one device of {target} ({:.0} TFLOP/s, {:.0} GB/s, {})\n{} M parameters; {} micro-batch(es) of {} x {} tokens, {} of \
+        "{name} on one device of {target} ({:.0} TFLOP/s, {:.0} GB/s, {})\n{} M parameters; {} of {} x {}, {} of \
          them in the loss; rollout of {} x ({} + {}) tokens\n\n{}\n\n",
         chip.peak_flops / 1e12,
         chip.bandwidth / 1e9,
         bytes(chip.memory),
         sizes.parameters / 1_000_000,
-        sizes.micro_batches,
+        counted(sizes.micro_batches, "micro-batch"),
         sizes.rows,
-        sizes.length,
+        counted(sizes.length, "token"),
         sizes.tokens,
         sizes.slots,
         sizes.prompt,

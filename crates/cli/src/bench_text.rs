@@ -3,6 +3,7 @@
 use crate::aot_text::{bytes, tiles};
 use crate::table::Sheet;
 use grpo_bench::report::{Case, Document, Machine, Measured, Outcome};
+use grpo_files::counted;
 use std::collections::BTreeSet;
 use std::fmt::Write;
 
@@ -14,7 +15,8 @@ pub(crate) fn text(document: &Document, markdown: bool) -> String {
     let Machine { cpu, threads, system, huge_pages } = &document.machine;
     let mut text = format!("grpo {}, {}\n", document.version, document.date);
     let huge_pages = huge_pages.as_ref().map(|when| format!(", huge pages: {when}")).unwrap_or_default();
-    let _ = writeln!(text, "{threads} threads of {}{huge_pages}", cpu.as_deref().unwrap_or(system));
+    let threads = counted(*threads, "thread");
+    let _ = writeln!(text, "{threads} of {}{huge_pages}", cpu.as_deref().unwrap_or(system));
     for case in &document.cases {
         problem(&mut text, case, markdown);
     }
@@ -35,13 +37,13 @@ fn problem(text: &mut String, case: &Case, markdown: bool) {
     let hidden = shape.hidden.map(|hidden| format!("H {hidden}, ")).unwrap_or_default();
     let _ = writeln!(
         text,
-        "\n{} (B {}, T {}, {hidden}V {}, {}): {} timed steps in turns after {} and a first call, seed {}",
+        "\n{} (B {}, T {}, {hidden}V {}, {}): {} in turns after {} and a first call, seed {}",
         case.name,
         shape.batch,
         shape.tokens,
         shape.vocab,
         config.dtype.name(),
-        case.rounds.steps,
+        counted(case.rounds.steps, "timed step"),
         case.rounds.warmup,
         config.inputs.seed,
     );

@@ -43,7 +43,7 @@ fn meaning(path: &[&str]) -> Option<&'static str> {
 }
 
 /// Adds `words` as lines of a comment.
-fn comment(text: &mut String, indent: usize, words: &str) {
+pub(crate) fn comment(text: &mut String, indent: usize, words: &str) {
     let margin = format!("{}#", " ".repeat(indent));
     let mut line = margin.clone();
     for word in words.split_whitespace() {

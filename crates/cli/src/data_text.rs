@@ -3,7 +3,7 @@
 use crate::data::{File, Row, Summary};
 use crate::table::Sheet;
 use crate::terminal;
-use grpo_files::{printable, printable_line};
+use grpo_files::{counted, printable, printable_line};
 use std::fmt::Write;
 
 /// The limit of bars of a histogram.
@@ -19,15 +19,16 @@ pub(crate) fn text(summary: &Summary) -> String {
     if summary.special_text > 0 {
         let _ = writeln!(
             out,
-            "note: {} prompts have text that is written like a special token; it is encoded as text",
-            summary.special_text
+            "note: {} {} text that is written like a special token; it is encoded as text",
+            counted(summary.special_text, "prompt"),
+            if summary.special_text == 1 { "has" } else { "have" }
         );
     }
     let limit = summary.max_prompt_length.map_or(String::new(), |limit| format!("; at most {limit} are taken"));
     let _ = writeln!(
         out,
-        "\ntokens of {} prompts: {}{limit}",
-        summary.prompt_lengths.len(),
+        "\ntokens of {}: {}{limit}",
+        counted(summary.prompt_lengths.len(), "prompt"),
         lengths(&summary.prompt_lengths)
     );
     out.push_str(&histogram(&summary.prompt_lengths, summary.max_prompt_length, "dropped", columns));
@@ -65,7 +66,8 @@ pub(crate) fn text(summary: &Summary) -> String {
 
 fn file_text(file: &File) -> String {
     let File { path, rows, training, held_out, dropped } = file;
-    let mut out = format!("{}: {rows} rows, {training} to train on, {held_out} held out\n", path.display());
+    let rows = counted(*rows, "row");
+    let mut out = format!("{}: {rows}, {training} to train on, {held_out} held out\n", path.display());
     for (reason, count) in dropped {
         let _ = writeln!(out, "  {count} dropped: {reason}");
     }
@@ -74,13 +76,15 @@ fn file_text(file: &File) -> String {
 
 /// Formats the lengths of reference completions, and how many of them exceed the limit.
 fn completions(all: &[usize], limit: usize, columns: usize) -> String {
-    let mut out = format!("\ntokens of {} right completions: {}\n", all.len(), lengths(all));
+    let mut out = format!("\ntokens of {}: {}\n", counted(all.len(), "right completion"), lengths(all));
     out.push_str(&histogram(all, Some(limit), "cut off", columns));
     let longer = all.iter().filter(|length| **length > limit).count();
     if longer > 0 {
         let _ = writeln!(
             out,
-            "note: {longer} of them are longer than rollout.max_completion_length, {limit}: a completion like them would be cut off"
+            "note: {longer} of them {} longer than rollout.max_completion_length, {limit}: a completion like {} would be cut off",
+            if longer == 1 { "is" } else { "are" },
+            if longer == 1 { "it" } else { "them" }
         );
     }
     out
@@ -143,7 +147,8 @@ fn bar_width(range: usize) -> usize {
 fn prompt(number: usize, row: &Row) -> String {
     let answer =
         row.answer.as_deref().map_or("no answer".into(), |answer| format!("answer: {}", printable_line(answer)));
-    format!("\nprompt {number} ({}, {} tokens, {answer})\n{}\n", row.source, row.tokens, printable(&row.prompt))
+    let tokens = counted(row.tokens, "token");
+    format!("\nprompt {number} ({}, {tokens}, {answer})\n{}\n", row.source, printable(&row.prompt))
 }
 
 #[cfg(test)]

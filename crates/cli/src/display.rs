@@ -8,7 +8,7 @@ use crate::progress::{Field, fitted, joined};
 use crate::table::Sheet;
 use crate::terminal;
 use console::{Term, style};
-use grpo_files::printable;
+use grpo_files::{counted, noun, printable};
 use indicatif::{HumanDuration, ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
 use std::fmt::Write;
 use std::io::IsTerminal;
@@ -259,7 +259,7 @@ fn eval_line(row: &MetricsRow) -> String {
     if let Some(reward) = row.get("eval/reward") {
         let _ = write!(text, ", sampled reward {reward:.3}");
     }
-    let _ = write!(text, " on {:.0} held-out problems", row.get("eval/problems").unwrap_or(0.0));
+    let _ = write!(text, " on {}", counted(row.get("eval/problems").unwrap_or(0.0) as u64, "held-out problem"));
     text
 }
 
@@ -283,10 +283,11 @@ fn summary_text(summary: &Summary, dir: &RunDir) -> String {
     let mut text = format!("\n{}\n", table.text());
     let after = match summary.warmup_steps {
         0 => String::new(),
-        steps => format!(" after {steps} warm-up steps"),
+        steps => format!(" after {}", counted(steps, "warm-up step")),
     };
     let (tokens, time) = (count(summary.tokens as f64), duration(summary.seconds));
-    let _ = writeln!(text, "{} GRPO steps{after}, {tokens} tokens, {time}", summary.steps);
+    let nouns = (noun(summary.steps, "GRPO step"), noun(summary.tokens as u64, "token"));
+    let _ = writeln!(text, "{} {}{after}, {tokens} {}, {time}", summary.steps, nouns.0, nouns.1);
     if summary.stopped_early {
         let _ = writeln!(text, "the run ended early: run.early_stopping_patience evaluations in a row were no better");
     }
@@ -341,6 +342,15 @@ mod tests {
     fn numbers_read_well() {
         assert_eq!([7.4, 1234.0, 45_678.0, 2.5e6].map(count), ["7", "1.2k", "46k", "2.5M"]);
         assert_eq!([0.4, 125.0, 3720.0].map(duration), ["0 s", "2 min 05 s", "1 h 02 min"]);
+    }
+
+    #[test]
+    fn one_of_a_thing_has_a_noun_in_the_singular() {
+        let line = |problems| {
+            eval_line(&MetricsRow::new(RowKind::Eval, 2, [("eval/pass@1", 0.5), ("eval/problems", problems)]))
+        };
+        assert_eq!(line(1.0), "eval at step 2: pass@1 50.0 % on 1 held-out problem");
+        assert_eq!(line(2.0), "eval at step 2: pass@1 50.0 % on 2 held-out problems");
     }
 
     #[test]

@@ -5,7 +5,7 @@ use crate::parity::table;
 use crate::{Outcome, emit, emit_document};
 use grpo_bench::config::{BenchConfig, ShapeConfig};
 use grpo_check::gradcheck::{self, CaseReport, Limits, Options};
-use grpo_files::to_yaml;
+use grpo_files::{counted, to_yaml};
 use std::path::PathBuf;
 
 /// The default configuration.
@@ -97,8 +97,11 @@ fn text(cases: &[CaseReport], passed: bool) -> String {
             let bias = if inputs.bias { ", with a bias" } else { "" };
             out.push_str(&format!("inputs in {}{bias}\n{}\n", inputs.dtype.name(), table(&inputs.rows)));
             if inputs.kinks > 0 {
-                let what = "finite differences cross a kink of the loss: they are taken on the gradient's branch";
-                out.push_str(&format!("note: {} {what}\n", inputs.kinks));
+                let steps = counted(inputs.kinks, "step of differences");
+                let (cross, they) = if inputs.kinks == 1 { ("crosses", "it keeps") } else { ("cross", "they keep") };
+                out.push_str(&format!(
+                    "note: {steps} {cross} a kink of the loss: there, {they} to the gradient's branch\n"
+                ));
             }
             for note in &inputs.notes {
                 out.push_str(&format!("note: {note}\n"));
@@ -114,12 +117,12 @@ fn text(cases: &[CaseReport], passed: bool) -> String {
     }
     let rows = || cases.iter().flat_map(|case| &case.inputs).flat_map(|inputs| &inputs.rows);
     out.push_str(&format!(
-        "{}: {} problems, {} comparisons, {} out of tolerance, {} other failures\n",
+        "{}: {}, {}, {} out of tolerance, {}\n",
         if passed { "PASS" } else { "FAIL" },
-        cases.len(),
-        rows().count(),
+        counted(cases.len(), "problem"),
+        counted(rows().count(), "comparison"),
         rows().filter(|row| !row.passed).count(),
-        cases.iter().map(|case| case.failures.len()).sum::<usize>(),
+        counted(cases.iter().map(|case| case.failures.len()).sum::<usize>(), "other failure"),
     ));
     out
 }
@@ -127,5 +130,5 @@ fn text(cases: &[CaseReport], passed: bool) -> String {
 fn sizes(shape: &ShapeConfig) -> String {
     let ShapeConfig { batch, tokens, hidden, vocab } = shape;
     let hidden = hidden.map_or_else(|| "given logits".into(), |hidden| format!("hidden {hidden}"));
-    format!("{batch} x {tokens} tokens, {hidden}, vocabulary {vocab}")
+    format!("{batch} x {}, {hidden}, vocabulary {vocab}", counted(*tokens, "token"))
 }

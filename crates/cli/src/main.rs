@@ -20,6 +20,7 @@ mod data_text;
 mod display;
 mod export;
 mod gradcheck;
+mod init;
 mod layers;
 mod logs;
 mod loss;
@@ -62,6 +63,8 @@ struct Cli {
 enum Command {
     /// Train a model folder, or a new small model, with GRPO, end to end.
     Train(train::Args),
+    /// Write the commented configuration of a run for a model and data files.
+    Init(init::Args),
     /// Show the prompts that a policy will get from data files: tokens, lengths, dropped rows, rewards of the reference answers.
     Data(data::Args),
     /// Write a checkpoint of a run as a folder for transformers or PEFT.
@@ -108,6 +111,7 @@ fn main() -> ExitCode {
     threads::hold_to_machine(matches!(cli.command, Command::BenchWorker));
     let result = match cli.command {
         Command::Train(args) => train::run(args, compiling),
+        Command::Init(args) => init::run(args),
         Command::Data(args) => data::run(args),
         Command::Export(args) => export::run(args),
         Command::Report(args) => report::run(args),
@@ -234,6 +238,7 @@ mod tests {
             "loss batch.safetensors --output r.safetensors",
             "plugin install cpu --force",
             "report runs/a runs/b -o r.html",
+            "init --model a --data b.jsonl --data c.jsonl -o t.yaml --force",
         ] {
             let parsed = Cli::try_parse_from(["grpo"].into_iter().chain(line.split(' ')));
             assert!(parsed.is_ok(), "{line}: {parsed:?}");

@@ -1,6 +1,7 @@
 //! Formats the block at the start of a run: model, data, rewards and settings; defaults are marked.
 
 use grpo_core::readable_bytes;
+use grpo_files::{counted, grouped, noun};
 use serde_json::Value;
 use trainer::train_config::PolicyDevice;
 use trainer::{ModelSource, Overview, TrainConfig};
@@ -15,7 +16,7 @@ pub(crate) fn text(config: &TrainConfig, overview: &Overview) -> String {
         ("rewards", rewards(overview)),
         ("steps", steps(config, &settings)),
         ("learning", learning(config, &settings)),
-        ("lengths", lengths(overview, &settings)),
+        ("lengths", lengths(config, overview, &settings)),
         ("sampling", sampling(&settings)),
         ("evaluation", evaluation(config, overview, &settings)),
         ("memory", memory(overview)),
@@ -63,31 +64,26 @@ fn plain(value: f64) -> String {
     }
 }
 
-/// Formats a count with separated thousands.
-fn grouped(count: u64) -> String {
-    let digits = count.to_string();
-    let groups: Vec<&str> = digits.as_bytes().rchunks(3).rev().filter_map(|group| str::from_utf8(group).ok()).collect();
-    groups.join(",")
-}
-
 fn model(config: &TrainConfig, overview: &Overview) -> String {
     let name = match &config.model {
         ModelSource::Pretrained(name) => name,
         ModelSource::New(_) => "a new model with random weights",
     };
-    let weights = grouped(overview.weights);
+    let weights = counted(overview.weights, "weight");
     match &config.lora {
         Some(lora) => {
             let trained = grouped(overview.trained_weights);
-            format!("{name}: {weights} weights, and {trained} of LoRA adapters (r {}) that are trained", lora.r)
+            format!("{name}: {weights}, and {trained} of LoRA adapters (r {}) that are trained", lora.r)
         }
-        None => format!("{name}: {weights} weights, all of them trained"),
+        None => format!("{name}: {weights}, all of them trained"),
     }
 }
 
 fn device(config: &TrainConfig) -> String {
     match config.policy.device {
-        PolicyDevice::Host => format!("this CPU, {} threads (policy.device: host)", rayon::current_num_threads()),
+        PolicyDevice::Host => {
+            format!("this CPU, {} (policy.device: host)", counted(rayon::current_num_threads(), "thread"))
+        }
         _ => {
             let settings = Settings::of(config);
             format!("{}, {}", settings.shown("policy.device"), settings.shown("policy.dtype"))
@@ -103,11 +99,11 @@ fn rows(config: &TrainConfig, overview: &Overview) -> String {
     match &overview.rows {
         Some(report) => {
             let files = report.files.iter().map(|file| {
-                let [rows, training, held_out] =
-                    [file.rows, file.training, file.held_out].map(|count| grouped(count as u64));
+                let [training, held_out] = [file.training, file.held_out].map(|count| grouped(count as u64));
+                let rows = counted(file.rows, "row");
                 let dropped: usize = file.dropped.values().sum();
                 let dropped = if dropped > 0 { format!(", {dropped} dropped") } else { String::new() };
-                format!("{}: {rows} rows, {training} to train on, {held_out} held out{dropped}", file.path.display())
+                format!("{}: {rows}, {training} to train on, {held_out} held out{dropped}", file.path.display())
             });
             format!("{}; prompts are {form}", files.collect::<Vec<_>>().join("; "))
         }
@@ -126,17 +122,22 @@ fn rewards(overview: &Overview) -> String {
 }
 
 fn steps(config: &TrainConfig, settings: &Settings) -> String {
+    let loop_config = &config.grpo;
     let grpo = format!(
-        "{} of {} prompts x {} completions, updates in {} micro-batches",
+        "{} of {} {} x {} {}, updates in {} {}",
         settings.shown("grpo.max_steps"),
         settings.shown("grpo.prompts_per_step"),
+        noun(loop_config.prompts_per_step as u64, "prompt"),
         settings.shown("grpo.num_generations"),
+        noun(loop_config.num_generations as u64, "completion"),
         settings.shown("grpo.gradient_accumulation_steps"),
+        noun(loop_config.gradient_accumulation_steps as u64, "micro-batch"),
     );
     match config.warmup.steps {
         0 => grpo,
         steps => format!(
-            "up to {steps} supervised steps at learning rate {}, then {grpo}",
+            "up to {} at learning rate {}, then {grpo}",
+            counted(steps, "supervised step"),
             settings.shown("warmup.optimizer.learning_rate")
         ),
     }
@@ -153,10 +154,11 @@ fn learning(config: &TrainConfig, settings: &Settings) -> String {
     )
 }
 
-fn lengths(overview: &Overview, settings: &Settings) -> String {
+fn lengths(config: &TrainConfig, overview: &Overview, settings: &Settings) -> String {
     format!(
-        "completions of up to {} tokens, prompts of up to {}, context {}",
+        "completions of up to {} {}, prompts of up to {}, context {}",
         settings.shown("rollout.max_completion_length"),
+        noun(config.rollout.max_completion_length() as u64, "token"),
         overview.longest_prompt,
         grouped(overview.context as u64)
     )
@@ -174,9 +176,10 @@ fn evaluation(config: &TrainConfig, overview: &Overview, settings: &Settings) ->
     }
     let every = match config.eval.eval_steps {
         0 => "before the first and after the last step (eval.eval_steps: 0)".to_owned(),
+        1 => "every step (eval.eval_steps: 1)".to_owned(),
         _ => format!("every {} steps", settings.shown("eval.eval_steps")),
     };
-    format!("{} held-out rows, {every}", grouped(overview.held_out as u64))
+    format!("{}, {every}", counted(overview.held_out, "held-out row"))
 }
 
 fn memory(overview: &Overview) -> String {
@@ -197,9 +200,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_have_no_superfluous_digits_and_separated_thousands() {
+    fn numbers_are_plain() {
         assert_eq!([1e-6, 7e-4, 0.01, 1.0, 0.0].map(plain), ["1e-6", "7e-4", "0.01", "1", "0"]);
-        assert_eq!([0, 999, 1000, 494_032_768].map(grouped), ["0", "999", "1,000", "494,032,768"]);
     }
 
     #[test]

@@ -5,6 +5,7 @@ use anyhow::Context;
 use grpo_check::parity::{self, Check, FileReport, Row};
 use grpo_core::parity::Tolerances;
 use grpo_core::{Dtype, Implementation};
+use grpo_files::counted;
 use std::path::PathBuf;
 
 /// Arguments of `grpo parity`.
@@ -104,11 +105,15 @@ fn text(reports: &[FileReport], passed: bool) -> String {
     let rows: usize = reports.iter().map(|r| r.rows.len()).sum();
     let failed: usize = reports.iter().flat_map(|r| &r.rows).filter(|row| !row.passed).count();
     let empty = reports.iter().filter(|r| r.rows.is_empty()).count();
+    let empty = match empty {
+        0 => String::new(),
+        _ => format!(", {} in which nothing could be compared", counted(empty, "file")),
+    };
     out.push_str(&format!(
-        "{}: {} files, {rows} comparisons, {failed} out of tolerance{}\n",
+        "{}: {}, {}, {failed} out of tolerance{empty}\n",
         if passed { "PASS" } else { "FAIL" },
-        reports.len(),
-        if empty > 0 { format!(", {empty} files in which nothing could be compared") } else { String::new() },
+        counted(reports.len(), "file"),
+        counted(rows, "comparison"),
     ));
     out
 }

@@ -10,6 +10,7 @@ use anyhow::Context;
 use backend_tpu::plugins::Kind;
 use clap::builder::PossibleValuesParser;
 use grpo_check::model::{ModelFile, ModelPolicy, ModelReport, ModelTolerances, check};
+use grpo_files::counted;
 use models::{Adapter, ModelFolder};
 use policy_device::Runtime;
 use std::path::Path;
@@ -62,7 +63,8 @@ fn text(folder: &ModelFolder, reports: &[ModelReport], notes: &[String], passed:
     let rows: usize = reports.iter().map(|report| report.rows.len()).sum();
     let failed: usize = reports.iter().flat_map(|report| &report.rows).filter(|row| !row.passed).count();
     let verdict = if passed { "PASS" } else { "FAIL" };
-    out.push_str(&format!("{verdict}: {} files, {rows} comparisons, {failed} out of tolerance\n", reports.len()));
+    let (files, rows) = (counted(reports.len(), "file"), counted(rows, "comparison"));
+    out.push_str(&format!("{verdict}: {files}, {rows}, {failed} out of tolerance\n"));
     out
 }
 

@@ -3,7 +3,7 @@
 use crate::loss::STDOUT;
 use crate::{Outcome, emit, emit_document};
 use anyhow::{Context, bail};
-use grpo_files::{check_output, open_regular, write_output};
+use grpo_files::{check_output, counted, open_regular, write_output};
 use grpo_report::Report;
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -53,8 +53,8 @@ pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
     }
     write_output(&out, page.as_bytes())?;
     let (count, size) = (report.names().count(), page.len().div_ceil(1000));
-    let runs = if count == 1 { "run" } else { "runs" };
-    emit(&format!("wrote {} ({count} {runs}, {size} kB): open it in a browser\n", out.display()))?;
+    let runs = counted(count, "run");
+    emit(&format!("wrote {} ({runs}, {size} kB): open it in a browser\n", out.display()))?;
     Ok(Outcome::Done)
 }
 

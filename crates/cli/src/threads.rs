@@ -4,6 +4,7 @@
 //! number is too large, the global pool is therefore created here with a smaller one.
 
 use backend_cpu::most_threads;
+use grpo_files::counted;
 
 /// rayon's variables; the second is an older name of the first.
 const VARIABLES: [&str; 2] = ["RAYON_NUM_THREADS", "RAYON_RS_NUM_CPUS"];
@@ -18,7 +19,8 @@ pub(crate) fn hold_to_machine(quiet: bool) {
         Verdict::NoNumber => tracing::warn!("{name}={value} is no number of threads, and is ignored"),
         Verdict::TooMany(most) => {
             if !quiet {
-                tracing::warn!("{name}={value} is more than this machine can use: {most} threads are started");
+                let (threads, are) = (counted(most, "thread"), if most == 1 { "is" } else { "are" });
+                tracing::warn!("{name}={value} is more than this machine can use: {threads} {are} started");
             }
             // Fails only if the pool already exists, and nothing has used it yet.
             let _ = rayon::ThreadPoolBuilder::new().num_threads(most).build_global();

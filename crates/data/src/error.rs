@@ -85,8 +85,9 @@ fn too_few_rows(wanted: usize, found: usize) -> String {
               data.eval_files"
             .into(),
         _ => format!(
-            "{wanted} held-out rows are asked for and there are {found}: ask for fewer (0 is all of them), raise \
-             data.held_out_fraction, or name data.eval_files"
+            "{wanted} held-out rows are asked for and there {} {found}: ask for fewer (0 is all of them), raise \
+             data.held_out_fraction, or name data.eval_files",
+            if found == 1 { "is" } else { "are" }
         ),
     }
 }

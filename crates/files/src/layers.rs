@@ -7,6 +7,8 @@
 //! indices and then allocate that many list entries (`a[999999999]`), and its deserializer rounds 3.7 to an integer. Layers are
 //! therefore parsed and checked here, and serde deserializes the merged values.
 
+mod wrong_type;
+
 use crate::error::{Error, Result};
 use crate::secrets::{HIDDEN, Secrets, redact, redacted};
 use crate::whole::read_regular;
@@ -177,20 +179,23 @@ impl Layers {
     pub fn resolve_over<T: Configuration>(self, defaults: T) -> Result<T> {
         let known = serde_json::to_value(&defaults).map_err(|e| layer_error("defaults", e.to_string()))?;
         let mut merged = Config::builder().add_source(Layer { origin: "defaults".into(), value: known.clone() });
-        let mut resolved = defaults;
+        let (mut resolved, mut before) = (defaults, known.clone());
         for mut layer in self.0 {
             let origin = layer.origin.clone();
             let secrets = Secrets::of(&layer.value);
             let failed = |e: ConfigError| layer_error(&origin, secrets.hide(&e.to_string()));
             unknown_keys::<T>(&layer.value, &known)
                 .map_err(|e| Error::Layer { origin: origin.clone(), source: Box::new(e.into()) })?;
+            if let Some(key) = list_for_section::<T>(&layer.value, &known) {
+                return Err(layer_error(&origin, format!("key `{key}`: expected a map of keys, got a list")));
+            }
             drop_empty_sections(&mut layer.value, &known);
+            let given = layer.value.clone();
             merged = merged.add_source(layer);
             let value: Value = merged.build_cloned().and_then(Config::try_deserialize).map_err(failed)?;
-            resolved = serde_path_to_error::deserialize(&value).map_err(|e| {
-                let message = format!("key `{}`: {}", e.path(), plain(e.inner().to_string()));
-                layer_error(&origin, secrets.hide(&message))
-            })?;
+            resolved = serde_path_to_error::deserialize(&value)
+                .map_err(|e| layer_error(&origin, wrong_type::explain::<T>(&e, &before, &given, &value)))?;
+            before = value;
         }
         Ok(resolved)
     }
@@ -209,6 +214,23 @@ fn unknown_keys<T: Configuration>(given: &Value, default: &Value) -> grpo_core::
         }
         other => other,
     })
+}
+
+/// The key of a section that is given as a list, which serde would take for the values of its keys in their order.
+fn list_for_section<T: Configuration>(given: &Value, default: &Value) -> Option<String> {
+    fn below(given: &Value, known: &Value, path: &str) -> Option<String> {
+        let known = known.as_object().filter(|known| !known.is_empty())?;
+        match given {
+            Value::Array(_) => Some(path.to_owned()),
+            Value::Object(given) => given.iter().find_map(|(key, value)| {
+                let here = if path.is_empty() { key.clone() } else { format!("{path}.{key}") };
+                below(value, known.get(key).or(known.get("*"))?, &here)
+            }),
+            _ => None,
+        }
+    }
+    let keys = T::keys();
+    if keys.is_empty() { below(given, default, "") } else { below(given, &strict::tree(&keys), "") }
 }
 
 impl Source for Layer {
@@ -240,19 +262,6 @@ pub fn to_yaml<T: Serialize + DeserializeOwned>(config: &T) -> Result<String> {
 /// [`Error::Layer`] if `T` has a value that YAML cannot represent (a map whose keys are not strings).
 pub fn to_yaml_with_secrets<T: Serialize>(config: &T) -> Result<String> {
     serde_saphyr::to_string(config).map_err(|e| layer_error("the resolved configuration", e.to_string()))
-}
-
-/// Returns a message of serde with Rust's type names replaced by plain words.
-fn plain(message: String) -> String {
-    let Some((before, expected)) = message.rsplit_once("expected ") else { return message };
-    let plain = match expected {
-        "u8" | "u16" | "u32" | "u64" | "usize" => "a whole number that is not negative",
-        "i8" | "i16" | "i32" | "i64" | "isize" => "a whole number",
-        "f32" | "f64" => "a number",
-        _ if expected.starts_with("struct ") => "a map of keys",
-        _ => return message,
-    };
-    format!("{before}expected {plain}")
 }
 
 fn layer_error(origin: &str, message: String) -> Error {

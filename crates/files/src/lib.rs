@@ -20,6 +20,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod counts;
 mod error;
 mod json_lines;
 mod layers;
@@ -28,6 +29,7 @@ mod printable;
 mod secrets;
 mod whole;
 
+pub use counts::{counted, grouped, noun};
 pub use error::{Error, Result};
 pub use json_lines::{JsonLines, each_row, read_rows};
 pub use layers::{Configuration, ENV_PREFIX, Layers, to_yaml, to_yaml_with_secrets};

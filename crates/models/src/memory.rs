@@ -102,8 +102,8 @@ impl fmt::Display for MemoryTable {
 
 /// The keys that reduce the host memory of a run.
 pub(crate) const KNOBS: &str = "`lora` (adapters in place of all weights), grpo.gradient_accumulation_steps (more micro-batches of fewer \
-    completions), rollout.batch_size (fewer sequences that decode together), rollout.max_completion_length, data.max_prompt_length and \
-    grpo.num_generations need less";
+    completions), rollout.batch_size (fewer sequences that decode together), rollout.max_completion_length, data.max_prompt_length, \
+    grpo.prompts_per_step and grpo.num_generations need less";
 
 /// The phase in which gradients exist.
 pub const UPDATES: &str = "updates";
@@ -175,11 +175,25 @@ pub fn resident_memory() -> Option<(u64, u64)> {
     Some((field("VmRSS:")?, field("VmHWM:")?))
 }
 
-/// Returns the memory in bytes that this process can still allocate: the system's available memory, or the rest of the control group's
-/// limit if that is less. `None` if the system does not report it.
+/// Returns the memory in bytes that this process can still allocate: the system's available memory, or the rest of the limit of its control
+/// group or address space (`ulimit -v`) if that is less. `None` if the system does not report it.
 pub fn available_memory() -> Option<u64> {
     let system = std::fs::read_to_string("/proc/meminfo").ok().and_then(|text| mem_available(&text));
-    [system, control_group_left()].into_iter().flatten().min()
+    [system, control_group_left(), address_space_left()].into_iter().flatten().min()
+}
+
+/// What is left of the limit of this process's address space; `None` without a limit.
+fn address_space_left() -> Option<u64> {
+    let limits = std::fs::read_to_string("/proc/self/limits").ok()?;
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let used = status.lines().find_map(|line| line.strip_prefix("VmSize:"))?;
+    let used = used.split_whitespace().next()?.parse::<u64>().ok()? * 1024;
+    Some(address_space_limit(&limits)?.saturating_sub(used))
+}
+
+fn address_space_limit(limits: &str) -> Option<u64> {
+    let line = limits.lines().find_map(|line| line.strip_prefix("Max address space"))?;
+    line.split_whitespace().next()?.parse().ok()
 }
 
 fn mem_available(meminfo: &str) -> Option<u64> {
@@ -212,6 +226,10 @@ mod tests {
         let text = "MemTotal:       24000000 kB\nMemFree:         9000000 kB\nMemAvailable:   22000000 kB\n";
         assert_eq!(mem_available(text), Some(22_000_000 * 1024));
         assert_eq!(mem_available("MemTotal: 1 kB\n"), None);
+        let limits =
+            |soft: &str| format!("Max processes 1 1 processes\nMax address space   {soft}    unlimited   bytes\n");
+        assert_eq!(address_space_limit(&limits("4096000000")), Some(4_096_000_000));
+        assert_eq!(address_space_limit(&limits("unlimited")), None);
         if cfg!(target_os = "linux") {
             assert!(available_memory().unwrap() > 1 << 20);
             let (now, most) = resident_memory().unwrap();

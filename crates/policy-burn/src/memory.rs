@@ -11,6 +11,8 @@ const SAMPLING: &str = "sampling";
 /// Most freed bytes that the process keeps.
 const KEPT: u64 = 1 << 30;
 const SINGLE: u64 = size_of::<f32>() as u64;
+/// The most tokens of a loss that is planned as a whole.
+const MOST_PLANNED: u64 = 1 << 20;
 
 /// Sizes of a step that determine its memory, apart from the weights.
 ///
@@ -57,7 +59,7 @@ impl StepMemory {
         // concurrently, other threads than the sampling ones allocated it, and sampling cannot reuse it; otherwise it can.
         let of = |phase| {
             let rows = table.phases().iter().filter(|(name, _)| name == phase).flat_map(|(_, rows)| rows);
-            rows.map(|(_, bytes)| *bytes).sum::<u64>()
+            sum(rows.map(|(_, bytes)| *bytes))
         };
         let used_again = if self.at_once(weights) == 1 { of(SAMPLING) } else { 0 };
         let freed = of(UPDATES).saturating_sub(used_again);
@@ -82,23 +84,26 @@ impl StepMemory {
         let in_files = weights.dtype == Dtype::Bf16 && weights.trained != Trained::All;
         let bytes = |[input, output]: &[u64; 2], is_sum: bool| {
             let is_narrow = in_files && !is_sum && Layers::packs_narrow((input * output) as usize);
-            input * panels(*output) * if is_narrow { 2 } else { SINGLE }
+            product([*input, panels(*output), if is_narrow { 2 } else { SINGLE }])
         };
-        let of_layer = matrices(config).iter().map(|matrix| bytes(matrix, false)).sum::<u64>();
-        let packed = layers * of_layer + bytes(&[h, vocab], self.head_adapter);
+        let of_layer = sum(matrices(config).iter().map(|matrix| bytes(matrix, false)));
+        let packed = sum([product([layers, of_layer]), bytes(&[h, vocab], self.head_adapter)]);
         table.push_in(SAMPLING, "weights packed for products", packed);
         if let (Trained::Adapters(count), true) = (weights.trained, in_files) {
             // Matrices with few columns are padded to panels of 32, about twice their size.
-            table.push_in(SAMPLING, "packed adapters", 2 * count * SINGLE);
+            table.push_in(SAMPLING, "packed adapters", product([2, count, SINGLE]));
         }
         // Every thread runs a batch of sequences.
-        let together = self.samples.min(self.batch.max(self.per_prompt) * threads) as u64;
+        let together = self.samples.min(self.batch.max(self.per_prompt).saturating_mul(threads)) as u64;
         let prompts = together.div_ceil(self.per_prompt.max(1) as u64);
-        let positions = prompts * self.prompt as u64 + together * self.completion as u64;
-        let row = 2 * layers * (config.num_key_value_heads * config.head_dim()) as u64;
-        table.push_in(SAMPLING, "keys and values", positions * row * SINGLE);
+        let of_prompts = product([prompts, self.prompt as u64]);
+        let positions = sum([of_prompts, product([together, self.completion as u64])]);
+        let heads = [config.num_key_value_heads as u64, config.head_dim() as u64];
+        let row = product([2, layers, heads[0], heads[1]]);
+        table.push_in(SAMPLING, "keys and values", product([positions, row, SINGLE]));
         // f32 logits of all sequences, and two f64 copies for one sequence per thread.
-        table.push_in(SAMPLING, "logits", together * vocab * SINGLE + threads as u64 * vocab * 16);
+        let logits = sum([product([together, vocab, SINGLE]), product([threads as u64, vocab, 16])]);
+        table.push_in(SAMPLING, "logits", logits);
     }
 
     fn updates(
@@ -113,27 +118,40 @@ impl StepMemory {
         let at_once = self.at_once(weights) as u64;
         // The first gradient becomes the accumulator.
         let sets = if self.micro_batches() as u64 > at_once { at_once } else { at_once - 1 };
-        table.push_in(UPDATES, "gradients of micro-batches (float32)", sets * trained * SINGLE);
+        table.push_in(UPDATES, "gradients of micro-batches (float32)", product([sets, trained, SINGLE]));
         if all && config.tie_word_embeddings {
-            table.push_in(UPDATES, "the tied embedding's second gradient", at_once * vocab * h * SINGLE);
+            table.push_in(UPDATES, "the tied embedding's second gradient", product([at_once, vocab, h, SINGLE]));
         }
         if self.head_adapter {
-            table.push_in(UPDATES, "the adapted head and its gradient", at_once * 2 * vocab * h * SINGLE);
+            table.push_in(UPDATES, "the adapted head and its gradient", product([at_once, 2, vocab, h, SINGLE]));
         }
-        let prompts = self.micro_batch.div_ceil(self.per_prompt.max(1));
-        let rows = (prompts * self.prompt + self.micro_batch * self.completion) as u64;
+        let prompts = self.micro_batch.div_ceil(self.per_prompt.max(1)) as u64;
+        let tokens = product([self.micro_batch as u64, self.completion as u64]);
+        let rows = sum([product([prompts, self.prompt as u64]), tokens]);
         // The backward pass frees activations layer by layer, and gradients reuse their memory.
-        let activations = (rows * row_values(config)).saturating_sub(trained);
-        table.push_in(UPDATES, "activations beyond gradients", at_once * activations * SINGLE);
+        let activations = product([rows, row_values(config)]).saturating_sub(trained);
+        table.push_in(UPDATES, "activations beyond gradients", product([at_once, activations, SINGLE]));
         // A product packs all rows, but only a few columns of the weight at a time.
         let widest = matrices(config).into_iter().flatten().max().unwrap_or(0);
-        let scratch = rows * widest * SINGLE * rayon::current_num_threads() as u64;
-        let tokens = (self.micro_batch * self.completion).max(1);
-        let workspace = workspace(config, loss, tokens, all || self.head_adapter)?;
+        let scratch = product([rows, widest, SINGLE, rayon::current_num_threads() as u64]);
+        let planned = tokens.clamp(1, MOST_PLANNED);
+        let workspace = workspace(config, loss, planned as usize, all || self.head_adapter)?;
+        // Every further chunk of tokens needs at most the same again.
+        let workspace = product([workspace, tokens.div_ceil(planned)]);
         // Workspaces are kept between steps.
-        table.push("workspace of products and loss", scratch + at_once * workspace);
+        table.push("workspace of products and loss", sum([scratch, product([at_once, workspace])]));
         Ok(())
     }
+}
+
+/// A product that is `u64::MAX` where it is larger: more than any memory.
+fn product(factors: impl IntoIterator<Item = u64>) -> u64 {
+    factors.into_iter().fold(1, u64::saturating_mul)
+}
+
+/// A sum that is `u64::MAX` where it is larger.
+fn sum(terms: impl IntoIterator<Item = u64>) -> u64 {
+    terms.into_iter().fold(0, u64::saturating_add)
 }
 
 fn trained_weights(weights: &TrainingMemory) -> u64 {

@@ -1,5 +1,7 @@
 //! The errors of this crate.
 
+use grpo_files::counted;
+
 /// Result of this crate's functions.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -35,8 +37,8 @@ pub enum Error {
     },
     /// A reward function that fails completion after completion.
     #[error(
-        "the reward `{name}` has failed to judge {failures} completions in a row, which is rewards.max_consecutive_failures; the last \
-         failure: {last}"
+        "the reward `{name}` has failed to judge {} in a row, which is rewards.max_consecutive_failures; the last failure: {last}",
+        counted(*failures, "completion")
     )]
     TooManyFailures {
         /// The name of the reward.

@@ -1,6 +1,7 @@
 //! The errors of a run, with advice on how to fix them.
 
 use grpo_core::readable_bytes;
+use grpo_files::counted;
 use std::path::{Path, PathBuf};
 
 /// Result of this crate's functions.
@@ -22,9 +23,10 @@ pub enum Error {
     },
     /// Dynamic sampling found too few groups to learn from.
     #[error(
-        "only {found} of {wanted} groups of completions were kept by grpo.filter_groups (on `{metric}`) after {batches} \
-         generation batches: the tasks have become too easy for the policy, or are too hard; end here, or resume the run \
-         with `--set grpo.filter_groups.max_num_gen_batches={more}`", more = batches.saturating_mul(2)
+        "only {found} of {} {} kept by grpo.filter_groups (on `{metric}`) after {}: the tasks have become too easy for the policy, or are \
+         too hard; end here, or resume the run with `--set grpo.filter_groups.max_num_gen_batches={more}`",
+        counted(*wanted, "group of completions"), if *wanted == 1 { "was" } else { "were" }, counted(*batches, "generation batch"),
+        more = batches.saturating_mul(2)
     )]
     TooFewGroups {
         /// The number of groups kept.
@@ -61,8 +63,9 @@ pub enum Error {
     },
     /// Too many updates in a row were skipped because their gradients were too large or not finite.
     #[error(
-        "{skipped} updates in a row were skipped, which is max_consecutive_skips: the gradient norm, now {grad_norm}, stays above \
-         skip_grad_norm, {limit}, or is not finite"
+        "{} in a row {} skipped, which is max_consecutive_skips: the gradient norm, now {grad_norm}, stays above skip_grad_norm, {limit}, \
+         or is not finite",
+        counted(*skipped, "update"), if *skipped == 1 { "was" } else { "were" }
     )]
     TooManySkips {
         /// The number of updates skipped in a row.

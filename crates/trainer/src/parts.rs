@@ -3,11 +3,11 @@
 use crate::backends;
 use crate::error::Result;
 use crate::prepared::Prepared;
-use crate::pretrained::{Pretrained, Purpose, adapter_weights};
+use crate::pretrained::{Pretrained, Purpose, adapter_weights, training_memory};
 use crate::train_config::{PolicyConfig, TrainConfig};
 use data::Dataset;
-use models::{MemoryTable, ModelConfig, Tokenizer, Trained, TrainingMemory};
-use policy::{Policy, RolloutEngine, Sequence};
+use models::{MemoryTable, ModelConfig, Tokenizer};
+use policy::{Policy, RolloutEngine};
 use policy_burn::{BurnPolicy, PolicyLoss};
 use policy_device::{
     DevicePolicy, DevicePolicyOptions, RolloutOptions, RolloutSizes, Runtime, TrainShape, TrainingSizes,
@@ -100,11 +100,11 @@ impl Place {
         prompt: usize,
     ) -> Result<(MemoryTable, Option<u64>)> {
         match (self, model) {
-            (Self::Host(loss), Some(model)) => {
-                let table = model.memory(config, &model.folder.weights()?, loss, prompt)?;
-                Ok((table, models::available_memory()))
+            (Self::Host(loss), model) => {
+                let weights = model.map(|model| model.folder.weights()).transpose()?;
+                let in_files = weights.map_or(models::Dtype::F32, |weights| weights.mapped_dtype());
+                Ok((training_memory(config, shape, in_files, loss, prompt)?, models::available_memory()))
             }
-            (Self::Host(_), None) => Ok((memory_of_new(config, shape)?, models::available_memory())),
             (Self::Device(runtime), model) => {
                 let weights = match model {
                     Some(model) if config.lora.is_some() => TrainingSizes::frozen_dtype(&model.folder.weights()?),
@@ -174,17 +174,6 @@ fn host_policy(
     })
 }
 
-/// Returns the memory of a new model of this shape with its gradients and moments.
-fn memory_of_new(config: &TrainConfig, shape: &ModelConfig) -> Result<MemoryTable> {
-    let trained = match &config.lora {
-        Some(lora) => Trained::Adapters(adapter_weights(lora, shape)?),
-        None => Trained::All,
-    };
-    let reference = (config.needs_ref_policy() && config.lora.is_none()).then_some(models::Dtype::F32);
-    let weights = shape.parameter_count();
-    Ok(TrainingMemory { weights, dtype: models::Dtype::F32, trained, reference }.table())
-}
-
 /// Returns the policy on a PJRT device. A new model has the same initial weights there as on the CPU.
 fn device_policy(
     config: &TrainConfig,
@@ -249,9 +238,8 @@ fn training_sizes(
     prompt: usize,
 ) -> Result<TrainingSizes> {
     let completion = config.rollout.max_completion_length();
-    let sequence = Sequence { prompt: vec![0; prompt], completion: vec![0; completion] };
     Ok(TrainingSizes {
-        micro_batch: TrainShape::of(&vec![sequence; config.grpo.micro_batch_sequences()]),
+        micro_batch: TrainShape::uniform(config.grpo.micro_batch_sequences(), prompt, completion),
         rollout: RolloutSizes {
             prompts: config.grpo.prompts_per_step,
             longest_prompt: prompt,
@@ -269,6 +257,24 @@ fn training_sizes(
 mod tests {
     use super::*;
     use rstest::rstest;
+
+    #[test]
+    fn sizes_of_any_step_are_counted_and_not_allocated() {
+        let mut config = TrainConfig::built_in();
+        config.rollout.max_completion_length = Some(1_000_000);
+        config.rollout.batch_size = usize::MAX;
+        config.grpo.num_generations = 1 << 20;
+        config.grpo.prompts_per_step = 1;
+        config.grpo.gradient_accumulation_steps = 1;
+        let shape = ModelConfig { max_position_embeddings: 1 << 20, ..config.model.shape().unwrap().clone() };
+        let options = device_options(&config, &shape).unwrap();
+        let on_device = training_sizes(&config, &shape, models::Dtype::F32, 40_000).unwrap().memory(&shape, &options);
+        let place = Place::open(&config).unwrap();
+        let (on_host, _) = place.memory(&config, &shape, None, 40_000).unwrap();
+        for table in [on_device, on_host] {
+            assert!(table.total() > 1 << 50, "{table}");
+        }
+    }
 
     #[rstest]
     #[case::one_update("{}", false)]

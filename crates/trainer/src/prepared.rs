@@ -100,13 +100,18 @@ impl Prepared {
         }
         log_rows(report.as_ref());
         let rows = match checks {
-            true => Rows::checked(&config, &*tokenizer, context, &*dataset, &rewards)?,
+            true => Rows::checked(&config, &*tokenizer, context, &*dataset, &rewards, report.is_some())?,
             false => Rows::default(),
         };
-        // The memory table assumes the longest prompt of a sample.
-        let seen = dataset.probe(PROMPTS)?;
-        let lengths = seen.iter().map(|item| Ok(encode_prompt(&*tokenizer, &item.prompt)?.len()));
-        let longest_prompt = lengths.collect::<Result<Vec<_>>>()?.into_iter().max().unwrap_or(0);
+        // The memory table assumes the longest prompt: of all rows of files, and of a sample of what tasks make.
+        let seen = dataset.probe(if report.is_some() { 1 } else { PROMPTS })?;
+        let longest_prompt = match &report {
+            Some(report) => report.longest_prompt(),
+            None => {
+                let lengths = seen.iter().map(|item| Ok(encode_prompt(&*tokenizer, &item.prompt)?.len()));
+                lengths.collect::<Result<Vec<_>>>()?.into_iter().max().unwrap_or(0)
+            }
+        };
         let place = Place::open(&config)?;
         let model = described.map(|described| described.with_weights(&config)).transpose()?;
         let (memory, available) = place.memory(&config, &shape, model.as_ref(), longest_prompt)?;

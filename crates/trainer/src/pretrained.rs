@@ -4,8 +4,8 @@ use crate::error::Result;
 use crate::prompts::open_tokenizer;
 use crate::train_config::{ModelSource, TrainConfig};
 use models::{
-    Dtype, HfTokenizer, LoraConfig, MemoryTable, ModelConfig, ModelFolder, Trained, TrainingMemory, Weights,
-    available_memory, resident_memory,
+    Dtype, HfTokenizer, LoraConfig, MemoryTable, ModelConfig, ModelFolder, Trained, TrainingMemory, available_memory,
+    resident_memory,
 };
 use policy_burn::{BurnPolicy, PolicyLoss, StepMemory};
 
@@ -94,53 +94,56 @@ impl Pretrained {
         let keeps = matches!(purpose, Purpose::Training) && keeps_files(config);
         Ok(if keeps { policy.with_reference_in_files(&weights)? } else { policy })
     }
+}
 
-    /// Returns the memory that a training on prompts of up to `prompt` tokens needs, by part.
-    pub(crate) fn memory(
-        &self,
-        config: &TrainConfig,
-        weights: &Weights,
-        loss: &PolicyLoss,
-        prompt: usize,
-    ) -> Result<MemoryTable> {
-        let shape = self.folder.config();
-        let in_files = weights.mapped_dtype();
-        let trained = match &config.lora {
-            None => Trained::All,
-            Some(lora) => Trained::Adapters(adapter_weights(lora, shape)?),
+/// Returns the memory that a training of a model of this shape on prompts of up to `prompt` tokens needs, by part. `in_files` is the dtype of
+/// its weight files, f32 for a new model.
+///
+/// # Errors
+/// A loss that cannot be planned; targets of LoRA that the model does not have.
+pub(crate) fn training_memory(
+    config: &TrainConfig,
+    shape: &ModelConfig,
+    in_files: Dtype,
+    loss: &PolicyLoss,
+    prompt: usize,
+) -> Result<MemoryTable> {
+    let trained = match &config.lora {
+        None => Trained::All,
+        Some(lora) => Trained::Adapters(adapter_weights(lora, shape)?),
+    };
+    let needs_reference = config.needs_ref_policy() && config.lora.is_none();
+    let memory = TrainingMemory {
+        weights: shape.parameter_count(),
+        dtype: if config.lora.is_some() { in_files } else { Dtype::F32 },
+        reference: needs_reference.then_some(if keeps_files(config) { in_files } else { Dtype::F32 }),
+        trained,
+    };
+    let grpo = &config.grpo;
+    let step = StepMemory {
+        prompt,
+        completion: config.rollout.max_completion_length(),
+        samples: grpo.prompts_per_step * grpo.num_generations,
+        per_prompt: grpo.num_generations,
+        batch: config.rollout.batch_size,
+        micro_batch: grpo.micro_batch_sequences(),
+        head_adapter: config.lora.as_ref().is_some_and(|lora| {
+            let matrices = lora.resolve(shape);
+            matrices.is_ok_and(|matrices| matrices.iter().any(|matrix| matrix.name == "lm_head"))
+        }),
+    };
+    let mut table = step.table(shape, &memory, loss)?;
+    if config.keeps_state_to_roll_back() {
+        // Weights and moments from before the step, in f32.
+        let trained = match trained {
+            Trained::All => memory.weights,
+            Trained::Adapters(count) => count,
         };
-        let needs_reference = config.needs_ref_policy() && config.lora.is_none();
-        let memory = TrainingMemory {
-            weights: shape.parameter_count(),
-            dtype: if config.lora.is_some() { in_files } else { Dtype::F32 },
-            reference: needs_reference.then_some(if keeps_files(config) { in_files } else { Dtype::F32 }),
-            trained,
-        };
-        let grpo = &config.grpo;
-        let step = StepMemory {
-            prompt,
-            completion: config.rollout.max_completion_length(),
-            samples: grpo.prompts_per_step * grpo.num_generations,
-            per_prompt: grpo.num_generations,
-            batch: config.rollout.batch_size,
-            micro_batch: grpo.micro_batch_sequences(),
-            head_adapter: config.lora.as_ref().is_some_and(|lora| {
-                let matrices = lora.resolve(shape);
-                matrices.is_ok_and(|matrices| matrices.iter().any(|matrix| matrix.name == "lm_head"))
-            }),
-        };
-        let mut table = step.table(shape, &memory, loss)?;
-        if config.keeps_state_to_roll_back() {
-            // Weights and moments from before the step, in f32.
-            let trained = match trained {
-                Trained::All => memory.weights,
-                Trained::Adapters(count) => count,
-            };
-            table.push("state to go back to when a step fails (float32)", 3 * trained * Dtype::F32.size() as u64);
-        }
-        if let Some((now, _)) = resident_memory() {
-            table.push("the program and its data", now);
-        }
-        Ok(table)
+        let bytes = trained.saturating_mul(3 * Dtype::F32.size() as u64);
+        table.push("state to go back to when a step fails (float32)", bytes);
     }
+    if let Some((now, _)) = resident_memory() {
+        table.push("the program and its data", now);
+    }
+    Ok(table)
 }

@@ -12,7 +12,7 @@ use backend_tpu::aot::{Chip, Floor};
 use backend_tpu::plugins::Kind;
 use backend_tpu::program::Pass;
 use models::{ModelConfig, ModelFolder};
-use policy::{AdamWBounds, Sequence};
+use policy::AdamWBounds;
 pub use policy_device::KNOBS;
 use policy_device::decoder::{Adapters, Compute, Decoder, Parameter, parameters};
 use policy_device::{RolloutModules, RolloutOptions, RolloutSizes, TrainModules, TrainShape};
@@ -165,8 +165,7 @@ impl RunPrograms {
         let decoder = decoder(&config, &shape, compute)?;
         let of_rollout = RolloutModules::of(&decoder, compute.dtype(), options, rollout_sizes, &sampling, 1);
         let rollout = of_rollout.map_err(policy::Error::from)?;
-        let sequence = Sequence { prompt: vec![0; prompt], completion: vec![0; completion] };
-        let micro_batch = TrainShape::of(&vec![sequence; config.grpo.micro_batch_sequences()]);
+        let micro_batch = TrainShape::uniform(config.grpo.micro_batch_sequences(), prompt, completion);
         let table = parameters(&shape);
         let matrices = table.iter().filter(|p| p.has_matrices());
         let bytes = |p: &Parameter| p.count() * p.dtype(compute.dtype()).bytes();

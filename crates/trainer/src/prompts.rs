@@ -2,21 +2,25 @@
 
 use crate::error::{Error, Result};
 use data::{ApplyChatTemplate, DataConfig, DataReport, Dataset, Item, Prompt, PromptEncoder};
-use models::{HfTokenizer, ModelFolder, Tokenizer};
+use grpo_files::counted;
+use models::{ChatTemplate, HfTokenizer, ModelFolder, Tokenizer};
 use rewards::Rewards;
+use std::path::Path;
+
+/// The key of a chat template that takes the place of the model's own.
+const CHAT_TEMPLATE: &str = "data.chat_template";
 
 /// The tokenizer of a model folder as a run uses it: with the folder's stop tokens, and with the chat template and its variables
 /// that the section `data` sets, and the date that it writes.
 ///
 /// # Errors
-/// Those of [`HfTokenizer::open`]; [`Error::File`] for the file of a chat template; [`Error::Config`] for a date that is none.
+/// Those of [`HfTokenizer::open`]; [`Error::Config`] for a chat template that cannot be read or does not parse, and for a date that is none.
 pub fn open_tokenizer(folder: &ModelFolder, config: &DataConfig) -> Result<HfTokenizer> {
     let stop_ids = &folder.generation().eos_token_id;
     let tokenizer = HfTokenizer::open(folder.path(), stop_ids, folder.config().vocab_size)?;
     let mut tokenizer = tokenizer.with_chat_template_kwargs(config.chat_template_kwargs.clone());
     if let Some(path) = &config.chat_template {
-        let source = std::fs::read_to_string(path).map_err(|e| Error::io("read", path, e))?;
-        tokenizer = tokenizer.with_chat_template(&source, &path.display().to_string());
+        tokenizer = with_template_of(tokenizer, path)?;
     }
     match &config.template_date {
         Some(date) => tokenizer.with_template_date(date).map_err(|error| match error {
@@ -29,6 +33,18 @@ pub fn open_tokenizer(folder: &ModelFolder, config: &DataConfig) -> Result<HfTok
         }),
         None => Ok(tokenizer),
     }
+}
+
+/// The tokenizer with the chat template of a file.
+fn with_template_of(tokenizer: HfTokenizer, path: &Path) -> Result<HfTokenizer> {
+    const EXPECTED: &str = "the path of a template in Jinja, such as `{% for m in messages %}<|im_start|>{{ m.role }}\\n{{ m.content }}\
+                            <|im_end|>\\n{% endfor %}<|im_start|>assistant\\n`, e.g. `--set data.chat_template=chatml.jinja`";
+    let refused = |found: String| Error::Config { key: CHAT_TEMPLATE.into(), expected: EXPECTED.into(), found };
+    let file = path.display().to_string();
+    let source = std::fs::read_to_string(path).map_err(|e| refused(format!("{file}: {e}")))?;
+    let origin = format!("{CHAT_TEMPLATE}, {file}");
+    ChatTemplate::new(&source, &origin).check().map_err(|e| refused(e.to_string()))?;
+    Ok(tokenizer.with_chat_template(&source, &origin))
 }
 
 /// The data set of a configuration for the model of a tokenizer. Rows with prompts of more than `max_tokens`, behind which its
@@ -55,8 +71,9 @@ pub fn check_rows(config: &DataConfig, report: &DataReport, rewards: &Rewards, h
     let texts = report.text_prompts();
     if has_chat_template && config.apply_chat_template == ApplyChatTemplate::Auto && texts > 0 {
         tracing::warn!(
-            "the prompts of {texts} rows are texts, and the model has a chat template: a text is sent as it is; use `messages`, or \
-             `data.apply_chat_template: true` (`false` keeps it as it is, without this warning)"
+            "the prompts of {} are texts, and the model has a chat template: a text is sent as it is; use `messages`, or \
+             `data.apply_chat_template: true` (`false` keeps it as it is, without this warning)",
+            counted(texts, "row")
         );
     }
     match rewards.needing_answers().next() {

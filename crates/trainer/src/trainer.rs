@@ -61,7 +61,8 @@ pub(crate) struct Rows {
 }
 
 impl Rows {
-    /// Selects the rows from a data set and checks that the model has room for them and that every reward function works on one.
+    /// Selects the rows from a data set, and checks that the model has room for them (unless `lengths_fit`) and that every reward function works
+    /// on one.
     ///
     /// # Errors
     /// [`Error::Config`] and [`Error::Data`] for rows; [`Error::Rewards`] for a failing function.
@@ -71,13 +72,16 @@ impl Rows {
         context: usize,
         dataset: &dyn Dataset,
         rewards: &Rewards,
+        lengths_fit: bool,
     ) -> Result<Self> {
         check_filter(config, rewards)?;
         PassRule::of(config, rewards)?;
         let held_out = held_out(config, dataset)?;
         check_best_model(config, &held_out)?;
         let probe = dataset.probe(PROBE_PROBLEMS)?;
-        check_lengths(config, tokenizer, context, held_out.iter().chain(&probe))?;
+        if !lengths_fit {
+            check_lengths(config, tokenizer, context, held_out.iter().chain(&probe))?;
+        }
         probe_rewards(rewards, tokenizer, held_out.first().or(probe.first()))?;
         Ok(Self { held_out, probe })
     }
@@ -100,7 +104,7 @@ impl Trainer {
         let context = parts.policy.context_length();
         let config = config.with_context(context);
         config.validate_for(parts.tokenizer.vocab_size(), context)?;
-        let rows = Rows::checked(&config, &*parts.tokenizer, context, &*parts.dataset, &parts.rewards)?;
+        let rows = Rows::checked(&config, &*parts.tokenizer, context, &*parts.dataset, &parts.rewards, false)?;
         Self::begin(config, parts, rows, None)
     }
 
@@ -398,8 +402,11 @@ fn held_out(config: &TrainConfig, dataset: &dyn Dataset) -> Result<Vec<Item>> {
             wanted
         }
     };
-    let sequences = count.saturating_mul(config.eval.num_generations.max(1));
-    check(sequences <= MAX_SEQUENCES, key, &format!("at most {MAX_SEQUENCES} sequences in all"), sequences)?;
+    let of_each = config.eval.num_generations.max(1);
+    let larger = if of_each > count { "eval.num_generations" } else { key };
+    let expected = format!("at most {MAX_SEQUENCES} sequences in all");
+    let few = count.saturating_mul(of_each) <= MAX_SEQUENCES;
+    check(few, larger, &expected, format!("{of_each} for each of {count} problems"))?;
     match dataset.held_out(count) {
         // By default, tasks with few problems are evaluated on all of them.
         Err(data::Error::TooFewProblems { found, .. }) if config.eval.num_problems.is_none() && found > 0 => {

@@ -171,6 +171,18 @@ fn lock(file: &Mutex<File>) -> std::sync::MutexGuard<'_, File> {
     file.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
+/// What a key of a file expects, with an example.
+fn expected_file(key: &str) -> String {
+    let name = key.rsplit('.').next().unwrap_or_default();
+    let example = match name {
+        "chat_template" => "chatml.jinja",
+        "tools_file" => "tools.json",
+        "eval_files" => "test.jsonl",
+        _ => "train.jsonl",
+    };
+    format!("expected the path of a file, e.g. `data: {{ {name}: {example} }}` or `--set {key}={example}`")
+}
+
 /// Checks that a file that the key `key` names is there, and a regular one.
 ///
 /// # Errors
@@ -178,10 +190,17 @@ fn lock(file: &Mutex<File>) -> std::sync::MutexGuard<'_, File> {
 pub(crate) fn check_file(key: &str, path: &Path) -> Result<()> {
     let file = |reason: String| Error::File { path: path.to_owned(), reason };
     match std::fs::metadata(path) {
-        Ok(found) if found.is_file() => File::open(path).map(drop).map_err(|e| file(format!("`{key}`: {e}"))),
-        Ok(_) => Err(file(format!(
-            "`{key}`: expected a file, got a folder or a device (`FOLDER/*.jsonl` stands for the files in a folder)"
-        ))),
+        Ok(found) if found.is_file() => {
+            File::open(path).map(drop).map_err(|e| file(format!("`{key}`: {e}: {}", expected_file(key))))
+        }
+        Ok(found) => {
+            let kind = match (found.is_dir(), key.ends_with("files")) {
+                (true, true) => "a folder (`FOLDER/*.jsonl` stands for the files in a folder)",
+                (true, false) => "a folder",
+                (false, _) => "a device or a pipe",
+            };
+            Err(file(format!("`{key}`: {}, got {kind}", expected_file(key))))
+        }
         Err(error) => Err(file(match hub_name(path) {
             Some(name) => format!(
                 "`{key}`: there is no such file ({error}). It looks like the name of a data set on the Hugging Face Hub, and rows are read \
@@ -190,7 +209,7 @@ pub(crate) fn check_file(key: &str, path: &Path) -> Result<()> {
                  `data: {{ files: {stem}.jsonl }}`",
                 stem = name.rsplit('/').next().unwrap_or_default()
             ),
-            None => format!("`{key}`: {error}"),
+            None => format!("`{key}`: {error}: {}", expected_file(key)),
         })),
     }
 }

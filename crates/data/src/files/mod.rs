@@ -1,5 +1,6 @@
 //! Rows from files, in an order that a cursor describes, with a held-out split.
 
+mod columns;
 mod lines;
 mod magic;
 mod order;
@@ -8,8 +9,9 @@ mod parquet;
 mod report;
 mod row;
 
+pub use columns::{Column, Columns};
 pub(crate) use lines::check_file;
-pub use report::{DataReport, FileReport};
+pub use report::{ANSWER_COLUMNS, DataReport, FileReport};
 
 use crate::config::{DataConfig, DataFile};
 use crate::dataset::{Dataset, Item};
@@ -151,6 +153,7 @@ impl Opening<'_> {
             let question = self.reader.question(&fields).map_err(fault)?;
             let hash = question.hash();
             let item = self.reader.item(fields, question, &source).map_err(fault)?;
+            let mut tokens = 0;
             if let Some((limit, reason)) = &limit {
                 let length = (self.encoder.count)(&item.prompt).map_err(|e| fault(format!("the prompt: {e}")))?;
                 if length > *limit {
@@ -161,6 +164,7 @@ impl Opening<'_> {
                     *report.dropped.entry("a prompt without tokens".into()).or_default() += 1;
                     return Ok(());
                 }
+                tokens = length;
             }
             match split {
                 Split::Training(held_out) if held_out.contains(&hash) => {
@@ -174,6 +178,7 @@ impl Opening<'_> {
                     self.held_out.push((hash, index, place));
                 }
             }
+            report.longest_prompt = report.longest_prompt.max(tokens);
             if item.answer.as_deref().is_none_or(|answer| answer.trim().is_empty()) {
                 report.without_answer += 1;
                 report.first_without_answer.get_or_insert(u64::from(place.line));

@@ -31,11 +31,36 @@ pub struct FileReport {
     pub first_without_answer: Option<u64>,
     /// The number of rows, of those that were not dropped, whose prompt is a text that no chat template renders.
     pub text_prompts: usize,
+    /// The number of tokens of the longest prompt of the rows that were not dropped; 0 where prompts were not encoded.
+    pub longest_prompt: usize,
     /// The columns of the rows.
     pub columns: BTreeSet<String>,
 }
 
+/// Usual names of the column of right answers beside `answer`, the likeliest first.
+pub const ANSWER_COLUMNS: [&str; 14] = [
+    "solution",
+    "final_answer",
+    "ground_truth",
+    "expected_answer",
+    "correct_answer",
+    "reference_answer",
+    "gold",
+    "reference",
+    "target",
+    "label",
+    "output",
+    "response",
+    "completion",
+    "reward_model.ground_truth",
+];
+
 impl DataReport {
+    /// The number of tokens of the longest prompt of the rows that were not dropped.
+    pub fn longest_prompt(&self) -> usize {
+        self.files.iter().map(|file| file.longest_prompt).max().unwrap_or(0)
+    }
+
     /// The number of rows that are trained on.
     pub fn training(&self) -> usize {
         self.files.iter().map(|file| file.training).sum()
@@ -56,18 +81,18 @@ impl DataReport {
     /// # Errors
     /// [`Error::File`] with the columns that there are.
     pub fn expect_answers(&self, reward: &str) -> Result<()> {
-        const USUAL: [&str; 7] =
-            ["solution", "final_answer", "ground_truth", "target", "label", "output", "reward_model.ground_truth"];
         let Some(file) = self.files.iter().find(|file| file.without_answer > 0) else { return Ok(()) };
         let kept = file.training + file.held_out;
         let count = match file.without_answer {
+            1 if kept == 1 => "its one row lacks".into(),
             all if all == kept => format!("none of its {kept} rows has"),
             some => {
-                format!("{some} of its {kept} rows (the first in line {}) lack", file.first_without_answer.unwrap_or(0))
+                let (first, lack) = (file.first_without_answer.unwrap_or(0), if some == 1 { "lacks" } else { "lack" });
+                format!("{some} of its {kept} rows (the first in line {first}) {lack}")
             }
         };
         let columns: Vec<String> = file.columns.iter().map(|column| format!("`{column}`")).collect();
-        let usual = USUAL.into_iter().find(|column| file.columns.contains(*column)).unwrap_or("COLUMN");
+        let usual = ANSWER_COLUMNS.into_iter().find(|column| file.columns.contains(*column)).unwrap_or("COLUMN");
         let reason = format!(
             "{count} a right answer, which the reward `{reward}` needs: expected one in column `answer`, found the columns {}; name the \
              column with data.answer_column, e.g. `--set data.answer_column={usual}`, or choose rewards that need no answer",
@@ -82,12 +107,18 @@ impl DataReport {
     }
 }
 
+/// A number of rows with its noun.
+fn count_rows(count: usize) -> String {
+    if count == 1 { "1 row".into() } else { format!("{count} rows") }
+}
+
 impl fmt::Display for DataReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (index, file) in self.files.iter().enumerate() {
-            let FileReport { path, rows, training, held_out, dropped, .. } = file;
+            let FileReport { path, training, held_out, dropped, .. } = file;
+            let rows = count_rows(file.rows);
             f.write_str(if index > 0 { "\n" } else { "" })?;
-            write!(f, "{}: {rows} rows, {training} to train on, {held_out} held out", path.display())?;
+            write!(f, "{}: {rows}, {training} to train on, {held_out} held out", path.display())?;
             for (reason, count) in dropped {
                 write!(f, "\n  {count} dropped: {reason}")?;
             }

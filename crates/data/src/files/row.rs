@@ -41,11 +41,13 @@ impl RowReader {
         }
         let tools = config.tools_file.as_ref().map(|path| {
             let text = std::fs::read_to_string(path).map_err(|source| Error::Io { path: path.clone(), source })?;
+            let expected = "`data.tools_file`: expected a list of tools in JSON, e.g. `[{\"type\": \"function\", \"function\": {\"name\": \
+                            \"add\", \"parameters\": {\"type\": \"object\"}}}]`";
             let file = |reason: String| Error::File { path: path.clone(), reason };
             match serde_json::from_str(&text) {
                 Ok(tools @ Value::Array(_)) => Ok(tools),
-                Ok(other) => Err(file(format!("expected a list of tools, got {}", shown(&other)))),
-                Err(e) => Err(file(format!("expected a list of tools in JSON: {e}"))),
+                Ok(other) => Err(file(format!("{expected}, got {}", shown(&other)))),
+                Err(e) => Err(file(format!("{expected}: {e}"))),
             }
         });
         Ok(Self { config: config.clone(), has_chat_template, tools: tools.transpose()? })

@@ -90,18 +90,25 @@ impl ChatTemplate {
         date::now().strftime("%Y-%m-%dT%H:%M:%S").to_string()
     }
 
+    /// Checks that the template parses.
+    ///
+    /// # Errors
+    /// [`Error::ChatTemplate`] with the line.
+    pub fn check(&self) -> Result<()> {
+        self.compiled.as_ref().map(drop).map_err(|fault| self.error(fault.clone()))
+    }
+
+    fn error(&self, fault: Fault) -> Error {
+        Error::ChatTemplate { origin: self.origin.clone(), line: fault.line, message: fault.message }
+    }
+
     /// The text for `variables`, a JSON object. `transformers` gives a template `messages`, `tools`, `documents`,
     /// `add_generation_prompt`, the special tokens by their names, and what the user sets.
     ///
     /// # Errors
     /// [`Error::ChatTemplate`] with the line, for a template that does not parse, that raises, or that cannot be rendered.
     pub fn render(&self, variables: &Value) -> Result<String> {
-        let error = |fault: Fault| Error::ChatTemplate {
-            origin: self.origin.clone(),
-            line: fault.line,
-            message: fault.message,
-        };
-        let environment = self.compiled.as_ref().map_err(|fault| error(fault.clone()))?;
+        let environment = self.compiled.as_ref().map_err(|fault| self.error(fault.clone()))?;
         let steps = fuel(variables.to_string().len());
         let rendered = on_own_stack(|| {
             let mut environment = environment.clone();
@@ -127,7 +134,7 @@ impl ChatTemplate {
                 None => fault,
             })
         });
-        rendered.map_err(error)
+        rendered.map_err(|fault| self.error(fault))
     }
 }
 

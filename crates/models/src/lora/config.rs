@@ -41,7 +41,7 @@ pub struct LoraConfig {
 
 /// The matrices that get an adapter, as a string or a list of strings, as in PEFT.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "expected `all-linear`, a regular expression, or a list of names of modules")]
 pub enum TargetModules {
     /// `all-linear` for every matrix except the head, or a regular expression that matches a whole module name, such as
     /// `model\.layers\.[01]\..*_proj`.

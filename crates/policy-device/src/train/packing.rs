@@ -61,7 +61,7 @@ pub(super) fn bucket(size: usize) -> usize {
 }
 
 /// Rounds `size` up to a power of two or 1.5 times a power of two.
-fn rounded_up(size: usize) -> usize {
+pub(super) fn rounded_up(size: usize) -> usize {
     let power = size.next_power_of_two();
     let between = power / 4 * 3;
     if between >= size { between } else { power }

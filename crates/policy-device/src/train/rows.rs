@@ -1,7 +1,7 @@
 //! A micro-batch as rows of tokens, with the positions that predict completion tokens.
 
 use super::TrainShape;
-use super::packing::{Packing, bucket};
+use super::packing::{Packing, bucket, rounded_up};
 use models::ModelConfig;
 use policy::{Error, Result, Sequence};
 
@@ -92,6 +92,25 @@ impl TrainShape {
     pub fn of(sequences: &[Sequence]) -> Self {
         Packing::of(sequences).shape(sequences)
     }
+
+    /// [`TrainShape::of`] for `count` sequences with prompts of `prompt` tokens and completions of `completion` tokens.
+    ///
+    /// ```
+    /// use policy::Sequence;
+    /// use policy_device::TrainShape;
+    ///
+    /// let sequences = vec![Sequence { prompt: vec![0; 20], completion: vec![0; 8] }; 12];
+    /// assert_eq!(TrainShape::uniform(12, 20, 8), TrainShape::of(&sequences));
+    /// ```
+    pub fn uniform(count: usize, prompt: usize, completion: usize) -> Self {
+        let tokens = (prompt + completion).saturating_sub(1);
+        let length = bucket(tokens);
+        // A row takes as many as fit, unless that leaves as many rows as sequences.
+        let packed = rounded_up(count.div_ceil((length / tokens.max(1)).max(1)));
+        let rows = packed.min(count).max(1);
+        let shared = packed < count && length / tokens.max(1) > 1;
+        Self { rows, length, tokens: bucket(count.saturating_mul(completion)), shared }
+    }
 }
 
 /// Returns the number of tokens of a sequence in a row: all but the last one, which is only a target.
@@ -110,6 +129,17 @@ mod tests {
     /// Creates a sequence with this many tokens in prompt and completion.
     fn of_lengths([prompt, completion]: [usize; 2]) -> Sequence {
         sequence(&vec![3; prompt], &vec![4; completion])
+    }
+
+    #[test]
+    fn sizes_of_equal_sequences_are_those_of_their_rows() {
+        for count in 1..40 {
+            for (prompt, completion) in [(1, 1), (3, 2), (4, 4), (5, 12), (20, 8), (30, 3), (100, 29), (64, 64)] {
+                let sequences = vec![of_lengths([prompt, completion]); count];
+                let uniform = TrainShape::uniform(count, prompt, completion);
+                assert_eq!(uniform, TrainShape::of(&sequences), "{count} of {prompt} and {completion}");
+            }
+        }
     }
 
     #[test]

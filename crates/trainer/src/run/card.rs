@@ -3,7 +3,7 @@
 use super::summary::Summary;
 use crate::error::Result;
 use crate::train_config::{ModelSource, TrainConfig};
-use grpo_files::to_yaml;
+use grpo_files::{counted, grouped, to_yaml};
 use std::fmt::Write;
 
 /// The number of weights of a model.
@@ -25,14 +25,16 @@ pub(crate) fn model_card(config: &TrainConfig, summary: &Summary, weights: Weigh
     let adapters = if config.lora.is_some() { ", LoRA adapters" } else { "" };
     let _ = writeln!(
         text,
-        "{model}{adapters}, trained with GRPO for {} steps on {} tokens of prompts and completions, with seed {}, in \
-         {:.0} seconds.\n",
-        summary.steps, summary.tokens, summary.seed, summary.seconds
+        "{model}{adapters}, trained with GRPO for {} on {} of prompts and completions, with seed {}, in {:.0} seconds.\n",
+        counted(summary.steps, "step"),
+        counted(summary.tokens, "token"),
+        summary.seed,
+        summary.seconds
     );
     let Weights { trained, total } = weights;
     let _ = match config.lora {
-        Some(_) => writeln!(text, "{} trained weights of {}.\n", grouped(trained), grouped(total)),
-        None => writeln!(text, "{} trained weights.\n", grouped(trained)),
+        Some(_) => writeln!(text, "{} of {}.\n", counted(trained, "trained weight"), grouped(total as u64)),
+        None => writeln!(text, "{}.\n", counted(trained, "trained weight")),
     };
     if let (Some(step), Some(best)) = (summary.weights_of_step, &summary.best) {
         let _ = writeln!(
@@ -42,8 +44,7 @@ pub(crate) fn model_card(config: &TrainConfig, summary: &Summary, weights: Weigh
         );
     }
     if let Some(problems) = summary.eval_after.get(PROBLEMS) {
-        let noun = if *problems == 1.0 { "problem" } else { "problems" };
-        let _ = writeln!(text, "Evaluated on {} held-out {noun}.\n", grouped(*problems as usize));
+        let _ = writeln!(text, "Evaluated on {}.\n", counted(*problems as u64, "held-out problem"));
     }
     let _ = writeln!(text, "| held-out evaluation | before | after |\n|---|---:|---:|");
     for (name, after) in summary.eval_after.iter().filter(|(name, _)| *name != PROBLEMS) {
@@ -56,14 +57,6 @@ pub(crate) fn model_card(config: &TrainConfig, summary: &Summary, weights: Weigh
 
 /// The number of held-out problems among the numbers of an evaluation.
 const PROBLEMS: &str = "problems";
-
-/// Returns a count with commas between groups of three digits.
-fn grouped(count: usize) -> String {
-    let digits = count.to_string();
-    let starts_group = |at: usize| at > 0 && (digits.len() - at).is_multiple_of(3);
-    let with_comma = |(at, digit)| starts_group(at).then_some(',').into_iter().chain([digit]);
-    digits.chars().enumerate().flat_map(with_comma).collect()
-}
 
 #[cfg(test)]
 mod tests {
@@ -98,7 +91,6 @@ mod tests {
         );
         assert!(text(&config, 1.0).contains("on 1 held-out problem."));
         assert!(text(&TrainConfig::default(), 1.0).contains("\n38,912 trained weights.\n"));
-        assert_eq!([0, 999, 1000, 1_234_567].map(grouped), ["0", "999", "1,000", "1,234,567"]);
     }
 
     #[test]

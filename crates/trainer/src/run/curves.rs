@@ -3,8 +3,11 @@
 //! The first panel shows the whole run: GRPO steps, and the warm-up left of 0. The warm-up always gets the same share of the width,
 //! because it may have many more (and much shorter) steps. Each other panel shows one phase.
 
+mod labels;
+
 use super::jsonl::{MetricsRow, RowKind};
 use crate::error::{Error, Result};
+use labels::{Labelled, Labels};
 use plotters::coord::Shift;
 use plotters::prelude::*;
 use std::ops::Range;
@@ -99,7 +102,7 @@ fn draw(name: &str, rows: &[MetricsRow], text: &mut String) -> DrawResult {
     let lines = panels.len().div_ceil(2);
     let root = SVGBackend::with_string(text, (1000, 380 + 250 * lines as u32)).into_drawing_area();
     root.fill(&WHITE)?;
-    let root = root.titled(name, (FONT, 24).into_font().color(&BLACK))?;
+    let root = root.titled(&shortened(name), (FONT, 24).into_font().color(&BLACK))?;
     let (top, below) = root.split_vertically(340);
     draw_panel(&top, &outcome(&axis, rows), &axis)?;
     for (area, panel) in below.split_evenly((lines.max(1), 2)).iter().zip(&panels) {
@@ -116,8 +119,9 @@ fn outcome(axis: &Axis, rows: &[MetricsRow]) -> Panel {
         *x = WARMUP_SHARE * axis.grpo * (*x / axis.warmup - 1.0);
         *y = (-*y).exp();
     }
+    let evaluated = rows.iter().any(|row| row.phase == RowKind::Eval);
     Panel {
-        title: "reward and held-out pass@1",
+        title: if evaluated { "reward and held-out pass@1" } else { "reward" },
         unit: "share, reward",
         curves: vec![
             learned,
@@ -197,22 +201,24 @@ fn draw_panel(area: &DrawingArea<SVGBackend<'_>, Shift>, panel: &Panel, axis: &A
     } else {
         titled
     };
+    let (width, _) = below.dim_in_pixel();
+    let on_y = Labels::new(&y, if large { 8 } else { 6 }, false);
+    // The labels, and left of them the unit.
+    let left = 34 + on_y.widest(label_width).ceil() as u32;
+    let pixels = f64::from(width.saturating_sub(left + MARGINS[0] + MARGINS[1]));
+    let on_x = Labels::horizontal(&x, x.start.max(0.0), pixels, label_width);
     let mut chart = ChartBuilder::on(&below)
-        .margin(8)
-        .margin_right(16)
+        .margin(MARGINS[0])
+        .margin_right(MARGINS[1])
         .x_label_area_size(38)
-        .y_label_area_size(64)
-        .build_cartesian_2d(x.clone(), y.clone())?;
+        .y_label_area_size(left)
+        .build_cartesian_2d(Labelled::new(&x, on_x), Labelled::new(&y, on_y))?;
     chart
         .configure_mesh()
         .x_desc(axis.description(panel.span))
         .y_desc(panel.unit)
         .axis_desc_style((FONT, 13))
-        .label_style((FONT, 12))
-        .x_labels(if large { 12 } else { 7 })
-        .y_labels(6)
-        .x_label_formatter(&|v| if *v < 0.0 { String::new() } else { number(*v, &x) })
-        .y_label_formatter(&|v| number(*v, &y))
+        .label_style((FONT, LABEL))
         .bold_line_style(BLACK.mix(0.12))
         .light_line_style(TRANSPARENT)
         .axis_style(BLACK.mix(0.5))
@@ -220,14 +226,10 @@ fn draw_panel(area: &DrawingArea<SVGBackend<'_>, Shift>, panel: &Panel, axis: &A
     if x.start < 0.0 {
         chart.draw_series([Rectangle::new([(x.start, y.start), (0.0, y.end)], GREY.mix(0.08).filled())])?;
         chart.draw_series(DashedLineSeries::new([(0.0, y.start), (0.0, y.end)], 5, 4, GREY.stroke_width(1)))?;
-        let style = (FONT, 13).into_font().color(&GREY);
-        for (text, at) in [("warm-up", 0.97 * x.start), ("GRPO", 0.01 * x.end)] {
-            chart.draw_series([Text::new(text, (at, y.start + 0.97 * (y.end - y.start)), style.clone())])?;
-        }
     }
     for curve in &drawn {
         let color = curve.color;
-        let line = if curve.exact {
+        let line = if curve.exact || curve.points.len() <= FEW {
             chart.draw_series(curve.points.iter().map(|p| Circle::new(*p, 4, color.filled())))?;
             curve.points.clone()
         } else {
@@ -241,6 +243,28 @@ fn draw_panel(area: &DrawingArea<SVGBackend<'_>, Shift>, panel: &Panel, axis: &A
         chart.draw_series([Text::new("no data", middle, (FONT, 14).into_font().color(&GREY))])?;
     }
     Ok(())
+}
+
+/// The points of so short a curve are dots: a single one would have no line.
+const FEW: usize = 12;
+/// The margin around a chart, and that at its right end, where half a label stands beyond the axis, in pixels.
+const MARGINS: [u32; 2] = [8, 24];
+/// The font size of labels, as plotters takes it.
+const LABEL: u32 = 12;
+/// The most characters of a title.
+const TITLE: usize = 60;
+
+/// The width of a label in pixels, in a wide font: plotters makes letters smaller than the size that it is given.
+fn label_width(text: &str) -> f64 {
+    0.52 * f64::from(LABEL) * text.chars().count() as f64 + 2.0
+}
+
+/// A title that fits the page.
+fn shortened(name: &str) -> String {
+    match name.char_indices().nth(TITLE) {
+        Some((end, _)) => format!("{}...", &name[..end]),
+        None => name.to_owned(),
+    }
 }
 
 /// The height of a legend in pixels.
@@ -272,21 +296,6 @@ fn vertical(panel: &Panel) -> Range<f64> {
     // An axis with a floor of 0 starts there.
     let start = if panel.floor.is_some() && low == 0.0 { 0.0 } else { low - margin };
     start..high + margin
-}
-
-/// Formats `value` with enough digits to tell the labels of `range` apart.
-fn number(value: f64, range: &Range<f64>) -> String {
-    let span = range.end - range.start;
-    if value == 0.0 || value.abs() < 1e-9 * span {
-        return "0".into();
-    }
-    if !(1e-4..1e5).contains(&span) {
-        return format!("{value:.1e}");
-    }
-    // Ticks are about a sixth of the range apart.
-    let digits = (1.0 - (span / 2.0).log10().floor()).clamp(0.0, 6.0) as usize;
-    let digits = if span >= 6.0 { 0 } else { digits };
-    format!("{value:.digits$}")
 }
 
 /// Returns the centred moving average over a twentieth of the points.
@@ -342,10 +351,43 @@ mod tests {
     }
 
     #[test]
-    fn labels_have_as_many_digits_as_they_need() {
-        assert_eq!(number(0.25, &(0.0..1.0)), "0.25");
-        assert_eq!(number(40.0, &(0.0..200.0)), "40");
-        assert_eq!(number(2e-6, &(0.0..1e-5)), "2.0e-6");
-        assert_eq!(number(0.0, &(-1.0..1.0)), "0");
+    fn a_run_of_one_step_shows_its_values_and_only_whole_steps() {
+        let rows = [MetricsRow::new(RowKind::Grpo, 1, [("reward", 0.5), ("loss", 0.5), ("entropy", 2.0)])];
+        let text = svg("run", &rows).unwrap();
+        assert_eq!(text.matches("<circle").count(), 3, "{text}");
+        assert!(!text.contains("\n0.50\n") && text.contains("\n1\n"), "there is no half of a step: {text}");
+        assert!(!text.contains("pass@1"), "nothing was evaluated: {text}");
+    }
+
+    #[test]
+    fn no_label_leaves_the_picture_whatever_the_values_are() {
+        for (low, high) in [(0.0, 1e-9), (-1e300, 1e300), (1_234_567.0, 1_234_568.0), (-99_999.5, 99_999.5), (3.0, 3.0)]
+        {
+            let row = |step: u64| {
+                let value = if step.is_multiple_of(2) { low } else { high };
+                MetricsRow::new(RowKind::Grpo, 1000 * step, ["reward", "loss", "entropy", "kl"].map(|m| (m, value)))
+            };
+            let text = svg(&"long name ".repeat(20), &(1..=100).map(row).collect::<Vec<_>>()).unwrap();
+            for part in text.split("<text ").skip(1) {
+                let attribute = |name: &str| {
+                    let (_, rest) =
+                        part.split_once(&format!(" {name}=\"")).or(part.split_once(&format!("{name}=\""))).unwrap();
+                    rest.split('"').next().unwrap().to_owned()
+                };
+                let (x, size): (f64, f64) = (attribute("x").parse().unwrap(), attribute("font-size").parse().unwrap());
+                let words = part.split_once('>').unwrap().1.split("</text>").next().unwrap().trim();
+                let width = 0.65 * size * words.chars().count() as f64;
+                let (left, right) = match attribute("text-anchor").as_str() {
+                    "end" => (x - width, x),
+                    "middle" => (x - width / 2.0, x + width / 2.0),
+                    _ => (x, x + width),
+                };
+                let turned = part.contains("rotate");
+                assert!(
+                    turned || (left >= 0.0 && right <= 1000.0),
+                    "`{words}` from {left} to {right}: {low} to {high}"
+                );
+            }
+        }
     }
 }

@@ -14,7 +14,7 @@ use crate::parts::Place;
 use crate::pretrained::{Pretrained, Purpose};
 use crate::train_config::{TrainConfig, check};
 use crate::trainer::{TrainState, Trainer};
-use grpo_files::{JsonLines, read_regular, read_rows};
+use grpo_files::{JsonLines, counted, read_regular, read_rows};
 use policy::PolicyState;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -218,8 +218,8 @@ fn read(
 fn restore(path: &Path, saved: &SavedState, state: &TrainState<StoredTensors>, trainer: &mut Trainer) -> Result<()> {
     if saved.threads != rayon::current_num_threads() {
         tracing::warn!(
-            "the run used {} threads and goes on with {}: results may differ in the last bits",
-            saved.threads,
+            "the run used {} and goes on with {}: results may differ in the last bits",
+            counted(saved.threads, "thread"),
             rayon::current_num_threads()
         );
     }

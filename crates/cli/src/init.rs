@@ -1,0 +1,143 @@
+//! `grpo init`: the configuration of a run for a model and rows, chosen by what they are.
+
+mod columns;
+mod file;
+mod rows;
+mod settings;
+
+use crate::loss::STDOUT;
+use crate::{Outcome, emit, emit_document};
+use anyhow::{Context, bail, ensure};
+use columns::Roles;
+use data::Columns;
+use grpo_files::{Layers, check_output, counted, printable, printable_line, redacted, write_output, write_private};
+use models::{ModelFolder, Tokenizer};
+use rows::Rows;
+use serde_json::json;
+use settings::Settings;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use trainer::{ModelSource, TrainConfig};
+
+/// Arguments of `grpo init`.
+#[derive(Debug, clap::Args)]
+#[command(
+    after_help = "The columns of the rows say which is the prompt and which the right answer, the answers say which reward fits, and the \
+    model's context how long completions can be; other keys have the defaults of `grpo train`. Every key of the file has a comment. Of \
+    a model on Hugging Face only config.json, the tokenizer and the chat template are downloaded. Where model and rows do not say \
+    enough, nothing is written, and the error names the key to set, e.g. `--set data.prompt_column=text`."
+)]
+pub(crate) struct Args {
+    /// The model to train: a folder, or a model's name on Hugging Face.
+    #[arg(long, value_name = "FOLDER")]
+    model: PathBuf,
+    /// A file of rows (JSONL; Parquet where the build reads it); repeatable.
+    #[arg(long, value_name = "FILE", required = true)]
+    data: Vec<PathBuf>,
+    /// Where to write the configuration [default: train.yaml]. `-` is standard output.
+    #[arg(long, short, value_name = "FILE", alias = "output")]
+    out: Option<PathBuf>,
+    /// Set one key, which is written into the file; repeatable.
+    #[arg(long, value_name = "A.B=VALUE")]
+    set: Vec<String>,
+    /// Replace the file if it is there.
+    #[arg(long)]
+    force: bool,
+}
+
+/// The file's name unless another is asked for.
+const DEFAULT_OUT: &str = "train.yaml";
+
+/// What was seen of model and rows, and what follows from it: subjects with a line each.
+type Seen = Vec<(&'static str, String)>;
+
+pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
+    let out = args.out.clone().unwrap_or_else(|| DEFAULT_OUT.into());
+    let to_stdout = STDOUT.iter().any(|name| out.as_os_str() == *name);
+    if !to_stdout {
+        if out.is_file() && !args.force {
+            bail!("{} is there already: name another file with --out, or replace this one with --force", out.display());
+        }
+        check_output(&out)?;
+    }
+    let (settings, seen) = choose(&args)?;
+    let place = if to_stdout { DEFAULT_OUT.into() } else { out.display().to_string() };
+    let next = file::next(&place, &settings.run_name());
+    let text = file::text(&settings.values()?, &seen, &next)?;
+    // As `grpo train` will read it.
+    let config = TrainConfig::from_layers(Layers::new().text(&place, &text)?)?;
+    config.validate()?;
+    let shown: String = seen.iter().map(|(subject, line)| format!("  {subject:11}{line}\n")).collect();
+    if to_stdout {
+        // A reader of standard error that has gone away is no error.
+        let _ = write!(std::io::stderr(), "{}", printable(&shown));
+        emit_document(&text)?;
+        return Ok(Outcome::Done);
+    }
+    let (_, has_secrets) = redacted(&config)?;
+    if has_secrets {
+        write_private(&out, text.as_bytes())?
+    } else {
+        write_output(&out, text.as_bytes())?
+    }
+    let next: String = next.iter().map(|line| format!("  {line}\n")).collect();
+    emit(&format!("{shown}wrote {place}; next:\n{next}"))?;
+    Ok(Outcome::Done)
+}
+
+/// The settings for model and rows.
+fn choose(args: &Args) -> anyhow::Result<(Settings, Seen)> {
+    let text =
+        |path: &Path| path.to_str().map(str::to_owned).with_context(|| format!("{} is not UTF-8", path.display()));
+    let files = args.data.iter().map(|file| text(file)).collect::<anyhow::Result<Vec<_>>>()?;
+    let files = if let [file] = files.as_slice() { json!(file) } else { json!(files) };
+    let start = json!({ "run": {}, "model": text(&args.model)?, "lora": null, "data": { "files": files } });
+    let mut settings = Settings::new(start, &args.set)?;
+    let config = settings.config()?;
+    config.data.validate()?;
+    config.data.check_files()?;
+    let ModelSource::Pretrained(name) = &config.model else {
+        bail!("`model`: expected a model folder, or the name of a model on Hugging Face")
+    };
+    let folder = ModelFolder::open(&models::locate_tokenizer(name, config.model_revision.as_deref())?)?;
+    let tokenizer = trainer::open_tokenizer(&folder, &config.data)?;
+    let columns = Columns::read(&config.data.files)?;
+    let files = config.data.files.iter().map(|file| file.path.display().to_string()).collect::<Vec<_>>().join(", ");
+    ensure!(columns.rows > 0, "{files}: expected rows, got an empty file");
+    let roles = Roles::of(&columns, &config.data).with_context(|| files.clone())?;
+    settings.choose_data(name, &roles, &columns, tokenizer.has_chat_template());
+    let rows = Rows::read(&settings.config()?, folder.config(), &tokenizer)?;
+    settings.choose_rewards(&roles, &rows, &columns).with_context(|| files.clone())?;
+    let trained = settings.choose_training(folder.config(), &rows, models::available_memory());
+    let config = settings.config()?;
+    let rewards = rewards::Rewards::new(&config.rewards)?;
+    trainer::check_rows(&config.data, &rows.report, &rewards, tokenizer.has_chat_template())?;
+    let template = if tokenizer.has_chat_template() { "a chat template" } else { "no chat template" };
+    let shape = folder.config();
+    let weights = counted(shape.parameter_count(), "weight");
+    let seen = [
+        (
+            "model",
+            format!(
+                "{name}: {} with {weights}, a context of {} and {template}; {trained}",
+                folder.family(),
+                counted(shape.max_position_embeddings, "token")
+            ),
+        ),
+        ("rows", rows.text(&config, &columns)),
+        ("prompt", roles.prompt_text(&config, &columns, tokenizer.has_chat_template())),
+        ("answer", roles.answer_text()),
+        (
+            "rewards",
+            rewards
+                .names()
+                .zip(rewards.weights())
+                .map(|(name, weight)| format!("{name} x {weight}"))
+                .collect::<Vec<_>>()
+                .join(", "),
+        ),
+        ("lengths", rows.lengths_text(&config, shape.max_position_embeddings)),
+        ("evaluation", rows.evaluation_text(&config)),
+    ];
+    Ok((settings, seen.map(|(subject, line)| (subject, printable_line(&line).into_owned())).into()))
+}

@@ -1,0 +1,265 @@
+//! Errors of types in the terms of a configuration: the dotted key, what it takes, and what it got.
+//!
+//! serde names the types of Rust, and behind a flattened or untagged part it loses the path. [`explain`] finds the key again by setting the
+//! keys of the layer one at a time.
+
+use super::kind;
+use crate::secrets::{HIDDEN, Secrets, redact};
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Value};
+use serde_path_to_error::Segment;
+
+/// The longest text of a value in an error, in characters.
+const LONGEST: usize = 80;
+
+/// The error of a layer with a value that its key cannot have, in one line: `layer` lies on top of `before`, which is a `T`, and `merged` is none.
+pub(super) fn explain<T: DeserializeOwned>(
+    error: &serde_path_to_error::Error<serde_json::Error>,
+    before: &Value,
+    layer: &Value,
+    merged: &Value,
+) -> String {
+    let message = error.inner().to_string();
+    let mut place: Vec<Part> = error.path().iter().filter_map(Part::of).collect();
+    // A section in the place of a value is at fault itself.
+    let is_below = ["invalid type: ", "invalid value: ", "invalid length ", "unknown variant "];
+    if is_below.iter().any(|start| message.starts_with(start)) && !message.starts_with("invalid type: map") {
+        let fault = leaves(layer).into_iter().find(|leaf| is_fault::<T>(before, leaf, &place, &message));
+        place = fault.map_or(place, |(leaf, _)| leaf);
+    }
+    if let Some(field) = message.strip_prefix("missing field `").and_then(|rest| rest.strip_suffix('`')) {
+        place.push(Part::Key(field.to_owned()));
+        return format!("key `{}`: expected a value, and the key is missing", dotted(&place));
+    }
+    let (key, given) = (dotted(&place), at(merged, &place));
+    let shown = given.map(|given| shown(merged, given, &place));
+    let Some(expected) = expected(&message) else {
+        // A message of this program, or of serde about the name of a variant.
+        let message = Secrets::of(merged).hide(&message);
+        let has_value = message.contains("got ") || !message.starts_with("expected ");
+        return match shown.filter(|_| !has_value) {
+            Some(shown) => format!("key `{key}`: {message}, got {shown}"),
+            None => format!("key `{key}`: {message}"),
+        };
+    };
+    let (Some(given), Some(shown)) = (given, shown) else { return format!("key `{key}`: expected {expected}") };
+    let expected = match expected {
+        // An enum. A name that it does not have brings up those that it has.
+        "string or map" => variants::<T>(merged, &place).unwrap_or_else(|| "a text or a map of keys".into()),
+        expected => words(expected, given),
+    };
+    let example = if expected == "a list" { example(merged, given, &place) } else { None };
+    let example = example.map_or_else(String::new, |example| format!(", e.g. `{example}`"));
+    format!("key `{key}`: expected {expected}, got {shown}{example}")
+}
+
+/// A part of the path to a value.
+#[derive(Clone, Debug, PartialEq)]
+enum Part {
+    Key(String),
+    Index(usize),
+}
+
+impl Part {
+    fn of(segment: &Segment) -> Option<Self> {
+        match segment {
+            Segment::Map { key } => Some(Self::Key(key.clone())),
+            Segment::Seq { index } => Some(Self::Index(*index)),
+            Segment::Enum { .. } | Segment::Unknown => None,
+        }
+    }
+}
+
+fn dotted(place: &[Part]) -> String {
+    let mut text = String::new();
+    for part in place {
+        match part {
+            Part::Key(key) if text.is_empty() => text.push_str(key),
+            Part::Key(key) => text.push_str(&format!(".{key}")),
+            Part::Index(index) => text.push_str(&format!("[{index}]")),
+        }
+    }
+    text
+}
+
+fn at<'a>(value: &'a Value, place: &[Part]) -> Option<&'a Value> {
+    place.iter().try_fold(value, |value, part| match part {
+        Part::Key(key) => value.get(key),
+        Part::Index(index) => value.get(index),
+    })
+}
+
+/// Sets the value at `place`, whose sections are made where they are missing.
+fn set(root: &mut Value, place: &[Part], new: Value) {
+    match place.split_first() {
+        Some((Part::Key(key), below)) => {
+            if !root.is_object() {
+                *root = Value::Object(Map::new());
+            }
+            if let Value::Object(map) = root {
+                set(map.entry(key.as_str()).or_insert(Value::Null), below, new);
+            }
+        }
+        Some((Part::Index(index), below)) => {
+            if let Some(entry) = root.get_mut(index) {
+                set(entry, below, new);
+            }
+        }
+        None => *root = new,
+    }
+}
+
+/// The values of a layer with their places, sections left out.
+fn leaves(layer: &Value) -> Vec<(Vec<Part>, Value)> {
+    let Value::Object(map) = layer else { return vec![(vec![], layer.clone())] };
+    let below = map.iter().flat_map(|(key, value)| {
+        leaves(value).into_iter().map(|(mut place, value)| {
+            place.insert(0, Part::Key(key.clone()));
+            (place, value)
+        })
+    });
+    below.collect()
+}
+
+/// Returns `true` if the value of `leaf`, which is below `place`, leads to the error `message` without the rest of its layer.
+fn is_fault<T: DeserializeOwned>(
+    before: &Value,
+    (leaf, value): &(Vec<Part>, Value),
+    place: &[Part],
+    message: &str,
+) -> bool {
+    if leaf.len() <= place.len() || !leaf.starts_with(place) {
+        return false;
+    }
+    let mut alone = before.clone();
+    set(&mut alone, leaf, value.clone());
+    T::deserialize(alone).is_err_and(|error| error.to_string() == message)
+}
+
+/// What serde has expected, in its own terms; `None` for messages of other kinds.
+fn expected(message: &str) -> Option<&str> {
+    let is_type =
+        ["invalid type: ", "invalid value: ", "invalid length "].iter().any(|start| message.starts_with(start));
+    message.rsplit_once(", expected ").map(|(_, expected)| expected).filter(|_| is_type)
+}
+
+/// What serde has expected, without the types of Rust, which say nothing to whoever writes a configuration.
+fn words(expected: &str, given: &Value) -> String {
+    let range = |most: u64| match given.as_u64().is_some_and(|given| given > most) {
+        true => format!("a whole number of at most {most}"),
+        false => "a whole number that is not negative".into(),
+    };
+    match expected {
+        "u8" => range(u8::MAX.into()),
+        "u16" => range(u16::MAX.into()),
+        "u32" => range(u32::MAX.into()),
+        "u64" | "usize" => range(u64::MAX),
+        "i8" | "i16" | "i32" | "i64" | "isize" => "a whole number".into(),
+        "f32" | "f64" => "a number".into(),
+        "a boolean" => "true or false".into(),
+        "a string" | "a borrowed string" | "a character" => "a text".into(),
+        "path string" => "a path".into(),
+        "a sequence" => "a list".into(),
+        "a map" => "a map of keys".into(),
+        _ if expected.starts_with("struct ") => "a map of keys".into(),
+        _ if expected.starts_with("a tuple of size ") => {
+            expected.replacen("a tuple of size ", "a list of this number of values: ", 1)
+        }
+        _ => expected.to_owned(),
+    }
+}
+
+/// The names that the enum at `place` has.
+fn variants<T: DeserializeOwned>(merged: &Value, place: &[Part]) -> Option<String> {
+    let mut other = merged.clone();
+    set(&mut other, place, Value::from("?"));
+    let message = T::deserialize(other).err()?.to_string();
+    message.strip_prefix("unknown variant `?`, expected ").map(str::to_owned)
+}
+
+/// The value at `place` for an error, without secrets.
+fn shown(root: &Value, given: &Value, place: &[Part]) -> String {
+    let mut public = root.clone();
+    redact(&mut public);
+    let public = at(&public, place).cloned().unwrap_or_default();
+    let is_command = given.is_string() && matches!(place.last(), Some(Part::Key(key)) if key == "command");
+    let text = match (&public, command_words(given, place)) {
+        (_, Some(words)) => Value::from(words.join(" ")).to_string(),
+        _ if is_command => Value::from(HIDDEN).to_string(),
+        (Value::Null, _) => return "nothing (null)".into(),
+        (Value::Object(_) | Value::Array(_), _) => return kind(&public).into(),
+        (Value::String(_) | Value::Number(_) | Value::Bool(_), _) => public.to_string(),
+    };
+    let more = if text.chars().nth(LONGEST).is_some() { "..." } else { "" };
+    let text: String = text.chars().take(LONGEST).collect();
+    let kind = match given {
+        Value::Bool(_) => "",
+        Value::Number(_) => "the number ",
+        _ => "the text ",
+    };
+    format!("{kind}{text}{more}")
+}
+
+/// `key: [...]` with the words of a value that was given in the place of a list; `None` where there are none.
+fn example(root: &Value, given: &Value, place: &[Part]) -> Option<String> {
+    let Some(Part::Key(key)) = place.last() else { return None };
+    let words = match given {
+        Value::String(text) => command_words(given, place).unwrap_or_else(|| {
+            let mut public = root.clone();
+            redact(&mut public);
+            match at(&public, place).and_then(Value::as_str) {
+                Some(public) if public == text => words_of(text),
+                _ => vec![],
+            }
+        }),
+        Value::Number(number) => vec![number.to_string()],
+        _ => vec![],
+    };
+    let words: Vec<String> = words.iter().map(|word| quoted(word)).collect();
+    (!words.is_empty()).then(|| format!("{key}: [{}]", words.join(", ")))
+}
+
+/// The words of a list that somebody has written as a text: between commas, or else between blanks.
+fn words_of(text: &str) -> Vec<String> {
+    let inner = text.trim().trim_start_matches('[').trim_end_matches(']');
+    let words: Vec<&str> = match inner.contains(',') {
+        true => inner.split(',').collect(),
+        false => inner.split_whitespace().collect(),
+    };
+    words
+        .into_iter()
+        .map(|word| word.trim().trim_matches(['"', '\'']).to_owned())
+        .filter(|word| !word.is_empty())
+        .collect()
+}
+
+/// The words of a command that was given as one text, split as a shell does, without secrets; `None` for other keys.
+fn command_words(given: &Value, place: &[Part]) -> Option<Vec<String>> {
+    let (Value::String(text), Some(Part::Key(key))) = (given, place.last()) else { return None };
+    if key != "command" {
+        return None;
+    }
+    let words = shlex::split(text).unwrap_or_else(|| text.split_whitespace().map(str::to_owned).collect());
+    // A program is a name; `KEY=value judge.py` begins with a variable.
+    if words.first().is_some_and(|program| program.contains('=')) {
+        return None;
+    }
+    let mut command = serde_json::json!({ "command": words });
+    redact(&mut command);
+    serde_json::from_value(command["command"].take()).ok()
+}
+
+/// A word as YAML has it in a list.
+fn quoted(word: &str) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "/._-~+".contains(c);
+    let is_special = ["true", "false", "null", "yes", "no", "~", "-"].contains(&word.to_lowercase().as_str());
+    let begins = word.starts_with(|c: char| c.is_ascii_alphanumeric() || "/._".contains(c)) || word.starts_with('-');
+    if !word.is_empty() && word.chars().all(is_plain) && begins && !is_special {
+        word.to_owned()
+    } else {
+        Value::from(word).to_string()
+    }
+}
+
+#[cfg(test)]
+mod tests;
