@@ -47,11 +47,11 @@ fn with_template_of(tokenizer: HfTokenizer, path: &Path) -> Result<HfTokenizer> 
     Ok(tokenizer.with_chat_template(&source, &origin))
 }
 
-/// The data set of a configuration for the model of a tokenizer. Rows with prompts of more than `max_tokens`, behind which its
-/// context has no room for a completion, are dropped and counted in the report; tasks have no report.
+/// Opens the data set of a configuration for a model's tokenizer. Rows with prompts of more than `max_tokens`, after which the context has
+/// no room for a completion, are dropped and counted in the report; tasks have no report.
 ///
 /// # Errors
-/// Those of [`data::open`].
+/// The errors of [`data::open`].
 pub fn open_data(
     config: &DataConfig,
     seed: u64,
@@ -63,10 +63,10 @@ pub fn open_data(
     Ok(data::open(config, seed, &PromptEncoder { has_chat_template, max_tokens: Some(max_tokens), count: &count })?)
 }
 
-/// Checks that rows have the right answers that rewards need, and warns of text prompts that bypass a chat template.
+/// Checks that rows have the reference answers that rewards need, and warns of text prompts that bypass a chat template.
 ///
 /// # Errors
-/// [`data::Error::File`] for rows without a right answer where a reward needs one.
+/// [`data::Error::File`] for rows without a reference answer if a reward needs one.
 pub fn check_rows(config: &DataConfig, report: &DataReport, rewards: &Rewards, has_chat_template: bool) -> Result<()> {
     let texts = report.text_prompts();
     if has_chat_template && config.apply_chat_template == ApplyChatTemplate::Auto && texts > 0 {
@@ -82,10 +82,10 @@ pub fn check_rows(config: &DataConfig, report: &DataReport, rewards: &Rewards, h
     }
 }
 
-/// The token ids of each row's prompt. They are made once: what is sampled behind them is trained on behind the same ids.
+/// Returns the token ids of each row's prompt. They are computed once, so that sampling and training use the same ids.
 ///
 /// # Errors
-/// Those of the tokenizer, and [`models::Error::NoChatTemplate`].
+/// The errors of the tokenizer; [`models::Error::NoChatTemplate`].
 pub(crate) fn encode_prompts<'a>(
     tokenizer: &dyn Tokenizer,
     items: impl IntoIterator<Item = &'a Item>,
@@ -93,10 +93,10 @@ pub(crate) fn encode_prompts<'a>(
     items.into_iter().map(|item| encode_prompt(tokenizer, &item.prompt)).collect()
 }
 
-/// The token ids of a prompt.
+/// Returns the token ids of a prompt.
 ///
 /// # Errors
-/// Those of the tokenizer, and [`models::Error::NoChatTemplate`].
+/// The errors of the tokenizer; [`models::Error::NoChatTemplate`].
 pub fn encode_prompt(tokenizer: &dyn Tokenizer, prompt: &Prompt) -> models::Result<Vec<u32>> {
     match prompt {
         Prompt::Text(text) => tokenizer.encode_prompt(text),

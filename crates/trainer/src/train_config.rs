@@ -1,7 +1,7 @@
-//! The configuration of a run, with TRL's names wherever TRL has the option.
+//! The configuration of a run, with TRL's names for TRL's options.
 //!
-//! Every field serialises and every struct has a default, so that a configuration is the default with some keys changed,
-//! and a resolved configuration reproduces its run.
+//! Every field is serialised and every struct has a default. A configuration is the default with some keys changed, and a resolved
+//! configuration reproduces its run.
 
 mod grpo;
 pub mod keys;
@@ -33,10 +33,10 @@ pub use model::ModelSource;
 pub use optimizer::{LrSchedulerKwargs, LrSchedulerType, OptimizerConfig};
 pub(crate) use validate::{MAX_SEQUENCES, check};
 
-/// A whole run: all that its numbers depend on, and `run`, `logging` and `wandb`, on which they do not.
+/// The configuration of a run: everything that its results depend on, and `run`, `logging` and `wandb`, which do not change a step.
 ///
-/// Its `Default` has the settings for a model that is read, TRL's where TRL has the option, and lacks what every run has to name: a model
-/// and data. [`TrainConfig::built_in`] is the complete configuration of a small run, [`TrainConfig::from_layers`] reads one from files.
+/// `Default` has the settings for pretrained models, with TRL's values for TRL's options, but no model and no data, which every run has to
+/// name. [`TrainConfig::built_in`] is the complete configuration of a small run; [`TrainConfig::from_layers`] reads files.
 ///
 /// ```
 /// use trainer::TrainConfig;
@@ -50,25 +50,25 @@ pub(crate) use validate::{MAX_SEQUENCES, check};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct TrainConfig {
-    /// The section `run`: what is saved and shown. The numbers do not depend on it.
+    /// The section `run`: checkpoints, logs and early stopping.
     pub run: RunOptions,
-    /// The section `logging`: where metrics go beside metrics.jsonl.
+    /// The section `logging`: logs in addition to metrics.jsonl.
     pub logging: LoggingConfig,
     /// The section `wandb`: metrics for Weights & Biases.
     pub wandb: WandbConfig,
-    /// The seed of everything random: weights, problems, samples.
+    /// The seed of all random numbers: weights, problems, samples.
     pub seed: u64,
-    /// The model: a folder or a name of Hugging Face's, or the section `model` with the shape of a new one.
+    /// The model: a folder or a name on Hugging Face, or the section `model` with the shape of a new one.
     pub model: ModelSource,
-    /// The branch, tag or commit of a model that is named; `None` is `main`, or what the local cache has of it.
+    /// The branch, tag or commit of a model on Hugging Face; `None` is `main`, or the cached revision.
     pub model_revision: Option<String>,
-    /// The device that holds the weights.
+    /// The device that holds the weights, and its options.
     pub policy: PolicyConfig,
-    /// LoRA: adapters are trained beside the weights of the model, which stay as they are; `None` trains the weights themselves.
+    /// LoRA: trains adapters and freezes the model's weights; `None` trains the weights.
     pub lora: Option<LoraConfig>,
-    /// The problems that are trained on and held out.
+    /// The training and held-out problems.
     pub data: DataConfig,
-    /// The reward functions with their weights. Without the section it is `correct: 1`; a section holds all rewards of the run.
+    /// The reward functions with their weights. The default is `correct: 1`; a section replaces it by all rewards of the run.
     pub rewards: RewardConfig,
     /// The supervised steps before GRPO.
     pub warmup: WarmupConfig,
@@ -76,25 +76,24 @@ pub struct TrainConfig {
     pub rollout: RolloutConfig,
     /// The GRPO loop around the loss.
     pub grpo: GrpoConfig,
-    /// The loss itself. Its `temperature` and `max_completion_length` follow [`RolloutConfig`]; see
-    /// [`TrainConfig::loss`].
+    /// The GRPO loss. Its `temperature` and `max_completion_length` follow [`RolloutConfig`]; see [`TrainConfig::loss`].
     pub loss: LossConfig,
     /// AdamW and its schedule during GRPO.
     pub optimizer: OptimizerConfig,
     /// The evaluation on held-out problems.
     pub eval: EvalConfig,
-    /// The model folder that the run leaves.
+    /// The model folder that the run exports.
     pub export: ExportConfig,
 }
 
-/// A short supervised phase (cross-entropy on reference answers) so that first rewards are not all zero.
+/// A short supervised phase (cross-entropy on reference answers), so that the first rewards are not all zero.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct WarmupConfig {
-    /// The largest number of optimizer steps; 0, the default, skips the phase.
+    /// The maximum number of optimizer steps; 0, the default, skips the phase.
     pub steps: u64,
-    /// The share of a probe of training problems, answered greedily, that ends the phase early once it is right. What a
-    /// number of steps buys differs between seeds, and GRPO wants rewards that are neither all 0 nor all 1.
+    /// The share of correct greedy answers to some training problems at which the phase ends early. The effect of a number of steps differs
+    /// between seeds, and GRPO needs rewards that are neither all 0 nor all 1.
     pub until_pass_at_1: Option<f64>,
     /// The number of problems per step.
     pub batch_size: usize,
@@ -108,37 +107,37 @@ impl Default for WarmupConfig {
             steps: 0,
             until_pass_at_1: None,
             batch_size: 8,
-            // TRL's SFTConfig.
+            // The default of TRL's SFTConfig.
             optimizer: OptimizerConfig { learning_rate: 2e-5, ..OptimizerConfig::default() },
         }
     }
 }
 
-/// The settings of sampling.
+/// The settings of rollouts.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct RolloutConfig {
-    /// The softmax temperature T > 0 of sampling, 1 where it is `None`; the loss uses the same.
+    /// The softmax temperature T > 0 of sampling, 1 if `None`; the loss uses the same.
     pub temperature: Option<f64>,
-    /// The number of most likely tokens that are sampled from; 0 and `None` are off.
+    /// The number of most probable tokens to sample from; 0 and `None` disable it.
     ///
-    /// This and the next three are those of `transformers`, see [`::policy::LogitsProcessors`]. The loss is of the whole softmax at the
-    /// temperature, as TRL's is, so that samples of a truncated distribution are trained on with the wrong probabilities: a run that
-    /// sets one of the four warns of it.
+    /// This and the next three options work as in `transformers`, see [`::policy::LogitsProcessors`]. The loss uses the whole softmax at the
+    /// temperature, as in TRL, so its probabilities differ from those of a truncated sampling distribution: a run that sets one of the four
+    /// logs a warning.
     pub top_k: Option<usize>,
-    /// The share of the probability that the most likely tokens have which are sampled from; 1 and `None` are off.
+    /// The probability mass of the most probable tokens to sample from (nucleus sampling); 1 and `None` disable it.
     pub top_p: Option<f64>,
-    /// The share of the largest probability that a token needs in order to be sampled; 0 and `None` are off.
+    /// The minimum probability of a token relative to the most probable one; 0 and `None` disable it.
     pub min_p: Option<f64>,
-    /// What logits of tokens of the prompt and of the completion so far are divided by (multiplied by below 0); 1 and `None` are off.
+    /// The divisor of positive logits, and factor of negative ones, of tokens in the prompt and completion; 1 and `None` disable it.
     pub repetition_penalty: Option<f64>,
-    /// Whether unset keys among `temperature`, `top_k`, `top_p`, `min_p` and `repetition_penalty` get their values from the model's
+    /// `true` if unset keys among `temperature`, `top_k`, `top_p`, `min_p` and `repetition_penalty` get the values of the model's
     /// generation_config.json, unless its `do_sample` is false.
     pub use_generation_config: bool,
-    /// The largest number of tokens of a completion, EOS included. `None` is 512, or, in a shorter context, the part of it that
-    /// `data.max_prompt_length` leaves: half of it at least, and half of it where there is no such limit.
+    /// The maximum number of tokens of a completion, including EOS. `None` is 512 or, in a shorter context, the rest after
+    /// `data.max_prompt_length`, at least half of the context; without that limit, half of the context.
     pub max_completion_length: Option<usize>,
-    /// The largest number of sequences that decode together. It bounds memory and does not change results.
+    /// The maximum number of sequences that decode in parallel. It limits memory and does not change results.
     pub batch_size: usize,
 }
 
@@ -157,28 +156,28 @@ impl Default for RolloutConfig {
     }
 }
 
-/// The largest number of tokens of a completion where neither the configuration nor the model's context sets another, as in TRL.
+/// The default maximum number of tokens of a completion, as in TRL.
 const MAX_COMPLETION_LENGTH: usize = 512;
 
 impl RolloutConfig {
-    /// The temperature: 1 where none is set.
+    /// Returns the temperature, 1 by default.
     pub fn temperature(&self) -> f64 {
         self.temperature.unwrap_or(1.0)
     }
 
-    /// The largest number of tokens of a completion: 512 where none is set. [`crate::Trainer::config`] has the number of a run.
+    /// Returns the maximum number of tokens of a completion, 512 by default. [`crate::Trainer::config`] has the value of a run.
     pub fn max_completion_length(&self) -> usize {
         self.max_completion_length.unwrap_or(MAX_COMPLETION_LENGTH)
     }
 
-    /// What is done to logits beside the temperature.
+    /// Returns the logits processors other than the temperature.
     pub fn processors(&self) -> LogitsProcessors {
         let Self { repetition_penalty, top_k, top_p, min_p, .. } = *self;
         LogitsProcessors { repetition_penalty, top_k, top_p, min_p }
     }
 }
 
-/// The settings of the evaluation on held-out problems, which samples in its own way.
+/// The settings of evaluations on held-out problems, including their sampling.
 ///
 /// ```
 /// use trainer::train_config::EvalConfig;
@@ -198,33 +197,34 @@ impl RolloutConfig {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct EvalConfig {
-    /// The number of distinct held-out problems; 0 takes all of them. `None` takes 256, or as many as there are. Without held-out rows
+    /// The number of distinct held-out problems; 0 takes all. `None` takes 256, or all if there are fewer. Without held-out rows
     /// (`data.held_out_fraction: 0` and no `data.eval_files`) there is no evaluation.
     pub num_problems: Option<usize>,
-    /// The number of sampled completions per problem, for the mean rewards and for `pass_at`; 0 skips sampling.
+    /// The number of sampled completions per problem, for mean rewards and `pass_at`; 0 disables sampling.
     pub num_generations: usize,
     /// The number of GRPO steps between evaluations; 0 evaluates only before the first and after the last step.
     pub eval_steps: u64,
-    /// The numbers k of which pass@k is estimated from the sampled completions, at most `num_generations`. Where 1 is not among
-    /// them, pass@1 is of the greedy completion.
+    /// The numbers k for which pass@k is estimated from the sampled completions, at most `num_generations`. Unless 1 is among them, pass@1
+    /// uses the greedy completion.
     pub pass_at: Vec<usize>,
-    /// The name of the reward function that decides whether a completion passes: it must return at least 1. `reward` is the weighted sum. `None`
-    /// is `correct` if it has a weight; otherwise every function with a positive weight must return at least 1 (except length penalties). `correct` may be named even where the section `rewards` gives it no weight.
+    /// The name of the reward function that decides whether a completion passes: it must return at least 1. `reward` is the weighted
+    /// sum. `None` is `correct` if it has a weight; otherwise every function with a positive weight (except length penalties) must return at
+    /// least 1. `correct` may be named without a weight in the section `rewards`.
     pub pass_reward: Option<String>,
-    /// The temperature of the sampled completions, 0 for greedy ones. This and the next four are those of the section `rollout` where they
-    /// are `None`.
+    /// The temperature of sampled completions, 0 for greedy ones. `None` in this and the next four keys is the value of the section
+    /// `rollout`.
     pub temperature: Option<f64>,
-    /// As `rollout.top_k`.
+    /// Like `rollout.top_k`.
     pub top_k: Option<usize>,
-    /// As `rollout.top_p`.
+    /// Like `rollout.top_p`.
     pub top_p: Option<f64>,
-    /// As `rollout.min_p`.
+    /// Like `rollout.min_p`.
     pub min_p: Option<f64>,
-    /// As `rollout.repetition_penalty`.
+    /// Like `rollout.repetition_penalty`.
     pub repetition_penalty: Option<f64>,
 }
 
-/// The number of held-out problems of an evaluation where no number is set and there are as many.
+/// The default number of held-out problems of an evaluation.
 pub(crate) const EVAL_PROBLEMS: usize = 256;
 
 impl Default for EvalConfig {
@@ -245,7 +245,7 @@ impl Default for EvalConfig {
 }
 
 impl EvalConfig {
-    /// The sampling of the completions of an evaluation: this section's, else that of `rollout`. It depends on the seed, not on the step.
+    /// Returns the sampling of evaluations: the keys of this section, or else those of `rollout`. It depends on the seed, not on the step.
     pub fn sampling(&self, rollout: &RolloutConfig, seed: u64) -> Sampling {
         let temperature = self.temperature.unwrap_or(rollout.temperature());
         if temperature == 0.0 {
@@ -286,10 +286,9 @@ impl Default for TrainConfig {
 }
 
 impl TrainConfig {
-    /// The loss configuration with what follows from the rest filled in: `temperature`, the `max_completion_length` that
-    /// dr_grpo divides by, the groups of prompt-mean and token-mean-legacy, and with an adaptive entropy bonus an
-    /// `entropy_coef` of 1, which says that there is one: each step brings its coefficient (a program compiled for the loss
-    /// stays good while it moves).
+    /// Returns the loss configuration completed from other sections: `temperature`, the `max_completion_length` that dr_grpo divides by,
+    /// the groups of prompt-mean and token-mean-legacy. With an adaptive entropy bonus, `entropy_coef` is 1 as a marker, because each step
+    /// brings its own coefficient; a compiled loss therefore stays valid when it changes.
     pub fn loss(&self) -> LossConfig {
         let mut loss = self.loss.clone();
         loss.temperature = self.rollout.temperature();
@@ -307,7 +306,7 @@ impl TrainConfig {
         loss
     }
 
-    /// This configuration for a model whose context has `context` tokens: with a length of completions where it sets none.
+    /// Returns this configuration for a model with a context of `context` tokens: the default length of completions is set.
     #[must_use]
     pub fn with_context(mut self, context: usize) -> Self {
         let prompt = self.data.max_prompt_length.unwrap_or(context).min(context / 2);
@@ -315,11 +314,11 @@ impl TrainConfig {
         self
     }
 
-    /// Applies `rollout.use_generation_config`: unset keys get their values from a model's generation_config.json.
+    /// Applies `rollout.use_generation_config`: unset keys get the values of a model's generation_config.json.
     pub(crate) fn with_generation_defaults(mut self, defaults: &GenerationDefaults) -> Self {
         if self.rollout.use_generation_config && defaults.do_sample != Some(false) {
             let rollout = &mut self.rollout;
-            // 0 is written for greedy completions, of which there is nothing to learn.
+            // 0 means greedy decoding, whose completions carry no training signal.
             rollout.temperature = rollout.temperature.or(defaults.temperature.filter(|temperature| *temperature > 0.0));
             rollout.top_k = rollout.top_k.or(defaults.top_k);
             rollout.top_p = rollout.top_p.or(defaults.top_p);
@@ -329,22 +328,21 @@ impl TrainConfig {
         self
     }
 
-    /// Whether the number that the loss is tells how training goes. While a step has one update, ratios are 1, and a loss of the policy
-    /// alone is the weighted mean of advantages, which is about 0 whatever is learned.
+    /// Returns `true` if the value of the loss reflects training progress. With one update per step, ratios are 1, and a loss without other
+    /// terms is the weighted mean of advantages, which is always about 0.
     pub fn loss_says_something(&self) -> bool {
         let loss = &self.loss;
         let has_other_terms = loss.beta != 0.0 || loss.entropy_coef != 0.0 || loss.positive_example_nll_weight != 0.0;
         self.grpo.updates() > 1 || has_other_terms || self.grpo.use_adaptive_entropy || self.grpo.value_loss().is_some()
     }
 
-    /// Whether the run has a reference policy: the loss has a KL term, or the reward has.
+    /// Returns `true` if the run needs a reference policy: the loss or the reward has a KL term.
     pub fn needs_ref_policy(&self) -> bool {
         self.loss.needs_ref_logp() || self.grpo.use_kl_in_reward
     }
 
-    /// Whether the policy keeps weights and moments of before a step, to go back to when the step fails: `policy.can_roll_back`, in a run
-    /// whose steps can fail after an update. Where a step has one update and ends with it, there is nothing to take back, and the state
-    /// takes no memory.
+    /// Returns `true` if the policy saves weights and moments before a step for a rollback: with `policy.can_roll_back`, if steps can fail
+    /// after an update. A step that ends with its only update needs no rollback and no memory for it.
     pub(crate) fn keeps_state_to_roll_back(&self) -> bool {
         self.policy.can_roll_back && self.grpo.fails_after_an_update()
     }

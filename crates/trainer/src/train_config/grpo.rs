@@ -1,4 +1,4 @@
-//! The section `grpo`: the loop around the loss, with the names of TRL's GRPOConfig and verl's `algorithm`.
+//! The section `grpo`: the training loop around the loss, with the names of TRL's GRPOConfig and verl's `algorithm`.
 
 use grpo_core::advantages::{AdvantageConfig, AdvantageEstimator, DynamicSampling};
 use grpo_core::config::KlEstimator;
@@ -19,56 +19,55 @@ pub struct GrpoConfig {
     pub num_train_epochs: Option<f64>,
     /// The number of different prompts per rollout step.
     pub prompts_per_step: usize,
-    /// The number of completions per prompt: the group of the group-relative advantage.
+    /// The number of completions per prompt, the group size of group-relative advantages.
     pub num_generations: usize,
-    /// The number of passes over each generation batch, mu in the papers.
+    /// The number of passes over each generation batch (mu in the papers).
     pub num_iterations: usize,
-    /// The number of optimizer steps per pass; the generation batch is split evenly, whole groups together.
+    /// The number of optimizer steps per pass; the generation batch is split evenly into whole groups.
     pub steps_per_generation: usize,
-    /// The number of micro-batches per optimizer step. It changes time and memory, not the gradient beyond rounding.
+    /// The number of micro-batches per optimizer step. It changes time and memory, and the gradient only by rounding.
     pub gradient_accumulation_steps: usize,
-    /// The backend that computes the loss, one of [`crate::backends::NAMES`]. It changes time and memory, not the numbers beyond
-    /// tolerance.
+    /// The backend that computes the loss, one of [`crate::backends::NAMES`]. It changes time and memory, and results only within tolerance.
     pub backend: String,
-    /// The PJRT plugin of the backend; without it, what `GRPO_PJRT_PLUGIN` names or `grpo plugin install` installed.
+    /// The PJRT plugin of the backend; by default that of `GRPO_PJRT_PLUGIN`, or the one that `grpo plugin install` installed.
     pub plugin: Option<PathBuf>,
-    /// The implementation of the loss. It changes time and memory, not the numbers beyond tolerance.
+    /// The implementation of the loss. It changes time and memory, and results only within tolerance.
     pub implementation: Implementation,
-    /// The way in which rewards become advantages. The weights of reward functions are those of the section `rewards`, so
-    /// `reward_weights` stays empty. `gae` is PPO: the policy gets a value head, which is trained with it. Refused are the
-    /// optimal token baselines (scoring gives no sums of squared probabilities). Truncated completions are compared even where the loss masks them.
+    /// The estimator of advantages and its options. The section `rewards` has the weights of reward functions, so `reward_weights` stays
+    /// empty. `gae` is PPO: the policy gets a value head, which is trained as well. Optimal token baselines are refused, because scoring
+    /// returns no sums of squared probabilities. Truncated completions take part in the comparison even if the loss masks them.
     pub advantages: AdvantageConfig,
     /// The factor of the value loss in PPO's loss, with `advantages.estimator: gae`.
     pub vf_coef: f64,
-    /// How far PPO's values may move from those at sampling before their loss is clipped; `None` (null) clips nothing.
+    /// The clip range of PPO's values around the values at sampling; `None` (null) disables clipping.
     pub cliprange_value: Option<f64>,
-    /// The factor of every advantage; 1 is GRPO, 0 is the control run that must not learn.
+    /// The factor of every advantage; 1 is GRPO, 0 is a control run that must not learn.
     pub advantage_scale: f32,
-    /// The groups that are trained on, and how often others are sampled in the place of the rest: DAPO's dynamic sampling.
+    /// Dynamic sampling (DAPO): which groups are trained on, and how often replacements for others are sampled.
     pub filter_groups: FilterGroupsConfig,
-    /// Whether coefficient x KL(policy || reference) is subtracted from the reward of each token, before it becomes an advantage.
-    /// Estimators of one advantage per completion take the sum over its tokens (TRL's RLOO).
+    /// `true` if coefficient x KL(policy || reference) is subtracted from the reward of each token before advantages are computed.
+    /// Estimators of one advantage per completion use the sum over its tokens (TRL's RLOO).
     pub use_kl_in_reward: bool,
     /// The estimator of the KL in the reward. verl and TRL's RLOO use k1.
     pub kl_penalty: KlEstimator,
     /// The coefficient of the KL in the reward.
     pub kl_ctrl: KlControlConfig,
-    /// Whether the coefficient of the entropy bonus moves after each optimizer step, from `loss.entropy_coef` on, and applies
-    /// it while the entropy is at most `entropy_target` (Skywork-OR1).
+    /// `true` if the coefficient of the entropy bonus adapts after each optimizer step, starting with `loss.entropy_coef`, and is applied
+    /// while the entropy is at most `entropy_target` (Skywork-OR1).
     pub use_adaptive_entropy: bool,
-    /// The least coefficient of the adaptive entropy bonus.
+    /// The minimum coefficient of the adaptive entropy bonus.
     pub entropy_coef_min: f64,
-    /// The largest coefficient of the adaptive entropy bonus.
+    /// The maximum coefficient of the adaptive entropy bonus.
     pub entropy_coef_max: f64,
-    /// How far an optimizer step moves the coefficient of the entropy bonus.
+    /// The change of the adaptive entropy coefficient per optimizer step.
     pub entropy_coef_delta: f64,
-    /// The mean entropy of a token, in nats, that the adaptive entropy bonus aims at.
+    /// The target of the adaptive entropy bonus: the mean entropy of a token in nats.
     pub entropy_target: f64,
-    /// Whether the reference policy moves towards the policy every `ref_model_sync_steps` optimizer steps (TR-DPO).
+    /// `true` if the reference policy moves towards the policy every `ref_model_sync_steps` optimizer steps (TR-DPO).
     pub sync_ref_model: bool,
-    /// The alpha, in [0, 1], of ref = alpha x policy + (1 - alpha) x ref.
+    /// The alpha, in [0, 1], in ref = alpha x policy + (1 - alpha) x ref.
     pub ref_model_mixup_alpha: f64,
-    /// The number of optimizer steps from one move of the reference policy to the next.
+    /// The number of optimizer steps between two such updates of the reference policy.
     pub ref_model_sync_steps: u64,
 }
 
@@ -107,7 +106,7 @@ impl Default for GrpoConfig {
 }
 
 impl GrpoConfig {
-    /// The number of sequences of a step.
+    /// Returns the number of sequences of a step.
     pub(crate) fn sequences(&self) -> usize {
         self.prompts_per_step * self.num_generations
     }
@@ -126,24 +125,24 @@ impl GrpoConfig {
         self.num_iterations * self.steps_per_generation
     }
 
-    /// Whether a step can fail after one of its updates, which change nothing when they fail themselves.
+    /// Returns `true` if a step can fail after one of its updates was applied. A failing update itself changes nothing.
     pub(crate) fn fails_after_an_update(&self) -> bool {
         self.updates() > 1 || self.sync_ref_model || self.use_adaptive_entropy
     }
 
-    /// The largest number of sequences of a micro-batch.
+    /// Returns the maximum number of sequences of a micro-batch.
     pub(crate) fn micro_batch_sequences(&self) -> usize {
         let groups = self.prompts_per_step.div_ceil(self.steps_per_generation);
         (groups * self.num_generations).div_ceil(self.gradient_accumulation_steps)
     }
 
-    /// The value loss of PPO; `None` where no value head is trained.
+    /// Returns the value loss of PPO; `None` if no value head is trained.
     pub fn value_loss(&self) -> Option<ValueLossConfig> {
         let Self { vf_coef, cliprange_value, .. } = *self;
         (self.advantages.estimator == AdvantageEstimator::Gae).then_some(ValueLossConfig { vf_coef, cliprange_value })
     }
 
-    /// The coefficient of the entropy bonus at the beginning of a run; `None` where it stays `loss.entropy_coef`.
+    /// Returns the controller of the entropy bonus at the start of a run; `None` if the coefficient stays `loss.entropy_coef`.
     pub(crate) fn entropy_controller(&self, loss: &LossConfig) -> Option<AdaptiveEntropy> {
         self.use_adaptive_entropy.then(|| AdaptiveEntropy {
             entropy_coef: loss.entropy_coef,
@@ -156,18 +155,18 @@ impl GrpoConfig {
     }
 }
 
-/// Dynamic sampling, with verl's names. A generation batch has `prompts_per_step` prompts; as long as too few groups
-/// are kept another one is sampled, and what is kept beyond the need is dropped.
+/// Dynamic sampling, with verl's names. A generation batch has `prompts_per_step` prompts; further batches are sampled until enough
+/// groups are kept, and surplus groups are dropped.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct FilterGroupsConfig {
-    /// Whether groups are filtered at all.
+    /// `true` if groups are filtered.
     pub enable: bool,
-    /// The reward by which groups are filtered: `reward`, the weighted sum of all rewards (before the KL), or the name of one of them, such
-    /// as `correct`.
+    /// The reward by which groups are filtered: `reward`, the weighted sum of all rewards (before the KL), or the name of a reward function
+    /// such as `correct`.
     pub metric: String,
-    /// The largest number of generation batches of a step, at least 1: where they do not bring enough groups the run ends with an error,
-    /// as in verl and NeMo-RL. verl's 0, no limit, would sample for ever once every group has equal rewards.
+    /// The maximum number of generation batches of a step, at least 1; if they do not have enough groups, the run ends with an error, as in
+    /// verl and NeMo-RL. verl's 0 (no limit) would sample forever once all groups have equal rewards.
     pub max_num_gen_batches: usize,
     /// The rule by which groups are kept.
     pub keep: DynamicSampling,
@@ -179,31 +178,31 @@ impl Default for FilterGroupsConfig {
     }
 }
 
-/// The name of the metric that is the sum of all rewards.
+/// The name of the weighted sum of all rewards.
 pub(crate) const REWARD: &str = "reward";
 
 /// The coefficient of the KL in the reward, with the keys of verl's `kl_ctrl`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct KlControlConfig {
-    /// Whether the coefficient moves.
+    /// The type of the coefficient, fixed or adaptive.
     pub r#type: KlControlType,
-    /// The coefficient; where it moves, that of the first step.
+    /// The coefficient; for an adaptive one, its initial value.
     pub kl_coef: f64,
-    /// The KL, in nats per token, that an adaptive coefficient aims at.
+    /// The target of an adaptive coefficient: the KL in nats per token.
     pub target_kl: f64,
-    /// The number of completions over which an adaptive coefficient moves by a fifth at most.
+    /// The number of completions over which an adaptive coefficient changes by at most a fifth.
     pub horizon: f64,
 }
 
-/// How the coefficient of the KL in the reward behaves.
+/// The types of the KL coefficient in the reward.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum KlControlType {
-    /// The coefficient stays the same.
+    /// The coefficient is constant.
     #[default]
     Fixed,
-    /// The coefficient moves so that the KL comes to `target_kl`.
+    /// The coefficient adapts so that the KL approaches `target_kl`.
     Adaptive,
 }
 
@@ -215,7 +214,7 @@ impl Default for KlControlConfig {
 }
 
 impl KlControlConfig {
-    /// The coefficient at the beginning of a run.
+    /// Returns the controller of the coefficient at the start of a run.
     pub(crate) fn controller(&self) -> KlController {
         let Self { kl_coef, target_kl, horizon, .. } = *self;
         match self.r#type {

@@ -1,4 +1,4 @@
-//! The configuration of a run from layers: which defaults lie below them.
+//! Loads the configuration of a run from layers, and selects the defaults below them.
 
 use super::TrainConfig;
 use crate::error::{Error, Result};
@@ -10,18 +10,18 @@ use serde_json::Value;
 const BUILT_IN: (&str, &str) =
     ("configs/train/arithmetic.yaml (built in)", include_str!("../../../../configs/train/arithmetic.yaml"));
 
-/// The section of a file that counts only where neither a model that is read nor files are named.
+/// The section of a file that applies only if neither a pretrained model nor data files are named.
 pub const WITHOUT_MODEL: &str = "without_model";
 
 impl TrainConfig {
-    /// The configuration of `layers`, in this order, later ones winning:
+    /// Returns the configuration of `layers`, where later ones take precedence:
     ///
-    /// 1. `TrainConfig::default()`, whose settings suit a model that is read,
-    /// 2. the built-in configuration, `configs/train/arithmetic.yaml`, unless a layer names a model that is read or files,
-    /// 3. the layers, each with the keys of its section `without_model` on top of its others, under the same condition.
+    /// 1. `TrainConfig::default()`, whose settings suit pretrained models,
+    /// 2. the built-in configuration, `configs/train/arithmetic.yaml`, unless a layer names a pretrained model or data files,
+    /// 3. the layers; under the same condition, each with the keys of its section `without_model` over its other keys.
     ///
-    /// Settings of the built-in task (its warm-up, learning rate, lengths) therefore never reach a model that is read. A section `rewards`
-    /// in any layer replaces the default reward `correct: 1`.
+    /// Settings of the built-in task (warm-up, learning rate, lengths) therefore never apply to a pretrained model. A section `rewards` in any
+    /// layer replaces the default reward `correct: 1`.
     ///
     /// ```
     /// use grpo_files::Layers;
@@ -54,7 +54,7 @@ impl TrainConfig {
         Ok(layers.over(built_in).resolve_over(defaults)?)
     }
 
-    /// The configuration of `grpo train` without arguments: a small model with random weights, which learns addition on the host within
+    /// Returns the configuration of `grpo train` without arguments: a small model with random weights, which learns addition on the CPU within
     /// half a minute.
     ///
     /// ```
@@ -71,12 +71,12 @@ impl TrainConfig {
     }
 }
 
-/// Whether `layers` name a model that is read, in place of the shape of a new one.
+/// Returns `true` if `layers` name a pretrained model instead of the shape of a new one.
 fn names_model(layers: &Layers) -> bool {
     layers.get("model").is_some_and(Value::is_string)
 }
 
-/// Whether `layers` name files to train on.
+/// Returns `true` if `layers` name files to train on.
 fn names_files(layers: &Layers) -> bool {
     match layers.get("data.files") {
         None | Some(Value::Null) => false,

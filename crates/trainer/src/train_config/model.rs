@@ -1,4 +1,4 @@
-//! The key `model`: a folder or a name of Hugging Face's, or the section with the shape of a new model.
+//! The key `model`: a folder or a name on Hugging Face, or the section with the shape of a new model.
 
 use models::ModelConfig;
 use serde::de::value::MapAccessDeserializer;
@@ -6,7 +6,7 @@ use serde::de::{Error, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 use std::fmt;
 
-/// Where the policy's first weights come from.
+/// The source of the policy's initial weights.
 ///
 /// ```
 /// use trainer::{ModelSource, TrainConfig};
@@ -19,14 +19,14 @@ use std::fmt;
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(untagged)]
 pub enum ModelSource {
-    /// A model folder in Hugging Face's layout, or the name of a model (`ORGANISATION/NAME`) in its local cache or on its hub.
+    /// A model folder in Hugging Face's layout, or a model's name (`ORGANISATION/NAME`) in the local cache or on the hub.
     Pretrained(String),
     /// A new model of this shape, with random weights that depend on the seed.
     New(ModelConfig),
 }
 
 impl ModelSource {
-    /// The shape of a new model; `None` for one that is read.
+    /// Returns the shape of a new model; `None` for a pretrained one.
     pub fn shape(&self) -> Option<&ModelConfig> {
         match self {
             Self::New(shape) => Some(shape),
@@ -34,7 +34,7 @@ impl ModelSource {
         }
     }
 
-    /// The shape, to be changed; one that was to be read becomes a new model of the default shape.
+    /// Returns the shape for changes; a pretrained model becomes a new model of the default shape.
     pub fn shape_mut(&mut self) -> &mut ModelConfig {
         if let Self::Pretrained(_) = self {
             *self = Self::default();
@@ -58,7 +58,7 @@ impl From<ModelConfig> for ModelSource {
     }
 }
 
-/// By hand, because an untagged enum would hide which key of the section is wrong.
+/// Written by hand, because the errors of an untagged enum would not name the wrong key.
 impl<'de> Deserialize<'de> for ModelSource {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct Source;

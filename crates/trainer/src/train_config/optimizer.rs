@@ -1,4 +1,4 @@
-//! The sections `optimizer` and `warmup.optimizer`: AdamW, its limits, and the learning-rate schedule.
+//! The sections `optimizer` and `warmup.optimizer`: AdamW, its limits, and the learning rate schedule.
 
 use policy::AdamWConfig;
 use serde::{Deserialize, Serialize};
@@ -60,7 +60,7 @@ impl LrSchedulerKwargs {
     }
 }
 
-/// AdamW with global-norm clipping and a learning-rate schedule. The defaults are the values of TRL's `GRPOConfig`.
+/// AdamW with clipping by the global norm and a learning rate schedule. The defaults are the values of TRL's `GRPOConfig`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct OptimizerConfig {
@@ -70,15 +70,15 @@ pub struct OptimizerConfig {
     pub adam_beta1: f64,
     /// The decay of the second moment, in [0, 1).
     pub adam_beta2: f64,
-    /// The number that is added to the root of the second moment.
+    /// The constant that AdamW adds to the root of the second moment.
     pub adam_epsilon: f64,
     /// The decoupled weight decay of matrices; norms and biases have none.
     pub weight_decay: f64,
-    /// The largest 2-norm of the whole gradient; 0 switches clipping off.
+    /// The limit of the 2-norm of the whole gradient; 0 disables clipping.
     pub max_grad_norm: f64,
-    /// The 2-norm, before clipping, above which an update is skipped; one whose gradient is not finite is skipped, too. Weights,
-    /// moments and the learning-rate schedule then stay as they are, and `skipped_updates` counts it. `None` skips nothing, and
-    /// a gradient that is not finite ends the run.
+    /// The 2-norm, before clipping, above which an update is skipped; an update with a non-finite gradient is skipped, too. Weights, moments
+    /// and the learning rate schedule then stay unchanged, and `skipped_updates` counts it. `None` skips nothing, and a non-finite gradient
+    /// ends the run.
     pub skip_grad_norm: Option<f64>,
     /// The number of updates skipped in a row, at least 1, at which the run ends with an error.
     pub max_consecutive_skips: u64,
@@ -116,7 +116,7 @@ impl Default for OptimizerConfig {
 }
 
 impl OptimizerConfig {
-    /// The learning rate of the update after `step` updates of `total_steps`.
+    /// Returns the learning rate of the update after `step` updates of `total_steps`.
     ///
     /// ```
     /// let optimizer = trainer::train_config::OptimizerConfig { warmup_ratio: 0.1, ..Default::default() };

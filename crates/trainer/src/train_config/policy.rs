@@ -1,4 +1,4 @@
-//! The section `policy`: the device that holds the weights, and what it computes in.
+//! The section `policy`: the device that holds the weights, and how it computes.
 
 use super::{TrainConfig, check};
 use crate::error::Result;
@@ -12,7 +12,7 @@ use stablehlo::Save;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Where the weights are, and with them sampling, scores, gradients and the optimizer.
+/// The device of the weights, and of sampling, scoring, gradients and the optimizer.
 ///
 /// ```
 /// use trainer::TrainConfig;
@@ -28,28 +28,28 @@ use std::time::Duration;
 pub struct PolicyConfig {
     /// The device that holds the weights and computes everything that depends on them.
     pub device: PolicyDevice,
-    /// The PJRT plugin of the device; without it, what `GRPO_PJRT_PLUGIN` names or `grpo plugin install` installed.
+    /// The PJRT plugin of the device; by default that of `GRPO_PJRT_PLUGIN`, or the one that `grpo plugin install` installed.
     pub plugin: Option<PathBuf>,
-    /// The number type in which a device of PJRT takes the operands of products. Weights, moments and gradients have the digits of f32 in
-    /// both, but for weights beneath adapters, which stay bf16 if that is what their files have. With bfloat16, a reference policy does, too,
-    /// until it is mixed with the policy.
+    /// The dtype of matmul operands on a PJRT device. Weights, moments and gradients have f32 precision with both dtypes, except frozen
+    /// weights below adapters, which stay bf16 if their files are bf16. With bfloat16 this also applies to a reference policy until it is
+    /// mixed with the policy.
     pub dtype: PolicyDtype,
-    /// How the tokens of a row attend to each other in training and scoring on a device of PJRT.
+    /// The implementation of attention in training and scoring on a PJRT device.
     pub attention: PolicyAttention,
-    /// What derivatives compute again on a device of PJRT, with Megatron's and verl's name (torch calls it activation checkpointing).
+    /// The activations that the backward pass recomputes on a PJRT device, with Megatron's and verl's name (torch: activation checkpointing).
     pub recompute_granularity: RecomputeGranularity,
-    /// The number of layers n of which only what goes into the first is kept, with Megatron's and verl's name. n divides the number of
-    /// layers L, and is for `recompute_granularity: full`. With 1 the inputs of all L layers are kept. With more, L / n + n inputs are there at
-    /// most, and the layers run forward once more.
+    /// The number n of layers per saved input, with Megatron's and verl's name. n divides the number of layers L and applies to
+    /// `recompute_granularity: full`. With 1, the inputs of all L layers are saved. With more, at most L / n + n inputs are in memory, and the
+    /// layers run forward once more.
     pub recompute_num_layers: usize,
-    /// How many minutes a wait for a device of PJRT takes at most, before it is an error that the device hangs: more than its longest program
-    /// takes, such as a step of the optimizer. Compiling is not counted.
+    /// The time-out in minutes of a wait for a PJRT device, after which it counts as hanging. It must exceed the device's longest program,
+    /// such as an optimizer step. Compiling is not included.
     pub wait_limit_minutes: u64,
-    /// The folder of compiled programs, for this and later processes; without it, `programs` beside the installed plugins.
+    /// The folder of the cache of compiled programs; by default `programs` beside the installed plugins.
     pub compile_cache: Option<PathBuf>,
-    /// Whether a step that fails on a device of PJRT after one of its updates can be taken back, which takes weights and moments twice
-    /// during an update. It counts where a step has several updates, or does more after its update (`grpo.num_iterations`,
-    /// `grpo.steps_per_generation`, `grpo.sync_ref_model`, `grpo.use_adaptive_entropy`): otherwise nothing is kept.
+    /// `true` if a step that fails on a PJRT device after one of its updates can be rolled back, which needs a second copy of weights and
+    /// moments during an update. It only matters for steps with several updates, or with work after their update (`grpo.num_iterations`,
+    /// `grpo.steps_per_generation`, `grpo.sync_ref_model`, `grpo.use_adaptive_entropy`); other steps need no copy.
     pub can_roll_back: bool,
 }
 
@@ -76,59 +76,59 @@ pub enum PolicyDevice {
     #[default]
     #[serde(rename = "host")]
     Host,
-    /// This CPU with the compiler XLA, by its PJRT plugin.
+    /// This CPU with the XLA compiler, through its PJRT plugin.
     #[serde(rename = "pjrt:cpu")]
     PjrtCpu,
-    /// A GPU of NVIDIA, by its PJRT plugin.
+    /// An NVIDIA GPU, through its PJRT plugin.
     #[serde(rename = "pjrt:cuda")]
     PjrtCuda,
-    /// A TPU, by its PJRT plugin.
+    /// A TPU, through its PJRT plugin.
     #[serde(rename = "pjrt:tpu")]
     PjrtTpu,
 }
 
-/// A number type of operands, with torch's names.
+/// A dtype of matmul operands, with torch's names.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum PolicyDtype {
-    /// All digits of f32.
+    /// f32 precision.
     #[default]
     Float32,
-    /// The upper 16 bits of a single-precision number; sums are f32.
+    /// The upper 16 bits of f32; sums are f32.
     Bfloat16,
 }
 
-/// How attention among the tokens of a row is computed. The numbers are the same up to rounding.
+/// An implementation of attention within a row. Results are equal up to rounding.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum PolicyAttention {
-    /// In blocks where rows are longer than [`Attention::BLOCK`] tokens, materialised where they are not.
+    /// Blockwise if rows are longer than [`Attention::BLOCK`] tokens, else materialised.
     #[default]
     Auto,
-    /// The scores of all pairs of tokens are there at once: memory grows with the square of the length.
+    /// The scores of all pairs of tokens are materialised: memory grows with the square of the length.
     Materialised,
-    /// In blocks of [`Attention::BLOCK`] tokens: memory grows with the length, and the derivative computes scores again.
+    /// In blocks of [`Attention::BLOCK`] tokens: memory grows linearly with the length, and the backward pass recomputes scores.
     Blockwise,
 }
 
-/// What of a layer's forward pass its derivative computes again. The numbers are the same up to rounding.
+/// The activations of a layer that the backward pass recomputes. Results are equal up to rounding.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RecomputeGranularity {
-    /// All of it: least memory, about a third more work.
+    /// All: least memory, about a third more work.
     #[default]
     Full,
-    /// All but attention in blocks, of which is kept what it has made of the tokens: as much as goes into a layer. Where attention is
-    /// materialised, its derivative reads all scores, and this is `full`.
+    /// All except blockwise attention, whose output is saved: as much memory as a layer's input. With materialised attention, whose backward
+    /// pass reads all scores, this equals `full`.
     ExceptAttention,
-    /// All but its products, whose results are kept. Megatron's `selective` is another choice: it computes attention alone again.
+    /// All except matmuls, whose results are saved. Megatron's `selective` differs: it only recomputes attention.
     Selective,
-    /// Nothing: what the derivative reads is kept.
+    /// Nothing: all residuals are saved.
     None,
 }
 
 impl PolicyDevice {
-    /// The kind of PJRT device; `None` for this CPU without a plugin.
+    /// Returns the kind of the PJRT device; `None` for this CPU without a plugin.
     pub fn kind(self) -> Option<Kind> {
         match self {
             Self::Host => None,
@@ -140,12 +140,12 @@ impl PolicyDevice {
 }
 
 impl PolicyConfig {
-    /// How long a wait for the device takes at most.
+    /// Returns the time-out of a wait for the device.
     pub fn wait_limit(&self) -> Duration {
         Duration::from_secs(self.wait_limit_minutes.saturating_mul(60))
     }
 
-    /// What products take and how they are computed.
+    /// Returns the dtype and the precision of matmuls.
     pub fn compute(&self) -> Compute {
         match self.dtype {
             PolicyDtype::Float32 => Compute::F32,
@@ -153,7 +153,7 @@ impl PolicyConfig {
         }
     }
 
-    /// How tokens attend to each other.
+    /// Returns the implementation of attention.
     pub fn attention(&self) -> Attention {
         match self.attention {
             PolicyAttention::Auto => Attention::Auto,
@@ -162,10 +162,10 @@ impl PolicyConfig {
         }
     }
 
-    /// What the derivative of a model of this shape keeps of its layers.
+    /// Returns the activations that are saved for a model of this shape.
     ///
     /// # Errors
-    /// [`crate::Error::Config`] where `recompute_num_layers` does not divide the number of layers.
+    /// [`crate::Error::Config`] if `recompute_num_layers` does not divide the number of layers.
     pub fn save(&self, shape: &ModelConfig) -> Result<Save> {
         let (turns, layers) = (self.recompute_num_layers, shape.num_hidden_layers);
         Ok(match self.recompute_granularity {
@@ -183,7 +183,7 @@ impl PolicyConfig {
 }
 
 impl TrainConfig {
-    /// Whether the device that holds the weights does what the rest of the configuration asks for.
+    /// Checks that the device supports the rest of the configuration.
     pub(super) fn validate_policy(&self) -> Result<()> {
         let PolicyConfig { device, plugin, dtype, attention, compile_cache, can_roll_back, .. } = &self.policy;
         let PolicyConfig { recompute_granularity, recompute_num_layers, wait_limit_minutes, .. } = &self.policy;

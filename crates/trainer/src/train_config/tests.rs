@@ -1,4 +1,4 @@
-//! What a run's configuration accepts and refuses, beyond the types of its keys.
+//! Valid and invalid configurations of runs, beyond the types of keys.
 
 use super::{LrSchedulerType, TrainConfig};
 use grpo_files::{Layers, Result};
@@ -12,7 +12,7 @@ fn set(assignments: &[&str]) -> Result<Layers> {
     Layers::new().set(&assignments.iter().map(|s| (*s).to_owned()).collect::<Vec<_>>())
 }
 
-/// TRL's defaults, and none of the settings of the built-in task.
+/// Checks TRL's defaults, without the settings of the built-in task.
 fn assert_defaults_of_a_model_that_is_read(config: &TrainConfig) {
     let defaults = TrainConfig::default();
     assert_eq!(config.warmup.steps, 0, "no supervised steps");
@@ -47,14 +47,14 @@ fn a_model_that_is_read_inherits_nothing_of_the_built_in_task(#[case] file: &str
     let variables = [("GRPO__MODEL", "M"), ("GRPO__DATA__FILES", "rows.jsonl")];
     let env = with(&[]).env(variables.iter().map(|(name, value)| (name.into(), value.into()))).unwrap();
     assert_eq!(TrainConfig::from_layers(env).unwrap(), config);
-    // A warm-up that is asked for is done, and not at the rate of the built-in task.
+    // A requested warm-up is done, but not at the learning rate of the built-in task.
     let asked = TrainConfig::from_layers(with(&["model=M", "data.files=rows.jsonl", "warmup.steps=3"])).unwrap();
     assert_eq!((asked.warmup.steps, asked.warmup.optimizer.learning_rate), (3, 2e-5));
-    // Without a model, the section `without_model` makes a small one.
+    // Without a model, the section `without_model` configures a small one.
     let small = TrainConfig::from_layers(with(&[])).unwrap();
     small.validate().unwrap();
     assert!(small.warmup.steps > 0 && small.optimizer.learning_rate >= 7e-4, "{small:?}");
-    // One of the two is not enough.
+    // A model without data, or data without a model, is refused.
     let [no_data, no_model] = [["model=M"], ["data.files=rows.jsonl"]]
         .map(|one| TrainConfig::from_layers(with(&one)).unwrap().validate().unwrap_err().to_string());
     assert!(no_data.contains("`data.files`: expected rows") && no_data.contains("--set data.files="), "{no_data}");
@@ -160,7 +160,7 @@ fn a_section_of_rewards_replaces_the_default() {
     assert_eq!(with("rewards.regex={a: {pattern: x}}"), ["a"]);
     assert_eq!(with("rewards={correct: 0.5, terminated: 1}"), ["correct", "terminated"]);
     assert_eq!(names(set(&["rewards.partial=1"])).unwrap(), ["partial"], "of the built-in task, too");
-    // Layers above a section change it.
+    // Later layers change a section of earlier ones.
     let file = Layers::new().text("file", "{model: M, data: {files: a.jsonl}, rewards: {math: 1}}").unwrap();
     assert_eq!(names(file.set(&["rewards.terminated=1".into()])).unwrap(), ["terminated", "math"]);
     for empty in ["rewards: {}", "rewards:", "rewards: {answer_from: boxed}", "rewards: {correct: 0}"] {
@@ -314,7 +314,7 @@ fn what_a_folder_says_of_sampling_counts_where_the_configuration_says_nothing() 
     assert_eq!(numbers(&["rollout.use_generation_config=false"], &defaults), (None, None, None, None, None));
     let own = ["rollout.temperature=1", "rollout.top_k=0", "rollout.top_p=1"];
     assert_eq!(numbers(&own, &defaults), (Some(1.0), Some(0), Some(1.0), Some(0.05), Some(1.05)));
-    // Greedy completions say nothing about sampling, and there is nothing to learn of them.
+    // Settings of greedy decoding are not settings of sampling, and greedy completions carry no training signal.
     let none = numbers(&[], &GenerationDefaults::default());
     assert_eq!(numbers(&[], &GenerationDefaults { do_sample: Some(false), ..defaults.clone() }), none);
     assert_eq!(numbers(&[], &GenerationDefaults { temperature: Some(0.0), ..defaults }).0, none.0);

@@ -1,4 +1,4 @@
-//! What a configuration must satisfy beyond its types.
+//! Checks a configuration beyond the types of its keys.
 
 mod algorithm;
 mod sampling;
@@ -10,16 +10,15 @@ use grpo_core::{LossAggMode, LossConfig};
 use models::{CharTokenizer, ModelConfig};
 use rewards::Rewards;
 
-/// The largest number of sequences of a step or an evaluation.
+/// The maximum number of sequences of a step or an evaluation.
 pub(crate) const MAX_SEQUENCES: usize = 1 << 20;
 
 impl TrainConfig {
-    /// Checks every field and every combination. What depends on a model that is read (its vocabulary, its context) is checked
-    /// when the run begins.
+    /// Checks every field and every combination. Limits of a pretrained model (vocabulary, context) are checked when the run starts.
     ///
     /// # Errors
-    /// [`Error::Config`], [`Error::Model`], [`Error::Data`] or [`Error::Rewards`] that name the key and say why;
-    /// [`Error::Loss`] for the section `loss`.
+    /// [`Error::Config`], [`Error::Model`], [`Error::Data`] or [`Error::Rewards`] with the key and the reason; [`Error::Loss`] for the
+    /// section `loss`.
     pub fn validate(&self) -> Result<()> {
         self.validate_sources()?;
         Rewards::new(&self.rewards)?;
@@ -48,7 +47,7 @@ impl TrainConfig {
         }
     }
 
-    /// As [`TrainConfig::validate`], for a tokenizer with `vocab` tokens and a policy that takes sequences of `context` tokens.
+    /// Like [`TrainConfig::validate`], for a tokenizer with `vocab` tokens and a policy with a context of `context` tokens.
     pub(crate) fn validate_for(&self, vocab: usize, context: usize) -> Result<()> {
         self.run.validate()?;
         self.wandb.validate()?;
@@ -96,7 +95,7 @@ impl TrainConfig {
         check(self.loss.logit_scale == 1.0, "loss.logit_scale", plain, self.loss.logit_scale)?;
         let cap = self.loss.final_logit_softcapping;
         check(cap.is_none(), "loss.final_logit_softcapping", plain, cap.unwrap_or_default())?;
-        // Far above what this trainer can train and far below what would overflow an allocation.
+        // Limits are far above trainable sizes and far below sizes that overflow an allocation.
         for (key, count, limit) in [
             ("warmup.batch_size", self.warmup.batch_size, MAX_SEQUENCES),
             ("rollout.max_completion_length", self.rollout.max_completion_length(), usize::MAX),
@@ -126,7 +125,7 @@ impl TrainConfig {
             let few = groups.checked_mul(per_group).is_some_and(|all| all <= MAX_SEQUENCES);
             check(few, key, &expected, format!("{per_group} for each of {groups} prompts"))?;
         }
-        // A prompt has two tokens at least, and the last token of a completion is never fed back.
+        // A prompt has at least two tokens, and the last token of a completion is never an input.
         if let Some(longest) = self.rollout.max_completion_length {
             let expected = format!("less than model.max_position_embeddings, {context}");
             check(longest < context, "rollout.max_completion_length", &expected, longest)?;

@@ -1,10 +1,10 @@
-//! Holds keys.txt to the documentation of the structs and to the serialised configuration.
+//! Compares keys.txt with the documentation of the structs and with the serialised configuration.
 
 use super::*;
 use serde_json::{Value, json};
 use std::path::Path;
 
-/// The structs of the configuration, with the files under `crates/` that define them.
+/// The structs of the configuration with their files under `crates/`.
 const STRUCTS: &[(&str, &str)] = &[
     ("TrainConfig", "trainer/src/train_config.rs"),
     ("WarmupConfig", "trainer/src/train_config.rs"),
@@ -42,7 +42,7 @@ const STRUCTS: &[(&str, &str)] = &[
     ("LossConfig", "grpo-core/src/config/mod.rs"),
 ];
 
-/// The files of the losses that have keys of their own, which `LossConfig` flattens.
+/// The files of the losses with keys of their own, which `LossConfig` flattens.
 const LOSSES: &[&str] = &[
     "grpo-core/src/objective/sapo.rs",
     "grpo-core/src/objective/vespo.rs",
@@ -56,19 +56,19 @@ const LOSSES: &[&str] = &[
 /// A field of a struct.
 struct Field {
     name: String,
-    /// The name of its type, without those around it: `LoraConfig` of `Option<LoraConfig>`.
+    /// The type name without its wrappers: `LoraConfig` for `Option<LoraConfig>`.
     of: String,
     is_map: bool,
     meaning: String,
 }
 
-/// The text of a file under `crates/`.
+/// Returns the text of a file under `crates/`.
 fn source(file: &str) -> String {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(file);
     std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
 }
 
-/// Adds the keys of a struct at `path`, as lines of keys.txt.
+/// Adds the keys of a struct at `path` in the format of keys.txt.
 fn collect(name: &str, path: &str, keys: &mut Vec<String>) {
     let (_, file) = STRUCTS.iter().find(|(known, _)| *known == name).expect("a struct of the configuration");
     for field in fields(&source(file), name) {
@@ -82,7 +82,7 @@ fn collect(name: &str, path: &str, keys: &mut Vec<String>) {
 
 fn add(Field { name, of, is_map, meaning }: Field, path: &str, keys: &mut Vec<String>) {
     let path = if path.is_empty() { name } else { format!("{path}.{name}") };
-    // A model has a name or a shape.
+    // A model is a name or a shape.
     let of = if of == "ModelSource" { "ModelConfig" } else { &of };
     let is_section = STRUCTS.iter().any(|(known, _)| *known == of);
     let below = if is_map { format!("{path}.*") } else { path.clone() };
@@ -92,7 +92,7 @@ fn add(Field { name, of, is_map, meaning }: Field, path: &str, keys: &mut Vec<St
     }
 }
 
-/// The public fields of a struct in Rust's source, formatted by rustfmt.
+/// Returns the public fields of a struct in rustfmt's formatting.
 fn fields(source: &str, name: &str) -> Vec<Field> {
     let begin = format!("pub struct {name} {{");
     let lines = source.lines().skip_while(|line| *line != begin).skip(1).take_while(|line| *line != "}");
@@ -117,7 +117,7 @@ fn fields(source: &str, name: &str) -> Vec<Field> {
     fields
 }
 
-/// The first sentence of a documentation, with the words of a configuration in the place of Rust's.
+/// Returns the first sentence of a documentation comment, with Rust's words replaced by those of configurations.
 fn first_sentence(text: &str) -> String {
     let end = text.match_indices(['.', ':']).map(|(at, _)| at).find(|at| {
         let (before, after) = (&text[..*at], &text[at + 1..]);
@@ -163,7 +163,7 @@ fn keys_have_the_first_sentences_of_their_documentation() {
     );
 }
 
-/// The dotted paths of everything in a value, maps of names included as `*`.
+/// Returns the dotted paths of everything in a value, including maps of names as `*`.
 fn paths(value: &Value, path: &str, found: &mut Vec<String>) {
     let Value::Object(map) = value else { return };
     for (key, value) in map {

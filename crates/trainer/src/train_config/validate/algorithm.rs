@@ -1,4 +1,4 @@
-//! What surrounds the loss: which settings go together, and which need what this trainer does not have.
+//! Checks the settings around the loss: valid combinations, and features that this trainer lacks.
 
 use super::check;
 use crate::error::Result;
@@ -6,18 +6,18 @@ use crate::train_config::TrainConfig;
 use grpo_core::advantages::{AdvantageEstimator as E, Whitening};
 use grpo_core::objective::ValueLossConfig;
 
-/// The largest number of generation batches of a step.
+/// The maximum number of generation batches of a step.
 const MAX_GENERATION_BATCHES: usize = 1 << 20;
 
 impl TrainConfig {
-    /// Advantages, the KL in the reward, dynamic sampling, the adaptive entropy bonus and the moving reference.
+    /// Checks advantages, the KL in the reward, dynamic sampling, the adaptive entropy bonus and the synced reference policy.
     pub(super) fn validate_algorithm(&self) -> Result<()> {
         self.validate_advantages()?;
         let grpo = &self.grpo;
         if grpo.use_kl_in_reward {
             let coef = grpo.kl_ctrl.kl_coef;
             check(coef.is_finite() && coef >= 0.0, "grpo.kl_ctrl.kl_coef", "a finite number >= 0", coef)?;
-            // Target and horizon, and whether a step is too much for the horizon.
+            // Checks target and horizon, and that a step is not too large for the horizon.
             grpo.kl_ctrl.controller().update(0.0, grpo.sequences())?;
         }
         if grpo.filter_groups.enable {
@@ -57,7 +57,7 @@ impl TrainConfig {
         Ok(())
     }
 
-    /// Whether this trainer has what the estimator needs.
+    /// Checks that this trainer provides the inputs of the estimator.
     fn validate_advantages(&self) -> Result<()> {
         let advantages = &self.grpo.advantages;
         check(
@@ -104,7 +104,7 @@ impl TrainConfig {
         )
     }
 
-    /// PPO's value loss: what goes with it, and that it is not set where nothing has a value.
+    /// Checks PPO's value loss: valid combinations, and that it is only set if values are trained.
     fn validate_values(&self) -> Result<()> {
         let (grpo, default) = (&self.grpo, ValueLossConfig::default());
         let Some(of_values) = grpo.value_loss() else {

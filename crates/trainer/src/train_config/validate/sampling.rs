@@ -1,4 +1,4 @@
-//! How completions are sampled, for training and for evaluations.
+//! Checks the sampling settings of rollouts and evaluations.
 
 use super::check;
 use crate::error::{Error, Result};
@@ -6,7 +6,7 @@ use crate::train_config::TrainConfig;
 use policy::{LogitsProcessors, Sampling};
 
 impl TrainConfig {
-    /// The sampling options of the sections `rollout` and `eval`, and what an evaluation makes of its samples.
+    /// Checks the sampling options of the sections `rollout` and `eval`, and the metrics that an evaluation computes from its samples.
     pub(super) fn validate_sampling(&self) -> Result<()> {
         let (rollout, eval) = (&self.rollout, &self.eval);
         let t = rollout.temperature();
@@ -44,7 +44,7 @@ impl TrainConfig {
     }
 }
 
-/// The ranges of the options of a section.
+/// Checks the ranges of the options of a section.
 fn validate_processors(section: &str, processors: &LogitsProcessors) -> Result<()> {
     processors.validate().map_err(|error| match error {
         policy::Error::Argument { operation, expected, found } => {
