@@ -161,5 +161,5 @@ pub(crate) fn differences(losses: &[LossType]) -> String {
     }
     groups.sort_by_key(|([name, ..], _)| name.clone());
     let rows = groups.into_iter().map(|([name, trl, verl, jax], losses)| [name, losses.join(", "), trl, verl, jax]);
-    table(&["what", "of", "trl", "verl", "mllm_jax"], rows)
+    table(&["property", "losses", "trl", "verl", "mllm_jax"], rows)
 }

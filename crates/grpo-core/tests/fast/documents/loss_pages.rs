@@ -10,7 +10,7 @@ use grpo_core::batch::TokenWeights;
 use grpo_core::{Advantages, LossConfig, LossType, TokenBatch};
 use std::collections::BTreeMap;
 
-/// Returns the documentation of the loss's file as a page of docs/losses.
+/// Returns the module documentation of a loss as Markdown.
 pub(crate) fn written(loss: LossType) -> String {
     let name = loss.name();
     let path = folder("crates/grpo-core/src/objective").join(format!("{name}.rs"));
@@ -64,8 +64,8 @@ pub(crate) fn page(loss: LossType) -> String {
 fn generated(loss: LossType) -> String {
     let legend = "B: sequences; B': sequences with active tokens; |y|: active tokens of a sequence; N: active tokens of \
                   the step ([aggregation](aggregation.md)).";
-    let numbers_of = "Computed by this library for one sequence, as the mean over its tokens for every average; \
-                      without KL and entropy.";
+    let numbers_of = "Loss and gradient of one sequence, computed by this library as the mean over its tokens for every \
+                      average, without KL and entropy terms.";
     let mut text = format!("### Defaults by system\n\n{}\n{legend}\n\n### Numbers\n\n{numbers_of}\n", defaults(loss));
     for (json, sequences) in examples(loss) {
         text += &format!("\n`{}`\n\n{}", spoken(&json), numbers(&json, &sequences));
@@ -81,7 +81,7 @@ fn defaults(loss: LossType) -> String {
             Ok((config, needed)) => {
                 if let Some(reason) = needed {
                     notes
-                        .entry(format!("needs a value, here that of an example: {reason}"))
+                        .entry(format!("needs a key without a default, here with the value of an example: {reason}"))
                         .or_default()
                         .push(format!("`{name}`"));
                 }

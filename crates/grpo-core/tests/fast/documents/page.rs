@@ -25,7 +25,7 @@ pub(crate) fn check_whole(name: &str, new: &str) {
     let differs = old.lines().zip(new.lines()).find(|(old, new)| old != new);
     assert!(
         old == new,
-        "docs/losses/{name}.md differs from the code: {differs:?}; if the code is right, write it anew with\n  \
+        "docs/losses/{name}.md differs from the code: {differs:?}; if the code is right, regenerate the page with\n  \
          UPDATE_DOCS=1 cargo test -p grpo-core --test fast documents"
     );
 }

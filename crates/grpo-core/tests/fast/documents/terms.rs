@@ -7,7 +7,7 @@ use grpo_core::batch::PolicyValues;
 use grpo_core::format::BatchLoss;
 use grpo_core::{Advantages, LossConfig, TokenBatch};
 
-/// Returns value and slope of each estimator.
+/// Returns value and derivative of each estimator.
 pub(crate) fn kl() -> String {
     let estimators = ["k1", "k2", "k3", "low_var_kl", "abs", "k1+", "k3+", "abs+", "low_var_kl+"];
     let head: Vec<String> = estimators.iter().map(|name| format!("`{name}`")).collect();
@@ -22,7 +22,7 @@ pub(crate) fn kl() -> String {
     }
     format!(
         "Computed by this library with `semantics: trl` without bias correction; the last column is k3 times the ratio, \
-         on-policy (r = 1).\n\nValue:\n\n{}\nSlope by l:\n\n{}",
+         on-policy (r = 1).\n\nValue:\n\n{}\nDerivative with respect to l:\n\n{}",
         table(&head, values),
         table(&head, slopes)
     )
@@ -97,8 +97,8 @@ pub(crate) fn aggregation() -> String {
         [format!("`{}`", spoken(json)), of(&weights.policy), of(&weights.kl), of(&weights.entropy)]
     });
     format!(
-        "Weights of a batch of three sequences, 4 wide, with 3, 1 and 0 active tokens. Two weights belong to a token \
-         of the first and of the second sequence.\n\n{}",
+        "Weights of a batch of three sequences, 4 wide, with 3, 1 and 0 active tokens. If a cell has two weights, they \
+         are the weights of a token of the first and of the second sequence.\n\n{}",
         table(&["settings", "policy term", "KL term, before beta", "entropy, before its coefficient"], rows)
     )
 }
@@ -144,7 +144,7 @@ pub(crate) fn sampler() -> String {
         [format!("`{}`", spoken(json)), weights(0..2), weights(2..5)]
     });
     format!(
-        "The factor of each token's policy term, for two sequences with the ratios e^(o - s) of the table's \
+        "The factor of each token's policy term, for two sequences with the ratios e^(o - s) in the table's \
          head.\n\n{}",
         table(&["settings", "0.6, 4", "1.8, 1.8, NaN"], rows)
     )
@@ -165,6 +165,6 @@ pub(crate) fn entropy() -> String {
     });
     format!(
         "Five tokens with entropies 0.1, 0.5, 1, 2 and 3:\n\n{}",
-        table(&["`top_entropy_quantile`", "policy terms times", "entropies in the bonus times"], rows)
+        table(&["`top_entropy_quantile`", "policy factors", "entropy factors in the bonus"], rows)
     )
 }
