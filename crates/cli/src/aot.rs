@@ -93,7 +93,7 @@ pub(crate) struct Document {
 
 pub(crate) fn run(args: Args, compiling: &Compiling) -> anyhow::Result<Outcome> {
     if args.worker {
-        // The process that has started this one shows it.
+        // The parent process shows the progress.
         compiling.silence();
     }
     if aot_run::is_run(&args.bench)? {

@@ -1,7 +1,7 @@
-//! What is being compiled: a line that moves on a terminal, lines in a log.
+//! Shows compilations in progress: a line on a terminal, or lines in a log.
 //!
-//! Compilers do not say how far they are, so that all there is to show is which program they have and for how long. Commands that compile in
-//! this process are heard by [`Spans`]; `grpo aot`, which compiles in others, calls [`Compiling::began`] itself.
+//! Compilers report no progress, so only the current programs and their elapsed times are known. [`Spans`] observes compilations in this
+//! process; `grpo aot`, which compiles in other processes, calls [`Compiling::began`] itself.
 
 use crate::progress::{Field, fitted};
 use crate::terminal;
@@ -20,40 +20,40 @@ use tracing_subscriber::Layer;
 use tracing_subscriber::layer::Context;
 use tracing_subscriber::registry::LookupSpan;
 
-/// The longest time without a line in a log.
+/// The longest time between two lines in a log.
 const LONGEST_SILENCE: Duration = Duration::from_secs(15);
-/// Programs with a shorter text in bytes, such as copies of a tensor, are compiled in a moment.
+/// The size in bytes of StableHLO text below which compiling takes only a moment, such as for copies of a tensor.
 const SMALL: u64 = 2000;
-/// A program that has begun since the last line needs no other one yet.
+/// A program that started less than this ago gets no further line.
 const YOUNG: Duration = Duration::from_secs(10);
 
-/// Shows what is being compiled on standard error. Clones share it.
+/// The display of compilations in progress, on standard error. Clones share its state.
 #[derive(Clone, Default)]
 pub(crate) struct Compiling(Arc<Shared>);
 
 #[derive(Default)]
 struct Shared {
     state: Mutex<State>,
-    /// Whenever a program ends.
+    /// Notified when a program ends.
     ended: Condvar,
 }
 
 #[derive(Default)]
 struct State {
-    /// Nothing is shown.
+    /// `true` if nothing is shown.
     silent: bool,
-    /// Another line of a terminal shows it: see [`Compiling::fields`].
+    /// `true` if another line of the terminal shows the state, see [`Compiling::fields`].
     elsewhere: bool,
-    /// The number of programs to compile, where it is known.
+    /// The number of programs to compile, if known.
     total: Option<usize>,
-    /// The number of programs that have begun, and of those of them that are not small.
+    /// The number of started programs; `named` excludes small ones.
     began: usize,
     named: usize,
     done: usize,
-    /// The programs that are being compiled, in the order in which they have begun.
+    /// The programs being compiled, in starting order.
     programs: BTreeMap<usize, Program>,
     bar: Option<ProgressBar>,
-    /// Whether a thread writes lines of long programs into the log.
+    /// `true` if a thread writes lines about slow programs to the log.
     ticks: bool,
 }
 
@@ -62,44 +62,44 @@ struct State {
 struct Program {
     name: String,
     bytes: Option<u64>,
-    /// Its place among the programs that are not small; `None` for a small one.
+    /// Its number among the programs that are not small; `None` for a small one.
     place: Option<usize>,
     since: Instant,
 }
 
-/// How a program has ended.
+/// The outcome of compiling a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ended {
-    /// It is compiled.
+    /// The program was compiled.
     Compiled,
-    /// It had been compiled before.
+    /// The program was in the cache.
     FromCache,
-    /// It is not compiled; the command says why.
+    /// The program did not compile; the command reports the error.
     Failed,
 }
 
 impl Compiling {
-    /// Shows nothing from now on.
+    /// Stops showing anything.
     pub(crate) fn silence(&self) {
         self.lock().silent = true;
     }
 
-    /// Says how many programs there will be.
+    /// Sets the number of programs.
     pub(crate) fn expect(&self, total: usize) {
         self.lock().total = Some(total);
     }
 
-    /// Says whether a line of the terminal shows [`Compiling::fields`], so that there is no other one.
+    /// Sets whether another line of the terminal shows [`Compiling::fields`], which replaces the line of this display.
     pub(crate) fn is_shown_elsewhere(&self, elsewhere: bool) {
         self.lock().elsewhere = elsewhere;
     }
 
-    /// The fields of a line on a terminal, the most important one with rank `first`; `None` while nothing is compiled.
+    /// Returns the fields for a terminal line, the most important with rank `first`; `None` if nothing is being compiled.
     pub(crate) fn fields(&self, first: u8) -> Option<Vec<Field>> {
         self.lock().fields(first)
     }
 
-    /// A program begins; returns its number.
+    /// Records the start of a program and returns its number.
     pub(crate) fn began(&self, name: &str, bytes: Option<u64>) -> usize {
         let mut state = self.lock();
         let is_small = bytes.is_some_and(|bytes| bytes < SMALL);
@@ -127,12 +127,12 @@ impl Compiling {
         state.programs.insert(number, program);
         let bar = state.bar.clone();
         drop(state);
-        // Its line asks for the state, so that it is drawn where the state is free.
+        // Drawing the line locks the state, so it must be unlocked here.
         bar.inspect(|bar| bar.enable_steady_tick(Duration::from_millis(200)));
         number
     }
 
-    /// The program with this number ends.
+    /// Records the end of the program with this number.
     pub(crate) fn ended(&self, number: usize, how: Ended) {
         let mut state = self.lock();
         let Some(program) = state.programs.remove(&number) else { return };
@@ -144,15 +144,15 @@ impl Compiling {
         let bar = if state.programs.is_empty() { state.bar.take() } else { None };
         drop(state);
         self.0.ended.notify_all();
-        // Its line asks for the state.
+        // Drawing the line locks the state.
         bar.inspect(ProgressBar::finish_and_clear);
     }
 
-    /// A line on standard error that moves.
+    /// Creates the animated line on standard error.
     fn bar(&self) -> ProgressBar {
         let (bar, compiling) = (ProgressBar::new_spinner(), self.clone());
         let line = move |_: &ProgressState, out: &mut dyn std::fmt::Write| {
-            // The spinner and a space stand before it. What is written here reaches a terminal, or nobody.
+            // Leaves room for the spinner and a space. Errors of writing are ignored.
             let columns = terminal::of(&Term::stderr()).saturating_sub(2);
             let _ = out.write_str(&fitted(&compiling.fields(0).unwrap_or_default(), columns));
         };
@@ -186,7 +186,7 @@ impl State {
     }
 }
 
-/// Writes a line for each program that takes long, until none is left.
+/// Writes lines about slow programs to the log until no program is left.
 fn tick(shared: &Shared) {
     let mut state = shared.state.lock().unwrap_or_else(PoisonError::into_inner);
     loop {
@@ -203,12 +203,12 @@ fn tick(shared: &Shared) {
     }
 }
 
-/// A line of the log; that nobody reads it is no error.
+/// Writes a line to the log, ignoring errors.
 fn say(line: &str) {
     let _ = writeln!(std::io::stderr(), "{line}");
 }
 
-/// The place of a program among those that are compiled.
+/// Returns the number of a program among all programs.
 fn place(number: usize, total: Option<usize>) -> String {
     match total {
         Some(total) => format!("{number} of {total}"),
@@ -239,7 +239,7 @@ fn ended_line(program: &Program, how: Ended, elapsed: Duration, done: usize, tot
     line
 }
 
-/// A time such as `0.4 s`, `12 s` or `3 min 05 s`.
+/// Returns a time such as `0.4 s`, `12 s` or `3 min 05 s`.
 fn seconds(elapsed: Duration) -> String {
     match elapsed.as_secs() {
         0..10 => format!("{:.1} s", elapsed.as_secs_f64()),
@@ -248,11 +248,11 @@ fn seconds(elapsed: Duration) -> String {
     }
 }
 
-/// Hears the spans of [`pjrt`] and shows them.
+/// A tracing layer that shows the spans of [`pjrt`].
 pub(crate) struct Spans(pub(crate) Compiling);
 
 impl Spans {
-    /// Whether a span says something about compiling.
+    /// Returns `true` if a span is about compiling.
     pub(crate) fn hears(metadata: &Metadata<'_>) -> bool {
         metadata.is_span()
             && matches!((metadata.target(), metadata.name()), ("pjrt", "compile") | ("backend_tpu", "tiles"))
@@ -295,7 +295,7 @@ impl Visit for Fields {
 /// The tiles of the programs that are compiled within a span.
 struct Tiles(String);
 
-/// The number of the program of a span, and how it ends.
+/// The number of a span's program, and its outcome.
 struct Numbered(usize, Ended);
 
 impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Spans {
@@ -388,11 +388,11 @@ mod tests {
                 drop(entered);
             });
             assert_eq!(compiling.fields(0), None);
-            // A small program is not counted.
+            // Small programs are not counted.
             tracing::info_span!(target: "pjrt", "compile", program = "zeros", bytes = 300u64).in_scope(|| {
                 assert_eq!(joined(&compiling.fields(0).unwrap()), "compiling zeros  0.0 s  300 B");
             });
-            // Programs that are read from a cache open no span, and a silent command shows none.
+            // Programs from a cache open no span, and a silent command shows none.
             compiling.silence();
             let _span = tracing::info_span!(target: "pjrt", "compile", program = "step", bytes = 1u64).entered();
             assert_eq!(compiling.fields(0), None);

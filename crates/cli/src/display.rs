@@ -36,7 +36,7 @@ pub(crate) struct Display {
     bar: Option<ProgressBar>,
     /// The fields of the last step on the bar's line.
     said: Arc<Mutex<Vec<Field>>>,
-    /// What is being compiled, which the bar shows in place of the last step.
+    /// The compilations in progress, which the bar shows instead of the last step.
     compiling: Compiling,
     terminal: bool,
     phase: Phase,
@@ -136,7 +136,7 @@ impl Display {
                 let mut fields = phase_fields(name, state);
                 let step = || said.lock().unwrap_or_else(PoisonError::into_inner).clone();
                 fields.extend(compiling.fields(1).unwrap_or_else(step));
-                // What is written here reaches a terminal, or nobody.
+                // Errors of writing to a terminal are ignored.
                 let _ = out.write_str(&fitted(&fields, terminal::of(&Term::stdout())));
             };
             if let Ok(style) = ProgressStyle::with_template("{line}") {

@@ -1,4 +1,4 @@
-//! `grpo init`: the configuration of a run for a model and rows, chosen by what they are.
+//! `grpo init`: writes a run's configuration for a model and rows, derived from their properties.
 
 mod columns;
 mod file;
@@ -28,27 +28,27 @@ use trainer::{ModelSource, TrainConfig};
     enough, nothing is written, and the error names the key to set, e.g. `--set data.prompt_column=text`."
 )]
 pub(crate) struct Args {
-    /// The model to train: a folder, or a model's name on Hugging Face.
+    /// The model to train: a folder or a name on Hugging Face.
     #[arg(long, value_name = "FOLDER")]
     model: PathBuf,
-    /// A file of rows (JSONL; Parquet where the build reads it); repeatable.
+    /// A file of rows (JSONL; Parquet if the build supports it); repeatable.
     #[arg(long, value_name = "FILE", required = true)]
     data: Vec<PathBuf>,
     /// Where to write the configuration [default: train.yaml]. `-` is standard output.
     #[arg(long, short, value_name = "FILE", alias = "output")]
     out: Option<PathBuf>,
-    /// Set one key, which is written into the file; repeatable.
+    /// Set one key in the written file; repeatable.
     #[arg(long, value_name = "A.B=VALUE")]
     set: Vec<String>,
-    /// Replace the file if it is there.
+    /// Replace an existing file.
     #[arg(long)]
     force: bool,
 }
 
-/// The file's name unless another is asked for.
+/// The default file name.
 const DEFAULT_OUT: &str = "train.yaml";
 
-/// What was seen of model and rows, and what follows from it: subjects with a line each.
+/// Findings about model and rows, and the derived settings: a subject and a line each.
 type Seen = Vec<(&'static str, String)>;
 
 pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
@@ -64,12 +64,12 @@ pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
     let place = if to_stdout { DEFAULT_OUT.into() } else { out.display().to_string() };
     let next = file::next(&place, &settings.run_name());
     let text = file::text(&settings.values()?, &seen, &next)?;
-    // As `grpo train` will read it.
+    // Parsed as `grpo train` will do.
     let config = TrainConfig::from_layers(Layers::new().text(&place, &text)?)?;
     config.validate()?;
     let shown: String = seen.iter().map(|(subject, line)| format!("  {subject:11}{line}\n")).collect();
     if to_stdout {
-        // A reader of standard error that has gone away is no error.
+        // A closed standard error is ignored.
         let _ = write!(std::io::stderr(), "{}", printable(&shown));
         emit_document(&text)?;
         return Ok(Outcome::Done);
@@ -85,7 +85,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
     Ok(Outcome::Done)
 }
 
-/// The settings for model and rows.
+/// Returns the settings for model and rows.
 fn choose(args: &Args) -> anyhow::Result<(Settings, Seen)> {
     let text =
         |path: &Path| path.to_str().map(str::to_owned).with_context(|| format!("{} is not UTF-8", path.display()));

@@ -17,7 +17,7 @@ use tracing_subscriber::{EnvFilter, Layer};
 /// Crates whose logs may contain keys and passwords; they are always off.
 const SILENT: [&str; 3] = ["ureq=off", "ureq_proto=off", "rustls=off"];
 
-/// Begins to log what `GRPO_LOG` asks for: warnings, unless it says otherwise; and to show what is being compiled.
+/// Starts logging at the levels of `GRPO_LOG`, by default warnings, and the display of compilations.
 pub(crate) fn init(compiling: Compiling) {
     let filter = EnvFilter::try_from_env("GRPO_LOG").unwrap_or_else(|_| EnvFilter::new("warn"));
     let silent = SILENT.iter().filter_map(|directive| directive.parse().ok());
@@ -36,7 +36,7 @@ struct Lines {
     terminal: bool,
 }
 
-/// Goes to the beginning of a terminal's line and erases it.
+/// Moves to the start of a terminal's line and erases it.
 const ERASE: &str = "\r\u{1b}[K";
 
 impl<S, N> FormatEvent<S, N> for Lines
@@ -55,7 +55,7 @@ where
             Level::INFO => name.green(),
             _ => name.blue(),
         };
-        // A bar may stand on the line; it is drawn again below.
+        // A progress bar may be on the line; it is redrawn below.
         let erase = if self.terminal { ERASE } else { "" };
         writeln!(writer, "{erase}{name} {target}: {}", printable(&text))
     }

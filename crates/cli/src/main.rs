@@ -63,7 +63,7 @@ struct Cli {
 enum Command {
     /// Train a model folder, or a new small model, with GRPO, end to end.
     Train(train::Args),
-    /// Write the commented configuration of a run for a model and data files.
+    /// Write a commented configuration of a run for a model and data files.
     Init(init::Args),
     /// Show the prompts that a policy will get from data files: tokens, lengths, dropped rows, rewards of the reference answers.
     Data(data::Args),

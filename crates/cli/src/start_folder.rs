@@ -1,10 +1,10 @@
-//! Runs that go on from another folder than the one in which they were begun.
+//! Resuming runs from another working folder.
 
 use anyhow::Context;
 use std::path::{Path, PathBuf};
 
-/// Goes to the folder in which the run in `run` was begun, so that the relative paths of its configuration (model, data, programs that
-/// reward) lead where they did. Returns the path of the run, which is absolute where the folder has changed.
+/// Changes to the working folder in which the run in `run` was started, so that relative paths of its configuration (model, data, reward
+/// programs) stay valid. Returns the path of the run, which is absolute if the folder has changed.
 pub(crate) fn enter(run: &Path) -> anyhow::Result<PathBuf> {
     let here = std::env::current_dir().context("the present folder cannot be found")?;
     let Some(start) = trainer::run::start_folder(run)?.filter(|start| *start != here) else {

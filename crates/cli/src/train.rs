@@ -25,8 +25,8 @@ pub(crate) struct Args {
     /// Print the resolved configuration as YAML, with a comment for each key, and exit.
     #[arg(long)]
     print_config: bool,
-    /// Continue the run in this folder, exactly as if it had not stopped, but for what --set changes. Relative paths of its
-    /// configuration go from the folder in which it was begun.
+    /// Continue the run in this folder with the same result as an uninterrupted run, except for changes by --set. Relative paths of its
+    /// configuration are resolved from the folder in which it was started.
     #[arg(long, value_name = "RUN", conflicts_with_all = ["config", "named", "run_dir"])]
     resume: Option<PathBuf>,
     /// The checkpoint to resume from instead of the newest, e.g. `step-000100`.

@@ -16,14 +16,13 @@ use std::sync::Arc;
 /// ```
 #[derive(Clone)]
 pub struct Item {
-    /// What the policy is asked.
+    /// The prompt.
     pub prompt: Prompt,
-    /// A right answer, which rewards compare with; `None` where the data has none.
+    /// The reference answer, which rewards compare with; `None` if the data has none.
     pub answer: Option<String>,
-    /// The right answers beside the first one, where the data has a list: a completion is right with any of them.
+    /// Alternative reference answers, if the data has a list; each of them makes a completion correct.
     pub other_answers: Vec<String>,
-    /// A whole right completion, such as a solution with its steps, which the supervised warm-up trains on; where there is none,
-    /// it trains on the answer.
+    /// A whole reference completion, such as a solution with its steps, for the supervised warm-up, which otherwise trains on the answer.
     pub completion: Option<String>,
     /// The other columns of the row, passed to reward functions unchanged.
     pub columns: Arc<Map<String, Value>>,
@@ -47,7 +46,7 @@ impl Item {
         }
     }
 
-    /// Returns a problem of a task.
+    /// Returns a problem of a task as a row.
     pub fn from_task(task: Arc<dyn Task>, problem: Problem) -> Self {
         Self {
             prompt: problem.prompt.clone().into(),
@@ -60,14 +59,14 @@ impl Item {
         }
     }
 
-    /// Returns the row with a right answer.
+    /// Returns the row with a reference answer.
     #[must_use]
     pub fn with_answer(mut self, answer: impl Into<String>) -> Self {
         self.answer = Some(answer.into());
         self
     }
 
-    /// All right answers, the first one first.
+    /// Returns all reference answers, starting with `answer`.
     ///
     /// ```
     /// let item = data::Item { other_answers: vec!["one".into()], ..data::Item::new("0 + 1").with_answer("1") };

@@ -1,8 +1,8 @@
-//! Counts with their nouns, for people.
+//! Formats counts with their nouns.
 
 use std::borrow::Cow;
 
-/// A count with commas between groups of three digits.
+/// Formats a count with commas between groups of three digits.
 ///
 /// ```
 /// assert_eq!([0, 999, 1000, 1_234_567].map(grpo_files::grouped), ["0", "999", "1,000", "1,234,567"]);
@@ -13,7 +13,7 @@ pub fn grouped(count: u64) -> String {
     groups.join(",")
 }
 
-/// The form of a noun that follows a count: the singular behind 1, and the plural otherwise.
+/// Returns the form of a noun for a count: singular for 1, plural otherwise.
 ///
 /// ```
 /// use grpo_files::noun;
@@ -27,7 +27,7 @@ pub fn noun(count: u64, singular: &str) -> Cow<'_, str> {
     if count == 1 {
         return singular.into();
     }
-    // `row of a file`: its first part has the plural.
+    // `row of a file`: the plural is that of the first part.
     let (head, rest) = singular.find(" of ").map_or((singular, ""), |at| singular.split_at(at));
     let is_vowel = |c: char| "aeiou".contains(c);
     let stem = head.strip_suffix('y').filter(|stem| !stem.ends_with(is_vowel));
@@ -40,7 +40,7 @@ pub fn noun(count: u64, singular: &str) -> Cow<'_, str> {
     .into()
 }
 
-/// A count with its noun.
+/// Formats a count with its noun.
 ///
 /// ```
 /// use grpo_files::counted;

@@ -216,7 +216,7 @@ fn unknown_keys<T: Configuration>(given: &Value, default: &Value) -> grpo_core::
     })
 }
 
-/// The key of a section that is given as a list, which serde would take for the values of its keys in their order.
+/// Returns the key of a section that was given as a list, which serde would accept as the values of its keys in order.
 fn list_for_section<T: Configuration>(given: &Value, default: &Value) -> Option<String> {
     fn below(given: &Value, known: &Value, path: &str) -> Option<String> {
         let known = known.as_object().filter(|known| !known.is_empty())?;

@@ -172,12 +172,12 @@ pub enum Error {
          chatml.jinja }}`, or give rows with texts as prompts"
     )]
     NoChatTemplate,
-    /// A date for chat templates that is none.
+    /// An invalid date for chat templates.
     #[error("expected a date such as 2026-11-25 or 2026-11-25T09:30:00, got {text:?} ({reason})")]
     Date {
-        /// The text that was given.
+        /// The text found.
         text: String,
-        /// What is wrong with it.
+        /// The problem.
         reason: String,
     },
     /// A chat template does not parse, raises an error, or cannot render the messages.

@@ -103,7 +103,7 @@ impl Prepared {
             true => Rows::checked(&config, &*tokenizer, context, &*dataset, &rewards, report.is_some())?,
             false => Rows::default(),
         };
-        // The memory table assumes the longest prompt: of all rows of files, and of a sample of what tasks make.
+        // The memory table assumes the longest prompt: of all rows of files, or of a sample from tasks.
         let seen = dataset.probe(if report.is_some() { 1 } else { PROMPTS })?;
         let longest_prompt = match &report {
             Some(report) => report.longest_prompt(),

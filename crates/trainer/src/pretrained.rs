@@ -96,11 +96,11 @@ impl Pretrained {
     }
 }
 
-/// Returns the memory that a training of a model of this shape on prompts of up to `prompt` tokens needs, by part. `in_files` is the dtype of
-/// its weight files, f32 for a new model.
+/// Returns the memory of training a model of this shape on prompts of up to `prompt` tokens, by part. `in_files` is the dtype of its weight
+/// files, f32 for a new model.
 ///
 /// # Errors
-/// A loss that cannot be planned; targets of LoRA that the model does not have.
+/// A loss that cannot be planned; LoRA targets that the model does not have.
 pub(crate) fn training_memory(
     config: &TrainConfig,
     shape: &ModelConfig,

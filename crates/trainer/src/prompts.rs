@@ -7,14 +7,14 @@ use models::{ChatTemplate, HfTokenizer, ModelFolder, Tokenizer};
 use rewards::Rewards;
 use std::path::Path;
 
-/// The key of a chat template that takes the place of the model's own.
+/// The key of a chat template that replaces the model's.
 const CHAT_TEMPLATE: &str = "data.chat_template";
 
-/// The tokenizer of a model folder as a run uses it: with the folder's stop tokens, and with the chat template and its variables
+/// Returns the tokenizer of a model folder as a run uses it: with the folder's stop tokens, and with the chat template and its variables
 /// that the section `data` sets, and the date that it writes.
 ///
 /// # Errors
-/// Those of [`HfTokenizer::open`]; [`Error::Config`] for a chat template that cannot be read or does not parse, and for a date that is none.
+/// The errors of [`HfTokenizer::open`]; [`Error::Config`] for a chat template that cannot be read or parsed, and for an invalid date.
 pub fn open_tokenizer(folder: &ModelFolder, config: &DataConfig) -> Result<HfTokenizer> {
     let stop_ids = &folder.generation().eos_token_id;
     let tokenizer = HfTokenizer::open(folder.path(), stop_ids, folder.config().vocab_size)?;
@@ -35,7 +35,7 @@ pub fn open_tokenizer(folder: &ModelFolder, config: &DataConfig) -> Result<HfTok
     }
 }
 
-/// The tokenizer with the chat template of a file.
+/// Returns the tokenizer with the chat template of a file.
 fn with_template_of(tokenizer: HfTokenizer, path: &Path) -> Result<HfTokenizer> {
     const EXPECTED: &str = "the path of a template in Jinja, such as `{% for m in messages %}<|im_start|>{{ m.role }}\\n{{ m.content }}\
                             <|im_end|>\\n{% endfor %}<|im_start|>assistant\\n`, e.g. `--set data.chat_template=chatml.jinja`";

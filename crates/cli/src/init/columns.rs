@@ -1,48 +1,48 @@
-//! Which columns of the rows are the prompt and the answer.
+//! Chooses the columns of the prompt and the answer.
 
 use anyhow::bail;
 use data::{ANSWER_COLUMNS, ApplyChatTemplate, Column, Columns, DataConfig};
 use grpo_files::counted;
 use trainer::TrainConfig;
 
-/// The columns that are read as prompts without a key, in the order in which a row is searched.
+/// The columns that are read as prompts without a key, in search order.
 const BY_DEFAULT: [&str; 3] = ["prompt", "messages", "question"];
-/// Other usual names of a column of prompts, the likeliest first.
+/// Other common names of prompt columns, most common first.
 const USUAL: [&str; 8] =
     ["problem", "query", "instruction", "input", "conversation", "conversations", "user_prompt", "text"];
-/// The largest number of columns that an error describes.
+/// The maximum number of columns that an error describes.
 const MOST: usize = 12;
 
-/// The columns of the prompt and of the right answer.
+/// The columns of the prompt and the reference answer.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Roles {
-    /// The column of the prompt, or those that rows have one of.
+    /// The column of the prompt, or several columns of which each row has one.
     pub(super) prompts: Vec<String>,
-    /// The key of the section `data` that names it; `None` where none is needed.
+    /// The key of the section `data` that names the column; `None` if no key is needed.
     pub(super) prompt_key: Option<&'static str>,
-    /// Where the right answers stand.
+    /// The source of reference answers.
     pub(super) answer: Answer,
 }
 
-/// Where the right answers of rows stand.
+/// The source of reference answers.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) enum Answer {
-    /// In the column `answer`, or in the one that the user names.
+    /// The column `answer`, or a column named by the user.
     Known(String),
-    /// In another column, which `data.answer_column` has to name.
+    /// Another column, which `data.answer_column` must name.
     Column(String),
-    /// In the last message of conversations.
+    /// The last message of conversations.
     Conversation,
-    /// Nowhere.
+    /// No answers.
     #[default]
     None,
 }
 
 impl Roles {
-    /// The columns of the prompt and the answer among those that were `found`; keys that are set in `given` win.
+    /// Chooses the columns of the prompt and the answer from `found`; keys in `given` take precedence.
     ///
     /// # Errors
-    /// That no column can be the prompt of every row, with the columns that there are.
+    /// An error with all columns if none can be the prompt of every row.
     pub(super) fn of(found: &Columns, given: &DataConfig) -> anyhow::Result<Self> {
         let mut roles = Self::default();
         let set = given.prompt_column.as_ref().or(given.messages_column.as_ref());
@@ -54,12 +54,12 @@ impl Roles {
         Ok(roles)
     }
 
-    /// Whether prompts are texts.
+    /// Returns `true` if prompts are texts.
     pub(super) fn has_texts(&self, found: &Columns) -> bool {
         self.prompts.iter().filter_map(|name| found.get(name)).any(|column| column.texts > 0)
     }
 
-    /// Which column is the prompt, and what becomes of it.
+    /// Describes the prompt's column and its rendering.
     pub(super) fn prompt_text(&self, config: &TrainConfig, found: &Columns, has_chat_template: bool) -> String {
         let columns: Vec<String> = self.prompts.iter().map(|name| format!("`{name}`")).collect();
         let columns = columns.join(" or ");
@@ -74,7 +74,7 @@ impl Roles {
         format!("column {columns}, {form}")
     }
 
-    /// Where the right answers stand.
+    /// Describes the source of reference answers.
     pub(super) fn answer_text(&self) -> String {
         match &self.answer {
             Answer::Known(column) | Answer::Column(column) => format!("column `{column}`"),
@@ -84,18 +84,18 @@ impl Roles {
     }
 }
 
-/// The columns of the prompt, and the key that names the one which is not read by default.
+/// Returns the columns of the prompt, and the key that is needed if the column is not read by default.
 fn prompt(found: &Columns) -> anyhow::Result<(Vec<String>, Option<&'static str>)> {
     let rows = found.rows;
     let in_all = |name: &&str| found.get(name).is_some_and(|column| column.prompts() == rows);
     let is_there = |name: &&str| found.get(name).is_some_and(|column| column.prompts() > 0);
     let defaults: Vec<&str> = BY_DEFAULT.into_iter().filter(is_there).collect();
-    // A row is searched in this order, so that another default column with values in some rows needs a key.
+    // Rows are searched in this order, so an earlier default column with values in some rows makes a key necessary.
     if let Some(name) = defaults.iter().find(|name| in_all(name)) {
         let key = if defaults.first() == Some(name) { None } else { Some(key_of(found, name)) };
         return Ok((vec![(*name).to_owned()], key));
     }
-    // Files of several kinds have one of them each.
+    // Files of different kinds have one of these columns each.
     let together: usize = defaults.iter().filter_map(|name| found.get(name)).map(Column::prompts).sum();
     if defaults.len() > 1 && together == rows {
         return Ok((defaults.iter().map(|name| (*name).to_owned()).collect(), None));
@@ -125,7 +125,7 @@ fn prompt(found: &Columns) -> anyhow::Result<(Vec<String>, Option<&'static str>)
     )
 }
 
-/// The key that names a column of prompts: one of whole conversations is read with the answer that ends them.
+/// Returns the key for a prompt column: `messages_column` if conversations end with their answer, else `prompt_column`.
 fn key_of(found: &Columns, name: &str) -> &'static str {
     match found.get(name).is_some_and(|column| column.answered > 0) {
         true => "messages_column",
@@ -147,7 +147,7 @@ fn answer(found: &Columns, given: &DataConfig, prompts: &[String]) -> Answer {
     match ANSWER_COLUMNS.into_iter().find(in_all) {
         Some(name) => Answer::Column(name.into()),
         None if of_conversation && given.prompt_column.is_none() => Answer::Conversation,
-        // Not in every row: the rows without one are named.
+        // Not in every row: an error names the rows without one.
         None if has(&"answer") && found.get("answer").is_some_and(|column| column.answers() > 0) => {
             Answer::Known("answer".into())
         }
@@ -155,7 +155,7 @@ fn answer(found: &Columns, given: &DataConfig, prompts: &[String]) -> Answer {
     }
 }
 
-/// The columns with their values, for errors.
+/// Describes the columns and their values for errors.
 pub(super) fn described(found: &Columns) -> String {
     let one = |column: &Column| {
         let kinds = [
@@ -208,7 +208,7 @@ mod tests {
             roles(&[texts("problem", 10), texts("solution", 10)]),
             (vec!["problem".into()], Some("prompt_column"), column("solution"))
         );
-        // An answer that is a number, and a column of prompts that some rows lack.
+        // An integer answer, and a prompt column that is missing in some rows.
         let label = Column { name: "ground_truth".into(), scalars: 10, ..Column::default() };
         assert_eq!(
             roles(&[texts("prompt", 3), texts("question", 10), label]),

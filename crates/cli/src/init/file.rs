@@ -1,10 +1,10 @@
-//! The text of the file.
+//! Formats the configuration file.
 
 use super::Seen;
 use crate::commented::{comment, commented};
 use serde_json::Value;
 
-/// The commands that follow, with what each does.
+/// Returns the next commands with their purpose.
 pub(super) fn next(config: &str, run: &str) -> Vec<String> {
     let quoted = if config.contains(|c: char| c.is_whitespace() || "'\"$`\\".contains(c)) {
         format!("'{}'", config.replace('\'', "'\\''"))
@@ -20,10 +20,10 @@ pub(super) fn next(config: &str, run: &str) -> Vec<String> {
     commands.iter().map(|(command, does)| format!("{command:width$}  # {does}")).collect()
 }
 
-/// The settings as YAML with comments, below what they were chosen by.
+/// Returns the settings as commented YAML, below the findings that led to them.
 ///
 /// # Errors
-/// That a value has no form in YAML.
+/// An error if a value cannot be represented in YAML.
 pub(super) fn text(settings: &Value, seen: &Seen, next: &[String]) -> anyhow::Result<String> {
     let mut text = String::new();
     let version = env!("CARGO_PKG_VERSION");

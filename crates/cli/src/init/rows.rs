@@ -1,4 +1,4 @@
-//! The rows as the policy will see them.
+//! Reads the rows as a run will see them.
 
 use data::{Columns, DataReport, Prompt, PromptEncoder};
 use grpo_files::counted;
@@ -6,19 +6,19 @@ use models::{HfTokenizer, ModelConfig, Tokenizer};
 use std::cell::RefCell;
 use trainer::TrainConfig;
 
-/// The number of rows whose answers are looked at.
+/// The number of rows whose answers are inspected.
 const ANSWERS: usize = 256;
 
-/// The rows of a configuration, and the length of completions that they leave room for.
+/// The rows of a configuration, and the length of completions that fits beside them.
 #[derive(Debug, Default)]
 pub(super) struct Rows {
-    /// What became of the rows.
+    /// The counts of rows.
     pub(super) report: DataReport,
     /// The number of tokens of every prompt.
     pub(super) lengths: Vec<usize>,
-    /// Right answers of some rows.
+    /// The reference answers of some rows.
     pub(super) answers: Vec<String>,
-    /// The largest number of tokens of a completion.
+    /// The maximum number of tokens of a completion.
     pub(super) completion: usize,
 }
 
@@ -26,20 +26,20 @@ impl Rows {
     /// Reads the rows of `config` and encodes their prompts.
     ///
     /// # Errors
-    /// Those of `grpo data`: a row that is no prompt, a template that refuses it, rows of which none is left.
+    /// The errors of `grpo data`: a row without a prompt, a template that rejects a row, no rows left.
     pub(super) fn read(config: &TrainConfig, shape: &ModelConfig, tokenizer: &HfTokenizer) -> anyhow::Result<Self> {
         let context = shape.max_position_embeddings;
         let set = config.rollout.max_completion_length;
         let rows = Self::read_beside(config, context, set.unwrap_or(1), tokenizer)?;
         let completion = set.unwrap_or_else(|| completion_length(config, context, &rows.lengths));
         match rows.lengths.iter().any(|length| length + completion > context) {
-            // Some have no room beside such completions.
+            // Some prompts leave no room for completions of this length.
             true => Self::read_beside(config, context, completion, tokenizer),
             false => Ok(Self { completion, ..rows }),
         }
     }
 
-    /// Reads the rows whose prompts have room in the context beside completions of this length.
+    /// Reads the rows whose prompts fit into the context together with completions of this length.
     fn read_beside(
         config: &TrainConfig,
         context: usize,
@@ -62,7 +62,7 @@ impl Rows {
         Ok(Self { report, lengths: lengths.take(), answers, completion })
     }
 
-    /// How many rows there are, and what becomes of them.
+    /// Describes the number of rows and their split.
     pub(super) fn text(&self, config: &TrainConfig, found: &Columns) -> String {
         let files: Vec<String> = config.data.files.iter().map(|file| file.path.display().to_string()).collect();
         let (training, held_out, dropped) = (self.report.training(), self.report.held_out(), self.report.dropped());
@@ -75,7 +75,7 @@ impl Rows {
         )
     }
 
-    /// The lengths of prompts and completions.
+    /// Describes the lengths of prompts and completions.
     pub(super) fn lengths_text(&self, config: &TrainConfig, context: usize) -> String {
         let longest = self.lengths.iter().max().copied().unwrap_or(0);
         let room = context.saturating_sub(self.completion);
@@ -88,7 +88,7 @@ impl Rows {
         format!("prompts of up to {}{dropped}; completions of up to {}", counted(longest, "token"), self.completion)
     }
 
-    /// Which rows are evaluated.
+    /// Describes the evaluated rows.
     pub(super) fn evaluation_text(&self, config: &TrainConfig) -> String {
         match self.report.held_out() {
             0 => "off: there are too few rows to hold some out (data.held_out_fraction: 0); name rows with data.eval_files".into(),
@@ -104,7 +104,7 @@ impl Rows {
     }
 }
 
-/// The default length of completions, or what the prompts leave of the context, half of it at least.
+/// Returns the default length of completions, or the rest of the context after the prompts, at least half of it.
 fn completion_length(config: &TrainConfig, context: usize, lengths: &[usize]) -> usize {
     let limit = config.data.max_prompt_length.unwrap_or(usize::MAX);
     let longest = lengths.iter().copied().filter(|length| *length <= limit).max().unwrap_or(0);

@@ -1,4 +1,4 @@
-//! The keys that are written, with their values.
+//! Chooses the keys of the written file and their values.
 
 use super::columns::{Answer, Roles, described};
 use super::rows::Rows;
@@ -12,15 +12,15 @@ use serde_json::{Map, Value, json};
 use trainer::TrainConfig;
 use trainer::train_config::keys::keys;
 
-/// The fewest rows of which some are held out.
+/// The minimum number of rows for a held-out split.
 const FEWEST_TO_HOLD_OUT: usize = 10;
-/// The longest answer in characters that a completion is expected to repeat.
+/// The maximum length of an answer in characters that a completion is expected to repeat.
 const LONGEST_ANSWER: usize = 60;
 /// The learning rate of adapters, ten times the default for all weights.
 const ADAPTERS_LEARNING_RATE: f64 = 1e-5;
-/// The bytes that a weight takes that is trained: itself, its gradient and AdamW's two moments.
+/// The memory in bytes of a trained weight: its value, gradient and AdamW's two moments.
 const BYTES_PER_WEIGHT: u64 = 16;
-/// The keys that are written with their defaults.
+/// The keys that are written even with their defaults.
 const DEFAULTS: [&str; 9] = [
     "grpo.max_steps",
     "grpo.prompts_per_step",
@@ -32,10 +32,10 @@ const DEFAULTS: [&str; 9] = [
     "optimizer.lr_scheduler_type",
     "optimizer.weight_decay",
 ];
-/// A reward of the user's own, as an example.
+/// An example of a custom reward.
 const OWN_REWARD: &str = "--set 'rewards.programs.judge.command=[python3, judge.py]'";
 
-/// The settings of a run: those that are chosen, and those of the user, which win.
+/// The settings of a run: chosen ones and the user's, which take precedence.
 pub(super) struct Settings {
     chosen: Value,
     of_user: Layers,
@@ -44,19 +44,19 @@ pub(super) struct Settings {
 }
 
 impl Settings {
-    /// The settings `start` with the assignments of the user.
+    /// Creates the settings `start` with the user's assignments.
     ///
     /// # Errors
-    /// That one is no assignment.
+    /// An error for an invalid assignment.
     pub(super) fn new(start: Value, assignments: &[String]) -> anyhow::Result<Self> {
         let user_keys = assignments.iter().filter_map(|text| Some(text.split_once('=')?.0.trim().to_owned())).collect();
         Ok(Self { chosen: start, of_user: Layers::new().set(assignments)?, user_keys })
     }
 
-    /// The configuration that these settings make.
+    /// Returns the configuration with these settings.
     ///
     /// # Errors
-    /// That a setting is not legal.
+    /// An error for an invalid setting.
     pub(super) fn config(&self) -> anyhow::Result<TrainConfig> {
         let chosen = Layers::new().value("the settings that `grpo init` has chosen", self.chosen.clone())?;
         let mut config = TrainConfig::from_layers(self.of_user.clone().over(chosen))?;
@@ -64,10 +64,10 @@ impl Settings {
         Ok(config)
     }
 
-    /// The keys that are written, in the order of the sections of a configuration.
+    /// Returns the keys to write, in the order of a configuration's sections.
     ///
     /// # Errors
-    /// As [`Settings::config`].
+    /// The errors of [`Settings::config`].
     pub(super) fn values(&self) -> anyhow::Result<Value> {
         let mut values = self.chosen.clone();
         for key in &self.user_keys {
@@ -89,7 +89,7 @@ impl Settings {
         Ok(Value::Object(sorted))
     }
 
-    /// Sets `key` unless the user has.
+    /// Sets `key`, unless the user has set it.
     fn set(&mut self, key: &str, value: impl Into<Value>) {
         if self.of_user.get(key).is_none() {
             let nested = key.rsplit('.').fold(value.into(), |value, part| json!({ part: value }));
@@ -97,13 +97,13 @@ impl Settings {
         }
     }
 
-    /// The name of the run.
+    /// Returns the name of the run.
     pub(super) fn run_name(&self) -> String {
         let name = |config: TrainConfig| config.run.name;
         self.config().map(name).unwrap_or_default()
     }
 
-    /// Names the run, the columns, and what becomes of texts.
+    /// Sets the run's name, the columns, and the rendering of texts.
     pub(super) fn choose_data(&mut self, model: &str, roles: &Roles, found: &Columns, has_chat_template: bool) {
         self.set("run.name", run_name(model));
         if let Some(key) = roles.prompt_key {
@@ -122,10 +122,10 @@ impl Settings {
         }
     }
 
-    /// The reward that reads the answers.
+    /// Sets the reward that fits the answers.
     ///
     /// # Errors
-    /// That there are no answers, or that no built-in reward reads them.
+    /// An error if there are no answers, or if no built-in reward can score them.
     pub(super) fn choose_rewards(&mut self, roles: &Roles, rows: &Rows, found: &Columns) -> anyhow::Result<()> {
         if self.of_user.get("rewards").is_some() {
             return Ok(());
@@ -157,7 +157,7 @@ impl Settings {
         Ok(())
     }
 
-    /// Chooses lengths, what is trained, the steps, and evaluations; says what is trained.
+    /// Sets lengths, trained weights, steps and evaluations. Returns a description of the trained weights.
     pub(super) fn choose_training(&mut self, shape: &ModelConfig, rows: &Rows, available: Option<u64>) -> String {
         self.set("rollout.max_completion_length", rows.completion);
         self.set("rollout.temperature", 1);
@@ -187,13 +187,13 @@ impl Settings {
     }
 }
 
-/// The default value of a key.
+/// Returns the default value of a key.
 fn default(key: &str) -> Value {
     let defaults = serde_json::to_value(TrainConfig::default()).unwrap_or_default();
     defaults.pointer(&format!("/{}", key.replace('.', "/"))).cloned().unwrap_or_default()
 }
 
-/// Puts the keys of `new` into `values`, section by section.
+/// Merges the keys of `new` into `values`, section by section.
 fn merge(values: &mut Value, new: Value) {
     match (values, new) {
         (Value::Object(values), Value::Object(new)) => {
@@ -205,7 +205,7 @@ fn merge(values: &mut Value, new: Value) {
     }
 }
 
-/// The end of a model's path or name as the name of a run.
+/// Returns a run name from the last part of a model's path or name.
 fn run_name(model: &str) -> String {
     let last = model.trim_end_matches('/').rsplit('/').next().unwrap_or_default();
     let legal = |c: char| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '-' };

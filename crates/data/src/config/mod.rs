@@ -42,22 +42,23 @@ pub struct DataConfig {
     pub held_out_fraction: f64,
     /// The built-in tasks, and how often each is drawn. Files take their place.
     pub tasks: TasksConfig,
-    /// The files that are trained on; a path may begin with `~` or be a pattern such as `data/*.jsonl`. A row is an object: `prompt` (text, or a list of messages), `messages` (whose last one,
-    /// where it is the assistant's, is the right answer), or `question`; `answer`, in which `#### ` goes before the final answer
-    /// as in GSM8K; `completion`, a whole right completion; `tools`. Every column but the prompt's is handed to rewards.
+    /// The training files; a path may start with `~` or be a pattern such as `data/*.jsonl`. A row is an object with one of `prompt` (text, or
+    /// a list of messages), `messages` (whose last one, if it is the assistant's, is the reference answer) and `question`; and `answer`
+    /// (`#### ` separates a solution from the final answer, as in GSM8K), `completion` (a whole reference completion), `tools`. Rewards
+    /// receive every column except the prompt's.
     #[serde(deserialize_with = "files::one_or_more")]
     pub files: Vec<DataFile>,
-    /// The files of the held-out split. Where there are none, it is `held_out_fraction` of `files`.
+    /// The files of the held-out split. The default is `held_out_fraction` of `files`.
     #[serde(deserialize_with = "files::one_or_more")]
     pub eval_files: Vec<DataFile>,
-    /// The column of the prompt, a text or a list of messages; where it is left out: `prompt`, else `messages`, else `question`.
+    /// The column of the prompt, a text or a list of messages; the default is `prompt`, else `messages`, else `question`.
     pub prompt_column: Option<String>,
-    /// The column of a conversation whose last message, where it is the assistant's, is the right answer.
+    /// The column of a conversation whose last message, if it is the assistant's, is the reference answer.
     pub messages_column: Option<String>,
-    /// The column of the right answer, or of a list of right answers; `answer` where it is left out, and rows may lack that one. A column
-    /// may be named by its path, as in `reward_model.ground_truth`.
+    /// The column of the reference answer, or of a list of them; the default is `answer`, which rows may lack. A nested column is named by its
+    /// path, as in `reward_model.ground_truth`.
     pub answer_column: Option<String>,
-    /// The column that names the source of a row in metrics; the file where it is left out.
+    /// The column with the source of a row in metrics; the default source is the file.
     pub source_column: Option<String>,
     /// The system message for rows without one; for a text prompt, text before it, separated by an empty line.
     pub system_prompt: Option<String>,
@@ -74,10 +75,10 @@ pub struct DataConfig {
     /// Variables for the chat template, such as `enable_thinking: false`.
     #[serde(deserialize_with = "files::ordered_map")]
     pub chat_template_kwargs: Map<String, Value>,
-    /// The date, or date and time, that `strftime_now` of a chat template writes, such as `2026-11-25`. Where it is left out, it is the local
-    /// time of the run's start, which the run records and a resumed run keeps.
+    /// The date, or date and time, of `strftime_now` in chat templates, such as `2026-11-25`. The default is the local time of the run's start,
+    /// which is recorded and kept on resume.
     pub template_date: Option<String>,
-    /// The largest number of tokens of a prompt; rows with longer ones are dropped and counted.
+    /// The maximum number of tokens of a prompt; rows with longer ones are dropped and counted.
     pub max_prompt_length: Option<usize>,
     /// `true` if rows are shuffled in every epoch, depending on the seed; `false` for the files' order.
     pub shuffle: bool,
@@ -120,7 +121,7 @@ pub struct TasksConfig {
     pub sorting: SortingConfig,
     /// Reversal of a word, `rev:abc=` -> `cba`.
     pub reverse: ReverseConfig,
-    /// Countdown, `2,3,4:14=` -> `2*(3+4)`, or any other expression that reaches the target.
+    /// Countdown, `2,3,4:14=` -> `2*(3+4)`, or any other expression with the target value.
     pub countdown: CountdownConfig,
 }
 

@@ -1,15 +1,15 @@
-//! Paths of files as people write them: `~` for the home folder, and patterns that stand for several files.
+//! Expands file paths: `~` for the home folder, and patterns for several files.
 
 use super::{DataConfig, DataFile};
 use crate::error::{Error, Result};
 use std::path::{Path, PathBuf};
 
 impl DataConfig {
-    /// Replaces `~` by the home folder in every path, and each pattern (`*`, `?`, `[...]`, `**`) in `data.files` and `data.eval_files` by
-    /// the files that it stands for, in the order of their names. A file that is called so goes first.
+    /// Replaces `~` by the home folder in every path, and each pattern (`*`, `?`, `[...]`, `**`) in `data.files` and `data.eval_files` by the
+    /// matching files, sorted by name. A file whose name equals the pattern takes precedence.
     ///
     /// # Errors
-    /// [`Error::File`] for a pattern that no file matches, or that is none.
+    /// [`Error::File`] for a pattern without a match, or an invalid one.
     pub fn expand_paths(&mut self) -> Result<()> {
         for (key, files) in [("data.files", &mut self.files), ("data.eval_files", &mut self.eval_files)] {
             let mut expanded = Vec::with_capacity(files.len());
@@ -26,7 +26,7 @@ impl DataConfig {
     }
 }
 
-/// The path with the home folder in the place of a first `~`.
+/// Returns the path with a leading `~` replaced by the home folder.
 pub fn at_home(path: &Path) -> PathBuf {
     match (path.strip_prefix("~"), std::env::home_dir()) {
         (Ok(rest), Some(home)) => home.join(rest),
@@ -34,7 +34,7 @@ pub fn at_home(path: &Path) -> PathBuf {
     }
 }
 
-/// The files that a path stands for: itself, unless there is no such file and it is a pattern.
+/// Returns the files of a path: the path itself if the file exists or it is not a pattern, else the matches.
 fn matches(key: &str, path: &Path) -> Result<Vec<PathBuf>> {
     let pattern = path.to_str().filter(|text| text.contains(['*', '?', '[']) && !path.exists());
     let Some(pattern) = pattern else { return Ok(vec![path.to_owned()]) };

@@ -1,4 +1,4 @@
-//! The columns of files: which there are, and the kinds of their values.
+//! The columns of files and the types of their values.
 
 use super::lines::Lines;
 use crate::config::DataFile;
@@ -6,7 +6,7 @@ use crate::error::Result;
 use crate::prompt::is_message;
 use serde_json::Value;
 
-/// The columns of the rows of files, fields of objects with their path (`reward_model.ground_truth`).
+/// The columns of the rows of files; fields of objects have a path (`reward_model.ground_truth`).
 ///
 /// ```no_run
 /// let columns = data::Columns::read(&[data::DataFile::new("train.jsonl")])?;
@@ -19,11 +19,11 @@ use serde_json::Value;
 pub struct Columns {
     /// The number of rows.
     pub rows: usize,
-    /// The columns, in the order in which they first appear.
+    /// The columns, in the order of their first occurrence.
     pub columns: Vec<Column>,
 }
 
-/// A column, with the number of its values of each kind. Null and an empty text are no value.
+/// A column, with counts of its values by type. Null and empty texts do not count.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Column {
     /// The name.
@@ -42,14 +42,14 @@ pub struct Column {
     pub others: usize,
 }
 
-/// The largest number of columns that are counted.
+/// The maximum number of columns that are counted.
 const MOST_COLUMNS: usize = 256;
 
 impl Columns {
     /// Reads all rows of `files`.
     ///
     /// # Errors
-    /// [`crate::Error::Io`] and [`crate::Error::File`] for a file, [`crate::Error::Row`] for a row that is no JSON object in UTF-8.
+    /// [`crate::Error::Io`] and [`crate::Error::File`] for a file; [`crate::Error::Row`] for a row that is not a JSON object in UTF-8.
     pub fn read(files: &[DataFile]) -> Result<Self> {
         let mut found = Self::default();
         for file in files {
@@ -64,7 +64,7 @@ impl Columns {
         Ok(found)
     }
 
-    /// The column called `name`.
+    /// Returns the column called `name`.
     pub fn get(&self, name: &str) -> Option<&Column> {
         self.columns.iter().find(|column| column.name == name)
     }
@@ -92,7 +92,7 @@ impl Columns {
             Value::Array(_) => column.others += 1,
             Value::Object(fields) => {
                 column.others += 1;
-                // As `data.answer_column` names them: `reward_model.ground_truth`.
+                // Named as in `data.answer_column`: `reward_model.ground_truth`.
                 if !name.contains('.') {
                     fields.iter().for_each(|(field, value)| self.count(&format!("{name}.{field}"), value));
                 }
@@ -106,12 +106,12 @@ fn is_plain(value: &Value) -> bool {
 }
 
 impl Column {
-    /// The number of values that can be a prompt: texts and conversations.
+    /// Returns the number of values that can be a prompt: texts and conversations.
     pub fn prompts(&self) -> usize {
         self.texts + self.conversations
     }
 
-    /// The number of values that can be an answer: texts, numbers, booleans and lists of them.
+    /// Returns the number of values that can be an answer: texts, numbers, booleans and lists of them.
     pub fn answers(&self) -> usize {
         self.texts + self.scalars + self.lists
     }

@@ -1,4 +1,4 @@
-//! The rows of one file: an index of where they are, and each parsed when it is needed.
+//! The rows of a file: an index of their positions, and parsing on demand.
 
 use crate::config::{DataFile, FileFormat};
 use crate::error::{Error, Result};
@@ -8,17 +8,17 @@ use std::io::{BufRead, BufReader, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
-/// The longest line that is read, in bytes.
+/// The size limit of a line in bytes.
 const LONGEST_LINE: u64 = 256 << 20;
 
-/// Where a row is.
+/// The position of a row.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Place {
-    /// The byte at which its text begins.
+    /// The byte offset of its text.
     offset: u64,
-    /// The number of bytes of its text.
+    /// The length of its text in bytes.
     length: u32,
-    /// Its line, from 1.
+    /// Its line number, from 1.
     pub(super) line: u32,
 }
 
@@ -28,10 +28,10 @@ pub(super) struct Lines {
     bytes: Bytes,
 }
 
-/// What the lines are read from.
+/// The source of the lines.
 enum Bytes {
     File(Mutex<File>),
-    /// The rows of a file of another format, as JSON.
+    /// The rows of a file in another format, converted to JSON.
     #[cfg_attr(not(feature = "parquet"), allow(dead_code))]
     Memory(Vec<u8>),
 }
@@ -40,7 +40,7 @@ impl Lines {
     /// Opens a file of rows.
     ///
     /// # Errors
-    /// [`Error::Io`]; [`Error::File`] for a folder or a device, and for a format that this build does not read.
+    /// [`Error::Io`]; [`Error::File`] for a folder or a device, and for a format that this build does not support.
     pub(super) fn open(file: &DataFile) -> Result<Self> {
         let path = file.path.clone();
         let mut opened = open_regular(&path)?;
@@ -66,10 +66,10 @@ impl Lines {
         &self.path
     }
 
-    /// Hands every row to `each`, in the order of the file. Lines without text are no rows.
+    /// Passes every row to `each`, in file order. Blank lines are skipped.
     ///
     /// # Errors
-    /// [`Error::Row`] for a line that is not a JSON object in UTF-8; those of `each`.
+    /// [`Error::Row`] for a line that is not a JSON object in UTF-8; the errors of `each`.
     pub(super) fn for_each(&self, mut each: impl FnMut(Place, Map<String, Value>) -> Result<()>) -> Result<()> {
         match &self.bytes {
             Bytes::Memory(bytes) => self.scan(&mut bytes.as_slice(), &mut each),
@@ -106,10 +106,10 @@ impl Lines {
         }
     }
 
-    /// The row at `place`.
+    /// Returns the row at `place`.
     ///
     /// # Errors
-    /// [`Error::Io`], and [`Error::Row`] where the file has changed since it was opened.
+    /// [`Error::Io`]; [`Error::Row`] if the file has changed since it was opened.
     pub(super) fn read(&self, place: Place) -> Result<Map<String, Value>> {
         let changed = |what: String| {
             self.row(u64::from(place.line), format!("the file has changed since the run has read it first: {what}"))
@@ -130,12 +130,12 @@ impl Lines {
     }
 
     fn parse(&self, bytes: &[u8], line: u32) -> Result<Map<String, Value>> {
-        // Some editors begin files with a byte order mark.
+        // Some editors write a byte order mark.
         let bytes = if line == 1 { bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes) } else { bytes };
         let row = |reason: String| self.row(u64::from(line), reason);
         let text = std::str::from_utf8(bytes)
             .map_err(|e| row(format!("expected UTF-8, which ends at byte {} of the line", e.valid_up_to() + 1)))?;
-        // A text without its closing quote ends with the line, too.
+        // Without the line break, an unclosed string is reported at the end of the line.
         let text = text.trim_end_matches(['\r', '\n']);
         match serde_json::from_str(text) {
             Ok(Value::Object(fields)) => Ok(fields),
@@ -144,7 +144,7 @@ impl Lines {
                 Err(row(format!("expected a JSON object per line, got a list: {once}")))
             }
             Ok(other) => Err(row(format!("expected a JSON object, got {}", shown(&other)))),
-            // A file of one pretty-printed list or object.
+            // A file with a single pretty-printed list or object.
             Err(e) if e.is_eof() => Err(row(format!(
                 "expected a whole JSON object on this line, and it ends at column {}: {}",
                 text.trim_end().chars().count(),
@@ -156,7 +156,7 @@ impl Lines {
         }
     }
 
-    /// An error in a row.
+    /// Returns an [`Error::Row`].
     pub(super) fn row(&self, line: u64, reason: String) -> Error {
         Error::Row { path: self.path.clone(), line, reason }
     }
@@ -166,12 +166,12 @@ impl Lines {
     }
 }
 
-/// A panic elsewhere has left the file's position, and that is set before every use.
+/// Locks the file, ignoring poisoning: a panic can only have left its position, which is set before every use.
 fn lock(file: &Mutex<File>) -> std::sync::MutexGuard<'_, File> {
     file.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
-/// What a key of a file expects, with an example.
+/// Returns the expected value of a file key, with an example.
 fn expected_file(key: &str) -> String {
     let name = key.rsplit('.').next().unwrap_or_default();
     let example = match name {
@@ -183,10 +183,10 @@ fn expected_file(key: &str) -> String {
     format!("expected the path of a file, e.g. `data: {{ {name}: {example} }}` or `--set {key}={example}`")
 }
 
-/// Checks that a file that the key `key` names is there, and a regular one.
+/// Checks that the file in the key `key` exists and is a regular file.
 ///
 /// # Errors
-/// [`Error::File`] that names the key, and for the name of a data set on the Hugging Face Hub says how it becomes a file.
+/// [`Error::File`] with the key; for a dataset name on the Hugging Face Hub, also how to convert it to a file.
 pub(crate) fn check_file(key: &str, path: &Path) -> Result<()> {
     let file = |reason: String| Error::File { path: path.to_owned(), reason };
     match std::fs::metadata(path) {
@@ -214,7 +214,7 @@ pub(crate) fn check_file(key: &str, path: &Path) -> Result<()> {
     }
 }
 
-/// A path that may be the name of a data set: `ORGANISATION/NAME` without an ending of a file.
+/// Returns the path if it may be a dataset name: `ORGANISATION/NAME` without a file extension.
 fn hub_name(path: &Path) -> Option<&str> {
     let name = path.to_str()?;
     let legal = |part: &str| {
@@ -230,20 +230,20 @@ fn hub_name(path: &Path) -> Option<&str> {
 
 fn open_regular(path: &Path) -> Result<File> {
     let io = |source| Error::Io { path: path.to_owned(), source };
-    // Before it is opened: opening a pipe waits for a writer.
+    // Checked before opening, because opening a pipe waits for a writer.
     if !std::fs::metadata(path).map_err(io)?.is_file() {
         return Err(Error::File { path: path.to_owned(), reason: "expected a file, got a folder or a device".into() });
     }
     File::open(path).map_err(io)
 }
 
-/// What is wrong with a JSON text, without serde_json's own words for where.
+/// Returns the message of a JSON error without serde_json's position.
 fn cause(error: &serde_json::Error) -> String {
     let text = error.to_string();
     text.split(" at line ").next().unwrap_or_default().to_owned()
 }
 
-/// The beginning of a line for an error.
+/// Quotes the beginning of a line for an error.
 fn quoted(text: &str) -> String {
     const MOST: usize = 60;
     let text = text.trim();
@@ -251,7 +251,7 @@ fn quoted(text: &str) -> String {
     format!("`{}{more}`", text.chars().take(MOST).collect::<String>())
 }
 
-/// A value for an error: its beginning, where it is long.
+/// Formats a value for an error, truncated if it is long.
 pub(super) fn shown(value: &Value) -> String {
     quoted(&value.to_string())
 }

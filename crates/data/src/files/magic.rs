@@ -1,14 +1,14 @@
-//! Files that are not the rows they are named as: compressed, of another encoding, or not downloaded yet.
+//! Recognises files whose contents do not match their name: compressed, in another encoding, or not downloaded.
 
 use crate::config::FileFormat;
 use std::fs::File;
 use std::io::{Read, Seek};
 
-/// The number of bytes that tell what a file is.
+/// The number of bytes that identify a file's contents.
 const LENGTH: usize = 128;
 
-/// What is wrong with a file by its first bytes, and what to do; `None` where it may be rows of `format`. The file is read from its
-/// beginning afterwards.
+/// Returns the problem with a file according to its first bytes, and the fix; `None` if it may contain rows of `format`. The file is then
+/// read from its start again.
 pub(super) fn fault(file: &mut File, format: FileFormat) -> std::io::Result<Option<String>> {
     let mut head = Vec::with_capacity(LENGTH);
     file.take(LENGTH as u64).read_to_end(&mut head)?;
@@ -66,8 +66,8 @@ fn what(head: &[u8], format: FileFormat) -> Option<String> {
     ))
 }
 
-/// The encoding of a text of two or four bytes per character, by its byte order mark, or by the zeros around its first character, which
-/// is ASCII in JSON.
+/// Returns the encoding of a text with two or four bytes per character, from its byte order mark or from the zeros around its first
+/// character, which is ASCII in JSON.
 fn encoding(head: &[u8]) -> Option<&'static str> {
     match head {
         [0xff, 0xfe, 0, 0, ..] | [1..0x80, 0, 0, 0, ..] => Some("UTF-32LE text"),

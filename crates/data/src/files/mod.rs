@@ -1,4 +1,4 @@
-//! Rows from files, in an order that a cursor describes, with a held-out split.
+//! Rows from files, in an order that depends on a cursor, with a held-out split.
 
 mod columns;
 mod lines;
@@ -26,10 +26,10 @@ use row::RowReader;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-/// Rows of files. Every row is read once when the files are opened, so that what is wrong with one is said before anything is
-/// trained; after that, a row is read when its turn comes, and only where each begins is kept in memory.
+/// Rows of files. Every row is read once when the files are opened, so that invalid rows are reported before training; later, rows are read
+/// when they are drawn, and only their positions are kept in memory.
 ///
-/// In every epoch rows come in another order, a function of the seed, the epoch and the row's number: the whole state is a cursor.
+/// Every epoch has another order, a function of the seed, the epoch and the row's number, so the whole state is a cursor.
 ///
 /// ```no_run
 /// use data::{DataConfig, DataFile, Dataset, FileDataset, PromptEncoder};
@@ -45,16 +45,16 @@ use std::sync::Arc;
 pub struct FileDataset {
     reader: RowReader,
     files: Vec<OpenFile>,
-    /// The files that have rows to train on.
+    /// The files with training rows.
     trained: Vec<usize>,
-    /// Which of the held-out rows, in the order of their hashes: the file, and the row's place.
+    /// The held-out rows by file and position, in the order of their hashes.
     held_out: Vec<(usize, Place)>,
     order: Schedule,
     seed: u64,
     cursor: u64,
 }
 
-/// A file with the places of the rows that are trained on.
+/// A file with the positions of its training rows.
 struct OpenFile {
     lines: Lines,
     source: Arc<str>,
@@ -62,30 +62,30 @@ struct OpenFile {
     training: Vec<Place>,
 }
 
-/// Reads the rows of all files once.
+/// The state of reading all rows once.
 struct Opening<'a> {
     config: &'a DataConfig,
     reader: &'a RowReader,
     encoder: &'a PromptEncoder<'a>,
     files: Vec<OpenFile>,
     report: DataReport,
-    /// Held-out rows with their hashes.
+    /// The held-out rows with their hashes.
     held_out: Vec<(u64, usize, Place)>,
 }
 
 impl FileDataset {
-    /// Opens the files of a configuration and reads every row once. `encoder` says how many tokens prompts have, and whether the
-    /// model has a chat template.
+    /// Opens the files of a configuration and reads every row once. `encoder` counts the tokens of prompts and has the properties of the
+    /// model's chat template.
     ///
     /// # Errors
-    /// [`Error::Config`]; [`Error::Io`] and [`Error::File`] for a file; [`Error::Row`] for a row that is no JSON object in UTF-8,
-    /// lacks its prompt, or cannot be encoded; [`Error::Empty`], with the reasons, where no row is left.
+    /// [`Error::Config`]; [`Error::Io`] and [`Error::File`] for a file; [`Error::Row`] for a row that is not a JSON object in UTF-8, lacks
+    /// its prompt, or cannot be encoded; [`Error::Empty`], with the reasons, if no row is left.
     pub fn open(config: &DataConfig, seed: u64, encoder: &PromptEncoder<'_>) -> Result<(Self, DataReport)> {
         config.validate()?;
         let reader = RowReader::new(config, encoder.has_chat_template)?;
         let (files, report) = (vec![], DataReport::default());
         let mut opening = Opening { config, reader: &reader, encoder, files, report, held_out: vec![] };
-        // First what must not be trained on.
+        // Held-out files come first, because their prompts must not be trained on.
         for file in &config.eval_files {
             opening.read(file, &Split::HeldOut)?;
         }
@@ -99,7 +99,7 @@ impl FileDataset {
         if report.training() == 0 {
             return Err(Error::Empty { report });
         }
-        // By hash and not by file: the first of them are a sample of all, whatever the seed.
+        // Sorted by hash instead of by file: the first rows are then a sample of all, independent of the seed.
         held_out.sort_by_key(|(hash, file, place)| (*hash, *file, place.line));
         let held_out = held_out.into_iter().map(|(_, file, place)| (file, place)).collect();
         let trained: Vec<usize> = (0..files.len()).filter(|file| !files[*file].training.is_empty()).collect();
@@ -115,16 +115,16 @@ impl FileDataset {
     }
 }
 
-/// The largest number of columns that a report names.
+/// The maximum number of columns that a report lists.
 const MOST_COLUMNS: usize = 32;
 
-/// What a file's rows are for.
+/// The use of a file's rows.
 enum Split {
-    /// All are held out.
+    /// All rows are held out.
     HeldOut,
-    /// All are trained on but those whose prompts have these hashes.
+    /// All rows are trained on, except prompts with these hashes.
     Training(BTreeSet<u64>),
-    /// A share is held out by the hash of the prompt.
+    /// A share is held out, selected by the hash of the prompt.
     Share,
 }
 
@@ -194,13 +194,13 @@ impl Opening<'_> {
 }
 
 impl FileDataset {
-    /// The order of the rows that are trained on, for the purpose of a stream.
+    /// Returns the order of the training rows for the stream with this purpose.
     fn schedule(files: &[OpenFile], trained: &[usize], seed: u64, purpose: Purpose, is_shuffled: bool) -> Schedule {
         let sizes = trained.iter().map(|file| (files[*file].training.len() as u64, files[*file].weight));
         Schedule::new(&sizes.collect::<Vec<_>>(), seed, purpose, is_shuffled)
     }
 
-    /// The training row that a schedule has at `position`.
+    /// Returns the training row for a position in a schedule.
     fn training_row(&self, (file, row): (usize, usize)) -> Result<Item> {
         let file = self.trained[file];
         self.row(file, self.files[file].training[row])
@@ -208,10 +208,10 @@ impl FileDataset {
 }
 
 impl Dataset for FileDataset {
-    /// The next `count` rows; they come again in the next epoch, in another order.
+    /// Returns the next `count` rows. Rows repeat in the next epoch, in another order.
     ///
     /// # Errors
-    /// [`Error::Io`], and [`Error::Row`] where a file has changed.
+    /// [`Error::Io`]; [`Error::Row`] if a file has changed.
     fn next_batch(&mut self, count: usize) -> Result<Vec<Item>> {
         let places: Vec<_> = (0..count as u64).map(|index| self.order.at(self.cursor + index)).collect();
         let items = places.into_iter().map(|place| self.training_row(place)).collect::<Result<_>>()?;
@@ -219,10 +219,10 @@ impl Dataset for FileDataset {
         Ok(items)
     }
 
-    /// The first `count` held-out rows, in an order that no seed changes; 0 means all of them.
+    /// Returns the first `count` held-out rows in an order that is independent of the seed; 0 returns all.
     ///
     /// # Errors
-    /// [`Error::TooFewRows`] where there are fewer, and where there are none.
+    /// [`Error::TooFewRows`] if there are fewer, or none.
     fn held_out(&self, count: usize) -> Result<Vec<Item>> {
         let found = self.held_out.len();
         if count.max(1) > found {
@@ -241,7 +241,7 @@ impl Dataset for FileDataset {
         (0..count as u64).map(|position| self.training_row(order.at(position))).collect()
     }
 
-    /// The number of rows that were taken from the training stream.
+    /// Returns the number of rows drawn from the training stream.
     fn cursor(&self) -> u64 {
         self.cursor
     }

@@ -1,17 +1,17 @@
-//! The order in which rows come: a function of the seed and the position alone.
+//! The order of rows: a function of the seed and the position.
 
 use rand::seq::SliceRandom;
 use rng::{Purpose, stream};
 
-/// A shuffled order of `0..length` for every epoch. The last one that was asked for is kept.
+/// A shuffled order of `0..length` for every epoch. The last order is cached.
 #[derive(Debug)]
 pub(super) struct Epochs {
     seed: u64,
     purpose: Purpose,
-    /// What is ordered: streams of different orders never overlap.
+    /// The number of this order; different orders use disjoint random streams.
     index: u64,
     length: u64,
-    /// Without it, the order is that of the numbers.
+    /// `false` for ascending order.
     is_shuffled: bool,
     kept: Option<(u64, Vec<u32>)>,
 }
@@ -21,7 +21,7 @@ impl Epochs {
         Self { seed, purpose, index, length, is_shuffled, kept: None }
     }
 
-    /// The number at `position` of all epochs one after the other.
+    /// Returns the number at `position` in the concatenation of all epochs.
     pub(super) fn at(&mut self, position: u64) -> u64 {
         let (epoch, place) = (position / self.length, position % self.length);
         if !self.is_shuffled {
@@ -36,20 +36,20 @@ impl Epochs {
     }
 }
 
-/// Which row of which file comes at a position.
+/// The file and row at each position.
 ///
-/// An epoch has as many rows as the files together. A file's share of them is its weight, or, without weights, its number of
-/// rows; it fills its share from epochs of its own, so that none of its rows comes twice before all have come once.
+/// An epoch has as many rows as all files together. A file's share of them is its weight or, without weights, its number of rows. A file
+/// fills its share from its own epochs, so no row repeats before all rows of the file were drawn.
 #[derive(Debug)]
 pub(super) struct Schedule {
-    /// The places of an epoch, shuffled.
+    /// The shuffled slots of an epoch.
     places: Epochs,
-    /// Per file: the first place that is its own, the number of its places, and the order of its rows.
+    /// For each file: its first slot, its number of slots, and the order of its rows.
     files: Vec<(u64, u64, Epochs)>,
 }
 
 impl Schedule {
-    /// `files` are the numbers of rows, each above 0, with their weights. Everything fits 32 bits.
+    /// Creates a schedule for files with these numbers of rows, each above 0, and weights. All numbers fit into 32 bits.
     pub(super) fn new(files: &[(u64, Option<f64>)], seed: u64, purpose: Purpose, is_shuffled: bool) -> Self {
         let total: u64 = files.iter().map(|(rows, _)| rows).sum();
         let weights: f64 = files.iter().filter_map(|(_, weight)| *weight).sum();
@@ -67,7 +67,7 @@ impl Schedule {
         Self { places: Epochs::new(seed, purpose, 0, first, is_shuffled), files }
     }
 
-    /// The file at `position`, and which of its rows.
+    /// Returns the file at `position`, and the row in it.
     pub(super) fn at(&mut self, position: u64) -> (usize, usize) {
         let (epoch, place) = (position / self.places.length, self.places.at(position));
         let file = self.files.partition_point(|(first, _, _)| *first <= place).saturating_sub(1);
@@ -99,7 +99,7 @@ mod tests {
         assert_eq!((sorted(first.clone()), sorted(second)), (all.clone(), all.clone()));
         assert_eq!(rows(&mut make(1), 0..13), first, "the seed decides");
         assert_ne!(rows(&mut make(2), 0..13), first);
-        // Anywhere in the stream, without what came before.
+        // Any position can be read without the earlier ones.
         assert_eq!(make(1).at(20), rows(&mut schedule, 20..21)[0]);
         let mut in_order = Schedule::new(&[(5, None), (8, None)], 1, Purpose::TrainProblem, false);
         assert_eq!(rows(&mut in_order, 0..13), all);

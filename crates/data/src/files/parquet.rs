@@ -1,15 +1,15 @@
-//! Parquet files, whose rows become JSON.
+//! Converts the rows of Parquet files to JSON.
 
 use crate::error::{Error, Result};
 use parquet::file::reader::{FileReader, SerializedFileReader};
 use std::fs::File;
 use std::path::Path;
 
-/// The rows of a Parquet file as a JSON object per line. They are kept in memory: rows are drawn in any order, and a Parquet file
-/// can only be read in groups of rows.
+/// Returns the rows of a Parquet file as one JSON object per line. They are kept in memory, because rows are drawn in any order and a
+/// Parquet file can only be read by row groups.
 ///
 /// # Errors
-/// [`Error::File`] for a file that is no Parquet or is damaged; [`Error::Row`] for a row that cannot be read.
+/// [`Error::File`] for a file that is not Parquet or is damaged; [`Error::Row`] for a row that cannot be read.
 pub(super) fn as_json_lines(path: &Path, file: File) -> Result<Vec<u8>> {
     let broken = |e: parquet::errors::ParquetError| Error::File {
         path: path.to_owned(),

@@ -1,43 +1,43 @@
-//! What became of the rows of files.
+//! Counts of the rows of files.
 
 use crate::error::{Error, Result};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::path::PathBuf;
 
-/// How many rows were read, kept, held out and dropped, file by file. Its text has a line per file and reason.
+/// The numbers of rows that were read, kept, held out and dropped, by file. Formatted as one line per file and reason.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct DataReport {
-    /// The files of `data.files`, then those of `data.eval_files`.
+    /// The reports of `data.files`, then of `data.eval_files`.
     pub files: Vec<FileReport>,
 }
 
-/// What became of the rows of one file.
+/// The counts of one file's rows.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct FileReport {
-    /// The path of the data file that the numbers are of.
+    /// The path of the file.
     pub path: PathBuf,
     /// The number of its rows.
     pub rows: usize,
-    /// The number of rows that are trained on.
+    /// The number of training rows.
     pub training: usize,
-    /// The number of rows that are held out.
+    /// The number of held-out rows.
     pub held_out: usize,
-    /// The number of rows that were dropped, by reason.
+    /// The number of dropped rows by reason.
     pub dropped: BTreeMap<String, usize>,
-    /// The number of rows, of those that were not dropped, without a right answer.
+    /// The number of kept rows without a reference answer.
     pub without_answer: usize,
-    /// The line, from 1, of the first of them.
+    /// The line number, from 1, of the first such row.
     pub first_without_answer: Option<u64>,
-    /// The number of rows, of those that were not dropped, whose prompt is a text that no chat template renders.
+    /// The number of kept rows whose prompt is a text that no chat template renders.
     pub text_prompts: usize,
-    /// The number of tokens of the longest prompt of the rows that were not dropped; 0 where prompts were not encoded.
+    /// The number of tokens of the longest prompt of kept rows; 0 if prompts were not encoded.
     pub longest_prompt: usize,
     /// The columns of the rows.
     pub columns: BTreeSet<String>,
 }
 
-/// Usual names of the column of right answers beside `answer`, the likeliest first.
+/// Common names of answer columns other than `answer`, most common first.
 pub const ANSWER_COLUMNS: [&str; 14] = [
     "solution",
     "final_answer",
@@ -56,30 +56,30 @@ pub const ANSWER_COLUMNS: [&str; 14] = [
 ];
 
 impl DataReport {
-    /// The number of tokens of the longest prompt of the rows that were not dropped.
+    /// Returns the number of tokens of the longest prompt of kept rows.
     pub fn longest_prompt(&self) -> usize {
         self.files.iter().map(|file| file.longest_prompt).max().unwrap_or(0)
     }
 
-    /// The number of rows that are trained on.
+    /// Returns the number of training rows.
     pub fn training(&self) -> usize {
         self.files.iter().map(|file| file.training).sum()
     }
 
-    /// The number of rows that are held out.
+    /// Returns the number of held-out rows.
     pub fn held_out(&self) -> usize {
         self.files.iter().map(|file| file.held_out).sum()
     }
 
-    /// The number of rows whose prompt is a text that no chat template renders.
+    /// Returns the number of rows whose prompt is a text that no chat template renders.
     pub fn text_prompts(&self) -> usize {
         self.files.iter().map(|file| file.text_prompts).sum()
     }
 
-    /// Checks that every row has a right answer, which `reward` needs.
+    /// Checks that every row has a reference answer, as `reward` requires.
     ///
     /// # Errors
-    /// [`Error::File`] with the columns that there are.
+    /// [`Error::File`] with the existing columns.
     pub fn expect_answers(&self, reward: &str) -> Result<()> {
         let Some(file) = self.files.iter().find(|file| file.without_answer > 0) else { return Ok(()) };
         let kept = file.training + file.held_out;
@@ -101,13 +101,13 @@ impl DataReport {
         Err(Error::File { path: file.path.clone(), reason })
     }
 
-    /// The number of rows that were dropped.
+    /// Returns the number of dropped rows.
     pub fn dropped(&self) -> usize {
         self.files.iter().flat_map(|file| file.dropped.values()).sum()
     }
 }
 
-/// A number of rows with its noun.
+/// Formats a number of rows with its noun.
 fn count_rows(count: usize) -> String {
     if count == 1 { "1 row".into() } else { format!("{count} rows") }
 }

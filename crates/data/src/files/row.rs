@@ -1,4 +1,4 @@
-//! From the columns of a row to what the policy is asked.
+//! Converts the columns of a row to a prompt with its answer.
 
 use crate::config::{ApplyChatTemplate, DataConfig, FewShot};
 use crate::dataset::Item;
@@ -8,7 +8,7 @@ use crate::prompt::{Prompt, is_message};
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
 
-/// How rows are read.
+/// Reads rows according to a configuration.
 #[derive(Clone, Debug)]
 pub(super) struct RowReader {
     config: DataConfig,
@@ -16,23 +16,22 @@ pub(super) struct RowReader {
     tools: Option<Value>,
 }
 
-/// What a row is asked as it stands in the file, before anything is put around it.
+/// The prompt of a row before a system prompt, examples or a template are added.
 pub(super) struct Question {
-    /// The prompt in the form that the configuration asks for.
+    /// The prompt as text or messages, as configured.
     prompt: Prompt,
-    /// A right answer that the conversation has given.
+    /// The reference answer from the conversation.
     reference: Option<String>,
-    /// The column that it stands in.
+    /// The column of the prompt.
     column: String,
 }
 
-/// What a row lacks or has wrong; the caller knows the line.
+/// The result of reading a row; the caller adds the line number to the error.
 pub(super) type RowResult<T> = std::result::Result<T, String>;
 
 impl RowReader {
     /// # Errors
-    /// [`Error::Io`] and [`Error::File`] for the file of tools; [`Error::Config`] where a chat template is asked for that the
-    /// model has not.
+    /// [`Error::Io`] and [`Error::File`] for the file of tools; [`Error::Config`] if a chat template is required but the model has none.
     pub(super) fn new(config: &DataConfig, has_chat_template: bool) -> Result<Self> {
         if config.apply_chat_template == ApplyChatTemplate::Always && !has_chat_template {
             let expected = "a model with a chat template, or one in data.chat_template";
@@ -53,7 +52,7 @@ impl RowReader {
         Ok(Self { config: config.clone(), has_chat_template, tools: tools.transpose()? })
     }
 
-    /// The row's own question.
+    /// Returns the row's prompt without additions.
     pub(super) fn question(&self, fields: &Map<String, Value>) -> RowResult<Question> {
         let (column, value, is_conversation) = self.prompt_column(fields)?;
         let (prompt, reference) = match value {
@@ -75,7 +74,7 @@ impl RowReader {
         Ok(Question { prompt, reference, column: column.to_owned() })
     }
 
-    /// The column of the prompt, its value, and whether it is a whole conversation with its answer.
+    /// Returns the column of the prompt, its value, and `true` if it is a conversation that includes the answer.
     fn prompt_column<'a>(&'a self, fields: &'a Map<String, Value>) -> RowResult<(&'a str, &'a Value, bool)> {
         let set = self.config.prompt_column.as_deref().map(|column| (column, false));
         let set = set.or(self.config.messages_column.as_deref().map(|column| (column, true)));
@@ -98,14 +97,14 @@ impl RowReader {
         })
     }
 
-    /// The row as the loop takes it.
+    /// Returns the row for training.
     pub(super) fn item(&self, fields: Map<String, Value>, question: Question, source: &Arc<str>) -> RowResult<Item> {
         let Question { prompt, reference, column } = question;
         let prompt = self.framed(prompt, &column)?;
         let mut answers = self.answers(&fields)?;
         let mut completion = match fields.get("completion") {
             Some(Value::String(text)) => Some(text.clone()),
-            // TRL's conversational form: the assistant's message.
+            // TRL's conversational format: the assistant's message.
             Some(Value::Array(messages)) => messages.first().and_then(content).map(str::to_owned),
             _ => None,
         };
@@ -115,7 +114,7 @@ impl RowReader {
                 answers.push(reference);
             }
         }
-        // GSM8K: the solution's steps, then the answer.
+        // GSM8K: the steps of the solution, then the answer.
         for answer in &mut answers {
             if let Some((_, short)) = answer.rsplit_once("####") {
                 let short = short.trim().to_owned();
@@ -135,7 +134,7 @@ impl RowReader {
         Ok(Item { prompt, answer, other_answers, completion, columns: Arc::new(columns), source, task: None })
     }
 
-    /// The prompt with everything that the configuration puts around it.
+    /// Adds the configured system prompt, examples and template to the prompt.
     fn framed(&self, prompt: Prompt, column: &str) -> RowResult<Prompt> {
         let DataConfig { system_prompt, few_shot, prompt_template, apply_chat_template, .. } = &self.config;
         let (messages, tools) = match prompt {
@@ -188,7 +187,7 @@ impl RowReader {
         Ok(Prompt::Messages { messages: framed, tools })
     }
 
-    /// The right answers of a row, the first one first.
+    /// Returns the reference answers of a row; the first one is `answer`.
     fn answers(&self, fields: &Map<String, Value>) -> RowResult<Vec<String>> {
         let text = |value: &Value| match value {
             Value::String(text) => Some(text.clone()),
@@ -204,7 +203,7 @@ impl RowReader {
         };
         match (answers, column, found) {
             (Some(answers), _, _) => Ok(answers),
-            // A column that is called so by chance is for rewards alone.
+            // An unconfigured column of this name with other contents is only passed to rewards.
             (None, None, _) => Ok(vec![]),
             (None, Some(column), Some(other)) => Err(format!(
                 "column `{column}`: expected an answer (a text or a number) or a list of right answers, got {}",
@@ -218,13 +217,13 @@ impl RowReader {
     }
 }
 
-/// The value of a column: that of this name, or, for a path with dots such as `reward_model.ground_truth`, the value at this path through
-/// objects and lists (`choices.0`).
+/// Returns the value of the column `name`. If there is none and the name has dots, as in `reward_model.ground_truth`, it is the path
+/// of a value in nested objects and lists (`choices.0`).
 fn at_path<'a>(fields: &'a Map<String, Value>, path: &str) -> Option<&'a Value> {
     if let Some(value) = fields.get(path) {
         return Some(value);
     }
-    // A name within may have dots itself: every place at which the path can be cut is tried.
+    // Names in a path may contain dots, so every split is tried.
     path.match_indices('.').find_map(|(dot, _)| match fields.get(&path[..dot])? {
         Value::Object(inner) => at_path(inner, &path[dot + 1..]),
         Value::Array(list) => in_list(list, &path[dot + 1..]),
@@ -232,7 +231,7 @@ fn at_path<'a>(fields: &'a Map<String, Value>, path: &str) -> Option<&'a Value> 
     })
 }
 
-/// The value at a path of which the first part is the index of a list.
+/// Returns the value at a path that starts with an index into the list.
 fn in_list<'a>(list: &'a [Value], path: &str) -> Option<&'a Value> {
     let (index, rest) = path.split_once('.').map_or((path, None), |(index, rest)| (index, Some(rest)));
     match (list.get(index.parse::<usize>().ok()?)?, rest) {
@@ -244,13 +243,13 @@ fn in_list<'a>(list: &'a [Value], path: &str) -> Option<&'a Value> {
 }
 
 impl Question {
-    /// The number that decides to which split the row belongs: that of its question, whatever is put around it.
+    /// Returns the hash that selects the row's split: of the prompt without additions.
     pub(super) fn hash(&self) -> u64 {
         crate::split::prompt_hash(&self.prompt.to_string())
     }
 }
 
-/// The messages of a conversation and, of a whole one, the assistant's last words.
+/// Returns the messages of a conversation without its answer, and with `is_whole` also the assistant's last message.
 fn conversation(column: &str, messages: &[Value], is_whole: bool) -> RowResult<(Vec<Value>, Option<String>)> {
     for (index, message) in messages.iter().enumerate() {
         if !is_message(message) {

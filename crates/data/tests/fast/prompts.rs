@@ -18,7 +18,7 @@ fn row(row: Value, has_chat_template: bool, change: impl FnOnce(&mut DataConfig)
     Ok(rows.next_batch(1)?.remove(0))
 }
 
-/// The configuration without held-out rows.
+/// Returns the configuration without held-out rows.
 fn alone(config: &DataConfig) -> DataConfig {
     DataConfig { eval_files: vec![], held_out_fraction: 0.0, ..config.clone() }
 }
@@ -94,7 +94,7 @@ fn columns_are_found_by_their_paths() {
     }
     let text = answer("reward_model").unwrap_err().to_string();
     assert!(text.contains("expected an answer (a text or a number) or a list of right answers"), "{text}");
-    // A column of this very name goes first.
+    // A column with exactly this name takes precedence.
     let dotted = json!({"question": "q", "a.b": "1", "a": {"b": "2"}});
     let item = row(dotted, true, |config| {
         *config = DataConfig { answer_column: Some("a.b".into()), ..alone(config) };
@@ -126,7 +126,7 @@ fn a_list_of_right_answers_is_handed_on_whole() {
         assert_eq!(answers(json!([]), column).unwrap(), [""; 0]);
         assert_eq!(answers(json!(["a #### 4", "b #### four"]), column).unwrap(), ["4", "four"]);
     }
-    // A column that is called so by chance is for rewards alone, and one that is named is an answer.
+    // An unconfigured `answer` column with other contents is only for rewards; a configured one is the answer.
     assert_eq!(answers(json!([{"text": "1"}]), None).unwrap(), [""; 0]);
     assert!(answers(json!([["1"]]), Some("answer")).unwrap_err().to_string().contains("a list of right answers"));
     assert!(answers(json!(null), Some("answer")).unwrap_err().to_string().contains("got null"));

@@ -1,7 +1,7 @@
-//! Errors of types in the terms of a configuration: the dotted key, what it takes, and what it got.
+//! Type errors in terms of the configuration: the dotted key, the expected type, and the value found.
 //!
-//! serde names the types of Rust, and behind a flattened or untagged part it loses the path. [`explain`] finds the key again by setting the
-//! keys of the layer one at a time.
+//! serde reports Rust's types, and loses the path within flattened and untagged parts. [`explain`] finds the key by setting the keys of the
+//! layer one at a time.
 
 use super::kind;
 use crate::secrets::{HIDDEN, Secrets, redact};
@@ -9,10 +9,10 @@ use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 use serde_path_to_error::Segment;
 
-/// The longest text of a value in an error, in characters.
+/// The length limit of a value in an error, in characters.
 const LONGEST: usize = 80;
 
-/// The error of a layer with a value that its key cannot have, in one line: `layer` lies on top of `before`, which is a `T`, and `merged` is none.
+/// Returns the one-line error for a layer with an invalid value: `layer` is applied to `before`, a valid `T`, and `merged` is not valid.
 pub(super) fn explain<T: DeserializeOwned>(
     error: &serde_path_to_error::Error<serde_json::Error>,
     before: &Value,
@@ -21,7 +21,7 @@ pub(super) fn explain<T: DeserializeOwned>(
 ) -> String {
     let message = error.inner().to_string();
     let mut place: Vec<Part> = error.path().iter().filter_map(Part::of).collect();
-    // A section in the place of a value is at fault itself.
+    // A section where a single value is expected is itself the error.
     let is_below = ["invalid type: ", "invalid value: ", "invalid length ", "unknown variant "];
     if is_below.iter().any(|start| message.starts_with(start)) && !message.starts_with("invalid type: map") {
         let fault = leaves(layer).into_iter().find(|leaf| is_fault::<T>(before, leaf, &place, &message));
@@ -34,7 +34,7 @@ pub(super) fn explain<T: DeserializeOwned>(
     let (key, given) = (dotted(&place), at(merged, &place));
     let shown = given.map(|given| shown(merged, given, &place));
     let Some(expected) = expected(&message) else {
-        // A message of this program, or of serde about the name of a variant.
+        // A message of this program, or of serde about a variant name.
         let message = Secrets::of(merged).hide(&message);
         let has_value = message.contains("got ") || !message.starts_with("expected ");
         return match shown.filter(|_| !has_value) {
@@ -44,7 +44,7 @@ pub(super) fn explain<T: DeserializeOwned>(
     };
     let (Some(given), Some(shown)) = (given, shown) else { return format!("key `{key}`: expected {expected}") };
     let expected = match expected {
-        // An enum. A name that it does not have brings up those that it has.
+        // An enum: an unknown name produces an error with the valid names.
         "string or map" => variants::<T>(merged, &place).unwrap_or_else(|| "a text or a map of keys".into()),
         expected => words(expected, given),
     };
@@ -53,7 +53,7 @@ pub(super) fn explain<T: DeserializeOwned>(
     format!("key `{key}`: expected {expected}, got {shown}{example}")
 }
 
-/// A part of the path to a value.
+/// A component of the path to a value.
 #[derive(Clone, Debug, PartialEq)]
 enum Part {
     Key(String),
@@ -89,7 +89,7 @@ fn at<'a>(value: &'a Value, place: &[Part]) -> Option<&'a Value> {
     })
 }
 
-/// Sets the value at `place`, whose sections are made where they are missing.
+/// Sets the value at `place` and creates missing sections.
 fn set(root: &mut Value, place: &[Part], new: Value) {
     match place.split_first() {
         Some((Part::Key(key), below)) => {
@@ -109,7 +109,7 @@ fn set(root: &mut Value, place: &[Part], new: Value) {
     }
 }
 
-/// The values of a layer with their places, sections left out.
+/// Returns the values of a layer with their paths, without sections.
 fn leaves(layer: &Value) -> Vec<(Vec<Part>, Value)> {
     let Value::Object(map) = layer else { return vec![(vec![], layer.clone())] };
     let below = map.iter().flat_map(|(key, value)| {
@@ -121,7 +121,7 @@ fn leaves(layer: &Value) -> Vec<(Vec<Part>, Value)> {
     below.collect()
 }
 
-/// Returns `true` if the value of `leaf`, which is below `place`, leads to the error `message` without the rest of its layer.
+/// Returns `true` if the value of `leaf`, which is below `place`, alone causes the error `message`.
 fn is_fault<T: DeserializeOwned>(
     before: &Value,
     (leaf, value): &(Vec<Part>, Value),
@@ -136,14 +136,14 @@ fn is_fault<T: DeserializeOwned>(
     T::deserialize(alone).is_err_and(|error| error.to_string() == message)
 }
 
-/// What serde has expected, in its own terms; `None` for messages of other kinds.
+/// Returns the expectation in serde's message; `None` for other kinds of messages.
 fn expected(message: &str) -> Option<&str> {
     let is_type =
         ["invalid type: ", "invalid value: ", "invalid length "].iter().any(|start| message.starts_with(start));
     message.rsplit_once(", expected ").map(|(_, expected)| expected).filter(|_| is_type)
 }
 
-/// What serde has expected, without the types of Rust, which say nothing to whoever writes a configuration.
+/// Returns the expectation in serde's message without Rust's type names.
 fn words(expected: &str, given: &Value) -> String {
     let range = |most: u64| match given.as_u64().is_some_and(|given| given > most) {
         true => format!("a whole number of at most {most}"),
@@ -169,7 +169,7 @@ fn words(expected: &str, given: &Value) -> String {
     }
 }
 
-/// The names that the enum at `place` has.
+/// Returns the valid names of the enum at `place`.
 fn variants<T: DeserializeOwned>(merged: &Value, place: &[Part]) -> Option<String> {
     let mut other = merged.clone();
     set(&mut other, place, Value::from("?"));
@@ -177,7 +177,7 @@ fn variants<T: DeserializeOwned>(merged: &Value, place: &[Part]) -> Option<Strin
     message.strip_prefix("unknown variant `?`, expected ").map(str::to_owned)
 }
 
-/// The value at `place` for an error, without secrets.
+/// Formats the value at `place` for an error, without secrets.
 fn shown(root: &Value, given: &Value, place: &[Part]) -> String {
     let mut public = root.clone();
     redact(&mut public);
@@ -200,7 +200,7 @@ fn shown(root: &Value, given: &Value, place: &[Part]) -> String {
     format!("{kind}{text}{more}")
 }
 
-/// `key: [...]` with the words of a value that was given in the place of a list; `None` where there are none.
+/// Returns `key: [...]` with the words of a value that should have been a list; `None` if it has no words.
 fn example(root: &Value, given: &Value, place: &[Part]) -> Option<String> {
     let Some(Part::Key(key)) = place.last() else { return None };
     let words = match given {
@@ -219,7 +219,7 @@ fn example(root: &Value, given: &Value, place: &[Part]) -> Option<String> {
     (!words.is_empty()).then(|| format!("{key}: [{}]", words.join(", ")))
 }
 
-/// The words of a list that somebody has written as a text: between commas, or else between blanks.
+/// Splits a list that was written as text: at commas, or else at blanks.
 fn words_of(text: &str) -> Vec<String> {
     let inner = text.trim().trim_start_matches('[').trim_end_matches(']');
     let words: Vec<&str> = match inner.contains(',') {
@@ -233,14 +233,14 @@ fn words_of(text: &str) -> Vec<String> {
         .collect()
 }
 
-/// The words of a command that was given as one text, split as a shell does, without secrets; `None` for other keys.
+/// Splits a command that was written as text as a shell does, without secrets; `None` for other keys.
 fn command_words(given: &Value, place: &[Part]) -> Option<Vec<String>> {
     let (Value::String(text), Some(Part::Key(key))) = (given, place.last()) else { return None };
     if key != "command" {
         return None;
     }
     let words = shlex::split(text).unwrap_or_else(|| text.split_whitespace().map(str::to_owned).collect());
-    // A program is a name; `KEY=value judge.py` begins with a variable.
+    // `KEY=value judge.py` starts with a variable, not with a program.
     if words.first().is_some_and(|program| program.contains('=')) {
         return None;
     }
@@ -249,7 +249,7 @@ fn command_words(given: &Value, place: &[Part]) -> Option<Vec<String>> {
     serde_json::from_value(command["command"].take()).ok()
 }
 
-/// A word as YAML has it in a list.
+/// Quotes a word for a YAML list if necessary.
 fn quoted(word: &str) -> String {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "/._-~+".contains(c);
     let is_special = ["true", "false", "null", "yes", "no", "~", "-"].contains(&word.to_lowercase().as_str());

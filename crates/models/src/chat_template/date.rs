@@ -3,17 +3,17 @@
 use jiff::civil::DateTime;
 use minijinja::{Error, ErrorKind};
 
-/// The local date and time.
+/// Returns the local date and time.
 pub(super) fn now() -> DateTime {
     jiff::Zoned::now().datetime()
 }
 
-/// A date, or a date and time, such as `2026-11-25` or `2026-11-25T09:30:00`.
+/// Parses a date, or a date and time, such as `2026-11-25` or `2026-11-25T09:30:00`.
 pub(super) fn parse(text: &str) -> Result<DateTime, jiff::Error> {
     text.parse()
 }
 
-/// `date.strftime(format)` of Python, in which a date without a time zone has an empty name and offset of one.
+/// Formats a date like Python's `date.strftime(format)`, where the name and offset of a missing time zone are empty.
 pub(super) fn strftime(date: DateTime, format: &str) -> Result<String, Error> {
     let mut without_zone = String::with_capacity(format.len());
     let mut rest = format;

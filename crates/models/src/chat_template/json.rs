@@ -7,15 +7,15 @@ use minijinja::value::{Kwargs, Value, ValueKind};
 use minijinja::{Error, ErrorKind, State};
 use std::fmt::Write;
 
-/// The longest indentation of a level.
+/// The limit of indentation per level.
 const MAX_INDENT: usize = 1 << 10;
 
-/// How a value is written.
+/// The formatting of JSON.
 struct Style {
     ensure_ascii: bool,
-    /// What a level is indented by; without it everything is on one line.
+    /// The indentation per level; `None` writes a single line.
     indent: Option<String>,
-    /// What stands between items, and between a key and its value.
+    /// The text between items, and between a key and its value.
     separators: (String, String),
     sort_keys: bool,
 }
@@ -124,7 +124,7 @@ impl Style {
         out.push(brackets[1])
     }
 
-    /// The beginning of a line at `level`, where values have lines of their own.
+    /// Starts a line at `level`, if values have lines of their own.
     fn line(&self, level: usize, out: &mut Text) -> Result<(), Error> {
         let Some(indent) = &self.indent else { return Ok(()) };
         out.push("\n")?;
@@ -135,7 +135,7 @@ impl Style {
         let mut quoted = String::with_capacity(text.len() + 2);
         quoted.push('"');
         for c in text.chars() {
-            // Writing to a string does not fail.
+            // Writing to a string cannot fail.
             let _ = match c {
                 '"' => write!(quoted, "\\\""),
                 '\\' => write!(quoted, "\\\\"),
@@ -145,7 +145,7 @@ impl Style {
                 '\u{8}' => write!(quoted, "\\b"),
                 '\u{c}' => write!(quoted, "\\f"),
                 c if (c as u32) < 0x20 => write!(quoted, "\\u{:04x}", c as u32),
-                // Marks are no part of the text and have to be found again.
+                // Marks are kept unescaped, so that they can be found again.
                 c if self.ensure_ascii && (c as u32) > 0x7e && !is_mark(c) => {
                     c.encode_utf16(&mut [0; 2]).iter().try_for_each(|unit| write!(quoted, "\\u{unit:04x}"))
                 }
@@ -157,7 +157,7 @@ impl Style {
     }
 }
 
-/// The key of an object: JSON's words for what is no string in Python.
+/// Returns the key of an object as Python writes it, also for keys that are not strings.
 fn key_text(key: &Value) -> Result<String, Error> {
     match key.kind() {
         ValueKind::None => Ok("null".into()),

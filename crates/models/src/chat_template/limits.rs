@@ -1,29 +1,28 @@
-//! Limits of templates, which come with models and are not to be trusted: whatever a template does, parsing and rendering it ends, in
-//! bounded memory and on a stack of known size.
+//! Limits of templates. Templates come with models and are untrusted; parsing and rendering always end, with bounded memory and stack.
 //!
-//! | limit | what it bounds |
+//! | limit | bounds |
 //! |---|---|
-//! | [`MAX_TOKENS`] | the depth of the syntax tree, which minijinja parses, compiles and drops recursively: a chain such as `a.a.a` or `1 + 1 + 1` is as deep as it is long |
-//! | [`STACK`] | the stack of the thread that parses or renders, which such a tree fits into |
-//! | [`fuel`] | steps and bytes: an instruction or 64 bytes of data cost 1 (minijinja's fuel) |
-//! | [`MAX_OUTPUT`] | a rendered text, and each text that a method or filter makes |
-//! | [`MAX_DEPTH`] | lists and dictionaries within one another |
+//! | [`MAX_TOKENS`] | the depth of the syntax tree, which minijinja parses, compiles and drops recursively: chains such as `a.a.a` or `1 + 1 + 1` are as deep as they are long |
+//! | [`STACK`] | the stack of the thread that parses or renders, large enough for such a tree |
+//! | [`fuel`] | steps and bytes: an instruction, or 64 bytes of data, cost 1 (minijinja's fuel) |
+//! | [`MAX_OUTPUT`] | the rendered text, and each text from a method or filter |
+//! | [`MAX_DEPTH`] | nested lists and dictionaries |
 
 use super::Fault;
 use minijinja::{Error, ErrorKind};
 use std::fmt::Write;
 
-/// The longest template in bytes. Those of today's models have a few thousand.
+/// The size limit of a template in bytes. Current models have a few thousand.
 pub(super) const MAX_LENGTH: usize = 1 << 20;
-/// The largest number of tokens (names, numbers, texts, operators) in the tags of a template. Those of today's models have some hundreds.
+/// The limit of tokens (names, numbers, strings, operators) in a template's tags. Current models have some hundreds.
 pub(super) const MAX_TOKENS: usize = 1 << 15;
-/// The stack in bytes of a thread that parses or renders. A system provides what is used of it.
+/// The stack in bytes of a thread that parses or renders. The system allocates only the used part.
 pub(super) const STACK: usize = 256 << 20;
-/// The largest output in bytes.
+/// The size limit of the output in bytes.
 pub(super) const MAX_OUTPUT: usize = 32 << 20;
-/// The largest depth of a value. JSON is read to a depth of 128.
+/// The limit of a value's depth. JSON is parsed up to a depth of 128.
 pub(super) const MAX_DEPTH: usize = 256;
-/// The steps that every template may take, and those for a byte of its input.
+/// The steps that every template may take, and additional steps per byte of its input.
 const STEPS: u64 = 2_000_000;
 const STEPS_PER_BYTE: u64 = 4;
 /// The number of bytes that cost as much as an instruction.
@@ -32,12 +31,12 @@ const BYTES_PER_STEP: usize = 64;
 /// The end of messages about limits.
 pub(super) const WAY_OUT: &str = "another template can be given with data.chat_template";
 
-/// The steps that a template may take with variables of `input` bytes in JSON.
+/// Returns the steps that a template may take with variables of `input` bytes as JSON.
 pub(super) fn fuel(input: usize) -> u64 {
     STEPS.saturating_add(STEPS_PER_BYTE.saturating_mul(input as u64))
 }
 
-/// The steps that handling `bytes` costs.
+/// Returns the cost of handling `bytes` in steps.
 pub(super) fn steps(bytes: usize) -> u64 {
     1 + (bytes / BYTES_PER_STEP) as u64
 }
@@ -54,19 +53,19 @@ pub(super) fn on_own_stack<T: Send>(work: impl FnOnce() -> Result<T, Fault> + Se
     })
 }
 
-/// An error about a text that would be longer than [`MAX_OUTPUT`].
+/// Returns the error about a text longer than [`MAX_OUTPUT`].
 pub(super) fn too_long() -> Error {
     let message = format!("a text grows to more than {} MiB; {WAY_OUT}", MAX_OUTPUT >> 20);
     Error::new(ErrorKind::InvalidOperation, message)
 }
 
-/// An error about a value that is deeper than [`MAX_DEPTH`].
+/// Returns the error about a value deeper than [`MAX_DEPTH`].
 pub(super) fn too_deep() -> Error {
     let message = format!("a value has more than {MAX_DEPTH} levels of lists and dictionaries; {WAY_OUT}");
     Error::new(ErrorKind::InvalidOperation, message)
 }
 
-/// A text that does not grow beyond [`MAX_OUTPUT`].
+/// A text of at most [`MAX_OUTPUT`] bytes.
 #[derive(Default)]
 pub(super) struct Text(String);
 
@@ -79,9 +78,9 @@ impl Text {
         Ok(())
     }
 
-    /// Adds what a value writes of itself.
+    /// Appends the `Display` text of a value.
     pub(super) fn push_display(&mut self, value: impl std::fmt::Display) -> Result<(), Error> {
-        // The only error is that of the limit.
+        // Writing only fails at the limit.
         write!(self, "{value}").map_err(|_| too_long())
     }
 
@@ -100,7 +99,7 @@ impl Write for Text {
     }
 }
 
-/// A rendered text, which ends with an error at [`MAX_OUTPUT`].
+/// The rendered text, which fails at [`MAX_OUTPUT`].
 #[derive(Default)]
 pub(super) struct Output {
     pub(super) bytes: Vec<u8>,

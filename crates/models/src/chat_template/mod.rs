@@ -1,4 +1,4 @@
-//! Chat templates: Jinja that makes the text of a prompt from messages, rendered as `transformers` renders it.
+//! Chat templates: Jinja that renders messages to the text of a prompt, with the results of `transformers`.
 
 mod date;
 mod json;
@@ -14,14 +14,14 @@ use minijinja::value::{Kwargs, Serde, Value as Jinja};
 use minijinja::{AutoEscape, Environment, ErrorKind};
 use serde_json::{Map, Value};
 
-/// A chat template, compiled with the settings and functions that `transformers` gives one.
+/// A chat template, compiled with the settings and functions of `transformers`.
 ///
-/// Jinja's own language and Python's methods of strings, lists and dictionaries are minijinja's; `tojson`, `raise_exception`,
-/// `strftime_now`, the tests `iterable` and `sequence`, and the text of values (`True`, `None`, `1e+16`) are Python's.
-/// `{% generation %}` marks nothing here and renders what is inside.
+/// minijinja provides Jinja and Python's methods of strings, lists and dictionaries. This module adds Python's `tojson`,
+/// `raise_exception`, `strftime_now`, the tests `iterable` and `sequence`, and Python's formatting of values (`True`, `None`, `1e+16`).
+/// `{% generation %}` has no effect; its contents are rendered.
 ///
-/// A template comes with a model and is not to be trusted: its length, the steps it takes, the depth of its values and the text that it
-/// makes have limits, and a template that breaks one is an error.
+/// Templates come with models and are untrusted: length, steps, depth of values and output size are limited, and a template that exceeds
+/// a limit is an error.
 ///
 /// ```
 /// use models::ChatTemplate;
@@ -34,27 +34,26 @@ use serde_json::{Map, Value};
 /// ```
 pub struct ChatTemplate {
     origin: String,
-    /// The environment that knows the template; what is wrong with it is said when it is needed first, because a folder's
-    /// template concerns nobody whose prompts are texts.
+    /// The environment with the template. A syntax error is reported on first use, because it does not matter to runs whose prompts are texts.
     compiled: std::result::Result<Environment<'static>, Fault>,
-    /// Whether the template writes the date.
+    /// `true` if the template writes the date.
     is_dated: bool,
 }
 
-/// What is wrong with a template.
+/// The error of a template.
 #[derive(Clone)]
 struct Fault {
     line: Option<usize>,
     message: String,
 }
 
-/// The name of the one template of an environment.
+/// The name of the template in its environment.
 const NAME: &str = "chat_template";
 /// The function by which a template writes the date.
 const STRFTIME_NOW: &str = "strftime_now";
 
 impl ChatTemplate {
-    /// The template `source`; `origin` names it in errors, such as the file that it stands in.
+    /// Compiles the template `source`; `origin` names it in errors, such as its file.
     pub fn new(source: &str, origin: impl Into<String>) -> Self {
         let is_dated = source.contains(STRFTIME_NOW);
         let compiled = source::prepared(source).map_err(|message| Fault { line: None, message }).and_then(|source| {
@@ -67,11 +66,11 @@ impl ChatTemplate {
         Self { origin: origin.into(), compiled, is_dated }
     }
 
-    /// The template with another date, such as `2026-11-25` or `2026-11-25T09:30:00`, for `strftime_now`; without it that function writes
-    /// the local date and time at which the template was opened.
+    /// Sets the date of `strftime_now`, such as `2026-11-25` or `2026-11-25T09:30:00`. The default is the local time at which the template was
+    /// opened.
     ///
     /// # Errors
-    /// [`Error::Date`] for a text that is no date.
+    /// [`Error::Date`] for an invalid date.
     pub fn with_date(mut self, text: &str) -> Result<Self> {
         let date = date::parse(text).map_err(|e| Error::Date { text: text.to_owned(), reason: e.to_string() })?;
         if let Ok(environment) = &mut self.compiled {
@@ -85,7 +84,7 @@ impl ChatTemplate {
         self.is_dated
     }
 
-    /// The local date and time, as [`ChatTemplate::with_date`] takes them.
+    /// Returns the local date and time, as [`ChatTemplate::with_date`] takes them.
     pub fn now() -> String {
         date::now().strftime("%Y-%m-%dT%H:%M:%S").to_string()
     }
@@ -102,11 +101,11 @@ impl ChatTemplate {
         Error::ChatTemplate { origin: self.origin.clone(), line: fault.line, message: fault.message }
     }
 
-    /// The text for `variables`, a JSON object. `transformers` gives a template `messages`, `tools`, `documents`,
-    /// `add_generation_prompt`, the special tokens by their names, and what the user sets.
+    /// Renders the template with `variables`, a JSON object. `transformers` passes `messages`, `tools`, `documents`,
+    /// `add_generation_prompt`, the special tokens by name, and the user's variables.
     ///
     /// # Errors
-    /// [`Error::ChatTemplate`] with the line, for a template that does not parse, that raises, or that cannot be rendered.
+    /// [`Error::ChatTemplate`] with the line, for a template that does not parse, raises an error, or cannot be rendered.
     pub fn render(&self, variables: &Value) -> Result<String> {
         let environment = self.compiled.as_ref().map_err(|fault| self.error(fault.clone()))?;
         let steps = fuel(variables.to_string().len());
@@ -146,10 +145,10 @@ impl From<&minijinja::Error> for Fault {
     }
 }
 
-/// An environment with what `transformers` offers to templates (`_compile_jinja_template` in its `chat_template_utils.py`).
+/// Returns an environment with the functions of `transformers` (`_compile_jinja_template` in its `chat_template_utils.py`).
 fn environment() -> Environment<'static> {
     let mut environment = Environment::new();
-    // Only delimiters can be illegal, and these are Jinja's.
+    // Only invalid delimiters can fail, and these are Jinja's.
     if let Ok(syntax) = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build() {
         environment.set_syntax(syntax);
     }
@@ -172,16 +171,16 @@ fn environment() -> Environment<'static> {
     environment
 }
 
-/// Sets the date that `strftime_now` writes.
+/// Sets the date of `strftime_now`.
 fn add_date(environment: &mut Environment<'static>, date: jiff::civil::DateTime) {
     environment.add_function(STRFTIME_NOW, move |format: &str| date::strftime(date, format));
 }
 
-/// Messages as `transformers` hands them to a template: without keys that are null, and with an assistant's reasoning under the
-/// name that templates read, whatever name it came under.
+/// Returns messages as `transformers` passes them to a template: without null keys, and with an assistant's reasoning under the names that
+/// templates read.
 ///
 /// # Errors
-/// [`Error::Messages`] for no messages, and for one that is no object.
+/// [`Error::Messages`] if there are none, or one is not an object.
 pub(crate) fn normalized(messages: &[Value]) -> Result<Vec<Value>> {
     if messages.is_empty() {
         return Err(Error::Messages("expected at least one message, got none".into()));

@@ -1,14 +1,14 @@
-//! Values as Python writes and sorts them.
+//! Formats and sorts values like Python.
 
 use super::limits::{MAX_DEPTH, Text, too_deep};
 use minijinja::Error;
 use minijinja::value::{Tuple, Value, ValueKind};
 use std::fmt::Write;
 
-/// `str(value)`, and nothing for an undefined value.
+/// Returns `str(value)`, and an empty text for an undefined value.
 ///
 /// # Errors
-/// For a text that is too long, and for a value that is too deep.
+/// An error for a text that is too long or a value that is too deep.
 pub(super) fn text(value: &Value) -> Result<String, Error> {
     match value.kind() {
         ValueKind::Undefined => Ok(String::new()),
@@ -21,7 +21,7 @@ pub(super) fn text(value: &Value) -> Result<String, Error> {
     }
 }
 
-/// Adds `repr(value)`.
+/// Appends `repr(value)`.
 fn repr(value: &Value, depth: usize, out: &mut Text) -> Result<(), Error> {
     if depth > MAX_DEPTH {
         return Err(too_deep());
@@ -64,12 +64,12 @@ fn repr(value: &Value, depth: usize, out: &mut Text) -> Result<(), Error> {
     }
 }
 
-/// The items of a list.
+/// Returns the items of a list.
 pub(super) fn items(value: &Value) -> impl Iterator<Item = Value> {
     value.try_iter().into_iter().flatten()
 }
 
-/// The keys and values of a dictionary.
+/// Returns the keys and values of a dictionary.
 pub(super) fn pairs(value: &Value) -> impl Iterator<Item = (Value, Value)> {
     items(value).map(|key| {
         let item = value.get_item(&key).unwrap_or_default();
@@ -77,7 +77,7 @@ pub(super) fn pairs(value: &Value) -> impl Iterator<Item = (Value, Value)> {
     })
 }
 
-/// A number: whole numbers as they are, others as `repr(float)` has them.
+/// Formats a number: integers as they are, others like `repr(float)`.
 pub(super) fn number(value: &Value) -> String {
     match f64::try_from(value.clone()) {
         Ok(number) if !value.is_integer() => float(number),
@@ -85,7 +85,7 @@ pub(super) fn number(value: &Value) -> String {
     }
 }
 
-/// `repr` of a float: the shortest digits that read back as the same number, with an exponent below 1e-4 and from 1e16 on.
+/// Formats a float like `repr`: the shortest digits that round-trip, with an exponent below 1e-4 and from 1e16 on.
 fn float(number: f64) -> String {
     if number.is_nan() {
         return "nan".into();
@@ -102,12 +102,12 @@ fn float(number: f64) -> String {
     format!("{digits}e{}{:02}", if exponent < 0 { '-' } else { '+' }, exponent.abs())
 }
 
-/// A string in quotes: double ones only where it holds single ones and no double ones.
+/// Quotes a string, with double quotes only if it contains single but no double ones.
 fn quoted(text: &str) -> String {
     let quote = if text.contains('\'') && !text.contains('"') { '"' } else { '\'' };
     let mut out = String::from(quote);
     for c in text.chars() {
-        // Writing to a string does not fail.
+        // Writing to a string cannot fail.
         let _ = match c {
             '\n' => write!(out, "\\n"),
             '\r' => write!(out, "\\r"),
@@ -122,13 +122,13 @@ fn quoted(text: &str) -> String {
     out
 }
 
-/// Jinja's test `iterable`: whether `iter(value)` works, which it does for strings and for what is undefined, too.
+/// Jinja's test `iterable`: returns `true` if `iter(value)` succeeds, including strings and undefined values.
 pub(super) fn is_iterable(value: &Value) -> bool {
     use ValueKind::{Iterable, Map, Seq, String, Undefined};
     matches!(value.kind(), String | Seq | Map | Iterable | Undefined)
 }
 
-/// Jinja's test `sequence`: whether the value has a length and items, which dictionaries and strings have, too.
+/// Jinja's test `sequence`: returns `true` if the value has a length and items, including dictionaries and strings.
 pub(super) fn is_sequence(value: &Value) -> bool {
     use ValueKind::{Map, Seq, String, Undefined};
     matches!(value.kind(), String | Seq | Map | Undefined)

@@ -1,17 +1,17 @@
-//! The text of a template before it is compiled: its tags are counted, and two kinds of them rewritten.
+//! Preprocesses a template before it is compiled: counts the tokens of its tags, and rewrites two kinds of tags.
 //!
-//! `{% generation %}` and `{% endgeneration %}`, which tell `transformers` what an assistant has written, become blocks that do
-//! nothing. `{% set ns.name = VALUE %}` becomes `{% set ns.name = (VALUE)|settled %}`: the filter keeps namespaces from holding
-//! themselves, which minijinja does not survive (`values::settled`).
+//! `{% generation %}` and `{% endgeneration %}`, which mark an assistant's text for `transformers`, become blocks without effect.
+//! `{% set ns.name = VALUE %}` becomes `{% set ns.name = (VALUE)|settled %}`: the filter prevents namespaces from containing themselves,
+//! which would crash minijinja (`values::settled`).
 
 use super::limits::{MAX_LENGTH, MAX_TOKENS, WAY_OUT};
 
-/// The name of the filter around values of a namespace. No template has it by chance.
+/// The name of the filter for values of a namespace, which no template uses by chance.
 pub(super) const SETTLED: &str = "__grpo_settled";
 
-/// The template as minijinja is to see it, on the same lines; otherwise which limit it breaks.
+/// Returns the template for minijinja, with unchanged line numbers; the error names the exceeded limit.
 ///
-/// Text that is no template at all is left as it is: the parser says what is wrong with it.
+/// An invalid template is not changed, so that the parser reports the error.
 pub(super) fn prepared(source: &str) -> Result<String, String> {
     if source.len() > MAX_LENGTH {
         return Err(format!("the template has {} bytes, and the limit is {MAX_LENGTH} bytes; {WAY_OUT}", source.len()));
@@ -48,14 +48,14 @@ pub(super) fn prepared(source: &str) -> Result<String, String> {
     Ok(out)
 }
 
-/// Where the next tag begins, and the second character of it.
+/// Returns the position of the next tag, and its second character.
 fn next_tag(text: &str) -> Option<(usize, u8)> {
     let pairs = text.as_bytes().windows(2).enumerate();
     let mut tags = pairs.filter(|(_, pair)| pair[0] == b'{' && b"{%#".contains(&pair[1]));
     tags.next().map(|(start, pair)| (start, pair[1]))
 }
 
-/// The length of a tag with nothing but `word` in it, behind its `{%`.
+/// Returns the length of a tag that contains only `word`, after its `{%`.
 fn raw_tag(text: &str, word: &str, has_control: bool) -> Option<usize> {
     let inner = if has_control { text.strip_prefix(['-', '+']).unwrap_or(text) } else { text };
     let space = |text: &'_ str| text.len() - text.trim_ascii_start().len();
@@ -65,7 +65,7 @@ fn raw_tag(text: &str, word: &str, has_control: bool) -> Option<usize> {
     Some(text.len() - inner.len())
 }
 
-/// The end of a raw block, which begins `text`.
+/// Returns the end of the raw block at the start of `text`.
 fn end_of_raw(text: &str) -> Option<usize> {
     let mut at = 2;
     while let Some(found) = text[at..].find("{%") {
@@ -85,19 +85,19 @@ enum Token<'a> {
     Symbol(u8),
 }
 
-/// A tag that a text begins with.
+/// A tag at the start of a text.
 struct Tag<'a> {
     text: &'a str,
-    /// The tokens between the delimiters, with the places where they begin.
+    /// The tokens between the delimiters with their positions.
     tokens: Vec<(usize, Token<'a>)>,
-    /// Where the closing delimiter begins, with its `-` or `+`.
+    /// The position of the closing delimiter with its `-` or `+`.
     close: usize,
     /// The end of the tag.
     end: usize,
 }
 
 impl<'a> Tag<'a> {
-    /// Reads as minijinja's lexer does: texts may hold delimiters, and brackets have to be closed before the tag is.
+    /// Reads a tag like minijinja's lexer: strings may contain delimiters, and brackets must be closed before the tag.
     fn read(text: &'a str, close: &str) -> Self {
         let bytes = text.as_bytes();
         let mut at = 2 + usize::from(bytes.get(2).is_some_and(|byte| b"-+".contains(byte)));
@@ -134,7 +134,7 @@ impl<'a> Tag<'a> {
         Self { text, tokens, close: text.len(), end: text.len() }
     }
 
-    /// The tag as it is to be compiled, where that is another one.
+    /// Returns the tag to compile, if it differs.
     fn rewritten(&self) -> Option<String> {
         let (first, Token::Word(word)) = self.tokens.first()? else { return None };
         let is_alone = self.tokens.len() == 1;
@@ -147,7 +147,7 @@ impl<'a> Tag<'a> {
         Some(format!("{}{other}{}", &self.text[..*first], &self.text[first + word.len()..self.end]))
     }
 
-    /// The assignment with the filter around its value, if it is one to an attribute.
+    /// Returns the assignment with the filter around its value, if it assigns to an attribute.
     fn settled(&self) -> Option<String> {
         let ends_target = |(_, token): &&(usize, Token<'_>)| matches!(token, Token::Symbol(b'=' | b'|'));
         let target = self.tokens.iter().take_while(|token| !ends_target(token)).count();
@@ -157,13 +157,13 @@ impl<'a> Tag<'a> {
         let head = &self.text[..=*at];
         Some(match sign {
             Token::Symbol(b'=') => format!("{head} ({value})|{SETTLED} {close}"),
-            // A block whose text goes through filters.
+            // A block whose text is filtered.
             _ => format!("{head}{value}|{SETTLED} {close}"),
         })
     }
 }
 
-/// The length of a text in quotes, which `bytes` begin with.
+/// Returns the length of the quoted string at the start of `bytes`.
 fn length_of_text(bytes: &[u8], quote: u8) -> usize {
     let mut at = 1;
     while let Some(&byte) = bytes.get(at) {

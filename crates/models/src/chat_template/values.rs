@@ -1,23 +1,23 @@
-//! Filters and methods whose results grow with their arguments, with bounds that minijinja does not have.
+//! Bounded versions of filters and methods whose results grow with their arguments.
 
 use super::limits::{MAX_DEPTH, MAX_OUTPUT, Text, steps, too_deep, too_long};
 use super::python;
 use minijinja::value::{Tuple, Value, ValueKind, from_args};
 use minijinja::{Error, ErrorKind, State};
 
-/// The largest width or precision of a field in a format string.
+/// The limit of the width and precision of a field in a format string.
 const MAX_WIDTH: usize = 1 << 16;
 
-/// A value that a namespace may hold: without iterators, which could come back to the namespace, and without namespaces.
-/// What can be is made a list or a dictionary.
+/// Returns `value` for a namespace, without iterators, which could refer to the namespace, and without namespaces. Iterators become lists
+/// or dictionaries.
 ///
 /// # Errors
-/// For a namespace in the value, for one that is too deep, and for one with more items than the steps that are left.
+/// An error for a namespace in the value, a value that is too deep, or one with more items than remaining steps.
 pub(super) fn settled(state: &State<'_, '_>, value: Value) -> Result<Value, Error> {
     Ok(other(state, &value, 0)?.unwrap_or(value))
 }
 
-/// The value that takes the place of `value`, if it cannot stay.
+/// Returns the replacement of `value`, if it needs one.
 fn other(state: &State<'_, '_>, value: &Value, depth: usize) -> Result<Option<Value>, Error> {
     let Some(object) = value.as_object() else { return Ok(None) };
     if !matches!(value.kind(), ValueKind::Seq | ValueKind::Map | ValueKind::Iterable) {
@@ -54,7 +54,7 @@ fn other(state: &State<'_, '_>, value: &Value, depth: usize) -> Result<Option<Va
     Ok((!stays).then(|| if is_tuple { Value::from(Tuple::from(items)) } else { Value::from(items) }))
 }
 
-/// Python's methods: minijinja's, with a bound on what they make and steps for what they read.
+/// Calls a Python method: minijinja's, with a limit on results and steps for the input.
 pub(super) fn method(state: &mut State<'_, '_>, value: &Value, method: &str, args: &[Value]) -> Result<Value, Error> {
     let texts = std::iter::once(value).chain(args).filter_map(Value::as_str);
     state.consume_fuel(steps(texts.map(str::len).sum()))?;
@@ -123,7 +123,7 @@ fn bound_format(state: &State<'_, '_>, text: &str, args: &[Value]) -> Result<(),
     state.consume_fuel(steps(length))
 }
 
-/// `text.join(values)`.
+/// Computes `text.join(values)`.
 fn join(state: &State<'_, '_>, text: &str, args: &[Value]) -> Result<Value, Error> {
     let (values,): (&Value,) = from_args(args)?;
     let mut out = Text::default();

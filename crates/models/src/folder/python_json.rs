@@ -1,19 +1,19 @@
-//! JSON as Python's `json` module writes it: with `Infinity`, `-Infinity` and `NaN`, which JSON does not have.
+//! JSON as Python's `json` module writes it, with `Infinity`, `-Infinity` and `NaN`.
 
 use serde::de::DeserializeOwned;
 use serde_json::Error;
 use std::borrow::Cow;
 
-/// Reads JSON in which `Infinity`, `-Infinity` and `NaN` may stand for numbers. They become texts of the same name, so that a field that is
-/// read as a number is refused with the name, and one that nobody reads does no harm.
+/// Parses JSON that may contain `Infinity`, `-Infinity` and `NaN`. They become strings: a field that must be a number is then refused with
+/// its name, and unused fields do no harm.
 ///
 /// # Errors
-/// Those of [`serde_json::from_slice`].
+/// The errors of [`serde_json::from_slice`].
 pub fn from_python_json<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Error> {
     serde_json::from_slice(&as_json(bytes))
 }
 
-/// The text with quotes around the numbers that JSON does not have.
+/// Returns the text with quotes around these numbers.
 pub(crate) fn as_json(bytes: &[u8]) -> Cow<'_, [u8]> {
     const WORDS: [&[u8]; 3] = [b"-Infinity", b"Infinity", b"NaN"];
     let has_word = WORDS[1..].iter().any(|word| bytes.windows(word.len()).any(|part| part == *word));

@@ -144,10 +144,10 @@ impl HfTokenizer {
         self
     }
 
-    /// The tokenizer with the date that its chat templates write, see [`ChatTemplate::with_date`].
+    /// Sets the date of the chat templates, see [`ChatTemplate::with_date`].
     ///
     /// # Errors
-    /// [`Error::Date`] for a text that is no date.
+    /// [`Error::Date`] for an invalid date.
     pub fn with_template_date(mut self, date: &str) -> Result<Self> {
         let ChatTemplates { default, tool_use } = self.templates;
         let dated = |template: Option<ChatTemplate>| template.map(|template| template.with_date(date)).transpose();

@@ -1,9 +1,9 @@
-//! The labels of axes: `page/axis.js` in an engine of JavaScript, with the widths of texts given.
+//! Labels of axes: runs `page/axis.js` in a JavaScript engine with given text widths.
 
 use rquickjs::{Context, Runtime};
 use serde_json::{Value, json};
 
-/// The value of an expression that may use `axis`.
+/// Returns the value of an expression that may use `axis`.
 fn evaluate(expression: &str) -> Value {
     let script = format!("{}\nJSON.stringify({expression})", include_str!("../../src/page/axis.js"));
     let context = Context::full(&Runtime::new().unwrap()).unwrap();
@@ -11,13 +11,13 @@ fn evaluate(expression: &str) -> Value {
     serde_json::from_str(&text).unwrap()
 }
 
-/// The texts of a vertical axis with room for `most` labels.
+/// Returns the labels of a vertical axis with room for `most`.
 fn vertical(low: f64, high: f64, most: usize, options: &str) -> Vec<String> {
     let labels = evaluate(&format!("axis.vertical({low:e}, {high:e}, {most}, {options})"));
     labels.as_array().unwrap().iter().map(|label| label["text"].as_str().unwrap().to_owned()).collect()
 }
 
-/// The texts of a horizontal axis of so many pixels whose characters are `character` pixels wide.
+/// Returns the labels of a horizontal axis of this width in pixels, with characters of `character` pixels.
 fn horizontal(low: f64, high: f64, pixels: u32, character: u32) -> Vec<String> {
     let place = format!("(v) => 54 + (v - {low:e}) / ({high:e} - {low:e} || 1) * ({pixels} - 66)");
     let room = format!(
@@ -27,13 +27,13 @@ fn horizontal(low: f64, high: f64, pixels: u32, character: u32) -> Vec<String> {
     labels.as_array().unwrap().iter().map(|label| label["text"].as_str().unwrap().to_owned()).collect()
 }
 
-/// Ranges of steps, seconds and tokens: from one step to more than there are.
+/// Ranges of steps, seconds and tokens, from a single step to unrealistically many.
 const HORIZONTAL: &str = "[[0, 1], [0, 2], [1, 2], [1, 15], [0, 60], [7, 7], [123456, 123456], [1, 99999], [1, 100000], [99999, 100001], \
     [0, 123456789], [1234567000, 2233569997], [0, 8.39e11], [8e17, 8e17], [0, 9.007199254740991e15], [0, 0.0004], [0, 1e-300], [0, 1e300], [0, 3.37]]";
 
 #[test]
 fn labels_side_by_side_neither_touch_nor_leave_the_chart() {
-    // Characters of 5 to 14 pixels: condensed fonts, and those of people who need large ones.
+    // Characters of 5 to 14 pixels, from condensed to enlarged fonts.
     let found = evaluate(&format!(
         "(() => {{
             const wrong = [];
@@ -69,7 +69,7 @@ fn as_many_labels_stand_on_an_axis_as_their_widths_allow() {
     assert_eq!(horizontal(1.0, 2.0, 1400, 7), ["1", "2"], "there is no step between two steps");
 }
 
-/// Ranges of values: constants, tiny, huge, negative, and both ends of the numbers.
+/// Ranges of values: constants, tiny, huge, negative, and the limits of f64.
 const VERTICAL: &str = "[[0, 1], [0.99999, 1.00001], [-4.5e-7, 4.5e-7], [0, 1.2e-3], [0, 12500], [9.5e11, 1.05e12], [-1.3e6, -1.2e6], [-1.97e-322, 0], \
     [0, 1e308], [-1.7e308, 1.7e308], [4.75, 5.25], [-3.4, -3.1], [0.95e-6, 1.05e-6], [261000, 271000], [999990, 1000010], [31, 32], [0, 9999], [0, 10001]]";
 

@@ -203,7 +203,7 @@ fn draw_panel(area: &DrawingArea<SVGBackend<'_>, Shift>, panel: &Panel, axis: &A
     };
     let (width, _) = below.dim_in_pixel();
     let on_y = Labels::new(&y, if large { 8 } else { 6 }, false);
-    // The labels, and left of them the unit.
+    // The labels, and the unit to their left.
     let left = 34 + on_y.widest(label_width).ceil() as u32;
     let pixels = f64::from(width.saturating_sub(left + MARGINS[0] + MARGINS[1]));
     let on_x = Labels::horizontal(&x, x.start.max(0.0), pixels, label_width);
@@ -245,21 +245,21 @@ fn draw_panel(area: &DrawingArea<SVGBackend<'_>, Shift>, panel: &Panel, axis: &A
     Ok(())
 }
 
-/// The points of so short a curve are dots: a single one would have no line.
+/// Curves with few points are drawn as dots, because a single point has no line.
 const FEW: usize = 12;
-/// The margin around a chart, and that at its right end, where half a label stands beyond the axis, in pixels.
+/// The margin around a chart, and at its right end, where half a label extends beyond the axis, in pixels.
 const MARGINS: [u32; 2] = [8, 24];
-/// The font size of labels, as plotters takes it.
+/// The font size of labels in plotters' units.
 const LABEL: u32 = 12;
-/// The most characters of a title.
+/// The maximum number of characters of a title.
 const TITLE: usize = 60;
 
-/// The width of a label in pixels, in a wide font: plotters makes letters smaller than the size that it is given.
+/// The width of a label in pixels in a wide font; plotters draws letters smaller than the nominal size.
 fn label_width(text: &str) -> f64 {
     0.52 * f64::from(LABEL) * text.chars().count() as f64 + 2.0
 }
 
-/// A title that fits the page.
+/// Returns a title that fits the page.
 fn shortened(name: &str) -> String {
     match name.char_indices().nth(TITLE) {
         Some((end, _)) => format!("{}...", &name[..end]),

@@ -36,7 +36,7 @@ pub struct RunDir {
     _lock: File,
 }
 
-/// The run that `path` is a folder or a file of, and the path of its folder right below `checkpoints`, or else `path`.
+/// Returns the run folder that contains `path`, and the checkpoint folder that is or contains `path`, or else `path`.
 fn run_around(path: &Path) -> Option<(&Path, &Path)> {
     let is_run = |folder: &&Path| folder.join("config.yaml").is_file() && folder.join("checkpoints").is_dir();
     let run = path.ancestors().skip(1).take(4).find(is_run)?;

@@ -5,7 +5,7 @@
 //! * for a pretrained model: the values of `config.json` that define the decoder, the EOS tokens, and a SHA-256 of each part of the
 //!   tokenizer, of the chat template, and of every tensor (dtype, shape and all bytes);
 //! * for each data file: its size and a SHA-256 of its bytes;
-//! * the working folder of the run, which relative paths of its configuration start from.
+//! * the working folder of the run, from which relative paths of its configuration are resolved.
 //!
 //! Names of weight files are not included: the same weights in other shards are the same model. All bytes of the weights are hashed,
 //! because a LoRA checkpoint holds only the adapters, and one changed value makes a different base model.
@@ -28,7 +28,7 @@ use std::path::{Path, PathBuf};
 
 /// The name and version of the format.
 const FORMAT: &str = "grpo-fingerprint/1";
-/// The name of the file in the folder of a run.
+/// The name of the file in the run folder.
 pub(super) const FILE: &str = "fingerprint.json";
 /// The largest fingerprint.json that is read, in bytes; each tensor takes about 150.
 const LIMIT: u64 = 1 << 26;
@@ -66,12 +66,12 @@ pub(super) struct Fingerprint {
     model: BTreeMap<String, Value>,
     /// Size and digest of every data file, by path.
     data: BTreeMap<String, Value>,
-    /// The working folder of the run, which relative paths start from.
+    /// The working folder of the run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     folder: Option<PathBuf>,
 }
 
-/// Returns the working folder of the run in `run`, which the relative paths of its configuration start from; `None` if it was not recorded.
+/// Returns the working folder of the run in `run`, from which relative paths are resolved; `None` if it was not recorded.
 ///
 /// # Errors
 /// [`Error::RunDir`] for a damaged fingerprint.json; [`Error::File`].

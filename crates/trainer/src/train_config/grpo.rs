@@ -14,8 +14,8 @@ use std::path::PathBuf;
 pub struct GrpoConfig {
     /// The number of rollout steps, each of `num_iterations x steps_per_generation` optimizer steps.
     pub max_steps: u64,
-    /// The number of passes over the training rows of `data.files`, instead of `max_steps`. The run records the number of steps that follows
-    /// from it; rows that dynamic sampling (`filter_groups`) draws in addition do not count.
+    /// The number of passes over the training rows of `data.files`, instead of `max_steps`. The run records the resulting number of steps.
+    /// Additional rows that dynamic sampling (`filter_groups`) draws do not count.
     pub num_train_epochs: Option<f64>,
     /// The number of different prompts per rollout step.
     pub prompts_per_step: usize,
@@ -111,16 +111,16 @@ impl GrpoConfig {
         self.prompts_per_step * self.num_generations
     }
 
-    /// Replaces `num_train_epochs` by the number of steps that go through `rows` training rows as often.
+    /// Replaces `num_train_epochs` by the number of steps for as many passes over `rows` training rows.
     pub(crate) fn count_epochs(&mut self, rows: usize) {
         if let Some(epochs) = self.num_train_epochs.take() {
-            // A product that is whole but for rounding takes no further step.
+            // Rounding errors must not add a step.
             let steps = epochs * rows as f64 / self.prompts_per_step as f64;
             self.max_steps = ((steps - 1e-9 * steps).ceil() as u64).max(1);
         }
     }
 
-    /// The number of optimizer steps of a step.
+    /// Returns the number of optimizer steps of a step.
     pub(crate) fn updates(&self) -> usize {
         self.num_iterations * self.steps_per_generation
     }

@@ -35,7 +35,7 @@ impl TrainConfig {
     /// ```
     ///
     /// # Errors
-    /// As [`Layers::resolve`]; [`Error::Config`] for both `grpo.max_steps` and `grpo.num_train_epochs`.
+    /// The errors of [`Layers::resolve`]; [`Error::Config`] for both `grpo.max_steps` and `grpo.num_train_epochs`.
     pub fn from_layers(layers: Layers) -> Result<Self> {
         let without_model = !(names_model(&layers) || names_files(&layers));
         let layers = layers.optional_section(WITHOUT_MODEL, without_model)?;

@@ -9,43 +9,43 @@ use serde::{Deserialize, Serialize};
 pub enum LrSchedulerType {
     /// The learning rate stays at `learning_rate`.
     Constant,
-    /// The same: a warm-up comes before every schedule here.
+    /// Like `constant`: every schedule here starts with a warm-up.
     ConstantWithWarmup,
     /// The learning rate falls on a line to `min_lr_ratio x learning_rate`.
     #[default]
     Linear,
     /// The learning rate falls on half a cosine (`num_cycles` of 0.5) to `min_lr_ratio x learning_rate`.
     Cosine,
-    /// The same, to `min_lr` or to `min_lr_rate x learning_rate`, of which one has to be set.
+    /// Like `cosine`, to `min_lr` or to `min_lr_rate x learning_rate`; one of them must be set.
     CosineWithMinLr,
     /// The learning rate falls on half a cosine to 0, `num_cycles` (1) times.
     CosineWithRestarts,
-    /// The learning rate falls to `lr_end` (1e-7) as the power `power` (1) of the share of steps that are left.
+    /// The learning rate falls to `lr_end` (1e-7) as the power `power` (1) of the share of remaining steps.
     Polynomial,
-    /// The learning rate falls as 1 / sqrt(step), from `timescale` on: that of the warm-up, or 10 000 steps without one.
+    /// The learning rate falls as 1 / sqrt(step), from `timescale` on: the warm-up steps, or 10 000 steps without a warm-up.
     InverseSqrt,
 }
 
-/// What a schedule has beside its name: `lr_scheduler_kwargs` of `transformers`. A schedule refuses a key that is not its own.
+/// The parameters of a schedule, `lr_scheduler_kwargs` of `transformers`. A key of another schedule is refused.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct LrSchedulerKwargs {
-    /// The last learning rate of `cosine_with_min_lr`.
+    /// The final learning rate of `cosine_with_min_lr`.
     pub min_lr: Option<f64>,
-    /// The same as a share of `learning_rate`.
+    /// The final learning rate of `cosine_with_min_lr`, relative to `learning_rate`.
     pub min_lr_rate: Option<f64>,
-    /// The last learning rate of `polynomial`.
+    /// The final learning rate of `polynomial`.
     pub lr_end: Option<f64>,
     /// The power of `polynomial`.
     pub power: Option<f64>,
     /// The number of waves of a cosine, or of restarts.
     pub num_cycles: Option<f64>,
-    /// The number of steps of `inverse_sqrt` after which the learning rate is 1 / sqrt(2) of the largest one, counted from its peak.
+    /// The number of steps of `inverse_sqrt`, counted from its peak, after which the learning rate is 1 / sqrt(2) of the largest one.
     pub timescale: Option<f64>,
 }
 
 impl LrSchedulerKwargs {
-    /// The keys that are set, and the schedules that have each.
+    /// Returns the keys that are set, each with the schedules that use it.
     pub(super) fn given(&self) -> impl Iterator<Item = (&'static str, f64, &'static [LrSchedulerType])> {
         use LrSchedulerType::{Cosine, CosineWithMinLr, CosineWithRestarts, InverseSqrt, Polynomial};
         let keys: [(_, _, &[_]); 6] = [
@@ -84,8 +84,8 @@ pub struct OptimizerConfig {
     pub max_consecutive_skips: u64,
     /// The share of all steps, in [0, 1], during which the learning rate rises from 0.
     pub warmup_ratio: f64,
-    /// The number of updates during which the learning rate rises from 0, or below 1 a share of all updates. As in `transformers`, the first
-    /// update has a learning rate of 0, which `warmup_ratio` skips; only one of the two keys may be set.
+    /// The number of updates during which the learning rate rises from 0; a value below 1 is a share of all updates. As in `transformers`, the
+    /// first update has a learning rate of 0, which `warmup_ratio` avoids. Only one of the two keys may be set.
     pub warmup_steps: f64,
     /// The shape of the learning rate after that.
     pub lr_scheduler_type: LrSchedulerType,
@@ -169,7 +169,7 @@ impl OptimizerConfig {
         learning_rate * (least + (1.0 - least) * share)
     }
 
-    /// The settings that the policy's optimizer is made with.
+    /// Returns the settings that the policy's optimizer is made with.
     pub fn adamw(&self) -> AdamWConfig {
         AdamWConfig {
             adam_beta1: self.adam_beta1,
@@ -208,7 +208,7 @@ mod tests {
         assert_eq!(with(LrSchedulerType::Constant)(99), 1.0);
     }
 
-    /// `[name, keys, learning rates]`, made by `transformers.get_scheduler` (tests/golden/schedules.py).
+    /// `[name, keys, learning rates]` from `transformers.get_scheduler` (tests/golden/schedules.py).
     #[test]
     fn learning_rates_are_those_of_transformers() {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/golden/schedules.json");

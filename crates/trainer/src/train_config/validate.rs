@@ -198,7 +198,7 @@ impl OptimizerConfig {
 }
 
 impl OptimizerConfig {
-    /// Checks that the schedule has what it needs, and nothing of another one.
+    /// Checks that the schedule has its required parameters and none of other schedules.
     fn validate_schedule(&self, section: &str) -> Result<()> {
         let name = |schedule| {
             serde_json::to_value(schedule).ok().and_then(|v| v.as_str().map(str::to_owned)).unwrap_or_default()
@@ -228,7 +228,7 @@ impl OptimizerConfig {
                 check(*end < self.learning_rate, &format!("{key}.{field}"), &expected, end)?;
             }
         }
-        // As in transformers, where the default of polynomial is above a learning rate of 0, too.
+        // As in transformers, the default of lr_end must be below the learning rate, too.
         let end = lr_end.unwrap_or(1e-7);
         if schedule == LrSchedulerType::Polynomial {
             let expected = format!("above lr_scheduler_kwargs.lr_end, {end}, for polynomial");

@@ -1,20 +1,20 @@
-//! The numbers along an axis: which ones, and how they are written.
+//! Chooses and formats the labels of an axis.
 
 use plotters::coord::ranged1d::{KeyPointHint, NoDefaultFormatting, Ranged, ValueFormatter};
 use plotters::coord::types::RangedCoordf64;
 use std::ops::Range;
 
-/// The least space between two labels side by side, in pixels.
+/// The minimum space between two adjacent labels in pixels.
 const GAP: f64 = 10.0;
-/// The most decimals of a label.
+/// The maximum number of decimals of a label.
 const MOST_DECIMALS: f64 = 6.0;
 
-/// The multiples of a round number along an axis, each with its text.
+/// The multiples of a round number along an axis, with their labels.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Labels(Vec<(f64, String)>);
 
 impl Labels {
-    /// At most `most` labels in `range`, and as many as round numbers allow. Steps are `whole` numbers.
+    /// Returns at most `most` labels in `range`, as many as round numbers allow. Steps have `whole` numbers.
     pub(super) fn new(range: &Range<f64>, most: usize, whole: bool) -> Self {
         let half = range.end / 2.0 - range.start / 2.0;
         let power = (half / most.max(1) as f64).log10().floor() - 1.0;
@@ -25,7 +25,7 @@ impl Labels {
                 let (first, last) = ((range.start / step - 1e-9).ceil(), (range.end / step + 1e-9).floor());
                 if step > 0.0 && step.is_finite() && last - first < most as f64 {
                     let count = (last - first).max(-1.0) as i64 + 1;
-                    // A sum of tenths is not a round number; 0 has no sign.
+                    // Sums of tenths are not exact, and 0 must not have a sign.
                     let values = (0..count).map(|i| rounded((first + i as f64) * step) + 0.0).collect();
                     return Self::written(values, step);
                 }
@@ -34,7 +34,7 @@ impl Labels {
         Self(Vec::new())
     }
 
-    /// As many labels of a horizontal axis of so many pixels as there is room for; `width` is that of a text in pixels.
+    /// Returns as many labels as fit a horizontal axis of this width in pixels; `width` measures a text in pixels.
     pub(super) fn horizontal(range: &Range<f64>, from: f64, pixels: f64, width: impl Fn(&str) -> f64) -> Self {
         let at = |value: f64| pixels * (value - range.start) / (range.end - range.start);
         let fits = |labels: &Self| {
@@ -48,7 +48,7 @@ impl Labels {
         candidates.into_iter().find(fits).unwrap_or(Self(Vec::new()))
     }
 
-    /// The numbers, written alike: 0.5 and 1.0, 9.5k and 10.0k, 0.5e-6 and 1.0e-6.
+    /// Formats the numbers alike: 0.5 and 1.0, 9.5k and 10.0k, 0.5e-6 and 1.0e-6.
     fn written(values: Vec<f64>, step: f64) -> Self {
         let most = values.iter().fold(0.0, |most: f64, value| most.max(value.abs()));
         let decimals = |step: f64| (-step.log10() - 1e-9).ceil().clamp(0.0, MOST_DECIMALS) as usize;
@@ -58,26 +58,26 @@ impl Labels {
             }
             if !(1e-3..1e15).contains(&most) {
                 let power = most.log10().floor() as i32;
-                // 10^power is 0 or infinite for the smallest and the largest numbers.
+                // 10^power is 0 or infinite for the smallest and largest numbers.
                 let scaled = |value: f64| value / 10f64.powi(power / 2) / 10f64.powi(power - power / 2);
                 return format!("{:.*}e{power}", decimals(scaled(step)), scaled(value));
             }
             let units = [(1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")];
             let unit = units.into_iter().find(|(size, _)| most >= 1e4 && most >= *size);
-            // 99999 and 100001 rather than 99.999k and 100.001k.
+            // Prefers 99999 and 100001 over 99.999k and 100.001k.
             let (size, unit) = unit.filter(|(size, _)| most >= 1e7 || decimals(step / size) <= 2).unwrap_or((1.0, ""));
             format!("{:.*}{unit}", decimals(step / size), value / size)
         };
         Self(values.into_iter().map(|value| (value, text(value))).collect())
     }
 
-    /// The widest text, by its width.
+    /// Returns the width of the widest label.
     pub(super) fn widest(&self, width: impl Fn(&str) -> f64) -> f64 {
         self.0.iter().map(|(_, text)| width(text)).fold(0.0, f64::max)
     }
 }
 
-/// An axis with labels of our own.
+/// An axis with custom labels.
 #[derive(Clone)]
 pub(super) struct Labelled {
     axis: RangedCoordf64,
@@ -116,7 +116,7 @@ impl ValueFormatter<f64> for Labelled {
     }
 }
 
-/// A number with twelve significant digits.
+/// Rounds a number to twelve significant digits.
 fn rounded(value: f64) -> f64 {
     format!("{value:.11e}").parse().unwrap_or(value)
 }

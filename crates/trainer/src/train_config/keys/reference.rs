@@ -1,6 +1,6 @@
-//! Makes docs/reference.md: every key with its legal values, its default and its meaning.
+//! Generates docs/reference.md: every key with its valid values, default and meaning.
 //!
-//! Legal values are read off the errors for wrong ones, so they are the words that a user sees.
+//! Valid values are taken from the errors about wrong ones, so they use the words that users see.
 
 use super::tests::everything;
 use super::*;
@@ -11,32 +11,32 @@ use std::collections::BTreeSet;
 use std::fmt::Write;
 use std::path::Path;
 
-/// A value at a dotted path, with `any` for `*`.
+/// Returns a value at a dotted path, with `any` for `*`.
 fn nested(path: &str, value: Value) -> Value {
     let keys: Vec<String> = path.replace('*', "any").split('.').map(str::to_owned).collect();
     keys.into_iter().rev().fold(value, |value, key| json!({ key: value }))
 }
 
-/// The configuration with a value of every section, and `value` at `path`.
+/// Returns the configuration with a value in every section, and `value` at `path`.
 fn with(path: &str, value: Value) -> grpo_files::Result<TrainConfig> {
     let layers = Layers::new().value("everything", everything())?;
     layers.value("reference", nested(path, value))?.resolve::<TrainConfig>()
 }
 
-/// What an error says after "expected", up to the value that it found.
+/// Returns the part of an error between "expected" and the value found.
 fn expectation(text: &str) -> Option<String> {
     let (_, expected) = text.split_once("expected ")?;
     let expected = expected.split(", got ").next()?.split(" at line ").next()?;
     Some(expected.split(", as in ").next()?.split(", e.g. ").next()?.trim().to_owned())
 }
 
-/// The whole text of an error, its causes included.
+/// Returns the whole text of an error with its causes.
 fn whole(error: &dyn std::error::Error) -> String {
     let causes = std::iter::successors(error.source(), |cause| cause.source());
     causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
 }
 
-/// The legal values of a key: a number's range from the errors of `validate`, or the type from the errors of reading it.
+/// Returns the valid values of a key: a number's range from the errors of `validate`, or the type from errors of deserialising.
 fn legal_values(path: &str) -> String {
     let mut ranges = BTreeSet::new();
     for value in [json!(-1), json!(0), json!(2), json!(1e30), json!(u64::MAX)] {
@@ -50,20 +50,20 @@ fn legal_values(path: &str) -> String {
     if let Some(range) = ranges.into_iter().next() {
         return range;
     }
-    // A text is no legal name of a choice, a list no legal text or number.
+    // A string is not a valid choice, and a list is not a valid string or number.
     let errors = [json!("?"), json!([[]])].map(|value| with(path, value).err().map(|error| whole(&error)));
     let choice = errors[0].as_deref().filter(|text| text.contains("unknown variant"));
     let text = choice.or(errors[1].as_deref()).or(errors[0].as_deref());
     text.and_then(expectation).unwrap_or_else(|| "any".into())
 }
 
-/// The default of a key as it is written in YAML's flow style.
+/// Returns the default of a key in YAML's flow style.
 fn default_of(path: &str) -> String {
     let pointer = format!("/{}", path.replace('*', "any").replace('.', "/"));
     let default = serde_json::to_value(TrainConfig::default()).unwrap();
     match default.pointer(&pointer) {
         Some(value) => value.to_string(),
-        // Sections that are off: the default holds where the section is given.
+        // The defaults of sections that are off apply when the section is given.
         None => {
             let value = serde_json::to_value(with("seed", json!(0)).unwrap()).unwrap();
             match nested_is_given(path) {
@@ -74,12 +74,12 @@ fn default_of(path: &str) -> String {
     }
 }
 
-/// Returns `true` if [`everything`] gives a value to this key, which has no default then.
+/// Returns `true` if [`everything`] sets this key, which then has no default.
 fn nested_is_given(path: &str) -> bool {
     everything().pointer(&format!("/{}", path.replace('*', "any").replace('.', "/"))).is_some()
 }
 
-/// Returns `true` if other keys lie below this one.
+/// Returns `true` if the key is a section.
 fn is_section(path: &str) -> bool {
     keys().iter().any(|key| key.path.strip_prefix(path).is_some_and(|rest| rest.starts_with('.')))
 }

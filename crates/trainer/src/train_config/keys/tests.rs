@@ -173,7 +173,7 @@ fn paths(value: &Value, path: &str, found: &mut Vec<String>) {
     }
 }
 
-/// A configuration with a value in every section that is off by default.
+/// Returns a configuration with a value in every section that is off by default.
 pub(super) fn everything() -> Value {
     let program = json!({"command": ["true"]});
     let soft = json!({"max_completion_len": 8, "soft_punish_cache": 3, "penalty_factor": 1});
