@@ -343,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_of_a_log_name_the_program_its_place_its_size_and_its_time() {
+    fn log_lines_have_program_number_size_and_time() {
         let gradient = program("gradient", 3, Some(412_345));
         assert_eq!(began_line(&gradient, None), "compiling gradient (program 3, 412.3 kB of StableHLO)");
         assert_eq!(began_line(&program("step", 3, None), Some(12)), "compiling step (3 of 12)");
@@ -356,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn the_line_of_a_terminal_says_the_program_first_and_fits_every_width() {
+    fn the_terminal_line_starts_with_the_program_and_fits_every_width() {
         let mut state = State { began: 1, ..State::default() };
         assert_eq!(state.fields(0), None);
         state.programs.insert(1, program("fused, 1024 tokens", 1, Some(2_000_000)));
@@ -370,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn spans_of_a_compiler_are_programs_with_a_beginning_and_an_end() {
+    fn compiler_spans_are_shown_as_programs() {
         use tracing_subscriber::filter::filter_fn;
         use tracing_subscriber::layer::SubscriberExt;
 

@@ -80,7 +80,7 @@ impl Display {
         }
     }
 
-    /// Takes the bar away, so that what follows stands on a line of its own.
+    /// Removes the bar, so that later output starts on its own line.
     pub(crate) fn clear(&mut self) {
         if let Some(bar) = self.bar.take() {
             bar.finish_and_clear();
@@ -345,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn one_of_a_thing_has_a_noun_in_the_singular() {
+    fn counts_of_one_use_the_singular() {
         let line = |problems| {
             eval_line(&MetricsRow::new(RowKind::Eval, 2, [("eval/pass@1", 0.5), ("eval/problems", problems)]))
         };

@@ -105,9 +105,9 @@ pub(crate) enum Outcome {
 fn main() -> ExitCode {
     let cli = Cli::parse();
     let compiling = Compiling::default();
-    // Logs are for people who ask for them: `GRPO_LOG=info grpo ...`.
+    // Logs are shown on request: `GRPO_LOG=info grpo ...`.
     logs::init(compiling.clone());
-    // What started a worker has said it already.
+    // The parent process of a worker has already warned.
     threads::hold_to_machine(matches!(cli.command, Command::BenchWorker));
     let result = match cli.command {
         Command::Train(args) => train::run(args, compiling),

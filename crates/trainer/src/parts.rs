@@ -259,7 +259,7 @@ mod tests {
     use rstest::rstest;
 
     #[test]
-    fn sizes_of_any_step_are_counted_and_not_allocated() {
+    fn memory_tables_of_huge_steps_do_not_overflow() {
         let mut config = TrainConfig::built_in();
         config.rollout.max_completion_length = Some(1_000_000);
         config.rollout.batch_size = usize::MAX;

@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn usual_columns_are_found_by_name() {
+    fn common_column_names_are_recognised() {
         let known = || Answer::Known("answer".into());
         assert_eq!(roles(&[texts("question", 10), texts("answer", 10)]), (vec!["question".into()], None, known()));
         assert_eq!(
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn conversations_bring_their_answers() {
+    fn conversations_contain_their_answers() {
         let messages =
             |name: &str, answered| Column { name: name.into(), conversations: 10, answered, ..Column::default() };
         assert_eq!(roles(&[messages("messages", 10)]), (vec!["messages".into()], None, Answer::Conversation));
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_user_names_is_taken() {
+    fn columns_named_by_the_user_are_used() {
         let given =
             DataConfig { prompt_column: Some("a".into()), answer_column: Some("b".into()), ..DataConfig::default() };
         let columns = found(&[texts("a", 10), texts("b", 10), texts("question", 10), texts("answer", 10)]);
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_prompt_the_columns_are_said() {
+    fn a_missing_prompt_column_is_an_error_with_the_columns() {
         let other = Column { name: "turns".into(), others: 10, ..Column::default() };
         let error = Roles::of(&found(&[texts("a", 10), texts("b", 1), texts("c", 10), other]), &DataConfig::default());
         let error = error.unwrap_err().to_string();

@@ -219,13 +219,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_run_is_called_as_its_model() {
+    fn a_run_is_named_after_its_model() {
         let names = ["Qwen/Qwen2.5-0.5B-Instruct", "runs/a b/model/", "..", "/", "", "ü"].map(run_name);
         assert_eq!(names, ["Qwen2.5-0.5B-Instruct", "model", "run", "run", "run", "run"]);
     }
 
     #[test]
-    fn keys_of_the_user_win_and_stay_in_their_section() {
+    fn user_keys_take_precedence_in_their_section() {
         let start = json!({ "model": "m", "data": { "files": "a.jsonl" } });
         let user = ["data={answer_column: b}", "seed=3", "rewards.programs.judge.command=[a]"].map(str::to_owned);
         let mut settings = Settings::new(start, &user).unwrap();
@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn adapters_are_trained_where_all_weights_have_no_room() {
+    fn lora_is_chosen_if_all_weights_do_not_fit() {
         let shape = ModelConfig::default();
         let needed = 16 * shape.parameter_count();
         let rows = Rows { completion: 4, ..Rows::default() };

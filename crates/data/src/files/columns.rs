@@ -122,7 +122,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn values_are_counted_by_kind() {
+    fn column_values_are_counted_by_type() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a.jsonl");
         let rows = [

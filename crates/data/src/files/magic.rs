@@ -83,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn files_are_known_by_their_first_bytes() {
+    fn file_contents_are_recognised_by_their_first_bytes() {
         let utf_16: Vec<u8> = "{\"a\"".encode_utf16().flat_map(u16::to_le_bytes).collect();
         let marked = [b"\xff\xfe", utf_16.as_slice()].concat();
         let big: Vec<u8> = "{\"a\"".encode_utf16().flat_map(u16::to_be_bytes).collect();

@@ -58,7 +58,7 @@ fn files_without_rows_are_errors() {
 }
 
 #[test]
-fn files_of_other_formats_and_encodings_are_named() {
+fn files_of_other_formats_and_encodings_are_recognised() {
     let utf_16: Vec<u8> = [0xff, 0xfe].into_iter().chain(GOOD.encode_utf16().flat_map(u16::to_le_bytes)).collect();
     let big_endian: Vec<u8> = GOOD.encode_utf16().flat_map(u16::to_be_bytes).collect();
     for (bytes, words) in [

@@ -149,7 +149,7 @@ fn data_files_parse_from_paths_and_objects() {
 }
 
 #[test]
-fn patterns_and_the_home_folder_stand_for_files() {
+fn patterns_and_the_home_folder_are_expanded() {
     let (folder, _) = file("b.jsonl", numbers(3));
     let root = folder.path();
     std::fs::create_dir_all(root.join("deep/er")).unwrap();

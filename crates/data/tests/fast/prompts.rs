@@ -54,7 +54,7 @@ fn text_prompts_stay_text_by_default() {
 }
 
 #[test]
-fn a_conversation_ends_with_its_answer_and_a_prompt_does_not() {
+fn the_last_assistant_message_of_a_conversation_is_the_answer() {
     let turns = json!([
         {"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"},
         {"role": "user", "content": "6 x 7?"}, {"role": "assistant", "content": "It is 42. #### 42"},
@@ -72,7 +72,7 @@ fn a_conversation_ends_with_its_answer_and_a_prompt_does_not() {
 }
 
 #[test]
-fn columns_are_found_by_their_paths() {
+fn nested_columns_are_found_by_path() {
     let verl = || {
         json!({
             "data_source": "m", "extra_info": {"index": 3, "turns": [{"question": "1 + 1?"}]},
@@ -112,7 +112,7 @@ fn columns_are_found_by_their_paths() {
 }
 
 #[test]
-fn a_list_of_right_answers_is_handed_on_whole() {
+fn lists_of_answers_are_passed_completely() {
     let answers = |value: Value, column: Option<&str>| {
         let item = row(json!({"question": "q", "answer": value}), true, |config| {
             *config = DataConfig { answer_column: column.map(str::to_owned), ..alone(config) };

@@ -36,7 +36,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_date_is_written_as_python_writes_one_without_a_time_zone() {
+    fn dates_format_like_pythons_without_a_time_zone() {
         let date = parse("2026-03-05T09:07:30").unwrap();
         for (format, expected) in [
             ("%d %b %Y", "05 Mar 2026"),

@@ -211,7 +211,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn errors_have_the_line_and_the_words() {
+    fn template_errors_have_line_and_message() {
         let parse =
             ChatTemplate::new("a\n{% if x %}\n{{ y }", "broken.jinja").render(&json!({})).unwrap_err().to_string();
         assert!(parse.contains("broken.jinja") && parse.contains("line 3"), "{parse}");
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn the_date_is_that_of_the_opening_or_the_one_that_was_set() {
+    fn strftime_now_uses_the_opening_time_or_the_set_date() {
         let template = || ChatTemplate::new("{{ strftime_now('%d %b %Y') }}", "t");
         let text = template().render(&json!({})).unwrap();
         assert_eq!(text, jiff::Zoned::now().strftime("%d %b %Y").to_string());

@@ -48,7 +48,7 @@ mod tests {
     use serde_json::{Value, json};
 
     #[test]
-    fn numbers_that_json_does_not_have_are_texts() {
+    fn python_json_numbers_become_strings() {
         let read = |text: &str| from_python_json::<Value>(text.as_bytes());
         let text = r#"{"a": [0.0, Infinity, -Infinity], "NaN": NaN, "t": "an \"Infinity\\", "u": "NaN", "n": -1}"#;
         let expected = json!({

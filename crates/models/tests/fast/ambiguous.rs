@@ -36,7 +36,7 @@ fn invalid_stop_tokens_and_suppressed_tokens_are_refused() {
 }
 
 #[test]
-fn numbers_that_only_python_writes_do_no_harm_where_nobody_reads_them() {
+fn non_finite_numbers_in_unused_fields_are_ignored() {
     let whole = |name: &str, text: String| {
         let folder = Folder::new(qwen2());
         std::fs::write(folder.root.path().join(name), text).unwrap();

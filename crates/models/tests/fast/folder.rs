@@ -45,7 +45,7 @@ fn config_json_of_transformers_4_and_5_is_read() {
 }
 
 #[test]
-fn llama_3_stretches_its_rotary_frequencies() {
+fn llama_3_rope_scaling_is_read() {
     let folder = Folder::new(llama()).open().unwrap();
     let scaling = RopeScaling {
         factor: 32.0,

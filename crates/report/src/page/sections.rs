@@ -204,7 +204,7 @@ pub(super) fn configuration(html: &mut Html, report: &Report) {
                 html.raw("<tbody>\n");
                 for (key, values) in &found {
                     html.raw("<tr><th scope=\"row\"><code>");
-                    // A narrow screen may break a key behind its dots.
+                    // Narrow screens may break a key after its dots.
                     for part in key.split_inclusive('.') {
                         html.text(part).raw("<wbr />");
                     }
@@ -236,7 +236,7 @@ pub(super) fn configuration(html: &mut Html, report: &Report) {
         let Some(config) = &run.config else { continue };
         html.raw("<details><summary>Whole configuration of ");
         run_name(html, index, &run.name);
-        // What YAML cannot say is still shown, key by key.
+        // A configuration that YAML cannot represent is shown key by key.
         let by_key = || leaves(config).iter().map(|(key, value)| format!("{key}: {value}\n")).collect();
         let text: String = to_yaml(config).unwrap_or_else(|_| by_key());
         html.raw("</summary><pre tabindex=\"0\">").text(&text).raw("</pre></details>\n");

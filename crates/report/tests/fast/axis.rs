@@ -32,7 +32,7 @@ const HORIZONTAL: &str = "[[0, 1], [0, 2], [1, 2], [1, 15], [0, 60], [7, 7], [12
     [0, 123456789], [1234567000, 2233569997], [0, 8.39e11], [8e17, 8e17], [0, 9.007199254740991e15], [0, 0.0004], [0, 1e-300], [0, 1e300], [0, 3.37]]";
 
 #[test]
-fn labels_side_by_side_neither_touch_nor_leave_the_chart() {
+fn adjacent_labels_do_not_touch_and_stay_in_the_chart() {
     // Characters of 5 to 14 pixels, from condensed to enlarged fonts.
     let found = evaluate(&format!(
         "(() => {{
@@ -60,7 +60,7 @@ fn labels_side_by_side_neither_touch_nor_leave_the_chart() {
 }
 
 #[test]
-fn as_many_labels_stand_on_an_axis_as_their_widths_allow() {
+fn axes_have_as_many_labels_as_fit() {
     assert_eq!(horizontal(1.0, 1e5, 387, 7), ["20k", "40k", "60k", "80k", "100k"]);
     assert_eq!(horizontal(1.0, 1e5, 387, 14), ["50k", "100k"], "wider characters, fewer labels");
     assert_eq!(horizontal(1.0, 1e5, 200, 7), ["50k", "100k"], "a narrower chart, fewer labels");
@@ -74,7 +74,7 @@ const VERTICAL: &str = "[[0, 1], [0.99999, 1.00001], [-4.5e-7, 4.5e-7], [0, 1.2e
     [0, 1e308], [-1.7e308, 1.7e308], [4.75, 5.25], [-3.4, -3.1], [0.95e-6, 1.05e-6], [261000, 271000], [999990, 1000010], [31, 32], [0, 9999], [0, 10001]]";
 
 #[test]
-fn numbers_of_a_vertical_axis_differ_and_are_written_alike() {
+fn vertical_labels_differ_and_have_the_same_format() {
     let found = evaluate(&format!(
         "(() => {{
             const wrong = [];
@@ -97,7 +97,7 @@ fn numbers_of_a_vertical_axis_differ_and_are_written_alike() {
 }
 
 #[test]
-fn numbers_have_the_digits_that_tell_them_apart_and_no_more() {
+fn labels_have_the_fewest_digits_that_distinguish_them() {
     let plain = |low, high| vertical(low, high, 6, "{}");
     assert_eq!(plain(0.99999, 1.00001), ["0.999990", "0.999995", "1.000000", "1.000005", "1.000010"]);
     assert_eq!(plain(-4.5e-7, 4.5e-7), ["-4e-7", "-2e-7", "0", "2e-7", "4e-7"]);

@@ -351,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_of_one_step_shows_its_values_and_only_whole_steps() {
+    fn a_run_of_one_step_has_labels_at_whole_steps() {
         let rows = [MetricsRow::new(RowKind::Grpo, 1, [("reward", 0.5), ("loss", 0.5), ("entropy", 2.0)])];
         let text = svg("run", &rows).unwrap();
         assert_eq!(text.matches("<circle").count(), 3, "{text}");
@@ -360,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn no_label_leaves_the_picture_whatever_the_values_are() {
+    fn labels_of_any_values_stay_in_the_picture() {
         for (low, high) in [(0.0, 1e-9), (-1e300, 1e300), (1_234_567.0, 1_234_568.0), (-99_999.5, 99_999.5), (3.0, 3.0)]
         {
             let row = |step: u64| {

@@ -210,7 +210,7 @@ mod tests {
 
     /// `[name, keys, learning rates]` from `transformers.get_scheduler` (tests/golden/schedules.py).
     #[test]
-    fn learning_rates_are_those_of_transformers() {
+    fn learning_rates_match_transformers() {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/golden/schedules.json");
         #[derive(Deserialize)]
         struct Case {

@@ -33,7 +33,7 @@ fn assert_defaults_of_a_model_that_is_read(config: &TrainConfig) {
 #[case::arithmetic(include_str!("../../../../configs/train/arithmetic.yaml"), 8)]
 #[case::dapo(include_str!("../../../../configs/train/dapo.yaml"), 8)]
 #[case::ppo(include_str!("../../../../configs/train/ppo.yaml"), 1)]
-fn a_model_that_is_read_inherits_nothing_of_the_built_in_task(#[case] file: &str, #[case] num_generations: usize) {
+fn pretrained_models_inherit_nothing_from_the_built_in_task(#[case] file: &str, #[case] num_generations: usize) {
     let with = |settings: &[&str]| {
         let layers = Layers::new().text("a file", file).unwrap();
         layers.set(&settings.iter().map(|s| (*s).to_owned()).collect::<Vec<_>>()).unwrap()
@@ -62,7 +62,7 @@ fn a_model_that_is_read_inherits_nothing_of_the_built_in_task(#[case] file: &str
 }
 
 #[test]
-fn tasks_that_are_named_train_a_model_that_is_read() {
+fn named_tasks_train_a_pretrained_model() {
     let config = resolve(set(&["model=M", "data.tasks.sorting.weight=1"])).unwrap();
     config.validate().unwrap();
     assert_defaults_of_a_model_that_is_read(&config);
@@ -92,7 +92,7 @@ fn completions_take_what_the_context_leaves(
 }
 
 #[test]
-fn epochs_take_the_place_of_steps() {
+fn num_train_epochs_sets_max_steps() {
     let config = |settings: &[&str]| resolve(set(&[&["model=M", "data.files=rows.jsonl"], settings].concat()));
     let steps = |epochs: &str, rows: usize, prompts: usize| {
         let set = [format!("grpo.num_train_epochs={epochs}"), format!("grpo.prompts_per_step={prompts}")];
@@ -126,7 +126,7 @@ fn epochs_take_the_place_of_steps() {
 }
 
 #[test]
-fn trl_writes_scale_rewards_in_four_ways() {
+fn all_four_forms_of_trls_scale_rewards_are_read() {
     use grpo_core::advantages::ScaleRewards;
     for (written, expected) in [
         ("true", Some(ScaleRewards::Group)),
@@ -145,7 +145,7 @@ fn trl_writes_scale_rewards_in_four_ways() {
 }
 
 #[test]
-fn a_section_of_rewards_replaces_the_default() {
+fn a_section_rewards_replaces_the_default_reward() {
     let names = |layers: Result<Layers>| {
         let config = resolve(layers).unwrap();
         let rewards = rewards::Rewards::new(&config.rewards).map_err(|error| error.to_string())?;
@@ -170,7 +170,7 @@ fn a_section_of_rewards_replaces_the_default() {
 }
 
 #[test]
-fn advantages_that_a_run_cannot_feed_are_refused_before_it_starts() {
+fn estimators_without_their_inputs_are_refused() {
     let refusal = |assignments: &[&str]| resolve(set(assignments)).unwrap().validate().unwrap_err().to_string();
     for (estimator, needed) in [
         ("optimal_token_baseline", "sums of squared probabilities"),
@@ -218,13 +218,13 @@ fn advantages_that_a_run_cannot_feed_are_refused_before_it_starts() {
 #[case(&["eval.temperature=0", "eval.num_generations=8", "eval.pass_at=[8]"], "eval.pass_at")]
 #[case(&["eval.num_generations=4", "eval.pass_at=[1, 8]"], "eval.pass_at")]
 #[case(&["eval.pass_at=[0]"], "eval.pass_at")]
-fn sampling_that_cannot_be_is_refused_by_its_key(#[case] assignments: &[&str], #[case] key: &str) {
+fn invalid_sampling_options_are_refused_by_key(#[case] assignments: &[&str], #[case] key: &str) {
     let error = resolve(set(assignments)).unwrap().validate().unwrap_err().to_string();
     assert!(error.contains(&format!("`{key}`")), "{error}");
 }
 
 #[test]
-fn an_evaluation_samples_as_the_rollout_does_unless_it_says_otherwise() {
+fn evaluations_sample_like_rollouts_by_default() {
     let config = resolve(set(&[
         "rollout={temperature: 0.7, top_k: 20, top_p: 0.8}",
         "eval={temperature: 1.2, top_k: 0, num_generations: 8, pass_at: [1, 8]}",
@@ -253,13 +253,13 @@ fn an_evaluation_samples_as_the_rollout_does_unless_it_says_otherwise() {
 #[case(&["grpo.sync_ref_model=true", "loss.beta=0.1", "lora={r: 4}"], "the model without adapters")]
 #[case(&["rewards.soft_overlong_punishment={max_completion_len: 4, soft_punish_cache: 5}"], "soft_punish_cache (5)")]
 #[case(&["rewards.soft_overlong_punishment={max_completion_len: 20, soft_punish_cache: 4}"], "begins below")]
-fn what_surrounds_the_loss_is_checked_before_a_run_starts(#[case] assignments: &[&str], #[case] words: &str) {
+fn settings_around_the_loss_are_validated(#[case] assignments: &[&str], #[case] words: &str) {
     let text = resolve(set(assignments)).unwrap().validate().unwrap_err().to_string();
     assert!(text.contains(words), "{text}");
 }
 
 #[test]
-fn what_surrounds_the_loss_reads_as_in_trl_and_verl() {
+fn keys_around_the_loss_have_the_names_of_trl_and_verl() {
     let legal = [
         "grpo.use_kl_in_reward=true",
         "grpo.kl_penalty=kl",
@@ -279,7 +279,7 @@ fn what_surrounds_the_loss_reads_as_in_trl_and_verl() {
 }
 
 #[test]
-fn a_device_has_a_limit_for_waits_and_the_host_has_none() {
+fn only_devices_have_a_wait_limit() {
     let resolved = |assignments: &[&str]| resolve(set(assignments)).unwrap();
     assert_eq!(resolved(&[]).policy.wait_limit(), pjrt::Client::DEFAULT_WAIT_LIMIT);
     let config = resolved(&["policy.device=pjrt:cpu", "policy.wait_limit_minutes=5"]);
@@ -295,7 +295,7 @@ fn a_device_has_a_limit_for_waits_and_the_host_has_none() {
 }
 
 #[test]
-fn what_a_folder_says_of_sampling_counts_where_the_configuration_says_nothing() {
+fn generation_config_fills_unset_sampling_keys() {
     let defaults = GenerationDefaults {
         temperature: Some(0.6),
         top_k: Some(20),

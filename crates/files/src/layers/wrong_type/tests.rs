@@ -65,7 +65,7 @@ fn fault(text: &str) -> String {
 }
 
 #[test]
-fn a_wrong_type_is_said_with_its_key_what_was_expected_and_what_came() {
+fn type_errors_name_key_expected_type_and_value() {
     for (text, expected) in [
         ("seed: many", "key `seed`: expected a whole number that is not negative, got the text \"many\""),
         ("seed: -1", "key `seed`: expected a whole number that is not negative, got the number -1"),
@@ -97,7 +97,7 @@ fn a_wrong_type_is_said_with_its_key_what_was_expected_and_what_came() {
 }
 
 #[test]
-fn a_text_in_the_place_of_a_list_comes_back_as_the_list() {
+fn a_text_instead_of_a_list_is_an_error_with_the_list() {
     for (text, expected) in [
         ("names: judge", "got the text \"judge\", e.g. `names: [judge]`"),
         ("names: a, b c", "got the text \"a, b c\", e.g. `names: [a, \"b c\"]`"),

@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn labels_side_by_side_keep_their_distance_at_every_width() {
+    fn adjacent_labels_keep_their_distance_at_every_width() {
         for end in [1.0, 2.0, 9.0, 60.0, 1000.0, 99_999.0, 123_456.0, 1e7, 2.5e9, 1e15] {
             for pixels in [200.0, 400.0, 900.0] {
                 for character in [4.0, 6.0, 12.0] {

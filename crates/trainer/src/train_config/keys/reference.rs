@@ -125,7 +125,7 @@ fn page() -> String {
 }
 
 #[test]
-fn the_reference_has_every_key_with_legal_values_and_default() {
+fn reference_md_has_every_key_with_valid_values_and_default() {
     let made = page();
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/reference.md");
     if std::env::var("UPDATE_DOCS").as_deref() == Ok("1") {

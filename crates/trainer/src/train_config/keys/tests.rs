@@ -187,7 +187,7 @@ pub(super) fn everything() -> Value {
 }
 
 #[test]
-fn every_key_of_the_configuration_is_there_with_its_meaning_and_no_other() {
+fn keys_txt_has_every_key_with_its_meaning() {
     let config: TrainConfig = serde_json::from_value(everything()).expect("legal");
     let mut found = Vec::new();
     paths(&serde_json::to_value(&config).unwrap(), "", &mut found);
@@ -222,7 +222,7 @@ fn every_key_is_found_from_a_wrong_section() {
 }
 
 #[test]
-fn a_first_sentence_has_no_rust_in_it() {
+fn meanings_of_keys_contain_no_rust_syntax() {
     for (text, sentence) in [
         ("The weight of [`crate::Correct`]: 1 for a right one. More.", "The weight of `Correct`: 1 for a right one"),
         ("Which [rows](there) count, e.g. 0.5 of them", "Which [rows](there) count, e.g. 0.5 of them"),
