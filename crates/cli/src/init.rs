@@ -22,10 +22,10 @@ use trainer::{ModelSource, TrainConfig};
 /// Arguments of `grpo init`.
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "The columns of the rows say which is the prompt and which the right answer, the answers say which reward fits, and the \
-    model's context how long completions can be; other keys have the defaults of `grpo train`. Every key of the file has a comment. Of \
-    a model on Hugging Face only config.json, the tokenizer and the chat template are downloaded. Where model and rows do not say \
-    enough, nothing is written, and the error names the key to set, e.g. `--set data.prompt_column=text`."
+    after_help = "Prompt and answer are found by the names of columns, the reward is chosen to fit the answers, and the length of \
+    completions to fit the model's context; other keys have the defaults of `grpo train`. Every key of the file has a comment. For \
+    a model on Hugging Face, only config.json, the tokenizer and the chat template are downloaded. If a setting cannot be derived, \
+    nothing is written, and the error names the key to set, e.g. `--set data.prompt_column=text`."
 )]
 pub(crate) struct Args {
     /// The model to train: a folder or a name on Hugging Face.

@@ -1,10 +1,10 @@
-"""What this crate writes, read by the libraries that it is written for; main.rs runs it.
+"""Compares folders that this crate writes with transformers and peft; main.rs runs this script.
 
-python libraries.py make PLACE        random checkpoints of every family by transformers, and adapters of them by peft
-python libraries.py compare PLACE     what main.rs has read and written again, in every number type, in one file and in several
+python libraries.py make PLACE        creates random checkpoints of every family with transformers, and adapters with peft
+python libraries.py compare PLACE     compares the folders that main.rs has rewritten, in every dtype, in one file and in several
 
-Every tensor and every logit has to be the same. A model that comes from no folder has to load as the class of its family, without
-a missing or unexpected tensor.
+Every tensor and every logit must be equal. A model without a source folder must load as the class of its family, without
+missing or unexpected tensors.
 """
 
 import argparse
