@@ -41,7 +41,7 @@ pub(crate) struct Display {
     terminal: bool,
     phase: Phase,
     last_line: Instant,
-    /// Whether the block of the run was shown.
+    /// `true` if the block with the settings was shown.
     introduced: bool,
     /// `true` if the loss of a GRPO step is informative.
     shows_loss: bool,

@@ -20,7 +20,7 @@ struct Style {
     sort_keys: bool,
 }
 
-/// `json.dumps(value, ensure_ascii=False, indent=None, separators=None, sort_keys=False)`.
+/// Computes `json.dumps(value, ensure_ascii=False, indent=None, separators=None, sort_keys=False)`.
 pub(super) fn tojson(
     state: &State<'_, '_>,
     value: &Value,

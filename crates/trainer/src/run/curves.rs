@@ -254,7 +254,7 @@ const LABEL: u32 = 12;
 /// The maximum number of characters of a title.
 const TITLE: usize = 60;
 
-/// The width of a label in pixels in a wide font; plotters draws letters smaller than the nominal size.
+/// Returns the width of a label in pixels in a wide font; plotters draws letters smaller than the nominal size.
 fn label_width(text: &str) -> f64 {
     0.52 * f64::from(LABEL) * text.chars().count() as f64 + 2.0
 }

@@ -241,7 +241,7 @@ impl OptimizerConfig {
     }
 }
 
-/// An [`Error::Config`] for `key` unless `ok`.
+/// Returns an [`Error::Config`] for `key` unless `ok`.
 pub(crate) fn check(ok: bool, key: &str, expected: &str, found: impl ToString) -> Result<()> {
     if ok {
         return Ok(());

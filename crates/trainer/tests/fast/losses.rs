@@ -23,7 +23,7 @@ impl Tokenizer for Latin1 {
         2
     }
 
-    /// One token in eight ends a completion, so that some completions end and some are truncated.
+    /// Returns one token in eight, so that some completions end and some are truncated.
     fn stop_ids(&self) -> Vec<u32> {
         (self.eos_id()..self.vocab_size as u32).step_by(8).collect()
     }

@@ -14,7 +14,7 @@ const MOST_DECIMALS: f64 = 6.0;
 pub(super) struct Labels(Vec<(f64, String)>);
 
 impl Labels {
-    /// Returns at most `most` labels in `range`, as many as round numbers allow. Steps have `whole` numbers.
+    /// Returns at most `most` labels in `range`, as many as round numbers allow; integers if `whole`.
     pub(super) fn new(range: &Range<f64>, most: usize, whole: bool) -> Self {
         let half = range.end / 2.0 - range.start / 2.0;
         let power = (half / most.max(1) as f64).log10().floor() - 1.0;
