@@ -43,7 +43,7 @@ pub(crate) struct Args {
     pub(crate) json: bool,
 }
 
-/// Parses a tolerance, a finite number above 0.
+/// Parses a tolerance, a finite number of at least 0.
 fn bound(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(bound) if bound.is_finite() && bound >= 0.0 => Ok(bound),

@@ -94,7 +94,7 @@ pub enum TemperatureMode {
     ScaleLogprobs,
 }
 
-/// Explicit aggregation modes: verl's, and two from other systems. A mode replaces the average that `loss_type` implies.
+/// Explicit aggregation modes: verl's, and three from other systems. A mode replaces the average that `loss_type` implies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum LossAggMode {
