@@ -30,8 +30,7 @@
 //! * `epsilon_high`: has no default under TRL's semantics, because the 0.2 of [grpo](super::grpo) would cap every ratio at 0.2.
 //! * `epsilon_low`: verl only; 1 or more means no lower bound (verl's recipe writes 10).
 //! * `delta` and `clip_ratio_c` are refused, because the bound holds for both signs of the advantage. Under `semantics: verl`,
-//!   `clip_ratio_c` is accepted and
-//!   ignored, because verl passes it to every loss.
+//!   `clip_ratio_c` is accepted and ignored, because verl passes it to every loss.
 //! * `importance_sampling_level: sequence` uses the sequence's ratio as the weight.
 //!
 //! ## When to use it
