@@ -48,7 +48,7 @@ pub(crate) struct Args {
 /// The file's name unless another is asked for.
 const DEFAULT_OUT: &str = "train.yaml";
 
-/// What was seen of model and rows, and what follows from it: subjects with a line each.
+/// Findings about model and rows: subjects with a line each.
 type Seen = Vec<(&'static str, String)>;
 
 pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {

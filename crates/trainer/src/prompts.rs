@@ -14,7 +14,7 @@ const CHAT_TEMPLATE: &str = "data.chat_template";
 /// that the section `data` sets, and the date that it writes.
 ///
 /// # Errors
-/// Those of [`HfTokenizer::open`]; [`Error::Config`] for a chat template that cannot be read or does not parse, and for a date that is none.
+/// The errors of [`HfTokenizer::open`]; [`Error::Config`] for a chat template that cannot be read or parsed, and for an invalid date.
 pub fn open_tokenizer(folder: &ModelFolder, config: &DataConfig) -> Result<HfTokenizer> {
     let stop_ids = &folder.generation().eos_token_id;
     let tokenizer = HfTokenizer::open(folder.path(), stop_ids, folder.config().vocab_size)?;
