@@ -77,7 +77,7 @@ fn the_first_hour_of_the_readme_begins_with_init() {
         assert_eq!(output.status.code(), Some(0), "{arguments:?}: {}{}", stdout(&output), stderr(&output));
         stdout(&output)
     };
-    // The commands that are named, but for fewer steps.
+    // The printed commands, with fewer steps.
     let shown = in_folder(&["data", "--config", "train.yaml"]);
     assert!(shown.contains("<|im_start|>user\nWhat is ") && shown.contains("correct"), "{shown}");
     let short = ["--set", "grpo.max_steps=2", "--set", "eval.eval_steps=1"];

@@ -92,10 +92,11 @@ struct Axis {
 
 impl Axis {
     fn new(values: impl Iterator<Item = f64>, least: f64, pixels: (i32, i32)) -> Self {
-        let (low, high) = values.fold((f64::INFINITY, least), |(low, high), v| (low.min(v), high.max(v)));
+        let (low, high) =
+            values.filter(|v| v.is_finite()).fold((f64::INFINITY, least), |(low, high), v| (low.min(v), high.max(v)));
         let (low, high) = if low.is_finite() { (low.max(least), high) } else { (1.0, 10.0) };
         // Margins at both ends, and room for more than one tick.
-        let (start, end) = (low / 1.5, (high * 1.5).max(low * 6.0));
+        let (start, end) = (low / 1.5, (high * 1.5).max(low * 6.0).min(f64::MAX));
         Self { start, end, pixels }
     }
 
@@ -207,8 +208,9 @@ mod tests {
         let axis = Axis::new([30.0, 400.0].into_iter(), 1.0, (0, 100));
         assert_eq!(axis.ticks(), [20.0, 50.0, 100.0, 200.0, 500.0]);
         assert_eq!((axis.at(axis.start), axis.at(axis.end), axis.at(0.0)), (0, 100, 0));
-        // Axes exist for one value, no value and zero.
-        for values in [vec![3.0], vec![], vec![0.0], vec![1e-12, 1e12]] {
+        // Axes exist for one value, no value, zero, and values that are not finite.
+        let odd = [f64::NAN, f64::INFINITY, f64::NEG_INFINITY, -3.0];
+        for values in [vec![3.0], vec![], vec![0.0], vec![1e-12, 1e12], odd.to_vec(), vec![1.0, f64::MAX]] {
             let axis = Axis::new(values.clone().into_iter(), 1.0, (0, 100));
             assert!(axis.end > axis.start && axis.start > 0.0 && !axis.ticks().is_empty(), "{values:?}");
         }

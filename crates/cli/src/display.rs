@@ -286,7 +286,7 @@ fn summary_text(summary: &Summary, dir: &RunDir) -> String {
         steps => format!(" after {}", counted(steps, "warm-up step")),
     };
     let (tokens, time) = (count(summary.tokens as f64), duration(summary.seconds));
-    let nouns = (noun(summary.steps, "GRPO step"), noun(summary.tokens as u64, "token"));
+    let nouns = (noun(summary.steps, "GRPO step"), noun(summary.tokens, "token"));
     let _ = writeln!(text, "{} {}{after}, {tokens} {}, {time}", summary.steps, nouns.0, nouns.1);
     if summary.stopped_early {
         let _ = writeln!(text, "the run ended early: run.early_stopping_patience evaluations in a row were no better");

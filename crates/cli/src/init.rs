@@ -48,7 +48,7 @@ pub(crate) struct Args {
 /// The default file name.
 const DEFAULT_OUT: &str = "train.yaml";
 
-/// Findings about model and rows, and the derived settings: a subject and a line each.
+/// Findings about model and rows: subjects with a line each.
 type Seen = Vec<(&'static str, String)>;
 
 pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {

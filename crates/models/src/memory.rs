@@ -182,7 +182,7 @@ pub fn available_memory() -> Option<u64> {
     [system, control_group_left(), address_space_left()].into_iter().flatten().min()
 }
 
-/// Returns the rest of the limit of this process's address space; `None` without a limit.
+/// Returns the rest of this process's address space limit in bytes; `None` without a limit.
 fn address_space_left() -> Option<u64> {
     let limits = std::fs::read_to_string("/proc/self/limits").ok()?;
     let status = std::fs::read_to_string("/proc/self/status").ok()?;

@@ -12,7 +12,7 @@ const ANSWERS: usize = 256;
 /// The rows of a configuration, and the length of completions that fits beside them.
 #[derive(Debug, Default)]
 pub(super) struct Rows {
-    /// The counts of rows.
+    /// Counts of the rows that are trained on, held out and dropped.
     pub(super) report: DataReport,
     /// The number of tokens of every prompt.
     pub(super) lengths: Vec<usize>,
@@ -26,20 +26,20 @@ impl Rows {
     /// Reads the rows of `config` and encodes their prompts.
     ///
     /// # Errors
-    /// The errors of `grpo data`: a row without a prompt, a template that rejects a row, no rows left.
+    /// The errors of `grpo data`: a row without a prompt, a template that refuses a row, files without usable rows.
     pub(super) fn read(config: &TrainConfig, shape: &ModelConfig, tokenizer: &HfTokenizer) -> anyhow::Result<Self> {
         let context = shape.max_position_embeddings;
         let set = config.rollout.max_completion_length;
         let rows = Self::read_beside(config, context, set.unwrap_or(1), tokenizer)?;
         let completion = set.unwrap_or_else(|| completion_length(config, context, &rows.lengths));
         match rows.lengths.iter().any(|length| length + completion > context) {
-            // Some prompts leave no room for completions of this length.
+            // Some prompts are too long for completions of this length.
             true => Self::read_beside(config, context, completion, tokenizer),
             false => Ok(Self { completion, ..rows }),
         }
     }
 
-    /// Reads the rows whose prompts fit into the context together with completions of this length.
+    /// Reads the rows whose prompts fit into the context together with completions of `completion` tokens.
     fn read_beside(
         config: &TrainConfig,
         context: usize,

@@ -12,7 +12,7 @@ use serde_json::{Map, Value, json};
 use trainer::TrainConfig;
 use trainer::train_config::keys::keys;
 
-/// The minimum number of rows for a held-out split.
+/// The smallest number of rows that is split into training and held-out rows.
 const FEWEST_TO_HOLD_OUT: usize = 10;
 /// The maximum length of an answer in characters that a completion is expected to repeat.
 const LONGEST_ANSWER: usize = 60;
@@ -35,7 +35,7 @@ const DEFAULTS: [&str; 9] = [
 /// An example of a custom reward.
 const OWN_REWARD: &str = "--set 'rewards.programs.judge.command=[python3, judge.py]'";
 
-/// The settings of a run: chosen ones and the user's, which take precedence.
+/// The chosen settings of a run and the user's settings, which win.
 pub(super) struct Settings {
     chosen: Value,
     of_user: Layers,
@@ -157,7 +157,7 @@ impl Settings {
         Ok(())
     }
 
-    /// Sets lengths, trained weights, steps and evaluations. Returns a description of the trained weights.
+    /// Chooses lengths, trained weights, steps and evaluations; returns a text about the trained weights.
     pub(super) fn choose_training(&mut self, shape: &ModelConfig, rows: &Rows, available: Option<u64>) -> String {
         self.set("rollout.max_completion_length", rows.completion);
         self.set("rollout.temperature", 1);

@@ -171,7 +171,7 @@ fn lock(file: &Mutex<File>) -> std::sync::MutexGuard<'_, File> {
     file.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
-/// Returns the expected value of a file key, with an example.
+/// Returns the expected value of a key that names a file, with an example.
 fn expected_file(key: &str) -> String {
     let name = key.rsplit('.').next().unwrap_or_default();
     let example = match name {

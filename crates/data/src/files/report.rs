@@ -37,7 +37,7 @@ pub struct FileReport {
     pub columns: BTreeSet<String>,
 }
 
-/// Common names of answer columns other than `answer`, most common first.
+/// Usual names of the column of right answers other than `answer`, in order of preference.
 pub const ANSWER_COLUMNS: [&str; 14] = [
     "solution",
     "final_answer",

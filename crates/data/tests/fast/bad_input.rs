@@ -90,7 +90,7 @@ fn files_of_other_formats_and_encodings_are_recognised() {
 fn a_missing_held_out_split_is_an_error_with_its_fix() {
     let (_folder, path) = file("rows.jsonl", GOOD);
     let (rows, report) = open(&config(path)).unwrap();
-    assert!(report.to_string().ends_with("rows.jsonl: 1 rows, 1 to train on, 0 held out"), "{report}");
+    assert!(report.to_string().ends_with("rows.jsonl: 1 row, 1 to train on, 0 held out"), "{report}");
     let text = rows.held_out(0).unwrap_err().to_string();
     assert!(text.contains("none of the files' rows is held out: raise data.held_out_fraction"), "{text}");
     assert!(text.ends_with("or name data.eval_files"), "{text}");

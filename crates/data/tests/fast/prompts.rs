@@ -176,5 +176,8 @@ fn tools_come_from_the_row_or_from_a_file() {
     assert_eq!(tools(json!({"prompt": [{"role": "user", "content": "x"}], "tools": own})), own.to_string());
     let (_other, wrong) = file("tools.json", "{}");
     let error = row(json!({"question": "x"}), true, |config| config.tools_file = Some(wrong)).unwrap_err().to_string();
-    assert!(error.contains("expected a list of tools, got `{}`"), "{error}");
+    assert!(
+        error.contains("`data.tools_file`: expected a list of tools in JSON") && error.contains("got `{}`"),
+        "{error}"
+    );
 }

@@ -1,4 +1,4 @@
-//! Type errors in terms of the configuration: the dotted key, the expected type, and the value found.
+//! Errors of types: the dotted key, the expected value, and the given value.
 //!
 //! serde reports Rust's types, and loses the path within flattened and untagged parts. [`explain`] finds the key by setting the keys of the
 //! layer one at a time.
@@ -21,7 +21,7 @@ pub(super) fn explain<T: DeserializeOwned>(
 ) -> String {
     let message = error.inner().to_string();
     let mut place: Vec<Part> = error.path().iter().filter_map(Part::of).collect();
-    // A section where a single value is expected is itself the error.
+    // A section given for a value is itself the error: its keys are not searched.
     let is_below = ["invalid type: ", "invalid value: ", "invalid length ", "unknown variant "];
     if is_below.iter().any(|start| message.starts_with(start)) && !message.starts_with("invalid type: map") {
         let fault = leaves(layer).into_iter().find(|leaf| is_fault::<T>(before, leaf, &place, &message));
@@ -136,14 +136,14 @@ fn is_fault<T: DeserializeOwned>(
     T::deserialize(alone).is_err_and(|error| error.to_string() == message)
 }
 
-/// Returns the expectation in serde's message; `None` for other kinds of messages.
+/// Returns serde's name of the expected type; `None` for messages that are not about types.
 fn expected(message: &str) -> Option<&str> {
     let is_type =
         ["invalid type: ", "invalid value: ", "invalid length "].iter().any(|start| message.starts_with(start));
     message.rsplit_once(", expected ").map(|(_, expected)| expected).filter(|_| is_type)
 }
 
-/// Returns the expectation in serde's message without Rust's type names.
+/// Returns plain words for serde's name of a type.
 fn words(expected: &str, given: &Value) -> String {
     let range = |most: u64| match given.as_u64().is_some_and(|given| given > most) {
         true => format!("a whole number of at most {most}"),
@@ -200,7 +200,7 @@ fn shown(root: &Value, given: &Value, place: &[Part]) -> String {
     format!("{kind}{text}{more}")
 }
 
-/// Returns `key: [...]` with the words of a value that should have been a list; `None` if it has no words.
+/// Returns `key: [...]` with the words of a value that was given for a list; `None` if it has no words.
 fn example(root: &Value, given: &Value, place: &[Part]) -> Option<String> {
     let Some(Part::Key(key)) = place.last() else { return None };
     let words = match given {

@@ -7,6 +7,7 @@ mod labels;
 
 use super::jsonl::{MetricsRow, RowKind};
 use crate::error::{Error, Result};
+use grpo_files::noun;
 use labels::{Labelled, Labels};
 use plotters::coord::Shift;
 use plotters::prelude::*;
@@ -67,7 +68,9 @@ impl Axis {
 
     fn description(&self, span: Span) -> String {
         match span {
-            Span::Whole if self.warmup > 0.0 => format!("GRPO step (left of 0: {} warm-up steps)", self.warmup),
+            Span::Whole if self.warmup > 0.0 => {
+                format!("GRPO step (left of 0: {} {})", self.warmup, noun(self.warmup as u64, "warm-up step"))
+            }
             Span::Whole | Span::Grpo => "GRPO step".to_owned(),
             Span::Warmup => "warm-up step".to_owned(),
         }

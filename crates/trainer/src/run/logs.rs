@@ -5,7 +5,7 @@ use super::dir::RunDir;
 use super::jsonl::{CompletionRow, MetricsRow, RowKind};
 use crate::error::{Error, Result};
 use crate::trainer::Counters;
-use grpo_files::{JsonLines, each_row};
+use grpo_files::{JsonLines, counted, each_row};
 use std::path::Path;
 
 /// Checks both logs up to the lengths in the checkpoint: they must end at a line's end, every row must parse, and the rows must lead to
@@ -70,7 +70,8 @@ fn check_metrics(path: &Path, bytes: u64, counters: Counters, position: Checkpoi
     }
     let tell = |(warmup, grpo, evaluated, tokens)| {
         let and = if evaluated { "evaluations" } else { "no evaluation" };
-        format!("{warmup} warm-up steps, {grpo} GRPO steps with {tokens} tokens, and {and}")
+        let (warmup, grpo) = (counted(warmup, "warm-up step"), counted(grpo, "GRPO step"));
+        format!("{warmup}, {grpo} with {tokens} tokens, and {and}")
     };
     let reason = format!("its rows up to the checkpoint are of {}, expected {}", tell(found), tell(expected));
     Err(Error::RunDir { path: path.to_owned(), reason })

@@ -56,7 +56,7 @@ enum Choice {
 
 impl Configuration for Example {}
 
-/// Returns the error about a file.
+/// Returns the error of a configuration file.
 fn fault(text: &str) -> String {
     let error = Layers::new().text("a.yaml", text).unwrap().resolve::<Example>().unwrap_err();
     let cause = std::error::Error::source(&error).unwrap().to_string();
