@@ -40,7 +40,7 @@ impl Lines {
     /// Opens a file of rows.
     ///
     /// # Errors
-    /// [`Error::Io`]; [`Error::File`] for a folder or a device, and for a format that this build does not read.
+    /// [`Error::Io`], for a folder or a device too; [`Error::File`] for a format that this build does not read.
     pub(super) fn open(file: &DataFile) -> Result<Self> {
         let path = file.path.clone();
         let mut opened = open_regular(&path)?;
@@ -229,12 +229,8 @@ fn hub_name(path: &Path) -> Option<&str> {
 }
 
 fn open_regular(path: &Path) -> Result<File> {
-    let io = |source| Error::Io { path: path.to_owned(), source };
-    // Before it is opened: opening a pipe waits for a writer.
-    if !std::fs::metadata(path).map_err(io)?.is_file() {
-        return Err(Error::File { path: path.to_owned(), reason: "expected a file, got a folder or a device".into() });
-    }
-    File::open(path).map_err(io)
+    let opened = grpo_files::open_regular(path).map_err(|source| Error::Io { path: path.to_owned(), source })?;
+    Ok(opened.0)
 }
 
 /// What is wrong with a JSON text, without serde_json's own words for where.

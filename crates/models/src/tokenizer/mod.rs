@@ -1,6 +1,7 @@
 //! From text to token ids and back.
 
 mod character;
+mod growth;
 mod hugging_face;
 pub(crate) mod marks;
 mod special;

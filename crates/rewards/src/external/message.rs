@@ -3,7 +3,7 @@
 use crate::error::{Error, Result};
 use crate::reward_fn::{RewardFailure, RewardInput};
 use data::Prompt;
-use grpo_files::Secrets;
+use grpo_files::{Secrets, UniqueKeys};
 use serde_json::{Value, json};
 use std::time::Duration;
 
@@ -28,6 +28,15 @@ pub(super) fn question(id: usize, input: &RewardInput<'_>) -> Value {
         "completion_ids": input.completion_ids,
         "completion_tokens": input.completion_len(),
     })
+}
+
+/// A JSON text as a value.
+///
+/// # Errors
+/// For a text that is no JSON, and for one that has a key twice, of which either could be meant.
+pub(super) fn parsed(text: &str) -> serde_json::Result<Value> {
+    let value = serde_json::from_str(text)?;
+    serde_json::from_str::<UniqueKeys>(text).map(|UniqueKeys| value)
 }
 
 /// What an answer says of completion `id`.

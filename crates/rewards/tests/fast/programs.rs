@@ -171,6 +171,7 @@ fn garbage_fails_the_rest_of_the_batch_and_never_shifts_an_answer() {
         ("NaN", "expected a line of JSON"),
         (r#"{"score": 1}"#, "expected a number, null"),
         (r#"{"id": 7, "reward": 1}"#, "id 1, got id 7"),
+        (r#"{"reward": 1, "reward": 5}"#, "the key \"reward\" is there twice"),
         ("\\377", "not UTF-8"),
         ("", "expected a line of JSON"),
     ] {
