@@ -97,6 +97,14 @@ pub(crate) fn encode_prompts<'a>(
     items.into_iter().map(|item| encode_prompt(tokenizer, &item.prompt)).collect()
 }
 
+/// Returns `true` if a prompt ends with `<think>`, as that of a chat template may.
+pub fn opens_think(tokenizer: &dyn Tokenizer, prompt: &[u32]) -> bool {
+    /// More tokens than the tag has in any tokenizer.
+    const TAIL: usize = 16;
+    let tail = tokenizer.decode(&prompt[prompt.len().saturating_sub(TAIL)..]);
+    tail.is_ok_and(|text| text.trim_end().ends_with("<think>"))
+}
+
 /// The token ids of a prompt.
 ///
 /// # Errors

@@ -370,7 +370,13 @@ fn probe_rewards(rewards: &Rewards, tokenizer: &dyn Tokenizer, item: Option<&Ite
     let completion = item.answer.as_deref().unwrap_or_default();
     // A text that cannot be encoded is an error of the training step, not of this check.
     let completion_ids = tokenizer.encode_completion(completion).unwrap_or_default();
-    Ok(rewards.probe(&RewardInput { item, completion, truncated: false, completion_ids: &completion_ids })?)
+    Ok(rewards.probe(&RewardInput {
+        item,
+        completion,
+        truncated: false,
+        completion_ids: &completion_ids,
+        opens_think: false,
+    })?)
 }
 
 /// The held-out problems of an evaluation; none where the data set holds nothing out, and evaluation is off.

@@ -79,7 +79,7 @@ impl HttpConfig {
 /// A reward function behind an HTTP endpoint.
 ///
 /// It posts `{"inputs": [...]}`, with the objects that a [`crate::Program`] gets as lines, and expects `{"rewards": [...]}` with an
-/// entry for each in the same order: a number, `null`, `{"reward": number or null}` or `{"error": "why"}`.
+/// entry for each in the same order: a number, `null`, `true` (1), `false` (0), `{"reward": one of these}` or `{"error": "why"}`.
 ///
 /// ```no_run
 /// use rewards::{Http, HttpConfig, Rewards};
