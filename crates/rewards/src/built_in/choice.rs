@@ -5,7 +5,7 @@ use crate::reward_fn::{RewardFn, RewardInput};
 
 /// The reward `choice`: 1 where the completion chooses the letter of the reference answer, else 0.
 ///
-/// `E`, `(E)`, `E) 12 cm`, `\\textbf{(B)}\\ 12`, `Option B`, `The correct answer is (C).` and `D is correct` choose a letter. Where the reference
+/// `E`, `(E)`, `E) 12 cm`, `\textbf{(B)}\ 12`, `Option B`, `The correct answer is (C).` and `D is correct` choose a letter. Where the reference
 /// answer is no letter there is nothing to say.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Choice {

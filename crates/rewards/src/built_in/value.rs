@@ -6,7 +6,7 @@ use crate::reward_fn::{RewardFn, RewardInput};
 /// The reward `numeric`: 1 when the answer in the completion is the number of the reference answer, else 0.
 ///
 /// Thousands separators, currencies and units do not count. Without a reference answer, or where it is no plain number (`3/4`, `10:30`,
-/// `2\\sqrt{3}`), there is nothing to say; an answer that is none is wrong.
+/// `2\sqrt{3}`), there is nothing to say; an answer that is none is wrong.
 #[derive(Clone, Copy, Debug)]
 pub struct Numeric {
     /// How the answer is found.

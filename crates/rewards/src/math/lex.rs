@@ -33,7 +33,7 @@ pub(super) const SET_OPEN: char = '⟨';
 /// The closing brace of a set, `\}`.
 pub(super) const SET_CLOSE: char = '⟩';
 
-/// The end of a row of a matrix, `\\\\`.
+/// The end of a row of a matrix, `\\`.
 const ROW_END: &str = "⏎";
 
 /// Text that is removed anywhere: spaces and sizes of LaTeX, currencies, degrees.
@@ -357,7 +357,7 @@ pub(super) fn tokens(text: &str, commas: Commas) -> Option<Vec<Token>> {
             let name: String = chars[i + 1..end].iter().collect();
             i = end;
             if TEXT.contains(&name.as_str()) {
-                // `\\mathrm e` has no braces.
+                // `\mathrm e` has no braces.
                 if let Some((inside, end)) = braces(&chars, i) {
                     i = end;
                     push_text(&inside, commas, &mut tokens)?;
