@@ -5,7 +5,7 @@
 
 `grpo` writes one object per completion to standard input: `id`, `prompt` (text, or a list of messages), `completion`, `answer` (text or null),
 `columns` (the other columns of the row), `source`, `truncated`, `completion_ids`, `completion_tokens`, and `remaining`, the number of
-completions of the same batch that follow. It reads one line per object, in the same order: `{"reward": number or null}`, or
+completions of the same batch that follow. It reads one line per object, in the same order: `{"reward": number, true, false or null}`, or
 `{"error": "why"}` for a completion that cannot be judged.
 """
 

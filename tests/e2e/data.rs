@@ -188,3 +188,94 @@ fn a_file_that_cannot_be_used_is_said_with_its_key_and_an_example() {
     }
     assert!(missed.is_empty(), "{}", missed.join("\n"));
 }
+
+/// The mean reward of the completions of rows, by `grpo data`.
+fn mean_reward(reward: &str, rows: &[Value], settings: &[String]) -> f64 {
+    let rows: String = rows.iter().map(|row| format!("{row}\n")).collect();
+    let (_folder, model, data) = folder("qwen3", &rows);
+    let held_out = model.join("ev.jsonl");
+    std::fs::write(&held_out, "{\"prompt\": \"held out\", \"answer\": \"1\"}\n").unwrap();
+    let mut all = vec![
+        format!("data.eval_files={}", held_out.display()),
+        format!("rewards.{reward}=1"),
+        "rollout.max_completion_length=200".into(),
+    ];
+    all.extend_from_slice(settings);
+    let mut arguments = vec!["data", data.to_str().unwrap(), "--model", model.to_str().unwrap(), "--json"];
+    arguments.extend(all.iter().flat_map(|setting| ["--set", setting]));
+    let found: Value = serde_json::from_str(&succeed(&arguments)).unwrap();
+    let judged = found["rewards"].as_array().unwrap();
+    let of_completions = judged.iter().find(|row| row["of"] == "completion").unwrap();
+    of_completions["mean"].as_f64().unwrap_or(0.0)
+}
+
+/// The same of right answers and completions.
+fn mean_of_pairs(reward: &str, pairs: &[(&str, &str)]) -> f64 {
+    let rows = pairs.iter().enumerate();
+    let rows = rows.map(
+        |(i, (answer, completion))| json!({"prompt": format!("q{i}"), "answer": answer, "completion": completion}),
+    );
+    mean_reward(reward, &rows.collect::<Vec<_>>(), &[])
+}
+
+#[test]
+fn a_template_that_opens_think_counts_for_the_layout() {
+    let folder = tempfile::tempdir().unwrap();
+    let template = folder.path().join("template.jinja");
+    std::fs::write(&template, "{% for m in messages %}{{ m.content }}{% endfor %}<think>\n").unwrap();
+    let row = json!({
+        "prompt": [{"role": "user", "content": "2 + 2?"}], "answer": "4",
+        "completion": "2 and 2.\n</think>\n<answer>4</answer>",
+    });
+    let opens = [format!("data.chat_template={}", template.display())];
+    for (reward, without) in [("think_format", 0.0), ("tag_count", 0.75)] {
+        assert_eq!(mean_reward(reward, std::slice::from_ref(&row), &opens), 1.0, "{reward}");
+        assert_eq!(mean_reward(reward, std::slice::from_ref(&row), &[]), without, "{reward}");
+    }
+}
+
+#[test]
+fn any_answer_of_a_list_is_right_and_long_integers_keep_their_digits() {
+    let row =
+        |answer: Value, completion: &str| json!({"prompt": completion, "answer": answer, "completion": completion});
+    let rows = [row(json!(["1", "one"]), "one"), row(json!(["2"]), "2")];
+    assert_eq!((mean_reward("exact", &rows, &[]), mean_reward("correct", &rows, &[])), (1.0, 1.0));
+    let digits = "123456789012345678901234567890";
+    let text = row(json!("N"), digits).to_string().replace("\"N\"", digits);
+    let (_folder, model, data) = folder("qwen3", &format!("{text}\n"));
+    std::fs::write(model.join("ev.jsonl"), "{\"prompt\": \"held out\", \"answer\": \"1\"}\n").unwrap();
+    let held_out = format!("data.eval_files={}", model.join("ev.jsonl").display());
+    let (model, data) = (model.to_str().unwrap(), data.to_str().unwrap());
+    let settings = ["--set", &held_out, "--set", "rewards.exact=1", "--set", "rollout.max_completion_length=200"];
+    let found = succeed(&[&["data", data, "--model", model, "--json"][..], &settings].concat());
+    let found: Value = serde_json::from_str(&found).unwrap();
+    assert_eq!(found["prompts"][0]["answer"], digits);
+    assert!(found["rewards"].as_array().unwrap().iter().all(|row| row["mean"] == 1.0), "{found}");
+}
+
+/// One completion of each kind; crates/rewards/tests/fast/answers.rs has many.
+#[test]
+fn completions_are_right_as_people_write_them() {
+    let steps = "First the boxes are counted, then the price of each one is looked up in the list.\n";
+    let price = format!("{steps}So she gets $400 + $60 = $460.");
+    let right = [
+        ("x >= 5", "\\boxed{x \\geq 5}"),
+        ("E", "\\boxed{E) 12 cm}"),
+        ("3/4", "The probability is 3/4."),
+        ("460", &price),
+        ("f(3)=7", "\\boxed{7}"),
+        ("72", "The answer is: Nora sold a total of 72 clips."),
+        ("1, 2", "so $x=\\boxed{1}$ or $x=\\boxed{2}$"),
+        ("12", "\\boxed{12\\,}"),
+        ("42", "<think> perhaps \\boxed{99} </think>\n\nThe final answer is 42."),
+    ];
+    assert_eq!(mean_of_pairs("math", &right), 1.0);
+    let wrong = [
+        ("4", "The probability is 3/4."),
+        ("42", "<think> My answer is \\boxed{42} </think> Some other text."),
+        ("1,000", "\\boxed{1, 0}"),
+    ];
+    assert_eq!(mean_of_pairs("math", &wrong), 0.0);
+    assert_eq!(mean_of_pairs("choice", &[("B", "Option B"), ("E", "The correct option is E.")]), 1.0);
+    assert_eq!(mean_of_pairs("numeric", &[("3/4", "\\boxed{1/4}"), ("10:30", "\\boxed{9:30}")]), 0.0);
+}

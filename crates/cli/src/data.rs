@@ -214,11 +214,20 @@ fn judge(rewards: &Rewards, tokenizer: &HfTokenizer, items: &[&Item]) -> anyhow:
     let mut judged = vec![];
     for (of, text) in [("answer", answer), ("completion", completion)] {
         let rows = items.iter().filter_map(|item| Some((*item, text(item)?)));
-        let rows = rows.map(|(item, completion)| Ok((item, completion, tokenizer.encode_completion(completion)?)));
+        let rows = rows.map(|(item, completion)| {
+            let opens_think = trainer::opens_think(tokenizer, &trainer::encode_prompt(tokenizer, &item.prompt)?);
+            Ok((item, completion, tokenizer.encode_completion(completion)?, opens_think))
+        });
         let rows = rows.collect::<anyhow::Result<Vec<_>>>()?;
         let inputs: Vec<_> = rows
             .iter()
-            .map(|(item, completion, ids)| RewardInput { item, completion, truncated: false, completion_ids: ids })
+            .map(|(item, completion, ids, opens_think)| RewardInput {
+                item,
+                completion,
+                truncated: false,
+                completion_ids: ids,
+                opens_think: *opens_think,
+            })
             .collect();
         let scores = rewards.score(&inputs);
         for (index, name) in rewards.names().enumerate().filter(|_| !inputs.is_empty()) {

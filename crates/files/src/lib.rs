@@ -27,6 +27,7 @@ mod layers;
 mod new_folder;
 mod printable;
 mod secrets;
+mod unique;
 mod whole;
 
 pub use counts::{counted, grouped, noun};
@@ -36,6 +37,7 @@ pub use layers::{Configuration, ENV_PREFIX, Layers, to_yaml, to_yaml_with_secret
 pub use new_folder::NewFolder;
 pub use printable::{is_printable, printable, printable_line};
 pub use secrets::{ExpandError, HIDDEN, Secrets, redact, redact_at, redact_url, redacted};
+pub use unique::UniqueKeys;
 pub use whole::{
     FileId, check_folder, check_output, expect_regular, make_folder, open_regular, read_regular, read_safetensors,
     remove_temporary, sync_folder, without_links, write_atomically, write_output, write_private,

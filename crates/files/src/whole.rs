@@ -1,6 +1,7 @@
 //! Atomic writes of whole files, and reads up to a size limit.
 
 use crate::error::{Error, Result};
+use crate::unique::UniqueKeys;
 use std::fs::{File, Metadata, OpenOptions, Permissions};
 use std::io::{self, ErrorKind, Read, Write};
 use std::path::{Path, PathBuf};
@@ -111,7 +112,8 @@ pub fn read_regular(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
 /// whether it is too short or its header is invalid; with an invalid header, only the header is read.
 ///
 /// # Errors
-/// `InvalidInput` for a folder, a device, a pipe or a socket; `FileTooLarge`; errors of reading.
+/// `InvalidInput` for a folder, a device, a pipe or a socket; `FileTooLarge`; `InvalidData` for a header with a duplicate key; errors of
+/// reading.
 pub fn read_safetensors(path: &Path) -> io::Result<Vec<u8>> {
     let (file, length) = open_regular(path)?;
     let head = read_to_end(&file, Vec::new(), SAFETENSORS_PREFIX as u64)?;
@@ -121,7 +123,12 @@ pub fn read_safetensors(path: &Path) -> io::Result<Vec<u8>> {
         return Ok(head);
     }
     let bytes = read_to_end(&file, head, header)?;
-    let Some(data) = data_length(&bytes[SAFETENSORS_PREFIX..]) else { return Ok(bytes) };
+    let text = &bytes[SAFETENSORS_PREFIX..];
+    if serde_json::from_slice::<serde::de::IgnoredAny>(text).is_ok() {
+        let UniqueKeys = serde_json::from_slice(text)
+            .map_err(|e| io::Error::new(ErrorKind::InvalidData, format!("the header is not readable: {e}")))?;
+    }
+    let Some(data) = data_length(text) else { return Ok(bytes) };
     let justified = (SAFETENSORS_PREFIX as u64 + header).saturating_add(data);
     if length > justified {
         let message = format!("expected {justified} bytes, which is what its header describes, got {length}");

@@ -1,9 +1,9 @@
 //! The section `rewards` of a run's configuration.
 
-use crate::answer::AnswerFrom;
+use crate::answer::{AnswerFrom, AnswerRule};
 use crate::built_in::{
-    Correct, Exact, Json, JsonConfig, Length, LengthConfig, MathEquivalence, Normalized, Numeric, Partial, Regex,
-    RegexConfig, SoftOverlongPunishment, TagCount, Terminated, ThinkFormat,
+    Choice, Correct, Exact, Json, JsonConfig, Length, LengthConfig, MathEquivalence, Normalized, Numeric, Partial,
+    Regex, RegexConfig, SoftOverlongPunishment, TagCount, Terminated, ThinkFormat,
 };
 use crate::error::{Result, check};
 use crate::external::{Http, HttpConfig, Program, ProgramConfig};
@@ -44,13 +44,17 @@ pub struct RewardConfig {
     pub numeric_tolerance: f64,
     /// The weight of [`crate::MathEquivalence`]: 1 when the answer is the same mathematics as the reference answer.
     pub math: f32,
+    /// The weight of [`crate::Choice`]: 1 when the answer is the letter of the reference answer, in multiple choice.
+    pub choice: f32,
     /// The weight of [`crate::ThinkFormat`]: 1 when the whole completion is `<think>...</think><answer>...</answer>`.
     pub think_format: f32,
     /// The weight of [`crate::TagCount`]: a quarter for each of these four tags that appears exactly once.
     pub tag_count: f32,
-    /// Which part of a completion `correct`, `exact`, `normalized`, `numeric` and `math` take as its answer. Rows of built-in tasks are
-    /// judged whole by `correct`.
+    /// Which part of a completion `correct`, `exact`, `normalized`, `numeric`, `math` and `choice` take as its answer. Rows of built-in
+    /// tasks are judged whole by `correct`.
     pub answer_from: AnswerFrom,
+    /// Whether the answer is only searched behind the last `</think>` of a completion, where it has one.
+    pub answer_after_think: bool,
     /// The reward [`crate::Json`] for valid JSON; `None` is off.
     pub json: Option<JsonConfig>,
     /// The reward [`crate::Length`] for completions of a length; `None` is off.
@@ -80,9 +84,11 @@ impl Default for RewardConfig {
             numeric: 0.0,
             numeric_tolerance: 1e-6,
             math: 0.0,
+            choice: 0.0,
             think_format: 0.0,
             tag_count: 0.0,
             answer_from: AnswerFrom::Auto,
+            answer_after_think: true,
             json: None,
             length: None,
             soft_overlong_punishment: None,
@@ -104,6 +110,11 @@ impl RewardConfig {
         self.terms(0).map(drop)
     }
 
+    /// How the answer of a completion is found.
+    pub fn answer_rule(&self) -> AnswerRule {
+        AnswerRule { from: self.answer_from, after_think: self.answer_after_think }
+    }
+
     /// The rewards whose weight is not 0, with their weights: the one list of what is built in. A reward is called as its key.
     /// Nothing is started.
     pub(crate) fn terms(&self, seed: u64) -> Result<Vec<(Box<dyn RewardFn>, f32)>> {
@@ -112,15 +123,16 @@ impl RewardConfig {
         let tolerance = self.numeric_tolerance;
         let expected = "a finite number >= 0";
         check(tolerance.is_finite() && tolerance >= 0.0, "rewards.numeric_tolerance", expected, tolerance)?;
-        let answer_from = self.answer_from;
+        let answer = self.answer_rule();
         let mut terms: Vec<(Box<dyn RewardFn>, f32)> = vec![
-            (Box::new(Correct { answer_from }), self.correct),
+            (Box::new(Correct { answer }), self.correct),
             (Box::new(Partial), self.partial),
             (Box::new(Terminated), self.terminated),
-            (Box::new(Exact { answer_from }), self.exact),
-            (Box::new(Normalized { answer_from }), self.normalized),
-            (Box::new(Numeric { answer_from, tolerance }), self.numeric),
-            (Box::new(MathEquivalence { answer_from }), self.math),
+            (Box::new(Exact { answer }), self.exact),
+            (Box::new(Normalized { answer }), self.normalized),
+            (Box::new(Numeric { answer, tolerance }), self.numeric),
+            (Box::new(MathEquivalence { answer }), self.math),
+            (Box::new(Choice { answer }), self.choice),
             (Box::new(ThinkFormat), self.think_format),
             (Box::new(TagCount), self.tag_count),
         ];

@@ -30,10 +30,11 @@ pub mod math;
 mod reward_fn;
 mod weighted;
 
-pub use answer::AnswerFrom;
+pub use answer::{AnswerFrom, AnswerRule};
 pub use built_in::{
-    Correct, Exact, Json, JsonConfig, Length, LengthConfig, LengthMode, MathEquivalence, Normalized, Numeric, Partial,
-    Regex, RegexConfig, SoftOverlongPunishment, TagCount, Terminated, ThinkFormat, normalize_text, numbers_equal,
+    Choice, Correct, Exact, Json, JsonConfig, Length, LengthConfig, LengthMode, MathEquivalence, Normalized, Numeric,
+    Partial, Regex, RegexConfig, SoftOverlongPunishment, TagCount, Terminated, ThinkFormat, normalize_text,
+    numbers_equal,
 };
 pub use config::RewardConfig;
 pub use error::{Error, Result};

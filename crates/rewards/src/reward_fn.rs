@@ -13,6 +13,8 @@ pub struct RewardInput<'a> {
     pub truncated: bool,
     /// Its tokens, EOS included.
     pub completion_ids: &'a [u32],
+    /// Whether the prompt ends with `<think>`, as some chat templates do: the completion then begins behind the tag.
+    pub opens_think: bool,
 }
 
 impl RewardInput<'_> {

@@ -140,7 +140,8 @@ mod tests {
         let problem = Problem { prompt: "37+48=".into(), answer: "85".into() };
         let item = Item::from_task(Arc::new(Addition { max_number: 99, zero_pad: false }), problem);
         let completion_ids = vec![0; completion.len() + usize::from(!truncated)];
-        let input = RewardInput { item: &item, completion, truncated, completion_ids: &completion_ids };
+        let input =
+            RewardInput { item: &item, completion, truncated, completion_ids: &completion_ids, opens_think: false };
         rewards.score(&[input]).remove(0)
     }
 

@@ -2,7 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::parts::Parts;
-use crate::prompts::encode_prompts;
+use crate::prompts::{encode_prompts, opens_think};
 use crate::train_config::{REWARD, TrainConfig};
 use data::Item;
 use policy::{Completion, RolloutRequest, Sampling};
@@ -77,9 +77,8 @@ pub fn evaluate(parts: &mut Parts, items: &[Item], config: &TrainConfig) -> Resu
     let sampling = eval.sampling(&config.rollout, config.seed);
     // All greedy completions of a prompt are equal.
     let per_item = if sampling == Sampling::Greedy { 1 } else { eval.num_generations };
-    let completions = generate(parts, items, per_item, sampling, config)?;
-    let texts = decode(parts, &completions)?;
-    let inputs = inputs(items, per_item, &completions, &texts);
+    let sampled = generate(parts, items, per_item, sampling, config)?;
+    let inputs = sampled.inputs(items);
     let rewards = parts.rewards.score(&inputs);
     for (k, failure) in rewards.iter().flat_map(|reward| &reward.failures) {
         count_failure(&mut report.failures, parts.rewards.names().nth(*k).unwrap_or_default(), failure);
@@ -119,9 +118,8 @@ fn greedy(
     config: &TrainConfig,
     failures: &mut BTreeMap<String, usize>,
 ) -> Result<Vec<bool>> {
-    let completions = generate(parts, items, 1, Sampling::Greedy, config)?;
-    let texts = decode(parts, &completions)?;
-    passes(parts, config, &inputs(items, 1, &completions, &texts), Judged::Now(failures))
+    let sampled = generate(parts, items, 1, Sampling::Greedy, config)?;
+    passes(parts, config, &sampled.inputs(items), Judged::Now(failures))
 }
 
 /// Counts a failure, and logs the first of each function.
@@ -201,7 +199,7 @@ fn passes(parts: &Parts, config: &TrainConfig, inputs: &[RewardInput<'_>], judge
     let rewards = &parts.rewards;
     let names = match PassRule::of(config, rewards)? {
         PassRule::Correct => {
-            let correct = Correct { answer_from: config.rewards.answer_from };
+            let correct = Correct { answer: config.rewards.answer_rule() };
             return Ok(inputs.iter().map(|input| correct.score(input) >= Some(1.0)).collect());
         }
         PassRule::Sum => None,
@@ -229,13 +227,38 @@ fn passes(parts: &Parts, config: &TrainConfig, inputs: &[RewardInput<'_>], judge
     }
 }
 
+/// Completions of items, the same number of each.
+struct Sampled {
+    completions: Vec<Completion>,
+    /// The text of each completion.
+    texts: Vec<String>,
+    /// Whether the prompt of each item ends with `<think>`.
+    opens_think: Vec<bool>,
+}
+
+impl Sampled {
+    /// What reward functions are given of the completions.
+    fn inputs<'a>(&'a self, items: &'a [Item]) -> Vec<RewardInput<'a>> {
+        let per_item = self.completions.len() / items.len().max(1);
+        (self.completions.iter().zip(&self.texts).enumerate())
+            .map(|(i, (completion, text))| RewardInput {
+                item: &items[i / per_item],
+                completion: text,
+                truncated: completion.truncated,
+                completion_ids: &completion.ids,
+                opens_think: self.opens_think[i / per_item],
+            })
+            .collect()
+    }
+}
+
 fn generate(
     parts: &mut Parts,
     items: &[Item],
     num_generations: usize,
     sampling: Sampling,
     config: &TrainConfig,
-) -> Result<Vec<Completion>> {
+) -> Result<Sampled> {
     let Parts { policy, tokenizer, engine, .. } = parts;
     let (prompts, stop_ids) = (encode_prompts(&**tokenizer, items)?, tokenizer.stop_ids());
     let request = RolloutRequest {
@@ -245,28 +268,10 @@ fn generate(
         stop_ids: &stop_ids,
         sampling,
     };
-    Ok(engine.generate(&mut **policy, &request)?)
-}
-
-fn decode(parts: &Parts, completions: &[Completion]) -> Result<Vec<String>> {
-    Ok(completions.iter().map(|c| parts.tokenizer.decode(&c.ids)).collect::<models::Result<_>>()?)
-}
-
-/// Returns the arguments of reward functions for completions, `per_item` of each item.
-fn inputs<'a>(
-    items: &'a [Item],
-    per_item: usize,
-    completions: &'a [Completion],
-    texts: &'a [String],
-) -> Vec<RewardInput<'a>> {
-    (completions.iter().zip(texts).enumerate())
-        .map(|(i, (completion, text))| RewardInput {
-            item: &items[i / per_item],
-            completion: text,
-            truncated: completion.truncated,
-            completion_ids: &completion.ids,
-        })
-        .collect()
+    let completions = engine.generate(&mut **policy, &request)?;
+    let texts = completions.iter().map(|c| tokenizer.decode(&c.ids)).collect::<models::Result<_>>()?;
+    let opens_think = prompts.iter().map(|prompt| opens_think(&**tokenizer, prompt)).collect();
+    Ok(Sampled { completions, texts, opens_think })
 }
 
 /// Returns the mean of one number per item, over all items and per source.

@@ -46,7 +46,7 @@ pub use error::{Error, Result};
 pub use overview::Overview;
 pub use parts::Parts;
 pub use prepared::Prepared;
-pub use prompts::{check_rows, encode_prompt, open_data, open_tokenizer};
+pub use prompts::{check_rows, encode_prompt, open_data, open_tokenizer, opens_think};
 pub use rewards::kill_programs as kill_reward_programs;
 pub use train_config::{ModelSource, TrainConfig};
 pub use trainer::{Counters, Phase, TrainState, Trainer};

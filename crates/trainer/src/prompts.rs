@@ -10,6 +10,9 @@ use std::path::Path;
 /// The key of a chat template that replaces the model's.
 const CHAT_TEMPLATE: &str = "data.chat_template";
 
+/// The largest file of a chat template, in bytes.
+const MAX_TEMPLATE: u64 = 4 << 20;
+
 /// Returns the tokenizer of a model folder as a run uses it: with the folder's stop tokens, and with the chat template and its variables
 /// that the section `data` sets, and the date that it writes.
 ///
@@ -41,7 +44,8 @@ fn with_template_of(tokenizer: HfTokenizer, path: &Path) -> Result<HfTokenizer> 
                             <|im_end|>\\n{% endfor %}<|im_start|>assistant\\n`, e.g. `--set data.chat_template=chatml.jinja`";
     let refused = |found: String| Error::Config { key: CHAT_TEMPLATE.into(), expected: EXPECTED.into(), found };
     let file = path.display().to_string();
-    let source = std::fs::read_to_string(path).map_err(|e| refused(format!("{file}: {e}")))?;
+    let bytes = grpo_files::read_regular(path, MAX_TEMPLATE).map_err(|e| refused(format!("{file}: {e}")))?;
+    let source = String::from_utf8(bytes).map_err(|e| refused(format!("{file}: {e}")))?;
     let origin = format!("{CHAT_TEMPLATE}, {file}");
     ChatTemplate::new(&source, &origin).check().map_err(|e| refused(e.to_string()))?;
     Ok(tokenizer.with_chat_template(&source, &origin))
@@ -91,6 +95,14 @@ pub(crate) fn encode_prompts<'a>(
     items: impl IntoIterator<Item = &'a Item>,
 ) -> models::Result<Vec<Vec<u32>>> {
     items.into_iter().map(|item| encode_prompt(tokenizer, &item.prompt)).collect()
+}
+
+/// Returns `true` if a prompt ends with `<think>`, as that of a chat template may.
+pub fn opens_think(tokenizer: &dyn Tokenizer, prompt: &[u32]) -> bool {
+    /// More tokens than the tag has in any tokenizer.
+    const TAIL: usize = 16;
+    let tail = tokenizer.decode(&prompt[prompt.len().saturating_sub(TAIL)..]);
+    tail.is_ok_and(|text| text.trim_end().ends_with("<think>"))
 }
 
 /// Returns the token ids of a prompt.

@@ -369,7 +369,13 @@ fn probe_rewards(rewards: &Rewards, tokenizer: &dyn Tokenizer, item: Option<&Ite
     let completion = item.answer.as_deref().unwrap_or_default();
     // Text that cannot be encoded is reported by the training step.
     let completion_ids = tokenizer.encode_completion(completion).unwrap_or_default();
-    Ok(rewards.probe(&RewardInput { item, completion, truncated: false, completion_ids: &completion_ids })?)
+    Ok(rewards.probe(&RewardInput {
+        item,
+        completion,
+        truncated: false,
+        completion_ids: &completion_ids,
+        opens_think: false,
+    })?)
 }
 
 /// Returns the held-out problems of an evaluation; empty if the data set holds none out, which turns evaluation off.

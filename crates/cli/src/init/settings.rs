@@ -9,6 +9,7 @@ use grpo_files::{Layers, counted};
 use models::{LoraConfig, ModelConfig};
 use rewards::AnswerFrom;
 use serde_json::{Map, Value, json};
+use std::borrow::Cow;
 use trainer::TrainConfig;
 use trainer::train_config::keys::keys;
 
@@ -137,8 +138,8 @@ impl Settings {
                 described(found)
             );
         }
-        let answers = rows.answers.iter().map(|answer| AnswerFrom::Boxed.find(answer).unwrap_or(answer).trim());
-        let answers: Vec<&str> = answers.collect();
+        let short = |answer: &String| AnswerFrom::Boxed.find(answer).map_or(answer.trim().to_owned(), Cow::into_owned);
+        let answers: Vec<String> = rows.answers.iter().map(short).collect();
         let most = |is: fn(&str) -> bool| 2 * answers.iter().filter(|answer| is(answer)).count() > answers.len();
         if most(|answer| answer.chars().count() > LONGEST_ANSWER || answer.contains('\n')) {
             let mut lengths: Vec<usize> = answers.iter().map(|answer| answer.chars().count()).collect();

@@ -3,6 +3,7 @@
 use crate::config::{DataFile, FileFormat};
 use crate::error::{Error, Result};
 use serde_json::{Map, Value};
+use std::borrow::Cow;
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
@@ -40,7 +41,7 @@ impl Lines {
     /// Opens a file of rows.
     ///
     /// # Errors
-    /// [`Error::Io`]; [`Error::File`] for a folder or a device, and for a format that this build does not support.
+    /// [`Error::Io`], also for a folder or a device; [`Error::File`] for a format that this build does not support.
     pub(super) fn open(file: &DataFile) -> Result<Self> {
         let path = file.path.clone();
         let mut opened = open_regular(&path)?;
@@ -137,7 +138,7 @@ impl Lines {
             .map_err(|e| row(format!("expected UTF-8, which ends at byte {} of the line", e.valid_up_to() + 1)))?;
         // Without the line break, an unclosed string is reported at the end of the line.
         let text = text.trim_end_matches(['\r', '\n']);
-        match serde_json::from_str(text) {
+        match serde_json::from_str(&quote_long_integers(text)) {
             Ok(Value::Object(fields)) => Ok(fields),
             Ok(Value::Array(_)) if line == 1 => {
                 let once = "`datasets.Dataset.to_json` and `jq -c .[]` write such files";
@@ -164,6 +165,55 @@ impl Lines {
     fn io(&self, source: std::io::Error) -> Error {
         Error::Io { path: self.path.clone(), source }
     }
+}
+
+/// A line of JSON with the integers in quotes that 64 bits do not hold, which would lose digits as numbers.
+fn quote_long_integers(line: &str) -> Cow<'_, str> {
+    /// The digits of the shortest integer that may not fit.
+    const LONG: usize = 19;
+    let has_long = line.as_bytes().split(|byte| !byte.is_ascii_digit()).any(|digits| digits.len() >= LONG);
+    if !has_long {
+        return Cow::Borrowed(line);
+    }
+    let (mut quoted, mut rest) = (String::with_capacity(line.len() + 2), line);
+    // Text and numbers in turns: a number ends where a character that is in none begins.
+    while let Some(at) = rest.find(|c: char| c == '"' || c == '-' || c.is_ascii_digit()) {
+        let (before, token) = rest.split_at(at);
+        quoted.push_str(before);
+        let is_text = token.starts_with('"');
+        let length = match is_text {
+            true => length_of_text(token),
+            false => token.find(|c: char| !(c.is_ascii_digit() || "+-.eE".contains(c))).unwrap_or(token.len()),
+        };
+        let (token, behind) = token.split_at(length);
+        let digits = token.strip_prefix('-').unwrap_or(token);
+        let is_integer = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
+        let fits = token.parse::<i64>().is_ok() || token.parse::<u64>().is_ok();
+        if is_integer && !fits {
+            quoted.extend(["\"", token, "\""]);
+        } else {
+            quoted.push_str(token);
+        }
+        rest = behind;
+    }
+    Cow::Owned(quoted + rest)
+}
+
+/// The bytes of the JSON text at the beginning of `text`, quotes included; all of it where the text has no end.
+fn length_of_text(text: &str) -> usize {
+    let mut escaped = false;
+    let end = text.bytes().skip(1).position(|byte| match byte {
+        _ if escaped => {
+            escaped = false;
+            false
+        }
+        b'\\' => {
+            escaped = true;
+            false
+        }
+        byte => byte == b'"',
+    });
+    end.map_or(text.len(), |end| end + 2)
 }
 
 /// Locks the file, ignoring poisoning: a panic can only have left its position, which is set before every use.
@@ -229,12 +279,8 @@ fn hub_name(path: &Path) -> Option<&str> {
 }
 
 fn open_regular(path: &Path) -> Result<File> {
-    let io = |source| Error::Io { path: path.to_owned(), source };
-    // Checked before opening, because opening a pipe waits for a writer.
-    if !std::fs::metadata(path).map_err(io)?.is_file() {
-        return Err(Error::File { path: path.to_owned(), reason: "expected a file, got a folder or a device".into() });
-    }
-    File::open(path).map_err(io)
+    let opened = grpo_files::open_regular(path).map_err(|source| Error::Io { path: path.to_owned(), source })?;
+    Ok(opened.0)
 }
 
 /// Returns the message of a JSON error without serde_json's position.

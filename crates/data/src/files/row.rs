@@ -5,8 +5,12 @@ use crate::dataset::Item;
 use crate::error::{Error, Result};
 use crate::files::lines::shown;
 use crate::prompt::{Prompt, is_message};
+use grpo_files::read_regular;
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
+
+/// The largest file of tools, in bytes.
+const MAX_TOOLS: u64 = 64 << 20;
 
 /// Reads rows according to a configuration.
 #[derive(Clone, Debug)]
@@ -39,11 +43,11 @@ impl RowReader {
             return Err(Error::Config { key: "data.apply_chat_template".into(), expected: expected.into(), found });
         }
         let tools = config.tools_file.as_ref().map(|path| {
-            let text = std::fs::read_to_string(path).map_err(|source| Error::Io { path: path.clone(), source })?;
+            let bytes = read_regular(path, MAX_TOOLS).map_err(|source| Error::Io { path: path.clone(), source })?;
             let expected = "`data.tools_file`: expected a list of tools in JSON, e.g. `[{\"type\": \"function\", \"function\": {\"name\": \
                             \"add\", \"parameters\": {\"type\": \"object\"}}}]`";
             let file = |reason: String| Error::File { path: path.clone(), reason };
-            match serde_json::from_str(&text) {
+            match serde_json::from_slice(&bytes) {
                 Ok(tools @ Value::Array(_)) => Ok(tools),
                 Ok(other) => Err(file(format!("{expected}, got {}", shown(&other)))),
                 Err(e) => Err(file(format!("{expected}: {e}"))),

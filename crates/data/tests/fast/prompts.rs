@@ -181,3 +181,22 @@ fn tools_come_from_the_row_or_from_a_file() {
         "{error}"
     );
 }
+
+#[test]
+fn long_integers_keep_their_digits() {
+    let row = |line: &str| {
+        let (_folder, path) = file("rows.jsonl", line);
+        let (_other, eval) = file("eval.jsonl", "{\"prompt\": \"held out\"}\n");
+        let config = DataConfig { eval_files: vec![DataFile::new(eval)], ..config(path) };
+        FileDataset::open(&config, 0, &words(false)).unwrap().0.next_batch(1).unwrap().remove(0)
+    };
+    let item = row(
+        r#"{"prompt": "12345678901234567890123 \" 12345678901234567890124", "answer":123456789012345678901234567890, "n": [-98765432109876543210, 18446744073709551615, -9223372036854775808, 1.5e300, 0.12345678901234567890]}"#,
+    );
+    assert_eq!(item.prompt, Prompt::from("12345678901234567890123 \" 12345678901234567890124"));
+    assert_eq!(item.answer.as_deref(), Some("123456789012345678901234567890"));
+    let n = &item.columns["n"];
+    assert_eq!(n[0], "-98765432109876543210");
+    assert_eq!((n[1].as_u64(), n[2].as_i64(), n[3].as_f64()), (Some(u64::MAX), Some(i64::MIN), Some(1.5e300)));
+    assert_eq!(n[4].as_f64(), Some(0.123_456_789_012_345_68));
+}

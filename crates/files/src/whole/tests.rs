@@ -56,6 +56,28 @@ fn outputs_can_be_checked_before_writing() {
 }
 
 #[test]
+fn a_header_of_safetensors_with_a_key_twice_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("batch.safetensors");
+    let tensor = |name: &str, end: u64| {
+        format!(r#""{name}": {{"dtype": "F32", "shape": [{}], "data_offsets": [0, {end}]}}"#, end / 4)
+    };
+    let write = |header: String| {
+        let bytes = [&(header.len() as u64).to_le_bytes(), header.as_bytes(), &[0; 8]].concat();
+        std::fs::write(&path, bytes).unwrap();
+    };
+    write(format!("{{{}}}", tensor("x", 8)));
+    read_safetensors(&path).unwrap();
+    let twice_within = tensor("x", 8).replace("\"dtype\"", "\"dtype\": \"F16\", \"dtype\"");
+    for header in [format!("{{{}, {}}}", tensor("x", 4), tensor("x", 8)), format!("{{{twice_within}}}")] {
+        write(header);
+        let error = read_safetensors(&path).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidData);
+        assert!(error.to_string().contains("is there twice"), "{error}");
+    }
+}
+
+#[test]
 fn a_file_is_read_up_to_its_limit() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("a");

@@ -1,6 +1,6 @@
 //! The filter `tojson`, which is `json.dumps` in the templates of `transformers`.
 
-use super::limits::{MAX_DEPTH, Text, steps, too_deep};
+use super::limits::{MAX_DEPTH, Text, too_deep};
 use super::python::{items, number, pairs, text};
 use crate::tokenizer::marks::is_mark;
 use minijinja::value::{Kwargs, Value, ValueKind};
@@ -58,7 +58,7 @@ pub(super) fn tojson(
     options.assert_all_used()?;
     let mut out = Text::default();
     Style { ensure_ascii: ensure_ascii.unwrap_or(false), indent, separators, sort_keys }.write(value, 0, &mut out)?;
-    state.consume_fuel(steps(out.len()))?;
+    state.consume_fuel(out.steps())?;
     Ok(Value::from(out.into_string()))
 }
 

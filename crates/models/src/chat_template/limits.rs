@@ -8,9 +8,10 @@
 //! | [`MAX_OUTPUT`] | the rendered text, and each text from a method or filter |
 //! | [`MAX_DEPTH`] | nested lists and dictionaries |
 
-use super::Fault;
-use minijinja::{Error, ErrorKind};
+use super::{Fault, python};
+use minijinja::{Error, ErrorKind, Output, State, Value};
 use std::fmt::Write;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// The size limit of a template in bytes. Current models have a few thousand.
 pub(super) const MAX_LENGTH: usize = 1 << 20;
@@ -20,8 +21,12 @@ pub(super) const MAX_TOKENS: usize = 1 << 15;
 pub(super) const STACK: usize = 256 << 20;
 /// The size limit of the output in bytes.
 pub(super) const MAX_OUTPUT: usize = 32 << 20;
+/// The largest number of values, brackets and commas in a text.
+const MAX_PIECES: usize = 1 << 20;
 /// The limit of a value's depth. JSON is parsed up to a depth of 128.
 pub(super) const MAX_DEPTH: usize = 256;
+/// The limit of the width and precision of a field in a format string, and of an indentation.
+pub(super) const MAX_WIDTH: usize = 1 << 16;
 /// The steps that every template may take, and additional steps per byte of its input.
 const STEPS: u64 = 2_000_000;
 const STEPS_PER_BYTE: u64 = 4;
@@ -55,7 +60,7 @@ pub(super) fn on_own_stack<T: Send>(work: impl FnOnce() -> Result<T, Fault> + Se
 
 /// Returns the error about a text longer than [`MAX_OUTPUT`].
 pub(super) fn too_long() -> Error {
-    let message = format!("a text grows to more than {} MiB; {WAY_OUT}", MAX_OUTPUT >> 20);
+    let message = format!("a text grows to more than {} MiB or {MAX_PIECES} values; {WAY_OUT}", MAX_OUTPUT >> 20);
     Error::new(ErrorKind::InvalidOperation, message)
 }
 
@@ -65,16 +70,20 @@ pub(super) fn too_deep() -> Error {
     Error::new(ErrorKind::InvalidOperation, message)
 }
 
-/// A text of at most [`MAX_OUTPUT`] bytes.
+/// A text of at most [`MAX_OUTPUT`] bytes and [`MAX_PIECES`] pieces.
 #[derive(Default)]
-pub(super) struct Text(String);
+pub(super) struct Text {
+    text: String,
+    pieces: usize,
+}
 
 impl Text {
     pub(super) fn push(&mut self, text: &str) -> Result<(), Error> {
-        if text.len() > MAX_OUTPUT - self.0.len() {
+        self.pieces += 1;
+        if text.len() > MAX_OUTPUT - self.text.len() || self.pieces > MAX_PIECES {
             return Err(too_long());
         }
-        self.0.push_str(text);
+        self.text.push_str(text);
         Ok(())
     }
 
@@ -84,12 +93,13 @@ impl Text {
         write!(self, "{value}").map_err(|_| too_long())
     }
 
-    pub(super) fn len(&self) -> usize {
-        self.0.len()
+    /// The steps that making it costs.
+    pub(super) fn steps(&self) -> u64 {
+        steps(self.text.len()) + (self.pieces / 2) as u64
     }
 
     pub(super) fn into_string(self) -> String {
-        self.0
+        self.text
     }
 }
 
@@ -99,24 +109,25 @@ impl Write for Text {
     }
 }
 
-/// The rendered text, which fails at [`MAX_OUTPUT`].
-#[derive(Default)]
-pub(super) struct Output {
-    pub(super) bytes: Vec<u8>,
-    pub(super) is_full: bool,
-}
-
-impl std::io::Write for Output {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        if bytes.len() > MAX_OUTPUT - self.bytes.len() {
-            self.is_full = true;
-            return Err(std::io::ErrorKind::FileTooLarge.into());
+/// Returns a formatter that writes values as Python does, and fails at [`MAX_OUTPUT`]. All written text counts, including the text of macros
+/// and blocks.
+pub(super) fn formatter() -> impl Fn(&mut Output<'_>, &mut State<'_, '_>, &Value) -> Result<(), Error> + Send + Sync {
+    let written = AtomicUsize::new(0);
+    move |out, state, value| {
+        let mut made = Text::default();
+        let text = match value.as_str() {
+            Some(text) => text,
+            None => {
+                python::add_text(value, &mut made)?;
+                state.consume_fuel(made.steps())?;
+                &made.text
+            }
+        };
+        if written.fetch_add(text.len(), Ordering::Relaxed).saturating_add(text.len()) > MAX_OUTPUT {
+            let message = format!("it renders more than {} MiB of text; {WAY_OUT}", MAX_OUTPUT >> 20);
+            return Err(Error::new(ErrorKind::InvalidOperation, message));
         }
-        self.bytes.extend_from_slice(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
+        state.consume_fuel(steps(text.len()))?;
+        Ok(out.write_str(text)?)
     }
 }

@@ -1,5 +1,6 @@
 //! Chat templates: Jinja that renders messages to the text of a prompt, with the results of `transformers`.
 
+mod bounds;
 mod date;
 mod json;
 mod limits;
@@ -8,11 +9,13 @@ mod source;
 mod values;
 
 use crate::error::{Error, Result};
-use limits::{MAX_OUTPUT, Output, WAY_OUT, fuel, on_own_stack, steps};
+use limits::{WAY_OUT, formatter, fuel, on_own_stack};
+use minijinja::machinery;
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Kwargs, Serde, Value as Jinja};
 use minijinja::{AutoEscape, Environment, ErrorKind};
 use serde_json::{Map, Value};
+use std::collections::BTreeMap;
 
 /// A chat template, compiled with the settings and functions of `transformers`.
 ///
@@ -112,26 +115,24 @@ impl ChatTemplate {
         let rendered = on_own_stack(|| {
             let mut environment = environment.clone();
             environment.set_fuel(Some(steps));
-            let mut out = Output::default();
+            environment.set_formatter(formatter());
             let template = environment.get_template(NAME).map_err(|e| Fault::from(&e))?;
-            let result = template.render_captured_to(Jinja::from(Serde(variables)), &mut out);
-            let Err(e) = result.map(drop) else {
-                let text = String::from_utf8(out.bytes);
-                return text.map_err(|e| Fault { line: None, message: e.to_string() });
-            };
-            let broken = match e.kind() {
-                _ if out.is_full => Some(format!("it renders more than {} MiB of text", MAX_OUTPUT >> 20)),
-                ErrorKind::OutOfFuel => Some(format!(
-                    "it takes more than {steps} steps (an instruction or 64 bytes of text are one): it does not end, or what it makes \
-                     grows without bound"
-                )),
-                _ => None,
-            };
-            let fault = Fault::from(&e);
-            Err(match broken {
-                Some(broken) => Fault { message: format!("{broken}; {WAY_OUT}"), ..fault },
-                None => fault,
-            })
+            let instructions = bounds::instructions(&machinery::get_compiled_template(&template).instructions);
+            let (blocks, mut text) = (BTreeMap::new(), String::new());
+            let mut out = machinery::make_string_output(&mut text);
+            let root = Jinja::from(Serde(variables));
+            let rendered = machinery::eval(&environment, &instructions, root, &blocks, &mut out, AutoEscape::None);
+            match rendered.map(drop) {
+                Ok(()) => Ok(text),
+                Err(e) if e.kind() == ErrorKind::OutOfFuel => Err(Fault {
+                    message: format!(
+                        "it takes more than {steps} steps (an instruction or 64 bytes of text are one): it does not end, or what it \
+                         makes grows without bound; {WAY_OUT}"
+                    ),
+                    ..Fault::from(&e)
+                }),
+                Err(e) => Err(Fault::from(&e)),
+            }
         });
         rendered.map_err(|fault| self.error(fault))
     }
@@ -154,11 +155,8 @@ fn environment() -> Environment<'static> {
     }
     environment.set_auto_escape_callback(|_| AutoEscape::None);
     environment.set_unknown_method_callback(values::method);
-    environment.set_formatter(|out, state, value| {
-        let text = python::text(value)?;
-        state.consume_fuel(steps(text.len()))?;
-        Ok(out.write_str(&text)?)
-    });
+    bounds::add_to(&mut environment);
+    environment.add_global(source::ONE, 1);
     environment.add_filter(source::SETTLED, values::settled);
     environment.add_filter("string", |value: &Jinja| python::text(value));
     environment.add_filter("tojson", json::tojson);

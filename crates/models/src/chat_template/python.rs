@@ -10,14 +10,17 @@ use std::fmt::Write;
 /// # Errors
 /// An error for a text that is too long or a value that is too deep.
 pub(super) fn text(value: &Value) -> Result<String, Error> {
-    match value.kind() {
-        ValueKind::Undefined => Ok(String::new()),
-        ValueKind::String => Ok(value.as_str().map_or_else(|| value.to_string(), str::to_owned)),
-        _ => {
-            let mut out = Text::default();
-            repr(value, 0, &mut out)?;
-            Ok(out.into_string())
-        }
+    let mut out = Text::default();
+    add_text(value, &mut out)?;
+    Ok(out.into_string())
+}
+
+/// Adds `str(value)`.
+pub(super) fn add_text(value: &Value, out: &mut Text) -> Result<(), Error> {
+    match (value.kind(), value.as_str()) {
+        (ValueKind::Undefined, _) => Ok(()),
+        (_, Some(text)) => out.push(text),
+        _ => repr(value, 0, out),
     }
 }
 

@@ -1,13 +1,16 @@
-//! Preprocesses a template before it is compiled: counts the tokens of its tags, and rewrites two kinds of tags.
+//! Preprocesses a template before it is compiled: counts the tokens of its tags, and rewrites three kinds of tags.
 //!
 //! `{% generation %}` and `{% endgeneration %}`, which mark an assistant's text for `transformers`, become blocks without effect.
 //! `{% set ns.name = VALUE %}` becomes `{% set ns.name = (VALUE)|settled %}`: the filter prevents namespaces from containing themselves,
-//! which would crash minijinja (`values::settled`).
+//! which would crash minijinja (`values::settled`). `a * b` becomes `a *one* b`, so that no product is a constant: minijinja evaluates
+//! constants during compilation, without steps and limits.
 
 use super::limits::{MAX_LENGTH, MAX_TOKENS, WAY_OUT};
 
 /// The name of the filter for values of a namespace, which no template uses by chance.
 pub(super) const SETTLED: &str = "__grpo_settled";
+/// The name of the number 1.
+pub(super) const ONE: &str = "__grpo_one";
 
 /// Returns the template for minijinja, with unchanged line numbers; the error names the exceeded limit.
 ///
@@ -26,16 +29,21 @@ pub(super) fn prepared(source: &str) -> Result<String, String> {
             b'%' if raw_tag(&rest[2..], "raw", false).is_some() => end_of_raw(rest),
             _ => {
                 let tag = Tag::read(rest, if kind == b'%' { "%}" } else { "}}" });
-                count += tag.tokens.len();
+                let products = tag.products();
+                count += tag.tokens.len() + 2 * products.len();
                 if count > MAX_TOKENS {
                     return Err(format!(
                         "the tags of the template have more than {MAX_TOKENS} tokens, which is the limit; {WAY_OUT}"
                     ));
                 }
-                match tag.rewritten().filter(|_| kind == b'%') {
-                    Some(tag) => out.push_str(&tag),
-                    None => out.push_str(&rest[..tag.end]),
+                let mut text = rest[..tag.end].to_owned();
+                for at in products.into_iter().rev() {
+                    text.replace_range(at..=at, &format!("*{ONE}*"));
                 }
+                if kind == b'%' {
+                    text = Tag::read(&text, "%}").rewritten().unwrap_or(text);
+                }
+                out.push_str(&text);
                 rest = &rest[tag.end..];
                 continue;
             }
@@ -132,6 +140,22 @@ impl<'a> Tag<'a> {
             at += length;
         }
         Self { text, tokens, close: text.len(), end: text.len() }
+    }
+
+    /// Returns the positions of multiplication signs.
+    fn products(&self) -> Vec<usize> {
+        let star = Token::Symbol(b'*');
+        let is_sign = |(index, (at, token)): &(usize, &(usize, Token<'_>))| {
+            let before = index.checked_sub(1).and_then(|before| self.tokens.get(before));
+            let behind = self.tokens.get(index + 1);
+            // `**` is a power, and `f(*x)` unpacks.
+            *token == star
+                && before.is_some_and(|(place, token)| {
+                    !matches!(token, Token::Symbol(b'(' | b',')) && !(*token == star && place + 1 == *at)
+                })
+                && behind.is_some_and(|(place, token)| !(*token == star && at + 1 == *place))
+        };
+        self.tokens.iter().enumerate().filter(is_sign).map(|(_, (at, _))| *at).collect()
     }
 
     /// Returns the tag to compile, if it differs.

@@ -1,12 +1,10 @@
 //! Bounded versions of filters and methods whose results grow with their arguments.
 
-use super::limits::{MAX_DEPTH, MAX_OUTPUT, Text, steps, too_deep, too_long};
+use super::bounds::{joined, walk_all};
+use super::limits::{MAX_DEPTH, MAX_OUTPUT, MAX_WIDTH, steps, too_deep, too_long};
 use super::python;
 use minijinja::value::{Tuple, Value, ValueKind, from_args};
 use minijinja::{Error, ErrorKind, State};
-
-/// The limit of the width and precision of a field in a format string.
-const MAX_WIDTH: usize = 1 << 16;
 
 /// Returns `value` for a namespace, without iterators, which could refer to the namespace, and without namespaces. Iterators become lists
 /// or dictionaries.
@@ -71,11 +69,18 @@ pub(super) fn method(state: &mut State<'_, '_>, value: &Value, method: &str, arg
                 state.consume_fuel(parts as u64)?;
             }
             "splitlines" => state.consume_fuel(text.matches('\n').count() as u64)?,
-            "join" => return join(state, text, args),
+            "join" => {
+                let (values,): (&Value,) = from_args(args)?;
+                return joined(state, text, values).map(Value::from);
+            }
             _ => {}
         }
-    } else if method == "count" {
-        state.consume_fuel(value.len().unwrap_or(0) as u64)?;
+    } else {
+        // Keys are hashed, and items compared.
+        walk_all(state, args)?;
+        if method == "count" {
+            walk_all(state, std::slice::from_ref(value))?;
+        }
     }
     minijinja_contrib::pycompat::unknown_method_callback(state, value, method, args)
 }
@@ -121,22 +126,4 @@ fn bound_format(state: &State<'_, '_>, text: &str, args: &[Value]) -> Result<(),
         return Err(too_long());
     }
     state.consume_fuel(steps(length))
-}
-
-/// Computes `text.join(values)`.
-fn join(state: &State<'_, '_>, text: &str, args: &[Value]) -> Result<Value, Error> {
-    let (values,): (&Value,) = from_args(args)?;
-    let mut out = Text::default();
-    for (index, value) in values.try_iter()?.enumerate() {
-        let before = out.len();
-        if index > 0 {
-            out.push(text)?;
-        }
-        match value.as_str() {
-            Some(value) => out.push(value)?,
-            None => out.push_display(value)?,
-        }
-        state.consume_fuel(steps(out.len() - before))?;
-    }
-    Ok(Value::from(out.into_string()))
 }

@@ -206,8 +206,7 @@ fn index(parts: &[Vec<Parameter>], dtype: Dtype, name: impl Fn(usize) -> String)
 /// Returns the source's `config.json` with the dtype of the new files.
 fn config_of_source(source: &ModelFolder, config: &ModelConfig, dtype: Dtype) -> Result<String> {
     let path = source.path().join("config.json");
-    let mut text = std::fs::read_to_string(&path).map_err(|e| Error::io("read", &path, e))?;
-    let fields = Fields::parse(&path, text.as_bytes())?;
+    let (mut text, fields) = Fields::read_with_text(&path)?;
     let name = Value::from(dtype.torch_name());
     let keys: Vec<&str> = ["dtype", "torch_dtype"].into_iter().filter(|key| fields.get(key).is_some()).collect();
     // transformers 5 reads the older name, too.

@@ -1,7 +1,7 @@
 //! Typed access to fields of a JSON object; errors name the file and the field.
 
-use super::unique::UniqueKeys;
 use crate::error::{Error, Result};
+use grpo_files::UniqueKeys;
 use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
 
@@ -22,8 +22,18 @@ impl Fields {
     /// # Errors
     /// [`Error::File`], [`Error::Json`].
     pub(crate) fn read(path: &Path) -> Result<Self> {
+        Ok(Self::read_with_text(path)?.1)
+    }
+
+    /// As [`Fields::read`], with the text of the file.
+    ///
+    /// # Errors
+    /// As [`Fields::read`].
+    pub(crate) fn read_with_text(path: &Path) -> Result<(String, Self)> {
         let bytes = grpo_files::read_regular(path, LIMIT).map_err(|e| Error::io("read", path, e))?;
-        Self::parse(path, &bytes)
+        let fields = Self::parse(path, &bytes)?;
+        // JSON is UTF-8.
+        Ok((String::from_utf8_lossy(&bytes).into_owned(), fields))
     }
 
     /// Parses the object in `bytes`, the contents of `path`.

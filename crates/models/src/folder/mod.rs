@@ -7,7 +7,6 @@ pub(crate) mod fields;
 mod generation;
 mod json_text;
 mod python_json;
-pub(crate) mod unique;
 
 pub use card::ModelCard;
 pub use config_json::Family;

@@ -1,11 +1,12 @@
 //! The tokenizer of a Hugging Face model folder.
 
 use super::Tokenizer;
+use super::growth::{Growth, MAX_TOKEN, Parts};
 use super::marks::{Piece, SpecialStrings};
 use super::special::{ChatTemplates, TokenizerConfig};
 use crate::chat_template::{self, ChatTemplate};
 use crate::error::{Error, Result};
-use crate::folder::unique::UniqueKeys;
+use grpo_files::UniqueKeys;
 use serde_json::{Map, Value};
 use std::path::Path;
 use tokenizers::{
@@ -40,6 +41,7 @@ const CONTINUED: &str = "CONTINUE_FINAL_MESSAGE_TAG ";
 /// ```
 pub struct HfTokenizer {
     inner: tokenizers::Tokenizer,
+    growth: Growth,
     /// The vocabulary size of the model, at least that of the tokenizer.
     vocab_size: usize,
     eos_id: u32,
@@ -61,8 +63,8 @@ impl HfTokenizer {
     ///
     /// # Errors
     /// [`Error::TokenizerFile`] if tokenizer.json is missing or damaged, has an id outside the model's vocabulary or one that the library
-    /// `tokenizers` gives to another token, lacks the EOS token, or if no token ends a completion; [`Error::File`], [`Error::Json`] and
-    /// [`Error::Field`] for the other files.
+    /// `tokenizers` gives to another token, has a part that lengthens texts without bound, lacks the EOS token, or if no token ends a
+    /// completion; [`Error::File`], [`Error::Json`] and [`Error::Field`] for the other files.
     pub fn open(folder: &Path, stop_ids: &[u32], vocab_size: usize) -> Result<Self> {
         let path = folder.join("tokenizer.json");
         let fault = |reason: String| Error::TokenizerFile { path: path.clone(), reason };
@@ -70,10 +72,11 @@ impl HfTokenizer {
             return Err(fault(missing(folder)));
         }
         let bytes = grpo_files::read_regular(&path, LIMIT).map_err(|e| Error::io("read", &path, e))?;
-        let mut inner = tokenizers::Tokenizer::from_bytes(&bytes)
-            .map_err(|e| fault(format!("expected a tokenizer of the crate or package `tokenizers`: {e}")))?;
+        let growth = checked_parts(&bytes).map_err(fault)?;
+        let expected = |e| fault(format!("expected a tokenizer of the crate or package `tokenizers`: {e}"));
+        let mut inner = caught(|| tokenizers::Tokenizer::from_bytes(&bytes)).map_err(expected)?;
         let UniqueKeys = serde_json::from_slice(&bytes).map_err(|e| fault(e.to_string()))?;
-        check_ids(&inner).map_err(fault)?;
+        check_tokens(&inner).map_err(fault)?;
         check_added_ids(&inner, &bytes, vocab_size).map_err(fault)?;
         let config = TokenizerConfig::read(folder)?;
         // `true` if the files define the token with an id; otherwise it gets the next id below, as in transformers.
@@ -82,7 +85,8 @@ impl HfTokenizer {
             inner.token_to_id(eos).is_some()
                 || config.added.iter().any(|(id, token)| id.is_some() && token.content == eos)
         });
-        add_tokens(&mut inner, &config).map_err(|e| fault(e.to_string()))?;
+        config.added.iter().try_for_each(|(_, token)| check_added(&token.content, &growth)).map_err(fault)?;
+        caught(|| add_tokens(&mut inner, &config)).map_err(|e| fault(e.to_string()))?;
         // Truncation and padding for training batches are not used here.
         inner.with_truncation(None).map_err(|e| fault(e.to_string()))?.with_padding(None);
 
@@ -121,7 +125,7 @@ impl HfTokenizer {
         let prefix = match config.add_bos_token {
             Some(true) => bos.into_iter().collect(),
             Some(false) => vec![],
-            None => prefix(&inner).map_err(Error::Tokenizer)?,
+            None => caught(|| prefix(&inner)).map_err(Error::Tokenizer)?,
         };
         let added = inner.get_added_tokens_decoder();
         let is_control = |content: &String| config.chat_control_tokens.contains(content);
@@ -134,7 +138,19 @@ impl HfTokenizer {
         let templates = config.chat_templates(folder)?;
         let pad_id = pad.unwrap_or(eos_id);
         let (named, options) = (config.named, Map::new());
-        Ok(Self { inner, vocab_size, eos_id, pad_id, stop_ids: all_stops, prefix, special, templates, named, options })
+        Ok(Self {
+            inner,
+            growth,
+            vocab_size,
+            eos_id,
+            pad_id,
+            stop_ids: all_stops,
+            prefix,
+            special,
+            templates,
+            named,
+            options,
+        })
     }
 
     /// Replaces the chat template; `origin` names it in errors, such as its file.
@@ -184,7 +200,7 @@ impl HfTokenizer {
     /// The errors of [`Tokenizer::decode`].
     pub fn decode_with_special_tokens(&self, ids: &[u32]) -> Result<String> {
         self.check(ids)?;
-        self.inner.decode(ids, false).map_err(Error::Tokenizer)
+        caught(|| self.inner.decode(ids, false)).map_err(Error::Tokenizer)
     }
 
     /// Returns `true` if `text` contains a special-token string, which is encoded as text.
@@ -225,7 +241,8 @@ impl HfTokenizer {
 
     /// Encodes a text and parses special tokens.
     fn ids(&self, text: &str) -> Result<Vec<u32>> {
-        Ok(self.inner.encode_fast(text, false).map_err(Error::Tokenizer)?.get_ids().to_vec())
+        self.growth.check(text).map_err(|reason| Error::Tokenizer(reason.into()))?;
+        Ok(caught(|| self.inner.encode_fast(text, false)).map_err(Error::Tokenizer)?.get_ids().to_vec())
     }
 
     /// Encodes a text without parsing added tokens.
@@ -255,7 +272,10 @@ impl HfTokenizer {
                 Piece::Template("") => {}
                 Piece::Template(text) => ids.extend(behind_newline(text, &newline, |text| self.ids(text))?),
                 Piece::Marked(string) => {
-                    let encode = |text: &str| self.ids_as_text(text).map_err(Error::Tokenizer);
+                    let encode = |text: &str| {
+                        self.growth.check(text).map_err(|reason| Error::Tokenizer(reason.into()))?;
+                        caught(|| self.ids_as_text(text)).map_err(Error::Tokenizer)
+                    };
                     let found = behind_newline(string, &newline, encode)?;
                     if self.inner.token_to_id(string).is_some_and(|id| found.contains(&id)) {
                         let reason = format!("{string:?} in a text cannot be told from the special token");
@@ -330,7 +350,7 @@ impl Tokenizer for HfTokenizer {
     /// text. Added tokens that are not special are kept; ids of the model without a token are left out.
     fn decode(&self, ids: &[u32]) -> Result<String> {
         self.check(ids)?;
-        self.inner.decode(ids, true).map_err(Error::Tokenizer)
+        caught(|| self.inner.decode(ids, true)).map_err(Error::Tokenizer)
     }
 }
 
@@ -346,10 +366,54 @@ fn missing(folder: &Path) -> String {
     format!("no such file; {hint}")
 }
 
-/// Checks that no two tokens of the vocabulary have the same id.
-fn check_ids(inner: &tokenizers::Tokenizer) -> Result<(), String> {
+/// The bounds of the parts in `bytes`, which have to hold before a tokenizer is built of them.
+fn checked_parts(bytes: &[u8]) -> Result<Growth, String> {
+    #[derive(serde::Deserialize)]
+    struct Added {
+        content: String,
+    }
+    #[derive(serde::Deserialize)]
+    struct File {
+        #[serde(flatten)]
+        parts: Parts,
+        #[serde(default)]
+        added_tokens: Vec<Added>,
+    }
+    // What is no such file at all is for the library to say.
+    let Ok(file) = serde_json::from_slice::<File>(bytes) else { return Ok(Growth::default()) };
+    let growth = file.parts.growth()?;
+    file.added_tokens.iter().try_for_each(|token| check_added(&token.content, &growth))?;
+    Ok(growth)
+}
+
+/// Checks the length of an added token, and of what normalizers make of it.
+fn check_added(content: &str, growth: &Growth) -> Result<(), String> {
+    check_length(content)?;
+    growth.check(content)
+}
+
+fn check_length(token: &str) -> Result<(), String> {
+    if token.len() > MAX_TOKEN {
+        let begin: String = token.chars().take(20).collect();
+        return Err(format!(
+            "expected tokens of at most {MAX_TOKEN} bytes, got one of {} that begins with {begin:?}",
+            token.len()
+        ));
+    }
+    Ok(())
+}
+
+/// The result of the library, or an error where it panics, as it does on some tables that are broken.
+fn caught<T>(work: impl FnOnce() -> Result<T, tokenizers::Error>) -> Result<T, tokenizers::Error> {
+    std::panic::catch_unwind(std::panic::AssertUnwindSafe(work))
+        .unwrap_or_else(|_| Err("the library `tokenizers` failed: tokenizer.json is damaged".into()))
+}
+
+/// Checks that no two tokens of the vocabulary have the same id, and that none is too long.
+fn check_tokens(inner: &tokenizers::Tokenizer) -> Result<(), String> {
     let mut tokens = std::collections::HashMap::new();
     for (token, id) in inner.get_vocab(false) {
+        check_length(&token)?;
         if let Some(other) = tokens.insert(id, token.clone()) {
             let (first, second) = if other < token { (other, token) } else { (token, other) };
             return Err(format!(

@@ -1,6 +1,7 @@
 //! Tokenizers.
 
 mod character;
+mod growth;
 mod hugging_face;
 pub(crate) mod marks;
 mod special;

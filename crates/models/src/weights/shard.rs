@@ -1,8 +1,8 @@
 //! One safetensors file, mapped into memory.
 
 use crate::error::{Error, Result};
-use crate::folder::unique::UniqueKeys;
 use bytes::Bytes;
+use grpo_files::UniqueKeys;
 use memmap2::Mmap;
 use safetensors::tensor::{Metadata, SafeTensorError, SafeTensors};
 use std::fs::File;

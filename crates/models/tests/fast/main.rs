@@ -12,4 +12,5 @@ mod lora;
 mod support;
 mod template_limits;
 mod tokenizer;
+mod tokenizer_limits;
 mod weights;

@@ -55,6 +55,200 @@ fn a_text_that_grows_without_bound_is_refused() {
     }
 }
 
+/// A list of lists is small and its text is not: each operator and filter that makes texts of values, compares or hashes them has a limit.
+#[test]
+fn texts_and_comparisons_of_huge_lists_are_refused() {
+    let big = "(['a' * 1000] * 100000000)";
+    let shared = "{% set a = [1, 2] %}".to_owned() + &"{% set a = [a, a] %}".repeat(60);
+    let dictionaries = "{% set a = {'k': 1} %}".to_owned() + &"{% set a = {'k': a, 'l': a} %}".repeat(60);
+    let tuples = "{% set a = (1, 2) %}".to_owned() + &"{% set a = (a, a) %}".repeat(60);
+    let nested = "{% set a = [1] * 1000000 %}{% set a = [a] * 1000000 %}{% set a = [a] * 1000000 %}".to_owned();
+    let big = format!("{{% set a = {big} %}}");
+    // Each use with one of them, and one use with each.
+    let values = [shared, big, dictionaries, tuples, nested];
+    let chosen = |index: usize| values.iter().take(if index < 1 { values.len() } else { 1 });
+    for (index, use_of_it) in [
+        "{{ '' ~ a }}",
+        "{{ a ~ a }}",
+        "{{ a|upper }}",
+        "{{ a|lower }}",
+        "{{ a|title }}",
+        "{{ a|capitalize }}",
+        "{{ a|trim }}",
+        "{{ a|replace('x', 'y') }}",
+        "{{ 'x'|replace(a, 'y') }}",
+        "{{ a|indent }}",
+        "{{ a|string }}",
+        "{{ a|tojson }}",
+        "{{ a|pprint }}",
+        "{{ a|escape }}",
+        "{{ a|e }}",
+        "{{ a|safe }}",
+        "{{ a|split('x')|length }}",
+        "{{ a|lines|length }}",
+        "{{ a|join }}",
+        "{{ a|join(', ') }}",
+        "{{ [a]|join('x') }}",
+        "{{ ['x', 'y']|join(a) }}",
+        "{{ ['x', 'y']|join(d=a) }}",
+        "{{ [{'k': a}]|join(attribute='k') }}",
+        "{{ ''.join([a]) }}",
+        "{{ '%s'|format(a) }}",
+        "{{ '{}'.format(a) }}",
+        "{{ a is upper }}",
+        "{{ a is startingwith('x') }}",
+        "{{ [a]|map('upper')|list }}",
+        "{{ [a]|map('string')|list }}",
+        "{{ a|urlencode }}",
+        "{{ raise_exception(a) }}",
+        "{{ a }}",
+        "{% set b %}{{ a }}{% endset %}",
+        "{% macro f(x) %}{{ x }}{% endmacro %}{{ f(a) }}",
+        "{% filter upper %}{{ a }}{% endfilter %}",
+        "{{ a in 'x' }}",
+        "{{ debug() }}",
+        "{{ debug(a) }}",
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        for value in chosen(index) {
+            let error = render(&format!("{value}{use_of_it}")).expect_err(use_of_it);
+            assert!(!error.contains("failed"), "{use_of_it}: {error}");
+        }
+    }
+    // Two values with the same content and no memory in common.
+    let both = |value: &str| {
+        let other = value.replace("set a =", "set b =").replace("[a", "[b").replace(" a]", " b]");
+        let other = other.replace("(a, a)", "(b, b)").replace("'k': a, 'l': a", "'k': b, 'l': b");
+        format!("{value}{other}")
+    };
+    for (index, use_of_both) in [
+        "{{ a == b }}",
+        "{{ a != b }}",
+        "{{ a < b }}",
+        "{{ a <= b <= a }}",
+        "{{ a > b }}",
+        "{{ a >= b }}",
+        "{{ a in [b] }}",
+        "{{ a not in [b] }}",
+        "{{ a is eq(b) }}",
+        "{{ a is sameas(b) }}",
+        "{{ a is in([b]) }}",
+        "{{ [a]|select('eq', b)|list|length }}",
+        "{{ [{'k': a}]|selectattr('k', 'equalto', b)|list|length }}",
+        "{{ [a, b]|sort|length }}",
+        "{{ [a, b]|unique|list|length }}",
+        "{{ [a, b]|min|length }}",
+        "{{ [a, b]|max|length }}",
+        "{{ [{'k': a}, {'k': b}]|groupby('k')|length }}",
+        "{{ {'x': a, 'y': b}|dictsort(by='value')|length }}",
+        "{{ [a].count(b) }}",
+        "{{ {}[a] }}",
+        "{{ {a: 1}|length }}",
+        "{{ {'x': 1}.get(a) }}",
+        "{% for x in [a, b] %}{{ loop.changed(x) }}{% endfor %}",
+        "{% set ns = namespace() %}{% set ns.a = [a, b] %}",
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        for value in chosen(index) {
+            render(&format!("{}{use_of_both}", both(value))).expect_err(use_of_both);
+        }
+    }
+}
+
+#[test]
+fn lists_that_grow_lazily_are_refused() {
+    for source in [
+        "{% set a = [1, 2] %}".to_owned() + &"{% set a = a + a %}".repeat(60),
+        "{% set a = (1, 2) %}".to_owned() + &"{% set a = a + a %}".repeat(60),
+        "{% set a = [1, 2] %}".to_owned() + &"{% set a = a|chain(a) %}".repeat(60) + "{{ a|length }}",
+        "{% set a = [1] %}".to_owned() + &"{% set a = a * 100000 %}".repeat(3),
+        "{% for i in range(99999) %}{{ ([1] * 100000000)[99999999:]|list }}{% endfor %}".to_owned(),
+        "{% macro f() %}{{ varargs|length }}{% endmacro %}{{ f(*([1] * 100000000)) }}".to_owned(),
+        "{% set a, b = [1] * 100000000 %}".to_owned(),
+        "{{ (range(99999)|list * 1000)|sum }}".to_owned(),
+        "{{ (range(99999)|list * 1000)|unique|list|length }}".to_owned(),
+        "{{ (range(99999)|list * 1000)|sort|length }}".to_owned(),
+        "{{ 'ab' * 50000000 }}".to_owned(),
+        "{% set ns = namespace(a=[1, 2]) %}{% for i in range(60) %}{% set ns.a = ns.a + ns.a %}{% endfor %}".to_owned(),
+        "{% for i in range(90000) %}".to_owned() + &"x".repeat(100_000) + "{% endfor %}",
+    ] {
+        render(&source).expect_err(&source[..source.len().min(100)]);
+    }
+}
+
+/// minijinja works out constants while it compiles.
+#[test]
+fn constants_are_not_worked_out_without_limits() {
+    for constant in [
+        "'' ~ (['a'*1000]*100000000)",
+        "[[1]*100000000]*100000000 == [[1]*100000000]*100000000",
+        "[1]*100000000 in [[1]*100000000]*10",
+        "1 in [[1]*100000000]*100000000",
+        "{([1]*100000000): 1}",
+        "(('a'*1000,)*30,)*30 ~ ((('a'*1000,)*30,)*30,)*30",
+    ] {
+        for source in [format!("{{{{ {constant} }}}}"), format!("{{% if {constant} %}}x{{% endif %}}")] {
+            let error = render(&source).map(|text| text.len());
+            assert!(error.as_ref().map_or(true, |length| *length < 1 << 25), "{source}: {error:?}");
+        }
+    }
+}
+
+#[test]
+fn bounds_change_nothing_of_what_templates_write() {
+    for (source, expected) in [
+        (
+            "{{ 2 * 3 * 4 }} {{ 2 ** 3 }} {{ 'ab' * 2 }} {{ [1] * 3 }} {{ 1.5 * 2 }} {{ 3 * -1 }}",
+            "24 8 abab [1, 1, 1] 3.0 -3",
+        ),
+        ("{% macro f(a, b) %}{{ a }}{{ b }}{% endmacro %}{{ f(*[1, 2]) }}", "12"),
+        ("{{ '' ~ [1, none, true, 'x'] ~ {'a': 1.0} ~ (1,) }}", "[1, None, True, 'x']{'a': 1.0}(1,)"),
+        ("{{ [none]|upper }} {{ ['a', [1]]|join(', ') }} {{ ', '.join(['a', 'b']) }}", "[NONE] a, [1] a, b"),
+        ("{{ [{'k': 'a'}, {'k': 'b'}]|join('-', attribute='k') }}", "a-b"),
+        (
+            "{% if 1 < 2 < 3 and not 2 < 1 < 3 %}{% if 'a' in 'abc' %}y{% elif 1 %}n{% else %}n{% endif %}{% endif %}",
+            "y",
+        ),
+        (
+            "{{ 'a' if [1, [2]] == [1, [2]] else 'b' }}{{ {'a': 1} == {'a': 1} }}{{ 1 in {1: 2} }}{{ 3 not in [1] }}",
+            "aTrueTrueTrue",
+        ),
+        ("{% for k, v in {'a': 1, 'b': 2}.items() %}{{ k }}{{ v }}{{ loop.changed(v) }}{% endfor %}", "a1Trueb2True"),
+        (
+            "{% for x in [1, [2, [3]]] recursive %}{% if x is iterable %}{{ loop(x) }}{% else %}{{ x }}{% endif %}{% endfor %}",
+            "123",
+        ),
+        (
+            "{% for x in [1, 2, 3] if x > 1 %}{% if x == 3 %}{% break %}{% endif %}{{ x }}{% else %}none{% endfor %}",
+            "2",
+        ),
+        (
+            "{{ messages[0]['role'] }}{{ messages[0].get('x', 'y') }}{{ messages[::-1][0].role }}{{ messages[1:]|length }}",
+            "useryuser0",
+        ),
+        (
+            "{% set ns = namespace(x=[1]) %}{% set ns.x = ns.x + [2] %}{{ ns.x }}{{ ([1] + [2])[1] }}{{ 'a' + 'b' }}",
+            "[1, 2]2ab",
+        ),
+        ("{{ [3, 1, 2]|sort }}{{ [1, 1]|unique|list }}{{ [1, 2]|sum }}{{ [1, 2]|max }}", "[1, 2, 3][1]32"),
+        (
+            "{{ messages|selectattr('role', 'equalto', 'user')|list|length }}{{ messages|map(attribute='role')|list }}",
+            "1['user']",
+        ),
+        ("{{ 'a\nb'|indent(2) }}{{ 'a\nb'|indent(width=2, first=true) }}", "a\n  b  a\n  b"),
+        ("{% call f() %}{% endcall %}{% macro f() %}x{% endmacro %}", ""),
+    ] {
+        match expected {
+            "" => drop(render(source)),
+            expected => assert_eq!(render(source).as_deref(), Ok(expected), "{source}"),
+        }
+    }
+}
+
 #[test]
 fn a_namespace_does_not_hold_itself() {
     for value in ["ns", "[ns]", "{'a': [ns]}", "dict(a=ns)", "(1, ns)"] {
@@ -86,6 +280,9 @@ fn long_chains_do_not_overflow_the_stack() {
         ("{% if 1 %}", "{% elif 1 %}", "{% endif %}"),
         ("", "{% if 1 %}", ""),
         ("{{ messages", "[0]", " }}"),
+        ("{{ 1", " * 1", " }}"),
+        ("{{ 1", " == 1", " }}"),
+        ("{{ 1", " + 1 * 1", " }}"),
     ] {
         for count in [1000, 8000, 16_000, 200_000] {
             let source = format!("{before}{}{after}", link.repeat(count));

@@ -1,6 +1,6 @@
 //! Rewards of a completion as a whole: whether it is right, how nearly, whether it ended by itself, and how long it is.
 
-use crate::answer::{AnswerFrom, is_right};
+use crate::answer::{AnswerRule, is_right};
 use crate::error::Result;
 use crate::reward_fn::{RewardFn, RewardInput};
 use data::task::character_score;
@@ -13,8 +13,8 @@ use grpo_core::rewards::SoftOverlong;
 /// nothing to say.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Correct {
-    /// Which part of the completion is the answer.
-    pub answer_from: AnswerFrom,
+    /// How the answer is found.
+    pub answer: AnswerRule,
 }
 
 impl RewardFn for Correct {
@@ -25,7 +25,7 @@ impl RewardFn for Correct {
     fn score(&self, input: &RewardInput<'_>) -> Option<f32> {
         let right = match &input.item.task {
             Some((task, problem)) => task.verify(problem, input.completion),
-            None => is_right(self.answer_from, input)?,
+            None => is_right(self.answer, input)?,
         };
         Some(f32::from(!input.truncated && right))
     }
@@ -47,7 +47,10 @@ impl RewardFn for Partial {
     fn score(&self, input: &RewardInput<'_>) -> Option<f32> {
         match (&input.item.task, &input.item.answer) {
             (Some((task, problem)), _) => Some(task.score(problem, input.completion)),
-            (None, Some(answer)) => Some(character_score(answer, input.completion)),
+            (None, Some(_)) => {
+                let credit = |answer| character_score(answer, input.completion);
+                input.item.answers().map(credit).reduce(f32::max)
+            }
             (None, None) => None,
         }
     }

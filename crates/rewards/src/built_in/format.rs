@@ -2,10 +2,11 @@
 
 use crate::reward_fn::{RewardFn, RewardInput};
 use regex::Regex;
+use std::borrow::Cow;
 use std::sync::LazyLock;
 
 /// The reward `think_format`: 1 when the whole completion is `<think>...</think><answer>...</answer>`, with nothing but white
-/// space around and between the two, else 0.
+/// space around and between the two, else 0. A `<think>` at the end of the prompt counts as the completion's.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ThinkFormat;
 
@@ -20,12 +21,17 @@ impl RewardFn for ThinkFormat {
     }
 
     fn score(&self, input: &RewardInput<'_>) -> Option<f32> {
-        Some(f32::from(LAYOUT.is_match(input.completion)))
+        Some(f32::from(LAYOUT.is_match(&with_opening(input))))
     }
 }
 
+/// The completion with the `<think>` that the prompt ends with.
+fn with_opening<'a>(input: &RewardInput<'a>) -> Cow<'a, str> {
+    if input.opens_think { Cow::Owned(format!("<think>{}", input.completion)) } else { Cow::Borrowed(input.completion) }
+}
+
 /// The reward `tag_count`: a quarter for each of `<think>`, `</think>`, `<answer>` and `</answer>` that is in the completion
-/// exactly once.
+/// exactly once. A `<think>` at the end of the prompt counts as the completion's.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct TagCount;
 
@@ -35,7 +41,8 @@ impl RewardFn for TagCount {
     }
 
     fn score(&self, input: &RewardInput<'_>) -> Option<f32> {
+        let text = with_opening(input);
         let tags = ["<think>", "</think>", "<answer>", "</answer>"];
-        Some(tags.iter().filter(|tag| input.completion.matches(**tag).count() == 1).count() as f32 / tags.len() as f32)
+        Some(tags.iter().filter(|tag| text.matches(**tag).count() == 1).count() as f32 / tags.len() as f32)
     }
 }

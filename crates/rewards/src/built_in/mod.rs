@@ -1,5 +1,6 @@
 //! The built-in reward functions.
 
+mod choice;
 mod completion;
 mod format;
 mod json;
@@ -7,6 +8,7 @@ mod length;
 mod text;
 mod value;
 
+pub use choice::Choice;
 pub use completion::{Correct, Partial, SoftOverlongPunishment, Terminated};
 pub use format::{TagCount, ThinkFormat};
 pub use json::{Json, JsonConfig};

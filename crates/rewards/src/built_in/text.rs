@@ -1,6 +1,6 @@
 //! Rewards that compare text.
 
-use crate::answer::{AnswerFrom, answer_of};
+use crate::answer::{AnswerRule, references};
 use crate::error::{Error, Result};
 use crate::reward_fn::{RewardFn, RewardInput};
 use serde::{Deserialize, Serialize};
@@ -9,8 +9,8 @@ use serde::{Deserialize, Serialize};
 /// around it, else 0. Without a reference answer there is nothing to say.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Exact {
-    /// Which part of the completion is the answer.
-    pub answer_from: AnswerFrom,
+    /// How the answer is found.
+    pub answer: AnswerRule,
 }
 
 impl RewardFn for Exact {
@@ -19,8 +19,9 @@ impl RewardFn for Exact {
     }
 
     fn score(&self, input: &RewardInput<'_>) -> Option<f32> {
-        let (reference, answer) = answer_of(self.answer_from, input)?;
-        Some(f32::from(answer.is_some_and(|answer| answer.trim() == reference.trim())))
+        let references = references(input.item)?;
+        let answer = self.answer.find(input.completion);
+        Some(f32::from(answer.is_some_and(|answer| references.iter().any(|right| answer.trim() == right.trim()))))
     }
 
     fn needs_answer(&self) -> bool {
@@ -31,8 +32,8 @@ impl RewardFn for Exact {
 /// The reward `normalized`: as [`Exact`], of what [`normalize_text`] leaves of both.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Normalized {
-    /// Which part of the completion is the answer.
-    pub answer_from: AnswerFrom,
+    /// How the answer is found.
+    pub answer: AnswerRule,
 }
 
 impl RewardFn for Normalized {
@@ -41,8 +42,9 @@ impl RewardFn for Normalized {
     }
 
     fn score(&self, input: &RewardInput<'_>) -> Option<f32> {
-        let (reference, answer) = answer_of(self.answer_from, input)?;
-        Some(f32::from(answer.is_some_and(|answer| normalize_text(&answer) == normalize_text(&reference))))
+        let references = references(input.item)?;
+        let answer = self.answer.find(input.completion).map(|answer| normalize_text(&answer));
+        Some(f32::from(answer.is_some_and(|answer| references.iter().any(|right| answer == normalize_text(right)))))
     }
 
     fn needs_answer(&self) -> bool {

@@ -1,16 +1,16 @@
 //! Rewards that compare what answers mean: numbers and mathematics.
 
-use crate::answer::{AnswerFrom, answer_of, is_right, last_number, parse_number};
+use crate::answer::{AnswerRule, is_right, parse_number, plain_number, references};
 use crate::reward_fn::{RewardFn, RewardInput};
 
 /// The reward `numeric`: 1 when the answer in the completion is the number of the reference answer, else 0.
 ///
-/// Thousands separators, currencies and units do not count. Without a reference answer, or where it has no number, there is
-/// nothing to say.
+/// Thousands separators, currencies and units do not count. Without a reference answer, or where it is no plain number (`3/4`, `10:30`,
+/// `2\sqrt{3}`), there is nothing to say; an answer that is none is wrong.
 #[derive(Clone, Copy, Debug)]
 pub struct Numeric {
-    /// Which part of the completion is the answer; its last number counts.
-    pub answer_from: AnswerFrom,
+    /// How the answer is found.
+    pub answer: AnswerRule,
     /// The largest difference, as a share of the reference (absolute where the reference is below 1).
     pub tolerance: f64,
 }
@@ -21,12 +21,12 @@ impl RewardFn for Numeric {
     }
 
     fn score(&self, input: &RewardInput<'_>) -> Option<f32> {
-        let (reference, answer) = answer_of(self.answer_from, input)?;
-        let reference = last_number(&reference)?;
-        let right = answer
-            .and_then(|answer| last_number(&answer).map(str::to_owned))
-            .is_some_and(|found| numbers_equal(reference, &found, self.tolerance));
-        Some(f32::from(right))
+        let references = references(input.item)?;
+        let right: Vec<&str> = references.iter().filter_map(|answer| plain_number(answer)).collect();
+        let readings = self.answer.readings(input.completion);
+        let found = readings.iter().find_map(|reading| plain_number(reading));
+        let is_right = |right: &&str| found.is_some_and(|found| numbers_equal(right, found, self.tolerance));
+        (!right.is_empty()).then(|| f32::from(right.iter().any(is_right)))
     }
 
     fn needs_answer(&self) -> bool {
@@ -53,8 +53,8 @@ pub fn numbers_equal(reference: &str, found: &str, tolerance: f64) -> bool {
 /// [`crate::math::equivalent`] says, else 0. Without a reference answer there is nothing to say.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct MathEquivalence {
-    /// Which part of the completion is the answer.
-    pub answer_from: AnswerFrom,
+    /// How the answer is found.
+    pub answer: AnswerRule,
 }
 
 impl RewardFn for MathEquivalence {
@@ -63,7 +63,7 @@ impl RewardFn for MathEquivalence {
     }
 
     fn score(&self, input: &RewardInput<'_>) -> Option<f32> {
-        is_right(self.answer_from, input).map(f32::from)
+        is_right(self.answer, input).map(f32::from)
     }
 
     fn needs_answer(&self) -> bool {

@@ -1,6 +1,6 @@
 //! An HTTP endpoint that judges completions.
 
-use super::message::{Answer, answer, batch_size, expand, one, question, seconds, shown, timeout};
+use super::message::{Answer, answer, batch_size, expand, one, parsed, question, seconds, shown, timeout};
 use crate::error::{Result, check};
 use crate::reward_fn::{RewardFailure, RewardFn, RewardInput};
 use grpo_files::{Secrets, redact_url};
@@ -79,7 +79,7 @@ impl HttpConfig {
 /// A reward function behind an HTTP endpoint.
 ///
 /// It posts `{"inputs": [...]}`, with the objects that a [`crate::Program`] gets as lines, and expects `{"rewards": [...]}` with an
-/// entry for each in the same order: a number, `null`, `{"reward": number or null}` or `{"error": "why"}`.
+/// entry for each in the same order: a number, `null`, `true` (1), `false` (0), `{"reward": one of these}` or `{"error": "why"}`.
 ///
 /// ```no_run
 /// use rewards::{Http, HttpConfig, Rewards};
@@ -235,6 +235,14 @@ impl Http {
             let again = temporary.then_some(wait.map(Duration::from_secs));
             return Err(Refusal { message: format!("status {status}: {said}"), again });
         }
+        // Nothing is asked for that is compressed, and nothing is decompressed: a few bytes may stand for all memory.
+        let encoding =
+            response.headers().get("content-encoding").map(|value| String::from_utf8_lossy(value.as_bytes()));
+        if let Some(encoding) = encoding.filter(|encoding| !matches!(encoding.trim(), "" | "identity")) {
+            let found = shown(&encoding, &self.secrets);
+            let message = format!("expected a response that is not compressed, got `Content-Encoding: {found}`");
+            return Err(Refusal { message, again: None });
+        }
         let limit = MAX_RESPONSE + MAX_ENTRY * count as u64;
         let bytes = response.body_mut().with_config().limit(limit).read_to_vec().map_err(|error| Refusal {
             again: matches!(error, ureq::Error::Timeout(_) | ureq::Error::Io(_)).then_some(None),
@@ -256,8 +264,10 @@ impl Http {
         count: usize,
     ) -> std::result::Result<Vec<std::result::Result<Option<f32>, RewardFailure>>, String> {
         let expected = format!("{}: expected {{\"rewards\": [...]}} with {count} entries", self.shown_url);
-        let value: Option<Value> = serde_json::from_str(text).ok();
-        let list = value.as_ref().and_then(|value| value.get("rewards")?.as_array());
+        let value = parsed(text).map_err(|error| {
+            format!("{expected}, got `{}` ({})", shown(text, &self.secrets), shown(&error.to_string(), &self.secrets))
+        })?;
+        let list = value.get("rewards").and_then(Value::as_array);
         let list = list.ok_or_else(|| format!("{expected}, got `{}`", shown(text, &self.secrets)))?;
         if list.len() != count {
             return Err(format!("{expected}, got {}", list.len()));

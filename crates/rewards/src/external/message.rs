@@ -3,15 +3,15 @@
 use crate::error::{Error, Result};
 use crate::reward_fn::{RewardFailure, RewardInput};
 use data::Prompt;
-use grpo_files::Secrets;
+use grpo_files::{Secrets, UniqueKeys};
 use serde_json::{Value, json};
 use std::time::Duration;
 
 /// The longest part of an answer that an error shows, in characters.
 const SHOWN: usize = 200;
 
-/// A completion as an object: `id`, `prompt` (text, or a list of messages), `completion`, `answer` (text or null), `columns`,
-/// `source`, `truncated`, `completion_ids` and `completion_tokens`.
+/// A completion as an object: `id`, `prompt` (text, or a list of messages), `completion`, `answer` (text or null), `answers` (a list of all
+/// right answers), `columns`, `source`, `truncated`, `completion_ids` and `completion_tokens`.
 pub(super) fn question(id: usize, input: &RewardInput<'_>) -> Value {
     let prompt = match &input.item.prompt {
         Prompt::Text(text) => Value::from(text.as_str()),
@@ -22,12 +22,22 @@ pub(super) fn question(id: usize, input: &RewardInput<'_>) -> Value {
         "prompt": prompt,
         "completion": input.completion,
         "answer": input.item.answer,
+        "answers": input.item.answers().collect::<Vec<_>>(),
         "columns": *input.item.columns,
         "source": *input.item.source,
         "truncated": input.truncated,
         "completion_ids": input.completion_ids,
         "completion_tokens": input.completion_len(),
     })
+}
+
+/// A JSON text as a value.
+///
+/// # Errors
+/// For a text that is no JSON, and for one that has a key twice, of which either could be meant.
+pub(super) fn parsed(text: &str) -> serde_json::Result<Value> {
+    let value = serde_json::from_str(text)?;
+    serde_json::from_str::<UniqueKeys>(text).map(|UniqueKeys| value)
 }
 
 /// What an answer says of completion `id`.
@@ -40,13 +50,14 @@ pub(super) enum Answer {
     Garbage(String),
 }
 
-/// Reads a number, null, `{"reward": NUMBER or null}` or `{"error": TEXT}`, the last two with the `id` or without. `secrets` are
+/// Reads a number, true (1) or false (0), null, `{"reward": NUMBER, true, false or null}` or `{"error": TEXT}`, the last two with the `id` or without. `secrets` are
 /// left out of messages.
 pub(super) fn answer(id: usize, value: &Value, secrets: &Secrets) -> Answer {
-    let expected = "expected a number, null, {\"reward\": number or null} or {\"error\": text}";
+    let expected = "expected a number, null, true, false, {\"reward\": one of these} or {\"error\": text}";
     let garbage = || Answer::Garbage(format!("{expected}, got `{}`", shown(&value.to_string(), secrets)));
     match value {
         Value::Null => Answer::Reward(None),
+        Value::Bool(right) => Answer::Reward(Some(f32::from(*right))),
         Value::Number(number) => match number.as_f64().map(|number| number as f32).filter(|n| n.is_finite()) {
             Some(number) => Answer::Reward(Some(number)),
             None => garbage(),
@@ -60,7 +71,7 @@ pub(super) fn answer(id: usize, value: &Value, secrets: &Secrets) -> Answer {
                     let text = error.as_str().map_or_else(|| error.to_string(), str::to_owned);
                     Answer::Failed(RewardFailure::new(format!("it says: {}", shown(&text, secrets))))
                 }
-                (Some(reward @ (Value::Null | Value::Number(_))), _) => answer(id, reward, secrets),
+                (Some(reward @ (Value::Null | Value::Bool(_) | Value::Number(_))), _) => answer(id, reward, secrets),
                 _ => garbage(),
             }
         }

@@ -61,7 +61,7 @@ impl ProgramConfig {
 ///
 /// The program reads one JSON object per line from standard input (`id`, `prompt`, `completion`, `answer`, `columns`, `source`, `truncated`,
 /// `completion_ids`, `completion_tokens`, `remaining`) and writes one line per object to standard output, in the same order: a number, `null`,
-/// `{"reward": number or null}` or `{"error": "why"}`. It has to flush its lines, and to end when its input does. What it writes to standard
+/// `{"reward": number, true, false or null}` or `{"error": "why"}`. It has to flush its lines, and to end when its input does. What it writes to standard
 /// error goes to the log. A program that exits is started again, and asked once more for what it had not answered; one
 /// that writes anything else, or is too slow, is killed and started again for the next batch.
 ///

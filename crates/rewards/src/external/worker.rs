@@ -1,10 +1,9 @@
 //! One process of a reward program: started, asked, timed, killed, and started again.
 
 use super::group::Group;
-use super::message::{Answer, answer, question, shown};
+use super::message::{Answer, answer, parsed, question, shown};
 use crate::reward_fn::{RewardFailure, RewardInput, Score};
 use grpo_files::Secrets;
-use serde_json::Value;
 use std::collections::{BTreeMap, VecDeque};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::PathBuf;
@@ -127,18 +126,16 @@ impl Worker {
                 Err(RecvTimeoutError::Disconnected) => return Err(process.ended(id, count)),
             };
             match &line {
-                Line::Text(text) => {
-                    match serde_json::from_str::<Value>(text).ok().map(|value| answer(id, &value, secrets)) {
-                        Some(Answer::Reward(reward)) => scores.push(Ok(reward)),
-                        Some(Answer::Failed(failure)) => scores.push(Err(failure)),
-                        Some(Answer::Garbage(message)) => return Err(Stop::Broken(message)),
-                        None => {
-                            let message =
-                                format!("expected a line of JSON for each completion, got `{}`", shown(text, secrets));
-                            return Err(Stop::Broken(message));
-                        }
+                Line::Text(text) => match parsed(text).map(|value| answer(id, &value, secrets)) {
+                    Ok(Answer::Reward(reward)) => scores.push(Ok(reward)),
+                    Ok(Answer::Failed(failure)) => scores.push(Err(failure)),
+                    Ok(Answer::Garbage(message)) => return Err(Stop::Broken(message)),
+                    Err(error) => {
+                        let (text, error) = (shown(text, secrets), shown(&error.to_string(), secrets));
+                        let message = format!("expected a line of JSON for each completion, got `{text}` ({error})");
+                        return Err(Stop::Broken(message));
                     }
-                }
+                },
                 Line::End => return Err(process.ended(id, count)),
                 Line::Bad(_) => return Err(process.broken(line, str::to_owned)),
             }

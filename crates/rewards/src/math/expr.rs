@@ -1,35 +1,29 @@
-//! Values: expressions, what they are exactly, and what they are at a point.
+//! Expressions and their values: exact where they are fractions, sampled at points where they are not.
 
+use super::sample::{POINTS, Sample, gamma};
+use num_bigint::BigInt;
 use num_complex::Complex64;
 use num_rational::Ratio;
-use num_traits::{CheckedAdd, CheckedDiv, CheckedMul, One, Zero};
-use rng::stable_hash;
-use std::collections::BTreeSet;
+use num_traits::{One, Signed, ToPrimitive, Zero};
 use std::f64::consts::{E, PI};
 
-/// A fraction of integers; operations that leave 128 bits give up.
-pub(super) type Fraction = Ratio<i128>;
+/// A fraction of integers. Operations give up where a result has more than [`MAX_BITS`] bits.
+pub(super) type Fraction = Ratio<BigInt>;
 
-/// The largest exponent that is multiplied out exactly.
-const MAX_EXPONENT: i128 = 128;
-/// The number of points at which expressions with variables are compared.
-const POINTS: u64 = 4;
-/// The difference of values that are equal but for rounding, as a share of the larger one.
-const ROUNDING: f64 = 1e-9;
-/// The difference of values one of which is a decimal: six places.
-const DECIMAL: f64 = 5.1e-7;
-/// The same as a share of the value, for small ones.
-const DECIMAL_SHARE: f64 = 1e-3;
+/// The most bits of a numerator or denominator: numbers of 1,200 digits, more than an answer has characters.
+const MAX_BITS: u64 = 4096;
+/// The largest integer whose factorial is multiplied out.
+const MAX_FACTORIAL: u32 = 450;
 
 /// An expression.
 #[derive(Clone, Debug)]
 pub(super) enum Expr {
-    /// A number; `is_decimal` when it was written with a decimal point.
+    /// A number; `is_decimal` if it was written with a decimal point.
     Number {
         value: Fraction,
         is_decimal: bool,
     },
-    /// A number that no fraction of 128 bits holds.
+    /// A number with more bits than [`MAX_BITS`].
     Float(f64),
     /// A variable by name.
     Variable(String),
@@ -53,34 +47,43 @@ pub(super) enum Expr {
 }
 
 impl Expr {
-    pub(super) fn integer(value: i128) -> Self {
-        Self::Number { value: Fraction::from_integer(value), is_decimal: false }
+    pub(super) fn integer(value: i32) -> Self {
+        Self::Number { value: Fraction::from_integer(value.into()), is_decimal: false }
     }
 
-    /// A number as it was written.
+    /// Reads a number: `12`, `0.5`, `1.5e3`, and `0.1(6)` for the repeating decimal 0.1666...
     pub(super) fn number(text: &str) -> Option<Self> {
+        let (text, repeating) = match text.strip_suffix(')').and_then(|text| text.split_once('(')) {
+            Some((text, repeating)) => (text, repeating),
+            None => (text, ""),
+        };
         let exact = || {
             let (mantissa, exponent) = match text.split_once(['e', 'E']) {
                 Some((mantissa, exponent)) => (mantissa, exponent.parse::<i32>().ok()?),
                 None => (text, 0),
             };
             let (whole, decimals) = mantissa.split_once('.').unwrap_or((mantissa, ""));
-            let digits: i128 = format!("{whole}{decimals}").parse().ok()?;
+            let digits: BigInt = format!("{whole}{decimals}").parse().ok()?;
             let exponent = exponent.checked_sub(i32::try_from(decimals.len()).ok()?)?;
-            let power = 10i128.checked_pow(exponent.unsigned_abs())?;
-            match exponent >= 0 {
-                true => digits.checked_mul(power).map(Fraction::from_integer),
-                false => Some(Fraction::new(digits, power)),
+            let power = bounded_power(&BigInt::from(10), exponent.unsigned_abs())?;
+            let mut value = match exponent >= 0 {
+                true => Fraction::from_integer(digits * &power),
+                false => Fraction::new(digits, power.clone()),
+            };
+            if !repeating.is_empty() {
+                let nines = bounded_power(&BigInt::from(10), u32::try_from(repeating.len()).ok()?)? - 1;
+                value += Fraction::new(repeating.parse().ok()?, nines * power);
             }
+            bounded(value)
         };
         match exact() {
-            Some(value) => Some(Self::Number { value, is_decimal: text.contains('.') }),
+            Some(value) => Some(Self::Number { value, is_decimal: text.contains('.') && repeating.is_empty() }),
             None => text.parse().ok().map(Self::Float),
         }
     }
 
     /// Whether `test` holds for this expression or for a part of it.
-    fn any(&self, test: &mut impl FnMut(&Expr) -> bool) -> bool {
+    pub(super) fn any(&self, test: &mut impl FnMut(&Expr) -> bool) -> bool {
         if test(self) {
             return true;
         }
@@ -94,204 +97,189 @@ impl Expr {
         }
     }
 
-    pub(super) fn variables(&self) -> BTreeSet<String> {
-        let mut names = BTreeSet::new();
-        self.any(&mut |part| {
-            if let Self::Variable(name) = part {
-                names.insert(name.clone());
-            }
-            false
-        });
-        names
-    }
-
-    pub(super) fn has_decimal(&self) -> bool {
-        self.any(&mut |part| matches!(part, Self::Number { is_decimal: true, .. } | Self::Float(_)))
-    }
-
     /// The value as a fraction, where it is one and has no variables.
     pub(super) fn exact(&self) -> Option<Fraction> {
-        match self {
-            Self::Number { value, .. } => Some(*value),
-            Self::Negative(a) => Fraction::zero().checked_sub_of(a.exact()?),
-            Self::Sum(all) => all.iter().try_fold(Fraction::zero(), |sum, a| sum.checked_add(&a.exact()?)),
-            Self::Product(all) => all.iter().try_fold(Fraction::one(), |product, a| product.checked_mul(&a.exact()?)),
-            Self::Quotient(a, b) => divide(a.exact()?, b.exact()?),
-            Self::Percent(a) => divide(a.exact()?, Fraction::from_integer(100)),
-            Self::Power(a, b) => power(a.exact()?, b.exact()?),
+        let value = match self {
+            Self::Number { value, .. } => return Some(value.clone()),
+            Self::Negative(a) => -a.exact()?,
+            Self::Sum(all) => all.iter().try_fold(Fraction::zero(), |sum, a| bounded(sum + a.exact()?))?,
+            Self::Product(all) => all.iter().try_fold(Fraction::one(), |product, a| bounded(product * a.exact()?))?,
+            Self::Quotient(a, b) => divide(a.exact()?, b.exact()?)?,
+            Self::Percent(a) => a.exact()? / BigInt::from(100),
+            Self::Power(a, b) => power(a.exact()?, b.exact()?)?,
             Self::Factorial(a) => {
-                let n = Some(a.exact()?).filter(Fraction::is_integer)?.to_integer();
-                (0..=30).contains(&n).then(|| (1..=n).product()).map(Fraction::from_integer)
+                let n = natural(&a.exact()?).filter(|n| *n <= MAX_FACTORIAL)?;
+                Fraction::from_integer((1..=n).product())
             }
             Self::Binomial(a, b) => {
-                let (n, k) = (a.exact()?, b.exact()?);
-                let (n, k) = (n.is_integer().then(|| n.to_integer())?, k.is_integer().then(|| k.to_integer())?);
-                if !(0..=n).contains(&k) || n > 100 {
+                let (n, k) = (natural(&a.exact()?)?, natural(&b.exact()?)?);
+                let k = if k > n { return Some(Fraction::zero()) } else { k.min(n - k) };
+                if k > MAX_FACTORIAL {
                     return None;
                 }
-                let step = |c: i128, i: i128| Some(c.checked_mul(n - i)? / (i + 1));
-                (0..k.min(n - k)).try_fold(1i128, step).map(Fraction::from_integer)
+                Fraction::from_integer((0..k).fold(BigInt::one(), |c, i| c * (n - i) / (i + 1)))
             }
-            Self::Function(name, a) if name == "abs" => {
-                let value = a.exact()?;
-                if value < Fraction::zero() { Fraction::zero().checked_sub_of(value) } else { Some(value) }
-            }
-            _ => None,
-        }
+            Self::Function(name, a) => match name.as_str() {
+                "abs" => a.exact()?.abs(),
+                "floor" => a.exact()?.floor(),
+                "ceil" => a.exact()?.ceil(),
+                _ => return None,
+            },
+            _ => return None,
+        };
+        bounded(value)
     }
 
-    /// The value where variables have the values of point number `point`.
-    pub(super) fn at(&self, point: u64) -> Complex64 {
-        let real = |x: f64| Complex64::new(x, 0.0);
+    /// The value where variables have the values of point number `point`, and how much of it may be rounding.
+    pub(super) fn at(&self, point: usize) -> Sample {
         match self {
-            Self::Number { value, .. } => real_of(*value),
-            Self::Float(value) => real(*value),
-            Self::Variable(name) => {
-                // In [0.5, 2.5), on both sides of 0 from point to point: what roots and logarithms make of signs should show.
-                let hash = stable_hash(&format!("{name}/{point}"));
-                let size = 0.5 + (hash % 1_000_003) as f64 / 1_000_003.0 * 2.0;
-                real(if point < POINTS / 2 { size } else { -size })
+            Self::Number { value, .. } => Sample::real(real_of(value)),
+            Self::Float(value) => Sample::real(*value),
+            Self::Variable(name) => Sample::variable(name, point),
+            Self::Pi => Sample::real(PI),
+            Self::Euler => Sample::real(E),
+            Self::Imaginary => Sample::exactly(Complex64::i()),
+            Self::Infinity => Sample::real(f64::INFINITY),
+            Self::Negative(a) => a.at(point).negative(),
+            Self::Sum(all) => all.iter().map(|a| a.at(point)).fold(Sample::real(0.0), Sample::plus),
+            Self::Product(all) => all.iter().map(|a| a.at(point)).fold(Sample::real(1.0), Sample::times),
+            Self::Quotient(a, b) => a.at(point).over(b.at(point)),
+            Self::Percent(a) => a.at(point).over(Sample::real(100.0)),
+            Self::Power(a, b) => a.at(point).to_the(b.at(point)),
+            Self::Factorial(a) => a.at(point).plus(Sample::real(1.0)).map(gamma),
+            Self::Binomial(n, k) => {
+                let one = Sample::real(1.0);
+                let (n, k) = (n.at(point), k.at(point));
+                let below = k.plus(one).map(gamma).times(n.plus(k.negative()).plus(one).map(gamma));
+                n.plus(one).map(gamma).over(below)
             }
-            Self::Pi => real(PI),
-            Self::Euler => real(E),
-            Self::Imaginary => Complex64::i(),
-            Self::Infinity => real(f64::INFINITY),
-            Self::Negative(a) => {
-                let value = a.at(point);
-                // Without -0 in the imaginary part, which roots would see.
-                if value.im == 0.0 { real(-value.re) } else { -value }
-            }
-            Self::Sum(all) => all.iter().map(|a| a.at(point)).fold(real(0.0), |a, b| a + b),
-            Self::Product(all) => all.iter().map(|a| a.at(point)).fold(real(1.0), times),
-            Self::Quotient(a, b) => {
-                let (a, b) = (a.at(point), b.at(point));
-                if a.im == 0.0 && b.im == 0.0 { real(a.re / b.re) } else { a / b }
-            }
-            Self::Percent(a) => a.at(point) / 100.0,
-            Self::Power(a, b) => raise(a.at(point), b.at(point)),
-            Self::Factorial(_) | Self::Binomial(..) => self.exact().map_or(real(f64::NAN), real_of),
-            Self::Logarithm(base, a) => a.at(point).ln() / base.at(point).ln(),
-            Self::Function(name, a) => {
-                let x = a.at(point);
-                match name.as_str() {
-                    "sin" => x.sin(),
-                    "cos" => x.cos(),
-                    "tan" => x.tan(),
-                    "cot" => x.tan().inv(),
-                    "sec" => x.cos().inv(),
-                    "csc" => x.sin().inv(),
-                    "arcsin" => x.asin(),
-                    "arccos" => x.acos(),
-                    "arctan" => x.atan(),
-                    "ln" => x.ln(),
-                    "log" => x.log(10.0),
-                    "exp" => x.exp(),
-                    "abs" => real(x.norm()),
-                    _ => real(f64::NAN),
-                }
-            }
+            Self::Logarithm(base, a) => a.at(point).map(Complex64::ln).over(base.at(point).map(Complex64::ln)),
+            Self::Function(name, a) => a.at(point).function(name),
         }
     }
 
-    /// Whether two expressions have the same value, whatever their variables are.
-    pub(super) fn equals(&self, other: &Self) -> bool {
-        // Data sets leave percent signs out, and put them in.
-        match (self, other) {
-            (Self::Percent(a), Self::Percent(b)) => return a.equals(b),
-            (Self::Percent(a), b) | (b, Self::Percent(a)) => {
-                let hundredth = Self::Quotient(a.clone(), Box::new(Self::integer(100)));
-                return a.equals(b) || hundredth.equals(b);
-            }
-            _ => {}
-        }
-        let is_decimal = self.has_decimal() || other.has_decimal();
-        if let (Some(a), Some(b)) = (self.exact(), other.exact()) {
-            return a == b || is_decimal && close(real_of(a), real_of(b), true);
-        }
-        (0..POINTS).all(|point| {
-            let (a, b) = (self.at(point), other.at(point));
-            // Too large to tell by the values: `2^{2005}`.
-            let overflows =
-                |x: Complex64, of: &Self| x.re.is_infinite() && !of.any(&mut |part| matches!(part, Self::Infinity));
-            if overflows(a, self) && overflows(b, other) {
-                let (a, b) = (self.ln(point), other.ln(point));
-                return a.is_finite() && (a - b).abs() <= ROUNDING * a.abs().min(1.0);
-            }
-            close(a, b, is_decimal)
-        })
-    }
-
-    /// The logarithm of the size of a product at a point, also where the product itself is too large for f64.
-    fn ln(&self, point: u64) -> f64 {
+    /// The logarithm of the size of a product at a point, also where the product itself is too large or too small for f64.
+    pub(super) fn ln(&self, point: usize) -> f64 {
         match self {
             Self::Negative(a) => a.ln(point),
             Self::Product(all) => all.iter().map(|a| a.ln(point)).sum(),
             Self::Quotient(a, b) => a.ln(point) - b.ln(point),
-            Self::Power(a, b) => a.ln(point) * b.at(point).re,
-            other => other.at(point).norm().ln(),
+            Self::Power(a, b) => a.ln(point) * b.at(point).value.re,
+            Self::Factorial(a) => super::sample::ln_gamma(a.at(point).value.re + 1.0),
+            Self::Number { value, .. } => ln_of(value.numer()) - ln_of(value.denom()),
+            other => other.at(point).value.norm().ln(),
         }
     }
+}
 
-    /// self / other where that is the same number at every point, which is not 0.
-    pub(super) fn constant_ratio(&self, other: &Self) -> Option<f64> {
-        let ratio = |point| self.at(point) / other.at(point);
-        let first = ratio(0);
-        let ok = first.im.abs() <= ROUNDING && first.re.is_finite() && first.re != 0.0;
-        (ok && (1..POINTS).all(|point| close(first, ratio(point), false))).then_some(first.re)
+/// An expression with everything that comparisons ask of it, computed once.
+#[derive(Clone, Debug)]
+pub(super) struct Quantity {
+    pub(super) expr: Expr,
+    /// The value, where it is a fraction.
+    pub(super) exact: Option<Fraction>,
+    /// The values at some points.
+    pub(super) samples: [Sample; POINTS],
+    /// `true` if a part was written with a decimal point.
+    pub(super) has_decimal: bool,
+    /// The names of its variables.
+    pub(super) variables: std::collections::BTreeSet<String>,
+}
+
+impl Quantity {
+    pub(super) fn new(expr: Expr) -> Self {
+        let mut variables = std::collections::BTreeSet::new();
+        expr.any(&mut |part| {
+            if let Expr::Variable(name) = part {
+                variables.insert(name.clone());
+            }
+            false
+        });
+        let has_decimal = expr.any(&mut |part| matches!(part, Expr::Number { is_decimal: true, .. } | Expr::Float(_)));
+        let samples = std::array::from_fn(|point| expr.at(point));
+        Self { exact: expr.exact(), samples, has_decimal, variables, expr }
+    }
+
+    /// Returns `true` if two quantities have the same value, whatever their variables are.
+    pub(super) fn equals(&self, other: &Self) -> bool {
+        // Data sets leave percent signs out, and put them in.
+        match (&self.expr, &other.expr) {
+            (Expr::Percent(a), Expr::Percent(b)) => {
+                return Self::new((**a).clone()).equals(&Self::new((**b).clone()));
+            }
+            (Expr::Percent(inside), _) => {
+                return Self::new((**inside).clone()).equals(other) || self.equals_as_value(other);
+            }
+            (_, Expr::Percent(inside)) => {
+                return self.equals(&Self::new((**inside).clone())) || self.equals_as_value(other);
+            }
+            _ => {}
+        }
+        self.equals_as_value(other)
+    }
+
+    fn equals_as_value(&self, other: &Self) -> bool {
+        let has_decimal = self.has_decimal || other.has_decimal;
+        if let (Some(a), Some(b)) = (&self.exact, &other.exact) {
+            return a == b || has_decimal && Sample::real(real_of(a)).is_near(Sample::real(real_of(b)), true);
+        }
+        (0..POINTS).all(|point| {
+            let (a, b) = (self.samples[point], other.samples[point]);
+            // Too large or too small to tell by the values: `2^{20050}`.
+            let overflows = |sample: Sample, of: &Self| {
+                sample.value.re.is_infinite() && !of.expr.any(&mut |part| matches!(part, Expr::Infinity))
+            };
+            let both_zero = a.value.is_zero() && b.value.is_zero();
+            if both_zero || overflows(a, self) && overflows(b, other) {
+                let (a, b) = (self.expr.ln(point), other.expr.ln(point));
+                return if a.is_finite() && b.is_finite() {
+                    (a - b).abs() <= 1e-9 * a.abs().min(1.0)
+                } else {
+                    both_zero
+                };
+            }
+            a.is_near(b, has_decimal)
+        })
     }
 }
 
-trait CheckedSubOf: Sized {
-    fn checked_sub_of(self, other: Self) -> Option<Self>;
+/// The value as f64, also where numerator and denominator have more bits than f64 holds.
+fn real_of(value: &Fraction) -> f64 {
+    let part = |of: &BigInt| {
+        let shift = of.bits().saturating_sub(128);
+        ((of >> shift).to_f64().unwrap_or(f64::NAN), shift as f64)
+    };
+    let ((a, a_shift), (b, b_shift)) = (part(value.numer()), part(value.denom()));
+    a / b * (a_shift - b_shift).exp2()
 }
 
-impl CheckedSubOf for Fraction {
-    fn checked_sub_of(self, other: Self) -> Option<Self> {
-        num_traits::CheckedSub::checked_sub(&self, &other)
-    }
+fn ln_of(value: &BigInt) -> f64 {
+    let shift = value.bits().saturating_sub(128);
+    (value >> shift).to_f64().unwrap_or(f64::NAN).abs().ln() + shift as f64 * std::f64::consts::LN_2
 }
 
-fn real_of(value: Fraction) -> Complex64 {
-    Complex64::new(*value.numer() as f64 / *value.denom() as f64, 0.0)
+fn bounded(value: Fraction) -> Option<Fraction> {
+    (value.numer().bits().max(value.denom().bits()) <= MAX_BITS).then_some(value)
+}
+
+fn bounded_power(base: &BigInt, exponent: u32) -> Option<BigInt> {
+    (base.bits().checked_mul(exponent.into())? <= MAX_BITS || base.bits() <= 1).then(|| base.pow(exponent))
+}
+
+fn natural(value: &Fraction) -> Option<u32> {
+    Some(value).filter(|value| value.is_integer())?.numer().to_u32()
 }
 
 fn divide(a: Fraction, b: Fraction) -> Option<Fraction> {
-    if b.is_zero() { None } else { a.checked_div(&b) }
+    (!b.is_zero()).then(|| a / b)
 }
 
 fn power(base: Fraction, exponent: Fraction) -> Option<Fraction> {
-    let exponent = exponent.is_integer().then(|| exponent.to_integer())?;
-    if exponent.abs() > MAX_EXPONENT || base.is_zero() && exponent < 0 {
+    let exponent = exponent.is_integer().then(|| exponent.numer().to_i32())??;
+    if base.is_zero() && exponent < 0 {
         return None;
     }
-    let whole = (0..exponent.abs()).try_fold(Fraction::one(), |product, _| product.checked_mul(&base))?;
-    if exponent < 0 { divide(Fraction::one(), whole) } else { Some(whole) }
-}
-
-/// Products of real numbers stay real: infinity times 0i is NaN.
-fn times(a: Complex64, b: Complex64) -> Complex64 {
-    if a.im == 0.0 && b.im == 0.0 { Complex64::new(a.re * b.re, 0.0) } else { a * b }
-}
-
-fn raise(base: Complex64, exponent: Complex64) -> Complex64 {
-    let is_real = base.im == 0.0 && exponent.im == 0.0;
-    if is_real && (base.re >= 0.0 || exponent.re.fract() == 0.0) {
-        return Complex64::new(base.re.powf(exponent.re), 0.0);
-    }
-    // Odd roots of negative numbers are the real ones.
-    let root = 1.0 / exponent.re;
-    if is_real && (root - root.round()).abs() < ROUNDING && root.round() % 2.0 != 0.0 {
-        return Complex64::new(-(-base.re).powf(exponent.re), 0.0);
-    }
-    base.powc(exponent)
-}
-
-/// Whether two values are equal but for rounding, or to six places where one is a decimal. NaN is equal to nothing.
-fn close(a: Complex64, b: Complex64, is_decimal: bool) -> bool {
-    if a.re.is_infinite() || b.re.is_infinite() {
-        return a.re == b.re;
-    }
-    let (difference, size) = ((a - b).norm(), a.norm().max(b.norm()));
-    difference <= ROUNDING * size.max(1e-3)
-        || is_decimal && difference <= DECIMAL.max(ROUNDING * 1e-3 * size) && difference <= DECIMAL_SHARE * size
+    let part = |of: &BigInt| bounded_power(of, exponent.unsigned_abs());
+    let (numer, denom) = (part(base.numer())?, part(base.denom())?);
+    Some(if exponent < 0 { Fraction::new(denom, numer) } else { Fraction::new(numer, denom) })
 }

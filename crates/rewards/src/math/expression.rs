@@ -1,11 +1,18 @@
 //! From tokens to one expression, by recursive descent.
 
-use super::expr::Expr;
+use super::expr::{Expr, Fraction};
 use super::lex::Token;
-use super::parse::{closing, is_symbol, split};
+use super::parse::{closing, is_command, is_symbol, split};
+use num_traits::One;
 
 /// The expression that all of `tokens` are.
 pub(super) fn expression(tokens: &[Token]) -> Option<Expr> {
+    // `a \over b` and `n \choose k` have everything before them and everything behind them.
+    for (command, make) in [("over", Expr::Quotient as fn(_, _) -> _), ("choose", Expr::Binomial)] {
+        if let [(_, a), (_, b)] = split(tokens, |token| is_command(Some(token), command))[..] {
+            return Some(make(Box::new(expression(a)?), Box::new(expression(b)?)));
+        }
+    }
     let mut parser = Parser { tokens, at: 0 };
     let expr = parser.sum()?;
     (parser.at == tokens.len()).then_some(expr)
@@ -17,8 +24,31 @@ struct Parser<'a> {
     at: usize,
 }
 
-const FUNCTIONS: &[&str] =
-    &["sin", "cos", "tan", "cot", "sec", "csc", "arcsin", "arccos", "arctan", "ln", "log", "exp"];
+const FUNCTIONS: &[&str] = &[
+    "sin", "cos", "tan", "cot", "sec", "csc", "sinh", "cosh", "tanh", "arcsin", "arccos", "arctan", "ln", "log", "lg",
+    "exp", "floor", "ceil",
+];
+
+/// Commands that make a name of the letters behind them.
+const ACCENTS: &[&str] = &[
+    "overline",
+    "bar",
+    "vec",
+    "hat",
+    "widehat",
+    "tilde",
+    "overrightarrow",
+    "overleftarrow",
+    "underline",
+    "angle",
+    "measuredangle",
+    "triangle",
+    "Delta",
+    "arc",
+    "overset",
+    "widetilde",
+    "mathring",
+];
 
 impl<'a> Parser<'a> {
     fn peek(&self) -> Option<&'a Token> {
@@ -169,12 +199,12 @@ impl<'a> Parser<'a> {
             Token::Number(text) => {
                 self.at += 1;
                 // The base of a numeral, as in `1011_2`, is left out as often as it is there.
-                self.skip_subscript();
+                self.subscript();
                 Expr::number(text)
             }
             Token::Letter(letter) => {
                 self.at += 1;
-                let subscript = self.skip_subscript();
+                let subscript = self.subscript();
                 Some(match letter {
                     'i' if subscript.is_empty() => Expr::Imaginary,
                     'e' if subscript.is_empty() => Expr::Euler,
@@ -189,6 +219,10 @@ impl<'a> Parser<'a> {
                 self.at += length + 2;
                 Some(Expr::Function("abs".into(), Box::new(inside)))
             }
+            Token::Command(name) if name == "lfloor" || name == "lceil" => {
+                let function = if name == "lfloor" { "floor" } else { "ceil" };
+                Some(Expr::Function(function.into(), Box::new(self.group()?)))
+            }
             Token::Command(name) => {
                 self.at += 1;
                 self.command(name)
@@ -202,6 +236,18 @@ impl<'a> Parser<'a> {
             "pi" => Some(Expr::Pi),
             "infty" | "inf" | "infinity" => Some(Expr::Infinity),
             "imath" => Some(Expr::Imaginary),
+            // A line, an arc or an angle is called by the letters behind it.
+            _ if ACCENTS.contains(&name) => {
+                let from = self.at;
+                self.at = match is_symbol(self.peek(), '{') {
+                    true => closing(self.tokens, self.at)? + 1,
+                    false => {
+                        from + self.tokens[from..].iter().take_while(|token| matches!(token, Token::Letter(_))).count()
+                    }
+                };
+                let letters = text(&self.tokens[from..self.at]);
+                (!letters.is_empty()).then(|| Expr::Variable(format!("{name} {letters}")))
+            }
             "frac" => Some(Expr::Quotient(Box::new(self.argument()?), Box::new(self.argument()?))),
             "binom" => Some(Expr::Binomial(Box::new(self.argument()?), Box::new(self.argument()?))),
             "sqrt" => {
@@ -215,9 +261,16 @@ impl<'a> Parser<'a> {
             }
             _ if FUNCTIONS.contains(&name) => {
                 let base = if name == "log" && self.take_symbol('_') { Some(self.argument()?) } else { None };
-                let exponent = if self.take_symbol('^') { Some(self.argument()?) } else { None };
+                let mut exponent = if self.take_symbol('^') { Some(self.argument()?) } else { None };
                 let argument = Box::new(self.function_argument()?);
+                let is_inverse = |exponent: &Expr| exponent.exact().is_some_and(|value| value == -Fraction::one());
+                let arc = format!("arc{name}");
                 let value = match base {
+                    // `\sin^{-1} x`
+                    _ if FUNCTIONS.contains(&arc.as_str()) && exponent.as_ref().is_some_and(is_inverse) => {
+                        exponent = None;
+                        Expr::Function(arc, argument)
+                    }
                     Some(base) => Expr::Logarithm(Box::new(base), argument),
                     None => Expr::Function(name.to_owned(), argument),
                 };
@@ -228,7 +281,7 @@ impl<'a> Parser<'a> {
             }
             // A Greek letter, or anything else that stands for itself.
             _ if name.chars().all(|c| c.is_ascii_alphabetic()) && GREEK.contains(&name.to_lowercase().as_str()) => {
-                let subscript = self.skip_subscript();
+                let subscript = self.subscript();
                 Some(Expr::Variable(format!("{name}{subscript}")))
             }
             _ => None,
@@ -252,7 +305,7 @@ impl<'a> Parser<'a> {
     }
 
     /// The name that a subscript adds to a variable.
-    fn skip_subscript(&mut self) -> String {
+    fn subscript(&mut self) -> String {
         if !self.take_symbol('_') {
             return String::new();
         }
@@ -261,13 +314,18 @@ impl<'a> Parser<'a> {
             true => closing(self.tokens, self.at).map_or(self.tokens.len(), |end| end + 1),
             false => (self.at + 1).min(self.tokens.len()),
         };
-        let text = |token: &Token| match token {
-            Token::Number(text) | Token::Command(text) | Token::Words(text) => text.clone(),
-            Token::Letter(letter) => letter.to_string(),
-            Token::Symbol(_) => String::new(),
-        };
-        format!("_{}", self.tokens[from..self.at].iter().map(text).collect::<String>())
+        format!("_{}", text(&self.tokens[from..self.at]))
     }
+}
+
+/// The letters and digits of tokens, without punctuation.
+pub(super) fn text(tokens: &[Token]) -> String {
+    let text = |token: &Token| match token {
+        Token::Number(text) | Token::Command(text) | Token::Words(text) => text.clone(),
+        Token::Letter(letter) => letter.to_string(),
+        Token::Symbol(_) => String::new(),
+    };
+    tokens.iter().map(text).collect()
 }
 
 const GREEK: &[&str] = &[
@@ -298,10 +356,11 @@ const GREEK: &[&str] = &[
 
 fn begins_factor(token: &Token) -> bool {
     match token {
-        Token::Number(_) | Token::Letter(_) | Token::Symbol('(' | '[' | '{') => true,
+        Token::Number(_) | Token::Letter(_) | Token::Symbol('(' | '[' | '{' | '|') => true,
         Token::Command(name) => {
             let name = name.as_str();
-            ["pi", "frac", "sqrt", "binom", "infty", "imath"].contains(&name)
+            ["pi", "frac", "sqrt", "binom", "infty", "imath", "lfloor", "lceil"].contains(&name)
+                || ACCENTS.contains(&name)
                 || FUNCTIONS.contains(&name)
                 || GREEK.contains(&name.to_lowercase().as_str())
         }

@@ -1,18 +1,20 @@
 //! What an answer is, above values.
 
-use super::expr::Expr;
+use super::expr::Quantity;
 
 /// An answer that was read.
 #[derive(Clone, Debug)]
 pub(super) enum Form {
     /// A value, with variables or without.
-    Value(Expr),
+    Value(Box<Quantity>),
     /// Things between brackets: a tuple, a point or an interval, or a set with `{` and `}`. A list without brackets has `,` for both.
     List { open: char, close: char, items: Vec<Form> },
     /// A union of sets.
     Union(Vec<Form>),
     /// `a = b`, `a < b <= c`.
-    Relation { sides: Vec<Expr>, signs: Vec<Sign> },
+    Relation { sides: Vec<Quantity>, signs: Vec<Sign> },
+    /// A point, a set or a matrix with its name: `D = [0, 1]`.
+    Named { name: String, value: Box<Form> },
     /// The rows of a matrix.
     Matrix(Vec<Vec<Form>>),
     /// Words, in lower case.
@@ -23,6 +25,7 @@ pub(super) enum Form {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Sign {
     Equal,
+    Approximate,
     NotEqual,
     Less,
     LessEqual,

@@ -1,9 +1,13 @@
 //! Answers as text, and as tokens.
 
+use regex::{Captures, Regex};
+use std::borrow::Cow;
+use std::sync::LazyLock;
+
 /// A token of an answer.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Token {
-    /// Digits with a decimal point or without, as in `12`, `0.5`, `1.5e3`.
+    /// Digits with a decimal point or without, as in `12`, `0.5`, `1.5e3`; `0.1(6)` is a repeating decimal.
     Number(String),
     /// A variable of one letter.
     Letter(char),
@@ -15,29 +19,45 @@ pub(super) enum Token {
     Symbol(char),
 }
 
-/// What opens a set, `\{`.
+/// How the commas of a number are read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Commas {
+    /// `1,234` is 1234.
+    Thousands,
+    /// `1,234` is a list of 1 and 234.
+    List,
+}
+
+/// The opening brace of a set, `\{`.
 pub(super) const SET_OPEN: char = '⟨';
-/// What closes a set, `\}`.
+/// The closing brace of a set, `\}`.
 pub(super) const SET_CLOSE: char = '⟩';
 
-/// What ends a row of a matrix, `\\\\`.
+/// The end of a row of a matrix, `\\`.
 const ROW_END: &str = "⏎";
 
-/// What may be removed wherever it stands: spaces and sizes of LaTeX, currencies, degrees.
+/// Text that is removed anywhere: spaces and sizes of LaTeX, currencies, degrees.
 const DROPPED: &[&str] = &[
+    "\\left.",
+    "\\right.",
     "\\left",
     "\\right",
     "\\bigl",
     "\\bigr",
     "\\Bigl",
     "\\Bigr",
+    "\\biggl",
+    "\\biggr",
     "\\big",
     "\\Big",
-    "\\!",
+    "\\bigg",
+    "\\Bigg",
     "\\,",
     "\\;",
     "\\:",
+    "\\>",
     "\\displaystyle",
+    "\\textstyle",
     "\\limits",
     "\\$",
     "$",
@@ -48,14 +68,14 @@ const DROPPED: &[&str] = &[
     "^\\circ",
     "^{\\degree}",
     "^\\degree",
+    "^{o}",
     "\\degree",
     "\\circ",
     "°",
-    "{,}",
     "\u{200b}",
 ];
 
-/// What stands for something that has a name already.
+/// Commands and characters with the same meaning as others.
 const REPLACED: &[(&str, &str)] = &[
     ("\\leftarrow", " "),
     ("\\rightarrow", " "),
@@ -66,9 +86,23 @@ const REPLACED: &[(&str, &str)] = &[
     ("\\tbinom", "\\binom"),
     ("\\lbrace", "\\{"),
     ("\\rbrace", "\\}"),
+    ("\\lbrack", "["),
+    ("\\rbrack", "]"),
+    ("\\langle", "("),
+    ("\\rangle", ")"),
+    ("\\lvert", "|"),
+    ("\\rvert", "|"),
+    ("\\lVert", "|"),
+    ("\\rVert", "|"),
+    ("\\|", "|"),
+    ("\\vert", "|"),
+    ("⌊", "\\lfloor "),
+    ("⌋", "\\rfloor "),
+    ("⌈", "\\lceil "),
+    ("⌉", "\\rceil "),
+    ("\\mathbb{R}", "(-\\infty,\\infty)"),
+    ("ℝ", "(-\\infty,\\infty)"),
     ("\\%", "%"),
-    ("\\quad", " "),
-    ("\\qquad", " "),
     ("\\ ", " "),
     ("~", " "),
     ("\u{2212}", "-"),
@@ -84,6 +118,15 @@ const REPLACED: &[(&str, &str)] = &[
     ("≤", "\\le "),
     ("≥", "\\ge "),
     ("≠", "\\ne "),
+    ("≈", "\\approx "),
+    ("\\not=", "\\ne "),
+    ("\\not =", "\\ne "),
+    ("<=", "\\le "),
+    ("=<", "\\le "),
+    (">=", "\\ge "),
+    ("=/=", "\\ne "),
+    ("<>", "\\ne "),
+    ("==", "="),
     ("±", "\\pm "),
     ("∈", "\\in "),
     ("²", "^2 "),
@@ -92,60 +135,153 @@ const REPLACED: &[(&str, &str)] = &[
     ("¼", "\\frac{1}{4} "),
     ("¾", "\\frac{3}{4} "),
     ("θ", "\\theta "),
+    ("∅", "\\emptyset "),
     ("\u{a0}", " "),
+    ("\u{202f}", " "),
     ("**", "^"),
 ];
 
 /// The commands whose braces hold text.
-const TEXT: &[&str] =
-    &["text", "mbox", "textbf", "textit", "textrm", "mathrm", "mathbf", "mathit", "operatorname", "mathbb", "mathcal"];
+const TEXT: &[&str] = &[
+    "text",
+    "textnormal",
+    "mbox",
+    "hbox",
+    "textbf",
+    "textit",
+    "textrm",
+    "textsf",
+    "texttt",
+    "textup",
+    "mathrm",
+    "mathbf",
+    "mathit",
+    "mathsf",
+    "boldsymbol",
+    "operatorname",
+    "mathbb",
+    "mathcal",
+];
 
 /// Functions and constants that people write without a backslash.
 const NAMES: &[&str] = &[
-    "sqrt", "pi", "sin", "cos", "tan", "cot", "sec", "csc", "log", "ln", "exp", "infty", "inf", "infinity", "arcsin",
-    "arccos", "arctan", "cup",
+    "sqrt", "pi", "sin", "cos", "tan", "cot", "sec", "csc", "sinh", "cosh", "tanh", "log", "lg", "ln", "exp", "infty",
+    "inf", "infinity", "arcsin", "arccos", "arctan", "cup", "floor", "ceil",
 ];
 
-/// Units that could be products of variables.
-const UNITS: &[&str] = &[
+/// Words of a sentence and units that could be products of variables.
+const WORDS: &[&str] = &[
     "cm", "mm", "km", "kg", "mg", "ft", "in", "mi", "lb", "lbs", "oz", "min", "sec", "hr", "hrs", "mph", "deg", "ml",
-    "mL", "sq", "yd", "rad", "per", "the", "day", "cup", "AM", "PM", "am", "pm", "kmh", "pt", "gal",
+    "mL", "sq", "yd", "rad", "per", "the", "day", "cup", "AM", "PM", "am", "pm", "kmh", "pt", "gal", "is", "are",
+    "was", "of", "for", "if", "so", "at", "to", "by", "has", "all", "The", "It", "it", "Rs",
 ];
+
+/// Rewritings of text that concern more than one character or command, in this order.
+static PATTERNS: LazyLock<Vec<(Regex, &str)>> = LazyLock::new(|| {
+    let patterns = [
+        // A negative space does not separate: `32,\! 349`.
+        (r"\\!\s*", ""),
+        (r"\s*\{,\s*\}", ","),
+        // Degrees of Celsius and Fahrenheit.
+        (r"(?:\^\s*\{?\\circ\}?|°)\s*(?:\\(?:text|textrm|mathrm)\s*\{\s*[CF]\s*\}|[CF]\b)", ""),
+        // Repeating decimals: `0.1\overline{6}`, `0.\dot{1}4285\dot{7}`.
+        (r"(^|\D)\.(\d*\\(?:overline|bar|dot))", "${1}0.$2"),
+        (r"\.(\d*)\\dot\s*\{?(\d)\}?(\d*)\\dot\s*\{?(\d)\}?", ".$1($2$3$4)"),
+        (r"\.(\d*)\\(?:overline|bar|dot)\s*(?:\{(\d+)\}|(\d))", ".$1($2$3)"),
+        // Binomials: `C(5, 2)`, `C_5^2`, `C^2_5`, `{}_5C_2`, `5C2`.
+        (r"\bC\((\w+),\s*(\w+)\)", "\\binom{$1}{$2}"),
+        (r"\bC_\{?(\w+)\}?\^\{?(\w+)\}?", "\\binom{$1}{$2}"),
+        (r"\bC\^\{?(\w+)\}?_\{?(\w+)\}?", "\\binom{$2}{$1}"),
+        (r"\{\}[_^]\{?(\d+)\}?\s*C_\{?(\d+)\}?", "\\binom{$1}{$2}"),
+        (r"(^|[\s(=,+-])[_^]\{?(\d+)\}?\s*C_\{?(\d+)\}?", "$1\\binom{$2}{$3}"),
+        (r"\b(\d+)C(\d+)\b", "\\binom{$1}{$2}"),
+        // `5!=120` is an equation, `x != 3` is none.
+        (r"([^\d)\s]\s*|[\d)]\s+|^)!=", "$1\\ne "),
+        // Powers as programs write them, and marks of bold letters.
+        (r"([\w)}])(?:\*\*| \*\* )([\w({\\-])", "$1^$2"),
+        (r"\*\*", ""),
+    ];
+    patterns.map(|(pattern, with)| (Regex::new(pattern).expect("the pattern is a constant"), with)).into()
+});
 
 /// An answer without its wrapping: dollars, `\boxed{}`, a closing point, spaces and sizes of LaTeX, currencies and degrees.
 pub(super) fn clean(text: &str) -> String {
     let mut text = text.trim().to_owned();
     loop {
-        let bare = unwrap(text.trim().trim_end_matches(['.', ',', ';', ':']).trim());
+        let bare = unwrap(without_end(&text));
         if bare.len() == text.len() {
             break;
         }
         text = bare.to_owned();
     }
-    // The end of a row, before `\\ ` is taken for a space.
-    text = text.replace("\\\\", ROW_END);
-    for (from, to) in REPLACED {
-        text = text.replace(from, to);
+    text = rows(&text);
+    text = with_repetitions(&text).into_owned();
+    for (pattern, with) in PATTERNS.iter() {
+        if let Cow::Owned(replaced) = pattern.replace_all(&text, *with) {
+            text = replaced;
+        }
     }
-    for dropped in DROPPED {
-        // `\left` is a part of no name here, `\big` of `\bigcup` would be: a command ends where its letters do.
-        text = if dropped.ends_with(|c: char| c.is_ascii_alphabetic()) {
-            remove_command(&text, dropped)
-        } else {
-            text.replace(dropped, "")
-        };
+    for (from, to) in REPLACED.iter().copied().chain(DROPPED.iter().map(|dropped| (*dropped, ""))) {
+        text = replace_command(text, from, to);
     }
     text.trim().to_owned()
 }
 
-fn remove_command(text: &str, command: &str) -> String {
-    let mut kept = String::with_capacity(text.len());
-    let mut rest = text;
-    while let Some((before, after)) = rest.split_once(command) {
-        kept.push_str(before);
-        if after.starts_with(|c: char| c.is_ascii_alphabetic()) {
-            kept.push_str(command);
+/// The text without the spaces and the punctuation at its end. The comma of `12\,` is no punctuation.
+fn without_end(text: &str) -> &str {
+    const SPACES: &[&str] = &["\\,", "\\;", "\\:", "\\!", "\\>", "\\quad", "\\qquad", "~"];
+    let mut text = text.trim();
+    loop {
+        let space = SPACES.iter().find_map(|space| text.strip_suffix(space));
+        // The last one is what `trim` has left of `\ `.
+        let end = || text.strip_suffix(['.', ',', ';', ':', '\\']).filter(|_| !text.ends_with("..."));
+        match space.or_else(end) {
+            Some(bare) => text = bare.trim_end(),
+            None => return text,
         }
+    }
+}
+
+/// Double backslashes: ends of rows in an environment, and elsewhere commands whose backslash was escaped.
+fn rows(text: &str) -> String {
+    let has_rows = text.contains("\\begin") && !text.contains("\\\\begin");
+    text.replace("\\\\", if has_rows { ROW_END } else { "\\" })
+}
+
+/// Decimals with an ellipsis whose last digits repeat, `0.1666...`, as `0.1(6)`; else without the ellipsis.
+fn with_repetitions(text: &str) -> Cow<'_, str> {
+    static ELLIPSIS: LazyLock<Regex> = LazyLock::new(|| {
+        let pattern = r"(\d*\.)(\d+)(?:\.\.\.|…|\\(?:ldots|dots|cdots))";
+        Regex::new(pattern).expect("the pattern is a constant")
+    });
+    ELLIPSIS.replace_all(text, |found: &Captures<'_>| {
+        let (whole, digits) = (&found[1], &found[2]);
+        let repeats = |length: &usize| {
+            let (rest, block) = digits.split_at(digits.len() - length);
+            let again =
+                rest.strip_suffix(block).is_some_and(|rest| *length > 1 || rest.is_empty() || rest.ends_with(block));
+            again.then(|| (rest.trim_end_matches(block), block))
+        };
+        match (1..=digits.len() / 2).find_map(|length| repeats(&length)) {
+            Some((rest, block)) => format!("{whole}{rest}({block})"),
+            None => format!("{whole}{digits}"),
+        }
+    })
+}
+
+/// The text with `to` for `from`. A command ends where its letters do: `\left` is no part of `\leftarrow`.
+fn replace_command(text: String, from: &str, to: &str) -> String {
+    if !text.contains(from) {
+        return text;
+    }
+    if !(from.starts_with('\\') && from.ends_with(|c: char| c.is_ascii_alphabetic())) {
+        return text.replace(from, to);
+    }
+    let mut kept = String::with_capacity(text.len());
+    let mut rest = &text[..];
+    while let Some((before, after)) = rest.split_once(from) {
+        kept.push_str(before);
+        kept.push_str(if after.starts_with(|c: char| c.is_ascii_alphabetic()) { from } else { to });
         rest = after;
     }
     kept + rest
@@ -153,7 +289,7 @@ fn remove_command(text: &str, command: &str) -> String {
 
 /// The text inside of one layer of wrapping.
 fn unwrap(text: &str) -> &str {
-    for (open, close) in [("$$", "$$"), ("\\(", "\\)"), ("\\[", "\\]"), ("**", "**"), ("$", "$")] {
+    for (open, close) in [("$$", "$$"), ("\\(", "\\)"), ("\\[", "\\]"), ("**", "**"), ("$", "$"), ("`", "`")] {
         let inside = text.strip_prefix(open).and_then(|rest| rest.strip_suffix(close));
         if let Some(inside) = inside.filter(|inside| !inside.contains(open)) {
             return inside.trim();
@@ -161,13 +297,13 @@ fn unwrap(text: &str) -> &str {
     }
     let boxed = text.strip_prefix("\\boxed{").or_else(|| text.strip_prefix("\\fbox{"));
     match boxed.and_then(|rest| rest.strip_suffix('}')) {
-        Some(inside) if closes_nowhere(inside) => inside.trim(),
+        Some(inside) if is_balanced(inside) => inside.trim(),
         _ => text,
     }
 }
 
 /// Whether every closing brace has its opening one before it.
-fn closes_nowhere(text: &str) -> bool {
+fn is_balanced(text: &str) -> bool {
     let mut depth = 0i32;
     let mut escaped = false;
     for c in text.chars() {
@@ -185,8 +321,8 @@ fn closes_nowhere(text: &str) -> bool {
     depth == 0
 }
 
-/// The tokens of an answer that was [cleaned](clean). With `thousands`, `1,234` outside of brackets is one number.
-pub(super) fn tokens(text: &str, thousands: bool) -> Option<Vec<Token>> {
+/// The tokens of an answer that was [cleaned](clean); commas of numbers are read in one of two ways, and only outside of brackets.
+pub(super) fn tokens(text: &str, commas: Commas) -> Option<Vec<Token>> {
     let chars: Vec<char> = text.chars().collect();
     let (mut tokens, mut i, mut depth) = (Vec::new(), 0, 0usize);
     // The number of arguments of \frac that are still to come, which are single digits where they have no braces.
@@ -204,7 +340,7 @@ pub(super) fn tokens(text: &str, thousands: bool) -> Option<Vec<Token>> {
                 i += 1;
                 continue;
             }
-            let (number, end) = number(&chars, i, thousands && depth == 0);
+            let (number, end) = number(&chars, i, if depth == 0 { commas } else { Commas::List })?;
             tokens.push(Token::Number(number));
             i = end;
         } else if c == '\\' {
@@ -213,7 +349,6 @@ pub(super) fn tokens(text: &str, thousands: bool) -> Option<Vec<Token>> {
                 match chars.get(i + 1) {
                     Some('{') => tokens.push(Token::Symbol(SET_OPEN)),
                     Some('}') => tokens.push(Token::Symbol(SET_CLOSE)),
-                    Some('|') => tokens.push(Token::Symbol('|')),
                     _ => return None,
                 }
                 i += 2;
@@ -222,13 +357,21 @@ pub(super) fn tokens(text: &str, thousands: bool) -> Option<Vec<Token>> {
             let name: String = chars[i + 1..end].iter().collect();
             i = end;
             if TEXT.contains(&name.as_str()) {
-                let (inside, end) = braces(&chars, i)?;
-                i = end;
-                push_text(&inside, &mut tokens)?;
+                // `\mathrm e` has no braces.
+                if let Some((inside, end)) = braces(&chars, i) {
+                    i = end;
+                    push_text(&inside, commas, &mut tokens)?;
+                }
             } else if name == "begin" || name == "end" {
                 let (inside, end) = braces(&chars, i)?;
                 i = end;
+                if name == "begin" && inside == "array" {
+                    i = braces(&chars, i).map_or(i, |(_, end)| end);
+                }
                 tokens.push(Token::Command(format!("{name} {inside}")));
+            } else if let Some(rest) = name.strip_prefix("qquad").or(name.strip_prefix("quad")) {
+                // A space, and the variable of `\quadx`.
+                push_word(rest, &mut tokens);
             } else {
                 digits = if name == "frac" || name == "binom" { 2 } else { 0 };
                 tokens.push(Token::Command(name));
@@ -245,7 +388,6 @@ pub(super) fn tokens(text: &str, thousands: bool) -> Option<Vec<Token>> {
                 _ => {}
             }
             tokens.push(match c {
-                ';' => Token::Symbol(','),
                 '⏎' => Token::Command("\\".into()),
                 c => Token::Symbol(c),
             });
@@ -259,7 +401,7 @@ fn end_of_letters(chars: &[char], from: usize) -> usize {
     from + chars[from.min(chars.len())..].iter().take_while(|c| c.is_alphabetic()).count()
 }
 
-/// What braces at `from` hold, and where they end.
+/// Returns the contents of the braces at `from`, and the position behind them.
 fn braces(chars: &[char], from: usize) -> Option<(String, usize)> {
     let from = from + chars.get(from..)?.iter().take_while(|c| c.is_whitespace()).count();
     if chars.get(from) != Some(&'{') {
@@ -277,25 +419,44 @@ fn braces(chars: &[char], from: usize) -> Option<(String, usize)> {
     None
 }
 
-/// The number at `from`, and where it ends.
-fn number(chars: &[char], from: usize, thousands: bool) -> (String, usize) {
+/// The number at `from`, and where it ends; `None` where it cannot be read so, as `1,000` as a list of 1 and 000.
+fn number(chars: &[char], from: usize, commas: Commas) -> Option<(String, usize)> {
     let digits = |at: usize| chars.get(at..).map_or(0, |rest| rest.iter().take_while(|c| c.is_ascii_digit()).count());
     let mut end = from + digits(from);
     let mut text: String = chars[from..end].iter().collect();
-    if thousands && (1..=3).contains(&text.len()) {
-        while chars.get(end) == Some(&',') && digits(end + 1) == 3 {
+    if commas == Commas::List && text.len() == 3 && text.starts_with('0') && from > 0 && chars[from - 1] == ',' {
+        return None;
+    }
+    let separates = |c: Option<&char>| c == Some(&' ') || commas == Commas::Thousands && c == Some(&',');
+    if (1..=3).contains(&text.len()) && !text.starts_with('0') {
+        while separates(chars.get(end)) && digits(end + 1) == 3 && chars.get(end + 4) != Some(&'/') {
             text.extend(&chars[end + 1..end + 4]);
             end += 4;
         }
     }
     if chars.get(end) == Some(&'.') && digits(end + 1) > 0 {
         let fraction = end + 1 + digits(end + 1);
-        text.extend(&chars[end..fraction]);
+        text.push('.');
+        text.extend(&chars[end + 1..fraction]);
         end = fraction;
-    } else if chars.get(end) == Some(&'.') && digits(end) == 0 && end > from {
+    } else if chars.get(end) == Some(&'.') && end > from {
         // `5.` is 5.
         end += 1;
+        if chars.get(end) == Some(&'(') {
+            text.push('.');
+        }
     }
+    // `0.1(6)` repeats the 6.
+    let repeating = digits(end + 1);
+    if text.contains('.')
+        && chars.get(end) == Some(&'(')
+        && repeating > 0
+        && chars.get(end + 1 + repeating) == Some(&')')
+    {
+        text.extend(&chars[end..end + repeating + 2]);
+        return Some((text, end + repeating + 2));
+    }
+    let mut text = text.trim_end_matches('.').to_owned();
     if matches!(chars.get(end), Some('e' | 'E')) {
         let sign = usize::from(matches!(chars.get(end + 1), Some('-' | '+')));
         let exponent = digits(end + 1 + sign);
@@ -304,19 +465,21 @@ fn number(chars: &[char], from: usize, thousands: bool) -> (String, usize) {
             end += 1 + sign + exponent;
         }
     }
-    (text, end)
+    Some((text, end))
 }
 
-/// What `\text{}` holds: mathematics where it has digits, a separator, or words.
-fn push_text(inside: &str, tokens: &mut Vec<Token>) -> Option<()> {
+/// Adds the tokens of the contents of `\text{}`: mathematics if it has digits, a separator, or words.
+fn push_text(inside: &str, commas: Commas, tokens: &mut Vec<Token>) -> Option<()> {
     let bare = inside.trim();
     let letters = bare.trim_matches(|c: char| !c.is_alphanumeric());
-    if ["and", "or", ",", ", and", ", or"].contains(&bare) {
+    if [",", ", and", ", or"].contains(&bare) {
         tokens.push(Token::Symbol(','));
     } else if bare.contains(|c: char| c.is_ascii_digit()) && !bare.contains('\\') {
-        tokens.extend(self::tokens(bare, true)?);
+        tokens.extend(self::tokens(bare, commas)?);
     } else if letters.chars().count() == 1 {
         tokens.extend(letters.chars().map(Token::Letter));
+    } else if is_separator(letters) || is_percent(letters) || is_name(letters) {
+        push_word(letters, tokens);
     } else if !letters.is_empty() {
         tokens.push(Token::Words(bare.to_lowercase()));
     }
@@ -328,14 +491,31 @@ pub(crate) fn is_name(word: &str) -> bool {
     word.chars().count() > 1 && NAMES.contains(&word.to_lowercase().as_str())
 }
 
+fn is_separator(word: &str) -> bool {
+    word == "and" || word == "or"
+}
+
+fn is_percent(word: &str) -> bool {
+    ["percent", "percents", "percentage", "pct"].contains(&word)
+}
+
 /// A word outside of `\text{}`: a name, a separator, a product of variables where it is short, or else words.
 fn push_word(word: &str, tokens: &mut Vec<Token>) {
     let count = word.chars().count();
-    if word == "and" || word == "or" {
+    if is_separator(word) {
         tokens.push(Token::Symbol(','));
+    } else if is_percent(word) {
+        tokens.push(Token::Symbol('%'));
+    } else if word == "not" {
+        // No command that the grammar has: `not 5` is no value.
+        tokens.push(Token::Command(word.into()));
     } else if is_name(word) {
         tokens.push(Token::Command(word.to_lowercase()));
-    } else if count > 3 || UNITS.contains(&word) {
+    } else if let Some(variable) = word.strip_prefix("or").filter(|rest| rest.chars().count() == 1) {
+        // `x = 1orx = 2`
+        tokens.push(Token::Symbol(','));
+        tokens.extend(variable.chars().map(Token::Letter));
+    } else if count > 3 || WORDS.contains(&word) {
         tokens.push(Token::Words(word.to_lowercase()));
     } else {
         tokens.extend(word.chars().map(Token::Letter));

@@ -1,16 +1,16 @@
 //! From tokens to forms.
 
-use super::expr::Expr;
-use super::expression::expression;
+use super::expr::{Expr, Quantity};
+use super::expression::{expression, text};
 use super::form::{Form, Sign};
-use super::lex::{SET_CLOSE, SET_OPEN, Token, tokens};
+use super::lex::{Commas, SET_CLOSE, SET_OPEN, Token, tokens};
 
 /// How deep brackets may nest.
 const MAX_DEPTH: usize = 40;
 
-/// What a [cleaned](super::lex::clean) answer is; `None` when it cannot be read. With `thousands`, `1,234` is a number.
-pub(super) fn form(text: &str, thousands: bool) -> Option<Form> {
-    let tokens = tokens(text, thousands)?;
+/// Parses a [cleaned](super::lex::clean) answer; `None` if it cannot be read.
+pub(super) fn form(text: &str, commas: Commas) -> Option<Form> {
+    let tokens = tokens(text, commas)?;
     let mut deepest = 0i32;
     let mut depth = 0i32;
     for token in &tokens {
@@ -25,19 +25,19 @@ pub(super) fn form(text: &str, thousands: bool) -> Option<Form> {
 
 fn opens(token: &Token) -> bool {
     matches!(token, Token::Symbol('(' | '[' | '{' | SET_OPEN))
-        || matches!(token, Token::Command(name) if name.starts_with("begin "))
+        || matches!(token, Token::Command(name) if name.starts_with("begin ") || name == "lfloor" || name == "lceil")
 }
 
 fn closes(token: &Token) -> bool {
     matches!(token, Token::Symbol(')' | ']' | '}' | SET_CLOSE))
-        || matches!(token, Token::Command(name) if name.starts_with("end "))
+        || matches!(token, Token::Command(name) if name.starts_with("end ") || name == "rfloor" || name == "rceil")
 }
 
 pub(super) fn is_symbol(token: Option<&Token>, symbol: char) -> bool {
     matches!(token, Some(Token::Symbol(c)) if *c == symbol)
 }
 
-fn is_command(token: Option<&Token>, command: &str) -> bool {
+pub(super) fn is_command(token: Option<&Token>, command: &str) -> bool {
     matches!(token, Some(Token::Command(name)) if name == command)
 }
 
@@ -69,13 +69,21 @@ pub(super) fn closing(tokens: &[Token], from: usize) -> Option<usize> {
 
 /// Items between commas, or one.
 fn list(tokens: &[Token]) -> Option<Form> {
-    let mut items = items(tokens)?;
+    // `x = 5, y = 2; x = 7, y = 2` are the points (5, 2) and (7, 2).
+    let groups = split(tokens, |token| *token == Token::Symbol(';'));
+    let groups: Vec<Vec<Form>> = groups.into_iter().filter_map(|(_, group)| items(group)).collect();
+    let length = groups.first()?.len();
+    let mut items = if groups.len() > 1 && length > 1 && groups.iter().all(|group| group.len() == length) {
+        groups.into_iter().map(|items| Form::List { open: '(', close: ')', items }).collect()
+    } else {
+        items(tokens)?
+    };
     if items.len() == 1 { items.pop() } else { Some(Form::List { open: ',', close: ',', items }) }
 }
 
 fn items(tokens: &[Token]) -> Option<Vec<Form>> {
     let mut items = Vec::new();
-    let comma = |token: &Token| *token == Token::Symbol(',');
+    let comma = |token: &Token| matches!(token, Token::Symbol(',' | ';'));
     // `1, 2, and 3` has an empty item.
     for (_, part) in split(tokens, comma).into_iter().filter(|(_, part)| !part.is_empty()) {
         let sign = |to: char| -> Vec<Token> {
@@ -96,10 +104,6 @@ fn item(tokens: &[Token]) -> Option<Form> {
     if let [_, .., (_, set)] | [(Some(_), set)] = split(tokens, |token| is_command(Some(token), "in"))[..] {
         return item(set);
     }
-    let union = split(tokens, |token| is_command(Some(token), "cup"));
-    if union.len() > 1 {
-        return union.into_iter().map(|(_, part)| item(part)).collect::<Option<_>>().map(Form::Union);
-    }
     if tokens
         .iter()
         .all(|token| matches!(token, Token::Words(_) | Token::Letter(_) | Token::Symbol('.' | '-' | '\'' | '(' | ')')))
@@ -108,28 +112,63 @@ fn item(tokens: &[Token]) -> Option<Form> {
         return Some(Form::Words(words(tokens)));
     }
     let tokens = &without_units(tokens)[..];
-    if let Some(Token::Command(begin)) = tokens.first()
-        && begin.starts_with("begin ")
-        && begin.ends_with("matrix")
-        && closing(tokens, 0) == Some(tokens.len() - 1)
+    // `(p, q) = (3, 2)` and `D = [0, 1]` name a point or a set.
+    if let [.., (_, name), (Some(Token::Symbol('=')), last)] = &split(tokens, |token| *token == Token::Symbol('='))[..]
+        && let Some(value) = set(last)
     {
-        return matrix(&tokens[1..tokens.len() - 1]);
+        return Some(Form::Named { name: text(name), value: Box::new(value) });
     }
-    if let (Some(Token::Symbol(open)), Some(Token::Symbol(close))) = (tokens.first(), tokens.last())
-        && "([{⟨".contains(*open)
-        && closing(tokens, 0) == Some(tokens.len() - 1)
+    set(tokens).or_else(|| relation(tokens))
+}
+
+/// A union, or something between brackets.
+fn set(tokens: &[Token]) -> Option<Form> {
+    let parts = split(tokens, |token| is_command(Some(token), "cup"));
+    if parts.len() == 1 {
+        return brackets(tokens);
+    }
+    parts.into_iter().map(|(_, part)| item(part)).collect::<Option<_>>().map(Form::Union)
+}
+
+/// A matrix, a set, or several items between brackets.
+fn brackets(tokens: &[Token]) -> Option<Form> {
+    if let [Token::Command(empty)] = tokens
+        && ["emptyset", "varnothing"].contains(&empty.as_str())
     {
-        let inside = &tokens[1..tokens.len() - 1];
-        let items = if inside.is_empty() { Vec::new() } else { items(inside)? };
-        // Braces group, but several answers between them are a set, as people write one outside of LaTeX.
-        if *open == SET_OPEN || (*open == '{' && items.len() > 1) {
-            return Some(Form::List { open: '{', close: '}', items });
-        }
-        if items.len() > 1 {
-            return Some(Form::List { open: *open, close: *close, items });
-        }
+        return Some(Form::List { open: '{', close: '}', items: Vec::new() });
     }
-    relation(tokens)
+    if tokens.is_empty() || closing(tokens, 0) != Some(tokens.len() - 1) {
+        return None;
+    }
+    let inside = tokens.get(1..tokens.len() - 1)?;
+    match (tokens.first()?, tokens.last()?) {
+        (Token::Command(begin), _) if begin.starts_with("begin ") => match &begin[6..] {
+            "cases" => {
+                let rows = split(inside, |token| is_command(Some(token), "\\"));
+                let rows: Vec<Form> = rows
+                    .into_iter()
+                    .filter(|(_, row)| !row.is_empty())
+                    .map(|(_, row)| item(row))
+                    .collect::<Option<_>>()?;
+                Some(Form::List { open: ',', close: ',', items: rows })
+            }
+            name if name == "array" || name.ends_with("matrix") => matrix(inside),
+            _ => None,
+        },
+        // An array between brackets is a matrix.
+        (Token::Symbol('(' | '['), Token::Symbol(')' | ']')) if matches!(inside.first(), Some(Token::Command(begin)) if begin.starts_with("begin ")) => {
+            brackets(inside)
+        }
+        (Token::Symbol(open), Token::Symbol(close)) if "([{⟨".contains(*open) => {
+            let items = if inside.is_empty() { Vec::new() } else { items(inside)? };
+            // Braces group, but several answers between them are a set, as people write one outside of LaTeX.
+            if *open == SET_OPEN || (*open == '{' && items.len() > 1) {
+                return Some(Form::List { open: '{', close: '}', items });
+            }
+            (items.len() > 1).then_some(Form::List { open: *open, close: *close, items })
+        }
+        _ => None,
+    }
 }
 
 fn words(tokens: &[Token]) -> String {
@@ -169,40 +208,64 @@ fn matrix(tokens: &[Token]) -> Option<Form> {
     rows.collect::<Option<_>>().map(Form::Matrix)
 }
 
-fn relation(tokens: &[Token]) -> Option<Form> {
-    let sign = |token: &Token| match token {
+fn sign(token: &Token) -> Option<Sign> {
+    match token {
         Token::Symbol('=') => Some(Sign::Equal),
         Token::Symbol('<') => Some(Sign::Less),
         Token::Symbol('>') => Some(Sign::Greater),
         Token::Command(name) => match name.as_str() {
-            "approx" => Some(Sign::Equal),
+            "approx" | "approxeq" | "simeq" => Some(Sign::Approximate),
+            "equiv" => Some(Sign::Equal),
             "ne" | "neq" => Some(Sign::NotEqual),
             "lt" => Some(Sign::Less),
             "gt" => Some(Sign::Greater),
-            "le" | "leq" | "leqslant" => Some(Sign::LessEqual),
-            "ge" | "geq" | "geqslant" => Some(Sign::GreaterEqual),
+            "le" | "leq" | "leqslant" | "leqq" => Some(Sign::LessEqual),
+            "ge" | "geq" | "geqslant" | "geqq" => Some(Sign::GreaterEqual),
             _ => None,
         },
         _ => None,
-    };
+    }
+}
+
+fn relation(tokens: &[Token]) -> Option<Form> {
     let parts = split(tokens, |token| sign(token).is_some());
     let signs: Vec<Sign> = parts.iter().filter_map(|(separator, _)| sign((*separator)?)).collect();
-    let count = parts.len();
-    let mut sides = Vec::with_capacity(count);
+    let is_relation = !signs.is_empty();
+    let mut sides = Vec::with_capacity(parts.len());
     for (i, (_, part)) in parts.into_iter().enumerate() {
-        // `f(x) = 2x`: what a function is called does not matter, what it is does.
-        let is_name = i == 0
-            && count > 1
-            && matches!(
-                part,
-                [
-                    Token::Letter('f' | 'g' | 'h' | 'P' | 'p' | 'q'),
-                    Token::Symbol('('),
-                    Token::Letter(_),
-                    Token::Symbol(')')
-                ]
-            );
-        sides.push(if is_name { Expr::Variable("y".into()) } else { expression(part)? });
+        let side = match function_of(part).filter(|_| is_relation) {
+            // `f(x) = 2x`: the name of the function does not matter.
+            Some((name, Token::Letter(_))) if i == 0 && part.len() == 4 && "fghPpq".contains(name) => {
+                Expr::Variable("y".into())
+            }
+            Some(_) => Expr::Variable(part.iter().map(|token| format!("{token:?}")).collect()),
+            None => match expression(part) {
+                Some(side) => side,
+                // `\text{Area} = 5`, and names of more than this grammar knows.
+                None if i == 0 && is_relation && sides.is_empty() => Expr::Variable(text(part)),
+                None => return None,
+            },
+        };
+        sides.push(Quantity::new(side));
     }
-    if signs.is_empty() { sides.pop().map(Form::Value) } else { Some(Form::Relation { sides, signs }) }
+    if is_relation {
+        Some(Form::Relation { sides, signs })
+    } else {
+        sides.pop().map(|side| Form::Value(Box::new(side)))
+    }
+}
+
+/// The function and the first token of its argument where all of `tokens` are `f(x)`, `f(3)` or `P(X = 4)`.
+fn function_of(tokens: &[Token]) -> Option<(char, &Token)> {
+    let (Token::Letter(name), mut rest) = tokens.split_first()? else { return None };
+    // `f'(2)` and `f^{-1}(3)`
+    while let [Token::Symbol('\''), behind @ ..] = rest {
+        rest = behind;
+    }
+    if let [Token::Symbol('^'), Token::Symbol('{'), ..] = rest {
+        rest = &rest[closing(rest, 1)? + 1..];
+    }
+    let [Token::Symbol('('), argument, ..] = rest else { return None };
+    let is_function = name.is_ascii_uppercase() || "fghpquv".contains(*name);
+    (is_function && closing(rest, 0) == Some(rest.len() - 1)).then_some((*name, argument))
 }

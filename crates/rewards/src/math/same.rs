@@ -1,26 +1,41 @@
 //! Whether two forms say the same.
 
-use super::expr::Expr;
+use super::expr::{Expr, Quantity};
 use super::form::{Form, Sign};
+use super::sample::{POINTS, Sample};
+use num_complex::Complex64;
 
-/// Whether `answer` says what `reference` says.
+/// Returns `true` if `answer` says what `reference` says.
 pub(super) fn same(reference: &Form, answer: &Form) -> bool {
-    use Form::{List, Matrix, Relation, Union, Value, Words};
+    use Form::{List, Matrix, Named, Relation, Union, Value, Words};
     match (reference, answer) {
         (Value(a), Value(b)) => a.equals(b),
         (Words(a), Words(b)) => a == b,
         // `\text{abc}` and the product abc.
-        (Words(a), Value(b)) | (Value(b), Words(a)) => letters(b).is_some_and(|b| b == *a),
+        (Words(a), Value(b)) | (Value(b), Words(a)) => letters(&b.expr).is_some_and(|b| b == *a),
+        (Named { name: a, value: a_value }, Named { name: b, value: b_value }) => a == b && same(a_value, b_value),
+        (Named { value, .. }, answer) => same(value, answer),
+        (reference, Named { value, .. }) => same(reference, value),
         (Relation { .. }, Relation { .. }) => same_relation(reference, answer),
-        // The right side of `x = 5` is what `5` is; an answer may always say what it is the value of.
-        (_, Relation { sides, signs }) if is_equation(signs) => {
-            sides.last().is_some_and(|side| same(reference, &Value(side.clone())))
+        // `x = 5` is 5; an answer may always name its value.
+        (Value(reference), Relation { sides, signs }) if is_equation(signs) => {
+            values(sides, signs).any(|value| reference.equals(value))
         }
-        (Relation { sides, signs }, _) if is_equation(signs) && is_name(&sides[0]) => {
-            sides.last().is_some_and(|side| same(&Value(side.clone()), answer))
+        (Relation { sides, signs }, Value(answer)) if is_equation(signs) && is_named(sides, signs) => {
+            values(sides, signs).any(|value| value.equals(answer))
         }
-        (Relation { .. }, List { .. }) => interval(reference).is_some_and(|a| same(&a, answer)),
-        (List { .. }, Relation { .. }) => interval(answer).is_some_and(|b| same(reference, &b)),
+        (Relation { sides, signs }, Words(_)) if is_equation(signs) && is_named(sides, signs) => {
+            sides.last().is_some_and(|side| same(&Value(Box::new(side.clone())), answer))
+        }
+        (Words(_), Relation { sides, signs }) if is_equation(signs) => {
+            sides.last().is_some_and(|side| same(reference, &Value(Box::new(side.clone()))))
+        }
+        // `x < 1 or x > 2` is a union.
+        (Union(a), List { open: ',', items: b, .. }) | (List { open: ',', items: b, .. }, Union(a)) => {
+            same_in_any_order(a, b)
+        }
+        (Relation { .. }, List { .. } | Union(_)) => interval(reference).is_some_and(|a| same(&a, answer)),
+        (List { .. } | Union(_), Relation { .. }) => interval(answer).is_some_and(|b| same(reference, &b)),
         (Matrix(a), Matrix(b)) => a.len() == b.len() && a.iter().zip(b).all(|(a, b)| same_in_order(a, b)),
         (Union(a), Union(b)) => same_in_any_order(a, b),
         (List { open: a_open, close: a_close, items: a }, List { open: b_open, close: b_close, items: b }) => {
@@ -53,17 +68,44 @@ fn same_in_order(a: &[Form], b: &[Form]) -> bool {
 
 /// Whether each item of one has its own in the other. Items that are equal count once, as in a set.
 fn same_in_any_order(a: &[Form], b: &[Form]) -> bool {
-    let covers = |a: &[Form], b: &[Form]| a.iter().all(|a| b.iter().any(|b| same(a, b)));
-    covers(a, b) && covers(b, a)
+    // Each pair is compared once: sets of sets of sets would take exponential time otherwise.
+    let mut found = vec![false; b.len()];
+    let mut covers = true;
+    for a in a {
+        let before = covers;
+        covers = false;
+        for (b, found) in b.iter().zip(&mut found) {
+            let is_same = same(a, b);
+            covers |= is_same;
+            *found |= is_same;
+        }
+        covers &= before;
+    }
+    covers && found.iter().all(|found| *found)
 }
 
 fn is_equation(signs: &[Sign]) -> bool {
-    signs.iter().all(|sign| *sign == Sign::Equal)
+    signs.iter().all(|sign| matches!(sign, Sign::Equal | Sign::Approximate))
 }
 
-/// Whether an expression only names something.
-fn is_name(expr: &Expr) -> bool {
-    letters(expr).is_some()
+/// The sides of an equation that may be its value: the last one, and of an approximation the exact one before it, where that is no name.
+fn values<'a>(sides: &'a [Quantity], signs: &[Sign]) -> impl Iterator<Item = &'a Quantity> {
+    let exact = signs.iter().position(|sign| *sign == Sign::Approximate).map(|at| &sides[at]);
+    sides.last().into_iter().chain(exact.filter(|side| !matches!(side.expr, Expr::Variable(_))))
+}
+
+/// Whether the left side of an equation only says what the right side is the value of: `x = 5`, `f(3) = 7`, `|z| = 5`,
+/// `\sin\theta = 1/2`, `AB : CD = 2`, `7 \times 8 = 56`. `x + y = 5` is an equation.
+fn is_named(sides: &[Quantity], signs: &[Sign]) -> bool {
+    let (Some(left), Some(right)) = (sides.first(), sides.last()) else { return false };
+    match &left.expr {
+        Expr::Function(..) | Expr::Logarithm(..) => true,
+        Expr::Quotient(a, b) if letters(a).is_some() && letters(b).is_some() => true,
+        expr => {
+            let is_value = || signs[0] == Sign::Approximate || left.equals(right);
+            letters(expr).is_some() || left.variables.is_empty() && is_value()
+        }
+    }
 }
 
 /// A variable or a product of variables as letters.
@@ -83,16 +125,19 @@ fn same_relation(reference: &Form, answer: &Form) -> bool {
     else {
         return false;
     };
-    // `A = \frac{1}{2} b h = 6` says what A is at its end.
-    let ends = |sides: &[Expr]| (sides[0].clone(), sides[sides.len() - 1].clone());
+    if a_signs == b_signs && a.len() == b.len() && a.iter().zip(b).all(|(a, b)| a.equals(b)) {
+        return true;
+    }
     if is_equation(a_signs) && is_equation(b_signs) {
-        let ((a_left, a_right), (b_left, b_right)) = (ends(a), ends(b));
-        return difference(&a_left, &a_right).constant_ratio(&difference(&b_left, &b_right)).is_some()
-            || a_left.equals(&b_left) && a_right.equals(&b_right);
+        // `A = \frac{1}{2} b h = 6` says what A is at its end.
+        let differences = |sides: &[Quantity], signs: &[Sign]| -> Vec<[Sample; POINTS]> {
+            values(sides, signs).map(|value| difference(&sides[0], value)).collect()
+        };
+        let (a, b) = (differences(a, a_signs), differences(b, b_signs));
+        return a.iter().any(|a| b.iter().any(|b| constant_ratio(a, b).is_some()));
     }
     if a_signs.len() == 1 && b_signs.len() == 1 {
-        let ratio = difference(&a[0], &a[1]).constant_ratio(&difference(&b[0], &b[1]));
-        let sign = match ratio {
+        let sign = match constant_ratio(&difference(&a[0], &a[1]), &difference(&b[0], &b[1])) {
             Some(ratio) if ratio < 0.0 => b_signs[0].flipped(),
             Some(_) => b_signs[0],
             None => return false,
@@ -101,31 +146,44 @@ fn same_relation(reference: &Form, answer: &Form) -> bool {
     }
     match (interval(reference), interval(answer)) {
         (Some(a_set), Some(b_set)) => {
-            let variables =
-                |sides: &[Expr]| sides.iter().flat_map(Expr::variables).collect::<std::collections::BTreeSet<_>>();
+            let variables = |sides: &[Quantity]| -> std::collections::BTreeSet<String> {
+                sides.iter().flat_map(|side| side.variables.iter().cloned()).collect()
+            };
             variables(a) == variables(b) && same(&a_set, &b_set)
         }
         _ => false,
     }
 }
 
-fn difference(a: &Expr, b: &Expr) -> Expr {
-    Expr::Sum(vec![a.clone(), Expr::Negative(Box::new(b.clone()))])
+fn difference(a: &Quantity, b: &Quantity) -> [Sample; POINTS] {
+    std::array::from_fn(|point| a.samples[point].plus(b.samples[point].negative()))
+}
+
+/// a / b where that is the same real number at every point. An identity, whose difference is 0, has no ratio.
+fn constant_ratio(a: &[Sample; POINTS], b: &[Sample; POINTS]) -> Option<f64> {
+    if a.iter().chain(b).any(|sample| sample.is_noise()) {
+        return None;
+    }
+    let ratios: [Complex64; POINTS] = std::array::from_fn(|point| a[point].value / b[point].value);
+    let first = Sample::exactly(ratios[0]);
+    let is_real = first.value.im.abs() <= 1e-9 * first.value.re.abs() && first.value.re.is_finite();
+    (is_real && ratios.iter().all(|ratio| first.is_near(Sample::exactly(*ratio), false))).then_some(first.value.re)
 }
 
 /// The set of what a variable may be: `x < 1`, `0 <= x < 1`.
 fn interval(form: &Form) -> Option<Form> {
     let Form::Relation { sides, signs } = form else { return None };
-    let constant = |side: &Expr| side.variables().is_empty();
-    let variable = |side: &Expr| matches!(side, Expr::Variable(_));
-    let make = |low: Expr, closed_low: bool, high: Expr, closed_high: bool| Form::List {
+    let constant = |side: &Quantity| side.variables.is_empty();
+    let variable = |side: &Quantity| matches!(side.expr, Expr::Variable(_));
+    let make = |low: Quantity, closed_low: bool, high: Quantity, closed_high: bool| Form::List {
         open: if closed_low { '[' } else { '(' },
         close: if closed_high { ']' } else { ')' },
-        items: vec![Form::Value(low), Form::Value(high)],
+        items: vec![Form::Value(Box::new(low)), Form::Value(Box::new(high))],
     };
-    let minus_infinity = || Expr::Negative(Box::new(Expr::Infinity));
+    let infinity = || Quantity::new(Expr::Infinity);
+    let minus_infinity = || Quantity::new(Expr::Negative(Box::new(Expr::Infinity)));
     // With the variable on the left side, or in the middle of ascending signs.
-    let (sides, signs): (Vec<&Expr>, Vec<Sign>) = match (&sides[..], &signs[..]) {
+    let (sides, signs): (Vec<&Quantity>, Vec<Sign>) = match (&sides[..], &signs[..]) {
         ([a, b], [sign]) if constant(a) && variable(b) => (vec![b, a], vec![sign.flipped()]),
         ([a, b], [sign]) => (vec![a, b], vec![*sign]),
         ([a, b, c], [first @ (Sign::Greater | Sign::GreaterEqual), second]) => {
@@ -140,9 +198,14 @@ fn interval(form: &Form) -> Option<Form> {
             match sign {
                 Sign::Less => Some(make(minus_infinity(), false, a, false)),
                 Sign::LessEqual => Some(make(minus_infinity(), false, a, true)),
-                Sign::Greater => Some(make(a, false, Expr::Infinity, false)),
-                Sign::GreaterEqual => Some(make(a, true, Expr::Infinity, false)),
-                Sign::Equal | Sign::NotEqual => None,
+                Sign::Greater => Some(make(a, false, infinity(), false)),
+                Sign::GreaterEqual => Some(make(a, true, infinity(), false)),
+                // Every number but one.
+                Sign::NotEqual => Some(Form::Union(vec![
+                    make(minus_infinity(), false, a.clone(), false),
+                    make(a, false, infinity(), false),
+                ])),
+                Sign::Equal | Sign::Approximate => None,
             }
         }
         ([a, x, b], [first @ (Sign::Less | Sign::LessEqual), second @ (Sign::Less | Sign::LessEqual)])

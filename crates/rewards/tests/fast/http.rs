@@ -15,6 +15,8 @@ enum Reply {
     Hang,
     /// Whatever is written, until the other side closes.
     Raw(fn(&TcpStream) -> std::io::Result<()>),
+    /// A body that is called compressed.
+    Encoded(&'static str),
     /// A status that leads elsewhere.
     To(u16, String),
 }
@@ -82,6 +84,10 @@ fn answer(stream: TcpStream, requests: &Mutex<Vec<Request>>, reply: &(dyn Fn(usi
         }
         Reply::Hang => std::thread::sleep(Duration::from_secs(20)),
         Reply::Raw(write) => drop(write(&stream)),
+        Reply::Encoded(encoding) => {
+            let head = format!("HTTP/1.1 200 OK\r\nContent-Encoding: {encoding}\r\nContent-Length: 6\r\n\r\n");
+            let _ = (&stream).write_all(&[head.as_bytes(), &[0x1f, 0x8b, 8, 0, 0, 0]].concat());
+        }
         Reply::To(status, location) => {
             let head = format!("HTTP/1.1 {status} Go\r\nLocation: {location}\r\nContent-Length: 0\r\n\r\n");
             let _ = (&stream).write_all(head.as_bytes());
@@ -191,6 +197,8 @@ fn answers_that_are_none_are_failures() {
         ("{\"rewards\": [1]}", "with 2 entries, got 1"),
         ("{\"scores\": [1, 2]}", "expected {\"rewards\""),
         ("{\"rewards\": [\"a\", \"b\"]}", "expected a number"),
+        ("{\"rewards\": [0, 0], \"rewards\": [1, 1]}", "the key \"rewards\" is there twice"),
+        ("{\"rewards\": [{\"reward\": 0, \"reward\": 1}, 1]}", "the key \"reward\" is there twice"),
     ] {
         let server = Server::start(move |_, _| Reply::Say(200, text.into()));
         for failed in outcomes(&judge(&server.url, json!({})), &["a", "b"]) {
@@ -286,6 +294,22 @@ fn endless_responses_end_with_the_time_limit_or_the_limit_of_bytes() {
         assert!(error.contains(said), "{index}: {error}");
         assert!(error.len() < 1000, "{index}: {} bytes", error.len());
         assert!(began.elapsed() < Duration::from_secs(20), "{index}: {:?}", began.elapsed());
+    }
+}
+
+/// A gigabyte of spaces takes a megabyte in gzip.
+#[test]
+fn compressed_responses_are_refused_and_not_decompressed() {
+    for encoding in ["gzip", "br", "zstd", "deflate"] {
+        let reply = move |_: usize, _: &Value| Reply::Say(200, json!({"rewards": [1]}).to_string());
+        let server = Server::start(reply);
+        assert_eq!(outcomes(&judge(&server.url, json!({})), &["a"]), [Ok(Some(1.0))]);
+        let (head, _) = server.requests().remove(0);
+        assert!(!head.to_lowercase().contains("gzip"), "{head}");
+        let server = Server::start(move |_, _| Reply::Encoded(encoding));
+        let error = outcomes(&judge(&server.url, json!({"retries": 3})), &["a"])[0].clone().unwrap_err();
+        assert!(error.contains(&format!("not compressed, got `Content-Encoding: {encoding}`")), "{error}");
+        assert_eq!(server.requests().len(), 1, "it would be the same again");
     }
 }
 

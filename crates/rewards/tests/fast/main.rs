@@ -1,5 +1,6 @@
 //! Rewards by configuration: nothing but Rust and a shell.
 
+mod answers;
 mod built_in;
 #[cfg(unix)]
 mod http;

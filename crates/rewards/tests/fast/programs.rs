@@ -47,9 +47,19 @@ fn a_program_is_given_everything_and_answers_in_order() {
     assert_eq!(found, [Ok(Some(4.0)), Ok(None), Ok(Some(1.0)), Ok(None), Err(error), Ok(Some(4.0))]);
     let seen = std::fs::read_to_string(folder.path().join("seen")).unwrap();
     let first: Value = serde_json::from_str(seen.lines().next().unwrap()).unwrap();
-    let expected = json!({"id": 0, "prompt": "6 x 7?", "completion": "a", "answer": "42", "columns": {}, "source": "data",
+    let expected = json!({"id": 0, "prompt": "6 x 7?", "completion": "a", "answer": "42", "answers": ["42"], "columns": {}, "source": "data",
         "truncated": false, "completion_ids": [0, 0], "completion_tokens": 2, "remaining": 5});
     assert_eq!(first, expected);
+}
+
+#[test]
+fn true_and_false_are_one_and_zero() {
+    let folder = folder();
+    let script = r#"while read -r line; do case "$line" in
+        *'"completion":"a"'*) echo '{"reward": true}';; *'"completion":"b"'*) echo '{"reward": false}';;
+        *'"completion":"c"'*) echo true;; *) echo false;; esac; done"#;
+    let found = outcomes(&judge(script, folder.path(), json!({"weight": 2.0})), &["a", "b", "c", "d"]);
+    assert_eq!(found, [Ok(Some(2.0)), Ok(Some(0.0)), Ok(Some(2.0)), Ok(Some(0.0))]);
 }
 
 #[test]
@@ -59,7 +69,13 @@ fn columns_and_messages_reach_the_program() {
     let messages = vec![json!({"role": "user", "content": "hi"})];
     let mut item = Item::new(data::Prompt::Messages { messages: messages.clone(), tools: None });
     item.columns = std::sync::Arc::new(json!({"level": 3}).as_object().unwrap().clone());
-    rewards.score(&[RewardInput { item: &item, completion: "x", truncated: true, completion_ids: &[5, 6] }]);
+    rewards.score(&[RewardInput {
+        item: &item,
+        completion: "x",
+        truncated: true,
+        completion_ids: &[5, 6],
+        opens_think: false,
+    }]);
     let seen: Value = serde_json::from_str(&std::fs::read_to_string(folder.path().join("seen")).unwrap()).unwrap();
     assert_eq!((&seen["prompt"], &seen["columns"]), (&json!(messages), &json!({"level": 3})));
     assert_eq!((&seen["answer"], &seen["truncated"]), (&Value::Null, &json!(true)));
@@ -104,7 +120,8 @@ fn a_program_that_is_not_there_is_refused_before_anything_runs() {
 fn a_program_that_cannot_work_fails_the_probe_with_its_last_words() {
     let rewards = rewards(json!({"programs": {"judge": {"command": ["sh", "/nowhere/judge.sh"]}}}));
     let item = item();
-    let input = RewardInput { item: &item, completion: "42", truncated: false, completion_ids: &[0; 3] };
+    let input =
+        RewardInput { item: &item, completion: "42", truncated: false, completion_ids: &[0; 3], opens_think: false };
     let error = rewards.probe(&input).unwrap_err().to_string();
     assert!(error.contains("`judge`") && error.contains("/nowhere/judge.sh"), "{error}");
 }
@@ -171,6 +188,7 @@ fn garbage_fails_the_rest_of_the_batch_and_never_shifts_an_answer() {
         ("NaN", "expected a line of JSON"),
         (r#"{"score": 1}"#, "expected a number, null"),
         (r#"{"id": 7, "reward": 1}"#, "id 1, got id 7"),
+        (r#"{"reward": 1, "reward": 5}"#, "the key \"reward\" is there twice"),
         ("\\377", "not UTF-8"),
         ("", "expected a line of JSON"),
     ] {

@@ -25,7 +25,13 @@ pub(crate) fn score(rewards: &Rewards, item: &Item, completions: &[&str]) -> Vec
     let ids = vec![0; completions.iter().map(|completion| completion.len() + 1).max().unwrap_or_default()];
     let inputs: Vec<_> = completions
         .iter()
-        .map(|completion| RewardInput { item, completion, truncated: false, completion_ids: &ids[..=completion.len()] })
+        .map(|completion| RewardInput {
+            item,
+            completion,
+            truncated: false,
+            completion_ids: &ids[..=completion.len()],
+            opens_think: false,
+        })
         .collect();
     rewards.score(&inputs)
 }

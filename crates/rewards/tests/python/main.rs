@@ -34,7 +34,13 @@ fn program(file: &str, arguments: &[&str], workers: usize) -> Rewards {
 fn score(rewards: &Rewards, rows: &[(&Item, &str)]) -> Vec<Option<f32>> {
     let inputs: Vec<RewardInput<'_>> = rows
         .iter()
-        .map(|(item, completion)| RewardInput { item, completion, truncated: false, completion_ids: &[0] })
+        .map(|(item, completion)| RewardInput {
+            item,
+            completion,
+            truncated: false,
+            completion_ids: &[0],
+            opens_think: false,
+        })
         .collect();
     let total = |reward: Reward| {
         assert!(reward.failures.is_empty(), "{:?}", reward.failures);
@@ -91,7 +97,13 @@ fn the_helper_keeps_the_protocol() {
     let program = Program::new("judge", ProgramConfig::new(command)).unwrap();
     let rewards = Rewards::from_terms(vec![(Box::new(program), 1.0)]).unwrap();
     let item = Item::new("?");
-    let input = |completion| RewardInput { item: &item, completion, truncated: false, completion_ids: &[0] };
+    let input = |completion| RewardInput {
+        item: &item,
+        completion,
+        truncated: false,
+        completion_ids: &[0],
+        opens_think: false,
+    };
     let scored = rewards.score(&[input("1.5"), input("x"), input("2")]);
     assert_eq!((scored[0].total, scored[2].total), (Some(1.5), Some(2.0)));
     assert!(scored[1].failures[0].1.to_string().contains("ValueError"), "{:?}", scored[1].failures);
@@ -121,7 +133,13 @@ fn reward_functions_of_trl_judge_as_they_are() {
     // Functions that make reward functions, and read the tokens.
     let of_tokens = |function: &str, arguments: &str, tokens: &[&[u32]]| {
         let rewards = program("trl_adapter.py", &[function, arguments], 1);
-        let input = |ids| RewardInput { item: &third, completion: "x", truncated: false, completion_ids: ids };
+        let input = |ids| RewardInput {
+            item: &third,
+            completion: "x",
+            truncated: false,
+            completion_ids: ids,
+            opens_think: false,
+        };
         let inputs: Vec<_> = tokens.iter().copied().map(input).collect();
         rewards.score(&inputs).into_iter().map(|reward| reward.total.unwrap()).collect::<Vec<_>>()
     };
@@ -175,7 +193,13 @@ def step(trainer_state, **kwargs):
     assert_eq!(score(&rewards, &[(&item, "1"), (&item, "?"), (&item, "-")]), [Some(1.0), None, None]);
     // An exception is a failure of its batch, and the program goes on.
     let failures = |rewards: &Rewards, completions: &[&str]| {
-        let input = |completion| RewardInput { item: &item, completion, truncated: false, completion_ids: &[0] };
+        let input = |completion| RewardInput {
+            item: &item,
+            completion,
+            truncated: false,
+            completion_ids: &[0],
+            opens_think: false,
+        };
         let inputs: Vec<_> = completions.iter().copied().map(input).collect();
         let scored = rewards.score(&inputs);
         scored.iter().map(|reward| reward.failures[0].1.to_string()).collect::<Vec<_>>()

@@ -32,7 +32,7 @@ impl TensorBoard {
         std::fs::create_dir_all(folder).map_err(Error::io("create", folder))?;
         let mut steps = Steps::default();
         for path in event_files(folder)? {
-            let bytes = std::fs::read(&path).map_err(Error::io("read", &path))?;
+            let bytes = grpo_files::read_regular(&path, u64::MAX).map_err(Error::io("read", &path))?;
             tfrecord::records(&bytes).filter_map(|r| Event::decode(r).ok()).for_each(|event| note(&event, &mut steps));
         }
         let mut sink = Self { file: create(folder)?, steps };

@@ -44,7 +44,7 @@ impl Earlier {
             if !path.exists() {
                 continue;
             }
-            let bytes = std::fs::read(&path).map_err(Error::io("read", &path))?;
+            let bytes = grpo_files::read_regular(&path, u64::MAX).map_err(Error::io("read", &path))?;
             let Some((records, end)) = records(&bytes) else {
                 return Err(Error::Format { path, reason: "expected the log of a W&B run".into() });
             };

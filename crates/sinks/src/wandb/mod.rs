@@ -195,8 +195,9 @@ fn config_item(key: &str, value: &Value) -> Item {
 /// # Errors
 /// [`Error::Io`]; [`Error::Format`] if the file has other content.
 pub fn run_id(path: &Path) -> Result<String> {
-    match std::fs::read_to_string(path) {
-        Ok(text) => {
+    match grpo_files::read_regular(path, 1 << 12) {
+        Ok(bytes) => {
+            let text = String::from_utf8_lossy(&bytes);
             let id = text.trim();
             let legal =
                 (1..=64).contains(&id.len()) && id.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit());

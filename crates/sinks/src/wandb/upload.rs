@@ -121,7 +121,8 @@ fn find_key(environment: Environment<'_>) -> Result<(), String> {
         Some(file) => vec![PathBuf::from(file)],
         None => vec![home.join(".netrc"), home.join("_netrc")],
     };
-    let texts = netrc.iter().filter_map(|path| std::fs::read_to_string(path).ok());
+    let texts = netrc.iter().filter_map(|path| grpo_files::read_regular(path, 1 << 20).ok());
+    let texts = texts.map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
     let has_entry = |text: String| {
         let words: Vec<_> = text.split_whitespace().collect();
         words.windows(2).any(|pair| pair[0] == "machine" && hosts.contains(&pair[1].trim_matches(['"', '\''])))

@@ -2,7 +2,7 @@
 
 use super::{PhaseTimes, Sample, StepContext};
 use crate::error::{Error, Result};
-use crate::prompts::encode_prompts;
+use crate::prompts::{encode_prompts, opens_think};
 use crate::train_config::{FilterGroupsConfig, REWARD};
 use data::Item;
 use grpo_core::Metrics;
@@ -125,7 +125,10 @@ fn sample_batch(
     let completions = complete(policy, context, &prompts, num_generations, sampling)?;
     times.add("gen", began);
     let began = Instant::now();
-    let judged = completions.iter().enumerate().map(|(i, completion)| (&items[i / num_generations], completion));
+    let judged = completions.iter().enumerate().map(|(i, completion)| {
+        let group = i / num_generations;
+        (&items[group], &prompts[group][..], completion)
+    });
     let samples = judge(judged, context)?;
     let mut samples = samples.into_iter();
     times.add("reward", began);
@@ -146,7 +149,9 @@ pub(super) fn greedy_rewards(
 ) -> Result<Vec<f32>> {
     let prompts: Vec<Vec<u32>> = groups.iter().map(|group| group.prompt.clone()).collect();
     let completions = complete(policy, context, &prompts, 1, Sampling::Greedy)?;
-    let samples = judge(groups.iter().map(|group| &group.item).zip(&completions), context)?;
+    let judged = groups.iter().zip(&completions);
+    let judged = judged.map(|(group, completion)| (&group.item, &group.prompt[..], completion));
+    let samples = judge(judged, context)?;
     Ok(samples.iter().map(|sample| sample.reward.total.unwrap_or(f32::NAN)).collect())
 }
 
@@ -172,25 +177,27 @@ fn complete(
 /// Scores completions and returns them as samples. Each reward function gets all completions at once. A completion that a function failed
 /// to score has no reward; too many failures in a row are an error.
 fn judge<'a>(
-    completions: impl Iterator<Item = (&'a Item, &'a Completion)>,
+    completions: impl Iterator<Item = (&'a Item, &'a [u32], &'a Completion)>,
     context: &mut StepContext<'_>,
 ) -> Result<Vec<Sample>> {
     let tokenizer = context.tokenizer;
-    let decode =
-        |(item, completion): (&'a Item, &'a Completion)| Ok((item, completion, tokenizer.decode(&completion.ids)?));
+    let decode = |(item, prompt, completion): (&'a Item, &'a [u32], &'a Completion)| {
+        Ok((item, completion, opens_think(tokenizer, prompt), tokenizer.decode(&completion.ids)?))
+    };
     let texts = completions.map(decode).collect::<models::Result<Vec<_>>>()?;
     let inputs: Vec<RewardInput<'_>> = texts
         .iter()
-        .map(|(item, completion, text)| RewardInput {
+        .map(|(item, completion, opens_think, text)| RewardInput {
             item,
             completion: text,
             truncated: completion.truncated,
             completion_ids: &completion.ids,
+            opens_think: *opens_think,
         })
         .collect();
     let rewards = context.rewards.score(&inputs);
     context.failures.count(context.rewards, &inputs, &rewards)?;
-    let sample = |((item, completion, text), reward): ((&Item, &Completion, String), _)| Sample {
+    let sample = |((item, completion, _, text), reward): ((&Item, &Completion, bool, String), _)| Sample {
         task: item.source.to_string(),
         prompt: item.prompt.to_string(),
         answer: item.answer.clone().unwrap_or_default(),

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use std::fmt;
 
 /// JSON without duplicate keys at any depth. Deserialising it checks the keys and discards the values.
-pub(crate) struct UniqueKeys;
+pub struct UniqueKeys;
 
 impl<'de> serde::Deserialize<'de> for UniqueKeys {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {

@@ -1,0 +1,351 @@
+//! Bounds on the work of operators, filters and tests on lists and dictionaries.
+//!
+//! A list may hold the same list many times, so a few steps make a value whose text or comparison never ends:
+//! `{% set a = [a, a] %}` 60 times, or `[[1] * 1000000] * 1000000`. minijinja charges steps for items that it visits, but neither for the
+//! text that it makes of a list (`~`, `upper`), nor for the inner items of lists that it compares (`==`, `in`, `sort`), and it folds
+//! constant expressions while it compiles. So:
+//!
+//! - [`instructions`] puts calls of the filters below before and behind the operators of a compiled template;
+//! - [`add_to`] puts them around the filters and tests of minijinja;
+//! - `source::prepared` keeps products from being constant, which are the only constants that are larger than their text.
+//!
+//! | filter | what it does |
+//! |---|---|
+//! | [`WALKED`] | charges for every value within a value that is going to be compared or hashed |
+//! | [`TEXT`] | makes Python's text of a list or dictionary, with the limit of texts |
+//! | [`LISTED`] | makes a list of what is one lazily, and charges for its items |
+
+use super::limits::{MAX_DEPTH, MAX_OUTPUT, MAX_WIDTH, Text, too_deep, too_long};
+use super::python;
+use minijinja::machinery::{Instruction, Instructions};
+use minijinja::value::{Kwargs, Rest, Tuple, Value, ValueKind, ValueOrKwargs};
+use minijinja::{Environment, Error, State, filters, tests};
+
+/// The names of filters and functions that templates cannot write.
+const WALKED: &str = "(walked)";
+const TEXT: &str = "(text)";
+const LISTED: &str = "(listed)";
+const CONCATENATED: &str = "(~)";
+const MAP: &str = "({})";
+const CHANGED: &str = "(changed)";
+/// The values within a value that a step pays for.
+const WALKED_PER_STEP: u64 = 2;
+/// The index of a filter that is looked up at every call.
+const NOT_CACHED: u8 = !0;
+
+/// The instructions of a template with bounds on its operators.
+pub(super) fn instructions<'a>(compiled: &Instructions<'a>) -> Instructions<'a> {
+    let mut bounded = Instructions::new(compiled.name(), compiled.source());
+    let all: Vec<(u32, &Instruction<'a>)> = (0..).map_while(|at| Some((at, compiled.get(at)?))).collect();
+    let lengths = all.iter().map(|(_, instruction)| {
+        let (before, behind) = around(instruction);
+        (before.len() + 1 + behind.len()) as u32
+    });
+    // Where each instruction begins with those before it, and where the last one ends.
+    let mut starts = vec![0];
+    starts.extend(lengths.scan(0, |end, length| {
+        *end += length;
+        Some(*end)
+    }));
+    let moved = |target: u32| starts.get(target as usize).copied().unwrap_or(target);
+    for (at, instruction) in all {
+        let (before, behind) = around(instruction);
+        let own = std::iter::once(replaced(instruction, moved));
+        for added in before.into_iter().chain(own).chain(behind) {
+            match compiled.get_span(at) {
+                Some(span) => bounded.add_with_span(added, span),
+                None => bounded.add_with_line(added, compiled.get_line(at).unwrap_or(1).try_into().unwrap_or(u16::MAX)),
+            };
+        }
+    }
+    bounded
+}
+
+/// The instructions that go before and behind one.
+fn around<'a>(instruction: &Instruction<'a>) -> (Vec<Instruction<'a>>, Vec<Instruction<'a>>) {
+    use Instruction as I;
+    let apply = |name| I::ApplyFilter(name, Some(1), NOT_CACHED);
+    match instruction {
+        I::Eq | I::Ne | I::Gt | I::Gte | I::Lt | I::Lte | I::In | I::CompareAndPreserve(_) => {
+            (vec![apply(WALKED), I::Swap, apply(WALKED), I::Swap], vec![])
+        }
+        I::EmitRaw(text) => (vec![I::LoadConst(Value::from(*text))], vec![]),
+        I::GetItem => (vec![apply(WALKED)], vec![]),
+        // Of a function, the steps of a text that is returned are paid once.
+        I::Add | I::Mul | I::Slice | I::CallMethod(..) | I::CallFunction(..) | I::CallObject(_) => {
+            (vec![], vec![I::CallFunction(LISTED, Some(1))])
+        }
+        I::UnpackList(_) => (vec![I::CallFunction(LISTED, Some(1))], vec![]),
+        _ => (vec![], vec![]),
+    }
+}
+
+/// An instruction with its targets moved, or the one that takes its place.
+fn replaced<'a>(instruction: &Instruction<'a>, moved: impl Fn(u32) -> u32) -> Instruction<'a> {
+    use Instruction as I;
+    match instruction {
+        I::Iterate(target) => I::Iterate(moved(*target)),
+        I::Jump(target) => I::Jump(moved(*target)),
+        I::JumpIfFalse(target) => I::JumpIfFalse(moved(*target)),
+        I::JumpIfFalseOrPop(target) => I::JumpIfFalseOrPop(moved(*target)),
+        I::JumpIfTrueOrPop(target) => I::JumpIfTrueOrPop(moved(*target)),
+        I::BuildMacro(name, target, flags) => I::BuildMacro(name, moved(*target), *flags),
+        I::StringConcat => I::CallFunction(CONCATENATED, Some(2)),
+        // The limit of tokens keeps the number of pairs below 2^15.
+        I::BuildMap(pairs) => match u16::try_from(pairs * 2) {
+            Ok(count) => I::CallFunction(MAP, Some(count)),
+            Err(_) => I::BuildMap(*pairs),
+        },
+        // So that the limit of a formatter counts it.
+        I::EmitRaw(_) => I::Emit,
+        I::CallMethod("changed", count) => I::CallFunction(CHANGED, *count),
+        other => other.clone(),
+    }
+}
+
+/// Adds the filters and functions of [`instructions`] to `environment`, and bounds to the filters and tests that it has.
+pub(super) fn add_to(environment: &mut Environment<'static>) {
+    // It writes everything there is, and Jinja has no such function.
+    environment.remove_global("debug");
+    environment.add_filter(WALKED, walked);
+    environment.add_filter(TEXT, |state: &State<'_, '_>, value: Value| text(state, value));
+    environment.add_function(LISTED, listed);
+    environment.add_function(CONCATENATED, |state: &State<'_, '_>, left: Value, right: Value| {
+        let mut out = Text::default();
+        python::add_text(&left, &mut out)?;
+        python::add_text(&right, &mut out)?;
+        state.consume_fuel(out.steps())?;
+        Ok::<_, Error>(out.into_string())
+    });
+    environment.add_function(MAP, |state: &State<'_, '_>, items: Rest<Value>| {
+        let pairs = items.chunks_exact(2).map(|pair| Ok((walked(state, pair[0].clone())?, pair[1].clone())));
+        Ok::<_, Error>(Value::from_pairs(pairs.collect::<Result<Vec<_>, Error>>()?))
+    });
+    environment.add_function(CHANGED, |state: &mut State<'_, '_>, called: Value, items: Rest<Value>| {
+        for item in items.iter() {
+            walked(state, item.clone())?;
+        }
+        called.call_method(state, "changed", &items)
+    });
+    for (name, filter) in [
+        ("upper", Value::from_function(filters::upper)),
+        ("lower", Value::from_function(filters::lower)),
+        ("title", Value::from_function(filters::title)),
+        ("capitalize", Value::from_function(filters::capitalize)),
+        ("trim", Value::from_function(filters::trim)),
+        ("replace", Value::from_function(filters::replace)),
+        ("split", Value::from_function(filters::split)),
+        ("lines", Value::from_function(filters::lines)),
+        ("escape", Value::from_function(filters::escape)),
+        ("e", Value::from_function(filters::escape)),
+        ("safe", Value::from_function(filters::safe)),
+        ("format", Value::from_function(filters::format)),
+    ] {
+        environment.add_filter(name, move |state: &mut State<'_, '_>, items: Rest<ValueOrKwargs>| {
+            let items = texts(state, &items.into_values())?;
+            let made = filter.call(state, &items)?;
+            listed(state, made)
+        });
+    }
+    for (name, filter) in [
+        ("sort", Value::from_function(filters::sort)),
+        ("unique", Value::from_function(filters::unique)),
+        ("min", Value::from_function(filters::min)),
+        ("max", Value::from_function(filters::max)),
+        ("sum", Value::from_function(filters::sum)),
+        ("groupby", Value::from_function(filters::groupby)),
+        ("dictsort", Value::from_function(filters::dictsort)),
+        ("select", Value::from_function(filters::select)),
+        ("reject", Value::from_function(filters::reject)),
+        ("selectattr", Value::from_function(filters::selectattr)),
+        ("rejectattr", Value::from_function(filters::rejectattr)),
+        ("map", Value::from_function(filters::map)),
+        ("chain", Value::from_function(filters::chain)),
+        ("zip", Value::from_function(filters::zip)),
+        ("int", Value::from_function(filters::int)),
+        ("float", Value::from_function(filters::float)),
+    ] {
+        environment.add_filter(name, move |state: &mut State<'_, '_>, items: Rest<ValueOrKwargs>| {
+            let items = items.into_values();
+            walk_all(state, &items)?;
+            let made = filter.call(state, &items)?;
+            listed(state, made)
+        });
+    }
+    environment.add_filter("pprint", |state: &State<'_, '_>, value: Value| text(state, value));
+    environment.add_filter("indent", indent);
+    environment.add_filter("join", join);
+    for (name, test) in [
+        ("startingwith", Value::from_function(tests::is_startingwith)),
+        ("endingwith", Value::from_function(tests::is_endingwith)),
+        ("lower", Value::from_function(tests::is_lower)),
+        ("upper", Value::from_function(tests::is_upper)),
+    ] {
+        environment.add_test(name, move |state: &mut State<'_, '_>, items: Rest<ValueOrKwargs>| {
+            let items = texts(state, &items.into_values())?;
+            Ok::<_, Error>(test.call(state, &items)?.is_true())
+        });
+    }
+    let comparisons: [(&[&'static str], Value); 8] = [
+        (&["eq", "equalto", "=="], Value::from_function(tests::is_eq)),
+        (&["ne", "!="], Value::from_function(tests::is_ne)),
+        (&["lt", "lessthan", "<"], Value::from_function(tests::is_lt)),
+        (&["le", "<="], Value::from_function(tests::is_le)),
+        (&["gt", "greaterthan", ">"], Value::from_function(tests::is_gt)),
+        (&["ge", ">="], Value::from_function(tests::is_ge)),
+        (&["in"], Value::from_function(tests::is_in)),
+        (&["sameas"], Value::from_function(tests::is_sameas)),
+    ];
+    for (names, test) in comparisons {
+        for name in names {
+            let test = test.clone();
+            environment.add_test(*name, move |state: &mut State<'_, '_>, items: Rest<ValueOrKwargs>| {
+                let items = items.into_values();
+                walk_all(state, &items)?;
+                Ok::<_, Error>(test.call(state, &items)?.is_true())
+            });
+        }
+    }
+}
+
+/// Whether a value has others in it.
+fn is_container(value: &Value) -> bool {
+    matches!(value.kind(), ValueKind::Seq | ValueKind::Map | ValueKind::Iterable)
+}
+
+/// The value itself, after a charge for all values within it.
+///
+/// # Errors
+/// For a value that is too deep, and where the steps are used up.
+fn walked(state: &State<'_, '_>, value: Value) -> Result<Value, Error> {
+    let mut count = 0;
+    walk(state, &value, 0, &mut count)?;
+    Ok(value)
+}
+
+/// Charges for the values within `values`.
+pub(super) fn walk_all(state: &State<'_, '_>, values: &[Value]) -> Result<(), Error> {
+    let mut count = 0;
+    values.iter().try_for_each(|value| walk(state, value, 0, &mut count))
+}
+
+fn walk(state: &State<'_, '_>, value: &Value, depth: usize, count: &mut u64) -> Result<(), Error> {
+    *count += 1;
+    if count.is_multiple_of(WALKED_PER_STEP) {
+        state.consume_fuel(1)?;
+    }
+    if !is_container(value) {
+        return Ok(());
+    }
+    if depth > MAX_DEPTH {
+        return Err(too_deep());
+    }
+    if value.kind() == ValueKind::Map {
+        python::pairs(value).try_for_each(|(key, item)| {
+            walk(state, &key, depth + 1, count)?;
+            walk(state, &item, depth + 1, count)
+        })
+    } else {
+        python::items(value).try_for_each(|item| walk(state, &item, depth + 1, count))
+    }
+}
+
+/// A list or a dictionary as Python's text; other values as they are.
+fn text(state: &State<'_, '_>, value: Value) -> Result<Value, Error> {
+    if !is_container(&value) || value.is_kwargs() {
+        return Ok(value);
+    }
+    let mut out = Text::default();
+    python::add_text(&value, &mut out)?;
+    state.consume_fuel(out.steps())?;
+    Ok(Value::from(out.into_string()))
+}
+
+/// The arguments of a filter that makes texts of them.
+fn texts(state: &State<'_, '_>, values: &[Value]) -> Result<Vec<Value>, Error> {
+    let of_kwargs = values.iter().filter(|value| value.is_kwargs());
+    for (_, value) in of_kwargs.flat_map(python::pairs) {
+        text(state, value)?;
+    }
+    values.iter().map(|value| text(state, value.clone())).collect()
+}
+
+/// A list of what is one lazily (`x * 3`, `x + y`, `x[1:]`, `x.items()`); other values as they are.
+fn listed(state: &State<'_, '_>, value: Value) -> Result<Value, Error> {
+    let is_lazy = matches!(value.kind(), ValueKind::Seq | ValueKind::Iterable)
+        && value.downcast_object_ref::<Vec<Value>>().is_none()
+        && value.downcast_object_ref::<Tuple>().is_none();
+    if !is_lazy {
+        return Ok(value);
+    }
+    let mut items = vec![];
+    for (index, item) in value.try_iter()?.enumerate() {
+        // An item takes memory like half a step of text.
+        if index % 2 == 0 {
+            state.consume_fuel(1)?;
+        }
+        items.push(item);
+    }
+    Ok(Value::from(items))
+}
+
+/// `value|indent(width, first, blank)` with a bound on its length.
+fn indent(state: &mut State<'_, '_>, items: Rest<ValueOrKwargs>) -> Result<Value, Error> {
+    let items = texts(state, &items.into_values())?;
+    let named = items.iter().find(|value| value.is_kwargs()).and_then(|kwargs| kwargs.get_attr("width").ok());
+    let width = items.get(1).filter(|value| !value.is_kwargs()).cloned().or(named);
+    let width = width.and_then(|width| width.as_usize()).unwrap_or(4);
+    let (lines, length) = match items.first().and_then(Value::as_str) {
+        Some(text) => (text.matches('\n').count() + 1, text.len()),
+        None => (1, 0),
+    };
+    if width > MAX_WIDTH || width.saturating_mul(lines).saturating_add(length) > MAX_OUTPUT {
+        return Err(too_long());
+    }
+    Value::from_function(filters::indent).call(state, &items)
+}
+
+/// `values|join(separator, attribute)`, with Python's texts.
+fn join(
+    state: &mut State<'_, '_>,
+    values: Value,
+    separator: Option<Value>,
+    attribute: Option<Value>,
+    options: Kwargs,
+) -> Result<Value, Error> {
+    let separator = match separator {
+        Some(separator) => separator,
+        None => options.get::<Option<Value>>("d")?.unwrap_or_else(|| "".into()),
+    };
+    let attribute = match attribute {
+        Some(attribute) => Some(attribute),
+        None => options.get("attribute")?,
+    };
+    options.assert_all_used()?;
+    let separator = python::text(&separator)?;
+    let values = match attribute.filter(|attribute| !attribute.is_none()) {
+        Some(attribute) => {
+            let named = Value::from(Kwargs::from_iter([("attribute", attribute)]));
+            state.apply_filter("map", &[values, named])?
+        }
+        None => values,
+    };
+    joined(state, &separator, &values).map(Value::from)
+}
+
+/// The texts of `values` with `separator` between them.
+pub(super) fn joined(state: &State<'_, '_>, separator: &str, values: &Value) -> Result<String, Error> {
+    let mut out = Text::default();
+    if values.is_undefined() {
+        return Ok(String::new());
+    }
+    for (index, value) in values.try_iter()?.enumerate() {
+        let before = out.steps();
+        if index > 0 {
+            out.push(separator)?;
+        }
+        python::add_text(&value, &mut out)?;
+        state.consume_fuel(1 + out.steps() - before)?;
+    }
+    Ok(out.into_string())
+}

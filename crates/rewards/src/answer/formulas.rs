@@ -1,0 +1,93 @@
+//! Formulas between dollars, which are also the signs of prices.
+
+use regex::Regex;
+use std::ops::Range;
+use std::sync::LazyLock;
+
+/// Finds the formulas of a text, `$...$`, `$$...$$`, `\(...\)` and `\[...\]`, with their delimiters.
+pub(super) fn formulas(text: &str) -> Vec<Range<usize>> {
+    let bytes = text.as_bytes();
+    let (mut found, mut i) = (Vec::new(), 0);
+    // A closing delimiter that is nowhere ahead is searched for once.
+    let mut missing: Vec<&str> = Vec::new();
+    while i < bytes.len() {
+        let rest = &text[i..];
+        let block = [("$$", "$$"), ("\\(", "\\)"), ("\\[", "\\]")].into_iter().find(|(open, _)| rest.starts_with(open));
+        let end = match block {
+            Some((_, close)) if missing.contains(&close) => None,
+            Some((open, close)) => {
+                let end = rest[open.len()..].find(close).map(|length| i + open.len() + length + close.len());
+                if end.is_none() {
+                    missing.push(close);
+                }
+                end.filter(|end| !text[i + 2..end - 2].trim().is_empty())
+            }
+            None if rest.starts_with('$') => inline(text, i),
+            None => None,
+        };
+        match end {
+            Some(end) => {
+                found.push(i..end);
+                i = end;
+            }
+            // The dollar of `\$` is none; other characters are one byte or begin no formula.
+            None => i += if rest.starts_with("\\$") { 2 } else { rest.chars().next().map_or(1, char::len_utf8) },
+        }
+    }
+    found
+}
+
+/// Returns a formula without its delimiters.
+pub(super) fn inside(formula: &str) -> &str {
+    let length = if formula.starts_with("$$") || formula.starts_with('\\') { 2 } else { 1 };
+    formula[length..formula.len() - length].trim()
+}
+
+/// Returns the end of the formula that the dollar at `from` opens; `None` if the dollar belongs to a price.
+fn inline(text: &str, from: usize) -> Option<usize> {
+    let rest = &text[from + 1..];
+    let mut escaped = false;
+    let length = rest.char_indices().find_map(|(i, c)| match c {
+        _ if escaped => {
+            escaped = false;
+            None
+        }
+        '\\' => {
+            escaped = true;
+            None
+        }
+        '$' | '\n' => Some((i, c)),
+        _ => None,
+    });
+    let (length, _) = length.filter(|(_, c)| *c == '$')?;
+    let (inside, after) = (&rest[..length], &rest[length + 1..]);
+    // `$400 + $60`, `$5 each and $3`: what stands between two prices breaks off, has words, or a digit follows.
+    let is_formula = !inside.trim().is_empty()
+        && !after.starts_with(|c: char| c.is_ascii_digit())
+        && !inside.trim_end().ends_with([
+            '+', '-', '*', '/', '=', '<', '>', ',', '(', ';', ':', '\u{2212}', '\u{2013}', '\u{d7}', '\u{f7}',
+        ])
+        && !has_words(inside);
+    is_formula.then_some(from + 1 + length + 1)
+}
+
+/// Returns `true` if a text has words outside of `\text{}`.
+fn has_words(text: &str) -> bool {
+    static COMMAND: LazyLock<Regex> = LazyLock::new(|| {
+        let pattern = r"\\(?:text[a-z]*|mbox|mathrm|operatorname)\s*\{[^{}]*\}|\\[[:alpha:]]+|\{[^{}]*\}";
+        Regex::new(pattern).expect("the pattern is a constant")
+    });
+    static WORD: LazyLock<Regex> = LazyLock::new(|| Regex::new(r"[[:alpha:]]{2,}").expect("the pattern is a constant"));
+    const SHORT: &[&str] = &[
+        "and", "or", "for", "to", "of", "is", "in", "the", "an", "at", "on", "per", "but", "so", "has", "had", "was",
+        "are", "his", "her", "he", "she", "it", "its", "by", "if", "off", "we", "as", "a",
+    ];
+    let bare = COMMAND.replace_all(text, " ");
+    // `x, y and z` may be between dollars as a whole; `5 and` breaks off.
+    WORD.find_iter(&bare).any(|word| {
+        let word = word.as_str();
+        (word.len() > 3 && !crate::math::is_name(word) && word.chars().any(char::is_lowercase))
+            || SHORT.contains(&word) && !["and", "or"].contains(&word)
+            || ["and", "or"].contains(&word) && bare.trim_end().ends_with(word)
+    })
+}

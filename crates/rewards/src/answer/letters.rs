@@ -1,0 +1,86 @@
+//! Letters of multiple choice.
+
+use regex::Regex;
+use std::sync::LazyLock;
+
+/// The letter that a text is, in upper case: `E`, `(E)`, `E.`, `\textbf{(B)}\ 12`, `E: a longer text`, `E) 12 cm`. `None` for what begins with
+/// a letter otherwise: `E = mc^2`, `A \cup B`, `A dog`.
+pub(super) fn label(text: &str) -> Option<char> {
+    static WRAPPING: LazyLock<Regex> = LazyLock::new(|| {
+        let pattern = r"\\(?:boxed|text|textbf|textit|textrm|textnormal|mathrm|mathbf|mbox|bf|rm|left|right|quad|qquad)\b|\\[ ,;:!()]|[$*{}`\u{201c}\u{201d}\x22'~\u{a0}]";
+        Regex::new(pattern).expect("the pattern is a constant")
+    });
+    static LABEL: LazyLock<Regex> = LazyLock::new(|| {
+        let pattern = r"^(?:(?i:option|choice|answer)\s+)?(?:[(\[]\s*([A-Za-z])\s*[)\]]|([A-Z])\s*(?:[).:](?:\s|$)|$|\s[-\u{2013}\u{2014}]\s+\w)|([a-z])(?:[).]|$))\s*\.?";
+        Regex::new(pattern).expect("the pattern is a constant")
+    });
+    let bare = WRAPPING.replace_all(text, " ");
+    let bare = bare.trim();
+    let found = LABEL.captures(bare)?;
+    let letter = found.iter().skip(1).flatten().next()?.as_str().chars().next()?;
+    // `(A) + 1` is a formula.
+    let rest = bare[found.get(0)?.end()..].trim_start();
+    let is_formula = rest.starts_with(['=', '+', '*', '/', '^', '_', '\\', '<', '>', '|', '(', ',']);
+    // A small letter by itself is a variable.
+    let is_variable = found.get(3).is_some() && bare.chars().count() == 1;
+    (!is_formula && !is_variable).then_some(letter.to_ascii_uppercase())
+}
+
+/// The letter that a sentence chooses: `The answer is (E)`, `Option B`, `D is the correct choice`, or a last line that is a letter.
+pub(super) fn chosen(text: &str) -> Option<char> {
+    // `**`, `\text{` and the like before the letter, and the letter: a capital, or any in brackets.
+    const LETTER: &str = r"[\s*_$\x22'\u{201c}`{:=>-]*(?:\\(?:boxed|text|textbf|mathrm|mathbf)\s*\{\s*)*(?:[(\[]\s*([A-Za-z])\s*[)\]]|([A-Z])(?:\b|_))";
+    static SAID: LazyLock<Vec<Regex>> = LazyLock::new(|| {
+        let kind = r"(?:(?:option|choice|letter|alternative|answer|statement)s?\b\s*)";
+        let verb = r"(?:(?:is|are|was|be|must be|will be|should be|would be|therefore|thus|clearly|indeed)\b\s*)";
+        let of = r"(?:\s+(?:to|for|of|among)\b[^.:\n]{0,100}?)?";
+        let patterns = [
+            format!(r"(?i:\b(?:answers?|ans)\b{of}[\s*_:.=]*{kind}?[\s*_:.=]*{verb}*[\s:*]*{kind}?){LETTER}"),
+            format!(
+                r"(?i:\b(?:correct|right|best)\s+(?:one|option|choice|letter|alternative|statement)s?\b[\s*_:]*{verb}*[\s:*]*{kind}?){LETTER}"
+            ),
+            format!(
+                r"{LETTER}(?i:\**\s*(?:is|must be)\s+(?:(?:therefore|thus|clearly|indeed|also)\s+)?(?:(?:the|our)\s+)?(?:only\s+)?(?:(?:correct|right|best|true|answer|choice)\b))"
+            ),
+            format!(r"(?i:\b(?:option|choice|choose|pick|select|chose)\b[\s*_:]*{verb}*[\s:*]*{kind}?){LETTER}"),
+        ];
+        patterns.map(|pattern| Regex::new(&pattern).expect("the pattern is a constant")).into()
+    });
+    static REFUSED: LazyLock<Regex> = LazyLock::new(|| {
+        let pattern = r"(?i)^[)\]}\s*.,:$]*(?:(?:is|are|was|can|could|must|does|do)\s*)?(?:not\b|cannot\b|n['\u{2019}]t\b|isn|can['\u{2019}]t|wrong\b|incorrect\b|false\b|impossible\b|out\b)";
+        Regex::new(pattern).expect("the pattern is a constant")
+    });
+    let chosen = SAID.iter().find_map(|said| {
+        let letters = said.captures_iter(text).filter_map(|found| {
+            let letter = found.iter().skip(1).flatten().next()?;
+            let after = &text[letter.end()..];
+            let is_chosen = !REFUSED.is_match(after) && !goes_on(letter.as_str(), after);
+            is_chosen.then(|| letter.as_str().chars().next()).flatten()
+        });
+        letters.last()
+    });
+    // `D`, `Thus A`, `E)` and `= 3 = C` as the last line.
+    static LAST: LazyLock<Regex> = LazyLock::new(|| {
+        let pattern = r"^(?:.*(?:[=>]|(?i:thus|hence|therefore|so|is|be))[\s,:]*)?\(?([A-Z])\)?\.?$";
+        Regex::new(pattern).expect("the pattern is a constant")
+    });
+    let last = || {
+        let line = text.trim_end().lines().next_back()?.trim().trim_matches('*');
+        let line = Some(line).filter(|line| line.len() <= 200)?;
+        let letter = || LAST.captures(line)?.get(1)?.as_str().chars().next();
+        letter().or_else(|| label(line))
+    };
+    chosen.or_else(last).map(|letter| letter.to_ascii_uppercase())
+}
+
+/// Whether a letter is the beginning of something else: `E = mc^2`, `A dog`, `B's`.
+fn goes_on(letter: &str, after: &str) -> bool {
+    static WORD: LazyLock<Regex> = LazyLock::new(|| Regex::new(r"^\s+([a-z]+)").expect("the pattern is a constant"));
+    const BEHIND: &[&str] =
+        &["because", "since", "as", "which", "and", "or", "but", "so", "for", "is", "with", "by", "in"];
+    let operator =
+        after.trim_start().starts_with(['=', '+', '^', '_', '<', '>', '/', '|']) || after.starts_with(['(', '\'', '-']);
+    // `A` and `I` are words, too.
+    let word = WORD.captures(after).is_some_and(|word| !BEHIND.contains(&&word[1]));
+    operator || ["A", "I"].contains(&letter) && word
+}

@@ -1,0 +1,182 @@
+//! Answers that are sentences: which sentence is the answer, and what its value is.
+
+use super::formulas::{formulas, inside};
+use super::numbers::{first_number, last_value_range};
+use crate::math::is_name;
+use regex::Regex;
+use std::sync::LazyLock;
+
+/// The longest sentence that is an answer, in bytes.
+const WINDOW: usize = 2000;
+
+/// Returns the rest of the sentence behind the last `answer is` or `answer:`.
+pub(super) fn last_said(text: &str) -> Option<&str> {
+    static SAID: LazyLock<Regex> = LazyLock::new(|| {
+        let pattern = r"(?i)\banswers?\b(?:\s+(?:to|of|for)\b[^.:\n]{0,100}?)?\s*\**\s*(?:is|are|was|were|will be|would be|must be|should be|=|:)\**\s*:?\**\s*";
+        Regex::new(pattern).expect("the pattern is a constant")
+    });
+    static NOT: LazyLock<Regex> = LazyLock::new(|| Regex::new(r"(?i)^not\b").expect("the pattern is a constant"));
+    let said = SAID.find_iter(text).filter(|said| !NOT.is_match(&text[said.end()..])).last()?;
+    let marks = |c: char| "*\"'\u{201c}\u{201d}".contains(c);
+    let answer = first_sentence(&text[said.end()..]).trim().trim_start_matches("\\\"").trim_end_matches("\\\"");
+    let answer = answer.trim_matches(marks).trim();
+    (!answer.is_empty()).then_some(answer)
+}
+
+/// Returns the rest of the sentence behind the last `final answer is` or `Final Answer:`, if it has a value.
+pub(super) fn final_answer(text: &str) -> Option<&str> {
+    static FINAL: LazyLock<Regex> =
+        LazyLock::new(|| Regex::new(r"(?i)\bfinal\s+answer\b").expect("the pattern is a constant"));
+    let start = FINAL.find(text)?.start();
+    last_said(&text[start..]).filter(|said| said.contains(|c: char| c.is_ascii_digit() || c == '$'))
+}
+
+/// The sentence at the beginning of a text: up to a point that is not within a number or a formula, or the end of a line.
+fn first_sentence(text: &str) -> &str {
+    let text = text.trim_start();
+    let mut window = text.len().min(WINDOW);
+    while !text.is_char_boundary(window) {
+        window -= 1;
+    }
+    let text = &text[..window];
+    let formulas = formulas(text);
+    let within = |i: usize| formulas.iter().any(|formula| formula.contains(&i));
+    let ends = |&(i, c): &(usize, char)| {
+        let next = text[i + c.len_utf8()..].chars().next();
+        let is_end = match c {
+            '\n' => true,
+            '.' => {
+                next.is_none_or(|next| next.is_whitespace() || "*\"'\u{201d})]<".contains(next))
+                    && !text[i + 1..].starts_with(". ")
+            }
+            '!' | '?' => next.is_some_and(char::is_whitespace) && text[..i].ends_with(|c: char| c.is_alphabetic()),
+            '<' => text[i..].starts_with("<|") || text[i..].starts_with("</"),
+            _ => false,
+        };
+        is_end && !within(i)
+    };
+    let end = text.char_indices().find(ends).map_or(text.len(), |(i, _)| i);
+    &text[..end]
+}
+
+/// The end of a sentence.
+static END: LazyLock<Regex> = LazyLock::new(|| Regex::new(r"\n|[.!?]\s").expect("the pattern is a constant"));
+
+/// The value that the last sentence of a text with a value has: its last formula, or else the result of its last equation, or its last number
+/// or calculation.
+pub(super) fn last_value_of(text: &str) -> Option<&str> {
+    let Some(formula) = formulas(text).pop() else { return last_result(text) };
+    let (formula, behind) = (inside(&text[formula.clone()]), &text[formula.end..]);
+    // A number counts before a formula of an earlier sentence.
+    let later = match formula.ends_with('.') {
+        true => last_result(behind),
+        false => END.find(behind).and_then(|end| last_result(&behind[end.end()..])),
+    };
+    later.or(Some(formula))
+}
+
+/// The value of a text without formulas: `15` of `There are 9 + 6 = 15 liters of water out of the 24 liters`.
+fn last_result(text: &str) -> Option<&str> {
+    // Text between the result and a later number that makes the later number another result.
+    static NEXT: LazyLock<Regex> = LazyLock::new(|| {
+        let pattern = r"(?i)^\D*?(?:[,;+*/=<>]|\b(?:so|then|thus|hence|therefore|leaving|which)\b)";
+        Regex::new(pattern).expect("the pattern is a constant")
+    });
+    let last = last_value_range(text)?;
+    let start = END.find_iter(&text[..last.start]).last().map_or(0, |end| end.end());
+    if text[..last.start].trim_end().ends_with(" not") {
+        return None;
+    }
+    let equal = text[start..last.start].rfind('=').map(|at| start + at + 1);
+    let result = equal.and_then(|from| {
+        let value = first_number(&text[from..last.start])?;
+        (!NEXT.is_match(&text[from + value.end..])).then(|| &text[from + value.start..from + value.end])
+    });
+    Some(result.unwrap_or(&text[last]))
+}
+
+/// The value of an answer that is a sentence: `72` of `Nora sold a total of 72 clips`, `72, because 48 + 24 = 72`, `72 (not 71)` and `72!`.
+/// Readings of the answer that are not the answer as it stands, the likeliest first; none where it has no words.
+pub(super) fn values_of_sentence(text: &str) -> Vec<&str> {
+    let (text, mut values) = (text.trim(), Vec::new());
+    if text.len() > WINDOW {
+        return values;
+    }
+    let bare = text.trim_end_matches(['!', '?', '.']).trim_end();
+    let head = without_remark(bare);
+    let subject = behind_verb(head);
+    if subject != head && subject.starts_with("not ") {
+        return values;
+    }
+    values.extend([bare, head, subject].into_iter().filter(|part| *part != text && !part.is_empty()));
+    values.extend(single_value(subject).or_else(|| single_value(head)));
+    values.dedup();
+    values
+}
+
+/// The sentence up to a remark: `(not 71)`, `, because ...`.
+fn without_remark(text: &str) -> &str {
+    static REMARK: LazyLock<Regex> = LazyLock::new(|| {
+        let pattern = r"(?i)[\s,;]*(?:,\s*which\b|\s\([^()\\$]*?\p{Alphabetic}{2,}|[,;\s]\s*(?:because|since|as|where|whereas|not|and not|but|instead|rather|given|i\.e\.|e\.g\.|that is|so that|when|using|after|before|if|with)\b|\s[\u{2013}\u{2014}-]{1,2}\s+(?:I\b|\p{Alphabetic}{2,}))";
+        Regex::new(pattern).expect("the pattern is a constant")
+    });
+    let formulas = formulas(text);
+    let outside = |at: usize| !formulas.iter().any(|formula| formula.contains(&at));
+    // A sentence does not begin with a remark.
+    let remark = REMARK.find_iter(text).find(|remark| remark.start() > 0 && outside(remark.start()));
+    // The answer before a remark is a value or one word.
+    let is_answer =
+        |head: &str| head.contains(|c: char| c.is_ascii_digit() || "$\\".contains(c)) || !head.contains(' ');
+    let remark = remark.filter(|remark| is_answer(&text[..remark.start()]));
+    remark.map_or(text, |remark| text[..remark.start()].trim_end())
+}
+
+/// Returns the text behind the last verb: `34` of `The largest $n$ is 34`.
+fn behind_verb(text: &str) -> &str {
+    static VERB: LazyLock<Regex> = LazyLock::new(|| {
+        let pattern = r"(?i)(?:^|\s)(?:is|are|was|were|be|equals?|becomes?|makes?|totals?|gives|get|has|have|exactly|approximately|about|:)(?:\s+(?:equal to|exactly|approximately|about|only|just|therefore|thus))*:?\s+";
+        Regex::new(pattern).expect("the pattern is a constant")
+    });
+    let formulas = formulas(text);
+    let outside = |at: usize| !formulas.iter().any(|formula| formula.contains(&at));
+    let verb = VERB.find_iter(text).filter(|verb| outside(verb.start()) && verb.end() < text.len()).last();
+    verb.map_or(text, |verb| text[verb.end()..].trim())
+}
+
+/// The only value of words: the last formula, or the last number where it stands for itself. `3 apples and 4 pears` has two, and `x + 3` is a
+/// formula without dollars.
+fn single_value(text: &str) -> Option<&str> {
+    static WORD: LazyLock<Regex> =
+        LazyLock::new(|| Regex::new(r"\\?\p{Alphabetic}{2,}").expect("the pattern is a constant"));
+    let is_joining = |word: &str| ["and", "or"].contains(&word.to_lowercase().as_str());
+    let has_words = |text: &str| WORD.find_iter(text).any(|word| !is_name(word.as_str()));
+    if let Some(formula) = formulas(text).pop() {
+        let outside = format!("{} {}", &text[..formula.start], &text[formula.end..]);
+        let is_several = WORD.find_iter(&outside).any(|word| is_joining(word.as_str()));
+        return (!is_several && has_words(&outside)).then(|| inside(&text[formula]));
+    }
+    let range = last_value_range(text)?;
+    let (before, after) = (&text[..range.start], &text[range.end..]);
+    let is_formula = |word: &str| word.starts_with('\\') || is_name(word) || is_joining(word);
+    let is_alone = before.trim_end().rsplit(' ').next() != Some("not")
+        && !WORD.find_iter(before).any(|word| is_formula(word.as_str()))
+        && !before.trim_end().ends_with(['+', '-', '*', '/', '^', '(', '_', '{', '[', ',', '\u{2212}', '\u{d7}'])
+        && !after.trim_start().starts_with(['+', '-', '*', '/', '^', '=', '(', '_', '{', '}', '\\', ')', ']'])
+        && !is_variable(after);
+    (is_alone && has_words(&format!("{before} {after}"))).then(|| &text[range])
+}
+
+/// Returns `true` if a number is multiplied by a variable of one letter: `3x`. `3m` has a unit.
+fn is_variable(after: &str) -> bool {
+    let mut letters = after.chars();
+    letters.next().is_some_and(|c| c.is_alphabetic() && !"mghslLkmC".contains(c))
+        && letters.next().is_none_or(|c| !c.is_alphabetic())
+}
+
+/// Returns `true` if a text is one short line.
+pub(super) fn is_short(text: &str) -> bool {
+    /// The longest completion in characters that is taken as an answer by itself.
+    const SHORT: usize = 60;
+    let text = text.trim();
+    !text.contains('\n') && text.chars().count() <= SHORT
+}

@@ -1,0 +1,30 @@
+//! The reward for letters of multiple choice.
+
+use crate::answer::{AnswerRule, letter_of, references};
+use crate::reward_fn::{RewardFn, RewardInput};
+
+/// The reward `choice`: 1 where the completion chooses the letter of the reference answer, else 0.
+///
+/// `E`, `(E)`, `E) 12 cm`, `\textbf{(B)}\ 12`, `Option B`, `The correct answer is (C).` and `D is correct` choose a letter. Where the reference
+/// answer is no letter there is nothing to say.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Choice {
+    /// How the answer is found.
+    pub answer: AnswerRule,
+}
+
+impl RewardFn for Choice {
+    fn name(&self) -> &str {
+        "choice"
+    }
+
+    fn score(&self, input: &RewardInput<'_>) -> Option<f32> {
+        let right: Vec<char> = references(input.item)?.iter().filter_map(|answer| letter_of(answer)).collect();
+        let chosen = self.answer.letter(input.completion);
+        (!right.is_empty()).then(|| f32::from(chosen.is_some_and(|letter| right.contains(&letter))))
+    }
+
+    fn needs_answer(&self) -> bool {
+        true
+    }
+}
