@@ -1,6 +1,7 @@
 //! The data set that a training loop takes.
 
 use crate::error::Result;
+use crate::files::RowIndex;
 use crate::prompt::Prompt;
 use crate::task::{Problem, Task};
 use serde_json::{Map, Value};
@@ -117,6 +118,11 @@ pub trait Dataset: Send {
     /// # Errors
     /// As [`Dataset::next_batch`].
     fn probe(&self, count: usize) -> Result<Vec<Item>>;
+
+    /// What was found when files were read, with which [`crate::open`] opens the same files without reading them.
+    fn index(&self) -> Option<RowIndex> {
+        None
+    }
 
     /// The position in the training stream.
     fn cursor(&self) -> u64;

@@ -138,6 +138,11 @@ pub struct RolloutConfig {
     /// The largest number of tokens of a completion, EOS included. `None` is 512, or, in a shorter context, the part of it that
     /// `data.max_prompt_length` leaves: half of it at least, and half of it where there is no such limit.
     pub max_completion_length: Option<usize>,
+    /// The ids of tokens that end a completion, beside those of the model's generation_config.json and tokenizer.
+    pub stop_token_ids: Vec<u32>,
+    /// The texts that end a completion: the token that completes one of them is the last. The completion keeps the text, and the loss is taken
+    /// of every token that was sampled. `None` takes `stop_strings` of the model's generation_config.json; an empty list is none.
+    pub stop: Option<Vec<String>>,
     /// The largest number of sequences that decode together. It bounds memory and does not change results.
     pub batch_size: usize,
 }
@@ -152,6 +157,8 @@ impl Default for RolloutConfig {
             repetition_penalty: None,
             use_generation_config: false,
             max_completion_length: None,
+            stop_token_ids: Vec::new(),
+            stop: None,
             batch_size: 256,
         }
     }
@@ -222,6 +229,8 @@ pub struct EvalConfig {
     pub min_p: Option<f64>,
     /// As `rollout.repetition_penalty`.
     pub repetition_penalty: Option<f64>,
+    /// The largest number of tokens of a completion of an evaluation; that of `rollout` where it is `None`.
+    pub max_completion_length: Option<usize>,
 }
 
 /// The number of held-out problems of an evaluation where no number is set and there are as many.
@@ -240,11 +249,17 @@ impl Default for EvalConfig {
             top_p: None,
             min_p: None,
             repetition_penalty: None,
+            max_completion_length: None,
         }
     }
 }
 
 impl EvalConfig {
+    /// The largest number of tokens of a completion of an evaluation.
+    pub fn max_completion_length(&self, rollout: &RolloutConfig) -> usize {
+        self.max_completion_length.unwrap_or(rollout.max_completion_length())
+    }
+
     /// The sampling of the completions of an evaluation: this section's, else that of `rollout`. It depends on the seed, not on the step.
     pub fn sampling(&self, rollout: &RolloutConfig, seed: u64) -> Sampling {
         let temperature = self.temperature.unwrap_or(rollout.temperature());
@@ -325,6 +340,14 @@ impl TrainConfig {
             rollout.top_p = rollout.top_p.or(defaults.top_p);
             rollout.min_p = rollout.min_p.or(defaults.min_p);
             rollout.repetition_penalty = rollout.repetition_penalty.or(defaults.repetition_penalty);
+        }
+        self
+    }
+
+    /// This configuration with the stop texts of a model's generation_config.json where it has none of its own.
+    pub(crate) fn with_stop_strings(mut self, defaults: &GenerationDefaults) -> Self {
+        if self.rollout.stop.is_none() && !defaults.stop_strings.is_empty() {
+            self.rollout.stop = Some(defaults.stop_strings.clone());
         }
         self
     }

@@ -80,7 +80,11 @@ impl Rows {
         check_best_model(config, &held_out)?;
         let probe = dataset.probe(PROBE_PROBLEMS)?;
         if !lengths_fit {
-            check_lengths(config, tokenizer, context, held_out.iter().chain(&probe))?;
+            let rollout = ("rollout.max_completion_length", config.rollout.max_completion_length());
+            check_lengths(rollout, tokenizer, context, held_out.iter().chain(&probe))?;
+        }
+        if let Some(longest) = config.eval.max_completion_length {
+            check_lengths(("eval.max_completion_length", longest), tokenizer, context, held_out.iter())?;
         }
         probe_rewards(rewards, tokenizer, held_out.first().or(probe.first()))?;
         Ok(Self { held_out, probe })
@@ -151,6 +155,11 @@ impl Trainer {
     /// The policy.
     pub fn policy(&self) -> &dyn Policy {
         &*self.parts.policy
+    }
+
+    /// The problems.
+    pub fn dataset(&self) -> &dyn Dataset {
+        &*self.parts.dataset
     }
 
     /// The reward functions with their weights.
@@ -447,7 +456,7 @@ fn check_value_head(config: &TrainConfig, policy: &dyn Policy) -> Result<()> {
 /// Whether the model has room for the prompts of `items` and for completions of full length: it should be said before
 /// the warm-up, not after it.
 fn check_lengths<'a>(
-    config: &TrainConfig,
+    (key, longest): (&str, usize),
     tokenizer: &dyn Tokenizer,
     positions: usize,
     items: impl Iterator<Item = &'a Item>,
@@ -456,10 +465,10 @@ fn check_lengths<'a>(
         let prompt = encode_prompt(tokenizer, &item.prompt)?.len();
         // The last token is never fed back.
         check(
-            (prompt + config.rollout.max_completion_length()).saturating_sub(1) <= positions,
-            "rollout.max_completion_length",
+            (prompt + longest).saturating_sub(1) <= positions,
+            key,
             &format!("room for it in model.max_position_embeddings, {positions}, behind a prompt of {prompt} tokens"),
-            config.rollout.max_completion_length(),
+            longest,
         )?;
     }
     Ok(())

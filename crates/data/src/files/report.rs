@@ -1,19 +1,20 @@
 //! What became of the rows of files.
 
 use crate::error::{Error, Result};
+use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::path::PathBuf;
 
 /// How many rows were read, kept, held out and dropped, file by file. Its text has a line per file and reason.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct DataReport {
     /// The files of `data.files`, then those of `data.eval_files`.
     pub files: Vec<FileReport>,
 }
 
 /// What became of the rows of one file.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct FileReport {
     /// The path of the data file that the numbers are of.
     pub path: PathBuf,

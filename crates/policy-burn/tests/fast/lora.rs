@@ -116,6 +116,7 @@ fn a_base_in_its_files_changes_no_bit() {
                 num_generations: 2,
                 max_completion_length: 5,
                 stop_ids: &[],
+                stop: None,
                 sampling,
             };
             let completions = policy.generate(&request).unwrap();

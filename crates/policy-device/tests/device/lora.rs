@@ -180,6 +180,7 @@ fn adapters_of_every_family_are_those_of_the_host() {
             num_generations: 2,
             max_completion_length: 6,
             stop_ids: &[],
+            stop: None,
             sampling: Sampling::Greedy,
         };
         let (found, expected) = (device.generate(&request).unwrap(), host.generate(&request).unwrap());

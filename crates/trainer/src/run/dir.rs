@@ -5,6 +5,7 @@
 //! | `config.yaml` | the resolved configuration; may be edited between two sessions, see [`super::changes`]. The only file with [secrets](grpo_files::redact), and then only its owner may read it |
 //! | `config.recorded.yaml` | the configuration that the run was begun or last continued with, without secrets |
 //! | `fingerprint.json` | digests of the model and of the data files that the run was begun with, and the folder in which it was begun |
+//! | `rows.json` | where the rows of the data files are, so that a resumed run does not read them all again; may be deleted |
 //! | `changes.jsonl` | what was changed when the run was continued, with the first change |
 //! | `metrics.jsonl` | one object per step and evaluation, TRL's names |
 //! | `completions.jsonl` | sampled completions now and then |
@@ -170,6 +171,11 @@ impl RunDir {
     /// The path of `fingerprint.json`.
     pub fn fingerprint_path(&self) -> PathBuf {
         self.root.join(super::fingerprint::FILE)
+    }
+
+    /// The path of `rows.json`.
+    pub fn rows_path(&self) -> PathBuf {
+        self.root.join("rows.json")
     }
 
     /// The path of `changes.jsonl`.
