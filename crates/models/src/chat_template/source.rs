@@ -161,7 +161,7 @@ impl<'a> Tag<'a> {
             // `**` is a power, and `f(*x)` unpacks.
             *token == star
                 && before.is_some_and(|(place, token)| {
-                    !matches!(token, Token::Symbol(b'(' | b',')) && !(*token == star && place + 1 == *at)
+                    !(matches!(token, Token::Symbol(b'(' | b',')) || *token == star && place + 1 == *at)
                 })
                 && behind.is_some_and(|(place, token)| !(*token == star && at + 1 == *place))
         };

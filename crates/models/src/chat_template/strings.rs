@@ -88,7 +88,7 @@ pub(super) fn method(state: &State<'_, '_>, text: &str, method: &str, args: &[Va
                 found => Value::from(found.map_or(-1, |at| at as i64)),
             }
         }
-        "isdecimal" => all(text, args, |c| c.is_ascii_digit() || (!c.is_ascii() && c.to_digit(10).is_some()))?,
+        "isdecimal" => all(text, args, |c| c.is_ascii_digit())?,
         "isidentifier" => {
             let () = from_args(args)?;
             let begins = text.starts_with(|c: char| c.is_alphabetic() || c == '_');
