@@ -1,7 +1,8 @@
 //! Runs that go on in another folder, another time zone and on another day, and files that are named in other ways.
 
-use crate::support::{Runs, command, refuse, stderr, stdout, succeed};
+use crate::support::{Runs, command, refuse, rows, stderr, stdout, succeed};
 use crate::tiny_model::{arguments, prepare, train};
+use serde_json::Value;
 use std::path::Path;
 use std::process::Output;
 
@@ -130,4 +131,89 @@ fn data_files_are_named_by_patterns_and_from_the_home_folder() {
     // The run keeps the files that it was begun with, wherever its home is then.
     std::fs::copy(runs.path("rows.jsonl"), home.join("part-3.jsonl")).expect("copied");
     succeed(&["train", "--resume", &runs.text("run"), "--set", "grpo.max_steps=2"]);
+}
+
+#[test]
+fn rows_are_read_once_for_a_run_however_often_it_goes_on() {
+    let runs = Runs::new(&[]);
+    prepare(&runs);
+    train(&runs, "model", "run", &["run.allow_changed_data=true"]);
+    let (index, run) = (runs.path("run/rows.json"), runs.text("run"));
+    let steps = |count: usize| {
+        let output = command(&["train", "--resume", &run, "--set", &format!("grpo.max_steps={count}")]);
+        let output = { output }.output().expect("the binary starts");
+        assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    };
+    let written = || std::fs::read_to_string(&index).expect("an index");
+    let first = written();
+    // An index that is changed by hand is believed as long as its key fits: nothing else was read.
+    let text = |json: &serde_json::Value| json.to_string();
+    let mut edited: serde_json::Value = serde_json::from_str(&first).expect("JSON");
+    let places = edited["index"]["training"][0].as_array_mut().expect("places");
+    places.truncate(20);
+    let edited = text(&edited);
+    std::fs::write(&index, &edited).expect("written");
+    steps(3);
+    assert_eq!(written(), edited, "it is used, and not made anew");
+    // Neither a damaged one nor that of other rows is.
+    std::fs::write(&index, "{").expect("written");
+    steps(4);
+    assert_eq!(written(), first);
+    let rows = std::fs::read_to_string(runs.path("rows.jsonl")).expect("rows");
+    std::fs::write(runs.path("rows.jsonl"), rows.replacen("What", "what", 1)).expect("written");
+    std::fs::write(&index, &edited).expect("written");
+    steps(5);
+    assert!(written() != edited && written() != first);
+    std::fs::remove_file(&index).expect("removed");
+    steps(6);
+    assert!(index.is_file());
+}
+
+#[test]
+fn completions_end_with_stop_texts_and_stop_tokens_and_have_a_length_of_their_own_in_evaluations() {
+    let runs = Runs::new(&[]);
+    prepare(&runs);
+    let lengths = |run: &str| -> Vec<(f64, f64)> {
+        let rows = rows(&runs.path(run).join("metrics.jsonl"));
+        let number = |row: &Value, name: &str| row[name].as_f64().unwrap_or(f64::NAN);
+        let steps = rows.iter().filter(|row| row["phase"] == "grpo");
+        steps.map(|row| (number(row, "completions/max_length"), number(row, "completions/clipped_ratio"))).collect()
+    };
+    let settings = ["grpo.max_steps=1", "rollout.max_completion_length=24", "eval.max_completion_length=3"];
+    train(&runs, "model", "free", &settings);
+    // Every token of the tokenizer's first 256 is a byte; most completions have an `e` soon.
+    let stop = ["rollout.stop=[e, a, o, '<|endoftext|>']"];
+    train(&runs, "model", "stopped", &[&settings[..], &stop].concat());
+    assert!(lengths("stopped")[0].1 < lengths("free")[0].1, "{:?} {:?}", lengths("stopped"), lengths("free"));
+    let texts = rows(&runs.path("stopped/completions.jsonl"));
+    assert!(!texts.is_empty());
+    for row in &texts {
+        let (text, truncated) = (row["completion"].as_str().expect("a text"), row["truncated"] == true);
+        let before: String = text.chars().take(text.chars().count().saturating_sub(12)).collect();
+        assert!(truncated || !before.contains(['e', 'a', 'o']), "{text:?}");
+        assert!(!truncated || !text.contains(['e', 'a', 'o']), "{text:?}");
+    }
+    // All tokens end a completion: none has more than one.
+    let ids: Vec<String> = (0..400).map(|id| id.to_string()).collect();
+    train(&runs, "model", "one", &[&settings[..], &[&format!("rollout.stop_token_ids=[{}]", ids.join(","))]].concat());
+    assert!(lengths("one")[0].1 < 0.5, "{:?}", lengths("one"));
+    // generation_config.json, unless the run says otherwise.
+    std::fs::write(runs.path("model/generation_config.json"), r#"{"stop_strings": ["e", "a"]}"#).expect("written");
+    train(&runs, "model", "of_the_model", &settings);
+    let config = |run: &str| std::fs::read_to_string(runs.path(run).join("config.yaml")).expect("a configuration");
+    assert!(config("of_the_model").contains("  stop:\n  - e\n  - a\n") || config("of_the_model").contains("stop:"));
+    assert!(lengths("of_the_model")[0].1 < lengths("free")[0].1);
+    train(&runs, "model", "none", &[&settings[..], &["rollout.stop=[]"]].concat());
+    assert_eq!(lengths("none"), lengths("free"));
+    let arguments = |setting: &str| arguments(&runs, "model", "refused", &[setting]);
+    for (setting, key) in [
+        ("rollout.stop=['']", "rollout.stop"),
+        ("rollout.stop_token_ids=[100000]", "rollout.stop_token_ids"),
+        ("eval.max_completion_length=0", "eval.max_completion_length"),
+        ("eval.max_completion_length=255", "eval.max_completion_length"),
+    ] {
+        let arguments = arguments(setting);
+        let error = refuse(&arguments.iter().map(String::as_str).collect::<Vec<_>>());
+        assert!(error.contains(&format!("`{key}`")), "{error}");
+    }
 }

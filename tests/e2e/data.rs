@@ -165,7 +165,7 @@ fn a_file_that_cannot_be_used_is_said_with_its_key_and_an_example() {
         ("data.chat_template", &open, ["open.jinja), line 1: ", jinja]),
         ("data.chat_template", &unknown, ["unknown.jinja), line 1: ", "no_such_filter"]),
         ("data.chat_template", &raises, ["raises.jinja), line 1: only for tools", "gsm8k.jsonl, line 1"]),
-        ("data.chat_template", &binary, ["UTF-8", jinja]),
+        ("data.chat_template", &binary, ["utf-8", jinja]),
         ("data.files", nowhere, ["No such file", "`data: { files: train.jsonl }` or `--set data.files=train.jsonl`"]),
         ("data.files", &directory, ["got a folder", "`--set data.files=train.jsonl`"]),
         ("data.eval_files", nowhere, ["No such file", "`--set data.eval_files=test.jsonl`"]),
@@ -278,4 +278,65 @@ fn completions_are_right_as_people_write_them() {
     assert_eq!(mean_of_pairs("math", &wrong), 0.0);
     assert_eq!(mean_of_pairs("choice", &[("B", "Option B"), ("E", "The correct option is E.")]), 1.0);
     assert_eq!(mean_of_pairs("numeric", &[("3/4", "\\boxed{1/4}"), ("10:30", "\\boxed{9:30}")]), 0.0);
+}
+
+#[test]
+fn prompts_that_are_rendered_already_are_refused_or_taken_as_such() {
+    let chat = |text: &str| format!("<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n");
+    let row = |text: String| format!("{}\n", json!({"prompt": text, "answer": "2"}));
+    let rows: String = (0..20).map(|i| row(chat(&format!("What is {i} + 1?")))).collect();
+    let (_folder, model, data) = folder("qwen3", &("{\"prompt\": \"plain\", \"answer\": \"1\"}\n".to_owned() + &rows));
+    let (model, data) = (model.to_str().unwrap(), data.to_str().unwrap());
+    let arguments =
+        ["data", data, "--model", model, "--json", "--set", "data.held_out_fraction=0", "--set", "data.shuffle=false"];
+    let output = grpo(&arguments);
+    let text = refused(&arguments, &output);
+    let parts = ["line 2: the prompt: ", "\"<|im_start|>\"", "data.prompts_are_rendered=true", "false", "`messages`"];
+    assert!(parts.iter().all(|part| text.contains(part)), "{text}");
+    let lengths = |model: &str, data: &str, set: &str| -> (Vec<u64>, String) {
+        let arguments = ["data", data, "--model", model, "--json", "--show", "2", "--set", "data.held_out_fraction=0"];
+        let text = succeed(&[&arguments[..], &["--set", "data.shuffle=false", "--set", set]].concat());
+        let json: Value = serde_json::from_str(&text).unwrap();
+        let lengths = json["prompt_lengths"].as_array().unwrap().iter().map(|n| n.as_u64().unwrap()).collect();
+        (lengths, json["prompts"][1]["prompt"].as_str().unwrap().to_owned())
+    };
+    let (rendered, shown) = lengths(model, data, "data.prompts_are_rendered=true");
+    let (as_text, _) = lengths(model, data, "data.prompts_are_rendered=false");
+    assert_eq!(shown, chat("What is 0 + 1?"));
+    assert_eq!(rendered[0], as_text[0], "a text without special tokens is the same either way");
+    assert!(as_text[1] > rendered[1] + 3 * 5, "{rendered:?} {as_text:?}");
+    // What the chat template makes of the message has as many tokens as the text that it renders.
+    let messages: String = (0..20)
+        .map(|i| {
+            format!(
+                "{}\n",
+                json!({"messages": [{"role": "user", "content": format!("What is {i} + 1?")}], "answer": "2"})
+            )
+        })
+        .collect();
+    let path = format!("{data}.messages.jsonl");
+    std::fs::write(&path, messages).unwrap();
+    assert_eq!(lengths(model, &path, "seed=1").0, rendered[1..]);
+
+    // A BOS that is there is the only one, and one that is not is put there.
+    let text = "<|start_header_id|>user<|end_header_id|>\n\nHi<|eot_id|>";
+    let rows = row(format!("<|begin_of_text|>{text}")) + &row(text.to_owned());
+    let (_folder, model, data) = folder("llama3", &rows);
+    let (model, data) = (model.to_str().unwrap(), data.to_str().unwrap());
+    let (found, shown) = lengths(model, data, "data.prompts_are_rendered=true");
+    assert_eq!((found[0], shown), (found[1], format!("<|begin_of_text|>{text}")));
+    let error = refused(
+        &[],
+        &grpo(&[
+            "data",
+            data,
+            "--model",
+            model,
+            "--set",
+            "data.prompts_are_rendered=true",
+            "--set",
+            "data.system_prompt=x",
+        ]),
+    );
+    assert!(error.contains("data.prompts_are_rendered") && error.contains("data.system_prompt"), "{error}");
 }

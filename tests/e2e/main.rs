@@ -1,5 +1,6 @@
 //! The binary `grpo` as its users call it.
 
+mod adapter_as_model;
 mod anywhere;
 mod attacks;
 mod bench;

@@ -149,16 +149,24 @@ fn summarise(
 ) -> anyhow::Result<Summary> {
     let longest = folder.config().max_position_embeddings.saturating_sub(config.rollout.max_completion_length());
     let seen = RefCell::new((vec![], 0));
-    let count = |prompt: &Prompt| {
-        let length = trainer::encode_prompt(tokenizer, prompt)?.len();
+    let count = |prompts: &[&Prompt], _| {
+        // Not up to a limit: all lengths are shown.
+        let found = trainer::count_tokens(tokenizer, &config.data, prompts, 0);
         let (lengths, special) = &mut *seen.borrow_mut();
-        lengths.push(length);
-        *special += usize::from(tokenizer.holds_special_text(&prompt.to_string()));
-        Ok(length)
+        for (prompt, length) in prompts.iter().zip(&found) {
+            lengths.extend(length.as_ref().ok());
+            let is_text = !matches!(prompt, Prompt::Rendered(_));
+            *special += usize::from(is_text && tokenizer.holds_special_text(&prompt.to_string()));
+        }
+        found
     };
-    let encoder =
-        PromptEncoder { has_chat_template: tokenizer.has_chat_template(), max_tokens: Some(longest), count: &count };
-    let (mut rows, report) = data::open(&config.data, config.seed, &encoder)?;
+    let encoder = PromptEncoder {
+        has_chat_template: tokenizer.has_chat_template(),
+        max_tokens: Some(longest),
+        count: &count,
+        is_exact: true,
+    };
+    let (mut rows, report) = data::open(&config.data, config.seed, &encoder, None)?;
     let report = report.context("the data set has no files")?;
     let (prompt_lengths, special_text) = seen.take();
     let items = rows.next_batch(report.training().min(MOST_ROWS))?;

@@ -1,6 +1,7 @@
 //! The rows of a data set, and the trait of data sets.
 
 use crate::error::Result;
+use crate::files::RowIndex;
 use crate::prompt::Prompt;
 use crate::task::{Problem, Task};
 use serde_json::{Map, Value};
@@ -117,7 +118,12 @@ pub trait Dataset: Send {
     /// The errors of [`Dataset::next_batch`].
     fn probe(&self, count: usize) -> Result<Vec<Item>>;
 
-    /// Returns the position in the training stream.
+    /// What was found when files were read, with which [`crate::open`] opens the same files without reading them.
+    fn index(&self) -> Option<RowIndex> {
+        None
+    }
+
+    /// The position in the training stream.
     fn cursor(&self) -> u64;
 
     /// Moves the training stream to `cursor`, an earlier result of [`Dataset::cursor`].

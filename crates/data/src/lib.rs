@@ -34,7 +34,7 @@ pub use config::{
 };
 pub use dataset::{Dataset, Item};
 pub use error::{Error, Result};
-pub use files::{ANSWER_COLUMNS, Column, Columns, DataReport, FileDataset, FileReport};
+pub use files::{ANSWER_COLUMNS, Column, Columns, DataReport, FileDataset, FileReport, RowIndex};
 pub use mixture::{TaskMixture, WeightedTasks};
 pub use open::{PromptEncoder, open};
 pub use prompt::Prompt;

@@ -3,7 +3,7 @@
 use crate::config::DataConfig;
 use crate::dataset::Dataset;
 use crate::error::Result;
-use crate::files::{DataReport, FileDataset};
+use crate::files::{DataReport, FileDataset, RowIndex};
 use crate::mixture::TaskMixture;
 use crate::prompt::Prompt;
 
@@ -15,21 +15,26 @@ pub struct PromptEncoder<'a> {
     /// and counted. Without it, and without `data.max_prompt_length`, prompts are not encoded when files are opened, and a template's error
     /// about a row occurs only when the row is drawn.
     pub max_tokens: Option<usize>,
-    /// Counts the tokens of a prompt.
+    /// The number of tokens of each prompt of a batch, or why it cannot be encoded. A number may be a bound on the number of tokens if it is
+    /// at most the second argument, so that a prompt that is short in any case need not be encoded.
     pub count: &'a CountTokens<'a>,
+    /// Whether `count` gives no bounds.
+    pub is_exact: bool,
 }
 
-/// A function that returns the number of tokens of a prompt, or an error if it cannot be encoded.
-type CountTokens<'a> = dyn Fn(&Prompt) -> Result<usize, Box<dyn std::error::Error + Send + Sync>> + 'a;
+/// The numbers of tokens of prompts.
+type CountTokens<'a> = dyn Fn(&[&Prompt], usize) -> Vec<Result<usize, Box<dyn std::error::Error + Send + Sync>>> + 'a;
 
 impl PromptEncoder<'_> {
     /// Returns the encoder of a model whose prompts are texts of unlimited length.
     pub fn none() -> Self {
-        Self { has_chat_template: false, max_tokens: None, count: &|prompt| Ok(prompt.to_string().len()) }
+        let count = &|prompts: &[&Prompt], _| prompts.iter().map(|prompt| Ok(prompt.to_string().len())).collect();
+        Self { has_chat_template: false, max_tokens: None, count, is_exact: true }
     }
 }
 
-/// Opens the data set of a configuration: its files, or, without files, its tasks. The report counts the rows of files.
+/// The data set of a configuration: its files, or, without files, its tasks. The report says what became of the rows of files. `index` is
+/// that of the same files, configuration and encoder, which are then not read again.
 ///
 /// ```
 /// use data::{DataConfig, PromptEncoder};
@@ -37,7 +42,7 @@ impl PromptEncoder<'_> {
 /// # fn main() -> data::Result<()> {
 /// let mut config = DataConfig::default();
 /// config.tasks.addition.weight = 1.0;
-/// let (mut problems, report) = data::open(&config, 0, &PromptEncoder::none())?;
+/// let (mut problems, report) = data::open(&config, 0, &PromptEncoder::none(), None)?;
 /// assert!(report.is_none(), "tasks are not read from files");
 /// assert_eq!(problems.next_batch(4)?.len(), 4);
 /// # Ok(())
@@ -50,10 +55,17 @@ pub fn open(
     config: &DataConfig,
     seed: u64,
     encoder: &PromptEncoder<'_>,
+    index: Option<RowIndex>,
 ) -> Result<(Box<dyn Dataset>, Option<DataReport>)> {
     if config.files.is_empty() {
         return Ok((Box::new(TaskMixture::new(config, seed)?), None));
     }
-    let (rows, report) = FileDataset::open(config, seed, encoder)?;
+    let (rows, report) = match index {
+        Some(index) => {
+            let report = index.report().clone();
+            (FileDataset::with_index(config, seed, encoder.has_chat_template, index)?, report)
+        }
+        None => FileDataset::open(config, seed, encoder)?,
+    };
     Ok((Box::new(rows), Some(report)))
 }

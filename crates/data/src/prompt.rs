@@ -18,7 +18,9 @@ use std::fmt;
 pub enum Prompt {
     /// Text that the policy continues unchanged.
     Text(String),
-    /// A conversation in the format of OpenAI and Hugging Face, which the model's chat template renders.
+    /// Text that a chat template has rendered before: special tokens in it are special.
+    Rendered(String),
+    /// A conversation in the form of OpenAI and Hugging Face, which the model's chat template renders.
     Messages {
         /// The messages: objects with `role` and `content`, and other keys that the template uses.
         messages: Vec<Value>,
@@ -28,9 +30,9 @@ pub enum Prompt {
 }
 
 impl Prompt {
-    /// Returns `true` if a chat template renders the prompt, and `false` for text that is sent unchanged.
+    /// Returns `true` if a chat template renders the prompt or has rendered it, and `false` for text that is sent as it is.
     pub fn is_rendered(&self) -> bool {
-        matches!(self, Self::Messages { .. })
+        matches!(self, Self::Messages { .. } | Self::Rendered(_))
     }
 }
 
@@ -59,7 +61,7 @@ impl From<&str> for Prompt {
 impl fmt::Display for Prompt {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Text(text) => f.write_str(text),
+            Self::Text(text) | Self::Rendered(text) => f.write_str(text),
             Self::Messages { messages, .. } => {
                 for (i, message) in messages.iter().enumerate() {
                     let role = message.get("role").and_then(Value::as_str).unwrap_or("message");

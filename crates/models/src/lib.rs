@@ -30,7 +30,7 @@ mod tensor;
 mod tokenizer;
 mod weights;
 
-pub use chat_template::ChatTemplate;
+pub use chat_template::{ChatTemplate, map_on_template_threads};
 pub use config::{ModelConfig, RopeScaling};
 pub use error::{Error, Result};
 pub use folder::{ExportOptions, Family, FolderWriter, GenerationDefaults, ModelCard, ModelFolder, from_python_json};

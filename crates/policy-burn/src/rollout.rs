@@ -42,7 +42,7 @@ fn generate_chunk(
     let (of_prompts, mut cache) =
         model.prefill(&PackedBatch::new(prompts)?, per_prompt, request.max_completion_length - 1)?;
     let mut samples: Vec<Sample<'_>> = (0..prompts.len() * per_prompt)
-        .map(|i| Sample::new(request.sampling, first + i as u64, request.stop_ids, &prompts[i / per_prompt]))
+        .map(|i| Sample::new(request, first + i as u64, &prompts[i / per_prompt]))
         .collect();
     for (i, sample) in samples.iter_mut().enumerate() {
         // All samples of a prompt draw their first token from the same row of logits.
@@ -70,26 +70,28 @@ struct Sample<'a> {
     random: Option<ChaCha8Rng>,
     /// The tokens so far, if the repetition penalty is on.
     seen: HashSet<u32>,
-    stop_ids: &'a [u32],
+    request: &'a RolloutRequest<'a>,
     ids: Vec<u32>,
     logps: Vec<f32>,
+    /// Whether the last token has ended the completion.
+    has_ended: bool,
 }
 
 impl<'a> Sample<'a> {
-    fn new(sampling: Sampling, index: u64, stop_ids: &'a [u32], prompt: &[u32]) -> Self {
-        let (temperature, processors, random) = match sampling {
+    fn new(request: &'a RolloutRequest<'a>, index: u64, prompt: &[u32]) -> Self {
+        let (temperature, processors, random) = match request.sampling {
             Sampling::Greedy => (1.0, LogitsProcessors::default(), None),
             Sampling::Random { temperature, processors, seed, purpose, step, first } => {
                 (temperature, processors, Some(stream(seed, purpose, step, first + index)))
             }
         };
         let seen = if processors.penalises_repetition() { prompt.iter().copied().collect() } else { HashSet::new() };
-        Self { temperature, processors, random, seen, stop_ids, ids: Vec::new(), logps: Vec::new() }
+        Self { temperature, processors, random, seen, request, ids: Vec::new(), logps: Vec::new(), has_ended: false }
     }
 
     /// Returns the last token, unless it is a stop token.
     fn open_at(&self) -> Option<u32> {
-        self.ids.last().copied().filter(|id| !self.stop_ids.contains(id))
+        self.ids.last().copied().filter(|_| !self.has_ended)
     }
 
     /// Samples the next token from `logits: [V]`.
@@ -116,6 +118,7 @@ impl<'a> Sample<'a> {
         };
         self.ids.push(id as u32);
         self.logps.push((scores[id] - max - total.ln()) as f32);
+        self.has_ended = self.request.ends(&self.ids);
         if self.processors.penalises_repetition() {
             self.seen.insert(id as u32);
         }
@@ -143,7 +146,14 @@ mod tests {
     }
 
     fn request(prompts: &[Vec<u32>], per_prompt: usize, sampling: Sampling) -> RolloutRequest<'_> {
-        RolloutRequest { prompts, num_generations: per_prompt, max_completion_length: 6, stop_ids: &[EOS], sampling }
+        RolloutRequest {
+            prompts,
+            num_generations: per_prompt,
+            max_completion_length: 6,
+            stop_ids: &[EOS],
+            stop: None,
+            sampling,
+        }
     }
 
     fn random(step: u64) -> Sampling {
@@ -233,7 +243,8 @@ mod tests {
         let prompts = prompts();
         let a = generate(1000, &request(&prompts, 1, Sampling::Greedy));
         assert_eq!(a, generate(1000, &request(&prompts, 1, Sampling::Greedy)));
-        let mut sample = Sample::new(Sampling::Greedy, 0, &[EOS], &[]);
+        let of = request(&[], 1, Sampling::Greedy);
+        let mut sample = Sample::new(&of, 0, &[]);
         sample.extend(&[0.0, 3.0, 1.0, 3.0]);
         assert_eq!(sample.ids, [1]);
     }
@@ -244,7 +255,8 @@ mod tests {
         for index in 0..20_000 {
             let purpose = Purpose::Rollout;
             let sampling = Sampling::Random { temperature, processors, seed: 0, purpose, step: 0, first: 0 };
-            let mut sample = Sample::new(sampling, index, &[EOS], &[1, 0]);
+            let of = request(&[], 1, sampling);
+            let mut sample = Sample::new(&of, index, &[1, 0]);
             sample.extend(&logits);
             shares[sample.ids[0] as usize] += 1.0 / 20_000.0;
             logps[sample.ids[0] as usize] = sample.logps[0];
@@ -283,7 +295,8 @@ mod tests {
         let processors = LogitsProcessors { repetition_penalty: Some(2.0), ..LogitsProcessors::default() };
         let sampling =
             Sampling::Random { temperature: 1.0, processors, seed: 0, purpose: Purpose::Rollout, step: 0, first: 0 };
-        let mut sample = Sample::new(sampling, 0, &[EOS], &[]);
+        let of = request(&[], 1, sampling);
+        let mut sample = Sample::new(&of, 0, &[]);
         sample.extend(&[90.0, 0.0]);
         sample.extend(&[90.0, 0.0]);
         assert_eq!(sample.ids, [0, 0]);

@@ -10,7 +10,7 @@
 //! /// Samples one greedy completion of at most 16 tokens for each prompt.
 //! fn answer(policy: &mut dyn Policy, prompts: &[Vec<u32>], stop_ids: &[u32]) -> policy::Result<Vec<Completion>> {
 //!     let sampling = Sampling::Greedy;
-//!     policy.generate(&RolloutRequest { prompts, num_generations: 1, max_completion_length: 16, stop_ids, sampling })
+//!     policy.generate(&RolloutRequest { prompts, num_generations: 1, max_completion_length: 16, stop_ids, stop: None, sampling })
 //! }
 //! ```
 #![forbid(unsafe_code)]
@@ -26,7 +26,7 @@ mod update;
 
 pub use adamw::{AdamWBounds, AdamWConfig, AdamWStep, CLIP_EPSILON};
 pub use error::{Error, Result};
-pub use rollout::{Completion, PolicyEngine, RolloutEngine, RolloutRequest};
+pub use rollout::{Completion, PolicyEngine, RolloutEngine, RolloutRequest, StopCondition};
 pub use sampling::{LogitsProcessors, Sampling};
 pub use seam::{Policy, Weights, accumulate_and_apply};
 pub use sequence::{Sequence, SequenceBatch, token_batch};

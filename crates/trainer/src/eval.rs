@@ -3,6 +3,7 @@
 use crate::error::{Error, Result};
 use crate::parts::Parts;
 use crate::prompts::{encode_prompts, opens_think};
+use crate::stops::Stops;
 use crate::train_config::{REWARD, TrainConfig};
 use data::Item;
 use policy::{Completion, RolloutRequest, Sampling};
@@ -260,12 +261,13 @@ fn generate(
     config: &TrainConfig,
 ) -> Result<Sampled> {
     let Parts { policy, tokenizer, engine, .. } = parts;
-    let (prompts, stop_ids) = (encode_prompts(&**tokenizer, items)?, tokenizer.stop_ids());
+    let (prompts, stops) = (encode_prompts(&**tokenizer, items)?, Stops::new(&config.rollout, &**tokenizer));
     let request = RolloutRequest {
         prompts: &prompts,
         num_generations,
-        max_completion_length: config.rollout.max_completion_length(),
-        stop_ids: &stop_ids,
+        max_completion_length: config.eval.max_completion_length(&config.rollout),
+        stop_ids: &stops.ids,
+        stop: stops.condition(),
         sampling,
     };
     let completions = engine.generate(&mut **policy, &request)?;

@@ -22,6 +22,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod adapter;
 pub mod backends;
 pub mod coefficients;
 pub mod error;
@@ -37,6 +38,7 @@ mod prompts;
 mod ref_policy;
 pub mod run;
 pub mod step;
+mod stops;
 pub mod train_config;
 pub mod trainer;
 pub mod updates;
@@ -46,7 +48,7 @@ pub use error::{Error, Result};
 pub use overview::Overview;
 pub use parts::Parts;
 pub use prepared::Prepared;
-pub use prompts::{check_rows, encode_prompt, open_data, open_tokenizer, opens_think};
+pub use prompts::{check_rows, count_tokens, encode_prompt, open_data, open_tokenizer, opens_think};
 pub use rewards::kill_programs as kill_reward_programs;
 pub use train_config::{ModelSource, TrainConfig};
 pub use trainer::{Counters, Phase, TrainState, Trainer};

@@ -244,7 +244,7 @@ fn training_sizes(
             prompts: config.grpo.prompts_per_step,
             longest_prompt: prompt,
             num_generations: config.grpo.num_generations,
-            max_completion_length: completion,
+            max_completion_length: completion.max(config.eval.max_completion_length(&config.rollout)),
         },
         weights,
         adapters: config.lora.as_ref().map(|lora| adapter_weights(lora, shape)).transpose()?,

@@ -1,5 +1,6 @@
 //! The checks of a run that come before its weights are read.
 
+use crate::adapter;
 use crate::error::{Error, Result};
 use crate::eval::PassRule;
 use crate::overview::Overview;
@@ -8,7 +9,7 @@ use crate::pretrained::{Pretrained, Purpose, adapter_weights};
 use crate::prompts::{check_rows, encode_prompt, open_data};
 use crate::train_config::{ModelSource, TrainConfig};
 use crate::trainer::{Rows, Trainer};
-use data::{DataReport, Dataset};
+use data::{DataReport, Dataset, RowIndex};
 use models::{CharTokenizer, ChatTemplate, ModelConfig, Tokenizer};
 use policy::PolicyEngine;
 use rewards::Rewards;
@@ -48,7 +49,7 @@ impl Prepared {
     /// * a backend, device or model that is not found;
     /// * a training that does not fit into memory.
     pub fn new(config: TrainConfig) -> Result<Self> {
-        Self::make(config, None, true)
+        Self::make(config, None, true, true, None)
     }
 
     /// Like [`Prepared::new`], for callers that replace parts: rewards are not checked against rows.
@@ -56,15 +57,31 @@ impl Prepared {
     /// # Errors
     /// The errors of [`Prepared::new`].
     pub(crate) fn unchecked(config: TrainConfig, tokenizer: Option<Box<dyn Tokenizer>>) -> Result<Self> {
-        Self::make(config, tokenizer, false)
+        Self::make(config, tokenizer, false, true, None)
     }
 
-    fn make(mut config: TrainConfig, tokenizer: Option<Box<dyn Tokenizer>>, checks: bool) -> Result<Self> {
+    /// The same for a run that goes on: what its configuration leaves out is not filled in, and the rows of its files are not read again where
+    /// there is an index of them.
+    ///
+    /// # Errors
+    /// As [`Prepared::new`].
+    pub(crate) fn resumed(config: TrainConfig, index: Option<RowIndex>) -> Result<Self> {
+        Self::make(config, None, true, false, index)
+    }
+
+    fn make(
+        mut config: TrainConfig,
+        tokenizer: Option<Box<dyn Tokenizer>>,
+        checks: bool,
+        is_new: bool,
+        index: Option<RowIndex>,
+    ) -> Result<Self> {
         config.validate_sources()?;
         config.data.expand_paths()?;
         if let ModelSource::Pretrained(name) = &mut config.model {
             *name = data::at_home(name.as_str().as_ref()).to_string_lossy().into_owned();
         }
+        adapter::resolve(&mut config)?;
         config.data.check_files()?;
         let rewards = Rewards::with_seed(&config.rewards, config.seed)?;
         let pass_rule = if checks { PassRule::of(&config, &rewards)? } else { PassRule::Sum };
@@ -74,8 +91,12 @@ impl Prepared {
             (None, None) => Box::new(CharTokenizer),
             (None, Some(model)) => {
                 config = config.with_generation_defaults(model.folder.generation());
+                if is_new {
+                    config = config.with_stop_strings(model.folder.generation());
+                }
                 let tokenizer = model.tokenizer(&config)?;
-                if tokenizer.writes_date() && !config.data.files.is_empty() && config.data.template_date.is_none() {
+                let is_dated = tokenizer.writes_date() && !config.data.files.is_empty();
+                if is_new && is_dated && config.data.template_date.is_none() {
                     let now = ChatTemplate::now();
                     config.data.template_date = Some(now.clone());
                     Box::new(tokenizer.with_template_date(&now)?)
@@ -93,7 +114,7 @@ impl Prepared {
         config.policy.save(&shape)?;
         let adapters = config.lora.as_ref().map(|lora| adapter_weights(lora, &shape)).transpose()?;
         let longest = context.saturating_sub(config.rollout.max_completion_length());
-        let (dataset, report) = open_data(&config.data, config.seed, &*tokenizer, longest)?;
+        let (dataset, report) = open_data(&config.data, config.seed, &*tokenizer, longest, index)?;
         if let Some(report) = &report {
             config.grpo.count_epochs(report.training());
             check_rows(&config.data, report, &rewards, tokenizer.has_chat_template())?;
@@ -166,7 +187,8 @@ impl Prepared {
 
     fn load(self) -> Result<(TrainConfig, Parts, Rows, Overview)> {
         let Self { config, shape, model, tokenizer, dataset, rewards, rows, place, overview } = self;
-        let policy = place.policy(&config, &shape, model.as_ref(), Purpose::Training)?;
+        let mut policy = place.policy(&config, &shape, model.as_ref(), Purpose::Training)?;
+        adapter::start(&config, &shape, model.as_ref(), &mut *policy)?;
         let parts = Parts { policy, tokenizer, dataset, rewards, engine: Box::new(PolicyEngine) };
         Ok((config, parts, rows, overview))
     }

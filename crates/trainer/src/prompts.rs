@@ -1,7 +1,7 @@
 //! Rows of a data set as the policy reads them.
 
 use crate::error::{Error, Result};
-use data::{ApplyChatTemplate, DataConfig, DataReport, Dataset, Item, Prompt, PromptEncoder};
+use data::{ApplyChatTemplate, DataConfig, DataReport, Dataset, Item, Prompt, PromptEncoder, RowIndex};
 use grpo_files::counted;
 use models::{ChatTemplate, HfTokenizer, ModelFolder, Tokenizer};
 use rewards::Rewards;
@@ -51,8 +51,9 @@ fn with_template_of(tokenizer: HfTokenizer, path: &Path) -> Result<HfTokenizer> 
     Ok(tokenizer.with_chat_template(&source, &origin))
 }
 
-/// Opens the data set of a configuration for a model's tokenizer. Rows with prompts of more than `max_tokens`, after which the context has
-/// no room for a completion, are dropped and counted in the report; tasks have no report.
+/// The data set of a configuration for the model of a tokenizer. Rows with prompts of more than `max_tokens`, behind which its
+/// context has no room for a completion, are dropped and counted in the report; tasks have no report. `index` is that of the same files,
+/// configuration and model, which are then not read again.
 ///
 /// # Errors
 /// The errors of [`data::open`].
@@ -61,10 +62,40 @@ pub fn open_data(
     seed: u64,
     tokenizer: &dyn Tokenizer,
     max_tokens: usize,
+    index: Option<RowIndex>,
 ) -> Result<(Box<dyn Dataset>, Option<DataReport>)> {
-    let count = |prompt: &Prompt| Ok(encode_prompt(tokenizer, prompt)?.len());
+    let count = |prompts: &[&Prompt], limit| count_tokens(tokenizer, config, prompts, limit);
     let has_chat_template = tokenizer.has_chat_template();
-    Ok(data::open(config, seed, &PromptEncoder { has_chat_template, max_tokens: Some(max_tokens), count: &count })?)
+    let encoder = PromptEncoder { has_chat_template, max_tokens: Some(max_tokens), count: &count, is_exact: false };
+    Ok(data::open(config, seed, &encoder, index)?)
+}
+
+/// The numbers of tokens of prompts, or bounds on them that are at most `limit`, on all threads.
+///
+/// # Errors
+/// Of a prompt: those of [`encode_prompt`], and a text with special tokens in it where `data.prompts_are_rendered` does not say what they are.
+pub fn count_tokens(
+    tokenizer: &dyn Tokenizer,
+    config: &DataConfig,
+    prompts: &[&Prompt],
+    limit: usize,
+) -> Vec<std::result::Result<usize, Box<dyn std::error::Error + Send + Sync>>> {
+    let one = |prompt: &&Prompt| {
+        match prompt {
+        Prompt::Text(text) => match tokenizer.special_token(text).filter(|_| config.prompts_are_rendered.is_none()) {
+            Some(token) => Err(format!(
+                "a text with the special token {token:?} looks like a prompt that a chat template has rendered before, and its special tokens \
+                 would be read as text: set data.prompts_are_rendered=true if it has been rendered (special tokens are special then, and BOS \
+                 comes once), or false if it is text; or give `messages`, which the chat template of the model renders"
+            )
+            .into()),
+            None => Ok(tokenizer.count_prompt(text, limit)?),
+        },
+        Prompt::Rendered(text) => Ok(tokenizer.encode_rendered(text)?.len()),
+        Prompt::Messages { messages, tools } => Ok(tokenizer.count_messages(messages, tools.as_ref(), limit)?),
+    }
+    };
+    models::map_on_template_threads(prompts, rayon::current_num_threads(), one)
 }
 
 /// Checks that rows have the reference answers that rewards need, and warns of text prompts that bypass a chat template.
@@ -112,6 +143,7 @@ pub fn opens_think(tokenizer: &dyn Tokenizer, prompt: &[u32]) -> bool {
 pub fn encode_prompt(tokenizer: &dyn Tokenizer, prompt: &Prompt) -> models::Result<Vec<u32>> {
     match prompt {
         Prompt::Text(text) => tokenizer.encode_prompt(text),
+        Prompt::Rendered(text) => tokenizer.encode_rendered(text),
         Prompt::Messages { messages, tools } => tokenizer.encode_messages(messages, tools.as_ref()),
     }
 }

@@ -137,7 +137,12 @@ pub struct RolloutConfig {
     /// The maximum number of tokens of a completion, including EOS. `None` is 512 or, in a shorter context, the rest after
     /// `data.max_prompt_length`, at least half of the context; without that limit, half of the context.
     pub max_completion_length: Option<usize>,
-    /// The maximum number of sequences that decode in parallel. It limits memory and does not change results.
+    /// The ids of tokens that end a completion, beside those of the model's generation_config.json and tokenizer.
+    pub stop_token_ids: Vec<u32>,
+    /// The texts that end a completion: the token that completes one of them is the last. The completion keeps the text, and the loss is taken
+    /// of every token that was sampled. `None` takes `stop_strings` of the model's generation_config.json; an empty list is none.
+    pub stop: Option<Vec<String>>,
+    /// The largest number of sequences that decode together. It bounds memory and does not change results.
     pub batch_size: usize,
 }
 
@@ -151,6 +156,8 @@ impl Default for RolloutConfig {
             repetition_penalty: None,
             use_generation_config: false,
             max_completion_length: None,
+            stop_token_ids: Vec::new(),
+            stop: None,
             batch_size: 256,
         }
     }
@@ -222,6 +229,8 @@ pub struct EvalConfig {
     pub min_p: Option<f64>,
     /// Like `rollout.repetition_penalty`.
     pub repetition_penalty: Option<f64>,
+    /// The largest number of tokens of a completion of an evaluation; that of `rollout` where it is `None`.
+    pub max_completion_length: Option<usize>,
 }
 
 /// The default number of held-out problems of an evaluation.
@@ -240,12 +249,18 @@ impl Default for EvalConfig {
             top_p: None,
             min_p: None,
             repetition_penalty: None,
+            max_completion_length: None,
         }
     }
 }
 
 impl EvalConfig {
-    /// Returns the sampling of evaluations: the keys of this section, or else those of `rollout`. It depends on the seed, not on the step.
+    /// The largest number of tokens of a completion of an evaluation.
+    pub fn max_completion_length(&self, rollout: &RolloutConfig) -> usize {
+        self.max_completion_length.unwrap_or(rollout.max_completion_length())
+    }
+
+    /// The sampling of the completions of an evaluation: this section's, else that of `rollout`. It depends on the seed, not on the step.
     pub fn sampling(&self, rollout: &RolloutConfig, seed: u64) -> Sampling {
         let temperature = self.temperature.unwrap_or(rollout.temperature());
         if temperature == 0.0 {
@@ -328,8 +343,16 @@ impl TrainConfig {
         self
     }
 
-    /// Returns `true` if the value of the loss reflects training progress. With one update per step, ratios are 1, and a loss without other
-    /// terms is the weighted mean of advantages, which is always about 0.
+    /// This configuration with the stop texts of a model's generation_config.json where it has none of its own.
+    pub(crate) fn with_stop_strings(mut self, defaults: &GenerationDefaults) -> Self {
+        if self.rollout.stop.is_none() && !defaults.stop_strings.is_empty() {
+            self.rollout.stop = Some(defaults.stop_strings.clone());
+        }
+        self
+    }
+
+    /// Whether the number that the loss is tells how training goes. While a step has one update, ratios are 1, and a loss of the policy
+    /// alone is the weighted mean of advantages, which is about 0 whatever is learned.
     pub fn loss_says_something(&self) -> bool {
         let loss = &self.loss;
         let has_other_terms = loss.beta != 0.0 || loss.entropy_coef != 0.0 || loss.positive_example_nll_weight != 0.0;

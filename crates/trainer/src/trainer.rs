@@ -80,7 +80,11 @@ impl Rows {
         check_best_model(config, &held_out)?;
         let probe = dataset.probe(PROBE_PROBLEMS)?;
         if !lengths_fit {
-            check_lengths(config, tokenizer, context, held_out.iter().chain(&probe))?;
+            let rollout = ("rollout.max_completion_length", config.rollout.max_completion_length());
+            check_lengths(rollout, tokenizer, context, held_out.iter().chain(&probe))?;
+        }
+        if let Some(longest) = config.eval.max_completion_length {
+            check_lengths(("eval.max_completion_length", longest), tokenizer, context, held_out.iter())?;
         }
         probe_rewards(rewards, tokenizer, held_out.first().or(probe.first()))?;
         Ok(Self { held_out, probe })
@@ -152,7 +156,12 @@ impl Trainer {
         &*self.parts.policy
     }
 
-    /// Returns the reward functions with their weights.
+    /// The problems.
+    pub fn dataset(&self) -> &dyn Dataset {
+        &*self.parts.dataset
+    }
+
+    /// The reward functions with their weights.
     pub fn rewards(&self) -> &Rewards {
         &self.parts.rewards
     }
@@ -445,7 +454,7 @@ fn check_value_head(config: &TrainConfig, policy: &dyn Policy) -> Result<()> {
 
 /// Checks that the model's context has room for the prompts of `items` and full completions, before the warm-up.
 fn check_lengths<'a>(
-    config: &TrainConfig,
+    (key, longest): (&str, usize),
     tokenizer: &dyn Tokenizer,
     positions: usize,
     items: impl Iterator<Item = &'a Item>,
@@ -454,10 +463,10 @@ fn check_lengths<'a>(
         let prompt = encode_prompt(tokenizer, &item.prompt)?.len();
         // The last token is never an input.
         check(
-            (prompt + config.rollout.max_completion_length()).saturating_sub(1) <= positions,
-            "rollout.max_completion_length",
+            (prompt + longest).saturating_sub(1) <= positions,
+            key,
             &format!("room for it in model.max_position_embeddings, {positions}, behind a prompt of {prompt} tokens"),
-            config.rollout.max_completion_length(),
+            longest,
         )?;
     }
     Ok(())

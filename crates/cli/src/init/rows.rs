@@ -47,15 +47,15 @@ impl Rows {
         tokenizer: &HfTokenizer,
     ) -> anyhow::Result<Self> {
         let lengths = RefCell::new(vec![]);
-        let count = |prompt: &Prompt| {
-            let length = trainer::encode_prompt(tokenizer, prompt)?.len();
-            lengths.borrow_mut().push(length);
-            Ok(length)
+        let count = |prompts: &[&Prompt], _| {
+            let found = trainer::count_tokens(tokenizer, &config.data, prompts, 0);
+            lengths.borrow_mut().extend(found.iter().flatten());
+            found
         };
         let has_chat_template = tokenizer.has_chat_template();
         let max_tokens = Some(context.saturating_sub(completion));
-        let encoder = PromptEncoder { has_chat_template, max_tokens, count: &count };
-        let (mut rows, report) = data::open(&config.data, config.seed, &encoder)?;
+        let encoder = PromptEncoder { has_chat_template, max_tokens, count: &count, is_exact: true };
+        let (mut rows, report) = data::open(&config.data, config.seed, &encoder, None)?;
         let report = report.unwrap_or_default();
         let items = rows.next_batch(report.training().min(ANSWERS))?;
         let answers = items.into_iter().filter_map(|item| item.answer).collect();

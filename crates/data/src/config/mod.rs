@@ -70,7 +70,10 @@ pub struct DataConfig {
     pub tools_file: Option<PathBuf>,
     /// The choice of texts that become messages for the model's chat template.
     pub apply_chat_template: ApplyChatTemplate,
-    /// A Jinja file that replaces the model's chat template.
+    /// Whether text prompts have been rendered by a chat template: special tokens in them are then special, and BOS is not put before them
+    /// twice. `None` refuses a text with special tokens, `false` reads them as text.
+    pub prompts_are_rendered: Option<bool>,
+    /// A Jinja file to be used in place of the model's own chat template.
     pub chat_template: Option<PathBuf>,
     /// Variables for the chat template, such as `enable_thinking: false`.
     #[serde(deserialize_with = "files::ordered_map")]
@@ -100,6 +103,7 @@ impl Default for DataConfig {
             few_shot: None,
             tools_file: None,
             apply_chat_template: ApplyChatTemplate::Auto,
+            prompts_are_rendered: None,
             chat_template: None,
             chat_template_kwargs: Map::new(),
             template_date: None,
@@ -323,7 +327,20 @@ impl DataConfig {
         if let (Some(FewShot::Messages(_)), ApplyChatTemplate::Never) = (&self.few_shot, self.apply_chat_template) {
             check(false, "data.few_shot", "a text with data.apply_chat_template=false", "messages")?;
         }
-        for key in ["messages", "tools", "documents", "add_generation_prompt"] {
+        if self.prompts_are_rendered == Some(true) {
+            let key = "data.prompts_are_rendered";
+            let is_wrapped = self.apply_chat_template == ApplyChatTemplate::Always;
+            check(!is_wrapped, key, "left out with data.apply_chat_template=true, which renders texts", "true")?;
+            let is_set = [
+                ("data.system_prompt", self.system_prompt.is_some()),
+                ("data.prompt_template", self.prompt_template.is_some()),
+                ("data.few_shot", self.few_shot.is_some()),
+            ];
+            if let Some((other, _)) = is_set.into_iter().find(|(_, is_set)| *is_set) {
+                check(false, key, &format!("left out with {other}, which puts text around a prompt"), "true")?;
+            }
+        }
+        for key in ["messages", "tools", "add_generation_prompt"] {
             let expected = "variables of the template's own";
             check(!self.chat_template_kwargs.contains_key(key), "data.chat_template_kwargs", expected, key)?;
         }

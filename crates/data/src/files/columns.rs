@@ -4,6 +4,7 @@ use super::lines::Lines;
 use crate::config::DataFile;
 use crate::error::Result;
 use crate::prompt::is_message;
+use rayon::prelude::*;
 use serde_json::Value;
 
 /// The columns of the rows of files; fields of objects have a path (`reward_model.ground_truth`).
@@ -53,10 +54,14 @@ impl Columns {
     pub fn read(files: &[DataFile]) -> Result<Self> {
         let mut found = Self::default();
         for file in files {
-            Lines::open(file)?.for_each(|_, fields| {
-                found.rows += 1;
-                for (name, value) in &fields {
-                    found.count(name, value);
+            let lines = Lines::open(file)?;
+            lines.for_each(|rows| {
+                let parsed: Vec<_> = rows.par_iter().map(|(place, text)| lines.parse(text, place.line)).collect();
+                for fields in parsed {
+                    found.rows += 1;
+                    for (name, value) in &fields? {
+                        found.count(name, value);
+                    }
                 }
                 Ok(())
             })?;

@@ -2,6 +2,7 @@
 
 use crate::config::{DataFile, FileFormat};
 use crate::error::{Error, Result};
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::borrow::Cow;
 use std::fs::File;
@@ -12,8 +13,9 @@ use std::sync::Mutex;
 /// The size limit of a line in bytes.
 const LONGEST_LINE: u64 = 256 << 20;
 
-/// The position of a row.
-#[derive(Clone, Copy, Debug)]
+/// Where a row is.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(from = "(u64, u32, u32)", into = "(u64, u32, u32)")]
 pub(super) struct Place {
     /// The byte offset of its text.
     offset: u64,
@@ -22,6 +24,22 @@ pub(super) struct Place {
     /// Its line number, from 1.
     pub(super) line: u32,
 }
+
+impl From<(u64, u32, u32)> for Place {
+    fn from((offset, length, line): (u64, u32, u32)) -> Self {
+        Self { offset, length, line }
+    }
+}
+
+impl From<Place> for (u64, u32, u32) {
+    fn from(Place { offset, length, line }: Place) -> Self {
+        (offset, length, line)
+    }
+}
+
+/// The number of rows that are read at a time, and of bytes after which they are fewer.
+const BATCH: usize = 1 << 11;
+const BATCH_BYTES: u64 = 1 << 24;
 
 /// A file of JSON objects, one per line.
 pub(super) struct Lines {
@@ -67,11 +85,11 @@ impl Lines {
         &self.path
     }
 
-    /// Passes every row to `each`, in file order. Blank lines are skipped.
+    /// Hands the texts of all rows to `each`, some at a time, in the order of the file. Lines without text are no rows.
     ///
     /// # Errors
-    /// [`Error::Row`] for a line that is not a JSON object in UTF-8; the errors of `each`.
-    pub(super) fn for_each(&self, mut each: impl FnMut(Place, Map<String, Value>) -> Result<()>) -> Result<()> {
+    /// [`Error::Io`]; [`Error::Row`] for a line that is too long; those of `each`.
+    pub(super) fn for_each(&self, mut each: impl FnMut(&[(Place, Vec<u8>)]) -> Result<()>) -> Result<()> {
         match &self.bytes {
             Bytes::Memory(bytes) => self.scan(&mut bytes.as_slice(), &mut each),
             Bytes::File(file) => {
@@ -82,32 +100,51 @@ impl Lines {
         }
     }
 
-    fn scan(
-        &self,
-        reader: &mut dyn BufRead,
-        each: &mut dyn FnMut(Place, Map<String, Value>) -> Result<()>,
-    ) -> Result<()> {
-        let (mut offset, mut line, mut bytes) = (0_u64, 0_u32, vec![]);
+    fn scan(&self, reader: &mut dyn BufRead, each: &mut dyn FnMut(&[(Place, Vec<u8>)]) -> Result<()>) -> Result<()> {
+        let (mut offset, mut line) = (0_u64, 0_u32);
         loop {
-            bytes.clear();
-            let read = (&mut *reader).take(LONGEST_LINE).read_until(b'\n', &mut bytes).map_err(|e| self.io(e))? as u64;
-            if read == 0 {
+            let (mut rows, mut size) = (vec![], 0);
+            let mut end = Ok(false);
+            while rows.len() < BATCH && size < BATCH_BYTES {
+                match self.next_line(reader, &mut line) {
+                    Ok(Some(bytes)) => {
+                        let length = bytes.len() as u64;
+                        if !bytes.trim_ascii().is_empty() {
+                            rows.push((Place { offset, length: length as u32, line }, bytes));
+                        }
+                        (offset, size) = (offset + length, size + length);
+                    }
+                    Ok(None) => end = Ok(true),
+                    Err(error) => end = Err(error),
+                }
+                if !matches!(end, Ok(false)) {
+                    break;
+                }
+            }
+            // What is wrong with an earlier row is said first.
+            each(&rows)?;
+            if end? {
                 return Ok(());
             }
-            line = line.checked_add(1).ok_or_else(|| self.row(u64::from(line), "too many lines".into()))?;
-            if read == LONGEST_LINE {
-                let limit = LONGEST_LINE >> 20;
-                return Err(self.row(u64::from(line), format!("expected a JSON object of at most {limit} MiB")));
-            }
-            if !bytes.trim_ascii().is_empty() {
-                let place = Place { offset, length: bytes.len() as u32, line };
-                each(place, self.parse(&bytes, line)?)?;
-            }
-            offset += read;
         }
     }
 
-    /// Returns the row at `place`.
+    /// The bytes of the next line, whose number becomes `line`; `None` at the end.
+    fn next_line(&self, reader: &mut dyn BufRead, line: &mut u32) -> Result<Option<Vec<u8>>> {
+        let mut bytes = vec![];
+        let read = (&mut *reader).take(LONGEST_LINE).read_until(b'\n', &mut bytes).map_err(|e| self.io(e))? as u64;
+        if read == 0 {
+            return Ok(None);
+        }
+        *line = line.checked_add(1).ok_or_else(|| self.row(u64::from(*line), "too many lines".into()))?;
+        if read == LONGEST_LINE {
+            let limit = LONGEST_LINE >> 20;
+            return Err(self.row(u64::from(*line), format!("expected a JSON object of at most {limit} MiB")));
+        }
+        Ok(Some(bytes))
+    }
+
+    /// The row at `place`.
     ///
     /// # Errors
     /// [`Error::Io`]; [`Error::Row`] if the file has changed since it was opened.
@@ -130,8 +167,12 @@ impl Lines {
         self.parse(&bytes, place.line).map_err(|e| changed(e.to_string()))
     }
 
-    fn parse(&self, bytes: &[u8], line: u32) -> Result<Map<String, Value>> {
-        // Some editors write a byte order mark.
+    /// The row of a line.
+    ///
+    /// # Errors
+    /// [`Error::Row`] for a line that is no JSON object in UTF-8.
+    pub(super) fn parse(&self, bytes: &[u8], line: u32) -> Result<Map<String, Value>> {
+        // Some editors begin files with a byte order mark.
         let bytes = if line == 1 { bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes) } else { bytes };
         let row = |reason: String| self.row(u64::from(line), reason);
         let text = std::str::from_utf8(bytes)

@@ -21,9 +21,13 @@ use crate::prompt::Prompt;
 use crate::split::is_held_out;
 use lines::{Lines, Place};
 use order::Schedule;
+use rayon::prelude::*;
 use rng::Purpose;
 use row::RowReader;
-use std::collections::BTreeSet;
+use serde::{Deserialize, Serialize};
+use serde_json::Map;
+use std::cmp::Reverse;
+use std::collections::{BTreeSet, BinaryHeap};
 use std::sync::Arc;
 
 /// Rows of files. Every row is read once when the files are opened, so that invalid rows are reported before training; later, rows are read
@@ -52,6 +56,26 @@ pub struct FileDataset {
     order: Schedule,
     seed: u64,
     cursor: u64,
+    report: DataReport,
+}
+
+/// What was found when files were read: where the rows are that are trained on and held out, and what became of the others. It belongs to
+/// the files, the configuration and the encoder that it was made with.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RowIndex {
+    /// The places of the training rows of each file, those of `data.eval_files` first.
+    training: Vec<Vec<Place>>,
+    /// The held-out rows in their order: the file, and the place.
+    held_out: Vec<(usize, Place)>,
+    report: DataReport,
+}
+
+impl RowIndex {
+    /// What became of the rows.
+    pub fn report(&self) -> &DataReport {
+        &self.report
+    }
 }
 
 /// A file with the positions of its training rows.
@@ -102,9 +126,43 @@ impl FileDataset {
         // Sorted by hash instead of by file: the first rows are then a sample of all, independent of the seed.
         held_out.sort_by_key(|(hash, file, place)| (*hash, *file, place.line));
         let held_out = held_out.into_iter().map(|(_, file, place)| (file, place)).collect();
+        Ok((Self::of(config, seed, reader, files, held_out, report.clone()), report))
+    }
+
+    /// Opens the files of a configuration, of which no row is read: `index` is that of the same files, opened with the same configuration
+    /// and the same model.
+    ///
+    /// # Errors
+    /// [`Error::Config`]; [`Error::Io`] and [`Error::File`] for a file that cannot be opened, and where there are other files than in the
+    /// index.
+    pub fn with_index(config: &DataConfig, seed: u64, has_chat_template: bool, index: RowIndex) -> Result<Self> {
+        config.validate()?;
+        let reader = RowReader::new(config, has_chat_template)?;
+        let named: Vec<&DataFile> = config.eval_files.iter().chain(&config.files).collect();
+        let RowIndex { training, held_out, report } = index;
+        let has_place = held_out.iter().all(|(file, _)| *file < named.len());
+        if training.len() != named.len() || !has_place || report.training() == 0 {
+            let path = named.first().map(|file| file.path.clone()).unwrap_or_default();
+            return Err(Error::File { path, reason: "the index is that of other files".into() });
+        }
+        let files = named.into_iter().zip(training).map(|(file, training)| {
+            Ok(OpenFile { lines: Lines::open(file)?, source: file.source().into(), weight: file.weight, training })
+        });
+        let files = files.collect::<Result<_>>()?;
+        Ok(Self::of(config, seed, reader, files, held_out, report))
+    }
+
+    fn of(
+        config: &DataConfig,
+        seed: u64,
+        reader: RowReader,
+        files: Vec<OpenFile>,
+        held_out: Vec<(usize, Place)>,
+        report: DataReport,
+    ) -> Self {
         let trained: Vec<usize> = (0..files.len()).filter(|file| !files[*file].training.is_empty()).collect();
         let order = Self::schedule(&files, &trained, seed, Purpose::TrainProblem, config.shuffle);
-        Ok((Self { reader, files, trained, held_out, order, seed, cursor: 0 }, report))
+        Self { reader, files, trained, held_out, order, seed, cursor: 0, report }
     }
 
     fn row(&self, file: usize, place: Place) -> Result<Item> {
@@ -115,10 +173,49 @@ impl FileDataset {
     }
 }
 
-/// The maximum number of columns that a report lists.
+/// The number of rows of a file whose prompts are encoded in any case. Of the others only those that may be too long are, and in the end the
+/// [`LONGEST_ROWS`] with the largest bounds: they say how long the longest prompt is.
+const EXACT_ROWS: usize = 1 << 11;
+const LONGEST_ROWS: usize = 1 << 9;
+/// The largest number of columns that a report names.
 const MOST_COLUMNS: usize = 32;
 
-/// The use of a file's rows.
+/// A row that was read.
+struct Parsed {
+    place: Place,
+    /// The number that decides to which split it belongs.
+    hash: u64,
+    item: Item,
+    /// Columns that the report does not have yet.
+    columns: Vec<String>,
+}
+
+impl Parsed {
+    /// A row, and those of its columns that are not `known`.
+    fn read(
+        reader: &RowReader,
+        lines: &Lines,
+        place: Place,
+        text: &[u8],
+        source: &Arc<str>,
+        known: &BTreeSet<String>,
+    ) -> Result<Self> {
+        let fields = lines.parse(text, place.line)?;
+        let new = fields.iter().filter(|(column, _)| !known.contains(*column));
+        let columns = new.flat_map(|(column, value)| {
+            let inner = value.as_object().into_iter().flat_map(Map::keys).map(move |inner| format!("{column}.{inner}"));
+            std::iter::once(column.clone()).chain(inner)
+        });
+        let columns = columns.take(MOST_COLUMNS).collect();
+        let fault = |reason: String| lines.row(u64::from(place.line), reason);
+        let question = reader.question(&fields).map_err(fault)?;
+        let hash = question.hash();
+        let item = reader.item(fields, question, source).map_err(fault)?;
+        Ok(Self { place, hash, item, columns })
+    }
+}
+
+/// What a file's rows are for.
 enum Split {
     /// All rows are held out.
     HeldOut,
@@ -132,7 +229,8 @@ impl Opening<'_> {
     fn read(&mut self, file: &DataFile, split: &Split) -> Result<()> {
         let (lines, source) = (Lines::open(file)?, Arc::from(file.source()));
         let mut report = FileReport { path: lines.path().to_owned(), ..FileReport::default() };
-        let (mut training, index) = (vec![], self.files.len());
+        let (mut training, mut held_out, index) = (vec![], vec![], self.files.len());
+        let mut longest: BinaryHeap<Reverse<(usize, (u64, u32, u32))>> = BinaryHeap::new();
         let limit = [
             self.config
                 .max_prompt_length
@@ -142,50 +240,85 @@ impl Opening<'_> {
                 .map(|limit| (limit, format!("longer than the model's context allows, {limit} tokens"))),
         ];
         let limit = limit.into_iter().flatten().min_by_key(|(limit, _)| *limit);
-        lines.for_each(|place, fields| {
-            let fault = |reason: String| lines.row(u64::from(place.line), reason);
-            report.rows += 1;
-            for column in fields.keys() {
-                if report.columns.len() < MOST_COLUMNS && !report.columns.contains(column) {
-                    report.columns.insert(column.clone());
-                }
+        lines.for_each(|rows| {
+            let known = &report.columns;
+            let reader = self.reader;
+            let parsed: Vec<Result<Parsed>> = rows
+                .par_iter()
+                .map(|(place, text)| Parsed::read(reader, &lines, *place, text, &source, known))
+                .collect();
+            // Up to the first row with something wrong.
+            let good: Vec<&Parsed> = parsed.iter().map_while(|row| row.as_ref().ok()).collect();
+            let prompts: Vec<&Prompt> = good.iter().map(|row| &row.item.prompt).collect();
+            // The longest prompt is counted to the token in the first rows, and then in those with the largest bounds.
+            let is_exact = self.encoder.is_exact || report.rows < EXACT_ROWS;
+            let mut lengths = match &limit {
+                Some((limit, _)) => (self.encoder.count)(&prompts, if is_exact { 0 } else { *limit }),
+                None => vec![],
             }
-            let question = self.reader.question(&fields).map_err(fault)?;
-            let hash = question.hash();
-            let item = self.reader.item(fields, question, &source).map_err(fault)?;
-            let mut tokens = 0;
-            if let Some((limit, reason)) = &limit {
-                let length = (self.encoder.count)(&item.prompt).map_err(|e| fault(format!("the prompt: {e}")))?;
-                if length > *limit {
-                    *report.dropped.entry(reason.clone()).or_default() += 1;
-                    return Ok(());
+            .into_iter();
+            for row in parsed {
+                let Parsed { place, hash, item, columns } = row?;
+                report.rows += 1;
+                for column in columns {
+                    if report.columns.len() < MOST_COLUMNS {
+                        report.columns.insert(column);
+                    }
                 }
-                if length == 0 {
-                    *report.dropped.entry("a prompt without tokens".into()).or_default() += 1;
-                    return Ok(());
+                let mut tokens = 0;
+                if let (Some((limit, reason)), Some(length)) = (&limit, lengths.next()) {
+                    let fault = |e| lines.row(u64::from(place.line), format!("the prompt: {e}"));
+                    tokens = length.map_err(fault)?;
+                    let dropped = match tokens {
+                        0 => Some("a prompt without tokens".into()),
+                        _ => (tokens > *limit).then(|| reason.clone()),
+                    };
+                    if let Some(reason) = dropped {
+                        *report.dropped.entry(reason).or_default() += 1;
+                        continue;
+                    }
                 }
-                tokens = length;
+                match split {
+                    Split::Training(held_out) if held_out.contains(&hash) => {
+                        *report.dropped.entry("the same prompt is in data.eval_files".into()).or_default() += 1;
+                        continue;
+                    }
+                    Split::Share if !is_held_out(hash, self.config.held_out_fraction) => training.push(place),
+                    Split::Training(_) => training.push(place),
+                    Split::Share | Split::HeldOut => {
+                        report.held_out += 1;
+                        held_out.push((hash, index, place));
+                    }
+                }
+                match is_exact {
+                    true => report.longest_prompt = report.longest_prompt.max(tokens),
+                    false => {
+                        longest.push(Reverse((tokens, place.into())));
+                        if longest.len() > LONGEST_ROWS {
+                            longest.pop();
+                        }
+                    }
+                }
+                if item.answers().all(|answer| answer.trim().is_empty()) {
+                    report.without_answer += 1;
+                    report.first_without_answer.get_or_insert(u64::from(place.line));
+                }
+                report.text_prompts += usize::from(matches!(item.prompt, Prompt::Text(_)));
             }
-            match split {
-                Split::Training(held_out) if held_out.contains(&hash) => {
-                    *report.dropped.entry("the same prompt is in data.eval_files".into()).or_default() += 1;
-                    return Ok(());
-                }
-                Split::Share if !is_held_out(hash, self.config.held_out_fraction) => training.push(place),
-                Split::Training(_) => training.push(place),
-                Split::Share | Split::HeldOut => {
-                    report.held_out += 1;
-                    self.held_out.push((hash, index, place));
-                }
-            }
-            report.longest_prompt = report.longest_prompt.max(tokens);
-            if item.answer.as_deref().is_none_or(|answer| answer.trim().is_empty()) {
-                report.without_answer += 1;
-                report.first_without_answer.get_or_insert(u64::from(place.line));
-            }
-            report.text_prompts += usize::from(matches!(item.prompt, Prompt::Text(_)));
             Ok(())
         })?;
+        self.held_out.extend(held_out);
+        let bounds = longest.into_iter().filter(|Reverse((bound, _))| *bound > report.longest_prompt);
+        let items = bounds.map(|Reverse((_, place))| {
+            let place = Place::from(place);
+            let fault = |reason: String| lines.row(u64::from(place.line), reason);
+            let fields = lines.read(place)?;
+            let question = self.reader.question(&fields).map_err(fault)?;
+            self.reader.item(fields, question, &source).map_err(fault)
+        });
+        let items = items.collect::<Result<Vec<Item>>>()?;
+        let counted = (self.encoder.count)(&items.iter().map(|item| &item.prompt).collect::<Vec<_>>(), 0);
+        report.longest_prompt = counted.into_iter().flatten().fold(report.longest_prompt, usize::max);
         report.training = training.len();
         self.report.files.push(report);
         self.files.push(OpenFile { lines, source, weight: file.weight, training });
@@ -241,7 +374,12 @@ impl Dataset for FileDataset {
         (0..count as u64).map(|position| self.training_row(order.at(position))).collect()
     }
 
-    /// Returns the number of rows drawn from the training stream.
+    fn index(&self) -> Option<RowIndex> {
+        let training = self.files.iter().map(|file| file.training.clone()).collect();
+        Some(RowIndex { training, held_out: self.held_out.clone(), report: self.report.clone() })
+    }
+
+    /// The number of rows that were taken from the training stream.
     fn cursor(&self) -> u64 {
         self.cursor
     }

@@ -1,19 +1,20 @@
 //! Counts of the rows of files.
 
 use crate::error::{Error, Result};
+use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::path::PathBuf;
 
-/// The numbers of rows that were read, kept, held out and dropped, by file. Formatted as one line per file and reason.
-#[derive(Clone, Debug, Default, PartialEq)]
+/// How many rows were read, kept, held out and dropped, file by file. Its text has a line per file and reason.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct DataReport {
     /// The reports of `data.files`, then of `data.eval_files`.
     pub files: Vec<FileReport>,
 }
 
-/// The counts of one file's rows.
-#[derive(Clone, Debug, Default, PartialEq)]
+/// What became of the rows of one file.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct FileReport {
     /// The path of the file.
     pub path: PathBuf,

@@ -140,7 +140,8 @@ impl RowReader {
 
     /// Adds the configured system prompt, examples and template to the prompt.
     fn framed(&self, prompt: Prompt, column: &str) -> RowResult<Prompt> {
-        let DataConfig { system_prompt, few_shot, prompt_template, apply_chat_template, .. } = &self.config;
+        let DataConfig { system_prompt, few_shot, prompt_template, apply_chat_template, prompts_are_rendered, .. } =
+            &self.config;
         let (messages, tools) = match prompt {
             Prompt::Messages { messages, tools } => {
                 if matches!(few_shot, Some(FewShot::Text(_))) {
@@ -148,6 +149,7 @@ impl RowReader {
                 }
                 (messages, tools)
             }
+            Prompt::Rendered(text) => return Ok(Prompt::Rendered(text)),
             Prompt::Text(text) => {
                 let mut text = match prompt_template {
                     Some(template) => template.replacen("{prompt}", &text, 1),
@@ -157,7 +159,9 @@ impl RowReader {
                     text.insert_str(0, examples);
                 }
                 let is_wrapped = match apply_chat_template {
-                    ApplyChatTemplate::Auto => self.has_chat_template && column == "question",
+                    ApplyChatTemplate::Auto => {
+                        self.has_chat_template && column == "question" && *prompts_are_rendered != Some(true)
+                    }
                     ApplyChatTemplate::Always => true,
                     ApplyChatTemplate::Never => false,
                 };
@@ -171,7 +175,10 @@ impl RowReader {
                     if let Some(system) = system_prompt {
                         text = format!("{system}\n\n{text}");
                     }
-                    return Ok(Prompt::Text(text));
+                    return Ok(match prompts_are_rendered {
+                        Some(true) => Prompt::Rendered(text),
+                        _ => Prompt::Text(text),
+                    });
                 }
                 (vec![json!({"role": "user", "content": text})], self.tools.clone())
             }

@@ -186,3 +186,77 @@ fn patterns_and_the_home_folder_are_expanded() {
     assert_eq!(paths, [home.join("rows.jsonl"), "a~b.jsonl".into(), "~other/rows.jsonl".into()]);
     assert_eq!((config.tools_file, config.chat_template), (Some(home.join("tools.json")), Some(home.join(""))));
 }
+
+#[test]
+fn an_index_opens_files_without_reading_their_rows() {
+    let (folder, train) = file("train.jsonl", numbers(5000) + &lines(&[json!({"prompt": "far too long ".repeat(9)})]));
+    let eval = folder.path().join("eval.jsonl");
+    std::fs::write(&eval, numbers(7)).unwrap();
+    for eval_files in [vec![], vec![DataFile::new(&eval)]] {
+        let config = DataConfig { eval_files, max_prompt_length: Some(9), ..config(&train) };
+        let (mut first, report) = open(&config).unwrap();
+        assert_eq!((report.files[0].rows, report.dropped() >= 1), (5001, true), "{report}");
+        let json = serde_json::to_string(&first.index().unwrap()).unwrap();
+        assert!(json.len() < 5001 * 24, "{}", json.len());
+        let index: data::RowIndex = serde_json::from_str(&json).unwrap();
+        let never = PromptEncoder { count: &|_, _| panic!("a prompt was encoded"), ..words(false) };
+        let (mut second, again) = data::open(&config, 7, &never, Some(index.clone())).unwrap();
+        assert_eq!(again.unwrap(), report);
+        assert_eq!(prompts(&second.held_out(0).unwrap()), prompts(&first.held_out(0).unwrap()));
+        assert_eq!(prompts(&second.next_batch(6000).unwrap()), prompts(&first.next_batch(6000).unwrap()));
+        assert_eq!(second.index(), first.index());
+        let other = DataConfig { files: vec![DataFile::new(&train), DataFile::new(&eval)], ..config };
+        let error = FileDataset::with_index(&other, 7, false, index).err().unwrap().to_string();
+        assert!(error.contains("the index is that of other files"), "{error}");
+    }
+}
+
+#[test]
+fn the_first_row_with_something_wrong_is_named_wherever_it_is() {
+    // More rows than are read at a time, with faults of every kind behind one another.
+    let mut rows: Vec<String> = (0..9000).map(|i| json!({"prompt": format!("number {i}")}).to_string()).collect();
+    let refusal = |rows: &[String]| {
+        let (_folder, path) = file("rows.jsonl", rows.join("\n"));
+        let count = &|prompts: &[&data::Prompt], _| {
+            let one = |prompt: &&data::Prompt| match prompt.to_string().contains("raise") {
+                true => Err("the template raises".into()),
+                false => Ok(1),
+            };
+            prompts.iter().map(one).collect()
+        };
+        let encoder = PromptEncoder { has_chat_template: false, max_tokens: Some(9), count, is_exact: true };
+        FileDataset::open(&config(path), 0, &encoder).err().unwrap().to_string()
+    };
+    rows[8999] = "{".into();
+    assert!(refusal(&rows).contains("line 9000: expected a whole JSON object"));
+    rows[8500] = json!({"prompt": "raise"}).to_string();
+    assert!(refusal(&rows).contains("line 8501: the prompt: the template raises"));
+    rows[8400] = json!({"text": "raise"}).to_string();
+    assert!(refusal(&rows).contains("line 8401: expected a prompt"));
+    rows[100] = json!({"prompt": "raise"}).to_string();
+    rows[101] = "nonsense".into();
+    assert!(refusal(&rows).contains("line 101: the prompt: the template raises"));
+}
+
+#[test]
+fn the_longest_prompt_is_found_where_most_prompts_are_only_bounded() {
+    // A token per word; the bound is the number of bytes.
+    let row = |i: usize| json!({"prompt": if i == 7777 { "a ".repeat(40) } else { format!("number {i}") }});
+    let (_folder, path) = file("rows.jsonl", lines(&(0..9000).map(row).collect::<Vec<_>>()));
+    let encoded = std::cell::Cell::new(0);
+    let count = |prompts: &[&data::Prompt], limit| {
+        let one = |prompt: &&data::Prompt| {
+            let text = prompt.to_string();
+            if text.len() <= limit {
+                return Ok(text.len());
+            }
+            encoded.set(encoded.get() + 1);
+            Ok(text.split_whitespace().count())
+        };
+        prompts.iter().map(one).collect()
+    };
+    let encoder = PromptEncoder { has_chat_template: false, max_tokens: Some(1000), count: &count, is_exact: false };
+    let (_, report) = FileDataset::open(&config(&path), 0, &encoder).unwrap();
+    assert_eq!((report.longest_prompt(), report.training() + report.held_out()), (40, 9000));
+    assert!((2049..3000).contains(&encoded.get()), "{}", encoded.get());
+}

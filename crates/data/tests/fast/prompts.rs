@@ -169,7 +169,7 @@ fn tools_come_from_the_row_or_from_a_file() {
     let tools = |row: Value| match self::row(row, true, |config| config.tools_file = Some(path.clone())).unwrap().prompt
     {
         Prompt::Messages { tools, .. } => tools.unwrap().to_string(),
-        Prompt::Text(text) => panic!("{text}"),
+        Prompt::Text(text) | Prompt::Rendered(text) => panic!("{text}"),
     };
     assert_eq!(tools(json!({"question": "x"})), r#"[{"z":1,"a":2}]"#, "in the order of the file");
     let own = json!([{"name": "f"}]);

@@ -29,8 +29,10 @@ pub(crate) fn config(path: impl Into<PathBuf>) -> DataConfig {
 
 /// Returns an encoder that counts words as tokens, with or without a chat template, with a context of any length.
 pub(crate) fn words(has_chat_template: bool) -> PromptEncoder<'static> {
-    let count = &|prompt: &Prompt| Ok(prompt.to_string().split_whitespace().count());
-    PromptEncoder { has_chat_template, max_tokens: None, count }
+    let count = &|prompts: &[&Prompt], _| {
+        prompts.iter().map(|prompt| Ok(prompt.to_string().split_whitespace().count())).collect()
+    };
+    PromptEncoder { has_chat_template, max_tokens: None, count, is_exact: true }
 }
 
 pub(crate) fn open(config: &DataConfig) -> Result<(FileDataset, DataReport)> {

@@ -49,12 +49,16 @@ pub(super) fn steps(bytes: usize) -> u64 {
 /// Runs `work` on a thread with a stack of [`STACK`] bytes.
 pub(super) fn on_own_stack<T: Send>(work: impl FnOnce() -> Result<T, Fault> + Send) -> Result<T, Fault> {
     let fault = |message: String| Fault { line: None, message };
+    let failed = |_| Err(fault("the template engine failed".into()));
+    if super::threads::has_stack() {
+        return std::panic::catch_unwind(std::panic::AssertUnwindSafe(work)).unwrap_or_else(failed);
+    }
     std::thread::scope(|scope| {
         let thread = std::thread::Builder::new().name("chat template".into()).stack_size(STACK);
         let thread = thread
             .spawn_scoped(scope, work)
             .map_err(|error| fault(format!("no thread with a stack of {} MiB can be started: {error}", STACK >> 20)))?;
-        thread.join().unwrap_or_else(|_| Err(fault("the template engine failed".into())))
+        thread.join().unwrap_or_else(failed)
     })
 }
 

@@ -2,11 +2,17 @@
 
 mod bounds;
 mod date;
+mod filters;
 mod json;
 mod limits;
+mod printf;
 mod python;
 mod source;
+mod strings;
+mod threads;
 mod values;
+
+pub use threads::map_on_template_threads;
 
 use crate::error::{Error, Result};
 use limits::{WAY_OUT, formatter, fuel, on_own_stack};
@@ -19,9 +25,10 @@ use std::collections::BTreeMap;
 
 /// A chat template, compiled with the settings and functions of `transformers`.
 ///
-/// minijinja provides Jinja and Python's methods of strings, lists and dictionaries. This module adds Python's `tojson`,
-/// `raise_exception`, `strftime_now`, the tests `iterable` and `sequence`, and Python's formatting of values (`True`, `None`, `1e+16`).
-/// `{% generation %}` has no effect; its contents are rendered.
+/// Jinja's own language and most of Python's methods of strings, lists and dictionaries are minijinja's; the others, `%` of strings, the
+/// filters `tojson`, `indent`, `int`, `float` and `format`, `raise_exception`, `strftime_now`, the tests `iterable` and `sequence`, and the
+/// text of values (`True`, `None`, `1e+16`) are Python's. Line ends of a template are `\n`, as Jinja makes them.
+/// `{% generation %}` marks nothing here and renders what is inside.
 ///
 /// Templates come with models and are untrusted: length, steps, depth of values and output size are limited, and a template that exceeds
 /// a limit is an error.
@@ -158,6 +165,12 @@ fn environment() -> Environment<'static> {
     bounds::add_to(&mut environment);
     environment.add_global(source::ONE, 1);
     environment.add_filter(source::SETTLED, values::settled);
+    environment.add_filter(source::LISTED, filters::listed);
+    environment.add_filter(source::PERCENT, printf::percent);
+    environment.add_filter("float", filters::float);
+    environment.add_filter("format", printf::format);
+    environment.add_filter("indent", filters::indent);
+    environment.add_filter("int", filters::int);
     environment.add_filter("string", |value: &Jinja| python::text(value));
     environment.add_filter("tojson", json::tojson);
     environment.add_test("iterable", python::is_iterable);

@@ -24,7 +24,33 @@ pub(super) fn add_text(value: &Value, out: &mut Text) -> Result<(), Error> {
     }
 }
 
-/// Appends `repr(value)`.
+/// `repr(value)`.
+///
+/// # Errors
+/// As [`text`].
+pub(super) fn repr_of(value: &Value) -> Result<String, Error> {
+    let mut out = Text::default();
+    repr(value, 0, &mut out)?;
+    Ok(out.into_string())
+}
+
+/// `text.splitlines(keepends)`.
+pub(super) fn lines(text: &str, keeps_ends: bool) -> Vec<&str> {
+    const ENDS: [char; 10] =
+        ['\n', '\r', '\u{b}', '\u{c}', '\u{1c}', '\u{1d}', '\u{1e}', '\u{85}', '\u{2028}', '\u{2029}'];
+    let mut lines = vec![];
+    let mut rest = text;
+    while !rest.is_empty() {
+        let end = rest.find(ENDS).unwrap_or(rest.len());
+        let length =
+            if rest[end..].starts_with("\r\n") { 2 } else { rest[end..].chars().next().map_or(0, char::len_utf8) };
+        lines.push(&rest[..if keeps_ends { end + length } else { end }]);
+        rest = &rest[end + length..];
+    }
+    lines
+}
+
+/// Adds `repr(value)`.
 fn repr(value: &Value, depth: usize, out: &mut Text) -> Result<(), Error> {
     if depth > MAX_DEPTH {
         return Err(too_deep());

@@ -1,4 +1,8 @@
-//! Preprocesses a template before it is compiled: counts the tokens of its tags, and rewrites three kinds of tags.
+//! The text of a template before it is compiled: line ends are normalized, tags are counted, and some of them rewritten.
+//!
+//! * `\r\n` and `\r` become `\n`, as in Jinja, also within tags.
+//! * `{% for x in ITEMS %}` becomes `{% for x in (ITEMS)|listed %}`: a loop over a string or an iterator then knows its last item.
+//! * `LEFT % RIGHT` becomes `(LEFT)|percent(RIGHT)`: the operator formats strings, too, which minijinja's does not.
 //!
 //! `{% generation %}` and `{% endgeneration %}`, which mark an assistant's text for `transformers`, become blocks without effect.
 //! `{% set ns.name = VALUE %}` becomes `{% set ns.name = (VALUE)|settled %}`: the filter prevents namespaces from containing themselves,
@@ -11,6 +15,10 @@ use super::limits::{MAX_LENGTH, MAX_TOKENS, WAY_OUT};
 pub(super) const SETTLED: &str = "__grpo_settled";
 /// The name of the number 1.
 pub(super) const ONE: &str = "__grpo_one";
+/// The name of the filter around what a loop iterates over.
+pub(super) const LISTED: &str = "__grpo_listed";
+/// The name of the filter that `%` becomes.
+pub(super) const PERCENT: &str = "__grpo_percent";
 
 /// Returns the template for minijinja, with unchanged line numbers; the error names the exceeded limit.
 ///
@@ -19,8 +27,9 @@ pub(super) fn prepared(source: &str) -> Result<String, String> {
     if source.len() > MAX_LENGTH {
         return Err(format!("the template has {} bytes, and the limit is {MAX_LENGTH} bytes; {WAY_OUT}", source.len()));
     }
+    let source = source.replace("\r\n", "\n").replace('\r', "\n");
     let mut out = String::with_capacity(source.len());
-    let (mut rest, mut count) = (source, 0);
+    let (mut rest, mut count) = (&source[..], 0);
     while let Some((start, kind)) = next_tag(rest) {
         out.push_str(&rest[..start]);
         rest = &rest[start..];
@@ -28,15 +37,16 @@ pub(super) fn prepared(source: &str) -> Result<String, String> {
             b'#' => rest.find("#}").map(|end| end + 2),
             b'%' if raw_tag(&rest[2..], "raw", false).is_some() => end_of_raw(rest),
             _ => {
-                let tag = Tag::read(rest, if kind == b'%' { "%}" } else { "}}" });
-                let products = tag.products();
-                count += tag.tokens.len() + 2 * products.len();
+                let close = if kind == b'%' { "%}" } else { "}}" };
+                let tag = Tag::read(rest, close);
+                count += tag.tokens.len() + 2 * tag.products().len();
                 if count > MAX_TOKENS {
                     return Err(format!(
                         "the tags of the template have more than {MAX_TOKENS} tokens, which is the limit; {WAY_OUT}"
                     ));
                 }
-                let mut text = rest[..tag.end].to_owned();
+                let mut text = tag.with_percent().unwrap_or_else(|| rest[..tag.end].to_owned());
+                let products = Tag::read(&text, close).products();
                 for at in products.into_iter().rev() {
                     text.replace_range(at..=at, &format!("*{ONE}*"));
                 }
@@ -151,7 +161,7 @@ impl<'a> Tag<'a> {
             // `**` is a power, and `f(*x)` unpacks.
             *token == star
                 && before.is_some_and(|(place, token)| {
-                    !matches!(token, Token::Symbol(b'(' | b',')) && !(*token == star && place + 1 == *at)
+                    !(matches!(token, Token::Symbol(b'(' | b',')) || *token == star && place + 1 == *at)
                 })
                 && behind.is_some_and(|(place, token)| !(*token == star && at + 1 == *place))
         };
@@ -166,12 +176,182 @@ impl<'a> Tag<'a> {
             "generation" if is_alone => "with",
             "endgeneration" if is_alone => "endwith",
             "set" => return self.settled(),
+            "for" => return self.listed(),
             _ => return None,
         };
         Some(format!("{}{other}{}", &self.text[..*first], &self.text[first + word.len()..self.end]))
     }
 
-    /// Returns the assignment with the filter around its value, if it assigns to an attribute.
+    /// The loop with the filter around what it iterates over.
+    fn listed(&self) -> Option<String> {
+        let mut depth = 0i64;
+        let mut outer = vec![];
+        for (index, (_, token)) in self.tokens.iter().enumerate() {
+            match token {
+                Token::Symbol(byte) if b"([{".contains(byte) => depth += 1,
+                Token::Symbol(byte) if b")]}".contains(byte) => depth -= 1,
+                Token::Word(word) if depth == 0 => outer.push((index, *word)),
+                _ => {}
+            }
+        }
+        let first = outer.iter().position(|(_, word)| *word == "in")?;
+        let begin = self.tokens.get(outer[first].0 + 1)?.0;
+        let end = outer[first + 1..].iter().find(|(_, word)| ["if", "recursive"].contains(word));
+        let end = end.map_or(self.close, |(index, _)| self.tokens[*index].0);
+        let (head, items, tail) = (&self.text[..begin], self.text.get(begin..end)?, &self.text[end..self.end]);
+        Some(format!("{head}({items})|{LISTED} {tail}"))
+    }
+
+    /// The tag with a filter in the place of every operator `%`, if it has one.
+    fn with_percent(&self) -> Option<String> {
+        let operators: Vec<usize> =
+            (0..self.tokens.len()).filter(|index| self.tokens[*index].1 == Token::Symbol(b'%')).collect();
+        // Insertions by their places; those at the same place stay in their order.
+        let mut edits: Vec<(usize, usize, String)> = vec![];
+        for operator in operators {
+            let (Some(left), Some(right)) = (self.left_of(operator), self.right_of(operator)) else { continue };
+            let at = self.tokens[operator].0;
+            let end = self.tokens.get(right).map_or(self.close, |(at, _)| *at);
+            edits.push((self.tokens[left].0, 0, "(".into()));
+            edits.push((at, 1, format!(")|{PERCENT}(")));
+            edits.push((end, 0, ") ".into()));
+        }
+        if edits.is_empty() {
+            return None;
+        }
+        // What closes goes before what opens or takes the place of an operator.
+        edits.sort_by_key(|(at, skip, text)| (*at, *skip, !text.starts_with(") ")));
+        let (mut out, mut from) = (String::with_capacity(self.end + 64), 0);
+        for (at, skip, text) in edits {
+            out.push_str(&self.text[from..at]);
+            out.push_str(&text);
+            from = at + skip;
+        }
+        out.push_str(&self.text[from..self.end]);
+        Some(out)
+    }
+
+    fn symbol(&self, index: usize) -> Option<u8> {
+        match self.tokens.get(index)?.1 {
+            Token::Symbol(byte) => Some(byte),
+            _ => None,
+        }
+    }
+
+    /// Whether the token is a name, a number or a text.
+    fn is_operand(&self, index: usize) -> bool {
+        const KEYWORDS: [&str; 13] =
+            ["if", "elif", "else", "for", "in", "not", "and", "or", "is", "set", "recursive", "do", "print"];
+        match self.tokens.get(index) {
+            Some((_, Token::Word(word))) => !KEYWORDS.contains(word),
+            Some((_, Token::Text)) => true,
+            _ => false,
+        }
+    }
+
+    /// The first token of what an operator has to its left: operators of the same level and their operands, `a * b` of `a * b % c`.
+    fn left_of(&self, operator: usize) -> Option<usize> {
+        let mut at = operator.checked_sub(1)?;
+        loop {
+            // The operand, from its last token to its first.
+            loop {
+                if self.symbol(at).is_some_and(|byte| b")]}".contains(&byte)) {
+                    let mut depth = 0i64;
+                    loop {
+                        match self.symbol(at) {
+                            Some(byte) if b")]}".contains(&byte) => depth += 1,
+                            Some(byte) if b"([{".contains(&byte) => depth -= 1,
+                            _ => {}
+                        }
+                        if depth == 0 {
+                            break;
+                        }
+                        at = at.checked_sub(1)?;
+                    }
+                } else if !self.is_operand(at) {
+                    return None;
+                }
+                let Some(before) = at.checked_sub(1) else { return Some(at) };
+                let is_bracket = self.symbol(at).is_some();
+                let ends_operand =
+                    self.is_operand(before) || self.symbol(before).is_some_and(|byte| b")]}".contains(&byte));
+                let is_text_behind_text = self.tokens[at].1 == Token::Text && self.tokens[before].1 == Token::Text;
+                if (is_bracket && ends_operand) || is_text_behind_text {
+                    at = before;
+                } else if !is_bracket && self.symbol(before).is_some_and(|byte| b".|".contains(&byte)) {
+                    at = before.checked_sub(1)?;
+                } else {
+                    break;
+                }
+            }
+            // Its sign, and the operator before it.
+            let mut before = at.checked_sub(1);
+            while let Some(sign) = before.filter(|before| self.symbol(*before).is_some_and(|b| b"+-".contains(&b))) {
+                let is_binary = sign.checked_sub(1).is_some_and(|before| {
+                    self.is_operand(before) || self.symbol(before).is_some_and(|byte| b")]}".contains(&byte))
+                });
+                if is_binary {
+                    return Some(at);
+                }
+                at = sign;
+                before = at.checked_sub(1);
+            }
+            let is_same_level = |at: usize| self.symbol(at).is_some_and(|byte| b"*/%".contains(&byte));
+            let Some(mut operator) = before.filter(|before| is_same_level(*before)) else { return Some(at) };
+            while is_same_level(operator) {
+                operator = operator.checked_sub(1)?;
+            }
+            at = operator;
+        }
+    }
+
+    /// The token behind what an operator has to its right: one operand with its sign, filters and power.
+    fn right_of(&self, operator: usize) -> Option<usize> {
+        let mut at = operator + 1;
+        loop {
+            while self.symbol(at).is_some_and(|byte| b"+-".contains(&byte)) {
+                at += 1;
+            }
+            at = match self.symbol(at) {
+                Some(byte) if b"([{".contains(&byte) => self.behind_bracket(at)?,
+                _ if self.is_operand(at) => at + 1,
+                _ => return None,
+            };
+            loop {
+                let is_text = |at: usize| self.tokens.get(at).is_some_and(|(_, token)| *token == Token::Text);
+                at = match self.symbol(at) {
+                    Some(b'.' | b'|') if self.is_operand(at + 1) => at + 2,
+                    Some(b'(' | b'[') => self.behind_bracket(at)?,
+                    None if is_text(at) && is_text(at - 1) => at + 1,
+                    _ => break,
+                };
+            }
+            if self.symbol(at) == Some(b'*') && self.symbol(at + 1) == Some(b'*') {
+                at += 2;
+            } else {
+                return Some(at);
+            }
+        }
+    }
+
+    /// The token behind the bracket that closes the one at `at`.
+    fn behind_bracket(&self, mut at: usize) -> Option<usize> {
+        let mut depth = 0i64;
+        loop {
+            match self.symbol(at) {
+                Some(byte) if b"([{".contains(&byte) => depth += 1,
+                Some(byte) if b")]}".contains(&byte) => depth -= 1,
+                _ if at >= self.tokens.len() => return None,
+                _ => {}
+            }
+            at += 1;
+            if depth == 0 {
+                return Some(at);
+            }
+        }
+    }
+
+    /// The assignment with the filter around its value, if it is one to an attribute.
     fn settled(&self) -> Option<String> {
         let ends_target = |(_, token): &&(usize, Token<'_>)| matches!(token, Token::Symbol(b'=' | b'|'));
         let target = self.tokens.iter().take_while(|token| !ends_target(token)).count();
@@ -205,8 +385,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn assignments_to_attributes_and_generation_tags_are_rewritten() {
-        let settled = |text: &str| prepared(text).unwrap().replace(SETTLED, "S");
+    fn tags_that_minijinja_reads_otherwise_are_rewritten() {
+        let settled =
+            |text: &str| prepared(text).unwrap().replace(SETTLED, "S").replace(LISTED, "L").replace(PERCENT, "P");
         for (source, expected) in [
             ("{% set ns.a = b %}", "{% set ns.a = ( b )|S %}"),
             ("{%- set ns.a = 1, '%}' -%}x", "{%- set ns.a = ( 1, '%}' )|S -%}x"),
@@ -214,12 +395,28 @@ mod tests {
             ("{% set ns.a|upper %}x{% endset %}", "{% set ns.a|upper |S %}x{% endset %}"),
             ("{%- generation -%}x{% endgeneration %}", "{%- with -%}x{% endwith %}"),
             ("{% set ns.a =\n b\n%}", "{% set ns.a = (\n b\n)|S %}"),
+            ("{% for a in b -%}", "{% for a in (b )|L -%}"),
+            (
+                "{% for a, (b, c) in d['in'].items() if a in e recursive %}",
+                "{% for a, (b, c) in (d['in'].items() )|L if a in e recursive %}",
+            ),
+            ("{% for a in b recursive %}", "{% for a in (b )|L recursive %}"),
+            ("a\r\nb\rc{{ 'x\r\ny' }}\r\n", "a\nb\nc{{ 'x\ny' }}\n"),
+            ("{{ '%s' % 'a' }}", "{{ ('%s' )|P( 'a' ) }}"),
+            ("{% if (a == b) != (loop.index0 % 2 == 0) %}", "{% if (a == b) != ((loop.index0 )|P( 2 ) == 0) %}"),
+            ("{{ x + -a.b[1](2)|f('%') / 3 % -c ** d ~ e }}", "{{ x + (-a.b[1](2)|f('%') / 3 )|P( -c ** d ) ~ e }}"),
+            ("{{ a % b % c }}", "{{ ((a )|P( b ) )|P( c ) }}"),
+            ("{{ '%s-' 'x' % (a, b) }}", "{{ ('%s-' 'x' )|P( (a, b) ) }}"),
+            ("{% set ns.a = b % c %}", "{% set ns.a = ( (b )|P( c ) )|S %}"),
         ] {
             assert_eq!(settled(source), expected);
-            assert_eq!(source.lines().count(), expected.lines().count());
+            assert_eq!(source.replace('\r', "\n").replace("\n\n", "\n").lines().count(), expected.lines().count());
         }
         for other in [
             "{% set a = b.c == d %}",
+            "{% for %}",
+            "{{ % }}{{ a % }}{{ % a }}",
+            "{{ '%' }}",
             "{% set ns.a %}x{% endset %}",
             "{% if a.b == c %}",
             "{{ set }} {{ {'a': {'b': 1}} }} {{ '}}' }}",

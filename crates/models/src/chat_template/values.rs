@@ -2,7 +2,7 @@
 
 use super::bounds::{joined, walk_all};
 use super::limits::{MAX_DEPTH, MAX_OUTPUT, MAX_WIDTH, steps, too_deep, too_long};
-use super::python;
+use super::{python, strings};
 use minijinja::value::{Tuple, Value, ValueKind, from_args};
 use minijinja::{Error, ErrorKind, State};
 
@@ -57,18 +57,12 @@ pub(super) fn method(state: &mut State<'_, '_>, value: &Value, method: &str, arg
     let texts = std::iter::once(value).chain(args).filter_map(Value::as_str);
     state.consume_fuel(steps(texts.map(str::len).sum()))?;
     if let Some(text) = value.as_str() {
+        if let Some(result) = strings::method(state, text, method, args)? {
+            return Ok(result);
+        }
         match method {
             "replace" => bound_replace(state, text, args)?,
             "format" => bound_format(state, text, args)?,
-            "split" => {
-                let separator = args.first().and_then(Value::as_str);
-                let parts = match separator {
-                    Some(separator) => text.matches(separator).count(),
-                    None => text.split_whitespace().count(),
-                };
-                state.consume_fuel(parts as u64)?;
-            }
-            "splitlines" => state.consume_fuel(text.matches('\n').count() as u64)?,
             "join" => {
                 let (values,): (&Value,) = from_args(args)?;
                 return joined(state, text, values).map(Value::from);

@@ -23,7 +23,9 @@ pub struct GenerationDefaults {
     pub top_p: Option<f64>,
     /// The minimum probability of a token relative to the most probable one.
     pub min_p: Option<f64>,
-    /// The divisor of positive logits, and factor of negative ones, of tokens that already occurred.
+    /// The texts that end a completion.
+    pub stop_strings: Vec<String>,
+    /// Divides positive logits of tokens that occurred, and multiplies negative ones.
     pub repetition_penalty: Option<f64>,
 }
 
@@ -55,6 +57,12 @@ impl GenerationDefaults {
             defaults.top_p = share("top_p")?;
             defaults.min_p = share("min_p")?;
             defaults.repetition_penalty = positive("repetition_penalty")?;
+            let texts = fields.typed("stop_strings", "a text or a list of texts that are not empty", |value| {
+                let list = value.as_array().map_or(std::slice::from_ref(value), Vec::as_slice);
+                let text = |value: &Value| value.as_str().filter(|text| !text.is_empty()).map(str::to_owned);
+                list.iter().map(text).collect::<Option<Vec<_>>>()
+            });
+            defaults.stop_strings = texts?.unwrap_or_default();
         }
         Ok(defaults)
     }
@@ -119,6 +127,7 @@ impl GenerationDefaults {
         put("top_p", self.top_p.map(Value::from));
         put("min_p", self.min_p.map(Value::from));
         put("repetition_penalty", self.repetition_penalty.map(Value::from));
+        put("stop_strings", (!self.stop_strings.is_empty()).then(|| self.stop_strings.clone().into()));
         Value::Object(map)
     }
 }

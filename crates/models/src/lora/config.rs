@@ -5,6 +5,8 @@ use crate::error::{Error, Result, check, nearest};
 use crate::parameters::Parameter;
 use regex::Regex;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
+use std::path::PathBuf;
 
 /// PEFT's prefix of module names.
 const PREFIX: &str = "base_model.model.";
@@ -37,6 +39,9 @@ pub struct LoraConfig {
     pub target_modules: TargetModules,
     /// `true` if s is `lora_alpha / sqrt(r)` (rsLoRA, <https://arxiv.org/abs/2312.03732>) instead of `lora_alpha / r`.
     pub use_rslora: bool,
+    /// A folder in PEFT's layout from which training starts; `None` starts with fresh adapters. Its rank, alpha and targets are taken where
+    /// none are set here.
+    pub adapter: Option<PathBuf>,
 }
 
 /// The matrices that get an adapter, as a string or a list of strings, as in PEFT.
@@ -81,7 +86,13 @@ impl AdaptedMatrix {
 impl Default for LoraConfig {
     /// Returns rank 16 and alpha 32 for every matrix except the head.
     fn default() -> Self {
-        Self { r: 16, lora_alpha: 32.0, target_modules: TargetModules::Pattern(ALL_LINEAR.into()), use_rslora: false }
+        Self {
+            r: 16,
+            lora_alpha: 32.0,
+            target_modules: TargetModules::Pattern(ALL_LINEAR.into()),
+            use_rslora: false,
+            adapter: None,
+        }
     }
 }
 
@@ -172,7 +183,21 @@ impl LoraConfig {
         Ok(ModelConfig { tie_word_embeddings: model.tie_word_embeddings && !of_head, ..model.clone() })
     }
 
-    /// Returns the adapter tensors, A and B of every matrix of [`LoraConfig::resolve`], by PEFT's names.
+    /// The names by which PEFT finds the matrices that have an adapter: the last parts of their names, such as `q_proj`, where these mean the
+    /// same matrices, otherwise whole names.
+    ///
+    /// # Errors
+    /// Those of [`LoraConfig::resolve`].
+    pub fn target_names(&self, model: &ModelConfig) -> Result<Vec<String>> {
+        let matrices = self.resolve(model)?;
+        let last = |name: &str| name.rsplit('.').next().unwrap_or_default().to_owned();
+        let short: BTreeSet<String> = matrices.iter().map(|matrix| last(&matrix.name)).collect();
+        let names = TargetModules::Names(short.iter().cloned().collect());
+        let is_same = Self { target_modules: names, ..self.clone() }.resolve(model)? == matrices;
+        Ok(if is_same { short.into_iter().collect() } else { matrices.into_iter().map(|matrix| matrix.name).collect() })
+    }
+
+    /// The tensors of the adapters, A and B of every matrix that [`LoraConfig::resolve`] gives, with the names of PEFT's files.
     ///
     /// # Errors
     /// The errors of [`LoraConfig::resolve`].

@@ -86,7 +86,24 @@ impl Adapter {
         Ok(Self { config, base_model, matrices, weights })
     }
 
-    /// Returns rank, alpha and targets.
+    /// Returns `true` if a folder has an adapter and no model of its own.
+    pub fn is_in(folder: &Path) -> bool {
+        let has = |name: &str| folder.join(name).is_file();
+        let has_model = has("config.json") && (has("model.safetensors") || has("model.safetensors.index.json"));
+        has(CONFIG) && !has_model
+    }
+
+    /// Reads the configuration of the adapter in `folder`, and the model that it was trained for, as its authors named it.
+    ///
+    /// # Errors
+    /// [`Error::File`], [`Error::Json`], and [`Error::Field`] as [`Adapter::open`].
+    pub fn read_config(folder: &Path) -> Result<(LoraConfig, Option<String>)> {
+        let fields = Fields::read(&folder.join(CONFIG))?;
+        let base_model = fields.text("base_model_name_or_path")?.filter(|name| !name.is_empty()).map(str::to_owned);
+        Ok((read_config(&fields)?, base_model))
+    }
+
+    /// Rank, alpha and targets.
     pub fn config(&self) -> &LoraConfig {
         &self.config
     }
@@ -168,6 +185,7 @@ fn read_config(fields: &Fields) -> Result<LoraConfig> {
         lora_alpha: fields.required("lora_alpha", fields.number("lora_alpha")?, "a number above 0")?,
         target_modules: fields.required("target_modules", targets, "a text or a list of texts")?,
         use_rslora: fields.flag("use_rslora")?.unwrap_or(false),
+        adapter: None,
     })
 }
 
@@ -218,7 +236,7 @@ impl AdapterWriter {
             let path = folder.path().join(name);
             std::fs::write(&path, content).map_err(|e| Error::io("write", &path, e))
         };
-        put(CONFIG, &pretty(&config_json(lora, base_model.as_deref())))?;
+        put(CONFIG, &pretty(&config_json(lora, &lora.target_names(config)?, base_model.as_deref())))?;
         if let Some(card) = card {
             put("README.md", &card.render_for("peft"))?;
         }
@@ -251,9 +269,9 @@ impl AdapterWriter {
     }
 }
 
-/// Returns the `adapter_config.json`, with the fields that PEFT requires.
-fn config_json(lora: &LoraConfig, base_model: Option<&str>) -> Value {
-    // PEFT's alpha is an integer, so integers are written as such.
+/// What PEFT wants to know; it has defaults for the rest.
+fn config_json(lora: &LoraConfig, target_modules: &[String], base_model: Option<&str>) -> Value {
+    // PEFT's field is a whole number, where it can be one.
     let alpha = lora.lora_alpha;
     let alpha = if alpha.fract() == 0.0 { json!(alpha as u64) } else { json!(alpha) };
     json!({
@@ -267,7 +285,7 @@ fn config_json(lora: &LoraConfig, base_model: Option<&str>) -> Value {
         "modules_to_save": null,
         "peft_type": "LORA",
         "r": lora.r,
-        "target_modules": lora.target_modules,
+        "target_modules": target_modules,
         "task_type": "CAUSAL_LM",
         "use_dora": false,
         "use_rslora": lora.use_rslora,

@@ -10,7 +10,7 @@ use grpo_files::UniqueKeys;
 use serde_json::{Map, Value};
 use std::path::Path;
 use tokenizers::{
-    Model, NormalizedString, Normalizer, OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer,
+    Model, ModelWrapper, NormalizedString, Normalizer, OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer,
 };
 
 /// The size limit of tokenizer.json in bytes. A vocabulary of 256 000 tokens takes about 34 million.
@@ -55,6 +55,9 @@ pub struct HfTokenizer {
     named: Map<String, Value>,
     /// Variables for templates, set by the user.
     options: Map<String, Value>,
+    /// The largest number of tokens of a byte of text, where the parts of the tokenizer say so: 1, or 3 where normalization can make three
+    /// bytes of one. Of ASCII it is 1.
+    tokens_per_byte: Option<usize>,
 }
 
 impl HfTokenizer {
@@ -138,6 +141,7 @@ impl HfTokenizer {
         let templates = config.chat_templates(folder)?;
         let pad_id = pad.unwrap_or(eos_id);
         let (named, options) = (config.named, Map::new());
+        let tokens_per_byte = tokens_per_byte(&inner);
         Ok(Self {
             inner,
             growth,
@@ -150,6 +154,7 @@ impl HfTokenizer {
             templates,
             named,
             options,
+            tokens_per_byte,
         })
     }
 
@@ -222,7 +227,7 @@ impl HfTokenizer {
         variables.extend(options.clone());
         variables.insert("messages".into(), messages.into());
         variables.insert("tools".into(), tools.cloned().unwrap_or_default());
-        variables.insert("documents".into(), Value::Null);
+        variables.entry("documents").or_insert(Value::Null);
         variables.insert("add_generation_prompt".into(), (!is_continued).into());
         let mut text = template.render(&variables.into())?;
         if is_continued {
@@ -239,7 +244,26 @@ impl HfTokenizer {
         Ok(text)
     }
 
-    /// Encodes a text and parses special tokens.
+    /// The text of a conversation, and whether special tokens in the user's words are marked in it.
+    fn marked(&self, messages: &[Value], tools: Option<&Value>) -> Result<(String, bool)> {
+        let messages = Value::Array(chat_template::normalized(messages)?);
+        let options = Value::Object(self.options.clone());
+        let given = [Some(&messages), tools, Some(&options)];
+        let is_marked = given.iter().flatten().any(|value| self.special.is_in_value(value));
+        let mark = |value: Value| if is_marked { self.special.mark_value(&value) } else { value };
+        let (Value::Array(messages), Value::Object(options)) = (mark(messages), mark(options)) else {
+            return Err(Error::Messages("expected a list".into()));
+        };
+        Ok((self.rendered(messages, tools.cloned().map(mark).as_ref(), &options)?, is_marked))
+    }
+
+    /// A bound on the number of tokens of a text, above 0; `None` where there is none.
+    fn most_tokens(&self, text: &str) -> Option<usize> {
+        let per_byte = if text.is_ascii() { 1 } else { self.tokens_per_byte? };
+        Some(text.len() * self.tokens_per_byte.map(|_| per_byte)?).filter(|most| *most > 0)
+    }
+
+    /// The ids of a text in which special tokens are special.
     fn ids(&self, text: &str) -> Result<Vec<u32>> {
         self.growth.check(text).map_err(|reason| Error::Tokenizer(reason.into()))?;
         Ok(caught(|| self.inner.encode_fast(text, false)).map_err(Error::Tokenizer)?.get_ids().to_vec())
@@ -334,20 +358,43 @@ impl Tokenizer for HfTokenizer {
     /// Encodes exactly the template's text, without adding BOS. A last message of the assistant is continued (`continue_final_message`);
     /// other messages are answered (`add_generation_prompt`).
     fn encode_messages(&self, messages: &[Value], tools: Option<&Value>) -> Result<Vec<u32>> {
-        let messages = Value::Array(chat_template::normalized(messages)?);
-        let options = Value::Object(self.options.clone());
-        let given = [Some(&messages), tools, Some(&options)];
-        let is_marked = given.iter().flatten().any(|value| self.special.is_in_value(value));
-        let mark = |value: &Value| if is_marked { self.special.mark_value(value) } else { value.clone() };
-        let (Value::Array(messages), Value::Object(options)) = (mark(&messages), mark(&options)) else {
-            return Err(Error::Messages("expected a list".into()));
-        };
-        let text = self.rendered(messages, tools.map(mark).as_ref(), &options)?;
+        let (text, is_marked) = self.marked(messages, tools)?;
         if is_marked { self.ids_of_marked(&text) } else { self.ids(&text) }
     }
 
-    /// Decodes like `decode(ids, skip_special_tokens=True)` of transformers, but without cleaning up spaces, so that rewards read the exact
-    /// text. Added tokens that are not special are kept; ids of the model without a token are left out.
+    fn count_prompt(&self, text: &str, limit: usize) -> Result<usize> {
+        match self.most_tokens(text).map(|most| most + self.prefix.len()).filter(|most| *most <= limit) {
+            Some(most) => Ok(most),
+            None => Ok(self.encode_prompt(text)?.len()),
+        }
+    }
+
+    fn count_messages(&self, messages: &[Value], tools: Option<&Value>, limit: usize) -> Result<usize> {
+        let (text, is_marked) = self.marked(messages, tools)?;
+        // A special token in the text of a user may be one that cannot be told from the token itself, which is an error.
+        match self.most_tokens(&text).filter(|most| !is_marked && *most <= limit) {
+            Some(most) => Ok(most),
+            None if is_marked => Ok(self.ids_of_marked(&text)?.len()),
+            None => Ok(self.ids(&text)?.len()),
+        }
+    }
+
+    /// The special tokens in the text are special. BOS is put before it only where the text does not begin with it.
+    fn encode_rendered(&self, text: &str) -> Result<Vec<u32>> {
+        let ids = self.ids(text)?;
+        Ok(if ids.starts_with(&self.prefix) { ids } else { [self.prefix.clone(), ids].concat() })
+    }
+
+    fn special_token<'a>(&self, text: &'a str) -> Option<&'a str> {
+        self.special.first(text)
+    }
+
+    fn decode_with_special(&self, ids: &[u32]) -> Result<String> {
+        self.decode_with_special_tokens(ids)
+    }
+
+    /// As `decode(ids, skip_special_tokens=True)` of transformers, without its cleaning up of spaces: rewards read what was
+    /// written. Added tokens that are not special show, and ids that the model knows and the tokenizer does not leave nothing.
     fn decode(&self, ids: &[u32]) -> Result<String> {
         self.check(ids)?;
         caught(|| self.inner.decode(ids, true)).map_err(Error::Tokenizer)
@@ -493,7 +540,30 @@ fn add_tokens(inner: &mut tokenizers::Tokenizer, config: &TokenizerConfig) -> Re
     Ok(())
 }
 
-/// Returns the special tokens that the post-processor puts before a text.
+/// The largest number of tokens of a byte of text: in BPE over bytes a token is of one byte at least, and NFC, which leaves ASCII as it is,
+/// makes at most three bytes of one. `None` for other tokenizers.
+fn tokens_per_byte(inner: &tokenizers::Tokenizer) -> Option<usize> {
+    let json = |value: serde_json::Result<Value>| value.ok();
+    let splits = json(serde_json::to_value(inner.get_pre_tokenizer()))?;
+    let is_plain = |split: &Value| match split["type"].as_str() {
+        Some("ByteLevel") => split["add_prefix_space"] == false,
+        Some("Split" | "Digits") => true,
+        _ => false,
+    };
+    let is_bytes = match splits["pretokenizers"].as_array() {
+        Some(list) => list.iter().all(is_plain) && list.iter().any(|split| split["type"] == "ByteLevel"),
+        None => splits["type"] == "ByteLevel" && is_plain(&splits),
+    };
+    let normalizer = json(serde_json::to_value(inner.get_normalizer()))?;
+    let is_bpe = matches!(inner.get_model(), ModelWrapper::BPE(_));
+    match (is_bpe && is_bytes, normalizer["type"].as_str()) {
+        (true, None) if normalizer.is_null() => Some(1),
+        (true, Some("NFC")) => Some(3),
+        _ => None,
+    }
+}
+
+/// The special tokens that the post-processor puts before a text.
 fn prefix(inner: &tokenizers::Tokenizer) -> Result<Vec<u32>, tokenizers::Error> {
     let encoding = inner.encode("a", true)?;
     let special = encoding.get_special_tokens_mask().iter().take_while(|is_special| **is_special == 1).count();

@@ -61,6 +61,55 @@ fn texts_encode_as_in_transformers_and_special_strings_are_text() {
 }
 
 #[test]
+fn bounds_on_the_number_of_tokens_hold_and_are_only_given_below_the_limit() {
+    let expected = expected();
+    for family in FAMILIES {
+        let tokenizer = open(family);
+        // NFC makes three bytes of two here.
+        let texts =
+            expected["families"][family]["texts"].as_array().unwrap().iter().map(|case| case["text"].as_str().unwrap());
+        for text in texts.chain(["\u{958}\u{95c}\u{1d160}", "plain", "", "<|im_end|><|eot_id|>"]) {
+            let exact = tokenizer.encode_prompt(text).unwrap().len();
+            assert!(tokenizer.count_prompt(text, usize::MAX).unwrap() >= exact, "{family}: {text:?}");
+            for limit in 0..exact + 2 {
+                let found = tokenizer.count_prompt(text, limit).unwrap();
+                assert!(found == exact || (exact..=limit).contains(&found), "{family}: {text:?}: {found} at {limit}");
+            }
+        }
+        for case in expected["families"][family]["cases"].as_array().unwrap() {
+            let (tokenizer, messages) = (with_options(family, case), case["messages"].as_array().unwrap());
+            let exact = ids(&case["ids"]).len();
+            assert_eq!(tokenizer.count_messages(messages, tools(case), exact - 1).unwrap(), exact);
+            let bound = tokenizer.count_messages(messages, tools(case), 1 << 20).unwrap();
+            assert!((exact..1 << 20).contains(&bound), "{family}: {bound} for {exact}");
+        }
+    }
+}
+
+#[test]
+fn templates_with_line_ends_of_windows_render_as_with_those_of_unix() {
+    let case = &expected()["families"]["qwen2_5"]["cases"][0];
+    let source: Value =
+        serde_json::from_slice(&std::fs::read(fixtures().join("qwen2_5/tokenizer_config.json")).unwrap()).unwrap();
+    let source = source["chat_template"].as_str().unwrap().replace('\n', "\r\n");
+    assert!(source.contains("\r\n"));
+    let tokenizer = with_options("qwen2_5", case).with_chat_template(&source, "windows.jinja");
+    assert_eq!(tokenizer.render(case["messages"].as_array().unwrap(), tools(case)).unwrap(), case["text"]);
+}
+
+#[test]
+fn documents_reach_the_template() {
+    let documents = json!([{"title": "A", "text": "b"}]);
+    let options = json!({"documents": documents}).as_object().unwrap().clone();
+    let source =
+        "{% if documents %}{% for d in documents %}{{ d.title }}:{{ d.text }}{{ loop.last }}{% endfor %}{% endif %}";
+    let tokenizer = open("qwen3").with_chat_template(source, "rag.jinja");
+    let messages = [json!({"role": "user", "content": "x"})];
+    assert_eq!(tokenizer.render(&messages, None).unwrap(), "");
+    assert_eq!(tokenizer.with_chat_template_kwargs(options).render(&messages, None).unwrap(), "A:bTrue");
+}
+
+#[test]
 fn single_templates_render_as_in_jinja() {
     let expected = expected();
     let mut wrong = vec![];

@@ -164,6 +164,7 @@ fn stop_tokens_of_both_files_are_read() {
         top_p: Some(0.8),
         min_p: None,
         repetition_penalty: Some(1.1),
+        stop_strings: vec![],
     };
     assert_eq!(*folder.open().unwrap().generation(), expected);
     // A token that only config.json names also ends completions.

@@ -63,7 +63,19 @@ fn written(target: &Path, lora: &LoraConfig, model: &ModelConfig, options: Adapt
 }
 
 #[test]
-fn adapters_round_trip() {
+fn targets_are_listed_by_the_names_that_peft_finds_them_by() {
+    let model = Folder::new(qwen2()).model();
+    let names = |targets: Value| lora(targets).target_names(&model).unwrap();
+    let all = ["down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj"];
+    assert_eq!(names(json!("all-linear")), all);
+    assert_eq!(names(json!(["q_proj", "lm_head"])), ["lm_head", "q_proj"]);
+    assert_eq!(names(json!(".*[qv]_proj")), ["q_proj", "v_proj"]);
+    let of_one_layer = ["model.layers.1.self_attn.q_proj", "model.layers.1.self_attn.v_proj"];
+    assert_eq!(names(json!(r"model\.layers\.1\..*[qv]_proj")), of_one_layer);
+}
+
+#[test]
+fn an_adapter_is_read_as_it_was_written() {
     let model = Folder::new(qwen2()).model();
     let place = tempfile::tempdir().unwrap();
     let target = place.path().join("adapter");
@@ -74,7 +86,10 @@ fn adapters_round_trip() {
             AdapterOptions { base_model: Some("a/b".into()), replace: true, card: Some(card), ..Default::default() };
         written(&target, &lora, &model, options);
         let adapter = Adapter::open(&target, &model).unwrap();
-        assert_eq!((adapter.config(), adapter.base_model()), (&lora, Some("a/b")));
+        // PEFT finds the matrices by a list of names, whatever they were chosen by.
+        let names = TargetModules::Names(lora.target_names(&model).unwrap());
+        let expected = LoraConfig { target_modules: names, ..lora.clone() };
+        assert_eq!((adapter.config(), adapter.base_model()), (&expected, Some("a/b")));
         assert_eq!(adapter.matrices(), lora.resolve(&model).unwrap());
         let last = adapter.matrices().last().unwrap();
         let (a, b) = (adapter.lora_a(last).unwrap(), adapter.lora_b(last).unwrap());

@@ -116,6 +116,7 @@ fn a_mapped_base_model_equals_a_copied_one_bit_for_bit() {
                 num_generations: 2,
                 max_completion_length: 5,
                 stop_ids: &[],
+                stop: None,
                 sampling,
             };
             let completions = policy.generate(&request).unwrap();

@@ -92,6 +92,7 @@ impl DeviceRollout {
             num_generations: 1,
             max_completion_length: turns,
             stop_ids: &[],
+            stop: None,
             sampling: Sampling::Greedy,
         };
         let (sampler, ..) = Sampler::of(&request.sampling, vocab);

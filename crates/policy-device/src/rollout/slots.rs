@@ -13,6 +13,8 @@ struct Sample {
     length: usize,
     /// Number of calls of the decode program since it began.
     calls: usize,
+    /// The number of tokens of its completion behind which the stop condition does not hold.
+    checked: usize,
 }
 
 /// The samples of a request: waiting, in slots, and finished.
@@ -55,7 +57,8 @@ impl<'a> Slots<'a> {
                 break;
             }
             if held.is_none() {
-                *held = Some(Sample { number: sample, length: self.request.prompts[prompt].len(), calls: 0 });
+                *held =
+                    Some(Sample { number: sample, length: self.request.prompts[prompt].len(), calls: 0, checked: 0 });
                 admitted.push(Admission { slot, sample, prompt });
                 self.next += 1;
             }
@@ -75,27 +78,51 @@ impl<'a> Slots<'a> {
     /// [`Error::NotFinite`] if a token was sampled from logits that are not finite, [`Error::Rollout`] if a sequence is too long or does
     /// not end, [`Error::TimedOut`], [`Error::Device`].
     pub(crate) fn harvest(&mut self, state: &State, tokens_per_call: usize) -> Result<()> {
-        let done = self.empty_ended(&state.counts()?, &state.ended()?, tokens_per_call)?;
-        if done.is_empty() {
+        let counts = state.counts()?;
+        let mut done = self.empty_ended(&counts, &state.ended()?, tokens_per_call)?;
+        if done.is_empty() && self.request.stop.is_none() {
             return Ok(());
         }
         let (ids, logps, width) = (state.ids()?, state.logps()?, state.shape.tokens);
+        done.extend(self.empty_stopped(&counts, &ids, width));
         for (slot, number, count) in done {
             let row = slot * width..slot * width + count;
-            let (ids, logps) = (&ids[row.clone()], &logps[row]);
+            let all: Vec<u32> = ids[row.clone()].iter().map(|id| *id as u32).collect();
+            let stopped = self.request.stopped_at(&all, 0);
+            let length = stopped.unwrap_or(count);
+            let (ids, logps) = (&ids[row.clone()][..length], &logps[row][..length]);
             let legal = |(id, logp): (&i32, &f32)| (0..self.vocab as i32).contains(id) && logp.is_finite();
             if let Some(token) = ids.iter().zip(logps).position(|pair| !legal(pair)) {
                 return Err(Error::NotFinite { sample: number, token });
             }
-            let ids: Vec<u32> = ids.iter().map(|id| *id as u32).collect();
-            let truncated = ids.last().is_none_or(|id| !self.request.stop_ids.contains(id));
+            let ids = all[..length].to_vec();
+            let truncated = stopped.is_none() && ids.last().is_none_or(|id| !self.request.stop_ids.contains(id));
             self.completions[number] = Some(Completion { ids, logps: logps.to_vec(), truncated });
         }
         Ok(())
     }
 
-    /// Counts a call, empties the slots of finished samples, and returns slot, sample index and completion length of each. A call adds
-    /// tokens to every unfinished sequence, so no sample needs more calls than the longest completion.
+    /// Empties the slots whose samples have met the stop condition of the request, which the program does not know: slot, number and tokens of
+    /// each. Tokens that the program adds to such a slot, until another sample begins in it, are of no sample.
+    fn empty_stopped(&mut self, counts: &[i32], ids: &[i32], width: usize) -> Vec<(usize, usize, usize)> {
+        let mut done = vec![];
+        for (slot, held) in self.slots.iter_mut().enumerate() {
+            let (Some(sample), Some(&count)) = (held.as_mut(), counts.get(slot)) else { continue };
+            let count = usize::try_from(count).unwrap_or(0).min(width);
+            let so_far: Vec<u32> = ids[slot * width..slot * width + count].iter().map(|id| *id as u32).collect();
+            match self.request.stopped_at(&so_far, sample.checked.min(count)) {
+                Some(count) => {
+                    done.push((slot, sample.number, count));
+                    *held = None;
+                }
+                None => sample.checked = count,
+            }
+        }
+        done
+    }
+
+    /// Counts a call, and empties the slots whose samples have ended: slot, number and tokens of the completion of each. As a call adds
+    /// tokens to every sequence that has not ended, no sample can need more calls than the longest completion.
     ///
     /// # Errors
     /// [`Error::Rollout`] for an invalid length or too many calls, so that the caller's loop always ends.
@@ -144,8 +171,14 @@ mod tests {
     fn samples_fill_free_slots_in_order() {
         let prompts = vec![vec![1, 2], vec![3], vec![4, 5, 6]];
         let sampling = Sampling::Greedy;
-        let request =
-            RolloutRequest { prompts: &prompts, num_generations: 2, max_completion_length: 4, stop_ids: &[], sampling };
+        let request = RolloutRequest {
+            prompts: &prompts,
+            num_generations: 2,
+            max_completion_length: 4,
+            stop_ids: &[],
+            stop: None,
+            sampling,
+        };
         let mut slots = Slots::new(&request, 4, 10);
         assert_eq!((slots.waiting(), slots.longest()), (Some(0), None));
         let of = |list: Vec<Admission>| list.iter().map(|a| (a.slot, a.sample, a.prompt)).collect::<Vec<_>>();
@@ -168,6 +201,7 @@ mod tests {
             num_generations: 1,
             max_completion_length: 10,
             stop_ids: &[],
+            stop: None,
             sampling,
         };
         let mut slots = Slots::new(&request, 2, 10);
@@ -184,12 +218,51 @@ mod tests {
         }
     }
 
+    /// Ends a completion behind two equal tokens.
+    #[derive(Debug)]
+    struct Twice;
+    impl policy::StopCondition for Twice {
+        fn is_met(&self, completion: &[u32]) -> bool {
+            completion.len() > 1 && completion[completion.len() - 2] == completion[completion.len() - 1]
+        }
+    }
+
+    #[test]
+    fn samples_that_meet_the_stop_condition_leave_their_slots() {
+        let prompts = vec![vec![1], vec![2], vec![3]];
+        let request = RolloutRequest {
+            prompts: &prompts,
+            num_generations: 1,
+            max_completion_length: 8,
+            stop_ids: &[],
+            stop: Some(&Twice),
+            sampling: Sampling::Greedy,
+        };
+        let mut slots = Slots::new(&request, 2, 10);
+        slots.admit(3);
+        let ids = [7, 4, 4, 4, 0, 0, 0, 0, 1, 2, 1, 2, 0, 0, 0, 0];
+        assert_eq!(slots.empty_stopped(&[4, 4], &ids, 8), [(0, 0, 3)]);
+        // Another sample begins there; what was checked of the other one is not checked again.
+        assert_eq!(slots.admit(3), [Admission { slot: 0, sample: 2, prompt: 2 }]);
+        let ids = [5, 6, 0, 0, 0, 0, 0, 0, 1, 2, 1, 2, 2, 2, 3, 3];
+        assert_eq!(slots.empty_stopped(&[2, 8], &ids, 8), [(1, 1, 5)]);
+        assert_eq!(slots.longest(), Some(1));
+        assert_eq!(request.stopped_at(&[3, 3, 1, 4, 4], 2), Some(5));
+        assert!(request.ends(&[3, 3]) && !request.ends(&[3]) && !request.ends(&[]));
+    }
+
     #[test]
     fn calls_are_counted_from_the_beginning_of_each_sample() {
         let prompts = vec![vec![1], vec![2]];
         let sampling = Sampling::Greedy;
-        let request =
-            RolloutRequest { prompts: &prompts, num_generations: 1, max_completion_length: 8, stop_ids: &[], sampling };
+        let request = RolloutRequest {
+            prompts: &prompts,
+            num_generations: 1,
+            max_completion_length: 8,
+            stop_ids: &[],
+            stop: None,
+            sampling,
+        };
         let mut slots = Slots::new(&request, 1, 10);
         for sample in 0..2 {
             assert_eq!(slots.admit(2), [Admission { slot: 0, sample, prompt: sample }]);
@@ -203,8 +276,14 @@ mod tests {
     fn an_invalid_number_of_tokens_is_an_error() {
         let prompts = vec![vec![1]];
         let sampling = Sampling::Greedy;
-        let request =
-            RolloutRequest { prompts: &prompts, num_generations: 1, max_completion_length: 8, stop_ids: &[], sampling };
+        let request = RolloutRequest {
+            prompts: &prompts,
+            num_generations: 1,
+            max_completion_length: 8,
+            stop_ids: &[],
+            stop: None,
+            sampling,
+        };
         for count in [-1, 9, i32::MIN, i32::MAX] {
             let mut slots = Slots::new(&request, 1, 10);
             slots.admit(1);

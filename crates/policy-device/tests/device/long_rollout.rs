@@ -61,7 +61,14 @@ fn random(processors: LogitsProcessors, first: usize) -> Sampling {
 }
 
 fn request(prompts: &[Vec<u32>], sampling: Sampling) -> RolloutRequest<'_> {
-    RolloutRequest { prompts, num_generations: SAMPLES, max_completion_length: 18, stop_ids: &[5, 6, 7], sampling }
+    RolloutRequest {
+        prompts,
+        num_generations: SAMPLES,
+        max_completion_length: 18,
+        stop_ids: &[5, 6, 7],
+        stop: None,
+        sampling,
+    }
 }
 
 /// Checks that completions depend neither on the number of slots nor on other prompts, and, if greedy, that they match the CPU policy.

@@ -180,6 +180,7 @@ fn adapters_of_every_family_match_the_cpu_policy() {
             num_generations: 2,
             max_completion_length: 6,
             stop_ids: &[],
+            stop: None,
             sampling: Sampling::Greedy,
         };
         let (found, expected) = (device.generate(&request).unwrap(), host.generate(&request).unwrap());

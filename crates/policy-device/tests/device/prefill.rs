@@ -58,6 +58,7 @@ fn samples_of_a_prompt_share_its_prefill() {
         num_generations: 5,
         max_completion_length: 11,
         stop_ids: &[5, 6, 7],
+        stop: None,
         sampling: Sampling::Random {
             temperature: 1.0,
             processors: LogitsProcessors::default(),

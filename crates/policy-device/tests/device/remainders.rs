@@ -263,8 +263,14 @@ fn sampling_and_training_share_the_weights_buffers() {
     let sequences = checkpoint.completions();
     let prompts: Vec<Vec<u32>> = sequences.iter().map(|sequence| sequence.prompt.clone()).collect();
     let sample = |policy: &mut DevicePolicy, sampling| {
-        let request =
-            RolloutRequest { prompts: &prompts, num_generations: 2, max_completion_length: 6, stop_ids: &[], sampling };
+        let request = RolloutRequest {
+            prompts: &prompts,
+            num_generations: 2,
+            max_completion_length: 6,
+            stop_ids: &[],
+            stop: None,
+            sampling,
+        };
         policy.generate(&request).unwrap()
     };
     let sampled = || Sampling::Random {

@@ -48,6 +48,7 @@ fn greedy_completions_match_the_cpu_policy() {
             num_generations: 2,
             max_completion_length: 9,
             stop_ids,
+            stop: None,
             sampling: Sampling::Greedy,
         };
         let mut rollout = rollout(&checkpoint, RolloutOptions { slots: 8, tokens_per_call: 4 });
@@ -61,6 +62,45 @@ fn greedy_completions_match_the_cpu_policy() {
         let found = rollout.generate(&weights, &request(&stop_ids)).unwrap();
         assert_same(name, &found, &host.generate(&request(&stop_ids)).unwrap());
         assert!(found.iter().any(|completion| !completion.truncated), "{name}");
+    }
+}
+
+/// Ends a completion behind a token of which the sum with the one before it is divisible by 5.
+#[derive(Debug)]
+struct Fives;
+impl policy::StopCondition for Fives {
+    fn is_met(&self, completion: &[u32]) -> bool {
+        matches!(completion, [.., a, b] if (a + b) % 5 == 0)
+    }
+}
+
+#[test]
+fn a_stop_condition_ends_completions_where_it_does_on_the_host() {
+    let (checkpoint, prompts) = (Checkpoint::open("qwen2"), prompts());
+    let (mut host, weights) = (host(&checkpoint), weights(&checkpoint));
+    let request = |stop: Option<&'static dyn policy::StopCondition>, stop_ids| RolloutRequest {
+        prompts: &prompts,
+        num_generations: 4,
+        max_completion_length: 11,
+        stop_ids,
+        stop,
+        sampling: Sampling::Greedy,
+    };
+    let whole = host.generate(&request(None, &[])).unwrap();
+    let expected = host.generate(&request(Some(&Fives), &[])).unwrap();
+    assert!(expected.iter().any(|completion| !completion.truncated && completion.ids.len() < 11));
+    for (cut, whole) in expected.iter().zip(&whole) {
+        let at = (2..=whole.ids.len()).find(|length| (whole.ids[length - 2] + whole.ids[length - 1]) % 5 == 0);
+        assert_eq!((cut.ids.len(), cut.truncated), (at.unwrap_or(11), at.is_none()));
+        assert_eq!(cut.ids, whole.ids[..cut.ids.len()], "what was sampled stays");
+    }
+    let stop_ids = [whole[0].ids[4]];
+    let both = host.generate(&request(Some(&Fives), &stop_ids)).unwrap();
+    // Slots that others leave are used again, and a call adds tokens behind the end.
+    for (slots, tokens_per_call) in [(3, 4), (64, 16), (20, 1)] {
+        let mut rollout = rollout(&checkpoint, RolloutOptions { slots, tokens_per_call });
+        assert_same("stop", &rollout.generate(&weights, &request(Some(&Fives), &[])).unwrap(), &expected);
+        assert_same("stop", &rollout.generate(&weights, &request(Some(&Fives), &stop_ids)).unwrap(), &both);
     }
 }
 
@@ -84,8 +124,14 @@ fn a_sample_does_not_depend_on_its_slot_or_on_other_samples() {
         let mut sampling = random(0.8, LogitsProcessors::default());
         let Sampling::Random { first: of_request, .. } = &mut sampling else { panic!("random") };
         *of_request = first;
-        let request =
-            RolloutRequest { prompts, num_generations: 4, max_completion_length: 11, stop_ids: &[5, 6, 7], sampling };
+        let request = RolloutRequest {
+            prompts,
+            num_generations: 4,
+            max_completion_length: 11,
+            stop_ids: &[5, 6, 7],
+            stop: None,
+            sampling,
+        };
         rollout(&checkpoint, options).generate(&weights, &request).unwrap()
     };
     let options = |slots| RolloutOptions { slots, tokens_per_call: 4 };
@@ -126,6 +172,7 @@ fn samples_follow_the_distribution_of_the_processors() {
             num_generations: draws,
             max_completion_length: 1,
             stop_ids: &[],
+            stop: None,
             sampling,
         };
         let completions = rollout.generate(&weights, &request).unwrap();
@@ -168,8 +215,14 @@ fn completions_and_prompts_of_one_token_match_the_cpu_policy() {
     let checkpoint = Checkpoint::open("llama3");
     let (prompts, sampling) = ([vec![3], vec![2, 8]], Sampling::Greedy);
     for max_completion_length in [1, 3] {
-        let request =
-            RolloutRequest { prompts: &prompts, num_generations: 1, max_completion_length, stop_ids: &[], sampling };
+        let request = RolloutRequest {
+            prompts: &prompts,
+            num_generations: 1,
+            max_completion_length,
+            stop_ids: &[],
+            stop: None,
+            sampling,
+        };
         let found = rollout(&checkpoint, RolloutOptions { slots: 4, tokens_per_call: 2 })
             .generate(&weights(&checkpoint), &request)
             .unwrap();
@@ -188,6 +241,7 @@ fn a_cache_filled_to_its_last_column_matches_the_cpu_policy() {
         num_generations: 5,
         max_completion_length: 8,
         stop_ids,
+        stop: None,
         sampling: Sampling::Greedy,
     };
     let mut rollout = rollout(&checkpoint, RolloutOptions { slots: 8, tokens_per_call: 4 });
@@ -204,7 +258,8 @@ fn invalid_requests_are_errors() {
     let (weights, mut rollout) = (weights(&checkpoint), rollout(&checkpoint, RolloutOptions::default()));
     let (limit, vocab) = (checkpoint.config().max_position_embeddings, checkpoint.config().vocab_size as u32);
     let mut of = |prompts: &[Vec<u32>], num_generations, max_completion_length, sampling| {
-        let request = RolloutRequest { prompts, num_generations, max_completion_length, stop_ids: &[], sampling };
+        let request =
+            RolloutRequest { prompts, num_generations, max_completion_length, stop_ids: &[], stop: None, sampling };
         rollout.generate(&weights, &request).unwrap_err()
     };
     let legal = [vec![1, 2]];
@@ -235,8 +290,14 @@ fn weights_that_are_not_finite_are_an_error() {
     let weights = DeviceWeights::from_tensors(runtime(), checkpoint.config(), &tensors, Dtype::F32).unwrap();
     let prompts = prompts();
     for sampling in [Sampling::Greedy, random(1.0, LogitsProcessors::default())] {
-        let request =
-            RolloutRequest { prompts: &prompts, num_generations: 2, max_completion_length: 9, stop_ids: &[], sampling };
+        let request = RolloutRequest {
+            prompts: &prompts,
+            num_generations: 2,
+            max_completion_length: 9,
+            stop_ids: &[],
+            stop: None,
+            sampling,
+        };
         let error = rollout(&checkpoint, RolloutOptions { slots: 8, tokens_per_call: 4 }).generate(&weights, &request);
         assert!(matches!(error, Err(Error::NotFinite { sample: 0, token: 0 })), "{error:?}");
     }

@@ -14,7 +14,7 @@ const SHOWN: usize = 200;
 /// right answers), `columns`, `source`, `truncated`, `completion_ids` and `completion_tokens`.
 pub(super) fn question(id: usize, input: &RewardInput<'_>) -> Value {
     let prompt = match &input.item.prompt {
-        Prompt::Text(text) => Value::from(text.as_str()),
+        Prompt::Text(text) | Prompt::Rendered(text) => Value::from(text.as_str()),
         Prompt::Messages { messages, .. } => Value::from(messages.clone()),
     };
     json!({

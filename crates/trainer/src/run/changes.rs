@@ -161,7 +161,9 @@ pub(super) fn record(
 pub(super) fn config_hash(config: &TrainConfig) -> Result<String> {
     let (mut of_run, defaults) = (leaves(config)?, leaves(&TrainConfig::default())?);
     let unused = |key: &String, value: &Value| !is_first(key) && defaults.get(key) == Some(value);
-    of_run.retain(|key, value| !(is_safe(key) || unused(key, value)));
+    // The section `lora` as a whole is null by default.
+    let is_fresh = |key: &String, value: &Value| key == "lora.adapter" && value.is_null();
+    of_run.retain(|key, value| !(is_safe(key) || unused(key, value) || is_fresh(key, value)));
     serde_json::to_vec(&of_run).map(|bytes| sha256(&bytes)).map_err(|e| Error::Text(format!("configuration: {e}")))
 }
 

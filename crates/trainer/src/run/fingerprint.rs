@@ -108,7 +108,13 @@ impl Fingerprint {
         Ok(write_atomically(&dir.fingerprint_path(), &json)?)
     }
 
-    /// Reads the fingerprint that was written when the run started.
+    /// Returns the part that prompts depend on: everything but the weights.
+    pub(super) fn of_prompts(&self) -> Value {
+        let model: BTreeMap<_, _> = self.model.iter().filter(|(name, _)| !name.starts_with("weights: ")).collect();
+        json!({ "model": model, "data": self.data })
+    }
+
+    /// Reads the fingerprint that was written when the run began.
     fn read(path: &Path) -> Result<Self> {
         let refused = |reason: String| Error::RunDir { path: path.to_owned(), reason };
         if !path.is_file() {

@@ -16,6 +16,7 @@ mod logs;
 pub mod observer;
 pub mod options;
 mod restore;
+mod row_index;
 mod rows;
 mod sinks;
 pub mod summary;
@@ -121,6 +122,7 @@ impl Run {
         let fingerprint = Fingerprint::of(trainer.config())?;
         let dir = RunDir::create(path, trainer.config())?;
         fingerprint.write(&dir)?;
+        row_index::write(&dir, trainer.config(), &fingerprint, trainer.dataset())?;
         Self::begin(dir, trainer)
     }
 

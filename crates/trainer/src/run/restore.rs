@@ -7,13 +7,16 @@ use super::dir::{RunDir, set_aside};
 use super::fingerprint;
 use super::jsonl::{MetricsRow, RowKind};
 use super::logs;
+use super::row_index;
 use super::summary::Summary;
 use crate::error::{Error, Result};
 use crate::export::export;
 use crate::parts::Place;
+use crate::prepared::Prepared;
 use crate::pretrained::{Pretrained, Purpose};
 use crate::train_config::{TrainConfig, check};
 use crate::trainer::{TrainState, Trainer};
+use data::RowIndex;
 use grpo_files::{JsonLines, counted, read_regular, read_rows};
 use policy::PolicyState;
 use std::path::{Path, PathBuf};
@@ -34,7 +37,7 @@ impl Run {
     /// changed, if a key that may not change has changed (checked before anything that it names is loaded), or if the logs do not match
     /// the checkpoint. Nothing is changed on errors.
     pub fn resume(path: &Path, from: Option<&str>, set: &[String]) -> Result<Self> {
-        Self::resume_with(path, from, set, Trainer::new)
+        Self::resume_indexed(path, from, set, |config, index| Prepared::resumed(config, index)?.trainer())
     }
 
     /// Like [`Run::resume`], with your own trainer, made from the run's configuration.
@@ -47,13 +50,24 @@ impl Run {
         set: &[String],
         make: impl FnOnce(TrainConfig) -> Result<Trainer>,
     ) -> Result<Self> {
+        Self::resume_indexed(path, from, set, |config, _| make(config))
+    }
+
+    /// As [`Run::resume_with`] for a trainer that uses the index of rows in the folder.
+    fn resume_indexed(
+        path: &Path,
+        from: Option<&str>,
+        set: &[String],
+        make: impl FnOnce(TrainConfig, Option<RowIndex>) -> Result<Trainer>,
+    ) -> Result<Self> {
         let dir = RunDir::open(path)?;
         let checkpoints = Checkpoints::new(dir.checkpoints_path());
         let wanted = dir.config(set)?;
         let mut changes = changes::safe_changes(&dir, &wanted)?;
         let Some(position) = choose(&checkpoints, from, path)? else {
             let (fingerprint, of_data) = fingerprint::check(&dir, &wanted)?;
-            let run = Self::begin_again(dir, make(wanted.clone())?, &wanted, [changes, of_data].concat())?;
+            let index = row_index::read(&dir, &wanted, &fingerprint);
+            let run = Self::begin_again(dir, make(wanted.clone(), index)?, &wanted, [changes, of_data].concat())?;
             fingerprint.write(&run.dir)?;
             return Ok(run);
         };
@@ -71,9 +85,14 @@ impl Run {
         logs::check(&dir, &saved, position)?;
         let (fingerprint, of_data) = fingerprint::check(&dir, &wanted)?;
         changes.extend(of_data);
-        let mut trainer = make(wanted.clone())?;
+        let index = row_index::read(&dir, &wanted, &fingerprint);
+        let was_indexed = index.is_some();
+        let mut trainer = make(wanted.clone(), index)?;
         restore(&checkpoints.path(position), &saved, &state, &mut trainer).map_err(with_last_good)?;
         fingerprint.write(&dir)?;
+        if !was_indexed {
+            row_index::write(&dir, trainer.config(), &fingerprint, trainer.dataset())?;
+        }
         changes::record(&dir, &wanted, &changes, Some(position))?;
         let metrics = JsonLines::truncate(&dir.metrics_path(), saved.metrics_bytes)?;
         let completions = JsonLines::truncate(&dir.completions_path(), saved.completions_bytes)?;

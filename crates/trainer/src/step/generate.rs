@@ -3,6 +3,7 @@
 use super::{PhaseTimes, Sample, StepContext};
 use crate::error::{Error, Result};
 use crate::prompts::{encode_prompts, opens_think};
+use crate::stops::Stops;
 use crate::train_config::{FilterGroupsConfig, REWARD};
 use data::Item;
 use grpo_core::Metrics;
@@ -163,8 +164,15 @@ fn complete(
     sampling: Sampling,
 ) -> Result<Vec<Completion>> {
     let max_completion_length = context.config.rollout.max_completion_length();
-    let stop_ids = context.tokenizer.stop_ids();
-    let request = RolloutRequest { prompts, num_generations, max_completion_length, stop_ids: &stop_ids, sampling };
+    let stops = Stops::new(&context.config.rollout, context.tokenizer);
+    let request = RolloutRequest {
+        prompts,
+        num_generations,
+        max_completion_length,
+        stop_ids: &stops.ids,
+        stop: stops.condition(),
+        sampling,
+    };
     let completions = context.engine.generate(policy, &request)?;
     let count = prompts.len() * num_generations;
     if completions.len() != count || completions.iter().any(|c| c.ids.is_empty()) {

@@ -23,7 +23,8 @@ impl TrainConfig {
         self.validate_sources()?;
         Rewards::new(&self.rewards)?;
         let context = self.model.shape().map_or(usize::MAX, |shape| shape.max_position_embeddings);
-        self.validate_for(CharTokenizer::VOCAB_SIZE, context)
+        let vocab = self.model.shape().map_or(usize::MAX, |_| CharTokenizer::VOCAB_SIZE);
+        self.validate_for(vocab, context)
     }
 
     /// Checks that the configuration names both a model and its data: a pretrained model is not trained on the default built-in tasks, and a
@@ -99,6 +100,7 @@ impl TrainConfig {
         for (key, count, limit) in [
             ("warmup.batch_size", self.warmup.batch_size, MAX_SEQUENCES),
             ("rollout.max_completion_length", self.rollout.max_completion_length(), usize::MAX),
+            ("eval.max_completion_length", self.eval.max_completion_length(&self.rollout), usize::MAX),
             ("rollout.batch_size", self.rollout.batch_size, usize::MAX),
             ("grpo.prompts_per_step", self.grpo.prompts_per_step, MAX_SEQUENCES),
             ("grpo.num_generations", self.grpo.num_generations, MAX_SEQUENCES),
@@ -125,11 +127,21 @@ impl TrainConfig {
             let few = groups.checked_mul(per_group).is_some_and(|all| all <= MAX_SEQUENCES);
             check(few, key, &expected, format!("{per_group} for each of {groups} prompts"))?;
         }
-        // A prompt has at least two tokens, and the last token of a completion is never an input.
-        if let Some(longest) = self.rollout.max_completion_length {
-            let expected = format!("less than model.max_position_embeddings, {context}");
-            check(longest < context, "rollout.max_completion_length", &expected, longest)?;
+        // A prompt has two tokens at least, and the last token of a completion is never fed back.
+        for (key, longest) in [
+            ("rollout.max_completion_length", self.rollout.max_completion_length),
+            ("eval.max_completion_length", self.eval.max_completion_length),
+        ] {
+            if let Some(longest) = longest {
+                let expected = format!("less than model.max_position_embeddings, {context}");
+                check(longest < context, key, &expected, longest)?;
+            }
         }
+        if let Some(id) = self.rollout.stop_token_ids.iter().find(|id| **id as usize >= vocab) {
+            check(false, "rollout.stop_token_ids", &format!("ids below {vocab}, the size of the vocabulary"), id)?;
+        }
+        let has_empty = self.rollout.stop.iter().flatten().any(String::is_empty);
+        check(!has_empty, "rollout.stop", "texts that are not empty", "an empty text")?;
         let splits = self.grpo.steps_per_generation;
         check(
             self.grpo.prompts_per_step.is_multiple_of(splits),

@@ -1,0 +1,124 @@
+//! Runs that start from an adapter in PEFT's layout.
+
+use crate::error::{Error, Result};
+use crate::pretrained::Pretrained;
+use crate::train_config::{ModelSource, TrainConfig};
+use models::{Adapter, LoraConfig, ModelConfig, NamedTensor};
+use policy::{Policy, StateGroup, TensorSink, Weights, export_all};
+use std::path::{Path, PathBuf};
+
+/// Replaces an adapter that stands for a model by its base and `lora.adapter`, and takes rank, alpha and targets of `lora.adapter` into the
+/// section `lora`.
+///
+/// # Errors
+/// [`Error::Config`] for an adapter that does not name its base, for two adapters, and for a section that says something else than the
+/// adapter; those of [`Adapter::read_config`].
+pub(crate) fn resolve(config: &mut TrainConfig) -> Result<()> {
+    if let ModelSource::Pretrained(name) = &config.model
+        && Adapter::is_in(Path::new(name))
+    {
+        let folder = PathBuf::from(name);
+        let (_, base) = Adapter::read_config(&folder)?;
+        let base = base.ok_or_else(|| Error::Config {
+            key: "model".into(),
+            expected: "the base of the adapter, as in `model: BASE` and `lora: { adapter: FOLDER }`: its adapter_config.json names none".into(),
+            found: name.clone(),
+        })?;
+        let lora = config.lora.get_or_insert_default();
+        if lora.adapter.as_ref().is_some_and(|other| *other != folder) {
+            let expected = "left out where `model` is an adapter, or the same folder".into();
+            let found = lora.adapter.as_deref().unwrap_or(&folder).display().to_string();
+            return Err(Error::Config { key: "lora.adapter".into(), expected, found });
+        }
+        lora.adapter = Some(folder);
+        config.model = ModelSource::Pretrained(base);
+    }
+    let Some(lora) = &mut config.lora else { return Ok(()) };
+    let Some(folder) = lora.adapter.as_deref().map(data::at_home) else { return Ok(()) };
+    let (own, _) = Adapter::read_config(&folder)?;
+    let (own, fresh) = (LoraConfig { adapter: Some(folder.clone()), ..own }, LoraConfig::default());
+    let given = LoraConfig { adapter: Some(folder.clone()), ..lora.clone() };
+    let is_set = given != LoraConfig { adapter: Some(folder.clone()), ..fresh.clone() };
+    let differs = [
+        ("lora.r", given.r != own.r, own.r.to_string(), given.r.to_string()),
+        (
+            "lora.lora_alpha",
+            given.lora_alpha != own.lora_alpha,
+            own.lora_alpha.to_string(),
+            given.lora_alpha.to_string(),
+        ),
+        (
+            "lora.use_rslora",
+            given.use_rslora != own.use_rslora,
+            own.use_rslora.to_string(),
+            given.use_rslora.to_string(),
+        ),
+        (
+            "lora.target_modules",
+            given.target_modules != own.target_modules && given.target_modules != fresh.target_modules,
+            format!("{:?}", own.target_modules),
+            format!("{:?}", given.target_modules),
+        ),
+    ];
+    if let Some((key, _, expected, found)) = differs.into_iter().find(|(_, differs, ..)| is_set && *differs) {
+        let expected = format!("{expected}, that of the adapter {}, or left out", folder.display());
+        return Err(Error::Config { key: key.into(), expected, found });
+    }
+    *lora = own;
+    Ok(())
+}
+
+/// Puts the weights of the adapter of a configuration, if it has one, into a policy with fresh adapters.
+///
+/// # Errors
+/// Those of [`Adapter::open`] and [`Adapter::check_base`], and of the policy.
+pub(crate) fn start(
+    config: &TrainConfig,
+    shape: &ModelConfig,
+    base: Option<&Pretrained>,
+    policy: &mut dyn Policy,
+) -> Result<()> {
+    let Some(folder) = config.lora.as_ref().and_then(|lora| lora.adapter.as_deref()) else { return Ok(()) };
+    let adapter = Adapter::open(folder, shape)?;
+    if let Some(base) = base {
+        adapter.check_base(&base.folder.weights()?)?;
+    }
+    let mut own = export_all(policy, StateGroup::Weights(Weights::Policy))?;
+    let mut named = Collected(Vec::new());
+    policy.export_adapter(&mut named)?;
+    let stored = adapter
+        .matrices()
+        .iter()
+        .flat_map(|matrix| [(matrix.lora_a(), adapter.lora_a(matrix)), (matrix.lora_b(), adapter.lora_b(matrix))]);
+    for (name, values) in stored {
+        // A policy's own names differ from PEFT's; its tensors come in the same order under both.
+        let position = named.0.iter().filter(|tensor| is_adapter(tensor)).position(|tensor| tensor.name == name);
+        let tensor = position.and_then(|position| own.iter_mut().filter(|tensor| is_own(tensor)).nth(position));
+        let values = values?.to_vec();
+        match tensor.filter(|tensor| tensor.data.len() == values.len()) {
+            Some(tensor) => tensor.data = values,
+            None => return Err(Error::argument("lora.adapter", format!("a policy with an adapter {name}"), "none")),
+        }
+    }
+    Ok(policy.import_weights(&own)?)
+}
+
+/// Whether a tensor is of an adapter, by its name in PEFT's files.
+fn is_adapter(tensor: &NamedTensor) -> bool {
+    tensor.name.contains(".lora_A.") || tensor.name.contains(".lora_B.")
+}
+
+/// Whether a tensor is of an adapter, by its name in checkpoints.
+fn is_own(tensor: &NamedTensor) -> bool {
+    tensor.name.ends_with(".a") || tensor.name.ends_with(".b")
+}
+
+/// Tensors in the order in which they come.
+struct Collected(Vec<NamedTensor>);
+
+impl TensorSink for Collected {
+    fn tensor(&mut self, tensor: NamedTensor) -> policy::Result<()> {
+        self.0.push(tensor);
+        Ok(())
+    }
+}

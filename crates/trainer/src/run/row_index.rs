@@ -1,0 +1,62 @@
+//! The index of the rows of a run's data files, `rows.json` in its folder: a run that goes on does not read all rows again.
+//!
+//! The index counts only for what it was made from: the fingerprint of the tokenizer, the chat template and the data files, the section `data`
+//! and the lengths that decide which rows are dropped. Where one of them has changed, or the file is damaged, the rows are read.
+
+use super::checkpoint::sha256;
+use super::dir::RunDir;
+use super::fingerprint::Fingerprint;
+use crate::error::{Error, Result};
+use crate::train_config::TrainConfig;
+use data::{Dataset, RowIndex};
+use grpo_files::{read_regular, write_atomically};
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+
+/// The name and version of the format.
+const FORMAT: &str = "grpo-rows/1";
+/// The largest index that is read, in bytes; a row takes some 25 of them.
+const LIMIT: u64 = 1 << 32;
+
+#[derive(Serialize, Deserialize)]
+struct Stored {
+    format: String,
+    /// The SHA-256 of all that the index depends on.
+    key: String,
+    index: RowIndex,
+}
+
+/// The index in the folder of a run, if it is that of this configuration and these files.
+pub(super) fn read(dir: &RunDir, config: &TrainConfig, fingerprint: &Fingerprint) -> Option<RowIndex> {
+    let bytes = read_regular(&dir.rows_path(), LIMIT).ok()?;
+    let stored: Stored = serde_json::from_slice(&bytes).ok()?;
+    let is_same = stored.format == FORMAT && stored.key == key(config, fingerprint).ok()?;
+    is_same.then_some(stored.index)
+}
+
+/// Writes the index of a data set that was read from files.
+///
+/// # Errors
+/// [`Error::File`].
+pub(super) fn write(
+    dir: &RunDir,
+    config: &TrainConfig,
+    fingerprint: &Fingerprint,
+    dataset: &dyn Dataset,
+) -> Result<()> {
+    let Some(index) = dataset.index() else { return Ok(()) };
+    let stored = Stored { format: FORMAT.to_owned(), key: key(config, fingerprint)?, index };
+    let json = serde_json::to_vec(&stored).map_err(|e| Error::Text(format!("rows.json: {e}")))?;
+    Ok(write_atomically(&dir.rows_path(), &json)?)
+}
+
+fn key(config: &TrainConfig, fingerprint: &Fingerprint) -> Result<String> {
+    let parts = json!([
+        env!("CARGO_PKG_VERSION"),
+        config.data,
+        config.model,
+        config.rollout.max_completion_length(),
+        fingerprint.of_prompts(),
+    ]);
+    Ok(sha256(parts.to_string().as_bytes()))
+}

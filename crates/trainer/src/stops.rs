@@ -1,0 +1,106 @@
+//! What ends a completion: the tokens and the texts of a run.
+
+use crate::train_config::RolloutConfig;
+use models::Tokenizer;
+use policy::StopCondition;
+
+/// The number of tokens before a stop text that are decoded with it: the first tokens of a part of a completion may lose a space or a part of a
+/// character.
+const BEFORE: usize = 8;
+
+/// The tokens and the texts that end a completion.
+#[derive(Debug)]
+pub(crate) struct Stops<'a> {
+    /// The ids of the tokenizer, and those of `rollout.stop_token_ids`.
+    pub(crate) ids: Vec<u32>,
+    texts: StopTexts<'a>,
+}
+
+/// The texts of `rollout.stop`.
+struct StopTexts<'a> {
+    tokenizer: &'a dyn Tokenizer,
+    texts: &'a [String],
+    /// The number of tokens that the longest text spans at most, and some before it.
+    window: usize,
+}
+
+impl<'a> Stops<'a> {
+    /// Those of a run.
+    pub(crate) fn new(config: &'a RolloutConfig, tokenizer: &'a dyn Tokenizer) -> Self {
+        let mut ids = tokenizer.stop_ids();
+        ids.extend(config.stop_token_ids.iter().filter(|id| !tokenizer.stop_ids().contains(id)));
+        let texts = config.stop.as_deref().unwrap_or_default();
+        // A token of a text has one byte of it at least.
+        let window = texts.iter().map(String::len).max().unwrap_or(0) + BEFORE;
+        Self { ids, texts: StopTexts { tokenizer, texts, window } }
+    }
+
+    /// The condition of the texts; `None` without texts.
+    pub(crate) fn condition(&self) -> Option<&dyn StopCondition> {
+        (!self.texts.texts.is_empty()).then_some(&self.texts)
+    }
+}
+
+impl std::fmt::Debug for StopTexts<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("StopTexts").field(&self.texts).finish()
+    }
+}
+
+impl StopCondition for StopTexts<'_> {
+    fn is_met(&self, completion: &[u32]) -> bool {
+        let tail = &completion[completion.len().saturating_sub(self.window)..];
+        let text = self.tokenizer.decode_with_special(tail).unwrap_or_default();
+        self.texts.iter().any(|stop| text.contains(stop.as_str()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use models::{CharTokenizer, HfTokenizer};
+
+    /// The number of tokens after which a completion of `text` ends.
+    fn ends(tokenizer: &dyn Tokenizer, stop: &[&str], text: &str) -> Option<usize> {
+        let config =
+            RolloutConfig { stop: Some(stop.iter().map(|text| (*text).to_owned()).collect()), ..Default::default() };
+        let ids = tokenizer.encode(text).unwrap();
+        let stops = Stops::new(&config, tokenizer);
+        let condition = stops.condition();
+        (1..=ids.len()).find(|length| condition.is_some_and(|condition| condition.is_met(&ids[..*length])))
+    }
+
+    #[test]
+    fn a_text_ends_a_completion_with_the_token_that_completes_it() {
+        let fixtures = concat!(env!("CARGO_MANIFEST_DIR"), "/../models/tests/fixtures/chat/qwen3");
+        let tokenizer = HfTokenizer::open(fixtures.as_ref(), &[], 512).unwrap();
+        for (stop, text) in [
+            (vec!["</answer>"], "It is 72 <answer>72</answer> and more"),
+            (vec!["\n\nQuestion:"], "72.\n\nQuestion: what?"),
+            (vec!["naïve 你好", "nothing"], "a naïve 你好, 世界"),
+            (vec!["nothing", "72"], "4872 72"),
+            (vec![" a"], "x a"),
+        ] {
+            let end = ends(&tokenizer, &stop, text).unwrap_or_else(|| panic!("{stop:?} in {text:?}"));
+            let ids = tokenizer.encode(text).unwrap();
+            let decoded = |length: usize| tokenizer.decode(&ids[..length]).unwrap();
+            let holds = |text: String| stop.iter().any(|stop| text.contains(stop));
+            assert!(holds(decoded(end)) && !holds(decoded(end - 1)), "{stop:?} in {text:?} at {end}");
+        }
+        assert_eq!(ends(&tokenizer, &["absent"], "It is 72"), None);
+        assert_eq!(ends(&tokenizer, &[], "It is 72"), None);
+        assert_eq!(ends(&CharTokenizer, &["12"], "3+9=123"), Some(6));
+        // A special token may be one of them, and one that is far behind the beginning is found.
+        let long = tokenizer.encode(&"word ".repeat(50)).unwrap();
+        let special = tokenizer.encode_rendered("<|endoftext|>").unwrap();
+        let config = RolloutConfig {
+            stop: Some(vec!["<|endoftext|>".into()]),
+            stop_token_ids: vec![7, tokenizer.eos_id()],
+            ..Default::default()
+        };
+        let stops = Stops::new(&config, &tokenizer);
+        assert_eq!(stops.ids, [tokenizer.stop_ids(), vec![7]].concat());
+        let condition = stops.condition().unwrap();
+        assert!(!condition.is_met(&long) && condition.is_met(&[long, special].concat()));
+    }
+}
