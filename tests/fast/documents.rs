@@ -91,9 +91,8 @@ fn the_book_has_every_page_and_its_links_lead_somewhere() {
             }
             // A page of the book, or a file of the repository, for which mdBook writes .html instead of .md.
             let outside = docs.join(page).parent().unwrap().join(path);
-            let found = file.parent().unwrap().join(path).exists()
-                || outside.exists()
-                || outside.with_extension("md").exists();
+            let found =
+                file.parent().unwrap().join(path).exists() || outside.exists() || outside.with_extension("md").exists();
             assert!(found, "{} links to {link}, which is not there", page.display());
         }
     }
