@@ -118,12 +118,12 @@ pub trait Dataset: Send {
     /// The errors of [`Dataset::next_batch`].
     fn probe(&self, count: usize) -> Result<Vec<Item>>;
 
-    /// What was found when files were read, with which [`crate::open`] opens the same files without reading them.
+    /// Returns the index that was built while files were read. [`crate::open`] can open the same files with it without reading them.
     fn index(&self) -> Option<RowIndex> {
         None
     }
 
-    /// The position in the training stream.
+    /// Returns the position in the training stream.
     fn cursor(&self) -> u64;
 
     /// Moves the training stream to `cursor`, an earlier result of [`Dataset::cursor`].

@@ -15,14 +15,14 @@ pub struct PromptEncoder<'a> {
     /// and counted. Without it, and without `data.max_prompt_length`, prompts are not encoded when files are opened, and a template's error
     /// about a row occurs only when the row is drawn.
     pub max_tokens: Option<usize>,
-    /// The number of tokens of each prompt of a batch, or why it cannot be encoded. A number may be a bound on the number of tokens if it is
-    /// at most the second argument, so that a prompt that is short in any case need not be encoded.
+    /// Returns the number of tokens of each prompt of a batch, or an error if it cannot be encoded. The number may be an upper bound if the
+    /// bound is at most the second argument, so that short prompts need not be encoded.
     pub count: &'a CountTokens<'a>,
-    /// Whether `count` gives no bounds.
+    /// `true` if `count` never returns bounds.
     pub is_exact: bool,
 }
 
-/// The numbers of tokens of prompts.
+/// A function that counts the tokens of prompts.
 type CountTokens<'a> = dyn Fn(&[&Prompt], usize) -> Vec<Result<usize, Box<dyn std::error::Error + Send + Sync>>> + 'a;
 
 impl PromptEncoder<'_> {
@@ -33,8 +33,8 @@ impl PromptEncoder<'_> {
     }
 }
 
-/// The data set of a configuration: its files, or, without files, its tasks. The report says what became of the rows of files. `index` is
-/// that of the same files, configuration and encoder, which are then not read again.
+/// Opens the data set of a configuration: its files, or, without files, its tasks. The report counts the rows of files. With the `index` of
+/// the same files, configuration and encoder, files are not read again.
 ///
 /// ```
 /// use data::{DataConfig, PromptEncoder};

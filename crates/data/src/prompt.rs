@@ -18,9 +18,9 @@ use std::fmt;
 pub enum Prompt {
     /// Text that the policy continues unchanged.
     Text(String),
-    /// Text that a chat template has rendered before: special tokens in it are special.
+    /// Text that a chat template has already rendered: special-token strings in it are parsed as special tokens.
     Rendered(String),
-    /// A conversation in the form of OpenAI and Hugging Face, which the model's chat template renders.
+    /// A conversation in the format of OpenAI and Hugging Face, which the model's chat template renders.
     Messages {
         /// The messages: objects with `role` and `content`, and other keys that the template uses.
         messages: Vec<Value>,
@@ -30,7 +30,7 @@ pub enum Prompt {
 }
 
 impl Prompt {
-    /// Returns `true` if a chat template renders the prompt or has rendered it, and `false` for text that is sent as it is.
+    /// Returns `true` if a chat template renders or has rendered the prompt, and `false` for text that is sent unchanged.
     pub fn is_rendered(&self) -> bool {
         matches!(self, Self::Messages { .. } | Self::Rendered(_))
     }

@@ -15,27 +15,27 @@ pub struct RolloutRequest<'a> {
     pub max_completion_length: usize,
     /// Ids of the tokens that end a completion.
     pub stop_ids: &'a [u32],
-    /// What ends a completion beside these tokens; `None` is nothing.
+    /// Another condition that ends a completion; `None` if there is none.
     pub stop: Option<&'a dyn StopCondition>,
-    /// How tokens are chosen.
+    /// How the next token is chosen.
     pub sampling: Sampling,
 }
 
-/// What ends a completion beside the tokens of [`RolloutRequest::stop_ids`], such as a text in it.
+/// A condition that ends a completion, in addition to the tokens of [`RolloutRequest::stop_ids`], such as a text in it.
 pub trait StopCondition: std::fmt::Debug + Sync {
-    /// Returns `true` if a completion of these tokens ends with the last of them. It is called for every length of a completion, from the
-    /// shortest on.
+    /// Returns `true` if the last of these tokens ends the completion. It is called for every length of a completion, shortest first.
     fn is_met(&self, completion: &[u32]) -> bool;
 }
 
 impl RolloutRequest<'_> {
-    /// Returns `true` if a completion of these tokens ends with the last of them.
+    /// Returns `true` if the last of these tokens ends the completion.
     pub fn ends(&self, completion: &[u32]) -> bool {
         completion.last().is_some_and(|id| self.stop_ids.contains(id))
             || self.stop.is_some_and(|stop| stop.is_met(completion))
     }
 
-    /// The number of tokens after which [`RolloutRequest::stop`] ends a completion, of which the first `checked` do not.
+    /// Returns the number of tokens after which [`RolloutRequest::stop`] ends the completion. The first `checked` tokens are known not to
+    /// meet it.
     pub fn stopped_at(&self, completion: &[u32], checked: usize) -> Option<usize> {
         let stop = self.stop?;
         (checked + 1..=completion.len()).find(|length| stop.is_met(&completion[..*length]))
@@ -45,7 +45,7 @@ impl RolloutRequest<'_> {
 /// One completion.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Completion {
-    /// The token ids; the last one is one of the stop ids, or meets the stop condition, unless `truncated`.
+    /// Token ids; unless `truncated`, the last one is a stop id or meets the stop condition.
     pub ids: Vec<u32>,
     /// Log-probability (nats) of each token under the distribution that it was sampled from; for greedy sampling, under softmax(logits).
     pub logps: Vec<f32>,

@@ -51,9 +51,9 @@ fn with_template_of(tokenizer: HfTokenizer, path: &Path) -> Result<HfTokenizer> 
     Ok(tokenizer.with_chat_template(&source, &origin))
 }
 
-/// The data set of a configuration for the model of a tokenizer. Rows with prompts of more than `max_tokens`, behind which its
-/// context has no room for a completion, are dropped and counted in the report; tasks have no report. `index` is that of the same files,
-/// configuration and model, which are then not read again.
+/// Opens the data set of a configuration for a model's tokenizer. Rows with prompts of more than `max_tokens`, after which the context has
+/// no room for a completion, are dropped and counted in the report; tasks have no report. With the `index` of the same files, configuration
+/// and model, files are not read again.
 ///
 /// # Errors
 /// The errors of [`data::open`].

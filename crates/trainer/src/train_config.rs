@@ -137,12 +137,12 @@ pub struct RolloutConfig {
     /// The maximum number of tokens of a completion, including EOS. `None` is 512 or, in a shorter context, the rest after
     /// `data.max_prompt_length`, at least half of the context; without that limit, half of the context.
     pub max_completion_length: Option<usize>,
-    /// The ids of tokens that end a completion, beside those of the model's generation_config.json and tokenizer.
+    /// The ids of tokens that end a completion, in addition to the stop tokens of the model's generation_config.json and tokenizer.
     pub stop_token_ids: Vec<u32>,
-    /// The texts that end a completion: the token that completes one of them is the last. The completion keeps the text, and the loss is taken
-    /// of every token that was sampled. `None` takes `stop_strings` of the model's generation_config.json; an empty list is none.
+    /// The texts that end a completion: the token that completes one of them is the last. The completion keeps the text, and the loss
+    /// includes all sampled tokens. `None` is `stop_strings` of the model's generation_config.json; an empty list disables it.
     pub stop: Option<Vec<String>>,
-    /// The largest number of sequences that decode together. It bounds memory and does not change results.
+    /// The maximum number of sequences that decode in parallel. It limits memory and does not change results.
     pub batch_size: usize,
 }
 
@@ -255,12 +255,12 @@ impl Default for EvalConfig {
 }
 
 impl EvalConfig {
-    /// The largest number of tokens of a completion of an evaluation.
+    /// Returns the maximum number of tokens of a completion in an evaluation.
     pub fn max_completion_length(&self, rollout: &RolloutConfig) -> usize {
         self.max_completion_length.unwrap_or(rollout.max_completion_length())
     }
 
-    /// The sampling of the completions of an evaluation: this section's, else that of `rollout`. It depends on the seed, not on the step.
+    /// Returns the sampling of evaluations: the keys of this section, or else those of `rollout`. It depends on the seed, not on the step.
     pub fn sampling(&self, rollout: &RolloutConfig, seed: u64) -> Sampling {
         let temperature = self.temperature.unwrap_or(rollout.temperature());
         if temperature == 0.0 {
@@ -343,7 +343,7 @@ impl TrainConfig {
         self
     }
 
-    /// This configuration with the stop texts of a model's generation_config.json where it has none of its own.
+    /// Returns this configuration with `stop_strings` of a model's generation_config.json as `rollout.stop`, if that is not set.
     pub(crate) fn with_stop_strings(mut self, defaults: &GenerationDefaults) -> Self {
         if self.rollout.stop.is_none() && !defaults.stop_strings.is_empty() {
             self.rollout.stop = Some(defaults.stop_strings.clone());
@@ -351,8 +351,8 @@ impl TrainConfig {
         self
     }
 
-    /// Whether the number that the loss is tells how training goes. While a step has one update, ratios are 1, and a loss of the policy
-    /// alone is the weighted mean of advantages, which is about 0 whatever is learned.
+    /// Returns `true` if the value of the loss reflects training progress. With one update per step, ratios are 1, and a loss without other
+    /// terms is the weighted mean of advantages, which is always about 0.
     pub fn loss_says_something(&self) -> bool {
         let loss = &self.loss;
         let has_other_terms = loss.beta != 0.0 || loss.entropy_coef != 0.0 || loss.positive_example_nll_weight != 0.0;

@@ -156,12 +156,12 @@ impl Trainer {
         &*self.parts.policy
     }
 
-    /// The problems.
+    /// Returns the training and held-out problems.
     pub fn dataset(&self) -> &dyn Dataset {
         &*self.parts.dataset
     }
 
-    /// The reward functions with their weights.
+    /// Returns the reward functions with their weights.
     pub fn rewards(&self) -> &Rewards {
         &self.parts.rewards
     }

@@ -70,10 +70,10 @@ pub struct DataConfig {
     pub tools_file: Option<PathBuf>,
     /// The choice of texts that become messages for the model's chat template.
     pub apply_chat_template: ApplyChatTemplate,
-    /// Whether text prompts have been rendered by a chat template: special tokens in them are then special, and BOS is not put before them
-    /// twice. `None` refuses a text with special tokens, `false` reads them as text.
+    /// `true` if a chat template has already rendered the text prompts: special-token strings in them are parsed as special tokens, and a
+    /// leading BOS is not repeated. `false` reads special-token strings as text. `None` is an error for texts with such strings.
     pub prompts_are_rendered: Option<bool>,
-    /// A Jinja file to be used in place of the model's own chat template.
+    /// A Jinja file that replaces the model's chat template.
     pub chat_template: Option<PathBuf>,
     /// Variables for the chat template, such as `enable_thinking: false`.
     #[serde(deserialize_with = "files::ordered_map")]

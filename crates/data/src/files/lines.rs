@@ -13,7 +13,7 @@ use std::sync::Mutex;
 /// The size limit of a line in bytes.
 const LONGEST_LINE: u64 = 256 << 20;
 
-/// Where a row is.
+/// The position of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(from = "(u64, u32, u32)", into = "(u64, u32, u32)")]
 pub(super) struct Place {
@@ -85,10 +85,10 @@ impl Lines {
         &self.path
     }
 
-    /// Hands the texts of all rows to `each`, some at a time, in the order of the file. Lines without text are no rows.
+    /// Passes the bytes of all rows to `each`, in batches and in file order. Blank lines are skipped.
     ///
     /// # Errors
-    /// [`Error::Io`]; [`Error::Row`] for a line that is too long; those of `each`.
+    /// [`Error::Io`]; [`Error::Row`] for a line that is too long; the errors of `each`.
     pub(super) fn for_each(&self, mut each: impl FnMut(&[(Place, Vec<u8>)]) -> Result<()>) -> Result<()> {
         match &self.bytes {
             Bytes::Memory(bytes) => self.scan(&mut bytes.as_slice(), &mut each),
@@ -129,7 +129,7 @@ impl Lines {
         }
     }
 
-    /// The bytes of the next line, whose number becomes `line`; `None` at the end.
+    /// Returns the bytes of the next line and increments `line`, its number. `None` at the end of the file.
     fn next_line(&self, reader: &mut dyn BufRead, line: &mut u32) -> Result<Option<Vec<u8>>> {
         let mut bytes = vec![];
         let read = (&mut *reader).take(LONGEST_LINE).read_until(b'\n', &mut bytes).map_err(|e| self.io(e))? as u64;
@@ -144,7 +144,7 @@ impl Lines {
         Ok(Some(bytes))
     }
 
-    /// The row at `place`.
+    /// Returns the row at `place`.
     ///
     /// # Errors
     /// [`Error::Io`]; [`Error::Row`] if the file has changed since it was opened.
@@ -167,12 +167,12 @@ impl Lines {
         self.parse(&bytes, place.line).map_err(|e| changed(e.to_string()))
     }
 
-    /// The row of a line.
+    /// Parses the bytes of a line.
     ///
     /// # Errors
-    /// [`Error::Row`] for a line that is no JSON object in UTF-8.
+    /// [`Error::Row`] for a line that is not a JSON object in UTF-8.
     pub(super) fn parse(&self, bytes: &[u8], line: u32) -> Result<Map<String, Value>> {
-        // Some editors begin files with a byte order mark.
+        // Some editors write a byte order mark.
         let bytes = if line == 1 { bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes) } else { bytes };
         let row = |reason: String| self.row(u64::from(line), reason);
         let text = std::str::from_utf8(bytes)

@@ -173,25 +173,25 @@ impl FileDataset {
     }
 }
 
-/// The number of rows of a file whose prompts are encoded in any case. Of the others only those that may be too long are, and in the end the
-/// [`LONGEST_ROWS`] with the largest bounds: they say how long the longest prompt is.
+/// The number of rows at the start of a file whose prompts are always encoded. Of later rows, only prompts that may be too long are encoded
+/// at first. At the end of the file, the [`LONGEST_ROWS`] prompts with the largest bounds are encoded to find the longest prompt.
 const EXACT_ROWS: usize = 1 << 11;
 const LONGEST_ROWS: usize = 1 << 9;
-/// The largest number of columns that a report names.
+/// The maximum number of columns that a report lists.
 const MOST_COLUMNS: usize = 32;
 
-/// A row that was read.
+/// A parsed row.
 struct Parsed {
     place: Place,
-    /// The number that decides to which split it belongs.
+    /// The hash of the prompt, which selects the split.
     hash: u64,
     item: Item,
-    /// Columns that the report does not have yet.
+    /// The columns that are not in the report yet.
     columns: Vec<String>,
 }
 
 impl Parsed {
-    /// A row, and those of its columns that are not `known`.
+    /// Parses a row. `known` are the columns that are in the report.
     fn read(
         reader: &RowReader,
         lines: &Lines,
@@ -215,7 +215,7 @@ impl Parsed {
     }
 }
 
-/// What a file's rows are for.
+/// The use of a file's rows.
 enum Split {
     /// All rows are held out.
     HeldOut,
@@ -379,7 +379,7 @@ impl Dataset for FileDataset {
         Some(RowIndex { training, held_out: self.held_out.clone(), report: self.report.clone() })
     }
 
-    /// The number of rows that were taken from the training stream.
+    /// Returns the number of rows drawn from the training stream.
     fn cursor(&self) -> u64 {
         self.cursor
     }

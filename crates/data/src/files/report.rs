@@ -6,14 +6,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::path::PathBuf;
 
-/// How many rows were read, kept, held out and dropped, file by file. Its text has a line per file and reason.
+/// The numbers of rows that were read, kept, held out and dropped, by file. Formatted as one line per file and reason.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct DataReport {
     /// The reports of `data.files`, then of `data.eval_files`.
     pub files: Vec<FileReport>,
 }
 
-/// What became of the rows of one file.
+/// The counts of one file's rows.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct FileReport {
     /// The path of the file.

@@ -25,10 +25,10 @@ use std::collections::BTreeMap;
 
 /// A chat template, compiled with the settings and functions of `transformers`.
 ///
-/// Jinja's own language and most of Python's methods of strings, lists and dictionaries are minijinja's; the others, `%` of strings, the
-/// filters `tojson`, `indent`, `int`, `float` and `format`, `raise_exception`, `strftime_now`, the tests `iterable` and `sequence`, and the
-/// text of values (`True`, `None`, `1e+16`) are Python's. Line ends of a template are `\n`, as Jinja makes them.
-/// `{% generation %}` marks nothing here and renders what is inside.
+/// minijinja provides Jinja and most of Python's methods of strings, lists and dictionaries. This module adds Python's other methods, `%`
+/// for strings, the filters `tojson`, `indent`, `int`, `float` and `format`, `raise_exception`, `strftime_now`, the tests `iterable` and
+/// `sequence`, and Python's formatting of values (`True`, `None`, `1e+16`). Line ends of a template become `\n`, as in Jinja.
+/// `{% generation %}` has no effect; its contents are rendered.
 ///
 /// Templates come with models and are untrusted: length, steps, depth of values and output size are limited, and a template that exceeds
 /// a limit is an error.

@@ -24,17 +24,17 @@ pub(super) fn add_text(value: &Value, out: &mut Text) -> Result<(), Error> {
     }
 }
 
-/// `repr(value)`.
+/// Returns `repr(value)`.
 ///
 /// # Errors
-/// As [`text`].
+/// The errors of [`text`].
 pub(super) fn repr_of(value: &Value) -> Result<String, Error> {
     let mut out = Text::default();
     repr(value, 0, &mut out)?;
     Ok(out.into_string())
 }
 
-/// `text.splitlines(keepends)`.
+/// Returns `text.splitlines(keepends)`.
 pub(super) fn lines(text: &str, keeps_ends: bool) -> Vec<&str> {
     const ENDS: [char; 10] =
         ['\n', '\r', '\u{b}', '\u{c}', '\u{1c}', '\u{1d}', '\u{1e}', '\u{85}', '\u{2028}', '\u{2029}'];
@@ -50,7 +50,7 @@ pub(super) fn lines(text: &str, keeps_ends: bool) -> Vec<&str> {
     lines
 }
 
-/// Adds `repr(value)`.
+/// Appends `repr(value)`.
 fn repr(value: &Value, depth: usize, out: &mut Text) -> Result<(), Error> {
     if depth > MAX_DEPTH {
         return Err(too_deep());

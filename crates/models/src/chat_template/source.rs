@@ -1,8 +1,8 @@
-//! The text of a template before it is compiled: line ends are normalized, tags are counted, and some of them rewritten.
+//! Preprocesses a template before it is compiled: normalizes line ends, counts the tokens of its tags, and rewrites some tags.
 //!
 //! * `\r\n` and `\r` become `\n`, as in Jinja, also within tags.
-//! * `{% for x in ITEMS %}` becomes `{% for x in (ITEMS)|listed %}`: a loop over a string or an iterator then knows its last item.
-//! * `LEFT % RIGHT` becomes `(LEFT)|percent(RIGHT)`: the operator formats strings, too, which minijinja's does not.
+//! * `{% for x in ITEMS %}` becomes `{% for x in (ITEMS)|listed %}`, so that `loop.last` is known in loops over strings and iterators.
+//! * `LEFT % RIGHT` becomes `(LEFT)|percent(RIGHT)`, because minijinja's operator `%` does not format strings.
 //!
 //! `{% generation %}` and `{% endgeneration %}`, which mark an assistant's text for `transformers`, become blocks without effect.
 //! `{% set ns.name = VALUE %}` becomes `{% set ns.name = (VALUE)|settled %}`: the filter prevents namespaces from containing themselves,
@@ -182,7 +182,7 @@ impl<'a> Tag<'a> {
         Some(format!("{}{other}{}", &self.text[..*first], &self.text[first + word.len()..self.end]))
     }
 
-    /// The loop with the filter around what it iterates over.
+    /// Returns the loop with the filter `listed` around its iterable.
     fn listed(&self) -> Option<String> {
         let mut depth = 0i64;
         let mut outer = vec![];
@@ -202,11 +202,11 @@ impl<'a> Tag<'a> {
         Some(format!("{head}({items})|{LISTED} {tail}"))
     }
 
-    /// The tag with a filter in the place of every operator `%`, if it has one.
+    /// Returns the tag with every operator `%` replaced by the filter `percent`, or `None` if it has no such operator.
     fn with_percent(&self) -> Option<String> {
         let operators: Vec<usize> =
             (0..self.tokens.len()).filter(|index| self.tokens[*index].1 == Token::Symbol(b'%')).collect();
-        // Insertions by their places; those at the same place stay in their order.
+        // Edits by position; edits at the same position keep their order.
         let mut edits: Vec<(usize, usize, String)> = vec![];
         for operator in operators {
             let (Some(left), Some(right)) = (self.left_of(operator), self.right_of(operator)) else { continue };
@@ -219,7 +219,7 @@ impl<'a> Tag<'a> {
         if edits.is_empty() {
             return None;
         }
-        // What closes goes before what opens or takes the place of an operator.
+        // At the same position, closing brackets come before opening brackets and operators.
         edits.sort_by_key(|(at, skip, text)| (*at, *skip, !text.starts_with(") ")));
         let (mut out, mut from) = (String::with_capacity(self.end + 64), 0);
         for (at, skip, text) in edits {
@@ -238,7 +238,7 @@ impl<'a> Tag<'a> {
         }
     }
 
-    /// Whether the token is a name, a number or a text.
+    /// Returns `true` if the token is a name, a number or a string.
     fn is_operand(&self, index: usize) -> bool {
         const KEYWORDS: [&str; 13] =
             ["if", "elif", "else", "for", "in", "not", "and", "or", "is", "set", "recursive", "do", "print"];
@@ -249,11 +249,11 @@ impl<'a> Tag<'a> {
         }
     }
 
-    /// The first token of what an operator has to its left: operators of the same level and their operands, `a * b` of `a * b % c`.
+    /// Returns the first token of an operator's left operand, which includes operators of the same precedence: `a * b` in `a * b % c`.
     fn left_of(&self, operator: usize) -> Option<usize> {
         let mut at = operator.checked_sub(1)?;
         loop {
-            // The operand, from its last token to its first.
+            // An operand, from its last token to its first.
             loop {
                 if self.symbol(at).is_some_and(|byte| b")]}".contains(&byte)) {
                     let mut depth = 0i64;
@@ -284,7 +284,7 @@ impl<'a> Tag<'a> {
                     break;
                 }
             }
-            // Its sign, and the operator before it.
+            // The operand's sign, and the operator before it.
             let mut before = at.checked_sub(1);
             while let Some(sign) = before.filter(|before| self.symbol(*before).is_some_and(|b| b"+-".contains(&b))) {
                 let is_binary = sign.checked_sub(1).is_some_and(|before| {
@@ -305,7 +305,7 @@ impl<'a> Tag<'a> {
         }
     }
 
-    /// The token behind what an operator has to its right: one operand with its sign, filters and power.
+    /// Returns the index after an operator's right operand: one operand with its sign, filters and power.
     fn right_of(&self, operator: usize) -> Option<usize> {
         let mut at = operator + 1;
         loop {
@@ -334,7 +334,7 @@ impl<'a> Tag<'a> {
         }
     }
 
-    /// The token behind the bracket that closes the one at `at`.
+    /// Returns the index after the bracket that closes the bracket at `at`.
     fn behind_bracket(&self, mut at: usize) -> Option<usize> {
         let mut depth = 0i64;
         loop {
@@ -351,7 +351,7 @@ impl<'a> Tag<'a> {
         }
     }
 
-    /// The assignment with the filter around its value, if it is one to an attribute.
+    /// Returns the assignment with the filter around its value, if it assigns to an attribute.
     fn settled(&self) -> Option<String> {
         let ends_target = |(_, token): &&(usize, Token<'_>)| matches!(token, Token::Symbol(b'=' | b'|'));
         let target = self.tokens.iter().take_while(|token| !ends_target(token)).count();

@@ -25,7 +25,7 @@ pub struct GenerationDefaults {
     pub min_p: Option<f64>,
     /// The texts that end a completion.
     pub stop_strings: Vec<String>,
-    /// Divides positive logits of tokens that occurred, and multiplies negative ones.
+    /// The divisor of positive logits, and factor of negative ones, of tokens that already occurred.
     pub repetition_penalty: Option<f64>,
 }
 

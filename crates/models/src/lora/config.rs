@@ -183,11 +183,11 @@ impl LoraConfig {
         Ok(ModelConfig { tie_word_embeddings: model.tie_word_embeddings && !of_head, ..model.clone() })
     }
 
-    /// The names by which PEFT finds the matrices that have an adapter: the last parts of their names, such as `q_proj`, where these mean the
-    /// same matrices, otherwise whole names.
+    /// Returns PEFT's `target_modules`: the last components of the matrix names, such as `q_proj`, if they select the same matrices, and
+    /// full names otherwise.
     ///
     /// # Errors
-    /// Those of [`LoraConfig::resolve`].
+    /// The errors of [`LoraConfig::resolve`].
     pub fn target_names(&self, model: &ModelConfig) -> Result<Vec<String>> {
         let matrices = self.resolve(model)?;
         let last = |name: &str| name.rsplit('.').next().unwrap_or_default().to_owned();
@@ -197,7 +197,7 @@ impl LoraConfig {
         Ok(if is_same { short.into_iter().collect() } else { matrices.into_iter().map(|matrix| matrix.name).collect() })
     }
 
-    /// The tensors of the adapters, A and B of every matrix that [`LoraConfig::resolve`] gives, with the names of PEFT's files.
+    /// Returns the adapter tensors, A and B of every matrix of [`LoraConfig::resolve`], by PEFT's names.
     ///
     /// # Errors
     /// The errors of [`LoraConfig::resolve`].

@@ -86,24 +86,24 @@ impl Adapter {
         Ok(Self { config, base_model, matrices, weights })
     }
 
-    /// Returns `true` if a folder has an adapter and no model of its own.
+    /// Returns `true` if the folder has an adapter, but no model.
     pub fn is_in(folder: &Path) -> bool {
         let has = |name: &str| folder.join(name).is_file();
         let has_model = has("config.json") && (has("model.safetensors") || has("model.safetensors.index.json"));
         has(CONFIG) && !has_model
     }
 
-    /// Reads the configuration of the adapter in `folder`, and the model that it was trained for, as its authors named it.
+    /// Reads the configuration of the adapter in `folder`, and the name of its base model.
     ///
     /// # Errors
-    /// [`Error::File`], [`Error::Json`], and [`Error::Field`] as [`Adapter::open`].
+    /// [`Error::File`], [`Error::Json`], and [`Error::Field`] for the reasons of [`Adapter::open`].
     pub fn read_config(folder: &Path) -> Result<(LoraConfig, Option<String>)> {
         let fields = Fields::read(&folder.join(CONFIG))?;
         let base_model = fields.text("base_model_name_or_path")?.filter(|name| !name.is_empty()).map(str::to_owned);
         Ok((read_config(&fields)?, base_model))
     }
 
-    /// Rank, alpha and targets.
+    /// Returns rank, alpha and targets.
     pub fn config(&self) -> &LoraConfig {
         &self.config
     }
@@ -269,9 +269,9 @@ impl AdapterWriter {
     }
 }
 
-/// What PEFT wants to know; it has defaults for the rest.
+/// Returns the `adapter_config.json`, with the fields that PEFT requires.
 fn config_json(lora: &LoraConfig, target_modules: &[String], base_model: Option<&str>) -> Value {
-    // PEFT's field is a whole number, where it can be one.
+    // PEFT's alpha is an integer, so integers are written as such.
     let alpha = lora.lora_alpha;
     let alpha = if alpha.fract() == 0.0 { json!(alpha as u64) } else { json!(alpha) };
     json!({

@@ -244,7 +244,7 @@ impl HfTokenizer {
         Ok(text)
     }
 
-    /// The text of a conversation, and whether special tokens in the user's words are marked in it.
+    /// Returns the rendered conversation, and `true` if special-token strings in messages are marked in it.
     fn marked(&self, messages: &[Value], tools: Option<&Value>) -> Result<(String, bool)> {
         let messages = Value::Array(chat_template::normalized(messages)?);
         let options = Value::Object(self.options.clone());
@@ -257,13 +257,13 @@ impl HfTokenizer {
         Ok((self.rendered(messages, tools.cloned().map(mark).as_ref(), &options)?, is_marked))
     }
 
-    /// A bound on the number of tokens of a text, above 0; `None` where there is none.
+    /// Returns an upper bound on the number of tokens of a text, above 0; `None` if no bound is known.
     fn most_tokens(&self, text: &str) -> Option<usize> {
         let per_byte = if text.is_ascii() { 1 } else { self.tokens_per_byte? };
         Some(text.len() * self.tokens_per_byte.map(|_| per_byte)?).filter(|most| *most > 0)
     }
 
-    /// The ids of a text in which special tokens are special.
+    /// Encodes a text and parses special tokens.
     fn ids(&self, text: &str) -> Result<Vec<u32>> {
         self.growth.check(text).map_err(|reason| Error::Tokenizer(reason.into()))?;
         Ok(caught(|| self.inner.encode_fast(text, false)).map_err(Error::Tokenizer)?.get_ids().to_vec())
@@ -371,7 +371,7 @@ impl Tokenizer for HfTokenizer {
 
     fn count_messages(&self, messages: &[Value], tools: Option<&Value>, limit: usize) -> Result<usize> {
         let (text, is_marked) = self.marked(messages, tools)?;
-        // A special token in the text of a user may be one that cannot be told from the token itself, which is an error.
+        // A special-token string in a message may be impossible to encode as text, which is an error, so marked texts are always encoded.
         match self.most_tokens(&text).filter(|most| !is_marked && *most <= limit) {
             Some(most) => Ok(most),
             None if is_marked => Ok(self.ids_of_marked(&text)?.len()),
@@ -379,7 +379,7 @@ impl Tokenizer for HfTokenizer {
         }
     }
 
-    /// The special tokens in the text are special. BOS is put before it only where the text does not begin with it.
+    /// Parses special tokens in the text. Puts BOS before the text unless the text begins with it.
     fn encode_rendered(&self, text: &str) -> Result<Vec<u32>> {
         let ids = self.ids(text)?;
         Ok(if ids.starts_with(&self.prefix) { ids } else { [self.prefix.clone(), ids].concat() })
@@ -393,8 +393,8 @@ impl Tokenizer for HfTokenizer {
         self.decode_with_special_tokens(ids)
     }
 
-    /// As `decode(ids, skip_special_tokens=True)` of transformers, without its cleaning up of spaces: rewards read what was
-    /// written. Added tokens that are not special show, and ids that the model knows and the tokenizer does not leave nothing.
+    /// Decodes like `decode(ids, skip_special_tokens=True)` of transformers, but without cleaning up spaces, so that rewards read the exact
+    /// text. Added tokens that are not special are kept; ids of the model without a token are left out.
     fn decode(&self, ids: &[u32]) -> Result<String> {
         self.check(ids)?;
         caught(|| self.inner.decode(ids, true)).map_err(Error::Tokenizer)
@@ -540,8 +540,8 @@ fn add_tokens(inner: &mut tokenizers::Tokenizer, config: &TokenizerConfig) -> Re
     Ok(())
 }
 
-/// The largest number of tokens of a byte of text: in BPE over bytes a token is of one byte at least, and NFC, which leaves ASCII as it is,
-/// makes at most three bytes of one. `None` for other tokenizers.
+/// Returns the maximum number of tokens per byte of text: a token of byte-level BPE has at least one byte. NFC does not change ASCII, and
+/// at most triples the number of bytes. `None` for other tokenizers.
 fn tokens_per_byte(inner: &tokenizers::Tokenizer) -> Option<usize> {
     let json = |value: serde_json::Result<Value>| value.ok();
     let splits = json(serde_json::to_value(inner.get_pre_tokenizer()))?;
@@ -563,7 +563,7 @@ fn tokens_per_byte(inner: &tokenizers::Tokenizer) -> Option<usize> {
     }
 }
 
-/// The special tokens that the post-processor puts before a text.
+/// Returns the special tokens that the post-processor puts before a text.
 fn prefix(inner: &tokenizers::Tokenizer) -> Result<Vec<u32>, tokenizers::Error> {
     let encoding = inner.encode("a", true)?;
     let special = encoding.get_special_tokens_mask().iter().take_while(|is_special| **is_special == 1).count();

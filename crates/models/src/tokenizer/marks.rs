@@ -42,12 +42,12 @@ impl SpecialStrings {
         self.strings.is_match(text)
     }
 
-    /// The first string in `text` that is written like a special token.
+    /// Returns the first special-token string in `text`.
     pub(crate) fn first<'a>(&self, text: &'a str) -> Option<&'a str> {
         self.strings.find(text).map(|found| &text[found.range()])
     }
 
-    /// Whether a text anywhere in `value`, but for the keys of objects, holds a special string.
+    /// Returns `true` if any string in `value`, except keys of objects, contains a special-token string.
     pub(crate) fn is_in_value(&self, value: &Value) -> bool {
         match value {
             Value::String(text) => self.is_in(text),

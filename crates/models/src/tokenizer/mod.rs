@@ -51,22 +51,21 @@ pub trait Tokenizer: Send + Sync {
     /// The errors of [`Tokenizer::encode`].
     fn encode_prompt(&self, text: &str) -> Result<Vec<u32>>;
 
-    /// The ids of a prompt that a chat template has rendered before: special tokens in it are special, and a BOS with which it begins is not put
-    /// before it again.
+    /// Encodes a prompt that a chat template has already rendered: special tokens in it are parsed, and a leading BOS is not repeated.
     ///
     /// # Errors
-    /// As [`Tokenizer::encode`].
+    /// The errors of [`Tokenizer::encode`].
     fn encode_rendered(&self, text: &str) -> Result<Vec<u32>> {
         self.encode_prompt(text)
     }
 
-    /// The first string in `text` that is written like a special token, which [`Tokenizer::encode`] takes as text.
+    /// Returns the first special-token string in `text`, which [`Tokenizer::encode`] encodes as text.
     fn special_token<'a>(&self, text: &'a str) -> Option<&'a str> {
         let _ = text;
         None
     }
 
-    /// Whether conversations can be encoded, see [`Tokenizer::encode_messages`].
+    /// Returns `true` if conversations can be encoded, see [`Tokenizer::encode_messages`].
     fn has_chat_template(&self) -> bool {
         false
     }
@@ -81,25 +80,25 @@ pub trait Tokenizer: Send + Sync {
         Err(Error::NoChatTemplate)
     }
 
-    /// The number of tokens of a prompt, or a bound on it that is at most `limit`: prompts that are short in any case need not be encoded.
+    /// Counts the tokens of a prompt. May return an upper bound if the bound is at most `limit`, so that short prompts need not be encoded.
     ///
     /// # Errors
-    /// As [`Tokenizer::encode_prompt`].
+    /// The errors of [`Tokenizer::encode_prompt`].
     fn count_prompt(&self, text: &str, limit: usize) -> Result<usize> {
         let _ = limit;
         Ok(self.encode_prompt(text)?.len())
     }
 
-    /// The same of a conversation.
+    /// Counts the tokens of a conversation, like [`Tokenizer::count_prompt`].
     ///
     /// # Errors
-    /// As [`Tokenizer::encode_messages`].
+    /// The errors of [`Tokenizer::encode_messages`].
     fn count_messages(&self, messages: &[Value], tools: Option<&Value>, limit: usize) -> Result<usize> {
         let _ = limit;
         Ok(self.encode_messages(messages, tools)?.len())
     }
 
-    /// The ids of a whole completion: those of `text`, then EOS.
+    /// Encodes a whole completion: the ids of `text`, then EOS.
     ///
     /// # Errors
     /// The errors of [`Tokenizer::encode`].
@@ -109,16 +108,16 @@ pub trait Tokenizer: Send + Sync {
         Ok(ids)
     }
 
-    /// The text of `ids` with special tokens in it, where the tokenizer has texts for them: stop texts are looked for in it.
+    /// Decodes `ids`, including special tokens if the tokenizer has strings for them. Stop texts are searched in the result.
     ///
     /// # Errors
-    /// As [`Tokenizer::decode`].
+    /// The errors of [`Tokenizer::decode`].
     fn decode_with_special(&self, ids: &[u32]) -> Result<String> {
         self.decode(ids)
     }
 
-    /// The text of `ids` as rewards read it. The tokens that end a completion leave no trace. Whether other special tokens do
-    /// is the tokenizer's: with [`CharTokenizer`] they show, [`HfTokenizer`] leaves them out as TRL's rewards never see them.
+    /// Decodes `ids` for rewards. Stop tokens at the end are removed. Other special tokens depend on the tokenizer: [`CharTokenizer`] shows
+    /// them; [`HfTokenizer`] removes them, as TRL does before rewards.
     ///
     /// # Errors
     /// [`crate::Error::UnknownToken`]; [`crate::Error::Tokenizer`] from other implementations.

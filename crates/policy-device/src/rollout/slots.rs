@@ -102,8 +102,8 @@ impl<'a> Slots<'a> {
         Ok(())
     }
 
-    /// Empties the slots whose samples have met the stop condition of the request, which the program does not know: slot, number and tokens of
-    /// each. Tokens that the program adds to such a slot, until another sample begins in it, are of no sample.
+    /// Empties the slots of samples that meet the request's stop condition, which the executable does not check. Returns slot, sample index
+    /// and completion length of each. Tokens that the executable adds to the slot before the next sample starts are ignored.
     fn empty_stopped(&mut self, counts: &[i32], ids: &[i32], width: usize) -> Vec<(usize, usize, usize)> {
         let mut done = vec![];
         for (slot, held) in self.slots.iter_mut().enumerate() {
@@ -121,8 +121,8 @@ impl<'a> Slots<'a> {
         done
     }
 
-    /// Counts a call, and empties the slots whose samples have ended: slot, number and tokens of the completion of each. As a call adds
-    /// tokens to every sequence that has not ended, no sample can need more calls than the longest completion.
+    /// Counts a call, empties the slots of finished samples, and returns slot, sample index and completion length of each. A call adds
+    /// tokens to every unfinished sequence, so no sample needs more calls than the longest completion.
     ///
     /// # Errors
     /// [`Error::Rollout`] for an invalid length or too many calls, so that the caller's loop always ends.

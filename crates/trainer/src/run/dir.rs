@@ -2,13 +2,13 @@
 //!
 //! | file | what |
 //! |---|---|
-//! | `config.yaml` | the resolved configuration; may be edited between two sessions, see [`super::changes`]. The only file with [secrets](grpo_files::redact), and then only its owner may read it |
-//! | `config.recorded.yaml` | the configuration that the run was begun or last continued with, without secrets |
-//! | `fingerprint.json` | digests of the model and of the data files that the run was begun with, and the folder in which it was begun |
-//! | `rows.json` | where the rows of the data files are, so that a resumed run does not read them all again; may be deleted |
-//! | `changes.jsonl` | what was changed when the run was continued, with the first change |
-//! | `metrics.jsonl` | one object per step and evaluation, TRL's names |
-//! | `completions.jsonl` | sampled completions now and then |
+//! | `config.yaml` | the resolved configuration; may be edited before a resume, see [`super::changes`]. The only file with [secrets](grpo_files::redact); only its owner can read it if it has any |
+//! | `config.recorded.yaml` | the configuration that the run last started or resumed with, without secrets |
+//! | `fingerprint.json` | digests of the model and data files at the start of the run, and the folder in which it was started |
+//! | `rows.json` | the positions of the rows in the data files, so that a resumed run need not read them all again; may be deleted |
+//! | `changes.jsonl` | changes of the configuration on resume, created with the first one |
+//! | `metrics.jsonl` | one object per step and evaluation, with TRL's metric names |
+//! | `completions.jsonl` | sampled completions at intervals |
 //! | `checkpoints/` | see [`super::checkpoint`] |
 //! | `model/` | the trained model in Hugging Face's layout (or an adapter in PEFT's), for a finished run of a pretrained model |
 //! | `summary.json` | written when the run finishes |
@@ -172,12 +172,12 @@ impl RunDir {
         self.root.join(super::fingerprint::FILE)
     }
 
-    /// The path of `rows.json`.
+    /// Returns the path of `rows.json`.
     pub fn rows_path(&self) -> PathBuf {
         self.root.join("rows.json")
     }
 
-    /// The path of `changes.jsonl`.
+    /// Returns the path of `changes.jsonl`.
     pub fn changes_path(&self) -> PathBuf {
         self.root.join("changes.jsonl")
     }

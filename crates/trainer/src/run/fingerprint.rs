@@ -108,13 +108,13 @@ impl Fingerprint {
         Ok(write_atomically(&dir.fingerprint_path(), &json)?)
     }
 
-    /// Returns the part that prompts depend on: everything but the weights.
+    /// Returns the part of the fingerprint that prompts depend on: everything except the weights.
     pub(super) fn of_prompts(&self) -> Value {
         let model: BTreeMap<_, _> = self.model.iter().filter(|(name, _)| !name.starts_with("weights: ")).collect();
         json!({ "model": model, "data": self.data })
     }
 
-    /// Reads the fingerprint that was written when the run began.
+    /// Reads the fingerprint that was written when the run started.
     fn read(path: &Path) -> Result<Self> {
         let refused = |reason: String| Error::RunDir { path: path.to_owned(), reason };
         if !path.is_file() {

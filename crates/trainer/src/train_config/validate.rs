@@ -127,7 +127,7 @@ impl TrainConfig {
             let few = groups.checked_mul(per_group).is_some_and(|all| all <= MAX_SEQUENCES);
             check(few, key, &expected, format!("{per_group} for each of {groups} prompts"))?;
         }
-        // A prompt has two tokens at least, and the last token of a completion is never fed back.
+        // A prompt has at least two tokens, and the last token of a completion is never an input.
         for (key, longest) in [
             ("rollout.max_completion_length", self.rollout.max_completion_length),
             ("eval.max_completion_length", self.eval.max_completion_length),
