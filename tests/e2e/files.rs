@@ -1,10 +1,11 @@
 //! Files that users name: what is written, where, and what is not read.
 
-use crate::support::{command, grpo, names, refuse, stderr, stdout, succeed};
+use crate::support::{Runs, command, grpo, names, refuse, stderr, stdout, succeed};
+use crate::tiny_model::{arguments, prepare};
 use grpo_core::BatchFile;
 use grpo_core::{PolicyOutput, Tensor};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Stdio};
+use std::process::{Child, Command, Stdio};
 
 /// A golden batch of this repository.
 fn batch(name: &str) -> String {
@@ -114,6 +115,72 @@ fn what_has_no_end_is_refused() {
     std::fs::File::options().write(true).open(&file).and_then(|f| f.set_len(1 << 40)).expect("made long");
     let text = refuse(&["parity", &file]);
     assert!(text.contains("its header describes") && text.contains("got 1099511627776"), "{text}");
+}
+
+/// Makes what is no regular file in the place of `path`.
+#[cfg(target_os = "linux")]
+fn spoil(path: &Path, kind: &str) {
+    let _ = std::fs::remove_file(path);
+    match kind {
+        "a pipe" => assert!(Command::new("mkfifo").arg(path).status().expect("mkfifo runs").success()),
+        "a device" => std::os::unix::fs::symlink("/dev/zero", path).expect("a link"),
+        _ => std::fs::create_dir(path).expect("a folder"),
+    }
+}
+
+/// Opening a pipe waits for a writer, and a device has no end: nothing that a configuration or a model folder names may be one.
+#[test]
+#[cfg(target_os = "linux")]
+fn pipes_devices_and_folders_are_refused_wherever_a_file_is_read() {
+    let runs = Runs::new(&[]);
+    prepare(&runs);
+    let refused_in_time = |arguments: &[String], kind: &str, what: &str| {
+        let binary = command(&[]).get_program().to_owned();
+        let output = Command::new("timeout").args(["--kill-after=1", "60"]).arg(binary).args(arguments).output();
+        let output = output.expect("timeout runs");
+        let text = format!("{}{}", stdout(&output), stderr(&output));
+        assert!(matches!(output.status.code(), Some(1 | 2)), "{what}, {kind}: {:?}\n{text}", output.status);
+        // One message says `a device or a pipe`, and one how a folder is named.
+        assert!(text.contains("got a ") && text.contains(kind), "{what}, {kind}: {text}");
+    };
+    for kind in ["a pipe", "a device", "a folder"] {
+        let other = runs.path("spoilt");
+        let _ = std::fs::remove_dir(&other);
+        spoil(&other, kind);
+        let other = other.display().to_string();
+        for key in ["data.files", "data.eval_files", "data.tools_file", "data.chat_template"] {
+            let setting = format!("{key}={other}");
+            refused_in_time(&arguments(&runs, "model", "a", &[&setting]), kind, key);
+        }
+        refused_in_time(&["train".into(), "--config".into(), other.clone()], kind, "the configuration");
+        for file in [
+            "config.json",
+            "generation_config.json",
+            "tokenizer.json",
+            "tokenizer_config.json",
+            "special_tokens_map.json",
+            "chat_template.jinja",
+            "model.safetensors",
+        ] {
+            let path = runs.path("model").join(file);
+            let before = std::fs::read(&path).ok();
+            spoil(&path, kind);
+            refused_in_time(&arguments(&runs, "model", "a", &[]), kind, file);
+            if kind == "a folder" {
+                std::fs::remove_dir(&path).expect("removed")
+            } else {
+                std::fs::remove_file(&path).expect("removed")
+            }
+            if let Some(before) = before {
+                std::fs::write(&path, before).expect("written");
+            }
+        }
+        assert!(!runs.path("a").exists(), "nothing was begun");
+        let path = runs.path("spoilt");
+        if kind != "a folder" {
+            std::fs::remove_file(path).expect("removed");
+        }
+    }
 }
 
 /// A batch with a KL term and the entry `index` of its hidden states set to `value`.
