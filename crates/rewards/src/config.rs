@@ -12,11 +12,11 @@ use grpo_core::rewards::SoftOverlong;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// The reward functions of a run with their weights; a weight of 0, the default of every function, leaves it out. The reward is the
-/// weighted sum.
+/// The reward functions of a run with their weights. A weight of 0, the default of every function, disables it. The reward is the weighted
+/// sum.
 ///
-/// Functions without settings have their weight as a key (`rewards.math=1`), those with settings a section (`rewards.json.block=true`),
-/// and those of which there may be several a section for each, by the name that metrics call it
+/// A function without settings is a key with its weight (`rewards.math=1`); a function with settings is a section
+/// (`rewards.json.block=true`). Regular expressions, programs and endpoints have one section each, under the name that metrics use
 /// (`rewards.programs.judge.timeout=30`).
 ///
 /// ```
@@ -28,48 +28,48 @@ use std::collections::BTreeMap;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct RewardConfig {
-    /// The weight of [`crate::Correct`]: 1 for a right completion, as its task says or as [`crate::math::equivalent`] does.
+    /// The weight of [`crate::Correct`]: 1 for a correct completion, according to its task or [`crate::math::equivalent`].
     pub correct: f32,
     /// The weight of [`crate::Partial`]: partial credit in [0, 1], per character unless the task defines its own.
     pub partial: f32,
-    /// The weight of [`crate::Terminated`]: 1 when the completion ended by itself (EOS) within the length limit, else 0.
+    /// The weight of [`crate::Terminated`]: 1 if the completion ended by itself (EOS) within the length limit, else 0.
     pub terminated: f32,
-    /// The weight of [`crate::Exact`]: 1 when the answer is the reference answer as text.
+    /// The weight of [`crate::Exact`]: 1 if the answer is the same text as the reference answer.
     pub exact: f32,
-    /// The weight of [`crate::Normalized`]: as `exact`, without case, punctuation and articles.
+    /// The weight of [`crate::Normalized`]: like `exact`, but ignores case, punctuation and articles.
     pub normalized: f32,
-    /// The weight of [`crate::Numeric`]: 1 when the answer is the number of the reference answer.
+    /// The weight of [`crate::Numeric`]: 1 if the answer is the same number as the reference answer.
     pub numeric: f32,
-    /// The largest difference that `numeric` allows, as a share of the reference, and absolute where that is below 1.
+    /// The tolerance of `numeric`: relative to the reference, and absolute for references below 1.
     pub numeric_tolerance: f64,
-    /// The weight of [`crate::MathEquivalence`]: 1 when the answer is the same mathematics as the reference answer.
+    /// The weight of [`crate::MathEquivalence`]: 1 if the answer is mathematically equivalent to the reference answer.
     pub math: f32,
-    /// The weight of [`crate::Choice`]: 1 when the answer is the letter of the reference answer, in multiple choice.
+    /// The weight of [`crate::Choice`]: 1 if the answer is the letter of the reference answer, for multiple choice.
     pub choice: f32,
-    /// The weight of [`crate::ThinkFormat`]: 1 when the whole completion is `<think>...</think><answer>...</answer>`.
+    /// The weight of [`crate::ThinkFormat`]: 1 if the whole completion is `<think>...</think><answer>...</answer>`.
     pub think_format: f32,
     /// The weight of [`crate::TagCount`]: a quarter for each of these four tags that appears exactly once.
     pub tag_count: f32,
-    /// Which part of a completion `correct`, `exact`, `normalized`, `numeric`, `math` and `choice` take as its answer. Rows of built-in
-    /// tasks are judged whole by `correct`.
+    /// The part of a completion that `correct`, `exact`, `normalized`, `numeric`, `math` and `choice` take as its answer. For rows of
+    /// built-in tasks, `correct` scores the whole completion.
     pub answer_from: AnswerFrom,
-    /// Whether the answer is only searched behind the last `</think>` of a completion, where it has one.
+    /// `true` if the answer is only searched after the last `</think>` of a completion that has one.
     pub answer_after_think: bool,
-    /// The reward [`crate::Json`] for valid JSON; `None` is off.
+    /// The reward [`crate::Json`] for valid JSON; `None` disables it.
     pub json: Option<JsonConfig>,
-    /// The reward [`crate::Length`] for completions of a length; `None` is off.
+    /// The reward [`crate::Length`] for a target length; `None` disables it.
     pub length: Option<LengthConfig>,
-    /// The penalty for completions that come near the length limit, in tokens with EOS (DAPO). Its weight is its own
-    /// `penalty_factor`; `None` is off.
+    /// The penalty for completions near the length limit, in tokens including EOS (DAPO). Its weight is its `penalty_factor`; `None`
+    /// disables it.
     pub soft_overlong_punishment: Option<SoftOverlong>,
-    /// Regular expressions by name: 1 when the completion matches.
+    /// Regular expressions by name: 1 if the completion matches.
     pub regex: BTreeMap<String, RegexConfig>,
-    /// Programs by name, which judge completions over JSON lines.
+    /// Programs by name, which score completions over JSON lines.
     pub programs: BTreeMap<String, ProgramConfig>,
-    /// HTTP endpoints by name, which judge completions.
+    /// HTTP endpoints by name, which score completions.
     pub http: BTreeMap<String, HttpConfig>,
-    /// How many completions in a row a function may fail to judge before the run ends, at least 1. A failure costs the completion its
-    /// place in the step until then.
+    /// The number of consecutive completions that a function may fail to score before the run ends, at least 1. Until then, a completion
+    /// without a score is left out of its step.
     pub max_consecutive_failures: u64,
 }
 
@@ -101,22 +101,21 @@ impl Default for RewardConfig {
 }
 
 impl RewardConfig {
-    /// Checks every field, and that programs are there. Whether a reward is left at all, [`crate::Rewards::new`] says.
+    /// Checks every field, and that the programs exist. [`crate::Rewards::new`] also checks that there is at least one reward.
     ///
     /// # Errors
-    /// [`crate::Error::Config`] that names the key; [`crate::Error::Overlong`] for the penalty; [`crate::Error::Program`] for a
-    /// program that is not there.
+    /// [`crate::Error::Config`] with the key; [`crate::Error::Overlong`] for the penalty; [`crate::Error::Program`] for a missing program.
     pub fn validate(&self) -> Result<()> {
         self.terms(0).map(drop)
     }
 
-    /// How the answer of a completion is found.
+    /// Returns the rule that finds the answer of a completion.
     pub fn answer_rule(&self) -> AnswerRule {
         AnswerRule { from: self.answer_from, after_think: self.answer_after_think }
     }
 
-    /// The rewards whose weight is not 0, with their weights: the one list of what is built in. A reward is called as its key.
-    /// Nothing is started.
+    /// Returns the rewards with nonzero weights, and their weights. This is the only list of built-in rewards; each is named by its key.
+    /// Starts no programs.
     pub(crate) fn terms(&self, seed: u64) -> Result<Vec<(Box<dyn RewardFn>, f32)>> {
         let most = self.max_consecutive_failures;
         check(most > 0, "rewards.max_consecutive_failures", "at least 1", most)?;
@@ -170,7 +169,7 @@ impl RewardConfig {
     }
 }
 
-/// Names become parts of metrics and of keys.
+/// Checks a name, which becomes a part of metrics and keys.
 fn check_name(section: &str, name: &str, weight: f32) -> Result<()> {
     let legal = |c: char| c.is_ascii_alphanumeric() || "-_".contains(c);
     let ok = (1..=100).contains(&name.len()) && name.chars().all(legal);

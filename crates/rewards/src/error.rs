@@ -5,26 +5,26 @@ use grpo_files::counted;
 /// Result of this crate's functions.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Every error of this crate.
+/// An error of this crate.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A value of the section `rewards` that is not legal.
+    /// An invalid value in the section `rewards`.
     #[error("configuration key `{key}`: expected {expected}, got {found}")]
     Config {
-        /// Dotted path of the key in a run's configuration, such as `rewards.correct`.
+        /// The dotted path of the key in a run's configuration, such as `rewards.correct`.
         key: String,
-        /// The values that would be legal.
+        /// The valid values.
         expected: String,
-        /// The value that was given.
+        /// The value found.
         found: String,
     },
-    /// A value whose `${NAME}` cannot be replaced by a variable of the environment.
+    /// A value with a reference `${NAME}` to a variable that cannot be resolved.
     #[error("configuration key `{key}`: {source}")]
     Reference {
-        /// Dotted path of the key, such as `rewards.http.judge.headers.Authorization`.
+        /// The dotted path of the key, such as `rewards.http.judge.headers.Authorization`.
         key: String,
-        /// The error in the value.
+        /// The error of the reference.
         source: grpo_files::ExpandError,
     },
     /// A reward program that cannot be started.
@@ -32,10 +32,10 @@ pub enum Error {
     Program {
         /// The name of the reward.
         name: String,
-        /// What is wrong, and what to do.
+        /// The reason, and the fix.
         reason: String,
     },
-    /// A reward function that fails completion after completion.
+    /// A reward function that failed for too many consecutive completions.
     #[error(
         "the reward `{name}` has failed to judge {} in a row, which is rewards.max_consecutive_failures; the last failure: {last}",
         counted(*failures, "completion")
@@ -43,25 +43,25 @@ pub enum Error {
     TooManyFailures {
         /// The name of the reward.
         name: String,
-        /// The number of completions in a row that it did not judge.
+        /// The number of consecutive completions that it failed to score.
         failures: u64,
-        /// What kept it from judging the last one.
+        /// The error for the last completion.
         last: String,
     },
-    /// A reward function that cannot judge the first completion that it is given.
+    /// A reward function that failed to score the first completion, before the run.
     #[error("the reward `{name}` cannot judge a completion: {failure}")]
     Failed {
         /// The name of the reward.
         name: String,
-        /// What keeps it from judging.
+        /// The error.
         failure: crate::RewardFailure,
     },
-    /// Settings of the penalty for length that the loss library refuses.
+    /// Invalid settings of the length penalty.
     #[error(transparent)]
     Overlong(#[from] grpo_core::Error),
 }
 
-/// An [`Error::Config`] for `key` unless `ok`.
+/// Returns an [`Error::Config`] for `key` unless `ok`.
 pub(crate) fn check(ok: bool, key: &str, expected: &str, found: impl ToString) -> Result<()> {
     if ok {
         return Ok(());

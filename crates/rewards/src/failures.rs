@@ -1,17 +1,17 @@
-//! How often reward functions fail, and when that is too often.
+//! Counts the failures of reward functions, and ends a run with too many.
 
 use crate::error::{Error, Result};
 use crate::reward_fn::RewardInput;
 use crate::weighted::{Reward, Rewards};
 
-/// The number of failures in a row that are logged with their sample; of those that follow only every hundredth is.
+/// The number of consecutive failures that are logged with their completion.
 const LOGGED: u64 = 3;
-/// One failure in so many is logged after that.
+/// The interval of failures that are logged afterwards.
 const LOGGED_EVERY: u64 = 100;
-/// The longest part of a completion in the log, in characters.
+/// The maximum length of a completion in the log, in characters.
 const SHOWN: usize = 200;
 
-/// Counts the failures of reward functions in the order of completions.
+/// Counts the consecutive failures of each reward function.
 ///
 /// ```
 /// use rewards::{Failures, RewardConfig, Rewards};
@@ -29,15 +29,15 @@ pub struct Failures {
 }
 
 impl Failures {
-    /// Counters at 0 for the functions of `rewards`, which may fail for less than `max_consecutive_failures` completions in a row.
+    /// Returns counters at 0 for the functions of `rewards`; `max_consecutive_failures` consecutive failures are an error.
     pub fn new(rewards: &Rewards, max_consecutive_failures: u64) -> Self {
         Self { most: max_consecutive_failures.max(1), in_a_row: vec![0; rewards.names().count()] }
     }
 
-    /// Counts what [`Rewards::score`] said of `inputs`, and logs failures with their completion (the first in a row, then some).
+    /// Counts the results of [`Rewards::score`] for `inputs`, and logs the first consecutive failures with their completions, then some.
     ///
     /// # Errors
-    /// [`Error::TooManyFailures`] when a function has failed too often in a row. The counters go on from there.
+    /// [`Error::TooManyFailures`] for a function with too many consecutive failures. The counters are kept.
     pub fn count(&mut self, rewards: &Rewards, inputs: &[RewardInput<'_>], scored: &[Reward]) -> Result<()> {
         let names: Vec<&str> = rewards.names().collect();
         for (input, reward) in inputs.iter().zip(scored) {

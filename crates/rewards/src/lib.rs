@@ -1,7 +1,8 @@
-//! Rewards: what a completion is worth.
+//! Reward functions, which score completions.
 //!
-//! A [`RewardFn`] judges completions; [`Rewards`] is a weighted sum of them: built in ([`RewardConfig`]), a [`Program`] or an [`Http`]
-//! endpoint, or your own. One that fails for a completion costs it its reward and nothing else; [`Failures`] counts them.
+//! A [`RewardFn`] scores completions; [`Rewards`] is a weighted sum of built-in functions ([`RewardConfig`]), a [`Program`], an [`Http`]
+//! endpoint, or your own functions. A completion that a function fails to score has no reward; the run continues, and [`Failures`] counts
+//! failures.
 //!
 //! ```
 //! use rewards::{RewardFn, RewardInput, Rewards};

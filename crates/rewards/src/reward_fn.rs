@@ -1,58 +1,58 @@
-//! The seam: what a reward function is given, and what it says.
+//! The trait of reward functions, with its inputs and results.
 
 use data::Item;
 
-/// A completion to be judged.
+/// A completion to score.
 #[derive(Clone, Copy)]
 pub struct RewardInput<'a> {
     /// The row of the data set: prompt, reference answer, other columns.
     pub item: &'a Item,
-    /// The text that the policy wrote, without special tokens.
+    /// The completion as text, without special tokens.
     pub completion: &'a str,
-    /// Whether the length limit cut it off before EOS.
+    /// `true` if the completion reached the length limit before EOS.
     pub truncated: bool,
-    /// Its tokens, EOS included.
+    /// The completion's token ids, including EOS.
     pub completion_ids: &'a [u32],
-    /// Whether the prompt ends with `<think>`, as some chat templates do: the completion then begins behind the tag.
+    /// `true` if the prompt ends with `<think>`, as with some chat templates; the completion then starts after the tag.
     pub opens_think: bool,
 }
 
 impl RewardInput<'_> {
-    /// The number of tokens of the completion, EOS included.
+    /// Returns the number of tokens of the completion, including EOS.
     pub fn completion_len(&self) -> usize {
         self.completion_ids.len()
     }
 }
 
-/// A function that judges completions. Implement it to train on your own reward.
+/// A function that scores completions. Implement it to train on your own reward.
 pub trait RewardFn: Send + Sync {
-    /// The name of the reward in metrics.
+    /// Returns the name of the reward in metrics.
     fn name(&self) -> &str;
 
-    /// The reward, or `None` when this function has nothing to say about the completion: it is then left out of the
-    /// sum, and a completion about which no function has anything to say is left out of its group's statistics.
+    /// Returns the reward, or `None` if the function does not apply to the completion. It is then left out of the sum; a completion to
+    /// which no function applies is left out of its group's statistics.
     fn score(&self, input: &RewardInput<'_>) -> Option<f32>;
 
-    /// Returns `true` if the function has nothing to say about rows of files without a right answer.
+    /// Returns `true` if the function returns `None` for rows of files without a reference answer.
     fn needs_answer(&self) -> bool {
         false
     }
 
-    /// The rewards of a batch of completions, in their order: all of a rollout at once, so that a function that asks another
-    /// process can do it in one go. The default calls [`RewardFn::score`] for each.
+    /// Returns the rewards of a batch of completions, in order. A batch is a whole rollout, so that a function can send all of it to
+    /// another process at once. The default calls [`RewardFn::score`] for each completion.
     ///
     /// # Errors
-    /// Each completion has a result of its own: what kept the function from judging it. Its row is then left out like one without
-    /// a reward, and the failure is counted.
+    /// Each completion has its own result. A completion that the function failed to score is left out of the step, and the failure is
+    /// counted.
     fn score_batch(&self, inputs: &[RewardInput<'_>]) -> Vec<Score> {
         inputs.iter().map(|input| Ok(self.score(input))).collect()
     }
 }
 
-/// What a reward function says of a completion: a reward, nothing (`None`), or why it cannot judge it.
+/// The result of a reward function for a completion: a reward, `None` if the function does not apply, or an error.
 pub type Score = std::result::Result<Option<f32>, RewardFailure>;
 
-/// What kept a reward function from judging a completion.
+/// The reason why a reward function could not score a completion.
 ///
 /// ```
 /// let failure = rewards::RewardFailure::new("the program has exited with status 1");
@@ -65,7 +65,7 @@ pub struct RewardFailure {
 }
 
 impl RewardFailure {
-    /// A failure with a message for people.
+    /// Returns a failure with a message for users.
     pub fn new(message: impl Into<String>) -> Self {
         Self { message: message.into() }
     }

@@ -9,38 +9,38 @@ pub struct Rewards {
     terms: Vec<(Box<dyn RewardFn>, f32)>,
 }
 
-/// The judgement of one completion.
+/// The reward of one completion.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Reward {
-    /// The weighted sum of the terms that are present; `None` when none is, when one has failed, or when the sum is not finite.
+    /// The weighted sum of the terms that are present; `None` if there are none, if one failed, or if the sum is not finite.
     pub total: Option<f32>,
-    /// Each term, unweighted, in the order of [`Rewards::names`]. A term that failed is missing.
+    /// Each term without its weight, in the order of [`Rewards::names`]. Failed terms are `None`.
     pub terms: Vec<Option<f32>>,
-    /// The terms that failed, by their index in [`Rewards::names`], with what kept them from judging the completion.
+    /// The failed terms, by index in [`Rewards::names`], with their errors.
     pub failures: Vec<(usize, RewardFailure)>,
 }
 
 impl Rewards {
-    /// The rewards whose weight is not 0. No program is started and nothing is sent before there is something to judge.
+    /// Returns the rewards with nonzero weights. Programs are started, and requests sent, only when there are completions to score.
     ///
     /// # Errors
-    /// As [`Rewards::from_terms`] and [`RewardConfig::validate`].
+    /// The errors of [`Rewards::from_terms`] and [`RewardConfig::validate`].
     pub fn new(config: &RewardConfig) -> Result<Self> {
         Self::with_seed(config, 0)
     }
 
-    /// As [`Rewards::new`], with the seed of a run, which spreads the times when requests are repeated. It changes no reward.
+    /// Like [`Rewards::new`], with the seed of the run for the jitter of repeated requests. It does not change rewards.
     ///
     /// # Errors
-    /// As [`Rewards::new`].
+    /// The errors of [`Rewards::new`].
     pub fn with_seed(config: &RewardConfig, seed: u64) -> Result<Self> {
         Self::from_terms(config.terms(seed)?)
     }
 
-    /// Any reward functions with their weights.
+    /// Returns the weighted sum of any reward functions.
     ///
     /// # Errors
-    /// [`crate::Error::Config`] when there are none, two have one name, or a weight is not finite.
+    /// [`crate::Error::Config`] if there are no functions, two have the same name, or a weight is not finite.
     pub fn from_terms(terms: Vec<(Box<dyn RewardFn>, f32)>) -> Result<Self> {
         let expected = "at least one reward with a weight other than 0, e.g. `rewards: {correct: 1}`";
         check(!terms.is_empty(), "rewards", expected, "none: there is nothing to train on")?;
@@ -52,26 +52,25 @@ impl Rewards {
         Ok(Self { terms })
     }
 
-    /// The names of the terms.
+    /// Returns the names of the terms.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.terms.iter().map(|(term, _)| term.name())
     }
 
-    /// The weights of the terms.
+    /// Returns the weights of the terms.
     pub fn weights(&self) -> impl Iterator<Item = f32> {
         self.terms.iter().map(|(_, weight)| *weight)
     }
 
-    /// The names of the terms that need a right answer, [`RewardFn::needs_answer`].
+    /// Returns the names of the terms that need a reference answer, see [`RewardFn::needs_answer`].
     pub fn needing_answers(&self) -> impl Iterator<Item = &str> {
         self.terms.iter().filter(|(term, _)| term.needs_answer()).map(|(term, _)| term.name())
     }
 
-    /// Judges one completion to see whether every function can: before a run, so that what does not work is said before
-    /// anything is trained. What the rewards are does not matter.
+    /// Scores one completion to check that every function works, so that errors are reported before training. The rewards are ignored.
     ///
     /// # Errors
-    /// [`crate::Error::Failed`] with the name of the first function that fails.
+    /// [`crate::Error::Failed`] with the name of the first failing function.
     pub fn probe(&self, input: &RewardInput<'_>) -> Result<()> {
         let reward = self.score(std::slice::from_ref(input)).pop();
         match reward.as_ref().and_then(|reward| reward.failures.first()) {
@@ -82,12 +81,12 @@ impl Rewards {
         }
     }
 
-    /// Judges completions, each function all of them at once. A completion that a function failed to judge has no total.
+    /// Scores completions. Each function is called once with all of them. A completion that a function failed to score has no total.
     pub fn score(&self, inputs: &[RewardInput<'_>]) -> Vec<Reward> {
         self.score_some(&(0..self.terms.len()).collect::<Vec<_>>(), inputs)
     }
 
-    /// As [`Rewards::score`] by the functions at `indices` in [`Rewards::names`] alone; the terms of the others are missing.
+    /// Like [`Rewards::score`], but only with the functions at `indices` in [`Rewards::names`]; the terms of the others are missing.
     pub fn score_some(&self, indices: &[usize], inputs: &[RewardInput<'_>]) -> Vec<Reward> {
         let none = Reward { total: None, terms: vec![None; self.terms.len()], failures: Vec::new() };
         let mut rewards = vec![none; inputs.len()];
@@ -107,7 +106,7 @@ impl Rewards {
         rewards
     }
 
-    /// What the function at `index` in [`Rewards::names`] says of completions, the others unasked. NaN is `None`.
+    /// Returns the results of only the function at `index` in [`Rewards::names`]. NaN becomes `None`.
     pub fn score_one(&self, index: usize, inputs: &[RewardInput<'_>]) -> Vec<Score> {
         let Some((term, _)) = self.terms.get(index) else { return Vec::new() };
         let mut scores = term.score_batch(inputs);
@@ -163,7 +162,7 @@ mod tests {
         let rewards = Rewards::new(&config).unwrap();
         assert_eq!(rewards.names().last(), Some("soft_overlong_punishment"));
         assert_eq!(rewards.weights().collect::<Vec<_>>(), [2.0, 1.0]);
-        // 2 tokens and EOS: one beyond 6 - 4, a quarter of the cache.
+        // 2 tokens and EOS: one more than 6 - 4, which is a quarter of the cache.
         let of_85 = score(&rewards, "85", false);
         assert_eq!((of_85.total, of_85.terms), (Some(1.875), vec![Some(1.0), Some(-0.125)]));
         assert_eq!(score(&rewards, "", false).terms[1], Some(0.0));

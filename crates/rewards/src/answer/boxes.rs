@@ -4,8 +4,8 @@ use regex::Regex;
 use std::borrow::Cow;
 use std::sync::LazyLock;
 
-/// Returns the contents of the last `\boxed{...}` or `\fbox{...}`, with the braces in it balanced. Several boxes that are one answer, such as
-/// `\boxed{1} and \boxed{2}`, are a list with commas. `None` if the last box has no end.
+/// Returns the contents of the last `\boxed{...}` or `\fbox{...}`, with balanced braces. Several boxes that form one answer, such as
+/// `\boxed{1} and \boxed{2}`, become a list with commas. `None` if the last box is not closed.
 pub(super) fn last_boxes(text: &str) -> Option<Cow<'_, str>> {
     let starts = starts(text);
     let (&last, before) = starts.split_last()?;
@@ -61,8 +61,8 @@ fn box_at(text: &str) -> Option<(&str, usize)> {
     None
 }
 
-/// Returns `true` if the boxes on both sides of `gap` are one answer: there is nothing between them, a comma, or a few words with `and` or `or`. The
-/// words of a derivation separate them.
+/// Returns `true` if the boxes before and after `gap` form one answer: the gap is empty, a comma, or a few words with `and` or `or`. The
+/// words of a derivation separate boxes.
 fn joins(gap: &str) -> bool {
     static WORD: LazyLock<Regex> = LazyLock::new(|| Regex::new(r"\\?[[:alpha:]]+").expect("the pattern is a constant"));
     const SEPARATING: &[&str] = &[
@@ -123,7 +123,7 @@ pub(super) fn last_tag(text: &str) -> Option<Cow<'_, str>> {
     last_boxes(inside).or(Some(Cow::Borrowed(inside)))
 }
 
-/// Returns the line behind the last `####`.
+/// Returns the line after the last `####`.
 pub(super) fn last_hashes(text: &str) -> Option<&str> {
     let (_, rest) = text.rsplit_once("####")?;
     rest.lines().map(str::trim).find(|line| !line.is_empty())

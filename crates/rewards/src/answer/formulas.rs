@@ -1,4 +1,4 @@
-//! Formulas between dollars, which are also the signs of prices.
+//! Finds formulas between dollars, as opposed to prices.
 
 use regex::Regex;
 use std::ops::Range;
@@ -8,7 +8,7 @@ use std::sync::LazyLock;
 pub(super) fn formulas(text: &str) -> Vec<Range<usize>> {
     let bytes = text.as_bytes();
     let (mut found, mut i) = (Vec::new(), 0);
-    // A closing delimiter that is nowhere ahead is searched for once.
+    // Closing delimiters that do not occur in the rest of the text, so that they are not searched again.
     let mut missing: Vec<&str> = Vec::new();
     while i < bytes.len() {
         let rest = &text[i..];
@@ -30,7 +30,7 @@ pub(super) fn formulas(text: &str) -> Vec<Range<usize>> {
                 found.push(i..end);
                 i = end;
             }
-            // The dollar of `\$` is none; other characters are one byte or begin no formula.
+            // A dollar after a backslash opens no formula. Other characters are one byte long or open no formula.
             None => i += if rest.starts_with("\\$") { 2 } else { rest.chars().next().map_or(1, char::len_utf8) },
         }
     }
@@ -43,7 +43,7 @@ pub(super) fn inside(formula: &str) -> &str {
     formula[length..formula.len() - length].trim()
 }
 
-/// Returns the end of the formula that the dollar at `from` opens; `None` if the dollar belongs to a price.
+/// Returns the end of the formula that the dollar at `from` opens; `None` if the dollar is part of a price.
 fn inline(text: &str, from: usize) -> Option<usize> {
     let rest = &text[from + 1..];
     let mut escaped = false;
@@ -61,7 +61,8 @@ fn inline(text: &str, from: usize) -> Option<usize> {
     });
     let (length, _) = length.filter(|(_, c)| *c == '$')?;
     let (inside, after) = (&rest[..length], &rest[length + 1..]);
-    // `$400 + $60`, `$5 each and $3`: what stands between two prices breaks off, has words, or a digit follows.
+    // Prices, as in `$400 + $60` or `$5 each and $3`: the text between two dollars ends with an operator, has words, or is followed by a
+    // digit.
     let is_formula = !inside.trim().is_empty()
         && !after.starts_with(|c: char| c.is_ascii_digit())
         && !inside.trim_end().ends_with([
@@ -83,7 +84,7 @@ fn has_words(text: &str) -> bool {
         "are", "his", "her", "he", "she", "it", "its", "by", "if", "off", "we", "as", "a",
     ];
     let bare = COMMAND.replace_all(text, " ");
-    // `x, y and z` may be between dollars as a whole; `5 and` breaks off.
+    // A formula such as `x, y and z` may have words between values; `5 and` ends with a word, so it is not a formula.
     WORD.find_iter(&bare).any(|word| {
         let word = word.as_str();
         (word.len() > 3 && !crate::math::is_name(word) && word.chars().any(char::is_lowercase))

@@ -1,10 +1,10 @@
-//! Letters of multiple choice.
+//! Finds letters of multiple choice.
 
 use regex::Regex;
 use std::sync::LazyLock;
 
-/// The letter that a text is, in upper case: `E`, `(E)`, `E.`, `\textbf{(B)}\ 12`, `E: a longer text`, `E) 12 cm`. `None` for what begins with
-/// a letter otherwise: `E = mc^2`, `A \cup B`, `A dog`.
+/// Returns the letter that a text is or starts with as a label, in upper case: `E`, `(E)`, `E.`, `\textbf{(B)}\ 12`, `E: a longer text`,
+/// `E) 12 cm`. `None` for other texts that start with a letter: `E = mc^2`, `A \cup B`, `A dog`.
 pub(super) fn label(text: &str) -> Option<char> {
     static WRAPPING: LazyLock<Regex> = LazyLock::new(|| {
         let pattern = r"\\(?:boxed|text|textbf|textit|textrm|textnormal|mathrm|mathbf|mbox|bf|rm|left|right|quad|qquad)\b|\\[ ,;:!()]|[$*{}`\u{201c}\u{201d}\x22'~\u{a0}]";
@@ -21,14 +21,14 @@ pub(super) fn label(text: &str) -> Option<char> {
     // `(A) + 1` is a formula.
     let rest = bare[found.get(0)?.end()..].trim_start();
     let is_formula = rest.starts_with(['=', '+', '*', '/', '^', '_', '\\', '<', '>', '|', '(', ',']);
-    // A small letter by itself is a variable.
+    // A single lower-case letter is a variable.
     let is_variable = found.get(3).is_some() && bare.chars().count() == 1;
     (!is_formula && !is_variable).then_some(letter.to_ascii_uppercase())
 }
 
-/// The letter that a sentence chooses: `The answer is (E)`, `Option B`, `D is the correct choice`, or a last line that is a letter.
+/// Returns the letter that a sentence chooses: `The answer is (E)`, `Option B`, `D is the correct choice`, or a last line that is a letter.
 pub(super) fn chosen(text: &str) -> Option<char> {
-    // `**`, `\text{` and the like before the letter, and the letter: a capital, or any in brackets.
+    // An optional `**`, `\text{` or the like, then the letter: upper case, or any case in brackets.
     const LETTER: &str = r"[\s*_$\x22'\u{201c}`{:=>-]*(?:\\(?:boxed|text|textbf|mathrm|mathbf)\s*\{\s*)*(?:[(\[]\s*([A-Za-z])\s*[)\]]|([A-Z])(?:\b|_))";
     static SAID: LazyLock<Vec<Regex>> = LazyLock::new(|| {
         let kind = r"(?:(?:option|choice|letter|alternative|answer|statement)s?\b\s*)";
@@ -73,14 +73,14 @@ pub(super) fn chosen(text: &str) -> Option<char> {
     chosen.or_else(last).map(|letter| letter.to_ascii_uppercase())
 }
 
-/// Whether a letter is the beginning of something else: `E = mc^2`, `A dog`, `B's`.
+/// Returns `true` if the letter starts something else: `E = mc^2`, `A dog`, `B's`.
 fn goes_on(letter: &str, after: &str) -> bool {
     static WORD: LazyLock<Regex> = LazyLock::new(|| Regex::new(r"^\s+([a-z]+)").expect("the pattern is a constant"));
     const BEHIND: &[&str] =
         &["because", "since", "as", "which", "and", "or", "but", "so", "for", "is", "with", "by", "in"];
     let operator =
         after.trim_start().starts_with(['=', '+', '^', '_', '<', '>', '/', '|']) || after.starts_with(['(', '\'', '-']);
-    // `A` and `I` are words, too.
+    // `A` and `I` are also words.
     let word = WORD.captures(after).is_some_and(|word| !BEHIND.contains(&&word[1]));
     operator || ["A", "I"].contains(&letter) && word
 }

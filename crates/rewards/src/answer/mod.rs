@@ -1,4 +1,4 @@
-//! Which part of a completion is its answer.
+//! Finds the answer in a completion.
 
 mod boxes;
 mod formulas;
@@ -18,29 +18,29 @@ use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 use std::sync::LazyLock;
 
-/// Which part of a completion is its answer: the key `rewards.answer_from`.
+/// The part of a completion that is its answer: the key `rewards.answer_from`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum AnswerFrom {
-    /// The first of these that is there: `answer_tag`, `boxed`, `hashes`, the sentence behind the last `answer is` or `answer:`, the
-    /// completion itself where it is one short line without a formula, and else the value of the last sentence that has one: its last
+    /// The first of these that exists: `answer_tag`, `boxed`, `hashes`, the sentence after the last `answer is` or `answer:`, the
+    /// completion itself if it is one short line without a formula, and otherwise the value of the last sentence that has one: its last
     /// formula between dollars, or its last number or calculation.
     #[default]
     Auto,
     /// The whole completion.
     Completion,
-    /// The contents of the last `\boxed{...}`, braces in it included; several boxes with a comma, `and` or `or` between them are one answer.
+    /// The contents of the last `\boxed{...}`, including inner braces; several boxes separated by a comma, `and` or `or` are one answer.
     Boxed,
-    /// The contents of the last `<answer>...</answer>`, or of its `\boxed{...}` where it has one.
+    /// The contents of the last `<answer>...</answer>`, or of the `\boxed{...}` in it.
     AnswerTag,
-    /// The line behind the last `####`, GSM8K's format.
+    /// The line after the last `####`, the format of GSM8K.
     Hashes,
     /// The last number or fraction.
     LastNumber,
 }
 
 impl AnswerFrom {
-    /// The answer in `text`; `None` where there is none in this form.
+    /// Returns the answer in `text`; `None` if there is none in this form.
     ///
     /// ```
     /// use rewards::AnswerFrom;
@@ -70,7 +70,7 @@ impl AnswerFrom {
         })
     }
 
-    /// Returns the letter of multiple choice that `text` chooses, at the first place in the order of [`AnswerFrom::Auto`] with a letter.
+    /// Returns the letter of multiple choice that `text` chooses, from the first part with a letter, in the order of [`AnswerFrom::Auto`].
     fn letter(self, text: &str) -> Option<char> {
         let of = |part: Cow<'_, str>| letters::label(&part).or_else(|| letters::chosen(&part));
         match self {
@@ -85,9 +85,9 @@ impl AnswerFrom {
     }
 }
 
-/// The answer in a text that says where it is.
+/// Returns the answer in a text that marks it.
 fn marked(text: &str) -> Option<Cow<'_, str>> {
-    // A final answer behind the last box is the later one.
+    // A final answer after the last box takes precedence.
     let boxes = || match end_of_last_box(text).and_then(|end| final_answer(&text[end..])) {
         Some(said) => Some(Cow::Borrowed(said)),
         None => last_boxes(text),
@@ -96,24 +96,24 @@ fn marked(text: &str) -> Option<Cow<'_, str>> {
     last_tag(text).or_else(boxes).or_else(said)
 }
 
-/// The text without the calculations that GSM8K puts before their results: `48/2=<<48/2=24>>24`.
+/// Removes the calculations that GSM8K puts before their results: `48/2=<<48/2=24>>24`.
 fn without_calculations(text: &str) -> Cow<'_, str> {
     static CALCULATION: LazyLock<Regex> =
         LazyLock::new(|| Regex::new(r"<<[^<>\n]*>>").expect("the pattern is a constant"));
     CALCULATION.replace_all(text, "")
 }
 
-/// The answer in a text that does not.
+/// Returns the answer in a text that does not mark it.
 fn unmarked(text: &str) -> Option<&str> {
     if is_short(text) && formulas::formulas(text).is_empty() { Some(text) } else { last_value_of(text).or(Some(text)) }
 }
 
-/// How the answer of a completion is found: the keys `rewards.answer_from` and `rewards.answer_after_think`.
+/// The rule that finds the answer of a completion: the keys `rewards.answer_from` and `rewards.answer_after_think`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AnswerRule {
     /// The part of the completion that is its answer.
     pub from: AnswerFrom,
-    /// Only what follows the last `</think>` counts, where there is one.
+    /// `true` if only the text after the last `</think>` counts, if there is one.
     pub after_think: bool,
 }
 
@@ -124,12 +124,12 @@ impl Default for AnswerRule {
 }
 
 impl AnswerRule {
-    /// The answer of a completion as text.
+    /// Returns the answer of a completion as text.
     pub(crate) fn find<'a>(&self, completion: &'a str) -> Option<Cow<'a, str>> {
         self.from.find(self.part(completion)).filter(|found| !found.is_empty())
     }
 
-    /// The part of a completion in which the answer is searched.
+    /// Returns the part of a completion in which the answer is searched.
     fn part<'a>(&self, completion: &'a str) -> &'a str {
         let behind = completion.rsplit_once("</think>").filter(|_| self.after_think);
         behind.map_or(completion, |(_, behind)| behind)
@@ -141,7 +141,7 @@ impl AnswerRule {
         let Some(found) = self.from.find(text).filter(|found| !found.is_empty()) else { return Vec::new() };
         let is_sentence = match self.from {
             AnswerFrom::Completion | AnswerFrom::LastNumber => false,
-            // `72!` in a box is a factorial, and words in a box need a verb.
+            // In a box, `72!` is a factorial, and only words with a verb are a sentence.
             _ => found.contains(" is ") || last_boxes(text).is_none_or(|boxes| boxes.trim() != found),
         };
         let plain = if is_sentence { found.replace("**", "") } else { String::new() };
@@ -149,14 +149,14 @@ impl AnswerRule {
         std::iter::once(found.into_owned()).chain(values).collect()
     }
 
-    /// The letter of multiple choice that a completion chooses.
+    /// Returns the letter of multiple choice that a completion chooses.
     pub(crate) fn letter(&self, completion: &str) -> Option<char> {
         self.from.letter(self.part(completion))
     }
 }
 
-/// Returns `true` if the completion has a right answer of its row as mathematics, or its letter of multiple choice; `None` for rows without a right
-/// answer.
+/// Returns `true` if the answer of the completion is mathematically equivalent to a reference answer of its row, or is its letter of
+/// multiple choice; `None` for rows without a reference answer.
 pub(crate) fn is_right(rule: AnswerRule, input: &RewardInput<'_>) -> Option<bool> {
     let references = references(input.item)?;
     let readings = rule.readings(input.completion);
@@ -168,9 +168,9 @@ pub(crate) fn is_right(rule: AnswerRule, input: &RewardInput<'_>) -> Option<bool
     }))
 }
 
-/// The right answers of a row; `None` where it has none. A right answer that is a whole solution, as in GSM8K and MATH, is its final answer.
+/// Returns the reference answers of a row; `None` if it has none. For a whole solution, as in GSM8K and MATH, this is its final answer.
 pub(crate) fn references(item: &Item) -> Option<Vec<Cow<'_, str>>> {
-    /// The longest answer in characters that is no solution.
+    /// The maximum length in characters of a reference answer that is not a solution.
     const LONGEST: usize = 300;
     let right = item.answers();
     let short = right.map(|answer| {
@@ -182,7 +182,7 @@ pub(crate) fn references(item: &Item) -> Option<Vec<Cow<'_, str>>> {
     (!short.is_empty()).then_some(short)
 }
 
-/// The letter of multiple choice that a right answer is.
+/// Returns the letter of multiple choice that a reference answer is.
 pub(crate) fn letter_of(reference: &str) -> Option<char> {
     letters::label(reference)
 }

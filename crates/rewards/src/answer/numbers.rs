@@ -1,4 +1,4 @@
-//! Numbers in prose.
+//! Finds numbers in prose.
 
 use regex::Regex;
 use std::ops::Range;
@@ -15,8 +15,8 @@ fn pattern(pattern: &str) -> Regex {
     Regex::new(&pattern).expect("the pattern is a constant")
 }
 
-/// The last number of a text with its sign, currency and percent sign, or the last fraction or ratio: `-$1,234.50`, `25%`, `3e-4`, `3/4`,
-/// `1 1/2`, `10:30`.
+/// Returns the last number of a text with its sign, currency and percent sign, or the last fraction or ratio: `-$1,234.50`, `25%`, `3e-4`,
+/// `3/4`, `1 1/2`, `10:30`.
 pub(super) fn last_number(text: &str) -> Option<&str> {
     static NUMBER: LazyLock<Regex> =
         LazyLock::new(|| pattern(r"SIGNCURRENCYSIGN(?:\d+\s\d+/\d+|DIGITS(?:(?:[/:]|\s/\s)DIGITS)*)(?:\s?\\?%)?"));
@@ -24,13 +24,13 @@ pub(super) fn last_number(text: &str) -> Option<&str> {
     Some(without_operator(text, found.range()))
 }
 
-/// The number that a text begins with, behind spaces.
+/// Returns the range of the number at the start of a text, after spaces.
 pub(super) fn first_number(text: &str) -> Option<Range<usize>> {
     static FIRST: LazyLock<Regex> = LazyLock::new(|| pattern(r"^\s*SIGNCURRENCYSIGNDIGITS"));
     FIRST.find(text).map(|found| found.range())
 }
 
-/// The last number of a text, or the last calculation that ends with it: `3/4`, `2 * 3`, `$400 + $60`, `25π`, `2^3`.
+/// Returns the range of the last number of a text, or of the calculation that ends with it: `3/4`, `2 * 3`, `$400 + $60`, `25π`, `2^3`.
 pub(super) fn last_value_range(text: &str) -> Option<Range<usize>> {
     static VALUE: LazyLock<Regex> = LazyLock::new(|| {
         pattern(
@@ -42,7 +42,7 @@ pub(super) fn last_value_range(text: &str) -> Option<Range<usize>> {
     Some(found.end() - value.len()..found.end())
 }
 
-/// A number without the sign before it that is an operator: the minus of `x-4`.
+/// Returns the number without a leading sign that is an operator, such as the minus of `x-4`.
 fn without_operator(text: &str, number: Range<usize>) -> &str {
     let follows = text[..number.start].ends_with(|c: char| c.is_alphanumeric() || c == ')');
     let number = &text[number];
@@ -50,11 +50,11 @@ fn without_operator(text: &str, number: Range<usize>) -> &str {
     if follows && number.starts_with(signs) { number.trim_start_matches(signs).trim_start() } else { number }
 }
 
-/// The number that a text is, with currency, percent sign, units and words around it: `$1,234.50`, `x = 72`, `5 apples`. `None` where it is
-/// more than one number or a calculation: `3/4`, `10:30`, `2\sqrt{3}`, `1.5 \times 10^3`.
+/// Returns the number that a text consists of, without currency, percent sign, units and words: `$1,234.50`, `x = 72`, `5 apples`. `None`
+/// for several numbers or a calculation: `3/4`, `10:30`, `2\sqrt{3}`, `1.5 \times 10^3`.
 pub(crate) fn plain_number(text: &str) -> Option<&str> {
     static OTHER: LazyLock<Regex> = LazyLock::new(|| {
-        // Digits, operators, and commands other than spaces, signs and those around words.
+        // Digits, operators, and commands except spaces, signs and wrappers of words.
         let pattern = r"[\d/^*:_|!<>≤≥≠√π×÷·½¼¾²³]|\\(?:[[:alpha:]]+)";
         Regex::new(pattern).expect("the pattern is a constant")
     });
@@ -77,7 +77,7 @@ pub(crate) fn plain_number(text: &str) -> Option<&str> {
         let pattern = r"\s*(?:\\[[:alpha:]]+\{[^{}\d]*\}|\b(?:mm|cm|dm|m|km|in|ft|yd|mi|units?|inch(?:es)?|feet|met(?:er|re)s?)\.?)\s*\^\s*(?:[23]|\{[23]\})|\^\s*\{?\\circ\}?";
         Regex::new(pattern).expect("the pattern is a constant")
     });
-    // The power of a unit is no number, and only a sentence or a unit follows it.
+    // The exponent of a unit is not a number, and only a sentence or a unit comes before it.
     let text = UNIT.find_iter(text).last().map_or(text, |unit| &text[..unit.start()]);
     let number = last_number(text)?;
     let start = text.rfind(number)?;
@@ -85,7 +85,7 @@ pub(crate) fn plain_number(text: &str) -> Option<&str> {
         return None;
     }
     let (before, after) = (&text[..start], &text[start + number.len()..]);
-    // The left side of `f(3) = 7` is no other number.
+    // The left side of `f(3) = 7` is not another number.
     let before = before.rsplit_once('=').map_or(before, |(_, before)| before);
     let is_harmless = |text: &str, is_unit: bool| {
         OTHER
@@ -99,7 +99,7 @@ pub(crate) fn plain_number(text: &str) -> Option<&str> {
     (!is_operator && !is_factor && is_harmless(before, false) && is_harmless(after, true)).then_some(number)
 }
 
-/// The value of what [`plain_number`] finds, as it stands before a percent sign, and whether there is one.
+/// Parses a number from [`plain_number`]. Returns its value before the percent sign, and `true` if there is such a sign.
 pub(crate) fn parse_number(text: &str) -> Option<(f64, bool)> {
     let text = text.trim();
     let percent = text.ends_with('%');

@@ -1,4 +1,4 @@
-//! Answers that are sentences: which sentence is the answer, and what its value is.
+//! Answers in sentences: finds the sentence that is the answer, and its value.
 
 use super::formulas::{formulas, inside};
 use super::numbers::{first_number, last_value_range};
@@ -6,10 +6,10 @@ use crate::math::is_name;
 use regex::Regex;
 use std::sync::LazyLock;
 
-/// The longest sentence that is an answer, in bytes.
+/// The maximum length of a sentence that is an answer, in bytes.
 const WINDOW: usize = 2000;
 
-/// Returns the rest of the sentence behind the last `answer is` or `answer:`.
+/// Returns the rest of the sentence after the last `answer is` or `answer:`.
 pub(super) fn last_said(text: &str) -> Option<&str> {
     static SAID: LazyLock<Regex> = LazyLock::new(|| {
         let pattern = r"(?i)\banswers?\b(?:\s+(?:to|of|for)\b[^.:\n]{0,100}?)?\s*\**\s*(?:is|are|was|were|will be|would be|must be|should be|=|:)\**\s*:?\**\s*";
@@ -23,7 +23,7 @@ pub(super) fn last_said(text: &str) -> Option<&str> {
     (!answer.is_empty()).then_some(answer)
 }
 
-/// Returns the rest of the sentence behind the last `final answer is` or `Final Answer:`, if it has a value.
+/// Returns the rest of the sentence after the last `final answer is` or `Final Answer:`, if it has a value.
 pub(super) fn final_answer(text: &str) -> Option<&str> {
     static FINAL: LazyLock<Regex> =
         LazyLock::new(|| Regex::new(r"(?i)\bfinal\s+answer\b").expect("the pattern is a constant"));
@@ -31,7 +31,7 @@ pub(super) fn final_answer(text: &str) -> Option<&str> {
     last_said(&text[start..]).filter(|said| said.contains(|c: char| c.is_ascii_digit() || c == '$'))
 }
 
-/// The sentence at the beginning of a text: up to a point that is not within a number or a formula, or the end of a line.
+/// Returns the first sentence of a text. It ends at a full stop that is not in a number or a formula, or at the end of the line.
 fn first_sentence(text: &str) -> &str {
     let text = text.trim_start();
     let mut window = text.len().min(WINDOW);
@@ -59,15 +59,15 @@ fn first_sentence(text: &str) -> &str {
     &text[..end]
 }
 
-/// The end of a sentence.
+/// Matches the end of a sentence.
 static END: LazyLock<Regex> = LazyLock::new(|| Regex::new(r"\n|[.!?]\s").expect("the pattern is a constant"));
 
-/// The value that the last sentence of a text with a value has: its last formula, or else the result of its last equation, or its last number
-/// or calculation.
+/// Returns the value of the last sentence that has one: its last formula, or else the result of its last equation, or its last number or
+/// calculation.
 pub(super) fn last_value_of(text: &str) -> Option<&str> {
     let Some(formula) = formulas(text).pop() else { return last_result(text) };
     let (formula, behind) = (inside(&text[formula.clone()]), &text[formula.end..]);
-    // A number counts before a formula of an earlier sentence.
+    // A number in a later sentence takes precedence over a formula.
     let later = match formula.ends_with('.') {
         true => last_result(behind),
         false => END.find(behind).and_then(|end| last_result(&behind[end.end()..])),
@@ -75,9 +75,9 @@ pub(super) fn last_value_of(text: &str) -> Option<&str> {
     later.or(Some(formula))
 }
 
-/// The value of a text without formulas: `15` of `There are 9 + 6 = 15 liters of water out of the 24 liters`.
+/// Returns the value of a text without formulas: `15` of `There are 9 + 6 = 15 liters of water out of the 24 liters`.
 fn last_result(text: &str) -> Option<&str> {
-    // Text between the result and a later number that makes the later number another result.
+    // Matches text between a result and a later number after which the later number is the result.
     static NEXT: LazyLock<Regex> = LazyLock::new(|| {
         let pattern = r"(?i)^\D*?(?:[,;+*/=<>]|\b(?:so|then|thus|hence|therefore|leaving|which)\b)";
         Regex::new(pattern).expect("the pattern is a constant")
@@ -95,8 +95,8 @@ fn last_result(text: &str) -> Option<&str> {
     Some(result.unwrap_or(&text[last]))
 }
 
-/// The value of an answer that is a sentence: `72` of `Nora sold a total of 72 clips`, `72, because 48 + 24 = 72`, `72 (not 71)` and `72!`.
-/// Readings of the answer that are not the answer as it stands, the likeliest first; none where it has no words.
+/// Returns the possible values of an answer that is a sentence, most likely first: `72` of `Nora sold a total of 72 clips`, `72, because 48
+/// + 24 = 72`, `72 (not 71)` and `72!`. The unchanged answer is not among them.
 pub(super) fn values_of_sentence(text: &str) -> Vec<&str> {
     let (text, mut values) = (text.trim(), Vec::new());
     if text.len() > WINDOW {
@@ -114,7 +114,7 @@ pub(super) fn values_of_sentence(text: &str) -> Vec<&str> {
     values
 }
 
-/// The sentence up to a remark: `(not 71)`, `, because ...`.
+/// Returns the sentence before a remark: `(not 71)`, `, because ...`.
 fn without_remark(text: &str) -> &str {
     static REMARK: LazyLock<Regex> = LazyLock::new(|| {
         let pattern = r"(?i)[\s,;]*(?:,\s*which\b|\s\([^()\\$]*?\p{Alphabetic}{2,}|[,;\s]\s*(?:because|since|as|where|whereas|not|and not|but|instead|rather|given|i\.e\.|e\.g\.|that is|so that|when|using|after|before|if|with)\b|\s[\u{2013}\u{2014}-]{1,2}\s+(?:I\b|\p{Alphabetic}{2,}))";
@@ -122,16 +122,16 @@ fn without_remark(text: &str) -> &str {
     });
     let formulas = formulas(text);
     let outside = |at: usize| !formulas.iter().any(|formula| formula.contains(&at));
-    // A sentence does not begin with a remark.
+    // A remark does not start a sentence.
     let remark = REMARK.find_iter(text).find(|remark| remark.start() > 0 && outside(remark.start()));
-    // The answer before a remark is a value or one word.
+    // Before a remark, the answer must be a value or one word.
     let is_answer =
         |head: &str| head.contains(|c: char| c.is_ascii_digit() || "$\\".contains(c)) || !head.contains(' ');
     let remark = remark.filter(|remark| is_answer(&text[..remark.start()]));
     remark.map_or(text, |remark| text[..remark.start()].trim_end())
 }
 
-/// Returns the text behind the last verb: `34` of `The largest $n$ is 34`.
+/// Returns the text after the last verb: `34` of `The largest $n$ is 34`.
 fn behind_verb(text: &str) -> &str {
     static VERB: LazyLock<Regex> = LazyLock::new(|| {
         let pattern = r"(?i)(?:^|\s)(?:is|are|was|were|be|equals?|becomes?|makes?|totals?|gives|get|has|have|exactly|approximately|about|:)(?:\s+(?:equal to|exactly|approximately|about|only|just|therefore|thus))*:?\s+";
@@ -143,8 +143,8 @@ fn behind_verb(text: &str) -> &str {
     verb.map_or(text, |verb| text[verb.end()..].trim())
 }
 
-/// The only value of words: the last formula, or the last number where it stands for itself. `3 apples and 4 pears` has two, and `x + 3` is a
-/// formula without dollars.
+/// Returns the only value in a text with words: the last formula, or the last number if it is not part of an expression. `3 apples and 4
+/// pears` has two values, and `x + 3` is a formula without dollars.
 fn single_value(text: &str) -> Option<&str> {
     static WORD: LazyLock<Regex> =
         LazyLock::new(|| Regex::new(r"\\?\p{Alphabetic}{2,}").expect("the pattern is a constant"));
@@ -175,7 +175,7 @@ fn is_variable(after: &str) -> bool {
 
 /// Returns `true` if a text is one short line.
 pub(super) fn is_short(text: &str) -> bool {
-    /// The longest completion in characters that is taken as an answer by itself.
+    /// The maximum length in characters of a completion that is an answer as a whole.
     const SHORT: usize = 60;
     let text = text.trim();
     !text.contains('\n') && text.chars().count() <= SHORT

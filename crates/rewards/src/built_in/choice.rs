@@ -1,15 +1,15 @@
-//! The reward for letters of multiple choice.
+//! The reward for multiple choice.
 
 use crate::answer::{AnswerRule, letter_of, references};
 use crate::reward_fn::{RewardFn, RewardInput};
 
-/// The reward `choice`: 1 where the completion chooses the letter of the reference answer, else 0.
+/// The reward `choice`: 1 if the completion chooses the letter of the reference answer, else 0.
 ///
-/// `E`, `(E)`, `E) 12 cm`, `\textbf{(B)}\ 12`, `Option B`, `The correct answer is (C).` and `D is correct` choose a letter. Where the reference
-/// answer is no letter there is nothing to say.
+/// `E`, `(E)`, `E) 12 cm`, `\textbf{(B)}\ 12`, `Option B`, `The correct answer is (C).` and `D is correct` choose a letter. If the
+/// reference answer is not a letter, the reward is `None`.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Choice {
-    /// How the answer is found.
+    /// The rule that finds the answer.
     pub answer: AnswerRule,
 }
 

@@ -1,4 +1,4 @@
-//! Rewards of a completion as a whole: whether it is right, how nearly, whether it ended by itself, and how long it is.
+//! Rewards of whole completions: correctness, partial credit, termination and length.
 
 use crate::answer::{AnswerRule, is_right};
 use crate::error::Result;
@@ -6,14 +6,13 @@ use crate::reward_fn::{RewardFn, RewardInput};
 use data::task::character_score;
 use grpo_core::rewards::SoftOverlong;
 
-/// The reward `correct`: 1 for a right completion that ended by itself, else 0.
+/// The reward `correct`: 1 for a correct completion that ended by itself, else 0.
 ///
-/// A row of a task is judged by the task. For other rows the answer is found in the completion, and has to be equal to the
-/// reference answer as [`crate::math::equivalent`] says, which also compares words. Without a reference answer there is
-/// nothing to say.
+/// For a row of a task, the task scores the completion. For other rows, the answer is found in the completion and compared with the
+/// reference answer by [`crate::math::equivalent`], which also compares words. Without a reference answer, the reward is `None`.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Correct {
-    /// How the answer is found.
+    /// The rule that finds the answer.
     pub answer: AnswerRule,
 }
 
@@ -60,7 +59,7 @@ impl RewardFn for Partial {
     }
 }
 
-/// The reward `terminated`: 1 when the completion ended by itself, else 0.
+/// The reward `terminated`: 1 if the completion ended by itself, else 0.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Terminated;
 
@@ -74,15 +73,15 @@ impl RewardFn for Terminated {
     }
 }
 
-/// The reward `soft_overlong_punishment`: a penalty, 0 or below, for completions that come near the length limit.
+/// The reward `soft_overlong_punishment`: a penalty, 0 or below, for completions near the length limit.
 #[derive(Clone, Copy, Debug)]
 pub struct SoftOverlongPunishment(SoftOverlong);
 
 impl SoftOverlongPunishment {
-    /// The penalty with these settings.
+    /// Returns the penalty with these settings.
     ///
     /// # Errors
-    /// Those of [`SoftOverlong::penalties`].
+    /// The errors of [`SoftOverlong::penalties`].
     pub fn new(settings: SoftOverlong) -> Result<Self> {
         settings.penalties(&[])?;
         Ok(Self(settings))
@@ -95,7 +94,7 @@ impl RewardFn for SoftOverlongPunishment {
     }
 
     fn score(&self, input: &RewardInput<'_>) -> Option<f32> {
-        // Only settings that are not legal give no penalties, and those were refused.
+        // Only invalid settings have no penalties, and `new` rejects them.
         self.0.penalties(&[input.completion_len()]).ok()?.first().copied()
     }
 }

@@ -5,8 +5,8 @@ use regex::Regex;
 use std::borrow::Cow;
 use std::sync::LazyLock;
 
-/// The reward `think_format`: 1 when the whole completion is `<think>...</think><answer>...</answer>`, with nothing but white
-/// space around and between the two, else 0. A `<think>` at the end of the prompt counts as the completion's.
+/// The reward `think_format`: 1 if the whole completion is `<think>...</think><answer>...</answer>`, with only white space around and
+/// between the two, else 0. A `<think>` at the end of the prompt counts as part of the completion.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ThinkFormat;
 
@@ -25,13 +25,13 @@ impl RewardFn for ThinkFormat {
     }
 }
 
-/// The completion with the `<think>` that the prompt ends with.
+/// Returns the completion, preceded by `<think>` if the prompt ends with it.
 fn with_opening<'a>(input: &RewardInput<'a>) -> Cow<'a, str> {
     if input.opens_think { Cow::Owned(format!("<think>{}", input.completion)) } else { Cow::Borrowed(input.completion) }
 }
 
-/// The reward `tag_count`: a quarter for each of `<think>`, `</think>`, `<answer>` and `</answer>` that is in the completion
-/// exactly once. A `<think>` at the end of the prompt counts as the completion's.
+/// The reward `tag_count`: a quarter for each of `<think>`, `</think>`, `<answer>` and `</answer>` that occurs exactly once. A `<think>` at
+/// the end of the prompt counts as part of the completion.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct TagCount;
 

@@ -10,10 +10,10 @@ use serde_json::Value;
 pub struct JsonConfig {
     /// The weight of the reward.
     pub weight: f32,
-    /// Whether the JSON stands in a block that begins with ```` ```json ```` and ends with ```` ``` ````; the last such block counts.
-    /// Otherwise the whole completion is JSON.
+    /// `true` if the JSON is in a block that begins with ```` ```json ```` and ends with ```` ``` ````; the last complete block is used.
+    /// Otherwise the whole completion is the JSON.
     pub block: bool,
-    /// The keys that have to be there, at the top; with any, the JSON has to be an object.
+    /// The required top-level keys; if there are any, the JSON must be an object.
     pub required_keys: Vec<String>,
 }
 
@@ -23,7 +23,7 @@ impl Default for JsonConfig {
     }
 }
 
-/// The reward `json`: 1 for valid JSON with the keys that are required, else 0.
+/// The reward `json`: 1 for valid JSON with the required keys, else 0.
 #[derive(Clone, Debug, Default)]
 pub struct Json(pub JsonConfig);
 
@@ -40,7 +40,7 @@ impl RewardFn for Json {
     }
 }
 
-/// What stands in the last ```` ```json ```` block that has an end.
+/// Returns the contents of the last complete ```` ```json ```` block.
 fn last_block(text: &str) -> Option<&str> {
     let blocks = text.match_indices("```json");
     blocks.filter_map(|(at, fence)| text[at + fence.len()..].split_once("```").map(|(inside, _)| inside)).last()

@@ -3,7 +3,7 @@
 use crate::reward_fn::{RewardFn, RewardInput};
 use serde::{Deserialize, Serialize};
 
-/// Which lengths the reward `length` punishes.
+/// The lengths that the reward `length` penalises.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LengthMode {
@@ -23,9 +23,9 @@ pub struct LengthConfig {
     /// The weight of the reward.
     #[serde(default = "one")]
     pub weight: f32,
-    /// The number of tokens that is wanted, EOS included; at least 1.
+    /// The target number of tokens, including EOS; at least 1.
     pub target: usize,
-    /// Which lengths are punished.
+    /// The penalised lengths.
     #[serde(default)]
     pub mode: LengthMode,
 }
@@ -50,7 +50,7 @@ impl RewardFn for Length {
             LengthMode::Max => (length - target).max(0.0),
             LengthMode::Min => (target - length).max(0.0),
         };
-        // 0 - x, so that no reward is -0.
+        // Not `-x`, which would be -0 for 0.
         Some((0.0 - (beside / target.max(1.0)).min(1.0)) as f32)
     }
 }

@@ -5,11 +5,11 @@ use crate::error::{Error, Result};
 use crate::reward_fn::{RewardFn, RewardInput};
 use serde::{Deserialize, Serialize};
 
-/// The reward `exact`: 1 when the answer in the completion is the reference answer, character by character but for white space
-/// around it, else 0. Without a reference answer there is nothing to say.
+/// The reward `exact`: 1 if the answer in the completion equals the reference answer, ignoring leading and trailing white space, else 0.
+/// Without a reference answer, the reward is `None`.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Exact {
-    /// How the answer is found.
+    /// The rule that finds the answer.
     pub answer: AnswerRule,
 }
 
@@ -29,10 +29,10 @@ impl RewardFn for Exact {
     }
 }
 
-/// The reward `normalized`: as [`Exact`], of what [`normalize_text`] leaves of both.
+/// The reward `normalized`: like [`Exact`], after [`normalize_text`] of both.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Normalized {
-    /// How the answer is found.
+    /// The rule that finds the answer.
     pub answer: AnswerRule,
 }
 
@@ -52,8 +52,8 @@ impl RewardFn for Normalized {
     }
 }
 
-/// Text in lower case without ASCII punctuation and without the articles a, an and the, and one space where there was white
-/// space: the normalisation of SQuAD's evaluation script (arXiv 1606.05250).
+/// Returns the text in lower case, without ASCII punctuation and the articles a, an and the, and with white space collapsed to one space:
+/// the normalisation of SQuAD's evaluation script (arXiv 1606.05250).
 ///
 /// ```
 /// assert_eq!(rewards::normalize_text("  The  U.S. Senate!"), "us senate");
@@ -68,7 +68,7 @@ pub fn normalize_text(text: &str) -> String {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RegexConfig {
-    /// The regular expression, in the syntax of the crate `regex`; it may match anywhere unless it says `^` or `$`.
+    /// The regular expression, in the syntax of the crate `regex`; it may match anywhere, unless anchored by `^` or `$`.
     pub pattern: String,
     /// The weight of the reward.
     #[serde(default = "one")]
@@ -79,7 +79,7 @@ fn one() -> f32 {
     1.0
 }
 
-/// A reward for a regular expression: 1 when it matches the completion, else 0.
+/// A reward for a regular expression: 1 if it matches the completion, else 0.
 #[derive(Clone, Debug)]
 pub struct Regex {
     name: String,
@@ -87,14 +87,14 @@ pub struct Regex {
 }
 
 impl Regex {
-    /// The reward called `name` for `pattern`.
+    /// Returns the reward called `name` for `pattern`.
     ///
     /// # Errors
-    /// [`Error::Config`] for a pattern that is no regular expression.
+    /// [`Error::Config`] for an invalid regular expression.
     pub fn new(name: impl Into<String>, pattern: &str) -> Result<Self> {
         let name = name.into();
         let regex = regex::Regex::new(pattern).map_err(|error| {
-            // The message draws a picture of the place; an error here is one line, and its last line says what is wrong.
+            // The library's message has several lines with a drawing of the position. Only the last line, which has the reason, is used.
             let text = error.to_string();
             let reason = text.lines().last().unwrap_or_default().trim_start_matches("error: ").to_owned();
             Error::Config {

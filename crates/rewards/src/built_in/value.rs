@@ -1,17 +1,17 @@
-//! Rewards that compare what answers mean: numbers and mathematics.
+//! Rewards that compare the values of answers: numbers and mathematics.
 
 use crate::answer::{AnswerRule, is_right, parse_number, plain_number, references};
 use crate::reward_fn::{RewardFn, RewardInput};
 
-/// The reward `numeric`: 1 when the answer in the completion is the number of the reference answer, else 0.
+/// The reward `numeric`: 1 if the answer in the completion is the same number as the reference answer, else 0.
 ///
-/// Thousands separators, currencies and units do not count. Without a reference answer, or where it is no plain number (`3/4`, `10:30`,
-/// `2\sqrt{3}`), there is nothing to say; an answer that is none is wrong.
+/// Thousands separators, currencies and units are ignored. The reward is `None` if there is no reference answer or it is not a plain number
+/// (`3/4`, `10:30`, `2\sqrt{3}`), and 0 if the answer is not a plain number.
 #[derive(Clone, Copy, Debug)]
 pub struct Numeric {
-    /// How the answer is found.
+    /// The rule that finds the answer.
     pub answer: AnswerRule,
-    /// The largest difference, as a share of the reference (absolute where the reference is below 1).
+    /// The tolerance: relative to the reference, and absolute for references below 1.
     pub tolerance: f64,
 }
 
@@ -34,8 +34,8 @@ impl RewardFn for Numeric {
     }
 }
 
-/// Whether two texts are the same number up to `tolerance`. A percentage is equal to the number in front of the sign and
-/// to its hundredth, as data sets mean either.
+/// Returns `true` if two texts are the same number up to `tolerance`. A percentage equals both the number before its sign and a hundredth
+/// of it, because data sets mean either.
 ///
 /// ```
 /// assert!(rewards::numbers_equal("1234.5", "$1,234.50", 0.0));
@@ -49,11 +49,11 @@ pub fn numbers_equal(reference: &str, found: &str, tolerance: f64) -> bool {
     close(a, b) || (a_percent != b_percent && if a_percent { close(a / 100.0, b) } else { close(a, b / 100.0) })
 }
 
-/// The reward `math`: 1 when the answer in the completion and the reference answer are the same mathematics, as
-/// [`crate::math::equivalent`] says, else 0. Without a reference answer there is nothing to say.
+/// The reward `math`: 1 if the answer in the completion is mathematically equivalent to the reference answer, by
+/// [`crate::math::equivalent`], else 0. Without a reference answer, the reward is `None`.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct MathEquivalence {
-    /// How the answer is found.
+    /// The rule that finds the answer.
     pub answer: AnswerRule,
 }
 
