@@ -1,4 +1,4 @@
-//! Judges completions: reads JSON lines with `answer` and `completion`, and writes one line per input with the reward of each function.
+//! Scores completions: reads JSON lines with `answer` and `completion`, and writes one line per input with the reward of each function.
 //!
 //! `cargo run --release -p grpo-rewards --example judge -- '{"math": 1}' < rows.jsonl`
 //!

@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn built_in_rewards_judge_right_wrong_and_cut_off() {
+    fn built_in_rewards_score_right_wrong_and_truncated_completions() {
         let rewards =
             Rewards::new(&RewardConfig { correct: 1.0, partial: 0.5, terminated: 0.25, ..RewardConfig::default() })
                 .unwrap();
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn long_completions_are_punished_in_tokens_with_eos() {
+    fn the_overlong_penalty_counts_tokens_with_eos() {
         let overlong = SoftOverlong { max_completion_len: 6, soft_punish_cache: 4, penalty_factor: 0.5 };
         let config = RewardConfig { correct: 2.0, soft_overlong_punishment: Some(overlong), ..Default::default() };
         let rewards = Rewards::new(&config).unwrap();
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn missing_terms_leave_the_sum_and_all_missing_is_missing() {
+    fn missing_terms_are_left_out_and_a_sum_without_terms_is_missing() {
         let terms = |a, b| -> Vec<(Box<dyn RewardFn>, f32)> {
             vec![(Box::new(Fixed("a", a)), 2.0), (Box::new(Fixed("b", b)), 1.0)]
         };
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_takes_the_row_out_and_is_kept() {
+    fn a_failed_term_makes_the_total_none_and_is_reported() {
         struct Failing;
         impl RewardFn for Failing {
             fn name(&self) -> &str {
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn two_rewards_of_one_name_are_refused() {
+    fn duplicate_reward_names_are_an_error() {
         let regex = crate::RegexConfig { pattern: "x".into(), weight: 1.0 };
         let config =
             RewardConfig { correct: 1.0, regex: [("correct".to_owned(), regex)].into(), ..RewardConfig::default() };
@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn a_weight_that_is_no_number_is_refused_by_its_key() {
+    fn the_error_of_a_nan_weight_names_its_key() {
         let error = RewardConfig { partial: f32::NAN, ..RewardConfig::default() }.validate().unwrap_err();
         assert!(error.to_string().contains("`rewards.partial`: expected a finite number, got NaN"), "{error}");
     }

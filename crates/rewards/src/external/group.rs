@@ -1,8 +1,8 @@
-//! A program with everything that it starts: a process group, which ends when its owner drops it or when this process is gone.
+//! A process group: a program and all processes that it starts. It is killed when its owner drops it or this process ends.
 //!
-//! Dropping a [`Group`] sends SIGKILL to all of it. A process that is killed itself drops nothing, so each group has a watchdog: a shell
-//! that waits for the end of its standard input, whose other end only this process holds, and then kills the group. Who leaves the
-//! group (`setsid`, as daemons do) is not reached.
+//! Dropping a [`Group`] sends SIGKILL to the whole group. If this process is killed, it drops nothing, so each group has a watchdog: a
+//! shell that waits for the end of its standard input, whose other end only this process holds, and then kills the group. Processes that
+//! leave the group (`setsid`, as daemons do) are not killed.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -16,10 +16,10 @@ pub(super) struct Group {
 }
 
 impl Group {
-    /// Starts `command`, whose pipes are the caller's business.
+    /// Starts `command`; the caller sets its pipes.
     pub(super) fn spawn(command: &mut Command) -> io::Result<Self> {
-        // A group of its own: Ctrl-C lets the step at hand end, for which rewards are needed; and what the program has
-        // started is killed with it.
+        // With its own group, the program survives Ctrl-C, because the current step still needs rewards, and the processes that it starts
+        // are killed with it.
         #[cfg(unix)]
         std::os::unix::process::CommandExt::process_group(command, 0);
         let mut running = running();
@@ -31,7 +31,7 @@ impl Group {
 
 impl Drop for Group {
     fn drop(&mut self) {
-        // First: it must not kill a later group of the same number.
+        // The watchdog ends first, so that it cannot kill a later group with the same id.
         if let Some(watchdog) = &mut self.watchdog {
             let _ = watchdog.kill();
             let _ = watchdog.wait();
@@ -39,13 +39,13 @@ impl Drop for Group {
         kill(self.leader.id());
         let _ = self.leader.kill();
         running().remove(&self.leader.id());
-        // It has been killed: this only takes it off the list of processes.
+        // The process was killed; this only reaps it.
         let _ = self.leader.wait();
     }
 }
 
-/// Kills the programs of every [`crate::Program`] of this process and what they have started. Dropping a reward does that for its own;
-/// this is for a process that is about to end without dropping anything, on a second Ctrl-C.
+/// Kills the programs of every [`crate::Program`] in this process, and the processes that they started. Dropping a reward kills only its
+/// own. Use this before a process exits without dropping values, as after a second Ctrl-C.
 pub fn kill_programs() {
     running().iter().copied().for_each(kill);
 }
@@ -60,11 +60,11 @@ fn kill(group: u32) {
 #[cfg(not(unix))]
 fn kill(_: u32) {}
 
-/// A process that kills `group` when this one has ended, however that was.
+/// Starts a process that kills `group` when this process ends in any way.
 #[cfg(unix)]
 fn watchdog(group: u32) -> Option<Child> {
     let mut command = Command::new("/bin/sh");
-    // `read` fails at the end of the input. Both commands are built into every shell.
+    // `read` fails at the end of the input. Both commands are shell builtins.
     command.args(["-c", "read -r _; kill -s KILL -- \"-$1\"", "grpo-watchdog"]).arg(group.to_string());
     command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
     std::os::unix::process::CommandExt::process_group(&mut command, 0);
@@ -80,7 +80,7 @@ fn watchdog(_: u32) -> Option<Child> {
     None
 }
 
-/// The groups that run, for [`kill_programs`].
+/// Returns the ids of running groups, for [`kill_programs`].
 fn running() -> MutexGuard<'static, BTreeSet<u32>> {
     static RUNNING: Mutex<BTreeSet<u32>> = Mutex::new(BTreeSet::new());
     RUNNING.lock().unwrap_or_else(PoisonError::into_inner)

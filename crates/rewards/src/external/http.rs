@@ -1,4 +1,4 @@
-//! An HTTP endpoint that judges completions.
+//! An HTTP endpoint that scores completions.
 
 use super::message::{Answer, answer, batch_size, expand, one, parsed, question, seconds, shown, timeout};
 use crate::error::{Result, check};
@@ -14,42 +14,42 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
-/// The longest response in bytes, apart from [`MAX_ENTRY`] for each completion.
+/// The maximum length of a response in bytes, plus [`MAX_ENTRY`] per completion.
 const MAX_RESPONSE: u64 = 1 << 20;
-/// The bytes of a response that there are for each completion.
+/// The number of bytes per completion in a response.
 const MAX_ENTRY: u64 = 1 << 16;
-/// The bytes that are read of a response that reports a failure.
+/// The maximum number of bytes that are read of an error response.
 const MAX_ERROR: u64 = 1 << 12;
-/// The mean time before the first repetition of a request; it doubles with each.
+/// The mean delay before the first retry of a request; it doubles with every retry.
 const FIRST_BACKOFF: Duration = Duration::from_millis(500);
-/// The longest such mean time, and the longest that a server can ask for (`Retry-After`).
+/// The maximum mean delay, and the maximum delay that a server can request (`Retry-After`).
 const MAX_BACKOFF: Duration = Duration::from_secs(60);
-/// The largest number of requests at the same time.
+/// The maximum number of concurrent requests.
 const MAX_CONCURRENCY: usize = 256;
 
 /// The settings of an HTTP reward.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct HttpConfig {
-    /// The address that completions are posted to, `http://` or, with the feature `https`, `https://`. `${NAME}` here and in headers is
-    /// a variable of the environment, so that secrets need not stand in files. Redirects are not followed.
+    /// The address to which completions are posted: `http://` or, with the feature `https`, `https://`. `${NAME}` here and in headers is an
+    /// environment variable, so that secrets need not be in files. Redirects are not followed.
     pub url: String,
     /// The weight of the reward.
     #[serde(default = "one")]
     pub weight: f32,
-    /// The largest number of completions of a request.
+    /// The maximum number of completions per request.
     #[serde(default = "batch_size")]
     pub batch_size: usize,
     /// The time in seconds for a request and its response.
     #[serde(default = "timeout")]
     pub timeout: f64,
-    /// How often a request is repeated that got no answer in time, no connection, or one of the statuses 429 and 500 to 599.
+    /// The number of retries of a request after a timeout, a failed connection, or a status of 429 or 500 to 599.
     #[serde(default = "retries")]
     pub retries: u32,
-    /// The largest number of requests at the same time.
+    /// The maximum number of concurrent requests.
     #[serde(default = "concurrency")]
     pub concurrency: usize,
-    /// Headers of each request.
+    /// The headers of each request.
     #[serde(default)]
     pub headers: BTreeMap<String, String>,
 }
@@ -62,7 +62,7 @@ fn concurrency() -> usize {
 }
 
 impl HttpConfig {
-    /// The settings of an endpoint with every default.
+    /// Returns the settings of an endpoint, with the defaults.
     pub fn new(url: impl Into<String>) -> Self {
         Self {
             url: url.into(),
@@ -76,10 +76,10 @@ impl HttpConfig {
     }
 }
 
-/// A reward function behind an HTTP endpoint.
+/// A reward function that is an HTTP endpoint.
 ///
-/// It posts `{"inputs": [...]}`, with the objects that a [`crate::Program`] gets as lines, and expects `{"rewards": [...]}` with an
-/// entry for each in the same order: a number, `null`, `true` (1), `false` (0), `{"reward": one of these}` or `{"error": "why"}`.
+/// It posts `{"inputs": [...]}`, with the objects that a [`crate::Program`] receives as lines, and expects `{"rewards": [...]}` with one
+/// entry per input, in order: a number, `null`, `true` (1), `false` (0), `{"reward": one of these}` or `{"error": "why"}`.
 ///
 /// ```no_run
 /// use rewards::{Http, HttpConfig, Rewards};
@@ -91,10 +91,10 @@ impl HttpConfig {
 pub struct Http {
     name: String,
     url: String,
-    /// The address as the configuration has it, for messages.
+    /// The address as written in the configuration, for messages.
     shown_url: String,
     headers: Vec<(String, String)>,
-    /// Values that no message shows, even if the server's response holds them.
+    /// Values that are hidden in messages, even if the server's response contains them.
     secrets: Secrets,
     batch_size: usize,
     retries: u32,
@@ -104,19 +104,18 @@ pub struct Http {
     requests: AtomicU64,
 }
 
-/// Why a request has failed.
+/// The reason why a request failed.
 struct Refusal {
     message: String,
-    /// Whether the same request may succeed later, and how long the server wants it to wait.
+    /// `None` if a retry is useless; otherwise the delay that the server requests, if any.
     again: Option<Option<Duration>>,
 }
 
 impl Http {
-    /// The reward called `name`. `seed` is that of the run; it spreads the times of repetitions. Nothing is sent yet.
+    /// Returns the reward called `name`. The run's `seed` determines the jitter of retries. Sends no request.
     ///
     /// # Errors
-    /// [`crate::Error::Config`] for settings that are not legal; [`crate::Error::Reference`] for a variable that the environment does
-    /// not have.
+    /// [`crate::Error::Config`] for invalid settings; [`crate::Error::Reference`] for a missing environment variable.
     pub fn new(name: impl Into<String>, config: HttpConfig, seed: u64) -> Result<Self> {
         let name = name.into();
         let key = |field: &str| format!("rewards.http.{name}.{field}");
@@ -129,7 +128,7 @@ impl Http {
         let url = expand(&key("url"), &config.url, &mut secrets)?;
         let parsed: Option<ureq::http::Uri> = url.parse().ok();
         let scheme = parsed.as_ref().and_then(|url| url.host().and(url.scheme_str()));
-        // A port that is none is the password of an address that should have been percent-encoded.
+        // An invalid port is part of a password that should have been percent-encoded.
         let has_port = |url: &ureq::http::Uri| match url.host().zip(url.authority()) {
             Some((host, authority)) => authority.port_u16().is_some() || authority.as_str().ends_with(host),
             None => false,
@@ -148,7 +147,7 @@ impl Http {
             check(legal, &key("headers"), "names and values that HTTP allows", header)?;
             headers.push((header.clone(), value));
         }
-        // With what references stand for: the password of an address that is a variable as a whole.
+        // Includes resolved variables: the whole address, with its password, may be one variable.
         secrets.extend(Secrets::of(&json!({ "url": url })));
         let agent = ureq::Agent::config_builder()
             .timeout_global(Some(timeout))
@@ -216,7 +215,7 @@ impl Http {
         let status = response.status();
         let wait = response.headers().get("retry-after").and_then(|value| value.to_str().ok()?.trim().parse().ok());
         if status.is_redirection() {
-            // Followed, a POST may become a GET, and headers with keys may reach another host.
+            // On a redirect, a POST could become a GET, and headers with keys could reach another host.
             let location = response.headers().get("location").map(|value| String::from_utf8_lossy(value.as_bytes()));
             let location = location.map_or("nowhere".into(), |to| shown(&redact_url(&to), &self.secrets));
             let message = format!(
@@ -235,7 +234,7 @@ impl Http {
             let again = temporary.then_some(wait.map(Duration::from_secs));
             return Err(Refusal { message: format!("status {status}: {said}"), again });
         }
-        // Nothing is asked for that is compressed, and nothing is decompressed: a few bytes may stand for all memory.
+        // Compressed responses are rejected, because a few bytes could decompress to more than the memory.
         let encoding =
             response.headers().get("content-encoding").map(|value| String::from_utf8_lossy(value.as_bytes()));
         if let Some(encoding) = encoding.filter(|encoding| !matches!(encoding.trim(), "" | "identity")) {

@@ -1,4 +1,4 @@
-//! What goes to an external reward function, and what comes back.
+//! Messages to and from external reward functions.
 
 use crate::error::{Error, Result};
 use crate::reward_fn::{RewardFailure, RewardInput};
@@ -7,11 +7,11 @@ use grpo_files::{Secrets, UniqueKeys};
 use serde_json::{Value, json};
 use std::time::Duration;
 
-/// The longest part of an answer that an error shows, in characters.
+/// The maximum number of characters of an answer in an error.
 const SHOWN: usize = 200;
 
-/// A completion as an object: `id`, `prompt` (text, or a list of messages), `completion`, `answer` (text or null), `answers` (a list of all
-/// right answers), `columns`, `source`, `truncated`, `completion_ids` and `completion_tokens`.
+/// Returns a completion as an object: `id`, `prompt` (text, or a list of messages), `completion`, `answer` (text or null), `answers` (a
+/// list of all reference answers), `columns`, `source`, `truncated`, `completion_ids` and `completion_tokens`.
 pub(super) fn question(id: usize, input: &RewardInput<'_>) -> Value {
     let prompt = match &input.item.prompt {
         Prompt::Text(text) | Prompt::Rendered(text) => Value::from(text.as_str()),
@@ -31,27 +31,27 @@ pub(super) fn question(id: usize, input: &RewardInput<'_>) -> Value {
     })
 }
 
-/// A JSON text as a value.
+/// Parses JSON.
 ///
 /// # Errors
-/// For a text that is no JSON, and for one that has a key twice, of which either could be meant.
+/// An error for invalid JSON, and for duplicate keys, because the intended value is unknown.
 pub(super) fn parsed(text: &str) -> serde_json::Result<Value> {
     let value = serde_json::from_str(text)?;
     serde_json::from_str::<UniqueKeys>(text).map(|UniqueKeys| value)
 }
 
-/// What an answer says of completion `id`.
+/// A parsed answer.
 pub(super) enum Answer {
-    /// A reward, or that there is nothing to say.
+    /// A reward, or `None` if the function does not apply.
     Reward(Option<f32>),
-    /// The function itself could not judge this completion; it goes on with the next one.
+    /// The function failed to score this completion, but continues with the next one.
     Failed(RewardFailure),
-    /// It is no answer, or that of another completion: nothing after it can be trusted.
+    /// Not an answer, or the answer for another completion. All later answers are unreliable.
     Garbage(String),
 }
 
-/// Reads a number, true (1) or false (0), null, `{"reward": NUMBER, true, false or null}` or `{"error": TEXT}`, the last two with the `id` or without. `secrets` are
-/// left out of messages.
+/// Parses the answer for completion `id`: a number, true (1), false (0), null, `{"reward": NUMBER, true, false or null}` or `{"error":
+/// TEXT}`; the objects may have the key `id`. `secrets` are hidden in messages.
 pub(super) fn answer(id: usize, value: &Value, secrets: &Secrets) -> Answer {
     let expected = "expected a number, null, true, false, {\"reward\": one of these} or {\"error\": text}";
     let garbage = || Answer::Garbage(format!("{expected}, got `{}`", shown(&value.to_string(), secrets)));
@@ -79,7 +79,7 @@ pub(super) fn answer(id: usize, value: &Value, secrets: &Secrets) -> Answer {
     }
 }
 
-/// The beginning of a text of others, on one line and without secrets.
+/// Returns the beginning of an external text, on one line and without secrets.
 pub(super) fn shown(text: &str, secrets: &Secrets) -> String {
     let line = secrets.hide(text.trim()).replace(['\n', '\r'], " ");
     match line.char_indices().nth(SHOWN) {
@@ -88,10 +88,10 @@ pub(super) fn shown(text: &str, secrets: &Secrets) -> String {
     }
 }
 
-/// The longest time limit: a year.
+/// The maximum time limit: a year.
 const MAX_SECONDS: f64 = 365.0 * 86_400.0;
 
-// Defaults that programs and endpoints share.
+// Shared defaults of programs and endpoints.
 pub(super) fn one() -> f32 {
     1.0
 }
@@ -102,12 +102,12 @@ pub(super) fn timeout() -> f64 {
     60.0
 }
 
-/// `text` of the key `key` with its references to the environment replaced, which become secrets.
+/// Replaces the references to environment variables in `text`, the value of `key`. The variables' values become secrets.
 pub(super) fn expand(key: &str, text: &str, secrets: &mut Secrets) -> Result<String> {
     secrets.expand(text).map_err(|source| Error::Reference { key: key.to_owned(), source })
 }
 
-/// A time limit.
+/// Parses a time limit.
 pub(super) fn seconds(key: &str, value: f64) -> Result<Duration> {
     let legal = Some(value).filter(|value| *value > 0.0 && *value <= MAX_SECONDS);
     legal.and_then(|value| Duration::try_from_secs_f64(value).ok()).ok_or_else(|| Error::Config {

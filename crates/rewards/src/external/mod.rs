@@ -1,4 +1,4 @@
-//! Reward functions outside of this process: programs and HTTP endpoints. Both speak JSON, and the same JSON.
+//! Reward functions outside of this process: programs and HTTP endpoints, which exchange the same JSON.
 
 mod group;
 mod http;

@@ -1,4 +1,4 @@
-//! A program that judges completions over JSON lines.
+//! A program that scores completions over JSON lines.
 
 use super::message::{batch_size, expand, one, seconds, timeout};
 use super::worker::{Launch, Worker};
@@ -12,29 +12,29 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-/// The largest number of workers of a program.
+/// The maximum number of workers of a program.
 const MAX_WORKERS: usize = 256;
 
 /// The settings of a reward program.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ProgramConfig {
-    /// The program and its arguments. A program without a slash is looked for in `PATH`. `${NAME}` here and in `env` is a variable of
-    /// the environment, so that secrets need not stand in files; `$${NAME}` is the text `${NAME}`.
+    /// The program and its arguments. A program without a slash is searched in `PATH`. `${NAME}` here and in `env` is an environment
+    /// variable, so that secrets need not be in files; `$${NAME}` is the text `${NAME}`.
     pub command: Vec<String>,
     /// The weight of the reward.
     #[serde(default = "one")]
     pub weight: f32,
-    /// The largest number of completions that a worker is given at once.
+    /// The maximum number of completions that a worker receives at once.
     #[serde(default = "batch_size")]
     pub batch_size: usize,
-    /// The time in seconds that a worker has for them, the start of the program included.
+    /// The time in seconds that a worker has for a batch, including the start of the program.
     #[serde(default = "timeout")]
     pub timeout: f64,
-    /// The number of processes that work at the same time.
+    /// The number of parallel processes.
     #[serde(default = "workers")]
     pub workers: usize,
-    /// Variables of the environment that the program gets beside those of this process.
+    /// Additional environment variables of the program.
     #[serde(default)]
     pub env: BTreeMap<String, String>,
 }
@@ -44,7 +44,7 @@ fn workers() -> usize {
 }
 
 impl ProgramConfig {
-    /// The settings of a program with every default.
+    /// Returns the settings of a program, with the defaults.
     pub fn new(command: Vec<String>) -> Self {
         Self {
             command,
@@ -57,13 +57,13 @@ impl ProgramConfig {
     }
 }
 
-/// A reward function that is a program, which runs as long as the reward lives.
+/// A reward function that is a program, which runs as long as the reward exists.
 ///
-/// The program reads one JSON object per line from standard input (`id`, `prompt`, `completion`, `answer`, `columns`, `source`, `truncated`,
-/// `completion_ids`, `completion_tokens`, `remaining`) and writes one line per object to standard output, in the same order: a number, `null`,
-/// `{"reward": number, true, false or null}` or `{"error": "why"}`. It has to flush its lines, and to end when its input does. What it writes to standard
-/// error goes to the log. A program that exits is started again, and asked once more for what it had not answered; one
-/// that writes anything else, or is too slow, is killed and started again for the next batch.
+/// The program reads one JSON object per line from standard input (`id`, `prompt`, `completion`, `answer`, `answers`, `columns`, `source`,
+/// `truncated`, `completion_ids`, `completion_tokens`, `remaining`) and writes one line per object to standard output, in order: a number,
+/// `true` (1), `false` (0), `null`, `{"reward": one of these}` or `{"error": "why"}`. It must flush its lines, and exit when its input
+/// ends. Its standard error is logged. If the program exits, it is restarted, and asked once more for the missing answers. If it writes
+/// anything else, or exceeds the time limit, it is killed and restarted for the next batch.
 ///
 /// ```no_run
 /// use rewards::{Program, ProgramConfig, Rewards};
@@ -79,11 +79,11 @@ pub struct Program {
 }
 
 impl Program {
-    /// The reward called `name`. The program is looked for, but not started before there is something to judge.
+    /// Returns the reward called `name`. Checks that the program exists; it starts with the first completion.
     ///
     /// # Errors
-    /// [`Error::Config`] for settings that are not legal; [`Error::Reference`] for a variable that the environment does not have;
-    /// [`Error::Program`] when the program is not there.
+    /// [`Error::Config`] for invalid settings; [`Error::Reference`] for a missing environment variable; [`Error::Program`] if the program
+    /// does not exist.
     pub fn new(name: impl Into<String>, config: ProgramConfig) -> Result<Self> {
         let name = name.into();
         let key = |field: &str| format!("rewards.programs.{name}.{field}");
@@ -100,7 +100,7 @@ impl Program {
             Ok((name.clone(), expand(&key(&format!("env.{name}")), value, &mut secrets)?))
         };
         let env = config.env.iter().map(variable).collect::<Result<BTreeMap<_, _>>>()?;
-        // With what references stand for.
+        // Includes the resolved variables.
         secrets.extend(Secrets::of(&json!({ "command": command, "env": env })));
         let program = find(&command.remove(0))
             .map_err(|reason| Error::Program { name: name.clone(), reason: secrets.hide(&reason) })?;
@@ -121,7 +121,7 @@ impl RewardFn for Program {
     }
 
     fn score_batch(&self, inputs: &[RewardInput<'_>]) -> Vec<std::result::Result<Option<f32>, RewardFailure>> {
-        // Evenly, so that no worker waits for another one's long batch.
+        // Batches are of similar size, so that no worker waits for a longer batch of another one.
         let share = inputs.len().div_ceil(self.workers.len()).clamp(1, self.batch_size);
         let batches: Vec<&[RewardInput<'_>]> = inputs.chunks(share).collect();
         let next = AtomicUsize::new(0);
@@ -129,7 +129,7 @@ impl RewardFn for Program {
         std::thread::scope(|scope| {
             for worker in self.workers.iter().take(batches.len()) {
                 scope.spawn(|| {
-                    // A worker that has panicked has lost nothing but its process.
+                    // A panic in a worker loses only its process.
                     let mut worker = worker.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
                     loop {
                         let index = next.fetch_add(1, Ordering::Relaxed);
@@ -148,7 +148,7 @@ impl RewardFn for Program {
     }
 }
 
-/// The file of a program, or why there is none.
+/// Returns the file of a program, or the reason why it is unusable.
 fn find(program: &str) -> std::result::Result<PathBuf, String> {
     if program.contains('/') {
         let path = Path::new(program);
@@ -158,7 +158,7 @@ fn find(program: &str) -> std::result::Result<PathBuf, String> {
             Ok(file) if !is_executable(&file) => Err(format!(
                 "{program} is not executable: make it so (chmod +x), or name its interpreter first, as in [python3, {program}]"
             )),
-            // Links are kept: the Python of a virtual environment is one, and knows by it where its packages are.
+            // Symbolic links are not resolved: the Python of a virtual environment is a link, and finds its packages by the link's path.
             Ok(_) => std::path::absolute(path).map_err(|error| format!("{program}: {error}")),
         };
     }

@@ -1,4 +1,4 @@
-//! One process of a reward program: started, asked, timed, killed, and started again.
+//! One process of a reward program: starts it, sends batches, enforces time limits, and restarts it.
 
 use super::group::Group;
 use super::message::{Answer, answer, parsed, question, shown};
@@ -13,24 +13,23 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, s
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// The longest line that a program may write, in bytes.
+/// The maximum length of a line that a program may write, in bytes.
 const MAX_LINE: u64 = 1 << 20;
-/// The number of lines that are read before they are asked for. A program that writes more waits until they are, so a flood fills no
-/// memory.
+/// The maximum number of buffered output lines. A program that writes more blocks, so that it cannot fill the memory.
 const LINES_AHEAD: usize = 16;
-/// The bytes of a line on standard error that are one line of the log; what follows is the next one.
+/// The maximum length in bytes of a log line from standard error; longer lines are split.
 const MAX_ERROR_LINE: u64 = 1 << 13;
-/// The bytes of standard error that are logged of a batch; what follows is read slowly and dropped.
+/// The maximum number of logged bytes of standard error per batch; later lines are read slowly and dropped.
 const LOGGED_BYTES: u64 = 1 << 16;
-/// The pause for each line that is dropped.
+/// The pause after each dropped line.
 const DROPPED_LINE_PAUSE: Duration = Duration::from_millis(1);
-/// The number of its last lines on standard error that are kept for errors.
+/// The number of last lines of standard error that errors show.
 const KEPT_LINES: usize = 3;
-/// The time before a program that has failed is started again; it doubles with every failure in a row.
+/// The delay before a failed program is restarted; it doubles with every consecutive failure.
 const FIRST_BACKOFF: Duration = Duration::from_millis(100);
-/// The longest such time.
+/// The maximum delay.
 const MAX_BACKOFF: Duration = Duration::from_secs(10);
-/// How long the last words of a program that has ended are waited for.
+/// The maximum wait for the exit of a program and the rest of its standard error.
 const LAST_WORDS: Duration = Duration::from_millis(500);
 
 /// The settings of a process.
@@ -40,22 +39,22 @@ pub(super) struct Launch {
     pub(super) arguments: Vec<String>,
     pub(super) env: BTreeMap<String, String>,
     pub(super) timeout: Duration,
-    /// Values that no message shows, even if the program writes them.
+    /// Values that are hidden in messages, even if the program writes them.
     pub(super) secrets: Secrets,
 }
 
-/// A place for a process, which comes and goes.
+/// A slot for a process, which is started and restarted as needed.
 pub(super) struct Worker {
     launch: Arc<Launch>,
     process: Option<Process>,
     failures_in_a_row: u32,
 }
 
-/// What ended the work on a batch before its last answer.
+/// The reason why a batch stopped before its last answer.
 enum Stop {
-    /// The program has ended by itself; the rest may be asked again.
+    /// The program exited; the remaining completions may be sent again.
     Ended(String),
-    /// The program is too slow, or answers what is no answer; it is killed.
+    /// The program exceeded the time limit or wrote an invalid answer; it is killed.
     Broken(String),
 }
 
@@ -64,7 +63,7 @@ impl Worker {
         Self { launch, process: None, failures_in_a_row: 0 }
     }
 
-    /// Judges a batch within the time limit, which a program that has to be started again gets anew.
+    /// Scores a batch within the time limit. After a restart, the limit starts again.
     pub(super) fn score(&mut self, inputs: &[RewardInput<'_>]) -> Vec<Score> {
         let mut scores = Vec::with_capacity(inputs.len());
         let mut ended: Option<String> = None;
@@ -92,14 +91,14 @@ impl Worker {
         scores
     }
 
-    /// Asks for the rewards of what is not in `scores` yet, and adds them.
+    /// Sends the completions without an entry in `scores`, and appends their rewards.
     fn ask(&mut self, inputs: &[RewardInput<'_>], scores: &mut Vec<Score>) -> Result<(), Stop> {
         let launch = Arc::clone(&self.launch);
         let (secrets, process) = (&launch.secrets, self.process()?);
         let mut lines = Vec::new();
         for (id, input) in inputs.iter().enumerate().skip(scores.len()) {
             let mut question = question(id, input);
-            // Some programs judge all completions of a batch at once, and have to know where it ends.
+            // Some programs score all completions of a batch at once, and need to know where it ends.
             question["remaining"] = (inputs.len() - id - 1).into();
             lines.extend_from_slice(question.to_string().as_bytes());
             lines.push(b'\n');
@@ -109,7 +108,7 @@ impl Worker {
             return Err(process.broken(line, message));
         }
         process.log_budget.store(LOGGED_BYTES, Ordering::Relaxed);
-        // A failure to write shows as the end of the program's output.
+        // If writing fails, the program's output ends, which is reported below.
         let _ = process.questions.send(lines);
         let deadline = Instant::now() + launch.timeout;
         while scores.len() < inputs.len() {
@@ -143,7 +142,7 @@ impl Worker {
         Ok(())
     }
 
-    /// The process at work, started if there is none.
+    /// Returns the running process, after starting it if there is none.
     fn process(&mut self) -> Result<&mut Process, Stop> {
         if self.process.is_none() {
             if self.failures_in_a_row > 0 {
@@ -169,9 +168,9 @@ struct Process {
     questions: Sender<Vec<u8>>,
     answers: Receiver<Line>,
     last_words: Arc<Mutex<VecDeque<String>>>,
-    /// The bytes of standard error that may still be logged of this batch.
+    /// The number of bytes of standard error that may still be logged for this batch.
     log_budget: Arc<AtomicU64>,
-    /// Closed when standard error is.
+    /// Disconnected when standard error is closed.
     stderr: Receiver<()>,
 }
 
@@ -205,11 +204,11 @@ impl Process {
         Ok(Self { group, launch: Arc::clone(launch), questions, answers, last_words, log_budget, stderr })
     }
 
-    /// The program has ended, or closed its output, after `answered` of `count` answers.
+    /// Returns the error for a program that exited, or closed its output, after `answered` of `count` answers.
     fn ended(&mut self, answered: usize, count: usize) -> Stop {
         let began = Instant::now();
         let mut status = self.group.leader.try_wait();
-        // Its output ends a moment before it does.
+        // The output ends shortly before the process.
         while matches!(status, Ok(None)) && began.elapsed() < LAST_WORDS {
             std::thread::sleep(Duration::from_millis(5));
             status = self.group.leader.try_wait();
@@ -221,7 +220,7 @@ impl Process {
         Stop::Ended(self.with_last_words(format!("{how} after {answered} of {count} answers")))
     }
 
-    /// A line, or an end, that does not belong where it came.
+    /// Returns the error for an unexpected line or end of the output.
     fn broken(&mut self, line: Line, message: impl Fn(&str) -> String) -> Stop {
         match line {
             Line::Text(text) => Stop::Broken(message(&text)),
@@ -230,9 +229,9 @@ impl Process {
         }
     }
 
-    /// The message with what the program last wrote to standard error.
+    /// Returns the message with the last lines of standard error.
     fn with_last_words(&self, message: String) -> String {
-        // The sender sends nothing: this ends with standard error, or with the time.
+        // Nothing is sent on this channel: the call returns when standard error is closed, or after the timeout.
         let _ = self.stderr.recv_timeout(if message.contains("ended") { LAST_WORDS } else { Duration::ZERO });
         let words = self.last_words.lock().unwrap_or_else(PoisonError::into_inner);
         if words.is_empty() {
@@ -244,7 +243,7 @@ impl Process {
 }
 
 fn write_questions(mut stdin: ChildStdin, asked: &Receiver<Vec<u8>>) {
-    // Ends when the process is dropped here, or when it reads no more.
+    // Ends when the process is dropped, or when it stops reading.
     while let Ok(lines) = asked.recv() {
         if stdin.write_all(&lines).and_then(|()| stdin.flush()).is_err() {
             return;
@@ -276,7 +275,7 @@ fn read_answers(mut stdout: impl BufRead, secrets: &Secrets, answered: &SyncSend
     }
 }
 
-/// Logs what a program writes to standard error, and keeps its last lines.
+/// Logs the standard error of a program, and keeps its last lines.
 fn log_lines(mut stderr: impl BufRead, launch: &Launch, last: &Mutex<VecDeque<String>>, budget: &AtomicU64) {
     let (name, mut bytes) = (&launch.name, Vec::new());
     while stderr.by_ref().take(MAX_ERROR_LINE).read_until(b'\n', &mut bytes).is_ok_and(|read| read > 0) {

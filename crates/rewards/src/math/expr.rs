@@ -1,4 +1,4 @@
-//! Expressions and their values: exact where they are fractions, sampled at points where they are not.
+//! Expressions and their values: exact for fractions, otherwise sampled at points.
 
 use super::sample::{POINTS, Sample, gamma};
 use num_bigint::BigInt;
@@ -7,12 +7,12 @@ use num_rational::Ratio;
 use num_traits::{One, Signed, ToPrimitive, Zero};
 use std::f64::consts::{E, PI};
 
-/// A fraction of integers. Operations give up where a result has more than [`MAX_BITS`] bits.
+/// A fraction of integers. Operations return `None` if a result has more than [`MAX_BITS`] bits.
 pub(super) type Fraction = Ratio<BigInt>;
 
-/// The most bits of a numerator or denominator: numbers of 1,200 digits, more than an answer has characters.
+/// The maximum number of bits of a numerator or denominator. It allows 1,200 digits, more than the characters of an answer.
 const MAX_BITS: u64 = 4096;
-/// The largest integer whose factorial is multiplied out.
+/// The largest integer whose factorial is computed exactly.
 const MAX_FACTORIAL: u32 = 450;
 
 /// An expression.
@@ -36,13 +36,13 @@ pub(super) enum Expr {
     Product(Vec<Expr>),
     Quotient(Box<Expr>, Box<Expr>),
     Power(Box<Expr>, Box<Expr>),
-    /// A hundredth.
+    /// A value divided by 100.
     Percent(Box<Expr>),
     Factorial(Box<Expr>),
     Binomial(Box<Expr>, Box<Expr>),
-    /// A function by its name in LaTeX.
+    /// A function by its LaTeX name.
     Function(String, Box<Expr>),
-    /// The logarithm of the second to the base of the first.
+    /// The logarithm of the second expression to the base of the first.
     Logarithm(Box<Expr>, Box<Expr>),
 }
 
@@ -51,7 +51,7 @@ impl Expr {
         Self::Number { value: Fraction::from_integer(value.into()), is_decimal: false }
     }
 
-    /// Reads a number: `12`, `0.5`, `1.5e3`, and `0.1(6)` for the repeating decimal 0.1666...
+    /// Parses a number: `12`, `0.5`, `1.5e3`, and `0.1(6)` for the repeating decimal 0.1666...
     pub(super) fn number(text: &str) -> Option<Self> {
         let (text, repeating) = match text.strip_suffix(')').and_then(|text| text.split_once('(')) {
             Some((text, repeating)) => (text, repeating),
@@ -82,7 +82,7 @@ impl Expr {
         }
     }
 
-    /// Whether `test` holds for this expression or for a part of it.
+    /// Returns `true` if `test` holds for this expression or a part of it.
     pub(super) fn any(&self, test: &mut impl FnMut(&Expr) -> bool) -> bool {
         if test(self) {
             return true;
@@ -97,7 +97,7 @@ impl Expr {
         }
     }
 
-    /// The value as a fraction, where it is one and has no variables.
+    /// Returns the value as a fraction; `None` if it is not rational or has variables.
     pub(super) fn exact(&self) -> Option<Fraction> {
         let value = match self {
             Self::Number { value, .. } => return Some(value.clone()),
@@ -130,7 +130,7 @@ impl Expr {
         bounded(value)
     }
 
-    /// The value where variables have the values of point number `point`, and how much of it may be rounding.
+    /// Returns the value at the sample point `point`, with a bound of its rounding error.
     pub(super) fn at(&self, point: usize) -> Sample {
         match self {
             Self::Number { value, .. } => Sample::real(real_of(value)),
@@ -158,7 +158,7 @@ impl Expr {
         }
     }
 
-    /// The logarithm of the size of a product at a point, also where the product itself is too large or too small for f64.
+    /// Returns the logarithm of a product's magnitude at a point, even if the product overflows or underflows f64.
     pub(super) fn ln(&self, point: usize) -> f64 {
         match self {
             Self::Negative(a) => a.ln(point),
@@ -172,13 +172,13 @@ impl Expr {
     }
 }
 
-/// An expression with everything that comparisons ask of it, computed once.
+/// An expression with the properties that comparisons use, computed once.
 #[derive(Clone, Debug)]
 pub(super) struct Quantity {
     pub(super) expr: Expr,
-    /// The value, where it is a fraction.
+    /// The value, if it is a fraction.
     pub(super) exact: Option<Fraction>,
-    /// The values at some points.
+    /// The values at the sample points.
     pub(super) samples: [Sample; POINTS],
     /// `true` if a part was written with a decimal point.
     pub(super) has_decimal: bool,
@@ -200,9 +200,9 @@ impl Quantity {
         Self { exact: expr.exact(), samples, has_decimal, variables, expr }
     }
 
-    /// Returns `true` if two quantities have the same value, whatever their variables are.
+    /// Returns `true` if two quantities have the same value for all values of their variables.
     pub(super) fn equals(&self, other: &Self) -> bool {
-        // Data sets leave percent signs out, and put them in.
+        // Data sets add and omit percent signs.
         match (&self.expr, &other.expr) {
             (Expr::Percent(a), Expr::Percent(b)) => {
                 return Self::new((**a).clone()).equals(&Self::new((**b).clone()));
@@ -225,7 +225,7 @@ impl Quantity {
         }
         (0..POINTS).all(|point| {
             let (a, b) = (self.samples[point], other.samples[point]);
-            // Too large or too small to tell by the values: `2^{20050}`.
+            // Values outside the range of f64, such as `2^{20050}`, are compared by their logarithms.
             let overflows = |sample: Sample, of: &Self| {
                 sample.value.re.is_infinite() && !of.expr.any(&mut |part| matches!(part, Expr::Infinity))
             };
@@ -243,7 +243,7 @@ impl Quantity {
     }
 }
 
-/// The value as f64, also where numerator and denominator have more bits than f64 holds.
+/// Returns the value as f64, even if numerator and denominator overflow f64.
 fn real_of(value: &Fraction) -> f64 {
     let part = |of: &BigInt| {
         let shift = of.bits().saturating_sub(128);

@@ -1,13 +1,13 @@
-//! From tokens to one expression, by recursive descent.
+//! Parses tokens to one expression, by recursive descent.
 
 use super::expr::{Expr, Fraction};
 use super::lex::Token;
 use super::parse::{closing, is_command, is_symbol, split};
 use num_traits::One;
 
-/// The expression that all of `tokens` are.
+/// Parses all of `tokens` as one expression.
 pub(super) fn expression(tokens: &[Token]) -> Option<Expr> {
-    // `a \over b` and `n \choose k` have everything before them and everything behind them.
+    // The operands of `a \over b` and `n \choose k` are all tokens before and after the command.
     for (command, make) in [("over", Expr::Quotient as fn(_, _) -> _), ("choose", Expr::Binomial)] {
         if let [(_, a), (_, b)] = split(tokens, |token| is_command(Some(token), command))[..] {
             return Some(make(Box::new(expression(a)?), Box::new(expression(b)?)));
@@ -29,7 +29,7 @@ const FUNCTIONS: &[&str] = &[
     "exp", "floor", "ceil",
 ];
 
-/// Commands that make a name of the letters behind them.
+/// Commands that turn the letters after them into one name.
 const ACCENTS: &[&str] = &[
     "overline",
     "bar",
@@ -97,7 +97,7 @@ impl<'a> Parser<'a> {
                     continue;
                 }
                 Some(token) if begins_factor(token) => {
-                    // Two numbers side by side are not their product.
+                    // Adjacent numbers are not a product.
                     if matches!((token, &self.tokens[self.at - 1]), (Token::Number(_), Token::Number(_))) {
                         return None;
                     }
@@ -115,7 +115,7 @@ impl<'a> Parser<'a> {
         }
     }
 
-    /// `2\frac{1}{2}` or `2 1/2`, which are sums.
+    /// Parses `2\frac{1}{2}` or `2 1/2`, which are sums.
     fn mixed_number(&mut self) -> Option<Expr> {
         let rest = self.tokens.get(self.at..)?;
         let Some(Token::Number(whole)) = rest.first() else { return None };
@@ -170,7 +170,7 @@ impl<'a> Parser<'a> {
         }
     }
 
-    /// An argument of a command, or an exponent: braces, or one token with its sign.
+    /// Parses an argument of a command, or an exponent: braces, or one token with its sign.
     fn argument(&mut self) -> Option<Expr> {
         if is_symbol(self.peek(), '{') {
             return self.group();
@@ -185,7 +185,7 @@ impl<'a> Parser<'a> {
         self.base()
     }
 
-    /// What stands between the brackets that begin here.
+    /// Parses the contents of the brackets that open here.
     fn group(&mut self) -> Option<Expr> {
         let end = closing(self.tokens, self.at)?;
         let inside = &self.tokens[self.at + 1..end];
@@ -198,7 +198,7 @@ impl<'a> Parser<'a> {
         match token {
             Token::Number(text) => {
                 self.at += 1;
-                // The base of a numeral, as in `1011_2`, is left out as often as it is there.
+                // The base of a numeral, as in `1011_2`, is ignored, because answers often omit it.
                 self.subscript();
                 Expr::number(text)
             }
@@ -236,7 +236,7 @@ impl<'a> Parser<'a> {
             "pi" => Some(Expr::Pi),
             "infty" | "inf" | "infinity" => Some(Expr::Infinity),
             "imath" => Some(Expr::Imaginary),
-            // A line, an arc or an angle is called by the letters behind it.
+            // A line, an arc or an angle is named by the letters after it.
             _ if ACCENTS.contains(&name) => {
                 let from = self.at;
                 self.at = match is_symbol(self.peek(), '{') {
@@ -279,7 +279,7 @@ impl<'a> Parser<'a> {
                     None => value,
                 })
             }
-            // A Greek letter, or anything else that stands for itself.
+            // A Greek letter or another symbol.
             _ if name.chars().all(|c| c.is_ascii_alphabetic()) && GREEK.contains(&name.to_lowercase().as_str()) => {
                 let subscript = self.subscript();
                 Some(Expr::Variable(format!("{name}{subscript}")))
@@ -288,7 +288,7 @@ impl<'a> Parser<'a> {
         }
     }
 
-    /// Brackets, or the product that follows: `\sin 2x`.
+    /// Parses an argument in brackets, or the following product: `\sin 2x`.
     fn function_argument(&mut self) -> Option<Expr> {
         if let Some(Token::Symbol('(' | '[' | '{')) = self.peek() {
             return self.power();
@@ -304,7 +304,7 @@ impl<'a> Parser<'a> {
         if factors.len() == 1 { factors.pop() } else { Some(Expr::Product(factors)) }
     }
 
-    /// The name that a subscript adds to a variable.
+    /// Parses the subscript of a variable, which becomes a part of its name.
     fn subscript(&mut self) -> String {
         if !self.take_symbol('_') {
             return String::new();
@@ -318,7 +318,7 @@ impl<'a> Parser<'a> {
     }
 }
 
-/// The letters and digits of tokens, without punctuation.
+/// Returns the letters and digits of tokens, without punctuation.
 pub(super) fn text(tokens: &[Token]) -> String {
     let text = |token: &Token| match token {
         Token::Number(text) | Token::Command(text) | Token::Words(text) => text.clone(),

@@ -1,19 +1,20 @@
-//! What an answer is, above values.
+//! The structure of an answer.
 
 use super::expr::Quantity;
 
-/// An answer that was read.
+/// A parsed answer.
 #[derive(Clone, Debug)]
 pub(super) enum Form {
-    /// A value, with variables or without.
+    /// A value, with or without variables.
     Value(Box<Quantity>),
-    /// Things between brackets: a tuple, a point or an interval, or a set with `{` and `}`. A list without brackets has `,` for both.
+    /// Items between brackets: a tuple, a point, an interval, or a set with `{` and `}`. For a list without brackets, both brackets are
+    /// `,`.
     List { open: char, close: char, items: Vec<Form> },
     /// A union of sets.
     Union(Vec<Form>),
     /// `a = b`, `a < b <= c`.
     Relation { sides: Vec<Quantity>, signs: Vec<Sign> },
-    /// A point, a set or a matrix with its name: `D = [0, 1]`.
+    /// A named point, set or matrix: `D = [0, 1]`.
     Named { name: String, value: Box<Form> },
     /// The rows of a matrix.
     Matrix(Vec<Vec<Form>>),
@@ -34,7 +35,7 @@ pub(super) enum Sign {
 }
 
 impl Sign {
-    /// The sign with its sides exchanged.
+    /// Returns the sign for exchanged sides.
     pub(super) fn flipped(self) -> Self {
         match self {
             Self::Less => Self::Greater,

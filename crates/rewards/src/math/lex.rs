@@ -1,4 +1,4 @@
-//! Answers as text, and as tokens.
+//! Normalises the text of answers, and splits it into tokens.
 
 use regex::{Captures, Regex};
 use std::borrow::Cow;
@@ -7,11 +7,11 @@ use std::sync::LazyLock;
 /// A token of an answer.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Token {
-    /// Digits with a decimal point or without, as in `12`, `0.5`, `1.5e3`; `0.1(6)` is a repeating decimal.
+    /// Digits with or without a decimal point, as in `12`, `0.5`, `1.5e3`; `0.1(6)` is a repeating decimal.
     Number(String),
     /// A variable of one letter.
     Letter(char),
-    /// A command of LaTeX, or a function or constant written without its backslash.
+    /// A LaTeX command, or a function or constant written without its backslash.
     Command(String),
     /// Words: text, units.
     Words(String),
@@ -19,7 +19,7 @@ pub(super) enum Token {
     Symbol(char),
 }
 
-/// How the commas of a number are read.
+/// The meaning of commas in a number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Commas {
     /// `1,234` is 1234.
@@ -33,10 +33,10 @@ pub(super) const SET_OPEN: char = '⟨';
 /// The closing brace of a set, `\}`.
 pub(super) const SET_CLOSE: char = '⟩';
 
-/// The end of a row of a matrix, `\\`.
+/// The end of a matrix row, `\\`.
 const ROW_END: &str = "⏎";
 
-/// Text that is removed anywhere: spaces and sizes of LaTeX, currencies, degrees.
+/// Text that is always removed: LaTeX spaces and sizes, currencies, degrees.
 const DROPPED: &[&str] = &[
     "\\left.",
     "\\right.",
@@ -141,7 +141,7 @@ const REPLACED: &[(&str, &str)] = &[
     ("**", "^"),
 ];
 
-/// The commands whose braces hold text.
+/// Commands with text in their braces.
 const TEXT: &[&str] = &[
     "text",
     "textnormal",
@@ -163,26 +163,26 @@ const TEXT: &[&str] = &[
     "mathcal",
 ];
 
-/// Functions and constants that people write without a backslash.
+/// Functions and constants that are often written without a backslash.
 const NAMES: &[&str] = &[
     "sqrt", "pi", "sin", "cos", "tan", "cot", "sec", "csc", "sinh", "cosh", "tanh", "log", "lg", "ln", "exp", "infty",
     "inf", "infinity", "arcsin", "arccos", "arctan", "cup", "floor", "ceil",
 ];
 
-/// Words of a sentence and units that could be products of variables.
+/// Words of a sentence, and units that look like products of variables.
 const WORDS: &[&str] = &[
     "cm", "mm", "km", "kg", "mg", "ft", "in", "mi", "lb", "lbs", "oz", "min", "sec", "hr", "hrs", "mph", "deg", "ml",
     "mL", "sq", "yd", "rad", "per", "the", "day", "cup", "AM", "PM", "am", "pm", "kmh", "pt", "gal", "is", "are",
     "was", "of", "for", "if", "so", "at", "to", "by", "has", "all", "The", "It", "it", "Rs",
 ];
 
-/// Rewritings of text that concern more than one character or command, in this order.
+/// Replacements of patterns, applied in this order.
 static PATTERNS: LazyLock<Vec<(Regex, &str)>> = LazyLock::new(|| {
     let patterns = [
-        // A negative space does not separate: `32,\! 349`.
+        // A negative space does not separate digits: `32,\! 349`.
         (r"\\!\s*", ""),
         (r"\s*\{,\s*\}", ","),
-        // Degrees of Celsius and Fahrenheit.
+        // Degrees Celsius and Fahrenheit.
         (r"(?:\^\s*\{?\\circ\}?|°)\s*(?:\\(?:text|textrm|mathrm)\s*\{\s*[CF]\s*\}|[CF]\b)", ""),
         // Repeating decimals: `0.1\overline{6}`, `0.\dot{1}4285\dot{7}`.
         (r"(^|\D)\.(\d*\\(?:overline|bar|dot))", "${1}0.$2"),
@@ -195,16 +195,16 @@ static PATTERNS: LazyLock<Vec<(Regex, &str)>> = LazyLock::new(|| {
         (r"\{\}[_^]\{?(\d+)\}?\s*C_\{?(\d+)\}?", "\\binom{$1}{$2}"),
         (r"(^|[\s(=,+-])[_^]\{?(\d+)\}?\s*C_\{?(\d+)\}?", "$1\\binom{$2}{$3}"),
         (r"\b(\d+)C(\d+)\b", "\\binom{$1}{$2}"),
-        // `5!=120` is an equation, `x != 3` is none.
+        // `5!=120` is an equation; `x != 3` is not.
         (r"([^\d)\s]\s*|[\d)]\s+|^)!=", "$1\\ne "),
-        // Powers as programs write them, and marks of bold letters.
+        // Powers in the syntax of programs, and Markdown's bold marks.
         (r"([\w)}])(?:\*\*| \*\* )([\w({\\-])", "$1^$2"),
         (r"\*\*", ""),
     ];
     patterns.map(|(pattern, with)| (Regex::new(pattern).expect("the pattern is a constant"), with)).into()
 });
 
-/// An answer without its wrapping: dollars, `\boxed{}`, a closing point, spaces and sizes of LaTeX, currencies and degrees.
+/// Returns an answer without wrappers (dollars, `\boxed{}`, a final full stop), LaTeX spaces and sizes, currencies and degrees.
 pub(super) fn clean(text: &str) -> String {
     let mut text = text.trim().to_owned();
     loop {
@@ -227,13 +227,13 @@ pub(super) fn clean(text: &str) -> String {
     text.trim().to_owned()
 }
 
-/// The text without the spaces and the punctuation at its end. The comma of `12\,` is no punctuation.
+/// Removes spaces and punctuation at the end. `\,` at the end is a space.
 fn without_end(text: &str) -> &str {
     const SPACES: &[&str] = &["\\,", "\\;", "\\:", "\\!", "\\>", "\\quad", "\\qquad", "~"];
     let mut text = text.trim();
     loop {
         let space = SPACES.iter().find_map(|space| text.strip_suffix(space));
-        // The last one is what `trim` has left of `\ `.
+        // `trim` shortens `\ ` to a backslash.
         let end = || text.strip_suffix(['.', ',', ';', ':', '\\']).filter(|_| !text.ends_with("..."));
         match space.or_else(end) {
             Some(bare) => text = bare.trim_end(),
@@ -242,13 +242,13 @@ fn without_end(text: &str) -> &str {
     }
 }
 
-/// Double backslashes: ends of rows in an environment, and elsewhere commands whose backslash was escaped.
+/// Replaces double backslashes: they are row ends in an environment, and escaped backslashes of commands elsewhere.
 fn rows(text: &str) -> String {
     let has_rows = text.contains("\\begin") && !text.contains("\\\\begin");
     text.replace("\\\\", if has_rows { ROW_END } else { "\\" })
 }
 
-/// Decimals with an ellipsis whose last digits repeat, `0.1666...`, as `0.1(6)`; else without the ellipsis.
+/// Rewrites decimals with an ellipsis: `0.1666...`, whose last digits repeat, becomes `0.1(6)`; in others, the ellipsis is removed.
 fn with_repetitions(text: &str) -> Cow<'_, str> {
     static ELLIPSIS: LazyLock<Regex> = LazyLock::new(|| {
         let pattern = r"(\d*\.)(\d+)(?:\.\.\.|…|\\(?:ldots|dots|cdots))";
@@ -269,7 +269,7 @@ fn with_repetitions(text: &str) -> Cow<'_, str> {
     })
 }
 
-/// The text with `to` for `from`. A command ends where its letters do: `\left` is no part of `\leftarrow`.
+/// Replaces `from` by `to`. A command must match as a whole: `\left` does not match in `\leftarrow`.
 fn replace_command(text: String, from: &str, to: &str) -> String {
     if !text.contains(from) {
         return text;
@@ -287,7 +287,7 @@ fn replace_command(text: String, from: &str, to: &str) -> String {
     kept + rest
 }
 
-/// The text inside of one layer of wrapping.
+/// Removes one layer of wrapping.
 fn unwrap(text: &str) -> &str {
     for (open, close) in [("$$", "$$"), ("\\(", "\\)"), ("\\[", "\\]"), ("**", "**"), ("$", "$"), ("`", "`")] {
         let inside = text.strip_prefix(open).and_then(|rest| rest.strip_suffix(close));
@@ -302,7 +302,7 @@ fn unwrap(text: &str) -> &str {
     }
 }
 
-/// Whether every closing brace has its opening one before it.
+/// Returns `true` if every closing brace has an opening brace before it.
 fn is_balanced(text: &str) -> bool {
     let mut depth = 0i32;
     let mut escaped = false;
@@ -321,11 +321,11 @@ fn is_balanced(text: &str) -> bool {
     depth == 0
 }
 
-/// The tokens of an answer that was [cleaned](clean); commas of numbers are read in one of two ways, and only outside of brackets.
+/// Splits a [cleaned](clean) answer into tokens. `commas` applies only outside of brackets; inside, commas separate items.
 pub(super) fn tokens(text: &str, commas: Commas) -> Option<Vec<Token>> {
     let chars: Vec<char> = text.chars().collect();
     let (mut tokens, mut i, mut depth) = (Vec::new(), 0, 0usize);
-    // The number of arguments of \frac that are still to come, which are single digits where they have no braces.
+    // The number of pending arguments of \frac; an argument without braces is a single digit.
     let mut digits = 0usize;
     while let Some(&c) = chars.get(i) {
         if c.is_whitespace() {
@@ -357,7 +357,7 @@ pub(super) fn tokens(text: &str, commas: Commas) -> Option<Vec<Token>> {
             let name: String = chars[i + 1..end].iter().collect();
             i = end;
             if TEXT.contains(&name.as_str()) {
-                // `\mathrm e` has no braces.
+                // `\mathrm e` without braces.
                 if let Some((inside, end)) = braces(&chars, i) {
                     i = end;
                     push_text(&inside, commas, &mut tokens)?;
@@ -370,7 +370,7 @@ pub(super) fn tokens(text: &str, commas: Commas) -> Option<Vec<Token>> {
                 }
                 tokens.push(Token::Command(format!("{name} {inside}")));
             } else if let Some(rest) = name.strip_prefix("qquad").or(name.strip_prefix("quad")) {
-                // A space, and the variable of `\quadx`.
+                // `\quadx` is a space and a variable.
                 push_word(rest, &mut tokens);
             } else {
                 digits = if name == "frac" || name == "binom" { 2 } else { 0 };
@@ -401,7 +401,7 @@ fn end_of_letters(chars: &[char], from: usize) -> usize {
     from + chars[from.min(chars.len())..].iter().take_while(|c| c.is_alphabetic()).count()
 }
 
-/// Returns the contents of the braces at `from`, and the position behind them.
+/// Returns the contents of the braces at `from`, and the position after them.
 fn braces(chars: &[char], from: usize) -> Option<(String, usize)> {
     let from = from + chars.get(from..)?.iter().take_while(|c| c.is_whitespace()).count();
     if chars.get(from) != Some(&'{') {
@@ -419,7 +419,7 @@ fn braces(chars: &[char], from: usize) -> Option<(String, usize)> {
     None
 }
 
-/// The number at `from`, and where it ends; `None` where it cannot be read so, as `1,000` as a list of 1 and 000.
+/// Returns the number at `from`, and the position after it; `None` if it is invalid with `commas`, such as `1,000` as a list of 1 and 000.
 fn number(chars: &[char], from: usize, commas: Commas) -> Option<(String, usize)> {
     let digits = |at: usize| chars.get(at..).map_or(0, |rest| rest.iter().take_while(|c| c.is_ascii_digit()).count());
     let mut end = from + digits(from);
@@ -468,7 +468,7 @@ fn number(chars: &[char], from: usize, commas: Commas) -> Option<(String, usize)
     Some((text, end))
 }
 
-/// Adds the tokens of the contents of `\text{}`: mathematics if it has digits, a separator, or words.
+/// Appends the tokens of the contents of `\text{}`: mathematics for digits, separators, names and single letters, otherwise words.
 fn push_text(inside: &str, commas: Commas, tokens: &mut Vec<Token>) -> Option<()> {
     let bare = inside.trim();
     let letters = bare.trim_matches(|c: char| !c.is_alphanumeric());
@@ -486,7 +486,7 @@ fn push_text(inside: &str, commas: Commas, tokens: &mut Vec<Token>) -> Option<()
     Some(())
 }
 
-/// Whether a word is a function or a constant that people write without a backslash.
+/// Returns `true` if a word is a function or constant that is often written without a backslash.
 pub(crate) fn is_name(word: &str) -> bool {
     word.chars().count() > 1 && NAMES.contains(&word.to_lowercase().as_str())
 }
@@ -499,7 +499,7 @@ fn is_percent(word: &str) -> bool {
     ["percent", "percents", "percentage", "pct"].contains(&word)
 }
 
-/// A word outside of `\text{}`: a name, a separator, a product of variables where it is short, or else words.
+/// Appends a word outside of `\text{}`: a name, a separator, a product of variables if it is short, or otherwise words.
 fn push_word(word: &str, tokens: &mut Vec<Token>) {
     let count = word.chars().count();
     if is_separator(word) {
@@ -507,7 +507,7 @@ fn push_word(word: &str, tokens: &mut Vec<Token>) {
     } else if is_percent(word) {
         tokens.push(Token::Symbol('%'));
     } else if word == "not" {
-        // No command that the grammar has: `not 5` is no value.
+        // The grammar has no such command, so `not 5` is not a value.
         tokens.push(Token::Command(word.into()));
     } else if is_name(word) {
         tokens.push(Token::Command(word.to_lowercase()));

@@ -1,8 +1,8 @@
-//! Whether two answers are the same mathematics.
+//! Mathematical equivalence of two answers.
 //!
-//! Text becomes tokens (`lex`), tokens a `Form`: a value, a tuple or an interval, a set, a union, a relation, a matrix, or words
-//! (`parse`). Forms are compared part by part (`same`); values exactly where they are fractions of integers (`expr`), and otherwise at
-//! some points (`sample`), which is how `(x+1)^2` is `x^2+2x+1` without any algebra.
+//! Text is split into tokens (`lex`), which are parsed to a `Form`: a value, a tuple or interval, a set, a union, a relation, a matrix, or
+//! words (`parse`). Forms are compared recursively (`same`). Values are compared exactly if they are fractions of integers (`expr`), and
+//! otherwise at sample points (`sample`), so that `(x+1)^2` equals `x^2+2x+1` without symbolic algebra.
 
 mod expr;
 mod expression;
@@ -16,16 +16,16 @@ use form::Form;
 pub(crate) use lex::is_name;
 use lex::{Commas, clean};
 
-/// The longest answer in characters that is read as mathematics; longer ones are compared as text.
+/// The maximum length in characters of an answer that is parsed; longer answers are compared as text.
 const MAX_LENGTH: usize = 1000;
 
-/// Returns `true` if `answer` says what `reference` says, for the answers that occur in GSM8K and MATH.
+/// Returns `true` if `answer` is equivalent to `reference`, for the kinds of answers in GSM8K and MATH.
 ///
-/// Fractions, mixed numbers, decimals (to six places, where one of the two is a decimal; repeating ones exactly), percent, powers,
-/// roots, pi, factorials, binomials, floors, scientific notation, thousands separators, units, currencies and degrees (which do not
-/// count), polynomials, equations (`x = 5` and `f(3) = 5` are 5), inequalities, intervals and unions, tuples (in order), sets and lists
-/// (in any order), matrices, plus or minus, complex numbers, and words. Text that cannot be read as mathematics is compared without case,
-/// white space and punctuation.
+/// Supports fractions, mixed numbers, decimals (compared to six places if one side is a decimal; repeating decimals exactly), percent,
+/// powers, roots, pi, factorials, binomials, floors, scientific notation, thousands separators, units, currencies and degrees (which are
+/// ignored), polynomials, equations (`x = 5` and `f(3) = 5` are 5), inequalities, intervals and unions, tuples (in order), sets and lists
+/// (in any order), matrices, plus-minus, complex numbers, and words. Text that cannot be parsed is compared without case, white space and
+/// punctuation.
 ///
 /// ```
 /// use rewards::math::equivalent;
@@ -38,7 +38,7 @@ pub fn equivalent(reference: &str, answer: &str) -> bool {
     Answer::new(reference).is(answer)
 }
 
-/// A reference answer that was read, to compare answers with.
+/// A parsed reference answer.
 pub(crate) struct Answer {
     text: String,
     readings: Vec<Form>,
@@ -51,7 +51,7 @@ impl Answer {
         Self { text, readings }
     }
 
-    /// Returns `true` if `answer` says what this one says.
+    /// Returns `true` if `answer` is equivalent to this one.
     pub(crate) fn is(&self, answer: &str) -> bool {
         let reference = &self.text;
         if answer.len() > 8 * MAX_LENGTH + reference.len() {
@@ -75,7 +75,7 @@ impl Answer {
             let letters = text.to_lowercase().replace("\\text", "");
             letters.chars().filter(|c| c.is_alphanumeric()).collect()
         };
-        // Where punctuation means nothing.
+        // The comparison of words ignores punctuation, so it is limited to texts without digits and operators.
         let is_words = |text: &str| {
             !text.contains(|c: char| c.is_ascii_digit()) && text.chars().filter(|c| c.is_alphabetic()).count() > 1
         };
@@ -90,7 +90,7 @@ impl Answer {
     }
 }
 
-/// Returns `true` if `comma` is written with a decimal comma and is the decimal `point`: `1,25` and `1.25`.
+/// Returns `true` if `comma` is the decimal `point`, written with a decimal comma: `1,25` and `1.25`.
 fn same_decimal(comma: &str, point: &str) -> bool {
     let is_decimal = |text: &str, mark: char| {
         let digits = |part: &str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
@@ -99,7 +99,7 @@ fn same_decimal(comma: &str, point: &str) -> bool {
     is_decimal(comma, ',') && is_decimal(point, '.') && comma.replace(',', ".") == point
 }
 
-/// Reads a text in each way that it may be meant: `1,234` is a number, or two.
+/// Parses a text in each possible way: `1,234` is one number or a list of two.
 fn readings(text: &str) -> Vec<Form> {
     let mut readings: Vec<Form> = parse::form(text, Commas::Thousands).into_iter().collect();
     if text.contains(',') {

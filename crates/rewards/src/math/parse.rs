@@ -1,11 +1,11 @@
-//! From tokens to forms.
+//! Parses tokens to forms.
 
 use super::expr::{Expr, Quantity};
 use super::expression::{expression, text};
 use super::form::{Form, Sign};
 use super::lex::{Commas, SET_CLOSE, SET_OPEN, Token, tokens};
 
-/// How deep brackets may nest.
+/// The maximum depth of nested brackets.
 const MAX_DEPTH: usize = 40;
 
 /// Parses a [cleaned](super::lex::clean) answer; `None` if it cannot be read.
@@ -41,7 +41,7 @@ pub(super) fn is_command(token: Option<&Token>, command: &str) -> bool {
     matches!(token, Some(Token::Command(name)) if name == command)
 }
 
-/// The parts of `tokens` between those outside of brackets that `separates`, which comes with each part but the first.
+/// Splits `tokens` at the tokens outside of brackets for which `separates` holds. Each part except the first comes with its separator.
 pub(super) fn split(tokens: &[Token], separates: impl Fn(&Token) -> bool) -> Vec<(Option<&Token>, &[Token])> {
     let (mut parts, mut depth, mut from, mut separator) = (Vec::new(), 0i32, 0, None);
     for (i, token) in tokens.iter().enumerate() {
@@ -55,7 +55,7 @@ pub(super) fn split(tokens: &[Token], separates: impl Fn(&Token) -> bool) -> Vec
     parts
 }
 
-/// Where the bracket at `from` is closed.
+/// Returns the position of the bracket that closes the bracket at `from`.
 pub(super) fn closing(tokens: &[Token], from: usize) -> Option<usize> {
     let mut depth = 0i32;
     for (i, token) in tokens.iter().enumerate().skip(from) {
@@ -67,7 +67,7 @@ pub(super) fn closing(tokens: &[Token], from: usize) -> Option<usize> {
     None
 }
 
-/// Items between commas, or one.
+/// Parses items separated by commas, or one item.
 fn list(tokens: &[Token]) -> Option<Form> {
     // `x = 5, y = 2; x = 7, y = 2` are the points (5, 2) and (7, 2).
     let groups = split(tokens, |token| *token == Token::Symbol(';'));
@@ -84,7 +84,7 @@ fn list(tokens: &[Token]) -> Option<Form> {
 fn items(tokens: &[Token]) -> Option<Vec<Form>> {
     let mut items = Vec::new();
     let comma = |token: &Token| matches!(token, Token::Symbol(',' | ';'));
-    // `1, 2, and 3` has an empty item.
+    // The item between the commas of `1, 2, and 3` is empty.
     for (_, part) in split(tokens, comma).into_iter().filter(|(_, part)| !part.is_empty()) {
         let sign = |to: char| -> Vec<Token> {
             let swap = |token: &Token| if is_command(Some(token), "pm") { Token::Symbol(to) } else { token.clone() };
@@ -100,7 +100,7 @@ fn items(tokens: &[Token]) -> Option<Vec<Form>> {
 }
 
 fn item(tokens: &[Token]) -> Option<Form> {
-    // `x \in [0, 1]` is the set.
+    // `x \in [0, 1]` is parsed as the set.
     if let [_, .., (_, set)] | [(Some(_), set)] = split(tokens, |token| is_command(Some(token), "in"))[..] {
         return item(set);
     }
@@ -112,7 +112,7 @@ fn item(tokens: &[Token]) -> Option<Form> {
         return Some(Form::Words(words(tokens)));
     }
     let tokens = &without_units(tokens)[..];
-    // `(p, q) = (3, 2)` and `D = [0, 1]` name a point or a set.
+    // `(p, q) = (3, 2)` and `D = [0, 1]` are a named point and a named set.
     if let [.., (_, name), (Some(Token::Symbol('=')), last)] = &split(tokens, |token| *token == Token::Symbol('='))[..]
         && let Some(value) = set(last)
     {
@@ -121,7 +121,7 @@ fn item(tokens: &[Token]) -> Option<Form> {
     set(tokens).or_else(|| relation(tokens))
 }
 
-/// A union, or something between brackets.
+/// Parses a union, or items between brackets.
 fn set(tokens: &[Token]) -> Option<Form> {
     let parts = split(tokens, |token| is_command(Some(token), "cup"));
     if parts.len() == 1 {
@@ -130,7 +130,7 @@ fn set(tokens: &[Token]) -> Option<Form> {
     parts.into_iter().map(|(_, part)| item(part)).collect::<Option<_>>().map(Form::Union)
 }
 
-/// A matrix, a set, or several items between brackets.
+/// Parses a matrix, a set, or several items between brackets.
 fn brackets(tokens: &[Token]) -> Option<Form> {
     if let [Token::Command(empty)] = tokens
         && ["emptyset", "varnothing"].contains(&empty.as_str())
@@ -155,13 +155,13 @@ fn brackets(tokens: &[Token]) -> Option<Form> {
             name if name == "array" || name.ends_with("matrix") => matrix(inside),
             _ => None,
         },
-        // An array between brackets is a matrix.
+        // An array in brackets is a matrix.
         (Token::Symbol('(' | '['), Token::Symbol(')' | ']')) if matches!(inside.first(), Some(Token::Command(begin)) if begin.starts_with("begin ")) => {
             brackets(inside)
         }
         (Token::Symbol(open), Token::Symbol(close)) if "([{⟨".contains(*open) => {
             let items = if inside.is_empty() { Vec::new() } else { items(inside)? };
-            // Braces group, but several answers between them are a set, as people write one outside of LaTeX.
+            // Braces group, but several answers in braces are a set, as written outside of LaTeX.
             if *open == SET_OPEN || (*open == '{' && items.len() > 1) {
                 return Some(Form::List { open: '{', close: '}', items });
             }
@@ -180,7 +180,7 @@ fn words(tokens: &[Token]) -> String {
     tokens.iter().map(word).collect()
 }
 
-/// The tokens without words and what belongs to them: `^2` behind `cm`, the stroke before `h`.
+/// Returns the tokens without words and their exponents or strokes: `^2` after `cm`, the stroke before `h`.
 fn without_units(tokens: &[Token]) -> Vec<Token> {
     let mut kept: Vec<Token> = Vec::new();
     let mut i = 0;
@@ -234,14 +234,14 @@ fn relation(tokens: &[Token]) -> Option<Form> {
     let mut sides = Vec::with_capacity(parts.len());
     for (i, (_, part)) in parts.into_iter().enumerate() {
         let side = match function_of(part).filter(|_| is_relation) {
-            // `f(x) = 2x`: the name of the function does not matter.
+            // In `f(x) = 2x`, the function's name is ignored.
             Some((name, Token::Letter(_))) if i == 0 && part.len() == 4 && "fghPpq".contains(name) => {
                 Expr::Variable("y".into())
             }
             Some(_) => Expr::Variable(part.iter().map(|token| format!("{token:?}")).collect()),
             None => match expression(part) {
                 Some(side) => side,
-                // `\text{Area} = 5`, and names of more than this grammar knows.
+                // `\text{Area} = 5`, and names that this grammar cannot parse.
                 None if i == 0 && is_relation && sides.is_empty() => Expr::Variable(text(part)),
                 None => return None,
             },
@@ -255,10 +255,10 @@ fn relation(tokens: &[Token]) -> Option<Form> {
     }
 }
 
-/// The function and the first token of its argument where all of `tokens` are `f(x)`, `f(3)` or `P(X = 4)`.
+/// Returns the function and the first token of its argument if `tokens` are `f(x)`, `f(3)` or `P(X = 4)`.
 fn function_of(tokens: &[Token]) -> Option<(char, &Token)> {
     let (Token::Letter(name), mut rest) = tokens.split_first()? else { return None };
-    // `f'(2)` and `f^{-1}(3)`
+    // Functions such as `f'(2)` and `f^{-1}(3)`.
     while let [Token::Symbol('\''), behind @ ..] = rest {
         rest = behind;
     }

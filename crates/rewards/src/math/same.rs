@@ -1,23 +1,23 @@
-//! Whether two forms say the same.
+//! Compares two forms.
 
 use super::expr::{Expr, Quantity};
 use super::form::{Form, Sign};
 use super::sample::{POINTS, Sample};
 use num_complex::Complex64;
 
-/// Returns `true` if `answer` says what `reference` says.
+/// Returns `true` if `answer` is equivalent to `reference`.
 pub(super) fn same(reference: &Form, answer: &Form) -> bool {
     use Form::{List, Matrix, Named, Relation, Union, Value, Words};
     match (reference, answer) {
         (Value(a), Value(b)) => a.equals(b),
         (Words(a), Words(b)) => a == b,
-        // `\text{abc}` and the product abc.
+        // `\text{abc}` equals the product abc.
         (Words(a), Value(b)) | (Value(b), Words(a)) => letters(&b.expr).is_some_and(|b| b == *a),
         (Named { name: a, value: a_value }, Named { name: b, value: b_value }) => a == b && same(a_value, b_value),
         (Named { value, .. }, answer) => same(value, answer),
         (reference, Named { value, .. }) => same(reference, value),
         (Relation { .. }, Relation { .. }) => same_relation(reference, answer),
-        // `x = 5` is 5; an answer may always name its value.
+        // `x = 5` equals 5; an answer may always name its value.
         (Value(reference), Relation { sides, signs }) if is_equation(signs) => {
             values(sides, signs).any(|value| reference.equals(value))
         }
@@ -30,7 +30,7 @@ pub(super) fn same(reference: &Form, answer: &Form) -> bool {
         (Words(_), Relation { sides, signs }) if is_equation(signs) => {
             sides.last().is_some_and(|side| same(reference, &Value(Box::new(side.clone()))))
         }
-        // `x < 1 or x > 2` is a union.
+        // `x < 1 or x > 2` equals a union.
         (Union(a), List { open: ',', items: b, .. }) | (List { open: ',', items: b, .. }, Union(a)) => {
             same_in_any_order(a, b)
         }
@@ -43,7 +43,7 @@ pub(super) fn same(reference: &Form, answer: &Form) -> bool {
             match (a_tuple, b_tuple) {
                 (true, true) => (a_open, a_close) == (b_open, b_close) && same_in_order(a, b),
                 (false, false) => same_in_any_order(a, b),
-                // `1, 2` may be meant as the point (1, 2).
+                // `1, 2` may mean the point (1, 2).
                 _ => {
                     let parentheses =
                         |open: char, close: char| (open, close) == ('(', ')') || (open, close) == (',', ',');
@@ -66,9 +66,9 @@ fn same_in_order(a: &[Form], b: &[Form]) -> bool {
     a.len() == b.len() && a.iter().zip(b).all(|(a, b)| same(a, b))
 }
 
-/// Whether each item of one has its own in the other. Items that are equal count once, as in a set.
+/// Returns `true` if each item of either list equals an item of the other. As in a set, duplicates are ignored.
 fn same_in_any_order(a: &[Form], b: &[Form]) -> bool {
-    // Each pair is compared once: sets of sets of sets would take exponential time otherwise.
+    // Every pair is compared only once; otherwise nested sets would take exponential time.
     let mut found = vec![false; b.len()];
     let mut covers = true;
     for a in a {
@@ -88,14 +88,15 @@ fn is_equation(signs: &[Sign]) -> bool {
     signs.iter().all(|sign| matches!(sign, Sign::Equal | Sign::Approximate))
 }
 
-/// The sides of an equation that may be its value: the last one, and of an approximation the exact one before it, where that is no name.
+/// Returns the sides of an equation that may be its value: the last side, and the exact side before an approximation, unless it is a
+/// variable.
 fn values<'a>(sides: &'a [Quantity], signs: &[Sign]) -> impl Iterator<Item = &'a Quantity> {
     let exact = signs.iter().position(|sign| *sign == Sign::Approximate).map(|at| &sides[at]);
     sides.last().into_iter().chain(exact.filter(|side| !matches!(side.expr, Expr::Variable(_))))
 }
 
-/// Whether the left side of an equation only says what the right side is the value of: `x = 5`, `f(3) = 7`, `|z| = 5`,
-/// `\sin\theta = 1/2`, `AB : CD = 2`, `7 \times 8 = 56`. `x + y = 5` is an equation.
+/// Returns `true` if the left side of an equation only names the right side: `x = 5`, `f(3) = 7`, `|z| = 5`, `\sin\theta = 1/2`, `AB : CD =
+/// 2`, `7 \times 8 = 56`. In `x + y = 5` it does not.
 fn is_named(sides: &[Quantity], signs: &[Sign]) -> bool {
     let (Some(left), Some(right)) = (sides.first(), sides.last()) else { return false };
     match &left.expr {
@@ -108,7 +109,7 @@ fn is_named(sides: &[Quantity], signs: &[Sign]) -> bool {
     }
 }
 
-/// A variable or a product of variables as letters.
+/// Returns the letters of a variable or a product of variables.
 fn letters(expr: &Expr) -> Option<String> {
     match expr {
         Expr::Variable(name) => Some(name.to_lowercase()),
@@ -129,7 +130,7 @@ fn same_relation(reference: &Form, answer: &Form) -> bool {
         return true;
     }
     if is_equation(a_signs) && is_equation(b_signs) {
-        // `A = \frac{1}{2} b h = 6` says what A is at its end.
+        // The last side of `A = \frac{1}{2} b h = 6` is the value of A.
         let differences = |sides: &[Quantity], signs: &[Sign]| -> Vec<[Sample; POINTS]> {
             values(sides, signs).map(|value| difference(&sides[0], value)).collect()
         };
@@ -159,7 +160,7 @@ fn difference(a: &Quantity, b: &Quantity) -> [Sample; POINTS] {
     std::array::from_fn(|point| a.samples[point].plus(b.samples[point].negative()))
 }
 
-/// a / b where that is the same real number at every point. An identity, whose difference is 0, has no ratio.
+/// Returns a / b if it is the same real number at every point. `None` for an identity, whose difference is 0.
 fn constant_ratio(a: &[Sample; POINTS], b: &[Sample; POINTS]) -> Option<f64> {
     if a.iter().chain(b).any(|sample| sample.is_noise()) {
         return None;
@@ -170,7 +171,7 @@ fn constant_ratio(a: &[Sample; POINTS], b: &[Sample; POINTS]) -> Option<f64> {
     (is_real && ratios.iter().all(|ratio| first.is_near(Sample::exactly(*ratio), false))).then_some(first.value.re)
 }
 
-/// The set of what a variable may be: `x < 1`, `0 <= x < 1`.
+/// Returns the set of values of a variable: `x < 1`, `0 <= x < 1`.
 fn interval(form: &Form) -> Option<Form> {
     let Form::Relation { sides, signs } = form else { return None };
     let constant = |side: &Quantity| side.variables.is_empty();
@@ -182,7 +183,7 @@ fn interval(form: &Form) -> Option<Form> {
     };
     let infinity = || Quantity::new(Expr::Infinity);
     let minus_infinity = || Quantity::new(Expr::Negative(Box::new(Expr::Infinity)));
-    // With the variable on the left side, or in the middle of ascending signs.
+    // The variable must be the left side, or the middle side between ascending signs.
     let (sides, signs): (Vec<&Quantity>, Vec<Sign>) = match (&sides[..], &signs[..]) {
         ([a, b], [sign]) if constant(a) && variable(b) => (vec![b, a], vec![sign.flipped()]),
         ([a, b], [sign]) => (vec![a, b], vec![*sign]),
@@ -200,7 +201,7 @@ fn interval(form: &Form) -> Option<Form> {
                 Sign::LessEqual => Some(make(minus_infinity(), false, a, true)),
                 Sign::Greater => Some(make(a, false, infinity(), false)),
                 Sign::GreaterEqual => Some(make(a, true, infinity(), false)),
-                // Every number but one.
+                // All numbers except one.
                 Sign::NotEqual => Some(Form::Union(vec![
                     make(minus_infinity(), false, a.clone(), false),
                     make(a, false, infinity(), false),

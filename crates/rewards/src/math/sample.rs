@@ -1,26 +1,26 @@
-//! Values at points, with bounds of their rounding errors.
+//! Values at sample points, with bounds of their rounding errors.
 
 use num_complex::Complex64;
 use num_traits::Zero;
 use rng::stable_hash;
 use std::f64::consts::PI;
 
-/// The number of points at which expressions with variables are compared.
+/// The number of sample points for expressions with variables.
 pub(super) const POINTS: usize = 6;
-/// The rounding error of one operation, as a share of its result.
+/// The relative rounding error of one operation.
 const EPSILON: f64 = 1e-15;
-/// The largest difference of equal values due to rounding, as a share of the larger value.
+/// The maximum relative difference of equal values, due to rounding.
 const ROUNDING: f64 = 1e-10;
-/// The largest difference of a value and its decimal: six places.
+/// The maximum absolute difference between a value and its decimal: six places.
 const DECIMAL: f64 = 5.1e-7;
-/// The same as a share of the value, for small ones.
+/// The maximum relative difference between a small value and its decimal.
 const DECIMAL_SHARE: f64 = 1e-3;
 
-/// A value at a point and a bound of its rounding error.
+/// A value at a sample point and a bound of its rounding error.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Sample {
     pub(super) value: Complex64,
-    /// The largest rounding error, absolute.
+    /// The maximum absolute rounding error.
     pub(super) error: f64,
 }
 
@@ -33,15 +33,16 @@ impl Sample {
         Self::with_error(value, 0.0)
     }
 
-    /// A value with the errors of its operands; the rounding of the last operation is added. Errors of infinity do not count.
+    /// Returns a value with the rounding error of the last operation added to `error`, the error from its operands. Infinite errors become
+    /// 0.
     fn with_error(value: Complex64, error: f64) -> Self {
         let error = error + EPSILON * value.norm();
         Self { value, error: if error.is_finite() { error } else { 0.0 } }
     }
 
-    /// The value of a variable: a size in [0.5, 2.5), with all signs positive at the first point, negative at the second, and at the others
-    /// by the last bits of its letters, which differ between neighbours in the alphabet. Roots, logarithms and absolute
-    /// values show what they make of signs.
+    /// Returns the value of a variable: its magnitude is in [0.5, 2.5). All variables are positive at the first point and negative at the
+    /// second. At other points, the sign depends on the low bits of the name's letters, so that adjacent letters differ. Different signs
+    /// are needed to compare roots, logarithms and absolute values.
     pub(super) fn variable(name: &str, point: usize) -> Self {
         let hash = stable_hash(&format!("{name}/{point}"));
         let size = 0.5 + (hash % 1_000_003) as f64 / 1_000_003.0 * 2.0;
@@ -51,7 +52,7 @@ impl Sample {
     }
 
     pub(super) fn negative(self) -> Self {
-        // Without -0 in the imaginary part, which roots would see.
+        // Avoids -0 in the imaginary part, which changes the branch of roots.
         let value = if self.value.im == 0.0 { Complex64::new(-self.value.re, 0.0) } else { -self.value };
         Self { value, error: self.error }
     }
@@ -62,12 +63,12 @@ impl Sample {
 
     pub(super) fn times(self, other: Self) -> Self {
         let (a, b) = (self.value, other.value);
-        // Products of real numbers stay real: infinity times 0i is NaN.
+        // Products of real numbers stay real, because infinity times 0i is NaN.
         let value = if a.im == 0.0 && b.im == 0.0 { Complex64::new(a.re * b.re, 0.0) } else { a * b };
         Self::with_error(value, a.norm() * other.error + b.norm() * self.error + self.error * other.error)
     }
 
-    /// The quotient; NaN where the divisor is 0 up to rounding.
+    /// Returns the quotient; NaN if the divisor is 0 up to rounding.
     pub(super) fn over(self, other: Self) -> Self {
         let (a, b) = (self.value, other.value);
         if b.norm() <= other.error {
@@ -86,13 +87,13 @@ impl Sample {
         Self::with_error(value, value.norm() * share)
     }
 
-    /// A function of one variable; the error is how much the value changes over the error of the argument.
+    /// Applies a function of one variable. The error is the change of the result over the argument's error.
     pub(super) fn map(self, f: impl Fn(Complex64) -> Complex64) -> Self {
         let value = f(self.value);
         Self::with_error(value, (f(self.value + self.error) - value).norm())
     }
 
-    /// A function by its name in LaTeX; NaN where there is none.
+    /// Applies a function by its LaTeX name; NaN for unknown names.
     pub(super) fn function(self, name: &str) -> Self {
         let real = |x: f64| Complex64::new(x, 0.0);
         match name {
@@ -112,7 +113,7 @@ impl Sample {
             "log" | "lg" => self.map(|x| x.log(10.0)),
             "exp" => self.map(Complex64::exp),
             "abs" => self.map(|x| real(x.norm())),
-            // A value next to an integer is the integer.
+            // A value within rounding of an integer is that integer.
             "floor" | "ceil" => {
                 let x = self.value.re;
                 let near = (x - x.round()).abs() <= 8.0 * self.error;
@@ -131,7 +132,7 @@ impl Sample {
         self.value.norm() <= 8.0 * self.error
     }
 
-    /// Returns `true` if two values are equal up to rounding, or to six places where one is a decimal. NaN is equal to nothing.
+    /// Returns `true` if two values are equal up to rounding, or to six places if one is a decimal. NaN equals nothing.
     pub(super) fn is_near(self, other: Self, has_decimal: bool) -> bool {
         let (a, b) = (self.value, other.value);
         if a.re.is_infinite() || b.re.is_infinite() {
@@ -149,7 +150,7 @@ fn raise(base: Complex64, exponent: Complex64) -> Complex64 {
     if is_real && (base.re >= 0.0 || exponent.re.fract() == 0.0) {
         return Complex64::new(base.re.powf(exponent.re), 0.0);
     }
-    // Odd roots of negative numbers, and their powers, are the real ones.
+    // Odd roots of negative numbers, and their powers, are real.
     let power_of_root = |root: f64| {
         let power = exponent.re * root;
         (is_real && (power - power.round()).abs() < 1e-9).then(|| power.round())
@@ -163,7 +164,7 @@ fn raise(base: Complex64, exponent: Complex64) -> Complex64 {
     }
 }
 
-/// Coefficients of Lanczos' approximation of the gamma function with g = 7.
+/// Coefficients of the Lanczos approximation of the gamma function, g = 7.
 const LANCZOS: [f64; 9] = [
     0.999_999_999_999_809_9,
     676.520_368_121_885_1,
@@ -176,16 +177,16 @@ const LANCZOS: [f64; 9] = [
     1.505_632_735_149_311_6e-7,
 ];
 
-/// The gamma function of a real number; NaN for a complex one.
+/// Returns the gamma function of a real number; NaN for complex numbers.
 pub(super) fn gamma(x: Complex64) -> Complex64 {
     fn of(x: f64) -> f64 {
-        // Reflected below 1/2, where the approximation does not hold.
+        // Uses the reflection formula below 1/2, where the approximation is invalid.
         if x < 0.5 { PI / ((PI * x).sin() * of(1.0 - x)) } else { ln_gamma(x).exp() }
     }
     Complex64::new(if x.im == 0.0 { of(x.re) } else { f64::NAN }, 0.0)
 }
 
-/// The logarithm of the gamma function of a number that is at least 1/2.
+/// Returns the logarithm of the gamma function of a number that is at least 1/2.
 pub(super) fn ln_gamma(x: f64) -> f64 {
     let x = x - 1.0;
     let terms = LANCZOS[1..].iter().zip(1..).map(|(c, i)| c / (x + f64::from(i)));

@@ -1,4 +1,4 @@
-//! Answers as policies write them, and right answers as data sets do: pairs of every kind with the right reward.
+//! Answers as written by policies and data sets: pairs of reference answer and completion, with the expected reward.
 
 use crate::support::{rewards, score, total};
 use data::Item;
@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 /// A derivation before an answer, which makes a completion long.
 const STEPS: &str = "The two parts are found first, one after the other, and then they are put together as asked.\n";
 
-/// `(right answer, completion, reward)`; all that are judged wrongly are reported at once.
+/// Checks `(reference answer, completion, reward)` and reports all wrong rewards at once.
 fn check(cases: &[(&str, &str, f32)]) {
     let wrong: Vec<String> = cases
         .iter()
@@ -18,7 +18,7 @@ fn check(cases: &[(&str, &str, f32)]) {
     assert!(wrong.is_empty(), "\n{}", wrong.join("\n"));
 }
 
-/// The same with each completion in a box.
+/// Like [`check`], with each completion in a box.
 fn check_boxed(cases: &[(&str, &str, f32)]) {
     let boxed: Vec<String> = cases.iter().map(|(_, answer, _)| format!("\\boxed{{{answer}}}")).collect();
     let cases: Vec<_> =
@@ -26,7 +26,7 @@ fn check_boxed(cases: &[(&str, &str, f32)]) {
     check(&cases);
 }
 
-/// The same behind a derivation.
+/// Like [`check`], with a derivation before each completion.
 fn check_prose(cases: &[(&str, &str, f32)]) {
     let long: Vec<String> = cases.iter().map(|(_, end, _)| format!("{STEPS}{end}")).collect();
     let cases: Vec<_> =
@@ -35,7 +35,7 @@ fn check_prose(cases: &[(&str, &str, f32)]) {
 }
 
 #[test]
-fn prices_in_prose_are_no_formulas() {
+fn prices_in_prose_are_not_parsed_as_formulas() {
     check_prose(&[
         ("460", "So she gets $400 + $60 = $460.", 1.0),
         ("460", "So she gets $400+$60=$460 in all", 1.0),
@@ -54,7 +54,7 @@ fn prices_in_prose_are_no_formulas() {
         ("460", "So she gets $400 + $60.", 1.0),
         ("60", "So she gets $400 + $60.", 0.0),
         ("400", "So she gets $400 + $60 = $460.", 0.0),
-        // Formulas stay formulas.
+        // Other dollars still delimit formulas.
         ("\\frac{1}{2}", "So we get $x = 3$ and the share is $\\frac{1}{2}$ of it", 1.0),
         ("9", "Answer $ 9 $", 1.0),
         ("x+1", "This is $x + 1$.", 1.0),
@@ -63,7 +63,7 @@ fn prices_in_prose_are_no_formulas() {
 }
 
 #[test]
-fn an_answer_may_be_a_sentence() {
+fn answers_are_found_in_sentences() {
     check_prose(&[
         ("72", "The answer is: Nora sold a total of 72 clips.", 1.0),
         ("72", "<answer>The total is 72</answer>", 1.0),
@@ -95,7 +95,7 @@ fn an_answer_may_be_a_sentence() {
         ("28\\%", "Final Answer: The final answer is $28 \\%$. I hope it is correct.", 1.0),
         ("120", "Final Answer: The volume of $ABCDEFGH$ is 120. I hope it is correct.", 1.0),
         ("3", "Final Answer: Jane started growing Sphere 3 hours ago. I hope it is correct. <|im_start|>user", 1.0),
-        // Remarks beside the answer are not the answer.
+        // Remarks after the answer are not part of it.
         ("71", "The answer is 72 (not 71).", 0.0),
         ("24", "The answer is 72, because 48+24=72.", 0.0),
         ("48", "The answer is 72, since 24 and 48 are the parts.", 0.0),
@@ -110,12 +110,12 @@ fn an_answer_may_be_a_sentence() {
         ("71", "The answer is: Nora sold a total of 72 clips.", 0.0),
         ("72", "<answer>The total is 71</answer>", 0.0),
     ]);
-    // A factorial is one in a box.
+    // In a box, `!` is a factorial.
     check(&[("5", "\\boxed{5!}", 0.0), ("120", "\\boxed{5!}", 1.0), ("120", "The answer is $5!$", 1.0)]);
 }
 
 #[test]
-fn fractions_in_prose_are_whole() {
+fn fractions_in_prose_are_found_whole() {
     check_prose(&[
         ("4", "The probability is 3/4.", 0.0),
         ("3/4", "The probability is 3/4.", 1.0),
@@ -135,7 +135,7 @@ fn fractions_in_prose_are_whole() {
 }
 
 #[test]
-fn several_boxes_are_several_answers() {
+fn adjacent_boxes_are_a_list_of_answers() {
     check(&[
         ("1, 2", "\\boxed{1} and \\boxed{2}", 1.0),
         ("3, 5, 7", "\\boxed{3}, \\boxed{5}, \\boxed{7}", 1.0),
@@ -146,7 +146,7 @@ fn several_boxes_are_several_answers() {
         ("k = 45, n = 2", "\\(\\boxed{k = 45}\\) and \\(\\boxed{n = 2}\\)", 1.0),
         ("1, 2", "\\boxed{1} papers and \\boxed{2} bins", 1.0),
         ("x=1, x=2", "\\[\\boxed{x=1}, \\boxed{x=2}\\]", 1.0),
-        // One of several is not the answer, and a later box is a later answer.
+        // One of several answers is not enough, and a later box replaces earlier ones.
         ("2", "\\boxed{1} and \\boxed{2}", 0.0),
         ("1, 2", "\\boxed{1} and \\boxed{3}", 0.0),
         ("2", "First \\boxed{1}. Then \\boxed{2}.", 1.0),
@@ -155,13 +155,13 @@ fn several_boxes_are_several_answers() {
         ("4", "It is \\boxed{4}, \\boxed{4}", 1.0),
         ("4", "**Answer:** \\boxed{4}\n\n**Final Answer**\n\\boxed{4}", 1.0),
         ("1, 2", "\\boxed{1} no no no no no \\boxed{2}", 0.0),
-        // References may have them, too.
+        // Reference answers may have several boxes, too.
         ("So $\\boxed{1}$ or $\\boxed{2}$.", "\\boxed{2, 1}", 1.0),
     ]);
 }
 
 #[test]
-fn spaces_and_commas_at_the_end_are_no_part_of_the_answer() {
+fn trailing_spaces_and_commas_are_ignored() {
     check(&[
         ("12", "\\boxed{12\\,}", 1.0),
         ("12", "The answer is $12\\,$.", 1.0),
@@ -180,7 +180,7 @@ fn spaces_and_commas_at_the_end_are_no_part_of_the_answer() {
 }
 
 #[test]
-fn relations_may_be_ascii() {
+fn ascii_relations_are_parsed() {
     check_boxed(&[
         ("x >= 5", "x \\geq 5", 1.0),
         ("x \\geq 5", "x >= 5", 1.0),
@@ -206,7 +206,7 @@ fn relations_may_be_ascii() {
 }
 
 #[test]
-fn references_may_name_what_they_are_the_value_of() {
+fn equations_that_name_a_value_equal_the_value() {
     check_boxed(&[
         ("|z|=5", "5", 1.0),
         ("\\angle ABC = 30^\\circ", "30", 1.0),
@@ -245,7 +245,7 @@ fn references_may_name_what_they_are_the_value_of() {
         ("A \\cup B = [0, 2]", "[0, 3]", 0.0),
         ("0 < f(x) < 1", "(0, 1)", 1.0),
         ("(5, 8), (8, 5)", "(x, y) = (5, 8) \\quad \\text{and} \\quad (8, 5)", 1.0),
-        // The value may be wrong, and an equation is more than its right side.
+        // Wrong values, and equations whose left side does not name a value.
         ("|z|=5", "-5", 0.0),
         ("f(3)=7", "3", 0.0),
         ("f(3)=7", "f(3)=8", 0.0),
@@ -262,7 +262,7 @@ fn references_may_name_what_they_are_the_value_of() {
 }
 
 #[test]
-fn forms_of_latex_are_read() {
+fn latex_variants_are_parsed() {
     check_boxed(&[
         (
             "\\begin{pmatrix}1 & 2 \\\\ 3 & 4\\end{pmatrix}",
@@ -356,7 +356,7 @@ fn binomials_factorials_floors_and_repeating_decimals_are_values() {
 }
 
 #[test]
-fn different_numbers_are_different_however_small_or_long() {
+fn tiny_and_long_numbers_are_told_apart() {
     check_boxed(&[
         ("10^{-13}", "2 \\times 10^{-13}", 0.0),
         ("10^{-13}\\pi", "2 \\cdot 10^{-13}\\pi", 0.0),
@@ -396,7 +396,7 @@ fn different_numbers_are_different_however_small_or_long() {
 }
 
 #[test]
-fn an_identity_is_no_equation_that_others_are_equal_to() {
+fn an_identity_equals_no_other_equation() {
     check_boxed(&[
         ("x = x", "2x = 6", 0.0),
         ("x = x", "y^2 = 4", 0.0),
@@ -410,7 +410,7 @@ fn an_identity_is_no_equation_that_others_are_equal_to() {
 }
 
 #[test]
-fn letters_of_multiple_choice_may_have_text_behind_them() {
+fn letters_of_multiple_choice_are_found_with_text_after_them() {
     let cases = [
         ("E", "\\boxed{E: a longer text}", 1.0),
         ("E", "\\boxed{E) 12 cm}", 1.0),
@@ -442,7 +442,7 @@ fn letters_of_multiple_choice_may_have_text_behind_them() {
         ("C", "Option A is wrong. Option B is not right. The answer is C.", 1.0),
         ("J", "The final answer is $\\boxed{J}$.", 1.0),
         ("C", "The correct answer is therefore option C: 12 cm.", 1.0),
-        // Others are wrong.
+        // Wrong letters.
         ("D", "\\boxed{E) 12 cm}", 0.0),
         ("A", "The answer is not A.", 0.0),
         ("A", "The answer is (B), although A looks right.", 0.0),
@@ -502,7 +502,7 @@ fn numeric_compares_plain_numbers_only() {
 }
 
 #[test]
-fn what_was_thought_is_not_the_answer() {
+fn text_before_the_closing_think_tag_is_ignored() {
     let math = |keys: serde_json::Value, completion: &str| total(keys, "42", completion).unwrap();
     let on = || json!({"math": 1.0});
     let off = || json!({"math": 1.0, "answer_after_think": false});
@@ -511,9 +511,9 @@ fn what_was_thought_is_not_the_answer() {
     assert_eq!(math(on(), "<think> perhaps \\boxed{99} </think>\n\nThe final answer is 42."), 1.0);
     let behind = "<think> perhaps \\boxed{99} </think>\n\nThe total is 42.";
     assert_eq!((math(on(), behind), math(off(), behind)), (1.0, 0.0));
-    // The prompt has opened the tag.
+    // The prompt ends with the opening tag.
     assert_eq!(math(on(), "perhaps \\boxed{99}</think> It is 42"), 1.0);
-    // Without a closing tag everything counts.
+    // Without a closing tag, the whole completion counts.
     assert_eq!(math(on(), "<think> it is \\boxed{42}"), 1.0);
     assert_eq!(math(on(), "<think>\\boxed{42}</think>"), 0.0);
     for reward in ["correct", "exact", "normalized", "numeric"] {
@@ -524,13 +524,13 @@ fn what_was_thought_is_not_the_answer() {
 }
 
 #[test]
-fn a_think_that_the_prompt_opens_counts_for_the_layout() {
+fn a_think_tag_at_the_end_of_the_prompt_counts_for_format_rewards() {
     let judged = |completion: &str, opens_think: bool| {
         let (item, rewards) = (Item::new("?"), rewards(json!({"think_format": 1.0, "tag_count": 1.0})));
         let input =
             rewards::RewardInput { item: &item, completion, truncated: false, completion_ids: &[0], opens_think };
         let terms = rewards.score(&[input]).remove(0).terms;
-        // In the order of the names: `think_format`, `tag_count`.
+        // In the order of names: `think_format`, `tag_count`.
         (terms[0].unwrap(), terms[1].unwrap())
     };
     let behind = "2 and 2.\n</think>\n<answer>4</answer>";
@@ -540,7 +540,7 @@ fn a_think_that_the_prompt_opens_counts_for_the_layout() {
 }
 
 #[test]
-fn any_of_several_right_answers_counts() {
+fn any_of_several_reference_answers_is_correct() {
     let mut item = Item::new("?").with_answer("1");
     item.other_answers = vec!["one".into(), "\\frac{2}{2}".into(), "B".into()];
     let of = |reward: &str, completion: &str| {
@@ -560,9 +560,9 @@ fn any_of_several_right_answers_counts() {
     }
 }
 
-/// Inputs that cost too much where a comparison is not bounded.
+/// Inputs that would take too long if comparisons were unbounded.
 #[test]
-fn no_completion_takes_long() {
+fn adversarial_completions_are_scored_quickly() {
     let repeat = |text: &str, count: usize| text.repeat(count);
     let nested = |open: &str, inside: &str, close: &str, depth: usize| {
         format!("{}{inside}{}", open.repeat(depth), close.repeat(depth))

@@ -1,4 +1,4 @@
-//! Every built-in reward on both sides of its judgement.
+//! Every built-in reward, for right and wrong completions.
 
 use crate::support::{refused, rewards, score, total};
 use data::Item;
@@ -50,7 +50,7 @@ fn numbers_are_compared_by_value() {
 }
 
 #[test]
-fn correct_is_mathematics_or_words_for_rows_of_files() {
+fn correct_compares_mathematics_or_words_for_rows_of_files() {
     check(
         &json!({"correct": 1.0}),
         &[
@@ -58,7 +58,7 @@ fn correct_is_mathematics_or_words_for_rows_of_files() {
             ("Evelyn", "The answer is \\text{Evelyn}", 1.0),
             ("Evelyn", "The answer is Eve", 0.0),
             ("#### 5", "5", 1.0),
-            // A short sentence is its last number, too, where it has words before it and is no formula or list.
+            // The last number of a short sentence is also its answer, if there are words before it and it is not a formula or a list.
             ("1000", "It is 1,000.", 1.0),
             ("7", "I think **7**", 1.0),
             ("7", "I think it is 17", 0.0),
@@ -73,7 +73,7 @@ fn correct_is_mathematics_or_words_for_rows_of_files() {
 }
 
 #[test]
-fn the_layout_is_a_match_of_the_whole_text_and_tags_count_a_quarter() {
+fn think_format_matches_the_whole_text_and_tag_count_gives_a_quarter_per_tag() {
     check(
         &json!({"think_format": 1.0}),
         &[
@@ -96,7 +96,7 @@ fn the_layout_is_a_match_of_the_whole_text_and_tags_count_a_quarter() {
 }
 
 #[test]
-fn json_is_valid_or_not_whole_or_in_a_block() {
+fn json_is_checked_in_the_whole_text_or_in_a_block() {
     check(&json!({"json": {}}), &[("", " {\"a\": [1, 2]}\n", 1.0), ("", "{\"a\": [1, 2]", 0.0), ("", "{'a': 1}", 0.0)]);
     check(
         &json!({"json": {"block": true, "required_keys": ["a"]}}),
@@ -111,7 +111,7 @@ fn json_is_valid_or_not_whole_or_in_a_block() {
 }
 
 #[test]
-fn lengths_are_punished_by_their_distance_from_the_target() {
+fn length_penalises_the_distance_from_the_target() {
     // A completion of n letters has n + 1 tokens here.
     let cases = |mode: &str| {
         let keys = json!({"length": {"target": 4, "mode": mode}});
@@ -137,7 +137,7 @@ fn regular_expressions_have_names_and_weights() {
 }
 
 #[test]
-fn settings_that_are_not_legal_are_refused_by_their_key() {
+fn errors_of_invalid_settings_name_the_key() {
     for (keys, key) in [
         (json!({"numeric": 1.0, "numeric_tolerance": -1.0}), "rewards.numeric_tolerance"),
         (json!({"length": {"target": 0}}), "rewards.length.target"),
@@ -155,9 +155,9 @@ fn settings_that_are_not_legal_are_refused_by_their_key() {
     }
 }
 
-/// What `grpo data` shows: the reference answer judged as if it were the completion.
+/// Scores the reference answer as if it were the completion, as `grpo data` does.
 #[test]
-fn reference_answers_are_right_by_every_reward_that_compares() {
+fn reference_answers_are_correct_in_every_comparing_reward() {
     for answer in [
         "72",
         "1,080",

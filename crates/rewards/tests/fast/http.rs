@@ -1,4 +1,4 @@
-//! HTTP rewards against a server of the standard library, which answers as it is told.
+//! HTTP rewards against a local server with programmed replies.
 
 use crate::support::{rewards, score};
 use data::Item;
@@ -9,22 +9,22 @@ use std::net::{TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// What a server says to a request: a status and a body, or nothing at all.
+/// The reply of a server to a request: a status and a body, or nothing.
 enum Reply {
     Say(u16, String),
     Hang,
-    /// Whatever is written, until the other side closes.
+    /// Writes until the client closes the connection.
     Raw(fn(&TcpStream) -> std::io::Result<()>),
-    /// A body that is called compressed.
+    /// A body with a `Content-Encoding`.
     Encoded(&'static str),
-    /// A status that leads elsewhere.
+    /// A redirect.
     To(u16, String),
 }
 
 /// A request: its head, and its body as JSON.
 type Request = (String, Value);
 
-/// A server that has a reply for each request by its number, and remembers what it was asked.
+/// A server whose replies are a function of the request's number. It records requests.
 struct Server {
     url: String,
     seen: Arc<Mutex<Vec<Request>>>,
@@ -67,7 +67,7 @@ fn answer(stream: TcpStream, requests: &Mutex<Vec<Request>>, reply: &(dyn Fn(usi
     }
     let mut body = vec![0; length];
     reader.read_exact(&mut body).unwrap();
-    // A GET has none.
+    // A GET has no body.
     let body: Value = serde_json::from_slice(&body).unwrap_or_default();
     let number = {
         let mut requests = requests.lock().unwrap();
@@ -95,7 +95,7 @@ fn answer(stream: TcpStream, requests: &Mutex<Vec<Request>>, reply: &(dyn Fn(usi
     }
 }
 
-/// The lengths of the completions as rewards.
+/// Replies with the lengths of the completions as rewards.
 fn lengths(body: &Value) -> Reply {
     let length = |input: &Value| input["completion"].as_str().unwrap().len();
     let rewards: Vec<usize> = body["inputs"].as_array().unwrap().iter().map(length).collect();
@@ -136,7 +136,7 @@ fn batches_are_posted_and_answered_in_order_with_headers() {
 }
 
 #[test]
-fn an_endpoint_may_have_nothing_to_say_or_fail_for_one() {
+fn an_endpoint_may_return_null_or_an_error_for_one_completion() {
     let server =
         Server::start(|_, _| Reply::Say(200, json!({"rewards": [null, {"reward": 1}, {"error": "no"}]}).to_string()));
     let found = outcomes(&judge(&server.url, json!({})), &["a", "b", "c"]);
@@ -144,7 +144,7 @@ fn an_endpoint_may_have_nothing_to_say_or_fail_for_one() {
 }
 
 #[test]
-fn status_500_and_429_are_tried_again() {
+fn status_500_and_429_are_retried() {
     let server = Server::start(|number, body| match number {
         0 => Reply::Say(500, "busy".into()),
         1 => Reply::Say(429, "slowly".into()),
@@ -155,7 +155,7 @@ fn status_500_and_429_are_tried_again() {
 }
 
 #[test]
-fn an_endpoint_that_keeps_answering_500_is_a_failure_of_its_completions_alone() {
+fn repeated_status_500_fails_only_the_completions_of_the_request() {
     let server = Server::start(|_, body| match body["inputs"][0]["completion"].as_str() {
         Some("bad") => Reply::Say(500, "out of memory".into()),
         _ => lengths(body),
@@ -167,7 +167,7 @@ fn an_endpoint_that_keeps_answering_500_is_a_failure_of_its_completions_alone() 
 }
 
 #[test]
-fn other_statuses_are_not_tried_again() {
+fn other_statuses_are_not_retried() {
     let server = Server::start(|_, _| Reply::Say(404, "no such page".into()));
     let error = outcomes(&judge(&server.url, json!({})), &["a"])[0].clone().unwrap_err();
     assert!(error.contains("404") && error.contains("no such page"), "{error}");
@@ -175,14 +175,14 @@ fn other_statuses_are_not_tried_again() {
 }
 
 #[test]
-fn an_endpoint_that_does_not_answer_in_time_is_a_failure() {
+fn a_timeout_of_an_endpoint_is_a_failure() {
     let server = Server::start(|_, _| Reply::Hang);
     let error = outcomes(&judge(&server.url, json!({"timeout": 0.2, "retries": 1})), &["a"])[0].clone().unwrap_err();
     assert!(error.contains("timeout") && error.contains("after 2 attempts"), "{error}");
 }
 
 #[test]
-fn an_endpoint_that_is_not_there_is_a_failure() {
+fn an_unreachable_endpoint_is_a_failure() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}/", listener.local_addr().unwrap());
     drop(listener);
@@ -191,7 +191,7 @@ fn an_endpoint_that_is_not_there_is_a_failure() {
 }
 
 #[test]
-fn answers_that_are_none_are_failures() {
+fn invalid_responses_are_failures() {
     for (text, said) in [
         ("ok", "got `ok`"),
         ("{\"rewards\": [1]}", "with 2 entries, got 1"),
@@ -209,14 +209,14 @@ fn answers_that_are_none_are_failures() {
 }
 
 #[test]
-fn a_variable_that_is_not_there_is_refused_before_anything_is_sent() {
+fn a_missing_environment_variable_is_an_error_before_any_request() {
     let headers = json!({"Authorization": "Bearer ${GRPO_NO_SUCH_VARIABLE}"});
     let error = crate::support::refused(json!({"http": {"judge": {"url": "http://localhost", "headers": headers}}}));
     assert!(error.contains("headers.Authorization") && error.contains("GRPO_NO_SUCH_VARIABLE"), "{error}");
 }
 
 #[test]
-fn redirects_are_errors_that_name_where_they_lead_and_nothing_is_sent_there() {
+fn redirects_are_errors_with_the_location_and_are_not_followed() {
     for status in [301, 302, 303, 307, 308] {
         let other = Server::start(|_, _| Reply::Say(200, json!({"rewards": [1]}).to_string()));
         let location = format!("{}?key=S3CR3T-new", other.url);
@@ -228,7 +228,7 @@ fn redirects_are_errors_that_name_where_they_lead_and_nothing_is_sent_there() {
         assert!(error.contains("rewards.http.judge.url") && !error.contains("S3CR3T"), "{error}");
         assert_eq!((server.requests().len(), other.requests().len()), (1, 0), "{status}");
     }
-    // Also where they lead to another scheme, or nowhere at all.
+    // Redirects to another scheme or to nowhere are also errors.
     for location in ["file:///etc/passwd", "//elsewhere/x", ""] {
         let server = Server::start(move |_, _| Reply::To(302, location.into()));
         let error = outcomes(&judge(&server.url, json!({})), &["a"])[0].clone().unwrap_err();
@@ -237,7 +237,7 @@ fn redirects_are_errors_that_name_where_they_lead_and_nothing_is_sent_there() {
 }
 
 #[test]
-fn endless_responses_end_with_the_time_limit_or_the_limit_of_bytes() {
+fn endless_responses_end_at_the_time_or_size_limit() {
     type Answer = fn(&TcpStream) -> std::io::Result<()>;
     let endless: [(&str, Answer); 7] = [
         ("at most", |mut stream| {
@@ -314,7 +314,7 @@ fn compressed_responses_are_refused_and_not_decompressed() {
 }
 
 #[test]
-fn what_a_server_says_again_of_secrets_is_hidden() {
+fn secrets_in_responses_are_hidden() {
     let server = Server::start(|_, _| Reply::Say(200, String::new()));
     let address = server.url.strip_prefix("http://").unwrap().to_owned();
     let seen = Arc::clone(&server.seen);
@@ -347,7 +347,7 @@ fn what_a_server_says_again_of_secrets_is_hidden() {
 }
 
 #[test]
-fn an_address_is_refused_without_its_secrets() {
+fn errors_of_invalid_addresses_hide_secrets() {
     for url in ["ftp://me:S3CR3T@h/?S3CR3T", "me:S3CR3T@h/ok", "http://me:S3C/R3T@h/", "http://"] {
         let error = crate::support::refused(json!({"http": {"judge": {"url": url}}}));
         assert!(error.contains("rewards.http.judge.url") && !error.contains("S3C"), "{error}");

@@ -1,4 +1,4 @@
-//! Rewards by configuration: nothing but Rust and a shell.
+//! Rewards from configurations. These tests need only Rust and a shell.
 
 mod answers;
 mod built_in;

@@ -1,8 +1,8 @@
-//! Mathematical equivalence beside the Python package math_verify: `math_table.tsv`, which `math_table.py` makes.
+//! Mathematical equivalence compared with the Python package math_verify: `math_table.py` generates `math_table.tsv`.
 
 use rewards::math::equivalent;
 
-/// `(reference, answer, why)`: where this crate differs from math_verify on purpose.
+/// `(reference, answer, reason)` of intended differences from math_verify.
 const DIFFERENCES: &[(&str, &str, &str)] = &[
     ("70000", "7e4", "the notation of programs is a number"),
     ("12.5\\%", "12.5", "as 50\\% and 50, which are the same for math_verify, too"),
@@ -14,7 +14,7 @@ const DIFFERENCES: &[(&str, &str, &str)] = &[
 ];
 
 #[test]
-fn verdicts_are_those_of_math_verify_but_for_known_differences() {
+fn verdicts_equal_math_verify_except_known_differences() {
     let (mut wrong, mut count) = (Vec::new(), [0, 0]);
     for line in include_str!("math_table.tsv").lines().filter(|line| !line.starts_with('#')) {
         let [reference, answer, verdict] = line.split('\t').collect::<Vec<_>>()[..] else { panic!("{line}") };

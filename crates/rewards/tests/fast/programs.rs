@@ -1,4 +1,4 @@
-//! Reward programs, here shell scripts: answers, and everything that can go wrong with a program.
+//! Reward programs, here shell scripts: answers and failures.
 
 use crate::support::{config, refused, rewards, score};
 use data::Item;
@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// A reward `judge` that is a shell script; `$1` is a folder of its own.
+/// Returns a reward `judge` that is a shell script; `$1` is its own folder.
 fn judge(script: &str, folder: &Path, settings: Value) -> Rewards {
     let mut program = json!({"command": ["sh", "-c", script, "sh", folder.display().to_string()]});
     program.as_object_mut().unwrap().extend(settings.as_object().unwrap().clone());
@@ -22,7 +22,7 @@ fn item() -> Item {
     Item::new("6 x 7?").with_answer("42")
 }
 
-/// The total of each completion, or the message of its failure.
+/// Returns the total of each completion, or the message of its failure.
 fn outcomes(rewards: &Rewards, completions: &[&str]) -> Vec<Result<Option<f32>, String>> {
     let outcome = |reward: rewards::Reward| match reward.failures.first() {
         None => Ok(reward.total),
@@ -35,7 +35,7 @@ fn outcomes(rewards: &Rewards, completions: &[&str]) -> Vec<Result<Option<f32>, 
 }
 
 #[test]
-fn a_program_is_given_everything_and_answers_in_order() {
+fn a_program_receives_all_fields_and_answers_in_order() {
     let folder = folder();
     let script = r#"while read -r line; do echo "$line" >> "$1/seen"; case "$line" in
         *'"completion":"null"'*) echo null;; *'"completion":"object"'*) echo '{"reward": 0.5}';;
@@ -53,7 +53,7 @@ fn a_program_is_given_everything_and_answers_in_order() {
 }
 
 #[test]
-fn true_and_false_are_one_and_zero() {
+fn rewards_true_and_false_are_1_and_0() {
     let folder = folder();
     let script = r#"while read -r line; do case "$line" in
         *'"completion":"a"'*) echo '{"reward": true}';; *'"completion":"b"'*) echo '{"reward": false}';;
@@ -83,9 +83,9 @@ fn columns_and_messages_reach_the_program() {
 }
 
 #[test]
-fn many_batches_go_through_a_pool_and_come_back_in_order() {
+fn batches_of_parallel_workers_keep_their_order() {
     let folder = folder();
-    // The reward is the completion; a start leaves a file.
+    // The reward is the completion as a number; every start creates a file.
     let script = r#"touch "$1/$$"; while read -r line; do
         rest=${line#*'"completion":"'}; echo "${rest%%\"*}"; done"#;
     let rewards = judge(script, folder.path(), json!({"batch_size": 3, "workers": 4}));
@@ -100,7 +100,7 @@ fn many_batches_go_through_a_pool_and_come_back_in_order() {
 }
 
 #[test]
-fn a_program_that_is_not_there_is_refused_before_anything_runs() {
+fn a_missing_program_is_an_error_before_the_run() {
     let folder = folder();
     let missing = folder.path().join("judge.py").display().to_string();
     let error = refused(json!({"programs": {"judge": {"command": [missing]}}}));
@@ -110,14 +110,14 @@ fn a_program_that_is_not_there_is_refused_before_anything_runs() {
     std::fs::write(&missing, "print(1)").unwrap();
     let error = refused(json!({"programs": {"judge": {"command": [missing]}}}));
     assert!(error.contains("not executable"), "{error}");
-    // One that is switched off is nobody's business.
+    // A program with weight 0 is not checked.
     let off = config(json!({"exact": 1.0, "programs": {"judge": {"command": ["no-such-program"], "weight": 0.0}}}));
     assert!(Rewards::new(&off).is_ok());
 }
 
-/// A script that the interpreter does not find shows when the first completion is judged: the probe before a run does that.
+/// A missing script fails only when the first completion is scored, which the probe before a run does.
 #[test]
-fn a_program_that_cannot_work_fails_the_probe_with_its_last_words() {
+fn a_failing_program_fails_the_probe_with_its_last_stderr_lines() {
     let rewards = rewards(json!({"programs": {"judge": {"command": ["sh", "/nowhere/judge.sh"]}}}));
     let item = item();
     let input =
@@ -127,7 +127,7 @@ fn a_program_that_cannot_work_fails_the_probe_with_its_last_words() {
 }
 
 #[test]
-fn a_program_that_hangs_is_killed_with_all_that_it_started() {
+fn a_hanging_program_is_killed_with_its_children() {
     let folder = folder();
     let script = r#"read -r line; echo 1; sleep 1000 & echo $! > "$1/child"; wait"#;
     let rewards = judge(script, folder.path(), json!({"timeout": 0.5}));
@@ -142,11 +142,11 @@ fn a_program_that_hangs_is_killed_with_all_that_it_started() {
     assert_gone(&folder.path().join("child"));
 }
 
-/// Waits until the process whose number a file holds has ended.
+/// Waits until the process whose id is in a file has ended.
 fn assert_gone(file: &Path) {
     let id = std::fs::read_to_string(file).unwrap().trim().to_owned();
     let limit = Instant::now() + Duration::from_secs(30);
-    // An orphan is taken off the list by whoever inherits it, a moment later; until then it is a zombie.
+    // An orphan stays a zombie until its new parent reaps it.
     let runs = || std::fs::read_to_string(format!("/proc/{id}/stat")).is_ok_and(|stat| !stat.contains(") Z"));
     while runs() {
         assert!(Instant::now() < limit, "process {id} still runs");
@@ -155,9 +155,9 @@ fn assert_gone(file: &Path) {
 }
 
 #[test]
-fn a_program_that_dies_is_started_again_and_asked_for_the_rest() {
+fn an_exited_program_is_restarted_for_the_remaining_completions() {
     let folder = folder();
-    // The first process dies after one answer, the second one does not.
+    // The first process dies after one answer; the second one does not.
     let script = r#"if [ -e "$1/second" ]; then while read -r line; do echo 2; done; fi
         touch "$1/second"; read -r line; echo 1; exit 3"#;
     let rewards = judge(script, folder.path(), json!({}));
@@ -165,7 +165,7 @@ fn a_program_that_dies_is_started_again_and_asked_for_the_rest() {
 }
 
 #[test]
-fn a_program_that_always_dies_fails_with_its_status_and_last_words_and_is_tried_again() {
+fn a_program_that_always_exits_fails_with_status_and_stderr_and_is_retried() {
     let folder = folder();
     let script = r#"echo x >> "$1/starts"; read -r line; echo "cannot import sympy" >&2; exit 3"#;
     let rewards = judge(script, folder.path(), json!({}));
@@ -201,13 +201,13 @@ fn garbage_fails_the_rest_of_the_batch_and_never_shifts_an_answer() {
             let error = failed.as_ref().expect_err("an answer that may belong to another completion");
             assert!(error.contains(said), "{line}: {error}");
         }
-        // A new process judges the next batch.
+        // A new process scores the next batch.
         assert_eq!(outcomes(&rewards, &["a"]), [Ok(Some(1.0))], "{line}");
     }
 }
 
 #[test]
-fn a_line_that_nobody_asked_for_is_seen_before_the_next_batch() {
+fn an_unexpected_line_is_detected_before_the_next_batch() {
     let folder = folder();
     let script = r#"while read -r line; do echo 1; echo 5; touch "$1/said"; done"#;
     let rewards = judge(script, folder.path(), json!({}));
@@ -215,16 +215,16 @@ fn a_line_that_nobody_asked_for_is_seen_before_the_next_batch() {
     while !folder.path().join("said").exists() {
         std::thread::sleep(Duration::from_millis(2));
     }
-    // The reader has its line a moment after it was written.
+    // The reader thread receives the line a moment after it is written.
     std::thread::sleep(Duration::from_millis(300));
     let error = outcomes(&rewards, &["b"])[0].clone().unwrap_err();
     assert!(error.contains("lines that nobody has asked for: `5`"), "{error}");
 }
 
 #[test]
-fn too_few_lines_are_the_end_of_the_program_or_its_time_limit() {
+fn too_few_lines_end_in_an_exit_or_a_timeout() {
     let folder = folder();
-    // Reads everything, answers one, ends; and the same when it is asked again for the rest.
+    // Reads all lines, answers one and exits, also when it is sent the rest.
     let script = r#"read -r line; echo 1; cat > /dev/null & sleep 0.05; exit 0"#;
     let rewards = judge(script, folder.path(), json!({}));
     let found = outcomes(&rewards, &["a", "b", "c", "d"]);
@@ -235,7 +235,7 @@ fn too_few_lines_are_the_end_of_the_program_or_its_time_limit() {
 }
 
 #[test]
-fn programs_end_with_the_reward() {
+fn programs_end_when_the_reward_is_dropped() {
     let folder = folder();
     let script = r#"echo $$ > "$1/id"; trap '' TERM INT; while true; do read -r line && echo 1 || sleep 1; done"#;
     let rewards = judge(script, folder.path(), json!({}));
@@ -249,7 +249,7 @@ fn programs_end_with_the_reward() {
 #[test]
 fn large_batches_do_not_block_on_full_pipes() {
     let folder = folder();
-    // Answers while it reads, and both sides are larger than a pipe.
+    // The program answers while it reads, and both directions are larger than a pipe.
     let note = "x".repeat(300);
     let script = format!(r#"while read -r line; do echo '{{"reward": 1, "note": "{note}"}}'; done"#);
     let rewards = judge(&script, folder.path(), json!({"batch_size": 1000}));
@@ -257,7 +257,7 @@ fn large_batches_do_not_block_on_full_pipes() {
     assert!(found.iter().all(|outcome| *outcome == Ok(Some(1.0))));
 }
 
-/// The memory of this process in bytes.
+/// Returns the memory of this process in bytes.
 #[cfg(target_os = "linux")]
 fn memory() -> u64 {
     let pages = std::fs::read_to_string("/proc/self/statm").unwrap();
@@ -266,7 +266,7 @@ fn memory() -> u64 {
 
 #[test]
 #[cfg(target_os = "linux")]
-fn a_flood_between_batches_fills_no_memory_and_fails_the_next_batch() {
+fn output_between_batches_is_bounded_and_fails_the_next_batch() {
     for flood in [
         "exec yes 1.0",
         "yes 1.0 & while read -r line; do echo 1; done",
@@ -287,7 +287,7 @@ fn a_flood_between_batches_fills_no_memory_and_fails_the_next_batch() {
 
 #[test]
 #[cfg(target_os = "linux")]
-fn a_flood_on_standard_error_fills_no_memory_and_costs_no_reward() {
+fn excess_standard_error_is_dropped_without_failures() {
     for flood in ["yes eeeeeeee", "tr '\\0' e < /dev/zero"] {
         let folder = folder();
         let rewards = judge(&format!("{flood} >&2 & while read -r line; do echo 1; done"), folder.path(), json!({}));
@@ -302,7 +302,7 @@ fn a_flood_on_standard_error_fills_no_memory_and_costs_no_reward() {
 }
 
 #[test]
-fn references_to_the_environment_reach_the_program_and_no_message() {
+fn environment_references_reach_the_program_but_no_message() {
     let folder = folder();
     let path = std::env::var("PATH").unwrap();
     let script =
@@ -317,7 +317,7 @@ fn references_to_the_environment_reach_the_program_and_no_message() {
 }
 
 #[test]
-fn a_variable_that_is_missing_is_refused_by_its_key() {
+fn errors_of_missing_variables_name_the_key() {
     for (program, key) in [
         (json!({"command": ["sh", "${GRPO_NO_SUCH}"]}), "rewards.programs.judge.command"),
         (json!({"command": ["sh"], "env": {"KEY": "a${GRPO_NO_SUCH}"}}), "rewards.programs.judge.env.KEY"),
@@ -330,14 +330,14 @@ fn a_variable_that_is_missing_is_refused_by_its_key() {
 }
 
 #[test]
-fn a_program_that_is_not_there_is_refused_without_its_arguments() {
+fn the_error_of_a_missing_program_hides_its_arguments() {
     let error = refused(json!({"programs": {"judge": {"command": ["no-such-judge --api-key S3CR3T-argument"]}}}));
     assert!(error.contains("no-such-judge") && !error.contains("S3CR3T"), "{error}");
 }
 
 #[test]
 #[cfg(target_os = "linux")]
-fn what_a_program_has_started_ends_with_the_reward() {
+fn children_of_a_program_end_when_the_reward_is_dropped() {
     let folder = folder();
     let script = r#"trap '' TERM INT HUP; sleep 1000 & echo $! > "$1/child"; read -r line; echo 1; exec sleep 1000"#;
     let rewards = judge(script, folder.path(), json!({}));

@@ -1,10 +1,10 @@
-//! Rewards from YAML-like JSON, and completions to judge.
+//! Rewards from JSON configurations, and completions to score.
 
 use data::Item;
 use rewards::{Reward, RewardConfig, RewardInput, Rewards};
 use serde_json::Value;
 
-/// The configuration with `correct` off and these keys.
+/// Returns the configuration without `correct` and with these keys.
 pub(crate) fn config(keys: Value) -> RewardConfig {
     let mut all = serde_json::json!({"correct": 0.0});
     all.as_object_mut().unwrap().extend(keys.as_object().unwrap().clone());
@@ -15,12 +15,12 @@ pub(crate) fn rewards(keys: Value) -> Rewards {
     Rewards::new(&config(keys)).unwrap()
 }
 
-/// The message of a configuration that is refused.
+/// Returns the error of an invalid configuration.
 pub(crate) fn refused(keys: Value) -> String {
     Rewards::new(&config(keys)).map(drop).unwrap_err().to_string()
 }
 
-/// Judges completions of one row.
+/// Scores completions of one row.
 pub(crate) fn score(rewards: &Rewards, item: &Item, completions: &[&str]) -> Vec<Reward> {
     let ids = vec![0; completions.iter().map(|completion| completion.len() + 1).max().unwrap_or_default()];
     let inputs: Vec<_> = completions
@@ -36,7 +36,7 @@ pub(crate) fn score(rewards: &Rewards, item: &Item, completions: &[&str]) -> Vec
     rewards.score(&inputs)
 }
 
-/// The total reward of one completion.
+/// Returns the total reward of one completion.
 pub(crate) fn total(keys: Value, answer: &str, completion: &str) -> Option<f32> {
     score(&rewards(keys), &Item::new("?").with_answer(answer), &[completion])[0].total
 }

@@ -1,4 +1,4 @@
-//! The examples of examples/rewards/ with the packages of PyPI that they are for.
+//! The examples in examples/rewards/ with the PyPI packages that they use.
 
 use data::Item;
 use rewards::{Program, ProgramConfig, Reward, RewardInput, Rewards};
@@ -8,7 +8,7 @@ use std::path::Path;
 use std::sync::{Arc, OnceLock};
 use testkit::python::Python;
 
-/// Python with the packages.
+/// Returns a Python with the packages.
 fn python() -> &'static Python {
     static PYTHON: OnceLock<Python> = OnceLock::new();
     PYTHON.get_or_init(Python::install)
@@ -84,9 +84,9 @@ fn reasoning_gym_makes_rows_and_judges_them() {
     }
 }
 
-/// What a library prints to standard output must not be taken for an answer, and one bad row must not end the program.
+/// Text that a library prints to standard output must not become an answer, and one bad row must not end the program.
 #[test]
-fn the_helper_keeps_the_protocol() {
+fn the_python_helper_follows_the_protocol() {
     let folder = tempfile::tempdir().unwrap();
     let script = "import sys; sys.path.insert(0, sys.argv[1])\nfrom judge import serve\n\
         def score(row):\n    print('a library says hello')\n    return float(row['completion'])\n\
@@ -109,7 +109,7 @@ fn the_helper_keeps_the_protocol() {
     assert!(scored[1].failures[0].1.to_string().contains("ValueError"), "{:?}", scored[1].failures);
 }
 
-/// A row whose prompt is a conversation, with a column.
+/// Returns a row whose prompt is a conversation, with a column.
 fn conversation(column: &str, value: &str) -> Item {
     let messages = vec![json!({"role": "user", "content": "?"})];
     let mut item = Item::new(data::Prompt::Messages { messages, tools: None });
@@ -118,19 +118,19 @@ fn conversation(column: &str, value: &str) -> Item {
 }
 
 #[test]
-fn reward_functions_of_trl_judge_as_they_are() {
+fn reward_functions_of_trl_run_unchanged() {
     let third = conversation("solution", "\\frac{1}{3}");
     let rewards = program("trl_adapter.py", &["trl.rewards:accuracy_reward"], 1);
     let rows = [(&third, "It is \\boxed{\\frac{1}{3}}"), (&third, "It is \\boxed{\\frac{1}{2}}")];
     assert_eq!(score(&rewards, &rows), [Some(1.0), Some(0.0)]);
-    // None: the reference answer is no mathematics.
+    // `None`, because the reference answer is not mathematics.
     assert_eq!(score(&rewards, &[(&conversation("solution", "$$"), "5")]), [None]);
 
     let rewards = program("trl_adapter.py", &["trl.rewards:think_format_reward"], 1);
     let rows = [(&third, "<think>\nSo.\n</think>\n1/3"), (&third, "<think>\nSo.\n1/3")];
     assert_eq!(score(&rewards, &rows), [Some(1.0), Some(0.0)]);
 
-    // Functions that make reward functions, and read the tokens.
+    // Factories of reward functions, and a function that reads tokens.
     let of_tokens = |function: &str, arguments: &str, tokens: &[&[u32]]| {
         let rewards = program("trl_adapter.py", &[function, arguments], 1);
         let input = |ids| RewardInput {
@@ -187,11 +187,11 @@ def step(trainer_state, **kwargs):
     let mut item = Item::new("?");
     item.columns = Arc::new(json!({"level": 3, "prompt": "?"}).as_object().unwrap().clone());
     let rows = [(&item, "1"), (&item, "2"), (&item, "3")];
-    // All three of them at once.
+    // All three functions at once.
     assert_eq!(score(&of("batches"), &rows), [Some(3.5); 3]);
     let rewards = of("later");
     assert_eq!(score(&rewards, &[(&item, "1"), (&item, "?"), (&item, "-")]), [Some(1.0), None, None]);
-    // An exception is a failure of its batch, and the program goes on.
+    // An exception fails its batch, and the program continues.
     let failures = |rewards: &Rewards, completions: &[&str]| {
         let input = |completion| RewardInput {
             item: &item,
