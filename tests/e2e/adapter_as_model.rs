@@ -1,11 +1,11 @@
-//! Runs that start from an adapter.
+//! Training that starts from an adapter.
 
 use crate::support::{Runs, refuse, rows, succeed};
 use crate::tiny_model::{prepare, train};
 use models::{Adapter, ModelFolder};
 use serde_json::{Value, json};
 
-/// The tensors of an adapter.
+/// Returns the tensors of an adapter.
 fn tensors(runs: &Runs, adapter: &str) -> Vec<Vec<f32>> {
     let base = ModelFolder::open(&runs.path("model")).unwrap();
     let adapter = Adapter::open(&runs.path(adapter), base.config()).unwrap();
@@ -14,7 +14,7 @@ fn tensors(runs: &Runs, adapter: &str) -> Vec<Vec<f32>> {
 }
 
 #[test]
-fn an_adapter_as_the_model_is_where_training_starts() {
+fn training_starts_from_an_adapter_given_as_the_model() {
     let runs = Runs::new(&[]);
     prepare(&runs);
     train(&runs, "model", "first", &["lora={r: 3, lora_alpha: 5, target_modules: '.*[qv]_proj'}"]);
@@ -22,7 +22,7 @@ fn an_adapter_as_the_model_is_where_training_starts() {
         serde_json::from_slice(&std::fs::read(runs.path("first/model/adapter_config.json")).unwrap()).unwrap();
     assert_eq!((&written["target_modules"], &written["r"]), (&json!(["q_proj", "v_proj"]), &json!(3)));
     assert!(tensors(&runs, "first/model").iter().flatten().any(|value| *value != 0.0));
-    // Nothing is learned in a run whose advantages are 0: what it leaves is what it began with.
+    // With advantages of 0, training changes nothing: the exported adapter equals the initial one.
     let still = ["grpo.advantage_scale=0", "loss.beta=0", "optimizer.weight_decay=0", "grpo.max_steps=1"];
     train(&runs, "first/model", "second", &still);
     assert_eq!(tensors(&runs, "second/model"), tensors(&runs, "first/model"));
@@ -33,7 +33,7 @@ fn an_adapter_as_the_model_is_where_training_starts() {
     {
         assert!(config.contains(&part), "{part} is not in {config}");
     }
-    // The same by name, and a run that goes on.
+    // The same adapter as `lora.adapter`, and a resumed run.
     let adapter = format!("lora={{adapter: {}}}", runs.text("first/model"));
     train(&runs, "model", "third", &[&still[..], &[&adapter]].concat());
     assert_eq!(tensors(&runs, "third/model"), tensors(&runs, "first/model"));

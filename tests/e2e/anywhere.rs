@@ -1,4 +1,4 @@
-//! Runs that go on in another folder, another time zone and on another day, and files that are named in other ways.
+//! Runs that resume in another folder, another time zone and on another day, and data files named by patterns.
 
 use crate::support::{Runs, command, refuse, rows, stderr, stdout, succeed};
 use crate::tiny_model::{arguments, prepare, train};
@@ -6,7 +6,7 @@ use serde_json::Value;
 use std::path::Path;
 use std::process::Output;
 
-/// The output of the binary in the folder `folder`.
+/// Returns the output of the binary in the folder `folder`.
 fn in_folder(folder: &Path, arguments: &[&str]) -> Output {
     let output = command(arguments).current_dir(folder).output().expect("the binary starts");
     assert_eq!(output.status.code(), Some(0), "{arguments:?}\n{}{}", stdout(&output), stderr(&output));
@@ -18,7 +18,7 @@ fn a_run_with_relative_paths_goes_on_from_any_folder() {
     let (runs, elsewhere) = (Runs::new(&[]), tempfile::tempdir().expect("a folder"));
     prepare(&runs);
     let home = runs.path("");
-    // A program beside the rows judges, and the adapter's base is read again.
+    // A program next to the rows is the reward, and the adapter's base model is read again on resume.
     std::fs::write(home.join("judge.sh"), "while read -r line; do echo 0.5; done\n").expect("written");
     let settings = [
         "rewards.programs={judge: {command: [/bin/sh, judge.sh]}}",
@@ -40,7 +40,7 @@ fn a_run_with_relative_paths_goes_on_from_any_folder() {
     std::fs::create_dir_all(&beside).expect("made");
     in_folder(&beside, &["train", "--resume", &relative, "--set", "grpo.max_steps=4"]);
     std::fs::remove_dir(&beside).expect("nothing was written there");
-    // From its own folder it goes on as before, and from one that has been moved with everything in it, too.
+    // The run resumes from its own folder, and after the whole folder was moved.
     in_folder(&home, &["train", "--resume", "run", "--set", "grpo.max_steps=5"]);
     let moved = elsewhere.path().join("moved");
     std::fs::rename(&home, &moved).expect("moved");
@@ -81,13 +81,13 @@ fn the_date_of_a_template_is_local_and_that_of_the_start() {
         let (_, date) = text.split_once(" on ").expect("a date");
         date.split(": ").next().expect("a date").to_owned()
     };
-    // At no time of the day are both in the same hour.
+    // These time zones never have the same hour.
     let (west, east) = (dates("America/Los_Angeles"), dates("Asia/Tokyo"));
     assert_ne!(west, east);
     let expected = |zone: &str| jiff::Zoned::now().in_tz(zone).expect("a time zone").strftime("%d %b %Y").to_string();
     assert!(west.starts_with(&expected("America/Los_Angeles")) && east.starts_with(&expected("Asia/Tokyo")));
 
-    // What a run was begun with stays, whenever and wherever it goes on.
+    // A resumed run keeps the date of its start, in any time zone.
     let arguments = arguments(&runs, "model", "run", &[]);
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let output = command(&arguments).env("TZ", "Asia/Tokyo").output().expect("the binary starts");
@@ -104,7 +104,7 @@ fn the_date_of_a_template_is_local_and_that_of_the_start() {
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
     let config = std::fs::read_to_string(runs.path("run/config.yaml")).expect("a configuration");
     assert!(config.contains(&format!("template_date: {date}")), "{config}");
-    // A date of one's own.
+    // A configured date.
     let set =
         ["data", &runs.text("rows.jsonl"), "--model", &runs.text("model"), "--set", "data.template_date=2024-07-26"];
     assert!(succeed(&set).contains(" on 26 Jul 2024 00: "));
@@ -128,13 +128,13 @@ fn data_files_are_named_by_patterns_and_from_the_home_folder() {
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
     let config = std::fs::read_to_string(runs.path("run/config.yaml")).expect("a configuration");
     assert!(config.contains("home/part-1.jsonl") && config.contains("home/part-2.jsonl"), "{config}");
-    // The run keeps the files that it was begun with, wherever its home is then.
+    // The run keeps its files, even if the home folder changes.
     std::fs::copy(runs.path("rows.jsonl"), home.join("part-3.jsonl")).expect("copied");
     succeed(&["train", "--resume", &runs.text("run"), "--set", "grpo.max_steps=2"]);
 }
 
 #[test]
-fn rows_are_read_once_for_a_run_however_often_it_goes_on() {
+fn resumed_runs_use_the_row_index_instead_of_reading_all_rows() {
     let runs = Runs::new(&[]);
     prepare(&runs);
     train(&runs, "model", "run", &["run.allow_changed_data=true"]);
@@ -146,7 +146,7 @@ fn rows_are_read_once_for_a_run_however_often_it_goes_on() {
     };
     let written = || std::fs::read_to_string(&index).expect("an index");
     let first = written();
-    // An index that is changed by hand is believed as long as its key fits: nothing else was read.
+    // An edited index is used while its key matches, which shows that the rows are not read again.
     let text = |json: &serde_json::Value| json.to_string();
     let mut edited: serde_json::Value = serde_json::from_str(&first).expect("JSON");
     let places = edited["index"]["training"][0].as_array_mut().expect("places");
@@ -155,7 +155,7 @@ fn rows_are_read_once_for_a_run_however_often_it_goes_on() {
     std::fs::write(&index, &edited).expect("written");
     steps(3);
     assert_eq!(written(), edited, "it is used, and not made anew");
-    // Neither a damaged one nor that of other rows is.
+    // A damaged index, or an index of other rows, is not used.
     std::fs::write(&index, "{").expect("written");
     steps(4);
     assert_eq!(written(), first);
@@ -170,7 +170,7 @@ fn rows_are_read_once_for_a_run_however_often_it_goes_on() {
 }
 
 #[test]
-fn completions_end_with_stop_texts_and_stop_tokens_and_have_a_length_of_their_own_in_evaluations() {
+fn stop_texts_stop_tokens_and_eval_max_completion_length_end_completions() {
     let runs = Runs::new(&[]);
     prepare(&runs);
     let lengths = |run: &str| -> Vec<(f64, f64)> {
@@ -181,7 +181,7 @@ fn completions_end_with_stop_texts_and_stop_tokens_and_have_a_length_of_their_ow
     };
     let settings = ["grpo.max_steps=1", "rollout.max_completion_length=24", "eval.max_completion_length=3"];
     train(&runs, "model", "free", &settings);
-    // Every token of the tokenizer's first 256 is a byte; most completions have an `e` soon.
+    // The tokenizer's first 256 tokens are the bytes; most completions contain an `e` early.
     let stop = ["rollout.stop=[e, a, o, '<|endoftext|>']"];
     train(&runs, "model", "stopped", &[&settings[..], &stop].concat());
     assert!(lengths("stopped")[0].1 < lengths("free")[0].1, "{:?} {:?}", lengths("stopped"), lengths("free"));
@@ -193,11 +193,11 @@ fn completions_end_with_stop_texts_and_stop_tokens_and_have_a_length_of_their_ow
         assert!(truncated || !before.contains(['e', 'a', 'o']), "{text:?}");
         assert!(!truncated || !text.contains(['e', 'a', 'o']), "{text:?}");
     }
-    // All tokens end a completion: none has more than one.
+    // With all tokens as stop tokens, no completion has more than one token.
     let ids: Vec<String> = (0..400).map(|id| id.to_string()).collect();
     train(&runs, "model", "one", &[&settings[..], &[&format!("rollout.stop_token_ids=[{}]", ids.join(","))]].concat());
     assert!(lengths("one")[0].1 < 0.5, "{:?}", lengths("one"));
-    // generation_config.json, unless the run says otherwise.
+    // `stop_strings` of generation_config.json apply unless `rollout.stop` is set.
     std::fs::write(runs.path("model/generation_config.json"), r#"{"stop_strings": ["e", "a"]}"#).expect("written");
     train(&runs, "model", "of_the_model", &settings);
     let config = |run: &str| std::fs::read_to_string(runs.path(run).join("config.yaml")).expect("a configuration");

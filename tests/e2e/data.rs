@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 
-/// A model folder without weights, which nobody reads, and a file of rows in it.
+/// Creates a model folder without weights, and a file of rows in it.
 fn folder(family: &str, rows: &str) -> (TempDir, PathBuf, PathBuf) {
     let folder = tempfile::tempdir().unwrap();
     let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/tests/fixtures/chat").join(family);
@@ -26,7 +26,7 @@ fn folder(family: &str, rows: &str) -> (TempDir, PathBuf, PathBuf) {
     (folder, path, data)
 }
 
-/// Rows like those of GSM8K, one of which is too long for the model and one of which holds a special token.
+/// Returns rows like GSM8K's; one is too long for the model, and one contains a special token.
 fn gsm8k() -> String {
     let row = |question: String, answer: usize| json!({"question": question, "answer": format!("So it is {answer}.\n#### {answer}")});
     let mut rows: Vec<Value> = (0..40).map(|i| row(format!("What is {i} + 1?"), i + 1)).collect();
@@ -114,7 +114,7 @@ fn variables_of_the_chat_template_and_another_template_are_in_the_prompt() {
     let thought = |prompt: &String| format!("{prompt}<think>\n\n</think>\n\n");
     let silent = prompts(&["data.chat_template_kwargs={enable_thinking: false}"]);
     assert_eq!(silent, plain.iter().map(thought).collect::<Vec<_>>(), "Qwen3 is told that it has thought already");
-    // Another template, its variables of several types, and the model's own nowhere.
+    // Another template, with its own variables of several types.
     let template = folder.path().join("mine.jinja");
     let source = "{% for m in messages %}[{{ m.role }}, {{ tone }}]{{ m.content }}{% for n in shots %}|{{ n + 1 }}{% endfor %}\
                   {% endfor %}{% if add_generation_prompt %}[answer]{% endif %}";
@@ -126,7 +126,7 @@ fn variables_of_the_chat_template_and_another_template_are_in_the_prompt() {
     };
     let mine = prompts(&[&of_file, "data.chat_template_kwargs={tone: calm, shots: [1, 2]}"]);
     assert_eq!(mine, plain.iter().map(question).collect::<Vec<_>>());
-    // What is wrong with them is said by key or by file.
+    // Errors name the key or the file.
     let refuse = |setting: &str| {
         let arguments = ["data", data, "--model", model, "--set", setting];
         refused(&arguments, &grpo(&arguments))
@@ -139,7 +139,7 @@ fn variables_of_the_chat_template_and_another_template_are_in_the_prompt() {
     assert!(text.contains("mine.jinja") && text.contains("line 1"), "{text}");
 }
 
-/// Both commands say it, before weights are looked for.
+/// `data` and `train` report the error before they look for weights.
 #[test]
 fn a_file_that_cannot_be_used_is_said_with_its_key_and_an_example() {
     let (folder, model, data) = folder("qwen3", &gsm8k());
@@ -189,7 +189,7 @@ fn a_file_that_cannot_be_used_is_said_with_its_key_and_an_example() {
     assert!(missed.is_empty(), "{}", missed.join("\n"));
 }
 
-/// The mean reward of the completions of rows, by `grpo data`.
+/// Returns the mean reward of the completions of rows, from `grpo data`.
 fn mean_reward(reward: &str, rows: &[Value], settings: &[String]) -> f64 {
     let rows: String = rows.iter().map(|row| format!("{row}\n")).collect();
     let (_folder, model, data) = folder("qwen3", &rows);
@@ -209,7 +209,7 @@ fn mean_reward(reward: &str, rows: &[Value], settings: &[String]) -> f64 {
     of_completions["mean"].as_f64().unwrap_or(0.0)
 }
 
-/// The same of right answers and completions.
+/// Returns the mean reward of pairs of reference answer and completion.
 fn mean_of_pairs(reward: &str, pairs: &[(&str, &str)]) -> f64 {
     let rows = pairs.iter().enumerate();
     let rows = rows.map(
@@ -219,7 +219,7 @@ fn mean_of_pairs(reward: &str, pairs: &[(&str, &str)]) -> f64 {
 }
 
 #[test]
-fn a_template_that_opens_think_counts_for_the_layout() {
+fn a_think_tag_of_the_template_counts_for_format_rewards() {
     let folder = tempfile::tempdir().unwrap();
     let template = folder.path().join("template.jinja");
     std::fs::write(&template, "{% for m in messages %}{{ m.content }}{% endfor %}<think>\n").unwrap();
@@ -235,7 +235,7 @@ fn a_template_that_opens_think_counts_for_the_layout() {
 }
 
 #[test]
-fn any_answer_of_a_list_is_right_and_long_integers_keep_their_digits() {
+fn any_answer_of_a_list_is_correct_and_long_integers_keep_their_digits() {
     let row =
         |answer: Value, completion: &str| json!({"prompt": completion, "answer": answer, "completion": completion});
     let rows = [row(json!(["1", "one"]), "one"), row(json!(["2"]), "2")];
@@ -253,9 +253,9 @@ fn any_answer_of_a_list_is_right_and_long_integers_keep_their_digits() {
     assert!(found["rewards"].as_array().unwrap().iter().all(|row| row["mean"] == 1.0), "{found}");
 }
 
-/// One completion of each kind; crates/rewards/tests/fast/answers.rs has many.
+/// Tests one completion of each kind; crates/rewards/tests/fast/answers.rs tests many.
 #[test]
-fn completions_are_right_as_people_write_them() {
+fn answers_in_common_notations_are_correct() {
     let steps = "First the boxes are counted, then the price of each one is looked up in the list.\n";
     let price = format!("{steps}So she gets $400 + $60 = $460.");
     let right = [
@@ -281,7 +281,7 @@ fn completions_are_right_as_people_write_them() {
 }
 
 #[test]
-fn prompts_that_are_rendered_already_are_refused_or_taken_as_such() {
+fn rendered_prompts_are_an_error_unless_prompts_are_rendered_is_set() {
     let chat = |text: &str| format!("<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n");
     let row = |text: String| format!("{}\n", json!({"prompt": text, "answer": "2"}));
     let rows: String = (0..20).map(|i| row(chat(&format!("What is {i} + 1?")))).collect();
@@ -305,7 +305,7 @@ fn prompts_that_are_rendered_already_are_refused_or_taken_as_such() {
     assert_eq!(shown, chat("What is 0 + 1?"));
     assert_eq!(rendered[0], as_text[0], "a text without special tokens is the same either way");
     assert!(as_text[1] > rendered[1] + 3 * 5, "{rendered:?} {as_text:?}");
-    // What the chat template makes of the message has as many tokens as the text that it renders.
+    // The rendered message has as many tokens as the same text with `data.prompts_are_rendered`.
     let messages: String = (0..20)
         .map(|i| {
             format!(
@@ -318,7 +318,7 @@ fn prompts_that_are_rendered_already_are_refused_or_taken_as_such() {
     std::fs::write(&path, messages).unwrap();
     assert_eq!(lengths(model, &path, "seed=1").0, rendered[1..]);
 
-    // A BOS that is there is the only one, and one that is not is put there.
+    // An existing BOS is not repeated, and a missing one is added.
     let text = "<|start_header_id|>user<|end_header_id|>\n\nHi<|eot_id|>";
     let rows = row(format!("<|begin_of_text|>{text}")) + &row(text.to_owned());
     let (_folder, model, data) = folder("llama3", &rows);

@@ -6,9 +6,9 @@ use std::path::Path;
 
 const SHORT: [&str; 4] = ["warmup.steps=2", "grpo.max_steps=3", "eval.eval_steps=0", "run.save_steps=0"];
 
-/// `train` with a reward `judge` that is a shell script.
+/// Returns the arguments of `train` with a reward `judge` that is a shell script.
 fn arguments(runs: &Runs, script: &Path, settings: &[&str]) -> Vec<String> {
-    // One batch per rollout: a program that dies is started again, after a while, for each of its batches.
+    // One batch per rollout, because a failing program is restarted with a delay for each batch.
     let judge = format!("rewards.programs={{judge: {{command: [/bin/sh, {}], batch_size: 256}}}}", script.display());
     let mut arguments: Vec<String> =
         ["train", &tiny().display().to_string(), "--run-dir", &runs.text("a")].map(Into::into).into();
@@ -34,7 +34,7 @@ fn a_program_that_is_missing_or_cannot_work_leaves_nothing_behind() {
 }
 
 #[test]
-fn a_program_may_answer_true_and_false() {
+fn a_reward_program_may_answer_true_and_false() {
     let runs = Runs::new(&[]);
     let script = runs.path("judge.sh");
     let judge = "while read -r l; do case $l in *'\"completion\":\"1'*) echo '{\"reward\": false}';; *) echo '{\"reward\": true}';; esac; done";
@@ -49,7 +49,7 @@ fn a_program_may_answer_true_and_false() {
 fn a_run_survives_a_program_that_fails_now_and_then_and_stops_where_it_always_does() {
     let runs = Runs::new(&[]);
     let script = runs.path("judge.sh");
-    // Every seventh completion is not judged.
+    // The program fails to score every seventh completion.
     let now_and_then = "n=0; while read -r l; do n=$((n+1)); if [ $((n % 7)) = 0 ]; then echo '{\"error\": \"odd\"}'; else echo 1; fi; done";
     std::fs::write(&script, now_and_then).expect("a script");
     let arguments = arguments(&runs, &script, &["rewards.max_consecutive_failures=8"]);
@@ -58,7 +58,7 @@ fn a_run_survives_a_program_that_fails_now_and_then_and_stops_where_it_always_do
     let failures = rows.iter().filter(|row| row["phase"] == "grpo").map(|row| row["rewards/judge/failures"].as_f64());
     assert!(failures.clone().count() == 3 && failures.clone().all(|count| count > Some(0.0)), "{rows:?}");
 
-    // One that dies after the first completion, which is the probe's.
+    // This program exits after the first completion, which is the probe's.
     std::fs::remove_dir_all(runs.path("a")).expect("a run");
     std::fs::write(
         &script,
@@ -68,13 +68,13 @@ fn a_run_survives_a_program_that_fails_now_and_then_and_stops_where_it_always_do
     let text = refused_at_last(&as_strs(&arguments));
     assert!(text.contains("`judge`") && text.contains("gone") && text.contains("--resume"), "{text}");
     assert_eq!(names(&runs.path("a/checkpoints")), ["step-000000"]);
-    // Mended, the run goes on to its end.
+    // With a fixed program, the run resumes and finishes.
     std::fs::write(&script, now_and_then).expect("a script");
     succeed(&["train", "--resume", &runs.text("a")]);
     assert!(runs.path("a/summary.json").exists());
 }
 
-/// The last line on standard error of a call that ends with exit code 2 after warnings.
+/// Returns the last line on standard error of a command that exits with code 2 after warnings.
 fn refused_at_last(arguments: &[&str]) -> String {
     let output = command(arguments)
         .env("PATH", std::env::var_os("PATH").unwrap_or_default())

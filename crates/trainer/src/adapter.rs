@@ -1,4 +1,4 @@
-//! Runs that start from an adapter in PEFT's layout.
+//! Training that starts from an adapter in PEFT's layout.
 
 use crate::error::{Error, Result};
 use crate::pretrained::Pretrained;
@@ -7,12 +7,12 @@ use models::{Adapter, LoraConfig, ModelConfig, NamedTensor};
 use policy::{Policy, StateGroup, TensorSink, Weights, export_all};
 use std::path::{Path, PathBuf};
 
-/// Replaces an adapter that stands for a model by its base and `lora.adapter`, and takes rank, alpha and targets of `lora.adapter` into the
+/// If `model` is an adapter, replaces it by its base model and sets `lora.adapter`. Copies rank, alpha and targets of `lora.adapter` to the
 /// section `lora`.
 ///
 /// # Errors
-/// [`Error::Config`] for an adapter that does not name its base, for two adapters, and for a section that says something else than the
-/// adapter; those of [`Adapter::read_config`].
+/// [`Error::Config`] for an adapter without the name of its base model, for two adapters, and for a section that contradicts the adapter;
+/// the errors of [`Adapter::read_config`].
 pub(crate) fn resolve(config: &mut TrainConfig) -> Result<()> {
     if let ModelSource::Pretrained(name) = &config.model
         && Adapter::is_in(Path::new(name))
@@ -68,10 +68,10 @@ pub(crate) fn resolve(config: &mut TrainConfig) -> Result<()> {
     Ok(())
 }
 
-/// Puts the weights of the adapter of a configuration, if it has one, into a policy with fresh adapters.
+/// Loads the weights of the configuration's adapter, if there is one, into a policy with newly initialised adapters.
 ///
 /// # Errors
-/// Those of [`Adapter::open`] and [`Adapter::check_base`], and of the policy.
+/// The errors of [`Adapter::open`], [`Adapter::check_base`] and the policy.
 pub(crate) fn start(
     config: &TrainConfig,
     shape: &ModelConfig,
@@ -91,7 +91,7 @@ pub(crate) fn start(
         .iter()
         .flat_map(|matrix| [(matrix.lora_a(), adapter.lora_a(matrix)), (matrix.lora_b(), adapter.lora_b(matrix))]);
     for (name, values) in stored {
-        // A policy's own names differ from PEFT's; its tensors come in the same order under both.
+        // The policy's names differ from PEFT's, but both have the same order.
         let position = named.0.iter().filter(|tensor| is_adapter(tensor)).position(|tensor| tensor.name == name);
         let tensor = position.and_then(|position| own.iter_mut().filter(|tensor| is_own(tensor)).nth(position));
         let values = values?.to_vec();
@@ -103,17 +103,17 @@ pub(crate) fn start(
     Ok(policy.import_weights(&own)?)
 }
 
-/// Whether a tensor is of an adapter, by its name in PEFT's files.
+/// Returns `true` for a tensor of an adapter, by its name in PEFT's files.
 fn is_adapter(tensor: &NamedTensor) -> bool {
     tensor.name.contains(".lora_A.") || tensor.name.contains(".lora_B.")
 }
 
-/// Whether a tensor is of an adapter, by its name in checkpoints.
+/// Returns `true` for a tensor of an adapter, by its name in checkpoints.
 fn is_own(tensor: &NamedTensor) -> bool {
     tensor.name.ends_with(".a") || tensor.name.ends_with(".b")
 }
 
-/// Tensors in the order in which they come.
+/// Collects tensors in order.
 struct Collected(Vec<NamedTensor>);
 
 impl TensorSink for Collected {

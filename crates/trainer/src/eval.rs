@@ -238,7 +238,7 @@ struct Sampled {
 }
 
 impl Sampled {
-    /// What reward functions are given of the completions.
+    /// Returns the inputs of reward functions for the completions.
     fn inputs<'a>(&'a self, items: &'a [Item]) -> Vec<RewardInput<'a>> {
         let per_item = self.completions.len() / items.len().max(1);
         (self.completions.iter().zip(&self.texts).enumerate())

@@ -70,10 +70,11 @@ pub fn open_data(
     Ok(data::open(config, seed, &encoder, index)?)
 }
 
-/// The numbers of tokens of prompts, or bounds on them that are at most `limit`, on all threads.
+/// Counts the tokens of prompts on all threads. Results of at most `limit` may be upper bounds.
 ///
 /// # Errors
-/// Of a prompt: those of [`encode_prompt`], and a text with special tokens in it where `data.prompts_are_rendered` does not say what they are.
+/// Each prompt has its own result: the errors of [`encode_prompt`], and an error for a text with special-token strings if
+/// `data.prompts_are_rendered` is not set.
 pub fn count_tokens(
     tokenizer: &dyn Tokenizer,
     config: &DataConfig,
@@ -128,9 +129,9 @@ pub(crate) fn encode_prompts<'a>(
     items.into_iter().map(|item| encode_prompt(tokenizer, &item.prompt)).collect()
 }
 
-/// Returns `true` if a prompt ends with `<think>`, as that of a chat template may.
+/// Returns `true` if a prompt ends with `<think>`, as with some chat templates.
 pub fn opens_think(tokenizer: &dyn Tokenizer, prompt: &[u32]) -> bool {
-    /// More tokens than the tag has in any tokenizer.
+    /// More tokens than any tokenizer needs for the tag.
     const TAIL: usize = 16;
     let tail = tokenizer.decode(&prompt[prompt.len().saturating_sub(TAIL)..]);
     tail.is_ok_and(|text| text.trim_end().ends_with("<think>"))

@@ -1,17 +1,16 @@
-//! What ends a completion: the tokens and the texts of a run.
+//! The stop tokens and stop texts of a run.
 
 use crate::train_config::RolloutConfig;
 use models::Tokenizer;
 use policy::StopCondition;
 
-/// The number of tokens before a stop text that are decoded with it: the first tokens of a part of a completion may lose a space or a part of a
-/// character.
+/// The number of tokens that are decoded before a stop text, because the first decoded tokens may lose a space or a part of a character.
 const BEFORE: usize = 8;
 
-/// The tokens and the texts that end a completion.
+/// The tokens and texts that end a completion.
 #[derive(Debug)]
 pub(crate) struct Stops<'a> {
-    /// The ids of the tokenizer, and those of `rollout.stop_token_ids`.
+    /// The stop ids of the tokenizer, and `rollout.stop_token_ids`.
     pub(crate) ids: Vec<u32>,
     texts: StopTexts<'a>,
 }
@@ -20,22 +19,22 @@ pub(crate) struct Stops<'a> {
 struct StopTexts<'a> {
     tokenizer: &'a dyn Tokenizer,
     texts: &'a [String],
-    /// The number of tokens that the longest text spans at most, and some before it.
+    /// The maximum number of tokens of the longest text, plus [`BEFORE`].
     window: usize,
 }
 
 impl<'a> Stops<'a> {
-    /// Those of a run.
+    /// Returns the stop tokens and texts of a run.
     pub(crate) fn new(config: &'a RolloutConfig, tokenizer: &'a dyn Tokenizer) -> Self {
         let mut ids = tokenizer.stop_ids();
         ids.extend(config.stop_token_ids.iter().filter(|id| !tokenizer.stop_ids().contains(id)));
         let texts = config.stop.as_deref().unwrap_or_default();
-        // A token of a text has one byte of it at least.
+        // Each token of a text has at least one byte.
         let window = texts.iter().map(String::len).max().unwrap_or(0) + BEFORE;
         Self { ids, texts: StopTexts { tokenizer, texts, window } }
     }
 
-    /// The condition of the texts; `None` without texts.
+    /// Returns the condition for stop texts; `None` if there are none.
     pub(crate) fn condition(&self) -> Option<&dyn StopCondition> {
         (!self.texts.texts.is_empty()).then_some(&self.texts)
     }
@@ -60,7 +59,7 @@ mod tests {
     use super::*;
     use models::{CharTokenizer, HfTokenizer};
 
-    /// The number of tokens after which a completion of `text` ends.
+    /// Returns the number of tokens after which a completion of `text` ends.
     fn ends(tokenizer: &dyn Tokenizer, stop: &[&str], text: &str) -> Option<usize> {
         let config =
             RolloutConfig { stop: Some(stop.iter().map(|text| (*text).to_owned()).collect()), ..Default::default() };
@@ -90,7 +89,7 @@ mod tests {
         assert_eq!(ends(&tokenizer, &["absent"], "It is 72"), None);
         assert_eq!(ends(&tokenizer, &[], "It is 72"), None);
         assert_eq!(ends(&CharTokenizer, &["12"], "3+9=123"), Some(6));
-        // A special token may be one of them, and one that is far behind the beginning is found.
+        // A stop text may be a special token, and it is found far from the start.
         let long = tokenizer.encode(&"word ".repeat(50)).unwrap();
         let special = tokenizer.encode_rendered("<|endoftext|>").unwrap();
         let config = RolloutConfig {

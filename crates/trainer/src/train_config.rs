@@ -229,7 +229,7 @@ pub struct EvalConfig {
     pub min_p: Option<f64>,
     /// Like `rollout.repetition_penalty`.
     pub repetition_penalty: Option<f64>,
-    /// The largest number of tokens of a completion of an evaluation; that of `rollout` where it is `None`.
+    /// The maximum number of tokens of a completion in an evaluation; `None` is `rollout.max_completion_length`.
     pub max_completion_length: Option<usize>,
 }
 

@@ -37,7 +37,7 @@ impl From<Place> for (u64, u32, u32) {
     }
 }
 
-/// The number of rows that are read at a time, and of bytes after which they are fewer.
+/// The maximum number of rows, and of bytes, that are read before they are parsed.
 const BATCH: usize = 1 << 11;
 const BATCH_BYTES: u64 = 1 << 24;
 
@@ -121,7 +121,7 @@ impl Lines {
                     break;
                 }
             }
-            // What is wrong with an earlier row is said first.
+            // The errors of earlier rows are reported first.
             each(&rows)?;
             if end? {
                 return Ok(());
@@ -208,16 +208,16 @@ impl Lines {
     }
 }
 
-/// A line of JSON with the integers in quotes that 64 bits do not hold, which would lose digits as numbers.
+/// Puts quotes around integers that do not fit 64 bits, which would lose digits as numbers.
 fn quote_long_integers(line: &str) -> Cow<'_, str> {
-    /// The digits of the shortest integer that may not fit.
+    /// The number of digits of the shortest integer that may not fit.
     const LONG: usize = 19;
     let has_long = line.as_bytes().split(|byte| !byte.is_ascii_digit()).any(|digits| digits.len() >= LONG);
     if !has_long {
         return Cow::Borrowed(line);
     }
     let (mut quoted, mut rest) = (String::with_capacity(line.len() + 2), line);
-    // Text and numbers in turns: a number ends where a character that is in none begins.
+    // Strings and numbers are copied in turn. A number ends at the first character that cannot be part of one.
     while let Some(at) = rest.find(|c: char| c == '"' || c == '-' || c.is_ascii_digit()) {
         let (before, token) = rest.split_at(at);
         quoted.push_str(before);
@@ -240,7 +240,8 @@ fn quote_long_integers(line: &str) -> Cow<'_, str> {
     Cow::Owned(quoted + rest)
 }
 
-/// The bytes of the JSON text at the beginning of `text`, quotes included; all of it where the text has no end.
+/// Returns the length in bytes of the JSON string at the start of `text`, including quotes; the length of `text` if the string is not
+/// closed.
 fn length_of_text(text: &str) -> usize {
     let mut escaped = false;
     let end = text.bytes().skip(1).position(|byte| match byte {

@@ -59,20 +59,20 @@ pub struct FileDataset {
     report: DataReport,
 }
 
-/// What was found when files were read: where the rows are that are trained on and held out, and what became of the others. It belongs to
-/// the files, the configuration and the encoder that it was made with.
+/// The result of reading files: the positions of training and held-out rows, and the report. It is valid only for the same files,
+/// configuration and encoder.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RowIndex {
-    /// The places of the training rows of each file, those of `data.eval_files` first.
+    /// The positions of the training rows of each file, starting with `data.eval_files`.
     training: Vec<Vec<Place>>,
-    /// The held-out rows in their order: the file, and the place.
+    /// The held-out rows in order: file and position.
     held_out: Vec<(usize, Place)>,
     report: DataReport,
 }
 
 impl RowIndex {
-    /// What became of the rows.
+    /// The counts of rows.
     pub fn report(&self) -> &DataReport {
         &self.report
     }
@@ -129,12 +129,10 @@ impl FileDataset {
         Ok((Self::of(config, seed, reader, files, held_out, report.clone()), report))
     }
 
-    /// Opens the files of a configuration, of which no row is read: `index` is that of the same files, opened with the same configuration
-    /// and the same model.
+    /// Opens the files of a configuration without reading rows. `index` is the result for the same files, configuration and model.
     ///
     /// # Errors
-    /// [`Error::Config`]; [`Error::Io`] and [`Error::File`] for a file that cannot be opened, and where there are other files than in the
-    /// index.
+    /// [`Error::Config`]; [`Error::Io`] and [`Error::File`] for a file that cannot be opened, or for other files than those in the index.
     pub fn with_index(config: &DataConfig, seed: u64, has_chat_template: bool, index: RowIndex) -> Result<Self> {
         config.validate()?;
         let reader = RowReader::new(config, has_chat_template)?;
@@ -247,10 +245,10 @@ impl Opening<'_> {
                 .par_iter()
                 .map(|(place, text)| Parsed::read(reader, &lines, *place, text, &source, known))
                 .collect();
-            // Up to the first row with something wrong.
+            // The rows before the first error.
             let good: Vec<&Parsed> = parsed.iter().map_while(|row| row.as_ref().ok()).collect();
             let prompts: Vec<&Prompt> = good.iter().map(|row| &row.item.prompt).collect();
-            // The longest prompt is counted to the token in the first rows, and then in those with the largest bounds.
+            // The first rows are encoded exactly; for later rows, a bound below the limit is enough.
             let is_exact = self.encoder.is_exact || report.rows < EXACT_ROWS;
             let mut lengths = match &limit {
                 Some((limit, _)) => (self.encoder.count)(&prompts, if is_exact { 0 } else { *limit }),

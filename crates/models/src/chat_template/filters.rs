@@ -1,17 +1,17 @@
-//! Jinja's filters `indent`, `int` and `float`, and what a loop iterates over.
+//! Jinja's filters `indent`, `int` and `float`, and the filter around the iterable of a loop.
 
 use super::limits::Text;
 use super::python;
 use minijinja::value::{Kwargs, Rest, Value, ValueKind, from_args};
 use minijinja::{Error, ErrorKind, State};
 
-/// The longest indentation of a line.
+/// The maximum indentation of a line.
 const MAX_INDENT: usize = 1 << 10;
 
-/// `indent(s, width=4, first=False, blank=False)`.
+/// Returns `indent(s, width=4, first=False, blank=False)`.
 ///
 /// # Errors
-/// For arguments of other types, and a text that is too long.
+/// An error for arguments of other types, and for a text that is too long.
 pub(super) fn indent(state: &State<'_, '_>, value: &Value, args: Rest<Value>, options: Kwargs) -> Result<Value, Error> {
     let (width, first, blank): (Option<Value>, Option<bool>, Option<bool>) = from_args(&args)?;
     let width = match width {
@@ -34,7 +34,7 @@ pub(super) fn indent(state: &State<'_, '_>, value: &Value, args: Rest<Value>, op
             },
         },
     };
-    // With the line end that Jinja adds, the last line is there, too, where it is empty.
+    // With this line end, which Jinja also adds, an empty last line is included.
     let text = python::text(value)? + "\n";
     let mut out = Text::default();
     for (index, line) in python::lines(&text, false).into_iter().enumerate() {
@@ -50,7 +50,7 @@ pub(super) fn indent(state: &State<'_, '_>, value: &Value, args: Rest<Value>, op
     Ok(Value::from(out.into_string()))
 }
 
-/// `int(value, default=0, base=10)`.
+/// Returns `int(value, default=0, base=10)`.
 pub(super) fn int(value: &Value, default: Option<Value>, base: Option<u32>, options: Kwargs) -> Result<Value, Error> {
     let default = default.or(options.get("default")?).unwrap_or_else(|| Value::from(0));
     let base = base.or(options.get("base")?).unwrap_or(10);
@@ -69,7 +69,7 @@ pub(super) fn int(value: &Value, default: Option<Value>, base: Option<u32>, opti
     })
 }
 
-/// `float(value, default=0.0)`.
+/// Returns `float(value, default=0.0)`.
 pub(super) fn float(value: &Value, default: Option<Value>, options: Kwargs) -> Result<Value, Error> {
     let default = default.or(options.get("default")?).unwrap_or_else(|| Value::from(0.0));
     options.assert_all_used()?;
@@ -81,7 +81,7 @@ pub(super) fn float(value: &Value, default: Option<Value>, options: Kwargs) -> R
     Ok(number.map_or(default, Value::from))
 }
 
-/// `int(text, base)` of Python: digits with single underscores between them, and a prefix such as `0x` for its base or for base 0.
+/// Parses Python's `int(text, base)`: digits with single underscores between them, and a prefix such as `0x` for its base or for base 0.
 fn whole(text: &str, base: u32) -> Option<i128> {
     let text = text.trim();
     let (sign, digits) = match text.strip_prefix('-') {
@@ -102,7 +102,7 @@ fn whole(text: &str, base: u32) -> Option<i128> {
     i128::from_str_radix(&format!("{sign}{}", ungrouped(digits)?), base).ok()
 }
 
-/// `float(text)` of Python.
+/// Parses Python's `float(text)`.
 fn number(text: &str) -> Option<f64> {
     let text = ungrouped(text.trim())?;
     let plain = text.trim_start_matches(['+', '-']).to_ascii_lowercase();
@@ -114,7 +114,7 @@ fn number(text: &str) -> Option<f64> {
     if is_name || is_number { text.parse().ok() } else { None }
 }
 
-/// The digits of a number without the underscores between them; `None` where one is not between two digits.
+/// Removes the underscores of a number; `None` if one is not between two digits.
 fn ungrouped(text: &str) -> Option<String> {
     let bytes = text.as_bytes();
     let is_digit = |at: Option<usize>| at.and_then(|at| bytes.get(at)).is_some_and(u8::is_ascii_alphanumeric);
@@ -122,10 +122,10 @@ fn ungrouped(text: &str) -> Option<String> {
     underscores.all(|at| is_digit(at.checked_sub(1)) && is_digit(Some(at + 1))).then(|| text.replace('_', ""))
 }
 
-/// What `for` iterates over: a list where minijinja would have an iterator of unknown length, which has no `loop.last`.
+/// Returns the items of a loop: iterators become lists, because minijinja does not know their length and cannot set `loop.last`.
 ///
 /// # Errors
-/// For more items than the steps that are left.
+/// An error for more items than the remaining steps.
 pub(super) fn listed(state: &State<'_, '_>, value: Value) -> Result<Value, Error> {
     if let Some(text) = value.as_str() {
         state.consume_fuel(text.chars().count() as u64)?;

@@ -1,17 +1,17 @@
-//! `format % arguments` and the filter `format`, as Python formats strings.
+//! Python's string formatting: `format % arguments` and the filter `format`.
 
 use super::limits::{MAX_OUTPUT, Text, steps, too_long};
 use super::python;
 use minijinja::value::{Kwargs, Rest, Tuple, Value, ValueKind};
 use minijinja::{Error, ErrorKind, State};
 
-/// The largest width or precision of a field.
+/// The maximum width or precision of a field.
 const MAX_WIDTH: usize = 1 << 16;
 
-/// `left % right`: formats a string, or takes the remainder of numbers, which has the sign of the divisor.
+/// Returns `left % right`: formats a string, or computes the remainder of numbers, which has the sign of the divisor.
 ///
 /// # Errors
-/// For a format that does not fit its arguments, a division by zero, and operands of other types.
+/// An error for a format that does not match its arguments, for a division by zero, and for operands of other types.
 pub(super) fn percent(state: &State<'_, '_>, left: &Value, right: &Value) -> Result<Value, Error> {
     if let Some(format) = left.as_str() {
         return match right.downcast_object_ref::<Tuple>() {
@@ -46,10 +46,10 @@ fn is_whole(value: &Value) -> bool {
     value.is_integer() || value.kind() == ValueKind::Bool
 }
 
-/// The filter `format(*args, **kwargs)`: `value % (kwargs or args)`.
+/// Applies the filter `format(*args, **kwargs)`: `value % (kwargs or args)`.
 ///
 /// # Errors
-/// As [`percent`].
+/// The errors of [`percent`].
 pub(super) fn format(state: &State<'_, '_>, value: &Value, args: Rest<Value>, named: Kwargs) -> Result<Value, Error> {
     let format = python::text(value)?;
     let pairs = named.args().map(|name| Ok((name, named.get::<Value>(name)?)));
@@ -157,7 +157,7 @@ fn formatted(state: &State<'_, '_>, format: &str, args: &[Value], map: Option<&V
         out.push(&text)?;
     }
     out.push(rest)?;
-    // A dictionary may be left over, whether the format names its entries or not.
+    // A dictionary may have entries that the format does not use.
     if !uses_names && map.is_none() && args.next().is_some() {
         return Err(invalid("format: not all arguments converted during string formatting".into()));
     }
@@ -252,7 +252,7 @@ impl Field {
     }
 }
 
-/// `%.Ne`: an exponent of two digits at least.
+/// Formats `%.Ne`: the exponent has at least two digits.
 fn exponent(number: f64, precision: usize) -> String {
     let text = format!("{number:.precision$e}");
     let (digits, exponent) = text.split_once('e').unwrap_or((&text, "0"));
@@ -260,7 +260,7 @@ fn exponent(number: f64, precision: usize) -> String {
     format!("{digits}e{sign}{exponent:0>2}")
 }
 
-/// `%.Ng`: `precision` significant digits, without zeros at the end.
+/// Formats `%.Ng`: `precision` significant digits, without trailing zeros.
 fn general(number: f64, precision: usize, keeps_zeros: bool) -> String {
     let scientific = exponent(number, precision - 1);
     let power: i64 = scientific.split_once('e').and_then(|(_, power)| power.parse().ok()).unwrap_or(0);

@@ -1,14 +1,14 @@
-//! Python's methods of strings that minijinja lacks or has in another form.
+//! Python's string methods that minijinja lacks or implements differently.
 
 use super::limits::{MAX_OUTPUT, Text, steps, too_long};
 use super::python;
 use minijinja::value::{Kwargs, Tuple, Value, from_args};
 use minijinja::{Error, ErrorKind, State};
 
-/// The result of `text.method(*args)`; `None` for a method that is not one of these.
+/// Returns the result of `text.method(*args)`; `None` for a method that is not in this module.
 ///
 /// # Errors
-/// For arguments that the method does not take, and a result that is too long.
+/// An error for invalid arguments, and for a result that is too long.
 pub(super) fn method(state: &State<'_, '_>, text: &str, method: &str, args: &[Value]) -> Result<Option<Value>, Error> {
     let tuple = |parts: [&str; 3]| Value::from(Tuple::from(parts.map(Value::from).to_vec()));
     Ok(Some(match method {
@@ -55,7 +55,7 @@ pub(super) fn method(state: &State<'_, '_>, text: &str, method: &str, args: &[Va
             let left = match method {
                 "ljust" => 0,
                 "rjust" => missing,
-                // As CPython: the odd character goes to the left where the width is odd.
+                // Like CPython: if the width is odd, the extra character is on the left.
                 _ => missing / 2 + (missing & usize::try_from(width).unwrap_or(0) & 1),
             };
             let fill = |count: usize| std::iter::repeat_n(fill, count).collect::<String>();
@@ -69,7 +69,7 @@ pub(super) fn method(state: &State<'_, '_>, text: &str, method: &str, args: &[Va
         }
         "casefold" => {
             let () = from_args(args)?;
-            // Full case folding but for letters whose folding is neither their lower case nor ss.
+            // Full case folding, except for letters that fold to neither their lower case nor ss.
             Value::from(text.to_lowercase().replace('ß', "ss").replace('ς', "σ"))
         }
         "swapcase" => {
@@ -125,7 +125,7 @@ fn separator(args: &[Value]) -> Result<&str, Error> {
     }
 }
 
-/// The number of characters that `text` lacks to be `width` long.
+/// Returns the number of characters that `text` needs to be `width` characters long.
 fn missing(state: &State<'_, '_>, text: &str, width: i64) -> Result<usize, Error> {
     let width = usize::try_from(width).unwrap_or(0);
     if width > MAX_OUTPUT / 4 {
@@ -135,7 +135,7 @@ fn missing(state: &State<'_, '_>, text: &str, width: i64) -> Result<usize, Error
     Ok(width.saturating_sub(text.chars().count()))
 }
 
-/// `text.split(sep=None, maxsplit=-1)`, and from the right.
+/// Returns `text.split(sep=None, maxsplit=-1)`, or `rsplit`.
 fn split(state: &State<'_, '_>, text: &str, from_right: bool, args: &[Value]) -> Result<Value, Error> {
     let (separator, most, options): (Option<Value>, Option<i64>, Kwargs) = from_args(args)?;
     let separator = match separator {
@@ -160,7 +160,7 @@ fn split(state: &State<'_, '_>, text: &str, from_right: bool, args: &[Value]) ->
     Ok(parts.into_iter().map(Value::from).collect())
 }
 
-/// The words of a text, at most `most + 1`; the last one is the rest. From the right they come in reverse.
+/// Splits a text into at most `most + 1` words; the last one is the rest. From the right, they are in reverse order.
 fn words(text: &str, from_right: bool, most: usize) -> Vec<&str> {
     let mut parts = vec![];
     let mut rest = if from_right { text.trim_end() } else { text.trim_start() };
@@ -184,7 +184,7 @@ fn words(text: &str, from_right: bool, most: usize) -> Vec<&str> {
     parts
 }
 
-/// Where `what` is between the characters `start` and `end`, in characters.
+/// Returns the position of `what` between the characters `start` and `end`, in characters.
 fn position(text: &str, is_last: bool, args: &[Value]) -> Result<Option<usize>, Error> {
     let (what, start, end): (&str, Option<i64>, Option<i64>) = from_args(args)?;
     let length = text.chars().count() as i64;
@@ -200,7 +200,7 @@ fn position(text: &str, is_last: bool, args: &[Value]) -> Result<Option<usize>, 
     Ok(found.map(|at| start + inner[..at].chars().count()))
 }
 
-/// `text.expandtabs(size)`.
+/// Returns `text.expandtabs(size)`.
 fn expanded(text: &str, size: usize) -> Result<String, Error> {
     if size > 1 << 10 {
         return Err(too_long());

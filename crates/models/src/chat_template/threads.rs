@@ -1,31 +1,31 @@
-//! Threads with a stack that every template fits into.
+//! Threads with a stack that is large enough for every template.
 
 use super::limits::STACK;
 use std::cell::Cell;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 thread_local! {
-    /// Whether this thread has such a stack.
+    /// `true` if this thread has such a stack.
     static HAS_STACK: Cell<bool> = const { Cell::new(false) };
 }
 
 /// The number of items that a thread takes at a time.
 const PIECE: usize = 32;
 
-/// Whether the present thread has a stack that every template fits into.
+/// Returns `true` if the current thread has a stack that is large enough for every template.
 pub(super) fn has_stack() -> bool {
     HAS_STACK.get()
 }
 
-/// The results of `work` for `items`, in their order, on at most `threads` threads. A chat template that is rendered there needs no thread of
-/// its own, which [`crate::ChatTemplate::render`] otherwise starts for every text.
+/// Returns the results of `work` for `items`, in order, computed by at most `threads` threads. Chat templates are rendered on these threads
+/// directly; elsewhere, [`crate::ChatTemplate::render`] starts a thread for every text.
 ///
 /// ```
 /// assert_eq!(models::map_on_template_threads(&[1, 2, 3], 2, |n| n * n), [1, 4, 9]);
 /// ```
 ///
 /// # Panics
-/// Where `work` does.
+/// Panics if `work` panics.
 pub fn map_on_template_threads<T: Sync, R: Send>(items: &[T], threads: usize, work: impl Fn(&T) -> R + Sync) -> Vec<R> {
     let next = AtomicUsize::new(0);
     let pieces = || {
@@ -53,7 +53,7 @@ pub fn map_on_template_threads<T: Sync, R: Send>(items: &[T], threads: usize, wo
         let joined = begun.into_iter().flatten().map(|thread| thread.join());
         joined.flat_map(|done| done.unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect::<Vec<_>>()
     });
-    // What is left where no thread could be started.
+    // The remaining items, if no thread could be started.
     done.extend(pieces());
     done.sort_by_key(|(start, _)| *start);
     done.into_iter().flat_map(|(_, results)| results).collect()

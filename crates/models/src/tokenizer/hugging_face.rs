@@ -426,7 +426,7 @@ fn checked_parts(bytes: &[u8]) -> Result<Growth, String> {
         #[serde(default)]
         added_tokens: Vec<Added>,
     }
-    // What is no such file at all is for the library to say.
+    // The library reports invalid files.
     let Ok(file) = serde_json::from_slice::<File>(bytes) else { return Ok(Growth::default()) };
     let growth = file.parts.growth()?;
     file.added_tokens.iter().try_for_each(|token| check_added(&token.content, &growth))?;

@@ -63,7 +63,7 @@ fn written(target: &Path, lora: &LoraConfig, model: &ModelConfig, options: Adapt
 }
 
 #[test]
-fn targets_are_listed_by_the_names_that_peft_finds_them_by() {
+fn target_modules_are_written_as_peft_matches_them() {
     let model = Folder::new(qwen2()).model();
     let names = |targets: Value| lora(targets).target_names(&model).unwrap();
     let all = ["down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj"];

@@ -218,7 +218,7 @@ mod tests {
         }
     }
 
-    /// Ends a completion behind two equal tokens.
+    /// Ends a completion after two equal tokens.
     #[derive(Debug)]
     struct Twice;
     impl policy::StopCondition for Twice {
@@ -242,7 +242,7 @@ mod tests {
         slots.admit(3);
         let ids = [7, 4, 4, 4, 0, 0, 0, 0, 1, 2, 1, 2, 0, 0, 0, 0];
         assert_eq!(slots.empty_stopped(&[4, 4], &ids, 8), [(0, 0, 3)]);
-        // Another sample begins there; what was checked of the other one is not checked again.
+        // A new sample starts in slot 0. The first tokens in slot 1 were checked before and are not checked again.
         assert_eq!(slots.admit(3), [Admission { slot: 0, sample: 2, prompt: 2 }]);
         let ids = [5, 6, 0, 0, 0, 0, 0, 0, 1, 2, 1, 2, 2, 2, 3, 3];
         assert_eq!(slots.empty_stopped(&[2, 8], &ids, 8), [(1, 1, 5)]);

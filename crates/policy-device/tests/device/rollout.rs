@@ -65,7 +65,7 @@ fn greedy_completions_match_the_cpu_policy() {
     }
 }
 
-/// Ends a completion behind a token of which the sum with the one before it is divisible by 5.
+/// Ends a completion after two adjacent tokens whose sum is divisible by 5.
 #[derive(Debug)]
 struct Fives;
 impl policy::StopCondition for Fives {

@@ -53,7 +53,7 @@ impl Run {
         Self::resume_indexed(path, from, set, |config, _| make(config))
     }
 
-    /// As [`Run::resume_with`] for a trainer that uses the index of rows in the folder.
+    /// Like [`Run::resume_with`], for a trainer that uses the index of rows in the folder.
     fn resume_indexed(
         path: &Path,
         from: Option<&str>,
@@ -180,7 +180,7 @@ impl Run {
             return Err(Error::RunDir { path: dir.root().to_owned(), reason });
         }
         changes::record(&dir, wanted, &changes, None)?;
-        // Rows without a checkpoint will be computed again, so their files are renamed.
+        // Without a checkpoint, these rows will be recomputed, so their files are renamed.
         let mut aside = Vec::new();
         for log in [dir.metrics_path(), dir.completions_path()] {
             if std::fs::metadata(&log).is_ok_and(|m| m.len() > 0) {

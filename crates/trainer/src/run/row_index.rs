@@ -1,7 +1,7 @@
-//! The index of the rows of a run's data files, `rows.json` in its folder: a run that goes on does not read all rows again.
+//! The index of the rows of a run's data files, `rows.json` in its folder. With it, a resumed run does not read all rows again.
 //!
-//! The index counts only for what it was made from: the fingerprint of the tokenizer, the chat template and the data files, the section `data`
-//! and the lengths that decide which rows are dropped. Where one of them has changed, or the file is damaged, the rows are read.
+//! The index is valid only for the same fingerprint of tokenizer, chat template and data files, the same section `data`, and the same
+//! lengths that decide which rows are dropped. If one of them has changed, or the file is damaged, the rows are read again.
 
 use super::checkpoint::sha256;
 use super::dir::RunDir;
@@ -15,18 +15,18 @@ use serde_json::json;
 
 /// The name and version of the format.
 const FORMAT: &str = "grpo-rows/1";
-/// The largest index that is read, in bytes; a row takes some 25 of them.
+/// The maximum size of an index in bytes; a row takes about 25.
 const LIMIT: u64 = 1 << 32;
 
 #[derive(Serialize, Deserialize)]
 struct Stored {
     format: String,
-    /// The SHA-256 of all that the index depends on.
+    /// The SHA-256 of everything that the index depends on.
     key: String,
     index: RowIndex,
 }
 
-/// The index in the folder of a run, if it is that of this configuration and these files.
+/// Returns the index in a run's folder, if it is valid for this configuration and these files.
 pub(super) fn read(dir: &RunDir, config: &TrainConfig, fingerprint: &Fingerprint) -> Option<RowIndex> {
     let bytes = read_regular(&dir.rows_path(), LIMIT).ok()?;
     let stored: Stored = serde_json::from_slice(&bytes).ok()?;
