@@ -47,6 +47,9 @@ pub(super) struct Lines {
     bytes: Bytes,
 }
 
+/// A line and its bytes.
+type Line = (Place, Vec<u8>);
+
 /// The source of the lines.
 enum Bytes {
     File(Mutex<File>),
@@ -89,7 +92,7 @@ impl Lines {
     ///
     /// # Errors
     /// [`Error::Io`]; [`Error::Row`] for a line that is too long; the errors of `each`.
-    pub(super) fn for_each(&self, mut each: impl FnMut(&[(Place, Vec<u8>)]) -> Result<()>) -> Result<()> {
+    pub(super) fn for_each(&self, mut each: impl FnMut(&[Line]) -> Result<()>) -> Result<()> {
         match &self.bytes {
             Bytes::Memory(bytes) => self.scan(&mut bytes.as_slice(), &mut each),
             Bytes::File(file) => {
@@ -100,7 +103,7 @@ impl Lines {
         }
     }
 
-    fn scan(&self, reader: &mut dyn BufRead, each: &mut dyn FnMut(&[(Place, Vec<u8>)]) -> Result<()>) -> Result<()> {
+    fn scan(&self, reader: &mut dyn BufRead, each: &mut dyn FnMut(&[Line]) -> Result<()>) -> Result<()> {
         let (mut offset, mut line) = (0_u64, 0_u32);
         loop {
             let (mut rows, mut size) = (vec![], 0);

@@ -228,7 +228,7 @@ impl Opening<'_> {
         let (lines, source) = (Lines::open(file)?, Arc::from(file.source()));
         let mut report = FileReport { path: lines.path().to_owned(), ..FileReport::default() };
         let (mut training, mut held_out, index) = (vec![], vec![], self.files.len());
-        let mut longest: BinaryHeap<Reverse<(usize, (u64, u32, u32))>> = BinaryHeap::new();
+        let mut longest = BinaryHeap::new();
         let limit = [
             self.config
                 .max_prompt_length
@@ -291,7 +291,7 @@ impl Opening<'_> {
                 match is_exact {
                     true => report.longest_prompt = report.longest_prompt.max(tokens),
                     false => {
-                        longest.push(Reverse((tokens, place.into())));
+                        longest.push(Reverse((tokens, <(u64, u32, u32)>::from(place))));
                         if longest.len() > LONGEST_ROWS {
                             longest.pop();
                         }
