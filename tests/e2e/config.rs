@@ -13,7 +13,7 @@ fn help_lists_commands_options_and_exit_codes() {
         assert!(help.contains(word), "{help}");
     }
     let help = succeed(&["train", "--help"]);
-    for word in ["[CONFIG]", "--set", "--print-config", "--resume", "--run-dir", "GRPO__", "may change"] {
+    for word in ["[CONFIG]", "--set", "--print-config", "--resume", "--run-dir", "GRPO__", "may be changed"] {
         assert!(help.contains(word), "{word}: {help}");
     }
     assert!(succeed(&["--version"]).starts_with("grpo "));

@@ -49,7 +49,7 @@ fn a_document_tells_sizes_seeds_and_numbers() {
 fn zeros_and_missing_variants_end_with_1() {
     for (arguments, words) in [
         (&["--set=inputs.logit_std=0"][..], "grad_hidden of the oracle is zero everywhere"),
-        (&["--set=variants.fused.numerics.logits=bf16", "--variants=fused"], "`fused` was asked for"),
+        (&["--set=variants.fused.numerics.logits=bf16", "--variants=fused"], "`fused` was requested"),
     ] {
         let s1 = file("s1.yaml");
         let output = grpo(&[&["gradcheck", &s1], arguments].concat());
