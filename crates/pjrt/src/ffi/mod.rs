@@ -5,6 +5,7 @@
 //! refuses structs smaller than its own and ignores additional fields, because fields are only ever appended.
 
 mod calls;
+mod exit;
 #[cfg(test)]
 mod fake;
 mod host;

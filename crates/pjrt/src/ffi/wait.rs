@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
+use super::exit::skip_destructors;
 use super::{Api, Args, Event, EventAwait, EventIsReady, Header, Owned, RawError, Ref};
 use crate::error::{Error, Result};
 
@@ -79,6 +80,7 @@ impl Waits {
 
     fn give_up(&self, what: &'static str, limit: Duration) -> Error {
         let program = self.launched.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        skip_destructors();
         self.given_up.get_or_init(|| GivenUp { what, limit, program }).error()
     }
 }
