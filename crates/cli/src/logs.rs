@@ -6,7 +6,7 @@ use grpo_files::printable;
 use std::fmt::Result;
 use std::io::IsTerminal;
 use tracing::{Event, Level, Subscriber};
-use tracing_subscriber::filter::filter_fn;
+use tracing_subscriber::filter::{LevelFilter, filter_fn};
 use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
 use tracing_subscriber::layer::SubscriberExt;
@@ -26,7 +26,9 @@ pub(crate) fn init(compiling: Compiling) {
     let terminal = std::io::stderr().is_terminal() && std::env::var_os("TERM").is_none_or(|name| name != "dumb");
     let colours = terminal && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
     let logs = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).event_format(Lines { colours, terminal });
-    let spans = Spans(compiling).with_filter(filter_fn(Spans::hears));
+    // Without the hint, the level of all logs would be TRACE, and dependencies would format messages that nobody reads.
+    let about_compiling = filter_fn(Spans::hears).with_max_level_hint(LevelFilter::INFO);
+    let spans = Spans(compiling).with_filter(about_compiling);
     tracing_subscriber::registry().with(logs.with_filter(filter)).with(spans).init();
 }
 
