@@ -4,6 +4,7 @@
 //! words (`parse`). Forms are compared recursively (`same`). Values are compared exactly if they are fractions of integers (`expr`), and
 //! otherwise at sample points (`sample`), so that `(x+1)^2` equals `x^2+2x+1` without symbolic algebra.
 
+mod clean;
 mod expr;
 mod expression;
 mod form;
@@ -12,9 +13,10 @@ mod parse;
 mod same;
 mod sample;
 
+use clean::clean;
 use form::Form;
+use lex::Commas;
 pub(crate) use lex::is_name;
-use lex::{Commas, clean};
 
 /// The maximum length in characters of an answer that is parsed; longer answers are compared as text.
 const MAX_LENGTH: usize = 1000;

@@ -8,7 +8,7 @@ use super::lex::{Commas, SET_CLOSE, SET_OPEN, Token, tokens};
 /// The maximum depth of nested brackets.
 const MAX_DEPTH: usize = 40;
 
-/// Parses a [cleaned](super::lex::clean) answer; `None` if it cannot be read.
+/// Parses a [cleaned](super::clean::clean) answer; `None` if it cannot be read.
 pub(super) fn form(text: &str, commas: Commas) -> Option<Form> {
     let tokens = tokens(text, commas)?;
     let mut deepest = 0i32;
