@@ -1,7 +1,8 @@
 //! The tokenizer of a Hugging Face model folder.
 
 use super::Tokenizer;
-use super::growth::{Growth, MAX_TOKEN, Parts};
+use super::checks::{beyond, caught, check_added, check_added_ids, check_tokens, checked_parts};
+use super::growth::Growth;
 use super::marks::{Piece, SpecialStrings};
 use super::special::{ChatTemplates, TokenizerConfig};
 use crate::chat_template::{self, ChatTemplate};
@@ -411,112 +412,6 @@ fn missing(folder: &Path) -> String {
         None => "it is part of a model folder, beside config.json".to_owned(),
     };
     format!("no such file; {hint}")
-}
-
-/// The bounds of the parts in `bytes`, which have to hold before a tokenizer is built of them.
-fn checked_parts(bytes: &[u8]) -> Result<Growth, String> {
-    #[derive(serde::Deserialize)]
-    struct Added {
-        content: String,
-    }
-    #[derive(serde::Deserialize)]
-    struct File {
-        #[serde(flatten)]
-        parts: Parts,
-        #[serde(default)]
-        added_tokens: Vec<Added>,
-    }
-    // The library reports invalid files.
-    let Ok(file) = serde_json::from_slice::<File>(bytes) else { return Ok(Growth::default()) };
-    let growth = file.parts.growth()?;
-    file.added_tokens.iter().try_for_each(|token| check_added(&token.content, &growth))?;
-    Ok(growth)
-}
-
-/// Checks the length of an added token, and of what normalizers make of it.
-fn check_added(content: &str, growth: &Growth) -> Result<(), String> {
-    check_length(content)?;
-    growth.check(content)
-}
-
-fn check_length(token: &str) -> Result<(), String> {
-    if token.len() > MAX_TOKEN {
-        let begin: String = token.chars().take(20).collect();
-        return Err(format!(
-            "expected tokens of at most {MAX_TOKEN} bytes, got one of {} that begins with {begin:?}",
-            token.len()
-        ));
-    }
-    Ok(())
-}
-
-/// The result of the library, or an error where it panics, as it does on some tables that are broken.
-fn caught<T>(work: impl FnOnce() -> Result<T, tokenizers::Error>) -> Result<T, tokenizers::Error> {
-    std::panic::catch_unwind(std::panic::AssertUnwindSafe(work))
-        .unwrap_or_else(|_| Err("the library `tokenizers` failed: tokenizer.json is damaged".into()))
-}
-
-/// Checks that no two tokens of the vocabulary have the same id, and that none is too long.
-fn check_tokens(inner: &tokenizers::Tokenizer) -> Result<(), String> {
-    let mut tokens = std::collections::HashMap::new();
-    for (token, id) in inner.get_vocab(false) {
-        check_length(&token)?;
-        if let Some(other) = tokens.insert(id, token.clone()) {
-            let (first, second) = if other < token { (other, token) } else { (token, other) };
-            return Err(format!(
-                "the tokens {first:?} and {second:?} both have the id {id}: expected an id of its own for each"
-            ));
-        }
-    }
-    Ok(())
-}
-
-/// Checks that `inner`, parsed from `bytes`, kept the ids of added tokens: the library silently renumbers added tokens outside the
-/// vocabulary without gaps.
-fn check_added_ids(inner: &tokenizers::Tokenizer, bytes: &[u8], vocab_size: usize) -> Result<(), String> {
-    #[derive(serde::Deserialize)]
-    struct Added {
-        id: u32,
-        content: String,
-    }
-    #[derive(serde::Deserialize)]
-    struct File {
-        #[serde(default)]
-        added_tokens: Vec<Added>,
-    }
-    let file: File = serde_json::from_slice(bytes).map_err(|e| e.to_string())?;
-    // The library drops empty tokens.
-    let added = || file.added_tokens.iter().filter(|token| !token.content.is_empty());
-    match added().max_by_key(|token| token.id) {
-        Some(last) if last.id as usize >= vocab_size => return Err(beyond(&last.content, last.id, vocab_size)),
-        _ => {}
-    }
-    let mut contents = std::collections::HashMap::new();
-    for Added { id, content } in added() {
-        if let Some(other) = contents.insert(*id, content).filter(|other| *other != content) {
-            return Err(format!(
-                "the added tokens {other:?} and {content:?} both have the id {id}: expected an id of its own for each"
-            ));
-        }
-        match inner.token_to_id(content) {
-            Some(found) if found != *id => {
-                return Err(format!(
-                    "the added token {content:?} has the id {id}, and the library `tokenizers` gives it {found}: expected the \
-                     vocabulary's own id, or the ids behind it without a gap"
-                ));
-            }
-            _ => {}
-        }
-    }
-    Ok(())
-}
-
-/// Returns the error text for a token id outside the model's vocabulary.
-fn beyond(token: &str, id: u32, vocab_size: usize) -> String {
-    format!(
-        "token {token:?} has the id {id}, but the model knows ids below {vocab_size} only (vocab_size of config.json): tokenizer and \
-         weights are not of the same model, or tokens were added without resizing it"
-    )
 }
 
 /// Adds tokens that only tokenizer_config.json defines, and marks tokens as special that it calls special.

@@ -1,6 +1,7 @@
 //! Tokenizers.
 
 mod character;
+mod checks;
 mod growth;
 mod hugging_face;
 pub(crate) mod marks;

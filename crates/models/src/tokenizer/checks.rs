@@ -1,0 +1,109 @@
+//! Checks of tokenizer.json beyond those of the library `tokenizers`.
+
+use super::growth::{Growth, MAX_TOKEN, Parts};
+
+/// Checks the parts in `bytes` before a tokenizer is built from them, and returns the bound on the growth of texts.
+pub(super) fn checked_parts(bytes: &[u8]) -> Result<Growth, String> {
+    #[derive(serde::Deserialize)]
+    struct Added {
+        content: String,
+    }
+    #[derive(serde::Deserialize)]
+    struct File {
+        #[serde(flatten)]
+        parts: Parts,
+        #[serde(default)]
+        added_tokens: Vec<Added>,
+    }
+    // The library reports invalid files.
+    let Ok(file) = serde_json::from_slice::<File>(bytes) else { return Ok(Growth::default()) };
+    let growth = file.parts.growth()?;
+    file.added_tokens.iter().try_for_each(|token| check_added(&token.content, &growth))?;
+    Ok(growth)
+}
+
+/// Checks the length of an added token, before and after normalization.
+pub(super) fn check_added(content: &str, growth: &Growth) -> Result<(), String> {
+    check_length(content)?;
+    growth.check(content)
+}
+
+fn check_length(token: &str) -> Result<(), String> {
+    if token.len() > MAX_TOKEN {
+        let begin: String = token.chars().take(20).collect();
+        return Err(format!(
+            "expected tokens of at most {MAX_TOKEN} bytes, got one of {} that begins with {begin:?}",
+            token.len()
+        ));
+    }
+    Ok(())
+}
+
+/// Calls the library, and turns a panic into an error. Some damaged tables make it panic.
+pub(super) fn caught<T>(work: impl FnOnce() -> Result<T, tokenizers::Error>) -> Result<T, tokenizers::Error> {
+    std::panic::catch_unwind(std::panic::AssertUnwindSafe(work))
+        .unwrap_or_else(|_| Err("the library `tokenizers` failed: tokenizer.json is damaged".into()))
+}
+
+/// Checks that ids in the vocabulary are unique, and that no token is too long.
+pub(super) fn check_tokens(inner: &tokenizers::Tokenizer) -> Result<(), String> {
+    let mut tokens = std::collections::HashMap::new();
+    for (token, id) in inner.get_vocab(false) {
+        check_length(&token)?;
+        if let Some(other) = tokens.insert(id, token.clone()) {
+            let (first, second) = if other < token { (other, token) } else { (token, other) };
+            return Err(format!(
+                "the tokens {first:?} and {second:?} both have the id {id}: expected an id of its own for each"
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// Checks that `inner`, parsed from `bytes`, kept the ids of added tokens: the library silently renumbers added tokens outside the
+/// vocabulary without gaps.
+pub(super) fn check_added_ids(inner: &tokenizers::Tokenizer, bytes: &[u8], vocab_size: usize) -> Result<(), String> {
+    #[derive(serde::Deserialize)]
+    struct Added {
+        id: u32,
+        content: String,
+    }
+    #[derive(serde::Deserialize)]
+    struct File {
+        #[serde(default)]
+        added_tokens: Vec<Added>,
+    }
+    let file: File = serde_json::from_slice(bytes).map_err(|e| e.to_string())?;
+    // The library drops empty tokens.
+    let added = || file.added_tokens.iter().filter(|token| !token.content.is_empty());
+    match added().max_by_key(|token| token.id) {
+        Some(last) if last.id as usize >= vocab_size => return Err(beyond(&last.content, last.id, vocab_size)),
+        _ => {}
+    }
+    let mut contents = std::collections::HashMap::new();
+    for Added { id, content } in added() {
+        if let Some(other) = contents.insert(*id, content).filter(|other| *other != content) {
+            return Err(format!(
+                "the added tokens {other:?} and {content:?} both have the id {id}: expected an id of its own for each"
+            ));
+        }
+        match inner.token_to_id(content) {
+            Some(found) if found != *id => {
+                return Err(format!(
+                    "the added token {content:?} has the id {id}, and the library `tokenizers` gives it {found}: expected the \
+                     vocabulary's own id, or the ids behind it without a gap"
+                ));
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+/// Returns the error text for a token id outside the model's vocabulary.
+pub(super) fn beyond(token: &str, id: u32, vocab_size: usize) -> String {
+    format!(
+        "token {token:?} has the id {id}, but the model knows ids below {vocab_size} only (vocab_size of config.json): tokenizer and \
+         weights are not of the same model, or tokens were added without resizing it"
+    )
+}
