@@ -15,7 +15,7 @@
 //! | [`TEXT`] | makes Python's text of a list or dictionary, with the limit of texts |
 //! | [`LISTED`] | makes a list of what is one lazily, and charges for its items |
 
-use super::limits::{MAX_DEPTH, MAX_OUTPUT, MAX_WIDTH, Text, too_deep, too_long};
+use super::limits::{MAX_DEPTH, Text, too_deep};
 use super::python;
 use minijinja::machinery::{Instruction, Instructions};
 use minijinja::value::{Kwargs, Rest, Tuple, Value, ValueKind, ValueOrKwargs};
@@ -139,7 +139,6 @@ pub(super) fn add_to(environment: &mut Environment<'static>) {
         ("escape", Value::from_function(filters::escape)),
         ("e", Value::from_function(filters::escape)),
         ("safe", Value::from_function(filters::safe)),
-        ("format", Value::from_function(filters::format)),
     ] {
         environment.add_filter(name, move |state: &mut State<'_, '_>, items: Rest<ValueOrKwargs>| {
             let items = texts(state, &items.into_values())?;
@@ -162,8 +161,6 @@ pub(super) fn add_to(environment: &mut Environment<'static>) {
         ("map", Value::from_function(filters::map)),
         ("chain", Value::from_function(filters::chain)),
         ("zip", Value::from_function(filters::zip)),
-        ("int", Value::from_function(filters::int)),
-        ("float", Value::from_function(filters::float)),
     ] {
         environment.add_filter(name, move |state: &mut State<'_, '_>, items: Rest<ValueOrKwargs>| {
             let items = items.into_values();
@@ -173,7 +170,6 @@ pub(super) fn add_to(environment: &mut Environment<'static>) {
         });
     }
     environment.add_filter("pprint", |state: &State<'_, '_>, value: Value| text(state, value));
-    environment.add_filter("indent", indent);
     environment.add_filter("join", join);
     for (name, test) in [
         ("startingwith", Value::from_function(tests::is_startingwith)),
@@ -287,22 +283,6 @@ fn listed(state: &State<'_, '_>, value: Value) -> Result<Value, Error> {
         items.push(item);
     }
     Ok(Value::from(items))
-}
-
-/// `value|indent(width, first, blank)` with a bound on its length.
-fn indent(state: &mut State<'_, '_>, items: Rest<ValueOrKwargs>) -> Result<Value, Error> {
-    let items = texts(state, &items.into_values())?;
-    let named = items.iter().find(|value| value.is_kwargs()).and_then(|kwargs| kwargs.get_attr("width").ok());
-    let width = items.get(1).filter(|value| !value.is_kwargs()).cloned().or(named);
-    let width = width.and_then(|width| width.as_usize()).unwrap_or(4);
-    let (lines, length) = match items.first().and_then(Value::as_str) {
-        Some(text) => (text.matches('\n').count() + 1, text.len()),
-        None => (1, 0),
-    };
-    if width > MAX_WIDTH || width.saturating_mul(lines).saturating_add(length) > MAX_OUTPUT {
-        return Err(too_long());
-    }
-    Value::from_function(filters::indent).call(state, &items)
 }
 
 /// `values|join(separator, attribute)`, with Python's texts.

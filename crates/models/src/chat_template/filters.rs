@@ -1,12 +1,9 @@
 //! Jinja's filters `indent`, `int` and `float`, and the filter around the iterable of a loop.
 
-use super::limits::Text;
+use super::limits::{MAX_WIDTH, Text};
 use super::python;
 use minijinja::value::{Kwargs, Rest, Value, ValueKind, from_args};
 use minijinja::{Error, ErrorKind, State};
-
-/// The maximum indentation of a line.
-const MAX_INDENT: usize = 1 << 10;
 
 /// Returns `indent(s, width=4, first=False, blank=False)`.
 ///
@@ -26,9 +23,9 @@ pub(super) fn indent(state: &State<'_, '_>, value: &Value, args: Rest<Value>, op
         Some(width) => match width.as_str() {
             Some(text) => text.to_owned(),
             None => match usize::try_from(i64::try_from(width.clone())?.max(0)) {
-                Ok(spaces) if spaces <= MAX_INDENT => " ".repeat(spaces),
+                Ok(spaces) if spaces <= MAX_WIDTH => " ".repeat(spaces),
                 _ => {
-                    let message = format!("indent: expected a width of at most {MAX_INDENT}, got {width}");
+                    let message = format!("indent: expected a width of at most {MAX_WIDTH}, got {width}");
                     return Err(Error::new(ErrorKind::InvalidOperation, message));
                 }
             },

@@ -16,7 +16,7 @@ pub use threads::map_on_template_threads;
 
 use crate::error::{Error, Result};
 use limits::{WAY_OUT, formatter, fuel, on_own_stack};
-use minijinja::machinery;
+use minijinja::machinery::{self, Instructions};
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Kwargs, Serde, Value as Jinja};
 use minijinja::{AutoEscape, Environment, ErrorKind};
@@ -44,10 +44,28 @@ use std::collections::BTreeMap;
 /// ```
 pub struct ChatTemplate {
     origin: String,
-    /// The environment with the template. A syntax error is reported on first use, because it does not matter to runs whose prompts are texts.
-    compiled: std::result::Result<Environment<'static>, Fault>,
+    /// A syntax error is reported on first use, because it does not matter to runs whose prompts are texts.
+    compiled: std::result::Result<Compiled, Fault>,
     /// `true` if the template writes the date.
     is_dated: bool,
+}
+
+self_cell::self_cell!(
+    /// An environment with a template, and the template's instructions with bounds. Every rendering uses them.
+    struct Compiled {
+        owner: Environment<'static>,
+        #[covariant]
+        dependent: Instructions,
+    }
+);
+
+impl Compiled {
+    fn of(environment: Environment<'static>) -> std::result::Result<Self, Fault> {
+        Self::try_new(environment, |environment| {
+            let template = environment.get_template(NAME).map_err(|error| Fault::from(&error))?;
+            Ok(bounds::instructions(&machinery::get_compiled_template(&template).instructions))
+        })
+    }
 }
 
 /// The error of a template.
@@ -70,7 +88,7 @@ impl ChatTemplate {
             on_own_stack(|| {
                 let mut environment = environment();
                 environment.add_template_owned(NAME, source).map_err(|error| Fault::from(&error))?;
-                Ok(environment)
+                Compiled::of(environment)
             })
         });
         Self { origin: origin.into(), compiled, is_dated }
@@ -83,9 +101,11 @@ impl ChatTemplate {
     /// [`Error::Date`] for an invalid date.
     pub fn with_date(mut self, text: &str) -> Result<Self> {
         let date = date::parse(text).map_err(|e| Error::Date { text: text.to_owned(), reason: e.to_string() })?;
-        if let Ok(environment) = &mut self.compiled {
-            add_date(environment, date);
-        }
+        self.compiled = self.compiled.and_then(|compiled| {
+            let mut environment = compiled.into_owner();
+            add_date(&mut environment, date);
+            Compiled::of(environment)
+        });
         Ok(self)
     }
 
@@ -117,18 +137,17 @@ impl ChatTemplate {
     /// # Errors
     /// [`Error::ChatTemplate`] with the line, for a template that does not parse, raises an error, or cannot be rendered.
     pub fn render(&self, variables: &Value) -> Result<String> {
-        let environment = self.compiled.as_ref().map_err(|fault| self.error(fault.clone()))?;
+        let compiled = self.compiled.as_ref().map_err(|fault| self.error(fault.clone()))?;
         let steps = fuel(variables.to_string().len());
         let rendered = on_own_stack(|| {
-            let mut environment = environment.clone();
+            let mut environment = compiled.borrow_owner().clone();
             environment.set_fuel(Some(steps));
             environment.set_formatter(formatter());
-            let template = environment.get_template(NAME).map_err(|e| Fault::from(&e))?;
-            let instructions = bounds::instructions(&machinery::get_compiled_template(&template).instructions);
+            let instructions = compiled.borrow_dependent();
             let (blocks, mut text) = (BTreeMap::new(), String::new());
             let mut out = machinery::make_string_output(&mut text);
             let root = Jinja::from(Serde(variables));
-            let rendered = machinery::eval(&environment, &instructions, root, &blocks, &mut out, AutoEscape::None);
+            let rendered = machinery::eval(&environment, instructions, root, &blocks, &mut out, AutoEscape::None);
             match rendered.map(drop) {
                 Ok(()) => Ok(text),
                 Err(e) if e.kind() == ErrorKind::OutOfFuel => Err(Fault {

@@ -1,12 +1,9 @@
 //! Python's string formatting: `format % arguments` and the filter `format`.
 
-use super::limits::{MAX_OUTPUT, Text, steps, too_long};
+use super::limits::{MAX_OUTPUT, MAX_WIDTH, Text, steps, too_long};
 use super::python;
 use minijinja::value::{Kwargs, Rest, Tuple, Value, ValueKind};
 use minijinja::{Error, ErrorKind, State};
-
-/// The maximum width or precision of a field.
-const MAX_WIDTH: usize = 1 << 16;
 
 /// Returns `left % right`: formats a string, or computes the remainder of numbers, which has the sign of the divisor.
 ///
