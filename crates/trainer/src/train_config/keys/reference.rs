@@ -2,7 +2,7 @@
 //!
 //! Valid values are taken from the errors about wrong ones, so they use the words that users see.
 
-use super::tests::everything;
+use super::tests::{documented, everything};
 use super::*;
 use crate::error::Error;
 use grpo_files::Layers;
@@ -79,11 +79,6 @@ fn nested_is_given(path: &str) -> bool {
     everything().pointer(&format!("/{}", path.replace('*', "any").replace('.', "/"))).is_some()
 }
 
-/// Returns `true` if the key is a section.
-fn is_section(path: &str) -> bool {
-    keys().iter().any(|key| key.path.strip_prefix(path).is_some_and(|rest| rest.starts_with('.')))
-}
-
 fn page() -> String {
     let mut text = String::from(
         "# Every key of a run's configuration\n\n\
@@ -94,7 +89,13 @@ fn page() -> String {
     );
     let cell = |text: &str| text.replace('|', "\\|");
     let mut section = None;
-    for Key { path, meaning } in keys() {
+    // Not `keys()`: keys.txt may be older than this page while both are written.
+    let lines = documented();
+    let keys: Vec<(&str, &str)> = lines.iter().filter_map(|line| line.split_once('\t')).collect();
+    // Returns `true` if other keys lie below a key.
+    let is_section =
+        |path: &str| keys.iter().any(|(key, _)| key.strip_prefix(path).is_some_and(|rest| rest.starts_with('.')));
+    for (path, meaning) in &keys {
         let top = path.split('.').next().unwrap();
         let is_new = section != Some(top);
         if is_new && is_section(path) {

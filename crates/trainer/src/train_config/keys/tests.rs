@@ -146,11 +146,16 @@ fn first_sentence(text: &str) -> String {
     plain.replace("`None` (null)", "null").replace("`None`", "null").replace("`Some`", "a value")
 }
 
-#[test]
-fn keys_have_the_first_sentences_of_their_documentation() {
+/// Returns the lines of keys.txt according to the documentation.
+pub(super) fn documented() -> Vec<String> {
     let mut lines = Vec::new();
     collect("TrainConfig", "", &mut lines);
-    let made = lines.join("\n") + "\n";
+    lines
+}
+
+#[test]
+fn keys_have_the_first_sentences_of_their_documentation() {
+    let made = documented().join("\n") + "\n";
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/train_config/keys.txt");
     if std::env::var("UPDATE_DOCS").as_deref() == Ok("1") {
         std::fs::write(&path, &made).unwrap();
