@@ -8,14 +8,14 @@ use policy::{
     AdamWConfig, Completion, Policy, PolicyState, Result, RolloutRequest, SequenceBatch, StateGroup, StepLoss,
     TensorSink, TensorSource, UpdateReport, Weights,
 };
-use policy_device::{DevicePolicy, DevicePolicyOptions, Runtime};
+use policy_pjrt::{PjrtPolicy, PjrtPolicyOptions, Runtime};
 use std::sync::atomic::AtomicBool;
 use trainer::run::Run;
 use trainer::{Parts, TrainConfig, Trainer};
 
 /// A policy on a device whose weights are gone in the second step of GRPO, as those of a device that is lost are.
 struct Lost {
-    policy: DevicePolicy,
+    policy: PjrtPolicy,
     steps: usize,
 }
 
@@ -111,8 +111,8 @@ fn a_device_that_is_lost_in_a_step_leaves_a_run_that_the_named_command_goes_on_w
     let runtime = Runtime::open(Kind::Cpu, Some(&installed.path)).expect("the CPU opens");
     let quick = testkit::xla_cpu::QUICK.iter();
     let runtime = quick.fold(runtime, |runtime, (flag, value)| runtime.with_compile_flag(flag, *value));
-    let (shape, options) = (host.model.shape().expect("a new model"), DevicePolicyOptions::default());
-    let policy = DevicePolicy::from_tensors(&runtime, shape, &weights, host.loss(), options).expect("a policy");
+    let (shape, options) = (host.model.shape().expect("a new model"), PjrtPolicyOptions::default());
+    let policy = PjrtPolicy::from_tensors(&runtime, shape, &weights, host.loss(), options).expect("a policy");
     let mut config = host.clone();
     config.policy.device = trainer::train_config::PolicyDevice::PjrtCpu;
     let parts = Parts { policy: Box::new(Lost { policy, steps: 0 }), ..parts };

@@ -3,9 +3,9 @@
 
 use crate::host::{self, Grads, Slice, SliceMut};
 use crate::threads::Threads;
-use grpo_core::backend_api::columns::LossSums;
 use grpo_core::backend_api::evaluate::Evaluator;
 use grpo_core::backend_api::plan::{Head, Plan};
+use grpo_core::backend_api::token_columns::LossSums;
 use grpo_core::batch::TokenBatch;
 use grpo_core::error::Result;
 use grpo_core::{GradsMut, LossPlan, MemoryReport, PlanRequest, PolicyInput, PolicyOutput, Scores, TensorMut};

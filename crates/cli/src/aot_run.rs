@@ -15,7 +15,7 @@ use grpo_files::{self as files, Layers, counted, to_yaml};
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 use trainer::TrainConfig;
-use trainer::programs::{Memory, ProgramName, RunPrograms, RunSizes, Times};
+use trainer::aot::{Memory, ProgramName, RunPrograms, RunSizes, Times};
 use trainer::train_config::WITHOUT_MODEL;
 
 /// The document of `--json`.
@@ -190,7 +190,7 @@ fn worker(args: &Args, programs: &RunPrograms, target: Target) -> anyhow::Result
     let report = compiler.report_module(&module, &options, floor);
     report.map_err(|error| match error.to_string().contains("RESOURCE_EXHAUSTED") {
         true => anyhow::Error::new(error)
-            .context(format!("the program does not fit into the device: {}", trainer::programs::KNOBS)),
+            .context(format!("the program does not fit into the device: {}", trainer::aot::KNOBS)),
         false => error.into(),
     })
 }

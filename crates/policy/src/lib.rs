@@ -17,18 +17,18 @@
 
 mod adamw;
 mod error;
+mod policy;
 mod rollout;
 mod sampling;
-mod seam;
 mod sequence;
 mod state;
 mod update;
 
 pub use adamw::{AdamWBounds, AdamWConfig, AdamWStep, CLIP_EPSILON};
 pub use error::{Error, Result};
+pub use policy::{Policy, Weights, accumulate_and_apply};
 pub use rollout::{Completion, PolicyEngine, RolloutEngine, RolloutRequest, StopCondition};
 pub use sampling::{LogitsProcessors, Sampling};
-pub use seam::{Policy, Weights, accumulate_and_apply};
 pub use sequence::{Sequence, SequenceBatch, token_batch};
 pub use state::{PolicyState, StateGroup, TensorSink, TensorSource, export_all};
 pub use update::{StepLoss, UpdateReport, imitation};

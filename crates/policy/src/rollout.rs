@@ -1,8 +1,8 @@
 //! Sampling of completions: requests, results, and the engines that sample.
 
 use crate::error::Result;
+use crate::policy::Policy;
 use crate::sampling::Sampling;
-use crate::seam::Policy;
 
 /// Prompts to complete. The [crate documentation](crate) has an example.
 #[derive(Clone, Copy, Debug)]

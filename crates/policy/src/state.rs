@@ -2,7 +2,7 @@
 
 use crate::adamw::AdamWConfig;
 use crate::error::{Error, Result};
-use crate::seam::{Policy, Weights};
+use crate::policy::{Policy, Weights};
 use models::NamedTensor;
 use std::borrow::Cow;
 

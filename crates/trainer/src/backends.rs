@@ -5,7 +5,7 @@ use backend_cpu::CpuBackend;
 use backend_tpu::PjrtBackend;
 use backend_tpu::plugins::Kind;
 use grpo_core::Backend;
-use policy_device::Runtime;
+use policy_pjrt::Runtime;
 use std::path::Path;
 use std::sync::Arc;
 

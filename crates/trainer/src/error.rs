@@ -41,7 +41,7 @@ pub enum Error {
     /// A program of a run exceeds the memory of the device.
     #[error(
         "the program `{program}` with what is beside it needs {}, and the device has {}: {}",
-        readable_bytes(*needed), readable_bytes(*there), crate::programs::KNOBS
+        readable_bytes(*needed), readable_bytes(*there), crate::aot::KNOBS
     )]
     DoesNotFit {
         /// The program with the largest memory use.

@@ -1,7 +1,7 @@
 //! Held-out evaluation.
 
 use crate::error::{Error, Result};
-use crate::parts::Parts;
+use crate::factory::Parts;
 use crate::prompts::{encode_prompts, opens_think};
 use crate::stops::Stops;
 use crate::train_config::{REWARD, TrainConfig};

@@ -23,17 +23,17 @@
 #![forbid(unsafe_code)]
 
 mod adapter;
+pub mod aot;
 pub mod backends;
 pub mod coefficients;
 pub mod error;
 pub mod eval;
 mod export;
+mod factory;
 mod micro_batch;
 pub mod overview;
-mod parts;
 mod prepared;
 mod pretrained;
-pub mod programs;
 mod prompts;
 mod ref_policy;
 pub mod run;
@@ -45,8 +45,8 @@ pub mod updates;
 pub mod warmup;
 
 pub use error::{Error, Result};
+pub use factory::Parts;
 pub use overview::Overview;
-pub use parts::Parts;
 pub use prepared::Prepared;
 pub use prompts::{check_rows, count_tokens, encode_prompt, open_data, open_tokenizer, opens_think};
 pub use rewards::kill_programs as kill_reward_programs;

@@ -3,8 +3,8 @@
 use crate::adapter;
 use crate::error::{Error, Result};
 use crate::eval::PassRule;
+use crate::factory::{Parts, PolicyTarget};
 use crate::overview::Overview;
-use crate::parts::{Parts, Place};
 use crate::pretrained::{Pretrained, Purpose, adapter_weights};
 use crate::prompts::{check_rows, encode_prompt, open_data};
 use crate::train_config::{ModelSource, TrainConfig};
@@ -36,7 +36,7 @@ pub struct Prepared {
     dataset: Box<dyn Dataset>,
     rewards: Rewards,
     rows: Rows,
-    place: Place,
+    place: PolicyTarget,
     overview: Overview,
 }
 
@@ -133,7 +133,7 @@ impl Prepared {
                 lengths.collect::<Result<Vec<_>>>()?.into_iter().max().unwrap_or(0)
             }
         };
-        let place = Place::open(&config)?;
+        let place = PolicyTarget::open(&config)?;
         let model = described.map(|described| described.with_weights(&config)).transpose()?;
         let (memory, available) = place.memory(&config, &shape, model.as_ref(), longest_prompt)?;
         let name = match &config.model {

@@ -7,7 +7,7 @@ use models::{
     Dtype, HfTokenizer, LoraConfig, MemoryTable, ModelConfig, ModelFolder, Trained, TrainingMemory, available_memory,
     resident_memory,
 };
-use policy_burn::{BurnPolicy, PolicyLoss, StepMemory};
+use policy_cpu::{CpuPolicy, PolicyLoss, StepMemory};
 
 /// The use of a policy.
 #[derive(Clone, Copy, Debug)]
@@ -77,7 +77,7 @@ impl Pretrained {
     ///
     /// # Errors
     /// [`models::Error::TooLarge`] if an export does not fit into memory; invalid weights.
-    pub(crate) fn policy(&self, config: &TrainConfig, loss: PolicyLoss, purpose: Purpose) -> Result<BurnPolicy> {
+    pub(crate) fn policy(&self, config: &TrainConfig, loss: PolicyLoss, purpose: Purpose) -> Result<CpuPolicy> {
         let shape = self.folder.config();
         let weights = self.folder.weights()?;
         // For training, memory was checked before.
@@ -88,8 +88,8 @@ impl Pretrained {
         }
         // Names, shapes and finiteness are checked while reading. Frozen weights stay in their files.
         let policy = match &config.lora {
-            Some(lora) => return Ok(BurnPolicy::mapped_with_lora(shape, &weights, lora, config.seed, loss)?),
-            None => BurnPolicy::from_weights(shape, &weights, loss)?,
+            Some(lora) => return Ok(CpuPolicy::mapped_with_lora(shape, &weights, lora, config.seed, loss)?),
+            None => CpuPolicy::from_weights(shape, &weights, loss)?,
         };
         let keeps = matches!(purpose, Purpose::Training) && keeps_files(config);
         Ok(if keeps { policy.with_reference_in_files(&weights)? } else { policy })

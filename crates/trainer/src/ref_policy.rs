@@ -17,7 +17,7 @@ pub(crate) fn follow(policy: &mut dyn Policy, optimizer_steps: u64, config: &Grp
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::parts::Parts;
+    use crate::factory::Parts;
     use crate::train_config::TrainConfig;
     use models::NamedTensor;
     use policy::{AdamWConfig, PolicyState, StateGroup, TensorSource, Weights, export_all};

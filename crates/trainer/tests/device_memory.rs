@@ -6,8 +6,8 @@ use models::{Adapter, AdapterOptions, AdapterWriter, Dtype, ExportOptions, Folde
 use models::{ModelFolder, NamedTensor, TargetModules};
 use pjrt::install::{Kind, install};
 use policy::{AdamWConfig, Policy, PolicyState, Sequence, SequenceBatch, StepLoss, TensorSink, token_batch};
-use policy_device::decoder::Compute;
-use policy_device::{DevicePolicy, DevicePolicyOptions, Runtime};
+use policy_pjrt::decoder::Compute;
+use policy_pjrt::{PjrtPolicy, PjrtPolicyOptions, Runtime};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
@@ -90,7 +90,7 @@ fn write_folder(target: &Path, shape: &ModelConfig) {
     writer.finish().unwrap();
 }
 
-fn export_folder(policy: &DevicePolicy, target: &Path, shape: &ModelConfig, dtype: Dtype) {
+fn export_folder(policy: &PjrtPolicy, target: &Path, shape: &ModelConfig, dtype: Dtype) {
     let options = ExportOptions { dtype, ..ExportOptions::default() };
     let mut writer = FolderWriter::create(target, shape, None, options).unwrap();
     policy.export_model(&mut Each(|tensor: NamedTensor| Ok(writer.write(&tensor.name, &tensor.data)?))).unwrap();
@@ -113,7 +113,7 @@ fn saved(position: CheckpointId) -> SavedState {
     }
 }
 
-fn train(policy: &mut DevicePolicy) {
+fn train(policy: &mut PjrtPolicy) {
     let sequences = [Sequence { prompt: vec![3; LENGTH / 2], completion: vec![5; LENGTH / 2] }];
     let batch = SequenceBatch { sequences: &sequences, tokens: token_batch(&sequences).unwrap() };
     policy.accumulate(&[batch], StepLoss::CrossEntropy { tokens: LENGTH / 2 }).unwrap();
@@ -121,7 +121,7 @@ fn train(policy: &mut DevicePolicy) {
 }
 
 /// Checks saving and restoring a checkpoint: a policy after one step, its moments and its reference policy.
-fn check_points(folder: &Path, policy: &DevicePolicy, fresh: impl Fn() -> DevicePolicy, largest: usize) {
+fn check_points(folder: &Path, policy: &PjrtPolicy, fresh: impl Fn() -> PjrtPolicy, largest: usize) {
     let checkpoints = Checkpoints::new(folder.to_owned());
     let write = |step, policy: &dyn Policy| {
         let position = CheckpointId::Grpo(step);
@@ -183,11 +183,11 @@ fn checkpoints_and_model_folders_are_streamed_by_tensor() {
         let in_checkpoint = in_folder.max(2 * shape.hidden_size * shape.intermediate_size);
         for &compute in *computes {
             println!("{name} {compute:?}");
-            let options = DevicePolicyOptions { compute, ..DevicePolicyOptions::default() };
+            let options = PjrtPolicyOptions { compute, ..PjrtPolicyOptions::default() };
             let fresh = || {
                 let folder = ModelFolder::open(&path(name)).unwrap();
                 let weights = folder.weights().unwrap();
-                DevicePolicy::from_weights(&runtime, folder.config(), &weights, loss(), options.clone()).unwrap()
+                PjrtPolicy::from_weights(&runtime, folder.config(), &weights, loss(), options.clone()).unwrap()
             };
             let mut policy = streams("a model folder that is read", in_folder, fresh);
             policy.freeze_ref_policy().unwrap();
@@ -206,8 +206,8 @@ fn checkpoints_and_model_folders_are_streamed_by_tensor() {
     let lora = LoraConfig { r: 32, target_modules, ..LoraConfig::default() };
     let base = || {
         let folder = ModelFolder::open(&path(name)).unwrap();
-        let options = DevicePolicyOptions::default();
-        DevicePolicy::from_weights(&runtime, shape, &folder.weights().unwrap(), loss(), options).unwrap()
+        let options = PjrtPolicyOptions::default();
+        PjrtPolicy::from_weights(&runtime, shape, &folder.weights().unwrap(), loss(), options).unwrap()
     };
     let fresh = || base().with_lora(&lora, 1).unwrap();
     let mut policy = fresh();

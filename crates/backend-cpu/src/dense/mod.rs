@@ -5,8 +5,8 @@
 use crate::host::{Grads, Slice, SliceMut};
 use crate::oracle::{Policy, gradient, score};
 use crate::plan::{Kernel, evaluator_bytes};
-use grpo_core::backend_api::columns::LossSums;
 use grpo_core::backend_api::evaluate::Evaluator;
+use grpo_core::backend_api::token_columns::LossSums;
 use grpo_core::batch::TokenBatch;
 use grpo_core::error::Result;
 use grpo_core::{Dtype, HeadLayout, PlanRequest, PolicyOutput, PolicySpec, Scores};

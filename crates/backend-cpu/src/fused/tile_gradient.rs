@@ -38,7 +38,7 @@ pub(super) struct TileGradient<'a> {
 
 /// The buffers of a tile's logits after [`Transform`], and of its dlogits, packed as lhs along the tile, if dH needs
 /// them.
-enum Place<'a> {
+enum TileBuffers<'a> {
     /// Logits of all tokens, which are replaced by packed dlogits.
     Panel(&'a mut [f32]),
     /// Logits of the current tokens, and packed dlogits of all tokens.
@@ -72,9 +72,9 @@ impl TileGradient<'_> {
                 let place = match near_logits {
                     Some(x) => {
                         self.logits(index, x, piece.clone(), near, words);
-                        Place::Near(near, block)
+                        TileBuffers::Near(near, block)
                     }
-                    None => Place::Panel(block),
+                    None => TileBuffers::Panel(block),
                 };
                 let out =
                     head_gradient.is_some().then(|| &mut dlogits[self.words_of(tile.len(), piece.start - start)..]);
@@ -102,7 +102,7 @@ impl TileGradient<'_> {
         &self,
         tile: Range<usize>,
         piece: Range<usize>,
-        mut place: Place<'_>,
+        mut place: TileBuffers<'_>,
         mut bias: Option<&mut [f32]>,
         mut out: Option<&mut [u32]>,
         rows: &mut [f32],
@@ -114,8 +114,8 @@ impl TileGradient<'_> {
             timed(Work::Gradients, || {
                 for (i, (token, row)) in tokens.iter().zip(rows.chunks_mut(t)).enumerate() {
                     let z = match &place {
-                        Place::Panel(block) => &block[token.place * self.stride..][..t],
-                        Place::Near(logits, _) => &logits[(first + i - piece.start) * self.stride..][..t],
+                        TileBuffers::Panel(block) => &block[token.place * self.stride..][..t],
+                        TileBuffers::Near(logits, _) => &logits[(first + i - piece.start) * self.stride..][..t],
                     };
                     let target = within(token.target, &tile);
                     // The bias gradient is a sum, not a product, so it uses unrounded dlogits.
@@ -136,7 +136,7 @@ impl TileGradient<'_> {
             let source = |entries| Rows::new(Slice::F32(&*rows), t, 0..tokens.len(), entries);
             if self.hidden {
                 // The words written here precede the logits of later tokens.
-                let (Place::Panel(block) | Place::Near(_, block)) = &mut place;
+                let (TileBuffers::Panel(block) | TileBuffers::Near(_, block)) = &mut place;
                 let words: &mut [u32] = cast_slice_mut(&mut block[first * self.row..]);
                 for entries in gemm.pieces(t) {
                     let (at, stride) = (gemm.lhs_stride(entries.start), gemm.lhs_stride(entries.len()));

@@ -26,8 +26,8 @@ use crate::softmax::{
 };
 use crate::threads::slices::*;
 use crate::tokens::{Chunks, TokenState, empty_scores};
-use grpo_core::backend_api::columns::LossSums;
 use grpo_core::backend_api::evaluate::Evaluator;
+use grpo_core::backend_api::token_columns::LossSums;
 use grpo_core::batch::TokenBatch;
 use grpo_core::error::Result;
 use grpo_core::{LossConfig, PlanRequest, PolicyOutput, Scores};

@@ -12,10 +12,10 @@ mod policy;
 
 pub use policy::{Evaluation, Policy};
 
-use grpo_core::backend_api::columns::LossSums;
 use grpo_core::backend_api::evaluate::Evaluator;
 use grpo_core::backend_api::plan::{Call, Step, TokenScores, step};
 use grpo_core::backend_api::real::Scalar;
+use grpo_core::backend_api::token_columns::LossSums;
 use grpo_core::batch::PolicyValues;
 use grpo_core::batch::TokenBatch;
 use grpo_core::error::Result;

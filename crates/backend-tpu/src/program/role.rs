@@ -19,7 +19,7 @@ pub enum Role {
     /// Targets and sequences of the tokens of all devices, i32 `[IDS, G]`.
     TokenIds,
     /// The numbers of all tokens of all devices, f32 `[TokenColumns::COUNT, G]`: a row per field of
-    /// [`TokenColumns`](grpo_core::backend_api::columns::TokenColumns).
+    /// [`TokenColumns`](grpo_core::backend_api::token_columns::TokenColumns).
     TokenNumbers,
     /// `true` if the batch has no log-probabilities of an old policy, so that the current policy is the old one.
     OnPolicy,
@@ -33,7 +33,7 @@ pub enum Role {
     /// result `Logits`.
     GradLogits,
     /// The sums for loss and metrics, f32 `[LossSums::COUNT]`: an entry per field of
-    /// [`LossSums`](grpo_core::backend_api::columns::LossSums).
+    /// [`LossSums`](grpo_core::backend_api::token_columns::LossSums).
     Sums,
     /// Log-probabilities of the targets in nats, f32 `[N]`.
     Logp,

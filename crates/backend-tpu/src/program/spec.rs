@@ -8,7 +8,7 @@ use super::mesh::Mesh;
 use super::numerics::{MosaicBlocks, Numerics};
 use super::role::Role;
 use crate::error::unsupported;
-use grpo_core::backend_api::columns::{LossSums, TokenColumns};
+use grpo_core::backend_api::token_columns::{LossSums, TokenColumns};
 use grpo_core::batch::TokenBatch;
 use grpo_core::error::{Error, Result};
 use grpo_core::{Dtype, GradientSpec, HeadLayout, Implementation, LossConfig, PolicySpec};

@@ -8,7 +8,7 @@
 use super::mesh::MeshCoord;
 use super::softmax::{Factors, spread};
 use super::traced::Traced;
-use grpo_core::backend_api::columns::{LossSums, Recorded, Reduction, TokenColumns};
+use grpo_core::backend_api::token_columns::{LossSums, Recorded, Reduction, TokenColumns};
 use grpo_core::objective::{BatchLoss, BatchTerms, batch_loss};
 use grpo_core::{KlImportance, LossConfig, TemperatureMode};
 use stablehlo::{Dtype, Reducer, TensorType, Value};

@@ -1,7 +1,7 @@
 //! The materialised baseline computes the same as the implementation that it is compared with.
 
 use backend_tpu::program::{Blocking, Mesh, Numerics, Pass, Program, Role, Spec};
-use grpo_core::backend_api::columns::TokenColumns;
+use grpo_core::backend_api::token_columns::TokenColumns;
 use grpo_core::{Dtype, GradientSpec, HeadLayout, Implementation, LossConfig, PolicySpec, TemperatureMode};
 use pjrt::install::{Kind, install};
 use pjrt::{Buffer, Client, CompileOptions, Plugin};

@@ -6,10 +6,10 @@ use grpo_check::model::Forward;
 use grpo_core::{Implementation, LossConfig};
 use models::{Adapter, ModelFolder};
 use policy::TensorSink;
-use policy_burn::{BurnPolicy, PolicyLoss};
+use policy_cpu::{CpuPolicy, PolicyLoss};
 use std::sync::Arc;
 
-pub(super) fn open(folder: &ModelFolder, adapter: Option<&Adapter>) -> anyhow::Result<BurnPolicy> {
+pub(super) fn open(folder: &ModelFolder, adapter: Option<&Adapter>) -> anyhow::Result<CpuPolicy> {
     // The supervised loss that is compared here does not depend on the GRPO loss.
     let loss = PolicyLoss {
         config: LossConfig::default(),
@@ -18,13 +18,13 @@ pub(super) fn open(folder: &ModelFolder, adapter: Option<&Adapter>) -> anyhow::R
         max_tokens: 0,
     };
     let weights = folder.weights()?;
-    let policy = BurnPolicy::from_weights(folder.config(), &weights, loss)?;
+    let policy = CpuPolicy::from_weights(folder.config(), &weights, loss)?;
     let Some(adapter) = adapter else { return Ok(policy) };
     adapter.check_base(&weights)?;
     Ok(policy.with_adapter(adapter)?)
 }
 
-impl Shown for BurnPolicy {
+impl Shown for CpuPolicy {
     const ROWS: usize = 1;
 
     fn show_logits(

@@ -16,7 +16,7 @@ const LONGEST_LINE: u64 = 256 << 20;
 /// The position of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(from = "(u64, u32, u32)", into = "(u64, u32, u32)")]
-pub(super) struct Place {
+pub(super) struct RowPosition {
     /// The byte offset of its text.
     offset: u64,
     /// The length of its text in bytes.
@@ -25,14 +25,14 @@ pub(super) struct Place {
     pub(super) line: u32,
 }
 
-impl From<(u64, u32, u32)> for Place {
+impl From<(u64, u32, u32)> for RowPosition {
     fn from((offset, length, line): (u64, u32, u32)) -> Self {
         Self { offset, length, line }
     }
 }
 
-impl From<Place> for (u64, u32, u32) {
-    fn from(Place { offset, length, line }: Place) -> Self {
+impl From<RowPosition> for (u64, u32, u32) {
+    fn from(RowPosition { offset, length, line }: RowPosition) -> Self {
         (offset, length, line)
     }
 }
@@ -48,7 +48,7 @@ pub(super) struct Lines {
 }
 
 /// A line and its bytes.
-type Line = (Place, Vec<u8>);
+type Line = (RowPosition, Vec<u8>);
 
 /// The source of the lines.
 enum Bytes {
@@ -113,7 +113,7 @@ impl Lines {
                     Ok(Some(bytes)) => {
                         let length = bytes.len() as u64;
                         if !bytes.trim_ascii().is_empty() {
-                            rows.push((Place { offset, length: length as u32, line }, bytes));
+                            rows.push((RowPosition { offset, length: length as u32, line }, bytes));
                         }
                         (offset, size) = (offset + length, size + length);
                     }
@@ -151,7 +151,7 @@ impl Lines {
     ///
     /// # Errors
     /// [`Error::Io`]; [`Error::Row`] if the file has changed since it was opened.
-    pub(super) fn read(&self, place: Place) -> Result<Map<String, Value>> {
+    pub(super) fn read(&self, place: RowPosition) -> Result<Map<String, Value>> {
         let changed = |what: String| {
             self.row(u64::from(place.line), format!("the file has changed since the run has read it first: {what}"))
         };

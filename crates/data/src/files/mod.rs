@@ -19,7 +19,7 @@ use crate::error::{Error, Result};
 use crate::open::PromptEncoder;
 use crate::prompt::Prompt;
 use crate::split::is_held_out;
-use lines::{Lines, Place};
+use lines::{Lines, RowPosition};
 use order::Schedule;
 use rayon::prelude::*;
 use rng::Purpose;
@@ -52,7 +52,7 @@ pub struct FileDataset {
     /// The files with training rows.
     trained: Vec<usize>,
     /// The held-out rows by file and position, in the order of their hashes.
-    held_out: Vec<(usize, Place)>,
+    held_out: Vec<(usize, RowPosition)>,
     order: Schedule,
     seed: u64,
     cursor: u64,
@@ -65,9 +65,9 @@ pub struct FileDataset {
 #[serde(deny_unknown_fields)]
 pub struct RowIndex {
     /// The positions of the training rows of each file, starting with `data.eval_files`.
-    training: Vec<Vec<Place>>,
+    training: Vec<Vec<RowPosition>>,
     /// The held-out rows in order: file and position.
-    held_out: Vec<(usize, Place)>,
+    held_out: Vec<(usize, RowPosition)>,
     report: DataReport,
 }
 
@@ -83,7 +83,7 @@ struct OpenFile {
     lines: Lines,
     source: Arc<str>,
     weight: Option<f64>,
-    training: Vec<Place>,
+    training: Vec<RowPosition>,
 }
 
 /// The state of reading all rows once.
@@ -94,7 +94,7 @@ struct Opening<'a> {
     files: Vec<OpenFile>,
     report: DataReport,
     /// The held-out rows with their hashes.
-    held_out: Vec<(u64, usize, Place)>,
+    held_out: Vec<(u64, usize, RowPosition)>,
 }
 
 impl FileDataset {
@@ -155,7 +155,7 @@ impl FileDataset {
         seed: u64,
         reader: RowReader,
         files: Vec<OpenFile>,
-        held_out: Vec<(usize, Place)>,
+        held_out: Vec<(usize, RowPosition)>,
         report: DataReport,
     ) -> Self {
         let trained: Vec<usize> = (0..files.len()).filter(|file| !files[*file].training.is_empty()).collect();
@@ -163,7 +163,7 @@ impl FileDataset {
         Self { reader, files, trained, held_out, order, seed, cursor: 0, report }
     }
 
-    fn row(&self, file: usize, place: Place) -> Result<Item> {
+    fn row(&self, file: usize, place: RowPosition) -> Result<Item> {
         let file = &self.files[file];
         let fields = file.lines.read(place)?;
         let item = self.reader.question(&fields).and_then(|question| self.reader.item(fields, question, &file.source));
@@ -180,7 +180,7 @@ const MOST_COLUMNS: usize = 32;
 
 /// A parsed row.
 struct Parsed {
-    place: Place,
+    place: RowPosition,
     /// The hash of the prompt, which selects the split.
     hash: u64,
     item: Item,
@@ -193,7 +193,7 @@ impl Parsed {
     fn read(
         reader: &RowReader,
         lines: &Lines,
-        place: Place,
+        place: RowPosition,
         text: &[u8],
         source: &Arc<str>,
         known: &BTreeSet<String>,
@@ -308,7 +308,7 @@ impl Opening<'_> {
         self.held_out.extend(held_out);
         let bounds = longest.into_iter().filter(|Reverse((bound, _))| *bound > report.longest_prompt);
         let items = bounds.map(|Reverse((_, place))| {
-            let place = Place::from(place);
+            let place = RowPosition::from(place);
             let fault = |reason: String| lines.row(u64::from(place.line), reason);
             let fields = lines.read(place)?;
             let question = self.reader.question(&fields).map_err(fault)?;

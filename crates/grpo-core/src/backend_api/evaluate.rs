@@ -8,8 +8,8 @@
 //! [`LossConfig::prepare`] has added the quantities that need the whole batch.
 
 use crate::aggregate::batch_weights;
-use crate::backend_api::columns::{LossSums, Recorded, TokenColumns};
 use crate::backend_api::real::{List, Real, Scalar};
+use crate::backend_api::token_columns::{LossSums, Recorded, TokenColumns};
 use crate::batch::{Advantages, TokenBatch, TokenWeights};
 use crate::config::{ImportanceSamplingLevel, LossConfig};
 use crate::error::{Error, Result};

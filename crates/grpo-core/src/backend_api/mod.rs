@@ -2,7 +2,7 @@
 //!
 //! A backend implements [`plan::Head`], which computes log-probabilities and takes their derivatives; [`plan::Plan`] does the rest of a
 //! step. On the host, [`evaluate::Evaluator`] turns log-probabilities into the loss and dL/dlogp, token by token. A compiled program, in
-//! which a value is a vector over tokens, calls [`objective`](crate::objective) with its own [`real::Real`] and [`columns::TokenColumns`].
+//! which a value is a vector over tokens, calls [`objective`](crate::objective) with its own [`real::Real`] and [`token_columns::TokenColumns`].
 //!
 //! ```
 //! use grpo_core::backend_api::real::{Dual, Real};
@@ -13,8 +13,8 @@
 //! assert_eq!(ratio.value, ratio.tangent);
 //! ```
 
-pub mod columns;
 pub mod evaluate;
 pub mod plan;
 pub mod real;
 pub mod strict;
+pub mod token_columns;

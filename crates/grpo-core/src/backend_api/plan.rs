@@ -9,8 +9,8 @@
 //! (f64 in the oracle, tensors that stay on a device).
 
 use crate::backend::{LossOutput, LossPlan, PlanRequest, Scores};
-use crate::backend_api::columns::LossSums;
 use crate::backend_api::evaluate::Evaluator;
+use crate::backend_api::token_columns::LossSums;
 use crate::batch::PolicyValues;
 use crate::batch::TokenBatch;
 use crate::config::LossConfig;

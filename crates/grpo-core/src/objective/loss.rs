@@ -3,8 +3,8 @@
 use super::clip;
 use super::ratio::Ratio;
 use super::{PolicyTerm, TokenTerms};
-use crate::backend_api::columns::LossSums;
 use crate::backend_api::real::Real;
+use crate::backend_api::token_columns::LossSums;
 use crate::batch::TokenBatch;
 use crate::batch::{PolicyValues, TokenFactors};
 use crate::config::{ImportanceSamplingLevel, LossAggMode, LossConfig, Semantics};

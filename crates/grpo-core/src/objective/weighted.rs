@@ -4,8 +4,8 @@
 //! tokens of a batch, including masked tokens (whose weight is 0). The caller computes sums over a sequence.
 
 use super::{TokenInputs, TokenWeight, shares_mean, weighted};
-use crate::backend_api::columns::{Recorded, TokenColumns};
 use crate::backend_api::real::{Dual, List, Real};
+use crate::backend_api::token_columns::{Recorded, TokenColumns};
 use crate::config::LossConfig;
 
 /// The inputs of the loss; every entry is `[N]`. Masked tokens hold finite numbers and weights of 0.

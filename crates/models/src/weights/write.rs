@@ -23,11 +23,11 @@ pub(crate) struct SafetensorsWriter {
     file: File,
     dtype: Dtype,
     /// For each tensor: its offset in the file, its number of values, and whether it was written.
-    places: BTreeMap<String, Place>,
+    places: BTreeMap<String, TensorSlot>,
 }
 
 #[derive(Debug)]
-struct Place {
+struct TensorSlot {
     offset: u64,
     length: usize,
     written: bool,
@@ -54,7 +54,7 @@ impl SafetensorsWriter {
         let mut offset = data;
         for parameter in parameters {
             let length = parameter.len();
-            places.insert(parameter.name.clone(), Place { offset, length, written: false });
+            places.insert(parameter.name.clone(), TensorSlot { offset, length, written: false });
             offset += (length * dtype.size()) as u64;
         }
         let create = || -> io::Result<File> {

@@ -31,8 +31,8 @@ impl Wheels {
         Self { folder, wheels }
     }
 
-    fn place(&self) -> Place<'_> {
-        Place { name: "cpu", directory: self.folder.path().join("cache/cpu-1"), wheels: &self.wheels }
+    fn place(&self) -> PluginFolder<'_> {
+        PluginFolder { name: "cpu", directory: self.folder.path().join("cache/cpu-1"), wheels: &self.wheels }
     }
 
     /// Returns the previous state and the number of downloaded wheels.

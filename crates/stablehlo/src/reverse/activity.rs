@@ -25,7 +25,7 @@ pub(super) struct Activity {
 
 /// The arguments and results between which a function is differentiated.
 #[derive(Clone, Copy)]
-pub(super) struct Ends<'a> {
+pub(super) struct Endpoints<'a> {
     /// Arguments that need cotangents.
     pub(super) with_respect_to: &'a [usize],
     /// The subset of `with_respect_to` whose cotangents are not rounded to the arguments' dtypes.
@@ -39,7 +39,7 @@ impl Activity {
     ///
     /// # Errors
     /// Returns an error if an operation on such a path has no derivative.
-    pub(super) fn of(function: &Traced, ends: &Ends<'_>) -> Result<Self> {
+    pub(super) fn of(function: &Traced, ends: &Endpoints<'_>) -> Result<Self> {
         let n = function.function().types.len();
         let none = vec![false; n];
         let mut activity =

@@ -4,7 +4,7 @@
 //! devices, each copy gets 1/n of its cotangent; if an operand is replicated, the cotangents of its copies are summed.
 //! So the result is the derivative of the sum over devices, as the rules of collectives assume, too.
 
-use super::partition::{Derivative, Wish};
+use super::partition::{Derivative, DerivativeSpec};
 use super::{activity, wide};
 use crate::build::{Builder, Traced, Value};
 use crate::error::Result;
@@ -20,15 +20,15 @@ pub(super) fn back(
     manual: &Manual,
     code: &Traced,
     operands: &[Value],
-    ends: &activity::Ends<'_>,
+    ends: &activity::Endpoints<'_>,
 ) -> Result<(Vec<Value>, Traced, Vec<Value>)> {
-    let &activity::Ends { with_respect_to: to, unrounded, given } = ends;
+    let &activity::Endpoints { with_respect_to: to, unrounded, given } = ends;
     // Nothing is recomputed here; an enclosing loop has its own policy.
     let save = &Save::Everything;
-    let Ends { function, asked, shares } = Ends::of(manual, code, given)?;
-    let ends = activity::Ends { with_respect_to: to, unrounded, given: &asked };
-    let wish = Wish { function: &function, ends, save, barred: &[], invariant: &[] };
-    let Derivative { forward, backward, arguments } = Derivative::of(&wish)?;
+    let CotangentInputs { function, asked, shares } = CotangentInputs::of(manual, code, given)?;
+    let ends = activity::Endpoints { with_respect_to: to, unrounded, given: &asked };
+    let spec = DerivativeSpec { function: &function, ends, save, barred: &[], invariant: &[] };
+    let Derivative { forward, backward, arguments } = Derivative::of(&spec)?;
 
     let (own, all) = (code.result_types().len(), function.result_types().len());
     let saved: Vec<TensorType> = forward.result_types().split_off(all);
@@ -76,7 +76,7 @@ pub(super) fn back(
 /// If a result is an all-reduced sum over the devices that have copies of it, each summand gets the whole cotangent:
 /// the rule of the all-reduce would divide the cotangent among devices and sum it again. So the cotangent enters before
 /// the sum, which saves the communication.
-struct Ends {
+struct CotangentInputs {
     /// The function, with these values as additional results.
     function: Traced,
     /// The indices of the additional results.
@@ -85,7 +85,7 @@ struct Ends {
     shares: Vec<(usize, usize)>,
 }
 
-impl Ends {
+impl CotangentInputs {
     fn of(manual: &Manual, code: &Traced, given: &[usize]) -> Result<Self> {
         let body = &code.function().body;
         let defined = body.operations.iter().flat_map(|op| op.results.iter().map(move |id| (*id, op)));

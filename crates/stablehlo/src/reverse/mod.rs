@@ -6,21 +6,21 @@
 //! that save every nth iteration) and [`manual`] (manual computations on the devices of a mesh).
 
 mod activity;
-mod groups;
+mod checkpointed_scan;
 mod manual;
+mod nested;
 mod partition;
 mod rules;
-mod structure;
 
 use crate::build::{Builder, Names, Traced, Value};
 use crate::error::{Error, Result};
 use crate::graph::{Kind, ValueId};
 use crate::types::{Dtype, TensorType};
-use activity::{Activity, Ends};
+use activity::{Activity, Endpoints};
+use nested::Structure;
 use rules::{Rule, Step};
 use std::collections::BTreeMap;
 use std::panic::Location;
-use structure::Structure;
 
 /// The linear function from cotangents of results to cotangents of arguments, at the arguments of [`Builder::vjp`].
 ///
@@ -71,7 +71,7 @@ impl Builder {
     ) -> Result<(Vec<Value>, Pullback)> {
         self.differentiable(function, arguments, with_respect_to)?;
         let all: Vec<usize> = (0..function.result_types().len()).collect();
-        self.differentiate(function, arguments, &Ends { with_respect_to, unrounded: &[], given: &all })
+        self.differentiate(function, arguments, &Endpoints { with_respect_to, unrounded: &[], given: &all })
     }
 
     /// Like [`Builder::vjp`], but cotangents of arguments narrower than f32 are not rounded on the way: products and
@@ -105,7 +105,7 @@ impl Builder {
     ) -> Result<(Vec<Value>, Pullback)> {
         self.differentiable(function, arguments, with_respect_to)?;
         let all: Vec<usize> = (0..function.result_types().len()).collect();
-        self.differentiate(function, arguments, &Ends { with_respect_to, unrounded: with_respect_to, given: &all })
+        self.differentiate(function, arguments, &Endpoints { with_respect_to, unrounded: with_respect_to, given: &all })
     }
 
     /// Calls `function` and returns its results with the gradients of the first result, a floating-point scalar, with
@@ -145,7 +145,7 @@ impl Builder {
             return Err(Error::Operation { operation: "value_and_grad", reason, at: Location::caller() });
         }
         self.differentiable(function, arguments, with_respect_to)?;
-        let ends = Ends { with_respect_to, unrounded: &[], given: &[0] };
+        let ends = Endpoints { with_respect_to, unrounded: &[], given: &[0] };
         let (results, pullback) = self.differentiate(function, arguments, &ends)?;
         let one = results[0].like(1.0);
         let rest = results[1..].iter().map(|_| None);
@@ -174,7 +174,7 @@ impl Builder {
         &self,
         function: &Traced,
         arguments: &[&Value],
-        ends: &Ends<'_>,
+        ends: &Endpoints<'_>,
     ) -> Result<(Vec<Value>, Pullback)> {
         let activity = Activity::of(function, ends)?;
         let body = &function.function().body;

@@ -1,6 +1,6 @@
 //! Splits a function with its derivative into a forward and a backward pass, and selects the residuals.
 
-use super::activity::Ends;
+use super::activity::Endpoints;
 use crate::build::{Builder, Traced, Value};
 use crate::error::Result;
 use crate::graph::{Kind, Operation, Region, Save, Scan, ValueId};
@@ -19,10 +19,10 @@ pub(super) struct Derivative {
 }
 
 /// The specification of a [`Derivative`].
-pub(super) struct Wish<'a> {
+pub(super) struct DerivativeSpec<'a> {
     pub(super) function: &'a Traced,
     /// The arguments and results of the derivative.
-    pub(super) ends: Ends<'a>,
+    pub(super) ends: Endpoints<'a>,
     pub(super) save: &'a Save,
     /// Arguments that wait for the cotangents behind a barrier, so that the recomputation cannot start earlier.
     pub(super) barred: &'a [usize],
@@ -31,19 +31,19 @@ pub(super) struct Wish<'a> {
 }
 
 impl Derivative {
-    pub(super) fn of(wish: &Wish<'_>) -> Result<Self> {
-        let body = &wish.function.function().body;
+    pub(super) fn of(spec: &DerivativeSpec<'_>) -> Result<Self> {
+        let body = &spec.function.function().body;
         let joint = Builder::new();
-        let types = wish.function.argument_types();
+        let types = spec.function.argument_types();
         let arguments: Vec<Value> = types.iter().map(|ty| joint.argument("", ty.clone())).collect();
         let (results, pullback) =
-            joint.differentiate(wish.function, &arguments.iter().collect::<Vec<_>>(), &wish.ends)?;
+            joint.differentiate(spec.function, &arguments.iter().collect::<Vec<_>>(), &spec.ends)?;
         let boundary = joint.length();
         let mut cotangents = vec![None; results.len()];
-        for index in wish.ends.given {
+        for index in spec.ends.given {
             cotangents[*index] = Some(joint.argument("", results[*index].ty().clone()));
         }
-        let pulled = pullback.pull(cotangents, &[]).into_iter().zip(wish.ends.with_respect_to);
+        let pulled = pullback.pull(cotangents, &[]).into_iter().zip(spec.ends.with_respect_to);
         let pulled = pulled.map(|(ct, i)| ct.unwrap_or_else(|| joint.splat(0.0, types[*i].clone())));
         let results: Vec<Value> = results.into_iter().chain(pulled).collect();
         let joint = joint.traced(&results)?;
@@ -52,8 +52,8 @@ impl Derivative {
         let (results, pulled) = whole.results.split_at(body.results.len());
 
         let before = &whole.operations[..boundary];
-        let invariant = wish.invariant.iter().map(|i| arguments[*i]).collect();
-        let candidates = candidates(&joint, before, wish.save, invariant);
+        let invariant = spec.invariant.iter().map(|i| arguments[*i]).collect();
+        let candidates = candidates(&joint, before, spec.save, invariant);
         let ends: HashSet<ValueId> = candidates.iter().chain(&whole.arguments).copied().collect();
         let needs = Needs::of(whole, &ends, pulled);
         let kept: Vec<ValueId> = before
@@ -69,7 +69,7 @@ impl Derivative {
         let forward = slice(&joint, arguments, &returned, &[])?;
         let given: Vec<ValueId> =
             reads.iter().map(|i| arguments[*i]).chain(kept.iter().copied()).chain(cotangents.iter().copied()).collect();
-        let held = reads.iter().enumerate().filter(|(_, i)| wish.barred.contains(i)).map(|(at, _)| at);
+        let held = reads.iter().enumerate().filter(|(_, i)| spec.barred.contains(i)).map(|(at, _)| at);
         let held: Vec<usize> = if again { held.chain(reads.len()..given.len()).collect() } else { vec![] };
         let backward = slice(&joint, &given, pulled, &held)?;
         Ok(Self { forward, backward, arguments: reads })

@@ -89,7 +89,7 @@ fn is_divergence(error: &Error) -> bool {
         Error::Policy(policy::Error::NotFinite { .. }) | Error::TooManySkips { .. } => true,
         // Non-finite logits, found when sampling on a device.
         Error::Policy(policy::Error::Other(source)) => {
-            matches!(source.downcast_ref(), Some(policy_device::Error::NotFinite { .. }))
+            matches!(source.downcast_ref(), Some(policy_pjrt::Error::NotFinite { .. }))
         }
         _ => false,
     }

@@ -11,7 +11,7 @@ use super::row_index;
 use super::summary::Summary;
 use crate::error::{Error, Result};
 use crate::export::export;
-use crate::parts::Place;
+use crate::factory::PolicyTarget;
 use crate::prepared::Prepared;
 use crate::pretrained::{Pretrained, Purpose};
 use crate::train_config::{TrainConfig, check};
@@ -152,7 +152,7 @@ impl Run {
         let Some(shape) = model.as_ref().map(|model| model.folder.config()).or(config.model.shape()) else {
             return Err(Error::argument("export", "a model", "none"));
         };
-        let mut policy = Place::open(&config)?.policy(&config, shape, model.as_ref(), Purpose::Export)?;
+        let mut policy = PolicyTarget::open(&config)?.policy(&config, shape, model.as_ref(), Purpose::Export)?;
         policy.import(&PolicyState {
             policy: &state.policy,
             ref_policy: None,

@@ -6,7 +6,7 @@ use backend_tpu::plugins::Kind;
 use grpo_core::Implementation;
 use models::ModelConfig;
 use pjrt::Client;
-use policy_device::decoder::{ATTENTION, Attention, Compute};
+use policy_pjrt::decoder::{ATTENTION, Attention, Compute};
 use serde::{Deserialize, Serialize};
 use stablehlo::Save;
 use std::path::PathBuf;

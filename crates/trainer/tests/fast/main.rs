@@ -1,9 +1,9 @@
 //! The training loop with custom parts.
 
+mod aot;
 mod documents;
 mod losses;
 mod own_policy;
 mod ppo;
-mod programs;
 mod rollout;
 mod stop_tokens;

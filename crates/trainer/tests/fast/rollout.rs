@@ -4,7 +4,7 @@ use grpo_core::{Backend, GradsMut, LossConfig, LossOutput, LossPlan, MemoryRepor
 use grpo_core::{Error as LossError, TensorMut, TokenBatch};
 use models::{CharTokenizer, ModelConfig, Tokenizer};
 use policy::{Completion, Policy, Result, RolloutEngine, RolloutRequest};
-use policy_burn::{BurnPolicy, PolicyLoss};
+use policy_cpu::{CpuPolicy, PolicyLoss};
 use std::sync::{Arc, Mutex};
 use trainer::{Parts, TrainConfig, Trainer};
 
@@ -173,7 +173,7 @@ fn training_uses_the_sampled_ids() {
         implementation: config().grpo.implementation,
         max_tokens: 1,
     };
-    let policy = BurnPolicy::new(config().model.shape().unwrap(), config().seed, loss).unwrap();
+    let policy = CpuPolicy::new(config().model.shape().unwrap(), config().seed, loss).unwrap();
     let parts = Parts { policy: Box::new(policy), engine: Box::new(Strays), ..Parts::from_config(&config()).unwrap() };
     let mut run = Trainer::with_parts(config(), parts).unwrap();
     let report = run.grpo_step().unwrap();

@@ -2,12 +2,11 @@
 
 use crate::support::{Folder, says};
 use models::{Hub, ModelFolder};
-use sha2::{Digest, Sha256};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
-use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
+use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 pub(super) const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";

@@ -53,7 +53,7 @@ fn a_reward_that_fails_too_often_ends_the_run_with_a_checkpoint() {
 }
 
 /// A generator that fails once the flag is set.
-struct Device(Arc<AtomicBool>, fn() -> policy_device::Error);
+struct Device(Arc<AtomicBool>, fn() -> policy_pjrt::Error);
 
 impl RolloutEngine for Device {
     fn generate(&mut self, policy: &mut dyn Policy, request: &RolloutRequest<'_>) -> policy::Result<Vec<Completion>> {
@@ -65,7 +65,7 @@ impl RolloutEngine for Device {
 }
 
 /// Returns the error of a run whose device fails after this row.
-fn failed_after(config: TrainConfig, path: &Path, row: &'static str, error: fn() -> policy_device::Error) -> Error {
+fn failed_after(config: TrainConfig, path: &Path, row: &'static str, error: fn() -> policy_pjrt::Error) -> Error {
     let fails = Arc::new(AtomicBool::new(false));
     let engine = Box::new(Device(Arc::clone(&fails), error));
     let parts = Parts { engine, ..Parts::from_config(&config).unwrap() };
@@ -78,7 +78,7 @@ fn failed_after(config: TrainConfig, path: &Path, row: &'static str, error: fn()
 fn a_failing_device_ends_the_run_with_the_resume_command() {
     let folder = tempfile::tempdir().unwrap();
     let (path, whole) = (folder.path().join("a"), folder.path().join("whole"));
-    let error = failed_after(config(), &path, "Grpo 3", || policy_device::Error::Lost);
+    let error = failed_after(config(), &path, "Grpo 3", || policy_pjrt::Error::Lost);
     assert!(matches!(error, Error::PolicyFailed { .. }), "{error}");
     let text = error.to_string();
     let command = format!("`grpo train --resume {} --from step-000002`", path.display());
@@ -98,7 +98,7 @@ fn a_device_failure_before_the_first_checkpoint_starts_the_run_over() {
     let path = folder.path().join("a");
     let mut config = config();
     config.run.save_steps = 0;
-    let text = failed_after(config, &path, "Warmup 3", || policy_device::Error::Lost).to_string();
+    let text = failed_after(config, &path, "Warmup 3", || policy_pjrt::Error::Lost).to_string();
     assert!(text.contains("no checkpoint yet") && text.contains("`grpo train --resume "), "{text}");
     finish(&mut Run::resume(&path, None, &[]).unwrap()).unwrap();
 }
@@ -106,7 +106,7 @@ fn a_device_failure_before_the_first_checkpoint_starts_the_run_over() {
 #[test]
 fn non_finite_logits_of_a_device_count_as_divergence() {
     let folder = tempfile::tempdir().unwrap();
-    let error = failed_after(config(), &folder.path().join("a"), "Grpo 3", || policy_device::Error::NotFinite {
+    let error = failed_after(config(), &folder.path().join("a"), "Grpo 3", || policy_pjrt::Error::NotFinite {
         sample: 1,
         token: 2,
     });

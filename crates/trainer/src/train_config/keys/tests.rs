@@ -6,10 +6,10 @@ use std::path::Path;
 
 /// The structs of the configuration with their files under `crates/`.
 const STRUCTS: &[(&str, &str)] = &[
-    ("TrainConfig", "trainer/src/train_config.rs"),
-    ("WarmupConfig", "trainer/src/train_config.rs"),
-    ("RolloutConfig", "trainer/src/train_config.rs"),
-    ("EvalConfig", "trainer/src/train_config.rs"),
+    ("TrainConfig", "trainer/src/train_config/mod.rs"),
+    ("WarmupConfig", "trainer/src/train_config/mod.rs"),
+    ("RolloutConfig", "trainer/src/train_config/mod.rs"),
+    ("EvalConfig", "trainer/src/train_config/mod.rs"),
     ("RunOptions", "trainer/src/run/options.rs"),
     ("ExportConfig", "trainer/src/export.rs"),
     ("PolicyConfig", "trainer/src/train_config/policy.rs"),

@@ -1,0 +1,140 @@
+//! `grpo parity --model`: compares the decoder of a Hugging Face folder with transformers' results.
+
+mod compared;
+mod device;
+mod host;
+
+use self::compared::Compared;
+use crate::{Outcome, emit, emit_document, parity};
+use anyhow::Context;
+use backend_tpu::plugins::Kind;
+use clap::builder::PossibleValuesParser;
+use grpo_check::model::{ModelFile, ModelPolicy, ModelReport, ModelTolerances, check};
+use grpo_files::counted;
+use models::{Adapter, ModelFolder};
+use policy_pjrt::Runtime;
+use std::path::Path;
+use trainer::backends;
+
+pub(crate) fn run(folder: &Path, args: &parity::Args) -> anyhow::Result<Outcome> {
+    let folder = ModelFolder::open(folder)?;
+    let adapter = args.adapter.as_ref().map(|path| Adapter::open(path, folder.config())).transpose()?;
+    let lora = adapter.as_ref().map(Adapter::config);
+    let files = args.files.iter().map(|path| ModelFile::open(path, folder.config(), lora));
+    let files = files.collect::<Result<Vec<_>, _>>()?;
+    let standard = ModelTolerances::default();
+    let tolerances = ModelTolerances {
+        logits: args.tolerance.unwrap_or(standard.logits),
+        gradient: args.gradient_tolerance.unwrap_or(standard.gradient),
+    };
+    let Chosen { places, notes } = Chosen::by(args)?;
+    let mut reports: Vec<ModelReport> = Vec::new();
+    // Policies are opened one after the other, because each has its own copy of the weights.
+    for place in &places {
+        let mut policy = place.open(&folder, adapter.as_ref())?;
+        for (i, file) in files.iter().enumerate() {
+            let context = || format!("{} on {}", args.files[i].display(), place.name());
+            let report = check(file, policy.as_mut(), &tolerances).with_context(context)?;
+            match reports.get_mut(i) {
+                Some(earlier) => earlier.rows.extend(report.rows),
+                None => reports.push(report),
+            }
+        }
+    }
+    let passed = reports.iter().all(ModelReport::passed);
+    if args.json {
+        let model = folder.path().display().to_string();
+        let document = serde_json::json!({ "model": model, "passed": passed, "files": reports, "notes": notes });
+        emit_document(&format!("{}\n", serde_json::to_string_pretty(&document)?))?;
+    } else {
+        emit(&text(&folder, &reports, &notes, passed))?;
+    }
+    Ok(if passed { Outcome::Done } else { Outcome::CheckFailed })
+}
+
+fn text(folder: &ModelFolder, reports: &[ModelReport], notes: &[String], passed: bool) -> String {
+    let mut out = format!("{} ({})\n\n", folder.path().display(), folder.family());
+    for report in reports {
+        out.push_str(&format!("{}\n{}\n\n", report.file, parity::table_of("policy", &report.rows)));
+    }
+    for note in notes {
+        out.push_str(&format!("note: {note}\n"));
+    }
+    let rows: usize = reports.iter().map(|report| report.rows.len()).sum();
+    let failed: usize = reports.iter().flat_map(|report| &report.rows).filter(|row| !row.passed).count();
+    let verdict = if passed { "PASS" } else { "FAIL" };
+    let (files, rows) = (counted(reports.len(), "file"), counted(rows, "comparison"));
+    out.push_str(&format!("{verdict}: {files}, {rows}, {failed} out of tolerance\n"));
+    out
+}
+
+/// The device of a policy.
+enum Target {
+    /// The burn policy on this CPU.
+    Host,
+    /// A PJRT device.
+    Device(Runtime),
+}
+
+const ALL: &str = "all";
+const HOST: &str = "host";
+
+fn name_of(kind: Kind) -> String {
+    format!("pjrt:{}", kind.name())
+}
+
+/// Returns the parser of `--device`.
+pub(crate) fn devices() -> PossibleValuesParser {
+    let of_pjrt = backends::NAMES.into_iter().filter(|name| name.starts_with("pjrt:"));
+    PossibleValuesParser::new([ALL, HOST].into_iter().chain(of_pjrt))
+}
+
+/// The policies to check, and the reasons why others are skipped.
+struct Chosen {
+    places: Vec<Target>,
+    notes: Vec<String>,
+}
+
+impl Chosen {
+    /// Opens the devices of the arguments. An unusable device is an error if it was named explicitly; with `all` it becomes a note.
+    fn by(args: &parity::Args) -> anyhow::Result<Self> {
+        let (name, plugin) = (args.device.as_deref().unwrap_or(ALL), args.input.plugin.as_deref());
+        let named = Kind::ALL.into_iter().find(|kind| name_of(*kind) == name);
+        let open = |kind| -> trainer::Result<Target> { Ok(Target::Device(backends::device(kind, plugin, None)?)) };
+        if let Some(kind) = named {
+            return Ok(Self { places: vec![open(kind)?], notes: vec![] });
+        }
+        anyhow::ensure!(plugin.is_none(), "--plugin is for the --device of PJRT that it serves, not for {name}");
+        let mut chosen = Self { places: vec![Target::Host], notes: vec![] };
+        if name == ALL {
+            // libtpu needs environment variables, which can only be set safely before another plugin starts threads.
+            let mut kinds = Kind::ALL;
+            kinds.sort_by_key(|kind| *kind != Kind::Tpu);
+            for kind in kinds {
+                match open(kind) {
+                    Ok(place) => chosen.places.push(place),
+                    Err(error) => chosen.notes.push(format!("not checked on {}: {error}", name_of(kind))),
+                }
+            }
+        }
+        Ok(chosen)
+    }
+}
+
+impl Target {
+    fn name(&self) -> String {
+        match self {
+            Self::Host => HOST.into(),
+            Self::Device(runtime) => name_of(runtime.kind()),
+        }
+    }
+
+    /// Returns the policy with a folder's weights, and with an adapter.
+    fn open(&self, folder: &ModelFolder, adapter: Option<&Adapter>) -> anyhow::Result<Box<dyn ModelPolicy>> {
+        let name = self.name();
+        Ok(match self {
+            Self::Host => Box::new(Compared { name, policy: host::open(folder, adapter)? }),
+            Self::Device(runtime) => Box::new(Compared { name, policy: device::open(runtime, folder, adapter)? }),
+        })
+    }
+}

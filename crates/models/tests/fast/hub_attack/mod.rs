@@ -1,0 +1,392 @@
+//! Misbehaving hubs: no file is written outside the cache, no wait is endless, and no damaged download is used as a model.
+
+mod server;
+
+use crate::support::{Folder, says};
+use models::Hub;
+use server::{COMMIT, Home, Model, Request, WEIGHTS, redirect, serve, whole};
+use sha2::{Digest, Sha256};
+use std::collections::BTreeSet;
+use std::io::Write;
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+#[test]
+fn etags_that_are_paths_are_refused() {
+    let kinds: [fn(&str, &[u8]) -> String; 8] = [
+        |name, _| format!("../../../pwned-{name}"),
+        |name, _| format!("../../../../.bashrc{}", &name[..0]),
+        |name, _| format!("/tmp/grpo-test-pwned-{name}"),
+        |name, _| format!("a/b/{name}"),
+        |_, _| "..".into(),
+        |_, _| ".".into(),
+        |_, _| String::new(),
+        |_, _| "a".repeat(300),
+    ];
+    for etag in kinds {
+        let (home, model) = (Home::new(), Model { etag, ..Model::new() });
+        let port = serve(move |request, stream| model.answer(request, stream));
+        home.refuses(port, &["config.json", "sends the ETag", "expected letters, digits"]);
+    }
+    // The same for the ETag of a redirect to the storage host.
+    let (home, model) = (Home::new(), Model::new());
+    let port = serve(move |request, stream| match request.file() {
+        Some(name) if request.path.starts_with("/org/") => redirect(
+            stream,
+            &format!("/store/{name}"),
+            &format!("x-linked-etag: \"../../../../.bashrc\"\r\n{}", model.headers(name)),
+        ),
+        _ => model.answer(request, stream),
+    });
+    home.refuses(port, &["sends the ETag \"../../../../.bashrc\""]);
+}
+
+#[test]
+fn commits_that_are_paths_are_refused() {
+    let paths = ["../../../../victim", "/tmp/grpo-test-victim", "..", "", "main", "0123"];
+    for found in paths {
+        let (home, model) = (Home::new(), Model { sha: found.into(), ..Model::new() });
+        let port = serve(move |request, stream| model.answer(request, stream));
+        home.refuses(port, &["names the commit", "expected 40 hexadecimal digits"]);
+    }
+    for (found, expected) in [
+        ("../../../../victim", "expected 40 hexadecimal digits"),
+        ("/tmp/grpo-test-victim", "expected 40 hexadecimal digits"),
+        ("ffffffffffffffffffffffffffffffffffffffff", "sends a file of the commit ffff"),
+    ] {
+        let (home, model) = (Home::new(), Model { commit: found.into(), ..Model::new() });
+        let port = serve(move |request, stream| model.answer(request, stream));
+        home.refuses(port, &["config.json", expected]);
+    }
+}
+
+#[test]
+fn file_names_cannot_leave_the_model_folder() {
+    let (home, model) = (Home::new(), Model::new());
+    let listed = [
+        "config.json",
+        WEIGHTS,
+        "../../../../.bashrc",
+        "/tmp/grpo-test-evil",
+        "model-00001-of-00002/../../x.safetensors",
+    ];
+    let shared = model.clone();
+    let port = serve(move |request, stream| match request.file() {
+        None => {
+            let siblings: Vec<_> = listed.iter().map(|name| serde_json::json!({"rfilename": name})).collect();
+            let body = serde_json::json!({"sha": COMMIT, "siblings": siblings}).to_string();
+            whole(stream, "Connection: close\r\n", body.as_bytes())
+        }
+        Some(_) => shared.answer(request, stream),
+    });
+    let snapshot = home.hub(port).locate("org/name", None).unwrap();
+    let names: BTreeSet<_> = std::fs::read_dir(snapshot).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert_eq!(names, ["config.json".into(), WEIGHTS.into()].into());
+    home.is_untouched();
+    // File names in the index of shards.
+    for file in ["../model.safetensors", "/etc/passwd", "a/b.safetensors", "..", ""] {
+        let folder = Folder::sharded();
+        let index = serde_json::json!({"weight_map": {"lm_head.weight": file}});
+        std::fs::write(folder.file("model.safetensors.index.json"), index.to_string()).unwrap();
+        says(&folder.refused(), &["the index gives `lm_head.weight` the file", "expected a file name"]);
+    }
+}
+
+/// The host of a request, and its token.
+type Sender = (String, Option<String>);
+
+/// The token is only sent to the endpoint, whichever request is redirected and wherever to: another port, another name of this machine.
+#[test]
+fn a_token_is_sent_to_the_endpoint_alone() {
+    for (listing, same_port) in [(false, false), (false, true), (true, false), (true, true)] {
+        let (home, model) = (Home::new(), Model::new());
+        let log: Arc<Mutex<Vec<Sender>>> = Arc::default();
+        let note = |log: &Mutex<Vec<Sender>>, request: &Request| {
+            log.lock().unwrap().push((request.host.clone(), request.authorization.clone()));
+        };
+        let (shared, store_log) = (model.clone(), Arc::clone(&log));
+        let store = serve(move |request, stream| {
+            note(&store_log, request);
+            shared.answer(request, stream)
+        });
+        let (shared, hub_log) = (model.clone(), Arc::clone(&log));
+        let port = serve(move |request, stream| {
+            note(&hub_log, request);
+            let port = if same_port { request.host.rsplit(':').next().unwrap().to_owned() } else { store.to_string() };
+            let elsewhere = format!("http://localhost:{port}{}", request.path);
+            match request.file() {
+                _ if request.host.starts_with("localhost") => shared.answer(request, stream),
+                None if listing => redirect(stream, &elsewhere, ""),
+                Some(name) if !listing => {
+                    let size = shared.files[name].len();
+                    let linked = format!("x-linked-etag: \"{name}-linked\"\r\nx-linked-size: {size}\r\n");
+                    redirect(stream, &elsewhere, &(linked + &shared.headers(name)))
+                }
+                _ => shared.answer(request, stream),
+            }
+        });
+        let hub = Hub { token: Some("hf_secret".into()), ..home.hub(port) };
+        home.accepts(&hub, &model);
+        let log = log.lock().unwrap();
+        let (own, others): (Vec<_>, Vec<_>) = log.iter().partition(|(host, _)| *host == format!("127.0.0.1:{port}"));
+        assert!(!own.is_empty() && !others.is_empty());
+        assert!(own.iter().all(|(_, token)| token.as_deref() == Some("Bearer hf_secret")), "{own:?}");
+        assert!(others.iter().all(|(_, token)| token.is_none()), "{others:?}");
+    }
+}
+
+#[test]
+fn endless_redirects_are_stopped() {
+    for (listing, absolute) in [(true, true), (true, false), (false, true), (false, false)] {
+        let (home, model) = (Home::new(), Model::new());
+        let port = serve(move |request, stream| match request.file() {
+            file if file.is_none() == listing => {
+                let to =
+                    if absolute { format!("http://{}{}", request.host, request.path) } else { request.path.clone() };
+                redirect(stream, &to, "")
+            }
+            _ => model.answer(request, stream),
+        });
+        home.refuses(port, &["redirects more than 10 times"]);
+    }
+    for location in ["file:///etc/passwd", "*", "?"] {
+        let (home, model) = (Home::new(), Model::new());
+        let port = serve(move |request, stream| match request.is_content() {
+            true => redirect(stream, location, ""),
+            false => model.answer(request, stream),
+        });
+        home.refuses(port, &[WEIGHTS, "redirects to something other than an address of HTTP"]);
+    }
+}
+
+#[test]
+fn a_stalling_hub_times_out() {
+    type Stalls = fn(&Request) -> bool;
+    let stalls: [(Stalls, &str); 3] = [
+        (|request| request.file().is_none(), "HF_HUB_ETAG_TIMEOUT"),
+        (|request| request.is_metadata && request.file() == Some(WEIGHTS), "HF_HUB_ETAG_TIMEOUT"),
+        (Request::is_content, "HF_HUB_DOWNLOAD_TIMEOUT"),
+    ];
+    for (stalls, variable) in stalls {
+        // Stalls before the response, within its head, within its body, and with a byte from time to time.
+        for manner in 0..4 {
+            let (home, model) = (Home::new(), Model::new());
+            let port = serve(move |request, stream| {
+                if !stalls(request) {
+                    return model.answer(request, stream);
+                }
+                let head = "HTTP/1.1 206 Partial Content\r\nContent-";
+                let total = model.weights().len();
+                let rest = format!(
+                    "Length: {}\r\nContent-Range: bytes {}-{}/{total}\r\n{}\r\n",
+                    total - request.begin,
+                    request.begin,
+                    total - 1,
+                    model.headers(WEIGHTS)
+                );
+                if manner > 0 {
+                    stream.write_all(head.as_bytes())?;
+                }
+                if manner > 1 {
+                    stream.write_all(rest.as_bytes())?;
+                    stream.write_all(&model.weights()[request.begin..request.begin + 10])?;
+                }
+                for byte in &model.weights()[request.begin + 10..] {
+                    std::thread::sleep(Duration::from_millis(if manner == 3 { 20 } else { 60_000 }));
+                    stream.write_all(&[*byte])?;
+                }
+                Ok(())
+            });
+            // Only the first byte of a response for size and ETag is read.
+            if manner > 1 && variable == "HF_HUB_ETAG_TIMEOUT" && !stalls(&listing_request()) {
+                continue;
+            }
+            home.refuses(port, &["sent less than 1024 bytes per second for 0.3 s", variable]);
+        }
+    }
+    let home = Home::new();
+    let hub = Hub { etag_timeout: Duration::ZERO, ..home.hub(1) };
+    let error = hub.locate("org/name", None).unwrap_err().to_string();
+    says(&error, &["HF_HUB_ETAG_TIMEOUT: expected a number of seconds above 0"]);
+}
+
+fn listing_request() -> Request {
+    Request { path: "/api/models/".into(), host: String::new(), authorization: None, begin: 0, is_metadata: false }
+}
+
+#[test]
+fn an_endless_body_is_read_only_to_the_announced_size() {
+    for listing in [false, true] {
+        let (home, model) = (Home::new(), Model::new());
+        let port = serve(move |request, stream| {
+            let is_endless = if listing { request.file().is_none() } else { request.is_content() };
+            if !is_endless {
+                return model.answer(request, stream);
+            }
+            write!(stream, "HTTP/1.1 200 OK\r\n{}\r\n", model.headers(WEIGHTS))?;
+            loop {
+                stream.write_all(&[b'a'; 1 << 16])?;
+            }
+        });
+        home.refuses(port, &[if listing { "in more than 33554432 bytes" } else { "more than the" }]);
+        assert!(home.incomplete().iter().all(|path| path.metadata().unwrap().len() == 0), "it is deleted");
+    }
+}
+
+#[test]
+fn downloads_resume_with_ranges_and_restart_without() {
+    let (home, model) = (Home::new(), Model::new());
+    let (shared, requests) = (model.clone(), Mutex::new(0));
+    let port = serve(move |request, stream| {
+        if !request.is_content() {
+            return shared.answer(request, stream);
+        }
+        let mut count = requests.lock().unwrap();
+        *count += 1;
+        let content = shared.weights();
+        match *count {
+            // Half of the file, then all of it.
+            1 => shared.partial(stream, WEIGHTS, request.begin, &content[..content.len() / 2]),
+            _ => whole(stream, &shared.headers(WEIGHTS), content),
+        }
+    });
+    home.accepts(&home.hub(port), &model);
+    // A wrong range, and a wrong total size.
+    for (begin, total) in [(1, 0), (0, 1)] {
+        let (home, model) = (Home::new(), Model::new());
+        let port = serve(move |request, stream| {
+            if !request.is_content() {
+                return model.answer(request, stream);
+            }
+            let (content, headers) = (model.weights(), model.headers(WEIGHTS));
+            let (length, last, total) = (content.len(), content.len() - 1, content.len() + total);
+            write!(stream, "HTTP/1.1 206 Partial Content\r\nContent-Length: {length}\r\n")?;
+            write!(stream, "Content-Range: bytes {begin}-{last}/{total}\r\n{headers}\r\n")?;
+            stream.write_all(content)
+        });
+        home.refuses(port, &[WEIGHTS, "was asked for the bytes from 0 on", "and sends others"]);
+    }
+}
+
+/// One test for all, because each case is retried with pauses.
+#[test]
+fn a_truncated_response_is_refused() {
+    let file = |name: &'static str, half: bool| {
+        let (home, model) = (Home::new(), Model::new());
+        let port = serve(move |request, stream| {
+            if request.file() != Some(name) || request.is_metadata {
+                return model.answer(request, stream);
+            }
+            let content = &model.files[name];
+            let body = if half { &content[..content.len() / 2] } else { b"{}" };
+            write!(stream, "HTTP/1.1 200 OK\r\n{}\r\n", model.headers(name))?;
+            stream.write_all(body)
+        });
+        home.refuses(port, &[name, "ended after", "bytes"]);
+    };
+    let listing = || {
+        let (home, model) = (Home::new(), Model::new());
+        let port = serve(move |request, stream| match request.file() {
+            None => write!(stream, "HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n{{\"sha\": \"{COMMIT}\", \"sib"),
+            Some(_) => model.answer(request, stream),
+        });
+        home.refuses(port, &["broke off"]);
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(|| file(WEIGHTS, true));
+        scope.spawn(|| file("tokenizer_config.json", false));
+        scope.spawn(listing);
+    });
+}
+
+#[test]
+fn a_login_page_is_refused() {
+    let page = b"<html>please log in</html>";
+    for listing in [false, true] {
+        let (home, model) = (Home::new(), Model::new());
+        let port = serve(move |request, stream| match request.file() {
+            None if listing => whole(stream, "Content-Type: text/html\r\n", page),
+            _ if request.is_content() => whole(stream, &model.headers(WEIGHTS), page),
+            _ => model.answer(request, stream),
+        });
+        let parts: &[&str] = if listing {
+            &["something other than a listing", "<html>please log in"]
+        } else {
+            &[WEIGHTS, "sends 26 bytes where it announced"]
+        };
+        home.refuses(port, parts);
+    }
+}
+
+#[test]
+fn contents_with_a_wrong_checksum_are_deleted() {
+    let sha256: fn(&str, &[u8]) -> String =
+        |_, content| Sha256::digest(content).iter().map(|byte| format!("{byte:02x}")).collect();
+    let model = Model { etag: sha256, ..Model::new() };
+    let home = Home::new();
+    let shared = model.clone();
+    let port = serve(move |request, stream| {
+        if !request.is_content() {
+            return shared.answer(request, stream);
+        }
+        let mut content = shared.weights().to_vec();
+        let last = content.len() - 5;
+        content[last] ^= 1;
+        shared.partial(stream, WEIGHTS, request.begin, &content[request.begin..])
+    });
+    home.refuses(port, &[WEIGHTS, "has the SHA-256", "it was deleted"]);
+    assert!(home.incomplete().is_empty());
+    // A partial file is checked, too: if its bytes are wrong, the whole file is downloaded again.
+    let shared = model.clone();
+    let port = serve(move |request, stream| shared.answer(request, stream));
+    let blobs = home.cache().join("models--org--name/blobs");
+    let etag = sha256("", model.weights());
+    std::fs::write(blobs.join(format!("{etag}.incomplete")), [7; 100]).unwrap();
+    let snapshot = home.accepts(&home.hub(port), &model);
+    assert_eq!(std::fs::read_link(snapshot.join(WEIGHTS)).unwrap(), Path::new("../../blobs").join(etag));
+    assert!(home.incomplete().is_empty());
+}
+
+#[test]
+fn different_files_with_equal_etags_are_refused() {
+    let (home, model) = (Home::new(), Model { etag: |_, _| "same".into(), ..Model::new() });
+    let port = serve(move |request, stream| model.answer(request, stream));
+    // A later process, which finds the first file in the cache, refuses as well.
+    for _ in 0..2 {
+        home.refuses(port, &["the same ETag \"same\" for config.json and"]);
+    }
+}
+
+/// Covers an announced size larger than the disk, a link where the partial file belongs, and a FIFO where the reference belongs.
+#[test]
+fn downloads_do_not_follow_links_or_exceed_the_disk() {
+    let (home, model) = (Home::new(), Model::new());
+    let shared = model.clone();
+    let port = serve(move |request, stream| match request.file() {
+        Some(WEIGHTS) => {
+            let headers = shared.headers(WEIGHTS);
+            write!(stream, "HTTP/1.1 206 Partial Content\r\nContent-Length: 1\r\n")?;
+            write!(stream, "Content-Range: bytes 0-0/1000000000000000\r\n{headers}\r\nx")
+        }
+        _ => shared.answer(request, stream),
+    });
+    home.refuses(port, &[WEIGHTS, "needs 1000000000000000 more bytes"]);
+
+    let home = Home::new();
+    let shared = model.clone();
+    let port = serve(move |request, stream| shared.answer(request, stream));
+    let folder = home.cache().join("models--org--name");
+    std::fs::create_dir_all(folder.join("blobs")).unwrap();
+    std::fs::create_dir_all(folder.join("refs")).unwrap();
+    let partial = folder.join("blobs").join(format!("{WEIGHTS}-etag.incomplete"));
+    std::os::unix::fs::symlink(home.0.path().join(".bashrc"), partial).unwrap();
+    let pipe = folder.join("refs/main");
+    assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    home.accepts(&home.hub(port), &model);
+    assert_eq!(std::fs::read_to_string(pipe).unwrap(), COMMIT);
+    // A reference that leads out of the cache.
+    std::fs::write(folder.join("refs/main"), "../../../..").unwrap();
+    let offline = Hub { offline: true, ..home.hub(port) };
+    says(&offline.locate("org/name", None).unwrap_err().to_string(), &["refs/main holds no commit"]);
+}

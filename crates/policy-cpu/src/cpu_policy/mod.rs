@@ -1,0 +1,379 @@
+//! [`CpuPolicy`]: the decoder, its loss and its optimizer on the CPU, as a [`Policy`].
+
+use crate::adamw::AdamW;
+use crate::decoder::{
+    Decoder, Which, check_parameters, export_parameters, for_each_parameter, replace_parameters, to_host,
+    trained_values,
+};
+use crate::gradients::GradientSum;
+use crate::loss::{LossPlans, PolicyLoss};
+use crate::micro_batch::accumulate;
+use crate::ref_policy::{freeze, has_values, mix};
+use crate::rollout;
+use crate::sequences::completion_hidden;
+use burn::module::Module;
+use burn::tensor::Device;
+use grpo_core::objective::ValueLossConfig;
+use grpo_core::{LossOutput, Scores};
+use models::{Adapter, LoraConfig, ModelConfig, NamedTensor};
+use policy::{
+    AdamWConfig, Completion, Error, Policy, PolicyState, Result, RolloutRequest, SequenceBatch, StateGroup, StepLoss,
+    TensorSink, TensorSource, UpdateReport, Weights, imitation,
+};
+use rayon::prelude::*;
+
+/// Default of the largest number of sequences that decode together.
+const ROLLOUT_BATCH_SIZE: usize = 256;
+
+/// A decoder in burn on the CPU, with AdamW and an optional reference policy. The [crate documentation](crate) has an example.
+///
+/// Micro-batches and batches of samples run in parallel on rayon's thread pool; results do not depend on the number of threads.
+pub struct CpuPolicy {
+    /// The trained weights, on a device with autodiff.
+    model: Decoder,
+    /// The weights of the reference policy, on a device without autodiff.
+    ref_policy: Option<Decoder>,
+    loss: LossPlans,
+    cross_entropy: LossPlans,
+    /// The value loss, if the decoder has a value head.
+    value_loss: Option<ValueLossConfig>,
+    optimizer: AdamW,
+    sums: GradientSum,
+    rollout_batch_size: usize,
+    remembered: Option<Remembered>,
+    /// The initial weights, memory-mapped; `None` after the first change of the policy's weights.
+    in_files: Option<Decoder>,
+}
+
+/// The state that [`Policy::roll_back`] restores.
+struct Remembered {
+    model: Decoder,
+    ref_policy: Option<Decoder>,
+    optimizer: AdamW,
+}
+
+impl CpuPolicy {
+    /// Creates a policy with random weights that depend on `config` and `seed` only, with the default AdamW settings.
+    ///
+    /// # Errors
+    /// [`Error::Model`] for an invalid configuration.
+    pub fn new(config: &ModelConfig, seed: u64, loss: PolicyLoss) -> Result<Self> {
+        Ok(Self::of(Decoder::new(config, seed, &Device::flex().autodiff())?, loss))
+    }
+
+    /// Creates a policy from stored weights, read tensor by tensor as f32, with the default AdamW settings.
+    ///
+    /// # Errors
+    /// See [`Decoder::from_weights`].
+    pub fn from_weights(config: &ModelConfig, weights: &models::Weights, loss: PolicyLoss) -> Result<Self> {
+        Ok(Self::of(Decoder::from_weights(config, weights, &Device::flex().autodiff())?, loss))
+    }
+
+    /// Creates a policy from stored weights with fresh LoRA adapters: [`CpuPolicy::with_lora`] with memory-mapped base weights, which
+    /// every product reads from the files. The files are mapped as long as the policy lives, and must not change meanwhile.
+    ///
+    /// # Errors
+    /// See [`Decoder::mapped`] and [`Decoder::with_lora`].
+    pub fn mapped_with_lora(
+        config: &ModelConfig,
+        weights: &models::Weights,
+        lora: &LoraConfig,
+        seed: u64,
+        loss: PolicyLoss,
+    ) -> Result<Self> {
+        let base = Decoder::mapped(config, weights, &Device::flex().autodiff())?;
+        Ok(Self::of(base.with_lora(lora, seed)?, loss))
+    }
+
+    /// Adds fresh LoRA adapters ([`Decoder::with_lora`]): gradients, moments and checkpoints contain only adapters, tokens are sampled with
+    /// them, and the reference policy is the model without them.
+    ///
+    /// # Errors
+    /// See [`Decoder::with_lora`].
+    pub fn with_lora(self, lora: &LoraConfig, seed: u64) -> Result<Self> {
+        self.adapted(|model| model.with_lora(lora, seed))
+    }
+
+    /// Adds stored adapters; otherwise like [`CpuPolicy::with_lora`].
+    ///
+    /// # Errors
+    /// See [`Decoder::with_adapter`].
+    pub fn with_adapter(self, adapter: &Adapter) -> Result<Self> {
+        self.adapted(|model| model.with_adapter(adapter))
+    }
+
+    fn adapted(mut self, adapt: impl FnOnce(Decoder) -> Result<Decoder>) -> Result<Self> {
+        self.model = adapt(self.model)?;
+        self.optimizer.reset();
+        (self.sums, self.ref_policy, self.remembered, self.in_files) = (GradientSum::new(), None, None, None);
+        Ok(self)
+    }
+
+    fn of(model: Decoder, loss: PolicyLoss) -> Self {
+        Self {
+            model,
+            ref_policy: None,
+            loss: LossPlans::new(loss),
+            cross_entropy: LossPlans::new(PolicyLoss::cross_entropy()),
+            value_loss: None,
+            optimizer: AdamW::new(&AdamWConfig::default()),
+            sums: GradientSum::new(),
+            rollout_batch_size: ROLLOUT_BATCH_SIZE,
+            remembered: None,
+            in_files: None,
+        }
+    }
+
+    /// Uses the memory-mapped `weights` as the reference policy, which then needs no memory of its own. `weights` must be those that this
+    /// policy was created from; they are used if the reference policy is frozen before the first update. The files are mapped as long as
+    /// the reference policy lives, and must not change meanwhile.
+    ///
+    /// # Errors
+    /// See [`Decoder::mapped`].
+    pub fn with_reference_in_files(mut self, weights: &models::Weights) -> Result<Self> {
+        self.in_files = Some(Decoder::mapped(self.model.config(), weights, &Device::flex())?);
+        Ok(self)
+    }
+
+    /// Sets the largest number of sequences that decode together. It bounds the memory and does not change the samples.
+    #[must_use]
+    pub fn with_rollout_batch_size(mut self, sequences: usize) -> Self {
+        self.rollout_batch_size = sequences;
+        self
+    }
+
+    /// Adds a value head, initialised to zero, that is trained with this loss.
+    ///
+    /// # Errors
+    /// [`Error::Loss`] for invalid settings.
+    pub fn with_value_head(mut self, loss: ValueLossConfig) -> Result<Self> {
+        loss.validate()?;
+        self.model = self.model.with_value_head();
+        self.value_loss = Some(loss);
+        Ok(self)
+    }
+
+    /// Returns the decoder, on a device with autodiff.
+    pub fn model(&self) -> &Decoder {
+        &self.model
+    }
+
+    /// Returns the gradients accumulated since the last update; empty if there are none.
+    pub fn gradients(&self) -> &GradientSum {
+        &self.sums
+    }
+
+    /// Replaces the trained weights; the caller has checked names and shapes.
+    fn replace(&mut self, weights: &dyn TensorSource) -> Result<()> {
+        let (model, replaced) = replace_parameters(self.model.take(), weights);
+        self.model = model;
+        replaced
+    }
+
+    fn no_ref_policy(operation: &'static str) -> Error {
+        Error::argument(operation, "a reference policy: freeze_ref_policy makes one", "none")
+    }
+}
+
+impl Policy for CpuPolicy {
+    fn num_parameters(&self) -> usize {
+        trained_values(&self.model)
+    }
+
+    fn context_length(&self) -> usize {
+        self.model.config().max_position_embeddings
+    }
+
+    fn generate(&mut self, request: &RolloutRequest<'_>) -> Result<Vec<Completion>> {
+        rollout::generate(&self.model.valid(), request, self.rollout_batch_size)
+    }
+
+    fn score(&mut self, of: Weights, batches: &[SequenceBatch<'_>]) -> Result<Scores> {
+        let model = match of {
+            Weights::Policy => self.model.valid(),
+            Weights::RefPolicy => self.ref_policy.clone().ok_or_else(|| Self::no_ref_policy("score"))?,
+        };
+        let loss = &self.loss;
+        let parts: Vec<_> = batches.iter().map(|batch| (batch, model.clone())).collect();
+        let scores = parts
+            .into_par_iter()
+            .map(|(batch, model)| {
+                let hidden = completion_hidden(&model, batch.sequences)?;
+                loss.score(hidden, model.lm_head()?, &batch.tokens)
+            })
+            .collect::<Result<Vec<_>>>()?;
+        let mut all = Scores::default();
+        for part in scores {
+            all.logp.extend(part.logp);
+            all.entropy.extend(part.entropy);
+        }
+        Ok(all)
+    }
+
+    fn has_value_head(&self) -> bool {
+        self.value_loss.is_some()
+    }
+
+    fn values(&mut self, batches: &[SequenceBatch<'_>]) -> Result<Vec<f32>> {
+        let model = self.model.valid();
+        let parts: Vec<_> = batches.iter().map(|batch| (batch, model.clone())).collect();
+        let values = parts
+            .into_par_iter()
+            .map(|(batch, model)| Ok(to_host(model.values(completion_hidden(&model, batch.sequences)?)?)))
+            .collect::<Result<Vec<_>>>()?;
+        Ok(values.concat())
+    }
+
+    fn accumulate(&mut self, batches: &[SequenceBatch<'_>], loss: StepLoss) -> Result<LossOutput> {
+        let (grpo, cross_entropy, value_loss) = (&self.loss, &self.cross_entropy, self.value_loss.as_ref());
+        accumulate(&self.model, batches, &mut self.sums, |model, batch| {
+            let hidden = completion_hidden(model, batch.sequences)?;
+            match loss {
+                StepLoss::Grpo => match (value_loss, batch.tokens.value_targets()) {
+                    (None, None) => grpo.loss(hidden, model.lm_head()?, &batch.tokens),
+                    (Some(of_values), Some(_)) => {
+                        let values = model.values(hidden.clone())?;
+                        let of_policy = grpo.loss(hidden, model.lm_head()?, &batch.tokens)?;
+                        of_policy.with_values(values, of_values, grpo.config(), &batch.tokens)
+                    }
+                    (None, Some(_)) => Err(Error::NoValueHead),
+                    (Some(_), None) => {
+                        let expected = "values of the old policy and returns, which the value head is trained on";
+                        Err(Error::argument("accumulate", expected, "a batch without them"))
+                    }
+                },
+                StepLoss::CrossEntropy { tokens } => {
+                    cross_entropy.loss(hidden, model.lm_head()?, &imitation(&batch.tokens, tokens)?)
+                }
+            }
+        })
+        .inspect_err(|_| self.sums = GradientSum::new())
+    }
+
+    fn apply(&mut self, learning_rate: f64) -> Result<UpdateReport> {
+        let sums = std::mem::take(&mut self.sums);
+        if sums.is_empty() {
+            return Err(Error::argument("apply", "an accumulated gradient", "none"));
+        }
+        let report = self.optimizer.step(&mut self.model, &sums, learning_rate)?;
+        if report.applied {
+            self.in_files = None;
+        }
+        Ok(report)
+    }
+
+    fn skip(&mut self) -> Result<UpdateReport> {
+        let sums = std::mem::take(&mut self.sums);
+        Ok(UpdateReport { grad_norm: sums.norm(), applied: false })
+    }
+
+    fn reset_optimizer(&mut self, config: &AdamWConfig) -> Result<()> {
+        self.optimizer = AdamW::new(config);
+        self.sums = GradientSum::new();
+        Ok(())
+    }
+
+    fn optimizer_steps(&self) -> u64 {
+        self.optimizer.steps()
+    }
+
+    fn has_ref_policy(&self) -> bool {
+        self.ref_policy.is_some()
+    }
+
+    fn freeze_ref_policy(&mut self) -> Result<()> {
+        // With adapters, the reference policy is the model without them, and shares the frozen weights.
+        self.ref_policy = Some(self.in_files.take().unwrap_or_else(|| freeze(&self.model)));
+        Ok(())
+    }
+
+    fn mix_ref_policy(&mut self, alpha: f64) -> Result<()> {
+        let old = self.ref_policy.as_ref().ok_or_else(|| Self::no_ref_policy("mix_ref_policy"))?;
+        if self.model.has_adapters() {
+            let expected = "a reference policy with weights of its own (sync_ref_model without LoRA)";
+            return Err(Error::argument(
+                "mix_ref_policy",
+                expected,
+                "the model beneath LoRA adapters, which is frozen",
+            ));
+        }
+        self.ref_policy = Some(mix(old, &self.model, alpha)?);
+        Ok(())
+    }
+
+    fn begin(&mut self) -> Result<()> {
+        let (model, ref_policy) = (self.model.clone(), self.ref_policy.clone());
+        self.remembered = Some(Remembered { model, ref_policy, optimizer: self.optimizer.clone() });
+        Ok(())
+    }
+
+    fn commit(&mut self) {
+        self.remembered = None;
+    }
+
+    fn roll_back(&mut self) -> Result<()> {
+        let Some(Remembered { model, ref_policy, optimizer }) = self.remembered.take() else {
+            return Err(Error::state("the policy", "a state saved by `begin`", "none"));
+        };
+        (self.model, self.ref_policy, self.optimizer) = (model, ref_policy, optimizer);
+        self.sums = GradientSum::new();
+        Ok(())
+    }
+
+    fn export(&self, group: StateGroup, sink: &mut dyn TensorSink) -> Result<()> {
+        match group {
+            StateGroup::Weights(Weights::Policy) => export_parameters(&self.model, sink),
+            StateGroup::Weights(Weights::RefPolicy) => match &self.ref_policy {
+                // With adapters, the reference policy is the frozen model, which checkpoints do not store.
+                Some(model) if !self.model.has_adapters() => {
+                    for_each_parameter(model, Which::All, |name, shape, values| {
+                        sink.tensor(NamedTensor { name: name.to_owned(), shape: shape.to_vec(), data: values.to_vec() })
+                    })
+                }
+                _ => Ok(()),
+            },
+            StateGroup::Optimizer => self.optimizer.export(sink),
+        }
+    }
+
+    fn export_model(&self, sink: &mut dyn TensorSink) -> Result<()> {
+        self.model.export(sink)
+    }
+
+    fn export_adapter(&self, sink: &mut dyn TensorSink) -> Result<()> {
+        if !self.model.has_adapters() {
+            return Err(Error::argument("export_adapter", "a policy with LoRA adapters", "one without"));
+        }
+        self.model.export_adapter(sink)
+    }
+
+    fn import(&mut self, state: &PolicyState<'_>) -> Result<()> {
+        // Check everything before the first write, because the weights are replaced in place.
+        check_parameters(&self.model, state.policy)?;
+        let mut optimizer = AdamW::new(state.adamw);
+        optimizer.restore(state.optimizer_steps, state.optimizer, &self.model)?;
+        let ref_policy = match state.ref_policy {
+            Some(weights) if self.model.has_adapters() && weights.shapes().is_empty() => Some(freeze(&self.model)),
+            // Keep a memory-mapped reference policy if its values are equal.
+            Some(weights) if self.ref_policy.as_ref().is_some_and(|model| has_values(model, weights)) => {
+                self.ref_policy.take()
+            }
+            Some(weights) => Some(freeze(&self.model).with_parameters(weights)?),
+            None => None,
+        };
+        (self.ref_policy, self.optimizer) = (ref_policy, optimizer);
+        self.sums = GradientSum::new();
+        (self.remembered, self.in_files) = (None, None);
+        self.replace(state.policy)
+    }
+
+    fn import_weights(&mut self, weights: &dyn TensorSource) -> Result<()> {
+        check_parameters(&self.model, weights)?;
+        self.sums = GradientSum::new();
+        (self.remembered, self.in_files) = (None, None);
+        self.replace(weights)
+    }
+}
+
+#[cfg(test)]
+mod tests;

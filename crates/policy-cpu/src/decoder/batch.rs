@@ -1,0 +1,124 @@
+//! Packed sequences, without padding.
+
+use super::autodiff_ops::Sequences;
+use backend_cpu::layers::Span;
+use policy::{Error, Result, Sequence};
+use std::collections::HashMap;
+use std::sync::Arc;
+
+/// Packed sequences as N rows. Completions of the same prompt share its rows.
+///
+/// ```
+/// # fn main() -> policy::Result<()> {
+/// let batch = policy_cpu::decoder::PackedBatch::new(&[vec![1, 5, 9], vec![1, 7]])?;
+/// assert_eq!(batch.ids(), [1, 5, 9, 1, 7]);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+pub struct PackedBatch {
+    ids: Vec<u32>,
+    pub(super) sequences: Arc<Sequences>,
+}
+
+impl PackedBatch {
+    /// Creates a batch of whole sequences.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] if there is no sequence, or an empty one.
+    pub fn new<S: AsRef<[u32]>>(sequences: &[S]) -> Result<Self> {
+        if sequences.is_empty() || sequences.iter().any(|s| s.as_ref().is_empty()) {
+            let lengths: Vec<usize> = sequences.iter().map(|s| s.as_ref().len()).collect();
+            let expected = "at least one sequence, none of them empty";
+            return Err(Error::argument("PackedBatch", expected, format!("{lengths:?}")));
+        }
+        let mut rows = Rows::default();
+        sequences.iter().for_each(|sequence| rows.add(sequence.as_ref(), 0..0, 0));
+        Ok(rows.into_batch())
+    }
+
+    /// Packs prompts and completions, each distinct prompt once. Also returns the rows `[N]` that predict the completion tokens,
+    /// concatenated.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] for an empty prompt or completion.
+    pub fn of_completions(sequences: &[Sequence]) -> Result<(Self, Vec<usize>)> {
+        if sequences.iter().any(|s| s.prompt.is_empty() || s.completion.is_empty()) {
+            let expected = "prompts and completions of at least one token";
+            return Err(Error::argument("PackedBatch", expected, "an empty one"));
+        }
+        let (mut rows, mut prompts, mut predicting) = (Rows::default(), HashMap::new(), Vec::new());
+        for Sequence { prompt, completion } in sequences {
+            let prefix = prompts.entry(&prompt[..]).or_insert_with(|| {
+                rows.add(prompt, 0..0, 0);
+                rows.ids.len() - prompt.len()..rows.ids.len()
+            });
+            predicting.push(prefix.end - 1);
+            predicting.extend(rows.ids.len()..rows.ids.len() + completion.len() - 1);
+            // The last token predicts nothing, so it has no row.
+            rows.add(&completion[..completion.len() - 1], prefix.clone(), prompt.len());
+        }
+        Ok((rows.into_batch(), predicting))
+    }
+
+    /// Returns the token ids `[N]`.
+    pub fn ids(&self) -> &[u32] {
+        &self.ids
+    }
+
+    /// Returns the number of positions of the longest sequence.
+    pub(super) fn longest(&self) -> usize {
+        self.sequences.positions.iter().max().map_or(0, |position| position + 1)
+    }
+}
+
+#[derive(Default)]
+struct Rows {
+    ids: Vec<u32>,
+    positions: Vec<usize>,
+    spans: Vec<Span>,
+}
+
+impl Rows {
+    /// Adds tokens that attend to the rows `prefix` and to each other, with positions from `position` on.
+    fn add(&mut self, ids: &[u32], prefix: std::ops::Range<usize>, position: usize) {
+        let first = self.ids.len();
+        self.ids.extend_from_slice(ids);
+        self.positions.extend(position..position + ids.len());
+        self.spans.push(Span { rows: first..self.ids.len(), prefix });
+    }
+
+    fn into_batch(self) -> PackedBatch {
+        let sequences = Sequences { spans: self.spans, positions: self.positions };
+        PackedBatch { ids: self.ids, sequences: Arc::new(sequences) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sequence(prompt: &[u32], completion: &[u32]) -> Sequence {
+        Sequence { prompt: prompt.to_vec(), completion: completion.to_vec() }
+    }
+
+    #[test]
+    fn completions_share_the_rows_of_their_prompt() {
+        let sequences = [sequence(&[1, 5, 6], &[7, 8, 2]), sequence(&[1, 9], &[2]), sequence(&[1, 5, 6], &[9, 2])];
+        let (batch, rows) = PackedBatch::of_completions(&sequences).unwrap();
+        assert_eq!(batch.ids(), [1, 5, 6, 7, 8, 1, 9, 9]);
+        assert_eq!(batch.sequences.positions, [0, 1, 2, 3, 4, 0, 1, 3]);
+        assert_eq!(rows, [2, 3, 4, 6, 2, 7]);
+        let spans: Vec<_> = batch.sequences.spans.iter().map(|s| (s.rows.clone(), s.prefix.clone())).collect();
+        assert_eq!(spans, [(0..3, 0..0), (3..5, 0..3), (5..7, 0..0), (7..7, 5..7), (7..8, 0..3)]);
+        assert_eq!(batch.longest(), 5);
+    }
+
+    #[test]
+    fn empty_input_is_an_error() {
+        assert!(PackedBatch::new::<Vec<u32>>(&[]).is_err());
+        assert!(PackedBatch::new(&[vec![1], vec![]]).is_err());
+        assert!(PackedBatch::of_completions(&[sequence(&[], &[1])]).is_err());
+        assert!(PackedBatch::of_completions(&[sequence(&[1], &[])]).is_err());
+    }
+}

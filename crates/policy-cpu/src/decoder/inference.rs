@@ -1,0 +1,286 @@
+//! The decoder for sampling: no autodiff graph, packed weights, KV cache.
+
+use super::batch::PackedBatch;
+use super::layers::{Linear, RmsNorm};
+use super::lora::LowRank;
+use super::model::{Decoder, check};
+use super::params::{read, storage};
+use super::rope::Rope;
+use super::weight::{self, Stored};
+use backend_cpu::layers::{Add, HeadNorms, Heads, KvCache, Layers, PackedWeight, StoredWeight};
+use burn::backend::flex::FlexTensor;
+use burn::module::Param;
+use burn::tensor::Tensor;
+use grpo_burn::custom_op::elements;
+use models::ModelConfig;
+use policy::{Error, Result};
+
+/// The weights of a decoder, packed for sampling. Every output row depends only on the tokens of its own sequence, bit for bit.
+///
+/// ```
+/// use policy_cpu::decoder::{Decoder, PackedBatch};
+///
+/// # fn main() -> policy::Result<()> {
+/// let decoder = Decoder::new(&models::ModelConfig::default(), 0, &burn::tensor::Device::flex())?;
+/// let inference = decoder.inference()?;
+/// // Two samples of one prompt, with room for 4 tokens each.
+/// let (logits, mut cache) = inference.prefill(&PackedBatch::new(&[vec![1, 5, 9]])?, 2, 4)?;
+/// assert_eq!(logits.len(), inference.vocab());
+/// let logits = inference.decode(&[7, 8], &[0, 1], &mut cache)?;
+/// assert_eq!(logits.len(), 2 * inference.vocab());
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct Inference {
+    kernels: Layers,
+    config: ModelConfig,
+    rope: Rope,
+    heads: Heads,
+    /// `[V, H]`.
+    embed_tokens: Embedding,
+    layers: Vec<Layer>,
+    norm: Norm,
+    /// `[H, V]`.
+    head: PackedWeight,
+}
+
+/// Keys and values of the sequences that are being sampled.
+#[derive(Debug)]
+pub struct Cache(KvCache);
+
+#[derive(Debug)]
+enum Embedding {
+    Parameter(FlexTensor),
+    Stored(Stored),
+}
+
+#[derive(Debug)]
+struct Layer {
+    input_norm: Norm,
+    qkv: Weight,
+    /// Norms of queries and keys.
+    head_norms: Option<[Norm; 2]>,
+    o: Weight,
+    post_norm: Norm,
+    gate_up: Weight,
+    down: Weight,
+}
+
+#[derive(Debug)]
+struct Norm {
+    weight: Vec<f32>,
+    eps: f64,
+}
+
+#[derive(Debug)]
+struct Weight {
+    weight: PackedWeight,
+    bias: Option<Vec<f32>>,
+    /// Adapters that are not merged into the weight.
+    adapters: Vec<Adapter>,
+}
+
+/// An adapter that is applied separately from its weight.
+#[derive(Debug)]
+struct Adapter {
+    /// A^T `[in, r]`.
+    a: PackedWeight,
+    /// B^T `[r, width]`.
+    b: PackedWeight,
+    scale: f32,
+    /// First output column of the adapter.
+    first: usize,
+}
+
+impl Adapter {
+    fn new(kernels: Layers, adapter: &LowRank) -> Result<Self> {
+        let packed = |matrix: &Param<Tensor<2>>| {
+            let values = storage(matrix.val())?;
+            Ok::<_, Error>(kernels.pack_stored(&StoredWeight::new(&[read(&values)?.into()], matrix.dims()[1])?))
+        };
+        let (a, b) = (packed(&adapter.a)?, packed(&adapter.b)?);
+        Ok(Self { a, b, scale: adapter.scale() as f32, first: adapter.first() })
+    }
+
+    /// Adds s x A^T B^T to the adapter's columns of y `[n, out]`.
+    fn add_to(&self, kernels: Layers, x: &[f32], y: &mut [f32], n: usize) -> Result<()> {
+        let inner = kernels.linear_packed(x, &self.a, Add::Nothing, n)?;
+        let outer = kernels.linear_packed(&inner, &self.b, Add::Nothing, n)?;
+        let (width, columns) = (self.b.dims()[1], y.len() / n.max(1));
+        for (row, added) in y.chunks_exact_mut(columns.max(1)).zip(outer.chunks_exact(width.max(1))) {
+            row[self.first..self.first + width].iter_mut().zip(added).for_each(|(y, added)| *y += self.scale * added);
+        }
+        Ok(())
+    }
+}
+
+fn to_vec<const D: usize>(tensor: Tensor<D>) -> Result<Vec<f32>> {
+    Ok(read(&storage(tensor)?)?.to_vec())
+}
+
+impl Norm {
+    fn new(norm: &RmsNorm) -> Result<Self> {
+        Ok(Self { weight: to_vec(norm.weight.val())?, eps: norm.eps() })
+    }
+}
+
+impl Weight {
+    fn new(kernels: Layers, linear: &Linear) -> Result<Self> {
+        let dims = linear.weight.dims();
+        let mut adapters = Vec::new();
+        let weight = match (linear.adapters.as_slice(), &linear.weight) {
+            ([], weight::Weight::Parameter(weight)) => kernels.pack_weight(read(&storage(weight.val())?)?, dims)?,
+            ([], weight::Weight::Stored(stored)) => kernels.pack_stored(&stored.view()?),
+            // A large bf16 weight stays bf16 and its adapters separate: a merged weight would need f32, and adapters are small in
+            // comparison.
+            (of_linear, weight::Weight::Stored(stored)) if stored.view()?.packs_narrow() => {
+                adapters = of_linear.iter().map(|of| Adapter::new(kernels, of)).collect::<Result<_>>()?;
+                kernels.pack_stored(&stored.view()?)
+            }
+            // Otherwise adapters are merged, so they cost nothing per token.
+            _ => kernels.pack_weight(&linear.merged()?, dims)?,
+        };
+        let bias = linear.bias.as_ref().map(Param::val).map(to_vec).transpose()?;
+        Ok(Self { weight, bias, adapters })
+    }
+}
+
+impl Inference {
+    pub(super) fn new(model: &Decoder) -> Result<Self> {
+        let kernels = Layers::new();
+        let weight = |linear: &Linear| Weight::new(kernels, linear);
+        let layers = model.layers.iter().map(|layer| {
+            Ok(Layer {
+                input_norm: Norm::new(&layer.input_norm)?,
+                qkv: weight(&layer.attn.qkv_proj)?,
+                head_norms: match (&layer.attn.q_norm, &layer.attn.k_norm) {
+                    (Some(query), Some(key)) => Some([Norm::new(query)?, Norm::new(key)?]),
+                    _ => None,
+                },
+                o: weight(&layer.attn.o_proj)?,
+                post_norm: Norm::new(&layer.post_norm)?,
+                gate_up: weight(&layer.mlp.gate_up_proj)?,
+                down: weight(&layer.mlp.down_proj)?,
+            })
+        });
+        let config = model.config().clone();
+        let head = storage(model.lm_head()?)?;
+        Ok(Self {
+            heads: Heads {
+                query: config.num_attention_heads,
+                key_value: config.num_key_value_heads,
+                width: config.head_dim(),
+            },
+            rope: model.rope().clone(),
+            embed_tokens: match &model.embed_tokens {
+                weight::Weight::Parameter(table) => Embedding::Parameter(storage(table.val())?),
+                weight::Weight::Stored(stored) => Embedding::Stored(stored.clone()),
+            },
+            layers: layers.collect::<Result<_>>()?,
+            norm: Norm::new(&model.norm)?,
+            head: kernels.pack_stored(&StoredWeight::new(
+                &[elements("lm_head", &head).map_err(Error::other)?],
+                config.hidden_size,
+            )?),
+            kernels,
+            config,
+        })
+    }
+
+    /// Returns V, the number of logits per row.
+    pub fn vocab(&self) -> usize {
+        self.config.vocab_size
+    }
+
+    /// Returns logits `[B, V]` after each prompt, and a cache for `per_prompt` samples of each prompt with room for `capacity` tokens each.
+    ///
+    /// # Errors
+    /// [`Error::TooLong`] if prompt and capacity exceed the model's positions, [`Error::Model`] for an unknown token.
+    pub fn prefill(&self, prompts: &PackedBatch, per_prompt: usize, capacity: usize) -> Result<(Vec<f32>, Cache)> {
+        check(&self.config, prompts.ids(), prompts.longest() + capacity)?;
+        let (sequences, h) = (&prompts.sequences, self.config.hidden_size);
+        let lengths: Vec<usize> = sequences.spans.iter().map(|span| span.rows.len()).collect();
+        let mut cache = KvCache::new(self.layers.len(), self.heads, &lengths, per_prompt, capacity);
+        let x = self.run(prompts.ids(), &sequences.positions, |layer, qkv| {
+            cache.fill_prompts(layer, &qkv, &sequences.spans)?;
+            Ok(self.kernels.attention(&qkv, self.heads, &sequences.spans)?.values)
+        })?;
+        let last: Vec<f32> =
+            sequences.spans.iter().flat_map(|span| &x[(span.rows.end - 1) * h..span.rows.end * h]).copied().collect();
+        Ok((self.logits(&last)?, Cache(cache)))
+    }
+
+    /// Returns logits `[samples, V]` after one more token of each of `samples`, which are ascending sample indices of the cache.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] if ids and samples do not fit each other or the cache; [`Error::Loss`] if samples do not ascend;
+    /// [`Error::Model`] for an unknown token.
+    pub fn decode(&self, ids: &[u32], samples: &[usize], cache: &mut Cache) -> Result<Vec<f32>> {
+        check(&self.config, ids, 0)?;
+        let Cache(cache) = cache;
+        if ids.len() != samples.len() || samples.iter().any(|sample| *sample >= cache.samples()) {
+            let expected = format!("as many ids as samples, and those below {}", cache.samples());
+            return Err(Error::argument("decode", expected, format!("{} ids and {samples:?}", ids.len())));
+        }
+        let positions: Vec<usize> = samples.iter().map(|sample| cache.position(*sample)).collect();
+        let x =
+            self.run(ids, &positions, |layer, qkv| Ok(self.kernels.attention_cached(&qkv, cache, layer, samples)?))?;
+        cache.advance(samples);
+        self.logits(&x)
+    }
+
+    /// Returns the residual stream `[N, H]` after the last layer. `attend` computes the attention `[N, A D]` of a layer from queries, keys
+    /// and values after the rotary embedding.
+    fn run(
+        &self,
+        ids: &[u32],
+        positions: &[usize],
+        mut attend: impl FnMut(usize, Vec<f32>) -> Result<Vec<f32>>,
+    ) -> Result<Vec<f32>> {
+        let (kernels, h) = (self.kernels, self.config.hidden_size);
+        let mut x: Vec<f32> = match &self.embed_tokens {
+            Embedding::Stored(table) => table.rows(ids)?,
+            Embedding::Parameter(table) => {
+                let table = read(table)?;
+                ids.iter().flat_map(|id| &table[*id as usize * h..(*id as usize + 1) * h]).copied().collect()
+            }
+        };
+        let rope = self.rope.table(positions.iter().max().map_or(0, |position| position + 1))?;
+        for (i, layer) in self.layers.iter().enumerate() {
+            let mut qkv = self.linear(&self.normalised(&x, &layer.input_norm)?, &layer.qkv, None)?;
+            if let Some([query, key]) = &layer.head_norms {
+                let norms = HeadNorms { query: &query.weight, key: &key.weight, eps: query.eps };
+                qkv = kernels.norm_heads(&qkv, self.heads, norms)?.0;
+            }
+            kernels.rotate(&mut qkv, self.heads, &rope, positions)?;
+            x = self.linear(&attend(i, qkv)?, &layer.o, Some(&x))?;
+            let gate_up = self.linear(&self.normalised(&x, &layer.post_norm)?, &layer.gate_up, None)?;
+            let mixed = kernels.swiglu(&gate_up, self.config.intermediate_size)?;
+            x = self.linear(&mixed, &layer.down, Some(&x))?;
+        }
+        Ok(x)
+    }
+
+    /// Applies the final norm and the head.
+    fn logits(&self, x: &[f32]) -> Result<Vec<f32>> {
+        let n = x.len() / self.config.hidden_size;
+        Ok(self.kernels.linear_packed(&self.normalised(x, &self.norm)?, &self.head, Add::Nothing, n)?)
+    }
+
+    fn normalised(&self, x: &[f32], norm: &Norm) -> Result<Vec<f32>> {
+        Ok(self.kernels.rms_norm(x, &norm.weight, norm.eps)?.0)
+    }
+
+    fn linear(&self, x: &[f32], of: &Weight, residual: Option<&[f32]>) -> Result<Vec<f32>> {
+        let n = x.len() / of.weight.dims()[0];
+        let add = match (&of.bias, residual) {
+            (Some(bias), _) => Add::Rows(bias),
+            (None, Some(residual)) => Add::Residual(residual),
+            (None, None) => Add::Nothing,
+        };
+        let mut y = self.kernels.linear_packed(x, &of.weight, add, n)?;
+        of.adapters.iter().try_for_each(|adapter| adapter.add_to(self.kernels, x, &mut y, n))?;
+        Ok(y)
+    }
+}

@@ -1,0 +1,119 @@
+//! LoRA (arXiv 2106.09685): a matrix W acts as W + s B A, and only A and B are trained.
+
+use super::autodiff_ops;
+use super::build::{Builder, Initial};
+use super::hugging_face::matrices_of;
+use super::params::{read, storage};
+use backend_cpu::layers::Layers;
+use burn::module::{Module, Param};
+use burn::tensor::Tensor;
+use models::{AdaptedMatrix, LoraConfig, ModelConfig};
+use policy::Result;
+
+/// The adapter of a matrix, in the layout of PEFT.
+#[derive(Module, Debug)]
+pub struct LowRank {
+    /// A `[r, in]`.
+    pub a: Param<Tensor<2>>,
+    /// B `[out, r]`.
+    pub b: Param<Tensor<2>>,
+    /// The scaling s of B A.
+    scale: f64,
+    /// First of the matrix's columns in the layer's output; a layer may fuse several matrices.
+    first: usize,
+}
+
+impl LowRank {
+    /// Creates an adapter; values that are not stored are, as in PEFT, uniform within 1 / sqrt(in) for A and zero for B, so the adapter
+    /// does not change outputs.
+    pub(crate) fn new(
+        of: &mut Builder<'_>,
+        name: &str,
+        lora: &LoraConfig,
+        matrix: &AdaptedMatrix,
+        first: usize,
+    ) -> Result<Self> {
+        let bound = 1.0 / (matrix.input as f64).sqrt();
+        Ok(Self {
+            a: of.parameter(&format!("{name}.a"), [lora.r, matrix.input], Initial::Uniform { bound })?,
+            b: of.parameter(&format!("{name}.b"), [matrix.output, lora.r], Initial::Constant(0.0))?,
+            scale: lora.scaling(),
+            first,
+        })
+    }
+
+    /// Returns the scaling s.
+    pub(super) fn scale(&self) -> f64 {
+        self.scale
+    }
+
+    /// Returns its first column in the layer's output.
+    pub(super) fn first(&self) -> usize {
+        self.first
+    }
+
+    /// Returns `y: [N, out]` plus s x A^T B^T in the adapter's columns, for `x: [N, in]`.
+    pub(crate) fn forward(&self, x: Tensor<2>, y: Tensor<2>) -> Result<Tensor<2>> {
+        autodiff_ops::low_rank(x, y, self.a.val(), self.b.val(), self.scale as f32, self.first)
+    }
+
+    /// Returns a head `[V, H]` plus s B A.
+    pub(crate) fn adapted_head(&self, head: Tensor<2>) -> Result<Tensor<2>> {
+        autodiff_ops::adapted_head(head, self.a.val(), self.b.val(), self.scale as f32)
+    }
+
+    /// Adds s A^T B^T to the adapter's columns of a weight `[in, columns]`.
+    pub(crate) fn merge_into(&self, weight: &mut [f32], columns: usize) -> Result<()> {
+        let ([rank, input], [output, _]) = (self.a.dims(), self.b.dims());
+        let (a, b) = (storage(self.a.val())?, storage(self.b.val())?);
+        let a = read(&a)?;
+        let scale = self.scale as f32;
+        let turned: Vec<f32> = (0..input * rank).map(|at| scale * a[at % rank * input + at / rank]).collect();
+        let product = Layers::new().linear_dx(read(&b)?, &turned, [input, output, rank])?;
+        for (row, product) in weight.chunks_exact_mut(columns).zip(product.chunks_exact(output)) {
+            row[self.first..self.first + output].iter_mut().zip(product).for_each(|(w, x)| *w += x);
+        }
+        Ok(())
+    }
+}
+
+/// The adapted matrices of a model.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Adapted {
+    pub(crate) matrices: Vec<AdaptedMatrix>,
+}
+
+impl Adapted {
+    /// Returns the matrix of the adapter parameter `name`, for example `layers.0.attn.qkv_proj.adapters.1.a`. The adapters of a layer are
+    /// numbered in the order of its columns.
+    pub(crate) fn matrix(&self, config: &ModelConfig, name: &str) -> Option<&AdaptedMatrix> {
+        if name.starts_with("lora_head.") {
+            return self.matrices.iter().find(|matrix| matrix.name == "lm_head");
+        }
+        let (layer, rest) = name.strip_prefix("layers.")?.split_once('.')?;
+        let (module, rest) = rest.split_once(".adapters.")?;
+        let index: usize = rest.split_once('.')?.0.parse().ok()?;
+        self.of_layer(config, layer, module).get(index).map(|(matrix, _)| *matrix)
+    }
+
+    /// Returns the adapted matrices of a module of a layer, for example `attn.qkv_proj`, each with its first column.
+    pub(crate) fn of_layer(&self, config: &ModelConfig, layer: &str, module: &str) -> Vec<(&AdaptedMatrix, usize)> {
+        let mut end = 0;
+        let matrices = matrices_of(config, module).into_iter().filter_map(|(part, width)| {
+            end += width;
+            let name = format!("model.layers.{layer}.{part}");
+            Some((self.matrices.iter().find(|matrix| matrix.name == name)?, end - width))
+        });
+        matrices.collect()
+    }
+}
+
+/// Returns `true` if the parameter `name` belongs to an adapter.
+pub(crate) fn is_adapter(name: &str) -> bool {
+    name.starts_with("lora_head.") || name.contains(".adapters.")
+}
+
+/// Returns `true` if the parameter `name` belongs to the value head.
+pub(crate) fn is_value_head(name: &str) -> bool {
+    name.starts_with("value_head.")
+}

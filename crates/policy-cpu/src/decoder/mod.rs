@@ -1,0 +1,34 @@
+//! A decoder of the families Qwen2 (biases), Qwen3 (QK norm) and Llama 3 (scaled rotary frequencies): RMSNorm, rotary position embeddings,
+//! grouped-query attention, SwiGLU. Its weights are a burn module, its operations are kernels of [`backend_cpu::layers`], and burn runs the
+//! backward pass. Sequences are packed without padding, and completions of one prompt share its rows.
+//!
+//! Letters in shapes: N rows (tokens), B sequences, H hidden size, V vocabulary, A query heads, K key/value heads, R = A / K query heads
+//! per key/value head, D head dimension, I intermediate size of the MLP.
+
+mod attention;
+mod autodiff_ops;
+mod batch;
+mod block;
+mod build;
+mod hugging_face;
+mod inference;
+mod layers;
+mod lora;
+mod model;
+mod params;
+mod rope;
+mod weight;
+
+pub use attention::Attention;
+pub use batch::PackedBatch;
+pub use block::{Block, Mlp};
+pub use inference::{Cache, Inference};
+pub use layers::{Linear, RmsNorm};
+pub use lora::LowRank;
+pub use model::Decoder;
+pub use weight::{Stored, Weight};
+
+pub(crate) use params::{
+    ParameterVisitor, Which, check_parameters, export_parameters, for_each_parameter, replace_parameters, to_host,
+    trained_values, update_parameters, visit_parameters,
+};

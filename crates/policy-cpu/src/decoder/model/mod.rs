@@ -1,0 +1,261 @@
+//! The model: embedding, layers, final norm, LM head.
+
+use super::autodiff_ops;
+use super::batch::PackedBatch;
+use super::block::Block;
+use super::build::{Builder, Initial, Seed, Source};
+use super::hugging_face::{Mapped, Read};
+use super::inference::Inference;
+use super::layers::{Linear, RmsNorm};
+use super::lora::{Adapted, LowRank};
+use super::params::{load_parameters, named_parameters};
+use super::rope::Rope;
+use super::weight::Weight;
+use burn::module::{Module, Param};
+use burn::tensor::{Device, Int, Tensor, TensorData};
+use models::{ModelConfig, NamedTensor, Weights};
+use policy::{Error, Result, TensorSource};
+
+/// A decoder of the families Qwen2, Qwen3 and Llama 3. Hidden states and LM head are separate outputs, because the loss takes both.
+///
+/// ```
+/// use policy_cpu::decoder::{Decoder, PackedBatch};
+///
+/// # fn main() -> policy::Result<()> {
+/// let decoder = Decoder::new(&models::ModelConfig::default(), 0, &burn::tensor::Device::flex())?;
+/// let hidden = decoder.forward(&PackedBatch::new(&[vec![1, 5, 9], vec![1, 7]])?)?;
+/// assert_eq!(hidden.dims(), [5, 64]);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Module, Debug)]
+pub struct Decoder {
+    /// Embedding `[V, H]`.
+    pub embed_tokens: Weight,
+    /// Layers.
+    pub layers: Vec<Block>,
+    /// Final norm.
+    pub norm: RmsNorm,
+    /// LM head `[V, H]`; `None` if it is tied to the embedding.
+    pub lm_head: Option<Weight>,
+    /// Adapter of the LM head.
+    pub lora_head: Option<LowRank>,
+    /// Value head `[H, 1]` with bias, trained by PPO; it takes the same hidden states as the LM head.
+    pub value_head: Option<Linear>,
+    #[module(skip)]
+    adapted: Adapted,
+    #[module(skip)]
+    rope: Rope,
+    #[module(skip)]
+    config: ModelConfig,
+}
+
+impl Decoder {
+    /// Creates a decoder with random weights that depend on `config` and `seed` only. It is trainable on a device with autodiff.
+    ///
+    /// # Errors
+    /// [`Error::Model`] for an invalid configuration.
+    pub fn new(config: &ModelConfig, seed: u64, device: &Device) -> Result<Self> {
+        Self::build(config, &mut Seed(seed), device)
+    }
+
+    /// Creates a decoder from stored weights, read tensor by tensor as f32. It is trainable on a device with autodiff.
+    ///
+    /// # Errors
+    /// [`Error::Model`] for an invalid configuration, and for weights that do not fit it or are not finite.
+    pub fn from_weights(config: &ModelConfig, weights: &Weights, device: &Device) -> Result<Self> {
+        weights.check(config)?;
+        Self::build(config, &mut Read { config, weights }, device)
+    }
+
+    /// Creates a decoder whose matrices are used in place in memory-mapped files, which stay mapped as long as it lives. Its weights are
+    /// frozen; adapters can be trained. Matrices that cannot be used in place, for example in f16, are copied as f32.
+    ///
+    /// # Errors
+    /// See [`Decoder::from_weights`].
+    pub fn mapped(config: &ModelConfig, weights: &Weights, device: &Device) -> Result<Self> {
+        weights.check(config)?;
+        Ok(Self::build(config, &mut Mapped { config, weights }, device)?.no_grad())
+    }
+
+    /// Creates a decoder with values from `source`.
+    ///
+    /// # Errors
+    /// [`Error::Model`] for an invalid configuration; errors of the source.
+    pub(crate) fn build(config: &ModelConfig, source: &mut dyn Source, device: &Device) -> Result<Self> {
+        config.validate()?;
+        let mut of = Builder { config, device, source };
+        let (matrix, initial) =
+            ([config.vocab_size, config.hidden_size], Initial::Normal { std: config.initializer_range });
+        let embed_tokens = of.weight("embed_tokens", matrix, initial)?;
+        let layers = (0..config.num_hidden_layers).map(|i| Block::new(&mut of, &format!("layers.{i}")));
+        let layers = layers.collect::<Result<_>>()?;
+        let norm = RmsNorm::new(&mut of, "norm", config.hidden_size, config.rms_norm_eps)?;
+        let lm_head = if config.tie_word_embeddings { None } else { Some(of.weight("lm_head", matrix, initial)?) };
+        let (rope, config) = (Rope::new(config), config.clone());
+        Ok(Self {
+            embed_tokens,
+            layers,
+            norm,
+            lm_head,
+            lora_head: None,
+            value_head: None,
+            adapted: Adapted::default(),
+            rope,
+            config,
+        })
+    }
+
+    /// Adds a value head initialised to zero: every state has value 0.
+    #[must_use]
+    pub fn with_value_head(mut self) -> Self {
+        let (device, input) = (self.device(), self.config.hidden_size);
+        self.value_head = Some(Linear {
+            weight: Weight::Parameter(Param::from_data(TensorData::new(vec![0f32; input], [input, 1]), &device)),
+            bias: Some(Param::from_data(TensorData::new(vec![0f32], [1]), &device)),
+            adapters: Vec::new(),
+        });
+        self
+    }
+
+    /// Returns the values `[N, 1]` of states, given their hidden states `[N, H]`.
+    ///
+    /// # Errors
+    /// [`Error::NoValueHead`].
+    pub fn values(&self, hidden: Tensor<2>) -> Result<Tensor<2>> {
+        self.value_head.as_ref().ok_or(Error::NoValueHead)?.forward(hidden)
+    }
+
+    /// Takes the decoder out and leaves one without weights, so that the weights have no other owner and can be updated in place.
+    pub(crate) fn take(&mut self) -> Self {
+        let (device, config, rope) = (self.device(), self.config.clone(), self.rope.clone());
+        let nothing = || Weight::Parameter(Param::from_data(TensorData::new(Vec::<f32>::new(), [0, 0]), &device));
+        let norm = self.norm.clone();
+        let empty = Self {
+            embed_tokens: nothing(),
+            layers: Vec::new(),
+            norm,
+            lm_head: None,
+            lora_head: None,
+            value_head: None,
+            adapted: Adapted::default(),
+            rope,
+            config,
+        };
+        std::mem::replace(self, empty)
+    }
+
+    /// Returns the configuration of the decoder.
+    pub fn config(&self) -> &ModelConfig {
+        &self.config
+    }
+
+    /// Returns the device of the weights.
+    pub fn device(&self) -> Device {
+        self.norm.weight.val().device()
+    }
+
+    /// Returns the LM head `[V, H]`: logits are `hidden x lm_head^T`. It is f32; a memory-mapped head has the dtype of its file. With an
+    /// adapter, every call computes the merged head as a new f32 tensor.
+    ///
+    /// # Errors
+    /// [`Error::Other`] if the weights are not on burn's CPU backend.
+    pub fn lm_head(&self) -> Result<Tensor<2>> {
+        let head = match self.lm_head.as_ref().unwrap_or(&self.embed_tokens) {
+            Weight::Parameter(head) => head.val(),
+            Weight::Stored(head) => {
+                head.tensors().next().ok_or_else(|| Error::argument("lm_head", "a stored matrix", "none"))?
+            }
+        };
+        match &self.lora_head {
+            Some(adapter) => adapter.adapted_head(head),
+            None => Ok(head),
+        }
+    }
+
+    /// Returns the hidden states after the final norm, `[N, H]`.
+    ///
+    /// # Errors
+    /// [`Error::TooLong`], [`Error::Model`] for an unknown token.
+    pub fn forward(&self, batch: &PackedBatch) -> Result<Tensor<2>> {
+        self.norm.forward(self.run(batch)?)
+    }
+
+    /// Computes [`Decoder::forward`] for the given rows only; rows may repeat.
+    ///
+    /// # Errors
+    /// See [`Decoder::forward`].
+    pub(crate) fn forward_rows(&self, batch: &PackedBatch, rows: &[usize]) -> Result<Tensor<2>> {
+        let x = self.run(batch)?;
+        let rows: Vec<i32> = rows.iter().map(|row| *row as i32).collect();
+        let count = rows.len();
+        let rows = Tensor::<1, Int>::from_data(TensorData::new(rows, [count]), &x.device());
+        self.norm.forward(x.select(0, rows))
+    }
+
+    /// Returns the current weights in packed form, for sampling. Later updates of the decoder do not change them.
+    ///
+    /// # Errors
+    /// [`Error::Other`] if the weights are not on burn's CPU backend.
+    pub fn inference(&self) -> Result<Inference> {
+        Inference::new(self)
+    }
+
+    /// Returns name and values of every trained parameter, for example `layers.0.attn.qkv_proj.weight`.
+    pub fn parameters(&self) -> Vec<NamedTensor> {
+        named_parameters(self)
+    }
+
+    /// Returns this decoder with the given values; restores the result of [`Decoder::parameters`] bit for bit.
+    ///
+    /// # Errors
+    /// [`Error::State`] if a name or shape does not fit.
+    pub fn with_parameters(self, tensors: &dyn TensorSource) -> Result<Self> {
+        load_parameters(self, tensors)
+    }
+
+    /// Returns the adapted matrices.
+    pub(super) fn adapted(&self) -> &Adapted {
+        &self.adapted
+    }
+
+    /// Returns the rotary embedding.
+    pub(super) fn rope(&self) -> &Rope {
+        &self.rope
+    }
+
+    /// Returns the residual stream `[N, H]` after the last layer.
+    fn run(&self, batch: &PackedBatch) -> Result<Tensor<2>> {
+        check(&self.config, batch.ids(), batch.longest())?;
+        let rope = self.rope.table(batch.longest())?;
+        let mut x = match &self.embed_tokens {
+            Weight::Parameter(table) => autodiff_ops::embedding(table.val(), batch.ids(), self.config.pad_token_id)?,
+            Weight::Stored(table) => {
+                let (rows, dims) = (table.rows(batch.ids())?, [batch.ids().len(), self.config.hidden_size]);
+                Tensor::from_data(TensorData::new(rows, dims), &self.device())
+            }
+        };
+        for layer in &self.layers {
+            x = layer.forward(x, &rope, &batch.sequences)?;
+        }
+        Ok(x)
+    }
+}
+
+/// Checks that tokens are in the vocabulary and `length` is within the model's positions.
+pub(super) fn check(config: &ModelConfig, ids: &[u32], length: usize) -> Result<()> {
+    let limit = config.max_position_embeddings;
+    if length > limit {
+        return Err(Error::TooLong { what: "sequence", length, limit });
+    }
+    match ids.iter().find(|id| **id as usize >= config.vocab_size) {
+        Some(&id) => Err(models::Error::UnknownToken { id, vocab_size: config.vocab_size }.into()),
+        None => Ok(()),
+    }
+}
+
+mod adapters;
+mod export;
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,44 @@
+//! A policy on the CPU: a decoder in burn, sampling with a KV cache, AdamW, and the GRPO loss.
+//!
+//! [`CpuPolicy`] implements [`policy::Policy`], so a training loop samples, scores and updates without depending on burn. Tensors are f32
+//! on burn's CPU backend Flex; any [`grpo_core::Backend`] can compute the loss.
+//!
+//! ```
+//! use policy::{Policy, RolloutRequest, Sampling};
+//! use policy_cpu::{CpuPolicy, PolicyLoss};
+//!
+//! # fn main() -> policy::Result<()> {
+//! let loss = PolicyLoss {
+//!     config: grpo_core::LossConfig::default(),
+//!     backend: std::sync::Arc::new(backend_cpu::CpuBackend::new()),
+//!     implementation: grpo_core::Implementation::Fused,
+//!     max_tokens: 64,
+//! };
+//! let mut policy = CpuPolicy::new(&models::ModelConfig::default(), 0, loss)?;
+//! let (prompts, sampling) = ([vec![1, 5, 9]], Sampling::Greedy);
+//! let request = RolloutRequest { prompts: &prompts, num_generations: 1, max_completion_length: 4, stop_ids: &[2], stop: None, sampling };
+//! assert_eq!(policy.generate(&request)?.len(), 1);
+//! # Ok(())
+//! # }
+//! ```
+#![forbid(unsafe_code)]
+
+mod adamw;
+mod cpu_policy;
+pub mod decoder;
+mod gradients;
+mod logits;
+mod loss;
+mod memory;
+mod micro_batch;
+mod ref_policy;
+mod rollout;
+mod sequences;
+
+pub use adamw::AdamW;
+pub use cpu_policy::CpuPolicy;
+pub use decoder::Decoder;
+pub use gradients::GradientSum;
+pub use loss::PolicyLoss;
+pub use memory::StepMemory;
+pub use sequences::completion_hidden;

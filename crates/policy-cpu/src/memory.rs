@@ -1,0 +1,202 @@
+//! Memory estimate of a step, apart from weights and optimizer state, available before weights are loaded.
+
+use crate::loss::PolicyLoss;
+use crate::micro_batch::at_once_of;
+use backend_cpu::layers::Layers;
+use grpo_core::{GradientSpec, GrpoLoss, HeadLayout, PolicySpec};
+use models::{Dtype, MemoryTable, ModelConfig, Trained, TrainingMemory, UPDATES};
+use policy::{Error, Result};
+
+const SAMPLING: &str = "sampling";
+/// Most freed bytes that the process keeps.
+const KEPT: u64 = 1 << 30;
+const SINGLE: u64 = size_of::<f32>() as u64;
+/// The most tokens of a loss that is planned as a whole.
+const MOST_PLANNED: u64 = 1 << 20;
+
+/// Sizes of a step that determine its memory, apart from the weights.
+///
+/// ```
+/// use models::{Dtype, ModelConfig, TrainingMemory};
+/// use policy_cpu::{PolicyLoss, StepMemory};
+///
+/// # fn example(loss: &PolicyLoss) -> policy::Result<()> {
+/// let (config, weights) = (ModelConfig::default(), TrainingMemory::full(&ModelConfig::default(), Dtype::F32));
+/// let step = StepMemory { prompt: 20, completion: 8, samples: 64, per_prompt: 8, batch: 64, micro_batch: 8, head_adapter: false };
+/// println!("{}", step.table(&config, &weights, loss)?);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Copy, Debug)]
+pub struct StepMemory {
+    /// Largest number of tokens of a prompt.
+    pub prompt: usize,
+    /// Largest number of tokens of a completion.
+    pub completion: usize,
+    /// Number of sampled completions.
+    pub samples: usize,
+    /// Number of completions per prompt.
+    pub per_prompt: usize,
+    /// Largest number of sequences that decode together.
+    pub batch: usize,
+    /// Number of sequences of a micro-batch.
+    pub micro_batch: usize,
+    /// `true` if the LM head has an adapter: every micro-batch then computes the merged head.
+    pub head_adapter: bool,
+}
+
+impl StepMemory {
+    /// Adds the memory of a step to the table of `weights`: packed weights, KV cache and logits during sampling; gradients and activations
+    /// during updates; workspaces of products and loss at all times.
+    ///
+    /// # Errors
+    /// [`Error::Other`] if the loss cannot be planned.
+    pub fn table(&self, config: &ModelConfig, weights: &TrainingMemory, loss: &PolicyLoss) -> Result<MemoryTable> {
+        let mut table = weights.table();
+        self.sampling(config, weights, &mut table);
+        self.updates(config, weights, loss, &mut table)?;
+        // The process keeps freed memory for the next step, up to a limit (`backend_cpu::keep_freed_memory`). If micro-batches run
+        // concurrently, other threads than the sampling ones allocated it, and sampling cannot reuse it; otherwise it can.
+        let of = |phase| {
+            let rows = table.phases().iter().filter(|(name, _)| name == phase).flat_map(|(_, rows)| rows);
+            sum(rows.map(|(_, bytes)| *bytes))
+        };
+        let used_again = if self.at_once(weights) == 1 { of(SAMPLING) } else { 0 };
+        let freed = of(UPDATES).saturating_sub(used_again);
+        table.push_in(SAMPLING, "freed memory of updates, kept for the next step", freed.min(KEPT));
+        Ok(table)
+    }
+
+    fn micro_batches(&self) -> usize {
+        self.samples.div_ceil(self.micro_batch.max(1)).max(1)
+    }
+
+    /// Returns the number of micro-batches that run concurrently.
+    fn at_once(&self, weights: &TrainingMemory) -> usize {
+        at_once_of(usize::try_from(trained_weights(weights)).unwrap_or(usize::MAX)).min(self.micro_batches())
+    }
+
+    fn sampling(&self, config: &ModelConfig, weights: &TrainingMemory, table: &mut MemoryTable) {
+        let threads = rayon::current_num_threads();
+        let (vocab, h) = (config.vocab_size as u64, config.hidden_size as u64);
+        let layers = config.num_hidden_layers as u64;
+        // Large weights that are bf16 in their file are packed in bf16, except a head with an adapter.
+        let in_files = weights.dtype == Dtype::Bf16 && weights.trained != Trained::All;
+        let bytes = |[input, output]: &[u64; 2], is_sum: bool| {
+            let is_narrow = in_files && !is_sum && Layers::packs_narrow((input * output) as usize);
+            product([*input, panels(*output), if is_narrow { 2 } else { SINGLE }])
+        };
+        let of_layer = sum(matrices(config).iter().map(|matrix| bytes(matrix, false)));
+        let packed = sum([product([layers, of_layer]), bytes(&[h, vocab], self.head_adapter)]);
+        table.push_in(SAMPLING, "weights packed for products", packed);
+        if let (Trained::Adapters(count), true) = (weights.trained, in_files) {
+            // Matrices with few columns are padded to panels of 32, about twice their size.
+            table.push_in(SAMPLING, "packed adapters", product([2, count, SINGLE]));
+        }
+        // Every thread runs a batch of sequences.
+        let together = self.samples.min(self.batch.max(self.per_prompt).saturating_mul(threads)) as u64;
+        let prompts = together.div_ceil(self.per_prompt.max(1) as u64);
+        let of_prompts = product([prompts, self.prompt as u64]);
+        let positions = sum([of_prompts, product([together, self.completion as u64])]);
+        let heads = [config.num_key_value_heads as u64, config.head_dim() as u64];
+        let row = product([2, layers, heads[0], heads[1]]);
+        table.push_in(SAMPLING, "keys and values", product([positions, row, SINGLE]));
+        // f32 logits of all sequences, and two f64 copies for one sequence per thread.
+        let logits = sum([product([together, vocab, SINGLE]), product([threads as u64, vocab, 16])]);
+        table.push_in(SAMPLING, "logits", logits);
+    }
+
+    fn updates(
+        &self,
+        config: &ModelConfig,
+        weights: &TrainingMemory,
+        loss: &PolicyLoss,
+        table: &mut MemoryTable,
+    ) -> Result<()> {
+        let (vocab, h) = (config.vocab_size as u64, config.hidden_size as u64);
+        let (trained, all) = (trained_weights(weights), weights.trained == Trained::All);
+        let at_once = self.at_once(weights) as u64;
+        // The first gradient becomes the accumulator.
+        let sets = if self.micro_batches() as u64 > at_once { at_once } else { at_once - 1 };
+        table.push_in(UPDATES, "gradients of micro-batches (float32)", product([sets, trained, SINGLE]));
+        if all && config.tie_word_embeddings {
+            table.push_in(UPDATES, "the tied embedding's second gradient", product([at_once, vocab, h, SINGLE]));
+        }
+        if self.head_adapter {
+            table.push_in(UPDATES, "the adapted head and its gradient", product([at_once, 2, vocab, h, SINGLE]));
+        }
+        let prompts = self.micro_batch.div_ceil(self.per_prompt.max(1)) as u64;
+        let tokens = product([self.micro_batch as u64, self.completion as u64]);
+        let rows = sum([product([prompts, self.prompt as u64]), tokens]);
+        // The backward pass frees activations layer by layer, and gradients reuse their memory.
+        let activations = product([rows, row_values(config)]).saturating_sub(trained);
+        table.push_in(UPDATES, "activations beyond gradients", product([at_once, activations, SINGLE]));
+        // A product packs all rows, but only a few columns of the weight at a time.
+        let widest = matrices(config).into_iter().flatten().max().unwrap_or(0);
+        let scratch = product([rows, widest, SINGLE, rayon::current_num_threads() as u64]);
+        let planned = tokens.clamp(1, MOST_PLANNED);
+        let workspace = workspace(config, loss, planned as usize, all || self.head_adapter)?;
+        // Every further chunk of tokens needs at most the same again.
+        let workspace = product([workspace, tokens.div_ceil(planned)]);
+        // Workspaces are kept between steps.
+        table.push("workspace of products and loss", sum([scratch, product([at_once, workspace])]));
+        Ok(())
+    }
+}
+
+/// A product that is `u64::MAX` where it is larger: more than any memory.
+fn product(factors: impl IntoIterator<Item = u64>) -> u64 {
+    factors.into_iter().fold(1, u64::saturating_mul)
+}
+
+/// A sum that is `u64::MAX` where it is larger.
+fn sum(terms: impl IntoIterator<Item = u64>) -> u64 {
+    terms.into_iter().fold(0, u64::saturating_add)
+}
+
+fn trained_weights(weights: &TrainingMemory) -> u64 {
+    match weights.trained {
+        Trained::All => weights.weights,
+        Trained::Adapters(count) => count,
+    }
+}
+
+/// Returns `[in, out]` of the matrices of a layer.
+fn matrices(config: &ModelConfig) -> [[u64; 2]; 4] {
+    let (h, i, d) = (config.hidden_size as u64, config.intermediate_size as u64, config.head_dim() as u64);
+    let (queries, keys) = (config.num_attention_heads as u64 * d, config.num_key_value_heads as u64 * d);
+    [[h, queries + 2 * keys], [queries, h], [h, 2 * i], [i, h]]
+}
+
+/// Returns the number of columns of a packed weight: whole panels.
+fn panels(columns: u64) -> u64 {
+    columns.next_multiple_of(32)
+}
+
+/// Returns the number of values that a row of a micro-batch saves for the backward pass, plus the gradients of the layer in progress. Saved
+/// per layer: residual stream and norms; queries, keys and values (after the rotary embedding, and before it if they are normalised);
+/// attention output; gate, up and their product.
+fn row_values(config: &ModelConfig) -> u64 {
+    let [[h, qkv], [mixed, _], [_, gate_up], [i, _]] = matrices(config);
+    let heads = if config.qk_norm { 2 * qkv } else { qkv };
+    let layer = 4 * h + heads + mixed + config.num_attention_heads as u64 + gate_up + i;
+    config.num_hidden_layers as u64 * layer + 2 * (h + qkv + gate_up + i)
+}
+
+/// Returns the bytes of the loss's workspace for a micro-batch of `tokens` tokens.
+fn workspace(config: &ModelConfig, loss: &PolicyLoss, tokens: usize, trains_head: bool) -> Result<u64> {
+    let plan = GrpoLoss::builder(loss.config.clone())
+        .policy(PolicySpec::Hidden {
+            hidden: config.hidden_size,
+            vocab: config.vocab_size,
+            dtype: grpo_core::Dtype::F32,
+            layout: HeadLayout::VocabHidden,
+            bias: false,
+        })
+        .gradients(GradientSpec { hidden: true, lm_head: trains_head, bias: false })
+        .implementation(loss.implementation)
+        .max_tokens(tokens)
+        .build(&loss.backend)
+        .map_err(Error::other)?;
+    Ok(plan.memory().map_or(0, |memory| memory.workspace as u64))
+}

@@ -1,0 +1,164 @@
+//! Every model family: logits, gradients and one optimizer step match transformers and torch.
+
+use crate::checkpoint::{self, Checkpoint, Settings, Tensors};
+use burn::tensor::Device;
+use models::NamedTensor;
+use policy::{Policy, SequenceBatch, StepLoss, token_batch};
+use policy_cpu::decoder::{Decoder, PackedBatch};
+use policy_cpu::{CpuPolicy, PolicyLoss};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// Fails unless all values are within 1e-4 of the expected ones, absolutely and relative to the largest.
+#[track_caller]
+pub(crate) fn assert_close(what: &str, found: &[f32], expected: &[f32]) {
+    assert_eq!(found.len(), expected.len(), "{what}");
+    let largest = expected.iter().fold(0f32, |m, x| m.max(x.abs()));
+    assert!(largest > 0.0, "{what}: nothing to compare");
+    let off = found.iter().zip(expected).map(|(f, e)| (f - e).abs()).fold(0.0, f32::max);
+    assert!(off <= 1e-4 * largest.min(1.0), "{what}: off by {off} of {largest}");
+}
+
+pub(crate) fn policy_loss() -> PolicyLoss {
+    PolicyLoss {
+        config: grpo_core::LossConfig::default(),
+        backend: Arc::new(backend_cpu::CpuBackend::new()),
+        implementation: grpo_core::Implementation::Fused,
+        max_tokens: 64,
+    }
+}
+
+pub(crate) fn policy(checkpoint: &Checkpoint) -> CpuPolicy {
+    CpuPolicy::from_weights(checkpoint.config(), &checkpoint.weights, policy_loss()).unwrap()
+}
+
+/// Returns logits `[N, V]` of packed sequences.
+pub(crate) fn logits<S: AsRef<[u32]>>(decoder: &Decoder, sequences: &[S]) -> Vec<f32> {
+    let hidden = decoder.forward(&PackedBatch::new(sequences).unwrap()).unwrap();
+    hidden.matmul(decoder.lm_head().unwrap().transpose()).into_data().try_into_vec().unwrap()
+}
+
+#[test]
+fn logits_match_transformers_packed_alone_and_padded() {
+    for name in checkpoint::ALL {
+        let checkpoint = Checkpoint::open(name);
+        let decoder = Decoder::from_weights(checkpoint.config(), &checkpoint.weights, &Device::flex()).unwrap();
+        let sequences = checkpoint.sequences();
+        let vocab = checkpoint.config().vocab_size;
+        let packed = logits(&decoder, &sequences);
+        let longest = sequences.iter().map(Vec::len).max().unwrap();
+        let mut rest = &packed[..];
+        for (i, sequence) in sequences.iter().enumerate() {
+            let expected = checkpoint.logits(i, sequence.len());
+            let of_sequence;
+            (of_sequence, rest) = rest.split_at(sequence.len() * vocab);
+            assert_close(&format!("{name}, sequence {i}"), of_sequence, expected);
+            assert_close(&format!("{name}, sequence {i} alone"), &logits(&decoder, &[sequence]), expected);
+            // Padding follows the sequence, so causal attention does not see it.
+            let padded = [&sequence[..], &vec![0; longest - sequence.len()]].concat();
+            let found = &logits(&decoder, &[padded])[..expected.len()];
+            assert_close(&format!("{name}, sequence {i} padded"), found, expected);
+        }
+        assert!(rest.is_empty());
+    }
+}
+
+#[test]
+fn logits_with_a_kv_cache_match_transformers() {
+    for name in checkpoint::ALL {
+        let checkpoint = Checkpoint::open(name);
+        let decoder = Decoder::from_weights(checkpoint.config(), &checkpoint.weights, &Device::flex()).unwrap();
+        let inference = decoder.inference().unwrap();
+        let (sequences, vocab) = (checkpoint.sequences(), inference.vocab());
+        let longest = sequences.iter().map(Vec::len).max().unwrap();
+        // Prompts of 1, 2, 3, ... tokens in one cache; the rest of each sequence is decoded token by token.
+        let prompt = |i: usize| (i + 1).min(sequences[i].len());
+        let prompts: Vec<&[u32]> = sequences.iter().enumerate().map(|(i, s)| &s[..prompt(i)]).collect();
+        let (first, mut cache) = inference.prefill(&PackedBatch::new(&prompts).unwrap(), 1, longest).unwrap();
+        let row = |i: usize, position: usize| {
+            &checkpoint.logits(i, sequences[i].len())[position * vocab..(position + 1) * vocab]
+        };
+        for (i, found) in first.chunks_exact(vocab).enumerate() {
+            assert_close(&format!("{name}, prompt {i}"), found, row(i, prompt(i) - 1));
+        }
+        for step in 0..longest {
+            let open: Vec<usize> = (0..sequences.len()).filter(|i| prompt(*i) + step < sequences[*i].len()).collect();
+            if open.is_empty() {
+                break;
+            }
+            let ids: Vec<u32> = open.iter().map(|i| sequences[*i][prompt(*i) + step]).collect();
+            let found = inference.decode(&ids, &open, &mut cache).unwrap();
+            for (i, found) in open.iter().zip(found.chunks_exact(vocab)) {
+                let position = prompt(*i) + step;
+                assert_close(&format!("{name}, sequence {i}, position {position}"), found, row(*i, position));
+            }
+        }
+    }
+}
+
+/// Returns the loss, and the gradients with Hugging Face's names.
+pub(crate) fn accumulate(policy: &mut CpuPolicy, checkpoint: &Checkpoint) -> (f64, BTreeMap<String, NamedTensor>) {
+    let sequences = checkpoint.completions();
+    let tokens = sequences.iter().map(|s| s.completion.len()).sum();
+    // Two micro-batches; one if there is only one sequence.
+    let batches: Vec<_> = (sequences.chunks(sequences.len().div_ceil(2)))
+        .map(|sequences| SequenceBatch { sequences, tokens: token_batch(sequences).unwrap() })
+        .collect();
+    let loss = policy.accumulate(&batches, StepLoss::CrossEntropy { tokens }).unwrap().loss;
+    let mut gradients = Vec::new();
+    policy.model().export_values(policy.gradients().parameters(), &mut gradients).unwrap();
+    (loss, gradients.into_iter().map(|gradient| (gradient.name.clone(), gradient)).collect())
+}
+
+#[test]
+fn gradients_of_every_parameter_match_torch() {
+    for name in checkpoint::ALL {
+        let checkpoint = Checkpoint::open(name);
+        let (loss, gradients) = accumulate(&mut policy(&checkpoint), &checkpoint);
+        let expected = f64::from(checkpoint.expected.0["expected.loss"].data[0]);
+        assert!((loss - expected).abs() < 1e-5 * expected, "{name}: {loss} {expected}");
+        let of_torch: Vec<_> =
+            checkpoint.expected.0.iter().filter_map(|(n, t)| Some((n.strip_prefix("expected.grad.")?, t))).collect();
+        assert_eq!(gradients.len(), of_torch.len(), "{name}");
+        for (parameter, expected) in of_torch {
+            let found = &gradients[parameter];
+            assert_eq!(found.shape, expected.shape, "{name}: {parameter}");
+            assert_close(&format!("{name}: {parameter}"), &found.data, &expected.data);
+        }
+    }
+}
+
+#[test]
+fn an_optimizer_step_matches_torch() {
+    let mut steps = 0;
+    for name in checkpoint::ALL {
+        let checkpoint = Checkpoint::open(name);
+        let path = checkpoint.folder.path().join("adamw.safetensors");
+        if !path.exists() {
+            continue;
+        }
+        steps += 1;
+        let settings = Settings::read(&path);
+        let (mut policy, adamw) = (policy(&checkpoint), settings.adamw());
+        policy.reset_optimizer(&adamw).unwrap();
+        accumulate(&mut policy, &checkpoint);
+        let report = policy.apply(settings.number("lr")).unwrap();
+        assert!(report.grad_norm > 2.0 * adamw.max_grad_norm, "{name}: the gradient is not clipped");
+
+        let expected = Tensors::read(&path).0;
+        let mut found = Vec::new();
+        policy.model().export(&mut found).unwrap();
+        assert_eq!(found.len(), expected.len(), "{name}");
+        for NamedTensor { name: parameter, shape, data } in found {
+            let (expected, before) = (&expected[&parameter], checkpoint.weights.tensor(&parameter).unwrap().to_vec());
+            assert_eq!(shape, expected.shape, "{name}: {parameter}");
+            // Compare updates, not weights.
+            let step = |after: &[f32]| after.iter().zip(&before).map(|(a, b)| a - b).collect::<Vec<_>>();
+            let (found, expected) = (step(&data), step(&expected.data));
+            let largest = expected.iter().fold(0f32, |m, x| m.max(x.abs()));
+            let off = found.iter().zip(&expected).map(|(f, e)| (f - e).abs()).fold(0.0, f32::max);
+            assert!(largest > 1e-3 && off <= 2e-4 * largest, "{name}: {parameter}: off by {off} of {largest}");
+        }
+    }
+    assert_eq!(steps, 5);
+}

@@ -1,0 +1,248 @@
+//! LoRA (arXiv 2106.09685) on the matrices of a decoder: a matrix W acts as W + s B A, and only A and B are trained.
+//!
+//! Legend: L layers, r rank, V vocabulary, H hidden size, O and I rows and columns of a matrix.
+
+use super::parameters::{Axis, Parameter, ParameterValues, Role, parameters};
+use super::{Compute, Decoder, dot};
+use models::{AdaptedMatrix, LoraConfig, ModelConfig};
+use stablehlo::{Dtype, Value};
+
+/// A matrix that can have an adapter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[allow(missing_docs)] // named as in Hugging Face's folders
+pub enum Matrix {
+    QProj,
+    KProj,
+    VProj,
+    OProj,
+    GateProj,
+    UpProj,
+    DownProj,
+    LmHead,
+}
+
+impl Matrix {
+    /// All matrices, with their module names in a layer or a model, and the short names of A and B.
+    const ALL: [(Self, &'static str, [&'static str; 2]); 8] = [
+        (Self::QProj, "self_attn.q_proj", ["self_attn.q_proj.lora_A.weight", "self_attn.q_proj.lora_B.weight"]),
+        (Self::KProj, "self_attn.k_proj", ["self_attn.k_proj.lora_A.weight", "self_attn.k_proj.lora_B.weight"]),
+        (Self::VProj, "self_attn.v_proj", ["self_attn.v_proj.lora_A.weight", "self_attn.v_proj.lora_B.weight"]),
+        (Self::OProj, "self_attn.o_proj", ["self_attn.o_proj.lora_A.weight", "self_attn.o_proj.lora_B.weight"]),
+        (Self::GateProj, "mlp.gate_proj", ["mlp.gate_proj.lora_A.weight", "mlp.gate_proj.lora_B.weight"]),
+        (Self::UpProj, "mlp.up_proj", ["mlp.up_proj.lora_A.weight", "mlp.up_proj.lora_B.weight"]),
+        (Self::DownProj, "mlp.down_proj", ["mlp.down_proj.lora_A.weight", "mlp.down_proj.lora_B.weight"]),
+        (Self::LmHead, "lm_head", ["lm_head.lora_A.weight", "lm_head.lora_B.weight"]),
+    ];
+
+    /// Returns the role of the matrix in the decoder.
+    pub fn role(self) -> Role {
+        match self {
+            Self::QProj => Role::QProj,
+            Self::KProj => Role::KProj,
+            Self::VProj => Role::VProj,
+            Self::OProj => Role::OProj,
+            Self::GateProj => Role::GateProj,
+            Self::UpProj => Role::UpProj,
+            Self::DownProj => Role::DownProj,
+            Self::LmHead => Role::LmHead,
+        }
+    }
+
+    /// Returns the matrix of this role, or `None` if it cannot have an adapter.
+    pub fn of(role: Role) -> Option<Self> {
+        Self::ALL.iter().map(|(matrix, ..)| *matrix).find(|matrix| matrix.role() == role)
+    }
+}
+
+/// The adapters of a decoder: the adapted matrices, the rank and the scaling.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Adapters {
+    rank: usize,
+    scaling: f64,
+    matrices: Vec<AdaptedMatrix>,
+}
+
+impl Adapters {
+    /// Creates the adapters that `lora` configures for a model.
+    ///
+    /// ```
+    /// use policy_pjrt::decoder::{Adapters, Axis};
+    ///
+    /// let config = models::ModelConfig::default();
+    /// let adapters = Adapters::new(&config, &models::LoraConfig { r: 4, ..Default::default() })?;
+    /// let a = &adapters.parameters(&config)[0];
+    /// assert_eq!((&a.shape[..], &a.axes[..]), (&[2, 4, 64][..], &[Axis::Layer, Axis::Rank, Axis::Embed][..]));
+    /// assert_eq!(a.hugging_face()[1], "base_model.model.model.layers.1.self_attn.q_proj.lora_A.weight");
+    /// # Ok::<(), models::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// See [`LoraConfig::resolve`].
+    pub fn new(config: &ModelConfig, lora: &LoraConfig) -> models::Result<Self> {
+        Ok(Self { rank: lora.r, scaling: lora.scaling(), matrices: lora.resolve(config)? })
+    }
+
+    /// Returns the rank r.
+    pub fn rank(&self) -> usize {
+        self.rank
+    }
+
+    /// Returns the scaling s of B A.
+    pub fn scaling(&self) -> f64 {
+        self.scaling
+    }
+
+    /// Returns the adapter of the matrix with this name, for example `model.layers.0.self_attn.q_proj`.
+    pub(crate) fn matrix(&self, name: &str) -> Option<&AdaptedMatrix> {
+        self.matrices.iter().find(|matrix| matrix.name == name)
+    }
+
+    /// Returns A and B of every matrix, in the argument order of programs: stacked over all layers, `[L, r, I]` and `[L, O, r]`, then A and
+    /// B of the head.
+    ///
+    /// Layers without an adapter have zeros. If A = 0 and B = 0, both gradients are 0, so these layers never change.
+    pub fn parameters(&self, config: &ModelConfig) -> Vec<Parameter> {
+        let table = parameters(config);
+        let mut all = Vec::new();
+        for (matrix, module, paths) in Matrix::ALL {
+            let of_layers = matrix.role().is_of_layers();
+            let layers = if of_layers { config.num_hidden_layers } else { 1 };
+            let of_layer = |layer: usize| {
+                let name = if of_layers { format!("model.layers.{layer}.{module}") } else { module.to_owned() };
+                Some((layer, self.matrix(&name)?))
+            };
+            let adapted: Vec<(usize, &AdaptedMatrix)> = (0..layers).filter_map(of_layer).collect();
+            // A tied head has the shape of the embedding.
+            let of_role = |role| table.iter().find(|p| p.role == role);
+            let Some(weight) = of_role(matrix.role()).or(of_role(Role::EmbedTokens)).filter(|_| !adapted.is_empty())
+            else {
+                continue;
+            };
+            let first = weight.axes.len() - 2;
+            let stack = |shape: [usize; 2], axes: [Axis; 2]| {
+                ([&weight.shape[..first], &shape].concat(), [&weight.axes[..first], &axes].concat())
+            };
+            let (a, axes_of_a) = stack([self.rank, weight.shape[first + 1]], [Axis::Rank, weight.axes[first + 1]]);
+            let (b, axes_of_b) = stack([weight.shape[first], self.rank], [weight.axes[first], Axis::Rank]);
+            let named = |name: fn(&AdaptedMatrix) -> String| {
+                adapted.iter().map(|(layer, matrix)| (*layer, name(matrix))).collect::<Vec<_>>()
+            };
+            let (of_a, of_b) = (named(AdaptedMatrix::lora_a), named(AdaptedMatrix::lora_b));
+            let [path_of_a, path_of_b] = paths;
+            all.push(Parameter {
+                role: Role::LoraA(matrix),
+                shape: a,
+                axes: axes_of_a,
+                path: path_of_a,
+                tensors: of_a,
+            });
+            all.push(Parameter {
+                role: Role::LoraB(matrix),
+                shape: b,
+                axes: axes_of_b,
+                path: path_of_b,
+                tensors: of_b,
+            });
+        }
+        all
+    }
+}
+
+/// Returns the parameters of a value head: a weight `[H, 1]` and a bias.
+pub(super) fn value_head(config: &ModelConfig) -> [Parameter; 2] {
+    let of = |role, shape: &[usize], axes: &[Axis], path: &'static str| Parameter {
+        role,
+        shape: shape.to_vec(),
+        axes: axes.to_vec(),
+        path,
+        tensors: vec![(0, path.to_owned())],
+    };
+    [
+        of(Role::ValueHead, &[config.hidden_size, 1], &[Axis::Embed, Axis::Value], "value_head.weight"),
+        of(Role::ValueHeadBias, &[1], &[Axis::Value], "value_head.bias"),
+    ]
+}
+
+impl ParameterValues {
+    /// Returns A and B of a matrix if it has an adapter.
+    pub(crate) fn adapter(&self, matrix: Matrix) -> Option<[&Value; 2]> {
+        Some([self.get(Role::LoraA(matrix))?, self.get(Role::LoraB(matrix))?])
+    }
+}
+
+impl Decoder {
+    /// Returns `x W^T + bias` `[..., O]` in f32 for `x` `[..., I]`, plus the output of the matrix's adapter, if any.
+    #[track_caller]
+    pub(crate) fn linear(&self, weights: &ParameterValues, x: &Value, matrix: Matrix, bias: Option<&Value>) -> Value {
+        self.adapted(weights, x, matrix, self.project(weights, x, matrix.role(), bias))
+    }
+
+    /// Returns `product + s (x A^T) B^T` `[..., O]` in f32 for `x` `[..., I]`, or `product` if the matrix has no adapter.
+    #[track_caller]
+    pub(crate) fn adapted(&self, weights: &ParameterValues, x: &Value, matrix: Matrix, product: Value) -> Value {
+        match self.low(weights, x, matrix) {
+            Some(low) => product + self.product(weights, &low, Role::LoraB(matrix), Dtype::F32),
+            None => product,
+        }
+    }
+
+    /// Returns `s x A^T` `[..., r]` in f32 for `x` `[..., I]`, if the matrix has an adapter.
+    #[track_caller]
+    pub(crate) fn low(&self, weights: &ParameterValues, x: &Value, matrix: Matrix) -> Option<Value> {
+        let (_, adapters) = weights.adapter(matrix).zip(self.adapters())?;
+        let low = self.product(weights, x, Role::LoraA(matrix), Dtype::F32);
+        Some(&low * low.like(adapters.scaling()))
+    }
+
+    /// Returns s B A `[O, I]` in f32, the weight update of an adapter, for A `[r, I]` and B `[O, r]`.
+    pub(crate) fn low_rank(&self, [a, b]: [&Value; 2]) -> Value {
+        // Full f32 precision, because the result is added to weights.
+        let product = dot(b, a, (&[], &[]), (1, 0), Compute::F32);
+        let scaling = self.adapters().map_or(0.0, Adapters::scaling);
+        &product * product.like(scaling)
+    }
+
+    /// Returns the values `[N]` in f32 of the hidden states `[N, H]` after the final norm.
+    pub(crate) fn values(&self, weights: &ParameterValues, hidden: &Value) -> Value {
+        let hidden = hidden.convert(Dtype::F32);
+        let product = dot(&hidden, &weights[Role::ValueHead], (&[], &[]), (1, 0), Compute::F32);
+        let product = product.reshape(&hidden.shape()[..1]);
+        let bias = weights[Role::ValueHeadBias].reshape(&[]);
+        &product + bias.broadcast_in_dim(product.shape(), &[])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use models::TargetModules;
+
+    #[test]
+    fn adapter_tables_match_the_tensors_of_peft() {
+        let base = ModelConfig { num_hidden_layers: 3, ..ModelConfig::default() };
+        let names = |names: &[&str]| TargetModules::Names(names.iter().map(|name| (*name).into()).collect());
+        for (config, target_modules) in [
+            (base.clone(), TargetModules::Pattern("all-linear".into())),
+            (base.clone(), names(&["v_proj", "down_proj", "lm_head"])),
+            (base.clone(), TargetModules::Pattern(r"model\.layers\.[02]\..*_proj".into())),
+            (ModelConfig { tie_word_embeddings: true, ..base }, names(&["lm_head"])),
+        ] {
+            let lora = LoraConfig { r: 4, target_modules, ..LoraConfig::default() };
+            let table = Adapters::new(&config, &lora).unwrap().parameters(&config);
+            let mut found: Vec<(String, Vec<usize>)> = table
+                .iter()
+                .flat_map(|p| p.hugging_face().into_iter().map(|name| (name, p.tensor_shape().to_vec())))
+                .collect();
+            let expected = lora.parameters(&config).unwrap();
+            assert_eq!(
+                table.iter().map(Parameter::count).sum::<usize>(),
+                expected.iter().map(models::Parameter::len).sum::<usize>()
+            );
+            let mut expected: Vec<_> = expected.into_iter().map(|p| (p.name, p.shape)).collect();
+            found.sort();
+            expected.sort();
+            assert_eq!(found, expected);
+            assert!(table.iter().all(|p| p.axes.len() == p.shape.len() && !p.role.is_of_model()));
+        }
+    }
+}

@@ -1,0 +1,187 @@
+//! Assignment of tensor dimensions to the axes of a device mesh.
+
+use super::{Axis, Parameter};
+use stablehlo::{Dtype, Error, Mesh, Result, Sharding, TensorType, Value};
+
+/// A table from logical axes ([`Axis`]) to axes of a mesh, as in MaxText: programs name logical axes, a run chooses the mesh axes.
+///
+/// ```
+/// use policy_pjrt::decoder::{Axis, AxisRules, Role, parameters};
+/// use stablehlo::Mesh;
+///
+/// let rules = AxisRules::new(&Mesh::new("mesh", [("data", 2), ("fsdp", 4), ("tensor", 2)])?);
+/// let table = parameters(&models::ModelConfig::default());
+/// let gate = table.iter().find(|parameter| parameter.role == Role::GateProj).unwrap();
+/// // [L, I, H]: layers are not sharded.
+/// let sharding = rules.parameter(gate)?;
+/// assert_eq!([sharding.axes(0), sharding.axes(1), sharding.axes(2)], [vec![], vec!["tensor"], vec!["fsdp"]]);
+/// // The batch dimension of activations uses `fsdp`, so their embed dimension cannot.
+/// let hidden = rules.sharding(&[Axis::Batch, Axis::Embed])?;
+/// assert_eq!([hidden.axes(0), hidden.axes(1)], [vec!["data", "fsdp"], vec![]]);
+/// # Ok::<(), stablehlo::Error>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AxisRules {
+    mesh: Mesh,
+    rules: Vec<(Axis, Vec<String>)>,
+}
+
+impl AxisRules {
+    /// Creates the default table, restricted to the axes of the mesh: batch over `data` and `fsdp`, the embed dimension of weights over
+    /// `fsdp`, heads, MLP and vocabulary over `tensor`.
+    pub fn new(mesh: &Mesh) -> Self {
+        let usual: [(Axis, &[&str]); 6] = [
+            (Axis::Batch, &["data", "fsdp"]),
+            (Axis::Embed, &["fsdp"]),
+            (Axis::Heads, &["tensor"]),
+            (Axis::Kv, &["tensor"]),
+            (Axis::Mlp, &["tensor"]),
+            (Axis::Vocab, &["tensor"]),
+        ];
+        let there = |axes: &[&str]| axes.iter().filter(|a| mesh.size(a).is_some()).map(|a| (*a).to_owned()).collect();
+        Self { mesh: mesh.clone(), rules: usual.into_iter().map(|(axis, axes)| (axis, there(axes))).collect() }
+    }
+
+    /// Replaces the mesh axes of a logical axis; an empty list means that the dimension is not sharded.
+    ///
+    /// # Errors
+    /// [`Error::Axis`] if the mesh has no such axis, if an axis is named twice, or for `Axis::Layer`, which a scan slices.
+    pub fn with(mut self, axis: Axis, axes: &[&str]) -> Result<Self> {
+        self.mesh.along(axes)?;
+        if let (Axis::Layer, Some(name)) = (axis, axes.first()) {
+            let reason = "layers are on every device: they run one after the other".into();
+            return Err(Error::Axis { mesh: self.mesh.name().into(), axis: (*name).into(), reason });
+        }
+        self.rules.retain(|(other, _)| *other != axis);
+        self.rules.push((axis, axes.iter().map(|axis| (*axis).to_owned()).collect()));
+        Ok(self)
+    }
+
+    /// Returns the mesh axes of a logical axis.
+    fn axes(&self, axis: Axis) -> &[String] {
+        self.rules.iter().find(|(of, _)| *of == axis).map_or(&[][..], |(_, axes)| axes)
+    }
+
+    /// Returns the device mesh.
+    pub fn mesh(&self) -> &Mesh {
+        &self.mesh
+    }
+
+    /// Returns the sharding of a tensor with these logical axes: each mesh axis shards the first dimension that requests it.
+    ///
+    /// # Errors
+    /// Never fails for tables from [`AxisRules::new`] and [`AxisRules::with`].
+    pub fn sharding(&self, dimensions: &[Axis]) -> Result<Sharding> {
+        self.sharding_of_named(&dimensions.iter().copied().map(Some).collect::<Vec<_>>())
+    }
+
+    /// Like [`AxisRules::sharding`]; dimensions that are `None` are not sharded.
+    ///
+    /// # Errors
+    /// See [`AxisRules::sharding`].
+    pub(super) fn sharding_of_named(&self, dimensions: &[Option<Axis>]) -> Result<Sharding> {
+        self.sharding_in_order(dimensions, 0..dimensions.len())
+    }
+
+    /// Like [`AxisRules::sharding`], but each mesh axis shards the last dimension that requests it.
+    ///
+    /// # Errors
+    /// See [`AxisRules::sharding`].
+    pub(super) fn sharding_from_the_last(&self, dimensions: &[Axis]) -> Result<Sharding> {
+        let named: Vec<Option<Axis>> = dimensions.iter().copied().map(Some).collect();
+        self.sharding_in_order(&named, (0..dimensions.len()).rev())
+    }
+
+    fn sharding_in_order(&self, dimensions: &[Option<Axis>], order: impl Iterator<Item = usize>) -> Result<Sharding> {
+        let mut used: Vec<&str> = vec![];
+        let mut split: Vec<Vec<&str>> = vec![vec![]; dimensions.len()];
+        for place in order {
+            let asked = dimensions[place].map_or(&[][..], |axis| self.axes(axis)).iter().map(String::as_str);
+            split[place] = asked.filter(|axis| !used.contains(axis)).collect();
+            used.extend(&split[place]);
+        }
+        self.mesh.sharding(&split.iter().map(Vec::as_slice).collect::<Vec<_>>())
+    }
+
+    /// Returns the sharding of a parameter.
+    ///
+    /// # Errors
+    /// [`Error::Split`] if a dimension is not divisible by its mesh axes.
+    pub fn parameter(&self, parameter: &Parameter) -> Result<Sharding> {
+        let sharding = self.sharding(&parameter.axes)?;
+        sharding.part(&TensorType::new(Dtype::F32, &parameter.shape[..]))?;
+        Ok(sharding)
+    }
+
+    /// Constrains the sharding of a value with these logical axes. On one device the program's text does not change.
+    ///
+    /// # Errors
+    /// See [`AxisRules::sharding`]; if a dimension is not divisible, finishing the program fails.
+    #[track_caller]
+    pub fn constrain(&self, value: &Value, dimensions: &[Axis]) -> Result<Value> {
+        // No closure: `track_caller` must report the caller's line.
+        let sharding = self.sharding(dimensions)?;
+        Ok(value.constrain(&sharding))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::parameters;
+    use super::*;
+    use models::ModelConfig;
+    use stablehlo::Builder;
+
+    fn mesh(axes: &[(&str, usize)]) -> Mesh {
+        Mesh::new("mesh", axes.iter().copied()).expect("a mesh")
+    }
+
+    #[test]
+    fn every_parameter_is_sharded_by_its_axes() {
+        let config =
+            ModelConfig { vocab_size: 64, tie_word_embeddings: false, qk_norm: true, ..ModelConfig::default() };
+        let rules = AxisRules::new(&mesh(&[("fsdp", 2), ("tensor", 2)]));
+        for parameter in parameters(&config) {
+            let sharding = rules.parameter(&parameter).expect("an even split");
+            let part = sharding.part(&TensorType::new(Dtype::F32, &parameter.shape[..])).expect("a part");
+            for ((whole, part), axis) in parameter.shape.iter().zip(&part.shape).zip(&parameter.axes) {
+                let split = !matches!(axis, Axis::Layer | Axis::HeadDim);
+                assert_eq!(whole / part, if split { 2 } else { 1 }, "{axis:?} of {}", parameter.name());
+            }
+        }
+    }
+
+    #[test]
+    fn rules_use_the_axes_of_the_mesh() {
+        let rules = AxisRules::new(&mesh(&[("data", 2)]));
+        let axes = |rules: &AxisRules, axis| {
+            let sharding = rules.sharding(&[axis]).expect("a sharding");
+            sharding.axes(0).into_iter().map(str::to_owned).collect::<Vec<_>>()
+        };
+        assert_eq!((axes(&rules, Axis::Batch), axes(&rules, Axis::Mlp)), (vec!["data".to_owned()], vec![]));
+        let rules = rules.with(Axis::Mlp, &["data"]).expect("a table");
+        assert_eq!(axes(&rules, Axis::Mlp), ["data"]);
+        let error = rules.clone().with(Axis::Mlp, &["tensor"]).expect_err("no such axis").to_string();
+        assert_eq!(error, "axis `tensor` of mesh `mesh`: one of data expected");
+        let error = rules.clone().with(Axis::Layer, &["data"]).expect_err("layers").to_string();
+        assert!(error.starts_with("axis `data` of mesh `mesh`: layers are on every device"), "{error}");
+        assert!(rules.with(Axis::Layer, &[]).is_ok());
+        let seven = AxisRules::new(&mesh(&[("tensor", 7)]));
+        let table = parameters(&ModelConfig::default());
+        assert!(matches!(seven.parameter(&table[0]), Err(Error::Split { .. })));
+    }
+
+    #[test]
+    fn one_device_has_no_sharding_in_its_program() {
+        let text = |devices: usize| {
+            let rules = AxisRules::new(&mesh(&[("fsdp", devices), ("tensor", 1)]));
+            let f = Builder::new();
+            let x = f.argument("x", TensorType::new(Dtype::F32, [4, 8]));
+            f.shard(&x, &rules.sharding(&[Axis::Batch, Axis::Embed]).expect("a sharding"));
+            let y = rules.constrain(&x.tanh(), &[Axis::Batch, Axis::Embed]).expect("a sharding");
+            f.finish("rows", &[("y", &y)]).expect("a program").to_string()
+        };
+        assert!(text(2).contains("sdy.sharding_constraint %1 <@mesh, [{\"fsdp\"}, {}]>"), "{}", text(2));
+        assert!(!text(1).contains("sdy") && text(1).contains("mhlo.num_partitions = 1"), "{}", text(1));
+    }
+}

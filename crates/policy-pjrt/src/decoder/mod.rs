@@ -1,0 +1,377 @@
+//! A decoder of the Qwen2, Qwen3 and Llama 3 families as operations of a StableHLO program.
+//!
+//! [`Decoder`] adds its operations to a program that the caller builds: a forward pass over rows of whole sequences, or one layer with
+//! attention from the caller. [`parameters()`] lists its parameters.
+//!
+//! Legend: B rows, T tokens of a row, L layers, V vocabulary, H hidden size, I intermediate size of the MLP, A query heads, K key/value
+//! heads, R = A / K query heads per key/value head, D head dimension.
+
+mod adapters;
+mod attention;
+mod axis_rules;
+mod block;
+mod blockwise;
+mod layer_ops;
+mod parameters;
+mod rope;
+mod split;
+
+pub use adapters::{Adapters, Matrix};
+pub use attention::{Attention, Heads, Mask};
+pub use axis_rules::AxisRules;
+pub use blockwise::ATTENTION;
+pub use parameters::{Axis, Parameter, ParameterValues, Role, parameters};
+pub use rope::Rotary;
+
+pub(crate) use attention::MASKED;
+pub(crate) use layer_ops::{Broadcast, dot};
+use split::RESIDUAL;
+pub(crate) use split::Split;
+
+use models::ModelConfig;
+use stablehlo::{Builder, Dtype, GatherDimensions, Precision, Result, Save, Scanned, TensorType, Traced, Value, trace};
+
+/// The dtype of the operands of matrix products and of the layers' results. Sums, norms and softmax are always f32.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Compute {
+    /// f32 operands in full precision.
+    F32,
+    /// bfloat16 operands, residual stream and KV cache.
+    Bf16,
+}
+
+impl Compute {
+    /// Returns the dtype of operands.
+    pub fn dtype(self) -> Dtype {
+        match self {
+            Self::F32 => Dtype::F32,
+            Self::Bf16 => Dtype::Bf16,
+        }
+    }
+
+    /// Returns the precision of products; TPUs round f32 operands by default.
+    pub fn precision(self) -> Precision {
+        match self {
+            Self::F32 => Precision::Highest,
+            Self::Bf16 => Precision::Default,
+        }
+    }
+}
+
+/// Rows of tokens as values of a program.
+#[derive(Clone, Debug)]
+pub struct Rows {
+    /// Token ids `[B, T]`, i32.
+    pub ids: Value,
+    /// The position of each token in its sequence, `[B, T]`, i32.
+    pub positions: Value,
+    /// `true` if a row may hold several packed sequences. A token then attends to itself and to the `position` tokens before it, which are
+    /// those of its own sequence; padding has position 0 and attends to itself only. If `false`, a row is one sequence, and causal
+    /// attention never sees its padding, which is on the right.
+    pub shared: bool,
+}
+
+impl Rows {
+    /// Creates rows of one sequence each, which begin at position 0; `ids` `[B, T]`.
+    pub fn of_sequences(ids: &Value) -> Self {
+        let positions = ids.builder().iota(1, ids.ty().clone());
+        Self { ids: ids.clone(), positions, shared: false }
+    }
+}
+
+/// A builder of the decoder's operations. It holds no weights: they are values of the program.
+///
+/// ```
+/// use policy_pjrt::decoder::{Compute, Decoder, ParameterValues, Rows, parameters};
+/// use stablehlo::{Builder, Dtype, Save, TensorType};
+///
+/// let config = models::ModelConfig::default();
+/// let f = Builder::new();
+/// let weights = ParameterValues::arguments(&f, &parameters(&config), Dtype::F32);
+/// let ids = f.argument("ids", TensorType::new(Dtype::I32, [2, 16]));
+/// let decoder = Decoder::new(&config, Compute::F32);
+/// let hidden = decoder.hidden(&weights, &Rows::of_sequences(&ids), Save::Carry)?;
+/// assert_eq!(hidden.shape(), [2, 16, 64]);
+/// f.finish("forward", &[("hidden", &hidden)])?;
+/// # Ok::<(), stablehlo::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct Decoder {
+    config: ModelConfig,
+    compute: Compute,
+    attention: Attention,
+    adapters: Option<Adapters>,
+    value_head: bool,
+    split: Split,
+}
+
+impl Decoder {
+    /// Creates a decoder of this configuration.
+    pub fn new(config: &ModelConfig, compute: Compute) -> Self {
+        Self {
+            config: config.clone(),
+            compute,
+            attention: Attention::default(),
+            adapters: None,
+            value_head: false,
+            split: Split::default(),
+        }
+    }
+
+    /// Adds adapters to matrices; the model's own weights are then frozen.
+    #[must_use]
+    pub fn with_adapters(self, adapters: Adapters) -> Self {
+        Self { adapters: Some(adapters), ..self }
+    }
+
+    /// Adds a value head: a linear layer on the hidden states after the final norm.
+    #[must_use]
+    pub fn with_value_head(self) -> Self {
+        Self { value_head: true, ..self }
+    }
+
+    /// Returns the decoder without its value head, for sampling.
+    #[must_use]
+    pub fn without_value_head(&self) -> Self {
+        Self { value_head: false, ..self.clone() }
+    }
+
+    /// Returns the base model: no adapters, no value head.
+    #[must_use]
+    pub fn model(&self) -> Self {
+        Self { adapters: None, value_head: false, ..self.clone() }
+    }
+
+    /// Returns the adapters, if any.
+    pub fn adapters(&self) -> Option<&Adapters> {
+        self.adapters.as_ref()
+    }
+
+    /// Returns `true` if there is a value head.
+    pub fn has_value_head(&self) -> bool {
+        self.value_head
+    }
+
+    /// Returns the parameters in the argument order of programs: the model ([`parameters()`]), then adapters, then the value head.
+    pub fn parameters(&self) -> Vec<Parameter> {
+        let mut table = parameters(&self.config);
+        table.extend(self.adapters.iter().flat_map(|adapters| adapters.parameters(&self.config)));
+        table.extend(self.value_head.then(|| adapters::value_head(&self.config)).into_iter().flatten());
+        table
+    }
+
+    /// Returns the trained parameters, which are the last ones of [`Decoder::parameters`]: all of them, or all but the model's if there are
+    /// adapters.
+    pub fn trained(&self) -> Vec<Parameter> {
+        self.parameters().into_iter().filter(|p| self.trains(p.role)).collect()
+    }
+
+    /// Returns `true` if the parameter of this role is trained.
+    pub fn trains(&self, role: Role) -> bool {
+        self.adapters.is_none() || !role.is_of_model()
+    }
+
+    /// Declares the parameters as the next arguments of a program. `model` is the dtype of the model's matrices ([`Parameter::dtype`]).
+    pub fn declare(&self, builder: &Builder, model: Dtype) -> ParameterValues {
+        let table = self.parameters();
+        let values = ParameterValues::arguments(builder, &table, model);
+        table.iter().for_each(|parameter| self.split.argument(&values[parameter.role], &parameter.axes));
+        values
+    }
+
+    /// Sets how attention is computed.
+    #[must_use]
+    pub fn with_attention(self, attention: Attention) -> Self {
+        Self { attention, ..self }
+    }
+
+    /// Returns the configuration.
+    pub fn config(&self) -> &ModelConfig {
+        &self.config
+    }
+
+    /// Returns the dtype of matrix products.
+    pub fn compute(&self) -> Compute {
+        self.compute
+    }
+
+    /// Returns the hidden states `[B, T, H]` after the final norm. `save` selects the activations of each layer that are saved for the
+    /// backward pass.
+    ///
+    /// # Errors
+    /// Weights or rows do not fit the configuration.
+    pub fn hidden(&self, weights: &ParameterValues, rows: &Rows, save: Save) -> Result<Value> {
+        Ok(self.final_norm(weights, &self.residual(weights, rows, save)?))
+    }
+
+    /// Returns the residual stream `[B, T, H]` after the last layer, before the final norm.
+    ///
+    /// # Errors
+    /// See [`Decoder::hidden`].
+    pub fn residual(&self, weights: &ParameterValues, rows: &Rows, save: Save) -> Result<Value> {
+        let rotary = self.rotary(&rows.positions);
+        let mask = self.mask(rows);
+        let x = self.embed(weights, &rows.ids);
+        let constants = [&[rotary.cos(), rotary.sin()], &mask.values()[..]].concat();
+        let mut layers = self.over_layers(weights, &[&x], &[], &constants, Layers::Loop(save), |layer, values| {
+            let [cos, sin, of_mask @ ..] = values.constants else { unreachable!("as many as were passed in") };
+            let (rotary, mask) = (Rotary::new(cos, sin), mask.with(of_mask));
+            vec![self.block(layer, &values.carry[0], &rotary, |heads| self.attend(heads, &mask))]
+        })?;
+        Ok(layers.carry.swap_remove(0))
+    }
+
+    /// Returns the token embeddings `[B, T, H]` of token ids `[B, T]`.
+    pub fn embed(&self, weights: &ParameterValues, ids: &Value) -> Value {
+        let h = self.config.hidden_size;
+        let dimensions = GatherDimensions {
+            offset_dims: vec![2],
+            collapsed_slice_dims: vec![0],
+            start_index_map: vec![0],
+            index_vector_dim: 2,
+            slice_sizes: vec![1, h],
+            ..GatherDimensions::default()
+        };
+        let shape = [ids.shape()[0], ids.shape()[1], h];
+        let rows = weights[Role::EmbedTokens].gather(ids, dimensions, &shape);
+        let rows = match self.config.pad_token_id {
+            // The padding token's embedding is not trained.
+            Some(pad) => {
+                let is_padding = ids.eq(&ids.like(pad as i64)).broadcast_in_dim(&shape, &[0, 1]);
+                is_padding.select(&rows.stop_gradient(), &rows)
+            }
+            None => rows,
+        };
+        // With a sharded embedding, a device first looks up its columns for all rows; devices then exchange them.
+        let rows = self.split.constrain_from_the_last(&rows.convert(self.compute.dtype()), &RESIDUAL);
+        self.split.constrain(&rows, &RESIDUAL)
+    }
+
+    /// Applies the final norm to `x` `[..., H]`.
+    pub fn final_norm(&self, weights: &ParameterValues, x: &Value) -> Value {
+        self.norm(x, &weights[Role::Norm]).convert(self.compute.dtype())
+    }
+
+    /// Returns the logits `[..., V]` in f32 of hidden states `[..., H]` after the final norm.
+    pub fn logits(&self, weights: &ParameterValues, hidden: &Value) -> Value {
+        let logits = self.product(weights, hidden, weights.head_role(), Dtype::F32);
+        let logits = self.adapted(weights, hidden, Matrix::LmHead, logits);
+        let dimensions = [Axis::Batch, Axis::Length, Axis::Vocab];
+        match hidden.shape().len() {
+            2 => self.split.constrain(&logits, &[dimensions[0], dimensions[2]]),
+            3 => self.split.constrain(&logits, &dimensions),
+            _ => logits,
+        }
+    }
+
+    /// Runs all layers, in a loop or unrolled. `body` gets the parameters of a layer and [`LayerValues`]; it returns the next carry,
+    /// followed by outputs that are stacked over all layers. Each layer's weights are sliced from their stacks and rounded to the compute
+    /// dtype inside the loop body, so there is never a rounded copy of all weights.
+    ///
+    /// # Errors
+    /// An operation of `body` cannot be built.
+    pub fn over_layers(
+        &self,
+        weights: &ParameterValues,
+        carry: &[&Value],
+        xs: &[&Value],
+        constants: &[&Value],
+        layers: Layers,
+        body: impl FnOnce(&ParameterValues, &LayerValues<'_>) -> Vec<Value>,
+    ) -> Result<Scanned> {
+        let (count, builder) = (self.config.num_hidden_layers, weights[Role::InputLayernorm].builder());
+        let (roles, stacks): (Vec<Role>, Vec<&Value>) = weights.iter().filter(|(role, _)| role.is_of_layers()).unzip();
+        let all_xs: Vec<&Value> = xs.iter().copied().chain(stacks).collect();
+        let slice = |stack: &&Value| TensorType::new(stack.dtype(), &stack.shape()[1..]);
+        let whole = |value: &&Value| value.ty().clone();
+        let types = carry.iter().map(whole).chain(all_xs.iter().map(slice)).chain(constants.iter().map(whole));
+        let body = trace(&types.collect::<Vec<_>>(), |builder, values| {
+            let (carry, rest) = values.split_at(carry.len());
+            let (xs, rest) = rest.split_at(xs.len());
+            let (slices, constants) = rest.split_at(roles.len());
+            let slices: Vec<Value> =
+                roles.iter().zip(slices).map(|(role, slice)| self.split_slice(weights, *role, slice)).collect();
+            let matrix = |slice: &Value| slice.shape().len() > 1;
+            let slices = match slices.iter().any(|slice| matrix(slice) && slice.dtype() != self.compute.dtype()) {
+                true => {
+                    let of_products =
+                        |slice: &Value| if matrix(slice) { slice.convert(self.compute.dtype()) } else { slice.clone() };
+                    let rounded: Vec<Value> = slices.iter().map(of_products).collect();
+                    // Without the barrier, compilers round the slice again for every product.
+                    builder.optimization_barrier(&rounded.iter().collect::<Vec<_>>())
+                }
+                false => slices,
+            };
+            let of_layer = weights.of_layer(roles.iter().copied().zip(slices));
+            body(&of_layer, &LayerValues { carry, xs, constants })
+        })?;
+        Ok(match layers {
+            Layers::Loop(save) => builder.scan(count, &body, carry, &all_xs, constants, save),
+            Layers::Unrolled => unrolled(&builder, count, &body, carry, &all_xs, constants),
+        })
+    }
+}
+
+/// How a program iterates over the layers.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Layers {
+    /// A loop; [`Save`] selects the activations that are saved for the backward pass.
+    Loop(Save),
+    /// Unrolled. Inside another loop, slices of stacked weights are then loop-invariant, and compilers hoist them.
+    Unrolled,
+}
+
+/// Unrolls [`Builder::scan`].
+fn unrolled(
+    builder: &Builder,
+    count: usize,
+    body: &Traced,
+    carry: &[&Value],
+    xs: &[&Value],
+    constants: &[&Value],
+) -> Scanned {
+    let mut carried: Vec<Value> = carry.iter().copied().cloned().collect();
+    let mut ys: Vec<Vec<Value>> = Vec::new();
+    for layer in 0..count {
+        let slices: Vec<Value> = xs.iter().map(|stack| slice(stack, layer)).collect();
+        let arguments: Vec<&Value> = carried.iter().chain(&slices).chain(constants.iter().copied()).collect();
+        let mut results = builder.call(body, &arguments);
+        ys.push(results.split_off(carry.len()));
+        carried = results;
+    }
+    let stacked = |i: usize| {
+        let rows: Vec<Value> =
+            ys.iter().map(|of_layer| of_layer[i].reshape(&[&[1], of_layer[i].shape()].concat())).collect();
+        builder.concatenate(&rows.iter().collect::<Vec<_>>(), 0)
+    };
+    let ys = (0..ys.first().map_or(0, Vec::len)).map(stacked).collect();
+    Scanned { carry: carried, ys }
+}
+
+/// Returns the slice `[...]` of a layer from a stack `[L, ...]`.
+fn slice(stack: &Value, layer: usize) -> Value {
+    let (mut start, mut limit) = (vec![0; stack.shape().len()], stack.shape().to_vec());
+    (start[0], limit[0]) = (layer, layer + 1);
+    stack.slice(&start, &limit).reshape(&stack.shape()[1..])
+}
+
+/// The inputs of the body of a loop over layers, apart from the layer's parameters.
+#[derive(Clone, Copy, Debug)]
+pub struct LayerValues<'a> {
+    /// The results of the layer before.
+    pub carry: &'a [Value],
+    /// The layer's slices of stacked inputs.
+    pub xs: &'a [Value],
+    /// Inputs that are the same for all layers.
+    pub constants: &'a [Value],
+}
+
+/// Creates a tensor of zeros.
+pub(crate) fn zeros(builder: &stablehlo::Builder, dtype: Dtype, shape: &[usize]) -> Value {
+    let ty = TensorType::new(dtype, shape);
+    match dtype {
+        Dtype::Pred => builder.splat(false, ty),
+        dtype if dtype.is_integer() => builder.splat(0, ty),
+        _ => builder.splat(0.0, ty),
+    }
+}

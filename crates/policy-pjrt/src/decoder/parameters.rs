@@ -1,0 +1,306 @@
+//! The table of a decoder's parameters: shapes, logical axes, and names of their Hugging Face tensors.
+//!
+//! Legend: L layers, V vocabulary, H hidden size, I intermediate size of the MLP, A query heads, K key/value heads, D head dimension.
+
+use super::Matrix;
+use models::ModelConfig;
+use stablehlo::{Dtype, TensorType, Value};
+use std::collections::BTreeMap;
+
+/// The role of a parameter in the decoder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[allow(missing_docs)] // named as in Hugging Face's folders; `Parameter::hugging_face` has the names
+pub enum Role {
+    EmbedTokens,
+    InputLayernorm,
+    QProj,
+    QBias,
+    KProj,
+    KBias,
+    VProj,
+    VBias,
+    OProj,
+    QNorm,
+    KNorm,
+    PostAttentionLayernorm,
+    GateProj,
+    UpProj,
+    DownProj,
+    Norm,
+    LmHead,
+    /// A of the adapter of a matrix.
+    LoraA(Matrix),
+    /// B of the adapter of a matrix.
+    LoraB(Matrix),
+    ValueHead,
+    ValueHeadBias,
+}
+
+impl Role {
+    /// Returns `true` if every layer has such a parameter.
+    pub fn is_of_layers(self) -> bool {
+        let head = Matrix::LmHead;
+        !matches!(self, Self::EmbedTokens | Self::Norm | Self::LmHead | Self::ValueHead | Self::ValueHeadBias)
+            && self != Self::LoraA(head)
+            && self != Self::LoraB(head)
+    }
+
+    /// Returns `true` for parameters of the base model, `false` for adapters and the value head.
+    pub fn is_of_model(self) -> bool {
+        !matches!(self, Self::LoraA(_) | Self::LoraB(_)) && !self.is_of_value_head()
+    }
+
+    /// Returns `true` for parameters of the value head.
+    pub fn is_of_value_head(self) -> bool {
+        matches!(self, Self::ValueHead | Self::ValueHeadBias)
+    }
+}
+
+/// The logical axis of a dimension of a parameter or an activation. [`AxisRules`](super::AxisRules) maps logical axes to axes of a device
+/// mesh.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Axis {
+    /// Layers, L; never sharded.
+    Layer,
+    /// The hidden dimension, H.
+    Embed,
+    /// Query heads and their columns, A D.
+    Heads,
+    /// Key/value heads and their columns, K D.
+    Kv,
+    /// The dimension of one head, D.
+    HeadDim,
+    /// The intermediate dimension of the MLP, I.
+    Mlp,
+    /// The vocabulary, V.
+    Vocab,
+    /// The rank of an adapter.
+    Rank,
+    /// The single output of the value head.
+    Value,
+    /// The rows of activations, B, or their tokens, N; not an axis of parameters.
+    Batch,
+    /// The tokens of a row, T; not an axis of parameters, and not sharded by default.
+    Length,
+}
+
+/// A parameter on a device: one Hugging Face tensor, or the tensors of all layers, stacked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Parameter {
+    /// Its role in the decoder.
+    pub role: Role,
+    /// The shape; `[L, ...]` for a parameter of the layers. Matrices are `[out, in]`, as in Hugging Face files.
+    pub shape: Vec<usize>,
+    /// The logical axis of each dimension.
+    pub axes: Vec<Axis>,
+    /// The short name.
+    pub(super) path: &'static str,
+    /// The tensors of the stack, each with its layer.
+    pub(super) tensors: Vec<(usize, String)>,
+}
+
+impl Parameter {
+    /// Returns `true` if it stacks the tensors of all layers.
+    pub fn is_stacked(&self) -> bool {
+        self.axes[0] == Axis::Layer
+    }
+
+    /// Returns the names of its tensors in `transformers`: one, or one per layer. Tensors of adapters have PEFT's names; layers without an
+    /// adapter have no name.
+    pub fn hugging_face(&self) -> Vec<String> {
+        self.tensors().map(|(_, name)| name.to_owned()).collect()
+    }
+
+    /// Returns the same names, each with its layer. The stack is zero for layers without a name.
+    pub fn tensors(&self) -> impl Iterator<Item = (usize, &str)> {
+        self.tensors.iter().map(|(layer, name)| (*layer, name.as_str()))
+    }
+
+    /// Returns the number of weights.
+    pub fn count(&self) -> usize {
+        self.tensors.len() * self.tensor_shape().iter().product::<usize>()
+    }
+
+    /// Returns `true` if its tensors are matrices; norms and biases are vectors.
+    pub fn has_matrices(&self) -> bool {
+        self.tensor_shape().len() > 1
+    }
+
+    /// Returns the dtype in programs for a model whose matrices have dtype `model`, f32 or bf16. Norms, biases, adapters and value heads
+    /// are always f32.
+    pub fn dtype(&self, model: Dtype) -> Dtype {
+        if self.role.is_of_model() && self.has_matrices() { model } else { Dtype::F32 }
+    }
+
+    /// Returns the shape of one of its tensors.
+    pub fn tensor_shape(&self) -> &[usize] {
+        if self.is_stacked() { &self.shape[1..] } else { &self.shape }
+    }
+
+    /// Returns the short name, which programs use.
+    pub fn name(&self) -> &'static str {
+        self.path
+    }
+}
+
+/// Returns the parameters of a decoder, in the argument order of programs.
+///
+/// ```
+/// use policy_pjrt::decoder::{Axis, Role, parameters};
+///
+/// let table = parameters(&models::ModelConfig::default());
+/// let gate = table.iter().find(|parameter| parameter.role == Role::GateProj).unwrap();
+/// assert_eq!((&gate.shape[..], &gate.axes[..]), (&[2, 192, 64][..], &[Axis::Layer, Axis::Mlp, Axis::Embed][..]));
+/// assert_eq!(gate.hugging_face()[1], "model.layers.1.mlp.gate_proj.weight");
+/// ```
+pub fn parameters(config: &ModelConfig) -> Vec<Parameter> {
+    use Axis::{Embed, HeadDim, Heads, Kv, Layer, Mlp, Vocab};
+    let size = |axis: &Axis| match axis {
+        Layer => config.num_hidden_layers,
+        Embed => config.hidden_size,
+        Heads => config.num_attention_heads * config.head_dim(),
+        Kv => config.num_key_value_heads * config.head_dim(),
+        HeadDim => config.head_dim(),
+        Mlp => config.intermediate_size,
+        Vocab => config.vocab_size,
+        Axis::Rank | Axis::Value | Axis::Batch | Axis::Length => unreachable!("no parameter of the model has it"),
+    };
+    let biased = |role: Role| matches!(role, Role::QBias | Role::KBias | Role::VBias);
+    let normed = |role: Role| matches!(role, Role::QNorm | Role::KNorm);
+    let all: [(Role, &'static str, &[Axis]); 17] = [
+        (Role::EmbedTokens, "model.embed_tokens.weight", &[Vocab, Embed]),
+        (Role::InputLayernorm, "input_layernorm.weight", &[Layer, Embed]),
+        (Role::QProj, "self_attn.q_proj.weight", &[Layer, Heads, Embed]),
+        (Role::QBias, "self_attn.q_proj.bias", &[Layer, Heads]),
+        (Role::KProj, "self_attn.k_proj.weight", &[Layer, Kv, Embed]),
+        (Role::KBias, "self_attn.k_proj.bias", &[Layer, Kv]),
+        (Role::VProj, "self_attn.v_proj.weight", &[Layer, Kv, Embed]),
+        (Role::VBias, "self_attn.v_proj.bias", &[Layer, Kv]),
+        (Role::OProj, "self_attn.o_proj.weight", &[Layer, Embed, Heads]),
+        (Role::QNorm, "self_attn.q_norm.weight", &[Layer, HeadDim]),
+        (Role::KNorm, "self_attn.k_norm.weight", &[Layer, HeadDim]),
+        (Role::PostAttentionLayernorm, "post_attention_layernorm.weight", &[Layer, Embed]),
+        (Role::GateProj, "mlp.gate_proj.weight", &[Layer, Mlp, Embed]),
+        (Role::UpProj, "mlp.up_proj.weight", &[Layer, Mlp, Embed]),
+        (Role::DownProj, "mlp.down_proj.weight", &[Layer, Embed, Mlp]),
+        (Role::Norm, "model.norm.weight", &[Embed]),
+        (Role::LmHead, "lm_head.weight", &[Vocab, Embed]),
+    ];
+    all.into_iter()
+        .filter(|(role, ..)| {
+            (config.attention_bias || !biased(*role))
+                && (config.qk_norm || !normed(*role))
+                && (!config.tie_word_embeddings || *role != Role::LmHead)
+        })
+        .map(|(role, path, axes)| {
+            let tensors = match role.is_of_layers() {
+                true => {
+                    (0..config.num_hidden_layers).map(|layer| (layer, format!("model.layers.{layer}.{path}"))).collect()
+                }
+                false => vec![(0, path.to_owned())],
+            };
+            Parameter { role, shape: axes.iter().map(size).collect(), axes: axes.to_vec(), path, tensors }
+        })
+        .collect()
+}
+
+/// The parameters of a decoder or of one of its layers, as values of a program.
+#[derive(Clone, Debug)]
+pub struct ParameterValues {
+    values: BTreeMap<Role, Value>,
+    /// `true` if the model's matrices are `[in, out]`.
+    transposed: bool,
+}
+
+impl ParameterValues {
+    /// Declares the parameters of `table` as the next arguments of a program. `dtype` is the dtype of the model's matrices
+    /// ([`Parameter::dtype`]).
+    pub fn arguments(builder: &stablehlo::Builder, table: &[Parameter], dtype: Dtype) -> Self {
+        let ty = |p: &Parameter| TensorType::new(p.dtype(dtype), &p.shape[..]);
+        let argument = |p: &Parameter| (p.role, builder.argument(p.name(), ty(p)));
+        Self::new(table.iter().map(argument))
+    }
+
+    /// Creates the map from roles to values.
+    pub fn new(values: impl IntoIterator<Item = (Role, Value)>) -> Self {
+        Self { values: values.into_iter().collect(), transposed: false }
+    }
+
+    /// Returns the parameters of one layer, given its slices of these stacks.
+    pub(super) fn of_layer(&self, values: impl IntoIterator<Item = (Role, Value)>) -> Self {
+        Self { transposed: self.transposed, ..Self::new(values) }
+    }
+
+    /// Returns the same parameters with the model's matrices transposed to `[in, out]`. A tied head becomes a separate value.
+    pub(crate) fn transposed(&self) -> Self {
+        let mut values = self.values.clone();
+        values.insert(Role::LmHead, self.head().clone());
+        for (_, value) in values.iter_mut().filter(|(role, _)| Matrix::of(**role).is_some()) {
+            let mut dimensions: Vec<usize> = (0..value.shape().len()).collect();
+            let first = dimensions.len() - 2;
+            dimensions.swap(first, first + 1);
+            *value = value.transpose(&dimensions);
+        }
+        Self { values, transposed: true }
+    }
+
+    /// Returns the contracted dimension of the matrix of this role.
+    pub(super) fn summed(&self, role: Role) -> usize {
+        if self.transposed && Matrix::of(role).is_some() { 0 } else { 1 }
+    }
+
+    /// Returns the parameter of this role, if the model has it.
+    pub fn get(&self, role: Role) -> Option<&Value> {
+        self.values.get(&role)
+    }
+
+    /// Returns the role of the LM head; if it is tied, the role of the embedding.
+    pub(super) fn head_role(&self) -> Role {
+        if self.values.contains_key(&Role::LmHead) { Role::LmHead } else { Role::EmbedTokens }
+    }
+
+    /// Returns the LM head `[V, H]`; if it is tied, the embedding.
+    pub fn head(&self) -> &Value {
+        &self[self.head_role()]
+    }
+
+    /// Iterates over all parameters, in the order of their roles.
+    pub fn iter(&self) -> impl Iterator<Item = (Role, &Value)> {
+        self.values.iter().map(|(role, value)| (*role, value))
+    }
+}
+
+impl std::ops::Index<Role> for ParameterValues {
+    type Output = Value;
+
+    /// # Panics
+    /// Panics if the model has no such parameter; [`ParameterValues::get`] returns `None` instead.
+    fn index(&self, role: Role) -> &Value {
+        self.values.get(&role).unwrap_or_else(|| panic!("{role:?} is a parameter of every model"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parameter_tables_match_the_tensors_of_hugging_face() {
+        let base = ModelConfig::default();
+        for config in [
+            base.clone(),
+            ModelConfig { tie_word_embeddings: true, attention_bias: false, ..base.clone() },
+            ModelConfig { qk_norm: true, attention_bias: false, head_dim: Some(24), ..base },
+        ] {
+            let mut found: Vec<(String, Vec<usize>)> = parameters(&config)
+                .iter()
+                .flat_map(|p| p.hugging_face().into_iter().map(|name| (name, p.tensor_shape().to_vec())))
+                .collect();
+            let mut expected: Vec<_> = config.parameters().into_iter().map(|p| (p.name, p.shape)).collect();
+            found.sort();
+            expected.sort();
+            assert_eq!(found, expected);
+            assert!(parameters(&config).iter().all(|p| p.axes.len() == p.shape.len()));
+        }
+    }
+}

@@ -1,0 +1,185 @@
+//! Sharding of a decoder's programs over a device mesh, by a table of axis rules.
+
+use super::{Axis, AxisRules, Decoder, Matrix, ParameterValues, Role};
+use crate::error::{Error, Result};
+use stablehlo::{Builder, Dtype, Function, Module, Sharding, TensorType, Value, ValueId};
+
+/// Logical axes of the residual stream `[B, T, H]`.
+pub(crate) const RESIDUAL: [Axis; 3] = [Axis::Batch, Axis::Length, Axis::Embed];
+
+/// The axis rules of a program, if it is sharded. Without rules, all methods do nothing, and the program is for one device.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Split(Option<AxisRules>);
+
+impl Split {
+    /// Returns the axis rules.
+    pub(crate) fn rules(&self) -> Option<&AxisRules> {
+        self.0.as_ref()
+    }
+
+    /// Constrains the sharding of `value`, and of its cotangent, by these logical axes.
+    #[track_caller]
+    pub(crate) fn constrain(&self, value: &Value, dimensions: &[Axis]) -> Value {
+        match self.rules() {
+            Some(rules) => value.constrain(&sharding(rules, dimensions)),
+            None => value.clone(),
+        }
+    }
+
+    /// Like [`Split::constrain`], but mesh axes are assigned from the last dimension to the first.
+    #[track_caller]
+    pub(crate) fn constrain_from_the_last(&self, value: &Value, dimensions: &[Axis]) -> Value {
+        match self.rules().map(|rules| rules.sharding_from_the_last(dimensions)) {
+            Some(sharding) => value.constrain(&legal(sharding)),
+            None => value.clone(),
+        }
+    }
+
+    /// Constrains the dimensions of `value` that have a logical axis; the others are not sharded.
+    #[track_caller]
+    pub(crate) fn constrain_named(&self, value: &Value, dimensions: &[Option<Axis>]) -> Value {
+        match self.named(dimensions) {
+            Some(sharding) => value.constrain(&sharding),
+            None => value.clone(),
+        }
+    }
+
+    /// Returns the sharding of a tensor, if there are rules; dimensions that are `None` are not sharded.
+    pub(crate) fn named(&self, dimensions: &[Option<Axis>]) -> Option<Sharding> {
+        self.rules().map(|rules| legal(rules.sharding_of_named(dimensions)))
+    }
+
+    /// Shards an argument of a program by these logical axes.
+    #[track_caller]
+    pub(crate) fn argument(&self, argument: &Value, dimensions: &[Axis]) {
+        if let Some(rules) = self.rules() {
+            argument.builder().shard(argument, &sharding(rules, dimensions));
+        }
+    }
+
+    /// Shards the dimensions of an argument that have a logical axis; the others are not sharded.
+    #[track_caller]
+    pub(crate) fn named_argument(&self, argument: &Value, dimensions: &[Option<Axis>]) {
+        if let Some(sharding) = self.named(dimensions) {
+            argument.builder().shard(argument, &sharding);
+        }
+    }
+
+    /// Shards the dimensions of result `index` that have a logical axis; the others are not sharded.
+    #[track_caller]
+    pub(crate) fn named_result(&self, f: &Builder, index: usize, dimensions: &[Option<Axis>]) {
+        if let Some(sharding) = self.named(dimensions) {
+            f.shard_result(index, &sharding);
+        }
+    }
+
+    /// Shards result `index` of a program by these logical axes.
+    #[track_caller]
+    pub(crate) fn result(&self, f: &Builder, index: usize, dimensions: &[Axis]) {
+        if let Some(rules) = self.rules() {
+            f.shard_result(index, &sharding(rules, dimensions));
+        }
+    }
+
+    /// Marks all arguments and results without a sharding as replicated.
+    pub(crate) fn complete(&self, mut module: Module) -> Module {
+        let Some(rules) = self.rules() else { return module };
+        let Function { arguments, results, body, types } = &mut module.main;
+        let whole = |id: &ValueId| rules.mesh().replicated(types[id.0].rank());
+        for (argument, id) in arguments.iter_mut().zip(&body.arguments) {
+            argument.sharding.get_or_insert_with(|| whole(id));
+        }
+        for (result, id) in results.iter_mut().zip(&body.results) {
+            result.sharding.get_or_insert_with(|| whole(id));
+        }
+        module
+    }
+
+    /// Checks that a tensor with these dimensions shards evenly.
+    ///
+    /// # Errors
+    /// [`Error::Split`] with the name `what`.
+    pub(crate) fn check(&self, what: &str, dimensions: &[(Axis, usize)]) -> Result<()> {
+        let Some(rules) = self.rules() else { return Ok(()) };
+        let (axes, shape): (Vec<Axis>, Vec<usize>) = dimensions.iter().copied().unzip();
+        let part = sharding(rules, &axes).part(&TensorType::new(Dtype::F32, shape));
+        part.map(|_| ()).map_err(|source| Error::Split { what: what.into(), source })
+    }
+}
+
+fn sharding(rules: &AxisRules, dimensions: &[Axis]) -> Sharding {
+    legal(rules.sharding(dimensions))
+}
+
+fn legal(sharding: stablehlo::Result<Sharding>) -> Sharding {
+    sharding.unwrap_or_else(|_| unreachable!("a table names axes of its mesh, and each of them once"))
+}
+
+impl Decoder {
+    /// Shards the decoder's programs over a device mesh by logical axes. Sharded are: parameters, gradients and moments, as arguments or
+    /// results; in every layer, the residual stream, queries, keys and values, the outputs of attention and MLP, and the slices of the
+    /// layer's weights, with the gradients of all of these. The layer axis is never sharded. A mesh of one device changes nothing.
+    ///
+    /// The partitioner does the rest: compile with [`pjrt::CompileOptions::shardy`]. The head of the loss takes hidden states and its
+    /// weight with all columns ([`backend_tpu::program::HeadSplit`]); each device computes the logits of all tokens for its shard of the
+    /// vocabulary.
+    ///
+    /// ```
+    /// use policy_pjrt::decoder::{AxisRules, Compute, Decoder};
+    /// use policy_pjrt::{TrainPrograms, TrainShape};
+    /// use stablehlo::{Mesh, Save};
+    ///
+    /// # fn main() -> policy_pjrt::Result<()> {
+    /// let mesh = Mesh::new("mesh", [("fsdp", 2), ("tensor", 2)]).expect("a mesh");
+    /// let decoder = Decoder::new(&models::ModelConfig { vocab_size: 64, ..Default::default() }, Compute::F32);
+    /// let decoder = decoder.with_axis_rules(AxisRules::new(&mesh))?;
+    /// let shape = TrainShape { rows: 2, length: 32, tokens: 48, shared: false };
+    /// let module = TrainPrograms::new(decoder, Save::Carry).gradient(&grpo_core::LossConfig::default(), shape)?;
+    /// assert_eq!(module.partitions, 4);
+    /// assert!(module.to_string().contains("sdy.sharding_constraint"));
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Split`] if a parameter, the key/value heads or the query heads per key/value head do not shard evenly.
+    pub fn with_axis_rules(self, rules: AxisRules) -> Result<Self> {
+        let split = Split((rules.mesh().devices() > 1).then_some(rules));
+        for parameter in self.parameters() {
+            let dimensions: Vec<(Axis, usize)> =
+                parameter.axes.iter().copied().zip(parameter.shape.iter().copied()).collect();
+            split.check(&format!("the parameter `{}`", parameter.name()), &dimensions)?;
+        }
+        let (heads, kv) = (self.config.num_attention_heads, self.config.num_key_value_heads);
+        split.check(
+            "key/value heads and the query heads of each",
+            &[(Axis::Kv, kv), (Axis::Heads, heads / kv.max(1))],
+        )?;
+        Ok(Self { split, ..self })
+    }
+
+    /// Returns the axis rules, if programs are sharded over several devices.
+    pub fn axis_rules(&self) -> Option<&AxisRules> {
+        self.split.rules()
+    }
+
+    /// Returns the sharding of the programs.
+    pub(crate) fn split(&self) -> &Split {
+        &self.split
+    }
+
+    /// Constrains a layer's slice of the parameter of this role to the sharding of the parameter.
+    #[track_caller]
+    pub(super) fn split_slice(&self, weights: &ParameterValues, role: Role, slice: &Value) -> Value {
+        if self.axis_rules().is_none() {
+            return slice.clone();
+        }
+        let table = self.parameters();
+        let Some(parameter) = table.iter().find(|parameter| parameter.role == role) else { return slice.clone() };
+        let mut dimensions = parameter.axes[1..].to_vec();
+        if Matrix::of(role).is_some() && weights.summed(role) == 0 {
+            dimensions.reverse();
+        }
+        self.split.constrain(slice, &dimensions)
+    }
+}

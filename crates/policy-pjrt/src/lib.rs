@@ -1,0 +1,45 @@
+//! A policy on any PJRT device: a Hugging Face decoder as StableHLO programs.
+//!
+//! [`decoder`] builds the operations of a decoder, [`DeviceWeights`] holds its parameters on a device, and [`DeviceRollout`] samples
+//! completions there, with a KV cache that never leaves the device.
+//!
+//! ```no_run
+//! use backend_tpu::plugins::Kind;
+//! use policy::{RolloutRequest, Sampling};
+//! use policy_pjrt::decoder::Compute;
+//! use policy_pjrt::{DeviceRollout, DeviceWeights, RolloutOptions, Runtime};
+//!
+//! # fn main() -> policy_pjrt::Result<()> {
+//! let folder = models::ModelFolder::open("Qwen2.5-0.5B-Instruct".as_ref())?;
+//! let runtime = Runtime::open(Kind::Cpu, None)?;
+//! let weights = DeviceWeights::from_weights(&runtime, folder.config(), &folder.weights()?, stablehlo::Dtype::Bf16)?;
+//! let mut rollout = DeviceRollout::new(&runtime, folder.config(), Compute::Bf16, RolloutOptions::default())?;
+//! let (prompts, stop_ids) = (vec![vec![9707, 11]], [151_645]);
+//! let sampling = Sampling::Greedy;
+//! let request =
+//!     RolloutRequest { prompts: &prompts, num_generations: 1, max_completion_length: 32, stop_ids: &stop_ids, stop: None, sampling };
+//! let completions = rollout.generate(&weights, &request)?;
+//! assert_eq!(completions.len(), 1);
+//! # Ok(())
+//! # }
+//! ```
+#![forbid(unsafe_code)]
+
+pub mod decoder;
+mod error;
+mod memory;
+mod pjrt_policy;
+mod rollout;
+mod runtime;
+mod storage;
+mod train;
+mod weights;
+
+pub use error::{Error, Result};
+pub use memory::{KNOBS, TrainingSizes};
+pub use pjrt_policy::{PjrtPolicy, PjrtPolicyOptions};
+pub use rollout::threefry::{Word, gumbel, sample_key, threefry2x32};
+pub use rollout::{DeviceRollout, RolloutOptions, RolloutPrograms, RolloutSizes};
+pub use runtime::{Program, Runtime};
+pub use train::{TrainPrograms, TrainShape};
+pub use weights::DeviceWeights;

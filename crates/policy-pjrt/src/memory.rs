@@ -1,0 +1,191 @@
+//! Memory estimate of a training run on a device, available before weights are loaded.
+//!
+//! Legend: L layers, B rows, T tokens of a row, N completion tokens, V vocabulary, H hidden size, K key/value heads, D head dimension.
+
+use crate::decoder::{ATTENTION, Compute};
+use crate::pjrt_policy::PjrtPolicyOptions;
+use crate::rollout::{RolloutSizes, cache_shape};
+use crate::train::TrainShape;
+use models::{MemoryTable, ModelConfig, Trained, TrainingMemory};
+use stablehlo::Save;
+
+/// Settings that reduce the device memory of a run.
+pub const KNOBS: &str = "grpo.gradient_accumulation_steps (more micro-batches of fewer rows), rollout.max_completion_length and \
+    data.max_prompt_length (shorter rows), rollout.batch_size (fewer sequences that decode concurrently), policy.dtype bfloat16, \
+    policy.attention blockwise (no scores of all pairs of tokens), policy.recompute_granularity full and policy.recompute_num_layers \
+    (fewer saved activations), and \
+    policy.can_roll_back false (weights and moments once, where a step has several updates) need less";
+
+const MICRO_BATCH: &str = "grpo.gradient_accumulation_steps (more micro-batches of fewer rows), rollout.max_completion_length and \
+    data.max_prompt_length (shorter rows), policy.dtype bfloat16, policy.attention blockwise (no scores of all pairs of tokens), and \
+    policy.recompute_granularity full and policy.recompute_num_layers (fewer saved activations) need less";
+const ROLLOUT: &str = "rollout.batch_size (fewer sequences that decode concurrently), rollout.max_completion_length and \
+    data.max_prompt_length (shorter sequences), and policy.dtype bfloat16 need less";
+const UPDATE: &str = "policy.can_roll_back false (weights and moments once, where a step has several updates) and a smaller model need less";
+
+/// Returns the settings that reduce the memory of this program.
+pub(crate) fn knobs_of(program: &str) -> &'static str {
+    match program {
+        "gradient" | "score" | "values" => MICRO_BATCH,
+        "adamw" => UPDATE,
+        name if name.starts_with("rollout") => ROLLOUT,
+        _ => KNOBS,
+    }
+}
+
+/// Sizes of a training run that determine its memory, apart from the weights.
+///
+/// ```
+/// use models::ModelConfig;
+/// use policy_pjrt::{PjrtPolicyOptions, RolloutSizes, TrainShape, TrainingSizes};
+///
+/// let sizes = TrainingSizes {
+///     micro_batch: TrainShape { rows: 8, length: 256, tokens: 1024, shared: false },
+///     rollout: RolloutSizes { prompts: 8, longest_prompt: 128, num_generations: 8, max_completion_length: 128 },
+///     weights: models::Dtype::F32,
+///     adapters: None,
+///     ref_policy: false,
+///     mixes_ref_policy: false,
+/// };
+/// let table = sizes.memory(&ModelConfig::default(), &PjrtPolicyOptions::default());
+/// assert!(table.to_string().contains("first moments (float32)"));
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TrainingSizes {
+    /// Rows and tokens of a micro-batch.
+    pub micro_batch: TrainShape,
+    /// The sizes of a rollout.
+    pub rollout: RolloutSizes,
+    /// Dtype of the model's weights; f32 if they are trained.
+    pub weights: models::Dtype,
+    /// Number of weights of adapters if only adapters are trained; `None` if the model is trained.
+    pub adapters: Option<u64>,
+    /// `true` if there is a reference policy with its own weights, as opposed to the frozen model below adapters.
+    pub ref_policy: bool,
+    /// `true` if [`policy::Policy::mix_ref_policy`] moves the reference policy, which then keeps f32 precision.
+    pub mixes_ref_policy: bool,
+}
+
+impl TrainingSizes {
+    /// Returns the dtype in which [`PjrtPolicy::from_weights_with_lora`](crate::PjrtPolicy::from_weights_with_lora) holds stored
+    /// weights: bf16 if all of them are stored in bf16, otherwise f32.
+    pub fn frozen_dtype(weights: &models::Weights) -> models::Dtype {
+        match weights.mapped_dtype() {
+            models::Dtype::Bf16 => models::Dtype::Bf16,
+            _ => models::Dtype::F32,
+        }
+    }
+
+    /// Returns a lower bound of the memory, part by part, without the compiler's temporary buffers.
+    pub fn memory(&self, config: &ModelConfig, options: &PjrtPolicyOptions) -> MemoryTable {
+        let (single, count) = (size_of::<f32>() as u64, config.parameter_count());
+        let operand = options.compute.dtype().bytes() as u64;
+        // Trained weights in bf16 have separate remainders, which only updates read.
+        let dtype = match (options.compute, self.adapters) {
+            (Compute::Bf16, None) => models::Dtype::Bf16,
+            _ => self.weights,
+        };
+        let reference = self.ref_policy.then_some(if self.mixes_ref_policy { models::Dtype::F32 } else { dtype });
+        let trained = self.adapters.map_or(Trained::All, Trained::Adapters);
+        let of_state = TrainingMemory { weights: count, dtype, trained, reference }.table();
+        let mut table = MemoryTable::new();
+        // The gradient accumulators stay on the device between updates.
+        let of_updates = of_state.phases().iter().flat_map(|(_, rows)| rows);
+        of_state.rows().iter().chain(of_updates).for_each(|(part, bytes)| table.push(part.as_str(), *bytes));
+        let product = |sizes: &[usize]| sizes.iter().fold(1, |product: u64, size| product.saturating_mul(*size as u64));
+        let TrainShape { rows, length, tokens, .. } = self.micro_batch;
+        let (layers, vocab) = (config.num_hidden_layers, config.vocab_size);
+        // Saved activations: at least the input of every layer; with groups, the input of every group and of the layers of one group.
+        let inputs = match options.save {
+            Save::Every(group @ 2..) => layers.div_ceil(group) + group,
+            _ => layers,
+        };
+        let carried = product(&[inputs, rows, length, config.hidden_size]).saturating_mul(operand);
+        table.push_in("micro-batches", "activations between layers", carried);
+        let keeps_attention = matches!(&options.save, Save::Named(names) if names.iter().any(|name| name == ATTENTION));
+        if keeps_attention && options.attention.block(length).is_some() {
+            let heads = config.num_attention_heads * config.head_dim();
+            let kept = product(&[layers, rows, length, heads]).saturating_mul(operand);
+            table.push_in("micro-batches", "saved attention outputs", kept);
+        }
+        let budget = options.tiling.workspace_budget as u64;
+        table.push_in("micro-batches", "logits", product(&[tokens, vocab]).saturating_mul(single).min(budget));
+        if options.can_roll_back {
+            let trained = self.adapters.unwrap_or(count);
+            table.push_in("updates", "weights and moments to go back to (float32)", trained.saturating_mul(3 * single));
+        }
+        let (slots, columns) = cache_shape(&self.rollout, options.rollout);
+        let heads = config.num_key_value_heads * config.head_dim();
+        let cache = product(&[2, layers, slots, columns, heads]).saturating_mul(operand);
+        table.push_in("sampling", "keys and values", cache);
+        table.push_in("sampling", "logits", product(&[slots, vocab]).saturating_mul(single));
+        table
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::decoder::Attention;
+
+    #[test]
+    fn settings_named_in_knobs_reduce_the_memory() {
+        let config = ModelConfig { max_position_embeddings: 4096, ..ModelConfig::default() };
+        let sizes = TrainingSizes {
+            micro_batch: TrainShape { rows: 64, length: 2048, tokens: 64 * 1024, shared: false },
+            rollout: RolloutSizes { prompts: 1, longest_prompt: 8, num_generations: 1, max_completion_length: 8 },
+            weights: models::Dtype::F32,
+            adapters: None,
+            ref_policy: false,
+            mixes_ref_policy: false,
+        };
+        let options = PjrtPolicyOptions::default();
+        let total = sizes.memory(&config, &options).total();
+        // Weights, two moments, gradients; the inputs of all layers for 64 rows of 2048 tokens.
+        let state = 16 * config.parameter_count();
+        let carried = (4 * 2 * 64 * 2048 * config.hidden_size) as u64;
+        let logits = ((64 * 1024 * config.vocab_size * 4) as u64).min(options.tiling.workspace_budget as u64);
+        assert_eq!(total, state + carried + logits);
+        let half = TrainingSizes { micro_batch: TrainShape { rows: 32, ..sizes.micro_batch }, ..sizes };
+        assert_eq!(half.memory(&config, &options).total(), total - carried / 2);
+        // 12 layers in groups of 3: saved are the inputs of four groups, and of the three layers of one group.
+        let deep = ModelConfig { num_hidden_layers: 12, ..config.clone() };
+        let grouped = PjrtPolicyOptions { save: Save::Every(3), ..options.clone() };
+        let [all, seven] = [&options, &grouped].map(|options| sizes.memory(&deep, options).total());
+        assert_eq!(all - seven, 5 * carried / 2);
+        // Saved outputs of blockwise attention: as large as the inputs of the layers.
+        let kept = PjrtPolicyOptions { save: Save::Named(vec![ATTENTION.into()]), ..options.clone() };
+        assert_eq!(sizes.memory(&config, &kept).total(), total + carried);
+        let materialised = PjrtPolicyOptions { attention: Attention::Materialised, ..kept };
+        assert_eq!(sizes.memory(&config, &materialised).total(), total);
+        let narrow = PjrtPolicyOptions { compute: Compute::Bf16, ..options.clone() };
+        // Weights need as much as in f32: there is no second copy in bf16 for sampling.
+        assert_eq!(sizes.memory(&config, &narrow).total(), total - carried / 2);
+
+        // Weights dominate here; an update holds them twice.
+        let small =
+            TrainingSizes { micro_batch: TrainShape { rows: 1, length: 16, tokens: 16, shared: false }, ..sizes };
+        let wide = ModelConfig { hidden_size: 1024, intermediate_size: 4096, ..config.clone() };
+        let once = PjrtPolicyOptions { can_roll_back: false, ..options.clone() };
+        let [twice, once] = [&options, &once].map(|options| small.memory(&wide, options).total());
+        assert_eq!(twice, 28 * wide.parameter_count());
+        assert!(once < 17 * wide.parameter_count());
+        let adapted = TrainingSizes { adapters: Some(1000), weights: models::Dtype::Bf16, ..small };
+        assert!(adapted.memory(&wide, &options).total() < 3 * wide.parameter_count());
+        // Longer sequences need a larger KV cache.
+        let longer = RolloutSizes { prompts: 8, num_generations: 8, max_completion_length: 3000, ..sizes.rollout };
+        let sampled = TrainingSizes { rollout: longer, ..sizes };
+        assert!(sampled.memory(&config, &options).total() > total);
+        let compared = TrainingSizes { ref_policy: true, ..small };
+        assert_eq!(compared.memory(&wide, &options).total(), 32 * wide.parameter_count());
+        // A frozen reference policy needs the compute dtype only.
+        let narrow = PjrtPolicyOptions { compute: Compute::Bf16, ..options };
+        assert_eq!(compared.memory(&wide, &narrow).total(), 30 * wide.parameter_count());
+        let mixed = TrainingSizes { mixes_ref_policy: true, ..compared };
+        assert_eq!(mixed.memory(&wide, &narrow).total(), 32 * wide.parameter_count());
+        let table = compared.memory(&wide, &narrow).to_string();
+        for part in ["weights (bfloat16)", "remainders of weights (16 bits)", "reference policy (bfloat16)"] {
+            assert!(table.contains(part), "{part}: {table}");
+        }
+    }
+}

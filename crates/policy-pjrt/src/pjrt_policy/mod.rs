@@ -1,0 +1,360 @@
+//! [`PjrtPolicy`]: the decoder, its loss and its optimizer on a PJRT device, as a [`Policy`].
+
+mod adapted;
+mod layout;
+mod logits;
+mod options;
+mod ref_policy;
+mod state;
+mod steps;
+
+pub use options::PjrtPolicyOptions;
+
+use crate::decoder::{Decoder, Parameter, Role};
+use crate::error::{Error, Result};
+use crate::rollout::DeviceRollout;
+use crate::runtime::{Programs, Runtime};
+use crate::storage::Storage;
+use crate::train::{AdamW, Device, Loss, Moments, Rows, TrainPrograms};
+use crate::weights::DeviceWeights;
+use grpo_core::{LossConfig, LossOutput, Scores};
+use models::{ModelConfig, NamedTensor};
+use pjrt::Buffer;
+use policy::{
+    AdamWConfig, Completion, Policy, PolicyState, RolloutRequest, SequenceBatch, StateGroup, StepLoss, TensorSink,
+    TensorSource, UpdateReport, Weights,
+};
+use stablehlo::Dtype;
+use std::sync::Arc;
+use steps::check_tokens;
+
+/// A decoder on a PJRT device with AdamW and an optional reference policy. Weights, moments and gradient accumulators have f32 precision
+/// and stay on the device between checkpoints; [`PjrtPolicyOptions::compute`] is the dtype of matrix products. With LoRA adapters
+/// ([`PjrtPolicy::with_lora`]), the model's weights are frozen: policy and reference policy share one copy, without gradients or moments.
+///
+/// With bf16 products, training, scoring and sampling use matrices in bf16. The 16 low bits of each f32 weight are stored separately;
+/// updates and checkpoints combine both into the exact f32 weight. The reference policy has no low bits until [`Policy::mix_ref_policy`]
+/// changes it.
+///
+/// ```no_run
+/// use backend_tpu::plugins::Kind;
+/// use policy_pjrt::{PjrtPolicy, PjrtPolicyOptions, Runtime};
+///
+/// # fn main() -> policy_pjrt::Result<()> {
+/// let folder = models::ModelFolder::open("Qwen2.5-0.5B-Instruct".as_ref())?;
+/// let runtime = Runtime::open(Kind::Cpu, None)?;
+/// let loss = grpo_core::LossConfig::default();
+/// let options = PjrtPolicyOptions::default();
+/// let policy = PjrtPolicy::from_weights(&runtime, folder.config(), &folder.weights()?, loss, options)?;
+/// # drop(policy);
+/// # Ok(())
+/// # }
+/// ```
+///
+/// # Roll back
+/// [`Policy::begin`] shares the buffers of weights and moments: the next [`Policy::apply`] then writes new buffers instead of updating in
+/// place, so both copies exist until [`Policy::commit`]. If the device lacks the memory, the step fails with the device's error, and the
+/// old state remains. Without [`PjrtPolicyOptions::can_roll_back`] updates are in place and cannot be rolled back. If the device fails
+/// during such an update, the weights are lost ([`Error::Lost`]), and the run must continue from its checkpoint.
+pub struct PjrtPolicy {
+    runtime: Runtime,
+    options: PjrtPolicyOptions,
+    modules: TrainPrograms,
+    grpo: Loss,
+    cross_entropy: Loss,
+    weights: DeviceWeights,
+    ref_policy: Option<DeviceWeights>,
+    rollout: DeviceRollout,
+    optimizer: AdamW,
+    adamw: AdamWConfig,
+    steps: u64,
+    moments: Option<Moments>,
+    /// Gradient accumulators; empty before the first gradient.
+    sums: Vec<Buffer>,
+    /// `true` if the accumulators contain a gradient.
+    has_gradient: bool,
+    /// Executables of `mix_ref_policy`, by the storage of the reference policy before it.
+    mix: Programs<Storage>,
+    remembered: Option<Remembered>,
+}
+
+/// The state that [`Policy::roll_back`] restores. Its buffers are shared with the policy until an update writes new ones.
+struct Remembered {
+    weights: DeviceWeights,
+    ref_policy: Option<DeviceWeights>,
+    moments: Option<Moments>,
+    steps: u64,
+}
+
+impl PjrtPolicy {
+    /// Creates a policy from stored weights, uploaded tensor by tensor, with the default AdamW settings.
+    ///
+    /// # Errors
+    /// See [`DeviceWeights::from_weights`]; [`Error::Loss`] for an invalid loss configuration.
+    pub fn from_weights(
+        runtime: &Runtime,
+        config: &ModelConfig,
+        weights: &models::Weights,
+        loss: LossConfig,
+        options: PjrtPolicyOptions,
+    ) -> Result<Self> {
+        let storage = Storage::of_masters(options.compute.dtype());
+        Self::of(runtime, config, DeviceWeights::from_files(runtime, config, weights, storage)?, loss, options)
+    }
+
+    /// Creates a policy from tensors with the names of `transformers`, with the default AdamW settings.
+    ///
+    /// # Errors
+    /// See [`DeviceWeights::from_tensors`]; [`Error::Loss`] for an invalid loss configuration.
+    pub fn from_tensors(
+        runtime: &Runtime,
+        config: &ModelConfig,
+        tensors: &[NamedTensor],
+        loss: LossConfig,
+        options: PjrtPolicyOptions,
+    ) -> Result<Self> {
+        let storage = Storage::of_masters(options.compute.dtype());
+        Self::of(runtime, config, DeviceWeights::from_named(runtime, config, tensors, storage)?, loss, options)
+    }
+
+    fn of(
+        runtime: &Runtime,
+        config: &ModelConfig,
+        weights: DeviceWeights,
+        loss: LossConfig,
+        options: PjrtPolicyOptions,
+    ) -> Result<Self> {
+        loss.validate()?;
+        let decoder = Decoder::new(config, options.compute).with_attention(options.attention);
+        Ok(Self {
+            runtime: runtime.clone(),
+            modules: modules(decoder.clone(), weights.dtype(), &options),
+            grpo: Loss::new(loss),
+            cross_entropy: Loss::new(StepLoss::cross_entropy()),
+            ref_policy: None,
+            optimizer: AdamW::new(decoder.trained(), weights.storage()),
+            weights,
+            rollout: DeviceRollout::of(runtime, decoder, options.rollout)?,
+            adamw: AdamWConfig::default(),
+            steps: 0,
+            moments: None,
+            sums: Vec::new(),
+            has_gradient: false,
+            mix: Programs::new(),
+            remembered: None,
+            options,
+        })
+    }
+
+    /// Returns the configuration of the decoder.
+    pub fn config(&self) -> &ModelConfig {
+        self.modules.decoder().config()
+    }
+
+    /// Returns the weights on the device.
+    ///
+    /// # Errors
+    /// [`Error::Lost`].
+    pub fn weights(&self) -> Result<&DeviceWeights> {
+        if self.weights.are_there() { Ok(&self.weights) } else { Err(Error::Lost) }
+    }
+
+    /// Passes the gradients accumulated since the last update to `sink`, one by one, with the names of `transformers` (adapters: PEFT).
+    /// Without a gradient, nothing is passed.
+    ///
+    /// # Errors
+    /// The sink's error, [`Error::Device`].
+    pub fn export_gradients(&mut self, sink: &mut dyn TensorSink) -> Result<()> {
+        if !self.has_gradient {
+            return Ok(());
+        }
+        let shared: Vec<Arc<Buffer>> = std::mem::take(&mut self.sums).into_iter().map(Arc::new).collect();
+        let exported = self.like_trained(shared.clone()).export(sink);
+        self.sums = shared.into_iter().filter_map(Arc::into_inner).collect();
+        exported
+    }
+
+    /// Views `buffers` as values of the trained parameters.
+    fn like_trained(&self, buffers: Vec<Arc<Buffer>>) -> DeviceWeights {
+        let trained = self.modules.decoder().trained();
+        DeviceWeights::of_buffers(&self.runtime, trained, Storage::Plain(Dtype::F32), buffers)
+    }
+
+    /// Returns the weights for sampling: all but the value head.
+    fn sampled(&self) -> Result<DeviceWeights> {
+        Ok(self.weights()?.subset(|role| !role.is_of_value_head()))
+    }
+}
+
+/// Creates the training programs of `decoder`; `weights` is the dtype of the model's matrices.
+fn modules(decoder: Decoder, weights: Dtype, options: &PjrtPolicyOptions) -> TrainPrograms {
+    TrainPrograms::new(decoder, options.save.clone()).with_tiling(options.tiling.clone()).with_model_dtype(weights)
+}
+
+fn no_ref_policy(operation: &'static str) -> Error {
+    policy::Error::argument(operation, "a reference policy: freeze_ref_policy makes one", "none").into()
+}
+
+impl Policy for PjrtPolicy {
+    fn num_parameters(&self) -> usize {
+        self.modules.decoder().trained().iter().map(Parameter::count).sum()
+    }
+
+    fn context_length(&self) -> usize {
+        self.config().max_position_embeddings
+    }
+
+    fn generate(&mut self, request: &RolloutRequest<'_>) -> policy::Result<Vec<Completion>> {
+        let weights = self.sampled()?;
+        Ok(self.rollout.generate(&weights, request)?)
+    }
+
+    fn score(&mut self, of: Weights, batches: &[SequenceBatch<'_>]) -> policy::Result<Scores> {
+        self.weights()?;
+        let of_model = self.modules.of_model();
+        let (modules, weights) = match of {
+            Weights::Policy => (&self.modules, &self.weights),
+            Weights::RefPolicy => (&of_model, self.ref_policy.as_ref().ok_or_else(|| no_ref_policy("score"))?),
+        };
+        let on = Device { runtime: &self.runtime, modules };
+        let mut all = Scores::default();
+        for batch in batches {
+            let rows = Rows::new(self.modules.decoder().config(), batch.sequences)?;
+            check_tokens(on, batch.sequences, &batch.tokens)?;
+            let part = self.grpo.score(&on, weights, &on.upload(&rows)?, &batch.tokens)?;
+            all.logp.extend(part.logp);
+            all.entropy.extend(part.entropy);
+        }
+        Ok(all)
+    }
+
+    fn has_value_head(&self) -> bool {
+        self.modules.decoder().has_value_head()
+    }
+
+    fn values(&mut self, batches: &[SequenceBatch<'_>]) -> policy::Result<Vec<f32>> {
+        if !self.has_value_head() {
+            return Err(policy::Error::NoValueHead);
+        }
+        self.weights()?;
+        let on = Device { runtime: &self.runtime, modules: &self.modules };
+        let mut all = Vec::new();
+        for batch in batches {
+            let rows = Rows::new(self.modules.decoder().config(), batch.sequences)?;
+            check_tokens(on, batch.sequences, &batch.tokens)?;
+            all.extend(self.grpo.values(&on, &self.weights, &on.upload(&rows)?, batch.tokens.tokens())?);
+        }
+        Ok(all)
+    }
+
+    fn accumulate(&mut self, batches: &[SequenceBatch<'_>], loss: StepLoss) -> policy::Result<LossOutput> {
+        let mut sum = LossOutput::default();
+        for batch in batches {
+            let part = self.add(batch, loss).inspect_err(|_| self.forget_gradient())?;
+            self.has_gradient = true;
+            sum.loss += part.loss;
+            sum.policy_loss += part.policy_loss;
+            sum.value_loss += part.value_loss;
+            sum.scores.logp.extend(part.scores.logp);
+            sum.scores.entropy.extend(part.scores.entropy);
+            sum.metrics.merge(&part.metrics);
+        }
+        Ok(sum)
+    }
+
+    fn apply(&mut self, learning_rate: f64) -> policy::Result<UpdateReport> {
+        Ok(self.update(learning_rate)?)
+    }
+
+    fn step(
+        &mut self,
+        batches: &[SequenceBatch<'_>],
+        loss: StepLoss,
+        learning_rate: f64,
+    ) -> policy::Result<(LossOutput, UpdateReport)> {
+        if let ([batch], false) = (batches, self.has_gradient)
+            && let Some(done) = self.step_at_once(batch, loss, learning_rate)?
+        {
+            return Ok(done);
+        }
+        policy::accumulate_and_apply(self, batches, loss, learning_rate)
+    }
+
+    fn skip(&mut self) -> policy::Result<UpdateReport> {
+        if !std::mem::take(&mut self.has_gradient) {
+            return Ok(UpdateReport { grad_norm: 0.0, applied: false });
+        }
+        let dropped = self.optimizer.drop(&self.runtime, std::mem::take(&mut self.sums))?;
+        self.sums = dropped.sums;
+        Ok(UpdateReport { grad_norm: dropped.grad_norm, applied: false })
+    }
+
+    fn reset_optimizer(&mut self, config: &AdamWConfig) -> policy::Result<()> {
+        (self.adamw, self.steps, self.moments) = (config.clone(), 0, None);
+        self.forget_gradient();
+        Ok(())
+    }
+
+    fn optimizer_steps(&self) -> u64 {
+        self.steps
+    }
+
+    fn has_ref_policy(&self) -> bool {
+        self.ref_policy.is_some()
+    }
+
+    fn freeze_ref_policy(&mut self) -> policy::Result<()> {
+        // The buffers are shared until an update writes new ones. With adapters, the reference policy is the model without them.
+        self.ref_policy = Some(self.weights()?.subset(Role::is_of_model).without_remainders());
+        Ok(())
+    }
+
+    fn mix_ref_policy(&mut self, alpha: f64) -> policy::Result<()> {
+        Ok(self.mix(alpha)?)
+    }
+
+    fn begin(&mut self) -> policy::Result<()> {
+        if self.options.can_roll_back {
+            let (weights, ref_policy) = (self.weights()?.clone(), self.ref_policy.clone());
+            self.remembered =
+                Some(Remembered { weights, ref_policy, moments: self.moments.clone(), steps: self.steps });
+        }
+        Ok(())
+    }
+
+    fn commit(&mut self) {
+        self.remembered = None;
+    }
+
+    fn roll_back(&mut self) -> policy::Result<()> {
+        let Some(Remembered { weights, ref_policy, moments, steps }) = self.remembered.take() else {
+            return Err(policy::Error::state("the policy", "a state saved by `begin`", "none"));
+        };
+        (self.weights, self.ref_policy, self.moments, self.steps) = (weights, ref_policy, moments, steps);
+        self.forget_gradient();
+        Ok(())
+    }
+
+    fn export(&self, group: StateGroup, sink: &mut dyn TensorSink) -> policy::Result<()> {
+        Ok(self.export_group(group, sink)?)
+    }
+
+    fn export_model(&self, sink: &mut dyn TensorSink) -> policy::Result<()> {
+        Ok(self.weights()?.export_merged(self.modules.decoder(), sink)?)
+    }
+
+    fn export_adapter(&self, sink: &mut dyn TensorSink) -> policy::Result<()> {
+        if self.modules.decoder().adapters().is_none() {
+            return Err(policy::Error::argument("export_adapter", "a policy with LoRA adapters", "one without"));
+        }
+        Ok(self.weights()?.subset(|role| matches!(role, Role::LoraA(_) | Role::LoraB(_))).export(sink)?)
+    }
+
+    fn import(&mut self, state: &PolicyState<'_>) -> policy::Result<()> {
+        Ok(self.import_state(state)?)
+    }
+
+    fn import_weights(&mut self, weights: &dyn TensorSource) -> policy::Result<()> {
+        Ok(self.import_trained(weights)?)
+    }
+}

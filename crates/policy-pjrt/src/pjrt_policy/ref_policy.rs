@@ -1,0 +1,60 @@
+//! The update of the reference policy of the KL towards the policy.
+
+use super::{PjrtPolicy, no_ref_policy};
+use crate::decoder::{Parameter, Role};
+use crate::error::{Error, Result};
+use crate::runtime::finish;
+use crate::storage::Storage;
+use crate::weights::DeviceWeights;
+use pjrt::Argument;
+use stablehlo::{Builder, Dtype, Module, TensorType, Value};
+use std::sync::Arc;
+
+impl PjrtPolicy {
+    /// Computes ref = alpha x policy + (1 - alpha) x ref for all weights, in f32. The result keeps f32 precision: in bf16, repeated small
+    /// steps would be rounded away.
+    pub(super) fn mix(&mut self, alpha: f64) -> Result<()> {
+        self.weights()?;
+        let Some(of_ref) = &self.ref_policy else { return Err(no_ref_policy("mix_ref_policy")) };
+        if self.modules.decoder().adapters().is_some() {
+            let expected = "a reference policy with weights of its own (sync_ref_model without LoRA)";
+            let found = "the model beneath LoRA adapters, which is frozen";
+            return Err(policy::Error::argument("mix_ref_policy", expected, found).into());
+        }
+        // The reference policy has no value head.
+        let weights = self.weights.subset(Role::is_of_model);
+        let (table, storage) = (weights.table(), weights.storage());
+        let program = self.mix.get(&self.runtime, of_ref.storage(), |of_ref| module(table, storage, *of_ref))?;
+        let shares = self.runtime.upload(&[alpha as f32, (1.0 - alpha) as f32], &[2])?;
+        let mut arguments = weights.arguments_with_remainders();
+        arguments.extend(of_ref.arguments_with_remainders());
+        arguments.push(Argument::from(&shares));
+        let mixed = program.run(arguments)?;
+        // Execution is asynchronous: wait for errors.
+        mixed.iter().try_for_each(|buffer| buffer.wait().map_err(Error::device("mixing the reference policy")))?;
+        let mixed = mixed.into_iter().map(Arc::new);
+        self.ref_policy = Some(DeviceWeights::of_buffers(&self.runtime, table.to_vec(), storage, mixed));
+        Ok(())
+    }
+}
+
+/// Builds a program from weights, reference weights and their factors, f32 `[2]`, to reference weights in the storage of the policy's
+/// weights.
+fn module(table: &[Parameter], storage: Storage, of_ref: Storage) -> Result<Module> {
+    let f = Builder::new();
+    let group = |storage: Storage, suffix: &str| -> Vec<Value> {
+        let masters = |p: &Parameter| {
+            let storage = storage.of(p);
+            storage.get(&storage.declare(&f, &format!("{}{suffix}", p.name()), &p.shape))
+        };
+        table.iter().map(masters).collect()
+    };
+    let (policy, of_ref) = (group(storage, ""), group(of_ref, ".ref"));
+    let shares = f.argument("shares", TensorType::new(Dtype::F32, [2]));
+    let share = |i: usize, like: &Value| shares.slice(&[i], &[i + 1]).reshape(&[]).broadcast_in_dim(like.shape(), &[]);
+    let mix = |(new, old): (&Value, &Value)| share(0, new) * new + share(1, old) * old;
+    let mixed = policy.iter().zip(&of_ref).map(mix).zip(table);
+    let mixed: Vec<Value> = mixed.flat_map(|(mixed, parameter)| storage.of(parameter).put(&mixed)).collect();
+    let results: Vec<(&str, &Value)> = mixed.iter().map(|mixed| ("", mixed)).collect();
+    finish(f.clone(), "mix_ref_policy", &results)
+}

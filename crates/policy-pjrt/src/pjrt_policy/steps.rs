@@ -1,0 +1,153 @@
+//! Optimizer steps: gradients, updates, and both in one executable.
+
+use super::PjrtPolicy;
+use crate::error::Result;
+use crate::train::{Applied, Call, Device, Loss, Moments, Prepared, Rows, Scalars, StepOfState, Target};
+use grpo_core::backend_api::plan::step;
+use grpo_core::{LossOutput, TokenBatch};
+use pjrt::Buffer;
+use policy::{SequenceBatch, StepLoss, UpdateReport, imitation};
+use std::borrow::Cow;
+
+impl PjrtPolicy {
+    /// Adds the gradients of a micro-batch to the accumulators.
+    pub(super) fn add(&mut self, batch: &SequenceBatch<'_>, loss: StepLoss) -> Result<LossOutput> {
+        self.weights()?;
+        self.sums_of_zero()?;
+        let Self { runtime, modules, grpo, cross_entropy, weights, sums, .. } = self;
+        loss_of(Device { runtime, modules }, [grpo, cross_entropy], batch, loss, Target::Sums { weights, sums })
+    }
+
+    /// Computes the loss of a micro-batch and an optimizer step in one executable. Returns `None`, and changes nothing, unless bounds prove
+    /// that weights and moments stay finite.
+    pub(super) fn step_at_once(
+        &mut self,
+        batch: &SequenceBatch<'_>,
+        loss: StepLoss,
+        learning_rate: f64,
+    ) -> Result<Option<(LossOutput, UpdateReport)>> {
+        let (scalars, fresh) = self.scalars(learning_rate)?;
+        if scalars.after.is_none() {
+            return Ok(None);
+        }
+        let Self { runtime, modules, grpo, cross_entropy, weights, moments, .. } = self;
+        let mut applied = None;
+        let step = StepOfState { runtime, weights, moments, fresh, scalars, applied: &mut applied };
+        let on = Device { runtime, modules };
+        let output = loss_of(on, [grpo, cross_entropy], batch, loss, Target::Step(step))?;
+        let Some(mut applied) = applied else { unreachable!("a step always requests the gradient") };
+        // The value loss is added on the host.
+        applied.loss_is_finite &= output.loss.is_finite() || applied.is_applied();
+        Ok(Some((output, self.finish_step(applied)?)))
+    }
+
+    fn sums_of_zero(&mut self) -> Result<()> {
+        if self.sums.is_empty() {
+            self.sums = self.optimizer.zeros(&self.runtime)?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn forget_gradient(&mut self) {
+        (self.sums, self.has_gradient) = (Vec::new(), false);
+    }
+
+    /// Returns the scalars of the next step, and fresh moments if there are none.
+    fn scalars(&mut self, learning_rate: f64) -> Result<(Scalars, Option<Moments>)> {
+        let modules = &self.modules;
+        let trained = self.weights()?.subset(|role| modules.decoder().trains(role));
+        let fresh = match self.moments {
+            Some(_) => None,
+            None => Some(self.optimizer.fresh(&self.runtime)?),
+        };
+        let Some(moments) = self.moments.as_ref().or(fresh.as_ref()) else { unreachable!("made above") };
+        let step = self.steps + 1;
+        let scalars = self.optimizer.scalars(&self.runtime, &self.adamw, step, learning_rate, &trained, moments)?;
+        Ok((scalars, fresh))
+    }
+
+    /// Prepares an AdamW step: returns it with fresh moments, if there are none, and the accumulators, which it takes out of `self`.
+    fn prepare(&mut self, learning_rate: f64) -> Result<(Prepared, Option<Moments>, Vec<Buffer>)> {
+        let (scalars, fresh) = self.scalars(learning_rate)?;
+        let prepared = self.optimizer.prepare(&self.runtime, scalars)?;
+        self.has_gradient = false;
+        Ok((prepared, fresh, std::mem::take(&mut self.sums)))
+    }
+
+    pub(super) fn update(&mut self, learning_rate: f64) -> Result<UpdateReport> {
+        if !self.has_gradient {
+            return Err(policy::Error::argument("apply", "an accumulated gradient", "none").into());
+        }
+        let (prepared, fresh, sums) = self.prepare(learning_rate).inspect_err(|_| self.forget_gradient())?;
+        let Some(moments) = self.moments.take().or(fresh) else { unreachable!("there are fresh ones") };
+        let step = moments.step(&self.runtime, &mut self.weights, |_, state| prepared.run(state, sums));
+        let (moments, (sums, applied)) = step?;
+        (self.moments, self.sums) = (Some(moments), sums);
+        self.finish_step(applied)
+    }
+
+    /// Builds the report of a step whose results are already in `self`.
+    fn finish_step(&mut self, applied: Applied) -> Result<UpdateReport> {
+        let grad_norm = applied.grad_norm;
+        if applied.is_applied() {
+            self.steps += 1;
+            return Ok(UpdateReport { grad_norm, applied: true });
+        }
+        // Drop fresh moments if the first step was not applied.
+        self.moments.take_if(|_| self.steps == 0);
+        if !applied.loss_is_finite {
+            // The caller sees the loss in the output.
+            return Ok(UpdateReport { grad_norm, applied: false });
+        }
+        if applied.within {
+            let what = "the weights, or the optimizer's moments, after the update".to_owned();
+            return Err(policy::Error::NotFinite { what, step: self.steps + 1 }.into());
+        }
+        match self.adamw.skips() {
+            true => Ok(UpdateReport { grad_norm, applied: false }),
+            false => Err(policy::Error::NotFinite { what: "the gradient".into(), step: self.steps }.into()),
+        }
+    }
+}
+
+/// Computes the loss of a micro-batch with the GRPO loss or the cross-entropy; its gradients go to `target`.
+fn loss_of(
+    on: Device<'_>,
+    [grpo, cross_entropy]: [&mut Loss; 2],
+    batch: &SequenceBatch<'_>,
+    loss: StepLoss,
+    target: Target<'_>,
+) -> Result<LossOutput> {
+    let rows = Rows::new(on.modules.decoder().config(), batch.sequences)?;
+    let (loss, tokens) = match loss {
+        StepLoss::Grpo if grpo.of_values.is_none() && batch.tokens.value_targets().is_some() => {
+            return Err(policy::Error::NoValueHead.into());
+        }
+        StepLoss::Grpo => (grpo, Cow::Borrowed(&batch.tokens)),
+        StepLoss::CrossEntropy { tokens } => (cross_entropy, Cow::Owned(imitation(&batch.tokens, tokens)?)),
+    };
+    check_tokens(on, batch.sequences, &tokens)?;
+    let rows = on.upload(&rows)?;
+    let (config, of_values) = (loss.config.clone(), loss.of_values.clone());
+    let (mut values, mut failed) = (Vec::new(), None);
+    let call = Call { loss, on, rows: &rows, target, values: &mut values, failed: &mut failed };
+    let output = step(&config, &tokens, call).map_err(|error| failed.take().unwrap_or(error.into()))?;
+    let mut output = LossOutput::from(output);
+    if let Some(of_values) = of_values {
+        let of_values = of_values.compute(&values, &config, &tokens)?;
+        output.loss += of_values.loss;
+        output.value_loss += of_values.value_loss;
+        output.metrics.merge(&of_values.metrics);
+    }
+    Ok(output)
+}
+
+/// Checks that `tokens` are the completion tokens of `sequences` and within the vocabulary.
+pub(super) fn check_tokens(on: Device<'_>, sequences: &[policy::Sequence], tokens: &TokenBatch) -> Result<()> {
+    let expected: usize = sequences.iter().map(|s| s.completion.len()).sum();
+    if tokens.tokens() != expected {
+        let expected = format!("the {expected} completion tokens of the sequences");
+        return Err(policy::Error::argument("a micro-batch", expected, tokens.tokens()).into());
+    }
+    Ok(tokens.validate_targets(on.modules.decoder().config().vocab_size)?)
+}

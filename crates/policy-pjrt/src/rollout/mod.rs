@@ -1,0 +1,19 @@
+//! Sampling of completions on a device, with a KV cache.
+//!
+//! A rollout has three programs: the prefill of a few prompts, the admission of samples into free slots, and the decode loop (continuous
+//! batching). [`DeviceRollout`] runs them until every sample of a request is finished, and refills slots as they become free.
+
+mod decode;
+mod engine;
+mod follow;
+mod prefill;
+mod sampling;
+mod sizes;
+mod slots;
+mod state;
+pub(crate) mod threefry;
+
+pub use engine::{DeviceRollout, RolloutOptions};
+pub(crate) use follow::check_sequences;
+pub(crate) use sizes::cache_shape;
+pub use sizes::{RolloutPrograms, RolloutSizes};

@@ -1,0 +1,213 @@
+//! Sizes of a rollout's programs, rounded to few values so that few executables are compiled.
+
+use super::decode::Decode;
+use super::engine::RolloutOptions;
+use super::prefill::{self, Prompts};
+use super::sampling::Sampler;
+use super::state::Shape;
+use crate::decoder::{Axis, Compute, Decoder};
+use crate::error::Result;
+use models::ModelConfig;
+use policy::{RolloutRequest, Sampling};
+use stablehlo::{Dtype, Module};
+
+/// Smallest number of slots: fewer rows take as long, and compilers sum a product of one row in another order.
+const FEWEST_SLOTS: usize = 8;
+/// Smallest number of columns of a cache, and of tokens of a row of prompts.
+const FEWEST_COLUMNS: usize = 16;
+/// Numbers of columns above it are multiples of it: the number of lanes of a TPU register.
+const COLUMNS: usize = 128;
+
+/// Sizes of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RolloutSizes {
+    /// Number of prompts.
+    pub prompts: usize,
+    /// Number of tokens of the longest prompt.
+    pub longest_prompt: usize,
+    /// Number of completions per prompt.
+    pub num_generations: usize,
+    /// Largest number of tokens of a completion.
+    pub max_completion_length: usize,
+}
+
+impl RolloutSizes {
+    /// Returns the sizes of a request.
+    pub fn of(request: &RolloutRequest<'_>) -> Self {
+        Self {
+            prompts: request.prompts.len(),
+            longest_prompt: request.prompts.iter().map(Vec::len).max().unwrap_or(0),
+            num_generations: request.num_generations,
+            max_completion_length: request.max_completion_length,
+        }
+    }
+
+    /// Returns the largest number of tokens of a sequence that the decoder processes: all but the last one.
+    pub(crate) fn longest(&self) -> usize {
+        (self.longest_prompt + self.max_completion_length).saturating_sub(1)
+    }
+
+    /// Returns the number of columns that calls write. A sequence begins with a call, and every call writes `tokens_per_call` columns, even
+    /// the last one. Later calls may overwrite the columns of finished sequences, which are never read.
+    fn columns_written(&self, tokens_per_call: usize) -> usize {
+        (self.longest_prompt + self.max_completion_length.next_multiple_of(tokens_per_call)).saturating_sub(1)
+    }
+
+    /// Returns the shape of the state.
+    pub(crate) fn shape(&self, options: RolloutOptions, sampler: Sampler) -> Shape {
+        Shape {
+            slots: rows((self.prompts * self.num_generations).min(options.slots).max(FEWEST_SLOTS)),
+            columns: columns(self.columns_written(options.tokens_per_call)),
+            tokens: self.max_completion_length,
+            seen: sampler.repetition_penalty,
+        }
+    }
+
+    /// Returns the number of prompts per prefill: enough to fill the slots.
+    pub(crate) fn prompts_at_once(&self, shape: Shape) -> usize {
+        (shape.slots / self.num_generations.max(1)).max(1).min(self.prompts)
+    }
+}
+
+/// Returns the number of rows and columns of the KV cache for these sizes.
+pub(crate) fn cache_shape(sizes: &RolloutSizes, options: RolloutOptions) -> (usize, usize) {
+    let (sampler, ..) = Sampler::of(&Sampling::Greedy, 0);
+    let shape = sizes.shape(options, sampler);
+    (shape.slots, shape.columns)
+}
+
+impl Prompts {
+    /// Returns the shape of a prefill of at most `count` prompts of at most `longest` tokens.
+    pub(crate) fn of(count: usize, longest: usize, shape: Shape) -> Self {
+        Self { rows: rows(count), tokens: bucket(longest).min(shape.columns), seen: shape.seen }
+    }
+}
+
+/// Rounds a number of rows up: to a power of two up to 8, to a multiple of 8 above.
+fn rows(count: usize) -> usize {
+    if count <= 8 { count.next_power_of_two() } else { count.next_multiple_of(8) }
+}
+
+/// Rounds a length of prompts up to a power of two or 1.5 times a power of two.
+fn bucket(length: usize) -> usize {
+    let power = length.max(FEWEST_COLUMNS).next_power_of_two();
+    let between = power / 4 * 3;
+    if between >= length && between > FEWEST_COLUMNS { between } else { power }
+}
+
+/// Returns the number of columns of a cache for sequences of `length` tokens.
+fn columns(length: usize) -> usize {
+    if length > COLUMNS { length.next_multiple_of(COLUMNS) } else { length.next_multiple_of(FEWEST_COLUMNS) }
+}
+
+/// Returns the number of columns, of `all`, that a call reads if its longest sequence has `length` tokens: a multiple of about one sixth of
+/// `all`. Smaller steps would need more executables, whose compile time exceeds the gain.
+pub(crate) fn columns_read(length: usize, all: usize) -> usize {
+    let step = (all / 6).next_multiple_of(COLUMNS).max(2 * COLUMNS);
+    length.next_multiple_of(step).min(all)
+}
+
+/// The programs of a rollout, for ahead-of-time compilation.
+#[derive(Clone, Debug)]
+pub struct RolloutPrograms {
+    /// The prefill of as many prompts as fill the slots.
+    pub prefill: Module,
+    /// The admission of samples into slots.
+    pub admit: Module,
+    /// The decode loops, by the number of columns of the KV cache that they read, ascending. Each call uses the smallest one that fits its
+    /// longest sequence.
+    pub decode: Vec<(usize, Module)>,
+}
+
+impl RolloutPrograms {
+    /// Builds the programs that a [`DeviceRollout`](crate::DeviceRollout) runs for requests of these sizes. `stop_ids` is the number of
+    /// stop ids, `weights` the dtype of the weights.
+    ///
+    /// # Errors
+    /// [`crate::Error::Model`] for an invalid configuration.
+    pub fn new(
+        config: &ModelConfig,
+        compute: Compute,
+        weights: Dtype,
+        options: RolloutOptions,
+        sizes: RolloutSizes,
+        sampling: &Sampling,
+        stop_ids: usize,
+    ) -> Result<Self> {
+        Self::of(&Decoder::new(config, compute), weights, options, sizes, sampling, stop_ids)
+    }
+
+    /// Builds the programs for `decoder`, including its adapters; `weights` is the dtype of the model. If the decoder is sharded over a
+    /// mesh, slots and prompts are sharded by rows, and keys and values also by heads.
+    ///
+    /// # Errors
+    /// See [`RolloutPrograms::new`]; [`crate::Error::Split`] if slots or prompts do not shard evenly.
+    pub fn of(
+        decoder: &Decoder,
+        weights: Dtype,
+        options: RolloutOptions,
+        sizes: RolloutSizes,
+        sampling: &Sampling,
+        stop_ids: usize,
+    ) -> Result<Self> {
+        let (config, decoder) = (decoder.config(), decoder.without_value_head());
+        config.validate()?;
+        let (sampler, ..) = Sampler::of(sampling, config.vocab_size);
+        let shape = sizes.shape(options, sampler);
+        let prompts = Prompts::of(sizes.prompts_at_once(shape), sizes.longest_prompt, shape);
+        decoder.split().check("the slots of a rollout", &[(Axis::Batch, shape.slots)])?;
+        decoder.split().check("the prompts of a prefill", &[(Axis::Batch, prompts.rows)])?;
+        let mut columns: Vec<usize> = (1..=sizes.longest()).map(|length| columns_read(length, shape.columns)).collect();
+        columns.dedup();
+        let decode = columns.into_iter().map(|columns_read| {
+            let (turns, stop_ids) = (options.tokens_per_call, places(stop_ids));
+            let decode = Decode { shape, columns_read, turns, sampler, prepared: false, stop_ids };
+            Ok((columns_read, decode.module(&decoder, weights)?))
+        });
+        Ok(Self {
+            prefill: prefill::module(&decoder, weights, prompts)?,
+            admit: prefill::admit(&decoder, shape, prompts)?,
+            decode: decode.collect::<Result<_>>()?,
+        })
+    }
+}
+
+/// Returns the size of the array of stop ids in a program for `count` of them.
+pub(crate) fn places(count: usize) -> usize {
+    count.max(1).next_multiple_of(4)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_rounded_to_few_values() {
+        assert_eq!([1, 3, 8, 9, 64].map(rows), [1, 4, 8, 16, 64]);
+        assert_eq!([1, 16, 17, 24, 25, 60, 100, 200].map(bucket), [16, 16, 24, 24, 32, 64, 128, 256]);
+        assert_eq!([1, 17, 128, 129, 1280].map(columns), [16, 32, 128, 256, 1280]);
+        assert_eq!([1, 384, 513, 1280, 2000].map(|length| columns_read(length, 1280)), [256, 512, 768, 1280, 1280]);
+        assert_eq!([1, 257].map(|length| columns_read(length, 384)), [256, 384]);
+        assert_eq!([1, 60].map(|length| columns_read(length, 48)), [48, 48]);
+    }
+
+    #[test]
+    fn a_cache_has_all_columns_that_calls_write() {
+        let (sampler, ..) = Sampler::of(&Sampling::Greedy, 10);
+        for (longest_prompt, max_completion_length, columns) in [(16, 112, 128), (16, 113, 256), (256, 1024, 1280)] {
+            let sizes = RolloutSizes { prompts: 2, longest_prompt, num_generations: 8, max_completion_length };
+            assert_eq!(sizes.shape(RolloutOptions::default(), sampler).columns, columns);
+        }
+    }
+
+    #[test]
+    fn decode_loops_cover_short_and_long_sequences() {
+        let config = ModelConfig { max_position_embeddings: 1024, ..ModelConfig::default() };
+        let sizes = RolloutSizes { prompts: 8, longest_prompt: 100, num_generations: 8, max_completion_length: 400 };
+        let (compute, sampling) = (Compute::Bf16, Sampling::Greedy);
+        let of = RolloutOptions::default();
+        let modules = RolloutPrograms::new(&config, compute, Dtype::Bf16, of, sizes, &sampling, 2).unwrap();
+        assert_eq!(modules.decode.iter().map(|(columns, _)| *columns).collect::<Vec<_>>(), [256, 512]);
+        assert!(modules.prefill.to_string().contains("8x128xi32"));
+    }
+}

@@ -1,0 +1,261 @@
+//! Evaluation of the loss of a micro-batch on a device.
+
+use super::step::StepOfState;
+use super::{Rows, TrainPrograms, TrainShape};
+use crate::error::{Error, Result};
+use crate::runtime::{Programs, Runtime, read};
+use crate::weights::DeviceWeights;
+use backend_tpu::TokenTables;
+use backend_tpu::program::{Role, Spec};
+use grpo_core::aggregate::batch_weights;
+use grpo_core::backend_api::evaluate::Evaluator;
+use grpo_core::backend_api::token_columns::LossSums;
+use grpo_core::batch::{TokenBatch, ValueTargets};
+use grpo_core::objective::ValueLossConfig;
+use grpo_core::{LossConfig, Scores};
+use pjrt::{Argument, Buffer};
+
+/// A loss and its compiled programs, by the sizes of micro-batches.
+#[derive(Debug)]
+pub(crate) struct Loss {
+    pub(crate) config: LossConfig,
+    /// The value loss that is added to it.
+    pub(crate) of_values: Option<ValueLossConfig>,
+    programs: Programs<Key>,
+}
+
+/// Identifies a program of a loss.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Key {
+    Gradient(TrainShape),
+    Step(TrainShape),
+    /// `adapted` and `value_head`: whether the decoder has adapters and a value head.
+    Score {
+        adapted: bool,
+        value_head: bool,
+        shape: TrainShape,
+    },
+    Values(TrainShape),
+}
+
+impl Loss {
+    pub(crate) fn new(config: LossConfig) -> Self {
+        Self { config, of_values: None, programs: Programs::new() }
+    }
+
+    /// Drops the programs, which are specific to one decoder.
+    pub(crate) fn forget_programs(&mut self) {
+        self.programs = Programs::new();
+    }
+
+    /// Returns log-probabilities and entropies `[N]` of the tokens of `batch`, the completion tokens of `rows`; 0 for masked tokens.
+    ///
+    /// # Errors
+    /// [`Error::Loss`] for an unknown token, [`Error::Device`].
+    pub(crate) fn score(
+        &mut self,
+        on: &Device<'_>,
+        weights: &DeviceWeights,
+        rows: &UploadedRows,
+        batch: &TokenBatch,
+    ) -> Result<Scores> {
+        let spec = on.modules.head(&self.config, rows.shape.tokens)?;
+        let tables = upload_tables(on.runtime, &spec, &TokenTables::new(&spec, batch, None))?;
+        let (decoder, shape) = (on.modules.decoder(), rows.shape);
+        let key = Key::Score { adapted: decoder.adapters().is_some(), value_head: decoder.has_value_head(), shape };
+        let program = self.programs.get(on.runtime, key, |_| on.modules.score(&self.config, shape))?;
+        let mut arguments = weights.arguments();
+        arguments.extend(rows.buffers.iter().chain(&tables).map(Argument::from));
+        let outputs = program.run(arguments)?;
+        read_scores(&outputs, batch)
+    }
+
+    /// Returns the values `[N]` of the states before the `tokens` completion tokens of `rows`.
+    ///
+    /// # Errors
+    /// [`Error::Policy`] for a decoder without a value head, [`Error::Device`].
+    pub(crate) fn values(
+        &mut self,
+        on: &Device<'_>,
+        weights: &DeviceWeights,
+        rows: &UploadedRows,
+        tokens: usize,
+    ) -> Result<Vec<f32>> {
+        let program = self.programs.get(on.runtime, Key::Values(rows.shape), |_| on.modules.values(rows.shape))?;
+        let mut arguments = weights.arguments();
+        arguments.extend(rows.buffers.iter().map(Argument::from));
+        read_tokens(&program.run_one(arguments)?, "values", tokens)
+    }
+
+    /// Computes loss sums and scores of the evaluator's batch; gradients go to `target`. With a value loss, `values` is set to the outputs
+    /// of the value head.
+    fn gradient(
+        &mut self,
+        on: &Device<'_>,
+        rows: &UploadedRows,
+        evaluator: &Evaluator<'_>,
+        target: Target<'_>,
+        values: &mut Vec<f32>,
+    ) -> Result<(LossSums<f64>, Scores)> {
+        let spec = on.modules.head(&self.config, rows.shape.tokens)?;
+        let batch = evaluator.batch();
+        let tables = upload_tables(on.runtime, &spec, &TokenTables::new(&spec, batch, Some(evaluator)))?;
+        let mut tables = Vec::from(tables);
+        if self.of_values.is_some() {
+            let table = value_table(&self.config, batch, rows.shape.tokens)?;
+            tables.push(on.runtime.upload(&table, &[3, rows.shape.tokens])?);
+        }
+        let of_batch: Vec<&Buffer> = rows.buffers.iter().chain(&tables).collect();
+        let of_loss = match target {
+            Target::Sums { weights, sums } => {
+                let program = self.programs.get(on.runtime, Key::Gradient(rows.shape), |_| match &self.of_values {
+                    Some(of_values) => on.modules.gradient_with_values(&self.config, of_values, rows.shape),
+                    None => on.modules.gradient(&self.config, rows.shape),
+                })?;
+                let mut arguments = weights.arguments();
+                let count = sums.len();
+                arguments.extend(std::mem::take(sums).into_iter().map(Argument::from));
+                arguments.extend(of_batch.into_iter().map(Argument::from));
+                let mut outputs = program.run(arguments)?;
+                let of_loss = outputs.split_off(count);
+                *sums = outputs;
+                of_loss
+            }
+            Target::Step(step) => {
+                let program = self.programs.get(on.runtime, Key::Step(rows.shape), |_| {
+                    on.modules.step(&self.config, self.of_values.as_ref(), rows.shape)
+                })?;
+                step.run(&program, &of_batch)?
+            }
+        };
+        let sums: Vec<f32> = read(&of_loss[0], "the loss")?;
+        let scores = read_scores(&of_loss[1..], batch)?;
+        if let Some(buffer) = of_loss.get(3) {
+            *values = read_tokens(buffer, "values", batch.tokens())?;
+        }
+        Ok((LossSums::from_fn(|i| f64::from(sums[i])), scores))
+    }
+}
+
+/// Destination of the gradients of a micro-batch.
+pub(crate) enum Target<'a> {
+    /// Accumulators that persist between micro-batches; they are lost if the program fails.
+    Sums { weights: &'a DeviceWeights, sums: &'a mut Vec<Buffer> },
+    /// A fused AdamW step.
+    Step(StepOfState<'a>),
+}
+
+impl Target<'_> {
+    /// Returns the weights of the forward pass.
+    fn weights(&self) -> &DeviceWeights {
+        match self {
+            Self::Sums { weights, .. } => weights,
+            Self::Step(step) => step.weights,
+        }
+    }
+}
+
+/// Returns old values, returns and weights of the value loss, `[3, N]` with padding. The weights equal those of the policy loss.
+fn value_table(config: &LossConfig, batch: &TokenBatch, padded: usize) -> Result<Vec<f32>> {
+    let Some(ValueTargets { old_values, returns }) = batch.value_targets() else {
+        let expected = "values of the old policy and returns, which the value head is trained on";
+        return Err(policy::Error::argument("accumulate", expected, "a batch without them").into());
+    };
+    let weights = batch_weights(config, batch)?;
+    let mut table = vec![0.0; 3 * padded];
+    // Tokens without a return have no value loss.
+    for &row in batch.active_rows().iter().filter(|row| !returns[**row].is_nan()) {
+        table[row] = old_values[row];
+        table[padded + row] = returns[row];
+        table[2 * padded + row] = weights.policy[row] as f32;
+    }
+    Ok(table)
+}
+
+/// The runtime and the programs of a decoder.
+#[derive(Clone, Copy)]
+pub(crate) struct Device<'a> {
+    pub(crate) runtime: &'a Runtime,
+    pub(crate) modules: &'a TrainPrograms,
+}
+
+/// Rows on the device.
+pub(crate) struct UploadedRows {
+    shape: TrainShape,
+    /// Ids, the positions that predict tokens and the tokens they predict, and positions if sequences share rows.
+    buffers: Vec<Buffer>,
+}
+
+impl Device<'_> {
+    /// Copies the rows of a micro-batch to the device.
+    pub(crate) fn upload(&self, rows: &Rows) -> Result<UploadedRows> {
+        let TrainShape { rows: b, length, tokens, shared } = rows.shape;
+        let upload = |numbers: &[i32]| self.runtime.upload(numbers, &[b, length]);
+        let predicting = self.runtime.upload(&rows.predicting, &[tokens])?;
+        let mut buffers = vec![upload(&rows.ids)?, predicting, upload(&rows.predicts)?];
+        if shared {
+            buffers.push(upload(&rows.positions)?);
+        }
+        Ok(UploadedRows { shape: rows.shape, buffers })
+    }
+}
+
+/// One evaluation of a loss, for [`grpo_core::backend_api::plan::step`].
+pub(crate) struct Call<'a> {
+    pub(crate) loss: &'a mut Loss,
+    pub(crate) on: Device<'a>,
+    pub(crate) rows: &'a UploadedRows,
+    pub(crate) target: Target<'a>,
+    /// Outputs of the value head, if there is a value loss.
+    pub(crate) values: &'a mut Vec<f32>,
+    /// The error, if it is not a `grpo_core::Error`, which is the only error type that the call can return.
+    pub(crate) failed: &'a mut Option<Error>,
+}
+
+impl grpo_core::backend_api::plan::Call for Call<'_> {
+    type Scores = Scores;
+
+    fn score(&mut self, batch: &TokenBatch) -> grpo_core::Result<Scores> {
+        self.loss.score(&self.on, self.target.weights(), self.rows, batch).map_err(|error| of_loss(self.failed, error))
+    }
+
+    fn gradient(self, evaluator: &Evaluator<'_>) -> grpo_core::Result<(LossSums<f64>, Scores)> {
+        let Self { loss, on, rows, target, values, failed } = self;
+        loss.gradient(&on, rows, evaluator, target, values).map_err(|error| of_loss(failed, error))
+    }
+}
+
+/// Converts the error; one that is not a `grpo_core::Error` is stored in `failed`, and a placeholder is returned.
+fn of_loss(failed: &mut Option<Error>, error: Error) -> grpo_core::Error {
+    match error {
+        Error::Loss(error) => error,
+        other => {
+            let message = other.to_string();
+            *failed = Some(other);
+            grpo_core::Error::Backend { backend: "pjrt".into(), message }
+        }
+    }
+}
+
+/// Copies the token tables to the device, in the argument order of programs.
+fn upload_tables(runtime: &Runtime, spec: &Spec, tables: &TokenTables) -> Result<[Buffer; 3]> {
+    let shape = |role| spec.type_of(role).shape;
+    Ok([
+        runtime.upload(&tables.ids, &shape(Role::TokenIds))?,
+        runtime.upload(&tables.numbers, &shape(Role::TokenNumbers))?,
+        runtime.upload(&[tables.on_policy], &[])?,
+    ])
+}
+
+/// Reads log-probabilities and entropies of the tokens of `batch`, without padding.
+fn read_scores(outputs: &[Buffer], batch: &TokenBatch) -> Result<Scores> {
+    let column = |buffer: &Buffer, what| read_tokens(buffer, what, batch.tokens());
+    Ok(Scores { logp: column(&outputs[0], "log-probabilities")?, entropy: column(&outputs[1], "entropies")? })
+}
+
+/// Reads one number per token, without padding.
+fn read_tokens(buffer: &Buffer, what: &str, tokens: usize) -> Result<Vec<f32>> {
+    let mut values = read(buffer, what)?;
+    values.truncate(tokens);
+    Ok(values)
+}

@@ -1,0 +1,22 @@
+//! Training: gradients of the loss and the optimizer, as programs of a device.
+//!
+//! [`TrainPrograms`] builds the programs: the forward pass over rows of packed sequences, the fused loss head on the hidden states that
+//! predict completion tokens, and the backward pass through the decoder, which adds the gradients of all parameters to accumulators on the
+//! device. Logits of all tokens are never materialised, and hidden states never leave the device.
+//!
+//! Legend: B rows, T tokens of a row, N completion tokens of all rows with padding, V vocabulary, H hidden size.
+
+mod adamw;
+mod loss;
+mod packing;
+mod programs;
+mod rows;
+mod step;
+
+pub use programs::{TrainPrograms, TrainShape};
+
+pub(crate) use adamw::{AdamW, Applied, Moments, Prepared, Scalars};
+pub(crate) use loss::{Call, Device, Loss, Target};
+pub(crate) use programs::default_tiling;
+pub(crate) use rows::Rows;
+pub(crate) use step::StepOfState;

@@ -1,0 +1,97 @@
+//! Training programs on a device mesh: sharding of rows, hidden states, and the loss head.
+
+use super::{TrainPrograms, TrainShape, row_types};
+use crate::decoder::{Axis, Parameter};
+use crate::error::Result;
+use crate::runtime::finish;
+use backend_tpu::program::{HeadSplit, Pass, Role, Spec};
+use stablehlo::{Builder, Module, TensorType, Value};
+
+/// Logical axes of the hidden states `[N, H]` and of the LM head.
+const HIDDEN: [Axis; 2] = [Axis::Batch, Axis::Embed];
+const LM_HEAD: [Axis; 2] = [Axis::Vocab, Axis::Embed];
+
+impl TrainPrograms {
+    /// Shards hidden states `[N, H]` by rows.
+    pub(super) fn split_hidden(&self, hidden: &Value) -> Value {
+        self.decoder.split().constrain(hidden, &HIDDEN)
+    }
+
+    /// Shards the operands of the loss head. Every device gets all columns of both before the loop over tiles: with sharded columns, every
+    /// tile of logits would need an all-reduce.
+    pub(super) fn operands_of_head(&self, hidden: &Value, head: &Value) -> [Value; 2] {
+        let split = self.decoder.split();
+        let head = split.constrain(head, &LM_HEAD);
+        [
+            split.constrain_named(&self.split_hidden(hidden), &[None, None]),
+            split.constrain_named(&head, &[Some(Axis::Vocab), None]),
+        ]
+    }
+
+    /// Shards the gradient of hidden states by rows. Devices hold all rows and some columns of it: they first select their rows, then
+    /// exchange columns.
+    pub(super) fn rows_of_gradient(&self, dhidden: &Value) -> Value {
+        self.split_hidden(&self.decoder.split().constrain_from_the_last(dhidden, &HIDDEN))
+    }
+
+    /// Builds the operations of the loss head.
+    pub(super) fn of_head(
+        &self,
+        f: &Builder,
+        spec: &Spec,
+        pass: Pass,
+        arguments: Vec<(Role, Value)>,
+    ) -> Result<Vec<(Role, Value)>> {
+        let split = self.decoder.split();
+        let of_head = split.named(&[None, None]).zip(split.named(&[Some(Axis::Vocab), None]));
+        let results = match of_head {
+            Some((rows, weight)) => spec.operations_on_mesh(f, pass, arguments, &HeadSplit { rows, weight })?,
+            None => spec.operations(f, pass, arguments)?,
+        };
+        Ok(results.into_iter().map(|(role, value)| (role, self.split_gradient(role, &value))).collect())
+    }
+
+    /// Constrains the gradients that the loss head takes and returns. Each device computes its columns of the hidden states' gradient, for
+    /// all tokens.
+    pub(super) fn split_gradient(&self, role: Role, value: &Value) -> Value {
+        match role {
+            Role::GradHidden => self.decoder.split().constrain_named(value, &[None, Some(Axis::Embed)]),
+            Role::GradLmHead => self.decoder.split().constrain(value, &LM_HEAD),
+            _ => value.clone(),
+        }
+    }
+
+    /// Checks that rows `[B, T]` and hidden states `[N, H]` shard evenly.
+    pub(in crate::train) fn check_split(&self, shape: TrainShape) -> Result<()> {
+        let TrainShape { rows, length, tokens, .. } = shape;
+        let (split, hidden) = (self.decoder.split(), self.config().hidden_size);
+        split.check("the rows of a micro-batch", &[(Axis::Batch, rows), (Axis::Length, length)])?;
+        split.check("the completion tokens of a micro-batch", &[(Axis::Batch, tokens), (Axis::Embed, hidden)])
+    }
+
+    /// Finishes the program with `results`. The first ones are gradients of `trained`, sharded like the parameters; the others are
+    /// replicated.
+    pub(super) fn finish(
+        &self,
+        f: &Builder,
+        name: &str,
+        trained: &[Parameter],
+        results: &[(&str, &Value)],
+    ) -> Result<Module> {
+        let split = self.decoder.split();
+        trained.iter().enumerate().for_each(|(i, parameter)| split.result(f, i, &parameter.axes));
+        Ok(split.complete(finish(f.clone(), name, results)?))
+    }
+
+    /// Declares the rows of a micro-batch as the next arguments.
+    pub(super) fn declare_rows(&self, f: &Builder, shape: TrainShape) -> Vec<Value> {
+        let declare = |(name, ty): (&str, TensorType)| {
+            let argument = f.argument(name, ty);
+            if argument.shape().len() == 2 {
+                self.decoder.split().argument(&argument, &[Axis::Batch, Axis::Length]);
+            }
+            argument
+        };
+        row_types(shape).into_iter().map(declare).collect()
+    }
+}

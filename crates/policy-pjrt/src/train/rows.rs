@@ -1,0 +1,205 @@
+//! A micro-batch as rows of tokens, with the positions that predict completion tokens.
+
+use super::TrainShape;
+use super::packing::{Packing, bucket, rounded_up};
+use models::ModelConfig;
+use policy::{Error, Result, Sequence};
+
+/// The sequences of a micro-batch, packed into rows and padded with token 0.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Rows {
+    pub(crate) shape: TrainShape,
+    /// Token ids `[B, T]`, without the last token of each sequence, which predicts nothing.
+    pub(crate) ids: Vec<i32>,
+    /// Position of each token in its sequence, `[B, T]`; 0 for padding.
+    pub(crate) positions: Vec<i32>,
+    /// For each completion token, the index (among B T) of the position that predicts it, `[N]`; 0 for padding.
+    pub(crate) predicting: Vec<i32>,
+    /// For each position, the index (among N) of the completion token that it predicts, `[B, T]`; N if none.
+    pub(crate) predicts: Vec<i32>,
+}
+
+impl Rows {
+    /// Packs `sequences` into rows.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] for an empty list, prompt or completion; [`Error::TooLong`]; [`Error::Model`] for an unknown token.
+    pub(crate) fn new(config: &ModelConfig, sequences: &[Sequence]) -> Result<Self> {
+        if sequences.iter().any(|s| s.prompt.is_empty() || s.completion.is_empty()) || sequences.is_empty() {
+            let expected = "at least one sequence, with prompts and completions of at least one token";
+            return Err(Error::argument("a micro-batch", expected, "an empty one"));
+        }
+        for sequence in sequences {
+            let (length, limit) = (length(sequence), config.max_position_embeddings);
+            if length > limit {
+                return Err(Error::TooLong { what: "sequence", length, limit });
+            }
+            let mut tokens = sequence.prompt.iter().chain(&sequence.completion);
+            if let Some(&id) = tokens.find(|id| **id as usize >= config.vocab_size) {
+                return Err(models::Error::UnknownToken { id, vocab_size: config.vocab_size }.into());
+            }
+        }
+        Ok(Self::packed(sequences, &Packing::of(sequences)))
+    }
+
+    /// Creates the rows of `sequences` with this packing.
+    pub(super) fn packed(sequences: &[Sequence], packing: &Packing) -> Self {
+        let shape = packing.shape(sequences);
+        let none = vec![0; shape.rows * shape.length];
+        let [mut ids, mut positions] = [none.clone(), none];
+        let mut begins = vec![0; sequences.len()];
+        for (row, in_row) in packing.rows.iter().enumerate() {
+            let mut begin = row * shape.length;
+            for &i in in_row {
+                let Sequence { prompt, completion } = &sequences[i];
+                let end = begin + length(&sequences[i]);
+                for (token, id) in (begin..end).zip(prompt.iter().chain(completion)) {
+                    ids[token] = *id as i32;
+                    positions[token] = (token - begin) as i32;
+                }
+                begins[i] = begin;
+                begin = end;
+            }
+        }
+        let of = |(sequence, begin): (&Sequence, usize)| {
+            (begin + sequence.prompt.len() - 1..begin + length(sequence)).map(|token| token as i32)
+        };
+        let mut predicting: Vec<i32> = sequences.iter().zip(begins).flat_map(of).collect();
+        let mut predicts = vec![shape.tokens as i32; shape.rows * shape.length];
+        predicting.iter().zip(0..).for_each(|(token, n)| predicts[*token as usize] = n);
+        predicting.resize(shape.tokens, 0);
+        Self { shape, ids, positions, predicting, predicts }
+    }
+}
+
+impl Packing {
+    /// Packs `sequences`.
+    fn of(sequences: &[Sequence]) -> Self {
+        Self::new(&sequences.iter().map(length).collect::<Vec<_>>())
+    }
+
+    /// Returns the sizes of the program for this packing.
+    fn shape(&self, sequences: &[Sequence]) -> TrainShape {
+        let tokens: usize = sequences.iter().map(|s| s.completion.len()).sum();
+        let (rows, length, tokens) = (self.rows.len().max(1), self.length, bucket(tokens));
+        TrainShape { rows, length, tokens, shared: self.is_shared() }
+    }
+}
+
+impl TrainShape {
+    /// Returns the sizes of the program for a micro-batch with packed sequences, rounded up so that few programs are compiled. They are
+    /// largest if all sequences have maximal length, because then nearly every sequence needs its own row.
+    pub fn of(sequences: &[Sequence]) -> Self {
+        Packing::of(sequences).shape(sequences)
+    }
+
+    /// [`TrainShape::of`] for `count` sequences with prompts of `prompt` tokens and completions of `completion` tokens.
+    ///
+    /// ```
+    /// use policy::Sequence;
+    /// use policy_pjrt::TrainShape;
+    ///
+    /// let sequences = vec![Sequence { prompt: vec![0; 20], completion: vec![0; 8] }; 12];
+    /// assert_eq!(TrainShape::uniform(12, 20, 8), TrainShape::of(&sequences));
+    /// ```
+    pub fn uniform(count: usize, prompt: usize, completion: usize) -> Self {
+        let tokens = (prompt + completion).saturating_sub(1);
+        let length = bucket(tokens);
+        // A row takes as many as fit, unless that leaves as many rows as sequences.
+        let packed = rounded_up(count.div_ceil((length / tokens.max(1)).max(1)));
+        let rows = packed.min(count).max(1);
+        let shared = packed < count && length / tokens.max(1) > 1;
+        Self { rows, length, tokens: bucket(count.saturating_mul(completion)), shared }
+    }
+}
+
+/// Returns the number of tokens of a sequence in a row: all but the last one, which is only a target.
+fn length(sequence: &Sequence) -> usize {
+    (sequence.prompt.len() + sequence.completion.len()).saturating_sub(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sequence(prompt: &[u32], completion: &[u32]) -> Sequence {
+        Sequence { prompt: prompt.to_vec(), completion: completion.to_vec() }
+    }
+
+    /// Creates a sequence with this many tokens in prompt and completion.
+    fn of_lengths([prompt, completion]: [usize; 2]) -> Sequence {
+        sequence(&vec![3; prompt], &vec![4; completion])
+    }
+
+    #[test]
+    fn sizes_of_equal_sequences_are_those_of_their_rows() {
+        for count in 1..40 {
+            for (prompt, completion) in [(1, 1), (3, 2), (4, 4), (5, 12), (20, 8), (30, 3), (100, 29), (64, 64)] {
+                let sequences = vec![of_lengths([prompt, completion]); count];
+                let uniform = TrainShape::uniform(count, prompt, completion);
+                assert_eq!(uniform, TrainShape::of(&sequences), "{count} of {prompt} and {completion}");
+            }
+        }
+    }
+
+    #[test]
+    fn packed_sequences_keep_their_order() {
+        let sequences = [sequence(&[1, 5, 6], &[7, 8, 2]), sequence(&[9], &[2]), sequence(&[1, 4], &[3, 2])];
+        let rows = Rows::new(&ModelConfig::default(), &sequences).unwrap();
+        assert_eq!(rows.shape, TrainShape { rows: 1, length: 16, tokens: 16, shared: true });
+        assert_eq!(rows.ids, [1, 5, 6, 7, 8, 9, 1, 4, 3, 0, 0, 0, 0, 0, 0, 0]);
+        assert_eq!(rows.positions, [0, 1, 2, 3, 4, 0, 0, 1, 2, 0, 0, 0, 0, 0, 0, 0]);
+        assert_eq!(rows.predicting, [2, 3, 4, 5, 7, 8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
+        assert_eq!(rows.predicts, [16, 16, 0, 1, 2, 3, 16, 4, 5, 16, 16, 16, 16, 16, 16, 16]);
+    }
+
+    #[test]
+    fn rows_of_one_sequence_each_are_not_packed() {
+        let sequences = [sequence(&[1; 5], &[7; 8]), sequence(&[9; 9], &[2; 8])];
+        let rows = Rows::new(&ModelConfig::default(), &sequences).unwrap();
+        assert_eq!(rows.shape, TrainShape { rows: 2, length: 16, tokens: 16, shared: false });
+        // The first row is padded with 4 tokens, the second one is full.
+        assert_eq!((&rows.ids[10..18], &rows.ids[31..]), (&[7, 7, 0, 0, 0, 0, 9, 9][..], &[2][..]));
+        assert_eq!((&rows.positions[10..18], &rows.positions[31..]), (&[10, 11, 0, 0, 0, 0, 0, 1][..], &[15][..]));
+        assert_eq!(rows.predicting, [4, 5, 6, 7, 8, 9, 10, 11, 24, 25, 26, 27, 28, 29, 30, 31]);
+    }
+
+    #[test]
+    fn rows_added_by_rounding_are_empty() {
+        let config = ModelConfig::default();
+        // 4 + 1 rows; the last two sequences fit into the fifth row.
+        let lengths = [[8, 9], [9, 8], [10, 6], [7, 9], [3, 5], [4, 3], [1, 3]];
+        let rows = Rows::new(&config, &lengths.map(of_lengths)).unwrap();
+        assert_eq!(rows.shape, TrainShape { rows: 6, length: 16, tokens: 48, shared: true });
+        assert!([&rows.ids, &rows.positions].iter().all(|of| of[5 * 16..].iter().all(|x| *x == 0)));
+        // The fifth row is full.
+        assert_eq!(&rows.positions[4 * 16..][..16], [0, 1, 2, 3, 4, 5, 6, 0, 1, 2, 3, 4, 5, 0, 1, 2]);
+    }
+
+    #[test]
+    fn sequences_of_maximal_length_need_the_largest_program() {
+        let longest = [9, 24];
+        let most = TrainShape::of(&vec![of_lengths(longest); 5]);
+        assert_eq!(most, TrainShape { rows: 5, length: 32, tokens: 128, shared: false });
+        for other in [[9, 1], [1, 24], [5, 12], [9, 23]] {
+            for count in 0..5 {
+                let sequences = [vec![of_lengths(longest); count], vec![of_lengths(other); 5 - count]].concat();
+                let TrainShape { rows, length, tokens, .. } = TrainShape::of(&sequences);
+                assert!(rows <= most.rows && length <= most.length && tokens <= most.tokens, "{other:?} {count}");
+            }
+        }
+        assert_eq!(TrainShape::of(&[]), TrainShape { rows: 1, length: 16, tokens: 16, shared: false });
+    }
+
+    #[test]
+    fn invalid_sequences_are_rejected() {
+        let config = ModelConfig { vocab_size: 12, max_position_embeddings: 4, ..ModelConfig::default() };
+        let of = |sequences: &[Sequence]| Rows::new(&config, sequences).unwrap_err();
+        assert!(matches!(of(&[]), Error::Argument { .. }));
+        assert!(matches!(of(&[sequence(&[], &[1])]), Error::Argument { .. }));
+        assert!(matches!(of(&[sequence(&[1], &[])]), Error::Argument { .. }));
+        assert!(matches!(of(&[sequence(&[1, 2, 3], &[1, 2, 3])]), Error::TooLong { length: 5, limit: 4, .. }));
+        assert!(matches!(of(&[sequence(&[1], &[12])]), Error::Model(models::Error::UnknownToken { id: 12, .. })));
+        assert!(Rows::new(&config, &[sequence(&[1, 2], &[1, 2, 3])]).is_ok());
+    }
+}

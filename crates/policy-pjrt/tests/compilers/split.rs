@@ -1,0 +1,131 @@
+//! Training programs sharded over four chips, compiled for TPU.
+
+use grpo_core::Tiling;
+use models::ModelConfig;
+use pjrt::install::{Kind, install};
+use pjrt::{ArrayType, Collective, CompileOptions, DType, Executable, OptimizationLevel, Plugin, Topology};
+use policy_pjrt::decoder::{Attention, Axis, AxisRules, Compute, Decoder, Parameter, parameters};
+use policy_pjrt::{TrainPrograms, TrainShape};
+use stablehlo::{Mesh, Module, Save};
+use std::sync::LazyLock;
+
+fn compile(module: &Module) -> Executable {
+    static CHIPS: LazyLock<Topology> = LazyLock::new(|| {
+        let installed = install(Kind::Tpu, |_| {}).expect("the TPU compiler can be installed");
+        Plugin::load(installed.path).and_then(|plugin| plugin.topology("v6e:2x2", &[])).expect("a topology")
+    });
+    let options = CompileOptions { optimization_level: Some(OptimizationLevel::O0), ..CompileOptions::shardy(4) };
+    CHIPS.compile(module.to_string(), &options).unwrap_or_else(|error| panic!("{error}\n{module}"))
+}
+
+/// All sizes differ, and none is a multiple of the block size of attention, so that shapes identify tensors.
+const ROWS: usize = 4;
+const LAYERS: usize = 3;
+const VOCAB: usize = 4096;
+/// A row has two blocks.
+const BLOCK: usize = 384;
+const TOKENS: usize = 640;
+
+fn config() -> ModelConfig {
+    ModelConfig {
+        vocab_size: VOCAB,
+        hidden_size: 512,
+        intermediate_size: 2048,
+        num_hidden_layers: LAYERS,
+        num_attention_heads: 4,
+        num_key_value_heads: 2,
+        max_position_embeddings: 2 * BLOCK,
+        ..ModelConfig::default()
+    }
+}
+
+/// Returns `true` if an array has two dimensions of row tokens, as attention scores have.
+fn has_scores(dims: &[usize]) -> bool {
+    dims.iter().filter(|size| size.is_multiple_of(BLOCK)).count() > 1
+        || dims.iter().any(|size| size.is_multiple_of(BLOCK * BLOCK))
+}
+
+/// Returns the gradient program and the bytes of its arguments on one device.
+fn gradient(mesh: &Mesh) -> (Module, usize) {
+    let decoder = Decoder::new(&config(), Compute::Bf16).with_axis_rules(AxisRules::new(mesh)).expect("even parts");
+    // Two chunks of logits.
+    let tiling = Tiling { token_chunk: Some(TOKENS / 2), ..Tiling::default() };
+    let shape = TrainShape { rows: ROWS, length: 2 * BLOCK, tokens: TOKENS, shared: false };
+    let module =
+        TrainPrograms::new(decoder, Save::Carry).with_tiling(tiling).gradient(&grpo_core::LossConfig::default(), shape);
+    let module = module.expect("a program");
+    let all = module.main.body.arguments.iter().map(|id| module.main.type_of(*id).bytes()).sum();
+    (module, all)
+}
+
+#[test]
+fn collectives_move_weights_gradients_and_rows_but_no_scores_or_logits() {
+    for (axes, parts) in [([("data", 2), ("fsdp", 2)], 2), ([("fsdp", 2), ("tensor", 2)], 4)] {
+        let mesh = Mesh::new("mesh", axes).expect("a mesh");
+        let (module, all) = gradient(&mesh);
+        let executable = compile(&module);
+        let memory = executable.memory_stats().expect("statistics");
+        // Replicated arguments are small, but padded on a TPU.
+        let argument = usize::try_from(memory.argument).expect("a size");
+        assert!(argument * parts < all * 11 / 10, "{mesh}: {memory:?} of {all}");
+
+        let collectives = executable.collectives().expect("a program").expect("a program in HLO");
+        let is_vocab = |size: &usize| [VOCAB, VOCAB / 2, VOCAB / 4].contains(size);
+        let is_completion_tokens = |size: &usize| [TOKENS, TOKENS / 2, TOKENS / 4, TOKENS / 8].contains(size);
+        for Collective { kind, types } in &collectives {
+            println!("{mesh}: {kind} {types:?}");
+            for ArrayType { dtype, dims } in types {
+                let count = |of: &dyn Fn(&usize) -> bool| dims.iter().filter(|size| of(size)).count();
+                assert!(!has_scores(dims), "{mesh}: attention scores {dims:?} cross chips by {kind}");
+                let of_logits = count(&is_vocab) > 0 && count(&is_completion_tokens) > 0;
+                assert!(!of_logits, "{mesh}: logits {dims:?} cross chips by {kind}");
+                assert!(!dims.contains(&LAYERS), "{mesh}: {dims:?} of all layers by {kind}");
+                // Gradients are summed in f32; bf16 reductions are only of activations, which have a token dimension.
+                let has_tokens = dims.iter().product::<usize>().is_multiple_of(BLOCK);
+                let is_rounded = kind.contains("reduce") && *dtype == DType::Bf16 && !has_tokens;
+                assert!(!is_rounded, "{mesh}: {dims:?} in bf16 by {kind}");
+            }
+        }
+        // Weights of a layer are gathered, and their gradients reduced.
+        let has = |kind: &str, dtype, dims: &[usize]| {
+            let is_it = |ty: &ArrayType| ty.dtype == dtype && ty.dims.iter().filter(|d| **d > 1).eq(dims);
+            collectives.iter().any(|collective| collective.kind == kind && collective.types.iter().any(is_it))
+        };
+        let columns = 2048 * 2 / parts;
+        assert!(has("all-gather", DType::Bf16, &[columns, 512]), "{mesh}: {collectives:?}");
+        let reduced = ["all-reduce", "reduce-scatter"].iter().any(|kind| has(kind, DType::F32, &[columns, 512]));
+        assert!(reduced, "{mesh}: {collectives:?}");
+    }
+}
+
+/// Control: with sharded head dimensions, scores are sums over chips, and the check above must find them.
+#[test]
+fn sharded_head_dimensions_need_collectives_of_scores() {
+    let mesh = Mesh::new("mesh", [("fsdp", 2), ("tensor", 2)]).expect("a mesh");
+    let rules = [(Axis::Kv, &[][..]), (Axis::Heads, &[]), (Axis::HeadDim, &["tensor"])];
+    let rules = rules.into_iter().try_fold(AxisRules::new(&mesh), |rules, (axis, axes)| rules.with(axis, axes));
+    let decoder = Decoder::new(&config(), Compute::Bf16).with_attention(Attention::Materialised);
+    let decoder = decoder.with_axis_rules(rules.expect("axes of the mesh")).expect("even parts");
+    let shape = TrainShape { rows: ROWS, length: 2 * BLOCK, tokens: TOKENS, shared: false };
+    let module = TrainPrograms::new(decoder, Save::Carry).score(&grpo_core::LossConfig::default(), shape);
+    let collectives = compile(&module.expect("a program")).collectives().expect("a program").expect("HLO");
+    let mut arrays = collectives.iter().flat_map(|collective| &collective.types);
+    assert!(arrays.any(|array| has_scores(&array.dims)), "{collectives:?}");
+}
+
+/// Devices exchange only sums of squares for the gradient norm; each updates its own shard.
+#[test]
+fn an_update_moves_no_weights_between_devices() {
+    let mesh = Mesh::new("mesh", [("fsdp", 2), ("tensor", 2)]).expect("a mesh");
+    let decoder = Decoder::new(&config(), Compute::Bf16).with_axis_rules(AxisRules::new(&mesh)).expect("even parts");
+    let executable = compile(&TrainPrograms::new(decoder, Save::Carry).adamw().expect("a program"));
+    let memory = executable.memory_stats().expect("statistics");
+    assert!(memory.alias > 0 && memory.alias >= memory.argument * 99 / 100, "{memory:?}");
+    let collectives = executable.collectives().expect("a program").expect("a program in HLO");
+    assert!(!collectives.is_empty());
+    let numbers = |ty: &ArrayType| ty.dims.iter().product::<usize>();
+    let moved: usize = collectives.iter().flat_map(|collective| &collective.types).map(numbers).sum();
+    let all: usize = parameters(&config()).iter().map(Parameter::count).sum();
+    println!("{moved} numbers of {all} weights");
+    assert!(moved < all / 100, "{moved} of {all}: {collectives:?}");
+}

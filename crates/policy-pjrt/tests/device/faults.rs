@@ -1,0 +1,212 @@
+//! Device faults: each is an error that names the fix, and no existing data is lost.
+
+use crate::checkpoint::Checkpoint;
+use crate::support::runtime;
+use backend_tpu::plugins::Kind;
+use grpo_core::{LossConfig, readable_bytes};
+use models::{ExportOptions, FolderWriter, MemoryTable, ModelConfig, NamedTensor};
+use policy::{Policy, SequenceBatch, StateGroup, StepLoss, TensorSink, Weights, export_all, token_batch};
+use policy_pjrt::{DeviceWeights, Error, PjrtPolicy, PjrtPolicyOptions, Runtime};
+use stablehlo::{Builder, CustomCall, Dtype, TensorType};
+use std::fs;
+use std::path::Path;
+
+fn on_device(checkpoint: &Checkpoint, can_roll_back: bool) -> PjrtPolicy {
+    let options = PjrtPolicyOptions { can_roll_back, ..PjrtPolicyOptions::default() };
+    PjrtPolicy::from_weights(runtime(), checkpoint.config(), &checkpoint.weights, LossConfig::default(), options)
+        .unwrap()
+}
+
+#[test]
+fn a_model_that_does_not_fit_is_an_error_before_weights_are_read() {
+    let config = ModelConfig {
+        hidden_size: 1 << 16,
+        intermediate_size: 1 << 18,
+        num_hidden_layers: 1000,
+        ..ModelConfig::default()
+    };
+    // There are no weights, so reading one would be another error.
+    let error = DeviceWeights::from_tensors(runtime(), &config, &[], Dtype::F32).unwrap_err();
+    assert!(matches!(&error, Error::TooLarge { device, .. } if device == "pjrt:cpu"), "{error}");
+    let text = error.to_string();
+    for words in ["pjrt:cpu has ", "weights (float32)", " TB", "policy.can_roll_back false"] {
+        assert!(text.contains(words), "{words}: {text}");
+    }
+    assert_eq!(text.lines().count(), 1);
+
+    let there = runtime().available_memory().unwrap();
+    let mut table = MemoryTable::new();
+    table.push("all but a little", there / 2);
+    runtime().check_memory(table.clone()).unwrap();
+    table.push_in("updates", "gradients", 2 * there);
+    let text = runtime().check_memory(table).unwrap_err().to_string();
+    assert!(text.contains("all but a little") && text.contains("during updates: gradients"), "{text}");
+}
+
+#[test]
+fn out_of_memory_errors_have_bytes_and_knobs() {
+    // 2^48 bytes, more than any process has.
+    let shape = [1 << 23, 1 << 23];
+    for (name, knob) in [("gradient", "grpo.gradient_accumulation_steps"), ("rollout_x", "rollout.batch_size")] {
+        let f = Builder::new();
+        let one = f.argument("one", TensorType::scalar(Dtype::F32));
+        let all = one.broadcast_in_dim(&shape, &[]);
+        drop(one);
+        let program = runtime().compile(&f.finish(name, &[("all", &all)]).unwrap()).unwrap();
+        let one = runtime().upload(&[1.0_f32], &[]).unwrap();
+        // Wait for the upload: a program with a pending argument fails later, when its results are read, and then the bytes come from the
+        // plugin's error text.
+        assert_eq!(one.to_vec::<f32>().unwrap(), [1.0]);
+        let error = program.run(vec![(&one).into()]).map(|_| ()).unwrap_err();
+        let Error::OutOfMemory { needed: Some(needed), available: Some(available), .. } = &error else {
+            panic!("{error}")
+        };
+        assert!(*needed >= 1 << 48 && *available < 1 << 48);
+        let text = error.to_string();
+        assert!(text.contains(&format!("running `{name}`")) && text.contains(knob), "{text}");
+        assert!(
+            text.contains(&format!("{} needed, {} free", readable_bytes(*needed), readable_bytes(*available))),
+            "{text}"
+        );
+    }
+}
+
+#[test]
+fn a_compile_error_names_the_program_the_plugin_and_its_versions() {
+    let f = Builder::new();
+    let one = f.argument("one", TensorType::scalar(Dtype::F32));
+    let call = CustomCall { target: "of_a_later_release".into(), ..CustomCall::default() };
+    let result = f.custom_call(call, &[&one], &[one.ty().clone()]).swap_remove(0);
+    drop(one);
+    let error = runtime().compile(&f.finish("decode", &[("result", &result)]).unwrap()).unwrap_err();
+    assert!(matches!(&error, Error::Compile { program, .. } if program == "decode"), "{error}");
+    let text = error.to_string();
+    let (major, minor) = runtime().client().plugin().api_version();
+    for words in [
+        "`decode`",
+        "pjrt:cpu",
+        "of_a_later_release",
+        &runtime().client().plugin().path().display().to_string(),
+        &format!("PJRT API {major}.{minor}"),
+        "StableHLO 1.",
+        "another release",
+    ] {
+        assert!(text.contains(words), "{words}: {text}");
+    }
+}
+
+#[test]
+fn damaged_or_outdated_cache_entries_are_recompiled() {
+    let folder = tempfile::tempdir().unwrap();
+    let runtime = Runtime::new(Kind::Cpu, runtime().client().clone()).unwrap().with_compile_cache(folder.path());
+    let doubled = || {
+        let f = Builder::new();
+        let x = f.argument("x", TensorType::new(Dtype::F32, [2]));
+        let sum = &x + &x;
+        drop(x);
+        let program = runtime.compile(&f.finish("double", &[("sum", &sum)]).unwrap()).unwrap();
+        let x = runtime.upload(&[1.5_f32, -2.0], &[2]).unwrap();
+        program.run_one(vec![x.into()]).unwrap().to_vec::<f32>().unwrap()
+    };
+    assert_eq!(doubled(), [3.0, -4.0]);
+    let entry = fs::read_dir(folder.path()).unwrap().next().unwrap().unwrap().path();
+    let good = fs::read(&entry).unwrap();
+    let mut older = good.clone();
+    older[15] = b'0';
+    for damaged in [&good[..good.len() / 3], &older[..], b"", b"something else"] {
+        fs::write(&entry, damaged).unwrap();
+        assert_eq!(doubled(), [3.0, -4.0]);
+        assert!(fs::read(&entry).unwrap().starts_with(&good[..16]), "the entry was replaced");
+    }
+}
+
+#[test]
+fn a_device_failure_during_an_update_is_reported_as_lost_weights() {
+    let checkpoint = Checkpoint::open("qwen2");
+    let sequences = checkpoint.completions();
+    let batch = || [SequenceBatch { sequences: &sequences, tokens: token_batch(&sequences).unwrap() }];
+    let imitate = StepLoss::CrossEntropy { tokens: 50 };
+    for program in ["adamw", "step"] {
+        let mut policy = on_device(&checkpoint, false);
+        policy.step(&batch(), imitate, 0.1).unwrap();
+        let weights = export_all(&policy, StateGroup::Weights(Weights::Policy)).unwrap();
+        // Simulate a device failure: delete a buffer.
+        let fails = |policy: &PjrtPolicy| policy.weights().unwrap().buffers()[0].delete().unwrap();
+        let error = match program {
+            "adamw" => {
+                policy.accumulate(&batch(), imitate).unwrap();
+                fails(&policy);
+                policy.apply(0.1).unwrap_err()
+            }
+            _ => {
+                fails(&policy);
+                policy.step(&batch(), imitate, 0.1).unwrap_err()
+            }
+        };
+        assert!(error.to_string().contains(&format!("running `{program}`")), "{error}");
+        let lost = |error: policy::Error| {
+            let text = error.to_string();
+            assert!(text.contains("lost the weights") && text.contains("last checkpoint"), "{text}");
+        };
+        lost(policy.export_model(&mut Vec::new()).unwrap_err());
+        lost(policy.accumulate(&batch(), imitate).unwrap_err());
+        lost(policy.step(&batch(), imitate, 0.1).unwrap_err());
+        lost(policy.freeze_ref_policy().unwrap_err());
+        lost(policy.import_weights(&weights).unwrap_err());
+        assert!(matches!(policy.logits(&[&[1, 2]], |_, _, _| {}), Err(Error::Lost)));
+    }
+}
+
+/// A sink that writes tensors into a folder and fails after a number of tensors.
+struct Fails {
+    writer: FolderWriter,
+    after: usize,
+}
+
+impl TensorSink for Fails {
+    fn tensor(&mut self, tensor: NamedTensor) -> policy::Result<()> {
+        self.after = self.after.checked_sub(1).ok_or(policy::Error::NoValueHead)?;
+        Ok(self.writer.write(&tensor.name, &tensor.data)?)
+    }
+}
+
+fn contents(folder: &Path) -> Vec<(String, Vec<u8>)> {
+    let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap());
+    let mut files: Vec<_> =
+        entries.map(|entry| (entry.file_name().into_string().unwrap(), fs::read(entry.path()).unwrap())).collect();
+    files.sort();
+    files
+}
+
+#[test]
+fn a_failed_export_keeps_the_existing_folder() {
+    let checkpoint = Checkpoint::open("qwen2");
+    let policy = on_device(&checkpoint, true);
+    let place = tempfile::tempdir().unwrap();
+    let target = place.path().join("model");
+    let export = |after: usize| -> policy::Result<()> {
+        let options = ExportOptions { replace: true, ..ExportOptions::default() };
+        let writer = FolderWriter::create(&target, checkpoint.config(), Some(&checkpoint.folder), options)?;
+        let mut sink = Fails { writer, after };
+        policy.export_model(&mut sink)?;
+        Ok(sink.writer.finish()?)
+    };
+    let all = checkpoint.config().parameters().len();
+    export(all).unwrap();
+    let before = contents(&target);
+    assert!(before.iter().any(|(name, bytes)| name == "model.safetensors" && bytes.len() > 1000));
+    // Fails before the first tensor, after some, and before the last.
+    for after in [0, 5, all - 1] {
+        assert!(matches!(export(after), Err(policy::Error::NoValueHead)));
+        assert_eq!(contents(&target), before, "{after}");
+        assert_eq!(fs::read_dir(place.path()).unwrap().count(), 1, "nothing else is left");
+    }
+    // The device fails during the export.
+    let weights = policy.weights().unwrap();
+    let last = weights.buffers().last().unwrap();
+    last.delete().unwrap();
+    let error = export(all).unwrap_err().to_string();
+    assert!(error.contains("running `") || error.contains("reading "), "{error}");
+    assert_eq!(contents(&target), before);
+    assert_eq!(fs::read_dir(place.path()).unwrap().count(), 1);
+}

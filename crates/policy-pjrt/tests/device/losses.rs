@@ -1,0 +1,264 @@
+//! Every loss on the device against the same loss on the CPU.
+
+use crate::support::{assert_close, runtime};
+use grpo_core::aggregate::token_weights;
+use grpo_core::{Advantages, Implementation, LossConfig, LossOutput, TokenBatch};
+use models::{ModelConfig, NamedTensor};
+use policy::{AdamWConfig, Policy, Sequence, SequenceBatch, StateGroup, StepLoss, Weights, export_all, token_batch};
+use policy_cpu::{CpuPolicy, PolicyLoss};
+use policy_pjrt::{PjrtPolicy, PjrtPolicyOptions};
+use std::sync::Arc;
+use testkit::family;
+
+/// Losses with transformed logits, which [`family::LOSSES`] does not list.
+const OF_OTHER_LOGITS: [&str; 4] = ["softcap", "softcap_logprobs", "logit_scale", "negative_scale"];
+
+fn config() -> ModelConfig {
+    ModelConfig {
+        hidden_size: 16,
+        intermediate_size: 16,
+        num_hidden_layers: 1,
+        initializer_range: 0.3,
+        ..ModelConfig::default()
+    }
+}
+
+fn on_host(loss: &LossConfig) -> CpuPolicy {
+    let loss = PolicyLoss {
+        config: loss.clone(),
+        backend: Arc::new(backend_cpu::CpuBackend::new()),
+        implementation: Implementation::Fused,
+        max_tokens: 64,
+    };
+    CpuPolicy::new(&config(), 1, loss).unwrap()
+}
+
+/// Creates a device policy with the weights of the CPU policy.
+fn on_device(host: &CpuPolicy, loss: &LossConfig) -> PjrtPolicy {
+    let mut weights = Vec::new();
+    host.export_model(&mut weights).unwrap();
+    let options = PjrtPolicyOptions::default();
+    PjrtPolicy::from_tensors(runtime(), &config(), &weights, loss.clone(), options).unwrap()
+}
+
+/// Returns pseudo-random numbers from 0 up to 1.
+fn numbers(seed: u64, name: &str, n: usize) -> Vec<f32> {
+    rng::uniform_weights(n, 0.5, seed, name).into_iter().map(|x| (x + 0.5).clamp(0.0, 0.999)).collect()
+}
+
+/// Returns four sequences; one has a single completion token.
+fn sequences() -> Vec<Sequence> {
+    let lengths = [(3, 9), (1, 1), (5, 12), (2, 10)];
+    let ids = |i: usize, part: &str, n: usize| {
+        let of = |x: &f32| 3 + (x * (config().vocab_size - 3) as f32) as u32;
+        numbers(i as u64, part, n).iter().map(of).collect()
+    };
+    let sequence = |(i, (p, c)): (usize, &(usize, usize))| Sequence {
+        prompt: ids(i, "prompt", *p),
+        completion: ids(i, "completion", *c),
+    };
+    lengths.iter().enumerate().map(sequence).collect()
+}
+
+/// Returns log-ratios on both sides of every bound of [`family::loss`], and not close to any, as in [`testkit::Case`].
+fn log_ratios(name: &str, n: usize) -> Vec<f32> {
+    let [sizes, kinds, signs] = [1, 2, 3].map(|seed| numbers(seed, name, n));
+    let of = |i: usize| {
+        let (low, high) = [(0.01, 0.04), (0.08, 0.16), (0.29, 0.36)][(3.0 * kinds[i]) as usize];
+        (low + (high - low) * sizes[i]).copysign(signs[i] - 0.5)
+    };
+    (0..n).map(of).collect()
+}
+
+/// Creates the completion tokens of the sequences with all inputs of a loss.
+fn batch(policy: &mut dyn Policy, sequences: &[Sequence], loss: &LossConfig) -> TokenBatch {
+    let plain = token_batch(sequences).unwrap();
+    let part = SequenceBatch { sequences, tokens: plain.clone() };
+    let logp = policy.score(Weights::Policy, &[part]).unwrap().logp;
+    // Ratios of long sequences are biased, so that sequence-level ratios are clipped, too.
+    let lean = |row: usize| {
+        let sequence = (0..plain.sequences()).find(|i| plain.range(*i).contains(&row)).unwrap();
+        [0.07, 0.0, -0.07, 0.02][sequence]
+    };
+    let near = |name: &str| -> Vec<f32> {
+        let ratios = log_ratios(name, logp.len());
+        logp.iter().zip(&ratios).enumerate().map(|(row, (logp, ratio))| logp - lean(row) - ratio).collect()
+    };
+    let old = near("old");
+    let advantages = [1.3, -0.9, -0.7, 0.8];
+    let batch = plain.clone().with_advantages(Advantages::PerSequence(advantages.to_vec())).unwrap();
+    let batch = batch.with_ref_logp(near("reference")).unwrap();
+    let sampler = loss.asks_for_sampler_logp().then(|| {
+        let ratios = log_ratios("sampler", old.len());
+        // Every fourth token has no sampler log-probability.
+        let of = |(i, (old, ratio)): (usize, (&f32, &f32))| if i % 4 == 2 { f32::NAN } else { old - ratio };
+        old.iter().zip(&ratios).enumerate().map(of).collect()
+    });
+    let batch = match sampler {
+        Some(sampler) => batch.with_sampler_logp(sampler).unwrap(),
+        None => batch,
+    };
+    batch.with_old_logp(old).unwrap()
+}
+
+fn gradients(policy: &mut PjrtPolicy) -> Vec<NamedTensor> {
+    let mut gradients = Vec::new();
+    policy.export_gradients(&mut gradients).unwrap();
+    gradients
+}
+
+fn gradients_of_host(policy: &CpuPolicy) -> Vec<NamedTensor> {
+    let mut gradients = Vec::new();
+    policy.model().export_values(policy.gradients().parameters(), &mut gradients).unwrap();
+    gradients
+}
+
+#[track_caller]
+fn assert_same_tensors(what: &str, found: &[NamedTensor], expected: &[NamedTensor], tolerance: f32) {
+    assert_eq!(found.len(), expected.len(), "{what}");
+    for found in found {
+        let expected = expected.iter().find(|tensor| tensor.name == found.name).unwrap();
+        assert_eq!(found.shape, expected.shape, "{what}: {}", found.name);
+        assert_close(&format!("{what}: {}", found.name), &found.data, &expected.data, tolerance);
+    }
+}
+
+/// Fails unless loss, scores, metrics and gradients of a batch match on the device and the CPU.
+#[track_caller]
+fn assert_same_on_both(name: &str, loss: &LossConfig, change: impl FnOnce(TokenBatch) -> TokenBatch) {
+    let sequences = sequences();
+    let mut host = on_host(loss);
+    let mut device = on_device(&host, loss);
+    let tokens = change(batch(&mut host, &sequences, loss));
+    let part = [SequenceBatch { sequences: &sequences, tokens }];
+    let expected = host.accumulate(&part, StepLoss::Grpo).unwrap();
+    let found = device.accumulate(&part, StepLoss::Grpo).unwrap();
+    let [of_device, of_host] = [found.loss, expected.loss];
+    assert!((of_device - of_host).abs() <= 1e-5 * of_host.abs().max(0.1), "{name}: {of_device} {of_host}");
+    assert_close(name, &found.scores.logp, &expected.scores.logp, 1e-5);
+    assert_close(name, &found.scores.entropy, &expected.scores.entropy, 1e-5);
+    let names = |output: &LossOutput| {
+        let mut names: Vec<String> = output.metrics.values().map(|(key, _)| key.to_owned()).collect();
+        names.sort();
+        names
+    };
+    assert_eq!(names(&found), names(&expected), "{name}");
+    for (key, expected) in expected.metrics.values() {
+        let found = found.metrics.value(key).unwrap();
+        let is_close = found == expected || (found - expected).abs() <= 1e-4 * expected.abs().max(0.01);
+        assert!(is_close, "{name}, {key}: {found} {expected}");
+    }
+    assert_same_tensors(name, &gradients(&mut device), &gradients_of_host(&host), 1e-5);
+}
+
+#[test]
+fn every_loss_matches_the_cpu_policy() {
+    for name in family::LOSSES.into_iter().chain(family::others()).chain(OF_OTHER_LOGITS) {
+        assert_same_on_both(name, &family::loss(name), |batch| batch);
+    }
+}
+
+#[test]
+fn losses_with_advantages_and_temperatures_per_token_match_the_cpu_policy() {
+    for name in ["grpo", "dapo", "verl_vanilla"] {
+        assert_same_on_both(name, &family::loss(name), |batch| {
+            let n = batch.tokens();
+            let advantages = numbers(1, "advantages", n).into_iter().map(|x| 3.0 * x - 1.5).collect();
+            let temperatures = numbers(1, "temperatures", n).into_iter().map(|x| 0.9 + 0.2 * x).collect();
+            let batch = batch.with_advantages(Advantages::PerToken(advantages)).unwrap();
+            batch.with_temperatures(temperatures).unwrap()
+        });
+    }
+}
+
+const RATE: f64 = 0.01;
+
+/// Splits the sequences into micro-batches of `size`.
+fn parts_of<'a>(sequences: &'a [Sequence], whole: &TokenBatch, size: usize) -> Vec<SequenceBatch<'a>> {
+    let parts = sequences.chunks(size).enumerate().map(|(i, part)| {
+        let tokens = whole.select_sequences(size * i..size * i + part.len()).unwrap();
+        SequenceBatch { sequences: part, tokens }
+    });
+    parts.collect()
+}
+
+/// Returns the loss of an update, its gradients, and the weights after a step.
+fn update(
+    host: &CpuPolicy,
+    loss: &LossConfig,
+    parts: &[SequenceBatch<'_>],
+) -> (f64, Vec<NamedTensor>, Vec<NamedTensor>) {
+    let mut device = on_device(host, loss);
+    // AdamW divides differences of small gradients by epsilon.
+    device.reset_optimizer(&AdamWConfig { adam_epsilon: 1e-2, ..AdamWConfig::default() }).unwrap();
+    let output = device.accumulate(parts, StepLoss::Grpo).unwrap();
+    let gradients = gradients(&mut device);
+    device.skip().unwrap();
+    let (of_step, report) = device.step(parts, StepLoss::Grpo, RATE).unwrap();
+    assert!(report.applied && (of_step.loss - output.loss).abs() <= 1e-6 * output.loss.abs().max(0.1));
+    (output.loss, gradients, export_all(&device, StateGroup::Weights(Weights::Policy)).unwrap())
+}
+
+/// Token selections, masks and sequence weights of an update must not depend on the number of micro-batches, if the whole batch is prepared
+/// first, as in the trainer.
+#[test]
+fn an_update_does_not_depend_on_the_number_of_micro_batches() {
+    let selections = ["top_entropy", "clip_cov", "kl_cov"];
+    let of_sequences = ["gspo", "grpo_sequence", "geo_mean", "vespo", "luspo"];
+    let by_the_sampler = ["off_policy", "sampler_sequence_mask", "sampler_rejection", "sampler_seq_mask_tis"];
+    for name in selections.into_iter().chain(of_sequences).chain(by_the_sampler) {
+        let (loss, sequences) = (family::loss(name), sequences());
+        let mut host = on_host(&loss);
+        let whole = batch(&mut host, &sequences, &loss);
+        let expected = update(&host, &loss, &parts_of(&sequences, &whole, sequences.len()));
+        for size in [2, 1] {
+            let what = format!("{name}, micro-batches of {size}");
+            let mut device = on_device(&host, &loss);
+            let scored = |batch: &TokenBatch| {
+                let scores = device.score(Weights::Policy, &parts_of(&sequences, batch, size)).unwrap();
+                Ok::<_, grpo_core::Error>(scores.into())
+            };
+            let prepared = loss.prepare(&whole, scored).unwrap().into_owned();
+            assert_eq!(prepared.active_tokens() < whole.active_tokens(), name == "sampler_rejection", "{what}");
+            let weighted = |batch: TokenBatch| match batch.weights() {
+                Some(_) => batch,
+                None => {
+                    let weights = token_weights(&loss, &batch).unwrap();
+                    batch.with_weights(weights).unwrap()
+                }
+            };
+            let found = update(&host, &loss, &parts_of(&sequences, &weighted(prepared), size));
+            assert!(
+                (found.0 - expected.0).abs() <= 1e-5 * expected.0.abs().max(0.1),
+                "{what}: {} {}",
+                found.0,
+                expected.0
+            );
+            assert_same_tensors(&what, &found.1, &expected.1, 1e-5);
+            assert_same_tensors(&what, &found.2, &expected.2, 1e-5);
+            if selections.contains(&name) {
+                // If tokens are selected per micro-batch, the selection differs.
+                let apart = update(&host, &loss, &parts_of(&sequences, &weighted(whole.clone()), size));
+                assert!((apart.0 - expected.0).abs() > 1e-4, "{what}: the choice does not depend on the batch");
+            }
+        }
+    }
+}
+
+/// A micro-batch without active tokens is not an error.
+#[test]
+fn a_micro_batch_without_active_tokens_adds_nothing() {
+    let (loss, sequences) = (family::loss("grpo_sequence"), sequences());
+    let mut host = on_host(&loss);
+    let whole = batch(&mut host, &sequences, &loss);
+    let mut mask = whole.mask();
+    mask[whole.range(2)].fill(0.0);
+    let whole = whole.with_mask(&mask).unwrap();
+    let weights = token_weights(&loss, &whole).unwrap();
+    let whole = whole.with_weights(weights).unwrap();
+    let expected = update(&host, &loss, &parts_of(&sequences, &whole, sequences.len()));
+    let found = update(&host, &loss, &parts_of(&sequences, &whole, 1));
+    assert!((found.0 - expected.0).abs() <= 1e-5 * expected.0.abs().max(0.1), "{} {}", found.0, expected.0);
+    assert_same_tensors("gradients", &found.1, &expected.1, 1e-5);
+    assert_same_tensors("weights", &found.2, &expected.2, 1e-5);
+}

@@ -1,0 +1,339 @@
+//! Policies with bf16 products: bf16 weights with the remainders of f32 weights.
+
+use crate::checkpoint::Checkpoint;
+use crate::gradients::{batches, by_name, on_device};
+use crate::support::runtime;
+use grpo_core::LossConfig;
+use half::bf16;
+use models::{LoraConfig, ModelConfig, NamedTensor};
+use pjrt::{Argument, Buffer};
+use policy::{
+    AdamWConfig, LogitsProcessors, Policy, PolicyState, RolloutRequest, Sampling, SequenceBatch, StateGroup, StepLoss,
+    Weights, export_all, token_batch,
+};
+use policy_pjrt::decoder::{Compute, Decoder};
+use policy_pjrt::{DeviceWeights, PjrtPolicy, PjrtPolicyOptions, TrainPrograms, TrainShape};
+use rand::{Rng, RngExt};
+use stablehlo::{Dtype, Module, Save, TensorType};
+use std::sync::Arc;
+
+pub(crate) fn config() -> ModelConfig {
+    ModelConfig { hidden_size: 16, intermediate_size: 16, num_hidden_layers: 2, ..Default::default() }
+}
+
+fn narrow() -> PjrtPolicyOptions {
+    PjrtPolicyOptions { compute: Compute::Bf16, ..PjrtPolicyOptions::default() }
+}
+
+/// Returns a random generator with a fixed seed.
+pub(crate) fn random(seed: u64) -> impl Rng {
+    rng::stream(seed, rng::Purpose::Weights, 0, 0)
+}
+
+/// Returns `count` numbers between -`size` and `size`.
+pub(crate) fn numbers(random: &mut impl Rng, count: usize, size: f32) -> Vec<f32> {
+    (0..count).map(|_| random.random_range(-size..=size)).collect()
+}
+
+/// Returns bf16 parameter and i16 remainder of an f32 word.
+pub(crate) fn halves(word: u32) -> (bf16, i16) {
+    (bf16::from_bits((word.wrapping_add(0x8000) >> 16) as u16), word as u16 as i16)
+}
+
+pub(crate) fn bits(values: &[f32]) -> Vec<u32> {
+    values.iter().map(|value| value.to_bits()).collect()
+}
+
+#[test]
+fn finite_f32_weights_are_restored_exactly_and_read_as_the_nearest_bf16() {
+    let mut random = random(7);
+    // Zeros, subnormals, ties, and numbers that are infinite in bf16, of both signs.
+    let edges =
+        [0, 1, 0x7F_FFFF, 0x80_0000, 0x3F80_8000, 0x3F81_8000, 0x3F80_7FFF, 0x3F80_8001, 0x7F7F_7FFF, 0x7F7F_FFFF];
+    let mut edges = edges.into_iter().flat_map(|word: u32| [word, word | 1 << 31]).cycle();
+    let mut word = || {
+        let word = random.next_u32();
+        if word.is_multiple_of(5) || !f32::from_bits(word).is_finite() { edges.next().unwrap() } else { word }
+    };
+    let tensors: Vec<NamedTensor> = config()
+        .parameters()
+        .into_iter()
+        .map(|p| NamedTensor {
+            data: (0..p.len()).map(|_| f32::from_bits(word())).collect(),
+            name: p.name,
+            shape: p.shape,
+        })
+        .collect();
+    let policy = PjrtPolicy::from_tensors(runtime(), &config(), &tensors, LossConfig::default(), narrow()).unwrap();
+    let mut found = Vec::new();
+    policy.export_model(&mut found).unwrap();
+    let (found, expected) = (by_name(found), by_name(tensors));
+    assert_eq!(found.len(), expected.len());
+    for (name, tensor) in &expected {
+        assert_eq!(bits(&found[name].data), bits(&tensor.data), "{name}");
+    }
+
+    let weights = policy.weights().unwrap();
+    let (mut remainders, mut seen) = (weights.remainders(), 0);
+    for (parameter, buffer) in weights.table().iter().zip(weights.buffers()) {
+        let words = parameter.hugging_face().into_iter().flat_map(|name| bits(&expected[&name].data));
+        if !parameter.has_matrices() {
+            assert_eq!(bits(&buffer.to_vec::<f32>().unwrap()), words.collect::<Vec<_>>(), "{}", parameter.name());
+            continue;
+        }
+        let (high, low): (Vec<bf16>, Vec<i16>) = words.map(halves).unzip();
+        let patterns = |values: &[bf16]| values.iter().map(|value| value.to_bits()).collect::<Vec<_>>();
+        assert_eq!(patterns(&buffer.to_vec::<bf16>().unwrap()), patterns(&high), "{}", parameter.name());
+        assert_eq!(remainders.next().unwrap().to_vec::<i16>().unwrap(), low, "{}", parameter.name());
+        seen += 1;
+    }
+    // Embedding, head, and seven stacked matrices of the layers.
+    assert_eq!((seen, remainders.count()), (9, 0));
+}
+
+/// Uploads arguments after the first `given` ones: small numbers, equal for all programs.
+fn rest_of_arguments(module: &Module, given: usize) -> Vec<Buffer> {
+    let mut random = random(3);
+    let types = module.main.body.arguments.iter().skip(given).map(|id| module.main.type_of(*id).clone());
+    let upload = |ty: TensorType| {
+        let count = ty.elements();
+        match ty.dtype {
+            Dtype::I32 => {
+                runtime().upload(&(0..count).map(|_| random.random_range(0..8_i32)).collect::<Vec<_>>(), &ty.shape)
+            }
+            Dtype::F32 => {
+                let values = numbers(&mut random, count, 1.0).iter().map(|x| x.abs()).collect::<Vec<_>>();
+                runtime().upload(&values, &ty.shape)
+            }
+            Dtype::Pred => runtime().upload(&vec![false; count], &ty.shape),
+            other => panic!("{other}"),
+        }
+    };
+    types.map(upload).map(Result::unwrap).collect()
+}
+
+#[test]
+fn gradients_of_bf16_weights_match_f32_weights_of_equal_values() {
+    for name in ["qwen2", "qwen3", "llama3_bf16"] {
+        let checkpoint = Checkpoint::open(name);
+        let decoder = Decoder::new(checkpoint.config(), Compute::Bf16);
+        let stored =
+            DeviceWeights::from_weights(runtime(), checkpoint.config(), &checkpoint.weights, Dtype::Bf16).unwrap();
+        let gradients = |dtype: Dtype| {
+            let modules = TrainPrograms::new(decoder.clone(), Save::Carry).with_model_dtype(dtype);
+            let shape = TrainShape { rows: 2, length: 8, tokens: 8, shared: false };
+            let module = modules.gradient(&LossConfig::default(), shape).unwrap();
+            let weights = stored.converted(dtype).unwrap();
+            let rest = rest_of_arguments(&module, weights.buffers().len());
+            let arguments = weights.arguments().into_iter().chain(rest.into_iter().map(Argument::from)).collect();
+            let outputs = runtime().compile(&module).unwrap().run(arguments).unwrap();
+            outputs.iter().map(|output| bits(&output.to_vec::<f32>().unwrap())).collect::<Vec<_>>()
+        };
+        let [narrow, wide] = [Dtype::Bf16, Dtype::F32].map(gradients);
+        let table = decoder.trained();
+        assert_eq!(narrow.len(), table.len() + 3);
+        let names = table.iter().map(|p| p.name()).chain(["sums", "logp", "entropy"]);
+        for ((part, narrow), wide) in names.zip(&narrow).zip(&wide) {
+            assert_eq!(narrow, wide, "{name}: {part}");
+        }
+        // Gradients have f32 precision.
+        for (parameter, gradient) in table.iter().zip(&narrow) {
+            let low = gradient.iter().filter(|word| *word & 0xFFFF != 0).count();
+            assert!(2 * low > gradient.len(), "{name}: {}: {low} of {}", parameter.name(), gradient.len());
+        }
+    }
+}
+
+fn all(policy: &PjrtPolicy) -> [Vec<NamedTensor>; 3] {
+    let of = StateGroup::Weights;
+    [of(Weights::Policy), of(Weights::RefPolicy), StateGroup::Optimizer].map(|group| export_all(policy, group).unwrap())
+}
+
+/// Returns the bits of every number of a state.
+fn patterns(state: &[Vec<NamedTensor>; 3]) -> Vec<u32> {
+    state.iter().flatten().flat_map(|tensor| bits(&tensor.data)).collect()
+}
+
+#[test]
+fn a_bf16_policy_is_restored_bit_for_bit_by_import_and_roll_back() {
+    let checkpoint = Checkpoint::open("qwen2");
+    let sequences = checkpoint.completions();
+    let parts = batches(&sequences);
+    let train = |policy: &mut PjrtPolicy| {
+        policy.accumulate(&parts, StepLoss::CrossEntropy { tokens: 50 }).unwrap();
+        assert!(policy.apply(1e-4).unwrap().applied);
+    };
+    for (can_roll_back, mixed) in [(true, true), (false, false)] {
+        let fresh = || on_device(&checkpoint, PjrtPolicyOptions { can_roll_back, ..narrow() });
+        let mut policy = fresh();
+        let [begun, ..] = all(&policy);
+        let has_low_digits = |tensor: &NamedTensor| bits(&tensor.data).iter().any(|word| word & 0xFFFF != 0);
+        assert!(begun.iter().filter(|tensor| tensor.shape.len() > 1).all(has_low_digits), "no low bits to lose");
+        policy.freeze_ref_policy().unwrap();
+        train(&mut policy);
+        if mixed {
+            policy.mix_ref_policy(0.25).unwrap();
+        }
+        train(&mut policy);
+        let before = all(&policy);
+        assert_ne!(before[0], begun);
+
+        policy.begin().unwrap();
+        train(&mut policy);
+        let after = all(&policy);
+        assert_ne!(after, before);
+        match can_roll_back {
+            true => policy.roll_back().unwrap(),
+            false => assert!(policy.roll_back().is_err()),
+        }
+        // After an import of the exported tensors, the next step is the same.
+        let [weights, of_ref, moments] = &before;
+        let adamw = AdamWConfig::default();
+        let state = PolicyState {
+            policy: weights,
+            ref_policy: Some(of_ref),
+            optimizer: moments,
+            optimizer_steps: 2,
+            adamw: &adamw,
+        };
+        let mut other = fresh();
+        other.import(&state).unwrap();
+        assert_eq!(patterns(&all(&other)), patterns(&before));
+        let plain = |policy: &mut PjrtPolicy| bits(&policy.score(Weights::RefPolicy, &parts).unwrap().logp);
+        assert_eq!(plain(&mut other), plain(&mut policy));
+        train(&mut other);
+        assert_eq!(patterns(&all(&other)), patterns(&after));
+        if can_roll_back {
+            train(&mut policy);
+            assert_eq!(patterns(&all(&policy)), patterns(&after));
+        }
+    }
+}
+
+#[test]
+fn the_reference_policy_is_bf16_until_it_is_mixed() {
+    let checkpoint = Checkpoint::open("qwen3");
+    let sequences = checkpoint.completions();
+    let parts = batches(&sequences);
+    let mut policy = on_device(&checkpoint, narrow());
+    policy.freeze_ref_policy().unwrap();
+    let score = |policy: &mut PjrtPolicy, of| bits(&policy.score(of, &parts).unwrap().logp);
+    let begun = score(&mut policy, Weights::Policy);
+    assert_eq!(score(&mut policy, Weights::RefPolicy), begun);
+    policy.accumulate(&parts, StepLoss::CrossEntropy { tokens: 50 }).unwrap();
+    assert!(policy.apply(1e-2).unwrap().applied);
+    assert_ne!(score(&mut policy, Weights::Policy), begun);
+    assert_eq!(score(&mut policy, Weights::RefPolicy), begun);
+
+    let of = |policy: &PjrtPolicy, which| by_name(export_all(policy, StateGroup::Weights(which)).unwrap());
+    let (now, before) = (of(&policy, Weights::Policy), of(&policy, Weights::RefPolicy));
+    let low = |tensors: &std::collections::BTreeMap<String, NamedTensor>| {
+        tensors
+            .values()
+            .filter(|t| t.shape.len() > 1)
+            .flat_map(|t| &t.data)
+            .filter(|x| x.to_bits() & 0xFFFF != 0)
+            .count()
+    };
+    assert!(low(&before) == 0 && low(&now) > 0);
+    // Mixed in f32, repeatedly: in bf16, a thousandth would be rounded away.
+    for _ in 0..2 {
+        let before = of(&policy, Weights::RefPolicy);
+        policy.mix_ref_policy(0.001).unwrap();
+        let after = of(&policy, Weights::RefPolicy);
+        assert!(low(&after) > 0);
+        for (name, after) in after {
+            let (now, before) = (&now[&name].data, &before[&name].data);
+            for ((after, now), before) in after.data.iter().zip(now).zip(before) {
+                let expected = 0.001 * f64::from(*now) + (1.0 - 0.001) * f64::from(*before);
+                let off = (f64::from(*after) - expected).abs();
+                assert!(off <= 2e-7 * expected.abs().max(f64::from(*before).abs()), "{name}: {after} {expected}");
+            }
+        }
+    }
+    policy.mix_ref_policy(1.0).unwrap();
+    assert_eq!(of(&policy, Weights::RefPolicy), now);
+    assert_eq!(score(&mut policy, Weights::RefPolicy), score(&mut policy, Weights::Policy));
+}
+
+#[test]
+fn sampling_and_training_share_the_weights_buffers() {
+    let checkpoint = Checkpoint::open("qwen2");
+    let mut policy = on_device(&checkpoint, narrow());
+    let sequences = checkpoint.completions();
+    let prompts: Vec<Vec<u32>> = sequences.iter().map(|sequence| sequence.prompt.clone()).collect();
+    let sample = |policy: &mut PjrtPolicy, sampling| {
+        let request = RolloutRequest {
+            prompts: &prompts,
+            num_generations: 2,
+            max_completion_length: 6,
+            stop_ids: &[],
+            stop: None,
+            sampling,
+        };
+        policy.generate(&request).unwrap()
+    };
+    let sampled = || Sampling::Random {
+        temperature: 1.0,
+        processors: LogitsProcessors::default(),
+        seed: 1,
+        purpose: rng::Purpose::Rollout,
+        step: 0,
+        first: 0,
+    };
+    let before = sample(&mut policy, sampled());
+    assert_eq!(sample(&mut policy, sampled()), before);
+    policy.accumulate(&batches(&sequences), StepLoss::CrossEntropy { tokens: 50 }).unwrap();
+    let held: Vec<Arc<Buffer>> = policy.weights().unwrap().buffers().to_vec();
+    assert!(policy.apply(0.05).unwrap().applied);
+    let now = policy.weights().unwrap().buffers();
+    assert!(held.iter().zip(now).all(|(before, now)| !Arc::ptr_eq(before, now)));
+    assert_ne!(sample(&mut policy, sampled()), before, "the rollout after an update uses the old weights");
+    // Greedy tokens have the largest training logit, up to bf16 rounding.
+    let chosen = sample(&mut policy, Sampling::Greedy);
+    let whole: Vec<Vec<u32>> =
+        chosen.iter().enumerate().map(|(i, c)| [&prompts[i / 2][..], &c.ids[..]].concat()).collect();
+    let rows: Vec<&[u32]> = whole.iter().map(Vec::as_slice).collect();
+    let vocab = checkpoint.config().vocab_size;
+    let mut compared = 0;
+    policy
+        .logits(&rows, |row, first, logits| {
+            for (i, logits) in logits.chunks_exact(vocab).enumerate() {
+                let Some(next) = rows[row].get(first + i + 1) else { continue };
+                if first + i + 1 < prompts[row / 2].len() {
+                    continue;
+                }
+                let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+                assert!(logits[*next as usize] > largest - 0.05 * largest.abs(), "{row}: {i}");
+                compared += 1;
+            }
+        })
+        .unwrap();
+    assert_eq!(compared, 6 * rows.len());
+}
+
+#[test]
+fn an_f32_base_model_keeps_its_precision_below_adapters() {
+    let checkpoint = Checkpoint::open("qwen2_5_sharded");
+    let lora = LoraConfig { r: 2, ..LoraConfig::default() };
+    let (config, weights, loss) = (checkpoint.config(), &checkpoint.weights, LossConfig::default());
+    let mut policy = PjrtPolicy::from_weights_with_lora(runtime(), config, weights, &lora, 1, loss, narrow()).unwrap();
+    assert_eq!(policy.weights().unwrap().dtype(), Dtype::Bf16);
+    let export = |policy: &PjrtPolicy| {
+        let mut tensors = Vec::new();
+        policy.export_model(&mut tensors).unwrap();
+        by_name(tensors)
+    };
+    // B is zero, so merging changes nothing.
+    for (name, tensor) in export(&policy) {
+        assert_eq!(tensor.data, weights.tensor(&name).unwrap().to_vec(), "{name}");
+    }
+    policy.freeze_ref_policy().unwrap();
+    let sequences = checkpoint.completions();
+    let part = SequenceBatch { sequences: &sequences, tokens: token_batch(&sequences).unwrap() };
+    policy.accumulate(&[part], StepLoss::CrossEntropy { tokens: 50 }).unwrap();
+    assert!(policy.apply(0.01).unwrap().applied);
+    let merged = export(&policy);
+    let changed = merged.iter().filter(|(name, t)| t.data != weights.tensor(name).unwrap().to_vec()).count();
+    assert_eq!(changed, 7 * config.num_hidden_layers, "every matrix of a layer has an adapter");
+}

@@ -1,0 +1,446 @@
+//! Sharded training and rollout programs compute the same as on one device.
+
+use crate::checkpoint::Checkpoint;
+use crate::mesh::{meshes, run};
+use crate::support::runtime;
+use backend_tpu::TokenTables;
+use backend_tpu::program::Role;
+use grpo_core::aggregate::token_weights;
+use grpo_core::backend_api::evaluate::Evaluator;
+use grpo_core::objective::ValueLossConfig;
+use grpo_core::{Advantages, ImportanceSamplingLevel, LossConfig, Tiling};
+use models::{LoraConfig, Weights};
+use policy::{LogitsProcessors, Sampling, Sequence, token_batch};
+use policy_pjrt::decoder::{Adapters, Attention, AxisRules, Compute, Decoder, Parameter};
+use policy_pjrt::{DeviceRollout, RolloutOptions, RolloutPrograms, RolloutSizes, TrainPrograms, TrainShape};
+use rng::Purpose;
+use stablehlo::{Array, Dtype, Mesh, Module, Save, TensorType};
+use std::num::NonZeroUsize;
+
+/// Rows and completion tokens divisible by four.
+const ROWS: usize = 4;
+const LENGTH: usize = 12;
+const TOKENS: usize = 32;
+
+/// Returns one or two sequences per row.
+fn sequences(vocab: usize, shared: bool) -> Vec<Sequence> {
+    let lengths: &[[usize; 2]] = match shared {
+        true => &[[2, 5], [3, 3], [1, 7], [3, 2], [6, 1], [2, 4], [1, 4], [4, 5]],
+        false => &[[2, 9], [3, 8], [6, 4], [1, 10]],
+    };
+    let mut next = 5;
+    let mut ids = |count: usize| -> Vec<u32> {
+        (0..count)
+            .map(|_| {
+                next = (next * 17 + 3) % 251;
+                next % vocab as u32
+            })
+            .collect()
+    };
+    lengths.iter().map(|[prompt, completion]| Sequence { prompt: ids(*prompt), completion: ids(*completion) }).collect()
+}
+
+fn floats(shape: &[usize], numbers: impl IntoIterator<Item = f32>) -> Array {
+    Array::floats(Dtype::F32, shape, numbers.into_iter().map(f64::from)).unwrap()
+}
+
+fn ints(shape: &[usize], numbers: &[i32]) -> Array {
+    Array::ints(Dtype::I32, shape, numbers.iter().map(|x| i64::from(*x))).unwrap()
+}
+
+/// Returns the row arguments of programs.
+fn rows_of(sequences: &[Sequence]) -> Vec<Array> {
+    let (mut ids, mut positions, mut predicting) = (vec![0; ROWS * LENGTH], vec![0; ROWS * LENGTH], vec![]);
+    let in_row = sequences.len() / ROWS;
+    for (row, sequences) in sequences.chunks(in_row).enumerate() {
+        let mut at = row * LENGTH;
+        for Sequence { prompt, completion } in sequences {
+            let begin = at;
+            for id in prompt.iter().chain(completion).take(prompt.len() + completion.len() - 1) {
+                (ids[at], positions[at]) = (*id as i32, (at - begin) as i32);
+                at += 1;
+            }
+            predicting.extend((begin + prompt.len() - 1..at).map(|token| token as i32));
+        }
+        assert!(at <= (row + 1) * LENGTH);
+    }
+    let mut predicts = vec![TOKENS as i32; ROWS * LENGTH];
+    predicting.iter().zip(0..).for_each(|(token, n)| predicts[*token as usize] = n);
+    predicting.resize(TOKENS, 0);
+    let of_tokens = |numbers: &[i32]| ints(&[ROWS, LENGTH], numbers);
+    let mut rows = vec![of_tokens(&ids), ints(&[TOKENS], &predicting), of_tokens(&predicts)];
+    if in_row > 1 {
+        rows.push(ints(&[ROWS, LENGTH], &positions));
+    }
+    rows
+}
+
+fn weights(table: &[Parameter], weights: Option<&Weights>) -> Vec<Array> {
+    let values = |p: &Parameter| match weights.filter(|_| p.role.is_of_model()) {
+        Some(weights) => p.tensors().flat_map(|(_, name)| weights.tensor(name).unwrap().to_vec()).collect(),
+        None => rng::uniform_weights(p.shape.iter().product(), 0.1, 5, p.name()),
+    };
+    table.iter().map(|p| floats(&p.shape, values(p))).collect()
+}
+
+/// A loss whose ratios are on both sides of the clip range, and the arguments of its program.
+struct Case {
+    loss: LossConfig,
+    of_values: Option<ValueLossConfig>,
+    shape: TrainShape,
+    arguments: Vec<Array>,
+    /// Number of results that are gradient accumulators.
+    gradients: usize,
+}
+
+impl Case {
+    fn new(loss: LossConfig, modules: &TrainPrograms, parameters: Vec<Array>, shared: bool) -> Self {
+        let (decoder, vocab) = (modules.decoder(), modules.decoder().config().vocab_size);
+        let sequences = sequences(vocab, shared);
+        let batch = token_batch(&sequences).unwrap();
+        let n = batch.tokens();
+        let number = |scale: f32, shift: f32| (0..n).map(|t| scale * (t as f32 + shift).cos()).collect::<Vec<_>>();
+        let likely = (vocab as f32).ln();
+        let batch = batch.with_old_logp(number(1.0, 0.5).into_iter().map(|x| x.min(0.6) - likely).collect()).unwrap();
+        let batch = batch.with_advantages(Advantages::PerToken(number(1.0, 2.0))).unwrap();
+        let of_tokens = token_weights(&loss, &batch).unwrap();
+        let batch = batch.with_weights(of_tokens).unwrap();
+        let evaluator = Evaluator::new(&loss, &batch).unwrap();
+
+        let shape = TrainShape { rows: ROWS, length: LENGTH, tokens: TOKENS, shared };
+        let spec = modules.head(&loss, TOKENS).unwrap();
+        let tables = TokenTables::new(&spec, &batch, Some(&evaluator));
+        let trained = decoder.trained();
+        let mut arguments = parameters;
+        // Accumulators of an earlier micro-batch.
+        let sum = |p: &Parameter| floats(&p.shape, rng::uniform_weights(p.shape.iter().product(), 1e-3, 6, p.name()));
+        arguments.extend(trained.iter().map(sum));
+        arguments.extend(rows_of(&sequences));
+        arguments.push(ints(&spec.type_of(Role::TokenIds).shape, &tables.ids));
+        arguments.push(floats(&spec.type_of(Role::TokenNumbers).shape, tables.numbers));
+        arguments.push(Array::preds([], [tables.on_policy]).unwrap());
+        let of_values = decoder.has_value_head().then(|| {
+            let column = |mut column: Vec<f32>| {
+                column.resize(TOKENS, 0.0);
+                column
+            };
+            let table = [number(0.3, 1.0), number(1.0, 0.0), vec![1.0 / n as f32; n]].map(column).concat();
+            arguments.push(floats(&[3, TOKENS], table));
+            ValueLossConfig { vf_coef: 0.4, cliprange_value: Some(0.2) }
+        });
+        Self { loss, of_values, shape, arguments, gradients: trained.len() }
+    }
+
+    fn module(&self, modules: &TrainPrograms) -> Module {
+        match &self.of_values {
+            Some(of_values) => modules.gradient_with_values(&self.loss, of_values, self.shape).unwrap(),
+            None => modules.gradient(&self.loss, self.shape).unwrap(),
+        }
+    }
+}
+
+/// Returns `true` if the numbers differ by at most `bound`, or are the same infinity; `false` for NaN.
+fn is_within(found: f64, expected: f64, bound: f64) -> bool {
+    found == expected || (found - expected).abs() <= bound
+}
+
+/// Fails unless all results match those of one device, each to `tolerance` of its largest number.
+fn agree(what: &str, module: &Module, found: &[Array], expected: &[Array], tolerance: f64) {
+    assert_eq!(found.len(), expected.len(), "{what}");
+    for ((found, expected), result) in found.iter().zip(expected).zip(&module.main.results) {
+        let (found, expected) = (found.to_floats(), expected.to_floats());
+        let largest = expected.iter().filter(|x| x.is_finite()).fold(0.0_f64, |m, x| m.max(x.abs()));
+        assert!(largest > 0.0, "{what}, {}: nothing to compare", result.name);
+        let far = |(f, e): &(&f64, &f64)| !is_within(**f, **e, tolerance * largest);
+        let far: Vec<(&f64, &f64)> = found.iter().zip(&expected).filter(far).collect();
+        assert!(far.is_empty(), "{what}, {}: {far:?} of {largest}", result.name);
+    }
+}
+
+/// Checks that the gradients match on all meshes, and returns those of one device.
+fn gradients_agree(what: &str, one: TrainPrograms, with: impl Fn(Decoder) -> TrainPrograms, case: &Case) -> Vec<Array> {
+    let module = case.module(&one);
+    let expected = run(&module, &case.arguments);
+    let sums = &case.arguments[one.decoder().parameters().len()..];
+    for (before, after) in sums.iter().zip(&expected[..case.gradients]) {
+        assert!(before != after, "{what}: no gradient");
+    }
+    for mesh in meshes() {
+        let what = format!("{what} on {mesh}");
+        let decoder = one.decoder().clone().with_axis_rules(AxisRules::new(&mesh)).unwrap();
+        let module = case.module(&with(decoder));
+        assert_eq!(module.partitions, 4);
+        agree(&what, &module, &run(&module, &case.arguments), &expected, 1e-5);
+        println!("{what}: {} results", expected.len());
+    }
+    expected[..case.gradients].to_vec()
+}
+
+fn blockwise() -> Attention {
+    Attention::Blockwise { block: NonZeroUsize::new(5).unwrap() }
+}
+
+/// Returns a tiling of the logits into two overlapping chunks.
+fn tiling() -> Tiling {
+    Tiling { token_chunk: Some(20), ..Tiling::default() }
+}
+
+#[test]
+fn sharded_gradients_of_every_family_match_one_device() {
+    let attentions = [Attention::Materialised, blockwise()];
+    for (i, name) in ["qwen2_pad", "qwen3", "llama3", "qwen2_5_sharded"].into_iter().enumerate() {
+        let checkpoint = Checkpoint::open(name);
+        let decoder = Decoder::new(checkpoint.config(), Compute::F32).with_attention(attentions[i % 2]);
+        let with = |decoder: Decoder| TrainPrograms::new(decoder, Save::Carry).with_tiling(tiling());
+        let modules = with(decoder);
+        let parameters = weights(&modules.decoder().parameters(), Some(&checkpoint.weights));
+        let loss = LossConfig { entropy_coef: 0.1, ..LossConfig::default() };
+        let case = Case::new(loss, &modules, parameters.clone(), i >= 2);
+        let gradients = gradients_agree(name, modules.clone(), with, &case);
+        if i < 2 {
+            updates_agree(name, &modules, &parameters, &gradients);
+            steps_agree(name, &modules, with, &case);
+        }
+    }
+}
+
+/// Returns nonzero first and second moments.
+fn moments(table: &[Parameter]) -> Vec<Array> {
+    let of = |seed: u64, size: f64, of: fn(f32) -> f32| {
+        let values = move |p: &Parameter| rng::uniform_weights(p.shape.iter().product(), size, seed, p.name());
+        table.iter().map(move |p| floats(&p.shape, values(p).into_iter().map(of)))
+    };
+    of(7, 1e-2, |x| x).chain(of(8, 1e-1, |x| x * x)).collect()
+}
+
+/// Returns the scalars of a step: beta1, beta2, rate, root of the bias correction, epsilon, decay, clip, limit.
+fn scalars() -> Array {
+    floats(&[8], [0.9, 0.999, 1e-2, 0.5, 1e-6, 0.99, 1e-2, f32::MAX])
+}
+
+/// Replaces the parameters after a step by their changes.
+fn steps_of(mut results: Vec<Array>, parameters: &[Array]) -> Vec<Array> {
+    for (after, before) in results.iter_mut().zip(parameters) {
+        let steps = after.to_floats().into_iter().zip(before.to_floats()).map(|(after, before)| after - before);
+        *after = Array::floats(Dtype::F64, after.shape().to_vec(), steps).unwrap();
+    }
+    results
+}
+
+/// Checks the fused program of gradient and AdamW.
+fn steps_agree(name: &str, one: &TrainPrograms, with: impl Fn(Decoder) -> TrainPrograms, case: &Case) {
+    let table = one.decoder().trained();
+    let (parameters, rest) = case.arguments.split_at(table.len());
+    let batch = &rest[case.gradients..];
+    let arguments: Vec<Array> = [parameters, &moments(&table), batch, &[scalars()]].concat();
+    let results = |modules: &TrainPrograms| {
+        let module = modules.step(&case.loss, case.of_values.as_ref(), case.shape).unwrap();
+        let results = steps_of(run(&module, &arguments), parameters);
+        (module, results)
+    };
+    let (_, expected) = results(one);
+    let report = expected[3 * table.len()].to_floats();
+    assert!(report[0] > 1e-2 && report[1..] == [1.0; 3], "{name}: {report:?} is not clipped");
+    for mesh in meshes() {
+        let decoder = one.decoder().clone().with_axis_rules(AxisRules::new(&mesh)).unwrap();
+        let (module, found) = results(&with(decoder));
+        assert_eq!(module.partitions, 4);
+        agree(&format!("{name}, a step on {mesh}"), &module, &found, &expected, 1e-5);
+    }
+}
+
+/// Checks an AdamW step on the gradients, with nonzero moments.
+fn updates_agree(name: &str, one: &TrainPrograms, parameters: &[Array], gradients: &[Array]) {
+    let table = one.decoder().trained();
+    let arguments: Vec<Array> = [parameters, &moments(&table), gradients, &[scalars()]].concat();
+    let programs = |modules: &TrainPrograms| [modules.adamw().unwrap(), modules.adamw_checked().unwrap()];
+    let results = |module: &Module| {
+        let mut results = run(module, &arguments);
+        let zeros: Vec<Array> = results.drain(3 * table.len()..4 * table.len()).collect();
+        assert!(zeros.iter().all(|zeros| zeros.to_floats().iter().all(|x| *x == 0.0)), "{name}: sums are not zero");
+        steps_of(results, parameters)
+    };
+    let expected = programs(one).map(|module| results(&module));
+    for mesh in meshes() {
+        let decoder = one.decoder().clone().with_axis_rules(AxisRules::new(&mesh)).unwrap();
+        for (module, expected) in programs(&TrainPrograms::new(decoder, Save::Carry)).iter().zip(&expected) {
+            let what = format!("{name}, AdamW on {mesh}");
+            let found = results(module);
+            let report = expected.last().unwrap().to_floats();
+            assert!(report[0] > 1e-2 && report[1..3] == [1.0, 1.0], "{what}: {report:?} is not clipped");
+            assert_eq!(found.len(), expected.len());
+            agree(&what, module, &found, expected, 1e-5);
+        }
+    }
+}
+
+#[test]
+fn sharded_gradients_of_adapters_a_value_head_and_a_sequence_level_loss_match_one_device() {
+    let checkpoint = Checkpoint::open("qwen3");
+    let config = checkpoint.config();
+    let lora = LoraConfig { r: 2, ..LoraConfig::default() };
+    let decoder = Decoder::new(config, Compute::F32).with_attention(blockwise());
+    let decoder = decoder.with_adapters(Adapters::new(config, &lora).unwrap()).with_value_head();
+    let with = |decoder: Decoder| TrainPrograms::new(decoder, Save::Products).with_tiling(tiling());
+    let modules = with(decoder);
+    let parameters = weights(&modules.decoder().parameters(), Some(&checkpoint.weights));
+    let loss =
+        LossConfig { importance_sampling_level: Some(ImportanceSamplingLevel::Sequence), ..LossConfig::default() };
+    let case = Case::new(loss, &modules, parameters, true);
+    gradients_agree("adapters", modules, with, &case);
+}
+
+/// Prefill, admission, and one call of the decode loop.
+#[test]
+fn a_sharded_greedy_rollout_matches_one_device() {
+    rollouts_agree(&Sampling::Greedy);
+}
+
+/// Random numbers do not depend on the device that draws them.
+#[test]
+fn a_sharded_rollout_that_samples_matches_one_device() {
+    let all = LogitsProcessors::default();
+    let likeliest = LogitsProcessors { top_k: Some(9), top_p: Some(0.9), ..all };
+    let [all, likeliest] = [all, likeliest].map(|processors| {
+        let (seed, purpose) = (5, Purpose::Rollout);
+        rollouts_agree(&Sampling::Random { temperature: 1.0, processors, seed, purpose, step: 3, first: 0 })
+    });
+    assert!(all != likeliest, "{all:?}");
+}
+
+/// Checks that the rollouts match on all meshes, and returns the tokens of one device.
+fn rollouts_agree(sampling: &Sampling) -> Vec<i64> {
+    let checkpoint = Checkpoint::open("qwen3");
+    let one = Decoder::new(checkpoint.config(), Compute::F32);
+    let parameters = weights(&one.parameters(), Some(&checkpoint.weights));
+    let expected = rollout(&one, &parameters, sampling);
+    let ids = expected[2].to_ints();
+    assert!(ids.iter().any(|id| *id != ids[0]), "{ids:?}");
+    for mesh in meshes() {
+        let found = rollout(&one.clone().with_axis_rules(AxisRules::new(&mesh)).unwrap(), &parameters, sampling);
+        assert_eq!(found[2].to_ints(), ids, "{mesh}");
+        for (part, (found, expected)) in
+            found.iter().zip(&expected).enumerate().filter(|(part, _)| [0, 1, 3].contains(part))
+        {
+            let (found, expected) = (found.to_floats(), expected.to_floats());
+            let largest = expected.iter().fold(0.0_f64, |m, x| m.max(x.abs()));
+            let far = found.iter().zip(&expected).find(|(f, e)| !is_within(**f, **e, 1e-5 * largest));
+            assert!(largest > 0.1 && far.is_none(), "{mesh}, part {part}: {far:?} of {largest}");
+        }
+    }
+    ids
+}
+
+/// Returns the state of eight slots after the first four tokens of completions.
+fn rollout(decoder: &Decoder, parameters: &[Array], sampling: &Sampling) -> Vec<Array> {
+    const SLOTS: usize = 8;
+    let sizes = RolloutSizes { prompts: SLOTS, longest_prompt: 6, num_generations: 1, max_completion_length: 8 };
+    let options = RolloutOptions { slots: SLOTS, tokens_per_call: 4 };
+    let modules = RolloutPrograms::of(decoder, Dtype::F32, options, sizes, sampling, 1).unwrap();
+    let lengths: Vec<i32> = (0..SLOTS as i32).map(|row| 2 + row % 5).collect();
+    let id = |row: usize, column: usize| ((row * 31 + column * 17 + 5) % decoder.config().vocab_size) as i32;
+    let types = |module: &Module| -> Vec<TensorType> {
+        module.main.body.arguments.iter().map(|id| module.main.type_of(*id).clone()).collect()
+    };
+
+    let prompt = types(&modules.prefill)[parameters.len()].shape[1];
+    let ids: Vec<i32> = (0..SLOTS * prompt).map(|i| id(i / prompt, i % prompt)).collect();
+    let prompts = [ints(&[SLOTS, prompt], &ids), ints(&[SLOTS], &lengths)];
+    let prefilled = run(&modules.prefill, &[parameters, &prompts].concat());
+
+    // An empty state; all slots begin.
+    let mut arguments: Vec<Array> = types(&modules.admit)[..9].iter().map(zeros).collect();
+    let numbers: Vec<i32> = (0..SLOTS as i32).collect();
+    let last: Vec<i32> = lengths.iter().enumerate().map(|(row, length)| id(row, *length as usize - 1)).collect();
+    arguments.extend(prefilled);
+    arguments.push(ints(&[], &[SLOTS as i32]));
+    arguments.extend([ints(&[SLOTS], &numbers), ints(&[SLOTS], &numbers)]);
+    arguments.push(Array::preds([SLOTS], [true; SLOTS]).unwrap());
+    arguments.extend([ints(&[SLOTS], &last), ints(&[SLOTS], &lengths)]);
+    // Every sample has its own random key.
+    arguments.push(Array::ints(Dtype::U32, [SLOTS, 2], (0..2 * SLOTS as i64).map(|i| 1 + 77_773 * i)).unwrap());
+    let state = run(&modules.admit, &arguments);
+
+    let (_, decode) = &modules.decode[0];
+    let [.., numbers, _, stop_ids, limit] = &types(decode)[..] else { panic!("four arguments behind the state") };
+    let (top_k, top_p) = match sampling {
+        Sampling::Random { processors, .. } => (processors.top_k.unwrap_or(0), processors.top_p.unwrap_or(1.0)),
+        Sampling::Greedy => (0, 1.0),
+    };
+    // Temperature, repetition penalty, top_p, min_p.
+    let numbers = floats(&numbers.shape, [1.0, 1.0, top_p as f32, 0.0]);
+    let stop_ids = ints(&stop_ids.shape, &vec![-1; stop_ids.elements()]);
+    let rest = [numbers, ints(&[], &[top_k as i32]), stop_ids, ints(&limit.shape, &[8])];
+    run(decode, &[parameters, &state, &rest].concat())
+}
+
+fn zeros(ty: &TensorType) -> Array {
+    let count = ty.elements();
+    match ty.dtype {
+        Dtype::Pred => Array::preds(ty.shape.clone(), vec![false; count]),
+        Dtype::F32 => Array::floats(ty.dtype, ty.shape.clone(), vec![0.0; count]),
+        _ => Array::ints(ty.dtype, ty.shape.clone(), vec![0; count]),
+    }
+    .unwrap()
+}
+
+#[test]
+fn uneven_shards_are_an_error_that_names_the_dimension() {
+    let config = models::ModelConfig { vocab_size: 64, ..models::ModelConfig::default() };
+    let rules = |axes: &[(&str, usize)]| AxisRules::new(&Mesh::new("mesh", axes.iter().copied()).unwrap());
+    let of = |axes: &[(&str, usize)]| Decoder::new(&config, Compute::F32).with_axis_rules(rules(axes));
+    let error = of(&[("fsdp", 3)]).unwrap_err().to_string();
+    assert!(error.starts_with("the parameter `model.embed_tokens.weight`: ") && error.contains("3 parts"), "{error}");
+    let error = of(&[("tensor", 4)]).unwrap_err().to_string();
+    assert!(error.starts_with("key/value heads and the query heads of each: "), "{error}");
+
+    let decoder = of(&[("fsdp", 4)]).unwrap();
+    let modules = TrainPrograms::new(decoder.clone(), Save::Carry);
+    let shape = TrainShape { rows: 4, length: 16, tokens: 16, shared: false };
+    let loss = LossConfig::default();
+    assert!(modules.gradient(&loss, shape).is_ok());
+    let error = modules.gradient(&loss, TrainShape { rows: 6, ..shape }).unwrap_err().to_string();
+    assert!(error.starts_with("the rows of a micro-batch: ") && error.contains("size 6"), "{error}");
+    let error = modules.score(&loss, TrainShape { tokens: 18, ..shape }).unwrap_err().to_string();
+    assert!(error.starts_with("the completion tokens of a micro-batch: ") && error.contains("size 18"), "{error}");
+    let sizes = RolloutSizes { prompts: 2, longest_prompt: 6, num_generations: 4, max_completion_length: 8 };
+    let of_rollout = RolloutPrograms::of(&decoder, Dtype::F32, RolloutOptions::default(), sizes, &Sampling::Greedy, 1);
+    let error = of_rollout.unwrap_err().to_string();
+    assert!(error.starts_with("the prompts of a prefill: ") && error.contains("size 2"), "{error}");
+    let error = DeviceRollout::of(runtime(), decoder, RolloutOptions::default()).unwrap_err().to_string();
+    assert!(error.contains("a decoder for one device") && error.contains("4 devices"), "{error}");
+}
+
+/// Programs for a mesh of one device equal those without a mesh, byte for byte.
+#[test]
+fn a_mesh_of_one_device_changes_nothing() {
+    let mesh = Mesh::new("mesh", [("data", 1), ("fsdp", 1), ("tensor", 1)]).unwrap();
+    let config = models::ModelConfig { qk_norm: true, ..models::ModelConfig::default() };
+    let lora = LoraConfig { r: 2, ..LoraConfig::default() };
+    let all = |decoder: Decoder| -> Vec<String> {
+        let modules = TrainPrograms::new(decoder.clone(), Save::Carry);
+        let (loss, of_values) = (LossConfig::default(), ValueLossConfig::default());
+        let shape = TrainShape { rows: 3, length: 12, tokens: 20, shared: true };
+        let sizes = RolloutSizes { prompts: 3, longest_prompt: 6, num_generations: 1, max_completion_length: 8 };
+        let rollout =
+            RolloutPrograms::of(&decoder, Dtype::F32, RolloutOptions::default(), sizes, &Sampling::Greedy, 1).unwrap();
+        let gradient = match decoder.has_value_head() {
+            true => modules.gradient_with_values(&loss, &of_values, shape),
+            false => modules.gradient(&loss, shape),
+        };
+        let step = modules.step(&loss, decoder.has_value_head().then_some(&of_values), shape);
+        let of_training = [gradient, modules.score(&loss, shape), modules.adamw(), modules.adamw_checked(), step];
+        let of_training = of_training.into_iter().map(Result::unwrap);
+        let of_rollout = [rollout.prefill, rollout.admit].into_iter().chain(rollout.decode.into_iter().map(|(_, m)| m));
+        of_training.chain(of_rollout).map(|module| module.to_string()).collect()
+    };
+    for attention in [Attention::Materialised, blockwise()] {
+        let plain = Decoder::new(&config, Compute::Bf16).with_attention(attention);
+        let extended = plain.clone().with_adapters(Adapters::new(&config, &lora).unwrap()).with_value_head();
+        for decoder in [plain, extended] {
+            let texts = all(decoder.clone());
+            assert!(texts.iter().all(|text| !text.contains("sdy")));
+            assert!(all(decoder.with_axis_rules(AxisRules::new(&mesh)).unwrap()) == texts);
+        }
+    }
+}

@@ -1,0 +1,65 @@
+//! Renders the page: tables are written here, `page/page.js` draws curves and samples from the data of [`crate::data`], and `page/axis.js`
+//! chooses the labels of axes.
+
+mod sections;
+
+use crate::html::Html;
+use crate::{Report, data};
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use sections::{configuration, evaluations, every_metric, summary, times};
+use sha2::{Digest, Sha256};
+
+const STYLE: &str = include_str!("page.css");
+const SCRIPT: &str = concat!(include_str!("axis.js"), include_str!("page.js"));
+
+/// Returns the whole page.
+pub(crate) fn html(report: &Report) -> String {
+    let names: Vec<&str> = report.names().collect();
+    let title = format!("grpo report: {}", names.join(", "));
+    let mut html = Html::default();
+    html.raw("<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\" />\n");
+    // The policy forbids external resources and any script but the page's own, regardless of what a completion contains.
+    html.raw("<meta http-equiv=\"Content-Security-Policy\" content=\"").text(&policy()).raw("\" />\n");
+    html.raw("<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\" />\n");
+    html.raw("<meta name=\"color-scheme\" content=\"light dark\" />\n");
+    html.raw("<meta name=\"generator\" content=\"grpo ").text(env!("CARGO_PKG_VERSION")).raw("\" />\n");
+    html.element("title", &title).raw("\n<style>").raw(STYLE).raw("</style>\n</head>\n<body>\n");
+    html.raw("<header>\n<h1>grpo report</h1>\n<nav aria-label=\"Sections\">");
+    html.raw(
+        "<a href=\"#summary\">Summary</a> <a href=\"#curves\">Curves</a> <a href=\"#evaluations\">Evaluations</a> ",
+    );
+    html.raw(
+        "<a href=\"#samples\">Samples</a> <a href=\"#time\">Time</a> <a href=\"#configuration\">Configuration</a> ",
+    );
+    html.raw("<a href=\"#metrics\">All metrics</a></nav>\n</header>\n<main>\n");
+    summary(&mut html, report);
+    curves(&mut html);
+    evaluations(&mut html, &report.runs);
+    html.raw("<section id=\"samples\" aria-labelledby=\"samples-title\">\n<h2 id=\"samples-title\">Samples</h2>\n");
+    html.raw(NO_SCRIPT).raw("<div id=\"sample-browser\"></div>\n</section>\n");
+    times(&mut html, &report.runs);
+    configuration(&mut html, report);
+    every_metric(&mut html, &report.runs);
+    html.raw("</main>\n<script type=\"application/json\" id=\"data\">")
+        .json(&data::json(report))
+        .raw("</script>\n<script>");
+    html.raw(SCRIPT).raw("</script>\n</body>\n</html>\n");
+    html.into_string()
+}
+
+const NO_SCRIPT: &str = "<noscript><p class=\"note\">This part is drawn by the script of this page, which is switched off.</p></noscript>\n";
+
+fn policy() -> String {
+    let hash = |text: &str| STANDARD.encode(Sha256::digest(text.as_bytes()));
+    let (style, script) = (hash(STYLE), hash(SCRIPT));
+    format!(
+        "default-src 'none'; style-src 'sha256-{style}'; script-src 'sha256-{script}'; base-uri 'none'; form-action 'none'"
+    )
+}
+
+fn curves(html: &mut Html) {
+    html.raw("<section id=\"curves\" aria-labelledby=\"curves-title\">\n<h2 id=\"curves-title\">Curves</h2>\n")
+        .raw(NO_SCRIPT);
+    html.raw("<div id=\"curve-browser\"></div>\n</section>\n");
+}

@@ -1,0 +1,369 @@
+//! The device programs of a run, to be compiled for absent devices without weights.
+
+mod memory;
+mod times;
+
+pub use memory::Memory;
+pub use times::Times;
+
+use crate::error::Result;
+use crate::train_config::{ModelSource, PolicyDevice, TrainConfig};
+use backend_tpu::aot::{Chip, Floor};
+use backend_tpu::plugins::Kind;
+use backend_tpu::program::Pass;
+use models::{ModelConfig, ModelFolder};
+use policy::AdamWBounds;
+pub use policy_pjrt::KNOBS;
+use policy_pjrt::decoder::{Adapters, Compute, Decoder, Parameter, parameters};
+use policy_pjrt::{RolloutOptions, RolloutPrograms, RolloutSizes, TrainPrograms, TrainShape};
+use rng::Purpose;
+use stablehlo::{Dtype, Module, Save};
+use std::collections::BTreeMap;
+use std::path::Path;
+
+/// The name of a program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum ProgramName {
+    /// Loss and gradients of a micro-batch, added to the gradient accumulators.
+    Gradient,
+    /// Log-probabilities and entropies of a micro-batch.
+    Score,
+    /// The AdamW update.
+    Apply,
+    /// [`ProgramName::Gradient`] and [`ProgramName::Apply`] in one program, for updates of a single micro-batch.
+    Step,
+    /// Prefill of the prompts in the slots of the cache.
+    Prefill,
+    /// The start of samples in slots.
+    Admit,
+    /// Decode steps that read this many columns of the cache.
+    Decode(usize),
+    /// The head of the loss alone, a part of [`ProgramName::Gradient`].
+    Head,
+    /// [`ProgramName::Gradient`] with half the MLP width. The time difference is half the time of the MLP.
+    HalfMlp,
+}
+
+impl std::fmt::Display for ProgramName {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Gradient => f.pad("gradient"),
+            Self::Score => f.pad("score"),
+            Self::Apply => f.pad("apply"),
+            Self::Step => f.pad("step"),
+            Self::Prefill => f.pad("prefill"),
+            Self::Admit => f.pad("admit"),
+            Self::Decode(columns) => f.pad(&format!("decode_{columns}")),
+            Self::Head => f.pad("head"),
+            Self::HalfMlp => f.pad("half_mlp"),
+        }
+    }
+}
+
+/// The sizes of a run on a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+pub struct RunSizes {
+    /// The number of weights of the model.
+    pub parameters: usize,
+    /// The number of trained weights: of the model or its adapters, and of a value head.
+    pub trained: usize,
+    /// The number of model weights that are matmul operands; a tied embedding counts once.
+    pub matmul_parameters: usize,
+    /// The number of layers.
+    pub layers: usize,
+    /// The number of rows of a micro-batch, if all sequences have full length; shorter sequences are packed.
+    pub rows: usize,
+    /// The number of tokens of a row.
+    pub length: usize,
+    /// The number of completion tokens of a micro-batch, rounded up.
+    pub tokens: usize,
+    /// The number of micro-batches of an update.
+    pub micro_batches: usize,
+    /// The number of updates of a step.
+    pub updates: usize,
+    /// The number of forward passes that score every completion before training: for the old policy and the reference.
+    pub scorings: usize,
+    /// The number of tokens of the longest prompt.
+    pub prompt: usize,
+    /// The number of tokens of the longest completion.
+    pub completion: usize,
+    /// The number of sequences that decode in parallel.
+    pub slots: usize,
+    /// The number of sequences of a step.
+    pub sequences: usize,
+    /// The number of tokens that a call of a decode program adds to a sequence.
+    pub tokens_per_call: usize,
+    /// The size of a matmul operand's element in bytes.
+    pub operand_bytes: usize,
+    /// The size of all weights in bytes, as program arguments.
+    pub weight_bytes: usize,
+    /// The size in bytes of the low bits that complete trained weights to f32; AdamW takes them as an extra argument.
+    pub remainder_bytes: usize,
+    /// The size in bytes of a reference policy with weights of its own; 0 without one.
+    pub ref_policy_bytes: usize,
+    /// `true` if a second copy of weights and moments exists during an update.
+    pub can_roll_back: bool,
+}
+
+/// The programs of a run.
+///
+/// ```
+/// use backend_tpu::plugins::Kind;
+/// use trainer::aot::{ProgramName, RunPrograms};
+///
+/// let programs = RunPrograms::new(&trainer::TrainConfig::built_in(), Kind::Tpu)?;
+/// let gradient = programs.module(ProgramName::Gradient)?;
+/// assert!(gradient.to_string().contains("stablehlo.while"));
+/// # Ok::<(), trainer::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct RunPrograms {
+    shape: ModelConfig,
+    decoder: Decoder,
+    config: TrainConfig,
+    micro_batch: TrainShape,
+    rollout: RolloutPrograms,
+    save: Save,
+    sizes: RunSizes,
+}
+
+impl RunPrograms {
+    /// Returns the programs of `config` with its policy on a device of `kind`, ignoring `policy.device`. A pretrained model needs no weights:
+    /// config.json suffices in its folder, and only it and generation_config.json are downloaded from Hugging Face. Without
+    /// `data.max_prompt_length`, prompts take all of the model's context that `rollout.max_completion_length` leaves.
+    ///
+    /// # Errors
+    /// The errors of [`TrainConfig::validate`]; [`crate::Error::Model`] for a model that is missing or not supported.
+    pub fn new(config: &TrainConfig, kind: Kind) -> Result<Self> {
+        let (shape, config) = shape_of(config)?;
+        let mut config = config.with_context(shape.max_position_embeddings);
+        config.policy.device = match kind {
+            Kind::Cpu => PolicyDevice::PjrtCpu,
+            Kind::Cuda => PolicyDevice::PjrtCuda,
+            Kind::Tpu => PolicyDevice::PjrtTpu,
+        };
+        config.validate_for(shape.vocab_size, shape.max_position_embeddings)?;
+        let compute = config.policy.compute();
+        let completion = config.rollout.max_completion_length();
+        let room = shape.max_position_embeddings.saturating_sub(completion).max(1);
+        let prompt = config.data.max_prompt_length.unwrap_or(room).min(room);
+        let options = RolloutOptions { slots: config.rollout.batch_size, ..RolloutOptions::default() };
+        let rollout_sizes = RolloutSizes {
+            prompts: config.grpo.prompts_per_step,
+            longest_prompt: prompt,
+            num_generations: config.grpo.num_generations,
+            max_completion_length: completion,
+        };
+        let sampling = policy::Sampling::Random {
+            temperature: config.rollout.temperature(),
+            processors: config.rollout.processors(),
+            seed: config.seed,
+            purpose: Purpose::Rollout,
+            step: 0,
+            first: 0,
+        };
+        let decoder = decoder(&config, &shape, compute)?;
+        let of_rollout = RolloutPrograms::of(&decoder, compute.dtype(), options, rollout_sizes, &sampling, 1);
+        let rollout = of_rollout.map_err(policy::Error::from)?;
+        let micro_batch = TrainShape::uniform(config.grpo.micro_batch_sequences(), prompt, completion);
+        let table = parameters(&shape);
+        let matrices = table.iter().filter(|p| p.has_matrices());
+        let bytes = |p: &Parameter| p.count() * p.dtype(compute.dtype()).bytes();
+        let of_embedding = if shape.tie_word_embeddings { 0 } else { shape.vocab_size * shape.hidden_size };
+        let sizes = RunSizes {
+            parameters: table.iter().map(Parameter::count).sum(),
+            trained: decoder.trained().iter().map(Parameter::count).sum(),
+            matmul_parameters: matrices.map(Parameter::count).sum::<usize>() - of_embedding,
+            layers: shape.num_hidden_layers,
+            rows: micro_batch.rows,
+            length: micro_batch.length,
+            tokens: micro_batch.tokens,
+            micro_batches: config.grpo.gradient_accumulation_steps,
+            updates: config.grpo.updates(),
+            scorings: usize::from(config.grpo.updates() > 1) + usize::from(config.needs_ref_policy()),
+            prompt,
+            completion,
+            slots: (config.grpo.sequences()).min(config.rollout.batch_size),
+            sequences: config.grpo.sequences(),
+            tokens_per_call: options.tokens_per_call,
+            operand_bytes: compute.dtype().bytes(),
+            weight_bytes: decoder.parameters().iter().map(bytes).sum(),
+            remainder_bytes: decoder.trained().iter().map(|p| p.count() * Dtype::F32.bytes() - bytes(p)).sum(),
+            // With adapters, the reference policy is the base model.
+            ref_policy_bytes: match config.needs_ref_policy() && config.lora.is_none() {
+                true if config.grpo.sync_ref_model => table.iter().map(|p| p.count() * Dtype::F32.bytes()).sum(),
+                true => table.iter().map(bytes).sum(),
+                false => 0,
+            },
+            can_roll_back: config.keeps_state_to_roll_back(),
+        };
+        let save = config.policy.save(&shape)?;
+        Ok(Self { shape, decoder, config, micro_batch, rollout, save, sizes })
+    }
+
+    /// Returns the sizes.
+    pub fn sizes(&self) -> RunSizes {
+        self.sizes
+    }
+
+    /// Returns the programs that a run executes, then the partial programs from which shares of time are computed.
+    pub fn names(&self) -> Vec<ProgramName> {
+        use ProgramName::*;
+        let (of_update, parts): (&[ProgramName], &[ProgramName]) = match self.steps_at_once() {
+            true => (&[Step, Score], &[Head, HalfMlp, Apply]),
+            false => (&[Gradient, Score, Apply], &[Head, HalfMlp]),
+        };
+        let decode = self.rollout.decode.iter().map(|(columns, _)| Decode(*columns));
+        let runs = of_update.iter().copied().chain([Prefill, Admit]).chain(decode);
+        runs.chain(parts.iter().copied()).collect()
+    }
+
+    /// Returns `true` if no run executes the program: it only measures a part of another one.
+    pub fn is_part(&self, name: ProgramName) -> bool {
+        match name {
+            ProgramName::Head | ProgramName::HalfMlp => true,
+            ProgramName::Apply => self.steps_at_once(),
+            _ => false,
+        }
+    }
+
+    /// Returns `true` if an update is one program: it has one micro-batch, and gradient clipping bounds its values below overflow.
+    fn steps_at_once(&self) -> bool {
+        let optimizer = &self.config.optimizer;
+        let first = optimizer.adamw().step(1, optimizer.learning_rate);
+        self.sizes.micro_batches == 1 && AdamWBounds::of_largest(0.0).after(&first).is_some()
+    }
+
+    /// Returns the module of a program.
+    ///
+    /// # Errors
+    /// [`crate::Error::Policy`] for a program that cannot be built.
+    pub fn module(&self, name: ProgramName) -> Result<Module> {
+        let (loss, shape) = (self.config.loss(), self.micro_batch);
+        let module: policy_pjrt::Result<Module> = match name {
+            ProgramName::Gradient => self.gradient(&self.decoder),
+            ProgramName::HalfMlp => {
+                let half = ModelConfig { intermediate_size: self.shape.intermediate_size / 2, ..self.shape.clone() };
+                self.gradient(&decoder(&self.config, &half, self.decoder.compute())?)
+            }
+            ProgramName::Score => self.train(&self.decoder).score(&loss, shape),
+            ProgramName::Apply => self.train(&self.decoder).adamw(),
+            ProgramName::Step => self.train(&self.decoder).step(&loss, self.config.grpo.value_loss().as_ref(), shape),
+            ProgramName::Head => {
+                let head = self.train(&self.decoder).head(&loss, shape.tokens);
+                head.and_then(|spec| Ok(spec.program(Pass::Gradient)?.module))
+            }
+            ProgramName::Prefill => Ok(self.rollout.prefill.clone()),
+            ProgramName::Admit => Ok(self.rollout.admit.clone()),
+            ProgramName::Decode(columns) => {
+                let found = self.rollout.decode.iter().find(|(c, _)| *c == columns);
+                let Some((_, module)) = found else {
+                    let expected = "a number of columns that a program of the run reads";
+                    return Err(crate::Error::argument("decode", expected, columns));
+                };
+                Ok(module.clone())
+            }
+        };
+        Ok(module.map_err(policy::Error::from)?)
+    }
+
+    /// Returns a lower bound on the time of a program on `chip`: its necessary matmul operations (none for rematerialisation), or its memory
+    /// traffic.
+    pub fn floor(&self, name: ProgramName, module: &Module, chip: Chip) -> Floor {
+        let sizes = &self.sizes;
+        let [layers, head] = self.forward_flops();
+        match name {
+            ProgramName::Gradient | ProgramName::Step => {
+                Floor::of_module(module, self.passes() * (layers + head), chip)
+            }
+            ProgramName::Score => Floor::of_module(module, layers + head, chip),
+            ProgramName::Head => Floor::of_module(module, self.passes() * head, chip),
+            ProgramName::Decode(columns) => {
+                // Every decode step reads all weights and all keys and values of the cache.
+                let heads = self.shape.num_key_value_heads * self.shape.head_dim();
+                let cache = 2 * sizes.layers * sizes.slots * columns * heads * sizes.operand_bytes;
+                let weights = sizes.matmul_parameters * sizes.operand_bytes;
+                let flops = 2.0 * (sizes.matmul_parameters * sizes.slots) as f64;
+                let turns = sizes.tokens_per_call as f64;
+                Floor::new(turns * flops, turns * (weights + cache) as f64, chip)
+            }
+            ProgramName::Prefill | ProgramName::Admit | ProgramName::Apply | ProgramName::HalfMlp => {
+                Floor::of_module(module, 0.0, chip)
+            }
+        }
+    }
+
+    /// Returns how often each decode program is called in a rollout whose completions all have full length.
+    pub fn decode_calls(&self) -> BTreeMap<ProgramName, usize> {
+        let sizes = &self.sizes;
+        let mut calls = BTreeMap::new();
+        for call in 0..sizes.completion.saturating_sub(1).div_ceil(sizes.tokens_per_call) {
+            let filled = sizes.prompt + call * sizes.tokens_per_call;
+            let all = &self.rollout.decode;
+            let program = all.iter().find(|(columns, _)| *columns >= filled).or(all.last());
+            if let Some((columns, _)) = program {
+                *calls.entry(ProgramName::Decode(*columns)).or_default() += 1;
+            }
+        }
+        calls
+    }
+
+    /// Returns the matmul FLOPs of a micro-batch's forward pass, of the layers and of the head: 2 per weight and token, and causal attention
+    /// at half of all pairs.
+    fn forward_flops(&self) -> [f64; 2] {
+        let sizes = &self.sizes;
+        let head = self.shape.vocab_size * self.shape.hidden_size;
+        let (rows, length) = (sizes.rows as f64, sizes.length as f64);
+        let width = (self.shape.num_attention_heads * self.shape.head_dim() * sizes.layers) as f64;
+        let layers =
+            2.0 * (sizes.matmul_parameters - head) as f64 * rows * length + 2.0 * rows * length * length * width;
+        [layers, 2.0 * (head * sizes.tokens) as f64]
+    }
+
+    fn train(&self, decoder: &Decoder) -> TrainPrograms {
+        TrainPrograms::new(decoder.clone(), self.save.clone())
+    }
+
+    /// Returns `true` if the model's weights are frozen below adapters.
+    fn is_frozen(&self) -> bool {
+        self.config.lora.is_some()
+    }
+
+    /// Returns the matmul cost of forward and backward pass in units of the forward pass: one more for the derivative of inputs, and one more
+    /// for trained weights. Adapters are negligible.
+    fn passes(&self) -> f64 {
+        if self.is_frozen() { 2.0 } else { 3.0 }
+    }
+
+    /// Returns the program for loss and gradients of a micro-batch.
+    fn gradient(&self, decoder: &Decoder) -> policy_pjrt::Result<Module> {
+        let (loss, modules) = (self.config.loss(), self.train(decoder));
+        match self.config.grpo.value_loss() {
+            Some(of_values) => modules.gradient_with_values(&loss, &of_values, self.micro_batch),
+            None => modules.gradient(&loss, self.micro_batch),
+        }
+    }
+}
+
+/// Returns the decoder of a run for a model of this shape, with the configured adapters and value head.
+fn decoder(config: &TrainConfig, shape: &ModelConfig, compute: Compute) -> Result<Decoder> {
+    let mut decoder = Decoder::new(shape, compute).with_attention(config.policy.attention());
+    if let Some(lora) = &config.lora {
+        decoder = decoder.with_adapters(Adapters::new(shape, lora)?);
+    }
+    Ok(if config.grpo.value_loss().is_some() { decoder.with_value_head() } else { decoder })
+}
+
+/// Returns the shape of the model of `config`, and `config` with settings from the model's generation_config.json.
+fn shape_of(config: &TrainConfig) -> Result<(ModelConfig, TrainConfig)> {
+    let name = match &config.model {
+        ModelSource::New(shape) => return Ok((shape.clone(), config.clone())),
+        ModelSource::Pretrained(name) => name,
+    };
+    let path = Path::new(name);
+    let folder = match path.file_name() {
+        Some(file) if file == "config.json" && path.is_file() => ModelFolder::open(path.parent().unwrap_or(path))?,
+        _ => ModelFolder::open(&models::locate_config(name, config.model_revision.as_deref())?)?,
+    };
+    Ok((folder.config().clone(), config.clone().with_generation_defaults(folder.generation())))
+}

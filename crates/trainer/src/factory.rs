@@ -1,0 +1,290 @@
+//! The replaceable parts of a run, and their defaults from a configuration.
+
+use crate::backends;
+use crate::error::Result;
+use crate::prepared::Prepared;
+use crate::pretrained::{Pretrained, Purpose, adapter_weights, training_memory};
+use crate::train_config::{PolicyConfig, TrainConfig};
+use data::Dataset;
+use models::{MemoryTable, ModelConfig, Tokenizer};
+use policy::{Policy, RolloutEngine};
+use policy_cpu::{CpuPolicy, PolicyLoss};
+use policy_pjrt::{PjrtPolicy, PjrtPolicyOptions, RolloutOptions, RolloutSizes, Runtime, TrainShape, TrainingSizes};
+use rewards::Rewards;
+
+/// The parts that [`crate::Trainer`] works with; each can be replaced by your own.
+///
+/// ```no_run
+/// use std::sync::Arc;
+/// use trainer::{Parts, TrainConfig, Trainer};
+///
+/// # fn main() -> trainer::Result<()> {
+/// let config = TrainConfig::built_in();
+/// let mut parts = Parts::from_config(&config)?;
+/// let words = Arc::new(data::task::Reverse { min_length: 2, max_length: 4 });
+/// parts.dataset = Box::new(data::TaskMixture::from_tasks(vec![(words, 1.0)], 0.1, config.seed)?);
+/// let run = Trainer::with_parts(config, parts)?;
+/// # Ok(())
+/// # }
+/// ```
+pub struct Parts {
+    /// The policy that is trained, with its loss and its optimizer.
+    pub policy: Box<dyn Policy>,
+    /// The tokenizer of the policy.
+    pub tokenizer: Box<dyn Tokenizer>,
+    /// The data set of problems.
+    pub dataset: Box<dyn Dataset>,
+    /// The reward functions with their weights.
+    pub rewards: Rewards,
+    /// The engine that samples completions.
+    pub engine: Box<dyn RolloutEngine>,
+}
+
+impl Parts {
+    /// Returns the parts that a configuration names: a decoder on the CPU or on a device, pretrained or new, its tokenizer (characters for
+    /// a new one), data, rewards, and sampling on the policy's device.
+    ///
+    /// # Errors
+    /// The errors of [`Prepared::new`] and [`Prepared::parts`].
+    pub fn from_config(config: &TrainConfig) -> Result<Self> {
+        Prepared::unchecked(config.clone(), None)?.parts()
+    }
+
+    /// Like [`Parts::from_config`], with your own tokenizer, whose vocabulary size must be `model.vocab_size`.
+    ///
+    /// # Errors
+    /// The errors of [`Parts::from_config`].
+    pub fn with_tokenizer(config: &TrainConfig, tokenizer: Box<dyn Tokenizer>) -> Result<Self> {
+        Prepared::unchecked(config.clone(), Some(tokenizer))?.parts()
+    }
+}
+
+/// The backend or device of a policy.
+pub(crate) enum PolicyTarget {
+    /// A CPU policy with its loss on a backend.
+    Host(Box<PolicyLoss>),
+    /// A PJRT device.
+    Device(Runtime),
+}
+
+impl PolicyTarget {
+    /// Opens the backend or device that a configuration names, without loading anything onto it.
+    ///
+    /// # Errors
+    /// The errors of [`backends::open`], and an error if the device is missing.
+    pub(crate) fn open(config: &TrainConfig) -> Result<Self> {
+        let PolicyConfig { device, plugin, compile_cache, wait_limit_minutes: _, .. } = &config.policy;
+        let Some(kind) = device.kind() else {
+            return Ok(Self::Host(Box::new(PolicyLoss {
+                config: config.loss(),
+                backend: backends::open(&config.grpo.backend, config.grpo.plugin.as_deref())?,
+                implementation: config.grpo.implementation,
+                max_tokens: config.grpo.micro_batch_sequences() * config.rollout.max_completion_length(),
+            })));
+        };
+        let runtime = backends::device(kind, plugin.as_deref(), compile_cache.as_deref())?;
+        Ok(Self::Device(runtime.with_wait_limit(config.policy.wait_limit())))
+    }
+
+    /// Returns the memory of training on prompts of up to `prompt` tokens, by part, and the available bytes.
+    ///
+    /// # Errors
+    /// Invalid weights; a loss that cannot be planned.
+    pub(crate) fn memory(
+        &self,
+        config: &TrainConfig,
+        shape: &ModelConfig,
+        model: Option<&Pretrained>,
+        prompt: usize,
+    ) -> Result<(MemoryTable, Option<u64>)> {
+        match (self, model) {
+            (Self::Host(loss), model) => {
+                let weights = model.map(|model| model.folder.weights()).transpose()?;
+                let in_files = weights.map_or(models::Dtype::F32, |weights| weights.mapped_dtype());
+                Ok((training_memory(config, shape, in_files, loss, prompt)?, models::available_memory()))
+            }
+            (Self::Device(runtime), model) => {
+                let weights = match model {
+                    Some(model) if config.lora.is_some() => TrainingSizes::frozen_dtype(&model.folder.weights()?),
+                    _ => models::Dtype::F32,
+                };
+                let table =
+                    training_sizes(config, shape, weights, prompt)?.memory(shape, &device_options(config, shape)?);
+                Ok((table, runtime.available_memory()))
+            }
+        }
+    }
+
+    /// Checks that a training fits into memory.
+    ///
+    /// # Errors
+    /// [`models::Error::TooLarge`], [`policy_pjrt::Error::TooLarge`].
+    pub(crate) fn check(&self, table: &MemoryTable, available: Option<u64>) -> Result<()> {
+        match (self, available) {
+            (Self::Host(_), Some(available)) => Ok(table.check(available)?),
+            (Self::Host(_), None) => Ok(()),
+            (Self::Device(runtime), _) => Ok(runtime.check_memory(table.clone()).map_err(policy::Error::from)?),
+        }
+    }
+
+    /// Returns the initial policy of a configuration: a new one of `shape`, or the one in the folder `model`.
+    ///
+    /// # Errors
+    /// Invalid weights; a failing device.
+    pub(crate) fn policy(
+        self,
+        config: &TrainConfig,
+        shape: &ModelConfig,
+        model: Option<&Pretrained>,
+        purpose: Purpose,
+    ) -> Result<Box<dyn Policy>> {
+        Ok(match self {
+            Self::Host(loss) => {
+                let policy = host_policy(config, shape, model, *loss, purpose)?;
+                Box::new(policy.with_rollout_batch_size(config.rollout.batch_size))
+            }
+            Self::Device(runtime) => Box::new(pjrt_policy(config, &runtime, shape, model)?),
+        })
+    }
+}
+
+/// Returns the burn policy on this CPU.
+fn host_policy(
+    config: &TrainConfig,
+    shape: &ModelConfig,
+    model: Option<&Pretrained>,
+    loss: PolicyLoss,
+    purpose: Purpose,
+) -> Result<CpuPolicy> {
+    let policy = match (model, &config.lora) {
+        (Some(model), _) => model.policy(config, loss, purpose)?,
+        (None, lora) => {
+            let policy = CpuPolicy::new(shape, config.seed, loss)?;
+            match lora {
+                Some(lora) => policy.with_lora(lora, config.seed)?,
+                None => policy,
+            }
+        }
+    };
+    Ok(match config.grpo.value_loss() {
+        Some(of_values) => policy.with_value_head(of_values)?,
+        None => policy,
+    })
+}
+
+/// Returns the policy on a PJRT device. A new model has the same initial weights there as on the CPU.
+fn pjrt_policy(
+    config: &TrainConfig,
+    runtime: &Runtime,
+    shape: &ModelConfig,
+    model: Option<&Pretrained>,
+) -> Result<PjrtPolicy> {
+    let options = device_options(config, shape)?;
+    let policy = match model {
+        Some(model) => {
+            let weights = model.folder.weights()?;
+            match &config.lora {
+                Some(lora) => PjrtPolicy::from_weights_with_lora(
+                    runtime,
+                    shape,
+                    &weights,
+                    lora,
+                    config.seed,
+                    config.loss(),
+                    options,
+                ),
+                None => PjrtPolicy::from_weights(runtime, shape, &weights, config.loss(), options),
+            }
+        }
+        None => {
+            let mut weights = Vec::new();
+            let mut of_model = TrainConfig { lora: None, ..config.clone() };
+            of_model.policy = PolicyConfig::default();
+            let on_host = PolicyTarget::open(&of_model)?.policy(&of_model, shape, None, Purpose::Export)?;
+            on_host.export_model(&mut weights)?;
+            let policy = PjrtPolicy::from_tensors(runtime, shape, &weights, config.loss(), options);
+            match &config.lora {
+                Some(lora) => policy.and_then(|policy| policy.with_lora(lora, config.seed)),
+                None => policy,
+            }
+        }
+    };
+    let policy = match config.grpo.value_loss() {
+        Some(of_values) => policy.and_then(|policy| policy.with_value_head(of_values)),
+        None => policy,
+    };
+    Ok(policy.map_err(policy::Error::from)?)
+}
+
+/// Returns the options of the policy on its device.
+fn device_options(config: &TrainConfig, shape: &ModelConfig) -> Result<PjrtPolicyOptions> {
+    Ok(PjrtPolicyOptions {
+        compute: config.policy.compute(),
+        attention: config.policy.attention(),
+        save: config.policy.save(shape)?,
+        can_roll_back: config.keeps_state_to_roll_back(),
+        rollout: RolloutOptions { slots: config.rollout.batch_size, ..RolloutOptions::default() },
+        ..PjrtPolicyOptions::default()
+    })
+}
+
+/// Returns the sizes of a run on a device, for prompts of up to `prompt` tokens and model weights of this dtype.
+fn training_sizes(
+    config: &TrainConfig,
+    shape: &ModelConfig,
+    weights: models::Dtype,
+    prompt: usize,
+) -> Result<TrainingSizes> {
+    let completion = config.rollout.max_completion_length();
+    Ok(TrainingSizes {
+        micro_batch: TrainShape::uniform(config.grpo.micro_batch_sequences(), prompt, completion),
+        rollout: RolloutSizes {
+            prompts: config.grpo.prompts_per_step,
+            longest_prompt: prompt,
+            num_generations: config.grpo.num_generations,
+            max_completion_length: completion.max(config.eval.max_completion_length(&config.rollout)),
+        },
+        weights,
+        adapters: config.lora.as_ref().map(|lora| adapter_weights(lora, shape)).transpose()?,
+        ref_policy: config.needs_ref_policy() && config.lora.is_none(),
+        mixes_ref_policy: config.grpo.sync_ref_model,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rstest::rstest;
+
+    #[test]
+    fn memory_tables_of_huge_steps_do_not_overflow() {
+        let mut config = TrainConfig::built_in();
+        config.rollout.max_completion_length = Some(1_000_000);
+        config.rollout.batch_size = usize::MAX;
+        config.grpo.num_generations = 1 << 20;
+        config.grpo.prompts_per_step = 1;
+        config.grpo.gradient_accumulation_steps = 1;
+        let shape = ModelConfig { max_position_embeddings: 1 << 20, ..config.model.shape().unwrap().clone() };
+        let options = device_options(&config, &shape).unwrap();
+        let on_device = training_sizes(&config, &shape, models::Dtype::F32, 40_000).unwrap().memory(&shape, &options);
+        let place = PolicyTarget::open(&config).unwrap();
+        let (on_host, _) = place.memory(&config, &shape, None, 40_000).unwrap();
+        for table in [on_device, on_host] {
+            assert!(table.total() > 1 << 40, "{table}");
+        }
+    }
+
+    #[rstest]
+    #[case::one_update("{}", false)]
+    #[case::two_updates("{grpo: {num_iterations: 2}}", true)]
+    #[case::a_reference_that_moves("{grpo: {sync_ref_model: true}, loss: {beta: 0.1}}", true)]
+    #[case::switched_off("{grpo: {num_iterations: 2}, policy: {can_roll_back: false, device: 'pjrt:cpu'}}", false)]
+    fn rollback_memory_is_counted_only_if_a_step_can_be_rolled_back(#[case] settings: &str, #[case] twice: bool) {
+        let config = TrainConfig::from_layers(grpo_files::Layers::new().text("a test", settings).unwrap()).unwrap();
+        let shape = config.model.shape().unwrap();
+        let options = device_options(&config, shape).unwrap();
+        let sizes = training_sizes(&config, shape, models::Dtype::F32, 16).unwrap();
+        assert_eq!(sizes.memory(shape, &options).to_string().contains("to go back to"), twice);
+        assert_eq!(config.keeps_state_to_roll_back(), twice);
+    }
+}
