@@ -52,7 +52,7 @@ fn no_error_repeats_its_cause() {
         &["train", "--set", "model.hidden_size=30"],
         &["train", "--resume", nowhere],
         &["train", &tiny, "--run-dir", nowhere],
-        &["train", &tiny, "--run-dir", &run, "--set", "grpo.backend=pjrt:tpu"],
+        &["train", &tiny, "--run-dir", &run, "--set", "policy.device=pjrt:tpu"],
         &["train", &tiny, "--run-dir", &run, "--set", "wandb={mode: offline, dir: /proc/nowhere}"],
         &["init", "--model", nowhere, "--data", nowhere],
         &["init", "--model", nowhere, "--data", &half],

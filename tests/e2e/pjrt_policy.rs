@@ -296,7 +296,8 @@ fn what_a_device_does_not_do_is_refused_by_its_key() {
         ])
     };
     assert!(refused("lora={r: 4, target_modules: [c_attn]}").contains("c_attn"));
-    assert!(refused("grpo.backend=pjrt:cpu").contains("grpo.backend"));
+    assert!(refused("grpo.backend=pjrt:cpu").contains("unknown key `grpo.backend`, did you mean `policy.device`?"));
+    assert!(refused("grpo.plugin=plugin.so").contains("did you mean `policy.plugin`?"));
     assert!(refused("grpo.implementation=logits").contains("grpo.implementation"));
     assert!(refused("policy.device=pjrt:gpu").contains("pjrt:cuda"));
     assert!(refused("policy.recompute_num_layers=3").contains("the model's 1 layers are a multiple of"));

@@ -155,6 +155,6 @@ fn without_a_home_there_is_no_cache() {
         }
     }
     assert_eq!(fs::read_dir(folder.path()).expect("a folder").count(), 1, "nothing but what was planted");
-    let text = refuse(&["train", "--set", "grpo.backend=pjrt:cpu", "--run-dir", &folder.path().display().to_string()]);
+    let text = refuse(&["train", "--set", "policy.device=pjrt:cpu", "--run-dir", &folder.path().display().to_string()]);
     assert!(text.contains("set HOME or XDG_CACHE_HOME"), "{text}");
 }

@@ -143,23 +143,6 @@ fn a_changed_configuration_is_not_the_same_run() {
 }
 
 #[test]
-fn a_plugin_that_was_written_into_a_configuration_is_not_loaded() {
-    let runs = Runs::new(&["warmup.steps=1", "grpo.max_steps=2"]);
-    runs.train("a");
-    let (config, plugin) = (runs.path("a/config.yaml"), runs.path("plugin.so"));
-    std::fs::write(&plugin, "no library").expect("written");
-    let text = std::fs::read_to_string(&config).expect("config");
-    let edited = text
-        .replace("plugin: null", &format!("plugin: {}", plugin.display()))
-        .replace("backend: cpu", "backend: \"pjrt:cpu\"");
-    assert_ne!(edited, text);
-    std::fs::write(&config, edited).expect("written");
-    let error = refuse(&["train", "--resume", &runs.text("a")]);
-    // Were it opened, that it is no library would be said.
-    assert!(error.contains("grpo.backend (from") && error.contains("grpo.plugin (from null"), "{error}");
-}
-
-#[test]
 #[cfg(unix)]
 fn an_interrupted_run_saves_says_how_to_go_on_and_does() {
     let runs = Runs::new(&SETTINGS);

@@ -1,6 +1,9 @@
 //! Arguments that `grpo parity` and `grpo loss` share: a batch file and evaluation options.
 
-use anyhow::Context;
+use anyhow::{Context, bail};
+use backend_cpu::CpuBackend;
+use backend_tpu::PjrtBackend;
+use backend_tpu::plugins::Kind;
 use clap::ValueEnum;
 use clap::builder::PossibleValuesParser;
 use grpo_core::format::BatchLoss;
@@ -9,7 +12,9 @@ use grpo_files::Layers;
 use grpo_files::read_safetensors;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use trainer::backends;
+
+/// The names of the backends.
+pub(crate) const BACKENDS: [&str; 4] = ["cpu", "pjrt:cpu", "pjrt:tpu", "pjrt:cuda"];
 
 /// Options for evaluating a batch file.
 #[derive(Debug, clap::Args)]
@@ -52,7 +57,14 @@ impl From<DtypeArg> for Dtype {
 impl LossInput {
     /// Opens the chosen backend.
     pub(crate) fn open(&self) -> anyhow::Result<Arc<dyn Backend>> {
-        Ok(backends::open(&self.backend, self.plugin.as_deref())?)
+        let name = &self.backend;
+        if name == "cpu" {
+            return Ok(Arc::new(CpuBackend::new()));
+        }
+        match Kind::ALL.into_iter().find(|kind| name.strip_prefix("pjrt:") == Some(kind.name())) {
+            Some(kind) => Ok(Arc::new(PjrtBackend::open(kind, self.plugin.as_deref())?)),
+            None => bail!("--backend: expected one of {}, got `{name}`", BACKENDS.join(", ")),
+        }
     }
 
     /// Returns the loss that replaces the file's, if one was given.

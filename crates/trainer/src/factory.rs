@@ -1,16 +1,18 @@
 //! The replaceable parts of a run, and their defaults from a configuration.
 
-use crate::backends;
+use crate::device;
 use crate::error::Result;
 use crate::prepared::Prepared;
 use crate::pretrained::{Pretrained, Purpose, adapter_weights, training_memory};
 use crate::train_config::{PolicyConfig, TrainConfig};
+use backend_cpu::CpuBackend;
 use data::Dataset;
 use models::{MemoryTable, ModelConfig, Tokenizer};
 use policy::{Policy, RolloutEngine};
 use policy_cpu::{CpuPolicy, PolicyLoss};
 use policy_pjrt::{PjrtPolicy, PjrtPolicyOptions, RolloutOptions, RolloutSizes, Runtime, TrainShape, TrainingSizes};
 use rewards::Rewards;
+use std::sync::Arc;
 
 /// The parts that [`crate::Trainer`] works with; each can be replaced by your own.
 ///
@@ -59,30 +61,30 @@ impl Parts {
     }
 }
 
-/// The backend or device of a policy.
+/// The device of a policy.
 pub(crate) enum PolicyTarget {
-    /// A CPU policy with its loss on a backend.
+    /// This CPU, with the loss of its policy.
     Host(Box<PolicyLoss>),
     /// A PJRT device.
     Device(Runtime),
 }
 
 impl PolicyTarget {
-    /// Opens the backend or device that a configuration names, without loading anything onto it.
+    /// Opens the device that a configuration names, without loading anything onto it.
     ///
     /// # Errors
-    /// The errors of [`backends::open`], and an error if the device is missing.
+    /// An error if the device is missing.
     pub(crate) fn open(config: &TrainConfig) -> Result<Self> {
         let PolicyConfig { device, plugin, compile_cache, wait_limit_minutes: _, .. } = &config.policy;
         let Some(kind) = device.kind() else {
             return Ok(Self::Host(Box::new(PolicyLoss {
                 config: config.loss(),
-                backend: backends::open(&config.grpo.backend, config.grpo.plugin.as_deref())?,
+                backend: Arc::new(CpuBackend::new()),
                 implementation: config.grpo.implementation,
                 max_tokens: config.grpo.micro_batch_sequences() * config.rollout.max_completion_length(),
             })));
         };
-        let runtime = backends::device(kind, plugin.as_deref(), compile_cache.as_deref())?;
+        let runtime = device::open(kind, plugin.as_deref(), compile_cache.as_deref())?;
         Ok(Self::Device(runtime.with_wait_limit(config.policy.wait_limit())))
     }
 

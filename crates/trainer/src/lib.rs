@@ -24,8 +24,8 @@
 
 mod adapter;
 pub mod aot;
-pub mod backends;
 pub mod coefficients;
+pub mod device;
 pub mod error;
 pub mod eval;
 mod export;

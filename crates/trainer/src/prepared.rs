@@ -46,7 +46,7 @@ impl Prepared {
     /// # Errors
     /// * the errors of [`TrainConfig::validate`];
     /// * files or rows that cannot be used, and reward functions that fail on a row;
-    /// * a backend, device or model that is not found;
+    /// * a device or model that is not found;
     /// * a training that does not fit into memory.
     pub fn new(config: TrainConfig) -> Result<Self> {
         Self::make(config, None, true, true, None)

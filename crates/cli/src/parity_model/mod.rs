@@ -5,6 +5,7 @@ mod device;
 mod host;
 
 use self::compared::Compared;
+use crate::loss_input::BACKENDS;
 use crate::{Outcome, emit, emit_document, parity};
 use anyhow::Context;
 use backend_tpu::plugins::Kind;
@@ -14,7 +15,6 @@ use grpo_files::counted;
 use models::{Adapter, ModelFolder};
 use policy_pjrt::Runtime;
 use std::path::Path;
-use trainer::backends;
 
 pub(crate) fn run(folder: &Path, args: &parity::Args) -> anyhow::Result<Outcome> {
     let folder = ModelFolder::open(folder)?;
@@ -85,7 +85,7 @@ fn name_of(kind: Kind) -> String {
 
 /// Returns the parser of `--device`.
 pub(crate) fn devices() -> PossibleValuesParser {
-    let of_pjrt = backends::NAMES.into_iter().filter(|name| name.starts_with("pjrt:"));
+    let of_pjrt = BACKENDS.into_iter().filter(|name| name.starts_with("pjrt:"));
     PossibleValuesParser::new([ALL, HOST].into_iter().chain(of_pjrt))
 }
 
@@ -100,7 +100,7 @@ impl Chosen {
     fn by(args: &parity::Args) -> anyhow::Result<Self> {
         let (name, plugin) = (args.device.as_deref().unwrap_or(ALL), args.input.plugin.as_deref());
         let named = Kind::ALL.into_iter().find(|kind| name_of(*kind) == name);
-        let open = |kind| -> trainer::Result<Target> { Ok(Target::Device(backends::device(kind, plugin, None)?)) };
+        let open = |kind| -> trainer::Result<Target> { Ok(Target::Device(trainer::device::open(kind, plugin, None)?)) };
         if let Some(kind) = named {
             return Ok(Self { places: vec![open(kind)?], notes: vec![] });
         }

@@ -34,6 +34,11 @@ pub trait Configuration: DeserializeOwned + Serialize + Default {
     fn keys() -> Vec<&'static str> {
         Vec::new()
     }
+
+    /// Returns the key that replaces `removed`, a key of earlier versions, for the error about an unknown key.
+    fn successor(_removed: &str) -> Option<&'static str> {
+        None
+    }
 }
 
 impl Configuration for grpo_core::LossConfig {}
@@ -209,7 +214,8 @@ fn unknown_keys<T: Configuration>(given: &Value, default: &Value) -> grpo_core::
     }
     strict::reject_unknown_keys(given, &strict::tree(&keys), "").map_err(|error| match error {
         grpo_core::Error::UnknownKey { path, nearest, known } => {
-            let nearest = strict::elsewhere(&path, nearest.as_deref(), &keys).map(str::to_owned).or(nearest);
+            let similar = || strict::elsewhere(&path, nearest.as_deref(), &keys);
+            let nearest = T::successor(&path).or_else(similar).map(str::to_owned).or(nearest);
             grpo_core::Error::UnknownKey { path, nearest, known }
         }
         other => other,

@@ -185,7 +185,7 @@ fn reason(key: &str) -> &'static str {
         ("seed" | "data", _) => "it decides which problems and samples come next",
         ("model", _) => "the checkpoints hold the weights of another model",
         ("loss" | "rewards", _) => "it decides what is optimised",
-        (_, "grpo.backend" | "grpo.plugin" | "grpo.implementation") => "it names the code that computes the loss",
+        (_, "grpo.implementation") => "it names the code that computes the loss",
         (_, key) if key.contains("optimizer.") => "the moments of the optimizer belong to it",
         _ => "the numbers of its steps depend on it",
     }

@@ -6,7 +6,6 @@ use grpo_core::controllers::{AdaptiveEntropy, AdaptiveKl, FixedKl, KlController}
 use grpo_core::objective::ValueLossConfig;
 use grpo_core::{Implementation, LossConfig};
 use serde::{Deserialize, Serialize};
-use std::path::PathBuf;
 
 /// The settings of the GRPO loop.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -27,11 +26,7 @@ pub struct GrpoConfig {
     pub steps_per_generation: usize,
     /// The number of micro-batches per optimizer step. It changes time and memory, and the gradient only by rounding.
     pub gradient_accumulation_steps: usize,
-    /// The backend that computes the loss, one of [`crate::backends::NAMES`]. It changes time and memory, and results only within tolerance.
-    pub backend: String,
-    /// The PJRT plugin of the backend; by default that of `GRPO_PJRT_PLUGIN`, or the one that `grpo plugin install` installed.
-    pub plugin: Option<PathBuf>,
-    /// The implementation of the loss. It changes time and memory, and results only within tolerance.
+    /// The implementation of the loss on `policy.device: host`. It changes time and memory, and results only within tolerance.
     pub implementation: Implementation,
     /// The estimator of advantages and its options. The section `rewards` has the weights of reward functions, so `reward_weights` stays
     /// empty. `gae` is PPO: the policy gets a value head, which is trained as well. Optimal token baselines are refused, because scoring
@@ -82,8 +77,6 @@ impl Default for GrpoConfig {
             num_iterations: 1,
             steps_per_generation: 1,
             gradient_accumulation_steps: 8,
-            backend: "cpu".into(),
-            plugin: None,
             implementation: Implementation::default(),
             advantages: AdvantageConfig::default(),
             vf_coef: value.vf_coef,

@@ -213,8 +213,6 @@ impl TrainConfig {
         };
         check(groups.0, "policy.recompute_num_layers", groups.1, recompute_num_layers)?;
         let on_device = "left out: a policy.device of PJRT computes the loss itself";
-        check(self.grpo.backend == "cpu", "grpo.backend", on_device, &self.grpo.backend)?;
-        check(self.grpo.plugin.is_none(), "grpo.plugin", on_device, format!("{:?}", self.grpo.plugin))?;
         let implementation = self.grpo.implementation;
         check(implementation == Implementation::Fused, "grpo.implementation", on_device, implementation.name())
     }

@@ -49,15 +49,15 @@ fn unsafe_changes_are_refused_by_key_with_the_reason() {
 }
 
 #[test]
-fn a_changed_plugin_is_never_loaded() {
+fn a_changed_implementation_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let (new, old) = (folder.path().join("new"), folder.path().join("old"));
     drop(Run::start(config(), Some(&new)).unwrap());
     stopped_after(config(), &old, "Grpo 1");
     for path in [new, old] {
-        edit(&path, "config.yaml", "plugin: null", "plugin: /tmp/other.so");
+        edit(&path, "config.yaml", "implementation: fused", "implementation: logits");
         let text = refused(&path, &[]);
-        assert!(text.contains("grpo.plugin (from null to \"/tmp/other.so\")") && text.contains("code"), "{text}");
+        assert!(text.contains("grpo.implementation (from \"fused\" to \"logits\")") && text.contains("code"), "{text}");
     }
 }
 

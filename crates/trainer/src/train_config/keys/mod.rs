@@ -28,6 +28,10 @@ impl grpo_files::Configuration for TrainConfig {
     fn keys() -> Vec<&'static str> {
         keys().iter().map(|key| key.path).collect()
     }
+
+    fn successor(removed: &str) -> Option<&'static str> {
+        (removed == "grpo.backend").then_some("policy.device")
+    }
 }
 
 #[cfg(test)]

@@ -4,7 +4,6 @@ mod algorithm;
 mod sampling;
 
 use super::{EVAL_PROBLEMS, LrSchedulerKwargs, LrSchedulerType, ModelSource, OptimizerConfig, TrainConfig};
-use crate::backends;
 use crate::error::{Error, Result};
 use grpo_core::{LossAggMode, LossConfig};
 use models::{CharTokenizer, ModelConfig};
@@ -80,9 +79,6 @@ impl TrainConfig {
                 format!("{} - {}", overlong.max_completion_len, overlong.soft_punish_cache),
             )?;
         }
-        let backends = backends::NAMES;
-        let known = backends.contains(&self.grpo.backend.as_str());
-        check(known, "grpo.backend", &format!("one of {}", backends.join(", ")), &self.grpo.backend)?;
         self.validate_policy()?;
         self.validate_sampling()?;
         let t = self.rollout.temperature();
