@@ -9,13 +9,13 @@ use anyhow::{Context, bail};
 use backend_tpu::aot::{Chip, Report, Target};
 use backend_tpu::compile_options::options_for_decoder;
 use backend_tpu::plugins::Kind;
+use grpo_aot::{Memory, ProgramName, RunPrograms, RunSizes, Times};
 use grpo_bench::assertion::{Assertion, Checked};
 use grpo_bench::config::BenchConfig;
 use grpo_files::{self as files, Layers, counted, to_yaml};
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 use trainer::TrainConfig;
-use trainer::aot::{Memory, ProgramName, RunPrograms, RunSizes, Times};
 use trainer::train_config::WITHOUT_MODEL;
 
 /// The document of `--json`.
@@ -190,7 +190,7 @@ fn worker(args: &Args, programs: &RunPrograms, target: Target) -> anyhow::Result
     let report = compiler.report_module(&module, &options, floor);
     report.map_err(|error| match error.to_string().contains("RESOURCE_EXHAUSTED") {
         true => anyhow::Error::new(error)
-            .context(format!("the program does not fit into the device: {}", trainer::aot::KNOBS)),
+            .context(format!("the program does not fit into the device: {}", grpo_aot::KNOBS)),
         false => error.into(),
     })
 }

@@ -8,7 +8,7 @@ use backend_tpu::aot::Report;
 use grpo_files::counted;
 use std::collections::BTreeMap;
 use std::fmt::Write;
-use trainer::aot::{Memory, Times};
+use grpo_aot::{Memory, Times};
 
 const HEADER: [&str; 10] =
     ["program", "arguments", "results", "aliased", "temp", "code", "on the device", "estimate", "floor", "compiled in"];

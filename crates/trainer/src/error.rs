@@ -1,6 +1,5 @@
 //! The errors of a run, with advice on how to fix them.
 
-use grpo_core::readable_bytes;
 use grpo_files::counted;
 use std::path::{Path, PathBuf};
 
@@ -37,19 +36,6 @@ pub enum Error {
         batches: usize,
         /// The reward that the filter compares.
         metric: String,
-    },
-    /// A program of a run exceeds the memory of the device.
-    #[error(
-        "the program `{program}` with what is beside it needs {}, and the device has {}: {}",
-        readable_bytes(*needed), readable_bytes(*there), crate::aot::KNOBS
-    )]
-    DoesNotFit {
-        /// The program with the largest memory use.
-        program: String,
-        /// The memory that it needs with everything else on the device, in bytes.
-        needed: u64,
-        /// The memory of the device in bytes.
-        there: u64,
     },
     /// An argument is inconsistent with others.
     #[error("{operation}: expected {expected}, got {found}")]

@@ -23,7 +23,6 @@
 #![forbid(unsafe_code)]
 
 mod adapter;
-pub mod aot;
 pub mod coefficients;
 pub mod device;
 pub mod error;

@@ -100,12 +100,12 @@ impl Default for GrpoConfig {
 
 impl GrpoConfig {
     /// Returns the number of sequences of a step.
-    pub(crate) fn sequences(&self) -> usize {
+    pub fn sequences(&self) -> usize {
         self.prompts_per_step * self.num_generations
     }
 
     /// Replaces `num_train_epochs` by the number of steps for as many passes over `rows` training rows.
-    pub(crate) fn count_epochs(&mut self, rows: usize) {
+    pub fn count_epochs(&mut self, rows: usize) {
         if let Some(epochs) = self.num_train_epochs.take() {
             // Rounding errors must not add a step.
             let steps = epochs * rows as f64 / self.prompts_per_step as f64;
@@ -114,17 +114,17 @@ impl GrpoConfig {
     }
 
     /// Returns the number of optimizer steps of a step.
-    pub(crate) fn updates(&self) -> usize {
+    pub fn updates(&self) -> usize {
         self.num_iterations * self.steps_per_generation
     }
 
     /// Returns `true` if a step can fail after one of its updates was applied. A failing update itself changes nothing.
-    pub(crate) fn fails_after_an_update(&self) -> bool {
+    pub fn fails_after_an_update(&self) -> bool {
         self.updates() > 1 || self.sync_ref_model || self.use_adaptive_entropy
     }
 
     /// Returns the maximum number of sequences of a micro-batch.
-    pub(crate) fn micro_batch_sequences(&self) -> usize {
+    pub fn micro_batch_sequences(&self) -> usize {
         let groups = self.prompts_per_step.div_ceil(self.steps_per_generation);
         (groups * self.num_generations).div_ceil(self.gradient_accumulation_steps)
     }
@@ -136,7 +136,7 @@ impl GrpoConfig {
     }
 
     /// Returns the controller of the entropy bonus at the start of a run; `None` if the coefficient stays `loss.entropy_coef`.
-    pub(crate) fn entropy_controller(&self, loss: &LossConfig) -> Option<AdaptiveEntropy> {
+    pub fn entropy_controller(&self, loss: &LossConfig) -> Option<AdaptiveEntropy> {
         self.use_adaptive_entropy.then(|| AdaptiveEntropy {
             entropy_coef: loss.entropy_coef,
             entropy_coef_min: self.entropy_coef_min,
@@ -208,7 +208,7 @@ impl Default for KlControlConfig {
 
 impl KlControlConfig {
     /// Returns the controller of the coefficient at the start of a run.
-    pub(crate) fn controller(&self) -> KlController {
+    pub fn controller(&self) -> KlController {
         let Self { kl_coef, target_kl, horizon, .. } = *self;
         match self.r#type {
             KlControlType::Fixed => KlController::Fixed(FixedKl { kl_coef }),

@@ -330,7 +330,7 @@ impl TrainConfig {
     }
 
     /// Applies `rollout.use_generation_config`: unset keys get the values of a model's generation_config.json.
-    pub(crate) fn with_generation_defaults(mut self, defaults: &GenerationDefaults) -> Self {
+    pub fn with_generation_defaults(mut self, defaults: &GenerationDefaults) -> Self {
         if self.rollout.use_generation_config && defaults.do_sample != Some(false) {
             let rollout = &mut self.rollout;
             // 0 means greedy decoding, whose completions carry no training signal.
@@ -344,7 +344,7 @@ impl TrainConfig {
     }
 
     /// Returns this configuration with `stop_strings` of a model's generation_config.json as `rollout.stop`, if that is not set.
-    pub(crate) fn with_stop_strings(mut self, defaults: &GenerationDefaults) -> Self {
+    pub fn with_stop_strings(mut self, defaults: &GenerationDefaults) -> Self {
         if self.rollout.stop.is_none() && !defaults.stop_strings.is_empty() {
             self.rollout.stop = Some(defaults.stop_strings.clone());
         }
@@ -366,7 +366,7 @@ impl TrainConfig {
 
     /// Returns `true` if the policy saves weights and moments before a step for a rollback: with `policy.can_roll_back`, if steps can fail
     /// after an update. A step that ends with its only update needs no rollback and no memory for it.
-    pub(crate) fn keeps_state_to_roll_back(&self) -> bool {
+    pub fn keeps_state_to_roll_back(&self) -> bool {
         self.policy.can_roll_back && self.grpo.fails_after_an_update()
     }
 }

@@ -1,6 +1,5 @@
 //! The training loop with custom parts.
 
-mod aot;
 mod documents;
 mod losses;
 mod own_policy;

@@ -28,7 +28,7 @@ impl TrainConfig {
 
     /// Checks that the configuration names both a model and its data: a pretrained model is not trained on the default built-in tasks, and a
     /// new model is not trained on files.
-    pub(crate) fn validate_sources(&self) -> Result<()> {
+    pub fn validate_sources(&self) -> Result<()> {
         const FILES: &str =
             "rows to train the model on, e.g. `data: {files: train.jsonl}` or `--set data.files=train.jsonl`";
         const MODEL: &str = "the model to train, a folder or a name on Hugging Face, e.g. `model: Qwen/Qwen2.5-0.5B-Instruct` or \
@@ -48,7 +48,7 @@ impl TrainConfig {
     }
 
     /// Like [`TrainConfig::validate`], for a tokenizer with `vocab` tokens and a policy with a context of `context` tokens.
-    pub(crate) fn validate_for(&self, vocab: usize, context: usize) -> Result<()> {
+    pub fn validate_for(&self, vocab: usize, context: usize) -> Result<()> {
         self.run.validate()?;
         self.wandb.validate()?;
         match &self.model {

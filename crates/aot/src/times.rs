@@ -1,6 +1,6 @@
 //! Estimated times of a whole step.
 
-use super::{ProgramName, RunPrograms};
+use crate::{ProgramName, RunPrograms};
 use backend_tpu::aot::{Chip, Report};
 use serde::Serialize;
 

@@ -2,9 +2,9 @@
 
 use backend_tpu::aot::Report;
 use backend_tpu::plugins::Kind;
+use grpo_aot::{ProgramName, RunPrograms};
 use models::LoraConfig;
 use trainer::TrainConfig;
-use trainer::aot::{ProgramName, RunPrograms};
 use trainer::train_config::PolicyDtype;
 
 #[test]

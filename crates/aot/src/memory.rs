@@ -1,7 +1,6 @@
 //! Device memory of the programs of a run.
 
-use super::{ProgramName, RunPrograms};
-use crate::error::{Error, Result};
+use crate::{Error, ProgramName, Result, RunPrograms};
 use backend_tpu::aot::{Chip, Report};
 use serde::Serialize;
 use std::collections::BTreeMap;

@@ -1,13 +1,17 @@
 //! The device programs of a run, to be compiled for absent devices without weights.
+//!
+//! [`RunPrograms`] builds the programs that a run of `grpo train` executes on a device. From the reports of a compiler
+//! ([`backend_tpu::aot::Report`]) it computes the device memory and the time of a step.
+#![forbid(unsafe_code)]
 
+mod error;
 mod memory;
 mod times;
 
+pub use error::{Error, Result};
 pub use memory::Memory;
 pub use times::Times;
 
-use crate::error::Result;
-use crate::train_config::{ModelSource, PolicyDevice, TrainConfig};
 use backend_tpu::aot::{Chip, Floor};
 use backend_tpu::plugins::Kind;
 use backend_tpu::program::Pass;
@@ -20,6 +24,7 @@ use rng::Purpose;
 use stablehlo::{Dtype, Module, Save};
 use std::collections::BTreeMap;
 use std::path::Path;
+use trainer::train_config::{ModelSource, PolicyDevice, TrainConfig};
 
 /// The name of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -109,12 +114,12 @@ pub struct RunSizes {
 ///
 /// ```
 /// use backend_tpu::plugins::Kind;
-/// use trainer::aot::{ProgramName, RunPrograms};
+/// use grpo_aot::{ProgramName, RunPrograms};
 ///
 /// let programs = RunPrograms::new(&trainer::TrainConfig::built_in(), Kind::Tpu)?;
 /// let gradient = programs.module(ProgramName::Gradient)?;
 /// assert!(gradient.to_string().contains("stablehlo.while"));
-/// # Ok::<(), trainer::Error>(())
+/// # Ok::<(), grpo_aot::Error>(())
 /// ```
 #[derive(Debug)]
 pub struct RunPrograms {
@@ -133,7 +138,7 @@ impl RunPrograms {
     /// `data.max_prompt_length`, prompts take all of the model's context that `rollout.max_completion_length` leaves.
     ///
     /// # Errors
-    /// The errors of [`TrainConfig::validate`]; [`crate::Error::Model`] for a model that is missing or not supported.
+    /// The errors of [`TrainConfig::validate`]; [`Error::Model`] for a model that is missing or not supported.
     pub fn new(config: &TrainConfig, kind: Kind) -> Result<Self> {
         let (shape, config) = shape_of(config)?;
         let mut config = config.with_context(shape.max_position_embeddings);
@@ -237,7 +242,7 @@ impl RunPrograms {
     /// Returns the module of a program.
     ///
     /// # Errors
-    /// [`crate::Error::Policy`] for a program that cannot be built.
+    /// [`Error::Policy`] for a program that cannot be built.
     pub fn module(&self, name: ProgramName) -> Result<Module> {
         let (loss, shape) = (self.config.loss(), self.micro_batch);
         let module: policy_pjrt::Result<Module> = match name {
@@ -258,8 +263,7 @@ impl RunPrograms {
             ProgramName::Decode(columns) => {
                 let found = self.rollout.decode.iter().find(|(c, _)| *c == columns);
                 let Some((_, module)) = found else {
-                    let expected = "a number of columns that a program of the run reads";
-                    return Err(crate::Error::argument("decode", expected, columns));
+                    return Err(Error::Columns(columns));
                 };
                 Ok(module.clone())
             }

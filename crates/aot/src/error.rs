@@ -1,0 +1,37 @@
+//! The errors of this crate.
+
+use grpo_core::readable_bytes;
+
+/// Result of this crate's functions.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Every error of this crate.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A program of a run exceeds the memory of the device.
+    #[error(
+        "the program `{program}` with what is beside it needs {}, and the device has {}: {}",
+        readable_bytes(*needed), readable_bytes(*there), crate::KNOBS
+    )]
+    DoesNotFit {
+        /// The program with the largest memory use.
+        program: String,
+        /// The memory that it needs with everything else on the device, in bytes.
+        needed: u64,
+        /// The memory of the device in bytes.
+        there: u64,
+    },
+    /// The run has no decode program for this number of columns of the cache.
+    #[error("decode: expected a number of columns that a program of the run reads, got {0}")]
+    Columns(usize),
+    /// An invalid configuration.
+    #[error(transparent)]
+    Config(#[from] trainer::Error),
+    /// A model that is missing or not supported.
+    #[error(transparent)]
+    Model(#[from] models::Error),
+    /// A program that cannot be built.
+    #[error(transparent)]
+    Policy(#[from] policy::Error),
+}
