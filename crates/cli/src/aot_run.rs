@@ -189,8 +189,9 @@ fn worker(args: &Args, programs: &RunPrograms, target: Target) -> anyhow::Result
     let compiler = args.bench.compiler(target, args.recompile)?;
     let report = compiler.report_module(&module, &options, floor);
     report.map_err(|error| match error.to_string().contains("RESOURCE_EXHAUSTED") {
-        true => anyhow::Error::new(error)
-            .context(format!("the program does not fit into the device: {}", grpo_aot::KNOBS)),
+        true => {
+            anyhow::Error::new(error).context(format!("the program does not fit into the device: {}", grpo_aot::KNOBS))
+        }
         false => error.into(),
     })
 }

@@ -5,10 +5,10 @@ use crate::aot_run::Document;
 use crate::aot_text::{bytes, milliseconds};
 use crate::table::Sheet;
 use backend_tpu::aot::Report;
+use grpo_aot::{Memory, Times};
 use grpo_files::counted;
 use std::collections::BTreeMap;
 use std::fmt::Write;
-use grpo_aot::{Memory, Times};
 
 const HEADER: [&str; 10] =
     ["program", "arguments", "results", "aliased", "temp", "code", "on the device", "estimate", "floor", "compiled in"];
