@@ -10,7 +10,7 @@ use std::fmt;
 /// use serde_json::json;
 ///
 /// let text = Prompt::from("37+48=");
-/// let chat = Prompt::Messages { messages: vec![json!({"role": "user", "content": "What is 37 + 48?"})], tools: None };
+/// let chat = Prompt::Messages { messages: vec![json!({"role": "user", "content": "What is 37 + 48?"})], tools: None, documents: None };
 /// assert_eq!(chat.to_string(), "user: What is 37 + 48?");
 /// # assert_eq!(text.to_string(), "37+48=");
 /// ```
@@ -26,6 +26,8 @@ pub enum Prompt {
         messages: Vec<Value>,
         /// The tools for the template: a list of functions as JSON schemas.
         tools: Option<Value>,
+        /// The documents for the template: a list of objects, usually with `title` and `text`.
+        documents: Option<Value>,
     },
 }
 

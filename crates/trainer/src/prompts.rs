@@ -93,7 +93,9 @@ pub fn count_tokens(
             None => Ok(tokenizer.count_prompt(text, limit)?),
         },
         Prompt::Rendered(text) => Ok(tokenizer.encode_rendered(text)?.len()),
-        Prompt::Messages { messages, tools } => Ok(tokenizer.count_messages(messages, tools.as_ref(), limit)?),
+        Prompt::Messages { messages, tools, documents } => {
+            Ok(tokenizer.count_messages(messages, tools.as_ref(), documents.as_ref(), limit)?)
+        }
     }
     };
     models::map_on_template_threads(prompts, rayon::current_num_threads(), one)
@@ -145,6 +147,8 @@ pub fn encode_prompt(tokenizer: &dyn Tokenizer, prompt: &Prompt) -> models::Resu
     match prompt {
         Prompt::Text(text) => tokenizer.encode_prompt(text),
         Prompt::Rendered(text) => tokenizer.encode_rendered(text),
-        Prompt::Messages { messages, tools } => tokenizer.encode_messages(messages, tools.as_ref()),
+        Prompt::Messages { messages, tools, documents } => {
+            tokenizer.encode_messages(messages, tools.as_ref(), documents.as_ref())
+        }
     }
 }

@@ -44,8 +44,8 @@ pub struct DataConfig {
     pub tasks: TasksConfig,
     /// The training files; a path may start with `~` or be a pattern such as `data/*.jsonl`. A row is an object with one of `prompt` (text, or
     /// a list of messages), `messages` (whose last one, if it is the assistant's, is the reference answer) and `question`; and `answer`
-    /// (`#### ` separates a solution from the final answer, as in GSM8K), `completion` (a whole reference completion), `tools`. Rewards
-    /// receive every column except the prompt's.
+    /// (`#### ` separates a solution from the final answer, as in GSM8K), `completion` (a whole reference completion), and `tools` and
+    /// `documents` for the chat template. Rewards receive every column except the prompt's.
     #[serde(deserialize_with = "files::one_or_more")]
     pub files: Vec<DataFile>,
     /// The files of the held-out split. The default is `held_out_fraction` of `files`.

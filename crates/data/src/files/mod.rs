@@ -23,9 +23,8 @@ use lines::{Lines, RowPosition};
 use order::Schedule;
 use rayon::prelude::*;
 use rng::Purpose;
-use row::RowReader;
+use row::{MOST_COLUMNS, RowReader, column_names};
 use serde::{Deserialize, Serialize};
-use serde_json::Map;
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, BinaryHeap};
 use std::sync::Arc;
@@ -175,8 +174,6 @@ impl FileDataset {
 /// at first. At the end of the file, the [`LONGEST_ROWS`] prompts with the largest bounds are encoded to find the longest prompt.
 const EXACT_ROWS: usize = 1 << 11;
 const LONGEST_ROWS: usize = 1 << 9;
-/// The maximum number of columns that a report lists.
-const MOST_COLUMNS: usize = 32;
 
 /// A parsed row.
 struct Parsed {
@@ -199,12 +196,7 @@ impl Parsed {
         known: &BTreeSet<String>,
     ) -> Result<Self> {
         let fields = lines.parse(text, place.line)?;
-        let new = fields.iter().filter(|(column, _)| !known.contains(*column));
-        let columns = new.flat_map(|(column, value)| {
-            let inner = value.as_object().into_iter().flat_map(Map::keys).map(move |inner| format!("{column}.{inner}"));
-            std::iter::once(column.clone()).chain(inner)
-        });
-        let columns = columns.take(MOST_COLUMNS).collect();
+        let columns = column_names(fields.iter().filter(|(column, _)| !known.contains(*column))).collect();
         let fault = |reason: String| lines.row(u64::from(place.line), reason);
         let question = reader.question(&fields).map_err(fault)?;
         let hash = question.hash();

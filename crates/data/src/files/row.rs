@@ -9,6 +9,9 @@ use grpo_files::read_regular;
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
 
+/// The maximum number of columns that a report or an error lists.
+pub(super) const MOST_COLUMNS: usize = 32;
+
 /// The largest file of tools, in bytes.
 const MAX_TOOLS: u64 = 64 << 20;
 
@@ -63,12 +66,7 @@ impl RowReader {
             Value::String(text) if !is_conversation => (Prompt::Text(text.clone()), None),
             Value::Array(messages) => {
                 let (messages, reference) = conversation(column, messages, is_conversation)?;
-                let tools = match fields.get("tools").filter(|tools| !tools.is_null()) {
-                    Some(tools @ Value::Array(_)) => Some(tools.clone()),
-                    Some(other) => return Err(format!("column `tools`: expected a list, got {}", shown(other))),
-                    None => self.tools.clone(),
-                };
-                (Prompt::Messages { messages, tools }, reference)
+                (Prompt::Messages { messages, tools: None, documents: None }, reference)
             }
             other => {
                 let expected = if is_conversation { "a list of messages" } else { "a text or a list of messages" };
@@ -104,7 +102,7 @@ impl RowReader {
     /// Returns the row for training.
     pub(super) fn item(&self, fields: Map<String, Value>, question: Question, source: &Arc<str>) -> RowResult<Item> {
         let Question { prompt, reference, column } = question;
-        let prompt = self.framed(prompt, &column)?;
+        let prompt = self.framed(prompt, &column, &fields)?;
         let mut answers = self.answers(&fields)?;
         let mut completion = match fields.get("completion") {
             Some(Value::String(text)) => Some(text.clone()),
@@ -138,16 +136,16 @@ impl RowReader {
         Ok(Item { prompt, answer, other_answers, completion, columns: Arc::new(columns), source, task: None })
     }
 
-    /// Adds the configured system prompt, examples and template to the prompt.
-    fn framed(&self, prompt: Prompt, column: &str) -> RowResult<Prompt> {
+    /// Adds the configured system prompt, examples and template to the prompt, and to messages the row's tools and documents.
+    fn framed(&self, prompt: Prompt, column: &str, fields: &Map<String, Value>) -> RowResult<Prompt> {
         let DataConfig { system_prompt, few_shot, prompt_template, apply_chat_template, prompts_are_rendered, .. } =
             &self.config;
-        let (messages, tools) = match prompt {
-            Prompt::Messages { messages, tools } => {
+        let messages = match prompt {
+            Prompt::Messages { messages, .. } => {
                 if matches!(few_shot, Some(FewShot::Text(_))) {
                     return Err("data.few_shot is a text, and the row has messages: give messages".into());
                 }
-                (messages, tools)
+                messages
             }
             Prompt::Rendered(text) => return Ok(Prompt::Rendered(text)),
             Prompt::Text(text) => {
@@ -180,7 +178,7 @@ impl RowReader {
                         _ => Prompt::Text(text),
                     });
                 }
-                (vec![json!({"role": "user", "content": text})], self.tools.clone())
+                vec![json!({"role": "user", "content": text})]
             }
         };
         let has_system = messages.first().and_then(role) == Some("system");
@@ -195,7 +193,11 @@ impl RowReader {
             framed.extend(examples.iter().cloned());
         }
         framed.extend(rest);
-        Ok(Prompt::Messages { messages: framed, tools })
+        let tools = list(fields, "tools", "a list", |_| true)?.or_else(|| self.tools.clone());
+        let expected = "a list of objects for the chat template, e.g. `[{\"title\": \"A\", \"text\": \"b\"}]`; rename the column \
+                        if it has other contents";
+        let documents = list(fields, "documents", expected, Value::is_object)?;
+        Ok(Prompt::Messages { messages: framed, tools, documents })
     }
 
     /// Returns the reference answers of a row; the first one is `answer`.
@@ -222,10 +224,27 @@ impl RowReader {
             )),
             (None, Some(column), None) => match at_path(fields, column) {
                 Some(_) => Err(format!("column `{column}`: expected an answer, a text or a number, got null")),
-                None => Err(format!("expected an answer in column `{column}`, and there is no such column")),
+                None => {
+                    let there: Vec<String> = column_names(fields).map(|name| format!("`{name}`")).collect();
+                    let there = there.join(", ");
+                    Err(format!(
+                        "expected an answer in column `{column}`, and there is no such column; the columns are {there}"
+                    ))
+                }
             },
         }
     }
+}
+
+/// Returns the names of columns, each followed by the paths of its fields if it is an object; at most [`MOST_COLUMNS`].
+pub(super) fn column_names<'a>(
+    columns: impl IntoIterator<Item = (&'a String, &'a Value)>,
+) -> impl Iterator<Item = String> {
+    let names = columns.into_iter().flat_map(|(column, value)| {
+        let fields = value.as_object().into_iter().flat_map(Map::keys).map(move |field| format!("{column}.{field}"));
+        std::iter::once(column.clone()).chain(fields)
+    });
+    names.take(MOST_COLUMNS)
 }
 
 /// Returns the value of the column `name`. If there is none and the name has dots, as in `reward_model.ground_truth`, it is the path
@@ -280,6 +299,20 @@ fn conversation(column: &str, messages: &[Value], is_whole: bool) -> RowResult<(
         return Err(format!("column `{column}`: expected at least one message to answer"));
     }
     Ok((messages.to_vec(), reference.map(str::to_owned)))
+}
+
+/// Returns the list in a column; `None` if the column is missing or null.
+fn list(
+    fields: &Map<String, Value>,
+    column: &str,
+    expected: &str,
+    is_entry: impl Fn(&Value) -> bool,
+) -> RowResult<Option<Value>> {
+    match fields.get(column) {
+        None | Some(Value::Null) => Ok(None),
+        Some(Value::Array(entries)) if entries.iter().all(is_entry) => Ok(Some(entries.clone().into())),
+        Some(other) => Err(format!("column `{column}`: expected {expected}, got {}", shown(other))),
+    }
 }
 
 fn role(message: &Value) -> Option<&str> {

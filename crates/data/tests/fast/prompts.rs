@@ -23,8 +23,15 @@ fn alone(config: &DataConfig) -> DataConfig {
     DataConfig { eval_files: vec![], held_out_fraction: 0.0, ..config.clone() }
 }
 
+/// Returns the row with another column.
+fn with(row: &Value, column: &str, value: &Value) -> Value {
+    let mut row = row.clone();
+    row[column] = value.clone();
+    row
+}
+
 fn messages(messages: Value) -> Prompt {
-    Prompt::Messages { messages: messages.as_array().unwrap().clone(), tools: None }
+    Prompt::Messages { messages: messages.as_array().unwrap().clone(), tools: None, documents: None }
 }
 
 #[test]
@@ -90,7 +97,9 @@ fn nested_columns_are_found_by_path() {
     assert_eq!(answer("reward_model.a.b.c").unwrap(), "7");
     for wrong in ["reward_model.truth", "extra_info.turns.1.question", "prompt.first", "reward_model."] {
         let text = answer(wrong).unwrap_err().to_string();
-        assert!(text.contains(&format!("in column `{wrong}`, and there is no such column")), "{text}");
+        let there = "the columns are `data_source`, `extra_info`, `extra_info.index`, `extra_info.turns`, `prompt`, \
+                     `reward_model`, `reward_model.style`, `reward_model.ground_truth`, `reward_model.a.b`";
+        assert!(text.contains(&format!("in column `{wrong}`, and there is no such column; {there}")), "{text}");
     }
     let text = answer("reward_model").unwrap_err().to_string();
     assert!(text.contains("expected an answer (a text or a number) or a list of right answers"), "{text}");
@@ -173,13 +182,40 @@ fn tools_come_from_the_row_or_from_a_file() {
     };
     assert_eq!(tools(json!({"question": "x"})), r#"[{"z":1,"a":2}]"#, "in the order of the file");
     let own = json!([{"name": "f"}]);
-    assert_eq!(tools(json!({"prompt": [{"role": "user", "content": "x"}], "tools": own})), own.to_string());
+    for prompt in [json!({"prompt": [{"role": "user", "content": "x"}]}), json!({"question": "x"})] {
+        let row = |tools: &Value| with(&prompt, "tools", tools);
+        assert_eq!(tools(row(&own)), own.to_string());
+        assert_eq!(tools(row(&Value::Null)), r#"[{"z":1,"a":2}]"#);
+        let error = self::row(row(&json!("f")), true, |_| {}).unwrap_err().to_string();
+        assert!(error.contains("column `tools`: expected a list, got `\"f\"`"), "{error}");
+    }
     let (_other, wrong) = file("tools.json", "{}");
     let error = row(json!({"question": "x"}), true, |config| config.tools_file = Some(wrong)).unwrap_err().to_string();
     assert!(
         error.contains("`data.tools_file`: expected a list of tools in JSON") && error.contains("got `{}`"),
         "{error}"
     );
+}
+
+#[test]
+fn documents_of_a_row_reach_the_prompt() {
+    let documents = json!([{"title": "Clips", "text": "48 clips"}, {"text": "May"}]);
+    for prompt in [json!({"messages": [{"role": "user", "content": "x"}]}), json!({"question": "x"})] {
+        let row = |value: &Value| row(with(&prompt, "documents", value), true, |_| {});
+        for (value, expected) in [(&documents, Some(&documents)), (&json!([]), Some(&json!([]))), (&Value::Null, None)]
+        {
+            let item = row(value).unwrap();
+            let Prompt::Messages { documents, .. } = &item.prompt else { panic!("no messages") };
+            assert_eq!((documents.as_ref(), &item.columns["documents"]), (expected, value));
+        }
+        for wrong in [json!("a text"), json!([{"text": "a"}, "b"]), json!({"text": "a"})] {
+            let error = row(&wrong).unwrap_err().to_string();
+            assert!(error.contains("column `documents`: expected a list of objects for the chat template"), "{error}");
+        }
+    }
+    // A text prompt has no template, so its columns are only for rewards.
+    let text = row(json!({"prompt": "x", "documents": "a"}), true, |_| {}).unwrap();
+    assert_eq!((text.prompt, &text.columns["documents"]), (Prompt::from("x"), &json!("a")));
 }
 
 #[test]

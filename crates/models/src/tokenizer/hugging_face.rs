@@ -35,7 +35,7 @@ const CONTINUED: &str = "CONTINUE_FINAL_MESSAGE_TAG ";
 /// # fn main() -> models::Result<()> {
 /// // The stop ids are those of generation_config.json; config.json's vocab_size says how many ids the model knows.
 /// let tokenizer = HfTokenizer::open("Qwen2.5-0.5B-Instruct".as_ref(), &[151645, 151643], 151936)?;
-/// let ids = tokenizer.encode_messages(&[json!({"role": "user", "content": "What is 6 x 7?"})], None)?;
+/// let ids = tokenizer.encode_messages(&[json!({"role": "user", "content": "What is 6 x 7?"})], None, None)?;
 /// println!("{}", tokenizer.decode_with_special_tokens(&ids)?);
 /// # Ok(())
 /// # }
@@ -196,8 +196,8 @@ impl HfTokenizer {
     ///
     /// # Errors
     /// The errors of [`Tokenizer::encode_messages`].
-    pub fn render(&self, messages: &[Value], tools: Option<&Value>) -> Result<String> {
-        self.rendered(chat_template::normalized(messages)?, tools, &self.options)
+    pub fn render(&self, messages: &[Value], tools: Option<&Value>, documents: Option<&Value>) -> Result<String> {
+        self.rendered(chat_template::normalized(messages)?, tools.cloned(), documents.cloned(), &self.options)
     }
 
     /// Returns the text of `ids` including special tokens.
@@ -217,7 +217,8 @@ impl HfTokenizer {
     fn rendered(
         &self,
         mut messages: Vec<Value>,
-        tools: Option<&Value>,
+        tools: Option<Value>,
+        documents: Option<Value>,
         options: &Map<String, Value>,
     ) -> Result<String> {
         let template = self.templates.choose(tools.is_some())?;
@@ -227,8 +228,9 @@ impl HfTokenizer {
         let mut variables = self.named.clone();
         variables.extend(options.clone());
         variables.insert("messages".into(), messages.into());
-        variables.insert("tools".into(), tools.cloned().unwrap_or_default());
-        variables.entry("documents").or_insert(Value::Null);
+        variables.insert("tools".into(), tools.unwrap_or_default());
+        let of_options = variables.remove("documents");
+        variables.insert("documents".into(), documents.or(of_options).unwrap_or_default());
         variables.insert("add_generation_prompt".into(), (!is_continued).into());
         let mut text = template.render(&variables.into())?;
         if is_continued {
@@ -246,16 +248,17 @@ impl HfTokenizer {
     }
 
     /// Returns the rendered conversation, and `true` if special-token strings in messages are marked in it.
-    fn marked(&self, messages: &[Value], tools: Option<&Value>) -> Result<(String, bool)> {
+    fn marked(&self, messages: &[Value], tools: Option<&Value>, documents: Option<&Value>) -> Result<(String, bool)> {
         let messages = Value::Array(chat_template::normalized(messages)?);
         let options = Value::Object(self.options.clone());
-        let given = [Some(&messages), tools, Some(&options)];
+        let given = [Some(&messages), tools, documents, Some(&options)];
         let is_marked = given.iter().flatten().any(|value| self.special.is_in_value(value));
         let mark = |value: Value| if is_marked { self.special.mark_value(&value) } else { value };
         let (Value::Array(messages), Value::Object(options)) = (mark(messages), mark(options)) else {
             return Err(Error::Messages("expected a list".into()));
         };
-        Ok((self.rendered(messages, tools.cloned().map(mark).as_ref(), &options)?, is_marked))
+        let [tools, documents] = [tools, documents].map(|given| given.cloned().map(mark));
+        Ok((self.rendered(messages, tools, documents, &options)?, is_marked))
     }
 
     /// Returns an upper bound on the number of tokens of a text, above 0; `None` if no bound is known.
@@ -358,8 +361,13 @@ impl Tokenizer for HfTokenizer {
 
     /// Encodes exactly the template's text, without adding BOS. A last message of the assistant is continued (`continue_final_message`);
     /// other messages are answered (`add_generation_prompt`).
-    fn encode_messages(&self, messages: &[Value], tools: Option<&Value>) -> Result<Vec<u32>> {
-        let (text, is_marked) = self.marked(messages, tools)?;
+    fn encode_messages(
+        &self,
+        messages: &[Value],
+        tools: Option<&Value>,
+        documents: Option<&Value>,
+    ) -> Result<Vec<u32>> {
+        let (text, is_marked) = self.marked(messages, tools, documents)?;
         if is_marked { self.ids_of_marked(&text) } else { self.ids(&text) }
     }
 
@@ -370,8 +378,14 @@ impl Tokenizer for HfTokenizer {
         }
     }
 
-    fn count_messages(&self, messages: &[Value], tools: Option<&Value>, limit: usize) -> Result<usize> {
-        let (text, is_marked) = self.marked(messages, tools)?;
+    fn count_messages(
+        &self,
+        messages: &[Value],
+        tools: Option<&Value>,
+        documents: Option<&Value>,
+        limit: usize,
+    ) -> Result<usize> {
+        let (text, is_marked) = self.marked(messages, tools, documents)?;
         // A special-token string in a message may be impossible to encode as text, which is an error, so marked texts are always encoded.
         match self.most_tokens(&text).filter(|most| !is_marked && *most <= limit) {
             Some(most) => Ok(most),

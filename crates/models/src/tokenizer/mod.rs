@@ -71,13 +71,19 @@ pub trait Tokenizer: Send + Sync {
         false
     }
 
-    /// Encodes a conversation, with the tools that it may call, in the model's chat template, up to the start of the answer.
+    /// Encodes a conversation in the model's chat template, up to the start of the answer. `tools` are the functions that it may call, and
+    /// `documents` the texts that it refers to: the arguments of `apply_chat_template` in `transformers`.
     ///
     /// # Errors
     /// [`crate::Error::NoChatTemplate`] if the model has none; [`crate::Error::ChatTemplate`] if the template rejects the messages;
     /// [`crate::Error::Messages`] if they are not a conversation.
-    fn encode_messages(&self, messages: &[Value], tools: Option<&Value>) -> Result<Vec<u32>> {
-        let _ = (messages, tools);
+    fn encode_messages(
+        &self,
+        messages: &[Value],
+        tools: Option<&Value>,
+        documents: Option<&Value>,
+    ) -> Result<Vec<u32>> {
+        let _ = (messages, tools, documents);
         Err(Error::NoChatTemplate)
     }
 
@@ -94,9 +100,15 @@ pub trait Tokenizer: Send + Sync {
     ///
     /// # Errors
     /// The errors of [`Tokenizer::encode_messages`].
-    fn count_messages(&self, messages: &[Value], tools: Option<&Value>, limit: usize) -> Result<usize> {
+    fn count_messages(
+        &self,
+        messages: &[Value],
+        tools: Option<&Value>,
+        documents: Option<&Value>,
+        limit: usize,
+    ) -> Result<usize> {
         let _ = limit;
-        Ok(self.encode_messages(messages, tools)?.len())
+        Ok(self.encode_messages(messages, tools, documents)?.len())
     }
 
     /// Encodes a whole completion: the ids of `text`, then EOS.

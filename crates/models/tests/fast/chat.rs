@@ -22,8 +22,9 @@ fn ids(value: &Value) -> Vec<u32> {
     serde_json::from_value(value.clone()).unwrap()
 }
 
-fn tools(case: &Value) -> Option<&Value> {
-    case.get("tools").filter(|tools| !tools.is_null())
+/// Returns an argument of `apply_chat_template`.
+fn given<'a>(case: &'a Value, argument: &str) -> Option<&'a Value> {
+    case.get(argument).filter(|value| !value.is_null())
 }
 
 fn with_options(family: &str, case: &Value) -> HfTokenizer {
@@ -39,8 +40,13 @@ fn conversations_render_and_encode_as_in_transformers() {
         for case in cases {
             let tokenizer = with_options(family, case);
             let messages = case["messages"].as_array().unwrap();
-            assert_eq!(tokenizer.render(messages, tools(case)).unwrap(), case["text"], "{family}: {}", case["name"]);
-            let found = tokenizer.encode_messages(messages, tools(case)).unwrap();
+            assert_eq!(
+                tokenizer.render(messages, given(case, "tools"), None).unwrap(),
+                case["text"],
+                "{family}: {}",
+                case["name"]
+            );
+            let found = tokenizer.encode_messages(messages, given(case, "tools"), None).unwrap();
             assert_eq!(found, ids(&case["ids"]), "{family}: {}", case["name"]);
         }
     }
@@ -79,8 +85,8 @@ fn bounds_on_the_number_of_tokens_hold_and_are_only_given_below_the_limit() {
         for case in expected["families"][family]["cases"].as_array().unwrap() {
             let (tokenizer, messages) = (with_options(family, case), case["messages"].as_array().unwrap());
             let exact = ids(&case["ids"]).len();
-            assert_eq!(tokenizer.count_messages(messages, tools(case), exact - 1).unwrap(), exact);
-            let bound = tokenizer.count_messages(messages, tools(case), 1 << 20).unwrap();
+            assert_eq!(tokenizer.count_messages(messages, given(case, "tools"), None, exact - 1).unwrap(), exact);
+            let bound = tokenizer.count_messages(messages, given(case, "tools"), None, 1 << 20).unwrap();
             assert!((exact..1 << 20).contains(&bound), "{family}: {bound} for {exact}");
         }
     }
@@ -94,19 +100,29 @@ fn templates_with_line_ends_of_windows_render_as_with_those_of_unix() {
     let source = source["chat_template"].as_str().unwrap().replace('\n', "\r\n");
     assert!(source.contains("\r\n"));
     let tokenizer = with_options("qwen2_5", case).with_chat_template(&source, "windows.jinja");
-    assert_eq!(tokenizer.render(case["messages"].as_array().unwrap(), tools(case)).unwrap(), case["text"]);
+    assert_eq!(
+        tokenizer.render(case["messages"].as_array().unwrap(), given(case, "tools"), None).unwrap(),
+        case["text"]
+    );
 }
 
 #[test]
-fn documents_reach_the_template() {
-    let documents = json!([{"title": "A", "text": "b"}]);
-    let options = json!({"documents": documents}).as_object().unwrap().clone();
-    let source =
-        "{% if documents %}{% for d in documents %}{{ d.title }}:{{ d.text }}{{ loop.last }}{% endfor %}{% endif %}";
-    let tokenizer = open("qwen3").with_chat_template(source, "rag.jinja");
-    let messages = [json!({"role": "user", "content": "x"})];
-    assert_eq!(tokenizer.render(&messages, None).unwrap(), "");
-    assert_eq!(tokenizer.with_chat_template_kwargs(options).render(&messages, None).unwrap(), "A:bTrue");
+fn documents_render_and_encode_as_in_transformers() {
+    for case in expected()["documents"].as_array().unwrap() {
+        let (template, messages) = (case["template"].as_str().unwrap(), case["messages"].as_array().unwrap());
+        let (tools, documents) = (given(case, "tools"), given(case, "documents"));
+        let tokenizer = || open("qwen2_5").with_chat_template(template, "documents.jinja");
+        assert_eq!(tokenizer().render(messages, tools, documents).unwrap(), case["text"]);
+        assert_eq!(tokenizer().encode_messages(messages, tools, documents).unwrap(), ids(&case["ids"]), "{case}");
+        // As a variable of all conversations; a conversation's own documents take precedence.
+        let of_options = |value: &Value| json!({"documents": value}).as_object().unwrap().clone();
+        let by_option = tokenizer().with_chat_template_kwargs(of_options(&case["documents"]));
+        assert_eq!(by_option.encode_messages(messages, tools, None).unwrap(), ids(&case["ids"]), "{case}");
+        if documents.is_some() {
+            let other = tokenizer().with_chat_template_kwargs(of_options(&json!([{"text": "other"}])));
+            assert_eq!(other.render(messages, tools, documents).unwrap(), case["text"]);
+        }
+    }
 }
 
 #[test]
@@ -129,7 +145,8 @@ fn single_templates_render_as_in_jinja() {
 #[test]
 fn template_errors_have_a_line() {
     let case = &expected()["families"]["llama3"]["refused"];
-    let error = with_options("llama3", case).encode_messages(case["messages"].as_array().unwrap(), tools(case));
+    let error =
+        with_options("llama3", case).encode_messages(case["messages"].as_array().unwrap(), given(case, "tools"), None);
     let error = error.unwrap_err();
     assert!(matches!(error, Error::ChatTemplate { line: Some(_), .. }), "{error:?}");
     let text = error.to_string();

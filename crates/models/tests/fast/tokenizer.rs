@@ -67,7 +67,7 @@ fn added_tokens_keep_the_ids_of_their_file() {
             "normalized": false, "special": true});
         file["added_tokens"].as_array_mut().unwrap().push(token);
         std::fs::write(&path, file.to_string()).unwrap();
-        open(&folder).map(|tokenizer| tokenizer.encode_messages(&user("a"), None).unwrap())
+        open(&folder).map(|tokenizer| tokenizer.encode_messages(&user("a"), None, None).unwrap())
     };
     with(last + 1).unwrap();
     for id in [512, 100_000] {
@@ -132,17 +132,17 @@ fn messages_need_a_valid_template_and_form_a_conversation() {
     let none = folder("llama3", |config| config["chat_template"] = Value::Null);
     let tokenizer = open(&none).unwrap();
     assert!(!tokenizer.has_chat_template());
-    assert!(matches!(tokenizer.encode_messages(&user("Hi"), None), Err(Error::NoChatTemplate)));
+    assert!(matches!(tokenizer.encode_messages(&user("Hi"), None, None), Err(Error::NoChatTemplate)));
     assert_eq!(tokenizer.encode_prompt("Hi").unwrap().len(), 1 + tokenizer.encode("Hi").unwrap().len());
 
     let given = tokenizer.with_chat_template("{% for m in messages %}\n{{ m.content }}{% endif %}", "mine.jinja");
-    let text = given.encode_messages(&user("Hi"), None).unwrap_err().to_string();
+    let text = given.encode_messages(&user("Hi"), None, None).unwrap_err().to_string();
     assert!(text.contains("chat template (mine.jinja), line 2: "), "{text}");
     let good = given.with_chat_template("{{ messages[0].content }}", "mine.jinja");
-    assert_eq!(good.render(&user("Hi"), None).unwrap(), "Hi");
-    let empty = good.encode_messages(&[], None).unwrap_err().to_string();
+    assert_eq!(good.render(&user("Hi"), None, None).unwrap(), "Hi");
+    let empty = good.encode_messages(&[], None, None).unwrap_err().to_string();
     assert!(empty.contains("expected at least one message"), "{empty}");
-    let text = good.encode_messages(&[json!("Hi")], None).unwrap_err().to_string();
+    let text = good.encode_messages(&[json!("Hi")], None, None).unwrap_err().to_string();
     assert!(text.contains("message 1: expected an object"), "{text}");
 }
 
@@ -150,11 +150,11 @@ fn messages_need_a_valid_template_and_form_a_conversation() {
 fn named_templates_are_chosen_as_in_transformers() {
     let named = json!([{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "tools"}]);
     let tokenizer = open(&folder("llama3", |config| config["chat_template"] = named)).unwrap();
-    assert_eq!(tokenizer.render(&user("Hi"), None).unwrap(), "plain");
-    assert_eq!(tokenizer.render(&user("Hi"), Some(&json!([]))).unwrap(), "tools");
+    assert_eq!(tokenizer.render(&user("Hi"), None, None).unwrap(), "plain");
+    assert_eq!(tokenizer.render(&user("Hi"), Some(&json!([])), None).unwrap(), "tools");
     // The file takes precedence over the configuration.
     let file = folder("qwen3", |config| config["chat_template"] = "from the configuration".into());
-    assert!(open(&file).unwrap().render(&user("Hi"), None).unwrap().starts_with("<|im_start|>user"));
+    assert!(open(&file).unwrap().render(&user("Hi"), None, None).unwrap().starts_with("<|im_start|>user"));
 }
 
 #[test]

@@ -67,7 +67,7 @@ fn columns_and_messages_reach_the_program() {
     let folder = folder();
     let rewards = judge(r#"while read -r line; do echo "$line" > "$1/seen"; echo 1; done"#, folder.path(), json!({}));
     let messages = vec![json!({"role": "user", "content": "hi"})];
-    let mut item = Item::new(data::Prompt::Messages { messages: messages.clone(), tools: None });
+    let mut item = Item::new(data::Prompt::Messages { messages: messages.clone(), tools: None, documents: None });
     item.columns = std::sync::Arc::new(json!({"level": 3}).as_object().unwrap().clone());
     rewards.score(&[RewardInput {
         item: &item,

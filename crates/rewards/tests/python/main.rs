@@ -112,7 +112,7 @@ fn the_python_helper_follows_the_protocol() {
 /// Returns a row whose prompt is a conversation, with a column.
 fn conversation(column: &str, value: &str) -> Item {
     let messages = vec![json!({"role": "user", "content": "?"})];
-    let mut item = Item::new(data::Prompt::Messages { messages, tools: None });
+    let mut item = Item::new(data::Prompt::Messages { messages, tools: None, documents: None });
     item.columns = Arc::new(json!({ column: value }).as_object().unwrap().clone());
     item
 }
