@@ -46,7 +46,7 @@ fn generate_chunk(
         .collect();
     for (i, sample) in samples.iter_mut().enumerate() {
         // All samples of a prompt draw their first token from the same row of logits.
-        sample.extend(&of_prompts[i / per_prompt * vocab..(i / per_prompt + 1) * vocab]);
+        sample.extend(&of_prompts[i / per_prompt * vocab..(i / per_prompt + 1) * vocab])?;
     }
     for _ in 1..request.max_completion_length {
         let (open, last): (Vec<usize>, Vec<u32>) =
@@ -56,7 +56,7 @@ fn generate_chunk(
         }
         let logits = model.decode(&last, &open, &mut cache)?;
         for (i, logits) in open.iter().zip(logits.chunks_exact(vocab)) {
-            samples[*i].extend(logits);
+            samples[*i].extend(logits)?;
         }
     }
     Ok(samples.into_iter().map(Sample::finish).collect())
@@ -95,7 +95,10 @@ impl<'a> Sample<'a> {
     }
 
     /// Samples the next token from `logits: [V]`.
-    fn extend(&mut self, logits: &[f32]) {
+    ///
+    /// # Errors
+    /// The errors of the stop condition.
+    fn extend(&mut self, logits: &[f32]) -> Result<()> {
         let scores = self.processors.scores(logits, self.temperature, &self.seen);
         let (best, max) = scores
             .iter()
@@ -118,10 +121,11 @@ impl<'a> Sample<'a> {
         };
         self.ids.push(id as u32);
         self.logps.push((scores[id] - max - total.ln()) as f32);
-        self.has_ended = self.request.ends(&self.ids);
+        self.has_ended = self.request.ends(&self.ids)?;
         if self.processors.penalises_repetition() {
             self.seen.insert(id as u32);
         }
+        Ok(())
     }
 
     fn finish(self) -> Completion {
@@ -245,7 +249,7 @@ mod tests {
         assert_eq!(a, generate(1000, &request(&prompts, 1, Sampling::Greedy)));
         let of = request(&[], 1, Sampling::Greedy);
         let mut sample = Sample::new(&of, 0, &[]);
-        sample.extend(&[0.0, 3.0, 1.0, 3.0]);
+        sample.extend(&[0.0, 3.0, 1.0, 3.0]).unwrap();
         assert_eq!(sample.ids, [1]);
     }
 
@@ -257,7 +261,7 @@ mod tests {
             let sampling = Sampling::Random { temperature, processors, seed: 0, purpose, step: 0, first: 0 };
             let of = request(&[], 1, sampling);
             let mut sample = Sample::new(&of, index, &[1, 0]);
-            sample.extend(&logits);
+            sample.extend(&logits).unwrap();
             shares[sample.ids[0] as usize] += 1.0 / 20_000.0;
             logps[sample.ids[0] as usize] = sample.logps[0];
         }
@@ -297,11 +301,11 @@ mod tests {
             Sampling::Random { temperature: 1.0, processors, seed: 0, purpose: Purpose::Rollout, step: 0, first: 0 };
         let of = request(&[], 1, sampling);
         let mut sample = Sample::new(&of, 0, &[]);
-        sample.extend(&[90.0, 0.0]);
-        sample.extend(&[90.0, 0.0]);
+        sample.extend(&[90.0, 0.0]).unwrap();
+        sample.extend(&[90.0, 0.0]).unwrap();
         assert_eq!(sample.ids, [0, 0]);
         assert_eq!(sample.seen.len(), 1);
-        sample.extend(&[2.0, 0.0]);
+        sample.extend(&[2.0, 0.0]).unwrap();
         // Logits 2 / 2 and 0.
         let p = f64::from(sample.logps[2]).exp();
         let first = 1.0_f64.exp() / (1.0 + 1.0_f64.exp());

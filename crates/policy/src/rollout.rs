@@ -24,21 +24,38 @@ pub struct RolloutRequest<'a> {
 /// A condition that ends a completion, in addition to the tokens of [`RolloutRequest::stop_ids`], such as a text in it.
 pub trait StopCondition: std::fmt::Debug + Sync {
     /// Returns `true` if the last of these tokens ends the completion. It is called for every length of a completion, shortest first.
-    fn is_met(&self, completion: &[u32]) -> bool;
+    ///
+    /// # Errors
+    /// An error if the condition cannot be evaluated, such as tokens that cannot be decoded; it ends the request.
+    fn is_met(&self, completion: &[u32]) -> Result<bool>;
 }
 
 impl RolloutRequest<'_> {
     /// Returns `true` if the last of these tokens ends the completion.
-    pub fn ends(&self, completion: &[u32]) -> bool {
-        completion.last().is_some_and(|id| self.stop_ids.contains(id))
-            || self.stop.is_some_and(|stop| stop.is_met(completion))
+    ///
+    /// # Errors
+    /// The errors of [`StopCondition::is_met`].
+    pub fn ends(&self, completion: &[u32]) -> Result<bool> {
+        match self.stop {
+            _ if completion.last().is_some_and(|id| self.stop_ids.contains(id)) => Ok(true),
+            Some(stop) => stop.is_met(completion),
+            None => Ok(false),
+        }
     }
 
     /// Returns the number of tokens after which [`RolloutRequest::stop`] ends the completion. The first `checked` tokens are known not to
     /// meet it.
-    pub fn stopped_at(&self, completion: &[u32], checked: usize) -> Option<usize> {
-        let stop = self.stop?;
-        (checked + 1..=completion.len()).find(|length| stop.is_met(&completion[..*length]))
+    ///
+    /// # Errors
+    /// The errors of [`StopCondition::is_met`].
+    pub fn stopped_at(&self, completion: &[u32], checked: usize) -> Result<Option<usize>> {
+        let Some(stop) = self.stop else { return Ok(None) };
+        for length in checked + 1..=completion.len() {
+            if stop.is_met(&completion[..length])? {
+                return Ok(Some(length));
+            }
+        }
+        Ok(None)
     }
 }
 

@@ -27,7 +27,8 @@ impl<'a> Stops<'a> {
     /// Returns the stop tokens and texts of a run.
     pub(crate) fn new(config: &'a RolloutConfig, tokenizer: &'a dyn Tokenizer) -> Self {
         let mut ids = tokenizer.stop_ids();
-        ids.extend(config.stop_token_ids.iter().filter(|id| !tokenizer.stop_ids().contains(id)));
+        let others: Vec<u32> = config.stop_token_ids.iter().copied().filter(|id| !ids.contains(id)).collect();
+        ids.extend(others);
         let texts = config.stop.as_deref().unwrap_or_default();
         // Each token of a text has at least one byte.
         let window = texts.iter().map(String::len).max().unwrap_or(0) + BEFORE;
@@ -47,10 +48,10 @@ impl std::fmt::Debug for StopTexts<'_> {
 }
 
 impl StopCondition for StopTexts<'_> {
-    fn is_met(&self, completion: &[u32]) -> bool {
+    fn is_met(&self, completion: &[u32]) -> policy::Result<bool> {
         let tail = &completion[completion.len().saturating_sub(self.window)..];
-        let text = self.tokenizer.decode_with_special(tail).unwrap_or_default();
-        self.texts.iter().any(|stop| text.contains(stop.as_str()))
+        let text = self.tokenizer.decode_with_special(tail)?;
+        Ok(self.texts.iter().any(|stop| text.contains(stop.as_str())))
     }
 }
 
@@ -66,7 +67,7 @@ mod tests {
         let ids = tokenizer.encode(text).unwrap();
         let stops = Stops::new(&config, tokenizer);
         let condition = stops.condition();
-        (1..=ids.len()).find(|length| condition.is_some_and(|condition| condition.is_met(&ids[..*length])))
+        (1..=ids.len()).find(|length| condition.is_some_and(|condition| condition.is_met(&ids[..*length]).unwrap()))
     }
 
     #[test]
@@ -100,6 +101,8 @@ mod tests {
         let stops = Stops::new(&config, &tokenizer);
         assert_eq!(stops.ids, [tokenizer.stop_ids(), vec![7]].concat());
         let condition = stops.condition().unwrap();
-        assert!(!condition.is_met(&long) && condition.is_met(&[long, special].concat()));
+        assert!(!condition.is_met(&long).unwrap() && condition.is_met(&[long, special].concat()).unwrap());
+        let error = condition.is_met(&[512]).unwrap_err().to_string();
+        assert!(error.contains("512"), "{error}");
     }
 }

@@ -76,7 +76,7 @@ impl<'a> Slots<'a> {
     ///
     /// # Errors
     /// [`Error::NotFinite`] if a token was sampled from logits that are not finite, [`Error::Rollout`] if a sequence is too long or does
-    /// not end, [`Error::TimedOut`], [`Error::Device`].
+    /// not end, [`Error::Policy`] of the stop condition, [`Error::TimedOut`], [`Error::Device`].
     pub(crate) fn harvest(&mut self, state: &State, tokens_per_call: usize) -> Result<()> {
         let counts = state.counts()?;
         let mut done = self.empty_ended(&counts, &state.ended()?, tokens_per_call)?;
@@ -84,11 +84,11 @@ impl<'a> Slots<'a> {
             return Ok(());
         }
         let (ids, logps, width) = (state.ids()?, state.logps()?, state.shape.tokens);
-        done.extend(self.empty_stopped(&counts, &ids, width));
+        done.extend(self.empty_stopped(&counts, &ids, width)?);
         for (slot, number, count) in done {
             let row = slot * width..slot * width + count;
             let all: Vec<u32> = ids[row.clone()].iter().map(|id| *id as u32).collect();
-            let stopped = self.request.stopped_at(&all, 0);
+            let stopped = self.request.stopped_at(known(&all, self.vocab), 0)?;
             let length = stopped.unwrap_or(count);
             let (ids, logps) = (&ids[row.clone()][..length], &logps[row][..length]);
             let legal = |(id, logp): (&i32, &f32)| (0..self.vocab as i32).contains(id) && logp.is_finite();
@@ -104,13 +104,16 @@ impl<'a> Slots<'a> {
 
     /// Empties the slots of samples that meet the request's stop condition, which the executable does not check. Returns slot, sample index
     /// and completion length of each. Tokens that the executable adds to the slot before the next sample starts are ignored.
-    fn empty_stopped(&mut self, counts: &[i32], ids: &[i32], width: usize) -> Vec<(usize, usize, usize)> {
+    ///
+    /// # Errors
+    /// The errors of the stop condition.
+    fn empty_stopped(&mut self, counts: &[i32], ids: &[i32], width: usize) -> Result<Vec<(usize, usize, usize)>> {
         let mut done = vec![];
         for (slot, held) in self.slots.iter_mut().enumerate() {
             let (Some(sample), Some(&count)) = (held.as_mut(), counts.get(slot)) else { continue };
             let count = usize::try_from(count).unwrap_or(0).min(width);
             let so_far: Vec<u32> = ids[slot * width..slot * width + count].iter().map(|id| *id as u32).collect();
-            match self.request.stopped_at(&so_far, sample.checked.min(count)) {
+            match self.request.stopped_at(known(&so_far, self.vocab), sample.checked.min(count))? {
                 Some(count) => {
                     done.push((slot, sample.number, count));
                     *held = None;
@@ -118,7 +121,7 @@ impl<'a> Slots<'a> {
                 None => sample.checked = count,
             }
         }
-        done
+        Ok(done)
     }
 
     /// Counts a call, empties the slots of finished samples, and returns slot, sample index and completion length of each. A call adds
@@ -160,6 +163,11 @@ impl<'a> Slots<'a> {
     pub(crate) fn finish(self) -> Vec<Completion> {
         self.completions.into_iter().flatten().collect()
     }
+}
+
+/// Returns the tokens before the first id outside the vocabulary, which [`Slots::harvest`] reports.
+fn known(ids: &[u32], vocab: usize) -> &[u32] {
+    &ids[..ids.iter().position(|id| *id as usize >= vocab).unwrap_or(ids.len())]
 }
 
 #[cfg(test)]
@@ -222,8 +230,12 @@ mod tests {
     #[derive(Debug)]
     struct Twice;
     impl policy::StopCondition for Twice {
-        fn is_met(&self, completion: &[u32]) -> bool {
-            completion.len() > 1 && completion[completion.len() - 2] == completion[completion.len() - 1]
+        fn is_met(&self, completion: &[u32]) -> policy::Result<bool> {
+            match completion {
+                [.., 8, _] => Err(policy::Error::other("no text for token 8")),
+                [.., a, b] => Ok(a == b),
+                _ => Ok(false),
+            }
         }
     }
 
@@ -241,14 +253,19 @@ mod tests {
         let mut slots = Slots::new(&request, 2, 10);
         slots.admit(3);
         let ids = [7, 4, 4, 4, 0, 0, 0, 0, 1, 2, 1, 2, 0, 0, 0, 0];
-        assert_eq!(slots.empty_stopped(&[4, 4], &ids, 8), [(0, 0, 3)]);
+        assert_eq!(slots.empty_stopped(&[4, 4], &ids, 8).unwrap(), [(0, 0, 3)]);
         // A new sample starts in slot 0. The first tokens in slot 1 were checked before and are not checked again.
         assert_eq!(slots.admit(3), [Admission { slot: 0, sample: 2, prompt: 2 }]);
         let ids = [5, 6, 0, 0, 0, 0, 0, 0, 1, 2, 1, 2, 2, 2, 3, 3];
-        assert_eq!(slots.empty_stopped(&[2, 8], &ids, 8), [(1, 1, 5)]);
+        assert_eq!(slots.empty_stopped(&[2, 8], &ids, 8).unwrap(), [(1, 1, 5)]);
         assert_eq!(slots.longest(), Some(1));
-        assert_eq!(request.stopped_at(&[3, 3, 1, 4, 4], 2), Some(5));
-        assert!(request.ends(&[3, 3]) && !request.ends(&[3]) && !request.ends(&[]));
+        assert_eq!(request.stopped_at(&[3, 3, 1, 4, 4], 2).unwrap(), Some(5));
+        assert_eq!([&[3, 3][..], &[3], &[]].map(|ids| request.ends(ids).unwrap()), [true, false, false]);
+        // An error of the condition ends the request. The condition is not asked about ids outside the vocabulary.
+        let ids = [5, 8, 1, 0, 0, 0, 0, 0];
+        let error = slots.empty_stopped(&[3], &ids, 8).unwrap_err();
+        assert!(error.to_string().contains("no text for token 8"), "{error}");
+        assert_eq!(slots.empty_stopped(&[4], &[5, 10, 8, 1, 0, 0, 0, 0], 8).unwrap(), []);
     }
 
     #[test]
