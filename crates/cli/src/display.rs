@@ -226,11 +226,7 @@ fn phase_fields(name: &str, state: &ProgressState) -> Vec<Field> {
 /// Returns the fields of a step's line, with the loss of a GRPO step if `shows_loss`.
 fn step_fields(row: &MetricsRow, shows_loss: bool) -> Vec<Field> {
     let number = |rank: u8, name: &str, digits: usize| {
-        row.get(name).map(|value| {
-            // On-policy losses are 0 up to rounding; a sign before zeros would only show rounding errors.
-            let value = if value.abs() < 0.5 * 0.1f64.powi(digits as i32) { 0.0 } else { value };
-            Field::new(rank, format!("{name} {value:.digits$}"))
-        })
+        row.get(name).map(|value| Field::new(rank, format!("{name} {}", unsigned_zero(format!("{value:.digits$}")))))
     };
     let speed = row.get("tokens").zip(row.get("step_time"));
     let speed = speed.map(|(tokens, seconds)| format!("{} tok/s", count(tokens / seconds.max(1e-9))));
@@ -257,7 +253,7 @@ fn eval_line(row: &MetricsRow) -> String {
     let mut text = format!("eval at step {}: ", row.step);
     let _ = write!(text, "pass@1 {:.1} %", 100.0 * row.get("eval/pass@1").unwrap_or(f64::NAN));
     if let Some(reward) = row.get("eval/reward") {
-        let _ = write!(text, ", sampled reward {reward:.3}");
+        let _ = write!(text, ", sampled reward {}", unsigned_zero(format!("{reward:.3}")));
     }
     let _ = write!(text, " on {}", counted(row.get("eval/problems").unwrap_or(0.0) as u64, "held-out problem"));
     text
@@ -270,7 +266,7 @@ fn summary_text(summary: &Summary, dir: &RunDir) -> String {
         let row = match name.starts_with("pass@") {
             true => {
                 let label = format!("held-out {}", name.replace('/', " "));
-                let change = format!("{:+.1} points", 100.0 * (after - before));
+                let change = unsigned_zero(format!("{:+.1}", 100.0 * (after - before))) + " points";
                 [label, format!("{:.1} %", 100.0 * before), format!("{:.1} %", 100.0 * after), change]
             }
             false => plain_row(format!("held-out {name} (sampled)"), *before, *after),
@@ -293,7 +289,8 @@ fn summary_text(summary: &Summary, dir: &RunDir) -> String {
     }
     if let (Some(step), Some(best)) = (summary.weights_of_step, &summary.best) {
         let metric = &best.metric;
-        let _ = writeln!(text, "the weights are those after step {step}, the best by {metric}: {:.3}", best.value.0);
+        let value = unsigned_zero(format!("{:.3}", best.value.0));
+        let _ = writeln!(text, "the weights are those after step {step}, the best by {metric}: {value}");
     }
     // Only runs of pretrained models have a model folder.
     let model = dir.model_path();
@@ -311,7 +308,15 @@ fn summary_text(summary: &Summary, dir: &RunDir) -> String {
 }
 
 fn plain_row(label: String, before: f64, after: f64) -> [String; 4] {
-    [label, format!("{before:.3}"), format!("{after:.3}"), format!("{:+.3}", after - before)]
+    let change = format!("{:+.3}", after - before);
+    let [before, after, change] = [format!("{before:.3}"), format!("{after:.3}"), change].map(unsigned_zero);
+    [label, before, after, change]
+}
+
+/// Returns a formatted number without its sign if it is 0: the sign of a number that rounds to 0 would only show rounding errors.
+fn unsigned_zero(number: String) -> String {
+    let is_zero = number.parse::<f64>().is_ok_and(|value| value == 0.0);
+    if is_zero { number.trim_start_matches(['+', '-']).to_owned() } else { number }
 }
 
 /// Formats a count in short form: `1234567` as `1.2M`.
@@ -342,6 +347,17 @@ mod tests {
     fn numbers_read_well() {
         assert_eq!([7.4, 1234.0, 45_678.0, 2.5e6].map(count), ["7", "1.2k", "46k", "2.5M"]);
         assert_eq!([0.4, 125.0, 3720.0].map(duration), ["0 s", "2 min 05 s", "1 h 02 min"]);
+    }
+
+    #[test]
+    fn numbers_that_round_to_zero_have_no_sign() {
+        let row = |before, after| plain_row(String::new(), before, after)[1..].join(" ");
+        assert_eq!(row(-0.0001, 0.0001), "0.000 0.000 0.000");
+        assert_eq!(row(0.5, 0.4998), "0.500 0.500 0.000");
+        assert_eq!(row(-0.25, 0.5), "-0.250 0.500 +0.750");
+        assert_eq!(row(0.001, f64::NAN), "0.001 NaN NaN");
+        let line = eval_line(&MetricsRow::new(RowKind::Eval, 2, [("eval/reward", -1e-9), ("eval/pass@1", 0.0)]));
+        assert!(line.contains("pass@1 0.0 %, sampled reward 0.000 on"), "{line}");
     }
 
     #[test]
