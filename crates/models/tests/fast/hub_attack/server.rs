@@ -103,6 +103,31 @@ impl Model {
         self.partial(stream, name, request.begin, &content[request.begin..end])
     }
 
+    /// Starts a server that answers with `special` the requests for which it returns a result, and the others like a well-behaved hub, each
+    /// on its own thread. Returns its port.
+    pub(super) fn serve(
+        &self,
+        special: impl Fn(&Self, &Request, &mut TcpStream) -> Option<std::io::Result<()>> + Send + Sync + 'static,
+    ) -> u16 {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let shared = Arc::new((self.clone(), special));
+        std::thread::spawn(move || {
+            for stream in listener.incoming() {
+                let (mut stream, shared) = (stream.unwrap(), Arc::clone(&shared));
+                std::thread::spawn(move || {
+                    let (model, special) = &*shared;
+                    // A client may close the connection early.
+                    if let Some(request) = Request::read(&stream) {
+                        let _ = special(model, &request, &mut stream)
+                            .unwrap_or_else(|| model.answer(&request, &mut stream));
+                    }
+                });
+            }
+        });
+        port
+    }
+
     /// Writes the head of a response with the bytes from `begin` on, and `body`, which may be shorter than announced.
     pub(super) fn partial(&self, stream: &mut TcpStream, name: &str, begin: usize, body: &[u8]) -> std::io::Result<()> {
         let total = self.files[name].len();
@@ -126,25 +151,6 @@ pub(super) fn whole(stream: &mut TcpStream, headers: &str, body: &[u8]) -> std::
 
 pub(super) fn redirect(stream: &mut TcpStream, location: &str, headers: &str) -> std::io::Result<()> {
     write!(stream, "HTTP/1.1 302 Found\r\nLocation: {location}\r\nContent-Length: 0\r\n{headers}\r\n")
-}
-
-/// Starts a server that calls `answer` for every request, each on its own thread. Returns its port.
-pub(super) fn serve(answer: impl Fn(&Request, &mut TcpStream) -> std::io::Result<()> + Send + Sync + 'static) -> u16 {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let port = listener.local_addr().unwrap().port();
-    let answer = Arc::new(answer);
-    std::thread::spawn(move || {
-        for stream in listener.incoming() {
-            let (mut stream, answer) = (stream.unwrap(), Arc::clone(&answer));
-            std::thread::spawn(move || {
-                // A client may close the connection early.
-                if let Some(request) = Request::read(&stream) {
-                    let _ = answer(&request, &mut stream);
-                }
-            });
-        }
-    });
-    port
 }
 
 /// A folder that contains a cache and files outside it.
