@@ -6,6 +6,8 @@
 pub(crate) const LHS_PANEL: usize = 32;
 /// The words of a row of a tile.
 pub(crate) const WORDS: usize = 16;
+/// The words that are prefetched per [`WORDS`] words.
+pub(crate) const AHEAD: usize = 96;
 /// The floating-point operations of an iteration of [`spin`].
 pub(crate) const SPIN_FLOPS: usize = 0;
 
@@ -32,7 +34,18 @@ impl Tiles {
 
     /// # Safety
     /// None: it cannot be called.
-    pub(crate) unsafe fn multiply(&mut self, _: usize, _: *const u32, _: *const u32, _: &mut [f32]) {
+    #[allow(clippy::too_many_arguments)]
+    pub(crate) unsafe fn multiply(
+        &mut self,
+        _: usize,
+        _: *const u32,
+        _: *const u32,
+        _: *const u32,
+        _: *const f32,
+        _: *mut f32,
+        _: usize,
+        _: bool,
+    ) {
         match *self {}
     }
 }

@@ -8,7 +8,7 @@
 //! narrower).
 
 use super::slot::ENTRIES;
-use crate::gemm::{Gemm, KAxis, MatMut, Order, Packed, RHS_PANEL, Rows};
+use crate::gemm::{Gemm, KAxis, MatMut, Order, Packed, Product, RHS_PANEL, Rows};
 use crate::host::Slice;
 use crate::softmax::TILE;
 use grpo_core::HeadLayout;
@@ -101,16 +101,22 @@ impl<'a> Head<'a> {
                 }
             }
         }
+        let lhs = |units: &Range<usize>| {
+            let stride = gemm.lhs_stride(units.len());
+            let panels = gemm.lhs_words(l, units.start) + first / gemm.lhs_panel() * stride;
+            Packed { words: &x[panels..], stride }
+        };
+        if self.packs_tiles {
+            let products = gemm.pieces(self.h).map(|units| {
+                let words = &words[gemm.rhs_words(tile.len(), units.start)..];
+                let rhs = Packed { words, stride: gemm.rhs_stride(units.len()) };
+                Product { k: units.len(), lhs: lhs(&units), rhs }
+            });
+            return gemm.multiply_sum(products, out, self.bias.is_some(), Order::ByColumns);
+        }
         for units in gemm.pieces(self.h) {
             let (k, add) = (units.len(), self.bias.is_some() || units.start > 0);
-            let panels = gemm.lhs_words(l, units.start) + first / gemm.lhs_panel() * gemm.lhs_stride(k);
-            let lhs = Packed { words: &x[panels..], stride: gemm.lhs_stride(k) };
-            let stride = gemm.rhs_stride(k);
-            if self.packs_tiles {
-                let rhs = Packed { words: &words[gemm.rhs_words(tile.len(), units.start)..], stride };
-                gemm.multiply(k, lhs, rhs, out, add, Order::ByColumns);
-                continue;
-            }
+            let (lhs, stride) = (lhs(&units), gemm.rhs_stride(k));
             for start in tile.clone().step_by(ENTRIES) {
                 let entries = start..tile.end.min(start + ENTRIES);
                 let (source, along) = self.part(entries.clone(), units.clone());
@@ -121,30 +127,39 @@ impl<'a> Head<'a> {
         }
     }
 
-    /// Computes `out: [L, units]` (+)= dlogits `[L, T]` of tile `index` times the weight. `dlogits` are packed as lhs;
-    /// the pieces of a panel are contiguous, panels are `stride` words apart. `words` has the packed units of the tile,
-    /// or is a buffer for a part of them.
-    pub(crate) fn hidden_gradient(
+    /// Computes `out: [L, units]` (+)= the sum over `tiles` of dlogits `[L, T]` times the weight. `dlogits` returns those
+    /// of a tile, packed as lhs; the pieces of a panel are contiguous, panels are `stride` words apart. `words` has the
+    /// packed units of the tiles, `tile_words` words apart, or is a buffer for a part of them.
+    pub(crate) fn hidden_gradient<'b>(
         &self,
-        index: usize,
+        tiles: Range<usize>,
         units: Range<usize>,
-        dlogits: Packed<'_>,
+        dlogits: impl Fn(usize) -> Packed<'b>,
         out: &mut MatMut<'_>,
-        add: bool,
         words: &mut [u32],
+        tile_words: usize,
     ) {
-        let (gemm, tile) = (self.gemm, self.tile(index));
-        for piece in gemm.pieces(tile.len()) {
-            let (k, stride) = (piece.len(), gemm.rhs_stride(piece.len()));
-            let at = if self.packs_tiles { gemm.rhs_words(units.len(), piece.start) } else { 0 };
-            if !self.packs_tiles {
-                let entries = tile.start + piece.start..tile.start + piece.end;
-                let (source, along) = self.transposed(entries, units.clone());
-                gemm.pack_rhs(source, along, 0, words, stride);
-            }
-            let lhs = Packed { words: &dlogits.words[gemm.lhs_stride(piece.start)..], ..dlogits };
-            let rhs = Packed { words: &words[at..], stride };
-            gemm.multiply(k, lhs, rhs, out, add || piece.start > 0, Order::ByColumns);
+        let gemm = self.gemm;
+        let pieces =
+            tiles.clone().flat_map(|index| gemm.pieces(self.tile(index).len()).map(move |piece| (index, piece)));
+        let lhs = |index: usize, piece: &Range<usize>| {
+            let dlogits = dlogits(index);
+            Packed { words: &dlogits.words[gemm.lhs_stride(piece.start)..], ..dlogits }
+        };
+        if self.packs_tiles {
+            let products = pieces.map(|(index, piece)| {
+                let at = (index - tiles.start) * tile_words + gemm.rhs_words(units.len(), piece.start);
+                let rhs = Packed { words: &words[at..], stride: gemm.rhs_stride(piece.len()) };
+                Product { k: piece.len(), lhs: lhs(index, &piece), rhs }
+            });
+            return gemm.multiply_sum(products, out, tiles.start > 0, Order::ByColumns);
+        }
+        for (index, piece) in pieces {
+            let (first, stride) = (self.tile(index).start, gemm.rhs_stride(piece.len()));
+            let (source, along) = self.transposed(first + piece.start..first + piece.end, units.clone());
+            gemm.pack_rhs(source, along, 0, words, stride);
+            let (rhs, add) = (Packed { words, stride }, index > 0 || piece.start > 0);
+            gemm.multiply(piece.len(), lhs(index, &piece), rhs, out, add, Order::ByColumns);
         }
     }
 }

@@ -280,12 +280,11 @@ impl FusedKernel {
                         }
                         for token in (0..l).step_by(most) {
                             let mut out = out.some_rows(token..l.min(token + most));
-                            for index in some.clone() {
-                                let dlogits = &dlogits[(index - tiles.start) * block + token * row..];
-                                let dlogits = Packed { words: dlogits, stride: gemm.lhs_panel() * row };
-                                let words = &mut slot.head[(index - first) * words..];
-                                head.hidden_gradient(index, units.clone(), dlogits, &mut out, index > 0, words);
-                            }
+                            let dlogits = |index: usize| {
+                                let words = &dlogits[(index - tiles.start) * block + token * row..];
+                                Packed { words, stride: gemm.lhs_panel() * row }
+                            };
+                            head.hidden_gradient(some.clone(), units.clone(), dlogits, &mut out, &mut slot.head, words);
                         }
                     }
                 });

@@ -6,7 +6,7 @@ use super::head::Head;
 use super::slot::{Slot, pieces_at_a_time, stride};
 use super::token::{Token, within};
 use crate::convert::rounded;
-use crate::gemm::{KAxis, MatMut, Order, Packed, RHS_PANEL, Rows};
+use crate::gemm::{KAxis, MatMut, Order, Packed, Product, RHS_PANEL, Rows};
 use crate::host::Slice;
 use crate::profile::{Work, timed};
 use crate::softmax::{Transform, gradient_to};
@@ -166,7 +166,7 @@ impl TileGradient<'_> {
             };
             let stride = stride(gemm, out.cols());
             let mut sum = gemm.near_rows().map(|_| MatMut::new(near, out.rows(), out.cols(), stride));
-            for piece in pieces {
+            let products = pieces.iter().map(|piece| {
                 let k = piece.len();
                 let (lhs_stride, rhs_stride) = (gemm.lhs_stride(k), gemm.rhs_stride(k));
                 let dlogits = &dlogits[self.words_of(t, piece.start - start)..];
@@ -181,13 +181,14 @@ impl TileGradient<'_> {
                     }
                 };
                 let (lhs, rhs) = (Packed { words: lhs, stride: lhs_stride }, Packed { words: rhs, stride: rhs_stride });
-                match &mut sum {
-                    Some(sum) => gemm.multiply(k, lhs, rhs, sum, piece.start > start, Order::ByRows),
-                    None => gemm.multiply(k, lhs, rhs, &mut out, true, Order::ByRows),
+                Product { k, lhs, rhs }
+            });
+            match &mut sum {
+                Some(sum) => {
+                    gemm.multiply_sum(products, sum, false, Order::ByRows);
+                    out.add(gemm.isa(), near, stride);
                 }
-            }
-            if sum.is_some() {
-                out.add(gemm.isa(), near, stride);
+                None => gemm.multiply_sum(products, &mut out, true, Order::ByRows),
             }
         }
     }

@@ -96,6 +96,11 @@ impl<'a> MatMut<'a> {
         MatMut { data, rows: self.rows, cols: columns.len(), stride: self.stride, owner: PhantomData }
     }
 
+    /// Returns the address of the element (i, j), also outside of the matrix.
+    pub(super) fn address(&self, i: usize, j: usize) -> *const f32 {
+        self.data.wrapping_add(i * self.stride + j)
+    }
+
     /// Returns the first element and the stride of the block `[rows, cols]` at (i, j).
     pub(super) fn piece(&mut self, i: usize, j: usize, rows: usize, cols: usize) -> (*mut f32, usize) {
         assert!(i + rows <= self.rows && j + cols <= self.cols, "a piece of the output");
@@ -107,6 +112,13 @@ impl<'a> MatMut<'a> {
         let _clock = Clock::start(Work::Products);
         for (i, from) in (0..self.rows).zip(from.chunks(stride)) {
             add_row(isa, self.row(i), from);
+        }
+    }
+
+    /// Copies `rows`, `cols` to the upper left part of `to: [_, 32]`.
+    pub(super) fn load(&mut self, rows: Range<usize>, cols: Range<usize>, to: &mut [f32]) {
+        for (row, to) in rows.zip(to.chunks_exact_mut(RHS_PANEL)) {
+            to[..cols.len()].copy_from_slice(&self.row(row)[cols.clone()]);
         }
     }
 

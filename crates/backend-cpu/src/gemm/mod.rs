@@ -14,12 +14,13 @@
 //! Panels are padded with zeros, in rows, columns and words of K. Vector kernels keep a `[12, 32]` block of the output
 //! in 24 of 32 registers, tile kernels a `[32, 32]` block in 4 of 8 tiles. A panel of one operand stays in the L1 cache
 //! while panels of the other operand are multiplied with it; these are processed in groups that fit a quarter of the L2
-//! cache, so that the next panel finds them there. During the work on a rhs panel, the kernel prefetches the next one,
-//! one cache line per step of K: this hides memory latency for weights that are multiplied with few rows.
+//! cache, so that the next panel finds them there. During the work on a rhs panel, vector kernels prefetch the next one,
+//! one cache line per step of K: this hides memory latency for weights that are multiplied with few rows. Tile kernels
+//! prefetch both operands of the next product, because those of one product fit the L2 cache.
 //!
-//! Every element of a result is one chain of multiply-adds over a piece, added to the previous value. Its bits depend
-//! on the instruction set and on the length of pieces, which the L1 cache determines, but not on the shape of the
-//! product or the position in it.
+//! Every element of a result is one chain of multiply-adds over a piece. Vector kernels add it to the previous value;
+//! the chain of tile kernels starts with that value. The bits of an element depend on the instruction set and on the
+//! length of pieces, which the L1 cache determines, but not on the shape of the product or the position in it.
 #![allow(unsafe_code)]
 
 mod mat_mut;
@@ -92,6 +93,14 @@ struct Edge([f32; amx::LHS_PANEL * RHS_PANEL]);
 pub(crate) struct Packed<'a> {
     pub(crate) words: &'a [u32],
     pub(crate) stride: usize,
+}
+
+/// A product over a piece of `k` entries of K.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Product<'a> {
+    pub(crate) k: usize,
+    pub(crate) lhs: Packed<'a>,
+    pub(crate) rhs: Packed<'a>,
 }
 
 /// The order in which blocks of the output are computed.
@@ -244,48 +253,139 @@ impl Gemm {
         add: bool,
         order: Order,
     ) {
+        self.multiply_sum([Product { k, lhs, rhs }], out, add, order);
+    }
+
+    /// Computes `out (+)=` the sum of `products`, as calls of [`Self::multiply`] would. During each product, tile
+    /// kernels prefetch the operands of the next one into the L2 cache.
+    ///
+    /// # Panics
+    /// As [`Self::multiply`].
+    pub(crate) fn multiply_sum<'a>(
+        self,
+        products: impl IntoIterator<Item = Product<'a>>,
+        out: &mut MatMut<'_>,
+        mut add: bool,
+        order: Order,
+    ) {
+        let _clock = Clock::start(Work::Products);
+        let mut tiles = (self.kernel == GemmKernel::Amx).then(Tiles::new);
+        let mut products = products.into_iter().peekable();
+        while let Some(product) = products.next() {
+            match &mut tiles {
+                Some(tiles) => self.multiply_tiles(tiles, product, products.peek(), out, add, order),
+                None => self.multiply_vectors(product, out, add, order),
+            }
+            add = true;
+        }
+    }
+
+    /// Yields (outer, inner) panels of the operands of `product`, which are rows or columns of blocks, as `order` says.
+    ///
+    /// # Panics
+    /// If the operands are too short for an output of this size.
+    fn steps(
+        self,
+        product: Product<'_>,
+        out: &MatMut<'_>,
+        order: Order,
+    ) -> impl Iterator<Item = (usize, usize)> + use<> {
+        let Product { k, lhs, rhs } = product;
         let (height, words) = (self.lhs_panel(), self.words(k));
-        let (m, n) = (out.rows(), out.cols());
+        let (lhs_panels, rhs_panels) = (out.rows().div_ceil(height), out.cols().div_ceil(RHS_PANEL));
         let holds = |operand: Packed<'_>, panels: usize, width: usize| {
             panels == 0 || (panels - 1) * operand.stride + width * words <= operand.words.len()
         };
-        assert!(
-            words <= self.most
-                && holds(lhs, m.div_ceil(height), height)
-                && holds(rhs, n.div_ceil(RHS_PANEL), RHS_PANEL)
-        );
-        let _clock = Clock::start(Work::Products);
-        let (lhs_panels, rhs_panels) = (m.div_ceil(height), n.div_ceil(RHS_PANEL));
-        let mut tiles = (self.kernel == GemmKernel::Amx).then(Tiles::new);
+        assert!(words <= self.most && holds(lhs, lhs_panels, height) && holds(rhs, rhs_panels, RHS_PANEL));
+        let (outer, inner, width) = match order {
+            Order::ByColumns => (rhs_panels, lhs_panels, height),
+            Order::ByRows => (lhs_panels, rhs_panels, RHS_PANEL),
+        };
+        passes(outer, inner, self.near / (width * words).max(1)).map(move |(outer, inner)| match order {
+            Order::ByColumns => (inner, outer),
+            Order::ByRows => (outer, inner),
+        })
+    }
+
+    /// Computes a product of tiles, and prefetches the operands of the product `then`.
+    fn multiply_tiles(
+        self,
+        tiles: &mut Tiles,
+        product: Product<'_>,
+        then: Option<&Product<'_>>,
+        out: &mut MatMut<'_>,
+        add: bool,
+        order: Order,
+    ) {
+        const SIDE: usize = amx::LHS_PANEL;
+        let Product { k, lhs, rhs } = product;
+        let (m, n, words) = (out.rows(), out.cols(), self.words(k));
+        let mut edge = Edge([0.0; SIDE * RHS_PANEL]);
+        let edge = &mut edge.0;
+        let mut steps = self.steps(product, out, order).peekable();
+        // The words that the kernel prefetches per block of the output.
+        let part = words / amx::WORDS * amx::AHEAD;
+        // The address of part `step` of the next product's panels; all of them are 32 rows or columns wide.
+        let ahead = |step: usize| {
+            let then = then?;
+            let panel_words = RHS_PANEL * self.words(then.k);
+            let (panel, word) = (step * part / panel_words, step * part % panel_words);
+            let (operand, panel) = match panel.checked_sub(n.div_ceil(RHS_PANEL)) {
+                None => (then.rhs, panel),
+                Some(panel) if panel < m.div_ceil(SIDE) => (then.lhs, panel),
+                Some(_) => return None,
+            };
+            Some(operand.words.as_ptr().wrapping_add(panel * operand.stride + word))
+        };
+        let mut done = 0;
+        while let Some((i, j)) = steps.next() {
+            let (a, b) = (lhs.words[i * lhs.stride..].as_ptr(), rhs.words[j * rhs.stride..].as_ptr());
+            let ahead = ahead(done).unwrap_or(a);
+            done += 1;
+            let (next_i, next_j) = steps.peek().copied().unwrap_or((0, 0));
+            let (i, j) = (i * SIDE, j * RHS_PANEL);
+            let (rows, cols) = (SIDE.min(m - i), RHS_PANEL.min(n - j));
+            let next = out.address(next_i * SIDE, next_j * RHS_PANEL);
+            if (rows, cols) == (SIDE, RHS_PANEL) {
+                let (c, stride) = out.piece(i, j, rows, cols);
+                // SAFETY: `steps` has checked that both panels have `words` words per row or column, a whole number of
+                // tiles; `piece` has checked the output.
+                unsafe { tiles.multiply(words, a, b, ahead, next, c, stride, add) };
+            } else {
+                if add {
+                    out.load(i..i + rows, j..j + cols, edge);
+                }
+                // SAFETY: as above, and `edge` has [32, 32] elements.
+                unsafe { tiles.multiply(words, a, b, ahead, next, edge.as_mut_ptr(), RHS_PANEL, add) };
+                out.store(self.isa, i..i + rows, j..j + cols, edge, false);
+            }
+        }
+    }
+
+    /// Computes a product of vectors.
+    fn multiply_vectors(self, product: Product<'_>, out: &mut MatMut<'_>, add: bool, order: Order) {
+        let Product { k, lhs, rhs } = product;
+        let (height, words) = (self.lhs_panel(), self.words(k));
+        let (m, n) = (out.rows(), out.cols());
         let mut edge = Edge([0.0; amx::LHS_PANEL * RHS_PANEL]);
         let edge = &mut edge.0;
-        let steps = match order {
-            Order::ByColumns => passes(rhs_panels, lhs_panels, self.near / (height * words).max(1)),
-            Order::ByRows => passes(lhs_panels, rhs_panels, self.near / (RHS_PANEL * words).max(1)),
-        };
-        for (outer, inner) in steps {
-            let (i, j) = if order == Order::ByColumns { (inner, outer) } else { (outer, inner) };
+        for (i, j) in self.steps(product, out, order) {
             let (a, b) = (lhs.words[i * lhs.stride..].as_ptr(), rhs.words[j * rhs.stride..].as_ptr());
             // Prefetch the next rhs panel during work on this one, a part of it with each lhs panel.
             let ahead = match order {
                 Order::ByColumns => {
-                    let step = RHS_PANEL.div_ceil(lhs_panels);
+                    let step = RHS_PANEL.div_ceil(m.div_ceil(height));
                     Ahead { from: rhs.words.as_ptr().wrapping_add((j + 1) * rhs.stride + i * step * words), step }
                 }
                 Order::ByRows => Ahead { from: b, step: 0 },
             };
             let (i, j) = (i * height, j * RHS_PANEL);
             let (rows, cols) = (height.min(m - i), RHS_PANEL.min(n - j));
-            if let Some(tiles) = &mut tiles {
-                // SAFETY: both panels were checked to have `words` words per row or column, a whole number of tiles.
-                unsafe { tiles.multiply(words, a, b, edge) };
-                out.store(self.isa, i..i + rows, j..j + cols, edge, add);
-                continue;
-            }
             let pairs = self.kernel == GemmKernel::Bf16Dot;
             if (rows, cols) == (height, RHS_PANEL) {
                 let (c, stride) = out.piece(i, j, height, RHS_PANEL);
-                // SAFETY: both panels were checked to have `words` words per row or column; `piece` has checked the output.
+                // SAFETY: `steps` has checked that both panels have `words` words per row or column; `piece` has
+                // checked the output.
                 unsafe { microkernel::multiply(self.isa, pairs, rows, words, a, b, ahead, c, stride, add) };
             } else {
                 // SAFETY: as above, and `edge` has [12, 32] elements.

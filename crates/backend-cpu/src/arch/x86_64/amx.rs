@@ -1,20 +1,23 @@
 //! Products of bf16 tiles (Intel AMX).
 //!
 //! Each loaded operand tile is used in two products: a `[32, 32]` block of the output is four tiles, computed from two
-//! tiles of the lhs and two of the rhs. Results go through a scratch block in the L1 cache, because storing tiles at a
-//! large stride costs more than the products.
+//! tiles of the lhs and two of the rhs. The sums start with the block's previous values and are stored in place, without
+//! a pass of vector registers. Meanwhile, the kernel prefetches the next block of the output, and operands of the next
+//! product, which come from the L3 cache or from memory.
 //!
-//! Resources: 4 + 2 + 2 of 8 tiles; in the L1 cache, a panel of 128 words of each operand (16 KiB each) and the scratch
-//! block (4 KiB).
+//! Resources: 4 + 2 + 2 of 8 tiles; in the L1 cache, a panel of 128 words of each operand (16 KiB each) and two blocks
+//! of the output (4 KiB each).
 #![allow(unsafe_code)]
 
-use crate::arch::panel::RHS_PANEL;
 use std::sync::OnceLock;
 
 /// The rows of a lhs panel: two tiles.
 pub(crate) const LHS_PANEL: usize = 32;
 /// The words of a row of a tile.
 pub(crate) const WORDS: usize = 16;
+/// The words that [`Tiles::multiply`] prefetches per [`WORDS`] words: 6 cache lines, enough for both operands of a
+/// product with an output of `[256, 512]`.
+pub(crate) const AHEAD: usize = 96;
 
 /// Returns `true` if the processor has tiles with bf16 products and the system permits them to this process. The first
 /// call requests that permission, for all threads of the process.
@@ -87,45 +90,90 @@ impl Tiles {
         Self { here: std::marker::PhantomData }
     }
 
-    /// Computes `c[32, 32] = a b` for a lhs panel `a: [words / 16, 32, 16]` and a rhs panel `b: [words, 32]`.
+    /// Computes `c[32, 32] (+)= a b` for a lhs panel `a: [words / 16, 32, 16]` and a rhs panel `b: [words, 32]`. Rows
+    /// of c are `stride` elements apart. Prefetches [`AHEAD`] words per 16 words from `ahead` into the L2 cache, and 4
+    /// rows per 16 words of the block of the output at `next` into the L1 cache; both may have any address.
     ///
     /// # Safety
-    /// The panels hold that many words, a multiple of 16; c holds 1024 elements.
-    pub(crate) unsafe fn multiply(&mut self, words: usize, a: *const u32, b: *const u32, c: &mut [f32]) {
-        assert!(c.len() >= LHS_PANEL * RHS_PANEL);
-        // SAFETY: tiles read 16 rows of 64 bytes: rows of a are 64 bytes apart, 1024 bytes per tile; rows of b and c
-        // are 128 bytes apart, 16 rows of b per step. The caller guarantees this memory. `new` has configured the tiles
-        // on this thread.
+    /// * The panels hold that many words, a multiple of 16.
+    /// * `c` points to 32 rows of 32 elements, and nothing else accesses them at the same time.
+    #[allow(clippy::too_many_arguments)]
+    pub(crate) unsafe fn multiply(
+        &mut self,
+        words: usize,
+        a: *const u32,
+        b: *const u32,
+        ahead: *const u32,
+        next: *const f32,
+        c: *mut f32,
+        stride: usize,
+        add: bool,
+    ) {
+        // SAFETY: tiles read 16 rows of 64 bytes: rows of a are 64 bytes apart, 1024 bytes per tile; rows of b are 128
+        // bytes apart, 16 rows per step; rows of c are `stride` elements apart. The caller guarantees this memory.
+        // Prefetches may have any address. `new` has configured the tiles on this thread.
         unsafe {
             std::arch::asm!(
+                "test {add:e}, {add:e}",
+                "jz 3f",
+                "tileloadd tmm0, [{c} + {row}]",
+                "tileloadd tmm1, [{c} + {row} + 64]",
+                "tileloadd tmm2, [{below} + {row}]",
+                "tileloadd tmm3, [{below} + {row} + 64]",
+                "jmp 4f",
+                "3:",
                 "tilezero tmm0",
                 "tilezero tmm1",
                 "tilezero tmm2",
                 "tilezero tmm3",
+                "4:",
                 "test {steps}, {steps}",
-                "jz 3f",
+                "jz 5f",
                 "2:",
                 "tileloadd tmm4, [{a} + {near}]",
                 "tileloadd tmm6, [{b} + {far}]",
                 "tileloadd tmm7, [{b} + {far} + 64]",
+                "prefetcht0 [{next}]",
+                "prefetcht0 [{next} + 64]",
                 "tdpbf16ps tmm0, tmm4, tmm6",
+                "prefetcht0 [{next} + {row}]",
+                "prefetcht0 [{next} + {row} + 64]",
                 "tileloadd tmm5, [{a} + {near} + 1024]",
+                "prefetcht0 [{next} + 2 * {row}]",
+                "prefetcht0 [{next} + 2 * {row} + 64]",
                 "tdpbf16ps tmm1, tmm4, tmm7",
+                "prefetcht0 [{fourth}]",
+                "prefetcht0 [{fourth} + 64]",
                 "tdpbf16ps tmm2, tmm5, tmm6",
+                "prefetcht1 [{ahead}]",
+                "prefetcht1 [{ahead} + 64]",
+                "prefetcht1 [{ahead} + 128]",
                 "tdpbf16ps tmm3, tmm5, tmm7",
+                "prefetcht1 [{ahead} + 192]",
+                "prefetcht1 [{ahead} + 256]",
+                "prefetcht1 [{ahead} + 320]",
+                "add {ahead}, 384",
+                "lea {next}, [{next} + 4 * {row}]",
+                "lea {fourth}, [{fourth} + 4 * {row}]",
                 "add {a}, 2048",
                 "add {b}, 2048",
                 "dec {steps}",
                 "jnz 2b",
-                "3:",
-                "tilestored [{c} + {far}], tmm0",
-                "tilestored [{c} + {far} + 64], tmm1",
-                "tilestored [{c} + {far} + 2048], tmm2",
-                "tilestored [{c} + {far} + 2112], tmm3",
+                "5:",
+                "tilestored [{c} + {row}], tmm0",
+                "tilestored [{c} + {row} + 64], tmm1",
+                "tilestored [{below} + {row}], tmm2",
+                "tilestored [{below} + {row} + 64], tmm3",
                 steps = inout(reg) words / WORDS => _,
                 a = inout(reg) a => _,
                 b = inout(reg) b => _,
-                c = in(reg) c.as_mut_ptr(),
+                ahead = inout(reg) ahead => _,
+                next = inout(reg) next => _,
+                fourth = inout(reg) next.wrapping_add(3 * stride) => _,
+                c = in(reg) c,
+                below = in(reg) c.wrapping_add(WORDS * stride),
+                row = in(reg) stride * size_of::<f32>(),
+                add = in(reg) u32::from(add),
                 near = in(reg) 64_usize,
                 far = in(reg) 128_usize,
                 out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
