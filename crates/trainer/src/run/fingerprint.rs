@@ -8,7 +8,8 @@
 //! * the working folder of the run, from which relative paths of its configuration are resolved.
 //!
 //! Names of weight files are not included: the same weights in other shards are the same model. All bytes of the weights are hashed,
-//! because a LoRA checkpoint holds only the adapters, and one changed value makes a different base model.
+//! because a LoRA checkpoint holds only the adapters, and one changed value makes a different base model. Data files are hashed on every
+//! resume, too: `cp -p`, `rsync -t` and `touch -r` keep the time of modification, so equal size and time do not mean equal content.
 
 use super::changes::Change;
 use super::checkpoint::sha256;
