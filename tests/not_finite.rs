@@ -101,7 +101,7 @@ pub fn assert_seen(
         let policy = file.policy.to_dtype(dtype);
         let has_bias = policy.has_bias();
         let request = PlanRequest {
-            loss: file.loss.clone(),
+            loss: file.loss.clone().into(),
             implementation,
             tiling: Tiling::default(),
             max_tokens: file.batch.tokens(),

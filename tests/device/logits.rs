@@ -26,7 +26,7 @@ pub(crate) fn oracle(case: &Case, loss: &LossConfig, logits: &Tensor) -> Evaluat
 
 pub(crate) fn request(case: &Case, loss: &LossConfig, implementation: Implementation) -> PlanRequest {
     PlanRequest {
-        loss: loss.clone(),
+        loss: loss.clone().into(),
         implementation,
         tiling: Tiling::default(),
         max_tokens: case.tokens(),

@@ -53,7 +53,7 @@ fn logits_are_scaled_then_capped_then_divided_by_temperature() {
     let batch = TokenBatch::packed(vec![0], vec![0, 1]).unwrap().with_temperatures(vec![2.0]).unwrap();
     let batch = batch.with_advantages(Advantages::PerSequence(vec![1.0])).unwrap();
     let request = PlanRequest {
-        loss,
+        loss: loss.into(),
         implementation: Implementation::Logits,
         tiling: Tiling::default(),
         max_tokens: 1,

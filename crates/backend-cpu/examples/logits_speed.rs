@@ -72,7 +72,7 @@ fn main() -> Result<()> {
     let backend = CpuBackend::with_threads(threads)?;
     for dtype in [Dtype::F32, Dtype::Bf16] {
         let request = PlanRequest {
-            loss: LossConfig { final_logit_softcapping, ..LossConfig::default() },
+            loss: LossConfig { final_logit_softcapping, ..LossConfig::default() }.into(),
             implementation: Implementation::Logits,
             tiling: Tiling {
                 token_chunk: args.get(4).copied(),

@@ -42,7 +42,8 @@ fn main() -> Result<()> {
         loss: LossConfig {
             final_logit_softcapping: args.iter().any(|a| a == "softcap").then_some(30.0),
             ..LossConfig::default()
-        },
+        }
+        .into(),
         implementation,
         tiling: Tiling { loop_order, workspace_budget, ..Tiling::default() },
         max_tokens: n,

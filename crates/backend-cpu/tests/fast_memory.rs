@@ -118,7 +118,7 @@ fn given_logits(backend: &CpuBackend) {
     for implementation in Implementation::ALL.into_iter().filter(takes_logits) {
         let mut logits: Vec<f32> = (0..n * v).map(|i| (i % 97) as f32 / 20.0).collect();
         let request = PlanRequest {
-            loss: loss.clone(),
+            loss: loss.clone().into(),
             implementation,
             tiling: Tiling::default(),
             max_tokens: n,

@@ -58,7 +58,7 @@ fn precomputed_logits_match_the_oracle_on_the_callers_thread(#[values("grpo", "g
     let mut first = None;
     for (token_chunk, vocab_block) in [(None, None), (Some(4), Some(512)), (Some(1), Some(1))] {
         let request = PlanRequest {
-            loss: loss.clone(),
+            loss: loss.clone().into(),
             implementation: Implementation::Logits,
             tiling: Tiling { token_chunk, vocab_block, ..Tiling::default() },
             max_tokens: n,

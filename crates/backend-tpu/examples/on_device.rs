@@ -19,7 +19,7 @@ fn main() -> Result<()> {
 
     let backend = PjrtBackend::open(Kind::Cpu, None)?;
     let mut plan = backend.plan_on_device(&PlanRequest {
-        loss: LossConfig::default(),
+        loss: LossConfig::default().into(),
         implementation: Implementation::Fused,
         tiling: Tiling::default(),
         max_tokens: n,

@@ -15,7 +15,7 @@
 //! let batch = TokenBatch::packed(vec![3, 7, 1, 0], vec![0, 2, 4])? // targets of two sequences
 //!     .with_advantages(Advantages::PerSequence(vec![1.0, -0.5]))?;
 //! let mut plan = PjrtBackend::open(Kind::Cpu, None)?.plan(&PlanRequest {
-//!     loss: LossConfig::default(),
+//!     loss: LossConfig::default().into(),
 //!     implementation: Implementation::Logits,
 //!     tiling: Tiling::default(),
 //!     max_tokens: n,

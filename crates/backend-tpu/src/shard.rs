@@ -128,7 +128,7 @@ mod tests {
 
     fn spec(mesh: Mesh, layout: HeadLayout) -> Spec {
         Spec {
-            loss: LossConfig::default(),
+            loss: LossConfig::default().into(),
             implementation: Implementation::Fused,
             tokens: 5,
             policy: PolicySpec::Hidden { hidden: 2, vocab: 7, dtype: Dtype::F32, layout, bias: true },

@@ -70,7 +70,7 @@ mod tests {
     fn chosen(budget: usize, tiling: Tiling) -> Result<Blocking> {
         let bf16 = Numerics { logits: Dtype::Bf16, dlogits: Dtype::Bf16, ..Numerics::default() };
         let request = PlanRequest {
-            loss: LossConfig::default(),
+            loss: LossConfig::default().into(),
             implementation: Implementation::Fused,
             tiling: Tiling { workspace_budget: budget, ..tiling },
             max_tokens: 8192,

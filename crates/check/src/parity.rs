@@ -35,7 +35,7 @@ pub fn evaluate(
     policy: &PolicyOutput<Tensor>,
 ) -> Result<Evaluated> {
     let request = PlanRequest {
-        loss: loss.clone(),
+        loss: loss.clone().into(),
         implementation,
         tiling: Tiling::default(),
         max_tokens: file.batch.tokens(),

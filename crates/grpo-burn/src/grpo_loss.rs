@@ -28,7 +28,7 @@ use std::sync::Arc;
 /// ```
 pub struct GrpoLoss {
     backend: Arc<dyn Backend>,
-    config: LossConfig,
+    config: Arc<LossConfig>,
     implementation: Implementation,
     tiling: Tiling,
     head_layout: HeadLayout,
@@ -57,7 +57,8 @@ impl GrpoLoss {
     ///
     /// # Errors
     /// [`Error::Loss`] for an illegal configuration.
-    pub fn new(backend: Arc<dyn Backend>, config: LossConfig) -> Result<Self> {
+    pub fn new(backend: Arc<dyn Backend>, config: impl Into<Arc<LossConfig>>) -> Result<Self> {
+        let config = config.into();
         config.validate()?;
         Ok(Self {
             backend,
@@ -244,7 +245,7 @@ impl GrpoLoss {
         let seen = self.built.as_ref().map_or(0, grpo_core::GrpoLoss::max_tokens);
         let built = match self.built.take().filter(usable) {
             Some(built) => built,
-            None => grpo_core::GrpoLoss::builder(self.config.clone())
+            None => grpo_core::GrpoLoss::builder(Arc::clone(&self.config))
                 .policy(policy)
                 .gradients(gradients.unwrap_or_else(|| every_gradient(policy)))
                 .implementation(self.implementation)

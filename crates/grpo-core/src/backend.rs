@@ -114,7 +114,7 @@ impl Default for Tiling {
 /// };
 ///
 /// let request = PlanRequest {
-///     loss: LossConfig::default(),
+///     loss: LossConfig::default().into(),
 ///     implementation: Implementation::Fused,
 ///     tiling: Tiling { workspace_budget: 16 << 20, ..Tiling::default() },
 ///     max_tokens: 4,
@@ -135,8 +135,8 @@ impl Default for Tiling {
 /// ```
 #[derive(Clone, Debug)]
 pub struct PlanRequest {
-    /// Configuration of the loss.
-    pub loss: LossConfig,
+    /// Configuration of the loss, which everything made from this request shares.
+    pub loss: Arc<LossConfig>,
     /// The algorithm.
     pub implementation: Implementation,
     /// Tile sizes and memory limits.
@@ -196,6 +196,16 @@ pub struct LossOutput {
 }
 
 impl LossOutput {
+    /// Adds the next micro-batch of the step: sums losses, appends scores, merges metrics.
+    pub fn merge(&mut self, next: Self) {
+        self.loss += next.loss;
+        self.policy_loss += next.policy_loss;
+        self.value_loss += next.value_loss;
+        self.scores.logp.extend(next.scores.logp);
+        self.scores.entropy.extend(next.scores.entropy);
+        self.metrics.merge(&next.metrics);
+    }
+
     /// Checks that scores at active tokens and the loss are finite.
     ///
     /// As in PyTorch, NaN in hidden states, head or logits of an active token is no error of

@@ -52,9 +52,9 @@ struct Planned {
 impl GrpoLoss {
     /// Starts a builder for a loss of `config`. Set the policy's output with [`GrpoLossBuilder::head`] or
     /// [`GrpoLossBuilder::logits`]; everything else has a default.
-    pub fn builder(config: LossConfig) -> GrpoLossBuilder {
+    pub fn builder(config: impl Into<Arc<LossConfig>>) -> GrpoLossBuilder {
         GrpoLossBuilder {
-            loss: config,
+            loss: config.into(),
             implementation: None,
             tiling: Tiling::default(),
             max_tokens: 0,
@@ -256,7 +256,7 @@ impl std::fmt::Debug for GrpoLoss {
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct GrpoLossBuilder {
-    loss: LossConfig,
+    loss: Arc<LossConfig>,
     implementation: Option<Implementation>,
     tiling: Tiling,
     max_tokens: usize,

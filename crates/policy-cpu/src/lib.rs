@@ -9,7 +9,7 @@
 //!
 //! # fn main() -> policy::Result<()> {
 //! let loss = PolicyLoss {
-//!     config: grpo_core::LossConfig::default(),
+//!     config: grpo_core::LossConfig::default().into(),
 //!     backend: std::sync::Arc::new(backend_cpu::CpuBackend::new()),
 //!     implementation: grpo_core::Implementation::Fused,
 //!     max_tokens: 64,

@@ -43,7 +43,7 @@ impl PartialLoss {
 /// ```
 /// # fn example(backend: std::sync::Arc<dyn grpo_core::Backend>) {
 /// let loss = policy_cpu::PolicyLoss {
-///     config: grpo_core::LossConfig::default(),
+///     config: grpo_core::LossConfig::default().into(),
 ///     backend,
 ///     implementation: grpo_core::Implementation::Fused,
 ///     max_tokens: 512,
@@ -54,7 +54,7 @@ impl PartialLoss {
 #[derive(Clone)]
 pub struct PolicyLoss {
     /// Configuration of the loss.
-    pub config: LossConfig,
+    pub config: Arc<LossConfig>,
     /// Backend that computes it.
     pub backend: Arc<dyn Backend>,
     /// Implementation that the backend uses.
@@ -66,7 +66,7 @@ pub struct PolicyLoss {
 impl PolicyLoss {
     /// Returns the cross-entropy with the targets, on the CPU, for the batches of [`policy::imitation`].
     pub(crate) fn cross_entropy() -> Self {
-        let config = StepLoss::cross_entropy();
+        let config = Arc::new(StepLoss::cross_entropy());
         let (backend, implementation) = (Arc::new(CpuBackend::new()), Implementation::Fused);
         // The number of tokens is not known yet.
         Self { config, backend, implementation, max_tokens: 0 }
@@ -112,7 +112,7 @@ impl LossPlans {
         let free = if fits { idle().pop() } else { None };
         let mut plan = match free {
             Some(plan) => plan,
-            None => GrpoLoss::new(Arc::clone(&self.of.backend), self.of.config.clone())
+            None => GrpoLoss::new(Arc::clone(&self.of.backend), Arc::clone(&self.of.config))
                 .map_err(Error::other)?
                 .with_implementation(self.of.implementation)
                 .with_max_tokens(self.of.max_tokens),
@@ -196,7 +196,7 @@ mod tests {
         want.add(&model, loss.backward());
         for implementation in Implementation::ALL {
             let policy_loss = LossPlans::new(PolicyLoss {
-                config: config.clone(),
+                config: config.clone().into(),
                 backend: Arc::new(backend_cpu::CpuBackend::new()),
                 implementation,
                 max_tokens: 5,

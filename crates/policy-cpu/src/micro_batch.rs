@@ -35,12 +35,7 @@ pub(crate) fn accumulate(
             .collect::<Result<Vec<_>>>()?;
         for (part, gradients, model) in parts {
             sums.add(&model, gradients);
-            sum.loss += part.loss;
-            sum.policy_loss += part.policy_loss;
-            sum.value_loss += part.value_loss;
-            sum.scores.logp.extend(part.scores.logp);
-            sum.scores.entropy.extend(part.scores.entropy);
-            sum.metrics.merge(&part.metrics);
+            sum.merge(part);
         }
     }
     Ok(sum)

@@ -215,7 +215,7 @@ impl Case {
     pub fn request(&self, loss: &LossConfig, implementation: Implementation, tiling: Tiling) -> PlanRequest {
         let (dtype, bias) = (self.dtype(), self.bias.is_some());
         PlanRequest {
-            loss: loss.clone(),
+            loss: loss.clone().into(),
             implementation,
             tiling,
             max_tokens: self.tokens().max(1),

@@ -78,7 +78,7 @@ impl PolicyTarget {
         let PolicyConfig { device, plugin, compile_cache, wait_limit_minutes: _, .. } = &config.policy;
         let Some(kind) = device.kind() else {
             return Ok(Self::Host(Box::new(PolicyLoss {
-                config: config.loss(),
+                config: config.loss().into(),
                 backend: Arc::new(CpuBackend::new()),
                 implementation: config.grpo.implementation,
                 max_tokens: config.grpo.micro_batch_sequences() * config.rollout.max_completion_length(),

@@ -188,7 +188,7 @@ fn reported_workspace_equals_allocations(
             for (implementation, tiling) in tilings() {
                 for budget in [2 << 20, 8 << 20] {
                     let request = PlanRequest {
-                        loss: loss.clone(),
+                        loss: loss.clone().into(),
                         implementation,
                         tiling: Tiling { workspace_budget: budget, ..tiling.clone() },
                         max_tokens: n,

@@ -244,7 +244,7 @@ mod tests {
 
     fn request(n: usize, h: usize, v: usize, dtype: Dtype, tiling: Tiling) -> PlanRequest {
         PlanRequest {
-            loss: LossConfig::default(),
+            loss: LossConfig::default().into(),
             implementation: Implementation::Fused,
             tiling,
             max_tokens: n,

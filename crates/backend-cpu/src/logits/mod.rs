@@ -32,6 +32,7 @@ use grpo_core::batch::TokenBatch;
 use grpo_core::error::Result;
 use grpo_core::{LossConfig, PlanRequest, PolicyOutput, Scores};
 use half::bf16;
+use std::sync::Arc;
 
 /// The logits of a chunk in bytes, unless `token_chunk` is set; they fit into a shared cache.
 const CHUNK_BYTES: usize = 2 << 20;
@@ -88,7 +89,7 @@ impl Logit for bf16 {
 /// The passes over a chunk of tokens: sizes, and the state of the chunk.
 struct ChunkPasses {
     isa: IsaToken,
-    loss: LossConfig,
+    loss: Arc<LossConfig>,
     transform: Option<Transform>,
     v: usize,
     chunk: usize,
@@ -150,7 +151,7 @@ impl ChunkPasses {
         let Sizes { v, chunk, vocab_block, tokens } = sizes;
         Self {
             isa,
-            loss: request.loss.clone(),
+            loss: Arc::clone(&request.loss),
             transform: Transform::new(&request.loss),
             v,
             chunk,

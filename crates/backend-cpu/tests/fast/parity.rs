@@ -69,7 +69,7 @@ fn precomputed_logits_match_the_oracle(
     let largest = expected.grad_logits.iter().fold(0.0_f64, |m, x| m.max(x.abs()));
     assert!(largest > 1e-3, "largest gradient is only {largest}");
     let request = PlanRequest {
-        loss: loss.clone(),
+        loss: loss.clone().into(),
         implementation,
         tiling: Tiling { token_chunk, vocab_block, ..Tiling::default() },
         max_tokens: n,
@@ -305,7 +305,7 @@ fn extreme_logits_match_the_oracle(
     let expected = evaluate(&loss, &policy, &batch).unwrap();
     for implementation in Implementation::ALL.into_iter().filter(takes_logits) {
         let request = PlanRequest {
-            loss: loss.clone(),
+            loss: loss.clone().into(),
             implementation,
             tiling: Tiling::default(),
             max_tokens: n,

@@ -87,7 +87,7 @@ fn precomputed_logits_match_the_oracle(
     let batch = case.batch.clone().with_old_logp(old).unwrap();
     let expected = evaluate(&loss, &policy, &batch).unwrap();
     let request = PlanRequest {
-        loss,
+        loss: loss.into(),
         implementation,
         tiling: Tiling { token_chunk, vocab_block, ..Tiling::default() },
         max_tokens: n,
@@ -159,7 +159,7 @@ fn the_order_is_scale_cap_temperature(#[case] mode: &str, #[case] logp: f64, #[c
                 bias: false,
             },
         };
-        let (loss, tiling, gradients) = (loss.clone(), Tiling::default(), GradientSpec::default());
+        let (loss, tiling, gradients) = (loss.clone().into(), Tiling::default(), GradientSpec::default());
         let request = PlanRequest { loss, implementation, tiling, max_tokens: 1, policy, gradients };
         let mut plan = CpuBackend::new().plan(&request).unwrap();
         // With a hidden state of 1, the head is the logits, and dhead is dlogits.

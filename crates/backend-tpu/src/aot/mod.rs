@@ -12,7 +12,7 @@
 //! # fn main() -> Result<()> {
 //! let (hidden, vocab, dtype) = (4096, 151_936, Dtype::Bf16);
 //! let request = PlanRequest {
-//!     loss: LossConfig::default(),
+//!     loss: LossConfig::default().into(),
 //!     implementation: Implementation::Fused,
 //!     tiling: Tiling::default(),
 //!     max_tokens: 8192,

@@ -118,7 +118,7 @@ mod tests {
         let (dtype, layout) = (Dtype::Bf16, HeadLayout::VocabHidden);
         Variant {
             request: PlanRequest {
-                loss: LossConfig::default(),
+                loss: LossConfig::default().into(),
                 implementation: Implementation::Fused,
                 tiling,
                 max_tokens: 8192,

@@ -12,7 +12,7 @@
 //!
 //! # fn main() -> Result<()> {
 //! let spec = Spec {
-//!     loss: LossConfig::default(),
+//!     loss: LossConfig::default().into(),
 //!     implementation: Implementation::Logits,
 //!     tokens: 4,
 //!     policy: PolicySpec::Logits { vocab: 32, dtype: Dtype::F32 },
@@ -93,7 +93,7 @@ impl Spec {
     /// # fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
     /// let (dtype, layout) = (Dtype::F32, HeadLayout::VocabHidden);
     /// let spec = Spec {
-    ///     loss: LossConfig::default(),
+    ///     loss: LossConfig::default().into(),
     ///     implementation: Implementation::Fused,
     ///     tokens: 4,
     ///     policy: PolicySpec::Hidden { hidden: 8, vocab: 32, dtype, layout, bias: false },

@@ -13,6 +13,7 @@ use grpo_core::batch::TokenBatch;
 use grpo_core::error::{Error, Result};
 use grpo_core::{Dtype, GradientSpec, HeadLayout, Implementation, LossConfig, PolicySpec};
 use stablehlo::TensorType;
+use std::sync::Arc;
 
 /// The rows of the table of ids, i32 `[IDS, G]`: the target (-1 at masked tokens) and the sequence of every token.
 pub(crate) const IDS: usize = 2;
@@ -24,7 +25,7 @@ const NO_KERNELS: &str = "leave `mosaic` out: the plain program does it";
 #[derive(Clone, Debug)]
 pub struct Spec {
     /// The loss.
-    pub loss: LossConfig,
+    pub loss: Arc<LossConfig>,
     /// The implementation, which determines how the program stores logits.
     pub implementation: Implementation,
     /// The tokens of all devices.

@@ -71,7 +71,7 @@ fn variant(loss: LossConfig, implementation: Implementation, tiling: Tiling, mes
     let dtype = Dtype::Bf16;
     Variant {
         request: PlanRequest {
-            loss,
+            loss: loss.into(),
             implementation,
             tiling,
             max_tokens: N,

@@ -20,7 +20,8 @@ fn spec(policy: PolicySpec, temperature_mode: TemperatureMode, final_logit_softc
             logit_scale,
             final_logit_softcapping,
             ..LossConfig::default()
-        },
+        }
+        .into(),
         implementation: Implementation::Reference,
         tokens: N,
         policy,

@@ -30,7 +30,7 @@ fn backend() -> PjrtBackend {
 
 fn request(dtype: Dtype) -> PlanRequest {
     PlanRequest {
-        loss: LossConfig::default(),
+        loss: LossConfig::default().into(),
         implementation: Implementation::Fused,
         tiling: Tiling { token_chunk: Some(2), ..Tiling::default() },
         max_tokens: N,

@@ -306,7 +306,7 @@ impl BenchConfig {
         };
         Ok(Variant {
             request: PlanRequest {
-                loss: self.loss.clone(),
+                loss: self.loss.clone().into(),
                 implementation: variant.implementation,
                 tiling: variant.tiling.clone(),
                 max_tokens: batch.saturating_mul(tokens),

@@ -12,7 +12,7 @@ use std::sync::Arc;
 pub(super) fn open(folder: &ModelFolder, adapter: Option<&Adapter>) -> anyhow::Result<CpuPolicy> {
     // The supervised loss that is compared here does not depend on the GRPO loss.
     let loss = PolicyLoss {
-        config: LossConfig::default(),
+        config: LossConfig::default().into(),
         backend: Arc::new(CpuBackend::new()),
         implementation: Implementation::Fused,
         max_tokens: 0,

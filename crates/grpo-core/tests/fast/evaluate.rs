@@ -6,7 +6,7 @@ use grpo_core::backend_api::evaluate::Evaluator;
 use grpo_core::backend_api::real::Scalar;
 use grpo_core::batch::{Rows, StepData, TokenWeights};
 use grpo_core::format::BatchLoss;
-use grpo_core::{Advantages, KlEstimator, LossConfig, LossType, Metrics, TokenBatch};
+use grpo_core::{Advantages, KlEstimator, LossConfig, LossOutput, LossType, Metrics, Scores, TokenBatch};
 use rstest::rstest;
 
 /// Returns two long sequences with ratios on both sides of the clip and both signs of the advantage, one masked token, a fully
@@ -326,6 +326,22 @@ fn micro_batches_of_one_step_add_up(
     for (name, value) in whole.metrics.values() {
         assert_relative_eq!(metrics.value(name).unwrap(), value, max_relative = 1e-14);
     }
+}
+
+#[test]
+fn outputs_of_micro_batches_merge_in_order() {
+    let part = |loss: f64, logp: &[f32]| {
+        let mut metrics = Metrics::default();
+        metrics.mean("entropy", loss, 1.0);
+        let scores = Scores { logp: logp.to_vec(), entropy: logp.iter().map(|l| -l).collect() };
+        LossOutput { loss, policy_loss: 2.0 * loss, value_loss: 3.0 * loss, scores, metrics }
+    };
+    let mut sum = LossOutput::default();
+    sum.merge(part(1.0, &[-1.0, -2.0]));
+    sum.merge(part(0.5, &[-3.0]));
+    assert_eq!((sum.loss, sum.policy_loss, sum.value_loss), (1.5, 3.0, 4.5));
+    assert_eq!(sum.scores, Scores { logp: vec![-1.0, -2.0, -3.0], entropy: vec![1.0, 2.0, 3.0] });
+    assert_eq!(sum.metrics.value("entropy"), Some(0.75));
 }
 
 #[test]

@@ -11,7 +11,7 @@ use std::sync::Arc;
 fn fresh_policy() -> CpuPolicy {
     let config = ModelConfig { hidden_size: 16, intermediate_size: 16, num_hidden_layers: 1, ..Default::default() };
     let loss = PolicyLoss {
-        config: LossConfig { beta: 0.1, ..LossConfig::default() },
+        config: LossConfig { beta: 0.1, ..LossConfig::default() }.into(),
         backend: Arc::new(backend_cpu::CpuBackend::new()),
         implementation: Implementation::Fused,
         max_tokens: 8,

@@ -21,7 +21,7 @@ pub(crate) fn assert_close(what: &str, found: &[f32], expected: &[f32]) {
 
 pub(crate) fn policy_loss() -> PolicyLoss {
     PolicyLoss {
-        config: grpo_core::LossConfig::default(),
+        config: grpo_core::LossConfig::default().into(),
         backend: Arc::new(backend_cpu::CpuBackend::new()),
         implementation: grpo_core::Implementation::Fused,
         max_tokens: 64,

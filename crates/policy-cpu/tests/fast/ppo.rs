@@ -39,7 +39,7 @@ fn advantages_and_returns_match_verl() {
 fn two_ppo_updates_match_torch() {
     let ppo = Ppo::open();
     let loss = PolicyLoss {
-        config: ppo.loss(),
+        config: ppo.loss().into(),
         backend: Arc::new(backend_cpu::CpuBackend::new()),
         implementation: grpo_core::Implementation::Fused,
         max_tokens: 64,

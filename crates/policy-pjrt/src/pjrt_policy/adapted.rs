@@ -17,6 +17,7 @@ use policy::Error;
 use rng::uniform_weights;
 use stablehlo::Dtype;
 use std::borrow::Cow;
+use std::sync::Arc;
 
 impl PjrtPolicy {
     /// Creates a policy from stored weights with fresh LoRA adapters: [`PjrtPolicy::with_lora`], with frozen weights that stay bf16 if
@@ -30,7 +31,7 @@ impl PjrtPolicy {
         weights: &models::Weights,
         lora: &LoraConfig,
         seed: u64,
-        loss: LossConfig,
+        loss: impl Into<Arc<LossConfig>>,
         options: PjrtPolicyOptions,
     ) -> Result<Self> {
         let storage = match TrainingSizes::frozen_dtype(weights) {

@@ -95,7 +95,7 @@ impl PjrtPolicy {
         runtime: &Runtime,
         config: &ModelConfig,
         weights: &models::Weights,
-        loss: LossConfig,
+        loss: impl Into<Arc<LossConfig>>,
         options: PjrtPolicyOptions,
     ) -> Result<Self> {
         let storage = Storage::of_masters(options.compute.dtype());
@@ -110,7 +110,7 @@ impl PjrtPolicy {
         runtime: &Runtime,
         config: &ModelConfig,
         tensors: &[NamedTensor],
-        loss: LossConfig,
+        loss: impl Into<Arc<LossConfig>>,
         options: PjrtPolicyOptions,
     ) -> Result<Self> {
         let storage = Storage::of_masters(options.compute.dtype());
@@ -121,16 +121,17 @@ impl PjrtPolicy {
         runtime: &Runtime,
         config: &ModelConfig,
         weights: DeviceWeights,
-        loss: LossConfig,
+        loss: impl Into<Arc<LossConfig>>,
         options: PjrtPolicyOptions,
     ) -> Result<Self> {
+        let loss = loss.into();
         loss.validate()?;
         let decoder = Decoder::new(config, options.compute).with_attention(options.attention);
         Ok(Self {
             runtime: runtime.clone(),
             modules: modules(decoder.clone(), weights.dtype(), &options),
             grpo: Loss::new(loss),
-            cross_entropy: Loss::new(StepLoss::cross_entropy()),
+            cross_entropy: Loss::new(StepLoss::cross_entropy().into()),
             ref_policy: None,
             optimizer: AdamW::new(decoder.trained(), weights.storage()),
             weights,
@@ -252,12 +253,7 @@ impl Policy for PjrtPolicy {
         for batch in batches {
             let part = self.add(batch, loss).inspect_err(|_| self.forget_gradient())?;
             self.has_gradient = true;
-            sum.loss += part.loss;
-            sum.policy_loss += part.policy_loss;
-            sum.value_loss += part.value_loss;
-            sum.scores.logp.extend(part.scores.logp);
-            sum.scores.entropy.extend(part.scores.entropy);
-            sum.metrics.merge(&part.metrics);
+            sum.merge(part);
         }
         Ok(sum)
     }

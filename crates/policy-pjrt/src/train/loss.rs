@@ -14,11 +14,12 @@ use grpo_core::batch::{TokenBatch, ValueTargets};
 use grpo_core::objective::ValueLossConfig;
 use grpo_core::{LossConfig, Scores};
 use pjrt::{Argument, Buffer};
+use std::sync::Arc;
 
 /// A loss and its compiled programs, by the sizes of micro-batches.
 #[derive(Debug)]
 pub(crate) struct Loss {
-    pub(crate) config: LossConfig,
+    pub(crate) config: Arc<LossConfig>,
     /// The value loss that is added to it.
     pub(crate) of_values: Option<ValueLossConfig>,
     programs: Programs<Key>,
@@ -39,7 +40,7 @@ enum Key {
 }
 
 impl Loss {
-    pub(crate) fn new(config: LossConfig) -> Self {
+    pub(crate) fn new(config: Arc<LossConfig>) -> Self {
         Self { config, of_values: None, programs: Programs::new() }
     }
 

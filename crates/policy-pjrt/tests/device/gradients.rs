@@ -22,7 +22,7 @@ pub(crate) fn on_device(checkpoint: &Checkpoint, options: PjrtPolicyOptions) -> 
 
 pub(crate) fn policy_loss() -> PolicyLoss {
     PolicyLoss {
-        config: LossConfig::default(),
+        config: LossConfig::default().into(),
         backend: Arc::new(backend_cpu::CpuBackend::new()),
         implementation: grpo_core::Implementation::Fused,
         max_tokens: 64,

@@ -25,7 +25,7 @@ fn config() -> ModelConfig {
 
 fn on_host(loss: &LossConfig) -> CpuPolicy {
     let loss = PolicyLoss {
-        config: loss.clone(),
+        config: loss.clone().into(),
         backend: Arc::new(backend_cpu::CpuBackend::new()),
         implementation: Implementation::Fused,
         max_tokens: 64,

@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 fn host(checkpoint: &Checkpoint) -> CpuPolicy {
     let loss = PolicyLoss {
-        config: grpo_core::LossConfig::default(),
+        config: grpo_core::LossConfig::default().into(),
         backend: Arc::new(backend_cpu::CpuBackend::new()),
         implementation: grpo_core::Implementation::Fused,
         max_tokens: 64,

@@ -20,6 +20,7 @@ use grpo_core::LossConfig;
 use models::Tokenizer;
 use policy::Policy;
 use rewards::{Failures, RewardInput, Rewards};
+use std::sync::Arc;
 
 /// The phase of a run's next step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,7 +41,7 @@ const PROBE_STEPS: u64 = 5;
 /// A run, one step at a time. See the [front page](crate) for an example.
 pub struct Trainer {
     config: TrainConfig,
-    loss: LossConfig,
+    loss: Arc<LossConfig>,
     parts: Parts,
     held_out: Vec<Item>,
     probe: Vec<Item>,
@@ -124,7 +125,7 @@ impl Trainer {
         let failures = Failures::new(&parts.rewards, config.rewards.max_consecutive_failures);
         parts.policy.reset_optimizer(&config.warmup.optimizer.adamw())?;
         let mut trainer = Self {
-            loss: config.loss(),
+            loss: config.loss().into(),
             parts,
             held_out: rows.held_out,
             probe: rows.probe,

@@ -168,7 +168,7 @@ fn training_uses_the_sampled_ids() {
 
     let targets = Arc::<Mutex<Vec<i64>>>::default();
     let loss = PolicyLoss {
-        config: config().loss(),
+        config: config().loss().into(),
         backend: Arc::new(Watched(Arc::clone(&targets))),
         implementation: config().grpo.implementation,
         max_tokens: 1,

@@ -7,7 +7,7 @@ use testkit::config;
 
 fn request(implementation: Implementation, max_tokens: usize, policy: PolicySpec) -> PlanRequest {
     PlanRequest {
-        loss: config("{}"),
+        loss: config("{}").into(),
         implementation,
         tiling: Tiling::default(),
         max_tokens,
@@ -78,7 +78,7 @@ fn sizes_beyond_the_machine_are_refused(
 ) {
     let backend = CpuBackend::with_threads(1).unwrap();
     for loss in [config("{}"), config(r#"{"loss_type": "gspo"}"#)] {
-        let request = PlanRequest { loss, ..request(implementation, max_tokens, policy) };
+        let request = PlanRequest { loss: loss.into(), ..request(implementation, max_tokens, policy) };
         let error = backend.plan(&request).err().unwrap();
         // Materialised logits already exceed the workspace budget.
         let budget = implementation == Implementation::Logits && matches!(policy, PolicySpec::Hidden { .. });

@@ -122,7 +122,7 @@ impl TrainPrograms {
         };
         let (hidden, vocab, layout) = (config.hidden_size, config.vocab_size, HeadLayout::VocabHidden);
         let request = PlanRequest {
-            loss: loss.clone(),
+            loss: loss.clone().into(),
             implementation: Implementation::Fused,
             tiling: self.tiling.clone(),
             max_tokens: tokens,
