@@ -87,7 +87,7 @@ pub fn token_weights(config: &LossConfig, batch: &TokenBatch) -> Result<TokenWei
         None => of_loss(config, &counts),
     };
     let of_kl = config.kl_agg_mode.map_or(Ok(of_terms), |mode| of_mode(config, mode, &counts))?;
-    let of_policy = match config.rules().own_average(config.semantics) {
+    let of_policy = match config.verl_average() {
         Some(OwnAverage::Mode(mode)) => of_mode(config, mode, &counts)?,
         Some(OwnAverage::AllRows) => (1.0 / (batch.sequences() as f64).max(1.0), Share::Mean),
         None => of_terms,
@@ -141,7 +141,7 @@ fn imitate(config: &LossConfig, batch: &TokenBatch, counts: &Counts, nll: &mut [
 /// Returns TRL's average of the loss, or the default average of a loss that TRL does not have.
 fn of_loss(config: &LossConfig, counts: &Counts) -> (f64, Share) {
     let steps = config.gradient_accumulation_steps as f64;
-    let (divisor, share) = match config.rules().average(config) {
+    let (divisor, share) = match config.average() {
         Average::StepTokens => (counts.active.max(1.0) * steps, Share::Sum),
         Average::GenerationTokens => {
             // num_items_in_batch counts the generation batch on all processes. Without it, all batches of the generation batch are
@@ -197,7 +197,7 @@ fn check_counts(config: &LossConfig, step: &StepData) -> Result<()> {
         return Ok(());
     }
     let mode = config.agg_mode();
-    let of_policy = match config.rules().own_average(config.semantics) {
+    let of_policy = match config.verl_average() {
         Some(OwnAverage::Mode(mode)) => Some(mode),
         Some(OwnAverage::AllRows) => None,
         None => mode,

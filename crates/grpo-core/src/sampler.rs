@@ -37,7 +37,7 @@ pub(crate) fn weigh(
 ) -> Result<()> {
     let Some(correction) = config.sampler_correction() else { return Ok(()) };
     let of_token = correction.mode.is_of_tokens();
-    let in_log_ratio = config.rules().takes_sampler_ratio();
+    let in_log_ratio = config.traits().takes_sampler_ratio;
     if in_log_ratio && !of_token {
         return Err(Error::Config(format!(
             "{} includes the sampler's ratio in its own weight: set vllm_importance_sampling_mode to token_truncate or \
@@ -118,7 +118,7 @@ pub(crate) fn weigh(
 /// Gives each sequence one weight, for losses with one term per sequence (geo_mean): the geometric mean of its tokens' weights, after
 /// rejection (verl).
 pub(crate) fn share_weights(config: &LossConfig, batch: &TokenBatch, factors: &mut TokenFactors) {
-    if config.rules().is_of_sequences() && config.sampler_correction().is_some() {
+    if config.traits().is_of_sequences && config.sampler_correction().is_some() {
         for rows in batch.active_sequences() {
             let logs = rows.iter().map(|row| (factors.policy[*row] + 1e-10).ln());
             let weight = (logs.sum::<f64>() / rows.len() as f64).exp();

@@ -19,7 +19,7 @@ pub(crate) fn select(config: &LossConfig, batch: &TokenBatch, policy: &PolicyVal
     if config.top_entropy_quantile < 1.0 {
         high_entropy(config, batch, policy, factors);
     }
-    config.rules().choose(config, batch, policy, factors);
+    config.loss_type.choose(config, batch, policy, factors);
 }
 
 /// Excludes sequences of negative advantage whose mean of sampler (else old) logp - logp exceeds the threshold. Tokens with an unknown
@@ -50,7 +50,7 @@ fn high_entropy(config: &LossConfig, batch: &TokenBatch, policy: &PolicyValues, 
     let threshold = low + (high - low) * place.fract();
     let (kept, dropped): (Vec<usize>, Vec<usize>) =
         batch.active_rows().iter().partition(|row| entropy(row) >= threshold);
-    let of_sequences = config.rules().is_of_sequences();
+    let of_sequences = config.traits().is_of_sequences;
     let of_policy = if of_sequences { &mut factors.log_ratio_scale } else { &mut factors.policy };
     for row in dropped {
         of_policy[row] = 0.0;

@@ -224,7 +224,7 @@ impl<'a> Evaluator<'a> {
         let count = if self.shares_clip() { self.batch.sequences() as f64 } else { tokens };
         let masked =
             if self.shares_clip() { (0..self.batch.sequences()).filter(|s| self.length(*s) == 0).count() } else { 0 };
-        self.config.rules().metrics(self.config, &Clipped { sums, tokens, count, masked }, &mut metrics);
+        self.config.loss_type.metrics(self.config, &Clipped { sums, tokens, count, masked }, &mut metrics);
         if let Some(factors) = self.batch.factors() {
             metrics.merge(&factors.metrics);
         }
@@ -282,14 +282,14 @@ impl<'a> Evaluator<'a> {
 
     /// Returns `true` if ratio and advantage, and therefore the clip, have one value per sequence.
     pub fn shares_clip(&self) -> bool {
-        (self.config.level() == ImportanceSamplingLevel::Sequence || self.config.rules().clips_sequences())
+        (self.config.level() == ImportanceSamplingLevel::Sequence || self.config.traits().clips_sequences)
             && matches!(self.batch.advantages(), Advantages::PerSequence(_))
     }
 
     /// Returns the advantage of a row. A loss with one term per sequence uses the mean of its tokens (verl's geo_mean).
     fn advantage(&self, sequence: usize, row: usize) -> f64 {
         match self.batch.advantages() {
-            Advantages::PerToken(advantages) if self.config.rules().is_of_sequences() => {
+            Advantages::PerToken(advantages) if self.config.traits().is_of_sequences => {
                 let rows = &self.batch.active_rows()[self.starts[sequence]..self.starts[sequence + 1]];
                 rows.iter().map(|row| f64::from(advantages[*row])).sum::<f64>() / rows.len().max(1) as f64
             }

@@ -4,7 +4,7 @@ use super::{
     Bound, ImportanceSamplingLevel, KlEstimator, KlImportance, LossAggMode, LossConfig, RolloutIs, SamplerMode,
     Semantics, TemperatureMode, Threshold,
 };
-use crate::objective::{Bounds, Loss};
+use crate::objective::{Average, Bounds, Clip, LossTraits, OwnAverage};
 
 /// The correction for the difference between sampler and old policy.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -21,36 +21,58 @@ pub(crate) struct SamplerCorrection {
 }
 
 impl LossConfig {
-    /// Returns the properties of the loss.
-    pub(crate) fn rules(&self) -> &'static dyn Loss {
-        self.loss_type.rules()
+    /// Returns the facts about the loss.
+    pub(crate) fn traits(&self) -> &'static LossTraits {
+        self.loss_type.traits()
     }
 
     /// Returns the level of the ratio.
     pub fn level(&self) -> ImportanceSamplingLevel {
-        self.rules().level(self)
+        let traits = self.traits();
+        match traits.verl_level.filter(|_| self.semantics == Semantics::Verl) {
+            // The loss has its own sequence-level ratio and ignores the key.
+            _ if traits.shared_log_ratio.is_some() => ImportanceSamplingLevel::Token,
+            Some(level) => level,
+            None => self.importance_sampling_level.unwrap_or(traits.level),
+        }
     }
 
     /// Returns the range in which the policy's values keep their gradient.
     pub fn bounds(&self) -> Bounds {
-        self.rules().bounds(self)
+        let (down, up, high) = (self.lower_epsilon(), self.upper_epsilon(), self.ratio_high());
+        match self.traits().clip {
+            Clip::None => Bounds::None,
+            Clip::Ratio => Bounds::Ratio { low: Some(self.ratio_low()), high },
+            Clip::Weight => Bounds::Ratio { low: (self.semantics == Semantics::Verl).then(|| self.ratio_low()), high },
+            Clip::LogRatio => Bounds::LogRatio { low: -down, high: up },
+            Clip::ConstantLogRatio(bound) => Bounds::LogRatio { low: -bound, high: bound },
+            Clip::Probability => Bounds::Probability { down, up },
+        }
+    }
+
+    /// Returns `true` if the formula is PPO's clip, which `delta` and the dual clip need.
+    pub(crate) fn clips_ratio(&self) -> bool {
+        self.traits().clip == Clip::Ratio
     }
 
     /// Returns `true` if dL/dlogp of a token depends on that token alone, so that gradients can be computed during the forward
     /// pass. Otherwise the tokens of a sequence share a log-ratio.
     pub fn is_token_level(&self) -> bool {
-        self.level() == ImportanceSamplingLevel::Token && self.rules().shared_log_ratio().is_none()
+        self.level() == ImportanceSamplingLevel::Token && self.traits().shared_log_ratio.is_none()
     }
 
     /// Returns `true` if the loss of a token depends on a selection among all tokens of the step, which takes one more forward pass:
     /// [`LossConfig::prepare`].
     pub fn selects_tokens(&self) -> bool {
-        self.top_entropy_quantile < 1.0 || self.off_policy_mask_threshold.is_some() || self.rules().chooses_tokens()
+        self.top_entropy_quantile < 1.0 || self.off_policy_mask_threshold.is_some() || self.traits().chooses_tokens
     }
 
     /// Returns the upper bound of the ratio: 1 + epsilon_high, or epsilon_high itself for TRL's cispo.
     pub fn ratio_high(&self) -> f64 {
-        self.rules().ratio_high(self)
+        match self.traits().clip {
+            Clip::Weight if self.semantics != Semantics::Verl => self.epsilon_high.unwrap_or(f64::INFINITY),
+            _ => 1.0 + self.upper_epsilon(),
+        }
     }
 
     /// Returns the lower bound of the ratio: 1 - epsilon_low.
@@ -60,7 +82,7 @@ impl LossConfig {
 
     /// Returns epsilon_low, or the loss's default.
     pub fn lower_epsilon(&self) -> f64 {
-        self.epsilon_low.unwrap_or(self.rules().default_epsilon())
+        self.epsilon_low.unwrap_or(self.traits().epsilon)
     }
 
     /// Returns epsilon_high, or [`LossConfig::lower_epsilon`] if it is not set.
@@ -80,7 +102,7 @@ impl LossConfig {
             || self.rollout_is.is_some()
             || self.rollout_rs.is_some()
             || self.weighs_kl_by_sampler()
-            || self.rules().weighs_by_sampler()
+            || self.traits().weighs_by_sampler
     }
 
     /// Returns `true` if the KL term requires the sampler's log-probabilities.
@@ -90,7 +112,7 @@ impl LossConfig {
 
     /// Returns the weight of the KL term.
     pub fn kl_importance(&self) -> KlImportance {
-        let reads = self.rules().reads_kl_bias_correction(self.semantics);
+        let reads = self.semantics != Semantics::Trl || self.traits().trl_reads_kl_bias_correction;
         // TRL has no straight-through estimators.
         let by_default = self.semantics == Semantics::Trl && !self.kl_estimator.parts().1;
         let corrects = reads && self.use_bias_correction_kl.unwrap_or(by_default);
@@ -107,12 +129,16 @@ impl LossConfig {
 
     /// Returns c of the dual clip, or dppo's cap.
     pub fn dual_clip(&self) -> Option<f64> {
-        self.rules().dual_clip(self)
+        let (traits, is_verl) = (self.traits(), self.semantics == Semantics::Verl);
+        let default = traits.dual_clip.or(traits.verl_dual_clip.filter(|_| is_verl));
+        // verl passes the key to every loss; losses without a default ignore it.
+        let reads = default.is_some() || (self.clips_ratio() && !is_verl);
+        self.clip_ratio_c.filter(|_| reads).or(default)
     }
 
     /// Returns the largest |log ratio| before exp.
     pub fn guard(&self) -> Option<f64> {
-        let own = || self.rules().log_ratio_guard(self.semantics);
+        let own = || self.traits().verl_log_ratio_guard.filter(|_| self.semantics == Semantics::Verl);
         self.log_ratio_guard.map_or_else(own, Bound::value)
     }
 
@@ -131,6 +157,17 @@ impl LossConfig {
     /// Returns the explicit aggregation mode, if the average does not follow from `loss_type`.
     pub fn agg_mode(&self) -> Option<LossAggMode> {
         self.loss_agg_mode.or((self.semantics == Semantics::Verl).then_some(LossAggMode::TokenMean))
+    }
+
+    /// Returns the average of `loss_type`, if there is no mode.
+    pub(crate) fn average(&self) -> Average {
+        let traits = self.traits();
+        traits.mllm_jax_average.filter(|_| self.semantics == Semantics::MllmJax).unwrap_or(traits.average)
+    }
+
+    /// Returns the fixed average of the policy term alone, if verl has one.
+    pub(crate) fn verl_average(&self) -> Option<OwnAverage> {
+        self.traits().verl_average.filter(|_| self.semantics == Semantics::Verl)
     }
 
     /// Returns `true` if fully masked sequences count in means over sequences.
@@ -153,7 +190,7 @@ impl LossConfig {
             let normalize = self.rollout_is_batch_normalize;
             return Some(SamplerCorrection { mode, low, high: Some(high), guard: Some(20.0), normalize });
         }
-        let by_default = self.semantics == Semantics::Trl && self.rules().corrects_sampler_by_default();
+        let by_default = self.semantics == Semantics::Trl && self.traits().trl_corrects_sampler;
         let wanted = self.vllm_importance_sampling_correction.unwrap_or(by_default);
         wanted.then_some(SamplerCorrection {
             mode: self.vllm_importance_sampling_mode,

@@ -62,7 +62,7 @@ impl LossConfig {
         if let Some((name, _)) = counts.iter().find(|(_, count)| *count == 0) {
             return fail(format!("{name} must be at least 1"));
         }
-        let legal = 0.0..=self.rules().largest_epsilon_low();
+        let legal = 0.0..=self.traits().largest_epsilon_low;
         if let Some(epsilon) = self.epsilon_low.filter(|epsilon| !legal.contains(epsilon)) {
             return fail(format!("epsilon_low must lie in [0, 1], got {epsilon}"));
         }
@@ -100,15 +100,15 @@ impl LossConfig {
     }
 
     fn validate_objective(&self) -> Result<()> {
-        let (rules, name) = (self.rules(), self.loss_type.name());
-        if rules.is_of_tokens_only() && self.level() != ImportanceSamplingLevel::Token {
+        let name = self.loss_type.name();
+        if self.traits().is_of_tokens_only && self.level() != ImportanceSamplingLevel::Token {
             return fail(format!(
                 "{name} is defined by token-level ratios: leave importance_sampling_level out, or set it to `token`"
             ));
         }
-        rules.check(self)?;
+        self.loss_type.check(self)?;
         if let Some(delta) = self.delta {
-            if !rules.clips_ratio(self) {
+            if !self.clips_ratio() {
                 return fail(format!("delta caps the ratio of the clipped objectives; {name} has none: leave it out"));
             }
             if delta <= self.ratio_high() {
@@ -167,7 +167,7 @@ impl LossConfig {
             return fail("rollout_is and vllm_importance_sampling_correction correct the same thing: choose one");
         }
         let of_token = self.vllm_importance_sampling_mode.is_of_tokens();
-        if self.rules().takes_sampler_ratio() && self.vllm_importance_sampling_correction == Some(true) && !of_token {
+        if self.traits().takes_sampler_ratio && self.vllm_importance_sampling_correction == Some(true) && !of_token {
             return fail(format!(
                 "{} includes the sampler's ratio in its own weight: vllm_importance_sampling_mode must be a mode per token, \
                  such as token_truncate",
@@ -181,7 +181,7 @@ impl LossConfig {
         if self.max_completion_length == Some(0) {
             return fail("max_completion_length counts tokens and must be at least 1");
         }
-        if let Some(instead) = self.rules().names_average()
+        if let Some(instead) = self.traits().names_average
             && (self.semantics == Semantics::Verl || self.loss_agg_mode.is_some())
         {
             return fail(format!(

@@ -36,14 +36,12 @@
 //! epsilon_high: 0.3
 //! ```
 
-use super::loss::Loss;
+use super::loss::{Loss, LossTraits};
 
 /// The loss `bnpo`.
 #[derive(Clone, Copy, Debug)]
 pub struct Bnpo;
 
 impl Loss for Bnpo {
-    fn names_average(&self) -> Option<&'static str> {
-        Some("vanilla")
-    }
+    const TRAITS: LossTraits = LossTraits { names_average: Some("vanilla"), ..LossTraits::PPO };
 }

@@ -40,7 +40,7 @@
 //! epsilon_low: 0.2
 //! ```
 
-use super::loss::{Average, Bounds, Loss};
+use super::loss::{Average, Clip, Loss, LossTraits};
 use super::ratio::held;
 use super::{PolicyTerm, Ratio, TokenTerms};
 use crate::backend_api::real::Real;
@@ -53,20 +53,14 @@ use crate::error::{Error, Result};
 pub struct Cfpo;
 
 impl Loss for Cfpo {
+    const TRAITS: LossTraits = LossTraits { clip: Clip::None, average: Average::Sequences, ..LossTraits::PPO };
+
     fn policy<R: Real>(&self, config: &LossConfig, terms: &TokenTerms<R>, ratio: &Ratio<R>) -> PolicyTerm<R> {
         // A smaller bound than for a plain ratio, so that the square stays finite.
         let ratio = held(&ratio.log, true).exp();
         let away = ratio.clone() - ratio.constant(1.0);
         let steepness = terms.advantage.abs() * ratio.constant(0.5 / config.lower_epsilon());
         PolicyTerm::unclipped(steepness * away.clone() * away - ratio * terms.advantage.clone())
-    }
-
-    fn bounds(&self, _: &LossConfig) -> Bounds {
-        Bounds::None
-    }
-
-    fn average(&self, _: &LossConfig) -> Average {
-        Average::Sequences
     }
 
     fn check(&self, config: &LossConfig) -> Result<()> {

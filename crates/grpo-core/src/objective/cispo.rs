@@ -43,7 +43,7 @@
 //! epsilon_high: 5.0
 //! ```
 
-use super::loss::{Average, Bounds, Clipped, Loss};
+use super::loss::{Average, Clip, Clipped, Loss, LossTraits};
 use super::{PolicyTerm, Ratio, TokenTerms, clip, signs};
 use crate::backend_api::real::Real;
 use crate::config::{LossConfig, Semantics};
@@ -60,6 +60,15 @@ fn bounds_raw_ratio(config: &LossConfig) -> bool {
 }
 
 impl Loss for Cispo {
+    const TRAITS: LossTraits = LossTraits {
+        clip: Clip::Weight,
+        verl_log_ratio_guard: Some(super::vanilla::LOG_RATIO_GUARD),
+        // verl's scripts use values above 1 for no lower bound.
+        largest_epsilon_low: f64::INFINITY,
+        average: Average::GenerationTokens,
+        ..LossTraits::PPO
+    };
+
     fn policy<R: Real>(&self, config: &LossConfig, terms: &TokenTerms<R>, ratio: &Ratio<R>) -> PolicyTerm<R> {
         let ratio = &ratio.value;
         let (low, high) = (ratio.constant(config.ratio_low()), ratio.constant(config.ratio_high()));
@@ -75,35 +84,6 @@ impl Loss for Cispo {
             high_clipped: ratio.indicator(&above),
             ..PolicyTerm::unclipped(policy)
         }
-    }
-
-    fn clips_ratio(&self, _: &LossConfig) -> bool {
-        false
-    }
-
-    fn bounds(&self, config: &LossConfig) -> Bounds {
-        let low = (!bounds_raw_ratio(config)).then(|| config.ratio_low());
-        Bounds::Ratio { low, high: config.ratio_high() }
-    }
-
-    fn ratio_high(&self, config: &LossConfig) -> f64 {
-        match bounds_raw_ratio(config) {
-            true => config.epsilon_high.unwrap_or(f64::INFINITY),
-            false => 1.0 + config.upper_epsilon(),
-        }
-    }
-
-    fn log_ratio_guard(&self, semantics: Semantics) -> Option<f64> {
-        (semantics == Semantics::Verl).then_some(super::vanilla::LOG_RATIO_GUARD)
-    }
-
-    fn largest_epsilon_low(&self) -> f64 {
-        // verl's scripts use values above 1 for no lower bound.
-        f64::INFINITY
-    }
-
-    fn average(&self, _: &LossConfig) -> Average {
-        Average::GenerationTokens
     }
 
     fn check(&self, config: &LossConfig) -> Result<()> {

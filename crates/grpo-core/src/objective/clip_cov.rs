@@ -48,7 +48,7 @@
 //! ```
 
 use super::covariance::{covariances, share_of};
-use super::loss::Loss;
+use super::loss::{Loss, LossTraits};
 use super::{TokenTerms, token_loss};
 use crate::batch::TokenBatch;
 use crate::batch::{PolicyValues, TokenFactors};
@@ -100,13 +100,7 @@ impl Parameters {
 }
 
 impl Loss for ClipCov {
-    fn is_of_tokens_only(&self) -> bool {
-        true
-    }
-
-    fn chooses_tokens(&self) -> bool {
-        true
-    }
+    const TRAITS: LossTraits = LossTraits { is_of_tokens_only: true, chooses_tokens: true, ..LossTraits::PPO };
 
     /// Removes the gradient from some unclipped tokens whose covariance lies between the bounds. verl draws them at random; here the draw is a
     /// hash of the token, so the same batch gives the same loss.

@@ -44,19 +44,13 @@
 //! mask_truncated_completions: true
 //! ```
 
-use super::loss::{Average, Loss};
-use crate::config::LossConfig;
+use super::loss::{Average, Loss, LossTraits};
 
 /// The loss `dapo`.
 #[derive(Clone, Copy, Debug)]
 pub struct Dapo;
 
 impl Loss for Dapo {
-    fn average(&self, _: &LossConfig) -> Average {
-        Average::GenerationTokens
-    }
-
-    fn names_average(&self) -> Option<&'static str> {
-        Some("vanilla")
-    }
+    const TRAITS: LossTraits =
+        LossTraits { average: Average::GenerationTokens, names_average: Some("vanilla"), ..LossTraits::PPO };
 }

@@ -42,16 +42,18 @@
 //! clip_ratio_c: 3.0
 //! ```
 
-use super::loss::{Bounds, Loss};
+use super::loss::{Loss, LossTraits};
 use super::{PolicyTerm, Ratio, TokenTerms, trust_region};
 use crate::backend_api::real::Real;
-use crate::config::{LossConfig, Semantics};
+use crate::config::LossConfig;
 
 /// The loss `dppo_kl`.
 #[derive(Clone, Copy, Debug)]
 pub struct DppoKl;
 
 impl Loss for DppoKl {
+    const TRAITS: LossTraits = trust_region::DPPO;
+
     fn policy<R: Real>(&self, config: &LossConfig, terms: &TokenTerms<R>, ratio: &Ratio<R>) -> PolicyTerm<R> {
         let (logp, old_logp) = (terms.logp.stop_gradient(), terms.old_logp.stop_gradient());
         let (p, old) = (logp.exp(), old_logp.exp());
@@ -63,21 +65,5 @@ impl Loss for DppoKl {
         let (rises, falls) = (R::or(&divergence.le(&high), &p.le(&old)), R::or(&divergence.le(&low), &old.le(&p)));
         let outside = trust_region::by_advantage(&terms.advantage, &falls, &rises);
         trust_region::dppo(config, terms, ratio, outside)
-    }
-
-    fn bounds(&self, config: &LossConfig) -> Bounds {
-        trust_region::bounds(config)
-    }
-
-    fn is_of_tokens_only(&self) -> bool {
-        true
-    }
-
-    fn dual_clip(&self, config: &LossConfig) -> Option<f64> {
-        config.clip_ratio_c.or(Some(trust_region::LARGEST_RATIO))
-    }
-
-    fn log_ratio_guard(&self, semantics: Semantics) -> Option<f64> {
-        (semantics == Semantics::Verl).then_some(super::vanilla::LOG_RATIO_GUARD)
     }
 }

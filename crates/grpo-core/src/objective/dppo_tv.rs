@@ -43,37 +43,23 @@
 //! clip_ratio_c: 3.0
 //! ```
 
-use super::loss::{Bounds, Loss};
+use super::loss::{Loss, LossTraits};
 use super::{PolicyTerm, Ratio, TokenTerms, trust_region};
 use crate::backend_api::real::Real;
-use crate::config::{LossConfig, Semantics};
+use crate::config::LossConfig;
 
 /// The loss `dppo_tv`.
 #[derive(Clone, Copy, Debug)]
 pub struct DppoTv;
 
 impl Loss for DppoTv {
+    const TRAITS: LossTraits = trust_region::DPPO;
+
     fn policy<R: Real>(&self, config: &LossConfig, terms: &TokenTerms<R>, ratio: &Ratio<R>) -> PolicyTerm<R> {
         let (p, old) = (terms.logp.stop_gradient().exp(), terms.old_logp.stop_gradient().exp());
         let rises = (p.clone() - old.clone()).le(&p.constant(config.upper_epsilon()));
         let falls = (old - p.clone()).le(&p.constant(config.lower_epsilon()));
         let outside = trust_region::by_advantage(&terms.advantage, &falls, &rises);
         trust_region::dppo(config, terms, ratio, outside)
-    }
-
-    fn bounds(&self, config: &LossConfig) -> Bounds {
-        trust_region::bounds(config)
-    }
-
-    fn is_of_tokens_only(&self) -> bool {
-        true
-    }
-
-    fn dual_clip(&self, config: &LossConfig) -> Option<f64> {
-        config.clip_ratio_c.or(Some(trust_region::LARGEST_RATIO))
-    }
-
-    fn log_ratio_guard(&self, semantics: Semantics) -> Option<f64> {
-        (semantics == Semantics::Verl).then_some(super::vanilla::LOG_RATIO_GUARD)
     }
 }

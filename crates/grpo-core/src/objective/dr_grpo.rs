@@ -38,7 +38,7 @@
 //! max_completion_length: 4096
 //! ```
 
-use super::loss::{Average, Loss};
+use super::loss::{Average, Loss, LossTraits};
 use crate::config::LossConfig;
 use crate::error::{Error, Result};
 
@@ -47,13 +47,8 @@ use crate::error::{Error, Result};
 pub struct DrGrpo;
 
 impl Loss for DrGrpo {
-    fn average(&self, _: &LossConfig) -> Average {
-        Average::ConstantLength
-    }
-
-    fn names_average(&self) -> Option<&'static str> {
-        Some("vanilla")
-    }
+    const TRAITS: LossTraits =
+        LossTraits { average: Average::ConstantLength, names_average: Some("vanilla"), ..LossTraits::PPO };
 
     fn check(&self, config: &LossConfig) -> Result<()> {
         match config.max_completion_length {

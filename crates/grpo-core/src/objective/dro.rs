@@ -35,7 +35,7 @@
 //! dro_beta: 0.5
 //! ```
 
-use super::loss::{Bounds, Loss};
+use super::loss::{Loss, LossTraits};
 use super::{PolicyTerm, Ratio, TokenTerms};
 use crate::backend_api::real::Real;
 use crate::config::LossConfig;
@@ -73,18 +73,12 @@ impl Parameters {
 }
 
 impl Loss for Dro {
+    const TRAITS: LossTraits = LossTraits::UNCLIPPED;
+
     fn policy<R: Real>(&self, config: &LossConfig, terms: &TokenTerms<R>, ratio: &Ratio<R>) -> PolicyTerm<R> {
         let half = ratio.log.constant(0.5 * config.parameters.dro.beta.unwrap_or_default());
         let penalty = half * ratio.log.clone() * ratio.log.clone();
         PolicyTerm::unclipped(penalty - terms.advantage.clone() * terms.logp.clone())
-    }
-
-    fn bounds(&self, _: &LossConfig) -> Bounds {
-        Bounds::None
-    }
-
-    fn is_of_tokens_only(&self) -> bool {
-        true
     }
 
     fn check(&self, config: &LossConfig) -> Result<()> {

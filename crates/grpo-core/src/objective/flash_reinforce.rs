@@ -47,11 +47,11 @@
 //! ```
 
 use super::gpg::Gpg;
-use super::loss::{Average, Bounds, Loss, OwnAverage};
+use super::loss::{Average, Loss, LossTraits, OwnAverage};
 use super::{PolicyTerm, Ratio, TokenTerms};
 use crate::backend_api::real::Real;
 use crate::batch::{PolicyValues, TokenBatch, TokenFactors};
-use crate::config::{LossConfig, Semantics};
+use crate::config::LossConfig;
 use crate::error::{Error, Result};
 use serde::{Deserialize, Serialize};
 
@@ -100,33 +100,18 @@ impl Parameters {
 }
 
 impl Loss for FlashReinforce {
+    const TRAITS: LossTraits = LossTraits {
+        weighs_by_sampler: true,
+        trl_corrects_sampler: false,
+        chooses_tokens: true,
+        average: Average::Sequences,
+        verl_average: Some(OwnAverage::AllRows),
+        ..LossTraits::UNCLIPPED
+    };
+
     fn policy<R: Real>(&self, config: &LossConfig, terms: &TokenTerms<R>, ratio: &Ratio<R>) -> PolicyTerm<R> {
         // `terms.factor` holds the weight.
         Gpg.policy(config, terms, ratio)
-    }
-
-    fn bounds(&self, _: &LossConfig) -> Bounds {
-        Bounds::None
-    }
-
-    fn is_of_tokens_only(&self) -> bool {
-        true
-    }
-
-    fn weighs_by_sampler(&self) -> bool {
-        true
-    }
-
-    fn corrects_sampler_by_default(&self) -> bool {
-        false
-    }
-
-    fn average(&self, _: &LossConfig) -> Average {
-        Average::Sequences
-    }
-
-    fn own_average(&self, semantics: Semantics) -> Option<OwnAverage> {
-        (semantics == Semantics::Verl).then_some(OwnAverage::AllRows)
     }
 
     fn check(&self, config: &LossConfig) -> Result<()> {
@@ -140,10 +125,6 @@ impl Loss for FlashReinforce {
             ))),
             None => Ok(()),
         }
-    }
-
-    fn chooses_tokens(&self) -> bool {
-        true
     }
 
     fn choose(&self, config: &LossConfig, batch: &TokenBatch, policy: &PolicyValues, factors: &mut TokenFactors) {

@@ -48,11 +48,11 @@
 //! epsilon_high: 0.4
 //! ```
 
-use super::loss::{Average, Bounds, Loss, OwnAverage, SharedLogRatio};
+use super::loss::{Average, Clip, Loss, LossTraits, OwnAverage, SharedLogRatio};
 use super::ratio::held;
 use super::{PolicyTerm, Ratio, TokenTerms, signs};
 use crate::backend_api::real::Real;
-use crate::config::{ImportanceSamplingLevel, KlImportance, LossConfig, Semantics};
+use crate::config::{KlImportance, LossConfig};
 use crate::error::{Error, Result};
 
 /// The loss `geo_mean`.
@@ -60,6 +60,19 @@ use crate::error::{Error, Result};
 pub struct GeoMean;
 
 impl Loss for GeoMean {
+    const TRAITS: LossTraits = LossTraits {
+        clip: Clip::LogRatio,
+        shared_log_ratio: Some(SharedLogRatio::Mean),
+        is_of_sequences: true,
+        // TRL's GMPO has no sampler correction, and accepts use_bias_correction_kl but ignores it.
+        trl_corrects_sampler: false,
+        trl_reads_kl_bias_correction: false,
+        largest_epsilon_low: f64::INFINITY,
+        average: Average::Sequences,
+        verl_average: Some(OwnAverage::AllRows),
+        ..LossTraits::PPO
+    };
+
     fn policy<R: Real>(&self, config: &LossConfig, terms: &TokenTerms<R>, _: &Ratio<R>) -> PolicyTerm<R> {
         let own = terms.logp.clone() - terms.old_logp.clone();
         let (negative, positive) = signs(&terms.advantage);
@@ -80,45 +93,6 @@ impl Loss for GeoMean {
         let (low, high) = (own.constant(-config.lower_epsilon()), own.constant(config.upper_epsilon()));
         let falling = R::select(&advantage.lt(&zero), &own.max(&low), &zero.or_nan_of(&own));
         R::select(&zero.lt(advantage), &own.min(&high), &falling)
-    }
-
-    fn bounds(&self, config: &LossConfig) -> Bounds {
-        Bounds::LogRatio { low: -config.lower_epsilon(), high: config.upper_epsilon() }
-    }
-
-    fn level(&self, _: &LossConfig) -> ImportanceSamplingLevel {
-        // The loss has its own sequence-level ratio and ignores the key.
-        ImportanceSamplingLevel::Token
-    }
-
-    fn shared_log_ratio(&self) -> Option<SharedLogRatio> {
-        Some(SharedLogRatio::Mean)
-    }
-
-    fn is_of_sequences(&self) -> bool {
-        true
-    }
-
-    fn reads_kl_bias_correction(&self, semantics: Semantics) -> bool {
-        // TRL's GMPO accepts use_bias_correction_kl and ignores it.
-        semantics != Semantics::Trl
-    }
-
-    fn corrects_sampler_by_default(&self) -> bool {
-        // TRL's GMPO has no sampler correction.
-        false
-    }
-
-    fn largest_epsilon_low(&self) -> f64 {
-        f64::INFINITY
-    }
-
-    fn average(&self, _: &LossConfig) -> Average {
-        Average::Sequences
-    }
-
-    fn own_average(&self, semantics: Semantics) -> Option<OwnAverage> {
-        (semantics == Semantics::Verl).then_some(OwnAverage::AllRows)
     }
 
     fn check(&self, config: &LossConfig) -> Result<()> {

@@ -34,7 +34,7 @@
 //! loss_type: gpg
 //! ```
 
-use super::loss::{Bounds, Loss};
+use super::loss::{Loss, LossTraits};
 use super::{PolicyTerm, Ratio, TokenTerms};
 use crate::backend_api::real::Real;
 use crate::config::LossConfig;
@@ -44,15 +44,9 @@ use crate::config::LossConfig;
 pub struct Gpg;
 
 impl Loss for Gpg {
+    const TRAITS: LossTraits = LossTraits::UNCLIPPED;
+
     fn policy<R: Real>(&self, _: &LossConfig, terms: &TokenTerms<R>, _: &Ratio<R>) -> PolicyTerm<R> {
         PolicyTerm::unclipped(-(terms.advantage.clone() * terms.logp.clone()))
-    }
-
-    fn bounds(&self, _: &LossConfig) -> Bounds {
-        Bounds::None
-    }
-
-    fn is_of_tokens_only(&self) -> bool {
-        true
     }
 }

@@ -54,29 +54,18 @@
 //! beta: 0.04
 //! ```
 
-use super::loss::{Average, Loss};
-use crate::config::{LossConfig, Semantics};
+use super::loss::{Average, Loss, LossTraits};
 
 /// The loss `grpo`.
 #[derive(Clone, Copy, Debug)]
 pub struct Grpo;
 
 impl Loss for Grpo {
-    fn dual_clip(&self, config: &LossConfig) -> Option<f64> {
-        match config.semantics {
-            Semantics::Verl => config.clip_ratio_c.or(Some(super::vanilla::CLIP_RATIO_C)),
-            _ => config.clip_ratio_c,
-        }
-    }
-
-    fn log_ratio_guard(&self, semantics: Semantics) -> Option<f64> {
-        (semantics == Semantics::Verl).then_some(super::vanilla::LOG_RATIO_GUARD)
-    }
-
-    fn average(&self, config: &LossConfig) -> Average {
-        match config.semantics {
-            Semantics::MllmJax => Average::StepTokens,
-            _ => Average::Sequences,
-        }
-    }
+    const TRAITS: LossTraits = LossTraits {
+        verl_dual_clip: Some(super::vanilla::CLIP_RATIO_C),
+        verl_log_ratio_guard: Some(super::vanilla::LOG_RATIO_GUARD),
+        average: Average::Sequences,
+        mllm_jax_average: Some(Average::StepTokens),
+        ..LossTraits::PPO
+    };
 }

@@ -48,8 +48,8 @@
 //! epsilon_high: 0.0004
 //! ```
 
-use super::loss::{Average, Loss};
-use crate::config::{ImportanceSamplingLevel, LossConfig, Semantics};
+use super::loss::{Average, Loss, LossTraits};
+use crate::config::{ImportanceSamplingLevel, LossConfig};
 use crate::error::{Error, Result};
 
 /// The loss `gspo`.
@@ -57,17 +57,13 @@ use crate::error::{Error, Result};
 pub struct Gspo;
 
 impl Loss for Gspo {
-    fn level(&self, config: &LossConfig) -> ImportanceSamplingLevel {
-        match config.semantics {
-            // verl has no such key and only one gspo.
-            Semantics::Verl => ImportanceSamplingLevel::SequenceToken,
-            _ => config.importance_sampling_level.unwrap_or(ImportanceSamplingLevel::Sequence),
-        }
-    }
-
-    fn average(&self, _: &LossConfig) -> Average {
-        Average::Sequences
-    }
+    const TRAITS: LossTraits = LossTraits {
+        level: ImportanceSamplingLevel::Sequence,
+        // verl has only this gspo.
+        verl_level: Some(ImportanceSamplingLevel::SequenceToken),
+        average: Average::Sequences,
+        ..LossTraits::PPO
+    };
 
     fn check(&self, config: &LossConfig) -> Result<()> {
         match config.level() {

@@ -39,7 +39,7 @@
 //! epsilon_low: 0.3
 //! ```
 
-use super::loss::{Bounds, Loss};
+use super::loss::{Loss, LossTraits};
 use super::{PolicyTerm, Ratio, TokenTerms, prime_rl, trust_region};
 use crate::backend_api::real::Real;
 use crate::config::LossConfig;
@@ -49,22 +49,12 @@ use crate::config::LossConfig;
 pub struct Ipo;
 
 impl Loss for Ipo {
+    const TRAITS: LossTraits = LossTraits { epsilon: prime_rl::EPSILON, ..trust_region::TRAITS };
+
     fn policy<R: Real>(&self, config: &LossConfig, terms: &TokenTerms<R>, ratio: &Ratio<R>) -> PolicyTerm<R> {
         let (too_high, too_low) = trust_region::has_moved(config, terms);
         let outside =
             trust_region::Outside { high: terms.logp.indicator(&too_high), low: terms.logp.indicator(&too_low) };
         trust_region::penalised(config, terms, ratio, outside)
-    }
-
-    fn bounds(&self, config: &LossConfig) -> Bounds {
-        trust_region::bounds(config)
-    }
-
-    fn default_epsilon(&self) -> f64 {
-        prime_rl::EPSILON
-    }
-
-    fn is_of_tokens_only(&self) -> bool {
-        true
     }
 }

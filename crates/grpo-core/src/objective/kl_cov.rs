@@ -43,7 +43,7 @@
 //! ```
 
 use super::covariance::{covariances, share_of};
-use super::loss::{Bounds, Loss};
+use super::loss::{Loss, LossTraits};
 use super::{PolicyTerm, Ratio, TokenTerms};
 use crate::backend_api::real::Real;
 use crate::batch::TokenBatch;
@@ -91,22 +91,12 @@ impl Parameters {
 }
 
 impl Loss for KlCov {
+    const TRAITS: LossTraits = LossTraits { chooses_tokens: true, ..LossTraits::UNCLIPPED };
+
     fn policy<R: Real>(&self, config: &LossConfig, terms: &TokenTerms<R>, ratio: &Ratio<R>) -> PolicyTerm<R> {
         let coefficient = ratio.log.constant(config.parameters.kl_cov.ppo_kl_coef);
         let penalty = terms.kl_cov_mask.clone() * coefficient * ratio.log.abs();
         PolicyTerm::unclipped(penalty - ratio.value.clone() * terms.advantage.clone())
-    }
-
-    fn bounds(&self, _: &LossConfig) -> Bounds {
-        Bounds::None
-    }
-
-    fn is_of_tokens_only(&self) -> bool {
-        true
-    }
-
-    fn chooses_tokens(&self) -> bool {
-        true
     }
 
     fn choose(&self, config: &LossConfig, batch: &TokenBatch, policy: &PolicyValues, factors: &mut TokenFactors) {

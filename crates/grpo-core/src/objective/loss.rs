@@ -1,4 +1,4 @@
-//! The trait [`Loss`], which every loss of this folder implements.
+//! The trait [`Loss`], which every loss of this folder implements, and [`LossTraits`], the facts about a loss.
 
 use super::clip;
 use super::ratio::Ratio;
@@ -7,126 +7,27 @@ use crate::backend_api::real::Real;
 use crate::backend_api::token_columns::LossSums;
 use crate::batch::TokenBatch;
 use crate::batch::{PolicyValues, TokenFactors};
-use crate::config::{ImportanceSamplingLevel, LossAggMode, LossConfig, Semantics};
+use crate::config::{ImportanceSamplingLevel, LossAggMode, LossConfig};
 use crate::error::Result;
 use crate::metrics::Metrics;
 
-/// A loss: its formula, and the settings, averages and metrics that follow from the formula.
+/// A loss: facts, formula, checks, selection of tokens and metrics.
 ///
-/// The default methods describe PPO's clipped ratio (arXiv 1707.06347) per token, averaged over the tokens of the step.
+/// The defaults describe PPO's clipped ratio (arXiv 1707.06347) per token, averaged over the tokens of the step.
 /// `config` is the configuration that selects the loss; the loss's own keys are in `config.parameters`.
-pub trait Loss: Sync {
+pub trait Loss {
+    /// Facts about the loss.
+    const TRAITS: LossTraits = LossTraits::PPO;
+
     /// Returns the policy term of a token before its factor and weight. `ratio` has the level [`LossConfig::level`].
-    fn policy<R: Real>(&self, config: &LossConfig, terms: &TokenTerms<R>, ratio: &Ratio<R>) -> PolicyTerm<R>
-    where
-        Self: Sized,
-    {
+    fn policy<R: Real>(&self, config: &LossConfig, terms: &TokenTerms<R>, ratio: &Ratio<R>) -> PolicyTerm<R> {
         clip::policy(config, terms, &ratio.value)
     }
 
     /// Returns the contribution of a token to the log-ratio that its sequence shares; `advantage` is the token's own. The default is l - o.
-    fn shared_part<R: Real>(&self, config: &LossConfig, logp: &R, old_logp: &R, advantage: &R) -> R
-    where
-        Self: Sized,
-    {
+    fn shared_part<R: Real>(&self, config: &LossConfig, logp: &R, old_logp: &R, advantage: &R) -> R {
         let _ = (config, advantage);
         logp.clone() - old_logp.clone()
-    }
-
-    /// Returns the range in which the policy's values keep their gradient.
-    fn bounds(&self, config: &LossConfig) -> Bounds {
-        Bounds::Ratio { low: Some(config.ratio_low()), high: config.ratio_high() }
-    }
-
-    /// Returns `true` if the formula is PPO's clip, which `delta` and the dual clip need.
-    fn clips_ratio(&self, config: &LossConfig) -> bool {
-        matches!(self.bounds(config), Bounds::Ratio { .. })
-    }
-
-    /// Returns the upper bound of the ratio.
-    fn ratio_high(&self, config: &LossConfig) -> f64 {
-        1.0 + config.upper_epsilon()
-    }
-
-    /// Returns the level of the importance ratio.
-    fn level(&self, config: &LossConfig) -> ImportanceSamplingLevel {
-        config.importance_sampling_level.unwrap_or(ImportanceSamplingLevel::Token)
-    }
-
-    /// Returns `true` if the loss is defined for token-level ratios only.
-    fn is_of_tokens_only(&self) -> bool {
-        false
-    }
-
-    /// Returns how the tokens of a sequence share a log-ratio in addition to [`Loss::level`]; `None` if they share none.
-    fn shared_log_ratio(&self) -> Option<SharedLogRatio> {
-        None
-    }
-
-    /// Returns `true` if a sequence has one policy term. Its advantage is the mean of its tokens' advantages, and its sampler weight is
-    /// the geometric mean of its tokens' weights.
-    fn is_of_sequences(&self) -> bool {
-        false
-    }
-
-    /// Returns `true` if the ratio of old policy to sampler is added to the sequence's log-ratio instead of multiplying the policy term.
-    fn takes_sampler_ratio(&self) -> bool {
-        false
-    }
-
-    /// Returns `true` if the loss itself weights its tokens by the sampler's log-probabilities.
-    fn weighs_by_sampler(&self) -> bool {
-        false
-    }
-
-    /// Returns `true` if `use_bias_correction_kl` is read under `semantics`.
-    fn reads_kl_bias_correction(&self, semantics: Semantics) -> bool {
-        let _ = semantics;
-        true
-    }
-
-    /// Returns `true` if TRL corrects for the sampler by default.
-    fn corrects_sampler_by_default(&self) -> bool {
-        true
-    }
-
-    /// Returns c of the dual clip, or another cap of the ratio.
-    fn dual_clip(&self, config: &LossConfig) -> Option<f64> {
-        // verl passes the key to every loss; most losses ignore it.
-        config.clip_ratio_c.filter(|_| self.clips_ratio(config) && config.semantics != Semantics::Verl)
-    }
-
-    /// Returns the default of `log_ratio_guard`.
-    fn log_ratio_guard(&self, semantics: Semantics) -> Option<f64> {
-        let _ = semantics;
-        None
-    }
-
-    /// Returns the default of `epsilon_low`.
-    fn default_epsilon(&self) -> f64 {
-        0.2
-    }
-
-    /// Returns the largest legal `epsilon_low`. The default is 1, because a ratio is above 0.
-    fn largest_epsilon_low(&self) -> f64 {
-        1.0
-    }
-
-    /// Returns TRL's average for this loss.
-    fn average(&self, config: &LossConfig) -> Average {
-        let _ = config;
-        Average::StepTokens
-    }
-
-    /// Returns the average of the policy term alone, if a system has a fixed one that ignores its aggregation mode.
-    fn own_average(&self, semantics: Semantics) -> Option<OwnAverage> {
-        let _ = semantics;
-        None
-    }
-
-    /// Returns the loss to use instead under `semantics: verl`, if this name stands for an average that verl sets with `loss_agg_mode`.
-    fn names_average(&self) -> Option<&'static str> {
-        None
     }
 
     /// Checks the settings that the loss requires.
@@ -138,32 +39,114 @@ pub trait Loss: Sync {
         Ok(())
     }
 
-    /// Returns `true` if the loss selects tokens by the log-probabilities of the whole step ([`Loss::choose`]).
-    fn chooses_tokens(&self) -> bool {
-        false
-    }
-
-    /// Writes the selection into `factors`. `batch` has active tokens.
+    /// Writes the selection of a loss with [`LossTraits::chooses_tokens`] into `factors`. `batch` has active tokens.
     fn choose(&self, config: &LossConfig, batch: &TokenBatch, policy: &PolicyValues, factors: &mut TokenFactors) {
         let _ = (config, batch, policy, factors);
     }
 
-    /// Returns `true` if the clip and [`PolicyTerm::statistic`] have one value per sequence.
-    fn clips_sequences(&self) -> bool {
-        false
-    }
-
-    /// Returns `true` if the loss computes [`PolicyTerm::statistic`].
-    fn has_statistic(&self) -> bool {
-        false
-    }
-
     /// Adds the metrics of the bounds, if there are any, and of the loss's own statistic.
     fn metrics(&self, config: &LossConfig, clipped: &Clipped<'_>, metrics: &mut Metrics) {
-        if self.bounds(config) != Bounds::None {
-            clip::metrics(self.dual_clip(config).is_some() && self.clips_ratio(config), clipped, metrics);
+        if config.bounds() != Bounds::None {
+            clip::metrics(config.clips_ratio() && config.dual_clip().is_some(), clipped, metrics);
         }
     }
+}
+
+/// Facts about a loss, from which [`LossConfig`] resolves its defaults and checks. A loss names those that differ from
+/// [`LossTraits::PPO`].
+#[derive(Clone, Copy, Debug)]
+pub struct LossTraits {
+    /// The quantity that the epsilons bound.
+    pub clip: Clip,
+    /// Level of the importance ratio unless `importance_sampling_level` is set.
+    pub level: ImportanceSamplingLevel,
+    /// The level under verl's semantics, if verl has no key for it.
+    pub verl_level: Option<ImportanceSamplingLevel>,
+    /// `true` if the loss is defined for token-level ratios only.
+    pub is_of_tokens_only: bool,
+    /// How the tokens of a sequence share a log-ratio of the loss's own, which has no level; `None` if they share none.
+    pub shared_log_ratio: Option<SharedLogRatio>,
+    /// `true` if a sequence has one policy term. Its advantage is the mean of its tokens' advantages, and its sampler weight is
+    /// the geometric mean of its tokens' weights.
+    pub is_of_sequences: bool,
+    /// `true` if the clip and [`PolicyTerm::statistic`] have one value per sequence at every level.
+    pub clips_sequences: bool,
+    /// `true` if the ratio of old policy to sampler is added to the sequence's log-ratio instead of multiplying the policy term.
+    pub takes_sampler_ratio: bool,
+    /// `true` if the loss itself weights its tokens by the sampler's log-probabilities.
+    pub weighs_by_sampler: bool,
+    /// `true` if TRL corrects for the sampler by default.
+    pub trl_corrects_sampler: bool,
+    /// `true` if TRL reads `use_bias_correction_kl`.
+    pub trl_reads_kl_bias_correction: bool,
+    /// `true` if the loss selects tokens by the log-probabilities of the whole step ([`Loss::choose`]).
+    pub chooses_tokens: bool,
+    /// Default of `clip_ratio_c`, the bound of the dual clip or another cap of the ratio.
+    pub dual_clip: Option<f64>,
+    /// Default of `clip_ratio_c` under verl's semantics.
+    pub verl_dual_clip: Option<f64>,
+    /// Default of `log_ratio_guard` under verl's semantics.
+    pub verl_log_ratio_guard: Option<f64>,
+    /// Default of `epsilon_low`.
+    pub epsilon: f64,
+    /// Largest legal `epsilon_low`: 1 for a bound of a ratio, which is above 0.
+    pub largest_epsilon_low: f64,
+    /// TRL's average for this loss.
+    pub average: Average,
+    /// The average of MLLM-JAX, if it differs from TRL's.
+    pub mllm_jax_average: Option<Average>,
+    /// The average of the policy term alone in verl, if it is fixed and ignores the aggregation mode.
+    pub verl_average: Option<OwnAverage>,
+    /// The loss to use instead under `semantics: verl`, if this name stands for an average that verl sets with `loss_agg_mode`.
+    pub names_average: Option<&'static str>,
+}
+
+impl LossTraits {
+    /// The clipped ratio of PPO per token, averaged over the tokens of the step.
+    pub const PPO: Self = Self {
+        clip: Clip::Ratio,
+        level: ImportanceSamplingLevel::Token,
+        verl_level: None,
+        is_of_tokens_only: false,
+        shared_log_ratio: None,
+        is_of_sequences: false,
+        clips_sequences: false,
+        takes_sampler_ratio: false,
+        weighs_by_sampler: false,
+        trl_corrects_sampler: true,
+        trl_reads_kl_bias_correction: true,
+        chooses_tokens: false,
+        dual_clip: None,
+        verl_dual_clip: None,
+        verl_log_ratio_guard: None,
+        epsilon: 0.2,
+        largest_epsilon_low: 1.0,
+        average: Average::StepTokens,
+        mllm_jax_average: None,
+        verl_average: None,
+        names_average: None,
+    };
+
+    /// A loss of single tokens without bounds.
+    pub const UNCLIPPED: Self = Self { clip: Clip::None, is_of_tokens_only: true, ..Self::PPO };
+}
+
+/// The quantity whose change `epsilon_low` and `epsilon_high` bound ([`LossConfig::bounds`]).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Clip {
+    /// No quantity.
+    None,
+    /// The ratio, by PPO's formula, which `delta` and the dual clip extend.
+    Ratio,
+    /// The ratio as a weight without a gradient (cispo). Systems other than verl have no lower bound, and `epsilon_high` bounds the ratio
+    /// itself instead of its distance from 1.
+    Weight,
+    /// The log-ratio of a token.
+    LogRatio,
+    /// The log-ratio of a token, by a constant.
+    ConstantLogRatio(f64),
+    /// The probability of a token.
+    Probability,
 }
 
 /// How the contributions of its tokens make the log-ratio of a sequence.

@@ -41,23 +41,18 @@
 //! epsilon_high: 0.0025
 //! ```
 
-use super::loss::{Average, Loss};
-use crate::config::{ImportanceSamplingLevel, LossConfig};
+use super::loss::{Average, Loss, LossTraits};
+use crate::config::ImportanceSamplingLevel;
 
 /// The loss `luspo`.
 #[derive(Clone, Copy, Debug)]
 pub struct Luspo;
 
 impl Loss for Luspo {
-    fn level(&self, config: &LossConfig) -> ImportanceSamplingLevel {
-        config.importance_sampling_level.unwrap_or(ImportanceSamplingLevel::Sequence)
-    }
-
-    fn average(&self, _: &LossConfig) -> Average {
-        Average::SequenceSums
-    }
-
-    fn names_average(&self) -> Option<&'static str> {
-        Some("gspo")
-    }
+    const TRAITS: LossTraits = LossTraits {
+        level: ImportanceSamplingLevel::Sequence,
+        average: Average::SequenceSums,
+        names_average: Some("gspo"),
+        ..LossTraits::PPO
+    };
 }

@@ -25,9 +25,11 @@ mod value;
 mod weighted;
 
 use crate::backend_api::real::{Dual, Real};
+use crate::batch::{PolicyValues, TokenBatch, TokenFactors};
 use crate::config::LossConfig;
+use crate::metrics::Metrics;
 pub(crate) use kl::value as kl_value;
-pub use loss::{Average, Bounds, Clipped, Loss, OwnAverage, SharedLogRatio};
+pub use loss::{Average, Bounds, Clip, Clipped, Loss, LossTraits, OwnAverage, SharedLogRatio};
 pub use ratio::Ratio;
 pub use value::{ValueLoss, ValueLossConfig, ValueOutput, ValueTerms, explained_variance, value_loss};
 pub use weighted::{BatchLoss, BatchTerms, batch_loss};
@@ -77,7 +79,7 @@ pub struct PolicyTerm<R> {
     pub high_clipped: R,
     /// 1 if the dual clip binds, else 0.
     pub dual_clipped: R,
-    /// A statistic of the loss that one of its metrics averages ([`Loss::has_statistic`]), else 0.
+    /// A statistic of the loss that one of its metrics averages, else 0.
     pub statistic: R,
 }
 
@@ -108,7 +110,7 @@ pub fn shared_part<R: Real>(config: &LossConfig, logp: &R, old_logp: &R, advanta
 
 /// Returns `true` if a sequence's log-ratio is the mean of its tokens' contributions, `false` if it is their sum.
 pub fn shares_mean(config: &LossConfig) -> bool {
-    config.loss_type.rules().shared_log_ratio() != Some(SharedLogRatio::Sum)
+    config.traits().shared_log_ratio != Some(SharedLogRatio::Sum)
 }
 
 /// The inputs of the loss of one token.

@@ -44,7 +44,7 @@
 //! kl_tau: 0.001
 //! ```
 
-use super::loss::{Bounds, Loss};
+use super::loss::{Loss, LossTraits};
 use super::{PolicyTerm, Ratio, TokenTerms, signs, trust_region};
 use crate::backend_api::real::Real;
 use crate::config::LossConfig;
@@ -92,6 +92,8 @@ impl Parameters {
 pub(super) const EPSILON: f64 = 0.3;
 
 impl Loss for PrimeRl {
+    const TRAITS: LossTraits = LossTraits { epsilon: EPSILON, ..trust_region::TRAITS };
+
     fn policy<R: Real>(&self, config: &LossConfig, terms: &TokenTerms<R>, ratio: &Ratio<R>) -> PolicyTerm<R> {
         let (too_high, too_low) = trust_region::has_moved(config, terms);
         let (_, positive) = signs(&terms.advantage);
@@ -101,17 +103,5 @@ impl Loss for PrimeRl {
             low: one(&R::and(&too_low, &R::not(&positive))),
         };
         trust_region::penalised(config, terms, ratio, outside)
-    }
-
-    fn bounds(&self, config: &LossConfig) -> Bounds {
-        trust_region::bounds(config)
-    }
-
-    fn default_epsilon(&self) -> f64 {
-        EPSILON
-    }
-
-    fn is_of_tokens_only(&self) -> bool {
-        true
     }
 }

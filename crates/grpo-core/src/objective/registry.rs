@@ -26,10 +26,10 @@ macro_rules! losses {
             /// All losses, in order of registration.
             pub const ALL: &[Self] = &[$(Self::$loss),*];
 
-            /// Returns the properties of the loss other than its formula.
-            pub fn rules(self) -> &'static dyn Loss {
+            /// Returns the facts about the loss.
+            pub const fn traits(self) -> &'static LossTraits {
                 match self {
-                    $(Self::$loss => &$module::$loss,)*
+                    $(Self::$loss => &<$module::$loss as Loss>::TRAITS,)*
                 }
             }
 
@@ -44,6 +44,33 @@ macro_rules! losses {
             fn shared_part<R: Real>(self, config: &LossConfig, logp: &R, old_logp: &R, advantage: &R) -> R {
                 match self {
                     $(Self::$loss => $module::$loss.shared_part(config, logp, old_logp, advantage),)*
+                }
+            }
+
+            /// Calls the loss's [`Loss::check`].
+            pub(crate) fn check(self, config: &LossConfig) -> crate::Result<()> {
+                match self {
+                    $(Self::$loss => $module::$loss.check(config),)*
+                }
+            }
+
+            /// Calls the loss's [`Loss::choose`].
+            pub(crate) fn choose(
+                self,
+                config: &LossConfig,
+                batch: &TokenBatch,
+                policy: &PolicyValues,
+                factors: &mut TokenFactors,
+            ) {
+                match self {
+                    $(Self::$loss => $module::$loss.choose(config, batch, policy, factors),)*
+                }
+            }
+
+            /// Calls the loss's [`Loss::metrics`].
+            pub(crate) fn metrics(self, config: &LossConfig, clipped: &Clipped<'_>, metrics: &mut Metrics) {
+                match self {
+                    $(Self::$loss => $module::$loss.metrics(config, clipped, metrics),)*
                 }
             }
         }

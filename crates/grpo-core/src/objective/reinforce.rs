@@ -39,7 +39,7 @@
 //! ```
 
 use super::gpg::Gpg;
-use super::loss::{Bounds, Loss};
+use super::loss::{Loss, LossTraits};
 use super::{PolicyTerm, Ratio, TokenTerms};
 use crate::backend_api::real::Real;
 use crate::config::LossConfig;
@@ -49,15 +49,9 @@ use crate::config::LossConfig;
 pub struct Reinforce;
 
 impl Loss for Reinforce {
+    const TRAITS: LossTraits = LossTraits::UNCLIPPED;
+
     fn policy<R: Real>(&self, config: &LossConfig, terms: &TokenTerms<R>, ratio: &Ratio<R>) -> PolicyTerm<R> {
         Gpg.policy(config, terms, ratio)
-    }
-
-    fn bounds(&self, _: &LossConfig) -> Bounds {
-        Bounds::None
-    }
-
-    fn is_of_tokens_only(&self) -> bool {
-        true
     }
 }

@@ -39,11 +39,11 @@
 //! sapo_temperature_neg: 1.05
 //! ```
 
-use super::loss::{Average, Bounds, Loss, OwnAverage};
+use super::loss::{Average, Clip, Loss, LossTraits, OwnAverage};
 use super::{PolicyTerm, Ratio, TokenTerms, signs};
 use crate::backend_api::real::Real;
 use crate::config::checks::positive;
-use crate::config::{LossAggMode, LossConfig, Semantics};
+use crate::config::{LossAggMode, LossConfig};
 use crate::error::Result;
 use serde::{Deserialize, Serialize};
 
@@ -97,6 +97,14 @@ impl Parameters {
 }
 
 impl Loss for Sapo {
+    const TRAITS: LossTraits = LossTraits {
+        clip: Clip::None,
+        verl_log_ratio_guard: Some(super::vanilla::LOG_RATIO_GUARD),
+        average: Average::Sequences,
+        verl_average: Some(OwnAverage::Mode(LossAggMode::SeqMeanTokenMean)),
+        ..LossTraits::PPO
+    };
+
     fn policy<R: Real>(&self, config: &LossConfig, terms: &TokenTerms<R>, ratio: &Ratio<R>) -> PolicyTerm<R> {
         let ratio = &ratio.value;
         let (_, positive) = signs(&terms.advantage);
@@ -107,21 +115,5 @@ impl Loss for Sapo {
         };
         let gate = R::select(&positive, &gate(tau_pos), &gate(tau_neg));
         PolicyTerm::unclipped(-(gate * terms.advantage.clone()))
-    }
-
-    fn bounds(&self, _: &LossConfig) -> Bounds {
-        Bounds::None
-    }
-
-    fn log_ratio_guard(&self, semantics: Semantics) -> Option<f64> {
-        (semantics == Semantics::Verl).then_some(super::vanilla::LOG_RATIO_GUARD)
-    }
-
-    fn average(&self, _: &LossConfig) -> Average {
-        Average::Sequences
-    }
-
-    fn own_average(&self, semantics: Semantics) -> Option<OwnAverage> {
-        (semantics == Semantics::Verl).then_some(OwnAverage::Mode(LossAggMode::SeqMeanTokenMean))
     }
 }

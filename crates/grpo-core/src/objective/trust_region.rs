@@ -1,12 +1,12 @@
 //! The trust regions of DPPO (arXiv 2602.04879), which bound the change of a token's probability instead of its ratio.
 
-use super::loss::Bounds;
+use super::loss::{Clip, LossTraits};
 use super::{PolicyTerm, Ratio, TokenTerms};
 use crate::backend_api::real::Real;
 use crate::config::LossConfig;
 
 /// The cap of DPPO's ratio. verl's actor passes its own `clip_ratio_c`, 3 by default.
-pub(super) const LARGEST_RATIO: f64 = 20.0;
+const LARGEST_RATIO: f64 = 20.0;
 
 /// Indicators of tokens outside the region: 1 in `low` if below, 1 in `high` if above.
 pub(super) struct Outside<R> {
@@ -14,10 +14,16 @@ pub(super) struct Outside<R> {
     pub(super) high: R,
 }
 
-/// Returns epsilon_low as the lower and epsilon_high as the upper bound.
-pub(super) fn bounds(config: &LossConfig) -> Bounds {
-    Bounds::Probability { down: config.lower_epsilon(), up: config.upper_epsilon() }
-}
+/// Facts about losses with such a region: epsilon_low is its lower and epsilon_high its upper bound.
+pub(super) const TRAITS: LossTraits =
+    LossTraits { clip: Clip::Probability, is_of_tokens_only: true, ..LossTraits::PPO };
+
+/// Facts about DPPO's losses.
+pub(super) const DPPO: LossTraits = LossTraits {
+    dual_clip: Some(LARGEST_RATIO),
+    verl_log_ratio_guard: Some(super::vanilla::LOG_RATIO_GUARD),
+    ..TRAITS
+};
 
 /// Returns -A sg(min(r, c)) l for tokens inside the region, 0 outside.
 pub(super) fn dppo<R: Real>(

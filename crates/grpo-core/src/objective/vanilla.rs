@@ -46,7 +46,7 @@
 //! kl_estimator: low_var_kl
 //! ```
 
-use super::loss::Loss;
+use super::loss::{Loss, LossTraits};
 use crate::config::{LossConfig, Semantics};
 use crate::error::{Error, Result};
 
@@ -60,13 +60,11 @@ pub(super) const CLIP_RATIO_C: f64 = 3.0;
 pub(super) const LOG_RATIO_GUARD: f64 = 20.0;
 
 impl Loss for Vanilla {
-    fn dual_clip(&self, config: &LossConfig) -> Option<f64> {
-        config.clip_ratio_c.or(Some(CLIP_RATIO_C))
-    }
-
-    fn log_ratio_guard(&self, semantics: Semantics) -> Option<f64> {
-        (semantics == Semantics::Verl).then_some(LOG_RATIO_GUARD)
-    }
+    const TRAITS: LossTraits = LossTraits {
+        verl_dual_clip: Some(CLIP_RATIO_C),
+        verl_log_ratio_guard: Some(LOG_RATIO_GUARD),
+        ..LossTraits::PPO
+    };
 
     fn check(&self, config: &LossConfig) -> Result<()> {
         match config.semantics {

@@ -45,7 +45,7 @@
 //! vllm_importance_sampling_mode: token_truncate
 //! ```
 
-use super::loss::{Average, Bounds, Clipped, Loss, SharedLogRatio};
+use super::loss::{Average, Clip, Clipped, Loss, LossTraits, SharedLogRatio};
 use super::{PolicyTerm, Ratio, TokenTerms, signs};
 use crate::backend_api::real::Real;
 use crate::config::checks::finite;
@@ -111,6 +111,15 @@ pub(crate) fn sampler_log_ratio(weight: f64) -> f64 {
 }
 
 impl Loss for Vespo {
+    const TRAITS: LossTraits = LossTraits {
+        clip: Clip::ConstantLogRatio(LARGEST_LOG_RATIO),
+        shared_log_ratio: Some(SharedLogRatio::Sum),
+        clips_sequences: true,
+        takes_sampler_ratio: true,
+        average: Average::GenerationTokens,
+        ..LossTraits::PPO
+    };
+
     fn policy<R: Real>(&self, config: &LossConfig, terms: &TokenTerms<R>, _: &Ratio<R>) -> PolicyTerm<R> {
         let own = || terms.logp.clone() - terms.old_logp.clone();
         let log_w = terms.shared.clone().unwrap_or_else(own).clamp(SMALLEST_LOG_RATIO, LARGEST_LOG_RATIO);
@@ -130,27 +139,6 @@ impl Loss for Vespo {
         (logp.clone() - old_logp.clone()).clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO)
     }
 
-    fn bounds(&self, _: &LossConfig) -> Bounds {
-        Bounds::LogRatio { low: -LARGEST_LOG_RATIO, high: LARGEST_LOG_RATIO }
-    }
-
-    fn level(&self, _: &LossConfig) -> ImportanceSamplingLevel {
-        // The loss has its own sequence-level ratio and ignores the key.
-        ImportanceSamplingLevel::Token
-    }
-
-    fn shared_log_ratio(&self) -> Option<SharedLogRatio> {
-        Some(SharedLogRatio::Sum)
-    }
-
-    fn takes_sampler_ratio(&self) -> bool {
-        true
-    }
-
-    fn average(&self, _: &LossConfig) -> Average {
-        Average::GenerationTokens
-    }
-
     fn check(&self, config: &LossConfig) -> Result<()> {
         let asks = config.importance_sampling_level.is_some_and(|level| level != ImportanceSamplingLevel::Token);
         if asks && config.beta != 0.0 && config.kl_importance() == KlImportance::Ratio {
@@ -164,14 +152,6 @@ impl Loss for Vespo {
             return Err(Error::Config("verl has no vespo: leave semantics out for TRL's".into()));
         }
         Ok(())
-    }
-
-    fn clips_sequences(&self) -> bool {
-        true
-    }
-
-    fn has_statistic(&self) -> bool {
-        true
     }
 
     fn metrics(&self, _: &LossConfig, clipped: &Clipped<'_>, metrics: &mut Metrics) {

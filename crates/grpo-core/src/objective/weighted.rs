@@ -46,7 +46,7 @@ pub struct BatchLoss<R> {
     pub log_ratio: Option<R>,
     /// -logp.
     pub nll: R,
-    /// The loss's own statistic; `None` if it has none.
+    /// The loss's own statistic, else 0.
     pub statistic: Option<R>,
 }
 
@@ -142,6 +142,6 @@ pub fn batch_loss<R: Real>(config: &LossConfig, terms: &BatchTerms<R>, sequence_
         ratio: kept(&value.ratio),
         log_ratio: recorded.old.then(|| kept(&(logp.clone() - columns.old_logp.clone()))),
         nll: kept(&value.nll),
-        statistic: config.rules().has_statistic().then(|| kept(&value.statistic)),
+        statistic: Some(kept(&value.statistic)),
     }
 }

@@ -166,7 +166,7 @@ fn ppo_works_with_every_token_level_loss() {
         let loss_type = loss.loss_type;
         let mut config = config("qwen3", loss);
         config.grpo.advantages.estimator = AdvantageEstimator::Gae;
-        if loss_type.rules().is_of_sequences() {
+        if loss_type.traits().is_of_sequences {
             assert_eq!(refused(config), "loss.loss_type", "{name}");
             refusals.push(name);
             continue;

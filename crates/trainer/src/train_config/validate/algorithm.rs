@@ -116,7 +116,7 @@ impl TrainConfig {
         of_values.validate()?;
         let loss = self.loss.loss_type;
         check(
-            !loss.rules().is_of_sequences(),
+            !loss.traits().is_of_sequences,
             "loss.loss_type",
             "a loss that has an advantage for each token, which is what gae gives",
             loss.name(),
