@@ -9,7 +9,7 @@ use crate::device::Device;
 use crate::dtype::{ArrayType, DType};
 use crate::error::{Error, Result};
 use crate::ffi::{self, Launcher, Owned};
-use crate::hlo::{self, Collective};
+use crate::hlo::Collective;
 use crate::value::{self, NamedValue};
 
 /// A compiled executable, for devices that need not be present.
@@ -83,15 +83,13 @@ impl Executable {
     /// Returns the element type and shape of every parameter after compilation; for a partitioned program, of the
     /// shards. Returns `None` if the plugin's format does not contain them.
     pub fn parameters(&self) -> Result<Option<Vec<ArrayType>>> {
-        let program = self.optimized_program()?;
-        Ok(hlo::parameters(&program.format, &program.code))
+        Ok(self.optimized_program()?.module().and_then(|module| module.parameters()))
     }
 
     /// Returns the collectives after compilation. A collective in a loop is listed once. Returns `None` if the plugin's
     /// format does not contain them.
     pub fn collectives(&self) -> Result<Option<Vec<Collective>>> {
-        let program = self.optimized_program()?;
-        Ok(hlo::collectives(&program.format, &program.code))
+        Ok(self.optimized_program()?.module().map(|module| module.collectives()))
     }
 
     /// Returns the element type and shape of every output.

@@ -1,8 +1,10 @@
-//! The parts of XLA's `HloModuleProto` that this crate reads: parameter types and collectives.
+//! The parts of XLA's `HloModuleProto` that this workspace reads: parameter types, collectives, and the compiler's configuration of
+//! operations. Field numbers follow `xla/service/hlo.proto`.
 
 use prost::Message;
 
 use crate::dtype::{ArrayType, DType};
+use crate::executable::OptimizedProgram;
 
 /// A collective operation of a compiled program.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -15,38 +17,42 @@ pub struct Collective {
     pub types: Vec<ArrayType>,
 }
 
-/// Returns the element type and shape of every parameter, if `code` is in a supported format.
-pub(crate) fn parameters(format: &str, code: &[u8]) -> Option<Vec<ArrayType>> {
-    module(format, code)?.host_program_shape?.parameters.iter().map(Shape::read).collect()
+impl OptimizedProgram {
+    /// Returns the HLO module; `None` if the program has another format.
+    pub fn module(&self) -> Option<Module> {
+        match self.format.as_str() {
+            "hlo" => Module::decode(self.code.as_slice()).ok(),
+            "hlo_with_config" => ModuleWithConfig::decode(self.code.as_slice()).ok()?.module,
+            _ => None,
+        }
+    }
 }
 
-/// Returns the collectives; a collective in a loop is listed once.
-pub(crate) fn collectives(format: &str, code: &[u8]) -> Option<Vec<Collective>> {
-    const KINDS: [&str; 7] = [
-        "all-gather",
-        "all-reduce",
-        "all-to-all",
-        "collective-broadcast",
-        "collective-permute",
-        "ragged-all-to-all",
-        "reduce-scatter",
-    ];
-    let module = module(format, code)?;
-    let all = module.computations.iter().flat_map(|computation| &computation.instructions);
-    let collectives = all.filter_map(|instruction| {
-        let kind = instruction.opcode.strip_suffix("-start").unwrap_or(&instruction.opcode);
-        let mut types = vec![];
-        instruction.shape.as_ref().into_iter().for_each(|shape| shape.leaves(&mut types));
-        KINDS.contains(&kind).then(|| Collective { kind: kind.into(), types })
-    });
-    Some(collectives.collect())
-}
+impl Module {
+    /// Returns the element type and shape of every parameter.
+    pub(crate) fn parameters(&self) -> Option<Vec<ArrayType>> {
+        self.host_program_shape.as_ref()?.parameters.iter().map(Shape::read).collect()
+    }
 
-fn module(format: &str, code: &[u8]) -> Option<Module> {
-    match format {
-        "hlo" => Module::decode(code).ok(),
-        "hlo_with_config" => ModuleWithConfig::decode(code).ok()?.module,
-        _ => None,
+    /// Returns the collectives; a collective in a loop is listed once.
+    pub(crate) fn collectives(&self) -> Vec<Collective> {
+        const KINDS: [&str; 7] = [
+            "all-gather",
+            "all-reduce",
+            "all-to-all",
+            "collective-broadcast",
+            "collective-permute",
+            "ragged-all-to-all",
+            "reduce-scatter",
+        ];
+        let all = self.computations.iter().flat_map(|computation| &computation.instructions);
+        let collectives = all.filter_map(|instruction| {
+            let kind = instruction.opcode.strip_suffix("-start").unwrap_or(&instruction.opcode);
+            let mut types = vec![];
+            instruction.shape.as_ref().into_iter().for_each(|shape| shape.leaves(&mut types));
+            KINDS.contains(&kind).then(|| Collective { kind: kind.into(), types })
+        });
+        collectives.collect()
     }
 }
 
@@ -56,42 +62,71 @@ struct ModuleWithConfig {
     module: Option<Module>,
 }
 
+/// An HLO module.
 #[derive(Clone, PartialEq, prost::Message)]
-struct Module {
+pub struct Module {
+    /// The computations: the entry computation, and the computations that instructions call.
     #[prost(message, repeated, tag = "3")]
-    computations: Vec<Computation>,
+    pub computations: Vec<Computation>,
+    /// The types of parameters.
     #[prost(message, optional, tag = "4")]
-    host_program_shape: Option<ProgramShape>,
+    pub host_program_shape: Option<ProgramShape>,
+    /// [`Computation::id`] of the entry computation.
+    #[prost(int64, tag = "6")]
+    pub entry_computation_id: i64,
 }
 
+/// A computation of a module.
 #[derive(Clone, PartialEq, prost::Message)]
-struct Computation {
+pub struct Computation {
+    /// The instructions, operands first.
     #[prost(message, repeated, tag = "2")]
-    instructions: Vec<Instruction>,
+    pub instructions: Vec<Instruction>,
+    /// The id by which instructions refer to it.
+    #[prost(int64, tag = "5")]
+    pub id: i64,
 }
 
+/// An instruction of a computation.
 #[derive(Clone, PartialEq, prost::Message)]
-struct Instruction {
+pub struct Instruction {
+    /// XLA's name of the operation.
     #[prost(string, tag = "2")]
-    opcode: String,
+    pub opcode: String,
+    /// The type of the result.
     #[prost(message, optional, tag = "3")]
-    shape: Option<Shape>,
+    pub shape: Option<Shape>,
+    /// The target of a custom call; empty for other instructions.
+    #[prost(string, tag = "28")]
+    pub custom_call_target: String,
+    /// Ids of the computations that it calls.
+    #[prost(int64, repeated, tag = "38")]
+    pub called_computation_ids: Vec<i64>,
+    /// The compiler's own configuration; JSON for TPUs.
+    #[prost(bytes = "vec", tag = "43")]
+    pub backend_config: Vec<u8>,
 }
 
+/// The signature of a module.
 #[derive(Clone, PartialEq, prost::Message)]
-struct ProgramShape {
+pub struct ProgramShape {
+    /// The types of parameters.
     #[prost(message, repeated, tag = "1")]
-    parameters: Vec<Shape>,
+    pub parameters: Vec<Shape>,
 }
 
+/// The type of an array or a tuple.
 #[derive(Clone, PartialEq, prost::Message)]
-struct Shape {
+pub struct Shape {
+    /// XLA's `PrimitiveType`.
     #[prost(int32, tag = "2")]
-    element_type: i32,
+    pub element_type: i32,
+    /// The dimensions of an array.
     #[prost(int64, repeated, tag = "3")]
-    dims: Vec<i64>,
+    pub dims: Vec<i64>,
+    /// The elements of a tuple.
     #[prost(message, repeated, tag = "4")]
-    tuple: Vec<Shape>,
+    pub tuple: Vec<Shape>,
 }
 
 impl Shape {
@@ -110,5 +145,25 @@ impl Shape {
         };
         let dims: Option<Vec<usize>> = self.dims.iter().map(|&dim| dim.try_into().ok()).collect();
         Some(ArrayType { dtype, dims: dims? })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn modules_are_decoded_from_both_hlo_formats() {
+        let instruction = Instruction { opcode: "all-reduce-start".into(), ..Instruction::default() };
+        let entry = Computation { instructions: vec![instruction], id: 7 };
+        let module = Module { computations: vec![entry], entry_computation_id: 7, ..Module::default() };
+        let of = |format: &str, code: Vec<u8>| OptimizedProgram { format: format.into(), code }.module();
+        assert_eq!(of("hlo", module.encode_to_vec()), Some(module.clone()));
+        let with_config = ModuleWithConfig { module: Some(module.clone()) };
+        assert_eq!(of("hlo_with_config", with_config.encode_to_vec()), Some(module.clone()));
+        assert_eq!(of("mlir", module.encode_to_vec()), None);
+        assert_eq!(of("hlo", vec![1, 2, 3]), None);
+        assert_eq!(module.collectives(), [Collective { kind: "all-reduce".into(), types: vec![] }]);
+        assert_eq!(module.parameters(), None);
     }
 }

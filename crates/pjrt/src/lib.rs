@@ -83,7 +83,7 @@ mod event;
 mod executable;
 #[allow(unsafe_code)]
 mod ffi;
-mod hlo;
+pub mod hlo;
 #[cfg(feature = "install")]
 pub mod install;
 mod plugin;

@@ -3,7 +3,7 @@
 //! Compilers count a loop body once. The cost of one iteration is the difference to the program without the loop, or
 //! with the loop duplicated.
 
-use super::hlo;
+use super::cycles::estimated_cycles;
 use grpo_core::error::Result;
 use pjrt::Executable;
 use serde::{Deserialize, Serialize};
@@ -41,7 +41,7 @@ impl Cost {
             flops: read("flops"),
             bytes: read("bytes accessed"),
             seconds: read("optimal_seconds"),
-            cycles: hlo::estimated_cycles(&program).unwrap_or(0.0),
+            cycles: program.module().and_then(|module| estimated_cycles(&module)).unwrap_or(0.0),
         };
         // -1 marks an operation of unknown cost.
         Ok(match cost.flops < 0.0 || cost.bytes < 0.0 || cost.seconds < 0.0 {
