@@ -97,7 +97,7 @@ mod reverse;
 mod sharding;
 mod types;
 
-pub use build::{Builder, Scanned, Traced, Value, trace};
+pub use build::{Builder, Scanned, Traced, Value, trace, try_trace};
 pub use error::{Error, Result};
 pub use graph::{
     Argument, Binary, Comparison, CustomCall, DotDimensions, Function, GatherDimensions, Kind, Literal, Module, Number,

@@ -18,7 +18,7 @@ mod window;
 
 pub use scan::Scanned;
 pub(crate) use trace::{Names, listed};
-pub use trace::{Traced, trace};
+pub use trace::{Traced, trace, try_trace};
 
 use crate::error::{Error, Result};
 use crate::graph::*;

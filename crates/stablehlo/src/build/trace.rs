@@ -1,7 +1,7 @@
 //! Functions that are built once and used any number of times.
 
 use super::{Builder, State, Value};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::graph::{Function, Operation, Region, ValueId};
 use crate::types::TensorType;
 use std::panic::Location;
@@ -41,14 +41,40 @@ pub(crate) type Names = Vec<Option<ValueId>>;
 /// Returns the first illegal operation. Reading a value of another function is illegal.
 #[track_caller]
 pub fn trace(arguments: &[TensorType], body: impl FnOnce(&Builder, &[Value]) -> Vec<Value>) -> Result<Traced> {
+    try_trace(arguments, |builder, values| Ok(body(builder, values)))
+}
+
+/// Traces like [`trace`], with a `body` that can fail.
+///
+/// ```
+/// use stablehlo::{Dtype, TensorType, try_trace};
+///
+/// let ty = TensorType::new(Dtype::F32, [8]);
+/// let halves = |parts: usize| {
+///     try_trace(&[ty.clone()], |_, x| match 8 % parts {
+///         0 => Ok::<_, Box<dyn std::error::Error>>(vec![x[0].reshape(&[parts, 8 / parts])]),
+///         _ => Err(format!("{parts} parts of 8").into()),
+///     })
+/// };
+/// assert!(halves(2).is_ok());
+/// assert_eq!(halves(3).unwrap_err().to_string(), "3 parts of 8");
+/// ```
+///
+/// # Errors
+/// The error of `body`, or the errors of [`trace`].
+#[track_caller]
+pub fn try_trace<E: From<Error>>(
+    arguments: &[TensorType],
+    body: impl FnOnce(&Builder, &[Value]) -> Result<Vec<Value>, E>,
+) -> Result<Traced, E> {
     let builder = Builder::new();
     // Not a closure, so that `Location::caller` is the caller's line.
     let mut values = Vec::with_capacity(arguments.len());
     for ty in arguments {
         values.push(builder.argument("", ty.clone()));
     }
-    let results = body(&builder, &values);
-    builder.traced(&results)
+    let results = body(&builder, &values)?;
+    Ok(builder.traced(&results)?)
 }
 
 impl Traced {

@@ -11,7 +11,7 @@ use backend_tpu::program::{Mesh, Numerics, Pass, ProgramKind, Role, Spec};
 use grpo_core::objective::ValueLossConfig;
 use grpo_core::{GradientSpec, HeadLayout, Implementation, LossConfig, PlanRequest, PolicySpec, Tiling};
 use models::ModelConfig;
-use stablehlo::{Builder, Dtype, GatherDimensions, Module, Save, TensorType, Traced, Value, trace};
+use stablehlo::{Builder, Dtype, GatherDimensions, Module, Save, TensorType, Traced, Value, trace, try_trace};
 
 /// Sizes of a micro-batch's program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -337,8 +337,7 @@ impl TrainPrograms {
         let inside: Vec<&Parameter> = table.iter().filter(|p| outputs.depend_on(p.role)).collect();
         let types = inside.iter().map(|p| TensorType::new(p.dtype(self.model), &p.shape[..]));
         let types: Vec<TensorType> = types.chain(row_types(shape).into_iter().map(|(_, ty)| ty)).collect();
-        let mut failed = None;
-        let forward = trace(&types, |_, values| {
+        try_trace(&types, |_, values| {
             let (parameters, rows) = values.split_at(inside.len());
             let [ids, predicting, predicts, positions @ ..] = rows else { unreachable!("as many as there are types") };
             let weights = ParameterValues::new(inside.iter().map(|p| p.role).zip(parameters.iter().cloned()));
@@ -346,23 +345,12 @@ impl TrainPrograms {
                 [positions] => Rows { ids: ids.clone(), positions: positions.clone(), shared: true },
                 _ => Rows::of_sequences(ids),
             };
-            match self.decoder.residual(&weights, &rows, self.save.clone()) {
-                Ok(x) => {
-                    let hidden = self.split_hidden(&take_rows(&x, predicting, predicts));
-                    let hidden = self.decoder.final_norm(&weights, &hidden);
-                    let values = (outputs == Outputs::HiddenAndValues).then(|| self.decoder.values(&weights, &hidden));
-                    std::iter::once(hidden).chain(values).collect()
-                }
-                Err(error) => {
-                    failed = Some(error);
-                    vec![]
-                }
-            }
-        });
-        match failed {
-            Some(error) => Err(error),
-            None => forward,
-        }
+            let x = self.decoder.residual(&weights, &rows, self.save.clone())?;
+            let hidden = self.split_hidden(&take_rows(&x, predicting, predicts));
+            let hidden = self.decoder.final_norm(&weights, &hidden);
+            let values = (outputs == Outputs::HiddenAndValues).then(|| self.decoder.values(&weights, &hidden));
+            Ok(std::iter::once(hidden).chain(values).collect())
+        })
     }
 }
 
