@@ -49,7 +49,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FILE")]
     plugin: Option<PathBuf>,
     /// Measure only these, e.g. fused,torch_compile; repeatable.
-    #[arg(long, value_name = "NAMES", value_delimiter = ',', alias = "variant")]
+    #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     variants: Vec<String>,
     /// Measure the peers too, with the packages of this Python virtual environment (see peers/README.md).
     #[arg(long, value_name = "DIR")]
@@ -73,7 +73,7 @@ pub(crate) struct Args {
     #[arg(long)]
     markdown: bool,
     /// Also write the JSON document to this file.
-    #[arg(long, short, value_name = "FILE", alias = "output")]
+    #[arg(long, short, value_name = "FILE")]
     out: Option<PathBuf>,
     /// Log every variant's numbers as a run's metrics in this folder, which must be new: PROBLEM/VARIANT/metrics.jsonl, and the files
     /// of `logging` and `wandb` of the configuration.
@@ -141,7 +141,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
         })?;
     }
     if let Some(path) = &args.plot {
-        write_output(path, plot::svg(&document)?.as_bytes())?;
+        write_output(path, plot::svg(&document).as_bytes())?;
     }
     let is_missing = |name: &String| {
         let outcomes = document.cases.iter().filter_map(|case| case.variants.get(name));

@@ -361,7 +361,7 @@ impl Run {
 
     fn draw_curves(&self) -> Result<()> {
         let rows: Vec<MetricsRow> = read_rows(&self.dir.metrics_path())?;
-        let svg = curves::svg(&self.trainer.config().run.name, &rows)?;
+        let svg = curves::svg(&self.trainer.config().run.name, &rows);
         Ok(write_atomically(&self.dir.curves_path(), svg.as_bytes())?)
     }
 

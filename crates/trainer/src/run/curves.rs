@@ -3,28 +3,21 @@
 //! The first panel shows the whole run: GRPO steps, and the warm-up left of 0. The warm-up always gets the same share of the width,
 //! because it may have many more (and much shorter) steps. Each other panel shows one phase.
 
-mod labels;
-
 use super::jsonl::{MetricsRow, RowKind};
-use crate::error::{Error, Result};
 use grpo_files::noun;
-use labels::{Labelled, Labels};
-use plotters::coord::Shift;
-use plotters::prelude::*;
+use grpo_plot::{Anchor, Axis, COLORS, Chart, Svg, horizontal_labels, labels, shortened, text_width, widest};
 use std::ops::Range;
 
-// The colour-blind safe palette of Okabe and Ito.
-const BLUE: RGBColor = RGBColor(0, 114, 178);
-const VERMILLION: RGBColor = RGBColor(213, 94, 0);
-const GREEN: RGBColor = RGBColor(0, 158, 115);
-const PURPLE: RGBColor = RGBColor(148, 80, 140);
-const GREY: RGBColor = RGBColor(110, 110, 110);
-const FONT: &str = "sans-serif";
+const BLUE: &str = COLORS[0];
+const VERMILLION: &str = COLORS[1];
+const GREEN: &str = COLORS[2];
+const PURPLE: &str = "#94508C";
+const GREY: &str = "#6E6E6E";
 
 /// One line in a panel.
 struct Curve {
     label: &'static str,
-    color: RGBColor,
+    color: &'static str,
     points: Vec<(f64, f64)>,
     /// `true` for few exact points (evaluations), drawn as dots; `false` for many noisy ones, drawn as their moving average.
     exact: bool,
@@ -52,12 +45,12 @@ enum Span {
 const WARMUP_SHARE: f64 = 0.2;
 
 /// The numbers of steps of the horizontal axes.
-struct Axis {
+struct Steps {
     warmup: f64,
     grpo: f64,
 }
 
-impl Axis {
+impl Steps {
     fn range(&self, span: Span) -> Range<f64> {
         match span {
             Span::Whole if self.warmup > 0.0 => -WARMUP_SHARE * self.grpo..1.01 * self.grpo,
@@ -77,49 +70,35 @@ impl Axis {
     }
 }
 
-fn curve(rows: &[MetricsRow], kind: RowKind, metric: &str, label: &'static str, color: RGBColor) -> Curve {
+fn curve(rows: &[MetricsRow], kind: RowKind, metric: &str, label: &'static str, color: &'static str) -> Curve {
     let of_kind = rows.iter().filter(|row| row.phase == kind);
     let points = of_kind.filter_map(|row| Some((row.step as f64, row.get(metric)?))).collect();
     Curve { label, color, points, exact: kind == RowKind::Eval }
 }
 
 /// Draws the curves of a run as an SVG document.
-///
-/// # Errors
-/// [`Error::Text`] if the drawing library fails.
-pub fn svg(name: &str, rows: &[MetricsRow]) -> Result<String> {
-    let mut text = String::new();
-    draw(name, rows, &mut text).map_err(|e| Error::Text(format!("curves: {e}")))?;
-    Ok(text)
-}
-
-type DrawResult<T = ()> = std::result::Result<T, Box<dyn std::error::Error>>;
-
-fn draw(name: &str, rows: &[MetricsRow], text: &mut String) -> DrawResult {
+pub fn svg(name: &str, rows: &[MetricsRow]) -> String {
     let last = |kind| rows.iter().filter(|r| r.phase == kind).map(|r| r.step).max().unwrap_or(0) as f64;
-    let axis = Axis { warmup: last(RowKind::Warmup), grpo: last(RowKind::Grpo).max(1.0) };
+    let steps = Steps { warmup: last(RowKind::Warmup), grpo: last(RowKind::Grpo).max(1.0) };
 
     let mut panels = details(rows);
     // Panels without data are dropped.
     panels.retain(|panel| panel.curves.iter().any(|curve| !curve.points.is_empty()));
-    let lines = panels.len().div_ceil(2);
-    let root = SVGBackend::with_string(text, (1000, 380 + 250 * lines as u32)).into_drawing_area();
-    root.fill(&WHITE)?;
-    let root = root.titled(&shortened(name), (FONT, 24).into_font().color(&BLACK))?;
-    let (top, below) = root.split_vertically(340);
-    draw_panel(&top, &outcome(&axis, rows), &axis)?;
-    for (area, panel) in below.split_evenly((lines.max(1), 2)).iter().zip(&panels) {
-        draw_panel(area, panel, &axis)?;
+    let mut svg = Svg::new(1000, 380 + 250 * panels.len().div_ceil(2) as u32);
+    svg.text(&shortened(name, 60), (500.0, 20.0), 20.0, Anchor::Middle);
+    draw_panel(&mut svg, &Area { left: 0.0, top: 40.0, width: 1000.0, height: 340.0 }, &outcome(&steps, rows), &steps);
+    for (i, panel) in panels.iter().enumerate() {
+        let (left, top) = (500.0 * (i % 2) as f64, 380.0 + 250.0 * (i / 2) as f64);
+        draw_panel(&mut svg, &Area { left, top, width: 500.0, height: 250.0 }, panel, &steps);
     }
-    root.present()?;
-    Ok(())
+    svg.finish()
 }
 
-fn outcome(axis: &Axis, rows: &[MetricsRow]) -> Panel {
+fn outcome(steps: &Steps, rows: &[MetricsRow]) -> Panel {
     // The warm-up has no rewards; its likelihood per answer token is a share, too.
     let mut learned = curve(rows, RowKind::Warmup, "loss", "warm-up: likelihood per answer token", GREY);
     for (x, y) in &mut learned.points {
-        *x = WARMUP_SHARE * axis.grpo * (*x / axis.warmup - 1.0);
+        *x = WARMUP_SHARE * steps.grpo * (*x / steps.warmup - 1.0);
         *y = (-*y).exp();
     }
     let evaluated = rows.iter().any(|row| row.phase == RowKind::Eval);
@@ -192,101 +171,73 @@ fn details(rows: &[MetricsRow]) -> Vec<Panel> {
     ]
 }
 
-fn draw_panel(area: &DrawingArea<SVGBackend<'_>, Shift>, panel: &Panel, axis: &Axis) -> DrawResult {
-    let (x, y, large) = (axis.range(panel.span), vertical(panel), panel.span == Span::Whole);
-    let titled = area.titled(panel.title, (FONT, if large { 18 } else { 15 }))?;
+/// The part of the document that a panel has, in pixels.
+struct Area {
+    left: f64,
+    top: f64,
+    width: f64,
+    height: f64,
+}
+
+fn draw_panel(svg: &mut Svg, area: &Area, panel: &Panel, steps: &Steps) {
+    let (x, y, large) = (steps.range(panel.span), vertical(panel), panel.span == Span::Whole);
+    svg.text(
+        panel.title,
+        (area.left + area.width / 2.0, area.top + 14.0),
+        if large { 15.0 } else { 13.0 },
+        Anchor::Middle,
+    );
     let drawn: Vec<&Curve> = panel.curves.iter().filter(|curve| !curve.points.is_empty()).collect();
     // The legend is above the curves, so that it covers none.
-    let below = if !drawn.is_empty() && (large || panel.curves.len() > 1) {
-        let (legend, below) = titled.split_vertically(LEGEND_HEIGHT);
-        draw_legend(&legend, &drawn)?;
-        below
-    } else {
-        titled
-    };
-    let (width, _) = below.dim_in_pixel();
-    let on_y = Labels::new(&y, if large { 8 } else { 6 }, false);
-    // The labels, and the unit to their left.
-    let left = 34 + on_y.widest(label_width).ceil() as u32;
-    let pixels = f64::from(width.saturating_sub(left + MARGINS[0] + MARGINS[1]));
-    let on_x = Labels::horizontal(&x, x.start.max(0.0), pixels, label_width);
-    let mut chart = ChartBuilder::on(&below)
-        .margin(MARGINS[0])
-        .margin_right(MARGINS[1])
-        .x_label_area_size(38)
-        .y_label_area_size(left)
-        .build_cartesian_2d(Labelled::new(&x, on_x), Labelled::new(&y, on_y))?;
-    chart
-        .configure_mesh()
-        .x_desc(axis.description(panel.span))
-        .y_desc(panel.unit)
-        .axis_desc_style((FONT, 13))
-        .label_style((FONT, LABEL))
-        .bold_line_style(BLACK.mix(0.12))
-        .light_line_style(TRANSPARENT)
-        .axis_style(BLACK.mix(0.5))
-        .draw()?;
-    if x.start < 0.0 {
-        chart.draw_series([Rectangle::new([(x.start, y.start), (0.0, y.end)], GREY.mix(0.08).filled())])?;
-        chart.draw_series(DashedLineSeries::new([(0.0, y.start), (0.0, y.end)], 5, 4, GREY.stroke_width(1)))?;
+    let has_legend = !drawn.is_empty() && (large || panel.curves.len() > 1);
+    let on_y = labels(&y, if large { 8 } else { 6 }, false);
+    // The labels, and the title of the axis to their left.
+    let (left, right) = (area.left + 42.0 + widest(&on_y), area.left + area.width - 24.0);
+    let (top, bottom) = (area.top + if has_legend { 50.0 } else { 32.0 }, area.top + area.height - 46.0);
+    if has_legend {
+        draw_legend(svg, (left, area.top + 36.0), &drawn);
     }
-    for curve in &drawn {
-        let color = curve.color;
-        let line = if curve.exact || curve.points.len() <= FEW {
-            chart.draw_series(curve.points.iter().map(|p| Circle::new(*p, 4, color.filled())))?;
-            curve.points.clone()
-        } else {
-            chart.draw_series(LineSeries::new(curve.points.iter().copied(), color.mix(0.3)))?;
-            smooth(&curve.points)
+    let on_x = horizontal_labels(&x, x.start.max(0.0), right - left);
+    let chart = Chart {
+        x: Axis::linear(&steps.description(panel.span), x.clone(), on_x).between(left, right),
+        y: Axis::linear(panel.unit, y, on_y).between(bottom, top),
+    };
+    if x.start < 0.0 {
+        let zero = chart.x.at(0.0);
+        svg.rectangle((left, top), (zero, bottom), &format!("fill=\"{GREY}\" fill-opacity=\"0.08\""));
+        svg.line([(zero, top), (zero, bottom)], &format!("stroke=\"{GREY}\" stroke-dasharray=\"5 4\""));
+    }
+    chart.draw(svg);
+    for Curve { color, points, exact, .. } in drawn.iter().copied() {
+        let mut line = |points: &[(f64, f64)], style: &str| {
+            svg.line(points.iter().map(|point| chart.at(*point)), &format!("stroke=\"{color}\" {style}"));
         };
-        chart.draw_series(LineSeries::new(line, color.stroke_width(2)))?;
+        if *exact || points.len() <= FEW {
+            line(points, "stroke-width=\"2\"");
+            points.iter().for_each(|point| svg.circle(chart.at(*point), 4.0, color));
+        } else {
+            line(points, "stroke-opacity=\"0.3\"");
+            line(&smooth(points), "stroke-width=\"2\"");
+        }
     }
     if drawn.is_empty() {
-        let middle = (0.5 * (x.start + x.end), 0.5 * (y.start + y.end));
-        chart.draw_series([Text::new("no data", middle, (FONT, 14).into_font().color(&GREY))])?;
+        svg.text("no data", (left.midpoint(right), top.midpoint(bottom)), 14.0, Anchor::Middle);
     }
-    Ok(())
 }
 
 /// Curves with few points are drawn as dots, because a single point has no line.
 const FEW: usize = 12;
-/// The margin around a chart, and at its right end, where half a label extends beyond the axis, in pixels.
-const MARGINS: [u32; 2] = [8, 24];
-/// The font size of labels in plotters' units.
-const LABEL: u32 = 12;
-/// The maximum number of characters of a title.
-const TITLE: usize = 60;
-
-/// Returns the width of a label in pixels in a wide font; plotters draws letters smaller than the nominal size.
-fn label_width(text: &str) -> f64 {
-    0.52 * f64::from(LABEL) * text.chars().count() as f64 + 2.0
-}
-
-/// Returns a title that fits the page.
-fn shortened(name: &str) -> String {
-    match name.char_indices().nth(TITLE) {
-        Some((end, _)) => format!("{}...", &name[..end]),
-        None => name.to_owned(),
-    }
-}
-
-/// The height of a legend in pixels.
-const LEGEND_HEIGHT: u32 = 20;
 
 /// Draws a line and a name for each curve, side by side.
-fn draw_legend(area: &DrawingArea<SVGBackend<'_>, Shift>, curves: &[&Curve]) -> DrawResult {
-    let style = (FONT, 13).into_font().color(&BLACK);
-    let (mut x, y) = (72, LEGEND_HEIGHT as i32 / 2);
-    for curve in curves {
-        let (width, _) = area.estimate_text_size(curve.label, &style)?;
-        area.draw(&PathElement::new([(x, y), (x + 18, y)], curve.color.stroke_width(2)))?;
-        area.draw(&Text::new(curve.label, (x + 24, y - 7), style.clone()))?;
-        x += 44 + width as i32;
+fn draw_legend(svg: &mut Svg, (mut x, y): (f64, f64), curves: &[&Curve]) {
+    for Curve { label, color, .. } in curves {
+        svg.line([(x, y), (x + 18.0, y)], &format!("stroke=\"{color}\" stroke-width=\"2\""));
+        svg.text(label, (x + 24.0, y), 11.0, Anchor::Start);
+        x += 40.0 + text_width(label, 10.0);
     }
-    Ok(())
 }
 
-/// Returns the range of a panel's values with a margin; never empty.
+/// Returns the range of a panel's values with a margin; never empty and never infinite.
 fn vertical(panel: &Panel) -> Range<f64> {
     let values = panel.curves.iter().flat_map(|c| c.points.iter().map(|p| p.1));
     let floor = panel.floor.iter().flat_map(|f| [f.start, f.end]);
@@ -295,10 +246,16 @@ fn vertical(panel: &Panel) -> Range<f64> {
     if low > high {
         return 0.0..1.0;
     }
-    let margin = 0.05 * (high - low).max(1e-6 * high.abs().max(1.0));
+    let size = low.abs().max(high.abs());
+    let margin = if high - low <= 1e-5 * size {
+        // A constant is in the middle of an axis with readable labels.
+        if size == 0.0 { 1.0 } else { 0.5 * size }
+    } else {
+        0.05 * (high - low).max(1e-6)
+    };
     // An axis with a floor of 0 starts there.
     let start = if panel.floor.is_some() && low == 0.0 { 0.0 } else { low - margin };
-    start..high + margin
+    start.max(f64::MIN)..(high + margin).min(f64::MAX)
 }
 
 /// Returns the centred moving average over a twentieth of the points.
@@ -321,11 +278,14 @@ mod tests {
         let wild = [f64::MIN, f64::MAX, 0.0, -0.0, 1e-300, f64::NAN, 5.0];
         let metrics = ["reward", "loss", "entropy", "kl", "clip_ratio/high_mean", "eval/pass@1"];
         let row = |kind, step: u64, i: usize| MetricsRow::new(kind, step, metrics.map(|m| (m, wild[i % wild.len()])));
-        assert!(svg("empty", &[]).unwrap().contains("no data"));
+        assert!(svg("empty", &[]).contains("no data"));
         for count in [1, 2, 40] {
             for kind in [RowKind::Warmup, RowKind::Grpo, RowKind::Eval] {
-                let same: Vec<_> = (0..count).map(|s| row(kind, s, 6)).collect();
-                assert!(svg("same", &same).unwrap().starts_with("<svg"));
+                let constant: Vec<_> = (0..count).map(|s| row(kind, s, 6)).collect();
+                let varied: Vec<_> = (0..count).map(|s| row(kind, s, s as usize)).collect();
+                for text in [svg("constant", &constant), svg("varied", &varied)] {
+                    assert!(text.starts_with("<svg") && !text.contains("NaN") && !text.contains("inf"), "{text}");
+                }
             }
         }
     }
@@ -336,14 +296,14 @@ mod tests {
             MetricsRow::new(RowKind::Grpo, step, [("reward", 1.0), ("loss", 0.5), ("frac_reward_zero_std", 0.25)])
         };
         let rows: Vec<_> = (1..=20).map(row).collect();
-        let text = svg("run", &rows).unwrap();
+        let text = svg("run", &rows);
         assert!(!text.contains("warm-up") && !text.contains("no data"), "{text}");
         assert!(
-            text.contains("GRPO loss") && text.contains("groups with equal rewards") && text.contains("\n100\n"),
+            text.contains("GRPO loss") && text.contains("groups with equal rewards") && text.contains(">100<"),
             "{text}"
         );
         let warm = [rows, vec![MetricsRow::new(RowKind::Warmup, 1, [("loss", 1.0)])]].concat();
-        assert!(svg("run", &warm).unwrap().contains("warm-up: cross-entropy"));
+        assert!(svg("run", &warm).contains("warm-up: cross-entropy"));
     }
 
     #[test]
@@ -356,9 +316,9 @@ mod tests {
     #[test]
     fn a_run_of_one_step_has_labels_at_whole_steps() {
         let rows = [MetricsRow::new(RowKind::Grpo, 1, [("reward", 0.5), ("loss", 0.5), ("entropy", 2.0)])];
-        let text = svg("run", &rows).unwrap();
+        let text = svg("run", &rows);
         assert_eq!(text.matches("<circle").count(), 3, "{text}");
-        assert!(!text.contains("\n0.50\n") && text.contains("\n1\n"), "there is no half of a step: {text}");
+        assert!(!text.contains(">0.50<") && text.contains(">1<"), "there is no half of a step: {text}");
         assert!(!text.contains("pass@1"), "nothing was evaluated: {text}");
     }
 
@@ -370,7 +330,7 @@ mod tests {
                 let value = if step.is_multiple_of(2) { low } else { high };
                 MetricsRow::new(RowKind::Grpo, 1000 * step, ["reward", "loss", "entropy", "kl"].map(|m| (m, value)))
             };
-            let text = svg(&"long name ".repeat(20), &(1..=100).map(row).collect::<Vec<_>>()).unwrap();
+            let text = svg(&"long name ".repeat(20), &(1..=100).map(row).collect::<Vec<_>>());
             for part in text.split("<text ").skip(1) {
                 let attribute = |name: &str| {
                     let (_, rest) =
