@@ -39,7 +39,7 @@ class Problem:
         self.b, self.t, self.v, self.h = shape["batch"], shape["tokens"], shape["vocab"], shape["hidden"]
         self.device = device
         self.dtype = {"bf16": torch.bfloat16, "f32": torch.float32}[config["dtype"]]
-        self.low = loss["epsilon_low"]
+        self.low = 0.2 if loss["epsilon_low"] is None else loss["epsilon_low"]  # The default of `grpo`.
         self.high = self.low if loss["epsilon_high"] is None else loss["epsilon_high"]
         plain = loss["loss_type"] == "grpo" and loss["beta"] == 0 and loss["temperature"] == 1 and loss["entropy_coef"] == 0
         if not plain or loss["importance_sampling_level"] not in (None, "token"):

@@ -40,8 +40,7 @@ class Job:
         token = loss["importance_sampling_level"] in (None, "token") and loss["loss_type"] in ("grpo", "bnpo")
         if not (plain and token):
             raise NotOffered("the peers compute the loss `grpo` or `bnpo` per token: beta 0, temperature 1, no entropy bonus")
-        self.low = loss["epsilon_low"]
-        self.high = self.low if loss["epsilon_high"] is None else loss["epsilon_high"]
+        self.low, self.high = loss["epsilon_low"], loss["epsilon_high"]
 
     def read(self, name):
         """Returns the tensor `name`, or None."""

@@ -10,7 +10,7 @@ use crate::config::{BackendName, BenchConfig, VariantConfig};
 use crate::error::{Error, Result};
 use backend_tpu::aot::Variant;
 use backend_tpu::program::{Mesh, ProgramKind};
-use grpo_core::{Dtype, Implementation};
+use grpo_core::{Dtype, Implementation, LossConfig};
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::path::Path;
@@ -125,7 +125,7 @@ fn entries(config: &BenchConfig, options: &Options, folder: &Path) -> Result<Vec
         let job = Job {
             name: name.clone(),
             role: Role::Loss,
-            config: config.clone(),
+            config: if settings.command.is_some() { explicit(config) } else { config.clone() },
             variant: Some(name.clone()),
             backend: backend.to_string(),
             plugin: options.plugin.clone(),
@@ -173,7 +173,7 @@ fn peer_entries(
             job: Job {
                 name: peer.name.clone(),
                 role: Role::Loss,
-                config: config.clone(),
+                config: explicit(config),
                 variant: None,
                 backend: BackendName::Cpu.to_string(),
                 plugin: options.plugin.clone(),
@@ -191,6 +191,13 @@ fn peer_entries(
             state: State::Waiting,
         })
         .collect())
+}
+
+/// Sets the clip of the loss where it has its default, because a peer does not know the defaults of the losses.
+fn explicit(config: &BenchConfig) -> BenchConfig {
+    let (low, high) = (config.loss.lower_epsilon(), config.loss.upper_epsilon());
+    let loss = LossConfig { epsilon_low: Some(low), epsilon_high: Some(high), ..config.loss.clone() };
+    BenchConfig { loss, ..config.clone() }
 }
 
 /// Creates the floors that `entry` is compared with.

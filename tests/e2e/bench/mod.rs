@@ -27,6 +27,8 @@ for line in sys.stdin:
     if "plan" in request:
         head = request["plan"]["tensors"]["lm_head"]
         assert os.path.getsize(head["path"]) == 4 * head["shape"][0] * head["shape"][1]
+        loss = request["plan"]["config"]["loss"]
+        assert (loss["epsilon_low"], loss["epsilon_high"]) == (0.2, 0.2), loss
         reply = {"planned": {"bytes": {"inputs": 3968}, "version": "standard library"}}
     else:
         reply = {"stepped": {"seconds": 0.25, "loss": 5.0, "high_water": 1048576, "unknown": None}}
@@ -198,7 +200,7 @@ loss: { epsilon_low: 0, epsilon_high: 0 }
 ";
     let folder = Folder::new();
     let file = folder.path("report.json").display().to_string();
-    let arguments = ["--steps", "0", "--warmup", "0", "--seed", "0", "--markdown", "--output", &file];
+    let arguments = ["--steps", "0", "--warmup", "0", "--seed", "0", "--markdown", "--out", &file];
     let output = bench(&format!("{TINY}{zeros}"), &arguments);
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
     assert!(stdout(&output).lines().any(|line| line.starts_with("| fused ")), "{}", stdout(&output));
