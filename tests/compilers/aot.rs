@@ -33,7 +33,7 @@ fn fused_on_v6e_takes_a_twelfth_of_the_baseline_and_less_time() {
     let fused = config("fused");
     let mut arguments = vec![fused.as_str(), "--target", "v6e:2x4"];
     let variants = ["fused", "fused_frozen_head", "fused_min_memory", "materialised"];
-    variants.iter().for_each(|variant| arguments.extend(["--variant", variant]));
+    variants.iter().for_each(|variant| arguments.extend(["--variants", variant]));
     let document = compile(
         Kind::Tpu,
         &arguments,
@@ -72,10 +72,10 @@ fn logits_on_v6e_need_no_workspace_with_xla_or_mosaic() {
             "logits_entropy.temp_bytes <= 1e6",
             "logits_mosaic.temp_bytes <= 1e6",
         ];
-        let mut variants = vec!["--variant", "logits", "--variant", "logits_entropy", "--variant", "logits_mosaic"];
+        let mut variants = vec!["--variants", "logits", "--variants", "logits_entropy", "--variants", "logits_mosaic"];
         if baseline {
             assertions.push("materialised.temp_bytes >= 2.4e9");
-            variants.extend(["--variant", "materialised"]);
+            variants.extend(["--variants", "materialised"]);
         }
         let name = config(name);
         let document =
@@ -89,7 +89,7 @@ fn logits_on_v6e_need_no_workspace_with_xla_or_mosaic() {
 #[test]
 fn fused_on_an_h200_takes_a_tenth_of_the_baseline() {
     let name = config("fused");
-    let chosen = ["--variant", "fused", "--variant", "fused_min_memory", "--variant", "materialised"];
+    let chosen = ["--variants", "fused", "--variants", "fused_min_memory", "--variants", "materialised"];
     let arguments = [&[name.as_str(), "--target", "h200"][..], &chosen].concat();
     let claims =
         ["fused.temp_bytes <= 0.7e9", "fused_min_memory.temp_bytes <= 0.26e9", "materialised.temp_bytes >= 7.4e9"];
@@ -98,16 +98,16 @@ fn fused_on_an_h200_takes_a_tenth_of_the_baseline() {
     assert!(fused["estimate_seconds"].is_null(), "{fused}");
     assert!(fused["no_estimate"].as_str().is_some_and(|reason| reason.contains("cost analysis")), "{fused}");
     for target in ["a100", "h100", "b200"] {
-        compile(Kind::Cuda, &[&name, "--target", target, "--variant", "fused"], &["fused.temp_bytes <= 0.7e9"]);
+        compile(Kind::Cuda, &[&name, "--target", target, "--variants", "fused"], &["fused.temp_bytes <= 0.7e9"]);
     }
 }
 
-/// A shape that compiles in a second on any number of devices.
+/// A variant, which `plan` chooses by default, and a shape that compiles in a second on any number of devices.
 const SMALL: [&str; 6] = [
+    "--variants",
+    "fused",
     "--set",
     "shape={tokens: 256, hidden: 128, vocab: 1000}",
-    "--variant",
-    "fused",
     "--set",
     "variants.fused.tiling={token_chunk: 64}",
 ];
@@ -142,7 +142,7 @@ fn failed_assertion_exits_with_1_after_programs_are_written() {
 
 #[test]
 fn plan_fits_the_device_and_prints_its_configuration() {
-    let arguments = [&["plan", "--json", "--target", "v6e"][..], &SMALL, &["--hbm", "2MB"]].concat();
+    let arguments = [&["plan", "--json", "--target", "v6e"][..], &SMALL[2..], &["--hbm", "2MB"]].concat();
     let output = run(Kind::Tpu, &arguments);
     assert_eq!(output.status.code(), Some(0), "{}{}", stdout(&output), stderr(&output));
     let plan: Value = serde_json::from_str(&stdout(&output)).expect("JSON");
@@ -151,14 +151,15 @@ fn plan_fits_the_device_and_prints_its_configuration() {
     let line = plan["config_line"].as_str().expect("a line");
     let config: Value = serde_json::to_value(serde_saphyr::from_str::<Value>(line).expect("YAML")).expect("JSON");
     assert_eq!(config["tiling"]["token_chunk"], best["blocking"]["token_chunks"], "{line}");
-    let arguments = [&["plan", "--target", "v6e"][..], &SMALL, &["--hbm", "1kB"]].concat();
+    let arguments = [&["plan", "--target", "v6e"][..], &SMALL[2..], &["--hbm", "1kB"]].concat();
     let text = refused(&arguments, &run(Kind::Tpu, &arguments));
     assert!(text.contains("at least") && text.contains("1.0 kB"), "{text}");
 }
 
 #[test]
 fn tiles_of_a_plan_are_named_while_they_are_compiled() {
-    let arguments = [&["plan", "--json", "--recompile", "--target", "v6e"][..], &SMALL, &["--hbm", "2MB"]].concat();
+    let arguments =
+        [&["plan", "--json", "--recompile", "--target", "v6e"][..], &SMALL[2..], &["--hbm", "2MB"]].concat();
     let output = run(Kind::Tpu, &arguments);
     assert_eq!(output.status.code(), Some(0), "{}{}", stdout(&output), stderr(&output));
     assert!(serde_json::from_str::<Value>(&stdout(&output)).is_ok(), "standard output is a document");
@@ -177,7 +178,7 @@ fn aot_refuses_bad_targets_configurations_and_assertions_before_compiling() {
     for (arguments, words) in [
         (&["--target", "v6e:two"][..], &["`v6e:two`", "v6e:2x4", "h200"][..]),
         (&["--target", "tpu"], &["`tpu`"]),
-        (&["--target", "v6e", "--variant", "fuse"], &["`fuse`", "fused_min_memory"]),
+        (&["--target", "v6e", "--variants", "fuse"], &["`fuse`", "fused_min_memory"]),
         (&["--target", "v6e", "--set", "shape.tokns=1"], &["shape.tokns", "did you mean `tokens`"]),
         (&["--target", "v6e", "--set", "variants.fused.tiling.token_chunk=0"], &["variant `fused`", "token_chunk"]),
         (&["--target", "v6e", "--set", "variants.fused.tilling={}"], &["variants.fused", "tilling"]),

@@ -9,7 +9,7 @@ fn printed(arguments: &[&str]) -> String {
 #[test]
 fn help_lists_commands_options_and_exit_codes() {
     let help = succeed(&["--help"]);
-    for word in ["train", "Exit codes", "3 stopped by"] {
+    for word in ["Train:", "Check the loss:", "Plan for devices:", "Measure:", "Exit codes", "3 stopped by"] {
         assert!(help.contains(word), "{help}");
     }
     let help = succeed(&["train", "--help"]);

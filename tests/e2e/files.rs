@@ -224,7 +224,7 @@ fn outputs_that_cannot_be_written_are_found_before_the_work() {
     let config = path("config.yaml");
     std::fs::write(&config, TINY).expect("written");
     std::fs::write(path("file"), "").expect("written");
-    for (option, name) in [("--output", "no/x.json"), ("--plot", "no/x.svg"), ("--log-dir", "file/logs")] {
+    for (option, name) in [("--out", "no/x.json"), ("--plot", "no/x.svg"), ("--log-dir", "file/logs")] {
         // One line, so nothing of the work was begun.
         let text = refuse(&["bench", &config, option, &path(name)]);
         assert!(text.contains(name), "{option}: {text}");
@@ -249,7 +249,7 @@ fn a_benchmark_shows_its_table_when_its_file_cannot_be_written() {
     let (_folder, path) = folder();
     let config = path("config.yaml");
     std::fs::write(&config, TINY).expect("written");
-    let output = grpo(&["bench", &config, "--output", "/dev/full"]);
+    let output = grpo(&["bench", &config, "--out", "/dev/full"]);
     assert_eq!(output.status.code(), Some(2), "{}", stderr(&output));
     assert!(stderr(&output).contains("/dev/full"), "{}", stderr(&output));
     assert!(stdout(&output).contains("fused"), "{}", stdout(&output));

@@ -34,7 +34,7 @@ pub(crate) struct Args {
     #[command(flatten)]
     pub(crate) bench: BenchArgs,
     /// Compile only these variants of a benchmark or programs of a run, e.g. fused,reference or gradient,apply; repeatable.
-    #[arg(long, value_name = "NAMES", value_delimiter = ',', alias = "variant")]
+    #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     pub(crate) variants: Vec<String>,
     /// Print one JSON document instead of a table.
     #[arg(long)]

@@ -35,7 +35,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FILE")]
     plugin: Option<PathBuf>,
     /// Check only these, e.g. fused,score; repeatable.
-    #[arg(long, value_name = "NAMES", value_delimiter = ',', alias = "variant")]
+    #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     variants: Vec<String>,
     /// Seed of the inputs. If no token of a clip branch is active with it, later seeds are tried [default: the configuration's].
     #[arg(long, allow_negative_numbers = true)]

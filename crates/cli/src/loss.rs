@@ -20,7 +20,7 @@ pub(crate) struct Args {
     file: PathBuf,
     /// Where to write the results (safetensors; gradients are f32, the loss f64). `-` is standard output; the text then goes to standard
     /// error. Devices and pipes are written to directly; a file is replaced when all results are complete.
-    #[arg(long, short, value_name = "FILE", alias = "output")]
+    #[arg(long, short, value_name = "FILE")]
     out: PathBuf,
     #[command(flatten)]
     input: LossInput,

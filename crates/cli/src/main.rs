@@ -39,7 +39,7 @@ mod threads;
 mod train;
 
 use anyhow::Context;
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use compiling::Compiling;
 use grpo_files::{printable, printable_line};
 use std::io::{ErrorKind, Write};
@@ -65,29 +65,53 @@ enum Command {
     Train(train::Args),
     /// Write a commented configuration of a run for a model and data files.
     Init(init::Args),
-    /// Show the prompts that a policy will get from data files: tokens, lengths, dropped rows, rewards of the reference answers.
+    /// Show the prompts of data files: tokens, lengths, dropped rows, rewards of the reference answers.
     Data(data::Args),
     /// Write a checkpoint of a run as a folder for transformers or PEFT.
     Export(export::Args),
     /// Make one HTML page of runs: curves, evaluations, samples, differences of configuration.
     Report(report::Args),
-    /// Check implementations of the loss on batch files: against the file's expected.* and the f64 oracle.
+    /// Check implementations of the loss against a batch file's expected.* and the f64 oracle.
     Parity(parity::Args),
-    /// Check gradients on reduced benchmark problems: the oracle's against finite differences, every variant's against the oracle's.
+    /// Check the gradients of every variant against the f64 oracle, and the oracle against differences.
     Gradcheck(gradcheck::Args),
     /// Evaluate the loss of a batch file; write loss, log-probabilities, entropies and gradients.
     Loss(loss::Args),
-    /// Compile the loss, or all programs of a run, for an absent TPU or GPU; report memory and estimated time.
+    /// Compile the loss, or a run's programs, for an absent TPU or GPU; report memory and estimated time.
     Aot(aot::Args),
     /// Measure the loss on this CPU or on attached devices, against floors measured in the same run.
     Bench(bench::Args),
     /// Serve `grpo bench`.
     #[command(hide = true)]
     BenchWorker,
-    /// Find the largest chunk of tokens with which the loss fits into a device's memory, according to its compiler.
+    /// Find the largest chunk of tokens with which the loss fits into a device's memory.
     Plan(plan::Args),
     /// Install and list PJRT plugins: the compilers and runtimes of TPUs, GPUs and XLA's CPU.
     Plugin(plugin::Args),
+}
+
+/// The headings of `grpo --help` with their commands.
+const GROUPS: [(&str, &[&str]); 4] = [
+    ("Train", &["init", "data", "train", "report", "export"]),
+    ("Check the loss", &["parity", "loss", "gradcheck"]),
+    ("Plan for devices", &["plan", "aot", "plugin"]),
+    ("Measure", &["bench"]),
+];
+
+/// Returns the parser, whose help lists the commands in [`GROUPS`].
+fn command_line() -> clap::Command {
+    let command = Cli::command();
+    let (header, literal) = (command.get_styles().get_header(), command.get_styles().get_literal());
+    let mut template = String::from("{about-with-newline}\n{usage-heading} {usage}\n");
+    for (heading, names) in GROUPS {
+        template += &format!("\n{header}{heading}:{header:#}\n");
+        for command in names.iter().filter_map(|name| command.find_subcommand(name)) {
+            let about = command.get_about().map(ToString::to_string).unwrap_or_default();
+            template += &format!("  {literal}{:<9}{literal:#}  {about}\n", command.get_name());
+        }
+    }
+    template += &format!("\n{header}Options:{header:#}\n{{options}}{{after-help}}");
+    command.help_template(template)
 }
 
 /// The outcome of a command that did not fail.
@@ -103,7 +127,7 @@ pub(crate) enum Outcome {
 
 /// Parses the arguments, runs the command, maps its result to an exit code.
 fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let cli = Cli::from_arg_matches(&command_line().get_matches()).unwrap_or_else(|error| error.exit());
     let compiling = Compiling::default();
     // Logs are shown on request: `GRPO_LOG=info grpo ...`.
     logs::init(compiling.clone());
@@ -178,11 +202,25 @@ fn stop_on_signal(saying: &'static str) -> anyhow::Result<Arc<AtomicBool>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::CommandFactory;
 
     #[test]
     fn the_command_line_is_consistent() {
-        Cli::command().debug_assert();
+        command_line().debug_assert();
+    }
+
+    #[test]
+    fn help_lists_every_command_in_one_group_on_one_line() {
+        let command = Cli::command();
+        let mut visible: Vec<&str> =
+            command.get_subcommands().filter(|command| !command.is_hide_set()).map(clap::Command::get_name).collect();
+        let mut grouped: Vec<&str> = GROUPS.iter().flat_map(|(_, names)| *names).copied().collect();
+        (visible.sort_unstable(), grouped.sort_unstable());
+        assert_eq!(grouped, visible);
+        let help = command_line().render_help().to_string();
+        for name in visible {
+            let of_name = |line: &&str| line.starts_with(&format!("  {name} ")) && line.chars().count() <= 110;
+            assert_eq!(help.lines().filter(of_name).count(), 1, "{name}: {help}");
+        }
     }
 
     /// Collects the options of all subcommands, with their path.
@@ -225,17 +263,16 @@ mod tests {
     }
 
     #[test]
-    fn configurations_are_arguments_and_old_spellings_still_parse() {
+    fn configurations_are_arguments_and_options_have_one_spelling() {
         for line in [
             "train a.yaml --set seed=1",
             "train --config a.yaml",
             "aot a.yaml --target v6e --variants a,b --variants c",
-            "aot --target v6e --variant a --variant b",
-            "bench a.yaml b.yaml --variant a --output r.json",
+            "bench a.yaml b.yaml --variants a --out r.json",
             "bench --variants a,b -o r.json",
             "gradcheck a.yaml --variants a,b --print-config",
-            "plan a.yaml --target v6e --variants fused",
-            "loss batch.safetensors --output r.safetensors",
+            "plan a.yaml --target v6e --variant fused",
+            "loss batch.safetensors --out r.safetensors",
             "plugin install cpu --force",
             "report runs/a runs/b -o r.html",
             "init --model a --data b.jsonl --data c.jsonl -o t.yaml --force",
@@ -243,13 +280,14 @@ mod tests {
             let parsed = Cli::try_parse_from(["grpo"].into_iter().chain(line.split(' ')));
             assert!(parsed.is_ok(), "{line}: {parsed:?}");
         }
-        let list = |line: &str| match Cli::try_parse_from(line.split(' ')).expect("legal").command {
-            Command::Aot(args) => format!("{args:?}"),
-            other => panic!("{other:?}"),
-        };
-        assert_eq!(list("grpo aot --target v6e --variants a,b"), list("grpo aot --target v6e --variant a --variant b"));
-        for line in ["train a.yaml --config b.yaml", "train a.yaml --resume run", "train --config a.yaml --resume run"]
-        {
+        for line in [
+            "train a.yaml --config b.yaml",
+            "train a.yaml --resume run",
+            "train --config a.yaml --resume run",
+            "aot --target v6e --variant a",
+            "plan a.yaml --target v6e --variants fused",
+            "loss batch.safetensors --output r.safetensors",
+        ] {
             let refused = Cli::try_parse_from(["grpo"].into_iter().chain(line.split(' ')));
             assert!(refused.is_err(), "{line}: {refused:?}");
         }

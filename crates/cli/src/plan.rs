@@ -23,7 +23,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "SIZE", value_parser = size)]
     hbm: Option<u64>,
     /// The variant to plan.
-    #[arg(long, value_name = "NAME", default_value = "fused", alias = "variants")]
+    #[arg(long, value_name = "NAME", default_value = "fused")]
     variant: String,
     /// Print one JSON document instead of a table.
     #[arg(long)]

@@ -27,7 +27,7 @@ pub(crate) struct Args {
     runs: Vec<PathBuf>,
     /// Where to write the page [default: report.html]. `-` is standard output; devices and pipes are written to directly; a file is replaced
     /// when the page is complete.
-    #[arg(long, short, value_name = "FILE", alias = "output")]
+    #[arg(long, short, value_name = "FILE")]
     out: Option<PathBuf>,
 }
 

@@ -102,12 +102,12 @@ fn logits_in_place_are_put_back_before_every_step() {
     assert_eq!(kernels["status"], "not_offered");
     assert!(kernels["error"].as_str().is_some_and(|error| error.contains("TPU kernels")), "{kernels}");
     // Who asks for it by name is not served.
-    document(&bench(LOGITS, &["--json", "--variant", "kernels"]), 1);
+    document(&bench(LOGITS, &["--json", "--variants", "kernels"]), 1);
 }
 
 #[test]
 fn a_budget_that_cannot_be_met_fails_one_variant() {
-    let set = ["--set", "variants.greedy.tiling.workspace_budget=10", "--variant", "greedy", "--variant", "fused"];
+    let set = ["--set", "variants.greedy.tiling.workspace_budget=10", "--variants", "greedy", "--variants", "fused"];
     let report = document(&bench(TINY, &[&set[..], &["--json"]].concat()), 1);
     let report = case(&report);
     assert_eq!(report["variants"]["fused"]["status"], "measured");

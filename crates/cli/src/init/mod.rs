@@ -35,7 +35,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FILE", required = true)]
     data: Vec<PathBuf>,
     /// Where to write the configuration [default: train.yaml]. `-` is standard output.
-    #[arg(long, short, value_name = "FILE", alias = "output")]
+    #[arg(long, short, value_name = "FILE")]
     out: Option<PathBuf>,
     /// Set one key in the written file; repeatable.
     #[arg(long, value_name = "A.B=VALUE")]
