@@ -51,10 +51,10 @@ pub(super) fn program(spec: &Spec) -> Result<Program> {
     let at_target = log_softmax.gather(&index, gather(), &[n, 1]).reshape(&[n]);
     let logp = active.select(&(&at_target * &factors.logp), &at_target.like(0.0));
 
-    let loss = tokens.loss(&spec.loss, &logp, None, |v| tokens.sequence_sum(&coord, &sequences, v));
-    let sums = tokens.sums(&coord, &sequences, &loss, None);
+    let (terms, dlogp) = tokens.loss(&spec.loss, &logp, None, |v| tokens.sequence_sum(&coord, &sequences, v));
+    let sums = tokens.sums(&coord, &sequences, terms);
 
-    let dlogp = (&loss.dlogp * &factors.logp).reshape(&[n, 1]);
+    let dlogp = (dlogp * &factors.logp).reshape(&[n, 1]);
     let zeros = frame.f.splat(0.0, TensorType::new(Dtype::F32, [n, v]));
     let by_log_softmax = zeros.scatter(&index, &dlogp, scatter(), Reducer::Add);
     let shares = by_log_softmax.reduce(Reducer::Add, &[1]) / &sum;

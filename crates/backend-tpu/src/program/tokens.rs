@@ -9,7 +9,7 @@ use super::mesh::MeshCoord;
 use super::softmax::{Factors, spread};
 use super::traced::Traced;
 use grpo_core::backend_api::token_columns::{LossSums, Recorded, Reduction, TokenColumns};
-use grpo_core::objective::{BatchLoss, BatchTerms, batch_loss};
+use grpo_core::objective::batch_loss;
 use grpo_core::{KlImportance, LossConfig, TemperatureMode};
 use stablehlo::{Dtype, Reducer, TensorType, Value};
 
@@ -96,33 +96,35 @@ impl Tokens {
         }
     }
 
-    /// Computes the loss of these tokens, with `sequence_sum` as in [`batch_loss`].
+    /// Computes the summands and dL/dlogp of these tokens, with `sequence_sum` as in [`batch_loss`].
     pub(crate) fn loss(
         &self,
         config: &LossConfig,
         logp: &Value,
         entropy: Option<&Value>,
         sequence_sum: impl Fn(&Value) -> Value,
-    ) -> BatchLoss<Value> {
+    ) -> (LossSums<Value>, Value) {
         let on_policy = self.on_policy.broadcast_in_dim(logp.shape(), &[]);
         // In f64, as on the host: far from the reference, large terms of the derivative cancel, and f32 would lose all
         // precision. These are few operations per token, compared with V logits.
         let wide = |v: &Value| Traced::Value(v.convert(Dtype::F64));
         let old_logp = on_policy.select(logp, &self.columns.old_logp);
-        let terms = BatchTerms {
-            logp: wide(logp),
-            entropy: entropy.map_or(Traced::Constant(0.0), wide),
-            columns: TokenColumns { old_logp, ..self.columns.clone() }.map(wide),
-            recorded: Recorded {
-                old: true,
-                reference: config.beta != 0.0,
-                sampler: config.kl_importance() == KlImportance::Sampler,
-            },
+        let columns = TokenColumns { old_logp, ..self.columns.clone() }.map(wide);
+        let recorded = Recorded {
+            old: true,
+            reference: config.beta != 0.0,
+            sampler: config.kl_importance() == KlImportance::Sampler,
         };
         let like = logp.convert(Dtype::F64);
-        let value = |v: Traced| v.into_value(&like).convert(Dtype::F32);
-        let loss = batch_loss(config, &terms, |v| wide(&sequence_sum(&value(v.clone()))));
-        loss.map(|traced| value(traced.clone()))
+        let value = |v: &Traced| v.clone().into_value(&like).convert(Dtype::F32);
+        let inputs = (&wide(logp), &entropy.map_or(Traced::Constant(0.0), wide));
+        let (sums, dlogp) = batch_loss(config, &columns, recorded, inputs, |v| wide(&sequence_sum(&value(v))));
+        (sums.map(value), value(&dlogp))
+    }
+
+    /// Returns dL/dentropy of every token.
+    pub(crate) fn dentropy(&self) -> Value {
+        -&self.columns.entropy_weight
     }
 
     /// Gives every token of this device the sum of `value` over the tokens of its sequence on all data ranks, in f64,
@@ -161,37 +163,17 @@ impl Tokens {
         same.select(&values, &values.like(0.0)).reduce(Reducer::Add, &[0])
     }
 
-    /// Computes [`LossSums`] over all tokens of all devices, in the order of its fields: f32 `[LossSums::COUNT]`.
-    pub(crate) fn sums(
-        &self,
-        coord: &MeshCoord,
-        sequences: &Value,
-        loss: &BatchLoss<Value>,
-        entropy: Option<&Value>,
-    ) -> Value {
-        let TokenColumns { share, clip_share, nll_weight, .. } = &self.columns;
+    /// Reduces the summands of [`Tokens::loss`] over all tokens of all devices, in the order of the fields: f32 `[LossSums::COUNT]`.
+    pub(crate) fn sums(&self, coord: &MeshCoord, sequences: &Value, mut terms: LossSums<Value>) -> Value {
+        let TokenColumns { share, clip_share, .. } = &self.columns;
         let active = self.active();
-        let zero = share.like(0.0);
-        let or_zero = |v: &Option<Value>| v.clone().unwrap_or_else(|| zero.clone());
+        for of_clip in [&mut terms.low_clipped, &mut terms.high_clipped, &mut terms.statistic] {
+            *of_clip = &*of_clip * clip_share;
+        }
         // The share of clipped tokens: f32 is precise enough.
-        let of_sequence = |v: &Value| self.sum_of_own(sequences, &coord.gather_tokens(&(v * share)));
-        let terms = LossSums {
-            loss: loss.loss.clone(),
-            policy: loss.policy.clone(),
-            kl: or_zero(&loss.kl),
-            entropy: entropy.map_or_else(|| zero.clone(), |e| active.select(e, &zero)),
-            low_clipped: &loss.low_clipped * clip_share,
-            high_clipped: &loss.high_clipped * clip_share,
-            statistic: loss.statistic.as_ref().map_or_else(|| zero.clone(), |own| own * clip_share),
-            nll: nll_weight.gt(&zero).select(&loss.nll, &zero),
-            log_ratio: or_zero(&loss.log_ratio),
-            ratio: loss.ratio.clone(),
-            dual_clipped: loss.dual_clipped.clone(),
-            low_min: of_sequence(&loss.low_clipped),
-            ratio_min: loss.ratio.clone(),
-            high_max: of_sequence(&loss.high_clipped),
-            ratio_max: loss.ratio.clone(),
-        };
+        for of_sequence in [&mut terms.low_min, &mut terms.high_max] {
+            *of_sequence = self.sum_of_own(sequences, &coord.gather_tokens(&(&*of_sequence * share)));
+        }
         let of_kind = |kind: Reduction| -> Vec<Value> {
             let terms = terms.iter().zip(LossSums::<Value>::REDUCTIONS.iter());
             terms.filter(|(_, reduction)| **reduction == kind).map(|(term, _)| term.clone()).collect()

@@ -248,12 +248,12 @@ impl<'a> Differences<'a> {
                     kl_cov_mask: factor(row, 0.0, |factors| &factors.kl_cov_mask),
                 };
                 let loss = token_loss(self.loss, &terms);
-                let kl = loss.kl.unwrap_or(Moved::fixed(0.0)) * Moved::fixed(self.weights.kl[row]);
+                let kl = loss.kl * Moved::fixed(self.weights.kl[row]);
                 let nll = loss.nll * Moved::fixed(self.weights.nll[row]);
                 let bonus = Moved::new(self.from[1][row], entropy[row])
                     * Moved::fixed(self.weights.entropy[row])
                     * factor(row, 1.0, |factors| &factors.entropy);
-                sum = sum + Moved::fixed(self.weights.policy[row]) * loss.policy + kl + nll - bonus;
+                sum = sum + Moved::fixed(self.weights.policy[row]) * loss.policy.value + kl + nll - bonus;
             }
         }
         sum

@@ -8,13 +8,13 @@
 //! [`LossConfig::prepare`] has added the quantities that need the whole batch.
 
 use crate::aggregate::batch_weights;
-use crate::backend_api::real::{List, Real, Scalar};
+use crate::backend_api::real::{List, Scalar};
 use crate::backend_api::token_columns::{LossSums, Recorded, TokenColumns};
 use crate::batch::{Advantages, TokenBatch, TokenWeights};
 use crate::config::{ImportanceSamplingLevel, LossConfig};
 use crate::error::{Error, Result};
 use crate::metrics::Metrics;
-use crate::objective::{BatchLoss, BatchTerms, Clipped, batch_loss, weighted};
+use crate::objective::{Clipped, batch_loss, weighted};
 use std::borrow::Cow;
 use std::ops::Range;
 
@@ -33,18 +33,9 @@ pub struct Evaluator<'a> {
 /// Running sums of one pass over a batch; created by [`Evaluator::totals`], consumed by [`Evaluator::finish`].
 #[derive(Clone, Debug)]
 pub struct Totals {
-    loss: f64,
+    /// `low_min` and `high_max` follow from the lists below.
+    sums: LossSums<f64>,
     magnitude: f64,
-    policy: f64,
-    kl: f64,
-    nll: f64,
-    entropy: f64,
-    log_ratio: f64,
-    ratio: f64,
-    ratio_min: f64,
-    ratio_max: f64,
-    dual_clipped: f64,
-    statistic: f64,
     /// Clipped tokens per sequence: [B].
     low_clipped: Vec<f64>,
     high_clipped: Vec<f64>,
@@ -88,23 +79,8 @@ impl<'a> Evaluator<'a> {
 
     /// Returns sums of zero.
     pub fn totals(&self) -> Totals {
-        let sequences = self.batch.sequences();
-        Totals {
-            loss: 0.0,
-            magnitude: 0.0,
-            policy: 0.0,
-            kl: 0.0,
-            nll: 0.0,
-            entropy: 0.0,
-            log_ratio: 0.0,
-            ratio: 0.0,
-            ratio_min: f64::INFINITY,
-            ratio_max: f64::NEG_INFINITY,
-            dual_clipped: 0.0,
-            statistic: 0.0,
-            low_clipped: vec![0.0; sequences],
-            high_clipped: vec![0.0; sequences],
-        }
+        let none = vec![0.0; self.batch.sequences()];
+        Totals { sums: LossSums::empty(), magnitude: 0.0, low_clipped: none.clone(), high_clipped: none }
     }
 
     /// Evaluates the active positions `span` and adds to `totals`.
@@ -137,27 +113,28 @@ impl<'a> Evaluator<'a> {
                 assert_eq!(part, whole, "where tokens share a ratio, a span holds whole sequences");
             }
             let at = |position: usize| position - span.start;
-            let terms = |position: usize| BatchTerms {
-                logp: logp[at(position)].to_f64(),
-                entropy: entropy[at(position)].to_f64(),
-                columns: self.columns(sequence, self.batch.active_rows()[position]),
-                recorded: self.recorded(),
-            };
-            let mut record = |position: usize, terms: &BatchTerms<f64>, loss: &BatchLoss<f64>| {
-                dlogp[at(position)] = R::from_f64(loss.dlogp);
-                dentropy[at(position)] = R::from_f64(loss.dentropy);
-                self.count(sequence, terms, loss, totals);
+            let columns = |position: usize| self.columns(sequence, self.batch.active_rows()[position]);
+            let mut record = |position: usize, columns: &TokenColumns<f64>, token: LossSums<f64>, slope: f64| {
+                dlogp[at(position)] = R::from_f64(slope);
+                dentropy[at(position)] = R::from_f64(-columns.entropy_weight);
+                count(sequence, columns, token, totals);
             };
             if self.config.is_token_level() {
                 for position in part.clone() {
-                    let terms = terms(position);
-                    record(position, &terms, &batch_loss(self.config, &terms, |own| *own));
+                    let columns = columns(position);
+                    let inputs = (&logp[at(position)].to_f64(), &entropy[at(position)].to_f64());
+                    let (token, slope) = batch_loss(self.config, &columns, self.recorded(), inputs, |own| *own);
+                    record(position, &columns, token, slope);
                 }
             } else {
-                let tokens: Vec<BatchTerms<f64>> = part.clone().map(terms).collect();
-                let loss = batch_loss(self.config, &BatchTerms::of_sequence(&tokens, self.recorded()), List::sum);
+                let tokens: Vec<TokenColumns<f64>> = part.clone().map(columns).collect();
+                let column = |i| List(tokens.iter().map(|token| *token.iter().nth(i).unwrap_or(&0.0)).collect());
+                let columns = TokenColumns::from_fn(column);
+                let list = |values: &[R]| List(part.clone().map(|position| values[at(position)].to_f64()).collect());
+                let inputs = (&list(logp), &list(entropy));
+                let (sums, slopes) = batch_loss(self.config, &columns, self.recorded(), inputs, List::sum);
                 for (i, position) in part.clone().enumerate() {
-                    record(position, &tokens[i], &loss.map(|list| list.0[i]));
+                    record(position, &tokens[i], sums.map(|list| list.0[i]), slopes.0[i]);
                 }
             }
             from = part.end;
@@ -184,21 +161,11 @@ impl<'a> Evaluator<'a> {
             high_max = high_max.max(totals.high_clipped[sequence] / length);
         }
         LossSums {
-            loss: totals.loss,
-            policy: totals.policy,
-            kl: totals.kl,
-            entropy: totals.entropy,
             low_clipped: totals.low_clipped.iter().sum(),
             high_clipped: totals.high_clipped.iter().sum(),
             low_min,
             high_max,
-            statistic: totals.statistic,
-            nll: totals.nll,
-            log_ratio: totals.log_ratio,
-            ratio: totals.ratio,
-            ratio_min: totals.ratio_min,
-            ratio_max: totals.ratio_max,
-            dual_clipped: totals.dual_clipped,
+            ..totals.sums
         }
     }
 
@@ -296,29 +263,18 @@ impl<'a> Evaluator<'a> {
             _ => self.batch.advantage(sequence, row).into(),
         }
     }
+}
 
-    fn count(&self, sequence: usize, terms: &BatchTerms<f64>, loss: &BatchLoss<f64>, totals: &mut Totals) {
-        let columns = &terms.columns;
-        let weight = columns.weight();
-        let kl = loss.kl.unwrap_or_default();
-        totals.loss += loss.loss;
-        totals.magnitude +=
-            loss.policy.abs() + weighted(&weight.kl, &kl).abs() + weighted(&weight.nll, &loss.nll).abs();
-        totals.policy += loss.policy;
-        totals.kl += kl;
-        totals.entropy += terms.entropy;
-        if weight.nll != 0.0 {
-            totals.nll += loss.nll;
-        }
-        totals.log_ratio += loss.log_ratio.unwrap_or_default();
-        totals.ratio += loss.ratio;
-        totals.ratio_min = Real::min(&totals.ratio_min, &loss.ratio);
-        totals.ratio_max = Real::max(&totals.ratio_max, &loss.ratio);
-        totals.dual_clipped += loss.dual_clipped;
-        totals.statistic += columns.clip_share * loss.statistic.unwrap_or_default();
-        totals.low_clipped[sequence] += columns.clip_share * loss.low_clipped;
-        totals.high_clipped[sequence] += columns.clip_share * loss.high_clipped;
+/// Adds the summands of a token.
+fn count(sequence: usize, columns: &TokenColumns<f64>, mut token: LossSums<f64>, totals: &mut Totals) {
+    let terms = [token.policy, weighted(&columns.kl_weight, &token.kl), weighted(&columns.nll_weight, &token.nll)];
+    totals.magnitude += terms[0].abs() + terms[1].abs() + terms[2].abs();
+    for of_clip in [&mut token.low_clipped, &mut token.high_clipped, &mut token.statistic] {
+        *of_clip *= columns.clip_share;
     }
+    totals.low_clipped[sequence] += token.low_clipped;
+    totals.high_clipped[sequence] += token.high_clipped;
+    totals.sums.merge(&token);
 }
 
 /// Checks that the batch has the inputs of a KL term weighted by the sampler's ratio.

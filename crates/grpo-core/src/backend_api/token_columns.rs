@@ -1,6 +1,8 @@
 //! Structs of named columns: the inputs of every token, and the sums over tokens. The host accesses them by name; a device gets them as
 //! the rows of a table, in the order of the fields.
 
+use crate::backend_api::real::Real;
+
 /// Defines a struct whose fields have one type `T`, with their names, their number, and iterators in their order.
 macro_rules! columns {
     ($(#[$doc:meta])* $name:ident { $($(#[$field_doc:meta])* $field:ident,)* }) => {
@@ -83,6 +85,21 @@ columns! {
     }
 }
 
+/// [`columns!`] of sums over tokens, each with its reduction.
+macro_rules! sums {
+    ($(#[$doc:meta])* $name:ident { $($(#[$field_doc:meta])* $field:ident: $reduction:ident,)* }) => {
+        columns! {
+            $(#[$doc])*
+            $name { $($(#[$field_doc])* $field,)* }
+        }
+
+        impl<T> $name<T> {
+            /// The reduction of each field. Fields of the same reduction are contiguous.
+            pub const REDUCTIONS: $name<Reduction> = $name { $($field: Reduction::$reduction,)* };
+        }
+    };
+}
+
 /// Which policies other than the trained one have log-probabilities in the batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Recorded {
@@ -94,41 +111,41 @@ pub struct Recorded {
     pub sampler: bool,
 }
 
-columns! {
-    /// Sums of a pass over a batch, on the host ([`crate::backend_api::evaluate::Totals`]) or on a device
-    /// ([`crate::objective::batch_loss`]). Micro-batches and devices are merged by [`LossSums::REDUCTIONS`].
+sums! {
+    /// Sums of a pass over a batch, or the summands of one token ([`crate::objective::batch_loss`]). Tokens and devices are merged by
+    /// [`LossSums::REDUCTIONS`].
     LossSums {
         /// Sum of weight x token loss, including the entropy bonus.
-        loss,
+        loss: Sum,
         /// Sum of weight x policy term.
-        policy,
+        policy: Sum,
         /// Sum of the KL term over active tokens.
-        kl,
+        kl: Sum,
         /// Sum of the entropy over active tokens, in nats.
-        entropy,
+        entropy: Sum,
         /// Number of tokens clipped below, or of sequences if the clip has one value per sequence
         /// ([`crate::backend_api::evaluate::Evaluator::shares_clip`]).
-        low_clipped,
+        low_clipped: Sum,
         /// Number of tokens or sequences clipped above.
-        high_clipped,
+        high_clipped: Sum,
         /// Sum of the loss's own statistic, over tokens or sequences ([`crate::objective::PolicyTerm::statistic`]).
-        statistic,
+        statistic: Sum,
         /// Sum of -logp over the tokens of `positive_rows`.
-        nll,
+        nll: Sum,
         /// Sum of logp - old logp over active tokens.
-        log_ratio,
+        log_ratio: Sum,
         /// Sum of the importance ratio over active tokens.
-        ratio,
+        ratio: Sum,
         /// Number of active tokens at which the dual clip binds.
-        dual_clipped,
+        dual_clipped: Sum,
         /// Smallest share of a sequence's active tokens that is clipped below; infinite without active tokens.
-        low_min,
+        low_min: Min,
         /// Smallest importance ratio; infinite without active tokens.
-        ratio_min,
+        ratio_min: Min,
         /// Largest share of a sequence's active tokens that is clipped above; minus infinity without active tokens.
-        high_max,
+        high_max: Max,
         /// Largest importance ratio; minus infinity without active tokens.
-        ratio_max,
+        ratio_max: Max,
     }
 }
 
@@ -144,28 +161,26 @@ pub enum Reduction {
     Max,
 }
 
-impl<T> LossSums<T> {
-    /// The reduction of each field. Fields of the same reduction are contiguous.
-    pub const REDUCTIONS: LossSums<Reduction> = {
-        use Reduction::{Max, Min, Sum};
-        LossSums {
-            loss: Sum,
-            policy: Sum,
-            kl: Sum,
-            entropy: Sum,
-            low_clipped: Sum,
-            high_clipped: Sum,
-            statistic: Sum,
-            nll: Sum,
-            log_ratio: Sum,
-            ratio: Sum,
-            dual_clipped: Sum,
-            low_min: Min,
-            ratio_min: Min,
-            high_max: Max,
-            ratio_max: Max,
+impl LossSums<f64> {
+    /// Returns the sums over no tokens.
+    pub fn empty() -> Self {
+        Self::REDUCTIONS.map(|reduction| match reduction {
+            Reduction::Sum => 0.0,
+            Reduction::Min => f64::INFINITY,
+            Reduction::Max => f64::NEG_INFINITY,
+        })
+    }
+
+    /// Merges the sums of other tokens. NaN stays NaN.
+    pub fn merge(&mut self, other: &Self) {
+        for ((sum, other), reduction) in self.iter_mut().zip(other.iter()).zip(Self::REDUCTIONS.iter()) {
+            *sum = match reduction {
+                Reduction::Sum => *sum + other,
+                Reduction::Min => Real::min(sum, other),
+                Reduction::Max => Real::max(sum, other),
+            };
         }
-    };
+    }
 }
 
 #[cfg(test)]

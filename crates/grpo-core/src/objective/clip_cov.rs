@@ -141,8 +141,8 @@ fn is_clipped(config: &LossConfig, batch: &TokenBatch, policy: &PolicyValues, se
         factor: 1.0,
         kl_cov_mask: 0.0,
     };
-    let loss = token_loss(config, &terms);
-    loss.low_clipped + loss.high_clipped > 0.0
+    let policy = token_loss(config, &terms).policy;
+    policy.low_clipped + policy.high_clipped > 0.0
 }
 
 /// splitmix64.

@@ -24,7 +24,7 @@ mod trust_region;
 mod value;
 mod weighted;
 
-use crate::backend_api::real::{Dual, Real};
+use crate::backend_api::real::Real;
 use crate::batch::{PolicyValues, TokenBatch, TokenFactors};
 use crate::config::LossConfig;
 use crate::metrics::Metrics;
@@ -32,7 +32,7 @@ pub(crate) use kl::value as kl_value;
 pub use loss::{Average, Bounds, Clip, Clipped, Loss, LossTraits, OwnAverage, SharedLogRatio};
 pub use ratio::Ratio;
 pub use value::{ValueLoss, ValueLossConfig, ValueOutput, ValueTerms, explained_variance, value_loss};
-pub use weighted::{BatchLoss, BatchTerms, batch_loss};
+pub use weighted::batch_loss;
 
 losses! {
     #[default]
@@ -138,25 +138,17 @@ pub struct TokenTerms<R> {
     pub kl_cov_mask: R,
 }
 
-/// The loss of one token before its aggregation weights, and the values that metrics count.
+/// The loss of one token before its aggregation weights.
 #[derive(Clone, Debug)]
 pub struct TokenLoss<R> {
-    /// The policy term; minimised.
-    pub policy: R,
-    /// The KL term without beta (with its bias correction, as TRL logs it); `None` if beta is 0.
-    pub kl: Option<R>,
-    /// 1 if the clip binds below, else 0.
-    pub low_clipped: R,
-    /// 1 if the clip binds above, else 0.
-    pub high_clipped: R,
-    /// 1 if the dual clip binds, else 0.
-    pub dual_clipped: R,
-    /// The importance ratio of the token, or of its sequence if its tokens share one.
-    pub ratio: R,
+    /// The policy term times its factor, with the indicators of its clip.
+    pub policy: PolicyTerm<R>,
+    /// The KL term without beta (with its bias correction, as TRL logs it); 0 if beta is 0.
+    pub kl: R,
     /// -logp.
     pub nll: R,
-    /// [`PolicyTerm::statistic`].
-    pub statistic: R,
+    /// The importance ratio of the token, or of its sequence if its tokens share one.
+    pub ratio: R,
 }
 
 /// Computes the loss of one token.
@@ -166,121 +158,22 @@ pub struct TokenLoss<R> {
 pub fn token_loss<R: Real>(config: &LossConfig, terms: &TokenTerms<R>) -> TokenLoss<R> {
     let ratio = Ratio::new(config, terms);
     let policy = config.loss_type.policy(config, terms, &ratio);
+    let reference = terms.ref_logp.as_ref().filter(|_| config.beta != 0.0);
     TokenLoss {
-        policy: policy.value * terms.factor.clone(),
-        kl: terms.ref_logp.as_ref().filter(|_| config.beta != 0.0).map(|q| kl::term(config, terms, q, &ratio)),
+        policy: PolicyTerm { value: policy.value * terms.factor.clone(), ..policy },
+        kl: reference.map_or(terms.logp.constant(0.0), |q| kl::term(config, terms, q, &ratio)),
         nll: -terms.logp.clone(),
-        low_clipped: policy.low_clipped,
-        high_clipped: policy.high_clipped,
-        dual_clipped: policy.dual_clipped,
-        statistic: policy.statistic,
         ratio: ratio.value,
     }
 }
 
-/// The inputs of a token's loss other than its log-probability, without derivatives.
-#[derive(Clone, Debug)]
-pub struct TokenInputs<R> {
-    /// [`TokenTerms::old_logp`]; `None` on-policy.
-    pub old_logp: Option<R>,
-    /// [`TokenTerms::ref_logp`].
-    pub ref_logp: Option<R>,
-    /// [`TokenTerms::sampler_logp`].
-    pub sampler_logp: Option<R>,
-    /// [`TokenTerms::advantage`].
-    pub advantage: R,
-    /// The token's own advantage if `advantage` is the mean of its sequence.
-    pub token_advantage: R,
-    /// [`TokenTerms::factor`].
-    pub factor: R,
-    /// [`TokenTerms::kl_cov_mask`].
-    pub kl_cov_mask: R,
-}
-
-/// The weights of a token's terms in the loss of the step ([`crate::aggregate`]).
-#[derive(Clone, Debug)]
-pub struct TokenWeight<R> {
-    /// Weight of the policy term.
-    pub policy: R,
-    /// Weight of the KL term, including beta.
-    pub kl: R,
-    /// Weight of the negative log-likelihood, including positive_example_nll_weight.
-    pub nll: R,
-}
-
-/// The loss of a token and its derivatives.
-#[derive(Clone, Debug)]
-pub struct TokenGrad<R> {
-    /// The loss.
-    pub value: TokenLoss<R>,
-    /// Weighted d loss / d logp, at a fixed shared log-ratio.
-    pub of_logp: R,
-    /// Weighted d loss / d shared log-ratio; 0 if there is none.
-    pub of_shared: R,
-}
-
-impl<R: Real> TokenWeight<R> {
-    /// Returns the weighted sum of a token's terms, or of their derivatives.
-    pub(crate) fn sum(&self, policy: &R, kl: Option<&R>, nll: &R) -> R {
-        let sum = weighted(&self.policy, policy) + weighted(&self.nll, nll);
-        kl.map_or(sum.clone(), |kl| sum + weighted(&self.kl, kl))
-    }
-}
-
-impl<R: Real> TokenInputs<R> {
-    /// Returns the loss of the token with its derivatives. `shared` is the log-ratio of its sequence, if the loss has one.
-    pub fn grad(&self, config: &LossConfig, weight: &TokenWeight<R>, logp: &R, shared: Option<&R>) -> TokenGrad<R> {
-        let terms = |logp: Dual<R>, shared: Option<Dual<R>>| TokenTerms {
-            old_logp: self.old_logp.clone().map_or_else(|| logp.stop_gradient(), Dual::fixed),
-            logp,
-            shared,
-            ref_logp: self.ref_logp.clone().map(Dual::fixed),
-            sampler_logp: self.sampler_logp.clone().map(Dual::fixed),
-            advantage: Dual::fixed(self.advantage.clone()),
-            factor: Dual::fixed(self.factor.clone()),
-            kl_cov_mask: Dual::fixed(self.kl_cov_mask.clone()),
-        };
-        let slope = |loss: &TokenLoss<Dual<R>>| {
-            weight.sum(&loss.policy.tangent, loss.kl.as_ref().map(|kl| &kl.tangent), &loss.nll.tangent)
-        };
-        let fixed = shared.map(|shared| Dual::fixed(shared.clone()));
-        let by_logp = token_loss(config, &terms(Dual::variable(logp.clone()), fixed));
-        let of_shared = match shared {
-            Some(shared) => {
-                let logp = Dual::fixed(logp.clone());
-                slope(&token_loss(config, &terms(logp, Some(Dual::variable(shared.clone())))))
-            }
-            None => logp.constant(0.0),
-        };
-        TokenGrad { of_logp: slope(&by_logp), of_shared, value: by_logp.map(|dual| dual.value) }
-    }
-
-    /// Returns the token's contribution to the log-ratio of its sequence, with its derivative by logp.
-    pub fn shared_part(&self, config: &LossConfig, logp: &R) -> Dual<R> {
-        let logp = Dual::variable(logp.clone());
-        let old = self.old_logp.clone().map_or_else(|| logp.stop_gradient(), Dual::fixed);
-        shared_part(config, &logp, &old, &Dual::fixed(self.token_advantage.clone()))
-    }
-}
-
-impl<R> TokenLoss<R> {
-    fn map<S>(self, f: impl Fn(R) -> S) -> TokenLoss<S> {
-        TokenLoss {
-            policy: f(self.policy),
-            kl: self.kl.map(&f),
-            low_clipped: f(self.low_clipped),
-            high_clipped: f(self.high_clipped),
-            dual_clipped: f(self.dual_clipped),
-            ratio: f(self.ratio),
-            nll: f(self.nll),
-            statistic: f(self.statistic),
-        }
-    }
+/// Returns `true` where the weight is not 0.
+fn counts<R: Real>(weight: &R) -> R::Bool {
+    let zero = weight.constant(0.0);
+    R::or(&weight.lt(&zero), &zero.lt(weight))
 }
 
 /// Returns weight x derivative, and 0 if the weight is 0 even where the derivative is infinite.
 pub(crate) fn weighted<R: Real>(weight: &R, derivative: &R) -> R {
-    let zero = weight.constant(0.0);
-    let counts = R::or(&weight.lt(&zero), &zero.lt(weight));
-    R::select(&counts, &(weight.clone() * derivative.clone()), &zero)
+    R::select(&counts(weight), &(weight.clone() * derivative.clone()), &weight.constant(0.0))
 }

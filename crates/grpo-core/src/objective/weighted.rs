@@ -3,145 +3,97 @@
 //! A [`Real`] stands for one token, for the tokens of a sequence ([`crate::backend_api::real::List`]), or in a compiled program for all N
 //! tokens of a batch, including masked tokens (whose weight is 0). The caller computes sums over a sequence.
 
-use super::{TokenInputs, TokenWeight, shares_mean, weighted};
-use crate::backend_api::real::{Dual, List, Real};
-use crate::backend_api::token_columns::{Recorded, TokenColumns};
+use super::{TokenLoss, TokenTerms, counts, shared_part, shares_mean, token_loss, weighted};
+use crate::backend_api::real::{Dual, Real};
+use crate::backend_api::token_columns::{LossSums, Recorded, TokenColumns};
 use crate::config::LossConfig;
 
-/// The inputs of the loss; every entry is `[N]`. Masked tokens hold finite numbers and weights of 0.
-#[derive(Clone, Debug)]
-pub struct BatchTerms<R> {
-    /// Log-probabilities under the policy, in nats.
-    pub logp: R,
-    /// Entropies, in nats.
-    pub entropy: R,
-    /// The other inputs; `share` is 0 at masked tokens.
-    pub columns: TokenColumns<R>,
-    /// Which log-probabilities the columns contain.
-    pub recorded: Recorded,
-}
-
-/// The loss with its derivatives and metrics; every entry is `[N]`, 0 at masked tokens.
-#[derive(Clone, Debug)]
-pub struct BatchLoss<R> {
-    /// Weighted terms of the token, minus its entropy bonus.
-    pub loss: R,
-    /// The weighted policy term alone.
-    pub policy: R,
-    /// dL/dlogp.
-    pub dlogp: R,
-    /// dL/dentropy.
-    pub dentropy: R,
-    /// The KL term; `None` if beta is 0.
-    pub kl: Option<R>,
-    /// 1 if the token is clipped below, else 0.
-    pub low_clipped: R,
-    /// 1 if the token is clipped above, else 0.
-    pub high_clipped: R,
-    /// 1 if the dual clip binds, else 0.
-    pub dual_clipped: R,
-    /// The importance ratio.
-    pub ratio: R,
-    /// logp - old logp of the token; `None` on-policy.
-    pub log_ratio: Option<R>,
-    /// -logp.
-    pub nll: R,
-    /// The loss's own statistic, else 0.
-    pub statistic: Option<R>,
-}
-
 impl<R: Real> TokenColumns<R> {
-    /// Returns the inputs of the loss other than the log-probability.
-    pub fn inputs(&self, recorded: Recorded) -> TokenInputs<R> {
-        TokenInputs {
-            old_logp: recorded.old.then(|| self.old_logp.clone()),
-            ref_logp: recorded.reference.then(|| self.ref_logp.clone()),
-            sampler_logp: recorded.sampler.then(|| self.sampler_logp.clone()),
-            advantage: self.advantage.clone(),
-            token_advantage: self.token_advantage.clone(),
-            factor: self.policy_factor.clone(),
-            kl_cov_mask: self.kl_cov_mask.clone(),
+    /// Returns the inputs of the formula, whose only variables are `logp` and `shared`.
+    fn terms(&self, recorded: Recorded, logp: Dual<R>, shared: Option<Dual<R>>) -> TokenTerms<Dual<R>> {
+        let fixed = |column: &R| Dual::fixed(column.clone());
+        TokenTerms {
+            old_logp: if recorded.old { fixed(&self.old_logp) } else { logp.stop_gradient() },
+            logp,
+            shared,
+            ref_logp: recorded.reference.then(|| fixed(&self.ref_logp)),
+            sampler_logp: recorded.sampler.then(|| fixed(&self.sampler_logp)),
+            advantage: fixed(&self.advantage),
+            factor: fixed(&self.policy_factor),
+            kl_cov_mask: fixed(&self.kl_cov_mask),
         }
     }
 
-    /// Returns the weights of the terms.
-    pub fn weight(&self) -> TokenWeight<R> {
-        TokenWeight { policy: self.policy_weight.clone(), kl: self.kl_weight.clone(), nll: self.nll_weight.clone() }
+    /// Returns the weighted sum of the token's terms, or of their derivatives.
+    fn weigh(&self, loss: &TokenLoss<Dual<R>>, part: impl Fn(&Dual<R>) -> &R) -> R {
+        weighted(&self.policy_weight, part(&loss.policy.value))
+            + weighted(&self.nll_weight, part(&loss.nll))
+            + weighted(&self.kl_weight, part(&loss.kl))
     }
 }
 
-impl BatchTerms<List<f64>> {
-    /// Joins the tokens of a sequence.
-    pub(crate) fn of_sequence(tokens: &[BatchTerms<f64>], recorded: Recorded) -> Self {
-        let list = |of: &dyn Fn(&BatchTerms<f64>) -> f64| List(tokens.iter().map(of).collect());
-        let column = |i| list(&|token| token.columns.iter().nth(i).copied().unwrap_or_default());
-        Self {
-            logp: list(&|token| token.logp),
-            entropy: list(&|token| token.entropy),
-            columns: TokenColumns::from_fn(column),
-            recorded,
-        }
-    }
-}
-
-impl<R> BatchLoss<R> {
-    /// Applies `f` to every entry.
-    pub fn map<S>(&self, f: impl Fn(&R) -> S) -> BatchLoss<S> {
-        BatchLoss {
-            loss: f(&self.loss),
-            policy: f(&self.policy),
-            dlogp: f(&self.dlogp),
-            dentropy: f(&self.dentropy),
-            kl: self.kl.as_ref().map(&f),
-            low_clipped: f(&self.low_clipped),
-            high_clipped: f(&self.high_clipped),
-            dual_clipped: f(&self.dual_clipped),
-            ratio: f(&self.ratio),
-            log_ratio: self.log_ratio.as_ref().map(&f),
-            nll: f(&self.nll),
-            statistic: self.statistic.as_ref().map(&f),
-        }
-    }
-}
-
-/// Computes the loss of a batch. `sequence_sum` returns, for every token, the sum over the tokens of its sequence.
+/// Computes the loss of a batch: every token's summand of each sum, and dL/dlogp; each is `[N]`, 0 at masked tokens. dL/dentropy is minus
+/// the entropy weight.
+///
+/// `logp` and `entropy` are in nats. Masked tokens hold finite numbers, weights of 0 and a share of 0; only their entropy may be any value.
+/// `sequence_sum` returns, for every token, the sum over the tokens of its sequence. Of the summands, the caller multiplies `low_clipped`,
+/// `high_clipped` and `statistic` by [`TokenColumns::clip_share`], and averages `low_min` and `high_max` over a sequence.
 ///
 /// The reference's log-probabilities must be present if `config.beta` is not 0; [`crate::backend_api::evaluate::Evaluator::new`] checks that.
-pub fn batch_loss<R: Real>(config: &LossConfig, terms: &BatchTerms<R>, sequence_sum: impl Fn(&R) -> R) -> BatchLoss<R> {
-    let BatchTerms { logp, entropy, columns, recorded } = terms;
-    let TokenColumns { share, .. } = columns;
-    let active = share.constant(0.0).lt(share);
+pub fn batch_loss<R: Real>(
+    config: &LossConfig,
+    columns: &TokenColumns<R>,
+    recorded: Recorded,
+    (logp, entropy): (&R, &R),
+    sequence_sum: impl Fn(&R) -> R,
+) -> (LossSums<R>, R) {
+    let share = &columns.share;
     let zero = share.constant(0.0);
+    let active = zero.lt(share);
     let kept = |value: &R| R::select(&active, value, &zero);
-    let (weight, inputs) = (columns.weight(), columns.inputs(*recorded));
-    let (value, dlogp) = if config.is_token_level() {
-        let grad = inputs.grad(config, &weight, logp, None);
-        (grad.value, grad.of_logp)
+    let at = |logp: Dual<R>, shared: Option<Dual<R>>| token_loss(config, &columns.terms(recorded, logp, shared));
+    let slope = |loss: &TokenLoss<Dual<R>>| columns.weigh(loss, |term| &term.tangent);
+    let variable = Dual::variable(logp.clone());
+    let (loss, dlogp) = if config.is_token_level() {
+        let loss = at(variable, None);
+        let dlogp = slope(&loss);
+        (loss, dlogp)
     } else {
-        let part = inputs.shared_part(config, logp) * Dual::fixed(columns.log_ratio_scale.clone());
+        let TokenTerms { logp: own, old_logp, .. } = columns.terms(recorded, variable.clone(), None);
+        let part = shared_part(config, &own, &old_logp, &Dual::fixed(columns.token_advantage.clone()))
+            * Dual::fixed(columns.log_ratio_scale.clone());
         // A token contributes its share to a mean and its full value to a sum.
         let shared = |value: R| if shares_mean(config) { value * share.clone() } else { value };
         let log_ratio = sequence_sum(&shared(kept(&part.value))) + columns.log_ratio_bias.clone();
-        let grad = inputs.grad(config, &weight, logp, Some(&log_ratio));
-        let through = shared(sequence_sum(&grad.of_shared) * part.tangent);
+        let loss = at(variable, Some(Dual::fixed(log_ratio.clone())));
+        let by_shared = at(Dual::fixed(logp.clone()), Some(Dual::variable(log_ratio)));
+        let through = shared(sequence_sum(&slope(&by_shared)) * part.tangent);
         // A NaN in the sequence must not reach its masked tokens.
-        (grad.value, grad.of_logp + kept(&through))
+        let dlogp = slope(&loss) + kept(&through);
+        (loss, dlogp)
     };
-    let bonus = columns.entropy_weight.clone();
-    let loss = weight.sum(&value.policy, value.kl.as_ref(), &value.nll);
-    BatchLoss {
-        // Without a bonus the entropy is not read: at masked tokens it may be any value.
-        loss: if config.entropy_coef == 0.0 { loss } else { loss - kept(&(bonus.clone() * entropy.clone())) },
-        policy: weighted(&weight.policy, &value.policy),
-        dlogp,
-        dentropy: -bonus,
-        kl: value.kl.map(|kl| kept(&kl)),
-        low_clipped: kept(&value.low_clipped),
-        high_clipped: kept(&value.high_clipped),
-        dual_clipped: kept(&value.dual_clipped),
-        ratio: kept(&value.ratio),
-        log_ratio: recorded.old.then(|| kept(&(logp.clone() - columns.old_logp.clone()))),
-        nll: kept(&value.nll),
-        statistic: Some(kept(&value.statistic)),
-    }
+    let sum = columns.weigh(&loss, |term| &term.value);
+    let TokenLoss { policy, kl, nll, ratio } = &loss;
+    let value = |term: &Dual<R>| kept(&term.value);
+    let (low_clipped, high_clipped, ratio) = (value(&policy.low_clipped), value(&policy.high_clipped), value(ratio));
+    let bonus = || columns.entropy_weight.clone() * entropy.clone();
+    let sums = LossSums {
+        // Without a bonus the entropy is not read.
+        loss: if config.entropy_coef == 0.0 { sum } else { sum - kept(&bonus()) },
+        policy: weighted(&columns.policy_weight, &policy.value.value),
+        kl: value(kl),
+        entropy: kept(entropy),
+        low_clipped: low_clipped.clone(),
+        high_clipped: high_clipped.clone(),
+        statistic: value(&policy.statistic),
+        nll: R::select(&counts(&columns.nll_weight), &nll.value, &zero),
+        log_ratio: if recorded.old { kept(&(logp.clone() - columns.old_logp.clone())) } else { zero.clone() },
+        ratio: ratio.clone(),
+        dual_clipped: value(&policy.dual_clipped),
+        low_min: low_clipped,
+        ratio_min: ratio.clone(),
+        high_max: high_clipped,
+        ratio_max: ratio,
+    };
+    (sums, dlogp)
 }

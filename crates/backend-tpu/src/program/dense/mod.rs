@@ -76,10 +76,10 @@ pub(super) fn build(
     }
 
     let known = spec.numerics.entropy.then_some(&entropy);
-    let loss = tokens.loss(&spec.loss, &logp, known, |v| tokens.sequence_sum(&coord, &sequences, v));
-    let sums = tokens.sums(&coord, &sequences, &loss, known);
-    let dentropy = (spec.loss.entropy_coef != 0.0).then_some(&loss.dentropy);
-    let row_grad = statistics.row_grad(&row, &factors, &loss.dlogp, dentropy);
+    let (terms, dlogp) = tokens.loss(&spec.loss, &logp, known, |v| tokens.sequence_sum(&coord, &sequences, v));
+    let sums = tokens.sums(&coord, &sequences, terms);
+    let dentropy = (spec.loss.entropy_coef != 0.0).then(|| tokens.dentropy());
+    let row_grad = statistics.row_grad(&row, &factors, &dlogp, dentropy.as_ref());
     let dlogits = columns.gradient(&row_grad, &active);
 
     let mut results = vec![(Role::Sums, sums), (Role::Logp, logp), (Role::Entropy, entropy)];

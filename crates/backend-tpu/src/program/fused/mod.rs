@@ -27,7 +27,7 @@ use super::softmax::{Columns, Factors, Row, RowGrad, Statistics, Tile};
 use super::spec::{Spec, dtype};
 use super::tokens::Tokens;
 use super::transform::Transform;
-use grpo_core::objective::BatchLoss;
+use grpo_core::backend_api::token_columns::LossSums;
 use grpo_core::{HeadLayout, PolicySpec};
 use stablehlo::{Dtype, Reducer, TensorType, Value};
 use window::{Window, add_at, place, window, windows};
@@ -43,8 +43,8 @@ pub(super) fn results(spec: &Spec, frame: &Frame, pass: Pass) -> Vec<(Role, Valu
         Blocking::VocabPanels(w) => fused.vocab_panels(w, gradients),
     };
     if pass != Pass::Score {
-        let loss = fused.loss(&results[0].1, &results[1].1);
-        results.insert(0, (Role::Sums, fused.sums(&loss, &results[1].1)));
+        let (terms, _) = fused.loss(&results[0].1, &results[1].1);
+        results.insert(0, (Role::Sums, fused.tokens.sums(&fused.coord, &fused.sequences, terms)));
     }
     results
 }
@@ -133,21 +133,17 @@ impl<'a> Fused<'a> {
         (logp, entropy)
     }
 
-    fn loss(&self, logp: &Value, entropy: &Value) -> BatchLoss<Value> {
+    fn loss(&self, logp: &Value, entropy: &Value) -> (LossSums<Value>, Value) {
         self.tokens.loss(&self.spec.loss, logp, self.spec.numerics.entropy.then_some(entropy), |v| {
             self.tokens.sequence_sum(&self.coord, &self.sequences, v)
         })
     }
 
-    fn sums(&self, loss: &BatchLoss<Value>, entropy: &Value) -> Value {
-        self.tokens.sums(&self.coord, &self.sequences, loss, Some(entropy))
-    }
-
     /// Computes dL/dz of rows from dL/dlogp.
-    fn row_grad(&self, statistics: &Statistics, factors: &Factors, dlogp: &Value, dentropy: &Value) -> RowGrad {
+    fn row_grad(&self, statistics: &Statistics, factors: &Factors, dlogp: &Value, tokens: &Tokens) -> RowGrad {
         let row = statistics.row(&factors.logits);
-        let dentropy = (self.spec.loss.entropy_coef != 0.0).then_some(dentropy);
-        statistics.row_grad(&row, factors, dlogp, dentropy)
+        let dentropy = (self.spec.loss.entropy_coef != 0.0).then(|| tokens.dentropy());
+        statistics.row_grad(&row, factors, dlogp, dentropy.as_ref())
     }
 
     /// Computes dL/dlogits of a tile in the products' dtype; zeros in rows of masked tokens, for any content.
@@ -212,8 +208,8 @@ impl<'a> Fused<'a> {
                 grads.iter().zip(&carried[2..]).map(|((role, _), v)| (*role, v.clone())).collect();
             if !grads.is_empty() {
                 let known = self.spec.numerics.entropy.then_some(&entropy);
-                let loss = tokens.loss(&self.spec.loss, &logp, known, |v| v.clone());
-                let row_grad = self.row_grad(&statistics, &factors, &loss.dlogp, &loss.dentropy);
+                let (_, dlogp) = tokens.loss(&self.spec.loss, &logp, known, |v| v.clone());
+                let row_grad = self.row_grad(&statistics, &factors, &dlogp, &tokens);
                 let dlogits = self.dlogits(&tile, &row_grad, &tokens);
                 self.add_chunk(&head, &mut grads, &dlogits, &rows, &tokens, &window.start);
             }
@@ -240,8 +236,8 @@ impl<'a> Fused<'a> {
         let (statistics, factors) = (Statistics::from_list(&carried), self.factors(&self.tokens));
         let (logp, entropy) = self.scores(&statistics.row(&factors.logits), &self.tokens, &factors);
         let Some(frame) = frame else { return vec![(Role::Logp, logp), (Role::Entropy, entropy)] };
-        let loss = self.loss(&logp, &entropy);
-        let row_grad = self.row_grad(&statistics, &factors, &loss.dlogp, &loss.dentropy);
+        let (_, dlogp) = self.loss(&logp, &entropy);
+        let row_grad = self.row_grad(&statistics, &factors, &dlogp, &self.tokens);
 
         let grads = self.begin(frame);
         let carried = f.for_loop(trips, &grads.iter().map(|(_, v)| v).collect::<Vec<_>>(), |trip, carried| {
@@ -281,8 +277,8 @@ impl<'a> Fused<'a> {
         let statistics = Statistics::from_list(&carried).over_vocab(&self.coord, &factors.logits);
         let (logp, entropy) = self.scores(&statistics.row(&factors.logits), &self.tokens, &factors);
         let Some(frame) = frame else { return vec![(Role::Logp, logp), (Role::Entropy, entropy)] };
-        let loss = self.loss(&logp, &entropy);
-        let row_grad = self.row_grad(&statistics, &factors, &loss.dlogp, &loss.dentropy);
+        let (_, dlogp) = self.loss(&logp, &entropy);
+        let row_grad = self.row_grad(&statistics, &factors, &dlogp, &self.tokens);
 
         let grads = self.begin_panels(frame);
         let carried = f.for_loop(trips, &grads.iter().map(|(_, v)| v).collect::<Vec<_>>(), |trip, carried| {
