@@ -249,3 +249,11 @@ fn a_missing_buffer_is_named() {
     let message = loss.step_policy(case.policy(), &case.batch, GradsMut::default()).unwrap_err().to_string();
     assert!(message.contains("gradient for hidden"), "{message}");
 }
+
+#[test]
+fn a_loss_and_its_clones_share_one_configuration() {
+    let config = Arc::new(LossConfig::default());
+    let loss =
+        GrpoLoss::builder(Arc::clone(&config)).head(3, 5).max_tokens(2).build(&backend_cpu::CpuBackend::new()).unwrap();
+    assert!(std::ptr::eq(loss.config(), &*config) && std::ptr::eq(loss.clone().config(), &*config));
+}

@@ -205,4 +205,13 @@ mod tests {
         assert_eq!(runs, [Reduction::Sum, Reduction::Min, Reduction::Max]);
         assert_eq!(kinds.len(), LossSums::<f64>::COUNT);
     }
+
+    #[test]
+    fn sums_merge_by_their_reductions_and_keep_nan() {
+        let mut sums = LossSums::empty();
+        [2.0, 1.0].into_iter().for_each(|value| sums.merge(&LossSums::from_fn(|_| value)));
+        assert_eq!((sums.loss, sums.ratio_min, sums.ratio_max), (3.0, 1.0, 2.0));
+        sums.merge(&LossSums::from_fn(|_| f64::NAN));
+        assert!(sums.iter().all(|sum| sum.is_nan()), "{sums:?}");
+    }
 }
