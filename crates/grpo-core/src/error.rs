@@ -11,7 +11,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[non_exhaustive]
 pub enum Error {
     /// A configuration key that does not exist.
-    #[error("unknown key `{path}`{}; known here: {known}", nearest.as_ref().map(|n| format!(", did you mean `{n}`?")).unwrap_or_default())]
+    #[error("unknown key `{path}`{}: {known}", nearest.as_ref().map_or("; known keys".into(), |n| format!(", did you mean `{n}`? Known keys")))]
     UnknownKey {
         /// Dotted path of the key as given.
         path: String,

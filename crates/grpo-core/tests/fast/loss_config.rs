@@ -49,10 +49,10 @@ fn gspo_is_sequence_level_and_refuses_token_level() {
 }
 
 #[rstest]
-#[case(r#"{"epsilonlow": 0.2}"#, "did you mean `epsilon_low`")]
+#[case(r#"{"epsilonlow": 0.2}"#, "unknown key `epsilonlow`, did you mean `epsilon_low`? Known keys: adv_tau, beta")]
 #[case(r#"{"eps_high": 0.2}"#, "did you mean `epsilon_high`")]
 #[case(r#"{"Beta": 0.2}"#, "did you mean `beta`")]
-#[case(r#"{"zzz": 1}"#, "unknown key `zzz`; known here: adv_tau, beta")]
+#[case(r#"{"zzz": 1}"#, "unknown key `zzz`; known keys: adv_tau, beta")]
 #[case(r#"{"loss_type": "grpoo"}"#, "grpoo")]
 #[case(r#"{"epsilon_low": -0.1}"#, "epsilon_low must lie in [0, 1]")]
 #[case(r#"{"epsilon_low": 1.5}"#, "epsilon_low must lie in [0, 1]")]
@@ -195,7 +195,7 @@ fn combinations_that_would_be_silently_wrong_are_refused(#[case] json: &str, #[c
 #[case(r#"{"positive_rows": [true]}"#, "has 1 flags, but the batch has 2 sequences")]
 #[case(r#"{"num_items_in_batch": -1}"#, "num_items_in_batch")]
 #[case(r#"{"batch_num_tokens": 0}"#, "batch_num_tokens")]
-#[case(r#"{"zzz": 1}"#, "unknown key `zzz`; known here: adv_tau, batch_num_tokens, beta")]
+#[case(r#"{"zzz": 1}"#, "unknown key `zzz`; known keys: adv_tau, batch_num_tokens, beta")]
 fn keys_of_a_step_are_checked_with_its_batch(#[case] json: &str, #[case] words: &str) {
     let weights = || {
         let BatchLoss { loss, step } = BatchLoss::from_json(json)?;
