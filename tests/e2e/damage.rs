@@ -19,7 +19,7 @@ fn damage_names_the_file_and_the_last_good_checkpoint() {
             bytes[middle] ^= 1;
             bytes
         };
-        let garbage = b"{\"format\": \"grpo-checkpoint/3\", \"counters\": [{{{".to_vec();
+        let garbage = b"{\"format\": \"grpo-checkpoint/4\", \"counters\": [{{{".to_vec();
         for (kind, bytes) in [
             ("truncated", Some(good[..good.len() / 3].to_vec())),
             ("flipped", Some(flipped)),

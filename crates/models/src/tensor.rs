@@ -2,12 +2,9 @@
 
 /// A tensor of f32 values in host memory, with the name of the parameter that it belongs to.
 ///
-/// A parameter's name is the path of field names that leads to it, such as `layers.0.attn.qkv_proj.weight`. The tensors
-/// of a safetensors file of a checkpoint have these names.
-///
 /// ```
-/// let bias = models::NamedTensor { name: "norm.weight".into(), shape: vec![4], data: vec![1.0; 4] };
-/// assert_eq!(bias.shape.iter().product::<usize>(), bias.data.len());
+/// let norm = models::NamedTensor { name: "model.norm.weight".into(), shape: vec![4], data: vec![1.0; 4] };
+/// assert_eq!(norm.shape.iter().product::<usize>(), norm.data.len());
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct NamedTensor {

@@ -16,7 +16,10 @@
 #![forbid(unsafe_code)]
 
 mod adamw;
+#[cfg(feature = "contract")]
+pub mod contract;
 mod error;
+mod initial;
 mod policy;
 mod rollout;
 mod sampling;
@@ -26,9 +29,13 @@ mod update;
 
 pub use adamw::{AdamWBounds, AdamWConfig, AdamWStep, CLIP_EPSILON};
 pub use error::{Error, Result};
+pub use initial::InitialWeights;
 pub use policy::{Policy, Weights, accumulate_and_apply};
 pub use rollout::{Completion, PolicyEngine, RolloutEngine, RolloutRequest, StopCondition};
 pub use sampling::{LogitsProcessors, Sampling};
 pub use sequence::{Sequence, SequenceBatch, token_batch};
-pub use state::{PolicyState, StateGroup, TensorSink, TensorSource, export_all};
+pub use state::{
+    AdapterTensors, MOMENTS, PolicyState, StateGroup, TensorSink, TensorSource, check_moments, check_tensors,
+    export_all,
+};
 pub use update::{StepLoss, UpdateReport, imitation};

@@ -1,19 +1,27 @@
 //! Export and import of tensors: for checkpoints, and for engines that sample elsewhere.
+//!
+//! All policies have the same tensors, so a run can resume on another one: a tensor for each parameter of `transformers`, with its name,
+//! shape and orientation; with adapters, PEFT's tensors instead; and of a value head `value_head.weight` `[H, 1]` and `value_head.bias`
+//! `[1]`. All of them are f32.
 
 use crate::adamw::AdamWConfig;
 use crate::error::{Error, Result};
 use crate::policy::{Policy, Weights};
-use models::NamedTensor;
+use models::{Adapter, NamedTensor, Parameter};
 use std::borrow::Cow;
+use std::collections::HashMap;
 
 /// A group of tensors that [`Policy::export`] can export.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StateGroup {
     /// A set of weights; empty for a missing reference policy.
     Weights(Weights),
-    /// The moments of the optimizer; empty before its first step.
+    /// The moments of the optimizer, the names of the weights with the prefixes [`MOMENTS`]; empty before its first step.
     Optimizer,
 }
+
+/// The prefixes of the names of first and second moments.
+pub const MOMENTS: [&str; 2] = ["exp_avg.", "exp_avg_sq."];
 
 /// A receiver of tensors, one by one, so that a PJRT policy need not hold all of them in host memory.
 ///
@@ -88,6 +96,65 @@ impl<T: AsRef<[NamedTensor]>> TensorSource for T {
             return Err(Error::state(name, format!("the values of a tensor of shape {:?}", tensor.shape), found));
         }
         Ok(Cow::Borrowed(&tensor.data))
+    }
+}
+
+/// The tensors of a stored adapter, by PEFT's names.
+#[derive(Clone, Copy, Debug)]
+pub struct AdapterTensors<'a>(pub &'a Adapter);
+
+impl TensorSource for AdapterTensors<'_> {
+    fn shapes(&self) -> Vec<(&str, &[usize])> {
+        let both = self.0.matrices().iter().flat_map(|matrix| [self.0.lora_a(matrix), self.0.lora_b(matrix)]);
+        both.flatten().map(|tensor| (tensor.name(), tensor.shape())).collect()
+    }
+
+    fn values(&self, name: &str) -> Result<Cow<'_, [f32]>> {
+        let both = self.0.matrices().iter().flat_map(|matrix| [self.0.lora_a(matrix), self.0.lora_b(matrix)]);
+        match both.flatten().find(|tensor| tensor.name() == name) {
+            Some(tensor) => Ok(tensor.values()),
+            None => Err(Error::state(name, "a matrix of the adapter", "none")),
+        }
+    }
+}
+
+/// Checks that the tensors whose names begin with `prefix` match the parameters one to one, without reading values.
+///
+/// # Errors
+/// [`Error::State`] if a tensor is missing, has another shape, or has no parameter.
+pub fn check_tensors(parameters: &[Parameter], prefix: &str, tensors: &dyn TensorSource) -> Result<()> {
+    let tensors = tensors.shapes().into_iter();
+    let mut left: HashMap<&str, &[usize]> =
+        tensors.filter_map(|(name, shape)| Some((name.strip_prefix(prefix)?, shape))).collect();
+    for Parameter { name, shape } in parameters {
+        let found = left.remove(&**name);
+        if found != Some(shape) {
+            let found = found.map_or("none".into(), |found| format!("shape {found:?}"));
+            return Err(Error::state(format!("{prefix}{name}"), format!("a tensor of shape {shape:?}"), found));
+        }
+    }
+    match left.keys().next() {
+        Some(extra) => {
+            let extra = format!("{prefix}{extra}");
+            Err(Error::state(extra, "a name that the model has", "a tensor that no parameter uses"))
+        }
+        None => Ok(()),
+    }
+}
+
+/// Checks that the moments after `steps` optimizer steps match the trained parameters one to one, without reading values.
+///
+/// # Errors
+/// See [`check_tensors`]; before the first step, there must be no tensors.
+pub fn check_moments(trained: &[Parameter], steps: u64, moments: &dyn TensorSource) -> Result<()> {
+    let (expected, found) = (if steps == 0 { 0 } else { MOMENTS.len() * trained.len() }, moments.shapes().len());
+    if found != expected {
+        let expected = format!("{expected} tensors after {steps} steps");
+        return Err(Error::state("the optimizer", expected, format!("{found} tensors")));
+    }
+    match steps {
+        0 => Ok(()),
+        _ => MOMENTS.iter().try_for_each(|prefix| check_tensors(trained, prefix, moments)),
     }
 }
 

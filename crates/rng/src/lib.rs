@@ -15,6 +15,7 @@
 
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
+use std::ops::Range;
 
 /// The purpose of a stream. Streams of different purposes never overlap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,12 +58,32 @@ pub fn stable_hash(text: &str) -> u64 {
 /// the name.
 ///
 /// ```
-/// let values = rng::uniform_weights(3, 0.5, 7, "layers.0.attn.o_proj.adapters.0.a");
+/// let values = rng::uniform_weights(3, 0.5, 7, "lora_head.a");
 /// assert!(values.len() == 3 && values.iter().all(|value| value.abs() <= 0.5));
 /// ```
 pub fn uniform_weights(count: usize, bound: f64, seed: u64, name: &str) -> Vec<f32> {
     let mut rng = stream(seed, Purpose::Weights, 0, stable_hash(name));
     (0..count).map(|_| (bound * (2.0 * rng.random::<f64>() - 1.0)) as f32).collect()
+}
+
+/// Returns the values `range` of a list of independent normal values with mean 0, which depends only on `seed` and `name`.
+///
+/// Box-Muller is written out instead of using `rand_distr`: another transform of the same random bits would give other initial weights for
+/// a seed, and published runs could not be reproduced.
+///
+/// ```
+/// let values = rng::normal_weights(0..6, 0.02, 7, "embed_tokens");
+/// assert_eq!(values[2..], rng::normal_weights(2..6, 0.02, 7, "embed_tokens"));
+/// ```
+pub fn normal_weights(range: Range<usize>, std: f64, seed: u64, name: &str) -> Vec<f32> {
+    let mut rng = stream(seed, Purpose::Weights, 0, stable_hash(name));
+    // A value takes two draws of 64 bits.
+    rng.set_word_pos(4 * range.start as u128);
+    let value = |_| {
+        let radius = (-2.0 * (1.0 - rng.random::<f64>()).ln()).sqrt();
+        (std * radius * (std::f64::consts::TAU * rng.random::<f64>()).cos()) as f32
+    };
+    range.map(value).collect()
 }
 
 #[cfg(test)]
@@ -82,6 +103,14 @@ mod tests {
             first(1, Purpose::Rollout, 2, 4),
         ] {
             assert_ne!(base, other);
+        }
+    }
+
+    #[test]
+    fn parts_of_normal_weights_equal_the_whole_list() {
+        let whole = normal_weights(0..300, 0.5, 1, "norm");
+        for range in [0..1, 1..2, 15..40, 63..130, 299..300] {
+            assert_eq!(whole[range.clone()], normal_weights(range, 0.5, 1, "norm"));
         }
     }
 

@@ -3,8 +3,8 @@
 use crate::error::{Error, Result};
 use crate::pretrained::Pretrained;
 use crate::train_config::{ModelSource, TrainConfig};
-use models::{Adapter, LoraConfig, ModelConfig, NamedTensor};
-use policy::{Policy, StateGroup, TensorSink, Weights, export_all};
+use models::{Adapter, LoraConfig, ModelConfig};
+use policy::{AdapterTensors, Policy, StateGroup, TensorSource, Weights, export_all};
 use std::path::{Path, PathBuf};
 
 /// If `model` is an adapter, replaces it by its base model and sets `lora.adapter`. Copies rank, alpha and targets of `lora.adapter` to the
@@ -84,41 +84,12 @@ pub(crate) fn start(
         adapter.check_base(&base.folder.weights()?)?;
     }
     let mut own = export_all(policy, StateGroup::Weights(Weights::Policy))?;
-    let mut named = Collected(Vec::new());
-    policy.export_adapter(&mut named)?;
-    let stored = adapter
-        .matrices()
-        .iter()
-        .flat_map(|matrix| [(matrix.lora_a(), adapter.lora_a(matrix)), (matrix.lora_b(), adapter.lora_b(matrix))]);
-    for (name, values) in stored {
-        // The policy's names differ from PEFT's, but both have the same order.
-        let position = named.0.iter().filter(|tensor| is_adapter(tensor)).position(|tensor| tensor.name == name);
-        let tensor = position.and_then(|position| own.iter_mut().filter(|tensor| is_own(tensor)).nth(position));
-        let values = values?.to_vec();
-        match tensor.filter(|tensor| tensor.data.len() == values.len()) {
-            Some(tensor) => tensor.data = values,
+    let stored = AdapterTensors(&adapter);
+    for (name, shape) in stored.shapes() {
+        match own.iter_mut().find(|tensor| tensor.name == name && tensor.shape == shape) {
+            Some(tensor) => tensor.data = stored.values(name)?.into_owned(),
             None => return Err(Error::argument("lora.adapter", format!("a policy with an adapter {name}"), "none")),
         }
     }
     Ok(policy.import_weights(&own)?)
-}
-
-/// Returns `true` for a tensor of an adapter, by its name in PEFT's files.
-fn is_adapter(tensor: &NamedTensor) -> bool {
-    tensor.name.contains(".lora_A.") || tensor.name.contains(".lora_B.")
-}
-
-/// Returns `true` for a tensor of an adapter, by its name in checkpoints.
-fn is_own(tensor: &NamedTensor) -> bool {
-    tensor.name.ends_with(".a") || tensor.name.ends_with(".b")
-}
-
-/// Collects tensors in order.
-struct Collected(Vec<NamedTensor>);
-
-impl TensorSink for Collected {
-    fn tensor(&mut self, tensor: NamedTensor) -> policy::Result<()> {
-        self.0.push(tensor);
-        Ok(())
-    }
 }

@@ -174,7 +174,7 @@ fn host_policy(
     })
 }
 
-/// Returns the policy on a PJRT device. A new model has the same initial weights there as on the CPU.
+/// Returns the policy on a PJRT device.
 fn pjrt_policy(
     config: &TrainConfig,
     runtime: &Runtime,
@@ -199,12 +199,7 @@ fn pjrt_policy(
             }
         }
         None => {
-            let mut weights = Vec::new();
-            let mut of_model = TrainConfig { lora: None, ..config.clone() };
-            of_model.policy = PolicyConfig::default();
-            let on_host = PolicyTarget::open(&of_model)?.policy(&of_model, shape, None, Purpose::Export)?;
-            on_host.export_model(&mut weights)?;
-            let policy = PjrtPolicy::from_tensors(runtime, shape, &weights, config.loss(), options);
+            let policy = PjrtPolicy::new(runtime, shape, config.seed, config.loss(), options);
             match &config.lora {
                 Some(lora) => policy.and_then(|policy| policy.with_lora(lora, config.seed)),
                 None => policy,

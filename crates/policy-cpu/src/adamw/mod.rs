@@ -3,14 +3,14 @@
 //! burn's own optimizer clips each tensor separately and identifies its state by run-time ids. This one clips globally, names its state
 //! after the parameters and stores it as f32, so that saving and restoring it is exact.
 
-use crate::decoder::{Decoder, Which, for_each_parameter, update_parameters};
+use crate::decoder::{Decoder, Tensors, Which, export_parts, for_each_parameter, trained_tensors, update_parameters};
 use crate::gradients::GradientSum;
 use models::NamedTensor;
 use policy::{
-    AdamWBounds, AdamWConfig, AdamWStep, CLIP_EPSILON, Error, Result, TensorSink, TensorSource, UpdateReport,
+    AdamWBounds, AdamWConfig, AdamWStep, CLIP_EPSILON, Error, MOMENTS, Result, TensorSink, TensorSource, UpdateReport,
+    check_moments,
 };
 use rayon::prelude::*;
-use std::collections::HashMap;
 use std::sync::Arc;
 
 /// Number of elements per parallel task.
@@ -35,9 +35,6 @@ struct Moments {
     first: Arc<Vec<f32>>,
     second: Arc<Vec<f32>>,
 }
-
-const FIRST: &str = "exp_avg.";
-const SECOND: &str = "exp_avg_sq.";
 
 impl AdamW {
     /// Creates an optimizer before its first step.
@@ -103,7 +100,7 @@ impl AdamW {
         };
         let mut index = 0;
         // `take` avoids a second reference to the weights, which would force a copy.
-        *model = update_parameters(model.take(), |_, values| {
+        *model = update_parameters(model.take(), |_, _, values| {
             rule.apply(values, &gradients.parameters[index].data, &mut self.moments[index]);
             index += 1;
         });
@@ -134,58 +131,40 @@ impl AdamW {
         Ok(largest)
     }
 
-    /// Returns the state as named tensors; together with [`AdamW::steps`] it is complete.
-    pub fn state(&self) -> Vec<NamedTensor> {
-        let mut tensors = Vec::new();
-        // Exporting to a list cannot fail.
-        let _ = self.export(&mut tensors);
-        tensors
-    }
-
-    /// Passes the tensors of the state to `sink`, one by one.
+    /// Passes the moments of `model` to `sink`, one by one, with the names of its tensors and the prefixes [`MOMENTS`]; together with
+    /// [`AdamW::steps`] they are the whole state.
     ///
     /// # Errors
     /// The sink's error.
-    pub fn export(&self, sink: &mut dyn TensorSink) -> Result<()> {
-        for moments in &self.moments {
-            for (prefix, data) in [(FIRST, &moments.first), (SECOND, &moments.second)] {
-                let name = format!("{prefix}{}", moments.name);
-                sink.tensor(NamedTensor { name, shape: moments.shape.clone(), data: data.to_vec() })?;
+    pub fn export(&self, model: &Decoder, sink: &mut dyn TensorSink) -> Result<()> {
+        for Moments { name, shape, first, second } in &self.moments {
+            for (prefix, data) in MOMENTS.into_iter().zip([first, second]) {
+                export_parts(model, prefix, (name, shape, data), sink)?;
             }
         }
         Ok(())
     }
 
-    /// Restores `steps` and a state exported by [`AdamW::state`], for `model`.
+    /// Restores `steps` and a state of [`AdamW::export`], for `model`.
     ///
     /// # Errors
     /// [`Error::State`] if a tensor is missing or does not fit.
     pub fn restore(&mut self, steps: u64, state: &dyn TensorSource, model: &Decoder) -> Result<()> {
-        let shapes: HashMap<&str, &[usize]> = state.shapes().into_iter().collect();
+        check_moments(&trained_tensors(model), steps, state)?;
         let mut moments = Vec::new();
         if steps > 0 {
-            // Moments are in the order of the decoder's fields; a saved state may have any order.
-            for_each_parameter(model, Which::Trained, |parameter, shape, values| {
-                let find = |prefix: &str| {
-                    let name = format!("{prefix}{parameter}");
-                    let expected = format!("shape {shape:?}");
-                    match shapes.get(&*name) {
-                        None => Err(Error::state(name, expected, "no such tensor")),
-                        Some(found) if *found != shape => Err(Error::state(name, expected, format!("shape {found:?}"))),
-                        Some(_) => match state.values(&name)?.into_owned() {
-                            found if found.len() == values.len() => Ok(Arc::new(found)),
-                            found => Err(Error::state(name, expected, format!("{} values", found.len()))),
-                        },
-                    }
+            for_each_parameter(model, Which::Trained, |name, shape, values| {
+                let read = |prefix| -> Result<Arc<Vec<f32>>> {
+                    let mut data = vec![0.0; values.len()];
+                    let (config, adapted) = (model.config(), model.adapted());
+                    Tensors { config, adapted, prefix, tensors: state }.read(name, shape, &mut data)?;
+                    Ok(Arc::new(data))
                 };
-                let (first, second) = (find(FIRST)?, find(SECOND)?);
-                moments.push(Moments { name: parameter.to_owned(), shape: shape.to_vec(), first, second });
+                let [first, second] = MOMENTS.map(read);
+                let (name, shape) = (name.to_owned(), shape.to_vec());
+                moments.push(Moments { name, shape, first: first?, second: second? });
                 Ok(())
             })?;
-        }
-        if shapes.len() != 2 * moments.len() {
-            let expected = format!("{} tensors", 2 * moments.len());
-            return Err(Error::state("the optimizer", expected, shapes.len()));
         }
         let largest = moments.iter().map(Moments::largest).fold(Largest::default(), Largest::max);
         (self.step, self.moments, self.largest_moment) = (steps, moments, largest.get());

@@ -1,10 +1,7 @@
 //! [`CpuPolicy`]: the decoder, its loss and its optimizer on the CPU, as a [`Policy`].
 
 use crate::adamw::AdamW;
-use crate::decoder::{
-    Decoder, Which, check_parameters, export_parameters, for_each_parameter, replace_parameters, to_host,
-    trained_values,
-};
+use crate::decoder::{Decoder, Which, export_parameters, replace_parameters, to_host, trained_tensors, trained_values};
 use crate::gradients::GradientSum;
 use crate::loss::{LossPlans, PolicyLoss};
 use crate::micro_batch::accumulate;
@@ -15,10 +12,10 @@ use burn::module::Module;
 use burn::tensor::Device;
 use grpo_core::objective::ValueLossConfig;
 use grpo_core::{LossOutput, Scores};
-use models::{Adapter, LoraConfig, ModelConfig, NamedTensor};
+use models::{Adapter, LoraConfig, ModelConfig};
 use policy::{
     AdamWConfig, Completion, Error, Policy, PolicyState, Result, RolloutRequest, SequenceBatch, StateGroup, StepLoss,
-    TensorSink, TensorSource, UpdateReport, Weights, imitation,
+    TensorSink, TensorSource, UpdateReport, Weights, check_tensors, imitation,
 };
 use rayon::prelude::*;
 
@@ -322,17 +319,13 @@ impl Policy for CpuPolicy {
 
     fn export(&self, group: StateGroup, sink: &mut dyn TensorSink) -> Result<()> {
         match group {
-            StateGroup::Weights(Weights::Policy) => export_parameters(&self.model, sink),
+            StateGroup::Weights(Weights::Policy) => export_parameters(&self.model, Which::Trained, sink),
             StateGroup::Weights(Weights::RefPolicy) => match &self.ref_policy {
                 // With adapters, the reference policy is the frozen model, which checkpoints do not store.
-                Some(model) if !self.model.has_adapters() => {
-                    for_each_parameter(model, Which::All, |name, shape, values| {
-                        sink.tensor(NamedTensor { name: name.to_owned(), shape: shape.to_vec(), data: values.to_vec() })
-                    })
-                }
+                Some(model) if !self.model.has_adapters() => export_parameters(model, Which::All, sink),
                 _ => Ok(()),
             },
-            StateGroup::Optimizer => self.optimizer.export(sink),
+            StateGroup::Optimizer => self.optimizer.export(&self.model, sink),
         }
     }
 
@@ -349,7 +342,7 @@ impl Policy for CpuPolicy {
 
     fn import(&mut self, state: &PolicyState<'_>) -> Result<()> {
         // Check everything before the first write, because the weights are replaced in place.
-        check_parameters(&self.model, state.policy)?;
+        check_tensors(&trained_tensors(&self.model), "", state.policy)?;
         let mut optimizer = AdamW::new(state.adamw);
         optimizer.restore(state.optimizer_steps, state.optimizer, &self.model)?;
         let ref_policy = match state.ref_policy {
@@ -368,7 +361,7 @@ impl Policy for CpuPolicy {
     }
 
     fn import_weights(&mut self, weights: &dyn TensorSource) -> Result<()> {
-        check_parameters(&self.model, weights)?;
+        check_tensors(&trained_tensors(&self.model), "", weights)?;
         self.sums = GradientSum::new();
         (self.remembered, self.in_files) = (None, None);
         self.replace(weights)

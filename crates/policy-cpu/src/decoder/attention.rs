@@ -30,11 +30,9 @@ impl Attention {
         let config = of.config;
         let (h, d) = (config.hidden_size, config.head_dim());
         let (heads, kv_heads) = (config.num_attention_heads, config.num_key_value_heads);
-        let std = config.initializer_range;
-        let residual_std = std / (2.0 * config.num_hidden_layers as f64).sqrt();
         let qkv = [h, (heads + 2 * kv_heads) * d];
-        let qkv_proj = Linear::new(of, &format!("{name}.qkv_proj"), qkv, config.attention_bias, std)?;
-        let o_proj = Linear::new(of, &format!("{name}.o_proj"), [heads * d, h], false, residual_std)?;
+        let qkv_proj = Linear::new(of, &format!("{name}.qkv_proj"), qkv, config.attention_bias)?;
+        let o_proj = Linear::new(of, &format!("{name}.o_proj"), [heads * d, h], false)?;
         let (mut q_norm, mut k_norm) = (None, None);
         if config.qk_norm {
             q_norm = Some(RmsNorm::new(of, &format!("{name}.q_norm"), d, config.rms_norm_eps)?);

@@ -21,12 +21,10 @@ pub struct Mlp {
 
 impl Mlp {
     fn new(of: &mut Builder<'_>, name: &str) -> Result<Self> {
-        let config = of.config;
-        let (h, i, std) = (config.hidden_size, config.intermediate_size, config.initializer_range);
-        let residual_std = std / (2.0 * config.num_hidden_layers as f64).sqrt();
+        let (h, i) = (of.config.hidden_size, of.config.intermediate_size);
         Ok(Self {
-            gate_up_proj: Linear::new(of, &format!("{name}.gate_up_proj"), [h, 2 * i], false, std)?,
-            down_proj: Linear::new(of, &format!("{name}.down_proj"), [i, h], false, residual_std)?,
+            gate_up_proj: Linear::new(of, &format!("{name}.gate_up_proj"), [h, 2 * i], false)?,
+            down_proj: Linear::new(of, &format!("{name}.down_proj"), [i, h], false)?,
         })
     }
 

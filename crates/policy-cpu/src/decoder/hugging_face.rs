@@ -3,12 +3,15 @@
 //! This decoder stores matrices `[in, out]`, and fuses queries, keys and values into one matrix, and gate and up into another; transformers
 //! stores `[out, in]`, one matrix each. A parameter therefore consists of one or more transposed tensors, side by side.
 
-use super::build::{Initial, Source};
+use super::build::Source;
 use super::lora::Adapted;
 use super::model::Decoder;
+use super::params::{ParameterVisitor, Which, visit_parameters};
 use super::weight::Stored;
-use models::{Adapter, ModelConfig, NamedTensor, Weights};
-use policy::{Error, Result, TensorSink};
+use burn::module::Param;
+use burn::tensor::Tensor;
+use models::{ModelConfig, NamedTensor, Parameter, Weights};
+use policy::{Error, Result, TensorSink, TensorSource};
 use rayon::prelude::*;
 use std::ops::Range;
 
@@ -78,16 +81,32 @@ fn parts(config: &ModelConfig, adapted: &Adapted, name: &str, shape: &[usize]) -
     matrices.iter().map(part).collect()
 }
 
-/// Passes the tensors of transformers that a parameter consists of to `sink`, one by one. Each is a copy, which is dropped before the next
-/// one is made unless the sink keeps it.
+/// Returns the tensors of transformers that the trained parameters of `model` consist of.
+pub(crate) fn trained_tensors(model: &Decoder) -> Vec<Parameter> {
+    struct List<'a> {
+        model: &'a Decoder,
+        tensors: Vec<Parameter>,
+    }
+    impl ParameterVisitor for List<'_> {
+        fn visit<const D: usize>(&mut self, name: &str, parameter: &Param<Tensor<D>>) {
+            let parts = parts(self.model.config(), self.model.adapted(), name, &parameter.dims()).into_iter();
+            self.tensors.extend(parts.map(|Part { name, shape, .. }| Parameter { name, shape }));
+        }
+    }
+    let mut list = List { model, tensors: Vec::new() };
+    visit_parameters(model, Which::Trained, &mut list);
+    list.tensors
+}
+
+/// Passes the tensors of transformers that a parameter consists of to `sink`, one by one, with `prefix` before their names. Each is a copy,
+/// which is dropped before the next one is made unless the sink keeps it.
 ///
 /// # Errors
 /// The sink's error.
 pub(crate) fn export_parts(
     of: &Decoder,
-    name: &str,
-    shape: &[usize],
-    values: &[f32],
+    prefix: &str,
+    (name, shape, values): (&str, &[usize], &[f32]),
     sink: &mut dyn TensorSink,
 ) -> Result<()> {
     let columns = shape.last().copied().unwrap_or(1);
@@ -109,9 +128,65 @@ pub(crate) fn export_parts(
         } else {
             values[part.columns].to_vec()
         };
-        sink.tensor(NamedTensor { name: part.name, shape: part.shape, data })?;
+        sink.tensor(NamedTensor { name: format!("{prefix}{}", part.name), shape: part.shape, data })?;
     }
     Ok(())
+}
+
+impl Part {
+    /// Copies the tensor's rows from `first` on into the parameter `values`, which has this many columns.
+    fn put(&self, first: usize, rows: &[f32], values: &mut [f32], columns: usize) {
+        if self.columns.is_empty() {
+            values.copy_from_slice(rows);
+        } else if self.transposed {
+            let inputs = self.shape[1];
+            let start = self.columns.start + first;
+            let at = start..start + rows.len() / inputs;
+            values.par_chunks_exact_mut(columns).enumerate().for_each(|(input, row)| {
+                for (to, value) in row[at.clone()].iter_mut().zip(rows[input..].iter().step_by(inputs)) {
+                    *to = *value;
+                }
+            });
+        } else {
+            values[self.columns.clone()].copy_from_slice(rows);
+        }
+    }
+}
+
+/// Tensors of transformers and PEFT, copied into parameters of a decoder.
+pub(crate) struct Tensors<'a> {
+    pub(crate) config: &'a ModelConfig,
+    pub(crate) adapted: &'a Adapted,
+    /// The prefix of the tensors' names.
+    pub(crate) prefix: &'a str,
+    pub(crate) tensors: &'a dyn TensorSource,
+}
+
+impl Tensors<'_> {
+    /// Copies the tensors of the parameter `name`, of `shape`, to `values`.
+    ///
+    /// # Errors
+    /// The source's error; [`Error::State`] if a tensor has another number of values.
+    pub(crate) fn read(&self, name: &str, shape: &[usize], values: &mut [f32]) -> Result<()> {
+        let columns = shape.last().copied().unwrap_or(1);
+        for part in parts(self.config, self.adapted, name, shape) {
+            let name = format!("{}{}", self.prefix, part.name);
+            let (found, expected) = (self.tensors.values(&name)?, part.shape.iter().product::<usize>());
+            if found.len() != expected {
+                return Err(Error::state(name, format!("{expected} values"), format!("{} values", found.len())));
+            }
+            part.put(0, &found, values, columns);
+        }
+        Ok(())
+    }
+}
+
+impl Source for Tensors<'_> {
+    fn values(&mut self, name: &str, shape: &[usize]) -> Result<Vec<f32>> {
+        let mut values = vec![0.0; shape.iter().product()];
+        self.read(name, shape, &mut values)?;
+        Ok(values)
+    }
 }
 
 /// Stored weights, copied into the decoder's parameters.
@@ -122,7 +197,7 @@ pub(crate) struct Read<'a> {
 
 impl Source for Read<'_> {
     /// Reads tensors that must be transposed in blocks of rows, to avoid a second copy.
-    fn values(&mut self, name: &str, shape: &[usize], _: Initial) -> Result<Vec<f32>> {
+    fn values(&mut self, name: &str, shape: &[usize]) -> Result<Vec<f32>> {
         let mut values = vec![0.0; shape.iter().product()];
         let columns = shape.last().copied().unwrap_or(1);
         for part in parts(self.config, &Adapted::default(), name, shape) {
@@ -130,18 +205,12 @@ impl Source for Read<'_> {
             if part.columns.is_empty() {
                 tensor.read(0, &mut values)?;
             } else if part.transposed {
-                let (rows, inputs) = (part.shape[0], shape[0]);
+                let (rows, inputs) = (part.shape[0], part.shape[1]);
                 let mut read = vec![0.0; ROWS.min(rows) * inputs];
                 for first in (0..rows).step_by(ROWS) {
-                    let count = ROWS.min(rows - first);
-                    let read = &mut read[..count * inputs];
+                    let read = &mut read[..ROWS.min(rows - first) * inputs];
                     tensor.read(first * inputs, read)?;
-                    let at = part.columns.start + first..part.columns.start + first + count;
-                    values.par_chunks_exact_mut(columns).enumerate().for_each(|(input, row)| {
-                        for (to, value) in row[at.clone()].iter_mut().zip(read[input..].iter().step_by(inputs)) {
-                            *to = *value;
-                        }
-                    });
+                    part.put(first, read, &mut values, columns);
                 }
             } else {
                 tensor.read(0, &mut values[part.columns])?;
@@ -159,8 +228,8 @@ pub(crate) struct Mapped<'a> {
 }
 
 impl Source for Mapped<'_> {
-    fn values(&mut self, name: &str, shape: &[usize], initial: Initial) -> Result<Vec<f32>> {
-        Read { config: self.config, weights: self.weights }.values(name, shape, initial)
+    fn values(&mut self, name: &str, shape: &[usize]) -> Result<Vec<f32>> {
+        Read { config: self.config, weights: self.weights }.values(name, shape)
     }
 
     fn stored(&mut self, name: &str, shape: [usize; 2]) -> Result<Option<Stored>> {
@@ -174,31 +243,11 @@ impl Source for Mapped<'_> {
     }
 }
 
-/// Stored adapters, copied into the decoder's adapter parameters.
-pub(crate) struct StoredAdapter<'a> {
-    pub(crate) config: &'a ModelConfig,
-    pub(crate) adapted: Adapted,
-    pub(crate) adapter: &'a Adapter,
-}
-
-impl Source for StoredAdapter<'_> {
-    fn values(&mut self, name: &str, shape: &[usize], _: Initial) -> Result<Vec<f32>> {
-        let Some(matrix) = self.adapted.matrix(self.config, name) else {
-            return Err(Error::state(name, "a matrix of the adapter", "none"));
-        };
-        let tensor = if name.ends_with(".a") { self.adapter.lora_a(matrix)? } else { self.adapter.lora_b(matrix)? };
-        if tensor.shape() != shape {
-            return Err(Error::state(tensor.name(), format!("shape {shape:?}"), format!("shape {:?}", tensor.shape())));
-        }
-        Ok(tensor.to_vec())
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::decoder::{PackedBatch, Weight, to_host};
-    use burn::tensor::{Device, Tensor};
+    use burn::tensor::Device;
 
     /// Writes the tensors to a file of a model folder.
     fn stored(tensors: &[NamedTensor]) -> (tempfile::TempDir, Weights) {
@@ -242,8 +291,8 @@ mod tests {
         let lora = models::LoraConfig { r: 2, target_modules: targets, ..Default::default() };
         let fresh = base.clone().with_lora(&lora, 1).unwrap();
         let mut parameters = fresh.parameters();
-        parameters.iter_mut().filter(|p| p.name.ends_with(".b")).enumerate().for_each(|(i, b)| {
-            b.data = crate::decoder::params::normal(b.data.len(), 0.1, i as u64, "b");
+        parameters.iter_mut().filter(|p| p.name.contains("lora_B")).enumerate().for_each(|(i, b)| {
+            b.data = rng::normal_weights(0..b.data.len(), 0.1, i as u64, "b");
         });
         let ids = [1, 5, 9, 7];
         let of = |decoder: &Decoder| {
@@ -301,9 +350,9 @@ mod tests {
         // k_proj is [K D, H], transposed into the columns after those of q_proj.
         let key = tensors.iter().find(|tensor| tensor.name.ends_with("k_proj.weight")).unwrap();
         assert_eq!(key.shape, [2 * 24, 64]);
-        let fused = &decoder.parameters()[2];
-        assert_eq!((fused.name.as_str(), &fused.shape[..]), ("layers.0.attn.qkv_proj.weight", &[64, 8 * 24][..]));
-        assert_eq!(key.data[5 * 64 + 7], fused.data[7 * 8 * 24 + 4 * 24 + 5]);
+        let fused = decoder.layers[0].attn.qkv_proj.weight.val();
+        assert_eq!(fused.dims(), [64, 8 * 24]);
+        assert_eq!(key.data[5 * 64 + 7], to_host(fused)[7 * 8 * 24 + 4 * 24 + 5]);
 
         let loaded = Decoder::from_weights(&config, &stored(&tensors).1, &Device::flex()).unwrap();
         assert_eq!(loaded.parameters(), decoder.parameters());

@@ -1,7 +1,7 @@
 //! Linear layer and RMSNorm.
 
 use super::autodiff_ops::{self, Addend};
-use super::build::{Builder, Initial};
+use super::build::Builder;
 use super::lora::LowRank;
 use super::weight::Weight;
 use burn::module::{Module, Param};
@@ -20,11 +20,9 @@ pub struct Linear {
 }
 
 impl Linear {
-    /// Creates the layer; values that are not stored are normal with standard deviation `std`, the bias zero.
-    pub(crate) fn new(of: &mut Builder<'_>, name: &str, shape: [usize; 2], bias: bool, std: f64) -> Result<Self> {
-        let weight = of.weight(&format!("{name}.weight"), shape, Initial::Normal { std })?;
-        let bias =
-            if bias { Some(of.parameter(&format!("{name}.bias"), [shape[1]], Initial::Constant(0.0))?) } else { None };
+    pub(crate) fn new(of: &mut Builder<'_>, name: &str, shape: [usize; 2], bias: bool) -> Result<Self> {
+        let weight = of.weight(&format!("{name}.weight"), shape)?;
+        let bias = if bias { Some(of.parameter(&format!("{name}.bias"), [shape[1]])?) } else { None };
         Ok(Self { weight, bias, adapters: Vec::new() })
     }
 
@@ -68,7 +66,7 @@ pub struct RmsNorm {
 
 impl RmsNorm {
     pub(crate) fn new(of: &mut Builder<'_>, name: &str, size: usize, eps: f64) -> Result<Self> {
-        Ok(Self { weight: of.parameter(&format!("{name}.weight"), [size], Initial::Constant(1.0))?, eps })
+        Ok(Self { weight: of.parameter(&format!("{name}.weight"), [size])?, eps })
     }
 
     /// Normalises `x: [N, H]` -> `[N, H]`.

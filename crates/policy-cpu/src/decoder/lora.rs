@@ -1,7 +1,7 @@
 //! LoRA (arXiv 2106.09685): a matrix W acts as W + s B A, and only A and B are trained.
 
 use super::autodiff_ops;
-use super::build::{Builder, Initial};
+use super::build::Builder;
 use super::hugging_face::matrices_of;
 use super::params::{read, storage};
 use backend_cpu::layers::Layers;
@@ -24,8 +24,6 @@ pub struct LowRank {
 }
 
 impl LowRank {
-    /// Creates an adapter; values that are not stored are, as in PEFT, uniform within 1 / sqrt(in) for A and zero for B, so the adapter
-    /// does not change outputs.
     pub(crate) fn new(
         of: &mut Builder<'_>,
         name: &str,
@@ -33,10 +31,9 @@ impl LowRank {
         matrix: &AdaptedMatrix,
         first: usize,
     ) -> Result<Self> {
-        let bound = 1.0 / (matrix.input as f64).sqrt();
         Ok(Self {
-            a: of.parameter(&format!("{name}.a"), [lora.r, matrix.input], Initial::Uniform { bound })?,
-            b: of.parameter(&format!("{name}.b"), [matrix.output, lora.r], Initial::Constant(0.0))?,
+            a: of.parameter(&format!("{name}.a"), [lora.r, matrix.input])?,
+            b: of.parameter(&format!("{name}.b"), [matrix.output, lora.r])?,
             scale: lora.scaling(),
             first,
         })

@@ -1,8 +1,9 @@
-//! Parameters by name: initialisation, export, import, update.
+//! Parameters by name: export, import, update.
 //!
 //! A parameter's name is its path of field names, for example `layers.0.attn.qkv_proj.weight`; parameters are visited in the order of the
-//! fields. Checkpoints and the optimizer depend on both.
+//! fields. Gradients and moments depend on both; checkpoints have the tensors of transformers.
 
+use super::hugging_face::{Tensors, export_parts, trained_tensors};
 use super::lora::{is_adapter, is_value_head};
 use super::model::Decoder;
 use super::weight::{CONTAINER, STORED};
@@ -11,24 +12,7 @@ use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::tensor::{Tensor, TensorData};
 use grpo_burn::custom_op::{Operand, values};
 use models::NamedTensor;
-use policy::{Error, Result, TensorSink, TensorSource};
-use rand::RngExt;
-use rng::{Purpose, stable_hash, stream};
-use std::collections::HashMap;
-
-/// Returns independent normal values from the random stream of (`seed`, `name`), which does not depend on the model's other parameters.
-///
-/// Box-Muller is written out instead of using `rand_distr`: another transform of the same random bits would give other initial weights for
-/// a seed, and published runs could not be reproduced.
-pub(crate) fn normal(count: usize, std: f64, seed: u64, name: &str) -> Vec<f32> {
-    let mut rng = stream(seed, Purpose::Weights, 0, stable_hash(name));
-    (0..count)
-        .map(|_| {
-            let radius = (-2.0 * (1.0 - rng.random::<f64>()).ln()).sqrt();
-            (std * radius * (std::f64::consts::TAU * rng.random::<f64>()).cos()) as f32
-        })
-        .collect()
-}
+use policy::{Error, Result, TensorSink, TensorSource, check_tensors};
 
 /// Copies the values of a tensor to a list.
 pub(crate) fn to_host<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
@@ -108,91 +92,54 @@ pub(super) fn read(storage: &FlexTensor) -> Result<&[f32]> {
     values("weight", storage).map_err(Error::other)
 }
 
-/// Passes name and values of every trained parameter to `sink`, in the order of fields.
+/// Passes the tensors of the parameters to `sink`, with the names and layout of transformers (adapters: PEFT), in the order of fields.
 ///
 /// # Errors
 /// The sink's error.
-pub(crate) fn export_parameters(model: &Decoder, sink: &mut dyn TensorSink) -> Result<()> {
-    struct Export<'a> {
-        sink: &'a mut dyn TensorSink,
-        done: Result<()>,
-    }
-    impl ParameterVisitor for Export<'_> {
-        fn visit<const D: usize>(&mut self, name: &str, parameter: &Param<Tensor<D>>) {
-            if self.done.is_ok() {
-                let value = parameter.val();
-                let shape = value.dims().to_vec();
-                self.done = self.sink.tensor(NamedTensor { name: name.to_owned(), shape, data: to_host(value) });
-            }
-        }
-    }
-    let mut export = Export { sink, done: Ok(()) };
-    visit_parameters(model, Which::Trained, &mut export);
-    export.done
+pub(crate) fn export_parameters(model: &Decoder, which: Which, sink: &mut dyn TensorSink) -> Result<()> {
+    for_each_parameter(model, which, |name, shape, values| export_parts(model, "", (name, shape, values), sink))
 }
 
-/// Returns name and values of every trained parameter, in the order of fields.
+/// Returns the tensors of every trained parameter, in the order of fields.
 pub(crate) fn named_parameters(model: &Decoder) -> Vec<NamedTensor> {
     let mut tensors = Vec::new();
     // Exporting to a list cannot fail.
-    let _ = export_parameters(model, &mut tensors);
+    let _ = export_parameters(model, Which::Trained, &mut tensors);
     tensors
 }
 
-/// Replaces every trained parameter by the tensor of the same name.
+/// Replaces every trained parameter by its tensors.
 ///
 /// # Errors
-/// [`Error::State`] if a parameter has no tensor or one of another shape, or if a tensor has no parameter.
+/// See [`check_tensors`]; the source's error.
 pub(crate) fn load_parameters(model: Decoder, tensors: &dyn TensorSource) -> Result<Decoder> {
-    check_parameters(&model, tensors)?;
+    check_tensors(&trained_tensors(&model), "", tensors)?;
     let (model, replaced) = replace_parameters(model, tensors);
     replaced.map(|()| model)
 }
 
-/// Checks that trained parameters and tensors match one to one.
-///
-/// # Errors
-/// See [`load_parameters`].
-pub(crate) fn check_parameters(model: &Decoder, tensors: &dyn TensorSource) -> Result<()> {
-    let mut left: HashMap<&str, &[usize]> = tensors.shapes().into_iter().collect();
-    for_each_parameter(model, Which::Trained, |name, shape, values| {
-        let expected = || format!("a tensor of shape {shape:?}");
-        match left.remove(name) {
-            None => Err(Error::state(name, expected(), "none")),
-            Some(found) if found != shape => Err(Error::state(name, expected(), format!("shape {found:?}"))),
-            Some(_) => match tensors.values(name)?.len() {
-                found if found != values.len() => Err(Error::state(name, expected(), format!("{found} values"))),
-                _ => Ok(()),
-            },
-        }
-    })?;
-    match left.keys().next() {
-        Some(extra) => Err(Error::state(*extra, "a name that the model has", "a tensor that no parameter uses")),
-        None => Ok(()),
-    }
-}
-
-/// Replaces the values of parameters by tensors that passed [`check_parameters`], in place if the parameters have no other owner. Also
-/// returns the first error of a source that fails to deliver its values.
+/// Replaces the values of trained parameters by tensors with matching names and shapes, in place if the parameters have no other owner.
+/// Also returns the first error of a source that fails to deliver its values.
 pub(crate) fn replace_parameters(model: Decoder, tensors: &dyn TensorSource) -> (Decoder, Result<()>) {
+    let (config, adapted) = (model.config().clone(), model.adapted().clone());
+    let tensors = Tensors { config: &config, adapted: &adapted, prefix: "", tensors };
     let mut done = Ok(());
-    let model = update_parameters(model, |name, values| match tensors.values(name) {
-        _ if done.is_err() => (),
-        Ok(found) if found.len() == values.len() => values.copy_from_slice(&found),
-        Ok(found) => done = Err(Error::state(name, format!("{} values", values.len()), found.len())),
-        Err(error) => done = Err(error),
+    let model = update_parameters(model, |name, shape, values| {
+        if done.is_ok() {
+            done = tensors.read(name, shape, values);
+        }
     });
     (model, done)
 }
 
 /// Updates the values of every trained parameter, in the order of fields.
-pub(crate) fn update_parameters(model: Decoder, update: impl FnMut(&str, &mut [f32])) -> Decoder {
+pub(crate) fn update_parameters(model: Decoder, update: impl FnMut(&str, &[usize], &mut [f32])) -> Decoder {
     struct Update<F> {
         path: Vec<String>,
         has_adapters: bool,
         update: F,
     }
-    impl<F: FnMut(&str, &mut [f32])> ModuleMapper for Update<F> {
+    impl<F: FnMut(&str, &[usize], &mut [f32])> ModuleMapper for Update<F> {
         fn enter_module(&mut self, name: &str, container: &str) {
             if container != CONTAINER {
                 self.path.push(name.to_owned());
@@ -211,7 +158,7 @@ pub(crate) fn update_parameters(model: Decoder, update: impl FnMut(&str, &mut [f
             parameter.map(|value| {
                 let (shape, device, trained) = (value.dims(), value.device(), value.is_require_grad());
                 let mut data = to_host(value);
-                (self.update)(&name, &mut data);
+                (self.update)(&name, &shape, &mut data);
                 Tensor::from_data(TensorData::new(data, shape), &device).set_require_grad(trained)
             })
         }

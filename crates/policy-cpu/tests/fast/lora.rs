@@ -3,12 +3,8 @@
 use crate::checkpoint::{self, Checkpoint, Tensors};
 use crate::families::{accumulate, assert_close, logits, policy, policy_loss};
 use burn::tensor::Device;
-use grpo_core::Scores;
 use models::{Adapter, Dtype, ExportOptions, FolderWriter, LoraConfig, ModelFolder, TargetModules};
-use policy::{
-    Policy, PolicyState, RolloutRequest, Sampling, SequenceBatch, StateGroup, StepLoss, Weights, export_all,
-    token_batch,
-};
+use policy::{Policy, RolloutRequest, Sampling, SequenceBatch, StateGroup, StepLoss, Weights, export_all, token_batch};
 use policy_cpu::CpuPolicy;
 use policy_cpu::decoder::Decoder;
 
@@ -131,91 +127,6 @@ fn a_mapped_base_model_equals_a_copied_one_bit_for_bit() {
         assert_eq!(mapped.num_parameters(), read.num_parameters());
         assert!(of(mapped) == of(read), "{name}");
     }
-}
-
-fn scores(policy: &mut CpuPolicy, of: Weights, checkpoint: &Checkpoint) -> Scores {
-    let sequences = checkpoint.completions();
-    let batch = SequenceBatch { sequences: &sequences, tokens: token_batch(&sequences).unwrap() };
-    policy.score(of, &[batch]).unwrap()
-}
-
-#[test]
-fn only_adapters_are_trained_and_the_reference_is_the_model_without_them() {
-    let checkpoint = Checkpoint::open("qwen3");
-    let lora = LoraConfig {
-        r: 3,
-        lora_alpha: 6.0,
-        target_modules: TargetModules::Pattern("all-linear".into()),
-        ..Default::default()
-    };
-    let fresh = || policy(&checkpoint).with_lora(&lora, 7).unwrap();
-    let (mut plain, mut policy) = (policy(&checkpoint), fresh());
-    let before = scores(&mut plain, Weights::Policy, &checkpoint).logp;
-    // B is zero, so a fresh adapter does not change the outputs.
-    assert_eq!(scores(&mut policy, Weights::Policy, &checkpoint).logp, before);
-    policy.freeze_ref_policy().unwrap();
-    let parameters = lora.parameters(checkpoint.config()).unwrap();
-    assert_eq!(policy.num_parameters(), parameters.iter().map(models::Parameter::len).sum::<usize>());
-
-    let (first, _) = accumulate(&mut policy, &checkpoint);
-    policy.apply(0.02).unwrap();
-    let (second, gradients) = accumulate(&mut policy, &checkpoint);
-    policy.apply(0.02).unwrap();
-    let (third, _) = accumulate(&mut policy, &checkpoint);
-    assert!(second < first && third < second - 0.01, "{first} {second} {third}");
-    policy.skip().unwrap();
-    let names: Vec<&str> = parameters.iter().map(|parameter| parameter.name.as_str()).collect();
-    assert_eq!(gradients.len(), names.len());
-    assert!(names.iter().all(|name| gradients[*name].data.iter().any(|g| *g != 0.0)));
-
-    assert_ne!(scores(&mut policy, Weights::Policy, &checkpoint).logp, before);
-    assert_eq!(scores(&mut policy, Weights::RefPolicy, &checkpoint).logp, before, "the base model changed");
-    let text = policy.mix_ref_policy(0.5).unwrap_err().to_string();
-    assert!(text.contains("LoRA"), "{text}");
-
-    // A checkpoint has the adapters and their moments, and training continues bit for bit.
-    let state = |policy: &CpuPolicy| {
-        [StateGroup::Weights(Weights::Policy), StateGroup::Weights(Weights::RefPolicy), StateGroup::Optimizer]
-            .map(|group| export_all(policy, group).unwrap())
-    };
-    let [weights, of_ref, moments] = state(&policy);
-    let exported = |export: &dyn Fn(&mut Vec<models::NamedTensor>) -> policy::Result<()>| {
-        let mut tensors = Vec::new();
-        export(&mut tensors).map(|()| tensors.into_iter().map(|tensor| tensor.name).collect::<Vec<_>>())
-    };
-    let mut of_peft = exported(&|sink| policy.export_adapter(sink)).unwrap();
-    of_peft.sort();
-    let mut sorted = names.clone();
-    sorted.sort();
-    assert_eq!(of_peft, sorted);
-    assert_eq!(exported(&|sink| policy.export_model(sink)).unwrap().len(), checkpoint.config().parameters().len());
-    assert!(exported(&|sink| plain.export_adapter(sink)).unwrap_err().to_string().contains("LoRA"));
-    assert_eq!((weights.len(), of_ref.len(), moments.len()), (names.len(), 0, 2 * names.len()));
-    let adamw = policy::AdamWConfig::default();
-    let saved = PolicyState {
-        policy: &weights,
-        ref_policy: Some(&of_ref),
-        optimizer: &moments,
-        optimizer_steps: 2,
-        adamw: &adamw,
-    };
-    let mut other = fresh();
-    other.import(&saved).unwrap();
-    assert!(other.has_ref_policy());
-    for policy in [&mut policy, &mut other] {
-        accumulate(policy, &checkpoint);
-        policy.apply(0.02).unwrap();
-    }
-    assert_eq!(state(&other), state(&policy));
-    assert_eq!(scores(&mut other, Weights::RefPolicy, &checkpoint).logp, before);
-
-    // Roll back restores the adapters.
-    policy.begin().unwrap();
-    accumulate(&mut policy, &checkpoint);
-    policy.apply(0.02).unwrap();
-    assert_ne!(state(&policy), state(&other));
-    policy.roll_back().unwrap();
-    assert_eq!(state(&policy), state(&other));
 }
 
 #[test]

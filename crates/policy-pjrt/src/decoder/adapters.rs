@@ -92,11 +92,6 @@ impl Adapters {
         self.scaling
     }
 
-    /// Returns the adapter of the matrix with this name, for example `model.layers.0.self_attn.q_proj`.
-    pub(crate) fn matrix(&self, name: &str) -> Option<&AdaptedMatrix> {
-        self.matrices.iter().find(|matrix| matrix.name == name)
-    }
-
     /// Returns A and B of every matrix, in the argument order of programs: stacked over all layers, `[L, r, I]` and `[L, O, r]`, then A and
     /// B of the head.
     ///
@@ -109,7 +104,7 @@ impl Adapters {
             let layers = if of_layers { config.num_hidden_layers } else { 1 };
             let of_layer = |layer: usize| {
                 let name = if of_layers { format!("model.layers.{layer}.{module}") } else { module.to_owned() };
-                Some((layer, self.matrix(&name)?))
+                Some((layer, self.matrices.iter().find(|matrix| matrix.name == name)?))
             };
             let adapted: Vec<(usize, &AdaptedMatrix)> = (0..layers).filter_map(of_layer).collect();
             // A tied head has the shape of the embedding.

@@ -1,6 +1,5 @@
 //! Policies with LoRA adapters or a value head.
 
-use super::layout::Layout;
 use super::{PjrtPolicy, PjrtPolicyOptions, modules};
 use crate::decoder::{Adapters, Decoder, Role};
 use crate::error::Result;
@@ -13,10 +12,8 @@ use crate::weights::DeviceWeights;
 use grpo_core::LossConfig;
 use grpo_core::objective::ValueLossConfig;
 use models::{Adapter, LoraConfig, ModelConfig};
-use policy::Error;
-use rng::uniform_weights;
+use policy::{AdapterTensors, InitialWeights, TensorSource, check_tensors};
 use stablehlo::Dtype;
-use std::borrow::Cow;
 use std::sync::Arc;
 
 impl PjrtPolicy {
@@ -43,8 +40,8 @@ impl PjrtPolicy {
     }
 
     /// Adds fresh LoRA adapters, which do not change the model's outputs yet. From now on, only adapters are trained: gradients, moments
-    /// and checkpoints contain only adapters, tokens are sampled with them, and the reference policy is the model without them. As in PEFT,
-    /// A is uniform within 1 / sqrt(in) and B is zero; values depend on `seed` only, and equal those of the CPU policy.
+    /// and checkpoints contain only adapters, tokens are sampled with them, and the reference policy is the model without them. Values are
+    /// those of [`InitialWeights::of_adapters`].
     ///
     /// ```no_run
     /// use backend_tpu::plugins::Kind;
@@ -66,16 +63,8 @@ impl PjrtPolicy {
     /// # Errors
     /// [`crate::Error::Model`] for an invalid configuration or target modules that the model does not have; [`crate::Error::Device`].
     pub fn with_lora(self, lora: &LoraConfig, seed: u64) -> Result<Self> {
-        self.adapted(lora, |layout, name, shape| {
-            let count = shape.iter().product();
-            match layout.name_of(name) {
-                Some(name) if name.ends_with(".a") => {
-                    let bound = 1.0 / (shape[1] as f64).sqrt();
-                    Ok(Cow::Owned(uniform_weights(count, bound, seed, name)))
-                }
-                _ => Ok(Cow::Owned(vec![0.0; count])),
-            }
-        })
+        let tensors = InitialWeights::of_adapters(self.config(), lora, seed)?;
+        self.adapted(lora, &tensors)
     }
 
     /// Adds stored adapters; otherwise like [`PjrtPolicy::with_lora`].
@@ -83,18 +72,7 @@ impl PjrtPolicy {
     /// # Errors
     /// [`crate::Error::Model`] if the adapter does not fit this model; [`crate::Error::Device`].
     pub fn with_adapter(self, adapter: &Adapter) -> Result<Self> {
-        self.adapted(adapter.config(), |_, name, shape| {
-            let stored = adapter.matrices().iter().find_map(|matrix| {
-                let is_a = matrix.lora_a() == name;
-                (is_a || matrix.lora_b() == name)
-                    .then(|| if is_a { adapter.lora_a(matrix) } else { adapter.lora_b(matrix) })
-            });
-            let tensor = stored.ok_or_else(|| Error::state(name, "a matrix of the adapter", "none"))??;
-            if tensor.shape() != shape {
-                return Err(Error::state(name, format!("shape {shape:?}"), format!("shape {:?}", tensor.shape())));
-            }
-            Ok(tensor.values())
-        })
+        self.adapted(adapter.config(), &AdapterTensors(adapter))
     }
 
     /// Adds a value head, initialised to zero, that is trained with this loss, as in PPO:
@@ -106,25 +84,19 @@ impl PjrtPolicy {
         loss.validate()?;
         let decoder = self.modules.decoder().clone().with_value_head();
         let table = decoder.parameters().into_iter().filter(|p| p.role.is_of_value_head()).collect();
-        let zeros = |_: &str, shape: &[usize]| Ok(Cow::Owned(vec![0.0; shape.iter().product()]));
-        let value_head = DeviceWeights::from_values(&self.runtime, table, Storage::Plain(Dtype::F32), zeros)?;
+        let (storage, zeros) = (Storage::Plain(Dtype::F32), InitialWeights::of_value_head(self.config()));
+        let value_head = DeviceWeights::from_source(&self.runtime, table, storage, "", &zeros)?;
         let weights = self.weights()?.subset(|role| !role.is_of_value_head()).followed_by(value_head);
         self.grpo.of_values = Some(loss);
         self.rebuilt(decoder, weights)
     }
 
-    fn adapted<'a>(
-        self,
-        lora: &LoraConfig,
-        values: impl Fn(&Layout, &str, &[usize]) -> policy::Result<Cow<'a, [f32]>>,
-    ) -> Result<Self> {
+    fn adapted(self, lora: &LoraConfig, tensors: &dyn TensorSource) -> Result<Self> {
+        check_tensors(&lora.parameters(self.config())?, "", tensors)?;
         let adapters = Adapters::new(self.config(), lora)?;
         let table = adapters.parameters(self.config());
         let decoder = self.modules.decoder().clone().with_adapters(adapters);
-        let layout = Layout::of_trained(&decoder);
-        let storage = Storage::Plain(Dtype::F32);
-        let added =
-            DeviceWeights::from_values(&self.runtime, table, storage, |name, shape| values(&layout, name, shape))?;
+        let added = DeviceWeights::from_source(&self.runtime, table, Storage::Plain(Dtype::F32), "", tensors)?;
         let weights = self.weights()?;
         let (of_model, value_head) = (weights.subset(Role::is_of_model), weights.subset(Role::is_of_value_head));
         self.rebuilt(decoder, of_model.followed_by(added).followed_by(value_head))

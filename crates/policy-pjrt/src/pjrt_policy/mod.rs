@@ -1,7 +1,6 @@
 //! [`PjrtPolicy`]: the decoder, its loss and its optimizer on a PJRT device, as a [`Policy`].
 
 mod adapted;
-mod layout;
 mod logits;
 mod options;
 mod ref_policy;
@@ -18,11 +17,11 @@ use crate::storage::Storage;
 use crate::train::{AdamW, Device, Loss, Moments, Rows, TrainPrograms};
 use crate::weights::DeviceWeights;
 use grpo_core::{LossConfig, LossOutput, Scores};
-use models::{ModelConfig, NamedTensor};
+use models::ModelConfig;
 use pjrt::Buffer;
 use policy::{
-    AdamWConfig, Completion, Policy, PolicyState, RolloutRequest, SequenceBatch, StateGroup, StepLoss, TensorSink,
-    TensorSource, UpdateReport, Weights,
+    AdamWConfig, Completion, InitialWeights, Policy, PolicyState, RolloutRequest, SequenceBatch, StateGroup, StepLoss,
+    TensorSink, TensorSource, UpdateReport, Weights,
 };
 use stablehlo::Dtype;
 use std::sync::Arc;
@@ -102,6 +101,20 @@ impl PjrtPolicy {
         Self::of(runtime, config, DeviceWeights::from_files(runtime, config, weights, storage)?, loss, options)
     }
 
+    /// Creates a policy with random weights ([`InitialWeights::of_model`]), with the default AdamW settings.
+    ///
+    /// # Errors
+    /// [`Error::Policy`] for an invalid configuration; see [`PjrtPolicy::from_tensors`].
+    pub fn new(
+        runtime: &Runtime,
+        config: &ModelConfig,
+        seed: u64,
+        loss: impl Into<Arc<LossConfig>>,
+        options: PjrtPolicyOptions,
+    ) -> Result<Self> {
+        Self::from_tensors(runtime, config, &InitialWeights::of_model(config, seed)?, loss, options)
+    }
+
     /// Creates a policy from tensors with the names of `transformers`, with the default AdamW settings.
     ///
     /// # Errors
@@ -109,7 +122,7 @@ impl PjrtPolicy {
     pub fn from_tensors(
         runtime: &Runtime,
         config: &ModelConfig,
-        tensors: &[NamedTensor],
+        tensors: &dyn TensorSource,
         loss: impl Into<Arc<LossConfig>>,
         options: PjrtPolicyOptions,
     ) -> Result<Self> {

@@ -1,35 +1,28 @@
 //! Export and import of a policy's state as named tensors, one by one.
 
-use super::layout::{Imported, Layout};
 use super::{Moments, PjrtPolicy};
 use crate::decoder::Parameter;
 use crate::error::Result;
 use crate::storage::Storage;
 use crate::weights::DeviceWeights;
-use policy::{Error, PolicyState, StateGroup, TensorSink, TensorSource, Weights};
+use policy::{MOMENTS, PolicyState, StateGroup, TensorSink, TensorSource, Weights, check_moments, check_tensors};
 use stablehlo::Dtype;
-
-const FIRST: &str = "exp_avg.";
-const SECOND: &str = "exp_avg_sq.";
 
 impl PjrtPolicy {
     /// Passes a group of tensors to `sink`.
     pub(super) fn export_group(&self, group: StateGroup, sink: &mut dyn TensorSink) -> Result<()> {
         let (weights, decoder) = (self.weights()?, self.modules.decoder());
-        let trained = Layout::of_trained(decoder);
         match group {
-            StateGroup::Weights(Weights::Policy) => trained.export("", weights.reader(), sink),
+            StateGroup::Weights(Weights::Policy) => weights.subset(|role| decoder.trains(role)).export(sink),
             StateGroup::Weights(Weights::RefPolicy) => match &self.ref_policy {
                 // With adapters, the reference policy is the frozen model, which checkpoints do not store.
-                Some(weights) if decoder.adapters().is_none() => {
-                    Layout::of_trained(&decoder.model()).export("", weights.reader(), sink)
-                }
+                Some(weights) if decoder.adapters().is_none() => weights.export(sink),
                 _ => Ok(()),
             },
             StateGroup::Optimizer => {
                 let Some(Moments { first, second, .. }) = &self.moments else { return Ok(()) };
-                for (prefix, buffers) in [(FIRST, first), (SECOND, second)] {
-                    trained.export(prefix, self.like_trained(buffers.clone()).reader(), sink)?;
+                for (prefix, buffers) in MOMENTS.into_iter().zip([first, second]) {
+                    self.like_trained(buffers.clone()).export_prefixed(prefix, sink)?;
                 }
                 Ok(())
             }
@@ -37,55 +30,40 @@ impl PjrtPolicy {
     }
 
     pub(super) fn import_state(&mut self, state: &PolicyState<'_>) -> Result<()> {
-        let (model, trained) = (self.modules.decoder().model(), self.modules.decoder().trained());
-        let (of_model, of_trained) = (Layout::of_trained(&model), Layout::of_trained(self.modules.decoder()));
+        let (model, trained) = (self.modules.decoder().model().parameters(), self.modules.decoder().trained());
         let has_adapters = self.modules.decoder().adapters().is_some();
         // Check everything before the first upload.
-        let weights = of_trained.import("", state.policy)?;
-        let ref_policy = match state.ref_policy {
-            // With adapters, the reference policy is the frozen model.
-            Some(tensors) if has_adapters && tensors.shapes().is_empty() => None,
-            tensors => tensors.map(|tensors| of_model.import("", tensors)).transpose()?,
-        };
-        let (of_optimizer, of_policy) = (state.optimizer.shapes().len(), state.policy.shapes().len());
-        let moments = match state.optimizer_steps {
-            0 if of_optimizer == 0 => None,
-            0 => {
-                return Err(Error::state("the optimizer", "no tensors before its first step", of_optimizer).into());
-            }
-            _ if of_optimizer != 2 * of_policy => {
-                let expected = format!("{} tensors", 2 * of_policy);
-                return Err(Error::state("the optimizer", expected, of_optimizer).into());
-            }
-            _ => {
-                let of = |prefix| of_trained.import(prefix, state.optimizer);
-                Some((of(FIRST)?, of(SECOND)?))
-            }
-        };
+        check_tensors(&tensors_of(&trained), "", state.policy)?;
+        // With adapters, the reference policy is the frozen model.
+        let ref_policy = state.ref_policy.filter(|tensors| !has_adapters || !tensors.shapes().is_empty());
+        if let Some(tensors) = ref_policy {
+            check_tensors(&tensors_of(&model), "", tensors)?;
+        }
+        check_moments(&tensors_of(&trained), state.optimizer_steps, state.optimizer)?;
         // Frozen weights are not imported; fail first if they are lost.
         let frozen = self.frozen()?;
         let (storage, single) = (self.weights.storage(), Storage::Plain(Dtype::F32));
-        let moments = match moments {
-            None => None,
-            Some((first, second)) => {
-                let first = self.upload(trained.clone(), single, &first)?.into_buffers();
-                let second = self.upload(trained.clone(), single, &second)?.into_buffers();
-                Some(Moments { first, second, bounds: None })
+        let moments = match state.optimizer_steps {
+            0 => None,
+            _ => {
+                let of = |prefix| -> Result<_> {
+                    let moments = self.upload(trained.clone(), single, prefix, state.optimizer)?;
+                    Ok(moments.into_buffers())
+                };
+                let [first, second] = MOMENTS.map(of);
+                Some(Moments { first: first?, second: second?, bounds: None })
             }
         };
-        let weights = self.upload(trained, storage, &weights)?;
+        let weights = self.upload(trained, storage, "", state.policy)?;
         let ref_policy = match (ref_policy, &frozen) {
             (Some(tensors), _) => {
                 // A reference policy that was never mixed has exact bf16 weights.
-                let is_narrow =
-                    model.parameters().iter().filter(|p| storage.of(p) == Storage::Split).all(|parameter| {
-                        let shape = parameter.tensor_shape();
-                        let narrow =
-                            |name| tensors.values(name, shape).is_ok_and(|values| values.iter().all(has_bf16_digits));
-                        parameter.tensors().all(|(_, name)| narrow(name))
-                    });
+                let is_narrow = model.iter().filter(|p| storage.of(p) == Storage::Split).all(|parameter| {
+                    let narrow = |name| tensors.values(name).is_ok_and(|values| values.iter().all(has_bf16_digits));
+                    parameter.tensors().all(|(_, name)| narrow(name))
+                });
                 let storage = if is_narrow { storage.without_remainders() } else { storage };
-                Some(self.upload(model.parameters(), storage, &tensors)?)
+                Some(self.upload(model, storage, "", tensors)?)
             }
             (None, Some(frozen)) if state.ref_policy.is_some() => Some(frozen.clone().without_remainders()),
             (None, _) => None,
@@ -108,9 +86,9 @@ impl PjrtPolicy {
     pub(super) fn import_trained(&mut self, weights: &dyn TensorSource) -> Result<()> {
         self.weights()?;
         let decoder = self.modules.decoder();
-        let layout = Layout::of_trained(decoder);
-        let (weights, frozen) = (layout.import("", weights)?, self.frozen()?);
-        let weights = self.upload(decoder.trained(), self.weights.storage(), &weights)?;
+        check_tensors(&tensors_of(&decoder.trained()), "", weights)?;
+        let frozen = self.frozen()?;
+        let weights = self.upload(decoder.trained(), self.weights.storage(), "", weights)?;
         self.weights = match frozen {
             Some(frozen) => frozen.followed_by(weights),
             None => weights,
@@ -129,10 +107,25 @@ impl PjrtPolicy {
         has_adapters.then(|| Ok(self.weights()?.subset(|role| role.is_of_model()))).transpose()
     }
 
-    /// Uploads tensors of a checkpoint, one by one.
-    fn upload(&self, table: Vec<Parameter>, storage: Storage, tensors: &Imported<'_>) -> Result<DeviceWeights> {
-        DeviceWeights::from_values(&self.runtime, table, storage, |name, shape| tensors.values(name, shape))
+    /// Uploads the tensors of `table`, one by one.
+    fn upload(
+        &self,
+        table: Vec<Parameter>,
+        storage: Storage,
+        prefix: &str,
+        tensors: &dyn TensorSource,
+    ) -> Result<DeviceWeights> {
+        DeviceWeights::from_source(&self.runtime, table, storage, prefix, tensors)
     }
+}
+
+/// Returns the tensors of `transformers` in a table.
+fn tensors_of(table: &[Parameter]) -> Vec<models::Parameter> {
+    let of = |parameter: &Parameter| {
+        let shape = parameter.tensor_shape().to_vec();
+        parameter.hugging_face().into_iter().map(move |name| models::Parameter { name, shape: shape.clone() })
+    };
+    table.iter().flat_map(of).collect()
 }
 
 /// Returns `true` if the f32 number is exact in bf16.

@@ -9,8 +9,8 @@ use crate::storage::Storage;
 use half::{bf16, f16};
 use models::{MemoryTable, ModelConfig, NamedTensor, WeightTensor, Weights};
 use pjrt::{Argument, Buffer};
+use policy::{TensorSink, TensorSource};
 use stablehlo::{Builder, Dtype, Module, TensorType, Value};
-use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -72,14 +72,14 @@ impl DeviceWeights {
         })
     }
 
-    /// Uploads tensors with the names of `transformers`; `dtype` on the device is f32 or bf16.
+    /// Uploads tensors with the names of `transformers`, one by one; `dtype` on the device is f32 or bf16.
     ///
     /// # Errors
     /// [`Error::Policy`] if a tensor is missing or has another shape, [`Error::Dtype`], [`Error::Device`].
     pub fn from_tensors(
         runtime: &Runtime,
         config: &ModelConfig,
-        tensors: &[NamedTensor],
+        tensors: &dyn TensorSource,
         dtype: Dtype,
     ) -> Result<Self> {
         Self::from_named(runtime, config, tensors, plain(dtype)?)
@@ -89,36 +89,38 @@ impl DeviceWeights {
     pub(crate) fn from_named(
         runtime: &Runtime,
         config: &ModelConfig,
-        tensors: &[NamedTensor],
+        tensors: &dyn TensorSource,
         storage: Storage,
     ) -> Result<Self> {
         config.validate()?;
-        Self::from_values(runtime, parameters(config), storage, |name, shape| {
-            let found = tensors.iter().find(|tensor| tensor.name == name);
-            match found {
-                Some(tensor) if tensor.shape == shape && tensor.data.len() == shape.iter().product::<usize>() => {
-                    Ok(Cow::Borrowed(&tensor.data[..]))
-                }
-                _ => {
-                    let found = found.map_or("none".into(), |tensor| format!("shape {:?}", tensor.shape));
-                    Err(policy::Error::state(name, format!("a tensor of shape {shape:?}"), found))
-                }
-            }
-        })
+        Self::from_source(runtime, parameters(config), storage, "", tensors)
     }
 
-    /// Uploads the tensors of `table`; `values` returns the values for a name and a shape.
+    /// Uploads the tensors of `table`, whose names in `tensors` begin with `prefix`.
     ///
     /// # Errors
-    /// Errors of `values`, [`Error::Device`].
-    pub(crate) fn from_values<'a>(
+    /// [`Error::Policy`] if a tensor is missing or has another shape, errors of the source, [`Error::Device`].
+    pub(crate) fn from_source(
         runtime: &Runtime,
         table: Vec<Parameter>,
         storage: Storage,
-        values: impl Fn(&str, &[usize]) -> policy::Result<Cow<'a, [f32]>>,
+        prefix: &str,
+        tensors: &dyn TensorSource,
     ) -> Result<Self> {
+        let shapes: HashMap<&str, &[usize]> = tensors.shapes().into_iter().collect();
         Self::build(runtime, table, storage, |name, shape| {
-            Ok((runtime.upload(&values(name, shape)?, shape)?, Dtype::F32))
+            let name = format!("{prefix}{name}");
+            let wrong = |found| policy::Error::state(&name, format!("a tensor of shape {shape:?}"), found);
+            match shapes.get(&*name) {
+                None => return Err(wrong("none".to_owned()).into()),
+                Some(found) if *found != shape => return Err(wrong(format!("shape {found:?}")).into()),
+                Some(_) => {}
+            }
+            let values = tensors.values(&name)?;
+            if values.len() != shape.iter().product::<usize>() {
+                return Err(wrong(format!("{} values", values.len())).into());
+            }
+            Ok((runtime.upload(&values, shape)?, Dtype::F32))
         })
     }
 
@@ -183,13 +185,17 @@ impl DeviceWeights {
     ///
     /// # Errors
     /// The sink's error, [`Error::Device`].
-    pub fn export(&self, sink: &mut dyn policy::TensorSink) -> Result<()> {
+    pub fn export(&self, sink: &mut dyn TensorSink) -> Result<()> {
+        self.export_prefixed("", sink)
+    }
+
+    /// Like [`DeviceWeights::export`], with `prefix` before the names.
+    pub(crate) fn export_prefixed(&self, prefix: &str, sink: &mut dyn TensorSink) -> Result<()> {
         let mut reader = self.reader();
         for parameter in &self.table {
             for (_, name) in parameter.tensors() {
-                let (name, shape) = (name.to_owned(), parameter.tensor_shape().to_vec());
-                let data = reader.read(&name)?;
-                sink.tensor(NamedTensor { name, shape, data })?;
+                let (data, shape) = (reader.read(name)?, parameter.tensor_shape().to_vec());
+                sink.tensor(NamedTensor { name: format!("{prefix}{name}"), shape, data })?;
             }
         }
         Ok(())

@@ -5,9 +5,7 @@ use crate::gradients::{batches, by_name, gradients, host_gradients, on_device, p
 use crate::support::{assert_close, runtime};
 use grpo_core::LossConfig;
 use models::{Adapter, LoraConfig, NamedTensor, TargetModules};
-use policy::{
-    AdamWConfig, Error, Policy, PolicyState, RolloutRequest, Sampling, StateGroup, StepLoss, Weights, export_all,
-};
+use policy::{AdamWConfig, Policy, PolicyState, RolloutRequest, Sampling, StateGroup, StepLoss, Weights, export_all};
 use policy_cpu::CpuPolicy;
 use policy_pjrt::decoder::Compute;
 use policy_pjrt::{PjrtPolicy, PjrtPolicyOptions};
@@ -45,7 +43,7 @@ fn state(policy: &dyn Policy) -> [Vec<NamedTensor>; 3] {
 /// Returns the adapters with nonzero B.
 fn moved(policy: &dyn Policy) -> Vec<NamedTensor> {
     let mut weights = weights(policy);
-    for (i, tensor) in weights.iter_mut().enumerate().filter(|(_, tensor)| tensor.name.ends_with(".b")) {
+    for (i, tensor) in weights.iter_mut().enumerate().filter(|(_, tensor)| tensor.name.contains(".lora_B.")) {
         let values = tensor.data.iter_mut().enumerate();
         values.for_each(|(k, value)| *value = 0.1 * ((i + 2 * k) as f32).sin());
     }
@@ -202,63 +200,6 @@ fn adapters_of_every_family_match_the_cpu_policy() {
 }
 
 #[test]
-fn states_are_restored_bit_for_bit_by_import_and_roll_back() {
-    for can_roll_back in [true, false] {
-        let checkpoint = Checkpoint::open("qwen3");
-        let lora = lora(2, all_linear());
-        let options = || PjrtPolicyOptions { can_roll_back, ..PjrtPolicyOptions::default() };
-        let fresh = || device(&checkpoint, &lora, options());
-        let sequences = checkpoint.completions();
-        let parts = batches(&sequences);
-        let step = |policy: &mut PjrtPolicy| {
-            policy.accumulate(&parts, StepLoss::CrossEntropy { tokens: 50 }).unwrap();
-            policy.apply(0.02).unwrap();
-        };
-        let mut policy = fresh();
-        policy.reset_optimizer(&adamw()).unwrap();
-        policy.freeze_ref_policy().unwrap();
-        step(&mut policy);
-        step(&mut policy);
-        let text = policy.mix_ref_policy(0.5).unwrap_err().to_string();
-        assert!(text.contains("LoRA"), "{text}");
-        let [weights, of_ref, moments] = state(&policy);
-        let tensors = lora.parameters(checkpoint.config()).unwrap().len();
-        assert_eq!((weights.len(), of_ref.len(), moments.len()), (tensors, 0, 2 * tensors));
-
-        let mut other = fresh();
-        let untouched = state(&other);
-        let adamw = adamw();
-        let short = PolicyState {
-            policy: &weights,
-            ref_policy: Some(&of_ref),
-            optimizer: &&moments[1..],
-            optimizer_steps: 2,
-            adamw: &adamw,
-        };
-        assert!(matches!(other.import(&short), Err(Error::State { .. })));
-        assert_eq!(state(&other), untouched, "a failed import changed the state");
-        import(&mut other, &weights, &moments, 2);
-        step(&mut policy);
-        step(&mut other);
-        assert_eq!(state(&other), state(&policy));
-
-        policy.begin().unwrap();
-        step(&mut policy);
-        assert_ne!(state(&policy), state(&other));
-        match can_roll_back {
-            true => {
-                policy.roll_back().unwrap();
-                assert_eq!(state(&policy), state(&other));
-                step(&mut policy);
-                step(&mut other);
-                assert_eq!(state(&policy), state(&other));
-            }
-            false => assert!(matches!(policy.roll_back(), Err(Error::State { .. }))),
-        }
-    }
-}
-
-#[test]
 fn policy_and_reference_share_the_frozen_bf16_model() {
     let checkpoint = Checkpoint::open("llama3_bf16");
     let options = PjrtPolicyOptions { compute: Compute::Bf16, ..PjrtPolicyOptions::default() };
@@ -280,8 +221,6 @@ fn policy_and_reference_share_the_frozen_bf16_model() {
 fn lora_errors_name_the_cause() {
     let checkpoint = Checkpoint::open("qwen2");
     let plain = on_device(&checkpoint, PjrtPolicyOptions::default());
-    let text = plain.export_adapter(&mut Vec::new()).unwrap_err().to_string();
-    assert!(text.contains("LoRA"), "{text}");
     let text = plain.with_lora(&lora(2, names(&["c_attn"])), 1).err().unwrap().to_string();
     assert!(text.contains("c_attn"), "{text}");
 }

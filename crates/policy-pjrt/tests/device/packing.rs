@@ -102,7 +102,7 @@ fn extended(checkpoint: &Checkpoint, attention: Attention) -> PjrtPolicy {
     let mut policy = policy.with_value_head(of_values).unwrap();
     let mut weights = export_all(&policy, StateGroup::Weights(Weights::Policy)).unwrap();
     for (i, tensor) in weights.iter_mut().enumerate() {
-        if tensor.name.starts_with("value_head.") || tensor.name.ends_with(".b") {
+        if tensor.name.starts_with("value_head.") || tensor.name.contains(".lora_B.") {
             tensor.data.iter_mut().enumerate().for_each(|(k, value)| *value = 0.2 * ((i + 2 * k) as f32).sin());
         }
     }

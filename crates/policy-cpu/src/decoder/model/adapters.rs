@@ -2,12 +2,12 @@
 
 use super::Decoder;
 use crate::decoder::block::Block;
-use crate::decoder::build::{Builder, Seed, Source};
-use crate::decoder::hugging_face::StoredAdapter;
+use crate::decoder::build::Builder;
+use crate::decoder::hugging_face::Tensors;
 use crate::decoder::lora::{Adapted, LowRank};
 use burn::module::Module;
-use models::{AdaptedMatrix, LoraConfig};
-use policy::Result;
+use models::LoraConfig;
+use policy::{AdapterTensors, InitialWeights, Result, TensorSource, check_tensors};
 
 impl Decoder {
     /// Adds fresh adapters, which do not change outputs yet. From now on, only adapters are trained: the weights below are frozen and
@@ -16,22 +16,21 @@ impl Decoder {
     /// # Errors
     /// [`policy::Error::Model`] for an invalid configuration or target modules that the model does not have.
     pub fn with_lora(self, lora: &LoraConfig, seed: u64) -> Result<Self> {
-        let matrices = lora.resolve(&self.config)?;
-        self.adapt(lora, matrices, &mut Seed(seed))
+        let tensors = InitialWeights::of_adapters(&self.config, lora, seed)?;
+        self.adapt(lora, &tensors)
     }
 
     /// Adds stored adapters; otherwise like [`Decoder::with_lora`].
     ///
     /// # Errors
-    /// [`policy::Error::Model`] if the adapter does not fit this model.
+    /// [`policy::Error::Model`] if the adapter does not fit this model; [`policy::Error::State`] if a tensor does not.
     pub fn with_adapter(self, adapter: &models::Adapter) -> Result<Self> {
-        let matrices = adapter.matrices().to_vec();
-        let adapted = Adapted { matrices: matrices.clone() };
-        let config = self.config.clone();
-        self.adapt(adapter.config(), matrices, &mut StoredAdapter { config: &config, adapted, adapter })
+        self.adapt(adapter.config(), &AdapterTensors(adapter))
     }
 
-    fn adapt(self, lora: &LoraConfig, matrices: Vec<AdaptedMatrix>, source: &mut dyn Source) -> Result<Self> {
+    fn adapt(self, lora: &LoraConfig, tensors: &dyn TensorSource) -> Result<Self> {
+        check_tensors(&lora.parameters(&self.config)?, "", tensors)?;
+        let matrices = lora.resolve(&self.config)?;
         let device = self.device();
         // The value head is trained, too, so it stays outside `no_grad`.
         let value_head = self.value_head.clone();
@@ -39,6 +38,7 @@ impl Decoder {
         model.value_head = value_head;
         model.adapted = Adapted { matrices };
         let (adapted, config) = (model.adapted.clone(), model.config.clone());
+        let source = &mut Tensors { config: &config, adapted: &adapted, prefix: "", tensors };
         let mut of = Builder { config: &config, device: &device, source };
         for (i, Block { attn, mlp, .. }) in model.layers.iter_mut().enumerate() {
             for (module, linear) in [

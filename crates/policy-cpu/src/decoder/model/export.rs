@@ -28,12 +28,12 @@ impl Decoder {
                 (_, Some(linear)) if !linear.adapters.is_empty() => Some(linear.merged()?),
                 _ => None,
             };
-            export_parts(self, name, shape, merged.as_deref().unwrap_or(values), sink)
+            export_parts(self, "", (name, shape, merged.as_deref().unwrap_or(values)), sink)
         })?;
         match (&self.lora_head, &self.lm_head) {
             (Some(_), None) => {
                 let shape = [self.config.vocab_size, self.config.hidden_size];
-                export_parts(self, "lm_head", &shape, &to_host(self.lm_head()?), sink)
+                export_parts(self, "", ("lm_head", &shape, &to_host(self.lm_head()?)), sink)
             }
             _ => Ok(()),
         }
@@ -75,7 +75,7 @@ impl Decoder {
     /// The sink's error.
     pub fn export_adapter(&self, sink: &mut dyn TensorSink) -> Result<()> {
         for_each_parameter(self, Which::All, |name, shape, values| {
-            if is_adapter(name) { export_parts(self, name, shape, values, sink) } else { Ok(()) }
+            if is_adapter(name) { export_parts(self, "", (name, shape, values), sink) } else { Ok(()) }
         })
     }
 
@@ -86,7 +86,7 @@ impl Decoder {
     /// The sink's error.
     pub fn export_values(&self, values: &[NamedTensor], sink: &mut dyn TensorSink) -> Result<()> {
         for NamedTensor { name, shape, data } in values {
-            export_parts(self, name, shape, data, sink)?;
+            export_parts(self, "", (name, shape, data), sink)?;
         }
         Ok(())
     }

@@ -3,8 +3,8 @@
 use super::autodiff_ops;
 use super::batch::PackedBatch;
 use super::block::Block;
-use super::build::{Builder, Initial, Seed, Source};
-use super::hugging_face::{Mapped, Read};
+use super::build::{Builder, Source};
+use super::hugging_face::{Mapped, Read, Tensors};
 use super::inference::Inference;
 use super::layers::{Linear, RmsNorm};
 use super::lora::{Adapted, LowRank};
@@ -14,7 +14,7 @@ use super::weight::Weight;
 use burn::module::{Module, Param};
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use models::{ModelConfig, NamedTensor, Weights};
-use policy::{Error, Result, TensorSource};
+use policy::{Error, InitialWeights, Result, TensorSource};
 
 /// A decoder of the families Qwen2, Qwen3 and Llama 3. Hidden states and LM head are separate outputs, because the loss takes both.
 ///
@@ -51,12 +51,13 @@ pub struct Decoder {
 }
 
 impl Decoder {
-    /// Creates a decoder with random weights that depend on `config` and `seed` only. It is trainable on a device with autodiff.
+    /// Creates a decoder with random weights ([`InitialWeights::of_model`]). It is trainable on a device with autodiff.
     ///
     /// # Errors
     /// [`Error::Model`] for an invalid configuration.
     pub fn new(config: &ModelConfig, seed: u64, device: &Device) -> Result<Self> {
-        Self::build(config, &mut Seed(seed), device)
+        let (tensors, adapted) = (InitialWeights::of_model(config, seed)?, Adapted::default());
+        Self::build(config, &mut Tensors { config, adapted: &adapted, prefix: "", tensors: &tensors }, device)
     }
 
     /// Creates a decoder from stored weights, read tensor by tensor as f32. It is trainable on a device with autodiff.
@@ -85,13 +86,12 @@ impl Decoder {
     pub(crate) fn build(config: &ModelConfig, source: &mut dyn Source, device: &Device) -> Result<Self> {
         config.validate()?;
         let mut of = Builder { config, device, source };
-        let (matrix, initial) =
-            ([config.vocab_size, config.hidden_size], Initial::Normal { std: config.initializer_range });
-        let embed_tokens = of.weight("embed_tokens", matrix, initial)?;
+        let matrix = [config.vocab_size, config.hidden_size];
+        let embed_tokens = of.weight("embed_tokens", matrix)?;
         let layers = (0..config.num_hidden_layers).map(|i| Block::new(&mut of, &format!("layers.{i}")));
         let layers = layers.collect::<Result<_>>()?;
         let norm = RmsNorm::new(&mut of, "norm", config.hidden_size, config.rms_norm_eps)?;
-        let lm_head = if config.tie_word_embeddings { None } else { Some(of.weight("lm_head", matrix, initial)?) };
+        let lm_head = if config.tie_word_embeddings { None } else { Some(of.weight("lm_head", matrix)?) };
         let (rope, config) = (Rope::new(config), config.clone());
         Ok(Self {
             embed_tokens,
@@ -201,7 +201,7 @@ impl Decoder {
         Inference::new(self)
     }
 
-    /// Returns name and values of every trained parameter, for example `layers.0.attn.qkv_proj.weight`.
+    /// Returns the trained tensors, with the names and layout of `transformers` (adapters: PEFT).
     pub fn parameters(&self) -> Vec<NamedTensor> {
         named_parameters(self)
     }
@@ -215,7 +215,7 @@ impl Decoder {
     }
 
     /// Returns the adapted matrices.
-    pub(super) fn adapted(&self) -> &Adapted {
+    pub(crate) fn adapted(&self) -> &Adapted {
         &self.adapted
     }
 

@@ -2,7 +2,7 @@
 //!
 //! | file | what |
 //! |---|---|
-//! | `model.safetensors` | weights of the policy, f32 |
+//! | `model.safetensors` | weights of the policy, f32, by the names of `transformers` (adapters: PEFT) |
 //! | `optimizer.safetensors` | AdamW's moments `exp_avg.NAME` and `exp_avg_sq.NAME` |
 //! | `reference.safetensors` | weights of the reference policy, when the loss or the reward has a KL to it |
 //! | `state.json` | counters, adaptive coefficients, seed, hash of the configuration, lengths of the logs |
@@ -32,7 +32,7 @@ use tensors::Layout;
 pub use tensors::{StateSource, StoredTensors};
 
 /// The name and version of the format.
-pub const FORMAT: &str = "grpo-checkpoint/3";
+pub const FORMAT: &str = "grpo-checkpoint/4";
 const STATE: &str = "state.json";
 const SUMS: &str = "SHA256SUMS";
 const MODEL: &str = "model.safetensors";

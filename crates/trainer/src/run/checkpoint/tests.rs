@@ -209,7 +209,7 @@ fn other_formats_and_renamed_checkpoints_are_refused() {
     std::fs::rename(checkpoints.path(CheckpointId::Grpo(1)), checkpoints.path(CheckpointId::Grpo(5))).unwrap();
     assert!(checkpoints.read(CheckpointId::Grpo(5)).unwrap_err().to_string().contains("was renamed"));
     assert!(parse_state(b"{\"format\": \"grpo-checkpoint/2\"}").unwrap_err().contains("this program reads"));
-    assert!(parse_state(b"{\"format\": \"grpo-checkpoint/3\"}").unwrap_err().contains("missing field"));
+    assert!(parse_state(b"{\"format\": \"grpo-checkpoint/4\"}").unwrap_err().contains("missing field"));
     assert!(parse_state(b"[1]").unwrap_err().contains("no key `format`"));
 }
 
