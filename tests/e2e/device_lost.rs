@@ -114,7 +114,7 @@ fn a_device_that_is_lost_in_a_step_leaves_a_run_that_the_named_command_goes_on_w
     let (shape, options) = (host.model.shape().expect("a new model"), PjrtPolicyOptions::default());
     let policy = PjrtPolicy::from_tensors(&runtime, shape, &weights, host.loss(), options).expect("a policy");
     let mut config = host.clone();
-    config.policy.device = trainer::train_config::PolicyDevice::PjrtCpu;
+    config.policy.device = run_config::PolicyDevice::PjrtCpu;
     let parts = Parts { policy: Box::new(Lost { policy, steps: 0 }), ..parts };
 
     let trainer = Trainer::with_parts(config, parts).expect("a trainer");

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Learning rates of transformers' schedules, for crates/trainer/src/train_config/optimizer.rs.
+"""Learning rates of transformers' schedules, for crates/run-config/src/optimizer.rs.
 
     python3.11 -m venv ~/schedules && ~/schedules/bin/pip install torch==2.13.0 transformers==5.23.0
     ~/schedules/bin/python tests/golden/schedules.py > tests/golden/schedules.json

@@ -27,7 +27,10 @@ pub enum Error {
     Columns(usize),
     /// An invalid configuration.
     #[error(transparent)]
-    Config(#[from] trainer::Error),
+    Config(#[from] run_config::Error),
+    /// Options that do not match the model.
+    #[error(transparent)]
+    Trainer(#[from] trainer::Error),
     /// A model that is missing or not supported.
     #[error(transparent)]
     Model(#[from] models::Error),

@@ -18,13 +18,13 @@ use backend_tpu::program::Pass;
 use models::{ModelConfig, ModelFolder};
 use policy::AdamWBounds;
 pub use policy_pjrt::KNOBS;
-use policy_pjrt::decoder::{Adapters, Compute, Decoder, Parameter, parameters};
-use policy_pjrt::{RolloutOptions, RolloutPrograms, RolloutSizes, TrainPrograms, TrainShape};
+use policy_pjrt::decoder::{Adapters, Decoder, Parameter, parameters};
+use policy_pjrt::{PjrtPolicyOptions, RolloutPrograms, RolloutSizes, TrainPrograms, TrainShape};
 use rng::Purpose;
-use stablehlo::{Dtype, Module, Save};
+use run_config::{ModelSource, PolicyDevice, TrainConfig};
+use stablehlo::{Dtype, Module};
 use std::collections::BTreeMap;
 use std::path::Path;
-use trainer::train_config::{ModelSource, PolicyDevice, TrainConfig};
 
 /// The name of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -116,7 +116,7 @@ pub struct RunSizes {
 /// use backend_tpu::plugins::Kind;
 /// use grpo_aot::{ProgramName, RunPrograms};
 ///
-/// let programs = RunPrograms::new(&trainer::TrainConfig::built_in(), Kind::Tpu)?;
+/// let programs = RunPrograms::new(&run_config::TrainConfig::built_in(), Kind::Tpu)?;
 /// let gradient = programs.module(ProgramName::Gradient)?;
 /// assert!(gradient.to_string().contains("stablehlo.while"));
 /// # Ok::<(), grpo_aot::Error>(())
@@ -128,7 +128,7 @@ pub struct RunPrograms {
     config: TrainConfig,
     micro_batch: TrainShape,
     rollout: RolloutPrograms,
-    save: Save,
+    options: PjrtPolicyOptions,
     sizes: RunSizes,
 }
 
@@ -148,11 +148,11 @@ impl RunPrograms {
             Kind::Tpu => PolicyDevice::PjrtTpu,
         };
         config.validate_for(shape.vocab_size, shape.max_position_embeddings)?;
-        let compute = config.policy.compute();
+        let options = trainer::device::options(&config, &shape)?;
+        let compute = options.compute;
         let completion = config.rollout.max_completion_length();
         let room = shape.max_position_embeddings.saturating_sub(completion).max(1);
         let prompt = config.data.max_prompt_length.unwrap_or(room).min(room);
-        let options = RolloutOptions { slots: config.rollout.batch_size, ..RolloutOptions::default() };
         let rollout_sizes = RolloutSizes {
             prompts: config.grpo.prompts_per_step,
             longest_prompt: prompt,
@@ -167,8 +167,8 @@ impl RunPrograms {
             step: 0,
             first: 0,
         };
-        let decoder = decoder(&config, &shape, compute)?;
-        let of_rollout = RolloutPrograms::of(&decoder, compute.dtype(), options, rollout_sizes, &sampling, 1);
+        let decoder = decoder(&config, &shape, &options)?;
+        let of_rollout = RolloutPrograms::of(&decoder, compute.dtype(), options.rollout, rollout_sizes, &sampling, 1);
         let rollout = of_rollout.map_err(policy::Error::from)?;
         let micro_batch = TrainShape::uniform(config.grpo.micro_batch_sequences(), prompt, completion);
         let table = parameters(&shape);
@@ -190,7 +190,7 @@ impl RunPrograms {
             completion,
             slots: (config.grpo.sequences()).min(config.rollout.batch_size),
             sequences: config.grpo.sequences(),
-            tokens_per_call: options.tokens_per_call,
+            tokens_per_call: options.rollout.tokens_per_call,
             operand_bytes: compute.dtype().bytes(),
             weight_bytes: decoder.parameters().iter().map(bytes).sum(),
             remainder_bytes: decoder.trained().iter().map(|p| p.count() * Dtype::F32.bytes() - bytes(p)).sum(),
@@ -200,10 +200,9 @@ impl RunPrograms {
                 true => table.iter().map(bytes).sum(),
                 false => 0,
             },
-            can_roll_back: config.keeps_state_to_roll_back(),
+            can_roll_back: options.can_roll_back,
         };
-        let save = config.policy.save(&shape)?;
-        Ok(Self { shape, decoder, config, micro_batch, rollout, save, sizes })
+        Ok(Self { shape, decoder, config, micro_batch, rollout, options, sizes })
     }
 
     /// Returns the sizes.
@@ -249,7 +248,7 @@ impl RunPrograms {
             ProgramName::Gradient => self.gradient(&self.decoder),
             ProgramName::HalfMlp => {
                 let half = ModelConfig { intermediate_size: self.shape.intermediate_size / 2, ..self.shape.clone() };
-                self.gradient(&decoder(&self.config, &half, self.decoder.compute())?)
+                self.gradient(&decoder(&self.config, &half, &self.options)?)
             }
             ProgramName::Score => self.train(&self.decoder).score(&loss, shape),
             ProgramName::Apply => self.train(&self.decoder).adamw(),
@@ -325,7 +324,7 @@ impl RunPrograms {
     }
 
     fn train(&self, decoder: &Decoder) -> TrainPrograms {
-        TrainPrograms::new(decoder.clone(), self.save.clone())
+        TrainPrograms::new(decoder.clone(), self.options.save.clone())
     }
 
     /// Returns `true` if the model's weights are frozen below adapters.
@@ -350,8 +349,8 @@ impl RunPrograms {
 }
 
 /// Returns the decoder of a run for a model of this shape, with the configured adapters and value head.
-fn decoder(config: &TrainConfig, shape: &ModelConfig, compute: Compute) -> Result<Decoder> {
-    let mut decoder = Decoder::new(shape, compute).with_attention(config.policy.attention());
+fn decoder(config: &TrainConfig, shape: &ModelConfig, options: &PjrtPolicyOptions) -> Result<Decoder> {
+    let mut decoder = Decoder::new(shape, options.compute).with_attention(options.attention);
     if let Some(lora) = &config.lora {
         decoder = decoder.with_adapters(Adapters::new(shape, lora)?);
     }

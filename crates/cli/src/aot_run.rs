@@ -16,7 +16,7 @@ use grpo_files::{self as files, Layers, counted, to_yaml};
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 use trainer::TrainConfig;
-use trainer::train_config::WITHOUT_MODEL;
+use run_config::WITHOUT_MODEL;
 
 /// The document of `--json`.
 #[derive(Debug, Serialize)]

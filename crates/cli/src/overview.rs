@@ -3,7 +3,7 @@
 use grpo_core::readable_bytes;
 use grpo_files::{counted, grouped, noun};
 use serde_json::Value;
-use trainer::train_config::PolicyDevice;
+use run_config::PolicyDevice;
 use trainer::{ModelSource, Overview, TrainConfig};
 
 /// Returns the block, one line per subject.

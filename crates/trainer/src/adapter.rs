@@ -2,9 +2,9 @@
 
 use crate::error::{Error, Result};
 use crate::pretrained::Pretrained;
-use crate::train_config::{ModelSource, TrainConfig};
 use models::{Adapter, LoraConfig, ModelConfig};
 use policy::{AdapterTensors, Policy, StateGroup, TensorSource, Weights, export_all};
+use run_config::{ModelSource, TrainConfig};
 use std::path::{Path, PathBuf};
 
 /// If `model` is an adapter, replaces it by its base model and sets `lora.adapter`. Copies rank, alpha and targets of `lora.adapter` to the
@@ -19,16 +19,13 @@ pub(crate) fn resolve(config: &mut TrainConfig) -> Result<()> {
     {
         let folder = PathBuf::from(name);
         let (_, base) = Adapter::read_config(&folder)?;
-        let base = base.ok_or_else(|| Error::Config {
-            key: "model".into(),
-            expected: "the base of the adapter, as in `model: BASE` and `lora: { adapter: FOLDER }`: its adapter_config.json names none".into(),
-            found: name.clone(),
-        })?;
+        let expected = "the base of the adapter, as in `model: BASE` and `lora: { adapter: FOLDER }`: its adapter_config.json names none";
+        let base = base.ok_or_else(|| run_config::Error::key("model", expected, name))?;
         let lora = config.lora.get_or_insert_default();
         if lora.adapter.as_ref().is_some_and(|other| *other != folder) {
-            let expected = "left out where `model` is an adapter, or the same folder".into();
-            let found = lora.adapter.as_deref().unwrap_or(&folder).display().to_string();
-            return Err(Error::Config { key: "lora.adapter".into(), expected, found });
+            let expected = "left out where `model` is an adapter, or the same folder";
+            let found = lora.adapter.as_deref().unwrap_or(&folder).display();
+            return Err(run_config::Error::key("lora.adapter", expected, found).into());
         }
         lora.adapter = Some(folder);
         config.model = ModelSource::Pretrained(base);
@@ -62,7 +59,7 @@ pub(crate) fn resolve(config: &mut TrainConfig) -> Result<()> {
     ];
     if let Some((key, _, expected, found)) = differs.into_iter().find(|(_, differs, ..)| is_set && *differs) {
         let expected = format!("{expected}, that of the adapter {}, or left out", folder.display());
-        return Err(Error::Config { key: key.into(), expected, found });
+        return Err(run_config::Error::key(key, expected, found).into());
     }
     *lora = own;
     Ok(())

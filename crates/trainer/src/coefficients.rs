@@ -1,7 +1,7 @@
 //! Coefficients that adapt during a run, and their state in a checkpoint.
 
 use crate::error::{Error, Result};
-use crate::train_config::TrainConfig;
+use run_config::TrainConfig;
 use grpo_core::controllers::{AdaptiveEntropy, KlController};
 use serde::{Deserialize, Serialize};
 
@@ -90,7 +90,7 @@ impl Coefficients {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::train_config::KlControlType;
+    use run_config::KlControlType;
 
     fn adaptive() -> Coefficients {
         let mut config = TrainConfig::built_in();

@@ -10,16 +10,9 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// An invalid configuration value.
-    #[error("configuration key `{key}`: expected {expected}, got {found}")]
-    Config {
-        /// The dotted path of the key.
-        key: String,
-        /// The valid values.
-        expected: String,
-        /// The value found.
-        found: String,
-    },
+    /// An invalid configuration.
+    #[error(transparent)]
+    Config(#[from] run_config::Error),
     /// Dynamic sampling found too few groups to learn from.
     #[error(
         "only {found} of {} {} kept by grpo.filter_groups (on `{metric}`) after {}: the tasks have become too easy for the policy, or are \

@@ -4,7 +4,7 @@ use crate::error::{Error, Result};
 use crate::factory::Parts;
 use crate::prompts::{encode_prompts, opens_think};
 use crate::stops::Stops;
-use crate::train_config::{REWARD, TrainConfig};
+use run_config::{REWARD, TrainConfig};
 use data::Item;
 use policy::{Completion, RolloutRequest, Sampling};
 use rewards::{Correct, Reward, RewardFailure, RewardFn, RewardInput, Rewards};
@@ -161,7 +161,7 @@ impl PassRule {
             Some(name) => {
                 let names: Vec<&str> = [REWARD].into_iter().chain(rewards.names()).collect();
                 let expected = format!("one of {}, e.g. `eval: {{ pass_reward: {REWARD} }}`", names.join(", "));
-                Err(Error::Config { key: "eval.pass_reward".into(), expected, found: name.to_owned() })
+                Err(run_config::Error::key("eval.pass_reward", expected, name).into())
             }
             None if known().any(|(name, weight)| name == correct.name() && weight > 0.0) => {
                 Ok(Self::Each(vec![correct.name().to_owned()]))

@@ -4,55 +4,10 @@ use crate::error::{Error, Result};
 use crate::pretrained::Pretrained;
 use crate::run::card::{Weights, model_card};
 use crate::run::summary::Summary;
-use crate::train_config::{ModelSource, TrainConfig};
+use run_config::{ModelSource, TrainConfig};
 use models::{AdapterOptions, AdapterWriter, Dtype, ExportOptions, FolderWriter, ModelCard, NamedTensor};
 use policy::{Policy, TensorSink};
-use serde::{Deserialize, Serialize};
 use std::path::Path;
-
-/// The section `export`: the folder `RUN/model` in Hugging Face's layout, which a run of a pretrained model writes.
-///
-/// ```
-/// let config = trainer::train_config::ExportConfig { merge_adapters: true, ..Default::default() };
-/// assert_eq!(config.dtype, None);
-/// ```
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct ExportConfig {
-    /// The dtype of exported weights, `float32` or `bfloat16`; `None` is the dtype of the pretrained model (f32 for f16 and for new
-    /// models).
-    pub dtype: Option<ExportDtype>,
-    /// The size of a weight file in bytes above which a new file is started.
-    pub max_shard_size: u64,
-    /// `true` if adapters are merged into the weights, for a complete model; `false` for an adapter in PEFT's layout. Merging an adapter of
-    /// a head that is tied to the embedding unties it (`tie_word_embeddings: false`).
-    pub merge_adapters: bool,
-}
-
-impl Default for ExportConfig {
-    fn default() -> Self {
-        Self { dtype: None, max_shard_size: 5_000_000_000, merge_adapters: false }
-    }
-}
-
-/// A dtype of exported weights, with torch's names.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum ExportDtype {
-    /// IEEE 754 single precision, 4 bytes per weight.
-    Float32,
-    /// The upper 16 bits of a single-precision number, 2 bytes per weight.
-    Bfloat16,
-}
-
-impl From<ExportDtype> for Dtype {
-    fn from(dtype: ExportDtype) -> Self {
-        match dtype {
-            ExportDtype::Float32 => Self::F32,
-            ExportDtype::Bfloat16 => Self::Bf16,
-        }
-    }
-}
 
 /// Writes the weights of `policy`, which was made from `config`, to the folder `target`. An existing folder is replaced if `replace` is
 /// set. The README.md has the configuration without secrets and the numbers of `summary`. The folder appears complete or not at all.

@@ -4,13 +4,13 @@ use crate::device;
 use crate::error::Result;
 use crate::prepared::Prepared;
 use crate::pretrained::{Pretrained, Purpose, adapter_weights, training_memory};
-use crate::train_config::{PolicyConfig, TrainConfig};
+use run_config::{PolicyConfig, TrainConfig};
 use backend_cpu::CpuBackend;
 use data::Dataset;
 use models::{MemoryTable, ModelConfig, Tokenizer};
 use policy::{Policy, RolloutEngine};
 use policy_cpu::{CpuPolicy, PolicyLoss};
-use policy_pjrt::{PjrtPolicy, PjrtPolicyOptions, RolloutOptions, RolloutSizes, Runtime, TrainShape, TrainingSizes};
+use policy_pjrt::{PjrtPolicy, RolloutSizes, Runtime, TrainShape, TrainingSizes};
 use rewards::Rewards;
 use std::sync::Arc;
 
@@ -76,7 +76,7 @@ impl PolicyTarget {
     /// An error if the device is missing.
     pub(crate) fn open(config: &TrainConfig) -> Result<Self> {
         let PolicyConfig { device, plugin, compile_cache, wait_limit_minutes: _, .. } = &config.policy;
-        let Some(kind) = device.kind() else {
+        let Some(kind) = device::kind(*device) else {
             return Ok(Self::Host(Box::new(PolicyLoss {
                 config: config.loss().into(),
                 backend: Arc::new(CpuBackend::new()),
@@ -111,7 +111,7 @@ impl PolicyTarget {
                     _ => models::Dtype::F32,
                 };
                 let table =
-                    training_sizes(config, shape, weights, prompt)?.memory(shape, &device_options(config, shape)?);
+                    training_sizes(config, shape, weights, prompt)?.memory(shape, &device::options(config, shape)?);
                 Ok((table, runtime.available_memory()))
             }
         }
@@ -181,7 +181,7 @@ fn pjrt_policy(
     shape: &ModelConfig,
     model: Option<&Pretrained>,
 ) -> Result<PjrtPolicy> {
-    let options = device_options(config, shape)?;
+    let options = device::options(config, shape)?;
     let policy = match model {
         Some(model) => {
             let weights = model.folder.weights()?;
@@ -211,18 +211,6 @@ fn pjrt_policy(
         None => policy,
     };
     Ok(policy.map_err(policy::Error::from)?)
-}
-
-/// Returns the options of the policy on its device.
-fn device_options(config: &TrainConfig, shape: &ModelConfig) -> Result<PjrtPolicyOptions> {
-    Ok(PjrtPolicyOptions {
-        compute: config.policy.compute(),
-        attention: config.policy.attention(),
-        save: config.policy.save(shape)?,
-        can_roll_back: config.keeps_state_to_roll_back(),
-        rollout: RolloutOptions { slots: config.rollout.batch_size, ..RolloutOptions::default() },
-        ..PjrtPolicyOptions::default()
-    })
 }
 
 /// Returns the sizes of a run on a device, for prompts of up to `prompt` tokens and model weights of this dtype.
@@ -262,7 +250,7 @@ mod tests {
         config.grpo.prompts_per_step = 1;
         config.grpo.gradient_accumulation_steps = 1;
         let shape = ModelConfig { max_position_embeddings: 1 << 20, ..config.model.shape().unwrap().clone() };
-        let options = device_options(&config, &shape).unwrap();
+        let options = device::options(&config, &shape).unwrap();
         let on_device = training_sizes(&config, &shape, models::Dtype::F32, 40_000).unwrap().memory(&shape, &options);
         let place = PolicyTarget::open(&config).unwrap();
         let (on_host, _) = place.memory(&config, &shape, None, 40_000).unwrap();
@@ -279,7 +267,7 @@ mod tests {
     fn rollback_memory_is_counted_only_if_a_step_can_be_rolled_back(#[case] settings: &str, #[case] twice: bool) {
         let config = TrainConfig::from_layers(grpo_files::Layers::new().text("a test", settings).unwrap()).unwrap();
         let shape = config.model.shape().unwrap();
-        let options = device_options(&config, shape).unwrap();
+        let options = device::options(&config, shape).unwrap();
         let sizes = training_sizes(&config, shape, models::Dtype::F32, 16).unwrap();
         assert_eq!(sizes.memory(shape, &options).to_string().contains("to go back to"), twice);
         assert_eq!(config.keeps_state_to_roll_back(), twice);

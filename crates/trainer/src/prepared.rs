@@ -1,13 +1,14 @@
 //! The checks of a run that come before its weights are read.
 
 use crate::adapter;
+use crate::device;
 use crate::error::{Error, Result};
 use crate::eval::PassRule;
 use crate::factory::{Parts, PolicyTarget};
 use crate::overview::Overview;
 use crate::pretrained::{Pretrained, Purpose, adapter_weights};
 use crate::prompts::{check_rows, encode_prompt, open_data};
-use crate::train_config::{ModelSource, TrainConfig};
+use run_config::{ModelSource, TrainConfig};
 use crate::trainer::{Rows, Trainer};
 use data::{DataReport, Dataset, RowIndex};
 use models::{CharTokenizer, ChatTemplate, ModelConfig, Tokenizer};
@@ -111,7 +112,7 @@ impl Prepared {
         config = config.with_context(context);
         config.validate_for(tokenizer.vocab_size(), context)?;
         // Checked before a plugin is loaded.
-        config.policy.save(&shape)?;
+        device::options(&config, &shape)?;
         let adapters = config.lora.as_ref().map(|lora| adapter_weights(lora, &shape)).transpose()?;
         let longest = context.saturating_sub(config.rollout.max_completion_length());
         let (dataset, report) = open_data(&config.data, config.seed, &*tokenizer, longest, index)?;

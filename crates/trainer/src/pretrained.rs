@@ -2,7 +2,7 @@
 
 use crate::error::Result;
 use crate::prompts::open_tokenizer;
-use crate::train_config::{ModelSource, TrainConfig};
+use run_config::{ModelSource, TrainConfig};
 use models::{
     Dtype, HfTokenizer, LoraConfig, MemoryTable, ModelConfig, ModelFolder, Trained, TrainingMemory, available_memory,
     resident_memory,

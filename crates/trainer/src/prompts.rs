@@ -27,11 +27,10 @@ pub fn open_tokenizer(folder: &ModelFolder, config: &DataConfig) -> Result<HfTok
     }
     match &config.template_date {
         Some(date) => tokenizer.with_template_date(date).map_err(|error| match error {
-            models::Error::Date { .. } => Error::Config {
-                key: "data.template_date".into(),
-                expected: "a date such as 2026-11-25 or 2026-11-25T09:30:00".into(),
-                found: date.clone(),
-            },
+            models::Error::Date { .. } => {
+                let expected = "a date such as 2026-11-25 or 2026-11-25T09:30:00";
+                run_config::Error::key("data.template_date", expected, date).into()
+            }
             other => other.into(),
         }),
         None => Ok(tokenizer),
@@ -42,7 +41,7 @@ pub fn open_tokenizer(folder: &ModelFolder, config: &DataConfig) -> Result<HfTok
 fn with_template_of(tokenizer: HfTokenizer, path: &Path) -> Result<HfTokenizer> {
     const EXPECTED: &str = "the path of a template in Jinja, such as `{% for m in messages %}<|im_start|>{{ m.role }}\\n{{ m.content }}\
                             <|im_end|>\\n{% endfor %}<|im_start|>assistant\\n`, e.g. `--set data.chat_template=chatml.jinja`";
-    let refused = |found: String| Error::Config { key: CHAT_TEMPLATE.into(), expected: EXPECTED.into(), found };
+    let refused = |found: String| Error::from(run_config::Error::key(CHAT_TEMPLATE, EXPECTED, found));
     let file = path.display().to_string();
     let bytes = grpo_files::read_regular(path, MAX_TEMPLATE).map_err(|e| refused(format!("{file}: {e}")))?;
     let source = String::from_utf8(bytes).map_err(|e| refused(format!("{file}: {e}")))?;

@@ -1,6 +1,6 @@
 //! Updates of the reference policy (TR-DPO).
 
-use crate::train_config::GrpoConfig;
+use run_config::GrpoConfig;
 use policy::{Policy, Result};
 
 /// Every `ref_model_sync_steps` optimizer steps, moves the reference policy towards the policy: ref = alpha x policy + (1 - alpha) x ref.
@@ -18,7 +18,7 @@ pub(crate) fn follow(policy: &mut dyn Policy, optimizer_steps: u64, config: &Grp
 mod tests {
     use super::*;
     use crate::factory::Parts;
-    use crate::train_config::TrainConfig;
+    use run_config::TrainConfig;
     use models::NamedTensor;
     use policy::{AdamWConfig, PolicyState, StateGroup, TensorSource, Weights, export_all};
 

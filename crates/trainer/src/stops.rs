@@ -1,6 +1,6 @@
 //! The stop tokens and stop texts of a run.
 
-use crate::train_config::RolloutConfig;
+use run_config::RolloutConfig;
 use models::Tokenizer;
 use policy::StopCondition;
 

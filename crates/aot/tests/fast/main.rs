@@ -4,8 +4,7 @@ use backend_tpu::aot::Report;
 use backend_tpu::plugins::Kind;
 use grpo_aot::{ProgramName, RunPrograms};
 use models::LoraConfig;
-use trainer::TrainConfig;
-use trainer::train_config::PolicyDtype;
+use run_config::{PolicyDtype, TrainConfig};
 
 #[test]
 fn programs_include_adapters_and_value_heads() {

@@ -11,7 +11,7 @@ use rewards::AnswerFrom;
 use serde_json::{Map, Value, json};
 use std::borrow::Cow;
 use trainer::TrainConfig;
-use trainer::train_config::keys::keys;
+use run_config::keys::keys;
 
 /// The smallest number of rows that is split into training and held-out rows.
 const FEWEST_TO_HOLD_OUT: usize = 10;

@@ -3,7 +3,7 @@
 use super::Run;
 use super::checkpoint::CheckpointId;
 use super::jsonl::MetricsRow;
-use super::options::RunOptions;
+use run_config::RunOptions;
 use crate::coefficients::Exact;
 use crate::error::{Error, Result};
 use serde::{Deserialize, Serialize};
@@ -33,11 +33,8 @@ impl Best {
         let Some(found) = row.values.get(&metric) else {
             let names: Vec<&str> =
                 row.values.keys().filter(|name| name.starts_with(PREFIX)).map(String::as_str).collect();
-            return Err(Error::Config {
-                key: "run.metric_for_best_model".into(),
-                expected: format!("a metric of the evaluation: {}", names.join(", ")),
-                found: metric,
-            });
+            let expected = format!("a metric of the evaluation: {}", names.join(", "));
+            return Err(run_config::Error::key("run.metric_for_best_model", expected, metric).into());
         };
         // The metric may change when a run is resumed; the comparison then starts afresh.
         let before = before.filter(|best| best.metric == metric);

@@ -2,7 +2,7 @@
 
 use super::summary::Summary;
 use crate::error::Result;
-use crate::train_config::{ModelSource, TrainConfig};
+use run_config::{ModelSource, TrainConfig};
 use grpo_files::{counted, grouped, to_yaml};
 use std::fmt::Write;
 

@@ -7,7 +7,7 @@
 use super::checkpoint::{CheckpointId, sha256};
 use super::dir::RunDir;
 use crate::error::{Error, Result};
-use crate::train_config::TrainConfig;
+use run_config::TrainConfig;
 use grpo_files::{redact_at, sync_folder};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;

@@ -21,7 +21,7 @@
 //! before anything that it names is loaded. A changed key that may not change is an error with its name.
 
 use crate::error::{Error, Result};
-use crate::train_config::TrainConfig;
+use run_config::TrainConfig;
 use grpo_files::{FileId, check_folder, remove_temporary, sync_folder, without_links, write_atomically, write_private};
 use grpo_files::{Layers, redacted, to_yaml_with_secrets};
 use std::fs::{File, OpenOptions, TryLockError};

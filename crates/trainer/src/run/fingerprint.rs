@@ -16,7 +16,7 @@ use super::checkpoint::sha256;
 use super::dir::RunDir;
 use crate::error::{Error, Result};
 use crate::pretrained::Pretrained;
-use crate::train_config::TrainConfig;
+use run_config::TrainConfig;
 use grpo_files::{open_regular, read_regular, write_atomically};
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};

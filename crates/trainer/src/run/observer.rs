@@ -4,7 +4,7 @@ use super::changes::Change;
 use super::checkpoint::CheckpointId;
 use super::jsonl::{CompletionRow, MetricsRow, RowKind};
 use crate::overview::Overview;
-use crate::train_config::TrainConfig;
+use run_config::TrainConfig;
 use std::path::{Path, PathBuf};
 
 /// An event of a run.

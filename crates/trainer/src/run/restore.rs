@@ -14,7 +14,7 @@ use crate::export::export;
 use crate::factory::PolicyTarget;
 use crate::prepared::Prepared;
 use crate::pretrained::{Pretrained, Purpose};
-use crate::train_config::{TrainConfig, check};
+use run_config::{TrainConfig, check};
 use crate::trainer::{TrainState, Trainer};
 use data::RowIndex;
 use grpo_files::{JsonLines, counted, read_regular, read_rows};

@@ -7,7 +7,7 @@ use super::checkpoint::sha256;
 use super::dir::RunDir;
 use super::fingerprint::Fingerprint;
 use crate::error::{Error, Result};
-use crate::train_config::TrainConfig;
+use run_config::TrainConfig;
 use data::{Dataset, RowIndex};
 use grpo_files::{read_regular, write_atomically};
 use serde::{Deserialize, Serialize};

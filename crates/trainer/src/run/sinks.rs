@@ -3,7 +3,7 @@
 use super::jsonl::{MetricsRow, RowKind};
 use super::observer::{Event, Observer};
 use crate::error::Result;
-use crate::train_config::{TrainConfig, WandbConfig, WandbMode};
+use run_config::{TrainConfig, WandbConfig, WandbMode};
 use grpo_files::make_folder;
 use grpo_sinks::{About, Sinks};
 use std::path::Path;

@@ -2,7 +2,7 @@
 
 use super::best::Best;
 use super::jsonl::{MetricsRow, RowKind};
-use crate::train_config::TrainConfig;
+use run_config::TrainConfig;
 use crate::trainer::Counters;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;

@@ -4,7 +4,7 @@ use super::{PhaseTimes, Sample, StepContext};
 use crate::error::{Error, Result};
 use crate::prompts::{encode_prompts, opens_think};
 use crate::stops::Stops;
-use crate::train_config::{FilterGroupsConfig, REWARD};
+use run_config::{FilterGroupsConfig, REWARD};
 use data::Item;
 use grpo_core::Metrics;
 use policy::{Completion, Policy, RolloutRequest, Sampling};

@@ -11,7 +11,7 @@ use crate::coefficients::Coefficients;
 use crate::error::Result;
 use crate::micro_batch::split_evenly;
 use crate::ref_policy::follow;
-use crate::train_config::{GrpoConfig, TrainConfig};
+use run_config::{GrpoConfig, TrainConfig};
 use crate::updates::Updates;
 use advantage::Generation;
 use data::Dataset;

@@ -1,7 +1,7 @@
 //! Metrics of a step that are known before its first update, by TRL's names.
 
 use super::generate::Group;
-use crate::train_config::TrainConfig;
+use run_config::TrainConfig;
 use grpo_core::Metrics;
 use policy::Completion;
 use rewards::Rewards;

@@ -3,7 +3,7 @@
 use super::updates;
 use crate::error::Result;
 use crate::micro_batch::{sequence_batches, split_evenly};
-use crate::train_config::GrpoConfig;
+use run_config::GrpoConfig;
 use grpo_core::{Scores, TokenBatch};
 use policy::{Policy, Sequence, Weights};
 use std::ops::Range;

@@ -12,7 +12,7 @@ use crate::overview::Overview;
 use crate::prepared::Prepared;
 use crate::prompts::encode_prompt;
 use crate::step::{StepContext, StepReport, grpo_step};
-use crate::train_config::{EVAL_PROBLEMS, MAX_SEQUENCES, REWARD, TrainConfig, check};
+use run_config::{EVAL_PROBLEMS, MAX_SEQUENCES, REWARD, TrainConfig, check};
 use crate::updates::Updates;
 use crate::warmup::{WarmupReport, warmup_step};
 use data::{Dataset, Item};
@@ -364,12 +364,8 @@ fn matches_patterns(config: &TrainConfig, name: &str) -> bool {
 fn check_filter(config: &TrainConfig, rewards: &Rewards) -> Result<()> {
     let filter = &config.grpo.filter_groups;
     let known: Vec<&str> = std::iter::once(REWARD).chain(rewards.names()).collect();
-    check(
-        !filter.enable || known.contains(&filter.metric.as_str()),
-        "grpo.filter_groups.metric",
-        &format!("one of {}", known.join(", ")),
-        &filter.metric,
-    )
+    let is_known = !filter.enable || known.contains(&filter.metric.as_str());
+    Ok(check(is_known, "grpo.filter_groups.metric", &format!("one of {}", known.join(", ")), &filter.metric)?)
 }
 
 /// Checks that every reward function can score a completion, here the reference answer of a row, so that a program that does not start or
@@ -436,19 +432,19 @@ fn held_out(config: &TrainConfig, dataset: &dyn Dataset) -> Result<Vec<Item>> {
 fn check_best_model(config: &TrainConfig, held_out: &[Item]) -> Result<()> {
     let metric = config.run.metric_for_best_model.as_deref();
     let expected = "left out: nothing is held out, so evaluation is off (data.held_out_fraction, data.eval_files)";
-    check(metric.is_none() || !held_out.is_empty(), "run.metric_for_best_model", expected, metric.unwrap_or_default())
+    let ok = metric.is_none() || !held_out.is_empty();
+    Ok(check(ok, "run.metric_for_best_model", expected, metric.unwrap_or_default())?)
 }
 
 /// Checks that the policy has a value head exactly if values are trained.
 fn check_value_head(config: &TrainConfig, policy: &dyn Policy) -> Result<()> {
     match (config.grpo.value_loss().is_some(), policy.has_value_head()) {
         (true, false) => Err(policy::Error::NoValueHead.into()),
-        (false, true) => check(
-            false,
-            "grpo.advantages.estimator",
-            "gae, because the policy has a value head to train",
-            format!("{:?}", config.grpo.advantages.estimator),
-        ),
+        (false, true) => {
+            let found = format!("{:?}", config.grpo.advantages.estimator);
+            let expected = "gae, because the policy has a value head to train";
+            Err(run_config::Error::key("grpo.advantages.estimator", expected, found).into())
+        }
         _ => Ok(()),
     }
 }

@@ -1,7 +1,7 @@
 //! The optimizer steps of a phase: learning rates and skipped updates.
 
 use crate::error::{Error, Result};
-use crate::train_config::OptimizerConfig;
+use run_config::OptimizerConfig;
 use grpo_core::LossOutput;
 use policy::{Policy, SequenceBatch, StepLoss, UpdateReport};
 
@@ -21,7 +21,7 @@ pub struct Update {
 /// The schedule counts the policy's optimizer steps; skipped updates do not count.
 ///
 /// ```
-/// use trainer::train_config::OptimizerConfig;
+/// use run_config::OptimizerConfig;
 /// use trainer::updates::Updates;
 ///
 /// let updates = Updates::new(&OptimizerConfig { learning_rate: 1e-4, warmup_ratio: 0.0, ..Default::default() }, 100);

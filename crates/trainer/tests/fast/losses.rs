@@ -134,7 +134,7 @@ fn every_loss_trains_every_family(#[values("qwen2", "qwen3", "llama3")] model: &
 #[track_caller]
 fn refused(config: TrainConfig) -> String {
     match trainer(config).err() {
-        Some(Error::Config { key, .. }) => key,
+        Some(Error::Config(run_config::Error::Key { key, .. })) => key,
         other => panic!("{other:?}"),
     }
 }

@@ -6,7 +6,7 @@ mod failing;
 mod scripted;
 
 use super::*;
-use crate::train_config::{GrpoConfig, KlControlType, RolloutConfig, WarmupConfig};
+use run_config::{GrpoConfig, KlControlType, RolloutConfig, WarmupConfig};
 use data::TaskMixture;
 use data::task::Reverse;
 use grpo_core::LossType;

@@ -1,8 +1,6 @@
 //! Checks the settings around the loss: valid combinations, and features that this trainer lacks.
 
-use super::check;
-use crate::error::Result;
-use crate::train_config::TrainConfig;
+use crate::{Result, TrainConfig, check};
 use grpo_core::advantages::{AdvantageEstimator as E, Whitening};
 use grpo_core::objective::ValueLossConfig;
 

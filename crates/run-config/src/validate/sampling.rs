@@ -1,8 +1,6 @@
 //! Checks the sampling settings of rollouts and evaluations.
 
-use super::check;
-use crate::error::{Error, Result};
-use crate::train_config::TrainConfig;
+use crate::{Error, Result, TrainConfig, check};
 use policy::{LogitsProcessors, Sampling};
 
 impl TrainConfig {
@@ -48,7 +46,7 @@ impl TrainConfig {
 fn validate_processors(section: &str, processors: &LogitsProcessors) -> Result<()> {
     processors.validate().map_err(|error| match error {
         policy::Error::Argument { operation, expected, found } => {
-            Error::Config { key: format!("{section}.{operation}"), expected, found }
+            Error::key(format!("{section}.{operation}"), expected, found)
         }
         other => other.into(),
     })

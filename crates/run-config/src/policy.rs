@@ -1,27 +1,20 @@
 //! The section `policy`: the device that holds the weights, and how it computes.
 
-use super::{TrainConfig, check};
-use crate::error::Result;
-use backend_tpu::plugins::Kind;
+use crate::{Result, TrainConfig, check};
 use grpo_core::Implementation;
-use models::ModelConfig;
-use pjrt::Client;
-use policy_pjrt::decoder::{ATTENTION, Attention, Compute};
 use serde::{Deserialize, Serialize};
-use stablehlo::Save;
 use std::path::PathBuf;
 use std::time::Duration;
 
 /// The device of the weights, and of sampling, scoring, gradients and the optimizer.
 ///
 /// ```
-/// use trainer::TrainConfig;
-/// use trainer::train_config::{PolicyConfig, PolicyDevice};
+/// use run_config::{PolicyConfig, PolicyDevice, TrainConfig};
 ///
 /// // `grpo train --set policy.device=pjrt:cuda`
 /// let policy = PolicyConfig { device: PolicyDevice::PjrtCuda, ..Default::default() };
 /// TrainConfig { policy, ..TrainConfig::built_in() }.validate()?;
-/// # Ok::<(), trainer::Error>(())
+/// # Ok::<(), run_config::Error>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -62,7 +55,7 @@ impl Default for PolicyConfig {
             attention: PolicyAttention::default(),
             recompute_granularity: RecomputeGranularity::default(),
             recompute_num_layers: 1,
-            wait_limit_minutes: Client::DEFAULT_WAIT_LIMIT.as_secs() / 60,
+            wait_limit_minutes: 60,
             compile_cache: None,
             can_roll_back: true,
         }
@@ -102,12 +95,12 @@ pub enum PolicyDtype {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum PolicyAttention {
-    /// Blockwise if rows are longer than [`Attention::BLOCK`] tokens, else materialised.
+    /// Blockwise if rows are longer than 512 tokens, else materialised.
     #[default]
     Auto,
     /// The scores of all pairs of tokens are materialised: memory grows with the square of the length.
     Materialised,
-    /// In blocks of [`Attention::BLOCK`] tokens: memory grows linearly with the length, and the backward pass recomputes scores.
+    /// In blocks of 512 tokens: memory grows linearly with the length, and the backward pass recomputes scores.
     Blockwise,
 }
 
@@ -127,58 +120,10 @@ pub enum RecomputeGranularity {
     None,
 }
 
-impl PolicyDevice {
-    /// Returns the kind of the PJRT device; `None` for this CPU without a plugin.
-    pub fn kind(self) -> Option<Kind> {
-        match self {
-            Self::Host => None,
-            Self::PjrtCpu => Some(Kind::Cpu),
-            Self::PjrtCuda => Some(Kind::Cuda),
-            Self::PjrtTpu => Some(Kind::Tpu),
-        }
-    }
-}
-
 impl PolicyConfig {
     /// Returns the time-out of a wait for the device.
     pub fn wait_limit(&self) -> Duration {
         Duration::from_secs(self.wait_limit_minutes.saturating_mul(60))
-    }
-
-    /// Returns the dtype and the precision of matmuls.
-    pub fn compute(&self) -> Compute {
-        match self.dtype {
-            PolicyDtype::Float32 => Compute::F32,
-            PolicyDtype::Bfloat16 => Compute::Bf16,
-        }
-    }
-
-    /// Returns the implementation of attention.
-    pub fn attention(&self) -> Attention {
-        match self.attention {
-            PolicyAttention::Auto => Attention::Auto,
-            PolicyAttention::Materialised => Attention::Materialised,
-            PolicyAttention::Blockwise => Attention::Blockwise { block: Attention::BLOCK },
-        }
-    }
-
-    /// Returns the activations that are saved for a model of this shape.
-    ///
-    /// # Errors
-    /// [`crate::Error::Config`] if `recompute_num_layers` does not divide the number of layers.
-    pub fn save(&self, shape: &ModelConfig) -> Result<Save> {
-        let (turns, layers) = (self.recompute_num_layers, shape.num_hidden_layers);
-        Ok(match self.recompute_granularity {
-            RecomputeGranularity::Full if turns == 1 => Save::Carry,
-            RecomputeGranularity::Full => {
-                let expected = format!("a number that the model's {layers} layers are a multiple of");
-                check(layers.is_multiple_of(turns), "policy.recompute_num_layers", &expected, turns)?;
-                Save::Every(turns)
-            }
-            RecomputeGranularity::ExceptAttention => Save::Named(vec![ATTENTION.into()]),
-            RecomputeGranularity::Selective => Save::Products,
-            RecomputeGranularity::None => Save::Everything,
-        })
     }
 }
 
@@ -187,7 +132,7 @@ impl TrainConfig {
     pub(super) fn validate_policy(&self) -> Result<()> {
         let PolicyConfig { device, plugin, dtype, attention, compile_cache, can_roll_back, .. } = &self.policy;
         let PolicyConfig { recompute_granularity, recompute_num_layers, wait_limit_minutes, .. } = &self.policy;
-        if device.kind().is_none() {
+        if *device == PolicyDevice::Host {
             let of_device = "left out: it is for a policy.device of PJRT";
             check(plugin.is_none(), "policy.plugin", of_device, format!("{plugin:?}"))?;
             check(compile_cache.is_none(), "policy.compile_cache", of_device, format!("{compile_cache:?}"))?;

@@ -172,7 +172,7 @@ impl Default for FilterGroupsConfig {
 }
 
 /// The name of the weighted sum of all rewards.
-pub(crate) const REWARD: &str = "reward";
+pub const REWARD: &str = "reward";
 
 /// The coefficient of the KL in the reward, with the keys of verl's `kl_ctrl`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

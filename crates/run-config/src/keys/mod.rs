@@ -1,9 +1,9 @@
 //! Every key of a run's configuration with its meaning.
 //!
 //! `keys.txt` has a line per key, generated from the documentation of the configuration's structs. A test compares the file with the
-//! documentation and with the serialised configuration. `UPDATE_DOCS=1 cargo test -p grpo-trainer --lib keys` writes the file.
+//! documentation and with the serialised configuration. `UPDATE_DOCS=1 cargo test -p grpo-run-config --lib keys` writes the file.
 
-use super::TrainConfig;
+use crate::TrainConfig;
 use std::sync::OnceLock;
 
 /// A key of the configuration.

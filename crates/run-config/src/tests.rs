@@ -1,6 +1,6 @@
 //! Valid and invalid configurations of runs, beyond the types of keys.
 
-use super::{LrSchedulerType, TrainConfig};
+use crate::{LrSchedulerType, TrainConfig};
 use grpo_files::{Layers, Result};
 use models::GenerationDefaults;
 
@@ -29,10 +29,10 @@ fn assert_defaults_of_a_model_that_is_read(config: &TrainConfig) {
 
 #[rstest::rstest]
 #[case::nothing("{}", 8)]
-#[case::tiny(include_str!("../../../../configs/train/tiny.yaml"), 8)]
-#[case::arithmetic(include_str!("../../../../configs/train/arithmetic.yaml"), 8)]
-#[case::dapo(include_str!("../../../../configs/train/dapo.yaml"), 8)]
-#[case::ppo(include_str!("../../../../configs/train/ppo.yaml"), 1)]
+#[case::tiny(include_str!("../../../configs/train/tiny.yaml"), 8)]
+#[case::arithmetic(include_str!("../../../configs/train/arithmetic.yaml"), 8)]
+#[case::dapo(include_str!("../../../configs/train/dapo.yaml"), 8)]
+#[case::ppo(include_str!("../../../configs/train/ppo.yaml"), 1)]
 fn pretrained_models_inherit_nothing_from_the_built_in_task(#[case] file: &str, #[case] num_generations: usize) {
     let with = |settings: &[&str]| {
         let layers = Layers::new().text("a file", file).unwrap();
@@ -281,7 +281,7 @@ fn keys_around_the_loss_have_the_names_of_trl_and_verl() {
 #[test]
 fn only_devices_have_a_wait_limit() {
     let resolved = |assignments: &[&str]| resolve(set(assignments)).unwrap();
-    assert_eq!(resolved(&[]).policy.wait_limit(), pjrt::Client::DEFAULT_WAIT_LIMIT);
+    assert_eq!(resolved(&[]).policy.wait_limit(), std::time::Duration::from_secs(3600));
     let config = resolved(&["policy.device=pjrt:cpu", "policy.wait_limit_minutes=5"]);
     config.validate().unwrap();
     assert_eq!(config.policy.wait_limit().as_secs(), 300);

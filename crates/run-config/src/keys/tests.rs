@@ -6,18 +6,18 @@ use std::path::Path;
 
 /// The structs of the configuration with their files under `crates/`.
 const STRUCTS: &[(&str, &str)] = &[
-    ("TrainConfig", "trainer/src/train_config/mod.rs"),
-    ("WarmupConfig", "trainer/src/train_config/mod.rs"),
-    ("RolloutConfig", "trainer/src/train_config/mod.rs"),
-    ("EvalConfig", "trainer/src/train_config/mod.rs"),
-    ("RunOptions", "trainer/src/run/options.rs"),
-    ("ExportConfig", "trainer/src/export.rs"),
-    ("PolicyConfig", "trainer/src/train_config/policy.rs"),
-    ("OptimizerConfig", "trainer/src/train_config/optimizer.rs"),
-    ("LrSchedulerKwargs", "trainer/src/train_config/optimizer.rs"),
-    ("GrpoConfig", "trainer/src/train_config/grpo.rs"),
-    ("FilterGroupsConfig", "trainer/src/train_config/grpo.rs"),
-    ("KlControlConfig", "trainer/src/train_config/grpo.rs"),
+    ("TrainConfig", "run-config/src/lib.rs"),
+    ("WarmupConfig", "run-config/src/lib.rs"),
+    ("RolloutConfig", "run-config/src/lib.rs"),
+    ("EvalConfig", "run-config/src/lib.rs"),
+    ("RunOptions", "run-config/src/run.rs"),
+    ("ExportConfig", "run-config/src/export.rs"),
+    ("PolicyConfig", "run-config/src/policy.rs"),
+    ("OptimizerConfig", "run-config/src/optimizer.rs"),
+    ("LrSchedulerKwargs", "run-config/src/optimizer.rs"),
+    ("GrpoConfig", "run-config/src/grpo.rs"),
+    ("FilterGroupsConfig", "run-config/src/grpo.rs"),
+    ("KlControlConfig", "run-config/src/grpo.rs"),
     ("LoggingConfig", "sinks/src/config.rs"),
     ("WandbConfig", "sinks/src/config.rs"),
     ("ModelConfig", "models/src/config.rs"),
@@ -156,14 +156,14 @@ pub(super) fn documented() -> Vec<String> {
 #[test]
 fn keys_have_the_first_sentences_of_their_documentation() {
     let made = documented().join("\n") + "\n";
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/train_config/keys.txt");
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/keys.txt");
     if std::env::var("UPDATE_DOCS").as_deref() == Ok("1") {
         std::fs::write(&path, &made).unwrap();
     }
     let there = std::fs::read_to_string(&path).unwrap();
     assert!(
         there == made,
-        "{} is not what the documentation says: UPDATE_DOCS=1 cargo test -p grpo-trainer --lib keys",
+        "{} is not what the documentation says: UPDATE_DOCS=1 cargo test -p grpo-run-config --lib keys",
         path.display()
     );
 }

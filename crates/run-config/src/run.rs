@@ -1,7 +1,6 @@
 //! The section `run`: checkpoints, logs and early stopping. Its keys do not change the computation of a step.
 
-use crate::error::Result;
-use crate::train_config::check;
+use crate::{Result, check};
 use serde::{Deserialize, Serialize};
 
 /// The largest number of completions per table.
@@ -65,7 +64,7 @@ impl RunOptions {
     /// Checks every field.
     ///
     /// # Errors
-    /// [`crate::Error::Config`].
+    /// [`crate::Error::Key`].
     pub fn validate(&self) -> Result<()> {
         // The name becomes part of a path.
         let legal = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);

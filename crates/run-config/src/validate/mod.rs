@@ -3,20 +3,21 @@
 mod algorithm;
 mod sampling;
 
-use super::{EVAL_PROBLEMS, LrSchedulerKwargs, LrSchedulerType, ModelSource, OptimizerConfig, TrainConfig};
-use crate::error::{Error, Result};
+use crate::{
+    EVAL_PROBLEMS, LrSchedulerKwargs, LrSchedulerType, ModelSource, OptimizerConfig, Result, TrainConfig, check,
+};
 use grpo_core::{LossAggMode, LossConfig};
 use models::{CharTokenizer, ModelConfig};
 use rewards::Rewards;
 
 /// The maximum number of sequences of a step or an evaluation.
-pub(crate) const MAX_SEQUENCES: usize = 1 << 20;
+pub const MAX_SEQUENCES: usize = 1 << 20;
 
 impl TrainConfig {
     /// Checks every field and every combination. Limits of a pretrained model (vocabulary, context) are checked when the run starts.
     ///
     /// # Errors
-    /// [`Error::Config`], [`Error::Model`], [`Error::Data`] or [`Error::Rewards`] with the key and the reason; [`Error::Loss`] for the
+    /// [`crate::Error::Key`], [`crate::Error::Model`], [`crate::Error::Data`] or [`crate::Error::Rewards`] with the key and the reason; [`crate::Error::Loss`] for the
     /// section `loss`.
     pub fn validate(&self) -> Result<()> {
         self.validate_sources()?;
@@ -247,12 +248,4 @@ impl OptimizerConfig {
         }
         Ok(())
     }
-}
-
-/// Returns an [`Error::Config`] for `key` unless `ok`.
-pub(crate) fn check(ok: bool, key: &str, expected: &str, found: impl ToString) -> Result<()> {
-    if ok {
-        return Ok(());
-    }
-    Err(Error::Config { key: key.to_owned(), expected: expected.to_owned(), found: found.to_string() })
 }

@@ -1,14 +1,18 @@
 //! The configuration of a run, with TRL's names for TRL's options.
 //!
 //! Every field is serialised and every struct has a default. A configuration is the default with some keys changed, and a resolved
-//! configuration reproduces its run.
+//! configuration reproduces its run. This crate knows neither the training loop nor devices.
+#![forbid(unsafe_code)]
 
+mod error;
+mod export;
 mod grpo;
 pub mod keys;
 mod layers;
 mod model;
 mod optimizer;
 mod policy;
+mod run;
 #[cfg(test)]
 mod tests;
 mod validate;
@@ -22,16 +26,16 @@ use rng::Purpose;
 use serde::{Deserialize, Serialize};
 
 pub use self::policy::{PolicyAttention, PolicyConfig, PolicyDevice, PolicyDtype, RecomputeGranularity};
-pub use crate::export::{ExportConfig, ExportDtype};
-pub use crate::run::options::RunOptions;
-pub(crate) use grpo::REWARD;
-pub use grpo::{FilterGroupsConfig, GrpoConfig, KlControlConfig, KlControlType};
+pub use error::{Error, Result, check};
+pub use export::{ExportConfig, ExportDtype};
+pub use grpo::{FilterGroupsConfig, GrpoConfig, KlControlConfig, KlControlType, REWARD};
 pub use grpo_sinks::wandb::Mode as WandbMode;
 pub use grpo_sinks::{LoggingConfig, WandbConfig};
 pub use layers::WITHOUT_MODEL;
 pub use model::ModelSource;
 pub use optimizer::{LrSchedulerKwargs, LrSchedulerType, OptimizerConfig};
-pub(crate) use validate::{MAX_SEQUENCES, check};
+pub use run::RunOptions;
+pub use validate::MAX_SEQUENCES;
 
 /// The configuration of a run: everything that its results depend on, and `run`, `logging` and `wandb`, which do not change a step.
 ///
@@ -39,13 +43,13 @@ pub(crate) use validate::{MAX_SEQUENCES, check};
 /// name. [`TrainConfig::built_in`] is the complete configuration of a small run; [`TrainConfig::from_layers`] reads files.
 ///
 /// ```
-/// use trainer::TrainConfig;
+/// use run_config::{ModelSource, TrainConfig};
 ///
-/// let mut config = TrainConfig { model: trainer::ModelSource::Pretrained("path/to/model".into()), ..Default::default() };
+/// let mut config = TrainConfig { model: ModelSource::Pretrained("path/to/model".into()), ..Default::default() };
 /// config.data.files = vec![data::DataFile::new("train.jsonl")];
 /// config.grpo.num_generations = 16;
 /// config.validate()?;
-/// # Ok::<(), trainer::Error>(())
+/// # Ok::<(), run_config::Error>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -172,7 +176,7 @@ impl RolloutConfig {
         self.temperature.unwrap_or(1.0)
     }
 
-    /// Returns the maximum number of tokens of a completion, 512 by default. [`crate::Trainer::config`] has the value of a run.
+    /// Returns the maximum number of tokens of a completion, 512 by default. `trainer::Trainer::config` has the value of a run.
     pub fn max_completion_length(&self) -> usize {
         self.max_completion_length.unwrap_or(MAX_COMPLETION_LENGTH)
     }
@@ -187,7 +191,7 @@ impl RolloutConfig {
 /// The settings of evaluations on held-out problems, including their sampling.
 ///
 /// ```
-/// use trainer::train_config::EvalConfig;
+/// use run_config::EvalConfig;
 ///
 /// // pass@1 and pass@8 of 16 completions of every held-out problem, each sampled as Qwen2.5-Instruct's generation_config.json says.
 /// let eval = EvalConfig {
@@ -234,7 +238,7 @@ pub struct EvalConfig {
 }
 
 /// The default number of held-out problems of an evaluation.
-pub(crate) const EVAL_PROBLEMS: usize = 256;
+pub const EVAL_PROBLEMS: usize = 256;
 
 impl Default for EvalConfig {
     fn default() -> Self {

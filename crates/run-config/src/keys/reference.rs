@@ -4,7 +4,7 @@
 
 use super::tests::{documented, everything};
 use super::*;
-use crate::error::Error;
+use crate::Error;
 use grpo_files::Layers;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
@@ -41,7 +41,7 @@ fn legal_values(path: &str) -> String {
     let mut ranges = BTreeSet::new();
     for value in [json!(-1), json!(0), json!(2), json!(1e30), json!(u64::MAX)] {
         let Ok(config) = with(path, value) else { continue };
-        if let Err(Error::Config { key, expected, .. }) = config.validate()
+        if let Err(Error::Key { key, expected, .. }) = config.validate()
             && key == path
         {
             ranges.insert(expectation(&format!("expected {expected}")).unwrap());
@@ -82,7 +82,7 @@ fn nested_is_given(path: &str) -> bool {
 fn page() -> String {
     let mut text = String::from(
         "# Every key of a run's configuration\n\n\
-         Generated from the code: `UPDATE_DOCS=1 cargo test -p grpo-trainer --lib keys`. `*` stands for a name of your choice. A value that is \
+         Generated from the code: `UPDATE_DOCS=1 cargo test -p grpo-run-config --lib keys`. `*` stands for a name of your choice. A value that is \
          not legal is an error that names the key. Without a model and data, \
          [configs/train/arithmetic.yaml](../configs/train/arithmetic.yaml) replaces some defaults. [Runs](runs.md) describes the layers of a \
          configuration, [Losses](losses/keys.md) which loss uses which key.\n",
@@ -135,6 +135,6 @@ fn reference_md_has_every_key_with_valid_values_and_default() {
     let found = std::fs::read_to_string(&path).unwrap_or_default();
     assert!(
         found == made,
-        "docs/reference.md differs from the code: UPDATE_DOCS=1 cargo test -p grpo-trainer --lib keys"
+        "docs/reference.md differs from the code: UPDATE_DOCS=1 cargo test -p grpo-run-config --lib keys"
     );
 }

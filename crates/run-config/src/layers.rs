@@ -1,14 +1,13 @@
 //! Loads the configuration of a run from layers, and selects the defaults below them.
 
-use super::TrainConfig;
-use crate::error::{Error, Result};
+use crate::{Error, Result, TrainConfig};
 use grpo_files::Layers;
 use rewards::RewardConfig;
 use serde_json::Value;
 
 /// The built-in configuration: a small model that learns addition.
 const BUILT_IN: (&str, &str) =
-    ("configs/train/arithmetic.yaml (built in)", include_str!("../../../../configs/train/arithmetic.yaml"));
+    ("configs/train/arithmetic.yaml (built in)", include_str!("../../../configs/train/arithmetic.yaml"));
 
 /// The section of a file that applies only if neither a pretrained model nor data files are named.
 pub const WITHOUT_MODEL: &str = "without_model";
@@ -25,25 +24,24 @@ impl TrainConfig {
     ///
     /// ```
     /// use grpo_files::Layers;
-    /// use trainer::TrainConfig;
+    /// use run_config::TrainConfig;
     ///
     /// let file = Layers::new().text("train.yaml", "{model: path/to/model, data: {files: train.jsonl}, rewards: {math: 1}}")?;
     /// let config = TrainConfig::from_layers(file)?;
     /// assert_eq!((config.optimizer.learning_rate, config.warmup.steps), (1e-6, 0));
     /// assert_eq!((config.rewards.math, config.rewards.correct), (1.0, 0.0));
-    /// # Ok::<(), trainer::Error>(())
+    /// # Ok::<(), run_config::Error>(())
     /// ```
     ///
     /// # Errors
-    /// The errors of [`Layers::resolve`]; [`Error::Config`] for both `grpo.max_steps` and `grpo.num_train_epochs`.
+    /// The errors of [`Layers::resolve`]; [`Error::Key`] for both `grpo.max_steps` and `grpo.num_train_epochs`.
     pub fn from_layers(layers: Layers) -> Result<Self> {
         let without_model = !(names_model(&layers) || names_files(&layers));
         let layers = layers.optional_section(WITHOUT_MODEL, without_model)?;
         let given = |key| layers.get(key).is_some_and(|value| !value.is_null());
         if given("grpo.max_steps") && given("grpo.num_train_epochs") {
             let expected = "one of grpo.num_train_epochs and grpo.max_steps";
-            let key = "grpo.num_train_epochs".into();
-            return Err(Error::Config { key, expected: expected.into(), found: "both".into() });
+            return Err(Error::key("grpo.num_train_epochs", expected, "both"));
         }
         let mut defaults = Self::default();
         if layers.get("rewards").is_some() {
@@ -58,10 +56,10 @@ impl TrainConfig {
     /// half a minute.
     ///
     /// ```
-    /// let config = trainer::TrainConfig::built_in();
+    /// let config = run_config::TrainConfig::built_in();
     /// assert_eq!(config.run.name, "arithmetic");
     /// config.validate()?;
-    /// # Ok::<(), trainer::Error>(())
+    /// # Ok::<(), run_config::Error>(())
     /// ```
     ///
     /// # Panics

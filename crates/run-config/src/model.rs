@@ -9,7 +9,7 @@ use std::fmt;
 /// The source of the policy's initial weights.
 ///
 /// ```
-/// use trainer::{ModelSource, TrainConfig};
+/// use run_config::{ModelSource, TrainConfig};
 ///
 /// // In a file: `model: Qwen/Qwen2.5-0.5B-Instruct`, or `model: path/to/folder`.
 /// let pretrained = TrainConfig { model: ModelSource::Pretrained("path/to/folder".into()), ..Default::default() };
