@@ -3,6 +3,7 @@
 use crate::support::{grpo_with_quick_cpu, names, stderr, stdout, tiny};
 use grpo_core::{LossOutput, Scores};
 use grpo_files::Layers;
+use grpo_run::Run;
 use pjrt::install::{Kind, install};
 use policy::{
     AdamWConfig, Completion, Policy, PolicyState, Result, RolloutRequest, SequenceBatch, StateGroup, StepLoss,
@@ -10,7 +11,6 @@ use policy::{
 };
 use policy_pjrt::{PjrtPolicy, PjrtPolicyOptions, Runtime};
 use std::sync::atomic::AtomicBool;
-use trainer::run::Run;
 use trainer::{Parts, TrainConfig, Trainer};
 
 /// A policy on a device whose weights are gone in the second step of GRPO, as those of a device that is lost are.
@@ -122,7 +122,7 @@ fn a_device_that_is_lost_in_a_step_leaves_a_run_that_the_named_command_goes_on_w
     let error = run.run(&mut (), &AtomicBool::new(false)).expect_err("the device is lost");
     drop(run);
     let text = error.to_string();
-    assert!(matches!(error, trainer::Error::PolicyFailed { .. }), "{text}");
+    assert!(matches!(error, grpo_run::Error::PolicyFailed { .. }), "{text}");
     for words in ["running `", "is intact", "last good checkpoint is step-000001"] {
         assert!(text.contains(words), "{words}: {text}");
     }

@@ -13,10 +13,10 @@ use grpo_aot::{Memory, ProgramName, RunPrograms, RunSizes, Times};
 use grpo_bench::assertion::{Assertion, Checked};
 use grpo_bench::config::BenchConfig;
 use grpo_files::{self as files, Layers, counted, to_yaml};
+use run_config::WITHOUT_MODEL;
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 use trainer::TrainConfig;
-use run_config::WITHOUT_MODEL;
 
 /// The document of `--json`.
 #[derive(Debug, Serialize)]

@@ -1,8 +1,8 @@
 //! Formats sampled completions as a table. They are untrusted and may be long.
 
 use crate::table::Sheet;
+use grpo_run::jsonl::CompletionRow;
 use std::collections::BTreeSet;
-use trainer::run::jsonl::CompletionRow;
 
 /// The length limits of prompts and completions in characters; longer texts are shortened.
 const MOST: (usize, usize) = (240, 480);

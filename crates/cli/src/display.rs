@@ -9,16 +9,16 @@ use crate::table::Sheet;
 use crate::terminal;
 use console::{Term, style};
 use grpo_files::{counted, noun, printable};
+use grpo_run::dir::RunDir;
+use grpo_run::jsonl::{MetricsRow, RowKind};
+use grpo_run::summary::Summary;
+use grpo_run::{Event, Observer};
 use indicatif::{HumanDuration, ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
 use std::fmt::Write;
 use std::io::IsTerminal;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
-use trainer::run::dir::RunDir;
-use trainer::run::jsonl::{MetricsRow, RowKind};
-use trainer::run::summary::Summary;
-use trainer::run::{Event, Observer};
 use trainer::{Overview, TrainConfig};
 
 /// The number of lines per phase without a terminal.

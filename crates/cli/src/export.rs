@@ -2,8 +2,8 @@
 
 use crate::{Outcome, emit, start_folder};
 use anyhow::Context;
+use grpo_run::Run;
 use std::path::PathBuf;
-use trainer::run::Run;
 
 /// Arguments of `grpo export`.
 #[derive(Debug, clap::Args)]

@@ -2,8 +2,8 @@
 
 use grpo_core::readable_bytes;
 use grpo_files::{counted, grouped, noun};
-use serde_json::Value;
 use run_config::PolicyDevice;
+use serde_json::Value;
 use trainer::{ModelSource, Overview, TrainConfig};
 
 /// Returns the block, one line per subject.

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 /// programs) stay valid. Returns the path of the run, which is absolute if the folder has changed.
 pub(crate) fn enter(run: &Path) -> anyhow::Result<PathBuf> {
     let here = std::env::current_dir().context("the present folder cannot be found")?;
-    let Some(start) = trainer::run::start_folder(run)?.filter(|start| *start != here) else {
+    let Some(start) = grpo_run::start_folder(run)?.filter(|start| *start != here) else {
         return Ok(run.to_owned());
     };
     let run = std::path::absolute(run).with_context(|| format!("cannot find {}", run.display()))?;

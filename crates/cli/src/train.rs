@@ -6,9 +6,9 @@ use crate::display::Display;
 use crate::layers::LayerArgs;
 use crate::{Outcome, emit_document, start_folder};
 use grpo_files::{ENV_PREFIX, Layers, to_yaml};
+use grpo_run::{Ending, Run};
 use std::path::PathBuf;
 use trainer::TrainConfig;
-use trainer::run::{Ending, Run};
 
 /// Arguments of `grpo train`.
 #[derive(Debug, clap::Args)]

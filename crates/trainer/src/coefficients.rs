@@ -1,8 +1,8 @@
 //! Coefficients that adapt during a run, and their state in a checkpoint.
 
 use crate::error::{Error, Result};
-use run_config::TrainConfig;
 use grpo_core::controllers::{AdaptiveEntropy, KlController};
+use run_config::TrainConfig;
 use serde::{Deserialize, Serialize};
 
 /// The adaptive coefficients of a run.

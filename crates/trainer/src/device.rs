@@ -5,11 +5,9 @@ use backend_tpu::plugins::Kind;
 use models::ModelConfig;
 use policy_pjrt::decoder::{ATTENTION, Attention, Compute};
 use policy_pjrt::{PjrtPolicyOptions, RolloutOptions, Runtime};
-use run_config::{
-    PolicyAttention, PolicyConfig, PolicyDevice, PolicyDtype, RecomputeGranularity, TrainConfig, check,
-};
-use std::path::Path;
+use run_config::{PolicyAttention, PolicyConfig, PolicyDevice, PolicyDtype, RecomputeGranularity, TrainConfig, check};
 use stablehlo::Save;
+use std::path::Path;
 
 /// Opens the first device of `kind` for a policy, with the plugin `plugin`, or the one that [`backend_tpu::plugins::find`] finds. Compiled
 /// programs are cached in `compile_cache`, or in the folder `programs` beside installed plugins.

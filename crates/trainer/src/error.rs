@@ -1,7 +1,6 @@
 //! The errors of a run, with advice on how to fix them.
 
 use grpo_files::counted;
-use std::path::{Path, PathBuf};
 
 /// Result of this crate's functions.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -54,86 +53,9 @@ pub enum Error {
         /// The largest norm that is not skipped.
         limit: f64,
     },
-    /// A reward function failed too often in a row.
-    #[error(
-        "{cause}; the run is saved as it was before this step, in {}: fix the reward, and continue with `grpo train --resume {}`",
-        checkpoint.display(), run.display()
-    )]
-    RewardsFailed {
-        /// The function and its last failure.
-        cause: Box<rewards::Error>,
-        /// The folder of the run.
-        run: PathBuf,
-        /// The folder of the checkpoint.
-        checkpoint: PathBuf,
-    },
-    /// The run diverged and can only continue from an earlier checkpoint.
-    #[error("{cause}; {}", way_back(run, last_finite.as_deref(), section, *learning_rate))]
-    Diverged {
-        /// The original error.
-        cause: Box<Error>,
-        /// The folder of the run.
-        run: PathBuf,
-        /// The name of the last checkpoint, whose weights and moments are finite; `None` if there is none.
-        last_finite: Option<String>,
-        /// The section of the active optimizer.
-        section: &'static str,
-        /// The learning rate of that section.
-        learning_rate: f64,
-    },
-    /// The policy or its device failed; the run can continue from its last checkpoint.
-    #[error("{cause}; {}", way_on(run, last_good.as_deref()))]
-    PolicyFailed {
-        /// The error of the policy.
-        cause: Box<Error>,
-        /// The folder of the run.
-        run: PathBuf,
-        /// The name of the last checkpoint; `None` if there is none.
-        last_good: Option<String>,
-    },
-    /// The run folder is no longer in its place.
-    #[error(
-        "run folder {path}: it was moved, deleted or replaced, or a log in it was, while the run was writing to it; the run ends \
-         here and writes nothing more; {}",
-        moved_hint(last_good.as_deref()),
-        path = path.display()
-    )]
-    Moved {
-        /// The original path of the folder.
-        path: PathBuf,
-        /// The original path of the last checkpoint.
-        last_good: Option<PathBuf>,
-    },
-    /// A message that needs no fields.
-    #[error("{0}")]
-    Text(String),
-    /// A file cannot be read or written, or a layer of a configuration is invalid.
-    #[error(transparent)]
-    File(#[from] grpo_files::Error),
-    /// A run folder cannot be used as requested.
-    #[error("run folder {path}: {reason}", path = path.display())]
-    RunDir {
-        /// The folder, or a file in it.
-        path: PathBuf,
-        /// The problem and its fix.
-        reason: String,
-    },
-    /// A checkpoint cannot be restored.
-    #[error("damaged checkpoint: {path}: {reason}{}", last_good_hint(last_good), path = path.display())]
-    Checkpoint {
-        /// The damaged file.
-        path: PathBuf,
-        /// The damage.
-        reason: String,
-        /// The name of the newest valid checkpoint; `None` if it was not searched.
-        last_good: Option<LastGood>,
-    },
     /// An error of the loss library.
     #[error(transparent)]
     Loss(#[from] grpo_core::Error),
-    /// A sink of metrics cannot be opened.
-    #[error(transparent)]
-    Sink(#[from] grpo_sinks::Error),
     /// An error of the policy or the rollout engine, or non-finite numbers.
     #[error(transparent)]
     Policy(#[from] policy::Error),
@@ -148,70 +70,25 @@ pub enum Error {
     Rewards(#[from] rewards::Error),
 }
 
-/// The result of searching for a valid checkpoint.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum LastGood {
-    /// The newest valid checkpoint.
-    Checkpoint(String),
-    /// No other checkpoint is valid.
-    None,
-}
-
-fn last_good_hint(last_good: &Option<LastGood>) -> String {
-    match last_good {
-        None => String::new(),
-        Some(LastGood::Checkpoint(name)) => {
-            format!("; the last good checkpoint is {name}: add `--from {name}` to continue from it")
-        }
-        Some(LastGood::None) => {
-            "; no other checkpoint of this run is whole: start a new run from its config.yaml".into()
-        }
-    }
-}
-
-fn way_back(run: &Path, last_finite: Option<&str>, section: &str, learning_rate: f64) -> String {
-    let change = format!("--set {section}.learning_rate={:e}", learning_rate / 2.0);
-    let guards = format!("{section}.max_grad_norm clips gradients, {section}.skip_grad_norm skips updates");
-    let run = run.display();
-    match last_finite {
-        Some(name) => format!(
-            "the last finite checkpoint is {name}: continue from it with a lower learning rate, `grpo train --resume {run} \
-             --from {name} {change}`; {guards}"
-        ),
-        None => format!("no checkpoint was saved before: start again with a lower learning rate, `{change}`; {guards}"),
-    }
-}
-
-fn way_on(run: &Path, last_good: Option<&str>) -> String {
-    let run = run.display();
-    let policy = "keys of the section policy may change there, as in `--set policy.wait_limit_minutes=120`";
-    match last_good {
-        Some(name) => format!(
-            "the run folder {run} is intact, and its last good checkpoint is {name}: when the cause is fixed, continue from it with \
-             `grpo train --resume {run} --from {name}`; {policy}"
-        ),
-        None => format!(
-            "the run folder {run} is intact and has no checkpoint yet: when the cause is fixed, start the run over with \
-             `grpo train --resume {run}`; {policy}"
-        ),
-    }
-}
-
-fn moved_hint(last_good: Option<&Path>) -> String {
-    match last_good {
-        Some(path) => format!(
-            "its last good checkpoint was written to {}: move the folder back, or name its new place, and continue with \
-             `grpo train --resume FOLDER`",
-            path.display()
-        ),
-        None => "no checkpoint had been saved".to_owned(),
-    }
-}
-
 impl Error {
-    /// Returns an [`Error::File`] about `path`.
-    pub(crate) fn io(action: &'static str, path: &Path, source: std::io::Error) -> Self {
-        Self::File(grpo_files::Error::io(action, path, source))
+    /// Returns `true` if the error means that training diverged.
+    pub fn is_divergence(&self) -> bool {
+        match self {
+            Self::Policy(policy::Error::NotFinite { .. }) | Self::TooManySkips { .. } => true,
+            // Non-finite logits, found when sampling on a device.
+            Self::Policy(policy::Error::Other(source)) => {
+                matches!(source.downcast_ref(), Some(policy_pjrt::Error::NotFinite { .. }))
+            }
+            _ => false,
+        }
+    }
+
+    /// Returns `true` if the policy or its device failed, as opposed to an invalid request: the device is lost or out of memory, or the
+    /// policy's library returned an error.
+    pub fn is_failure_of_policy(&self) -> bool {
+        use grpo_core::Error::Backend;
+        let Self::Policy(error) = self else { return matches!(self, Self::Loss(Backend { .. })) };
+        matches!(error, policy::Error::Other(_) | policy::Error::Loss(Backend { .. }))
     }
 
     /// Returns a [`policy::Error::State`] from anything that prints.

@@ -1,13 +1,13 @@
 //! Held-out evaluation.
 
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::factory::Parts;
 use crate::prompts::{encode_prompts, opens_think};
 use crate::stops::Stops;
-use run_config::{REWARD, TrainConfig};
 use data::Item;
 use policy::{Completion, RolloutRequest, Sampling};
 use rewards::{Correct, Reward, RewardFailure, RewardFn, RewardInput, Rewards};
+use run_config::{REWARD, TrainConfig};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -150,7 +150,7 @@ impl PassRule {
     /// weight except length penalties, otherwise the weighted sum.
     ///
     /// # Errors
-    /// [`Error::Config`] with the valid names.
+    /// [`run_config::Error::Key`] with the valid names.
     pub fn of(config: &TrainConfig, rewards: &Rewards) -> Result<Self> {
         let known = || rewards.names().zip(rewards.weights());
         let correct = Correct::default();

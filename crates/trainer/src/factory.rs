@@ -1,10 +1,9 @@
 //! The replaceable parts of a run, and their defaults from a configuration.
 
 use crate::device;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::prepared::Prepared;
 use crate::pretrained::{Pretrained, Purpose, adapter_weights, training_memory};
-use run_config::{PolicyConfig, TrainConfig};
 use backend_cpu::CpuBackend;
 use data::Dataset;
 use models::{MemoryTable, ModelConfig, Tokenizer};
@@ -12,6 +11,7 @@ use policy::{Policy, RolloutEngine};
 use policy_cpu::{CpuPolicy, PolicyLoss};
 use policy_pjrt::{PjrtPolicy, RolloutSizes, Runtime, TrainShape, TrainingSizes};
 use rewards::Rewards;
+use run_config::{PolicyConfig, TrainConfig};
 use std::sync::Arc;
 
 /// The parts that [`crate::Trainer`] works with; each can be replaced by your own.
@@ -148,6 +148,17 @@ impl PolicyTarget {
             Self::Device(runtime) => Box::new(pjrt_policy(config, &runtime, shape, model)?),
         })
     }
+}
+
+/// Returns a policy for the export of a checkpoint, with the initial weights of a configuration. `model` is its [`Pretrained::of`].
+///
+/// # Errors
+/// Invalid weights; a device that is missing or fails.
+pub fn export_policy(config: &TrainConfig, model: Option<&Pretrained>) -> Result<Box<dyn Policy>> {
+    let Some(shape) = model.map(|model| model.folder.config()).or(config.model.shape()) else {
+        return Err(Error::argument("export", "a model", "none"));
+    };
+    PolicyTarget::open(config)?.policy(config, shape, model, Purpose::Export)
 }
 
 /// Returns the burn policy on this CPU.

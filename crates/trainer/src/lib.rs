@@ -1,8 +1,8 @@
-//! The training loop: warm-up, GRPO steps, evaluation, and runs in a folder with checkpoints.
+//! The training loop: warm-up, GRPO steps and evaluation.
 //!
 //! The loop works with traits: a [`policy::Policy`] that holds the weights, a [`models::Tokenizer`], a [`data::Dataset`], reward
 //! functions ([`rewards::RewardFn`]) and a [`policy::RolloutEngine`]. [`Parts`] gathers them; the defaults are those that the
-//! configuration names. [`Trainer`] is a run, one step at a time; [`run::Run`] is a run in its folder.
+//! configuration names. [`Trainer`] is a run, one step at a time; `grpo_run::Run` is a run in its folder.
 //!
 //! ```no_run
 //! use trainer::{Phase, TrainConfig, Trainer};
@@ -27,7 +27,6 @@ pub mod coefficients;
 pub mod device;
 pub mod error;
 pub mod eval;
-mod export;
 mod factory;
 mod micro_batch;
 pub mod overview;
@@ -35,7 +34,6 @@ mod prepared;
 mod pretrained;
 mod prompts;
 mod ref_policy;
-pub mod run;
 pub mod step;
 mod stops;
 pub mod trainer;
@@ -43,9 +41,10 @@ pub mod updates;
 pub mod warmup;
 
 pub use error::{Error, Result};
-pub use factory::Parts;
+pub use factory::{Parts, export_policy};
 pub use overview::Overview;
 pub use prepared::Prepared;
+pub use pretrained::Pretrained;
 pub use prompts::{check_rows, count_tokens, encode_prompt, open_data, open_tokenizer, opens_think};
 pub use rewards::kill_programs as kill_reward_programs;
 pub use run_config::{ModelSource, TrainConfig};

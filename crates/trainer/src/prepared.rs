@@ -8,12 +8,12 @@ use crate::factory::{Parts, PolicyTarget};
 use crate::overview::Overview;
 use crate::pretrained::{Pretrained, Purpose, adapter_weights};
 use crate::prompts::{check_rows, encode_prompt, open_data};
-use run_config::{ModelSource, TrainConfig};
 use crate::trainer::{Rows, Trainer};
 use data::{DataReport, Dataset, RowIndex};
 use models::{CharTokenizer, ChatTemplate, ModelConfig, Tokenizer};
 use policy::PolicyEngine;
 use rewards::Rewards;
+use run_config::{ModelSource, TrainConfig};
 
 /// The number of prompts in the sample that estimates the longest prompt.
 const PROMPTS: usize = 32;
@@ -66,7 +66,7 @@ impl Prepared {
     ///
     /// # Errors
     /// As [`Prepared::new`].
-    pub(crate) fn resumed(config: TrainConfig, index: Option<RowIndex>) -> Result<Self> {
+    pub fn resumed(config: TrainConfig, index: Option<RowIndex>) -> Result<Self> {
         Self::make(config, None, true, false, index)
     }
 

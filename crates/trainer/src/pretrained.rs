@@ -2,12 +2,12 @@
 
 use crate::error::Result;
 use crate::prompts::open_tokenizer;
-use run_config::{ModelSource, TrainConfig};
 use models::{
     Dtype, HfTokenizer, LoraConfig, MemoryTable, ModelConfig, ModelFolder, Trained, TrainingMemory, available_memory,
     resident_memory,
 };
 use policy_cpu::{CpuPolicy, PolicyLoss, StepMemory};
+use run_config::{ModelSource, TrainConfig};
 
 /// The use of a policy.
 #[derive(Clone, Copy, Debug)]
@@ -24,9 +24,9 @@ fn keeps_files(config: &TrainConfig) -> bool {
 }
 
 /// A pretrained model, opened without its weights.
-pub(crate) struct Pretrained {
+pub struct Pretrained {
     /// The contents of the model's folder.
-    pub(crate) folder: ModelFolder,
+    pub folder: ModelFolder,
 }
 
 /// Returns the number of adapter weights for a model of this shape.
@@ -39,7 +39,7 @@ impl Pretrained {
     ///
     /// # Errors
     /// [`crate::Error::Model`] if the model is missing or not supported.
-    pub(crate) fn of(config: &TrainConfig) -> Result<Option<Self>> {
+    pub fn of(config: &TrainConfig) -> Result<Option<Self>> {
         let ModelSource::Pretrained(name) = &config.model else { return Ok(None) };
         let path = models::locate(name, config.model_revision.as_deref())?;
         Ok(Some(Self { folder: ModelFolder::open(&path)? }))

@@ -1,7 +1,7 @@
 //! Updates of the reference policy (TR-DPO).
 
-use run_config::GrpoConfig;
 use policy::{Policy, Result};
+use run_config::GrpoConfig;
 
 /// Every `ref_model_sync_steps` optimizer steps, moves the reference policy towards the policy: ref = alpha x policy + (1 - alpha) x ref.
 /// TR-DPO, arXiv 2404.09656; TRL's SyncRefModelCallback, which counts optimizer steps from 1. Does nothing without a reference
@@ -18,9 +18,9 @@ pub(crate) fn follow(policy: &mut dyn Policy, optimizer_steps: u64, config: &Grp
 mod tests {
     use super::*;
     use crate::factory::Parts;
-    use run_config::TrainConfig;
     use models::NamedTensor;
     use policy::{AdamWConfig, PolicyState, StateGroup, TensorSource, Weights, export_all};
+    use run_config::TrainConfig;
 
     /// Returns a policy with every weight set to `policy`, and a reference policy with every weight set to `ref_policy`.
     fn filled(policy: f32, ref_policy: Option<f32>) -> Box<dyn Policy> {

@@ -1,8 +1,8 @@
 //! The stop tokens and stop texts of a run.
 
-use run_config::RolloutConfig;
 use models::Tokenizer;
 use policy::StopCondition;
+use run_config::RolloutConfig;
 
 /// The number of tokens that are decoded before a stop text, because the first decoded tokens may lose a space or a part of a character.
 const BEFORE: usize = 8;

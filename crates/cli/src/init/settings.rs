@@ -8,10 +8,10 @@ use grpo_core::readable_bytes;
 use grpo_files::{Layers, counted};
 use models::{LoraConfig, ModelConfig};
 use rewards::AnswerFrom;
+use run_config::keys::keys;
 use serde_json::{Map, Value, json};
 use std::borrow::Cow;
 use trainer::TrainConfig;
-use run_config::keys::keys;
 
 /// The smallest number of rows that is split into training and held-out rows.
 const FEWEST_TO_HOLD_OUT: usize = 10;

@@ -4,12 +4,12 @@ use super::{PhaseTimes, Sample, StepContext};
 use crate::error::{Error, Result};
 use crate::prompts::{encode_prompts, opens_think};
 use crate::stops::Stops;
-use run_config::{FilterGroupsConfig, REWARD};
 use data::Item;
 use grpo_core::Metrics;
 use policy::{Completion, Policy, RolloutRequest, Sampling};
 use rewards::{RewardInput, Rewards};
 use rng::Purpose;
+use run_config::{FilterGroupsConfig, REWARD};
 use std::time::Instant;
 
 /// A prompt and its completions.

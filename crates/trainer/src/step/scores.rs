@@ -3,9 +3,9 @@
 use super::updates;
 use crate::error::Result;
 use crate::micro_batch::{sequence_batches, split_evenly};
-use run_config::GrpoConfig;
 use grpo_core::{Scores, TokenBatch};
 use policy::{Policy, Sequence, Weights};
+use run_config::GrpoConfig;
 use std::ops::Range;
 
 /// Scores all completion tokens with the weights `of`, in the same micro-batches as the updates, so that an unchanged policy gets ratios of

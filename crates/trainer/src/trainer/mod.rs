@@ -12,7 +12,6 @@ use crate::overview::Overview;
 use crate::prepared::Prepared;
 use crate::prompts::encode_prompt;
 use crate::step::{StepContext, StepReport, grpo_step};
-use run_config::{EVAL_PROBLEMS, MAX_SEQUENCES, REWARD, TrainConfig, check};
 use crate::updates::Updates;
 use crate::warmup::{WarmupReport, warmup_step};
 use data::{Dataset, Item};
@@ -20,6 +19,7 @@ use grpo_core::LossConfig;
 use models::Tokenizer;
 use policy::Policy;
 use rewards::{Failures, RewardInput, Rewards};
+use run_config::{EVAL_PROBLEMS, MAX_SEQUENCES, REWARD, TrainConfig, check};
 use std::sync::Arc;
 
 /// The phase of a run's next step.
@@ -468,6 +468,3 @@ fn check_lengths<'a>(
     }
     Ok(())
 }
-
-#[cfg(test)]
-mod tests;

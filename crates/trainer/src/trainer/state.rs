@@ -43,27 +43,6 @@ pub struct TrainState<T = Vec<NamedTensor>> {
     pub coefficients: CoefficientState,
 }
 
-#[cfg(test)]
-impl<T: TensorSource> TrainState<T> {
-    /// Returns the same state with all tensors in memory, for comparison.
-    pub(crate) fn in_memory(&self) -> Result<TrainState> {
-        let read = |source: &T| -> Result<Vec<NamedTensor>> {
-            let tensors = source.shapes().into_iter().map(|(name, shape)| {
-                let data = source.values(name)?.into_owned();
-                Ok(NamedTensor { name: name.to_owned(), shape: shape.to_vec(), data })
-            });
-            tensors.collect()
-        };
-        Ok(TrainState {
-            counters: self.counters,
-            policy: read(&self.policy)?,
-            optimizer: read(&self.optimizer)?,
-            ref_policy: read(&self.ref_policy)?,
-            coefficients: self.coefficients.clone(),
-        })
-    }
-}
-
 impl Trainer {
     /// Returns the progress of the run.
     pub fn counters(&self) -> Counters {

@@ -1,9 +1,9 @@
 //! The optimizer steps of a phase: learning rates and skipped updates.
 
 use crate::error::{Error, Result};
-use run_config::OptimizerConfig;
 use grpo_core::LossOutput;
 use policy::{Policy, SequenceBatch, StepLoss, UpdateReport};
+use run_config::OptimizerConfig;
 
 /// The report of one update.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -5,4 +5,5 @@ mod losses;
 mod own_policy;
 mod ppo;
 mod rollout;
+mod steps;
 mod stop_tokens;

@@ -1,0 +1,264 @@
+//! Changes to the configuration of a run when it is resumed.
+//!
+//! A resumed run may use new values for [safe keys](SAFE), from `config.yaml` or `--set`: learning rates, limits, logging, evaluation,
+//! checkpoints. Weights, AdamW moments and counters are kept. A change of any other key would make it a different run and is refused
+//! with the name of the key. Checkpoints store a hash of all other keys, so all checkpoints of a run have the same hash.
+
+use super::checkpoint::{CheckpointId, sha256};
+use super::dir::RunDir;
+use crate::error::{Error, Result};
+use grpo_files::{redact_at, sync_folder};
+use run_config::TrainConfig;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::fs::OpenOptions;
+use std::io::Write;
+
+/// Keys, and sections with all their keys, that may change when a run is resumed; `*` stands for any name. The connection to an
+/// external reward may change, its weight may not.
+pub const SAFE: &[&str] = &[
+    "run",
+    "policy",
+    "logging",
+    "wandb",
+    "eval",
+    "export",
+    "optimizer.learning_rate",
+    "optimizer.warmup_ratio",
+    "optimizer.warmup_steps",
+    "optimizer.lr_scheduler_type",
+    "optimizer.lr_scheduler_kwargs",
+    "optimizer.min_lr_ratio",
+    "optimizer.max_grad_norm",
+    "optimizer.skip_grad_norm",
+    "optimizer.max_consecutive_skips",
+    "warmup.optimizer.learning_rate",
+    "warmup.optimizer.warmup_ratio",
+    "warmup.optimizer.warmup_steps",
+    "warmup.optimizer.lr_scheduler_type",
+    "warmup.optimizer.lr_scheduler_kwargs",
+    "warmup.optimizer.min_lr_ratio",
+    "warmup.optimizer.max_grad_norm",
+    "warmup.optimizer.skip_grad_norm",
+    "warmup.optimizer.max_consecutive_skips",
+    "grpo.max_steps",
+    "grpo.filter_groups.max_num_gen_batches",
+    "rewards.max_consecutive_failures",
+    "rewards.programs.*.command",
+    "rewards.programs.*.batch_size",
+    "rewards.programs.*.timeout",
+    "rewards.programs.*.workers",
+    "rewards.programs.*.env",
+    "rewards.http.*.url",
+    "rewards.http.*.batch_size",
+    "rewards.http.*.timeout",
+    "rewards.http.*.retries",
+    "rewards.http.*.concurrency",
+    "rewards.http.*.headers",
+];
+
+/// The keys that are always part of the hash, one per line. Keys added later are left out of the hash while they have their default, so
+/// older checkpoints still match their run.
+const FIRST: &str = include_str!("first_keys.txt");
+
+/// A key whose value changed, with both values. Also a row of `changes.jsonl`, where the checkpoint is added.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Change {
+    /// The dotted path of the key.
+    pub key: String,
+    /// The value before the change.
+    pub from: Value,
+    /// The value after the change.
+    pub to: Value,
+}
+
+impl std::fmt::Display for Change {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} (from {} to {})", self.key, self.from, self.to)
+    }
+}
+
+/// A row of `changes.jsonl`.
+#[derive(Serialize)]
+struct ChangeRow<'a> {
+    /// The checkpoint from which the change applies; null if the run starts over.
+    checkpoint: Option<String>,
+    #[serde(flatten)]
+    change: &'a Change,
+}
+
+/// Returns the differences between two configurations, sorted by key, without secrets: if only a secret differs, `from` equals `to`.
+///
+/// # Errors
+/// [`Error::Text`] if a configuration cannot be serialised.
+pub fn between(before: &TrainConfig, after: &TrainConfig) -> Result<Vec<Change>> {
+    let (before, after) = (leaves(before)?, leaves(after)?);
+    let keys = before.keys().chain(after.keys().filter(|key| !before.contains_key(*key)));
+    let differing = keys.filter(|key| before.get(*key) != after.get(*key));
+    let shown = |map: &BTreeMap<String, Value>, key: &String| {
+        let mut value = map.get(key).cloned().unwrap_or_default();
+        redact_at(key, &mut value);
+        value
+    };
+    let change = |key: &String| Change { key: key.clone(), from: shown(&before, key), to: shown(&after, key) };
+    let mut changes: Vec<_> = differing.map(change).collect();
+    changes.sort_by(|a, b| a.key.cmp(&b.key));
+    Ok(changes)
+}
+
+/// Returns the changes from the recorded configuration of `dir` to `wanted`. The record holds no secrets, so changed secrets are found
+/// by comparing with config.yaml.
+///
+/// # Errors
+/// [`Error::RunDir`] with the keys that may not change and the reason; the errors of [`RunDir::recorded_config`].
+pub(super) fn safe_changes(dir: &RunDir, wanted: &TrainConfig) -> Result<Vec<Change>> {
+    let mut changes = between(&dir.recorded_config()?, wanted)?;
+    changes.retain(|change| change.from != change.to);
+    let of_secrets = between(&dir.config(&[])?, wanted)?.into_iter().filter(|change| change.from == change.to);
+    changes.extend(of_secrets);
+    let refused: Vec<&Change> = changes.iter().filter(|change| !is_safe(&change.key)).collect();
+    let Some(first) = refused.first() else { return Ok(changes) };
+    let list: Vec<String> = refused.iter().map(|change| change.to_string()).collect();
+    let reason = format!(
+        "the configuration has changed in {}, and a run goes on with the value it was begun with: {}; restore it in \
+         config.yaml, or start a new run with it; what may change is {}",
+        list.join(", "),
+        reason(&first.key),
+        SAFE.join(", ")
+    );
+    Err(Error::RunDir { path: dir.root().to_owned(), reason })
+}
+
+/// Writes `wanted` as the run's configuration and logs the changes; the run continues from `position`.
+pub(super) fn record(
+    dir: &RunDir,
+    wanted: &TrainConfig,
+    changes: &[Change],
+    position: Option<CheckpointId>,
+) -> Result<()> {
+    if changes.is_empty() {
+        return Ok(());
+    }
+    let path = dir.changes_path();
+    let mut lines = Vec::new();
+    for change in changes {
+        let row = ChangeRow { checkpoint: position.map(|position| position.to_string()), change };
+        serde_json::to_writer(&mut lines, &row).map_err(|e| Error::Text(format!("a row of changes.jsonl: {e}")))?;
+        lines.push(b'\n');
+    }
+    let append = || {
+        let mut file = OpenOptions::new().append(true).create(true).open(&path)?;
+        file.write_all(&lines)?;
+        file.sync_all()?;
+        sync_folder(dir.root())
+    };
+    append().map_err(|e| Error::io("append to", &path, e))?;
+    dir.write_config(wanted)
+}
+
+/// Returns the hash of all keys that may not change.
+pub(super) fn config_hash(config: &TrainConfig) -> Result<String> {
+    let (mut of_run, defaults) = (leaves(config)?, leaves(&TrainConfig::default())?);
+    let unused = |key: &String, value: &Value| !is_first(key) && defaults.get(key) == Some(value);
+    // The section `lora` as a whole is null by default.
+    let is_fresh = |key: &String, value: &Value| key == "lora.adapter" && value.is_null();
+    of_run.retain(|key, value| !(is_safe(key) || unused(key, value) || is_fresh(key, value)));
+    serde_json::to_vec(&of_run).map(|bytes| sha256(&bytes)).map_err(|e| Error::Text(format!("configuration: {e}")))
+}
+
+fn is_safe(key: &str) -> bool {
+    SAFE.iter().any(|safe| {
+        let mut parts = key.split('.');
+        safe.split('.').all(|safe| parts.next().is_some_and(|part| safe == "*" || safe == part))
+    })
+}
+
+fn is_first(key: &str) -> bool {
+    FIRST.lines().any(|first| first == key)
+}
+
+/// Returns the reason why a key may not change.
+fn reason(key: &str) -> &'static str {
+    let section = key.split('.').next().unwrap_or_default();
+    match (section, key) {
+        ("seed" | "data", _) => "it decides which problems and samples come next",
+        ("model", _) => "the checkpoints hold the weights of another model",
+        ("loss" | "rewards", _) => "it decides what is optimised",
+        (_, "grpo.implementation") => "it names the code that computes the loss",
+        (_, key) if key.contains("optimizer.") => "the moments of the optimizer belong to it",
+        _ => "the numbers of its steps depend on it",
+    }
+}
+
+/// Returns all values that are not maps, by dotted path.
+fn leaves(config: &TrainConfig) -> Result<BTreeMap<String, Value>> {
+    fn collect(path: String, value: Value, leaves: &mut BTreeMap<String, Value>) {
+        match value {
+            Value::Object(map) if !map.is_empty() => {
+                for (key, value) in map {
+                    let path = if path.is_empty() { key } else { format!("{path}.{key}") };
+                    collect(path, value, leaves);
+                }
+            }
+            leaf => {
+                leaves.insert(path, leaf);
+            }
+        }
+    }
+    let value = serde_json::to_value(config).map_err(|e| Error::Text(format!("configuration: {e}")))?;
+    let mut found = BTreeMap::new();
+    collect(String::new(), value, &mut found);
+    Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_safe_key_exists() {
+        let leaves = leaves(&TrainConfig::default()).unwrap();
+        for safe in SAFE.iter().map(|safe| safe.split(".*").next().unwrap()) {
+            assert!(leaves.keys().any(|key| key == safe || key.starts_with(&format!("{safe}."))), "{safe}");
+        }
+        assert!(is_safe("rewards.programs.judge.timeout") && !is_safe("rewards.programs.judge.weight"));
+        assert!(!is_safe("runs.name") && !is_safe("optimizer.adam_beta1") && is_safe("run.name"));
+    }
+
+    #[test]
+    fn the_configuration_hash_ignores_safe_keys() {
+        let config = TrainConfig::default();
+        let hash = config_hash(&config).unwrap();
+        let mut changed = config.clone();
+        changed.optimizer.learning_rate = 1.0;
+        changed.optimizer.skip_grad_norm = Some(3.0);
+        changed.eval.num_problems = Some(1);
+        changed.run.save_steps += 1;
+        assert_eq!(config_hash(&changed).unwrap(), hash);
+        let keys: Vec<_> = between(&config, &changed).unwrap().into_iter().map(|change| change.key).collect();
+        let expected = ["eval.num_problems", "optimizer.learning_rate", "optimizer.skip_grad_norm", "run.save_steps"];
+        assert_eq!(keys, expected);
+        changed.optimizer.adam_beta2 = 0.5;
+        assert_ne!(config_hash(&changed).unwrap(), hash);
+    }
+
+    #[test]
+    fn keys_added_later_keep_the_hash_while_at_their_default() {
+        let config = TrainConfig::default();
+        let mut before = leaves(&config).unwrap();
+        for first in FIRST.lines() {
+            assert!(
+                before.contains_key(first),
+                "{first} is no key any more: checkpoints of runs that had it fit no run"
+            );
+            assert!(!is_safe(first), "{first} is in no hash");
+        }
+        before.retain(|key, _| is_first(key));
+        assert_eq!(config_hash(&config).unwrap(), sha256(&serde_json::to_vec(&before).unwrap()));
+        assert!(!before.contains_key("model.head_dim"));
+        let mut used = config.clone();
+        used.model.shape_mut().head_dim = Some(16);
+        assert_ne!(config_hash(&used).unwrap(), config_hash(&config).unwrap());
+    }
+}

@@ -1,0 +1,268 @@
+use super::*;
+use models::NamedTensor;
+use policy::TensorSource;
+use proptest::prelude::*;
+use safetensors::tensor::{Dtype, TensorView};
+use trainer::coefficients::Exact;
+
+/// Returns the same state with all tensors in memory, for comparison.
+pub(crate) fn in_memory(state: &TrainState<StoredTensors>) -> TrainState {
+    let read = |source: &StoredTensors| -> Vec<NamedTensor> {
+        let tensors = source.shapes().into_iter().map(|(name, shape)| {
+            let data = source.values(name).unwrap().into_owned();
+            NamedTensor { name: name.to_owned(), shape: shape.to_vec(), data }
+        });
+        tensors.collect()
+    };
+    TrainState {
+        counters: state.counters,
+        policy: read(&state.policy),
+        optimizer: read(&state.optimizer),
+        ref_policy: read(&state.ref_policy),
+        coefficients: state.coefficients.clone(),
+    }
+}
+
+/// Writes `bytes` to a file and opens it.
+fn parse_tensors(bytes: &[u8]) -> Result<StoredTensors, String> {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), bytes).unwrap();
+    StoredTensors::open(file.path()).map(|(tensors, ..)| tensors)
+}
+
+/// Returns the file that the crate `safetensors` writes for these tensors.
+fn to_safetensors(tensors: &[NamedTensor]) -> Vec<u8> {
+    let bytes = |t: &NamedTensor| t.data.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>();
+    let all: Vec<_> = tensors.iter().map(|t| (t, bytes(t))).collect();
+    let views =
+        all.iter().map(|(t, bytes)| (t.name.as_str(), TensorView::new(Dtype::F32, t.shape.clone(), bytes).unwrap()));
+    safetensors::serialize(views, None).unwrap()
+}
+
+fn state() -> TrainState {
+    let tensor = |name: &str, value: f32| NamedTensor {
+        name: name.to_owned(),
+        shape: vec![2, 2],
+        data: vec![value, -0.0, f32::MIN_POSITIVE, f32::MAX],
+    };
+    TrainState {
+        counters: Counters {
+            warm: true,
+            warmup_steps: 5,
+            grpo_steps: 7,
+            optimizer_steps: 7,
+            skipped_in_a_row: 1,
+            data_cursor: 900,
+            num_tokens: 1234,
+        },
+        policy: vec![tensor("a", 1.5), tensor("b", 2.5)],
+        optimizer: vec![tensor("exp_avg.a", 0.1)],
+        ref_policy: vec![tensor("a", 3.5)],
+        coefficients: CoefficientState { kl_coef: Some(Exact(0.1 + 0.2)), ..CoefficientState::default() },
+    }
+}
+
+fn saved(position: CheckpointId) -> SavedState {
+    SavedState {
+        format: FORMAT.into(),
+        position: position.to_string(),
+        counters: state().counters,
+        coefficients: state().coefficients,
+        seed: u64::MAX,
+        config_sha256: sha256(b"x"),
+        threads: 2,
+        seconds: 1.25,
+        metrics_bytes: 10,
+        completions_bytes: 20,
+        best: None,
+    }
+}
+
+fn write(steps: &[u64]) -> (tempfile::TempDir, Checkpoints) {
+    let folder = tempfile::tempdir().unwrap();
+    let checkpoints = Checkpoints::new(folder.path().join("checkpoints"));
+    for step in steps {
+        checkpoints.write(CheckpointId::Grpo(*step), &saved(CheckpointId::Grpo(*step)), &state()).unwrap();
+    }
+    (folder, checkpoints)
+}
+
+#[test]
+fn checkpoint_names_sort_in_the_order_of_a_run() {
+    let positions =
+        [CheckpointId::Warmup(50), CheckpointId::Grpo(0), CheckpointId::Grpo(9), CheckpointId::Grpo(1_000_000)];
+    assert!(positions.is_sorted());
+    for position in positions {
+        assert_eq!(CheckpointId::from_name(&position.to_string()), Some(position));
+    }
+    for name in
+        ["step-1", "step-0000001", "step-", "step-+00001", "warm-000001", ".tmp-step-000001", "step-000001.old-1"]
+    {
+        assert_eq!(CheckpointId::from_name(name), None, "{name}");
+    }
+}
+
+#[test]
+fn a_checkpoint_reads_back_bit_for_bit_and_its_files_do_not_change() {
+    let (_folder, checkpoints) = write(&[3, 4]);
+    let (read, tensors) = checkpoints.read(CheckpointId::Grpo(3)).unwrap();
+    assert_eq!(read, saved(CheckpointId::Grpo(3)));
+    assert_eq!(in_memory(&tensors), state());
+    for name in [MODEL, OPTIMIZER, REF_POLICY] {
+        let bytes = |step| std::fs::read(checkpoints.path(CheckpointId::Grpo(step)).join(name)).unwrap();
+        assert_eq!(bytes(3), bytes(4));
+    }
+}
+
+#[test]
+fn digests_match_sha256sum() {
+    assert_eq!(sha256(b"abc"), "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
+}
+
+#[test]
+fn pruning_keeps_the_newest_checkpoints() {
+    let (_folder, checkpoints) = write(&[1, 2, 3, 4]);
+    std::fs::create_dir(checkpoints.folder.join(".tmp-step-000009")).unwrap();
+    checkpoints.prune(2, None).unwrap();
+    assert_eq!(checkpoints.list().unwrap(), [CheckpointId::Grpo(3), CheckpointId::Grpo(4)]);
+    checkpoints.prune(0, None).unwrap();
+    assert_eq!(checkpoints.list().unwrap().len(), 2);
+    checkpoints.clean().unwrap();
+    assert_eq!(checkpoints.names().unwrap().len(), 2);
+}
+
+#[test]
+fn pruning_keeps_the_best_checkpoint() {
+    let (_folder, checkpoints) = write(&[1, 2, 3, 4]);
+    checkpoints.prune(1, Some(CheckpointId::Grpo(2))).unwrap();
+    assert_eq!(checkpoints.list().unwrap(), [CheckpointId::Grpo(2), CheckpointId::Grpo(4)]);
+    checkpoints.prune(1, Some(CheckpointId::Grpo(4))).unwrap();
+    assert_eq!(checkpoints.list().unwrap(), [CheckpointId::Grpo(4)]);
+}
+
+#[test]
+fn later_checkpoints_are_renamed_not_removed() {
+    let (_folder, checkpoints) = write(&[1, 2, 3]);
+    let aside = checkpoints.set_aside_after(Some(CheckpointId::Grpo(1))).unwrap();
+    assert_eq!(checkpoints.list().unwrap(), [CheckpointId::Grpo(1)]);
+    assert!(aside.len() == 2 && aside.iter().all(|path| path.join(MODEL).exists()), "{aside:?}");
+}
+
+/// Every kind of damage is detected; the error names the file and the last good checkpoint.
+#[test]
+fn damaged_checkpoints_are_detected_and_named() {
+    for name in [MODEL, OPTIMIZER, REF_POLICY, STATE, SUMS] {
+        for damage in ["truncate", "empty", "flip", "garbage", "remove", "grow"] {
+            let (_folder, checkpoints) = write(&[1, 2]);
+            let path = checkpoints.path(CheckpointId::Grpo(2)).join(name);
+            let mut bytes = std::fs::read(&path).unwrap();
+            match damage {
+                "truncate" => bytes.truncate(bytes.len() / 2),
+                "empty" => bytes.clear(),
+                "flip" => bytes[10] ^= 0x10,
+                "garbage" => bytes.fill(b'{'),
+                "grow" => bytes.push(b'x'),
+                _ => std::fs::remove_file(&path).unwrap(),
+            }
+            if damage != "remove" {
+                std::fs::write(&path, bytes).unwrap();
+            }
+            let text = checkpoints.read(CheckpointId::Grpo(2)).unwrap_err().to_string();
+            assert!(text.contains("step-000002"), "{name} {damage}: {text}");
+            // A damaged SHA256SUMS appears as a mismatch of another file, unless it cannot be parsed.
+            assert!(name == SUMS || text.contains(name), "{name} {damage}: {text}");
+            assert_eq!(checkpoints.last_good(CheckpointId::Grpo(2)), LastGood::Checkpoint("step-000001".into()));
+        }
+    }
+    let (_folder, checkpoints) = write(&[1]);
+    assert_eq!(checkpoints.last_good(CheckpointId::Grpo(1)), LastGood::None);
+}
+
+#[test]
+fn non_finite_state_is_neither_saved_nor_restored() {
+    let broken = |tensors: fn(&mut TrainState) -> &mut Vec<NamedTensor>, value| {
+        let mut state = state();
+        tensors(&mut state)[0].data[1] = value;
+        state
+    };
+    let groups: [fn(&mut TrainState) -> &mut Vec<NamedTensor>; 3] =
+        [|s| &mut s.policy, |s| &mut s.optimizer, |s| &mut s.ref_policy];
+    for (group, file) in groups.into_iter().zip([MODEL, OPTIMIZER, REF_POLICY]) {
+        for value in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            let (_folder, checkpoints) = write(&[1, 2]);
+            let (position, state) = (CheckpointId::Grpo(3), broken(group, value));
+            let error = checkpoints.write(position, &saved(position), &state).unwrap_err();
+            assert!(
+                matches!(error, Error::Trainer(trainer::Error::Policy(policy::Error::NotFinite { .. }))),
+                "{error}"
+            );
+            assert_eq!(checkpoints.names().unwrap(), ["step-000001", "step-000002"]);
+            // A file written by another program, with correct digests.
+            let path = checkpoints.path(CheckpointId::Grpo(2));
+            let good = std::fs::read(path.join(file)).unwrap();
+            let bad = match file {
+                MODEL => to_safetensors(&state.policy),
+                OPTIMIZER => to_safetensors(&state.optimizer),
+                _ => to_safetensors(&state.ref_policy),
+            };
+            std::fs::write(path.join(file), &bad).unwrap();
+            let sums = std::fs::read_to_string(path.join(SUMS)).unwrap();
+            std::fs::write(path.join(SUMS), sums.replace(&sha256(&good), &sha256(&bad))).unwrap();
+            let text = checkpoints.read(CheckpointId::Grpo(2)).unwrap_err().to_string();
+            assert!(text.contains("not finite"), "{text}");
+            assert_eq!(checkpoints.last_good(CheckpointId::Grpo(2)), LastGood::Checkpoint("step-000001".into()));
+        }
+    }
+}
+
+#[test]
+fn a_removed_run_folder_is_not_recreated() {
+    let (folder, checkpoints) = write(&[]);
+    let gone = Checkpoints::new(folder.path().join("run/checkpoints"));
+    assert!(gone.write(CheckpointId::Grpo(1), &saved(CheckpointId::Grpo(1)), &state()).is_err());
+    assert!(!folder.path().join("run").exists());
+    checkpoints.write(CheckpointId::Grpo(1), &saved(CheckpointId::Grpo(1)), &state()).unwrap();
+}
+
+#[test]
+fn other_formats_and_renamed_checkpoints_are_refused() {
+    let (_folder, checkpoints) = write(&[1]);
+    std::fs::rename(checkpoints.path(CheckpointId::Grpo(1)), checkpoints.path(CheckpointId::Grpo(5))).unwrap();
+    assert!(checkpoints.read(CheckpointId::Grpo(5)).unwrap_err().to_string().contains("was renamed"));
+    assert!(parse_state(b"{\"format\": \"grpo-checkpoint/2\"}").unwrap_err().contains("this program reads"));
+    assert!(parse_state(b"{\"format\": \"grpo-checkpoint/4\"}").unwrap_err().contains("missing field"));
+    assert!(parse_state(b"[1]").unwrap_err().contains("no key `format`"));
+}
+
+#[test]
+fn headers_that_exceed_the_file_are_refused() {
+    let huge = br#"{"a":{"dtype":"F32","shape":[1073741824,1073741824],"data_offsets":[0,4611686018427387904]}}"#;
+    let file = [&(huge.len() as u64).to_le_bytes()[..], huge].concat();
+    assert!(parse_tensors(&file).is_err());
+    assert!(parse_tensors(&u64::MAX.to_le_bytes()).is_err());
+}
+
+proptest! {
+    #[test]
+    fn any_bytes_are_an_error_or_a_value(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
+        let _ = parse_state(&bytes);
+        let _ = parse_sums(&bytes);
+        let _ = parse_tensors(&bytes);
+    }
+
+    #[test]
+    fn damaged_bytes_are_an_error_or_a_value(at in 0usize..10_000, value in any::<u8>(), cut in 0usize..10_000) {
+        let json = serde_json::to_vec(&saved(CheckpointId::Grpo(1))).unwrap();
+        let tensors = to_safetensors(&state().policy);
+        for good in [json, tensors] {
+            let mut bytes = good.clone();
+            let at = at % bytes.len();
+            bytes[at] = value;
+            bytes.truncate(1 + cut % bytes.len());
+            let _ = parse_state(&bytes);
+            if let Ok(read) = parse_tensors(&bytes) {
+                prop_assert!(read.shapes().iter().map(|(name, _)| read.values(name).unwrap().len() * 4).sum::<usize>() <= bytes.len());
+            }
+        }
+    }
+}

@@ -1,0 +1,359 @@
+//! The folder of a run.
+//!
+//! | file | what |
+//! |---|---|
+//! | `config.yaml` | the resolved configuration; may be edited before a resume, see [`super::changes`]. The only file with [secrets](grpo_files::redact); only its owner can read it if it has any |
+//! | `config.recorded.yaml` | the configuration that the run last started or resumed with, without secrets |
+//! | `fingerprint.json` | digests of the model and data files at the start of the run, and the folder in which it was started |
+//! | `rows.json` | the positions of the rows in the data files, so that a resumed run need not read them all again; may be deleted |
+//! | `changes.jsonl` | changes of the configuration on resume, created with the first one |
+//! | `metrics.jsonl` | one object per step and evaluation, with TRL's metric names |
+//! | `completions.jsonl` | sampled completions at intervals |
+//! | `checkpoints/` | see [`super::checkpoint`] |
+//! | `model/` | the trained model in Hugging Face's layout (or an adapter in PEFT's), for a finished run of a pretrained model |
+//! | `summary.json` | written when the run finishes |
+//! | `failure.json` | the error that ended the run, removed on resume, see [`super::failure`] |
+//! | `curves.svg` | drawn when the run stops or finishes |
+//! | `tensorboard/` | event files, with `logging.tensorboard` |
+//! | `wandb/`, `wandb-id` | files of a W&B run and its id, with `wandb.mode` |
+//!
+//! `config.yaml` can name code, such as a plugin. It is therefore compared with `config.recorded.yaml`, whose hash is in every checkpoint,
+//! before anything that it names is loaded. A changed key that may not change is an error with its name.
+
+use crate::error::{Error, Result};
+use grpo_files::{FileId, check_folder, remove_temporary, sync_folder, without_links, write_atomically, write_private};
+use grpo_files::{Layers, redacted, to_yaml_with_secrets};
+use run_config::TrainConfig;
+use std::fs::{File, OpenOptions, TryLockError};
+use std::path::{Path, PathBuf};
+
+/// A locked run folder: no other process can train in it.
+#[derive(Debug)]
+pub struct RunDir {
+    root: PathBuf,
+    /// The identity of the folder, which survives a rename.
+    id: FileId,
+    /// The lock, which the system releases when the process ends.
+    _lock: File,
+}
+
+/// Returns the run folder that contains `path`, and the checkpoint folder that is or contains `path`, or else `path`.
+fn run_around(path: &Path) -> Option<(&Path, &Path)> {
+    let is_run = |folder: &&Path| folder.join("config.yaml").is_file() && folder.join("checkpoints").is_dir();
+    let run = path.ancestors().skip(1).take(4).find(is_run)?;
+    let checkpoint = path.ancestors().find(|folder| folder.parent().is_some_and(|p| p == run.join("checkpoints")));
+    Some((run, checkpoint.unwrap_or(path)))
+}
+
+/// The parent of run folders that are not named explicitly.
+const RUNS: &str = "runs";
+
+/// The largest number in the names of numbered run folders.
+const MAX_NUMBER: u32 = 999_999;
+
+impl RunDir {
+    /// Creates the folder of a new run: `path`, or the next free `runs/<run.name>-<number>`.
+    ///
+    /// # Errors
+    /// [`Error::RunDir`] if the folder already has a run; [`Error::File`].
+    pub fn create(path: Option<&Path>, config: &TrainConfig) -> Result<Self> {
+        let root = match path {
+            Some(path) => path.to_owned(),
+            None => next_numbered(Path::new(RUNS), &config.run.name)?,
+        };
+        std::fs::create_dir_all(&root).map_err(|e| Error::io("create the run folder", &root, e))?;
+        let dir = Self::hold(root)?;
+        expect_no_run(&dir.root)?;
+        dir.write_config(config)?;
+        Ok(dir)
+    }
+
+    /// Checks, before any work, that [`RunDir::create`] can create the folder. Creates nothing.
+    ///
+    /// # Errors
+    /// [`Error::RunDir`] if the folder already has a run; [`Error::File`] if it is not writable.
+    pub fn check(path: Option<&Path>) -> Result<()> {
+        if let Some(path) = path {
+            expect_no_run(path)?;
+        }
+        Ok(check_folder(path.unwrap_or(Path::new(RUNS)))?)
+    }
+
+    /// Opens and locks the folder of an existing run.
+    ///
+    /// # Errors
+    /// [`Error::RunDir`] if it has no run or another process uses it.
+    pub fn open(path: &Path) -> Result<Self> {
+        if !path.join("config.yaml").is_file() {
+            if let Some((run, rest)) = run_around(path) {
+                let from = match rest.file_name().and_then(|name| name.to_str()) {
+                    Some(name) if rest.parent().is_some_and(|parent| parent.ends_with("checkpoints")) => {
+                        format!(" --from {name}")
+                    }
+                    _ => String::new(),
+                };
+                let reason = format!(
+                    "expected the folder of a run, and this is a part of the run {run}: name the run, as in `{run}{from}`",
+                    run = run.display()
+                );
+                return Err(Error::RunDir { path: path.to_owned(), reason });
+            }
+            let reason = "there is no run in it (no config.yaml)".to_owned();
+            return Err(Error::RunDir { path: path.to_owned(), reason });
+        }
+        let dir = Self::hold(path.to_owned())?;
+        remove_temporary(path).map_err(|e| Error::io("clean", path, e))?;
+        Ok(dir)
+    }
+
+    fn hold(root: PathBuf) -> Result<Self> {
+        let lock = lock(&root)?;
+        let metadata = std::fs::metadata(&root).map_err(|e| Error::io("open the run folder", &root, e))?;
+        Ok(Self { id: FileId::of(&metadata), _lock: lock, root })
+    }
+
+    /// Returns the configuration of `config.yaml` with the assignments `set` (`a.b=value`) applied.
+    ///
+    /// # Errors
+    /// The errors of [`Layers::file`], [`Layers::set`] and [`Layers::resolve`].
+    pub fn config(&self, set: &[String]) -> Result<TrainConfig> {
+        Ok(Layers::new().file(&self.config_path())?.set(set)?.resolve()?)
+    }
+
+    /// Returns the configuration that the run last started or resumed with.
+    ///
+    /// # Errors
+    /// [`Error::RunDir`] if the file is missing; the errors of [`Layers::file`] and [`Layers::resolve`].
+    pub fn recorded_config(&self) -> Result<TrainConfig> {
+        let path = self.recorded_config_path();
+        if !path.is_file() {
+            let reason = "it is missing, so nothing says whether config.yaml is still the run's: restore it, or start a \
+                          new run from config.yaml with `--config`";
+            return Err(Error::RunDir { path, reason: reason.to_owned() });
+        }
+        Ok(Layers::new().file(&path)?.resolve()?)
+    }
+
+    /// Writes `config` to config.yaml, with secrets and then readable by its owner only, and to config.recorded.yaml, without secrets.
+    ///
+    /// # Errors
+    /// [`Error::File`].
+    pub(super) fn write_config(&self, config: &TrainConfig) -> Result<()> {
+        let (shown, has_secrets) = redacted(config).map_err(|e| Error::Text(format!("configuration: {e}")))?;
+        let yaml = to_yaml_with_secrets(config)?;
+        // With this order, a crash between the two writes is detected and recorded as a change on the next resume.
+        let write = if has_secrets { write_private } else { write_atomically };
+        write(&self.config_path(), yaml.as_bytes())?;
+        Ok(write_atomically(&self.recorded_config_path(), to_yaml_with_secrets(&shown)?.as_bytes())?)
+    }
+
+    /// Returns `true` if the folder is still in its place: not moved, deleted or replaced.
+    pub fn is_in_place(&self) -> bool {
+        self.id.is_at(&self.root)
+    }
+
+    /// Returns the path of the folder.
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// Returns the path of `config.yaml`.
+    pub fn config_path(&self) -> PathBuf {
+        self.root.join("config.yaml")
+    }
+
+    /// Returns the path of `config.recorded.yaml`.
+    pub fn recorded_config_path(&self) -> PathBuf {
+        self.root.join("config.recorded.yaml")
+    }
+
+    /// Returns the path of `fingerprint.json`.
+    pub fn fingerprint_path(&self) -> PathBuf {
+        self.root.join(super::fingerprint::FILE)
+    }
+
+    /// Returns the path of `rows.json`.
+    pub fn rows_path(&self) -> PathBuf {
+        self.root.join("rows.json")
+    }
+
+    /// Returns the path of `changes.jsonl`.
+    pub fn changes_path(&self) -> PathBuf {
+        self.root.join("changes.jsonl")
+    }
+
+    /// Returns the path of `metrics.jsonl`.
+    pub fn metrics_path(&self) -> PathBuf {
+        self.root.join("metrics.jsonl")
+    }
+
+    /// Returns the path of `completions.jsonl`.
+    pub fn completions_path(&self) -> PathBuf {
+        self.root.join("completions.jsonl")
+    }
+
+    /// Returns the path of `checkpoints/`.
+    pub fn checkpoints_path(&self) -> PathBuf {
+        self.root.join("checkpoints")
+    }
+
+    /// Returns the path of `summary.json`.
+    pub fn summary_path(&self) -> PathBuf {
+        self.root.join("summary.json")
+    }
+
+    /// Returns the path of `failure.json`.
+    pub fn failure_path(&self) -> PathBuf {
+        self.root.join("failure.json")
+    }
+
+    /// Returns the path of `model/`, which a run of a pretrained model writes.
+    pub fn model_path(&self) -> PathBuf {
+        self.root.join("model")
+    }
+
+    /// Returns the path of `curves.svg`.
+    pub fn curves_path(&self) -> PathBuf {
+        self.root.join("curves.svg")
+    }
+}
+
+/// Checks that a folder has no run.
+fn expect_no_run(root: &Path) -> Result<()> {
+    let of_runs =
+        ["config.yaml", "config.recorded.yaml", "metrics.jsonl", "completions.jsonl", "checkpoints", "summary.json"];
+    match of_runs.iter().find(|name| root.join(name).symlink_metadata().is_ok()) {
+        None => Ok(()),
+        Some(name) => {
+            let reason = format!(
+                "it holds a run already ({name}): name another folder with --run-dir, or continue that run with `--resume {}`",
+                root.display()
+            );
+            Err(Error::RunDir { path: root.to_owned(), reason })
+        }
+    }
+}
+
+/// Renames the file or folder at `path`, if any, to the first free `NAME.old-1`, `NAME.old-2`, ... Returns the new name.
+///
+/// # Errors
+/// [`Error::File`].
+pub(crate) fn set_aside(path: &Path) -> Result<Option<PathBuf>> {
+    if !path.exists() {
+        return Ok(None);
+    }
+    let numbered = |n: u32| {
+        let mut name = path.as_os_str().to_owned();
+        name.push(format!(".old-{n}"));
+        PathBuf::from(name)
+    };
+    let Some(aside) = (1..u32::MAX).map(numbered).find(|p| !p.exists()) else {
+        return Err(Error::Text(format!("no free name beside {}", path.display())));
+    };
+    std::fs::rename(path, &aside).map_err(|e| Error::io("rename", path, e))?;
+    Ok(Some(aside))
+}
+
+/// Syncs the entries of a folder to disk, if the system supports it.
+pub(crate) fn sync_dir(path: &Path) -> Result<()> {
+    sync_folder(path).map_err(|e| Error::io("sync", path, e))
+}
+
+fn lock(root: &Path) -> Result<File> {
+    let path = root.join(".lock");
+    // The lock file is never truncated and links are not followed: in a shared folder, a link could lead to the user's files.
+    let mut options = OpenOptions::new();
+    let options = without_links(options.write(true).create(true).truncate(false));
+    let file = options.open(&path).map_err(|e| Error::io("open the lock (a regular file, no link)", &path, e))?;
+    match file.try_lock() {
+        // File systems without locks are accepted.
+        Ok(()) | Err(TryLockError::Error(_)) => Ok(file),
+        Err(TryLockError::WouldBlock) => {
+            Err(Error::RunDir { path: root.to_owned(), reason: "another process is working on this run".into() })
+        }
+    }
+}
+
+/// Creates `parent/name-NNN` with the first free number; two processes never get the same number.
+fn next_numbered(parent: &Path, name: &str) -> Result<PathBuf> {
+    std::fs::create_dir_all(parent).map_err(|e| Error::io("create", parent, e))?;
+    for number in 1..=MAX_NUMBER {
+        let path = parent.join(format!("{name}-{number:03}"));
+        match std::fs::create_dir(&path) {
+            Ok(()) => return Ok(path),
+            Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => {}
+            Err(e) => return Err(Error::io("create", &path, e)),
+        }
+    }
+    Err(Error::RunDir { path: parent.to_owned(), reason: format!("every number of {name} is taken: use --run-dir") })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_folder_with_a_run_is_never_taken_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a/b");
+        let config = TrainConfig { seed: 3, ..TrainConfig::built_in() };
+        let dir = RunDir::create(Some(&path), &config).unwrap();
+        assert_eq!(dir.config(&[]).unwrap(), config);
+        assert_eq!(dir.config(&["seed=4".to_owned()]).unwrap().seed, 4);
+        assert_eq!(dir.recorded_config().unwrap(), config);
+        assert!(RunDir::open(&path).unwrap_err().to_string().contains("another process"));
+        drop(dir);
+        // Leftovers of a process that was killed while writing, and other files.
+        std::fs::write(path.join(".grpo-a1B2c3.tmp"), "half").unwrap();
+        std::fs::write(path.join("notes.tmp"), "mine").unwrap();
+        let error = RunDir::create(Some(&path), &config).unwrap_err().to_string();
+        assert!(error.contains("holds a run already") && error.contains("--resume"), "{error}");
+        assert!(RunDir::open(&path).is_ok());
+        assert!(!path.join(".grpo-a1B2c3.tmp").exists() && path.join("notes.tmp").exists());
+        assert!(RunDir::open(folder.path()).unwrap_err().to_string().contains("no config.yaml"));
+    }
+
+    #[test]
+    #[cfg(unix)]
+    fn planted_links_are_not_followed() {
+        use std::os::unix::fs::symlink;
+        let folder = tempfile::tempdir().unwrap();
+        let precious = folder.path().join("precious");
+        std::fs::write(&precious, "data").unwrap();
+        let path = folder.path().join("run");
+        std::fs::create_dir(&path).unwrap();
+        symlink(&precious, path.join(".lock")).unwrap();
+        let error = RunDir::create(Some(&path), &TrainConfig::built_in()).unwrap_err().to_string();
+        assert!(error.contains(".lock") && error.contains("no link"), "{error}");
+        std::fs::remove_file(path.join(".lock")).unwrap();
+        for name in ["completions.jsonl", "summary.json"] {
+            symlink(folder.path().join("nothing"), path.join(name)).unwrap();
+            let error = RunDir::create(Some(&path), &TrainConfig::built_in()).unwrap_err().to_string();
+            assert!(error.contains(name), "{error}");
+            std::fs::remove_file(path.join(name)).unwrap();
+        }
+        symlink(&precious, path.join("config.tmp")).unwrap();
+        RunDir::create(Some(&path), &TrainConfig::built_in()).unwrap();
+        assert_eq!(std::fs::read(&precious).unwrap(), b"data");
+    }
+
+    #[test]
+    fn a_folder_that_is_moved_or_replaced_is_not_in_place() {
+        let folder = tempfile::tempdir().unwrap();
+        let (path, elsewhere) = (folder.path().join("a"), folder.path().join("b"));
+        let dir = RunDir::create(Some(&path), &TrainConfig::built_in()).unwrap();
+        assert!(dir.is_in_place());
+        std::fs::rename(&path, &elsewhere).unwrap();
+        assert!(!dir.is_in_place());
+        std::fs::create_dir(&path).unwrap();
+        assert!(!dir.is_in_place(), "another folder of the same name");
+    }
+
+    #[test]
+    fn run_folders_are_numbered() {
+        let folder = tempfile::tempdir().unwrap();
+        for number in ["x-001", "x-002", "x-003"] {
+            assert_eq!(next_numbered(folder.path(), "x").unwrap(), folder.path().join(number));
+        }
+    }
+}

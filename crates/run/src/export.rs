@@ -1,0 +1,73 @@
+//! Exports a trained policy as a folder for `transformers` or PEFT.
+
+use crate::card::{Weights, model_card};
+use crate::error::{Error, Result};
+use crate::summary::Summary;
+use models::{AdapterOptions, AdapterWriter, Dtype, ExportOptions, FolderWriter, ModelCard, NamedTensor};
+use policy::{Policy, TensorSink};
+use run_config::{ModelSource, TrainConfig};
+use std::path::Path;
+use trainer::Pretrained;
+
+/// Writes the weights of `policy`, which was made from `config`, to the folder `target`. An existing folder is replaced if `replace` is
+/// set. The README.md has the configuration without secrets and the numbers of `summary`. The folder appears complete or not at all.
+///
+/// With adapters, the folder is for PEFT, unless `export.merge_adapters` is set.
+///
+/// # Errors
+/// [`Error::Model`] if a file cannot be written or a weight is not finite; [`Error::Trainer`] if the policy cannot export by the names of
+/// `transformers`.
+pub(crate) fn export(
+    policy: &dyn Policy,
+    config: &TrainConfig,
+    target: &Path,
+    replace: bool,
+    summary: &Summary,
+) -> Result<()> {
+    let source = Pretrained::of(config)?;
+    let folder = source.as_ref().map(|source| &source.folder);
+    let Some(shape) = folder.map(|folder| folder.config()).or(config.model.shape()) else {
+        return Err(Error::Text("export: expected a model, got none".to_owned()));
+    };
+    let base_model = match &config.model {
+        ModelSource::Pretrained(name) => Some(name.clone()),
+        ModelSource::New(_) => None,
+    };
+    let total = shape.parameters().iter().map(models::Parameter::len).sum();
+    let text = model_card(config, summary, Weights { trained: policy.num_parameters(), total })?;
+    let card = Some(ModelCard { base_model: base_model.clone(), text });
+    let dtype = config.export.dtype.map(Dtype::from);
+    match config.lora.as_ref().filter(|_| !config.export.merge_adapters) {
+        Some(lora) => {
+            let dtype = dtype.unwrap_or(Dtype::F32);
+            let options = AdapterOptions { dtype, base_model, replace, card };
+            let mut writer = AdapterWriter::create(target, lora, shape, folder, options)?;
+            policy.export_adapter(&mut Each(|tensor: NamedTensor| Ok(writer.write(&tensor.name, &tensor.data)?)))?;
+            writer.finish()?;
+        }
+        None => {
+            let of_source = folder.and_then(|folder| folder.dtype()).filter(|dtype| *dtype == Dtype::Bf16);
+            let options = ExportOptions {
+                dtype: dtype.or(of_source).unwrap_or(Dtype::F32),
+                max_shard_size: config.export.max_shard_size,
+                replace,
+                card,
+                ..ExportOptions::default()
+            };
+            let merged = config.lora.as_ref().map(|lora| lora.merged_into(shape)).transpose()?;
+            let mut writer = FolderWriter::create(target, merged.as_ref().unwrap_or(shape), folder, options)?;
+            policy.export_model(&mut Each(|tensor: NamedTensor| Ok(writer.write(&tensor.name, &tensor.data)?)))?;
+            writer.finish()?;
+        }
+    }
+    Ok(())
+}
+
+/// A function as a tensor sink.
+struct Each<F>(F);
+
+impl<F: FnMut(NamedTensor) -> policy::Result<()>> TensorSink for Each<F> {
+    fn tensor(&mut self, tensor: NamedTensor) -> policy::Result<()> {
+        (self.0)(tensor)
+    }
+}

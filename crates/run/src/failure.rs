@@ -1,0 +1,85 @@
+//! Errors that end a run early, with advice on how to continue.
+
+use super::Run;
+use crate::error::{Error, Result};
+use grpo_files::write_atomically;
+use serde::{Deserialize, Serialize};
+use std::io::ErrorKind;
+use trainer::Phase;
+
+/// The content of failure.json, which a run leaves when an error ends it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Failure {
+    /// The error with its causes.
+    pub error: String,
+    /// The name of the last completed position, such as `step-000012`.
+    pub position: String,
+}
+
+impl Run {
+    /// Adds advice on how to continue to an error that ends the run.
+    pub(super) fn explain(&self, error: Error) -> Error {
+        if !matches!(error, Error::Moved { .. }) && !self.is_in_place() {
+            return self.moved();
+        }
+        let Error::Trainer(cause) = error else { return error };
+        let diverged = cause.is_divergence();
+        if !diverged && !cause.is_failure_of_policy() {
+            return cause.into();
+        }
+        // The curves help to find the cause; a failure to draw them must not hide the error.
+        let _ = self.draw_curves();
+        let (cause, run) = (Box::new(cause), self.dir.root().to_owned());
+        let last_saved = self.saved.map(|position| position.to_string());
+        if !diverged {
+            return Error::PolicyFailed { cause, run, last_good: last_saved };
+        }
+        let config = self.trainer.config();
+        let (section, optimizer) = match self.trainer.phase() {
+            Phase::Warmup => ("warmup.optimizer", &config.warmup.optimizer),
+            _ => ("optimizer", &config.optimizer),
+        };
+        Error::Diverged { cause, run, last_finite: last_saved, section, learning_rate: optimizer.learning_rate }
+    }
+
+    /// Writes failure.json.
+    pub(super) fn remember_failure(&self, error: &Error) {
+        if !self.is_in_place() {
+            return;
+        }
+        let (mut text, mut cause) = (error.to_string(), std::error::Error::source(error));
+        while let Some(error) = cause {
+            text = format!("{text}: {error}");
+            cause = error.source();
+        }
+        let failure = Failure { error: text, position: self.position.to_string() };
+        // The caller gets the original error; a failure to write this file is ignored.
+        let _ = serde_json::to_vec_pretty(&failure).map(|json| write_atomically(&self.dir.failure_path(), &json));
+    }
+
+    /// Removes failure.json of an earlier session when the run is resumed.
+    pub(super) fn forget_failure(&self) -> Result<()> {
+        let path = self.dir.failure_path();
+        match std::fs::remove_file(&path) {
+            Err(e) if e.kind() != ErrorKind::NotFound => Err(Error::io("remove", &path, e)),
+            _ => Ok(()),
+        }
+    }
+
+    fn is_in_place(&self) -> bool {
+        self.dir.is_in_place() && self.metrics.is_in_place() && self.completions.is_in_place()
+    }
+
+    /// Checks that the run folder is still in place.
+    ///
+    /// # Errors
+    /// [`Error::Moved`].
+    pub(super) fn expect_in_place(&self) -> Result<()> {
+        if self.is_in_place() { Ok(()) } else { Err(self.moved()) }
+    }
+
+    fn moved(&self) -> Error {
+        let last_good = self.saved.map(|position| self.checkpoints.path(position));
+        Error::Moved { path: self.dir.root().to_owned(), last_good }
+    }
+}

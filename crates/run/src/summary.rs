@@ -1,0 +1,112 @@
+//! summary.json: the results of a run, computed from its metrics.
+
+use super::best::Best;
+use super::jsonl::{MetricsRow, RowKind};
+use run_config::TrainConfig;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use trainer::Counters;
+
+/// The results of a run, as stored in summary.json.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Summary {
+    /// The name of the run.
+    pub name: String,
+    /// The seed of the run.
+    pub seed: u64,
+    /// The held-out evaluation between warm-up and GRPO: `pass@1` (greedy), `reward` (sampled), `problems`, and
+    /// `pass@1/TASK` when there are several tasks.
+    pub eval_before: BTreeMap<String, f64>,
+    /// The held-out evaluation of the exported weights, by the same names: after the last step, or after
+    /// [`Summary::weights_of_step`].
+    pub eval_after: BTreeMap<String, f64>,
+    /// The mean training reward over the first tenth of the GRPO steps, 10 at most.
+    pub reward_first: Option<f64>,
+    /// The mean training reward over the same number of last steps.
+    pub reward_last: Option<f64>,
+    /// The number of GRPO steps.
+    pub steps: u64,
+    /// The number of supervised warm-up steps.
+    pub warmup_steps: u64,
+    /// The number of prompt and completion tokens of all GRPO samples.
+    pub tokens: u64,
+    /// The seconds of the whole run, over all sessions.
+    pub seconds: f64,
+    /// The best evaluation, with `run.metric_for_best_model`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub best: Option<Best>,
+    /// The number of GRPO steps after which the exported weights were taken, if `run.load_best_model_at_end` replaced the last ones.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub weights_of_step: Option<u64>,
+    /// `true` if `run.early_stopping_patience` ended the run before its last step.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub stopped_early: bool,
+}
+
+impl Summary {
+    pub(super) fn new(config: &TrainConfig, rows: &[MetricsRow], counters: Counters, seconds: f64) -> Self {
+        let evals: Vec<_> = rows.iter().filter(|r| r.phase == RowKind::Eval).collect();
+        let eval = |row: Option<&&MetricsRow>| row.map(|row| evaluation(row)).unwrap_or_default();
+        let rewards: Vec<f64> =
+            rows.iter().filter(|r| r.phase == RowKind::Grpo).filter_map(|r| r.get("reward")).collect();
+        let window = (rewards.len() / 10).clamp(1, 10).min(rewards.len());
+        let mean = |values: &[f64]| (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64);
+        Self {
+            name: config.run.name.clone(),
+            seed: config.seed,
+            eval_before: eval(evals.first()),
+            eval_after: eval(evals.last()),
+            reward_first: mean(&rewards[..window]),
+            reward_last: mean(&rewards[rewards.len() - window..]),
+            steps: counters.grpo_steps,
+            warmup_steps: counters.warmup_steps,
+            tokens: counters.num_tokens,
+            seconds,
+            best: None,
+            weights_of_step: None,
+            stopped_early: false,
+        }
+    }
+
+    /// Returns the summary of a run that exports the weights of `best` instead of its last.
+    pub(super) fn leaving(mut self, best: &Best, rows: &[MetricsRow]) -> Self {
+        let of_best = rows.iter().rfind(|row| row.phase == RowKind::Eval && row.step == best.step);
+        if let (Some(row), true) = (of_best, best.step != self.steps) {
+            (self.eval_after, self.weights_of_step) = (evaluation(row), Some(best.step));
+        }
+        self
+    }
+
+    /// Returns the change of held-out pass@1, in [-1, 1].
+    pub fn gain(&self) -> Option<f64> {
+        Some(self.eval_after.get("pass@1")? - self.eval_before.get("pass@1")?)
+    }
+}
+
+/// Returns the metrics of an evaluation that have a value.
+fn evaluation(row: &MetricsRow) -> BTreeMap<String, f64> {
+    row.values.iter().filter_map(|(name, v)| Some((name.strip_prefix("eval/")?.to_owned(), (*v)?))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn summary_rewards_are_means_over_a_tenth_of_the_steps() {
+        let mut rows = vec![MetricsRow::new(RowKind::Eval, 0, [("eval/pass@1", 0.25), ("step_time", 1.0)])];
+        rows.extend((1..=20).map(|s| MetricsRow::new(RowKind::Grpo, s, [("reward", s as f64)])));
+        rows.push(MetricsRow::new(RowKind::Eval, 20, [("eval/pass@1", 0.75)]));
+        let counters = Counters { grpo_steps: 20, num_tokens: 7, ..Counters::default() };
+        let summary = Summary::new(&TrainConfig::default(), &rows, counters, 1.5);
+        assert_eq!((summary.reward_first, summary.reward_last), (Some(1.5), Some(19.5)));
+        assert_eq!((summary.gain(), summary.steps, summary.tokens), (Some(0.5), 20, 7));
+        assert!(!summary.eval_before.contains_key("step_time"));
+    }
+
+    #[test]
+    fn a_run_without_steps_has_a_summary() {
+        let summary = Summary::new(&TrainConfig::default(), &[], Counters::default(), 0.0);
+        assert_eq!((summary.reward_first, summary.gain()), (None, None));
+    }
+}
