@@ -23,10 +23,8 @@ pub struct Buffer {
 
 impl Buffer {
     pub(crate) fn new(client: Client, handle: Owned<ffi::Buffer>) -> Result<Self> {
-        let mut element = ffi::BufferElementType::new(handle.get());
-        client.api().call(&mut element)?;
-        let mut shape = ffi::BufferDimensions::new(handle.get());
-        client.api().call(&mut shape)?;
+        let element = client.api().outputs(ffi::BufferElementType::new(handle.get()))?;
+        let shape = client.api().outputs(ffi::BufferDimensions::new(handle.get()))?;
         let dims = shape.dims.get().iter().map(|&dim| usize::try_from(dim).unwrap_or(0)).collect();
         let array_type = ArrayType { dtype: DType::from_raw(element.code)?, dims };
         Ok(Buffer { handle, client, array_type })
@@ -59,8 +57,7 @@ impl Buffer {
 
     /// Returns the device that holds the buffer.
     pub fn device(&self) -> Result<Device> {
-        let mut args = ffi::BufferDevice::new(self.handle.get());
-        self.client.api().call(&mut args)?;
+        let args = self.client.api().outputs(ffi::BufferDevice::new(self.handle.get()))?;
         let found = args.device.ok_or(Error::Nothing { operation: ffi::BufferDevice::NAME })?;
         let device = self.client.devices().iter().find(|device| device.handle().is(found));
         device.cloned().ok_or(Error::Foreign { operation: ffi::BufferDevice::NAME, what: "device" })
@@ -68,9 +65,7 @@ impl Buffer {
 
     /// Returns the bytes on the device, including padding.
     pub fn on_device_size(&self) -> Result<usize> {
-        let mut args = ffi::BufferOnDeviceSize::new(self.handle.get());
-        self.client.api().call(&mut args)?;
-        Ok(args.bytes)
+        Ok(self.client.api().outputs(ffi::BufferOnDeviceSize::new(self.handle.get()))?.bytes)
     }
 
     /// Waits for the elements and copies them into `destination`, in row-major order for any layout on the device.
@@ -115,8 +110,7 @@ impl Buffer {
     /// Returns an event that becomes ready when the elements are available, or the program that computes them has
     /// failed.
     pub fn ready(&self) -> Result<Event> {
-        let mut args = ffi::BufferReadyEvent::new(self.handle.get());
-        self.client.api().call(&mut args)?;
+        let mut args = self.client.api().outputs(ffi::BufferReadyEvent::new(self.handle.get()))?;
         let event = args.event.take(self.client.handle().origin());
         let event = event.ok_or(Error::Nothing { operation: ffi::BufferReadyEvent::NAME })?;
         Ok(Event::new(self.client.clone(), event))
@@ -134,8 +128,7 @@ impl Buffer {
             return Err(Error::Foreign { operation, what: "device" });
         }
         self.handle.origin().waits().check()?;
-        let mut args = ffi::BufferCopyToDevice::new(self.handle.get(), device.handle());
-        self.client.api().call(&mut args)?;
+        let mut args = self.client.api().outputs(ffi::BufferCopyToDevice::new(self.handle.get(), device.handle()))?;
         let copy = args.copy.take(self.handle.origin()).ok_or(Error::Nothing { operation })?;
         Buffer::new(self.client.clone(), copy)
     }
@@ -148,9 +141,7 @@ impl Buffer {
 
     /// Returns `true` if the elements have been freed.
     pub fn is_deleted(&self) -> Result<bool> {
-        let mut args = ffi::BufferIsDeleted::new(self.handle.get());
-        self.client.api().call(&mut args)?;
-        Ok(args.is_deleted)
+        Ok(self.client.api().outputs(ffi::BufferIsDeleted::new(self.handle.get()))?.is_deleted)
     }
 
     pub(crate) fn handle(&self) -> Ref<'_, ffi::Buffer> {

@@ -34,25 +34,15 @@ impl Client {
     pub(crate) fn new(plugin: Plugin, options: &[(&str, NamedValue)]) -> Result<Self> {
         let api = plugin.api();
         let options = value::write(options);
-        let mut create = ffi::ClientCreate::new(options.as_slice().into());
-        api.call(&mut create)?;
+        let mut create = api.outputs(ffi::ClientCreate::new(options.as_slice().into()))?;
         let client =
             create.client.take(&ffi::Origin::new(api)).ok_or(Error::Nothing { operation: ffi::ClientCreate::NAME })?;
         let handle = Arc::new(client);
-        let mut name = ffi::ClientPlatformName::new(handle.get());
-        api.call(&mut name)?;
-        let mut version = ffi::ClientPlatformVersion::new(handle.get());
-        api.call(&mut version)?;
-        let devices = Child::of(&handle, |client| {
-            let mut args = ffi::ClientDevices::new(client);
-            api.call(&mut args)?;
-            Ok(args.devices.get())
-        })?;
-        let addressable_devices = Child::of(&handle, |client| {
-            let mut args = ffi::ClientAddressableDevices::new(client);
-            api.call(&mut args)?;
-            Ok(args.devices.get())
-        })?;
+        let name = api.outputs(ffi::ClientPlatformName::new(handle.get()))?;
+        let version = api.outputs(ffi::ClientPlatformVersion::new(handle.get()))?;
+        let devices = Child::of(&handle, |client| Ok(api.outputs(ffi::ClientDevices::new(client))?.devices.get()))?;
+        let addressable_devices =
+            Child::of(&handle, |client| Ok(api.outputs(ffi::ClientAddressableDevices::new(client))?.devices.get()))?;
         let inner = Inner {
             plugin,
             platform_name: name.name.text(),
@@ -129,8 +119,7 @@ impl Client {
 
     /// Loads a result of [`Executable::serialize`](crate::Executable::serialize) from the same platform and version.
     pub fn load(&self, serialized: &[u8]) -> Result<LoadedExecutable> {
-        let mut args = ffi::DeserializeAndLoad::new(self.handle().get(), serialized.into());
-        self.api().call(&mut args)?;
+        let mut args = self.api().outputs(ffi::DeserializeAndLoad::new(self.handle().get(), serialized.into()))?;
         let operation = ffi::DeserializeAndLoad::NAME;
         let loaded = args.executable.take(self.handle().origin()).ok_or(Error::Nothing { operation })?;
         LoadedExecutable::new(self.clone(), loaded)

@@ -73,24 +73,20 @@ impl Device {
 
     /// Returns a description of the device, without accessing the device.
     pub fn description(&self) -> Result<DeviceDescription> {
-        let mut args = ffi::DeviceGetDescription::new(self.handle());
-        self.api().call(&mut args)?;
+        let args = self.api().outputs(ffi::DeviceGetDescription::new(self.handle()))?;
         let description = args.description.ok_or(Error::Nothing { operation: ffi::DeviceGetDescription::NAME })?;
         DeviceDescription::read(self.api(), description)
     }
 
     /// Returns the number of the device in the machine's own tools; -1 if it has none.
     pub fn local_hardware_id(&self) -> Result<i32> {
-        let mut args = ffi::DeviceLocalHardwareId::new(self.handle());
-        self.api().call(&mut args)?;
-        Ok(args.id)
+        Ok(self.api().outputs(ffi::DeviceLocalHardwareId::new(self.handle()))?.id)
     }
 
     /// Returns the statistics of the device's allocator. The CPU plugin has none: the error satisfies
     /// [`Error::is_unsupported`].
     pub fn memory_stats(&self) -> Result<DeviceMemoryStats> {
-        let mut args = ffi::DeviceMemoryStats::new(self.handle());
-        self.api().call(&mut args)?;
+        let args = self.api().outputs(ffi::DeviceMemoryStats::new(self.handle()))?;
         Ok(DeviceMemoryStats {
             bytes_in_use: args.bytes_in_use,
             peak_bytes_in_use: args.peak_bytes_in_use.get(),

@@ -19,9 +19,7 @@ impl Event {
 
     /// Returns `true` if the operation has completed or failed.
     pub fn is_ready(&self) -> Result<bool> {
-        let mut args = ffi::EventIsReady::new(self.handle.get());
-        self.handle.api().call(&mut args)?;
-        Ok(args.is_ready)
+        Ok(self.handle.api().outputs(ffi::EventIsReady::new(self.handle.get()))?.is_ready)
     }
 
     /// Blocks until the operation has completed, and returns its error if it failed.

@@ -54,30 +54,22 @@ impl Executable {
 
     /// Returns the name of the compiled module.
     pub fn name(&self) -> Result<String> {
-        let mut args = ffi::ExecutableName::new(self.handle.get());
-        self.handle.api().call(&mut args)?;
-        Ok(args.name.text())
+        Ok(self.handle.api().outputs(ffi::ExecutableName::new(self.handle.get()))?.name.text())
     }
 
     /// Returns the number of replicas.
     pub fn num_replicas(&self) -> Result<usize> {
-        let mut args = ffi::ExecutableNumReplicas::new(self.handle.get());
-        self.handle.api().call(&mut args)?;
-        Ok(args.count)
+        Ok(self.handle.api().outputs(ffi::ExecutableNumReplicas::new(self.handle.get()))?.count)
     }
 
     /// Returns the number of partitions of each replica.
     pub fn num_partitions(&self) -> Result<usize> {
-        let mut args = ffi::ExecutableNumPartitions::new(self.handle.get());
-        self.handle.api().call(&mut args)?;
-        Ok(args.count)
+        Ok(self.handle.api().outputs(ffi::ExecutableNumPartitions::new(self.handle.get()))?.count)
     }
 
     /// Returns the number of output buffers on each device.
     pub fn num_outputs(&self) -> Result<usize> {
-        let mut args = ffi::ExecutableNumOutputs::new(self.handle.get());
-        self.handle.api().call(&mut args)?;
-        Ok(args.count)
+        Ok(self.handle.api().outputs(ffi::ExecutableNumOutputs::new(self.handle.get()))?.count)
     }
 
     /// Returns the element type and shape of every parameter after compilation; for a partitioned program, of the
@@ -94,10 +86,8 @@ impl Executable {
 
     /// Returns the element type and shape of every output.
     pub fn outputs(&self) -> Result<Vec<ArrayType>> {
-        let mut types = ffi::ExecutableOutputTypes::new(self.handle.get());
-        self.handle.api().call(&mut types)?;
-        let mut dims = ffi::ExecutableOutputDims::new(self.handle.get());
-        self.handle.api().call(&mut dims)?;
+        let types = self.handle.api().outputs(ffi::ExecutableOutputTypes::new(self.handle.get()))?;
+        let dims = self.handle.api().outputs(ffi::ExecutableOutputDims::new(self.handle.get()))?;
         let shape = |dims: &[i64]| dims.iter().map(|&dim| usize::try_from(dim).unwrap_or(0)).collect();
         let pairs = types.codes.get().iter().zip(dims.dims.get());
         pairs.map(|(&code, dims)| Ok(ArrayType { dtype: DType::from_raw(code)?, dims: shape(dims) })).collect()
@@ -105,8 +95,7 @@ impl Executable {
 
     /// Returns the memory that the executable needs on each device.
     pub fn memory_stats(&self) -> Result<CompiledMemoryStats> {
-        let mut args = ffi::ExecutableMemoryStats::new(self.handle.get());
-        self.handle.api().call(&mut args)?;
+        let args = self.handle.api().outputs(ffi::ExecutableMemoryStats::new(self.handle.get()))?;
         Ok(CompiledMemoryStats {
             generated_code: args.generated_code,
             argument: args.argument,
@@ -124,8 +113,7 @@ impl Executable {
     /// A loop body counts once, for any number of iterations. A plugin without estimates returns an empty map, or an
     /// error that satisfies [`Error::is_unsupported`].
     pub fn cost_analysis(&self) -> Result<BTreeMap<String, f64>> {
-        let mut args = ffi::ExecutableGetCostAnalysis::new(self.handle.get());
-        self.handle.api().call(&mut args)?;
+        let args = self.handle.api().outputs(ffi::ExecutableGetCostAnalysis::new(self.handle.get()))?;
         let number = |value| match value {
             NamedValue::Float(float) => Some(f64::from(float)),
             NamedValue::Int(int) => Some(int as f64),
@@ -142,9 +130,7 @@ impl Executable {
 
     /// Returns a few bytes (text, for some plugins) that differ between different executables.
     pub fn fingerprint(&self) -> Result<Vec<u8>> {
-        let mut args = ffi::ExecutableFingerprint::new(self.handle.get());
-        self.handle.api().call(&mut args)?;
-        Ok(args.fingerprint.get().to_vec())
+        Ok(self.handle.api().outputs(ffi::ExecutableFingerprint::new(self.handle.get()))?.fingerprint.get().to_vec())
     }
 
     /// Returns the program after optimisation.
@@ -214,8 +200,7 @@ impl LoadedExecutable {
 
     /// Returns the devices of this process that run it, in the order of the argument lists.
     pub fn devices(&self) -> Result<Vec<Device>> {
-        let mut args = ffi::LoadedAddressableDevices::new(self.launcher.loaded().get());
-        self.client.api().call(&mut args)?;
+        let args = self.client.api().outputs(ffi::LoadedAddressableDevices::new(self.launcher.loaded().get()))?;
         let known = self.client.devices();
         let find = |&device: &ffi::Ref<'_, ffi::Device>| known.iter().find(|each| each.handle().is(device)).cloned();
         Ok(args.devices.get().iter().filter_map(find).collect())

@@ -100,8 +100,7 @@ impl Plugin {
 
     /// Returns the plugin's attributes, such as the StableHLO versions that it supports.
     pub fn attributes(&self) -> Result<Attributes> {
-        let mut args = ffi::PluginAttributes::new();
-        self.api().call(&mut args)?;
+        let args = self.api().outputs(ffi::PluginAttributes::new())?;
         Ok(value::read(args.attributes.get()))
     }
 

@@ -19,8 +19,7 @@ pub struct Topology {
 impl Topology {
     pub(crate) fn new(plugin: Plugin, name: &str, options: &[(&str, NamedValue)]) -> Result<Self> {
         let options = value::write(options);
-        let mut args = ffi::TopologyCreate::new(name.into(), options.as_slice().into());
-        plugin.api().call(&mut args)?;
+        let mut args = plugin.api().outputs(ffi::TopologyCreate::new(name.into(), options.as_slice().into()))?;
         let handle = args.topology.take(&ffi::Origin::new(plugin.api()));
         let handle = handle.ok_or(Error::Nothing { operation: ffi::TopologyCreate::NAME })?;
         Ok(Topology { handle: Arc::new(handle) })
@@ -28,29 +27,23 @@ impl Topology {
 
     /// Returns the kind of device: `cuda`, `tpu`.
     pub fn platform_name(&self) -> Result<String> {
-        let mut args = ffi::TopologyPlatformName::new(self.handle.get());
-        self.handle.api().call(&mut args)?;
-        Ok(args.name.text())
+        Ok(self.handle.api().outputs(ffi::TopologyPlatformName::new(self.handle.get()))?.name.text())
     }
 
     /// Returns the versions of the compiler.
     pub fn platform_version(&self) -> Result<String> {
-        let mut args = ffi::TopologyPlatformVersion::new(self.handle.get());
-        self.handle.api().call(&mut args)?;
-        Ok(args.version.text())
+        Ok(self.handle.api().outputs(ffi::TopologyPlatformVersion::new(self.handle.get()))?.version.text())
     }
 
     /// Returns descriptions of the devices.
     pub fn devices(&self) -> Result<Vec<DeviceDescription>> {
-        let mut args = ffi::TopologyDescriptions::new(self.handle.get());
-        self.handle.api().call(&mut args)?;
+        let args = self.handle.api().outputs(ffi::TopologyDescriptions::new(self.handle.get()))?;
         args.descriptions.get().iter().map(|&each| DeviceDescription::read(self.handle.api(), each)).collect()
     }
 
     /// Returns the topology's attributes, such as its bounds.
     pub fn attributes(&self) -> Result<Attributes> {
-        let mut args = ffi::TopologyAttributes::new(self.handle.get());
-        self.handle.api().call(&mut args)?;
+        let args = self.handle.api().outputs(ffi::TopologyAttributes::new(self.handle.get()))?;
         Ok(value::read(args.attributes.get()))
     }
 

@@ -140,6 +140,12 @@ impl Api {
         self.check(A::NAME, error)
     }
 
+    /// Calls the plugin and returns the arguments with its results.
+    pub(crate) fn outputs<A: Args>(&self, mut args: A) -> Result<A> {
+        self.call(&mut args)?;
+        Ok(args)
+    }
+
     /// Converts the plugin's error and frees it.
     fn check(&self, operation: &'static str, error: *mut RawError) -> Result<()> {
         if error.is_null() {
