@@ -214,7 +214,8 @@ mod tests {
         let mut visible: Vec<&str> =
             command.get_subcommands().filter(|command| !command.is_hide_set()).map(clap::Command::get_name).collect();
         let mut grouped: Vec<&str> = GROUPS.iter().flat_map(|(_, names)| *names).copied().collect();
-        (visible.sort_unstable(), grouped.sort_unstable());
+        visible.sort_unstable();
+        grouped.sort_unstable();
         assert_eq!(grouped, visible);
         let help = command_line().render_help().to_string();
         for name in visible {

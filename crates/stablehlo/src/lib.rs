@@ -29,7 +29,7 @@
 //! [`trace`] builds a function once; [`Builder::call`] adds it to a program, [`Builder::scan`] repeats it over the
 //! slices of stacked weights, and [`Builder::vjp`] or [`Builder::value_and_grad`] build its reverse-mode derivative out
 //! of ordinary operations. [`Save`] selects the values that a derivative saves and the values that it recomputes, for a
-//! scan or a [`Builder::remat`]; [`Builder::custom_vjp`] takes a custom derivative.
+//! scan; [`Builder::custom_vjp`] takes a custom derivative.
 //!
 //! ```
 //! use stablehlo::{Builder, DotDimensions, Dtype, Precision, Reducer, Save, TensorType, trace};
@@ -101,7 +101,7 @@ pub use build::{Builder, Scanned, Traced, Value, trace, try_trace};
 pub use error::{Error, Result};
 pub use graph::{
     Argument, Binary, Comparison, CustomCall, DotDimensions, Function, GatherDimensions, Kind, Literal, Module, Number,
-    Operation, Order, Output, Precision, Reducer, Region, Save, Scan, ScatterDimensions, Unary, ValueId, Window,
+    Operation, Order, Output, Precision, Reducer, Region, Save, Scan, ScatterDimensions, Unary, ValueId,
 };
 pub use interpret::{Array, Elements, Interpreter, Rounding};
 pub use loops::Loop;

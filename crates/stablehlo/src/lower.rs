@@ -1,4 +1,4 @@
-//! Lowers operations that only this crate has (scans, rematerialisation, custom derivatives, names) to operations that
+//! Lowers operations that only this crate has (scans, custom derivatives, names) to operations that
 //! compilers accept.
 
 use crate::graph::*;
@@ -19,7 +19,7 @@ impl Module {
 
 impl Function {
     /// Returns the same function in operations of StableHLO and Shardy only. A [`Kind::Scan`] becomes a [`Kind::While`]
-    /// whose trip count [`Function::loops`] can determine. The code of [`Kind::Remat`] and [`Kind::CustomVjp`] is
+    /// whose trip count [`Function::loops`] can determine. The code of a [`Kind::CustomVjp`] is
     /// inlined. A [`Kind::AxisIndex`] is computed from the partition id, or passed in as an operand in computations
     /// where partitions have no ids. [`Kind::Named`] and [`Kind::StopGradient`] are removed. Shardings over a mesh of
     /// one device are removed too, and a [`Kind::Manual`] along axes of one device is inlined. The text of a module is
@@ -47,12 +47,7 @@ impl Kind {
     /// Returns `true` if [`Function::lowered`] replaces the operation.
     pub fn is_structure(&self) -> bool {
         match self {
-            Self::Scan(_)
-            | Self::Remat(_)
-            | Self::CustomVjp { .. }
-            | Self::AxisIndex(_)
-            | Self::Named(_)
-            | Self::StopGradient => true,
+            Self::Scan(_) | Self::CustomVjp { .. } | Self::AxisIndex(_) | Self::Named(_) | Self::StopGradient => true,
             Self::Manual(manual) => manual.axes().size() == 1,
             Self::Constrain(sharding) => is_of_one(sharding),
             kind => kind.is_alone(),
@@ -109,7 +104,7 @@ impl Lowering {
                     out.push(Operation { kind, operands, results, regions });
                 }
                 Kind::Scan(scan) => self.scan(scan, operation, &operands, out),
-                kind @ (Kind::Remat(_) | Kind::CustomVjp { .. } | Kind::Manual(_)) if kind.is_structure() => {
+                kind @ (Kind::CustomVjp { .. } | Kind::Manual(_)) if kind.is_structure() => {
                     // Results of the code beyond the operation's are residuals, which nothing reads.
                     let code = &operation.regions[0];
                     self.rename(&code.arguments, &operands);
@@ -147,7 +142,7 @@ impl Lowering {
             (Kind::Named(_) | Kind::StopGradient | Kind::Constrain(_), []) => return given.len() == 1 && given == made,
             (kind, []) if kind.is_alone() => return given.len() == 1 && given == made,
             (Kind::AxisIndex(_), []) => return given.is_empty() && made == [&TensorType::scalar(Dtype::U32)],
-            (Kind::Scan(_) | Kind::Remat(_) | Kind::Manual(_), [code]) | (Kind::CustomVjp { .. }, [code, _]) => code,
+            (Kind::Scan(_) | Kind::Manual(_), [code]) | (Kind::CustomVjp { .. }, [code, _]) => code,
             _ => return false,
         };
         let (Some(takes), Some(returns)) = (typed(&code.arguments), typed(&code.results)) else { return false };

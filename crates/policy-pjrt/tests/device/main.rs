@@ -4,7 +4,6 @@ mod adamw;
 mod attention;
 #[path = "../../../../tests/checkpoints/checkpoint.rs"]
 mod checkpoint;
-mod derivative;
 mod families;
 mod faults;
 mod gradients;

@@ -60,41 +60,12 @@ impl Builder {
     /// the enclosing scope, and must return the same types.
     #[track_caller]
     pub fn case(&self, index: &Value, count: usize, mut branch: impl FnMut(usize) -> Vec<Value>) -> Vec<Value> {
-        let branches = (0..count).map(|i| self.region(&[], |_| branch(i))).collect();
-        let expected = TensorType::scalar(Dtype::I32);
-        let fits = *index.ty() == expected;
-        let reason = || format!("an index of type {expected} expected, got {}", index.ty());
-        self.branches(index, branches, if fits { Ok(()) } else { Err(reason()) })
-    }
-
-    /// Runs `on_true` or `on_false`, depending on the scalar `predicate`, and returns its results. Unlike
-    /// [`Value::select`], only one of them runs.
-    #[track_caller]
-    pub fn if_else(
-        &self,
-        predicate: &Value,
-        on_true: impl FnOnce() -> Vec<Value>,
-        on_false: impl FnOnce() -> Vec<Value>,
-    ) -> Vec<Value> {
-        let index = predicate.convert(Dtype::I32);
-        let branches = vec![self.region(&[], |_| on_false()), self.region(&[], |_| on_true())];
-        let expected = TensorType::scalar(Dtype::Pred);
-        let fits = *predicate.ty() == expected;
-        let reason = || format!("a predicate of type {expected} expected, got {}", predicate.ty());
-        self.branches(&index, branches, if fits { Ok(()) } else { Err(reason()) })
-    }
-
-    #[track_caller]
-    fn branches(
-        &self,
-        index: &Value,
-        branches: Vec<(Vec<TensorType>, Region)>,
-        fits: Result<(), String>,
-    ) -> Vec<Value> {
+        let branches: Vec<_> = (0..count).map(|i| self.region(&[], |_| branch(i))).collect();
         let (types, regions): (Vec<_>, Vec<_>) = branches.into_iter().unzip();
-        let first = types.first().cloned().unwrap_or_default();
-        let check = if let Err(reason) = fits {
-            Err(reason)
+        let first: Vec<TensorType> = types.first().cloned().unwrap_or_default();
+        let expected = TensorType::scalar(Dtype::I32);
+        let check = if *index.ty() != expected {
+            Err(format!("an index of type {expected} expected, got {}", index.ty()))
         } else if let Some(other) = types.iter().find(|types| **types != first) {
             Err(format!("branches that return ({}) expected, got ({})", listed(&first), listed(other)))
         } else if first.is_empty() {

@@ -2,7 +2,7 @@
 
 use super::trace::{Traced, listed};
 use super::{Builder, Value};
-use crate::graph::{Kind, Save};
+use crate::graph::Kind;
 use crate::types::TensorType;
 
 impl Value {
@@ -20,19 +20,6 @@ impl Value {
 }
 
 impl Builder {
-    /// Calls `function`. Its derivative saves the arguments and the values that `save` selects, and recomputes the
-    /// rest.
-    #[track_caller]
-    pub fn remat(&self, function: &Traced, arguments: &[&Value], save: Save) -> Vec<Value> {
-        let results = function.result_types();
-        let check = self.takes(function, arguments).and_then(|()| match results.len() {
-            0 => Err("the function returns nothing".into()),
-            _ => Ok(results.clone()),
-        });
-        let region = self.state.borrow_mut().body(function);
-        self.emit_all(Kind::Remat(save), arguments, vec![region], check, || results)
-    }
-
     /// Calls `forward` and returns its first `results` results, with a custom derivative: `backward` takes the other
     /// results of `forward` (the residuals), then one cotangent per floating-point result, and returns one cotangent
     /// per floating-point argument, of the argument's type.

@@ -14,7 +14,6 @@ mod order;
 mod scan;
 mod shape;
 mod trace;
-mod window;
 
 pub use scan::Scanned;
 pub(crate) use trace::{Names, listed};

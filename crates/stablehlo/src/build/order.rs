@@ -1,8 +1,8 @@
-//! Sorts, argmax and one-hot.
+//! Sorts and argmax.
 
 use super::contract::combines;
 use super::{Builder, Value};
-use crate::graph::{Comparison, Kind, Order, Reducer};
+use crate::graph::{Kind, Order, Reducer};
 use crate::types::{Dtype, TensorType};
 
 impl Builder {
@@ -39,16 +39,9 @@ impl Builder {
 }
 
 impl Value {
-    /// Returns the index of the maximum along `dimension` and removes that dimension. The index is i32: the smallest
-    /// one among equal elements, or the index of the first NaN if there is one.
-    #[track_caller]
-    pub fn argmax(&self, dimension: usize) -> Self {
-        self.largest(dimension).1
-    }
-
-    /// Returns the maximum along `dimension` and its index as [`Value::argmax`] defines it, in one pass. Both have the
-    /// shape of this value without the dimension; the index is i32. The maximum is NaN if there is a NaN. Among equal
-    /// elements, the one at the returned index gets the whole cotangent.
+    /// Returns the maximum along `dimension` and its index, in one pass. Both have the shape of this value without the
+    /// dimension; the index is i32: the smallest one among equal elements, or the index of the first NaN if there is
+    /// one. The maximum is NaN if there is a NaN. The element at the returned index gets the whole cotangent.
     ///
     /// ```
     /// use stablehlo::{Array, Builder, Dtype, TensorType};
@@ -85,20 +78,5 @@ impl Value {
         let mut results = f.emit_all(kind, &operands.iter().collect::<Vec<_>>(), vec![], check, types).into_iter();
         let (Some(largest), Some(index)) = (results.next(), results.next()) else { unreachable!("two results") };
         (largest, index)
-    }
-
-    /// Encodes integers as one-hot vectors of `dtype` along a new last dimension: `[...]` becomes `[..., classes]`. An
-    /// element outside of `0..classes` gives zeros only.
-    #[track_caller]
-    pub fn one_hot(&self, classes: usize, dtype: Dtype) -> Self {
-        let shape = [self.shape(), &[classes]].concat();
-        if !self.dtype().is_integer() {
-            let check = Err(format!("indices of an integer dtype expected, got {}", self.ty()));
-            return self.then(Kind::Compare(Comparison::Eq), &[], check);
-        }
-        let rank = self.shape().len();
-        let classes = self.builder().iota(rank, TensorType::new(self.dtype(), &shape[..]));
-        let here = self.broadcast_in_dim(&shape, &(0..rank).collect::<Vec<_>>());
-        here.eq(&classes).convert(dtype)
     }
 }

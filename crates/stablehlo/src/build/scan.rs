@@ -52,23 +52,6 @@ impl Builder {
         self.scan_over(scan, body, &operands)
     }
 
-    /// Like [`Builder::scan`], but from the last slice to the first: the first iteration reads slice `n - 1` of `xs`
-    /// and writes slice `n - 1` of `ys`.
-    #[track_caller]
-    pub fn scan_reverse(
-        &self,
-        n: usize,
-        body: &Traced,
-        carry: &[&Value],
-        xs: &[&Value],
-        constants: &[&Value],
-        save: Save,
-    ) -> Scanned {
-        let scan = Scan { trips: n, carry: carry.len(), xs: xs.len(), reverse: true, save };
-        let operands: Vec<&Value> = [carry, xs, constants].concat();
-        self.scan_over(scan, body, &operands)
-    }
-
     #[track_caller]
     pub(crate) fn scan_over(&self, scan: Scan, body: &Traced, operands: &[&Value]) -> Scanned {
         let (carried, results) = (scan.carry, body.result_types());

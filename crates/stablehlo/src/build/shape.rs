@@ -52,17 +52,7 @@ impl Value {
     /// Slices each dimension from `start` to before `limit`.
     #[track_caller]
     pub fn slice(&self, start: &[usize], limit: &[usize]) -> Self {
-        let ty = self.ty();
-        let legal = start.len() == ty.rank()
-            && limit.len() == ty.rank()
-            && (0..ty.rank()).all(|d| start[d] <= limit[d] && limit[d] <= ty.shape[d]);
-        let check = if legal {
-            Ok(TensorType::new(ty.dtype, start.iter().zip(limit).map(|(a, b)| b - a).collect::<Vec<_>>()))
-        } else {
-            Err(format!("a window of {ty} expected, got {start:?}..{limit:?}"))
-        };
-        let stride = vec![1; ty.rank()];
-        self.then(Kind::Slice { start: start.to_vec(), limit: limit.to_vec(), stride }, &[], check)
+        self.slice_strided(start, limit, &vec![1; self.ty().rank()])
     }
 
     /// Takes every `stride`-th element from `start` to before `limit`, per dimension.
@@ -110,20 +100,8 @@ impl Value {
     /// Adds copies of `value`, a scalar, before and after each dimension.
     #[track_caller]
     pub fn pad(&self, value: &Self, low: &[usize], high: &[usize]) -> Self {
-        let ty = self.ty();
-        let check = if value.ty() != &TensorType::scalar(ty.dtype) {
-            Err(format!("a scalar {} to pad with expected, got {}", ty.dtype, value.ty()))
-        } else if low.len() != ty.rank() || high.len() != ty.rank() {
-            Err(format!("{} sizes per side expected, got {low:?} and {high:?}", ty.rank()))
-        } else {
-            let size = |d: usize| low[d].checked_add(ty.shape[d])?.checked_add(high[d]);
-            let sizes: Option<Vec<usize>> = (0..ty.rank()).map(size).collect();
-            let sizes = sizes.ok_or_else(|| format!("{ty} with {low:?} and {high:?} around it overflows"));
-            sizes.map(|sizes| TensorType::new(ty.dtype, sizes))
-        };
-        let wide = |sizes: &[usize]| sizes.iter().map(|s| *s as i64).collect();
-        let kind = Kind::Pad { low: wide(low), high: wide(high), interior: vec![0; ty.rank()] };
-        self.then(kind, &[value], check)
+        let wide = |sizes: &[usize]| sizes.iter().map(|s| i64::try_from(*s).unwrap_or(i64::MAX)).collect::<Vec<_>>();
+        self.pad_general(value, &wide(low), &wide(high), &vec![0; self.ty().rank()])
     }
 
     /// Like [`Value::pad`], but also inserts `interior` copies of `value` between neighbours; negative `low` or `high`

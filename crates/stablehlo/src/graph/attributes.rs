@@ -31,8 +31,7 @@ pub enum Save {
     Carry,
     /// The inputs of every nth iteration of a scan, where n divides the number of iterations. The backward pass first
     /// recomputes the n iterations of a group, so an iteration runs forward up to three times in all. Memory is least
-    /// with n near the square root of the number of iterations. For [`crate::Builder::remat`], which has no iterations,
-    /// it is the same as [`Save::Carry`].
+    /// with n near the square root of the number of iterations.
     Every(usize),
     /// Also the values that [`crate::Value::named`] gave one of these names.
     Named(Vec<String>),
@@ -174,19 +173,6 @@ pub enum Order {
     Ascending,
     /// The largest first.
     Descending,
-}
-
-/// A window that slides over an operand. Each list has one number per dimension.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Window {
-    /// The sizes of the window.
-    pub sizes: Vec<usize>,
-    /// The steps between windows.
-    pub strides: Vec<usize>,
-    /// The padding before the operand.
-    pub low: Vec<usize>,
-    /// The padding after the operand.
-    pub high: Vec<usize>,
 }
 
 /// A call to code that the target provides under a name.

@@ -187,9 +187,6 @@ pub enum Kind {
         /// The dimension that is reduced.
         dimension: usize,
     },
-    /// Reduces each window that slides over the operand. Operands: the value and an initial scalar, which also fills
-    /// positions outside of the value.
-    ReduceWindow(Window, Reducer),
     /// Repeats the body while the condition holds. Regions: condition and body, over the carried values.
     While,
     /// Runs the region that a scalar i32 selects; an index out of range selects the last one. The regions have no
@@ -254,9 +251,6 @@ pub enum Kind {
     /// constants. The region, which reads only its arguments, takes the same values (with slices) and returns carried
     /// values, then results to stack. [`Function::lowered`] turns it into a [`Kind::While`].
     Scan(Scan),
-    /// Runs the region, which reads only its arguments; a derivative saves the selected values and recomputes the rest.
-    /// [`Function::lowered`] inlines the region.
-    Remat(Save),
     /// Code with a custom derivative. Its regions read only their arguments. `forward` takes the operands and returns
     /// the results, then residuals; `backward` takes residuals and the cotangents of floating-point results and returns
     /// the cotangents of floating-point operands. [`Function::lowered`] inlines `forward`.

@@ -1,10 +1,10 @@
 //! Products, reductions and sorts.
 
 use super::Fault;
-use super::array::{Array, Elements, each_index, joined, offsets, strides, wrap};
+use super::array::{Array, Elements, joined, offsets, wrap};
 use super::elementwise::combine;
 use super::shape::within;
-use crate::graph::{DotDimensions, Order, Reducer, Window};
+use crate::graph::{DotDimensions, Order, Reducer};
 use crate::types::TensorType;
 use std::cmp::Ordering;
 
@@ -137,42 +137,6 @@ pub(super) fn arg_max(
     });
     let places: Vec<usize> = places.collect();
     Ok(vec![all.take(&places), numbers.take(&places)])
-}
-
-pub(super) fn reduce_window(a: &Array, init: &Array, window: &Window, reducer: Reducer, ty: &TensorType) -> Outcome {
-    let Window { sizes, strides: steps, low, high } = window;
-    let rank = a.ty.rank();
-    let size = |d: usize| {
-        let padded = low[d].saturating_add(a.ty.shape[d]).saturating_add(high[d]);
-        padded.checked_sub(sizes[d]).map_or(0, |room| room / steps[d] + 1)
-    };
-    let fits = [sizes.len(), steps.len(), low.len(), high.len(), ty.rank()] == [rank; 5]
-        && (0..rank).all(|d| sizes[d] > 0 && steps[d] > 0 && size(d) == ty.shape[d])
-        && a.ty.dtype == ty.dtype;
-    if !fits {
-        return Err(Fault::malformed(format!("windows of {} by {window:?} are no {ty}", a.ty)));
-    }
-    let outside = a.elements.len();
-    let all = Array { ty: a.ty.clone(), elements: joined(&[&a.elements, &init.repeated(1)?])? };
-    let mut sum = init.repeated(ty.elements())?;
-    if ty.elements() == 0 {
-        return Ok(sum);
-    }
-    let distances = strides(&a.ty.shape);
-    each_index(sizes, |offset| {
-        let mut places = Vec::with_capacity(ty.elements());
-        each_index(&ty.shape, |index| {
-            let inside = (0..rank).try_fold(0, |at, d| {
-                let i = (index[d] * steps[d] + offset[d]).checked_sub(low[d])?;
-                (i < a.ty.shape[d]).then(|| at + i * distances[d])
-            });
-            places.push(inside.unwrap_or(outside));
-            Ok::<(), Fault>(())
-        })?;
-        sum = combine(reducer.binary(), &sum, &all.take(&places), ty.dtype)?;
-        Ok::<(), Fault>(())
-    })?;
-    Ok(sum)
 }
 
 /// Returns the offsets of the elements in sorted order of the first operand; all operands are permuted by them.

@@ -2,7 +2,7 @@
 
 use super::array::{Array, Elements};
 use super::collective::of_devices;
-use super::contract::{Product, arg_max, reduce, reduce_window, sorted};
+use super::contract::{Product, arg_max, reduce, sorted};
 use super::{Fault, Interpreter, Rounding, elementwise, gather, shape};
 use crate::error::Result;
 use crate::graph::*;
@@ -152,7 +152,7 @@ impl<'a> Machine<'a> {
             Kind::While => self.repeat(op, lanes, operands)?,
             Kind::Case => self.choose(op, lanes, &operands)?,
             Kind::Scan(scan) => self.scan(scan, op, lanes, &operands)?,
-            Kind::Remat(_) | Kind::CustomVjp { .. } => self.inline(op, lanes, operands)?,
+            Kind::CustomVjp { .. } => self.inline(op, lanes, operands)?,
             Kind::Manual(manual) => self.manual(manual, op, lanes, &operands, &types)?,
             kind @ of_devices!() => {
                 let elements = self.meet(kind, lanes, &operands, &types).map_err(fail)?;
@@ -189,58 +189,27 @@ impl<'a> Machine<'a> {
 
     /// Computes the elements of the results of an operation without regions.
     fn compute(&mut self, kind: &Kind, operands: &[&Array], types: &[&TensorType]) -> Result<Vec<Elements>, Fault> {
-        let count = || Fault::malformed(format!("{} operands and {} results", operands.len(), types.len()));
+        let count = || miscounted(operands, types);
         let same = || operands.iter().map(|a| a.elements.clone()).collect::<Vec<_>>();
         let ty = types.first().copied().ok_or_else(count)?;
         let operand = |i: usize| operands.get(i).copied().ok_or_else(count);
-        let exactly = |n: usize| if operands.len() == n { Ok(()) } else { Err(count()) };
         let one = match kind {
-            Kind::Constant(literal) => {
-                exactly(0)?;
-                constant(literal, ty)?
-            }
-            Kind::Iota { dimension } => {
-                exactly(0)?;
-                shape::iota(*dimension, ty)?
-            }
-            Kind::Unary(unary) => {
-                exactly(1)?;
-                elementwise::unary(*unary, operand(0)?, ty)?
-            }
-            Kind::Binary(binary) => {
-                exactly(2)?;
-                elementwise::binary(*binary, operand(0)?, operand(1)?, ty)?
-            }
-            Kind::Compare(direction) => {
-                exactly(2)?;
-                elementwise::compare(*direction, operand(0)?, operand(1)?, ty)?
-            }
-            Kind::Select => {
-                exactly(3)?;
-                elementwise::select(operand(0)?, operand(1)?, operand(2)?, ty)?
-            }
-            Kind::Clamp => {
-                exactly(3)?;
-                elementwise::clamp(operand(0)?, operand(1)?, operand(2)?, ty)?
-            }
-            Kind::Convert => {
-                exactly(1)?;
-                elementwise::convert(operand(0)?, ty)?
-            }
-            Kind::BitcastConvert => {
-                exactly(1)?;
-                elementwise::bitcast(operand(0)?, ty)?
-            }
-            Kind::DotGeneral(dimensions, _) => {
-                exactly(2)?;
-                let (a, b) = (operand(0)?, operand(1)?);
+            Kind::Constant(literal) => exactly(operands, types, |[]| constant(literal, ty))?,
+            Kind::Iota { dimension } => exactly(operands, types, |[]| shape::iota(*dimension, ty))?,
+            Kind::Unary(unary) => exactly(operands, types, |[a]| elementwise::unary(*unary, a, ty))?,
+            Kind::Binary(binary) => exactly(operands, types, |[a, b]| elementwise::binary(*binary, a, b, ty))?,
+            Kind::Compare(direction) => exactly(operands, types, |[a, b]| elementwise::compare(*direction, a, b, ty))?,
+            Kind::Select => exactly(operands, types, |[a, b, c]| elementwise::select(a, b, c, ty))?,
+            Kind::Clamp => exactly(operands, types, |[a, b, c]| elementwise::clamp(a, b, c, ty))?,
+            Kind::Convert => exactly(operands, types, |[a]| elementwise::convert(a, ty))?,
+            Kind::BitcastConvert => exactly(operands, types, |[a]| elementwise::bitcast(a, ty))?,
+            Kind::DotGeneral(dimensions, _) => exactly(operands, types, |[a, b]| {
                 let product = Product::new(&a.ty, &b.ty, dimensions, ty)?;
                 self.spend((ty.elements() as u64).saturating_mul(product.terms as u64))?;
-                product.of(a, b, ty)?
-            }
+                product.of(a, b, ty)
+            })?,
             Kind::Reduce { reducers, dimensions } => {
-                exactly(2 * reducers.len())?;
-                if types.len() != reducers.len() {
+                if operands.len() != 2 * reducers.len() || types.len() != reducers.len() {
                     return Err(count());
                 }
                 let each = reducers.iter().zip(types).enumerate().map(|(i, (reducer, ty))| {
@@ -248,22 +217,12 @@ impl<'a> Machine<'a> {
                 });
                 return each.collect();
             }
-            Kind::BroadcastInDim { dimensions } => {
-                exactly(1)?;
-                shape::broadcast(operand(0)?, dimensions, ty)?
-            }
-            Kind::Reshape => {
-                exactly(1)?;
-                shape::reshape(operand(0)?, ty)?
-            }
-            Kind::Transpose { permutation } => {
-                exactly(1)?;
-                shape::transpose(operand(0)?, permutation, ty)?
-            }
+            Kind::BroadcastInDim { dimensions } => exactly(operands, types, |[a]| shape::broadcast(a, dimensions, ty))?,
+            Kind::Reshape => exactly(operands, types, |[a]| shape::reshape(a, ty))?,
+            Kind::Transpose { permutation } => exactly(operands, types, |[a]| shape::transpose(a, permutation, ty))?,
             Kind::Concatenate { dimension } => shape::concatenate(operands, *dimension, ty)?,
             Kind::Slice { start, limit, stride } => {
-                exactly(1)?;
-                shape::slice(operand(0)?, start, limit, stride, ty)?
+                exactly(operands, types, |[a]| shape::slice(a, start, limit, stride, ty))?
             }
             Kind::DynamicSlice { sizes } => {
                 shape::dynamic_slice(operand(0)?, operands.get(1..).ok_or_else(count)?, sizes, ty)?
@@ -273,16 +232,11 @@ impl<'a> Machine<'a> {
                 shape::dynamic_update_slice(operand(0)?, operand(1)?, starts, ty)?
             }
             Kind::Pad { low, high, interior } => {
-                exactly(2)?;
-                shape::pad(operand(0)?, operand(1)?, low, high, interior, ty)?
+                exactly(operands, types, |[a, b]| shape::pad(a, b, low, high, interior, ty))?
             }
-            Kind::Gather(dimensions) => {
-                exactly(2)?;
-                gather::gather(operand(0)?, operand(1)?, dimensions, ty)?
-            }
+            Kind::Gather(dimensions) => exactly(operands, types, |[a, b]| gather::gather(a, b, dimensions, ty))?,
             Kind::Scatter(dimensions, reducer) => {
-                exactly(3)?;
-                gather::scatter(operand(0)?, operand(1)?, operand(2)?, dimensions, *reducer, ty)?
+                exactly(operands, types, |[a, b, c]| gather::scatter(a, b, c, dimensions, *reducer, ty))?
             }
             Kind::Sort { dimension, order, stable: _ } => {
                 let keys = operand(0)?;
@@ -293,26 +247,32 @@ impl<'a> Machine<'a> {
                 return Ok(operands.iter().map(|a| a.take(&places)).collect());
             }
             Kind::ArgMax { dimension } => {
-                exactly(4)?;
-                return arg_max([operand(0)?, operand(1)?], [operand(2)?, operand(3)?], *dimension);
-            }
-            Kind::ReduceWindow(window, reducer) => {
-                exactly(2)?;
-                let places = window.sizes.iter().fold(1_u64, |n, size| n.saturating_mul(*size as u64));
-                self.spend((ty.elements() as u64).saturating_mul(places))?;
-                reduce_window(operand(0)?, operand(1)?, window, *reducer, ty)?
+                return exactly(operands, types, |[a, b, c, d]| arg_max([a, b], [c, d], *dimension));
             }
             Kind::OptimizationBarrier | Kind::Named(_) | Kind::StopGradient | Kind::Constrain(_) => return Ok(same()),
             Kind::CustomCall(call) => {
                 return Err(Fault::Uninterpreted(format!("custom call `{}`", call.target)));
             }
             of_devices!() => return Err(Fault::malformed("an operation of several devices")),
-            Kind::While | Kind::Case | Kind::Scan(_) | Kind::Remat(_) | Kind::CustomVjp { .. } | Kind::Manual(_) => {
+            Kind::While | Kind::Case | Kind::Scan(_) | Kind::CustomVjp { .. } | Kind::Manual(_) => {
                 return Err(Fault::malformed("an operation with regions"));
             }
         };
         Ok(vec![one])
     }
+}
+
+fn miscounted(operands: &[&Array], types: &[&TensorType]) -> Fault {
+    Fault::malformed(format!("{} operands and {} results", operands.len(), types.len()))
+}
+
+/// Calls `of` with the operands, if there are as many as it takes.
+fn exactly<const N: usize, T>(
+    operands: &[&Array],
+    types: &[&TensorType],
+    of: impl FnOnce([&Array; N]) -> Result<T, Fault>,
+) -> Result<T, Fault> {
+    of(operands.try_into().map_err(|_| miscounted(operands, types))?)
 }
 
 /// Returns zeros of a type.

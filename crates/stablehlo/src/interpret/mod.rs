@@ -130,15 +130,6 @@ impl Function {
     pub fn interpret(&self, arguments: &[Array]) -> Result<Vec<Array>> {
         Ok(Machine::new(&Interpreter::default(), self, 1, 1)?.run(&[arguments.to_vec()])?.remove(0))
     }
-
-    /// Runs several replicas in f64, each with its own arguments, and returns the results of each: see
-    /// [`Interpreter::run_replicas`].
-    ///
-    /// # Errors
-    /// As [`Interpreter::run`].
-    pub fn interpret_replicas(&self, arguments: &[Vec<Array>]) -> Result<Vec<Vec<Array>>> {
-        Machine::new(&Interpreter::default(), self, arguments.len(), 1)?.run(arguments)
-    }
 }
 
 /// Why an operation failed; [`Machine`] adds the operation's name.

@@ -224,14 +224,6 @@ impl Printer<'_> {
                 region::arg_max(f, result.dtype)?;
                 write!(f, " : ({}) -> ({})", self.types(&op.operands), self.types(&op.results))
             }
-            Kind::ReduceWindow(window, reducer) => {
-                let Window { sizes, strides, low, high } = window;
-                let around: Vec<[usize; 2]> = low.iter().zip(high).map(|(l, h)| [*l, *h]).collect();
-                write!(f, "\"{name}\"({operands}) <{{padding = dense<{around:?}> : tensor<{}x2xi64>, ", around.len())?;
-                write!(f, "window_dimensions = {}, window_strides = {}}}> ", i64_array(sizes), i64_array(strides))?;
-                region::combine(f, &[*reducer], &[result.dtype])?;
-                write!(f, " : {signature}")
-            }
             Kind::Case => {
                 write!(f, "\"{name}\"({operands}) (")?;
                 for (i, region) in op.regions.iter().enumerate() {
@@ -271,12 +263,9 @@ impl Printer<'_> {
             Kind::ReplicaId | Kind::PartitionId => write!(f, "{name} : {result}"),
             Kind::OptimizationBarrier => write!(f, "{name} {operands} : {}", self.types(&op.operands)),
             // Lowering removes these.
-            Kind::Scan(_)
-            | Kind::Remat(_)
-            | Kind::CustomVjp { .. }
-            | Kind::AxisIndex(_)
-            | Kind::Named(_)
-            | Kind::StopGradient => Err(fmt::Error),
+            Kind::Scan(_) | Kind::CustomVjp { .. } | Kind::AxisIndex(_) | Kind::Named(_) | Kind::StopGradient => {
+                Err(fmt::Error)
+            }
             Kind::CustomCall(call) => {
                 let results = self.types(&op.results);
                 let inputs = self.types(&op.operands);

@@ -99,7 +99,7 @@ impl Activity {
         for operation in &region.operations {
             match &operation.kind {
                 Kind::Scan(scan) => self.forward_scan(function, operation, scan.carry),
-                Kind::Remat(_) | Kind::Manual(_) => {
+                Kind::Manual(_) => {
                     let code = &operation.regions[0];
                     self.pass(function, &operation.operands, &code.arguments);
                     self.forward(function, code);
@@ -155,7 +155,7 @@ impl Activity {
                     }
                     self.draw(&code.arguments, &operation.operands);
                 }
-                Kind::Remat(_) | Kind::Manual(_) => {
+                Kind::Manual(_) => {
                     let code = &operation.regions[0];
                     self.draw(&operation.results, &code.results);
                     self.backward(function, code)?;

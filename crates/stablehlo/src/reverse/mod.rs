@@ -2,8 +2,8 @@
 //!
 //! [`activity`] finds the values on paths from differentiated arguments to results. [`rules`] has the derivative of
 //! each operation. [`partition`] splits a function and its derivative into a forward pass, residuals, and a backward
-//! pass with recomputation. It serves [`structure`] (scans, rematerialisation, custom derivatives), [`groups`] (scans
-//! that save every nth iteration) and [`manual`] (manual computations on the devices of a mesh).
+//! pass with recomputation. It serves [`nested`] (scans, custom derivatives), [`checkpointed_scan`] (scans that save
+//! every nth iteration) and [`manual`] (manual computations on the devices of a mesh).
 
 mod activity;
 mod checkpointed_scan;

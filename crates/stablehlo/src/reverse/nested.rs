@@ -1,5 +1,4 @@
-//! Derivatives of operations that contain functions: scans, rematerialisation, manual computations and custom
-//! derivatives.
+//! Derivatives of operations that contain functions: scans, manual computations and custom derivatives.
 
 use super::activity::{Activity, Endpoints};
 use super::checkpointed_scan::{Groups, Iteration, Read};
@@ -65,17 +64,6 @@ impl Builder {
                 let code = source.region(&operation.regions[0])?;
                 let (results, back) = self.scan_back(scan, &code, &operands, &carried, &ends)?;
                 (results, Structure::Scan(Box::new(back)))
-            }
-            Kind::Remat(save) => {
-                let code = source.region(&operation.regions[0])?;
-                let all: Vec<usize> = (0..operands.len()).collect();
-                let spec = DerivativeSpec { function: &code, ends, save, barred: &all, invariant: &[] };
-                let Derivative { forward, backward, arguments } = Derivative::of(&spec)?;
-                let mut results = self.call(&forward, &operands.iter().collect::<Vec<_>>());
-                let saved = results.split_off(operation.results.len());
-                let kept = arguments.iter().map(|i| operands[*i].clone()).chain(saved).collect();
-                let given = given.iter().map(typed).collect();
-                (results, Structure::Code { backward, kept, given, operands: operands.len(), to })
             }
             Kind::Manual(manual) => {
                 let code = source.region(&operation.regions[0])?;

@@ -27,19 +27,18 @@ fn loops() -> Case {
 
 fn branches(index: i64) -> Case {
     let mut random = Random(13);
-    let arguments = [i32s(&[], &[index]), random.array(Dtype::F32, &[3]), Array::preds([], [index > 1]).expect("one")];
+    let arguments = [i32s(&[], &[index]), random.array(Dtype::F32, &[3])];
     case(format!("case {index}"), &arguments, |f, a| {
         let mut results = f.case(&a[0], 4, |i| vec![&a[1] * a[1].like(i as f64), f.scalar(i as i64, Dtype::I32)]);
-        results.extend(f.if_else(
-            &a[2],
-            || f.for_loop(2, &[&a[1]], |_, c| vec![&c[0] + &a[1]]),
-            || f.case(&a[0], 2, |i| vec![a[1].like(-(i as f64))]),
-        ));
+        results.extend(f.case(&a[0], 2, |i| match i {
+            0 => f.case(&a[0], 2, |i| vec![a[1].like(-(i as f64))]),
+            _ => f.for_loop(2, &[&a[1]], |_, c| vec![&c[0] + &a[1]]),
+        }));
         results
     })
 }
 
-/// Scans forward and in reverse, nested, without stacked results, and without carried values.
+/// Scans, nested, without stacked results, and without carried values.
 fn scans() -> Case {
     let mut random = Random(15);
     let arguments = [random.array(Dtype::F32, &[3]), random.array(Dtype::F32, &[4, 3]), random.array(Dtype::I32, &[4])];
@@ -51,7 +50,7 @@ fn scans() -> Case {
     })
     .expect("a body");
     let outer = trace(&[row.clone(), row.clone(), ty(Dtype::I32, &[4]), ty(Dtype::F32, &[4, 3])], |f, a| {
-        let inner = f.scan_reverse(4, &body, &[&a[0]], &[&a[3], &a[2]], &[&a[1]], Save::Everything);
+        let inner = f.scan(4, &body, &[&a[0]], &[&a[3], &a[2]], &[&a[1]], Save::Everything);
         vec![&inner.carry[0] + &a[1], inner.ys[0].clone()]
     })
     .expect("a body");
@@ -60,7 +59,6 @@ fn scans() -> Case {
         let mut results = vec![];
         for scanned in [
             f.scan(4, &body, &[&a[0]], &[&a[1], &a[2]], &[&a[0]], Save::Carry),
-            f.scan_reverse(4, &body, &[&a[0]], &[&a[1], &a[2]], &[&a[0]], Save::Products),
             f.scan(4, &outer, &[&a[0]], &[&a[1]], &[&a[2], &a[1]], Save::Carry),
             f.scan(4, &stack, &[], &[&a[2]], &[], Save::Carry),
         ] {
@@ -76,12 +74,10 @@ fn derivatives() -> Case {
     let mut random = Random(16);
     let arguments = [random.array(Dtype::F32, &[3])];
     let row = ty(Dtype::F32, &[3]);
-    let twice = trace(slice::from_ref(&row), |_, a| vec![&a[0] + &a[0], a[0].exp()]).expect("a function");
     let forward = trace(slice::from_ref(&row), |_, a| vec![a[0].tanh(), &a[0] * &a[0]]).expect("a function");
     let backward = trace(&[row.clone(), row], |_, a| vec![&a[0] * &a[1]]).expect("a function");
     case("derivatives", &arguments, |f, a| {
-        let mut results = f.remat(&twice, &[&a[0]], Save::Carry);
-        results.extend(f.custom_vjp(&forward, &backward, &[&a[0]], 1));
+        let mut results = f.custom_vjp(&forward, &backward, &[&a[0]], 1);
         results.push(a[0].named("hidden").stop_gradient());
         results
     })
@@ -115,7 +111,7 @@ fn one_device() -> Case {
     let axes = mesh.along(&["data", "tensor"]).expect("axes");
     let manual = Manual::new(&axes, &[mesh.replicated(2)], &vec![mesh.replicated(2); 5]).expect("a computation");
     let data = mesh.along(&["data"]).expect("an axis");
-    let body = manual.trace(&[arguments[0].ty().clone()], |f, a| {
+    let body = built(manual.trace(&[arguments[0].ty().clone()], |f, a| {
         let index = f.axis_index(&axes).convert(Dtype::F32).broadcast_in_dim(&[4, 2], &[]);
         vec![
             (&a[0] + index).all_reduce(Reducer::Add, &data),
@@ -124,7 +120,6 @@ fn one_device() -> Case {
             a[0].all_to_all(0, 1, &axes),
             a[0].collective_permute_along(&data, &[(0, 0)]),
         ]
-    });
-    let body = body.expect("a body");
+    }));
     case("one device", &arguments, |f, a| f.manual(&manual, &body, &[&a[0].constrain(&rows)]))
 }

@@ -32,12 +32,10 @@ fn decoder(sizes: Sizes, save: Save) -> Case {
 fn sums(save: Save) -> Case {
     let mut random = Random(18);
     let (row, stack) = (ty(Dtype::F32, &[3]), ty(Dtype::F32, &[4, 3]));
-    let body = trace(&[row.clone(), row.clone(), row.clone()], |_, a| vec![(&a[0] * &a[1] + &a[2]).tanh()]);
-    let body = body.expect("a body");
-    let function = trace(&[row.clone(), stack.clone(), row.clone()], |f, a| {
+    let body = built(trace(&[row.clone(), row.clone(), row.clone()], |_, a| vec![(&a[0] * &a[1] + &a[2]).tanh()]));
+    let function = built(trace(&[row.clone(), stack.clone(), row.clone()], |f, a| {
         f.scan(4, &body, &[&a[0]], &[&a[1]], &[&a[2]], save.clone()).carry
-    });
-    let function = function.expect("a function");
+    }));
     let types = [row.clone(), stack.clone(), row.clone(), row.clone(), row.clone(), stack, row];
     let arguments: Vec<Array> = types.iter().map(|ty| random.array(ty.dtype, &ty.shape)).collect();
     case(format!("sums of gradients, {save:?}"), &arguments, |f, a| {

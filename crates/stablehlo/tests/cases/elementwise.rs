@@ -60,7 +60,7 @@ pub fn cases() -> Vec<Case> {
         let compared = COMPARISONS.into_iter().map(|c| a[0].compare(c, &a[1]));
         BINARY[8..11].iter().map(|b| a[0].binary(*b, &a[1])).chain(compared).chain([!&a[0]]).collect()
     }));
-    cases.extend([choices(), bounds()]);
+    cases.extend([choices(), bounds(), near_zero(), narrowed()]);
     cases.extend(conversions());
     cases
 }
@@ -100,6 +100,20 @@ fn bounds() -> Case {
             a[0].clamp(&scalar(2.0), &scalar(1.0)),
             a[2].clamp(&f.scalar(-5, Dtype::I32), &a[2].like(5)),
         ]
+    })
+}
+
+fn near_zero() -> Case {
+    let case = case("near zero", &[f32s(&[2], &[1e-10, -1e-10])], |_, a| vec![a[0].expm1(), a[0].log1p()]);
+    Case { slack: 0.0, ..case }
+}
+
+/// Conversions to narrower floats round to the nearest even number, to the bit.
+fn narrowed() -> Case {
+    let numbers = [1.0 / 3.0, 1.0 + 1.0 / 256.0, 1e-40, 65_520.0, -2.7, f64::INFINITY];
+    case("narrowed", &[f32s(&[6], &numbers), f32s(&[2], &[2.9, -2.9])], |_, a| {
+        let bits = [Dtype::F16, Dtype::Bf16].map(|dtype| a[0].convert(dtype).bitcast_convert(Dtype::I16));
+        bits.into_iter().chain([a[1].convert(Dtype::I32)]).collect()
     })
 }
 

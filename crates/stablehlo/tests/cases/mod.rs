@@ -39,6 +39,11 @@ pub fn case(
     Case { name, module, arguments: arguments.to_vec(), slack: 1e-6 }
 }
 
+/// Returns a function that must be legal.
+pub fn built(function: Result<Traced>) -> Traced {
+    function.unwrap_or_else(|error| panic!("{error}"))
+}
+
 /// Returns all cases.
 pub fn all() -> Vec<Case> {
     [elementwise::cases(), shape::cases(), products::cases(), windows::cases(), control::cases(), derivatives::cases()]
@@ -99,7 +104,6 @@ pub fn form(kind: &Kind) -> Option<String> {
         Kind::Reduce { reducers, .. } if reducers.len() == 1 => format!("Reduce {:?}", reducers[0]),
         Kind::Reduce { .. } => "Reduce of several".into(),
         Kind::Scatter(_, reducer) => format!("Scatter {reducer:?}"),
-        Kind::ReduceWindow(_, reducer) => format!("ReduceWindow {reducer:?}"),
         Kind::Scan(scan) if scan.reverse => "Scan in reverse".into(),
         Kind::Sort { order, .. } => format!("Sort {order:?}"),
         Kind::ArgMax { .. } => "ArgMax".into(),
@@ -134,7 +138,6 @@ pub fn form(kind: &Kind) -> Option<String> {
         | Kind::Manual(_)
         | Kind::OptimizationBarrier
         | Kind::Scan(_)
-        | Kind::Remat(_)
         | Kind::CustomVjp { .. }
         | Kind::Named(_)
         | Kind::StopGradient => kind.name().trim_start_matches("stablehlo.").into(),

@@ -67,16 +67,14 @@ fn layers(save: Save) -> Case {
     let (rows, columns) = (split(&[&["data"], &["?"]]), split(&[&["data"], &["tensor"]]));
     let weights = [split(&[&["data"], &["tensor"]]), split(&[&["tensor"], &["data"]])];
     let slices = [types[0].clone(), ty(Dtype::F32, &[4, 6]), ty(Dtype::F32, &[6, 4])];
-    let layer = trace(&slices, |_, a| {
+    let layer = built(trace(&slices, |_, a| {
         let hidden = product(&a[0], &a[1].constrain(&weights[0])).constrain(&columns).tanh();
         vec![(&a[0] + product(&hidden, &a[2].constrain(&weights[1]))).constrain(&rows)]
-    });
-    let layer = layer.expect("a layer");
-    let loss = trace(&types, |f, a| {
+    }));
+    let loss = built(trace(&types, |f, a| {
         let out = f.scan(2, &layer, &[&a[0]], &[&a[1], &a[2]], &[], save.clone()).carry.remove(0);
         vec![(&out * &out).reduce(Reducer::Add, &[0, 1])]
-    });
-    let loss = loss.expect("a loss");
+    }));
     let arguments: Vec<_> =
         types.iter().zip(&whole).map(|(ty, s)| (numbers(&mut random, &ty.shape), s.clone())).collect();
     let results = [&[split(&[])][..], &whole].concat();
@@ -93,17 +91,15 @@ fn manual_layers(save: Save) -> Case {
     let inputs = [rows.clone(), split(&[&[], &["tensor"]]), split(&[&["tensor"], &[]])];
     let manual = manual(&["data", "tensor"], &inputs, std::slice::from_ref(&rows));
     let slices = [types[0].clone(), ty(Dtype::F32, &[4, 6]), ty(Dtype::F32, &[6, 4])];
-    let body = manual.trace(&slices, |_, a| {
+    let body = built(manual.trace(&slices, |_, a| {
         let part = product(&product(&a[0], &a[1]).tanh(), &a[2]);
         vec![&a[0] + part.all_reduce(Reducer::Add, &along(&["tensor"]))]
-    });
-    let body = body.expect("a body");
+    }));
     let layer = trace(&slices, |f, a| f.manual(&manual, &body, &a.iter().collect::<Vec<_>>())).expect("a layer");
-    let loss = trace(&types, |f, a| {
+    let loss = built(trace(&types, |f, a| {
         let out = f.scan(2, &layer, &[&a[0]], &[&a[1], &a[2]], &[], save.clone()).carry.remove(0);
         vec![(&out * &out).reduce(Reducer::Add, &[0, 1])]
-    });
-    let loss = loss.expect("a loss");
+    }));
     let arguments: Vec<_> =
         types.iter().zip(&whole).map(|(ty, s)| (numbers(&mut random, &ty.shape), s.clone())).collect();
     let results = [&[split(&[])][..], &whole].concat();
@@ -116,17 +112,15 @@ fn products() -> Case {
     let inputs = [split(&[&["data"], &["tensor"]]), split(&[&["tensor"], &[]])];
     let manual = manual(&["data", "tensor"], &inputs, &[split(&[&["data"], &[]]), split(&[])]);
     let types = [ty(Dtype::F32, &[4, 8]), ty(Dtype::F32, &[8, 3])];
-    let body = manual.trace(&types, |_, a| {
+    let body = built(manual.trace(&types, |_, a| {
         let all = product(&a[0], &a[1]).all_reduce(Reducer::Add, &along(&["tensor"]));
         let loss = (&all * &all).reduce(Reducer::Add, &[0, 1]).all_reduce(Reducer::Add, &along(&["data"]));
         vec![all, loss.log()]
-    });
-    let body = body.expect("a body");
-    let loss = trace(&types, |f, a| {
+    }));
+    let loss = built(trace(&types, |f, a| {
         let results = f.manual(&manual, &body, &[&a[0], &a[1]]);
         vec![&results[1] + results[0].tanh().reduce(Reducer::Add, &[0, 1])]
-    });
-    let loss = loss.expect("a loss");
+    }));
     let arguments: Vec<_> =
         types.iter().zip(&inputs).map(|(ty, s)| (numbers(&mut random, &ty.shape), s.clone())).collect();
     let results = [&[split(&[])][..], &inputs].concat();
@@ -147,7 +141,7 @@ fn meetings() -> Case {
     ];
     let manual = manual(&["data", "tensor"], std::slice::from_ref(&both), &outputs);
     let types = [ty(Dtype::F32, &[8, 4])];
-    let body = manual.trace(&types, |f, a| {
+    let body = built(manual.trace(&types, |f, a| {
         let (data, tensor) = (along(&["data"]), along(&["tensor"]));
         let number = |axes: &MeshAxes| f.axis_index(axes).convert(Dtype::F32).broadcast_in_dim(&[4, 2], &[]);
         let here = (&a[0] * (number(&data) + number(&tensor) + a[0].like(0.5))).tanh();
@@ -159,9 +153,8 @@ fn meetings() -> Case {
             here.all_reduce(Reducer::Add, &along(&["data", "tensor"])),
             here.collective_permute_along(&along(&["data", "tensor"]), &[(1, 2), (2, 1), (0, 0), (3, 3)]),
         ]
-    });
-    let body = body.expect("a body");
-    let loss = trace(&types, |f, a| {
+    }));
+    let loss = built(trace(&types, |f, a| {
         let results = f.manual(&manual, &body, &[&a[0]]);
         let weigh = |(i, v): (usize, Value)| {
             let ty = v.ty().clone();
@@ -169,8 +162,7 @@ fn meetings() -> Case {
             (v * (row * f.splat(0.1 * (i as f64 + 1.0), ty.clone()) + column)).reduce(Reducer::Add, &[0, 1])
         };
         vec![results.into_iter().enumerate().map(weigh).reduce(|a, b| a + b).expect("results")]
-    });
-    let loss = loss.expect("a loss");
+    }));
     let arguments = [(numbers(&mut random, &[8, 4]), both.clone())];
     split_case("devices that meet", &arguments, &[split(&[]), both], |f, a| gradients(f, &loss, a))
 }
@@ -181,17 +173,15 @@ fn one_axis() -> Case {
     let (rows, columns) = (split(&[&["?"], &["?"]]), split(&[&["?"], &["tensor", "?"]]));
     let manual = manual(&["tensor"], &[rows.clone(), columns], std::slice::from_ref(&rows));
     let types = [ty(Dtype::F32, &[4, 8]), ty(Dtype::F32, &[8, 6])];
-    let body = manual.trace(&types, |f, a| {
+    let body = built(manual.trace(&types, |f, a| {
         let part = product(&a[0], &a[1]).tanh().constrain(&split(&[&["data"], &[]]));
         let place = f.axis_index(&along(&["tensor"])).convert(Dtype::F32);
         vec![(part + place.broadcast_in_dim(&[4, 3], &[])).all_gather(1, &along(&["tensor"]))]
-    });
-    let body = body.expect("a body");
-    let loss = trace(&types, |f, a| {
+    }));
+    let loss = built(trace(&types, |f, a| {
         let out = f.manual(&manual, &body, &[&a[0], &a[1]]).remove(0);
         vec![(&out * &out).reduce(Reducer::Add, &[0, 1])]
-    });
-    let loss = loss.expect("a loss");
+    }));
     let whole = [split(&[&["data"], &[]]), split(&[&[], &["tensor"]])];
     let arguments: Vec<_> =
         types.iter().zip(&whole).map(|(ty, s)| (numbers(&mut random, &ty.shape), s.clone())).collect();
@@ -204,13 +194,12 @@ fn sorted_by_device() -> Case {
     let mut random = Random(36);
     let both = split(&[&["data", "tensor"], &[]]);
     let manual = manual(&["data", "tensor"], std::slice::from_ref(&both), std::slice::from_ref(&both));
-    let body = manual.trace(&[ty(Dtype::F32, &[4, 3])], |f, a| {
+    let body = built(manual.trace(&[ty(Dtype::F32, &[4, 3])], |f, a| {
         let place = f.axis_index(&along(&["data", "tensor"])).convert(Dtype::I32);
         let begin = f.scalar(0, Dtype::I32);
         let turned = f.while_loop(&[&begin, &a[0]], |c| c[0].lt(&place), |c| vec![&c[0] + c[0].like(1), &c[1] + &a[0]]);
         f.case(&place, 3, |branch| vec![if branch == 1 { turned[1].exp() } else { -&turned[1] }])
-    });
-    let body = body.expect("a body");
+    }));
     let arguments = [(numbers(&mut random, &[4, 3]), both.clone())];
     split_case("devices that go apart", &arguments, &[both], |f, a| f.manual(&manual, &body, &[&a[0]]))
 }

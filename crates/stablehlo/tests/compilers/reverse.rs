@@ -83,27 +83,6 @@ fn scan_memory_follows_the_save_policy() {
 }
 
 #[test]
-fn rematerialised_layers_save_no_activations() {
-    let (rows, layers) = (1 << 13, 4);
-    let types = [ty(Dtype::Bf16, &[rows, HIDDEN]), ty(Dtype::F32, &[HIDDEN, MLP]), ty(Dtype::F32, &[MLP, HIDDEN])];
-    let layer = trace(&types, |_, a| vec![product(&product(&a[0], &a[1]).tanh(), &a[2])]).expect("a layer");
-    let held = |save: Save| {
-        temporaries(layers, rows, |f, a| {
-            let weight = |w: &Value, i: usize| {
-                let [_, n, m] = *w.shape() else { panic!("stacked weights") };
-                w.slice(&[i, 0, 0], &[i + 1, n, m]).reshape(&[n, m])
-            };
-            let turn =
-                |x: Value, i| f.remat(&layer, &[&x, &weight(&a[1], i), &weight(&a[3], i)], save.clone()).remove(0);
-            (0..layers).fold(a[0].clone(), turn)
-        })
-    };
-    let (carry, everything) = (held(Save::Carry), held(Save::Everything));
-    println!("temporaries: {carry} carry, {everything} everything");
-    assert!(carry + 2 * wide(rows) < everything, "{carry} {everything}");
-}
-
-#[test]
 fn a_decoder_saves_only_layer_inputs() {
     let sizes = transformer::Sizes {
         batch: 2,

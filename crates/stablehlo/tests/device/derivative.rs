@@ -1,17 +1,15 @@
 //! Derivatives that only XLA can run, or whose semantics XLA determines.
 
-use crate::device::{Tensor, f32s, on_replicas, run_module};
+use crate::device::{on_replicas, run_module};
+use crate::interpreter::cases::f32s;
 use stablehlo::*;
 
 /// Collectives between replicas are linear; the derivative is the transpose over all replicas together: the inner
 /// product of results and cotangents equals the inner product of arguments and their cotangents.
 #[test]
 fn derivatives_of_collectives_are_transposes() {
-    let arguments: Vec<Tensor> = (0..4)
-        .map(|r| {
-            Tensor::f32(&[0.5, -1.0, 2.0, 3.5, 1.0, -0.25, 4.0, -2.0].map(|x| x * (r as f32 + 0.75) - 1.0), &[4, 2])
-        })
-        .collect();
+    let numbers = |r: usize| [0.5, -1.0, 2.0, 3.5, 1.0, -0.25, 4.0, -2.0].map(|x| x * (r as f64 + 0.75) - 1.0);
+    let arguments: Vec<Array> = (0..4).map(|r| Array::floats(Dtype::F32, [4, 2], numbers(r)).unwrap()).collect();
     type Meet = fn(&Value) -> Value;
     let meetings: [(&str, Meet); 6] = [
         ("all_reduce", |a| a.all_reduce(Reducer::Add, &[vec![0, 3], vec![1, 2]])),
@@ -31,7 +29,7 @@ fn derivatives_of_collectives_are_transposes() {
             let pulled = pullback.call(&[&ct]).remove(0);
             vec![results[0].clone(), ct, pulled]
         });
-        let dot = |a: &Tensor, b: &Tensor| f32s(a).iter().zip(f32s(b)).map(|(a, b)| f64::from(a * b)).sum::<f64>();
+        let dot = |a: &Array, b: &Array| a.to_floats().iter().zip(b.to_floats()).map(|(a, b)| a * b).sum::<f64>();
         let results: f64 = outputs.iter().map(|o| dot(&o[0], &o[1])).sum();
         let given: f64 = outputs.iter().zip(&arguments).map(|(o, a)| dot(&o[2], a)).sum();
         assert!((results - given).abs() < 1e-3 * results.abs(), "{what}: {results} and {given}");
@@ -55,10 +53,9 @@ fn derivatives_of_windows_out_of_bounds_follow_xla() {
         index_vector_dim: 1,
         ..ScatterDimensions::default()
     };
-    let x = Tensor::f32(&[1.0, 2.0, 3.0, 4.0, 5.0], &[5]);
-    let updates = Tensor::f32(&[0.5; 9], &[3, 3]);
+    let (x, updates) = (f32s(&[5], &[1.0, 2.0, 3.0, 4.0, 5.0]), f32s(&[3, 3], &[0.5; 9]));
     let f = &Builder::new();
-    let a = [&x, &updates].map(|a| f.argument("", a.ty()));
+    let a = [&x, &updates].map(|a| f.argument("", a.ty().clone()));
     let found = {
         let at = |f: &Builder| f.dense([1, 4, -1], TensorType::new(Dtype::I32, [3, 1]));
         let function = trace(&[a[0].ty().clone(), a[1].ty().clone()], |f, a| {
@@ -76,8 +73,8 @@ fn derivatives_of_windows_out_of_bounds_follow_xla() {
     // Not compared with the interpreter, which refuses such windows.
     let module = f.clone().finish("windows", &found.each_ref().map(|v| ("", v))).expect("a program");
     let found = run_module(&module, &[x, updates]);
-    assert_eq!(f32s(&found[0]), [1.0, 2.5, 3.5, 4.5, 5.0]);
-    assert_eq!(f32s(&found[1]), [2.0, 4.0, 8.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]);
-    assert_eq!(f32s(&found[2]), [2.0, 3.0, 4.0, 3.0, 4.0, 5.0, 1.0, 2.0, 3.0]);
-    assert_eq!(f32s(&found[3]), [7.0, 9.0, 15.0, 8.0, 6.0]);
+    assert_eq!(found[0].to_floats(), [1.0, 2.5, 3.5, 4.5, 5.0]);
+    assert_eq!(found[1].to_floats(), [2.0, 4.0, 8.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]);
+    assert_eq!(found[2].to_floats(), [2.0, 3.0, 4.0, 3.0, 4.0, 5.0, 1.0, 2.0, 3.0]);
+    assert_eq!(found[3].to_floats(), [7.0, 9.0, 15.0, 8.0, 6.0]);
 }

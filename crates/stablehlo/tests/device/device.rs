@@ -1,10 +1,10 @@
-//! Runs programs on XLA's CPU plugin, which is installed on first use.
+//! Runs programs on XLA's CPU plugin, which is installed on first use. The tests of `policy-pjrt` use it too.
 #![allow(dead_code, unreachable_pub, missing_docs)] // every test binary uses its own part
 
 use half::{bf16, f16};
 use pjrt::install::{self, Kind};
-use pjrt::{Argument, Buffer, Client, CompileOptions, DType, Element, LoadedExecutable, Plugin};
-use stablehlo::{Array, Builder, Dtype, Interpreter, Module, Rounding, TensorType, Value};
+use pjrt::{Buffer, Client, CompileOptions, DType, Element, LoadedExecutable, Plugin};
+use stablehlo::{Array, Builder, Dtype, Interpreter, Module, Rounding, Value};
 use std::sync::OnceLock;
 
 /// Returns a client with four virtual devices.
@@ -17,147 +17,58 @@ pub fn client() -> &'static Client {
     })
 }
 
-/// A tensor on the host.
-#[derive(Clone, Debug)]
-pub struct Tensor {
-    shape: Vec<usize>,
-    elements: Elements,
+fn send(array: &Array, device: usize) -> Buffer {
+    fn put<T: Element>(numbers: impl IntoIterator<Item = T>, array: &Array, device: usize) -> Buffer {
+        let (numbers, device) = (numbers.into_iter().collect::<Vec<T>>(), &client().addressable_devices()[device]);
+        client().buffer_from_host(&numbers, array.shape(), device).expect("a buffer")
+    }
+    let (floats, ints) = (array.to_floats().into_iter(), array.to_ints().into_iter());
+    match array.ty().dtype {
+        Dtype::Pred => put(array.to_preds(), array, device),
+        Dtype::I16 => put(ints.map(|x| x as i16), array, device),
+        Dtype::I32 => put(ints.map(|x| x as i32), array, device),
+        Dtype::I64 => put(ints, array, device),
+        Dtype::U32 => put(ints.map(|x| x as u32), array, device),
+        Dtype::F16 => put(floats.map(f16::from_f64), array, device),
+        Dtype::Bf16 => put(floats.map(bf16::from_f64), array, device),
+        Dtype::F32 => put(floats.map(|x| x as f32), array, device),
+        Dtype::F64 => put(floats, array, device),
+    }
 }
 
-#[derive(Clone, Debug)]
-enum Elements {
-    Bool(Vec<bool>),
-    I16(Vec<i16>),
-    I32(Vec<i32>),
-    I64(Vec<i64>),
-    U32(Vec<u32>),
-    F16(Vec<f16>),
-    Bf16(Vec<bf16>),
-    F32(Vec<f32>),
-    F64(Vec<f64>),
-}
-
-macro_rules! elements {
-    ($($new:ident $get:ident $variant:ident $ty:ty;)*) => {
-        impl Tensor {
-            $(pub fn $new(elements: &[$ty], shape: &[usize]) -> Self {
-                assert_eq!(elements.len(), shape.iter().product::<usize>());
-                Self { shape: shape.to_vec(), elements: Elements::$variant(elements.to_vec()) }
-            }
-
-            pub fn $get(&self) -> Vec<$ty> {
-                match &self.elements {
-                    Elements::$variant(elements) => elements.clone(),
-                    other => panic!("{other:?} is no {}", stringify!($variant)),
-                }
-            })*
-
-            fn dtype(&self) -> Dtype {
-                match &self.elements {
-                    Elements::Bool(_) => Dtype::Pred,
-                    Elements::I16(_) => Dtype::I16,
-                    Elements::I32(_) => Dtype::I32,
-                    Elements::I64(_) => Dtype::I64,
-                    Elements::U32(_) => Dtype::U32,
-                    Elements::F16(_) => Dtype::F16,
-                    Elements::Bf16(_) => Dtype::Bf16,
-                    Elements::F32(_) => Dtype::F32,
-                    Elements::F64(_) => Dtype::F64,
-                }
-            }
-
-            fn send(&self, device: usize) -> Buffer {
-                match &self.elements {
-                    $(Elements::$variant(elements) => send(elements, &self.shape, device),)*
-                }
-            }
-
-            fn receive(buffer: &Buffer) -> Self {
-                let elements = match buffer.dtype() {
-                    DType::Pred => Elements::Bool(buffer.to_vec().unwrap()),
-                    DType::I16 => Elements::I16(buffer.to_vec().unwrap()),
-                    DType::I32 => Elements::I32(buffer.to_vec().unwrap()),
-                    DType::I64 => Elements::I64(buffer.to_vec().unwrap()),
-                    DType::U32 => Elements::U32(buffer.to_vec().unwrap()),
-                    DType::F16 => Elements::F16(buffer.to_vec().unwrap()),
-                    DType::Bf16 => Elements::Bf16(buffer.to_vec().unwrap()),
-                    DType::F32 => Elements::F32(buffer.to_vec().unwrap()),
-                    DType::F64 => Elements::F64(buffer.to_vec().unwrap()),
-                    other => panic!("{other}"),
-                };
-                Self { shape: buffer.dims().to_vec(), elements }
-            }
-        }
+fn receive(buffer: &Buffer) -> Array {
+    fn floats<T: Element + Into<f64>>(dtype: Dtype, buffer: &Buffer) -> stablehlo::Result<Array> {
+        let numbers = buffer.to_vec::<T>().expect("numbers");
+        Array::floats(dtype, buffer.dims(), numbers.into_iter().map(Into::into))
+    }
+    fn ints<T: Element + Into<i64>>(dtype: Dtype, buffer: &Buffer) -> stablehlo::Result<Array> {
+        let numbers = buffer.to_vec::<T>().expect("numbers");
+        Array::ints(dtype, buffer.dims(), numbers.into_iter().map(Into::into))
+    }
+    let array = match buffer.dtype() {
+        DType::Pred => Array::preds(buffer.dims(), buffer.to_vec::<bool>().expect("predicates")),
+        DType::I16 => ints::<i16>(Dtype::I16, buffer),
+        DType::I32 => ints::<i32>(Dtype::I32, buffer),
+        DType::I64 => ints::<i64>(Dtype::I64, buffer),
+        DType::U32 => ints::<u32>(Dtype::U32, buffer),
+        DType::F16 => floats::<f16>(Dtype::F16, buffer),
+        DType::Bf16 => floats::<bf16>(Dtype::Bf16, buffer),
+        DType::F32 => floats::<f32>(Dtype::F32, buffer),
+        DType::F64 => floats::<f64>(Dtype::F64, buffer),
+        other => panic!("{other}"),
     };
-}
-
-elements! {
-    bool bools Bool bool;
-    i16 i16s I16 i16;
-    i32 i32s I32 i32;
-    i64 i64s I64 i64;
-    u32 u32s U32 u32;
-    f16 f16s F16 f16;
-    bf16 bf16s Bf16 bf16;
-    f32 wide F32 f32;
-    f64 f64s F64 f64;
-}
-
-impl Tensor {
-    pub fn shape(&self) -> &[usize] {
-        &self.shape
-    }
-
-    pub fn ty(&self) -> TensorType {
-        TensorType::new(self.dtype(), &self.shape[..])
-    }
-}
-
-impl Tensor {
-    /// Converts an argument of the interpreter into a tensor.
-    pub fn of(array: &Array) -> Self {
-        let (floats, ints) = (array.to_floats(), array.to_ints());
-        let elements = match array.ty().dtype {
-            Dtype::Pred => Elements::Bool(array.to_preds()),
-            Dtype::I16 => Elements::I16(ints.iter().map(|x| *x as i16).collect()),
-            Dtype::I32 => Elements::I32(ints.iter().map(|x| *x as i32).collect()),
-            Dtype::I64 => Elements::I64(ints),
-            Dtype::U32 => Elements::U32(ints.iter().map(|x| *x as u32).collect()),
-            Dtype::F16 => Elements::F16(floats.into_iter().map(f16::from_f64).collect()),
-            Dtype::Bf16 => Elements::Bf16(floats.into_iter().map(bf16::from_f64).collect()),
-            Dtype::F32 => Elements::F32(floats.into_iter().map(|x| x as f32).collect()),
-            Dtype::F64 => Elements::F64(floats),
-        };
-        Self { shape: array.shape().to_vec(), elements }
-    }
-
-    /// Converts the tensor into an argument of the interpreter.
-    pub fn array(&self) -> Array {
-        let (dtype, shape) = (self.dtype(), self.shape.clone());
-        let array = match &self.elements {
-            Elements::Bool(x) => Array::preds(shape, x.iter().copied()),
-            Elements::I16(x) => Array::ints(dtype, shape, x.iter().map(|x| (*x).into())),
-            Elements::I32(x) => Array::ints(dtype, shape, x.iter().map(|x| (*x).into())),
-            Elements::I64(x) => Array::ints(dtype, shape, x.iter().copied()),
-            Elements::U32(x) => Array::ints(dtype, shape, x.iter().map(|x| (*x).into())),
-            Elements::F16(x) => Array::floats(dtype, shape, x.iter().map(|x| x.to_f64())),
-            Elements::Bf16(x) => Array::floats(dtype, shape, x.iter().map(|x| x.to_f64())),
-            Elements::F32(x) => Array::floats(dtype, shape, x.iter().map(|x| (*x).into())),
-            Elements::F64(x) => Array::floats(dtype, shape, x.iter().copied()),
-        };
-        array.expect("as many elements as the shape has")
-    }
+    array.expect("as many elements as the shape has")
 }
 
 /// Asserts that the interpreter agrees with XLA: exactly for integers and predicates, within the rounding of the dtype,
 /// or `slack` times the largest magnitude, for floats.
-pub fn interpreter_agrees(module: &Module, arguments: &[Tensor], found: &[Tensor], slack: f64) {
+pub fn interpreter_agrees(module: &Module, arguments: &[Array], found: &[Array], slack: f64) {
     let interpreter = Interpreter { rounding: Rounding::Dtypes, ..Interpreter::default() };
-    let arguments: Vec<Array> = arguments.iter().map(Tensor::array).collect();
+    // As the device has them, rounded to their dtypes.
+    let arguments: Vec<Array> = arguments.iter().map(|array| receive(&send(array, 0))).collect();
     let expected = interpreter.run(module, &arguments).unwrap_or_else(|error| panic!("{error}\n{module}"));
     assert_eq!(expected.len(), found.len());
     for (i, (ours, xla)) in expected.iter().zip(found).enumerate() {
-        let xla = xla.array();
         assert_eq!(ours.ty(), xla.ty(), "result {i} of\n{module}");
         let exact = !ours.ty().dtype.is_float();
         let digits = match ours.ty().dtype {
@@ -181,15 +92,6 @@ pub fn interpreter_agrees(module: &Module, arguments: &[Tensor], found: &[Tensor
     }
 }
 
-pub fn f32s(tensor: &Tensor) -> Vec<f32> {
-    tensor.wide()
-}
-
-fn send<T: Element>(elements: &[T], shape: &[usize], device: usize) -> Buffer {
-    let client = client();
-    client.buffer_from_host(elements, shape, &client.addressable_devices()[device]).expect("the data gets there")
-}
-
 pub fn compile_with(module: &Module, options: CompileOptions) -> LoadedExecutable {
     let options = options.with("xla_backend_optimization_level", 0).with("xla_allow_excess_precision", false);
     // By default, minimum and maximum of XLA on the CPU do not propagate NaN, as StableHLO requires.
@@ -206,106 +108,58 @@ pub fn compile(module: &Module) -> LoadedExecutable {
     compile_with(module, options(module))
 }
 
-fn execute(executable: &LoadedExecutable, arguments: &[Vec<Buffer>]) -> Vec<Vec<Tensor>> {
+fn execute(executable: &LoadedExecutable, arguments: &[Vec<Buffer>]) -> Vec<Vec<Array>> {
     let lists: Vec<Vec<&Buffer>> = arguments.iter().map(|list| list.iter().collect()).collect();
-    let lists: Vec<&[&Buffer]> = lists.iter().map(|list| &list[..]).collect();
-    let outputs = executable.execute(&lists).expect("the program runs");
-    outputs.iter().map(|list| list.iter().map(Tensor::receive).collect()).collect()
+    let outputs = executable.execute(&lists.iter().map(Vec::as_slice).collect::<Vec<_>>()).expect("the program runs");
+    outputs.iter().map(|list| list.iter().map(receive).collect()).collect()
 }
 
 /// Runs a program on the first device.
-pub fn run_module(module: &Module, arguments: &[Tensor]) -> Vec<Tensor> {
-    execute(&compile(module), &[arguments.iter().map(|a| a.send(0)).collect()]).remove(0)
+pub fn run_module(module: &Module, arguments: &[Array]) -> Vec<Array> {
+    execute(&compile(module), &[arguments.iter().map(|a| send(a, 0)).collect()]).remove(0)
 }
 
-/// Builds a program of `arguments`, and runs it.
-pub fn run(arguments: &[Tensor], build: impl FnOnce(&Builder, &[Value]) -> Vec<Value>) -> Vec<Tensor> {
+/// Runs a program of one argument on one replica per element of `arguments`; returns `[replicas][outputs]`. Asserts
+/// that the interpreter's results are the same.
+pub fn on_replicas(arguments: &[Array], build: impl FnOnce(&Builder, &Value) -> Vec<Value>) -> Vec<Vec<Array>> {
     let f = Builder::new();
-    let values: Vec<Value> = arguments.iter().map(|a| f.argument("", a.ty())).collect();
-    let results = build(&f, &values);
-    let named: Vec<(&str, &Value)> = results.iter().map(|v| ("", v)).collect();
-    let module = f.finish("main", &named).unwrap_or_else(|error| panic!("{error}"));
-    let outputs = run_module(&module, arguments);
-    for (output, value) in outputs.iter().zip(&results) {
-        assert_eq!(&output.ty(), value.ty(), "the builder and XLA agree on the type");
-    }
-    interpreter_agrees(&module, arguments, &outputs, 1e-6);
-    outputs
-}
-
-pub fn run_one(arguments: &[Tensor], build: impl FnOnce(&Builder, &[Value]) -> Value) -> Tensor {
-    run(arguments, |f, values| vec![build(f, values)]).remove(0)
-}
-
-/// Runs a program of one argument on one replica per element of `arguments`; returns `[replicas][outputs]`.
-pub fn on_replicas(arguments: &[Tensor], build: impl FnOnce(&Builder, &Value) -> Vec<Value>) -> Vec<Vec<Tensor>> {
-    let f = Builder::new();
-    let argument = f.argument("a", arguments[0].ty());
+    let argument = f.argument("a", arguments[0].ty().clone());
     let results = build(&f, &argument);
     let named: Vec<(&str, &Value)> = results.iter().map(|v| ("", v)).collect();
     let mut module = f.finish("replicated", &named).unwrap_or_else(|error| panic!("{error}"));
     module.replicas = arguments.len();
     let executable = compile_with(&module, CompileOptions::replicas(arguments.len()));
-    let buffers: Vec<_> = arguments.iter().enumerate().map(|(device, a)| vec![a.send(device)]).collect();
+    let buffers: Vec<_> = arguments.iter().enumerate().map(|(device, a)| vec![send(a, device)]).collect();
     let outputs = execute(&executable, &buffers);
-    let lists: Vec<Vec<Array>> = arguments.iter().map(|a| vec![a.array()]).collect();
+    let lists: Vec<Vec<Array>> = arguments.iter().map(|a| vec![a.clone()]).collect();
     let interpreter = Interpreter { rounding: Rounding::Dtypes, ..Interpreter::default() };
     let expected = interpreter.run_replicas(&module, &lists).unwrap_or_else(|error| panic!("{error}\n{module}"));
-    for (found, expected) in outputs.iter().flatten().zip(expected.iter().flatten()) {
-        assert_eq!(found.array(), *expected, "the interpreter and XLA agree\n{module}");
-    }
+    assert_eq!(outputs, expected, "the interpreter and XLA agree\n{module}");
     outputs
 }
 
-/// Returns the shapes of each device's parameters.
-pub fn parameters(module: &Module) -> Vec<Vec<usize>> {
-    let parameters = compile(module).executable().parameters().expect("a program").expect("types");
-    parameters.into_iter().map(|ty| ty.dims).collect()
-}
-
-/// Runs a program on the devices of its mesh. Arguments and results are whole tensors; each has a sharding.
-pub fn run_on_mesh(module: &Module, arguments: &[Array]) -> Vec<Array> {
+/// Runs a compiled program on the devices of its mesh. Arguments and results are whole tensors; those without a
+/// sharding are equal on all devices. Asserts that every device takes its shards.
+pub fn run_on_mesh(executable: &LoadedExecutable, module: &Module, arguments: &[Array]) -> Vec<Array> {
     let mut lists: Vec<Vec<Buffer>> = (0..module.partitions).map(|_| vec![]).collect();
+    let mut shapes = vec![];
     for (argument, array) in module.main.arguments.iter().zip(arguments) {
-        let parts = array.parts(argument.sharding.as_ref().expect("a sharding")).expect("parts");
-        parts.iter().enumerate().for_each(|(device, part)| lists[device].push(Tensor::of(part).send(device)));
+        let parts = match &argument.sharding {
+            Some(sharding) => array.parts(sharding).expect("parts"),
+            None => vec![array.clone(); module.partitions],
+        };
+        shapes.push(parts[0].shape().to_vec());
+        parts.iter().enumerate().for_each(|(device, part)| lists[device].push(send(part, device)));
     }
-    let outputs = execute(&compile(module), &lists);
+    let taken = executable.executable().parameters().expect("a program").expect("types");
+    assert_eq!(taken.into_iter().map(|ty| ty.dims).collect::<Vec<_>>(), shapes, "shapes of the shards");
+    let outputs = execute(executable, &lists);
     let whole = module.main.results.iter().enumerate().map(|(i, result)| {
-        let parts: Vec<Array> = outputs.iter().map(|list| list[i].array()).collect();
-        Array::whole(&parts, result.sharding.as_ref().expect("a sharding")).unwrap_or_else(|e| panic!("{e}\n{module}"))
+        let parts: Vec<Array> = outputs.iter().map(|list| list[i].clone()).collect();
+        match &result.sharding {
+            Some(sharding) => Array::whole(&parts, sharding).unwrap_or_else(|error| panic!("{error}\n{module}")),
+            None => parts[0].clone(),
+        }
     });
     whole.collect()
-}
-
-/// Runs a program on the first device; the `donated` arguments follow the `borrowed` ones.
-pub fn run_donating(module: &Module, borrowed: &[Tensor], donated: &[Tensor]) -> Vec<Tensor> {
-    let kept: Vec<Buffer> = borrowed.iter().map(|a| a.send(0)).collect();
-    let arguments = kept.iter().map(Argument::Borrowed).chain(donated.iter().map(|a| Argument::Donated(a.send(0))));
-    let outputs = compile(module).execute_donating(vec![arguments.collect()]).expect("the program runs");
-    outputs[0].iter().map(Tensor::receive).collect()
-}
-
-/// Asserts that both are equal within a relative `tolerance`; NaN equals itself.
-pub fn close(found: &[f32], expected: &[f32], tolerance: f32, what: &str) {
-    assert_eq!(found.len(), expected.len(), "{what}");
-    for (f, e) in found.iter().zip(expected) {
-        let same = f == e || (f.is_nan() && e.is_nan()) || (f - e).abs() <= tolerance * e.abs();
-        assert!(same, "{what}: {found:?} and should be {expected:?}");
-    }
-}
-
-pub(crate) fn ty(dtype: Dtype, shape: &[usize]) -> TensorType {
-    TensorType::new(dtype, shape)
-}
-
-/// Runs `build` on f32 vectors.
-pub(crate) fn on_vectors(arguments: &[&[f32]], build: impl FnOnce(&[Value]) -> Value) -> Tensor {
-    let tensors: Vec<Tensor> = arguments.iter().map(|a| Tensor::f32(a, &[a.len()])).collect();
-    run_one(&tensors, |_, values| build(values))
-}
-
-/// Small numbers with a period of 7.
-pub(crate) fn counting(n: usize) -> Vec<f32> {
-    (0..n).map(|i| (i % 7) as f32 - 2.0).collect()
 }

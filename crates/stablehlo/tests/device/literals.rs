@@ -1,8 +1,16 @@
 //! Constants, bit by bit.
 
-use crate::device::{f32s, run, run_one, ty};
+use crate::device::{interpreter_agrees, run_module};
+use crate::interpreter::cases::{case, ty};
 use half::{bf16, f16};
 use stablehlo::*;
+
+fn run(build: impl FnOnce(&Builder) -> Vec<Value>) -> Vec<Array> {
+    let case = case("literals", &[], |f, _| build(f));
+    let found = run_module(&case.module, &[]);
+    interpreter_agrees(&case.module, &[], &found, case.slack);
+    found
+}
 
 /// NaN, zero, infinity, and the smallest and largest numbers of every type keep their bits.
 #[test]
@@ -28,7 +36,7 @@ fn literals_keep_their_bits() {
         0.1,
     ];
     let shape = [numbers.len()];
-    let outputs = run(&[], |f, _| {
+    let outputs = run(|f| {
         let dense = |dtype| f.dense(numbers, ty(dtype, &shape));
         let splats = numbers.map(|number| f.splat(number, ty(Dtype::F32, &[1])));
         vec![
@@ -46,15 +54,16 @@ fn literals_keep_their_bits() {
                 "{number:e} as {dtype}: {found:x} and should be {expected:x}"
             );
         };
+        let found = |output: usize| outputs[output].to_floats()[i];
         let single = (number as f32).to_bits();
-        assert!(!number.is_nan() || (f32s(&outputs[0])[i].is_nan() && outputs[1].f64s()[i].is_nan()));
-        same(f32s(&outputs[0])[i].to_bits().into(), single.into(), "f32");
-        same(f32s(&outputs[4])[i].to_bits().into(), single.into(), "f32 splat");
-        same(outputs[1].f64s()[i].to_bits(), number.to_bits(), "f64");
-        same(outputs[2].bf16s()[i].to_bits().into(), bf16::from_f64(number).to_bits().into(), "bf16");
-        same(outputs[3].f16s()[i].to_bits().into(), f16::from_f64(number).to_bits().into(), "f16");
+        assert!(!number.is_nan() || (found(0).is_nan() && found(1).is_nan()));
+        same((found(0) as f32).to_bits().into(), single.into(), "f32");
+        same((found(4) as f32).to_bits().into(), single.into(), "f32 splat");
+        same(found(1).to_bits(), number.to_bits(), "f64");
+        same(bf16::from_f64(found(2)).to_bits().into(), bf16::from_f64(number).to_bits().into(), "bf16");
+        same(f16::from_f64(found(3)).to_bits().into(), f16::from_f64(number).to_bits().into(), "f16");
     }
-    let ints = run(&[], |f, _| {
+    let ints = run(|f| {
         vec![
             f.dense([i64::from(i32::MIN), -1, i32::MAX.into()], ty(Dtype::I32, &[3])),
             f.dense([i64::MIN, i64::MAX], ty(Dtype::I64, &[2])),
@@ -62,10 +71,10 @@ fn literals_keep_their_bits() {
             f.dense([true, false, true, true], ty(Dtype::Pred, &[2, 2])),
         ]
     });
-    assert_eq!(ints[0].i32s(), [i32::MIN, -1, i32::MAX]);
-    assert_eq!(ints[1].i64s(), [i64::MIN, i64::MAX]);
-    assert_eq!(ints[2].i64s(), [0, i64::from(u32::MAX)]);
-    assert_eq!(ints[3].bools(), [true, false, true, true]);
-    let empty = run_one(&[], |f, _| f.dense::<f64>([], ty(Dtype::F32, &[0, 3])));
-    assert_eq!((empty.shape(), f32s(&empty)), (&[0, 3][..], vec![]));
+    assert_eq!(ints[0].to_ints(), [i32::MIN.into(), -1, i32::MAX.into()]);
+    assert_eq!(ints[1].to_ints(), [i64::MIN, i64::MAX]);
+    assert_eq!(ints[2].to_ints(), [0, i64::from(u32::MAX)]);
+    assert_eq!(ints[3].to_preds(), [true, false, true, true]);
+    let empty = run(|f| vec![f.dense::<f64>([], ty(Dtype::F32, &[0, 3]))]).remove(0);
+    assert_eq!((empty.shape(), empty.to_floats()), (&[0, 3][..], vec![]));
 }

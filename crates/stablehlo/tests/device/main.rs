@@ -1,11 +1,7 @@
-//! Compiles every operation with XLA, runs it on the CPU plugin, and compares with plain Rust.
+//! Compiles programs with XLA, runs them on the CPU plugin, and compares them with the interpreter.
 
 mod derivative;
 mod device;
-mod elementwise;
 mod interpreter;
 mod literals;
-mod replicas;
-mod scan;
-mod shapes;
 mod sharding;

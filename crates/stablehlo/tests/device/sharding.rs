@@ -1,7 +1,7 @@
 //! Programs that XLA's partitioner shards over four devices.
 
-use crate::device::{compile, parameters, run_on_mesh, ty};
-use crate::interpreter::cases::{case, split};
+use crate::device::{compile, run_on_mesh};
+use crate::interpreter::cases::{case, split, ty};
 use proptest::prelude::*;
 use split::mesh;
 use stablehlo::*;
@@ -9,7 +9,7 @@ use stablehlo::*;
 /// Asserts that the program on four devices agrees with the interpreter on whole tensors.
 fn agree(what: &str, module: &Module, arguments: &[Array], slack: f64) {
     let expected = module.interpret(arguments).unwrap_or_else(|error| panic!("{what}: {error}"));
-    let found = run_on_mesh(module, arguments);
+    let found = run_on_mesh(&compile(module), module, arguments);
     assert_eq!(found.len(), expected.len(), "{what}");
     for (i, (found, expected)) in found.iter().zip(&expected).enumerate() {
         assert_eq!(found.ty(), expected.ty(), "{what}");
@@ -43,7 +43,7 @@ fn shards_follow_sharding_range() {
             let doubled = &a[0] + &a[0];
             vec![doubled.constrain(&sharding), doubled.reduce(Reducer::Add, &[0, 1])]
         });
-        let found = run_on_mesh(&doubled.module, std::slice::from_ref(&numbers));
+        let found = run_on_mesh(&compile(&doubled.module), &doubled.module, std::slice::from_ref(&numbers));
         assert_eq!(found[0].to_floats(), (0..16).map(|i| f64::from(2 * i)).collect::<Vec<_>>(), "{sharding}");
         assert_eq!(found[1].to_floats(), [240.0]);
     }
@@ -59,8 +59,8 @@ fn the_partitioner_shards_arguments_without_a_sharding() {
         f.shard_result(0, &rows);
         vec![(&a[0] * &a[1]).constrain(&rows)]
     });
-    let shapes = parameters(&sum.module);
-    assert_eq!(shapes, [[2, 4], [2, 4]]);
+    let parameters = compile(&sum.module).executable().parameters().expect("a program").expect("types");
+    assert_eq!(parameters.into_iter().map(|ty| ty.dims).collect::<Vec<_>>(), [[2, 4], [2, 4]]);
 }
 
 /// The shards of a donated parameter reuse memory for the new parameter.

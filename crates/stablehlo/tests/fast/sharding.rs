@@ -238,8 +238,8 @@ fn devices_that_do_not_agree_are_an_error() {
     assert!(matches!(error, Error::Disagreement { .. }));
     // A collective that only some devices reach would hang.
     let error = run(&rows, &|f, x| {
-        let first = f.axis_index(&all).eq(&f.scalar(0, Dtype::U32));
-        f.if_else(&first, || vec![x.all_reduce(Reducer::Add, &all)], || vec![x.clone()]).remove(0)
+        let place = f.axis_index(&all).convert(Dtype::I32);
+        f.case(&place, 2, |i| vec![if i == 0 { x.all_reduce(Reducer::Add, &all) } else { x.clone() }]).remove(0)
     });
     let error = error.expect_err("five devices do not get there");
     assert_eq!(error.to_string(), "stablehlo.all_reduce: 1 of 6 devices along data, tensor reach it");

@@ -3,7 +3,7 @@
 use super::super::wide;
 use super::{Parts, Step};
 use crate::build::Value;
-use crate::graph::{DotDimensions, Precision, Reducer, Window};
+use crate::graph::{DotDimensions, Precision, Reducer};
 use crate::types::Dtype;
 
 pub(super) fn dot_general(step: &Step<'_>, dimensions: &DotDimensions, precision: Precision) -> Parts {
@@ -150,29 +150,4 @@ pub(super) fn broadcast_in_dim(step: &Step<'_>, dimensions: &[usize]) -> Parts {
     };
     let over: Vec<usize> = (0..ct.ty().rank()).filter(repeated).collect();
     vec![Some(total(ct, &over).reshape(x.shape()))]
-}
-
-/// Sums of windows: each element's cotangent is the sum over the windows that contain it.
-pub(super) fn reduce_window(step: &Step<'_>, window: &Window) -> Parts {
-    let (ct, x) = (step.cotangent(), &step.operands[0]);
-    let ct = ct.convert(wide(ct.dtype()));
-    let rank = x.ty().rank();
-    if step.wanted[1] {
-        step.builder
-            .fail("stablehlo.reduce_window", "the initial value of windows is a constant to derivatives".into());
-    }
-    // Dilate the cotangent by the strides and pad it, so that a window of the same size ends at each element.
-    let interior: Vec<usize> = window.strides.iter().map(|s| s - 1).collect();
-    let low: Vec<i64> = (0..rank).map(|d| window.sizes[d] as i64 - 1 - window.low[d] as i64).collect();
-    let spaced = |d: usize| ((ct.shape()[d].max(1) - 1) * window.strides[d] + 1) as i64;
-    let high: Vec<i64> = (0..rank).map(|d| (x.shape()[d] + window.sizes[d]) as i64 - 1 - low[d] - spaced(d)).collect();
-    let plain = interior.iter().all(|i| *i == 0) && low.iter().chain(&high).all(|p| *p >= 0);
-    let (spaced, low, high) = if plain {
-        let sizes = |padding: &[i64]| padding.iter().map(|p| *p as usize).collect::<Vec<_>>();
-        (ct, sizes(&low), sizes(&high))
-    } else {
-        (ct.pad_general(&step.zero(ct.dtype()), &low, &high, &interior), vec![0; rank], vec![0; rank])
-    };
-    let window = Window { sizes: window.sizes.clone(), strides: vec![1; rank], low, high };
-    vec![Some(spaced.reduce_window(&window, Reducer::Add)), None]
 }

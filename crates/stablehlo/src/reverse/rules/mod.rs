@@ -30,23 +30,23 @@ pub(super) struct Step<'a> {
 pub(super) type Parts = Vec<Option<Value>>;
 
 /// The derivative of an operation.
-pub(super) enum Rule {
+pub(super) enum Rule<'a> {
     /// The derivative is zero, or no result depends smoothly on an operand.
     Constant,
     /// Computed by this function.
-    Of(Box<dyn Fn(&Step<'_>) -> Parts>),
-    /// Handled by [`Structure`](super::structure::Structure).
+    Of(Box<dyn Fn(&Step<'_>) -> Parts + 'a>),
+    /// Handled by [`Structure`](super::nested::Structure).
     Structure,
     /// Not available, with a hint what to do instead.
     None(&'static str),
 }
 
-fn of(rule: impl Fn(&Step<'_>) -> Parts + 'static) -> Rule {
+fn of<'a>(rule: impl Fn(&Step<'_>) -> Parts + 'a) -> Rule<'a> {
     Rule::Of(Box::new(rule))
 }
 
 /// Returns the rule of an operation.
-pub(super) fn rule(kind: &Kind) -> Rule {
+pub(super) fn rule(kind: &Kind) -> Rule<'_> {
     match kind {
         Kind::Constant(_)
         | Kind::Iota { .. }
@@ -71,89 +71,42 @@ pub(super) fn rule(kind: &Kind) -> Rule {
         Kind::Select => of(elementwise::select),
         Kind::Clamp => of(elementwise::clamp),
         Kind::Convert | Kind::Named(_) => of(|step| vec![step.cotangents[0].clone()]),
-        Kind::DotGeneral(dimensions, precision) => {
-            let (dimensions, precision) = (dimensions.clone(), *precision);
-            of(move |step| contract::dot_general(step, &dimensions, precision))
-        }
-        Kind::Reduce { reducers, dimensions } => {
-            let (reducers, dimensions) = (reducers.clone(), dimensions.clone());
-            of(move |step| contract::reduce(step, &reducers, &dimensions))
-        }
-        Kind::ArgMax { dimension } => {
-            let dimension = *dimension;
-            of(move |step| contract::arg_max(step, dimension))
-        }
-        Kind::BroadcastInDim { dimensions } => {
-            let dimensions = dimensions.clone();
-            of(move |step| contract::broadcast_in_dim(step, &dimensions))
-        }
+        Kind::DotGeneral(dimensions, precision) => of(move |step| contract::dot_general(step, dimensions, *precision)),
+        Kind::Reduce { reducers, dimensions } => of(move |step| contract::reduce(step, reducers, dimensions)),
+        Kind::ArgMax { dimension } => of(move |step| contract::arg_max(step, *dimension)),
+        Kind::BroadcastInDim { dimensions } => of(move |step| contract::broadcast_in_dim(step, dimensions)),
         Kind::Reshape => of(movement::reshape),
-        Kind::Transpose { permutation } => {
-            let permutation = permutation.clone();
-            of(move |step| movement::transpose(step, &permutation))
-        }
-        Kind::Concatenate { dimension } => {
-            let dimension = *dimension;
-            of(move |step| movement::concatenate(step, dimension))
-        }
-        Kind::Slice { start, limit: _, stride } => {
-            let (start, stride) = (start.clone(), stride.clone());
-            of(move |step| movement::slice(step, &start, &stride))
-        }
-        Kind::Pad { low, high, interior } => {
-            let (low, high, interior) = (low.clone(), high.clone(), interior.clone());
-            of(move |step| movement::pad(step, &low, &high, &interior))
-        }
+        Kind::Transpose { permutation } => of(move |step| movement::transpose(step, permutation)),
+        Kind::Concatenate { dimension } => of(move |step| movement::concatenate(step, *dimension)),
+        Kind::Slice { start, limit: _, stride } => of(move |step| movement::slice(step, start, stride)),
+        Kind::Pad { low, high, interior } => of(move |step| movement::pad(step, low, high, interior)),
         Kind::DynamicSlice { .. } => of(indexing::dynamic_slice),
         Kind::DynamicUpdateSlice => of(indexing::dynamic_update_slice),
-        Kind::Gather(dimensions) => {
-            let dimensions = dimensions.clone();
-            of(move |step| indexing::gather(step, &dimensions))
-        }
-        Kind::Scatter(dimensions, Reducer::Add) => {
-            let dimensions = dimensions.clone();
-            of(move |step| indexing::scatter(step, &dimensions))
-        }
+        Kind::Gather(dimensions) => of(move |step| indexing::gather(step, dimensions)),
+        Kind::Scatter(dimensions, Reducer::Add) => of(move |step| indexing::scatter(step, dimensions)),
         Kind::Scatter(..) => Rule::None("a derivative is implemented for addition only"),
-        Kind::ReduceWindow(window, Reducer::Add) => {
-            let window = window.clone();
-            of(move |step| contract::reduce_window(step, &window))
-        }
-        Kind::ReduceWindow(..) => Rule::None("a derivative is implemented for addition only"),
         Kind::BitcastConvert => Rule::None("bits are not differentiable; use `convert` for numbers"),
         Kind::Sort { .. } => Rule::None("sort indices by `stop_gradient` of the keys, and gather by them"),
         Kind::While => Rule::None("a loop with an unknown number of iterations saves no residuals; use `scan`"),
         Kind::Case => Rule::None("the region that ran is not saved; use `select` between the results of both"),
-        Kind::AllReduce { reducer: Reducer::Add, groups } => {
-            let groups = groups.clone();
-            of(move |step| collective::all_reduce(step, &groups))
-        }
+        Kind::AllReduce { reducer: Reducer::Add, groups } => of(move |step| collective::all_reduce(step, groups)),
         Kind::AllReduce { .. } => Rule::None("a derivative is implemented for sums only; use `stop_gradient`"),
         Kind::ReduceScatter { reducer: Reducer::Add, dimension, groups } => {
-            let (dimension, groups) = (*dimension, groups.clone());
-            of(move |step| collective::reduce_scatter(step, dimension, &groups))
+            of(move |step| collective::reduce_scatter(step, *dimension, groups))
         }
         Kind::ReduceScatter { .. } => Rule::None("a derivative is implemented for sums only; use `stop_gradient`"),
-        Kind::AllGather { dimension, groups } => {
-            let (dimension, groups) = (*dimension, groups.clone());
-            of(move |step| collective::all_gather(step, dimension, &groups))
-        }
+        Kind::AllGather { dimension, groups } => of(move |step| collective::all_gather(step, *dimension, groups)),
         Kind::AllToAll { split, concat, groups } => {
-            let (split, concat, groups) = (*split, *concat, groups.clone());
-            of(move |step| collective::all_to_all(step, split, concat, &groups))
+            of(move |step| collective::all_to_all(step, *split, *concat, groups))
         }
         Kind::CollectivePermute { pairs, axes } => {
-            let (pairs, axes) = (pairs.clone(), axes.clone());
-            of(move |step| collective::collective_permute(step, &pairs, axes.as_ref()))
+            of(move |step| collective::collective_permute(step, pairs, axes.as_ref()))
         }
         // The barrier orders the forward computation; cotangents pass without one.
         Kind::OptimizationBarrier => of(|step| step.cotangents.clone()),
-        Kind::Constrain(sharding) => {
-            let sharding = sharding.clone();
-            of(move |step| vec![Some(step.cotangent().constrain(&sharding))])
-        }
+        Kind::Constrain(sharding) => of(move |step| vec![Some(step.cotangent().constrain(sharding))]),
         Kind::CustomCall(_) => Rule::None("it is a custom call; use `custom_vjp` to give its derivative"),
-        Kind::Scan(_) | Kind::Remat(_) | Kind::CustomVjp { .. } | Kind::Manual(_) => Rule::Structure,
+        Kind::Scan(_) | Kind::CustomVjp { .. } | Kind::Manual(_) => Rule::Structure,
     }
 }
 

@@ -1,7 +1,7 @@
 //! Derivatives of collectives, shardings and manual computations.
 
 use super::*;
-use stablehlo::{Array, Manual, Mesh, MeshAxes, Save, Sharding};
+use stablehlo::{Array, Interpreter, Manual, Mesh, MeshAxes, Module, Save, Sharding};
 
 /// A mesh of 2 x 3 devices.
 fn mesh() -> Mesh {
@@ -72,12 +72,11 @@ fn the_backward_pass_of_an_all_reduce_adds_no_collective() {
     let (rows, columns) = (split(&[&["data"], &["tensor"]]), split(&[&["tensor"], &[]]));
     let computation = manual(&[rows.clone(), columns], &[split(&[&["data"], &[]])]);
     let types = [wide(&[4, 6]), wide(&[6, 2])];
-    let body = computation.trace(&types, |_, a| {
+    let body = built(computation.trace(&types, |_, a| {
         let part = a[0].dot_general(&a[1], stablehlo::DotDimensions::contract(1, 0), Dtype::F64, <_>::default());
         let sum = part.all_reduce(Reducer::Add, &along(&["tensor"]));
         vec![&sum + sum.like(1.0)]
-    });
-    let body = body.expect("a body");
+    }));
     let function = trace(&types, |f, a| f.manual(&computation, &body, &[&a[0], &a[1]])).expect("a function");
     let (arguments, all) = ([array(&types[0], 0), array(&types[1], 1)], [0, 1]);
     check_at("a sum", &function, &arguments, &all);
@@ -138,7 +137,7 @@ fn replicated_operands_and_results() {
     );
 }
 
-/// Manual computations in loops, loops in manual computations, with and without rematerialisation.
+/// Manual computations in loops, and loops in manual computations.
 #[test]
 fn manual_computations_in_loops_and_loops_in_them() {
     let tensor = along(&["tensor"]);
@@ -148,8 +147,7 @@ fn manual_computations_in_loops_and_loops_in_them() {
     let product = |a: &Value, b: &Value| {
         a.dot_general(b, stablehlo::DotDimensions::contract(1, 0), Dtype::F64, <_>::default()).named("product")
     };
-    let body = turn.trace(&types, |_, a| vec![product(&a[0], &a[1]).tanh().all_gather(1, &tensor).tanh()]);
-    let body = body.expect("a body");
+    let body = built(turn.trace(&types, |_, a| vec![product(&a[0], &a[1]).tanh().all_gather(1, &tensor).tanh()]));
     let layer = trace(&types, |f, a| f.manual(&turn, &body, &[&a[0], &a[1]])).expect("a layer");
     for save in [Save::Carry, Save::Named(vec!["product".into()]), Save::Products, Save::Everything] {
         check(&format!("in a scan, {save:?}"), &[wide(&[2, 3]), wide(&[2, 3, 3])], |f, a| {
@@ -158,11 +156,9 @@ fn manual_computations_in_loops_and_loops_in_them() {
         check(&format!("in a scan, as constants, {save:?}"), &types, |f, a| {
             f.scan(2, &layer, &[&a[0]], &[], &[&a[1]], save.clone()).carry
         });
-        check(&format!("computed again, {save:?}"), &types, |f, a| f.remat(&layer, &[&a[0], &a[1]], save.clone()));
-        let inside = trace(&[wide(&[1, 3]), wide(&[3, 1])], |_, a| {
+        let inside = built(trace(&[wide(&[1, 3]), wide(&[3, 1])], |_, a| {
             vec![product(&a[0], &a[1]).tanh().all_gather(1, &tensor).tanh()]
-        });
-        let inside = inside.expect("a turn");
+        }));
         check_manual(
             &format!("a scan inside, {save:?}"),
             &[(&[2, 3], row.clone()), (&[2, 3, 3], split(&[&[], &[], &["tensor"]]))],
@@ -200,11 +196,16 @@ fn check_replicas(what: &str, count: usize, meet: impl Fn(&Value) -> Value) {
     });
     let sum = weighted(&function.unwrap_or_else(|error| panic!("{what}: {error}")));
     let arguments: Vec<Vec<Array>> = (0..count).map(|r| vec![array(&ty, r as u64)]).collect();
+    let run = |function: &Traced, arguments: &[Vec<Array>]| {
+        let module =
+            Module { name: "replicas".into(), replicas: count, partitions: 1, main: function.function().clone() };
+        Interpreter::default().run_replicas(&module, arguments)
+    };
     let all = |arguments: &[Vec<Array>]| {
-        let results = sum.function().interpret_replicas(arguments).unwrap_or_else(|error| panic!("{what}: {error}"));
+        let results = run(&sum, arguments).unwrap_or_else(|error| panic!("{what}: {error}"));
         results.iter().map(|list| list[0].to_floats()[0]).sum::<f64>()
     };
-    let found = gradient(&sum, &[0]).function().interpret_replicas(&arguments).expect("gradients");
+    let found = run(&gradient(&sum, &[0]), &arguments).expect("gradients");
     for replica in 0..count {
         let slope = |i: usize| {
             let moved = |by: f64| {
@@ -238,12 +239,11 @@ fn collectives_over_replicas_have_derivatives() {
 pub(super) fn constraints() {
     let (rows, columns) = (split(&[&["data"], &["?"]]), split(&[&[], &["tensor"]]));
     let types = [wide(&[2, 3]), wide(&[3, 3])];
-    let layer = trace(&types, |_, a| {
+    let layer = built(trace(&types, |_, a| {
         let weight = a[1].constrain(&columns);
         let out = a[0].dot_general(&weight, stablehlo::DotDimensions::contract(1, 0), Dtype::F64, <_>::default());
         vec![out.tanh().constrain(&rows)]
-    });
-    let layer = layer.expect("a layer");
+    }));
     for save in [Save::Carry, Save::Products, Save::Everything] {
         check(&format!("{save:?}"), &[wide(&[2, 3]), wide(&[2, 3, 3])], |f, a| {
             f.scan(2, &layer, &[&a[0]], &[&a[1]], &[], save.clone()).carry

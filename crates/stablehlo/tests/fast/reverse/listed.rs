@@ -55,16 +55,15 @@ fn every_derivative_is_checked_or_refused() {
     rules::products();
     rules::reductions_and_broadcasts();
     rules::moves();
-    rules::derivatives_of_sliding_windows();
     rules::derivatives_at_dynamic_positions();
     rules::gathers_and_scatters();
     scans::scan_gradients_match_finite_differences();
-    scans::rematerialised_code_has_the_same_derivative();
+    scans::second_derivatives_of_scans();
     own::custom_vjp_matches_finite_differences();
     devices::collectives_along_axes_have_derivatives();
     devices::constraints();
     refusals::while_loops_have_no_derivative();
-    refusals::only_additive_scatters_windows_and_collectives_have_derivatives();
+    refusals::only_additive_scatters_and_collectives_have_derivatives();
     refusals::sort_case_and_bitcast_have_no_derivative();
 
     let mut seen = SEEN.with_borrow(BTreeSet::clone);

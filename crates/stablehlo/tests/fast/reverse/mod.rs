@@ -11,6 +11,7 @@ mod rules;
 mod scans;
 mod widths;
 
+use crate::interpret::cases::built;
 use stablehlo::{Array, Builder, Dtype, Function, Reducer, TensorType, Traced, Value, trace};
 
 /// Returns random numbers between -0.9 and 0.9.

@@ -2,13 +2,13 @@
 
 use super::*;
 use proptest::prelude::*;
-use stablehlo::{Binary, DotDimensions, GatherDimensions, Precision, Save, Unary, Window};
+use stablehlo::{Binary, DotDimensions, GatherDimensions, Precision, Save, Unary};
 
 /// Selects an operation and two of the values so far, all `[3, 3]`.
 type Choice = (u8, u8, u8);
 
 fn choices(lengths: std::ops::Range<usize>) -> impl Strategy<Value = Vec<Choice>> {
-    prop::collection::vec((0..16_u8, any::<u8>(), any::<u8>()), lengths)
+    prop::collection::vec((0..15_u8, any::<u8>(), any::<u8>()), lengths)
 }
 
 /// Applies the operations to `values` and returns the last result.
@@ -52,13 +52,9 @@ fn apply(f: &Builder, operation: u8, a: &Value, b: &Value) -> Value {
             let [row, column] = [0, 1].map(|d| f.iota(d, TensorType::new(Dtype::I32, [3, 3])));
             row.lt(&column).select(&a.tanh().exp(), b)
         }
-        14 => {
+        _ => {
             let [one, zero] = [1, 0].map(|i| f.scalar(i, Dtype::I32));
             a.dynamic_update_slice(&b.dynamic_slice(&[&zero, &one], &[2, 2]), &[&one, &zero])
-        }
-        _ => {
-            let window = Window { sizes: vec![1, 3], strides: vec![1, 1], low: vec![0, 2], high: vec![0, 0] };
-            a.reduce_window(&window, Reducer::Add)
         }
     }
 }
@@ -197,12 +193,5 @@ proptest! {
         };
         let nested = looped(&inner(Some(policy(saves.0, 2))), 3, Some(policy(saves.1, 3)));
         same(&gradients(&nested, 5), &gradients(&looped(&inner(None), 3, None), 5));
-    }
-
-    #[test]
-    fn remat_does_not_change_gradients(choices in choices(1..12), save in any::<u8>()) {
-        let plain = program(&choices);
-        let again = trace(&matrices(2), |f, a| f.remat(&plain, &a.iter().collect::<Vec<_>>(), policy(save, 2)));
-        same(&gradients(&again.expect("a function"), 1), &gradients(&plain, 1));
     }
 }

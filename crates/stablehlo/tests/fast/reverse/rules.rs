@@ -52,7 +52,7 @@ pub(super) fn operations_with_zero_derivative() {
     let times = |what: &str, mask: &dyn Fn(&Builder, &[Value]) -> Value| {
         check(what, &two, |f, a| {
             let mask = mask(f, a);
-            // Windows and reductions return fewer elements.
+            // Reductions return fewer elements.
             let total: Vec<usize> = (0..mask.shape().len()).collect();
             let factor = mask.convert(Dtype::F64).reduce(Reducer::Add, &total) + f.scalar(0.5, Dtype::F64);
             vec![&a[0] * factor.broadcast_in_dim(&[6], &[]), a[1].exp()]
@@ -72,7 +72,6 @@ pub(super) fn operations_with_zero_derivative() {
             bits.binary(operation, &bits.like(1))
         });
     }
-    let window = Window { sizes: vec![2], strides: vec![1], low: vec![0], high: vec![0] };
     let dimensions = || ScatterDimensions {
         inserted_window_dims: vec![0],
         scatter_dims_to_operand_dims: vec![0],
@@ -81,7 +80,6 @@ pub(super) fn operations_with_zero_derivative() {
     };
     for reducer in [Reducer::And, Reducer::Or] {
         times(&format!("reduce {reducer:?}"), &|_, a| a[0].lt(&a[1]).reduce(reducer, &[0]));
-        times(&format!("windows {reducer:?}"), &|_, a| a[0].lt(&a[1]).reduce_window(&window, reducer));
         times(&format!("scatter {reducer:?}"), &|f, a| {
             let updates = a[1].gt(&a[1].like(0.1)).slice(&[0], &[2]);
             a[0].lt(&a[1]).scatter(&ids(f, &[4, 0], &[2, 1]), &updates, dimensions(), reducer)
@@ -203,27 +201,6 @@ pub(super) fn moves() {
     check("pad", &[ty.clone(), wide(&[])], |_, a| vec![a[0].pad(&a[1], &[1, 0], &[0, 2])]);
     check("barrier", &[ty.clone(), wide(&[2])], |f, a| f.optimization_barrier(&[&a[0], &a[1]]));
     check("named", std::slice::from_ref(&ty), |_, a| vec![a[0].exp().named("a name")]);
-}
-
-#[test]
-pub(super) fn derivatives_of_sliding_windows() {
-    let window = |sizes: [usize; 2], strides: [usize; 2], low: [usize; 2], high: [usize; 2]| Window {
-        sizes: sizes.to_vec(),
-        strides: strides.to_vec(),
-        low: low.to_vec(),
-        high: high.to_vec(),
-    };
-    for window in [
-        window([1, 3], [1, 1], [0, 2], [0, 0]),
-        window([2, 2], [1, 1], [0, 0], [0, 0]),
-        window([2, 3], [2, 3], [1, 0], [0, 2]),
-        window([1, 2], [3, 2], [0, 4], [0, 3]),
-        window([3, 1], [1, 2], [3, 0], [4, 0]),
-    ] {
-        let what = format!("{window:?}");
-        check(&what, &[wide(&[4, 5])], |_, a| vec![a[0].reduce_window(&window, Reducer::Add)]);
-    }
-    check("sums of what came before", &[wide(&[3, 4])], |_, a| vec![a[0].cumulative(Reducer::Add, 1)]);
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Derivatives of scans and of rematerialised code.
+//! Derivatives of scans.
 
 use super::*;
 use stablehlo::{DotDimensions, Kind, Precision, Save};
@@ -19,30 +19,25 @@ fn policies() -> [Save; 5] {
 }
 
 /// (hidden, weights of four layers, constant) -> (hidden, stacked results), by a scan.
-fn scanned(save: Save, reverse: bool) -> Traced {
+fn scanned(save: Save) -> Traced {
     let layer = layer();
     trace(&[wide(&[2, 3]), wide(&[4, 3, 3]), wide(&[3])], |f, a| {
-        let scan = if reverse { Builder::scan_reverse } else { Builder::scan };
-        let scanned = scan(f, 4, &layer, &[&a[0]], &[&a[1]], &[&a[2]], save);
+        let scanned = f.scan(4, &layer, &[&a[0]], &[&a[1]], &[&a[2]], save);
         vec![scanned.carry[0].clone(), scanned.ys[0].clone()]
     })
     .expect("layers")
 }
 
 /// The same without a scan.
-fn unrolled(reverse: bool) -> Traced {
+fn unrolled() -> Traced {
     let layer = layer();
     trace(&[wide(&[2, 3]), wide(&[4, 3, 3]), wide(&[3])], |f, a| {
         let (mut hidden, mut parts) = (a[0].clone(), vec![]);
         for i in 0..4 {
-            let i = if reverse { 3 - i } else { i };
             let weight = a[1].slice(&[i, 0, 0], &[i + 1, 3, 3]).reshape(&[3, 3]);
             let results = f.call(&layer, &[&hidden, &weight, &a[2]]);
             hidden = results[0].clone();
             parts.push(results[1].reshape(&[1, 2]));
-        }
-        if reverse {
-            parts.reverse();
         }
         vec![hidden, f.concatenate(&parts.iter().collect::<Vec<_>>(), 0)]
     })
@@ -64,26 +59,19 @@ fn gradients(function: &Traced) -> Vec<f64> {
 #[test]
 pub(super) fn scan_gradients_match_finite_differences() {
     for save in policies() {
-        for reverse in [false, true] {
-            let function = scanned(save.clone(), reverse);
-            check_at(&format!("{save:?}"), &function, &arguments(&function), &[0, 1, 2]);
-            check_at(&format!("{save:?}, weights"), &function, &arguments(&function), &[1]);
-            check_at(&format!("{save:?}, a constant"), &function, &arguments(&function), &[2]);
-        }
+        let function = scanned(save.clone());
+        check_at(&format!("{save:?}"), &function, &arguments(&function), &[0, 1, 2]);
+        check_at(&format!("{save:?}, weights"), &function, &arguments(&function), &[1]);
+        check_at(&format!("{save:?}, a constant"), &function, &arguments(&function), &[2]);
     }
 }
 
 #[test]
 fn scan_gradients_match_unrolled_layers() {
-    for reverse in [false, true] {
-        let expected = gradients(&unrolled(reverse));
-        for save in policies() {
-            let found = gradients(&scanned(save.clone(), reverse));
-            assert!(
-                found.iter().zip(&expected).all(|(f, e)| (f - e).abs() <= 1e-12),
-                "{save:?}: {found:?} {expected:?}"
-            );
-        }
+    let expected = gradients(&unrolled());
+    for save in policies() {
+        let found = gradients(&scanned(save.clone()));
+        assert!(found.iter().zip(&expected).all(|(f, e)| (f - e).abs() <= 1e-12), "{save:?}: {found:?} {expected:?}");
     }
 }
 
@@ -101,7 +89,7 @@ fn groups_must_divide_the_iterations() {
 
 /// Returns the sorted sizes of the residuals that the forward scan of a gradient stacks.
 fn kept(save: Save) -> Vec<usize> {
-    let gradient = gradient(&weighted(&scanned(save, false)), &[0, 1, 2]);
+    let gradient = gradient(&weighted(&scanned(save)), &[0, 1, 2]);
     let function = gradient.function();
     let mut sizes = vec![];
     let is_forward = |kind: &Kind| matches!(kind, Kind::Scan(scan) if !scan.reverse);
@@ -130,7 +118,7 @@ fn save_policies_select_the_residuals() {
 fn recomputation_waits_for_the_cotangent() {
     let barriers = |save| {
         let text = |f: &Traced| format!("{:?}", f.function());
-        text(&gradient(&weighted(&scanned(save, false)), &[0])).matches("OptimizationBarrier").count()
+        text(&gradient(&weighted(&scanned(save)), &[0])).matches("OptimizationBarrier").count()
     };
     assert_eq!(barriers(Save::Carry), 1);
     assert_eq!(barriers(Save::Every(2)), 1);
@@ -192,9 +180,9 @@ fn a_scan_carries_values_without_derivative() {
 }
 
 #[test]
-fn second_derivatives_of_scans() {
+pub(super) fn second_derivatives_of_scans() {
     for save in [Save::Carry, Save::Every(2), Save::Everything] {
-        let function = scanned(save, false);
+        let function = scanned(save);
         // A function of the squared norm of the gradient.
         let first = gradient(&weighted(&function), &[0, 1, 2]);
         let length = trace(&function.argument_types(), |f, a| {
@@ -208,30 +196,9 @@ fn second_derivatives_of_scans() {
 }
 
 #[test]
-pub(super) fn rematerialised_code_has_the_same_derivative() {
-    let layer = layer();
-    let types = layer.argument_types();
-    let plain = trace(&types, |f, a| {
-        let a: Vec<&Value> = a.iter().collect();
-        f.call(&layer, &a)
-    });
-    let expected = gradients(&plain.expect("a layer"));
-    for save in policies() {
-        let again = trace(&types, |f, a| f.remat(&layer, &a.iter().collect::<Vec<_>>(), save.clone()));
-        let again = again.expect("a layer");
-        assert_eq!(gradients(&again), expected, "{save:?}");
-        // The product occurs once more if it is recomputed.
-        let text = format!("{:?}", gradient(&weighted(&again), &[0, 1, 2]).function());
-        let products = if matches!(save, Save::Carry | Save::Every(_)) { 4 } else { 3 };
-        assert_eq!(text.matches("DotGeneral(").count(), products, "{save:?}");
-        assert_eq!(text.contains("OptimizationBarrier"), save != Save::Everything, "{save:?}");
-    }
-}
-
-#[test]
 fn gradients_are_added_to_accumulators() {
     for save in policies() {
-        let function = weighted(&scanned(save, false));
+        let function = weighted(&scanned(save));
         let types = [function.argument_types(), function.argument_types()].concat();
         let program = trace(&types, |f, a| {
             let (arguments, sums) = a.split_at(3);

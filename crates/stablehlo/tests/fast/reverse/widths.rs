@@ -35,9 +35,9 @@ fn values_used_often_are_summed_wide() {
 #[test]
 fn constants_of_a_scan_are_summed_wide() {
     let scalar = TensorType::scalar(Dtype::F32);
-    let body =
-        trace(&[scalar.clone(), scalar.clone(), narrow(&[])], |_, a| vec![&a[0] + &a[1] * a[2].convert(Dtype::F32)]);
-    let body = body.expect("a body");
+    let body = built(trace(&[scalar.clone(), scalar.clone(), narrow(&[])], |_, a| {
+        vec![&a[0] + &a[1] * a[2].convert(Dtype::F32)]
+    }));
     let function = trace(&[narrow(&[])], |f, a| {
         let xs = f.splat(1.0 / 256.0, TensorType::new(Dtype::F32, [MANY]));
         let begin = a[0].convert(Dtype::F32);
@@ -73,12 +73,11 @@ fn rows_read_often_are_summed_wide() {
 /// Two layers of products with weights that a scan slices; f32 weights are rounded to bf16 within it.
 fn layers(stored: Dtype, save: Save) -> Traced {
     let (x, weights) = (narrow(&[4, 3]), TensorType::new(stored, [2, 3, 3]));
-    let body = trace(&[x.clone(), TensorType::new(stored, [3, 3])], |_, a| {
+    let body = built(trace(&[x.clone(), TensorType::new(stored, [3, 3])], |_, a| {
         let weight = a[1].convert(Dtype::Bf16);
         let product = a[0].dot_general(&weight, DotDimensions::contract(1, 0), Dtype::F32, Precision::Default);
         vec![product.unary(stablehlo::Unary::Tanh).convert(Dtype::Bf16)]
-    });
-    let body = body.expect("a body");
+    }));
     let function = trace(&[x, weights], |f, a| {
         let last = f.scan(2, &body, &[&a[0]], &[&a[1]], &[], save).carry.remove(0).convert(Dtype::F32);
         vec![(&last * &last).reduce(Reducer::Add, &[0, 1])]
@@ -129,19 +128,18 @@ fn gradients_of_narrow_weights_accumulate_in_f32() {
 fn gradients_of_concatenated_narrow_weights_keep_f32_precision() {
     let sums = |stored: Dtype, save: Save, unrounded: bool| {
         let x = narrow(&[4, 3]);
-        let body = trace(&[x.clone(), TensorType::new(stored, [3, 2]), TensorType::new(stored, [3, 1])], |f, a| {
-            let weight = f.concatenate(&[&a[1].convert(Dtype::Bf16), &a[2].convert(Dtype::Bf16)], 1);
-            let product = a[0].dot_general(&weight, DotDimensions::contract(1, 0), Dtype::F32, Precision::Default);
-            vec![product.unary(stablehlo::Unary::Tanh).convert(Dtype::Bf16)]
-        });
-        let body = body.expect("a body");
+        let body =
+            built(trace(&[x.clone(), TensorType::new(stored, [3, 2]), TensorType::new(stored, [3, 1])], |f, a| {
+                let weight = f.concatenate(&[&a[1].convert(Dtype::Bf16), &a[2].convert(Dtype::Bf16)], 1);
+                let product = a[0].dot_general(&weight, DotDimensions::contract(1, 0), Dtype::F32, Precision::Default);
+                vec![product.unary(stablehlo::Unary::Tanh).convert(Dtype::Bf16)]
+            }));
         let types = [x, TensorType::new(stored, [2, 3, 2]), TensorType::new(stored, [2, 3, 1])];
-        let function = trace(&types, |f, a| {
+        let function = built(trace(&types, |f, a| {
             let last =
                 f.scan(2, &body, &[&a[0]], &[&a[1], &a[2]], &[], save.clone()).carry.remove(0).convert(Dtype::F32);
             vec![(&last * &last).reduce(Reducer::Add, &[0, 1])]
-        });
-        let function = function.expect("a function");
+        }));
         let wide = |ty: &TensorType| TensorType::new(Dtype::F32, ty.shape.clone());
         let all = [types.to_vec(), types[1..].iter().map(wide).collect()].concat();
         let program = trace(&all, |f, a| {
