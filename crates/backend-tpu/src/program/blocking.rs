@@ -14,10 +14,11 @@ pub enum Blocking {
 
 impl std::fmt::Display for Blocking {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::TokenChunks(size) => write!(f, "{size} tokens"),
-            Self::VocabPanels(size) => write!(f, "{size} columns"),
-        }
+        let (size, noun) = match self {
+            Self::TokenChunks(size) => (*size, "token"),
+            Self::VocabPanels(size) => (*size, "column"),
+        };
+        write!(f, "{size} {noun}{}", if size == 1 { "" } else { "s" })
     }
 }
 
@@ -32,5 +33,16 @@ impl Blocking {
             Self::TokenChunks(c) => smaller(c).map(Self::TokenChunks),
             Self::VocabPanels(w) => smaller(w).map(Self::VocabPanels),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Blocking;
+
+    #[test]
+    fn a_blocking_of_one_uses_the_singular() {
+        let of = |size| [Blocking::TokenChunks(size), Blocking::VocabPanels(size)].map(|blocking| blocking.to_string());
+        assert_eq!([of(1), of(512)], [["1 token", "1 column"], ["512 tokens", "512 columns"]]);
     }
 }
