@@ -10,16 +10,16 @@ const OP: &str = "advantages";
 /// Rewards; NaN marks a missing one.
 ///
 /// ```
-/// use grpo_core::advantages::{AdvantageInputs, Rewards};
+/// use grpo_core::advantages::{AdvantageInputs, RewardValues};
 /// use grpo_core::{AdvantageConfig, Advantages};
 ///
-/// let inputs = AdvantageInputs::new(Rewards::PerSequence(&[1.0, f32::NAN, 0.0]), 3);
+/// let inputs = AdvantageInputs::new(RewardValues::PerSequence(&[1.0, f32::NAN, 0.0]), 3);
 /// let Advantages::PerSequence(advantages) = AdvantageConfig::default().compute(&inputs)? else { unreachable!() };
 /// assert!(advantages[0] > 0.0 && advantages[1] == 0.0 && advantages[2] < 0.0);
 /// # Ok::<(), grpo_core::Error>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Rewards<'a> {
+pub enum RewardValues<'a> {
     /// `[B]`, or `[B, K]` row by row with K `reward_weights`. Estimators per token assign the reward to the
     /// completion's last active token.
     PerSequence(&'a [f32]),
@@ -32,7 +32,7 @@ pub enum Rewards<'a> {
 #[derive(Clone, Copy, Debug)]
 pub struct AdvantageInputs<'a> {
     /// The rewards.
-    pub rewards: Rewards<'a>,
+    pub rewards: RewardValues<'a>,
     /// Groups of completions of the same prompt.
     pub groups: Groups<'a>,
     /// The tokens of the completions, for estimators that count tokens.
@@ -52,16 +52,16 @@ impl<'a> AdvantageInputs<'a> {
     /// size.
     ///
     /// ```
-    /// use grpo_core::advantages::{AdvantageConfig, AdvantageInputs, Rewards};
+    /// use grpo_core::advantages::{AdvantageConfig, AdvantageInputs, RewardValues};
     ///
     /// let rewards = [1.0, 0.0, 0.0, 1.0, 1.0, 0.0, 1.0];
     /// let offsets = [0, 3, 6, 7]; // three, three and one completion
-    /// let inputs = AdvantageInputs::new(Rewards::PerSequence(&rewards), &offsets[..]);
+    /// let inputs = AdvantageInputs::new(RewardValues::PerSequence(&rewards), &offsets[..]);
     /// let advantages = AdvantageConfig::default().compute(&inputs)?;
     /// # let _ = advantages;
     /// # Ok::<(), grpo_core::Error>(())
     /// ```
-    pub fn new(rewards: Rewards<'a>, groups: impl Into<Groups<'a>>) -> Self {
+    pub fn new(rewards: RewardValues<'a>, groups: impl Into<Groups<'a>>) -> Self {
         Self {
             rewards,
             groups: groups.into(),
@@ -86,8 +86,8 @@ pub(super) struct Rows<'a> {
 impl<'a> Rows<'a> {
     pub(super) fn new(config: &AdvantageConfig, inputs: &'a AdvantageInputs<'a>) -> Result<Self> {
         let scores = match inputs.rewards {
-            Rewards::PerSequence(rewards) => sequence_scores(config, rewards)?,
-            Rewards::PerToken(rewards) => token_scores(config, rewards, inputs.batch)?,
+            RewardValues::PerSequence(rewards) => sequence_scores(config, rewards)?,
+            RewardValues::PerToken(rewards) => token_scores(config, rewards, inputs.batch)?,
         };
         let groups = inputs.groups.offsets(OP, scores.len())?;
         if let Some(batch) = inputs.batch
@@ -101,8 +101,8 @@ impl<'a> Rows<'a> {
     /// Returns the rewards of one function `[B]`.
     pub(super) fn rewards_of(&self, config: &AdvantageConfig, function: usize) -> Vec<f64> {
         match self.inputs.rewards {
-            Rewards::PerToken(_) => self.scores.clone(),
-            Rewards::PerSequence(rewards) => {
+            RewardValues::PerToken(_) => self.scores.clone(),
+            RewardValues::PerSequence(rewards) => {
                 rewards.iter().skip(function).step_by(config.reward_functions()).map(|r| f64::from(*r)).collect()
             }
         }
@@ -113,12 +113,12 @@ impl<'a> Rows<'a> {
         let batch = self.batch()?;
         let mut earned = vec![0.0; batch.tokens()];
         match self.inputs.rewards {
-            Rewards::PerToken(rewards) => {
+            RewardValues::PerToken(rewards) => {
                 for i in (0..batch.tokens()).filter(|i| batch.is_active(*i)) {
                     earned[i] = f64::from(rewards[i]);
                 }
             }
-            Rewards::PerSequence(_) => {
+            RewardValues::PerSequence(_) => {
                 for (b, score) in self.scores.iter().enumerate() {
                     if let Some(last) = batch.range(b).rev().find(|i| batch.is_active(*i)) {
                         earned[last] = *score;
@@ -130,7 +130,7 @@ impl<'a> Rows<'a> {
     }
 
     pub(super) fn per_token(&self) -> bool {
-        matches!(self.inputs.rewards, Rewards::PerToken(_))
+        matches!(self.inputs.rewards, RewardValues::PerToken(_))
     }
 
     pub(super) fn batch(&self) -> Result<&'a TokenBatch> {

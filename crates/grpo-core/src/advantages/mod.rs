@@ -20,7 +20,7 @@ mod token_baseline;
 pub use config::{AdvantageConfig, AdvantageEstimator, GroupOfOne, ScaleRewards, Whitening};
 pub use filter::{DynamicSampling, KeptGroups};
 pub use groups::Groups;
-pub use inputs::{AdvantageInputs, Rewards};
+pub use inputs::{AdvantageInputs, RewardValues};
 
 use crate::batch::Advantages;
 use crate::error::{Error, Result};
@@ -44,7 +44,7 @@ impl AdvantageConfig {
     /// [`AdvantageConfig::compute`]), [`Error::Shape`] if the groups do not cover B completions, [`Error::Value`]
     /// for an infinite reward.
     pub fn advantages<'a>(&self, rewards: &'a [f32], groups: impl Into<Groups<'a>>) -> Result<Vec<f32>> {
-        match self.compute(&AdvantageInputs::new(Rewards::PerSequence(rewards), groups))? {
+        match self.compute(&AdvantageInputs::new(RewardValues::PerSequence(rewards), groups))? {
             Advantages::PerSequence(advantages) => Ok(advantages),
             Advantages::PerToken(_) => Err(Error::Config(format!(
                 "advantages: {:?} gives one advantage per token: call `compute`",

@@ -8,7 +8,7 @@ use crate::objective::kl_value;
 /// The result of [`kl_in_reward`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct KlRewards {
-    /// Rewards per token `[N]`, 0 at masked tokens: for [`crate::advantages::Rewards::PerToken`].
+    /// Rewards per token `[N]`, 0 at masked tokens: for [`crate::advantages::RewardValues::PerToken`].
     pub token_rewards: Vec<f32>,
     /// Mean over completions of the mean over their active tokens; a completion without active tokens counts as 0. The input of an
     /// adaptive controller (verl's `actor/reward_kl_penalty`).

@@ -2,7 +2,7 @@
 //! all rewards.
 
 use grpo_core::KlEstimator;
-use grpo_core::advantages::{AdvantageConfig, AdvantageEstimator, AdvantageInputs, GroupOfOne, Rewards};
+use grpo_core::advantages::{AdvantageConfig, AdvantageEstimator, AdvantageInputs, GroupOfOne, RewardValues};
 use grpo_core::batch::{Advantages, TokenBatch};
 use grpo_core::controllers::{AdaptiveEntropy, KlController};
 use grpo_core::rewards::{SoftOverlong, kl_in_reward};
@@ -144,8 +144,8 @@ fn advantages_match_trl_and_verl() {
             None => case.token_rewards.as_ref().map(list),
         };
         let rewards = match (&sequence, &tokens) {
-            (_, Some(tokens)) => Rewards::PerToken(tokens),
-            (Some(sequence), None) => Rewards::PerSequence(sequence),
+            (_, Some(tokens)) => RewardValues::PerToken(tokens),
+            (Some(sequence), None) => RewardValues::PerSequence(sequence),
             (None, None) => panic!("{}: no rewards", case.name),
         };
         let [greedy, values, squares, weights] =
@@ -263,7 +263,8 @@ fn compute(estimator: AdvantageEstimator, size: usize, rewards: &[f32], lengths:
         Some(*end)
     }));
     let batch = TokenBatch::packed(vec![0; lengths.iter().sum()], offsets).unwrap();
-    let inputs = AdvantageInputs { batch: Some(&batch), ..AdvantageInputs::new(Rewards::PerSequence(rewards), size) };
+    let inputs =
+        AdvantageInputs { batch: Some(&batch), ..AdvantageInputs::new(RewardValues::PerSequence(rewards), size) };
     let config = AdvantageConfig { estimator, ..AdvantageConfig::default() };
     match config.compute(&inputs).unwrap() {
         Advantages::PerSequence(advantages) => advantages,

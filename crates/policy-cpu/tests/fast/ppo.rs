@@ -3,7 +3,7 @@
 
 use crate::ppo_of_torch::Ppo;
 use grpo_core::Advantages;
-use grpo_core::advantages::{AdvantageConfig, AdvantageEstimator, AdvantageInputs, Rewards};
+use grpo_core::advantages::{AdvantageConfig, AdvantageEstimator, AdvantageInputs, RewardValues};
 use policy_cpu::{CpuPolicy, PolicyLoss};
 use std::sync::Arc;
 
@@ -28,7 +28,7 @@ fn advantages_and_returns_match_verl() {
     let inputs = AdvantageInputs {
         batch: Some(&batch),
         values: Some(&old_values),
-        ..AdvantageInputs::new(Rewards::PerSequence(&ppo.expected.0["rewards"].data), 1)
+        ..AdvantageInputs::new(RewardValues::PerSequence(&ppo.expected.0["rewards"].data), 1)
     };
     let Advantages::PerToken(advantages) = gae.compute(&inputs).unwrap() else { panic!("one per token") };
     assert_near("advantages", &advantages, &ppo.tokens("expected.advantages"));

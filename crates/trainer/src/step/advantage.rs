@@ -4,7 +4,7 @@ use super::generate::{Group, greedy_rewards};
 use super::scores::{score_all, values_of_all};
 use super::{PhaseTimes, Sample, StepContext};
 use crate::error::Result;
-use grpo_core::advantages::{AdvantageConfig, AdvantageEstimator, AdvantageInputs, Rewards as RewardInputs};
+use grpo_core::advantages::{AdvantageConfig, AdvantageEstimator, AdvantageInputs, RewardValues};
 use grpo_core::batch::ValueTargets;
 use grpo_core::objective::explained_variance;
 use grpo_core::rewards::kl_in_reward;
@@ -125,12 +125,12 @@ fn advantages(
     let values;
     let rewards = if grpo.use_kl_in_reward {
         values = penalised(context, &totals, batch, metrics)?;
-        RewardInputs::PerToken(&values)
+        RewardValues::PerToken(&values)
     } else if grpo.advantages.estimator == AdvantageEstimator::Gdpo {
         values = per_function(samples, context.rewards, &mut config);
-        RewardInputs::PerSequence(&values)
+        RewardValues::PerSequence(&values)
     } else {
-        RewardInputs::PerSequence(&totals)
+        RewardValues::PerSequence(&totals)
     };
     let inputs = AdvantageInputs {
         batch: Some(batch),

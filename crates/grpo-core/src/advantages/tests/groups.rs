@@ -16,8 +16,10 @@ fn groups_of_different_sizes_match_values_computed_by_hand() {
     assert_eq!(of(r#"{"estimator": "gpg"}"#), [-1.0, 0.0, 1.0, -4.0, 0.0, 4.0, 0.0]);
     // Baselines weighted by length: (1 + 2 + 2 x 3) / 4, (2 x 1 + 5 + 9) / 4, and 4 for the single completion.
     let batch = batch(&[1, 1, 2, 2, 1, 1, 3]);
-    let inputs =
-        AdvantageInputs { batch: Some(&batch), ..AdvantageInputs::new(Rewards::PerSequence(&rewards), &offsets[..]) };
+    let inputs = AdvantageInputs {
+        batch: Some(&batch),
+        ..AdvantageInputs::new(RewardValues::PerSequence(&rewards), &offsets[..])
+    };
     let opo = with(r#"{"estimator": "opo"}"#).compute(&inputs).unwrap();
     assert_eq!(opo, Advantages::PerSequence(vec![-1.25, -0.25, 0.75, -3.0, 1.0, 5.0, 0.0]));
     // The best of a group gets its distance to the second best.
@@ -62,7 +64,7 @@ fn groups_of_different_sizes_equal_padded_groups(
             greedy_rewards: Some(greedy),
             values: Some(&values),
             sum_pi_squared: Some(&values),
-            ..AdvantageInputs::new(Rewards::PerSequence(rewards), groups)
+            ..AdvantageInputs::new(RewardValues::PerSequence(rewards), groups)
         };
         config.compute(&inputs).unwrap()
     };

@@ -137,7 +137,7 @@ fn group_of_one_selects_the_advantage_of_a_single_reward() {
 
 #[test]
 fn completion_without_active_tokens_counts_in_its_group_mean() {
-    let rewards = Rewards::PerSequence(&[1.0, 3.0, 5.0, 9.0]);
+    let rewards = RewardValues::PerSequence(&[1.0, 3.0, 5.0, 9.0]);
     let batch = batch(&[2, 1, 0, 3]);
     let inputs = AdvantageInputs { batch: Some(&batch), ..AdvantageInputs::new(rewards, 2) };
     // After the group means: -1, 1, -2, 2, for 2, 1, 0 and 3 tokens: mean 5/6, squares 12 + 3 - 25/6... = 15 - 25/6.
@@ -151,7 +151,7 @@ fn completion_without_active_tokens_counts_in_its_group_mean() {
     assert_eq!(opo, Advantages::PerSequence(vec![-2.0 / 3.0, 4.0 / 3.0, -4.0, 0.0]));
     // With rewards per token the completion has no reward.
     let tokens = [0.0, 1.0, 3.0, 0.0, 0.0, 9.0];
-    let inputs = AdvantageInputs { batch: Some(&batch), ..AdvantageInputs::new(Rewards::PerToken(&tokens), 2) };
+    let inputs = AdvantageInputs { batch: Some(&batch), ..AdvantageInputs::new(RewardValues::PerToken(&tokens), 2) };
     let advantages = with(r#"{"estimator": "mean_only"}"#).compute(&inputs).unwrap();
     assert_eq!(advantages, Advantages::PerSequence(vec![-1.0, 1.0, 0.0, 0.0]));
 }
@@ -166,7 +166,7 @@ fn a_missing_reward_leaves_all_its_tokens_out() {
         batch: Some(&batch),
         values: Some(&values),
         sum_pi_squared: Some(&sums),
-        ..AdvantageInputs::new(Rewards::PerSequence(&rewards), 3)
+        ..AdvantageInputs::new(RewardValues::PerSequence(&rewards), 3)
     };
     let whitened = Advantages::PerToken(vec![0.0, 0.0, -0.5_f32.sqrt(), 0.5_f32.sqrt(), 0.0]);
     for json in [r#"{"estimator": "gae"}"#, r#"{"estimator": "reinforce_plus_plus", "whiten": "tokens"}"#] {
@@ -194,7 +194,7 @@ fn equal_sums_of_weighted_rewards_give_exactly_zero(
 #[test]
 fn one_missing_token_reward_leaves_the_whole_completion_out() {
     let batch = batch(&[2, 2]);
-    let rewards = Rewards::PerToken(&[f32::NAN, 1.0, 0.5, 2.0]);
+    let rewards = RewardValues::PerToken(&[f32::NAN, 1.0, 0.5, 2.0]);
     let inputs =
         AdvantageInputs { batch: Some(&batch), greedy_rewards: Some(&[0.0; 2]), ..AdvantageInputs::new(rewards, 1) };
     let remax = with(r#"{"estimator": "remax"}"#).compute(&inputs).unwrap();
@@ -234,15 +234,15 @@ fn advantages_refuse_inputs_of_wrong_lengths() {
     let batch = batch(&[1, 2]);
     let refusal = |json: &str, inputs: &AdvantageInputs<'_>| with(json).compute(inputs).unwrap_err().to_string();
     let of = |rewards| AdvantageInputs { batch: Some(&batch), ..AdvantageInputs::new(rewards, 2) };
-    let two = of(Rewards::PerSequence(&[1.0, 2.0]));
+    let two = of(RewardValues::PerSequence(&[1.0, 2.0]));
     let wrong = [
-        (refusal("{}", &of(Rewards::PerSequence(&[1.0; 4]))), "2 sequences"),
-        (refusal("{}", &of(Rewards::PerToken(&[1.0; 4]))), "rewards [N]"),
-        (refusal("{}", &of(Rewards::PerToken(&[1.0, f32::INFINITY, 0.0]))), "token 1"),
-        (refusal(r#"{"reward_weights": [1, 2]}"#, &of(Rewards::PerToken(&[1.0; 3]))), "reward_weights"),
-        (refusal(r#"{"reward_weights": [1, 2]}"#, &of(Rewards::PerSequence(&[1.0; 3]))), "multiple of the 2"),
+        (refusal("{}", &of(RewardValues::PerSequence(&[1.0; 4]))), "2 sequences"),
+        (refusal("{}", &of(RewardValues::PerToken(&[1.0; 4]))), "rewards [N]"),
+        (refusal("{}", &of(RewardValues::PerToken(&[1.0, f32::INFINITY, 0.0]))), "token 1"),
+        (refusal(r#"{"reward_weights": [1, 2]}"#, &of(RewardValues::PerToken(&[1.0; 3]))), "reward_weights"),
+        (refusal(r#"{"reward_weights": [1, 2]}"#, &of(RewardValues::PerSequence(&[1.0; 3]))), "multiple of the 2"),
         (
-            refusal(r#"{"reward_weights": [1, 2]}"#, &of(Rewards::PerSequence(&[1.0, 1.0, 1.0, f32::INFINITY]))),
+            refusal(r#"{"reward_weights": [1, 2]}"#, &of(RewardValues::PerSequence(&[1.0, 1.0, 1.0, f32::INFINITY]))),
             "completion 1, reward function 1",
         ),
         (refusal(r#"{"estimator": "gae"}"#, &two), "set `values`"),
