@@ -83,7 +83,13 @@ fn gradients_with_one_group_of_layers_match_torch_and_the_cpu_policy() {
     assert_gradients(|config| PjrtPolicyOptions { save: all(config), ..Default::default() });
 }
 
-fn assert_gradients(options: impl Fn(&ModelConfig) -> PjrtPolicyOptions) {
+#[test]
+fn gradients_with_every_save_policy_match_torch_and_the_cpu_policy() {
+    let mut saves = [Save::Carry, Save::Every(2), Save::Products, Save::Everything].into_iter().cycle();
+    assert_gradients(|_| PjrtPolicyOptions { save: saves.next().unwrap(), ..Default::default() });
+}
+
+fn assert_gradients(mut options: impl FnMut(&ModelConfig) -> PjrtPolicyOptions) {
     for name in checkpoint::ALL {
         let checkpoint = Checkpoint::open(name);
         let sequences = checkpoint.completions();

@@ -32,7 +32,7 @@ pub(super) fn while_loops_have_no_derivative() {
         f.for_loop(3, &[&one], |_, carried| vec![&carried[0] + a[0].reduce(Reducer::Add, &[0])])
     });
     assert!(reason.starts_with("stablehlo.while"), "{reason}");
-    let line = line!() + 1;
+    let line = line!() + 2;
     let body =
         built(trace(std::slice::from_ref(&ty), |f, a| f.for_loop(3, &[&a[0]], |_, carried| vec![carried[0].exp()])));
     let (reason, at) =
