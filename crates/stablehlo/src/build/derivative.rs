@@ -12,7 +12,7 @@ impl Value {
         self.then(Kind::StopGradient, &[], Ok(self.ty().clone()))
     }
 
-    /// Returns the value unchanged, under a name by which [`Save::Named`] selects it.
+    /// Returns the value unchanged, under a name by which [`Save::Named`](crate::Save::Named) selects it.
     #[track_caller]
     pub fn named(&self, name: &str) -> Self {
         self.then(Kind::Named(name.into()), &[], Ok(self.ty().clone()))
