@@ -1,7 +1,7 @@
 //! Training that starts from an adapter.
 
-use crate::support::{Runs, refuse, rows, succeed};
-use crate::tiny_model::{prepare, train};
+use crate::support::{Runs, grpo_with_quick_cpu, refuse, rows, stderr, succeed};
+use crate::tiny_model::{arguments, prepare, train};
 use models::{Adapter, ModelFolder};
 use serde_json::{Value, json};
 
@@ -43,9 +43,8 @@ fn training_starts_from_an_adapter_given_as_the_model() {
     assert_ne!(tensors(&runs, "fourth/model"), tensors(&runs, "first/model"));
     succeed(&["train", "--resume", &runs.text("fourth"), "--set", "grpo.max_steps=3"]);
 
-    let arguments = |settings: &[&str]| crate::tiny_model::arguments(&runs, "first/model", "refused", settings);
     let refused = |settings: &[&str]| {
-        let arguments = arguments(settings);
+        let arguments = arguments(&runs, "first/model", "refused", settings);
         refuse(&arguments.iter().map(String::as_str).collect::<Vec<_>>())
     };
     let error = refused(&["lora={r: 4}"]);
@@ -58,4 +57,28 @@ fn training_starts_from_an_adapter_given_as_the_model() {
         error.contains("`model`: expected the base of the adapter") && error.contains("lora: { adapter"),
         "{error}"
     );
+}
+
+#[test]
+fn training_on_a_device_starts_from_an_adapter_given_as_the_model() {
+    let runs = Runs::new(&[]);
+    prepare(&runs);
+    train(&runs, "model", "first", &["lora={r: 3, lora_alpha: 5, target_modules: '.*[qv]_proj'}"]);
+    let on_device = |arguments: &[&str]| {
+        let output = grpo_with_quick_cpu(arguments).output().expect("the binary starts");
+        assert_eq!(output.status.code(), Some(0), "{arguments:?}\n{}", stderr(&output));
+    };
+    let train = |name: &str, settings: &[&str]| {
+        let arguments = arguments(&runs, "first/model", name, &[settings, &["policy.device=pjrt:cpu"]].concat());
+        on_device(&arguments.iter().map(String::as_str).collect::<Vec<_>>());
+        tensors(&runs, &format!("{name}/model"))
+    };
+    // With advantages of 0, training changes nothing.
+    let still = ["grpo.advantage_scale=0", "loss.beta=0", "optimizer.weight_decay=0", "grpo.max_steps=1"];
+    let first = tensors(&runs, "first/model");
+    assert_eq!(train("second", &still), first);
+    let third = train("third", &[]);
+    assert_ne!(third, first);
+    on_device(&["train", "--resume", &runs.text("third"), "--set", "grpo.max_steps=3"]);
+    assert_ne!(tensors(&runs, "third/model"), third);
 }
