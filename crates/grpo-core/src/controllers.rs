@@ -3,6 +3,7 @@
 
 use crate::error::{Error, Result};
 use serde::{Deserialize, Serialize};
+use smart_default::SmartDefault;
 
 /// The coefficient of the KL in the reward. verl's `algorithm.kl_ctrl`, with its names.
 ///
@@ -24,35 +25,27 @@ pub enum KlController {
 }
 
 /// A constant coefficient.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, SmartDefault, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct FixedKl {
     /// The coefficient. verl: 0.001.
+    #[default(1e-3)]
     pub kl_coef: f64,
 }
 
 /// Multiplies the coefficient by 1 + clip(kl / target_kl - 1, -0.2, 0.2) x n / horizon after every n completions. arXiv 1909.08593; verl.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, SmartDefault, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct AdaptiveKl {
     /// Current coefficient. verl starts at 0.001.
+    #[default(1e-3)]
     pub kl_coef: f64,
     /// Target KL, in nats per token. verl: 0.1.
+    #[default(0.1)]
     pub target_kl: f64,
     /// Number of completions over which the coefficient changes by at most 20 %. verl: 10 000.
+    #[default(10_000.0)]
     pub horizon: f64,
-}
-
-impl Default for FixedKl {
-    fn default() -> Self {
-        Self { kl_coef: 1e-3 }
-    }
-}
-
-impl Default for AdaptiveKl {
-    fn default() -> Self {
-        Self { kl_coef: 1e-3, target_kl: 0.1, horizon: 10_000.0 }
-    }
 }
 
 impl KlController {
@@ -118,7 +111,7 @@ impl AdaptiveKl {
 /// assert_eq!(controller.coef(), 0.005); // below the target, so increased once
 /// # Ok::<(), grpo_core::Error>(())
 /// ```
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, SmartDefault, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct AdaptiveEntropy {
     /// Current coefficient; TRL starts at 0.
@@ -126,10 +119,13 @@ pub struct AdaptiveEntropy {
     /// Smallest coefficient.
     pub entropy_coef_min: f64,
     /// Largest coefficient.
+    #[default(1.0)]
     pub entropy_coef_max: f64,
     /// Change of the coefficient per step.
+    #[default(0.005)]
     pub entropy_coef_delta: f64,
     /// Target of the mean entropy per token, in nats.
+    #[default(0.2)]
     pub entropy_target: f64,
     /// Mean entropy of the last optimizer step, in nats; `None` before the first step, which has no bonus.
     pub last_entropy: Option<f64>,
@@ -137,21 +133,6 @@ pub struct AdaptiveEntropy {
     pub window_sum: f64,
     /// Tokens since the last optimizer step.
     pub window_count: f64,
-}
-
-impl Default for AdaptiveEntropy {
-    fn default() -> Self {
-        Self {
-            entropy_coef: 0.0,
-            entropy_coef_min: 0.0,
-            entropy_coef_max: 1.0,
-            entropy_coef_delta: 0.005,
-            entropy_target: 0.2,
-            last_entropy: None,
-            window_sum: 0.0,
-            window_count: 0.0,
-        }
-    }
 }
 
 impl AdaptiveEntropy {

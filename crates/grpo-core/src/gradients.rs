@@ -6,25 +6,22 @@ use crate::error::{Error, Result};
 use crate::policy::PolicySpec;
 use crate::tensor::TensorMut;
 use serde::{Deserialize, Serialize};
+use smart_default::SmartDefault;
 
 /// Selection of the gradients that a plan computes. A frozen head saves one of three matrix products.
 ///
 /// For logits, `hidden` selects the gradient of the logits, and the other fields are ignored.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, SmartDefault, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct GradientSpec {
     /// Gradient with respect to the hidden states.
+    #[default(true)]
     pub hidden: bool,
     /// Gradient with respect to the LM head.
+    #[default(true)]
     pub lm_head: bool,
     /// Gradient with respect to the bias.
     pub bias: bool,
-}
-
-impl Default for GradientSpec {
-    fn default() -> Self {
-        Self { hidden: true, lm_head: true, bias: false }
-    }
 }
 
 /// Gradients with respect to the policy's output, in tensors of type `T`; `None` if there is no such gradient. Buffers of the

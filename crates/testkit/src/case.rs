@@ -9,24 +9,30 @@ use grpo_core::{
 use half::bf16;
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
+use smart_default::SmartDefault;
 use std::ops::Range;
 
 /// Properties of a case.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, SmartDefault)]
 pub struct Shape<'a> {
     /// Tokens of each sequence.
+    #[default(&[9, 0, 1, 14, 13])]
     pub lengths: &'a [usize],
     /// Hidden size H.
+    #[default(24)]
     pub h: usize,
     /// Vocabulary size V.
+    #[default(1100)]
     pub v: usize,
     /// The dtype of hidden states, head and bias.
     pub dtype: Dtype,
     /// The layout of the head.
     pub layout: HeadLayout,
     /// `true` if the head has a bias.
+    #[default(true)]
     pub bias: bool,
     /// Every how many tokens one is masked; 0 masks none.
+    #[default(5)]
     pub mask_every: usize,
     /// `true` if the last of several sequences is fully masked.
     pub mask_last: bool,
@@ -35,23 +41,6 @@ pub struct Shape<'a> {
     /// Bias of the log-ratios of a sequence, so that the mean over a long sequence is clipped too. Sequences cycle through
     /// positive, negative and no bias.
     pub lean: f64,
-}
-
-impl Default for Shape<'_> {
-    fn default() -> Self {
-        Self {
-            lengths: &[9, 0, 1, 14, 13],
-            h: 24,
-            v: 1100,
-            dtype: Dtype::F32,
-            layout: HeadLayout::VocabHidden,
-            bias: true,
-            mask_every: 5,
-            mask_last: false,
-            temperatures: false,
-            lean: 0.0,
-        }
-    }
 }
 
 impl Shape<'_> {

@@ -3,6 +3,7 @@
 use crate::error::{Error, Result};
 use serde::de::{Deserializer, Unexpected, Visitor};
 use serde::{Deserialize, Serialize};
+use smart_default::SmartDefault;
 use std::fmt;
 
 /// Estimators that turn rewards into advantages. r = reward, G = the rewards present in the group, all = the rewards present in the batch.
@@ -137,7 +138,7 @@ pub enum GroupOfOne {
 /// assert_eq!(rloo.advantages(&rewards, 2)?, [1.0, -1.0, 0.0, 0.0]);
 /// # Ok::<(), grpo_core::Error>(())
 /// ```
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, SmartDefault, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct AdvantageConfig {
     /// The estimator.
@@ -148,39 +149,26 @@ pub struct AdvantageConfig {
     /// completion is the weighted sum of the rewards that are present (TRL).
     pub reward_weights: Vec<f64>,
     /// Delta degrees of freedom of the standard deviation: 1 (TRL, verl) or 0 (MLLM-JAX).
+    #[default(1)]
     pub ddof: u8,
     /// Added to the standard deviation. TRL, MLLM-JAX: 1e-4; verl: 1e-6.
+    #[default(1e-4)]
     pub eps: f64,
     /// The advantage in a group with only one reward.
     pub group_of_one: GroupOfOne,
     /// Whitening of the result; `None` selects the estimator's default, see [`AdvantageConfig::whitening`].
     pub whiten: Option<Whitening>,
     /// Discount per active token, for gae and for reinforce_plus_plus over tokens. verl: 1.
+    #[default(1.0)]
     pub gamma: f64,
     /// Lambda of gae. verl: 1; MLLM-JAX: 0.95.
+    #[default(1.0)]
     pub lam: f64,
     /// Weight of the batch term in dapo_mix. MLLM-JAX: 0.2.
+    #[default(0.2)]
     pub global_weight: f64,
     /// Clamps the result, after whitening, to plus or minus this value. `None` turns it off.
     pub clip: Option<f64>,
-}
-
-impl Default for AdvantageConfig {
-    fn default() -> Self {
-        Self {
-            estimator: AdvantageEstimator::Group,
-            scale_rewards: None,
-            reward_weights: Vec::new(),
-            ddof: 1,
-            eps: 1e-4,
-            group_of_one: GroupOfOne::Zero,
-            whiten: None,
-            gamma: 1.0,
-            lam: 1.0,
-            global_weight: 0.2,
-            clip: None,
-        }
-    }
 }
 
 impl AdvantageConfig {

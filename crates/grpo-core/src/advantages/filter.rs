@@ -4,6 +4,7 @@ use super::groups::Groups;
 use super::statistics::Statistics;
 use crate::error::{Error, Result};
 use serde::{Deserialize, Serialize};
+use smart_default::SmartDefault;
 use std::cmp::Ordering;
 
 /// Rules that select groups. DAPO, arXiv 2503.14476. The caller decides how often to sample again (verl's
@@ -16,21 +17,16 @@ use std::cmp::Ordering;
 /// assert_eq!((kept.kept.as_slice(), kept.zero_variance, kept.to_refill(3)), (&[0, 2][..], 1, 1));
 /// # Ok::<(), grpo_core::Error>(())
 /// ```
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, SmartDefault, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct DynamicSampling {
     /// Drops groups whose rewards are all equal; compares the rewards themselves. Groups of one are kept (verl's `filter_groups`).
+    #[default(true)]
     pub drop_zero_variance: bool,
     /// Keeps groups with low < mean reward < high. OpenRLHF's `dynamic_filtering_reward_range`, whose default is 0 and 1.
     pub reward_range: Option<[f64; 2]>,
     /// Keeps groups whose standard deviation (ddof 1) is above this.
     pub min_std: Option<f64>,
-}
-
-impl Default for DynamicSampling {
-    fn default() -> Self {
-        Self { drop_zero_variance: true, reward_range: None, min_std: None }
-    }
 }
 
 /// The groups that [`DynamicSampling::filter`] keeps, and counts of dropped groups by reason; a group counts under the first reason.

@@ -17,6 +17,7 @@ pub use names::{
 pub use values::{Bound, Threshold, Thresholds};
 
 use serde::{Deserialize, Serialize};
+use smart_default::SmartDefault;
 
 /// The loss configuration. Unknown keys are errors that name the nearest key; see [`LossConfig::from_json`].
 ///
@@ -31,7 +32,7 @@ use serde::{Deserialize, Serialize};
 /// assert!(LossConfig::from_json(r#"{"epsilon_hi": 0.28}"#).is_err());
 /// # Ok::<(), grpo_core::Error>(())
 /// ```
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, SmartDefault, PartialEq, Serialize, Deserialize)]
 #[serde(remote = "Self", default)]
 pub struct LossConfig {
     /// The system whose meanings and defaults apply.
@@ -77,6 +78,7 @@ pub struct LossConfig {
     /// tokens (VAPO, arXiv 2504.05118; NeMo-RL). 0 turns it off.
     pub positive_example_nll_weight: f64,
     /// Share of tokens with the highest entropy whose policy term counts, in (0, 1]; 1 selects all. arXiv 2506.01939.
+    #[default(1.0)]
     pub top_entropy_quantile: f64,
     /// The keys of single losses ([`crate::objective`]); flat in configuration files.
     #[serde(flatten)]
@@ -87,6 +89,7 @@ pub struct LossConfig {
     /// How the ratio between old policy and sampler is bounded or masked.
     pub vllm_importance_sampling_mode: SamplerMode,
     /// Upper bound of that ratio.
+    #[default(Some(3.0))]
     pub vllm_importance_sampling_clip_max: Option<f64>,
     /// Lower bound of that ratio.
     pub vllm_importance_sampling_clip_min: Option<f64>,
@@ -94,6 +97,7 @@ pub struct LossConfig {
     pub rollout_is: Option<RolloutIs>,
     /// Bounds of verl's ratio. Two bounds select icepop; for icepop a single bound implies its reciprocal as the lower one. `None` turns
     /// the correction off.
+    #[default(Some(Threshold { low: None, high: 2.0 }))]
     pub rollout_is_threshold: Option<Threshold>,
     /// `true` if verl's weights are divided by their mean.
     pub rollout_is_batch_normalize: bool,
@@ -108,10 +112,12 @@ pub struct LossConfig {
     /// `true` if the sequences [`truncated_rows`](crate::batch::StepData) are masked.
     pub mask_truncated_completions: bool,
     /// Sampling temperature T, from 1e-6 to 1e6; f32 precision does not suffice outside.
+    #[default(1.0)]
     pub temperature: f64,
     /// The operand that the temperature divides; `None` is log-probabilities for MLLM-JAX, else logits.
     pub temperature_mode: Option<TemperatureMode>,
     /// Factor of the logits, applied first (Cohere's `logit_scale`); its magnitude is from 1e-6 to 1e6.
+    #[default(1.0)]
     pub logit_scale: f64,
     /// Softcap of the logits, applied after `logit_scale` and before the temperature: cap * tanh(logits / cap) (Gemma 2's
     /// `final_logit_softcapping`); from 1e-6 to 1e6. `None` turns it off.
@@ -125,69 +131,21 @@ pub struct LossConfig {
     /// Constant length of dr_grpo, in tokens.
     pub max_completion_length: Option<usize>,
     /// TRL: number of accumulated batches, of which this batch is one. 1 if the batch is the whole step.
+    #[default(1)]
     pub gradient_accumulation_steps: usize,
     /// TRL: batches in a generation batch; `None` is `gradient_accumulation_steps`.
     pub steps_per_generation: Option<usize>,
     /// TRL: processes over which gradients are averaged.
+    #[default(1)]
     pub num_processes: usize,
     /// verl: constant length of seq-mean-token-sum-norm; `None` is the width of the batch. tunix: divisor of
     /// sequence-mean-token-sum-norm; `None` is the number of sequences.
     pub loss_scale_factor: Option<f64>,
     /// verl: processes over which gradients are averaged.
+    #[default(1)]
     pub dp_size: usize,
     /// prompt-mean: completions per prompt, which are contiguous.
     pub num_generations: Option<usize>,
     /// token-mean-legacy: sequences per micro-batch.
     pub micro_batch_size: Option<usize>,
-}
-
-impl Default for LossConfig {
-    fn default() -> Self {
-        Self {
-            semantics: Semantics::Trl,
-            loss_type: LossType::Grpo,
-            importance_sampling_level: None,
-            epsilon_low: None,
-            epsilon_high: None,
-            delta: None,
-            clip_ratio_c: None,
-            log_ratio_guard: None,
-            beta: 0.0,
-            kl_estimator: KlEstimator::K3,
-            use_bias_correction_kl: None,
-            kl_importance: None,
-            kl_input_clamp: None,
-            kl_output_clamp: None,
-            entropy_coef: 0.0,
-            positive_example_nll_weight: 0.0,
-            top_entropy_quantile: 1.0,
-            parameters: LossParameters::default(),
-            vllm_importance_sampling_correction: None,
-            vllm_importance_sampling_mode: SamplerMode::SequenceMask,
-            vllm_importance_sampling_clip_max: Some(3.0),
-            vllm_importance_sampling_clip_min: None,
-            rollout_is: None,
-            rollout_is_threshold: Some(Threshold { low: None, high: 2.0 }),
-            rollout_is_batch_normalize: false,
-            rollout_rs: None,
-            rollout_rs_threshold: None,
-            off_policy_mask_threshold: None,
-            mask_truncated_completions: false,
-            temperature: 1.0,
-            temperature_mode: None,
-            logit_scale: 1.0,
-            final_logit_softcapping: None,
-            loss_agg_mode: None,
-            kl_agg_mode: None,
-            count_masked_rows: None,
-            max_completion_length: None,
-            gradient_accumulation_steps: 1,
-            steps_per_generation: None,
-            num_processes: 1,
-            loss_scale_factor: None,
-            dp_size: 1,
-            num_generations: None,
-            micro_batch_size: None,
-        }
-    }
 }

@@ -56,6 +56,7 @@ use crate::config::LossConfig;
 use crate::config::checks::{finite, positive};
 use crate::error::Result;
 use serde::{Deserialize, Serialize};
+use smart_default::SmartDefault;
 
 /// The loss `clip_cov`.
 #[derive(Clone, Copy, Debug)]
@@ -71,24 +72,21 @@ pub struct ClipCov;
 /// config.validate()?;
 /// # Ok::<(), grpo_core::Error>(())
 /// ```
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, SmartDefault, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Parameters {
     /// `clip_cov_ratio`: share of tokens that may lose their gradient. Above 0.
     #[serde(rename = "clip_cov_ratio")]
+    #[default(2e-4)]
     pub ratio: f64,
     /// `clip_cov_lb`: lower bound of their covariance.
     #[serde(rename = "clip_cov_lb")]
+    #[default(1.0)]
     pub lower: f64,
     /// `clip_cov_ub`: upper bound of their covariance.
     #[serde(rename = "clip_cov_ub")]
+    #[default(5.0)]
     pub upper: f64,
-}
-
-impl Default for Parameters {
-    fn default() -> Self {
-        Self { ratio: 2e-4, lower: 1.0, upper: 5.0 }
-    }
 }
 
 impl Parameters {

@@ -54,6 +54,7 @@ use crate::batch::{PolicyValues, TokenBatch, TokenFactors};
 use crate::config::LossConfig;
 use crate::error::{Error, Result};
 use serde::{Deserialize, Serialize};
+use smart_default::SmartDefault;
 
 /// Probabilities in the divergence are clamped to this distance from 0 and 1 (reference implementation).
 const SMALLEST_PROBABILITY: f64 = 1e-6;
@@ -75,17 +76,12 @@ pub struct FlashReinforce;
 /// config.validate()?;
 /// # Ok::<(), grpo_core::Error>(())
 /// ```
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, SmartDefault, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Parameters {
     /// Largest mean divergence of a sequence between sampler and policy; sequences above it have no policy term. `None` rejects none.
+    #[default(Some(3e-3))]
     pub sequence_kl_threshold: Option<f64>,
-}
-
-impl Default for Parameters {
-    fn default() -> Self {
-        Self { sequence_kl_threshold: Some(3e-3) }
-    }
 }
 
 impl Parameters {

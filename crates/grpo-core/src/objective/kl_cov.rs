@@ -52,6 +52,7 @@ use crate::config::LossConfig;
 use crate::config::checks::{finite, positive};
 use crate::error::Result;
 use serde::{Deserialize, Serialize};
+use smart_default::SmartDefault;
 
 /// The loss `kl_cov`.
 #[derive(Clone, Copy, Debug)]
@@ -67,20 +68,16 @@ pub struct KlCov;
 /// config.validate()?;
 /// # Ok::<(), grpo_core::Error>(())
 /// ```
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, SmartDefault, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Parameters {
     /// `kl_cov_ratio`: share of tokens that have the penalty. Above 0.
     #[serde(rename = "kl_cov_ratio")]
+    #[default(2e-4)]
     pub ratio: f64,
     /// Weight of the penalty |logp - old_logp|.
+    #[default(0.1)]
     pub ppo_kl_coef: f64,
-}
-
-impl Default for Parameters {
-    fn default() -> Self {
-        Self { ratio: 2e-4, ppo_kl_coef: 0.1 }
-    }
 }
 
 impl Parameters {

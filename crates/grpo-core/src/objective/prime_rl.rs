@@ -51,6 +51,7 @@ use crate::config::LossConfig;
 use crate::config::checks::finite;
 use crate::error::Result;
 use serde::{Deserialize, Serialize};
+use smart_default::SmartDefault;
 
 /// The loss `prime_rl`.
 #[derive(Clone, Copy, Debug)]
@@ -66,19 +67,14 @@ pub struct PrimeRl;
 /// config.validate()?;
 /// # Ok::<(), grpo_core::Error>(())
 /// ```
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, SmartDefault, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Parameters {
     /// Factor of the advantage.
+    #[default(1.0)]
     pub adv_tau: f64,
     /// Weight of the quadratic penalty on the log-ratio; 0 turns it off, as in prime-rl since 2026-09-18.
     pub kl_tau: f64,
-}
-
-impl Default for Parameters {
-    fn default() -> Self {
-        Self { adv_tau: 1.0, kl_tau: 0.0 }
-    }
 }
 
 impl Parameters {

@@ -46,6 +46,7 @@ use crate::config::checks::positive;
 use crate::config::{LossAggMode, LossConfig};
 use crate::error::Result;
 use serde::{Deserialize, Serialize};
+use smart_default::SmartDefault;
 
 /// The loss `sapo`.
 #[derive(Clone, Copy, Debug)]
@@ -61,25 +62,21 @@ pub struct Sapo;
 /// config.validate()?;
 /// # Ok::<(), grpo_core::Error>(())
 /// ```
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, SmartDefault, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Parameters {
     /// `sapo_temperature_pos`: temperature of the gate for positive advantages. Above 0.
     #[serde(rename = "sapo_temperature_pos")]
+    #[default(1.0)]
     pub temperature_pos: f64,
     /// `sapo_temperature_neg`: temperature of the gate for advantages of 0 and below. Above 0.
     #[serde(rename = "sapo_temperature_neg")]
+    #[default(1.05)]
     pub temperature_neg: f64,
     /// verl's name of `sapo_temperature_pos`, which it overrides.
     pub tau_pos: Option<f64>,
     /// verl's name of `sapo_temperature_neg`, which it overrides.
     pub tau_neg: Option<f64>,
-}
-
-impl Default for Parameters {
-    fn default() -> Self {
-        Self { temperature_pos: 1.0, temperature_neg: 1.05, tau_pos: None, tau_neg: None }
-    }
 }
 
 impl Parameters {

@@ -13,6 +13,7 @@ use crate::config::LossConfig;
 use crate::error::{Error, Result};
 use crate::metrics::Metrics;
 use serde::{Deserialize, Serialize};
+use smart_default::SmartDefault;
 
 /// The inputs of the value loss of one token.
 #[derive(Clone, Debug)]
@@ -66,19 +67,15 @@ pub fn value_loss<R: Real>(cliprange_value: Option<f64>, terms: &ValueTerms<R>) 
 /// assert!((out.dvalues[1] + 0.5 * 0.5 * 0.5).abs() < 1e-6);
 /// # Ok::<(), grpo_core::Error>(())
 /// ```
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, SmartDefault, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ValueLossConfig {
     /// Factor of the value loss in the loss of a step, at least 0.
+    #[default(0.5)]
     pub vf_coef: f64,
     /// Largest change of a value from its old value before the clipped square applies, above 0; `None` turns the clip off.
+    #[default(Some(0.2))]
     pub cliprange_value: Option<f64>,
-}
-
-impl Default for ValueLossConfig {
-    fn default() -> Self {
-        Self { vf_coef: 0.5, cliprange_value: Some(0.2) }
-    }
 }
 
 /// The value loss of a batch with its derivatives.

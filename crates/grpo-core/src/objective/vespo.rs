@@ -53,6 +53,7 @@ use crate::config::{ImportanceSamplingLevel, KlImportance, LossConfig, Semantics
 use crate::error::{Error, Result};
 use crate::metrics::Metrics;
 use serde::{Deserialize, Serialize};
+use smart_default::SmartDefault;
 
 /// The loss `vespo`.
 #[derive(Clone, Copy, Debug)]
@@ -68,27 +69,25 @@ pub struct Vespo;
 /// config.validate()?;
 /// # Ok::<(), grpo_core::Error>(())
 /// ```
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, SmartDefault, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Parameters {
     /// `vespo_k_pos`: exponent of the sequence's ratio, for advantages of at least 0.
     #[serde(rename = "vespo_k_pos")]
+    #[default(2.0)]
     pub k_pos: f64,
     /// `vespo_k_neg`: exponent of the sequence's ratio, for negative advantages.
     #[serde(rename = "vespo_k_neg")]
+    #[default(3.0)]
     pub k_neg: f64,
     /// `vespo_lambda_pos`: decay of the weight with the ratio, for advantages of at least 0.
     #[serde(rename = "vespo_lambda_pos")]
+    #[default(3.0)]
     pub lambda_pos: f64,
     /// `vespo_lambda_neg`: decay of the weight with the ratio, for negative advantages.
     #[serde(rename = "vespo_lambda_neg")]
+    #[default(2.0)]
     pub lambda_neg: f64,
-}
-
-impl Default for Parameters {
-    fn default() -> Self {
-        Self { k_pos: 2.0, k_neg: 3.0, lambda_pos: 3.0, lambda_neg: 2.0 }
-    }
 }
 
 impl Parameters {
