@@ -186,8 +186,10 @@ fn max_rl_divides_by_the_success_rate_of_the_group() {
     let keep = AdvantageConfig { group_of_one: GroupOfOne::Keep, ..max_rl.clone() };
     assert_eq!(max_rl.advantages(&[1.0, 0.0], 1).unwrap(), [0.0, 0.0]);
     assert_eq!(keep.advantages(&[1.0, 0.0], 1).unwrap(), [1.0, 0.0]);
-    let read: AdvantageConfig = serde_json::from_str(r#"{"estimator": "maxrl"}"#).unwrap();
-    assert_eq!((read.estimator, read.compares_within_groups()), (AdvantageEstimator::MaxRl, true));
+    for (name, estimator) in [("maxrl", AdvantageEstimator::MaxRl), ("grpo", AdvantageEstimator::Group)] {
+        let read: AdvantageConfig = serde_json::from_str(&format!(r#"{{"estimator": "{name}"}}"#)).unwrap();
+        assert_eq!((read.estimator, read.compares_within_groups()), (estimator, true));
+    }
 }
 
 #[test]
