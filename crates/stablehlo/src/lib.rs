@@ -92,6 +92,7 @@ mod interpret;
 mod loops;
 mod lower;
 pub mod mosaic;
+mod operators;
 mod print;
 mod reverse;
 mod sharding;
@@ -101,7 +102,7 @@ pub use build::{Builder, Scanned, Traced, Value, trace, try_trace};
 pub use error::{Error, Result};
 pub use graph::{
     Argument, Binary, Comparison, CustomCall, DotDimensions, Function, GatherDimensions, Kind, Literal, Module, Number,
-    Operation, Order, Output, Precision, Reducer, Region, Save, Scan, ScatterDimensions, Unary, ValueId,
+    Operation, Output, Precision, Reducer, Region, Save, Scan, ScatterDimensions, Unary, ValueId,
 };
 pub use interpret::{Array, Elements, Interpreter, Rounding};
 pub use loops::Loop;

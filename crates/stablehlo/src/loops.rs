@@ -307,19 +307,15 @@ mod tests {
         assert_eq!(module.without_loops(&[]), module);
     }
 
-    /// A loop of four iterations whose body has two loops: one of three iterations, with a loop of five iterations in a
-    /// branch, and one whose end is data.
+    /// A loop of four iterations whose body has two loops: one of three iterations, around a loop of five iterations,
+    /// and one whose end is data.
     fn nested() -> Module {
         let f = Builder::new();
         let a = f.argument("a", TensorType::new(Dtype::F32, [4]));
         let end = f.argument("end", TensorType::scalar(Dtype::I32));
         let outer = f.for_loop(4, &[&a], |_, outer| {
-            let middle = f.for_loop(3, &[&outer[0]], |i, middle| {
-                f.case(i, 2, |branch| match branch {
-                    0 => f.for_loop(5, &[&middle[0]], |_, inner| vec![&inner[0] * &a]),
-                    _ => vec![middle[0].exp()],
-                })
-            });
+            let middle =
+                f.for_loop(3, &[&outer[0]], |_, middle| f.for_loop(5, &[&middle[0]], |_, inner| vec![&inner[0] * &a]));
             let begin = [&f.scalar(0, Dtype::I32), &middle[0]];
             let open = f.while_loop(&begin, |c| c[0].lt(&end), |c| vec![&c[0] + c[0].like(1), &c[1] + &a]);
             vec![open[1].clone()]
@@ -333,8 +329,8 @@ mod tests {
         let counts: Vec<_> = loops.iter().map(|l| (l.begins, l.trips, l.turns())).collect();
         let expected = [(1, Some(4)), (4, Some(3)), (12, Some(5)), (4, None)];
         assert_eq!(counts, expected.map(|(begins, trips)| (Some(begins), trips, trips.map(|t| t * begins))));
-        // The outer loop, the first loop of its body, the loop in the branch of that body, and the second loop.
-        assert_eq!(loops.iter().map(|l| l.path.len()).collect::<Vec<_>>(), [1, 3, 7, 3]);
+        // The outer loop, the first loop of its body, the loop in that body, and the second loop.
+        assert_eq!(loops.iter().map(|l| l.path.len()).collect::<Vec<_>>(), [1, 3, 5, 3]);
         assert!(loops[1].path.starts_with(&loops[0].path) && loops[2].path.starts_with(&loops[1].path));
     }
 

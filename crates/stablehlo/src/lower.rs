@@ -50,18 +50,8 @@ impl Kind {
             Self::Scan(_) | Self::CustomVjp { .. } | Self::AxisIndex(_) | Self::Named(_) | Self::StopGradient => true,
             Self::Manual(manual) => manual.axes().size() == 1,
             Self::Constrain(sharding) => is_of_one(sharding),
-            kind => kind.is_alone(),
-        }
-    }
-
-    /// Returns `true` for a collective along axes of one device.
-    fn is_alone(&self) -> bool {
-        match self {
-            Self::AllReduce { groups: Groups::Axes(axes), .. }
-            | Self::ReduceScatter { groups: Groups::Axes(axes), .. }
-            | Self::AllGather { groups: Groups::Axes(axes), .. }
-            | Self::AllToAll { groups: Groups::Axes(axes), .. } => axes.size() == 1,
-            Self::CollectivePermute { axes: Some(axes), pairs } => axes.size() == 1 && !pairs.is_empty(),
+            // A collective along axes of one device.
+            Self::AllReduce { groups: Groups::Axes(axes), .. } => axes.size() == 1,
             _ => false,
         }
     }
@@ -98,11 +88,6 @@ impl Lowering {
         for operation in operations {
             let operands = self.renamed(&operation.operands);
             match &operation.kind {
-                // A malformed operation stays; the reader of the function reports it.
-                kind if kind.is_structure() && !self.fits(operation, &operands) => {
-                    let Operation { kind, results, regions, .. } = operation.clone();
-                    out.push(Operation { kind, operands, results, regions });
-                }
                 Kind::Scan(scan) => self.scan(scan, operation, &operands, out),
                 kind @ (Kind::CustomVjp { .. } | Kind::Manual(_)) if kind.is_structure() => {
                     // Results of the code beyond the operation's are residuals, which nothing reads.
@@ -112,9 +97,6 @@ impl Lowering {
                     let results = self.renamed(&code.results);
                     self.rename(&operation.results, &results);
                 }
-                kind if kind.is_alone() => self.rename(&operation.results, &operands),
-                Kind::Constrain(sharding) if is_of_one(sharding) => self.rename(&operation.results, &operands),
-                Kind::Named(_) | Kind::StopGradient => self.rename(&operation.results, &operands),
                 Kind::AxisIndex(axes) => {
                     let place = match self.places {
                         Some(_) if axes.size() > 1 => self.given_place(axes, out),
@@ -122,7 +104,9 @@ impl Lowering {
                     };
                     self.rename(&operation.results, &[place]);
                 }
-                Kind::Manual(manual) if manual.is_partial() && operation.regions.len() == 1 => {
+                // These return their operand.
+                kind if kind.is_structure() => self.rename(&operation.results, &operands),
+                Kind::Manual(manual) if manual.is_partial() => {
                     self.partly_manual(manual, operation, operands, out);
                 }
                 kind => {
@@ -131,42 +115,6 @@ impl Lowering {
                     out.push(Operation { kind: kind.clone(), operands, results, regions });
                 }
             }
-        }
-    }
-
-    /// Checks the operands, results and region of an operation that is lowered.
-    fn fits(&self, operation: &Operation, operands: &[ValueId]) -> bool {
-        let typed = |ids: &[ValueId]| ids.iter().map(|id| self.types.get(id.0)).collect::<Option<Vec<_>>>();
-        let (Some(given), Some(made)) = (typed(operands), typed(&operation.results)) else { return false };
-        let code = match (&operation.kind, &operation.regions[..]) {
-            (Kind::Named(_) | Kind::StopGradient | Kind::Constrain(_), []) => return given.len() == 1 && given == made,
-            (kind, []) if kind.is_alone() => return given.len() == 1 && given == made,
-            (Kind::AxisIndex(_), []) => return given.is_empty() && made == [&TensorType::scalar(Dtype::U32)],
-            (Kind::Scan(_) | Kind::Manual(_), [code]) | (Kind::CustomVjp { .. }, [code, _]) => code,
-            _ => return false,
-        };
-        let (Some(takes), Some(returns)) = (typed(&code.arguments), typed(&code.results)) else { return false };
-        match &operation.kind {
-            Kind::Scan(scan) => {
-                let row = |stack: &TensorType, part: &TensorType| {
-                    stack.dtype == part.dtype && stack.shape.split_first() == Some((&scan.trips, &part.shape[..]))
-                };
-                let xs = scan.carry..scan.carry.saturating_add(scan.xs);
-                let same = |i: usize, outer: &TensorType, inner: &TensorType| match xs.contains(&i) {
-                    true => row(outer, inner),
-                    false => outer == inner,
-                };
-                (1..=i32::MAX as usize).contains(&scan.trips)
-                    && xs.end <= given.len()
-                    && takes.len() == given.len()
-                    && (0..given.len()).all(|i| same(i, given[i], takes[i]))
-                    && scan.carry <= made.len()
-                    && returns.len() == made.len()
-                    && made[..scan.carry] == given[..scan.carry]
-                    && made[..scan.carry] == returns[..scan.carry]
-                    && (scan.carry..made.len()).all(|i| row(made[i], returns[i]))
-            }
-            _ => takes == given && returns.len() >= made.len() && returns[..made.len()] == made[..],
         }
     }
 
@@ -183,9 +131,14 @@ impl Lowering {
         result
     }
 
-    fn index(&mut self, out: &mut Vec<Operation>, value: usize) -> ValueId {
+    /// Adds a constant integer scalar.
+    fn integer(&mut self, out: &mut Vec<Operation>, value: usize, dtype: Dtype) -> ValueId {
         let kind = Kind::Constant(Literal::Splat(Number::Int(value as i64)));
-        self.add(out, kind, vec![], TensorType::scalar(Dtype::I32))
+        self.add(out, kind, vec![], TensorType::scalar(dtype))
+    }
+
+    fn index(&mut self, out: &mut Vec<Operation>, value: usize) -> ValueId {
+        self.integer(out, value, Dtype::I32)
     }
 
     /// Lowers a computation without partition ids: positions come from an extra operand, a tensor that is sharded so that
@@ -222,18 +175,14 @@ impl Lowering {
     /// Computes the position of this partition along axes of its mesh, which numbers partitions in row-major order.
     fn place(&mut self, axes: &MeshAxes, out: &mut Vec<Operation>) -> ValueId {
         let ty = TensorType::scalar(Dtype::U32);
-        let constant = |this: &mut Self, out: &mut Vec<Operation>, value: usize| {
-            let kind = Kind::Constant(Literal::Splat(Number::Int(value as i64)));
-            this.add(out, kind, vec![], TensorType::scalar(Dtype::U32))
-        };
-        let mut place = constant(self, out, 0);
+        let mut place = self.integer(out, 0, Dtype::U32);
         if axes.size() == 1 {
             return place;
         }
         let device = self.add(out, Kind::PartitionId, vec![], ty.clone());
         for axis in axes.axes().iter().filter(|axis| axes.mesh().length(**axis) > 1) {
             let (length, step) = (axes.mesh().length(*axis), axes.mesh().step(*axis));
-            let [length, step] = [length, step].map(|n| constant(self, out, n));
+            let [length, step] = [length, step].map(|n| self.integer(out, n, Dtype::U32));
             let row = self.add(out, Kind::Binary(Binary::Divide), vec![device, step], ty.clone());
             let coordinate = self.add(out, Kind::Binary(Binary::Remainder), vec![row, length], ty.clone());
             let before = self.add(out, Kind::Binary(Binary::Multiply), vec![place, length], ty.clone());

@@ -61,7 +61,7 @@ impl Floor {
     /// operations for products.
     pub fn of_module(module: &Module, flops: f64, chip: super::Chip) -> Self {
         let main = &module.main;
-        let tensors = main.body.arguments.iter().chain(&main.body.results);
+        let tensors = main.body().arguments.iter().chain(&main.body().results);
         let bytes: usize = tensors.map(|id| main.type_of(*id).bytes()).sum();
         Self::new(flops, bytes as f64, chip)
     }

@@ -2,7 +2,7 @@
 
 use super::{Axis, AxisRules, Decoder, Matrix, ParameterValues, Role};
 use crate::error::{Error, Result};
-use stablehlo::{Builder, Dtype, Function, Module, Sharding, TensorType, Value, ValueId};
+use stablehlo::{Builder, Dtype, Module, Sharding, TensorType, Value, ValueId};
 
 /// Logical axes of the residual stream `[B, T, H]`.
 pub(crate) const RESIDUAL: [Axis; 3] = [Axis::Batch, Axis::Length, Axis::Embed];
@@ -84,13 +84,15 @@ impl Split {
     /// Marks all arguments and results without a sharding as replicated.
     pub(crate) fn complete(&self, mut module: Module) -> Module {
         let Some(rules) = self.rules() else { return module };
-        let Function { arguments, results, body, types } = &mut module.main;
-        let whole = |id: &ValueId| rules.mesh().replicated(types[id.0].rank());
-        for (argument, id) in arguments.iter_mut().zip(&body.arguments) {
-            argument.sharding.get_or_insert_with(|| whole(id));
+        let main = &module.main;
+        let whole = |id: &ValueId| rules.mesh().replicated(main.type_of(*id).rank());
+        let [arguments, results] =
+            [&main.body().arguments, &main.body().results].map(|ids| ids.iter().map(whole).collect::<Vec<_>>());
+        for (argument, whole) in module.main.arguments.iter_mut().zip(arguments) {
+            argument.sharding.get_or_insert(whole);
         }
-        for (result, id) in results.iter_mut().zip(&body.results) {
-            result.sharding.get_or_insert_with(|| whole(id));
+        for (result, whole) in module.main.results.iter_mut().zip(results) {
+            result.sharding.get_or_insert(whole);
         }
         module
     }

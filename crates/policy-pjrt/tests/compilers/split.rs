@@ -54,7 +54,7 @@ fn gradient(mesh: &Mesh) -> (Module, usize) {
     let module =
         TrainPrograms::new(decoder, Save::Carry).with_tiling(tiling).gradient(&grpo_core::LossConfig::default(), shape);
     let module = module.expect("a program");
-    let all = module.main.body.arguments.iter().map(|id| module.main.type_of(*id).bytes()).sum();
+    let all = module.main.body().arguments.iter().map(|id| module.main.type_of(*id).bytes()).sum();
     (module, all)
 }
 

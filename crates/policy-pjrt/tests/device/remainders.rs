@@ -94,7 +94,7 @@ fn finite_f32_weights_are_restored_exactly_and_read_as_the_nearest_bf16() {
 /// Uploads arguments after the first `given` ones: small numbers, equal for all programs.
 fn rest_of_arguments(module: &Module, given: usize) -> Vec<Buffer> {
     let mut random = random(3);
-    let types = module.main.body.arguments.iter().skip(given).map(|id| module.main.type_of(*id).clone());
+    let types = module.main.body().arguments.iter().skip(given).map(|id| module.main.type_of(*id).clone());
     let upload = |ty: TensorType| {
         let count = ty.elements();
         match ty.dtype {

@@ -340,7 +340,7 @@ fn rollout(decoder: &Decoder, parameters: &[Array], sampling: &Sampling) -> Vec<
     let lengths: Vec<i32> = (0..SLOTS as i32).map(|row| 2 + row % 5).collect();
     let id = |row: usize, column: usize| ((row * 31 + column * 17 + 5) % decoder.config().vocab_size) as i32;
     let types = |module: &Module| -> Vec<TensorType> {
-        module.main.body.arguments.iter().map(|id| module.main.type_of(*id).clone()).collect()
+        module.main.body().arguments.iter().map(|id| module.main.type_of(*id).clone()).collect()
     };
 
     let prompt = types(&modules.prefill)[parameters.len()].shape[1];

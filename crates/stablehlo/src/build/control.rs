@@ -1,4 +1,4 @@
-//! Loops, branches, optimisation barriers and custom calls.
+//! Loops, optimisation barriers and custom calls.
 
 use super::trace::listed;
 use super::{Builder, State, Value};
@@ -53,27 +53,6 @@ impl Builder {
         );
         results.remove(0);
         results
-    }
-
-    /// Runs the branch that `index`, an i32 scalar, selects and returns its results. `branch` is called with 0, 1, ...
-    /// below `count` to build each branch. An index out of range selects the last branch. Branches may read values from
-    /// the enclosing scope, and must return the same types.
-    #[track_caller]
-    pub fn case(&self, index: &Value, count: usize, mut branch: impl FnMut(usize) -> Vec<Value>) -> Vec<Value> {
-        let branches: Vec<_> = (0..count).map(|i| self.region(&[], |_| branch(i))).collect();
-        let (types, regions): (Vec<_>, Vec<_>) = branches.into_iter().unzip();
-        let first: Vec<TensorType> = types.first().cloned().unwrap_or_default();
-        let expected = TensorType::scalar(Dtype::I32);
-        let check = if *index.ty() != expected {
-            Err(format!("an index of type {expected} expected, got {}", index.ty()))
-        } else if let Some(other) = types.iter().find(|types| **types != first) {
-            Err(format!("branches that return ({}) expected, got ({})", listed(&first), listed(other)))
-        } else if first.is_empty() {
-            Err("nothing is returned".into())
-        } else {
-            Ok(first.clone())
-        };
-        self.emit_all(Kind::Case, &[index], regions, check, || first)
     }
 
     /// Returns the values unchanged; the compiler moves and fuses nothing across the barrier.

@@ -2,10 +2,11 @@
 
 use super::Value;
 use crate::graph::{Binary, Comparison, Kind, Unary};
+use crate::operators::{common_operators, named, operators};
 use crate::types::{Dtype, TensorType};
-use std::ops::{Add, BitAnd, BitOr, BitXor, Div, Mul, Neg, Not, Sub};
 
-fn same(a: &TensorType, b: &TensorType) -> Result<(), String> {
+/// Checks that two operands have one type.
+pub(crate) fn same(a: &TensorType, b: &TensorType) -> Result<(), String> {
     if a == b { Ok(()) } else { Err(format!("operands of one type expected, got {a} and {b}")) }
 }
 
@@ -53,8 +54,7 @@ impl Value {
         } else {
             same(ty, on_false.ty()).map(|()| ty.clone())
         };
-        let operands = [self, on_true, on_false];
-        self.builder().emit(Kind::Select, &operands, check.map(|t| vec![t]), || on_true.ty().clone())
+        self.builder().emit(Kind::Select, &[self, on_true, on_false], check, ty)
     }
 
     /// Limits the elements to the range from `low` to `high`, each a scalar or of the same shape.
@@ -63,11 +63,11 @@ impl Value {
         let ty = self.ty();
         let bound = |b: &Self| b.dtype() == ty.dtype && (b.shape().is_empty() || b.shape() == ty.shape);
         let check = if bound(low) && bound(high) {
-            Ok(vec![ty.clone()])
+            Ok(ty.clone())
         } else {
             Err(format!("bounds of {ty} expected, got {} and {}", low.ty(), high.ty()))
         };
-        self.builder().emit(Kind::Clamp, &[low, self, high], check, || ty.clone())
+        self.builder().emit(Kind::Clamp, &[low, self, high], check, ty)
     }
 
     /// Converts to another dtype. Adds no operation if the dtype is already right.
@@ -95,150 +95,28 @@ impl Value {
     }
 }
 
-macro_rules! unary {
-    ($($(#[$doc:meta])* $name:ident $operation:ident;)*) => {
-        impl Value {
-            $($(#[$doc])*
-            #[track_caller]
-            pub fn $name(&self) -> Self {
-                self.unary(Unary::$operation)
-            })*
-        }
-    };
-}
+common_operators!();
 
-unary! {
-    /// Computes the exponential e^x.
-    exp Exponential;
+named! {
     /// Computes e^x - 1, accurate near 0.
-    expm1 ExponentialMinusOne;
-    /// Computes the natural logarithm ln x.
-    log Log;
+    expm1() unary Unary::ExponentialMinusOne;
     /// Computes ln(1 + x), accurate near 0.
-    log1p LogPlusOne;
-    /// Computes the absolute value |x|.
-    abs Abs;
+    log1p() unary Unary::LogPlusOne;
     /// Computes the square root of x.
-    sqrt Sqrt;
+    sqrt() unary Unary::Sqrt;
     /// Computes the hyperbolic tangent tanh x.
-    tanh Tanh;
+    tanh() unary Unary::Tanh;
     /// Returns `true` for elements that are neither infinite nor NaN.
-    is_finite IsFinite;
-}
-
-macro_rules! binary {
-    ($($(#[$doc:meta])* $name:ident $operation:ident;)*) => {
-        impl Value {
-            $($(#[$doc])*
-            #[track_caller]
-            pub fn $name(&self, other: &Self) -> Self {
-                self.binary(Binary::$operation, other)
-            })*
-        }
-    };
-}
-
-binary! {
-    /// Computes the maximum; NaN if either operand is NaN.
-    max Maximum;
-    /// Computes the minimum; NaN if either operand is NaN.
-    min Minimum;
+    is_finite() unary Unary::IsFinite;
     /// Computes the remainder, with the sign of `self`.
-    rem Remainder;
-    /// Computes `self` to the power of `other`.
-    pow Power;
+    rem(other) binary Binary::Remainder;
     /// Shifts integers left by `other` bits; 0 if `other` is the width or more.
-    shift_left ShiftLeft;
-    /// Shifts integers right by `other` bits and fills with zeros.
-    shift_right_logical ShiftRightLogical;
+    shift_left(other) binary Binary::ShiftLeft;
     /// Shifts integers right by `other` bits and fills with the sign bit.
-    shift_right_arithmetic ShiftRightArithmetic;
+    shift_right_arithmetic(other) binary Binary::ShiftRightArithmetic;
 }
 
-macro_rules! compare {
-    ($($name:ident $direction:ident $sign:literal;)*) => {
-        impl Value {
-            $(#[doc = concat!("Predicates of `self ", $sign, " other`.")]
-            #[track_caller]
-            pub fn $name(&self, other: &Self) -> Self {
-                self.compare(Comparison::$direction, other)
-            })*
-        }
-    };
-}
-
-compare! {
-    eq Eq "==";
-    ne Ne "!=";
-    lt Lt "<";
-    le Le "<=";
-    gt Gt ">";
-    ge Ge ">=";
-}
-
-macro_rules! operators {
-    ($($trait:ident $method:ident $operation:ident;)*) => {
-        $(impl $trait for &Value {
-            type Output = Value;
-            #[track_caller]
-            fn $method(self, other: Self) -> Value {
-                self.binary(Binary::$operation, other)
-            }
-        }
-
-        impl $trait for Value {
-            type Output = Value;
-            #[track_caller]
-            fn $method(self, other: Self) -> Value {
-                self.binary(Binary::$operation, &other)
-            }
-        }
-
-        impl $trait<&Value> for Value {
-            type Output = Value;
-            #[track_caller]
-            fn $method(self, other: &Value) -> Value {
-                self.binary(Binary::$operation, other)
-            }
-        }
-
-        impl $trait<Value> for &Value {
-            type Output = Value;
-            #[track_caller]
-            fn $method(self, other: Value) -> Value {
-                self.binary(Binary::$operation, &other)
-            }
-        })*
-    };
-}
-
-operators! {
-    Add add Add;
-    Sub sub Subtract;
-    Mul mul Multiply;
-    Div div Divide;
-    BitAnd bitand And;
-    BitOr bitor Or;
-    BitXor bitxor Xor;
-}
-
-impl Neg for &Value {
-    type Output = Value;
-    #[track_caller]
-    fn neg(self) -> Value {
-        self.unary(Unary::Negate)
-    }
-}
-
-impl Neg for Value {
-    type Output = Value;
-    #[track_caller]
-    fn neg(self) -> Value {
-        self.unary(Unary::Negate)
-    }
-}
-
-impl Not for &Value {
+impl std::ops::Not for &Value {
     type Output = Value;
     #[track_caller]
     fn not(self) -> Value {

@@ -1,9 +1,10 @@
 //! Programs that are sharded over devices.
 
+use super::contract::combines;
 use super::trace::Traced;
 use super::{Builder, Value};
-use crate::graph::Kind;
-use crate::sharding::{Manual, MeshAxes, Sharding};
+use crate::graph::{Kind, Reducer};
+use crate::sharding::{Groups, Manual, MeshAxes, Sharding};
 use crate::types::{Dtype, TensorType};
 
 impl Value {
@@ -31,6 +32,15 @@ impl Value {
         let check = sharding.part(self.ty()).map(|_| self.ty().clone()).map_err(|error| error.to_string());
         self.then(Kind::Constrain(sharding.clone()), &[], check)
     }
+
+    /// Reduces a value over the devices of each group; every device gets the result. `groups` are lists of replicas, or
+    /// the mesh axes along which devices communicate, in a [`Builder::manual`] body.
+    #[track_caller]
+    pub fn all_reduce(&self, reducer: Reducer, groups: impl Into<Groups>) -> Self {
+        let groups = groups.into();
+        let check = combines(reducer, self.ty()).and(groups.size()).map(|_| self.ty().clone());
+        self.then(Kind::AllReduce { reducer, groups }, &[], check)
+    }
 }
 
 impl Builder {
@@ -52,6 +62,13 @@ impl Builder {
     #[track_caller]
     pub fn axis_index(&self, axes: &MeshAxes) -> Value {
         let ty = TensorType::scalar(Dtype::U32);
-        self.emit(Kind::AxisIndex(axes.clone()), &[], Ok(vec![ty.clone()]), || ty)
+        self.emit(Kind::AxisIndex(axes.clone()), &[], Ok(ty.clone()), &ty)
+    }
+
+    /// Returns the id of the running replica, a u32 scalar.
+    #[track_caller]
+    pub fn replica_id(&self) -> Value {
+        let ty = TensorType::scalar(Dtype::U32);
+        self.emit(Kind::ReplicaId, &[], Ok(ty.clone()), &ty)
     }
 }

@@ -4,17 +4,16 @@
 //! `Result`: the builder records the first one, with the line of Rust that built it, and [`Builder::finish`] returns it
 //! as an error.
 
-mod collective;
 mod contract;
 mod control;
 mod derivative;
-mod elementwise;
+pub(crate) mod elementwise;
 mod manual;
-mod order;
 mod scan;
 mod shape;
 mod trace;
 
+pub(crate) use contract::distinct;
 pub use scan::Scanned;
 pub(crate) use trace::{Names, listed};
 pub use trace::{Traced, trace, try_trace};
@@ -105,9 +104,8 @@ impl Builder {
     #[track_caller]
     pub fn splat(&self, number: impl Into<Number>, ty: TensorType) -> Value {
         let number = number.into();
-        let check =
-            if number.fits(ty.dtype) { Ok(vec![ty.clone()]) } else { Err(format!("{number:?} is no {}", ty.dtype)) };
-        self.emit(Kind::Constant(Literal::Splat(number)), &[], check, || ty)
+        let check = if number.fits(ty.dtype) { Ok(ty.clone()) } else { Err(format!("{number:?} is no {}", ty.dtype)) };
+        self.emit(Kind::Constant(Literal::Splat(number)), &[], check, &ty)
     }
 
     /// Makes a scalar constant.
@@ -125,9 +123,9 @@ impl Builder {
         } else if let Some(number) = numbers.iter().find(|n| !n.fits(ty.dtype)) {
             Err(format!("{number:?} is no {}", ty.dtype))
         } else {
-            Ok(vec![ty.clone()])
+            Ok(ty.clone())
         };
-        self.emit(Kind::Constant(Literal::Dense(numbers)), &[], check, || ty)
+        self.emit(Kind::Constant(Literal::Dense(numbers)), &[], check, &ty)
     }
 
     /// Counts 0, 1, 2, ... along `dimension`.
@@ -138,9 +136,9 @@ impl Builder {
         } else if ty.dtype == Dtype::Pred {
             Err("numbers expected, got predicates".into())
         } else {
-            Ok(vec![ty.clone()])
+            Ok(ty.clone())
         };
-        self.emit(Kind::Iota { dimension }, &[], check, || ty)
+        self.emit(Kind::Iota { dimension }, &[], check, &ty)
     }
 
     /// Lets result `result` reuse the buffer of `argument`, which the caller then has to donate.
@@ -233,22 +231,19 @@ impl Builder {
             let found = values.get(result).map(|v| &*v.ty);
             let taken = state.arguments[..i].iter().any(|a| a.alias == Some(result));
             let sharding = outputs.get(result).and_then(|output| output.sharding.as_ref());
-            if let (Some(one), Some(other)) = (&argument.sharding, sharding)
-                && one.part(ty) != other.part(ty)
-            {
-                let reason = format!("argument `{}` is split by {one}, and result {result} by {other}", argument.name);
-                let error = Error::Operation { operation: "tf.aliasing_output", reason, at: Location::caller() };
-                state.error.get_or_insert(error);
-                break;
-            }
-            if found != Some(ty) || taken {
-                let found = found.map_or("no such result".into(), |t| t.to_string());
-                let reason =
-                    format!("argument `{}` of type {ty} cannot become result {result}: {found}", argument.name);
-                let error = Error::Operation { operation: "tf.aliasing_output", reason, at: Location::caller() };
-                state.error.get_or_insert(error);
-                break;
-            }
+            let reason = match (&argument.sharding, sharding) {
+                (Some(one), Some(other)) if one.part(ty) != other.part(ty) => {
+                    format!("argument `{}` is split by {one}, and result {result} by {other}", argument.name)
+                }
+                _ if found != Some(ty) || taken => {
+                    let found = found.map_or("no such result".into(), |t| t.to_string());
+                    format!("argument `{}` of type {ty} cannot become result {result}: {found}", argument.name)
+                }
+                _ => continue,
+            };
+            let error = Error::Operation { operation: "tf.aliasing_output", reason, at: Location::caller() };
+            state.error.get_or_insert(error);
+            break;
         }
         if let Some(error) = state.error.take() {
             return Err(error);
@@ -286,17 +281,16 @@ impl Builder {
         Ok(())
     }
 
-    /// Adds an operation with one result. If `types` is an error, the result gets the type of `fallback`.
+    /// Adds an operation with one result. If `ty` is an error, the result gets the type `fallback`.
     #[track_caller]
     pub(crate) fn emit(
         &self,
         kind: Kind,
         operands: &[&Value],
-        types: Result<Vec<TensorType>, String>,
-        fallback: impl FnOnce() -> TensorType,
+        ty: Result<TensorType, String>,
+        fallback: &TensorType,
     ) -> Value {
-        let mut values = self.emit_all(kind, operands, vec![], types, || vec![fallback()]);
-        values.swap_remove(0)
+        self.emit_all(kind, operands, vec![], ty.map(|ty| vec![ty]), || vec![fallback.clone()]).swap_remove(0)
     }
 
     /// Adds an operation to the innermost open region.
@@ -367,6 +361,6 @@ impl Value {
     #[track_caller]
     fn then(&self, kind: Kind, others: &[&Self], ty: Result<TensorType, String>) -> Self {
         let operands: Vec<&Self> = std::iter::once(self).chain(others.iter().copied()).collect();
-        self.builder().emit(kind, &operands, ty.map(|t| vec![t]), || (*self.ty).clone())
+        self.builder().emit(kind, &operands, ty, &self.ty)
     }
 }

@@ -52,22 +52,15 @@ impl Value {
     /// Slices each dimension from `start` to before `limit`.
     #[track_caller]
     pub fn slice(&self, start: &[usize], limit: &[usize]) -> Self {
-        self.slice_strided(start, limit, &vec![1; self.ty().rank()])
-    }
-
-    /// Takes every `stride`-th element from `start` to before `limit`, per dimension.
-    #[track_caller]
-    pub fn slice_strided(&self, start: &[usize], limit: &[usize], stride: &[usize]) -> Self {
         let ty = self.ty();
-        let legal = [start.len(), limit.len(), stride.len()] == [ty.rank(); 3]
-            && (0..ty.rank()).all(|d| start[d] <= limit[d] && limit[d] <= ty.shape[d] && stride[d] > 0);
+        let legal = [start.len(), limit.len()] == [ty.rank(); 2]
+            && (0..ty.rank()).all(|d| start[d] <= limit[d] && limit[d] <= ty.shape[d]);
         let check = if legal {
-            let size = |d: usize| (limit[d] - start[d]).div_ceil(stride[d]);
-            Ok(TensorType::new(ty.dtype, (0..ty.rank()).map(size).collect::<Vec<_>>()))
+            Ok(TensorType::new(ty.dtype, limit.iter().zip(start).map(|(to, from)| to - from).collect::<Vec<_>>()))
         } else {
-            Err(format!("a window of {ty} expected, got {start:?}..{limit:?} by {stride:?}"))
+            Err(format!("a window of {ty} expected, got {start:?}..{limit:?}"))
         };
-        self.then(Kind::Slice { start: start.to_vec(), limit: limit.to_vec(), stride: stride.to_vec() }, &[], check)
+        self.then(Kind::Slice { start: start.to_vec(), limit: limit.to_vec() }, &[], check)
     }
 
     /// Slices a window of `sizes` that begins at `starts`, scalars of one integer dtype. The start is clamped so that
@@ -100,32 +93,18 @@ impl Value {
     /// Adds copies of `value`, a scalar, before and after each dimension.
     #[track_caller]
     pub fn pad(&self, value: &Self, low: &[usize], high: &[usize]) -> Self {
-        let wide = |sizes: &[usize]| sizes.iter().map(|s| i64::try_from(*s).unwrap_or(i64::MAX)).collect::<Vec<_>>();
-        self.pad_general(value, &wide(low), &wide(high), &vec![0; self.ty().rank()])
-    }
-
-    /// Like [`Value::pad`], but also inserts `interior` copies of `value` between neighbours; negative `low` or `high`
-    /// cut elements off. Undoes a [`Value::slice_strided`], except that elements which the slice skipped become
-    /// `value`.
-    #[track_caller]
-    pub fn pad_general(&self, value: &Self, low: &[i64], high: &[i64], interior: &[usize]) -> Self {
         let ty = self.ty();
         let check = if value.ty() != &TensorType::scalar(ty.dtype) {
             Err(format!("a scalar {} to pad with expected, got {}", ty.dtype, value.ty()))
-        } else if [low.len(), high.len(), interior.len()] != [ty.rank(); 3] {
-            Err(format!("{} sizes each expected, got {low:?}, {high:?} and {interior:?}", ty.rank()))
+        } else if [low.len(), high.len()] != [ty.rank(); 2] {
+            Err(format!("{} sizes each expected, got {low:?} and {high:?}", ty.rank()))
         } else {
-            let size = |d: usize| {
-                let between = ty.shape[d].saturating_sub(1).checked_mul(interior[d])?.checked_add(ty.shape[d])?;
-                let size = i64::try_from(between).ok()?.checked_add(low[d])?.checked_add(high[d])?;
-                usize::try_from(size).ok()
-            };
+            let size = |d: usize| ty.shape[d].checked_add(low[d])?.checked_add(high[d]);
             let sizes: Option<Vec<usize>> = (0..ty.rank()).map(size).collect();
             let sizes = sizes.ok_or_else(|| format!("{ty} with {low:?} and {high:?} around it has no size"));
             sizes.map(|sizes| TensorType::new(ty.dtype, sizes))
         };
-        let kind = Kind::Pad { low: low.to_vec(), high: high.to_vec(), interior: interior.to_vec() };
-        self.then(kind, &[value], check)
+        self.then(Kind::Pad { low: low.to_vec(), high: high.to_vec() }, &[value], check)
     }
 
     /// Gathers windows at `indices`. `shape` is the shape of the result; StableHLO infers it from the dimension
@@ -164,9 +143,8 @@ impl Builder {
     /// Concatenates values along `dimension`.
     #[track_caller]
     pub fn concatenate(&self, values: &[&Value], dimension: usize) -> Value {
-        let check = concatenated(values, dimension);
-        let fallback = || values.first().map_or(TensorType::scalar(Dtype::F32), |v| v.ty().clone());
-        self.emit(Kind::Concatenate { dimension }, values, check.map(|t| vec![t]), fallback)
+        let fallback = values.first().map_or(TensorType::scalar(Dtype::F32), |v| v.ty().clone());
+        self.emit(Kind::Concatenate { dimension }, values, concatenated(values, dimension), &fallback)
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::Number;
 use crate::types::Dtype;
-use strum::IntoStaticStr;
+use strum::{IntoStaticStr, VariantArray};
 
 /// A loop over slices.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -42,7 +42,7 @@ pub enum Save {
 }
 
 /// Element-wise operations of one operand.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, IntoStaticStr)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, IntoStaticStr, VariantArray)]
 #[strum(serialize_all = "snake_case", prefix = "stablehlo.")]
 #[allow(missing_docs)] // named after what they compute
 pub enum Unary {
@@ -57,8 +57,6 @@ pub enum Unary {
     Tanh,
     Sqrt,
     Rsqrt,
-    Floor,
-    Ceil,
     Cosine,
     Sine,
     IsFinite,
@@ -66,7 +64,7 @@ pub enum Unary {
 }
 
 /// Element-wise operations of two operands.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, IntoStaticStr)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, IntoStaticStr, VariantArray)]
 #[strum(serialize_all = "snake_case", prefix = "stablehlo.")]
 #[allow(missing_docs)] // named after what they compute
 pub enum Binary {
@@ -75,7 +73,6 @@ pub enum Binary {
     Multiply,
     Divide,
     Remainder,
-    Power,
     Maximum,
     Minimum,
     And,
@@ -87,7 +84,7 @@ pub enum Binary {
 }
 
 /// Directions of a comparison.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, IntoStaticStr)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, IntoStaticStr, VariantArray)]
 #[strum(serialize_all = "UPPERCASE")]
 #[allow(missing_docs)] // named after what they compare
 pub enum Comparison {
@@ -100,11 +97,10 @@ pub enum Comparison {
 }
 
 /// The operation that combines two elements in a reduction.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, VariantArray)]
 #[allow(missing_docs)] // named after what they compute
 pub enum Reducer {
     Add,
-    Multiply,
     Max,
     Min,
     And,
@@ -166,15 +162,6 @@ pub struct ScatterDimensions {
     pub index_vector_dim: usize,
 }
 
-/// The order of a sort. Floats have their total order: -NaN, -inf, ..., -0, 0, ..., inf, NaN.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Order {
-    /// The smallest first.
-    Ascending,
-    /// The largest first.
-    Descending,
-}
-
 /// A call to code that the target provides under a name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CustomCall {
@@ -190,37 +177,29 @@ pub struct CustomCall {
     pub row_major: bool,
 }
 
+impl From<&GatherDimensions> for ScatterDimensions {
+    /// Returns the scatter into the windows that the gather reads.
+    fn from(gather: &GatherDimensions) -> Self {
+        Self {
+            update_window_dims: gather.offset_dims.clone(),
+            inserted_window_dims: gather.collapsed_slice_dims.clone(),
+            input_batching_dims: gather.operand_batching_dims.clone(),
+            scatter_indices_batching_dims: gather.start_indices_batching_dims.clone(),
+            scatter_dims_to_operand_dims: gather.start_index_map.clone(),
+            index_vector_dim: gather.index_vector_dim,
+        }
+    }
+}
+
 impl Reducer {
     /// Returns the identity element: combined with it, an operand stays unchanged.
     pub fn identity(self, dtype: Dtype) -> Number {
-        let least = match dtype {
-            Dtype::I16 => Number::Int(i16::MIN.into()),
-            Dtype::I32 => Number::Int(i32::MIN.into()),
-            Dtype::I64 => Number::Int(i64::MIN),
-            Dtype::U32 => Number::Int(0),
-            Dtype::Pred => Number::Bool(false),
-            _ => Number::Float(f64::NEG_INFINITY),
-        };
-        let most = match dtype {
-            Dtype::I16 => Number::Int(i16::MAX.into()),
-            Dtype::I32 => Number::Int(i32::MAX.into()),
-            Dtype::I64 => Number::Int(i64::MAX),
-            Dtype::U32 => Number::Int(u32::MAX.into()),
-            Dtype::Pred => Number::Bool(true),
-            _ => Number::Float(f64::INFINITY),
-        };
-        let of = |int: i64| match dtype {
-            Dtype::Pred => Number::Bool(int != 0),
-            d if d.is_integer() => Number::Int(int),
-            _ => Number::Float(int as f64),
-        };
+        let [least, most] = Number::range(dtype);
         match self {
-            Self::Add | Self::Or => of(0),
-            Self::Multiply => of(1),
+            Self::Add | Self::Or => Number::zero(dtype),
             // All bits set.
-            Self::And if dtype == Dtype::U32 => most,
-            Self::And if dtype.is_integer() => Number::Int(-1),
-            Self::And => of(1),
+            Self::And if dtype.is_integer() && dtype != Dtype::U32 => Number::Int(-1),
+            Self::And => most,
             Self::Max => least,
             Self::Min => most,
         }
@@ -235,7 +214,6 @@ impl Reducer {
     pub fn binary(self) -> Binary {
         match self {
             Self::Add => Binary::Add,
-            Self::Multiply => Binary::Multiply,
             Self::Max => Binary::Maximum,
             Self::Min => Binary::Minimum,
             Self::And => Binary::And,

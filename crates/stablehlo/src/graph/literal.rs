@@ -50,18 +50,27 @@ impl Number {
         }
     }
 
+    /// Returns the smallest and the largest number of a dtype.
+    pub(crate) fn range(dtype: Dtype) -> [Self; 2] {
+        let ints = |low: i64, high: i64| [Self::Int(low), Self::Int(high)];
+        match dtype {
+            Dtype::Pred => [Self::Bool(false), Self::Bool(true)],
+            Dtype::I16 => ints(i16::MIN.into(), i16::MAX.into()),
+            Dtype::I32 => ints(i32::MIN.into(), i32::MAX.into()),
+            Dtype::I64 => ints(i64::MIN, i64::MAX),
+            Dtype::U32 => ints(0, u32::MAX.into()),
+            Dtype::F16 | Dtype::Bf16 | Dtype::F32 | Dtype::F64 => {
+                [Self::Float(f64::NEG_INFINITY), Self::Float(f64::INFINITY)]
+            }
+        }
+    }
+
     /// Returns `true` if the number can be an element of `dtype`.
     pub fn fits(self, dtype: Dtype) -> bool {
-        match self {
-            Self::Bool(_) => dtype == Dtype::Pred,
-            Self::Int(value) => match dtype {
-                Dtype::I16 => i16::try_from(value).is_ok(),
-                Dtype::I32 => i32::try_from(value).is_ok(),
-                Dtype::U32 => u32::try_from(value).is_ok(),
-                Dtype::I64 => true,
-                _ => false,
-            },
-            Self::Float(_) => dtype.is_float(),
+        match (self, Self::range(dtype)) {
+            (Self::Int(value), [Self::Int(low), Self::Int(high)]) => (low..=high).contains(&value),
+            (Self::Bool(_), [Self::Bool(_), _]) | (Self::Float(_), [Self::Float(_), _]) => true,
+            _ => false,
         }
     }
 }

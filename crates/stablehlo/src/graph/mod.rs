@@ -8,9 +8,9 @@ pub use literal::*;
 
 use crate::sharding::{Groups, Manual, MeshAxes, Sharding};
 use crate::types::TensorType;
-use strum::IntoStaticStr;
+use strum::{IntoStaticStr, VariantNames};
 
-/// A value of a function: an argument, or a result of an operation. It is an index into [`Function::types`].
+/// A value of a function: an argument, or a result of an operation. It is an index into the function's types.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ValueId(pub usize);
 
@@ -36,9 +36,9 @@ pub struct Function {
     /// One per result of the body.
     pub results: Vec<Output>,
     /// Arguments, operations and results.
-    pub body: Region,
+    pub(crate) body: Region,
     /// The types of all values, including values of nested regions.
-    pub types: Vec<TensorType>,
+    pub(crate) types: Vec<TensorType>,
 }
 
 /// The attributes of an argument.
@@ -90,7 +90,7 @@ pub struct Operation {
 }
 
 /// Operations, with their attributes. Semantics follow the StableHLO specification.
-#[derive(Clone, Debug, PartialEq, IntoStaticStr)]
+#[derive(Clone, Debug, PartialEq, IntoStaticStr, VariantNames)]
 #[strum(serialize_all = "snake_case", prefix = "stablehlo.")]
 pub enum Kind {
     /// A constant with the values of a literal.
@@ -144,8 +144,6 @@ pub enum Kind {
         start: Vec<usize>,
         /// Past the last index, per dimension.
         limit: Vec<usize>,
-        /// The step between indices, per dimension.
-        stride: Vec<usize>,
     },
     /// Operands: the sliced value, then one start index per dimension. The start is clamped so that the window fits.
     DynamicSlice {
@@ -157,12 +155,10 @@ pub enum Kind {
     DynamicUpdateSlice,
     /// Operands: the padded value and the padding scalar.
     Pad {
-        /// Elements before, per dimension; negative trims.
-        low: Vec<i64>,
-        /// Elements after, per dimension; negative trims.
-        high: Vec<i64>,
-        /// Elements between, per dimension.
-        interior: Vec<usize>,
+        /// Elements before, per dimension.
+        low: Vec<usize>,
+        /// Elements after, per dimension.
+        high: Vec<usize>,
     },
     /// Operands: the gathered value and start indices `[..., index vector]`.
     Gather(GatherDimensions),
@@ -170,15 +166,6 @@ pub enum Kind {
     Scatter(ScatterDimensions, Reducer),
     /// Reinterprets the bits of the operand as the result's dtype, of the same width.
     BitcastConvert,
-    /// Sorts the first operand along a dimension and permutes the others, of the same shape, likewise.
-    Sort {
-        /// The dimension along which elements move.
-        dimension: usize,
-        /// The sort order of the first operand.
-        order: Order,
-        /// `true` if elements with equal keys keep their order.
-        stable: bool,
-    },
     /// The maximum along a dimension, which is removed, and its index, in one pass. Operands: the values, the indices
     /// of the elements (i32), and an initial scalar for each. NaN is larger than any number; among equal elements, the
     /// smallest index wins.
@@ -189,47 +176,12 @@ pub enum Kind {
     },
     /// Repeats the body while the condition holds. Regions: condition and body, over the carried values.
     While,
-    /// Runs the region that a scalar i32 selects; an index out of range selects the last one. The regions have no
-    /// arguments.
-    Case,
     /// Reduces a value over the devices of each group.
     AllReduce {
         /// The operation that combines the values of two devices.
         reducer: Reducer,
         /// The groups of devices that communicate.
         groups: Groups,
-    },
-    /// [`Kind::AllReduce`], but each device keeps only its shard of the result.
-    ReduceScatter {
-        /// The operation that combines the values of two devices.
-        reducer: Reducer,
-        /// The dimension along which the result is sharded.
-        dimension: usize,
-        /// The groups of devices that communicate.
-        groups: Groups,
-    },
-    /// Concatenates the values of a group's devices, on each of them.
-    AllGather {
-        /// The dimension along which values are concatenated.
-        dimension: usize,
-        /// The groups of devices that communicate.
-        groups: Groups,
-    },
-    /// Splits each device's value, sends shard i to device i of the group, and concatenates the received shards.
-    AllToAll {
-        /// The dimension that is split.
-        split: usize,
-        /// The dimension along which the received shards are concatenated.
-        concat: usize,
-        /// The groups of devices that communicate.
-        groups: Groups,
-    },
-    /// Sends values between devices. A device that receives nothing gets zeros.
-    CollectivePermute {
-        /// (source, target) pairs; no source and no target repeats. They are replica ids, or positions along `axes`.
-        pairs: Vec<(usize, usize)>,
-        /// In a [`Kind::Manual`]: the mesh axes along which devices form a group.
-        axes: Option<MeshAxes>,
     },
     /// The id of the running replica: a u32 scalar.
     ReplicaId,
@@ -289,6 +241,12 @@ impl Operation {
 }
 
 impl Function {
+    /// Returns the arguments, operations and results. They are read-only, so that every function passed the checks of
+    /// [`Builder`](crate::Builder).
+    pub fn body(&self) -> &Region {
+        &self.body
+    }
+
     /// Returns the type of a value.
     pub fn type_of(&self, value: ValueId) -> &TensorType {
         &self.types[value.0]

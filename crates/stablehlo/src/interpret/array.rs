@@ -1,6 +1,5 @@
 //! Tensors of the interpreter.
 
-use super::Fault;
 use crate::error::{Error, Result};
 use crate::types::{Dtype, TensorType};
 use half::{bf16, f16};
@@ -44,14 +43,14 @@ macro_rules! map_elements {
     };
 }
 
-/// Maps the vectors of two operands of one dtype; a [`Fault`] if the dtypes differ.
+/// Maps the vectors of two operands of one dtype.
 macro_rules! map_pairs {
     ($a:expr, $b:expr, ($x:ident, $y:ident) => $map:expr) => {
         match ($a, $b) {
-            (Elements::Float($x), Elements::Float($y)) => Ok(Elements::Float($map)),
-            (Elements::Int($x), Elements::Int($y)) => Ok(Elements::Int($map)),
-            (Elements::Pred($x), Elements::Pred($y)) => Ok(Elements::Pred($map)),
-            _ => Err(Fault::malformed("operands of one dtype expected")),
+            (Elements::Float($x), Elements::Float($y)) => Elements::Float($map),
+            (Elements::Int($x), Elements::Int($y)) => Elements::Int($map),
+            (Elements::Pred($x), Elements::Pred($y)) => Elements::Pred($map),
+            _ => unreachable!("operands of one dtype"),
         }
     };
 }
@@ -160,33 +159,24 @@ impl Array {
     }
 
     /// Returns the integers of a tensor that holds indices.
-    pub(super) fn integers(&self) -> Result<&[i64], Fault> {
+    pub(super) fn integers(&self) -> &[i64] {
         match &self.elements {
-            Elements::Int(x) => Ok(x),
-            _ => Err(Fault::malformed(format!("integers expected, got {}", self.ty))),
+            Elements::Int(x) => x,
+            _ => unreachable!("indices are integers"),
         }
     }
 
     /// Returns the only element of a scalar predicate.
-    pub(super) fn predicate(&self) -> Result<bool, Fault> {
-        match &self.elements {
-            Elements::Pred(x) if x.len() == 1 => Ok(x[0]),
-            _ => Err(Fault::malformed(format!("a predicate expected, got {}", self.ty))),
-        }
+    pub(super) fn predicate(&self) -> bool {
+        self.elements == Elements::Pred(vec![true])
     }
 
     /// Repeats the only element of a scalar `count` times.
-    pub(super) fn repeated(&self, count: usize) -> Result<Elements, Fault> {
-        if self.elements.len() != 1 {
-            return Err(Fault::malformed(format!("a scalar expected, got {}", self.ty)));
-        }
-        Ok(map_elements!(&self.elements, x => vec![x[0]; count]))
+    pub(super) fn repeated(&self, count: usize) -> Elements {
+        map_elements!(&self.elements, x => vec![x[0]; count])
     }
 
     /// Returns the elements at these offsets, in their order.
-    ///
-    /// # Panics
-    /// Panics if an offset is out of range; callers check offsets.
     pub(super) fn take(&self, places: &[usize]) -> Elements {
         map_elements!(&self.elements, x => places.iter().map(|i| x[*i]).collect())
     }
@@ -208,23 +198,18 @@ impl Array {
     }
 }
 
-/// Concatenates elements of one dtype.
-pub(super) fn joined(parts: &[&Elements]) -> Result<Elements, Fault> {
-    let mut all = match parts.first() {
-        Some(Elements::Float(_)) => Elements::Float(vec![]),
-        Some(Elements::Int(_)) => Elements::Int(vec![]),
-        Some(Elements::Pred(_)) => Elements::Pred(vec![]),
-        None => return Err(Fault::malformed("nothing to join")),
-    };
-    for part in parts {
+/// Concatenates elements of one dtype; there is at least one part.
+pub(super) fn joined(parts: &[&Elements]) -> Elements {
+    let mut all = parts[0].clone();
+    for part in &parts[1..] {
         match (&mut all, part) {
             (Elements::Float(all), Elements::Float(part)) => all.extend(part),
             (Elements::Int(all), Elements::Int(part)) => all.extend(part),
             (Elements::Pred(all), Elements::Pred(part)) => all.extend(part),
-            _ => return Err(Fault::malformed("operands of one dtype expected")),
+            _ => unreachable!("parts of one dtype"),
         }
     }
-    Ok(all)
+    all
 }
 
 /// Rounds `x` to the nearest number of `dtype`.
@@ -257,22 +242,16 @@ pub(super) fn strides(shape: &[usize]) -> Vec<usize> {
 }
 
 /// Calls `see` with every index of a shape, row-major.
-pub(super) fn each_index<E>(shape: &[usize], mut see: impl FnMut(&[usize]) -> Result<(), E>) -> Result<(), E> {
-    if shape.contains(&0) {
-        return Ok(());
-    }
+pub(super) fn each_index(shape: &[usize], mut see: impl FnMut(&[usize])) {
     let mut index = vec![0; shape.len()];
-    loop {
-        see(&index)?;
-        let mut d = shape.len();
-        loop {
-            let Some(next) = d.checked_sub(1) else { return Ok(()) };
-            d = next;
-            index[d] += 1;
-            if index[d] < shape[d] {
+    for _ in 0..shape.iter().product() {
+        see(&index);
+        for (i, size) in index.iter_mut().zip(shape).rev() {
+            *i += 1;
+            if *i < *size {
                 break;
             }
-            index[d] = 0;
+            *i = 0;
         }
     }
 }

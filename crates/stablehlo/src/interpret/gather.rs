@@ -3,11 +3,8 @@
 use super::Fault;
 use super::array::{Array, Elements, each_index, place, strides};
 use super::elementwise::combine;
-use super::shape::within;
 use crate::graph::{GatherDimensions, Reducer, ScatterDimensions};
 use crate::types::TensorType;
-
-type Outcome = Result<Elements, Fault>;
 
 /// The common part of gathers and scatters: maps an index of the windows' tensor (the result of a gather, the updates
 /// of a scatter) to a window of the operand, and to an offset in the window.
@@ -28,7 +25,8 @@ struct Windows<'a> {
 }
 
 impl<'a> Windows<'a> {
-    /// `dropped` are the operand's dimensions that windows do not have; `ty` is the type of the windows' tensor.
+    /// `dropped` are the operand's dimensions that windows do not have; `ty` is the type of the windows' tensor. The
+    /// builder does not check dimension numbers.
     fn new(
         operand: &TensorType,
         indices: &'a Array,
@@ -36,30 +34,30 @@ impl<'a> Windows<'a> {
         (inner, dropped, map, vector): (&'a [usize], &[usize], &'a [usize], usize),
         batching: (&'a [usize], &'a [usize]),
     ) -> Result<Self, Fault> {
-        let (rank, index_rank) = (operand.rank(), indices.ty.rank());
-        within(inner, ty.rank())?;
-        within(map, rank)?;
-        within(&[dropped, batching.0].concat(), rank)?;
-        within(batching.1, index_rank)?;
+        let (rank, index_type) = (operand.rank(), &indices.ty);
+        let distinct = |dimensions: &[usize], ty: &TensorType| crate::build::distinct(dimensions, ty).is_ok();
+        let legal = distinct(inner, ty)
+            && distinct(&[map, batching.0].concat(), operand)
+            && distinct(&[dropped, batching.0].concat(), operand)
+            && distinct(batching.1, index_type)
+            && !batching.1.contains(&vector)
+            && inner.is_sorted();
         let kept: Vec<usize> = (0..rank).filter(|d| !dropped.contains(d) && !batching.0.contains(d)).collect();
         let outer: Vec<usize> = (0..ty.rank()).filter(|d| !inner.contains(d)).collect();
         // Index vectors of one entry need no dimension of their own.
-        let entries = if vector == index_rank { Some(&1) } else { indices.ty.shape.get(vector) };
-        let batch: Vec<usize> = (0..index_rank).filter(|d| *d != vector).map(|d| indices.ty.shape[d]).collect();
-        let found: Vec<usize> = outer.iter().map(|d| ty.shape[*d]).collect();
-        let fits = kept.len() == inner.len()
+        let entries = if vector == index_type.rank() { Some(&1) } else { index_type.shape.get(vector) };
+        let batch = (0..index_type.rank()).filter(|d| *d != vector).map(|d| index_type.shape[d]);
+        let sizes = |ty: &TensorType, dimensions: &[usize]| dimensions.iter().map(|d| ty.shape[*d]).collect::<Vec<_>>();
+        let fits = legal
+            && kept.len() == inner.len()
             && entries == Some(&map.len())
-            && batch == found
-            && batching.0.len() == batching.1.len()
-            && !batching.1.contains(&vector)
-            && inner.is_sorted();
+            && batch.eq(sizes(ty, &outer))
+            && sizes(operand, batching.0) == sizes(index_type, batching.1);
         if !fits {
-            let index_type = &indices.ty;
             let reason = format!("dimension numbers that fit {operand}, indices {index_type} and {ty} expected");
-            return Err(Fault::malformed(reason));
+            return Err(Fault::Malformed(reason));
         }
-        let (indices, index_type) = (indices.integers()?, &indices.ty);
-        Ok(Self { inner, outer, kept, batching, map, vector, indices, index_type, rank })
+        Ok(Self { inner, outer, kept, batching, map, vector, indices: indices.integers(), index_type, rank })
     }
 
     /// Returns the start of the window at `index` in the operand, from its index vector.
@@ -90,33 +88,25 @@ impl<'a> Windows<'a> {
 }
 
 /// The start of each window is clamped so that the window fits into the operand.
-pub(super) fn gather(a: &Array, indices: &Array, d: &GatherDimensions, ty: &TensorType) -> Outcome {
+pub(super) fn gather(a: &Array, indices: &Array, d: &GatherDimensions, ty: &TensorType) -> Result<Elements, Fault> {
     let dimensions = (&d.offset_dims[..], &d.collapsed_slice_dims[..], &d.start_index_map[..], d.index_vector_dim);
     let batching = (&d.operand_batching_dims[..], &d.start_indices_batching_dims[..]);
     let windows = Windows::new(&a.ty, indices, ty, dimensions, batching)?;
-    let sizes: Vec<usize> = windows.inner.iter().map(|d| ty.shape[*d]).collect();
-    let fits = d.slice_sizes.len() == a.ty.rank()
-        && d.slice_sizes.iter().zip(&a.ty.shape).all(|(window, size)| window <= size)
-        && windows.kept.iter().map(|k| d.slice_sizes[*k]).eq(sizes.iter().copied());
-    if !fits || a.ty.dtype != ty.dtype {
-        return Err(Fault::malformed(format!("windows of {:?} of {} are no {ty}", d.slice_sizes, a.ty)));
+    let mut sizes = vec![1; a.ty.rank()];
+    windows.kept.iter().zip(windows.inner).for_each(|(k, i)| sizes[*k] = ty.shape[*i]);
+    if d.slice_sizes != sizes {
+        return Err(Fault::Malformed(format!("windows of {:?} of {} are no {ty}", d.slice_sizes, a.ty)));
     }
     let distances = strides(&a.ty.shape);
     let mut places = Vec::with_capacity(ty.elements());
     each_index(&ty.shape, |index| {
         let (start, offset) = (windows.start(index), windows.offset(index));
-        let mut at = 0;
-        for k in 0..a.ty.rank() {
-            let room = i64::try_from(a.ty.shape[k] - d.slice_sizes[k]).unwrap_or(i64::MAX);
-            let i = start[k].clamp(0, room) as usize + offset[k];
-            if i >= a.ty.shape[k] {
-                return Err(Fault::malformed(format!("{i} along dimension {k} of {}", a.ty)));
-            }
-            at += i * distances[k];
-        }
-        places.push(at);
-        Ok(())
-    })?;
+        let along = |k: usize| {
+            let room = i64::try_from(a.ty.shape[k] - sizes[k]).unwrap_or(i64::MAX);
+            start[k].clamp(0, room) as usize + offset[k]
+        };
+        places.push((0..sizes.len()).map(|k| along(k) * distances[k]).sum());
+    });
     Ok(a.take(&places))
 }
 
@@ -128,8 +118,7 @@ pub(super) fn scatter(
     updates: &Array,
     d: &ScatterDimensions,
     reducer: Reducer,
-    ty: &TensorType,
-) -> Outcome {
+) -> Result<Elements, Fault> {
     let dimensions = (
         &d.update_window_dims[..],
         &d.inserted_window_dims[..],
@@ -139,11 +128,11 @@ pub(super) fn scatter(
     let batching = (&d.input_batching_dims[..], &d.scatter_indices_batching_dims[..]);
     let windows = Windows::new(&a.ty, indices, &updates.ty, dimensions, batching)?;
     let window = |(k, i): (&usize, &usize)| updates.ty.shape[*i] <= a.ty.shape[*k];
-    if !windows.kept.iter().zip(windows.inner).all(window) || a.ty != *ty || updates.ty.dtype != ty.dtype {
-        return Err(Fault::malformed(format!("windows of {} in {} with the result {ty}", updates.ty, a.ty)));
+    if !windows.kept.iter().zip(windows.inner).all(window) {
+        return Err(Fault::Malformed(format!("windows of {} in {}", updates.ty, a.ty)));
     }
     let distances = strides(&a.ty.shape);
-    let mut pairs = vec![];
+    let (mut pairs, mut partly) = (vec![], None);
     let mut update = 0;
     each_index(&updates.ty.shape, |index| {
         let (start, offset) = (windows.start(index), windows.offset(index));
@@ -156,27 +145,21 @@ pub(super) fn scatter(
             start[*k] >= 0 && end.is_some_and(|end| usize::try_from(end).is_ok_and(|end| end <= a.ty.shape[*k]))
         };
         if inside.is_some() && !windows.kept.iter().zip(windows.inner).all(whole) {
-            let reason = format!("a window at {start:?} that is partly outside of {}", a.ty);
-            return Err(Fault::Uninterpreted(reason));
+            partly.get_or_insert(start);
         }
         pairs.extend(inside.map(|at| (at, update)));
         update += 1;
-        Ok(())
-    })?;
-    let mut result = a.elements.clone();
+    });
+    if let Some(start) = partly {
+        let reason = format!("a window at {start:?} that is partly outside of {}", a.ty);
+        return Err(Fault::Uninterpreted(reason));
+    }
+    let mut result = a.clone();
     for (at, update) in pairs {
-        let both = combine(reducer.binary(), &one(&result, at), &one(&updates.elements, update), ty.dtype)?;
-        put(&mut result, at, &both);
+        let both = combine(reducer.binary(), &result.take(&[at]), &updates.take(&[update]), a.ty.dtype);
+        put(&mut result.elements, at, &both);
     }
-    Ok(result)
-}
-
-fn one(elements: &Elements, at: usize) -> Elements {
-    match elements {
-        Elements::Float(x) => Elements::Float(vec![x[at]]),
-        Elements::Int(x) => Elements::Int(vec![x[at]]),
-        Elements::Pred(x) => Elements::Pred(vec![x[at]]),
-    }
+    Ok(result.elements)
 }
 
 fn put(elements: &mut Elements, at: usize, value: &Elements) {
@@ -184,7 +167,6 @@ fn put(elements: &mut Elements, at: usize, value: &Elements) {
         (Elements::Float(x), Elements::Float(value)) => x[at] = value[0],
         (Elements::Int(x), Elements::Int(value)) => x[at] = value[0],
         (Elements::Pred(x), Elements::Pred(value)) => x[at] = value[0],
-        // Unreachable: `combine` keeps the variant of the elements.
-        _ => {}
+        _ => unreachable!("elements of one dtype"),
     }
 }

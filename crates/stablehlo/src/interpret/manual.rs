@@ -16,32 +16,27 @@ impl<'a> Machine<'a> {
         &mut self,
         manual: &'a Manual,
         op: &'a Operation,
-        lanes: &[usize],
         operands: &[Values],
         types: &[&TensorType],
     ) -> Result<Vec<Values>> {
         let name = op.kind.name();
         let fail = |fault: Fault| fault.of(name);
-        let malformed = |reason: &str| fail(Fault::malformed(reason));
-        let ([operands], false, [body]) = (operands, self.manual.is_some(), &op.regions[..]) else {
-            let reason = "one copy of the program, outside of other manual computations, and a body expected";
-            return Err(malformed(reason));
+        let malformed = |reason: String| fail(Fault::Malformed(reason));
+        let ([operands], None) = (operands, self.manual) else {
+            let reason = "one copy of the program expected, outside of other manual computations";
+            return Err(malformed(reason.into()));
         };
-        let fits = operands.len() == manual.inputs().len() && body.arguments.len() == operands.len();
-        if !fits || [types.len(), body.results.len()] != [manual.outputs().len(); 2] {
-            return Err(malformed("a sharding for every operand and result expected"));
-        }
+        let body = &op.regions[0];
         let axes = manual.axes();
         let mut ids = vec![];
         defined(body, &mut ids);
-        self.fits(ids.iter().filter_map(|id| self.function.types.get(id.0)), axes.size())?;
+        self.fits(ids.iter().map(|id| self.function.type_of(*id)), axes.size())?;
         let mut arguments: Vec<Values> = vec![vec![]; axes.size()];
         for (operand, sharding) in operands.iter().zip(manual.inputs()) {
-            let parts = parts(operand, sharding, axes).map_err(|error| malformed(&error.to_string()))?;
+            let parts = parts(operand, sharding, axes).map_err(|error| malformed(error.to_string()))?;
             arguments.iter_mut().zip(parts).for_each(|(list, part)| list.push(Rc::new(part)));
         }
-        let replica = self.lanes[lanes[0]].replica;
-        let devices = (0..axes.size()).map(|place| self.lane(replica, axes.coordinates(place))).collect();
+        let devices = (0..axes.size()).map(|place| self.lane(axes.coordinates(place))).collect();
         let around = std::mem::replace(&mut self.lanes, devices);
         self.manual = Some(manual);
         let results = self.region(body, &(0..axes.size()).collect::<Vec<_>>(), arguments, name);
@@ -61,7 +56,7 @@ impl<'a> Machine<'a> {
                 Apart::Different(reason) => {
                     Error::Disagreement { operation: name, reason: format!("result {i}: {reason}") }
                 }
-                Apart::Wrong(reason) => malformed(&reason),
+                Apart::Wrong(reason) => malformed(reason),
             })
         });
         Ok(vec![whole.collect::<Result<_>>()?])
@@ -98,10 +93,7 @@ fn places(whole: &TensorType, part: &TensorType, range: &[Range<usize>]) -> Vec<
     let distances = strides(&whole.shape);
     let begin: usize = range.iter().zip(&distances).map(|(range, step)| range.start * step).sum();
     let mut places = Vec::with_capacity(part.elements());
-    let _: Result<(), ()> = each_index(&part.shape, |index| {
-        places.push(begin + place(index, &distances));
-        Ok(())
-    });
+    each_index(&part.shape, |index| places.push(begin + place(index, &distances)));
     places
 }
 
@@ -109,13 +101,12 @@ fn places(whole: &TensorType, part: &TensorType, range: &[Range<usize>]) -> Vec<
 /// magnitude.
 fn put_together(parts: &[&Array], sharding: &Sharding, axes: &MeshAxes, slack: f64) -> Result<Array, Apart> {
     let Some(first) = parts.first() else { return Err(Apart::Wrong("no parts".into())) };
-    let wrong = |reason: String| Apart::Wrong(reason);
     if let Some(other) = parts.iter().find(|part| part.ty != first.ty) {
-        return Err(wrong(format!("parts of one type expected, got {} and {}", first.ty, other.ty)));
+        return Err(Apart::Wrong(format!("parts of one type expected, got {} and {}", first.ty, other.ty)));
     }
-    let ty = sharding.whole_over(&first.ty, axes.axes()).map_err(|error| wrong(error.to_string()))?;
-    let all = joined(&parts.iter().map(|part| &part.elements).collect::<Vec<_>>());
-    let all = Array { ty: ty.clone(), elements: all.map_err(|_| wrong("parts of one dtype expected".into()))? };
+    let ty = sharding.whole_over(&first.ty, axes.axes()).map_err(|error| Apart::Wrong(error.to_string()))?;
+    let elements = joined(&parts.iter().map(|part| &part.elements).collect::<Vec<_>>());
+    let all = Array { ty: ty.clone(), elements };
     let numbers = all.to_floats();
     let largest = numbers.iter().filter(|x| x.is_finite()).fold(0.0_f64, |m, x| m.max(x.abs()));
     let same = |a: f64, b: f64| a == b || (a.is_nan() && b.is_nan()) || (a - b).abs() <= slack * largest;
@@ -137,11 +128,8 @@ fn put_together(parts: &[&Array], sharding: &Sharding, axes: &MeshAxes, slack: f
             }
         }
     }
-    let from: Vec<usize> = from.into_iter().flatten().collect();
-    if from.len() != ty.elements() {
-        return Err(wrong(format!("{} of {} elements have a part", from.len(), ty.elements())));
-    }
-    let elements = all.take(&from);
+    // Every element has a part: the shards of all devices cover the tensor.
+    let elements = all.take(&from.into_iter().flatten().collect::<Vec<_>>());
     Ok(Array { ty, elements })
 }
 

@@ -74,40 +74,11 @@ impl Interpreter {
     /// [`Builder::manual`](crate::Builder::manual) runs on all devices in lockstep, operation by operation.
     ///
     /// # Errors
-    /// [`Error::Uninterpreted`] for custom calls, and for operations that involve several replicas (see
-    /// [`Interpreter::run_replicas`]); [`Error::Disagreement`] if devices differ in results that should be equal;
-    /// [`Error::Malformed`] for arguments that do not match the function, or a malformed program, such as one with a
-    /// collective that not all devices of a group reach; [`Error::Limit`] beyond the limits.
+    /// [`Error::Uninterpreted`] for custom calls, and for operations that involve several replicas;
+    /// [`Error::Disagreement`] if devices differ in results that should be equal; [`Error::Malformed`] for arguments
+    /// that do not match the function, or a malformed program, such as one with a collective that not all devices of a
+    /// group reach; [`Error::Limit`] beyond the limits.
     pub fn run(&self, module: &Module, arguments: &[Array]) -> Result<Vec<Array>> {
-        let machine = Machine::new(self, &module.main, module.replicas, module.partitions)?;
-        Ok(machine.run(&[arguments.to_vec()])?.remove(0))
-    }
-
-    /// Runs all replicas, each with its own arguments, and returns the results of each. The replicas run in lockstep,
-    /// operation by operation, and communicate in collectives.
-    ///
-    /// ```
-    /// use stablehlo::{Array, Builder, Dtype, Interpreter, Reducer, TensorType};
-    ///
-    /// let f = Builder::new();
-    /// let x = f.argument("x", TensorType::scalar(Dtype::F32));
-    /// let sum = x.all_reduce(Reducer::Add, &[vec![0, 1]]);
-    /// let mut module = f.finish("sum", &[("sum", &sum)])?;
-    /// module.replicas = 2;
-    ///
-    /// let number = |x: f64| Array::floats(Dtype::F32, [], [x]);
-    /// let results = Interpreter::default().run_replicas(&module, &[vec![number(1.0)?], vec![number(2.0)?]])?;
-    /// assert_eq!(results[1][0].to_floats(), [3.0]);
-    /// # Ok::<(), stablehlo::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    /// As [`Interpreter::run`]; also [`Error::Malformed`] if there is not one list of arguments per replica.
-    pub fn run_replicas(&self, module: &Module, arguments: &[Vec<Array>]) -> Result<Vec<Vec<Array>>> {
-        if arguments.len() != module.replicas {
-            let reason = format!("arguments of {} replicas expected, got {}", module.replicas, arguments.len());
-            return Err(Fault::malformed(reason).of("func.func"));
-        }
         Machine::new(self, &module.main, module.replicas, module.partitions)?.run(arguments)
     }
 }
@@ -128,7 +99,7 @@ impl Function {
     /// # Errors
     /// As [`Interpreter::run`].
     pub fn interpret(&self, arguments: &[Array]) -> Result<Vec<Array>> {
-        Ok(Machine::new(&Interpreter::default(), self, 1, 1)?.run(&[arguments.to_vec()])?.remove(0))
+        Machine::new(&Interpreter::default(), self, 1, 1)?.run(arguments)
     }
 }
 
@@ -140,10 +111,6 @@ enum Fault {
 }
 
 impl Fault {
-    fn malformed(reason: impl Into<String>) -> Self {
-        Self::Malformed(reason.into())
-    }
-
     fn of(self, operation: &'static str) -> Error {
         match self {
             Self::Uninterpreted(reason) => Error::Uninterpreted { operation, reason },

@@ -6,7 +6,7 @@ mod region;
 mod sharding;
 
 use crate::graph::*;
-use crate::sharding::{Groups, Sharding};
+use crate::sharding::Sharding;
 use crate::types::{Dtype, TensorType};
 use attributes::{i64_array, quoted, row_major};
 use literal::LiteralOf;
@@ -63,6 +63,7 @@ fn separator(index: usize) -> &'static str {
     if index == 0 { "" } else { "," }
 }
 
+#[derive(Clone)]
 struct Name(ValueId);
 
 impl Display for Name {
@@ -83,17 +84,8 @@ impl<T: Clone + IntoIterator<Item: Display>> Display for List<T> {
     }
 }
 
-fn names(ids: &[ValueId]) -> List<Vec<Name>>
-where
-    Name: Clone,
-{
+fn names(ids: &[ValueId]) -> List<Vec<Name>> {
     List(ids.iter().map(|id| Name(*id)).collect())
-}
-
-impl Clone for Name {
-    fn clone(&self) -> Self {
-        Self(self.0)
-    }
 }
 
 struct Printer<'a> {
@@ -109,6 +101,14 @@ impl Printer<'_> {
 
     fn types(&self, ids: &[ValueId]) -> List<Vec<&TensorType>> {
         List(ids.iter().map(|id| self.type_of(*id)).collect())
+    }
+
+    /// Prints the types of an operation's results, in parentheses unless there is one.
+    fn result_types(&self, op: &Operation) -> String {
+        match &op.results[..] {
+            [result] => self.type_of(*result).to_string(),
+            results => format!("({})", self.types(results)),
+        }
     }
 
     fn region(&self, f: &mut Formatter<'_>, region: &Region, indent: usize, end: &str) -> fmt::Result {
@@ -152,19 +152,33 @@ impl Printer<'_> {
                 write!(f, ", contracting_dims = {:?} x {:?}", contract.0, contract.1)?;
                 write!(f, ", precision = [{0}, {0}] : {signature}", precision.name())
             }
-            Kind::Reduce { reducers, dimensions } => self.reduce(f, op, reducers, dimensions),
+            Kind::Reduce { reducers, dimensions } => match &reducers[..] {
+                [reducer] => {
+                    let [operand, init] = [op.operands[0], op.operands[1]].map(Name);
+                    let apply = Kind::Binary(reducer.binary()).name();
+                    write!(f, "{name}({operand} init: {init}) applies {apply} ")?;
+                    write!(f, "across dimensions = {dimensions:?} : {signature}")
+                }
+                reducers => {
+                    let dtypes: Vec<Dtype> = op.results.iter().map(|id| self.type_of(*id).dtype).collect();
+                    write!(f, "\"{name}\"({operands}) <{{dimensions = {}}}> ", i64_array(dimensions))?;
+                    region::combine(f, reducers, &dtypes)?;
+                    write!(f, " : ({}) -> ({})", self.types(&op.operands), self.types(&op.results))
+                }
+            },
             Kind::BroadcastInDim { dimensions } => {
                 write!(f, "{name} {operands}, dims = {dimensions:?} : {signature}")
             }
             Kind::Transpose { permutation } => write!(f, "{name} {operands}, dims = {permutation:?} : {signature}"),
             Kind::Concatenate { dimension } => write!(f, "{name} {operands}, dim = {dimension} : {signature}"),
-            Kind::Slice { start, limit, stride } => {
-                let windows = start.iter().zip(limit).zip(stride).map(|((a, b), s)| format!("{a}:{b}:{s}"));
+            Kind::Slice { start, limit } => {
+                let windows = start.iter().zip(limit).map(|(a, b)| format!("{a}:{b}:1"));
                 write!(f, "{name} {operands} [{}] : {signature}", List(windows.collect::<Vec<_>>()))
             }
             Kind::DynamicSlice { sizes } => write!(f, "{name} {operands}, sizes = {sizes:?} : {signature}"),
             Kind::DynamicUpdateSlice => write!(f, "{name} {operands} : {signature}"),
-            Kind::Pad { low, high, interior } => {
+            Kind::Pad { low, high } => {
+                let interior = vec![0; low.len()];
                 write!(f, "{name} {operands}, low = {low:?}, high = {high:?}, interior = {interior:?} : {signature}")
             }
             Kind::Gather(d) => {
@@ -213,48 +227,13 @@ impl Printer<'_> {
                 self.region(f, body, indent + 2, "stablehlo.return")?;
                 write!(f, "{:indent$}}}", "")
             }
-            Kind::Sort { dimension, order, stable } => {
-                let dtypes = op.operands.iter().map(|id| self.type_of(*id).dtype).collect::<Vec<_>>();
-                write!(f, "\"{name}\"({operands}) <{{dimension = {dimension} : i64, is_stable = {stable}}}> ")?;
-                region::comparator(f, *order, &dtypes)?;
-                write!(f, " : ({}) -> ({})", self.types(&op.operands), self.types(&op.results))
-            }
             Kind::ArgMax { dimension } => {
                 write!(f, "\"{name}\"({operands}) <{{dimensions = {}}}> ", i64_array(&[*dimension]))?;
                 region::arg_max(f, result.dtype)?;
                 write!(f, " : ({}) -> ({})", self.types(&op.operands), self.types(&op.results))
             }
-            Kind::Case => {
-                write!(f, "\"{name}\"({operands}) (")?;
-                for (i, region) in op.regions.iter().enumerate() {
-                    writeln!(f, "{}", if i == 0 { "{" } else { ", {" })?;
-                    self.region(f, region, indent + 2, "stablehlo.return")?;
-                    write!(f, "{:indent$}}}", "")?;
-                }
-                write!(f, ") : ({}) -> ({})", self.types(&op.operands), self.types(&op.results))
-            }
-            Kind::AllGather { dimension, groups } => {
-                let devices = self.devices(groups);
-                write!(f, "\"{name}\"({operands}) <{{all_gather_dim = {dimension} : i64, {devices}}}> : {signature}")
-            }
-            Kind::AllToAll { split, concat, groups } => {
-                let (channel, count) = (self.channel(matches!(groups, Groups::Axes(_))), groups.size().unwrap_or(0));
-                write!(f, "\"{name}\"({operands}) <{{{channel}concat_dimension = {concat} : i64, ")?;
-                write!(f, "replica_groups = {}, split_count = {count} : i64, ", sharding::ids(groups))?;
-                write!(f, "split_dimension = {split} : i64}}> : {signature}")
-            }
-            Kind::CollectivePermute { pairs, axes } => {
-                let (channel, list) = (self.channel(axes.is_some()), sharding::pairs(pairs, axes.as_ref()));
-                write!(f, "\"{name}\"({operands}) <{{{channel}source_target_pairs = {list}}}> : {signature}")
-            }
             Kind::AllReduce { reducer, groups } => {
                 write!(f, "\"{name}\"({operands}) <{{{}}}> ", self.devices(groups))?;
-                region::combine(f, &[*reducer], &[result.dtype])?;
-                write!(f, " : {signature}")
-            }
-            Kind::ReduceScatter { reducer, dimension, groups } => {
-                let devices = self.devices(groups);
-                write!(f, "\"{name}\"({operands}) <{{{devices}, scatter_dimension = {dimension} : i64}}> ")?;
                 region::combine(f, &[*reducer], &[result.dtype])?;
                 write!(f, " : {signature}")
             }
@@ -267,7 +246,6 @@ impl Printer<'_> {
                 Err(fmt::Error)
             }
             Kind::CustomCall(call) => {
-                let results = self.types(&op.results);
                 let inputs = self.types(&op.operands);
                 write!(f, "{name} @{}({operands}) {{", call.target)?;
                 write!(f, "api_version = 1 : i32, backend_config = {}", quoted(&call.backend_config))?;
@@ -289,29 +267,9 @@ impl Printer<'_> {
                     });
                     write!(f, ", output_operand_aliases = [{}]", List(aliases.collect::<Vec<_>>()))?;
                 }
-                if op.results.len() == 1 {
-                    write!(f, "}} : ({inputs}) -> {results}")
-                } else {
-                    write!(f, "}} : ({inputs}) -> ({results})")
-                }
+                write!(f, "}} : ({inputs}) -> {}", self.result_types(op))
             }
         }
-    }
-
-    fn reduce(&self, f: &mut Formatter<'_>, op: &Operation, reducers: &[Reducer], dimensions: &[usize]) -> fmt::Result {
-        let n = reducers.len();
-        if let [reducer] = reducers {
-            let [operand, init] = [op.operands[0], op.operands[1]].map(Name);
-            let types = self.types(&op.operands);
-            let apply = Kind::Binary(reducer.binary()).name();
-            write!(f, "stablehlo.reduce({operand} init: {init}) applies {apply} across dimensions = {dimensions:?}")?;
-            return write!(f, " : ({types}) -> {}", self.type_of(op.results[0]));
-        }
-        write!(f, "\"stablehlo.reduce\"({}) ", names(&op.operands))?;
-        write!(f, "<{{dimensions = {}}}> ", i64_array(dimensions))?;
-        let dtypes: Vec<Dtype> = op.operands[..n].iter().map(|id| self.type_of(*id).dtype).collect();
-        region::combine(f, reducers, &dtypes)?;
-        write!(f, " : ({}) -> ({})", self.types(&op.operands), self.types(&op.results))
     }
 }
 

@@ -1,4 +1,4 @@
-//! Prints the regions of reductions and sorts.
+//! Prints the regions of reductions.
 
 use super::List;
 use crate::graph::*;
@@ -16,20 +16,6 @@ pub(super) fn combine(f: &mut Formatter<'_>, reducers: &[Reducer], dtypes: &[Dty
     let results = List((0..reducers.len()).map(|i| format!("%c{i}")).collect::<Vec<_>>());
     let types = List(dtypes.iter().map(|d| format!("tensor<{d}>")).collect::<Vec<_>>());
     write!(f, "stablehlo.return {results} : {types} }})")
-}
-
-/// Prints the region of a sort, which compares the first operands of both sides.
-pub(super) fn comparator(f: &mut Formatter<'_>, order: Order, dtypes: &[Dtype]) -> fmt::Result {
-    let pairs = dtypes.iter().enumerate().map(|(i, d)| format!("%a{i}: tensor<{d}>, %b{i}: tensor<{d}>"));
-    let direction = match order {
-        Order::Ascending => Comparison::Lt.name(),
-        Order::Descending => Comparison::Gt.name(),
-    };
-    let key = dtypes.first().copied().ok_or(fmt::Error)?;
-    let kind = if key.is_float() { "TOTALORDER" } else { comparison_type(key) };
-    write!(f, "({{ ^bb0({}): ", List(pairs.collect::<Vec<_>>()))?;
-    write!(f, "%c = stablehlo.compare {direction}, %a0, %b0, {kind} : (tensor<{key}>, tensor<{key}>) -> tensor<i1> ")?;
-    write!(f, "stablehlo.return %c : tensor<i1> }})")
 }
 
 /// Prints the region of an [`Kind::ArgMax`], which returns the larger of a0 and b0 and its index, a1 or b1.

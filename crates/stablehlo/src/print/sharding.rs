@@ -44,28 +44,6 @@ fn attributes(manual: &Manual) -> String {
     )
 }
 
-/// Prints the device ids of each group.
-pub(super) fn ids(groups: &Groups) -> String {
-    let list = match groups {
-        Groups::Replicas(list) => list.clone(),
-        Groups::Axes(axes) => axes.groups(),
-    };
-    format!("dense<{list:?}> : tensor<{}x{}xi64>", list.len(), list.first().map_or(0, Vec::len))
-}
-
-/// Prints (source, target) pairs of devices.
-pub(super) fn pairs(pairs: &[(usize, usize)], axes: Option<&MeshAxes>) -> String {
-    let list: Vec<[usize; 2]> = match axes {
-        None => pairs.iter().map(|(source, target)| [*source, *target]).collect(),
-        Some(axes) => {
-            let groups = axes.groups();
-            let in_group = |group: &Vec<usize>| pairs.iter().map(|(s, t)| [group[*s], group[*t]]).collect::<Vec<_>>();
-            groups.iter().flat_map(in_group).collect()
-        }
-    };
-    format!("dense<{list:?}> : tensor<{}x2xi64>", list.len())
-}
-
 impl Printer<'_> {
     pub(super) fn manual(&self, f: &mut Formatter<'_>, op: &Operation, manual: &Manual, indent: usize) -> fmt::Result {
         let [body] = &op.regions[..] else { return Err(fmt::Error) };
@@ -74,25 +52,26 @@ impl Printer<'_> {
         writeln!(f, "({}) {{", List(bound.collect::<Vec<_>>()))?;
         self.region(f, body, indent + 2, "sdy.return")?;
         write!(f, "{:indent$}}} : ({}) -> ", "", self.types(&op.operands))?;
-        match &op.results[..] {
-            [result] => write!(f, "{}", self.type_of(*result)),
-            results => write!(f, "({})", self.types(results)),
-        }
+        write!(f, "{}", self.result_types(op))
     }
 
-    /// Prints the attributes of a collective's device groups.
+    /// Prints the attributes of a collective's device groups. A channel makes groups refer to partitions instead of
+    /// replicas.
     pub(super) fn devices(&self, groups: &Groups) -> String {
-        let by_id = matches!(groups, Groups::Axes(_));
-        let (channel, last) = (self.channel(by_id), if by_id { ", use_global_device_ids" } else { "" });
-        format!("{channel}replica_groups = {}{last}", ids(groups))
-    }
-
-    /// Prints the channel attribute, which makes groups refer to partitions instead of replicas.
-    pub(super) fn channel(&self, by_id: bool) -> String {
-        if !by_id {
-            return String::new();
+        if matches!(groups, Groups::Replicas(_)) {
+            return format!("replica_groups = {}", ids(groups));
         }
         self.channels.set(self.channels.get() + 1);
-        format!("channel_handle = #stablehlo.channel_handle<handle = {}, type = 1>, ", self.channels.get())
+        let handle = format!("#stablehlo.channel_handle<handle = {}, type = 1>", self.channels.get());
+        format!("channel_handle = {handle}, replica_groups = {}, use_global_device_ids", ids(groups))
     }
+}
+
+/// Prints the device ids of each group.
+fn ids(groups: &Groups) -> String {
+    let list = match groups {
+        Groups::Replicas(list) => list.clone(),
+        Groups::Axes(axes) => axes.groups(),
+    };
+    format!("dense<{list:?}> : tensor<{}x{}xi64>", list.len(), list.first().map_or(0, Vec::len))
 }

@@ -35,20 +35,7 @@ fn mesh(kind: &Kind) -> Option<&Mesh> {
 /// Returns the axes of a collective, or of an axis index.
 fn axes(kind: &Kind) -> Option<&MeshAxes> {
     match kind {
-        Kind::AxisIndex(axes) | Kind::CollectivePermute { axes: Some(axes), .. } => Some(axes),
-        kind => match groups(kind) {
-            Some(Groups::Axes(axes)) => Some(axes),
-            _ => None,
-        },
-    }
-}
-
-fn groups(kind: &Kind) -> Option<&Groups> {
-    match kind {
-        Kind::AllReduce { groups, .. }
-        | Kind::ReduceScatter { groups, .. }
-        | Kind::AllGather { groups, .. }
-        | Kind::AllToAll { groups, .. } => Some(groups),
+        Kind::AxisIndex(axes) | Kind::AllReduce { groups: Groups::Axes(axes), .. } => Some(axes),
         _ => None,
     }
 }
@@ -82,10 +69,6 @@ fn region(code: &Region, around: Option<&Manual>) -> Result<(), (&'static str, S
             }
             (Kind::Manual(manual), None) => inside = Some(manual),
             (Kind::Constrain(sharding), Some(manual)) => constrains(sharding, manual).or_else(refuse)?,
-            (Kind::PartitionId, Some(manual)) if manual.is_partial() => {
-                let axes = manual.axes().names().join(", ");
-                return refuse(format!("inside of a computation that is manual along {axes} only; use `axis_index`"));
-            }
             (kind, around) => match (axes(kind), around) {
                 (Some(axes), None) => {
                     let names = axes.names().join(", ");
@@ -95,7 +78,7 @@ fn region(code: &Region, around: Option<&Manual>) -> Result<(), (&'static str, S
                     let (names, manual) = (axes.names().join(", "), manual.axes().names().join(", "));
                     return refuse(format!("along {names} inside of a computation that is manual along {manual}"));
                 }
-                (None, Some(_)) if is_of_replicas(kind) => {
+                (None, Some(_)) if matches!(kind, Kind::AllReduce { .. }) => {
                     return refuse("by replicas inside of a manual computation; name axes of its mesh".into());
                 }
                 _ => {}
@@ -104,10 +87,6 @@ fn region(code: &Region, around: Option<&Manual>) -> Result<(), (&'static str, S
         op.regions.iter().try_for_each(|r| region(r, inside))?;
     }
     Ok(())
-}
-
-fn is_of_replicas(kind: &Kind) -> bool {
-    matches!(groups(kind), Some(Groups::Replicas(_))) || matches!(kind, Kind::CollectivePermute { axes: None, .. })
 }
 
 fn constrains(sharding: &Sharding, manual: &Manual) -> Result<(), String> {

@@ -60,21 +60,7 @@ impl Sharding {
         Self { mesh: mesh.clone(), dimensions: vec![Dimension::default(); rank], replicated: vec![] }
     }
 
-    /// Replicates the tensor along these axes; the partitioner may not use them for open dimensions.
-    ///
-    /// # Errors
-    /// [`Error::Axis`] for an axis that the mesh does not have, or that shards a dimension.
-    pub fn replicated_over(mut self, axes: &[&str]) -> Result<Self> {
-        for name in axes {
-            let axis = self.mesh.index(name)?;
-            if self.uses(axis) {
-                return Err(self.mesh.twice(axis));
-            }
-            self.replicate(axis);
-        }
-        Ok(self)
-    }
-
+    /// Replicates the tensor along an axis; the partitioner may not use it for open dimensions.
     fn replicate(&mut self, axis: usize) {
         self.replicated.push(axis);
         self.replicated.sort_unstable();

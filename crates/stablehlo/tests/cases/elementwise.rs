@@ -27,38 +27,38 @@ fn floats(dtype: Dtype, numbers: Vec<f64>) -> Array {
     Array::floats(dtype, [numbers.len()], numbers).expect("floats")
 }
 
+/// Applies binary operations and all comparisons.
+fn binary(a: &Value, b: &Value, operations: &[Binary]) -> Vec<Value> {
+    let compared = Comparison::VARIANTS.iter().map(|c| a.compare(*c, b));
+    operations.iter().map(|operation| a.binary(*operation, b)).chain(compared).collect()
+}
+
 pub fn cases() -> Vec<Case> {
     let mut cases = vec![];
     for dtype in [Dtype::F32, Dtype::F64, Dtype::Bf16, Dtype::F16] {
         let (xs, ys) = pairs(&FLOATS);
         // XLA computes some of these in f32 for every dtype.
-        let legal = |u: &Unary| *u != Unary::Not;
+        let legal = |u: &&Unary| **u != Unary::Not;
         cases.push(case(format!("unary {dtype}"), &[floats(dtype, FLOATS.to_vec())], |_, a| {
-            UNARY.into_iter().filter(legal).map(|u| a[0].unary(u)).collect()
+            Unary::VARIANTS.iter().filter(legal).map(|u| a[0].unary(*u)).collect()
         }));
         cases.push(case(format!("binary {dtype}"), &[floats(dtype, xs), floats(dtype, ys)], |_, a| {
-            let compared = COMPARISONS.into_iter().map(|c| a[0].compare(c, &a[1]));
-            BINARY[..8].iter().map(|b| a[0].binary(*b, &a[1])).chain(compared).collect()
+            binary(&a[0], &a[1], &Binary::VARIANTS[..7])
         }));
     }
     for dtype in [Dtype::I16, Dtype::I32, Dtype::I64, Dtype::U32] {
         let (xs, ys) = pairs(&integers(dtype));
         cases.push(case(format!("binary {dtype}"), &[ints(dtype, xs), ints(dtype, ys)], |_, a| {
-            let compared = COMPARISONS.into_iter().map(|c| a[0].compare(c, &a[1]));
             let signed = dtype != Dtype::U32;
             let unary = [Unary::Not, Unary::Negate, Unary::Abs, Unary::Sign];
             let unary = unary[..if signed { 4 } else { 2 }].iter().map(|u| a[0].unary(*u));
-            // XLA reads six bits of an exponent.
-            let power = a[0].pow(&a[1].min(&a[1].like(63)));
-            let others = BINARY.iter().filter(|b| **b != Binary::Power).map(|b| a[0].binary(*b, &a[1]));
-            others.chain([power]).chain(compared).chain(unary).collect()
+            binary(&a[0], &a[1], Binary::VARIANTS).into_iter().chain(unary).collect()
         }));
     }
     let (xs, ys) = pairs(&[false, true]);
     let [xs, ys] = [xs, ys].map(|x| Array::preds([4], x).expect("predicates"));
     cases.push(case("predicates", &[xs, ys], |_, a| {
-        let compared = COMPARISONS.into_iter().map(|c| a[0].compare(c, &a[1]));
-        BINARY[8..11].iter().map(|b| a[0].binary(*b, &a[1])).chain(compared).chain([!&a[0]]).collect()
+        binary(&a[0], &a[1], &Binary::VARIANTS[7..10]).into_iter().chain([!&a[0]]).collect()
     }));
     cases.extend([choices(), bounds(), near_zero(), narrowed()]);
     cases.extend(conversions());
@@ -119,19 +119,20 @@ fn narrowed() -> Case {
 
 /// Conversions between all pairs of dtypes, including numbers out of range, and bit casts.
 fn conversions() -> Vec<Case> {
-    let arguments = DTYPES.map(|dtype| match dtype {
+    let arguments = Dtype::VARIANTS.iter().map(|dtype| match *dtype {
         Dtype::Pred => Array::preds([2], [false, true]).expect("predicates"),
         dtype if dtype.is_float() => {
             floats(dtype, vec![0.0, -0.0, 1.5, -2.75, 1e4, -1e4, 3e9, -3e9, f64::INFINITY, f64::NEG_INFINITY, f64::NAN])
         }
         dtype => ints(dtype, integers(dtype)),
     });
+    let arguments: Vec<Array> = arguments.collect();
     let all = case("convert", &arguments, |_, a| {
-        let pairs = a.iter().flat_map(|v| DTYPES.map(|to| (v, to)));
+        let pairs = a.iter().flat_map(|v| Dtype::VARIANTS.iter().map(move |to| (v, *to)));
         pairs.filter(|(v, to)| v.dtype() != *to).map(|(v, to)| v.convert(to)).collect()
     });
     let bits = case("bitcast", &arguments, |_, a| {
-        let pairs = a.iter().flat_map(|v| DTYPES.map(|to| (v, to)));
+        let pairs = a.iter().flat_map(|v| Dtype::VARIANTS.iter().map(move |to| (v, *to)));
         let legal = |v: &Value, to: Dtype| {
             v.dtype() != to && v.dtype() != Dtype::Pred && to != Dtype::Pred && v.dtype().bytes() == to.bytes()
         };

@@ -9,10 +9,11 @@ mod products;
 mod shape;
 pub mod split;
 pub mod transformer;
-mod windows;
+pub mod windows;
 
 use stablehlo::*;
 use std::collections::BTreeSet;
+use strum::{VariantArray, VariantNames};
 
 /// A program with arguments.
 pub struct Case {
@@ -94,55 +95,35 @@ pub fn i32s(shape: &[usize], numbers: &[i64]) -> Array {
     Array::ints(Dtype::I32, shape, numbers.iter().copied()).expect("integers")
 }
 
-/// Names the form of an operation. The match is exhaustive, so that a new operation without a case is noticed. Returns
-/// `None` for operations that the interpreter refuses.
+/// Names the form of an operation. Returns `None` for operations that the interpreter refuses.
 pub fn form(kind: &Kind) -> Option<String> {
     let name = match kind {
         Kind::Unary(unary) => format!("{unary:?}"),
         Kind::Binary(binary) => format!("{binary:?}"),
         Kind::Compare(direction) => format!("Compare {direction:?}"),
-        Kind::Reduce { reducers, .. } if reducers.len() == 1 => format!("Reduce {:?}", reducers[0]),
-        Kind::Reduce { .. } => "Reduce of several".into(),
+        Kind::Reduce { reducers, .. } if reducers.len() > 1 => "Reduce of several".into(),
+        Kind::Reduce { reducers, .. } => format!("Reduce {:?}", reducers[0]),
         Kind::Scatter(_, reducer) => format!("Scatter {reducer:?}"),
         Kind::Scan(scan) if scan.reverse => "Scan in reverse".into(),
-        Kind::Sort { order, .. } => format!("Sort {order:?}"),
         Kind::ArgMax { .. } => "ArgMax".into(),
         Kind::CustomCall(_) => return None,
-        Kind::Constant(_)
-        | Kind::Iota { .. }
-        | Kind::Select
-        | Kind::Clamp
-        | Kind::Convert
-        | Kind::DotGeneral(..)
-        | Kind::BroadcastInDim { .. }
-        | Kind::Reshape
-        | Kind::Transpose { .. }
-        | Kind::Concatenate { .. }
-        | Kind::Slice { .. }
-        | Kind::DynamicSlice { .. }
-        | Kind::DynamicUpdateSlice
-        | Kind::Pad { .. }
-        | Kind::Gather(_)
-        | Kind::BitcastConvert
-        | Kind::While
-        | Kind::Case
-        | Kind::AllReduce { .. }
-        | Kind::ReduceScatter { .. }
-        | Kind::AllGather { .. }
-        | Kind::AllToAll { .. }
-        | Kind::CollectivePermute { .. }
-        | Kind::ReplicaId
-        | Kind::PartitionId
-        | Kind::AxisIndex(_)
-        | Kind::Constrain(_)
-        | Kind::Manual(_)
-        | Kind::OptimizationBarrier
-        | Kind::Scan(_)
-        | Kind::CustomVjp { .. }
-        | Kind::Named(_)
-        | Kind::StopGradient => kind.name().trim_start_matches("stablehlo.").into(),
+        kind => <&str>::from(kind).trim_start_matches("stablehlo.").into(),
     };
     Some(name)
+}
+
+/// Returns all forms. Without the names of variants that have several, and without partition ids, which only
+/// `Function::lowered` adds.
+pub fn every_form() -> BTreeSet<String> {
+    let several = ["unary", "binary", "compare", "reduce", "scatter", "custom_call", "partition_id"];
+    let kinds = Kind::VARIANTS.iter().map(|name| name.trim_start_matches("stablehlo."));
+    let mut every: BTreeSet<String> = kinds.filter(|name| !several.contains(name)).map(str::to_owned).collect();
+    every.extend(Unary::VARIANTS.iter().map(|unary| format!("{unary:?}")));
+    every.extend(Binary::VARIANTS.iter().map(|binary| format!("{binary:?}")));
+    every.extend(Comparison::VARIANTS.iter().map(|direction| format!("Compare {direction:?}")));
+    every.extend(Reducer::VARIANTS.iter().flat_map(|r| [format!("Reduce {r:?}"), format!("Scatter {r:?}")]));
+    every.extend(["Reduce of several", "Scan in reverse", "ArgMax"].map(str::to_owned));
+    every
 }
 
 /// Returns the forms that have a case.
@@ -153,55 +134,3 @@ pub fn forms(cases: &[Case]) -> BTreeSet<String> {
     }
     found
 }
-
-pub const UNARY: [Unary; 17] = {
-    use Unary::*;
-    [
-        Abs,
-        Negate,
-        Sign,
-        Exponential,
-        ExponentialMinusOne,
-        Log,
-        LogPlusOne,
-        Logistic,
-        Tanh,
-        Sqrt,
-        Rsqrt,
-        Floor,
-        Ceil,
-        Cosine,
-        Sine,
-        IsFinite,
-        Not,
-    ]
-};
-
-pub const BINARY: [Binary; 14] = {
-    use Binary::*;
-    [
-        Add,
-        Subtract,
-        Multiply,
-        Divide,
-        Remainder,
-        Power,
-        Maximum,
-        Minimum,
-        And,
-        Or,
-        Xor,
-        ShiftLeft,
-        ShiftRightLogical,
-        ShiftRightArithmetic,
-    ]
-};
-
-pub const COMPARISONS: [Comparison; 6] =
-    [Comparison::Eq, Comparison::Ne, Comparison::Lt, Comparison::Le, Comparison::Gt, Comparison::Ge];
-
-pub const REDUCERS: [Reducer; 6] =
-    [Reducer::Add, Reducer::Multiply, Reducer::Max, Reducer::Min, Reducer::And, Reducer::Or];
-
-pub const DTYPES: [Dtype; 9] =
-    [Dtype::Pred, Dtype::I16, Dtype::I32, Dtype::I64, Dtype::U32, Dtype::F16, Dtype::Bf16, Dtype::F32, Dtype::F64];

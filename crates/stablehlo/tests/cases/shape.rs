@@ -1,9 +1,9 @@
-//! Operations that move elements: dimensions of size 0 and 1, windows beyond the edge, negative and interior padding.
+//! Operations that move elements: dimensions of size 0 and 1, windows beyond the edge.
 
 use super::*;
 
 pub fn cases() -> Vec<Case> {
-    vec![constants(), whole(), parts(), padding(), dynamic(), sorts(), indices()]
+    vec![constants(), whole(), parts(), padding(), dynamic(), indices()]
 }
 
 fn constants() -> Case {
@@ -61,30 +61,16 @@ fn parts() -> Case {
     let mut random = Random(3);
     let arguments = [random.array(Dtype::F32, &[5, 7]), random.array(Dtype::I64, &[6])];
     case("slice", &arguments, |_, a| {
-        vec![
-            a[0].slice(&[1, 2], &[4, 7]),
-            a[0].slice(&[5, 0], &[5, 7]),
-            a[0].slice_strided(&[0, 1], &[5, 7], &[2, 3]),
-            a[1].slice_strided(&[1], &[6], &[10]),
-        ]
+        vec![a[0].slice(&[1, 2], &[4, 7]), a[0].slice(&[5, 0], &[5, 7]), a[1].slice(&[1], &[6])]
     })
 }
 
 fn padding() -> Case {
     let mut random = Random(4);
-    let arguments =
-        [random.array(Dtype::F32, &[3, 4]), random.array(Dtype::I32, &[0, 2]), random.array(Dtype::I32, &[5])];
+    let arguments = [random.array(Dtype::F32, &[3, 4]), random.array(Dtype::I32, &[0, 2])];
     case("pad", &arguments, |f, a| {
         let (zero, seven) = (f.scalar(0.0, Dtype::F32), f.scalar(7, Dtype::I32));
-        vec![
-            a[0].pad(&zero, &[1, 0], &[0, 2]),
-            a[0].pad_general(&zero, &[-1, 2], &[1, -3], &[0, 0]),
-            a[0].pad_general(&zero, &[-2, 0], &[-1, 1], &[2, 1]),
-            a[0].pad_general(&zero, &[-3, 0], &[0, 0], &[0, 0]),
-            a[1].pad_general(&seven, &[1, -1], &[1, 0], &[3, 1]),
-            a[2].pad_general(&seven, &[-1], &[-1], &[1]),
-            a[2].pad_general(&seven, &[-4], &[3], &[2]),
-        ]
+        vec![a[0].pad(&zero, &[1, 0], &[0, 2]), a[1].pad(&seven, &[1, 2], &[1, 0])]
     })
 }
 
@@ -111,30 +97,6 @@ fn dynamic() -> Case {
         }
         results.push(a[0].dynamic_slice(&[&a[3], &a[3]], &[0, 5]));
         results.push(a[0].dynamic_update_slice(&a[1].slice(&[0, 0], &[0, 3]), &[&a[3], &a[3]]));
-        results
-    })
-}
-
-fn sorts() -> Case {
-    let mut random = Random(6);
-    let few = |random: &mut Random| (0..24).map(|_| (random.bits() % 5) as i64 - 2).collect::<Vec<_>>();
-    let keys = i32s(&[4, 6], &few(&mut random));
-    let mut numbers: Vec<f64> = (0..24).map(|_| random.float()).collect();
-    numbers[..6].copy_from_slice(&[f64::NAN, -0.0, 0.0, f64::INFINITY, f64::NEG_INFINITY, -f64::NAN.abs()]);
-    let arguments =
-        [keys, f32s(&[4, 6], &numbers), random.array(Dtype::Pred, &[4, 6]), random.array(Dtype::U32, &[0, 3])];
-    case("sort", &arguments, |f, a| {
-        let ids = f.iota(1, ty(Dtype::I32, &[4, 6]));
-        let mut results = vec![];
-        for order in [Order::Ascending, Order::Descending] {
-            results.extend(f.sort(&[&a[0], &ids, &a[1]], 1, order, true));
-            results.extend(f.sort(&[&a[0], &a[2]], 0, order, true));
-            results.extend(f.sort(&[&a[1], &ids], 1, order, true));
-            results.extend(f.sort(&[&a[2], &a[0]], 0, order, true));
-            // With one operand, the order of equal elements does not matter.
-            results.extend(f.sort(&[&a[0]], 1, order, false));
-            results.extend(f.sort(&[&a[3]], 1, order, true));
-        }
         results
     })
 }

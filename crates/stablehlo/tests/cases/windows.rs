@@ -6,63 +6,50 @@ pub fn cases() -> Vec<Case> {
     vec![gathers(), scatters()]
 }
 
-fn rows() -> (GatherDimensions, ScatterDimensions) {
-    let gather = GatherDimensions {
+/// Rows of a matrix with `width` columns.
+pub fn rows(width: usize) -> GatherDimensions {
+    GatherDimensions {
         offset_dims: vec![1],
         collapsed_slice_dims: vec![0],
         start_index_map: vec![0],
         index_vector_dim: 1,
-        slice_sizes: vec![1, 3],
+        slice_sizes: vec![1, width],
         ..GatherDimensions::default()
-    };
-    let scatter = ScatterDimensions {
-        update_window_dims: vec![1],
-        inserted_window_dims: vec![0],
-        scatter_dims_to_operand_dims: vec![0],
-        index_vector_dim: 1,
-        ..ScatterDimensions::default()
-    };
-    (gather, scatter)
+    }
 }
 
-/// Windows of 2 x 2 in [5, 3]; their corners are (column, row) pairs along the first dimension of the indices.
-fn corners() -> (GatherDimensions, ScatterDimensions) {
-    let gather = GatherDimensions {
+/// Windows of a matrix; their corners are (column, row) pairs along the first dimension of the indices.
+pub fn corners(sizes: [usize; 2]) -> GatherDimensions {
+    GatherDimensions {
         offset_dims: vec![0, 2],
         start_index_map: vec![1, 0],
         index_vector_dim: 0,
-        slice_sizes: vec![2, 2],
+        slice_sizes: sizes.to_vec(),
         ..GatherDimensions::default()
-    };
-    let scatter = ScatterDimensions {
-        update_window_dims: vec![0, 2],
-        scatter_dims_to_operand_dims: vec![1, 0],
-        index_vector_dim: 0,
-        ..ScatterDimensions::default()
-    };
-    (gather, scatter)
+    }
 }
 
-/// One entry per row of [5, 3], with indices [5, 2] that have no dimension for index vectors.
-fn entries() -> (GatherDimensions, ScatterDimensions) {
-    let gather = GatherDimensions {
+/// One entry per row of a matrix.
+pub fn entries(index_vector_dim: usize) -> GatherDimensions {
+    GatherDimensions {
         collapsed_slice_dims: vec![1],
         operand_batching_dims: vec![0],
         start_indices_batching_dims: vec![0],
         start_index_map: vec![1],
-        index_vector_dim: 2,
+        index_vector_dim,
         slice_sizes: vec![1, 1],
         ..GatherDimensions::default()
-    };
-    let scatter = ScatterDimensions {
-        inserted_window_dims: vec![1],
-        input_batching_dims: vec![0],
-        scatter_indices_batching_dims: vec![0],
-        scatter_dims_to_operand_dims: vec![1],
-        index_vector_dim: 2,
+    }
+}
+
+/// Elements of a vector, with one index per row of the indices.
+pub fn elements() -> ScatterDimensions {
+    ScatterDimensions {
+        inserted_window_dims: vec![0],
+        scatter_dims_to_operand_dims: vec![0],
+        index_vector_dim: 1,
         ..ScatterDimensions::default()
-    };
-    (gather, scatter)
+    }
 }
 
 fn gathers() -> Case {
@@ -77,14 +64,14 @@ fn gathers() -> Case {
         i32s(&[0, 1], &[]),
     ];
     case("gather", &arguments, |_, a| {
-        let flat = GatherDimensions { index_vector_dim: 1, ..rows().0 };
+        let flat = GatherDimensions { index_vector_dim: 1, ..rows(3) };
         vec![
-            a[0].gather(&a[1], rows().0, &[4, 3]),
-            a[4].gather(&a[1], rows().0, &[4, 3]),
-            a[0].gather(&a[2], corners().0, &[2, 3, 2]),
-            a[0].gather(&a[3], entries().0, &[5, 2]),
+            a[0].gather(&a[1], rows(3), &[4, 3]),
+            a[4].gather(&a[1], rows(3), &[4, 3]),
+            a[0].gather(&a[2], corners([2, 2]), &[2, 3, 2]),
+            a[0].gather(&a[3], entries(2), &[5, 2]),
             a[0].gather(&a[5], flat, &[2, 3]),
-            a[0].gather(&a[6], rows().0, &[0, 3]),
+            a[0].gather(&a[6], rows(3), &[0, 3]),
         ]
     })
 }
@@ -106,17 +93,18 @@ fn scatters() -> Case {
         random.array(Dtype::Pred, &[4, 3]),
     ];
     case("scatter", &arguments, |_, a| {
+        let [rows, corners, entries] = [rows(3), corners([2, 2]), entries(2)].map(|d| ScatterDimensions::from(&d));
         let mut results = vec![];
-        for reducer in REDUCERS {
-            results.push(a[7].scatter(&a[1], &a[8], rows().1, reducer));
+        for reducer in Reducer::VARIANTS.iter().copied() {
+            results.push(a[7].scatter(&a[1], &a[8], rows.clone(), reducer));
             if !reducer.fits(Dtype::F32) {
-                results.push(a[10].scatter(&a[1], &a[11], rows().1, reducer));
+                results.push(a[10].scatter(&a[1], &a[11], rows.clone(), reducer));
                 continue;
             }
-            results.push(a[0].scatter(&a[1], &a[2], rows().1, reducer));
-            results.push(a[0].scatter(&a[3], &a[4], corners().1, reducer));
-            results.push(a[0].scatter(&a[5], &a[6], entries().1, reducer));
-            results.push(a[0].scatter(&a[9], &a[2].slice(&[0, 0], &[0, 3]), rows().1, reducer));
+            results.push(a[0].scatter(&a[1], &a[2], rows.clone(), reducer));
+            results.push(a[0].scatter(&a[3], &a[4], corners.clone(), reducer));
+            results.push(a[0].scatter(&a[5], &a[6], entries.clone(), reducer));
+            results.push(a[0].scatter(&a[9], &a[2].slice(&[0, 0], &[0, 3]), rows.clone(), reducer));
         }
         results
     })

@@ -15,7 +15,7 @@ fn split_programs_compile_for_four_chips() {
         assert_eq!(executable.num_partitions().expect("a number"), 4, "{}", case.name);
         let outputs = executable.outputs().expect("types");
         let shapes: Vec<&[usize]> = outputs.iter().map(|ty| &ty.dims[..]).collect();
-        let parts = main.results.iter().zip(&main.body.results).map(|(result, id)| {
+        let parts = main.results.iter().zip(&main.body().results).map(|(result, id)| {
             result.sharding.as_ref().expect("a sharding").part(main.type_of(*id)).expect("a part").shape
         });
         assert_eq!(shapes, parts.collect::<Vec<_>>(), "{}", case.name);

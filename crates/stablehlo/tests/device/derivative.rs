@@ -1,40 +1,8 @@
 //! Derivatives that only XLA can run, or whose semantics XLA determines.
 
-use crate::device::{on_replicas, run_module};
+use crate::device::run_module;
 use crate::interpreter::cases::f32s;
 use stablehlo::*;
-
-/// Collectives between replicas are linear; the derivative is the transpose over all replicas together: the inner
-/// product of results and cotangents equals the inner product of arguments and their cotangents.
-#[test]
-fn derivatives_of_collectives_are_transposes() {
-    let numbers = |r: usize| [0.5, -1.0, 2.0, 3.5, 1.0, -0.25, 4.0, -2.0].map(|x| x * (r as f64 + 0.75) - 1.0);
-    let arguments: Vec<Array> = (0..4).map(|r| Array::floats(Dtype::F32, [4, 2], numbers(r)).unwrap()).collect();
-    type Meet = fn(&Value) -> Value;
-    let meetings: [(&str, Meet); 6] = [
-        ("all_reduce", |a| a.all_reduce(Reducer::Add, &[vec![0, 3], vec![1, 2]])),
-        ("reduce_scatter", |a| a.reduce_scatter(Reducer::Add, 0, &[vec![0, 1, 2, 3]])),
-        ("all_gather", |a| a.all_gather(1, &[vec![1, 0], vec![2, 3]])),
-        ("all_to_all", |a| a.all_to_all(0, 1, &[vec![1, 0], vec![2, 3]])),
-        ("all_to_all along one", |a| a.all_to_all(0, 0, &[vec![0, 1, 2, 3]])),
-        ("collective_permute", |a| a.collective_permute(&[(0, 1), (1, 2), (2, 0)])),
-    ];
-    for (what, meet) in meetings {
-        let outputs = on_replicas(&arguments, |f, a| {
-            let function = trace(std::slice::from_ref(a.ty()), |_, a| vec![meet(&a[0])]).expect("a function");
-            let (results, pullback) = f.vjp(&function, &[a], &[0]).expect("a derivative");
-            let rank = f.replica_id().convert(Dtype::F32) + f.scalar(0.5, Dtype::F32);
-            let weights = f.iota(0, results[0].ty().clone()) + f.iota(1, results[0].ty().clone()).like(0.25);
-            let ct = weights * rank.broadcast_in_dim(results[0].shape(), &[]);
-            let pulled = pullback.call(&[&ct]).remove(0);
-            vec![results[0].clone(), ct, pulled]
-        });
-        let dot = |a: &Array, b: &Array| a.to_floats().iter().zip(b.to_floats()).map(|(a, b)| a * b).sum::<f64>();
-        let results: f64 = outputs.iter().map(|o| dot(&o[0], &o[1])).sum();
-        let given: f64 = outputs.iter().zip(&arguments).map(|(o, a)| dot(&o[2], a)).sum();
-        assert!((results - given).abs() < 1e-3 * results.abs(), "{what}: {results} and {given}");
-    }
-}
 
 /// A scatter in XLA drops a whole window that does not fit, where the specification drops only the elements outside; a
 /// gather clamps the window. Derivatives follow XLA.
@@ -47,12 +15,7 @@ fn derivatives_of_windows_out_of_bounds_follow_xla() {
         slice_sizes: vec![3],
         ..GatherDimensions::default()
     };
-    let scatter = ScatterDimensions {
-        update_window_dims: vec![1],
-        scatter_dims_to_operand_dims: vec![0],
-        index_vector_dim: 1,
-        ..ScatterDimensions::default()
-    };
+    let scatter = ScatterDimensions::from(&gather);
     let (x, updates) = (f32s(&[5], &[1.0, 2.0, 3.0, 4.0, 5.0]), f32s(&[3, 3], &[0.5; 9]));
     let f = &Builder::new();
     let a = [&x, &updates].map(|a| f.argument("", a.ty().clone()));

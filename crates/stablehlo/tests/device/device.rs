@@ -4,7 +4,7 @@
 use half::{bf16, f16};
 use pjrt::install::{self, Kind};
 use pjrt::{Buffer, Client, CompileOptions, DType, Element, LoadedExecutable, Plugin};
-use stablehlo::{Array, Builder, Dtype, Interpreter, Module, Rounding, Value};
+use stablehlo::{Array, Dtype, Interpreter, Module, Rounding};
 use std::sync::OnceLock;
 
 /// Returns a client with four virtual devices.
@@ -92,8 +92,8 @@ pub fn interpreter_agrees(module: &Module, arguments: &[Array], found: &[Array],
     }
 }
 
-pub fn compile_with(module: &Module, options: CompileOptions) -> LoadedExecutable {
-    let options = options.with("xla_backend_optimization_level", 0).with("xla_allow_excess_precision", false);
+pub fn compile(module: &Module) -> LoadedExecutable {
+    let options = options(module).with("xla_backend_optimization_level", 0).with("xla_allow_excess_precision", false);
     // By default, minimum and maximum of XLA on the CPU do not propagate NaN, as StableHLO requires.
     let options = options.with("xla_cpu_enable_fast_min_max", false);
     client().compile(module.to_string(), &options).unwrap_or_else(|error| panic!("{error}\n{module}"))
@@ -102,10 +102,6 @@ pub fn compile_with(module: &Module, options: CompileOptions) -> LoadedExecutabl
 /// Returns the options for one device, or for the devices of a mesh with Shardy.
 pub fn options(module: &Module) -> CompileOptions {
     if module.partitions == 1 { CompileOptions::default() } else { CompileOptions::shardy(module.partitions) }
-}
-
-pub fn compile(module: &Module) -> LoadedExecutable {
-    compile_with(module, options(module))
 }
 
 fn execute(executable: &LoadedExecutable, arguments: &[Vec<Buffer>]) -> Vec<Vec<Array>> {
@@ -117,25 +113,6 @@ fn execute(executable: &LoadedExecutable, arguments: &[Vec<Buffer>]) -> Vec<Vec<
 /// Runs a program on the first device.
 pub fn run_module(module: &Module, arguments: &[Array]) -> Vec<Array> {
     execute(&compile(module), &[arguments.iter().map(|a| send(a, 0)).collect()]).remove(0)
-}
-
-/// Runs a program of one argument on one replica per element of `arguments`; returns `[replicas][outputs]`. Asserts
-/// that the interpreter's results are the same.
-pub fn on_replicas(arguments: &[Array], build: impl FnOnce(&Builder, &Value) -> Vec<Value>) -> Vec<Vec<Array>> {
-    let f = Builder::new();
-    let argument = f.argument("a", arguments[0].ty().clone());
-    let results = build(&f, &argument);
-    let named: Vec<(&str, &Value)> = results.iter().map(|v| ("", v)).collect();
-    let mut module = f.finish("replicated", &named).unwrap_or_else(|error| panic!("{error}"));
-    module.replicas = arguments.len();
-    let executable = compile_with(&module, CompileOptions::replicas(arguments.len()));
-    let buffers: Vec<_> = arguments.iter().enumerate().map(|(device, a)| vec![send(a, device)]).collect();
-    let outputs = execute(&executable, &buffers);
-    let lists: Vec<Vec<Array>> = arguments.iter().map(|a| vec![a.clone()]).collect();
-    let interpreter = Interpreter { rounding: Rounding::Dtypes, ..Interpreter::default() };
-    let expected = interpreter.run_replicas(&module, &lists).unwrap_or_else(|error| panic!("{error}\n{module}"));
-    assert_eq!(outputs, expected, "the interpreter and XLA agree\n{module}");
-    outputs
 }
 
 /// Runs a compiled program on the devices of its mesh. Arguments and results are whole tensors; those without a

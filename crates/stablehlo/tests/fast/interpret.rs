@@ -3,9 +3,8 @@
 #[path = "../cases/mod.rs"]
 pub(crate) mod cases;
 
-use cases::{BINARY, COMPARISONS, REDUCERS, UNARY, all, form, forms};
+use cases::{all, every_form, forms};
 use stablehlo::*;
-use std::collections::BTreeSet;
 
 /// Every operation has a case, and the interpreter runs it. `device` compares the same cases with XLA.
 #[test]
@@ -15,69 +14,11 @@ fn every_operation_has_a_case() {
         let results = case.module.interpret(&case.arguments).unwrap_or_else(|error| panic!("{}: {error}", case.name));
         let types: Vec<&TensorType> = results.iter().map(Array::ty).collect();
         let main = &case.module.main;
-        assert_eq!(types, main.body.results.iter().map(|id| main.type_of(*id)).collect::<Vec<_>>(), "{}", case.name);
+        assert_eq!(types, main.body().results.iter().map(|id| main.type_of(*id)).collect::<Vec<_>>(), "{}", case.name);
     }
     let (expected, found) = (every_form(), forms(&cases));
     assert_eq!(expected.difference(&found).collect::<Vec<_>>(), Vec::<&String>::new(), "no case");
     assert_eq!(found.difference(&expected).collect::<Vec<_>>(), Vec::<&String>::new(), "not listed");
-}
-
-/// Returns the forms of all operations except custom calls.
-pub(crate) fn every_form() -> BTreeSet<String> {
-    let kinds =
-        UNARY.map(Kind::Unary).into_iter().chain(BINARY.map(Kind::Binary)).chain(COMPARISONS.map(Kind::Compare));
-    let mut every: BTreeSet<String> = kinds.chain(others()).filter_map(|kind| form(&kind)).collect();
-    every.insert("Reduce of several".into());
-    every
-}
-
-/// Returns one of each kind that is not element-wise.
-fn others() -> Vec<Kind> {
-    let mesh = Mesh::new("mesh", [("all", 2)]).expect("a mesh");
-    let mut kinds = vec![
-        Kind::Constant(Literal::Splat(Number::Int(0))),
-        Kind::Iota { dimension: 0 },
-        Kind::Select,
-        Kind::Clamp,
-        Kind::Convert,
-        Kind::BitcastConvert,
-        Kind::DotGeneral(DotDimensions::default(), Precision::Default),
-        Kind::BroadcastInDim { dimensions: vec![] },
-        Kind::Reshape,
-        Kind::Transpose { permutation: vec![] },
-        Kind::Concatenate { dimension: 0 },
-        Kind::Slice { start: vec![], limit: vec![], stride: vec![] },
-        Kind::DynamicSlice { sizes: vec![] },
-        Kind::DynamicUpdateSlice,
-        Kind::Pad { low: vec![], high: vec![], interior: vec![] },
-        Kind::Gather(GatherDimensions::default()),
-        Kind::ArgMax { dimension: 0 },
-        Kind::Sort { dimension: 0, order: Order::Ascending, stable: true },
-        Kind::Sort { dimension: 0, order: Order::Descending, stable: true },
-        Kind::While,
-        Kind::Case,
-        Kind::AllReduce { reducer: Reducer::Add, groups: Groups::Replicas(vec![]) },
-        Kind::ReduceScatter { reducer: Reducer::Add, dimension: 0, groups: Groups::Replicas(vec![]) },
-        Kind::AllGather { dimension: 0, groups: Groups::Replicas(vec![]) },
-        Kind::AllToAll { split: 0, concat: 0, groups: Groups::Replicas(vec![]) },
-        Kind::CollectivePermute { pairs: vec![], axes: None },
-        Kind::ReplicaId,
-        Kind::PartitionId,
-        Kind::AxisIndex(mesh.along(&["all"]).expect("an axis")),
-        Kind::Constrain(mesh.replicated(1)),
-        Kind::Manual(Manual::new(&mesh.along(&["all"]).expect("an axis"), &[], &[]).expect("a computation")),
-        Kind::OptimizationBarrier,
-        Kind::Scan(Scan { trips: 1, carry: 0, xs: 0, reverse: false, save: Save::Carry }),
-        Kind::Scan(Scan { trips: 1, carry: 0, xs: 0, reverse: true, save: Save::Carry }),
-        Kind::CustomVjp { results: 1 },
-        Kind::Named(String::new()),
-        Kind::StopGradient,
-    ];
-    for reducer in REDUCERS {
-        kinds.push(Kind::Reduce { reducers: vec![reducer], dimensions: vec![] });
-        kinds.push(Kind::Scatter(ScatterDimensions::default(), reducer));
-    }
-    kinds
 }
 
 /// The interpreter runs scans and similar operations directly; their lowered form, for compilers, gives the same
@@ -101,27 +42,22 @@ fn run(arguments: &[Array], build: impl FnOnce(&Builder, &[Value]) -> Vec<Value>
     case.module.interpret(arguments).unwrap_or_else(|error| panic!("{error}"))
 }
 
-fn scalar(dtype: Dtype, number: i64) -> Array {
-    Array::ints(dtype, [], [number]).expect("an integer")
-}
-
 /// Results that follow from the specification and can be checked by hand.
 #[test]
 fn numbers_by_hand() {
     let pairs = [cases::i32s(&[6], &[7, -7, 7, -7, i32::MIN.into(), 5]), cases::i32s(&[6], &[2, 2, -2, -2, -1, 0])];
-    let [quotient, rest, power] = &run(&pairs, |_, a| vec![&a[0] / &a[1], a[0].rem(&a[1]), a[0].pow(&a[1])])[..] else {
-        panic!()
-    };
+    let [quotient, rest] = &run(&pairs, |_, a| vec![&a[0] / &a[1], a[0].rem(&a[1])])[..] else { panic!() };
     assert_eq!(quotient.to_ints(), [3, -3, -3, 3, i32::MIN.into(), -1]);
     assert_eq!(rest.to_ints(), [1, -1, 1, -1, 0, 5]);
-    assert_eq!(power.to_ints(), [49, 49, 0, 0, 0, 1]);
 
     let bits =
         run(&[cases::f32s(&[3], &[1.0, -0.0, f64::NEG_INFINITY])], |_, a| vec![a[0].bitcast_convert(Dtype::U32)]);
     assert_eq!(bits[0].to_ints(), [0x3F80_0000, 0x8000_0000, 0xFF80_0000]);
     let shifted = run(&[cases::i32s(&[2], &[-8, 5])], |_, a| {
         let one = a[0].like(1);
-        vec![a[0].shift_left(&one), a[0].shift_right_logical(&one), a[0].shift_right_arithmetic(&one)]
+        [Binary::ShiftLeft, Binary::ShiftRightLogical, Binary::ShiftRightArithmetic]
+            .map(|b| a[0].binary(b, &one))
+            .into()
     });
     assert_eq!(shifted.iter().map(Array::to_ints).collect::<Vec<_>>(), [[-16, 10], [0x7FFF_FFFC, 2], [-4, 2]]);
 
@@ -130,17 +66,14 @@ fn numbers_by_hand() {
     assert_eq!(found[0].to_ints(), [1, 1]);
     assert!(found[1].to_floats()[0].is_nan() && found[1].to_floats()[1] == 4.0);
 
-    let picked = run(&[cases::i32s(&[5], &[0, 1, 2, 3, 4]), scalar(Dtype::I32, 9), scalar(Dtype::I32, -2)], |f, a| {
-        let seven = f.scalar(7, Dtype::I32);
-        vec![
-            a[0].dynamic_slice(&[&a[1]], &[2]),
-            a[0].dynamic_slice(&[&a[2]], &[2]),
-            a[0].pad_general(&seven, &[-1], &[1], &[1]),
-        ]
-    });
+    let picked =
+        run(&[cases::i32s(&[5], &[0, 1, 2, 3, 4]), cases::i32s(&[], &[9]), cases::i32s(&[], &[-2])], |f, a| {
+            let seven = f.scalar(7, Dtype::I32);
+            vec![a[0].dynamic_slice(&[&a[1]], &[2]), a[0].dynamic_slice(&[&a[2]], &[2]), a[0].pad(&seven, &[2], &[1])]
+        });
     assert_eq!(picked[0].to_ints(), [3, 4]);
     assert_eq!(picked[1].to_ints(), [0, 1]);
-    assert_eq!(picked[2].to_ints(), [7, 1, 7, 2, 7, 3, 7, 4, 7]);
+    assert_eq!(picked[2].to_ints(), [7, 7, 0, 1, 2, 3, 4, 7]);
 }
 
 #[test]
@@ -154,13 +87,7 @@ fn moves_and_sums_by_hand() {
         slice_sizes: vec![2, 1],
         ..GatherDimensions::default()
     };
-    let scatter = ScatterDimensions {
-        update_window_dims: vec![0],
-        inserted_window_dims: vec![1],
-        scatter_dims_to_operand_dims: vec![1],
-        index_vector_dim: 1,
-        ..ScatterDimensions::default()
-    };
+    let scatter = ScatterDimensions::from(&gather);
     let dot =
         |a: &Value, l, b: &Value, r| a.dot_general(b, DotDimensions::contract(l, r), Dtype::F32, Precision::Default);
     let found = run(&arguments, |f, a| {
@@ -172,7 +99,7 @@ fn moves_and_sums_by_hand() {
             f.concatenate(&[x, &x.slice(&[0, 0], &[2, 1])], 1),
             x.pad(&f.scalar(9.0, Dtype::F32), &[1, 0], &[0, 2]),
             x.reduce(Reducer::Add, &[1]),
-            x.reduce(Reducer::Multiply, &[0]),
+            x.reduce(Reducer::Max, &[0]),
             dot(x, 1, x, 1),
             dot(x, 0, &x.transpose(&[1, 0]), 1),
             x.gather(&a[1], gather, &[2, 3]),
@@ -187,7 +114,7 @@ fn moves_and_sums_by_hand() {
         &[1.0, 2.0, 3.0, 1.0, 4.0, 5.0, 6.0, 4.0],
         &[9.0, 9.0, 9.0, 9.0, 9.0, 1.0, 2.0, 3.0, 9.0, 9.0, 4.0, 5.0, 6.0, 9.0, 9.0],
         &[6.0, 15.0],
-        &[4.0, 10.0, 18.0],
+        &[4.0, 5.0, 6.0],
         &[14.0, 32.0, 32.0, 77.0],
         &[17.0, 22.0, 27.0, 22.0, 29.0, 36.0, 27.0, 36.0, 45.0],
         &[3.0, 1.0, 3.0, 6.0, 4.0, 6.0],
@@ -227,10 +154,9 @@ fn floats_keep_f64_precision() {
 }
 
 /// Returns the interpreter's error for a program with arguments f32 [2, 3] and i32 [2].
-fn refused(change: impl FnOnce(&mut Module), build: impl FnOnce(&Builder, &[Value]) -> Value) -> Error {
+fn refused(build: impl FnOnce(&Builder, &[Value]) -> Value) -> Error {
     let arguments = [cases::f32s(&[2, 3], &[0.5; 6]), cases::i32s(&[2], &[1, 2])];
-    let mut case = cases::case("refused", &arguments, |f, a| vec![build(f, a)]);
-    change(&mut case.module);
+    let case = cases::case("refused", &arguments, |f, a| vec![build(f, a)]);
     case.module.interpret(&arguments).expect_err("it cannot be run")
 }
 
@@ -242,24 +168,16 @@ fn uninterpretable_operations_are_refused_by_name() {
         assert_eq!(found, operation, "{text}");
         assert!(text.contains(mention), "{text}");
     };
-    let same = |_: &mut Module| {};
     let call = |f: &Builder, a: &[Value]| {
         let call = CustomCall { target: "topk".into(), ..CustomCall::default() };
         f.custom_call(call, &[&a[0]], &[a[0].ty().clone()]).remove(0)
     };
-    uninterpreted("stablehlo.custom_call", "`topk`", refused(same, call));
+    uninterpreted("stablehlo.custom_call", "`topk`", refused(call));
     let pair = [vec![0, 1]];
-    uninterpreted("stablehlo.all_reduce", "copies", refused(same, |_, a| a[0].all_reduce(Reducer::Add, &pair)));
-    uninterpreted(
-        "stablehlo.reduce_scatter",
-        "copies",
-        refused(same, |_, a| a[0].reduce_scatter(Reducer::Add, 0, &pair)),
-    );
-    uninterpreted("stablehlo.all_gather", "copies", refused(same, |_, a| a[0].all_gather(0, &pair)));
-    uninterpreted("stablehlo.all_to_all", "copies", refused(same, |_, a| a[0].all_to_all(0, 1, &pair)));
-    uninterpreted("stablehlo.collective_permute", "copies", refused(same, |_, a| a[0].collective_permute(&[(0, 1)])));
-    uninterpreted("stablehlo.replica_id", "copies", refused(|m| m.replicas = 2, |f, _| f.replica_id()));
-    uninterpreted("stablehlo.partition_id", "copies", refused(|m| m.partitions = 2, |f, _| f.partition_id()));
+    uninterpreted("stablehlo.all_reduce", "copies", refused(|_, a| a[0].all_reduce(Reducer::Add, &pair)));
+    let mut two = cases::case("two replicas", &[], |f, _| vec![f.replica_id()]).module;
+    two.replicas = 2;
+    uninterpreted("stablehlo.replica_id", "copies", two.interpret(&[]).expect_err("two replicas"));
     // A window of two columns that starts at the last of three.
     let partly = |_: &Builder, a: &[Value]| {
         let dimensions = ScatterDimensions {
@@ -270,7 +188,7 @@ fn uninterpretable_operations_are_refused_by_name() {
         let start = a[1].like(1) * a[1].builder().dense([0, 2], a[1].ty().clone());
         a[0].scatter(&start, &a[0].slice(&[0, 0], &[2, 2]), dimensions, Reducer::Add)
     };
-    uninterpreted("stablehlo.scatter", "[0, 2] that is partly outside of tensor<2x3xf32>", refused(same, partly));
+    uninterpreted("stablehlo.scatter", "[0, 2] that is partly outside of tensor<2x3xf32>", refused(partly));
 }
 
 #[test]
@@ -281,12 +199,11 @@ fn limits_stop_endless_and_large_programs() {
         assert_eq!(found, operation, "{text}");
         assert!(text.contains(mention), "{text}");
     };
-    let same = |_: &mut Module| {};
-    limit("func.func", "1099511627776x2xi32", refused(same, |_, a| a[1].broadcast_in_dim(&[1 << 40, 2], &[1])));
+    limit("func.func", "1099511627776x2xi32", refused(|_, a| a[1].broadcast_in_dim(&[1 << 40, 2], &[1])));
     limit(
         "func.func",
         "Interpreter::elements",
-        refused(same, |f, _| f.iota(0, TensorType::new(Dtype::F32, [usize::MAX, 9]))),
+        refused(|f, _| f.iota(0, TensorType::new(Dtype::F32, [usize::MAX, 9]))),
     );
     let case = cases::case("forever", &[], |f, _| {
         f.while_loop(&[&f.scalar(0, Dtype::I32)], |_| f.scalar(true, Dtype::Pred), |c| vec![&c[0] + c[0].like(1)])
@@ -301,15 +218,16 @@ fn limits_stop_endless_and_large_programs() {
     });
     limit("stablehlo.dot_general", "1000 elements", short.run(&product.module, &[]).expect_err("1000 products"));
     // Deeper nesting than any real program, and than the stack allows.
-    let deep = cases::case("deep", &[scalar(Dtype::I32, 0)], |f, a| {
-        fn nest(f: &Builder, index: &Value, depth: usize) -> Vec<Value> {
-            if depth == 0 { vec![index + index] } else { f.case(index, 1, |_| nest(f, index, depth - 1)) }
+    let deep = cases::case("deep", &[cases::i32s(&[], &[0])], |f, a| {
+        fn nest(f: &Builder, value: &Value, depth: usize) -> Vec<Value> {
+            if depth == 0 { vec![value + value] } else { f.for_loop(1, &[value], |_, c| nest(f, &c[0], depth - 1)) }
         }
         nest(f, &a[0], 100)
     });
-    limit("stablehlo.case", "regions in", deep.module.interpret(&deep.arguments).expect_err("deep"));
+    limit("stablehlo.while", "regions in", deep.module.interpret(&deep.arguments).expect_err("deep"));
 }
 
+/// The builder does not check dimension numbers and arguments.
 #[test]
 fn malformed_programs_are_refused() {
     let malformed = |operation: &str, mention: &str, error: Error| {
@@ -318,98 +236,24 @@ fn malformed_programs_are_refused() {
         assert_eq!(found, operation, "{text}");
         assert!(text.contains(mention), "{text}");
     };
-    let sum = |_: &Builder, a: &[Value]| &a[0] + &a[0];
-    let case = cases::case("sum", &[cases::f32s(&[2], &[0.0; 2])], |f, a| vec![sum(f, a)]);
+    let case = cases::case("sum", &[cases::f32s(&[2], &[0.0; 2])], |_, a| vec![&a[0] + &a[0]]);
     malformed("func.func", "(tensor<2xf32>) expected, got ()", case.module.interpret(&[]).expect_err("none"));
     let other = case.module.interpret(&[cases::i32s(&[2], &[0; 2])]).expect_err("another dtype");
     malformed("func.func", "(tensor<2xf32>) expected, got (tensor<2xi32>)", other);
-
-    let operand = |i: usize| move |m: &mut Module| m.main.body.operations[0].operands[1] = ValueId(i);
-    malformed("stablehlo.add", "%7 is read", refused(operand(7), sum));
-    malformed("stablehlo.add", "%2 is read", refused(operand(2), sum));
-    malformed("stablehlo.add", "tensor<2xi32>", refused(operand(1), sum));
-    let result = |m: &mut Module| m.main.body.operations[0].results[0] = ValueId(99);
-    malformed("stablehlo.add", "without a type", refused(result, sum));
-    let retyped = |m: &mut Module| m.main.types[2] = TensorType::new(Dtype::I32, [2, 3]);
-    malformed("stablehlo.add", "tensor<2x3xi32>", refused(retyped, sum));
-    let literal =
-        |m: &mut Module| m.main.body.operations[0].kind = Kind::Constant(Literal::Splat(Number::Int(1 << 40)));
-    malformed("stablehlo.constant", "is no i32", refused(literal, |f, _| f.scalar(1, Dtype::I32)));
-    let unused = |_: &mut Module| {};
-    malformed(
-        "stablehlo.gather",
-        "dimension numbers",
-        refused(unused, |_, a| {
-            let one = GatherDimensions { slice_sizes: vec![1, 1], ..GatherDimensions::default() };
-            a[0].gather(&a[1], one, &[7])
-        }),
-    );
-    // A value of a branch, read outside of it.
-    let leak = |m: &mut Module| {
-        let inner = m.main.body.operations.iter().find(|op| op.kind == Kind::Case).expect("a branch");
-        let inner = inner.regions[0].operations[0].results[0];
-        m.main.body.operations.last_mut().expect("a sum").operands[0] = inner;
-    };
-    let branched = |f: &Builder, a: &[Value]| {
-        let chosen = f.case(&f.scalar(0, Dtype::I32), 1, |_| vec![a[0].exp()]).remove(0);
-        &chosen + &chosen
-    };
-    malformed("stablehlo.add", "is read where it is not defined", refused(leak, branched));
-}
-
-/// Makes one random change that may be illegal.
-fn break_something(module: &mut Module, others: &[Kind], random: &mut cases::Random) {
-    let mut pick = |n: usize| (random.bits() % n.max(1) as u64) as usize;
-    let main = &mut module.main;
-    let (values, choice, at) = (main.types.len() + 2, pick(8), pick(main.body.operations.len()));
-    let (value, kind, ty) = (ValueId(pick(values)), others[pick(others.len())].clone(), pick(main.types.len()));
-    let (dtype, size, position) = (cases::DTYPES[pick(cases::DTYPES.len())], [0, 1, 2, 5, 1 << 50][pick(5)], pick(4));
-    let Some(operation) = main.body.operations.get_mut(at) else { return };
-    match choice {
-        0 => operation.kind = kind,
-        1 => operation.operands.iter_mut().rev().skip(position).take(1).for_each(|id| *id = value),
-        2 => drop(operation.operands.pop()),
-        3 => operation.operands.push(value),
-        4 => operation.results[0] = value,
-        5 => main.types[ty].dtype = dtype,
-        6 => main.types[ty].shape.iter_mut().skip(position % 2).take(1).for_each(|n| *n = size),
-        _ => match operation.regions.get_mut(position % 2) {
-            Some(region) if position > 1 => region.results.clear(),
-            Some(region) => region.arguments.truncate(1),
-            None => main.body.results.push(value),
-        },
+    let rows = cases::windows::rows(3);
+    for (mention, wrong, shape) in [
+        ("dimension numbers", GatherDimensions { slice_sizes: vec![1, 1], ..GatherDimensions::default() }, &[7][..]),
+        ("dimension numbers", GatherDimensions { start_index_map: vec![2], ..rows.clone() }, &[2, 3]),
+        ("dimension numbers", GatherDimensions { offset_dims: vec![0, 0], ..rows.clone() }, &[2, 3]),
+        ("dimension numbers", rows.clone(), &[5, 3]),
+        ("windows of [0, 3]", GatherDimensions { slice_sizes: vec![0, 3], ..rows.clone() }, &[2, 3]),
+        ("windows of [1, 2]", GatherDimensions { slice_sizes: vec![1, 2], ..rows.clone() }, &[2, 3]),
+    ] {
+        malformed("stablehlo.gather", mention, refused(|_, a| a[0].gather(&a[1], wrong, shape)));
     }
-}
-
-/// A randomly changed program gives an error, or results of its types.
-#[test]
-fn broken_programs_fail_without_panic() {
-    let cases = all();
-    let mut kinds = others();
-    cases.iter().for_each(|case| case.module.main.visit(|op| kinds.push(op.kind.clone())));
-    let limited = Interpreter { elements: 1 << 20, work: 1 << 16, ..Interpreter::default() };
-    let mut random = cases::Random(17);
-    let (mut ran, mut failed) = (0, 0);
-    for turn in 0..20_000 {
-        let case = &cases[turn % cases.len()];
-        let mut module = case.module.clone();
-        for _ in 0..1 + turn % 3 {
-            break_something(&mut module, &kinds, &mut random);
-        }
-        match limited.run(&module, &case.arguments) {
-            Ok(results) => {
-                ran += 1;
-                let types = module.main.body.results.iter().map(|id| module.main.type_of(*id));
-                assert!(types.eq(results.iter().map(Array::ty)));
-            }
-            Err(
-                Error::Malformed { .. }
-                | Error::Limit { .. }
-                | Error::Uninterpreted { .. }
-                | Error::Disagreement { .. },
-            ) => failed += 1,
-            Err(other) => panic!("{other:?}"),
-        }
-    }
-    assert!(ran > 500 && failed > 10_000, "{ran} ran and {failed} failed");
+    let scatter = ScatterDimensions::from(&rows);
+    let wide = |f: &Builder, a: &[Value]| {
+        a[0].scatter(&a[1], &f.splat(0.0, TensorType::new(Dtype::F32, [2, 4])), scatter, Reducer::Add)
+    };
+    malformed("stablehlo.scatter", "windows of tensor<2x4xf32>", refused(wide));
 }

@@ -42,9 +42,6 @@ fn unknown_and_repeated_axes_are_refused() {
     assert_eq!(of(mesh().sharding(&[&["tensor", "tensor"]])), ("tensor".into(), taken.into()));
     // `"?"` is legal only at the end of a dimension.
     assert_eq!(of(mesh().sharding(&[&["?", "data"]])).0, "?");
-    let rows = mesh().sharding(&[&["data"], &["?"]]).expect("a sharding");
-    assert_eq!(of(rows.clone().replicated_over(&["data"])).0, "data");
-    assert_eq!(of(rows.replicated_over(&["pipe"])).0, "pipe");
     assert!(matches!(mesh().along(&["data", "data"]), Err(Error::Axis { .. })));
 }
 
@@ -200,16 +197,14 @@ fn manual_computations_that_cannot_be_are_refused() {
     );
     says(inside(&manual, &|_, x| x.all_reduce(Reducer::Add, &[vec![0]])), sum, "by replicas inside");
     says(inside(&manual, &|_, x| x.constrain(&rows)), "sdy.sharding_constraint", "manual along data");
-    let number = |id: &Value, x: &Value| id.convert(Dtype::F32).broadcast_in_dim(x.shape(), &[]);
-    says(inside(&partly, &|f, x| number(&f.partition_id(), x)), "stablehlo.partition_id", "use `axis_index`");
-    says(refused(|f, x| number(&f.axis_index(&data), x)), "stablehlo.axis_index", "outside of a manual computation");
+    let place = refused(|f, x| f.axis_index(&data).convert(Dtype::F32).broadcast_in_dim(x.shape(), &[]));
+    says(place, "stablehlo.axis_index", "outside of a manual computation");
     let nested = inside(&manual, &|f, x| {
         let again = of(&tensor, &[mesh.replicated(2)], &[mesh.replicated(2)]).expect("a manual computation");
         let body = trace(&[x.ty().clone()], |_, a| a.to_vec()).expect("a body");
         f.manual(&again, &body, &[x]).remove(0)
     });
     says(nested, name, "inside of another one, along data, tensor");
-    says(refused(|_, x| x.collective_permute_along(&tensor, &[(0, 3)])), "stablehlo.collective_permute", "below 3");
 }
 
 /// The interpreter detects devices that disagree.
@@ -238,11 +233,12 @@ fn devices_that_do_not_agree_are_an_error() {
     assert!(matches!(error, Error::Disagreement { .. }));
     // A collective that only some devices reach would hang.
     let error = run(&rows, &|f, x| {
-        let place = f.axis_index(&all).convert(Dtype::I32);
-        f.case(&place, 2, |i| vec![if i == 0 { x.all_reduce(Reducer::Add, &all) } else { x.clone() }]).remove(0)
+        let (place, begin) = (f.axis_index(&all), f.scalar(0, Dtype::U32));
+        let sum = |c: &[Value]| vec![&c[0] + c[0].like(1), c[1].all_reduce(Reducer::Add, &all)];
+        f.while_loop(&[&begin, x], |c| c[0].lt(&place), sum).remove(1)
     });
-    let error = error.expect_err("five devices do not get there");
-    assert_eq!(error.to_string(), "stablehlo.all_reduce: 1 of 6 devices along data, tensor reach it");
+    let error = error.expect_err("the first device does not get there");
+    assert_eq!(error.to_string(), "stablehlo.all_reduce: 5 of 6 devices along data, tensor reach it");
 }
 
 /// Loops in manual computations are counted for estimates like other loops.
@@ -267,37 +263,6 @@ fn loops_of_devices_are_counted() {
     assert_eq!(run(&module.without_loops(&[&loops[1].path])), 1.0);
 }
 
-/// Replicas that take different branches, and errors of collectives.
-#[test]
-fn replicas_run_together() {
-    let scalar = |x: f64| Array::floats(Dtype::F32, [], [x]).expect("a number");
-    let program = |build: &dyn Fn(&Builder, &Value) -> Value| {
-        let f = Builder::new();
-        let x = f.argument("x", TensorType::scalar(Dtype::F32));
-        let result = build(&f, &x);
-        let mut module = f.finish("replicas", &[("", &result)]).expect("a program");
-        module.replicas = 3;
-        module
-    };
-    let run = |module: &Module| {
-        let arguments: Vec<Vec<Array>> = [1.0, 2.0, 4.0].map(|x| vec![scalar(x)]).to_vec();
-        let results = Interpreter::default().run_replicas(module, &arguments)?;
-        Ok::<_, Error>(results.iter().map(|list| list[0].to_floats()[0]).collect::<Vec<_>>())
-    };
-    let counted = program(&|f, x| {
-        let (zero, id) = (f.scalar(0, Dtype::U32), f.replica_id());
-        f.while_loop(&[&zero, x], |c| c[0].lt(&id), |c| vec![&c[0] + c[0].like(1), &c[1] * &c[1]]).remove(1)
-    });
-    assert_eq!(run(&counted), Ok(vec![1.0, 4.0, 256.0]));
-    let met = program(&|_, x| x.all_reduce(Reducer::Max, &[vec![0, 2], vec![1, 1]]));
-    assert_eq!(run(&met).expect_err("twice").to_string(), "stablehlo.all_reduce: replica 1 in two places");
-    let left = program(&|_, x| x.all_reduce(Reducer::Max, &[vec![0, 2]]));
-    assert_eq!(run(&left).expect_err("none").to_string(), "stablehlo.all_reduce: replica 1 is in no group");
-    let few = Interpreter::default().run_replicas(&counted, &[vec![scalar(1.0)]]).expect_err("two are missing");
-    assert_eq!(few.to_string(), "func.func: arguments of 3 replicas expected, got 1");
-    assert!(matches!(counted.interpret(&[scalar(1.0)]), Err(Error::Uninterpreted { .. })));
-}
-
 /// The text of sharded programs.
 #[test]
 fn split_programs_print() {
@@ -311,10 +276,8 @@ fn split_programs_print() {
     let tensor = axes(&["tensor"]);
     let body = manual.trace(&types, |f, a| {
         let product = a[0].dot_general(&a[1], DotDimensions::contract(1, 0), Dtype::F32, Precision::Default);
-        let sum = product.reduce_scatter(Reducer::Add, 1, &tensor).all_gather(1, &tensor);
-        let moved = sum.all_to_all(0, 0, &axes(&["data"])).collective_permute_along(&tensor, &[(0, 1), (1, 0)]);
-        let back = moved.collective_permute_along(&tensor, &[(1, 0), (0, 1)]) + sum.all_reduce(Reducer::Max, &tensor);
-        vec![back, f.axis_index(&tensor).convert(Dtype::F32).all_reduce(Reducer::Add, &axes(&["data", "tensor"]))]
+        let sum = product.all_reduce(Reducer::Max, &tensor);
+        vec![sum, f.axis_index(&tensor).convert(Dtype::F32).all_reduce(Reducer::Add, &axes(&["data", "tensor"]))]
     });
     let f = Builder::new();
     let (x, w) = (f.argument("x", types[0].clone()), f.argument("w", types[1].clone()));
@@ -322,7 +285,7 @@ fn split_programs_print() {
     f.shard_result(0, &sharding(&[&["data", "tensor"], &["?"]]));
     let weight = w.constrain(&sharding(&[&["tensor", "?"], &["?"]]));
     let results = f.manual(&manual, &body.expect("a body"), &[&x, &weight]);
-    let free = sharding(&[&["?"], &["?"]]).replicated_over(&["tensor"]).expect("a sharding");
+    let free = sharding(&[&["?"], &["?"]]);
     let module =
         f.finish("split", &[("product", &results[0].constrain(&free)), ("sum", &results[1])]).expect("a program");
     insta::assert_snapshot!(module.to_string());

@@ -89,15 +89,14 @@ fn transposed(
 pub(super) fn reduce(step: &Step<'_>, reducers: &[Reducer], dimensions: &[usize]) -> Parts {
     let n = reducers.len();
     step.parts(|i| {
-        let ct = step.cotangents[i % n].as_ref()?;
+        let (ct, reducer) = (step.cotangents[i % n].as_ref()?, reducers[i % n]);
         if i >= n {
             // The initial value of a sum is one more summand; initial values of other reductions are constants.
-            return (reducers[i - n] == Reducer::Add).then(|| total(ct, &(0..ct.ty().rank()).collect::<Vec<_>>()));
+            return (reducer == Reducer::Add).then(|| total(ct, &(0..ct.ty().rank()).collect::<Vec<_>>()));
         }
         let (x, y) = (&step.operands[i], &step.results[i]);
-        let kept: Vec<usize> = (0..x.ty().rank()).filter(|d| !dimensions.contains(d)).collect();
-        let spread = |v: &Value| v.broadcast_in_dim(x.shape(), &kept);
-        match reducers[i] {
+        let spread = |v: &Value| spread(v, x, dimensions);
+        match reducer {
             Reducer::Add => Some(spread(ct)),
             Reducer::Max | Reducer::Min => {
                 let dtype = wide(x.dtype());
@@ -106,21 +105,15 @@ pub(super) fn reduce(step: &Step<'_>, reducers: &[Reducer], dimensions: &[usize]
                 let hits = hit.reduce(Reducer::Add, dimensions);
                 Some(hit * spread(&(ct.convert(dtype) / hits)))
             }
-            Reducer::Multiply => {
-                // The derivative is the product of the others: with one zero, it is nonzero there only; with two, nowhere.
-                let (zeros, ones) = (x.like(0.0), x.like(1.0));
-                let zero = x.eq(&zeros);
-                let others = zero.select(&ones, x).reduce(Reducer::Multiply, dimensions);
-                let count = zero.select(&ones, &zeros).reduce(Reducer::Add, dimensions);
-                let none = others.like(0.0);
-                let at_zero = count.eq(&none.like(1.0)).select(&others, &none);
-                let elsewhere = count.eq(&none).select(&others, &none);
-                let safe = zero.select(&ones, x);
-                Some(spread(ct) * zero.select(&spread(&at_zero), &(spread(&elsewhere) / safe)))
-            }
             Reducer::And | Reducer::Or => None,
         }
     })
+}
+
+/// Repeats a value along the reduced `dimensions` of `x`.
+fn spread(value: &Value, x: &Value, dimensions: &[usize]) -> Value {
+    let kept: Vec<usize> = (0..x.ty().rank()).filter(|d| !dimensions.contains(d)).collect();
+    value.broadcast_in_dim(x.shape(), &kept)
 }
 
 /// The cotangent goes to the position of the maximum.
@@ -128,8 +121,7 @@ pub(super) fn arg_max(step: &Step<'_>, dimension: usize) -> Parts {
     step.parts(|i| {
         let ct = step.cotangents[0].as_ref().filter(|_| i == 0)?;
         let (x, indices) = (&step.operands[0], &step.operands[1]);
-        let kept: Vec<usize> = (0..x.ty().rank()).filter(|d| *d != dimension).collect();
-        let spread = |v: &Value| v.broadcast_in_dim(x.shape(), &kept);
+        let spread = |v: &Value| spread(v, x, &[dimension]);
         Some(indices.eq(&spread(&step.results[1])).select(&spread(ct), &x.like(0.0)))
     })
 }

@@ -3,8 +3,8 @@
 use super::super::wide;
 use super::{Parts, Step};
 use crate::build::Value;
-use crate::graph::{Comparison, GatherDimensions, Reducer, ScatterDimensions};
-use crate::types::{Dtype, TensorType};
+use crate::graph::{GatherDimensions, Number, Reducer, ScatterDimensions};
+use crate::types::TensorType;
 
 pub(super) fn dynamic_slice(step: &Step<'_>) -> Parts {
     let ct = step.cotangent();
@@ -26,14 +26,7 @@ pub(super) fn dynamic_update_slice(step: &Step<'_>) -> Parts {
 /// The cotangents of windows are added at the positions that they were read from.
 pub(super) fn gather(step: &Step<'_>, d: &GatherDimensions) -> Parts {
     let (ct, x, indices) = (step.cotangent(), &step.operands[0], &step.operands[1]);
-    let dimensions = ScatterDimensions {
-        update_window_dims: d.offset_dims.clone(),
-        inserted_window_dims: d.collapsed_slice_dims.clone(),
-        input_batching_dims: d.operand_batching_dims.clone(),
-        scatter_indices_batching_dims: d.start_indices_batching_dims.clone(),
-        scatter_dims_to_operand_dims: d.start_index_map.clone(),
-        index_vector_dim: d.index_vector_dim,
-    };
+    let dimensions = ScatterDimensions::from(d);
     step.parts(|i| {
         // A gather clamps the start of a window; a scatter would drop the window.
         let last = last_starts(x.shape(), &d.slice_sizes, &d.start_index_map);
@@ -74,9 +67,9 @@ pub(super) fn scatter(step: &Step<'_>, d: &ScatterDimensions) -> Parts {
             // Windows that do not fit were dropped as a whole, as in XLA.
             let last = last_starts(ct.shape(), &slice_sizes, &d.scatter_dims_to_operand_dims);
             let most = per_component(indices, d.index_vector_dim, &last);
-            let fits = indices.ge(&indices.like(0)) & indices.compare(Comparison::Le, &most);
+            let fits = indices.ge(&indices.like(0)) & indices.le(&most);
             let fits = match d.index_vector_dim < indices.ty().rank() {
-                true => all(&fits, d.index_vector_dim),
+                true => fits.reduce(Reducer::And, &[d.index_vector_dim]),
                 false => fits,
             };
             let places: Vec<usize> = (0..updates.ty().rank()).filter(|d2| !d.update_window_dims.contains(d2)).collect();
@@ -87,11 +80,6 @@ pub(super) fn scatter(step: &Step<'_>, d: &ScatterDimensions) -> Parts {
     })
 }
 
-/// Returns the conjunction along a dimension, which is removed.
-fn all(predicates: &Value, dimension: usize) -> Value {
-    predicates.reduce(Reducer::And, &[dimension])
-}
-
 /// Returns the last start at which a window fits, per component of an index vector.
 fn last_starts(shape: &[usize], sizes: &[usize], map: &[usize]) -> Vec<i64> {
     map.iter().map(|d| shape[*d] as i64 - sizes[*d] as i64).collect()
@@ -99,10 +87,8 @@ fn last_starts(shape: &[usize], sizes: &[usize], map: &[usize]) -> Vec<i64> {
 
 /// Returns a constant of the type of `indices` with one number per component of an index vector.
 fn per_component(indices: &Value, index_vector_dim: usize, numbers: &[i64]) -> Value {
-    let highest = match indices.dtype() {
-        Dtype::I16 => i16::MAX.into(),
-        Dtype::I32 => i32::MAX.into(),
-        Dtype::U32 => u32::MAX.into(),
+    let highest = match Number::range(indices.dtype()) {
+        [_, Number::Int(highest)] => highest,
         _ => i64::MAX,
     };
     let numbers: Vec<i64> = numbers.iter().map(|n| (*n).min(highest)).collect();

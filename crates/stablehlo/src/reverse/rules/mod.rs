@@ -1,6 +1,5 @@
 //! Derivative rules of operations.
 
-mod collective;
 mod contract;
 mod elementwise;
 mod indexing;
@@ -55,21 +54,20 @@ pub(super) fn rule(kind: &Kind) -> Rule<'_> {
         | Kind::PartitionId
         | Kind::AxisIndex(_)
         | Kind::StopGradient => Rule::Constant,
-        Kind::Unary(unary) => match *unary {
-            Unary::Sign | Unary::Floor | Unary::Ceil | Unary::IsFinite | Unary::Not => Rule::Constant,
-            unary => of(move |step| elementwise::unary(step, unary)),
-        },
-        Kind::Binary(binary) => match *binary {
+        Kind::Unary(Unary::Sign | Unary::IsFinite | Unary::Not) => Rule::Constant,
+        Kind::Unary(unary) => of(move |step| elementwise::unary(step, *unary)),
+        Kind::Binary(
             Binary::And
             | Binary::Or
             | Binary::Xor
             | Binary::ShiftLeft
             | Binary::ShiftRightLogical
-            | Binary::ShiftRightArithmetic => Rule::Constant,
-            binary => of(move |step| elementwise::binary(step, binary)),
-        },
+            | Binary::ShiftRightArithmetic,
+        ) => Rule::Constant,
+        Kind::Binary(Binary::Remainder) => Rule::None("a derivative is not implemented; use `stop_gradient`"),
+        Kind::Binary(binary) => of(move |step| elementwise::binary(step, *binary)),
         Kind::Select => of(elementwise::select),
-        Kind::Clamp => of(elementwise::clamp),
+        Kind::Clamp => Rule::None("a derivative is not implemented; use `max` and `min`"),
         Kind::Convert | Kind::Named(_) => of(|step| vec![step.cotangents[0].clone()]),
         Kind::DotGeneral(dimensions, precision) => of(move |step| contract::dot_general(step, dimensions, *precision)),
         Kind::Reduce { reducers, dimensions } => of(move |step| contract::reduce(step, reducers, dimensions)),
@@ -78,30 +76,19 @@ pub(super) fn rule(kind: &Kind) -> Rule<'_> {
         Kind::Reshape => of(movement::reshape),
         Kind::Transpose { permutation } => of(move |step| movement::transpose(step, permutation)),
         Kind::Concatenate { dimension } => of(move |step| movement::concatenate(step, *dimension)),
-        Kind::Slice { start, limit: _, stride } => of(move |step| movement::slice(step, start, stride)),
-        Kind::Pad { low, high, interior } => of(move |step| movement::pad(step, low, high, interior)),
+        Kind::Slice { start, limit } => of(move |step| movement::slice(step, start, limit)),
+        Kind::Pad { low, high } => of(move |step| movement::pad(step, low, high)),
         Kind::DynamicSlice { .. } => of(indexing::dynamic_slice),
         Kind::DynamicUpdateSlice => of(indexing::dynamic_update_slice),
         Kind::Gather(dimensions) => of(move |step| indexing::gather(step, dimensions)),
         Kind::Scatter(dimensions, Reducer::Add) => of(move |step| indexing::scatter(step, dimensions)),
         Kind::Scatter(..) => Rule::None("a derivative is implemented for addition only"),
         Kind::BitcastConvert => Rule::None("bits are not differentiable; use `convert` for numbers"),
-        Kind::Sort { .. } => Rule::None("sort indices by `stop_gradient` of the keys, and gather by them"),
         Kind::While => Rule::None("a loop with an unknown number of iterations saves no residuals; use `scan`"),
-        Kind::Case => Rule::None("the region that ran is not saved; use `select` between the results of both"),
-        Kind::AllReduce { reducer: Reducer::Add, groups } => of(move |step| collective::all_reduce(step, groups)),
+        Kind::AllReduce { reducer: Reducer::Add, groups } => {
+            of(move |step| vec![Some(step.cotangent().all_reduce(Reducer::Add, groups))])
+        }
         Kind::AllReduce { .. } => Rule::None("a derivative is implemented for sums only; use `stop_gradient`"),
-        Kind::ReduceScatter { reducer: Reducer::Add, dimension, groups } => {
-            of(move |step| collective::reduce_scatter(step, *dimension, groups))
-        }
-        Kind::ReduceScatter { .. } => Rule::None("a derivative is implemented for sums only; use `stop_gradient`"),
-        Kind::AllGather { dimension, groups } => of(move |step| collective::all_gather(step, *dimension, groups)),
-        Kind::AllToAll { split, concat, groups } => {
-            of(move |step| collective::all_to_all(step, *split, *concat, groups))
-        }
-        Kind::CollectivePermute { pairs, axes } => {
-            of(move |step| collective::collective_permute(step, pairs, axes.as_ref()))
-        }
         // The barrier orders the forward computation; cotangents pass without one.
         Kind::OptimizationBarrier => of(|step| step.cotangents.clone()),
         Kind::Constrain(sharding) => of(move |step| vec![Some(step.cotangent().constrain(sharding))]),

@@ -25,36 +25,21 @@ pub(super) fn concatenate(step: &Step<'_>, dimension: usize) -> Parts {
     })
 }
 
-pub(super) fn slice(step: &Step<'_>, start: &[usize], stride: &[usize]) -> Parts {
+pub(super) fn slice(step: &Step<'_>, start: &[usize], limit: &[usize]) -> Parts {
     let (ct, x) = (step.cotangent(), &step.operands[0]);
-    let low: Vec<i64> = start.iter().map(|s| *s as i64).collect();
-    let interior: Vec<usize> = stride.iter().map(|s| s - 1).collect();
-    let high: Vec<i64> = (0..start.len())
-        .map(|d| {
-            let n = ct.shape()[d];
-            let spaced = if n == 0 { 0 } else { (n - 1) * stride[d] + 1 };
-            x.shape()[d] as i64 - low[d] - spaced as i64
-        })
-        .collect();
-    let zero = step.zero(ct.dtype());
-    vec![Some(ct.pad_general(&zero, &low, &high, &interior))]
+    let high: Vec<usize> = x.shape().iter().zip(limit).map(|(size, limit)| size - limit).collect();
+    vec![Some(ct.pad(&step.zero(ct.dtype()), start, &high))]
 }
 
-pub(super) fn pad(step: &Step<'_>, low: &[i64], high: &[i64], interior: &[usize]) -> Parts {
+pub(super) fn pad(step: &Step<'_>, low: &[usize], high: &[usize]) -> Parts {
     let (ct, x) = (step.cotangent(), &step.operands[0]);
-    let rank = x.ty().rank();
     step.parts(|i| {
         if i == 0 {
-            // The inverse: trimmed elements get zero, and interior padding is dropped.
-            let negated = |sizes: &[i64]| sizes.iter().map(|s| -s).collect::<Vec<_>>();
-            let zero = step.zero(ct.dtype());
-            let whole = ct.pad_general(&zero, &negated(low), &negated(high), &vec![0; rank]);
-            let stride: Vec<usize> = interior.iter().map(|i| i + 1).collect();
-            return Some(whole.slice_strided(&vec![0; rank], whole.shape(), &stride));
+            let limit: Vec<usize> = low.iter().zip(x.shape()).map(|(low, size)| low + size).collect();
+            return Some(ct.slice(low, &limit));
         }
         let dtype = super::super::wide(ct.dtype());
-        let one = step.builder.scalar(1.0, dtype);
-        let added = step.zeros(&x.ty().with_dtype(dtype)).pad_general(&one, low, high, interior);
-        Some((ct.convert(dtype) * added).reduce(Reducer::Add, &(0..rank).collect::<Vec<_>>()))
+        let added = step.zeros(&x.ty().with_dtype(dtype)).pad(&step.builder.scalar(1.0, dtype), low, high);
+        Some((ct.convert(dtype) * added).reduce(Reducer::Add, &(0..x.ty().rank()).collect::<Vec<_>>()))
     })
 }

@@ -1,8 +1,9 @@
 //! Properties of derivatives of random functions.
 
 use super::*;
+use crate::interpret::cases::windows::rows;
 use proptest::prelude::*;
-use stablehlo::{Binary, DotDimensions, GatherDimensions, Precision, Save, Unary};
+use stablehlo::{Binary, DotDimensions, Precision, Save, Unary};
 
 /// Selects an operation and two of the values so far, all `[3, 3]`.
 type Choice = (u8, u8, u8);
@@ -37,17 +38,7 @@ fn apply(f: &Builder, operation: u8, a: &Value, b: &Value) -> Value {
         9 => spread(&a.reduce(Reducer::Add, &[0]), 1),
         10 => spread(&a.reduce(Reducer::Max, &[1]), 0),
         11 => f.concatenate(&[&a.slice(&[1, 0], &[3, 3]), &b.slice(&[0, 0], &[1, 3])], 0),
-        12 => {
-            let dimensions = GatherDimensions {
-                offset_dims: vec![1],
-                collapsed_slice_dims: vec![0],
-                start_index_map: vec![0],
-                index_vector_dim: 1,
-                slice_sizes: vec![1, 3],
-                ..GatherDimensions::default()
-            };
-            a.gather(&f.dense([2, 0, 2], TensorType::new(Dtype::I32, [3])), dimensions, &[3, 3])
-        }
+        12 => a.gather(&f.dense([2, 0, 2], TensorType::new(Dtype::I32, [3])), rows(3), &[3, 3]),
         13 => {
             let [row, column] = [0, 1].map(|d| f.iota(d, TensorType::new(Dtype::I32, [3, 3])));
             row.lt(&column).select(&a.tanh().exp(), b)

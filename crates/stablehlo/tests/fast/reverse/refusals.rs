@@ -1,7 +1,8 @@
 //! Errors of derivatives, traces, calls and scans.
 
 use super::*;
-use stablehlo::{Error, Order, Save, ScatterDimensions};
+use crate::interpret::cases::windows::elements;
+use stablehlo::{Binary, Error, Save};
 
 /// Returns the error of a derivative, and the line of this file that it reports.
 fn refused(types: &[TensorType], body: impl FnOnce(&Builder, &[Value]) -> Vec<Value>) -> (String, u32) {
@@ -74,52 +75,34 @@ fn custom_calls_need_a_custom_derivative() {
 #[test]
 pub(super) fn only_additive_scatters_and_collectives_have_derivatives() {
     let (ty, row) = (wide(&[4]), wide(&[2]));
-    let dimensions = || ScatterDimensions {
-        inserted_window_dims: vec![0],
-        scatter_dims_to_operand_dims: vec![0],
-        index_vector_dim: 1,
-        ..ScatterDimensions::default()
-    };
-    for reducer in [Reducer::Multiply, Reducer::Max, Reducer::Min] {
+    for reducer in [Reducer::Max, Reducer::Min] {
         // With respect to the operand, and to the updates.
         for operand in [true, false] {
             let (reason, _) = refused(&[if operand { ty.clone() } else { row.clone() }], |f, a| {
                 let ids = f.dense([3_i64, 0], TensorType::new(Dtype::I32, [2, 1]));
                 let constant = f.splat(2.0, if operand { row.clone() } else { ty.clone() });
                 let (to, from) = if operand { (&a[0], &constant) } else { (&constant, &a[0]) };
-                vec![to.scatter(&ids, from, dimensions(), reducer)]
+                vec![to.scatter(&ids, from, elements(), reducer)]
             });
             assert_eq!(reason, "stablehlo.scatter: a derivative is implemented for addition only");
         }
-        let (reason, _) =
-            refused(std::slice::from_ref(&ty), |_, a| vec![a[0].reduce_scatter(reducer, 0, &[vec![0_usize]])]);
-        assert_eq!(reason, "stablehlo.reduce_scatter: a derivative is implemented for sums only; use `stop_gradient`");
         let (reason, _) = refused(std::slice::from_ref(&ty), |_, a| vec![a[0].all_reduce(reducer, &[vec![0_usize]])]);
         assert_eq!(reason, "stablehlo.all_reduce: a derivative is implemented for sums only; use `stop_gradient`");
     }
 }
 
 #[test]
-pub(super) fn sort_case_and_bitcast_have_no_derivative() {
-    let ty = wide(&[4]);
-    for order in [Order::Ascending, Order::Descending] {
-        let (reason, _) = refused(std::slice::from_ref(&ty), |f, a| f.sort(&[&a[0]], 0, order, true));
-        assert_eq!(reason, "stablehlo.sort: sort indices by `stop_gradient` of the keys, and gather by them");
-        // Also for a value that is only permuted by constant keys.
-        let (reason, _) = refused(std::slice::from_ref(&ty), |f, a| {
-            let keys = f.dense([3_i64, 1, 2, 0], TensorType::new(Dtype::I32, [4]));
-            vec![f.sort(&[&keys, &a[0]], 0, order, true).swap_remove(1)]
-        });
-        assert!(reason.starts_with("stablehlo.sort: "), "{reason}");
-    }
-    let (reason, _) = refused(std::slice::from_ref(&ty), |f, a| {
-        let index = f.scalar(1, Dtype::I32);
-        f.case(&index, 2, |branch| vec![if branch == 0 { a[0].exp() } else { a[0].clone() + a[0].like(1.0) }])
-    });
-    assert_eq!(reason, "stablehlo.case: the region that ran is not saved; use `select` between the results of both");
-    let narrow = TensorType::new(Dtype::F16, [4]);
-    let (reason, _) = refused(std::slice::from_ref(&narrow), |_, a| vec![a[0].bitcast_convert(Dtype::Bf16)]);
-    assert_eq!(reason, "stablehlo.bitcast_convert: bits are not differentiable; use `convert` for numbers");
+pub(super) fn operations_without_a_rule_are_refused() {
+    let said = |dtype: Dtype, reason: &str, body: fn(&Value) -> Value| {
+        let (found, _) = refused(&[TensorType::new(dtype, [4])], |_, a| vec![body(&a[0])]);
+        assert_eq!(found, reason);
+    };
+    let bits = "stablehlo.bitcast_convert: bits are not differentiable; use `convert` for numbers";
+    said(Dtype::F16, bits, |a| a.bitcast_convert(Dtype::Bf16));
+    let clamp = "stablehlo.clamp: a derivative is not implemented; use `max` and `min`";
+    said(Dtype::F64, clamp, |a| a.clamp(&a.like(-1.0), &a.like(1.0)));
+    let remainder = "stablehlo.remainder: a derivative is not implemented; use `stop_gradient`";
+    said(Dtype::F64, remainder, |a| a.binary(Binary::Remainder, &a.like(0.3)));
 }
 
 fn said(result: Result<Traced, Error>) -> String {

@@ -1,7 +1,9 @@
 //! Compares the rule of every operation with finite differences.
 
 use super::*;
+use crate::interpret::cases::windows::{corners, elements, entries, rows};
 use stablehlo::*;
+use strum::VariantArray;
 
 #[test]
 pub(super) fn derivatives_of_elementwise_operations() {
@@ -22,24 +24,14 @@ pub(super) fn derivatives_of_elementwise_operations() {
     for operation in [Unary::Log, Unary::Sqrt, Unary::Rsqrt] {
         check(operation.name(), std::slice::from_ref(&ty), |_, a| vec![(&a[0] * &a[0]).unary(operation)]);
     }
-    for operation in [Unary::Sign, Unary::Floor, Unary::Ceil] {
-        check(operation.name(), std::slice::from_ref(&ty), |_, a| vec![a[0].unary(operation) * &a[0]]);
-    }
-    for operation in [
-        Binary::Add,
-        Binary::Subtract,
-        Binary::Multiply,
-        Binary::Divide,
-        Binary::Remainder,
-        Binary::Maximum,
-        Binary::Minimum,
-    ] {
+    check("sign", std::slice::from_ref(&ty), |_, a| vec![a[0].unary(Unary::Sign) * &a[0]]);
+    for operation in [Binary::Add, Binary::Subtract, Binary::Multiply, Binary::Divide, Binary::Maximum, Binary::Minimum]
+    {
         check(operation.name(), &[ty.clone(), ty.clone()], |_, a| vec![a[0].binary(operation, &a[1])]);
         check(operation.name(), std::slice::from_ref(&ty), |_, a| {
             vec![a[0].binary(operation, &(&a[0] * a[0].like(0.3)))]
         });
     }
-    check("power", &[ty.clone(), ty.clone()], |_, a| vec![a[0].abs().binary(Binary::Power, &a[1])]);
     check("select", &[ty.clone(), ty.clone()], |_, a| vec![a[0].lt(&a[1]).select(&a[0].exp(), &(&a[0] * &a[1]))]);
     check("convert", std::slice::from_ref(&ty), |_, a| vec![a[0].convert(Dtype::F32).exp().convert(Dtype::F64)]);
 }
@@ -58,7 +50,7 @@ pub(super) fn operations_with_zero_derivative() {
             vec![&a[0] * factor.broadcast_in_dim(&[6], &[]), a[1].exp()]
         });
     };
-    for comparison in [Comparison::Eq, Comparison::Ne, Comparison::Lt, Comparison::Le, Comparison::Gt, Comparison::Ge] {
+    for comparison in Comparison::VARIANTS.iter().copied() {
         times(&format!("{comparison:?}"), &|_, a| a[0].compare(comparison, &a[1]));
     }
     times("is_finite", &|_, a| a[0].unary(Unary::IsFinite));
@@ -72,32 +64,13 @@ pub(super) fn operations_with_zero_derivative() {
             bits.binary(operation, &bits.like(1))
         });
     }
-    let dimensions = || ScatterDimensions {
-        inserted_window_dims: vec![0],
-        scatter_dims_to_operand_dims: vec![0],
-        index_vector_dim: 1,
-        ..ScatterDimensions::default()
-    };
     for reducer in [Reducer::And, Reducer::Or] {
         times(&format!("reduce {reducer:?}"), &|_, a| a[0].lt(&a[1]).reduce(reducer, &[0]));
         times(&format!("scatter {reducer:?}"), &|f, a| {
             let updates = a[1].gt(&a[1].like(0.1)).slice(&[0], &[2]);
-            a[0].lt(&a[1]).scatter(&ids(f, &[4, 0], &[2, 1]), &updates, dimensions(), reducer)
+            a[0].lt(&a[1]).scatter(&ids(f, &[4, 0], &[2, 1]), &updates, elements(), reducer)
         });
     }
-}
-
-#[test]
-fn powers_at_zero() {
-    let ty = wide(&[3]);
-    let power = trace(&[ty.clone(), ty.clone()], |_, a| vec![a[0].binary(Binary::Power, &a[1])]).unwrap();
-    let arguments = [
-        Array::floats(Dtype::F64, [3], [0.0, 0.0, 2.0]).unwrap(),
-        Array::floats(Dtype::F64, [3], [0.0, 2.0, 0.0]).unwrap(),
-    ];
-    let found = pulled(&power, &arguments, &[0, 1], &[vec![1.0; 3]]);
-    assert_eq!(found[0], [0.0, 0.0, 0.0]);
-    assert_eq!(found[1], [0.0, 0.0, 2.0_f64.ln()]);
 }
 
 /// Returns the cotangents of arguments for these cotangents of results.
@@ -129,17 +102,6 @@ fn equal_elements_share_the_cotangent() {
 }
 
 #[test]
-pub(super) fn a_clamp_passes_at_its_bounds() {
-    let f = trace(&[wide(&[5])], |_, a| vec![a[0].clamp(&a[0].like(-1.0), &a[0].like(1.0))]).unwrap();
-    let arguments = [Array::floats(Dtype::F64, [5], [-2.0, -1.0, 0.0, 1.0, 2.0]).unwrap()];
-    assert_eq!(pulled(&f, &arguments, &[0], &[vec![2.0; 5]]), [[0.0, 2.0, 2.0, 2.0, 0.0]]);
-    let (ty, scalar) = (wide(&[9]), wide(&[]));
-    check("whole bounds", &[ty.clone(), ty.clone(), ty.clone()], |_, a| vec![a[1].clamp(&a[0], &a[2])]);
-    let shrink = |v: &Value| v.abs() * v.like(0.5);
-    check("scalar bounds", &[scalar.clone(), ty, scalar], |_, a| vec![a[1].clamp(&-shrink(&a[0]), &shrink(&a[2]))]);
-}
-
-#[test]
 pub(super) fn products() {
     let dot = |what: &str, a: &[usize], b: &[usize], batch: (&[usize], &[usize]), contract: (&[usize], &[usize])| {
         let dimensions = DotDimensions {
@@ -165,7 +127,7 @@ pub(super) fn products() {
 #[test]
 pub(super) fn reductions_and_broadcasts() {
     let ty = wide(&[2, 3, 4]);
-    for reducer in [Reducer::Add, Reducer::Max, Reducer::Min, Reducer::Multiply] {
+    for reducer in [Reducer::Add, Reducer::Max, Reducer::Min] {
         for dimensions in [&[0][..], &[1], &[2], &[0, 2], &[2, 0], &[0, 1, 2], &[]] {
             let what = format!("{reducer:?} over {dimensions:?}");
             check(&what, std::slice::from_ref(&ty), |_, a| vec![a[0].reduce(reducer, dimensions)]);
@@ -178,9 +140,6 @@ pub(super) fn reductions_and_broadcasts() {
     check("several at once", &[ty.clone(), ty.clone()], |f, a| {
         f.reduce(&[(&a[0], Reducer::Max), (&a[1], Reducer::Add)], &[1])
     });
-    let zeros = trace(&[wide(&[3, 3])], |_, a| vec![a[0].reduce(Reducer::Multiply, &[1])]).unwrap();
-    let x = Array::floats(Dtype::F64, [3, 3], [2.0, 3.0, 4.0, 2.0, 0.0, 4.0, 0.0, 3.0, 0.0]).unwrap();
-    check_at("products with zeros", &zeros, &[x], &[0]);
     check("broadcast", &[wide(&[3])], |_, a| vec![a[0].broadcast_in_dim(&[2, 3, 4], &[1])]);
     check("repeat", &[wide(&[1, 3])], |_, a| vec![a[0].broadcast_in_dim(&[2, 3, 4], &[0, 1])]);
     check("scalar", &[wide(&[])], |_, a| vec![a[0].broadcast_in_dim(&[2, 2], &[])]);
@@ -194,10 +153,6 @@ pub(super) fn moves() {
     check("transpose", &[wide(&[2, 3, 4])], |_, a| vec![a[0].transpose(&[2, 0, 1])]);
     check("concatenate", &[ty.clone(), wide(&[3, 2])], |f, a| vec![f.concatenate(&[&a[0], &a[1], &a[0]], 1)]);
     check("slice", std::slice::from_ref(&ty), |_, a| vec![a[0].slice(&[1, 0], &[3, 2])]);
-    check("slice with steps", std::slice::from_ref(&ty), |_, a| vec![a[0].slice_strided(&[0, 1], &[3, 4], &[2, 2])]);
-    for (low, high, interior) in [([1, 0], [0, 2], [0, 0]), ([-1, 1], [2, -2], [0, 0]), ([2, -3], [-1, 0], [1, 2])] {
-        check("pad and trim", &[ty.clone(), wide(&[])], |_, a| vec![a[0].pad_general(&a[1], &low, &high, &interior)]);
-    }
     check("pad", &[ty.clone(), wide(&[])], |_, a| vec![a[0].pad(&a[1], &[1, 0], &[0, 2])]);
     check("barrier", &[ty.clone(), wide(&[2])], |f, a| f.optimization_barrier(&[&a[0], &a[1]]));
     check("named", std::slice::from_ref(&ty), |_, a| vec![a[0].exp().named("a name")]);
@@ -224,83 +179,32 @@ fn ids(f: &Builder, ids: &[i64], shape: &[usize]) -> Value {
     f.dense(ids.iter().copied(), TensorType::new(Dtype::I32, shape))
 }
 
-fn rows() -> GatherDimensions {
-    GatherDimensions {
-        offset_dims: vec![1],
-        collapsed_slice_dims: vec![0],
-        start_index_map: vec![0],
-        index_vector_dim: 1,
-        slice_sizes: vec![1, 3],
-        ..GatherDimensions::default()
-    }
-}
-
 #[test]
 pub(super) fn gathers_and_scatters() {
-    check("an embedding", &[wide(&[5, 3])], |f, a| {
-        vec![a[0].gather(&ids(f, &[4, 0, 4, 7, -1], &[5, 1]), rows(), &[5, 3])]
-    });
-    check("ids without a dimension of their own", &[wide(&[5, 3])], |f, a| {
-        vec![a[0].gather(&ids(f, &[4, 0, 4], &[3]), rows(), &[3, 3])]
-    });
-    let picked = GatherDimensions {
-        collapsed_slice_dims: vec![1],
-        operand_batching_dims: vec![0],
-        start_indices_batching_dims: vec![0],
-        start_index_map: vec![1],
-        index_vector_dim: 1,
-        slice_sizes: vec![1, 1],
-        ..GatherDimensions::default()
+    type Places<'a> = (&'a [i64], &'a [usize]);
+    let gather = |what: &str, from: [usize; 2], (numbers, shape): Places<'_>, d: GatherDimensions, to: &[usize]| {
+        check(what, &[wide(&from)], |f, a| vec![a[0].gather(&ids(f, numbers, shape), d, to)]);
     };
-    check("one per row", &[wide(&[4, 6])], |f, a| vec![a[0].gather(&ids(f, &[5, 0, 2, 9], &[4, 1]), picked, &[4])]);
-    let windows = GatherDimensions {
-        offset_dims: vec![0, 2],
-        start_index_map: vec![1, 0],
-        index_vector_dim: 0,
-        slice_sizes: vec![2, 3],
-        ..GatherDimensions::default()
+    gather("an embedding", [5, 3], (&[4, 0, 4, 7, -1], &[5, 1]), rows(3), &[5, 3]);
+    gather("ids without a dimension of their own", [5, 3], (&[4, 0, 4], &[3]), rows(3), &[3, 3]);
+    gather("one per row", [4, 6], (&[5, 0, 2, 9], &[4, 1]), entries(1), &[4]);
+    gather("windows", [4, 6], (&[1, 5, 0, 2, 2, -1], &[2, 3]), corners([2, 3]), &[2, 3, 3]);
+    let scatter = |what: &str, into: [usize; 2], (numbers, shape): Places<'_>, d: GatherDimensions, from: &[usize]| {
+        check(what, &[wide(&into), wide(from)], |f, a| {
+            vec![a[0].scatter(&ids(f, numbers, shape), &a[1], ScatterDimensions::from(&d), Reducer::Add)]
+        });
     };
-    check("windows", &[wide(&[4, 6])], |f, a| {
-        vec![a[0].gather(&ids(f, &[1, 5, 0, 2, 2, -1], &[2, 3]), windows, &[2, 3, 3])]
-    });
-    let into_rows = ScatterDimensions {
-        update_window_dims: vec![1],
-        inserted_window_dims: vec![0],
-        scatter_dims_to_operand_dims: vec![0],
-        index_vector_dim: 1,
-        ..ScatterDimensions::default()
-    };
-    check("into rows", &[wide(&[5, 3]), wide(&[4, 3])], |f, a| {
-        vec![a[0].scatter(&ids(f, &[4, 0, 4, 5], &[4, 1]), &a[1], into_rows, Reducer::Add)]
-    });
-    let into_windows = ScatterDimensions {
-        update_window_dims: vec![0, 2],
-        scatter_dims_to_operand_dims: vec![1, 0],
-        index_vector_dim: 0,
-        ..ScatterDimensions::default()
-    };
-    check("into windows", &[wide(&[4, 6]), wide(&[2, 3, 3])], |f, a| {
-        // One window that fits, and two that are fully outside.
-        vec![a[0].scatter(&ids(f, &[1, 7, 0, 2, 2, -2], &[2, 3]), &a[1], into_windows, Reducer::Add)]
-    });
-    let batched = ScatterDimensions {
-        inserted_window_dims: vec![1],
-        input_batching_dims: vec![0],
-        scatter_indices_batching_dims: vec![0],
-        scatter_dims_to_operand_dims: vec![1],
-        index_vector_dim: 1,
-        ..ScatterDimensions::default()
-    };
-    check("one into each row", &[wide(&[4, 6]), wide(&[4])], |f, a| {
-        vec![a[0].scatter(&ids(f, &[5, 0, 2, 6], &[4, 1]), &a[1], batched, Reducer::Add)]
-    });
+    scatter("into rows", [5, 3], (&[4, 0, 4, 5], &[4, 1]), rows(3), &[4, 3]);
+    // One window that fits, and two that are fully outside.
+    scatter("into windows", [4, 6], (&[1, 7, 0, 2, 2, -2], &[2, 3]), corners([2, 3]), &[2, 3, 3]);
+    scatter("one into each row", [4, 6], (&[5, 0, 2, 6], &[4, 1]), entries(1), &[4]);
 }
 
 #[test]
 fn gathered_rows_are_added_to_the_accumulator() {
     let table = wide(&[5, 3]);
     let function = trace(std::slice::from_ref(&table), |f, a| {
-        let rows = a[0].gather(&ids(f, &[4, 0, 4], &[3, 1]), rows(), &[3, 3]);
+        let rows = a[0].gather(&ids(f, &[4, 0, 4], &[3, 1]), rows(3), &[3, 3]);
         let total = |x: Value| x.reduce(Reducer::Add, &[0, 1]);
         vec![total(&rows * &rows) + total(&a[0] * &a[0] * &a[0])]
     })
@@ -316,7 +220,7 @@ fn gathered_rows_are_added_to_the_accumulator() {
     let [gradient, sum, begun] = [&found[0], &found[1], &arguments[1]].map(Array::to_floats);
     close(&sum, &gradient.iter().zip(begun).map(|(g, b)| g + b).collect::<Vec<_>>(), "a sum");
     // The scatter adds to the accumulator, without a table of zeros.
-    let body = &program.function().body;
+    let body = &program.function().body();
     let mut scatters = body.operations.iter().filter(|op| matches!(op.kind, Kind::Scatter(..)));
     assert_eq!(scatters.next_back().expect("a scatter").operands[0], body.arguments[1]);
 }

@@ -93,7 +93,7 @@ fn kept(save: Save) -> Vec<usize> {
     let function = gradient.function();
     let mut sizes = vec![];
     let is_forward = |kind: &Kind| matches!(kind, Kind::Scan(scan) if !scan.reverse);
-    for operation in function.body.operations.iter().filter(|op| is_forward(&op.kind)) {
+    for operation in function.body().operations.iter().filter(|op| is_forward(&op.kind)) {
         sizes.extend(operation.results[2..].iter().map(|id| function.type_of(*id).elements()));
     }
     sizes.sort_unstable();
@@ -215,7 +215,7 @@ fn gradients_are_added_to_accumulators() {
             close(&sum, &gradient.iter().zip(begun).map(|(g, b)| g + b).collect::<Vec<_>>(), "a sum");
         }
         // Gradients of weights are added slice by slice: the loop carries the accumulators, and stacks nothing.
-        let last = program.function().body.operations.iter().rev().find(|op| matches!(op.kind, Kind::Scan(_)));
+        let last = program.function().body().operations.iter().rev().find(|op| matches!(op.kind, Kind::Scan(_)));
         let last = last.expect("a scan");
         let Kind::Scan(scan) = &last.kind else { panic!("a scan") };
         assert_eq!((scan.carry, last.results.len()), (3, 3));

@@ -1,6 +1,7 @@
 //! Dtypes of cotangents: they have the values' dtypes, but are summed in f32.
 
 use super::*;
+use crate::interpret::cases::windows::rows;
 use stablehlo::{DotDimensions, Interpreter, Precision, Rounding, Save};
 
 fn narrow(shape: &[usize]) -> TensorType {
@@ -52,17 +53,9 @@ fn constants_of_a_scan_are_summed_wide() {
 fn rows_read_often_are_summed_wide() {
     let function = trace(&[narrow(&[2, 1])], |f, a| {
         let ids = f.splat(1, TensorType::new(Dtype::I32, [MANY + 1, 1]));
-        let dimensions = stablehlo::GatherDimensions {
-            offset_dims: vec![1],
-            collapsed_slice_dims: vec![0],
-            start_index_map: vec![0],
-            index_vector_dim: 1,
-            slice_sizes: vec![1, 1],
-            ..Default::default()
-        };
         let weights = (0..=MANY).map(|i| if i == 0 { 1.0 } else { 1.0 / 256.0 });
         let weights = f.dense(weights, TensorType::new(Dtype::F32, [MANY + 1, 1]));
-        let rows = a[0].gather(&ids, dimensions, &[MANY + 1, 1]).convert(Dtype::F32);
+        let rows = a[0].gather(&ids, rows(1), &[MANY + 1, 1]).convert(Dtype::F32);
         vec![(rows * weights).reduce(Reducer::Add, &[0, 1])]
     });
     let arguments = [Array::floats(Dtype::Bf16, [2, 1], [1.0, 2.0]).unwrap()];
