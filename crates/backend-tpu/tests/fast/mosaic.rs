@@ -1,8 +1,8 @@
 //! Compares interpreted TPU kernels with f64, block by block.
 
 use backend_tpu::mosaic::{COEFFICIENTS, KernelSpec, STATISTICS, dlogits_kernel, statistics_kernel};
-use stablehlo::Dtype;
-use stablehlo::mosaic::{Tensor, interpret};
+use stablehlo::mosaic::interpret;
+use stablehlo::{Array, Dtype};
 
 /// Targets and logits that cover all kinds of rows, in a shape that is not a multiple of the blocks.
 struct Case {
@@ -75,10 +75,10 @@ impl Case {
         TROUBLES[row % TROUBLES.len()]
     }
 
-    fn inputs(&self) -> (Tensor, Tensor) {
+    fn inputs(&self) -> (Array, Array) {
         let KernelSpec { batch, tokens, vocab, dtype, .. } = self.spec;
-        let targets = Tensor::ints([batch, 1, tokens], self.targets.iter().copied());
-        let logits = Tensor::floats(dtype, [batch, tokens, vocab], self.logits.iter().copied());
+        let targets = Array::ints(Dtype::I32, [batch, 1, tokens], self.targets.iter().map(|y| i64::from(*y)));
+        let logits = Array::floats(dtype, [batch, tokens, vocab], self.logits.iter().map(|z| f64::from(*z)));
         (targets.expect("a tensor"), logits.expect("a tensor"))
     }
 
@@ -90,9 +90,9 @@ impl Case {
     }
 
     /// Returns element (row, i) of a tensor `[B, n, T]`.
-    fn at(&self, values: &[f32], n: usize, row: usize, i: usize) -> f64 {
+    fn at(&self, values: &[f64], n: usize, row: usize, i: usize) -> f64 {
         let tokens = self.spec.tokens;
-        values[(row / tokens * n + i) * tokens + row % tokens].into()
+        values[(row / tokens * n + i) * tokens + row % tokens]
     }
 }
 
@@ -179,11 +179,12 @@ fn dlogits_match_f64() {
                 bounds[row * vocab + j] = 1e-5 * e * (constant.abs() + (linear * d).abs());
             }
         }
-        let slopes = Tensor::floats(Dtype::F32, [batch, COEFFICIENTS, tokens], slopes).expect("a tensor");
+        let slopes = Array::floats(Dtype::F32, [batch, COEFFICIENTS, tokens], slopes.into_iter().map(f64::from));
+        let slopes = slopes.expect("a tensor");
         let kernel = dlogits_kernel(&case.spec).expect("a kernel");
         let found = interpret(&kernel, &[targets, slopes, logits]).expect("it runs").remove(0);
         assert_eq!(found.ty().dtype, dtype);
-        for (i, (found, expected)) in found.to_floats().into_iter().map(f64::from).zip(expected).enumerate() {
+        for (i, (found, expected)) in found.to_floats().into_iter().zip(expected).enumerate() {
             // Half a unit in the last place of bf16; results below the range of f32 may be 0.
             let rounding = if dtype == Dtype::Bf16 { expected.abs() / 256.0 } else { 0.0 };
             let row = i / vocab;

@@ -17,8 +17,8 @@ use half::{bf16, f16};
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct Array {
-    pub(super) ty: TensorType,
-    pub(super) elements: Elements,
+    pub(crate) ty: TensorType,
+    pub(crate) elements: Elements,
 }
 
 /// The elements of an [`Array`], row-major.
@@ -159,7 +159,7 @@ impl Array {
     }
 
     /// Returns the integers of a tensor that holds indices.
-    pub(super) fn integers(&self) -> &[i64] {
+    pub(crate) fn integers(&self) -> &[i64] {
         match &self.elements {
             Elements::Int(x) => x,
             _ => unreachable!("indices are integers"),
@@ -167,7 +167,7 @@ impl Array {
     }
 
     /// Returns the only element of a scalar predicate.
-    pub(super) fn predicate(&self) -> bool {
+    pub(crate) fn predicate(&self) -> bool {
         self.elements == Elements::Pred(vec![true])
     }
 
@@ -177,7 +177,7 @@ impl Array {
     }
 
     /// Returns the elements at these offsets, in their order.
-    pub(super) fn take(&self, places: &[usize]) -> Elements {
+    pub(crate) fn take(&self, places: &[usize]) -> Elements {
         map_elements!(&self.elements, x => places.iter().map(|i| x[*i]).collect())
     }
 
@@ -190,7 +190,7 @@ impl Array {
     }
 
     /// Rounds float elements to the dtype.
-    pub(super) fn rounded(mut self) -> Self {
+    pub(crate) fn rounded(mut self) -> Self {
         if let Elements::Float(x) = &mut self.elements {
             x.iter_mut().for_each(|x| *x = round(*x, self.ty.dtype));
         }
@@ -232,8 +232,19 @@ pub(super) fn wrap(x: i64, dtype: Dtype) -> i64 {
     }
 }
 
+/// Copies `count` neighbouring elements between tensors of one dtype.
+pub(crate) fn put(target: &mut Elements, to: usize, source: &Elements, from: usize, count: usize) {
+    let (to, from) = (to..to + count, from..from + count);
+    match (target, source) {
+        (Elements::Float(x), Elements::Float(y)) => x[to].copy_from_slice(&y[from]),
+        (Elements::Int(x), Elements::Int(y)) => x[to].copy_from_slice(&y[from]),
+        (Elements::Pred(x), Elements::Pred(y)) => x[to].copy_from_slice(&y[from]),
+        _ => unreachable!("elements of one dtype"),
+    }
+}
+
 /// Returns the distance in memory between neighbours along each dimension, also for shapes without elements.
-pub(super) fn strides(shape: &[usize]) -> Vec<usize> {
+pub(crate) fn strides(shape: &[usize]) -> Vec<usize> {
     let mut strides = vec![1_usize; shape.len()];
     for d in (1..shape.len()).rev() {
         strides[d - 1] = strides[d].saturating_mul(shape[d].max(1));
@@ -242,7 +253,7 @@ pub(super) fn strides(shape: &[usize]) -> Vec<usize> {
 }
 
 /// Calls `see` with every index of a shape, row-major.
-pub(super) fn each_index(shape: &[usize], mut see: impl FnMut(&[usize])) {
+pub(crate) fn each_index(shape: &[usize], mut see: impl FnMut(&[usize])) {
     let mut index = vec![0; shape.len()];
     for _ in 0..shape.iter().product() {
         see(&index);
@@ -257,7 +268,7 @@ pub(super) fn each_index(shape: &[usize], mut see: impl FnMut(&[usize])) {
 }
 
 /// Returns the offsets of all indices along the given dimensions of a shape, row-major in the order of `dimensions`.
-pub(super) fn offsets(shape: &[usize], dimensions: &[usize]) -> Vec<usize> {
+pub(crate) fn offsets(shape: &[usize], dimensions: &[usize]) -> Vec<usize> {
     let strides = strides(shape);
     dimensions.iter().fold(vec![0], |places, d| {
         let (size, step) = (shape[*d], strides[*d]);
@@ -267,6 +278,6 @@ pub(super) fn offsets(shape: &[usize], dimensions: &[usize]) -> Vec<usize> {
 }
 
 /// Returns the offset of an index.
-pub(super) fn place(index: &[usize], strides: &[usize]) -> usize {
+pub(crate) fn place(index: &[usize], strides: &[usize]) -> usize {
     index.iter().zip(strides).map(|(i, s)| i * s).sum()
 }

@@ -6,7 +6,7 @@ use crate::graph::{DotDimensions, Reducer};
 use crate::types::TensorType;
 
 /// Returns the dimensions of a rank that are not in `used`.
-fn rest(rank: usize, used: &[usize]) -> Vec<usize> {
+pub(crate) fn rest(rank: usize, used: &[usize]) -> Vec<usize> {
     (0..rank).filter(|d| !used.contains(d)).collect()
 }
 
@@ -54,7 +54,7 @@ pub(super) fn dot(a: &Array, b: &Array, d: &DotDimensions, ty: &TensorType) -> E
 }
 
 /// Combines the initial value and all terms, in row-major order.
-pub(crate) fn reduce(a: &Array, init: &Array, reducer: Reducer, dimensions: &[usize], ty: &TensorType) -> Elements {
+pub(super) fn reduce(a: &Array, init: &Array, reducer: Reducer, dimensions: &[usize], ty: &TensorType) -> Elements {
     let init = init.repeated(ty.elements());
     if ty.elements() == 0 {
         return init;

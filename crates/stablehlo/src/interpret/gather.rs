@@ -1,7 +1,7 @@
 //! Gathers and scatters.
 
 use super::Fault;
-use super::array::{Array, Elements, each_index, place, strides};
+use super::array::{Array, Elements, each_index, place, put, strides};
 use super::elementwise::combine;
 use crate::graph::{GatherDimensions, Reducer, ScatterDimensions};
 use crate::types::TensorType;
@@ -157,16 +157,7 @@ pub(super) fn scatter(
     let mut result = a.clone();
     for (at, update) in pairs {
         let both = combine(reducer.binary(), &result.take(&[at]), &updates.take(&[update]), a.ty.dtype);
-        put(&mut result.elements, at, &both);
+        put(&mut result.elements, at, &both, 0, 1);
     }
     Ok(result.elements)
-}
-
-fn put(elements: &mut Elements, at: usize, value: &Elements) {
-    match (elements, value) {
-        (Elements::Float(x), Elements::Float(value)) => x[at] = value[0],
-        (Elements::Int(x), Elements::Int(value)) => x[at] = value[0],
-        (Elements::Pred(x), Elements::Pred(value)) => x[at] = value[0],
-        _ => unreachable!("elements of one dtype"),
-    }
 }

@@ -212,7 +212,7 @@ impl<'a> Machine<'a> {
     }
 }
 
-fn constant(literal: &Literal, ty: &TensorType) -> Elements {
+pub(crate) fn constant(literal: &Literal, ty: &TensorType) -> Elements {
     let numbers = match literal {
         Literal::Splat(number) => vec![*number; ty.elements()],
         Literal::Dense(numbers) => numbers.clone(),

@@ -3,15 +3,15 @@
 //! It is the reference for other implementations: it computes in f64, so that finite differences can check derivatives,
 //! and follows the StableHLO specification element by element.
 
-mod array;
+pub(crate) mod array;
 mod collective;
-mod contract;
+pub(crate) mod contract;
 mod control;
-mod elementwise;
+pub(crate) mod elementwise;
 mod gather;
-mod machine;
+pub(crate) mod machine;
 mod manual;
-mod shape;
+pub(crate) mod shape;
 
 pub use array::{Array, Elements};
 

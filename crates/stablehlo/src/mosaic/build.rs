@@ -5,7 +5,7 @@
 use super::kernel::*;
 use super::memory::Ref;
 use crate::error::{Error, Result};
-use crate::graph::Number;
+use crate::graph::{Number, ValueId};
 use crate::types::{Dtype, TensorType};
 use std::cell::RefCell;
 use std::panic::Location;

@@ -1,27 +1,35 @@
 //! Element-wise operations on vectors and scalars. There is no implicit broadcast.
 
 use super::build::{Value, representable};
-use super::kernel::{Binary, Kind, Reducer, Unary};
-use crate::graph::Comparison;
+use super::kernel::Kind;
+use crate::build::elementwise::same;
+use crate::graph::{Binary, Comparison, Reducer, Unary};
+use crate::operators::{common_operators, named, operators};
 use crate::types::{Dtype, TensorType};
-use std::ops::{Add, BitAnd, BitOr, Div, Mul, Neg, Sub};
-
-fn same(a: &TensorType, b: &TensorType) -> Result<(), String> {
-    if a == b { Ok(()) } else { Err(format!("operands of one type expected, got {a} and {b}")) }
-}
 
 impl Value {
-    /// Applies an operation of one floating-point operand.
+    /// Applies an operation of one floating-point operand: one of those below.
     #[track_caller]
-    pub fn unary(&self, operation: Unary) -> Self {
-        let ty = self.ty();
-        let check = if ty.dtype.is_float() { Ok(ty.clone()) } else { Err(format!("not defined for {ty}")) };
-        self.then(Kind::Unary(operation), &[], check)
+    fn unary(&self, operation: Unary) -> Self {
+        self.of_floats(Kind::Unary(operation))
     }
 
-    /// Applies an operation of two operands of one type.
+    /// Computes 2^x, which takes one multiplication less than e^x.
     #[track_caller]
-    pub fn binary(&self, operation: Binary, other: &Self) -> Self {
+    pub fn exp2(&self) -> Self {
+        self.of_floats(Kind::Exp2)
+    }
+
+    #[track_caller]
+    fn of_floats(&self, kind: Kind) -> Self {
+        let ty = self.ty();
+        let check = if ty.dtype.is_float() { Ok(ty.clone()) } else { Err(format!("not defined for {ty}")) };
+        self.then(kind, &[], check)
+    }
+
+    /// Applies an operation of two operands of one type: one of those below.
+    #[track_caller]
+    fn binary(&self, operation: Binary, other: &Self) -> Self {
         let ty = self.ty();
         let logical = matches!(operation, Binary::And | Binary::Or);
         let legal = if logical { !ty.dtype.is_float() } else { ty.dtype != Dtype::Pred };
@@ -88,11 +96,12 @@ impl Value {
         self.then(Kind::Broadcast, &[], check)
     }
 
-    /// Reduces f32 entries along `dimension`, which stays with size 1.
+    /// Reduces f32 entries along `dimension`, which stays with size 1, to their sum or maximum.
     #[track_caller]
     pub fn reduce(&self, reducer: Reducer, dimension: usize) -> Self {
         let mut ty = self.ty().clone();
         let check = match ty.shape.get_mut(dimension) {
+            Some(_) if !matches!(reducer, Reducer::Add | Reducer::Max) => Err(format!("{reducer:?} of {ty}")),
             Some(size) if self.dtype() == Dtype::F32 => {
                 *size = 1;
                 Ok(ty)
@@ -139,92 +148,4 @@ impl Value {
     }
 }
 
-macro_rules! named {
-    ($($(#[$doc:meta])* $name:ident($($other:ident)?) $method:ident $group:ident::$operation:ident;)*) => {
-        impl Value {
-            $($(#[$doc])*
-            #[track_caller]
-            pub fn $name(&self $(, $other: &Self)?) -> Self {
-                self.$method($group::$operation $(, $other)?)
-            })*
-        }
-    };
-}
-
-named! {
-    /// Computes the exponential e^x.
-    exp() unary Unary::Exp;
-    /// Computes 2^x, which takes one multiplication less than e^x.
-    exp2() unary Unary::Exp2;
-    /// Computes the natural logarithm ln x.
-    log() unary Unary::Log;
-    /// Computes the absolute value |x|.
-    abs() unary Unary::Abs;
-    /// Computes the maximum; NaN if either operand is NaN.
-    max(other) binary Binary::Maximum;
-    /// Computes the minimum; NaN if either operand is NaN.
-    min(other) binary Binary::Minimum;
-    /// Compares `self == other`.
-    eq(other) compare Comparison::Eq;
-    /// Compares `self != other`.
-    ne(other) compare Comparison::Ne;
-    /// Compares `self < other`.
-    lt(other) compare Comparison::Lt;
-    /// Compares `self <= other`.
-    le(other) compare Comparison::Le;
-    /// Compares `self > other`.
-    gt(other) compare Comparison::Gt;
-    /// Compares `self >= other`.
-    ge(other) compare Comparison::Ge;
-}
-
-macro_rules! operators {
-    ($($trait:ident $method:ident $operation:ident;)*) => {
-        $(impl<V: AsRef<Value>> $trait<V> for &Value {
-            type Output = Value;
-            #[track_caller]
-            fn $method(self, other: V) -> Value {
-                self.binary(Binary::$operation, other.as_ref())
-            }
-        }
-
-        impl<V: AsRef<Value>> $trait<V> for Value {
-            type Output = Value;
-            #[track_caller]
-            fn $method(self, other: V) -> Value {
-                self.binary(Binary::$operation, other.as_ref())
-            }
-        })*
-    };
-}
-
-operators! {
-    Add add Add;
-    Sub sub Subtract;
-    Mul mul Multiply;
-    Div div Divide;
-    BitAnd bitand And;
-    BitOr bitor Or;
-}
-
-impl AsRef<Self> for Value {
-    fn as_ref(&self) -> &Self {
-        self
-    }
-}
-
-impl Neg for &Value {
-    type Output = Value;
-    #[track_caller]
-    fn neg(self) -> Value {
-        self.unary(Unary::Negate)
-    }
-}
-
-impl Neg for Value {
-    type Output = Value;
-    #[track_caller]
-    fn neg(self) -> Value {
-        self.unary(Unary::Negate)
-    }
-}
+common_operators!();

@@ -1,6 +1,6 @@
 //! The data structure of a kernel: a graph of typed operations over windows of its operands.
 
-use crate::graph::{Comparison, CustomCall, Number};
+use crate::graph::{Binary, Comparison, CustomCall, Number, Reducer, Unary, ValueId};
 use crate::types::{Dtype, TensorType};
 use base64::Engine;
 use serde_json::json;
@@ -28,13 +28,14 @@ pub struct Kernel {
     /// `true` if the kernel must run even if its results are unused.
     pub has_side_effect: bool,
     /// The kernel's code, whose arguments are the grid indices, i32 scalars.
-    pub body: Block,
+    pub(crate) body: Block,
     /// The type of every value, by [`ValueId`]; a scalar has an empty shape.
-    pub types: Vec<TensorType>,
+    pub(crate) types: Vec<TensorType>,
 }
 
 /// How points of the grid along a dimension depend on each other.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, strum::Display)]
+#[strum(serialize_all = "snake_case")]
 pub enum Semantics {
     /// They are independent: scratch does not persist.
     Parallel,
@@ -43,7 +44,8 @@ pub enum Semantics {
 }
 
 /// The memory of a core that holds a block or scratch.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, strum::Display)]
+#[strum(serialize_all = "snake_case")]
 pub enum Space {
     /// VMEM, the memory for vectors.
     Vmem,
@@ -116,10 +118,6 @@ pub struct Cost {
     pub transcendentals: u64,
 }
 
-/// The id of a value of a kernel.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct ValueId(pub usize);
-
 /// The id of a memory: inputs first, then outputs, then scratch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RefId(pub usize);
@@ -180,6 +178,8 @@ pub enum Kind {
     Store(RefId, Vec<Offset<ValueId>>),
     /// An operation on every element of one operand.
     Unary(Unary),
+    /// 2 to the power of every element.
+    Exp2,
     /// An operation on pairs of elements of two operands.
     Binary(Binary),
     /// A comparison of pairs of elements; the results are predicates.
@@ -204,55 +204,17 @@ pub enum Kind {
     For(usize),
 }
 
-/// Element-wise operations of one operand.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[allow(missing_docs)] // named after what they compute
-pub enum Unary {
-    Negate,
-    Abs,
-    Exp,
-    Exp2,
-    Log,
-}
-
-/// Element-wise operations of two operands.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[allow(missing_docs)] // named after what they compute
-pub enum Binary {
-    Add,
-    Subtract,
-    Multiply,
-    Divide,
-    Maximum,
-    Minimum,
-    And,
-    Or,
-}
-
-/// The operation that combines two elements in a reduction.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[allow(missing_docs)] // named after what they compute
-pub enum Reducer {
-    Add,
-    Max,
-}
-
 impl Kernel {
     /// Returns the call for a StableHLO program, with operands of [`Self::operand_types`] and results of
     /// [`Self::result_types`].
     pub fn custom_call(&self) -> CustomCall {
         CustomCall {
-            target: self.call_target().into(),
+            target: "tpu_custom_call".into(),
             backend_config: self.backend_config(),
             has_side_effect: self.has_side_effect,
             aliases: self.aliases.clone(),
             row_major: true,
         }
-    }
-
-    /// Returns the call target of kernels in the TPU compiler.
-    pub fn call_target(&self) -> &'static str {
-        "tpu_custom_call"
     }
 
     /// Returns the `backend_config` of the call: JSON that contains the kernel's text in base64.

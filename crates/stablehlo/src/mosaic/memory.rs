@@ -2,6 +2,7 @@
 
 use super::build::{Builder, State, Value};
 use super::kernel::{Kind, Offset, RefId, Space};
+use crate::graph::ValueId;
 use crate::types::TensorType;
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -87,7 +88,7 @@ impl Ref {
     }
 }
 
-fn ids(offsets: &[Offset<&Value>]) -> Vec<Offset<super::ValueId>> {
+fn ids(offsets: &[Offset<&Value>]) -> Vec<Offset<ValueId>> {
     let id = |offset: &Offset<&Value>| match offset {
         Offset::Fixed(begin) => Offset::Fixed(*begin),
         Offset::Value(value) => Offset::Value(value.id),

@@ -6,8 +6,8 @@
 //! call for a StableHLO program, `Display` prints the text, and [`interpret`] runs it without a TPU.
 //!
 //! ```
-//! use stablehlo::mosaic::{Affine, Builder, Reducer, Semantics, Tensor, Window, interpret};
-//! use stablehlo::{Dtype, TensorType};
+//! use stablehlo::mosaic::{Affine, Builder, Reducer, Semantics, Window, interpret};
+//! use stablehlo::{Array, Dtype, TensorType};
 //!
 //! let k = Builder::new("row_max", &[(2, Semantics::Parallel)]);
 //! let rows = |columns| Window::new([8, columns], [Affine::grid(0), Affine::constant(0)]);
@@ -16,7 +16,7 @@
 //! y.store_all(&x.load_all().reduce(Reducer::Max, 1).broadcast(&[8, 128]));
 //! let kernel = k.finish()?;
 //!
-//! let input = Tensor::floats(Dtype::F32, [16, 256], (0..16 * 256).map(|i| i as f32))?;
+//! let input = Array::floats(Dtype::F32, [16, 256], (0..16 * 256).map(f64::from))?;
 //! assert_eq!(interpret(&kernel, &[input])?[0].to_floats()[128], 511.0);
 //! # Ok::<(), stablehlo::Error>(())
 //! ```
@@ -27,13 +27,9 @@ mod interpret;
 mod kernel;
 mod memory;
 mod print;
-mod tensor;
 
+pub use crate::graph::Reducer;
 pub use build::{Builder, Value};
 pub use interpret::interpret;
-pub use kernel::{
-    Affine, Binary, Block, Cost, Kernel, Kind, Offset, Operand, Operation, Reducer, RefId, Semantics, Space, Unary,
-    ValueId, Window,
-};
+pub use kernel::{Affine, Block, Cost, Kernel, Kind, Offset, Operand, Operation, RefId, Semantics, Space, Window};
 pub use memory::Ref;
-pub use tensor::{Data, Tensor};

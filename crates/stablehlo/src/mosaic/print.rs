@@ -2,7 +2,7 @@
 //! form.
 
 use super::kernel::*;
-use crate::graph::{Comparison, Number};
+use crate::graph::{Binary, Number, Reducer, Unary, ValueId};
 use crate::types::{Dtype, TensorType};
 use std::fmt::{self, Display, Formatter, Write};
 
@@ -29,7 +29,7 @@ impl Kernel {
         writeln!(f, "  ^bb0({}):", list(arguments.chain(memories)))?;
         Printer { kernel: self, helpers: 0 }.block(f, &self.body, 4)?;
         writeln!(f, "    \"stable_mosaic.func.return\"() : () -> ()")?;
-        let semantics = self.grid.iter().map(|(_, s)| format!("#tpu.dimension_semantics<{}>", s.name()));
+        let semantics = self.grid.iter().map(|(_, s)| format!("#tpu.dimension_semantics<{s}>"));
         let types = std::iter::repeat_n("i32".to_string(), self.grid.len()).chain(refs);
         let windows = self.inputs.iter().chain(&self.outputs).enumerate().map(|(i, operand)| {
             let bounds = list(operand.window.block.iter());
@@ -174,10 +174,9 @@ impl Printer<'_> {
                     }
                 }
             }
-            Kind::Unary(_) => attributes = fastmath.into(),
+            Kind::Unary(_) | Kind::Exp2 => attributes = fastmath.into(),
             Kind::Binary(binary) => {
-                let (float_name, int_name) = binary.names();
-                name = if float { float_name } else { int_name };
+                name = binary_names(*binary)[if float { 1 } else { 2 }];
                 if float {
                     attributes = fastmath.into();
                 } else if matches!(binary, Binary::Add | Binary::Subtract | Binary::Multiply) {
@@ -186,7 +185,9 @@ impl Printer<'_> {
             }
             Kind::Compare(direction) if float => {
                 name = "arith.cmpf";
-                attributes = format!("{fastmath}, predicate = {} : i64", float_predicate(*direction));
+                // Ordered predicates; the builder refuses `Ne` for floats.
+                let predicate = [1, 6, 4, 5, 2, 3][*direction as usize];
+                attributes = format!("{fastmath}, predicate = {predicate} : i64");
             }
             Kind::Compare(direction) => {
                 name = "arith.cmpi";
@@ -232,7 +233,7 @@ impl Printer<'_> {
         reduced.shape.remove(d);
         let (kind, neutral) = match reducer {
             Reducer::Add => ("add", 0.0),
-            Reducer::Max => ("maximumf", f64::NEG_INFINITY),
+            _ => ("maximumf", f64::NEG_INFINITY),
         };
         let neutral = constant(Number::Float(neutral), &reduced);
         let (reduced, to) = (vector(&reduced), vector(&to));
@@ -289,7 +290,7 @@ fn shaped(kind: &str, ty: &TensorType, rest: &str) -> String {
 }
 
 fn memref((ty, space): &(TensorType, Space)) -> String {
-    shaped("memref", ty, &format!(", #tpu.memory_space<{}>", space.name()))
+    shaped("memref", ty, &format!(", #tpu.memory_space<{space}>"))
 }
 
 fn vector(ty: &TensorType) -> String {
@@ -319,36 +320,6 @@ fn float(value: f64, dtype: Dtype) -> String {
     if value.is_finite() && short.len() <= 8 && !short.contains('e') && dtype == Dtype::F32 { short } else { bits }
 }
 
-/// Returns the ordered predicates; the builder refuses `Ne` for floats.
-fn float_predicate(direction: Comparison) -> usize {
-    match direction {
-        Comparison::Eq => 1,
-        Comparison::Gt => 2,
-        Comparison::Ge => 3,
-        Comparison::Lt => 4,
-        Comparison::Le => 5,
-        Comparison::Ne => 6,
-    }
-}
-
-impl Semantics {
-    fn name(self) -> &'static str {
-        match self {
-            Self::Parallel => "parallel",
-            Self::Arbitrary => "arbitrary",
-        }
-    }
-}
-
-impl Space {
-    fn name(self) -> &'static str {
-        match self {
-            Self::Vmem => "vmem",
-            Self::Smem => "smem",
-        }
-    }
-}
-
 impl Kind {
     /// Returns the operation's name in Mosaic, without the suffix for the dtype.
     pub(super) fn name(&self) -> &'static str {
@@ -359,17 +330,11 @@ impl Kind {
             Self::Store(..) => "tpu.vector_store",
             Self::Unary(Unary::Negate) => "arith.negf",
             Self::Unary(Unary::Abs) => "math.absf",
-            Self::Unary(Unary::Exp) => "math.exp",
-            Self::Unary(Unary::Exp2) => "math.exp2",
+            Self::Unary(Unary::Exponential) => "math.exp",
             Self::Unary(Unary::Log) => "math.log",
-            Self::Binary(Binary::Add) => "arith.add",
-            Self::Binary(Binary::Subtract) => "arith.sub",
-            Self::Binary(Binary::Multiply) => "arith.mul",
-            Self::Binary(Binary::Divide) => "arith.div",
-            Self::Binary(Binary::Maximum) => "arith.max",
-            Self::Binary(Binary::Minimum) => "arith.min",
-            Self::Binary(Binary::And) => "arith.and",
-            Self::Binary(Binary::Or) => "arith.or",
+            Self::Unary(other) => other.name(),
+            Self::Exp2 => "math.exp2",
+            Self::Binary(binary) => binary_names(*binary)[0],
             Self::Compare(_) => "arith.cmp",
             Self::Select => "arith.select",
             Self::Convert => "arith.convert",
@@ -384,18 +349,17 @@ impl Kind {
     }
 }
 
-impl Binary {
-    /// Returns the operation's names for floating-point and for other types.
-    fn names(self) -> (&'static str, &'static str) {
-        match self {
-            Self::Add => ("arith.addf", "arith.addi"),
-            Self::Subtract => ("arith.subf", "arith.subi"),
-            Self::Multiply => ("arith.mulf", "arith.muli"),
-            Self::Divide => ("arith.divf", "arith.divsi"),
-            Self::Maximum => ("arith.maximumf", "arith.maxsi"),
-            Self::Minimum => ("arith.minimumf", "arith.minsi"),
-            Self::And => ("arith.andi", "arith.andi"),
-            Self::Or => ("arith.ori", "arith.ori"),
-        }
+/// Returns the operation's names: without a suffix, for floating-point types, and for other types.
+fn binary_names(binary: Binary) -> [&'static str; 3] {
+    match binary {
+        Binary::Add => ["arith.add", "arith.addf", "arith.addi"],
+        Binary::Subtract => ["arith.sub", "arith.subf", "arith.subi"],
+        Binary::Multiply => ["arith.mul", "arith.mulf", "arith.muli"],
+        Binary::Divide => ["arith.div", "arith.divf", "arith.divsi"],
+        Binary::Maximum => ["arith.max", "arith.maximumf", "arith.maxsi"],
+        Binary::Minimum => ["arith.min", "arith.minimumf", "arith.minsi"],
+        Binary::And => ["arith.and", "arith.andi", "arith.andi"],
+        Binary::Or => ["arith.or", "arith.ori", "arith.ori"],
+        other => [other.name(); 3],
     }
 }
