@@ -25,7 +25,7 @@ pub enum Error {
         /// The expected and the found elements.
         reason: String,
     },
-    /// An operation that the interpreter cannot evaluate: a custom call, a collective over missing replicas, or a
+    /// An operation that the interpreter cannot evaluate: a custom call, one that involves several replicas, or a
     /// scatter of windows that are partly outside of the operand, on which the specification and compilers disagree.
     #[error("{operation} cannot be interpreted: {reason}")]
     Uninterpreted {
@@ -34,9 +34,8 @@ pub enum Error {
         /// The reason, and the requirement if there is one.
         reason: String,
     },
-    /// A malformed program: operands, types and attributes that do not fit together, or arguments that are not the
-    /// function's. Programs made by a [`Builder`](crate::Builder) are already checked, except for the dimension numbers
-    /// of gathers and scatters.
+    /// Properties of a program that a [`Builder`](crate::Builder) does not check: arguments that are not the function's,
+    /// dimension numbers of gathers and scatters, and collectives that not all devices reach.
     #[error("{operation}: {reason}")]
     Malformed {
         /// The operation's name in StableHLO.

@@ -85,7 +85,7 @@ pub struct Operation {
     pub operands: Vec<ValueId>,
     /// The values that the operation defines.
     pub results: Vec<ValueId>,
-    /// Nested code: condition and body of a loop, the function of a reduction.
+    /// Nested code: condition and body of a loop, the code of a scan.
     pub regions: Vec<Region>,
 }
 

@@ -41,10 +41,10 @@ impl Builder {
     /// The derivative consists of ordinary operations, so it can be differentiated again. The cotangents of a value
     /// that is used more than once are summed in f32 if its dtype is narrower. Integers, predicates and results of
     /// [`Value::stop_gradient`] are constants. Equal elements of a maximum or minimum, of two or many, share the
-    /// cotangent equally; [`Value::clamp`] passes it at the bounds, as PyTorch does. A product of bf16 operands in
-    /// [`Precision::Default`](crate::Precision) rounds its cotangent to bf16. With collectives between replicas, the
-    /// derivative is that of the sum of results over replicas. The cotangent of a value with [`Value::constrain`] has
-    /// the same sharding, and the derivative of a [`Builder::manual`] is a manual computation.
+    /// cotangent equally. A product of bf16 operands in [`Precision::Default`](crate::Precision) rounds its cotangent to
+    /// bf16. With sums over devices, the derivative is that of the sum of results over devices. The cotangent of a value
+    /// with [`Value::constrain`] has the same sharding, and the derivative of a [`Builder::manual`] is a manual
+    /// computation.
     ///
     /// ```
     /// use stablehlo::{Builder, Dtype, Reducer, TensorType, trace};

@@ -246,21 +246,9 @@ impl Groups {
     }
 }
 
-impl From<&[Vec<usize>]> for Groups {
-    fn from(groups: &[Vec<usize>]) -> Self {
-        Self::Replicas(groups.to_vec())
-    }
-}
-
-impl<const N: usize> From<&[Vec<usize>; N]> for Groups {
-    fn from(groups: &[Vec<usize>; N]) -> Self {
-        Self::Replicas(groups.to_vec())
-    }
-}
-
-impl From<&Vec<Vec<usize>>> for Groups {
-    fn from(groups: &Vec<Vec<usize>>) -> Self {
-        Self::Replicas(groups.clone())
+impl<T: AsRef<[Vec<usize>]> + ?Sized> From<&T> for Groups {
+    fn from(groups: &T) -> Self {
+        Self::Replicas(groups.as_ref().to_vec())
     }
 }
 

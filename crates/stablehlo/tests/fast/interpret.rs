@@ -1,4 +1,4 @@
-//! The interpreter: values checked by hand, limits, and malformed programs.
+//! The interpreter: every operation runs, limits, and malformed programs. `device` compares its numbers with XLA.
 
 #[path = "../cases/mod.rs"]
 pub(crate) mod cases;
@@ -35,105 +35,6 @@ fn lowered_programs_give_equal_results() {
         assert_eq!(format!("{plain:?}"), format!("{lowered:?}"), "{}", case.name);
     }
     assert!(changed >= 2, "{changed} programs with scans, or with a word on derivatives");
-}
-
-fn run(arguments: &[Array], build: impl FnOnce(&Builder, &[Value]) -> Vec<Value>) -> Vec<Array> {
-    let case = cases::case("by hand", arguments, build);
-    case.module.interpret(arguments).unwrap_or_else(|error| panic!("{error}"))
-}
-
-/// Results that follow from the specification and can be checked by hand.
-#[test]
-fn numbers_by_hand() {
-    let pairs = [cases::i32s(&[6], &[7, -7, 7, -7, i32::MIN.into(), 5]), cases::i32s(&[6], &[2, 2, -2, -2, -1, 0])];
-    let [quotient, rest] = &run(&pairs, |_, a| vec![&a[0] / &a[1], a[0].rem(&a[1])])[..] else { panic!() };
-    assert_eq!(quotient.to_ints(), [3, -3, -3, 3, i32::MIN.into(), -1]);
-    assert_eq!(rest.to_ints(), [1, -1, 1, -1, 0, 5]);
-
-    let bits =
-        run(&[cases::f32s(&[3], &[1.0, -0.0, f64::NEG_INFINITY])], |_, a| vec![a[0].bitcast_convert(Dtype::U32)]);
-    assert_eq!(bits[0].to_ints(), [0x3F80_0000, 0x8000_0000, 0xFF80_0000]);
-    let shifted = run(&[cases::i32s(&[2], &[-8, 5])], |_, a| {
-        let one = a[0].like(1);
-        [Binary::ShiftLeft, Binary::ShiftRightLogical, Binary::ShiftRightArithmetic]
-            .map(|b| a[0].binary(b, &one))
-            .into()
-    });
-    assert_eq!(shifted.iter().map(Array::to_ints).collect::<Vec<_>>(), [[-16, 10], [0x7FFF_FFFC, 2], [-4, 2]]);
-
-    let numbers = cases::f32s(&[2, 4], &[1.0, f64::NAN, 3.0, f64::NAN, -1.0, 4.0, 4.0, -2.0]);
-    let found = run(&[numbers], |_, a| vec![a[0].largest(1).1, a[0].reduce(Reducer::Max, &[1])]);
-    assert_eq!(found[0].to_ints(), [1, 1]);
-    assert!(found[1].to_floats()[0].is_nan() && found[1].to_floats()[1] == 4.0);
-
-    let picked =
-        run(&[cases::i32s(&[5], &[0, 1, 2, 3, 4]), cases::i32s(&[], &[9]), cases::i32s(&[], &[-2])], |f, a| {
-            let seven = f.scalar(7, Dtype::I32);
-            vec![a[0].dynamic_slice(&[&a[1]], &[2]), a[0].dynamic_slice(&[&a[2]], &[2]), a[0].pad(&seven, &[2], &[1])]
-        });
-    assert_eq!(picked[0].to_ints(), [3, 4]);
-    assert_eq!(picked[1].to_ints(), [0, 1]);
-    assert_eq!(picked[2].to_ints(), [7, 7, 0, 1, 2, 3, 4, 7]);
-}
-
-#[test]
-fn moves_and_sums_by_hand() {
-    let arguments = [cases::f32s(&[2, 3], &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]), cases::i32s(&[3], &[2, 0, 2])];
-    let gather = GatherDimensions {
-        offset_dims: vec![0],
-        collapsed_slice_dims: vec![1],
-        start_index_map: vec![1],
-        index_vector_dim: 1,
-        slice_sizes: vec![2, 1],
-        ..GatherDimensions::default()
-    };
-    let scatter = ScatterDimensions::from(&gather);
-    let dot =
-        |a: &Value, l, b: &Value, r| a.dot_general(b, DotDimensions::contract(l, r), Dtype::F32, Precision::Default);
-    let found = run(&arguments, |f, a| {
-        let x = &a[0];
-        vec![
-            x.transpose(&[1, 0]),
-            x.slice(&[0, 1], &[2, 2]),
-            x.slice(&[0, 0], &[2, 1]).broadcast_in_dim(&[2, 2], &[0, 1]),
-            f.concatenate(&[x, &x.slice(&[0, 0], &[2, 1])], 1),
-            x.pad(&f.scalar(9.0, Dtype::F32), &[1, 0], &[0, 2]),
-            x.reduce(Reducer::Add, &[1]),
-            x.reduce(Reducer::Max, &[0]),
-            dot(x, 1, x, 1),
-            dot(x, 0, &x.transpose(&[1, 0]), 1),
-            x.gather(&a[1], gather, &[2, 3]),
-            x.scatter(&a[1], x, scatter, Reducer::Add),
-            x.dynamic_update_slice(&x.slice(&[0, 0], &[1, 2]), &[&f.scalar(9, Dtype::I32), &f.scalar(1, Dtype::I32)]),
-        ]
-    });
-    let expected: [&[f64]; 12] = [
-        &[1.0, 4.0, 2.0, 5.0, 3.0, 6.0],
-        &[2.0, 5.0],
-        &[1.0, 1.0, 4.0, 4.0],
-        &[1.0, 2.0, 3.0, 1.0, 4.0, 5.0, 6.0, 4.0],
-        &[9.0, 9.0, 9.0, 9.0, 9.0, 1.0, 2.0, 3.0, 9.0, 9.0, 4.0, 5.0, 6.0, 9.0, 9.0],
-        &[6.0, 15.0],
-        &[4.0, 5.0, 6.0],
-        &[14.0, 32.0, 32.0, 77.0],
-        &[17.0, 22.0, 27.0, 22.0, 29.0, 36.0, 27.0, 36.0, 45.0],
-        &[3.0, 1.0, 3.0, 6.0, 4.0, 6.0],
-        &[3.0, 2.0, 7.0, 9.0, 5.0, 16.0],
-        &[1.0, 2.0, 3.0, 4.0, 1.0, 2.0],
-    ];
-    assert_eq!(found.iter().map(Array::to_floats).collect::<Vec<_>>(), expected);
-    // (carry, x) -> (carry / 2 + x, carry - x), and Fibonacci numbers up to 100.
-    let number = TensorType::scalar(Dtype::F32);
-    let body = trace(&[number.clone(), number], |_, a| vec![&a[0] * a[0].like(0.5) + &a[1], &a[0] - &a[1]]);
-    let body = body.expect("a body");
-    let looped = run(&[cases::f32s(&[3], &[1.0, 0.5, -3.0])], |f, a| {
-        let scanned = f.scan(3, &body, &[&f.scalar(2.0, Dtype::F32)], &[&a[0]], &[], Save::Carry);
-        let (zero, one, bound) = (f.scalar(0, Dtype::I32), f.scalar(1, Dtype::I32), f.scalar(100, Dtype::I32));
-        let pair = f.while_loop(&[&zero, &one], |c| c[1].lt(&bound), |c| vec![c[1].clone(), &c[0] + &c[1]]);
-        [scanned.carry, scanned.ys, pair].concat()
-    });
-    let expected: [&[f64]; 4] = [&[-2.25], &[1.0, 1.5, 4.5], &[89.0], &[144.0]];
-    assert_eq!(looped.iter().map(Array::to_floats).collect::<Vec<_>>(), expected);
 }
 
 /// Floats keep f64 precision unless rounding is requested.

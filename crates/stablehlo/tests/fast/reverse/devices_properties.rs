@@ -3,7 +3,7 @@
 use super::*;
 use crate::interpret::cases::split::{along, mesh, split};
 use proptest::prelude::*;
-use stablehlo::{Array, DotDimensions, Manual, Precision, Save};
+use stablehlo::{DotDimensions, Manual, Precision, Save};
 
 /// Selects an operation, two of the values so far, all `[2, 2]` per device, and the axes of a collective.
 type Choice = (u8, u8, u8, u8);
@@ -46,10 +46,6 @@ fn choices(lengths: std::ops::Range<usize>) -> impl Strategy<Value = Vec<Choice>
     prop::collection::vec(any::<Choice>(), lengths)
 }
 
-fn arguments(seed: u64) -> [Array; 2] {
-    [array(&wide(&[4, 4]), seed), array(&wide(&[2, 4]), seed + 1)]
-}
-
 fn near(found: &[f64], expected: &[f64], slack: f64) -> bool {
     let size = expected.iter().fold(1.0, |m: f64, x| m.max(x.abs()));
     found.len() == expected.len() && found.iter().zip(expected).all(|(f, e)| (f - e).abs() <= slack * size)
@@ -61,7 +57,7 @@ proptest! {
     #[test]
     fn random_device_gradients_match_finite_differences(choices in choices(1..7), seed in 0..50_u64) {
         let sum = weighted(&program(&choices));
-        let arguments = arguments(seed);
+        let arguments = arguments(&sum, seed);
         let found = gradient(&sum, &[0, 1]).function().interpret(&arguments).expect("gradients");
         for i in 0..2 {
             let (found, expected) = (found[i + 1].to_floats(), differences(sum.function(), &arguments, i));
@@ -90,14 +86,8 @@ proptest! {
             let parts = [&first[1], &second[1]].map(|part| part.reshape(&[1, 4, 2]));
             vec![second[0].clone(), f.concatenate(&[&parts[0], &parts[1]], 0)]
         });
-        let of = |function: &Traced, arguments: &[Array]| {
-            let gradient = gradient(&weighted(function), &[0, 1]);
-            let found = gradient.function().interpret(arguments).expect("gradients");
-            found.iter().flat_map(Array::to_floats).collect::<Vec<_>>()
-        };
-        let arguments = [array(&stack[0], 5), array(&stack[1], 6)];
-        let found = of(&looped.expect("a loop"), &arguments);
-        let expected = of(&turns.expect("turns"), &arguments);
+        let found = gradients(&looped.expect("a loop"), 5);
+        let expected = gradients(&turns.expect("turns"), 5);
         prop_assert!(near(&found, &expected, 1e-10), "{found:?} and should be {expected:?}");
     }
 }

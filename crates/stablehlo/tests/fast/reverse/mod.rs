@@ -64,6 +64,19 @@ pub(crate) fn gradient(function: &Traced, with_respect_to: &[usize]) -> Traced {
     .expect("a gradient")
 }
 
+/// Makes random arguments of a function of floats.
+pub(crate) fn arguments(function: &Traced, seed: u64) -> Vec<Array> {
+    function.argument_types().iter().zip(seed..).map(|(ty, seed)| array(ty, seed)).collect()
+}
+
+/// Returns the weighted sum of all float results and its gradients, at random arguments.
+pub(crate) fn gradients(function: &Traced, seed: u64) -> Vec<f64> {
+    let arguments = arguments(function, seed);
+    let all: Vec<usize> = (0..arguments.len()).collect();
+    let gradient = gradient(&weighted(function), &all);
+    gradient.function().interpret(&arguments).expect("gradients").iter().flat_map(Array::to_floats).collect()
+}
+
 pub(crate) fn value(function: &Function, arguments: &[Array]) -> f64 {
     function.interpret(arguments).expect("a value")[0].to_floats()[0]
 }
@@ -111,7 +124,6 @@ pub(crate) fn check_at(what: &str, function: &Traced, arguments: &[Array], with_
 /// Runs [`check_at`] with respect to all arguments, which are random floats.
 pub(crate) fn check(what: &str, types: &[TensorType], body: impl FnOnce(&Builder, &[Value]) -> Vec<Value>) {
     let function = trace(types, body).unwrap_or_else(|error| panic!("{what}: {error}"));
-    let arguments: Vec<Array> = types.iter().enumerate().map(|(i, ty)| array(ty, i as u64)).collect();
     let with_respect_to: Vec<usize> = (0..types.len()).collect();
-    check_at(what, &function, &arguments, &with_respect_to);
+    check_at(what, &function, &arguments(&function, 0), &with_respect_to);
 }

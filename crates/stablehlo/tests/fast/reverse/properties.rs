@@ -58,17 +58,6 @@ fn program(choices: &[Choice]) -> Traced {
     trace(&matrices(2), |f, a| vec![follow(f, a, choices)]).expect("a program")
 }
 
-fn arguments(function: &Traced, seed: u64) -> Vec<Array> {
-    function.argument_types().iter().zip(seed..).map(|(ty, seed)| array(ty, seed)).collect()
-}
-
-fn gradients(function: &Traced, seed: u64) -> Vec<f64> {
-    let arguments = arguments(function, seed);
-    let all: Vec<usize> = (0..arguments.len()).collect();
-    let gradient = gradient(&weighted(function), &all);
-    gradient.function().interpret(&arguments).expect("gradients").iter().flat_map(Array::to_floats).collect()
-}
-
 fn same(found: &[f64], expected: &[f64]) {
     assert_eq!(found.len(), expected.len());
     let size = expected.iter().fold(1.0, |m: f64, x| m.max(x.abs()));

@@ -28,8 +28,8 @@ fn values_used_often_are_summed_wide() {
         let used = (0..MANY).map(|_| (&a[0] * &small).convert(Dtype::F32));
         vec![used.fold(a[0].convert(Dtype::F32), |sum, part| sum + part)]
     });
-    let found =
-        rounded(&gradient(&function.expect("a function"), &[0]), &[Array::floats(Dtype::Bf16, [], [1.0]).unwrap()]);
+    let one = Array::floats(Dtype::Bf16, [], [1.0]).unwrap();
+    let found = rounded(&gradient(&function.expect("a function"), &[0]), &[one]);
     assert_eq!((found[1].ty(), found[1].to_floats()), (&narrow(&[]), vec![2.0]));
 }
 
@@ -44,8 +44,8 @@ fn constants_of_a_scan_are_summed_wide() {
         let begin = a[0].convert(Dtype::F32);
         f.scan(MANY, &body, &[&begin], &[&xs], &[&a[0]], Save::Carry).carry
     });
-    let found =
-        rounded(&gradient(&function.expect("a function"), &[0]), &[Array::floats(Dtype::Bf16, [], [1.0]).unwrap()]);
+    let one = Array::floats(Dtype::Bf16, [], [1.0]).unwrap();
+    let found = rounded(&gradient(&function.expect("a function"), &[0]), &[one]);
     assert_eq!((found[1].ty(), found[1].to_floats()), (&narrow(&[]), vec![2.0]));
 }
 
@@ -63,117 +63,80 @@ fn rows_read_often_are_summed_wide() {
     assert_eq!((found[1].ty(), found[1].to_floats()), (&narrow(&[2, 1]), vec![0.0, 2.0]));
 }
 
-/// Two layers of products with weights that a scan slices; f32 weights are rounded to bf16 within it.
-fn layers(stored: Dtype, save: Save) -> Traced {
-    let (x, weights) = (narrow(&[4, 3]), TensorType::new(stored, [2, 3, 3]));
-    let body = built(trace(&[x.clone(), TensorType::new(stored, [3, 3])], |_, a| {
-        let weight = a[1].convert(Dtype::Bf16);
+/// Gradients of the weights of two layers of products, as a scan slices them; f32 weights are rounded to bf16 within
+/// it. A layer's weights have these columns, and are concatenated to one operand. Returns the sums with accumulators,
+/// the sums where only the first weight has an accumulator, the rounded gradients, and the accumulators.
+fn sums_of_layers(columns: &[usize], stored: Dtype, save: Save, unrounded: bool) -> [Vec<Array>; 4] {
+    let n = columns.len();
+    let slices = columns.iter().map(|columns| TensorType::new(stored, [3, *columns]));
+    let slices: Vec<TensorType> = std::iter::once(narrow(&[4, 3])).chain(slices).collect();
+    let body = built(trace(&slices, |f, a| {
+        let weights: Vec<Value> = a[1..].iter().map(|weight| weight.convert(Dtype::Bf16)).collect();
+        let weight = match &weights[..] {
+            [weight] => weight.clone(),
+            weights => f.concatenate(&weights.iter().collect::<Vec<_>>(), 1),
+        };
         let product = a[0].dot_general(&weight, DotDimensions::contract(1, 0), Dtype::F32, Precision::Default);
-        vec![product.unary(stablehlo::Unary::Tanh).convert(Dtype::Bf16)]
+        vec![product.tanh().convert(Dtype::Bf16)]
     }));
-    let function = trace(&[x, weights], |f, a| {
-        let last = f.scan(2, &body, &[&a[0]], &[&a[1]], &[], save).carry.remove(0).convert(Dtype::F32);
+    let stacks = |dtype| columns.iter().map(move |columns| TensorType::new(dtype, [2, 3, *columns]));
+    let types: Vec<TensorType> = std::iter::once(narrow(&[4, 3])).chain(stacks(stored)).collect();
+    let function = built(trace(&types, |f, a| {
+        let xs: Vec<&Value> = a[1..].iter().collect();
+        let last = f.scan(2, &body, &[&a[0]], &xs, &[], save).carry.remove(0).convert(Dtype::F32);
         vec![(&last * &last).reduce(Reducer::Add, &[0, 1])]
-    });
-    function.expect("a function")
+    }));
+    let all: Vec<TensorType> = types.into_iter().chain(stacks(Dtype::F32)).collect();
+    let program = built(trace(&all, |f, a| {
+        let (arguments, sums) = a.split_at(n + 1);
+        let arguments: Vec<&Value> = arguments.iter().collect();
+        let weights: Vec<usize> = (1..=n).collect();
+        let pulled = match unrounded {
+            true => f.vjp_unrounded(&function, &arguments, &weights),
+            false => f.vjp(&function, &arguments, &weights),
+        };
+        let (results, pullback) = pulled.expect("a derivative");
+        let one = results[0].like(1.0);
+        let first: Vec<Option<&Value>> = sums.iter().enumerate().map(|(i, sum)| (i == 0).then_some(sum)).collect();
+        let sums: Vec<&Value> = sums.iter().collect();
+        [pullback.add_to(&[&one], &sums), pullback.add_to_begun(&[&one], &first), pullback.call(&[&one])].concat()
+    }));
+    // The same numbers for all dtypes.
+    let numbers = |(ty, seed): (&TensorType, u8)| {
+        let number = |i: usize| half::bf16::from_f64((i as f64 * (0.7 - 0.1 * f64::from(seed))).sin()).to_f64();
+        Array::floats(ty.dtype, &ty.shape[..], (0..ty.elements()).map(number)).unwrap()
+    };
+    let mut arguments: Vec<Array> = all.iter().zip(0..).map(numbers).collect();
+    let mut found = rounded(&program, &arguments);
+    let [rounded, first] = [2 * n, n].map(|at| found.split_off(at));
+    [found, first, rounded, arguments.split_off(n + 1)]
 }
 
 #[test]
 fn gradients_of_narrow_weights_accumulate_in_f32() {
-    let sums = |stored: Dtype, save: Save, unrounded: bool| {
-        let function = layers(stored, save);
-        let sum = TensorType::new(Dtype::F32, [2, 3, 3]);
-        let types = [function.argument_types(), vec![sum]].concat();
-        let program = trace(&types, |f, a| {
-            let arguments = [&a[0], &a[1]];
-            let pulled = match unrounded {
-                true => f.vjp_unrounded(&function, &arguments, &[1]),
-                false => f.vjp(&function, &arguments, &[1]),
-            };
-            let (results, pullback) = pulled.expect("a derivative");
-            let one = results[0].like(1.0);
-            [pullback.add_to(&[&one], &[&a[2]]), pullback.call(&[&one])].concat()
-        });
-        let numbers = |n: usize, by: f64| (0..n).map(move |i| (i as f64 * by).sin());
-        let arguments = [
-            Array::floats(Dtype::Bf16, [4, 3], numbers(12, 0.7)).unwrap(),
-            // The same numbers for both dtypes.
-            Array::floats(stored, [2, 3, 3], numbers(18, 0.3).map(|x| half::bf16::from_f64(x).to_f64())).unwrap(),
-            Array::floats(Dtype::F32, [2, 3, 3], numbers(18, 0.1)).unwrap(),
-        ];
-        rounded(&program.expect("a program"), &arguments)
-    };
-    for save in [Save::Carry, Save::Products, Save::Everything] {
-        let [wide, narrow] = [Dtype::F32, Dtype::Bf16].map(|stored| sums(stored, save.clone(), true));
-        assert_eq!(narrow[0], wide[0], "{save:?}");
-        // The returned gradients have the dtype of the weights: they are rounded once.
-        assert_eq!((narrow[1].ty().dtype, wide[1].ty().dtype), (Dtype::Bf16, Dtype::F32));
-        let once: Vec<f64> = wide[1].to_floats().into_iter().map(|x| half::bf16::from_f64(x).to_f64()).collect();
-        assert_eq!(narrow[1].to_floats(), once, "{save:?}");
-        // Without `vjp_unrounded`, products return bf16.
-        let plain = sums(Dtype::Bf16, save.clone(), false);
-        assert_ne!(plain[0], wide[0], "{save:?}");
-    }
-}
-
-/// Concatenated weights, sliced by a scan, as operands of one product.
-#[test]
-fn gradients_of_concatenated_narrow_weights_keep_f32_precision() {
-    let sums = |stored: Dtype, save: Save, unrounded: bool| {
-        let x = narrow(&[4, 3]);
-        let body =
-            built(trace(&[x.clone(), TensorType::new(stored, [3, 2]), TensorType::new(stored, [3, 1])], |f, a| {
-                let weight = f.concatenate(&[&a[1].convert(Dtype::Bf16), &a[2].convert(Dtype::Bf16)], 1);
-                let product = a[0].dot_general(&weight, DotDimensions::contract(1, 0), Dtype::F32, Precision::Default);
-                vec![product.unary(stablehlo::Unary::Tanh).convert(Dtype::Bf16)]
-            }));
-        let types = [x, TensorType::new(stored, [2, 3, 2]), TensorType::new(stored, [2, 3, 1])];
-        let function = built(trace(&types, |f, a| {
-            let last =
-                f.scan(2, &body, &[&a[0]], &[&a[1], &a[2]], &[], save.clone()).carry.remove(0).convert(Dtype::F32);
-            vec![(&last * &last).reduce(Reducer::Add, &[0, 1])]
-        }));
-        let wide = |ty: &TensorType| TensorType::new(Dtype::F32, ty.shape.clone());
-        let all = [types.to_vec(), types[1..].iter().map(wide).collect()].concat();
-        let program = trace(&all, |f, a| {
-            let arguments = [&a[0], &a[1], &a[2]];
-            let pulled = match unrounded {
-                true => f.vjp_unrounded(&function, &arguments, &[1, 2]),
-                false => f.vjp(&function, &arguments, &[1, 2]),
-            };
-            let (results, pullback) = pulled.expect("a derivative");
-            let one = results[0].like(1.0);
-            // In the second call, only the first weight has an accumulator.
-            [pullback.add_to(&[&one], &[&a[3], &a[4]]), pullback.add_to_begun(&[&one], &[Some(&a[3]), None])].concat()
-        });
-        let numbers = |n: usize, by: f64| (0..n).map(move |i| (i as f64 * by).sin());
-        let of = |dtype, shape: &[usize], by: f64| {
-            let n = shape.iter().product();
-            // The same numbers for all dtypes.
-            Array::floats(dtype, shape, numbers(n, by).map(|x| half::bf16::from_f64(x).to_f64())).unwrap()
-        };
-        let arguments = [
-            of(Dtype::Bf16, &[4, 3], 0.7),
-            of(stored, &[2, 3, 2], 0.3),
-            of(stored, &[2, 3, 1], 0.4),
-            of(Dtype::F32, &[2, 3, 2], 0.1),
-            of(Dtype::F32, &[2, 3, 1], 0.2),
-        ];
-        let found = rounded(&program.expect("a program"), &arguments);
-        assert_eq!(found[0], found[2], "{save:?}");
-        let begun = arguments[4].to_floats();
-        let added: Vec<f64> = found[3].to_floats().iter().zip(begun).map(|(x, y)| f64::from((x + y) as f32)).collect();
-        (found, added)
-    };
-    for save in [Save::Carry, Save::Products, Save::Everything] {
-        let [(wide, _), (narrow, added)] = [Dtype::F32, Dtype::Bf16].map(|stored| sums(stored, save.clone(), true));
-        assert!(narrow.iter().all(|sum| sum.ty().dtype == Dtype::F32));
-        assert_eq!(narrow, wide, "{save:?}");
-        // Without an accumulator, the result is the gradient itself.
-        assert_eq!(narrow[1].to_floats(), added, "{save:?}");
-        // Without `vjp_unrounded`, products return bf16.
-        let (plain, _) = sums(Dtype::Bf16, save.clone(), false);
-        assert!(plain[0] != wide[0] && plain[1] != wide[1], "{save:?}");
+    for columns in [&[3][..], &[2, 1]] {
+        for save in [Save::Carry, Save::Products, Save::Everything] {
+            let sums = |stored: Dtype, unrounded: bool| sums_of_layers(columns, stored, save.clone(), unrounded);
+            let [wide, narrow] = [Dtype::F32, Dtype::Bf16].map(|stored| sums(stored, true));
+            assert_eq!(narrow[0], wide[0], "{save:?}");
+            assert_eq!(narrow[1], wide[1], "{save:?}");
+            assert!(narrow[1].iter().all(|sum| sum.ty().dtype == Dtype::F32));
+            // Without an accumulator, the result is the gradient itself.
+            assert_eq!(narrow[0][0], narrow[1][0], "{save:?}");
+            for ((sum, gradient), begun) in narrow[0].iter().zip(&narrow[1]).zip(&narrow[3]).skip(1) {
+                let added = gradient.to_floats().into_iter().zip(begun.to_floats()).map(|(x, y)| x + y);
+                assert_eq!(sum.to_floats(), added.map(|x| f64::from(x as f32)).collect::<Vec<_>>(), "{save:?}");
+            }
+            // The returned gradients have the dtype of the weights: they are rounded once.
+            for (narrow, wide) in narrow[2].iter().zip(&wide[2]) {
+                assert_eq!((narrow.ty().dtype, wide.ty().dtype), (Dtype::Bf16, Dtype::F32));
+                let once: Vec<f64> = wide.to_floats().into_iter().map(|x| half::bf16::from_f64(x).to_f64()).collect();
+                assert_eq!(narrow.to_floats(), once, "{save:?}");
+            }
+            // Without `vjp_unrounded`, products return bf16.
+            let plain = sums(Dtype::Bf16, false);
+            assert!(plain[0].iter().zip(&wide[0]).all(|(plain, wide)| plain != wide), "{save:?}");
+        }
     }
 }
 
