@@ -104,7 +104,7 @@ pub use graph::{
     Argument, Binary, Comparison, CustomCall, DotDimensions, Function, GatherDimensions, Kind, Literal, Module, Number,
     Operation, Output, Precision, Reducer, Region, Save, Scan, ScatterDimensions, Unary, ValueId,
 };
-pub use interpret::{Array, Elements, Interpreter, Rounding};
+pub use interpret::{Array, Interpreter, Rounding};
 pub use loops::Loop;
 pub use reverse::Pullback;
 pub use sharding::{Groups, Manual, Mesh, MeshAxes, Sharding};

@@ -249,7 +249,7 @@ fn trips(op: &Operation, outside: &BTreeMap<ValueId, i64>) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Array, Builder, Dtype, Value, trace};
+    use crate::{Array, Builder, Dtype, Value};
 
     /// Two loops; the second starts from the result of the first.
     fn module() -> Module {
@@ -424,19 +424,5 @@ mod tests {
                 assert_eq!(condition.arguments, body.arguments, "the text has one list of them");
             }
         });
-    }
-
-    /// A scan is lowered to a loop.
-    #[test]
-    fn scans_are_listed_as_loops() {
-        let row = TensorType::new(Dtype::F32, [2]);
-        let body = trace(&[row.clone(), row.clone()], |_, a| vec![&a[0] + &a[1]]).expect("a body");
-        let f = Builder::new();
-        let (a, xs) = (f.argument("a", row), f.argument("xs", TensorType::new(Dtype::F32, [6, 2])));
-        let sum = f.scan(6, &body, &[&a], &[&xs], &[], Save::Carry).carry.remove(0);
-        let module = f.finish("scan", &[("sum", &sum)]).expect("a program");
-        let loops = module.main.loops();
-        assert_eq!(loops.iter().map(Loop::turns).collect::<Vec<_>>(), [Some(6)]);
-        assert!(module.without_loops(&[&loops[0].path]).main.loops().is_empty());
     }
 }

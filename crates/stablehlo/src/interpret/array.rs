@@ -23,7 +23,7 @@ pub struct Array {
 
 /// The elements of an [`Array`], row-major.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Elements {
+pub(crate) enum Elements {
     /// Elements of a floating-point type, in f64 precision.
     Float(Vec<f64>),
     /// Elements of an integer type, each within its range.
@@ -94,11 +94,7 @@ impl Array {
         Self::new(TensorType::new(Dtype::Pred, shape), Elements::Pred(predicates.into_iter().collect()))
     }
 
-    /// Makes a tensor of `ty`.
-    ///
-    /// # Errors
-    /// Returns an error if the elements have another dtype, are out of its range, or do not match the shape in number.
-    pub fn new(ty: TensorType, elements: Elements) -> Result<Self> {
+    fn new(ty: TensorType, elements: Elements) -> Result<Self> {
         let legal = match &elements {
             Elements::Float(_) => ty.dtype.is_float(),
             Elements::Int(x) => ty.dtype.is_integer() && x.iter().all(|x| wrap(*x, ty.dtype) == *x),
@@ -124,11 +120,6 @@ impl Array {
     /// Returns the sizes of the tensor, outermost dimension first.
     pub fn shape(&self) -> &[usize] {
         &self.ty.shape
-    }
-
-    /// Returns the elements of the tensor, row-major.
-    pub fn elements(&self) -> &Elements {
-        &self.elements
     }
 
     /// Converts the elements of any dtype to floats; predicates become 0 and 1.

@@ -13,7 +13,7 @@ pub(crate) mod machine;
 mod manual;
 pub(crate) mod shape;
 
-pub use array::{Array, Elements};
+pub use array::Array;
 
 use crate::error::{Error, Result};
 use crate::graph::{Function, Module};

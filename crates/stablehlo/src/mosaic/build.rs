@@ -14,7 +14,7 @@ use std::rc::Rc;
 /// A kernel that is being built.
 #[derive(Clone, Debug)]
 pub struct Builder {
-    pub(super) state: Rc<RefCell<State>>,
+    state: Rc<RefCell<State>>,
 }
 
 /// A vector or scalar of a kernel that is being built; cheap to clone.
@@ -26,7 +26,7 @@ pub struct Value {
 }
 
 #[derive(Debug)]
-pub(super) struct State {
+struct State {
     kernel: Kernel,
     /// For each value, the serial number of the block that defines it.
     homes: Vec<usize>,
@@ -117,7 +117,7 @@ impl Builder {
         if !order {
             self.fail("window_params", "inputs come first, then outputs, then scratch".into());
         }
-        Ref { state: self.state.clone(), id, ty: Rc::new(ty), space }
+        Ref { builder: self.clone(), id, ty: Rc::new(ty), space }
     }
 
     /// Declares memory that persists between points of the grid. All operands must come before it.
@@ -130,7 +130,7 @@ impl Builder {
         let mut state = self.state.borrow_mut();
         state.kernel.scratch.push((ty.clone(), space));
         let id = RefId(state.kernel.inputs.len() + state.kernel.outputs.len() + state.kernel.scratch.len() - 1);
-        Ref { state: self.state.clone(), id, ty: Rc::new(ty), space }
+        Ref { builder: self.clone(), id, ty: Rc::new(ty), space }
     }
 
     fn check_window(&self, Operand { ty, window, space }: &Operand) -> Result<(), String> {

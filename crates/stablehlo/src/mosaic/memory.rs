@@ -1,16 +1,15 @@
 //! Loads and stores of a kernel.
 
-use super::build::{Builder, State, Value};
+use super::build::{Builder, Value};
 use super::kernel::{Kind, Offset, RefId, Space};
 use crate::graph::ValueId;
 use crate::types::TensorType;
-use std::cell::RefCell;
 use std::rc::Rc;
 
 /// A memory of a kernel that is being built: scratch, or the current block of an operand.
 #[derive(Clone, Debug)]
 pub struct Ref {
-    pub(super) state: Rc<RefCell<State>>,
+    pub(super) builder: Builder,
     pub(super) id: RefId,
     pub(super) ty: Rc<TensorType>,
     pub(super) space: Space,
@@ -27,8 +26,7 @@ impl Ref {
     pub fn load(&self, offsets: &[Offset<&Value>], shape: &[usize]) -> Value {
         let ty = TensorType::new(self.ty.dtype, shape);
         let check = self.part(offsets, shape).map(|()| Some(ty.clone()));
-        let builder = Builder { state: self.state.clone() };
-        builder.emit(Kind::Load(self.id, ids(offsets)), &[], &values(offsets), check, ty)
+        self.builder.emit(Kind::Load(self.id, ids(offsets)), &[], &values(offsets), check, ty)
     }
 
     /// Loads the whole memory.
@@ -45,17 +43,14 @@ impl Ref {
         } else {
             Err(format!("a value of {} expected, got {}", self.ty.dtype, value.ty()))
         };
-        let builder = Builder { state: self.state.clone() };
-        builder.emit(Kind::Store(self.id, ids(offsets)), &[value], &values(offsets), check, value.ty().clone());
+        self.builder.emit(Kind::Store(self.id, ids(offsets)), &[value], &values(offsets), check, value.ty().clone());
     }
 
     /// Stores `value` in the whole memory.
     #[track_caller]
     pub fn store_all(&self, value: &Value) {
-        let check = &self.ty.shape;
-        if value.shape() != check.as_slice() {
-            let builder = Builder { state: self.state.clone() };
-            builder.fail("tpu.vector_store", format!("a value of {} expected, got {}", self.ty, value.ty()));
+        if value.shape() != self.ty.shape {
+            self.builder.fail("tpu.vector_store", format!("a value of {} expected, got {}", self.ty, value.ty()));
             return;
         }
         self.store(&vec![Offset::Fixed(0); self.ty.rank()], value);

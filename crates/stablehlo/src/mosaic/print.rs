@@ -59,8 +59,6 @@ impl Kernel {
             helpers += 1;
             writeln!(f, "    %c{helpers} = {what}").map(|()| format!("%c{helpers}"))
         };
-        let constant =
-            |value: usize| format!("\"stable_mosaic.arith.constant\"() {{value = {value} : i32}} : () -> i32");
         let binary = |op: &str, a: &str, b: &str| {
             let flags = "{overflowFlags = #arith.overflow<none>}";
             format!("\"stable_mosaic.arith.{op}\"({a}, {b}) {flags} : (i32, i32) -> i32")
@@ -71,7 +69,7 @@ impl Kernel {
             for (d, factor) in &index.terms {
                 let mut term = ids[*d].clone();
                 if *factor != 1 {
-                    let factor = define(f, constant(*factor))?;
+                    let factor = define(f, literal(factor, "i32"))?;
                     term = define(f, binary("muli", &term, &factor))?;
                 }
                 sum = Some(match sum {
@@ -82,7 +80,7 @@ impl Kernel {
             results.push(match sum {
                 Some(sum) if index.constant == 0 => sum,
                 sum => {
-                    let offset = define(f, constant(index.constant))?;
+                    let offset = define(f, literal(index.constant, "i32"))?;
                     match sum {
                         None => offset,
                         Some(sum) => define(f, binary("addi", &sum, &offset))?,
@@ -132,9 +130,7 @@ impl Printer<'_> {
                 f,
                 indent,
                 &match offset {
-                    Offset::Fixed(at) => {
-                        format!("\"stable_mosaic.arith.constant\"() {{value = {at} : index}} : () -> index")
-                    }
+                    Offset::Fixed(at) => literal(at, "index"),
                     Offset::Value(id) => format!("\"stable_mosaic.arith.index_cast\"(%{}) : (i32) -> index", id.0),
                 },
             )?);
@@ -258,8 +254,7 @@ impl Printer<'_> {
             Kind::For(trips) => {
                 let mut bounds = vec![];
                 for value in [0, trips, 1] {
-                    let what = format!("\"stable_mosaic.arith.constant\"() {{value = {value} : i32}} : () -> i32");
-                    bounds.push(self.helper(f, indent, &what)?);
+                    bounds.push(self.helper(f, indent, &literal(value, "i32"))?);
                 }
                 (list(bounds), "i32, i32, i32")
             }
@@ -278,6 +273,11 @@ impl Printer<'_> {
         }
         writeln!(f, "{:indent$}}}) : ({types}) -> ()", "")
     }
+}
+
+/// Returns an operation that makes a constant scalar.
+fn literal(value: impl Display, ty: &str) -> String {
+    format!("\"stable_mosaic.arith.constant\"() {{value = {value} : {ty}}} : () -> {ty}")
 }
 
 fn list<T: Display>(items: impl IntoIterator<Item = T>) -> String {

@@ -70,8 +70,8 @@ impl Builder {
         with_respect_to: &[usize],
     ) -> Result<(Vec<Value>, Pullback)> {
         self.differentiable(function, arguments, with_respect_to)?;
-        let all: Vec<usize> = (0..function.result_types().len()).collect();
-        self.differentiate(function, arguments, &Endpoints { with_respect_to, unrounded: &[], given: &all })
+        let given: Vec<usize> = (0..function.result_types().len()).collect();
+        self.differentiate(function, arguments, &Endpoints { with_respect_to, unrounded: &[], given: &given })
     }
 
     /// Like [`Builder::vjp`], but cotangents of arguments narrower than f32 are not rounded on the way: products and
@@ -104,8 +104,9 @@ impl Builder {
         with_respect_to: &[usize],
     ) -> Result<(Vec<Value>, Pullback)> {
         self.differentiable(function, arguments, with_respect_to)?;
-        let all: Vec<usize> = (0..function.result_types().len()).collect();
-        self.differentiate(function, arguments, &Endpoints { with_respect_to, unrounded: with_respect_to, given: &all })
+        let given: Vec<usize> = (0..function.result_types().len()).collect();
+        let ends = Endpoints { with_respect_to, unrounded: with_respect_to, given: &given };
+        self.differentiate(function, arguments, &ends)
     }
 
     /// Calls `function` and returns its results with the gradients of the first result, a floating-point scalar, with

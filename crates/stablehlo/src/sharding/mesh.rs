@@ -1,6 +1,6 @@
 //! Meshes of devices.
 
-use super::Sharding;
+use super::{Dimension, Sharding};
 use crate::error::{Error, Result};
 use std::sync::Arc;
 
@@ -92,12 +92,25 @@ impl Mesh {
     /// # Errors
     /// [`Error::Axis`] for an axis that the mesh does not have, or that is used twice.
     pub fn sharding(&self, dimensions: &[&[&str]]) -> Result<Sharding> {
-        Sharding::new(self, dimensions)
+        let mut used = vec![];
+        let mut found = vec![];
+        for names in dimensions {
+            let (names, open) = match names.split_last() {
+                Some((&"?", names)) => (names, true),
+                _ => (*names, false),
+            };
+            let first = used.len();
+            for name in names {
+                self.use_axis(name, &mut used)?;
+            }
+            found.push(Dimension { axes: used[first..].to_vec(), open });
+        }
+        Ok(Sharding { mesh: self.clone(), dimensions: found, replicated: vec![] })
     }
 
     /// Makes a sharding that replicates a tensor of this rank on every device.
     pub fn replicated(&self, rank: usize) -> Sharding {
-        Sharding::whole(self, rank)
+        Sharding { mesh: self.clone(), dimensions: vec![Dimension::default(); rank], replicated: vec![] }
     }
 
     /// Selects axes for collectives: groups of devices that differ along these axes only.
@@ -105,28 +118,23 @@ impl Mesh {
     /// # Errors
     /// [`Error::Axis`] for an axis that the mesh does not have, or that is named twice.
     pub fn along(&self, axes: &[&str]) -> Result<MeshAxes> {
-        let mut found: Vec<usize> = vec![];
-        for axis in axes {
-            let index = self.index(axis)?;
-            if found.contains(&index) {
-                return Err(self.twice(index));
-            }
-            found.push(index);
-        }
+        let mut found = vec![];
+        axes.iter().try_for_each(|axis| self.use_axis(axis, &mut found))?;
         found.sort_unstable();
         Ok(MeshAxes { mesh: self.clone(), axes: found })
     }
 
-    pub(crate) fn index(&self, axis: &str) -> Result<usize> {
-        let found = self.0.axes.iter().position(|(name, _)| name == axis);
-        found.ok_or_else(|| {
+    /// Adds the index of an axis, which must not be in `used`.
+    fn use_axis(&self, name: &str, used: &mut Vec<usize>) -> Result<()> {
+        let Some(index) = self.0.axes.iter().position(|(axis, _)| axis == name) else {
             let names: Vec<&str> = self.0.axes.iter().map(|(name, _)| name.as_str()).collect();
-            self.refuse(axis, format!("one of {} expected", names.join(", ")))
-        })
-    }
-
-    pub(crate) fn twice(&self, axis: usize) -> Error {
-        self.refuse(self.axis(axis), "it is used twice in one sharding".into())
+            return Err(self.refuse(name, format!("one of {} expected", names.join(", "))));
+        };
+        if used.contains(&index) {
+            return Err(self.refuse(name, "it is used twice in one sharding".into()));
+        }
+        used.push(index);
+        Ok(())
     }
 
     pub(crate) fn refuse(&self, axis: &str, reason: String) -> Error {

@@ -34,32 +34,6 @@ pub(crate) struct Dimension {
 }
 
 impl Sharding {
-    fn new(mesh: &Mesh, dimensions: &[&[&str]]) -> Result<Self> {
-        let mut used = vec![];
-        let mut found = vec![];
-        for names in dimensions {
-            let (names, open) = match names.split_last() {
-                Some((&"?", names)) => (names, true),
-                _ => (*names, false),
-            };
-            let mut axes = vec![];
-            for name in names {
-                let axis = mesh.index(name)?;
-                if used.contains(&axis) {
-                    return Err(mesh.twice(axis));
-                }
-                used.push(axis);
-                axes.push(axis);
-            }
-            found.push(Dimension { axes, open });
-        }
-        Ok(Self { mesh: mesh.clone(), dimensions: found, replicated: vec![] })
-    }
-
-    fn whole(mesh: &Mesh, rank: usize) -> Self {
-        Self { mesh: mesh.clone(), dimensions: vec![Dimension::default(); rank], replicated: vec![] }
-    }
-
     /// Replicates the tensor along an axis; the partitioner may not use it for open dimensions.
     fn replicate(&mut self, axis: usize) {
         self.replicated.push(axis);

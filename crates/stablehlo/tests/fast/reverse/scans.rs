@@ -28,22 +28,6 @@ fn scanned(save: Save) -> Traced {
     .expect("layers")
 }
 
-/// The same without a scan.
-fn unrolled() -> Traced {
-    let layer = layer();
-    trace(&[wide(&[2, 3]), wide(&[4, 3, 3]), wide(&[3])], |f, a| {
-        let (mut hidden, mut parts) = (a[0].clone(), vec![]);
-        for i in 0..4 {
-            let weight = a[1].slice(&[i, 0, 0], &[i + 1, 3, 3]).reshape(&[3, 3]);
-            let results = f.call(&layer, &[&hidden, &weight, &a[2]]);
-            hidden = results[0].clone();
-            parts.push(results[1].reshape(&[1, 2]));
-        }
-        vec![hidden, f.concatenate(&parts.iter().collect::<Vec<_>>(), 0)]
-    })
-    .expect("layers")
-}
-
 #[test]
 pub(super) fn scan_gradients_match_finite_differences() {
     for save in policies() {
@@ -51,15 +35,6 @@ pub(super) fn scan_gradients_match_finite_differences() {
         check_at(&format!("{save:?}"), &function, &arguments(&function, 0), &[0, 1, 2]);
         check_at(&format!("{save:?}, weights"), &function, &arguments(&function, 0), &[1]);
         check_at(&format!("{save:?}, a constant"), &function, &arguments(&function, 0), &[2]);
-    }
-}
-
-#[test]
-fn scan_gradients_match_unrolled_layers() {
-    let expected = gradients(&unrolled(), 0);
-    for save in policies() {
-        let found = gradients(&scanned(save.clone()), 0);
-        assert!(found.iter().zip(&expected).all(|(f, e)| (f - e).abs() <= 1e-12), "{save:?}: {found:?} {expected:?}");
     }
 }
 
