@@ -36,39 +36,29 @@ impl Function {
         find(&self.lowered().body, &mut vec![], Some(1), &BTreeMap::new(), &mut loops);
         loops
     }
-
-    /// Returns the lowered function without the loops at the given [`Loop::path`]s, as if they had no iterations: they
-    /// return their initial values.
-    pub fn without_loops(&self, paths: &[&[usize]]) -> Self {
-        let mut function = self.lowered().into_owned();
-        remove(&mut function.body, paths);
-        function
-    }
-
-    /// Returns the lowered function with each loop at the given [`Loop::path`]s duplicated: the copy starts from the
-    /// results of the first and restarts the counter. With `twice`, the estimate of this function, the cost of all
-    /// iterations is once + sum over the loops of (turns - begins) (twice - once).
-    ///
-    /// Unlike [`Function::without_loops`], this leaves loop bodies and their surroundings unchanged. If a removed
-    /// loop's results are constants, compilers also fold the operations that depend on them. If one body holds its
-    /// operations twice, compilers may choose other layouts for its operands, so that the difference is not the cost of
-    /// one iteration.
-    pub fn with_loops_twice(&self, paths: &[&[usize]]) -> Self {
-        let mut function = self.lowered().into_owned();
-        repeat(&mut function.body, paths, &mut function.types);
-        function
-    }
 }
 
 impl Module {
-    /// Returns the module with [`Function::without_loops`] of its main.
+    /// Returns the lowered module without the loops at the given [`Loop::path`]s, as if they had no iterations: they
+    /// return their initial values.
     pub fn without_loops(&self, paths: &[&[usize]]) -> Self {
-        Self { main: self.main.without_loops(paths), name: self.name.clone(), ..*self }
+        let mut module = self.lowered().into_owned();
+        remove(&mut module.main.body, paths);
+        module
     }
 
-    /// Returns the module with [`Function::with_loops_twice`] of its main.
+    /// Returns the lowered module with each loop at the given [`Loop::path`]s duplicated: the copy starts from the
+    /// results of the first and restarts the counter. With `twice`, the estimate of this module, the cost of all
+    /// iterations is once + sum over the loops of (turns - begins) (twice - once).
+    ///
+    /// Unlike [`Module::without_loops`], this leaves loop bodies and their surroundings unchanged. If a removed loop's
+    /// results are constants, compilers also fold the operations that depend on them. If one body holds its operations
+    /// twice, compilers may choose other layouts for its operands, so that the difference is not the cost of one
+    /// iteration.
     pub fn with_loops_twice(&self, paths: &[&[usize]]) -> Self {
-        Self { main: self.main.with_loops_twice(paths), name: self.name.clone(), ..*self }
+        let mut module = self.lowered().into_owned();
+        repeat(&mut module.main.body, paths, &mut module.main.types);
+        module
     }
 }
 

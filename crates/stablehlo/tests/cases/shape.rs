@@ -3,21 +3,57 @@
 use super::*;
 
 pub fn cases() -> Vec<Case> {
-    vec![constants(), whole(), parts(), padding(), dynamic(), indices()]
+    vec![constants(), literals(), whole(), parts(), padding(), dynamic(), indices()]
 }
 
 fn constants() -> Case {
     case("constants", &[], |f, _| {
         let iota = [Dtype::I32, Dtype::I64, Dtype::U32, Dtype::F16, Dtype::Bf16, Dtype::F32, Dtype::F64];
         let mut results: Vec<Value> = iota.iter().map(|d| f.iota(1, ty(*d, &[2, 5, 3]))).collect();
-        results.push(f.splat(f64::NAN, ty(Dtype::F32, &[3])));
-        results.push(f.splat(1.0 / 3.0, ty(Dtype::Bf16, &[3])));
+        for dtype in [Dtype::F16, Dtype::Bf16, Dtype::F32, Dtype::F64] {
+            results.push(f.splat(f64::NAN, ty(dtype, &[3])));
+            results.push(f.splat(1.0 / 3.0, ty(dtype, &[3])));
+        }
         results.push(f.splat(-7, ty(Dtype::I64, &[2, 2])));
-        results.push(f.dense([1.5, -0.0, f64::INFINITY, 0.1], ty(Dtype::F32, &[2, 2])));
-        results.push(f.dense([true, false], ty(Dtype::Pred, &[2])));
+        results.push(f.dense([i64::from(i32::MIN), -1, i32::MAX.into()], ty(Dtype::I32, &[3])));
+        results.push(f.dense([i64::MIN, i64::MAX], ty(Dtype::I64, &[2])));
+        results.push(f.dense([0, i64::from(u32::MAX)], ty(Dtype::U32, &[2])).convert(Dtype::I64));
+        results.push(f.dense([true, false, true, true], ty(Dtype::Pred, &[2, 2])));
         results.push(f.dense::<i64>([], ty(Dtype::I32, &[0, 3])));
+        results.push(f.dense::<f64>([], ty(Dtype::F32, &[0, 3])));
         results.push(f.iota(0, ty(Dtype::I32, &[0])));
         results
+    })
+}
+
+/// Zeros, infinities, and the smallest and largest numbers of every type keep their bits.
+fn literals() -> Case {
+    let numbers = [
+        0.0,
+        -0.0,
+        1.0,
+        -1.0 / 3.0,
+        f64::INFINITY,
+        f64::NEG_INFINITY,
+        1e-40,
+        -1e-45,
+        6e-8,
+        1e-310,
+        5e-324,
+        f64::from(f32::MAX),
+        f64::MAX,
+        65_504.0,
+        1.0 + 1.0 / 256.0,
+        16_777_217.0,
+        0.1,
+    ];
+    case("literals", &[], |f, _| {
+        let bits =
+            [(Dtype::F32, Dtype::I32), (Dtype::F64, Dtype::I64), (Dtype::Bf16, Dtype::I16), (Dtype::F16, Dtype::I16)];
+        let dense = bits.map(|(dtype, bits)| f.dense(numbers, ty(dtype, &[numbers.len()])).bitcast_convert(bits));
+        let splats = numbers.map(|number| f.splat(number, ty(Dtype::F32, &[1])));
+        let splats = f.concatenate(&splats.iter().collect::<Vec<_>>(), 0).bitcast_convert(Dtype::I32);
+        dense.into_iter().chain([splats]).collect()
     })
 }
 

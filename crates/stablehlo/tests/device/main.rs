@@ -3,5 +3,4 @@
 mod derivative;
 mod device;
 mod interpreter;
-mod literals;
 mod sharding;
