@@ -36,7 +36,7 @@ pub enum Rounding {
 ///
 /// Integers wrap at the width of their dtype. Where the specification leaves a result open, it follows XLA: an integer
 /// divided by 0 has all bits set, and its remainder is the integer itself; floats out of range of an integer dtype are
-/// clamped to its bounds, and NaN becomes 0. Floats sort in their total order (see [`Kind::Sort`](crate::Kind::Sort)).
+/// clamped to its bounds, and NaN becomes 0.
 ///
 /// ```
 /// use stablehlo::{Array, Builder, Dtype, Interpreter, Rounding, TensorType};
