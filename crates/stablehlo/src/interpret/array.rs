@@ -246,7 +246,7 @@ pub(crate) fn strides(shape: &[usize]) -> Vec<usize> {
 /// Calls `see` with every index of a shape, row-major.
 pub(crate) fn each_index(shape: &[usize], mut see: impl FnMut(&[usize])) {
     let mut index = vec![0; shape.len()];
-    for _ in 0..shape.iter().product() {
+    for _ in 0..shape.iter().fold(1, |n: usize, size| n.saturating_mul(*size)) {
         see(&index);
         for (i, size) in index.iter_mut().zip(shape).rev() {
             *i += 1;

@@ -106,6 +106,9 @@ fn limits_stop_endless_and_large_programs() {
         "Interpreter::elements",
         refused(|f, _| f.iota(0, TensorType::new(Dtype::F32, [usize::MAX, 9]))),
     );
+    // A size that overflows, in a tensor without elements.
+    let empty = cases::case("empty", &[], |f, _| vec![f.iota(0, TensorType::new(Dtype::F32, [1 << 40, 1 << 40, 0]))]);
+    assert!(empty.module.interpret(&[]).expect("a value")[0].to_floats().is_empty());
     let case = cases::case("forever", &[], |f, _| {
         f.while_loop(&[&f.scalar(0, Dtype::I32)], |_| f.scalar(true, Dtype::Pred), |c| vec![&c[0] + c[0].like(1)])
     });
