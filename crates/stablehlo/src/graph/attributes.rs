@@ -2,7 +2,7 @@
 
 use super::Number;
 use crate::types::Dtype;
-use strum::{IntoStaticStr, VariantArray};
+use strum::{Display, IntoStaticStr, VariantArray};
 
 /// A loop over slices.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -84,7 +84,7 @@ pub enum Binary {
 }
 
 /// Directions of a comparison.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, IntoStaticStr, VariantArray)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Display, VariantArray)]
 #[strum(serialize_all = "UPPERCASE")]
 #[allow(missing_docs)] // named after what they compare
 pub enum Comparison {
@@ -125,7 +125,7 @@ impl DotDimensions {
 }
 
 /// The precision of products of f32 operands: by default, TPUs round operands to bf16 and GPUs to tf32.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, IntoStaticStr)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Display)]
 #[strum(serialize_all = "UPPERCASE")]
 pub enum Precision {
     /// Operands are rounded to the precision that is fastest on the device.

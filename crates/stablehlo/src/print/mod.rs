@@ -135,7 +135,7 @@ impl Printer<'_> {
             Kind::Unary(_) | Kind::Binary(_) => write!(f, "{name} {operands} : {result}"),
             Kind::Compare(direction) => {
                 let kind = region::comparison_type(self.type_of(op.operands[0]).dtype);
-                write!(f, "{name} {}, {operands}, {kind} : {signature}", direction.name())
+                write!(f, "{name} {direction}, {operands}, {kind} : {signature}")
             }
             Kind::Select => {
                 write!(f, "{name} {operands} : {}, {result}", self.type_of(op.operands[0]))
@@ -150,7 +150,7 @@ impl Printer<'_> {
                     write!(f, ", batching_dims = {:?} x {:?}", batch.0, batch.1)?;
                 }
                 write!(f, ", contracting_dims = {:?} x {:?}", contract.0, contract.1)?;
-                write!(f, ", precision = [{0}, {0}] : {signature}", precision.name())
+                write!(f, ", precision = [{precision}, {precision}] : {signature}")
             }
             Kind::Reduce { reducers, dimensions } => match &reducers[..] {
                 [reducer] => {
@@ -296,18 +296,6 @@ impl Unary {
 impl Binary {
     /// Returns the operation's name in StableHLO.
     pub fn name(self) -> &'static str {
-        self.into()
-    }
-}
-
-impl Comparison {
-    fn name(self) -> &'static str {
-        self.into()
-    }
-}
-
-impl Precision {
-    fn name(self) -> &'static str {
         self.into()
     }
 }
