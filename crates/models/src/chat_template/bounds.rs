@@ -1,4 +1,4 @@
-//! Bounds on the work of operators, filters and tests on lists and dictionaries.
+//! Bounds on the work of operators, filters and tests on lists and dictionaries, and Python's `%`.
 //!
 //! A list may hold the same list many times, so a few steps make a value whose text or comparison never ends:
 //! `{% set a = [a, a] %}` 60 times, or `[[1] * 1000000] * 1000000`. minijinja charges steps for items that it visits, but neither for the
@@ -14,9 +14,11 @@
 //! | [`WALKED`] | charges for every value within a value that is going to be compared or hashed |
 //! | [`TEXT`] | makes Python's text of a list or dictionary, with the limit of texts |
 //! | [`LISTED`] | makes a list of what is one lazily, and charges for its items |
+//! | [`ITEMS`] | makes a list of the text or iterator of a loop, so that `loop.last` is known |
+//! | [`SETTLED`] | prevents namespaces from containing themselves, which would crash minijinja |
 
 use super::limits::{MAX_DEPTH, Text, too_deep};
-use super::python;
+use super::{filters as own, printf, python, values};
 use minijinja::machinery::{Instruction, Instructions};
 use minijinja::value::{Kwargs, Rest, Tuple, Value, ValueKind, ValueOrKwargs};
 use minijinja::{Environment, Error, State, filters, tests};
@@ -25,7 +27,10 @@ use minijinja::{Environment, Error, State, filters, tests};
 const WALKED: &str = "(walked)";
 const TEXT: &str = "(text)";
 const LISTED: &str = "(listed)";
+const ITEMS: &str = "(items)";
+const SETTLED: &str = "(settled)";
 const CONCATENATED: &str = "(~)";
+const PERCENT: &str = "(%)";
 const MAP: &str = "({})";
 const CHANGED: &str = "(changed)";
 /// The values within a value that a step pays for.
@@ -71,6 +76,9 @@ fn around<'a>(instruction: &Instruction<'a>) -> (Vec<Instruction<'a>>, Vec<Instr
         }
         I::EmitRaw(text) => (vec![I::LoadConst(Value::from(*text))], vec![]),
         I::GetItem => (vec![apply(WALKED)], vec![]),
+        I::PushLoop(_) => (vec![apply(ITEMS)], vec![]),
+        // The value is below the namespace on the stack.
+        I::SetAttr(_) => (vec![I::Swap, apply(SETTLED), I::Swap], vec![]),
         // Of a function, the steps of a text that is returned are paid once.
         I::Add | I::Mul | I::Slice | I::CallMethod(..) | I::CallFunction(..) | I::CallObject(_) => {
             (vec![], vec![I::CallFunction(LISTED, Some(1))])
@@ -91,6 +99,8 @@ fn replaced<'a>(instruction: &Instruction<'a>, moved: impl Fn(u32) -> u32) -> In
         I::JumpIfTrueOrPop(target) => I::JumpIfTrueOrPop(moved(*target)),
         I::BuildMacro(name, target, flags) => I::BuildMacro(name, moved(*target), *flags),
         I::StringConcat => I::CallFunction(CONCATENATED, Some(2)),
+        // The operator of minijinja does not format texts.
+        I::Rem => I::CallFunction(PERCENT, Some(2)),
         // The limit of tokens keeps the number of pairs below 2^15.
         I::BuildMap(pairs) => match u16::try_from(pairs * 2) {
             Ok(count) => I::CallFunction(MAP, Some(count)),
@@ -109,7 +119,10 @@ pub(super) fn add_to(environment: &mut Environment<'static>) {
     environment.remove_global("debug");
     environment.add_filter(WALKED, walked);
     environment.add_filter(TEXT, |state: &State<'_, '_>, value: Value| text(state, value));
+    environment.add_filter(ITEMS, own::listed);
+    environment.add_filter(SETTLED, values::settled);
     environment.add_function(LISTED, listed);
+    environment.add_function(PERCENT, printf::percent);
     environment.add_function(CONCATENATED, |state: &State<'_, '_>, left: Value, right: Value| {
         let mut out = Text::default();
         python::add_text(&left, &mut out)?;
@@ -210,9 +223,6 @@ fn is_container(value: &Value) -> bool {
 }
 
 /// The value itself, after a charge for all values within it.
-///
-/// # Errors
-/// For a value that is too deep, and where the steps are used up.
 fn walked(state: &State<'_, '_>, value: Value) -> Result<Value, Error> {
     let mut count = 0;
     walk(state, &value, 0, &mut count)?;

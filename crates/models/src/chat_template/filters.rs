@@ -6,9 +6,6 @@ use minijinja::value::{Kwargs, Rest, Value, ValueKind, from_args};
 use minijinja::{Error, ErrorKind, State};
 
 /// Returns `indent(s, width=4, first=False, blank=False)`.
-///
-/// # Errors
-/// An error for arguments of other types, and for a text that is too long.
 pub(super) fn indent(state: &State<'_, '_>, value: &Value, args: Rest<Value>, options: Kwargs) -> Result<Value, Error> {
     let (width, first, blank): (Option<Value>, Option<bool>, Option<bool>) = from_args(&args)?;
     let width = match width {
@@ -120,9 +117,6 @@ fn ungrouped(text: &str) -> Option<String> {
 }
 
 /// Returns the items of a loop: iterators become lists, because minijinja does not know their length and cannot set `loop.last`.
-///
-/// # Errors
-/// An error for more items than the remaining steps.
 pub(super) fn listed(state: &State<'_, '_>, value: Value) -> Result<Value, Error> {
     if let Some(text) = value.as_str() {
         state.consume_fuel(text.chars().count() as u64)?;

@@ -183,9 +183,6 @@ fn environment() -> Environment<'static> {
     environment.set_unknown_method_callback(values::method);
     bounds::add_to(&mut environment);
     environment.add_global(source::ONE, 1);
-    environment.add_filter(source::SETTLED, values::settled);
-    environment.add_filter(source::LISTED, filters::listed);
-    environment.add_filter(source::PERCENT, printf::percent);
     environment.add_filter("float", filters::float);
     environment.add_filter("format", printf::format);
     environment.add_filter("indent", filters::indent);
@@ -208,9 +205,6 @@ fn add_date(environment: &mut Environment<'static>, date: jiff::civil::DateTime)
 
 /// Returns messages as `transformers` passes them to a template: without null keys, and with an assistant's reasoning under the names that
 /// templates read.
-///
-/// # Errors
-/// [`Error::Messages`] if there are none, or one is not an object.
 pub(crate) fn normalized(messages: &[Value]) -> Result<Vec<Value>> {
     if messages.is_empty() {
         return Err(Error::Messages("expected at least one message, got none".into()));

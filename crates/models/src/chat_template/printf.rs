@@ -6,9 +6,6 @@ use minijinja::value::{Kwargs, Rest, Tuple, Value, ValueKind};
 use minijinja::{Error, ErrorKind, State};
 
 /// Returns `left % right`: formats a string, or computes the remainder of numbers, which has the sign of the divisor.
-///
-/// # Errors
-/// An error for a format that does not match its arguments, for a division by zero, and for operands of other types.
 pub(super) fn percent(state: &State<'_, '_>, left: &Value, right: &Value) -> Result<Value, Error> {
     if let Some(format) = left.as_str() {
         return match right.downcast_object_ref::<Tuple>() {
@@ -44,9 +41,6 @@ fn is_whole(value: &Value) -> bool {
 }
 
 /// Applies the filter `format(*args, **kwargs)`: `value % (kwargs or args)`.
-///
-/// # Errors
-/// The errors of [`percent`].
 pub(super) fn format(state: &State<'_, '_>, value: &Value, args: Rest<Value>, named: Kwargs) -> Result<Value, Error> {
     let format = python::text(value)?;
     let pairs = named.args().map(|name| Ok((name, named.get::<Value>(name)?)));

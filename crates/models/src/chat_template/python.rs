@@ -6,9 +6,6 @@ use minijinja::value::{Tuple, Value, ValueKind};
 use std::fmt::Write;
 
 /// Returns `str(value)`, and an empty text for an undefined value.
-///
-/// # Errors
-/// An error for a text that is too long or a value that is too deep.
 pub(super) fn text(value: &Value) -> Result<String, Error> {
     let mut out = Text::default();
     add_text(value, &mut out)?;
@@ -25,9 +22,6 @@ pub(super) fn add_text(value: &Value, out: &mut Text) -> Result<(), Error> {
 }
 
 /// Returns `repr(value)`.
-///
-/// # Errors
-/// The errors of [`text`].
 pub(super) fn repr_of(value: &Value) -> Result<String, Error> {
     let mut out = Text::default();
     repr(value, 0, &mut out)?;

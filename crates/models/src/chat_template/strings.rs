@@ -6,9 +6,6 @@ use minijinja::value::{Kwargs, Tuple, Value, from_args};
 use minijinja::{Error, ErrorKind, State};
 
 /// Returns the result of `text.method(*args)`; `None` for a method that is not in this module.
-///
-/// # Errors
-/// An error for invalid arguments, and for a result that is too long.
 pub(super) fn method(state: &State<'_, '_>, text: &str, method: &str, args: &[Value]) -> Result<Option<Value>, Error> {
     let tuple = |parts: [&str; 3]| Value::from(Tuple::from(parts.map(Value::from).to_vec()));
     Ok(Some(match method {

@@ -8,9 +8,6 @@ use minijinja::{Error, ErrorKind, State};
 
 /// Returns `value` for a namespace, without iterators, which could refer to the namespace, and without namespaces. Iterators become lists
 /// or dictionaries.
-///
-/// # Errors
-/// An error for a namespace in the value, a value that is too deep, or one with more items than remaining steps.
 pub(super) fn settled(state: &State<'_, '_>, value: Value) -> Result<Value, Error> {
     Ok(other(state, &value, 0)?.unwrap_or(value))
 }
