@@ -1,16 +1,14 @@
 //! Misbehaving hubs: no file is written outside the cache, no wait is endless, and no damaged download is used as a model.
 
-mod server;
-
+use crate::hub_server::{COMMIT, Home, Model, Request, WEIGHTS, redirect, whole};
 use crate::support::{Folder, says};
 use models::Hub;
-use server::{COMMIT, Home, Model, Request, WEIGHTS, redirect, whole};
 use sha2::{Digest, Sha256};
 use std::collections::BTreeSet;
 use std::io::Write;
 use std::net::TcpStream;
 use std::path::Path;
-use std::sync::{Arc, Mutex};
+use std::sync::Mutex;
 use std::time::Duration;
 
 #[test]
@@ -85,26 +83,13 @@ fn file_names_cannot_leave_the_model_folder() {
     }
 }
 
-/// The host of a request, and its token.
-type Sender = (String, Option<String>);
-
 /// The token is only sent to the endpoint, whichever request is redirected and wherever to: another port, another name of this machine.
 #[test]
 fn a_token_is_sent_to_the_endpoint_alone() {
     for (listing, same_port) in [(false, false), (false, true), (true, false), (true, true)] {
         let (home, model) = (Home::new(), Model::new());
-        let log: Arc<Mutex<Vec<Sender>>> = Arc::default();
-        let note = |log: &Mutex<Vec<Sender>>, request: &Request| {
-            log.lock().unwrap().push((request.host.clone(), request.authorization.clone()));
-        };
-        let store_log = Arc::clone(&log);
-        let store = model.serve(move |_, request, _| {
-            note(&store_log, request);
-            None
-        });
-        let hub_log = Arc::clone(&log);
-        let port = model.serve(move |model, request, stream| {
-            note(&hub_log, request);
+        let (store, store_log) = model.serve_logged(|_, _, _| None);
+        let (port, log) = model.serve_logged(move |model, request, stream| {
             let port = if same_port { request.host.rsplit(':').next().unwrap().to_owned() } else { store.to_string() };
             let elsewhere = format!("http://localhost:{port}{}", request.path);
             match request.file() {
@@ -120,11 +105,11 @@ fn a_token_is_sent_to_the_endpoint_alone() {
         });
         let hub = Hub { token: Some("hf_secret".into()), ..home.hub(port) };
         home.accepts(&hub, &model);
-        let log = log.lock().unwrap();
-        let (own, others): (Vec<_>, Vec<_>) = log.iter().partition(|(host, _)| *host == format!("127.0.0.1:{port}"));
+        let all = [log, store_log].map(|log| log.lock().unwrap().clone()).concat();
+        let (own, others): (Vec<_>, Vec<_>) = all.iter().partition(|r| r.host == format!("127.0.0.1:{port}"));
         assert!(!own.is_empty() && !others.is_empty());
-        assert!(own.iter().all(|(_, token)| token.as_deref() == Some("Bearer hf_secret")), "{own:?}");
-        assert!(others.iter().all(|(_, token)| token.is_none()), "{others:?}");
+        assert!(own.iter().all(|r| r.authorization.as_deref() == Some("Bearer hf_secret")), "{own:?}");
+        assert!(others.iter().all(|r| r.authorization.is_none()), "{others:?}");
     }
 }
 

@@ -5,14 +5,18 @@ use models::{Hub, ModelFolder};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
-use std::path::PathBuf;
-use std::sync::Arc;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 pub(super) const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 pub(super) const WEIGHTS: &str = "model.safetensors";
 
+/// The requests that a server has received.
+pub(super) type Log = Arc<Mutex<Vec<Request>>>;
+
 /// A request as received by a server.
+#[derive(Clone, Debug)]
 pub(super) struct Request {
     pub(super) path: String,
     pub(super) host: String,
@@ -67,7 +71,12 @@ impl Model {
     pub(super) fn new() -> Self {
         let folder = Folder::whole();
         std::fs::write(folder.file("tokenizer_config.json"), "{\"model_max_length\": 64}").unwrap();
-        let files = std::fs::read_dir(folder.path()).unwrap().map(|entry| {
+        Self::of(folder.path())
+    }
+
+    /// Returns the model with the files of a folder.
+    pub(super) fn of(folder: &Path) -> Self {
+        let files = std::fs::read_dir(folder).unwrap().map(|entry| {
             let path = entry.unwrap().path();
             (path.file_name().unwrap().to_str().unwrap().to_owned(), std::fs::read(path).unwrap())
         });
@@ -97,7 +106,7 @@ impl Model {
             return whole(stream, "Connection: close\r\n", body.as_bytes());
         };
         let Some(content) = self.files.get(name) else {
-            return write!(stream, "HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\nConnection: close\r\n\r\n");
+            return refuse(stream, "404 Not Found");
         };
         let end = if request.is_metadata { 1 } else { content.len() };
         self.partial(stream, name, request.begin, &content[request.begin..end])
@@ -128,6 +137,20 @@ impl Model {
         port
     }
 
+    /// Like [`Model::serve`]. Also returns the requests.
+    pub(super) fn serve_logged(
+        &self,
+        special: impl Fn(&Self, &Request, &mut TcpStream) -> Option<std::io::Result<()>> + Send + Sync + 'static,
+    ) -> (u16, Log) {
+        let log = Log::default();
+        let shared = Arc::clone(&log);
+        let port = self.serve(move |model, request, stream| {
+            shared.lock().unwrap().push(request.clone());
+            special(model, request, stream)
+        });
+        (port, log)
+    }
+
     /// Writes the head of a response with the bytes from `begin` on, and `body`, which may be shorter than announced.
     pub(super) fn partial(&self, stream: &mut TcpStream, name: &str, begin: usize, body: &[u8]) -> std::io::Result<()> {
         let total = self.files[name].len();
@@ -147,6 +170,11 @@ impl Model {
 pub(super) fn whole(stream: &mut TcpStream, headers: &str, body: &[u8]) -> std::io::Result<()> {
     write!(stream, "HTTP/1.1 200 OK\r\nContent-Length: {}\r\n{headers}\r\n", body.len())?;
     stream.write_all(body)
+}
+
+/// Writes a response without content.
+pub(super) fn refuse(stream: &mut TcpStream, status: &str) -> std::io::Result<()> {
+    write!(stream, "HTTP/1.1 {status}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
 }
 
 pub(super) fn redirect(stream: &mut TcpStream, location: &str, headers: &str) -> std::io::Result<()> {

@@ -8,6 +8,8 @@ mod folder;
 mod hub;
 #[cfg(all(unix, feature = "hub"))]
 mod hub_attack;
+#[cfg(feature = "hub")]
+mod hub_server;
 mod lora;
 mod support;
 mod template_limits;
