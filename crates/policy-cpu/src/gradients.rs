@@ -1,8 +1,7 @@
 //! Gradient accumulators on the CPU.
 
-use crate::decoder::{Decoder, ParameterVisitor, Which, to_host, visit_parameters};
-use burn::module::Param;
-use burn::tensor::{Gradients, Tensor};
+use crate::decoder::{Decoder, Which, visit_parameters};
+use burn::tensor::Gradients;
 use models::NamedTensor;
 use rayon::prelude::*;
 
@@ -22,28 +21,23 @@ impl GradientSum {
     }
 
     /// Adds the gradients of one micro-batch. Parameters that the loss does not depend on are unchanged.
-    pub fn add(&mut self, model: &Decoder, gradients: Gradients) {
-        struct Collect<'a> {
-            sum: &'a mut Vec<NamedTensor>,
-            gradients: Gradients,
-            index: usize,
-        }
-        impl ParameterVisitor for Collect<'_> {
-            fn visit<const D: usize>(&mut self, name: &str, parameter: &Param<Tensor<D>>) {
-                let value = parameter.val();
-                let gradient = value.grad_remove(&mut self.gradients).map(to_host);
-                if let Some(sum) = self.sum.get_mut(self.index) {
-                    let both = sum.data.iter_mut().zip(gradient.iter().flatten());
-                    both.for_each(|(sum, g)| *sum += g);
-                } else {
-                    let shape = value.dims().to_vec();
-                    let data = gradient.unwrap_or_else(|| vec![0.0; shape.iter().product()]);
-                    self.sum.push(NamedTensor { name: name.to_owned(), shape, data });
+    pub fn add(&mut self, model: &Decoder, mut gradients: Gradients) {
+        let mut index = 0;
+        visit_parameters(model, Which::Trained, |name, parameter| {
+            let Some(parameter) = parameter else { return };
+            let gradient = parameter.gradient(&mut gradients);
+            match self.parameters.get_mut(index) {
+                Some(sum) => {
+                    sum.data.iter_mut().zip(gradient.iter().flatten()).for_each(|(sum, g)| *sum += g);
                 }
-                self.index += 1;
+                None => {
+                    let shape = parameter.shape();
+                    let data = gradient.unwrap_or_else(|| vec![0.0; shape.iter().product()]);
+                    self.parameters.push(NamedTensor { name: name.to_owned(), shape, data });
+                }
             }
-        }
-        visit_parameters(model, Which::Trained, &mut Collect { sum: &mut self.parameters, gradients, index: 0 });
+            index += 1;
+        });
     }
 
     /// Returns `true` if no gradient was added.

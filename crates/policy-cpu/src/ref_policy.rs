@@ -13,9 +13,6 @@ pub(crate) fn freeze(policy: &Decoder) -> Decoder {
 }
 
 /// Computes alpha x policy + (1 - alpha) x ref for all weights. `policy` is on a device with autodiff, the result is not.
-///
-/// # Errors
-/// [`policy::Error::Other`] if a weight is not on burn's CPU backend.
 pub(crate) fn mix(ref_policy: &Decoder, policy: &Decoder, alpha: f64) -> Result<Decoder> {
     let (of_policy, of_ref) = (alpha as f32, (1.0 - alpha) as f32);
     // Both have the same model, so their parameters are in the same order.

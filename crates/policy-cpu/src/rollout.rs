@@ -10,9 +10,6 @@ use std::collections::HashSet;
 
 /// Samples the completions of a request. At most `batch_size` sequences decode together, several batches run in parallel, and samples of
 /// one prompt share its prefill; none of this changes the samples.
-///
-/// # Errors
-/// [`Error::Argument`] for a request without prompts, generations or tokens; errors of the decoder.
 pub(crate) fn generate(model: &Decoder, request: &RolloutRequest<'_>, batch_size: usize) -> Result<Vec<Completion>> {
     let (prompts, per_prompt) = (request.prompts, request.num_generations);
     if prompts.is_empty() || per_prompt == 0 || request.max_completion_length == 0 {
@@ -95,9 +92,6 @@ impl<'a> Sample<'a> {
     }
 
     /// Samples the next token from `logits: [V]`.
-    ///
-    /// # Errors
-    /// The errors of the stop condition.
     fn extend(&mut self, logits: &[f32]) -> Result<()> {
         let scores = self.processors.scores(logits, self.temperature, &self.seen);
         let (best, max) = scores
@@ -211,7 +205,10 @@ mod tests {
     #[test]
     fn logps_match_a_full_forward_pass() {
         let (model, prompts) = (model(), prompts());
-        let completions = generate(1000, &request(&prompts, 2, random(0)));
+        // Some samples of a batch end before others.
+        let stop_ids: Vec<u32> = (0..20).collect();
+        let completions = generate(1000, &RolloutRequest { stop_ids: &stop_ids, ..request(&prompts, 2, random(0)) });
+        assert!(completions.iter().any(|c| c.ids.len() < 6) && completions.iter().any(|c| c.truncated));
         for (i, completion) in completions.iter().enumerate() {
             let prompt = &prompts[i / 2];
             let whole = [prompt.clone(), completion.ids.clone()].concat();

@@ -294,12 +294,7 @@ pub fn a_missing_reference_policy_is_an_error<F: Fixture>() {
 fn critic<F: Fixture>(sequences: &[Sequence]) -> (Box<dyn Policy>, Vec<SequenceBatch<'_>>) {
     let setup = Setup { of_values: Some(ValueLossConfig::default()), ..Setup::default() };
     let mut policy = F::policy(&setup).unwrap();
-    let parts = batches(&mut *policy, sequences, 1);
-    (policy, with_value_targets(parts))
-}
-
-/// Adds old values and returns to the micro-batches of [`batches`]: two of five values are clipped.
-pub fn with_value_targets(mut parts: Vec<SequenceBatch<'_>>) -> Vec<SequenceBatch<'_>> {
+    let mut parts = batches(&mut *policy, sequences, 1);
     for (part, returns) in parts.iter_mut().zip([[0.5, 1.0, 0.0], [-1.0, 0.5, 1.0]]) {
         let tokens = part.tokens.tokens();
         let (old_values, returns) = ([0.0, 0.4, -0.05][..tokens].to_vec(), returns[..tokens].to_vec());
@@ -307,7 +302,7 @@ pub fn with_value_targets(mut parts: Vec<SequenceBatch<'_>>) -> Vec<SequenceBatc
         let weights = TokenWeights { policy: vec![0.2; tokens], ..TokenWeights::zeros(tokens) };
         part.tokens = batch.with_weights(weights).unwrap();
     }
-    parts
+    (policy, parts)
 }
 
 #[allow(missing_docs)]

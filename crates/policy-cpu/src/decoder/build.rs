@@ -9,15 +9,9 @@ use policy::Result;
 /// A source of parameter values.
 pub(crate) trait Source {
     /// Returns the values of the parameter `name` in row-major order; their number matches `shape`.
-    ///
-    /// # Errors
-    /// Errors of reading stored tensors.
     fn values(&mut self, name: &str, shape: &[usize]) -> Result<Vec<f32>>;
 
     /// Returns the stored matrix `name`, to be used in place, or `None` if its values must be copied.
-    ///
-    /// # Errors
-    /// Errors of reading stored tensors.
     fn stored(&mut self, name: &str, shape: [usize; 2]) -> Result<Option<Stored>> {
         let _ = (name, shape);
         Ok(None)

@@ -6,10 +6,8 @@
 use super::build::Source;
 use super::lora::Adapted;
 use super::model::Decoder;
-use super::params::{ParameterVisitor, Which, visit_parameters};
+use super::params::{Which, visit_parameters};
 use super::weight::Stored;
-use burn::module::Param;
-use burn::tensor::Tensor;
 use models::{ModelConfig, NamedTensor, Parameter, Weights};
 use policy::{Error, Result, TensorSink, TensorSource};
 use rayon::prelude::*;
@@ -83,26 +81,16 @@ fn parts(config: &ModelConfig, adapted: &Adapted, name: &str, shape: &[usize]) -
 
 /// Returns the tensors of transformers that the trained parameters of `model` consist of.
 pub(crate) fn trained_tensors(model: &Decoder) -> Vec<Parameter> {
-    struct List<'a> {
-        model: &'a Decoder,
-        tensors: Vec<Parameter>,
-    }
-    impl ParameterVisitor for List<'_> {
-        fn visit<const D: usize>(&mut self, name: &str, parameter: &Param<Tensor<D>>) {
-            let parts = parts(self.model.config(), self.model.adapted(), name, &parameter.dims()).into_iter();
-            self.tensors.extend(parts.map(|Part { name, shape, .. }| Parameter { name, shape }));
-        }
-    }
-    let mut list = List { model, tensors: Vec::new() };
-    visit_parameters(model, Which::Trained, &mut list);
-    list.tensors
+    let mut tensors = Vec::new();
+    visit_parameters(model, Which::Trained, |name, parameter| {
+        let parts = parameter.map(|of| parts(model.config(), model.adapted(), name, &of.shape()));
+        tensors.extend(parts.into_iter().flatten().map(|Part { name, shape, .. }| Parameter { name, shape }));
+    });
+    tensors
 }
 
 /// Passes the tensors of transformers that a parameter consists of to `sink`, one by one, with `prefix` before their names. Each is a copy,
 /// which is dropped before the next one is made unless the sink keeps it.
-///
-/// # Errors
-/// The sink's error.
 pub(crate) fn export_parts(
     of: &Decoder,
     prefix: &str,
@@ -164,9 +152,6 @@ pub(crate) struct Tensors<'a> {
 
 impl Tensors<'_> {
     /// Copies the tensors of the parameter `name`, of `shape`, to `values`.
-    ///
-    /// # Errors
-    /// The source's error; [`Error::State`] if a tensor has another number of values.
     pub(crate) fn read(&self, name: &str, shape: &[usize], values: &mut [f32]) -> Result<()> {
         let columns = shape.last().copied().unwrap_or(1);
         for part in parts(self.config, self.adapted, name, shape) {
@@ -189,10 +174,12 @@ impl Source for Tensors<'_> {
     }
 }
 
-/// Stored weights, copied into the decoder's parameters.
+/// Stored weights.
 pub(crate) struct Read<'a> {
     pub(crate) config: &'a ModelConfig,
     pub(crate) weights: &'a Weights,
+    /// `true` if matrices are used in place; otherwise they are copied into parameters.
+    pub(crate) in_place: bool,
 }
 
 impl Source for Read<'_> {
@@ -219,20 +206,11 @@ impl Source for Read<'_> {
         }
         Ok(values)
     }
-}
-
-/// Memory-mapped weights, whose matrices are used in place.
-pub(crate) struct Mapped<'a> {
-    pub(crate) config: &'a ModelConfig,
-    pub(crate) weights: &'a Weights,
-}
-
-impl Source for Mapped<'_> {
-    fn values(&mut self, name: &str, shape: &[usize]) -> Result<Vec<f32>> {
-        Read { config: self.config, weights: self.weights }.values(name, shape)
-    }
 
     fn stored(&mut self, name: &str, shape: [usize; 2]) -> Result<Option<Stored>> {
+        if !self.in_place {
+            return Ok(None);
+        }
         let mut tensors = Vec::new();
         for part in parts(self.config, &Adapted::default(), name, &shape) {
             let tensor = self.weights.tensor(&part.name)?;
@@ -247,28 +225,18 @@ impl Source for Mapped<'_> {
 mod tests {
     use super::*;
     use crate::decoder::{PackedBatch, Weight, to_host};
-    use burn::tensor::Device;
+    use burn::tensor::{Device, Tensor};
+    use models::{Dtype, ExportOptions, FolderWriter};
 
-    /// Writes the tensors to a file of a model folder.
-    fn stored(tensors: &[NamedTensor]) -> (tempfile::TempDir, Weights) {
-        stored_as(safetensors::Dtype::F32, tensors)
-    }
-
-    /// Writes the tensors in f32, or truncated to bf16.
-    fn stored_as(dtype: safetensors::Dtype, tensors: &[NamedTensor]) -> (tempfile::TempDir, Weights) {
-        let first = if dtype == safetensors::Dtype::BF16 { 2 } else { 0 };
-        let bytes: Vec<Vec<u8>> = (tensors.iter())
-            .map(|tensor| tensor.data.iter().flat_map(|x| x.to_le_bytes()[first..].to_vec()).collect())
-            .collect();
-        let views = tensors.iter().zip(&bytes).map(|(tensor, bytes)| {
-            let view = safetensors::tensor::TensorView::new(dtype, tensor.shape.clone(), bytes);
-            (tensor.name.as_str(), view.unwrap())
-        });
-        let folder = tempfile::tempdir().unwrap();
-        let file = folder.path().join("model.safetensors");
-        std::fs::write(&file, safetensors::serialize(views, None).unwrap()).unwrap();
-        let weights = Weights::open(folder.path()).unwrap();
-        (folder, weights)
+    /// Writes the decoder to a model folder.
+    fn stored(decoder: &Decoder, dtype: Dtype) -> (tempfile::TempDir, Weights) {
+        let (place, mut tensors) = (tempfile::tempdir().unwrap(), Vec::new());
+        decoder.export(&mut tensors).unwrap();
+        let (target, options) = (place.path().join("model"), ExportOptions { dtype, ..ExportOptions::default() });
+        let mut writer = FolderWriter::create(&target, decoder.config(), None, options).unwrap();
+        tensors.iter().for_each(|tensor| writer.write(&tensor.name, &tensor.data).unwrap());
+        writer.finish().unwrap();
+        (place, Weights::open(&target).unwrap())
     }
 
     /// Large bf16 weights stay bf16 for sampling, with separate adapters.
@@ -281,9 +249,7 @@ mod tests {
             initializer_range: 0.1,
             ..ModelConfig::default()
         };
-        let mut tensors = Vec::new();
-        Decoder::new(&config, 3, &Device::flex()).unwrap().export(&mut tensors).unwrap();
-        let (_folder, weights) = stored_as(safetensors::Dtype::BF16, &tensors);
+        let (_folder, weights) = stored(&Decoder::new(&config, 3, &Device::flex()).unwrap(), Dtype::Bf16);
         let base = Decoder::mapped(&config, &weights, &Device::flex()).unwrap();
         let large = &base.layers[0].mlp.gate_up_proj.weight;
         assert!(matches!(large, Weight::Stored(stored) if stored.view().unwrap().packs_narrow()));
@@ -319,48 +285,22 @@ mod tests {
             head_dim: Some(24),
             intermediate_size: 70,
             qk_norm: true,
+            attention_bias: false,
             num_hidden_layers: 1,
             ..ModelConfig::default()
         };
         let decoder = Decoder::new(&config, 3, &Device::flex()).unwrap();
-        let mut tensors = Vec::new();
-        decoder.export(&mut tensors).unwrap();
-        let names: Vec<&str> = tensors.iter().map(|tensor| tensor.name.as_str()).collect();
-        let layer = [
-            "input_layernorm.weight",
-            "self_attn.q_proj.weight",
-            "self_attn.k_proj.weight",
-            "self_attn.v_proj.weight",
-            "self_attn.q_proj.bias",
-            "self_attn.k_proj.bias",
-            "self_attn.v_proj.bias",
-            "self_attn.o_proj.weight",
-            "self_attn.q_norm.weight",
-            "self_attn.k_norm.weight",
-            "post_attention_layernorm.weight",
-            "mlp.gate_proj.weight",
-            "mlp.up_proj.weight",
-            "mlp.down_proj.weight",
-        ]
-        .map(|name| format!("model.layers.0.{name}"));
-        let mut expected = vec!["model.embed_tokens.weight"];
-        expected.extend(layer.iter().map(String::as_str));
-        expected.extend(["model.norm.weight", "lm_head.weight"]);
-        assert_eq!(names, expected);
-        // k_proj is [K D, H], transposed into the columns after those of q_proj.
-        let key = tensors.iter().find(|tensor| tensor.name.ends_with("k_proj.weight")).unwrap();
-        assert_eq!(key.shape, [2 * 24, 64]);
-        let fused = decoder.layers[0].attn.qkv_proj.weight.val();
-        assert_eq!(fused.dims(), [64, 8 * 24]);
-        assert_eq!(key.data[5 * 64 + 7], to_host(fused)[7 * 8 * 24 + 4 * 24 + 5]);
-
-        let loaded = Decoder::from_weights(&config, &stored(&tensors).1, &Device::flex()).unwrap();
+        let (folder, weights) = stored(&decoder, Dtype::F32);
+        let loaded = Decoder::from_weights(&config, &weights, &Device::flex()).unwrap();
         assert_eq!(loaded.parameters(), decoder.parameters());
-        tensors[2].data[1] = f32::NAN;
-        let text = Decoder::from_weights(&config, &stored(&tensors).1, &Device::flex()).unwrap_err().to_string();
-        assert!(text.contains("q_proj.weight") && text.contains("NaN"), "{text}");
-        tensors.remove(3);
-        let text = Decoder::from_weights(&config, &stored(&tensors).1, &Device::flex()).unwrap_err().to_string();
-        assert!(text.contains("k_proj.weight"), "{text}");
+        // The last value of the file belongs to the head.
+        let mut bytes = std::fs::read(folder.path().join("model/model.safetensors")).unwrap();
+        let end = bytes.len() - 4;
+        bytes[end..].copy_from_slice(&f32::NAN.to_le_bytes());
+        let damaged = folder.path().join("model.safetensors");
+        std::fs::write(&damaged, bytes).unwrap();
+        let damaged = Weights::open_file(&damaged).unwrap();
+        let text = Decoder::from_weights(&config, &damaged, &Device::flex()).unwrap_err().to_string();
+        assert!(text.contains("lm_head.weight") && text.contains("NaN"), "{text}");
     }
 }

@@ -30,6 +30,6 @@ pub use weight::{Stored, Weight};
 
 pub(crate) use hugging_face::{Tensors, export_parts, trained_tensors};
 pub(crate) use params::{
-    ParameterVisitor, Which, export_parameters, for_each_parameter, replace_parameters, to_host, trained_values,
-    update_parameters, visit_parameters,
+    Which, export_parameters, for_each_parameter, replace_parameters, to_host, trained_values, update_parameters,
+    visit_parameters,
 };

@@ -3,16 +3,15 @@
 //! A parameter's name is its path of field names, for example `layers.0.attn.qkv_proj.weight`; parameters are visited in the order of the
 //! fields. Gradients and moments depend on both; checkpoints have the tensors of transformers.
 
-use super::hugging_face::{Tensors, export_parts, trained_tensors};
+use super::hugging_face::{Tensors, export_parts};
 use super::lora::{is_adapter, is_value_head};
 use super::model::Decoder;
 use super::weight::{CONTAINER, STORED};
 use burn::backend::flex::FlexTensor;
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
-use burn::tensor::{Tensor, TensorData};
+use burn::tensor::{Gradients, Tensor, TensorData};
 use grpo_burn::custom_op::{Operand, values};
-use models::NamedTensor;
-use policy::{Error, Result, TensorSink, TensorSource, check_tensors};
+use policy::{Error, Result, TensorSink, TensorSource};
 
 /// Copies the values of a tensor to a list.
 pub(crate) fn to_host<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
@@ -36,50 +35,30 @@ fn is_trained_beside_a_base(name: &str) -> bool {
 
 /// Passes name, shape and values of parameters to `see`, in the order of fields and without copying. With [`Which::All`], memory-mapped
 /// weights are included as f32 copies.
-///
-/// # Errors
-/// The first error of `see`; [`Error::Other`] if a parameter is not on burn's CPU backend.
 pub(crate) fn for_each_parameter(
     model: &Decoder,
     which: Which,
-    see: impl FnMut(&str, &[usize], &[f32]) -> Result<()>,
+    mut see: impl FnMut(&str, &[usize], &[f32]) -> Result<()>,
 ) -> Result<()> {
-    struct See<'a, F> {
-        model: &'a Decoder,
-        see: F,
-        done: Result<()>,
-    }
-    impl<F: FnMut(&str, &[usize], &[f32]) -> Result<()>> ParameterVisitor for See<'_, F> {
-        fn stored(&mut self, name: &str) {
-            if self.done.is_ok() {
-                let copy = self.model.stored_weight(name);
-                self.done = copy.and_then(|(shape, values)| (self.see)(name, &shape, &values));
-            }
+    let mut done = Ok(());
+    visit_parameters(model, which, |name, parameter| {
+        if done.is_ok() {
+            done = match parameter {
+                Some(parameter) => parameter.storage().and_then(|of| see(name, &parameter.shape(), read(&of)?)),
+                None => model.stored_weight(name).and_then(|(shape, values)| see(name, &shape, &values)),
+            };
         }
-
-        fn visit<const D: usize>(&mut self, name: &str, parameter: &Param<Tensor<D>>) {
-            if self.done.is_ok() {
-                let storage = storage(parameter.val());
-                self.done = storage.and_then(|values| (self.see)(name, &parameter.dims(), read(&values)?));
-            }
-        }
-    }
-    let mut see = See { model, see, done: Ok(()) };
-    visit_parameters(model, which, &mut see);
-    see.done
+    });
+    done
 }
 
 /// Returns the number of trained values.
 pub(crate) fn trained_values(model: &Decoder) -> usize {
-    struct Count(usize);
-    impl ParameterVisitor for Count {
-        fn visit<const D: usize>(&mut self, _: &str, parameter: &Param<Tensor<D>>) {
-            self.0 += parameter.shape().num_elements();
-        }
-    }
-    let mut count = Count(0);
-    visit_parameters(model, Which::Trained, &mut count);
-    count.0
+    let mut count = 0;
+    visit_parameters(model, Which::Trained, |_, parameter| {
+        count += parameter.map_or(0, |parameter| parameter.shape().iter().product());
+    });
+    count
 }
 
 /// Returns the row-major storage of a tensor, without a copy if it is already row-major.
@@ -93,29 +72,8 @@ pub(super) fn read(storage: &FlexTensor) -> Result<&[f32]> {
 }
 
 /// Passes the tensors of the parameters to `sink`, with the names and layout of transformers (adapters: PEFT), in the order of fields.
-///
-/// # Errors
-/// The sink's error.
 pub(crate) fn export_parameters(model: &Decoder, which: Which, sink: &mut dyn TensorSink) -> Result<()> {
     for_each_parameter(model, which, |name, shape, values| export_parts(model, "", (name, shape, values), sink))
-}
-
-/// Returns the tensors of every trained parameter, in the order of fields.
-pub(crate) fn named_parameters(model: &Decoder) -> Vec<NamedTensor> {
-    let mut tensors = Vec::new();
-    // Exporting to a list cannot fail.
-    let _ = export_parameters(model, Which::Trained, &mut tensors);
-    tensors
-}
-
-/// Replaces every trained parameter by its tensors.
-///
-/// # Errors
-/// See [`check_tensors`]; the source's error.
-pub(crate) fn load_parameters(model: Decoder, tensors: &dyn TensorSource) -> Result<Decoder> {
-    check_tensors(&trained_tensors(&model), "", tensors)?;
-    let (model, replaced) = replace_parameters(model, tensors);
-    replaced.map(|()| model)
 }
 
 /// Replaces the values of trained parameters by tensors with matching names and shapes, in place if the parameters have no other owner.
@@ -167,29 +125,41 @@ pub(crate) fn update_parameters(model: Decoder, update: impl FnMut(&str, &[usize
     model.map(&mut Update { path: Vec::new(), has_adapters, update })
 }
 
-/// A visitor of float parameters and their names.
-pub(crate) trait ParameterVisitor {
-    fn visit<const D: usize>(&mut self, name: &str, parameter: &Param<Tensor<D>>);
+/// A parameter in memory, with any number of dimensions.
+pub(crate) trait AnyParameter {
+    fn shape(&self) -> Vec<usize>;
+    fn storage(&self) -> Result<FlexTensor>;
+    /// Takes the gradient; `None` if the loss does not depend on the parameter.
+    fn gradient(&self, of: &mut Gradients) -> Option<Vec<f32>>;
+}
 
-    /// Visits a memory-mapped weight.
-    fn stored(&mut self, name: &str) {
-        let _ = name;
+impl<const D: usize> AnyParameter for Param<Tensor<D>> {
+    fn shape(&self) -> Vec<usize> {
+        self.dims().to_vec()
+    }
+
+    fn storage(&self) -> Result<FlexTensor> {
+        storage(self.val())
+    }
+
+    fn gradient(&self, of: &mut Gradients) -> Option<Vec<f32>> {
+        self.val().grad_remove(of).map(to_host)
     }
 }
 
-/// Visits the parameters of `model`.
-pub(crate) fn visit_parameters(model: &Decoder, which: Which, visitor: &mut impl ParameterVisitor) {
-    struct Walk<'a, V> {
+/// Passes the parameters of `model` with their names to `see`; `None` for a memory-mapped weight.
+pub(crate) fn visit_parameters(model: &Decoder, which: Which, see: impl FnMut(&str, Option<&dyn AnyParameter>)) {
+    struct Walk<F> {
         path: Vec<String>,
         adapters_only: bool,
-        visitor: &'a mut V,
+        see: F,
     }
-    impl<V: ParameterVisitor> ModuleVisitor for Walk<'_, V> {
+    impl<F: FnMut(&str, Option<&dyn AnyParameter>)> ModuleVisitor for Walk<F> {
         fn enter_module(&mut self, name: &str, container: &str) {
             if container != CONTAINER {
                 self.path.push(name.to_owned());
             } else if !self.adapters_only && name == STORED {
-                self.visitor.stored(&self.path.join("."));
+                (self.see)(&self.path.join("."), None);
             }
         }
         fn exit_module(&mut self, _name: &str, container: &str) {
@@ -200,10 +170,10 @@ pub(crate) fn visit_parameters(model: &Decoder, which: Which, visitor: &mut impl
         fn visit_float<const D: usize>(&mut self, parameter: &Param<Tensor<D>>) {
             let name = self.path.join(".");
             if !self.adapters_only || is_trained_beside_a_base(&name) {
-                self.visitor.visit(&name, parameter);
+                (self.see)(&name, Some(parameter));
             }
         }
     }
     let adapters_only = which == Which::Trained && model.has_adapters();
-    model.visit(&mut Walk { path: Vec::new(), adapters_only, visitor });
+    model.visit(&mut Walk { path: Vec::new(), adapters_only, see });
 }

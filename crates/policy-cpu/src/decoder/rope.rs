@@ -28,9 +28,6 @@ impl Rope {
     }
 
     /// Returns a table of at least `positions` positions. Its rows do not depend on its length.
-    ///
-    /// # Errors
-    /// [`Error::TooLong`] if `positions` exceeds the model's limit.
     pub(crate) fn table(&self, positions: usize) -> Result<RopeTable> {
         if positions > self.limit {
             return Err(Error::TooLong { what: "sequence", length: positions, limit: self.limit });

@@ -4,17 +4,17 @@ use super::autodiff_ops;
 use super::batch::PackedBatch;
 use super::block::Block;
 use super::build::{Builder, Source};
-use super::hugging_face::{Mapped, Read, Tensors};
+use super::hugging_face::{Read, Tensors, trained_tensors};
 use super::inference::Inference;
 use super::layers::{Linear, RmsNorm};
 use super::lora::{Adapted, LowRank};
-use super::params::{load_parameters, named_parameters};
+use super::params::{Which, export_parameters, replace_parameters};
 use super::rope::Rope;
 use super::weight::Weight;
 use burn::module::{Module, Param};
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use models::{ModelConfig, NamedTensor, Weights};
-use policy::{Error, InitialWeights, Result, TensorSource};
+use policy::{Error, InitialWeights, Result, TensorSource, check_tensors};
 
 /// A decoder of the families Qwen2, Qwen3 and Llama 3. Hidden states and LM head are separate outputs, because the loss takes both.
 ///
@@ -66,7 +66,7 @@ impl Decoder {
     /// [`Error::Model`] for an invalid configuration, and for weights that do not fit it or are not finite.
     pub fn from_weights(config: &ModelConfig, weights: &Weights, device: &Device) -> Result<Self> {
         weights.check(config)?;
-        Self::build(config, &mut Read { config, weights }, device)
+        Self::build(config, &mut Read { config, weights, in_place: false }, device)
     }
 
     /// Creates a decoder whose matrices are used in place in memory-mapped files, which stay mapped as long as it lives. Its weights are
@@ -76,13 +76,10 @@ impl Decoder {
     /// See [`Decoder::from_weights`].
     pub fn mapped(config: &ModelConfig, weights: &Weights, device: &Device) -> Result<Self> {
         weights.check(config)?;
-        Ok(Self::build(config, &mut Mapped { config, weights }, device)?.no_grad())
+        Ok(Self::build(config, &mut Read { config, weights, in_place: true }, device)?.no_grad())
     }
 
     /// Creates a decoder with values from `source`.
-    ///
-    /// # Errors
-    /// [`Error::Model`] for an invalid configuration; errors of the source.
     pub(crate) fn build(config: &ModelConfig, source: &mut dyn Source, device: &Device) -> Result<Self> {
         config.validate()?;
         let mut of = Builder { config, device, source };
@@ -182,9 +179,6 @@ impl Decoder {
     }
 
     /// Computes [`Decoder::forward`] for the given rows only; rows may repeat.
-    ///
-    /// # Errors
-    /// See [`Decoder::forward`].
     pub(crate) fn forward_rows(&self, batch: &PackedBatch, rows: &[usize]) -> Result<Tensor<2>> {
         let x = self.run(batch)?;
         let rows: Vec<i32> = rows.iter().map(|row| *row as i32).collect();
@@ -203,7 +197,10 @@ impl Decoder {
 
     /// Returns the trained tensors, with the names and layout of `transformers` (adapters: PEFT).
     pub fn parameters(&self) -> Vec<NamedTensor> {
-        named_parameters(self)
+        let mut tensors = Vec::new();
+        // Exporting to a list cannot fail.
+        let _ = export_parameters(self, Which::Trained, &mut tensors);
+        tensors
     }
 
     /// Returns this decoder with the given values; restores the result of [`Decoder::parameters`] bit for bit.
@@ -211,7 +208,9 @@ impl Decoder {
     /// # Errors
     /// [`Error::State`] if a name or shape does not fit.
     pub fn with_parameters(self, tensors: &dyn TensorSource) -> Result<Self> {
-        load_parameters(self, tensors)
+        check_tensors(&trained_tensors(&self), "", tensors)?;
+        let (model, replaced) = replace_parameters(self, tensors);
+        replaced.map(|()| model)
     }
 
     /// Returns the adapted matrices.
