@@ -12,7 +12,7 @@ pub enum Error {
     /// A program of a run exceeds the memory of the device.
     #[error(
         "the program `{program}` with what is beside it needs {}, and the device has {}: {}",
-        readable_bytes(*needed), readable_bytes(*there), crate::KNOBS
+        readable_bytes(*needed), readable_bytes(*there), run_config::advice::DEVICE_MEMORY
     )]
     DoesNotFit {
         /// The program with the largest memory use.

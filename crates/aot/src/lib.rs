@@ -17,7 +17,6 @@ use backend_tpu::plugins::Kind;
 use backend_tpu::program::Pass;
 use models::{ModelConfig, ModelFolder};
 use policy::AdamWBounds;
-pub use policy_pjrt::KNOBS;
 use policy_pjrt::decoder::{Adapters, Decoder, Parameter, parameters};
 use policy_pjrt::{PjrtPolicyOptions, RolloutPrograms, RolloutSizes, TrainPrograms, TrainShape};
 use rng::Purpose;

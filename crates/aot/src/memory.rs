@@ -2,6 +2,7 @@
 
 use crate::{Error, ProgramName, Result, RunPrograms};
 use backend_tpu::aot::{Chip, Report};
+use models::TrainedMemory;
 use serde::Serialize;
 use std::collections::BTreeMap;
 
@@ -42,13 +43,13 @@ impl RunPrograms {
     /// Returns the device memory, from the reports of the programs that a run executes; `None` if a report is missing.
     pub fn memory<'a>(&self, report: impl Fn(ProgramName) -> Option<&'a Report>) -> Option<Memory> {
         let sizes = self.sizes();
-        let trained = |bytes: usize| (sizes.trained * bytes) as u64;
-        let moments = trained(8);
+        let trained = TrainedMemory::of(sizes.trained as u64);
+        let moments = trained.moments;
         // An update that is one program needs no gradient accumulators.
-        let sums = if self.steps_at_once() { 0 } else { trained(4) };
+        let sums = if self.steps_at_once() { 0 } else { trained.gradients };
         let (weights, remainders) = (sizes.weight_bytes as u64, sizes.remainder_bytes as u64);
         let reference = sizes.ref_policy_bytes as u64;
-        let twice = if sizes.can_roll_back { trained(12) } else { 0 };
+        let twice = if sizes.can_roll_back { trained.roll_back } else { 0 };
         let mut totals = BTreeMap::new();
         let (mut largest, mut without, mut train) = ((0, String::new()), 0, 0);
         for name in self.names().into_iter().filter(|name| !self.is_part(*name)) {
@@ -57,7 +58,7 @@ impl RunPrograms {
             let beside = match name {
                 ProgramName::Gradient => remainders + moments,
                 // Frozen weights below adapters.
-                ProgramName::Apply => weights + remainders - trained(4),
+                ProgramName::Apply => weights + remainders - trained.weights,
                 // All state is among the arguments.
                 ProgramName::Step => 0,
                 ProgramName::Admit => weights + remainders + moments + sums,

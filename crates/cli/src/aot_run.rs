@@ -190,7 +190,8 @@ fn worker(args: &Args, programs: &RunPrograms, target: Target) -> anyhow::Result
     let report = compiler.report_module(&module, &options, floor);
     report.map_err(|error| match error.to_string().contains("RESOURCE_EXHAUSTED") {
         true => {
-            anyhow::Error::new(error).context(format!("the program does not fit into the device: {}", grpo_aot::KNOBS))
+            let advice = run_config::advice::DEVICE_MEMORY;
+            anyhow::Error::new(error).context(format!("the program does not fit into the device: {advice}"))
         }
         false => error.into(),
     })

@@ -1,7 +1,5 @@
 //! The errors of this crate.
 
-use crate::memory::{KNOBS, MemoryTable};
-use grpo_core::readable_bytes;
 use std::path::{Path, PathBuf};
 
 /// Result of this crate's functions.
@@ -121,16 +119,6 @@ pub enum Error {
         expected: String,
         /// The number of values found.
         found: usize,
-    },
-    /// A training does not fit into memory.
-    #[error(
-        "{} of memory are needed and {} are free: {KNOBS}:\n{table}", readable_bytes(table.total()), readable_bytes(*available)
-    )]
-    TooLarge {
-        /// The memory by part.
-        table: MemoryTable,
-        /// The available memory in bytes.
-        available: u64,
     },
     /// A LoRA target is not a matrix of the model, or matches none.
     #[error("LoRA target {target:?}: {reason}")]

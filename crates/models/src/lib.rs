@@ -36,7 +36,7 @@ pub use error::{Error, Result};
 pub use folder::{ExportOptions, Family, FolderWriter, GenerationDefaults, ModelCard, ModelFolder, from_python_json};
 pub use hub::{Hub, locate, locate_config, locate_tokenizer, locate_weights};
 pub use lora::{AdaptedMatrix, Adapter, AdapterOptions, AdapterWriter, LoraConfig, TargetModules};
-pub use memory::{MemoryTable, Trained, TrainingMemory, UPDATES, available_memory, resident_memory};
+pub use memory::{MemoryTable, Trained, TrainedMemory, TrainingMemory, UPDATES, available_memory, resident_memory};
 pub use parameters::Parameter;
 pub use tensor::NamedTensor;
 pub use tokenizer::{CharTokenizer, HfTokenizer, Tokenizer};

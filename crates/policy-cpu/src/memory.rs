@@ -73,7 +73,7 @@ impl StepMemory {
 
     /// Returns the number of micro-batches that run concurrently.
     fn at_once(&self, weights: &TrainingMemory) -> usize {
-        at_once_of(usize::try_from(trained_weights(weights)).unwrap_or(usize::MAX)).min(self.micro_batches())
+        at_once_of(usize::try_from(weights.trained_weights()).unwrap_or(usize::MAX)).min(self.micro_batches())
     }
 
     fn sampling(&self, config: &ModelConfig, weights: &TrainingMemory, table: &mut MemoryTable) {
@@ -114,7 +114,7 @@ impl StepMemory {
         table: &mut MemoryTable,
     ) -> Result<()> {
         let (vocab, h) = (config.vocab_size as u64, config.hidden_size as u64);
-        let (trained, all) = (trained_weights(weights), weights.trained == Trained::All);
+        let (trained, all) = (weights.trained_weights(), weights.trained == Trained::All);
         let at_once = self.at_once(weights) as u64;
         // The first gradient becomes the accumulator.
         let sets = if self.micro_batches() as u64 > at_once { at_once } else { at_once - 1 };
@@ -152,13 +152,6 @@ fn product(factors: impl IntoIterator<Item = u64>) -> u64 {
 /// A sum that is `u64::MAX` where it is larger.
 fn sum(terms: impl IntoIterator<Item = u64>) -> u64 {
     terms.into_iter().fold(0, u64::saturating_add)
-}
-
-fn trained_weights(weights: &TrainingMemory) -> u64 {
-    match weights.trained {
-        Trained::All => weights.weights,
-        Trained::Adapters(count) => count,
-    }
 }
 
 /// Returns `[in, out]` of the matrices of a layer.

@@ -1,6 +1,5 @@
 //! Errors of this crate.
 
-use crate::memory::KNOBS;
 use grpo_core::readable_bytes;
 use models::MemoryTable;
 
@@ -37,7 +36,7 @@ pub enum Error {
         cause: Box<pjrt::Error>,
     },
     /// The device did not finish within the time limit.
-    #[error("{operation}: {cause}; `policy.wait_limit_minutes` of a run's configuration is the limit")]
+    #[error("{operation}: {cause}")]
     TimedOut {
         /// The operation, for example the run of a program or the copy of a tensor.
         operation: String,
@@ -82,7 +81,7 @@ pub enum Error {
     },
     /// The model or its training needs more memory than the device has; detected before weights are loaded.
     #[error(
-        "{device} has {} of memory left, but {} are needed ({}): {KNOBS}",
+        "{device} has {} of memory left, but {} are needed ({})",
         readable_bytes(*available), readable_bytes(table.total()), in_one_line(table)
     )]
     TooLarge {
@@ -94,16 +93,16 @@ pub enum Error {
         available: u64,
     },
     /// The device has not enough memory for a program or a tensor.
-    #[error("{operation}: the device has no memory left{}: {knobs} ({cause})", bytes(*needed, *available))]
+    #[error("{operation}: the device has no memory left{} ({cause})", bytes(*needed, *available))]
     OutOfMemory {
         /// The failed operation, for example the compilation or run of a program, or the copy of a tensor.
         operation: String,
+        /// Name of the program; `None` for the copy of a tensor.
+        program: Option<String>,
         /// The bytes needed, if the plugin reports them.
         needed: Option<u64>,
         /// The free bytes on the device, if the plugin reports them.
         available: Option<u64>,
-        /// Settings that reduce the memory.
-        knobs: &'static str,
         /// The plugin's error.
         cause: Box<pjrt::Error>,
     },
@@ -138,7 +137,7 @@ impl Error {
     pub(crate) fn device(operation: impl Into<String>) -> impl FnOnce(pjrt::Error) -> Self {
         let operation = operation.into();
         move |cause| match (cause.is_out_of_memory(), cause.is_timed_out()) {
-            (true, _) => Self::out_of_memory(operation, [None; 2], KNOBS, cause),
+            (true, _) => Self::out_of_memory(operation, [None; 2], None, cause),
             (_, true) => Self::TimedOut { operation, cause: cause.into() },
             _ => Self::Device { operation, cause: cause.into() },
         }
@@ -148,12 +147,12 @@ impl Error {
     pub(crate) fn out_of_memory(
         operation: String,
         [needed, available]: [Option<u64>; 2],
-        knobs: &'static str,
+        program: Option<&str>,
         cause: pjrt::Error,
     ) -> Self {
         let [of_needed, of_available] = bytes_in(&cause.to_string());
         let (needed, available) = (needed.or(of_needed), available.or(of_available));
-        Self::OutOfMemory { operation, needed, available, knobs, cause: cause.into() }
+        Self::OutOfMemory { operation, program: program.map(str::to_owned), needed, available, cause: cause.into() }
     }
 }
 
@@ -247,7 +246,7 @@ mod tests {
         let error = Error::device("reading ids of completions from the device")(cause);
         assert!(matches!(error, Error::TimedOut { .. }), "{error:?}");
         let text = policy::Error::from(error).to_string();
-        for part in ["reading ids of completions", "3600 seconds", "`rollout_decode`", "`policy.wait_limit_minutes`"] {
+        for part in ["reading ids of completions", "3600 seconds", "`rollout_decode`"] {
             assert!(text.contains(part), "{part:?} is not in: {text}");
         }
     }

@@ -6,32 +6,8 @@ use crate::decoder::{ATTENTION, Compute};
 use crate::pjrt_policy::PjrtPolicyOptions;
 use crate::rollout::{RolloutSizes, cache_shape};
 use crate::train::TrainShape;
-use models::{MemoryTable, ModelConfig, Trained, TrainingMemory};
+use models::{MemoryTable, ModelConfig, Trained, TrainedMemory, TrainingMemory};
 use stablehlo::Save;
-
-/// Settings that reduce the device memory of a run.
-pub const KNOBS: &str = "grpo.gradient_accumulation_steps (more micro-batches of fewer rows), rollout.max_completion_length and \
-    data.max_prompt_length (shorter rows), rollout.batch_size (fewer sequences that decode concurrently), policy.dtype bfloat16, \
-    policy.attention blockwise (no scores of all pairs of tokens), policy.recompute_granularity full and policy.recompute_num_layers \
-    (fewer saved activations), and \
-    policy.can_roll_back false (weights and moments once, where a step has several updates) need less";
-
-const MICRO_BATCH: &str = "grpo.gradient_accumulation_steps (more micro-batches of fewer rows), rollout.max_completion_length and \
-    data.max_prompt_length (shorter rows), policy.dtype bfloat16, policy.attention blockwise (no scores of all pairs of tokens), and \
-    policy.recompute_granularity full and policy.recompute_num_layers (fewer saved activations) need less";
-const ROLLOUT: &str = "rollout.batch_size (fewer sequences that decode concurrently), rollout.max_completion_length and \
-    data.max_prompt_length (shorter sequences), and policy.dtype bfloat16 need less";
-const UPDATE: &str = "policy.can_roll_back false (weights and moments once, where a step has several updates) and a smaller model need less";
-
-/// Returns the settings that reduce the memory of this program.
-pub(crate) fn knobs_of(program: &str) -> &'static str {
-    match program {
-        "gradient" | "score" | "values" => MICRO_BATCH,
-        "adamw" => UPDATE,
-        name if name.starts_with("rollout") => ROLLOUT,
-        _ => KNOBS,
-    }
-}
 
 /// Sizes of a training run that determine its memory, apart from the weights.
 ///
@@ -43,7 +19,7 @@ pub(crate) fn knobs_of(program: &str) -> &'static str {
 ///     micro_batch: TrainShape { rows: 8, length: 256, tokens: 1024, shared: false },
 ///     rollout: RolloutSizes { prompts: 8, longest_prompt: 128, num_generations: 8, max_completion_length: 128 },
 ///     weights: models::Dtype::F32,
-///     adapters: None,
+///     trained: models::Trained::All,
 ///     ref_policy: false,
 ///     mixes_ref_policy: false,
 /// };
@@ -58,8 +34,8 @@ pub struct TrainingSizes {
     pub rollout: RolloutSizes,
     /// Dtype of the model's weights; f32 if they are trained.
     pub weights: models::Dtype,
-    /// Number of weights of adapters if only adapters are trained; `None` if the model is trained.
-    pub adapters: Option<u64>,
+    /// The trained weights.
+    pub trained: Trained,
     /// `true` if there is a reference policy with its own weights, as opposed to the frozen model below adapters.
     pub ref_policy: bool,
     /// `true` if [`policy::Policy::mix_ref_policy`] moves the reference policy, which then keeps f32 precision.
@@ -78,16 +54,17 @@ impl TrainingSizes {
 
     /// Returns a lower bound of the memory, part by part, without the compiler's temporary buffers.
     pub fn memory(&self, config: &ModelConfig, options: &PjrtPolicyOptions) -> MemoryTable {
-        let (single, count) = (size_of::<f32>() as u64, config.parameter_count());
+        let single = size_of::<f32>() as u64;
         let operand = options.compute.dtype().bytes() as u64;
         // Trained weights in bf16 have separate remainders, which only updates read.
-        let dtype = match (options.compute, self.adapters) {
-            (Compute::Bf16, None) => models::Dtype::Bf16,
+        let dtype = match (options.compute, self.trained) {
+            (Compute::Bf16, Trained::All) => models::Dtype::Bf16,
             _ => self.weights,
         };
         let reference = self.ref_policy.then_some(if self.mixes_ref_policy { models::Dtype::F32 } else { dtype });
-        let trained = self.adapters.map_or(Trained::All, Trained::Adapters);
-        let of_state = TrainingMemory { weights: count, dtype, trained, reference }.table();
+        let (weights, trained) = (config.parameter_count(), self.trained);
+        let state = TrainingMemory { weights, dtype, trained, reference };
+        let of_state = state.table();
         let mut table = MemoryTable::new();
         // The gradient accumulators stay on the device between updates.
         let of_updates = of_state.phases().iter().flat_map(|(_, rows)| rows);
@@ -111,8 +88,8 @@ impl TrainingSizes {
         let budget = options.tiling.workspace_budget as u64;
         table.push_in("micro-batches", "logits", product(&[tokens, vocab]).saturating_mul(single).min(budget));
         if options.can_roll_back {
-            let trained = self.adapters.unwrap_or(count);
-            table.push_in("updates", "weights and moments to go back to (float32)", trained.saturating_mul(3 * single));
+            let TrainedMemory { roll_back, .. } = TrainedMemory::of(state.trained_weights());
+            table.push_in("updates", "weights and moments to go back to (float32)", roll_back);
         }
         let (slots, columns) = cache_shape(&self.rollout, options.rollout);
         let heads = config.num_key_value_heads * config.head_dim();
@@ -129,13 +106,13 @@ mod tests {
     use crate::decoder::Attention;
 
     #[test]
-    fn settings_named_in_knobs_reduce_the_memory() {
+    fn smaller_settings_reduce_the_memory() {
         let config = ModelConfig { max_position_embeddings: 4096, ..ModelConfig::default() };
         let sizes = TrainingSizes {
             micro_batch: TrainShape { rows: 64, length: 2048, tokens: 64 * 1024, shared: false },
             rollout: RolloutSizes { prompts: 1, longest_prompt: 8, num_generations: 1, max_completion_length: 8 },
             weights: models::Dtype::F32,
-            adapters: None,
+            trained: Trained::All,
             ref_policy: false,
             mixes_ref_policy: false,
         };
@@ -170,7 +147,7 @@ mod tests {
         let [twice, once] = [&options, &once].map(|options| small.memory(&wide, options).total());
         assert_eq!(twice, 28 * wide.parameter_count());
         assert!(once < 17 * wide.parameter_count());
-        let adapted = TrainingSizes { adapters: Some(1000), weights: models::Dtype::Bf16, ..small };
+        let adapted = TrainingSizes { trained: Trained::Adapters(1000), weights: models::Dtype::Bf16, ..small };
         assert!(adapted.memory(&wide, &options).total() < 3 * wide.parameter_count());
         // Longer sequences need a larger KV cache.
         let longer = RolloutSizes { prompts: 8, num_generations: 8, max_completion_length: 3000, ..sizes.rollout };

@@ -1,7 +1,6 @@
 //! A device, its compiler, and compiled programs.
 
 use crate::error::{Error, Result};
-use crate::memory::{KNOBS, knobs_of};
 use backend_tpu::compile_options::options_for_decoder;
 use backend_tpu::plugins::{self, Kind};
 use models::MemoryTable;
@@ -138,9 +137,8 @@ impl Runtime {
         match compiled {
             Ok(executable) => Ok(Program { name, executable, runtime: self.clone() }),
             Err(cause) if cause.is_out_of_memory() => {
-                let (operation, knobs) = (format!("compiling `{name}`"), knobs_of(&name));
                 // The compiler reports its own memory limit, which differs from the free memory.
-                Err(Error::out_of_memory(operation, [None; 2], knobs, cause))
+                Err(Error::out_of_memory(format!("compiling `{name}`"), [None; 2], Some(&name), cause))
             }
             Err(cause @ (pjrt::Error::Api { .. } | pjrt::Error::MissingFunction { .. })) => {
                 Err(Error::Compile { program: name, device: self.name(), plugin: self.versions(), cause: cause.into() })
@@ -175,7 +173,7 @@ impl Runtime {
         upload.map_err(|cause| match cause.is_out_of_memory() {
             true => {
                 let bytes = [Some(size_of_val(values) as u64), self.available_memory()];
-                Error::out_of_memory(format!("copying {shape:?} to the device"), bytes, KNOBS, cause)
+                Error::out_of_memory(format!("copying {shape:?} to the device"), bytes, None, cause)
             }
             false => Error::device(format!("copying {shape:?} to the device"))(cause),
         })
@@ -215,7 +213,7 @@ impl Program {
         let stats = self.executable.executable().memory_stats();
         let bytes = stats.map(|stats| stats.argument + stats.output + stats.temp - stats.alias);
         let needed = bytes.ok().and_then(|bytes| u64::try_from(bytes).ok());
-        Error::out_of_memory(operation, [needed, self.runtime.available_memory()], knobs_of(&self.name), cause)
+        Error::out_of_memory(operation, [needed, self.runtime.available_memory()], Some(&self.name), cause)
     }
 
     /// Runs a program that has one result.

@@ -4,6 +4,7 @@
 //! configuration reproduces its run. This crate knows neither the training loop nor devices.
 #![forbid(unsafe_code)]
 
+pub mod advice;
 mod error;
 mod export;
 mod grpo;

@@ -238,7 +238,7 @@ fn restore(path: &Path, saved: &SavedState, state: &TrainState<StoredTensors>, t
     }
     trainer.restore(state).map_err(|error| match error {
         // A failing device is not a damaged checkpoint.
-        trainer::Error::Policy(policy::Error::Other(_)) => error.into(),
+        trainer::Error::Policy(policy::Error::Other(_)) | trainer::Error::Exhausted { .. } => error.into(),
         error => Error::Checkpoint { path: path.to_owned(), reason: error.to_string(), last_good: None },
     })
 }

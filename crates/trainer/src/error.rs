@@ -1,6 +1,9 @@
 //! The errors of a run, with advice on how to fix them.
 
+use grpo_core::readable_bytes;
 use grpo_files::counted;
+use models::MemoryTable;
+use run_config::advice;
 
 /// Result of this crate's functions.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -56,9 +59,28 @@ pub enum Error {
     /// An error of the loss library.
     #[error(transparent)]
     Loss(#[from] grpo_core::Error),
+    /// The run does not fit into the memory of this machine.
+    #[error(
+        "{} of memory are needed and {} are free: {}:\n{table}",
+        readable_bytes(table.total()), readable_bytes(*available), advice::HOST_MEMORY
+    )]
+    TooLarge {
+        /// The memory by part.
+        table: Box<MemoryTable>,
+        /// The available memory in bytes.
+        available: u64,
+    },
+    /// The memory or the time limit of the policy's device is exhausted.
+    #[error("{error}: {advice}")]
+    Exhausted {
+        /// The device's error.
+        error: Box<policy_pjrt::Error>,
+        /// The keys of the configuration that help.
+        advice: &'static str,
+    },
     /// An error of the policy or the rollout engine, or non-finite numbers.
     #[error(transparent)]
-    Policy(#[from] policy::Error),
+    Policy(policy::Error),
     /// An invalid model, or a text or token that the tokenizer cannot process.
     #[error(transparent)]
     Model(#[from] models::Error),
@@ -70,7 +92,41 @@ pub enum Error {
     Rewards(#[from] rewards::Error),
 }
 
+impl From<policy::Error> for Error {
+    fn from(error: policy::Error) -> Self {
+        use policy_pjrt::Error::{OutOfMemory, TimedOut, TooLarge};
+        let error = match error {
+            policy::Error::Other(error) => error.downcast::<policy_pjrt::Error>(),
+            other => return Self::Policy(other),
+        };
+        let advice = match error.as_deref() {
+            Ok(TooLarge { .. }) => Some(advice::DEVICE_MEMORY),
+            Ok(OutOfMemory { program, .. }) => Some(advice::device_memory(program.as_deref())),
+            Ok(TimedOut { .. }) => Some(advice::DEVICE_TIME),
+            _ => None,
+        };
+        match (error, advice) {
+            (Ok(error), Some(advice)) => Self::Exhausted { error, advice },
+            (Ok(error), None) => Self::Policy(policy::Error::Other(error)),
+            (Err(error), _) => Self::Policy(policy::Error::Other(error)),
+        }
+    }
+}
+
 impl Error {
+    /// Checks that the memory in `table` fits into the `available` bytes of this machine, if they are known.
+    ///
+    /// # Errors
+    /// [`Error::TooLarge`].
+    pub(crate) fn check_memory(table: &MemoryTable, available: Option<u64>) -> Result<()> {
+        match available {
+            Some(available) if table.total() > available => {
+                Err(Self::TooLarge { table: Box::new(table.clone()), available })
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Returns `true` if the error means that training diverged.
     pub fn is_divergence(&self) -> bool {
         match self {
@@ -87,8 +143,10 @@ impl Error {
     /// policy's library returned an error.
     pub fn is_failure_of_policy(&self) -> bool {
         use grpo_core::Error::Backend;
-        let Self::Policy(error) = self else { return matches!(self, Self::Loss(Backend { .. })) };
-        matches!(error, policy::Error::Other(_) | policy::Error::Loss(Backend { .. }))
+        match self {
+            Self::Policy(error) => matches!(error, policy::Error::Other(_) | policy::Error::Loss(Backend { .. })),
+            _ => matches!(self, Self::Exhausted { .. } | Self::Loss(Backend { .. })),
+        }
     }
 
     /// Returns a [`policy::Error::State`] from anything that prints.
@@ -104,5 +162,40 @@ impl Error {
     /// Returns an [`Error::Argument`] from anything that prints.
     pub(crate) fn argument(operation: &'static str, expected: impl ToString, found: impl ToString) -> Self {
         Self::Argument { operation, expected: expected.to_string(), found: found.to_string() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_of_an_exhausted_device_name_the_keys_that_help() {
+        let timed_out = || {
+            let cause = pjrt::Error::TimedOut { what: "a copy from the device", seconds: 3600.0, program: None };
+            Box::new(cause)
+        };
+        let program = |name: &str| policy_pjrt::Error::OutOfMemory {
+            operation: format!("running `{name}`"),
+            program: Some(name.to_owned()),
+            needed: Some(3 << 30),
+            available: None,
+            cause: timed_out(),
+        };
+        let operation = "reading ids from the device".to_owned();
+        for (error, words) in [
+            (program("gradient"), ["running `gradient`", "3.22 GB needed", "grpo.gradient_accumulation_steps"]),
+            (program("rollout_x"), ["running `rollout_x`", "3.22 GB needed", "rollout.batch_size"]),
+            (
+                policy_pjrt::Error::TimedOut { operation, cause: timed_out() },
+                ["reading ids", "3600 seconds", "`policy.wait_limit_minutes`"],
+            ),
+        ] {
+            let error = Error::from(policy::Error::from(error));
+            assert!(error.is_failure_of_policy());
+            let text = error.to_string();
+            assert!(words.iter().all(|word| text.contains(word)), "{text}");
+        }
+        assert!(matches!(policy::Error::from(policy_pjrt::Error::Lost).into(), Error::Policy(policy::Error::Other(_))));
     }
 }

@@ -3,7 +3,7 @@
 use crate::device;
 use crate::error::{Error, Result};
 use crate::prepared::Prepared;
-use crate::pretrained::{Pretrained, Purpose, adapter_weights, training_memory};
+use crate::pretrained::{Pretrained, Purpose, trained, training_memory};
 use backend_cpu::CpuBackend;
 use data::Dataset;
 use models::{MemoryTable, ModelConfig, Tokenizer};
@@ -120,12 +120,11 @@ impl PolicyTarget {
     /// Checks that a training fits into memory.
     ///
     /// # Errors
-    /// [`models::Error::TooLarge`], [`policy_pjrt::Error::TooLarge`].
+    /// [`Error::TooLarge`]; [`Error::Exhausted`] for a device.
     pub(crate) fn check(&self, table: &MemoryTable, available: Option<u64>) -> Result<()> {
-        match (self, available) {
-            (Self::Host(_), Some(available)) => Ok(table.check(available)?),
-            (Self::Host(_), None) => Ok(()),
-            (Self::Device(runtime), _) => Ok(runtime.check_memory(table.clone()).map_err(policy::Error::from)?),
+        match self {
+            Self::Host(_) => Error::check_memory(table, available),
+            Self::Device(runtime) => Ok(runtime.check_memory(table.clone()).map_err(policy::Error::from)?),
         }
     }
 
@@ -241,7 +240,7 @@ fn training_sizes(
             max_completion_length: completion.max(config.eval.max_completion_length(&config.rollout)),
         },
         weights,
-        adapters: config.lora.as_ref().map(|lora| adapter_weights(lora, shape)).transpose()?,
+        trained: trained(config, shape)?,
         ref_policy: config.needs_ref_policy() && config.lora.is_none(),
         mixes_ref_policy: config.grpo.sync_ref_model,
     })

@@ -6,11 +6,11 @@ use crate::error::{Error, Result};
 use crate::eval::PassRule;
 use crate::factory::{Parts, PolicyTarget};
 use crate::overview::Overview;
-use crate::pretrained::{Pretrained, Purpose, adapter_weights};
+use crate::pretrained::{Pretrained, Purpose, trained};
 use crate::prompts::{check_rows, encode_prompt, open_data};
 use crate::trainer::{Rows, Trainer};
 use data::{DataReport, Dataset, RowIndex};
-use models::{CharTokenizer, ChatTemplate, ModelConfig, Tokenizer};
+use models::{CharTokenizer, ChatTemplate, ModelConfig, Tokenizer, Trained};
 use policy::PolicyEngine;
 use rewards::Rewards;
 use run_config::{ModelSource, TrainConfig};
@@ -113,7 +113,10 @@ impl Prepared {
         config.validate_for(tokenizer.vocab_size(), context)?;
         // Checked before a plugin is loaded.
         device::options(&config, &shape)?;
-        let adapters = config.lora.as_ref().map(|lora| adapter_weights(lora, &shape)).transpose()?;
+        let adapters = match trained(&config, &shape)? {
+            Trained::Adapters(count) => Some(count),
+            Trained::All => None,
+        };
         let longest = context.saturating_sub(config.rollout.max_completion_length());
         let (dataset, report) = open_data(&config.data, config.seed, &*tokenizer, longest, index)?;
         if let Some(report) = &report {

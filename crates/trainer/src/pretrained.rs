@@ -1,10 +1,10 @@
 //! Opens a pretrained model: its folder, tokenizer and weights.
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::prompts::open_tokenizer;
 use models::{
-    Dtype, HfTokenizer, LoraConfig, MemoryTable, ModelConfig, ModelFolder, Trained, TrainingMemory, available_memory,
-    resident_memory,
+    Dtype, HfTokenizer, MemoryTable, ModelConfig, ModelFolder, Trained, TrainedMemory, TrainingMemory,
+    available_memory, resident_memory,
 };
 use policy_cpu::{CpuPolicy, PolicyLoss, StepMemory};
 use run_config::{ModelSource, TrainConfig};
@@ -29,9 +29,15 @@ pub struct Pretrained {
     pub folder: ModelFolder,
 }
 
-/// Returns the number of adapter weights for a model of this shape.
-pub(crate) fn adapter_weights(lora: &LoraConfig, shape: &ModelConfig) -> Result<u64> {
-    Ok(lora.parameters(shape)?.iter().map(|parameter| parameter.len() as u64).sum())
+/// Returns the trained weights of a model of this shape.
+///
+/// # Errors
+/// LoRA targets that the model does not have.
+pub(crate) fn trained(config: &TrainConfig, shape: &ModelConfig) -> Result<Trained> {
+    Ok(match &config.lora {
+        None => Trained::All,
+        Some(lora) => Trained::Adapters(lora.parameters(shape)?.iter().map(|parameter| parameter.len() as u64).sum()),
+    })
 }
 
 impl Pretrained {
@@ -76,15 +82,15 @@ impl Pretrained {
     /// Returns the CPU policy with the weights of the folder, and with adapters if they are configured.
     ///
     /// # Errors
-    /// [`models::Error::TooLarge`] if an export does not fit into memory; invalid weights.
+    /// [`Error::TooLarge`] if an export does not fit into memory; invalid weights.
     pub(crate) fn policy(&self, config: &TrainConfig, loss: PolicyLoss, purpose: Purpose) -> Result<CpuPolicy> {
         let shape = self.folder.config();
         let weights = self.folder.weights()?;
         // For training, memory was checked before.
-        if let (Purpose::Export, Some(available)) = (purpose, available_memory()) {
+        if matches!(purpose, Purpose::Export) {
             let mut table = MemoryTable::new();
             table.push("weights (float32)", shape.parameter_count() * Dtype::F32.size() as u64);
-            table.check(available)?;
+            Error::check_memory(&table, available_memory())?;
         }
         // Names, shapes and finiteness are checked while reading. Frozen weights stay in their files.
         let policy = match &config.lora {
@@ -108,16 +114,12 @@ pub(crate) fn training_memory(
     loss: &PolicyLoss,
     prompt: usize,
 ) -> Result<MemoryTable> {
-    let trained = match &config.lora {
-        None => Trained::All,
-        Some(lora) => Trained::Adapters(adapter_weights(lora, shape)?),
-    };
     let needs_reference = config.needs_ref_policy() && config.lora.is_none();
     let memory = TrainingMemory {
         weights: shape.parameter_count(),
         dtype: if config.lora.is_some() { in_files } else { Dtype::F32 },
         reference: needs_reference.then_some(if keeps_files(config) { in_files } else { Dtype::F32 }),
-        trained,
+        trained: trained(config, shape)?,
     };
     let grpo = &config.grpo;
     let step = StepMemory {
@@ -134,13 +136,8 @@ pub(crate) fn training_memory(
     };
     let mut table = step.table(shape, &memory, loss)?;
     if config.keeps_state_to_roll_back() {
-        // Weights and moments from before the step, in f32.
-        let trained = match trained {
-            Trained::All => memory.weights,
-            Trained::Adapters(count) => count,
-        };
-        let bytes = trained.saturating_mul(3 * Dtype::F32.size() as u64);
-        table.push("state to go back to when a step fails (float32)", bytes);
+        let TrainedMemory { roll_back, .. } = TrainedMemory::of(memory.trained_weights());
+        table.push("state to go back to when a step fails (float32)", roll_back);
     }
     if let Some((now, _)) = resident_memory() {
         table.push("the program and its data", now);

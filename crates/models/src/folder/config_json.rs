@@ -79,9 +79,6 @@ pub(crate) struct ConfigJson {
 
 impl ConfigJson {
     /// Reads and checks every field that changes the computation.
-    ///
-    /// # Errors
-    /// [`Error::Field`] for an unsupported value.
     pub(crate) fn read(fields: &Fields) -> Result<Self> {
         let family = family(fields)?;
         let config = config(fields, family)?;

@@ -18,17 +18,11 @@ pub(crate) struct Fields {
 
 impl Fields {
     /// Reads the object in the file `path`.
-    ///
-    /// # Errors
-    /// [`Error::File`], [`Error::Json`].
     pub(crate) fn read(path: &Path) -> Result<Self> {
         Ok(Self::read_with_text(path)?.1)
     }
 
     /// As [`Fields::read`], with the text of the file.
-    ///
-    /// # Errors
-    /// As [`Fields::read`].
     pub(crate) fn read_with_text(path: &Path) -> Result<(String, Self)> {
         let bytes = grpo_files::read_regular(path, LIMIT).map_err(|e| Error::io("read", path, e))?;
         let fields = Self::parse(path, &bytes)?;

@@ -31,9 +31,6 @@ pub struct GenerationDefaults {
 
 impl GenerationDefaults {
     /// Reads the defaults from `generation_config.json`, if it exists, and `config.json`.
-    ///
-    /// # Errors
-    /// [`crate::Error::Field`] for a value of a wrong type and for a token outside the vocabulary.
     pub(crate) fn read(generation: Option<&Fields>, config: &Fields, vocab_size: usize) -> Result<Self> {
         let mut defaults = Self::default();
         for fields in generation.into_iter().chain([config]) {

@@ -141,9 +141,6 @@ pub(super) fn is_checksum(etag: &str) -> bool {
 
 /// Checks the contents of `path` against its ETag, if that is a checksum: the SHA-256 of a large file, or git's SHA-1 of a small one. Some
 /// mirrors send the SHA-1 of the contents alone.
-///
-/// # Errors
-/// The checksum found, if it differs; errors of reading.
 pub(super) fn check_digest(path: &Path, etag: &str) -> io::Result<Result<(), String>> {
     use sha1::Sha1;
     use sha2::{Digest, Sha256};

@@ -79,8 +79,6 @@ pub(super) struct ContentRange {
 }
 
 impl Client {
-    /// # Errors
-    /// [`Failure::Final`] for an invalid endpoint, a token that is not a valid header value, and time-outs of 0.
     pub(super) fn new(hub: &Hub) -> Result<Self, Failure> {
         let endpoint: Option<Uri> = hub.endpoint.parse().ok().filter(is_http);
         let endpoint = endpoint.ok_or_else(|| {

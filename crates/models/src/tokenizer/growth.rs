@@ -51,9 +51,6 @@ pub(super) struct Parts {
 
 impl Parts {
     /// Checks everything that needs no text.
-    ///
-    /// # Errors
-    /// Which part breaks which bound.
     pub(super) fn growth(&self) -> Result<Growth, String> {
         let mut growth = Growth::default();
         if let Some(given) = &self.normalizer {
@@ -88,9 +85,6 @@ impl Parts {
 
 impl Growth {
     /// Checks that `text` does not become too long.
-    ///
-    /// # Errors
-    /// Which normalizer would make it so.
     pub(super) fn check(&self, text: &str) -> Result<(), String> {
         let all = self.steps.iter().fold(1_usize, |all, step| all.saturating_mul(step.factor));
         if text.len().saturating_mul(all) <= MAX_TEXT {

@@ -30,8 +30,6 @@ pub(crate) enum Piece<'a> {
 }
 
 impl SpecialStrings {
-    /// # Errors
-    /// The errors of the search automaton, for too many strings.
     pub(crate) fn new(strings: &[String]) -> Result<Self, aho_corasick::BuildError> {
         let strings = AhoCorasick::builder().match_kind(MatchKind::LeftmostLongest).build(strings)?;
         Ok(Self { strings })

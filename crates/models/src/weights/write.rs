@@ -69,10 +69,6 @@ impl SafetensorsWriter {
     }
 
     /// Writes a tensor.
-    ///
-    /// # Errors
-    /// [`Error::File`]; [`Error::Length`] for a wrong number of values or a tensor that was already written; [`Error::NotFinite`] for a value
-    /// that is NaN, infinite or too large for the dtype.
     pub(crate) fn write(&mut self, name: &str, values: &[f32]) -> Result<()> {
         let Some(place) = self.places.get_mut(name) else {
             let what = "no place for a tensor";

@@ -29,7 +29,7 @@ fn a_model_that_does_not_fit_is_an_error_before_weights_are_read() {
     let error = DeviceWeights::from_tensors(runtime(), &config, &[], Dtype::F32).unwrap_err();
     assert!(matches!(&error, Error::TooLarge { device, .. } if device == "pjrt:cpu"), "{error}");
     let text = error.to_string();
-    for words in ["pjrt:cpu has ", "weights (float32)", " TB", "policy.can_roll_back false"] {
+    for words in ["pjrt:cpu has ", "weights (float32)", " TB"] {
         assert!(text.contains(words), "{words}: {text}");
     }
     assert_eq!(text.lines().count(), 1);
@@ -44,31 +44,30 @@ fn a_model_that_does_not_fit_is_an_error_before_weights_are_read() {
 }
 
 #[test]
-fn out_of_memory_errors_have_bytes_and_knobs() {
+fn out_of_memory_errors_have_bytes_and_the_program() {
     // 2^48 bytes, more than any process has.
     let shape = [1 << 23, 1 << 23];
-    for (name, knob) in [("gradient", "grpo.gradient_accumulation_steps"), ("rollout_x", "rollout.batch_size")] {
-        let f = Builder::new();
-        let one = f.argument("one", TensorType::scalar(Dtype::F32));
-        let all = one.broadcast_in_dim(&shape, &[]);
-        drop(one);
-        let program = runtime().compile(&f.finish(name, &[("all", &all)]).unwrap()).unwrap();
-        let one = runtime().upload(&[1.0_f32], &[]).unwrap();
-        // Wait for the upload: a program with a pending argument fails later, when its results are read, and then the bytes come from the
-        // plugin's error text.
-        assert_eq!(one.to_vec::<f32>().unwrap(), [1.0]);
-        let error = program.run(vec![(&one).into()]).map(|_| ()).unwrap_err();
-        let Error::OutOfMemory { needed: Some(needed), available: Some(available), .. } = &error else {
-            panic!("{error}")
-        };
-        assert!(*needed >= 1 << 48 && *available < 1 << 48);
-        let text = error.to_string();
-        assert!(text.contains(&format!("running `{name}`")) && text.contains(knob), "{text}");
-        assert!(
-            text.contains(&format!("{} needed, {} free", readable_bytes(*needed), readable_bytes(*available))),
-            "{text}"
-        );
-    }
+    let f = Builder::new();
+    let one = f.argument("one", TensorType::scalar(Dtype::F32));
+    let all = one.broadcast_in_dim(&shape, &[]);
+    drop(one);
+    let program = runtime().compile(&f.finish("gradient", &[("all", &all)]).unwrap()).unwrap();
+    let one = runtime().upload(&[1.0_f32], &[]).unwrap();
+    // Wait for the upload: a program with a pending argument fails later, when its results are read, and then the bytes come from the
+    // plugin's error text.
+    assert_eq!(one.to_vec::<f32>().unwrap(), [1.0]);
+    let error = program.run(vec![(&one).into()]).map(|_| ()).unwrap_err();
+    let Error::OutOfMemory { program: Some(program), needed: Some(needed), available: Some(available), .. } = &error
+    else {
+        panic!("{error}")
+    };
+    assert!(*needed >= 1 << 48 && *available < 1 << 48);
+    let text = error.to_string();
+    assert!(program == "gradient" && text.contains("running `gradient`"), "{text}");
+    assert!(
+        text.contains(&format!("{} needed, {} free", readable_bytes(*needed), readable_bytes(*available))),
+        "{text}"
+    );
 }
 
 #[test]
