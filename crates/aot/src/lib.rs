@@ -15,7 +15,7 @@ pub use times::Times;
 use backend_tpu::aot::{Chip, Floor};
 use backend_tpu::plugins::Kind;
 use backend_tpu::program::Pass;
-use models::{ModelConfig, ModelFolder};
+use models::{Hub, ModelConfig, ModelFolder};
 use policy::AdamWBounds;
 use policy_pjrt::decoder::{Adapters, Decoder, Parameter, parameters};
 use policy_pjrt::{PjrtPolicyOptions, RolloutPrograms, RolloutSizes, TrainPrograms, TrainShape};
@@ -365,7 +365,7 @@ fn shape_of(config: &TrainConfig) -> Result<(ModelConfig, TrainConfig)> {
     let path = Path::new(name);
     let folder = match path.file_name() {
         Some(file) if file == "config.json" && path.is_file() => ModelFolder::open(path.parent().unwrap_or(path))?,
-        _ => ModelFolder::open(&models::locate_config(name, config.model_revision.as_deref())?)?,
+        _ => ModelFolder::open(&Hub::from_env().locate_config(name, config.model_revision.as_deref())?)?,
     };
     Ok((folder.config().clone(), config.clone().with_generation_defaults(folder.generation())))
 }

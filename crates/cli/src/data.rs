@@ -116,7 +116,8 @@ pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
         anyhow::bail!("no model: expected --model FOLDER, or `model` in the configuration")
     };
     let model = data::at_home(model.as_str().as_ref()).to_string_lossy().into_owned();
-    let folder = ModelFolder::open(&models::locate_tokenizer(&model, config.model_revision.as_deref())?)?;
+    let folder =
+        ModelFolder::open(&models::Hub::from_env().locate_tokenizer(&model, config.model_revision.as_deref())?)?;
     let config = config.with_context(folder.config().max_position_embeddings);
     let tokenizer = trainer::open_tokenizer(&folder, &config.data)?;
     let summary = summarise(&args, &config, &folder, &tokenizer)?;
@@ -156,7 +157,7 @@ fn summarise(
         for (prompt, length) in prompts.iter().zip(&found) {
             lengths.extend(length.as_ref().ok());
             let is_text = !matches!(prompt, Prompt::Rendered(_));
-            *special += usize::from(is_text && tokenizer.holds_special_text(&prompt.to_string()));
+            *special += usize::from(is_text && tokenizer.special_token(&prompt.to_string()).is_some());
         }
         found
     };
@@ -176,7 +177,7 @@ fn summarise(
     }
     let prompts = items.iter().take(args.show).map(|item| {
         let ids = trainer::encode_prompt(tokenizer, &item.prompt)?;
-        let prompt = tokenizer.decode_with_special_tokens(&ids)?;
+        let prompt = tokenizer.decode_with_special(&ids)?;
         Ok(Row { source: item.source.to_string(), prompt, tokens: ids.len(), answer: item.answer.clone() })
     });
     let prompts = prompts.collect::<anyhow::Result<Vec<_>>>()?;
@@ -274,6 +275,6 @@ mod tests {
         let judged = judge(&rewards, &tokenizer, &items.iter().collect::<Vec<_>>()).unwrap();
         let rows: Vec<_> = judged.iter().map(|row| (row.reward.as_str(), row.of, row.rows, row.mean)).collect();
         assert_eq!(rows, [("correct", "answer", 2, Some(1.0)), ("correct", "completion", 1, Some(0.0))]);
-        assert!(tokenizer.holds_special_text("a <|im_end|>") && !tokenizer.holds_special_text("a <think>"));
+        assert!(tokenizer.special_token("a <|im_end|>").is_some() && tokenizer.special_token("a <think>").is_none());
     }
 }

@@ -218,6 +218,14 @@ fn nearest_hint(nearest: Option<&str>) -> String {
     nearest.map(|name| format!("; the nearest name is `{name}`")).unwrap_or_default()
 }
 
+/// Returns a text, truncated after `longest` characters.
+pub(crate) fn shortened(text: &str, longest: usize) -> String {
+    match text.char_indices().nth(longest) {
+        Some((end, _)) => format!("{} ...", &text[..end]),
+        None => text.to_owned(),
+    }
+}
+
 /// Returns the name in `known` that is most similar to `name`, if it is similar enough.
 pub(crate) fn nearest<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Option<String> {
     let near = known.into_iter().map(|other| (strsim::normalized_levenshtein(name, other), other));

@@ -79,7 +79,7 @@ impl ModelConfig {
     }
 
     /// Returns the seven matrices of a layer.
-    pub(crate) fn layer_matrices(&self) -> [LayerMatrix; 7] {
+    pub fn layer_matrices(&self) -> [LayerMatrix; 7] {
         let (hidden, wide) = (self.hidden_size, self.intermediate_size);
         let queries = self.num_attention_heads * self.head_dim();
         let keys = self.num_key_value_heads * self.head_dim();
@@ -97,13 +97,14 @@ impl ModelConfig {
 }
 
 /// A matrix of a layer.
-pub(crate) struct LayerMatrix {
-    /// The path within the layer.
-    pub(crate) name: &'static str,
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LayerMatrix {
+    /// The path within the layer, such as `self_attn.q_proj`.
+    pub name: &'static str,
     /// The number of rows.
-    pub(crate) output: usize,
+    pub output: usize,
     /// The number of columns.
-    pub(crate) input: usize,
+    pub input: usize,
     /// `true` if `attention_bias` adds a bias.
-    pub(crate) biased: bool,
+    pub biased: bool,
 }

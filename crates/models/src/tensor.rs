@@ -1,11 +1,6 @@
 //! Named tensors, by which parameters are exported from and loaded into a policy.
 
 /// A tensor of f32 values in host memory, with the name of the parameter that it belongs to.
-///
-/// ```
-/// let norm = models::NamedTensor { name: "model.norm.weight".into(), shape: vec![4], data: vec![1.0; 4] };
-/// assert_eq!(norm.shape.iter().product::<usize>(), norm.data.len());
-/// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct NamedTensor {
     /// The name of the parameter.

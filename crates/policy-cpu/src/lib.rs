@@ -35,10 +35,8 @@ mod ref_policy;
 mod rollout;
 mod sequences;
 
-pub use adamw::AdamW;
 pub use cpu_policy::CpuPolicy;
 pub use decoder::Decoder;
 pub use gradients::GradientSum;
 pub use loss::PolicyLoss;
 pub use memory::StepMemory;
-pub use sequences::completion_hidden;

@@ -38,19 +38,7 @@ impl PartialLoss {
     }
 }
 
-/// The GRPO loss of a policy and its backend.
-///
-/// ```
-/// # fn example(backend: std::sync::Arc<dyn grpo_core::Backend>) {
-/// let loss = policy_cpu::PolicyLoss {
-///     config: grpo_core::LossConfig::default().into(),
-///     backend,
-///     implementation: grpo_core::Implementation::Fused,
-///     max_tokens: 512,
-/// };
-/// # drop(loss);
-/// # }
-/// ```
+/// The GRPO loss of a policy and its backend. The [crate documentation](crate) has an example.
 #[derive(Clone)]
 pub struct PolicyLoss {
     /// Configuration of the loss.

@@ -15,18 +15,6 @@ const SINGLE: u64 = size_of::<f32>() as u64;
 const MOST_PLANNED: u64 = 1 << 20;
 
 /// Sizes of a step that determine its memory, apart from the weights.
-///
-/// ```
-/// use models::{Dtype, ModelConfig, TrainingMemory};
-/// use policy_cpu::{PolicyLoss, StepMemory};
-///
-/// # fn example(loss: &PolicyLoss) -> policy::Result<()> {
-/// let (config, weights) = (ModelConfig::default(), TrainingMemory::full(&ModelConfig::default(), Dtype::F32));
-/// let step = StepMemory { prompt: 20, completion: 8, samples: 64, per_prompt: 8, batch: 64, micro_batch: 8, head_adapter: false };
-/// println!("{}", step.table(&config, &weights, loss)?);
-/// # Ok(())
-/// # }
-/// ```
 #[derive(Clone, Copy, Debug)]
 pub struct StepMemory {
     /// Largest number of tokens of a prompt.
@@ -82,9 +70,10 @@ impl StepMemory {
         let layers = config.num_hidden_layers as u64;
         // Large weights that are bf16 in their file are packed in bf16, except a head with an adapter.
         let in_files = weights.dtype == Dtype::Bf16 && weights.trained != Trained::All;
+        // Columns are padded to whole panels.
         let bytes = |[input, output]: &[u64; 2], is_sum: bool| {
             let is_narrow = in_files && !is_sum && Layers::packs_narrow((input * output) as usize);
-            product([*input, panels(*output), if is_narrow { 2 } else { SINGLE }])
+            product([*input, output.next_multiple_of(32), if is_narrow { 2 } else { SINGLE }])
         };
         let of_layer = sum(matrices(config).iter().map(|matrix| bytes(matrix, false)));
         let packed = sum([product([layers, of_layer]), bytes(&[h, vocab], self.head_adapter)]);
@@ -159,11 +148,6 @@ fn matrices(config: &ModelConfig) -> [[u64; 2]; 4] {
     let (h, i, d) = (config.hidden_size as u64, config.intermediate_size as u64, config.head_dim() as u64);
     let (queries, keys) = (config.num_attention_heads as u64 * d, config.num_key_value_heads as u64 * d);
     [[h, queries + 2 * keys], [queries, h], [h, 2 * i], [i, h]]
-}
-
-/// Returns the number of columns of a packed weight: whole panels.
-fn panels(columns: u64) -> u64 {
-    columns.next_multiple_of(32)
 }
 
 /// Returns the number of values that a row of a micro-batch saves for the backward pass, plus the gradients of the layer in progress. Saved

@@ -34,7 +34,7 @@ pub(crate) fn has_values(model: &Decoder, tensors: &dyn TensorSource) -> bool {
     if check_tensors(&model.config().parameters(), "", tensors).is_err() {
         return false;
     }
-    let tensors = Tensors { config: model.config(), adapted: model.adapted(), prefix: "", tensors };
+    let tensors = Tensors { config: model.config(), adapted: &model.adapted, prefix: "", tensors };
     let equal = for_each_parameter(model, Which::All, |name, shape, values| {
         let mut found = vec![0.0; values.len()];
         tensors.read(name, shape, &mut found)?;

@@ -6,10 +6,7 @@ use policy::{Result, Sequence};
 
 /// Returns the hidden states `[N, H]` at the positions that predict completion tokens, concatenated. Sequences with the same prompt share
 /// its rows.
-///
-/// # Errors
-/// [`policy::Error::Argument`] for an empty prompt or completion; errors of [`Decoder::forward`].
-pub fn completion_hidden(model: &Decoder, sequences: &[Sequence]) -> Result<Tensor<2>> {
+pub(crate) fn completion_hidden(model: &Decoder, sequences: &[Sequence]) -> Result<Tensor<2>> {
     let (batch, rows) = PackedBatch::of_completions(sequences)?;
     model.forward_rows(&batch, &rows)
 }

@@ -144,7 +144,6 @@ fn train(policy: &mut dyn Policy, parts: &[SequenceBatch<'_>], loss: StepLoss) -
     loss
 }
 
-#[allow(missing_docs)] // names of tests say what they test
 pub fn scores_match_the_loss_and_use_the_requested_weights<F: Fixture>() {
     let (mut policy, sequences) = (fresh::<F>(), sequences());
     let mut parts = batches(&mut *policy, &sequences, 1);
@@ -167,7 +166,6 @@ pub fn scores_match_the_loss_and_use_the_requested_weights<F: Fixture>() {
     assert_eq!(bits(&policy.score(Weights::RefPolicy, &parts).unwrap().logp), bits(&scores.logp));
 }
 
-#[allow(missing_docs)]
 pub fn a_failed_accumulation_leaves_no_gradient<F: Fixture>() {
     let (mut policy, sequences) = (fresh::<F>(), sequences());
     let mut parts = batches(&mut *policy, &sequences, 1);
@@ -180,7 +178,6 @@ pub fn a_failed_accumulation_leaves_no_gradient<F: Fixture>() {
     assert!(policy.apply(0.1).is_err(), "there is nothing to apply");
 }
 
-#[allow(missing_docs)]
 pub fn gradients_accumulate_until_an_update<F: Fixture>() {
     let (mut policy, sequences) = (fresh::<F>(), sequences());
     let parts = batches(&mut *policy, &sequences, 1);
@@ -198,7 +195,6 @@ pub fn gradients_accumulate_until_an_update<F: Fixture>() {
     assert_eq!(policy.skip().unwrap().grad_norm, 0.0);
 }
 
-#[allow(missing_docs)]
 pub fn a_supervised_step_lowers_its_loss<F: Fixture>() {
     let (mut policy, sequences) = (fresh::<F>(), sequences());
     let parts = plain(&sequences, 1);
@@ -206,7 +202,6 @@ pub fn a_supervised_step_lowers_its_loss<F: Fixture>() {
     assert!(train(&mut *policy, &parts, SUPERVISED) < before - 0.01);
 }
 
-#[allow(missing_docs)]
 pub fn an_update_that_is_not_finite_changes_nothing<F: Fixture>() {
     let setup = Setup { loss: LossConfig::default(), ..Setup::default() };
     let (mut policy, sequences) = (F::policy(&setup).unwrap(), sequences());
@@ -233,7 +228,6 @@ pub fn an_update_that_is_not_finite_changes_nothing<F: Fixture>() {
     assert!(state(&*policy)[2].is_empty(), "before the first step there are no moments");
 }
 
-#[allow(missing_docs)]
 pub fn states_are_restored_bit_for_bit_by_import_and_roll_back<F: Fixture>() {
     let (mut policy, sequences) = (fresh::<F>(), sequences());
     let parts = batches(&mut *policy, &sequences, 1);
@@ -277,7 +271,6 @@ pub fn states_are_restored_bit_for_bit_by_import_and_roll_back<F: Fixture>() {
     assert_eq!(state(&*other), state(&*policy));
 }
 
-#[allow(missing_docs)]
 pub fn a_missing_reference_policy_is_an_error<F: Fixture>() {
     let (mut policy, sequences) = (fresh::<F>(), sequences());
     assert!(!policy.has_ref_policy());
@@ -305,7 +298,6 @@ fn critic<F: Fixture>(sequences: &[Sequence]) -> (Box<dyn Policy>, Vec<SequenceB
     (policy, parts)
 }
 
-#[allow(missing_docs)]
 pub fn a_value_head_is_trained_with_the_policy_and_saved<F: Fixture>() {
     let sequences = sequences();
     let (mut policy, parts) = critic::<F>(&sequences);
@@ -340,7 +332,6 @@ pub fn a_value_head_is_trained_with_the_policy_and_saved<F: Fixture>() {
     assert_eq!(bits(&policy.values(&parts).unwrap()), bits(&resumed.values(&parts).unwrap()));
 }
 
-#[allow(missing_docs)]
 pub fn a_value_head_needs_value_targets_and_vice_versa<F: Fixture>() {
     let sequences = sequences();
     let (mut critic, parts) = critic::<F>(&sequences);
@@ -365,7 +356,6 @@ fn adapted() -> (Setup, LoraConfig) {
     (Setup { lora: Some(lora.clone()), ..Setup::default() }, lora)
 }
 
-#[allow(missing_docs)]
 pub fn only_adapters_are_trained_and_the_reference_is_the_model_without_them<F: Fixture>() {
     let ((setup, lora), sequences) = (adapted(), sequences());
     let (mut plain_policy, mut policy) = (fresh::<F>(), F::policy(&setup).unwrap());
@@ -409,7 +399,6 @@ pub fn only_adapters_are_trained_and_the_reference_is_the_model_without_them<F: 
     assert_eq!(state(&*policy), state(&*other));
 }
 
-#[allow(missing_docs)]
 pub fn checkpoints_have_the_tensors_of_transformers_and_peft<F: Fixture>() {
     let listed = |parameters: Vec<models::Parameter>| {
         let mut all: Vec<_> = parameters.into_iter().map(|parameter| (parameter.name, parameter.shape)).collect();

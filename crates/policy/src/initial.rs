@@ -8,7 +8,7 @@ use std::borrow::Cow;
 
 /// The random matrices of a layer, and the matrices of `transformers` that each consists of: random matrices are `[in, out]`, and matrices
 /// with the same input are columns of one of them.
-const RANDOM_MATRICES: [(&str, &[&str]); 4] = [
+pub const FUSED_MATRICES: [(&str, &[&str]); 4] = [
     ("attn.qkv_proj", &["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"]),
     ("attn.o_proj", &["self_attn.o_proj"]),
     ("mlp.gate_up_proj", &["mlp.gate_proj", "mlp.up_proj"]),
@@ -158,7 +158,7 @@ fn of_model(config: &ModelConfig, parameters: &[Parameter], parameter: &Paramete
 /// Returns the layer of a matrix, its random matrix with all parts, and its name within the layer; `None` for embedding and head.
 fn random_matrix(name: &str) -> Option<(&str, &'static str, &'static [&'static str], &str)> {
     let (layer, part) = name.strip_prefix("model.layers.")?.split_once('.')?;
-    let (module, parts) = RANDOM_MATRICES.into_iter().find(|(_, parts)| parts.contains(&part))?;
+    let (module, parts) = FUSED_MATRICES.into_iter().find(|(_, parts)| parts.contains(&part))?;
     Some((layer, module, parts, part))
 }
 

@@ -17,6 +17,7 @@
 
 mod adamw;
 #[cfg(feature = "contract")]
+#[allow(missing_docs)] // names of tests say what they test
 pub mod contract;
 mod error;
 mod initial;
@@ -29,7 +30,7 @@ mod update;
 
 pub use adamw::{AdamWBounds, AdamWConfig, AdamWStep, CLIP_EPSILON};
 pub use error::{Error, Result};
-pub use initial::InitialWeights;
+pub use initial::{FUSED_MATRICES, InitialWeights};
 pub use policy::{Policy, Weights, accumulate_and_apply};
 pub use rollout::{Completion, PolicyEngine, RolloutEngine, RolloutRequest, StopCondition};
 pub use sampling::{LogitsProcessors, Sampling};

@@ -77,11 +77,6 @@ impl LogitsProcessors {
     }
 
     /// Returns the active processors as (name, value, value that means off). Processors that are `None` or off are left out.
-    ///
-    /// ```
-    /// let processors = policy::LogitsProcessors { top_k: Some(20), top_p: Some(1.0), ..Default::default() };
-    /// assert_eq!(processors.active(), [("top_k", 20.0, 0.0)]);
-    /// ```
     pub fn active(&self) -> Vec<(&'static str, f64, f64)> {
         let options = [
             ("repetition_penalty", self.repetition_penalty, 1.0),

@@ -57,7 +57,7 @@ impl Pretrained {
     /// The errors of [`Pretrained::of`].
     pub(crate) fn described(config: &TrainConfig) -> Result<Option<Self>> {
         let ModelSource::Pretrained(name) = &config.model else { return Ok(None) };
-        let path = models::locate_tokenizer(name, config.model_revision.as_deref())?;
+        let path = models::Hub::from_env().locate_tokenizer(name, config.model_revision.as_deref())?;
         Ok(Some(Self { folder: ModelFolder::open(&path)? }))
     }
 

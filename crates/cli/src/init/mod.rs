@@ -99,7 +99,7 @@ fn choose(args: &Args) -> anyhow::Result<(Settings, Seen)> {
     let ModelSource::Pretrained(name) = &config.model else {
         bail!("`model`: expected a model folder, or the name of a model on Hugging Face")
     };
-    let folder = ModelFolder::open(&models::locate_tokenizer(name, config.model_revision.as_deref())?)?;
+    let folder = ModelFolder::open(&models::Hub::from_env().locate_tokenizer(name, config.model_revision.as_deref())?)?;
     let tokenizer = trainer::open_tokenizer(&folder, &config.data)?;
     let columns = Columns::read(&config.data.files)?;
     let files = config.data.files.iter().map(|file| file.path.display().to_string()).collect::<Vec<_>>().join(", ");

@@ -154,8 +154,7 @@ pub(super) fn add_to(environment: &mut Environment<'static>) {
         ("safe", Value::from_function(filters::safe)),
     ] {
         environment.add_filter(name, move |state: &mut State<'_, '_>, items: Rest<ValueOrKwargs>| {
-            let items = texts(state, &items.into_values())?;
-            let made = filter.call(state, &items)?;
+            let made = of_texts(&filter, state, items)?;
             listed(state, made)
         });
     }
@@ -176,9 +175,7 @@ pub(super) fn add_to(environment: &mut Environment<'static>) {
         ("zip", Value::from_function(filters::zip)),
     ] {
         environment.add_filter(name, move |state: &mut State<'_, '_>, items: Rest<ValueOrKwargs>| {
-            let items = items.into_values();
-            walk_all(state, &items)?;
-            let made = filter.call(state, &items)?;
+            let made = of_walked(&filter, state, items)?;
             listed(state, made)
         });
     }
@@ -191,8 +188,7 @@ pub(super) fn add_to(environment: &mut Environment<'static>) {
         ("upper", Value::from_function(tests::is_upper)),
     ] {
         environment.add_test(name, move |state: &mut State<'_, '_>, items: Rest<ValueOrKwargs>| {
-            let items = texts(state, &items.into_values())?;
-            Ok::<_, Error>(test.call(state, &items)?.is_true())
+            Ok::<_, Error>(of_texts(&test, state, items)?.is_true())
         });
     }
     let comparisons: [(&[&'static str], Value); 8] = [
@@ -209,9 +205,7 @@ pub(super) fn add_to(environment: &mut Environment<'static>) {
         for name in names {
             let test = test.clone();
             environment.add_test(*name, move |state: &mut State<'_, '_>, items: Rest<ValueOrKwargs>| {
-                let items = items.into_values();
-                walk_all(state, &items)?;
-                Ok::<_, Error>(test.call(state, &items)?.is_true())
+                Ok::<_, Error>(of_walked(&test, state, items)?.is_true())
             });
         }
     }
@@ -267,17 +261,26 @@ fn text(state: &State<'_, '_>, value: Value) -> Result<Value, Error> {
     Ok(Value::from(out.into_string()))
 }
 
-/// The arguments of a filter that makes texts of them.
-fn texts(state: &State<'_, '_>, values: &[Value]) -> Result<Vec<Value>, Error> {
-    let of_kwargs = values.iter().filter(|value| value.is_kwargs());
+/// The result of a filter or test that makes texts of its arguments.
+fn of_texts(of: &Value, state: &mut State<'_, '_>, items: Rest<ValueOrKwargs>) -> Result<Value, Error> {
+    let items = items.into_values();
+    let of_kwargs = items.iter().filter(|value| value.is_kwargs());
     for (_, value) in of_kwargs.flat_map(python::pairs) {
         text(state, value)?;
     }
-    values.iter().map(|value| text(state, value.clone())).collect()
+    let texts = items.iter().map(|value| text(state, value.clone())).collect::<Result<Vec<_>, _>>()?;
+    of.call(state, &texts)
+}
+
+/// The result of a filter or test that compares or hashes its arguments.
+fn of_walked(of: &Value, state: &mut State<'_, '_>, items: Rest<ValueOrKwargs>) -> Result<Value, Error> {
+    let items = items.into_values();
+    walk_all(state, &items)?;
+    of.call(state, &items)
 }
 
 /// A list of what is one lazily (`x * 3`, `x + y`, `x[1:]`, `x.items()`); other values as they are.
-fn listed(state: &State<'_, '_>, value: Value) -> Result<Value, Error> {
+pub(super) fn listed(state: &State<'_, '_>, value: Value) -> Result<Value, Error> {
     let is_lazy = matches!(value.kind(), ValueKind::Seq | ValueKind::Iterable)
         && value.downcast_object_ref::<Vec<Value>>().is_none()
         && value.downcast_object_ref::<Tuple>().is_none();

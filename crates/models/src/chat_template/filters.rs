@@ -1,7 +1,7 @@
 //! Jinja's filters `indent`, `int` and `float`, and the filter around the iterable of a loop.
 
 use super::limits::{MAX_WIDTH, Text};
-use super::python;
+use super::{bounds, python};
 use minijinja::value::{Kwargs, Rest, Value, ValueKind, from_args};
 use minijinja::{Error, ErrorKind, State};
 
@@ -122,13 +122,5 @@ pub(super) fn listed(state: &State<'_, '_>, value: Value) -> Result<Value, Error
         state.consume_fuel(text.chars().count() as u64)?;
         return Ok(text.chars().map(|c| Value::from(c.to_string())).collect());
     }
-    if value.kind() != ValueKind::Iterable {
-        return Ok(value);
-    }
-    let mut items = vec![];
-    for item in value.try_iter()? {
-        state.consume_fuel(1)?;
-        items.push(item);
-    }
-    Ok(Value::from(items))
+    bounds::listed(state, value)
 }

@@ -132,28 +132,21 @@ impl Style {
     }
 
     fn quoted(&self, text: &str, out: &mut Text) -> Result<(), Error> {
-        let mut quoted = String::with_capacity(text.len() + 2);
-        quoted.push('"');
-        for c in text.chars() {
-            // Writing to a string cannot fail.
-            let _ = match c {
-                '"' => write!(quoted, "\\\""),
-                '\\' => write!(quoted, "\\\\"),
-                '\n' => write!(quoted, "\\n"),
-                '\r' => write!(quoted, "\\r"),
-                '\t' => write!(quoted, "\\t"),
-                '\u{8}' => write!(quoted, "\\b"),
-                '\u{c}' => write!(quoted, "\\f"),
-                c if (c as u32) < 0x20 => write!(quoted, "\\u{:04x}", c as u32),
-                // Marks are kept unescaped, so that they can be found again.
-                c if self.ensure_ascii && (c as u32) > 0x7e && !is_mark(c) => {
-                    c.encode_utf16(&mut [0; 2]).iter().try_for_each(|unit| write!(quoted, "\\u{unit:04x}"))
-                }
-                c => write!(quoted, "{c}"),
-            };
+        let quoted = serde_json::Value::from(text).to_string();
+        if !self.ensure_ascii {
+            return out.push(&quoted);
         }
-        quoted.push('"');
-        out.push(&quoted)
+        let mut ascii = String::with_capacity(quoted.len());
+        for c in quoted.chars() {
+            // Marks are kept unescaped, so that they can be found again.
+            if c <= '~' || is_mark(c) {
+                ascii.push(c);
+            } else {
+                // Writing to a string cannot fail.
+                let _ = c.encode_utf16(&mut [0; 2]).iter().try_for_each(|unit| write!(ascii, "\\u{unit:04x}"));
+            }
+        }
+        out.push(&ascii)
     }
 }
 

@@ -110,19 +110,12 @@ pub(super) fn number(value: &Value) -> String {
 
 /// Formats a float like `repr`: the shortest digits that round-trip, with an exponent below 1e-4 and from 1e16 on.
 fn float(number: f64) -> String {
-    if number.is_nan() {
-        return "nan".into();
+    // Rust has the same limits, and writes exponents without a sign and zeros.
+    let text = format!("{number:?}").to_lowercase();
+    match text.split_once('e') {
+        Some((digits, exponent)) => format!("{digits}e{:+03}", exponent.parse::<i32>().unwrap_or_default()),
+        None => text,
     }
-    if number.is_infinite() {
-        return if number > 0.0 { "inf" } else { "-inf" }.into();
-    }
-    let scientific = format!("{number:e}");
-    let exponent: i32 = scientific.split_once('e').and_then(|(_, e)| e.parse().ok()).unwrap_or_default();
-    if (-4..16).contains(&exponent) {
-        return format!("{number:?}");
-    }
-    let digits = scientific.split_once('e').map_or("", |(digits, _)| digits);
-    format!("{digits}e{}{:02}", if exponent < 0 { '-' } else { '+' }, exponent.abs())
 }
 
 /// Quotes a string, with double quotes only if it contains single but no double ones.

@@ -1,16 +1,14 @@
 //! Threads with a stack that is large enough for every template.
 
 use super::limits::STACK;
+use rayon::ThreadPoolBuilder;
+use rayon::prelude::*;
 use std::cell::Cell;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 thread_local! {
     /// `true` if this thread has such a stack.
     static HAS_STACK: Cell<bool> = const { Cell::new(false) };
 }
-
-/// The number of items that a thread takes at a time.
-const PIECE: usize = 32;
 
 /// Returns `true` if the current thread has a stack that is large enough for every template.
 pub(super) fn has_stack() -> bool {
@@ -27,36 +25,16 @@ pub(super) fn has_stack() -> bool {
 /// # Panics
 /// Panics if `work` panics.
 pub fn map_on_template_threads<T: Sync, R: Send>(items: &[T], threads: usize, work: impl Fn(&T) -> R + Sync) -> Vec<R> {
-    let next = AtomicUsize::new(0);
-    let pieces = || {
-        let mut done = vec![];
-        loop {
-            let start = next.fetch_add(PIECE, Ordering::Relaxed);
-            let Some(piece) = items.get(start..(start + PIECE).min(items.len())).filter(|piece| !piece.is_empty())
-            else {
-                return done;
-            };
-            done.push((start, piece.iter().map(&work).collect::<Vec<R>>()));
-        }
-    };
-    let on_own_stack = || {
-        HAS_STACK.set(true);
-        pieces()
-    };
-    let count = threads.clamp(1, items.len().div_ceil(PIECE).max(1));
-    let mut done = std::thread::scope(|scope| {
-        let begin = |_| {
-            let thread = std::thread::Builder::new().name("chat templates".into()).stack_size(STACK);
-            thread.spawn_scoped(scope, on_own_stack).ok()
-        };
-        let begun: Vec<_> = (0..count).map(begin).collect();
-        let joined = begun.into_iter().flatten().map(|thread| thread.join());
-        joined.flat_map(|done| done.unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect::<Vec<_>>()
-    });
-    // The remaining items, if no thread could be started.
-    done.extend(pieces());
-    done.sort_by_key(|(start, _)| *start);
-    done.into_iter().flat_map(|(_, results)| results).collect()
+    let pool = ThreadPoolBuilder::new()
+        .num_threads(threads.clamp(1, items.len().max(1)))
+        .stack_size(STACK)
+        .thread_name(|_| "chat templates".into())
+        .start_handler(|_| HAS_STACK.set(true));
+    match pool.build() {
+        Ok(pool) => pool.install(|| items.par_iter().map(&work).collect()),
+        // No thread could be started.
+        Err(_) => items.iter().map(work).collect(),
+    }
 }
 
 #[cfg(test)]

@@ -95,16 +95,12 @@ impl ConfigJson {
 
 fn family(fields: &Fields) -> Result<Family> {
     let known = |name: fn(Family) -> &'static str| Family::ALL.map(name).join(", ");
-    let architecture = fields
-        .typed("architectures", "a list with one name", Value::as_array)?
-        .filter(|list| !list.is_empty())
-        .map(|list| {
-            let [Value::String(name)] = list.as_slice() else {
-                return Err(fields.unsupported("architectures", format!("one of {}", known(Family::architecture))));
-            };
-            let family = Family::ALL.into_iter().find(|family| family.architecture() == name);
-            family.ok_or_else(|| fields.unsupported("architectures", format!("one of {}", known(Family::architecture))))
-        });
+    let expected = || fields.unsupported("architectures", format!("one of {}", known(Family::architecture)));
+    let architectures = fields.typed("architectures", "a list with one name", Value::as_array)?;
+    let architecture = architectures.filter(|list| !list.is_empty()).map(|list| {
+        let family = Family::ALL.into_iter().find(|family| **list == [family.architecture()]);
+        family.ok_or_else(expected)
+    });
     let kind = fields.text("model_type")?.map(|name| {
         let family = Family::ALL.into_iter().find(|family| family.model_type() == name);
         family.ok_or_else(|| fields.unsupported("model_type", known(Family::model_type)))

@@ -11,7 +11,6 @@ use crate::weights::files::{INDEX, SINGLE, shard_name};
 use crate::weights::{Dtype, SafetensorsWriter};
 use grpo_files::NewFolder;
 use serde_json::{Map, Value, json};
-use std::collections::BTreeMap;
 use std::path::Path;
 
 /// Files of a model folder besides configuration and weights, which training does not change.
@@ -85,10 +84,8 @@ impl Default for ExportOptions {
 /// ```
 #[derive(Debug)]
 pub struct FolderWriter {
-    folder: NewFolder,
-    shards: Vec<SafetensorsWriter>,
-    /// The index of the shard of each tensor.
-    places: BTreeMap<String, usize>,
+    pub(crate) folder: NewFolder,
+    pub(crate) shards: Vec<SafetensorsWriter>,
 }
 
 impl FolderWriter {
@@ -114,19 +111,16 @@ impl FolderWriter {
             None => pretty(&config_of_family(config, dtype, &generation)?),
         };
         let folder = NewFolder::create(target, replace)?;
-        let put = |name: &str, content: &[u8]| {
-            let path = folder.path().join(name);
-            std::fs::write(&path, content).map_err(|e| Error::io("write", &path, e))
-        };
-        put("config.json", config_json.as_bytes())?;
+        let put = |name: &str, content: &str| put(&folder, name, content);
+        put("config.json", &config_json)?;
         if let Some(source) = source {
             carry(source.path(), folder.path())?;
         }
         if generation != GenerationDefaults::default() && !exists(&folder.path().join("generation_config.json"))? {
-            put("generation_config.json", pretty(&generation.to_json()).as_bytes())?;
+            put("generation_config.json", &pretty(&generation.to_json().into()))?;
         }
         if let Some(card) = card {
-            put("README.md", card.render().as_bytes())?;
+            put("README.md", &card.render())?;
         }
         let parts = split(config.parameters(), dtype, max_shard_size);
         let name = |number: usize| match parts.len() {
@@ -134,15 +128,13 @@ impl FolderWriter {
             total => shard_name(number + 1, total),
         };
         if parts.len() > 1 {
-            put(INDEX, pretty(&index(&parts, dtype, name)).as_bytes())?;
+            put(INDEX, &pretty(&index(&parts, dtype, name)))?;
         }
-        let mut places = BTreeMap::new();
-        let mut shards = Vec::with_capacity(parts.len());
-        for (number, parameters) in parts.iter().enumerate() {
-            shards.push(SafetensorsWriter::create(&folder.path().join(name(number)), dtype, parameters)?);
-            places.extend(parameters.iter().map(|parameter| (parameter.name.clone(), number)));
-        }
-        Ok(Self { folder, shards, places })
+        let shards = parts.iter().enumerate().map(|(number, parameters)| {
+            SafetensorsWriter::create(&folder.path().join(name(number)), dtype, parameters)
+        });
+        let shards = shards.collect::<Result<_>>()?;
+        Ok(Self { folder, shards })
     }
 
     /// Writes the tensor `name`, row-major. Tensors may be written in any order, each once.
@@ -152,15 +144,17 @@ impl FolderWriter {
     /// written; [`Error::NotFinite`] for a value that is NaN, infinite or too large for the dtype; [`Error::File`], such as for a full
     /// disk.
     pub fn write(&mut self, name: &str, values: &[f32]) -> Result<()> {
-        match self.places.get(name) {
-            Some(&shard) => self.shards[shard].write(name, values),
-            None => Err(Error::UnknownTensor {
-                path: self.folder.target().to_owned(),
-                what: "no place for the tensor",
-                name: name.to_owned(),
-                nearest: nearest(name, self.places.keys().map(String::as_str)),
-            }),
+        for shard in &mut self.shards {
+            if shard.write(name, values)? {
+                return Ok(());
+            }
         }
+        Err(Error::UnknownTensor {
+            path: self.folder.target().to_owned(),
+            what: "no place for the tensor",
+            name: name.to_owned(),
+            nearest: nearest(name, self.shards.iter().flat_map(SafetensorsWriter::names)),
+        })
     }
 
     /// Syncs the folder to disk and renames it to its final name.
@@ -175,6 +169,12 @@ impl FolderWriter {
         drop(self.shards);
         Ok(self.folder.finish()?)
     }
+}
+
+/// Writes a file of a new folder.
+pub(crate) fn put(folder: &NewFolder, name: &str, content: &str) -> Result<()> {
+    let path = folder.path().join(name);
+    std::fs::write(&path, content).map_err(|e| Error::io("write", &path, e))
 }
 
 /// Splits tensors into files: a new one starts if a tensor would exceed `limit`, as in `huggingface_hub`.
@@ -277,12 +277,10 @@ fn config_of_family(config: &ModelConfig, dtype: Dtype, generation: &GenerationD
             json["mlp_bias"] = false.into();
         }
     }
-    if let Value::Object(tokens) = generation.to_json() {
-        // The padding token of config.json is the padding index of the embedding.
-        let is_token = |key: &str| key.ends_with("_token_id") && key != "pad_token_id";
-        for (key, value) in tokens.into_iter().filter(|(key, _)| is_token(key)) {
-            json[key] = value;
-        }
+    // The padding token of config.json is the padding index of the embedding.
+    let is_token = |key: &str| key.ends_with("_token_id") && key != "pad_token_id";
+    for (key, value) in generation.to_json().into_iter().filter(|(key, _)| is_token(key)) {
+        json[key] = value;
     }
     Ok(json)
 }

@@ -1,6 +1,6 @@
 //! Typed access to fields of a JSON object; errors name the file and the field.
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, shortened};
 use grpo_files::UniqueKeys;
 use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
@@ -100,7 +100,7 @@ impl Fields {
 
     /// Returns an [`Error::Field`] about the value of `key`.
     pub(crate) fn unsupported(&self, key: &str, supported: impl Into<String>) -> Error {
-        let found = self.map.get(key).map_or_else(|| "missing".to_owned(), shortened);
+        let found = self.map.get(key).map_or_else(|| "missing".to_owned(), |value| shortened(&value.to_string(), 200));
         Error::Field {
             path: self.path.clone(),
             field: format!("{}{key}", self.prefix),
@@ -149,15 +149,5 @@ impl Neutral {
             Self::One => value.as_f64() == Some(1.0),
             Self::On => *value == Value::Bool(true),
         }
-    }
-}
-
-/// Returns a value as JSON, truncated if it is long.
-fn shortened(value: &Value) -> String {
-    const LONGEST: usize = 200;
-    let text = value.to_string();
-    match text.char_indices().nth(LONGEST) {
-        Some((end, _)) => format!("{} ...", &text[..end]),
-        None => text,
     }
 }

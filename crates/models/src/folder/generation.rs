@@ -2,7 +2,7 @@
 
 use super::fields::{Fields, Neutral};
 use crate::error::Result;
-use serde_json::Value;
+use serde_json::{Map, Value, json};
 
 /// Sampling defaults of a model folder, by the names of `generation_config.json`; `None` for missing fields.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -103,28 +103,24 @@ fn tokens(fields: &Fields, key: &str, vocab_size: usize) -> Result<Vec<u32>> {
 
 impl GenerationDefaults {
     /// Returns the fields with values as a `generation_config.json`.
-    pub(crate) fn to_json(&self) -> Value {
-        let mut map = serde_json::Map::new();
-        let mut put = |key: &str, value: Option<Value>| {
-            if let Some(value) = value {
-                map.insert(key.to_owned(), value);
-            }
-        };
+    pub(crate) fn to_json(&self) -> Map<String, Value> {
+        let list = |values: Vec<Value>| (!values.is_empty()).then_some(Value::Array(values));
         let eos = match self.eos_token_id.as_slice() {
-            [] => None,
-            [one] => Some(Value::from(*one)),
-            several => Some(Value::from(several)),
+            [one] => Some(json!(one)),
+            several => list(several.iter().map(|id| json!(id)).collect()),
         };
-        put("eos_token_id", eos);
-        put("pad_token_id", self.pad_token_id.map(Value::from));
-        put("bos_token_id", self.bos_token_id.map(Value::from));
-        put("do_sample", self.do_sample.map(Value::from));
-        put("temperature", self.temperature.map(Value::from));
-        put("top_k", self.top_k.map(Value::from));
-        put("top_p", self.top_p.map(Value::from));
-        put("min_p", self.min_p.map(Value::from));
-        put("repetition_penalty", self.repetition_penalty.map(Value::from));
-        put("stop_strings", (!self.stop_strings.is_empty()).then(|| self.stop_strings.clone().into()));
-        Value::Object(map)
+        let fields = [
+            ("eos_token_id", eos),
+            ("pad_token_id", self.pad_token_id.map(Value::from)),
+            ("bos_token_id", self.bos_token_id.map(Value::from)),
+            ("do_sample", self.do_sample.map(Value::from)),
+            ("temperature", self.temperature.map(Value::from)),
+            ("top_k", self.top_k.map(Value::from)),
+            ("top_p", self.top_p.map(Value::from)),
+            ("min_p", self.min_p.map(Value::from)),
+            ("repetition_penalty", self.repetition_penalty.map(Value::from)),
+            ("stop_strings", list(self.stop_strings.iter().map(|text| json!(text)).collect())),
+        ];
+        fields.into_iter().filter_map(|(key, value)| Some((key.to_owned(), value?))).collect()
     }
 }

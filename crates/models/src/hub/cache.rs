@@ -2,8 +2,10 @@
 //! commit, and locks in `.locks`.
 
 use super::folder_name;
+use sha1::Sha1;
+use sha2::{Digest, Sha256};
 use std::fs::File;
-use std::io::{self, ErrorKind, Read};
+use std::io::{self, ErrorKind, Read, Seek};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -142,39 +144,34 @@ pub(super) fn is_checksum(etag: &str) -> bool {
 /// Checks the contents of `path` against its ETag, if that is a checksum: the SHA-256 of a large file, or git's SHA-1 of a small one. Some
 /// mirrors send the SHA-1 of the contents alone.
 pub(super) fn check_digest(path: &Path, etag: &str) -> io::Result<Result<(), String>> {
-    use sha1::Sha1;
-    use sha2::{Digest, Sha256};
     if !is_checksum(etag) {
         return Ok(Ok(()));
     }
     let (mut file, size) = grpo_files::open_regular(path)?;
-    let mut feed = |write: &mut dyn FnMut(&[u8])| -> io::Result<()> {
-        let mut chunk = vec![0; 1 << 20];
-        loop {
-            match file.read(&mut chunk)? {
-                0 => return Ok(()),
-                read => write(&chunk[..read]),
-            }
-        }
-    };
-    let hex = |digest: &[u8]| digest.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
-    let found = if etag.len() == 64 {
-        let mut hasher = Sha256::new();
-        feed(&mut |bytes| hasher.update(bytes))?;
-        vec![("SHA-256", hex(&hasher.finalize()))]
-    } else {
-        let mut git = Sha1::new_with_prefix(format!("blob {size}\0"));
-        let mut plain = Sha1::new();
-        feed(&mut |bytes| {
-            git.update(bytes);
-            plain.update(bytes);
-        })?;
-        vec![("SHA-1 of git", hex(&git.finalize())), ("SHA-1", hex(&plain.finalize()))]
+    let found = match etag.len() {
+        64 => vec![("SHA-256", digest(&mut file, Sha256::new())?)],
+        _ => vec![
+            ("SHA-1 of git", digest(&mut file, Sha1::new_with_prefix(format!("blob {size}\0")))?),
+            ("SHA-1", digest(&mut file, Sha1::new())?),
+        ],
     };
     if found.iter().any(|(_, digest)| digest.eq_ignore_ascii_case(etag)) {
         return Ok(Ok(()));
     }
     Ok(Err(format!("{} {}", found[0].0, found[0].1)))
+}
+
+/// Returns the digest of a whole file in hexadecimal digits.
+fn digest(file: &mut File, mut hasher: impl Digest) -> io::Result<String> {
+    file.rewind()?;
+    let mut chunk = vec![0; 1 << 20];
+    loop {
+        match file.read(&mut chunk)? {
+            0 => break,
+            read => hasher.update(&chunk[..read]),
+        }
+    }
+    Ok(hasher.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
 #[cfg(test)]

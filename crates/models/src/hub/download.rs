@@ -11,6 +11,7 @@
 use super::cache::{ModelCache, check_digest, free_space, is_blob_name, is_checksum, is_commit};
 use super::http::{Answer, Client, Failure, Purpose};
 use super::{CONFIG, Hub, Part};
+use crate::error::shortened;
 use crate::folder::export::CARRIED;
 use crate::weights::files::{INDEX, SINGLE, shard_number};
 use std::collections::BTreeMap;
@@ -28,6 +29,9 @@ const STALLED_ATTEMPTS: u32 = 2;
 const PROGRESS: u64 = 1 << 20;
 /// The size limit of a model's file listing in bytes.
 const MAX_LISTING: u64 = 32 << 20;
+
+/// The longest text of a server in a message, in characters.
+const LONGEST: usize = 60;
 
 /// Downloads the files of a part of `model` that are not cached, and returns the snapshot; the error says why that failed.
 pub(super) fn download(hub: &Hub, model: &str, revision: &str, part: Part) -> Result<PathBuf, String> {
@@ -121,7 +125,7 @@ impl Listing {
             return Err(Failure::Broken(format!("the connection to {host} broke off after {read} bytes")));
         }
         let info: Info = serde_json::from_slice(&body).map_err(|error| {
-            let begin: String = String::from_utf8_lossy(&body).chars().take(60).collect();
+            let begin = shortened(&String::from_utf8_lossy(&body), LONGEST);
             Failure::Final(format!(
                 "{host} answers with something other than a listing of the model's files in JSON ({error}): {begin:?}"
             ))
@@ -139,7 +143,7 @@ fn commit(found: &str, host: &str) -> Result<String, Failure> {
     if is_commit(found) {
         return Ok(found.to_owned());
     }
-    let found = shortened(found);
+    let found = shortened(found, LONGEST);
     Err(Failure::Final(format!("{host} names the commit {found:?}: expected 40 hexadecimal digits")))
 }
 
@@ -201,7 +205,7 @@ impl Source<'_> {
         let etag = answer.first("x-linked-etag").or(answer.etag()).unwrap_or_default();
         let etag = etag.strip_prefix("W/").unwrap_or(etag).trim_matches('"');
         if !is_blob_name(etag) {
-            let found = shortened(etag);
+            let found = shortened(etag, LONGEST);
             return Err(Failure::Final(format!(
                 "{host} sends the ETag {found:?}, which becomes the name of a file: expected letters, digits, `.`, `_` and `-`"
             )));
@@ -389,15 +393,6 @@ fn retried<T>(request: impl Fn() -> Result<T, Failure>) -> Result<T, Failure> {
             Ok(value) => return Ok(value),
             Err(failure) => attempts.wait_after(failure)?,
         }
-    }
-}
-
-/// Returns the text of a server, truncated if it is long.
-fn shortened(text: &str) -> String {
-    const LONGEST: usize = 60;
-    match text.char_indices().nth(LONGEST) {
-        Some((end, _)) => format!("{} ...", &text[..end]),
-        None => text.to_owned(),
     }
 }
 

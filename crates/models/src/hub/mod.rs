@@ -30,25 +30,7 @@ pub fn locate(model: &str, revision: Option<&str>) -> Result<PathBuf> {
     Hub::from_env().locate(model, revision)
 }
 
-/// Like [`locate`], but for `config.json` and, if it exists, `generation_config.json` only: weights are not looked for or downloaded. Calls
-/// [`Hub::from_env`] and [`Hub::locate_config`].
-///
-/// # Errors
-/// The errors of [`Hub::locate_config`].
-pub fn locate_config(model: &str, revision: Option<&str>) -> Result<PathBuf> {
-    Hub::from_env().locate_config(model, revision)
-}
-
-/// Returns the folder of a model with configuration, tokenizer and chat template. Unlike [`locate`], it neither looks for nor downloads
-/// weights. It calls [`Hub::from_env`] and [`Hub::locate_tokenizer`].
-///
-/// # Errors
-/// The errors of [`Hub::locate_tokenizer`].
-pub fn locate_tokenizer(model: &str, revision: Option<&str>) -> Result<PathBuf> {
-    Hub::from_env().locate_tokenizer(model, revision)
-}
-
-/// Returns the folder of a model with its weights, at the commit of `described`, a folder that [`locate_tokenizer`] has returned.
+/// Returns the folder of a model with its weights, at the commit of `described`, a folder that [`Hub::locate_tokenizer`] has returned.
 ///
 /// # Errors
 /// The errors of [`Hub::locate`].

@@ -3,9 +3,9 @@
 use super::config::{AdaptedMatrix, HEAD_MODULE, LoraConfig, TargetModules};
 use crate::config::ModelConfig;
 use crate::error::{Error, Result};
-use crate::folder::export::{carry, pretty};
+use crate::folder::export::{carry, pretty, put};
 use crate::folder::fields::{Fields, Neutral};
-use crate::folder::{ModelCard, ModelFolder, exists};
+use crate::folder::{FolderWriter, ModelCard, ModelFolder, exists};
 use crate::parameters::{EMBEDDING, HEAD};
 use crate::weights::{Dtype, SafetensorsWriter, WeightTensor, Weights, first_difference};
 use grpo_files::NewFolder;
@@ -67,8 +67,7 @@ impl Adapter {
     /// [`Error::Target`]; [`Error::Weights`] for a damaged file; [`Error::UnknownTensor`], [`Error::MissingTensors`],
     /// [`Error::TensorShape`], [`Error::TensorDtype`] and [`Error::NotFinite`] for tensors that do not match the configuration.
     pub fn open(folder: &Path, model: &ModelConfig) -> Result<Self> {
-        let fields = Fields::read(&folder.join(CONFIG))?;
-        let config = read_config(&fields)?;
+        let (config, base_model) = Self::read_config(folder)?;
         let matrices = config.resolve(model)?;
         let file = folder.join(WEIGHTS);
         if !exists(&file)? && exists(&folder.join("adapter_model.bin"))? {
@@ -82,7 +81,6 @@ impl Adapter {
         let base_layer = matrices.iter().find(|matrix| matrix.name == HEAD_MODULE).map(AdaptedMatrix::base_layer);
         weights.check_parameters(&config.parameters(model)?, |name| base_layer.as_deref() == Some(name))?;
         weights.check_finite()?;
-        let base_model = fields.text("base_model_name_or_path")?.filter(|name| !name.is_empty()).map(str::to_owned);
         Ok(Self { config, base_model, matrices, weights })
     }
 
@@ -211,10 +209,7 @@ impl Default for AdapterOptions {
 
 /// An adapter folder that is being written. The folder appears when [`AdapterWriter::finish`] returns.
 #[derive(Debug)]
-pub struct AdapterWriter {
-    folder: NewFolder,
-    file: SafetensorsWriter,
-}
+pub struct AdapterWriter(FolderWriter);
 
 impl AdapterWriter {
     /// Creates the folder `target` for the adapters of `lora` to a model with `config`. Tokenizer and template files are copied from the base
@@ -232,19 +227,15 @@ impl AdapterWriter {
         let AdapterOptions { dtype, base_model, replace, card } = options;
         let parameters = lora.parameters(config)?;
         let folder = NewFolder::create(target, replace)?;
-        let put = |name: &str, content: &str| {
-            let path = folder.path().join(name);
-            std::fs::write(&path, content).map_err(|e| Error::io("write", &path, e))
-        };
-        put(CONFIG, &pretty(&config_json(lora, &lora.target_names(config)?, base_model.as_deref())))?;
+        put(&folder, CONFIG, &pretty(&config_json(lora, &lora.target_names(config)?, base_model.as_deref())))?;
         if let Some(card) = card {
-            put("README.md", &card.render_for("peft"))?;
+            put(&folder, "README.md", &card.render_for("peft"))?;
         }
         if let Some(source) = source {
             carry(source.path(), folder.path())?;
         }
-        let file = SafetensorsWriter::create(&folder.path().join(WEIGHTS), dtype, &parameters)?;
-        Ok(Self { folder, file })
+        let shards = vec![SafetensorsWriter::create(&folder.path().join(WEIGHTS), dtype, &parameters)?];
+        Ok(Self(FolderWriter { folder, shards }))
     }
 
     /// Writes the tensor `name` ([`AdaptedMatrix::lora_a`], [`AdaptedMatrix::lora_b`]), row-major. Tensors may be written in any order, each once.
@@ -252,7 +243,7 @@ impl AdapterWriter {
     /// # Errors
     /// The errors of [`crate::FolderWriter::write`].
     pub fn write(&mut self, name: &str, values: &[f32]) -> Result<()> {
-        self.file.write(name, values)
+        self.0.write(name, values)
     }
 
     /// Syncs the folder to disk and renames it to its final name.
@@ -260,12 +251,7 @@ impl AdapterWriter {
     /// # Errors
     /// [`Error::MissingTensors`] for tensors that were not written; [`Error::File`].
     pub fn finish(self) -> Result<()> {
-        let missing: Vec<&str> = self.file.missing().collect();
-        if !missing.is_empty() {
-            return Err(Error::missing(self.folder.target(), &missing));
-        }
-        drop(self.file);
-        Ok(self.folder.finish()?)
+        self.0.finish()
     }
 }
 

@@ -1,25 +1,66 @@
 //! Checks of tokenizer.json beyond those of the library `tokenizers`.
 
 use super::growth::{Growth, MAX_TOKEN, Parts};
+use serde_json::Value;
+use std::collections::HashMap;
 
-/// Checks the parts in `bytes` before a tokenizer is built from them, and returns the bound on the growth of texts.
-pub(super) fn checked_parts(bytes: &[u8]) -> Result<Growth, String> {
-    #[derive(serde::Deserialize)]
-    struct Added {
-        content: String,
+/// The contents of tokenizer.json that are checked.
+#[derive(serde::Deserialize)]
+pub(super) struct TokenizerFile {
+    #[serde(flatten)]
+    parts: Parts,
+    #[serde(default)]
+    added_tokens: Vec<Added>,
+}
+
+#[derive(serde::Deserialize)]
+struct Added {
+    content: String,
+    /// A number, which only [`TokenizerFile::check_added_ids`] requires.
+    #[serde(default)]
+    id: Value,
+}
+
+impl TokenizerFile {
+    /// Checks the parts before a tokenizer is built from them, and returns the bound on the growth of texts.
+    pub(super) fn growth(&self) -> Result<Growth, String> {
+        let growth = self.parts.growth()?;
+        self.added_tokens.iter().try_for_each(|token| check_added(&token.content, &growth))?;
+        Ok(growth)
     }
-    #[derive(serde::Deserialize)]
-    struct File {
-        #[serde(flatten)]
-        parts: Parts,
-        #[serde(default)]
-        added_tokens: Vec<Added>,
+
+    /// Checks that `inner` kept the ids of added tokens: the library silently renumbers added tokens outside the vocabulary without gaps.
+    pub(super) fn check_added_ids(&self, inner: &tokenizers::Tokenizer, vocab_size: usize) -> Result<(), String> {
+        // The library drops empty tokens.
+        let named = self.added_tokens.iter().filter(|token| !token.content.is_empty());
+        let added = named.map(|Added { content, id }| match id.as_u64().and_then(|id| u32::try_from(id).ok()) {
+            Some(id) => Ok((content, id)),
+            None => Err(format!("expected the added token {content:?} with a whole number as id, got {id}")),
+        });
+        let added = added.collect::<Result<Vec<_>, _>>()?;
+        match added.iter().max_by_key(|(_, id)| *id) {
+            Some((last, id)) if *id as usize >= vocab_size => return Err(beyond(last, *id, vocab_size)),
+            _ => {}
+        }
+        let mut contents = HashMap::new();
+        for (content, id) in added {
+            if let Some(other) = contents.insert(id, content).filter(|other| *other != content) {
+                return Err(format!(
+                    "the added tokens {other:?} and {content:?} both have the id {id}: expected an id of its own for each"
+                ));
+            }
+            match inner.token_to_id(content) {
+                Some(found) if found != id => {
+                    return Err(format!(
+                        "the added token {content:?} has the id {id}, and the library `tokenizers` gives it {found}: expected the \
+                         vocabulary's own id, or the ids behind it without a gap"
+                    ));
+                }
+                _ => {}
+            }
+        }
+        Ok(())
     }
-    // The library reports invalid files.
-    let Ok(file) = serde_json::from_slice::<File>(bytes) else { return Ok(Growth::default()) };
-    let growth = file.parts.growth()?;
-    file.added_tokens.iter().try_for_each(|token| check_added(&token.content, &growth))?;
-    Ok(growth)
 }
 
 /// Checks the length of an added token, before and after normalization.
@@ -47,7 +88,7 @@ pub(super) fn caught<T>(work: impl FnOnce() -> Result<T, tokenizers::Error>) -> 
 
 /// Checks that ids in the vocabulary are unique, and that no token is too long.
 pub(super) fn check_tokens(inner: &tokenizers::Tokenizer) -> Result<(), String> {
-    let mut tokens = std::collections::HashMap::new();
+    let mut tokens = HashMap::new();
     for (token, id) in inner.get_vocab(false) {
         check_length(&token)?;
         if let Some(other) = tokens.insert(id, token.clone()) {
@@ -55,46 +96,6 @@ pub(super) fn check_tokens(inner: &tokenizers::Tokenizer) -> Result<(), String> 
             return Err(format!(
                 "the tokens {first:?} and {second:?} both have the id {id}: expected an id of its own for each"
             ));
-        }
-    }
-    Ok(())
-}
-
-/// Checks that `inner`, parsed from `bytes`, kept the ids of added tokens: the library silently renumbers added tokens outside the
-/// vocabulary without gaps.
-pub(super) fn check_added_ids(inner: &tokenizers::Tokenizer, bytes: &[u8], vocab_size: usize) -> Result<(), String> {
-    #[derive(serde::Deserialize)]
-    struct Added {
-        id: u32,
-        content: String,
-    }
-    #[derive(serde::Deserialize)]
-    struct File {
-        #[serde(default)]
-        added_tokens: Vec<Added>,
-    }
-    let file: File = serde_json::from_slice(bytes).map_err(|e| e.to_string())?;
-    // The library drops empty tokens.
-    let added = || file.added_tokens.iter().filter(|token| !token.content.is_empty());
-    match added().max_by_key(|token| token.id) {
-        Some(last) if last.id as usize >= vocab_size => return Err(beyond(&last.content, last.id, vocab_size)),
-        _ => {}
-    }
-    let mut contents = std::collections::HashMap::new();
-    for Added { id, content } in added() {
-        if let Some(other) = contents.insert(*id, content).filter(|other| *other != content) {
-            return Err(format!(
-                "the added tokens {other:?} and {content:?} both have the id {id}: expected an id of its own for each"
-            ));
-        }
-        match inner.token_to_id(content) {
-            Some(found) if found != *id => {
-                return Err(format!(
-                    "the added token {content:?} has the id {id}, and the library `tokenizers` gives it {found}: expected the \
-                     vocabulary's own id, or the ids behind it without a gap"
-                ));
-            }
-            _ => {}
         }
     }
     Ok(())

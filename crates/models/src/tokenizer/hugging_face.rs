@@ -1,7 +1,7 @@
 //! The tokenizer of a Hugging Face model folder.
 
 use super::Tokenizer;
-use super::checks::{beyond, caught, check_added, check_added_ids, check_tokens, checked_parts};
+use super::checks::{TokenizerFile, beyond, caught, check_added, check_tokens};
 use super::growth::Growth;
 use super::marks::{Piece, SpecialStrings};
 use super::special::{ChatTemplates, TokenizerConfig};
@@ -36,7 +36,7 @@ const CONTINUED: &str = "CONTINUE_FINAL_MESSAGE_TAG ";
 /// // The stop ids are those of generation_config.json; config.json's vocab_size says how many ids the model knows.
 /// let tokenizer = HfTokenizer::open("Qwen2.5-0.5B-Instruct".as_ref(), &[151645, 151643], 151936)?;
 /// let ids = tokenizer.encode_messages(&[json!({"role": "user", "content": "What is 6 x 7?"})], None, None)?;
-/// println!("{}", tokenizer.decode_with_special_tokens(&ids)?);
+/// println!("{}", tokenizer.decode_with_special(&ids)?);
 /// # Ok(())
 /// # }
 /// ```
@@ -76,12 +76,14 @@ impl HfTokenizer {
             return Err(fault(missing(folder)));
         }
         let bytes = grpo_files::read_regular(&path, LIMIT).map_err(|e| Error::io("read", &path, e))?;
-        let growth = checked_parts(&bytes).map_err(fault)?;
+        let file = serde_json::from_slice::<TokenizerFile>(&bytes);
+        // The library reports invalid files.
+        let growth = file.as_ref().map_or_else(|_| Ok(Growth::default()), TokenizerFile::growth).map_err(fault)?;
         let expected = |e| fault(format!("expected a tokenizer of the crate or package `tokenizers`: {e}"));
         let mut inner = caught(|| tokenizers::Tokenizer::from_bytes(&bytes)).map_err(expected)?;
         let UniqueKeys = serde_json::from_slice(&bytes).map_err(|e| fault(e.to_string()))?;
         check_tokens(&inner).map_err(fault)?;
-        check_added_ids(&inner, &bytes, vocab_size).map_err(fault)?;
+        file.map_err(|e| e.to_string()).and_then(|file| file.check_added_ids(&inner, vocab_size)).map_err(fault)?;
         let config = TokenizerConfig::read(folder)?;
         // `true` if the files define the token with an id; otherwise it gets the next id below, as in transformers.
         let eos_token = config.named.get("eos_token").and_then(Value::as_str);
@@ -198,20 +200,6 @@ impl HfTokenizer {
     /// The errors of [`Tokenizer::encode_messages`].
     pub fn render(&self, messages: &[Value], tools: Option<&Value>, documents: Option<&Value>) -> Result<String> {
         self.rendered(chat_template::normalized(messages)?, tools.cloned(), documents.cloned(), &self.options)
-    }
-
-    /// Returns the text of `ids` including special tokens.
-    ///
-    /// # Errors
-    /// The errors of [`Tokenizer::decode`].
-    pub fn decode_with_special_tokens(&self, ids: &[u32]) -> Result<String> {
-        self.check(ids)?;
-        caught(|| self.inner.decode(ids, false)).map_err(Error::Tokenizer)
-    }
-
-    /// Returns `true` if `text` contains a special-token string, which is encoded as text.
-    pub fn holds_special_text(&self, text: &str) -> bool {
-        self.special.is_in(text)
     }
 
     fn rendered(
@@ -405,7 +393,8 @@ impl Tokenizer for HfTokenizer {
     }
 
     fn decode_with_special(&self, ids: &[u32]) -> Result<String> {
-        self.decode_with_special_tokens(ids)
+        self.check(ids)?;
+        caught(|| self.inner.decode(ids, false)).map_err(Error::Tokenizer)
     }
 
     /// Decodes like `decode(ids, skip_special_tokens=True)` of transformers, but without cleaning up spaces, so that rewards read the exact

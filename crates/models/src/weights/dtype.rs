@@ -35,20 +35,19 @@ impl Dtype {
     }
 
     /// Returns safetensors' name.
-    pub fn safetensors_name(self) -> &'static str {
-        match self {
-            Self::F32 => "F32",
-            Self::Bf16 => "BF16",
-            Self::F16 => "F16",
-        }
+    pub fn safetensors_name(self) -> String {
+        self.of_file().to_string()
     }
 
     pub(crate) fn of_safetensors(dtype: safetensors::Dtype) -> Option<Self> {
-        match dtype {
-            safetensors::Dtype::F32 => Some(Self::F32),
-            safetensors::Dtype::BF16 => Some(Self::Bf16),
-            safetensors::Dtype::F16 => Some(Self::F16),
-            _ => None,
+        Self::ALL.into_iter().find(|own| own.of_file() == dtype)
+    }
+
+    fn of_file(self) -> safetensors::Dtype {
+        match self {
+            Self::F32 => safetensors::Dtype::F32,
+            Self::Bf16 => safetensors::Dtype::BF16,
+            Self::F16 => safetensors::Dtype::F16,
         }
     }
 }

@@ -215,21 +215,9 @@ impl<'a> WeightTensor<'a> {
         })?;
         let bytes = &self.bytes[start * size..end * size];
         match self.dtype {
-            Dtype::F32 => {
-                for (value, bytes) in out.iter_mut().zip(bytes.as_chunks().0) {
-                    *value = f32::from_le_bytes(*bytes);
-                }
-            }
-            Dtype::Bf16 => {
-                for (value, bytes) in out.iter_mut().zip(bytes.as_chunks().0) {
-                    *value = half::bf16::from_le_bytes(*bytes).to_f32();
-                }
-            }
-            Dtype::F16 => {
-                for (value, bytes) in out.iter_mut().zip(bytes.as_chunks().0) {
-                    *value = half::f16::from_le_bytes(*bytes).to_f32();
-                }
-            }
+            Dtype::F32 => widen(bytes, out, f32::from_le_bytes),
+            Dtype::Bf16 => widen(bytes, out, |bytes| half::bf16::from_le_bytes(bytes).to_f32()),
+            Dtype::F16 => widen(bytes, out, |bytes| half::f16::from_le_bytes(bytes).to_f32()),
         }
         Ok(())
     }
@@ -248,4 +236,8 @@ impl<'a> WeightTensor<'a> {
         self.read(0, &mut values).expect("as many values as the tensor has");
         values
     }
+}
+
+fn widen<const SIZE: usize>(bytes: &[u8], out: &mut [f32], value: impl Fn([u8; SIZE]) -> f32) {
+    out.iter_mut().zip(bytes.as_chunks().0).for_each(|(to, from)| *to = value(*from));
 }

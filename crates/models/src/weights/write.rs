@@ -21,8 +21,10 @@ const ALIGNMENT: usize = 8;
 pub(crate) struct SafetensorsWriter {
     path: PathBuf,
     file: File,
+    /// The offset of the first tensor in the file.
+    data: u64,
     dtype: Dtype,
-    /// For each tensor: its offset in the file, its number of values, and whether it was written.
+    /// For each tensor: its offset behind the header, its number of values, and whether it was written.
     places: BTreeMap<String, TensorSlot>,
 }
 
@@ -38,25 +40,19 @@ impl SafetensorsWriter {
     /// (`format: pt`).
     pub(crate) fn create(path: &Path, dtype: Dtype, parameters: &[Parameter]) -> Result<Self> {
         let mut header = Map::from_iter([("__metadata__".to_owned(), json!({"format": "pt"}))]);
-        let mut end = 0;
+        let (mut end, mut places) = (0, BTreeMap::new());
         for parameter in parameters {
-            let begin = end;
-            end += (parameter.len() * dtype.size()) as u64;
+            let (offset, length) = (end, parameter.len());
+            end += (length * dtype.size()) as u64;
             let entry = json!({
-                "dtype": dtype.safetensors_name(), "shape": parameter.shape, "data_offsets": [begin, end]
+                "dtype": dtype.safetensors_name(), "shape": parameter.shape, "data_offsets": [offset, end]
             });
             header.insert(parameter.name.clone(), entry);
+            places.insert(parameter.name.clone(), TensorSlot { offset, length, written: false });
         }
         let mut text = Value::Object(header).to_string();
         text.extend(std::iter::repeat_n(' ', text.len().next_multiple_of(ALIGNMENT) - text.len()));
         let data = (size_of::<u64>() + text.len()) as u64;
-        let mut places = BTreeMap::new();
-        let mut offset = data;
-        for parameter in parameters {
-            let length = parameter.len();
-            places.insert(parameter.name.clone(), TensorSlot { offset, length, written: false });
-            offset += (length * dtype.size()) as u64;
-        }
         let create = || -> io::Result<File> {
             let mut file = File::create_new(path)?;
             file.set_len(data + end)?;
@@ -65,22 +61,18 @@ impl SafetensorsWriter {
             Ok(file)
         };
         let file = create().map_err(|e| Error::io("write", path, e))?;
-        Ok(Self { path: path.to_owned(), file, dtype, places })
+        Ok(Self { path: path.to_owned(), file, data, dtype, places })
     }
 
-    /// Writes a tensor.
-    pub(crate) fn write(&mut self, name: &str, values: &[f32]) -> Result<()> {
-        let Some(place) = self.places.get_mut(name) else {
-            let what = "no place for a tensor";
-            let nearest = crate::error::nearest(name, self.places.keys().map(String::as_str));
-            return Err(Error::UnknownTensor { path: self.path.clone(), what, name: name.to_owned(), nearest });
-        };
+    /// Writes a tensor; returns `false` if the file has none of this name.
+    pub(crate) fn write(&mut self, name: &str, values: &[f32]) -> Result<bool> {
+        let Some(place) = self.places.get_mut(name) else { return Ok(false) };
         let expected = if place.written { "it once".to_owned() } else { format!("{} values", place.length) };
         if place.written || values.len() != place.length {
             return Err(Error::Length { name: name.to_owned(), expected, found: values.len() });
         }
         let io = |e| Error::io("write", &self.path, e);
-        self.file.seek(SeekFrom::Start(place.offset)).map_err(io)?;
+        self.file.seek(SeekFrom::Start(self.data + place.offset)).map_err(io)?;
         let mut bytes = Vec::with_capacity(BLOCK.min(values.len()) * self.dtype.size());
         for (number, block) in values.chunks(BLOCK).enumerate() {
             bytes.clear();
@@ -95,7 +87,12 @@ impl SafetensorsWriter {
             self.file.write_all(&bytes).map_err(io)?;
         }
         place.written = true;
-        Ok(())
+        Ok(true)
+    }
+
+    /// Returns the names of all tensors.
+    pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
+        self.places.keys().map(String::as_str)
     }
 
     /// Returns the tensors that were not written yet.

@@ -1,9 +1,7 @@
 //! Files with duplicate entries and unsupported sampling fields are errors, instead of silently using one of the values.
 
 use crate::support::{Folder, qwen2, says, whole_text, with};
-use models::HfTokenizer;
 use serde_json::{Value, json};
-use std::path::Path;
 
 #[test]
 fn invalid_stop_tokens_and_suppressed_tokens_are_refused() {
@@ -72,28 +70,4 @@ fn duplicate_json_keys_are_refused() {
     bytes.splice(..8 + length, (header.len() as u64).to_le_bytes().into_iter().chain(header.bytes()));
     std::fs::write(folder.file("model.safetensors"), bytes).unwrap();
     says(&folder.refused(), &["model.safetensors", "the key \"lm_head.weight\" is there twice"]);
-}
-
-#[test]
-fn duplicate_token_ids_are_refused() {
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/chat/qwen2_5/tokenizer.json");
-    let original: serde_json::Value = serde_json::from_slice(&std::fs::read(source).unwrap()).unwrap();
-    let refused = |text: String| {
-        let folder = tempfile::tempdir().unwrap();
-        std::fs::write(folder.path().join("tokenizer.json"), text).unwrap();
-        match HfTokenizer::open(folder.path(), &[0], 512) {
-            Ok(_) => panic!("it is taken"),
-            Err(error) => whole_text(error),
-        }
-    };
-    let mut vocabulary = original.clone();
-    vocabulary["model"]["vocab"]["b"] = vocabulary["model"]["vocab"]["a"].clone();
-    says(&refused(vocabulary.to_string()), &["tokenizer.json", "\"a\" and \"b\" both have the id"]);
-    let mut added = original.clone();
-    let mut token = added["added_tokens"][0].clone();
-    token["content"] = json!("<|other|>");
-    added["added_tokens"].as_array_mut().unwrap().push(token);
-    says(&refused(added.to_string()), &["the added tokens", "\"<|other|>\" both have the id"]);
-    let twice = original.to_string().replacen("\"vocab\":{", "\"vocab\":{\"a\":5,", 1);
-    says(&refused(twice), &["the key \"a\" is there twice"]);
 }

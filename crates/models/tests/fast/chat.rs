@@ -1,21 +1,17 @@
 //! Tokenizers and chat templates of the three families against `transformers` (fixtures/chat/make.py), and broken ones.
 
+use crate::support::{fixture, fixture_json};
 use models::{ChatTemplate, Error, HfTokenizer, Tokenizer};
 use serde_json::{Value, json};
-use std::path::{Path, PathBuf};
 
 const FAMILIES: [&str; 3] = ["qwen2_5", "qwen3", "llama3"];
 
-fn fixtures() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/chat")
-}
-
 fn expected() -> Value {
-    serde_json::from_slice(&std::fs::read(fixtures().join("expected.json")).unwrap()).unwrap()
+    fixture_json("expected.json")
 }
 
 fn open(family: &str) -> HfTokenizer {
-    HfTokenizer::open(&fixtures().join(family), &[], 512).unwrap()
+    HfTokenizer::open(&fixture(family), &[], 512).unwrap()
 }
 
 fn ids(value: &Value) -> Vec<u32> {
@@ -95,8 +91,7 @@ fn bounds_on_the_number_of_tokens_hold_and_are_only_given_below_the_limit() {
 #[test]
 fn templates_with_line_ends_of_windows_render_as_with_those_of_unix() {
     let case = &expected()["families"]["qwen2_5"]["cases"][0];
-    let source: Value =
-        serde_json::from_slice(&std::fs::read(fixtures().join("qwen2_5/tokenizer_config.json")).unwrap()).unwrap();
+    let source = fixture_json("qwen2_5/tokenizer_config.json");
     let source = source["chat_template"].as_str().unwrap().replace('\n', "\r\n");
     assert!(source.contains("\r\n"));
     let tokenizer = with_options("qwen2_5", case).with_chat_template(&source, "windows.jinja");

@@ -126,6 +126,16 @@ impl Folder {
     }
 }
 
+/// Returns a file or folder of the fixtures for tokenizers and chat templates.
+pub(crate) fn fixture(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/chat").join(name)
+}
+
+/// Reads a JSON file of the fixtures.
+pub(crate) fn fixture_json(name: &str) -> Value {
+    serde_json::from_slice(&std::fs::read(fixture(name)).unwrap()).unwrap()
+}
+
 /// Returns the configuration of a small Qwen2 as transformers 4 writes it.
 pub(crate) fn qwen2() -> Value {
     json!({

@@ -1,14 +1,12 @@
 //! Tokenizers of others that make texts longer without bound, or that their library does not survive: each is an error that names the part.
 
-use crate::support::{says, whole_text};
+use crate::support::{fixture_json, says, whole_text};
 use models::{HfTokenizer, Tokenizer};
 use serde_json::{Value, json};
-use std::path::Path;
 use std::time::{Duration, Instant};
 
 fn source() -> Value {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/chat/qwen2_5/tokenizer.json");
-    serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
+    fixture_json("qwen2_5/tokenizer.json")
 }
 
 /// A folder with the tokenizer of Qwen2.5 and one part of it changed.
@@ -25,6 +23,11 @@ fn open_text(text: &str) -> Result<HfTokenizer, String> {
     let opened = HfTokenizer::open(folder.path(), &[0], 512).map_err(whole_text);
     assert!(begin.elapsed() < Duration::from_secs(20), "it took {:?}", begin.elapsed());
     opened
+}
+
+/// Returns the error of a tokenizer with one part changed.
+fn refused(part: &str, value: Value) -> String {
+    open(part, value).map(|_| ()).unwrap_err()
 }
 
 fn replace(pattern: Value, content: &str) -> Value {
@@ -94,7 +97,7 @@ fn pre_tokenizers_decoders_and_post_processors_that_grow_without_bound_are_refus
         ("decoder", replace(json!({"Regex": ""}), &"a".repeat(1 << 20))),
         ("decoder", sequence("decoders", &json!({"type": "BPEDecoder", "suffix": ""}), 60)),
     ] {
-        let error = open(part, value).map(|_| ()).unwrap_err();
+        let error = refused(part, value);
         says(&error, &["tokenizer.json", part, "at most 256 times as long"]);
     }
     let piece = json!({"SpecialToken": {"id": "x", "type_id": 0}});
@@ -104,7 +107,7 @@ fn pre_tokenizers_decoders_and_post_processors_that_grow_without_bound_are_refus
         single.push(text.clone());
         let special = json!({"x": {"id": "x", "ids": vec![1; ids], "tokens": vec!["x"; ids]}});
         let template = json!({"type": "TemplateProcessing", "single": single, "pair": [], "special_tokens": special});
-        let error = open("post_processor", template).map(|_| ()).unwrap_err();
+        let error = refused("post_processor", template);
         says(&error, &["post_processor", "at most 1024 pieces"]);
     }
 }
@@ -128,7 +131,7 @@ fn tokens_that_are_too_long_are_refused() {
     let mut tokenizer = source();
     let mut added = tokenizer["added_tokens"].as_array().unwrap().clone();
     added[0]["content"] = json!(long);
-    let error = open("added_tokens", added.into()).map(|_| ()).unwrap_err();
+    let error = refused("added_tokens", added.into());
     says(&error, &["at most 65536 bytes", "70000", "yyyy"]);
     let vocabulary = tokenizer["model"]["vocab"].as_object_mut().unwrap();
     let id = vocabulary.remove("Z").unwrap();
@@ -141,8 +144,7 @@ fn tokens_that_are_too_long_are_refused() {
 #[test]
 fn tables_of_characters_that_are_broken_are_refused() {
     // 4 GB of entries, and none there.
-    let error =
-        open("normalizer", json!({"type": "Precompiled", "precompiled_charsmap": "/////w=="})).map(|_| ()).unwrap_err();
+    let error = refused("normalizer", json!({"type": "Precompiled", "precompiled_charsmap": "/////w=="}));
     says(&error, &["precompiled_charsmap", "4294967295 bytes"]);
     // No entry at all, and one that leads out of the table.
     for table in ["AAAAAA==", "BAAAAP///38="] {
@@ -167,4 +169,19 @@ fn patterns_that_backtrack_without_end_are_stopped() {
             assert!(begin.elapsed() < Duration::from_secs(20), "{pattern}: {:?}", begin.elapsed());
         }
     }
+}
+
+#[test]
+fn duplicate_token_ids_are_refused() {
+    let refused = |text: &str| open_text(text).map(|_| ()).unwrap_err();
+    let mut vocabulary = source();
+    vocabulary["model"]["vocab"]["b"] = vocabulary["model"]["vocab"]["a"].clone();
+    says(&refused(&vocabulary.to_string()), &["tokenizer.json", "\"a\" and \"b\" both have the id"]);
+    let mut added = source();
+    let mut token = added["added_tokens"][0].clone();
+    token["content"] = json!("<|other|>");
+    added["added_tokens"].as_array_mut().unwrap().push(token);
+    says(&refused(&added.to_string()), &["the added tokens", "\"<|other|>\" both have the id"]);
+    let twice = source().to_string().replacen("\"vocab\":{", "\"vocab\":{\"a\":5,", 1);
+    says(&refused(&twice), &["the key \"a\" is there twice"]);
 }

@@ -1,6 +1,6 @@
 //! Weights in one file and in shards, valid and damaged.
 
-use crate::support::{Folder, Tensor, qwen2, says, with};
+use crate::support::{Folder, Tensor, Tensors, qwen2, says, with};
 use models::{Dtype, Weights};
 use safetensors::Dtype as FileDtype;
 use serde_json::json;
@@ -137,23 +137,26 @@ fn ambiguous_weight_files_are_refused() {
     says(&folder.refused(), &["there are both model.safetensors and", INDEX]);
 }
 
+/// Returns the error of a folder with one tensor replaced.
+fn refused_with(name: &str, others: FileDtype, tensor: Tensor) -> String {
+    let folder = Folder::whole();
+    let mut tensors = folder.tensors(others);
+    tensors.insert(name.into(), tensor);
+    folder.safetensors("model.safetensors", &tensors);
+    folder.refused()
+}
+
 #[test]
 fn a_wrong_shape_is_an_error_with_both_shapes() {
-    let folder = Folder::whole();
-    let mut tensors = folder.tensors(FileDtype::F32);
-    tensors.insert(Q.into(), Tensor::of(FileDtype::F32, &[16, 8], &[0.0; 128]));
-    folder.safetensors("model.safetensors", &tensors);
-    says(&folder.refused(), &["model.safetensors", Q, "is [16, 8]", "its configuration makes it [16, 16]"]);
+    let text = refused_with(Q, FileDtype::F32, Tensor::of(FileDtype::F32, &[16, 8], &[0.0; 128]));
+    says(&text, &["model.safetensors", Q, "is [16, 8]", "its configuration makes it [16, 16]"]);
 }
 
 #[test]
 fn an_unsupported_dtype_is_refused() {
     for (dtype, name) in [(FileDtype::I8, "I8"), (FileDtype::F64, "F64")] {
-        let folder = Folder::whole();
-        let mut tensors = folder.tensors(FileDtype::F32);
-        tensors.insert(Q.into(), Tensor::of(dtype, &[16, 16], &[0.0; 256]));
-        folder.safetensors("model.safetensors", &tensors);
-        says(&folder.refused(), &[Q, &format!("is {name}"), "supported: F32, BF16, F16"]);
+        let text = refused_with(Q, FileDtype::F32, Tensor::of(dtype, &[16, 16], &[0.0; 256]));
+        says(&text, &[Q, &format!("is {name}"), "supported: F32, BF16, F16"]);
     }
 }
 
@@ -164,20 +167,19 @@ fn unknown_tensors_are_errors_with_the_nearest_name() {
     let tensor = tensors.remove(Q).unwrap();
     folder.safetensors("model.safetensors", &tensors);
     says(&folder.refused(), &["lacks 1 of the model's tensors", Q]);
-    tensors.insert("layers.0.self_attn.q_proj.weight".into(), tensor.clone());
-    folder.safetensors("model.safetensors", &tensors);
+    let add = |mut tensors: Tensors, name: &str| {
+        tensors.insert(name.into(), tensor.clone());
+        folder.safetensors("model.safetensors", &tensors);
+    };
+    add(tensors.clone(), "layers.0.self_attn.q_proj.weight");
     says(&folder.refused(), &["`layers.0.self_attn.q_proj.weight`", &format!("the nearest name is `{Q}`")]);
-    tensors.remove("layers.0.self_attn.q_proj.weight");
     tensors.insert(Q.into(), tensor.clone());
-    tensors.insert("score.weight".into(), tensor.clone());
-    folder.safetensors("model.safetensors", &tensors);
+    add(tensors.clone(), "score.weight");
     let text = folder.refused();
     says(&text, &["does not ask for: `score.weight`"]);
     assert!(!text.contains("nearest"), "{text}");
     // A tensor of old Llama checkpoints that is recomputed instead of loaded.
-    tensors.remove("score.weight");
-    tensors.insert("model.layers.0.self_attn.rotary_emb.inv_freq".into(), tensor);
-    folder.safetensors("model.safetensors", &tensors);
+    add(tensors, "model.layers.0.self_attn.rotary_emb.inv_freq");
     folder.open().unwrap().weights().unwrap().check(&folder.model()).unwrap();
 
     let weights = Weights::open(folder.path()).unwrap();
@@ -192,14 +194,11 @@ fn non_finite_weights_are_found() {
         (FileDtype::BF16, f32::INFINITY, "inf"),
         (FileDtype::F16, f32::NEG_INFINITY, "-inf"),
     ] {
-        let folder = Folder::whole();
-        let mut tensors = folder.tensors(dtype);
         let mut values = vec![1.0; 32 * 16];
         values[300] = value;
         values[400] = f32::NAN;
-        tensors.insert("lm_head.weight".into(), Tensor::of(dtype, &[32, 16], &values));
-        folder.safetensors("model.safetensors", &tensors);
-        says(&folder.refused(), &["`lm_head.weight`", &format!("holds {shown} at index 300")]);
+        let text = refused_with("lm_head.weight", dtype, Tensor::of(dtype, &[32, 16], &values));
+        says(&text, &["`lm_head.weight`", &format!("holds {shown} at index 300")]);
     }
 }
 

@@ -18,7 +18,7 @@ const CHUNK: usize = 1 << 15;
 
 /// AdamW (arXiv 1711.05101) in f32, as in PyTorch.
 #[derive(Clone, Debug)]
-pub struct AdamW {
+pub(crate) struct AdamW {
     config: AdamWConfig,
     step: u64,
     /// Moments of each parameter, in the order of the decoder's fields; empty before the first step.
@@ -38,7 +38,7 @@ struct Moments {
 
 impl AdamW {
     /// Creates an optimizer before its first step.
-    pub fn new(config: &AdamWConfig) -> Self {
+    pub(crate) fn new(config: &AdamWConfig) -> Self {
         Self { config: config.clone(), step: 0, moments: Vec::new(), largest_moment: 0.0 }
     }
 
@@ -48,7 +48,7 @@ impl AdamW {
     }
 
     /// Returns the number of steps done; skipped updates do not count.
-    pub fn steps(&self) -> u64 {
+    pub(crate) fn steps(&self) -> u64 {
         self.step
     }
 
@@ -59,9 +59,13 @@ impl AdamW {
     /// the same.
     ///
     /// # Errors
-    /// [`Error::NotFinite`] if the gradient, or the resulting weights or moments, are not finite; [`Error::Argument`] if the gradient is of
-    /// another model. The optimizer is then unchanged.
-    pub fn step(&mut self, model: &mut Decoder, gradients: &GradientSum, learning_rate: f64) -> Result<UpdateReport> {
+    /// [`Error::NotFinite`] if the gradient, or the resulting weights or moments, are not finite. The optimizer is then unchanged.
+    pub(crate) fn step(
+        &mut self,
+        model: &mut Decoder,
+        gradients: &GradientSum,
+        learning_rate: f64,
+    ) -> Result<UpdateReport> {
         let grad_norm = gradients.norm();
         match self.config.skip_grad_norm {
             Some(limit) if grad_norm.is_nan() || grad_norm > limit => {
@@ -72,7 +76,6 @@ impl AdamW {
             }
             _ => {}
         }
-        self.fits(gradients)?;
         if self.moments.is_empty() {
             self.moments = gradients.parameters.iter().map(Moments::zeros).collect();
         }
@@ -108,17 +111,6 @@ impl AdamW {
         Ok(UpdateReport { grad_norm, applied: true })
     }
 
-    /// Checks that the gradients have the names and shapes of the moments.
-    fn fits(&self, gradients: &GradientSum) -> Result<()> {
-        let fits = |(m, g): (&Moments, &NamedTensor)| m.name == g.name && m.shape == g.shape;
-        let known = self.moments.iter().zip(&gradients.parameters).all(fits);
-        if self.moments.is_empty() || self.moments.len() == gradients.parameters.len() && known {
-            return Ok(());
-        }
-        let found = format!("{} tensors of other names or shapes", gradients.parameters.len());
-        Err(Error::argument("AdamW::step", "gradients of the model that it has seen before", found))
-    }
-
     /// Returns the largest weight, and the largest first moment or root of a second moment, after a step.
     fn look(&self, rule: &Rule, model: &Decoder, gradients: &GradientSum) -> Result<(Largest, Largest)> {
         let (mut index, mut largest) = (0, (Largest::default(), Largest::default()));
@@ -133,10 +125,7 @@ impl AdamW {
 
     /// Passes the moments of `model` to `sink`, one by one, with the names of its tensors and the prefixes [`MOMENTS`]; together with
     /// [`AdamW::steps`] they are the whole state.
-    ///
-    /// # Errors
-    /// The sink's error.
-    pub fn export(&self, model: &Decoder, sink: &mut dyn TensorSink) -> Result<()> {
+    pub(crate) fn export(&self, model: &Decoder, sink: &mut dyn TensorSink) -> Result<()> {
         for Moments { name, shape, first, second } in &self.moments {
             for (prefix, data) in MOMENTS.into_iter().zip([first, second]) {
                 export_parts(model, prefix, (name, shape, data), sink)?;
@@ -149,14 +138,14 @@ impl AdamW {
     ///
     /// # Errors
     /// [`Error::State`] if a tensor is missing or does not fit.
-    pub fn restore(&mut self, steps: u64, state: &dyn TensorSource, model: &Decoder) -> Result<()> {
+    pub(crate) fn restore(&mut self, steps: u64, state: &dyn TensorSource, model: &Decoder) -> Result<()> {
         check_moments(&trained_tensors(model), steps, state)?;
         let mut moments = Vec::new();
         if steps > 0 {
             for_each_parameter(model, Which::Trained, |name, shape, values| {
                 let read = |prefix| -> Result<Arc<Vec<f32>>> {
                     let mut data = vec![0.0; values.len()];
-                    let (config, adapted) = (model.config(), model.adapted());
+                    let (config, adapted) = (model.config(), &model.adapted);
                     Tensors { config, adapted, prefix, tensors: state }.read(name, shape, &mut data)?;
                     Ok(Arc::new(data))
                 };

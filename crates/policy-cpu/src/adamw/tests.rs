@@ -14,11 +14,12 @@ fn model() -> Decoder {
 }
 
 /// Returns gradients of an arbitrary loss.
-fn gradients(model: &Decoder, ids: &[u32]) -> GradientSum {
-    let hidden = model.forward(&PackedBatch::new(&[ids]).unwrap()).unwrap();
-    let logits = hidden.reshape([ids.len(), 16]).matmul(model.lm_head().unwrap().transpose());
+fn gradients() -> GradientSum {
+    let model = model();
+    let hidden = model.forward(&PackedBatch::new(&[[1, 5]]).unwrap()).unwrap();
+    let logits = hidden.matmul(model.lm_head().unwrap().transpose());
     let mut sum = GradientSum::new();
-    sum.add(model, logits.square().sum().backward());
+    sum.add(&model, logits.square().sum().backward());
     sum
 }
 
@@ -26,10 +27,11 @@ fn config() -> AdamWConfig {
     AdamWConfig::default()
 }
 
-fn state(optimizer: &AdamW) -> Vec<NamedTensor> {
+/// Returns the state that an update may change.
+fn snapshot(optimizer: &AdamW) -> (u64, Vec<NamedTensor>) {
     let mut tensors = Vec::new();
     optimizer.export(&model(), &mut tensors).unwrap();
-    tensors
+    (optimizer.steps(), tensors)
 }
 
 /// Applies one step to `model` and returns it.
@@ -44,21 +46,8 @@ fn step(
 }
 
 #[test]
-fn a_gradient_that_is_not_finite_is_an_error() {
-    let mut sum = gradients(&model(), &[1, 5]);
-    sum.parameters[0].data[0] = f32::NAN;
-    let result = step(&mut AdamW::new(&config()), model(), &sum, RATE);
-    assert!(matches!(result, Err(Error::NotFinite { .. })));
-}
-
-/// Returns the state that an update may change.
-fn snapshot(optimizer: &AdamW) -> (u64, Vec<NamedTensor>) {
-    (optimizer.steps(), state(optimizer))
-}
-
-#[test]
 fn an_update_above_the_limit_is_skipped_and_changes_nothing() {
-    let small = gradients(&model(), &[1, 5]);
+    let small = gradients();
     let times = |factor: f32| {
         let mut sum = small.clone();
         sum.parameters.iter_mut().flat_map(|p| &mut p.data).for_each(|g| *g *= factor);
@@ -70,33 +59,30 @@ fn an_update_above_the_limit_is_skipped_and_changes_nothing() {
         for steps in [0, 1] {
             let mut optimizer = guarded();
             (0..steps).for_each(|_| drop(step(&mut optimizer, model(), &small, RATE).unwrap()));
-            let before = state(&optimizer);
+            let before = snapshot(&optimizer);
             let (after, report) = step(&mut optimizer, model(), &bad, RATE).unwrap();
             assert!(!report.applied && report.grad_norm.to_bits() == bad.norm().to_bits());
-            assert_eq!(after.parameters(), model().parameters());
-            assert_eq!(snapshot(&optimizer), (steps, before));
-            let (_, report) = step(&mut optimizer, model(), &times(1.5), RATE).unwrap();
-            assert!(report.applied, "an update below the limit is applied");
-            assert_eq!(optimizer.steps(), steps + 1);
+            assert_eq!((after.parameters(), snapshot(&optimizer)), (model().parameters(), before));
+            let (next, report) = step(&mut optimizer, model(), &times(1.5), RATE).unwrap();
+            assert!(report.applied && optimizer.steps() == steps + 1, "an update below the limit is applied");
+            // Skipped steps do not count in the bias correction of later ones.
+            let mut other = guarded();
+            (0..steps).for_each(|_| drop(step(&mut other, model(), &small, RATE).unwrap()));
+            assert_eq!(next.parameters(), step(&mut other, model(), &times(1.5), RATE).unwrap().0.parameters());
         }
     }
-    let mut optimizer = guarded();
-    step(&mut optimizer, model(), &times(9.0), RATE).unwrap();
-    // Skipped steps do not count in the bias correction of later ones.
-    let (skipped_before, _) = step(&mut optimizer, model(), &small, RATE).unwrap();
-    let (first, _) = step(&mut guarded(), model(), &small, RATE).unwrap();
-    assert_eq!(skipped_before.parameters(), first.parameters());
 }
 
 #[test]
-fn an_update_that_overflows_is_an_error_and_changes_nothing() {
-    let sum = gradients(&model(), &[1, 5]);
+fn an_update_that_is_not_finite_is_an_error_and_changes_nothing() {
+    let sum = gradients();
     // Weights overflow by the learning rate; a second moment overflows by a large gradient.
     let fast = (AdamW::new(&config()), 1e38);
-    let mut steep = sum.clone();
+    let (mut steep, mut unknown) = (sum.clone(), sum.clone());
     steep.parameters[0].data[0] = 1e30;
+    unknown.parameters[0].data[0] = f32::NAN;
     let unclipped = (AdamW::new(&AdamWConfig { max_grad_norm: 0.0, ..config() }), RATE);
-    for ((mut optimizer, rate), sum) in [(fast, sum), (unclipped, steep)] {
+    for ((mut optimizer, rate), sum) in [(fast.clone(), sum), (unclipped, steep), (fast, unknown)] {
         let before = snapshot(&optimizer);
         let error = step(&mut optimizer, model(), &sum, rate).unwrap_err();
         assert!(matches!(error, Error::NotFinite { .. }), "{error}");
@@ -106,7 +92,7 @@ fn an_update_that_overflows_is_an_error_and_changes_nothing() {
 
 #[test]
 fn weights_or_moments_that_are_not_finite_are_an_error() {
-    let sum = gradients(&model(), &[1, 5]);
+    let sum = gradients();
     let mut optimizer = AdamW::new(&config());
     let (policy, _) = step(&mut optimizer, model(), &sum, RATE).unwrap();
     let (steps, state) = snapshot(&optimizer);

@@ -172,6 +172,16 @@ impl CpuPolicy {
     }
 }
 
+/// Returns the results of `of` for the micro-batches, computed in parallel.
+fn of_each<T: Send>(
+    model: &Decoder,
+    batches: &[SequenceBatch<'_>],
+    of: impl Fn(&Decoder, &SequenceBatch<'_>) -> Result<T> + Sync,
+) -> Result<Vec<T>> {
+    let parts: Vec<_> = batches.iter().map(|batch| (batch, model.clone())).collect();
+    parts.into_par_iter().map(|(batch, model)| of(&model, batch)).collect()
+}
+
 impl Policy for CpuPolicy {
     fn num_parameters(&self) -> usize {
         trained_values(&self.model)
@@ -191,14 +201,9 @@ impl Policy for CpuPolicy {
             Weights::RefPolicy => self.ref_policy.clone().ok_or_else(|| Self::no_ref_policy("score"))?,
         };
         let loss = &self.loss;
-        let parts: Vec<_> = batches.iter().map(|batch| (batch, model.clone())).collect();
-        let scores = parts
-            .into_par_iter()
-            .map(|(batch, model)| {
-                let hidden = completion_hidden(&model, batch.sequences)?;
-                loss.score(hidden, model.lm_head()?, &batch.tokens)
-            })
-            .collect::<Result<Vec<_>>>()?;
+        let scores = of_each(&model, batches, |model, batch| {
+            loss.score(completion_hidden(model, batch.sequences)?, model.lm_head()?, &batch.tokens)
+        })?;
         let mut all = Scores::default();
         for part in scores {
             all.logp.extend(part.logp);
@@ -212,12 +217,9 @@ impl Policy for CpuPolicy {
     }
 
     fn values(&mut self, batches: &[SequenceBatch<'_>]) -> Result<Vec<f32>> {
-        let model = self.model.valid();
-        let parts: Vec<_> = batches.iter().map(|batch| (batch, model.clone())).collect();
-        let values = parts
-            .into_par_iter()
-            .map(|(batch, model)| Ok(to_host(model.values(completion_hidden(&model, batch.sequences)?)?)))
-            .collect::<Result<Vec<_>>>()?;
+        let values = of_each(&self.model.valid(), batches, |model, batch| {
+            Ok(to_host(model.values(completion_hidden(model, batch.sequences)?)?))
+        })?;
         Ok(values.concat())
     }
 

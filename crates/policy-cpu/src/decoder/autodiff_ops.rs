@@ -2,7 +2,7 @@
 //!
 //! All tensors are f32 rows `[N, ..]`. Operands of the forward pass are saved for the backward pass; storage is shared, not copied.
 
-use super::weight::{Stored, widened};
+use super::weight::{Stored, Weight, widened};
 use backend_cpu::layers::{Add, AttentionGrad, HeadNorms, HeadNormsGrad, Heads, Layers, RopeTable, Span};
 use burn::backend::flex::FlexTensor;
 use burn::tensor::Tensor;
@@ -44,19 +44,26 @@ fn fitting<T>(result: grpo_core::Result<T>) -> T {
 }
 
 /// Computes y `[N, out]` = x W + `add`, for x `[N, in]` and a weight `[in, out]`.
-pub(crate) fn linear(x: Tensor<2>, weight: Tensor<2>, add: Addend) -> Result<Tensor<2>> {
-    let ([n, input], [_, output]) = (x.dims(), weight.dims());
-    let dims = [n, input, output];
+pub(crate) fn linear(x: Tensor<2>, weight: &Weight, add: Addend) -> Result<Tensor<2>> {
+    let ([n, _], [input, output]) = (x.dims(), weight.dims());
+    let (layers, dims) = (Layers::new(), [n, input, output]);
     let mut graph = Graph::default();
     let x = operand(&mut graph, "x", x)?;
-    let weight = operand(&mut graph, "weight", weight)?;
     let (third, added) = add.operand(&mut graph)?;
-    let y = {
-        let add = added.add(&third)?;
-        Layers::new().linear(read("x", &x.storage)?, read("weight", &weight.storage)?, add, dims)?
+    let (y, node, factor) = match weight {
+        Weight::Parameter(weight) => {
+            let weight = operand(&mut graph, "weight", weight.val())?;
+            let values = read("weight", &weight.storage)?;
+            let y = layers.linear(read("x", &x.storage)?, values, added.add(&third)?, dims)?;
+            (y, weight.node, Factor::Parameter { x: x.storage, weight: weight.storage })
+        }
+        Weight::Stored(weight) => {
+            let y = layers.linear_stored(read("x", &x.storage)?, &weight.view()?, added.add(&third)?, n)?;
+            (y, Operand::absent().node, Factor::Stored(weight.clone()))
+        }
     };
-    let derivative = LinearGrad { x: x.storage, weight: weight.storage, added, dims };
-    Ok(record(graph, tensor(y, [n, output]), [x.node, weight.node, third.node], derivative))
+    let derivative = LinearGrad { factor, added, dims };
+    Ok(record(graph, tensor(y, [n, output]), [x.node, node, third.node], derivative))
 }
 
 impl Addend {
@@ -99,54 +106,40 @@ impl Added {
     }
 }
 
+/// The saved operands of a product.
+#[derive(Clone, Debug)]
+enum Factor {
+    Parameter {
+        x: FlexTensor,
+        weight: FlexTensor,
+    },
+    /// A frozen, memory-mapped weight.
+    Stored(Stored),
+}
+
 #[derive(Clone, Debug)]
 struct LinearGrad {
-    x: FlexTensor,
-    weight: FlexTensor,
+    factor: Factor,
     added: Added,
     dims: [usize; 3],
 }
 
 impl Derivative<3> for LinearGrad {
-    fn gradients(self, upstream: FlexTensor, [x, weight, third]: [bool; 3]) -> [Option<FlexTensor>; 3] {
+    fn gradients(self, upstream: FlexTensor, [of_x, of_weight, third]: [bool; 3]) -> [Option<FlexTensor>; 3] {
         let (layers, dims @ [n, input, output]) = (Layers::new(), self.dims);
         let dy = reread(&upstream);
-        let dx = x.then(|| tensor(fitting(layers.linear_dx(reread(&self.weight), dy, dims)), [n, input]));
-        let of_weight = || tensor(fitting(layers.linear_dweight(reread(&self.x), dy, dims)), [input, output]);
-        let dweight = weight.then(of_weight);
-        [dx, dweight, self.added.gradient(&upstream, third, [n, output])]
-    }
-}
-
-/// Computes [`linear`] with a frozen, memory-mapped weight.
-pub(crate) fn linear_stored(x: Tensor<2>, weight: &Stored, add: Addend) -> Result<Tensor<2>> {
-    let ([n, _], [input, output]) = (x.dims(), weight.dims());
-    let mut graph = Graph::default();
-    let x = operand(&mut graph, "x", x)?;
-    let (third, added) = add.operand(&mut graph)?;
-    let y = {
-        let add = added.add(&third)?;
-        Layers::new().linear_stored(read("x", &x.storage)?, &weight.view()?, add, n)?
-    };
-    let derivative = StoredLinearGrad { weight: weight.clone(), added, dims: [n, input, output] };
-    Ok(record(graph, tensor(y, [n, output]), [x.node, third.node], derivative))
-}
-
-#[derive(Clone, Debug)]
-struct StoredLinearGrad {
-    weight: Stored,
-    added: Added,
-    dims: [usize; 3],
-}
-
-impl Derivative<2> for StoredLinearGrad {
-    fn gradients(self, upstream: FlexTensor, [x, third]: [bool; 2]) -> [Option<FlexTensor>; 2] {
-        let [n, input, output] = self.dims;
-        let dx = || {
-            let weight = self.weight.view().expect("read in the forward pass");
-            tensor(fitting(Layers::new().linear_stored_dx(&weight, reread(&upstream), n)), [n, input])
+        let dx = || match &self.factor {
+            Factor::Parameter { weight, .. } => layers.linear_dx(reread(weight), dy, dims),
+            Factor::Stored(weight) => layers.linear_stored_dx(&weight.view().expect("read in the forward pass"), dy, n),
         };
-        [x.then(dx), self.added.gradient(&upstream, third, [n, output])]
+        let dx = of_x.then(|| tensor(fitting(dx()), [n, input]));
+        let dweight = match &self.factor {
+            Factor::Parameter { x, .. } if of_weight => {
+                Some(tensor(fitting(layers.linear_dweight(reread(x), dy, dims)), [input, output]))
+            }
+            _ => None,
+        };
+        [dx, dweight, self.added.gradient(&upstream, third, [n, output])]
     }
 }
 

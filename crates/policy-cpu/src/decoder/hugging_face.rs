@@ -9,7 +9,7 @@ use super::model::Decoder;
 use super::params::{Which, visit_parameters};
 use super::weight::Stored;
 use models::{ModelConfig, NamedTensor, Parameter, Weights};
-use policy::{Error, Result, TensorSink, TensorSource};
+use policy::{Error, FUSED_MATRICES, Result, TensorSink, TensorSource};
 use rayon::prelude::*;
 use std::ops::Range;
 
@@ -32,17 +32,9 @@ struct Part {
 /// Returns the matrices of transformers that a linear layer of a block, for example `attn.qkv_proj`, consists of, with their numbers of
 /// columns.
 pub(super) fn matrices_of(config: &ModelConfig, module: &str) -> Vec<(&'static str, usize)> {
-    let (h, i, d) = (config.hidden_size, config.intermediate_size, config.head_dim());
-    let (queries, keys) = (config.num_attention_heads * d, config.num_key_value_heads * d);
-    match module {
-        "attn.qkv_proj" => {
-            vec![("self_attn.q_proj", queries), ("self_attn.k_proj", keys), ("self_attn.v_proj", keys)]
-        }
-        "attn.o_proj" => vec![("self_attn.o_proj", h)],
-        "mlp.gate_up_proj" => vec![("mlp.gate_proj", i), ("mlp.up_proj", i)],
-        "mlp.down_proj" => vec![("mlp.down_proj", h)],
-        _ => Vec::new(),
-    }
+    let parts = FUSED_MATRICES.into_iter().filter(|(name, _)| *name == module).flat_map(|(_, parts)| parts);
+    let matrices = config.layer_matrices();
+    parts.filter_map(|part| Some((*part, matrices.iter().find(|matrix| matrix.name == *part)?.output))).collect()
 }
 
 /// Returns the tensors of transformers that the parameter `name` consists of, in the order of its columns.
@@ -83,7 +75,7 @@ fn parts(config: &ModelConfig, adapted: &Adapted, name: &str, shape: &[usize]) -
 pub(crate) fn trained_tensors(model: &Decoder) -> Vec<Parameter> {
     let mut tensors = Vec::new();
     visit_parameters(model, Which::Trained, |name, parameter| {
-        let parts = parameter.map(|of| parts(model.config(), model.adapted(), name, &of.shape()));
+        let parts = parameter.map(|of| parts(model.config(), &model.adapted, name, &of.shape()));
         tensors.extend(parts.into_iter().flatten().map(|Part { name, shape, .. }| Parameter { name, shape }));
     });
     tensors
@@ -98,7 +90,7 @@ pub(crate) fn export_parts(
     sink: &mut dyn TensorSink,
 ) -> Result<()> {
     let columns = shape.last().copied().unwrap_or(1);
-    for part in parts(of.config(), of.adapted(), name, shape) {
+    for part in parts(of.config(), &of.adapted, name, shape) {
         let data = if part.columns.is_empty() {
             values.to_vec()
         } else if part.transposed {

@@ -16,21 +16,6 @@ use models::ModelConfig;
 use policy::{Error, Result};
 
 /// The weights of a decoder, packed for sampling. Every output row depends only on the tokens of its own sequence, bit for bit.
-///
-/// ```
-/// use policy_cpu::decoder::{Decoder, PackedBatch};
-///
-/// # fn main() -> policy::Result<()> {
-/// let decoder = Decoder::new(&models::ModelConfig::default(), 0, &burn::tensor::Device::flex())?;
-/// let inference = decoder.inference()?;
-/// // Two samples of one prompt, with room for 4 tokens each.
-/// let (logits, mut cache) = inference.prefill(&PackedBatch::new(&[vec![1, 5, 9]])?, 2, 4)?;
-/// assert_eq!(logits.len(), inference.vocab());
-/// let logits = inference.decode(&[7, 8], &[0, 1], &mut cache)?;
-/// assert_eq!(logits.len(), 2 * inference.vocab());
-/// # Ok(())
-/// # }
-/// ```
 #[derive(Debug)]
 pub struct Inference {
     kernels: Layers,
@@ -100,7 +85,7 @@ impl Adapter {
             Ok::<_, Error>(kernels.pack_stored(&StoredWeight::new(&[read(&values)?.into()], matrix.dims()[1])?))
         };
         let (a, b) = (packed(&adapter.a)?, packed(&adapter.b)?);
-        Ok(Self { a, b, scale: adapter.scale() as f32, first: adapter.first() })
+        Ok(Self { a, b, scale: adapter.scale as f32, first: adapter.first })
     }
 
     /// Adds s x A^T B^T to the adapter's columns of y `[n, out]`.
@@ -121,7 +106,7 @@ fn to_vec<const D: usize>(tensor: Tensor<D>) -> Result<Vec<f32>> {
 
 impl Norm {
     fn new(norm: &RmsNorm) -> Result<Self> {
-        Ok(Self { weight: to_vec(norm.weight.val())?, eps: norm.eps() })
+        Ok(Self { weight: to_vec(norm.weight.val())?, eps: norm.eps })
     }
 }
 
@@ -172,7 +157,7 @@ impl Inference {
                 key_value: config.num_key_value_heads,
                 width: config.head_dim(),
             },
-            rope: model.rope().clone(),
+            rope: model.rope.clone(),
             embed_tokens: match &model.embed_tokens {
                 weight::Weight::Parameter(table) => Embedding::Parameter(storage(table.val())?),
                 weight::Weight::Stored(stored) => Embedding::Stored(stored.clone()),

@@ -18,9 +18,9 @@ pub struct LowRank {
     /// B `[out, r]`.
     pub b: Param<Tensor<2>>,
     /// The scaling s of B A.
-    scale: f64,
+    pub(super) scale: f64,
     /// First of the matrix's columns in the layer's output; a layer may fuse several matrices.
-    first: usize,
+    pub(super) first: usize,
 }
 
 impl LowRank {
@@ -37,16 +37,6 @@ impl LowRank {
             scale: lora.scaling(),
             first,
         })
-    }
-
-    /// Returns the scaling s.
-    pub(super) fn scale(&self) -> f64 {
-        self.scale
-    }
-
-    /// Returns its first column in the layer's output.
-    pub(super) fn first(&self) -> usize {
-        self.first
     }
 
     /// Returns `y: [N, out]` plus s x A^T B^T in the adapter's columns, for `x: [N, in]`.

@@ -5,10 +5,8 @@
 //! Letters in shapes: N rows (tokens), B sequences, H hidden size, V vocabulary, A query heads, K key/value heads, R = A / K query heads
 //! per key/value head, D head dimension, I intermediate size of the MLP.
 
-mod attention;
 mod autodiff_ops;
 mod batch;
-mod block;
 mod build;
 mod hugging_face;
 mod inference;
@@ -19,11 +17,9 @@ mod params;
 mod rope;
 mod weight;
 
-pub use attention::Attention;
 pub use batch::PackedBatch;
-pub use block::{Block, Mlp};
 pub use inference::{Cache, Inference};
-pub use layers::{Linear, RmsNorm};
+pub use layers::{Attention, Block, Linear, Mlp, RmsNorm};
 pub use lora::LowRank;
 pub use model::Decoder;
 pub use weight::{Stored, Weight};

@@ -79,7 +79,7 @@ pub(crate) fn export_parameters(model: &Decoder, which: Which, sink: &mut dyn Te
 /// Replaces the values of trained parameters by tensors with matching names and shapes, in place if the parameters have no other owner.
 /// Also returns the first error of a source that fails to deliver its values.
 pub(crate) fn replace_parameters(model: Decoder, tensors: &dyn TensorSource) -> (Decoder, Result<()>) {
-    let (config, adapted) = (model.config().clone(), model.adapted().clone());
+    let (config, adapted) = (model.config().clone(), model.adapted.clone());
     let tensors = Tensors { config: &config, adapted: &adapted, prefix: "", tensors };
     let mut done = Ok(());
     let model = update_parameters(model, |name, shape, values| {

@@ -27,26 +27,12 @@ pub(super) const CONTAINER: &str = "Enum:Weight";
 pub(super) const STORED: &str = "Stored";
 
 impl Weight {
-    /// Returns the parameter, if the weight is in memory.
-    pub fn parameter(&self) -> Option<&Param<Tensor<2>>> {
-        match self {
-            Self::Parameter(parameter) => Some(parameter),
-            Self::Stored(_) => None,
-        }
-    }
-
     /// Returns `[in, out]` of a linear layer.
     pub fn dims(&self) -> [usize; 2] {
         match self {
             Self::Parameter(parameter) => parameter.dims(),
             Self::Stored(stored) => stored.dims(),
         }
-    }
-
-    /// Returns the parameter; panics for memory-mapped weights.
-    #[cfg(test)]
-    pub(crate) fn val(&self) -> Tensor<2> {
-        self.parameter().expect("a parameter").val()
     }
 
     /// Copies the weight `[in, out]` of a linear layer to f32.

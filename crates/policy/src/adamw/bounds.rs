@@ -3,17 +3,6 @@
 use super::AdamWStep;
 
 /// Upper bounds on the magnitudes of a training state.
-///
-/// ```
-/// use policy::{AdamWBounds, AdamWConfig};
-///
-/// let clipped = AdamWConfig { max_grad_norm: 1.0, ..Default::default() };
-/// let begun = AdamWBounds { weights: 0.5, moments: 0.0 };
-/// // For every gradient with a finite norm, this step cannot overflow, so its results need no check.
-/// assert!(begun.after(&clipped.step(1, 1e-3)).is_some());
-/// // Without clipping, elements of the gradient have no bound.
-/// assert!(begun.after(&AdamWConfig { max_grad_norm: 0.0, ..clipped }.step(1, 1e-3)).is_none());
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AdamWBounds {
     /// Largest magnitude of a weight.

@@ -50,13 +50,8 @@ impl AdamWConfig {
         self.skip_grad_norm.is_some()
     }
 
-    /// Returns the scalars of step `step`, counted from 1.
-    ///
-    /// ```
-    /// // f32 as PyTorch computes it: m = beta1 m + (1 - beta1) g; w = w decay - rate m / (sqrt(v) / root + epsilon).
-    /// let first = policy::AdamWConfig::default().step(1, 1e-3);
-    /// assert!((first.rate - 1e-2).abs() < 1e-8 && first.decay == 1.0);
-    /// ```
+    /// Returns the scalars of step `step`, counted from 1. As in PyTorch, m = beta1 m + (1 - beta1) g, v = beta2 v + (1 - beta2) g^2, and
+    /// w = w decay - rate m / (sqrt(v) / root + epsilon).
     pub fn step(&self, step: u64, learning_rate: f64) -> AdamWStep {
         let correction = |beta: f64| 1.0 - beta.powf(step as f64);
         let max_grad_norm = if self.max_grad_norm > 0.0 { self.max_grad_norm } else { f64::INFINITY };

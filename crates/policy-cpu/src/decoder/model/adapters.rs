@@ -1,9 +1,9 @@
 //! Adding and removing LoRA adapters.
 
 use super::Decoder;
-use crate::decoder::block::Block;
 use crate::decoder::build::Builder;
 use crate::decoder::hugging_face::Tensors;
+use crate::decoder::layers::Block;
 use crate::decoder::lora::{Adapted, LowRank};
 use burn::module::Module;
 use models::LoraConfig;
@@ -40,13 +40,8 @@ impl Decoder {
         let (adapted, config) = (model.adapted.clone(), model.config.clone());
         let source = &mut Tensors { config: &config, adapted: &adapted, prefix: "", tensors };
         let mut of = Builder { config: &config, device: &device, source };
-        for (i, Block { attn, mlp, .. }) in model.layers.iter_mut().enumerate() {
-            for (module, linear) in [
-                ("attn.qkv_proj", &mut attn.qkv_proj),
-                ("attn.o_proj", &mut attn.o_proj),
-                ("mlp.gate_up_proj", &mut mlp.gate_up_proj),
-                ("mlp.down_proj", &mut mlp.down_proj),
-            ] {
+        for (i, layer) in model.layers.iter_mut().enumerate() {
+            for (module, linear) in layer.linears() {
                 for (j, (matrix, first)) in adapted.of_layer(&config, &i.to_string(), module).into_iter().enumerate() {
                     let name = format!("layers.{i}.{module}.adapters.{j}");
                     linear.adapters.push(LowRank::new(&mut of, &name, lora, matrix, first)?);
@@ -61,12 +56,7 @@ impl Decoder {
     /// Returns the decoder without adapters; its weights are shared, not copied.
     #[must_use]
     pub fn without_adapters(mut self) -> Self {
-        for layer in &mut self.layers {
-            let Block { attn, mlp, .. } = layer;
-            for linear in [&mut attn.qkv_proj, &mut attn.o_proj, &mut mlp.gate_up_proj, &mut mlp.down_proj] {
-                linear.adapters.clear();
-            }
-        }
+        self.layers.iter_mut().flat_map(Block::linears).for_each(|(_, linear)| linear.adapters.clear());
         (self.lora_head, self.adapted) = (None, Adapted::default());
         self
     }

@@ -1,9 +1,8 @@
 //! Export of weights and adapters in the layouts of `transformers` and PEFT.
 
 use super::Decoder;
-use crate::decoder::block::Block;
 use crate::decoder::hugging_face::export_parts;
-use crate::decoder::layers::Linear;
+use crate::decoder::layers::{Block, Linear};
 use crate::decoder::lora::{is_adapter, is_value_head};
 use crate::decoder::params::{Which, for_each_parameter, to_host};
 use crate::decoder::weight::{Weight, widened};

@@ -2,11 +2,10 @@
 
 use super::autodiff_ops;
 use super::batch::PackedBatch;
-use super::block::Block;
 use super::build::{Builder, Source};
 use super::hugging_face::{Read, Tensors, trained_tensors};
 use super::inference::Inference;
-use super::layers::{Linear, RmsNorm};
+use super::layers::{Block, Linear, RmsNorm};
 use super::lora::{Adapted, LowRank};
 use super::params::{Which, export_parameters, replace_parameters};
 use super::rope::Rope;
@@ -43,9 +42,9 @@ pub struct Decoder {
     /// Value head `[H, 1]` with bias, trained by PPO; it takes the same hidden states as the LM head.
     pub value_head: Option<Linear>,
     #[module(skip)]
-    adapted: Adapted,
+    pub(crate) adapted: Adapted,
     #[module(skip)]
-    rope: Rope,
+    pub(super) rope: Rope,
     #[module(skip)]
     config: ModelConfig,
 }
@@ -125,19 +124,14 @@ impl Decoder {
 
     /// Takes the decoder out and leaves one without weights, so that the weights have no other owner and can be updated in place.
     pub(crate) fn take(&mut self) -> Self {
-        let (device, config, rope) = (self.device(), self.config.clone(), self.rope.clone());
-        let nothing = || Weight::Parameter(Param::from_data(TensorData::new(Vec::<f32>::new(), [0, 0]), &device));
-        let norm = self.norm.clone();
+        let nothing = Param::from_data(TensorData::new(Vec::<f32>::new(), [0, 0]), &self.device());
         let empty = Self {
-            embed_tokens: nothing(),
+            embed_tokens: Weight::Parameter(nothing),
             layers: Vec::new(),
-            norm,
             lm_head: None,
             lora_head: None,
             value_head: None,
-            adapted: Adapted::default(),
-            rope,
-            config,
+            ..self.clone()
         };
         std::mem::replace(self, empty)
     }
@@ -211,16 +205,6 @@ impl Decoder {
         check_tensors(&trained_tensors(&self), "", tensors)?;
         let (model, replaced) = replace_parameters(self, tensors);
         replaced.map(|()| model)
-    }
-
-    /// Returns the adapted matrices.
-    pub(crate) fn adapted(&self) -> &Adapted {
-        &self.adapted
-    }
-
-    /// Returns the rotary embedding.
-    pub(super) fn rope(&self) -> &Rope {
-        &self.rope
     }
 
     /// Returns the residual stream `[N, H]` after the last layer.
