@@ -37,33 +37,3 @@ impl RopeScaling {
         }
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn llama3_scaling_stretches_long_wavelengths_only() {
-        let scaling = RopeScaling {
-            factor: 8.0,
-            low_freq_factor: 1.0,
-            high_freq_factor: 4.0,
-            original_max_position_embeddings: 64,
-        };
-        let config = ModelConfig { head_dim: Some(16), rope_scaling: Some(scaling), ..ModelConfig::default() };
-        // transformers 5.23.0: ROPE_INIT_FUNCTIONS["llama3"](LlamaConfig(head_dim=16, rope_parameters=...), "cpu")[0]
-        let expected = [
-            1.000000000e+00,
-            2.443845868e-01,
-            1.304225624e-02,
-            3.952847328e-03,
-            1.249999972e-03,
-            3.952847328e-04,
-            1.250000059e-04,
-            3.952847328e-05,
-        ];
-        for (found, expected) in config.rope_frequencies().into_iter().zip(expected) {
-            assert!((found / expected - 1.0).abs() < 1e-6, "{found} {expected}");
-        }
-    }
-}

@@ -74,7 +74,7 @@ pub enum Error {
     #[error("{error}: {advice}")]
     Exhausted {
         /// The device's error.
-        error: Box<policy_pjrt::Error>,
+        error: policy::Error,
         /// The keys of the configuration that help.
         advice: &'static str,
     },
@@ -95,21 +95,14 @@ pub enum Error {
 impl From<policy::Error> for Error {
     fn from(error: policy::Error) -> Self {
         use policy_pjrt::Error::{OutOfMemory, TimedOut, TooLarge};
-        let error = match error {
-            policy::Error::Other(error) => error.downcast::<policy_pjrt::Error>(),
-            other => return Self::Policy(other),
+        let of_device = if let policy::Error::Other(error) = &error { error.downcast_ref() } else { None };
+        let advice = match of_device {
+            Some(TooLarge { .. }) => advice::DEVICE_MEMORY,
+            Some(OutOfMemory { program, .. }) => advice::device_memory(program.as_deref()),
+            Some(TimedOut { .. }) => advice::DEVICE_TIME,
+            _ => return Self::Policy(error),
         };
-        let advice = match error.as_deref() {
-            Ok(TooLarge { .. }) => Some(advice::DEVICE_MEMORY),
-            Ok(OutOfMemory { program, .. }) => Some(advice::device_memory(program.as_deref())),
-            Ok(TimedOut { .. }) => Some(advice::DEVICE_TIME),
-            _ => None,
-        };
-        match (error, advice) {
-            (Ok(error), Some(advice)) => Self::Exhausted { error, advice },
-            (Ok(error), None) => Self::Policy(policy::Error::Other(error)),
-            (Err(error), _) => Self::Policy(policy::Error::Other(error)),
-        }
+        Self::Exhausted { error, advice }
     }
 }
 
@@ -171,31 +164,27 @@ mod tests {
 
     #[test]
     fn errors_of_an_exhausted_device_name_the_keys_that_help() {
-        let timed_out = || {
-            let cause = pjrt::Error::TimedOut { what: "a copy from the device", seconds: 3600.0, program: None };
-            Box::new(cause)
+        let cause = || pjrt::Error::TimedOut { what: "a copy from the device", seconds: 3600.0, program: None }.into();
+        let program = |name: &str| {
+            let (operation, program) = (format!("running `{name}`"), Some(name.to_owned()));
+            policy_pjrt::Error::OutOfMemory {
+                operation,
+                program,
+                needed: Some(3 << 30),
+                available: None,
+                cause: cause(),
+            }
         };
-        let program = |name: &str| policy_pjrt::Error::OutOfMemory {
-            operation: format!("running `{name}`"),
-            program: Some(name.to_owned()),
-            needed: Some(3 << 30),
-            available: None,
-            cause: timed_out(),
-        };
-        let operation = "reading ids from the device".to_owned();
+        let timed_out = policy_pjrt::Error::TimedOut { operation: "reading ids".into(), cause: cause() };
         for (error, words) in [
             (program("gradient"), ["running `gradient`", "3.22 GB needed", "grpo.gradient_accumulation_steps"]),
             (program("rollout_x"), ["running `rollout_x`", "3.22 GB needed", "rollout.batch_size"]),
-            (
-                policy_pjrt::Error::TimedOut { operation, cause: timed_out() },
-                ["reading ids", "3600 seconds", "`policy.wait_limit_minutes`"],
-            ),
+            (timed_out, ["reading ids", "3600 seconds", "`policy.wait_limit_minutes`"]),
         ] {
             let error = Error::from(policy::Error::from(error));
-            assert!(error.is_failure_of_policy());
             let text = error.to_string();
-            assert!(words.iter().all(|word| text.contains(word)), "{text}");
+            assert!(error.is_failure_of_policy() && words.iter().all(|word| text.contains(word)), "{text}");
         }
-        assert!(matches!(policy::Error::from(policy_pjrt::Error::Lost).into(), Error::Policy(policy::Error::Other(_))));
+        assert!(matches!(Error::from(policy::Error::from(policy_pjrt::Error::Lost)), Error::Policy(_)));
     }
 }

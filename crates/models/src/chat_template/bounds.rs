@@ -306,14 +306,8 @@ fn join(
     attribute: Option<Value>,
     options: Kwargs,
 ) -> Result<Value, Error> {
-    let separator = match separator {
-        Some(separator) => separator,
-        None => options.get::<Option<Value>>("d")?.unwrap_or_else(|| "".into()),
-    };
-    let attribute = match attribute {
-        Some(attribute) => Some(attribute),
-        None => options.get("attribute")?,
-    };
+    let separator = python::argument(separator, &options, "d")?.unwrap_or_else(|| "".into());
+    let attribute = python::argument(attribute, &options, "attribute")?;
     options.assert_all_used()?;
     let separator = python::text(&separator)?;
     let values = match attribute.filter(|attribute| !attribute.is_none()) {

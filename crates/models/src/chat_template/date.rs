@@ -1,7 +1,8 @@
 //! `strftime_now(format)`, which `transformers` defines as `datetime.now().strftime(format)`.
 
+use super::limits::invalid;
 use jiff::civil::DateTime;
-use minijinja::{Error, ErrorKind};
+use minijinja::Error;
 
 /// Returns the local date and time.
 pub(super) fn now() -> DateTime {
@@ -27,8 +28,7 @@ pub(super) fn strftime(date: DateTime, format: &str) -> Result<String, Error> {
         }
     }
     without_zone.push_str(rest);
-    jiff::fmt::strtime::format(&without_zone, date)
-        .map_err(|e| Error::new(ErrorKind::InvalidOperation, format!("strftime_now: {e}")))
+    jiff::fmt::strtime::format(&without_zone, date).map_err(|e| invalid(format!("strftime_now: {e}")))
 }
 
 #[cfg(test)]

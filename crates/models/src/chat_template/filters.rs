@@ -1,19 +1,17 @@
 //! Jinja's filters `indent`, `int` and `float`, and the filter around the iterable of a loop.
 
-use super::limits::{MAX_WIDTH, Text};
+use super::limits::{MAX_WIDTH, Text, invalid};
+use super::python::argument;
 use super::{bounds, python};
 use minijinja::value::{Kwargs, Rest, Value, ValueKind, from_args};
-use minijinja::{Error, ErrorKind, State};
+use minijinja::{Error, State};
 
 /// Returns `indent(s, width=4, first=False, blank=False)`.
 pub(super) fn indent(state: &State<'_, '_>, value: &Value, args: Rest<Value>, options: Kwargs) -> Result<Value, Error> {
     let (width, first, blank): (Option<Value>, Option<bool>, Option<bool>) = from_args(&args)?;
-    let width = match width {
-        Some(width) => Some(width),
-        None => options.get::<Option<Value>>("width")?,
-    };
-    let first = first.or(options.get("first")?).unwrap_or(false);
-    let blank = blank.or(options.get("blank")?).unwrap_or(false);
+    let width = argument(width, &options, "width")?;
+    let first = argument(first, &options, "first")?.unwrap_or(false);
+    let blank = argument(blank, &options, "blank")?.unwrap_or(false);
     options.assert_all_used()?;
     let indentation = match &width {
         None => " ".repeat(4),
@@ -21,10 +19,7 @@ pub(super) fn indent(state: &State<'_, '_>, value: &Value, args: Rest<Value>, op
             Some(text) => text.to_owned(),
             None => match usize::try_from(i64::try_from(width.clone())?.max(0)) {
                 Ok(spaces) if spaces <= MAX_WIDTH => " ".repeat(spaces),
-                _ => {
-                    let message = format!("indent: expected a width of at most {MAX_WIDTH}, got {width}");
-                    return Err(Error::new(ErrorKind::InvalidOperation, message));
-                }
+                _ => return Err(invalid(format!("indent: expected a width of at most {MAX_WIDTH}, got {width}"))),
             },
         },
     };
@@ -46,8 +41,8 @@ pub(super) fn indent(state: &State<'_, '_>, value: &Value, args: Rest<Value>, op
 
 /// Returns `int(value, default=0, base=10)`.
 pub(super) fn int(value: &Value, default: Option<Value>, base: Option<u32>, options: Kwargs) -> Result<Value, Error> {
-    let default = default.or(options.get("default")?).unwrap_or_else(|| Value::from(0));
-    let base = base.or(options.get("base")?).unwrap_or(10);
+    let default = argument(default, &options, "default")?.unwrap_or_else(|| Value::from(0));
+    let base = argument(base, &options, "base")?.unwrap_or(10);
     options.assert_all_used()?;
     Ok(match value.as_str() {
         Some(text) => match whole(text, base) {
@@ -65,7 +60,7 @@ pub(super) fn int(value: &Value, default: Option<Value>, base: Option<u32>, opti
 
 /// Returns `float(value, default=0.0)`.
 pub(super) fn float(value: &Value, default: Option<Value>, options: Kwargs) -> Result<Value, Error> {
-    let default = default.or(options.get("default")?).unwrap_or_else(|| Value::from(0.0));
+    let default = argument(default, &options, "default")?.unwrap_or_else(|| Value::from(0.0));
     options.assert_all_used()?;
     let number = match value.as_str() {
         Some(text) => number(text),

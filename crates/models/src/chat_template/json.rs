@@ -1,10 +1,10 @@
 //! The filter `tojson`, which is `json.dumps` in the templates of `transformers`.
 
-use super::limits::{MAX_DEPTH, Text, too_deep};
-use super::python::{items, number, pairs, text};
+use super::limits::{MAX_DEPTH, Text, invalid, too_deep};
+use super::python::{argument, items, number, pairs, text};
 use crate::tokenizer::marks::is_mark;
 use minijinja::value::{Kwargs, Value, ValueKind};
-use minijinja::{Error, ErrorKind, State};
+use minijinja::{Error, State};
 use std::fmt::Write;
 
 /// The limit of indentation per level.
@@ -28,15 +28,8 @@ pub(super) fn tojson(
     indent: Option<Value>,
     options: Kwargs,
 ) -> Result<Value, Error> {
-    let ensure_ascii = match ensure_ascii {
-        Some(given) => Some(given),
-        None => options.get("ensure_ascii")?,
-    };
-    let indent: Option<Value> = match indent {
-        Some(given) => Some(given),
-        None => options.get("indent")?,
-    };
-    let indent = match indent.filter(|indent| !indent.is_none()) {
+    let ensure_ascii = argument(ensure_ascii, &options, "ensure_ascii")?.unwrap_or(false);
+    let indent = match argument(indent, &options, "indent")?.filter(|indent| !indent.is_none()) {
         None => None,
         Some(indent) => Some(match indent.as_str() {
             Some(text) => text.to_owned(),
@@ -57,13 +50,9 @@ pub(super) fn tojson(
     let sort_keys = options.get::<Option<bool>>("sort_keys")?.unwrap_or(false);
     options.assert_all_used()?;
     let mut out = Text::default();
-    Style { ensure_ascii: ensure_ascii.unwrap_or(false), indent, separators, sort_keys }.write(value, 0, &mut out)?;
+    Style { ensure_ascii, indent, separators, sort_keys }.write(value, 0, &mut out)?;
     state.consume_fuel(out.steps())?;
     Ok(Value::from(out.into_string()))
-}
-
-fn invalid(message: String) -> Error {
-    Error::new(ErrorKind::InvalidOperation, message)
 }
 
 impl Style {

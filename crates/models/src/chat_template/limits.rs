@@ -10,6 +10,7 @@
 
 use super::{Fault, python};
 use minijinja::{Error, ErrorKind, Output, State, Value};
+use std::borrow::Cow;
 use std::fmt::Write;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -62,16 +63,19 @@ pub(super) fn on_own_stack<T: Send>(work: impl FnOnce() -> Result<T, Fault> + Se
     })
 }
 
+/// Returns an error of a template with this message.
+pub(super) fn invalid(message: impl Into<Cow<'static, str>>) -> Error {
+    Error::new(ErrorKind::InvalidOperation, message)
+}
+
 /// Returns the error about a text longer than [`MAX_OUTPUT`].
 pub(super) fn too_long() -> Error {
-    let message = format!("a text grows to more than {} MiB or {MAX_PIECES} values; {WAY_OUT}", MAX_OUTPUT >> 20);
-    Error::new(ErrorKind::InvalidOperation, message)
+    invalid(format!("a text grows to more than {} MiB or {MAX_PIECES} values; {WAY_OUT}", MAX_OUTPUT >> 20))
 }
 
 /// Returns the error about a value deeper than [`MAX_DEPTH`].
 pub(super) fn too_deep() -> Error {
-    let message = format!("a value has more than {MAX_DEPTH} levels of lists and dictionaries; {WAY_OUT}");
-    Error::new(ErrorKind::InvalidOperation, message)
+    invalid(format!("a value has more than {MAX_DEPTH} levels of lists and dictionaries; {WAY_OUT}"))
 }
 
 /// A text of at most [`MAX_OUTPUT`] bytes and [`MAX_PIECES`] pieces.
@@ -128,8 +132,7 @@ pub(super) fn formatter() -> impl Fn(&mut Output<'_>, &mut State<'_, '_>, &Value
             }
         };
         if written.fetch_add(text.len(), Ordering::Relaxed).saturating_add(text.len()) > MAX_OUTPUT {
-            let message = format!("it renders more than {} MiB of text; {WAY_OUT}", MAX_OUTPUT >> 20);
-            return Err(Error::new(ErrorKind::InvalidOperation, message));
+            return Err(invalid(format!("it renders more than {} MiB of text; {WAY_OUT}", MAX_OUTPUT >> 20)));
         }
         state.consume_fuel(steps(text.len()))?;
         Ok(out.write_str(text)?)

@@ -192,7 +192,7 @@ fn environment() -> Environment<'static> {
     environment.add_test("iterable", python::is_iterable);
     environment.add_test("sequence", python::is_sequence);
     environment.add_function("raise_exception", |message: &Jinja, _: Kwargs| -> Result<Jinja, minijinja::Error> {
-        Err(minijinja::Error::new(ErrorKind::InvalidOperation, python::text(message)?))
+        Err(limits::invalid(python::text(message)?))
     });
     add_date(&mut environment, date::now());
     environment

@@ -1,9 +1,9 @@
 //! Python's string formatting: `format % arguments` and the filter `format`.
 
-use super::limits::{MAX_OUTPUT, MAX_WIDTH, Text, steps, too_long};
+use super::limits::{MAX_OUTPUT, MAX_WIDTH, Text, invalid, steps, too_long};
 use super::python;
 use minijinja::value::{Kwargs, Rest, Tuple, Value, ValueKind};
-use minijinja::{Error, ErrorKind, State};
+use minijinja::{Error, State};
 
 /// Returns `left % right`: formats a string, or computes the remainder of numbers, which has the sign of the divisor.
 pub(super) fn percent(state: &State<'_, '_>, left: &Value, right: &Value) -> Result<Value, Error> {
@@ -19,7 +19,7 @@ pub(super) fn percent(state: &State<'_, '_>, left: &Value, right: &Value) -> Res
     if left.kind() != ValueKind::Number && left.kind() != ValueKind::Bool {
         return Err(invalid(format!("% takes a text or a number to its left, got a value of type {}", left.kind())));
     }
-    let by_zero = || invalid("a remainder of a division by zero".into());
+    let by_zero = || invalid("a remainder of a division by zero");
     if let (Ok(a), Ok(b), true) =
         (i128::try_from(left.clone()), i128::try_from(right.clone()), is_whole(left) && is_whole(right))
     {
@@ -52,18 +52,13 @@ pub(super) fn format(state: &State<'_, '_>, value: &Value, args: Rest<Value>, na
     formatted(state, &format, std::slice::from_ref(&map), Some(&map))
 }
 
-fn invalid(message: String) -> Error {
-    Error::new(ErrorKind::InvalidOperation, message)
-}
-
 /// A field of a format: `%(name)-08.3f`.
 #[derive(Default)]
-struct Field {
+struct Field<'a> {
+    /// The characters `-0+ #` of the field.
+    flags: &'a str,
+    /// `true` if the text is at the left end of the width.
     left: bool,
-    zero: bool,
-    plus: bool,
-    space: bool,
-    alternative: bool,
     width: usize,
     precision: Option<usize>,
 }
@@ -78,28 +73,18 @@ fn formatted(state: &State<'_, '_>, format: &str, args: &[Value], map: Option<&V
         rest = field;
         let name = match rest.strip_prefix('(') {
             Some(inside) => {
-                let (name, behind) = inside
-                    .split_once(')')
-                    .ok_or_else(|| invalid("format: a name without its closing bracket".into()))?;
+                let (name, behind) =
+                    inside.split_once(')').ok_or_else(|| invalid("format: a name without its closing bracket"))?;
                 rest = behind;
                 uses_names = true;
                 Some(name)
             }
             None => None,
         };
-        let mut next =
-            || args.next().ok_or_else(|| invalid("format: not enough arguments for the format string".into()));
-        let mut spec = Field::default();
-        while let Some(flag) = rest.chars().next().filter(|c| "-0+ #".contains(*c)) {
-            match flag {
-                '-' => spec.left = true,
-                '0' => spec.zero = true,
-                '+' => spec.plus = true,
-                ' ' => spec.space = true,
-                _ => spec.alternative = true,
-            }
-            rest = &rest[1..];
-        }
+        let mut next = || args.next().ok_or_else(|| invalid("format: not enough arguments for the format string"));
+        let (flags, behind) = rest.split_at(rest.len() - rest.trim_start_matches(['-', '0', '+', ' ', '#']).len());
+        rest = behind;
+        let mut spec = Field { flags, left: flags.contains('-'), ..Field::default() };
         let mut number = |rest: &mut &str| -> Result<Option<i64>, Error> {
             if let Some(behind) = rest.strip_prefix('*') {
                 *rest = behind;
@@ -123,7 +108,7 @@ fn formatted(state: &State<'_, '_>, format: &str, args: &[Value], map: Option<&V
             spec.precision = Some(limited(number(&mut rest)?.unwrap_or(0).max(0))?);
         }
         rest = rest.trim_start_matches(['h', 'l', 'L']);
-        let kind = rest.chars().next().ok_or_else(|| invalid("format: an incomplete format".into()))?;
+        let kind = rest.chars().next().ok_or_else(|| invalid("format: an incomplete format"))?;
         rest = &rest[kind.len_utf8()..];
         if kind == '%' {
             out.push("%")?;
@@ -137,7 +122,7 @@ fn formatted(state: &State<'_, '_>, format: &str, args: &[Value], map: Option<&V
                 }
                 value
             }
-            (Some(_), None) => return Err(invalid("format: a name in the format requires a mapping".into())),
+            (Some(_), None) => return Err(invalid("format: a name in the format requires a mapping")),
             (None, _) => next()?.clone(),
         };
         let text = spec.apply(kind, &value)?;
@@ -150,12 +135,12 @@ fn formatted(state: &State<'_, '_>, format: &str, args: &[Value], map: Option<&V
     out.push(rest)?;
     // A dictionary may have entries that the format does not use.
     if !uses_names && map.is_none() && args.next().is_some() {
-        return Err(invalid("format: not all arguments converted during string formatting".into()));
+        return Err(invalid("format: not all arguments converted during string formatting"));
     }
     Ok(Value::from(out.into_string()))
 }
 
-impl Field {
+impl Field<'_> {
     fn apply(&self, kind: char, value: &Value) -> Result<String, Error> {
         let cut = |text: String| match self.precision {
             Some(most) => text.chars().take(most).collect(),
@@ -167,10 +152,10 @@ impl Field {
             'c' => {
                 let text = match value.as_str() {
                     Some(text) if text.chars().count() == 1 => text.to_owned(),
-                    Some(_) => return Err(invalid("format: %c requires a number or a single character".into())),
+                    Some(_) => return Err(invalid("format: %c requires a number or a single character")),
                     None => {
                         let code = u32::try_from(value.clone())?;
-                        char::from_u32(code).ok_or_else(|| invalid("format: %c is out of range".into()))?.into()
+                        char::from_u32(code).ok_or_else(|| invalid("format: %c is out of range"))?.into()
                     }
                 };
                 return Ok(self.padded(text));
@@ -181,12 +166,12 @@ impl Field {
         };
         let (sign, digits) = match body.strip_prefix('-') {
             Some(digits) => ("-", digits),
-            None if self.plus => ("+", body.as_str()),
-            None if self.space => (" ", body.as_str()),
+            None if self.flags.contains('+') => ("+", body.as_str()),
+            None if self.flags.contains(' ') => (" ", body.as_str()),
             None => ("", body.as_str()),
         };
         let length = sign.len() + digits.chars().count();
-        if self.zero && !self.left && length < self.width {
+        if self.flags.contains('0') && !self.left && length < self.width {
             return Ok(format!("{sign}{}{digits}", "0".repeat(self.width - length)));
         }
         Ok(self.padded(format!("{sign}{digits}")))
@@ -213,7 +198,7 @@ impl Field {
             _ => ("", magnitude.to_string()),
         };
         let zeros = self.precision.unwrap_or(0).saturating_sub(digits.len());
-        let (sign, prefix) = (if number < 0 { "-" } else { "" }, if self.alternative { prefix } else { "" });
+        let (sign, prefix) = (if number < 0 { "-" } else { "" }, if self.flags.contains('#') { prefix } else { "" });
         Ok(format!("{sign}{prefix}{}{digits}", "0".repeat(zeros)))
     }
 
@@ -227,7 +212,7 @@ impl Field {
             match kind {
                 'f' | 'F' => format!("{number:.precision$}"),
                 'e' | 'E' => exponent(number, precision),
-                _ => general(number, precision.max(1), self.alternative),
+                _ => general(number, precision.max(1), self.flags.contains('#')),
             }
         } else if number.is_nan() {
             "nan".into()

@@ -2,7 +2,7 @@
 
 use super::limits::{MAX_DEPTH, Text, too_deep};
 use minijinja::Error;
-use minijinja::value::{Tuple, Value, ValueKind};
+use minijinja::value::{ArgType, Kwargs, Tuple, Value, ValueKind};
 use std::fmt::Write;
 
 /// Returns `str(value)`, and an empty text for an undefined value.
@@ -26,6 +26,14 @@ pub(super) fn repr_of(value: &Value) -> Result<String, Error> {
     let mut out = Text::default();
     repr(value, 0, &mut out)?;
     Ok(out.into_string())
+}
+
+/// Returns an argument of a filter or method: the positional one, or the one of this name.
+pub(super) fn argument<'a, T>(given: Option<T>, options: &'a Kwargs, name: &'a str) -> Result<Option<T>, Error>
+where
+    Option<T>: ArgType<'a, Output = Option<T>>,
+{
+    if given.is_some() { Ok(given) } else { options.get(name) }
 }
 
 /// Returns `text.splitlines(keepends)`.

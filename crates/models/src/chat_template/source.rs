@@ -1,5 +1,5 @@
-//! Preprocesses a template before it is compiled: counts the tokens of its tags, and rewrites what the parser of minijinja does not accept
-//! or what it evaluates. `bounds::instructions` changes the operators of the compiled template.
+//! Preprocesses a template before it is compiled: counts the tokens of its tags, and rewrites syntax that minijinja rejects and constants
+//! that it would evaluate. `bounds::instructions` changes operators in the compiled template.
 //!
 //! * `\r\n` and `\r` become `\n`, as in Jinja, also within tags.
 //! * `{% generation %}` and `{% endgeneration %}`, which mark an assistant's text for `transformers`, become blocks without effect.

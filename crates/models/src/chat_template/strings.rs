@@ -1,9 +1,9 @@
 //! Python's string methods that minijinja lacks or implements differently.
 
-use super::limits::{MAX_OUTPUT, Text, steps, too_long};
-use super::python;
+use super::limits::{MAX_OUTPUT, Text, invalid, steps, too_long};
+use super::python::{self, argument};
 use minijinja::value::{Kwargs, Tuple, Value, from_args};
-use minijinja::{Error, ErrorKind, State};
+use minijinja::{Error, State};
 
 /// Returns the result of `text.method(*args)`; `None` for a method that is not in this module.
 pub(super) fn method(state: &State<'_, '_>, text: &str, method: &str, args: &[Value]) -> Result<Option<Value>, Error> {
@@ -34,7 +34,7 @@ pub(super) fn method(state: &State<'_, '_>, text: &str, method: &str, args: &[Va
         "split" | "rsplit" => split(state, text, method == "rsplit", args)?,
         "splitlines" => {
             let (keeps_ends, options): (Option<bool>, Kwargs) = from_args(args)?;
-            let keeps_ends = keeps_ends.or(options.get("keepends")?).unwrap_or(false);
+            let keeps_ends = argument(keeps_ends, &options, "keepends")?.unwrap_or(false);
             options.assert_all_used()?;
             let lines = python::lines(text, keeps_ends);
             state.consume_fuel(lines.len() as u64)?;
@@ -60,7 +60,7 @@ pub(super) fn method(state: &State<'_, '_>, text: &str, method: &str, args: &[Va
         }
         "expandtabs" => {
             let (size, options): (Option<i64>, Kwargs) = from_args(args)?;
-            let size = size.or(options.get("tabsize")?).unwrap_or(8);
+            let size = argument(size, &options, "tabsize")?.unwrap_or(8);
             options.assert_all_used()?;
             Value::from(expanded(text, usize::try_from(size).unwrap_or(0))?)
         }
@@ -80,7 +80,7 @@ pub(super) fn method(state: &State<'_, '_>, text: &str, method: &str, args: &[Va
             let found = position(text, method.starts_with('r'), args)?;
             match found {
                 None if method.ends_with("index") => {
-                    return Err(Error::new(ErrorKind::InvalidOperation, format!("{method}: substring not found")));
+                    return Err(invalid(format!("{method}: substring not found")));
                 }
                 found => Value::from(found.map_or(-1, |at| at as i64)),
             }
@@ -117,7 +117,7 @@ fn all(text: &str, args: &[Value], is: impl Fn(char) -> bool) -> Result<Value, E
 fn separator(args: &[Value]) -> Result<&str, Error> {
     let (separator,): (&str,) = from_args(args)?;
     match separator {
-        "" => Err(Error::new(ErrorKind::InvalidOperation, "an empty separator")),
+        "" => Err(invalid("an empty separator")),
         separator => Ok(separator),
     }
 }
@@ -135,19 +135,16 @@ fn missing(state: &State<'_, '_>, text: &str, width: i64) -> Result<usize, Error
 /// Returns `text.split(sep=None, maxsplit=-1)`, or `rsplit`.
 fn split(state: &State<'_, '_>, text: &str, from_right: bool, args: &[Value]) -> Result<Value, Error> {
     let (separator, most, options): (Option<Value>, Option<i64>, Kwargs) = from_args(args)?;
-    let separator = match separator {
-        Some(separator) => Some(separator),
-        None => options.get::<Option<Value>>("sep")?,
-    };
-    let most = most.or(options.get("maxsplit")?).unwrap_or(-1);
+    let separator = argument(separator, &options, "sep")?;
+    let most = argument(most, &options, "maxsplit")?.unwrap_or(-1);
     options.assert_all_used()?;
     let most = usize::try_from(most).unwrap_or(usize::MAX - 1);
     let separator = separator.filter(|separator| !separator.is_none());
     let mut parts: Vec<&str> = match separator.as_ref().map(|separator| separator.as_str()) {
-        Some(Some("")) => return Err(Error::new(ErrorKind::InvalidOperation, "split: an empty separator")),
+        Some(Some("")) => return Err(invalid("split: an empty separator")),
         Some(Some(separator)) if from_right => text.rsplitn(most + 1, separator).collect(),
         Some(Some(separator)) => text.splitn(most + 1, separator).collect(),
-        Some(None) => return Err(Error::new(ErrorKind::InvalidOperation, "split: expected a text as separator")),
+        Some(None) => return Err(invalid("split: expected a text as separator")),
         None => words(text, from_right, most),
     };
     state.consume_fuel(parts.len() as u64)?;

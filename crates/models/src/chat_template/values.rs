@@ -1,10 +1,10 @@
 //! Bounded versions of filters and methods whose results grow with their arguments.
 
 use super::bounds::{joined, walk_all};
-use super::limits::{MAX_DEPTH, MAX_OUTPUT, MAX_WIDTH, steps, too_deep, too_long};
+use super::limits::{MAX_DEPTH, MAX_OUTPUT, MAX_WIDTH, invalid, steps, too_deep, too_long};
 use super::{python, strings};
 use minijinja::value::{Tuple, Value, ValueKind, from_args};
-use minijinja::{Error, ErrorKind, State};
+use minijinja::{Error, State};
 
 /// Returns `value` for a namespace, without iterators, which could refer to the namespace, and without namespaces. Iterators become lists
 /// or dictionaries.
@@ -23,8 +23,7 @@ fn other(state: &State<'_, '_>, value: &Value, depth: usize) -> Result<Option<Va
     }
     let name = object.type_name();
     if name.ends_with("::Namespace") {
-        let message = "a namespace cannot be a value of a namespace: give its attributes one by one";
-        return Err(Error::new(ErrorKind::InvalidOperation, message));
+        return Err(invalid("a namespace cannot be a value of a namespace: give its attributes one by one"));
     }
     if value.kind() == ValueKind::Map {
         let mut stays = name.contains("IndexMap<");
@@ -106,8 +105,7 @@ fn bound_format(state: &State<'_, '_>, text: &str, args: &[Value]) -> Result<(),
         for digits in field.split(|c: char| !c.is_ascii_digit()).filter(|digits| !digits.is_empty()) {
             let width = digits.parse().unwrap_or(usize::MAX);
             if width > MAX_WIDTH {
-                let message = format!("format: expected widths of at most {MAX_WIDTH}, got {digits:.20}");
-                return Err(Error::new(ErrorKind::InvalidOperation, message));
+                return Err(invalid(format!("format: expected widths of at most {MAX_WIDTH}, got {digits:.20}")));
             }
             longest = longest.max(width);
         }

@@ -1,6 +1,6 @@
 //! Files with duplicate entries and unsupported sampling fields are errors, instead of silently using one of the values.
 
-use crate::support::{Folder, qwen2, says, whole_text, with};
+use crate::support::{Folder, qwen2, says, with};
 use serde_json::{Value, json};
 
 #[test]

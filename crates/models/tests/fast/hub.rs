@@ -12,7 +12,7 @@ use std::time::Duration;
 const EARLIER: &str = "89abcdef0123456789abcdef0123456789abcdef";
 const SHARD: &str = "model-00002-of-00002.safetensors";
 
-/// Returns a hub that waits longer than those of attacks.
+/// Returns a hub with the default time-outs.
 fn hub(home: &Home, port: u16) -> Hub {
     let timeout = Duration::from_secs(10);
     Hub { etag_timeout: timeout, download_timeout: timeout, ..home.hub(port) }
