@@ -9,7 +9,7 @@
 //! that ignore the range to the partial file, and compares neither sizes nor checksums. Its interface has no hook for these checks.
 
 use super::cache::{ModelCache, check_digest, free_space, is_blob_name, is_checksum, is_commit};
-use super::http::{Answer, Client, Failure, Purpose};
+use super::http::{Answer, Client, Failure};
 use super::{CONFIG, Hub, Part};
 use crate::error::shortened;
 use crate::folder::export::CARRIED;
@@ -111,7 +111,7 @@ impl Listing {
             rfilename: String,
         }
         let path = format!("/api/models/{model}/revision/{}", revision.replace('/', "%2F"));
-        let answer = client.get(&path, None, Purpose::Metadata)?;
+        let answer = client.get(&path, None, client.metadata)?;
         let (host, announced) = (answer.host().to_owned(), answer.length());
         let mut body = Vec::new();
         let read = answer.read(MAX_LISTING, |bytes| {
@@ -199,7 +199,7 @@ impl Source<'_> {
     /// Requests the ETag and the size of a file. They are in the response for its first byte, or in the hub's redirect to the file's storage
     /// host.
     fn announced(&self, name: &str) -> Result<Announced, Failure> {
-        let answer = self.client.get(&self.path(name), Some("bytes=0-0"), Purpose::Metadata)?;
+        let answer = self.client.get(&self.path(name), Some("bytes=0-0"), self.client.metadata)?;
         let host = answer.host();
         self.expect_commit(&answer)?;
         let etag = answer.first("x-linked-etag").or(answer.etag()).unwrap_or_default();
@@ -319,7 +319,7 @@ impl Source<'_> {
     fn append(&self, name: &str, announced: &Announced, file: &mut File, begin: u64) -> Result<(), Failure> {
         let size = announced.size;
         let disk = |error: io::Error| Failure::Final(format!("the cache cannot be written: {error}"));
-        let answer = self.client.get(&self.path(name), Some(&format!("bytes={begin}-")), Purpose::Content)?;
+        let answer = self.client.get(&self.path(name), Some(&format!("bytes={begin}-")), self.client.content)?;
         self.expect_commit(&answer)?;
         let host = answer.host().to_owned();
         let begin = match (answer.status, answer.content_range()) {

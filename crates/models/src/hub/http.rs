@@ -33,26 +33,17 @@ pub(super) struct Client {
     endpoint: Uri,
     token: Option<HeaderValue>,
     agent: ureq::Agent,
-    etag_timeout: Duration,
-    download_timeout: Duration,
+    /// For the listing of a model, and the size and the ETag of a file.
+    pub(super) metadata: Timeout,
+    /// For the content of a file.
+    pub(super) content: Timeout,
 }
 
-/// The kind of a request, which selects its time-out.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Purpose {
-    /// The listing of a model, or the size and the ETag of a file (`HF_HUB_ETAG_TIMEOUT`).
-    Metadata,
-    /// The content of a file (`HF_HUB_DOWNLOAD_TIMEOUT`).
-    Content,
-}
-
-impl Purpose {
-    fn variable(self) -> &'static str {
-        match self {
-            Self::Metadata => "HF_HUB_ETAG_TIMEOUT",
-            Self::Content => "HF_HUB_DOWNLOAD_TIMEOUT",
-        }
-    }
+/// A time-out, and the environment variable that sets it.
+#[derive(Clone, Copy)]
+pub(super) struct Timeout {
+    limit: Duration,
+    variable: &'static str,
 }
 
 /// A response that is neither a redirect nor an error: 200, 206, or 416 for a range beyond the file.
@@ -65,8 +56,7 @@ pub(super) struct Answer {
     body: ureq::Body,
     /// The scheme and host that sent the body.
     host: String,
-    timeout: Duration,
-    purpose: Purpose,
+    timeout: Timeout,
 }
 
 /// The range of a file in a response (`Content-Range`).
@@ -91,11 +81,10 @@ impl Client {
             value.set_sensitive(true);
             Ok(value)
         });
-        for (purpose, timeout) in [(Purpose::Metadata, hub.etag_timeout), (Purpose::Content, hub.download_timeout)] {
-            if timeout.is_zero() {
-                let name = purpose.variable();
-                return Err(Failure::Final(format!("{name}: expected a number of seconds above 0")));
-            }
+        let metadata = Timeout { limit: hub.etag_timeout, variable: "HF_HUB_ETAG_TIMEOUT" };
+        let content = Timeout { limit: hub.download_timeout, variable: "HF_HUB_DOWNLOAD_TIMEOUT" };
+        if let Some(Timeout { variable, .. }) = [metadata, content].iter().find(|timeout| timeout.limit.is_zero()) {
+            return Err(Failure::Final(format!("{variable}: expected a number of seconds above 0")));
         }
         let agent = ureq::Agent::config_builder()
             .http_status_as_error(false)
@@ -105,13 +94,7 @@ impl Client {
             .user_agent(concat!("grpo/", env!("CARGO_PKG_VERSION")))
             .build()
             .new_agent();
-        Ok(Self {
-            endpoint,
-            token: token.transpose()?,
-            agent,
-            etag_timeout: hub.etag_timeout,
-            download_timeout: hub.download_timeout,
-        })
+        Ok(Self { endpoint, token: token.transpose()?, agent, metadata, content })
     }
 
     /// Returns the endpoint for messages, without user name and password.
@@ -121,11 +104,8 @@ impl Client {
 
     /// Requests `path` of the endpoint, follows redirects and returns the final response. The token is only sent to the endpoint's scheme, host
     /// and port.
-    pub(super) fn get(&self, path: &str, range: Option<&str>, purpose: Purpose) -> Result<Answer, Failure> {
-        let timeout = match purpose {
-            Purpose::Metadata => self.etag_timeout,
-            Purpose::Content => self.download_timeout,
-        };
+    pub(super) fn get(&self, path: &str, range: Option<&str>, timeout: Timeout) -> Result<Answer, Failure> {
+        let limit = Some(timeout.limit);
         let mut uri = format!("{}{path}", self.endpoint.to_string().trim_end_matches('/'))
             .parse::<Uri>()
             .map_err(|error| Failure::Final(format!("{path:?} is no path of an address: {error}")))?;
@@ -137,11 +117,11 @@ impl Client {
                 .get(uri.clone())
                 .header(ACCEPT_ENCODING, "identity")
                 .config()
-                .timeout_resolve(Some(timeout))
-                .timeout_connect(Some(timeout))
-                .timeout_send_request(Some(timeout))
-                .timeout_recv_response(Some(timeout))
-                .timeout_per_read(Some(timeout))
+                .timeout_resolve(limit)
+                .timeout_connect(limit)
+                .timeout_send_request(limit)
+                .timeout_recv_response(limit)
+                .timeout_per_read(limit)
                 .build();
             if let Some(token) = self.token.as_ref().filter(|_| origin(&uri) == origin(&self.endpoint)) {
                 request = request.header(AUTHORIZATION, token);
@@ -149,7 +129,7 @@ impl Client {
             if let Some(range) = range {
                 request = request.header(RANGE, range);
             }
-            let response = request.call().map_err(|error| failure(error, &host, timeout, purpose))?;
+            let response = request.call().map_err(|error| failure(error, &host, timeout))?;
             let (parts, body) = response.into_parts();
             let status = parts.status.as_u16();
             match status {
@@ -160,7 +140,7 @@ impl Client {
                             format!("{host} sends content with the encoding {encoding:?}, which was not asked for");
                         return Err(Failure::Final(what));
                     }
-                    return Ok(Answer { status, headers, redirects, body, host, timeout, purpose });
+                    return Ok(Answer { status, headers, redirects, body, host, timeout });
                 }
                 301 | 302 | 303 | 307 | 308 => {}
                 429 | 500.. => return Err(Failure::Broken(format!("{host} answers with status {status}"))),
@@ -209,7 +189,7 @@ impl Answer {
     /// [`Failure::Stalled`] if the rate is below [`MIN_RATE`] for the duration of the time-out; [`Failure::Broken`] if the connection
     /// fails; the errors of `write`.
     pub(super) fn read(self, limit: u64, mut write: impl FnMut(&[u8]) -> Result<(), Failure>) -> Result<u64, Failure> {
-        let Self { body, host, timeout, purpose, .. } = self;
+        let Self { body, host, timeout, .. } = self;
         let mut reader = body.into_with_config().limit(u64::MAX).reader().take(limit.saturating_add(1));
         let mut chunk = vec![0; CHUNK];
         let (mut count, mut window) = (0, (Instant::now(), 0));
@@ -222,7 +202,7 @@ impl Answer {
                         ureq::Error::Io(error) => {
                             Failure::Broken(format!("the connection to {host} broke off: {error}"))
                         }
-                        other => failure(other, &host, timeout, purpose),
+                        other => failure(other, &host, timeout),
                     };
                     return Err(error);
                 }
@@ -231,9 +211,9 @@ impl Answer {
             count += read as u64;
             window.1 += read as u64;
             let elapsed = window.0.elapsed();
-            if elapsed >= timeout {
+            if elapsed >= timeout.limit {
                 if (window.1 as f64) < MIN_RATE as f64 * elapsed.as_secs_f64() {
-                    return Err(stalled(&host, timeout, purpose));
+                    return Err(stalled(&host, timeout));
                 }
                 window = (Instant::now(), 0);
             }
@@ -241,10 +221,10 @@ impl Answer {
     }
 }
 
-fn failure(error: ureq::Error, host: &str, timeout: Duration, purpose: Purpose) -> Failure {
+fn failure(error: ureq::Error, host: &str, timeout: Timeout) -> Failure {
     use std::io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, UnexpectedEof};
     match error {
-        ureq::Error::Timeout(_) => stalled(host, timeout, purpose),
+        ureq::Error::Timeout(_) => stalled(host, timeout),
         ureq::Error::Io(error)
             if [BrokenPipe, ConnectionAborted, ConnectionReset, UnexpectedEof].contains(&error.kind()) =>
         {
@@ -254,11 +234,11 @@ fn failure(error: ureq::Error, host: &str, timeout: Duration, purpose: Purpose) 
     }
 }
 
-fn stalled(host: &str, timeout: Duration, purpose: Purpose) -> Failure {
+fn stalled(host: &str, timeout: Timeout) -> Failure {
     Failure::Stalled(format!(
         "{host} sent less than {MIN_RATE} bytes per second for {} s, which is the limit ({} in seconds raises it)",
-        timeout.as_secs_f64(),
-        purpose.variable()
+        timeout.limit.as_secs_f64(),
+        timeout.variable
     ))
 }
 
