@@ -7,7 +7,7 @@
 use crate::adamw::AdamWConfig;
 use crate::error::{Error, Result};
 use crate::policy::{Policy, Weights};
-use models::{Adapter, NamedTensor, Parameter};
+use models::{Adapter, NamedTensor, Parameter, WeightTensor};
 use std::borrow::Cow;
 use std::collections::HashMap;
 
@@ -103,18 +103,20 @@ impl<T: AsRef<[NamedTensor]>> TensorSource for T {
 #[derive(Clone, Copy, Debug)]
 pub struct AdapterTensors<'a>(pub &'a Adapter);
 
+impl AdapterTensors<'_> {
+    fn tensors(&self) -> impl Iterator<Item = WeightTensor<'_>> {
+        self.0.matrices().iter().flat_map(|matrix| [self.0.lora_a(matrix), self.0.lora_b(matrix)]).flatten()
+    }
+}
+
 impl TensorSource for AdapterTensors<'_> {
     fn shapes(&self) -> Vec<(&str, &[usize])> {
-        let both = self.0.matrices().iter().flat_map(|matrix| [self.0.lora_a(matrix), self.0.lora_b(matrix)]);
-        both.flatten().map(|tensor| (tensor.name(), tensor.shape())).collect()
+        self.tensors().map(|tensor| (tensor.name(), tensor.shape())).collect()
     }
 
     fn values(&self, name: &str) -> Result<Cow<'_, [f32]>> {
-        let both = self.0.matrices().iter().flat_map(|matrix| [self.0.lora_a(matrix), self.0.lora_b(matrix)]);
-        match both.flatten().find(|tensor| tensor.name() == name) {
-            Some(tensor) => Ok(tensor.values()),
-            None => Err(Error::state(name, "a matrix of the adapter", "none")),
-        }
+        let tensor = self.tensors().find(|tensor| tensor.name() == name);
+        tensor.map(|tensor| tensor.values()).ok_or_else(|| Error::state(name, "a matrix of the adapter", "none"))
     }
 }
 

@@ -179,21 +179,20 @@ impl Source<'_> {
         }
         let announced = retried(|| self.announced(name))?;
         self.expect_own_etag(name, &announced)?;
-        let write = |error: io::Error| Failure::Final(format!("the cache cannot be written: {error}"));
         let blob = self.cache.blob(&announced.etag);
-        std::fs::create_dir_all(blob.parent().unwrap_or(self.cache.folder())).map_err(write)?;
+        std::fs::create_dir_all(blob.parent().unwrap_or(self.cache.folder())).map_err(disk)?;
         let _lock = self.cache.lock(&announced.etag).map_err(|error| match error.kind() {
             ErrorKind::WouldBlock => Failure::Final(error.to_string()),
-            _ => write(error),
+            _ => disk(error),
         })?;
         let is_complete = |blob: &Path| {
             std::fs::metadata(blob).is_ok_and(|metadata| metadata.is_file() && metadata.len() == announced.size)
         };
         if !is_complete(&blob) {
             self.download(name, &announced)?;
-            std::fs::rename(self.cache.incomplete(&announced.etag), &blob).map_err(write)?;
+            std::fs::rename(self.cache.incomplete(&announced.etag), &blob).map_err(disk)?;
         }
-        self.cache.link(self.commit, name, &announced.etag).map_err(write)
+        self.cache.link(self.commit, name, &announced.etag).map_err(disk)
     }
 
     /// Requests the ETag and the size of a file. They are in the response for its first byte, or in the hub's redirect to the file's storage
@@ -318,7 +317,6 @@ impl Source<'_> {
     /// Requests a file from byte `begin` on and appends the response.
     fn append(&self, name: &str, announced: &Announced, file: &mut File, begin: u64) -> Result<(), Failure> {
         let size = announced.size;
-        let disk = |error: io::Error| Failure::Final(format!("the cache cannot be written: {error}"));
         let answer = self.client.get(&self.path(name), Some(&format!("bytes={begin}-")), self.client.content)?;
         self.expect_commit(&answer)?;
         let host = answer.host().to_owned();
@@ -394,6 +392,10 @@ fn retried<T>(request: impl Fn() -> Result<T, Failure>) -> Result<T, Failure> {
             Err(failure) => attempts.wait_after(failure)?,
         }
     }
+}
+
+fn disk(error: io::Error) -> Failure {
+    Failure::Final(format!("the cache cannot be written: {error}"))
 }
 
 fn with_causes(error: &dyn std::error::Error) -> String {

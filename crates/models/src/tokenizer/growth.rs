@@ -11,7 +11,7 @@
 //! | post-processor | [`MAX_PIECES`] pieces and special tokens |
 //! | tokens | [`MAX_TOKEN`] bytes each |
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tokenizers::{
     DecoderWrapper, NormalizedString, Normalizer, NormalizerWrapper, PostProcessor, PostProcessorWrapper,
@@ -61,14 +61,9 @@ impl Parts {
                 growth.steps.push(Step { name: name(&value), normalizer, factor });
             }
         }
-        if let Some(given) = &self.pre_tokenizer {
-            let steps = steps(canonical::<PreTokenizerWrapper>("pre_tokenizer", given)?, "pretokenizers");
-            bound("pre_tokenizer", steps.iter().map(of_pre_tokenizer))?;
-        }
-        if let Some(given) = &self.decoder {
-            let steps = steps(canonical::<DecoderWrapper>("decoder", given)?, "decoders");
-            bound("decoder", steps.iter().map(of_decoder))?;
-        }
+        let pre_tokenizer = self.pre_tokenizer.as_ref();
+        bound::<PreTokenizerWrapper>("pre_tokenizer", pre_tokenizer, "pretokenizers", of_pre_tokenizer)?;
+        bound::<DecoderWrapper>("decoder", self.decoder.as_ref(), "decoders", of_decoder)?;
         if let Some(given) = &self.post_processor {
             let processor: PostProcessorWrapper =
                 PostProcessorWrapper::deserialize(given).map_err(|e| format!("post_processor: {e}"))?;
@@ -108,7 +103,7 @@ impl Growth {
 }
 
 /// A part as the library writes it: with its type, and with the values that it really has.
-fn canonical<T: serde::Serialize + for<'de> Deserialize<'de>>(part: &str, given: &Value) -> Result<Value, String> {
+fn canonical<T: Serialize + for<'de> Deserialize<'de>>(part: &str, given: &Value) -> Result<Value, String> {
     let error = |e: serde_json::Error| format!("{part}: {e}");
     serde_json::to_value(T::deserialize(given).map_err(error)?).map_err(error)
 }
@@ -129,8 +124,15 @@ fn name(step: &Value) -> String {
     step["type"].as_str().unwrap_or("a step").to_owned()
 }
 
-fn bound(part: &str, factors: impl Iterator<Item = usize>) -> Result<(), String> {
-    let all = factors.fold(1, usize::saturating_mul);
+/// Checks the product of the factors of a part's steps.
+fn bound<T: Serialize + for<'de> Deserialize<'de>>(
+    part: &str,
+    given: Option<&Value>,
+    list: &str,
+    factor: fn(&Value) -> usize,
+) -> Result<(), String> {
+    let Some(given) = given else { return Ok(()) };
+    let all = steps(canonical::<T>(part, given)?, list).iter().map(factor).fold(1, usize::saturating_mul);
     if all > MAX_FACTOR {
         return Err(format!("{part}: expected a text to become at most {MAX_FACTOR} times as long, got {all} times"));
     }

@@ -441,8 +441,7 @@ fn add_tokens(inner: &mut tokenizers::Tokenizer, config: &TokenizerConfig) -> Re
 /// Returns the maximum number of tokens per byte of text: a token of byte-level BPE has at least one byte. NFC does not change ASCII, and
 /// at most triples the number of bytes. `None` for other tokenizers.
 fn tokens_per_byte(inner: &tokenizers::Tokenizer) -> Option<usize> {
-    let json = |value: serde_json::Result<Value>| value.ok();
-    let splits = json(serde_json::to_value(inner.get_pre_tokenizer()))?;
+    let splits = serde_json::to_value(inner.get_pre_tokenizer()).ok()?;
     let is_plain = |split: &Value| match split["type"].as_str() {
         Some("ByteLevel") => split["add_prefix_space"] == false,
         Some("Split" | "Digits") => true,
@@ -452,7 +451,7 @@ fn tokens_per_byte(inner: &tokenizers::Tokenizer) -> Option<usize> {
         Some(list) => list.iter().all(is_plain) && list.iter().any(|split| split["type"] == "ByteLevel"),
         None => splits["type"] == "ByteLevel" && is_plain(&splits),
     };
-    let normalizer = json(serde_json::to_value(inner.get_normalizer()))?;
+    let normalizer = serde_json::to_value(inner.get_normalizer()).ok()?;
     let is_bpe = matches!(inner.get_model(), ModelWrapper::BPE(_));
     match (is_bpe && is_bytes, normalizer["type"].as_str()) {
         (true, None) if normalizer.is_null() => Some(1),

@@ -25,67 +25,51 @@ impl WeightFiles {
     pub(crate) fn find(folder: &Path) -> Result<Self> {
         let present = entries(folder)?;
         let shards: Vec<String> = present.iter().filter(|name| shard_number(name).is_some()).cloned().collect();
-        let (single, index) = (present.contains(SINGLE), present.contains(INDEX));
-        match (single, index) {
+        let fault = |reason: String| Error::weights(folder, reason);
+        match (present.contains(SINGLE), present.contains(INDEX)) {
             (true, false) if shards.is_empty() => Ok(Self { names: vec![SINGLE.into()], index: None }),
-            (true, _) => Err(Error::weights(
-                folder,
-                format!(
-                    "there are both {SINGLE} and {}; which of them is the model? Remove the other",
-                    if index { INDEX } else { shards[0].as_str() }
-                ),
-            )),
+            (true, has_index) => {
+                let other = if has_index { INDEX } else { &shards[0] };
+                Err(fault(format!("there are both {SINGLE} and {other}; which of them is the model? Remove the other")))
+            }
             (false, true) => Self::of_index(folder, &shards),
             (false, false) if !shards.is_empty() => {
-                complete(folder, &shards)?;
+                complete(&shards).map_err(fault)?;
                 Ok(Self { names: shards, index: None })
             }
-            (false, false) => Err(Error::weights(folder, nothing_found(&present))),
+            (false, false) => Err(fault(nothing_found(&present))),
         }
     }
 
     fn of_index(folder: &Path, shards: &[String]) -> Result<Self> {
         let path = folder.join(INDEX);
+        let fault = |reason: String| Error::weights(folder, reason);
+        let of_index = |reason: String| Error::weights(&path, reason);
         let fields = Fields::read(&path)?;
-        let map = fields.required(
-            "weight_map",
-            fields.typed("weight_map", "an object", Value::as_object)?,
-            "an object with the file of every tensor",
-        )?;
+        let map = fields.typed("weight_map", "an object", Value::as_object)?;
+        let map = fields.required("weight_map", map, "an object with the file of every tensor")?;
         let mut index = BTreeMap::new();
         for (tensor, file) in map {
             // A file name with a folder could lead out of the model's folder.
             let plain = file.as_str().filter(|name| Path::new(name).file_name().is_some_and(|plain| plain == *name));
-            let Some(file) = plain else {
-                return Err(Error::weights(
-                    &path,
-                    format!("the index gives `{tensor}` the file {file}; expected a file name"),
-                ));
-            };
-            index.insert(tensor.clone(), file.to_owned());
+            let wrong = || of_index(format!("the index gives `{tensor}` the file {file}; expected a file name"));
+            index.insert(tensor.clone(), plain.ok_or_else(wrong)?.to_owned());
         }
         let names: BTreeSet<String> = index.values().cloned().collect();
         if names.is_empty() {
-            return Err(Error::weights(&path, "the index names no tensor"));
+            return Err(of_index("the index names no tensor".into()));
         }
         if let Some(extra) = shards.iter().find(|name| !names.contains(*name)) {
-            return Err(Error::weights(
-                folder,
-                format!(
-                    "there is a shard {extra} that {INDEX} does not name: the shards are of two models, or the index is old"
-                ),
-            ));
+            return Err(fault(format!(
+                "there is a shard {extra} that {INDEX} does not name: the shards are of two models, or the index is old"
+            )));
         }
         for name in &names {
             if !exists(&folder.join(name))? {
-                let count = index.values().filter(|file| *file == name).count();
-                return Err(Error::weights(
-                    folder,
-                    format!(
-                        "the shard {name} is missing; {INDEX} says that it holds {count} of {} tensors",
-                        index.len()
-                    ),
-                ));
+                let (count, all) = (index.values().filter(|file| *file == name).count(), index.len());
+                let reason =
+                    format!("the shard {name} is missing; {INDEX} says that it holds {count} of {all} tensors");
+                return Err(fault(reason));
             }
         }
         Ok(Self { names: names.into_iter().collect(), index: Some(index) })
@@ -93,22 +77,16 @@ impl WeightFiles {
 }
 
 /// Checks that shards without an index are complete, by their names.
-fn complete(folder: &Path, shards: &[String]) -> Result<()> {
+fn complete(shards: &[String]) -> Result<(), String> {
     let numbers: Vec<(usize, usize)> = shards.iter().filter_map(|name| shard_number(name)).collect();
     let total = numbers[0].1;
     if numbers.iter().any(|&(_, other)| other != total) {
-        return Err(Error::weights(
-            folder,
-            format!("there is no {INDEX}, and the shards {} are of several models", shards.join(", ")),
-        ));
+        return Err(format!("there is no {INDEX}, and the shards {} are of several models", shards.join(", ")));
     }
-    if let Some(missing) = (1..=total).find(|number| !numbers.contains(&(*number, total))) {
-        return Err(Error::weights(
-            folder,
-            format!("the shard {} is missing, and so is {INDEX}", shard_name(missing, total)),
-        ));
+    match (1..=total).find(|number| !numbers.contains(&(*number, total))) {
+        Some(missing) => Err(format!("the shard {} is missing, and so is {INDEX}", shard_name(missing, total))),
+        None => Ok(()),
     }
-    Ok(())
 }
 
 /// Returns the name of shard `number`, counted from 1.

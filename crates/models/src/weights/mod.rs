@@ -118,11 +118,9 @@ impl Weights {
         for (name, file) in index {
             let found = self.tensors.get(name).map(|&place| self.shards[place].path.as_path());
             if found != Some(self.path.join(file).as_path()) {
-                let where_else = found.and_then(Path::file_name).map(|file| format!("; it is in {}", file.display()));
-                let reason = format!(
-                    "the index says that {file} holds `{name}`, and it does not{}",
-                    where_else.unwrap_or_default()
-                );
+                let other = found.and_then(Path::file_name).map(|file| format!("; it is in {}", file.display()));
+                let other = other.unwrap_or_default();
+                let reason = format!("the index says that {file} holds `{name}`, and it does not{other}");
                 return Err(Error::weights(&path, reason));
             }
         }
@@ -144,10 +142,8 @@ fn places(path: &Path, shards: &[Shard]) -> Result<BTreeMap<String, usize>> {
             if let Some(first) = tensors.insert(name.clone(), place) {
                 let [first, second] =
                     [first, place].map(|place| shards[place].path.file_name().unwrap_or_default().display());
-                return Err(Error::weights(
-                    path,
-                    format!("the tensor `{name}` is in two shards, {first} and {second}"),
-                ));
+                let reason = format!("the tensor `{name}` is in two shards, {first} and {second}");
+                return Err(Error::weights(path, reason));
             }
         }
     }

@@ -1,6 +1,7 @@
 //! Every model family: logits, gradients and one optimizer step match transformers and torch.
 
 use crate::checkpoint::{self, Checkpoint, Settings, Tensors};
+use crate::ppo_of_torch::Ppo;
 use burn::tensor::Device;
 use models::NamedTensor;
 use policy::{Policy, SequenceBatch, StepLoss, token_batch};
@@ -67,32 +68,16 @@ fn logits_match_transformers_packed_alone_and_padded() {
 fn logits_with_a_kv_cache_match_transformers() {
     for name in checkpoint::ALL {
         let checkpoint = Checkpoint::open(name);
-        let decoder = Decoder::from_weights(checkpoint.config(), &checkpoint.weights, &Device::flex()).unwrap();
-        let inference = decoder.inference().unwrap();
-        let (sequences, vocab) = (checkpoint.sequences(), inference.vocab());
-        let longest = sequences.iter().map(Vec::len).max().unwrap();
-        // Prompts of 1, 2, 3, ... tokens in one cache; the rest of each sequence is decoded token by token.
-        let prompt = |i: usize| (i + 1).min(sequences[i].len());
-        let prompts: Vec<&[u32]> = sequences.iter().enumerate().map(|(i, s)| &s[..prompt(i)]).collect();
-        let (first, mut cache) = inference.prefill(&PackedBatch::new(&prompts).unwrap(), 1, longest).unwrap();
-        let row = |i: usize, position: usize| {
-            &checkpoint.logits(i, sequences[i].len())[position * vocab..(position + 1) * vocab]
+        let (sequences, vocab) = (checkpoint.sequences(), checkpoint.config().vocab_size);
+        let sequences: Vec<&[u32]> = sequences.iter().map(Vec::as_slice).collect();
+        let mut positions = 0;
+        let compare = |i: usize, position: usize, found: &[f32]| {
+            let expected = &checkpoint.logits(i, sequences[i].len())[position * vocab..(position + 1) * vocab];
+            assert_close(&format!("{name}, sequence {i}, position {position}"), found, expected);
+            positions += 1;
         };
-        for (i, found) in first.chunks_exact(vocab).enumerate() {
-            assert_close(&format!("{name}, prompt {i}"), found, row(i, prompt(i) - 1));
-        }
-        for step in 0..longest {
-            let open: Vec<usize> = (0..sequences.len()).filter(|i| prompt(*i) + step < sequences[*i].len()).collect();
-            if open.is_empty() {
-                break;
-            }
-            let ids: Vec<u32> = open.iter().map(|i| sequences[*i][prompt(*i) + step]).collect();
-            let found = inference.decode(&ids, &open, &mut cache).unwrap();
-            for (i, found) in open.iter().zip(found.chunks_exact(vocab)) {
-                let position = prompt(*i) + step;
-                assert_close(&format!("{name}, sequence {i}, position {position}"), found, row(*i, position));
-            }
-        }
+        policy(&checkpoint).cached_logits(&sequences, compare).unwrap();
+        assert_eq!(positions, sequences.concat().len());
     }
 }
 
@@ -161,4 +146,13 @@ fn an_optimizer_step_matches_torch() {
         }
     }
     assert_eq!(steps, 5);
+}
+
+/// Two PPO updates of torch with verl's functions: both losses, the value head, and one optimizer for both.
+#[test]
+fn two_ppo_updates_match_torch() {
+    let ppo = Ppo::open();
+    let loss = PolicyLoss { config: ppo.loss().into(), ..policy_loss() };
+    let policy = CpuPolicy::from_weights(ppo.checkpoint.config(), &ppo.checkpoint.weights, loss).unwrap();
+    ppo.check(&mut policy.with_value_head(ppo.of_values()).unwrap());
 }

@@ -4,7 +4,6 @@
 mod checkpoint;
 mod families;
 mod lora;
-mod ppo;
 #[path = "../../../../tests/checkpoints/ppo.rs"]
 mod ppo_of_torch;
 mod value_head;

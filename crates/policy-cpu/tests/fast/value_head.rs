@@ -6,20 +6,8 @@ use grpo_core::Advantages;
 use grpo_core::aggregate::token_weights;
 use grpo_core::batch::ValueTargets;
 use grpo_core::objective::ValueLossConfig;
-use models::{LoraConfig, NamedTensor};
-use policy::{AdamWConfig, Policy, PolicyState, SequenceBatch, StateGroup, StepLoss, Weights, export_all, token_batch};
-use policy_cpu::CpuPolicy;
-
-/// Returns the trained weights, by name.
-fn weights(policy: &CpuPolicy) -> Vec<NamedTensor> {
-    export_all(policy, StateGroup::Weights(Weights::Policy)).unwrap()
-}
-
-fn set(policy: &mut CpuPolicy, weights: &[NamedTensor]) {
-    let adamw = AdamWConfig::default();
-    let state = PolicyState { policy: &weights, ref_policy: None, optimizer: &[], optimizer_steps: 0, adamw: &adamw };
-    policy.import(&state).unwrap();
-}
+use models::LoraConfig;
+use policy::{Policy, SequenceBatch, StateGroup, StepLoss, Weights, export_all, token_batch};
 
 #[test]
 fn gradients_of_the_value_loss_match_finite_differences() {
@@ -31,14 +19,14 @@ fn gradients_of_the_value_loss_match_finite_differences() {
             policy = policy.with_lora(&LoraConfig { r: 2, ..Default::default() }, 3).unwrap();
         }
         // Use nonzero weights, because value heads and B of adapters are initialised to zero.
-        let mut start = weights(&policy);
+        let mut start = export_all(&policy, StateGroup::Weights(Weights::Policy)).unwrap();
         for (i, tensor) in start.iter_mut().enumerate() {
             if tensor.name.starts_with("value_head.") || tensor.name.contains(".lora_B.") {
                 let values = tensor.data.iter_mut().enumerate();
                 values.for_each(|(k, value)| *value = 0.3 * ((i + 2 * k) as f32).sin());
             }
         }
-        set(&mut policy, &start);
+        policy.import_weights(&start).unwrap();
 
         let sequences = checkpoint.completions();
         let tokens = token_batch(&sequences).unwrap();
@@ -69,7 +57,7 @@ fn gradients_of_the_value_loss_match_finite_differences() {
             let mut loss_at = |step: f32| {
                 let mut moved = start.clone();
                 moved.iter_mut().find(|tensor| tensor.name == gradient.name).unwrap().data[at] += step;
-                set(&mut policy, &moved);
+                policy.import_weights(&moved).unwrap();
                 policy.accumulate(&batch, StepLoss::Grpo).unwrap().loss
             };
             let step = 2e-4_f32;
