@@ -85,7 +85,10 @@ pub(super) fn method(state: &State<'_, '_>, text: &str, method: &str, args: &[Va
                 found => Value::from(found.map_or(-1, |at| at as i64)),
             }
         }
-        "isdecimal" => all(text, args, |c| c.is_ascii_digit())?,
+        "isdecimal" => {
+            let () = from_args(args)?;
+            Value::from(!text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()))
+        }
         "isidentifier" => {
             let () = from_args(args)?;
             let begins = text.starts_with(|c: char| c.is_alphabetic() || c == '_');
@@ -107,11 +110,6 @@ pub(super) fn method(state: &State<'_, '_>, text: &str, method: &str, args: &[Va
         }
         _ => return Ok(None),
     }))
-}
-
-fn all(text: &str, args: &[Value], is: impl Fn(char) -> bool) -> Result<Value, Error> {
-    let () = from_args(args)?;
-    Ok(Value::from(!text.is_empty() && text.chars().all(is)))
 }
 
 fn separator(args: &[Value]) -> Result<&str, Error> {

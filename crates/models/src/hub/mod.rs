@@ -196,9 +196,10 @@ impl Hub {
 
     /// Returns the snapshot in the cache, which may be incomplete, or why there is none.
     fn cached(&self, model: &str, revision: &str) -> Result<std::result::Result<PathBuf, String>> {
-        let folder = self.cache.join(folder_name(model));
+        let name = folder_name(model);
+        let folder = self.cache.join(&name);
         if !exists(&folder)? {
-            return Ok(Err(format!("the cache {} has no {}", self.cache.display(), name_of(&folder))));
+            return Ok(Err(format!("the cache {} has no {name}", self.cache.display())));
         }
         let reference = folder.join("refs").join(revision);
         // A commit has no reference of its own.
@@ -328,10 +329,6 @@ fn expand_home(path: &str) -> PathBuf {
         (Some(rest), Some(home)) if rest.starts_with('/') => home.join(rest.trim_start_matches('/')),
         _ => PathBuf::from(path),
     }
-}
-
-fn name_of(path: &Path) -> String {
-    path.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
 
 #[cfg(test)]

@@ -19,8 +19,9 @@ const CHUNK: usize = 1 << 15;
 /// AdamW (arXiv 1711.05101) in f32, as in PyTorch.
 #[derive(Clone, Debug)]
 pub(crate) struct AdamW {
-    config: AdamWConfig,
-    step: u64,
+    pub(crate) config: AdamWConfig,
+    /// Number of steps done; skipped updates do not count.
+    pub(crate) steps: u64,
     /// Moments of each parameter, in the order of the decoder's fields; empty before the first step.
     moments: Vec<Moments>,
     /// Upper bound on first moments and on roots of second moments.
@@ -39,17 +40,7 @@ struct Moments {
 impl AdamW {
     /// Creates an optimizer before its first step.
     pub(crate) fn new(config: &AdamWConfig) -> Self {
-        Self { config: config.clone(), step: 0, moments: Vec::new(), largest_moment: 0.0 }
-    }
-
-    /// Resets moments and step count; the settings stay the same.
-    pub(crate) fn reset(&mut self) {
-        *self = Self::new(&self.config);
-    }
-
-    /// Returns the number of steps done; skipped updates do not count.
-    pub(crate) fn steps(&self) -> u64 {
-        self.step
+        Self { config: config.clone(), steps: 0, moments: Vec::new(), largest_moment: 0.0 }
     }
 
     /// Applies one step to `model`, in place if the weights have no other owner. Tensors with one dimension (norms, biases) have no weight
@@ -72,14 +63,14 @@ impl AdamW {
                 return Ok(UpdateReport { grad_norm, applied: false });
             }
             None if !grad_norm.is_finite() => {
-                return Err(Error::NotFinite { what: "the gradient".into(), step: self.step });
+                return Err(Error::NotFinite { what: "the gradient".into(), step: self.steps });
             }
             _ => {}
         }
         if self.moments.is_empty() {
             self.moments = gradients.parameters.iter().map(Moments::zeros).collect();
         }
-        let rule = Rule::new(&self.config, self.step + 1, grad_norm, learning_rate);
+        let rule = Rule::new(&self.config, self.steps + 1, grad_norm, learning_rate);
         // Weights may have been replaced since the last step, so they are measured; moments have no other writer.
         let mut largest_weight = Largest::default();
         for_each_parameter(model, Which::Trained, |_, _, values| {
@@ -93,11 +84,11 @@ impl AdamW {
             None => match self.look(&rule, model, gradients)? {
                 (weight, moment) if weight.is_finite() && moment.is_finite() => moment.get(),
                 _ => {
-                    if self.step == 0 {
+                    if self.steps == 0 {
                         self.moments.clear();
                     }
                     let what = "the weights, or the optimizer's moments, after the update".to_owned();
-                    return Err(Error::NotFinite { what, step: self.step + 1 });
+                    return Err(Error::NotFinite { what, step: self.steps + 1 });
                 }
             },
         };
@@ -107,7 +98,7 @@ impl AdamW {
             rule.apply(values, &gradients.parameters[index].data, &mut self.moments[index]);
             index += 1;
         });
-        (self.step, self.largest_moment) = (self.step + 1, largest_moment);
+        (self.steps, self.largest_moment) = (self.steps + 1, largest_moment);
         Ok(UpdateReport { grad_norm, applied: true })
     }
 
@@ -124,7 +115,7 @@ impl AdamW {
     }
 
     /// Passes the moments of `model` to `sink`, one by one, with the names of its tensors and the prefixes [`MOMENTS`]; together with
-    /// [`AdamW::steps`] they are the whole state.
+    /// the number of steps they are the whole state.
     pub(crate) fn export(&self, model: &Decoder, sink: &mut dyn TensorSink) -> Result<()> {
         for Moments { name, shape, first, second } in &self.moments {
             for (prefix, data) in MOMENTS.into_iter().zip([first, second]) {
@@ -156,7 +147,7 @@ impl AdamW {
             })?;
         }
         let largest = moments.iter().map(Moments::largest).fold(Largest::default(), Largest::max);
-        (self.step, self.moments, self.largest_moment) = (steps, moments, largest.get());
+        (self.steps, self.moments, self.largest_moment) = (steps, moments, largest.get());
         Ok(())
     }
 }

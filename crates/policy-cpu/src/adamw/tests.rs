@@ -23,15 +23,11 @@ fn gradients() -> GradientSum {
     sum
 }
 
-fn config() -> AdamWConfig {
-    AdamWConfig::default()
-}
-
 /// Returns the state that an update may change.
 fn snapshot(optimizer: &AdamW) -> (u64, Vec<NamedTensor>) {
     let mut tensors = Vec::new();
     optimizer.export(&model(), &mut tensors).unwrap();
-    (optimizer.steps(), tensors)
+    (optimizer.steps, tensors)
 }
 
 /// Applies one step to `model` and returns it.
@@ -53,7 +49,7 @@ fn an_update_above_the_limit_is_skipped_and_changes_nothing() {
         sum.parameters.iter_mut().flat_map(|p| &mut p.data).for_each(|g| *g *= factor);
         sum
     };
-    let guarded = || AdamW::new(&AdamWConfig { skip_grad_norm: Some(2.0 * small.norm()), ..config() });
+    let guarded = || AdamW::new(&AdamWConfig { skip_grad_norm: Some(2.0 * small.norm()), ..Default::default() });
     for bad in [times(3.0), times(f32::NAN), times(f32::INFINITY)] {
         // As the first step, and after an applied step.
         for steps in [0, 1] {
@@ -64,7 +60,7 @@ fn an_update_above_the_limit_is_skipped_and_changes_nothing() {
             assert!(!report.applied && report.grad_norm.to_bits() == bad.norm().to_bits());
             assert_eq!((after.parameters(), snapshot(&optimizer)), (model().parameters(), before));
             let (next, report) = step(&mut optimizer, model(), &times(1.5), RATE).unwrap();
-            assert!(report.applied && optimizer.steps() == steps + 1, "an update below the limit is applied");
+            assert!(report.applied && optimizer.steps == steps + 1, "an update below the limit is applied");
             // Skipped steps do not count in the bias correction of later ones.
             let mut other = guarded();
             (0..steps).for_each(|_| drop(step(&mut other, model(), &small, RATE).unwrap()));
@@ -77,11 +73,11 @@ fn an_update_above_the_limit_is_skipped_and_changes_nothing() {
 fn an_update_that_is_not_finite_is_an_error_and_changes_nothing() {
     let sum = gradients();
     // Weights overflow by the learning rate; a second moment overflows by a large gradient.
-    let fast = (AdamW::new(&config()), 1e38);
+    let fast = (AdamW::new(&AdamWConfig::default()), 1e38);
     let (mut steep, mut unknown) = (sum.clone(), sum.clone());
     steep.parameters[0].data[0] = 1e30;
     unknown.parameters[0].data[0] = f32::NAN;
-    let unclipped = (AdamW::new(&AdamWConfig { max_grad_norm: 0.0, ..config() }), RATE);
+    let unclipped = (AdamW::new(&AdamWConfig { max_grad_norm: 0.0, ..Default::default() }), RATE);
     for ((mut optimizer, rate), sum) in [(fast.clone(), sum), (unclipped, steep), (fast, unknown)] {
         let before = snapshot(&optimizer);
         let error = step(&mut optimizer, model(), &sum, rate).unwrap_err();
@@ -93,7 +89,7 @@ fn an_update_that_is_not_finite_is_an_error_and_changes_nothing() {
 #[test]
 fn weights_or_moments_that_are_not_finite_are_an_error() {
     let sum = gradients();
-    let mut optimizer = AdamW::new(&config());
+    let mut optimizer = AdamW::new(&AdamWConfig::default());
     let (policy, _) = step(&mut optimizer, model(), &sum, RATE).unwrap();
     let (steps, state) = snapshot(&optimizer);
     for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 1e20] {
@@ -105,7 +101,7 @@ fn weights_or_moments_that_are_not_finite_are_an_error() {
         for of in MOMENTS {
             let mut state = state.clone();
             state.iter_mut().find(|t| t.name.starts_with(of)).unwrap().data[0] = bad;
-            let mut restored = AdamW::new(&config());
+            let mut restored = AdamW::new(&AdamWConfig::default());
             restored.restore(steps, &state, &policy).unwrap();
             let result = step(&mut restored, policy.clone(), &sum, RATE);
             assert_eq!(result.is_err(), !bad.is_finite(), "{of} {bad}");

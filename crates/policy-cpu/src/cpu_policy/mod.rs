@@ -101,7 +101,7 @@ impl CpuPolicy {
 
     fn adapted(mut self, adapt: impl FnOnce(Decoder) -> Result<Decoder>) -> Result<Self> {
         self.model = adapt(self.model)?;
-        self.optimizer.reset();
+        self.optimizer = AdamW::new(&self.optimizer.config);
         (self.sums, self.ref_policy, self.remembered, self.in_files) = (GradientSum::new(), None, None, None);
         Ok(self)
     }
@@ -273,7 +273,7 @@ impl Policy for CpuPolicy {
     }
 
     fn optimizer_steps(&self) -> u64 {
-        self.optimizer.steps()
+        self.optimizer.steps
     }
 
     fn has_ref_policy(&self) -> bool {
@@ -290,11 +290,8 @@ impl Policy for CpuPolicy {
         let old = self.ref_policy.as_ref().ok_or_else(|| Self::no_ref_policy("mix_ref_policy"))?;
         if self.model.has_adapters() {
             let expected = "a reference policy with weights of its own (sync_ref_model without LoRA)";
-            return Err(Error::argument(
-                "mix_ref_policy",
-                expected,
-                "the model beneath LoRA adapters, which is frozen",
-            ));
+            let found = "the model beneath LoRA adapters, which is frozen";
+            return Err(Error::argument("mix_ref_policy", expected, found));
         }
         self.ref_policy = Some(mix(old, &self.model, alpha)?);
         Ok(())
