@@ -10,6 +10,9 @@ thread_local! {
     static HAS_STACK: Cell<bool> = const { Cell::new(false) };
 }
 
+/// The smallest number of items for which another thread is started.
+const PER_THREAD: usize = 32;
+
 /// Returns `true` if the current thread has a stack that is large enough for every template.
 pub(super) fn has_stack() -> bool {
     HAS_STACK.get()
@@ -26,7 +29,7 @@ pub(super) fn has_stack() -> bool {
 /// Panics if `work` panics.
 pub fn map_on_template_threads<T: Sync, R: Send>(items: &[T], threads: usize, work: impl Fn(&T) -> R + Sync) -> Vec<R> {
     let pool = ThreadPoolBuilder::new()
-        .num_threads(threads.clamp(1, items.len().max(1)))
+        .num_threads(threads.clamp(1, items.len().div_ceil(PER_THREAD).max(1)))
         .stack_size(STACK)
         .thread_name(|_| "chat templates".into())
         .start_handler(|_| HAS_STACK.set(true));
