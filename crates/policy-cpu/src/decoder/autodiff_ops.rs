@@ -55,7 +55,7 @@ pub(crate) fn linear(x: Tensor<2>, weight: &Weight, add: Addend) -> Result<Tenso
             let weight = operand(&mut graph, "weight", weight.val())?;
             let values = read("weight", &weight.storage)?;
             let y = layers.linear(read("x", &x.storage)?, values, added.add(&third)?, dims)?;
-            (y, weight.node, Factor::Parameter { x: x.storage, weight: weight.storage })
+            (y, weight.node, Factor::Parameter([x.storage, weight.storage].into()))
         }
         Weight::Stored(weight) => {
             let y = layers.linear_stored(read("x", &x.storage)?, &weight.view()?, added.add(&third)?, n)?;
@@ -109,10 +109,8 @@ impl Added {
 /// The saved operands of a product.
 #[derive(Clone, Debug)]
 enum Factor {
-    Parameter {
-        x: FlexTensor,
-        weight: FlexTensor,
-    },
+    /// x and the weight.
+    Parameter(Box<[FlexTensor; 2]>),
     /// A frozen, memory-mapped weight.
     Stored(Stored),
 }
@@ -129,13 +127,13 @@ impl Derivative<3> for LinearGrad {
         let (layers, dims @ [n, input, output]) = (Layers::new(), self.dims);
         let dy = reread(&upstream);
         let dx = || match &self.factor {
-            Factor::Parameter { weight, .. } => layers.linear_dx(reread(weight), dy, dims),
+            Factor::Parameter(operands) => layers.linear_dx(reread(&operands[1]), dy, dims),
             Factor::Stored(weight) => layers.linear_stored_dx(&weight.view().expect("read in the forward pass"), dy, n),
         };
         let dx = of_x.then(|| tensor(fitting(dx()), [n, input]));
         let dweight = match &self.factor {
-            Factor::Parameter { x, .. } if of_weight => {
-                Some(tensor(fitting(layers.linear_dweight(reread(x), dy, dims)), [input, output]))
+            Factor::Parameter(operands) if of_weight => {
+                Some(tensor(fitting(layers.linear_dweight(reread(&operands[0]), dy, dims)), [input, output]))
             }
             _ => None,
         };
