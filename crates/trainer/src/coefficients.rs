@@ -1,6 +1,6 @@
 //! Coefficients that adapt during a run, and their state in a checkpoint.
 
-use crate::error::{Error, Result};
+use crate::error::Result;
 use grpo_core::controllers::{AdaptiveEntropy, KlController};
 use run_config::TrainConfig;
 use serde::{Deserialize, Serialize};
@@ -83,7 +83,8 @@ impl Coefficients {
         if taken == *state {
             return Ok(self);
         }
-        Err(Error::state("coefficients", format!("those of the configuration, {taken:?}"), format!("{state:?}")))
+        let expected = format!("those of the configuration, {taken:?}");
+        Err(policy::Error::state("coefficients", expected, format!("{state:?}")).into())
     }
 }
 

@@ -6,9 +6,10 @@ use crate::prompts::{encode_prompts, opens_think};
 use crate::stops::Stops;
 use data::Item;
 use policy::{Completion, RolloutRequest, Sampling};
-use rewards::{Correct, Reward, RewardFailure, RewardFn, RewardInput, Rewards};
+use rewards::{Correct, Reward, RewardFn, RewardInput, Rewards};
 use run_config::{REWARD, TrainConfig};
 use serde::{Deserialize, Serialize};
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 /// The results of an evaluation on held-out problems.
@@ -81,11 +82,9 @@ pub fn evaluate(parts: &mut Parts, items: &[Item], config: &TrainConfig) -> Resu
     let sampled = generate(parts, items, per_item, sampling, config)?;
     let inputs = sampled.inputs(items);
     let rewards = parts.rewards.score(&inputs);
-    for (k, failure) in rewards.iter().flat_map(|reward| &reward.failures) {
-        count_failure(&mut report.failures, parts.rewards.names().nth(*k).unwrap_or_default(), failure);
-    }
+    count_failures(&mut report.failures, &parts.rewards, &rewards);
     if !eval.pass_at.is_empty() {
-        let passed = passes(parts, config, &inputs, Judged::Before(&rewards))?;
+        let passed = passes(parts, config, &inputs, |_| Cow::Borrowed(&rewards))?;
         let counts: Vec<usize> =
             passed.chunks(per_item).map(|of_item| of_item.iter().filter(|p| **p).count()).collect();
         for &k in &eval.pass_at {
@@ -120,17 +119,25 @@ fn greedy(
     failures: &mut BTreeMap<String, usize>,
 ) -> Result<Vec<bool>> {
     let sampled = generate(parts, items, 1, Sampling::Greedy, config)?;
-    passes(parts, config, &sampled.inputs(items), Judged::Now(failures))
+    let inputs = sampled.inputs(items);
+    passes(parts, config, &inputs, |functions| {
+        let scored = parts.rewards.score_some(functions, &inputs);
+        count_failures(failures, &parts.rewards, &scored);
+        Cow::Owned(scored)
+    })
 }
 
-/// Counts a failure, and logs the first of each function.
-fn count_failure(failures: &mut BTreeMap<String, usize>, name: &str, failure: &RewardFailure) {
-    let count = failures.entry(name.to_owned()).or_default();
-    *count += 1;
-    if *count == 1 {
-        tracing::warn!(
-            "the reward `{name}` has failed for a completion of the evaluation, which does not pass: {failure}"
-        );
+/// Counts failures, and logs the first of each function.
+fn count_failures(failures: &mut BTreeMap<String, usize>, rewards: &Rewards, scored: &[Reward]) {
+    for (index, failure) in scored.iter().flat_map(|reward| &reward.failures) {
+        let name = rewards.names().nth(*index).unwrap_or_default();
+        let count = failures.entry(name.to_owned()).or_default();
+        *count += 1;
+        if *count == 1 {
+            tracing::warn!(
+                "the reward `{name}` has failed for a completion of the evaluation, which does not pass: {failure}"
+            );
+        }
     }
 }
 
@@ -187,45 +194,31 @@ impl std::fmt::Display for PassRule {
     }
 }
 
-/// The rewards that [`passes`] uses.
-enum Judged<'a> {
-    /// Rewards of all functions, already computed.
-    Before(&'a [Reward]),
-    /// No rewards yet: `passes` calls the functions of the rule and counts their failures here.
-    Now(&'a mut BTreeMap<String, usize>),
-}
-
 /// Returns, for each completion, `true` if it passes. A completion does not pass if a function of the rule returns no reward or fails.
-fn passes(parts: &Parts, config: &TrainConfig, inputs: &[RewardInput<'_>], judged: Judged<'_>) -> Result<Vec<bool>> {
-    let rewards = &parts.rewards;
-    let names = match PassRule::of(config, rewards)? {
+/// `score` returns the rewards of at least these functions, by index.
+fn passes<'a>(
+    parts: &Parts,
+    config: &TrainConfig,
+    inputs: &[RewardInput<'_>],
+    score: impl FnOnce(&[usize]) -> Cow<'a, [Reward]>,
+) -> Result<Vec<bool>> {
+    let is_one = |value: Option<f32>| value >= Some(1.0);
+    let known = || parts.rewards.names().enumerate();
+    Ok(match PassRule::of(config, &parts.rewards)? {
         PassRule::Correct => {
             let correct = Correct { answer: config.rewards.answer_rule() };
-            return Ok(inputs.iter().map(|input| correct.score(input) >= Some(1.0)).collect());
+            inputs.iter().map(|input| is_one(correct.score(input))).collect()
         }
-        PassRule::Sum => None,
-        PassRule::Each(names) => Some(names),
-    };
-    let indices: Vec<usize> = match &names {
-        Some(names) => {
-            rewards.names().enumerate().filter(|(_, n)| names.iter().any(|m| m == n)).map(|(i, _)| i).collect()
+        PassRule::Sum => {
+            let all: Vec<usize> = known().map(|(index, _)| index).collect();
+            score(&all).iter().map(|reward| is_one(reward.total)).collect()
         }
-        None => (0..rewards.names().count()).collect(),
-    };
-    let is_passed = |reward: &Reward| match &names {
-        Some(_) => indices.iter().all(|index| reward.terms[*index] >= Some(1.0)),
-        None => reward.total >= Some(1.0),
-    };
-    match judged {
-        Judged::Before(judged) => Ok(judged.iter().map(is_passed).collect()),
-        Judged::Now(failures) => {
-            let judged = rewards.score_some(&indices, inputs);
-            for (index, failure) in judged.iter().flat_map(|reward| &reward.failures) {
-                count_failure(failures, rewards.names().nth(*index).unwrap_or_default(), failure);
-            }
-            Ok(judged.iter().map(is_passed).collect())
+        PassRule::Each(names) => {
+            let named = known().filter(|(_, name)| names.iter().any(|known| known == name));
+            let indices: Vec<usize> = named.map(|(index, _)| index).collect();
+            score(&indices).iter().map(|reward| indices.iter().all(|index| is_one(reward.terms[*index]))).collect()
         }
-    }
+    })
 }
 
 /// Completions of items, the same number of each.

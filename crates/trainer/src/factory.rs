@@ -75,7 +75,7 @@ impl PolicyTarget {
     /// # Errors
     /// An error if the device is missing.
     pub(crate) fn open(config: &TrainConfig) -> Result<Self> {
-        let PolicyConfig { device, plugin, compile_cache, wait_limit_minutes: _, .. } = &config.policy;
+        let PolicyConfig { device, plugin, compile_cache, .. } = &config.policy;
         let Some(kind) = device::kind(*device) else {
             return Ok(Self::Host(Box::new(PolicyLoss {
                 config: config.loss().into(),
@@ -99,13 +99,13 @@ impl PolicyTarget {
         model: Option<&Pretrained>,
         prompt: usize,
     ) -> Result<(MemoryTable, Option<u64>)> {
-        match (self, model) {
-            (Self::Host(loss), model) => {
+        match self {
+            Self::Host(loss) => {
                 let weights = model.map(|model| model.folder.weights()).transpose()?;
                 let in_files = weights.map_or(models::Dtype::F32, |weights| weights.mapped_dtype());
                 Ok((training_memory(config, shape, in_files, loss, prompt)?, models::available_memory()))
             }
-            (Self::Device(runtime), model) => {
+            Self::Device(runtime) => {
                 let weights = match model {
                     Some(model) if config.lora.is_some() => TrainingSizes::frozen_dtype(&model.folder.weights()?),
                     _ => models::Dtype::F32,
@@ -142,7 +142,7 @@ impl PolicyTarget {
     ) -> Result<Box<dyn Policy>> {
         Ok(match self {
             Self::Host(loss) => {
-                let policy = host_policy(config, shape, model, *loss, purpose)?;
+                let policy = cpu_policy(config, shape, model, *loss, purpose)?;
                 Box::new(policy.with_rollout_batch_size(config.rollout.batch_size))
             }
             Self::Device(runtime) => Box::new(pjrt_policy(config, &runtime, shape, model)?),
@@ -161,8 +161,8 @@ pub fn export_policy(config: &TrainConfig, model: Option<&Pretrained>) -> Result
     PolicyTarget::open(config)?.policy(config, shape, model, Purpose::Export)
 }
 
-/// Returns the burn policy on this CPU.
-fn host_policy(
+/// Returns the policy on this CPU.
+fn cpu_policy(
     config: &TrainConfig,
     shape: &ModelConfig,
     model: Option<&Pretrained>,
@@ -171,13 +171,8 @@ fn host_policy(
 ) -> Result<CpuPolicy> {
     let policy = match (model, &config.lora) {
         (Some(model), _) => model.policy(config, loss, purpose)?,
-        (None, lora) => {
-            let policy = CpuPolicy::new(shape, config.seed, loss)?;
-            match lora {
-                Some(lora) => policy.with_lora(lora, config.seed)?,
-                None => policy,
-            }
-        }
+        (None, Some(lora)) => CpuPolicy::new(shape, config.seed, loss)?.with_lora(lora, config.seed)?,
+        (None, None) => CpuPolicy::new(shape, config.seed, loss)?,
     };
     Ok(match config.grpo.value_loss() {
         Some(of_values) => policy.with_value_head(of_values)?,
@@ -192,30 +187,17 @@ fn pjrt_policy(
     shape: &ModelConfig,
     model: Option<&Pretrained>,
 ) -> Result<PjrtPolicy> {
-    let options = device::options(config, shape)?;
-    let policy = match model {
-        Some(model) => {
-            let weights = model.folder.weights()?;
-            match &config.lora {
-                Some(lora) => PjrtPolicy::from_weights_with_lora(
-                    runtime,
-                    shape,
-                    &weights,
-                    lora,
-                    config.seed,
-                    config.loss(),
-                    options,
-                ),
-                None => PjrtPolicy::from_weights(runtime, shape, &weights, config.loss(), options),
-            }
+    let (options, loss, seed) = (device::options(config, shape)?, config.loss(), config.seed);
+    let weights = model.map(|model| model.folder.weights()).transpose()?;
+    let policy = match (&weights, &config.lora) {
+        (Some(weights), Some(lora)) => {
+            PjrtPolicy::from_weights_with_lora(runtime, shape, weights, lora, seed, loss, options)
         }
-        None => {
-            let policy = PjrtPolicy::new(runtime, shape, config.seed, config.loss(), options);
-            match &config.lora {
-                Some(lora) => policy.and_then(|policy| policy.with_lora(lora, config.seed)),
-                None => policy,
-            }
+        (Some(weights), None) => PjrtPolicy::from_weights(runtime, shape, weights, loss, options),
+        (None, Some(lora)) => {
+            PjrtPolicy::new(runtime, shape, seed, loss, options).and_then(|policy| policy.with_lora(lora, seed))
         }
+        (None, None) => PjrtPolicy::new(runtime, shape, seed, loss, options),
     };
     let policy = match config.grpo.value_loss() {
         Some(of_values) => policy.and_then(|policy| policy.with_value_head(of_values)),

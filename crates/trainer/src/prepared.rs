@@ -5,12 +5,11 @@ use crate::device;
 use crate::error::{Error, Result};
 use crate::eval::PassRule;
 use crate::factory::{Parts, PolicyTarget};
-use crate::overview::Overview;
 use crate::pretrained::{Pretrained, Purpose, adapter_weights};
-use crate::prompts::{check_rows, encode_prompt, open_data};
+use crate::prompts::{check_rows, encode_prompt, open_data, open_tokenizer};
 use crate::trainer::{Rows, Trainer};
 use data::{DataReport, Dataset, RowIndex};
-use models::{CharTokenizer, ChatTemplate, ModelConfig, Tokenizer};
+use models::{CharTokenizer, ChatTemplate, MemoryTable, ModelConfig, Tokenizer};
 use policy::PolicyEngine;
 use rewards::Rewards;
 use run_config::{ModelSource, TrainConfig};
@@ -39,6 +38,33 @@ pub struct Prepared {
     rows: Rows,
     place: PolicyTarget,
     overview: Overview,
+}
+
+/// Facts about a run that its configuration does not contain.
+#[derive(Clone, Debug)]
+pub struct Overview {
+    /// The number of weights of the model.
+    pub weights: u64,
+    /// The number of trained weights: all weights of the model, or the adapters' weights.
+    pub trained_weights: u64,
+    /// The largest number of tokens of a sequence.
+    pub context: usize,
+    /// The number of tokens of the longest of some prompts.
+    pub longest_prompt: usize,
+    /// `true` if the chat template of the model renders prompts; `None` without prompts.
+    pub renders_template: Option<bool>,
+    /// The counts of used and dropped rows of files; `None` if tasks make the problems.
+    pub rows: Option<DataReport>,
+    /// The number of rows of an evaluation; 0 where evaluation is off.
+    pub held_out: usize,
+    /// The reward functions with their weights.
+    pub rewards: Vec<(String, f32)>,
+    /// The completions that count as passed in pass@1.
+    pub pass_rule: PassRule,
+    /// The memory that the training needs, by part.
+    pub memory: MemoryTable,
+    /// The available memory in bytes, if the system or the device reports it.
+    pub available_memory: Option<u64>,
 }
 
 impl Prepared {
@@ -95,7 +121,7 @@ impl Prepared {
                 if is_new {
                     config = config.with_stop_strings(model.folder.generation());
                 }
-                let tokenizer = model.tokenizer(&config)?;
+                let tokenizer = open_tokenizer(&model.folder, &config.data)?;
                 let is_dated = tokenizer.writes_date() && !config.data.files.is_empty();
                 if is_new && is_dated && config.data.template_date.is_none() {
                     let now = ChatTemplate::now();
@@ -120,7 +146,11 @@ impl Prepared {
             config.grpo.count_epochs(report.training());
             check_rows(&config.data, report, &rewards, tokenizer.has_chat_template())?;
         }
-        log_rows(report.as_ref());
+        match &report {
+            Some(report) if report.dropped() > 0 => tracing::warn!("{report}"),
+            Some(report) => tracing::info!("{report}"),
+            None => {}
+        }
         let rows = match checks {
             true => Rows::checked(&config, &*tokenizer, context, &*dataset, &rewards, report.is_some())?,
             false => Rows::default(),
@@ -192,14 +222,5 @@ impl Prepared {
         adapter::start(&config, &shape, model.as_ref(), &mut *policy)?;
         let parts = Parts { policy, tokenizer, dataset, rewards, engine: Box::new(PolicyEngine) };
         Ok((config, parts, rows, overview))
-    }
-}
-
-/// Logs the counts of used and dropped rows.
-fn log_rows(report: Option<&DataReport>) {
-    match report {
-        Some(report) if report.dropped() > 0 => tracing::warn!("{report}"),
-        Some(report) => tracing::info!("{report}"),
-        None => {}
     }
 }

@@ -1,11 +1,8 @@
 //! Opens a pretrained model: its folder, tokenizer and weights.
 
 use crate::error::Result;
-use crate::prompts::open_tokenizer;
-use models::{
-    Dtype, HfTokenizer, LoraConfig, MemoryTable, ModelConfig, ModelFolder, Trained, TrainingMemory, available_memory,
-    resident_memory,
-};
+use models::{Dtype, LoraConfig, MemoryTable, ModelConfig, ModelFolder, Trained, TrainingMemory};
+use models::{available_memory, resident_memory};
 use policy_cpu::{CpuPolicy, PolicyLoss, StepMemory};
 use run_config::{ModelSource, TrainConfig};
 
@@ -63,14 +60,6 @@ impl Pretrained {
         let ModelSource::Pretrained(name) = &config.model else { return Ok(self) };
         let path = models::locate_weights(name, config.model_revision.as_deref(), self.folder.path())?;
         if path == self.folder.path() { Ok(self) } else { Ok(Self { folder: ModelFolder::open(&path)? }) }
-    }
-
-    /// Returns the tokenizer with the stop tokens of the folder, and the chat template and its variables from the section `data`.
-    ///
-    /// # Errors
-    /// The errors of [`open_tokenizer`].
-    pub(crate) fn tokenizer(&self, config: &TrainConfig) -> Result<HfTokenizer> {
-        open_tokenizer(&self.folder, &config.data)
     }
 
     /// Returns the CPU policy with the weights of the folder, and with adapters if they are configured.

@@ -10,7 +10,6 @@ use policy::{Completion, Policy, RolloutRequest, Sampling};
 use rewards::{RewardInput, Rewards};
 use rng::Purpose;
 use run_config::{FilterGroupsConfig, REWARD};
-use std::time::Instant;
 
 /// A prompt and its completions.
 pub(super) struct Group {
@@ -122,17 +121,12 @@ fn sample_batch(
         first,
     };
     let prompts = encode_prompts(context.tokenizer, &items)?;
-    let began = Instant::now();
-    let completions = complete(policy, context, &prompts, num_generations, sampling)?;
-    times.add("gen", began);
-    let began = Instant::now();
+    let completions = times.time("gen", || complete(policy, context, &prompts, num_generations, sampling))?;
     let judged = completions.iter().enumerate().map(|(i, completion)| {
         let group = i / num_generations;
         (&items[group], &prompts[group][..], completion)
     });
-    let samples = judge(judged, context)?;
-    let mut samples = samples.into_iter();
-    times.add("reward", began);
+    let mut samples = times.time("reward", || judge(judged, context))?.into_iter();
     let mut completions = completions.into_iter();
     let groups = items.into_iter().zip(prompts).map(|(item, prompt)| {
         let completions = completions.by_ref().take(num_generations).collect();

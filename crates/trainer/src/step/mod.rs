@@ -3,14 +3,11 @@
 mod advantage;
 mod generate;
 mod record;
-mod scores;
-mod times;
 mod update;
 
 use crate::coefficients::Coefficients;
 use crate::error::Result;
 use crate::micro_batch::split_evenly;
-use crate::ref_policy::follow;
 use crate::updates::Updates;
 use advantage::Generation;
 use data::Dataset;
@@ -19,9 +16,9 @@ use models::Tokenizer;
 use policy::{Policy, RolloutEngine};
 use rewards::{Failures, Reward, Rewards};
 use run_config::{GrpoConfig, TrainConfig};
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::time::Instant;
-pub use times::PhaseTimes;
 
 /// A sampled completion with its reward and advantage.
 #[derive(Clone, Debug, PartialEq)]
@@ -119,11 +116,14 @@ pub fn grpo_step(policy: &mut dyn Policy, context: &mut StepContext<'_>, step: u
     let began = Instant::now();
     for _ in 0..grpo.num_iterations {
         for rows in updates(grpo) {
-            if update::update_policy(policy, context, &generation, rows, &mut metrics)? {
-                let steps = policy.optimizer_steps();
-                follow(policy, steps, grpo)?;
-            } else {
+            if !update::update_policy(policy, context, &generation, rows, &mut metrics)? {
                 skipped += 1.0;
+                continue;
+            }
+            // TR-DPO, arXiv 2404.09656; as in TRL's SyncRefModelCallback, optimizer steps count from 1.
+            let is_due = grpo.sync_ref_model && policy.optimizer_steps().is_multiple_of(grpo.ref_model_sync_steps);
+            if is_due && policy.has_ref_policy() {
+                policy.mix_ref_policy(grpo.ref_model_mixup_alpha)?;
             }
         }
     }
@@ -134,9 +134,42 @@ pub fn grpo_step(policy: &mut dyn Policy, context: &mut StepContext<'_>, step: u
     Ok(StepReport { step: step + 1, metrics, samples: generation.samples, tokens, times })
 }
 
+/// Seconds of wall time by phase, by verl's names: `gen` (sampling), `reward`, `old_log_prob` and `ref` (scoring), `values`, `adv`,
+/// `update_actor` (forward, loss, backward and the optimizer). Phases that a step does not have are missing.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct PhaseTimes(BTreeMap<&'static str, f64>);
+
+impl PhaseTimes {
+    /// Adds the time since `began` to a phase.
+    fn add(&mut self, phase: &'static str, began: Instant) {
+        *self.0.entry(phase).or_default() += began.elapsed().as_secs_f64();
+    }
+
+    /// Calls `work` and adds its time to a phase.
+    fn time<T>(&mut self, phase: &'static str, work: impl FnOnce() -> T) -> T {
+        let began = Instant::now();
+        let result = work();
+        self.add(phase, began);
+        result
+    }
+
+    /// Returns the phases and their seconds, as metrics `timing_s/PHASE`.
+    pub fn metrics(&self) -> impl Iterator<Item = (String, f64)> + '_ {
+        self.0.iter().map(|(phase, seconds)| (format!("timing_s/{phase}"), *seconds))
+    }
+}
+
 /// Returns the sequences of each optimizer step of one pass: contiguous whole groups.
 fn updates(grpo: &GrpoConfig) -> impl Iterator<Item = Range<usize>> {
     let per_prompt = grpo.num_generations;
     split_evenly(grpo.prompts_per_step, grpo.steps_per_generation)
         .map(move |groups| groups.start * per_prompt..groups.end * per_prompt)
+}
+
+/// Returns the sequences of every micro-batch of a pass.
+fn micro_batches(grpo: &GrpoConfig) -> impl Iterator<Item = Range<usize>> {
+    updates(grpo).flat_map(|rows| {
+        split_evenly(rows.len(), grpo.gradient_accumulation_steps)
+            .map(move |part| rows.start + part.start..rows.start + part.end)
+    })
 }

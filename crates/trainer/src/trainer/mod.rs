@@ -8,8 +8,7 @@ use crate::coefficients::Coefficients;
 use crate::error::{Error, Result};
 use crate::eval::{EvalReport, PassRule, evaluate, greedy_passes};
 use crate::factory::Parts;
-use crate::overview::Overview;
-use crate::prepared::Prepared;
+use crate::prepared::{Overview, Prepared};
 use crate::prompts::encode_prompt;
 use crate::step::{StepContext, StepReport, grpo_step};
 use crate::updates::Updates;
@@ -129,7 +128,7 @@ impl Trainer {
             parts,
             held_out: rows.held_out,
             probe: rows.probe,
-            updates: warmup_updates(&config),
+            updates: updates(&config, false),
             coefficients: Coefficients::new(&config),
             counters: Counters::default(),
             failures,
@@ -210,7 +209,8 @@ impl Trainer {
     pub fn grpo_step(&mut self) -> Result<StepReport> {
         self.expect_phase("grpo_step", Phase::Grpo)?;
         let (updates, coefficients) = (self.updates.clone(), self.coefficients.clone());
-        let undo = self.fails_after_an_update();
+        // Otherwise a failing update changes nothing, and no state has to be saved for a rollback.
+        let undo = self.config.grpo.fails_after_an_update();
         let Parts { policy, tokenizer, dataset, rewards, engine } = &mut self.parts;
         let cursor = dataset.cursor();
         if undo {
@@ -252,12 +252,6 @@ impl Trainer {
         Ok(report)
     }
 
-    /// Returns `true` if a step can fail after one of its updates was applied. Otherwise no state has to be saved for a rollback, because a
-    /// failing update changes nothing.
-    fn fails_after_an_update(&self) -> bool {
-        self.config.grpo.fails_after_an_update()
-    }
-
     /// Evaluates the policy on the held-out problems. Does not change the run.
     ///
     /// # Errors
@@ -277,7 +271,7 @@ impl Trainer {
     }
 
     fn begin_grpo(&mut self) -> Result<()> {
-        self.updates = grpo_updates(&self.config);
+        self.updates = updates(&self.config, true);
         self.parts.policy.reset_optimizer(&self.config.optimizer.adamw())?;
         if self.config.needs_ref_policy() {
             self.parts.policy.freeze_ref_policy()?;
@@ -294,12 +288,12 @@ impl Trainer {
     }
 }
 
-fn warmup_updates(config: &TrainConfig) -> Updates {
-    Updates::new(&config.warmup.optimizer, config.warmup.steps)
-}
-
-fn grpo_updates(config: &TrainConfig) -> Updates {
-    Updates::new(&config.optimizer, config.grpo.max_steps.saturating_mul(config.grpo.updates() as u64))
+/// Returns the updates of GRPO if the run is `warm`, else those of the warm-up.
+fn updates(config: &TrainConfig, warm: bool) -> Updates {
+    match warm {
+        true => Updates::new(&config.optimizer, config.grpo.max_steps.saturating_mul(config.grpo.updates() as u64)),
+        false => Updates::new(&config.warmup.optimizer, config.warmup.steps),
+    }
 }
 
 /// Warns if completions are sampled from another distribution than the softmax of the loss.

@@ -85,7 +85,7 @@ impl Updates {
         let (output, report) = policy.step(batches, loss, learning_rate)?;
         if let Err(what) = check(&output) {
             if !self.skips() {
-                return Err(Error::not_finite(what, policy.optimizer_steps()));
+                return Err(policy::Error::NotFinite { what, step: policy.optimizer_steps() }.into());
             }
             tracing::warn!("an update is skipped: {what}");
         }
@@ -108,4 +108,20 @@ impl Updates {
 }
 
 #[cfg(test)]
-mod tests;
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_applied_update_ends_a_series_of_skips() {
+        let config =
+            OptimizerConfig { skip_grad_norm: Some(2.0), max_consecutive_skips: 3, ..OptimizerConfig::default() };
+        let mut updates = Updates::new(&config, 10).with_skipped_in_a_row(1);
+        let mut count = |grad_norm, applied| updates.count(UpdateReport { grad_norm, applied }, 0.5);
+        assert_eq!(count(9.0, false).unwrap(), Update { grad_norm: 9.0, learning_rate: 0.5, skipped: true });
+        assert_eq!(count(1.0, true).unwrap(), Update { grad_norm: 1.0, learning_rate: 0.5, skipped: false });
+        assert!(count(f64::NAN, false).is_ok() && count(f64::INFINITY, false).is_ok());
+        let error = count(9.0, false).unwrap_err();
+        assert!(matches!(error, Error::TooManySkips { skipped: 3, grad_norm: 9.0, limit: 2.0 }), "{error}");
+        assert_eq!(updates.skipped_in_a_row(), 2);
+    }
+}
