@@ -1,10 +1,11 @@
 //! Exports a trained policy as a folder for `transformers` or PEFT.
 
 use crate::card::{Weights, model_card};
+use crate::checkpoint::Each;
 use crate::error::{Error, Result};
 use crate::summary::Summary;
 use models::{AdapterOptions, AdapterWriter, Dtype, ExportOptions, FolderWriter, ModelCard, NamedTensor};
-use policy::{Policy, TensorSink};
+use policy::Policy;
 use run_config::{ModelSource, TrainConfig};
 use std::path::Path;
 use trainer::Pretrained;
@@ -61,13 +62,4 @@ pub(crate) fn export(
         }
     }
     Ok(())
-}
-
-/// A function as a tensor sink.
-struct Each<F>(F);
-
-impl<F: FnMut(NamedTensor) -> policy::Result<()>> TensorSink for Each<F> {
-    fn tensor(&mut self, tensor: NamedTensor) -> policy::Result<()> {
-        (self.0)(tensor)
-    }
 }
