@@ -27,7 +27,7 @@ use serde::{Deserialize, Serialize};
 
 pub use self::policy::{PolicyAttention, PolicyConfig, PolicyDevice, PolicyDtype, RecomputeGranularity};
 pub use error::{Error, Result, check};
-pub use export::{ExportConfig, ExportDtype};
+pub use export::ExportConfig;
 pub use grpo::{FilterGroupsConfig, GrpoConfig, KlControlConfig, KlControlType, REWARD};
 pub use grpo_sinks::wandb::Mode as WandbMode;
 pub use grpo_sinks::{LoggingConfig, WandbConfig};

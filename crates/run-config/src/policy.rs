@@ -80,7 +80,7 @@ pub enum PolicyDevice {
     PjrtTpu,
 }
 
-/// A dtype of matmul operands, with torch's names.
+/// A dtype of matmul operands or of exported weights, with torch's names.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum PolicyDtype {
@@ -89,6 +89,15 @@ pub enum PolicyDtype {
     Float32,
     /// The upper 16 bits of f32; sums are f32.
     Bfloat16,
+}
+
+impl From<PolicyDtype> for models::Dtype {
+    fn from(dtype: PolicyDtype) -> Self {
+        match dtype {
+            PolicyDtype::Float32 => Self::F32,
+            PolicyDtype::Bfloat16 => Self::Bf16,
+        }
+    }
 }
 
 /// An implementation of attention within a row. Results are equal up to rounding.

@@ -211,12 +211,26 @@ const REFUSED: &[(&[&str], &[&str])] = &[
     (&["grpo.sync_ref_model=true", "loss.beta=0.1", "lora={r: 4}"], &["the model without adapters"]),
     (&["rewards.soft_overlong_punishment={max_completion_len: 4, soft_punish_cache: 5}"], &["soft_punish_cache (5)"]),
     (&["rewards.soft_overlong_punishment={max_completion_len: 20, soft_punish_cache: 4}"], &["begins below"]),
+    // The schedule of learning rates.
+    (&["optimizer.lr_scheduler_kwargs.power=2"], &["optimizer.lr_scheduler_kwargs.power", "polynomial"]),
+    (
+        &["optimizer={lr_scheduler_type: cosine, lr_scheduler_kwargs: {min_lr: 1e-7}}"],
+        &["lr_scheduler_kwargs.min_lr", "cosine_with_min_lr"],
+    ),
+    (&["optimizer.lr_scheduler_type=cosine_with_min_lr"], &["lr_scheduler_kwargs", "min_lr_rate", "neither"]),
+    (
+        &["optimizer={lr_scheduler_type: cosine_with_min_lr, lr_scheduler_kwargs: {min_lr: 1e-7, min_lr_rate: 0.1}}"],
+        &["lr_scheduler_kwargs", "one of", "both"],
+    ),
+    (&["optimizer={warmup_steps: 10, warmup_ratio: 0.1}"], &["optimizer.warmup_steps", "warmup_ratio"]),
+    (&["optimizer={warmup_steps: -1, warmup_ratio: 0}"], &["optimizer.warmup_steps", "at least 0"]),
+    (&["optimizer={lr_scheduler_type: polynomial, lr_scheduler_kwargs: {lr_end: 1}}"], &["lr_end", "below"]),
     // Devices and runs.
     (&["policy={device: 'pjrt:cpu', wait_limit_minutes: 0}"], &["policy.wait_limit_minutes", "1 or more"]),
     (&["policy.wait_limit_minutes=5"], &["policy.wait_limit_minutes", "60, or a policy.device of PJRT"]),
     (&["run.early_stopping_patience=3"], &["run.early_stopping_patience", "run.metric_for_best_model"]),
     (&["run={metric_for_best_model: pass@1, early_stopping_patience: 0}"], &["run.early_stopping_patience"]),
-    (&["run.early_stopping_threshold=.inf"], &["run.early_stopping_threshold"]),
+    (&["run.early_stopping_threshold=-1"], &["run.early_stopping_threshold"]),
     // Sizes that fit no memory.
     (&["rollout.max_completion_length=18446744073709551615"], &["rollout.max_completion_length"]),
     (&["warmup.batch_size=18446744073709551615"], &["warmup.batch_size"]),

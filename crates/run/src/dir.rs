@@ -255,24 +255,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_folder_with_a_run_is_never_taken_again() {
+    fn leftovers_of_a_killed_process_are_removed_and_other_files_kept() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a/b");
         let config = TrainConfig { seed: 3, ..TrainConfig::built_in() };
         let dir = RunDir::create(Some(&path), &config).unwrap();
-        assert_eq!(dir.config(&[]).unwrap(), config);
-        assert_eq!(dir.config(&["seed=4".to_owned()]).unwrap().seed, 4);
+        assert_eq!(dir.config(&["seed=4".to_owned()]).unwrap(), TrainConfig { seed: 4, ..config.clone() });
         assert_eq!(dir.recorded_config().unwrap(), config);
-        assert!(RunDir::open(&path).unwrap_err().to_string().contains("another process"));
         drop(dir);
-        // Leftovers of a process that was killed while writing, and other files.
         std::fs::write(path.join(".grpo-a1B2c3.tmp"), "half").unwrap();
         std::fs::write(path.join("notes.tmp"), "mine").unwrap();
-        let error = RunDir::create(Some(&path), &config).unwrap_err().to_string();
-        assert!(error.contains("holds a run already") && error.contains("--resume"), "{error}");
         assert!(RunDir::open(&path).is_ok());
         assert!(!path.join(".grpo-a1B2c3.tmp").exists() && path.join("notes.tmp").exists());
-        assert!(RunDir::open(folder.path()).unwrap_err().to_string().contains("no config.yaml"));
     }
 
     #[test]
@@ -284,12 +278,8 @@ mod tests {
         std::fs::write(&precious, "data").unwrap();
         let path = folder.path().join("run");
         std::fs::create_dir(&path).unwrap();
-        symlink(&precious, path.join(".lock")).unwrap();
-        let error = RunDir::create(Some(&path), &TrainConfig::built_in()).unwrap_err().to_string();
-        assert!(error.contains(".lock") && error.contains("no link"), "{error}");
-        std::fs::remove_file(path.join(".lock")).unwrap();
-        for name in ["completions.jsonl", "summary.json"] {
-            symlink(folder.path().join("nothing"), path.join(name)).unwrap();
+        for (name, to) in [(".lock", "precious"), ("completions.jsonl", "nothing"), ("summary.json", "nothing")] {
+            symlink(folder.path().join(to), path.join(name)).unwrap();
             let error = RunDir::create(Some(&path), &TrainConfig::built_in()).unwrap_err().to_string();
             assert!(error.contains(name), "{error}");
             std::fs::remove_file(path.join(name)).unwrap();
@@ -297,18 +287,6 @@ mod tests {
         symlink(&precious, path.join("config.tmp")).unwrap();
         RunDir::create(Some(&path), &TrainConfig::built_in()).unwrap();
         assert_eq!(std::fs::read(&precious).unwrap(), b"data");
-    }
-
-    #[test]
-    fn a_folder_that_is_moved_or_replaced_is_not_in_place() {
-        let folder = tempfile::tempdir().unwrap();
-        let (path, elsewhere) = (folder.path().join("a"), folder.path().join("b"));
-        let dir = RunDir::create(Some(&path), &TrainConfig::built_in()).unwrap();
-        assert!(dir.is_in_place());
-        std::fs::rename(&path, &elsewhere).unwrap();
-        assert!(!dir.is_in_place());
-        std::fs::create_dir(&path).unwrap();
-        assert!(!dir.is_in_place(), "another folder of the same name");
     }
 
     #[test]

@@ -1,7 +1,6 @@
 //! Exports a trained policy as a folder for `transformers` or PEFT.
 
 use crate::card::{Weights, model_card};
-use crate::checkpoint::Each;
 use crate::error::{Error, Result};
 use crate::summary::Summary;
 use models::{AdapterOptions, AdapterWriter, Dtype, ExportOptions, FolderWriter, ModelCard, NamedTensor};
@@ -43,7 +42,7 @@ pub(crate) fn export(
             let dtype = dtype.unwrap_or(Dtype::F32);
             let options = AdapterOptions { dtype, base_model, replace, card };
             let mut writer = AdapterWriter::create(target, lora, shape, folder, options)?;
-            policy.export_adapter(&mut Each(|tensor: NamedTensor| Ok(writer.write(&tensor.name, &tensor.data)?)))?;
+            policy.export_adapter(&mut |tensor: NamedTensor| Ok(writer.write(&tensor.name, &tensor.data)?))?;
             writer.finish()?;
         }
         None => {
@@ -57,7 +56,7 @@ pub(crate) fn export(
             };
             let merged = config.lora.as_ref().map(|lora| lora.merged_into(shape)).transpose()?;
             let mut writer = FolderWriter::create(target, merged.as_ref().unwrap_or(shape), folder, options)?;
-            policy.export_model(&mut Each(|tensor: NamedTensor| Ok(writer.write(&tensor.name, &tensor.data)?)))?;
+            policy.export_model(&mut |tensor: NamedTensor| Ok(writer.write(&tensor.name, &tensor.data)?))?;
             writer.finish()?;
         }
     }

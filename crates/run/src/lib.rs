@@ -39,7 +39,6 @@ use grpo_sinks::Sinks;
 use jsonl::{MetricsRow, RowKind};
 use rows::{eval_values, pick_completions};
 use run_config::TrainConfig;
-use sinks::With;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
@@ -176,7 +175,11 @@ impl Run {
         self.began = Instant::now();
         self.announce(observer);
         sinks.notes().for_each(|note| observer.event(Event::Note(note)));
-        let ending = self.train(&mut With(&mut sinks, observer), stop).map_err(|error| self.explain(error));
+        let mut both = |event: Event<'_>| {
+            sinks.event(event);
+            observer.event(event);
+        };
+        let ending = self.train(&mut both, stop).map_err(|error| self.explain(error));
         let ending = ending.inspect_err(|error| self.remember_failure(error));
         sinks.finish(ending.is_ok(), |note| observer.event(Event::Note(note)));
         ending

@@ -2,19 +2,17 @@
 
 use crate::error::Result;
 use crate::factory::Parts;
-use crate::prompts::{encode_prompts, opens_think};
-use crate::stops::Stops;
+use crate::prompts::encode_prompts;
+use crate::rollout::Completed;
 use data::Item;
-use policy::{Completion, RolloutRequest, Sampling};
+use policy::Sampling;
 use rewards::{Correct, Reward, RewardFn, RewardInput, Rewards};
 use run_config::{REWARD, TrainConfig};
-use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 /// The results of an evaluation on held-out problems.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct EvalReport {
     /// The share of problems whose greedy completion passes, in [0, 1]; with 1 in `eval.pass_at`, the share of sampled completions that
     /// pass. [`PassRule`] defines passing.
@@ -35,7 +33,7 @@ pub struct EvalReport {
 }
 
 /// Shares of solved problems, in [0, 1].
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct PassAt {
     /// The share of all problems.
     pub all: f64,
@@ -65,7 +63,7 @@ pub fn pass_at_k(samples: usize, passed: usize, k: usize) -> f64 {
 ///
 /// # Errors
 /// [`crate::Error::Policy`] from the engine; [`crate::Error::Model`] from the tokenizer.
-pub fn evaluate(parts: &mut Parts, items: &[Item], config: &TrainConfig) -> Result<EvalReport> {
+pub(crate) fn evaluate(parts: &mut Parts, items: &[Item], config: &TrainConfig) -> Result<EvalReport> {
     let eval = &config.eval;
     let mut report = EvalReport { problems: items.len(), ..EvalReport::default() };
     if !eval.pass_at.contains(&1) {
@@ -80,7 +78,7 @@ pub fn evaluate(parts: &mut Parts, items: &[Item], config: &TrainConfig) -> Resu
     // All greedy completions of a prompt are equal.
     let per_item = if sampling == Sampling::Greedy { 1 } else { eval.num_generations };
     let sampled = generate(parts, items, per_item, sampling, config)?;
-    let inputs = sampled.inputs(items);
+    let inputs = sampled.inputs(&items.iter().collect::<Vec<_>>());
     let rewards = parts.rewards.score(&inputs);
     count_failures(&mut report.failures, &parts.rewards, &rewards);
     if !eval.pass_at.is_empty() {
@@ -104,22 +102,18 @@ pub fn evaluate(parts: &mut Parts, items: &[Item], config: &TrainConfig) -> Resu
     Ok(report)
 }
 
-/// Returns, for each item, `true` if its greedy completion passes.
+/// Returns, for each item, `true` if its greedy completion passes. Counts failures of reward functions.
 ///
 /// # Errors
 /// The errors of [`evaluate`].
-pub fn greedy_passes(parts: &mut Parts, items: &[Item], config: &TrainConfig) -> Result<Vec<bool>> {
-    greedy(parts, items, config, &mut BTreeMap::new())
-}
-
-fn greedy(
+pub(crate) fn greedy(
     parts: &mut Parts,
     items: &[Item],
     config: &TrainConfig,
     failures: &mut BTreeMap<String, usize>,
 ) -> Result<Vec<bool>> {
     let sampled = generate(parts, items, 1, Sampling::Greedy, config)?;
-    let inputs = sampled.inputs(items);
+    let inputs = sampled.inputs(&items.iter().collect::<Vec<_>>());
     passes(parts, config, &inputs, |functions| {
         let scored = parts.rewards.score_some(functions, &inputs);
         count_failures(failures, &parts.rewards, &scored);
@@ -221,52 +215,16 @@ fn passes<'a>(
     })
 }
 
-/// Completions of items, the same number of each.
-struct Sampled {
-    completions: Vec<Completion>,
-    /// The text of each completion.
-    texts: Vec<String>,
-    /// Whether the prompt of each item ends with `<think>`.
-    opens_think: Vec<bool>,
-}
-
-impl Sampled {
-    /// Returns the inputs of reward functions for the completions.
-    fn inputs<'a>(&'a self, items: &'a [Item]) -> Vec<RewardInput<'a>> {
-        let per_item = self.completions.len() / items.len().max(1);
-        (self.completions.iter().zip(&self.texts).enumerate())
-            .map(|(i, (completion, text))| RewardInput {
-                item: &items[i / per_item],
-                completion: text,
-                truncated: completion.truncated,
-                completion_ids: &completion.ids,
-                opens_think: self.opens_think[i / per_item],
-            })
-            .collect()
-    }
-}
-
 fn generate(
     parts: &mut Parts,
     items: &[Item],
     num_generations: usize,
     sampling: Sampling,
     config: &TrainConfig,
-) -> Result<Sampled> {
-    let Parts { policy, tokenizer, engine, .. } = parts;
-    let (prompts, stops) = (encode_prompts(&**tokenizer, items)?, Stops::new(&config.rollout, &**tokenizer));
-    let request = RolloutRequest {
-        prompts: &prompts,
-        num_generations,
-        max_completion_length: config.eval.max_completion_length(&config.rollout),
-        stop_ids: &stops.ids,
-        stop: stops.condition(),
-        sampling,
-    };
-    let completions = engine.generate(&mut **policy, &request)?;
-    let texts = completions.iter().map(|c| tokenizer.decode(&c.ids)).collect::<models::Result<_>>()?;
-    let opens_think = prompts.iter().map(|prompt| opens_think(&**tokenizer, prompt)).collect();
-    Ok(Sampled { completions, texts, opens_think })
+) -> Result<Completed> {
+    let prompts = encode_prompts(&*parts.tokenizer, items)?;
+    let longest = config.eval.max_completion_length(&config.rollout);
+    parts.complete(&config.rollout, &prompts, num_generations, longest, sampling)
 }
 
 /// Returns the mean of one number per item, over all items and per source.

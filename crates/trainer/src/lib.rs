@@ -32,11 +32,12 @@ mod micro_batch;
 mod prepared;
 mod pretrained;
 mod prompts;
+mod rollout;
 pub mod step;
 mod stops;
 pub mod trainer;
-pub mod updates;
-pub mod warmup;
+mod updates;
+mod warmup;
 
 pub use error::{Error, Result};
 pub use factory::{Parts, export_policy};
@@ -46,3 +47,4 @@ pub use prompts::{check_rows, count_tokens, encode_prompt, open_data, open_token
 pub use rewards::kill_programs as kill_reward_programs;
 pub use run_config::{ModelSource, TrainConfig};
 pub use trainer::{Counters, Phase, TrainState, Trainer};
+pub use warmup::WarmupReport;

@@ -7,65 +7,29 @@ use run_config::OptimizerConfig;
 
 /// The report of one update.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Update {
+pub(crate) struct Update {
     /// The norm of the whole gradient before clipping.
-    pub grad_norm: f64,
+    pub(crate) grad_norm: f64,
     /// The learning rate of the update; for a skipped one, the learning rate of the next update.
-    pub learning_rate: f64,
+    pub(crate) learning_rate: f64,
     /// `true` if the update was skipped, because `skip_grad_norm` is set and the gradient norm exceeds it or is not finite.
-    pub skipped: bool,
+    pub(crate) skipped: bool,
 }
 
 /// The learning rate schedule of a phase, and the number of consecutive skipped updates.
 ///
 /// The schedule counts the policy's optimizer steps; skipped updates do not count.
-///
-/// ```
-/// use run_config::OptimizerConfig;
-/// use trainer::updates::Updates;
-///
-/// let updates = Updates::new(&OptimizerConfig { learning_rate: 1e-4, warmup_ratio: 0.0, ..Default::default() }, 100);
-/// assert_eq!(updates.learning_rate_at(0), 1e-4);
-/// assert!(!updates.skips());
-/// ```
 #[derive(Clone, Debug)]
-pub struct Updates {
-    config: OptimizerConfig,
-    total_steps: u64,
-    skipped_in_a_row: u64,
+pub(crate) struct Updates {
+    pub(crate) config: OptimizerConfig,
+    pub(crate) total_steps: u64,
+    pub(crate) skipped_in_a_row: u64,
 }
 
 impl Updates {
-    /// Creates a schedule over `total_steps` updates.
-    pub fn new(config: &OptimizerConfig, total_steps: u64) -> Self {
-        Self { config: config.clone(), total_steps, skipped_in_a_row: 0 }
-    }
-
-    /// Restores the number of consecutive skipped updates.
-    #[must_use]
-    pub fn with_skipped_in_a_row(mut self, skipped: u64) -> Self {
-        self.skipped_in_a_row = skipped;
-        self
-    }
-
-    /// Returns the configuration of the phase's optimizer.
-    pub fn config(&self) -> &OptimizerConfig {
-        &self.config
-    }
-
-    /// Returns the number of updates skipped since the last applied one.
-    pub fn skipped_in_a_row(&self) -> u64 {
-        self.skipped_in_a_row
-    }
-
     /// Returns `true` if a non-finite update is skipped instead of ending the run.
-    pub fn skips(&self) -> bool {
+    pub(crate) fn skips(&self) -> bool {
         self.config.skip_grad_norm.is_some()
-    }
-
-    /// Returns the learning rate of the update after `step` updates.
-    pub fn learning_rate_at(&self, step: u64) -> f64 {
-        self.config.learning_rate_at(step, self.total_steps)
     }
 
     /// Does an optimizer step of the policy on these micro-batches. `check` returns an error text if the loss is not finite; the update is
@@ -74,14 +38,14 @@ impl Updates {
     /// # Errors
     /// The errors of [`Policy::step`]; [`Error::Policy`] with the text of `check` if skipping is disabled; [`Error::TooManySkips`] at the
     /// `max_consecutive_skips`th skip in a row. Weights and moments are then unchanged.
-    pub fn step(
+    pub(crate) fn step(
         &mut self,
         policy: &mut dyn Policy,
         batches: &[SequenceBatch<'_>],
         loss: StepLoss,
         check: impl FnOnce(&LossOutput) -> Result<(), String>,
     ) -> Result<(LossOutput, Update)> {
-        let learning_rate = self.learning_rate_at(policy.optimizer_steps());
+        let learning_rate = self.config.learning_rate_at(policy.optimizer_steps(), self.total_steps);
         let (output, report) = policy.step(batches, loss, learning_rate)?;
         if let Err(what) = check(&output) {
             if !self.skips() {
@@ -92,18 +56,15 @@ impl Updates {
         Ok((output, self.count(report, learning_rate)?))
     }
 
-    fn count(&mut self, UpdateReport { grad_norm, applied }: UpdateReport, learning_rate: f64) -> Result<Update> {
-        if applied {
-            self.skipped_in_a_row = 0;
-            return Ok(Update { grad_norm, learning_rate, skipped: false });
-        }
-        let skipped = self.skipped_in_a_row + 1;
-        if skipped >= self.config.max_consecutive_skips {
+    fn count(&mut self, report: UpdateReport, learning_rate: f64) -> Result<Update> {
+        let (grad_norm, skipped) = (report.grad_norm, !report.applied);
+        let in_a_row = if skipped { self.skipped_in_a_row + 1 } else { 0 };
+        if skipped && in_a_row >= self.config.max_consecutive_skips {
             let limit = self.config.skip_grad_norm.unwrap_or(f64::INFINITY);
-            return Err(Error::TooManySkips { skipped, grad_norm, limit });
+            return Err(Error::TooManySkips { skipped: in_a_row, grad_norm, limit });
         }
-        self.skipped_in_a_row = skipped;
-        Ok(Update { grad_norm, learning_rate, skipped: true })
+        self.skipped_in_a_row = in_a_row;
+        Ok(Update { grad_norm, learning_rate, skipped })
     }
 }
 
@@ -115,13 +76,13 @@ mod tests {
     fn an_applied_update_ends_a_series_of_skips() {
         let config =
             OptimizerConfig { skip_grad_norm: Some(2.0), max_consecutive_skips: 3, ..OptimizerConfig::default() };
-        let mut updates = Updates::new(&config, 10).with_skipped_in_a_row(1);
+        let mut updates = Updates { config, total_steps: 10, skipped_in_a_row: 1 };
         let mut count = |grad_norm, applied| updates.count(UpdateReport { grad_norm, applied }, 0.5);
         assert_eq!(count(9.0, false).unwrap(), Update { grad_norm: 9.0, learning_rate: 0.5, skipped: true });
         assert_eq!(count(1.0, true).unwrap(), Update { grad_norm: 1.0, learning_rate: 0.5, skipped: false });
         assert!(count(f64::NAN, false).is_ok() && count(f64::INFINITY, false).is_ok());
         let error = count(9.0, false).unwrap_err();
         assert!(matches!(error, Error::TooManySkips { skipped: 3, grad_norm: 9.0, limit: 2.0 }), "{error}");
-        assert_eq!(updates.skipped_in_a_row(), 2);
+        assert_eq!(updates.skipped_in_a_row, 2);
     }
 }

@@ -26,7 +26,6 @@ use sha2::{Digest, Sha256};
 use std::fmt::Write;
 use std::fs::File;
 use std::path::{Path, PathBuf};
-pub(crate) use tensors::Each;
 use tensors::Layout;
 pub use tensors::{Export, StoredTensors};
 use trainer::coefficients::CoefficientState;

@@ -15,15 +15,6 @@ use std::path::Path;
 /// Passes the tensors of a group to a sink, as [`policy::Policy::export`] does. Repeated calls export the same tensors.
 pub type Export<'a> = dyn Fn(StateGroup, &mut dyn TensorSink) -> policy::Result<()> + 'a;
 
-/// A function as a tensor sink.
-pub(crate) struct Each<F>(pub(crate) F);
-
-impl<F: FnMut(NamedTensor) -> policy::Result<()>> TensorSink for Each<F> {
-    fn tensor(&mut self, tensor: NamedTensor) -> policy::Result<()> {
-        (self.0)(tensor)
-    }
-}
-
 /// The names and shapes of a group of tensors, all of them finite.
 pub(super) struct Layout {
     group: StateGroup,
@@ -37,12 +28,12 @@ impl Layout {
     /// [`policy::Error::NotFinite`] with `what` as the name of the group; the errors of `export`.
     pub(super) fn new(export: &Export<'_>, group: StateGroup, what: &str, step: u64) -> Result<Self> {
         let (mut entries, mut is_finite) = (Vec::new(), true);
-        let look = |tensor: NamedTensor| {
+        let mut look = |tensor: NamedTensor| {
             is_finite &= tensor.data.iter().all(|value| value.is_finite());
             entries.push((tensor.name, tensor.shape));
             Ok(())
         };
-        export(group, &mut Each(look))?;
+        export(group, &mut look)?;
         match is_finite {
             true => Ok(Self { group, entries }),
             false => Err(policy::Error::NotFinite { what: what.into(), step }.into()),
@@ -55,7 +46,7 @@ impl Layout {
     }
 
     /// Returns the header of the file: its length in bytes, then the JSON.
-    fn header(&self) -> Result<Vec<u8>> {
+    fn header(&self) -> Vec<u8> {
         let (mut header, mut end) = (serde_json::Map::new(), 0_u64);
         for (name, shape) in &self.entries {
             let start = end;
@@ -63,10 +54,10 @@ impl Layout {
             let entry = serde_json::json!({ "dtype": "F32", "shape": shape, "data_offsets": [start, end] });
             header.insert(name.clone(), entry);
         }
-        let mut text = serde_json::to_vec(&header).map_err(|e| Error::Text(format!("safetensors: {e}")))?;
+        let mut text = serde_json::Value::Object(header).to_string().into_bytes();
         // Values start at a multiple of eight bytes.
         text.resize(text.len().next_multiple_of(8), b' ');
-        Ok([&(text.len() as u64).to_le_bytes()[..], &text].concat())
+        [&(text.len() as u64).to_le_bytes()[..], &text].concat()
     }
 
     /// Writes the tensors to a new file and syncs it. Returns its SHA-256.
@@ -80,10 +71,10 @@ impl Layout {
             hash.update(bytes);
             file.write_all(bytes)
         };
-        write(&self.header()?).map_err(io)?;
+        write(&self.header()).map_err(io)?;
         // The first I/O error; the policy's errors would lose its kind.
         let mut failed = None;
-        let values = |tensor: NamedTensor| {
+        let mut values = |tensor: NamedTensor| {
             let mut bytes = Vec::new();
             for values in tensor.data.chunks(1 << 16) {
                 bytes.clear();
@@ -92,7 +83,7 @@ impl Layout {
             }
             Ok(())
         };
-        let exported = export(self.group, &mut Each(values));
+        let exported = export(self.group, &mut values);
         match failed {
             Some(failed) => return Err(io(failed)),
             None => exported?,

@@ -2,7 +2,7 @@ use super::*;
 use models::NamedTensor;
 use policy::TensorSource;
 use proptest::prelude::*;
-use safetensors::tensor::{Dtype, TensorView};
+use std::sync::LazyLock;
 use trainer::coefficients::Exact;
 
 /// Returns the same state with all tensors in memory, for comparison.
@@ -28,15 +28,6 @@ fn parse_tensors(bytes: &[u8]) -> Result<StoredTensors, String> {
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(file.path(), bytes).unwrap();
     StoredTensors::open(file.path()).map(|(tensors, ..)| tensors)
-}
-
-/// Returns the file that the crate `safetensors` writes for these tensors.
-fn to_safetensors(tensors: &[NamedTensor]) -> Vec<u8> {
-    let bytes = |t: &NamedTensor| t.data.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>();
-    let all: Vec<_> = tensors.iter().map(|t| (t, bytes(t))).collect();
-    let views =
-        all.iter().map(|(t, bytes)| (t.name.as_str(), TensorView::new(Dtype::F32, t.shape.clone(), bytes).unwrap()));
-    safetensors::serialize(views, None).unwrap()
 }
 
 fn state() -> TrainState {
@@ -148,31 +139,22 @@ fn pruning_keeps_the_newest_and_the_best_checkpoint() {
 
 #[test]
 fn non_finite_state_is_neither_saved_nor_restored() {
-    let broken = |tensors: fn(&mut TrainState) -> &mut Vec<NamedTensor>, value| {
-        let mut state = state();
-        tensors(&mut state)[0].data[1] = value;
-        state
-    };
-    let groups: [fn(&mut TrainState) -> &mut Vec<NamedTensor>; 3] =
-        [|s| &mut s.policy, |s| &mut s.optimizer, |s| &mut s.ref_policy];
-    for (group, file) in groups.into_iter().zip([MODEL, OPTIMIZER, REF_POLICY]) {
+    let groups: [(&str, fn(&mut TrainState) -> &mut Vec<NamedTensor>); 3] =
+        [(MODEL, |s| &mut s.policy), (OPTIMIZER, |s| &mut s.optimizer), (REF_POLICY, |s| &mut s.ref_policy)];
+    for (file, group) in groups {
         for value in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
             let (_folder, checkpoints) = write(&[1, 2]);
-            let state = broken(group, value);
+            let mut state = state();
+            group(&mut state)[0].data[1] = value;
             let error = save(&checkpoints, 3, &state).unwrap_err();
-            assert!(
-                matches!(error, Error::Trainer(trainer::Error::Policy(policy::Error::NotFinite { .. }))),
-                "{error}"
-            );
+            let is_not_finite =
+                matches!(error, Error::Trainer(trainer::Error::Policy(policy::Error::NotFinite { .. })));
+            assert!(is_not_finite, "{error}");
             assert_eq!(checkpoints.names().unwrap(), ["step-000001", "step-000002"]);
-            // A file written by another program, with correct digests.
+            // Another program has replaced the last value, with correct digests.
             let path = checkpoints.path(CheckpointId::Grpo(2));
             let good = std::fs::read(path.join(file)).unwrap();
-            let bad = match file {
-                MODEL => to_safetensors(&state.policy),
-                OPTIMIZER => to_safetensors(&state.optimizer),
-                _ => to_safetensors(&state.ref_policy),
-            };
+            let bad = [&good[..good.len() - 4], &value.to_le_bytes()].concat();
             std::fs::write(path.join(file), &bad).unwrap();
             let sums = std::fs::read_to_string(path.join(SUMS)).unwrap();
             std::fs::write(path.join(SUMS), sums.replace(&sha256(&good), &sha256(&bad))).unwrap();
@@ -220,16 +202,18 @@ proptest! {
 
     #[test]
     fn damaged_bytes_are_an_error_or_a_value(at in 0usize..10_000, value in any::<u8>(), cut in 0usize..10_000) {
-        let json = serde_json::to_vec(&saved(CheckpointId::Grpo(1))).unwrap();
-        let tensors = to_safetensors(&state().policy);
-        for good in [json, tensors] {
-            let mut bytes = good.clone();
+        static FILES: LazyLock<[Vec<u8>; 2]> = LazyLock::new(|| {
+            let (_folder, checkpoints) = write(&[1]);
+            [STATE, MODEL].map(|file| std::fs::read(checkpoints.path(CheckpointId::Grpo(1)).join(file)).unwrap())
+        });
+        for mut bytes in FILES.clone() {
             let at = at % bytes.len();
             bytes[at] = value;
             bytes.truncate(1 + cut % bytes.len());
             let _ = parse_state(&bytes);
             if let Ok(read) = parse_tensors(&bytes) {
-                prop_assert!(read.shapes().iter().map(|(name, _)| read.values(name).unwrap().len() * 4).sum::<usize>() <= bytes.len());
+                let values = read.shapes().iter().map(|(name, _)| read.values(name).unwrap().len()).sum::<usize>();
+                prop_assert!(4 * values <= bytes.len());
             }
         }
     }

@@ -32,7 +32,7 @@ fn failed_after(
     let fails = Arc::new(AtomicBool::new(false));
     let parts = parts(Arc::clone(&fails), Parts::from_config(&config).unwrap());
     let mut run = Run::start_with(Trainer::with_parts(config, parts).unwrap(), Some(path)).unwrap();
-    run.run(&mut After(row, &|| fails.store(true, Ordering::Relaxed)), &AtomicBool::new(false)).unwrap_err()
+    run.run(&mut after(row, || fails.store(true, Ordering::Relaxed)), &AtomicBool::new(false)).unwrap_err()
 }
 
 #[test]

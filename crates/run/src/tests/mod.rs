@@ -29,41 +29,13 @@ fn config() -> TrainConfig {
     config
 }
 
-/// Records events, and stops the run after one of them.
-struct Recorder<'a> {
-    heard: Vec<String>,
-    stop: &'a AtomicBool,
-    stop_after: &'static str,
-}
-
-impl Observer for Recorder<'_> {
-    fn event(&mut self, event: Event<'_>) {
-        let text = match event {
-            Event::Started { resumed, .. } => format!("started {resumed:?}"),
-            Event::Phase { kind: RowKind::Eval, .. } => return,
-            Event::Phase { kind, done, steps } => format!("{kind:?} {done}/{steps}"),
-            Event::Row(row) => format!("{:?} {}", row.phase, row.step),
-            Event::Completions(rows) => format!("{} completions", rows.len()),
-            Event::Exported(path) => format!("exported {}", path.file_name().unwrap().to_string_lossy()),
-            Event::Saved(path) => format!("saved {}", path.file_name().unwrap().to_string_lossy()),
-            Event::Note(text) => format!("note {text}"),
-        };
-        if text == self.stop_after {
-            self.stop.store(true, Ordering::Relaxed);
-        }
-        self.heard.push(text);
-    }
-}
-
-/// Calls a function after a row.
-struct After<'a>(&'static str, &'a dyn Fn());
-
-impl Observer for After<'_> {
-    fn event(&mut self, event: Event<'_>) {
-        if let Event::Row(row) = event
-            && format!("{:?} {}", row.phase, row.step) == self.0
+/// Returns an observer that calls a function after a row.
+fn after(row: &'static str, act: impl Fn()) -> impl FnMut(Event<'_>) {
+    move |event: Event<'_>| {
+        if let Event::Row(found) = event
+            && format!("{:?} {}", found.phase, found.step) == row
         {
-            (self.1)();
+            act();
         }
     }
 }
@@ -130,11 +102,26 @@ fn assignments(of: &[&str]) -> Vec<String> {
     of.iter().map(|assignment| (*assignment).to_owned()).collect()
 }
 
-fn record(run: &mut Run, stop_after: &'static str) -> (Vec<String>, Ending) {
-    let stop = AtomicBool::new(false);
-    let mut recorder = Recorder { heard: Vec::new(), stop: &stop, stop_after };
+/// Runs to the end, or until after an event. Returns all events.
+fn record(run: &mut Run, stop_after: &str) -> (Vec<String>, Ending) {
+    let (stop, mut heard) = (AtomicBool::new(false), Vec::new());
+    let mut recorder = |event: Event<'_>| {
+        let name = |path: &Path| path.file_name().unwrap().to_string_lossy().into_owned();
+        let text = match event {
+            Event::Started { resumed, .. } => format!("started {resumed:?}"),
+            Event::Phase { kind: RowKind::Eval, .. } => return,
+            Event::Phase { kind, done, steps } => format!("{kind:?} {done}/{steps}"),
+            Event::Row(row) => format!("{:?} {}", row.phase, row.step),
+            Event::Completions(rows) => format!("{} completions", rows.len()),
+            Event::Exported(path) => format!("exported {}", name(path)),
+            Event::Saved(path) => format!("saved {}", name(path)),
+            Event::Note(text) => format!("note {text}"),
+        };
+        stop.fetch_or(text == stop_after, Ordering::Relaxed);
+        heard.push(text);
+    };
     let ending = run.run(&mut recorder, &stop).unwrap();
-    (recorder.heard, ending)
+    (heard, ending)
 }
 
 #[test]

@@ -6,7 +6,7 @@ use super::*;
 fn interfere(row: &'static str, act: impl Fn(&Path)) -> (TempDir, PathBuf, String) {
     let (folder, path) = place();
     let mut run = Run::start(config(), Some(&path)).unwrap();
-    let error = run.run(&mut After(row, &|| act(&path)), &AtomicBool::new(false)).unwrap_err();
+    let error = run.run(&mut after(row, || act(&path)), &AtomicBool::new(false)).unwrap_err();
     assert!(matches!(error, Error::Moved { .. }), "{row}: {error}");
     (folder, path, error.to_string())
 }

@@ -9,7 +9,7 @@ use grpo_core::batch::ValueTargets;
 use grpo_core::objective::explained_variance;
 use grpo_core::rewards::kl_in_reward;
 use grpo_core::{Advantages, Metrics, TokenBatch};
-use policy::{Policy, Sequence, SequenceBatch, Weights, token_batch};
+use policy::{Sequence, SequenceBatch, Weights, token_batch};
 use rewards::{Reward, Rewards};
 
 /// The completions of one step, ready for training.
@@ -22,7 +22,6 @@ pub(super) struct Generation {
 impl Generation {
     /// Concatenates the groups, scores their tokens and computes advantages.
     pub(super) fn new(
-        policy: &mut dyn Policy,
         context: &mut StepContext<'_>,
         groups: Vec<Group>,
         metrics: &mut Metrics,
@@ -31,7 +30,7 @@ impl Generation {
         let grpo = &context.config.grpo;
         let greedy = match grpo.advantages.estimator {
             AdvantageEstimator::Remax => {
-                let of_groups = greedy_rewards(policy, context, &groups)?;
+                let of_groups = greedy_rewards(context, &groups)?;
                 let of_rows = of_groups.into_iter().flat_map(|r| std::iter::repeat_n(r, grpo.num_generations));
                 Some(of_rows.collect::<Vec<_>>())
             }
@@ -48,7 +47,8 @@ impl Generation {
         let batch = token_batch(&sequences)?;
         // These are the micro-batches of the updates, so that an unchanged policy gets ratios of exactly 1.
         let parts = sequence_batches(&sequences, &batch, micro_batches(grpo))?;
-        let batch = with_logps(policy, context, &parts, batch, sampler_logp, times)?;
+        let batch = with_logps(context, &parts, batch, sampler_logp, times)?;
+        let policy = &mut context.parts.policy;
         let values = match policy.has_value_head() {
             true => Some(times.time("values", || policy.values(&parts))?),
             false => None,
@@ -75,14 +75,13 @@ impl Generation {
 
 /// Adds the log-probabilities that the loss and the rewards require.
 fn with_logps(
-    policy: &mut dyn Policy,
-    context: &StepContext<'_>,
+    context: &mut StepContext<'_>,
     parts: &[SequenceBatch<'_>],
     mut batch: TokenBatch,
     sampler_logp: Vec<f32>,
     times: &mut PhaseTimes,
 ) -> Result<TokenBatch> {
-    let grpo = &context.config.grpo;
+    let (grpo, policy) = (&context.config.grpo, &mut context.parts.policy);
     // The engine samples from the policy itself. Its log-probabilities matter only if the loss corrects for the sampler, for example
     // with a custom engine.
     if context.loss.asks_for_sampler_logp() {
@@ -118,7 +117,7 @@ fn advantages(
         values = penalised(context, &totals, batch, metrics)?;
         RewardValues::PerToken(&values)
     } else if grpo.advantages.estimator == AdvantageEstimator::Gdpo {
-        values = per_function(samples, context.rewards, &mut config);
+        values = per_function(samples, &context.parts.rewards, &mut config);
         RewardValues::PerSequence(&values)
     } else {
         RewardValues::PerSequence(&totals)

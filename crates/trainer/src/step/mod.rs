@@ -7,14 +7,12 @@ mod update;
 
 use crate::coefficients::Coefficients;
 use crate::error::Result;
+use crate::factory::Parts;
 use crate::micro_batch::split_evenly;
 use crate::updates::Updates;
 use advantage::Generation;
-use data::Dataset;
 use grpo_core::{LossConfig, Metrics};
-use models::Tokenizer;
-use policy::{Policy, RolloutEngine};
-use rewards::{Failures, Reward, Rewards};
+use rewards::{Failures, Reward};
 use run_config::{GrpoConfig, TrainConfig};
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -75,52 +73,41 @@ impl StepReport {
     }
 }
 
-/// The inputs and state of a step, without the policy.
-pub struct StepContext<'a> {
-    /// The configuration of the run.
-    pub config: &'a TrainConfig,
+/// The inputs and state of a step.
+pub(crate) struct StepContext<'a> {
+    pub(crate) config: &'a TrainConfig,
     /// The configuration of the loss, from [`TrainConfig::loss`].
-    pub loss: &'a LossConfig,
-    /// The tokenizer of the policy.
-    pub tokenizer: &'a dyn Tokenizer,
-    /// The data set of prompts.
-    pub dataset: &'a mut dyn Dataset,
-    /// The reward functions with their weights.
-    pub rewards: &'a Rewards,
+    pub(crate) loss: &'a LossConfig,
+    /// The policy needs a reference policy if a KL to it is configured.
+    pub(crate) parts: &'a mut Parts,
     /// Counts of consecutive failures of reward functions, over all steps.
-    pub failures: &'a mut Failures,
-    /// The engine that samples completions.
-    pub engine: &'a mut dyn RolloutEngine,
-    /// The schedule of the optimizer's updates.
-    pub updates: &'a mut Updates,
-    /// The adaptive coefficients.
-    pub coefficients: &'a mut Coefficients,
+    pub(crate) failures: &'a mut Failures,
+    pub(crate) updates: &'a mut Updates,
+    pub(crate) coefficients: &'a mut Coefficients,
 }
 
-/// Does GRPO step number `step` (from 0). `policy` needs a reference policy if a KL to it is configured.
+/// Does GRPO step number `step` (from 0).
 ///
 /// # Errors
-/// The errors of the data set, the engine, the advantages, the loss and the policy; [`crate::Error::TooFewGroups`] if dynamic sampling
-/// reached its limit; [`rewards::Error::TooManyFailures`] if a reward function failed too often in a row;
-/// [`policy::Error::NotFinite`] if the loss is not finite. The policy may then be in the middle of the step;
-/// [`Policy::roll_back`] restores it.
-pub fn grpo_step(policy: &mut dyn Policy, context: &mut StepContext<'_>, step: u64) -> Result<StepReport> {
+/// The errors of [`crate::Trainer::grpo_step`]. The policy may then be in the middle of the step; [`policy::Policy::roll_back`] restores it.
+pub(crate) fn grpo_step(context: &mut StepContext<'_>, step: u64) -> Result<StepReport> {
     let grpo = &context.config.grpo;
     let (mut metrics, mut times) = (Metrics::default(), PhaseTimes::default());
-    let sampled = generate::sample(policy, context, step, &mut metrics, &mut times)?;
-    record::record(&mut metrics, &sampled.all, context.rewards, context.config);
+    let sampled = generate::sample(context, step, &mut metrics, &mut times)?;
+    record::record(&mut metrics, &sampled.all, &context.parts.rewards, context.config);
     let tokens = sampled.tokens();
     metrics.mean("num_tokens", tokens as f64, 1.0);
-    let generation = Generation::new(policy, context, sampled.into_kept(), &mut metrics, &mut times)?;
+    let generation = Generation::new(context, sampled.into_kept(), &mut metrics, &mut times)?;
     let mut skipped = 0.0;
     let began = Instant::now();
     for _ in 0..grpo.num_iterations {
         for rows in updates(grpo) {
-            if !update::update_policy(policy, context, &generation, rows, &mut metrics)? {
+            if !update::update_policy(context, &generation, rows, &mut metrics)? {
                 skipped += 1.0;
                 continue;
             }
             // TR-DPO, arXiv 2404.09656; as in TRL's SyncRefModelCallback, optimizer steps count from 1.
+            let policy = &mut context.parts.policy;
             let is_due = grpo.sync_ref_model && policy.optimizer_steps().is_multiple_of(grpo.ref_model_sync_steps);
             if is_due && policy.has_ref_policy() {
                 policy.mix_ref_policy(grpo.ref_model_mixup_alpha)?;

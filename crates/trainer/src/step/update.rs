@@ -8,12 +8,11 @@ use grpo_core::aggregate::token_weights;
 use grpo_core::batch::{Rows, StepData};
 use grpo_core::controllers::AdaptiveEntropy;
 use grpo_core::{LossOutput, Metric, Metrics, Scores, TokenBatch};
-use policy::{Policy, StepLoss, Weights};
+use policy::{StepLoss, Weights};
 use std::ops::Range;
 
 /// Does one optimizer step on the sequences `rows`. Returns `true` if it was applied, `false` if skipped.
 pub(super) fn update_policy(
-    policy: &mut dyn Policy,
     context: &mut StepContext<'_>,
     generation: &Generation,
     rows: Range<usize>,
@@ -22,7 +21,7 @@ pub(super) fn update_policy(
     let grpo = &context.config.grpo;
     let whole = generation.batch.select_sequences(rows.clone())?;
     let sequences = &generation.sequences[rows.clone()];
-    let (loss, parts) = (context.loss, grpo.gradient_accumulation_steps);
+    let (loss, policy, parts) = (context.loss, &mut *context.parts.policy, grpo.gradient_accumulation_steps);
     // Masked truncated completions do not count (as in TRL).
     let counts = |row: &usize| !(loss.mask_truncated_completions && generation.samples[*row].truncated);
     let tokens: usize = (0..generation.samples.len()).filter(counts).map(|row| generation.batch.active_in(row)).sum();

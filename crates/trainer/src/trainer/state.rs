@@ -3,6 +3,7 @@
 use super::{Trainer, updates};
 use crate::coefficients::{CoefficientState, Coefficients};
 use crate::error::Result;
+use crate::updates::Updates;
 use models::NamedTensor;
 use policy::{Error, PolicyState, StateGroup, TensorSource, Weights, export_all};
 use serde::{Deserialize, Serialize};
@@ -48,7 +49,7 @@ impl Trainer {
     pub fn counters(&self) -> Counters {
         Counters {
             optimizer_steps: self.parts.policy.optimizer_steps(),
-            skipped_in_a_row: self.updates.skipped_in_a_row(),
+            skipped_in_a_row: self.updates.skipped_in_a_row,
             data_cursor: self.parts.dataset.cursor(),
             ..self.counters
         }
@@ -121,9 +122,9 @@ impl Trainer {
             ref_policy,
             optimizer: &state.optimizer,
             optimizer_steps: counters.optimizer_steps,
-            adamw: &updates.config().adamw(),
+            adamw: &updates.config.adamw(),
         })?;
-        self.updates = updates.with_skipped_in_a_row(counters.skipped_in_a_row);
+        self.updates = Updates { skipped_in_a_row: counters.skipped_in_a_row, ..updates };
         self.coefficients = coefficients;
         self.parts.dataset.set_cursor(counters.data_cursor);
         self.counters = counters;

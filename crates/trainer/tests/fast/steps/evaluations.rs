@@ -61,11 +61,12 @@ fn num_problems_0_evaluates_all_held_out_rows() {
     let endless = Trainer::new(config.clone()).err().unwrap().to_string();
     assert!(endless.contains("`eval.num_problems`") && endless.contains("without end"), "{endless}");
     let folder = tempfile::tempdir().unwrap();
-    let file = |name: &str, rows: usize| {
+    let file = |name: &str, prompt: &str, rows: usize| {
         let path = folder.path().join(name);
-        std::fs::write(&path, "{\"prompt\": \"3+4=\", \"answer\": \"7\"}\n".repeat(rows)).unwrap();
+        std::fs::write(&path, format!("{{\"prompt\": \"{prompt}\", \"answer\": \"7\"}}\n").repeat(rows)).unwrap();
         vec![DataFile::new(path)]
     };
-    (config.data.files, config.data.eval_files) = (file("rows.jsonl", 9), file("held_out.jsonl", 5));
+    config.data.files = file("rows.jsonl", "2+5=", 9);
+    config.data.eval_files = file("held_out.jsonl", "3+4=", 5);
     assert_eq!(Trainer::new(config).unwrap().evaluate().unwrap().problems, 5);
 }
