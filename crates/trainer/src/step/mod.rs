@@ -109,7 +109,7 @@ pub(crate) fn grpo_step(context: &mut StepContext<'_>, step: u64) -> Result<Step
             // TR-DPO, arXiv 2404.09656; as in TRL's SyncRefModelCallback, optimizer steps count from 1.
             let policy = &mut context.parts.policy;
             let is_due = grpo.sync_ref_model && policy.optimizer_steps().is_multiple_of(grpo.ref_model_sync_steps);
-            if is_due && policy.has_ref_policy() {
+            if is_due {
                 policy.mix_ref_policy(grpo.ref_model_mixup_alpha)?;
             }
         }
