@@ -16,6 +16,7 @@ use super::checkpoint::{hex, sha256};
 use super::dir::{RunDir, write_json};
 use crate::error::{Error, Result};
 use grpo_files::{open_regular, read_regular};
+use models::ModelFolder;
 use rayon::prelude::*;
 use run_config::TrainConfig;
 use serde::{Deserialize, Serialize};
@@ -25,7 +26,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::io::Read;
 use std::path::{Path, PathBuf};
-use trainer::Pretrained;
+use trainer::open_model;
 
 /// The name and version of the format.
 const FORMAT: &str = "grpo-fingerprint/1";
@@ -92,7 +93,7 @@ impl Fingerprint {
 
     /// Computes the fingerprint of the model alone.
     fn of_model(config: &TrainConfig) -> Result<Self> {
-        let model = match Pretrained::of(config)? {
+        let model = match open_model(config)? {
             Some(model) => of_folder(&model, config)?,
             None => BTreeMap::new(),
         };
@@ -202,8 +203,8 @@ fn list(changes: &[Change]) -> String {
 }
 
 /// Returns the values and digests of a model folder, by file and field.
-fn of_folder(model: &Pretrained, config: &TrainConfig) -> Result<BTreeMap<String, Value>> {
-    let (folder, path) = (&model.folder, model.folder.path());
+fn of_folder(folder: &ModelFolder, config: &TrainConfig) -> Result<BTreeMap<String, Value>> {
+    let path = folder.path();
     let mut found = BTreeMap::new();
     let mut put = |file: &str, field: &str, value: Value| found.insert(format!("{file}: {field}"), value);
     put("config.json", "architectures", folder.family().to_string().into());

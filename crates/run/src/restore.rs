@@ -16,7 +16,7 @@ use grpo_files::{JsonLines, counted, read_regular, read_rows};
 use policy::PolicyState;
 use run_config::{TrainConfig, check};
 use std::path::{Path, PathBuf};
-use trainer::{Prepared, Pretrained, TrainState, Trainer, export_policy};
+use trainer::{Prepared, TrainState, Trainer, export_policy, open_model};
 
 /// The largest summary.json that is read, in bytes.
 const SUMMARY_LIMIT: u64 = 1 << 24;
@@ -146,7 +146,7 @@ impl Run {
         };
         let (saved, state) = read(&checkpoints, position, &config)?;
         fingerprint::check_model(&dir, &config)?;
-        let model = Pretrained::of(&config)?;
+        let model = open_model(&config)?;
         let mut policy = export_policy(&config, model.as_ref())?;
         policy.import(&PolicyState {
             policy: &state.policy,

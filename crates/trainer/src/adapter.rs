@@ -1,8 +1,7 @@
 //! Training that starts from an adapter in PEFT's layout.
 
 use crate::error::{Error, Result};
-use crate::pretrained::Pretrained;
-use models::{Adapter, LoraConfig, ModelConfig};
+use models::{Adapter, LoraConfig, ModelConfig, ModelFolder};
 use policy::{AdapterTensors, Policy, StateGroup, TensorSource, Weights, export_all};
 use run_config::{ModelSource, TrainConfig};
 use std::path::{Path, PathBuf};
@@ -63,13 +62,13 @@ pub(crate) fn resolve(config: &mut TrainConfig) -> Result<()> {
 pub(crate) fn start(
     config: &TrainConfig,
     shape: &ModelConfig,
-    base: Option<&Pretrained>,
+    base: Option<&ModelFolder>,
     policy: &mut dyn Policy,
 ) -> Result<()> {
     let Some(folder) = config.lora.as_ref().and_then(|lora| lora.adapter.as_deref()) else { return Ok(()) };
     let adapter = Adapter::open(folder, shape)?;
     if let Some(base) = base {
-        adapter.check_base(&base.folder.weights()?)?;
+        adapter.check_base(&base.weights()?)?;
     }
     let mut own = export_all(policy, StateGroup::Weights(Weights::Policy))?;
     let stored = AdapterTensors(&adapter);

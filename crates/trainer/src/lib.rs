@@ -42,7 +42,7 @@ mod warmup;
 pub use error::{Error, Result};
 pub use factory::{Parts, export_policy};
 pub use prepared::{Overview, Prepared};
-pub use pretrained::Pretrained;
+pub use pretrained::open_model;
 pub use prompts::{check_rows, count_tokens, encode_prompt, open_data, open_tokenizer, opens_think};
 pub use rewards::kill_programs as kill_reward_programs;
 pub use run_config::{ModelSource, TrainConfig};

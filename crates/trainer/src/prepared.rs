@@ -5,11 +5,11 @@ use crate::device;
 use crate::error::{Error, Result};
 use crate::eval::PassRule;
 use crate::factory::{Parts, PolicyTarget};
-use crate::pretrained::{Pretrained, Purpose, adapter_weights};
+use crate::pretrained::{Purpose, adapter_weights, open_described, with_weights};
 use crate::prompts::{check_rows, encode_prompt, open_data, open_tokenizer};
 use crate::trainer::{Rows, Trainer};
 use data::{DataReport, Dataset, RowIndex};
-use models::{CharTokenizer, ChatTemplate, MemoryTable, ModelConfig, Tokenizer};
+use models::{CharTokenizer, ChatTemplate, MemoryTable, ModelConfig, ModelFolder, Tokenizer};
 use policy::PolicyEngine;
 use rewards::Rewards;
 use run_config::{ModelSource, TrainConfig};
@@ -31,7 +31,7 @@ const PROMPTS: usize = 32;
 pub struct Prepared {
     config: TrainConfig,
     shape: ModelConfig,
-    model: Option<Pretrained>,
+    model: Option<ModelFolder>,
     tokenizer: Box<dyn Tokenizer>,
     dataset: Box<dyn Dataset>,
     rewards: Rewards,
@@ -112,16 +112,16 @@ impl Prepared {
         config.data.check_files()?;
         let rewards = Rewards::with_seed(&config.rewards, config.seed)?;
         let pass_rule = if checks { PassRule::of(&config, &rewards)? } else { PassRule::Sum };
-        let described = Pretrained::described(&config)?;
+        let described = open_described(&config)?;
         let tokenizer = match (tokenizer, &described) {
             (Some(tokenizer), _) => tokenizer,
             (None, None) => Box::new(CharTokenizer),
             (None, Some(model)) => {
-                config = config.with_generation_defaults(model.folder.generation());
+                config = config.with_generation_defaults(model.generation());
                 if is_new {
-                    config = config.with_stop_strings(model.folder.generation());
+                    config = config.with_stop_strings(model.generation());
                 }
-                let tokenizer = open_tokenizer(&model.folder, &config.data)?;
+                let tokenizer = open_tokenizer(model, &config.data)?;
                 let is_dated = tokenizer.writes_date() && !config.data.files.is_empty();
                 if is_new && is_dated && config.data.template_date.is_none() {
                     let now = ChatTemplate::now();
@@ -132,7 +132,7 @@ impl Prepared {
                 }
             }
         };
-        let shape = described.as_ref().map(|model| model.folder.config()).or(config.model.shape()).cloned();
+        let shape = described.as_ref().map(ModelFolder::config).or(config.model.shape()).cloned();
         let Some(shape) = shape else { return Err(Error::argument("Prepared", "a model", "none")) };
         let context = shape.max_position_embeddings;
         config = config.with_context(context);
@@ -165,7 +165,7 @@ impl Prepared {
             }
         };
         let place = PolicyTarget::open(&config)?;
-        let model = described.map(|described| described.with_weights(&config)).transpose()?;
+        let model = described.map(|described| with_weights(described, &config)).transpose()?;
         let (memory, available) = place.memory(&config, &shape, model.as_ref(), longest_prompt)?;
         let name = match &config.model {
             ModelSource::Pretrained(name) => name,

@@ -4,17 +4,6 @@ use super::*;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 
-/// The files of the losses with keys of their own, which `LossConfig` flattens.
-const LOSSES: &[&str] = &[
-    "grpo-core/src/objective/sapo.rs",
-    "grpo-core/src/objective/vespo.rs",
-    "grpo-core/src/objective/clip_cov.rs",
-    "grpo-core/src/objective/kl_cov.rs",
-    "grpo-core/src/objective/dro.rs",
-    "grpo-core/src/objective/prime_rl.rs",
-    "grpo-core/src/objective/flash_reinforce.rs",
-];
-
 /// A field of a struct.
 struct Field {
     name: String,
@@ -52,8 +41,14 @@ fn source(name: &str) -> PathBuf {
 fn collect(name: &str, path: &str, keys: &mut Vec<String>) {
     for field in fields(sources(), name) {
         if field.of == "LossParameters" {
-            let of_losses = LOSSES.iter().map(|file| std::fs::read_to_string(source(file)).unwrap());
-            of_losses.flat_map(|text| fields(&text, "Parameters")).for_each(|field| add(field, path, keys));
+            // The losses with keys of their own, which `LossConfig` flattens.
+            let losses = std::fs::read_to_string(source("grpo-core/src/objective/mod.rs")).unwrap();
+            let modules =
+                losses.lines().filter_map(|line| line.trim().strip_suffix(" with Parameters,")?.split("::").next());
+            for module in modules {
+                let text = std::fs::read_to_string(source(&format!("grpo-core/src/objective/{module}.rs"))).unwrap();
+                fields(&text, "Parameters").into_iter().for_each(|field| add(field, path, keys));
+            }
         } else {
             add(field, path, keys);
         }
