@@ -58,8 +58,12 @@ fn collect(name: &str, path: &str, keys: &mut Vec<String>) {
 fn add(Field { name, of, is_map, meaning }: Field, path: &str, keys: &mut Vec<String>) {
     let path = if path.is_empty() { name } else { format!("{path}.{name}") };
     keys.push(format!("{path}\t{meaning}"));
-    // A model is a name or a shape.
-    let of = if of == "ModelSource" { "ModelConfig" } else { &of };
+    // A model is a name or a shape, and a threshold is written as one value.
+    let of = match &*of {
+        "ModelSource" => "ModelConfig",
+        "Threshold" => "",
+        of => of,
+    };
     collect(of, &if is_map { format!("{path}.*") } else { path }, keys);
 }
 
