@@ -22,7 +22,7 @@ fn names(run: &Run) -> Vec<String> {
 
 #[test]
 fn early_stopping_ends_the_run_and_keeps_the_best_checkpoint() {
-    let (_folder, path) = place();
+    let (_folder, path) = run_path();
     let mut run = Run::start(watched(), Some(&path)).unwrap();
     let found = finish(&mut run).unwrap();
     // No evaluation improves; the first, before step 1, stays the best.
@@ -45,7 +45,7 @@ fn early_stopping_ends_the_run_and_keeps_the_best_checkpoint() {
 
 #[test]
 fn early_stopping_is_the_same_after_a_resume() {
-    let (_folder, path) = place();
+    let (_folder, path) = run_path();
     let whole = path.with_file_name("whole");
     let expected = finish(&mut Run::start(watched(), Some(&whole)).unwrap()).unwrap();
     stopped_after(watched(), &path, "Grpo 2");
@@ -59,7 +59,7 @@ fn early_stopping_is_the_same_after_a_resume() {
 
 #[test]
 fn the_best_weights_are_loaded_at_the_end_and_described() {
-    let (_folder, path) = place();
+    let (_folder, path) = run_path();
     let mut config = watched();
     config.run.load_best_model_at_end = true;
     let mut run = Run::start(config.clone(), Some(&path)).unwrap();

@@ -14,7 +14,7 @@ fn refused(path: &Path, set: &[&str]) -> String {
 
 #[test]
 fn unsafe_changes_are_refused_by_key_with_the_reason() {
-    let (folder, path) = place();
+    let (folder, path) = run_path();
     stopped_after(config(), &path, "Grpo 2");
     let implementation = "grpo.implementation (from \"fused\" to \"logits\")";
     for (assignment, words) in [
@@ -49,7 +49,7 @@ fn unsafe_changes_are_refused_by_key_with_the_reason() {
 
 #[test]
 fn safe_changes_apply_on_resume_and_are_recorded() {
-    let (_folder, path) = place();
+    let (_folder, path) = run_path();
     let mut config = config();
     config.run.save_total_limit = 0;
     config.optimizer.warmup_ratio = 0.0;

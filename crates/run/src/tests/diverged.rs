@@ -15,7 +15,7 @@ fn with_gradients() -> TrainConfig {
 
 #[test]
 fn non_finite_weights_replace_no_checkpoint_and_the_error_names_a_fix() {
-    let (_folder, path) = place();
+    let (_folder, path) = run_path();
     let names = || {
         let entries = std::fs::read_dir(path.join("checkpoints")).unwrap();
         entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect::<Vec<_>>()
@@ -38,7 +38,7 @@ fn non_finite_weights_replace_no_checkpoint_and_the_error_names_a_fix() {
 
 #[test]
 fn a_warm_up_that_diverges_names_its_own_learning_rate() {
-    let (_folder, path) = place();
+    let (_folder, path) = run_path();
     let mut config = config();
     config.warmup.optimizer.learning_rate = TOO_FAST;
     let error = finish(&mut Run::start(config, Some(&path)).unwrap()).unwrap_err();
@@ -54,7 +54,7 @@ fn skipped(path: &Path) -> Vec<Option<f64>> {
 
 #[test]
 fn skipped_updates_are_counted_across_checkpoints_and_limited() {
-    let (_folder, path) = place();
+    let (_folder, path) = run_path();
     let mut config = with_gradients();
     config.optimizer.skip_grad_norm = Some(1e-30);
     config.optimizer.max_consecutive_skips = 4;
@@ -72,7 +72,7 @@ fn skipped_updates_are_counted_across_checkpoints_and_limited() {
 
 #[test]
 fn an_inactive_skip_grad_norm_changes_nothing() {
-    let (_folder, path) = place();
+    let (_folder, path) = run_path();
     let mut guarded = with_gradients();
     guarded.optimizer.skip_grad_norm = Some(1e30);
     trained(guarded, &path);

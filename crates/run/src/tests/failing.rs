@@ -22,7 +22,7 @@ impl RewardFn for Judge {
     }
 }
 
-/// Returns the error of a run whose parts fail after a row, when the flag in `parts` is set.
+/// Returns the error of a run whose parts fail after a row. `parts` replaces parts by ones that fail once its flag is set.
 fn failed_after(
     config: TrainConfig,
     path: &Path,
@@ -37,7 +37,7 @@ fn failed_after(
 
 #[test]
 fn a_reward_that_fails_too_often_ends_the_run_with_a_checkpoint() {
-    let (_folder, path) = place();
+    let (_folder, path) = run_path();
     let mut config = config();
     (config.run.save_steps, config.run.log_completions_steps) = (0, 1);
     // A step has four completions, so the second failing step ends the run.
@@ -77,7 +77,7 @@ fn lost_after(config: TrainConfig, path: &Path, row: &'static str, error: fn() -
 
 #[test]
 fn a_failing_device_ends_the_run_with_the_resume_command() {
-    let (_folder, path) = place();
+    let (_folder, path) = run_path();
     let error = lost_after(config(), &path, "Grpo 3", || policy_pjrt::Error::Lost);
     assert!(matches!(error, Error::PolicyFailed { .. }), "{error}");
     let text = error.to_string();
@@ -93,7 +93,7 @@ fn a_failing_device_ends_the_run_with_the_resume_command() {
 
 #[test]
 fn a_device_failure_before_the_first_checkpoint_starts_the_run_over() {
-    let (_folder, path) = place();
+    let (_folder, path) = run_path();
     let mut config = config();
     config.run.save_steps = 0;
     let text = lost_after(config, &path, "Warmup 3", || policy_pjrt::Error::Lost).to_string();
@@ -103,7 +103,7 @@ fn a_device_failure_before_the_first_checkpoint_starts_the_run_over() {
 
 #[test]
 fn non_finite_logits_of_a_device_count_as_divergence() {
-    let (_folder, path) = place();
+    let (_folder, path) = run_path();
     let not_finite = || policy_pjrt::Error::NotFinite { sample: 1, token: 2 };
     let error = lost_after(config(), &path, "Grpo 3", not_finite);
     assert!(matches!(error, Error::Diverged { .. }), "{error}");

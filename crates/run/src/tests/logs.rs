@@ -27,7 +27,7 @@ fn logs_that_do_not_match_the_checkpoint_are_refused_and_not_cut() {
             &["line 1", "completion of step 3"],
         ),
     ];
-    let (_folder, path) = place();
+    let (_folder, path) = run_path();
     let mut config = config();
     (config.run.log_completions_steps, config.run.num_completions_to_print) = (1, 2);
     trained(config, &path);

@@ -41,7 +41,7 @@ fn after(row: &'static str, act: impl Fn()) -> impl FnMut(Event<'_>) {
 }
 
 /// Returns a temporary folder, and the path of a run in it.
-fn place() -> (TempDir, PathBuf) {
+fn run_path() -> (TempDir, PathBuf) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("a");
     (folder, path)
@@ -126,7 +126,7 @@ fn record(run: &mut Run, stop_after: &str) -> (Vec<String>, Ending) {
 
 #[test]
 fn a_run_reports_its_events_in_order() {
-    let (_folder, path) = place();
+    let (_folder, path) = run_path();
     let (heard, ending) = record(&mut Run::start(config(), Some(&path)).unwrap(), "");
     let expected = [
         "started None",
@@ -155,7 +155,7 @@ fn a_run_reports_its_events_in_order() {
 #[test]
 fn a_stopped_run_resumes_with_the_same_result() {
     for (row, saved) in [("Warmup 1", "warmup-000001"), ("Warmup 3", "warmup-000003"), ("Grpo 3", "step-000003")] {
-        let (_folder, path) = place();
+        let (_folder, path) = run_path();
         assert_eq!(stopped_after(config(), &path, row), saved);
         let (heard, _) = record(&mut resume(&path, &[]).unwrap(), "");
         assert!(heard[0].starts_with("started Some"), "{heard:?}");
@@ -165,7 +165,7 @@ fn a_stopped_run_resumes_with_the_same_result() {
 
 #[test]
 fn a_failed_resume_truncates_no_log_and_a_finished_run_never_starts_over() {
-    let (_folder, path) = place();
+    let (_folder, path) = run_path();
     trained(config(), &path);
     let metrics = std::fs::read(path.join("metrics.jsonl")).unwrap();
     for (gone, words) in [("completions.jsonl", "completions.jsonl"), ("checkpoints", "checkpoints are gone")] {
@@ -179,7 +179,7 @@ fn a_failed_resume_truncates_no_log_and_a_finished_run_never_starts_over() {
 
 #[test]
 fn resuming_from_an_earlier_checkpoint_renames_later_results() {
-    let (_folder, path) = place();
+    let (_folder, path) = run_path();
     trained(config(), &path);
     let [summary, metrics] = ["summary.json", "metrics.jsonl"].map(|file| std::fs::read(path.join(file)).unwrap());
     drop(Run::resume(&path, Some("step-000002"), &[]).unwrap());
@@ -197,7 +197,7 @@ fn resuming_from_an_earlier_checkpoint_renames_later_results() {
 
 #[test]
 fn sinks_continue_on_resume_and_do_not_change_the_run() {
-    let (_folder, path) = place();
+    let (_folder, path) = run_path();
     let mut with_sinks = config();
     with_sinks.logging.tensorboard = true;
     with_sinks.wandb.mode = Some(grpo_sinks::wandb::Mode::Offline);
@@ -221,7 +221,7 @@ fn sinks_continue_on_resume_and_do_not_change_the_run() {
 
 #[test]
 fn a_sink_that_cannot_be_opened_is_an_error_before_any_step() {
-    let (_folder, path) = place();
+    let (_folder, path) = run_path();
     std::fs::create_dir(&path).unwrap();
     let mut config = config();
     config.wandb.mode = Some(grpo_sinks::wandb::Mode::Offline);
@@ -233,7 +233,7 @@ fn a_sink_that_cannot_be_opened_is_an_error_before_any_step() {
 
 #[test]
 fn a_wandb_folder_that_cannot_be_written_leaves_no_run() {
-    let (folder, path) = place();
+    let (folder, path) = run_path();
     let file = folder.path().join("file");
     std::fs::write(&file, "").unwrap();
     let mut config = config();
@@ -249,7 +249,7 @@ fn a_wandb_folder_that_cannot_be_written_leaves_no_run() {
 
 #[test]
 fn a_run_with_too_few_groups_can_resume_with_a_higher_limit() {
-    let (_folder, path) = place();
+    let (_folder, path) = run_path();
     let with_limit = |max_num_gen_batches| {
         let mut config = config();
         config.rewards.partial = 1.0;

@@ -4,7 +4,7 @@ use super::*;
 
 /// Applies `act` to the folder of a run after `row`. Returns the error, with which the run must end.
 fn interfere(row: &'static str, act: impl Fn(&Path)) -> (TempDir, PathBuf, String) {
-    let (folder, path) = place();
+    let (folder, path) = run_path();
     let mut run = Run::start(config(), Some(&path)).unwrap();
     let error = run.run(&mut after(row, || act(&path)), &AtomicBool::new(false)).unwrap_err();
     assert!(matches!(error, Error::Moved { .. }), "{row}: {error}");
