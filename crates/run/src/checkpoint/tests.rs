@@ -139,7 +139,8 @@ fn pruning_keeps_the_newest_and_the_best_checkpoint() {
 
 #[test]
 fn non_finite_state_is_neither_saved_nor_restored() {
-    let groups: [(&str, fn(&mut TrainState) -> &mut Vec<NamedTensor>); 3] =
+    type Group = fn(&mut TrainState) -> &mut Vec<NamedTensor>;
+    let groups: [(&str, Group); 3] =
         [(MODEL, |s| &mut s.policy), (OPTIMIZER, |s| &mut s.optimizer), (REF_POLICY, |s| &mut s.ref_policy)];
     for (file, group) in groups {
         for value in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
