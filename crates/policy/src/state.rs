@@ -23,23 +23,18 @@ pub enum StateGroup {
 /// The prefixes of the names of first and second moments.
 pub const MOMENTS: [&str; 2] = ["exp_avg.", "exp_avg_sq."];
 
-/// A receiver of tensors, one by one, so that a PJRT policy need not hold all of them in host memory.
+/// A receiver of tensors, one by one, so that a PJRT policy need not hold all of them in host memory. Closures and lists implement it.
 ///
 /// ```
-/// use policy::{Policy, StateGroup, TensorSink, Weights};
+/// use policy::{Policy, StateGroup, Weights};
 ///
-/// /// Counts bytes.
-/// struct Size(usize);
-/// impl TensorSink for Size {
-///     fn tensor(&mut self, tensor: models::NamedTensor) -> policy::Result<()> {
-///         self.0 += 4 * tensor.data.len();
+/// fn bytes(policy: &dyn Policy) -> policy::Result<usize> {
+///     let mut bytes = 0;
+///     policy.export(StateGroup::Weights(Weights::Policy), &mut |tensor: models::NamedTensor| {
+///         bytes += 4 * tensor.data.len();
 ///         Ok(())
-///     }
-/// }
-/// fn size(policy: &dyn Policy) -> policy::Result<usize> {
-///     let mut size = Size(0);
-///     policy.export(StateGroup::Weights(Weights::Policy), &mut size)?;
-///     Ok(size.0)
+///     })?;
+///     Ok(bytes)
 /// }
 /// ```
 pub trait TensorSink {
@@ -48,6 +43,12 @@ pub trait TensorSink {
     /// # Errors
     /// Any error that prevents storing it; the export stops there.
     fn tensor(&mut self, tensor: NamedTensor) -> Result<()>;
+}
+
+impl<F: FnMut(NamedTensor) -> Result<()>> TensorSink for F {
+    fn tensor(&mut self, tensor: NamedTensor) -> Result<()> {
+        self(tensor)
+    }
 }
 
 impl TensorSink for Vec<NamedTensor> {

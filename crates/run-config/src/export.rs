@@ -1,7 +1,8 @@
 //! The section `export`: the model folder that a run leaves.
 
-use models::Dtype;
+use crate::PolicyDtype;
 use serde::{Deserialize, Serialize};
+use smart_default::SmartDefault;
 
 /// The section `export`: the folder `RUN/model` in Hugging Face's layout, which a run of a pretrained model writes.
 ///
@@ -9,40 +10,16 @@ use serde::{Deserialize, Serialize};
 /// let config = run_config::ExportConfig { merge_adapters: true, ..Default::default() };
 /// assert_eq!(config.dtype, None);
 /// ```
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, SmartDefault, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ExportConfig {
     /// The dtype of exported weights, `float32` or `bfloat16`; `None` is the dtype of the pretrained model (f32 for f16 and for new
     /// models).
-    pub dtype: Option<ExportDtype>,
+    pub dtype: Option<PolicyDtype>,
     /// The size of a weight file in bytes above which a new file is started.
+    #[default(5_000_000_000)]
     pub max_shard_size: u64,
     /// `true` if adapters are merged into the weights, for a complete model; `false` for an adapter in PEFT's layout. Merging an adapter of
     /// a head that is tied to the embedding unties it (`tie_word_embeddings: false`).
     pub merge_adapters: bool,
-}
-
-impl Default for ExportConfig {
-    fn default() -> Self {
-        Self { dtype: None, max_shard_size: 5_000_000_000, merge_adapters: false }
-    }
-}
-
-/// A dtype of exported weights, with torch's names.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum ExportDtype {
-    /// IEEE 754 single precision, 4 bytes per weight.
-    Float32,
-    /// The upper 16 bits of a single-precision number, 2 bytes per weight.
-    Bfloat16,
-}
-
-impl From<ExportDtype> for Dtype {
-    fn from(dtype: ExportDtype) -> Self {
-        match dtype {
-            ExportDtype::Float32 => Self::F32,
-            ExportDtype::Bfloat16 => Self::Bf16,
-        }
-    }
 }

@@ -6,25 +6,32 @@ use grpo_core::controllers::{AdaptiveEntropy, AdaptiveKl, FixedKl, KlController}
 use grpo_core::objective::ValueLossConfig;
 use grpo_core::{Implementation, LossConfig};
 use serde::{Deserialize, Serialize};
+use smart_default::SmartDefault;
 
 /// The settings of the GRPO loop.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, SmartDefault, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct GrpoConfig {
     /// The number of rollout steps, each of `num_iterations x steps_per_generation` optimizer steps.
+    #[default(200)]
     pub max_steps: u64,
     /// The number of passes over the training rows of `data.files`, instead of `max_steps`. The run records the resulting number of steps.
     /// Additional rows that dynamic sampling (`filter_groups`) draws do not count.
     pub num_train_epochs: Option<f64>,
     /// The number of different prompts per rollout step.
+    #[default(8)]
     pub prompts_per_step: usize,
     /// The number of completions per prompt, the group size of group-relative advantages.
+    #[default(8)]
     pub num_generations: usize,
     /// The number of passes over each generation batch (mu in the papers).
+    #[default(1)]
     pub num_iterations: usize,
     /// The number of optimizer steps per pass; the generation batch is split evenly into whole groups.
+    #[default(1)]
     pub steps_per_generation: usize,
     /// The number of micro-batches per optimizer step. It changes time and memory, and the gradient only by rounding.
+    #[default(8)]
     pub gradient_accumulation_steps: usize,
     /// The implementation of the loss on `policy.device: host`. It changes time and memory, and results only within tolerance.
     pub implementation: Implementation,
@@ -33,10 +40,13 @@ pub struct GrpoConfig {
     /// returns no sums of squared probabilities. Truncated completions take part in the comparison even if the loss masks them.
     pub advantages: AdvantageConfig,
     /// The factor of the value loss in PPO's loss, with `advantages.estimator: gae`.
+    #[default(ValueLossConfig::default().vf_coef)]
     pub vf_coef: f64,
     /// The clip range of PPO's values around the values at sampling; `None` (null) disables clipping.
+    #[default(ValueLossConfig::default().cliprange_value)]
     pub cliprange_value: Option<f64>,
     /// The factor of every advantage; 1 is GRPO, 0 is a control run that must not learn.
+    #[default(1.0)]
     pub advantage_scale: f32,
     /// Dynamic sampling (DAPO): which groups are trained on, and how often replacements for others are sampled.
     pub filter_groups: FilterGroupsConfig,
@@ -44,6 +54,7 @@ pub struct GrpoConfig {
     /// Estimators of one advantage per completion use the sum over its tokens (TRL's RLOO).
     pub use_kl_in_reward: bool,
     /// The estimator of the KL in the reward. verl and TRL's RLOO use k1.
+    #[default(KlEstimator::K1)]
     pub kl_penalty: KlEstimator,
     /// The coefficient of the KL in the reward.
     pub kl_ctrl: KlControlConfig,
@@ -51,51 +62,25 @@ pub struct GrpoConfig {
     /// while the entropy is at most `entropy_target` (Skywork-OR1).
     pub use_adaptive_entropy: bool,
     /// The minimum coefficient of the adaptive entropy bonus.
+    #[default(AdaptiveEntropy::default().entropy_coef_min)]
     pub entropy_coef_min: f64,
     /// The maximum coefficient of the adaptive entropy bonus.
+    #[default(AdaptiveEntropy::default().entropy_coef_max)]
     pub entropy_coef_max: f64,
     /// The change of the adaptive entropy coefficient per optimizer step.
+    #[default(AdaptiveEntropy::default().entropy_coef_delta)]
     pub entropy_coef_delta: f64,
     /// The target of the adaptive entropy bonus: the mean entropy of a token in nats.
+    #[default(AdaptiveEntropy::default().entropy_target)]
     pub entropy_target: f64,
     /// `true` if the reference policy moves towards the policy every `ref_model_sync_steps` optimizer steps (TR-DPO).
     pub sync_ref_model: bool,
     /// The alpha, in [0, 1], in ref = alpha x policy + (1 - alpha) x ref.
+    #[default(0.6)]
     pub ref_model_mixup_alpha: f64,
     /// The number of optimizer steps between two such updates of the reference policy.
+    #[default(512)]
     pub ref_model_sync_steps: u64,
-}
-
-impl Default for GrpoConfig {
-    fn default() -> Self {
-        let (entropy, value) = (AdaptiveEntropy::default(), ValueLossConfig::default());
-        Self {
-            max_steps: 200,
-            num_train_epochs: None,
-            prompts_per_step: 8,
-            num_generations: 8,
-            num_iterations: 1,
-            steps_per_generation: 1,
-            gradient_accumulation_steps: 8,
-            implementation: Implementation::default(),
-            advantages: AdvantageConfig::default(),
-            vf_coef: value.vf_coef,
-            cliprange_value: value.cliprange_value,
-            advantage_scale: 1.0,
-            filter_groups: FilterGroupsConfig::default(),
-            use_kl_in_reward: false,
-            kl_penalty: KlEstimator::K1,
-            kl_ctrl: KlControlConfig::default(),
-            use_adaptive_entropy: false,
-            entropy_coef_min: entropy.entropy_coef_min,
-            entropy_coef_max: entropy.entropy_coef_max,
-            entropy_coef_delta: entropy.entropy_coef_delta,
-            entropy_target: entropy.entropy_target,
-            sync_ref_model: false,
-            ref_model_mixup_alpha: 0.6,
-            ref_model_sync_steps: 512,
-        }
-    }
 }
 
 impl GrpoConfig {
@@ -150,41 +135,40 @@ impl GrpoConfig {
 
 /// Dynamic sampling, with verl's names. A generation batch has `prompts_per_step` prompts; further batches are sampled until enough
 /// groups are kept, and surplus groups are dropped.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, SmartDefault, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct FilterGroupsConfig {
     /// `true` if groups are filtered.
     pub enable: bool,
     /// The reward by which groups are filtered: `reward`, the weighted sum of all rewards (before the KL), or the name of a reward function
     /// such as `correct`.
+    #[default(REWARD.into())]
     pub metric: String,
     /// The maximum number of generation batches of a step, at least 1; if they do not have enough groups, the run ends with an error, as in
     /// verl and NeMo-RL. verl's 0 (no limit) would sample forever once all groups have equal rewards.
+    #[default(10)]
     pub max_num_gen_batches: usize,
     /// The rule by which groups are kept.
     pub keep: DynamicSampling,
-}
-
-impl Default for FilterGroupsConfig {
-    fn default() -> Self {
-        Self { enable: false, metric: REWARD.into(), max_num_gen_batches: 10, keep: DynamicSampling::default() }
-    }
 }
 
 /// The name of the weighted sum of all rewards.
 pub const REWARD: &str = "reward";
 
 /// The coefficient of the KL in the reward, with the keys of verl's `kl_ctrl`.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, SmartDefault, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct KlControlConfig {
     /// The type of the coefficient, fixed or adaptive.
     pub r#type: KlControlType,
     /// The coefficient; for an adaptive one, its initial value.
+    #[default(AdaptiveKl::default().kl_coef)]
     pub kl_coef: f64,
     /// The target of an adaptive coefficient: the KL in nats per token.
+    #[default(AdaptiveKl::default().target_kl)]
     pub target_kl: f64,
     /// The number of completions over which an adaptive coefficient changes by at most a fifth.
+    #[default(AdaptiveKl::default().horizon)]
     pub horizon: f64,
 }
 
@@ -197,13 +181,6 @@ pub enum KlControlType {
     Fixed,
     /// The coefficient adapts so that the KL approaches `target_kl`.
     Adaptive,
-}
-
-impl Default for KlControlConfig {
-    fn default() -> Self {
-        let AdaptiveKl { kl_coef, target_kl, horizon } = AdaptiveKl::default();
-        Self { r#type: KlControlType::Fixed, kl_coef, target_kl, horizon }
-    }
 }
 
 impl KlControlConfig {

@@ -25,10 +25,11 @@ use models::{GenerationDefaults, LoraConfig};
 use rewards::RewardConfig;
 use rng::Purpose;
 use serde::{Deserialize, Serialize};
+use smart_default::SmartDefault;
 
 pub use self::policy::{PolicyAttention, PolicyConfig, PolicyDevice, PolicyDtype, RecomputeGranularity};
 pub use error::{Error, Result, check};
-pub use export::{ExportConfig, ExportDtype};
+pub use export::ExportConfig;
 pub use grpo::{FilterGroupsConfig, GrpoConfig, KlControlConfig, KlControlType, REWARD};
 pub use grpo_sinks::wandb::Mode as WandbMode;
 pub use grpo_sinks::{LoggingConfig, WandbConfig};
@@ -52,7 +53,7 @@ pub use validate::MAX_SEQUENCES;
 /// config.validate()?;
 /// # Ok::<(), run_config::Error>(())
 /// ```
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, SmartDefault, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct TrainConfig {
     /// The section `run`: checkpoints, logs and early stopping.
@@ -74,6 +75,7 @@ pub struct TrainConfig {
     /// The training and held-out problems.
     pub data: DataConfig,
     /// The reward functions with their weights. The default is `correct: 1`; a section replaces it by all rewards of the run.
+    #[default(RewardConfig { correct: 1.0, ..RewardConfig::default() })]
     pub rewards: RewardConfig,
     /// The supervised steps before GRPO.
     pub warmup: WarmupConfig,
@@ -92,7 +94,7 @@ pub struct TrainConfig {
 }
 
 /// A short supervised phase (cross-entropy on reference answers), so that the first rewards are not all zero.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, SmartDefault, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct WarmupConfig {
     /// The maximum number of optimizer steps; 0, the default, skips the phase.
@@ -101,25 +103,16 @@ pub struct WarmupConfig {
     /// between seeds, and GRPO needs rewards that are neither all 0 nor all 1.
     pub until_pass_at_1: Option<f64>,
     /// The number of problems per step.
+    #[default(8)]
     pub batch_size: usize,
     /// AdamW and its schedule during the warm-up.
+    // The default of TRL's SFTConfig.
+    #[default(OptimizerConfig { learning_rate: 2e-5, ..OptimizerConfig::default() })]
     pub optimizer: OptimizerConfig,
 }
 
-impl Default for WarmupConfig {
-    fn default() -> Self {
-        Self {
-            steps: 0,
-            until_pass_at_1: None,
-            batch_size: 8,
-            // The default of TRL's SFTConfig.
-            optimizer: OptimizerConfig { learning_rate: 2e-5, ..OptimizerConfig::default() },
-        }
-    }
-}
-
 /// The settings of rollouts.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, SmartDefault, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct RolloutConfig {
     /// The softmax temperature T > 0 of sampling, 1 if `None`; the loss uses the same.
@@ -148,24 +141,8 @@ pub struct RolloutConfig {
     /// includes all sampled tokens. `None` is `stop_strings` of the model's generation_config.json; an empty list disables it.
     pub stop: Option<Vec<String>>,
     /// The maximum number of sequences that decode in parallel. It limits memory and does not change results.
+    #[default(256)]
     pub batch_size: usize,
-}
-
-impl Default for RolloutConfig {
-    fn default() -> Self {
-        Self {
-            temperature: None,
-            top_k: None,
-            top_p: None,
-            min_p: None,
-            repetition_penalty: None,
-            use_generation_config: false,
-            max_completion_length: None,
-            stop_token_ids: Vec::new(),
-            stop: None,
-            batch_size: 256,
-        }
-    }
 }
 
 /// The default maximum number of tokens of a completion, as in TRL.
@@ -206,15 +183,17 @@ impl RolloutConfig {
 /// };
 /// # drop(eval);
 /// ```
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, SmartDefault, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct EvalConfig {
     /// The number of distinct held-out problems; 0 takes all. `None` takes 256, or all if there are fewer. Without held-out rows
     /// (`data.held_out_fraction: 0` and no `data.eval_files`) there is no evaluation.
     pub num_problems: Option<usize>,
     /// The number of sampled completions per problem, for mean rewards and `pass_at`; 0 disables sampling.
+    #[default(2)]
     pub num_generations: usize,
     /// The number of GRPO steps between evaluations; 0 evaluates only before the first and after the last step.
+    #[default(50)]
     pub eval_steps: u64,
     /// The numbers k for which pass@k is estimated from the sampled completions, at most `num_generations`. Unless 1 is among them, pass@1
     /// uses the greedy completion.
@@ -241,24 +220,6 @@ pub struct EvalConfig {
 /// The default number of held-out problems of an evaluation.
 pub const EVAL_PROBLEMS: usize = 256;
 
-impl Default for EvalConfig {
-    fn default() -> Self {
-        Self {
-            num_problems: None,
-            num_generations: 2,
-            eval_steps: 50,
-            pass_at: Vec::new(),
-            pass_reward: None,
-            temperature: None,
-            top_k: None,
-            top_p: None,
-            min_p: None,
-            repetition_penalty: None,
-            max_completion_length: None,
-        }
-    }
-}
-
 impl EvalConfig {
     /// Returns the maximum number of tokens of a completion in an evaluation.
     pub fn max_completion_length(&self, rollout: &RolloutConfig) -> usize {
@@ -278,30 +239,6 @@ impl EvalConfig {
             min_p: self.min_p.or(rollout.min_p),
         };
         Sampling::Random { temperature, processors, seed, purpose: Purpose::EvalRollout, step: 0, first: 0 }
-    }
-}
-
-impl Default for TrainConfig {
-    fn default() -> Self {
-        Self {
-            run: RunOptions::default(),
-            logging: LoggingConfig::default(),
-            wandb: WandbConfig::default(),
-            seed: 0,
-            model: ModelSource::default(),
-            model_revision: None,
-            policy: PolicyConfig::default(),
-            lora: None,
-            data: DataConfig::default(),
-            rewards: RewardConfig { correct: 1.0, ..RewardConfig::default() },
-            warmup: WarmupConfig::default(),
-            rollout: RolloutConfig::default(),
-            grpo: GrpoConfig::default(),
-            loss: LossConfig::default(),
-            optimizer: OptimizerConfig::default(),
-            eval: EvalConfig::default(),
-            export: ExportConfig::default(),
-        }
     }
 }
 

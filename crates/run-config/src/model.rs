@@ -4,6 +4,7 @@ use models::ModelConfig;
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{Error, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
+use smart_default::SmartDefault;
 use std::fmt;
 
 /// The source of the policy's initial weights.
@@ -16,12 +17,13 @@ use std::fmt;
 /// let new = TrainConfig { model: models::ModelConfig { hidden_size: 32, ..Default::default() }.into(), ..Default::default() };
 /// # assert!(pretrained.model.shape().is_none() && new.model.shape().is_some());
 /// ```
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, SmartDefault, PartialEq, Serialize)]
 #[serde(untagged)]
 pub enum ModelSource {
     /// A model folder in Hugging Face's layout, or a model's name (`ORGANISATION/NAME`) in the local cache or on the hub.
     Pretrained(String),
     /// A new model of this shape, with random weights that depend on the seed.
+    #[default]
     New(ModelConfig),
 }
 
@@ -43,12 +45,6 @@ impl ModelSource {
             Self::New(shape) => shape,
             Self::Pretrained(_) => unreachable!("replaced above"),
         }
-    }
-}
-
-impl Default for ModelSource {
-    fn default() -> Self {
-        Self::New(ModelConfig::default())
     }
 }
 

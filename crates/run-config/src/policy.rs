@@ -3,6 +3,7 @@
 use crate::{Result, TrainConfig, check};
 use grpo_core::Implementation;
 use serde::{Deserialize, Serialize};
+use smart_default::SmartDefault;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -16,7 +17,7 @@ use std::time::Duration;
 /// TrainConfig { policy, ..TrainConfig::built_in() }.validate()?;
 /// # Ok::<(), run_config::Error>(())
 /// ```
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, SmartDefault, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct PolicyConfig {
     /// The device that holds the weights and computes everything that depends on them.
@@ -34,32 +35,19 @@ pub struct PolicyConfig {
     /// The number n of layers per saved input, with Megatron's and verl's name. n divides the number of layers L and applies to
     /// `recompute_granularity: full`. With 1, the inputs of all L layers are saved. With more, at most L / n + n inputs are in memory, and the
     /// layers run forward once more.
+    #[default(1)]
     pub recompute_num_layers: usize,
     /// The time-out in minutes of a wait for a PJRT device, after which it counts as hanging. It must exceed the device's longest program,
     /// such as an optimizer step. Compiling is not included.
+    #[default(60)]
     pub wait_limit_minutes: u64,
     /// The folder of the cache of compiled programs; by default `programs` beside the installed plugins.
     pub compile_cache: Option<PathBuf>,
     /// `true` if a step that fails on a PJRT device after one of its updates can be rolled back, which needs a second copy of weights and
     /// moments during an update. It only matters for steps with several updates, or with work after their update (`grpo.num_iterations`,
     /// `grpo.steps_per_generation`, `grpo.sync_ref_model`, `grpo.use_adaptive_entropy`); other steps need no copy.
+    #[default(true)]
     pub can_roll_back: bool,
-}
-
-impl Default for PolicyConfig {
-    fn default() -> Self {
-        Self {
-            device: PolicyDevice::default(),
-            plugin: None,
-            dtype: PolicyDtype::default(),
-            attention: PolicyAttention::default(),
-            recompute_granularity: RecomputeGranularity::default(),
-            recompute_num_layers: 1,
-            wait_limit_minutes: 60,
-            compile_cache: None,
-            can_roll_back: true,
-        }
-    }
 }
 
 /// A device that holds weights.
@@ -80,7 +68,7 @@ pub enum PolicyDevice {
     PjrtTpu,
 }
 
-/// A dtype of matmul operands, with torch's names.
+/// A dtype of matmul operands or of exported weights, with torch's names.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum PolicyDtype {
@@ -89,6 +77,15 @@ pub enum PolicyDtype {
     Float32,
     /// The upper 16 bits of f32; sums are f32.
     Bfloat16,
+}
+
+impl From<PolicyDtype> for models::Dtype {
+    fn from(dtype: PolicyDtype) -> Self {
+        match dtype {
+            PolicyDtype::Float32 => Self::F32,
+            PolicyDtype::Bfloat16 => Self::Bf16,
+        }
+    }
 }
 
 /// An implementation of attention within a row. Results are equal up to rounding.

@@ -2,19 +2,23 @@
 
 use crate::{Result, check};
 use serde::{Deserialize, Serialize};
+use smart_default::SmartDefault;
 
 /// The largest number of completions per table.
 const MAX_COMPLETIONS: usize = 1000;
 
 /// The section `run` of a configuration.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, SmartDefault, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct RunOptions {
     /// The name of the run. Its folder is `runs/<name>-<number>` by default.
+    #[default("run")]
     pub name: String,
     /// The number of steps between checkpoints; 0 saves only at the end of warm-up and of GRPO.
+    #[default(50)]
     pub save_steps: u64,
     /// The number of newest checkpoints to keep, in addition to the best; 0 keeps all.
+    #[default(3)]
     pub save_total_limit: usize,
     /// The evaluation metric that selects the best checkpoint, such as `eval/pass@1`; the prefix `eval/` is optional. The best
     /// checkpoint is saved at its evaluation and kept in addition to the newest ones.
@@ -31,27 +35,11 @@ pub struct RunOptions {
     /// `true` if a run may resume after its data files have changed. Changes are reported in either case.
     pub allow_changed_data: bool,
     /// The number of steps between samples that are shown and written to completions.jsonl; 0 disables them.
+    #[default(25)]
     pub log_completions_steps: u64,
     /// The number of completions per such sample.
+    #[default(6)]
     pub num_completions_to_print: usize,
-}
-
-impl Default for RunOptions {
-    fn default() -> Self {
-        Self {
-            name: "run".into(),
-            save_steps: 50,
-            save_total_limit: 3,
-            metric_for_best_model: None,
-            greater_is_better: None,
-            load_best_model_at_end: false,
-            early_stopping_patience: None,
-            early_stopping_threshold: 0.0,
-            allow_changed_data: false,
-            log_completions_steps: 25,
-            num_completions_to_print: 6,
-        }
-    }
 }
 
 impl RunOptions {

@@ -66,41 +66,25 @@ mod tests {
 
     #[test]
     fn the_model_card_has_results_and_configuration() {
-        let config = TrainConfig { seed: 7, model: ModelSource::Pretrained("a/b".into()), ..TrainConfig::default() };
-        let rows = [0.25, 0.75].map(|pass| MetricsRow::new(RowKind::Eval, 0, [("eval/pass@1", pass)]));
-        let summary = Summary::new(&config, &rows, Counters::default(), 1.0);
-        let text = model_card(&config, &summary, Weights { trained: 1234, total: 1234 }).unwrap();
-        assert!(text.contains("`a/b`, trained with GRPO"), "{text}");
-        assert!(text.contains("| pass@1 | 0.2500 | 0.7500 |"), "{text}");
-        assert!(text.contains("seed: 7\n"), "{text}");
-    }
-
-    #[test]
-    fn the_model_card_uses_singular_and_plural() {
-        let config = TrainConfig { lora: Some(models::LoraConfig::default()), ..TrainConfig::default() };
-        let text = |config: &TrainConfig, problems: f64| {
-            let rows = [MetricsRow::new(RowKind::Eval, 0, [("eval/pass@1", 0.5), ("eval/problems", problems)])];
-            let summary = Summary::new(config, &rows, Counters::default(), 1.0);
+        let card = |config: &TrainConfig, problems: f64| {
+            let row = |pass| MetricsRow::new(RowKind::Eval, 0, [("eval/pass@1", pass), ("eval/problems", problems)]);
+            let summary = Summary::new(config, &[0.25, 0.75].map(row), Counters::default(), 1.0);
             model_card(config, &summary, Weights { trained: 38_912, total: 120_000 }).unwrap()
         };
-        let of_three = text(&config, 3.0);
-        assert!(of_three.contains("\n38,912 trained weights of 120,000.\n"), "{of_three}");
-        assert!(
-            of_three.contains("\nEvaluated on 3 held-out problems.\n") && !of_three.contains("| problems"),
-            "{of_three}"
-        );
-        assert!(text(&config, 1.0).contains("on 1 held-out problem."));
-        assert!(text(&TrainConfig::default(), 1.0).contains("\n38,912 trained weights.\n"));
-    }
-
-    #[test]
-    fn the_configuration_of_a_card_has_no_secrets() {
-        let mut config = TrainConfig::default();
-        let mut program = rewards::ProgramConfig::new(vec!["judge.py".into(), "--key".into(), "S3CR3T".into()]);
-        program.env.insert("API_KEY".into(), "S3CR3T".into());
-        config.rewards.programs.insert("judge".into(), program);
-        let summary = Summary::new(&config, &[], Counters::default(), 1.0);
-        let text = model_card(&config, &summary, Weights { trained: 1, total: 1 }).unwrap();
-        assert!(!text.contains("S3CR3T") && text.contains("API_KEY: (hidden)"), "{text}");
+        let pretrained = TrainConfig { seed: 7, model: ModelSource::Pretrained("a/b".into()), ..Default::default() };
+        let adapters = TrainConfig { lora: Some(models::LoraConfig::default()), ..Default::default() };
+        let (text, of_adapters) = (card(&pretrained, 3.0), card(&adapters, 1.0));
+        for words in [
+            "`a/b`, trained with GRPO",
+            "\n38,912 trained weights.\n",
+            "\nEvaluated on 3 held-out problems.\n",
+            "| pass@1 | 0.2500 | 0.7500 |",
+            "seed: 7\n",
+        ] {
+            assert!(text.contains(words), "{words}: {text}");
+        }
+        assert!(!text.contains("| problems"), "{text}");
+        assert!(of_adapters.contains("\n38,912 trained weights of 120,000.\n"), "{of_adapters}");
+        assert!(of_adapters.contains("on 1 held-out problem."), "{of_adapters}");
     }
 }

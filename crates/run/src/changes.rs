@@ -93,18 +93,21 @@ struct ChangeRow<'a> {
 /// # Errors
 /// [`Error::Text`] if a configuration cannot be serialised.
 pub fn between(before: &TrainConfig, after: &TrainConfig) -> Result<Vec<Change>> {
-    let (before, after) = (leaves(before)?, leaves(after)?);
-    let keys = before.keys().chain(after.keys().filter(|key| !before.contains_key(*key)));
-    let differing = keys.filter(|key| before.get(*key) != after.get(*key));
-    let shown = |map: &BTreeMap<String, Value>, key: &String| {
-        let mut value = map.get(key).cloned().unwrap_or_default();
-        redact_at(key, &mut value);
-        value
-    };
-    let change = |key: &String| Change { key: key.clone(), from: shown(&before, key), to: shown(&after, key) };
-    let mut changes: Vec<_> = differing.map(change).collect();
+    let mut changes = differences(&leaves(before)?, &leaves(after)?);
+    for Change { key, from, to } in &mut changes {
+        redact_at(key, from);
+        redact_at(key, to);
+    }
     changes.sort_by(|a, b| a.key.cmp(&b.key));
     Ok(changes)
+}
+
+/// Returns the differences by name; the value of a missing name is null.
+pub(super) fn differences(before: &BTreeMap<String, Value>, after: &BTreeMap<String, Value>) -> Vec<Change> {
+    let names = before.keys().chain(after.keys().filter(|name| !before.contains_key(*name)));
+    let value = |map: &BTreeMap<String, Value>, name: &String| map.get(name).cloned().unwrap_or_default();
+    let change = |name: &String| Change { key: name.clone(), from: value(before, name), to: value(after, name) };
+    names.filter(|name| before.get(*name) != after.get(*name)).map(change).collect()
 }
 
 /// Returns the changes from the recorded configuration of `dir` to `wanted`. The record holds no secrets, so changed secrets are found
@@ -127,7 +130,7 @@ pub(super) fn safe_changes(dir: &RunDir, wanted: &TrainConfig) -> Result<Vec<Cha
         reason(&first.key),
         SAFE.join(", ")
     );
-    Err(Error::RunDir { path: dir.root().to_owned(), reason })
+    Err(Error::run_dir(dir.root(), reason))
 }
 
 /// Writes `wanted` as the run's configuration and logs the changes; the run continues from `position`.

@@ -102,30 +102,31 @@ fn outcome(steps: &Steps, rows: &[MetricsRow]) -> Panel {
         *y = (-*y).exp();
     }
     let evaluated = rows.iter().any(|row| row.phase == RowKind::Eval);
-    Panel {
-        title: if evaluated { "reward and held-out pass@1" } else { "reward" },
-        unit: "share, reward",
-        curves: vec![
-            learned,
-            curve(rows, RowKind::Grpo, "reward", "reward of training samples", BLUE),
-            curve(rows, RowKind::Eval, "eval/reward", "held-out reward (sampled)", GREEN),
-            curve(rows, RowKind::Eval, "eval/pass@1", "held-out pass@1", VERMILLION),
-        ],
-        floor: Some(0.0..1.0),
-        span: Span::Whole,
-    }
+    let title = if evaluated { "reward and held-out pass@1" } else { "reward" };
+    let curves = vec![
+        learned,
+        curve(rows, RowKind::Grpo, "reward", "reward of training samples", BLUE),
+        curve(rows, RowKind::Eval, "eval/reward", "held-out reward (sampled)", GREEN),
+        curve(rows, RowKind::Eval, "eval/pass@1", "held-out pass@1", VERMILLION),
+    ];
+    Panel { title, unit: "share, reward", curves, floor: Some(0.0..1.0), span: Span::Whole }
 }
 
 fn details(rows: &[MetricsRow]) -> Vec<Panel> {
-    let span = Span::Grpo;
     let grpo = |metric, label, color| curve(rows, RowKind::Grpo, metric, label, color);
+    let percent = |metric, label, color| {
+        let mut curve = grpo(metric, label, color);
+        curve.points.iter_mut().for_each(|(_, share)| *share *= 100.0);
+        curve
+    };
     let has = |metric: &str| rows.iter().any(|r| r.phase == RowKind::Grpo && r.get(metric).is_some());
+    let panel = |title, unit, floor, curves| Panel { title, unit, curves, floor, span: Span::Grpo };
+    let zero = Some(0.0..0.0);
     let drift = if has("kl") {
-        let curves = vec![grpo("kl", "KL to the reference", VERMILLION)];
-        Panel { title: "KL(policy || reference)", unit: "nats / token", curves, floor: Some(0.0..0.0), span }
+        let kl = grpo("kl", "KL to the reference", VERMILLION);
+        panel("KL(policy || reference)", "nats / token", zero.clone(), vec![kl])
     } else {
-        let curves = vec![grpo("grad_norm", "norm before clipping", VERMILLION)];
-        Panel { title: "gradient norm", unit: "2-norm", curves, floor: Some(0.0..0.0), span }
+        panel("gradient norm", "2-norm", zero.clone(), vec![grpo("grad_norm", "norm before clipping", VERMILLION)])
     };
     let clipped = if has("cispo_clip_ratio") {
         vec![grpo("cispo_clip_ratio", "capped", PURPLE)]
@@ -135,39 +136,19 @@ fn details(rows: &[MetricsRow]) -> Vec<Panel> {
             grpo("clip_ratio/low_mean", "below 1 - epsilon_low", GREY),
         ]
     };
-    let percent = |metric, label, color| {
-        let mut curve = grpo(metric, label, color);
-        curve.points.iter_mut().for_each(|(_, share)| *share *= 100.0);
-        curve
-    };
+    let lost = vec![
+        percent("frac_reward_zero_std", "groups with equal rewards", BLUE),
+        percent("completions/clipped_ratio", "completions cut off", VERMILLION),
+    ];
+    let supervised = vec![curve(rows, RowKind::Warmup, "loss", "supervised loss", GREY)];
+    let warmup = panel("warm-up: cross-entropy of answers", "nats / token", zero.clone(), supervised);
     vec![
-        Panel {
-            title: "warm-up: cross-entropy of answers",
-            unit: "nats / token",
-            curves: vec![curve(rows, RowKind::Warmup, "loss", "supervised loss", GREY)],
-            floor: Some(0.0..0.0),
-            span: Span::Warmup,
-        },
-        Panel { title: "GRPO loss", unit: "loss", curves: vec![grpo("loss", "loss", BLUE)], floor: None, span },
-        Panel {
-            title: "entropy of the policy",
-            unit: "nats / token",
-            curves: vec![grpo("entropy", "entropy", GREEN)],
-            floor: Some(0.0..0.0),
-            span,
-        },
+        Panel { span: Span::Warmup, ..warmup },
+        panel("GRPO loss", "loss", None, vec![grpo("loss", "loss", BLUE)]),
+        panel("entropy of the policy", "nats / token", zero, vec![grpo("entropy", "entropy", GREEN)]),
         drift,
-        Panel { title: "clip ratio", unit: "share of tokens", curves: clipped, floor: Some(0.0..0.01), span },
-        Panel {
-            title: "groups without a signal, completions cut off",
-            unit: "%",
-            curves: vec![
-                percent("frac_reward_zero_std", "groups with equal rewards", BLUE),
-                percent("completions/clipped_ratio", "completions cut off", VERMILLION),
-            ],
-            floor: Some(0.0..100.0),
-            span,
-        },
+        panel("clip ratio", "share of tokens", Some(0.0..0.01), clipped),
+        panel("groups without a signal, completions cut off", "%", Some(0.0..100.0), lost),
     ]
 }
 
@@ -292,16 +273,13 @@ mod tests {
 
     #[test]
     fn only_panels_with_data_are_drawn_and_the_legend_lies_above_the_curves() {
-        let row = |step| {
-            MetricsRow::new(RowKind::Grpo, step, [("reward", 1.0), ("loss", 0.5), ("frac_reward_zero_std", 0.25)])
-        };
-        let rows: Vec<_> = (1..=20).map(row).collect();
+        let values = [("reward", 1.0), ("loss", 0.5), ("frac_reward_zero_std", 0.25)];
+        let rows: Vec<_> = (1..=20).map(|step| MetricsRow::new(RowKind::Grpo, step, values)).collect();
         let text = svg("run", &rows);
         assert!(!text.contains("warm-up") && !text.contains("no data"), "{text}");
-        assert!(
-            text.contains("GRPO loss") && text.contains("groups with equal rewards") && text.contains(">100<"),
-            "{text}"
-        );
+        for words in ["GRPO loss", "groups with equal rewards", ">100<"] {
+            assert!(text.contains(words), "{words}: {text}");
+        }
         let warm = [rows, vec![MetricsRow::new(RowKind::Warmup, 1, [("loss", 1.0)])]].concat();
         assert!(svg("run", &warm).contains("warm-up: cross-entropy"));
     }
@@ -332,24 +310,18 @@ mod tests {
             };
             let text = svg(&"long name ".repeat(20), &(1..=100).map(row).collect::<Vec<_>>());
             for part in text.split("<text ").skip(1) {
-                let attribute = |name: &str| {
-                    let (_, rest) =
-                        part.split_once(&format!(" {name}=\"")).or(part.split_once(&format!("{name}=\""))).unwrap();
-                    rest.split('"').next().unwrap().to_owned()
-                };
+                let attribute =
+                    |name: &str| part.split(['"', ' ', '=']).skip_while(|word| *word != name).nth(2).unwrap();
                 let (x, size): (f64, f64) = (attribute("x").parse().unwrap(), attribute("font-size").parse().unwrap());
                 let words = part.split_once('>').unwrap().1.split("</text>").next().unwrap().trim();
                 let width = 0.65 * size * words.chars().count() as f64;
-                let (left, right) = match attribute("text-anchor").as_str() {
+                let (left, right) = match attribute("text-anchor") {
                     "end" => (x - width, x),
                     "middle" => (x - width / 2.0, x + width / 2.0),
                     _ => (x, x + width),
                 };
-                let turned = part.contains("rotate");
-                assert!(
-                    turned || (left >= 0.0 && right <= 1000.0),
-                    "`{words}` from {left} to {right}: {low} to {high}"
-                );
+                let is_inside = part.contains("rotate") || (left >= 0.0 && right <= 1000.0);
+                assert!(is_inside, "`{words}` from {left} to {right}: {low} to {high}");
             }
         }
     }

@@ -21,9 +21,10 @@
 //! before anything that it names is loaded. A changed key that may not change is an error with its name.
 
 use crate::error::{Error, Result};
-use grpo_files::{FileId, check_folder, remove_temporary, sync_folder, without_links, write_atomically, write_private};
+use grpo_files::{FileId, check_folder, remove_temporary, without_links, write_atomically, write_private};
 use grpo_files::{Layers, redacted, to_yaml_with_secrets};
 use run_config::TrainConfig;
+use serde::Serialize;
 use std::fs::{File, OpenOptions, TryLockError};
 use std::path::{Path, PathBuf};
 
@@ -37,12 +38,14 @@ pub struct RunDir {
     _lock: File,
 }
 
-/// Returns the run folder that contains `path`, and the checkpoint folder that is or contains `path`, or else `path`.
-fn run_around(path: &Path) -> Option<(&Path, &Path)> {
+/// Returns the run folder that contains `path`, and the option that names the checkpoint that is or contains `path`.
+fn run_around(path: &Path) -> Option<(&Path, String)> {
     let is_run = |folder: &&Path| folder.join("config.yaml").is_file() && folder.join("checkpoints").is_dir();
     let run = path.ancestors().skip(1).take(4).find(is_run)?;
-    let checkpoint = path.ancestors().find(|folder| folder.parent().is_some_and(|p| p == run.join("checkpoints")));
-    Some((run, checkpoint.unwrap_or(path)))
+    let checkpoints = run.join("checkpoints");
+    let checkpoint = path.ancestors().find(|folder| folder.parent() == Some(&checkpoints));
+    let name = checkpoint.and_then(|folder| folder.file_name()?.to_str());
+    Some((run, name.map_or_else(String::new, |name| format!(" --from {name}"))))
 }
 
 /// The parent of run folders that are not named explicitly.
@@ -85,21 +88,14 @@ impl RunDir {
     /// [`Error::RunDir`] if it has no run or another process uses it.
     pub fn open(path: &Path) -> Result<Self> {
         if !path.join("config.yaml").is_file() {
-            if let Some((run, rest)) = run_around(path) {
-                let from = match rest.file_name().and_then(|name| name.to_str()) {
-                    Some(name) if rest.parent().is_some_and(|parent| parent.ends_with("checkpoints")) => {
-                        format!(" --from {name}")
-                    }
-                    _ => String::new(),
-                };
-                let reason = format!(
+            let reason = match run_around(path) {
+                Some((run, from)) => format!(
                     "expected the folder of a run, and this is a part of the run {run}: name the run, as in `{run}{from}`",
                     run = run.display()
-                );
-                return Err(Error::RunDir { path: path.to_owned(), reason });
-            }
-            let reason = "there is no run in it (no config.yaml)".to_owned();
-            return Err(Error::RunDir { path: path.to_owned(), reason });
+                ),
+                None => "there is no run in it (no config.yaml)".to_owned(),
+            };
+            return Err(Error::run_dir(path, reason));
         }
         let dir = Self::hold(path.to_owned())?;
         remove_temporary(path).map_err(|e| Error::io("clean", path, e))?;
@@ -129,7 +125,7 @@ impl RunDir {
         if !path.is_file() {
             let reason = "it is missing, so nothing says whether config.yaml is still the run's: restore it, or start a \
                           new run from config.yaml with `--config`";
-            return Err(Error::RunDir { path, reason: reason.to_owned() });
+            return Err(Error::run_dir(&path, reason));
         }
         Ok(Layers::new().file(&path)?.resolve()?)
     }
@@ -156,82 +152,55 @@ impl RunDir {
     pub fn root(&self) -> &Path {
         &self.root
     }
+}
 
-    /// Returns the path of `config.yaml`.
-    pub fn config_path(&self) -> PathBuf {
-        self.root.join("config.yaml")
-    }
+macro_rules! paths {
+    ($($name:ident: $file:literal,)*) => {
+        impl RunDir {
+            $(
+                #[doc = concat!("Returns the path of `", $file, "`.")]
+                pub fn $name(&self) -> PathBuf {
+                    self.root.join($file)
+                }
+            )*
+        }
+    };
+}
 
-    /// Returns the path of `config.recorded.yaml`.
-    pub fn recorded_config_path(&self) -> PathBuf {
-        self.root.join("config.recorded.yaml")
-    }
+paths! {
+    config_path: "config.yaml",
+    recorded_config_path: "config.recorded.yaml",
+    fingerprint_path: "fingerprint.json",
+    rows_path: "rows.json",
+    changes_path: "changes.jsonl",
+    metrics_path: "metrics.jsonl",
+    completions_path: "completions.jsonl",
+    checkpoints_path: "checkpoints",
+    summary_path: "summary.json",
+    failure_path: "failure.json",
+    model_path: "model",
+    curves_path: "curves.svg",
+}
 
-    /// Returns the path of `fingerprint.json`.
-    pub fn fingerprint_path(&self) -> PathBuf {
-        self.root.join(super::fingerprint::FILE)
-    }
-
-    /// Returns the path of `rows.json`.
-    pub fn rows_path(&self) -> PathBuf {
-        self.root.join("rows.json")
-    }
-
-    /// Returns the path of `changes.jsonl`.
-    pub fn changes_path(&self) -> PathBuf {
-        self.root.join("changes.jsonl")
-    }
-
-    /// Returns the path of `metrics.jsonl`.
-    pub fn metrics_path(&self) -> PathBuf {
-        self.root.join("metrics.jsonl")
-    }
-
-    /// Returns the path of `completions.jsonl`.
-    pub fn completions_path(&self) -> PathBuf {
-        self.root.join("completions.jsonl")
-    }
-
-    /// Returns the path of `checkpoints/`.
-    pub fn checkpoints_path(&self) -> PathBuf {
-        self.root.join("checkpoints")
-    }
-
-    /// Returns the path of `summary.json`.
-    pub fn summary_path(&self) -> PathBuf {
-        self.root.join("summary.json")
-    }
-
-    /// Returns the path of `failure.json`.
-    pub fn failure_path(&self) -> PathBuf {
-        self.root.join("failure.json")
-    }
-
-    /// Returns the path of `model/`, which a run of a pretrained model writes.
-    pub fn model_path(&self) -> PathBuf {
-        self.root.join("model")
-    }
-
-    /// Returns the path of `curves.svg`.
-    pub fn curves_path(&self) -> PathBuf {
-        self.root.join("curves.svg")
-    }
+/// Writes a value as JSON.
+///
+/// # Errors
+/// [`Error::File`].
+pub(crate) fn write_json(path: &Path, value: &impl Serialize) -> Result<()> {
+    let json = serde_json::to_vec_pretty(value).map_err(|e| Error::Text(format!("{}: {e}", path.display())))?;
+    Ok(write_atomically(path, &json)?)
 }
 
 /// Checks that a folder has no run.
 fn expect_no_run(root: &Path) -> Result<()> {
     let of_runs =
         ["config.yaml", "config.recorded.yaml", "metrics.jsonl", "completions.jsonl", "checkpoints", "summary.json"];
-    match of_runs.iter().find(|name| root.join(name).symlink_metadata().is_ok()) {
-        None => Ok(()),
-        Some(name) => {
-            let reason = format!(
-                "it holds a run already ({name}): name another folder with --run-dir, or continue that run with `--resume {}`",
-                root.display()
-            );
-            Err(Error::RunDir { path: root.to_owned(), reason })
-        }
-    }
+    let Some(name) = of_runs.iter().find(|name| root.join(name).symlink_metadata().is_ok()) else { return Ok(()) };
+    let reason = format!(
+        "it holds a run already ({name}): name another folder with --run-dir, or continue that run with `--resume {}`",
+        root.display()
+    );
+    Err(Error::run_dir(root, reason))
 }
 
 /// Renames the file or folder at `path`, if any, to the first free `NAME.old-1`, `NAME.old-2`, ... Returns the new name.
@@ -254,11 +223,6 @@ pub(crate) fn set_aside(path: &Path) -> Result<Option<PathBuf>> {
     Ok(Some(aside))
 }
 
-/// Syncs the entries of a folder to disk, if the system supports it.
-pub(crate) fn sync_dir(path: &Path) -> Result<()> {
-    sync_folder(path).map_err(|e| Error::io("sync", path, e))
-}
-
 fn lock(root: &Path) -> Result<File> {
     let path = root.join(".lock");
     // The lock file is never truncated and links are not followed: in a shared folder, a link could lead to the user's files.
@@ -268,9 +232,7 @@ fn lock(root: &Path) -> Result<File> {
     match file.try_lock() {
         // File systems without locks are accepted.
         Ok(()) | Err(TryLockError::Error(_)) => Ok(file),
-        Err(TryLockError::WouldBlock) => {
-            Err(Error::RunDir { path: root.to_owned(), reason: "another process is working on this run".into() })
-        }
+        Err(TryLockError::WouldBlock) => Err(Error::run_dir(root, "another process is working on this run")),
     }
 }
 
@@ -285,7 +247,7 @@ fn next_numbered(parent: &Path, name: &str) -> Result<PathBuf> {
             Err(e) => return Err(Error::io("create", &path, e)),
         }
     }
-    Err(Error::RunDir { path: parent.to_owned(), reason: format!("every number of {name} is taken: use --run-dir") })
+    Err(Error::run_dir(parent, format!("every number of {name} is taken: use --run-dir")))
 }
 
 #[cfg(test)]
@@ -293,24 +255,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_folder_with_a_run_is_never_taken_again() {
+    fn leftovers_of_a_killed_process_are_removed_and_other_files_kept() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a/b");
         let config = TrainConfig { seed: 3, ..TrainConfig::built_in() };
         let dir = RunDir::create(Some(&path), &config).unwrap();
-        assert_eq!(dir.config(&[]).unwrap(), config);
-        assert_eq!(dir.config(&["seed=4".to_owned()]).unwrap().seed, 4);
+        assert_eq!(dir.config(&["seed=4".to_owned()]).unwrap(), TrainConfig { seed: 4, ..config.clone() });
         assert_eq!(dir.recorded_config().unwrap(), config);
-        assert!(RunDir::open(&path).unwrap_err().to_string().contains("another process"));
         drop(dir);
-        // Leftovers of a process that was killed while writing, and other files.
         std::fs::write(path.join(".grpo-a1B2c3.tmp"), "half").unwrap();
         std::fs::write(path.join("notes.tmp"), "mine").unwrap();
-        let error = RunDir::create(Some(&path), &config).unwrap_err().to_string();
-        assert!(error.contains("holds a run already") && error.contains("--resume"), "{error}");
         assert!(RunDir::open(&path).is_ok());
         assert!(!path.join(".grpo-a1B2c3.tmp").exists() && path.join("notes.tmp").exists());
-        assert!(RunDir::open(folder.path()).unwrap_err().to_string().contains("no config.yaml"));
     }
 
     #[test]
@@ -322,12 +278,8 @@ mod tests {
         std::fs::write(&precious, "data").unwrap();
         let path = folder.path().join("run");
         std::fs::create_dir(&path).unwrap();
-        symlink(&precious, path.join(".lock")).unwrap();
-        let error = RunDir::create(Some(&path), &TrainConfig::built_in()).unwrap_err().to_string();
-        assert!(error.contains(".lock") && error.contains("no link"), "{error}");
-        std::fs::remove_file(path.join(".lock")).unwrap();
-        for name in ["completions.jsonl", "summary.json"] {
-            symlink(folder.path().join("nothing"), path.join(name)).unwrap();
+        for (name, to) in [(".lock", "precious"), ("completions.jsonl", "nothing"), ("summary.json", "nothing")] {
+            symlink(folder.path().join(to), path.join(name)).unwrap();
             let error = RunDir::create(Some(&path), &TrainConfig::built_in()).unwrap_err().to_string();
             assert!(error.contains(name), "{error}");
             std::fs::remove_file(path.join(name)).unwrap();
@@ -335,18 +287,6 @@ mod tests {
         symlink(&precious, path.join("config.tmp")).unwrap();
         RunDir::create(Some(&path), &TrainConfig::built_in()).unwrap();
         assert_eq!(std::fs::read(&precious).unwrap(), b"data");
-    }
-
-    #[test]
-    fn a_folder_that_is_moved_or_replaced_is_not_in_place() {
-        let folder = tempfile::tempdir().unwrap();
-        let (path, elsewhere) = (folder.path().join("a"), folder.path().join("b"));
-        let dir = RunDir::create(Some(&path), &TrainConfig::built_in()).unwrap();
-        assert!(dir.is_in_place());
-        std::fs::rename(&path, &elsewhere).unwrap();
-        assert!(!dir.is_in_place());
-        std::fs::create_dir(&path).unwrap();
-        assert!(!dir.is_in_place(), "another folder of the same name");
     }
 
     #[test]

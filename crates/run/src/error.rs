@@ -68,14 +68,14 @@ pub enum Error {
         reason: String,
     },
     /// A checkpoint cannot be restored.
-    #[error("damaged checkpoint: {path}: {reason}{}", last_good_hint(last_good), path = path.display())]
+    #[error("damaged checkpoint: {path}: {reason}{advice}", path = path.display())]
     Checkpoint {
         /// The damaged file.
         path: PathBuf,
         /// The damage.
         reason: String,
-        /// The name of the newest valid checkpoint; `None` if it was not searched.
-        last_good: Option<LastGood>,
+        /// The newest valid checkpoint and how to continue; empty if it was not searched.
+        advice: String,
     },
     /// A message that needs no fields.
     #[error("{0}")]
@@ -100,27 +100,6 @@ pub enum Error {
 impl From<policy::Error> for Error {
     fn from(error: policy::Error) -> Self {
         Self::Trainer(error.into())
-    }
-}
-
-/// The result of searching for a valid checkpoint.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum LastGood {
-    /// The newest valid checkpoint.
-    Checkpoint(String),
-    /// No other checkpoint is valid.
-    None,
-}
-
-fn last_good_hint(last_good: &Option<LastGood>) -> String {
-    match last_good {
-        None => String::new(),
-        Some(LastGood::Checkpoint(name)) => {
-            format!("; the last good checkpoint is {name}: add `--from {name}` to continue from it")
-        }
-        Some(LastGood::None) => {
-            "; no other checkpoint of this run is whole: start a new run from its config.yaml".into()
-        }
     }
 }
 
@@ -167,5 +146,10 @@ impl Error {
     /// Returns an [`Error::File`] about `path`.
     pub(crate) fn io(action: &'static str, path: &Path, source: std::io::Error) -> Self {
         Self::File(grpo_files::Error::io(action, path, source))
+    }
+
+    /// Returns an [`Error::RunDir`] about `path`.
+    pub(crate) fn run_dir(path: &Path, reason: impl Into<String>) -> Self {
+        Self::RunDir { path: path.to_owned(), reason: reason.into() }
     }
 }

@@ -3,11 +3,11 @@
 use crate::card::{Weights, model_card};
 use crate::error::{Error, Result};
 use crate::summary::Summary;
-use models::{AdapterOptions, AdapterWriter, Dtype, ExportOptions, FolderWriter, ModelCard, NamedTensor};
-use policy::{Policy, TensorSink};
+use models::{AdapterOptions, AdapterWriter, Dtype, ExportOptions, FolderWriter, ModelCard, ModelFolder, NamedTensor};
+use policy::Policy;
 use run_config::{ModelSource, TrainConfig};
 use std::path::Path;
-use trainer::Pretrained;
+use trainer::open_model;
 
 /// Writes the weights of `policy`, which was made from `config`, to the folder `target`. An existing folder is replaced if `replace` is
 /// set. The README.md has the configuration without secrets and the numbers of `summary`. The folder appears complete or not at all.
@@ -24,9 +24,9 @@ pub(crate) fn export(
     replace: bool,
     summary: &Summary,
 ) -> Result<()> {
-    let source = Pretrained::of(config)?;
-    let folder = source.as_ref().map(|source| &source.folder);
-    let Some(shape) = folder.map(|folder| folder.config()).or(config.model.shape()) else {
+    let source = open_model(config)?;
+    let folder = source.as_ref();
+    let Some(shape) = folder.map(ModelFolder::config).or(config.model.shape()) else {
         return Err(Error::Text("export: expected a model, got none".to_owned()));
     };
     let base_model = match &config.model {
@@ -42,11 +42,11 @@ pub(crate) fn export(
             let dtype = dtype.unwrap_or(Dtype::F32);
             let options = AdapterOptions { dtype, base_model, replace, card };
             let mut writer = AdapterWriter::create(target, lora, shape, folder, options)?;
-            policy.export_adapter(&mut Each(|tensor: NamedTensor| Ok(writer.write(&tensor.name, &tensor.data)?)))?;
+            policy.export_adapter(&mut |tensor: NamedTensor| Ok(writer.write(&tensor.name, &tensor.data)?))?;
             writer.finish()?;
         }
         None => {
-            let of_source = folder.and_then(|folder| folder.dtype()).filter(|dtype| *dtype == Dtype::Bf16);
+            let of_source = folder.and_then(ModelFolder::dtype).filter(|dtype| *dtype == Dtype::Bf16);
             let options = ExportOptions {
                 dtype: dtype.or(of_source).unwrap_or(Dtype::F32),
                 max_shard_size: config.export.max_shard_size,
@@ -56,18 +56,9 @@ pub(crate) fn export(
             };
             let merged = config.lora.as_ref().map(|lora| lora.merged_into(shape)).transpose()?;
             let mut writer = FolderWriter::create(target, merged.as_ref().unwrap_or(shape), folder, options)?;
-            policy.export_model(&mut Each(|tensor: NamedTensor| Ok(writer.write(&tensor.name, &tensor.data)?)))?;
+            policy.export_model(&mut |tensor: NamedTensor| Ok(writer.write(&tensor.name, &tensor.data)?))?;
             writer.finish()?;
         }
     }
     Ok(())
-}
-
-/// A function as a tensor sink.
-struct Each<F>(F);
-
-impl<F: FnMut(NamedTensor) -> policy::Result<()>> TensorSink for Each<F> {
-    fn tensor(&mut self, tensor: NamedTensor) -> policy::Result<()> {
-        (self.0)(tensor)
-    }
 }

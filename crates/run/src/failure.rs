@@ -1,8 +1,8 @@
 //! Errors that end a run early, with advice on how to continue.
 
 use super::Run;
+use crate::dir::write_json;
 use crate::error::{Error, Result};
-use grpo_files::write_atomically;
 use serde::{Deserialize, Serialize};
 use std::io::ErrorKind;
 use trainer::Phase;
@@ -54,7 +54,7 @@ impl Run {
         }
         let failure = Failure { error: text, position: self.position.to_string() };
         // The caller gets the original error; a failure to write this file is ignored.
-        let _ = serde_json::to_vec_pretty(&failure).map(|json| write_atomically(&self.dir.failure_path(), &json));
+        let _ = write_json(&self.dir.failure_path(), &failure);
     }
 
     /// Removes failure.json of an earlier session when the run is resumed.

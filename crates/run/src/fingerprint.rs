@@ -11,11 +11,12 @@
 //! because a LoRA checkpoint holds only the adapters, and one changed value makes a different base model. Data files are hashed on every
 //! resume, too: `cp -p`, `rsync -t` and `touch -r` keep the time of modification, so equal size and time do not mean equal content.
 
-use super::changes::Change;
-use super::checkpoint::sha256;
-use super::dir::RunDir;
+use super::changes::{Change, differences};
+use super::checkpoint::{hex, sha256};
+use super::dir::{RunDir, write_json};
 use crate::error::{Error, Result};
-use grpo_files::{open_regular, read_regular, write_atomically};
+use grpo_files::{open_regular, read_regular};
+use models::ModelFolder;
 use rayon::prelude::*;
 use run_config::TrainConfig;
 use serde::{Deserialize, Serialize};
@@ -25,12 +26,12 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::io::Read;
 use std::path::{Path, PathBuf};
-use trainer::Pretrained;
+use trainer::open_model;
 
 /// The name and version of the format.
 const FORMAT: &str = "grpo-fingerprint/1";
 /// The name of the file in the run folder.
-pub(super) const FILE: &str = "fingerprint.json";
+const FILE: &str = "fingerprint.json";
 /// The largest fingerprint.json that is read, in bytes; each tensor takes about 150.
 const LIMIT: u64 = 1 << 26;
 /// The largest file of a tokenizer that is read, in bytes.
@@ -92,7 +93,7 @@ impl Fingerprint {
 
     /// Computes the fingerprint of the model alone.
     fn of_model(config: &TrainConfig) -> Result<Self> {
-        let model = match Pretrained::of(config)? {
+        let model = match open_model(config)? {
             Some(model) => of_folder(&model, config)?,
             None => BTreeMap::new(),
         };
@@ -105,8 +106,7 @@ impl Fingerprint {
     /// # Errors
     /// [`Error::File`].
     pub(super) fn write(&self, dir: &RunDir) -> Result<()> {
-        let json = serde_json::to_vec_pretty(self).map_err(|e| Error::Text(format!("fingerprint.json: {e}")))?;
-        Ok(write_atomically(&dir.fingerprint_path(), &json)?)
+        write_json(&dir.fingerprint_path(), self)
     }
 
     /// Returns the part of the fingerprint that prompts depend on: everything except the weights.
@@ -117,20 +117,17 @@ impl Fingerprint {
 
     /// Reads the fingerprint that was written when the run started.
     fn read(path: &Path) -> Result<Self> {
-        let refused = |reason: String| Error::RunDir { path: path.to_owned(), reason };
         if !path.is_file() {
-            return Err(refused(
-                "it is missing, so nothing says whether model and data are still the run's: restore it, or start a new run \
-                 from config.yaml with `--config`"
-                    .into(),
-            ));
+            let reason = "it is missing, so nothing says whether model and data are still the run's: restore it, or start \
+                          a new run from config.yaml with `--config`";
+            return Err(Error::run_dir(path, reason));
         }
         let bytes = read_regular(path, LIMIT).map_err(|e| Error::io("read", path, e))?;
-        let found: Self =
-            serde_json::from_slice(&bytes).map_err(|e| refused(format!("expected the fingerprint of a run: {e}")))?;
+        let found: Self = serde_json::from_slice(&bytes)
+            .map_err(|e| Error::run_dir(path, format!("expected the fingerprint of a run: {e}")))?;
         match found.format == FORMAT {
             true => Ok(found),
-            false => Err(refused(format!("expected the format {FORMAT}, found {}", found.format))),
+            false => Err(Error::run_dir(path, format!("expected the format {FORMAT}, found {}", found.format))),
         }
     }
 }
@@ -156,7 +153,7 @@ pub(super) fn check(dir: &RunDir, config: &TrainConfig) -> Result<(Fingerprint, 
     }
     let before = Fingerprint::read(&dir.fingerprint_path())?;
     same_model(dir, &before, &now)?;
-    let changes = differences(&before.data, &now.data);
+    let changes = changed(&before.data, &now.data);
     if changes.is_empty() {
         return Ok((now, changes));
     }
@@ -166,14 +163,14 @@ pub(super) fn check(dir: &RunDir, config: &TrainConfig) -> Result<(Fingerprint, 
             "the data is not what the run was begun with: {list}; restore it, or go on with the rows as they are now: \
              --set run.allow_changed_data=true"
         );
-        return Err(Error::RunDir { path: dir.root().to_owned(), reason });
+        return Err(Error::run_dir(dir.root(), reason));
     }
     tracing::warn!("the data is not what the run was begun with, which run.allow_changed_data allows: {list}");
     Ok((now, changes))
 }
 
 fn same_model(dir: &RunDir, before: &Fingerprint, now: &Fingerprint) -> Result<()> {
-    let changes = differences(&before.model, &now.model);
+    let changes = changed(&before.model, &now.model);
     if changes.is_empty() {
         return Ok(());
     }
@@ -181,15 +178,12 @@ fn same_model(dir: &RunDir, before: &Fingerprint, now: &Fingerprint) -> Result<(
         "the model is not the one that the run was begun with; what has changed is {}; restore the model, or start a new run",
         list(&changes)
     );
-    Err(Error::RunDir { path: dir.root().to_owned(), reason })
+    Err(Error::run_dir(dir.root(), reason))
 }
 
-/// Returns the differences by name; the value of a missing name is null.
-fn differences(before: &BTreeMap<String, Value>, now: &BTreeMap<String, Value>) -> Vec<Change> {
-    let names = before.keys().chain(now.keys().filter(|name| !before.contains_key(*name)));
-    let value = |map: &BTreeMap<String, Value>, name: &String| map.get(name).cloned().unwrap_or_default();
-    let changes = names.map(|name| Change { key: name.clone(), from: value(before, name), to: value(now, name) });
-    changes.filter(|change| change.from != change.to).collect()
+/// Returns the differences by name. Null equals a missing name.
+fn changed(before: &BTreeMap<String, Value>, now: &BTreeMap<String, Value>) -> Vec<Change> {
+    differences(before, now).into_iter().filter(|change| change.from != change.to).collect()
 }
 
 /// Returns the first changes as text, without digests.
@@ -209,8 +203,8 @@ fn list(changes: &[Change]) -> String {
 }
 
 /// Returns the values and digests of a model folder, by file and field.
-fn of_folder(model: &Pretrained, config: &TrainConfig) -> Result<BTreeMap<String, Value>> {
-    let (folder, path) = (&model.folder, model.folder.path());
+fn of_folder(folder: &ModelFolder, config: &TrainConfig) -> Result<BTreeMap<String, Value>> {
+    let path = folder.path();
     let mut found = BTreeMap::new();
     let mut put = |file: &str, field: &str, value: Value| found.insert(format!("{file}: {field}"), value);
     put("config.json", "architectures", folder.family().to_string().into());
@@ -252,8 +246,7 @@ fn of_folder(model: &Pretrained, config: &TrainConfig) -> Result<BTreeMap<String
         put("data.chat_template", "text", digest(template.into()));
     }
     let weights = folder.weights()?;
-    let names: Vec<&str> = weights.names().collect();
-    for name in names {
+    for name in weights.names() {
         let tensor = weights.tensor(name)?;
         let blocks: Vec<[u8; 32]> =
             tensor.bytes().par_chunks(BLOCK).map(|block| Sha256::digest(block).into()).collect();
@@ -287,12 +280,9 @@ fn of_file(path: &Path) -> Result<Value> {
             bytes += count as u64;
             lines += block[..count].iter().filter(|byte| **byte == b'\n').count() as u64;
         }
-        let digest: [u8; 32] = hash.finalize().into();
-        Ok((bytes, lines, digest))
+        Ok(json!({ "bytes": bytes, "lines": lines, "sha256": hex(&hash.finalize()) }))
     };
-    let (bytes, lines, digest) = read().map_err(|e| Error::io("read", path, e))?;
-    let digest = digest.iter().fold(String::new(), |text, byte| text + &format!("{byte:02x}"));
-    Ok(json!({ "bytes": bytes, "lines": lines, "sha256": digest }))
+    read().map_err(|e| Error::io("read", path, e))
 }
 
 /// Reads the object in a JSON file; `None` if there is no file.

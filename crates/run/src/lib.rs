@@ -24,23 +24,21 @@ mod sinks;
 pub mod summary;
 
 pub use best::Best;
-pub use error::{Error, LastGood, Result};
+pub use error::{Error, Result};
 pub use fingerprint::start_folder;
 pub use observer::{Event, Observer};
 
 use changes::{Change, config_hash};
 use checkpoint::{CheckpointId, Checkpoints, FORMAT, SavedState};
-use dir::RunDir;
+use dir::{RunDir, write_json};
 use export::export;
 use fingerprint::Fingerprint;
 use grpo_core::readable_bytes;
-use grpo_files::write_atomically;
-use grpo_files::{JsonLines, read_rows};
+use grpo_files::{JsonLines, read_rows, write_atomically};
 use grpo_sinks::Sinks;
 use jsonl::{MetricsRow, RowKind};
 use rows::{eval_values, pick_completions};
 use run_config::TrainConfig;
-use sinks::With;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
@@ -128,14 +126,20 @@ impl Run {
     }
 
     fn begin(dir: RunDir, trainer: Trainer) -> Result<Self> {
-        let checkpoints = Checkpoints::new(dir.checkpoints_path());
-        checkpoints.clean()?;
-        Ok(Self {
-            metrics: JsonLines::create(&dir.metrics_path())?,
-            completions: JsonLines::create(&dir.completions_path())?,
+        let [metrics, completions] = [dir.metrics_path(), dir.completions_path()].map(|path| JsonLines::create(&path));
+        let run = Self::at_start(dir, trainer, metrics?, completions?);
+        run.checkpoints.clean()?;
+        Ok(run)
+    }
+
+    /// Returns a run before its first step.
+    fn at_start(dir: RunDir, trainer: Trainer, metrics: JsonLines, completions: JsonLines) -> Self {
+        Self {
+            checkpoints: Checkpoints::new(dir.checkpoints_path()),
+            metrics,
+            completions,
             dir,
             trainer,
-            checkpoints,
             position: CheckpointId::Warmup(0),
             best: None,
             saved: None,
@@ -144,7 +148,7 @@ impl Run {
             set_aside: Vec::new(),
             seconds_before: 0.0,
             began: Instant::now(),
-        })
+        }
     }
 
     /// Returns the folder of the run.
@@ -171,7 +175,11 @@ impl Run {
         self.began = Instant::now();
         self.announce(observer);
         sinks.notes().for_each(|note| observer.event(Event::Note(note)));
-        let ending = self.train(&mut With(&mut sinks, observer), stop).map_err(|error| self.explain(error));
+        let mut both = |event: Event<'_>| {
+            sinks.event(event);
+            observer.event(event);
+        };
+        let ending = self.train(&mut both, stop).map_err(|error| self.explain(error));
         let ending = ending.inspect_err(|error| self.remember_failure(error));
         sinks.finish(ending.is_ok(), |note| observer.event(Event::Note(note)));
         ending
@@ -230,8 +238,7 @@ impl Run {
             export(self.trainer.policy(), config, &path, true, &summary)?;
             observer.event(Event::Exported(&path));
         }
-        let json = serde_json::to_vec_pretty(&summary).map_err(|e| Error::Text(format!("summary.json: {e}")))?;
-        write_atomically(&self.dir.summary_path(), &json)?;
+        write_json(&self.dir.summary_path(), &summary)?;
         if let Some((_, most)) = models::resident_memory() {
             tracing::info!("the most memory that this process took: {}", readable_bytes(most));
         }
@@ -353,7 +360,8 @@ impl Run {
             best: self.best.clone(),
         };
         let limit = config.run.save_total_limit;
-        let path = self.checkpoints.write(self.position, &saved, self.trainer.policy())?;
+        let policy = self.trainer.policy();
+        let path = self.checkpoints.write(self.position, &saved, &|group, sink| policy.export(group, sink))?;
         self.saved = Some(self.position);
         self.checkpoints.prune(limit, self.best_checkpoint())?;
         observer.event(Event::Saved(&path));

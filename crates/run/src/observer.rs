@@ -48,26 +48,31 @@ pub enum Event<'a> {
     Note(&'a str),
 }
 
-/// Receives the events of a run.
+/// Receives the events of a run. Closures implement it, and `()` ignores every event.
 ///
 /// ```
 /// use grpo_run::{Event, Observer};
 ///
-/// struct Rewards(Vec<f64>);
-/// impl Observer for Rewards {
-///     fn event(&mut self, event: Event<'_>) {
-///         if let Event::Row(row) = event {
-///             self.0.extend(row.get("reward"));
-///         }
+/// let mut rewards = Vec::new();
+/// let mut observer = |event: Event<'_>| {
+///     if let Event::Row(row) = event {
+///         rewards.extend(row.get("reward"));
 ///     }
-/// }
+/// };
+/// let observer: &mut dyn Observer = &mut observer; // for `Run::run`
+/// # let _ = observer;
 /// ```
 pub trait Observer {
     /// Receives the next event, on the thread that trains.
     fn event(&mut self, event: Event<'_>);
 }
 
-/// The observer that ignores every event.
+impl<F: FnMut(Event<'_>)> Observer for F {
+    fn event(&mut self, event: Event<'_>) {
+        self(event);
+    }
+}
+
 impl Observer for () {
     fn event(&mut self, _: Event<'_>) {}
 }

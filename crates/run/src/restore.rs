@@ -16,8 +16,7 @@ use grpo_files::{JsonLines, counted, read_regular, read_rows};
 use policy::PolicyState;
 use run_config::{TrainConfig, check};
 use std::path::{Path, PathBuf};
-use std::time::Instant;
-use trainer::{Prepared, Pretrained, TrainState, Trainer, export_policy};
+use trainer::{Prepared, TrainState, Trainer, export_policy, open_model};
 
 /// The largest summary.json that is read, in bytes.
 const SUMMARY_LIMIT: u64 = 1 << 24;
@@ -70,7 +69,15 @@ impl Run {
         };
         let with_last_good = |error| match error {
             Error::Checkpoint { path, reason, .. } => {
-                Error::Checkpoint { path, reason, last_good: Some(checkpoints.last_good(position)) }
+                let advice = match checkpoints.last_good(position) {
+                    Some(name) => {
+                        format!("; the last good checkpoint is {name}: add `--from {name}` to continue from it")
+                    }
+                    None => {
+                        "; no other checkpoint of this run is whole: start a new run from its config.yaml".to_owned()
+                    }
+                };
+                Error::Checkpoint { path, reason, advice }
             }
             other => other,
         };
@@ -104,11 +111,6 @@ impl Run {
             is_kept
         });
         let mut run = Self {
-            dir,
-            trainer,
-            checkpoints,
-            metrics,
-            completions,
             position,
             best,
             saved: Some(position),
@@ -116,7 +118,7 @@ impl Run {
             changes,
             set_aside: aside,
             seconds_before: saved.seconds,
-            began: Instant::now(),
+            ..Self::at_start(dir, trainer, metrics, completions)
         };
         // A resumed run that is not over needs a new summary.
         if !run.is_over() {
@@ -140,12 +142,11 @@ impl Run {
         changes::safe_changes(&dir, &config)?;
         let best = best_of(&dir, &config)?.map(|position| position.to_string());
         let Some(position) = choose(&checkpoints, from.or(best.as_deref()), path)? else {
-            let reason = "it has no checkpoint yet: there are no weights to export".to_owned();
-            return Err(Error::RunDir { path: path.to_owned(), reason });
+            return Err(Error::run_dir(path, "it has no checkpoint yet: there are no weights to export"));
         };
         let (saved, state) = read(&checkpoints, position, &config)?;
         fingerprint::check_model(&dir, &config)?;
-        let model = Pretrained::of(&config)?;
+        let model = open_model(&config)?;
         let mut policy = export_policy(&config, model.as_ref())?;
         policy.import(&PolicyState {
             policy: &state.policy,
@@ -170,8 +171,8 @@ impl Run {
     fn begin_again(dir: RunDir, trainer: Trainer, wanted: &TrainConfig, changes: Vec<Change>) -> Result<Self> {
         // Starting over would empty the logs of a finished run.
         if dir.summary_path().exists() {
-            let reason = "it is done, and its checkpoints are gone: there is nothing to continue from".to_owned();
-            return Err(Error::RunDir { path: dir.root().to_owned(), reason });
+            let reason = "it is done, and its checkpoints are gone: there is nothing to continue from";
+            return Err(Error::run_dir(dir.root(), reason));
         }
         changes::record(&dir, wanted, &changes, None)?;
         // Without a checkpoint, these rows will be recomputed, so their files are renamed.
@@ -189,15 +190,12 @@ impl Run {
 fn choose(checkpoints: &Checkpoints, from: Option<&str>, run: &Path) -> Result<Option<CheckpointId>> {
     let positions = checkpoints.list()?;
     let Some(name) = from else { return Ok(positions.last().copied()) };
-    match positions.iter().find(|p| p.to_string() == name) {
-        Some(position) => Ok(Some(*position)),
-        None => {
-            let names: Vec<_> = positions.iter().map(CheckpointId::to_string).collect();
-            let there =
-                if names.is_empty() { "it has none".to_owned() } else { format!("it has {}", names.join(", ")) };
-            Err(Error::RunDir { path: run.to_owned(), reason: format!("there is no checkpoint `{name}`; {there}") })
-        }
+    if let Some(position) = positions.iter().find(|p| p.to_string() == name) {
+        return Ok(Some(*position));
     }
+    let names: Vec<_> = positions.iter().map(CheckpointId::to_string).collect();
+    let there = if names.is_empty() { "none".to_owned() } else { names.join(", ") };
+    Err(Error::run_dir(run, format!("there is no checkpoint `{name}`; it has {there}")))
 }
 
 /// Returns the best checkpoint of a finished run that loaded its best weights.
@@ -208,7 +206,7 @@ fn best_of(dir: &RunDir, config: &TrainConfig) -> Result<Option<CheckpointId>> {
     }
     let bytes = read_regular(&path, SUMMARY_LIMIT).map_err(|e| Error::io("read", &path, e))?;
     let summary: Summary = serde_json::from_slice(&bytes)
-        .map_err(|error| Error::RunDir { path, reason: format!("expected the summary of a run: {error}") })?;
+        .map_err(|error| Error::run_dir(&path, format!("expected the summary of a run: {error}")))?;
     Ok(summary.best.map(|best| CheckpointId::Grpo(best.step)))
 }
 
@@ -222,7 +220,7 @@ fn read(
     if saved.config_sha256 != config_hash(config)? {
         let reason = "it was taken with another configuration than that of config.yaml and config.recorded.yaml: restore \
                       both, or start a new run";
-        return Err(Error::RunDir { path: checkpoints.path(position), reason: reason.to_owned() });
+        return Err(Error::run_dir(&checkpoints.path(position), reason));
     }
     Ok((saved, state))
 }
@@ -239,6 +237,6 @@ fn restore(path: &Path, saved: &SavedState, state: &TrainState<StoredTensors>, t
     trainer.restore(state).map_err(|error| match error {
         // A failing device is not a damaged checkpoint.
         trainer::Error::Policy(policy::Error::Other(_)) | trainer::Error::Exhausted { .. } => error.into(),
-        error => Error::Checkpoint { path: path.to_owned(), reason: error.to_string(), last_good: None },
+        error => Error::Checkpoint { path: path.to_owned(), reason: error.to_string(), advice: String::new() },
     })
 }

@@ -13,14 +13,11 @@ use run_config::TrainConfig;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
-/// The name and version of the format.
-const FORMAT: &str = "grpo-rows/1";
 /// The maximum size of an index in bytes; a row takes about 25.
 const LIMIT: u64 = 1 << 32;
 
 #[derive(Serialize, Deserialize)]
 struct Stored {
-    format: String,
     /// The SHA-256 of everything that the index depends on.
     key: String,
     index: RowIndex,
@@ -30,8 +27,7 @@ struct Stored {
 pub(super) fn read(dir: &RunDir, config: &TrainConfig, fingerprint: &Fingerprint) -> Option<RowIndex> {
     let bytes = read_regular(&dir.rows_path(), LIMIT).ok()?;
     let stored: Stored = serde_json::from_slice(&bytes).ok()?;
-    let is_same = stored.format == FORMAT && stored.key == key(config, fingerprint).ok()?;
-    is_same.then_some(stored.index)
+    (stored.key == key(config, fingerprint).ok()?).then_some(stored.index)
 }
 
 /// Writes the index of a data set that was read from files.
@@ -45,13 +41,14 @@ pub(super) fn write(
     dataset: &dyn Dataset,
 ) -> Result<()> {
     let Some(index) = dataset.index() else { return Ok(()) };
-    let stored = Stored { format: FORMAT.to_owned(), key: key(config, fingerprint)?, index };
+    let stored = Stored { key: key(config, fingerprint)?, index };
     let json = serde_json::to_vec(&stored).map_err(|e| Error::Text(format!("rows.json: {e}")))?;
     Ok(write_atomically(&dir.rows_path(), &json)?)
 }
 
 fn key(config: &TrainConfig, fingerprint: &Fingerprint) -> Result<String> {
     let parts = json!([
+        "grpo-rows/2",
         env!("CARGO_PKG_VERSION"),
         config.data,
         config.model,

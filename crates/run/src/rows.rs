@@ -28,10 +28,6 @@ pub(super) fn eval_values(report: &EvalReport) -> Vec<(String, f64)> {
     values
 }
 
-fn failure_text(rewards: &Rewards, (index, failure): &(usize, RewardFailure)) -> String {
-    format!("{}: {failure}", rewards.names().nth(*index).unwrap_or_default())
-}
-
 /// Returns the best and the worst completion of some groups, evenly spread over the step. A completion without a reward is the worst.
 pub(super) fn pick_completions(
     report: &StepReport,
@@ -42,6 +38,9 @@ pub(super) fn pick_completions(
     let groups: Vec<&[Sample]> = report.samples.chunks(per_group.max(1)).collect();
     let wanted = count.div_ceil(2).min(groups.len());
     let reward = |sample: &Sample| sample.reward.total.unwrap_or(f32::NEG_INFINITY);
+    let failure = |(index, failure): &(usize, RewardFailure)| {
+        format!("{}: {failure}", rewards.names().nth(*index).unwrap_or_default())
+    };
     let mut rows = Vec::with_capacity(count);
     for i in 0..wanted {
         let group = groups[i * groups.len() / wanted];
@@ -58,7 +57,7 @@ pub(super) fn pick_completions(
                 reward: sample.reward.total,
                 rewards: rewards.names().map(Into::into).zip(sample.reward.terms.iter().copied()).collect(),
                 advantage: sample.advantage,
-                reward_failures: sample.reward.failures.iter().map(|failed| failure_text(rewards, failed)).collect(),
+                reward_failures: sample.reward.failures.iter().map(failure).collect(),
             });
         }
     }

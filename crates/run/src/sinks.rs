@@ -45,13 +45,3 @@ impl Observer for Sinks {
         }
     }
 }
-
-/// Sinks and the caller's observer.
-pub(super) struct With<'a>(pub(super) &'a mut Sinks, pub(super) &'a mut dyn Observer);
-
-impl Observer for With<'_> {
-    fn event(&mut self, event: Event<'_>) {
-        self.0.event(event);
-        self.1.event(event);
-    }
-}

@@ -6,7 +6,7 @@ use grpo_run::checkpoint::{CheckpointId, Checkpoints, FORMAT, SavedState};
 use models::{Adapter, AdapterOptions, AdapterWriter, Dtype, ExportOptions, FolderWriter, LoraConfig, ModelConfig};
 use models::{ModelFolder, NamedTensor, TargetModules};
 use pjrt::install::{Kind, install};
-use policy::{AdamWConfig, Policy, PolicyState, Sequence, SequenceBatch, StepLoss, TensorSink, token_batch};
+use policy::{AdamWConfig, Policy, PolicyState, Sequence, SequenceBatch, StepLoss, token_batch};
 use policy_pjrt::decoder::Compute;
 use policy_pjrt::{PjrtPolicy, PjrtPolicyOptions, Runtime};
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -51,15 +51,6 @@ fn streams<T>(what: &str, largest: usize, f: impl FnOnce() -> T) -> T {
     out
 }
 
-/// A function as a tensor sink.
-struct Each<F>(F);
-
-impl<F: FnMut(NamedTensor) -> policy::Result<()>> TensorSink for Each<F> {
-    fn tensor(&mut self, tensor: NamedTensor) -> policy::Result<()> {
-        (self.0)(tensor)
-    }
-}
-
 const LENGTH: usize = 6;
 
 fn shape(vocab_size: usize, hidden_size: usize, intermediate_size: usize) -> ModelConfig {
@@ -93,7 +84,7 @@ fn write_folder(target: &Path, shape: &ModelConfig) {
 fn export_folder(policy: &PjrtPolicy, target: &Path, shape: &ModelConfig, dtype: Dtype) {
     let options = ExportOptions { dtype, ..ExportOptions::default() };
     let mut writer = FolderWriter::create(target, shape, None, options).unwrap();
-    policy.export_model(&mut Each(|tensor: NamedTensor| Ok(writer.write(&tensor.name, &tensor.data)?))).unwrap();
+    policy.export_model(&mut |tensor: NamedTensor| Ok(writer.write(&tensor.name, &tensor.data)?)).unwrap();
     writer.finish().unwrap();
 }
 
@@ -126,7 +117,7 @@ fn check_points(folder: &Path, policy: &PjrtPolicy, fresh: impl Fn() -> PjrtPoli
     let write = |step, policy: &dyn Policy| {
         let position = CheckpointId::Grpo(step);
         streams("a checkpoint that is written", largest, || {
-            checkpoints.write(position, &saved(position), policy).unwrap()
+            checkpoints.write(position, &saved(position), &|group, sink| policy.export(group, sink)).unwrap()
         })
     };
     let first = write(1, policy);
@@ -218,7 +209,7 @@ fn checkpoints_and_model_folders_are_streamed_by_tensor() {
     let adapter = path("adapter");
     streams("an adapter that is written", of_adapters, || {
         let mut writer = AdapterWriter::create(&adapter, &lora, shape, None, AdapterOptions::default()).unwrap();
-        policy.export_adapter(&mut Each(|tensor: NamedTensor| Ok(writer.write(&tensor.name, &tensor.data)?))).unwrap();
+        policy.export_adapter(&mut |tensor: NamedTensor| Ok(writer.write(&tensor.name, &tensor.data)?)).unwrap();
         writer.finish().unwrap();
     });
     let base = base();

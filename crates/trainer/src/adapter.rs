@@ -1,8 +1,7 @@
 //! Training that starts from an adapter in PEFT's layout.
 
 use crate::error::{Error, Result};
-use crate::pretrained::Pretrained;
-use models::{Adapter, LoraConfig, ModelConfig};
+use models::{Adapter, LoraConfig, ModelConfig, ModelFolder};
 use policy::{AdapterTensors, Policy, StateGroup, TensorSource, Weights, export_all};
 use run_config::{ModelSource, TrainConfig};
 use std::path::{Path, PathBuf};
@@ -36,28 +35,19 @@ pub(crate) fn resolve(config: &mut TrainConfig) -> Result<()> {
     let (own, fresh) = (LoraConfig { adapter: Some(folder.clone()), ..own }, LoraConfig::default());
     let given = LoraConfig { adapter: Some(folder.clone()), ..lora.clone() };
     let is_set = given != LoraConfig { adapter: Some(folder.clone()), ..fresh.clone() };
-    let differs = [
-        ("lora.r", given.r != own.r, own.r.to_string(), given.r.to_string()),
-        (
-            "lora.lora_alpha",
-            given.lora_alpha != own.lora_alpha,
-            own.lora_alpha.to_string(),
-            given.lora_alpha.to_string(),
-        ),
-        (
-            "lora.use_rslora",
-            given.use_rslora != own.use_rslora,
-            own.use_rslora.to_string(),
-            given.use_rslora.to_string(),
-        ),
-        (
-            "lora.target_modules",
-            given.target_modules != own.target_modules && given.target_modules != fresh.target_modules,
-            format!("{:?}", own.target_modules),
-            format!("{:?}", given.target_modules),
-        ),
-    ];
-    if let Some((key, _, expected, found)) = differs.into_iter().find(|(_, differs, ..)| is_set && *differs) {
+    let keys = |lora: &LoraConfig| {
+        [
+            ("lora.r", lora.r.to_string()),
+            ("lora.lora_alpha", lora.lora_alpha.to_string()),
+            ("lora.use_rslora", lora.use_rslora.to_string()),
+            ("lora.target_modules", format!("{:?}", lora.target_modules)),
+        ]
+    };
+    // The default target modules stand for those of the adapter.
+    let targets = if given.target_modules == fresh.target_modules { &own } else { &given }.target_modules.clone();
+    let given = keys(&LoraConfig { target_modules: targets, ..given });
+    let differs = keys(&own).into_iter().zip(given).find(|(own, given)| is_set && own != given);
+    if let Some(((key, expected), (_, found))) = differs {
         let expected = format!("{expected}, that of the adapter {}, or left out", folder.display());
         return Err(run_config::Error::key(key, expected, found).into());
     }
@@ -72,13 +62,13 @@ pub(crate) fn resolve(config: &mut TrainConfig) -> Result<()> {
 pub(crate) fn start(
     config: &TrainConfig,
     shape: &ModelConfig,
-    base: Option<&Pretrained>,
+    base: Option<&ModelFolder>,
     policy: &mut dyn Policy,
 ) -> Result<()> {
     let Some(folder) = config.lora.as_ref().and_then(|lora| lora.adapter.as_deref()) else { return Ok(()) };
     let adapter = Adapter::open(folder, shape)?;
     if let Some(base) = base {
-        adapter.check_base(&base.folder.weights()?)?;
+        adapter.check_base(&base.weights()?)?;
     }
     let mut own = export_all(policy, StateGroup::Weights(Weights::Policy))?;
     let stored = AdapterTensors(&adapter);

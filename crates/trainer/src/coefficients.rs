@@ -1,20 +1,20 @@
 //! Coefficients that adapt during a run, and their state in a checkpoint.
 
-use crate::error::{Error, Result};
+use crate::error::Result;
 use grpo_core::controllers::{AdaptiveEntropy, KlController};
 use run_config::TrainConfig;
 use serde::{Deserialize, Serialize};
 
 /// The adaptive coefficients of a run.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Coefficients {
+pub(crate) struct Coefficients {
     /// The coefficient of the KL penalty in the reward.
-    pub kl: KlController,
+    pub(crate) kl: KlController,
     /// The coefficient of the entropy bonus, if it adapts.
-    pub entropy: Option<AdaptiveEntropy>,
+    pub(crate) entropy: Option<AdaptiveEntropy>,
 }
 
-/// The state of [`Coefficients`] between two steps, without the configuration.
+/// The state of a run's adaptive coefficients between two steps, without the configuration.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CoefficientState {
@@ -48,12 +48,12 @@ impl TryFrom<String> for Exact {
 
 impl Coefficients {
     /// Returns the coefficients at the start of a run.
-    pub fn new(config: &TrainConfig) -> Self {
+    pub(crate) fn new(config: &TrainConfig) -> Self {
         Self { kl: config.grpo.kl_ctrl.controller(), entropy: config.grpo.entropy_controller(&config.loss) }
     }
 
     /// Returns the state for a checkpoint.
-    pub fn state(&self) -> CoefficientState {
+    pub(crate) fn state(&self) -> CoefficientState {
         let moving = match &self.kl {
             KlController::Fixed(_) => None,
             KlController::Adaptive(kl) => Some(kl.kl_coef),
@@ -70,7 +70,7 @@ impl Coefficients {
     ///
     /// # Errors
     /// [`policy::Error::State`] if the state belongs to another configuration.
-    pub fn with_state(mut self, state: &CoefficientState) -> Result<Self> {
+    pub(crate) fn with_state(mut self, state: &CoefficientState) -> Result<Self> {
         if let (KlController::Adaptive(kl), Some(saved)) = (&mut self.kl, state.kl_coef) {
             kl.kl_coef = saved.0;
         }
@@ -83,7 +83,8 @@ impl Coefficients {
         if taken == *state {
             return Ok(self);
         }
-        Err(Error::state("coefficients", format!("those of the configuration, {taken:?}"), format!("{state:?}")))
+        let expected = format!("those of the configuration, {taken:?}");
+        Err(policy::Error::state("coefficients", expected, format!("{state:?}")).into())
     }
 }
 

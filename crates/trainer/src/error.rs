@@ -142,16 +142,6 @@ impl Error {
         }
     }
 
-    /// Returns a [`policy::Error::State`] from anything that prints.
-    pub(crate) fn state(what: impl Into<String>, expected: impl ToString, found: impl ToString) -> Self {
-        policy::Error::state(what, expected, found).into()
-    }
-
-    /// Returns a [`policy::Error::NotFinite`].
-    pub(crate) fn not_finite(what: impl Into<String>, step: u64) -> Self {
-        policy::Error::NotFinite { what: what.into(), step }.into()
-    }
-
     /// Returns an [`Error::Argument`] from anything that prints.
     pub(crate) fn argument(operation: &'static str, expected: impl ToString, found: impl ToString) -> Self {
         Self::Argument { operation, expected: expected.to_string(), found: found.to_string() }

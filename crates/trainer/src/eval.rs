@@ -2,18 +2,17 @@
 
 use crate::error::Result;
 use crate::factory::Parts;
-use crate::prompts::{encode_prompts, opens_think};
-use crate::stops::Stops;
+use crate::prompts::encode_prompts;
+use crate::rollout::Completed;
 use data::Item;
-use policy::{Completion, RolloutRequest, Sampling};
-use rewards::{Correct, Reward, RewardFailure, RewardFn, RewardInput, Rewards};
+use policy::Sampling;
+use rewards::{Correct, Reward, RewardFn, RewardInput, Rewards};
 use run_config::{REWARD, TrainConfig};
-use serde::{Deserialize, Serialize};
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 /// The results of an evaluation on held-out problems.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct EvalReport {
     /// The share of problems whose greedy completion passes, in [0, 1]; with 1 in `eval.pass_at`, the share of sampled completions that
     /// pass. [`PassRule`] defines passing.
@@ -34,7 +33,7 @@ pub struct EvalReport {
 }
 
 /// Shares of solved problems, in [0, 1].
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct PassAt {
     /// The share of all problems.
     pub all: f64,
@@ -64,7 +63,7 @@ pub fn pass_at_k(samples: usize, passed: usize, k: usize) -> f64 {
 ///
 /// # Errors
 /// [`crate::Error::Policy`] from the engine; [`crate::Error::Model`] from the tokenizer.
-pub fn evaluate(parts: &mut Parts, items: &[Item], config: &TrainConfig) -> Result<EvalReport> {
+pub(crate) fn evaluate(parts: &mut Parts, items: &[Item], config: &TrainConfig) -> Result<EvalReport> {
     let eval = &config.eval;
     let mut report = EvalReport { problems: items.len(), ..EvalReport::default() };
     if !eval.pass_at.contains(&1) {
@@ -79,13 +78,11 @@ pub fn evaluate(parts: &mut Parts, items: &[Item], config: &TrainConfig) -> Resu
     // All greedy completions of a prompt are equal.
     let per_item = if sampling == Sampling::Greedy { 1 } else { eval.num_generations };
     let sampled = generate(parts, items, per_item, sampling, config)?;
-    let inputs = sampled.inputs(items);
+    let inputs = sampled.inputs(&items.iter().collect::<Vec<_>>());
     let rewards = parts.rewards.score(&inputs);
-    for (k, failure) in rewards.iter().flat_map(|reward| &reward.failures) {
-        count_failure(&mut report.failures, parts.rewards.names().nth(*k).unwrap_or_default(), failure);
-    }
+    count_failures(&mut report.failures, &parts.rewards, &rewards);
     if !eval.pass_at.is_empty() {
-        let passed = passes(parts, config, &inputs, Judged::Before(&rewards))?;
+        let passed = passes(parts, config, &inputs, |_| Cow::Borrowed(&rewards))?;
         let counts: Vec<usize> =
             passed.chunks(per_item).map(|of_item| of_item.iter().filter(|p| **p).count()).collect();
         for &k in &eval.pass_at {
@@ -105,32 +102,36 @@ pub fn evaluate(parts: &mut Parts, items: &[Item], config: &TrainConfig) -> Resu
     Ok(report)
 }
 
-/// Returns, for each item, `true` if its greedy completion passes.
+/// Returns, for each item, `true` if its greedy completion passes. Counts failures of reward functions.
 ///
 /// # Errors
 /// The errors of [`evaluate`].
-pub fn greedy_passes(parts: &mut Parts, items: &[Item], config: &TrainConfig) -> Result<Vec<bool>> {
-    greedy(parts, items, config, &mut BTreeMap::new())
-}
-
-fn greedy(
+pub(crate) fn greedy(
     parts: &mut Parts,
     items: &[Item],
     config: &TrainConfig,
     failures: &mut BTreeMap<String, usize>,
 ) -> Result<Vec<bool>> {
     let sampled = generate(parts, items, 1, Sampling::Greedy, config)?;
-    passes(parts, config, &sampled.inputs(items), Judged::Now(failures))
+    let inputs = sampled.inputs(&items.iter().collect::<Vec<_>>());
+    passes(parts, config, &inputs, |functions| {
+        let scored = parts.rewards.score_some(functions, &inputs);
+        count_failures(failures, &parts.rewards, &scored);
+        Cow::Owned(scored)
+    })
 }
 
-/// Counts a failure, and logs the first of each function.
-fn count_failure(failures: &mut BTreeMap<String, usize>, name: &str, failure: &RewardFailure) {
-    let count = failures.entry(name.to_owned()).or_default();
-    *count += 1;
-    if *count == 1 {
-        tracing::warn!(
-            "the reward `{name}` has failed for a completion of the evaluation, which does not pass: {failure}"
-        );
+/// Counts failures, and logs the first of each function.
+fn count_failures(failures: &mut BTreeMap<String, usize>, rewards: &Rewards, scored: &[Reward]) {
+    for (index, failure) in scored.iter().flat_map(|reward| &reward.failures) {
+        let name = rewards.names().nth(*index).unwrap_or_default();
+        let count = failures.entry(name.to_owned()).or_default();
+        *count += 1;
+        if *count == 1 {
+            tracing::warn!(
+                "the reward `{name}` has failed for a completion of the evaluation, which does not pass: {failure}"
+            );
+        }
     }
 }
 
@@ -187,70 +188,31 @@ impl std::fmt::Display for PassRule {
     }
 }
 
-/// The rewards that [`passes`] uses.
-enum Judged<'a> {
-    /// Rewards of all functions, already computed.
-    Before(&'a [Reward]),
-    /// No rewards yet: `passes` calls the functions of the rule and counts their failures here.
-    Now(&'a mut BTreeMap<String, usize>),
-}
-
 /// Returns, for each completion, `true` if it passes. A completion does not pass if a function of the rule returns no reward or fails.
-fn passes(parts: &Parts, config: &TrainConfig, inputs: &[RewardInput<'_>], judged: Judged<'_>) -> Result<Vec<bool>> {
-    let rewards = &parts.rewards;
-    let names = match PassRule::of(config, rewards)? {
+/// `score` returns the rewards of at least these functions, by index.
+fn passes<'a>(
+    parts: &Parts,
+    config: &TrainConfig,
+    inputs: &[RewardInput<'_>],
+    score: impl FnOnce(&[usize]) -> Cow<'a, [Reward]>,
+) -> Result<Vec<bool>> {
+    let is_one = |value: Option<f32>| value >= Some(1.0);
+    let known = || parts.rewards.names().enumerate();
+    Ok(match PassRule::of(config, &parts.rewards)? {
         PassRule::Correct => {
             let correct = Correct { answer: config.rewards.answer_rule() };
-            return Ok(inputs.iter().map(|input| correct.score(input) >= Some(1.0)).collect());
+            inputs.iter().map(|input| is_one(correct.score(input))).collect()
         }
-        PassRule::Sum => None,
-        PassRule::Each(names) => Some(names),
-    };
-    let indices: Vec<usize> = match &names {
-        Some(names) => {
-            rewards.names().enumerate().filter(|(_, n)| names.iter().any(|m| m == n)).map(|(i, _)| i).collect()
+        PassRule::Sum => {
+            let all: Vec<usize> = known().map(|(index, _)| index).collect();
+            score(&all).iter().map(|reward| is_one(reward.total)).collect()
         }
-        None => (0..rewards.names().count()).collect(),
-    };
-    let is_passed = |reward: &Reward| match &names {
-        Some(_) => indices.iter().all(|index| reward.terms[*index] >= Some(1.0)),
-        None => reward.total >= Some(1.0),
-    };
-    match judged {
-        Judged::Before(judged) => Ok(judged.iter().map(is_passed).collect()),
-        Judged::Now(failures) => {
-            let judged = rewards.score_some(&indices, inputs);
-            for (index, failure) in judged.iter().flat_map(|reward| &reward.failures) {
-                count_failure(failures, rewards.names().nth(*index).unwrap_or_default(), failure);
-            }
-            Ok(judged.iter().map(is_passed).collect())
+        PassRule::Each(names) => {
+            let named = known().filter(|(_, name)| names.iter().any(|known| known == name));
+            let indices: Vec<usize> = named.map(|(index, _)| index).collect();
+            score(&indices).iter().map(|reward| indices.iter().all(|index| is_one(reward.terms[*index]))).collect()
         }
-    }
-}
-
-/// Completions of items, the same number of each.
-struct Sampled {
-    completions: Vec<Completion>,
-    /// The text of each completion.
-    texts: Vec<String>,
-    /// Whether the prompt of each item ends with `<think>`.
-    opens_think: Vec<bool>,
-}
-
-impl Sampled {
-    /// Returns the inputs of reward functions for the completions.
-    fn inputs<'a>(&'a self, items: &'a [Item]) -> Vec<RewardInput<'a>> {
-        let per_item = self.completions.len() / items.len().max(1);
-        (self.completions.iter().zip(&self.texts).enumerate())
-            .map(|(i, (completion, text))| RewardInput {
-                item: &items[i / per_item],
-                completion: text,
-                truncated: completion.truncated,
-                completion_ids: &completion.ids,
-                opens_think: self.opens_think[i / per_item],
-            })
-            .collect()
-    }
+    })
 }
 
 fn generate(
@@ -259,21 +221,10 @@ fn generate(
     num_generations: usize,
     sampling: Sampling,
     config: &TrainConfig,
-) -> Result<Sampled> {
-    let Parts { policy, tokenizer, engine, .. } = parts;
-    let (prompts, stops) = (encode_prompts(&**tokenizer, items)?, Stops::new(&config.rollout, &**tokenizer));
-    let request = RolloutRequest {
-        prompts: &prompts,
-        num_generations,
-        max_completion_length: config.eval.max_completion_length(&config.rollout),
-        stop_ids: &stops.ids,
-        stop: stops.condition(),
-        sampling,
-    };
-    let completions = engine.generate(&mut **policy, &request)?;
-    let texts = completions.iter().map(|c| tokenizer.decode(&c.ids)).collect::<models::Result<_>>()?;
-    let opens_think = prompts.iter().map(|prompt| opens_think(&**tokenizer, prompt)).collect();
-    Ok(Sampled { completions, texts, opens_think })
+) -> Result<Completed> {
+    let prompts = encode_prompts(&*parts.tokenizer, items)?;
+    let longest = config.eval.max_completion_length(&config.rollout);
+    parts.complete(&config.rollout, &prompts, num_generations, longest, sampling)
 }
 
 /// Returns the mean of one number per item, over all items and per source.

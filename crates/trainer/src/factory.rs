@@ -3,10 +3,10 @@
 use crate::device;
 use crate::error::{Error, Result};
 use crate::prepared::Prepared;
-use crate::pretrained::{Pretrained, Purpose, trained, training_memory};
+use crate::pretrained::{Purpose, keeps_files, trained, training_memory};
 use backend_cpu::CpuBackend;
 use data::Dataset;
-use models::{MemoryTable, ModelConfig, Tokenizer};
+use models::{MemoryTable, ModelConfig, ModelFolder, Tokenizer};
 use policy::{Policy, RolloutEngine};
 use policy_cpu::{CpuPolicy, PolicyLoss};
 use policy_pjrt::{PjrtPolicy, RolloutSizes, Runtime, TrainShape, TrainingSizes};
@@ -75,7 +75,7 @@ impl PolicyTarget {
     /// # Errors
     /// An error if the device is missing.
     pub(crate) fn open(config: &TrainConfig) -> Result<Self> {
-        let PolicyConfig { device, plugin, compile_cache, wait_limit_minutes: _, .. } = &config.policy;
+        let PolicyConfig { device, plugin, compile_cache, .. } = &config.policy;
         let Some(kind) = device::kind(*device) else {
             return Ok(Self::Host(Box::new(PolicyLoss {
                 config: config.loss().into(),
@@ -96,18 +96,18 @@ impl PolicyTarget {
         &self,
         config: &TrainConfig,
         shape: &ModelConfig,
-        model: Option<&Pretrained>,
+        model: Option<&ModelFolder>,
         prompt: usize,
     ) -> Result<(MemoryTable, Option<u64>)> {
-        match (self, model) {
-            (Self::Host(loss), model) => {
-                let weights = model.map(|model| model.folder.weights()).transpose()?;
+        match self {
+            Self::Host(loss) => {
+                let weights = model.map(ModelFolder::weights).transpose()?;
                 let in_files = weights.map_or(models::Dtype::F32, |weights| weights.mapped_dtype());
                 Ok((training_memory(config, shape, in_files, loss, prompt)?, models::available_memory()))
             }
-            (Self::Device(runtime), model) => {
+            Self::Device(runtime) => {
                 let weights = match model {
-                    Some(model) if config.lora.is_some() => TrainingSizes::frozen_dtype(&model.folder.weights()?),
+                    Some(model) if config.lora.is_some() => TrainingSizes::frozen_dtype(&model.weights()?),
                     _ => models::Dtype::F32,
                 };
                 let table =
@@ -136,12 +136,12 @@ impl PolicyTarget {
         self,
         config: &TrainConfig,
         shape: &ModelConfig,
-        model: Option<&Pretrained>,
+        model: Option<&ModelFolder>,
         purpose: Purpose,
     ) -> Result<Box<dyn Policy>> {
         Ok(match self {
             Self::Host(loss) => {
-                let policy = host_policy(config, shape, model, *loss, purpose)?;
+                let policy = cpu_policy(config, shape, model, *loss, purpose)?;
                 Box::new(policy.with_rollout_batch_size(config.rollout.batch_size))
             }
             Self::Device(runtime) => Box::new(pjrt_policy(config, &runtime, shape, model)?),
@@ -149,34 +149,41 @@ impl PolicyTarget {
     }
 }
 
-/// Returns a policy for the export of a checkpoint, with the initial weights of a configuration. `model` is its [`Pretrained::of`].
+/// Returns a policy for the export of a checkpoint, with the initial weights of a configuration. `model` is its [`crate::open_model`].
 ///
 /// # Errors
 /// Invalid weights; a device that is missing or fails.
-pub fn export_policy(config: &TrainConfig, model: Option<&Pretrained>) -> Result<Box<dyn Policy>> {
-    let Some(shape) = model.map(|model| model.folder.config()).or(config.model.shape()) else {
+pub fn export_policy(config: &TrainConfig, model: Option<&ModelFolder>) -> Result<Box<dyn Policy>> {
+    let Some(shape) = model.map(ModelFolder::config).or(config.model.shape()) else {
         return Err(Error::argument("export", "a model", "none"));
     };
     PolicyTarget::open(config)?.policy(config, shape, model, Purpose::Export)
 }
 
-/// Returns the burn policy on this CPU.
-fn host_policy(
+/// Returns the policy on this CPU. For training, memory was checked before.
+fn cpu_policy(
     config: &TrainConfig,
     shape: &ModelConfig,
-    model: Option<&Pretrained>,
+    model: Option<&ModelFolder>,
     loss: PolicyLoss,
     purpose: Purpose,
 ) -> Result<CpuPolicy> {
-    let policy = match (model, &config.lora) {
-        (Some(model), _) => model.policy(config, loss, purpose)?,
-        (None, lora) => {
-            let policy = CpuPolicy::new(shape, config.seed, loss)?;
-            match lora {
-                Some(lora) => policy.with_lora(lora, config.seed)?,
-                None => policy,
-            }
+    if let (Some(_), Purpose::Export) = (model, purpose) {
+        let mut table = MemoryTable::new();
+        table.push("weights (float32)", shape.parameter_count() * models::Dtype::F32.size() as u64);
+        Error::check_memory(&table, models::available_memory())?;
+    }
+    // Names, shapes and finiteness are checked while reading. Frozen weights stay in their files.
+    let weights = model.map(ModelFolder::weights).transpose()?;
+    let policy = match (&weights, &config.lora) {
+        (Some(weights), Some(lora)) => CpuPolicy::mapped_with_lora(shape, weights, lora, config.seed, loss)?,
+        (Some(weights), None) => {
+            let policy = CpuPolicy::from_weights(shape, weights, loss)?;
+            let keeps = matches!(purpose, Purpose::Training) && keeps_files(config);
+            if keeps { policy.with_reference_in_files(weights)? } else { policy }
         }
+        (None, Some(lora)) => CpuPolicy::new(shape, config.seed, loss)?.with_lora(lora, config.seed)?,
+        (None, None) => CpuPolicy::new(shape, config.seed, loss)?,
     };
     Ok(match config.grpo.value_loss() {
         Some(of_values) => policy.with_value_head(of_values)?,
@@ -189,32 +196,19 @@ fn pjrt_policy(
     config: &TrainConfig,
     runtime: &Runtime,
     shape: &ModelConfig,
-    model: Option<&Pretrained>,
+    model: Option<&ModelFolder>,
 ) -> Result<PjrtPolicy> {
-    let options = device::options(config, shape)?;
-    let policy = match model {
-        Some(model) => {
-            let weights = model.folder.weights()?;
-            match &config.lora {
-                Some(lora) => PjrtPolicy::from_weights_with_lora(
-                    runtime,
-                    shape,
-                    &weights,
-                    lora,
-                    config.seed,
-                    config.loss(),
-                    options,
-                ),
-                None => PjrtPolicy::from_weights(runtime, shape, &weights, config.loss(), options),
-            }
+    let (options, loss, seed) = (device::options(config, shape)?, config.loss(), config.seed);
+    let weights = model.map(ModelFolder::weights).transpose()?;
+    let policy = match (&weights, &config.lora) {
+        (Some(weights), Some(lora)) => {
+            PjrtPolicy::from_weights_with_lora(runtime, shape, weights, lora, seed, loss, options)
         }
-        None => {
-            let policy = PjrtPolicy::new(runtime, shape, config.seed, config.loss(), options);
-            match &config.lora {
-                Some(lora) => policy.and_then(|policy| policy.with_lora(lora, config.seed)),
-                None => policy,
-            }
+        (Some(weights), None) => PjrtPolicy::from_weights(runtime, shape, weights, loss, options),
+        (None, Some(lora)) => {
+            PjrtPolicy::new(runtime, shape, seed, loss, options).and_then(|policy| policy.with_lora(lora, seed))
         }
+        (None, None) => PjrtPolicy::new(runtime, shape, seed, loss, options),
     };
     let policy = match config.grpo.value_loss() {
         Some(of_values) => policy.and_then(|policy| policy.with_value_head(of_values)),

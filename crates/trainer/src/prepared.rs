@@ -5,12 +5,11 @@ use crate::device;
 use crate::error::{Error, Result};
 use crate::eval::PassRule;
 use crate::factory::{Parts, PolicyTarget};
-use crate::overview::Overview;
-use crate::pretrained::{Pretrained, Purpose, trained};
-use crate::prompts::{check_rows, encode_prompt, open_data};
+use crate::pretrained::{Purpose, open_described, trained, with_weights};
+use crate::prompts::{check_rows, encode_prompt, open_data, open_tokenizer};
 use crate::trainer::{Rows, Trainer};
 use data::{DataReport, Dataset, RowIndex};
-use models::{CharTokenizer, ChatTemplate, ModelConfig, Tokenizer, Trained};
+use models::{CharTokenizer, ChatTemplate, MemoryTable, ModelConfig, ModelFolder, Tokenizer, Trained};
 use policy::PolicyEngine;
 use rewards::Rewards;
 use run_config::{ModelSource, TrainConfig};
@@ -32,13 +31,40 @@ const PROMPTS: usize = 32;
 pub struct Prepared {
     config: TrainConfig,
     shape: ModelConfig,
-    model: Option<Pretrained>,
+    model: Option<ModelFolder>,
     tokenizer: Box<dyn Tokenizer>,
     dataset: Box<dyn Dataset>,
     rewards: Rewards,
     rows: Rows,
     place: PolicyTarget,
     overview: Overview,
+}
+
+/// Facts about a run that its configuration does not contain.
+#[derive(Clone, Debug)]
+pub struct Overview {
+    /// The number of weights of the model.
+    pub weights: u64,
+    /// The number of trained weights: all weights of the model, or the adapters' weights.
+    pub trained_weights: u64,
+    /// The largest number of tokens of a sequence.
+    pub context: usize,
+    /// The number of tokens of the longest of some prompts.
+    pub longest_prompt: usize,
+    /// `true` if the chat template of the model renders prompts; `None` without prompts.
+    pub renders_template: Option<bool>,
+    /// The counts of used and dropped rows of files; `None` if tasks make the problems.
+    pub rows: Option<DataReport>,
+    /// The number of rows of an evaluation; 0 where evaluation is off.
+    pub held_out: usize,
+    /// The reward functions with their weights.
+    pub rewards: Vec<(String, f32)>,
+    /// The completions that count as passed in pass@1.
+    pub pass_rule: PassRule,
+    /// The memory that the training needs, by part.
+    pub memory: MemoryTable,
+    /// The available memory in bytes, if the system or the device reports it.
+    pub available_memory: Option<u64>,
 }
 
 impl Prepared {
@@ -86,16 +112,16 @@ impl Prepared {
         config.data.check_files()?;
         let rewards = Rewards::with_seed(&config.rewards, config.seed)?;
         let pass_rule = if checks { PassRule::of(&config, &rewards)? } else { PassRule::Sum };
-        let described = Pretrained::described(&config)?;
+        let described = open_described(&config)?;
         let tokenizer = match (tokenizer, &described) {
             (Some(tokenizer), _) => tokenizer,
             (None, None) => Box::new(CharTokenizer),
             (None, Some(model)) => {
-                config = config.with_generation_defaults(model.folder.generation());
+                config = config.with_generation_defaults(model.generation());
                 if is_new {
-                    config = config.with_stop_strings(model.folder.generation());
+                    config = config.with_stop_strings(model.generation());
                 }
-                let tokenizer = model.tokenizer(&config)?;
+                let tokenizer = open_tokenizer(model, &config.data)?;
                 let is_dated = tokenizer.writes_date() && !config.data.files.is_empty();
                 if is_new && is_dated && config.data.template_date.is_none() {
                     let now = ChatTemplate::now();
@@ -106,7 +132,7 @@ impl Prepared {
                 }
             }
         };
-        let shape = described.as_ref().map(|model| model.folder.config()).or(config.model.shape()).cloned();
+        let shape = described.as_ref().map(ModelFolder::config).or(config.model.shape()).cloned();
         let Some(shape) = shape else { return Err(Error::argument("Prepared", "a model", "none")) };
         let context = shape.max_position_embeddings;
         config = config.with_context(context);
@@ -123,7 +149,11 @@ impl Prepared {
             config.grpo.count_epochs(report.training());
             check_rows(&config.data, report, &rewards, tokenizer.has_chat_template())?;
         }
-        log_rows(report.as_ref());
+        match &report {
+            Some(report) if report.dropped() > 0 => tracing::warn!("{report}"),
+            Some(report) => tracing::info!("{report}"),
+            None => {}
+        }
         let rows = match checks {
             true => Rows::checked(&config, &*tokenizer, context, &*dataset, &rewards, report.is_some())?,
             false => Rows::default(),
@@ -138,7 +168,7 @@ impl Prepared {
             }
         };
         let place = PolicyTarget::open(&config)?;
-        let model = described.map(|described| described.with_weights(&config)).transpose()?;
+        let model = described.map(|described| with_weights(described, &config)).transpose()?;
         let (memory, available) = place.memory(&config, &shape, model.as_ref(), longest_prompt)?;
         let name = match &config.model {
             ModelSource::Pretrained(name) => name,
@@ -195,14 +225,5 @@ impl Prepared {
         adapter::start(&config, &shape, model.as_ref(), &mut *policy)?;
         let parts = Parts { policy, tokenizer, dataset, rewards, engine: Box::new(PolicyEngine) };
         Ok((config, parts, rows, overview))
-    }
-}
-
-/// Logs the counts of used and dropped rows.
-fn log_rows(report: Option<&DataReport>) {
-    match report {
-        Some(report) if report.dropped() > 0 => tracing::warn!("{report}"),
-        Some(report) => tracing::info!("{report}"),
-        None => {}
     }
 }

@@ -1,13 +1,10 @@
-//! Opens a pretrained model: its folder, tokenizer and weights.
+//! Opens pretrained models, and estimates the memory of training.
 
-use crate::error::{Error, Result};
-use crate::prompts::open_tokenizer;
-use models::{
-    Dtype, HfTokenizer, MemoryTable, ModelConfig, ModelFolder, Trained, TrainedMemory, TrainingMemory,
-    available_memory, resident_memory,
-};
-use policy_cpu::{CpuPolicy, PolicyLoss, StepMemory};
+use crate::error::Result;
+use models::{Dtype, MemoryTable, ModelConfig, ModelFolder, Trained, TrainedMemory, TrainingMemory, resident_memory};
+use policy_cpu::{PolicyLoss, StepMemory};
 use run_config::{ModelSource, TrainConfig};
+use std::path::PathBuf;
 
 /// The use of a policy.
 #[derive(Clone, Copy, Debug)]
@@ -19,14 +16,8 @@ pub(crate) enum Purpose {
 }
 
 /// Returns `true` if the pretrained model stays the reference policy for the whole run.
-fn keeps_files(config: &TrainConfig) -> bool {
+pub(crate) fn keeps_files(config: &TrainConfig) -> bool {
     config.needs_ref_policy() && config.lora.is_none() && config.warmup.steps == 0 && !config.grpo.sync_ref_model
-}
-
-/// A pretrained model, opened without its weights.
-pub struct Pretrained {
-    /// The contents of the model's folder.
-    pub folder: ModelFolder,
 }
 
 /// Returns the trained weights of a model of this shape.
@@ -40,66 +31,38 @@ pub(crate) fn trained(config: &TrainConfig, shape: &ModelConfig) -> Result<Train
     })
 }
 
-impl Pretrained {
-    /// Opens the model that `config` names; `None` if the configuration describes a new one.
-    ///
-    /// # Errors
-    /// [`crate::Error::Model`] if the model is missing or not supported.
-    pub fn of(config: &TrainConfig) -> Result<Option<Self>> {
-        let ModelSource::Pretrained(name) = &config.model else { return Ok(None) };
-        let path = models::locate(name, config.model_revision.as_deref())?;
-        Ok(Some(Self { folder: ModelFolder::open(&path)? }))
-    }
+/// Opens the pretrained model that `config` names; `None` if the configuration describes a new one.
+///
+/// # Errors
+/// [`crate::Error::Model`] if the model is missing or not supported.
+pub fn open_model(config: &TrainConfig) -> Result<Option<ModelFolder>> {
+    open(config, models::locate)
+}
 
-    /// Like [`Pretrained::of`], without looking for or downloading weights; the folder has the tokenizer files.
-    ///
-    /// # Errors
-    /// The errors of [`Pretrained::of`].
-    pub(crate) fn described(config: &TrainConfig) -> Result<Option<Self>> {
-        let ModelSource::Pretrained(name) = &config.model else { return Ok(None) };
-        let path = models::Hub::from_env().locate_tokenizer(name, config.model_revision.as_deref())?;
-        Ok(Some(Self { folder: ModelFolder::open(&path)? }))
-    }
+/// Like [`open_model`], without looking for or downloading weights; the folder has the tokenizer files.
+///
+/// # Errors
+/// The errors of [`open_model`].
+pub(crate) fn open_described(config: &TrainConfig) -> Result<Option<ModelFolder>> {
+    open(config, |name, revision| models::Hub::from_env().locate_tokenizer(name, revision))
+}
 
-    /// Returns the model with its weights. Missing weights are downloaded from the commit of the files that were already read.
-    ///
-    /// # Errors
-    /// The errors of [`Pretrained::of`].
-    pub(crate) fn with_weights(self, config: &TrainConfig) -> Result<Self> {
-        let ModelSource::Pretrained(name) = &config.model else { return Ok(self) };
-        let path = models::locate_weights(name, config.model_revision.as_deref(), self.folder.path())?;
-        if path == self.folder.path() { Ok(self) } else { Ok(Self { folder: ModelFolder::open(&path)? }) }
-    }
+/// Returns the model with its weights. Missing weights are downloaded from the commit of the files that were already read.
+///
+/// # Errors
+/// The errors of [`open_model`].
+pub(crate) fn with_weights(described: ModelFolder, config: &TrainConfig) -> Result<ModelFolder> {
+    let ModelSource::Pretrained(name) = &config.model else { return Ok(described) };
+    let path = models::locate_weights(name, config.model_revision.as_deref(), described.path())?;
+    if path == described.path() { Ok(described) } else { Ok(ModelFolder::open(&path)?) }
+}
 
-    /// Returns the tokenizer with the stop tokens of the folder, and the chat template and its variables from the section `data`.
-    ///
-    /// # Errors
-    /// The errors of [`open_tokenizer`].
-    pub(crate) fn tokenizer(&self, config: &TrainConfig) -> Result<HfTokenizer> {
-        open_tokenizer(&self.folder, &config.data)
-    }
-
-    /// Returns the CPU policy with the weights of the folder, and with adapters if they are configured.
-    ///
-    /// # Errors
-    /// [`Error::TooLarge`] if an export does not fit into memory; invalid weights.
-    pub(crate) fn policy(&self, config: &TrainConfig, loss: PolicyLoss, purpose: Purpose) -> Result<CpuPolicy> {
-        let shape = self.folder.config();
-        let weights = self.folder.weights()?;
-        // For training, memory was checked before.
-        if matches!(purpose, Purpose::Export) {
-            let mut table = MemoryTable::new();
-            table.push("weights (float32)", shape.parameter_count() * Dtype::F32.size() as u64);
-            Error::check_memory(&table, available_memory())?;
-        }
-        // Names, shapes and finiteness are checked while reading. Frozen weights stay in their files.
-        let policy = match &config.lora {
-            Some(lora) => return Ok(CpuPolicy::mapped_with_lora(shape, &weights, lora, config.seed, loss)?),
-            None => CpuPolicy::from_weights(shape, &weights, loss)?,
-        };
-        let keeps = matches!(purpose, Purpose::Training) && keeps_files(config);
-        Ok(if keeps { policy.with_reference_in_files(&weights)? } else { policy })
-    }
+fn open(
+    config: &TrainConfig,
+    locate: impl FnOnce(&str, Option<&str>) -> models::Result<PathBuf>,
+) -> Result<Option<ModelFolder>> {
+    let ModelSource::Pretrained(name) = &config.model else { return Ok(None) };
+    Ok(Some(ModelFolder::open(&locate(name, config.model_revision.as_deref())?)?))
 }
 
 /// Returns the memory of training a model of this shape on prompts of up to `prompt` tokens, by part. `in_files` is the dtype of its weight

@@ -8,16 +8,11 @@ use run_config::RolloutConfig;
 const BEFORE: usize = 8;
 
 /// The tokens and texts that end a completion.
-#[derive(Debug)]
 pub(crate) struct Stops<'a> {
     /// The stop ids of the tokenizer, and `rollout.stop_token_ids`.
     pub(crate) ids: Vec<u32>,
-    texts: StopTexts<'a>,
-}
-
-/// The texts of `rollout.stop`.
-struct StopTexts<'a> {
     tokenizer: &'a dyn Tokenizer,
+    /// The texts of `rollout.stop`.
     texts: &'a [String],
     /// The maximum number of tokens of the longest text, plus [`BEFORE`].
     window: usize,
@@ -32,22 +27,22 @@ impl<'a> Stops<'a> {
         let texts = config.stop.as_deref().unwrap_or_default();
         // Each token of a text has at least one byte.
         let window = texts.iter().map(String::len).max().unwrap_or(0) + BEFORE;
-        Self { ids, texts: StopTexts { tokenizer, texts, window } }
+        Self { ids, tokenizer, texts, window }
     }
 
     /// Returns the condition for stop texts; `None` if there are none.
     pub(crate) fn condition(&self) -> Option<&dyn StopCondition> {
-        (!self.texts.texts.is_empty()).then_some(&self.texts)
+        (!self.texts.is_empty()).then_some(self)
     }
 }
 
-impl std::fmt::Debug for StopTexts<'_> {
+impl std::fmt::Debug for Stops<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_tuple("StopTexts").field(&self.texts).finish()
+        f.debug_tuple("Stops").field(&self.ids).field(&self.texts).finish()
     }
 }
 
-impl StopCondition for StopTexts<'_> {
+impl StopCondition for Stops<'_> {
     fn is_met(&self, completion: &[u32]) -> policy::Result<bool> {
         let tail = &completion[completion.len().saturating_sub(self.window)..];
         let text = self.tokenizer.decode_with_special(tail)?;

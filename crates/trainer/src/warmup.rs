@@ -20,7 +20,7 @@ pub struct WarmupReport {
     pub grad_norm: f64,
     /// The learning rate of the update.
     pub learning_rate: f64,
-    /// `true` if the update was skipped, see [`Update::skipped`].
+    /// `true` if the update was skipped, because `skip_grad_norm` is set and the gradient norm exceeds it or is not finite.
     pub skipped: bool,
     /// The number of answer tokens trained on, EOS included.
     pub tokens: usize,
@@ -34,7 +34,7 @@ const MICRO_BATCH: usize = 32;
 /// # Errors
 /// [`Error::Model`] if the tokenizer cannot encode a text; [`Error::Policy`] if a sequence is too long, or loss, gradient or weights are
 /// not finite; [`Error::TooManySkips`]. Weights and moments are then unchanged.
-pub fn warmup_step(
+pub(crate) fn warmup_step(
     policy: &mut dyn Policy,
     tokenizer: &dyn Tokenizer,
     updates: &mut Updates,

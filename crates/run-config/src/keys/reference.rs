@@ -2,14 +2,13 @@
 //!
 //! Valid values are taken from the errors about wrong ones, so they use the words that users see.
 
-use super::tests::{documented, everything};
+use super::tests::{assert_generated, documented, everything};
 use super::*;
 use crate::Error;
 use grpo_files::Layers;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::fmt::Write;
-use std::path::Path;
 
 /// Returns a value at a dotted path, with `any` for `*`.
 fn nested(path: &str, value: Value) -> Value {
@@ -57,26 +56,19 @@ fn legal_values(path: &str) -> String {
     text.and_then(expectation).unwrap_or_else(|| "any".into())
 }
 
-/// Returns the default of a key in YAML's flow style.
+/// Returns the default of a key in YAML's flow style. The defaults of sections that are off apply when the section is given. A key that
+/// [`everything`] sets there has none.
 fn default_of(path: &str) -> String {
     let pointer = format!("/{}", path.replace('*', "any").replace('.', "/"));
     let default = serde_json::to_value(TrainConfig::default()).unwrap();
-    match default.pointer(&pointer) {
-        Some(value) => value.to_string(),
-        // The defaults of sections that are off apply when the section is given.
-        None => {
-            let value = serde_json::to_value(with("seed", json!(0)).unwrap()).unwrap();
-            match nested_is_given(path) {
-                true => String::new(),
-                false => value.pointer(&pointer).map(Value::to_string).unwrap_or_default(),
-            }
-        }
+    if let Some(value) = default.pointer(&pointer) {
+        return value.to_string();
     }
-}
-
-/// Returns `true` if [`everything`] sets this key, which then has no default.
-fn nested_is_given(path: &str) -> bool {
-    everything().pointer(&format!("/{}", path.replace('*', "any").replace('.', "/"))).is_some()
+    if everything().pointer(&pointer).is_some() {
+        return String::new();
+    }
+    let value = serde_json::to_value(with("seed", json!(0)).unwrap()).unwrap();
+    value.pointer(&pointer).map(Value::to_string).unwrap_or_default()
 }
 
 fn page() -> String {
@@ -127,14 +119,5 @@ fn page() -> String {
 
 #[test]
 fn reference_md_has_every_key_with_valid_values_and_default() {
-    let made = page();
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/reference.md");
-    if std::env::var("UPDATE_DOCS").as_deref() == Ok("1") {
-        std::fs::write(&path, &made).unwrap();
-    }
-    let found = std::fs::read_to_string(&path).unwrap_or_default();
-    assert!(
-        found == made,
-        "docs/reference.md differs from the code: UPDATE_DOCS=1 cargo test -p grpo-run-config --lib keys"
-    );
+    assert_generated("../docs/reference.md", &page());
 }

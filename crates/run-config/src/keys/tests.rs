@@ -2,78 +2,53 @@
 
 use super::*;
 use serde_json::{Value, json};
-use std::path::Path;
-
-/// The structs of the configuration with their files under `crates/`.
-const STRUCTS: &[(&str, &str)] = &[
-    ("TrainConfig", "run-config/src/lib.rs"),
-    ("WarmupConfig", "run-config/src/lib.rs"),
-    ("RolloutConfig", "run-config/src/lib.rs"),
-    ("EvalConfig", "run-config/src/lib.rs"),
-    ("RunOptions", "run-config/src/run.rs"),
-    ("ExportConfig", "run-config/src/export.rs"),
-    ("PolicyConfig", "run-config/src/policy.rs"),
-    ("OptimizerConfig", "run-config/src/optimizer.rs"),
-    ("LrSchedulerKwargs", "run-config/src/optimizer.rs"),
-    ("GrpoConfig", "run-config/src/grpo.rs"),
-    ("FilterGroupsConfig", "run-config/src/grpo.rs"),
-    ("KlControlConfig", "run-config/src/grpo.rs"),
-    ("LoggingConfig", "sinks/src/config.rs"),
-    ("WandbConfig", "sinks/src/config.rs"),
-    ("ModelConfig", "models/src/config.rs"),
-    ("RopeScaling", "models/src/config.rs"),
-    ("LoraConfig", "models/src/lora/config.rs"),
-    ("DataConfig", "data/src/config/mod.rs"),
-    ("TasksConfig", "data/src/config/mod.rs"),
-    ("AdditionConfig", "data/src/config/mod.rs"),
-    ("ComparisonConfig", "data/src/config/mod.rs"),
-    ("SortingConfig", "data/src/config/mod.rs"),
-    ("ReverseConfig", "data/src/config/mod.rs"),
-    ("CountdownConfig", "data/src/config/mod.rs"),
-    ("RewardConfig", "rewards/src/config.rs"),
-    ("JsonConfig", "rewards/src/built_in/json.rs"),
-    ("LengthConfig", "rewards/src/built_in/length.rs"),
-    ("RegexConfig", "rewards/src/built_in/text.rs"),
-    ("ProgramConfig", "rewards/src/external/program.rs"),
-    ("HttpConfig", "rewards/src/external/http.rs"),
-    ("SoftOverlong", "grpo-core/src/rewards/overlong.rs"),
-    ("AdvantageConfig", "grpo-core/src/advantages/config.rs"),
-    ("DynamicSampling", "grpo-core/src/advantages/filter.rs"),
-    ("LossConfig", "grpo-core/src/config/mod.rs"),
-];
-
-/// The files of the losses with keys of their own, which `LossConfig` flattens.
-const LOSSES: &[&str] = &[
-    "grpo-core/src/objective/sapo.rs",
-    "grpo-core/src/objective/vespo.rs",
-    "grpo-core/src/objective/clip_cov.rs",
-    "grpo-core/src/objective/kl_cov.rs",
-    "grpo-core/src/objective/dro.rs",
-    "grpo-core/src/objective/prime_rl.rs",
-    "grpo-core/src/objective/flash_reinforce.rs",
-];
+use std::path::{Path, PathBuf};
 
 /// A field of a struct.
 struct Field {
     name: String,
-    /// The type name without its wrappers: `LoraConfig` for `Option<LoraConfig>`.
+    /// The type name without its wrappers: `LoraConfig` for `Option<LoraConfig>`. A list has no keys.
     of: String,
     is_map: bool,
     meaning: String,
 }
 
-/// Returns the text of a file under `crates/`.
-fn source(file: &str) -> String {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(file);
-    std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
+/// Returns the source code of the crates with structs of the configuration.
+fn sources() -> &'static str {
+    static SOURCES: OnceLock<String> = OnceLock::new();
+    SOURCES.get_or_init(|| {
+        let crates = ["run-config", "sinks", "models", "data", "rewards", "grpo-core"];
+        let mut folders: Vec<_> = crates.iter().map(|name| source(name).join("src")).collect();
+        let mut text = String::new();
+        while let Some(folder) = folders.pop() {
+            for path in std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()) {
+                match path.is_dir() {
+                    true => folders.push(path),
+                    false => text += &std::fs::read_to_string(path).unwrap(),
+                }
+            }
+        }
+        text
+    })
+}
+
+/// Returns the path of a file or folder under `crates/`.
+fn source(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(name)
 }
 
 /// Adds the keys of a struct at `path` in the format of keys.txt.
 fn collect(name: &str, path: &str, keys: &mut Vec<String>) {
-    let (_, file) = STRUCTS.iter().find(|(known, _)| *known == name).expect("a struct of the configuration");
-    for field in fields(&source(file), name) {
+    for field in fields(sources(), name) {
         if field.of == "LossParameters" {
-            LOSSES.iter().flat_map(|file| fields(&source(file), "Parameters")).for_each(|field| add(field, path, keys));
+            // The losses with keys of their own, which `LossConfig` flattens.
+            let losses = std::fs::read_to_string(source("grpo-core/src/objective/mod.rs")).unwrap();
+            let modules =
+                losses.lines().filter_map(|line| line.trim().strip_suffix(" with Parameters,")?.split("::").next());
+            for module in modules {
+                let text = std::fs::read_to_string(source(&format!("grpo-core/src/objective/{module}.rs"))).unwrap();
+                fields(&text, "Parameters").into_iter().for_each(|field| add(field, path, keys));
+            }
         } else {
             add(field, path, keys);
         }
@@ -82,14 +57,14 @@ fn collect(name: &str, path: &str, keys: &mut Vec<String>) {
 
 fn add(Field { name, of, is_map, meaning }: Field, path: &str, keys: &mut Vec<String>) {
     let path = if path.is_empty() { name } else { format!("{path}.{name}") };
-    // A model is a name or a shape.
-    let of = if of == "ModelSource" { "ModelConfig" } else { &of };
-    let is_section = STRUCTS.iter().any(|(known, _)| *known == of);
-    let below = if is_map { format!("{path}.*") } else { path.clone() };
     keys.push(format!("{path}\t{meaning}"));
-    if is_section {
-        collect(of, &below, keys);
-    }
+    // A model is a name or a shape, and a threshold is written as one value.
+    let of = match &*of {
+        "ModelSource" => "ModelConfig",
+        "Threshold" => "",
+        of => of,
+    };
+    collect(of, &if is_map { format!("{path}.*") } else { path }, keys);
 }
 
 /// Returns the public fields of a struct in rustfmt's formatting.
@@ -107,7 +82,7 @@ fn fields(source: &str, name: &str) -> Vec<Field> {
             let (is_map, innermost) = (of.starts_with("BTreeMap<"), of.rsplit(['<', ' ']).next().unwrap_or(of));
             fields.push(Field {
                 name: renamed.take().unwrap_or(name.trim_start_matches("r#")).to_owned(),
-                of: innermost.trim_end_matches('>').to_owned(),
+                of: if of.starts_with("Vec<") { "" } else { innermost.trim_end_matches('>') }.to_owned(),
                 is_map,
                 meaning: first_sentence(&text.join(" ")),
             });
@@ -155,17 +130,17 @@ pub(super) fn documented() -> Vec<String> {
 
 #[test]
 fn keys_have_the_first_sentences_of_their_documentation() {
-    let made = documented().join("\n") + "\n";
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/keys.txt");
+    assert_generated("run-config/src/keys.txt", &(documented().join("\n") + "\n"));
+}
+
+/// Fails unless a file under `crates/` has this text. With `UPDATE_DOCS=1`, writes the file.
+pub(super) fn assert_generated(file: &str, made: &str) {
+    let path = source(file);
     if std::env::var("UPDATE_DOCS").as_deref() == Ok("1") {
-        std::fs::write(&path, &made).unwrap();
+        std::fs::write(&path, made).unwrap();
     }
-    let there = std::fs::read_to_string(&path).unwrap();
-    assert!(
-        there == made,
-        "{} is not what the documentation says: UPDATE_DOCS=1 cargo test -p grpo-run-config --lib keys",
-        path.display()
-    );
+    let found = std::fs::read_to_string(&path).unwrap_or_default();
+    assert!(found == made, "{file} differs from the code: UPDATE_DOCS=1 cargo test -p grpo-run-config --lib keys");
 }
 
 /// Returns the dotted paths of everything in a value, including maps of names as `*`.

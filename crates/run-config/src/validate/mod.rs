@@ -204,9 +204,7 @@ impl OptimizerConfig {
         let most = self.max_consecutive_skips;
         check(most > 0, &format!("{section}.max_consecutive_skips"), "at least 1", most)
     }
-}
 
-impl OptimizerConfig {
     /// Checks that the schedule has its required parameters and none of other schedules.
     fn validate_schedule(&self, section: &str) -> Result<()> {
         let name = |schedule| {

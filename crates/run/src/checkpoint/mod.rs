@@ -17,9 +17,9 @@ mod tensors;
 pub use id::CheckpointId;
 
 use super::best::Best;
-use super::dir::{set_aside, sync_dir};
-use crate::error::{Error, LastGood, Result};
-use grpo_files::read_regular;
+use super::dir::set_aside;
+use crate::error::{Error, Result};
+use grpo_files::{read_regular, sync_folder};
 use policy::{StateGroup, Weights};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
@@ -27,7 +27,7 @@ use std::fmt::Write;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use tensors::Layout;
-pub use tensors::{StateSource, StoredTensors};
+pub use tensors::{Export, StoredTensors};
 use trainer::coefficients::CoefficientState;
 use trainer::{Counters, TrainState};
 
@@ -105,20 +105,15 @@ impl Checkpoints {
         Ok(positions)
     }
 
-    /// Saves a checkpoint, replacing an existing one at the same position.
+    /// Saves a checkpoint of the tensors that `export` exports, replacing an existing one at the same position.
     ///
     /// # Errors
     /// [`policy::Error::NotFinite`] if a tensor has a non-finite value; [`Error::File`], also if the parent of the checkpoints' folder is
     /// gone. Existing checkpoints are kept on errors.
-    pub fn write(
-        &self,
-        position: CheckpointId,
-        saved: &SavedState,
-        state: &(impl StateSource + ?Sized),
-    ) -> Result<PathBuf> {
+    pub fn write(&self, position: CheckpointId, saved: &SavedState, export: &Export<'_>) -> Result<PathBuf> {
         // Checked before anything is written.
         let steps = saved.counters.optimizer_steps;
-        let layouts = GROUPS.map(|(name, group, what)| Ok((name, Layout::new(state, group, what, steps)?)));
+        let layouts = GROUPS.map(|(name, group, what)| Ok((name, Layout::new(export, group, what, steps)?)));
         let layouts = layouts.into_iter().collect::<Result<Vec<_>>>()?;
         let (target, temporary) = (self.path(position), self.folder.join(format!("{TEMPORARY}{position}")));
         let io = |action, path: &Path| {
@@ -136,7 +131,7 @@ impl Checkpoints {
         let json = serde_json::to_vec_pretty(saved).map_err(|e| Error::Text(format!("{STATE}: {e}")))?;
         let mut sums = String::new();
         for (name, layout) in layouts.iter().filter(|(name, layout)| *name != REF_POLICY || !layout.is_empty()) {
-            let _ = writeln!(sums, "{}  {name}", hex(&layout.write(state, &temporary.join(name))?));
+            let _ = writeln!(sums, "{}  {name}", hex(&layout.write(export, &temporary.join(name))?));
         }
         let _ = writeln!(sums, "{}  {STATE}", sha256(&json));
         for (name, bytes) in [(STATE, json), (SUMS, sums.into_bytes())] {
@@ -145,10 +140,10 @@ impl Checkpoints {
                 .and_then(|mut file| std::io::Write::write_all(&mut file, &bytes).and_then(|()| file.sync_all()))
                 .map_err(io("write", &path))?;
         }
-        sync_dir(&temporary)?;
-        self.set_aside(position)?;
+        sync_folder(&temporary).map_err(io("sync", &temporary))?;
+        set_aside(&target)?;
         std::fs::rename(&temporary, &target).map_err(io("rename to", &target))?;
-        sync_dir(&self.folder)?;
+        sync_folder(&self.folder).map_err(io("sync", &self.folder))?;
         Ok(target)
     }
 
@@ -158,7 +153,13 @@ impl Checkpoints {
     /// [`Error::Checkpoint`] with the file and the defect.
     pub fn read(&self, position: CheckpointId) -> Result<(SavedState, TrainState<StoredTensors>)> {
         let path = self.path(position);
-        let text = |name: &str| read_with(&path.join(name), |path| read_regular(path, MAX_TEXT_BYTES));
+        let text = |name: &str| {
+            let path = path.join(name);
+            read_regular(&path, MAX_TEXT_BYTES).map_err(|e| match e.kind() {
+                std::io::ErrorKind::NotFound => damaged(&path, "the file is missing"),
+                _ => damaged(&path, format!("it cannot be read: {e}")),
+            })
+        };
         let sums_path = path.join(SUMS);
         let sums = parse_sums(&text(SUMS)?).map_err(|reason| damaged(&sums_path, reason))?;
         let prove = |name: &str, length: usize, found: &str| {
@@ -184,27 +185,21 @@ impl Checkpoints {
             prove(name, length, &hex(&sum)).map(|()| tensors)
         };
         let has_ref_policy = sums.iter().any(|(name, _)| name == REF_POLICY);
-        let state = TrainState {
-            counters: saved.counters,
-            policy: tensors(MODEL)?,
-            optimizer: tensors(OPTIMIZER)?,
-            ref_policy: if has_ref_policy { tensors(REF_POLICY)? } else { StoredTensors::default() },
-            coefficients: saved.coefficients.clone(),
-        };
-        if let Some((what, name)) = not_finite(&state) {
-            return Err(damaged(&path, format!("{what} are not finite in `{name}`")));
+        let [policy, optimizer] = [tensors(MODEL)?, tensors(OPTIMIZER)?];
+        let ref_policy = if has_ref_policy { tensors(REF_POLICY)? } else { StoredTensors::default() };
+        for ((_, _, what), tensors) in GROUPS.iter().zip([&policy, &optimizer, &ref_policy]) {
+            if let Some(name) = tensors.not_finite() {
+                return Err(damaged(&path, format!("{what} are not finite in `{name}`")));
+            }
         }
-        Ok((saved, state))
+        let (counters, coefficients) = (saved.counters, saved.coefficients.clone());
+        Ok((saved, TrainState { counters, policy, optimizer, ref_policy, coefficients }))
     }
 
-    /// Returns the newest valid checkpoint other than the damaged one at `position`, for the error message.
-    pub fn last_good(&self, position: CheckpointId) -> LastGood {
-        let positions = self.list().unwrap_or_default();
-        let mut others = positions.into_iter().rev().filter(|p| *p != position);
-        match others.find(|p| self.read(*p).is_ok()) {
-            Some(good) => LastGood::Checkpoint(good.to_string()),
-            None => LastGood::None,
-        }
+    /// Returns the newest valid checkpoint other than the damaged one at `position`.
+    pub fn last_good(&self, position: CheckpointId) -> Option<CheckpointId> {
+        let mut others = self.list().unwrap_or_default().into_iter().rev().filter(|p| *p != position);
+        others.find(|p| self.read(*p).is_ok())
     }
 
     /// Removes the oldest checkpoints until `limit` remain in addition to `best`; 0 keeps all.
@@ -232,7 +227,7 @@ impl Checkpoints {
     /// [`Error::File`].
     pub fn set_aside_after(&self, position: Option<CheckpointId>) -> Result<Vec<PathBuf>> {
         let later = self.list()?.into_iter().filter(|p| position.is_none_or(|position| *p > position));
-        later.filter_map(|p| self.set_aside(p).transpose()).collect()
+        later.filter_map(|p| set_aside(&self.path(p)).transpose()).collect()
     }
 
     /// Removes leftovers of an interrupted write or removal.
@@ -242,11 +237,6 @@ impl Checkpoints {
     pub fn clean(&self) -> Result<()> {
         let names = self.names()?;
         names.iter().filter(|n| n.starts_with(TEMPORARY)).try_for_each(|n| remove_if_there(&self.folder.join(n)))
-    }
-
-    /// Renames the checkpoint at `position`, if it exists, to an unused name.
-    fn set_aside(&self, position: CheckpointId) -> Result<Option<PathBuf>> {
-        set_aside(&self.path(position))
     }
 
     fn names(&self) -> Result<Vec<String>> {
@@ -267,12 +257,13 @@ pub(crate) fn sha256(bytes: &[u8]) -> String {
     hex(&Sha256::digest(bytes))
 }
 
-fn hex(bytes: &[u8]) -> String {
+/// Returns bytes in hexadecimal.
+pub(crate) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 fn damaged(path: &Path, reason: impl Into<String>) -> Error {
-    Error::Checkpoint { path: path.to_owned(), reason: reason.into(), last_good: None }
+    Error::Checkpoint { path: path.to_owned(), reason: reason.into(), advice: String::new() }
 }
 
 fn remove_if_there(path: &Path) -> Result<()> {
@@ -280,24 +271,6 @@ fn remove_if_there(path: &Path) -> Result<()> {
         Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(Error::io("remove", path, e)),
         _ => Ok(()),
     }
-}
-
-/// Reads a whole file. A failure is reported as a damaged checkpoint.
-fn read_with(path: &Path, read: impl FnOnce(&Path) -> std::io::Result<Vec<u8>>) -> Result<Vec<u8>> {
-    read(path).map_err(|e| match e.kind() {
-        std::io::ErrorKind::NotFound => damaged(path, "the file is missing"),
-        _ => damaged(path, format!("it cannot be read: {e}")),
-    })
-}
-
-/// Returns the group and the name of the first tensor with a non-finite value.
-fn not_finite(state: &TrainState<StoredTensors>) -> Option<(&'static str, &str)> {
-    let tensors = |file| match file {
-        MODEL => &state.policy,
-        OPTIMIZER => &state.optimizer,
-        _ => &state.ref_policy,
-    };
-    GROUPS.iter().find_map(|(file, _, what)| Some((*what, tensors(*file).not_finite()?)))
 }
 
 /// Parses lines `<hex>  <name>`.

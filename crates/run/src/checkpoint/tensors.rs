@@ -5,39 +5,15 @@
 
 use crate::error::{Error, Result};
 use models::{Dtype, NamedTensor};
-use policy::{Policy, StateGroup, TensorSink, TensorSource, Weights};
+use policy::{StateGroup, TensorSink, TensorSource};
 use sha2::{Digest, Sha256};
 use std::borrow::Cow;
 use std::fs::File;
 use std::io::{BufWriter, ErrorKind, Write};
 use std::path::Path;
-use trainer::TrainState;
 
-/// A source that exports the tensors of a state. Repeated calls export the same tensors.
-pub trait StateSource {
-    /// Passes the tensors of a group to `sink`; see [`Policy::export`].
-    ///
-    /// # Errors
-    /// The errors of [`Policy::export`].
-    fn export(&self, group: StateGroup, sink: &mut dyn TensorSink) -> policy::Result<()>;
-}
-
-impl StateSource for dyn Policy + '_ {
-    fn export(&self, group: StateGroup, sink: &mut dyn TensorSink) -> policy::Result<()> {
-        Policy::export(self, group, sink)
-    }
-}
-
-impl StateSource for TrainState {
-    fn export(&self, group: StateGroup, sink: &mut dyn TensorSink) -> policy::Result<()> {
-        let tensors = match group {
-            StateGroup::Weights(Weights::Policy) => &self.policy,
-            StateGroup::Weights(Weights::RefPolicy) => &self.ref_policy,
-            StateGroup::Optimizer => &self.optimizer,
-        };
-        tensors.iter().try_for_each(|tensor| sink.tensor(tensor.clone()))
-    }
-}
+/// Passes the tensors of a group to a sink, as [`policy::Policy::export`] does. Repeated calls export the same tensors.
+pub type Export<'a> = dyn Fn(StateGroup, &mut dyn TensorSink) -> policy::Result<()> + 'a;
 
 /// The names and shapes of a group of tensors, all of them finite.
 pub(super) struct Layout {
@@ -45,38 +21,23 @@ pub(super) struct Layout {
     entries: Vec<(String, Vec<usize>)>,
 }
 
-/// A sink that collects names and shapes and checks for non-finite values.
-#[derive(Default)]
-struct Look {
-    entries: Vec<(String, Vec<usize>)>,
-    not_finite: bool,
-}
-
-impl TensorSink for Look {
-    fn tensor(&mut self, tensor: NamedTensor) -> policy::Result<()> {
-        self.not_finite |= !is_finite(&tensor);
-        self.entries.push((tensor.name, tensor.shape));
-        Ok(())
-    }
-}
-
-/// Returns `true` if all values are finite.
-fn is_finite(tensor: &NamedTensor) -> bool {
-    tensor.data.iter().all(|value| value.is_finite())
-}
-
 impl Layout {
     /// Collects the layout of a group and checks that all values are finite.
     ///
     /// # Errors
-    /// [`policy::Error::NotFinite`] with `what` as the name of the group; the errors of the source.
-    pub(super) fn new(source: &(impl StateSource + ?Sized), group: StateGroup, what: &str, steps: u64) -> Result<Self> {
-        let mut look = Look::default();
-        source.export(group, &mut look)?;
-        if look.not_finite {
-            return Err(policy::Error::NotFinite { what: what.into(), step: steps }.into());
+    /// [`policy::Error::NotFinite`] with `what` as the name of the group; the errors of `export`.
+    pub(super) fn new(export: &Export<'_>, group: StateGroup, what: &str, step: u64) -> Result<Self> {
+        let (mut entries, mut is_finite) = (Vec::new(), true);
+        let mut look = |tensor: NamedTensor| {
+            is_finite &= tensor.data.iter().all(|value| value.is_finite());
+            entries.push((tensor.name, tensor.shape));
+            Ok(())
+        };
+        export(group, &mut look)?;
+        match is_finite {
+            true => Ok(Self { group, entries }),
+            false => Err(policy::Error::NotFinite { what: what.into(), step }.into()),
         }
-        Ok(Self { group, entries: look.entries })
     }
 
     /// Returns `true` if there are no tensors.
@@ -85,7 +46,7 @@ impl Layout {
     }
 
     /// Returns the header of the file: its length in bytes, then the JSON.
-    fn header(&self) -> Result<Vec<u8>> {
+    fn header(&self) -> Vec<u8> {
         let (mut header, mut end) = (serde_json::Map::new(), 0_u64);
         for (name, shape) in &self.entries {
             let start = end;
@@ -93,65 +54,42 @@ impl Layout {
             let entry = serde_json::json!({ "dtype": "F32", "shape": shape, "data_offsets": [start, end] });
             header.insert(name.clone(), entry);
         }
-        let mut text = serde_json::to_vec(&header).map_err(|e| Error::Text(format!("safetensors: {e}")))?;
+        let mut text = serde_json::Value::Object(header).to_string().into_bytes();
         // Values start at a multiple of eight bytes.
         text.resize(text.len().next_multiple_of(8), b' ');
-        Ok([&(text.len() as u64).to_le_bytes()[..], &text].concat())
+        [&(text.len() as u64).to_le_bytes()[..], &text].concat()
     }
 
     /// Writes the tensors to a new file and syncs it. Returns its SHA-256.
     ///
     /// # Errors
-    /// [`Error::File`]; the errors of the source.
-    pub(super) fn write(&self, source: &(impl StateSource + ?Sized), path: &Path) -> Result<[u8; 32]> {
+    /// [`Error::File`]; the errors of `export`.
+    pub(super) fn write(&self, export: &Export<'_>, path: &Path) -> Result<[u8; 32]> {
         let io = |e| Error::io("write", path, e);
-        let mut file = Hashed { to: BufWriter::new(File::create(path).map_err(io)?), hash: Sha256::new() };
-        file.write(&self.header()?).map_err(io)?;
-        let mut values = Values { file, failed: None };
-        let exported = source.export(self.group, &mut values);
-        let Values { mut file, failed } = values;
+        let (mut file, mut hash) = (BufWriter::new(File::create(path).map_err(io)?), Sha256::new());
+        let mut write = |bytes: &[u8]| {
+            hash.update(bytes);
+            file.write_all(bytes)
+        };
+        write(&self.header()).map_err(io)?;
+        // The first I/O error; the policy's errors would lose its kind.
+        let mut failed = None;
+        let mut values = |tensor: NamedTensor| {
+            let mut bytes = Vec::new();
+            for values in tensor.data.chunks(1 << 16) {
+                bytes.clear();
+                bytes.extend(values.iter().flat_map(|value| value.to_le_bytes()));
+                write(&bytes).map_err(|error| policy::Error::other(failed.insert(error).to_string()))?;
+            }
+            Ok(())
+        };
+        let exported = export(self.group, &mut values);
         match failed {
             Some(failed) => return Err(io(failed)),
             None => exported?,
         }
-        file.to.flush().and_then(|()| file.to.get_ref().sync_all()).map_err(io)?;
-        Ok(file.hash.finalize().into())
-    }
-}
-
-/// A file that is hashed while it is written.
-struct Hashed {
-    to: BufWriter<File>,
-    hash: Sha256,
-}
-
-impl Hashed {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<()> {
-        self.hash.update(bytes);
-        self.to.write_all(bytes)
-    }
-}
-
-/// A sink that writes the values of tensors.
-struct Values {
-    file: Hashed,
-    /// The first I/O error. The policy's errors would lose its kind.
-    failed: Option<std::io::Error>,
-}
-
-impl TensorSink for Values {
-    fn tensor(&mut self, tensor: NamedTensor) -> policy::Result<()> {
-        let mut bytes = Vec::new();
-        for values in tensor.data.chunks(1 << 16) {
-            bytes.clear();
-            bytes.extend(values.iter().flat_map(|value| value.to_le_bytes()));
-            if let Err(error) = self.file.write(&bytes) {
-                let text = error.to_string();
-                self.failed = Some(error);
-                return Err(policy::Error::other(text));
-            }
-        }
-        Ok(())
+        file.flush().and_then(|()| file.get_ref().sync_all()).map_err(io)?;
+        Ok(hash.finalize().into())
     }
 }
 

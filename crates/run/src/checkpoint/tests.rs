@@ -2,7 +2,7 @@ use super::*;
 use models::NamedTensor;
 use policy::TensorSource;
 use proptest::prelude::*;
-use safetensors::tensor::{Dtype, TensorView};
+use std::sync::LazyLock;
 use trainer::coefficients::Exact;
 
 /// Returns the same state with all tensors in memory, for comparison.
@@ -28,15 +28,6 @@ fn parse_tensors(bytes: &[u8]) -> Result<StoredTensors, String> {
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(file.path(), bytes).unwrap();
     StoredTensors::open(file.path()).map(|(tensors, ..)| tensors)
-}
-
-/// Returns the file that the crate `safetensors` writes for these tensors.
-fn to_safetensors(tensors: &[NamedTensor]) -> Vec<u8> {
-    let bytes = |t: &NamedTensor| t.data.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>();
-    let all: Vec<_> = tensors.iter().map(|t| (t, bytes(t))).collect();
-    let views =
-        all.iter().map(|(t, bytes)| (t.name.as_str(), TensorView::new(Dtype::F32, t.shape.clone(), bytes).unwrap()));
-    safetensors::serialize(views, None).unwrap()
 }
 
 fn state() -> TrainState {
@@ -82,9 +73,21 @@ fn write(steps: &[u64]) -> (tempfile::TempDir, Checkpoints) {
     let folder = tempfile::tempdir().unwrap();
     let checkpoints = Checkpoints::new(folder.path().join("checkpoints"));
     for step in steps {
-        checkpoints.write(CheckpointId::Grpo(*step), &saved(CheckpointId::Grpo(*step)), &state()).unwrap();
+        save(&checkpoints, *step, &state()).unwrap();
     }
     (folder, checkpoints)
+}
+
+fn save(checkpoints: &Checkpoints, step: u64, state: &TrainState) -> Result<PathBuf> {
+    let position = CheckpointId::Grpo(step);
+    checkpoints.write(position, &saved(position), &|group, sink| {
+        let tensors = match group {
+            StateGroup::Weights(Weights::Policy) => &state.policy,
+            StateGroup::Weights(Weights::RefPolicy) => &state.ref_policy,
+            StateGroup::Optimizer => &state.optimizer,
+        };
+        tensors.iter().try_for_each(|tensor| sink.tensor(tensor.clone()))
+    })
 }
 
 #[test]
@@ -120,97 +123,45 @@ fn digests_match_sha256sum() {
 }
 
 #[test]
-fn pruning_keeps_the_newest_checkpoints() {
+fn pruning_keeps_the_newest_and_the_best_checkpoint() {
     let (_folder, checkpoints) = write(&[1, 2, 3, 4]);
     std::fs::create_dir(checkpoints.folder.join(".tmp-step-000009")).unwrap();
-    checkpoints.prune(2, None).unwrap();
-    assert_eq!(checkpoints.list().unwrap(), [CheckpointId::Grpo(3), CheckpointId::Grpo(4)]);
-    checkpoints.prune(0, None).unwrap();
-    assert_eq!(checkpoints.list().unwrap().len(), 2);
-    checkpoints.clean().unwrap();
-    assert_eq!(checkpoints.names().unwrap().len(), 2);
-}
-
-#[test]
-fn pruning_keeps_the_best_checkpoint() {
-    let (_folder, checkpoints) = write(&[1, 2, 3, 4]);
-    checkpoints.prune(1, Some(CheckpointId::Grpo(2))).unwrap();
-    assert_eq!(checkpoints.list().unwrap(), [CheckpointId::Grpo(2), CheckpointId::Grpo(4)]);
-    checkpoints.prune(1, Some(CheckpointId::Grpo(4))).unwrap();
-    assert_eq!(checkpoints.list().unwrap(), [CheckpointId::Grpo(4)]);
-}
-
-#[test]
-fn later_checkpoints_are_renamed_not_removed() {
-    let (_folder, checkpoints) = write(&[1, 2, 3]);
-    let aside = checkpoints.set_aside_after(Some(CheckpointId::Grpo(1))).unwrap();
-    assert_eq!(checkpoints.list().unwrap(), [CheckpointId::Grpo(1)]);
-    assert!(aside.len() == 2 && aside.iter().all(|path| path.join(MODEL).exists()), "{aside:?}");
-}
-
-/// Every kind of damage is detected; the error names the file and the last good checkpoint.
-#[test]
-fn damaged_checkpoints_are_detected_and_named() {
-    for name in [MODEL, OPTIMIZER, REF_POLICY, STATE, SUMS] {
-        for damage in ["truncate", "empty", "flip", "garbage", "remove", "grow"] {
-            let (_folder, checkpoints) = write(&[1, 2]);
-            let path = checkpoints.path(CheckpointId::Grpo(2)).join(name);
-            let mut bytes = std::fs::read(&path).unwrap();
-            match damage {
-                "truncate" => bytes.truncate(bytes.len() / 2),
-                "empty" => bytes.clear(),
-                "flip" => bytes[10] ^= 0x10,
-                "garbage" => bytes.fill(b'{'),
-                "grow" => bytes.push(b'x'),
-                _ => std::fs::remove_file(&path).unwrap(),
-            }
-            if damage != "remove" {
-                std::fs::write(&path, bytes).unwrap();
-            }
-            let text = checkpoints.read(CheckpointId::Grpo(2)).unwrap_err().to_string();
-            assert!(text.contains("step-000002"), "{name} {damage}: {text}");
-            // A damaged SHA256SUMS appears as a mismatch of another file, unless it cannot be parsed.
-            assert!(name == SUMS || text.contains(name), "{name} {damage}: {text}");
-            assert_eq!(checkpoints.last_good(CheckpointId::Grpo(2)), LastGood::Checkpoint("step-000001".into()));
-        }
+    for (limit, best, left) in
+        [(2, Some(2), &[2, 3, 4][..]), (0, None, &[2, 3, 4]), (2, None, &[3, 4]), (1, Some(4), &[4])]
+    {
+        checkpoints.prune(limit, best.map(CheckpointId::Grpo)).unwrap();
+        let left: Vec<_> = left.iter().copied().map(CheckpointId::Grpo).collect();
+        assert_eq!(checkpoints.list().unwrap(), left);
     }
-    let (_folder, checkpoints) = write(&[1]);
-    assert_eq!(checkpoints.last_good(CheckpointId::Grpo(1)), LastGood::None);
+    checkpoints.clean().unwrap();
+    assert_eq!(checkpoints.names().unwrap().len(), 1);
 }
 
 #[test]
 fn non_finite_state_is_neither_saved_nor_restored() {
-    let broken = |tensors: fn(&mut TrainState) -> &mut Vec<NamedTensor>, value| {
-        let mut state = state();
-        tensors(&mut state)[0].data[1] = value;
-        state
-    };
-    let groups: [fn(&mut TrainState) -> &mut Vec<NamedTensor>; 3] =
-        [|s| &mut s.policy, |s| &mut s.optimizer, |s| &mut s.ref_policy];
-    for (group, file) in groups.into_iter().zip([MODEL, OPTIMIZER, REF_POLICY]) {
+    type Group = fn(&mut TrainState) -> &mut Vec<NamedTensor>;
+    let groups: [(&str, Group); 3] =
+        [(MODEL, |s| &mut s.policy), (OPTIMIZER, |s| &mut s.optimizer), (REF_POLICY, |s| &mut s.ref_policy)];
+    for (file, group) in groups {
         for value in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
             let (_folder, checkpoints) = write(&[1, 2]);
-            let (position, state) = (CheckpointId::Grpo(3), broken(group, value));
-            let error = checkpoints.write(position, &saved(position), &state).unwrap_err();
-            assert!(
-                matches!(error, Error::Trainer(trainer::Error::Policy(policy::Error::NotFinite { .. }))),
-                "{error}"
-            );
+            let mut state = state();
+            group(&mut state)[0].data[1] = value;
+            let error = save(&checkpoints, 3, &state).unwrap_err();
+            let is_not_finite =
+                matches!(error, Error::Trainer(trainer::Error::Policy(policy::Error::NotFinite { .. })));
+            assert!(is_not_finite, "{error}");
             assert_eq!(checkpoints.names().unwrap(), ["step-000001", "step-000002"]);
-            // A file written by another program, with correct digests.
+            // Another program has replaced the last value, with correct digests.
             let path = checkpoints.path(CheckpointId::Grpo(2));
             let good = std::fs::read(path.join(file)).unwrap();
-            let bad = match file {
-                MODEL => to_safetensors(&state.policy),
-                OPTIMIZER => to_safetensors(&state.optimizer),
-                _ => to_safetensors(&state.ref_policy),
-            };
+            let bad = [&good[..good.len() - 4], &value.to_le_bytes()].concat();
             std::fs::write(path.join(file), &bad).unwrap();
             let sums = std::fs::read_to_string(path.join(SUMS)).unwrap();
             std::fs::write(path.join(SUMS), sums.replace(&sha256(&good), &sha256(&bad))).unwrap();
             let text = checkpoints.read(CheckpointId::Grpo(2)).unwrap_err().to_string();
             assert!(text.contains("not finite"), "{text}");
-            assert_eq!(checkpoints.last_good(CheckpointId::Grpo(2)), LastGood::Checkpoint("step-000001".into()));
+            assert_eq!(checkpoints.last_good(CheckpointId::Grpo(2)), Some(CheckpointId::Grpo(1)));
         }
     }
 }
@@ -219,9 +170,9 @@ fn non_finite_state_is_neither_saved_nor_restored() {
 fn a_removed_run_folder_is_not_recreated() {
     let (folder, checkpoints) = write(&[]);
     let gone = Checkpoints::new(folder.path().join("run/checkpoints"));
-    assert!(gone.write(CheckpointId::Grpo(1), &saved(CheckpointId::Grpo(1)), &state()).is_err());
+    assert!(save(&gone, 1, &state()).is_err());
     assert!(!folder.path().join("run").exists());
-    checkpoints.write(CheckpointId::Grpo(1), &saved(CheckpointId::Grpo(1)), &state()).unwrap();
+    save(&checkpoints, 1, &state()).unwrap();
 }
 
 #[test]
@@ -252,16 +203,18 @@ proptest! {
 
     #[test]
     fn damaged_bytes_are_an_error_or_a_value(at in 0usize..10_000, value in any::<u8>(), cut in 0usize..10_000) {
-        let json = serde_json::to_vec(&saved(CheckpointId::Grpo(1))).unwrap();
-        let tensors = to_safetensors(&state().policy);
-        for good in [json, tensors] {
-            let mut bytes = good.clone();
+        static FILES: LazyLock<[Vec<u8>; 2]> = LazyLock::new(|| {
+            let (_folder, checkpoints) = write(&[1]);
+            [STATE, MODEL].map(|file| std::fs::read(checkpoints.path(CheckpointId::Grpo(1)).join(file)).unwrap())
+        });
+        for mut bytes in FILES.clone() {
             let at = at % bytes.len();
             bytes[at] = value;
             bytes.truncate(1 + cut % bytes.len());
             let _ = parse_state(&bytes);
             if let Ok(read) = parse_tensors(&bytes) {
-                prop_assert!(read.shapes().iter().map(|(name, _)| read.values(name).unwrap().len() * 4).sum::<usize>() <= bytes.len());
+                let values = read.shapes().iter().map(|(name, _)| read.values(name).unwrap().len()).sum::<usize>();
+                prop_assert!(4 * values <= bytes.len());
             }
         }
     }

@@ -6,13 +6,6 @@ use crate::checkpoint::tests::in_memory;
 /// A learning rate at which one update overflows f32.
 const TOO_FAST: f64 = 1e40;
 
-fn names(path: &Path) -> Vec<String> {
-    let entries = std::fs::read_dir(path.join("checkpoints")).unwrap();
-    let mut names: Vec<_> = entries.map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
-    names.sort();
-    names
-}
-
 /// Returns a configuration with a gradient at every step, independent of rewards.
 fn with_gradients() -> TrainConfig {
     let mut config = config();
@@ -21,28 +14,18 @@ fn with_gradients() -> TrainConfig {
 }
 
 #[test]
-fn a_run_that_diverges_at_its_last_step_is_not_finished() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("a");
-    let mut config = with_gradients();
-    config.optimizer.learning_rate = TOO_FAST;
-    config.grpo.max_steps = 1;
-    let error = finish(&mut Run::start(config, Some(&path)).unwrap()).unwrap_err();
-    assert!(matches!(error, Error::Diverged { .. }), "{error}");
-    assert_eq!(names(&path), ["step-000000", "warmup-000002"]);
-    assert!(!path.join("summary.json").exists() && path.join("curves.svg").exists());
-}
-
-#[test]
 fn non_finite_weights_replace_no_checkpoint_and_the_error_names_a_fix() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("a");
+    let (_folder, path) = run_path();
+    let names = || {
+        let entries = std::fs::read_dir(path.join("checkpoints")).unwrap();
+        entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect::<Vec<_>>()
+    };
     let mut config = with_gradients();
     (config.run.save_steps, config.run.save_total_limit) = (1, 1);
     stopped_after(config, &path, "Grpo 2");
-    let faster = assignments(&[&format!("optimizer.learning_rate={TOO_FAST:e}")]);
-    let text = finish(&mut Run::resume(&path, None, &faster).unwrap()).unwrap_err().to_string();
-    assert_eq!(names(&path), ["step-000002"]);
+    let faster = format!("optimizer.learning_rate={TOO_FAST:e}");
+    let text = finish(&mut resume(&path, &[&faster]).unwrap()).unwrap_err().to_string();
+    assert_eq!(names(), ["step-000002"]);
     let command =
         format!("grpo train --resume {} --from step-000002 --set optimizer.learning_rate=5e39", path.display());
     assert!(text.contains("not finite at optimizer step") && text.contains(&command), "{text}");
@@ -50,52 +33,49 @@ fn non_finite_weights_replace_no_checkpoint_and_the_error_names_a_fix() {
     // Only finite checkpoints were left, and the suggested command finishes the run.
     let slower = assignments(&["optimizer.learning_rate=1e-4"]);
     finish(&mut Run::resume(&path, Some("step-000002"), &slower).unwrap()).unwrap();
-    assert_eq!(names(&path), ["step-000004"]);
+    assert_eq!(names(), ["step-000004"]);
 }
 
 #[test]
 fn a_warm_up_that_diverges_names_its_own_learning_rate() {
-    let folder = tempfile::tempdir().unwrap();
+    let (_folder, path) = run_path();
     let mut config = config();
     config.warmup.optimizer.learning_rate = TOO_FAST;
-    let error = finish(&mut Run::start(config, Some(&folder.path().join("a"))).unwrap()).unwrap_err();
+    let error = finish(&mut Run::start(config, Some(&path)).unwrap()).unwrap_err();
     assert!(matches!(&error, Error::Diverged { last_finite: None, .. }), "{error}");
     assert!(error.to_string().contains("--set warmup.optimizer.learning_rate=5e39"), "{error}");
 }
 
+/// Returns the metric `skipped_updates` of all GRPO steps.
+fn skipped(path: &Path) -> Vec<Option<f64>> {
+    let rows = metrics(path).into_iter().filter(|row| row.phase == RowKind::Grpo);
+    rows.map(|row| row.get("skipped_updates")).collect()
+}
+
 #[test]
 fn skipped_updates_are_counted_across_checkpoints_and_limited() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("a");
+    let (_folder, path) = run_path();
     let mut config = with_gradients();
     config.optimizer.skip_grad_norm = Some(1e-30);
     config.optimizer.max_consecutive_skips = 4;
     stopped_after(config, &path, "Grpo 2");
-    let error = finish(&mut Run::resume(&path, None, &[]).unwrap()).unwrap_err();
+    let error = finish(&mut resume(&path, &[]).unwrap()).unwrap_err();
     let Error::Diverged { cause, .. } = &error else { panic!("{error}") };
     assert!(matches!(**cause, trainer::Error::TooManySkips { skipped: 4, .. }), "{error}");
     assert!(error.to_string().contains("--from step-000002"), "{error}");
-    let rows: Vec<MetricsRow> = read_rows(&path.join("metrics.jsonl")).unwrap();
-    let skipped: Vec<_> = rows.iter().filter(|r| r.phase == RowKind::Grpo).map(|r| r.get("skipped_updates")).collect();
-    assert_eq!(skipped, [Some(1.0); 3]);
+    assert_eq!(skipped(&path), [Some(1.0); 3]);
     let read = |step| in_memory(&Checkpoints::new(path.join("checkpoints")).read(CheckpointId::Grpo(step)).unwrap().1);
     assert_eq!((read(0).policy, read(0).optimizer), (read(2).policy, read(2).optimizer));
     // Without the limit, no update is skipped and the run finishes.
-    finish(&mut Run::resume(&path, None, &assignments(&["optimizer.skip_grad_norm=null"])).unwrap()).unwrap();
+    finish(&mut resume(&path, &["optimizer.skip_grad_norm=null"]).unwrap()).unwrap();
 }
 
 #[test]
 fn an_inactive_skip_grad_norm_changes_nothing() {
-    let folder = tempfile::tempdir().unwrap();
-    let (path, plain) = (folder.path().join("a"), folder.path().join("plain"));
+    let (_folder, path) = run_path();
     let mut guarded = with_gradients();
     guarded.optimizer.skip_grad_norm = Some(1e30);
-    finish(&mut Run::start(guarded, Some(&path)).unwrap()).unwrap();
-    finish(&mut Run::start(with_gradients(), Some(&plain)).unwrap()).unwrap();
-    assert!(weights(&path) == weights(&plain));
-    let skipped = |path: &Path| {
-        let rows: Vec<MetricsRow> = read_rows(&path.join("metrics.jsonl")).unwrap();
-        rows.last().map(|_| rows.iter().filter_map(|r| r.get("skipped_updates")).collect::<Vec<_>>()).unwrap()
-    };
-    assert_eq!((skipped(&path), skipped(&plain)), (vec![0.0; 4], vec![]));
+    trained(guarded, &path);
+    assert_undisturbed(with_gradients(), &path);
+    assert_eq!((skipped(&path), skipped(&path.with_file_name("whole"))), (vec![Some(0.0); 4], vec![None; 4]));
 }

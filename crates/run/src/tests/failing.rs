@@ -2,7 +2,8 @@
 
 use super::*;
 use policy::{Completion, Policy, RolloutEngine, RolloutRequest};
-use rewards::RewardFailure;
+use rewards::{RewardFailure, RewardFn, RewardInput, Rewards};
+use std::sync::Arc;
 
 /// A reward that fails once the flag is set.
 struct Judge(Arc<AtomicBool>);
@@ -21,33 +22,38 @@ impl RewardFn for Judge {
     }
 }
 
+/// Returns the error of a run whose parts fail after a row. `parts` replaces parts by ones that fail once its flag is set.
+fn failed_after(
+    config: TrainConfig,
+    path: &Path,
+    row: &'static str,
+    parts: impl FnOnce(Arc<AtomicBool>, Parts) -> Parts,
+) -> Error {
+    let fails = Arc::new(AtomicBool::new(false));
+    let parts = parts(Arc::clone(&fails), Parts::from_config(&config).unwrap());
+    let mut run = Run::start_with(Trainer::with_parts(config, parts).unwrap(), Some(path)).unwrap();
+    run.run(&mut after(row, || fails.store(true, Ordering::Relaxed)), &AtomicBool::new(false)).unwrap_err()
+}
+
 #[test]
 fn a_reward_that_fails_too_often_ends_the_run_with_a_checkpoint() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("a");
+    let (_folder, path) = run_path();
     let mut config = config();
     (config.run.save_steps, config.run.log_completions_steps) = (0, 1);
     // A step has four completions, so the second failing step ends the run.
     config.rewards.max_consecutive_failures = 8;
-    let fails = Arc::new(AtomicBool::new(false));
-    let parts = || Parts {
-        rewards: Rewards::from_terms(vec![(Box::new(Judge(Arc::clone(&fails))), 1.0)]).unwrap(),
-        ..Parts::from_config(&config).unwrap()
-    };
-    let mut run = Run::start_with(Trainer::with_parts(config.clone(), parts()).unwrap(), Some(&path)).unwrap();
-    let fail = || fails.store(true, Ordering::Relaxed);
-    let error = run.run(&mut After("Grpo 1", &fail), &AtomicBool::new(false)).unwrap_err();
+    let error = failed_after(config, &path, "Grpo 1", |fails, parts| {
+        let rewards = Rewards::from_terms(vec![(Box::new(Judge(fails)), 1.0)]).unwrap();
+        Parts { rewards, ..parts }
+    });
     let text = error.to_string();
     assert!(matches!(error, Error::RewardsFailed { .. }), "{text}");
-    assert!(text.contains("`judge`") && text.contains("no connection"), "{text}");
-    assert!(
-        text.contains("step-000002") && text.contains(&format!("grpo train --resume {}", path.display())),
-        "{text}"
-    );
+    for words in ["`judge`", "no connection", "step-000002", &format!("grpo train --resume {}", path.display())] {
+        assert!(text.contains(words), "{words}: {text}");
+    }
     assert!(path.join("checkpoints/step-000002/model.safetensors").exists() && path.join("curves.svg").exists());
-    let rows: Vec<MetricsRow> = read_rows(&path.join("metrics.jsonl")).unwrap();
-    let steps: Vec<_> = rows.iter().filter(|row| row.phase == RowKind::Grpo).collect();
-    assert_eq!(steps.iter().map(|row| row.get("rewards/judge/failures")).collect::<Vec<_>>(), [None, Some(4.0)]);
+    let steps = metrics(&path).into_iter().filter(|row| row.phase == RowKind::Grpo);
+    assert_eq!(steps.map(|row| row.get("rewards/judge/failures")).collect::<Vec<_>>(), [None, Some(4.0)]);
     let samples = std::fs::read_to_string(path.join("completions.jsonl")).unwrap();
     assert!(samples.contains("\"reward_failures\":[\"judge: no connection\"]"), "{samples}");
 }
@@ -65,20 +71,14 @@ impl RolloutEngine for Device {
 }
 
 /// Returns the error of a run whose device fails after this row.
-fn failed_after(config: TrainConfig, path: &Path, row: &'static str, error: fn() -> policy_pjrt::Error) -> Error {
-    let fails = Arc::new(AtomicBool::new(false));
-    let engine = Box::new(Device(Arc::clone(&fails), error));
-    let parts = Parts { engine, ..Parts::from_config(&config).unwrap() };
-    let mut run = Run::start_with(Trainer::with_parts(config, parts).unwrap(), Some(path)).unwrap();
-    let fail = || fails.store(true, Ordering::Relaxed);
-    run.run(&mut After(row, &fail), &AtomicBool::new(false)).unwrap_err()
+fn lost_after(config: TrainConfig, path: &Path, row: &'static str, error: fn() -> policy_pjrt::Error) -> Error {
+    failed_after(config, path, row, |fails, parts| Parts { engine: Box::new(Device(fails, error)), ..parts })
 }
 
 #[test]
 fn a_failing_device_ends_the_run_with_the_resume_command() {
-    let folder = tempfile::tempdir().unwrap();
-    let (path, whole) = (folder.path().join("a"), folder.path().join("whole"));
-    let error = failed_after(config(), &path, "Grpo 3", || policy_pjrt::Error::Lost);
+    let (_folder, path) = run_path();
+    let error = lost_after(config(), &path, "Grpo 3", || policy_pjrt::Error::Lost);
     assert!(matches!(error, Error::PolicyFailed { .. }), "{error}");
     let text = error.to_string();
     let command = format!("`grpo train --resume {} --from step-000002`", path.display());
@@ -88,33 +88,27 @@ fn a_failing_device_ends_the_run_with_the_resume_command() {
     assert!(path.join("curves.svg").exists() && !path.join("summary.json").exists());
     // The suggested command finishes the run, with the result of an undisturbed one.
     finish(&mut Run::resume(&path, Some("step-000002"), &[]).unwrap()).unwrap();
-    finish(&mut Run::start(config(), Some(&whole)).unwrap()).unwrap();
-    assert!(weights(&path) == weights(&whole));
+    assert_undisturbed(config(), &path);
 }
 
 #[test]
 fn a_device_failure_before_the_first_checkpoint_starts_the_run_over() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("a");
+    let (_folder, path) = run_path();
     let mut config = config();
     config.run.save_steps = 0;
-    let text = failed_after(config, &path, "Warmup 3", || policy_pjrt::Error::Lost).to_string();
+    let text = lost_after(config, &path, "Warmup 3", || policy_pjrt::Error::Lost).to_string();
     assert!(text.contains("no checkpoint yet") && text.contains("`grpo train --resume "), "{text}");
-    finish(&mut Run::resume(&path, None, &[]).unwrap()).unwrap();
+    finish(&mut resume(&path, &[]).unwrap()).unwrap();
 }
 
 #[test]
 fn non_finite_logits_of_a_device_count_as_divergence() {
-    let folder = tempfile::tempdir().unwrap();
-    let error = failed_after(config(), &folder.path().join("a"), "Grpo 3", || policy_pjrt::Error::NotFinite {
-        sample: 1,
-        token: 2,
-    });
+    let (_folder, path) = run_path();
+    let not_finite = || policy_pjrt::Error::NotFinite { sample: 1, token: 2 };
+    let error = lost_after(config(), &path, "Grpo 3", not_finite);
     assert!(matches!(error, Error::Diverged { .. }), "{error}");
     let text = error.to_string();
-    for words in
-        ["logits of sample 1", "the last finite checkpoint is step-000002", "--from step-000002 --set optimizer"]
-    {
+    for words in ["logits of sample 1", "last finite checkpoint is step-000002", "step-000002 --set optimizer"] {
         assert!(text.contains(words), "{words}: {text}");
     }
 }

@@ -1,17 +1,16 @@
 //! Builds the training batch of a step, with advantages, from scored completions.
 
 use super::generate::{Group, greedy_rewards};
-use super::scores::{score_all, values_of_all};
-use super::{PhaseTimes, Sample, StepContext};
+use super::{PhaseTimes, Sample, StepContext, micro_batches};
 use crate::error::Result;
+use crate::micro_batch::sequence_batches;
 use grpo_core::advantages::{AdvantageConfig, AdvantageEstimator, AdvantageInputs, RewardValues};
 use grpo_core::batch::ValueTargets;
 use grpo_core::objective::explained_variance;
 use grpo_core::rewards::kl_in_reward;
 use grpo_core::{Advantages, Metrics, TokenBatch};
-use policy::{Policy, Sequence, Weights, token_batch};
+use policy::{Sequence, SequenceBatch, Weights, token_batch};
 use rewards::{Reward, Rewards};
-use std::time::Instant;
 
 /// The completions of one step, ready for training.
 pub(super) struct Generation {
@@ -23,7 +22,6 @@ pub(super) struct Generation {
 impl Generation {
     /// Concatenates the groups, scores their tokens and computes advantages.
     pub(super) fn new(
-        policy: &mut dyn Policy,
         context: &mut StepContext<'_>,
         groups: Vec<Group>,
         metrics: &mut Metrics,
@@ -32,7 +30,7 @@ impl Generation {
         let grpo = &context.config.grpo;
         let greedy = match grpo.advantages.estimator {
             AdvantageEstimator::Remax => {
-                let of_groups = greedy_rewards(policy, context, &groups)?;
+                let of_groups = greedy_rewards(context, &groups)?;
                 let of_rows = of_groups.into_iter().flat_map(|r| std::iter::repeat_n(r, grpo.num_generations));
                 Some(of_rows.collect::<Vec<_>>())
             }
@@ -47,20 +45,17 @@ impl Generation {
             samples.extend(group.samples);
         }
         let batch = token_batch(&sequences)?;
-        let batch = with_logps(policy, context, &sequences, batch, sampler_logp, times)?;
+        // These are the micro-batches of the updates, so that an unchanged policy gets ratios of exactly 1.
+        let parts = sequence_batches(&sequences, &batch, micro_batches(grpo))?;
+        let batch = with_logps(context, &parts, batch, sampler_logp, times)?;
+        let policy = &mut context.parts.policy;
         let values = match policy.has_value_head() {
-            true => {
-                let began = Instant::now();
-                let values = values_of_all(policy, &sequences, &batch, grpo)?;
-                times.add("values", began);
-                Some(values)
-            }
+            true => Some(times.time("values", || policy.values(&parts))?),
             false => None,
         };
-        let began = Instant::now();
-        let (advantages, returns) =
-            advantages(context, &batch, &samples, greedy.as_deref(), values.as_deref(), metrics)?;
-        times.add("adv", began);
+        drop(parts);
+        let (advantages, returns) = times
+            .time("adv", || advantages(context, &batch, &samples, greedy.as_deref(), values.as_deref(), metrics))?;
         for (b, sample) in samples.iter_mut().enumerate() {
             sample.advantage = match &advantages {
                 Advantages::PerSequence(of) => of[b],
@@ -80,14 +75,13 @@ impl Generation {
 
 /// Adds the log-probabilities that the loss and the rewards require.
 fn with_logps(
-    policy: &mut dyn Policy,
-    context: &StepContext<'_>,
-    sequences: &[Sequence],
+    context: &mut StepContext<'_>,
+    parts: &[SequenceBatch<'_>],
     mut batch: TokenBatch,
     sampler_logp: Vec<f32>,
     times: &mut PhaseTimes,
 ) -> Result<TokenBatch> {
-    let grpo = &context.config.grpo;
+    let (grpo, policy) = (&context.config.grpo, &mut context.parts.policy);
     // The engine samples from the policy itself. Its log-probabilities matter only if the loss corrects for the sampler, for example
     // with a custom engine.
     if context.loss.asks_for_sampler_logp() {
@@ -95,15 +89,11 @@ fn with_logps(
     }
     // With a single update, the policy is its own old policy and every ratio is 1.
     if grpo.updates() > 1 || grpo.use_kl_in_reward {
-        let began = Instant::now();
-        let scores = score_all(policy, Weights::Policy, sequences, &batch, grpo)?;
-        times.add("old_log_prob", began);
+        let scores = times.time("old_log_prob", || policy.score(Weights::Policy, parts))?;
         batch = batch.with_old_logp(scores.logp)?;
     }
     if policy.has_ref_policy() {
-        let began = Instant::now();
-        let scores = score_all(policy, Weights::RefPolicy, sequences, &batch, grpo)?;
-        times.add("ref", began);
+        let scores = times.time("ref", || policy.score(Weights::RefPolicy, parts))?;
         batch = batch.with_ref_logp(scores.logp)?;
     }
     Ok(batch)
@@ -127,7 +117,7 @@ fn advantages(
         values = penalised(context, &totals, batch, metrics)?;
         RewardValues::PerToken(&values)
     } else if grpo.advantages.estimator == AdvantageEstimator::Gdpo {
-        values = per_function(samples, context.rewards, &mut config);
+        values = per_function(samples, &context.parts.rewards, &mut config);
         RewardValues::PerSequence(&values)
     } else {
         RewardValues::PerSequence(&totals)

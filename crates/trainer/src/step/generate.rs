@@ -2,15 +2,14 @@
 
 use super::{PhaseTimes, Sample, StepContext};
 use crate::error::{Error, Result};
-use crate::prompts::{encode_prompts, opens_think};
-use crate::stops::Stops;
+use crate::prompts::encode_prompts;
+use crate::rollout::Completed;
 use data::Item;
 use grpo_core::Metrics;
-use policy::{Completion, Policy, RolloutRequest, Sampling};
+use policy::{Completion, Sampling};
 use rewards::{RewardInput, Rewards};
 use rng::Purpose;
 use run_config::{FilterGroupsConfig, REWARD};
-use std::time::Instant;
 
 /// A prompt and its completions.
 pub(super) struct Group {
@@ -47,7 +46,6 @@ impl Sampled {
 
 /// Samples generation batches until enough groups are kept (DAPO, arXiv 2503.14476); a single batch without a filter.
 pub(super) fn sample(
-    policy: &mut dyn Policy,
     context: &mut StepContext<'_>,
     step: u64,
     metrics: &mut Metrics,
@@ -65,10 +63,10 @@ pub(super) fn sample(
                 metric: filter.metric.clone(),
             });
         }
-        let items = context.dataset.next_batch(wanted)?;
-        let groups = sample_batch(policy, context, items, step, (batch * grpo.sequences()) as u64, times)?;
+        let items = context.parts.dataset.next_batch(wanted)?;
+        let groups = sample_batch(context, items, step, (batch * grpo.sequences()) as u64, times)?;
         let kept = match filter.enable {
-            true => keep(filter, context.rewards, &groups)?,
+            true => keep(filter, &context.parts.rewards, &groups)?,
             false => (0..groups.len()).collect(),
         };
         let first = sampled.all.len();
@@ -104,7 +102,6 @@ fn keep(filter: &FilterGroupsConfig, rewards: &Rewards, groups: &[Group]) -> Res
 
 /// Samples one generation batch. `first` is the number of samples that the step has already drawn.
 fn sample_batch(
-    policy: &mut dyn Policy,
     context: &mut StepContext<'_>,
     items: Vec<Item>,
     step: u64,
@@ -121,19 +118,11 @@ fn sample_batch(
         step,
         first,
     };
-    let prompts = encode_prompts(context.tokenizer, &items)?;
-    let began = Instant::now();
-    let completions = complete(policy, context, &prompts, num_generations, sampling)?;
-    times.add("gen", began);
-    let began = Instant::now();
-    let judged = completions.iter().enumerate().map(|(i, completion)| {
-        let group = i / num_generations;
-        (&items[group], &prompts[group][..], completion)
-    });
-    let samples = judge(judged, context)?;
-    let mut samples = samples.into_iter();
-    times.add("reward", began);
-    let mut completions = completions.into_iter();
+    let prompts = encode_prompts(&*context.parts.tokenizer, &items)?;
+    let completed = times.time("gen", || complete(context, &prompts, num_generations, sampling))?;
+    let rows: Vec<&Item> = items.iter().collect();
+    let mut samples = times.time("reward", || judge(context, &rows, &completed))?.into_iter();
+    let mut completions = completed.completions.into_iter();
     let groups = items.into_iter().zip(prompts).map(|(item, prompt)| {
         let completions = completions.by_ref().take(num_generations).collect();
         let samples = samples.by_ref().take(num_generations).collect();
@@ -143,76 +132,38 @@ fn sample_batch(
 }
 
 /// Returns the reward of the greedy completion of each group's prompt; NaN if it is missing.
-pub(super) fn greedy_rewards(
-    policy: &mut dyn Policy,
-    context: &mut StepContext<'_>,
-    groups: &[Group],
-) -> Result<Vec<f32>> {
+pub(super) fn greedy_rewards(context: &mut StepContext<'_>, groups: &[Group]) -> Result<Vec<f32>> {
     let prompts: Vec<Vec<u32>> = groups.iter().map(|group| group.prompt.clone()).collect();
-    let completions = complete(policy, context, &prompts, 1, Sampling::Greedy)?;
-    let judged = groups.iter().zip(&completions);
-    let judged = judged.map(|(group, completion)| (&group.item, &group.prompt[..], completion));
-    let samples = judge(judged, context)?;
+    let completed = complete(context, &prompts, 1, Sampling::Greedy)?;
+    let rows: Vec<&Item> = groups.iter().map(|group| &group.item).collect();
+    let samples = judge(context, &rows, &completed)?;
     Ok(samples.iter().map(|sample| sample.reward.total.unwrap_or(f32::NAN)).collect())
 }
 
 fn complete(
-    policy: &mut dyn Policy,
     context: &mut StepContext<'_>,
     prompts: &[Vec<u32>],
     num_generations: usize,
     sampling: Sampling,
-) -> Result<Vec<Completion>> {
-    let max_completion_length = context.config.rollout.max_completion_length();
-    let stops = Stops::new(&context.config.rollout, context.tokenizer);
-    let request = RolloutRequest {
-        prompts,
-        num_generations,
-        max_completion_length,
-        stop_ids: &stops.ids,
-        stop: stops.condition(),
-        sampling,
-    };
-    let completions = context.engine.generate(policy, &request)?;
-    let count = prompts.len() * num_generations;
-    if completions.len() != count || completions.iter().any(|c| c.ids.is_empty()) {
-        let expected = format!("{count} completions of at least one token");
-        return Err(Error::argument("rollout", expected, format!("{} completions", completions.len())));
-    }
-    Ok(completions)
+) -> Result<Completed> {
+    let rollout = &context.config.rollout;
+    context.parts.complete(rollout, prompts, num_generations, rollout.max_completion_length(), sampling)
 }
 
 /// Scores completions and returns them as samples. Each reward function gets all completions at once. A completion that a function failed
 /// to score has no reward; too many failures in a row are an error.
-fn judge<'a>(
-    completions: impl Iterator<Item = (&'a Item, &'a [u32], &'a Completion)>,
-    context: &mut StepContext<'_>,
-) -> Result<Vec<Sample>> {
-    let tokenizer = context.tokenizer;
-    let decode = |(item, prompt, completion): (&'a Item, &'a [u32], &'a Completion)| {
-        Ok((item, completion, opens_think(tokenizer, prompt), tokenizer.decode(&completion.ids)?))
-    };
-    let texts = completions.map(decode).collect::<models::Result<Vec<_>>>()?;
-    let inputs: Vec<RewardInput<'_>> = texts
-        .iter()
-        .map(|(item, completion, opens_think, text)| RewardInput {
-            item,
-            completion: text,
-            truncated: completion.truncated,
-            completion_ids: &completion.ids,
-            opens_think: *opens_think,
-        })
-        .collect();
-    let rewards = context.rewards.score(&inputs);
-    context.failures.count(context.rewards, &inputs, &rewards)?;
-    let sample = |((item, completion, _, text), reward): ((&Item, &Completion, bool, String), _)| Sample {
-        task: item.source.to_string(),
-        prompt: item.prompt.to_string(),
-        answer: item.answer.clone().unwrap_or_default(),
-        completion: text,
-        truncated: completion.truncated,
+fn judge(context: &mut StepContext<'_>, items: &[&Item], completed: &Completed) -> Result<Vec<Sample>> {
+    let inputs = completed.inputs(items);
+    let rewards = context.parts.rewards.score(&inputs);
+    context.failures.count(&context.parts.rewards, &inputs, &rewards)?;
+    let sample = |(input, reward): (&RewardInput<'_>, _)| Sample {
+        task: input.item.source.to_string(),
+        prompt: input.item.prompt.to_string(),
+        answer: input.item.answer.clone().unwrap_or_default(),
+        completion: input.completion.to_owned(),
+        truncated: input.truncated,
         reward,
         advantage: 0.0,
     };
-    Ok(texts.into_iter().zip(rewards).map(sample).collect())
+    Ok(inputs.iter().zip(rewards).map(sample).collect())
 }

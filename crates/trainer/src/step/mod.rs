@@ -3,25 +3,20 @@
 mod advantage;
 mod generate;
 mod record;
-mod scores;
-mod times;
 mod update;
 
 use crate::coefficients::Coefficients;
 use crate::error::Result;
+use crate::factory::Parts;
 use crate::micro_batch::split_evenly;
-use crate::ref_policy::follow;
 use crate::updates::Updates;
 use advantage::Generation;
-use data::Dataset;
 use grpo_core::{LossConfig, Metrics};
-use models::Tokenizer;
-use policy::{Policy, RolloutEngine};
-use rewards::{Failures, Reward, Rewards};
+use rewards::{Failures, Reward};
 use run_config::{GrpoConfig, TrainConfig};
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::time::Instant;
-pub use times::PhaseTimes;
 
 /// A sampled completion with its reward and advantage.
 #[derive(Clone, Debug, PartialEq)]
@@ -78,52 +73,44 @@ impl StepReport {
     }
 }
 
-/// The inputs and state of a step, without the policy.
-pub struct StepContext<'a> {
-    /// The configuration of the run.
-    pub config: &'a TrainConfig,
+/// The inputs and state of a step.
+pub(crate) struct StepContext<'a> {
+    pub(crate) config: &'a TrainConfig,
     /// The configuration of the loss, from [`TrainConfig::loss`].
-    pub loss: &'a LossConfig,
-    /// The tokenizer of the policy.
-    pub tokenizer: &'a dyn Tokenizer,
-    /// The data set of prompts.
-    pub dataset: &'a mut dyn Dataset,
-    /// The reward functions with their weights.
-    pub rewards: &'a Rewards,
+    pub(crate) loss: &'a LossConfig,
+    /// The policy needs a reference policy if a KL to it is configured.
+    pub(crate) parts: &'a mut Parts,
     /// Counts of consecutive failures of reward functions, over all steps.
-    pub failures: &'a mut Failures,
-    /// The engine that samples completions.
-    pub engine: &'a mut dyn RolloutEngine,
-    /// The schedule of the optimizer's updates.
-    pub updates: &'a mut Updates,
-    /// The adaptive coefficients.
-    pub coefficients: &'a mut Coefficients,
+    pub(crate) failures: &'a mut Failures,
+    pub(crate) updates: &'a mut Updates,
+    pub(crate) coefficients: &'a mut Coefficients,
 }
 
-/// Does GRPO step number `step` (from 0). `policy` needs a reference policy if a KL to it is configured.
+/// Does GRPO step number `step` (from 0).
 ///
 /// # Errors
-/// The errors of the data set, the engine, the advantages, the loss and the policy; [`crate::Error::TooFewGroups`] if dynamic sampling
-/// reached its limit; [`rewards::Error::TooManyFailures`] if a reward function failed too often in a row;
-/// [`policy::Error::NotFinite`] if the loss is not finite. The policy may then be in the middle of the step;
-/// [`Policy::roll_back`] restores it.
-pub fn grpo_step(policy: &mut dyn Policy, context: &mut StepContext<'_>, step: u64) -> Result<StepReport> {
+/// The errors of [`crate::Trainer::grpo_step`]. The policy may then be in the middle of the step; [`policy::Policy::roll_back`] restores it.
+pub(crate) fn grpo_step(context: &mut StepContext<'_>, step: u64) -> Result<StepReport> {
     let grpo = &context.config.grpo;
     let (mut metrics, mut times) = (Metrics::default(), PhaseTimes::default());
-    let sampled = generate::sample(policy, context, step, &mut metrics, &mut times)?;
-    record::record(&mut metrics, &sampled.all, context.rewards, context.config);
+    let sampled = generate::sample(context, step, &mut metrics, &mut times)?;
+    record::record(&mut metrics, &sampled.all, &context.parts.rewards, context.config);
     let tokens = sampled.tokens();
     metrics.mean("num_tokens", tokens as f64, 1.0);
-    let generation = Generation::new(policy, context, sampled.into_kept(), &mut metrics, &mut times)?;
+    let generation = Generation::new(context, sampled.into_kept(), &mut metrics, &mut times)?;
     let mut skipped = 0.0;
     let began = Instant::now();
     for _ in 0..grpo.num_iterations {
         for rows in updates(grpo) {
-            if update::update_policy(policy, context, &generation, rows, &mut metrics)? {
-                let steps = policy.optimizer_steps();
-                follow(policy, steps, grpo)?;
-            } else {
+            if !update::update_policy(context, &generation, rows, &mut metrics)? {
                 skipped += 1.0;
+                continue;
+            }
+            // TR-DPO, arXiv 2404.09656; as in TRL's SyncRefModelCallback, optimizer steps count from 1.
+            let policy = &mut context.parts.policy;
+            let is_due = grpo.sync_ref_model && policy.optimizer_steps().is_multiple_of(grpo.ref_model_sync_steps);
+            if is_due {
+                policy.mix_ref_policy(grpo.ref_model_mixup_alpha)?;
             }
         }
     }
@@ -134,9 +121,42 @@ pub fn grpo_step(policy: &mut dyn Policy, context: &mut StepContext<'_>, step: u
     Ok(StepReport { step: step + 1, metrics, samples: generation.samples, tokens, times })
 }
 
+/// Seconds of wall time by phase, by verl's names: `gen` (sampling), `reward`, `old_log_prob` and `ref` (scoring), `values`, `adv`,
+/// `update_actor` (forward, loss, backward and the optimizer). Phases that a step does not have are missing.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct PhaseTimes(BTreeMap<&'static str, f64>);
+
+impl PhaseTimes {
+    /// Adds the time since `began` to a phase.
+    fn add(&mut self, phase: &'static str, began: Instant) {
+        *self.0.entry(phase).or_default() += began.elapsed().as_secs_f64();
+    }
+
+    /// Calls `work` and adds its time to a phase.
+    fn time<T>(&mut self, phase: &'static str, work: impl FnOnce() -> T) -> T {
+        let began = Instant::now();
+        let result = work();
+        self.add(phase, began);
+        result
+    }
+
+    /// Returns the phases and their seconds, as metrics `timing_s/PHASE`.
+    pub fn metrics(&self) -> impl Iterator<Item = (String, f64)> + '_ {
+        self.0.iter().map(|(phase, seconds)| (format!("timing_s/{phase}"), *seconds))
+    }
+}
+
 /// Returns the sequences of each optimizer step of one pass: contiguous whole groups.
 fn updates(grpo: &GrpoConfig) -> impl Iterator<Item = Range<usize>> {
     let per_prompt = grpo.num_generations;
     split_evenly(grpo.prompts_per_step, grpo.steps_per_generation)
         .map(move |groups| groups.start * per_prompt..groups.end * per_prompt)
+}
+
+/// Returns the sequences of every micro-batch of a pass.
+fn micro_batches(grpo: &GrpoConfig) -> impl Iterator<Item = Range<usize>> {
+    updates(grpo).flat_map(|rows| {
+        split_evenly(rows.len(), grpo.gradient_accumulation_steps)
+            .map(move |part| rows.start + part.start..rows.start + part.end)
+    })
 }

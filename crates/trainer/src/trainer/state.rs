@@ -1,10 +1,11 @@
 //! Exports and restores the state that a run needs to continue.
 
-use super::{Trainer, grpo_updates, warmup_updates};
+use super::{Trainer, updates};
 use crate::coefficients::{CoefficientState, Coefficients};
-use crate::error::{Error, Result};
+use crate::error::Result;
+use crate::updates::Updates;
 use models::NamedTensor;
-use policy::{PolicyState, StateGroup, TensorSource, Weights, export_all};
+use policy::{Error, PolicyState, StateGroup, TensorSource, Weights, export_all};
 use serde::{Deserialize, Serialize};
 
 /// Counters of a run's progress.
@@ -48,7 +49,7 @@ impl Trainer {
     pub fn counters(&self) -> Counters {
         Counters {
             optimizer_steps: self.parts.policy.optimizer_steps(),
-            skipped_in_a_row: self.updates.skipped_in_a_row(),
+            skipped_in_a_row: self.updates.skipped_in_a_row,
             data_cursor: self.parts.dataset.cursor(),
             ..self.counters
         }
@@ -93,12 +94,12 @@ impl Trainer {
             ("counter grpo_steps", self.config.grpo.max_steps, counters.grpo_steps),
         ] {
             if found > limit {
-                return Err(Error::state(what, format!("at most {limit}"), found));
+                return Err(Error::state(what, format!("at most {limit}"), found).into());
             }
         }
         let warm = counters.warm;
         if !warm && counters.grpo_steps > 0 {
-            return Err(Error::state("counter grpo_steps", "0 during the warm-up", counters.grpo_steps));
+            return Err(Error::state("counter grpo_steps", "0 during the warm-up", counters.grpo_steps).into());
         }
         let coefficients = Coefficients::new(&self.config).with_state(&state.coefficients)?;
         let ref_policy: Option<&dyn TensorSource> =
@@ -108,21 +109,22 @@ impl Trainer {
                 // The reference policy of adapters is the base model, which checkpoints do not contain.
                 (true, true) if self.config.lora.is_some() => Some(&state.ref_policy),
                 (true, true) => {
-                    return Err(Error::state("the reference", "its weights, because there is a KL to it", "none"));
+                    let expected = "its weights, because there is a KL to it";
+                    return Err(Error::state("the reference", expected, "none").into());
                 }
                 (false, false) => {
-                    return Err(Error::state("the reference", "none, because there is no KL to it", "weights"));
+                    return Err(Error::state("the reference", "none, because there is no KL to it", "weights").into());
                 }
             };
-        let updates = if warm { grpo_updates(&self.config) } else { warmup_updates(&self.config) };
+        let updates = updates(&self.config, warm);
         self.parts.policy.import(&PolicyState {
             policy: &state.policy,
             ref_policy,
             optimizer: &state.optimizer,
             optimizer_steps: counters.optimizer_steps,
-            adamw: &updates.config().adamw(),
+            adamw: &updates.config.adamw(),
         })?;
-        self.updates = updates.with_skipped_in_a_row(counters.skipped_in_a_row);
+        self.updates = Updates { skipped_in_a_row: counters.skipped_in_a_row, ..updates };
         self.coefficients = coefficients;
         self.parts.dataset.set_cursor(counters.data_cursor);
         self.counters = counters;

@@ -1,17 +1,17 @@
 //! Every loss trains pretrained models of every family for a whole step, from sampling to AdamW.
 
+use super::scored;
 use grpo_core::{AdvantageEstimator, LossConfig};
 use grpo_files::Layers;
 use models::{NamedTensor, Tokenizer};
-use rewards::{RewardFn, RewardInput, Rewards};
 use rstest::rstest;
 use std::path::{Path, PathBuf};
 use testkit::family;
 use trainer::{Error, ModelSource, Parts, TrainConfig, Trainer};
 
 /// A tokenizer with one token per character of Latin-1, for models without one.
-struct Latin1 {
-    vocab_size: usize,
+pub(crate) struct Latin1 {
+    pub(crate) vocab_size: usize,
 }
 
 impl Tokenizer for Latin1 {
@@ -45,20 +45,6 @@ impl Tokenizer for Latin1 {
     }
 }
 
-/// A reward: the mean character code, which differs between the completions of a group.
-struct MeanCode;
-
-impl RewardFn for MeanCode {
-    fn name(&self) -> &str {
-        "mean_code"
-    }
-
-    fn score(&self, input: &RewardInput<'_>) -> Option<f32> {
-        let codes = input.completion.chars().map(u32::from);
-        Some(codes.sum::<u32>() as f32 / input.completion.chars().count() as f32 / 256.0)
-    }
-}
-
 fn repository(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path)
 }
@@ -86,7 +72,11 @@ fn config(model: &str, loss: LossConfig) -> TrainConfig {
 fn trainer(config: TrainConfig) -> Result<Trainer, Error> {
     let ModelSource::Pretrained(model) = &config.model else { unreachable!("every model here is read") };
     let vocab_size = models::ModelFolder::open(Path::new(model))?.config().vocab_size;
-    let rewards = Rewards::from_terms(vec![(Box::new(MeanCode), 1.0)])?;
+    // The mean character code, which differs between the completions of a group.
+    let rewards = scored("mean_code", |input| {
+        let codes = input.completion.chars().map(u32::from);
+        Some(codes.sum::<u32>() as f32 / input.completion.chars().count() as f32 / 256.0)
+    });
     let parts = Parts { rewards, ..Parts::with_tokenizer(&config, Box::new(Latin1 { vocab_size }))? };
     Trainer::with_parts(config, parts)
 }
@@ -140,16 +130,11 @@ fn refused(config: TrainConfig) -> String {
 }
 
 /// Rollouts of a pretrained model sample from its unmodified logits, at the temperature of `rollout`.
-#[rstest]
-#[case::logit_scale("logit_scale", "loss.logit_scale")]
-#[case::negative_scale("negative_scale", "loss.logit_scale")]
-#[case::softcap("softcap", "loss.logit_scale")]
-fn a_loss_on_logits_other_than_the_sampled_ones_is_refused(#[case] loss: &str, #[case] key: &str) {
-    assert_eq!(refused(config("qwen2", family::loss(loss))), key);
-}
-
 #[test]
-fn a_softcap_or_temperature_of_the_loss_alone_is_refused() {
+fn a_loss_on_logits_other_than_the_sampled_ones_is_refused() {
+    for name in ["logit_scale", "negative_scale", "softcap"] {
+        assert_eq!(refused(config("qwen2", family::loss(name))), "loss.logit_scale", "{name}");
+    }
     let softcap = LossConfig { final_logit_softcapping: Some(30.0), ..LossConfig::default() };
     assert_eq!(refused(config("qwen2", softcap)), "loss.final_logit_softcapping");
     let mut cooler = config("qwen2", LossConfig { temperature: 0.5, ..LossConfig::default() });

@@ -1,5 +1,7 @@
 //! The loop trains a custom policy that is not a decoder and uses no tensor library.
 
+use super::losses::Latin1;
+use super::scored;
 use grpo_core::{LossOutput, Scores};
 use models::{CharTokenizer, NamedTensor, Tokenizer};
 use policy::{
@@ -7,13 +9,15 @@ use policy::{
     StepLoss, TensorSink, TensorSource, UpdateReport, Weights,
 };
 use rand::RngExt;
-use rewards::{RewardFn, RewardInput, Rewards};
 use std::borrow::Cow;
+use std::sync::{Arc, Mutex};
 use trainer::{Parts, Phase, TrainConfig, Trainer};
 
 /// A policy with one logit per token, independent of the context: softmax over V weights, trained by plain gradient descent.
 #[derive(Clone)]
-struct Unigram {
+pub(crate) struct Unigram {
+    /// The tokens that it was trained on.
+    pub(crate) trained_on: Arc<Mutex<Vec<i64>>>,
     logits: Vec<f32>,
     ref_logits: Option<Vec<f32>>,
     gradient: Vec<f64>,
@@ -22,9 +26,9 @@ struct Unigram {
 }
 
 impl Unigram {
-    fn new() -> Self {
-        let logits = vec![0.0; CharTokenizer::VOCAB_SIZE];
-        Self { gradient: vec![0.0; logits.len()], logits, ref_logits: None, steps: 0, remembered: None }
+    pub(crate) fn new() -> Self {
+        let (logits, gradient) = (vec![0.0; CharTokenizer::VOCAB_SIZE], vec![0.0; CharTokenizer::VOCAB_SIZE]);
+        Self { trained_on: Arc::default(), logits, ref_logits: None, gradient, steps: 0, remembered: None }
     }
 }
 
@@ -93,6 +97,7 @@ impl Policy for Unigram {
         let mut output = LossOutput { scores: self.score(Weights::Policy, batches)?, ..LossOutput::default() };
         for batch in batches {
             let tokens = &batch.tokens;
+            self.trained_on.lock().unwrap().extend(tokens.targets());
             for sequence in 0..tokens.sequences() {
                 for row in tokens.range(sequence) {
                     let id = tokens.targets()[row] as usize;
@@ -195,19 +200,6 @@ fn ends(ids: &[u32], stop_ids: &[u32]) -> bool {
     ids.last().is_some_and(|last| stop_ids.contains(last))
 }
 
-/// A reward of 1 for every `7`, which no task asks for.
-struct Sevens;
-
-impl RewardFn for Sevens {
-    fn name(&self) -> &str {
-        "sevens"
-    }
-
-    fn score(&self, input: &RewardInput<'_>) -> Option<f32> {
-        Some(input.completion.matches('7').count() as f32)
-    }
-}
-
 fn config() -> TrainConfig {
     let mut config = TrainConfig::built_in();
     config.warmup.steps = 0;
@@ -220,33 +212,10 @@ fn config() -> TrainConfig {
 }
 
 fn run(config: TrainConfig) -> Trainer {
-    let rewards = Rewards::from_terms(vec![(Box::new(Sevens), 1.0)]).unwrap();
+    // A reward of 1 for every `7`, which no task asks for.
+    let rewards = scored("sevens", |input| Some(input.completion.matches('7').count() as f32));
     let parts = Parts { policy: Box::new(Unigram::new()), rewards, ..Parts::from_config(&config).unwrap() };
     Trainer::with_parts(config, parts).unwrap()
-}
-
-/// The character tokenizer with seven unused tokens in addition.
-struct Wider;
-
-impl Tokenizer for Wider {
-    fn vocab_size(&self) -> usize {
-        CharTokenizer.vocab_size() + 7
-    }
-    fn eos_id(&self) -> u32 {
-        CharTokenizer.eos_id()
-    }
-    fn pad_id(&self) -> u32 {
-        CharTokenizer.pad_id()
-    }
-    fn encode(&self, text: &str) -> models::Result<Vec<u32>> {
-        CharTokenizer.encode(text)
-    }
-    fn encode_prompt(&self, text: &str) -> models::Result<Vec<u32>> {
-        CharTokenizer.encode_prompt(text)
-    }
-    fn decode(&self, ids: &[u32]) -> models::Result<String> {
-        CharTokenizer.decode(ids)
-    }
 }
 
 #[test]
@@ -256,11 +225,12 @@ fn a_custom_tokenizer_must_match_the_vocabulary_size() {
     let refused = |config: &TrainConfig, tokenizer: Box<dyn Tokenizer>| {
         Parts::with_tokenizer(config, tokenizer).err().expect("another number of tokens").to_string()
     };
-    assert!(refused(&config, Box::new(Wider)).contains("model.vocab_size"));
-    config.model.shape_mut().vocab_size = Wider.vocab_size();
+    let wider = || Box::new(Latin1 { vocab_size: 128 });
+    assert!(refused(&config, wider()).contains("model.vocab_size"));
+    config.model.shape_mut().vocab_size = 128;
     assert!(refused(&config, Box::new(CharTokenizer)).contains("model.vocab_size"));
     let policy = Box::new(Unigram::new());
-    let parts = Parts { policy, ..Parts::with_tokenizer(&config, Box::new(Wider)).unwrap() };
+    let parts = Parts { policy, ..Parts::with_tokenizer(&config, wider()).unwrap() };
     let mut run = Trainer::with_parts(config, parts).unwrap();
     assert!(run.grpo_step().unwrap().metric("reward").is_finite());
 }

@@ -1,11 +1,10 @@
 //! Training uses exactly what was sampled: the same ids, positions and probabilities.
 
-use grpo_core::{Backend, GradsMut, LossConfig, LossOutput, LossPlan, MemoryReport, PlanRequest, PolicyInput, Scores};
-use grpo_core::{Error as LossError, TensorMut, TokenBatch};
+use super::own_policy::Unigram;
+use grpo_core::LossConfig;
 use models::{CharTokenizer, ModelConfig, Tokenizer};
 use policy::{Completion, Policy, Result, RolloutEngine, RolloutRequest};
-use policy_cpu::{CpuPolicy, PolicyLoss};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use trainer::{Parts, TrainConfig, Trainer};
 
 /// Returns one step with one update and one micro-batch, on prompts of different lengths.
@@ -89,14 +88,6 @@ fn faulty_rollouts_are_detected() {
     }
 }
 
-#[test]
-fn a_loss_at_another_temperature_is_refused() {
-    let mut config = config();
-    config.loss.temperature = 0.5;
-    let message = Trainer::new(config).err().unwrap().to_string();
-    assert!(message.contains("loss.temperature") && message.contains("0.5"), "{message}");
-}
-
 /// An engine that returns tokens which no text encodes to: padding and BOS inside a completion.
 struct Strays;
 
@@ -114,51 +105,6 @@ impl RolloutEngine for Strays {
     }
 }
 
-/// The CPU backend, which records the targets of every call.
-#[derive(Default)]
-struct Watched(Arc<Mutex<Vec<i64>>>);
-
-struct WatchedPlan(Box<dyn LossPlan>, Arc<Mutex<Vec<i64>>>);
-
-impl Backend for Watched {
-    fn name(&self) -> &str {
-        "watched"
-    }
-
-    fn plan(&self, request: &PlanRequest) -> std::result::Result<Box<dyn LossPlan>, LossError> {
-        Ok(Box::new(WatchedPlan(backend_cpu::CpuBackend::new().plan(request)?, Arc::clone(&self.0))))
-    }
-}
-
-impl LossPlan for WatchedPlan {
-    fn score(&mut self, policy: PolicyInput<'_>, batch: &TokenBatch) -> std::result::Result<Scores, LossError> {
-        self.0.score(policy, batch)
-    }
-
-    fn value_and_grad(
-        &mut self,
-        policy: PolicyInput<'_>,
-        batch: &TokenBatch,
-        grads: GradsMut<'_>,
-    ) -> std::result::Result<LossOutput, LossError> {
-        self.1.lock().unwrap().extend(batch.targets());
-        self.0.value_and_grad(policy, batch, grads)
-    }
-
-    fn value_and_grad_in_place(
-        &mut self,
-        logits: TensorMut<'_>,
-        batch: &TokenBatch,
-    ) -> std::result::Result<LossOutput, LossError> {
-        self.1.lock().unwrap().extend(batch.targets());
-        self.0.value_and_grad_in_place(logits, batch)
-    }
-
-    fn memory(&self) -> MemoryReport {
-        self.0.memory()
-    }
-}
-
 /// Only rewards use the text. Encoding it again would give different ids.
 #[test]
 fn training_uses_the_sampled_ids() {
@@ -166,14 +112,8 @@ fn training_uses_the_sampled_ids() {
     let naive = CharTokenizer.encode_completion(&text).unwrap();
     assert!(naive.len() > 2 * STRAYS.len(), "naive: {text:?} is {naive:?}");
 
-    let targets = Arc::<Mutex<Vec<i64>>>::default();
-    let loss = PolicyLoss {
-        config: config().loss().into(),
-        backend: Arc::new(Watched(Arc::clone(&targets))),
-        implementation: config().grpo.implementation,
-        max_tokens: 1,
-    };
-    let policy = CpuPolicy::new(config().model.shape().unwrap(), config().seed, loss).unwrap();
+    let policy = Unigram::new();
+    let targets = Arc::clone(&policy.trained_on);
     let parts = Parts { policy: Box::new(policy), engine: Box::new(Strays), ..Parts::from_config(&config()).unwrap() };
     let mut run = Trainer::with_parts(config(), parts).unwrap();
     let report = run.grpo_step().unwrap();

@@ -1,17 +1,9 @@
 //! Features around the loss: KL in the reward, adaptive entropy bonus, dynamic sampling, synced reference policy.
 
 use super::*;
+use crate::scored;
 use grpo_core::AdvantageEstimator;
 use trainer::coefficients::Exact;
-
-/// Returns a run right after its warm-up.
-fn warm(config: TrainConfig) -> Trainer {
-    let mut run = Trainer::new(config).unwrap();
-    while run.phase() == Phase::Warmup {
-        run.warmup_step().unwrap();
-    }
-    run
-}
 
 /// Returns a configuration with the KL in the reward only and completions of one token.
 fn one_token_kl() -> TrainConfig {
@@ -28,7 +20,7 @@ fn one_token_kl() -> TrainConfig {
 fn kl_in_reward_is_subtracted_from_the_reward() {
     let mut config = one_token_kl();
     config.grpo.kl_ctrl.kl_coef = 0.5;
-    let mut run = warm(config);
+    let mut run = warmed_up(config);
     // In the first step the reference equals the policy.
     let first = run.grpo_step().unwrap();
     assert_eq!(first.metrics.value("actor/reward_kl_penalty"), Some(0.0));
@@ -52,7 +44,7 @@ fn the_adaptive_kl_coefficient_follows_the_kl() {
     config.grpo.kl_ctrl.target_kl = 1e-9;
     config.grpo.kl_ctrl.horizon = 96.0;
     config.grpo.kl_penalty = grpo_core::KlEstimator::K3;
-    let mut run = warm(config);
+    let mut run = warmed_up(config);
     // 24 completions per step, a quarter of the horizon. Without a KL, the coefficient falls by a fifth of that; far above the target, it rises.
     let coefs = [0, 1, 2].map(|_| run.grpo_step().unwrap().metric("actor/reward_kl_penalty_coeff"));
     let expected = [0.5, 0.5 * (1.0 - 0.05), 0.5 * (1.0 - 0.05) * (1.0 + 0.05)];
@@ -93,7 +85,7 @@ fn every_estimator_trains_with_and_without_the_kl(
         assert!(error.contains("grpo.advantages.estimator") && error.contains("use_kl_in_reward"), "{error}");
         return;
     }
-    let mut run = warm(config);
+    let mut run = warmed_up(config);
     for _ in 0..2 {
         let report = run.grpo_step().unwrap();
         assert!(report.samples.iter().any(|s| s.advantage != 0.0) && report.metric("grad_norm") > 0.0);
@@ -110,7 +102,7 @@ fn the_entropy_coefficient_moves_with_every_optimizer_step() {
         config.grpo.entropy_coef_delta = 0.001;
         config.grpo.entropy_coef_min = 0.0185;
         config.grpo.entropy_target = target;
-        let mut run = warm(config);
+        let mut run = warmed_up(config);
         let report = run.grpo_step().unwrap();
         let state = run.state().unwrap().coefficients;
         let (coef, last) = (state.entropy_coef.unwrap().0, state.last_entropy.unwrap().0);
@@ -136,7 +128,7 @@ fn an_adaptive_entropy_coefficient_without_change_equals_a_static_one(
         config.grpo.use_adaptive_entropy = adaptive;
         config.grpo.entropy_coef_delta = 0.0;
         config.grpo.entropy_target = 100.0;
-        let mut run = warm(config);
+        let mut run = warmed_up(config);
         let mut state = run.state().unwrap();
         // Before the first measurement there is no bonus.
         state.coefficients.last_entropy = adaptive.then_some(Exact(1.0));
@@ -163,7 +155,7 @@ fn dynamic_sampling_replaces_filtered_groups() {
         config.grpo.filter_groups.enable = enable;
         config
     };
-    let mut run = warm(config(true));
+    let mut run = warmed_up(config(true));
     let before = run.counters().data_cursor;
     let report = run.grpo_step().unwrap();
     let count = |name: &str| report.metric(&format!("filter_groups/{name}")) as usize;
@@ -181,27 +173,30 @@ fn dynamic_sampling_replaces_filtered_groups() {
     // Metrics of samples cover all samples.
     let equal = report.metric("frac_reward_zero_std") * (6 * batches) as f64;
     assert!((equal - evicted as f64).abs() < 1e-9, "{equal} {evicted}");
-    let plain = warm(config(false)).grpo_step().unwrap();
+    let plain = warmed_up(config(false)).grpo_step().unwrap();
     assert!(report.tokens > plain.tokens);
     assert!(plain.samples.chunks(2).any(|group| group[0].reward.total == group[1].reward.total));
 }
 
-#[test]
-fn a_reference_mixed_with_alpha_1_equals_the_policy() {
+#[rstest]
+fn the_reference_is_mixed_every_ref_model_sync_steps(#[values(false, true)] sync_ref_model: bool) {
     let mut config = small();
-    config.grpo.sync_ref_model = true;
-    config.grpo.ref_model_mixup_alpha = 1.0;
+    config.grpo.sync_ref_model = sync_ref_model;
+    config.grpo.ref_model_mixup_alpha = 0.75;
     // Four optimizer steps per GRPO step.
     config.grpo.ref_model_sync_steps = 8;
-    let mut run = warm(config);
-    let same = |run: &Trainer| {
-        let state = run.state().unwrap();
-        state.policy == state.ref_policy
-    };
-    assert!(same(&run));
-    for follows in [false, true, false, true] {
+    let mut run = warmed_up(config);
+    for is_due in [false, true, false, true] {
+        let before = run.state().unwrap().ref_policy;
         run.grpo_step().unwrap();
-        assert_eq!(same(&run), follows);
+        let state = run.state().unwrap();
+        let alpha = if is_due && sync_ref_model { 0.75 } else { 0.0 };
+        for ((policy, before), after) in state.policy.iter().zip(&before).zip(&state.ref_policy) {
+            for ((policy, before), after) in policy.data.iter().zip(&before.data).zip(&after.data) {
+                assert!((alpha * policy + (1.0 - alpha) * before - after).abs() < 1e-6, "{policy} {before} {after}");
+            }
+        }
+        assert_eq!(state.ref_policy != before, is_due && sync_ref_model);
     }
 }
 
@@ -212,7 +207,7 @@ fn ppo_trains_values_with_the_policy(#[values(1, 4)] num_generations: usize, #[v
     config.grpo.use_kl_in_reward = kl;
     config.grpo.advantages.lam = 0.95;
     config.optimizer.learning_rate = 0.01;
-    let mut run = warm(config);
+    let mut run = warmed_up(config);
     let head = |run: &Trainer| {
         let of_head = |tensor: &NamedTensor| tensor.name.starts_with("value_head");
         weights(run).into_iter().filter(of_head).collect::<Vec<_>>()
@@ -231,37 +226,25 @@ fn ppo_trains_values_with_the_policy(#[values(1, 4)] num_generations: usize, #[v
     assert!(second.times.metrics().any(|(name, _)| name == "timing_s/values"));
 }
 
-/// Returns a run right after its warm-up in which all completions get the same reward.
-fn judged_by(config: TrainConfig, reward: Option<f32>) -> Trainer {
-    struct Always(Option<f32>);
-    impl RewardFn for Always {
-        fn name(&self) -> &str {
-            "always"
-        }
-        fn score(&self, _: &RewardInput<'_>) -> Option<f32> {
-            self.0
-        }
-    }
-    let rewards = Rewards::from_terms(vec![(Box::new(Always(reward)), 1.0)]).unwrap();
-    let parts = Parts { rewards, ..Parts::from_config(&config).unwrap() };
-    let mut run = Trainer::with_parts(config, parts).unwrap();
-    while run.phase() == Phase::Warmup {
-        run.warmup_step().unwrap();
-    }
-    run
+/// Returns a run of PPO right after its warm-up, in which all completions get the same reward.
+fn judged_by(reward: Option<f32>, change: fn(&mut TrainConfig)) -> Trainer {
+    let mut config = ppo();
+    config.grpo.use_kl_in_reward = false;
+    config.loss.beta = 0.0;
+    change(&mut config);
+    let parts = Parts { rewards: scored("always", move |_| reward), ..Parts::from_config(&config).unwrap() };
+    warm(Trainer::with_parts(config, parts).unwrap())
 }
 
 #[test]
 fn trained_values_predict_the_rewards() {
-    let mut config = ppo();
-    config.grpo.use_kl_in_reward = false;
-    config.loss.beta = 0.0;
-    config.grpo.max_steps = 40;
-    config.grpo.cliprange_value = None;
-    config.grpo.num_iterations = 1;
-    config.grpo.advantage_scale = 0.0;
-    config.optimizer.learning_rate = 0.01;
-    let mut run = judged_by(config, Some(1.0));
+    let mut run = judged_by(Some(1.0), |config| {
+        config.grpo.max_steps = 40;
+        config.grpo.cliprange_value = None;
+        config.grpo.num_iterations = 1;
+        config.grpo.advantage_scale = 0.0;
+        config.optimizer.learning_rate = 0.01;
+    });
     let losses: Vec<f64> = (0..40).map(|_| run.grpo_step().unwrap().metric("value_loss")).collect();
     // The values start at 0, and every return is 1.
     assert!(losses[0] > 0.3 && losses[30..].iter().all(|loss| *loss < 0.05), "{losses:?}");
@@ -269,10 +252,7 @@ fn trained_values_predict_the_rewards() {
 
 #[test]
 fn completions_without_a_reward_do_not_train_values() {
-    let mut config = ppo();
-    config.grpo.use_kl_in_reward = false;
-    config.loss.beta = 0.0;
-    let report = judged_by(config, None).grpo_step().unwrap();
+    let report = judged_by(None, |_| {}).grpo_step().unwrap();
     assert_eq!((report.metric("value_loss"), report.metric("grad_norm")), (0.0, 0.0));
     assert_eq!(report.metrics.value("return_mean"), None);
 }

@@ -1,9 +1,8 @@
 //! Metrics of evaluations with scripted completions.
 
-use super::scripted::{Power, Script, TWO, scripted, with_parts};
+use super::scripted::{Script, scripted};
 use super::*;
-use data::Item;
-use data::task::Comparison;
+use data::DataFile;
 
 /// Four samples, of which two return at least 1.
 const FOUR: Script = Script { sampled: &["1.", "0.", "0.", "3."], greedy: "0." };
@@ -46,43 +45,18 @@ fn greedy_evaluations_have_one_completion_per_problem() {
 }
 
 #[test]
-fn pass_reward_must_be_a_reward_of_the_run() {
-    let mut config = small();
-    config.eval.pass_reward = Some("nobody".into());
-    let error = with_parts(config, vec![(Box::new(Power("number", 1)), 1.0)], TWO).err().unwrap().to_string();
-    assert!(error.contains("`eval.pass_reward`") && error.contains("number"), "{error}");
-}
-
-#[test]
 fn num_problems_0_evaluates_all_held_out_rows() {
-    /// Five held-out rows.
-    struct Finite(TaskMixture);
-    impl data::Dataset for Finite {
-        fn next_batch(&mut self, count: usize) -> data::Result<Vec<Item>> {
-            self.0.next_batch(count)
-        }
-        fn held_out(&self, count: usize) -> data::Result<Vec<Item>> {
-            self.0.held_out(count)
-        }
-        fn num_held_out(&self) -> Option<usize> {
-            Some(5)
-        }
-        fn probe(&self, count: usize) -> data::Result<Vec<Item>> {
-            self.0.probe(count)
-        }
-        fn cursor(&self) -> u64 {
-            self.0.cursor()
-        }
-        fn set_cursor(&mut self, cursor: u64) {
-            self.0.set_cursor(cursor);
-        }
-    }
     let mut config = small();
     config.eval.num_problems = Some(0);
     let endless = Trainer::new(config.clone()).err().unwrap().to_string();
     assert!(endless.contains("`eval.num_problems`") && endless.contains("without end"), "{endless}");
-    let tasks: data::WeightedTasks = vec![(Arc::new(Comparison { max_number: 50 }), 1.0)];
-    let dataset = Box::new(Finite(TaskMixture::from_tasks(tasks, 0.1, 0).unwrap()));
-    let parts = Parts { dataset, ..Parts::from_config(&config).unwrap() };
-    assert_eq!(Trainer::with_parts(config, parts).unwrap().evaluate().unwrap().problems, 5);
+    let folder = tempfile::tempdir().unwrap();
+    let file = |name: &str, prompt: &str, rows: usize| {
+        let path = folder.path().join(name);
+        std::fs::write(&path, format!("{{\"prompt\": \"{prompt}\", \"answer\": \"7\"}}\n").repeat(rows)).unwrap();
+        vec![DataFile::new(path)]
+    };
+    config.data.files = file("rows.jsonl", "2+5=", 9);
+    config.data.eval_files = file("held_out.jsonl", "3+4=", 5);
+    assert_eq!(Trainer::new(config).unwrap().evaluate().unwrap().problems, 5);
 }

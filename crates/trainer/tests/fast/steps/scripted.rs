@@ -1,9 +1,8 @@
 //! Steps with scripted completions, whose numbers can be computed by hand.
 
 use super::*;
-use data::task::Comparison;
-use grpo_core::advantages::Whitening;
-use grpo_core::{AdvantageConfig, AdvantageEstimator, LossConfig};
+use crate::Scored;
+use data::task::{Comparison, Task};
 use models::{CharTokenizer, Tokenizer};
 use policy::{Completion, RolloutEngine, RolloutRequest, Sampling};
 use std::sync::Mutex;
@@ -32,50 +31,42 @@ fn completion(text: &str) -> policy::Result<Completion> {
     Ok(Completion { logps: vec![-1.0; ids.len()], ids, truncated })
 }
 
-/// A reward: the number in the completion to some power.
-pub(super) struct Power(pub(super) &'static str, pub(super) i32);
+/// Reward functions with their weights.
+pub(super) type Terms = Vec<(Box<dyn RewardFn>, f32)>;
 
-impl RewardFn for Power {
-    fn name(&self) -> &str {
-        self.0
-    }
-    fn score(&self, input: &RewardInput<'_>) -> Option<f32> {
-        input.completion.parse::<f32>().ok().map(|number| number.powi(self.1))
-    }
+/// Returns a reward with a weight: the number in the completion to some power.
+pub(super) fn power(name: &'static str, exponent: i32, weight: f32) -> (Box<dyn RewardFn>, f32) {
+    let score = move |input: &RewardInput<'_>| input.completion.parse::<f32>().ok().map(|number| number.powi(exponent));
+    (Box::new(Scored(name, score)), weight)
 }
 
-/// Returns a run of one group per step. Rewards are the number in the completion, and with `squares` also half its negative square.
-pub(super) fn scripted(script: Script, config: TrainConfig, squares: bool) -> Trainer {
-    let num_generations = script.sampled.len();
-    with_engine(script, num_generations, config, squares)
-}
-
-fn with_engine(
-    engine: impl RolloutEngine + 'static,
-    num_generations: usize,
-    config: TrainConfig,
-    squares: bool,
-) -> Trainer {
+/// Returns `config` with one group per step, completions of up to four tokens and no warm-up.
+pub(super) fn one_group(config: TrainConfig, num_generations: usize) -> TrainConfig {
     let mut config = TrainConfig { warmup: WarmupConfig { steps: 0, ..Default::default() }, ..config };
     (config.grpo.prompts_per_step, config.grpo.num_generations) = (1, num_generations);
     config.grpo.steps_per_generation = 1;
     config.model.shape_mut().max_position_embeddings = 32;
     config.rollout.max_completion_length = Some(4);
-    let mut terms: Vec<(Box<dyn RewardFn>, f32)> = vec![(Box::new(Power("number", 1)), 1.0)];
-    if squares {
-        terms.push((Box::new(Power("square", 2)), -0.5));
-    }
-    with_parts(config, terms, engine).unwrap()
+    config
 }
 
+/// Returns a run of one group per step. Rewards are the number in the completion, and with `squares` also half its negative square.
+pub(super) fn scripted(script: Script, config: TrainConfig, squares: bool) -> Trainer {
+    let config = one_group(config, script.sampled.len());
+    let mut terms = vec![power("number", 1, 1.0)];
+    terms.extend(squares.then(|| power("square", 2, -0.5)));
+    with_parts(config, Comparison { max_number: 50 }, terms, script).unwrap()
+}
+
+/// Returns a run of one task.
 pub(super) fn with_parts(
     config: TrainConfig,
-    terms: Vec<(Box<dyn RewardFn>, f32)>,
+    task: impl Task + 'static,
+    terms: Terms,
     engine: impl RolloutEngine + 'static,
 ) -> Result<Trainer> {
-    let dataset = TaskMixture::from_tasks(vec![(Arc::new(Comparison { max_number: 50 }), 1.0)], 0.1, 0)?;
     let parts = Parts {
-        dataset: Box::new(dataset),
+        dataset: Box::new(TaskMixture::from_tasks(vec![(Arc::new(task), 1.0)], 0.1, 0)?),
         rewards: Rewards::from_terms(terms)?,
         engine: Box::new(engine),
         ..Parts::from_config(&config)?
@@ -84,11 +75,11 @@ pub(super) fn with_parts(
 }
 
 /// 2 tokens with reward 1, and 4 tokens, truncated, with reward 3.
-pub(super) const TWO: Script = Script { sampled: &["1.", "0003"], greedy: "2." };
+const TWO: Script = Script { sampled: &["1.", "0003"], greedy: "2." };
 
-fn step(script: Script, advantages: AdvantageConfig, squares: bool) -> StepReport {
+fn step(script: Script, advantages: &str, squares: bool) -> StepReport {
     let mut config = small();
-    config.grpo.advantages = advantages;
+    config.grpo.advantages = serde_json::from_str(advantages).unwrap();
     scripted(script, config, squares).grpo_step().unwrap()
 }
 
@@ -101,48 +92,40 @@ fn assert_advantages(report: &StepReport, expected: [f32; 2]) {
 
 /// Two rewards, 1 and 3: mean 2, deviation sqrt 2; lengths 2 and 4.
 #[rstest]
-#[case::group(AdvantageEstimator::Group, [-0.707057, 0.707057])]
-#[case::rloo(AdvantageEstimator::Rloo, [-2.0, 2.0])]
+#[case::group(r#"{"estimator": "group"}"#, [-0.707057, 0.707057])]
+#[case::rloo(r#"{"estimator": "rloo"}"#, [-2.0, 2.0])]
 // Baseline (2 x 1 + 4 x 3) / 6 = 7 / 3.
-#[case::opo(AdvantageEstimator::Opo, [-4.0 / 3.0, 2.0 / 3.0])]
+#[case::opo(r#"{"estimator": "opo"}"#, [-4.0 / 3.0, 2.0 / 3.0])]
 // The greedy answer gets 2.
-#[case::remax(AdvantageEstimator::Remax, [-1.0, 1.0])]
-#[case::gpg(AdvantageEstimator::Gpg, [-1.0, 1.0])]
+#[case::remax(r#"{"estimator": "remax"}"#, [-1.0, 1.0])]
+#[case::gpg(r#"{"estimator": "gpg"}"#, [-1.0, 1.0])]
 // -1 / 2 and 1 / 2.
-#[case::max_rl(AdvantageEstimator::MaxRl, [-0.5, 0.5])]
-#[case::flash_reinforce(AdvantageEstimator::FlashReinforce, [-1.0, 1.0])]
+#[case::max_rl(r#"{"estimator": "max_rl"}"#, [-0.5, 0.5])]
+#[case::flash_reinforce(r#"{"estimator": "flash_reinforce"}"#, [-1.0, 1.0])]
 // 2 / (sqrt 2 + 1e-4).
-#[case::grpo_passk(AdvantageEstimator::GrpoPassk, [0.0, 1.414114])]
+#[case::grpo_passk(r#"{"estimator": "grpo_passk"}"#, [0.0, 1.414114])]
 // -1 twice and 1 four times: mean 1 / 3, variance 16 / 15.
-#[case::reinforce_plus_plus_baseline(AdvantageEstimator::ReinforcePlusPlusBaseline, [-1.290994, 0.645497])]
-fn advantages_match_their_estimator(#[case] estimator: AdvantageEstimator, #[case] expected: [f32; 2]) {
-    assert_advantages(&step(TWO, AdvantageConfig { estimator, ..Default::default() }, false), expected);
-}
-
-#[test]
-fn token_returns_are_whitened_over_tokens_and_reported_by_their_mean() {
-    let advantages = AdvantageConfig {
-        estimator: AdvantageEstimator::ReinforcePlusPlus,
-        whiten: Some(Whitening::Tokens),
-        gamma: 0.5,
-        ..Default::default()
-    };
-    // Returns 1/2 1 and 3/8 3/4 3/2 3: mean 1.1875, sum of squared deviations 4.7421875, divided by 5: 0.9484375.
-    assert_advantages(&step(TWO, advantages, false), [-0.4492345, 0.2246173]);
+#[case::reinforce_plus_plus_baseline(r#"{"estimator": "reinforce_plus_plus_baseline"}"#, [-1.290994, 0.645497])]
+// Returns 1/2 1 and 3/8 3/4 3/2 3: mean 1.1875, sum of squared deviations 4.7421875, divided by 5: 0.9484375.
+#[case::whitened(r#"{"estimator": "reinforce_plus_plus", "whiten": "tokens", "gamma": 0.5}"#, [-0.4492345, 0.2246173])]
+// PPO's values are 0 in the first step, so advantages are discounted rewards: means over (gamma lam)^t.
+#[case::gae_lam(r#"{"estimator": "gae", "whiten": "none", "lam": 0.5}"#, [0.75, 3.0 * 1.875 / 4.0])]
+#[case::gae_gamma(r#"{"estimator": "gae", "whiten": "none", "gamma": 0.5, "lam": 1.0}"#, [0.75, 3.0 * 1.875 / 4.0])]
+fn advantages_match_their_estimator(#[case] advantages: &str, #[case] expected: [f32; 2]) {
+    assert_advantages(&step(TWO, advantages, false), expected);
 }
 
 #[test]
 fn gdpo_normalises_each_reward_separately() {
-    let of = |estimator| step(TWO, AdvantageConfig { estimator, ..Default::default() }, true);
     // The sums are 1 - 1/2 and 3 - 9/2, so the first is better. Normalised separately, the functions give -1 + 1/2 and 1 - 1/2 times
     // 1 / sqrt 2, and the second is better after whitening.
-    assert_advantages(&of(AdvantageEstimator::Group), [0.707057, -0.707057]);
-    assert_advantages(&of(AdvantageEstimator::Gdpo), [-0.706965, 0.706965]);
+    assert_advantages(&step(TWO, r#"{"estimator": "group"}"#, true), [0.707057, -0.707057]);
+    assert_advantages(&step(TWO, r#"{"estimator": "gdpo"}"#, true), [-0.706965, 0.706965]);
 }
 
 #[test]
 fn sampling_metrics_match_trl() {
-    let report = step(TWO, AdvantageConfig::default(), true);
+    let report = step(TWO, "{}", true);
     // Sums 0.5 and -1.5.
     for (name, expected) in [
         ("reward", -0.5),
@@ -185,7 +168,7 @@ fn nll_on_correct_answers_is_applied() {
 
 #[test]
 fn missing_rewards_and_truncated_completions_leave_metrics_out() {
-    let report = step(Script { sampled: &["x", "yy"], greedy: "" }, AdvantageConfig::default(), false);
+    let report = step(Script { sampled: &["x", "yy"], greedy: "" }, "{}", false);
     for name in ["reward", "reward_std", "rewards/number/mean", "rewards/number/std"] {
         assert!(report.metrics.get(name).is_none(), "{name}");
     }
@@ -193,34 +176,25 @@ fn missing_rewards_and_truncated_completions_leave_metrics_out() {
     assert_eq!(report.metrics.value("completions/max_terminated_length"), Some(0.0));
     assert!(report.samples.iter().all(|s| s.advantage == 0.0));
     // One of two rewards is missing, so there is a mean but no deviation.
-    let report = step(Script { sampled: &["x", "4."], greedy: "" }, AdvantageConfig::default(), false);
+    let report = step(Script { sampled: &["x", "4."], greedy: "" }, "{}", false);
     assert_eq!((report.metrics.value("reward"), report.metrics.value("reward_std")), (Some(4.0), None));
 }
 
 #[test]
 fn too_few_groups_are_an_error() {
-    let same = Script { sampled: &["1.", "01."], greedy: "" };
+    let same = || Script { sampled: &["1.", "01."], greedy: "" };
     let mut config = small();
+    // Without the filter there is no limit.
+    config.grpo.filter_groups.max_num_gen_batches = 0;
+    scripted(same(), config.clone(), false).grpo_step().unwrap();
     config.grpo.filter_groups.enable = true;
     config.grpo.filter_groups.max_num_gen_batches = 3;
-    let mut run = scripted(same, config.clone(), false);
+    let mut run = scripted(same(), config, false);
     let before = run.counters();
     let error = run.grpo_step().unwrap_err();
     assert!(matches!(error, Error::TooFewGroups { found: 0, wanted: 1, batches: 3, .. }), "{error}");
     assert!(error.to_string().contains("grpo.filter_groups.max_num_gen_batches"), "{error}");
-    // The failed step changed nothing.
-    assert_eq!(run.counters(), before);
-    // Without the filter there is no limit.
-    config.grpo.filter_groups.enable = false;
-    config.grpo.filter_groups.max_num_gen_batches = 0;
-    scripted(Script { sampled: &["1.", "01."], greedy: "" }, config.clone(), false).grpo_step().unwrap();
-    config.grpo.filter_groups.enable = true;
-    config.grpo.filter_groups.max_num_gen_batches = 3;
-
-    config.grpo.filter_groups.metric = "beauty".into();
-    let terms: Vec<(Box<dyn RewardFn>, f32)> = vec![(Box::new(Power("number", 1)), 1.0)];
-    let error = with_parts(config, terms, TWO).err().unwrap().to_string();
-    assert!(error.contains("grpo.filter_groups.metric") && error.contains("one of reward, number"), "{error}");
+    assert_eq!(run.counters(), before, "the failed step changed nothing");
 }
 
 #[test]
@@ -245,7 +219,8 @@ fn generation_batches_of_a_step_use_different_random_streams() {
     let seen = Arc::new(Mutex::new(Vec::new()));
     let mut config = small();
     config.grpo.filter_groups.enable = true;
-    let mut run = with_engine(Slow(Arc::clone(&seen)), TWO.sampled.len(), config, false);
+    let (config, slow) = (one_group(config, TWO.sampled.len()), Slow(Arc::clone(&seen)));
+    let mut run = with_parts(config, Comparison { max_number: 50 }, vec![power("number", 1, 1.0)], slow).unwrap();
     for _ in 0..2 {
         let report = run.grpo_step().unwrap();
         assert_eq!(report.metrics.value("filter_groups/num_gen_batches"), Some(3.0));
@@ -292,27 +267,25 @@ fn a_skipped_update_only_advances_the_data() {
     config.optimizer.max_consecutive_skips = 5;
     let mut guarded = scripted(TWO, config, false);
     let before = guarded.state().unwrap();
-    for run in [&mut plain, &mut guarded] {
-        let report = run.grpo_step().unwrap();
-        assert!(report.metric("grad_norm") > 0.0);
-    }
-    assert!(
-        plain.state().unwrap().policy != before.policy && plain.state().unwrap().coefficients != before.coefficients
-    );
+    let [first, skipped] = [&mut plain, &mut guarded].map(|run| run.grpo_step().unwrap());
+    assert!(first.metric("grad_norm") > 0.0 && skipped.metric("grad_norm") > 0.0);
+    let trained = plain.state().unwrap();
+    assert!(trained.policy != before.policy && trained.coefficients != before.coefficients);
     let after = guarded.state().unwrap();
-    assert_eq!(
-        (&after.policy, &after.optimizer, &after.ref_policy),
-        (&before.policy, &before.optimizer, &before.ref_policy)
-    );
-    assert_eq!(after.coefficients, before.coefficients);
-    assert_eq!((after.counters.grpo_steps, after.counters.optimizer_steps, after.counters.skipped_in_a_row), (1, 0, 2));
-    assert_eq!(guarded.grpo_step().unwrap().metrics.value("skipped_updates"), Some(2.0));
+    let counters = after.counters;
+    assert_eq!((counters.grpo_steps, counters.optimizer_steps, counters.skipped_in_a_row), (1, 0, 2));
+    assert_eq!(TrainState { counters: before.counters, ..after }, before);
+    // The schedule waits for updates that are applied.
+    let (second, again) = (plain.grpo_step().unwrap(), guarded.grpo_step().unwrap());
+    assert_ne!(second.metric("learning_rate"), first.metric("learning_rate"));
+    assert_eq!(again.metric("learning_rate"), skipped.metric("learning_rate"));
+    assert_eq!(again.metrics.value("skipped_updates"), Some(2.0));
+    assert!(second.metrics.get("skipped_updates").is_none(), "off by default");
     // Of the next two updates, the first would be the fifth skip.
     let before = guarded.state().unwrap();
     let error = guarded.grpo_step().unwrap_err();
     assert!(matches!(error, Error::TooManySkips { skipped: 5, .. }), "{error}");
     assert_eq!(guarded.state().unwrap(), before);
-    assert!(plain.grpo_step().unwrap().metrics.get("skipped_updates").is_none(), "off by default");
 }
 
 #[test]
@@ -337,23 +310,10 @@ fn non_finite_losses_are_skipped_only_with_skip_grad_norm() {
     assert_eq!((guarded.counters().optimizer_steps, guarded.counters().skipped_in_a_row), (0, 1));
 }
 
-/// PPO's values are 0 in the first step, so advantages before whitening are discounted rewards.
 #[test]
-fn gae_uses_the_values_of_tokens() {
-    let gae = |gamma, lam| AdvantageConfig {
-        estimator: AdvantageEstimator::Gae,
-        whiten: Some(Whitening::None),
-        gamma,
-        lam,
-        ..Default::default()
-    };
-    // 2 tokens with reward 1, 4 tokens with reward 3: means over (gamma lam)^t.
-    assert_advantages(&step(TWO, gae(1.0, 0.5), false), [0.75, 3.0 * 1.875 / 4.0]);
-    assert_advantages(&step(TWO, gae(0.5, 1.0), false), [0.75, 3.0 * 1.875 / 4.0]);
-    let report = step(TWO, gae(0.5, 1.0), false);
-    // Returns 0.5 1 and 0.375 0.75 1.5 3; a clip at 0.2 leaves values of 0 unchanged.
+fn returns_of_the_first_step_are_discounted_rewards() {
+    let report = step(TWO, r#"{"estimator": "gae", "whiten": "none", "gamma": 0.5, "lam": 1.0}"#, false);
+    // 0.5 1 and 0.375 0.75 1.5 3; a clip at 0.2 leaves values of 0 unchanged.
     assert!((report.metric("return_mean") - 7.125 / 6.0).abs() < 1e-6);
-    let config = LossConfig::default();
-    assert_eq!(config.loss_type, grpo_core::LossType::Grpo);
     assert!(report.metric("value_loss") > 0.0);
 }
