@@ -3,6 +3,7 @@
 use crate::error::{Error, Result};
 use crate::wandb::Mode;
 use serde::{Deserialize, Serialize};
+use smart_default::SmartDefault;
 use std::path::PathBuf;
 
 /// The section `logging` of a configuration.
@@ -14,12 +15,13 @@ pub struct LoggingConfig {
 }
 
 /// The section `wandb` of a configuration, with the names of the SDK's `wandb.init`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, SmartDefault, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct WandbConfig {
     /// The mode; default the environment variable `WANDB_MODE`, else disabled.
     pub mode: Option<Mode>,
     /// The project of the run.
+    #[default("grpo".into())]
     pub project: String,
     /// The user or team; default the server's.
     pub entity: Option<String>,
@@ -31,13 +33,6 @@ pub struct WandbConfig {
     pub tags: Vec<String>,
     /// The folder that contains `wandb/`; default the run folder.
     pub dir: Option<PathBuf>,
-}
-
-impl Default for WandbConfig {
-    fn default() -> Self {
-        let (entity, name, group) = (None, None, None);
-        Self { mode: None, project: "grpo".into(), entity, name, group, tags: Vec::new(), dir: None }
-    }
 }
 
 impl WandbConfig {

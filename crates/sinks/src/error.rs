@@ -54,7 +54,6 @@ pub enum Error {
 }
 
 impl Error {
-    /// Creates an [`Error::Io`].
     pub(crate) fn io(action: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> Self {
         let path = path.to_owned();
         move |reason| Self::Io { action, path, reason }

@@ -37,7 +37,6 @@ pub struct Sinks {
     notes: Vec<String>,
 }
 
-/// A W&B run and its mode.
 struct WandbRun {
     dir: PathBuf,
     id: String,

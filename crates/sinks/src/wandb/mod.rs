@@ -17,10 +17,10 @@ use crate::steps::Steps;
 use earlier::Earlier;
 use prost::Message;
 use record::{
-    Config, Environment, Exit, Header, History, Item, Metric, MetricOptions, Record, Run, Step, Summary, VersionInfo,
-    What,
+    Environment, Exit, Header, History, Item, Metric, MetricOptions, Record, Run, Step, Update, VersionInfo, What,
 };
 use serde_json::{Map, Value};
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -58,7 +58,7 @@ pub struct Wandb {
     records: i64,
     steps: Steps,
     /// Series whose step metric this part has defined.
-    defined: Steps,
+    defined: BTreeSet<String>,
     next_step: i64,
     began: SystemTime,
     seconds_before: f64,
@@ -78,7 +78,7 @@ impl Wandb {
             offset: 0,
             records: 0,
             steps: earlier.steps,
-            defined: Steps::default(),
+            defined: BTreeSet::new(),
             next_step: earlier.next_step,
             began,
             seconds_before: earlier.seconds,
@@ -90,7 +90,7 @@ impl Wandb {
             run_id: options.id.clone(),
             entity: text(&options.entity),
             project: options.project.clone(),
-            config: Some(Config { update: config.iter().map(|(key, value)| config_item(key, value)).collect() }),
+            config: Some(Update { update: config.iter().map(|(key, value)| config_item(key, value)).collect() }),
             run_group: text(&options.group),
             display_name: text(&options.name),
             tags: options.tags.clone(),
@@ -127,7 +127,6 @@ impl Wandb {
         Ok(())
     }
 
-    /// Returns the seconds of the whole run.
     fn seconds(&self) -> f64 {
         self.seconds_before + self.began.elapsed().map_or(0.0, |elapsed| elapsed.as_secs_f64())
     }
@@ -146,10 +145,9 @@ impl Sink for Wandb {
         }
         let axis = axis(series);
         let mut whats = Vec::new();
-        if self.defined.is_new(series) {
+        if self.defined.insert(series.to_owned()) {
             let options = Some(MetricOptions { step_sync: true, defined: true });
             whats.push(What::Metric(Metric { glob_name: format!("{series}/*"), step_metric: axis.clone(), options }));
-            self.defined.add(series, step);
         }
         let mut item: Vec<Item> =
             values.iter().map(|(name, value)| Item::number(format!("{series}/{name}"), *value)).collect();
@@ -161,7 +159,7 @@ impl Sink for Wandb {
         ]);
         // Like the SDK, write the last values as summary with every row, so that a killed run has a summary.
         let update = item.iter().cloned().chain([self.runtime()]).collect();
-        whats.push(What::Summary(Summary { update }));
+        whats.push(What::Summary(Update { update }));
         whats.push(What::History(History { item, step: Some(Step { num: self.next_step }) }));
         self.append(whats)?;
         self.next_step += 1;
@@ -174,7 +172,7 @@ impl Sink for Wandb {
     }
 
     fn finish(&mut self, exit_code: i32) -> Result<()> {
-        let summary = Summary { update: vec![self.runtime()] };
+        let summary = Update { update: vec![self.runtime()] };
         let exit = Exit { exit_code, runtime: self.seconds() as i32 };
         self.append(vec![What::Summary(summary), What::Exit(exit)])?;
         self.file.sync()
