@@ -21,9 +21,9 @@ pub(super) fn explain<T: DeserializeOwned>(
 ) -> String {
     let message = error.inner().to_string();
     let mut place: Vec<Part> = error.path().iter().filter_map(Part::of).collect();
+    let is_about_value = is_about_type(&message) || message.starts_with("unknown variant ");
     // A section given for a value is itself the error: its keys are not searched.
-    let is_below = ["invalid type: ", "invalid value: ", "invalid length ", "unknown variant "];
-    if is_below.iter().any(|start| message.starts_with(start)) && !message.starts_with("invalid type: map") {
+    if is_about_value && !message.starts_with("invalid type: map") {
         let fault = leaves(layer).into_iter().find(|leaf| is_fault::<T>(before, leaf, &place, &message));
         place = fault.map_or(place, |(leaf, _)| leaf);
     }
@@ -53,7 +53,6 @@ pub(super) fn explain<T: DeserializeOwned>(
     format!("key `{key}`: expected {expected}, got {shown}{example}")
 }
 
-/// A component of the path to a value.
 #[derive(Clone, Debug, PartialEq)]
 enum Part {
     Key(String),
@@ -136,11 +135,13 @@ fn is_fault<T: DeserializeOwned>(
     T::deserialize(alone).is_err_and(|error| error.to_string() == message)
 }
 
+fn is_about_type(message: &str) -> bool {
+    ["invalid type: ", "invalid value: ", "invalid length "].iter().any(|start| message.starts_with(start))
+}
+
 /// Returns serde's name of the expected type; `None` for messages that are not about types.
 fn expected(message: &str) -> Option<&str> {
-    let is_type =
-        ["invalid type: ", "invalid value: ", "invalid length "].iter().any(|start| message.starts_with(start));
-    message.rsplit_once(", expected ").map(|(_, expected)| expected).filter(|_| is_type)
+    message.rsplit_once(", expected ").map(|(_, expected)| expected).filter(|_| is_about_type(message))
 }
 
 /// Returns plain words for serde's name of a type.
@@ -226,11 +227,8 @@ fn words_of(text: &str) -> Vec<String> {
         true => inner.split(',').collect(),
         false => inner.split_whitespace().collect(),
     };
-    words
-        .into_iter()
-        .map(|word| word.trim().trim_matches(['"', '\'']).to_owned())
-        .filter(|word| !word.is_empty())
-        .collect()
+    let bare = words.into_iter().map(|word| word.trim().trim_matches(['"', '\'']).to_owned());
+    bare.filter(|word| !word.is_empty()).collect()
 }
 
 /// Splits a command that was written as text as a shell does, without secrets; `None` for other keys.
