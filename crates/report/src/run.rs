@@ -16,7 +16,6 @@ use std::path::{Path, PathBuf};
 /// The size limit of summary.json and failure.json in bytes.
 const MAX_SUMMARY: u64 = 16 << 20;
 
-/// The contents of a run folder.
 #[derive(Debug)]
 pub(crate) struct Run {
     /// The unique name on the page.
@@ -107,7 +106,6 @@ impl Run {
         Ok(Self { name, folder: folder.to_owned(), config, changes, phases, samples, summary, failure, notes })
     }
 
-    /// Returns a phase of the run, if it has rows.
     pub(crate) fn phase(&self, name: &str) -> Option<&Phase> {
         self.phases.get(name)
     }
