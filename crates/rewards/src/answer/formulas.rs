@@ -1,8 +1,7 @@
 //! Finds formulas between dollars, as opposed to prices.
 
-use regex::Regex;
+use crate::patterns::regex;
 use std::ops::Range;
-use std::sync::LazyLock;
 
 /// Finds the formulas of a text, `$...$`, `$$...$$`, `\(...\)` and `\[...\]`, with their delimiters.
 pub(super) fn formulas(text: &str) -> Vec<Range<usize>> {
@@ -74,11 +73,8 @@ fn inline(text: &str, from: usize) -> Option<usize> {
 
 /// Returns `true` if a text has words outside of `\text{}`.
 fn has_words(text: &str) -> bool {
-    static COMMAND: LazyLock<Regex> = LazyLock::new(|| {
-        let pattern = r"\\(?:text[a-z]*|mbox|mathrm|operatorname)\s*\{[^{}]*\}|\\[[:alpha:]]+|\{[^{}]*\}";
-        Regex::new(pattern).expect("the pattern is a constant")
-    });
-    static WORD: LazyLock<Regex> = LazyLock::new(|| Regex::new(r"[[:alpha:]]{2,}").expect("the pattern is a constant"));
+    regex!(COMMAND, r"\\(?:text[a-z]*|mbox|mathrm|operatorname)\s*\{[^{}]*\}|\\[[:alpha:]]+|\{[^{}]*\}");
+    regex!(WORD, r"[[:alpha:]]{2,}");
     const SHORT: &[&str] = &[
         "and", "or", "for", "to", "of", "is", "in", "the", "an", "at", "on", "per", "but", "so", "has", "had", "was",
         "are", "his", "her", "he", "she", "it", "its", "by", "if", "off", "we", "as", "a",

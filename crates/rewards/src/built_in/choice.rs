@@ -1,6 +1,6 @@
 //! The reward for multiple choice.
 
-use crate::answer::{AnswerRule, letter_of, references};
+use crate::answer::{AnswerRule, label, references};
 use crate::reward_fn::{RewardFn, RewardInput};
 
 /// The reward `choice`: 1 if the completion chooses the letter of the reference answer, else 0.
@@ -19,7 +19,7 @@ impl RewardFn for Choice {
     }
 
     fn score(&self, input: &RewardInput<'_>) -> Option<f32> {
-        let right: Vec<char> = references(input.item)?.iter().filter_map(|answer| letter_of(answer)).collect();
+        let right: Vec<char> = references(input.item)?.iter().filter_map(|answer| label(answer)).collect();
         let chosen = self.answer.letter(input.completion);
         (!right.is_empty()).then(|| f32::from(chosen.is_some_and(|letter| right.contains(&letter))))
     }

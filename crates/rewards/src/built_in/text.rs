@@ -1,6 +1,7 @@
 //! Rewards that compare text.
 
 use crate::answer::{AnswerRule, references};
+use crate::config::one;
 use crate::error::{Error, Result};
 use crate::reward_fn::{RewardFn, RewardInput};
 use serde::{Deserialize, Serialize};
@@ -73,10 +74,6 @@ pub struct RegexConfig {
     /// The weight of the reward.
     #[serde(default = "one")]
     pub weight: f32,
-}
-
-fn one() -> f32 {
-    1.0
 }
 
 /// A reward for a regular expression: 1 if it matches the completion, else 0.

@@ -5,7 +5,6 @@ use super::form::{Form, Sign};
 use super::sample::{POINTS, Sample};
 use num_complex::Complex64;
 
-/// Returns `true` if `answer` is equivalent to `reference`.
 pub(super) fn same(reference: &Form, answer: &Form) -> bool {
     use Form::{List, Matrix, Named, Relation, Union, Value, Words};
     match (reference, answer) {
