@@ -156,5 +156,5 @@ fn check_name(section: &str, name: &str, weight: f32) -> Result<()> {
     let legal = |c: char| c.is_ascii_alphanumeric() || "-_".contains(c);
     let ok = (1..=100).contains(&name.len()) && name.chars().all(legal);
     check(ok, &format!("rewards.{section}"), "names of 1 to 100 letters, digits, `-` and `_`", format!("`{name}`"))?;
-    check(weight.is_finite(), &format!("rewards.{section}.{name}.weight"), "a finite number", weight)
+    Ok(check(weight.is_finite(), &format!("rewards.{section}.{name}.weight"), "a finite number", weight)?)
 }

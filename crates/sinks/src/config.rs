@@ -1,7 +1,8 @@
 //! Configuration of metrics sinks other than metrics.jsonl. It does not affect the numbers of a run.
 
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::wandb::Mode;
+use grpo_files::check_key as check;
 use serde::{Deserialize, Serialize};
 use smart_default::SmartDefault;
 use std::path::PathBuf;
@@ -39,7 +40,7 @@ impl WandbConfig {
     /// Returns the mode from the configuration, else from `WANDB_MODE`, else disabled.
     ///
     /// # Errors
-    /// [`Error::Mode`] if the configuration has no mode and `WANDB_MODE` is invalid.
+    /// [`crate::Error::Mode`] if the configuration has no mode and `WANDB_MODE` is invalid.
     pub fn resolved_mode(&self) -> Result<Mode> {
         self.mode.map_or_else(Mode::from_environment, Ok)
     }
@@ -47,7 +48,7 @@ impl WandbConfig {
     /// Checks every field as the SDK does, and `WANDB_MODE` if it is used.
     ///
     /// # Errors
-    /// [`Error::Config`]; the errors of [`WandbConfig::resolved_mode`].
+    /// [`crate::Error::Config`]; the errors of [`WandbConfig::resolved_mode`].
     pub fn validate(&self) -> Result<()> {
         self.resolved_mode()?;
         let fits = (1..=128).contains(&self.project.chars().count())
@@ -58,8 +59,4 @@ impl WandbConfig {
         }
         Ok(())
     }
-}
-
-fn check(ok: bool, key: &'static str, expected: &'static str, found: &str) -> Result<()> {
-    if ok { Ok(()) } else { Err(Error::Config { key, expected, found: found.to_owned() }) }
 }

@@ -3,7 +3,7 @@
 mod files;
 mod paths;
 
-use crate::error::{Error, Result, check};
+use crate::error::{Result, check};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use smart_default::SmartDefault;
@@ -234,7 +234,8 @@ impl DataConfig {
         ] {
             check((1..=999_999).contains(&n), key, "between 1 and 999999", n)?;
         }
-        check((2..=4).contains(&t.countdown.count), "data.tasks.countdown.count", "between 2 and 4", t.countdown.count)
+        let count = t.countdown.count;
+        Ok(check((2..=4).contains(&count), "data.tasks.countdown.count", "between 2 and 4", count)?)
     }
 
     /// Rejects keys that only concern files if there are none, because they would have no effect.
@@ -243,11 +244,10 @@ impl DataConfig {
         let values = |config: &Self| serde_json::to_value(config).unwrap_or_default();
         let (Value::Object(given), Value::Object(default)) = (values(self), values(&default)) else { return Ok(()) };
         match given.iter().find(|(key, value)| default.get(*key) != Some(value)) {
-            Some((key, value)) => Err(Error::Config {
-                key: format!("data.{key}"),
-                expected: "left out without data.files: the built-in tasks do not use it".into(),
-                found: value.to_string(),
-            }),
+            Some((key, value)) => {
+                let expected = "left out without data.files: the built-in tasks do not use it";
+                Ok(check(false, &format!("data.{key}"), expected, value)?)
+            }
             None => Ok(()),
         }
     }

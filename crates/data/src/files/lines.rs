@@ -45,7 +45,7 @@ impl Lines {
     /// Opens a file of rows. Folders and devices are errors.
     pub(super) fn open(file: &DataFile) -> Result<Self> {
         let path = file.path.clone();
-        let io = |source| Error::Io { path: path.clone(), source };
+        let io = |e| grpo_files::Error::io("read", &path, e);
         let (mut opened, _) = grpo_files::open_regular(&path).map_err(io)?;
         if let Some(reason) = super::magic::fault(&mut opened, file.format()).map_err(io)? {
             return Err(Error::File { path, reason });
@@ -170,7 +170,7 @@ impl Lines {
     }
 
     fn io(&self, source: std::io::Error) -> Error {
-        Error::Io { path: self.path.clone(), source }
+        grpo_files::Error::io("read", &self.path, source).into()
     }
 }
 

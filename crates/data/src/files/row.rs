@@ -32,7 +32,7 @@ impl RowReader {
         let expected = "a model with a chat template, or one in data.chat_template";
         check(can_apply, "data.apply_chat_template", expected, "a model without")?;
         let tools = config.tools_file.as_ref().map(|path| {
-            let bytes = read_regular(path, MAX_TOOLS).map_err(|source| Error::Io { path: path.clone(), source })?;
+            let bytes = read_regular(path, MAX_TOOLS).map_err(|e| grpo_files::Error::io("read", path, e))?;
             let expected = "`data.tools_file`: expected a list of tools in JSON, e.g. `[{\"type\": \"function\", \"function\": {\"name\": \
                             \"add\", \"parameters\": {\"type\": \"object\"}}}]`";
             let file = |reason: String| Error::File { path: path.clone(), reason };

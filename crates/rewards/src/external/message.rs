@@ -1,6 +1,6 @@
 //! Messages to and from external reward functions.
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, check};
 use crate::reward_fn::{RewardFailure, RewardInput, Score};
 use data::Prompt;
 use grpo_files::{Secrets, UniqueKeys};
@@ -93,9 +93,7 @@ pub(super) fn expand(key: &str, text: &str, secrets: &mut Secrets) -> Result<Str
 
 pub(super) fn seconds(key: &str, value: f64) -> Result<Duration> {
     let legal = Some(value).filter(|value| *value > 0.0 && *value <= MAX_SECONDS);
-    legal.and_then(|value| Duration::try_from_secs_f64(value).ok()).ok_or_else(|| Error::Config {
-        key: key.to_owned(),
-        expected: "seconds, more than 0 and at most a year".into(),
-        found: value.to_string(),
-    })
+    let time = legal.and_then(|value| Duration::try_from_secs_f64(value).ok());
+    check(time.is_some(), key, "seconds, more than 0 and at most a year", value)?;
+    Ok(time.unwrap_or_default())
 }
