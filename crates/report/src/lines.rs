@@ -1,7 +1,7 @@
 //! Reads logs of one JSON object per line that may be incomplete: the run may still be writing, it may have been killed within a line, or
 //! the file may have been edited. Invalid lines are counted and reported; the others are read.
 
-use crate::error::{Error, Result};
+use crate::error::Result;
 use grpo_files::open_regular;
 use serde::de::DeserializeOwned;
 use std::io::{BufRead, BufReader, Read};
@@ -38,18 +38,6 @@ impl Reading {
             format!("{file}: line {line}, the last one, is cut off and left out: the run was writing it, or was killed")
         });
         bad.into_iter().chain(torn).collect()
-    }
-
-    /// Checks that a file with lines has at least one valid row.
-    pub(crate) fn expect_rows(&self, path: &Path) -> Result<()> {
-        match &self.first_bad {
-            Some((line, reason)) if self.rows == 0 => {
-                let lines = self.bad;
-                let reason = format!("none of its {lines} lines is a row of a run; line {line}: {reason}");
-                Err(Error::Rows { path: path.to_owned(), reason })
-            }
-            _ => Ok(()),
-        }
     }
 }
 

@@ -13,14 +13,15 @@ pub(super) fn fault(file: &mut File, format: FileFormat) -> std::io::Result<Opti
     let mut head = Vec::with_capacity(LENGTH);
     file.take(LENGTH as u64).read_to_end(&mut head)?;
     file.rewind()?;
-    Ok(fault_of(&head, format))
-}
-
-fn fault_of(head: &[u8], format: FileFormat) -> Option<String> {
     let expected = match format {
         FileFormat::Jsonl => "a JSON object per line in UTF-8",
         FileFormat::Parquet => "a Parquet file",
     };
+    Ok(other_contents(&head, format).map(|found| format!("expected {expected}, got {found}")))
+}
+
+/// Returns the contents with a fix; `None` if they may be rows of `format`.
+fn other_contents(head: &[u8], format: FileFormat) -> Option<String> {
     let archives: [(&[u8], &str, &str); 7] = [
         (b"\x1f\x8b", "gzip", "gunzip -k FILE"),
         (b"\x28\xb5\x2f\xfd", "Zstandard", "zstd -d FILE"),
@@ -31,39 +32,30 @@ fn fault_of(head: &[u8], format: FileFormat) -> Option<String> {
         (b"7z\xbc\xaf\x27\x1c", "a 7-Zip archive", "7z x FILE"),
     ];
     if let Some((_, name, command)) = archives.iter().find(|(magic, ..)| head.starts_with(magic)) {
-        return Some(format!(
-            "expected {expected}, got {name}, which is not decompressed here: unpack it first, as in `{command}`"
-        ));
+        return Some(format!("{name}, which is not decompressed here: unpack it first, as in `{command}`"));
     }
     if head.starts_with(b"version https://git-lfs.github.com/spec/") {
-        return Some(format!(
-            "expected {expected}, got a Git LFS pointer, which stands for a file that is not downloaded yet: `git lfs pull` in its \
-             repository fetches it"
-        ));
+        let fix = "`git lfs pull` in its repository fetches it";
+        return Some(format!("a Git LFS pointer, which stands for a file that is not downloaded yet: {fix}"));
     }
     let text = head.strip_prefix(b"\xef\xbb\xbf").unwrap_or(head).trim_ascii_start();
     let begins = |tag: &[u8]| text.len() >= tag.len() && text[..tag.len()].eq_ignore_ascii_case(tag);
     if begins(b"<!doctype html") || begins(b"<html") {
-        return Some(format!(
-            "expected {expected}, got a web page: download the file itself (on the Hugging Face Hub `resolve` in the place of `blob` in \
-             its address)"
-        ));
+        let fix = "on the Hugging Face Hub `resolve` in the place of `blob` in its address";
+        return Some(format!("a web page: download the file itself ({fix})"));
     }
     if format == FileFormat::Parquet {
         return None;
     }
     if head.starts_with(b"PAR1") {
-        return Some(format!("expected {expected}, got Parquet: `{{path: FILE, format: parquet}}` reads it as such"));
+        return Some("Parquet: `{path: FILE, format: parquet}` reads it as such".into());
     }
     if head.starts_with(b"ARROW1") {
-        let way = "`datasets.Dataset.from_file(FILE).to_json(NEW)` writes rows";
-        return Some(format!("expected {expected}, got Arrow: {way}"));
+        return Some("Arrow: `datasets.Dataset.from_file(FILE).to_json(NEW)` writes rows".into());
     }
     let encoding = encoding(head)?;
-    Some(format!(
-        "expected {expected}, got {encoding}: `iconv -f {} -t UTF-8 FILE > NEW` writes it as UTF-8",
-        encoding.split(' ').next().unwrap_or_default()
-    ))
+    let name = encoding.split(' ').next().unwrap_or_default();
+    Some(format!("{encoding}: `iconv -f {name} -t UTF-8 FILE > NEW` writes it as UTF-8"))
 }
 
 /// Returns the encoding of a text with two or four bytes per character, from its byte order mark or from the zeros around its first

@@ -141,29 +141,20 @@ pub(super) fn times(html: &mut Html, runs: &[Run]) {
         for part in parts.iter().map(|part| Some(*part)).chain([None]) {
             html.raw("<tr><th scope=\"row\">").text(part.unwrap_or("the rest")).raw("</th>");
             for phase in runs.iter().map(|run| run.phase("grpo")) {
-                let Some(phase) = phase else {
+                let is_known =
+                    |phase: &&Phase| part.is_none_or(|part| phase.series.contains_key(&format!("{TIMING}{part}")));
+                let Some(phase) = phase.filter(is_known) else {
                     cell(html, None);
                     continue;
                 };
-                if part.is_some_and(|part| !phase.series.contains_key(&format!("{TIMING}{part}"))) {
-                    cell(html, None);
-                    continue;
-                }
                 let whole = mean(phase, "step_time");
                 let of = |part: &str| mean(phase, &format!("{TIMING}{part}"));
-                let seconds = match part {
-                    Some(part) => of(part),
-                    None => (whole - parts.iter().map(|part| of(part)).sum::<f64>()).max(0.0),
-                };
+                let rest = || (whole - parts.iter().map(|part| of(part)).sum::<f64>()).max(0.0);
+                let seconds = part.map_or_else(rest, of);
                 let share = if whole > 0.0 { (seconds / whole).min(1.0) } else { 0.0 };
-                html.raw("<td>")
-                    .text(&seconds_text(seconds))
-                    .raw(" <span class=\"muted\">")
-                    .text(&percent(share))
-                    .raw("</span>");
-                html.raw(
-                    "<svg class=\"bar\" aria-hidden=\"true\"><rect width=\"100%\" height=\"6\" class=\"track\" />",
-                );
+                html.raw("<td>").text(&seconds_text(seconds)).raw(" <span class=\"muted\">").text(&percent(share));
+                html.raw("</span><svg class=\"bar\" aria-hidden=\"true\">");
+                html.raw("<rect width=\"100%\" height=\"6\" class=\"track\" />");
                 html.raw("<rect height=\"6\" width=\"").show(format!("{:.1}", 100.0 * share)).raw("%\" /></svg></td>");
             }
             html.raw("</tr>\n");

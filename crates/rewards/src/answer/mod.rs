@@ -130,7 +130,7 @@ impl AnswerRule {
     /// Returns the answer of a completion and, if the answer is a sentence, the values that the sentence may have.
     pub(crate) fn readings(&self, completion: &str) -> Vec<String> {
         let text = self.part(completion);
-        let Some(found) = self.from.find(text).filter(|found| !found.is_empty()) else { return Vec::new() };
+        let Some(found) = self.find(completion) else { return Vec::new() };
         let is_sentence = match self.from {
             AnswerFrom::Completion | AnswerFrom::LastNumber => false,
             // In a box, `72!` is a factorial, and only words with a verb are a sentence.

@@ -86,11 +86,16 @@ impl Wandb {
         let producer = concat!("grpo-sinks ", env!("CARGO_PKG_VERSION")).to_owned();
         let version_info = Some(VersionInfo { producer, min_consumer: MIN_CONSUMER.into() });
         let text = |value: &Option<String>| value.clone().unwrap_or_default();
+        let item = |(key, value): (&String, &Value)| Item {
+            key: key.clone(),
+            nested_key: Vec::new(),
+            value_json: value.to_string(),
+        };
         let run = Run {
             run_id: options.id.clone(),
             entity: text(&options.entity),
             project: options.project.clone(),
-            config: Some(Update { update: config.iter().map(|(key, value)| config_item(key, value)).collect() }),
+            config: Some(Update { update: config.iter().map(item).collect() }),
             run_group: text(&options.group),
             display_name: text(&options.name),
             tags: options.tags.clone(),
@@ -184,10 +189,6 @@ fn axis(series: &str) -> String {
     format!("{series}/global_step")
 }
 
-fn config_item(key: &str, value: &Value) -> Item {
-    Item { key: key.to_owned(), nested_key: Vec::new(), value_json: value.to_string() }
-}
-
 /// Returns the id that all parts of a run share: the content of the file at `path`, or a new id that is written to it.
 ///
 /// # Errors
@@ -197,10 +198,11 @@ pub fn run_id(path: &Path) -> Result<String> {
         Ok(bytes) => {
             let text = String::from_utf8_lossy(&bytes);
             let id = text.trim();
-            let legal =
-                (1..=64).contains(&id.len()) && id.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit());
-            let reason = || format!("expected the id of a W&B run, lowercase letters and digits, got {id:?}");
-            if legal { Ok(id.to_owned()) } else { Err(Error::Format { path: path.to_owned(), reason: reason() }) }
+            if (1..=64).contains(&id.len()) && id.bytes().all(|byte| ID_CHARACTERS.contains(&byte)) {
+                return Ok(id.to_owned());
+            }
+            let reason = format!("expected the id of a W&B run, lowercase letters and digits, got {id:?}");
+            Err(Error::Format { path: path.to_owned(), reason })
         }
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
             let id: String =
