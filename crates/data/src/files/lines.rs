@@ -209,19 +209,15 @@ fn quote_long_integers(line: &str) -> Cow<'_, str> {
 /// Returns the length in bytes of the JSON string at the start of `text`, including quotes; the length of `text` if the string is not
 /// closed.
 fn length_of_text(text: &str) -> usize {
-    let mut escaped = false;
-    let end = text.bytes().skip(1).position(|byte| match byte {
-        _ if escaped => {
-            escaped = false;
-            false
+    let mut bytes = text.bytes().enumerate().skip(1);
+    while let Some((at, byte)) = bytes.next() {
+        match byte {
+            b'\\' => _ = bytes.next(),
+            b'"' => return at + 1,
+            _ => {}
         }
-        b'\\' => {
-            escaped = true;
-            false
-        }
-        byte => byte == b'"',
-    });
-    end.map_or(text.len(), |end| end + 2)
+    }
+    text.len()
 }
 
 /// Locks the file, ignoring poisoning: a panic can only have left its position, which is set before every use.

@@ -1,16 +1,12 @@
 //! Verifiable tasks: a prompt, a reference answer, and a verifier that accepts every correct answer.
 
-mod addition;
-mod comparison;
+mod arithmetic;
 mod countdown;
-mod reverse;
-mod sorting;
+mod sequences;
 
-pub use addition::Addition;
-pub use comparison::Comparison;
+pub use arithmetic::{Addition, Comparison};
 pub use countdown::Countdown;
-pub use reverse::Reverse;
-pub use sorting::Sorting;
+pub use sequences::{Reverse, Sorting};
 
 use rand::Rng;
 

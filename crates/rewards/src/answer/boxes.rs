@@ -44,11 +44,10 @@ fn box_at(text: &str) -> Option<(&str, usize)> {
         let word = rest.split(|c: char| c == '$' || c.is_whitespace()).next().filter(|word| !word.is_empty())?;
         return Some((word, text.len() - rest.len() + word.len()));
     };
-    let (mut depth, mut escaped) = (0usize, false);
-    for (i, c) in inside.char_indices() {
+    let (mut depth, mut chars) = (0usize, inside.char_indices());
+    while let Some((i, c)) = chars.next() {
         match c {
-            _ if escaped => escaped = false,
-            '\\' => escaped = true,
+            '\\' => _ = chars.next(),
             '{' => depth += 1,
             '}' if depth == 0 => return Some((&inside[..i], text.len() - inside.len() + i + 1)),
             '}' => depth -= 1,

@@ -45,20 +45,15 @@ pub(super) fn inside(formula: &str) -> &str {
 /// Returns the end of the formula that the dollar at `from` opens; `None` if the dollar is part of a price.
 fn inline(text: &str, from: usize) -> Option<usize> {
     let rest = &text[from + 1..];
-    let mut escaped = false;
-    let length = rest.char_indices().find_map(|(i, c)| match c {
-        _ if escaped => {
-            escaped = false;
-            None
+    let mut chars = rest.char_indices();
+    let length = loop {
+        match chars.next()? {
+            (_, '\\') => _ = chars.next(),
+            (i, '$') => break i,
+            (_, '\n') => return None,
+            _ => {}
         }
-        '\\' => {
-            escaped = true;
-            None
-        }
-        '$' | '\n' => Some((i, c)),
-        _ => None,
-    });
-    let (length, _) = length.filter(|(_, c)| *c == '$')?;
+    };
     let (inside, after) = (&rest[..length], &rest[length + 1..]);
     // Prices, as in `$400 + $60` or `$5 each and $3`: the text between two dollars ends with an operator, has words, or is followed by a
     // digit.

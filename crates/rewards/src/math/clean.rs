@@ -184,18 +184,14 @@ fn unwrap(text: &str) -> &str {
 
 /// Returns `true` if every closing brace has an opening brace before it.
 fn is_balanced(text: &str) -> bool {
-    let mut depth = 0i32;
-    let mut escaped = false;
-    for c in text.chars() {
+    let (mut depth, mut chars) = (0usize, text.chars());
+    while let Some(c) = chars.next() {
         match c {
-            _ if escaped => escaped = false,
-            '\\' => escaped = true,
+            '\\' => _ = chars.next(),
             '{' => depth += 1,
+            '}' if depth == 0 => return false,
             '}' => depth -= 1,
             _ => {}
-        }
-        if depth < 0 {
-            return false;
         }
     }
     depth == 0

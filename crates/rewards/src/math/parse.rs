@@ -5,19 +5,17 @@ use super::expression::{expression, text};
 use super::form::{Form, Sign};
 use super::lex::{Commas, SET_CLOSE, SET_OPEN, Token, tokens};
 
-const MAX_DEPTH: usize = 40;
+const MAX_DEPTH: i32 = 40;
 
 /// Parses a [cleaned](super::clean::clean) answer; `None` if it cannot be read.
 pub(super) fn form(text: &str, commas: Commas) -> Option<Form> {
     let tokens = tokens(text, commas)?;
-    let mut deepest = 0i32;
     let mut depth = 0i32;
     for token in &tokens {
         depth += i32::from(opens(token)) - i32::from(closes(token));
-        deepest = deepest.max(depth);
-    }
-    if deepest as usize > MAX_DEPTH {
-        return None;
+        if depth > MAX_DEPTH {
+            return None;
+        }
     }
     list(&tokens)
 }
