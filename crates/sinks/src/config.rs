@@ -42,7 +42,11 @@ impl WandbConfig {
     /// # Errors
     /// [`crate::Error::Mode`] if the configuration has no mode and `WANDB_MODE` is invalid.
     pub fn resolved_mode(&self) -> Result<Mode> {
-        self.mode.map_or_else(Mode::from_environment, Ok)
+        match (self.mode, std::env::var_os("WANDB_MODE")) {
+            (Some(mode), _) => Ok(mode),
+            (None, Some(text)) => Mode::parse(&text.to_string_lossy()),
+            (None, None) => Ok(Mode::Disabled),
+        }
     }
 
     /// Checks every field as the SDK does, and `WANDB_MODE` if it is used.

@@ -26,7 +26,7 @@ pub(crate) fn config(path: impl Into<PathBuf>) -> DataConfig {
     DataConfig { files: vec![DataFile::new(path)], ..DataConfig::default() }
 }
 
-/// Returns the configuration of a file of which nothing is held out.
+/// Returns the configuration of a file without held-out rows.
 pub(crate) fn without_split(path: impl Into<PathBuf>) -> DataConfig {
     DataConfig { held_out_fraction: 0.0, ..config(path) }
 }
