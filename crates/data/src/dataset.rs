@@ -49,15 +49,8 @@ impl Item {
 
     /// Returns a problem of a task as a row.
     pub fn from_task(task: Arc<dyn Task>, problem: Problem) -> Self {
-        Self {
-            prompt: problem.prompt.clone().into(),
-            answer: Some(problem.answer.clone()),
-            other_answers: Vec::new(),
-            completion: None,
-            columns: Arc::default(),
-            source: task.name().into(),
-            task: Some((task, problem)),
-        }
+        let item = Self::new(problem.prompt.as_str()).with_answer(problem.answer.as_str());
+        Self { source: task.name().into(), task: Some((task, problem)), ..item }
     }
 
     /// Returns the row with a reference answer.

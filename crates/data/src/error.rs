@@ -3,6 +3,8 @@
 use crate::files::DataReport;
 use std::path::PathBuf;
 
+pub(crate) use grpo_files::check_key as check;
+
 /// Result of this crate's functions.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -11,15 +13,8 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[non_exhaustive]
 pub enum Error {
     /// An invalid value of the section `data`.
-    #[error("configuration key `{key}`: expected {expected}, got {found}")]
-    Config {
-        /// The dotted path of the key in a run's configuration, such as `data.held_out_fraction`.
-        key: String,
-        /// The valid values.
-        expected: String,
-        /// The value found.
-        found: String,
-    },
+    #[error(transparent)]
+    Config(#[from] grpo_files::KeyError),
     /// The tasks have fewer problems than requested.
     #[error(
         "only {found} of {wanted} {split} problems found after {attempts} draws: make the tasks larger or ask for fewer"
@@ -35,13 +30,8 @@ pub enum Error {
         attempts: u64,
     },
     /// A file cannot be read.
-    #[error("cannot read {path}", path = path.display())]
-    Io {
-        /// The path of the file that cannot be read.
-        path: PathBuf,
-        /// The cause.
-        source: std::io::Error,
-    },
+    #[error(transparent)]
+    Io(#[from] grpo_files::Error),
     /// A file is unusable as a whole.
     #[error("{path}: {reason}", path = path.display())]
     File {
@@ -90,12 +80,4 @@ fn too_few_rows(wanted: usize, found: usize) -> String {
             if found == 1 { "is" } else { "are" }
         ),
     }
-}
-
-/// Returns an [`Error::Config`] for `key` unless `ok`.
-pub(crate) fn check(ok: bool, key: &str, expected: &str, found: impl ToString) -> Result<()> {
-    if ok {
-        return Ok(());
-    }
-    Err(Error::Config { key: key.to_owned(), expected: expected.to_owned(), found: found.to_string() })
 }

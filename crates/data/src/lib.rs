@@ -25,7 +25,6 @@ mod files;
 mod mixture;
 mod open;
 mod prompt;
-mod split;
 pub mod task;
 
 pub use config::{

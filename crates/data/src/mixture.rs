@@ -5,8 +5,8 @@
 
 use crate::config::{DataConfig, HELD_OUT_FRACTION, TasksConfig};
 use crate::dataset::{Dataset, Item};
-use crate::error::{Error, Result};
-use crate::split;
+use crate::error::{Error, Result, check};
+use crate::prompt::{is_held_out, prompt_hash};
 use crate::task::{Addition, Comparison, Countdown, Reverse, Sorting, Task};
 use rand::RngExt;
 use rng::{Purpose, stream};
@@ -55,47 +55,48 @@ impl TaskMixture {
     /// # Errors
     /// [`Error::Config`] if a weight is negative or not finite, if all are 0, or if the fraction is not in [0, 1).
     pub fn from_tasks(mut tasks: WeightedTasks, held_out_fraction: f64, seed: u64) -> Result<Self> {
-        let config_error = |key: &str, expected: &str, found: String| Error::Config {
-            key: key.into(),
-            expected: expected.into(),
-            found,
-        };
-        if let Some((task, weight)) = tasks.iter().find(|(_, w)| !w.is_finite() || *w < 0.0) {
+        for (task, weight) in &tasks {
             let key = format!("data.tasks.{}.weight", task.name());
-            return Err(config_error(&key, "a finite number >= 0", weight.to_string()));
+            check(weight.is_finite() && *weight >= 0.0, &key, "a finite number >= 0", weight)?;
         }
         tasks.retain(|(_, weight)| *weight > 0.0);
-        if tasks.is_empty() {
-            return Err(config_error("data.tasks", "at least one task with a weight above 0", "none".into()));
-        }
-        if !(0.0..1.0).contains(&held_out_fraction) {
-            let found = held_out_fraction.to_string();
-            return Err(config_error("data.held_out_fraction", HELD_OUT_FRACTION, found));
-        }
+        check(!tasks.is_empty(), "data.tasks", "at least one task with a weight above 0", "none")?;
+        let is_share = (0.0..1.0).contains(&held_out_fraction);
+        check(is_share, "data.held_out_fraction", HELD_OUT_FRACTION, held_out_fraction)?;
         Ok(Self { tasks, held_out_fraction, seed, cursor: 0 })
     }
 
     /// Returns `true` if a prompt belongs to the held-out split.
     pub fn is_held_out(&self, prompt: &str) -> bool {
-        split::is_held_out(split::prompt_hash(prompt), self.held_out_fraction)
+        is_held_out(prompt_hash(prompt), self.held_out_fraction)
     }
 
-    /// Returns `count` training problems from draw number `first` on, and the number of the draw after them.
-    fn train_items(&self, purpose: Purpose, first: u64, count: usize) -> Result<(Vec<Item>, u64)> {
+    /// Returns `count` problems whose prompts are in a split, from draw number `first` on, and the number of the draw after them.
+    fn items(
+        &self,
+        (purpose, split): (Purpose, &'static str),
+        first: u64,
+        count: usize,
+        mut is_in_split: impl FnMut(&str) -> bool,
+    ) -> Result<(Vec<Item>, u64)> {
         let mut items = Vec::with_capacity(count);
         let mut cursor = first;
         while items.len() < count {
             let attempts = cursor - first;
             if attempts >= ATTEMPTS_PER_PROBLEM * count as u64 {
-                return Err(Error::TooFewProblems { split: "training", wanted: count, found: items.len(), attempts });
+                return Err(Error::TooFewProblems { split, wanted: count, found: items.len(), attempts });
             }
             let item = self.draw(purpose, cursor);
             cursor += 1;
-            if !self.is_held_out(&item.prompt.to_string()) {
+            if is_in_split(&item.prompt.to_string()) {
                 items.push(item);
             }
         }
         Ok((items, cursor))
+    }
+
+    fn training_items(&self, purpose: Purpose, first: u64, count: usize) -> Result<(Vec<Item>, u64)> {
+        self.items((purpose, "training"), first, count, |prompt| !self.is_held_out(prompt))
     }
 
     fn draw(&self, purpose: Purpose, index: u64) -> Item {
@@ -115,38 +116,16 @@ impl TaskMixture {
 }
 
 impl Dataset for TaskMixture {
-    /// Returns the next `count` training problems.
-    ///
-    /// # Errors
-    /// [`Error::TooFewProblems`] if nearly every draw is held out.
     fn next_batch(&mut self, count: usize) -> Result<Vec<Item>> {
-        let (items, cursor) = self.train_items(Purpose::TrainProblem, self.cursor, count)?;
+        let (items, cursor) = self.training_items(Purpose::TrainProblem, self.cursor, count)?;
         self.cursor = cursor;
         Ok(items)
     }
 
-    /// Returns the first `count` distinct held-out problems; repeated calls return the same ones.
-    ///
-    /// # Errors
-    /// [`Error::TooFewProblems`] if the tasks have fewer.
     fn held_out(&self, count: usize) -> Result<Vec<Item>> {
         let mut seen = BTreeSet::new();
-        let mut items = Vec::with_capacity(count);
-        let attempts = ATTEMPTS_PER_PROBLEM * count as u64;
-        for index in 0..attempts {
-            if items.len() == count {
-                break;
-            }
-            let item = self.draw(Purpose::EvalProblem, index);
-            let prompt = item.prompt.to_string();
-            if self.is_held_out(&prompt) && seen.insert(prompt) {
-                items.push(item);
-            }
-        }
-        if items.len() < count {
-            return Err(Error::TooFewProblems { split: "held-out", wanted: count, found: items.len(), attempts });
-        }
-        Ok(items)
+        let is_new = |prompt: &str| self.is_held_out(prompt) && seen.insert(prompt.to_owned());
+        self.items((Purpose::EvalProblem, "held-out"), 0, count, is_new).map(|(items, _)| items)
     }
 
     /// Returns 0 if nothing is held out, and `None` otherwise, because problems are generated without end.
@@ -154,12 +133,8 @@ impl Dataset for TaskMixture {
         (self.held_out_fraction == 0.0).then_some(0)
     }
 
-    /// Returns `count` training problems from a separate stream; repeated calls return the same ones.
-    ///
-    /// # Errors
-    /// [`Error::TooFewProblems`] if nearly every draw is held out.
     fn probe(&self, count: usize) -> Result<Vec<Item>> {
-        self.train_items(Purpose::Probe, 0, count).map(|(items, _)| items)
+        self.training_items(Purpose::Probe, 0, count).map(|(items, _)| items)
     }
 
     /// Returns the number of draws made from the training stream so far.

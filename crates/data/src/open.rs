@@ -22,7 +22,6 @@ pub struct PromptEncoder<'a> {
     pub is_exact: bool,
 }
 
-/// A function that counts the tokens of prompts.
 type CountTokens<'a> = dyn Fn(&[&Prompt], usize) -> Vec<Result<usize, Box<dyn std::error::Error + Send + Sync>>> + 'a;
 
 impl PromptEncoder<'_> {

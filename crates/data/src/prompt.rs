@@ -1,5 +1,6 @@
 //! Prompts.
 
+use rng::stable_hash;
 use serde_json::Value;
 use std::fmt;
 
@@ -36,6 +37,16 @@ impl Prompt {
     pub fn is_rendered(&self) -> bool {
         matches!(self, Self::Messages { .. } | Self::Rendered(_))
     }
+}
+
+/// Returns a hash of a prompt's text that is the same on every machine: [`stable_hash`] with its bits mixed.
+pub(crate) fn prompt_hash(prompt: &str) -> u64 {
+    stable_hash(prompt).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+}
+
+pub(crate) fn is_held_out(hash: u64, fraction: f64) -> bool {
+    // The top 53 bits, scaled to [0, 1).
+    ((hash >> 11) as f64) / ((1u64 << 53) as f64) < fraction
 }
 
 /// Returns `true` for a message: an object with `role` and `content`; an assistant's tool call may lack the content.

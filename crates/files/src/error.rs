@@ -51,3 +51,26 @@ impl Error {
         Self::Io { action, path: path.to_owned(), source }
     }
 }
+
+/// An invalid value of a configuration key.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("configuration key `{key}`: expected {expected}, got {found}")]
+pub struct KeyError {
+    /// The dotted path of the key in a run's configuration, such as `data.held_out_fraction`.
+    pub key: String,
+    /// The valid values.
+    pub expected: String,
+    /// The value found.
+    pub found: String,
+}
+
+/// Checks the value of a configuration key.
+///
+/// # Errors
+/// [`KeyError`] unless `ok`.
+pub fn check_key(ok: bool, key: &str, expected: &str, found: impl ToString) -> Result<(), KeyError> {
+    if ok {
+        return Ok(());
+    }
+    Err(KeyError { key: key.to_owned(), expected: expected.to_owned(), found: found.to_string() })
+}

@@ -31,7 +31,7 @@ mod unique;
 mod whole;
 
 pub use counts::{counted, grouped, noun};
-pub use error::{Error, Result};
+pub use error::{Error, KeyError, Result, check_key};
 pub use json_lines::{JsonLines, each_row, read_rows};
 pub use layers::{Configuration, ENV_PREFIX, Layers, to_yaml, to_yaml_with_secrets};
 pub use new_folder::NewFolder;

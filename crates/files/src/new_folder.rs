@@ -142,13 +142,7 @@ fn sync_all(folder: &Path) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn names(folder: &Path) -> Vec<String> {
-        let list = std::fs::read_dir(folder).unwrap();
-        let mut names: Vec<String> = list.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
-        names.sort();
-        names
-    }
+    use crate::whole::tests::names;
 
     fn written(target: &Path, replace: bool, file: &str) -> NewFolder {
         let folder = NewFolder::create(target, replace).unwrap();

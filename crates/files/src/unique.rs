@@ -13,6 +13,15 @@ impl<'de> serde::Deserialize<'de> for UniqueKeys {
     }
 }
 
+/// Implements the methods for values without keys.
+macro_rules! accept {
+    ($($method:ident: $value:ty),*) => {$(
+        fn $method<E>(self, _: $value) -> Result<Self, E> {
+            Ok(Self)
+        }
+    )*};
+}
+
 impl<'de> Visitor<'de> for UniqueKeys {
     type Value = Self;
 
@@ -24,10 +33,9 @@ impl<'de> Visitor<'de> for UniqueKeys {
         let mut keys = HashSet::new();
         while let Some(key) = map.next_key::<String>()? {
             map.next_value::<Self>()?;
-            if keys.contains(&key) {
+            if let Some(key) = keys.replace(key) {
                 return Err(A::Error::custom(format!("the key {key:?} is there twice; remove one of them")));
             }
-            keys.insert(key);
         }
         Ok(Self)
     }
@@ -37,27 +45,9 @@ impl<'de> Visitor<'de> for UniqueKeys {
         Ok(Self)
     }
 
-    fn visit_bool<E>(self, _: bool) -> Result<Self, E> {
-        Ok(Self)
-    }
-
-    fn visit_i64<E>(self, _: i64) -> Result<Self, E> {
-        Ok(Self)
-    }
-
-    fn visit_u64<E>(self, _: u64) -> Result<Self, E> {
-        Ok(Self)
-    }
-
-    fn visit_f64<E>(self, _: f64) -> Result<Self, E> {
-        Ok(Self)
-    }
-
-    fn visit_str<E>(self, _: &str) -> Result<Self, E> {
-        Ok(Self)
-    }
-
     fn visit_unit<E>(self) -> Result<Self, E> {
         Ok(Self)
     }
+
+    accept!(visit_bool: bool, visit_i64: i64, visit_u64: u64, visit_f64: f64, visit_str: &str);
 }

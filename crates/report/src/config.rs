@@ -8,10 +8,7 @@ use std::path::Path;
 /// The size limit of a configuration file in bytes, as in `grpo train`.
 const MAX_BYTES: u64 = 1 << 20;
 
-/// Reads a configuration without its secrets, because pages are meant to be shared.
-///
-/// # Errors
-/// A message without the file name.
+/// Reads a configuration without its secrets, because pages are meant to be shared. Errors lack the file name.
 pub(crate) fn read(path: &Path) -> Result<Value, String> {
     let bytes = read_regular(path, MAX_BYTES).map_err(|e| e.to_string())?;
     let text = String::from_utf8(bytes).map_err(|e| e.to_string())?;

@@ -12,7 +12,6 @@ pub(crate) struct Point {
     pub value: Option<f64>,
 }
 
-/// Consecutive rows.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Bucket {
     pub first: u64,

@@ -36,7 +36,6 @@ pub(crate) fn metrics(runs: &[Run], phase: &str) -> (Vec<String>, Vec<String>) {
     (first, rest)
 }
 
-/// Returns all data for the script.
 pub(crate) fn json(report: &Report) -> Value {
     let curves: usize = report.runs.iter().flat_map(|run| run.phases.values()).map(|phase| phase.series.len()).sum();
     let most = (MOST_NUMBERS / 3 / curves.max(1)).clamp(POINTS.1, POINTS.0);

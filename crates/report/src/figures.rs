@@ -7,7 +7,6 @@ use std::time::Duration;
 /// The limit of rows over which the first and last mean reward is computed, as in summary.json.
 const WINDOW: usize = 10;
 
-/// A run's evaluations by one metric.
 pub(crate) struct Evaluated {
     pub first: f64,
     pub last: f64,
@@ -97,7 +96,6 @@ pub(crate) fn number(value: f64) -> String {
     }
 }
 
-/// Formats a share in percent.
 pub(crate) fn percent(share: f64) -> String {
     format!("{:.1}\u{a0}%", 100.0 * share)
 }
@@ -117,7 +115,6 @@ pub(crate) fn value_of(metric: &str, value: f64) -> String {
     if is_share(metric) { percent(value) } else { number(value) }
 }
 
-/// Formats the change of a metric.
 pub(crate) fn change_of(metric: &str, change: f64) -> String {
     let sign = if change > 0.0 { "+" } else { "" };
     if is_share(metric) { format!("{sign}{:.1} points", 100.0 * change) } else { format!("{sign}{}", number(change)) }
@@ -131,11 +128,6 @@ fn count(value: f64) -> String {
         v if v >= 1e4 => format!("{:.0}k", v / 1e3),
         v => format!("{v:.0}"),
     }
-}
-
-/// Formats a count with its noun: `1 metric`, `2 metrics`.
-pub(crate) fn counted(number: usize, thing: &str) -> String {
-    if number == 1 { format!("1 {thing}") } else { format!("{number} {thing}s") }
 }
 
 /// Formats a duration in short form: `36 d 11 h`, `1 h 02 min`, `2 min 05 s` or `7.1 s`.
@@ -159,7 +151,6 @@ mod tests {
         assert_eq!(texts, ["0", "0.5156", "60", "1235", "6.980e-10", "-0.2500", "1.000e9", "1"]);
         let durations = [0.44, 125.0, 3720.0, 3.15e6, f64::INFINITY].map(duration);
         assert_eq!(durations, ["0.4 s", "2 min 05 s", "1 h 02 min", "36 d 11 h", "inf"]);
-        assert_eq!([0, 1, 2].map(|n| counted(n, "metric")), ["0 metrics", "1 metric", "2 metrics"]);
         assert_eq!([999.0, 45_678.0, 2.5e6, 3e9].map(count), ["999", "46k", "2.5M", "3.0G"]);
         assert_eq!((percent(0.625), change_of("eval/pass@1", 0.25)), ("62.5\u{a0}%".into(), "+25.0 points".into()));
         assert_eq!([0.0, 1.5e-5, 0.25, 2.0].map(seconds_text), ["0\u{a0}s", "15\u{a0}µs", "250\u{a0}ms", "2\u{a0}s"]);

@@ -2,7 +2,6 @@
 
 use grpo_files::is_printable;
 
-/// A growing piece of HTML.
 #[derive(Debug, Default)]
 pub(crate) struct Html(String);
 

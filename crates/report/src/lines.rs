@@ -1,7 +1,7 @@
 //! Reads logs of one JSON object per line that may be incomplete: the run may still be writing, it may have been killed within a line, or
 //! the file may have been edited. Invalid lines are counted and reported; the others are read.
 
-use crate::error::{Error, Result};
+use crate::error::Result;
 use grpo_files::open_regular;
 use serde::de::DeserializeOwned;
 use std::io::{BufRead, BufReader, Read};
@@ -10,7 +10,6 @@ use std::path::Path;
 /// The size limit of a line in bytes.
 const MAX_LINE: u64 = 64 << 20;
 
-/// The result of reading a log.
 #[derive(Debug, Default)]
 pub(crate) struct Reading {
     /// The number of valid rows.
@@ -24,6 +23,11 @@ pub(crate) struct Reading {
 }
 
 impl Reading {
+    fn refuse(&mut self, line: u64, reason: String) {
+        self.bad += 1;
+        self.first_bad.get_or_insert((line, reason));
+    }
+
     /// Returns the problems of the file for the reader of the page.
     pub(crate) fn notes(&self, file: &str) -> Vec<String> {
         let bad = self.first_bad.as_ref().map(|(line, reason)| match self.bad {
@@ -35,28 +39,10 @@ impl Reading {
         });
         bad.into_iter().chain(torn).collect()
     }
-
-    /// Checks that a file with lines has at least one valid row.
-    ///
-    /// # Errors
-    /// [`Error::Rows`].
-    pub(crate) fn expect_rows(&self, path: &Path) -> Result<()> {
-        match &self.first_bad {
-            Some((line, reason)) if self.rows == 0 => {
-                let lines = self.bad;
-                let reason = format!("none of its {lines} lines is a row of a run; line {line}: {reason}");
-                Err(Error::Rows { path: path.to_owned(), reason })
-            }
-            _ => Ok(()),
-        }
-    }
 }
 
 /// Passes every row of a log to `take`, in order, with the length of its line in bytes. A row that `take` rejects counts as an invalid
 /// line.
-///
-/// # Errors
-/// [`Error::File`] if the file cannot be read.
 pub(crate) fn each_row<T: DeserializeOwned>(
     path: &Path,
     mut take: impl FnMut(T, usize) -> std::result::Result<(), String>,
@@ -85,25 +71,13 @@ pub(crate) fn each_row<T: DeserializeOwned>(
     }
 }
 
-impl Reading {
-    fn refuse(&mut self, line: u64, reason: String) {
-        self.bad += 1;
-        self.first_bad.get_or_insert((line, reason));
-    }
-}
-
 fn parse<T: DeserializeOwned>(line: &[u8]) -> std::result::Result<T, String> {
-    let reason = |e: serde_json::Error| {
-        // The line number is reported separately; only the column is kept.
-        e.to_string().replace(" at line 1 column", " at column")
-    };
-    match serde_json::from_slice(line) {
-        Ok(row) => Ok(row),
-        Err(error) => match without_not_finite(line) {
-            Some(line) => serde_json::from_slice(&line).map_err(reason),
-            None => Err(reason(error)),
-        },
-    }
+    let row = serde_json::from_slice(line).or_else(|error| match without_not_finite(line) {
+        Some(line) => serde_json::from_slice(&line),
+        None => Err(error),
+    });
+    // The line number is reported separately; only the column is kept.
+    row.map_err(|e| e.to_string().replace(" at line 1 column", " at column"))
 }
 
 /// Returns the line with `null` for NaN and infinities, which some programs write although JSON does not allow them; `None` if there are

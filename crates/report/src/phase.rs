@@ -36,10 +36,7 @@ pub(crate) struct Phase {
 }
 
 impl Phase {
-    /// Adds a row.
-    ///
-    /// # Errors
-    /// A message about the value that is not a number; nothing is then added.
+    /// Adds a row. If a value is not a number, nothing is added, and the error names it.
     pub(crate) fn add(&mut self, row: Row) -> Result<(), String> {
         let Row { step, values, .. } = row;
         for (name, value) in &values {
@@ -89,7 +86,6 @@ impl Phase {
         self.series.get(name).into_iter().flatten().filter_map(|point| Some((point.step, point.value?)))
     }
 
-    /// Returns the last step.
     pub(crate) fn last_step(&self) -> u64 {
         self.clock.last().map_or(0, |tick| tick.step)
     }

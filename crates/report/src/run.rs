@@ -3,7 +3,7 @@
 use crate::config;
 use crate::error::{Error, Result};
 use crate::html::is_shown;
-use crate::lines::{Reading, each_row};
+use crate::lines::each_row;
 use crate::phase::{Phase, Row};
 use crate::samples::Samples;
 use grpo_files::{read_regular, redact_at};
@@ -16,7 +16,6 @@ use std::path::{Path, PathBuf};
 /// The size limit of summary.json and failure.json in bytes.
 const MAX_SUMMARY: u64 = 16 << 20;
 
-/// The contents of a run folder.
 #[derive(Debug)]
 pub(crate) struct Run {
     /// The unique name on the page.
@@ -107,7 +106,6 @@ impl Run {
         Ok(Self { name, folder: folder.to_owned(), config, changes, phases, samples, summary, failure, notes })
     }
 
-    /// Returns a phase of the run, if it has rows.
     pub(crate) fn phase(&self, name: &str) -> Option<&Phase> {
         self.phases.get(name)
     }
@@ -129,8 +127,11 @@ fn read_json<T: DeserializeOwned>(path: Option<PathBuf>, notes: &mut Vec<String>
 
 fn read_phases(path: &Path, notes: &mut Vec<String>) -> Result<BTreeMap<String, Phase>> {
     let mut phases = BTreeMap::<String, Phase>::new();
-    let reading: Reading = each_row(path, |row: Row, _| phases.entry(row.phase.clone()).or_default().add(row))?;
-    reading.expect_rows(path)?;
+    let reading = each_row(path, |row: Row, _| phases.entry(row.phase.clone()).or_default().add(row))?;
+    if let (0, Some((line, reason))) = (reading.rows, &reading.first_bad) {
+        let reason = format!("none of its {} lines is a row of a run; line {line}: {reason}", reading.bad);
+        return Err(Error::Rows { path: path.to_owned(), reason });
+    }
     notes.extend(reading.notes("metrics.jsonl"));
     // Drops phases without a valid row.
     phases.retain(|_, phase| !phase.clock.is_empty());

@@ -21,7 +21,6 @@ pub(crate) struct Sample {
     pub cut: BTreeMap<String, usize>,
 }
 
-/// The samples of a run on the page.
 #[derive(Debug, Default)]
 pub(crate) struct Samples {
     pub rows: Vec<Sample>,
@@ -38,9 +37,6 @@ struct StepOnly {
 
 impl Samples {
     /// Reads the samples of a run, with at most about `budget` bytes.
-    ///
-    /// # Errors
-    /// [`crate::Error::File`] if the file cannot be read.
     pub(crate) fn read(path: &Path, budget: usize) -> Result<(Self, Reading)> {
         let mut index = Vec::new();
         let reading = each_row(path, |row: StepOnly, length| {

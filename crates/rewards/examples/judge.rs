@@ -19,7 +19,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         let row: Value = serde_json::from_str(&line?)?;
         let item = Item::new("").with_answer(row["answer"].as_str().unwrap_or_default());
         let completion = row["completion"].as_str().unwrap_or_default();
-        let input = RewardInput { item: &item, completion, truncated: false, completion_ids: &[], opens_think: false };
+        let input = RewardInput::new(&item, completion);
         let began = Instant::now();
         let judged = rewards.score(&[input]).remove(0);
         let names = rewards.names().map(str::to_owned);

@@ -10,6 +10,7 @@ use crate::external::{Http, HttpConfig, Program, ProgramConfig};
 use crate::reward_fn::RewardFn;
 use grpo_core::rewards::SoftOverlong;
 use serde::{Deserialize, Serialize};
+use smart_default::SmartDefault;
 use std::collections::BTreeMap;
 
 /// The reward functions of a run with their weights. A weight of 0, the default of every function, disables it. The reward is the weighted
@@ -25,7 +26,7 @@ use std::collections::BTreeMap;
 /// assert_eq!(rewards.names().collect::<Vec<_>>(), ["correct", "think_format"]);
 /// # Ok::<(), rewards::Error>(())
 /// ```
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, SmartDefault, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct RewardConfig {
     /// The weight of [`crate::Correct`]: 1 for a correct completion, according to its task or [`crate::math::equivalent`].
@@ -41,6 +42,7 @@ pub struct RewardConfig {
     /// The weight of [`crate::Numeric`]: 1 if the answer is the same number as the reference answer.
     pub numeric: f32,
     /// The tolerance of `numeric`: relative to the reference, and absolute for references below 1.
+    #[default(1e-6)]
     pub numeric_tolerance: f64,
     /// The weight of [`crate::MathEquivalence`]: 1 if the answer is mathematically equivalent to the reference answer.
     pub math: f32,
@@ -54,6 +56,7 @@ pub struct RewardConfig {
     /// built-in tasks, `correct` scores the whole completion.
     pub answer_from: AnswerFrom,
     /// `true` if the answer is only searched after the last `</think>` of a completion that has one.
+    #[default(true)]
     pub answer_after_think: bool,
     /// The reward [`crate::Json`] for valid JSON; `None` disables it.
     pub json: Option<JsonConfig>,
@@ -70,34 +73,8 @@ pub struct RewardConfig {
     pub http: BTreeMap<String, HttpConfig>,
     /// The number of consecutive completions that a function may fail to score before the run ends, at least 1. Until then, a completion
     /// without a score is left out of its step.
+    #[default(256)]
     pub max_consecutive_failures: u64,
-}
-
-impl Default for RewardConfig {
-    fn default() -> Self {
-        Self {
-            correct: 0.0,
-            partial: 0.0,
-            terminated: 0.0,
-            exact: 0.0,
-            normalized: 0.0,
-            numeric: 0.0,
-            numeric_tolerance: 1e-6,
-            math: 0.0,
-            choice: 0.0,
-            think_format: 0.0,
-            tag_count: 0.0,
-            answer_from: AnswerFrom::Auto,
-            answer_after_think: true,
-            json: None,
-            length: None,
-            soft_overlong_punishment: None,
-            regex: BTreeMap::new(),
-            programs: BTreeMap::new(),
-            http: BTreeMap::new(),
-            max_consecutive_failures: 256,
-        }
-    }
 }
 
 impl RewardConfig {
@@ -169,10 +146,15 @@ impl RewardConfig {
     }
 }
 
+/// Returns the default weight of a reward with its own section.
+pub(crate) fn one() -> f32 {
+    1.0
+}
+
 /// Checks a name, which becomes a part of metrics and keys.
 fn check_name(section: &str, name: &str, weight: f32) -> Result<()> {
     let legal = |c: char| c.is_ascii_alphanumeric() || "-_".contains(c);
     let ok = (1..=100).contains(&name.len()) && name.chars().all(legal);
     check(ok, &format!("rewards.{section}"), "names of 1 to 100 letters, digits, `-` and `_`", format!("`{name}`"))?;
-    check(weight.is_finite(), &format!("rewards.{section}.{name}.weight"), "a finite number", weight)
+    Ok(check(weight.is_finite(), &format!("rewards.{section}.{name}.weight"), "a finite number", weight)?)
 }

@@ -2,6 +2,8 @@
 
 use grpo_files::counted;
 
+pub(crate) use grpo_files::check_key as check;
+
 /// Result of this crate's functions.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -10,15 +12,8 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[non_exhaustive]
 pub enum Error {
     /// An invalid value in the section `rewards`.
-    #[error("configuration key `{key}`: expected {expected}, got {found}")]
-    Config {
-        /// The dotted path of the key in a run's configuration, such as `rewards.correct`.
-        key: String,
-        /// The valid values.
-        expected: String,
-        /// The value found.
-        found: String,
-    },
+    #[error(transparent)]
+    Config(#[from] grpo_files::KeyError),
     /// A value with a reference `${NAME}` to a variable that cannot be resolved.
     #[error("configuration key `{key}`: {source}")]
     Reference {
@@ -59,12 +54,4 @@ pub enum Error {
     /// Invalid settings of the length penalty.
     #[error(transparent)]
     Overlong(#[from] grpo_core::Error),
-}
-
-/// Returns an [`Error::Config`] for `key` unless `ok`.
-pub(crate) fn check(ok: bool, key: &str, expected: &str, found: impl ToString) -> Result<()> {
-    if ok {
-        return Ok(());
-    }
-    Err(Error::Config { key: key.to_owned(), expected: expected.to_owned(), found: found.to_string() })
 }

@@ -28,6 +28,7 @@ mod error;
 mod external;
 mod failures;
 pub mod math;
+mod patterns;
 mod reward_fn;
 mod weighted;
 

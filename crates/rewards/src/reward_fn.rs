@@ -17,7 +17,12 @@ pub struct RewardInput<'a> {
     pub opens_think: bool,
 }
 
-impl RewardInput<'_> {
+impl<'a> RewardInput<'a> {
+    /// Returns the input for a completion that ended by itself, without its token ids.
+    pub fn new(item: &'a Item, completion: &'a str) -> Self {
+        Self { item, completion, truncated: false, completion_ids: &[], opens_think: false }
+    }
+
     /// Returns the number of tokens of the completion, including EOS.
     pub fn completion_len(&self) -> usize {
         self.completion_ids.len()

@@ -106,9 +106,9 @@ impl Rewards {
         rewards
     }
 
-    /// Returns the results of only the function at `index` in [`Rewards::names`]. NaN becomes `None`.
-    pub fn score_one(&self, index: usize, inputs: &[RewardInput<'_>]) -> Vec<Score> {
-        let Some((term, _)) = self.terms.get(index) else { return Vec::new() };
+    /// Returns the results of only the function at `index`. NaN becomes `None`.
+    fn score_one(&self, index: usize, inputs: &[RewardInput<'_>]) -> Vec<Score> {
+        let (term, _) = &self.terms[index];
         let mut scores = term.score_batch(inputs);
         let missing = || Err(RewardFailure::new(format!("`{}` judged too few completions", term.name())));
         scores.resize_with(inputs.len(), missing);
@@ -139,8 +139,7 @@ mod tests {
         let problem = Problem { prompt: "37+48=".into(), answer: "85".into() };
         let item = Item::from_task(Arc::new(Addition { max_number: 99, zero_pad: false }), problem);
         let completion_ids = vec![0; completion.len() + usize::from(!truncated)];
-        let input =
-            RewardInput { item: &item, completion, truncated, completion_ids: &completion_ids, opens_think: false };
+        let input = RewardInput { truncated, completion_ids: &completion_ids, ..RewardInput::new(&item, completion) };
         rewards.score(&[input]).remove(0)
     }
 
@@ -192,7 +191,7 @@ mod tests {
             fn score(&self, _: &RewardInput<'_>) -> Option<f32> {
                 None
             }
-            fn score_batch(&self, _: &[RewardInput<'_>]) -> Vec<std::result::Result<Option<f32>, RewardFailure>> {
+            fn score_batch(&self, _: &[RewardInput<'_>]) -> Vec<Score> {
                 vec![]
             }
         }
@@ -205,24 +204,14 @@ mod tests {
     }
 
     #[test]
-    fn duplicate_reward_names_are_an_error() {
-        let regex = crate::RegexConfig { pattern: "x".into(), weight: 1.0 };
-        let config =
-            RewardConfig { correct: 1.0, regex: [("correct".to_owned(), regex)].into(), ..RewardConfig::default() };
-        let error = config.validate().unwrap_err().to_string();
-        assert!(error.contains("`correct` twice"), "{error}");
-    }
-
-    #[test]
-    fn no_reward_at_all_is_an_error() {
+    fn duplicate_names_nan_weights_and_no_reward_are_errors() {
+        let regex = [("correct".to_owned(), crate::RegexConfig { pattern: "x".into(), weight: 1.0 })].into();
+        let error = RewardConfig { correct: 1.0, regex, ..RewardConfig::default() }.validate().unwrap_err();
+        assert!(error.to_string().contains("`correct` twice"), "{error}");
+        let error = RewardConfig { partial: f32::NAN, ..RewardConfig::default() }.validate().unwrap_err();
+        assert!(error.to_string().contains("`rewards.partial`: expected a finite number, got NaN"), "{error}");
         let none = RewardConfig::default();
         none.validate().unwrap();
         assert!(Rewards::new(&none).is_err());
-    }
-
-    #[test]
-    fn the_error_of_a_nan_weight_names_its_key() {
-        let error = RewardConfig { partial: f32::NAN, ..RewardConfig::default() }.validate().unwrap_err();
-        assert!(error.to_string().contains("`rewards.partial`: expected a finite number, got NaN"), "{error}");
     }
 }

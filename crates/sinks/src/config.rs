@@ -1,8 +1,10 @@
 //! Configuration of metrics sinks other than metrics.jsonl. It does not affect the numbers of a run.
 
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::wandb::Mode;
+use grpo_files::check_key as check;
 use serde::{Deserialize, Serialize};
+use smart_default::SmartDefault;
 use std::path::PathBuf;
 
 /// The section `logging` of a configuration.
@@ -14,12 +16,13 @@ pub struct LoggingConfig {
 }
 
 /// The section `wandb` of a configuration, with the names of the SDK's `wandb.init`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, SmartDefault, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct WandbConfig {
     /// The mode; default the environment variable `WANDB_MODE`, else disabled.
     pub mode: Option<Mode>,
     /// The project of the run.
+    #[default("grpo".into())]
     pub project: String,
     /// The user or team; default the server's.
     pub entity: Option<String>,
@@ -33,26 +36,23 @@ pub struct WandbConfig {
     pub dir: Option<PathBuf>,
 }
 
-impl Default for WandbConfig {
-    fn default() -> Self {
-        let (entity, name, group) = (None, None, None);
-        Self { mode: None, project: "grpo".into(), entity, name, group, tags: Vec::new(), dir: None }
-    }
-}
-
 impl WandbConfig {
     /// Returns the mode from the configuration, else from `WANDB_MODE`, else disabled.
     ///
     /// # Errors
-    /// [`Error::Mode`] if the configuration has no mode and `WANDB_MODE` is invalid.
+    /// [`crate::Error::Mode`] if the configuration has no mode and `WANDB_MODE` is invalid.
     pub fn resolved_mode(&self) -> Result<Mode> {
-        self.mode.map_or_else(Mode::from_environment, Ok)
+        match (self.mode, std::env::var_os("WANDB_MODE")) {
+            (Some(mode), _) => Ok(mode),
+            (None, Some(text)) => Mode::parse(&text.to_string_lossy()),
+            (None, None) => Ok(Mode::Disabled),
+        }
     }
 
     /// Checks every field as the SDK does, and `WANDB_MODE` if it is used.
     ///
     /// # Errors
-    /// [`Error::Config`]; the errors of [`WandbConfig::resolved_mode`].
+    /// [`crate::Error::Config`]; the errors of [`WandbConfig::resolved_mode`].
     pub fn validate(&self) -> Result<()> {
         self.resolved_mode()?;
         let fits = (1..=128).contains(&self.project.chars().count())
@@ -63,8 +63,4 @@ impl WandbConfig {
         }
         Ok(())
     }
-}
-
-fn check(ok: bool, key: &'static str, expected: &'static str, found: &str) -> Result<()> {
-    if ok { Ok(()) } else { Err(Error::Config { key, expected, found: found.to_owned() }) }
 }

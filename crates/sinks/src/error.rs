@@ -31,15 +31,8 @@ pub enum Error {
     #[error("WANDB_MODE: expected online, offline or disabled, got `{0}`")]
     Mode(String),
     /// An illegal value in the section `wandb`.
-    #[error("configuration key `{key}`: expected {expected}, got {found}")]
-    Config {
-        /// The dotted path of the key.
-        key: &'static str,
-        /// The legal values.
-        expected: &'static str,
-        /// The given value.
-        found: String,
-    },
+    #[error(transparent)]
+    Config(#[from] grpo_files::KeyError),
     /// A configuration that cannot be serialised for a sink.
     #[error("configuration: {0}")]
     Unwritable(String),
@@ -54,7 +47,6 @@ pub enum Error {
 }
 
 impl Error {
-    /// Creates an [`Error::Io`].
     pub(crate) fn io(action: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> Self {
         let path = path.to_owned();
         move |reason| Self::Io { action, path, reason }

@@ -1,11 +1,11 @@
 //! Append-only files of records, with one write per row, so that a killed process rarely leaves a partial row.
 
 use crate::error::{Error, Result};
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-/// A newly created file.
 #[derive(Debug)]
 pub(crate) struct Appender {
     path: PathBuf,
@@ -37,12 +37,8 @@ pub(crate) fn entries(folder: &Path) -> Result<Vec<PathBuf>> {
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
         read => read.map_err(Error::io("list", folder))?,
     };
-    let mut paths = Vec::new();
-    for entry in read {
-        paths.push(entry.map_err(Error::io("list", folder))?.path());
-    }
-    paths.sort();
-    Ok(paths)
+    let paths = read.map(|entry| Ok(entry?.path())).collect::<std::io::Result<BTreeSet<_>>>();
+    Ok(paths.map_err(Error::io("list", folder))?.into_iter().collect())
 }
 
 /// Returns the file name of a path, if it is UTF-8.
@@ -50,7 +46,6 @@ pub(crate) fn name(path: &Path) -> &str {
     path.file_name().and_then(|name| name.to_str()).unwrap_or_default()
 }
 
-/// Returns the name of this machine.
 pub(crate) fn host() -> String {
     gethostname::gethostname().to_string_lossy().into_owned()
 }

@@ -28,6 +28,7 @@
 mod config;
 mod error;
 mod files;
+mod messages;
 mod sinks;
 mod steps;
 pub mod tensorboard;

@@ -37,7 +37,6 @@ pub struct Sinks {
     notes: Vec<String>,
 }
 
-/// A W&B run and its mode.
 struct WandbRun {
     dir: PathBuf,
     id: String,
@@ -73,18 +72,10 @@ impl Sinks {
             sinks.notes.push(format!("watch with: tensorboard --logdir {}", folder.display()));
         }
         let mode = wandb.resolved_mode()?;
-        if mode != Mode::Disabled {
-            sinks.open_wandb(about, wandb.clone(), mode)?;
+        if mode == Mode::Disabled {
+            return Ok(sinks);
         }
-        Ok(sinks)
-    }
-
-    fn open_wandb<C: Serialize + DeserializeOwned>(
-        &mut self,
-        about: &About<'_, C>,
-        section: WandbConfig,
-        mode: Mode,
-    ) -> Result<()> {
+        let section = wandb.clone();
         let options = wandb::Options {
             dir: section.dir.unwrap_or_else(|| about.root.to_owned()),
             id: wandb::run_id(&about.root.join(ID_FILE))?,
@@ -99,15 +90,15 @@ impl Sinks {
         redact(&mut config);
         let config: serde_json::Map<_, _> = serde_json::from_value(config).map_err(json)?;
         let run = Wandb::open(&options, &config)?;
-        self.notes.push(format!("Weights & Biases: {}", run.folder().display()));
-        self.open.push(("Weights & Biases", Box::new(run)));
+        sinks.notes.push(format!("Weights & Biases: {}", run.folder().display()));
+        sinks.open.push(("Weights & Biases", Box::new(run)));
         if let (Mode::Online, Some(obstacle)) = (mode, wandb::obstacle()) {
             tracing::warn!(
                 "the run cannot be uploaded to Weights & Biases when it ends: {obstacle}; it will be kept here"
             );
         }
-        self.wandb = Some(WandbRun { dir: options.dir, id: options.id, mode });
-        Ok(())
+        sinks.wandb = Some(WandbRun { dir: options.dir, id: options.id, mode });
+        Ok(sinks)
     }
 
     /// Returns lines for the user about the locations of the files.

@@ -12,14 +12,8 @@ impl Steps {
         self.0.get(series).is_none_or(|last| step > *last)
     }
 
-    /// Records a written step.
     pub(crate) fn add(&mut self, series: &str, step: u64) {
         let last = self.0.entry(series.to_owned()).or_insert(step);
         *last = step.max(*last);
-    }
-
-    /// Returns `true` if no step of `series` has been written.
-    pub(crate) fn is_new(&self, series: &str) -> bool {
-        !self.0.contains_key(series)
     }
 }

@@ -48,30 +48,22 @@ impl DataFile {
 impl<'de> Deserialize<'de> for DataFile {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         #[derive(Deserialize)]
-        #[serde(deny_unknown_fields)]
-        struct Whole {
-            path: PathBuf,
-            weight: Option<f64>,
-            format: Option<FileFormat>,
-            name: Option<String>,
-        }
-        #[derive(Deserialize)]
         #[serde(
             untagged,
+            deny_unknown_fields,
             expecting = "expected a path, or an object with `path` and perhaps `weight`, `format`, `name`"
         )]
         enum Form {
             Path(PathBuf),
-            Whole(Whole),
+            Whole { path: PathBuf, weight: Option<f64>, format: Option<FileFormat>, name: Option<String> },
         }
         Ok(match Form::deserialize(deserializer)? {
             Form::Path(path) => Self::new(path),
-            Form::Whole(Whole { path, weight, format, name }) => Self { path, weight, format, name },
+            Form::Whole { path, weight, format, name } => Self { path, weight, format, name },
         })
     }
 }
 
-/// Deserialises one file or a list of files.
 pub(super) fn one_or_more<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<DataFile>, D::Error> {
     #[derive(Deserialize)]
     #[serde(untagged, expecting = "expected a file (a path, or an object with `path`), or a list of files")]
@@ -144,7 +136,9 @@ pub enum FewShot {
 
 impl<'de> Deserialize<'de> for FewShot {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        match in_one_order(Value::deserialize(deserializer)?) {
+        let mut value = Value::deserialize(deserializer)?;
+        value.sort_all_objects();
+        match value {
             Value::String(text) => Ok(Self::Text(text)),
             Value::Array(messages) => match messages.iter().find(|message| !is_message(message)) {
                 None => Ok(Self::Messages(messages)),
@@ -160,13 +154,8 @@ impl<'de> Deserialize<'de> for FewShot {
 
 /// Deserialises a JSON object and sorts its keys, because merging layers of a configuration does not preserve their order.
 pub(super) fn ordered_map<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Map<String, Value>, D::Error> {
-    match in_one_order(Value::Object(Map::deserialize(deserializer)?)) {
-        Value::Object(map) => Ok(map),
-        _ => Ok(Map::new()),
-    }
-}
-
-fn in_one_order(mut value: Value) -> Value {
-    value.sort_all_objects();
-    value
+    let mut map = Map::<String, Value>::deserialize(deserializer)?;
+    map.values_mut().for_each(Value::sort_all_objects);
+    map.sort_keys();
+    Ok(map)
 }

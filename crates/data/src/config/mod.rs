@@ -3,9 +3,10 @@
 mod files;
 mod paths;
 
-use crate::error::{Error, Result, check};
+use crate::error::{Result, check};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
+use smart_default::SmartDefault;
 use std::path::PathBuf;
 
 pub use files::{ApplyChatTemplate, DataFile, FewShot, FileFormat};
@@ -34,11 +35,12 @@ pub(crate) const HELD_OUT_FRACTION: &str = "at least 0 (nothing is held out) and
 /// config.validate()?;
 /// # Ok::<(), data::Error>(())
 /// ```
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, SmartDefault, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct DataConfig {
     /// The share of prompts, selected by a hash of their text, that is never trained on; in [0, 1). With 0 and without `eval_files`, the run has
     /// no evaluation.
+    #[default(0.1)]
     pub held_out_fraction: f64,
     /// The built-in tasks, and how often each is drawn. Files take their place.
     pub tasks: TasksConfig,
@@ -84,33 +86,8 @@ pub struct DataConfig {
     /// The maximum number of tokens of a prompt; rows with longer ones are dropped and counted.
     pub max_prompt_length: Option<usize>,
     /// `true` if rows are shuffled in every epoch, depending on the seed; `false` for the files' order.
+    #[default(true)]
     pub shuffle: bool,
-}
-
-impl Default for DataConfig {
-    fn default() -> Self {
-        Self {
-            held_out_fraction: 0.1,
-            tasks: TasksConfig::default(),
-            files: vec![],
-            eval_files: vec![],
-            prompt_column: None,
-            messages_column: None,
-            answer_column: None,
-            source_column: None,
-            system_prompt: None,
-            prompt_template: None,
-            few_shot: None,
-            tools_file: None,
-            apply_chat_template: ApplyChatTemplate::Auto,
-            prompts_are_rendered: None,
-            chat_template: None,
-            chat_template_kwargs: Map::new(),
-            template_date: None,
-            max_prompt_length: None,
-            shuffle: true,
-        }
-    }
 }
 
 /// The built-in tasks, with one section each; the default weight of 0 disables a task.
@@ -143,91 +120,70 @@ impl TasksConfig {
 }
 
 /// The task of adding two non-negative integers.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, SmartDefault, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct AdditionConfig {
     /// The relative frequency, at least 0; 0 disables the task.
     pub weight: f64,
     /// The largest summand.
+    #[default(99)]
     pub max_number: u32,
     /// `true` if numbers are zero-padded to a fixed width, `37+08=` -> `045`, which is much easier to learn.
+    #[default(true)]
     pub zero_pad: bool,
 }
 
-impl Default for AdditionConfig {
-    fn default() -> Self {
-        Self { weight: 0.0, max_number: 99, zero_pad: true }
-    }
-}
-
 /// The task of comparing two integers.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, SmartDefault, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ComparisonConfig {
     /// The relative frequency, at least 0; 0 disables the task.
     pub weight: f64,
     /// The largest number.
+    #[default(99)]
     pub max_number: u32,
 }
 
-impl Default for ComparisonConfig {
-    fn default() -> Self {
-        Self { weight: 0.0, max_number: 99 }
-    }
-}
-
 /// The task of sorting decimal digits.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, SmartDefault, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct SortingConfig {
     /// The relative frequency, at least 0; 0 disables the task.
     pub weight: f64,
     /// The smallest number of digits.
+    #[default(3)]
     pub min_length: usize,
     /// The largest number of digits.
+    #[default(4)]
     pub max_length: usize,
 }
 
-impl Default for SortingConfig {
-    fn default() -> Self {
-        Self { weight: 0.0, min_length: 3, max_length: 4 }
-    }
-}
-
 /// The task of reversing a word of random lowercase letters.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, SmartDefault, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ReverseConfig {
     /// The relative frequency, at least 0; 0 disables the task.
     pub weight: f64,
     /// The smallest number of letters.
+    #[default(3)]
     pub min_length: usize,
     /// The largest number of letters.
+    #[default(4)]
     pub max_length: usize,
 }
 
-impl Default for ReverseConfig {
-    fn default() -> Self {
-        Self { weight: 0.0, min_length: 3, max_length: 4 }
-    }
-}
-
 /// The task of reaching a target with given numbers, each used once.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, SmartDefault, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct CountdownConfig {
     /// The relative frequency, at least 0; 0 disables the task.
     pub weight: f64,
     /// The number of given numbers, 2 to 4.
+    #[default(3)]
     pub count: usize,
     /// The largest of the given numbers.
+    #[default(9)]
     pub max_number: u32,
-}
-
-impl Default for CountdownConfig {
-    fn default() -> Self {
-        Self { weight: 0.0, count: 3, max_number: 9 }
-    }
 }
 
 impl DataConfig {
@@ -278,7 +234,8 @@ impl DataConfig {
         ] {
             check((1..=999_999).contains(&n), key, "between 1 and 999999", n)?;
         }
-        check((2..=4).contains(&t.countdown.count), "data.tasks.countdown.count", "between 2 and 4", t.countdown.count)
+        let count = t.countdown.count;
+        Ok(check((2..=4).contains(&count), "data.tasks.countdown.count", "between 2 and 4", count)?)
     }
 
     /// Rejects keys that only concern files if there are none, because they would have no effect.
@@ -287,11 +244,10 @@ impl DataConfig {
         let values = |config: &Self| serde_json::to_value(config).unwrap_or_default();
         let (Value::Object(given), Value::Object(default)) = (values(self), values(&default)) else { return Ok(()) };
         match given.iter().find(|(key, value)| default.get(*key) != Some(value)) {
-            Some((key, value)) => Err(Error::Config {
-                key: format!("data.{key}"),
-                expected: "left out without data.files: the built-in tasks do not use it".into(),
-                found: value.to_string(),
-            }),
+            Some((key, value)) => {
+                let expected = "left out without data.files: the built-in tasks do not use it";
+                Ok(check(false, &format!("data.{key}"), expected, value)?)
+            }
             None => Ok(()),
         }
     }

@@ -43,7 +43,6 @@ pub struct Column {
     pub others: usize,
 }
 
-/// The maximum number of columns that are counted.
 const MOST_COLUMNS: usize = 256;
 
 impl Columns {
@@ -56,7 +55,7 @@ impl Columns {
         for file in files {
             let lines = Lines::open(file)?;
             lines.for_each(|rows| {
-                let parsed: Vec<_> = rows.par_iter().map(|(place, text)| lines.parse(text, place.line)).collect();
+                let parsed: Vec<_> = rows.par_iter().map(|(place, text)| lines.parse(text, place.line())).collect();
                 for fields in parsed {
                     found.rows += 1;
                     for (name, value) in &fields? {

@@ -13,27 +13,13 @@ use std::sync::Mutex;
 /// The size limit of a line in bytes.
 const LONGEST_LINE: u64 = 256 << 20;
 
-/// The position of a row.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(from = "(u64, u32, u32)", into = "(u64, u32, u32)")]
-pub(super) struct RowPosition {
-    /// The byte offset of its text.
-    offset: u64,
-    /// The length of its text in bytes.
-    length: u32,
-    /// Its line number, from 1.
-    pub(super) line: u32,
-}
+/// The position of a row: the offset and the length of its text in bytes, and its line number, from 1.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub(super) struct RowPosition(u64, u32, u32);
 
-impl From<(u64, u32, u32)> for RowPosition {
-    fn from((offset, length, line): (u64, u32, u32)) -> Self {
-        Self { offset, length, line }
-    }
-}
-
-impl From<RowPosition> for (u64, u32, u32) {
-    fn from(RowPosition { offset, length, line }: RowPosition) -> Self {
-        (offset, length, line)
+impl RowPosition {
+    pub(super) fn line(self) -> u64 {
+        self.2.into()
     }
 }
 
@@ -41,16 +27,13 @@ impl From<RowPosition> for (u64, u32, u32) {
 const BATCH: usize = 1 << 11;
 const BATCH_BYTES: u64 = 1 << 24;
 
-/// A file of JSON objects, one per line.
 pub(super) struct Lines {
     path: PathBuf,
     bytes: Bytes,
 }
 
-/// A line and its bytes.
-type Line = (RowPosition, Vec<u8>);
+pub(super) type Line = (RowPosition, Vec<u8>);
 
-/// The source of the lines.
 enum Bytes {
     File(Mutex<File>),
     /// The rows of a file in another format, converted to JSON.
@@ -59,15 +42,12 @@ enum Bytes {
 }
 
 impl Lines {
-    /// Opens a file of rows.
-    ///
-    /// # Errors
-    /// [`Error::Io`], also for a folder or a device; [`Error::File`] for a format that this build does not support.
+    /// Opens a file of rows. Folders and devices are errors.
     pub(super) fn open(file: &DataFile) -> Result<Self> {
         let path = file.path.clone();
-        let mut opened = open_regular(&path)?;
-        let fault = super::magic::fault(&mut opened, file.format());
-        if let Some(reason) = fault.map_err(|source| Error::Io { path: path.clone(), source })? {
+        let io = |e| grpo_files::Error::io("read", &path, e);
+        let (mut opened, _) = grpo_files::open_regular(&path).map_err(io)?;
+        if let Some(reason) = super::magic::fault(&mut opened, file.format()).map_err(io)? {
             return Err(Error::File { path, reason });
         }
         let bytes = match file.format() {
@@ -84,14 +64,7 @@ impl Lines {
         Ok(Self { path, bytes })
     }
 
-    pub(super) fn path(&self) -> &Path {
-        &self.path
-    }
-
     /// Passes the bytes of all rows to `each`, in batches and in file order. Blank lines are skipped.
-    ///
-    /// # Errors
-    /// [`Error::Io`]; [`Error::Row`] for a line that is too long; the errors of `each`.
     pub(super) fn for_each(&self, mut each: impl FnMut(&[Line]) -> Result<()>) -> Result<()> {
         match &self.bytes {
             Bytes::Memory(bytes) => self.scan(&mut bytes.as_slice(), &mut each),
@@ -113,7 +86,7 @@ impl Lines {
                     Ok(Some(bytes)) => {
                         let length = bytes.len() as u64;
                         if !bytes.trim_ascii().is_empty() {
-                            rows.push((RowPosition { offset, length: length as u32, line }, bytes));
+                            rows.push((RowPosition(offset, length as u32, line), bytes));
                         }
                         (offset, size) = (offset + length, size + length);
                     }
@@ -147,37 +120,28 @@ impl Lines {
         Ok(Some(bytes))
     }
 
-    /// Returns the row at `place`.
-    ///
-    /// # Errors
-    /// [`Error::Io`]; [`Error::Row`] if the file has changed since it was opened.
     pub(super) fn read(&self, place: RowPosition) -> Result<Map<String, Value>> {
         let changed = |what: String| {
-            self.row(u64::from(place.line), format!("the file has changed since the run has read it first: {what}"))
+            self.row(place.line(), format!("the file has changed since the run has read it first: {what}"))
         };
-        let mut bytes = vec![0; place.length as usize];
+        let RowPosition(offset, length, _) = place;
+        let mut bytes = vec![0; length as usize];
         match &self.bytes {
-            Bytes::Memory(all) => {
-                let start = place.offset as usize;
-                bytes.copy_from_slice(&all[start..start + place.length as usize]);
-            }
+            Bytes::Memory(all) => bytes.copy_from_slice(&all[offset as usize..][..length as usize]),
             Bytes::File(file) => {
                 let mut file = lock(file);
-                file.seek(SeekFrom::Start(place.offset)).map_err(|e| self.io(e))?;
+                file.seek(SeekFrom::Start(offset)).map_err(|e| self.io(e))?;
                 file.read_exact(&mut bytes).map_err(|e| changed(e.to_string()))?;
             }
         }
-        self.parse(&bytes, place.line).map_err(|e| changed(e.to_string()))
+        self.parse(&bytes, place.line()).map_err(|e| changed(e.to_string()))
     }
 
-    /// Parses the bytes of a line.
-    ///
-    /// # Errors
-    /// [`Error::Row`] for a line that is not a JSON object in UTF-8.
-    pub(super) fn parse(&self, bytes: &[u8], line: u32) -> Result<Map<String, Value>> {
+    /// Parses the bytes of a line, which must be a JSON object in UTF-8.
+    pub(super) fn parse(&self, bytes: &[u8], line: u64) -> Result<Map<String, Value>> {
         // Some editors write a byte order mark.
         let bytes = if line == 1 { bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes) } else { bytes };
-        let row = |reason: String| self.row(u64::from(line), reason);
+        let row = |reason: String| self.row(line, reason);
         let text = std::str::from_utf8(bytes)
             .map_err(|e| row(format!("expected UTF-8, which ends at byte {} of the line", e.valid_up_to() + 1)))?;
         // Without the line break, an unclosed string is reported at the end of the line.
@@ -201,13 +165,12 @@ impl Lines {
         }
     }
 
-    /// Returns an [`Error::Row`].
     pub(super) fn row(&self, line: u64, reason: String) -> Error {
         Error::Row { path: self.path.clone(), line, reason }
     }
 
     fn io(&self, source: std::io::Error) -> Error {
-        Error::Io { path: self.path.clone(), source }
+        grpo_files::Error::io("read", &self.path, source).into()
     }
 }
 
@@ -246,19 +209,15 @@ fn quote_long_integers(line: &str) -> Cow<'_, str> {
 /// Returns the length in bytes of the JSON string at the start of `text`, including quotes; the length of `text` if the string is not
 /// closed.
 fn length_of_text(text: &str) -> usize {
-    let mut escaped = false;
-    let end = text.bytes().skip(1).position(|byte| match byte {
-        _ if escaped => {
-            escaped = false;
-            false
+    let mut bytes = text.bytes().enumerate().skip(1);
+    while let Some((at, byte)) = bytes.next() {
+        match byte {
+            b'\\' => _ = bytes.next(),
+            b'"' => return at + 1,
+            _ => {}
         }
-        b'\\' => {
-            escaped = true;
-            false
-        }
-        byte => byte == b'"',
-    });
-    end.map_or(text.len(), |end| end + 2)
+    }
+    text.len()
 }
 
 /// Locks the file, ignoring poisoning: a panic can only have left its position, which is set before every use.
@@ -278,10 +237,8 @@ fn expected_file(key: &str) -> String {
     format!("expected the path of a file, e.g. `data: {{ {name}: {example} }}` or `--set {key}={example}`")
 }
 
-/// Checks that the file in the key `key` exists and is a regular file.
-///
-/// # Errors
-/// [`Error::File`] with the key; for a dataset name on the Hugging Face Hub, also how to convert it to a file.
+/// Checks that the file in the key `key` exists and is a regular file. For a dataset name on the Hugging Face Hub, the error says how to
+/// convert it to a file.
 pub(crate) fn check_file(key: &str, path: &Path) -> Result<()> {
     let file = |reason: String| Error::File { path: path.to_owned(), reason };
     match std::fs::metadata(path) {
@@ -321,11 +278,6 @@ fn hub_name(path: &Path) -> Option<&str> {
     let endings = ["json", "jsonl", "parquet", "csv", "tsv", "txt", "gz", "zst"];
     let is_file = path.extension().is_some_and(|ending| endings.iter().any(|known| ending == *known));
     (legal(organisation) && legal(set) && !is_file && !Path::new(organisation).exists()).then_some(name)
-}
-
-fn open_regular(path: &Path) -> Result<File> {
-    let opened = grpo_files::open_regular(path).map_err(|source| Error::Io { path: path.to_owned(), source })?;
-    Ok(opened.0)
 }
 
 /// Returns the message of a JSON error without serde_json's position.

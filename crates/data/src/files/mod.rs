@@ -17,14 +17,14 @@ use crate::config::{DataConfig, DataFile};
 use crate::dataset::{Dataset, Item};
 use crate::error::{Error, Result};
 use crate::open::PromptEncoder;
-use crate::prompt::Prompt;
-use crate::split::is_held_out;
-use lines::{Lines, RowPosition};
+use crate::prompt::{Prompt, is_held_out};
+use lines::{Line, Lines, RowPosition};
 use order::Schedule;
 use rayon::prelude::*;
 use rng::Purpose;
 use row::{MOST_COLUMNS, RowReader, column_names};
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, BinaryHeap};
 use std::sync::Arc;
@@ -48,24 +48,22 @@ use std::sync::Arc;
 pub struct FileDataset {
     reader: RowReader,
     files: Vec<OpenFile>,
+    index: RowIndex,
     /// The files with training rows.
     trained: Vec<usize>,
-    /// The held-out rows by file and position, in the order of their hashes.
-    held_out: Vec<(usize, RowPosition)>,
     order: Schedule,
     seed: u64,
     cursor: u64,
-    report: DataReport,
 }
 
 /// The result of reading files: the positions of training and held-out rows, and the report. It is valid only for the same files,
 /// configuration and encoder.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RowIndex {
     /// The positions of the training rows of each file, starting with `data.eval_files`.
     training: Vec<Vec<RowPosition>>,
-    /// The held-out rows in order: file and position.
+    /// The held-out rows by file and position, in the order of their hashes.
     held_out: Vec<(usize, RowPosition)>,
     report: DataReport,
 }
@@ -77,12 +75,25 @@ impl RowIndex {
     }
 }
 
-/// A file with the positions of its training rows.
 struct OpenFile {
     lines: Lines,
     source: Arc<str>,
     weight: Option<f64>,
-    training: Vec<RowPosition>,
+}
+
+impl OpenFile {
+    fn open(file: &DataFile) -> Result<Self> {
+        Ok(Self { lines: Lines::open(file)?, source: file.source().into(), weight: file.weight })
+    }
+
+    /// Returns a row and the hash that selects its split.
+    fn item(&self, reader: &RowReader, fields: Map<String, Value>, place: RowPosition) -> Result<(u64, Item)> {
+        reader.item(fields, &self.source).map_err(|reason| self.lines.row(place.line(), reason))
+    }
+
+    fn read(&self, reader: &RowReader, place: RowPosition) -> Result<Item> {
+        Ok(self.item(reader, self.lines.read(place)?, place)?.1)
+    }
 }
 
 /// The state of reading all rows once.
@@ -91,7 +102,7 @@ struct Opening<'a> {
     reader: &'a RowReader,
     encoder: &'a PromptEncoder<'a>,
     files: Vec<OpenFile>,
-    report: DataReport,
+    index: RowIndex,
     /// The held-out rows with their hashes.
     held_out: Vec<(u64, usize, RowPosition)>,
 }
@@ -106,8 +117,8 @@ impl FileDataset {
     pub fn open(config: &DataConfig, seed: u64, encoder: &PromptEncoder<'_>) -> Result<(Self, DataReport)> {
         config.validate()?;
         let reader = RowReader::new(config, encoder.has_chat_template)?;
-        let (files, report) = (vec![], DataReport::default());
-        let mut opening = Opening { config, reader: &reader, encoder, files, report, held_out: vec![] };
+        let (files, index) = (vec![], RowIndex::default());
+        let mut opening = Opening { config, reader: &reader, encoder, files, index, held_out: vec![] };
         // Held-out files come first, because their prompts must not be trained on.
         for file in &config.eval_files {
             opening.read(file, &Split::HeldOut)?;
@@ -117,15 +128,16 @@ impl FileDataset {
         for file in &config.files {
             opening.read(file, &split)?;
         }
-        let Opening { files, mut report, mut held_out, .. } = opening;
-        report.files.rotate_left(config.eval_files.len());
-        if report.training() == 0 {
-            return Err(Error::Empty { report });
+        let Opening { files, mut index, mut held_out, .. } = opening;
+        index.report.files.rotate_left(config.eval_files.len());
+        if index.report.training() == 0 {
+            return Err(Error::Empty { report: index.report });
         }
         // Sorted by hash instead of by file: the first rows are then a sample of all, independent of the seed.
-        held_out.sort_by_key(|(hash, file, place)| (*hash, *file, place.line));
-        let held_out = held_out.into_iter().map(|(_, file, place)| (file, place)).collect();
-        Ok((Self::of(config, seed, reader, files, held_out, report.clone()), report))
+        held_out.sort_by_key(|(hash, file, place)| (*hash, *file, place.line()));
+        index.held_out = held_out.into_iter().map(|(_, file, place)| (file, place)).collect();
+        let report = index.report.clone();
+        Ok((Self::of(config, seed, reader, files, index), report))
     }
 
     /// Opens the files of a configuration without reading rows. `index` is the result for the same files, configuration and model.
@@ -136,37 +148,35 @@ impl FileDataset {
         config.validate()?;
         let reader = RowReader::new(config, has_chat_template)?;
         let named: Vec<&DataFile> = config.eval_files.iter().chain(&config.files).collect();
-        let RowIndex { training, held_out, report } = index;
-        let has_place = held_out.iter().all(|(file, _)| *file < named.len());
-        if training.len() != named.len() || !has_place || report.training() == 0 {
+        let has_place = index.held_out.iter().all(|(file, _)| *file < named.len());
+        if index.training.len() != named.len() || !has_place || index.report.training() == 0 {
             let path = named.first().map(|file| file.path.clone()).unwrap_or_default();
             return Err(Error::File { path, reason: "the index is that of other files".into() });
         }
-        let files = named.into_iter().zip(training).map(|(file, training)| {
-            Ok(OpenFile { lines: Lines::open(file)?, source: file.source().into(), weight: file.weight, training })
-        });
-        let files = files.collect::<Result<_>>()?;
-        Ok(Self::of(config, seed, reader, files, held_out, report))
+        let files = named.into_iter().map(OpenFile::open).collect::<Result<_>>()?;
+        Ok(Self::of(config, seed, reader, files, index))
     }
 
-    fn of(
-        config: &DataConfig,
-        seed: u64,
-        reader: RowReader,
-        files: Vec<OpenFile>,
-        held_out: Vec<(usize, RowPosition)>,
-        report: DataReport,
-    ) -> Self {
-        let trained: Vec<usize> = (0..files.len()).filter(|file| !files[*file].training.is_empty()).collect();
-        let order = Self::schedule(&files, &trained, seed, Purpose::TrainProblem, config.shuffle);
-        Self { reader, files, trained, held_out, order, seed, cursor: 0, report }
+    fn of(config: &DataConfig, seed: u64, reader: RowReader, files: Vec<OpenFile>, index: RowIndex) -> Self {
+        let trained: Vec<usize> = (0..files.len()).filter(|file| !index.training[*file].is_empty()).collect();
+        let order = Schedule::new(&[], seed, Purpose::TrainProblem, config.shuffle);
+        let mut data = Self { reader, files, index, trained, order, seed, cursor: 0 };
+        data.order = data.schedule(Purpose::TrainProblem, config.shuffle);
+        data
+    }
+
+    fn schedule(&self, purpose: Purpose, is_shuffled: bool) -> Schedule {
+        let size = |file: &usize| (self.index.training[*file].len() as u64, self.files[*file].weight);
+        Schedule::new(&self.trained.iter().map(size).collect::<Vec<_>>(), self.seed, purpose, is_shuffled)
     }
 
     fn row(&self, file: usize, place: RowPosition) -> Result<Item> {
-        let file = &self.files[file];
-        let fields = file.lines.read(place)?;
-        let item = self.reader.question(&fields).and_then(|question| self.reader.item(fields, question, &file.source));
-        item.map_err(|reason| file.lines.row(u64::from(place.line), reason))
+        self.files[file].read(&self.reader, place)
+    }
+
+    fn training_row(&self, (file, row): (usize, usize)) -> Result<Item> {
+        let file = self.trained[file];
+        self.row(file, self.index.training[file][row])
     }
 }
 
@@ -175,37 +185,6 @@ impl FileDataset {
 const EXACT_ROWS: usize = 1 << 11;
 const LONGEST_ROWS: usize = 1 << 9;
 
-/// A parsed row.
-struct Parsed {
-    place: RowPosition,
-    /// The hash of the prompt, which selects the split.
-    hash: u64,
-    item: Item,
-    /// The columns that are not in the report yet.
-    columns: Vec<String>,
-}
-
-impl Parsed {
-    /// Parses a row. `known` are the columns that are in the report.
-    fn read(
-        reader: &RowReader,
-        lines: &Lines,
-        place: RowPosition,
-        text: &[u8],
-        source: &Arc<str>,
-        known: &BTreeSet<String>,
-    ) -> Result<Self> {
-        let fields = lines.parse(text, place.line)?;
-        let columns = column_names(fields.iter().filter(|(column, _)| !known.contains(*column))).collect();
-        let fault = |reason: String| lines.row(u64::from(place.line), reason);
-        let question = reader.question(&fields).map_err(fault)?;
-        let hash = question.hash();
-        let item = reader.item(fields, question, source).map_err(fault)?;
-        Ok(Self { place, hash, item, columns })
-    }
-}
-
-/// The use of a file's rows.
 enum Split {
     /// All rows are held out.
     HeldOut,
@@ -217,29 +196,29 @@ enum Split {
 
 impl Opening<'_> {
     fn read(&mut self, file: &DataFile, split: &Split) -> Result<()> {
-        let (lines, source) = (Lines::open(file)?, Arc::from(file.source()));
-        let mut report = FileReport { path: lines.path().to_owned(), ..FileReport::default() };
+        let mut report = FileReport { path: file.path.clone(), ..FileReport::default() };
+        let file = OpenFile::open(file)?;
         let (mut training, mut held_out, index) = (vec![], vec![], self.files.len());
         let mut longest = BinaryHeap::new();
         let limit = [
-            self.config
-                .max_prompt_length
-                .map(|limit| (limit, format!("longer than data.max_prompt_length, {limit} tokens"))),
-            self.encoder
-                .max_tokens
-                .map(|limit| (limit, format!("longer than the model's context allows, {limit} tokens"))),
+            (self.config.max_prompt_length, "data.max_prompt_length"),
+            (self.encoder.max_tokens, "the model's context allows"),
         ];
-        let limit = limit.into_iter().flatten().min_by_key(|(limit, _)| *limit);
-        lines.for_each(|rows| {
-            let known = &report.columns;
-            let reader = self.reader;
-            let parsed: Vec<Result<Parsed>> = rows
-                .par_iter()
-                .map(|(place, text)| Parsed::read(reader, &lines, *place, text, &source, known))
-                .collect();
-            // The rows before the first error.
-            let good: Vec<&Parsed> = parsed.iter().map_while(|row| row.as_ref().ok()).collect();
-            let prompts: Vec<&Prompt> = good.iter().map(|row| &row.item.prompt).collect();
+        let limit = limit.into_iter().filter_map(|(limit, name)| Some((limit?, name))).min_by_key(|(limit, _)| *limit);
+        let limit = limit.map(|(limit, name)| (limit, format!("longer than {name}, {limit} tokens")));
+        file.lines.for_each(|rows| {
+            let (known, reader) = (&report.columns, self.reader);
+            let parse = |(place, text): &Line| {
+                let fields = file.lines.parse(text, place.line())?;
+                let new = column_names(fields.iter().filter(|(column, _)| !known.contains(*column)));
+                let columns: Vec<String> = new.collect();
+                let (hash, item) = file.item(reader, fields, *place)?;
+                Ok((*place, hash, item, columns))
+            };
+            let parsed: Vec<Result<_>> = rows.par_iter().map(parse).collect();
+            // The prompts before the first error.
+            let good = parsed.iter().map_while(|row| row.as_ref().ok());
+            let prompts: Vec<&Prompt> = good.map(|(_, _, item, _)| &item.prompt).collect();
             // The first rows are encoded exactly; for later rows, a bound below the limit is enough.
             let is_exact = self.encoder.is_exact || report.rows < EXACT_ROWS;
             let mut lengths = match &limit {
@@ -248,7 +227,7 @@ impl Opening<'_> {
             }
             .into_iter();
             for row in parsed {
-                let Parsed { place, hash, item, columns } = row?;
+                let (place, hash, item, columns) = row?;
                 report.rows += 1;
                 for column in columns {
                     if report.columns.len() < MOST_COLUMNS {
@@ -257,7 +236,7 @@ impl Opening<'_> {
                 }
                 let mut tokens = 0;
                 if let (Some((limit, reason)), Some(length)) = (&limit, lengths.next()) {
-                    let fault = |e| lines.row(u64::from(place.line), format!("the prompt: {e}"));
+                    let fault = |e| file.lines.row(place.line(), format!("the prompt: {e}"));
                     tokens = length.map_err(fault)?;
                     let dropped = match tokens {
                         0 => Some("a prompt without tokens".into()),
@@ -283,7 +262,7 @@ impl Opening<'_> {
                 match is_exact {
                     true => report.longest_prompt = report.longest_prompt.max(tokens),
                     false => {
-                        longest.push(Reverse((tokens, <(u64, u32, u32)>::from(place))));
+                        longest.push(Reverse((tokens, place)));
                         if longest.len() > LONGEST_ROWS {
                             longest.pop();
                         }
@@ -291,7 +270,7 @@ impl Opening<'_> {
                 }
                 if item.answers().all(|answer| answer.trim().is_empty()) {
                     report.without_answer += 1;
-                    report.first_without_answer.get_or_insert(u64::from(place.line));
+                    report.first_without_answer.get_or_insert(place.line());
                 }
                 report.text_prompts += usize::from(matches!(item.prompt, Prompt::Text(_)));
             }
@@ -299,42 +278,18 @@ impl Opening<'_> {
         })?;
         self.held_out.extend(held_out);
         let bounds = longest.into_iter().filter(|Reverse((bound, _))| *bound > report.longest_prompt);
-        let items = bounds.map(|Reverse((_, place))| {
-            let place = RowPosition::from(place);
-            let fault = |reason: String| lines.row(u64::from(place.line), reason);
-            let fields = lines.read(place)?;
-            let question = self.reader.question(&fields).map_err(fault)?;
-            self.reader.item(fields, question, &source).map_err(fault)
-        });
-        let items = items.collect::<Result<Vec<Item>>>()?;
+        let items = bounds.map(|Reverse((_, place))| file.read(self.reader, place)).collect::<Result<Vec<_>>>()?;
         let counted = (self.encoder.count)(&items.iter().map(|item| &item.prompt).collect::<Vec<_>>(), 0);
         report.longest_prompt = counted.into_iter().flatten().fold(report.longest_prompt, usize::max);
         report.training = training.len();
-        self.report.files.push(report);
-        self.files.push(OpenFile { lines, source, weight: file.weight, training });
+        self.index.report.files.push(report);
+        self.index.training.push(training);
+        self.files.push(file);
         Ok(())
     }
 }
 
-impl FileDataset {
-    /// Returns the order of the training rows for the stream with this purpose.
-    fn schedule(files: &[OpenFile], trained: &[usize], seed: u64, purpose: Purpose, is_shuffled: bool) -> Schedule {
-        let sizes = trained.iter().map(|file| (files[*file].training.len() as u64, files[*file].weight));
-        Schedule::new(&sizes.collect::<Vec<_>>(), seed, purpose, is_shuffled)
-    }
-
-    /// Returns the training row for a position in a schedule.
-    fn training_row(&self, (file, row): (usize, usize)) -> Result<Item> {
-        let file = self.trained[file];
-        self.row(file, self.files[file].training[row])
-    }
-}
-
 impl Dataset for FileDataset {
-    /// Returns the next `count` rows. Rows repeat in the next epoch, in another order.
-    ///
-    /// # Errors
-    /// [`Error::Io`]; [`Error::Row`] if a file has changed.
     fn next_batch(&mut self, count: usize) -> Result<Vec<Item>> {
         let places: Vec<_> = (0..count as u64).map(|index| self.order.at(self.cursor + index)).collect();
         let items = places.into_iter().map(|place| self.training_row(place)).collect::<Result<_>>()?;
@@ -342,31 +297,26 @@ impl Dataset for FileDataset {
         Ok(items)
     }
 
-    /// Returns the first `count` held-out rows in an order that is independent of the seed; 0 returns all.
-    ///
-    /// # Errors
-    /// [`Error::TooFewRows`] if there are fewer, or none.
     fn held_out(&self, count: usize) -> Result<Vec<Item>> {
-        let found = self.held_out.len();
+        let found = self.index.held_out.len();
         if count.max(1) > found {
             return Err(Error::TooFewRows { wanted: count.max(1), found });
         }
         let count = if count == 0 { found } else { count };
-        self.held_out[..count].iter().map(|(file, place)| self.row(*file, *place)).collect()
+        self.index.held_out[..count].iter().map(|(file, place)| self.row(*file, *place)).collect()
     }
 
     fn num_held_out(&self) -> Option<usize> {
-        Some(self.held_out.len())
+        Some(self.index.held_out.len())
     }
 
     fn probe(&self, count: usize) -> Result<Vec<Item>> {
-        let mut order = Self::schedule(&self.files, &self.trained, self.seed, Purpose::Probe, true);
+        let mut order = self.schedule(Purpose::Probe, true);
         (0..count as u64).map(|position| self.training_row(order.at(position))).collect()
     }
 
     fn index(&self) -> Option<RowIndex> {
-        let training = self.files.iter().map(|file| file.training.clone()).collect();
-        Some(RowIndex { training, held_out: self.held_out.clone(), report: self.report.clone() })
+        Some(self.index.clone())
     }
 
     /// Returns the number of rows drawn from the training stream.

@@ -67,7 +67,6 @@ impl Schedule {
         Self { places: Epochs::new(seed, purpose, 0, first, is_shuffled), files }
     }
 
-    /// Returns the file at `position`, and the row in it.
     pub(super) fn at(&mut self, position: u64) -> (usize, usize) {
         let (epoch, place) = (position / self.places.length, self.places.at(position));
         let file = self.files.partition_point(|(first, _, _)| *first <= place).saturating_sub(1);
@@ -83,26 +82,6 @@ mod tests {
 
     fn rows(schedule: &mut Schedule, positions: std::ops::Range<u64>) -> Vec<(usize, usize)> {
         positions.map(|position| schedule.at(position)).collect()
-    }
-
-    #[test]
-    fn every_epoch_has_all_rows_once_in_a_new_order() {
-        let make = |seed| Schedule::new(&[(5, None), (8, None)], seed, Purpose::TrainProblem, true);
-        let mut schedule = make(1);
-        let (first, second) = (rows(&mut schedule, 0..13), rows(&mut schedule, 13..26));
-        assert_ne!(first, second);
-        let sorted = |mut rows: Vec<(usize, usize)>| {
-            rows.sort_unstable();
-            rows
-        };
-        let all: Vec<_> = (0..5).map(|row| (0, row)).chain((0..8).map(|row| (1, row))).collect();
-        assert_eq!((sorted(first.clone()), sorted(second)), (all.clone(), all.clone()));
-        assert_eq!(rows(&mut make(1), 0..13), first, "the seed decides");
-        assert_ne!(rows(&mut make(2), 0..13), first);
-        // Any position can be read without the earlier ones.
-        assert_eq!(make(1).at(20), rows(&mut schedule, 20..21)[0]);
-        let mut in_order = Schedule::new(&[(5, None), (8, None)], 1, Purpose::TrainProblem, false);
-        assert_eq!(rows(&mut in_order, 0..13), all);
     }
 
     #[test]

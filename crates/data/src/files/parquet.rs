@@ -7,9 +7,6 @@ use std::path::Path;
 
 /// Returns the rows of a Parquet file as one JSON object per line. They are kept in memory, because rows are drawn in any order and a
 /// Parquet file can only be read by row groups.
-///
-/// # Errors
-/// [`Error::File`] for a file that is not Parquet or is damaged; [`Error::Row`] for a row that cannot be read.
 pub(super) fn as_json_lines(path: &Path, file: File) -> Result<Vec<u8>> {
     let broken = |e: parquet::errors::ParquetError| Error::File {
         path: path.to_owned(),

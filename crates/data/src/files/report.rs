@@ -92,12 +92,11 @@ impl DataReport {
                 format!("{some} of its {kept} rows (the first in line {first}) {lack}")
             }
         };
-        let columns: Vec<String> = file.columns.iter().map(|column| format!("`{column}`")).collect();
         let usual = ANSWER_COLUMNS.into_iter().find(|column| file.columns.contains(*column)).unwrap_or("COLUMN");
         let reason = format!(
             "{count} a right answer, which the reward `{reward}` needs: expected one in column `answer`, found the columns {}; name the \
              column with data.answer_column, e.g. `--set data.answer_column={usual}`, or choose rewards that need no answer",
-            columns.join(", ")
+            super::row::quoted(file.columns.iter(), ", ")
         );
         Err(Error::File { path: file.path.clone(), reason })
     }
@@ -108,7 +107,6 @@ impl DataReport {
     }
 }
 
-/// Formats a number of rows with its noun.
 fn count_rows(count: usize) -> String {
     if count == 1 { "1 row".into() } else { format!("{count} rows") }
 }

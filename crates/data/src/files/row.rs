@@ -2,9 +2,9 @@
 
 use crate::config::{ApplyChatTemplate, DataConfig, FewShot};
 use crate::dataset::Item;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, check};
 use crate::files::lines::shown;
-use crate::prompt::{Prompt, is_message};
+use crate::prompt::{Prompt, is_message, prompt_hash};
 use grpo_files::read_regular;
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
@@ -15,7 +15,6 @@ pub(super) const MOST_COLUMNS: usize = 32;
 /// The largest file of tools, in bytes.
 const MAX_TOOLS: u64 = 64 << 20;
 
-/// Reads rows according to a configuration.
 #[derive(Clone, Debug)]
 pub(super) struct RowReader {
     config: DataConfig,
@@ -23,30 +22,17 @@ pub(super) struct RowReader {
     tools: Option<Value>,
 }
 
-/// The prompt of a row before a system prompt, examples or a template are added.
-pub(super) struct Question {
-    /// The prompt as text or messages, as configured.
-    prompt: Prompt,
-    /// The reference answer from the conversation.
-    reference: Option<String>,
-    /// The column of the prompt.
-    column: String,
-}
-
 /// The result of reading a row; the caller adds the line number to the error.
 pub(super) type RowResult<T> = std::result::Result<T, String>;
 
 impl RowReader {
-    /// # Errors
-    /// [`Error::Io`] and [`Error::File`] for the file of tools; [`Error::Config`] if a chat template is required but the model has none.
+    /// Reads the file of tools, and checks that there is a chat template if one is required.
     pub(super) fn new(config: &DataConfig, has_chat_template: bool) -> Result<Self> {
-        if config.apply_chat_template == ApplyChatTemplate::Always && !has_chat_template {
-            let expected = "a model with a chat template, or one in data.chat_template";
-            let found = "a model without".into();
-            return Err(Error::Config { key: "data.apply_chat_template".into(), expected: expected.into(), found });
-        }
+        let can_apply = has_chat_template || config.apply_chat_template != ApplyChatTemplate::Always;
+        let expected = "a model with a chat template, or one in data.chat_template";
+        check(can_apply, "data.apply_chat_template", expected, "a model without")?;
         let tools = config.tools_file.as_ref().map(|path| {
-            let bytes = read_regular(path, MAX_TOOLS).map_err(|source| Error::Io { path: path.clone(), source })?;
+            let bytes = read_regular(path, MAX_TOOLS).map_err(|e| grpo_files::Error::io("read", path, e))?;
             let expected = "`data.tools_file`: expected a list of tools in JSON, e.g. `[{\"type\": \"function\", \"function\": {\"name\": \
                             \"add\", \"parameters\": {\"type\": \"object\"}}}]`";
             let file = |reason: String| Error::File { path: path.clone(), reason };
@@ -57,23 +43,6 @@ impl RowReader {
             }
         });
         Ok(Self { config: config.clone(), has_chat_template, tools: tools.transpose()? })
-    }
-
-    /// Returns the row's prompt without additions.
-    pub(super) fn question(&self, fields: &Map<String, Value>) -> RowResult<Question> {
-        let (column, value, is_conversation) = self.prompt_column(fields)?;
-        let (prompt, reference) = match value {
-            Value::String(text) if !is_conversation => (Prompt::Text(text.clone()), None),
-            Value::Array(messages) => {
-                let (messages, reference) = conversation(column, messages, is_conversation)?;
-                (Prompt::Messages { messages, tools: None, documents: None }, reference)
-            }
-            other => {
-                let expected = if is_conversation { "a list of messages" } else { "a text or a list of messages" };
-                return Err(format!("column `{column}`: expected {expected}, got {}", shown(other)));
-            }
-        };
-        Ok(Question { prompt, reference, column: column.to_owned() })
     }
 
     /// Returns the column of the prompt, its value, and `true` if it is a conversation that includes the answer.
@@ -88,9 +57,8 @@ impl RowReader {
             at_path(fields, column).filter(|value| !value.is_null()).map(|value| (*column, value, *whole))
         });
         found.ok_or_else(|| {
-            let wanted: Vec<String> = columns.iter().map(|(column, _)| format!("`{column}`")).collect();
-            let there: Vec<String> = fields.keys().map(|key| format!("`{key}`")).collect();
-            let (wanted, there) = (wanted.join(" or "), there.join(", "));
+            let wanted = quoted(columns.iter().map(|(column, _)| *column), " or ");
+            let there = quoted(fields.keys(), ", ");
             let example = fields.iter().find(|(_, value)| value.is_string()).map_or("problem", |(key, _)| key.as_str());
             format!(
                 "expected a prompt in column {wanted}, got the columns {there}: name the one of the prompt, as in \
@@ -99,9 +67,21 @@ impl RowReader {
         })
     }
 
-    /// Returns the row for training.
-    pub(super) fn item(&self, fields: Map<String, Value>, question: Question, source: &Arc<str>) -> RowResult<Item> {
-        let Question { prompt, reference, column } = question;
+    /// Returns the row for training, and the hash of its prompt without additions, which selects the split.
+    pub(super) fn item(&self, fields: Map<String, Value>, source: &Arc<str>) -> RowResult<(u64, Item)> {
+        let (column, value, is_conversation) = self.prompt_column(&fields)?;
+        let (prompt, reference) = match value {
+            Value::String(text) if !is_conversation => (Prompt::Text(text.clone()), None),
+            Value::Array(messages) => {
+                let (messages, reference) = conversation(column, messages, is_conversation)?;
+                (Prompt::Messages { messages, tools: None, documents: None }, reference)
+            }
+            other => {
+                let expected = if is_conversation { "a list of messages" } else { "a text or a list of messages" };
+                return Err(format!("column `{column}`: expected {expected}, got {}", shown(other)));
+            }
+        };
+        let (column, hash) = (column.to_owned(), prompt_hash(&prompt.to_string()));
         let prompt = self.framed(prompt, &column, &fields)?;
         let mut answers = self.answers(&fields)?;
         let mut completion = match fields.get("completion") {
@@ -133,7 +113,8 @@ impl RowReader {
         };
         let mut columns = fields;
         columns.shift_remove(&column);
-        Ok(Item { prompt, answer, other_answers, completion, columns: Arc::new(columns), source, task: None })
+        let columns = Arc::new(columns);
+        Ok((hash, Item { prompt, answer, other_answers, completion, columns, source, task: None }))
     }
 
     /// Adds the configured system prompt, examples and template to the prompt, and to messages the row's tools and documents.
@@ -225,8 +206,7 @@ impl RowReader {
             (None, Some(column), None) => match at_path(fields, column) {
                 Some(_) => Err(format!("column `{column}`: expected an answer, a text or a number, got null")),
                 None => {
-                    let there: Vec<String> = column_names(fields).map(|name| format!("`{name}`")).collect();
-                    let there = there.join(", ");
+                    let there = quoted(column_names(fields), ", ");
                     Err(format!(
                         "expected an answer in column `{column}`, and there is no such column; the columns are {there}"
                     ))
@@ -234,6 +214,10 @@ impl RowReader {
             },
         }
     }
+}
+
+pub(super) fn quoted(names: impl Iterator<Item = impl std::fmt::Display>, separator: &str) -> String {
+    names.map(|name| format!("`{name}`")).collect::<Vec<_>>().join(separator)
 }
 
 /// Returns the names of columns, each followed by the paths of its fields if it is an object; at most [`MOST_COLUMNS`].
@@ -269,13 +253,6 @@ fn in_list<'a>(list: &'a [Value], path: &str) -> Option<&'a Value> {
         (Value::Object(inner), Some(rest)) => at_path(inner, rest),
         (Value::Array(inner), Some(rest)) => in_list(inner, rest),
         _ => None,
-    }
-}
-
-impl Question {
-    /// Returns the hash that selects the row's split: of the prompt without additions.
-    pub(super) fn hash(&self) -> u64 {
-        crate::split::prompt_hash(&self.prompt.to_string())
     }
 }
 

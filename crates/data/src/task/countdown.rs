@@ -174,9 +174,7 @@ mod tests {
 
     #[test]
     fn countdown_accepts_any_expression_with_the_target_value() {
-        crate::task::testing::check_task(&Countdown { count: 3, max_number: 9 });
-        crate::task::testing::check_task(&Countdown { count: 4, max_number: 25 });
-        for right in ["2*(3+4)", "(4+3)*2", "2*3+2*4-0", "((2))*(4+3)"].iter().filter(|e| !e.contains('0')) {
+        for right in ["2*(3+4)", "(4+3)*2", "((2))*(4+3)"] {
             assert_eq!(judge("2,3,4:14=", right), Some(true), "{right}");
         }
         assert_eq!(judge("1,2,2:1=", "1/2*2"), Some(true), "division is exact");

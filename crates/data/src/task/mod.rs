@@ -1,16 +1,12 @@
 //! Verifiable tasks: a prompt, a reference answer, and a verifier that accepts every correct answer.
 
-mod addition;
-mod comparison;
+mod arithmetic;
 mod countdown;
-mod reverse;
-mod sorting;
+mod sequences;
 
-pub use addition::Addition;
-pub use comparison::Comparison;
+pub use arithmetic::{Addition, Comparison};
 pub use countdown::Countdown;
-pub use reverse::Reverse;
-pub use sorting::Sorting;
+pub use sequences::{Reverse, Sorting};
 
 use rand::Rng;
 
@@ -70,25 +66,64 @@ pub fn character_score(answer: &str, completion: &str) -> f32 {
 }
 
 #[cfg(test)]
-pub(crate) mod testing {
+mod tests {
     use super::*;
     use models::{CharTokenizer, Tokenizer};
     use rng::{Purpose, stream};
 
-    /// Checks the contract of a task: repeatable problems in the tokenizer's alphabet whose reference answers it accepts.
-    pub(crate) fn check_task(task: &dyn Task) {
-        for index in 0..200 {
-            let draw = || task.sample(&mut stream(7, Purpose::TrainProblem, 0, index));
-            let problem = draw();
-            assert_eq!(problem, draw());
-            assert!(CharTokenizer.encode(&problem.prompt).is_ok(), "{problem:?}");
-            assert!(CharTokenizer.encode(&problem.answer).is_ok(), "{problem:?}");
-            assert!(task.verify(&problem, &problem.answer), "{problem:?}");
-            assert_eq!(task.score(&problem, &problem.answer), 1.0);
-            for wrong in ["", "x", &format!("{}0", problem.answer), &format!(" {}", problem.answer)] {
-                assert!(!task.verify(&problem, wrong), "{problem:?} accepted {wrong:?}");
-                assert!((0.0..1.0).contains(&task.score(&problem, wrong)), "{problem:?} {wrong:?}");
+    /// Returns the first problems of a task.
+    fn problems(task: &dyn Task) -> Vec<Problem> {
+        (0..200).map(|index| task.sample(&mut stream(7, Purpose::TrainProblem, 0, index))).collect()
+    }
+
+    #[test]
+    fn problems_repeat_and_only_correct_answers_are_accepted() {
+        let tasks: [&dyn Task; 7] = [
+            &Addition { max_number: 99, zero_pad: false },
+            &Addition { max_number: 50, zero_pad: true },
+            &Comparison { max_number: 99 },
+            &Sorting { min_length: 2, max_length: 5 },
+            &Reverse { min_length: 2, max_length: 5 },
+            &Countdown { count: 3, max_number: 9 },
+            &Countdown { count: 4, max_number: 25 },
+        ];
+        for task in tasks {
+            assert_eq!(problems(task), problems(task));
+            for problem in problems(task) {
+                assert!(CharTokenizer.encode(&problem.prompt).is_ok(), "{problem:?}");
+                assert!(CharTokenizer.encode(&problem.answer).is_ok(), "{problem:?}");
+                assert!(task.verify(&problem, &problem.answer), "{problem:?}");
+                assert_eq!(task.score(&problem, &problem.answer), 1.0);
+                for wrong in ["", "x", &format!("{}0", problem.answer), &format!(" {}", problem.answer)] {
+                    assert!(!task.verify(&problem, wrong), "{problem:?} accepted {wrong:?}");
+                    assert!((0.0..1.0).contains(&task.score(&problem, wrong)), "{problem:?} {wrong:?}");
+                }
             }
+        }
+    }
+
+    #[test]
+    fn wrong_answers_get_partial_credit() {
+        let (addition, comparison) = (Addition { max_number: 99, zero_pad: false }, Comparison { max_number: 99 });
+        let (reverse, sorting) = (Reverse { min_length: 3, max_length: 4 }, Sorting { min_length: 3, max_length: 4 });
+        let cases: [(&dyn Task, _, _, _, _); 5] = [
+            (&addition, "37+48=", "85", "75", 0.5),
+            (&comparison, "37?48=", "<", ">", 0.0),
+            (&reverse, "rev:abc=", "cba", "abc", 1.0 / 3.0),
+            (&sorting, "sort:3142=", "1234", "3142", 0.0),
+            (&sorting, "sort:3142=", "1234", "123", 0.75),
+        ];
+        for (task, prompt, answer, wrong, score) in cases {
+            let problem = Problem { prompt: prompt.into(), answer: answer.into() };
+            assert!(!task.verify(&problem, wrong), "{prompt}");
+            assert_eq!(task.score(&problem, wrong), score, "{prompt}");
+        }
+    }
+
+    #[test]
+    fn addition_with_zero_padding_has_fixed_widths() {
+        for problem in problems(&Addition { max_number: 50, zero_pad: true }) {
+            assert_eq!((problem.prompt.len(), problem.answer.len()), (6, 3), "{problem:?}");
         }
     }
 

@@ -1,7 +1,7 @@
 //! Errors about files name the file and the line.
 
-use crate::support::{config, file, lines, open, refusal, words};
-use data::{DataConfig, DataFile, Dataset, FileDataset, PromptEncoder};
+use crate::support::{config, file, lines, open, refusal, without_split, words};
+use data::{DataConfig, Dataset, FileDataset};
 use serde_json::json;
 
 const GOOD: &str = "{\"prompt\": \"a\"}\n";
@@ -59,31 +59,41 @@ fn files_without_rows_are_errors() {
 
 #[test]
 fn files_of_other_formats_and_encodings_are_recognised() {
-    let utf_16: Vec<u8> = [0xff, 0xfe].into_iter().chain(GOOD.encode_utf16().flat_map(u16::to_le_bytes)).collect();
+    let utf_16: Vec<u8> = GOOD.encode_utf16().flat_map(u16::to_le_bytes).collect();
+    let marked = [b"\xff\xfe", utf_16.as_slice()].concat();
     let big_endian: Vec<u8> = GOOD.encode_utf16().flat_map(u16::to_be_bytes).collect();
-    for (bytes, words) in [
+    // Text in another encoding, Parquet and Arrow are recognised in JSONL only.
+    for (bytes, words, is_in_parquet) in [
         (
-            b"\x1f\x8b\x08\x00\x00\x00".as_slice(),
+            b"\x1f\x8b\x08\x00".as_slice(),
             "got gzip, which is not decompressed here: unpack it first, as in `gunzip",
+            true,
         ),
-        (b"\x28\xb5\x2f\xfd\x00", "got Zstandard"),
-        (&utf_16, "got UTF-16LE text: `iconv -f UTF-16LE -t UTF-8"),
-        (&big_endian, "got UTF-16BE text"),
+        (b"\x28\xb5\x2f\xfd\x00", "got Zstandard", true),
+        (b"PK\x03\x04\x14", "got a zip archive", true),
         (
             b"version https://git-lfs.github.com/spec/v1\noid sha256:ab\nsize 12\n",
-            "a Git LFS pointer, which stands for a file",
+            "a Git LFS pointer, which stands for",
+            true,
         ),
-        (b"<!doctype html>\n<html></html>\n", "got a web page"),
+        (b"\n<!doctype HTML>\n<html></html>\n", "got a web page", true),
+        (b"PAR1\x15\x04", "got Parquet: `{path: FILE, format: parquet}` reads it", false),
+        (b"ARROW1\x00\x00", "got Arrow", false),
+        (&utf_16, "got UTF-16LE text: `iconv -f UTF-16LE -t UTF-8", false),
+        (&marked, "got UTF-16LE text", false),
+        (&big_endian, "got UTF-16BE text", false),
+        (b"\xff\xfe\x00\x00{\x00\x00\x00", "got UTF-32LE text", false),
     ] {
         let text = refusal(bytes);
-        assert!(
-            text.contains("rows.jsonl: expected a JSON object per line in UTF-8, ") && text.contains(words),
-            "{text}"
-        );
+        let expected = "rows.jsonl: expected a JSON object per line in UTF-8, ";
+        assert!(text.contains(expected) && text.contains(words), "{text}");
         let (_folder, path) = file("rows.parquet", bytes);
         let text = open(&config(path)).err().unwrap().to_string();
-        assert!(text.contains("rows.parquet") && !text.is_empty(), "{text}");
+        assert!(text.contains("rows.parquet") && text.contains(words) == is_in_parquet, "{text}");
     }
+    // Other beginnings are errors of the first line.
+    assert!(refusal("<|im_start|>").contains("line 1: expected a JSON object"));
+    assert!(refusal(b"\x80").contains("line 1: expected UTF-8"));
 }
 
 #[test]
@@ -99,25 +109,8 @@ fn a_missing_held_out_split_is_an_error_with_its_fix() {
 #[test]
 fn byte_order_marks_and_crlf_are_accepted() {
     let (_folder, path) = file("rows.jsonl", "\u{feff}{\"prompt\": \"a\"}\r\n{\"prompt\": \"b\"}");
-    let (_other, eval) = file("eval.jsonl", "{\"prompt\": \"c\"}");
-    let config = DataConfig { eval_files: vec![DataFile::new(eval)], shuffle: false, ..config(path) };
-    let (mut rows, _) = open(&config).unwrap();
+    let (mut rows, _) = open(&DataConfig { shuffle: false, ..without_split(path) }).unwrap();
     assert_eq!(crate::support::prompts(&rows.next_batch(3).unwrap()), ["a", "b", "a"]);
-}
-
-#[test]
-fn an_encoding_error_names_the_line() {
-    let (_folder, path) = file("rows.jsonl", lines(&[json!({"prompt": "a"}), json!({"prompt": "b"})]));
-    let refuse = |prompts: &[&data::Prompt], _| {
-        let one = |prompt: &&data::Prompt| match prompt.to_string().as_str() {
-            "b" => Err("the template raises".into()),
-            _ => Ok(1),
-        };
-        prompts.iter().map(one).collect()
-    };
-    let encoder = PromptEncoder { has_chat_template: true, max_tokens: Some(9), count: &refuse, is_exact: true };
-    let text = FileDataset::open(&config(path), 0, &encoder).err().unwrap().to_string();
-    assert!(text.contains("rows.jsonl, line 2: the prompt: the template raises"), "{text}");
 }
 
 #[test]

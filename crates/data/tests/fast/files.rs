@@ -1,16 +1,17 @@
 //! Order, cursor, splits, weights and filters.
 
-use crate::support::{config, file, lines, numbers, open, prompts, words};
+use crate::support::{config, file, lines, numbers, open, prompts, without_split, words};
 use data::{DataConfig, DataFile, Dataset, Error, FileDataset, PromptEncoder};
 use serde_json::json;
 use std::collections::BTreeSet;
 
 #[test]
 fn file_datasets_have_every_row_once_per_epoch_and_continue_from_their_cursor() {
-    let (_folder, path) = file("rows.jsonl", numbers(200));
-    let config = config(&path);
+    let (_folder, first) = file("a.jsonl", numbers(0..120));
+    let (_other, second) = file("b.jsonl", numbers(120..200));
+    let config = DataConfig { files: vec![DataFile::new(first), DataFile::new(second)], ..DataConfig::default() };
     let (mut rows, report) = open(&config).unwrap();
-    assert_eq!(report.files[0].rows, 200);
+    assert_eq!((report.files[0].rows, report.files[1].rows), (120, 80));
     let size = report.training();
     assert!((170..190).contains(&size), "{report}");
     let (first, second) = (prompts(&rows.next_batch(size).unwrap()), prompts(&rows.next_batch(size).unwrap()));
@@ -33,7 +34,7 @@ fn file_datasets_have_every_row_once_per_epoch_and_continue_from_their_cursor() 
 
 #[test]
 fn held_out_rows_are_independent_of_the_seed_and_never_trained_on() {
-    let (_folder, path) = file("rows.jsonl", numbers(300));
+    let (_folder, path) = file("rows.jsonl", numbers(0..300));
     let (mut rows, report) = open(&config(&path)).unwrap();
     let all = prompts(&rows.held_out(0).unwrap());
     assert_eq!(all.len(), report.held_out());
@@ -51,8 +52,8 @@ fn held_out_rows_are_independent_of_the_seed_and_never_trained_on() {
 
 #[test]
 fn eval_files_replace_the_held_out_fraction() {
-    let (_folder, path) = file("train.jsonl", numbers(50));
-    let (_other, eval) = file("test.jsonl", numbers(3) + &lines(&[json!({"prompt": "another"})]));
+    let (_folder, path) = file("train.jsonl", numbers(0..50));
+    let (_other, eval) = file("test.jsonl", numbers(0..3) + &lines(&[json!({"prompt": "another"})]));
     let config = DataConfig { eval_files: vec![DataFile::new(&eval)], ..config(&path) };
     let (mut rows, report) = open(&config).unwrap();
     let mut held_out = prompts(&rows.held_out(0).unwrap());
@@ -70,8 +71,8 @@ fn eval_files_replace_the_held_out_fraction() {
 
 #[test]
 fn file_weights_set_the_frequency_of_rows() {
-    let (_folder, small) = file("small.jsonl", numbers(20));
-    let (_other, large) = file("large.jsonl", numbers(400));
+    let (_folder, small) = file("small.jsonl", numbers(0..20));
+    let (_other, large) = file("large.jsonl", numbers(0..400));
     let named = DataFile { name: Some("few".into()), ..DataFile::new(&small) };
     let sources = |files: Vec<DataFile>, count: usize| {
         let (mut rows, report) = open(&DataConfig { files, ..DataConfig::default() }).unwrap();
@@ -90,8 +91,7 @@ fn long_prompts_are_dropped_and_counted() {
     let rows =
         [json!({"prompt": "a b c"}), json!({"prompt": "a b"}), json!({"prompt": "a b c d e f"}), json!({"prompt": ""})];
     let (_folder, path) = file("rows.jsonl", lines(&rows));
-    let (_other, eval) = file("eval.jsonl", lines(&[json!({"prompt": "x"})]));
-    let config = DataConfig { max_prompt_length: Some(2), eval_files: vec![DataFile::new(eval)], ..config(&path) };
+    let config = DataConfig { max_prompt_length: Some(2), ..without_split(&path) };
     let (mut kept, report) = open(&config).unwrap();
     assert_eq!(prompts(&kept.next_batch(1).unwrap()), ["a b"]);
     let text = report.to_string();
@@ -150,11 +150,11 @@ fn data_files_parse_from_paths_and_objects() {
 
 #[test]
 fn patterns_and_the_home_folder_are_expanded() {
-    let (folder, _) = file("b.jsonl", numbers(3));
+    let (folder, _) = file("b.jsonl", numbers(0..3));
     let root = folder.path();
     std::fs::create_dir_all(root.join("deep/er")).unwrap();
     for name in ["a.jsonl", "c.txt", "deep/er/d.jsonl", "[odd].jsonl"] {
-        std::fs::write(root.join(name), numbers(2)).unwrap();
+        std::fs::write(root.join(name), numbers(0..2)).unwrap();
     }
     let expanded = |pattern: &str| {
         let weighted = DataFile { weight: Some(2.0), ..DataFile::new(root.join(pattern)) };
@@ -189,9 +189,10 @@ fn patterns_and_the_home_folder_are_expanded() {
 
 #[test]
 fn an_index_opens_files_without_reading_their_rows() {
-    let (folder, train) = file("train.jsonl", numbers(5000) + &lines(&[json!({"prompt": "far too long ".repeat(9)})]));
+    let (folder, train) =
+        file("train.jsonl", numbers(0..5000) + &lines(&[json!({"prompt": "far too long ".repeat(9)})]));
     let eval = folder.path().join("eval.jsonl");
-    std::fs::write(&eval, numbers(7)).unwrap();
+    std::fs::write(&eval, numbers(0..7)).unwrap();
     for eval_files in [vec![], vec![DataFile::new(&eval)]] {
         let config = DataConfig { eval_files, max_prompt_length: Some(9), ..config(&train) };
         let (mut first, report) = open(&config).unwrap();

@@ -1,15 +1,13 @@
 //! Parquet files written by pyarrow (fixtures/make_parquet.py).
 
-use crate::support::{config, file, open, words};
-use data::{DataConfig, DataFile, Dataset, FileDataset};
+use crate::support::{config, file, open, without_split};
+use data::{DataConfig, Dataset};
 use std::path::Path;
 
 #[test]
 fn parquet_rows_match_pyarrow() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/rows.parquet");
-    let (_folder, eval) = file("eval.jsonl", "{\"question\": \"held out\"}");
-    let config = DataConfig { eval_files: vec![DataFile::new(eval)], shuffle: false, ..config(path) };
-    let (mut rows, report) = FileDataset::open(&config, 0, &words(false)).unwrap();
+    let (mut rows, report) = open(&DataConfig { shuffle: false, ..without_split(path) }).unwrap();
     assert_eq!(report.files[0].rows, 3);
     let items = rows.next_batch(3).unwrap();
     assert_eq!(items[0].prompt.to_string(), "user: naïve 你好\nassistant: ja\nuser: 6 x 7?");

@@ -1,29 +1,18 @@
 //! Prompts and answers of rows.
 
-use crate::support::{config, file, lines, words};
-use data::{ApplyChatTemplate, DataConfig, DataFile, Dataset, FewShot, FileDataset, Item, Prompt, Result};
+use crate::support::{file, lines, open, without_split, words};
+use data::{ApplyChatTemplate, DataConfig, Dataset, FewShot, FileDataset, Item, Prompt, Result};
 use serde_json::{Value, json};
 
 /// Returns the row as a run reads it.
 fn row(row: Value, has_chat_template: bool, change: impl FnOnce(&mut DataConfig)) -> Result<Item> {
-    let held_out = match row.get("question") {
-        Some(_) => json!({"question": "held out"}),
-        None => json!({"prompt": [{"role": "user", "content": "held out"}]}),
-    };
     let (_folder, path) = file("rows.jsonl", lines(&[row]));
-    let (_other, eval) = file("eval.jsonl", lines(&[held_out]));
-    let mut config = DataConfig { eval_files: vec![DataFile::new(eval)], ..config(path) };
+    let mut config = without_split(path);
     change(&mut config);
     let (mut rows, _) = FileDataset::open(&config, 0, &words(has_chat_template))?;
     Ok(rows.next_batch(1)?.remove(0))
 }
 
-/// Returns the configuration without held-out rows.
-fn alone(config: &DataConfig) -> DataConfig {
-    DataConfig { eval_files: vec![], held_out_fraction: 0.0, ..config.clone() }
-}
-
-/// Returns the row with another column.
 fn with(row: &Value, column: &str, value: &Value) -> Value {
     let mut row = row.clone();
     row[column] = value.clone();
@@ -87,10 +76,7 @@ fn nested_columns_are_found_by_path() {
         })
     };
     let answer = |path: &str| {
-        row(verl(), true, |config| {
-            *config = DataConfig { answer_column: Some(path.into()), ..alone(config) };
-        })
-        .map(|item| item.answer.unwrap())
+        row(verl(), true, |config| config.answer_column = Some(path.into())).map(|item| item.answer.unwrap())
     };
     assert_eq!(answer("reward_model.ground_truth").unwrap(), "2");
     assert_eq!(answer("extra_info.turns.0.question").unwrap(), "1 + 1?");
@@ -105,15 +91,11 @@ fn nested_columns_are_found_by_path() {
     assert!(text.contains("expected an answer (a text or a number) or a list of right answers"), "{text}");
     // A column with exactly this name takes precedence.
     let dotted = json!({"question": "q", "a.b": "1", "a": {"b": "2"}});
-    let item = row(dotted, true, |config| {
-        *config = DataConfig { answer_column: Some("a.b".into()), ..alone(config) };
-    });
-    let item = item.unwrap();
+    let item = row(dotted, true, |config| config.answer_column = Some("a.b".into())).unwrap();
     assert_eq!(item.answer.as_deref(), Some("1"));
     let asked = row(verl(), true, |config| {
         config.prompt_column = Some("extra_info.turns.0.question".into());
         config.source_column = Some("reward_model.style".into());
-        *config = alone(config);
     });
     let asked = asked.unwrap();
     assert_eq!((asked.prompt, &*asked.source), (Prompt::from("1 + 1?"), "rule"));
@@ -123,9 +105,8 @@ fn nested_columns_are_found_by_path() {
 #[test]
 fn lists_of_answers_are_passed_completely() {
     let answers = |value: Value, column: Option<&str>| {
-        let item = row(json!({"question": "q", "answer": value}), true, |config| {
-            *config = DataConfig { answer_column: column.map(str::to_owned), ..alone(config) };
-        });
+        let row = json!({"question": "q", "answer": value});
+        let item = self::row(row, true, |config| config.answer_column = column.map(str::to_owned));
         item.map(|item| item.answers().map(str::to_owned).collect::<Vec<_>>())
     };
     for column in [None, Some("answer")] {
@@ -220,15 +201,11 @@ fn documents_of_a_row_reach_the_prompt() {
 
 #[test]
 fn long_integers_keep_their_digits() {
-    let row = |line: &str| {
-        let (_folder, path) = file("rows.jsonl", line);
-        let (_other, eval) = file("eval.jsonl", "{\"prompt\": \"held out\"}\n");
-        let config = DataConfig { eval_files: vec![DataFile::new(eval)], ..config(path) };
-        FileDataset::open(&config, 0, &words(false)).unwrap().0.next_batch(1).unwrap().remove(0)
-    };
-    let item = row(
+    let (_folder, path) = file(
+        "rows.jsonl",
         r#"{"prompt": "12345678901234567890123 \" 12345678901234567890124", "answer":123456789012345678901234567890, "n": [-98765432109876543210, 18446744073709551615, -9223372036854775808, 1.5e300, 0.12345678901234567890]}"#,
     );
+    let item = open(&without_split(path)).unwrap().0.next_batch(1).unwrap().remove(0);
     assert_eq!(item.prompt, Prompt::from("12345678901234567890123 \" 12345678901234567890124"));
     assert_eq!(item.answer.as_deref(), Some("123456789012345678901234567890"));
     let n = &item.columns["n"];

@@ -13,18 +13,22 @@ pub(crate) fn file(name: &str, lines: impl AsRef<[u8]>) -> (TempDir, PathBuf) {
     (folder, path)
 }
 
-/// Formats JSON objects as lines.
 pub(crate) fn lines(rows: &[Value]) -> String {
     rows.iter().map(|row| format!("{row}\n")).collect()
 }
 
-/// Returns `count` rows with a prompt and an answer.
-pub(crate) fn numbers(count: usize) -> String {
-    lines(&(0..count).map(|i| json!({"prompt": format!("number {i}"), "answer": i})).collect::<Vec<_>>())
+/// Returns rows with a prompt and an answer, one for each number.
+pub(crate) fn numbers(range: std::ops::Range<usize>) -> String {
+    lines(&range.map(|i| json!({"prompt": format!("number {i}"), "answer": i})).collect::<Vec<_>>())
 }
 
 pub(crate) fn config(path: impl Into<PathBuf>) -> DataConfig {
     DataConfig { files: vec![DataFile::new(path)], ..DataConfig::default() }
+}
+
+/// Returns the configuration of a file without held-out rows.
+pub(crate) fn without_split(path: impl Into<PathBuf>) -> DataConfig {
+    DataConfig { held_out_fraction: 0.0, ..config(path) }
 }
 
 /// Returns an encoder that counts words as tokens, with or without a chat template, with a context of any length.

@@ -75,15 +75,12 @@ impl Layers {
     ///
     /// # Errors
     /// [`Error::Layer`] if the text is not a YAML map.
-    pub fn text(mut self, origin: &str, text: &str) -> Result<Self> {
-        let value = parse(text).map_err(|message| layer_error(origin, message))?;
-        match value {
+    pub fn text(self, origin: &str, text: &str) -> Result<Self> {
+        match parse(text).map_err(|message| layer_error(origin, message))? {
             // A file with only comments.
-            Value::Null => {}
-            Value::Object(_) => self.0.push(Layer { origin: origin.to_owned(), value }),
-            other => return Err(layer_error(origin, format!("expected a map of keys, got {}", kind(&other)))),
+            Value::Null => Ok(self),
+            value => self.value(origin, value),
         }
-        Ok(self)
     }
 
     /// Adds a JSON object; `origin` names it in errors.
@@ -183,15 +180,17 @@ impl Layers {
     /// [`Error::Layer`] with the layer, the dotted path and, for an unknown key, the most similar known one.
     pub fn resolve_over<T: Configuration>(self, defaults: T) -> Result<T> {
         let known = serde_json::to_value(&defaults).map_err(|e| layer_error("defaults", e.to_string()))?;
+        let keys = T::keys();
+        let tree = if keys.is_empty() { known.clone() } else { strict::tree(&keys) };
         let mut merged = Config::builder().add_source(Layer { origin: "defaults".into(), value: known.clone() });
         let (mut resolved, mut before) = (defaults, known.clone());
         for mut layer in self.0 {
             let origin = layer.origin.clone();
             let secrets = Secrets::of(&layer.value);
             let failed = |e: ConfigError| layer_error(&origin, secrets.hide(&e.to_string()));
-            unknown_keys::<T>(&layer.value, &known)
+            unknown_keys::<T>(&layer.value, &tree, &keys)
                 .map_err(|e| Error::Layer { origin: origin.clone(), source: Box::new(e.into()) })?;
-            if let Some(key) = list_for_section::<T>(&layer.value, &known) {
+            if let Some(key) = list_for_section(&layer.value, &tree, "") {
                 return Err(layer_error(&origin, format!("key `{key}`: expected a map of keys, got a list")));
             }
             drop_empty_sections(&mut layer.value, &known);
@@ -206,15 +205,11 @@ impl Layers {
     }
 }
 
-/// Returns an error for keys that `T` does not have.
-fn unknown_keys<T: Configuration>(given: &Value, default: &Value) -> grpo_core::Result<()> {
-    let keys = T::keys();
-    if keys.is_empty() {
-        return strict::reject_unknown_keys(given, default, "");
-    }
-    strict::reject_unknown_keys(given, &strict::tree(&keys), "").map_err(|error| match error {
-        grpo_core::Error::UnknownKey { path, nearest, known } => {
-            let similar = || strict::elsewhere(&path, nearest.as_deref(), &keys);
+/// Returns an error for keys that are not in `tree`. The error suggests one of `keys` in other sections.
+fn unknown_keys<T: Configuration>(given: &Value, tree: &Value, keys: &[&'static str]) -> grpo_core::Result<()> {
+    strict::reject_unknown_keys(given, tree, "").map_err(|error| match error {
+        grpo_core::Error::UnknownKey { path, nearest, known } if !keys.is_empty() => {
+            let similar = || strict::elsewhere(&path, nearest.as_deref(), keys);
             let nearest = T::successor(&path).or_else(similar).map(str::to_owned).or(nearest);
             grpo_core::Error::UnknownKey { path, nearest, known }
         }
@@ -223,20 +218,16 @@ fn unknown_keys<T: Configuration>(given: &Value, default: &Value) -> grpo_core::
 }
 
 /// Returns the key of a section that was given as a list, which serde would accept as the values of its keys in order.
-fn list_for_section<T: Configuration>(given: &Value, default: &Value) -> Option<String> {
-    fn below(given: &Value, known: &Value, path: &str) -> Option<String> {
-        let known = known.as_object().filter(|known| !known.is_empty())?;
-        match given {
-            Value::Array(_) => Some(path.to_owned()),
-            Value::Object(given) => given.iter().find_map(|(key, value)| {
-                let here = if path.is_empty() { key.clone() } else { format!("{path}.{key}") };
-                below(value, known.get(key).or(known.get("*"))?, &here)
-            }),
-            _ => None,
-        }
+fn list_for_section(given: &Value, known: &Value, path: &str) -> Option<String> {
+    let known = known.as_object().filter(|known| !known.is_empty())?;
+    match given {
+        Value::Array(_) => Some(path.to_owned()),
+        Value::Object(given) => given.iter().find_map(|(key, value)| {
+            let here = if path.is_empty() { key.clone() } else { format!("{path}.{key}") };
+            list_for_section(value, known.get(key).or(known.get("*"))?, &here)
+        }),
+        _ => None,
     }
-    let keys = T::keys();
-    if keys.is_empty() { below(given, default, "") } else { below(given, &strict::tree(&keys), "") }
 }
 
 impl Source for Layer {
@@ -255,11 +246,9 @@ impl Source for Layer {
 /// # Errors
 /// The errors of [`to_yaml_with_secrets`].
 pub fn to_yaml<T: Serialize + DeserializeOwned>(config: &T) -> Result<String> {
-    match redacted(config) {
-        Ok((shown, true)) => to_yaml_with_secrets(&shown),
-        Ok((_, false)) => to_yaml_with_secrets(config),
-        Err(e) => Err(layer_error("the resolved configuration", e.to_string())),
-    }
+    let (shown, has_secrets) =
+        redacted(config).map_err(|e| layer_error("the resolved configuration", e.to_string()))?;
+    to_yaml_with_secrets(if has_secrets { &shown } else { config })
 }
 
 /// Returns a configuration as YAML that [`Layers::text`] reads back with the same values. Only for the config.yaml of a run.

@@ -210,7 +210,6 @@ pub fn redact_url(url: &str) -> String {
     shown_url(url, &mut Secrets::default())
 }
 
-/// The kind of a value, from its key.
 #[derive(Clone, Copy)]
 enum ValueKind {
     Plain,

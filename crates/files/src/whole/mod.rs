@@ -10,7 +10,6 @@ use std::path::{Path, PathBuf};
 const MAX_LINKS: usize = 40;
 /// The size in bytes of the header's length, with which a safetensors file starts.
 const SAFETENSORS_PREFIX: usize = 8;
-/// The prefix and suffix of temporary files.
 pub(crate) const TEMPORARY: (&str, &str) = (".grpo-", ".tmp");
 /// The size limit of a safetensors header in bytes, defined by the format.
 const MAX_SAFETENSORS_HEADER: u64 = 100_000_000;
@@ -201,7 +200,6 @@ pub fn sync_folder(path: &Path) -> io::Result<()> {
     if cfg!(unix) { File::open(path)?.sync_all() } else { Ok(()) }
 }
 
-/// The target of a write.
 enum Destination {
     /// A regular or missing file, with symbolic links resolved.
     File { path: PathBuf, permissions: Option<Permissions> },
@@ -254,7 +252,6 @@ pub fn remove_temporary(folder: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Replaces the file at `path` by a new one.
 fn replace(path: &Path, permissions: Option<Permissions>, content: &[u8]) -> io::Result<()> {
     let folder = folder_of(path);
     let mut file = temporary_in(folder)?;
@@ -320,4 +317,4 @@ fn kind(metadata: &Metadata) -> &'static str {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -7,13 +7,12 @@ use crate::html::Html;
 use crate::{Report, data};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use sections::{configuration, evaluations, every_metric, summary, times};
+use sections::{configuration, evaluations, every_metric, section, summary, times};
 use sha2::{Digest, Sha256};
 
 const STYLE: &str = include_str!("page.css");
 const SCRIPT: &str = concat!(include_str!("axis.js"), include_str!("page.js"));
 
-/// Returns the whole page.
 pub(crate) fn html(report: &Report) -> String {
     let names: Vec<&str> = report.names().collect();
     let title = format!("grpo report: {}", names.join(", "));
@@ -33,14 +32,18 @@ pub(crate) fn html(report: &Report) -> String {
         "<a href=\"#samples\">Samples</a> <a href=\"#time\">Time</a> <a href=\"#configuration\">Configuration</a> ",
     );
     html.raw("<a href=\"#metrics\">All metrics</a></nav>\n</header>\n<main>\n");
-    summary(&mut html, report);
-    curves(&mut html);
-    evaluations(&mut html, &report.runs);
-    html.raw("<section id=\"samples\" aria-labelledby=\"samples-title\">\n<h2 id=\"samples-title\">Samples</h2>\n");
-    html.raw(NO_SCRIPT).raw("<div id=\"sample-browser\"></div>\n</section>\n");
-    times(&mut html, &report.runs);
-    configuration(&mut html, report);
-    every_metric(&mut html, &report.runs);
+    let (page, runs) = (&mut html, &report.runs);
+    section(page, "summary", "Summary", |html| summary(html, report));
+    section(page, "curves", "Curves", |html| {
+        html.raw(NO_SCRIPT).raw("<div id=\"curve-browser\"></div>\n");
+    });
+    section(page, "evaluations", "Evaluations before and after", |html| evaluations(html, runs));
+    section(page, "samples", "Samples", |html| {
+        html.raw(NO_SCRIPT).raw("<div id=\"sample-browser\"></div>\n");
+    });
+    section(page, "time", "Where the time of a GRPO step goes", |html| times(html, runs));
+    section(page, "configuration", "Configuration", |html| configuration(html, report));
+    section(page, "metrics", "All metrics as a table", |html| every_metric(html, runs));
     html.raw("</main>\n<script type=\"application/json\" id=\"data\">")
         .json(&data::json(report))
         .raw("</script>\n<script>");
@@ -56,10 +59,4 @@ fn policy() -> String {
     format!(
         "default-src 'none'; style-src 'sha256-{style}'; script-src 'sha256-{script}'; base-uri 'none'; form-action 'none'"
     )
-}
-
-fn curves(html: &mut Html) {
-    html.raw("<section id=\"curves\" aria-labelledby=\"curves-title\">\n<h2 id=\"curves-title\">Curves</h2>\n")
-        .raw(NO_SCRIPT);
-    html.raw("<div id=\"curve-browser\"></div>\n</section>\n");
 }

@@ -3,11 +3,11 @@
 use crate::Report;
 use crate::config::{differences, leaves};
 use crate::data::{metrics, phases};
-use crate::figures::{change_of, counted, evaluated, figures, number, percent, seconds_text, value_of};
+use crate::figures::{change_of, evaluated, figures, number, percent, seconds_text, value_of};
 use crate::html::Html;
 use crate::phase::{Phase, about};
 use crate::run::Run;
-use grpo_files::to_yaml;
+use grpo_files::{counted, to_yaml};
 use std::collections::BTreeSet;
 
 /// The number of colours of runs and of line styles, as in the script and the style sheet.
@@ -43,9 +43,12 @@ fn run_columns(html: &mut Html, first: &str, runs: &[Run]) {
     html.raw("</tr></thead>\n");
 }
 
-fn heading(html: &mut Html, id: &'static str, title: &'static str) {
+/// Writes a section with its heading.
+pub(super) fn section(html: &mut Html, id: &'static str, title: &'static str, fill: impl FnOnce(&mut Html)) {
     html.raw("<section id=\"").raw(id).raw("\" aria-labelledby=\"").raw(id).raw("-title\">\n<h2 id=\"").raw(id);
     html.raw("-title\">").raw(title).raw("</h2>\n");
+    fill(html);
+    html.raw("</section>\n");
 }
 
 /// Writes a cell with a value, or with a dash if the run has none.
@@ -58,7 +61,6 @@ fn cell(html: &mut Html, value: Option<&str>) {
 
 pub(super) fn summary(html: &mut Html, report: &Report) {
     let runs = &report.runs;
-    heading(html, "summary", "Summary");
     let notes: Vec<String> = report.notes().collect();
     if !notes.is_empty() {
         html.raw("<div class=\"note\" role=\"note\">\n<p>About the files of the runs:</p>\n<ul>");
@@ -91,14 +93,12 @@ pub(super) fn summary(html: &mut Html, report: &Report) {
         }
         html.raw("</tbody>\n");
     });
-    html.raw("</section>\n");
 }
 
 pub(super) fn evaluations(html: &mut Html, runs: &[Run]) {
-    heading(html, "evaluations", "Evaluations before and after");
     let (first, _) = metrics(runs, "eval");
     if first.is_empty() {
-        html.raw("<p>There are no evaluations.</p>\n</section>\n");
+        html.raw("<p>There are no evaluations.</p>\n");
         return;
     }
     html.raw("<p>On held-out problems: before the first GRPO step, the best, and the last.</p>\n");
@@ -118,18 +118,16 @@ pub(super) fn evaluations(html: &mut Html, runs: &[Run]) {
         }
         html.raw("</tbody>\n");
     });
-    html.raw("</section>\n");
 }
 
 const TIMING: &str = "timing_s/";
 
 pub(super) fn times(html: &mut Html, runs: &[Run]) {
-    heading(html, "time", "Where the time of a GRPO step goes");
     let grpo = || runs.iter().filter_map(|run| run.phase("grpo"));
     let parts: BTreeSet<&str> =
         grpo().flat_map(|phase| phase.series.keys()).filter_map(|n| n.strip_prefix(TIMING)).collect();
     if grpo().all(|phase| phase.seconds().is_none()) {
-        html.raw("<p>No run says how long its GRPO steps took.</p>\n</section>\n");
+        html.raw("<p>No run says how long its GRPO steps took.</p>\n");
         return;
     }
     html.raw("<p>Seconds per step, mean over the run, and the share of the step. Evaluations and checkpoints are not part of a step.</p>\n");
@@ -143,29 +141,20 @@ pub(super) fn times(html: &mut Html, runs: &[Run]) {
         for part in parts.iter().map(|part| Some(*part)).chain([None]) {
             html.raw("<tr><th scope=\"row\">").text(part.unwrap_or("the rest")).raw("</th>");
             for phase in runs.iter().map(|run| run.phase("grpo")) {
-                let Some(phase) = phase else {
+                let is_known =
+                    |phase: &&Phase| part.is_none_or(|part| phase.series.contains_key(&format!("{TIMING}{part}")));
+                let Some(phase) = phase.filter(is_known) else {
                     cell(html, None);
                     continue;
                 };
-                if part.is_some_and(|part| !phase.series.contains_key(&format!("{TIMING}{part}"))) {
-                    cell(html, None);
-                    continue;
-                }
                 let whole = mean(phase, "step_time");
                 let of = |part: &str| mean(phase, &format!("{TIMING}{part}"));
-                let seconds = match part {
-                    Some(part) => of(part),
-                    None => (whole - parts.iter().map(|part| of(part)).sum::<f64>()).max(0.0),
-                };
+                let rest = || (whole - parts.iter().map(|part| of(part)).sum::<f64>()).max(0.0);
+                let seconds = part.map_or_else(rest, of);
                 let share = if whole > 0.0 { (seconds / whole).min(1.0) } else { 0.0 };
-                html.raw("<td>")
-                    .text(&seconds_text(seconds))
-                    .raw(" <span class=\"muted\">")
-                    .text(&percent(share))
-                    .raw("</span>");
-                html.raw(
-                    "<svg class=\"bar\" aria-hidden=\"true\"><rect width=\"100%\" height=\"6\" class=\"track\" />",
-                );
+                html.raw("<td>").text(&seconds_text(seconds)).raw(" <span class=\"muted\">").text(&percent(share));
+                html.raw("</span><svg class=\"bar\" aria-hidden=\"true\">");
+                html.raw("<rect width=\"100%\" height=\"6\" class=\"track\" />");
                 html.raw("<rect height=\"6\" width=\"").show(format!("{:.1}", 100.0 * share)).raw("%\" /></svg></td>");
             }
             html.raw("</tr>\n");
@@ -177,12 +166,10 @@ pub(super) fn times(html: &mut Html, runs: &[Run]) {
         }
         html.raw("</tr>\n</tbody>\n");
     });
-    html.raw("</section>\n");
 }
 
 pub(super) fn configuration(html: &mut Html, report: &Report) {
     let runs = &report.runs;
-    heading(html, "configuration", "Configuration");
     let (mut configs, mut title) =
         (runs.iter().map(|run| run.config.as_ref()).collect::<Vec<_>>(), "Keys in which the runs differ.");
     if let ([run], Some(defaults)) = (runs.as_slice(), &report.defaults) {
@@ -241,11 +228,9 @@ pub(super) fn configuration(html: &mut Html, report: &Report) {
         let text: String = to_yaml(config).unwrap_or_else(|_| by_key());
         html.raw("</summary><pre tabindex=\"0\">").text(&text).raw("</pre></details>\n");
     }
-    html.raw("</section>\n");
 }
 
 pub(super) fn every_metric(html: &mut Html, runs: &[Run]) {
-    heading(html, "metrics", "All metrics as a table");
     for (phase, title) in phases(runs) {
         let (first, rest) = metrics(runs, &phase);
         html.raw("<details><summary>")
@@ -279,7 +264,6 @@ pub(super) fn every_metric(html: &mut Html, runs: &[Run]) {
         });
         html.raw("</details>\n");
     }
-    html.raw("</section>\n");
 }
 
 /// Returns the first, last, smallest, largest and mean value of a metric.

@@ -16,7 +16,7 @@ fn folders_without_a_run_are_refused_by_name() {
     folder.run("runs/c", &[("config.yaml", "")]);
     let above = refusal(&folder.path("runs"));
     assert!(above.contains("in 2 of its folders") && above.contains("runs/b"), "{above}");
-    let empty = refusal(&folder.run("empty", &[]));
+    let empty = refusal(&folder.run::<&str>("empty", &[]));
     assert!(empty.contains("empty: there is no run in it (neither config.yaml nor metrics.jsonl)"), "{empty}");
     let file = refusal(&run.join("metrics.jsonl"));
     assert!(file.contains("metrics.jsonl: expected the folder of a run, got a file"), "{file}");
@@ -25,7 +25,7 @@ fn folders_without_a_run_are_refused_by_name() {
     let other = folder.run("other", &[("metrics.jsonl", "loss 1.0\nloss 0.9\n")]);
     let other = refusal(&other);
     assert!(other.contains("other/metrics.jsonl: none of its 2 lines is a row of a run; line 1: "), "{other}");
-    let run = folder.run("odd", &[]);
+    let run = folder.run::<&str>("odd", &[]);
     std::fs::create_dir(run.join("metrics.jsonl")).unwrap();
     assert!(matches!(Report::read(&[run]), Err(Error::File(_))));
 }
@@ -58,7 +58,7 @@ fn incomplete_invalid_and_non_finite_lines_are_reported() {
         ("config.yaml", "a: [".to_owned()),
         ("summary.json", "{".to_owned()),
     ];
-    let report = read(&[&folder.run("torn", &files.each_ref().map(|(name, text)| (*name, text.as_str())))]);
+    let report = read(&[&folder.run("torn", &files)]);
     let notes = report.notes().collect::<Vec<_>>().join("\n");
     for words in [
         "config.yaml cannot be used: ",
@@ -91,7 +91,6 @@ fn a_last_row_without_its_line_break_counts() {
 fn runs_of_equal_names_get_paths_and_duplicates_are_shown_once() {
     let folder = Folder::new();
     let files = [("metrics.jsonl", rows("grpo", "reward", [1.0]))];
-    let files = files.each_ref().map(|(name, text)| (*name, text.as_str()));
     let (a, b, c) = (folder.run("x/big", &files), folder.run("y/big", &files), folder.run("c", &files));
     let report = read(&[&a, &b, &c, &a.join("../../c")]);
     let names: Vec<String> = report.names().map(Into::into).collect();

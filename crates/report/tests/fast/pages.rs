@@ -21,7 +21,7 @@ fn text_from_a_run_stays_text() {
         ("config.yaml", format!("{quoted}: {quoted}\nlist: [{quoted}]\n")),
         ("changes.jsonl", format!("{{\"checkpoint\":{quoted},\"key\":{quoted},\"from\":{quoted},\"to\":1}}\n")),
     ];
-    let run = folder.run("<img src=x onerror=alert(3)>", &files.each_ref().map(|(name, text)| (*name, text.as_str())));
+    let run = folder.run("<img src=x onerror=alert(3)>", &files);
     let other = folder.run("other", &[("config.yaml", "list: []\n")]);
     for report in [read(&[&run, &other]), read(&[&run]).with_defaults(json!({ "list": EVIL }))] {
         let page = Page::of(&report);
@@ -30,11 +30,7 @@ fn text_from_a_run_stays_text() {
         assert_eq!([elements("<script"), elements("</script"), elements("<img"), elements("<!--")], [2, 2, 0, 0]);
         assert!(page.texts("code").iter().any(|text| text == EVIL), "{}", page.markup);
         assert_eq!(page.data["runs"][0]["samples"][0]["fields"]["completion"], EVIL);
-        assert!(
-            !["href=\"http", "src=", "url(", "@import"]
-                .iter()
-                .any(|word| page.markup.contains(word) && *word != "src=")
-        );
+        assert!(!["href=\"http", "url(", "@import"].iter().any(|word| page.markup.contains(word)));
     }
 }
 
@@ -47,10 +43,7 @@ fn only_the_script_and_the_style_of_the_page_may_run() {
         let (text, _) = rest.split_once(close).unwrap();
         let hash = base64::engine::general_purpose::STANDARD.encode(Sha256::digest(text));
         assert!(page.markup.contains(&format!("{directive} &#39;sha256-{hash}&#39;")), "{}", page.markup);
-        assert!(
-            !text.contains("http")
-                || text.matches("http").count() == text.matches("http://www.w3.org/2000/svg").count()
-        );
+        assert_eq!(text.matches("http").count(), text.matches("http://www.w3.org/2000/svg").count());
     }
     // The content security policy forbids `style` attributes.
     assert!(page.markup.contains("default-src &#39;none&#39;") && !page.markup.contains(" style=\""));
@@ -90,14 +83,8 @@ fn runs_are_compared_by_differing_keys() {
     let config =
         |beta: &str| format!("seed: 1\nloss: {{ beta: {beta}, loss_type: grpo }}\nwandb: {{ api_key: hunter2 }}\n");
     let run = |name: &str, beta: &str, last: f64| {
-        folder.run(
-            name,
-            &[
-                ("metrics.jsonl", &metrics(0.25, last)),
-                ("config.recorded.yaml", &config(beta)),
-                ("config.yaml", "x: 1"),
-            ],
-        )
+        let metrics = ("metrics.jsonl", metrics(0.25, last));
+        folder.run(name, &[metrics, ("config.recorded.yaml", config(beta)), ("config.yaml", "x: 1".to_owned())])
     };
     let (a, b) = (run("a", "0.0", 0.5), run("b", "0.04", 0.75));
     std::fs::write(b.join("summary.json"), "{\"seconds\":125.0,\"name\":\"b\"}").unwrap();
@@ -137,27 +124,23 @@ fn every_metric_is_on_the_page_and_important_ones_come_first() {
 #[test]
 fn the_same_files_make_the_same_page() {
     let folder = Folder::new();
-    let run = folder.run("a", &[("metrics.jsonl", &rows("grpo", "reward", [0.5, 1.0])), ("config.yaml", "seed: 1")]);
+    let metrics = rows("grpo", "reward", [0.5, 1.0]);
+    let run = folder.run("a", &[("metrics.jsonl", metrics.as_str()), ("config.yaml", "seed: 1")]);
     assert_eq!(read(&[&run]).html(), read(&[&run]).html());
 }
 
 #[test]
 fn a_failed_run_shows_its_error_without_secrets() {
     let folders = Folder::new();
+    let metrics = rows("grpo", "reward", [0.5, 0.75]);
+    let config = "rewards: {http: {j: {url: 'http://u:S3CR3T@h/ok?k=S3CR3T', headers: {X-Key: S3CR3T}}}}";
+    let change = r#"{"checkpoint":null,"key":"rewards.http.j.headers.X-Key","from":"S3CR3T","to":"S3CR3T-b"}"#;
     let files = [
-        ("metrics.jsonl", rows("grpo", "reward", [0.5, 0.75])),
-        ("failure.json", "{\"error\": \"the device <is> lost\", \"position\": \"step-000002\"}".to_owned()),
-        (
-            "config.recorded.yaml",
-            "rewards: {http: {j: {url: 'http://u:S3CR3T@h/ok?k=S3CR3T', headers: {X-Key: S3CR3T}}}}".to_owned(),
-        ),
-        (
-            "changes.jsonl",
-            "{\"checkpoint\":null,\"key\":\"rewards.http.j.headers.X-Key\",\"from\":\"S3CR3T\",\"to\":\"S3CR3T-b\"}\n"
-                .to_owned(),
-        ),
+        ("metrics.jsonl", metrics.as_str()),
+        ("failure.json", r#"{"error": "the device <is> lost", "position": "step-000002"}"#),
+        ("config.recorded.yaml", config),
+        ("changes.jsonl", change),
     ];
-    let files: Vec<(&str, &str)> = files.iter().map(|(name, text)| (*name, text.as_str())).collect();
     let run = folders.run("a", &files);
     let page = Page::of(&read(&[&run]));
     assert!(page.texts("pre").iter().any(|text| text == "the device <is> lost"), "{}", page.markup);

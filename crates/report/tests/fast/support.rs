@@ -4,7 +4,6 @@ use grpo_report::Report;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 
-/// A temporary folder of runs.
 pub(crate) struct Folder(tempfile::TempDir);
 
 impl Folder {
@@ -17,7 +16,7 @@ impl Folder {
     }
 
     /// Creates a run with these files.
-    pub(crate) fn run(&self, name: &str, files: &[(&str, &str)]) -> PathBuf {
+    pub(crate) fn run<T: AsRef<[u8]>>(&self, name: &str, files: &[(&str, T)]) -> PathBuf {
         let path = self.path(name);
         std::fs::create_dir_all(&path).unwrap();
         for (file, text) in files {
@@ -37,7 +36,6 @@ pub(crate) fn read(runs: &[&Path]) -> Report {
     Report::read(&runs.iter().map(|run| run.to_path_buf()).collect::<Vec<_>>()).unwrap()
 }
 
-/// A parsed page.
 pub(crate) struct Page {
     pub html: String,
     /// The page without its style and script, as well-formed XML.

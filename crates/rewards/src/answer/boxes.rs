@@ -1,8 +1,7 @@
 //! Answers between delimiters: `\boxed{}`, `<answer>`, `####`.
 
-use regex::Regex;
+use crate::patterns::regex;
 use std::borrow::Cow;
-use std::sync::LazyLock;
 
 /// Returns the contents of the last `\boxed{...}` or `\fbox{...}`, with balanced braces. Several boxes that form one answer, such as
 /// `\boxed{1} and \boxed{2}`, become a list with commas. `None` if the last box is not closed.
@@ -27,15 +26,13 @@ pub(super) fn last_boxes(text: &str) -> Option<Cow<'_, str>> {
     })
 }
 
-/// Returns the end of the last box.
 pub(super) fn end_of_last_box(text: &str) -> Option<usize> {
     let start = *starts(text).last()?;
     box_at(&text[start..]).map(|(_, end)| start + end)
 }
 
-/// Returns the positions at which boxes begin.
 fn starts(text: &str) -> Vec<usize> {
-    static BOX: LazyLock<Regex> = LazyLock::new(|| Regex::new(r"\\(?:boxed|fbox)").expect("the pattern is a constant"));
+    regex!(BOX, r"\\(?:boxed|fbox)");
     BOX.find_iter(text).map(|found| found.start()).collect()
 }
 
@@ -47,11 +44,10 @@ fn box_at(text: &str) -> Option<(&str, usize)> {
         let word = rest.split(|c: char| c == '$' || c.is_whitespace()).next().filter(|word| !word.is_empty())?;
         return Some((word, text.len() - rest.len() + word.len()));
     };
-    let (mut depth, mut escaped) = (0usize, false);
-    for (i, c) in inside.char_indices() {
+    let (mut depth, mut chars) = (0usize, inside.char_indices());
+    while let Some((i, c)) = chars.next() {
         match c {
-            _ if escaped => escaped = false,
-            '\\' => escaped = true,
+            '\\' => _ = chars.next(),
             '{' => depth += 1,
             '}' if depth == 0 => return Some((&inside[..i], text.len() - inside.len() + i + 1)),
             '}' => depth -= 1,
@@ -64,51 +60,16 @@ fn box_at(text: &str) -> Option<(&str, usize)> {
 /// Returns `true` if the boxes before and after `gap` form one answer: the gap is empty, a comma, or a few words with `and` or `or`. The
 /// words of a derivation separate boxes.
 fn joins(gap: &str) -> bool {
-    static WORD: LazyLock<Regex> = LazyLock::new(|| Regex::new(r"\\?[[:alpha:]]+").expect("the pattern is a constant"));
-    const SEPARATING: &[&str] = &[
-        "so",
-        "then",
-        "thus",
-        "hence",
-        "therefore",
-        "which",
-        "not",
-        "is",
-        "are",
-        "gives",
-        "giving",
-        "get",
-        "we",
-        "where",
-        "but",
-        "to",
-        "from",
-        "because",
-        "since",
-        "instead",
-        "\\implies",
-        "\\Rightarrow",
-        "\\rightarrow",
-        "\\to",
-        "\\therefore",
-        "\\approx",
-        "\\iff",
-        "\\neq",
-        "\\ne",
-        "\\le",
-        "\\leq",
-        "\\ge",
-        "\\geq",
-        "\\times",
-        "\\cdot",
-        "\\div",
-        "\\pm",
-    ];
+    regex!(WORD, r"\\?[[:alpha:]]+");
+    const WORDS: &str =
+        "so|then|thus|hence|therefore|which|not|is|are|gives|giving|get|we|where|but|to|from|because|since|instead";
+    const COMMANDS: &str = "implies|rightarrow|to|therefore|approx|iff|neq?|leq?|geq?|times|cdot|div|pm";
+    regex!(SEPARATING, format!(r"(?i)^(?:{WORDS}|\\(?:{COMMANDS}))$"));
     if gap.len() > 100 || gap.contains("\n\n") || gap.contains(['.', '+', '/', '^', '<', '>', '\u{2212}']) {
         return false;
     }
     let words: Vec<&str> = WORD.find_iter(gap).map(|word| word.as_str()).collect();
-    if words.iter().any(|word| SEPARATING.contains(&word.to_lowercase().as_str())) {
+    if words.iter().any(|word| SEPARATING.is_match(word)) {
         return false;
     }
     let is_joined = gap.contains([',', ';', '&']) || words.iter().any(|word| ["and", "or"].contains(word));

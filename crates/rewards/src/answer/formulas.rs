@@ -1,8 +1,7 @@
 //! Finds formulas between dollars, as opposed to prices.
 
-use regex::Regex;
+use crate::patterns::regex;
 use std::ops::Range;
-use std::sync::LazyLock;
 
 /// Finds the formulas of a text, `$...$`, `$$...$$`, `\(...\)` and `\[...\]`, with their delimiters.
 pub(super) fn formulas(text: &str) -> Vec<Range<usize>> {
@@ -46,20 +45,15 @@ pub(super) fn inside(formula: &str) -> &str {
 /// Returns the end of the formula that the dollar at `from` opens; `None` if the dollar is part of a price.
 fn inline(text: &str, from: usize) -> Option<usize> {
     let rest = &text[from + 1..];
-    let mut escaped = false;
-    let length = rest.char_indices().find_map(|(i, c)| match c {
-        _ if escaped => {
-            escaped = false;
-            None
+    let mut chars = rest.char_indices();
+    let length = loop {
+        match chars.next()? {
+            (_, '\\') => _ = chars.next(),
+            (i, '$') => break i,
+            (_, '\n') => return None,
+            _ => {}
         }
-        '\\' => {
-            escaped = true;
-            None
-        }
-        '$' | '\n' => Some((i, c)),
-        _ => None,
-    });
-    let (length, _) = length.filter(|(_, c)| *c == '$')?;
+    };
     let (inside, after) = (&rest[..length], &rest[length + 1..]);
     // Prices, as in `$400 + $60` or `$5 each and $3`: the text between two dollars ends with an operator, has words, or is followed by a
     // digit.
@@ -74,11 +68,8 @@ fn inline(text: &str, from: usize) -> Option<usize> {
 
 /// Returns `true` if a text has words outside of `\text{}`.
 fn has_words(text: &str) -> bool {
-    static COMMAND: LazyLock<Regex> = LazyLock::new(|| {
-        let pattern = r"\\(?:text[a-z]*|mbox|mathrm|operatorname)\s*\{[^{}]*\}|\\[[:alpha:]]+|\{[^{}]*\}";
-        Regex::new(pattern).expect("the pattern is a constant")
-    });
-    static WORD: LazyLock<Regex> = LazyLock::new(|| Regex::new(r"[[:alpha:]]{2,}").expect("the pattern is a constant"));
+    regex!(COMMAND, r"\\(?:text[a-z]*|mbox|mathrm|operatorname)\s*\{[^{}]*\}|\\[[:alpha:]]+|\{[^{}]*\}");
+    regex!(WORD, r"[[:alpha:]]{2,}");
     const SHORT: &[&str] = &[
         "and", "or", "for", "to", "of", "is", "in", "the", "an", "at", "on", "per", "but", "so", "has", "had", "was",
         "are", "his", "her", "he", "she", "it", "its", "by", "if", "off", "we", "as", "a",

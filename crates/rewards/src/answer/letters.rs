@@ -1,19 +1,20 @@
 //! Finds letters of multiple choice.
 
+use crate::patterns::regex;
 use regex::Regex;
 use std::sync::LazyLock;
 
 /// Returns the letter that a text is or starts with as a label, in upper case: `E`, `(E)`, `E.`, `\textbf{(B)}\ 12`, `E: a longer text`,
 /// `E) 12 cm`. `None` for other texts that start with a letter: `E = mc^2`, `A \cup B`, `A dog`.
-pub(super) fn label(text: &str) -> Option<char> {
-    static WRAPPING: LazyLock<Regex> = LazyLock::new(|| {
-        let pattern = r"\\(?:boxed|text|textbf|textit|textrm|textnormal|mathrm|mathbf|mbox|bf|rm|left|right|quad|qquad)\b|\\[ ,;:!()]|[$*{}`\u{201c}\u{201d}\x22'~\u{a0}]";
-        Regex::new(pattern).expect("the pattern is a constant")
-    });
-    static LABEL: LazyLock<Regex> = LazyLock::new(|| {
-        let pattern = r"^(?:(?i:option|choice|answer)\s+)?(?:[(\[]\s*([A-Za-z])\s*[)\]]|([A-Z])\s*(?:[).:](?:\s|$)|$|\s[-\u{2013}\u{2014}]\s+\w)|([a-z])(?:[).]|$))\s*\.?";
-        Regex::new(pattern).expect("the pattern is a constant")
-    });
+pub(crate) fn label(text: &str) -> Option<char> {
+    regex!(
+        WRAPPING,
+        r"\\(?:boxed|text|textbf|textit|textrm|textnormal|mathrm|mathbf|mbox|bf|rm|left|right|quad|qquad)\b|\\[ ,;:!()]|[$*{}`\u{201c}\u{201d}\x22'~\u{a0}]"
+    );
+    regex!(
+        LABEL,
+        r"^(?:(?i:option|choice|answer)\s+)?(?:[(\[]\s*([A-Za-z])\s*[)\]]|([A-Z])\s*(?:[).:](?:\s|$)|$|\s[-\u{2013}\u{2014}]\s+\w)|([a-z])(?:[).]|$))\s*\.?"
+    );
     let bare = WRAPPING.replace_all(text, " ");
     let bare = bare.trim();
     let found = LABEL.captures(bare)?;
@@ -46,10 +47,10 @@ pub(super) fn chosen(text: &str) -> Option<char> {
         ];
         patterns.map(|pattern| Regex::new(&pattern).expect("the pattern is a constant")).into()
     });
-    static REFUSED: LazyLock<Regex> = LazyLock::new(|| {
-        let pattern = r"(?i)^[)\]}\s*.,:$]*(?:(?:is|are|was|can|could|must|does|do)\s*)?(?:not\b|cannot\b|n['\u{2019}]t\b|isn|can['\u{2019}]t|wrong\b|incorrect\b|false\b|impossible\b|out\b)";
-        Regex::new(pattern).expect("the pattern is a constant")
-    });
+    regex!(
+        REFUSED,
+        r"(?i)^[)\]}\s*.,:$]*(?:(?:is|are|was|can|could|must|does|do)\s*)?(?:not\b|cannot\b|n['\u{2019}]t\b|isn|can['\u{2019}]t|wrong\b|incorrect\b|false\b|impossible\b|out\b)"
+    );
     let chosen = SAID.iter().find_map(|said| {
         let letters = said.captures_iter(text).filter_map(|found| {
             let letter = found.iter().skip(1).flatten().next()?;
@@ -60,10 +61,7 @@ pub(super) fn chosen(text: &str) -> Option<char> {
         letters.last()
     });
     // `D`, `Thus A`, `E)` and `= 3 = C` as the last line.
-    static LAST: LazyLock<Regex> = LazyLock::new(|| {
-        let pattern = r"^(?:.*(?:[=>]|(?i:thus|hence|therefore|so|is|be))[\s,:]*)?\(?([A-Z])\)?\.?$";
-        Regex::new(pattern).expect("the pattern is a constant")
-    });
+    regex!(LAST, r"^(?:.*(?:[=>]|(?i:thus|hence|therefore|so|is|be))[\s,:]*)?\(?([A-Z])\)?\.?$");
     let last = || {
         let line = text.trim_end().lines().next_back()?.trim().trim_matches('*');
         let line = Some(line).filter(|line| line.len() <= 200)?;
@@ -75,7 +73,7 @@ pub(super) fn chosen(text: &str) -> Option<char> {
 
 /// Returns `true` if the letter starts something else: `E = mc^2`, `A dog`, `B's`.
 fn goes_on(letter: &str, after: &str) -> bool {
-    static WORD: LazyLock<Regex> = LazyLock::new(|| Regex::new(r"^\s+([a-z]+)").expect("the pattern is a constant"));
+    regex!(WORD, r"^\s+([a-z]+)");
     const BEHIND: &[&str] =
         &["because", "since", "as", "which", "and", "or", "but", "so", "for", "is", "with", "by", "in"];
     let operator =

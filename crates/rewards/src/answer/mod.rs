@@ -7,16 +7,17 @@ mod numbers;
 mod sentence;
 
 use crate::math::Answer;
+use crate::patterns::regex;
 use crate::reward_fn::RewardInput;
 use boxes::{end_of_last_box, last_boxes, last_hashes, last_tag};
 use data::Item;
+pub(crate) use letters::label;
 use numbers::last_number;
 pub(crate) use numbers::{parse_number, plain_number};
-use regex::Regex;
 use sentence::{final_answer, is_short, last_said, last_value_of, values_of_sentence};
 use serde::{Deserialize, Serialize};
+use smart_default::SmartDefault;
 use std::borrow::Cow;
-use std::sync::LazyLock;
 
 /// The part of a completion that is its answer: the key `rewards.answer_from`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -72,20 +73,19 @@ impl AnswerFrom {
 
     /// Returns the letter of multiple choice that `text` chooses, from the first part with a letter, in the order of [`AnswerFrom::Auto`].
     fn letter(self, text: &str) -> Option<char> {
-        let of = |part: Cow<'_, str>| letters::label(&part).or_else(|| letters::chosen(&part));
+        let of = |part: Cow<'_, str>| label(&part).or_else(|| letters::chosen(&part));
         match self {
             Self::Auto => last_tag(text)
                 .and_then(of)
-                .or_else(|| last_boxes(text).and_then(|boxes| letters::label(&boxes)))
+                .or_else(|| last_boxes(text).and_then(|boxes| label(&boxes)))
                 .or_else(|| last_hashes(text).and_then(|line| of(line.into())))
                 .or_else(|| letters::chosen(text))
-                .or_else(|| Some(text).filter(|text| is_short(text)).and_then(letters::label)),
+                .or_else(|| Some(text).filter(|text| is_short(text)).and_then(label)),
             from => from.find(text).and_then(of),
         }
     }
 }
 
-/// Returns the answer in a text that marks it.
 fn marked(text: &str) -> Option<Cow<'_, str>> {
     // A final answer after the last box takes precedence.
     let boxes = || match end_of_last_box(text).and_then(|end| final_answer(&text[end..])) {
@@ -98,33 +98,25 @@ fn marked(text: &str) -> Option<Cow<'_, str>> {
 
 /// Removes the calculations that GSM8K puts before their results: `48/2=<<48/2=24>>24`.
 fn without_calculations(text: &str) -> Cow<'_, str> {
-    static CALCULATION: LazyLock<Regex> =
-        LazyLock::new(|| Regex::new(r"<<[^<>\n]*>>").expect("the pattern is a constant"));
+    regex!(CALCULATION, r"<<[^<>\n]*>>");
     CALCULATION.replace_all(text, "")
 }
 
-/// Returns the answer in a text that does not mark it.
 fn unmarked(text: &str) -> Option<&str> {
     if is_short(text) && formulas::formulas(text).is_empty() { Some(text) } else { last_value_of(text).or(Some(text)) }
 }
 
 /// The rule that finds the answer of a completion: the keys `rewards.answer_from` and `rewards.answer_after_think`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, SmartDefault, PartialEq, Eq)]
 pub struct AnswerRule {
     /// The part of the completion that is its answer.
     pub from: AnswerFrom,
     /// `true` if only the text after the last `</think>` counts, if there is one.
+    #[default(true)]
     pub after_think: bool,
 }
 
-impl Default for AnswerRule {
-    fn default() -> Self {
-        Self { from: AnswerFrom::Auto, after_think: true }
-    }
-}
-
 impl AnswerRule {
-    /// Returns the answer of a completion as text.
     pub(crate) fn find<'a>(&self, completion: &'a str) -> Option<Cow<'a, str>> {
         self.from.find(self.part(completion)).filter(|found| !found.is_empty())
     }
@@ -138,7 +130,7 @@ impl AnswerRule {
     /// Returns the answer of a completion and, if the answer is a sentence, the values that the sentence may have.
     pub(crate) fn readings(&self, completion: &str) -> Vec<String> {
         let text = self.part(completion);
-        let Some(found) = self.from.find(text).filter(|found| !found.is_empty()) else { return Vec::new() };
+        let Some(found) = self.find(completion) else { return Vec::new() };
         let is_sentence = match self.from {
             AnswerFrom::Completion | AnswerFrom::LastNumber => false,
             // In a box, `72!` is a factorial, and only words with a verb are a sentence.
@@ -149,7 +141,6 @@ impl AnswerRule {
         std::iter::once(found.into_owned()).chain(values).collect()
     }
 
-    /// Returns the letter of multiple choice that a completion chooses.
     pub(crate) fn letter(&self, completion: &str) -> Option<char> {
         self.from.letter(self.part(completion))
     }
@@ -161,7 +152,7 @@ pub(crate) fn is_right(rule: AnswerRule, input: &RewardInput<'_>) -> Option<bool
     let references = references(input.item)?;
     let readings = rule.readings(input.completion);
     let is_letter =
-        |reference: &str| letters::label(reference).is_some_and(|letter| rule.letter(input.completion) == Some(letter));
+        |reference: &str| label(reference).is_some_and(|letter| rule.letter(input.completion) == Some(letter));
     Some(references.iter().any(|reference| {
         let right = Answer::new(reference);
         readings.iter().any(|reading| right.is(reading)) || is_letter(reference)
@@ -180,9 +171,4 @@ pub(crate) fn references(item: &Item) -> Option<Vec<Cow<'_, str>>> {
     });
     let short: Vec<Cow<'_, str>> = short.collect();
     (!short.is_empty()).then_some(short)
-}
-
-/// Returns the letter of multiple choice that a reference answer is.
-pub(crate) fn letter_of(reference: &str) -> Option<char> {
-    letters::label(reference)
 }

@@ -1,8 +1,7 @@
 //! Finds numbers in prose.
 
-use regex::Regex;
+use crate::patterns::regex;
 use std::ops::Range;
-use std::sync::LazyLock;
 
 /// Digits with thousands separators, a decimal point and an exponent.
 const DIGITS: &str =
@@ -10,33 +9,33 @@ const DIGITS: &str =
 const SIGN: &str = r"(?:[-+\u{2212}]\s?)?";
 const CURRENCY: &str = r"(?:\\?[$\u{20ac}\u{a3}\u{a5}]\s?)?";
 
-fn pattern(pattern: &str) -> Regex {
-    let pattern = pattern.replace("DIGITS", DIGITS).replace("SIGN", SIGN).replace("CURRENCY", CURRENCY);
-    Regex::new(&pattern).expect("the pattern is a constant")
+/// Returns the pattern with the constants for their names.
+fn with_constants(pattern: &str) -> String {
+    pattern.replace("DIGITS", DIGITS).replace("SIGN", SIGN).replace("CURRENCY", CURRENCY)
 }
 
 /// Returns the last number of a text with its sign, currency and percent sign, or the last fraction or ratio: `-$1,234.50`, `25%`, `3e-4`,
 /// `3/4`, `1 1/2`, `10:30`.
 pub(super) fn last_number(text: &str) -> Option<&str> {
-    static NUMBER: LazyLock<Regex> =
-        LazyLock::new(|| pattern(r"SIGNCURRENCYSIGN(?:\d+\s\d+/\d+|DIGITS(?:(?:[/:]|\s/\s)DIGITS)*)(?:\s?\\?%)?"));
+    regex!(NUMBER, with_constants(r"SIGNCURRENCYSIGN(?:\d+\s\d+/\d+|DIGITS(?:(?:[/:]|\s/\s)DIGITS)*)(?:\s?\\?%)?"));
     let found = NUMBER.find_iter(text).last()?;
     Some(without_operator(text, found.range()))
 }
 
 /// Returns the range of the number at the start of a text, after spaces.
 pub(super) fn first_number(text: &str) -> Option<Range<usize>> {
-    static FIRST: LazyLock<Regex> = LazyLock::new(|| pattern(r"^\s*SIGNCURRENCYSIGNDIGITS"));
+    regex!(FIRST, with_constants(r"^\s*SIGNCURRENCYSIGNDIGITS"));
     FIRST.find(text).map(|found| found.range())
 }
 
 /// Returns the range of the last number of a text, or of the calculation that ends with it: `3/4`, `2 * 3`, `$400 + $60`, `25π`, `2^3`.
 pub(super) fn last_value_range(text: &str) -> Option<Range<usize>> {
-    static VALUE: LazyLock<Regex> = LazyLock::new(|| {
-        pattern(
-            r"SIGNCURRENCYSIGN(?:\d+\s\d+/\d+|(?:DIGITS)?\s?(?:π|√\s?\(?\d+\)?)|DIGITS)(?:\s?%)?(?:(?:\s?[-+*/×÷·\u{2212}]\s?|[:^])CURRENCYSIGN(?:DIGITS|(?:DIGITS)?(?:π|√\s?\(?\d+\)?))(?:\s?%)?)*(?:\s?\\?%)?",
+    regex!(
+        VALUE,
+        with_constants(
+            r"SIGNCURRENCYSIGN(?:\d+\s\d+/\d+|(?:DIGITS)?\s?(?:π|√\s?\(?\d+\)?)|DIGITS)(?:\s?%)?(?:(?:\s?[-+*/×÷·\u{2212}]\s?|[:^])CURRENCYSIGN(?:DIGITS|(?:DIGITS)?(?:π|√\s?\(?\d+\)?))(?:\s?%)?)*(?:\s?\\?%)?"
         )
-    });
+    );
     let found = VALUE.find_iter(text).last()?;
     let value = without_operator(text, found.range());
     Some(found.end() - value.len()..found.end())
@@ -53,30 +52,16 @@ fn without_operator(text: &str, number: Range<usize>) -> &str {
 /// Returns the number that a text consists of, without currency, percent sign, units and words: `$1,234.50`, `x = 72`, `5 apples`. `None`
 /// for several numbers or a calculation: `3/4`, `10:30`, `2\sqrt{3}`, `1.5 \times 10^3`.
 pub(crate) fn plain_number(text: &str) -> Option<&str> {
-    static OTHER: LazyLock<Regex> = LazyLock::new(|| {
-        // Digits, operators, and commands except spaces, signs and wrappers of words.
-        let pattern = r"[\d/^*:_|!<>≤≥≠√π×÷·½¼¾²³]|\\(?:[[:alpha:]]+)";
-        Regex::new(pattern).expect("the pattern is a constant")
-    });
-    const HARMLESS: &[&str] = &[
-        "\\text",
-        "\\textbf",
-        "\\textnormal",
-        "\\mathrm",
-        "\\mbox",
-        "\\quad",
-        "\\qquad",
-        "\\left",
-        "\\right",
-        "\\boxed",
-        "\\circ",
-        "\\approx",
-        "\\displaystyle",
-    ];
-    static UNIT: LazyLock<Regex> = LazyLock::new(|| {
-        let pattern = r"\s*(?:\\[[:alpha:]]+\{[^{}\d]*\}|\b(?:mm|cm|dm|m|km|in|ft|yd|mi|units?|inch(?:es)?|feet|met(?:er|re)s?)\.?)\s*\^\s*(?:[23]|\{[23]\})|\^\s*\{?\\circ\}?";
-        Regex::new(pattern).expect("the pattern is a constant")
-    });
+    // Digits, operators, and commands except spaces, signs and wrappers of words.
+    regex!(OTHER, r"[\d/^*:_|!<>≤≥≠√π×÷·½¼¾²³]|\\(?:[[:alpha:]]+)");
+    regex!(
+        HARMLESS,
+        r"^\\(?:text|textbf|textnormal|mathrm|mbox|quad|qquad|left|right|boxed|circ|approx|displaystyle)$"
+    );
+    regex!(
+        UNIT,
+        r"\s*(?:\\[[:alpha:]]+\{[^{}\d]*\}|\b(?:mm|cm|dm|m|km|in|ft|yd|mi|units?|inch(?:es)?|feet|met(?:er|re)s?)\.?)\s*\^\s*(?:[23]|\{[23]\})|\^\s*\{?\\circ\}?"
+    );
     // The exponent of a unit is not a number, and only a sentence or a unit comes before it.
     let text = UNIT.find_iter(text).last().map_or(text, |unit| &text[..unit.start()]);
     let number = last_number(text)?;
@@ -90,7 +75,7 @@ pub(crate) fn plain_number(text: &str) -> Option<&str> {
     let is_harmless = |text: &str, is_unit: bool| {
         OTHER
             .find_iter(text)
-            .all(|other| HARMLESS.contains(&other.as_str()) || is_unit && ["/", "²", "³"].contains(&other.as_str()))
+            .all(|other| HARMLESS.is_match(other.as_str()) || is_unit && ["/", "²", "³"].contains(&other.as_str()))
     };
     let is_operator =
         before.trim_end().ends_with(['+', '-', '(', '[']) || after.trim_start().starts_with(['+', '-', '=']);

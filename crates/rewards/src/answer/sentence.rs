@@ -3,19 +3,18 @@
 use super::formulas::{formulas, inside};
 use super::numbers::{first_number, last_value_range};
 use crate::math::is_name;
-use regex::Regex;
-use std::sync::LazyLock;
+use crate::patterns::regex;
 
 /// The maximum length of a sentence that is an answer, in bytes.
 const WINDOW: usize = 2000;
 
 /// Returns the rest of the sentence after the last `answer is` or `answer:`.
 pub(super) fn last_said(text: &str) -> Option<&str> {
-    static SAID: LazyLock<Regex> = LazyLock::new(|| {
-        let pattern = r"(?i)\banswers?\b(?:\s+(?:to|of|for)\b[^.:\n]{0,100}?)?\s*\**\s*(?:is|are|was|were|will be|would be|must be|should be|=|:)\**\s*:?\**\s*";
-        Regex::new(pattern).expect("the pattern is a constant")
-    });
-    static NOT: LazyLock<Regex> = LazyLock::new(|| Regex::new(r"(?i)^not\b").expect("the pattern is a constant"));
+    regex!(
+        SAID,
+        r"(?i)\banswers?\b(?:\s+(?:to|of|for)\b[^.:\n]{0,100}?)?\s*\**\s*(?:is|are|was|were|will be|would be|must be|should be|=|:)\**\s*:?\**\s*"
+    );
+    regex!(NOT, r"(?i)^not\b");
     let said = SAID.find_iter(text).filter(|said| !NOT.is_match(&text[said.end()..])).last()?;
     let marks = |c: char| "*\"'\u{201c}\u{201d}".contains(c);
     let answer = first_sentence(&text[said.end()..]).trim().trim_start_matches("\\\"").trim_end_matches("\\\"");
@@ -25,8 +24,7 @@ pub(super) fn last_said(text: &str) -> Option<&str> {
 
 /// Returns the rest of the sentence after the last `final answer is` or `Final Answer:`, if it has a value.
 pub(super) fn final_answer(text: &str) -> Option<&str> {
-    static FINAL: LazyLock<Regex> =
-        LazyLock::new(|| Regex::new(r"(?i)\bfinal\s+answer\b").expect("the pattern is a constant"));
+    regex!(FINAL, r"(?i)\bfinal\s+answer\b");
     let start = FINAL.find(text)?.start();
     last_said(&text[start..]).filter(|said| said.contains(|c: char| c.is_ascii_digit() || c == '$'))
 }
@@ -59,8 +57,8 @@ fn first_sentence(text: &str) -> &str {
     &text[..end]
 }
 
-/// Matches the end of a sentence.
-static END: LazyLock<Regex> = LazyLock::new(|| Regex::new(r"\n|[.!?]\s").expect("the pattern is a constant"));
+// Matches the end of a sentence.
+regex!(END, r"\n|[.!?]\s");
 
 /// Returns the value of the last sentence that has one: its last formula, or else the result of its last equation, or its last number or
 /// calculation.
@@ -78,10 +76,7 @@ pub(super) fn last_value_of(text: &str) -> Option<&str> {
 /// Returns the value of a text without formulas: `15` of `There are 9 + 6 = 15 liters of water out of the 24 liters`.
 fn last_result(text: &str) -> Option<&str> {
     // Matches text between a result and a later number after which the later number is the result.
-    static NEXT: LazyLock<Regex> = LazyLock::new(|| {
-        let pattern = r"(?i)^\D*?(?:[,;+*/=<>]|\b(?:so|then|thus|hence|therefore|leaving|which)\b)";
-        Regex::new(pattern).expect("the pattern is a constant")
-    });
+    regex!(NEXT, r"(?i)^\D*?(?:[,;+*/=<>]|\b(?:so|then|thus|hence|therefore|leaving|which)\b)");
     let last = last_value_range(text)?;
     let start = END.find_iter(&text[..last.start]).last().map_or(0, |end| end.end());
     if text[..last.start].trim_end().ends_with(" not") {
@@ -116,10 +111,10 @@ pub(super) fn values_of_sentence(text: &str) -> Vec<&str> {
 
 /// Returns the sentence before a remark: `(not 71)`, `, because ...`.
 fn without_remark(text: &str) -> &str {
-    static REMARK: LazyLock<Regex> = LazyLock::new(|| {
-        let pattern = r"(?i)[\s,;]*(?:,\s*which\b|\s\([^()\\$]*?\p{Alphabetic}{2,}|[,;\s]\s*(?:because|since|as|where|whereas|not|and not|but|instead|rather|given|i\.e\.|e\.g\.|that is|so that|when|using|after|before|if|with)\b|\s[\u{2013}\u{2014}-]{1,2}\s+(?:I\b|\p{Alphabetic}{2,}))";
-        Regex::new(pattern).expect("the pattern is a constant")
-    });
+    regex!(
+        REMARK,
+        r"(?i)[\s,;]*(?:,\s*which\b|\s\([^()\\$]*?\p{Alphabetic}{2,}|[,;\s]\s*(?:because|since|as|where|whereas|not|and not|but|instead|rather|given|i\.e\.|e\.g\.|that is|so that|when|using|after|before|if|with)\b|\s[\u{2013}\u{2014}-]{1,2}\s+(?:I\b|\p{Alphabetic}{2,}))"
+    );
     let formulas = formulas(text);
     let outside = |at: usize| !formulas.iter().any(|formula| formula.contains(&at));
     // A remark does not start a sentence.
@@ -133,10 +128,10 @@ fn without_remark(text: &str) -> &str {
 
 /// Returns the text after the last verb: `34` of `The largest $n$ is 34`.
 fn behind_verb(text: &str) -> &str {
-    static VERB: LazyLock<Regex> = LazyLock::new(|| {
-        let pattern = r"(?i)(?:^|\s)(?:is|are|was|were|be|equals?|becomes?|makes?|totals?|gives|get|has|have|exactly|approximately|about|:)(?:\s+(?:equal to|exactly|approximately|about|only|just|therefore|thus))*:?\s+";
-        Regex::new(pattern).expect("the pattern is a constant")
-    });
+    regex!(
+        VERB,
+        r"(?i)(?:^|\s)(?:is|are|was|were|be|equals?|becomes?|makes?|totals?|gives|get|has|have|exactly|approximately|about|:)(?:\s+(?:equal to|exactly|approximately|about|only|just|therefore|thus))*:?\s+"
+    );
     let formulas = formulas(text);
     let outside = |at: usize| !formulas.iter().any(|formula| formula.contains(&at));
     let verb = VERB.find_iter(text).filter(|verb| outside(verb.start()) && verb.end() < text.len()).last();
@@ -146,8 +141,7 @@ fn behind_verb(text: &str) -> &str {
 /// Returns the only value in a text with words: the last formula, or the last number if it is not part of an expression. `3 apples and 4
 /// pears` has two values, and `x + 3` is a formula without dollars.
 fn single_value(text: &str) -> Option<&str> {
-    static WORD: LazyLock<Regex> =
-        LazyLock::new(|| Regex::new(r"\\?\p{Alphabetic}{2,}").expect("the pattern is a constant"));
+    regex!(WORD, r"\\?\p{Alphabetic}{2,}");
     let is_joining = |word: &str| ["and", "or"].contains(&word.to_lowercase().as_str());
     let has_words = |text: &str| WORD.find_iter(text).any(|word| !is_name(word.as_str()));
     if let Some(formula) = formulas(text).pop() {
@@ -173,7 +167,6 @@ fn is_variable(after: &str) -> bool {
         && letters.next().is_none_or(|c| !c.is_alphabetic())
 }
 
-/// Returns `true` if a text is one short line.
 pub(super) fn is_short(text: &str) -> bool {
     /// The maximum length in characters of a completion that is an answer as a whole.
     const SHORT: usize = 60;

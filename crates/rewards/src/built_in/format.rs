@@ -1,19 +1,15 @@
 //! Rewards for the layout `<think>...</think><answer>...</answer>`.
 
+use crate::patterns::regex;
 use crate::reward_fn::{RewardFn, RewardInput};
-use regex::Regex;
 use std::borrow::Cow;
-use std::sync::LazyLock;
 
 /// The reward `think_format`: 1 if the whole completion is `<think>...</think><answer>...</answer>`, with only white space around and
 /// between the two, else 0. A `<think>` at the end of the prompt counts as part of the completion.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ThinkFormat;
 
-static LAYOUT: LazyLock<Regex> = LazyLock::new(|| {
-    let pattern = r"(?s)\A\s*<think>.*?</think>\s*<answer>.*?</answer>\s*\z";
-    Regex::new(pattern).expect("the pattern is a constant")
-});
+regex!(LAYOUT, r"(?s)\A\s*<think>.*?</think>\s*<answer>.*?</answer>\s*\z");
 
 impl RewardFn for ThinkFormat {
     fn name(&self) -> &str {

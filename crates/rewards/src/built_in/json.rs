@@ -3,24 +3,20 @@
 use crate::reward_fn::{RewardFn, RewardInput};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use smart_default::SmartDefault;
 
 /// The settings of the reward `json`.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, SmartDefault, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct JsonConfig {
     /// The weight of the reward.
+    #[default(1.0)]
     pub weight: f32,
     /// `true` if the JSON is in a block that begins with ```` ```json ```` and ends with ```` ``` ````; the last complete block is used.
     /// Otherwise the whole completion is the JSON.
     pub block: bool,
     /// The required top-level keys; if there are any, the JSON must be an object.
     pub required_keys: Vec<String>,
-}
-
-impl Default for JsonConfig {
-    fn default() -> Self {
-        Self { weight: 1.0, block: false, required_keys: Vec::new() }
-    }
 }
 
 /// The reward `json`: 1 for valid JSON with the required keys, else 0.

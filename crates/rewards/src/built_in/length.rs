@@ -1,5 +1,6 @@
 //! The reward for length.
 
+use crate::config::one;
 use crate::reward_fn::{RewardFn, RewardInput};
 use serde::{Deserialize, Serialize};
 
@@ -28,10 +29,6 @@ pub struct LengthConfig {
     /// The penalised lengths.
     #[serde(default)]
     pub mode: LengthMode,
-}
-
-fn one() -> f32 {
-    1.0
 }
 
 /// The reward `length`: -min(|length - target| / target, 1), in [-1, 0].

@@ -1,8 +1,10 @@
 //! Rewards that compare text.
 
 use crate::answer::{AnswerRule, references};
-use crate::error::{Error, Result};
+use crate::config::one;
+use crate::error::Result;
 use crate::reward_fn::{RewardFn, RewardInput};
+use grpo_files::KeyError;
 use serde::{Deserialize, Serialize};
 
 /// The reward `exact`: 1 if the answer in the completion equals the reference answer, ignoring leading and trailing white space, else 0.
@@ -75,10 +77,6 @@ pub struct RegexConfig {
     pub weight: f32,
 }
 
-fn one() -> f32 {
-    1.0
-}
-
 /// A reward for a regular expression: 1 if it matches the completion, else 0.
 #[derive(Clone, Debug)]
 pub struct Regex {
@@ -90,14 +88,14 @@ impl Regex {
     /// Returns the reward called `name` for `pattern`.
     ///
     /// # Errors
-    /// [`Error::Config`] for an invalid regular expression.
+    /// [`crate::Error::Config`] for an invalid regular expression.
     pub fn new(name: impl Into<String>, pattern: &str) -> Result<Self> {
         let name = name.into();
         let regex = regex::Regex::new(pattern).map_err(|error| {
             // The library's message has several lines with a drawing of the position. Only the last line, which has the reason, is used.
             let text = error.to_string();
             let reason = text.lines().last().unwrap_or_default().trim_start_matches("error: ").to_owned();
-            Error::Config {
+            KeyError {
                 key: format!("rewards.regex.{name}.pattern"),
                 expected: "a regular expression".into(),
                 found: format!("`{pattern}`: {reason}"),

@@ -7,7 +7,7 @@
 use std::collections::BTreeSet;
 use std::io;
 use std::process::{Child, Command, Stdio};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
 /// A program that was started as the leader of a process group.
 pub(super) struct Group {
@@ -80,8 +80,7 @@ fn watchdog(_: u32) -> Option<Child> {
     None
 }
 
-/// Returns the ids of running groups, for [`kill_programs`].
 fn running() -> MutexGuard<'static, BTreeSet<u32>> {
     static RUNNING: Mutex<BTreeSet<u32>> = Mutex::new(BTreeSet::new());
-    RUNNING.lock().unwrap_or_else(PoisonError::into_inner)
+    super::lock(&RUNNING)
 }

@@ -1,8 +1,10 @@
 //! An HTTP endpoint that scores completions.
 
-use super::message::{Answer, answer, batch_size, expand, one, parsed, question, seconds, shown, timeout};
+use super::message::{answer, batch_size, expand, parsed, question, seconds, shown, timeout};
+use super::score_batches;
+use crate::config::one;
 use crate::error::{Result, check};
-use crate::reward_fn::{RewardFailure, RewardFn, RewardInput};
+use crate::reward_fn::{RewardFailure, RewardFn, RewardInput, Score};
 use grpo_files::{Secrets, redact_url};
 use rand::RngExt;
 use rng::{Purpose, stable_hash, stream};
@@ -10,8 +12,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::io::Read;
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 /// The maximum length of a response in bytes, plus [`MAX_ENTRY`] per completion.
@@ -162,7 +163,7 @@ impl Http {
         Ok(Self { name, url, shown_url, headers, secrets, batch_size, retries, concurrency, agent, seed, requests })
     }
 
-    fn score_chunk(&self, inputs: &[RewardInput<'_>]) -> Vec<std::result::Result<Option<f32>, RewardFailure>> {
+    fn score_chunk(&self, inputs: &[RewardInput<'_>]) -> Vec<Score> {
         let questions: Vec<Value> = inputs.iter().enumerate().map(|(id, input)| question(id, input)).collect();
         let body = json!({ "inputs": questions }).to_string();
         match self.post_until_answered(&body, inputs.len()).and_then(|text| self.rewards(&text, inputs.len())) {
@@ -173,7 +174,8 @@ impl Http {
 
     fn post_until_answered(&self, body: &str, count: usize) -> std::result::Result<String, String> {
         let number = self.requests.fetch_add(1, Ordering::Relaxed);
-        for attempt in 0.. {
+        let mut attempt = 0_u32;
+        loop {
             let refusal = match self.post(body, count) {
                 Ok(text) => return Ok(text),
                 Err(refusal) => refusal,
@@ -189,11 +191,11 @@ impl Http {
                     let wait = asked.map_or(mean.mul_f64(jitter), |asked| asked.min(MAX_BACKOFF));
                     tracing::info!(reward = self.name, "{message}; once more in {:.1} s", wait.as_secs_f64());
                     std::thread::sleep(wait);
+                    attempt += 1;
                 }
                 None => return Err(message),
             }
         }
-        unreachable!("the loop has no end but those")
     }
 
     fn post(&self, body: &str, count: usize) -> std::result::Result<String, Refusal> {
@@ -213,11 +215,13 @@ impl Http {
             Refusal { message: shown(&error.to_string(), &self.secrets), again: temporary.then_some(None) }
         })?;
         let status = response.status();
-        let wait = response.headers().get("retry-after").and_then(|value| value.to_str().ok()?.trim().parse().ok());
+        let header = |name| {
+            let value: &ureq::http::HeaderValue = response.headers().get(name)?;
+            Some(String::from_utf8_lossy(value.as_bytes()).into_owned())
+        };
         if status.is_redirection() {
             // On a redirect, a POST could become a GET, and headers with keys could reach another host.
-            let location = response.headers().get("location").map(|value| String::from_utf8_lossy(value.as_bytes()));
-            let location = location.map_or("nowhere".into(), |to| shown(&redact_url(&to), &self.secrets));
+            let location = header("location").map_or("nowhere".into(), |to| shown(&redact_url(&to), &self.secrets));
             let message = format!(
                 "status {status} leads to `{location}`, and redirects are not followed: write the final address into \
                  rewards.http.{}.url",
@@ -226,6 +230,7 @@ impl Http {
             return Err(Refusal { message, again: None });
         }
         if !status.is_success() {
+            let wait = header("retry-after").and_then(|value| value.trim().parse().ok());
             let mut said = Vec::new();
             // The received part of an interrupted response is shown too.
             let _ = response.body_mut().as_reader().take(MAX_ERROR).read_to_end(&mut said);
@@ -235,9 +240,9 @@ impl Http {
             return Err(Refusal { message: format!("status {status}: {said}"), again });
         }
         // Compressed responses are rejected, because a few bytes could decompress to more than the memory.
-        let encoding =
-            response.headers().get("content-encoding").map(|value| String::from_utf8_lossy(value.as_bytes()));
-        if let Some(encoding) = encoding.filter(|encoding| !matches!(encoding.trim(), "" | "identity")) {
+        if let Some(encoding) =
+            header("content-encoding").filter(|encoding| !matches!(encoding.trim(), "" | "identity"))
+        {
             let found = shown(&encoding, &self.secrets);
             let message = format!("expected a response that is not compressed, got `Content-Encoding: {found}`");
             return Err(Refusal { message, again: None });
@@ -257,11 +262,7 @@ impl Http {
         })
     }
 
-    fn rewards(
-        &self,
-        text: &str,
-        count: usize,
-    ) -> std::result::Result<Vec<std::result::Result<Option<f32>, RewardFailure>>, String> {
+    fn rewards(&self, text: &str, count: usize) -> std::result::Result<Vec<Score>, String> {
         let expected = format!("{}: expected {{\"rewards\": [...]}} with {count} entries", self.shown_url);
         let value = parsed(text).map_err(|error| {
             format!("{expected}, got `{}` ({})", shown(text, &self.secrets), shown(&error.to_string(), &self.secrets))
@@ -271,11 +272,8 @@ impl Http {
         if list.len() != count {
             return Err(format!("{expected}, got {}", list.len()));
         }
-        let entry = |(id, value)| match answer(id, value, &self.secrets) {
-            Answer::Reward(reward) => Ok(reward),
-            Answer::Failed(failure) => Err(failure),
-            Answer::Garbage(message) => Err(RewardFailure::new(message)),
-        };
+        let entry =
+            |(id, value)| answer(id, value, &self.secrets).unwrap_or_else(|message| Err(RewardFailure::new(message)));
         Ok(list.iter().enumerate().map(entry).collect())
     }
 }
@@ -289,23 +287,7 @@ impl RewardFn for Http {
         self.score_batch(std::slice::from_ref(input)).pop()?.ok()?
     }
 
-    fn score_batch(&self, inputs: &[RewardInput<'_>]) -> Vec<std::result::Result<Option<f32>, RewardFailure>> {
-        let batches: Vec<&[RewardInput<'_>]> = inputs.chunks(self.batch_size).collect();
-        let next = AtomicUsize::new(0);
-        let done: Mutex<Vec<Vec<_>>> = Mutex::new(batches.iter().map(|_| Vec::new()).collect());
-        std::thread::scope(|scope| {
-            for _ in 0..self.concurrency.min(batches.len()) {
-                scope.spawn(|| {
-                    while let Some((index, batch)) = {
-                        let index = next.fetch_add(1, Ordering::Relaxed);
-                        batches.get(index).map(|batch| (index, batch))
-                    } {
-                        let scores = self.score_chunk(batch);
-                        done.lock().unwrap_or_else(|poisoned| poisoned.into_inner())[index] = scores;
-                    }
-                });
-            }
-        });
-        done.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner()).into_iter().flatten().collect()
+    fn score_batch(&self, inputs: &[RewardInput<'_>]) -> Vec<Score> {
+        score_batches(0..self.concurrency, inputs.chunks(self.batch_size), |_, batch| self.score_chunk(batch))
     }
 }

@@ -1,7 +1,7 @@
 //! Messages to and from external reward functions.
 
-use crate::error::{Error, Result};
-use crate::reward_fn::{RewardFailure, RewardInput};
+use crate::error::{Error, Result, check};
+use crate::reward_fn::{RewardFailure, RewardInput, Score};
 use data::Prompt;
 use grpo_files::{Secrets, UniqueKeys};
 use serde_json::{Value, json};
@@ -31,51 +31,39 @@ pub(super) fn question(id: usize, input: &RewardInput<'_>) -> Value {
     })
 }
 
-/// Parses JSON.
-///
-/// # Errors
-/// An error for invalid JSON, and for duplicate keys, because the intended value is unknown.
+/// Parses JSON. Duplicate keys are an error, because the intended value is unknown.
 pub(super) fn parsed(text: &str) -> serde_json::Result<Value> {
     let value = serde_json::from_str(text)?;
     serde_json::from_str::<UniqueKeys>(text).map(|UniqueKeys| value)
 }
 
-/// A parsed answer.
-pub(super) enum Answer {
-    /// A reward, or `None` if the function does not apply.
-    Reward(Option<f32>),
-    /// The function failed to score this completion, but continues with the next one.
-    Failed(RewardFailure),
-    /// Not an answer, or the answer for another completion. All later answers are unreliable.
-    Garbage(String),
-}
-
 /// Parses the answer for completion `id`: a number, true (1), false (0), null, `{"reward": NUMBER, true, false or null}` or `{"error":
-/// TEXT}`; the objects may have the key `id`. `secrets` are hidden in messages.
-pub(super) fn answer(id: usize, value: &Value, secrets: &Secrets) -> Answer {
+/// TEXT}`; the objects may have the key `id`. `secrets` are hidden in messages. Anything else, or the answer for another completion, is an
+/// error, and all later answers are unreliable.
+pub(super) fn answer(id: usize, value: &Value, secrets: &Secrets) -> Result<Score, String> {
     let expected = "expected a number, null, true, false, {\"reward\": one of these} or {\"error\": text}";
-    let garbage = || Answer::Garbage(format!("{expected}, got `{}`", shown(&value.to_string(), secrets)));
+    let garbage = || format!("{expected}, got `{}`", shown(&value.to_string(), secrets));
     match value {
-        Value::Null => Answer::Reward(None),
-        Value::Bool(right) => Answer::Reward(Some(f32::from(*right))),
-        Value::Number(number) => match number.as_f64().map(|number| number as f32).filter(|n| n.is_finite()) {
-            Some(number) => Answer::Reward(Some(number)),
-            None => garbage(),
-        },
+        Value::Null => Ok(Ok(None)),
+        Value::Bool(right) => Ok(Ok(Some(f32::from(*right)))),
+        Value::Number(number) => {
+            let number = number.as_f64().map(|number| number as f32).filter(|number| number.is_finite());
+            number.map(|number| Ok(Some(number))).ok_or_else(garbage)
+        }
         Value::Object(object) => {
             if let Some(other) = object.get("id").filter(|other| other.as_u64() != Some(id as u64)) {
-                return Answer::Garbage(format!("expected the answer for the completion with id {id}, got id {other}"));
+                return Err(format!("expected the answer for the completion with id {id}, got id {other}"));
             }
             match (object.get("reward"), object.get("error")) {
                 (_, Some(error)) if !error.is_null() => {
                     let text = error.as_str().map_or_else(|| error.to_string(), str::to_owned);
-                    Answer::Failed(RewardFailure::new(format!("it says: {}", shown(&text, secrets))))
+                    Ok(Err(RewardFailure::new(format!("it says: {}", shown(&text, secrets)))))
                 }
                 (Some(reward @ (Value::Null | Value::Bool(_) | Value::Number(_))), _) => answer(id, reward, secrets),
-                _ => garbage(),
+                _ => Err(garbage()),
             }
         }
-        _ => garbage(),
+        _ => Err(garbage()),
     }
 }
 
@@ -88,13 +76,9 @@ pub(super) fn shown(text: &str, secrets: &Secrets) -> String {
     }
 }
 
-/// The maximum time limit: a year.
 const MAX_SECONDS: f64 = 365.0 * 86_400.0;
 
 // Shared defaults of programs and endpoints.
-pub(super) fn one() -> f32 {
-    1.0
-}
 pub(super) fn batch_size() -> usize {
     64
 }
@@ -107,12 +91,9 @@ pub(super) fn expand(key: &str, text: &str, secrets: &mut Secrets) -> Result<Str
     secrets.expand(text).map_err(|source| Error::Reference { key: key.to_owned(), source })
 }
 
-/// Parses a time limit.
 pub(super) fn seconds(key: &str, value: f64) -> Result<Duration> {
     let legal = Some(value).filter(|value| *value > 0.0 && *value <= MAX_SECONDS);
-    legal.and_then(|value| Duration::try_from_secs_f64(value).ok()).ok_or_else(|| Error::Config {
-        key: key.to_owned(),
-        expected: "seconds, more than 0 and at most a year".into(),
-        found: value.to_string(),
-    })
+    let time = legal.and_then(|value| Duration::try_from_secs_f64(value).ok());
+    check(time.is_some(), key, "seconds, more than 0 and at most a year", value)?;
+    Ok(time.unwrap_or_default())
 }

@@ -1,18 +1,18 @@
 //! A program that scores completions over JSON lines.
 
-use super::message::{batch_size, expand, one, seconds, timeout};
+use super::message::{batch_size, expand, seconds, timeout};
 use super::worker::{Launch, Worker};
+use super::{lock, score_batches};
+use crate::config::one;
 use crate::error::{Error, Result, check};
-use crate::reward_fn::{RewardFailure, RewardFn, RewardInput};
+use crate::reward_fn::{RewardFn, RewardInput, Score};
 use grpo_files::Secrets;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-/// The maximum number of workers of a program.
 const MAX_WORKERS: usize = 256;
 
 /// The settings of a reward program.
@@ -120,31 +120,10 @@ impl RewardFn for Program {
         self.score_batch(std::slice::from_ref(input)).pop()?.ok()?
     }
 
-    fn score_batch(&self, inputs: &[RewardInput<'_>]) -> Vec<std::result::Result<Option<f32>, RewardFailure>> {
+    fn score_batch(&self, inputs: &[RewardInput<'_>]) -> Vec<Score> {
         // Batches are of similar size, so that no worker waits for a longer batch of another one.
         let share = inputs.len().div_ceil(self.workers.len()).clamp(1, self.batch_size);
-        let batches: Vec<&[RewardInput<'_>]> = inputs.chunks(share).collect();
-        let next = AtomicUsize::new(0);
-        let done: Mutex<Vec<Option<_>>> = Mutex::new(batches.iter().map(|_| None).collect());
-        std::thread::scope(|scope| {
-            for worker in self.workers.iter().take(batches.len()) {
-                scope.spawn(|| {
-                    // A panic in a worker loses only its process.
-                    let mut worker = worker.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-                    loop {
-                        let index = next.fetch_add(1, Ordering::Relaxed);
-                        let Some(batch) = batches.get(index) else { break };
-                        let scores = worker.score(batch);
-                        done.lock().unwrap_or_else(|poisoned| poisoned.into_inner())[index] = Some(scores);
-                    }
-                });
-            }
-        });
-        let done = done.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner());
-        let missing = |batch: &[RewardInput<'_>]| {
-            batch.iter().map(|_| Err(RewardFailure::new("its worker has ended"))).collect::<Vec<_>>()
-        };
-        done.into_iter().zip(&batches).flat_map(|(scores, batch)| scores.unwrap_or_else(|| missing(batch))).collect()
+        score_batches(&self.workers, inputs.chunks(share), |worker, batch| lock(worker).score(batch))
     }
 }
 

@@ -1,7 +1,8 @@
 //! One process of a reward program: starts it, sends batches, enforces time limits, and restarts it.
 
 use super::group::Group;
-use super::message::{Answer, answer, parsed, question, shown};
+use super::lock;
+use super::message::{answer, parsed, question, shown};
 use crate::reward_fn::{RewardFailure, RewardInput, Score};
 use grpo_files::Secrets;
 use std::collections::{BTreeMap, VecDeque};
@@ -10,7 +11,7 @@ use std::path::PathBuf;
 use std::process::{ChildStdin, Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, sync_channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// The maximum length of a line that a program may write, in bytes.
@@ -27,12 +28,10 @@ const DROPPED_LINE_PAUSE: Duration = Duration::from_millis(1);
 const KEPT_LINES: usize = 3;
 /// The delay before a failed program is restarted; it doubles with every consecutive failure.
 const FIRST_BACKOFF: Duration = Duration::from_millis(100);
-/// The maximum delay.
 const MAX_BACKOFF: Duration = Duration::from_secs(10);
 /// The maximum wait for the exit of a program and the rest of its standard error.
 const LAST_WORDS: Duration = Duration::from_millis(500);
 
-/// The settings of a process.
 pub(super) struct Launch {
     pub(super) name: String,
     pub(super) program: PathBuf,
@@ -104,8 +103,9 @@ impl Worker {
             lines.push(b'\n');
         }
         if let Ok(line) = process.answers.try_recv() {
-            let message = |line: &str| format!("it writes lines that nobody has asked for: `{}`", shown(line, secrets));
-            return Err(process.broken(line, message));
+            let unasked =
+                |line: String| format!("it writes lines that nobody has asked for: `{}`", shown(&line, secrets));
+            return Err(Stop::Broken(line.map_or_else(|reason| reason, unasked)));
         }
         process.log_budget.store(LOGGED_BYTES, Ordering::Relaxed);
         // If writing fails, the program's output ends, which is reported below.
@@ -115,7 +115,7 @@ impl Worker {
             let (id, count) = (scores.len(), inputs.len());
             let left = deadline.saturating_duration_since(Instant::now());
             let line = match process.answers.recv_timeout(left) {
-                Ok(line) => line,
+                Ok(line) => line.map_err(Stop::Broken)?,
                 Err(RecvTimeoutError::Timeout) => {
                     let limit = launch.timeout.as_secs_f64();
                     let message =
@@ -124,43 +124,32 @@ impl Worker {
                 }
                 Err(RecvTimeoutError::Disconnected) => return Err(process.ended(id, count)),
             };
-            match &line {
-                Line::Text(text) => match parsed(text).map(|value| answer(id, &value, secrets)) {
-                    Ok(Answer::Reward(reward)) => scores.push(Ok(reward)),
-                    Ok(Answer::Failed(failure)) => scores.push(Err(failure)),
-                    Ok(Answer::Garbage(message)) => return Err(Stop::Broken(message)),
-                    Err(error) => {
-                        let (text, error) = (shown(text, secrets), shown(&error.to_string(), secrets));
-                        let message = format!("expected a line of JSON for each completion, got `{text}` ({error})");
-                        return Err(Stop::Broken(message));
-                    }
-                },
-                Line::End => return Err(process.ended(id, count)),
-                Line::Bad(_) => return Err(process.broken(line, str::to_owned)),
-            }
+            let value = parsed(&line).map_err(|error| {
+                let (line, error) = (shown(&line, secrets), shown(&error.to_string(), secrets));
+                Stop::Broken(format!("expected a line of JSON for each completion, got `{line}` ({error})"))
+            })?;
+            scores.push(answer(id, &value, secrets).map_err(Stop::Broken)?);
         }
         Ok(())
     }
 
     /// Returns the running process, after starting it if there is none.
     fn process(&mut self) -> Result<&mut Process, Stop> {
-        if self.process.is_none() {
-            if self.failures_in_a_row > 0 {
-                let doublings = (self.failures_in_a_row - 1).min(16);
-                std::thread::sleep((FIRST_BACKOFF * (1 << doublings)).min(MAX_BACKOFF));
+        match &mut self.process {
+            Some(process) => Ok(process),
+            none => {
+                if self.failures_in_a_row > 0 {
+                    let doublings = (self.failures_in_a_row - 1).min(16);
+                    std::thread::sleep((FIRST_BACKOFF * (1 << doublings)).min(MAX_BACKOFF));
+                }
+                Ok(none.insert(Process::start(&self.launch)?))
             }
-            self.process = Some(Process::start(&self.launch)?);
         }
-        self.process.as_mut().ok_or_else(|| Stop::Broken("no process".into()))
     }
 }
 
-/// A line of a program's output, or its end.
-enum Line {
-    Text(String),
-    End,
-    Bad(String),
-}
+/// A line of a program's output, or the reason why the output is unusable from here on. The channel is disconnected when the output ends.
+type Line = Result<String, String>;
 
 struct Process {
     group: Group,
@@ -220,20 +209,11 @@ impl Process {
         Stop::Ended(self.with_last_words(format!("{how} after {answered} of {count} answers")))
     }
 
-    /// Returns the error for an unexpected line or end of the output.
-    fn broken(&mut self, line: Line, message: impl Fn(&str) -> String) -> Stop {
-        match line {
-            Line::Text(text) => Stop::Broken(message(&text)),
-            Line::Bad(reason) => Stop::Broken(reason),
-            Line::End => self.ended(0, 0),
-        }
-    }
-
     /// Returns the message with the last lines of standard error.
     fn with_last_words(&self, message: String) -> String {
         // Nothing is sent on this channel: the call returns when standard error is closed, or after the timeout.
         let _ = self.stderr.recv_timeout(if message.contains("ended") { LAST_WORDS } else { Duration::ZERO });
-        let words = self.last_words.lock().unwrap_or_else(PoisonError::into_inner);
+        let words = lock(&self.last_words);
         if words.is_empty() {
             return message;
         }
@@ -255,20 +235,17 @@ fn read_answers(mut stdout: impl BufRead, secrets: &Secrets, answered: &SyncSend
     loop {
         let mut bytes = Vec::new();
         let line = match stdout.by_ref().take(MAX_LINE).read_until(b'\n', &mut bytes) {
-            Ok(0) => Line::End,
+            Ok(0) => return,
             Ok(_) if bytes.last() != Some(&b'\n') && bytes.len() as u64 == MAX_LINE => {
-                Line::Bad(format!("it has written a line of more than {MAX_LINE} bytes"))
+                Err(format!("it has written a line of more than {MAX_LINE} bytes"))
             }
-            Ok(_) => match String::from_utf8(bytes) {
-                Ok(text) => Line::Text(text),
-                Err(error) => {
-                    let text = String::from_utf8_lossy(error.as_bytes());
-                    Line::Bad(format!("it has written what is not UTF-8: `{}`", shown(&text, secrets)))
-                }
-            },
-            Err(error) => Line::Bad(format!("its output cannot be read: {error}")),
+            Ok(_) => String::from_utf8(bytes).map_err(|error| {
+                let text = String::from_utf8_lossy(error.as_bytes());
+                format!("it has written what is not UTF-8: `{}`", shown(&text, secrets))
+            }),
+            Err(error) => Err(format!("its output cannot be read: {error}")),
         };
-        let ends = !matches!(line, Line::Text(_));
+        let ends = line.is_err();
         if answered.send(line).is_err() || ends {
             return;
         }
@@ -298,7 +275,7 @@ fn log_lines(mut stderr: impl BufRead, launch: &Launch, last: &Mutex<VecDeque<St
             }
             Err(_) => {}
         }
-        let mut last = last.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut last = lock(last);
         if last.len() == KEPT_LINES {
             last.pop_front();
         }

@@ -1,113 +1,62 @@
 //! Normalises the text of answers before it is split into tokens.
 
 use super::lex::ROW_END;
+use crate::patterns::regex;
 use regex::{Captures, Regex};
 use std::borrow::Cow;
 use std::sync::LazyLock;
 
-/// Text that is always removed: LaTeX spaces and sizes, currencies, degrees.
-const DROPPED: &[&str] = &[
-    "\\left.",
-    "\\right.",
-    "\\left",
-    "\\right",
-    "\\bigl",
-    "\\bigr",
-    "\\Bigl",
-    "\\Bigr",
-    "\\biggl",
-    "\\biggr",
-    "\\big",
-    "\\Big",
-    "\\bigg",
-    "\\Bigg",
-    "\\,",
-    "\\;",
-    "\\:",
-    "\\>",
-    "\\displaystyle",
-    "\\textstyle",
-    "\\limits",
-    "\\$",
-    "$",
-    "€",
-    "£",
-    "¥",
-    "^{\\circ}",
-    "^\\circ",
-    "^{\\degree}",
-    "^\\degree",
-    "^{o}",
-    "\\degree",
-    "\\circ",
-    "°",
-    "\u{200b}",
-];
-
-/// Commands and characters with the same meaning as others.
-const REPLACED: &[(&str, &str)] = &[
-    ("\\leftarrow", " "),
-    ("\\rightarrow", " "),
-    ("\\dfrac", "\\frac"),
-    ("\\tfrac", "\\frac"),
-    ("\\cfrac", "\\frac"),
-    ("\\dbinom", "\\binom"),
-    ("\\tbinom", "\\binom"),
-    ("\\lbrace", "\\{"),
-    ("\\rbrace", "\\}"),
-    ("\\lbrack", "["),
-    ("\\rbrack", "]"),
-    ("\\langle", "("),
-    ("\\rangle", ")"),
-    ("\\lvert", "|"),
-    ("\\rvert", "|"),
-    ("\\lVert", "|"),
-    ("\\rVert", "|"),
-    ("\\|", "|"),
-    ("\\vert", "|"),
-    ("⌊", "\\lfloor "),
-    ("⌋", "\\rfloor "),
-    ("⌈", "\\lceil "),
-    ("⌉", "\\rceil "),
-    ("\\mathbb{R}", "(-\\infty,\\infty)"),
-    ("ℝ", "(-\\infty,\\infty)"),
-    ("\\%", "%"),
-    ("\\ ", " "),
-    ("~", " "),
-    ("\u{2212}", "-"),
-    ("\u{2013}", "-"),
-    ("×", "\\times "),
-    ("·", "\\cdot "),
-    ("⋅", "\\cdot "),
-    ("÷", "\\div "),
-    ("π", "\\pi "),
-    ("∞", "\\infty "),
-    ("√", "\\sqrt "),
-    ("∪", "\\cup "),
-    ("≤", "\\le "),
-    ("≥", "\\ge "),
-    ("≠", "\\ne "),
-    ("≈", "\\approx "),
-    ("\\not=", "\\ne "),
-    ("\\not =", "\\ne "),
-    ("<=", "\\le "),
-    ("=<", "\\le "),
-    (">=", "\\ge "),
-    ("=/=", "\\ne "),
-    ("<>", "\\ne "),
-    ("==", "="),
-    ("±", "\\pm "),
-    ("∈", "\\in "),
-    ("²", "^2 "),
-    ("³", "^3 "),
-    ("½", "\\frac{1}{2} "),
-    ("¼", "\\frac{1}{4} "),
-    ("¾", "\\frac{3}{4} "),
-    ("θ", "\\theta "),
-    ("∅", "\\emptyset "),
-    ("\u{a0}", " "),
-    ("\u{202f}", " "),
-    ("**", "^"),
+/// Texts, and the commands and characters that they replace, in the order of application.
+const REPLACED: &[(&str, &[&str])] = &[
+    (" ", &["\\leftarrow", "\\rightarrow"]),
+    ("\\frac", &["\\dfrac", "\\tfrac", "\\cfrac"]),
+    ("\\binom", &["\\dbinom", "\\tbinom"]),
+    ("\\{", &["\\lbrace"]),
+    ("\\}", &["\\rbrace"]),
+    ("[", &["\\lbrack"]),
+    ("]", &["\\rbrack"]),
+    ("(", &["\\langle"]),
+    (")", &["\\rangle"]),
+    ("|", &["\\lvert", "\\rvert", "\\lVert", "\\rVert", "\\|", "\\vert"]),
+    ("\\lfloor ", &["⌊"]),
+    ("\\rfloor ", &["⌋"]),
+    ("\\lceil ", &["⌈"]),
+    ("\\rceil ", &["⌉"]),
+    ("(-\\infty,\\infty)", &["\\mathbb{R}", "ℝ"]),
+    ("%", &["\\%"]),
+    (" ", &["\\ ", "~"]),
+    ("-", &["\u{2212}", "\u{2013}"]),
+    ("\\times ", &["×"]),
+    ("\\cdot ", &["·", "⋅"]),
+    ("\\div ", &["÷"]),
+    ("\\pi ", &["π"]),
+    ("\\infty ", &["∞"]),
+    ("\\sqrt ", &["√"]),
+    ("\\cup ", &["∪"]),
+    ("\\approx ", &["≈"]),
+    ("\\ne ", &["≠", "\\not=", "\\not ="]),
+    ("\\le ", &["≤", "<=", "=<"]),
+    ("\\ge ", &["≥", ">="]),
+    ("\\ne ", &["=/=", "<>"]),
+    ("=", &["=="]),
+    ("\\pm ", &["±"]),
+    ("\\in ", &["∈"]),
+    ("^2 ", &["²"]),
+    ("^3 ", &["³"]),
+    ("\\frac{1}{2} ", &["½"]),
+    ("\\frac{1}{4} ", &["¼"]),
+    ("\\frac{3}{4} ", &["¾"]),
+    ("\\theta ", &["θ"]),
+    ("\\emptyset ", &["∅"]),
+    (" ", &["\u{a0}", "\u{202f}"]),
+    ("^", &["**"]),
+    // Sizes, LaTeX spaces, currencies and degrees.
+    ("", &["\\left.", "\\right.", "\\left", "\\right"]),
+    ("", &["\\bigl", "\\bigr", "\\Bigl", "\\Bigr", "\\biggl", "\\biggr", "\\big", "\\Big", "\\bigg", "\\Bigg"]),
+    ("", &["\\,", "\\;", "\\:", "\\>", "\\displaystyle", "\\textstyle", "\\limits"]),
+    ("", &["\\$", "$", "€", "£", "¥"]),
+    ("", &["^{\\circ}", "^\\circ", "^{\\degree}", "^\\degree", "^{o}", "\\degree", "\\circ", "°"]),
+    ("", &["\u{200b}"]),
 ];
 
 /// Replacements of patterns, applied in this order.
@@ -155,8 +104,8 @@ pub(super) fn clean(text: &str) -> String {
             text = replaced;
         }
     }
-    for (from, to) in REPLACED.iter().copied().chain(DROPPED.iter().map(|dropped| (*dropped, ""))) {
-        text = replace_command(text, from, to);
+    for (to, replaced) in REPLACED {
+        text = replaced.iter().fold(text, |text, from| replace_command(text, from, to));
     }
     text.trim().to_owned()
 }
@@ -184,10 +133,7 @@ fn rows(text: &str) -> String {
 
 /// Rewrites decimals with an ellipsis: `0.1666...`, whose last digits repeat, becomes `0.1(6)`; in others, the ellipsis is removed.
 fn with_repetitions(text: &str) -> Cow<'_, str> {
-    static ELLIPSIS: LazyLock<Regex> = LazyLock::new(|| {
-        let pattern = r"(\d*\.)(\d+)(?:\.\.\.|…|\\(?:ldots|dots|cdots))";
-        Regex::new(pattern).expect("the pattern is a constant")
-    });
+    regex!(ELLIPSIS, r"(\d*\.)(\d+)(?:\.\.\.|…|\\(?:ldots|dots|cdots))");
     ELLIPSIS.replace_all(text, |found: &Captures<'_>| {
         let (whole, digits) = (&found[1], &found[2]);
         let repeats = |length: &usize| {
@@ -238,18 +184,14 @@ fn unwrap(text: &str) -> &str {
 
 /// Returns `true` if every closing brace has an opening brace before it.
 fn is_balanced(text: &str) -> bool {
-    let mut depth = 0i32;
-    let mut escaped = false;
-    for c in text.chars() {
+    let (mut depth, mut chars) = (0usize, text.chars());
+    while let Some(c) = chars.next() {
         match c {
-            _ if escaped => escaped = false,
-            '\\' => escaped = true,
+            '\\' => _ = chars.next(),
             '{' => depth += 1,
+            '}' if depth == 0 => return false,
             '}' => depth -= 1,
             _ => {}
-        }
-        if depth < 0 {
-            return false;
         }
     }
     depth == 0

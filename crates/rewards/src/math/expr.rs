@@ -15,7 +15,6 @@ const MAX_BITS: u64 = 4096;
 /// The largest integer whose factorial is computed exactly.
 const MAX_FACTORIAL: u32 = 450;
 
-/// An expression.
 #[derive(Clone, Debug)]
 pub(super) enum Expr {
     /// A number; `is_decimal` if it was written with a decimal point.
@@ -176,13 +175,10 @@ impl Expr {
 #[derive(Clone, Debug)]
 pub(super) struct Quantity {
     pub(super) expr: Expr,
-    /// The value, if it is a fraction.
     pub(super) exact: Option<Fraction>,
-    /// The values at the sample points.
     pub(super) samples: [Sample; POINTS],
     /// `true` if a part was written with a decimal point.
     pub(super) has_decimal: bool,
-    /// The names of its variables.
     pub(super) variables: std::collections::BTreeSet<String>,
 }
 
@@ -202,20 +198,14 @@ impl Quantity {
 
     /// Returns `true` if two quantities have the same value for all values of their variables.
     pub(super) fn equals(&self, other: &Self) -> bool {
+        let quantity = |expr: &Expr| Self::new(expr.clone());
         // Data sets add and omit percent signs.
         match (&self.expr, &other.expr) {
-            (Expr::Percent(a), Expr::Percent(b)) => {
-                return Self::new((**a).clone()).equals(&Self::new((**b).clone()));
-            }
-            (Expr::Percent(inside), _) => {
-                return Self::new((**inside).clone()).equals(other) || self.equals_as_value(other);
-            }
-            (_, Expr::Percent(inside)) => {
-                return self.equals(&Self::new((**inside).clone())) || self.equals_as_value(other);
-            }
-            _ => {}
+            (Expr::Percent(a), Expr::Percent(b)) => quantity(a).equals(&quantity(b)),
+            (Expr::Percent(a), _) => quantity(a).equals(other) || self.equals_as_value(other),
+            (_, Expr::Percent(b)) => self.equals(&quantity(b)) || self.equals_as_value(other),
+            _ => self.equals_as_value(other),
         }
-        self.equals_as_value(other)
     }
 
     fn equals_as_value(&self, other: &Self) -> bool {

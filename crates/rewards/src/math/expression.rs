@@ -18,37 +18,43 @@ pub(super) fn expression(tokens: &[Token]) -> Option<Expr> {
     (parser.at == tokens.len()).then_some(expr)
 }
 
-/// A parser of one expression.
 struct Parser<'a> {
     tokens: &'a [Token],
     at: usize,
 }
 
-const FUNCTIONS: &[&str] = &[
-    "sin", "cos", "tan", "cot", "sec", "csc", "sinh", "cosh", "tanh", "arcsin", "arccos", "arctan", "ln", "log", "lg",
-    "exp", "floor", "ceil",
-];
+/// A kind of command that begins a factor.
+#[derive(PartialEq)]
+enum Kind {
+    Function,
+    /// Turns the letters after it into one name.
+    Accent,
+    Greek,
+    Other,
+}
 
-/// Commands that turn the letters after them into one name.
-const ACCENTS: &[&str] = &[
-    "overline",
-    "bar",
-    "vec",
-    "hat",
-    "widehat",
-    "tilde",
-    "overrightarrow",
-    "overleftarrow",
-    "underline",
-    "angle",
-    "measuredangle",
-    "triangle",
-    "Delta",
-    "arc",
-    "overset",
-    "widetilde",
-    "mathring",
-];
+impl Kind {
+    fn of(command: &str) -> Option<Self> {
+        match command {
+            "sin" | "cos" | "tan" | "cot" | "sec" | "csc" | "sinh" | "cosh" | "tanh" | "arcsin" | "arccos"
+            | "arctan" | "ln" | "log" | "lg" | "exp" | "floor" | "ceil" => Some(Self::Function),
+            "overline" | "bar" | "vec" | "hat" | "widehat" | "tilde" | "overrightarrow" | "overleftarrow"
+            | "underline" | "angle" | "measuredangle" | "triangle" | "Delta" | "arc" | "overset" | "widetilde"
+            | "mathring" => Some(Self::Accent),
+            "pi" | "frac" | "sqrt" | "binom" | "infty" | "imath" | "lfloor" | "lceil" => Some(Self::Other),
+            _ => match command.to_ascii_lowercase().as_str() {
+                "alpha" | "beta" | "gamma" | "delta" | "epsilon" | "varepsilon" | "zeta" | "eta" | "theta"
+                | "kappa" | "lambda" | "mu" | "nu" | "xi" | "rho" | "sigma" | "tau" | "phi" | "varphi" | "chi"
+                | "psi" | "omega" | "ell" => Some(Self::Greek),
+                _ => None,
+            },
+        }
+    }
+}
+
+fn is_function(command: &str) -> bool {
+    Kind::of(command) == Some(Kind::Function)
+}
 
 impl<'a> Parser<'a> {
     fn peek(&self) -> Option<&'a Token> {
@@ -86,12 +92,7 @@ impl<'a> Parser<'a> {
             match self.peek() {
                 Some(Token::Symbol('*')) => self.at += 1,
                 Some(Token::Command(name)) if ["cdot", "times", "ast"].contains(&name.as_str()) => self.at += 1,
-                Some(Token::Symbol('/' | ':')) => {
-                    self.at += 1;
-                    product = Expr::Quotient(Box::new(product), Box::new(self.signed_power()?));
-                    continue;
-                }
-                Some(Token::Command(name)) if name == "div" => {
+                token if is_command(token, "div") || matches!(token, Some(Token::Symbol('/' | ':'))) => {
                     self.at += 1;
                     product = Expr::Quotient(Box::new(product), Box::new(self.signed_power()?));
                     continue;
@@ -175,10 +176,6 @@ impl<'a> Parser<'a> {
         if is_symbol(self.peek(), '{') {
             return self.group();
         }
-        self.signed_base()
-    }
-
-    fn signed_base(&mut self) -> Option<Expr> {
         if self.take_symbol('-') {
             return self.base().map(|value| Expr::Negative(Box::new(value)));
         }
@@ -237,7 +234,7 @@ impl<'a> Parser<'a> {
             "infty" | "inf" | "infinity" => Some(Expr::Infinity),
             "imath" => Some(Expr::Imaginary),
             // A line, an arc or an angle is named by the letters after it.
-            _ if ACCENTS.contains(&name) => {
+            _ if Kind::of(name) == Some(Kind::Accent) => {
                 let from = self.at;
                 self.at = match is_symbol(self.peek(), '{') {
                     true => closing(self.tokens, self.at)? + 1,
@@ -259,7 +256,7 @@ impl<'a> Parser<'a> {
                 let radicand = self.argument()?;
                 Some(Expr::Power(Box::new(radicand), Box::new(inverse)))
             }
-            _ if FUNCTIONS.contains(&name) => {
+            _ if is_function(name) => {
                 let base = if name == "log" && self.take_symbol('_') { Some(self.argument()?) } else { None };
                 let mut exponent = if self.take_symbol('^') { Some(self.argument()?) } else { None };
                 let argument = Box::new(self.function_argument()?);
@@ -267,7 +264,7 @@ impl<'a> Parser<'a> {
                 let arc = format!("arc{name}");
                 let value = match base {
                     // `\sin^{-1} x`
-                    _ if FUNCTIONS.contains(&arc.as_str()) && exponent.as_ref().is_some_and(is_inverse) => {
+                    _ if is_function(&arc) && exponent.as_ref().is_some_and(is_inverse) => {
                         exponent = None;
                         Expr::Function(arc, argument)
                     }
@@ -280,7 +277,7 @@ impl<'a> Parser<'a> {
                 })
             }
             // A Greek letter or another symbol.
-            _ if name.chars().all(|c| c.is_ascii_alphabetic()) && GREEK.contains(&name.to_lowercase().as_str()) => {
+            _ if Kind::of(name) == Some(Kind::Greek) => {
                 let subscript = self.subscript();
                 Some(Expr::Variable(format!("{name}{subscript}")))
             }
@@ -295,7 +292,7 @@ impl<'a> Parser<'a> {
         }
         let mut factors = vec![self.signed_power()?];
         while let Some(token) = self.peek() {
-            let is_function = matches!(token, Token::Command(name) if FUNCTIONS.contains(&name.as_str()));
+            let is_function = matches!(token, Token::Command(name) if is_function(name));
             if !begins_factor(token) || is_function {
                 break;
             }
@@ -328,42 +325,10 @@ pub(super) fn text(tokens: &[Token]) -> String {
     tokens.iter().map(text).collect()
 }
 
-const GREEK: &[&str] = &[
-    "alpha",
-    "beta",
-    "gamma",
-    "delta",
-    "epsilon",
-    "varepsilon",
-    "zeta",
-    "eta",
-    "theta",
-    "kappa",
-    "lambda",
-    "mu",
-    "nu",
-    "xi",
-    "rho",
-    "sigma",
-    "tau",
-    "phi",
-    "varphi",
-    "chi",
-    "psi",
-    "omega",
-    "ell",
-];
-
 fn begins_factor(token: &Token) -> bool {
     match token {
         Token::Number(_) | Token::Letter(_) | Token::Symbol('(' | '[' | '{' | '|') => true,
-        Token::Command(name) => {
-            let name = name.as_str();
-            ["pi", "frac", "sqrt", "binom", "infty", "imath", "lfloor", "lceil"].contains(&name)
-                || ACCENTS.contains(&name)
-                || FUNCTIONS.contains(&name)
-                || GREEK.contains(&name.to_lowercase().as_str())
-        }
+        Token::Command(name) => Kind::of(name).is_some(),
         _ => false,
     }
 }

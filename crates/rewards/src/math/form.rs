@@ -2,7 +2,6 @@
 
 use super::expr::Quantity;
 
-/// A parsed answer.
 #[derive(Clone, Debug)]
 pub(super) enum Form {
     /// A value, with or without variables.
@@ -22,7 +21,6 @@ pub(super) enum Form {
     Words(String),
 }
 
-/// The sign of a relation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Sign {
     Equal,

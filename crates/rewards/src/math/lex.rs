@@ -1,6 +1,5 @@
 //! Splits [cleaned](super::clean) answers into tokens.
 
-/// A token of an answer.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Token {
     /// Digits with or without a decimal point, as in `12`, `0.5`, `1.5e3`; `0.1(6)` is a repeating decimal.
@@ -31,28 +30,6 @@ pub(super) const SET_CLOSE: char = '⟩';
 
 /// The end of a matrix row, `\\`.
 pub(super) const ROW_END: &str = "⏎";
-
-/// Commands with text in their braces.
-const TEXT: &[&str] = &[
-    "text",
-    "textnormal",
-    "mbox",
-    "hbox",
-    "textbf",
-    "textit",
-    "textrm",
-    "textsf",
-    "texttt",
-    "textup",
-    "mathrm",
-    "mathbf",
-    "mathit",
-    "mathsf",
-    "boldsymbol",
-    "operatorname",
-    "mathbb",
-    "mathcal",
-];
 
 /// Functions and constants that are often written without a backslash.
 const NAMES: &[&str] = &[
@@ -102,25 +79,32 @@ pub(super) fn tokens(text: &str, commas: Commas) -> Option<Vec<Token>> {
             }
             let name: String = chars[i + 1..end].iter().collect();
             i = end;
-            if TEXT.contains(&name.as_str()) {
-                // `\mathrm e` without braces.
-                if let Some((inside, end)) = braces(&chars, i) {
+            match name.as_str() {
+                // Commands with text in their braces, if there are any: `\mathrm e`.
+                "text" | "textnormal" | "mbox" | "hbox" | "textbf" | "textit" | "textrm" | "textsf" | "texttt"
+                | "textup" | "mathrm" | "mathbf" | "mathit" | "mathsf" | "boldsymbol" | "operatorname" | "mathbb"
+                | "mathcal" => {
+                    if let Some((inside, end)) = braces(&chars, i) {
+                        i = end;
+                        push_text(&inside, commas, &mut tokens)?;
+                    }
+                }
+                "begin" | "end" => {
+                    let (inside, end) = braces(&chars, i)?;
                     i = end;
-                    push_text(&inside, commas, &mut tokens)?;
+                    if name == "begin" && inside == "array" {
+                        i = braces(&chars, i).map_or(i, |(_, end)| end);
+                    }
+                    tokens.push(Token::Command(format!("{name} {inside}")));
                 }
-            } else if name == "begin" || name == "end" {
-                let (inside, end) = braces(&chars, i)?;
-                i = end;
-                if name == "begin" && inside == "array" {
-                    i = braces(&chars, i).map_or(i, |(_, end)| end);
-                }
-                tokens.push(Token::Command(format!("{name} {inside}")));
-            } else if let Some(rest) = name.strip_prefix("qquad").or(name.strip_prefix("quad")) {
-                // `\quadx` is a space and a variable.
-                push_word(rest, &mut tokens);
-            } else {
-                digits = if name == "frac" || name == "binom" { 2 } else { 0 };
-                tokens.push(Token::Command(name));
+                _ => match name.strip_prefix("qquad").or(name.strip_prefix("quad")) {
+                    // `\quadx` is a space and a variable.
+                    Some(rest) => push_word(rest, &mut tokens),
+                    None => {
+                        digits = if name == "frac" || name == "binom" { 2 } else { 0 };
+                        tokens.push(Token::Command(name));
+                    }
+                },
             }
         } else if c.is_alphabetic() {
             let end = end_of_letters(&chars, i).max(i + 1);

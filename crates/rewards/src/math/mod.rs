@@ -53,7 +53,6 @@ impl Answer {
         Self { text, readings }
     }
 
-    /// Returns `true` if `answer` is equivalent to this one.
     pub(crate) fn is(&self, answer: &str) -> bool {
         let reference = &self.text;
         if answer.len() > 8 * MAX_LENGTH + reference.len() {

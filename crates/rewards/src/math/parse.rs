@@ -5,20 +5,17 @@ use super::expression::{expression, text};
 use super::form::{Form, Sign};
 use super::lex::{Commas, SET_CLOSE, SET_OPEN, Token, tokens};
 
-/// The maximum depth of nested brackets.
-const MAX_DEPTH: usize = 40;
+const MAX_DEPTH: i32 = 40;
 
 /// Parses a [cleaned](super::clean::clean) answer; `None` if it cannot be read.
 pub(super) fn form(text: &str, commas: Commas) -> Option<Form> {
     let tokens = tokens(text, commas)?;
-    let mut deepest = 0i32;
     let mut depth = 0i32;
     for token in &tokens {
         depth += i32::from(opens(token)) - i32::from(closes(token));
-        deepest = deepest.max(depth);
-    }
-    if deepest as usize > MAX_DEPTH {
-        return None;
+        if depth > MAX_DEPTH {
+            return None;
+        }
     }
     list(&tokens)
 }
@@ -144,13 +141,8 @@ fn brackets(tokens: &[Token]) -> Option<Form> {
     match (tokens.first()?, tokens.last()?) {
         (Token::Command(begin), _) if begin.starts_with("begin ") => match &begin[6..] {
             "cases" => {
-                let rows = split(inside, |token| is_command(Some(token), "\\"));
-                let rows: Vec<Form> = rows
-                    .into_iter()
-                    .filter(|(_, row)| !row.is_empty())
-                    .map(|(_, row)| item(row))
-                    .collect::<Option<_>>()?;
-                Some(Form::List { open: ',', close: ',', items: rows })
+                let items = rows(inside).map(item).collect::<Option<_>>()?;
+                Some(Form::List { open: ',', close: ',', items })
             }
             name if name == "array" || name.ends_with("matrix") => matrix(inside),
             _ => None,
@@ -200,12 +192,15 @@ fn without_units(tokens: &[Token]) -> Vec<Token> {
     kept
 }
 
-fn matrix(tokens: &[Token]) -> Option<Form> {
+/// Returns the rows of an environment that are not empty.
+fn rows(tokens: &[Token]) -> impl Iterator<Item = &[Token]> {
     let rows = split(tokens, |token| is_command(Some(token), "\\"));
-    let rows = rows.into_iter().filter(|(_, row)| !row.is_empty()).map(|(_, row)| {
-        split(row, |token| *token == Token::Symbol('&')).into_iter().map(|(_, entry)| item(entry)).collect()
-    });
-    rows.collect::<Option<_>>().map(Form::Matrix)
+    rows.into_iter().map(|(_, row)| row).filter(|row| !row.is_empty())
+}
+
+fn matrix(tokens: &[Token]) -> Option<Form> {
+    let entries = |row| split(row, |token| *token == Token::Symbol('&')).into_iter().map(|(_, entry)| item(entry));
+    rows(tokens).map(|row| entries(row).collect()).collect::<Option<_>>().map(Form::Matrix)
 }
 
 fn sign(token: &Token) -> Option<Sign> {

@@ -5,7 +5,6 @@ use super::form::{Form, Sign};
 use super::sample::{POINTS, Sample};
 use num_complex::Complex64;
 
-/// Returns `true` if `answer` is equivalent to `reference`.
 pub(super) fn same(reference: &Form, answer: &Form) -> bool {
     use Form::{List, Matrix, Named, Relation, Union, Value, Words};
     match (reference, answer) {
@@ -16,7 +15,9 @@ pub(super) fn same(reference: &Form, answer: &Form) -> bool {
         (Named { name: a, value: a_value }, Named { name: b, value: b_value }) => a == b && same(a_value, b_value),
         (Named { value, .. }, answer) => same(value, answer),
         (reference, Named { value, .. }) => same(reference, value),
-        (Relation { .. }, Relation { .. }) => same_relation(reference, answer),
+        (Relation { sides: a, signs: a_signs }, Relation { sides: b, signs: b_signs }) => {
+            same_relation(a, a_signs, b, b_signs)
+        }
         // `x = 5` equals 5; an answer may always name its value.
         (Value(reference), Relation { sides, signs }) if is_equation(signs) => {
             values(sides, signs).any(|value| reference.equals(value))
@@ -34,8 +35,10 @@ pub(super) fn same(reference: &Form, answer: &Form) -> bool {
         (Union(a), List { open: ',', items: b, .. }) | (List { open: ',', items: b, .. }, Union(a)) => {
             same_in_any_order(a, b)
         }
-        (Relation { .. }, List { .. } | Union(_)) => interval(reference).is_some_and(|a| same(&a, answer)),
-        (List { .. } | Union(_), Relation { .. }) => interval(answer).is_some_and(|b| same(reference, &b)),
+        (Relation { sides, signs }, List { .. } | Union(_)) => interval(sides, signs).is_some_and(|a| same(&a, answer)),
+        (List { .. } | Union(_), Relation { sides, signs }) => {
+            interval(sides, signs).is_some_and(|b| same(reference, &b))
+        }
         (Matrix(a), Matrix(b)) => a.len() == b.len() && a.iter().zip(b).all(|(a, b)| same_in_order(a, b)),
         (Union(a), Union(b)) => same_in_any_order(a, b),
         (List { open: a_open, close: a_close, items: a }, List { open: b_open, close: b_close, items: b }) => {
@@ -72,14 +75,13 @@ fn same_in_any_order(a: &[Form], b: &[Form]) -> bool {
     let mut found = vec![false; b.len()];
     let mut covers = true;
     for a in a {
-        let before = covers;
-        covers = false;
+        let mut is_found = false;
         for (b, found) in b.iter().zip(&mut found) {
             let is_same = same(a, b);
-            covers |= is_same;
+            is_found |= is_same;
             *found |= is_same;
         }
-        covers &= before;
+        covers &= is_found;
     }
     covers && found.iter().all(|found| *found)
 }
@@ -120,12 +122,7 @@ fn letters(expr: &Expr) -> Option<String> {
     }
 }
 
-fn same_relation(reference: &Form, answer: &Form) -> bool {
-    let (Form::Relation { sides: a, signs: a_signs }, Form::Relation { sides: b, signs: b_signs }) =
-        (reference, answer)
-    else {
-        return false;
-    };
+fn same_relation(a: &[Quantity], a_signs: &[Sign], b: &[Quantity], b_signs: &[Sign]) -> bool {
     if a_signs == b_signs && a.len() == b.len() && a.iter().zip(b).all(|(a, b)| a.equals(b)) {
         return true;
     }
@@ -145,7 +142,7 @@ fn same_relation(reference: &Form, answer: &Form) -> bool {
         };
         return a_signs[0] == sign;
     }
-    match (interval(reference), interval(answer)) {
+    match (interval(a, a_signs), interval(b, b_signs)) {
         (Some(a_set), Some(b_set)) => {
             let variables = |sides: &[Quantity]| -> std::collections::BTreeSet<String> {
                 sides.iter().flat_map(|side| side.variables.iter().cloned()).collect()
@@ -172,8 +169,7 @@ fn constant_ratio(a: &[Sample; POINTS], b: &[Sample; POINTS]) -> Option<f64> {
 }
 
 /// Returns the set of values of a variable: `x < 1`, `0 <= x < 1`.
-fn interval(form: &Form) -> Option<Form> {
-    let Form::Relation { sides, signs } = form else { return None };
+fn interval(sides: &[Quantity], signs: &[Sign]) -> Option<Form> {
     let constant = |side: &Quantity| side.variables.is_empty();
     let variable = |side: &Quantity| matches!(side.expr, Expr::Variable(_));
     let make = |low: Quantity, closed_low: bool, high: Quantity, closed_high: bool| Form::List {
@@ -184,7 +180,7 @@ fn interval(form: &Form) -> Option<Form> {
     let infinity = || Quantity::new(Expr::Infinity);
     let minus_infinity = || Quantity::new(Expr::Negative(Box::new(Expr::Infinity)));
     // The variable must be the left side, or the middle side between ascending signs.
-    let (sides, signs): (Vec<&Quantity>, Vec<Sign>) = match (&sides[..], &signs[..]) {
+    let (sides, signs): (Vec<&Quantity>, Vec<Sign>) = match (sides, signs) {
         ([a, b], [sign]) if constant(a) && variable(b) => (vec![b, a], vec![sign.flipped()]),
         ([a, b], [sign]) => (vec![a, b], vec![*sign]),
         ([a, b, c], [first @ (Sign::Greater | Sign::GreaterEqual), second]) => {

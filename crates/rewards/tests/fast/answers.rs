@@ -2,6 +2,7 @@
 
 use crate::support::{rewards, score, total};
 use data::Item;
+use rewards::RewardInput;
 use serde_json::json;
 use std::time::{Duration, Instant};
 
@@ -63,8 +64,7 @@ fn text_before_the_closing_think_tag_is_ignored() {
 fn a_think_tag_at_the_end_of_the_prompt_counts_for_format_rewards() {
     let judged = |completion: &str, opens_think: bool| {
         let (item, rewards) = (Item::new("?"), rewards(json!({"think_format": 1.0, "tag_count": 1.0})));
-        let input =
-            rewards::RewardInput { item: &item, completion, truncated: false, completion_ids: &[0], opens_think };
+        let input = RewardInput { opens_think, ..RewardInput::new(&item, completion) };
         let terms = rewards.score(&[input]).remove(0).terms;
         // In the order of names: `think_format`, `tag_count`.
         (terms[0].unwrap(), terms[1].unwrap())

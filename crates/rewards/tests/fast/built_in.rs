@@ -2,112 +2,76 @@
 
 use crate::support::{refused, rewards, score, total};
 use data::Item;
-use serde_json::{Value, json};
+use serde_json::json;
 
-/// `(keys, reference answer, completion, reward)`.
-fn check(keys: &Value, cases: &[(&str, &str, f32)]) {
-    for (answer, completion, reward) in cases {
-        assert_eq!(total(keys.clone(), answer, completion), Some(*reward), "{keys}: {completion:?} for {answer:?}");
+#[test]
+fn rewards_score_right_and_wrong_completions() {
+    for (reward, answer, completion, expected) in [
+        ("exact", "Paris", "<answer> Paris </answer>", 1.0),
+        ("exact", "Paris", "paris", 0.0),
+        ("exact", "Paris", "The answer is Paris.", 1.0),
+        ("exact", "Paris", "", 0.0),
+        ("numeric", "1200", "so she has 1,200 apples left in the end, which is what was asked for.", 1.0),
+        ("numeric", "18", "He makes 9 * 2 = $18.00 a day.\n#### 18", 1.0),
+        ("numeric", "18", "#### 19", 0.0),
+        ("numeric", "18", "I do not know", 0.0),
+        ("numeric", "0.25", "the answer is 25%", 1.0),
+        ("numeric", "25", "the answer is 25%", 1.0),
+        ("numeric", "-3", "\\boxed{\u{2212}3}", 1.0),
+        ("numeric", "5", "-5", 0.0),
+        ("numeric", "x = 72\n#### 72", "72", 1.0),
+        ("correct", "\\frac{1}{2}", "Half of it, so $\\boxed{0.5}$.", 1.0),
+        ("correct", "Evelyn", "The answer is \\text{Evelyn}", 1.0),
+        ("correct", "Evelyn", "The answer is Eve", 0.0),
+        ("correct", "#### 5", "5", 1.0),
+        // The last number of a short sentence is also its answer, if there are words before it and it is not a formula or a list.
+        ("correct", "1000", "It is 1,000.", 1.0),
+        ("correct", "7", "I think **7**", 1.0),
+        ("correct", "7", "I think it is 17", 0.0),
+        ("correct", "2", "pi/2", 0.0),
+        ("correct", "12", "\\sqrt{12}", 0.0),
+        ("correct", "4", "3 and 4", 0.0),
+        ("correct", "Room 12", "Room 12", 1.0),
+        ("correct", "\\{1, 2\\}", "{2, 1}", 1.0),
+        ("think_format", "", "<think>a\nb</think>\n<answer>c</answer>", 1.0),
+        ("think_format", "", "<think></think><answer></answer>\n", 1.0),
+        ("think_format", "", "Well: <think>a</think><answer>c</answer>", 0.0),
+        ("think_format", "", "<think>a</think><answer>c</answer> done", 0.0),
+        ("think_format", "", "<think>a</think>", 0.0),
+        ("tag_count", "", "<think>a</think><answer>c</answer>", 1.0),
+        ("tag_count", "", "<think><think>a</think><answer>c</answer>", 0.75),
+        ("tag_count", "", "</think>", 0.25),
+        ("tag_count", "", "", 0.0),
+    ] {
+        let found = total(json!({reward: 1.0}), answer, completion);
+        assert_eq!(found, Some(expected), "{reward}: {completion:?} for {answer:?}");
     }
-}
-
-#[test]
-fn text_is_compared_exactly_or_normalised() {
-    check(
-        &json!({"exact": 1.0}),
-        &[
-            ("Paris", "<answer> Paris </answer>", 1.0),
-            ("Paris", "paris", 0.0),
-            ("Paris", "The answer is Paris.", 1.0),
-            ("Paris", "", 0.0),
-        ],
-    );
-    check(
-        &json!({"normalized": 1.0, "answer_from": "completion"}),
-        &[("The U.S. Senate", " the us  senate!", 1.0), ("an apple", "Apple", 1.0), ("two apples", "apple", 0.0)],
-    );
-}
-
-#[test]
-fn numbers_are_compared_by_value() {
-    check(
-        &json!({"numeric": 1.0}),
-        &[
-            ("1200", "so she has 1,200 apples left in the end, which is what was asked for.", 1.0),
-            ("18", "He makes 9 * 2 = $18.00 a day.\n#### 18", 1.0),
-            ("18", "#### 19", 0.0),
-            ("18", "I do not know", 0.0),
-            ("0.25", "the answer is 25%", 1.0),
-            ("25", "the answer is 25%", 1.0),
-            ("-3", "\\boxed{\u{2212}3}", 1.0),
-            ("5", "-5", 0.0),
-            ("x = 72\n#### 72", "72", 1.0),
-        ],
-    );
-    let loose = json!({"numeric": 1.0, "numeric_tolerance": 0.01});
-    check(&loose, &[("3.14159", "3.14", 1.0), ("3.14159", "3.0", 0.0)]);
     assert_eq!(total(json!({"numeric": 1.0}), "no number", "5"), None, "there is nothing to compare with");
-}
-
-#[test]
-fn correct_compares_mathematics_or_words_for_rows_of_files() {
-    check(
-        &json!({"correct": 1.0}),
-        &[
-            ("\\frac{1}{2}", "Half of it, so $\\boxed{0.5}$.", 1.0),
-            ("Evelyn", "The answer is \\text{Evelyn}", 1.0),
-            ("Evelyn", "The answer is Eve", 0.0),
-            ("#### 5", "5", 1.0),
-            // The last number of a short sentence is also its answer, if there are words before it and it is not a formula or a list.
-            ("1000", "It is 1,000.", 1.0),
-            ("7", "I think **7**", 1.0),
-            ("7", "I think it is 17", 0.0),
-            ("2", "pi/2", 0.0),
-            ("12", "\\sqrt{12}", 0.0),
-            ("4", "3 and 4", 0.0),
-            ("Room 12", "Room 12", 1.0),
-            ("\\{1, 2\\}", "{2, 1}", 1.0),
-        ],
-    );
     assert_eq!(score(&rewards(json!({"correct": 1.0})), &Item::new("?"), &["5"])[0].total, None, "no reference");
 }
 
 #[test]
-fn think_format_matches_the_whole_text_and_tag_count_gives_a_quarter_per_tag() {
-    check(
-        &json!({"think_format": 1.0}),
-        &[
-            ("", "<think>a\nb</think>\n<answer>c</answer>", 1.0),
-            ("", "<think></think><answer></answer>\n", 1.0),
-            ("", "Well: <think>a</think><answer>c</answer>", 0.0),
-            ("", "<think>a</think><answer>c</answer> done", 0.0),
-            ("", "<think>a</think>", 0.0),
-        ],
-    );
-    check(
-        &json!({"tag_count": 1.0}),
-        &[
-            ("", "<think>a</think><answer>c</answer>", 1.0),
-            ("", "<think><think>a</think><answer>c</answer>", 0.75),
-            ("", "</think>", 0.25),
-            ("", "", 0.0),
-        ],
-    );
-}
-
-#[test]
-fn json_is_checked_in_the_whole_text_or_in_a_block() {
-    check(&json!({"json": {}}), &[("", " {\"a\": [1, 2]}\n", 1.0), ("", "{\"a\": [1, 2]", 0.0), ("", "{'a': 1}", 0.0)]);
-    check(
-        &json!({"json": {"block": true, "required_keys": ["a"]}}),
-        &[
-            ("", "```json\n{\"b\": 1}\n```, or rather\n```json\n{\"a\": 1}\n```", 1.0),
-            ("", "```json\n{\"a\": 1}\n```, or rather\n```json\n{\"b\": 1}\n```", 0.0),
-            ("", "```json\n{\"a\": 1}", 0.0),
-            ("", "{\"a\": 1}", 0.0),
-            ("", "```json\n[1]\n```", 0.0),
-        ],
-    );
+fn settings_change_scores() {
+    let normalized = json!({"normalized": 1.0, "answer_from": "completion"});
+    let loose = json!({"numeric": 1.0, "numeric_tolerance": 0.01});
+    let (json, block) = (json!({"json": {}}), json!({"json": {"block": true, "required_keys": ["a"]}}));
+    for (keys, answer, completion, expected) in [
+        (&normalized, "The U.S. Senate", " the us  senate!", 1.0),
+        (&normalized, "an apple", "Apple", 1.0),
+        (&normalized, "two apples", "apple", 0.0),
+        (&loose, "3.14159", "3.14", 1.0),
+        (&loose, "3.14159", "3.0", 0.0),
+        (&json, "", " {\"a\": [1, 2]}\n", 1.0),
+        (&json, "", "{\"a\": [1, 2]", 0.0),
+        (&json, "", "{'a': 1}", 0.0),
+        (&block, "", "```json\n{\"b\": 1}\n```, or rather\n```json\n{\"a\": 1}\n```", 1.0),
+        (&block, "", "```json\n{\"a\": 1}\n```, or rather\n```json\n{\"b\": 1}\n```", 0.0),
+        (&block, "", "```json\n{\"a\": 1}", 0.0),
+        (&block, "", "{\"a\": 1}", 0.0),
+        (&block, "", "```json\n[1]\n```", 0.0),
+    ] {
+        assert_eq!(total(keys.clone(), answer, completion), Some(expected), "{keys}: {completion:?} for {answer:?}");
+    }
 }
 
 #[test]
@@ -158,15 +122,8 @@ fn errors_of_invalid_settings_name_the_key() {
 /// Scores the reference answer as if it were the completion, as `grpo data` does.
 #[test]
 fn reference_answers_are_correct_in_every_comparing_reward() {
-    for answer in [
-        "72",
-        "1,080",
-        "Half is 36.\n#### 36",
-        "So $x = \\boxed{\\frac{3}{4}}$.",
-        "\\text{(B)}",
-        "(3, \\infty)",
-        "Paris",
-    ] {
+    let solution = "So $x = \\boxed{\\frac{3}{4}}$.";
+    for answer in ["72", "1,080", "Half is 36.\n#### 36", solution, "\\text{(B)}", "(3, \\infty)", "Paris"] {
         for name in ["correct", "exact", "normalized", "math"] {
             assert_eq!(total(json!({name: 1.0}), answer, answer), Some(1.0), "{name}: {answer}");
         }

@@ -1,24 +1,28 @@
 //! HTTP rewards against a local server with programmed replies.
 
-use crate::support::{rewards, score};
-use data::Item;
+use crate::support::{failure, outcomes, refused, rewards};
 use rewards::Rewards;
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-/// The reply of a server to a request: a status and a body, or nothing.
 enum Reply {
-    Say(u16, String),
+    /// A status, additional headers, and a body.
+    Say(u16, String, Vec<u8>),
     Hang,
-    /// Writes until the client closes the connection.
-    Raw(fn(&TcpStream) -> std::io::Result<()>),
-    /// A body with a `Content-Encoding`.
-    Encoded(&'static str),
-    /// A redirect.
-    To(u16, String),
+    /// A beginning, and a text that is repeated, with a pause after each, until the client closes the connection.
+    Endless(String, String, Duration),
+}
+
+fn say(status: u16, text: impl Into<Vec<u8>>) -> Reply {
+    Reply::Say(status, String::new(), text.into())
+}
+
+/// Replies with these entries as rewards.
+fn entries(rewards: Value) -> Reply {
+    say(200, json!({ "rewards": rewards }).to_string())
 }
 
 /// A request: its head, and its body as JSON.
@@ -48,9 +52,15 @@ impl Server {
     fn requests(&self) -> Vec<Request> {
         self.seen.lock().unwrap().clone()
     }
+
+    /// Returns a reward that posts to this server.
+    fn judge(&self, mut settings: Value) -> Rewards {
+        settings["url"] = self.url.as_str().into();
+        rewards(json!({"http": {"judge": settings}}))
+    }
 }
 
-fn answer(stream: TcpStream, requests: &Mutex<Vec<Request>>, reply: &(dyn Fn(usize, &Value) -> Reply + Sync)) {
+fn answer(mut stream: TcpStream, requests: &Mutex<Vec<Request>>, reply: &(dyn Fn(usize, &Value) -> Reply + Sync)) {
     let mut reader = BufReader::new(stream.try_clone().unwrap());
     let (mut head, mut length) = (String::new(), 0);
     loop {
@@ -75,22 +85,20 @@ fn answer(stream: TcpStream, requests: &Mutex<Vec<Request>>, reply: &(dyn Fn(usi
         requests.len() - 1
     };
     match reply(number, &body) {
-        Reply::Say(status, text) => {
-            let length = text.len();
+        Reply::Say(status, headers, body) => {
+            let length = body.len();
             let head = format!(
-                "HTTP/1.1 {status} Said\r\nContent-Length: {length}\r\nConnection: close\r\nRetry-After: 0\r\n\r\n"
+                "HTTP/1.1 {status} Said\r\n{headers}Content-Length: {length}\r\nConnection: close\r\nRetry-After: 0\r\n\r\n"
             );
-            let _ = (&stream).write_all(format!("{head}{text}").as_bytes());
+            let _ = stream.write_all(&[head.as_bytes(), &body].concat());
         }
         Reply::Hang => std::thread::sleep(Duration::from_secs(20)),
-        Reply::Raw(write) => drop(write(&stream)),
-        Reply::Encoded(encoding) => {
-            let head = format!("HTTP/1.1 200 OK\r\nContent-Encoding: {encoding}\r\nContent-Length: 6\r\n\r\n");
-            let _ = (&stream).write_all(&[head.as_bytes(), &[0x1f, 0x8b, 8, 0, 0, 0]].concat());
-        }
-        Reply::To(status, location) => {
-            let head = format!("HTTP/1.1 {status} Go\r\nLocation: {location}\r\nContent-Length: 0\r\n\r\n");
-            let _ = (&stream).write_all(head.as_bytes());
+        Reply::Endless(head, text, pause) => {
+            let mut written = stream.write_all(head.as_bytes());
+            while written.is_ok() {
+                std::thread::sleep(pause);
+                written = stream.write_all(text.as_bytes());
+            }
         }
     }
 }
@@ -98,23 +106,7 @@ fn answer(stream: TcpStream, requests: &Mutex<Vec<Request>>, reply: &(dyn Fn(usi
 /// Replies with the lengths of the completions as rewards.
 fn lengths(body: &Value) -> Reply {
     let length = |input: &Value| input["completion"].as_str().unwrap().len();
-    let rewards: Vec<usize> = body["inputs"].as_array().unwrap().iter().map(length).collect();
-    Reply::Say(200, json!({"rewards": rewards}).to_string())
-}
-
-fn judge(url: &str, settings: Value) -> Rewards {
-    let mut http = json!({"url": url});
-    http.as_object_mut().unwrap().extend(settings.as_object().unwrap().clone());
-    rewards(json!({"http": {"judge": http}}))
-}
-
-fn outcomes(rewards: &Rewards, completions: &[&str]) -> Vec<Result<Option<f32>, String>> {
-    let item = Item::new("?").with_answer("42");
-    let outcome = |reward: rewards::Reward| match reward.failures.first() {
-        None => Ok(reward.total),
-        Some((_, failure)) => Err(failure.to_string()),
-    };
-    score(rewards, &item, completions).into_iter().map(outcome).collect()
+    entries(body["inputs"].as_array().unwrap().iter().map(length).collect())
 }
 
 #[test]
@@ -122,7 +114,7 @@ fn batches_are_posted_and_answered_in_order_with_headers() {
     let server = Server::start(|_, body| lengths(body));
     let path = std::env::var("PATH").unwrap();
     let headers = json!({"Authorization": "Bearer ${PATH}!"});
-    let rewards = judge(&server.url, json!({"batch_size": 2, "weight": 0.5, "headers": headers}));
+    let rewards = server.judge(json!({"batch_size": 2, "weight": 0.5, "headers": headers}));
     let found = outcomes(&rewards, &["a", "bb", "ccc", "dddd", "eeeee"]);
     assert_eq!(found, [0.5, 1.0, 1.5, 2.0, 2.5].map(|reward| Ok(Some(reward))));
     let requests = server.requests();
@@ -131,36 +123,35 @@ fn batches_are_posted_and_answered_in_order_with_headers() {
         assert!(head.starts_with("POST /score HTTP/1.1"), "{head}");
         assert!(head.contains(&format!("Bearer {path}!")) && head.contains("application/json"), "{head}");
         let first = &body["inputs"][0];
-        assert_eq!((&first["answer"], &first["prompt"], &first["id"]), (&json!("42"), &json!("?"), &json!(0)));
+        assert_eq!((&first["answer"], &first["prompt"], &first["id"]), (&json!("42"), &json!("6 x 7?"), &json!(0)));
     }
 }
 
 #[test]
 fn an_endpoint_may_return_null_or_an_error_for_one_completion() {
-    let server =
-        Server::start(|_, _| Reply::Say(200, json!({"rewards": [null, {"reward": 1}, {"error": "no"}]}).to_string()));
-    let found = outcomes(&judge(&server.url, json!({})), &["a", "b", "c"]);
+    let server = Server::start(|_, _| entries(json!([null, {"reward": 1}, {"error": "no"}])));
+    let found = outcomes(&server.judge(json!({})), &["a", "b", "c"]);
     assert_eq!(found, [Ok(None), Ok(Some(1.0)), Err("it says: no".to_owned())]);
 }
 
 #[test]
 fn status_500_and_429_are_retried() {
     let server = Server::start(|number, body| match number {
-        0 => Reply::Say(500, "busy".into()),
-        1 => Reply::Say(429, "slowly".into()),
+        0 => say(500, "busy"),
+        1 => say(429, "slowly"),
         _ => lengths(body),
     });
-    assert_eq!(outcomes(&judge(&server.url, json!({})), &["abc"]), [Ok(Some(3.0))]);
+    assert_eq!(outcomes(&server.judge(json!({})), &["abc"]), [Ok(Some(3.0))]);
     assert_eq!(server.requests().len(), 3);
 }
 
 #[test]
 fn repeated_status_500_fails_only_the_completions_of_the_request() {
     let server = Server::start(|_, body| match body["inputs"][0]["completion"].as_str() {
-        Some("bad") => Reply::Say(500, "out of memory".into()),
+        Some("bad") => say(500, "out of memory"),
         _ => lengths(body),
     });
-    let found = outcomes(&judge(&server.url, json!({"retries": 2, "batch_size": 1})), &["a", "bad", "ccc"]);
+    let found = outcomes(&server.judge(json!({"retries": 2, "batch_size": 1})), &["a", "bad", "ccc"]);
     assert_eq!((&found[0], &found[2]), (&Ok(Some(1.0)), &Ok(Some(3.0))));
     let error = found[1].as_ref().unwrap_err();
     assert!(error.contains("500") && error.contains("out of memory") && error.contains("after 3 attempts"), "{error}");
@@ -168,26 +159,22 @@ fn repeated_status_500_fails_only_the_completions_of_the_request() {
 
 #[test]
 fn other_statuses_are_not_retried() {
-    let server = Server::start(|_, _| Reply::Say(404, "no such page".into()));
-    let error = outcomes(&judge(&server.url, json!({})), &["a"])[0].clone().unwrap_err();
+    let server = Server::start(|_, _| say(404, "no such page"));
+    let error = failure(&server.judge(json!({})));
     assert!(error.contains("404") && error.contains("no such page"), "{error}");
     assert_eq!(server.requests().len(), 1);
 }
 
 #[test]
-fn a_timeout_of_an_endpoint_is_a_failure() {
-    let server = Server::start(|_, _| Reply::Hang);
-    let error = outcomes(&judge(&server.url, json!({"timeout": 0.2, "retries": 1})), &["a"])[0].clone().unwrap_err();
+fn timeouts_and_unreachable_endpoints_are_failures() {
+    let mut server = Server::start(|_, _| Reply::Hang);
+    let error = failure(&server.judge(json!({"timeout": 0.2, "retries": 1})));
     assert!(error.contains("timeout") && error.contains("after 2 attempts"), "{error}");
-}
-
-#[test]
-fn an_unreachable_endpoint_is_a_failure() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let url = format!("http://{}/", listener.local_addr().unwrap());
+    server.url = format!("http://{}/", listener.local_addr().unwrap());
     drop(listener);
-    let error = outcomes(&judge(&url, json!({"retries": 0})), &["a"])[0].clone().unwrap_err();
-    assert!(error.contains(&url) && error.to_lowercase().contains("refused"), "{error}");
+    let error = failure(&server.judge(json!({"retries": 0})));
+    assert!(error.contains(&server.url) && error.to_lowercase().contains("refused"), "{error}");
 }
 
 #[test]
@@ -200,8 +187,8 @@ fn invalid_responses_are_failures() {
         ("{\"rewards\": [0, 0], \"rewards\": [1, 1]}", "the key \"rewards\" is there twice"),
         ("{\"rewards\": [{\"reward\": 0, \"reward\": 1}, 1]}", "the key \"reward\" is there twice"),
     ] {
-        let server = Server::start(move |_, _| Reply::Say(200, text.into()));
-        for failed in outcomes(&judge(&server.url, json!({})), &["a", "b"]) {
+        let server = Server::start(move |_, _| say(200, text));
+        for failed in outcomes(&server.judge(json!({})), &["a", "b"]) {
             let error = failed.unwrap_err();
             assert!(error.contains(said), "{text}: {error}");
         }
@@ -211,89 +198,49 @@ fn invalid_responses_are_failures() {
 #[test]
 fn a_missing_environment_variable_is_an_error_before_any_request() {
     let headers = json!({"Authorization": "Bearer ${GRPO_NO_SUCH_VARIABLE}"});
-    let error = crate::support::refused(json!({"http": {"judge": {"url": "http://localhost", "headers": headers}}}));
+    let error = refused(json!({"http": {"judge": {"url": "http://localhost", "headers": headers}}}));
     assert!(error.contains("headers.Authorization") && error.contains("GRPO_NO_SUCH_VARIABLE"), "{error}");
 }
 
 #[test]
 fn redirects_are_errors_with_the_location_and_are_not_followed() {
+    let to = |status, location: &str| {
+        let header = format!("Location: {location}\r\n");
+        Server::start(move |_, _| Reply::Say(status, header.clone(), vec![]))
+    };
     for status in [301, 302, 303, 307, 308] {
-        let other = Server::start(|_, _| Reply::Say(200, json!({"rewards": [1]}).to_string()));
-        let location = format!("{}?key=S3CR3T-new", other.url);
-        let to = location.clone();
-        let server = Server::start(move |_, _| Reply::To(status, to.clone()));
-        let rewards = judge(&server.url, json!({"headers": {"X-Api-Key": "S3CR3T-key"}, "retries": 3}));
-        let error = outcomes(&rewards, &["a"])[0].clone().unwrap_err();
+        let other = Server::start(|_, _| entries(json!([1])));
+        let server = to(status, &format!("{}?key=S3CR3T-new", other.url));
+        let error = failure(&server.judge(json!({"headers": {"X-Api-Key": "S3CR3T-key"}, "retries": 3})));
         assert!(error.contains(&format!("status {status}")) && error.contains(&other.url), "{error}");
         assert!(error.contains("rewards.http.judge.url") && !error.contains("S3CR3T"), "{error}");
         assert_eq!((server.requests().len(), other.requests().len()), (1, 0), "{status}");
     }
     // Redirects to another scheme or to nowhere are also errors.
     for location in ["file:///etc/passwd", "//elsewhere/x", ""] {
-        let server = Server::start(move |_, _| Reply::To(302, location.into()));
-        let error = outcomes(&judge(&server.url, json!({})), &["a"])[0].clone().unwrap_err();
+        let error = failure(&to(302, location).judge(json!({})));
         assert!(error.contains("status 302") && error.contains(location), "{error}");
     }
 }
 
 #[test]
 fn endless_responses_end_at_the_time_or_size_limit() {
-    type Answer = fn(&TcpStream) -> std::io::Result<()>;
-    let endless: [(&str, Answer); 7] = [
-        ("at most", |mut stream| {
-            stream.write_all(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")?;
-            let chunk = format!("10000\r\n{}\r\n", " ".repeat(0x10000));
-            loop {
-                stream.write_all(chunk.as_bytes())?;
-            }
-        }),
-        ("status 500", |mut stream| {
-            stream.write_all(b"HTTP/1.1 500 No\r\nTransfer-Encoding: chunked\r\n\r\n")?;
-            let chunk = format!("10000\r\n{}\r\n", "e".repeat(0x10000));
-            loop {
-                stream.write_all(chunk.as_bytes())?;
-            }
-        }),
-        ("", |mut stream| {
-            stream.write_all(b"HTTP/1.1 200 OK\r\n")?;
-            loop {
-                stream.write_all(b"X-A: bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb\r\n")?;
-            }
-        }),
-        ("", |mut stream| {
-            stream.write_all(b"HTTP/1.1 200 OK\r\nX-A: ")?;
-            loop {
-                stream.write_all(&[b'a'; 4096])?;
-            }
-        }),
-        ("", |mut stream| {
-            loop {
-                stream.write_all(b"HTTP/1.1 100 Continue\r\n\r\n")?;
-            }
-        }),
-        ("timeout", |mut stream| {
-            stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n")?;
-            loop {
-                stream.write_all(b" ")?;
-                std::thread::sleep(Duration::from_millis(50));
-            }
-        }),
-        ("timeout", |mut stream| {
-            stream.write_all(b"HTTP/1.1 200 OK\r\n")?;
-            loop {
-                stream.write_all(b"X-A: b\r\n")?;
-                std::thread::sleep(Duration::from_millis(50));
-            }
-        }),
-    ];
-    for (index, (said, write)) in endless.into_iter().enumerate() {
-        let server = Server::start(move |_, _| Reply::Raw(write));
-        let began = std::time::Instant::now();
-        let found = outcomes(&judge(&server.url, json!({"timeout": 2, "retries": 0})), &["a", "b"]);
-        let error = found[1].clone().unwrap_err();
-        assert!(error.contains(said), "{index}: {error}");
-        assert!(error.len() < 1000, "{index}: {} bytes", error.len());
-        assert!(began.elapsed() < Duration::from_secs(20), "{index}: {:?}", began.elapsed());
+    let chunk = |text: &str| format!("10000\r\n{}\r\n", text.repeat(0x10000));
+    for (said, head, text, pause) in [
+        ("at most", "200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", chunk(" "), 0),
+        ("status 500", "500 No\r\nTransfer-Encoding: chunked\r\n\r\n", chunk("e"), 0),
+        ("", "200 OK\r\n", "X-A: bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb\r\n".into(), 0),
+        ("", "200 OK\r\nX-A: ", "a".repeat(4096), 0),
+        ("", "100 Continue\r\n\r\n", "HTTP/1.1 100 Continue\r\n\r\n".into(), 0),
+        ("timeout", "200 OK\r\nContent-Length: 100000\r\n\r\n", " ".into(), 50),
+        ("timeout", "200 OK\r\n", "X-A: b\r\n".into(), 50),
+    ] {
+        let (begin, pause) = (format!("HTTP/1.1 {head}"), Duration::from_millis(pause));
+        let server = Server::start(move |_, _| Reply::Endless(begin.clone(), text.clone(), pause));
+        let began = Instant::now();
+        let error = outcomes(&server.judge(json!({"timeout": 2, "retries": 0})), &["a", "b"])[1].clone().unwrap_err();
+        assert!(error.contains(said) && error.len() < 1000, "{head}: {error:.1000}");
+        assert!(began.elapsed() < Duration::from_secs(20), "{head}: {:?}", began.elapsed());
     }
 }
 
@@ -301,13 +248,13 @@ fn endless_responses_end_at_the_time_or_size_limit() {
 #[test]
 fn compressed_responses_are_refused_and_not_decompressed() {
     for encoding in ["gzip", "br", "zstd", "deflate"] {
-        let reply = move |_: usize, _: &Value| Reply::Say(200, json!({"rewards": [1]}).to_string());
-        let server = Server::start(reply);
-        assert_eq!(outcomes(&judge(&server.url, json!({})), &["a"]), [Ok(Some(1.0))]);
+        let server = Server::start(|_, _| entries(json!([1])));
+        assert_eq!(outcomes(&server.judge(json!({})), &["a"]), [Ok(Some(1.0))]);
         let (head, _) = server.requests().remove(0);
         assert!(!head.to_lowercase().contains("gzip"), "{head}");
-        let server = Server::start(move |_, _| Reply::Encoded(encoding));
-        let error = outcomes(&judge(&server.url, json!({"retries": 3})), &["a"])[0].clone().unwrap_err();
+        let header = format!("Content-Encoding: {encoding}\r\n");
+        let server = Server::start(move |_, _| Reply::Say(200, header.clone(), vec![0x1f, 0x8b, 8, 0, 0, 0]));
+        let error = failure(&server.judge(json!({"retries": 3})));
         assert!(error.contains(&format!("not compressed, got `Content-Encoding: {encoding}`")), "{error}");
         assert_eq!(server.requests().len(), 1, "it would be the same again");
     }
@@ -315,29 +262,30 @@ fn compressed_responses_are_refused_and_not_decompressed() {
 
 #[test]
 fn secrets_in_responses_are_hidden() {
-    let server = Server::start(|_, _| Reply::Say(200, String::new()));
-    let address = server.url.strip_prefix("http://").unwrap().to_owned();
+    let server = Server::start(|_, _| say(200, ""));
     let seen = Arc::clone(&server.seen);
     let echo = Server::start(move |number, _| {
         let head = seen.lock().unwrap().get(number).map(|(head, _)| head.clone()).unwrap_or_default();
         match number % 3 {
-            0 => Reply::Say(400, head),
-            1 => Reply::Say(200, json!({"rewards": [{"error": head}]}).to_string()),
-            _ => Reply::Say(200, head),
+            0 => say(400, head),
+            1 => entries(json!([{ "error": head }])),
+            _ => say(200, head),
         }
     });
-    let settings = |address: &str| {
-        json!({"http": {"judge": {"url": format!("http://me:S3CR3T-pass@{address}?key=S3CR3T-query"), "retries": 0,
-            "headers": {"X-Auth": "Bearer S3CR3T-auth", "Cookie": "id=S3CR3T-cookie; a=b", "X-Path": "${PATH}"}}}})
+    let judge = |server: &Server| {
+        let address = server.url.strip_prefix("http://").unwrap();
+        rewards(
+            json!({"http": {"judge": {"url": format!("http://me:S3CR3T-pass@{address}?key=S3CR3T-query"), "retries": 0,
+            "headers": {"X-Auth": "Bearer S3CR3T-auth", "Cookie": "id=S3CR3T-cookie; a=b", "X-Path": "${PATH}"}}}}),
+        )
     };
     // The first server reports the request that it received; the second one echoes the headers.
-    let first = rewards(settings(&address));
-    let echoing = rewards(settings(echo.url.strip_prefix("http://").unwrap()));
+    let (first, echoing) = (judge(&server), judge(&echo));
     for number in 0..3 {
         outcomes(&first, &["a"]);
         let (head, _) = server.requests()[number].clone();
         assert!(head.contains("S3CR3T-auth") && head.contains("Basic bWU6UzNDUjNULXBhc3M="), "{head}");
-        let error = outcomes(&echoing, &["a"])[0].clone().unwrap_err();
+        let error = failure(&echoing);
         let path = std::env::var("PATH").unwrap();
         for secret in ["S3CR3T", "bWU6UzNDUjNULXBhc3M", &path] {
             assert!(!error.contains(secret), "{secret} in {error}");
@@ -349,7 +297,7 @@ fn secrets_in_responses_are_hidden() {
 #[test]
 fn errors_of_invalid_addresses_hide_secrets() {
     for url in ["ftp://me:S3CR3T@h/?S3CR3T", "me:S3CR3T@h/ok", "http://me:S3C/R3T@h/", "http://"] {
-        let error = crate::support::refused(json!({"http": {"judge": {"url": url}}}));
+        let error = refused(json!({"http": {"judge": {"url": url}}}));
         assert!(error.contains("rewards.http.judge.url") && !error.contains("S3C"), "{error}");
     }
 }
@@ -357,6 +305,6 @@ fn errors_of_invalid_addresses_hide_secrets() {
 #[cfg(not(feature = "https"))]
 #[test]
 fn https_needs_its_feature() {
-    let error = crate::support::refused(json!({"http": {"judge": {"url": "https://localhost"}}}));
+    let error = refused(json!({"http": {"judge": {"url": "https://localhost"}}}));
     assert!(error.contains("feature `https`"), "{error}");
 }

@@ -18,10 +18,6 @@ fn example(file: &str) -> String {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/rewards").join(file).display().to_string()
 }
 
-fn judge(file: &str, workers: usize) -> Rewards {
-    program(file, &[], workers)
-}
-
 fn program(file: &str, arguments: &[&str], workers: usize) -> Rewards {
     let mut command = vec![python().program().to_string_lossy().into_owned(), example(file)];
     command.extend(arguments.iter().map(|argument| (*argument).to_owned()));
@@ -32,16 +28,7 @@ fn program(file: &str, arguments: &[&str], workers: usize) -> Rewards {
 }
 
 fn score(rewards: &Rewards, rows: &[(&Item, &str)]) -> Vec<Option<f32>> {
-    let inputs: Vec<RewardInput<'_>> = rows
-        .iter()
-        .map(|(item, completion)| RewardInput {
-            item,
-            completion,
-            truncated: false,
-            completion_ids: &[0],
-            opens_think: false,
-        })
-        .collect();
+    let inputs: Vec<_> = rows.iter().map(|(item, completion)| RewardInput::new(item, completion)).collect();
     let total = |reward: Reward| {
         assert!(reward.failures.is_empty(), "{:?}", reward.failures);
         reward.total
@@ -51,7 +38,7 @@ fn score(rewards: &Rewards, rows: &[(&Item, &str)]) -> Vec<Option<f32>> {
 
 #[test]
 fn math_verify_judges_completions() {
-    let rewards = judge("math_verify_reward.py", 2);
+    let rewards = program("math_verify_reward.py", &[], 2);
     let (half, none) = (Item::new("?").with_answer("\\frac{1}{2}"), Item::new("?"));
     let rows = [
         (&half, "So it is half of it, $\\boxed{0.5}$."),
@@ -70,7 +57,7 @@ fn reasoning_gym_makes_rows_and_judges_them() {
         let rows: Vec<Value> =
             String::from_utf8(output.stdout).unwrap().lines().map(|line| serde_json::from_str(line).unwrap()).collect();
         assert_eq!(rows.len(), 5);
-        let rewards = judge("reasoning_gym_reward.py", 1);
+        let rewards = program("reasoning_gym_reward.py", &[], 1);
         for row in rows {
             let mut item = Item::new(row["prompt"].as_str().unwrap()).with_answer(row["answer"].as_str().unwrap());
             let mut columns = row.as_object().unwrap().clone();
@@ -97,14 +84,7 @@ fn the_python_helper_follows_the_protocol() {
     let program = Program::new("judge", ProgramConfig::new(command)).unwrap();
     let rewards = Rewards::from_terms(vec![(Box::new(program), 1.0)]).unwrap();
     let item = Item::new("?");
-    let input = |completion| RewardInput {
-        item: &item,
-        completion,
-        truncated: false,
-        completion_ids: &[0],
-        opens_think: false,
-    };
-    let scored = rewards.score(&[input("1.5"), input("x"), input("2")]);
+    let scored = rewards.score(&["1.5", "x", "2"].map(|completion| RewardInput::new(&item, completion)));
     assert_eq!((scored[0].total, scored[2].total), (Some(1.5), Some(2.0)));
     assert!(scored[1].failures[0].1.to_string().contains("ValueError"), "{:?}", scored[1].failures);
 }
@@ -133,15 +113,8 @@ fn reward_functions_of_trl_run_unchanged() {
     // Factories of reward functions, and a function that reads tokens.
     let of_tokens = |function: &str, arguments: &str, tokens: &[&[u32]]| {
         let rewards = program("trl_adapter.py", &[function, arguments], 1);
-        let input = |ids| RewardInput {
-            item: &third,
-            completion: "x",
-            truncated: false,
-            completion_ids: ids,
-            opens_think: false,
-        };
-        let inputs: Vec<_> = tokens.iter().copied().map(input).collect();
-        rewards.score(&inputs).into_iter().map(|reward| reward.total.unwrap()).collect::<Vec<_>>()
+        let inputs = tokens.iter().map(|ids| RewardInput { completion_ids: ids, ..RewardInput::new(&third, "x") });
+        rewards.score(&inputs.collect::<Vec<_>>()).into_iter().map(|reward| reward.total.unwrap()).collect::<Vec<_>>()
     };
     let overlong = r#"{"max_completion_len": 8, "soft_punish_cache": 4}"#;
     let found = of_tokens("trl.rewards:get_soft_overlong_punishment", overlong, &[&[1; 4], &[1; 6], &[1; 9]]);
@@ -193,16 +166,8 @@ def step(trainer_state, **kwargs):
     assert_eq!(score(&rewards, &[(&item, "1"), (&item, "?"), (&item, "-")]), [Some(1.0), None, None]);
     // An exception fails its batch, and the program continues.
     let failures = |rewards: &Rewards, completions: &[&str]| {
-        let input = |completion| RewardInput {
-            item: &item,
-            completion,
-            truncated: false,
-            completion_ids: &[0],
-            opens_think: false,
-        };
-        let inputs: Vec<_> = completions.iter().copied().map(input).collect();
-        let scored = rewards.score(&inputs);
-        scored.iter().map(|reward| reward.failures[0].1.to_string()).collect::<Vec<_>>()
+        let inputs: Vec<_> = completions.iter().map(|completion| RewardInput::new(&item, completion)).collect();
+        rewards.score(&inputs).iter().map(|reward| reward.failures[0].1.to_string()).collect::<Vec<_>>()
     };
     let told = failures(&rewards, &["1", "x"]);
     assert!(told.len() == 2 && told.iter().all(|failure| failure.contains("ValueError")), "{told:?}");

@@ -1,5 +1,6 @@
 //! The used subset of `tensorboard.Event`.
 
+use crate::messages::messages;
 use prost::{Message, Oneof};
 
 /// `DataType.DT_STRING`.
@@ -17,8 +18,54 @@ pub(super) struct Event {
     pub(super) source_metadata: Option<SourceMetadata>,
 }
 
+#[derive(Clone, PartialEq, Oneof)]
+pub(super) enum What {
+    #[prost(string, tag = "3")]
+    FileVersion(String),
+    #[prost(message, tag = "5")]
+    Summary(Summary),
+}
+
+messages! {
+    SourceMetadata {
+        1 => [string] writer: String,
+    }
+
+    Summary {
+        1 => [message, repeated] value: Vec<Value>,
+    }
+
+    Value {
+        1 => [string] tag: String,
+        2 => [float, optional] simple_value: Option<f32>,
+        8 => [message, optional] tensor: Option<Tensor>,
+        9 => [message, optional] metadata: Option<SummaryMetadata>,
+    }
+
+    SummaryMetadata {
+        1 => [message, optional] plugin_data: Option<PluginData>,
+    }
+
+    PluginData {
+        1 => [string] plugin_name: String,
+    }
+
+    Tensor {
+        1 => [int32] dtype: i32,
+        2 => [message, optional] shape: Option<TensorShape>,
+        8 => [bytes = "vec", repeated] string_val: Vec<Vec<u8>>,
+    }
+
+    TensorShape {
+        2 => [message, repeated] dim: Vec<Dim>,
+    }
+
+    Dim {
+        1 => [int64] size: i64,
+    }
+}
+
 impl Event {
-    /// Creates the first event of a file.
     pub(super) fn file_version(wall_time: f64) -> Self {
         let writer = concat!("grpo-sinks ", env!("CARGO_PKG_VERSION")).into();
         let source_metadata = Some(SourceMetadata { writer });
@@ -30,74 +77,8 @@ impl Event {
     }
 }
 
-#[derive(Clone, PartialEq, Message)]
-pub(super) struct SourceMetadata {
-    #[prost(string, tag = "1")]
-    pub(super) writer: String,
-}
-
-#[derive(Clone, PartialEq, Oneof)]
-pub(super) enum What {
-    #[prost(string, tag = "3")]
-    FileVersion(String),
-    #[prost(message, tag = "5")]
-    Summary(Summary),
-}
-
-#[derive(Clone, PartialEq, Message)]
-pub(super) struct Summary {
-    #[prost(message, repeated, tag = "1")]
-    pub(super) value: Vec<Value>,
-}
-
-#[derive(Clone, PartialEq, Message)]
-pub(super) struct Value {
-    #[prost(string, tag = "1")]
-    pub(super) tag: String,
-    #[prost(float, optional, tag = "2")]
-    pub(super) simple_value: Option<f32>,
-    #[prost(message, optional, tag = "8")]
-    pub(super) tensor: Option<Tensor>,
-    #[prost(message, optional, tag = "9")]
-    pub(super) metadata: Option<SummaryMetadata>,
-}
-
 impl Value {
     pub(super) fn scalar(tag: String, value: f32) -> Self {
         Self { tag, simple_value: Some(value), tensor: None, metadata: None }
     }
-}
-
-#[derive(Clone, PartialEq, Message)]
-pub(super) struct SummaryMetadata {
-    #[prost(message, optional, tag = "1")]
-    pub(super) plugin_data: Option<PluginData>,
-}
-
-#[derive(Clone, PartialEq, Message)]
-pub(super) struct PluginData {
-    #[prost(string, tag = "1")]
-    pub(super) plugin_name: String,
-}
-
-#[derive(Clone, PartialEq, Message)]
-pub(super) struct Tensor {
-    #[prost(int32, tag = "1")]
-    pub(super) dtype: i32,
-    #[prost(message, optional, tag = "2")]
-    pub(super) shape: Option<TensorShape>,
-    #[prost(bytes = "vec", repeated, tag = "8")]
-    pub(super) string_val: Vec<Vec<u8>>,
-}
-
-#[derive(Clone, PartialEq, Message)]
-pub(super) struct TensorShape {
-    #[prost(message, repeated, tag = "2")]
-    pub(super) dim: Vec<Dim>,
-}
-
-#[derive(Clone, PartialEq, Message)]
-pub(super) struct Dim {
-    #[prost(int64, tag = "1")]
-    pub(super) size: i64,
 }

@@ -4,7 +4,6 @@ use crc::{CRC_32_ISCSI, Crc, Table};
 
 static CRC32C: Crc<u32, Table<16>> = Crc::<u32, Table<16>>::new(&CRC_32_ISCSI);
 
-/// Appends a record to `out`.
 pub(super) fn append(record: &[u8], out: &mut Vec<u8>) {
     let length = (record.len() as u64).to_le_bytes();
     out.extend(length);

@@ -17,10 +17,10 @@ use crate::steps::Steps;
 use earlier::Earlier;
 use prost::Message;
 use record::{
-    Config, Environment, Exit, Header, History, Item, Metric, MetricOptions, Record, Run, Step, Summary, VersionInfo,
-    What,
+    Environment, Exit, Header, History, Item, Metric, MetricOptions, Record, Run, Step, Update, VersionInfo, What,
 };
 use serde_json::{Map, Value};
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -58,7 +58,7 @@ pub struct Wandb {
     records: i64,
     steps: Steps,
     /// Series whose step metric this part has defined.
-    defined: Steps,
+    defined: BTreeSet<String>,
     next_step: i64,
     began: SystemTime,
     seconds_before: f64,
@@ -78,7 +78,7 @@ impl Wandb {
             offset: 0,
             records: 0,
             steps: earlier.steps,
-            defined: Steps::default(),
+            defined: BTreeSet::new(),
             next_step: earlier.next_step,
             began,
             seconds_before: earlier.seconds,
@@ -86,11 +86,16 @@ impl Wandb {
         let producer = concat!("grpo-sinks ", env!("CARGO_PKG_VERSION")).to_owned();
         let version_info = Some(VersionInfo { producer, min_consumer: MIN_CONSUMER.into() });
         let text = |value: &Option<String>| value.clone().unwrap_or_default();
+        let item = |(key, value): (&String, &Value)| Item {
+            key: key.clone(),
+            nested_key: Vec::new(),
+            value_json: value.to_string(),
+        };
         let run = Run {
             run_id: options.id.clone(),
             entity: text(&options.entity),
             project: options.project.clone(),
-            config: Some(Config { update: config.iter().map(|(key, value)| config_item(key, value)).collect() }),
+            config: Some(Update { update: config.iter().map(item).collect() }),
             run_group: text(&options.group),
             display_name: text(&options.name),
             tags: options.tags.clone(),
@@ -127,7 +132,6 @@ impl Wandb {
         Ok(())
     }
 
-    /// Returns the seconds of the whole run.
     fn seconds(&self) -> f64 {
         self.seconds_before + self.began.elapsed().map_or(0.0, |elapsed| elapsed.as_secs_f64())
     }
@@ -146,10 +150,9 @@ impl Sink for Wandb {
         }
         let axis = axis(series);
         let mut whats = Vec::new();
-        if self.defined.is_new(series) {
+        if self.defined.insert(series.to_owned()) {
             let options = Some(MetricOptions { step_sync: true, defined: true });
             whats.push(What::Metric(Metric { glob_name: format!("{series}/*"), step_metric: axis.clone(), options }));
-            self.defined.add(series, step);
         }
         let mut item: Vec<Item> =
             values.iter().map(|(name, value)| Item::number(format!("{series}/{name}"), *value)).collect();
@@ -161,7 +164,7 @@ impl Sink for Wandb {
         ]);
         // Like the SDK, write the last values as summary with every row, so that a killed run has a summary.
         let update = item.iter().cloned().chain([self.runtime()]).collect();
-        whats.push(What::Summary(Summary { update }));
+        whats.push(What::Summary(Update { update }));
         whats.push(What::History(History { item, step: Some(Step { num: self.next_step }) }));
         self.append(whats)?;
         self.next_step += 1;
@@ -174,7 +177,7 @@ impl Sink for Wandb {
     }
 
     fn finish(&mut self, exit_code: i32) -> Result<()> {
-        let summary = Summary { update: vec![self.runtime()] };
+        let summary = Update { update: vec![self.runtime()] };
         let exit = Exit { exit_code, runtime: self.seconds() as i32 };
         self.append(vec![What::Summary(summary), What::Exit(exit)])?;
         self.file.sync()
@@ -186,10 +189,6 @@ fn axis(series: &str) -> String {
     format!("{series}/global_step")
 }
 
-fn config_item(key: &str, value: &Value) -> Item {
-    Item { key: key.to_owned(), nested_key: Vec::new(), value_json: value.to_string() }
-}
-
 /// Returns the id that all parts of a run share: the content of the file at `path`, or a new id that is written to it.
 ///
 /// # Errors
@@ -199,10 +198,11 @@ pub fn run_id(path: &Path) -> Result<String> {
         Ok(bytes) => {
             let text = String::from_utf8_lossy(&bytes);
             let id = text.trim();
-            let legal =
-                (1..=64).contains(&id.len()) && id.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit());
-            let reason = || format!("expected the id of a W&B run, lowercase letters and digits, got {id:?}");
-            if legal { Ok(id.to_owned()) } else { Err(Error::Format { path: path.to_owned(), reason: reason() }) }
+            if (1..=64).contains(&id.len()) && id.bytes().all(|byte| ID_CHARACTERS.contains(&byte)) {
+                return Ok(id.to_owned());
+            }
+            let reason = format!("expected the id of a W&B run, lowercase letters and digits, got {id:?}");
+            Err(Error::Format { path: path.to_owned(), reason })
         }
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
             let id: String =

@@ -21,15 +21,8 @@ pub enum Mode {
 }
 
 impl Mode {
-    /// Returns the mode of `WANDB_MODE`, including the SDK's old names `dryrun` and `run`; disabled if it is not set.
-    ///
-    /// # Errors
-    /// [`Error::Mode`].
-    pub fn from_environment() -> Result<Self> {
-        std::env::var_os("WANDB_MODE").map_or(Ok(Self::Disabled), |value| Self::parse(&value.to_string_lossy()))
-    }
-
-    fn parse(text: &str) -> Result<Self> {
+    /// Parses `WANDB_MODE`, including the SDK's old names `dryrun` and `run`.
+    pub(crate) fn parse(text: &str) -> Result<Self> {
         text.parse().map_err(|_| Error::Mode(text.to_owned()))
     }
 }

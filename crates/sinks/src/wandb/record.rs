@@ -1,5 +1,6 @@
 //! The used subset of `wandb_internal.Record`.
 
+use crate::messages::messages;
 use prost::{Message, Oneof};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -16,7 +17,7 @@ pub(super) enum What {
     #[prost(message, tag = "2")]
     History(History),
     #[prost(message, tag = "3")]
-    Summary(Summary),
+    Summary(Update),
     #[prost(message, tag = "12")]
     Metric(Metric),
     #[prost(message, tag = "17")]
@@ -29,80 +30,82 @@ pub(super) enum What {
     Environment(Environment),
 }
 
-#[derive(Clone, PartialEq, Message)]
-pub(super) struct Header {
-    #[prost(message, optional, tag = "1")]
-    pub(super) version_info: Option<VersionInfo>,
-}
+messages! {
+    Header {
+        1 => [message, optional] version_info: Option<VersionInfo>,
+    }
 
-#[derive(Clone, PartialEq, Message)]
-pub(super) struct VersionInfo {
-    #[prost(string, tag = "1")]
-    pub(super) producer: String,
-    #[prost(string, tag = "2")]
-    pub(super) min_consumer: String,
-}
+    VersionInfo {
+        1 => [string] producer: String,
+        2 => [string] min_consumer: String,
+    }
 
-#[derive(Clone, PartialEq, Message)]
-pub(super) struct Run {
-    #[prost(string, tag = "1")]
-    pub(super) run_id: String,
-    #[prost(string, tag = "2")]
-    pub(super) entity: String,
-    #[prost(string, tag = "3")]
-    pub(super) project: String,
-    #[prost(message, optional, tag = "4")]
-    pub(super) config: Option<Config>,
-    #[prost(string, tag = "6")]
-    pub(super) run_group: String,
-    #[prost(string, tag = "8")]
-    pub(super) display_name: String,
-    #[prost(string, repeated, tag = "10")]
-    pub(super) tags: Vec<String>,
-    #[prost(string, tag = "13")]
-    pub(super) host: String,
-    #[prost(message, optional, tag = "17")]
-    pub(super) start_time: Option<Timestamp>,
-    /// Continues the run with this id, which need not exist on the server.
-    #[prost(bool, tag = "24")]
-    pub(super) resume: bool,
-}
+    Run {
+        1 => [string] run_id: String,
+        2 => [string] entity: String,
+        3 => [string] project: String,
+        4 => [message, optional] config: Option<Update>,
+        6 => [string] run_group: String,
+        8 => [string] display_name: String,
+        10 => [string, repeated] tags: Vec<String>,
+        13 => [string] host: String,
+        17 => [message, optional] start_time: Option<Timestamp>,
+        // Continues the run with this id, which need not exist on the server.
+        24 => [bool] resume: bool,
+    }
 
-#[derive(Clone, PartialEq, Message)]
-pub(super) struct Config {
-    #[prost(message, repeated, tag = "1")]
-    pub(super) update: Vec<Item>,
-}
+    /// The changed keys of a configuration or a summary.
+    Update {
+        1 => [message, repeated] update: Vec<Item>,
+    }
 
-#[derive(Clone, PartialEq, Message)]
-pub(super) struct History {
-    #[prost(message, repeated, tag = "1")]
-    pub(super) item: Vec<Item>,
-    #[prost(message, optional, tag = "2")]
-    pub(super) step: Option<Step>,
-}
+    History {
+        1 => [message, repeated] item: Vec<Item>,
+        2 => [message, optional] step: Option<Step>,
+    }
 
-#[derive(Clone, PartialEq, Message)]
-pub(super) struct Step {
-    #[prost(int64, tag = "1")]
-    pub(super) num: i64,
-}
+    Step {
+        1 => [int64] num: i64,
+    }
 
-#[derive(Clone, PartialEq, Message)]
-pub(super) struct Summary {
-    #[prost(message, repeated, tag = "1")]
-    pub(super) update: Vec<Item>,
-}
+    /// A key, plain or as a path, and its value in JSON.
+    Item {
+        1 => [string] key: String,
+        2 => [string, repeated] nested_key: Vec<String>,
+        16 => [string] value_json: String,
+    }
 
-/// A key, plain or as a path, and its value in JSON.
-#[derive(Clone, PartialEq, Message)]
-pub(super) struct Item {
-    #[prost(string, tag = "1")]
-    pub(super) key: String,
-    #[prost(string, repeated, tag = "2")]
-    pub(super) nested_key: Vec<String>,
-    #[prost(string, tag = "16")]
-    pub(super) value_json: String,
+    /// The definition of a metric: the metric of its x axis.
+    Metric {
+        2 => [string] glob_name: String,
+        4 => [string] step_metric: String,
+        6 => [message, optional] options: Option<MetricOptions>,
+    }
+
+    MetricOptions {
+        1 => [bool] step_sync: bool,
+        3 => [bool] defined: bool,
+    }
+
+    Exit {
+        1 => [int32] exit_code: i32,
+        2 => [int32] runtime: i32,
+    }
+
+    /// The content of wandb-metadata.json after the upload.
+    Environment {
+        1 => [string] os: String,
+        3 => [message, optional] started_at: Option<Timestamp>,
+        6 => [string] program: String,
+        12 => [string] host: String,
+        17 => [uint32] cpu_count_logical: u32,
+        199 => [string] writer_id: String,
+    }
+
+    Timestamp {
+        1 => [int64] seconds: i64,
+        2 => [int32] nanos: i32,
+    }
 }
 
 impl Item {
@@ -116,58 +119,6 @@ impl Item {
         };
         Self { key: String::new(), nested_key: vec![key.into()], value_json }
     }
-}
-
-/// The definition of a metric: the metric of its x axis.
-#[derive(Clone, PartialEq, Message)]
-pub(super) struct Metric {
-    #[prost(string, tag = "2")]
-    pub(super) glob_name: String,
-    #[prost(string, tag = "4")]
-    pub(super) step_metric: String,
-    #[prost(message, optional, tag = "6")]
-    pub(super) options: Option<MetricOptions>,
-}
-
-#[derive(Clone, PartialEq, Message)]
-pub(super) struct MetricOptions {
-    #[prost(bool, tag = "1")]
-    pub(super) step_sync: bool,
-    #[prost(bool, tag = "3")]
-    pub(super) defined: bool,
-}
-
-#[derive(Clone, PartialEq, Message)]
-pub(super) struct Exit {
-    #[prost(int32, tag = "1")]
-    pub(super) exit_code: i32,
-    #[prost(int32, tag = "2")]
-    pub(super) runtime: i32,
-}
-
-/// The content of wandb-metadata.json after the upload.
-#[derive(Clone, PartialEq, Message)]
-pub(super) struct Environment {
-    #[prost(string, tag = "1")]
-    pub(super) os: String,
-    #[prost(message, optional, tag = "3")]
-    pub(super) started_at: Option<Timestamp>,
-    #[prost(string, tag = "6")]
-    pub(super) program: String,
-    #[prost(string, tag = "12")]
-    pub(super) host: String,
-    #[prost(uint32, tag = "17")]
-    pub(super) cpu_count_logical: u32,
-    #[prost(string, tag = "199")]
-    pub(super) writer_id: String,
-}
-
-#[derive(Clone, PartialEq, Message)]
-pub(super) struct Timestamp {
-    #[prost(int64, tag = "1")]
-    pub(super) seconds: i64,
-    #[prost(int32, tag = "2")]
-    pub(super) nanos: i32,
 }
 
 impl From<SystemTime> for Timestamp {

@@ -21,9 +21,9 @@ pub(super) fn explain<T: DeserializeOwned>(
 ) -> String {
     let message = error.inner().to_string();
     let mut place: Vec<Part> = error.path().iter().filter_map(Part::of).collect();
+    let is_about_value = is_about_type(&message) || message.starts_with("unknown variant ");
     // A section given for a value is itself the error: its keys are not searched.
-    let is_below = ["invalid type: ", "invalid value: ", "invalid length ", "unknown variant "];
-    if is_below.iter().any(|start| message.starts_with(start)) && !message.starts_with("invalid type: map") {
+    if is_about_value && !message.starts_with("invalid type: map") {
         let fault = leaves(layer).into_iter().find(|leaf| is_fault::<T>(before, leaf, &place, &message));
         place = fault.map_or(place, |(leaf, _)| leaf);
     }
@@ -32,7 +32,11 @@ pub(super) fn explain<T: DeserializeOwned>(
         return format!("key `{}`: expected a value, and the key is missing", dotted(&place));
     }
     let (key, given) = (dotted(&place), at(merged, &place));
-    let shown = given.map(|given| shown(merged, given, &place));
+    let mut public = merged.clone();
+    redact(&mut public);
+    let public = at(&public, &place).cloned().unwrap_or_default();
+    let command = given.and_then(|given| command_words(given, &place));
+    let shown = given.map(|given| shown(&public, given, &place, command.as_deref()));
     let Some(expected) = expected(&message) else {
         // A message of this program, or of serde about a variant name.
         let message = Secrets::of(merged).hide(&message);
@@ -48,12 +52,11 @@ pub(super) fn explain<T: DeserializeOwned>(
         "string or map" => variants::<T>(merged, &place).unwrap_or_else(|| "a text or a map of keys".into()),
         expected => words(expected, given),
     };
-    let example = if expected == "a list" { example(merged, given, &place) } else { None };
+    let example = if expected == "a list" { example(&public, given, &place, command) } else { None };
     let example = example.map_or_else(String::new, |example| format!(", e.g. `{example}`"));
     format!("key `{key}`: expected {expected}, got {shown}{example}")
 }
 
-/// A component of the path to a value.
 #[derive(Clone, Debug, PartialEq)]
 enum Part {
     Key(String),
@@ -136,11 +139,13 @@ fn is_fault<T: DeserializeOwned>(
     T::deserialize(alone).is_err_and(|error| error.to_string() == message)
 }
 
+fn is_about_type(message: &str) -> bool {
+    ["invalid type: ", "invalid value: ", "invalid length "].iter().any(|start| message.starts_with(start))
+}
+
 /// Returns serde's name of the expected type; `None` for messages that are not about types.
 fn expected(message: &str) -> Option<&str> {
-    let is_type =
-        ["invalid type: ", "invalid value: ", "invalid length "].iter().any(|start| message.starts_with(start));
-    message.rsplit_once(", expected ").map(|(_, expected)| expected).filter(|_| is_type)
+    message.rsplit_once(", expected ").map(|(_, expected)| expected).filter(|_| is_about_type(message))
 }
 
 /// Returns plain words for serde's name of a type.
@@ -177,17 +182,14 @@ fn variants<T: DeserializeOwned>(merged: &Value, place: &[Part]) -> Option<Strin
     message.strip_prefix("unknown variant `?`, expected ").map(str::to_owned)
 }
 
-/// Formats the value at `place` for an error, without secrets.
-fn shown(root: &Value, given: &Value, place: &[Part]) -> String {
-    let mut public = root.clone();
-    redact(&mut public);
-    let public = at(&public, place).cloned().unwrap_or_default();
+/// Formats the value at `place` for an error. `public` is the value without secrets, `command` are its words if it is a command.
+fn shown(public: &Value, given: &Value, place: &[Part], command: Option<&[String]>) -> String {
     let is_command = given.is_string() && matches!(place.last(), Some(Part::Key(key)) if key == "command");
-    let text = match (&public, command_words(given, place)) {
+    let text = match (public, command) {
         (_, Some(words)) => Value::from(words.join(" ")).to_string(),
         _ if is_command => Value::from(HIDDEN).to_string(),
         (Value::Null, _) => return "nothing (null)".into(),
-        (Value::Object(_) | Value::Array(_), _) => return kind(&public).into(),
+        (Value::Object(_) | Value::Array(_), _) => return kind(public).into(),
         (Value::String(_) | Value::Number(_) | Value::Bool(_), _) => public.to_string(),
     };
     let more = if text.chars().nth(LONGEST).is_some() { "..." } else { "" };
@@ -201,18 +203,12 @@ fn shown(root: &Value, given: &Value, place: &[Part]) -> String {
 }
 
 /// Returns `key: [...]` with the words of a value that was given for a list; `None` if it has no words.
-fn example(root: &Value, given: &Value, place: &[Part]) -> Option<String> {
+fn example(public: &Value, given: &Value, place: &[Part], command: Option<Vec<String>>) -> Option<String> {
     let Some(Part::Key(key)) = place.last() else { return None };
-    let words = match given {
-        Value::String(text) => command_words(given, place).unwrap_or_else(|| {
-            let mut public = root.clone();
-            redact(&mut public);
-            match at(&public, place).and_then(Value::as_str) {
-                Some(public) if public == text => words_of(text),
-                _ => vec![],
-            }
-        }),
-        Value::Number(number) => vec![number.to_string()],
+    let words = match (given, command) {
+        (_, Some(words)) => words,
+        (Value::String(text), None) if public == given => words_of(text),
+        (Value::Number(number), None) => vec![number.to_string()],
         _ => vec![],
     };
     let words: Vec<String> = words.iter().map(|word| quoted(word)).collect();
@@ -226,11 +222,8 @@ fn words_of(text: &str) -> Vec<String> {
         true => inner.split(',').collect(),
         false => inner.split_whitespace().collect(),
     };
-    words
-        .into_iter()
-        .map(|word| word.trim().trim_matches(['"', '\'']).to_owned())
-        .filter(|word| !word.is_empty())
-        .collect()
+    let bare = words.into_iter().map(|word| word.trim().trim_matches(['"', '\'']).to_owned());
+    bare.filter(|word| !word.is_empty()).collect()
 }
 
 /// Splits a command that was written as text as a shell does, without secrets; `None` for other keys.

