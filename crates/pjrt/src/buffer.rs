@@ -23,8 +23,8 @@ pub struct Buffer {
 
 impl Buffer {
     pub(crate) fn new(client: Client, handle: Owned<ffi::Buffer>) -> Result<Self> {
-        let element = client.api().outputs(ffi::BufferElementType::new(handle.get()))?;
-        let shape = client.api().outputs(ffi::BufferDimensions::new(handle.get()))?;
+        let element = handle.ask(ffi::BufferElementType::new)?;
+        let shape = handle.ask(ffi::BufferDimensions::new)?;
         let dims = shape.dims.get().iter().map(|&dim| usize::try_from(dim).unwrap_or(0)).collect();
         let array_type = ArrayType { dtype: DType::from_raw(element.code)?, dims };
         Ok(Buffer { handle, client, array_type })
@@ -57,15 +57,10 @@ impl Buffer {
 
     /// Returns the device that holds the buffer.
     pub fn device(&self) -> Result<Device> {
-        let args = self.client.api().outputs(ffi::BufferDevice::new(self.handle.get()))?;
+        let args = self.handle.ask(ffi::BufferDevice::new)?;
         let found = args.device.ok_or(Error::Nothing { operation: ffi::BufferDevice::NAME })?;
         let device = self.client.devices().iter().find(|device| device.handle().is(found));
         device.cloned().ok_or(Error::Foreign { operation: ffi::BufferDevice::NAME, what: "device" })
-    }
-
-    /// Returns the bytes on the device, including padding.
-    pub fn on_device_size(&self) -> Result<usize> {
-        Ok(self.client.api().outputs(ffi::BufferOnDeviceSize::new(self.handle.get()))?.bytes)
     }
 
     /// Waits for the elements and copies them into `destination`, in row-major order for any layout on the device.
@@ -110,9 +105,8 @@ impl Buffer {
     /// Returns an event that becomes ready when the elements are available, or the program that computes them has
     /// failed.
     pub fn ready(&self) -> Result<Event> {
-        let mut args = self.client.api().outputs(ffi::BufferReadyEvent::new(self.handle.get()))?;
-        let event = args.event.take(self.client.handle().origin());
-        let event = event.ok_or(Error::Nothing { operation: ffi::BufferReadyEvent::NAME })?;
+        let mut args = self.handle.ask(ffi::BufferReadyEvent::new)?;
+        let event = args.event.given(self.handle.origin(), ffi::BufferReadyEvent::NAME)?;
         Ok(Event::new(self.client.clone(), event))
     }
 
@@ -129,8 +123,7 @@ impl Buffer {
         }
         self.handle.origin().waits().check()?;
         let mut args = self.client.api().outputs(ffi::BufferCopyToDevice::new(self.handle.get(), device.handle()))?;
-        let copy = args.copy.take(self.handle.origin()).ok_or(Error::Nothing { operation })?;
-        Buffer::new(self.client.clone(), copy)
+        Buffer::new(self.client.clone(), args.copy.given(self.handle.origin(), operation)?)
     }
 
     /// Frees the elements now, even if the buffer is still referenced. Using the buffer afterwards is an error.
@@ -141,7 +134,7 @@ impl Buffer {
 
     /// Returns `true` if the elements have been freed.
     pub fn is_deleted(&self) -> Result<bool> {
-        Ok(self.client.api().outputs(ffi::BufferIsDeleted::new(self.handle.get()))?.is_deleted)
+        Ok(self.handle.ask(ffi::BufferIsDeleted::new)?.is_deleted)
     }
 
     pub(crate) fn handle(&self) -> Ref<'_, ffi::Buffer> {

@@ -19,7 +19,7 @@ impl Event {
 
     /// Returns `true` if the operation has completed or failed.
     pub fn is_ready(&self) -> Result<bool> {
-        Ok(self.handle.api().outputs(ffi::EventIsReady::new(self.handle.get()))?.is_ready)
+        Ok(self.handle.ask(ffi::EventIsReady::new)?.is_ready)
     }
 
     /// Blocks until the operation has completed, and returns its error if it failed.

@@ -38,7 +38,6 @@ fn round_trip<T: Element + PartialEq + std::fmt::Debug>(values: [T; 6]) {
     );
     let sent = buffer(&client, &values, &[2, 3]);
     assert_eq!((sent.dtype(), sent.dims()), (T::DTYPE, &[2, 3][..]));
-    assert_eq!(sent.on_device_size().unwrap(), 6 * T::DTYPE.size());
     assert_eq!(sent.to_vec::<T>().unwrap(), values);
     let transposed = run(&compile(&client, &program), &[&sent]).to_vec::<T>().unwrap();
     assert_eq!(transposed, [values[0], values[3], values[1], values[4], values[2], values[5]]);
@@ -295,13 +294,13 @@ fn executables_report_their_memory_and_deserialize() {
     let executable = program.executable();
     assert_eq!(executable.outputs().unwrap(), [array(DType::F32, &[4])]);
     assert_eq!(executable.parameters().unwrap().unwrap(), [array(DType::F32, &[4])]);
-    assert_eq!((executable.num_outputs().unwrap(), executable.num_replicas().unwrap()), (1, 1));
+    assert_eq!(executable.num_replicas().unwrap(), 1);
     let memory = executable.memory_stats().unwrap();
     assert_eq!((memory.argument, memory.output), (16, 16));
     assert_eq!(executable.cost_analysis().unwrap()["flops"], 4.0);
     let optimized = executable.optimized_program().unwrap();
     assert_eq!(optimized.format, "hlo_with_config");
-    assert!(!executable.fingerprint().unwrap().is_empty() && !optimized.code.is_empty());
+    assert!(!optimized.code.is_empty());
 
     let again = client.load(&executable.serialize().unwrap()).unwrap();
     assert_eq!(again.executable().name().unwrap(), executable.name().unwrap());
