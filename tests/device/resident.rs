@@ -1,6 +1,6 @@
 //! Tensors that stay on the devices between steps.
 
-use crate::evaluation::Output;
+use crate::evaluation::{Output, largest};
 use crate::{SMALL, backend, chunks, grpo, gspo, on_mesh, panels};
 use backend_tpu::program::Role;
 use backend_tpu::{PjrtPlan, PjrtTensor};
@@ -79,7 +79,7 @@ fn three_steps_on_the_device_match_the_host(
         crate::evaluation::assert_same("on the devices", &scored, &host.scores);
         // Three times the gradient.
         let expected = case.oracle(&loss).grad_lm_head;
-        let largest = expected.iter().fold(0.0_f64, |m, g| m.max(g.abs()));
+        let largest = largest(&expected);
         for (found, expected) in lm_head.to_host().unwrap().iter().zip(&expected) {
             let off = (f64::from(*found) / 3.0 - expected).abs();
             assert!(off <= Tolerances::of(dtype).gradient * largest, "{found} for three times {expected}");
@@ -121,7 +121,7 @@ fn device_logits_are_overwritten_with_their_gradient(#[values(Dtype::F32, Dtype:
     let output = plan.value_and_grad_in_place(TensorMut::Device(&mut logits), &case.batch).unwrap();
     crate::evaluation::assert_same("in place", &scores, &output.scores);
     let expected = crate::logits::oracle(&case, &loss, &z).grad_logits;
-    let largest = expected.iter().fold(0.0_f64, |m, g| m.max(g.abs()));
+    let largest = largest(&expected);
     let tolerance = if dtype == Dtype::F32 { 2e-5 } else { 1.0 / 256.0 };
     for (found, expected) in logits.to_host().unwrap().iter().zip(&expected) {
         assert!((f64::from(*found) - expected).abs() <= tolerance * largest, "{found} for {expected}");

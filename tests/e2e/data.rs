@@ -149,24 +149,6 @@ fn a_file_that_cannot_be_used_is_said_with_its_key_and_an_example() {
     assert!(missed.is_empty(), "{}", missed.join("\n"));
 }
 
-/// Returns the document of `grpo data` for rows.
-fn judged(reward: &str, rows: &str, settings: &[String]) -> Value {
-    let folder = folder("qwen3", rows);
-    let held_out = folder.write("ev.jsonl", "{\"prompt\": \"held out\", \"answer\": \"1\"}\n");
-    let reward = format!("rewards.{reward}=1");
-    let call = data(&folder, &[&format!("data.eval_files={held_out}"), &reward, "rollout.max_completion_length=200"]);
-    call.set(settings).args(["--json"]).exit(0).json()
-}
-
-/// Returns the mean reward of the completions of rows, from `grpo data`.
-fn mean_reward(reward: &str, rows: &[Value], settings: &[String]) -> f64 {
-    let rows: String = rows.iter().map(|row| format!("{row}\n")).collect();
-    let found = judged(reward, &rows, settings);
-    let judged = found["rewards"].as_array().unwrap();
-    let of_completions = judged.iter().find(|row| row["of"] == "completion").unwrap();
-    of_completions["mean"].as_f64().unwrap_or(0.0)
-}
-
 #[test]
 fn a_think_tag_of_the_template_counts_for_format_rewards() {
     let template = "{% for m in messages %}{{ m.content }}{% endfor %}<think>\n";
@@ -174,25 +156,19 @@ fn a_think_tag_of_the_template_counts_for_format_rewards() {
         "prompt": [{"role": "user", "content": "2 + 2?"}], "answer": "4",
         "completion": "2 and 2.\n</think>\n<answer>4</answer>",
     });
-    let folder = Runs::new(&[]);
-    let opens = [format!("data.chat_template={}", folder.write("template.jinja", template))];
+    let folder = folder("qwen3", &format!("{row}\n"));
+    let held_out = folder.write("ev.jsonl", "{\"prompt\": \"held out\", \"answer\": \"1\"}\n");
+    let held_out = format!("data.eval_files={held_out}");
+    let opens = format!("data.chat_template={}", folder.write("template.jinja", template));
     for (reward, without) in [("think_format", 0.0), ("tag_count", 0.75)] {
-        assert_eq!(mean_reward(reward, std::slice::from_ref(&row), &opens), 1.0, "{reward}");
-        assert_eq!(mean_reward(reward, std::slice::from_ref(&row), &[]), without, "{reward}");
+        let mean = |settings: &[&String]| {
+            let call = data(&folder, &[&held_out, "rollout.max_completion_length=200"]).set(settings);
+            let found = call.set([format!("rewards.{reward}=1")]).args(["--json"]).exit(0).json();
+            let rewards = found["rewards"].as_array().unwrap();
+            rewards.iter().find(|row| row["of"] == "completion").unwrap()["mean"].as_f64()
+        };
+        assert_eq!((mean(&[&opens]), mean(&[])), (Some(1.0), Some(without)), "{reward}");
     }
-}
-
-#[test]
-fn any_answer_of_a_list_is_correct_and_long_integers_keep_their_digits() {
-    let row =
-        |answer: Value, completion: &str| json!({"prompt": completion, "answer": answer, "completion": completion});
-    let rows = [row(json!(["1", "one"]), "one"), row(json!(["2"]), "2")];
-    assert_eq!((mean_reward("exact", &rows, &[]), mean_reward("correct", &rows, &[])), (1.0, 1.0));
-    let digits = "123456789012345678901234567890";
-    let text = row(json!("N"), digits).to_string().replace("\"N\"", digits);
-    let found = judged("exact", &format!("{text}\n"), &[]);
-    assert_eq!(found["prompts"][0]["answer"], digits);
-    assert!(found["rewards"].as_array().unwrap().iter().all(|row| row["mean"] == 1.0), "{found}");
 }
 
 #[test]

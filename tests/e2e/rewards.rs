@@ -23,17 +23,6 @@ fn a_program_that_is_missing_or_cannot_work_leaves_nothing_behind() {
 }
 
 #[test]
-fn a_reward_program_may_answer_true_and_false() {
-    let runs = Runs::new(&SHORT);
-    let judge = "while read -r l; do case $l in *'\"completion\":\"1'*) echo '{\"reward\": false}';; *) echo '{\"reward\": true}';; esac; done";
-    runs.write("judge.sh", judge);
-    train(&runs).succeed();
-    let rows = runs.metrics("a");
-    let means: Vec<f64> = rows.iter().filter_map(|row| row["rewards/judge/mean"].as_f64()).collect();
-    assert!(means.len() == 3 && means.iter().all(|mean| (0.0..=1.0).contains(mean) && *mean > 0.0), "{means:?}");
-}
-
-#[test]
 fn a_run_survives_a_program_that_fails_now_and_then_and_stops_where_it_always_does() {
     let runs = Runs::new(&SHORT);
     // The program fails to score every seventh completion.

@@ -1,6 +1,6 @@
 //! What a run leaves in its folder.
 
-use crate::support::{Runs, assert_has, assert_same_run, grpo, json, names, rows};
+use crate::support::{Runs, assert_has, grpo, json, names, rows};
 
 const SHORT: [&str; 4] = ["warmup.steps=4", "grpo.max_steps=6", "eval.eval_steps=3", "run.save_steps=2"];
 
@@ -99,17 +99,6 @@ fn a_run_is_never_overwritten() {
     // A run that is done can be resumed: there is nothing left to do but to say so.
     assert_has(&runs.resume("a").succeed(), &["before GRPO"]);
     assert_eq!(runs.read("a/metrics.jsonl"), before);
-}
-
-#[test]
-fn one_seed_is_one_run_and_another_seed_another() {
-    let runs = Runs::new(&SHORT);
-    runs.train("a");
-    runs.train("b");
-    assert_same_run(&runs.path("a"), &runs.path("b"));
-    runs.tiny("c").set(["seed=1"]).succeed();
-    let losses = |run: &str| runs.metrics(run).iter().map(|row| row["loss"].to_string()).collect::<Vec<_>>();
-    assert_ne!(losses("a"), losses("c"));
 }
 
 #[test]

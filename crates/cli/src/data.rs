@@ -1,7 +1,7 @@
 //! `grpo data`: shows the prompts and rewards that a policy will get from data files.
 
 use crate::data_text;
-use crate::{Outcome, emit, emit_document, layers};
+use crate::{Outcome, emit, emit_json, layers};
 use anyhow::Context;
 use data::{DataReport, Item, Prompt, PromptEncoder};
 use grpo_files::Layers;
@@ -121,7 +121,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
     let tokenizer = trainer::open_tokenizer(&folder, &config.data)?;
     let summary = summarise(&args, &config, &folder, &tokenizer)?;
     match args.json {
-        true => emit_document(&format!("{}\n", serde_json::to_string_pretty(&summary)?))?,
+        true => emit_json(&summary)?,
         false => emit(&data_text::text(&summary))?,
     }
     let Some(problem) = summary.problem else { return Ok(Outcome::Done) };

@@ -1,9 +1,8 @@
-//! A run that is killed or interrupted at random moments, again and again, ends bit for bit as one that was left alone.
+//! A run that is killed at random moments again and again ends with the bits of an undisturbed run.
 
 use super::rng;
-use crate::support::{Runs, assert_same_run, finish, signal};
+use crate::support::{Runs, assert_same_run, finish};
 use rand::RngExt;
-use rustix::process::Signal;
 use std::path::Path;
 use std::process::Child;
 use std::time::Duration;
@@ -26,13 +25,6 @@ fn go_on(runs: &Runs, name: &str, run: &Path) -> Child {
     call.spawn()
 }
 
-/// Lets the run end.
-fn end(runs: &Runs, name: &str, run: &Path) {
-    let said = finish(go_on(runs, name, run), name);
-    assert_eq!(said.code, Some(0), "{said}");
-    assert_same_run(&runs.path("whole"), run);
-}
-
 #[test]
 fn sigkill_at_random_moments() {
     let runs = Runs::new(&SETTINGS);
@@ -44,30 +36,7 @@ fn sigkill_at_random_moments() {
         child.kill().expect("SIGKILL, or it has ended");
         finish(child, "killed");
     }
-    end(&runs, "killed", &run);
-}
-
-#[test]
-#[cfg(unix)]
-fn signals_at_random_moments() {
-    let runs = Runs::new(&SETTINGS);
-    runs.train("whole");
-    let (run, mut rng) = (runs.path("stopped"), rng(2));
-    let mut saved = 0;
-    for turn in 0..10 {
-        let child = go_on(&runs, "stopped", &run);
-        std::thread::sleep(Duration::from_millis(rng.random_range(1..500)));
-        signal(&child, if turn % 2 == 0 { Signal::INT } else { Signal::TERM });
-        let said = finish(child, "stopped");
-        match said.code {
-            // Done before the signal came.
-            Some(0) => break,
-            Some(3) => saved += 1,
-            // Before it listened to signals: the signal's own end.
-            None => {}
-            code => panic!("{code:?}: {said}"),
-        }
-    }
-    assert!(saved > 1, "only {saved} of the signals came in mid-run");
-    end(&runs, "stopped", &run);
+    let said = finish(go_on(&runs, "killed", &run), "the end");
+    assert_eq!(said.code, Some(0), "{said}");
+    assert_same_run(&runs.path("whole"), &run);
 }

@@ -1,8 +1,8 @@
 //! Executables on the XLA CPU plugin: values, errors, devices, donation, threads.
 
-use crate::support::{DOUBLE, array, buffer, compile, cpu, run};
+use crate::support::{DOUBLE, array, buffer, compile, cpu, run, run_on_all};
 use half::{bf16, f16};
-use pjrt::{Argument, Code, Collective, CompileOptions, DType, Element, Error};
+use pjrt::{Argument, Buffer, Client, Code, Collective, CompileOptions, DType, Device, Element, Error};
 
 #[test]
 fn a_bf16_product_accumulates_in_f32() {
@@ -145,6 +145,12 @@ fn files_that_are_not_plugins_are_refused() {
     assert!(matches!(error, Error::Load { .. }), "{error}");
 }
 
+/// Copies two numbers, which may depend on the device's position, to each device.
+fn one_each(client: &Client, devices: &[Device], numbers: impl Fn(f32) -> [f32; 2]) -> Vec<Buffer> {
+    let send = |(index, device)| client.buffer_from_host(&numbers(index as f32), &[2], device).unwrap();
+    devices.iter().enumerate().map(send).collect()
+}
+
 /// Every device gets the sum over four devices.
 const SUM_OVER_FOUR: &str = "
 func.func @main(%a: tensor<2xf32>) -> tensor<2xf32> {
@@ -164,18 +170,12 @@ fn all_reduce_over_four_devices() {
     assert_eq!(executable.executable().collectives().unwrap().unwrap(), [sum]);
     let devices = executable.devices().unwrap();
     assert_eq!(devices, client.addressable_devices());
-    let arguments: Vec<_> = devices
-        .iter()
-        .enumerate()
-        .map(|(index, device)| client.buffer_from_host(&[index as f32, 10.0], &[2], device).unwrap())
-        .collect();
-    let lists: Vec<[&_; 1]> = arguments.iter().map(|argument| [argument]).collect();
-    let lists: Vec<&[_]> = lists.iter().map(|list| &list[..]).collect();
-    let outputs = executable.execute(&lists).unwrap();
+    let arguments = one_each(&client, &devices, |index| [index, 10.0]);
+    let outputs = run_on_all(&executable, &arguments);
     assert_eq!(outputs.len(), 4);
     for (output, device) in outputs.iter().zip(&devices) {
-        assert_eq!(output[0].device().unwrap(), *device);
-        assert_eq!(output[0].to_vec::<f32>().unwrap(), [6.0, 40.0]);
+        assert_eq!(output.device().unwrap(), *device);
+        assert_eq!(output.to_vec::<f32>().unwrap(), [6.0, 40.0]);
     }
     let moved = arguments[3].copy_to_device(&devices[0]).unwrap();
     assert_eq!(moved.device().unwrap(), devices[0]);
@@ -203,17 +203,9 @@ fn partitions_split_one_program_by_its_annotations() {
     let executable = client.compile(program, &options).unwrap();
     let sum = Collective { kind: "all-reduce".into(), types: vec![array(DType::F32, &[])] };
     assert_eq!(executable.executable().collectives().unwrap().unwrap(), [sum]);
-    let shards: Vec<_> = executable
-        .devices()
-        .unwrap()
-        .iter()
-        .enumerate()
-        .map(|(index, device)| client.buffer_from_host(&[index as f32, 1.0], &[2], device).unwrap())
-        .collect();
-    let lists: Vec<[&_; 1]> = shards.iter().map(|shard| [shard]).collect();
-    let lists: Vec<&[_]> = lists.iter().map(|list| &list[..]).collect();
-    for output in executable.execute(&lists).unwrap() {
-        assert_eq!(output[0].to_vec::<f32>().unwrap(), [10.0]);
+    let shards = one_each(&client, &executable.devices().unwrap(), |index| [index, 1.0]);
+    for output in run_on_all(&executable, &shards) {
+        assert_eq!(output.to_vec::<f32>().unwrap(), [10.0]);
     }
 }
 
@@ -318,12 +310,9 @@ fn threads_run_programs_on_several_devices() {
             scope.spawn(move || {
                 for round in 0..50 {
                     let value = (thread * 100 + round) as f32;
-                    let send = |device| client.buffer_from_host(&[value, 10.0], &[2], device).unwrap();
-                    let arguments: Vec<_> = client.addressable_devices().iter().map(send).collect();
-                    let lists: Vec<[&_; 1]> = arguments.iter().map(|argument| [argument]).collect();
-                    let lists: Vec<&[_]> = lists.iter().map(|list| &list[..]).collect();
-                    for output in executable.execute(&lists).unwrap() {
-                        assert_eq!(output[0].to_vec::<f32>().unwrap(), [4.0 * value, 40.0]);
+                    let arguments = one_each(client, client.addressable_devices(), |_| [value, 10.0]);
+                    for output in run_on_all(executable, &arguments) {
+                        assert_eq!(output.to_vec::<f32>().unwrap(), [4.0 * value, 40.0]);
                     }
                 }
             });
