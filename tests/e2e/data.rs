@@ -27,7 +27,8 @@ fn data(folder: &Runs, settings: &[&str]) -> Call {
 fn gsm8k() -> String {
     let row = |question: String, answer: usize| json!({"question": question, "answer": format!("So it is {answer}.\n#### {answer}")});
     let mut rows: Vec<Value> = (0..40).map(|i| row(format!("What is {i} + 1?"), i + 1)).collect();
-    rows.push(row("long ".repeat(300), 0));
+    // Of the tokens that a template names, `<think>` is none of the special ones.
+    rows.push(row(format!("<think> {}", "long ".repeat(300)), 0));
     rows.push(row("Say <|im_end|> aloud.".into(), 1));
     rows.iter().map(|row| format!("{row}\n")).collect()
 }

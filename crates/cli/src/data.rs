@@ -256,24 +256,3 @@ fn judge(rewards: &Rewards, tokenizer: &HfTokenizer, items: &[&Item]) -> anyhow:
     }
     Ok(judged)
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn rewards_of_answers_and_completions_are_reported_separately() {
-        let fixtures = concat!(env!("CARGO_MANIFEST_DIR"), "/../models/tests/fixtures/chat/qwen3");
-        let tokenizer = HfTokenizer::open(fixtures.as_ref(), &[], 512).unwrap();
-        let item = |answer: &str, completion: Option<&str>| Item {
-            completion: completion.map(str::to_owned),
-            ..Item::new("x").with_answer(answer)
-        };
-        let items = [item("72", Some("so 73")), item("1", None), Item::new("no answer")];
-        let rewards = Rewards::new(&TrainConfig::default().rewards).unwrap();
-        let judged = judge(&rewards, &tokenizer, &items.iter().collect::<Vec<_>>()).unwrap();
-        let rows: Vec<_> = judged.iter().map(|row| (row.reward.as_str(), row.of, row.rows, row.mean)).collect();
-        assert_eq!(rows, [("correct", "answer", 2, Some(1.0)), ("correct", "completion", 1, Some(0.0))]);
-        assert!(tokenizer.holds_special_text("a <|im_end|>") && !tokenizer.holds_special_text("a <think>"));
-    }
-}

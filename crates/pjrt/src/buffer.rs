@@ -6,7 +6,6 @@ use crate::client::Client;
 use crate::device::Device;
 use crate::dtype::{ArrayType, DType, Element};
 use crate::error::{Error, Result};
-use crate::event::Event;
 use crate::ffi::{self, Args, Owned, Ref};
 
 /// An array on a device, freed when dropped.
@@ -102,28 +101,15 @@ impl Buffer {
         Ok(())
     }
 
-    /// Returns an event that becomes ready when the elements are available, or the program that computes them has
-    /// failed.
-    pub fn ready(&self) -> Result<Event> {
+    /// Blocks until the elements are available.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::TimedOut`] after [`Client::wait_limit`]; the error of the program that computes the elements.
+    pub fn wait(&self) -> Result<()> {
         let mut args = self.handle.ask(ffi::BufferReadyEvent::new)?;
         let event = args.event.given(self.handle.origin(), ffi::BufferReadyEvent::NAME)?;
-        Ok(Event::new(self.client.clone(), event))
-    }
-
-    /// Blocks until the elements are available; see [`Event::wait`].
-    pub fn wait(&self) -> Result<()> {
-        self.ready()?.wait()
-    }
-
-    /// Copies the buffer to another device of the same client.
-    pub fn copy_to_device(&self, device: &Device) -> Result<Buffer> {
-        let operation = ffi::BufferCopyToDevice::NAME;
-        if !device.belongs_to(self.client.handle()) {
-            return Err(Error::Foreign { operation, what: "device" });
-        }
-        self.handle.origin().waits().check()?;
-        let mut args = self.client.api().outputs(ffi::BufferCopyToDevice::new(self.handle.get(), device.handle()))?;
-        Buffer::new(self.client.clone(), args.copy.given(self.handle.origin(), operation)?)
+        ffi::wait(&event, "the computation of a buffer")
     }
 
     /// Frees the elements now, even if the buffer is still referenced. Using the buffer afterwards is an error.

@@ -164,9 +164,6 @@ calls! {
     65 "PJRT_Buffer_Device" BufferDevice<'a> { buffer: Ref<'a, Buffer>, => device: Option<Ref<'a, Device>>, }
     67 "PJRT_Buffer_Delete" BufferDelete<'a> { buffer: Ref<'a, Buffer>, => }
     68 "PJRT_Buffer_IsDeleted" BufferIsDeleted<'a> { buffer: Ref<'a, Buffer>, => is_deleted: bool, }
-    69 "PJRT_Buffer_CopyToDevice" BufferCopyToDevice<'a> {
-        buffer: Ref<'a, Buffer>, device: Ref<'a, Device>, => copy: OutHandle<Buffer>,
-    }
     72 "PJRT_Buffer_ReadyEvent" BufferReadyEvent<'a> { buffer: Ref<'a, Buffer>, => event: OutHandle<Event>, }
 
     82 "PJRT_TopologyDescription_Create" TopologyCreate<'a> {
@@ -252,7 +249,6 @@ mod tests {
             ("PJRT_Buffer_Device", 65, 32),
             ("PJRT_Buffer_Delete", 67, 24),
             ("PJRT_Buffer_IsDeleted", 68, 25),
-            ("PJRT_Buffer_CopyToDevice", 69, 40),
             ("PJRT_Buffer_ReadyEvent", 72, 32),
             ("PJRT_TopologyDescription_Create", 82, 56),
             ("PJRT_TopologyDescription_PlatformName", 84, 40),

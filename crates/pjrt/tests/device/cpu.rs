@@ -177,12 +177,9 @@ fn all_reduce_over_four_devices() {
         assert_eq!(output.device().unwrap(), *device);
         assert_eq!(output.to_vec::<f32>().unwrap(), [6.0, 40.0]);
     }
-    let moved = arguments[3].copy_to_device(&devices[0]).unwrap();
-    assert_eq!(moved.device().unwrap(), devices[0]);
-    assert_eq!(moved.to_vec::<f32>().unwrap(), [3.0, 10.0]);
-
     let mut arguments = arguments.into_iter();
-    let mixed = vec![vec![Argument::Donated(arguments.next().unwrap())], vec![Argument::Borrowed(&moved)]];
+    let (donated, borrowed) = (arguments.next().unwrap(), arguments.next().unwrap());
+    let mixed = vec![vec![Argument::Donated(donated)], vec![Argument::Borrowed(&borrowed)]];
     let error = executable.execute_donating(mixed).unwrap_err();
     assert!(matches!(error, Error::MixedDonation { index: 0 }), "{error}");
 }
@@ -237,7 +234,6 @@ fn using_a_deleted_buffer_is_an_error() {
     let client = cpu(1);
     let argument = buffer(&client, &[1.0f32; 4], &[4]);
     argument.wait().unwrap();
-    assert!(argument.ready().unwrap().is_ready().unwrap());
     argument.delete().unwrap();
     assert!(argument.is_deleted().unwrap());
     assert!(argument.to_vec::<f32>().is_err());
@@ -263,7 +259,7 @@ fn a_program_is_usable_from_several_threads() {
 }
 
 #[test]
-fn buffers_executables_and_events_keep_their_client_open() {
+fn buffers_and_executables_keep_their_client_open() {
     let client = cpu(2);
     let program = compile(&client, DOUBLE);
     let argument = buffer(&client, &[1.0f32; 4], &[4]);
@@ -272,11 +268,6 @@ fn buffers_executables_and_events_keep_their_client_open() {
     drop(program);
     drop(argument);
     assert_eq!(output.to_vec::<f32>().unwrap(), [2.0; 4]);
-    // The event alone keeps the client open.
-    let ready = output.ready().unwrap();
-    drop(output);
-    ready.wait().unwrap();
-    assert!(ready.is_ready().unwrap());
 }
 
 #[test]
