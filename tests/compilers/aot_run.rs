@@ -1,10 +1,8 @@
 //! Compiler reports of a run's executables, and refusals before compilation.
 
-use crate::support::{grpo_with, refused, split_progress, stderr, stdout};
+use crate::support::{Call, Runs, Said, assert_has, grpo, repository, split_progress};
 use pjrt::install::Kind;
 use serde_json::Value;
-use std::path::PathBuf;
-use std::process::Output;
 
 const RUN: &str = "run: { name: small }
 model: { vocab_size: 512, hidden_size: 128, intermediate_size: 512, num_hidden_layers: 3, num_attention_heads: 2, \
@@ -14,33 +12,39 @@ rollout: { max_completion_length: 64, batch_size: 8 }
 grpo: { prompts_per_step: 2, num_generations: 4, gradient_accumulation_steps: 2 }
 ";
 
-fn aot(arguments: &[&str]) -> Output {
-    grpo_with(Kind::Tpu, &[&["aot"][..], arguments].concat()).output().expect("the binary starts")
+/// Calls `grpo aot` for one device with [`RUN`] and returns the output, which ends with `code`.
+fn aot(kind: Kind, code: i32, change: impl FnOnce(Call) -> Call) -> Said {
+    let folder = Runs::new(&[]);
+    let target = if kind == Kind::Tpu { "v6e" } else { "h200" };
+    change(grpo(["aot", &folder.write("config.yaml", RUN), "--target", target]).plugin(kind)).exit(code)
 }
 
-fn written(folder: &tempfile::TempDir, text: &str) -> String {
-    let path: PathBuf = folder.path().join("config.yaml");
-    std::fs::write(&path, text).expect("written");
-    path.display().to_string()
+fn claims<'a>(claims: &[&'a str]) -> Vec<&'a str> {
+    claims.iter().flat_map(|claim| ["--assert", claim]).collect()
+}
+
+/// Settings with which an update has one micro-batch.
+const ONE_MICRO_BATCH: [&str; 2] = ["grpo.gradient_accumulation_steps=1", "grpo.prompts_per_step=1"];
+
+/// Returns the seconds of an update and of its parts, whose sum is the update.
+fn shares(times: &Value) -> (f64, Vec<f64>) {
+    let shares = times["shares"].as_array().expect("shares").iter().map(|s| s[1].as_f64().expect("seconds"));
+    let (update, shares) = (times["update_seconds"].as_f64().expect("seconds"), shares.collect::<Vec<_>>());
+    assert!((shares.iter().sum::<f64>() - update).abs() < 1e-6 * update, "{times}");
+    (update, shares)
 }
 
 #[test]
 fn run_is_compiled_for_a_tpu_with_a_report_per_program() {
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let path = written(&folder, RUN);
-    let claims = [
+    let claims = claims(&[
         "gradient.temp_bytes <= 100e6",
         "memory.total_bytes >= memory.train_bytes",
         // Accumulators, weights and moments are updated in place.
         "apply.output_bytes <= apply.alias_bytes * 1.01",
         "times.utilisation <= 1",
         "times.step_seconds >= times.update_seconds",
-    ];
-    let mut arguments = vec![path.as_str(), "--target", "v6e", "--json"];
-    claims.iter().for_each(|claim| arguments.extend(["--assert", claim]));
-    let output = aot(&arguments);
-    assert_eq!(output.status.code(), Some(0), "{}{}", stdout(&output), stderr(&output));
-    let document: Value = serde_json::from_str(&stdout(&output)).expect("JSON");
+    ]);
+    let document = aot(Kind::Tpu, 0, |call| call.args(["--json"]).args(claims)).json();
     for name in ["gradient", "score", "apply", "prefill", "head", "half_mlp"] {
         let report = &document["programs"][name];
         for field in ["argument_bytes", "code_bytes", "estimate_seconds", "program_bytes", "compile_processor_seconds"]
@@ -54,30 +58,23 @@ fn run_is_compiled_for_a_tpu_with_a_report_per_program() {
     let loops = document["programs"]["gradient"]["loops"].as_array().expect("loops");
     assert!(loops.iter().any(|l| l["trips"] == 3 && l["body_seconds"].as_f64() > Some(0.0)), "{loops:?}");
     let times = &document["times"];
-    let shares: Vec<f64> =
-        times["shares"].as_array().expect("shares").iter().map(|s| s[1].as_f64().expect("seconds")).collect();
-    let update = times["update_seconds"].as_f64().expect("seconds");
-    assert!(shares.len() == 5 && (shares.iter().sum::<f64>() - update).abs() < 1e-6 * update, "{times}");
+    assert_eq!(shares(times).1.len(), 5, "{times}");
     assert!(times["rollout_tokens_per_second"].as_f64() > Some(0.0), "{times}");
 
-    let output = aot(&[&path, "--target", "v6e"]);
-    let text = stdout(&output);
-    for words in
-        ["gradient", "Most is on the device during", "tokens/s", "% of the peak", "optimizer", "not measurements"]
-    {
-        assert!(text.contains(words), "{words}: {text}");
-    }
+    let text = aot(Kind::Tpu, 0, |call| call).stdout;
+    assert_has(&text, &["gradient", "Most is on the device during", "tokens/s"]);
+    assert_has(&text, &["% of the peak", "optimizer", "not measurements"]);
 }
 
 #[test]
 fn programs_of_a_run_are_named_while_they_are_compiled() {
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let path = written(&folder, RUN);
-    let arguments = [path.as_str(), "--target", "v6e", "--variants", "score,admit", "--json"];
-    let output = aot(&[&arguments[..], &["--recompile"]].concat());
-    assert_eq!(output.status.code(), Some(0), "{}{}", stdout(&output), stderr(&output));
-    assert!(serde_json::from_str::<Value>(&stdout(&output)).is_ok(), "standard output is a document");
-    let text = stderr(&output);
+    let compile = |more: &[&str]| {
+        let said = aot(Kind::Tpu, 0, |call| call.args(["--variants", "score,admit", "--json"]).args(more));
+        // Standard output is a document.
+        said.json();
+        said.stderr
+    };
+    let text = compile(&["--recompile"]);
     assert!(!text.contains(['\r', '\u{1b}']), "{text:?}");
     assert_eq!(split_progress(&text).1, Vec::<&str>::new(), "{text}");
     for start in ["compiling score (1 of 2)", "compiling admit (2 of 2)", "compiled score in ", "compiled admit in "] {
@@ -85,64 +82,47 @@ fn programs_of_a_run_are_named_while_they_are_compiled() {
     }
     assert!(text.contains("(1 of 2 done)") && text.trim_end().ends_with("(2 of 2 done)"), "{text}");
     // What the cache remembers is said in short.
-    aot(&arguments);
-    let text = stderr(&aot(&arguments));
+    compile(&[]);
+    let text = compile(&[]);
     assert!(text.contains("score was compiled before (") && !text.contains("compiled score in"), "{text}");
 }
 
 #[test]
 fn update_of_one_micro_batch_is_one_executable() {
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let path = written(&folder, RUN);
-    let claims = [
+    let claims = claims(&[
         "step.output_bytes <= step.alias_bytes * 1.01",
         "times.utilisation <= 1",
         "times.step_seconds >= times.update_seconds",
-    ];
-    let mut arguments = vec![path.as_str(), "--target", "v6e", "--json"];
-    arguments.extend(["--set", "grpo.gradient_accumulation_steps=1", "--set", "grpo.prompts_per_step=1"]);
-    claims.iter().for_each(|claim| arguments.extend(["--assert", claim]));
-    let output = aot(&arguments);
-    assert_eq!(output.status.code(), Some(0), "{}{}", stdout(&output), stderr(&output));
-    let document: Value = serde_json::from_str(&stdout(&output)).expect("JSON");
+    ]);
+    let document = aot(Kind::Tpu, 0, |call| call.args(["--json"]).set(ONE_MICRO_BATCH).args(claims)).json();
     assert!(document["programs"].get("gradient").is_none(), "{}", document["programs"]);
     let (times, memory) = (&document["times"], &document["memory"]);
     let state = memory["state"].as_array().expect("parts");
     assert!(state.iter().all(|part| part[0] != "sums of gradients") && state.len() >= 3, "{memory}");
     assert!(memory["totals"].get("apply").is_none() && memory["totals"]["step"].as_f64() > Some(0.0), "{memory}");
     let seconds = |name: &str| document["programs"][name]["estimate_seconds"].as_f64().expect("seconds");
-    let shares: Vec<f64> =
-        times["shares"].as_array().expect("shares").iter().map(|s| s[1].as_f64().expect("seconds")).collect();
-    let update = times["update_seconds"].as_f64().expect("seconds");
+    let (update, shares) = shares(times);
     assert!((update - seconds("step")).abs() < 1e-9 && shares.last() == Some(&seconds("apply")), "{times}");
-    assert!((shares.iter().sum::<f64>() - update).abs() < 1e-6 * update, "{times}");
 }
 
 #[test]
 fn run_is_compiled_for_a_gpu() {
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let path = written(&folder, RUN);
-    let of = |more: &[&str]| {
-        let arguments = [&["aot", path.as_str(), "--target", "h200", "--json"][..], more].concat();
-        let output = grpo_with(Kind::Cuda, &arguments).output().expect("the binary starts");
-        assert_eq!(output.status.code(), Some(0), "{}{}", stdout(&output), stderr(&output));
-        let document: Value = serde_json::from_str(&stdout(&output)).expect("JSON");
-        document["programs"].clone()
+    let of = |settings: &[&str], more: &[&str]| {
+        let said = aot(Kind::Cuda, 0, |call| call.args(["--json"]).set(settings).args(more));
+        said.json()["programs"].clone()
     };
-    let programs = of(&[]);
+    let programs = of(&[], &[]);
     for name in ["gradient", "score", "apply", "prefill", "admit"] {
         assert!(programs[name]["total_bytes"].as_f64() > Some(0.0), "{name}: {programs}");
     }
     assert!(programs.as_object().expect("programs").keys().any(|name| name.starts_with("decode")), "{programs}");
-    let one =
-        of(&["--set", "grpo.gradient_accumulation_steps=1", "--set", "grpo.prompts_per_step=1", "--variants", "step"]);
+    let one = of(&ONE_MICRO_BATCH, &["--variants", "step"]);
     assert!(one["step"]["alias_bytes"].as_f64() > Some(0.0), "{one}");
 }
 
 /// The bounds are somewhat above the values in BENCHMARKS.md.
 #[test]
 fn qwen_steps_stay_within_memory_and_time_bounds() {
-    let one_micro_batch = ["data.max_prompt_length=1", "grpo.gradient_accumulation_steps=1", "grpo.prompts_per_step=1"];
     let cases: [(Kind, &str, &str, &[&str]); 4] = [
         // The step written in JAX takes 9.63 GB and an estimated 143 ms.
         (Kind::Tpu, "v6e", "qwen2.5-0.5b", &["step.total_bytes <= 9.2e9", "step.estimate_seconds <= 0.107"]),
@@ -151,27 +131,22 @@ fn qwen_steps_stay_within_memory_and_time_bounds() {
         (Kind::Cuda, "h200", "qwen2.5-0.5b", &["step.temp_bytes <= 3.9e9"]),
         (Kind::Cuda, "h200", "qwen2.5-1.5b", &["step.temp_bytes <= 8.5e9"]),
     ];
-    for (kind, target, model, claims) in cases {
-        let config = format!("{}/../../configs/aot/{model}.yaml", env!("CARGO_MANIFEST_DIR"));
-        let (program, _) = claims[0].split_once('.').expect("a claim about a program");
-        let mut settings = vec!["rollout.max_completion_length=1024"];
-        if program == "step" {
-            settings.extend(one_micro_batch);
-        }
-        let mut arguments = vec!["aot", config.as_str(), "--target", target, "--json", "--variants", program];
-        settings.iter().for_each(|setting| arguments.extend(["--set", setting]));
-        claims.iter().for_each(|claim| arguments.extend(["--assert", claim]));
-        let output = grpo_with(kind, &arguments).output().expect("the binary starts");
-        assert_eq!(output.status.code(), Some(0), "{model} on {target}: {}{}", stdout(&output), stderr(&output));
-        let document: Value = serde_json::from_str(&stdout(&output)).expect("JSON");
-        assert_eq!(document["assertions"].as_array().map(Vec::len), Some(claims.len()), "{document}");
+    for (kind, target, model, asserted) in cases {
+        let (program, _) = asserted[0].split_once('.').expect("a claim about a program");
+        let config = repository(&format!("configs/aot/{model}.yaml"));
+        let call = grpo(["aot", &config, "--target", target, "--json", "--variants", program]);
+        let call = call.set(["rollout.max_completion_length=1024"]).args(claims(asserted)).plugin(kind);
+        let one =
+            if program == "step" { &[&["data.max_prompt_length=1"], &ONE_MICRO_BATCH[..]].concat()[..] } else { &[] };
+        let document = call.set(one).exit(0).json();
+        assert_eq!(document["assertions"].as_array().map(Vec::len), Some(asserted.len()), "{document}");
         assert_eq!(document["sizes"]["tokens_per_call"], 16, "{}", document["sizes"]);
     }
 }
 
 #[test]
 fn aot_refuses_an_illegal_run_before_compiling() {
-    let folder = tempfile::tempdir().expect("a temporary folder");
+    let folder = Runs::new(&[]);
     let cases: [(&str, &[&str], &[&str]); 7] = [
         ("nothing: 1\n", &[], &["configs/train/", "configs/bench/", "`nothing`"]),
         ("model: a\nshape: { tokens: 1 }\n", &[], &["`model`", "`shape`"]),
@@ -182,31 +157,20 @@ fn aot_refuses_an_illegal_run_before_compiling() {
         (RUN, &["--assert", "gradiant.temp_bytes <= 1"], &["`gradiant`", "memory and times"]),
     ];
     for (text, more, words) in cases {
-        let path = written(&folder, text);
-        let mut arguments = vec!["aot", path.as_str()];
-        if !more.contains(&"--target") {
-            arguments.extend(["--target", "v6e"]);
-        }
-        arguments.extend(more);
-        let error = refused(&arguments, &grpo_with(Kind::Tpu, &arguments).output().expect("the binary starts"));
-        assert!(words.iter().all(|word| error.contains(word)), "{arguments:?}: {error}");
+        let target = if more.contains(&"--target") { &[][..] } else { &["--target", "v6e"] };
+        let call = grpo(["aot", &folder.write("config.yaml", text)]).args(target).args(more);
+        assert_has(&call.plugin(Kind::Tpu).refuse(), words);
     }
 }
 
 #[test]
 fn run_that_does_not_fit_reports_its_memory_and_options() {
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let path = written(&folder, RUN);
     // 1.3e9 weights: one copy fits, two do not.
     let shape = "model={vocab_size: 151936, hidden_size: 8192, intermediate_size: 256, num_hidden_layers: 1, \
                  num_attention_heads: 64, num_key_value_heads: 8, max_position_embeddings: 256, tie_word_embeddings: true}";
     // A single update needs no copy to return to.
     let twice = "grpo.num_iterations=2";
-    let output = aot(&[&path, "--target", "v6e", "--set", shape, "--set", twice]);
-    assert_eq!(output.status.code(), Some(2), "{}{}", stdout(&output), stderr(&output));
-    let error = stderr(&output);
-    for words in ["`apply`", "34.36 GB", "policy.can_roll_back", "grpo.gradient_accumulation_steps"] {
-        assert!(error.contains(words), "{words}: {error}");
-    }
-    assert!(stdout(&output).contains("Most is on the device during apply"), "{}", stdout(&output));
+    let said = aot(Kind::Tpu, 2, |call| call.set([shape, twice]));
+    assert_has(&said.stderr, &["`apply`", "34.36 GB", "policy.can_roll_back", "grpo.gradient_accumulation_steps"]);
+    assert_has(&said.stdout, &["Most is on the device during apply"]);
 }

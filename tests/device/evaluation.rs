@@ -1,8 +1,9 @@
 //! Calls of plans, and comparisons with the oracle.
 
 use backend_cpu::oracle::Evaluation;
+use backend_tpu::PjrtBackend;
 use grpo_core::parity::{Comparison, Tolerances, Values};
-use grpo_core::{Dtype, GradientSpec, GradsMut, LossConfig, LossPlan, Metrics, Scores};
+use grpo_core::{Dtype, GradientSpec, GradsMut, LossConfig, LossPlan, Metrics, PlanRequest, Scores};
 use testkit::Case;
 
 /// Results of calls; gradients include the initial content of the buffers.
@@ -21,7 +22,8 @@ fn begun(largest: f64, elements: usize) -> Vec<f32> {
     (0..elements).map(|i| (largest * ((i * 5 % 7) as f64 - 3.0) / 6.0) as f32).collect()
 }
 
-fn largest(values: &[f64]) -> f64 {
+/// Returns the largest magnitude.
+pub(crate) fn largest(values: &[f64]) -> f64 {
     values.iter().fold(0.0, |m, x| m.max(x.abs()))
 }
 
@@ -135,6 +137,27 @@ pub(crate) fn check(name: &str, plan: &mut dyn LossPlan, case: &Case, loss: &Los
     output.add(plan, case);
     output.assert_is(name, case, &expected, &begin, &Tolerances::of(case.dtype()));
     assert_same(name, &plan.score(case.policy(), &case.batch).unwrap(), &output.scores);
+    output
+}
+
+/// Like [`check`], for a plan of `backend`.
+pub(crate) fn check_on(backend: &PjrtBackend, name: &str, case: &Case, request: &PlanRequest) {
+    let mut plan = backend.plan_on_device(request).unwrap();
+    check(name, &mut plan, case, &request.loss, request.gradients);
+}
+
+/// Computes the loss, and compares the results with `expected` within `tolerances`.
+pub(crate) fn assert_matches(
+    name: &str,
+    plan: &mut dyn LossPlan,
+    case: &Case,
+    expected: &Evaluation<f64>,
+    tolerances: &Tolerances,
+) -> Output {
+    let begin = Output::begin(expected, GradientSpec::default());
+    let mut output = begin.clone();
+    output.add(plan, case);
+    output.assert_is(name, case, expected, &begin, tolerances);
     output
 }
 

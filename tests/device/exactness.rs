@@ -1,10 +1,10 @@
 //! With old log-probabilities from `score`, every on-policy ratio is exactly 1, for every split of the step.
 
 use crate::evaluation::Output;
-use crate::{SMALL, backend, chunks, on_mesh, optimised, panels};
+use crate::{SMALL, backend, implementations, on_mesh, optimised};
 use backend_tpu::PjrtBackend;
 use grpo_core::aggregate::token_weights;
-use grpo_core::{Dtype, GradientSpec, Implementation, LossConfig, LossPlan, Tiling};
+use grpo_core::{Dtype, GradientSpec, LossConfig, LossPlan};
 use rstest::rstest;
 use testkit::{Case, Shape, config};
 
@@ -18,15 +18,6 @@ fn strict(loss_type: &str) -> LossConfig {
 /// Returns the same loss with a logit scale and a softcap.
 fn capped(loss_type: &str) -> LossConfig {
     LossConfig { logit_scale: 1.3, final_logit_softcapping: Some(5.0), ..strict(loss_type) }
-}
-
-fn implementations() -> [(&'static str, Implementation, Tiling); 4] {
-    [
-        ("reference", Implementation::Reference, Tiling::default()),
-        ("logits", Implementation::Logits, Tiling::default()),
-        ("chunks", Implementation::Fused, chunks(5)),
-        ("panels", Implementation::Fused, panels(16)),
-    ]
 }
 
 /// Scores the whole step, then computes the loss of the parts between `cuts`.

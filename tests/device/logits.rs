@@ -1,6 +1,6 @@
 //! Precomputed logits: their gradient added to a buffer, or written in place.
 
-use crate::evaluation::{assert_same, report};
+use crate::evaluation::{assert_same, largest, report};
 use crate::{SMALL, backend, cispo, grpo, gspo};
 use backend_cpu::oracle::{Evaluation, Policy, evaluate};
 use grpo_core::parity::{Comparison, Tolerances};
@@ -41,7 +41,7 @@ pub(crate) fn check(name: &str, plan: &mut dyn LossPlan, case: &Case, loss: &Los
     let expected = oracle(case, loss, &z);
     let (n, v, dtype) = (case.tokens(), case.v, case.dtype());
     let tolerances = Tolerances::of(dtype);
-    let largest = expected.grad_logits.iter().fold(0.0_f64, |m, g| m.max(g.abs()));
+    let largest = largest(&expected.grad_logits);
     assert!(largest > 1e-3, "{name}: the largest gradient is {largest}");
     let wide = |list: &[f32]| list.iter().map(|x| f64::from(*x)).collect::<Vec<_>>();
     let active = |list: &[f64]| case.batch.active_rows().iter().map(|i| list[*i]).collect::<Vec<_>>();
@@ -136,7 +136,7 @@ fn extreme_logits_match_the_oracle(#[values(1, 2, 3)] v: usize, #[values(1.0, 30
             assert!(off <= tolerance * expected.logp[*i].abs() + 1e-37, "{name}: logp is off by {off:e}");
             let row = i * v..(i + 1) * v;
             let (found, expected) = (&found[row.clone()], &expected.grad_logits[row]);
-            let largest = expected.iter().fold(0.0_f64, |m, g| m.max(g.abs()));
+            let largest = largest(expected);
             // Ratios are below 1e-30: smaller terms of their derivatives underflow.
             for (f, e) in found.iter().zip(expected) {
                 let off = (f64::from(*f) - e).abs();

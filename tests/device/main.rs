@@ -20,7 +20,7 @@ mod transforms;
 use backend_tpu::PjrtBackend;
 use backend_tpu::plugins::{self, Kind};
 use backend_tpu::program::Mesh;
-use grpo_core::{Dtype, HeadLayout, LossConfig, Tiling};
+use grpo_core::{Dtype, HeadLayout, Implementation, LossConfig, Tiling};
 use pjrt::Client;
 use std::sync::LazyLock;
 use testkit::xla_cpu::QUICK;
@@ -49,6 +49,19 @@ fn chunks(size: usize) -> Tiling {
 /// Returns a tiling with vocabulary panels of this size.
 fn panels(size: usize) -> Tiling {
     Tiling { vocab_block: Some(size), ..Tiling::default() }
+}
+
+/// An implementation for hidden states and its name in messages.
+type Named = (&'static str, Implementation, Tiling);
+
+/// Returns every implementation, with tiles that do not divide the tokens and the vocabulary of [`SMALL`].
+fn implementations() -> [Named; 4] {
+    [
+        ("reference", Implementation::Reference, Tiling::default()),
+        ("logits", Implementation::Logits, Tiling::default()),
+        ("chunks", Implementation::Fused, chunks(5)),
+        ("panels", Implementation::Fused, panels(16)),
+    ]
 }
 
 /// Returns a client with eight virtual devices, shared by all tests.

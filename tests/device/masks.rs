@@ -1,22 +1,13 @@
 //! Masked tokens have no effect: NaN in them does not spread, and their gradients do not change.
 
-use crate::evaluation::{Output, check};
-use crate::{SMALL, backend, chunks, grpo, gspo, on_mesh, panels};
+use crate::evaluation::{Output, check, check_on};
+use crate::{SMALL, backend, grpo, gspo, implementations, on_mesh};
 use grpo_core::{
     Advantages, GradientSpec, GradsMut, Implementation, LossConfig, LossPlan, PlanRequest, PolicyInput, PolicySpec,
     Tiling,
 };
 use rstest::rstest;
 use testkit::{Case, Shape};
-
-fn implementations() -> [(Implementation, Tiling); 4] {
-    [
-        (Implementation::Reference, Tiling::default()),
-        (Implementation::Logits, Tiling::default()),
-        (Implementation::Fused, chunks(5)),
-        (Implementation::Fused, panels(16)),
-    ]
-}
 
 /// Returns the case with advantages per token, NaN at masked tokens. Hidden states and log-probabilities of a case are always poisoned.
 fn with_token_advantages(case: &Case) -> Case {
@@ -34,11 +25,9 @@ fn with_token_advantages(case: &Case) -> Case {
 #[case::gspo(gspo())]
 fn nan_in_masked_tokens_does_not_spread(#[case] loss: LossConfig) {
     let case = with_token_advantages(&Case::new(&loss, &Shape { bias: true, ..SMALL }, 13));
-    for (implementation, tiling) in implementations() {
+    for (name, implementation, tiling) in implementations() {
         let request = case.request(&loss, implementation, tiling);
-        let mut plan = backend().plan_on_device(&request).unwrap();
-        let name = format!("{:?} {}", loss.loss_type, implementation.name());
-        check(&name, &mut plan, &case, &loss, request.gradients);
+        check_on(&backend(), &format!("{:?} {name}", loss.loss_type), &case, &request);
     }
 }
 
@@ -50,18 +39,18 @@ fn batch_without_active_tokens_changes_no_gradient(#[values((1, 1), (2, 2))] (da
         let expected = case.oracle(&loss);
         let masked = case.with_batch(|batch| batch.with_mask(&vec![0.0; case.tokens()]).unwrap());
         let poisoned = Case { hidden: case.hidden.with(|hidden| hidden.fill(f32::NAN)), ..masked };
-        for (implementation, tiling) in implementations() {
+        for (name, implementation, tiling) in implementations() {
             let request = poisoned.request(&loss, implementation, tiling);
             let mut plan = on_mesh(data, vocab).plan_on_device(&request).unwrap();
             let begin = Output::begin(&expected, request.gradients);
             let mut output = begin.clone();
             output.add(&mut plan, &poisoned);
-            assert_eq!(output.loss, 0.0, "{implementation:?}");
-            assert!(output.scores.logp.iter().chain(&output.scores.entropy).all(|x| *x == 0.0), "{implementation:?}");
+            assert_eq!(output.loss, 0.0, "{name}");
+            assert!(output.scores.logp.iter().chain(&output.scores.entropy).all(|x| *x == 0.0), "{name}");
             assert_eq!(
                 (output.hidden, output.lm_head, output.bias),
                 (begin.hidden, begin.lm_head, begin.bias),
-                "{implementation:?}"
+                "{name}"
             );
             crate::evaluation::assert_metrics("masked", &output.metrics, &poisoned.oracle(&loss).metrics);
         }
@@ -73,12 +62,12 @@ fn batch_without_active_tokens_changes_no_gradient(#[values((1, 1), (2, 2))] (da
 fn plan_accepts_smaller_batches(#[values((1, 1), (4, 2))] (data, vocab): (usize, usize)) {
     for loss in [grpo(), gspo()] {
         let case = Case::new(&loss, &SMALL, 21);
-        for (implementation, tiling) in implementations() {
+        for (name, implementation, tiling) in implementations() {
             let request = PlanRequest { max_tokens: 37, ..case.request(&loss, implementation, tiling) };
             let mut plan = on_mesh(data, vocab).plan_on_device(&request).unwrap();
             for sequences in [0..5, 3..5, 0..1] {
                 let part = case.select(sequences.clone());
-                let name = format!("{} sequences {sequences:?} of a plan for 37 tokens", implementation.name());
+                let name = format!("{name} sequences {sequences:?} of a plan for 37 tokens");
                 check(&name, &mut plan, &part, &loss, request.gradients);
             }
             let none = case.select(1..2);

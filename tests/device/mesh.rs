@@ -1,16 +1,13 @@
 //! Eight virtual devices, with tokens sharded on one axis and the vocabulary on the other. The results match one device.
 
-use crate::evaluation::check;
-use crate::{SMALL, chunks, cispo, grpo, gspo, on_mesh, panels};
+use crate::evaluation::check_on;
+use crate::{Named, SMALL, chunks, cispo, grpo, gspo, on_mesh, panels};
 use grpo_core::{Dtype, HeadLayout, Implementation, LossConfig, Tiling};
 use rstest::rstest;
 use testkit::{Case, Shape};
 
 /// (data, vocab)
 const MESHES: [(usize, usize); 8] = [(2, 1), (4, 1), (8, 1), (1, 2), (1, 4), (1, 8), (2, 4), (4, 2)];
-
-/// An implementation for hidden states and its name in messages.
-type Named = (&'static str, Implementation, Tiling);
 
 fn reference() -> Named {
     ("reference", Implementation::Reference, Tiling::default())
@@ -64,9 +61,8 @@ fn every_mesh_matches_the_oracle(
     let case = Case::new(&loss, &shape, 3);
     let request = case.request(&loss, implementation, tiling);
     for (data, vocab) in MESHES {
-        let mut plan = on_mesh(data, vocab).plan_on_device(&request).unwrap();
         let name = format!("{data} x {vocab} {:?} {name} V {} {}", loss.loss_type, shape.v, shape.dtype.name());
-        check(&name, &mut plan, &case, &loss, request.gradients);
+        check_on(&on_mesh(data, vocab), &name, &case, &request);
     }
 }
 
@@ -101,8 +97,7 @@ fn all_losses_match_the_oracle_on_a_mesh(#[case] json: &str) {
         case.batch = case.batch.with_sampler_logp(sampler).unwrap();
         for (name, implementation, tiling) in implementations {
             let request = case.request(&loss, implementation, tiling);
-            let mut plan = on_mesh(data, vocab).plan_on_device(&request).unwrap();
-            check(&format!("{data} x {vocab} {name} {json}"), &mut plan, &case, &loss, request.gradients);
+            check_on(&on_mesh(data, vocab), &format!("{data} x {vocab} {name} {json}"), &case, &request);
         }
     }
 }
@@ -119,8 +114,7 @@ fn indivisible_vocabulary_matches_the_oracle_on_a_mesh(
         [("chunks", Implementation::Fused, chunks(3)), ("panels", Implementation::Fused, panels(50))]
     {
         let request = case.request(&loss, implementation, tiling);
-        let mut plan = on_mesh(data, vocab).plan_on_device(&request).unwrap();
-        check(&format!("{data} x {vocab} {layout:?} {name}"), &mut plan, &case, &loss, request.gradients);
+        check_on(&on_mesh(data, vocab), &format!("{data} x {vocab} {layout:?} {name}"), &case, &request);
     }
 }
 
@@ -131,8 +125,7 @@ fn mesh_with_empty_devices_matches_the_oracle(#[values((8, 1), (1, 8), (4, 2))] 
     let case = Case::new(&loss, &Shape { lengths: &[3], v: 5, bias: true, ..SMALL }, 2);
     for (name, implementation, tiling) in implementations() {
         let request = case.request(&loss, implementation, tiling);
-        let mut plan = on_mesh(data, vocab).plan_on_device(&request).unwrap();
-        check(&format!("{data} x {vocab} {name}"), &mut plan, &case, &loss, request.gradients);
+        check_on(&on_mesh(data, vocab), &format!("{data} x {vocab} {name}"), &case, &request);
     }
 }
 

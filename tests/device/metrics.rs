@@ -1,21 +1,13 @@
 //! TRL's metrics, and steps of several micro-batches.
 
 use crate::evaluation::Output;
-use crate::{SMALL, backend, chunks, cispo, grpo, gspo, panels};
+use crate::{SMALL, backend, cispo, grpo, gspo, implementations};
 use backend_cpu::CpuBackend;
 use grpo_core::aggregate::token_weights;
 use grpo_core::parity::Tolerances;
-use grpo_core::{Advantages, Backend, Dtype, Implementation, LossConfig, Metric, Tiling};
+use grpo_core::{Advantages, Backend, Dtype, LossConfig, Metric};
 use rstest::rstest;
 use testkit::{Case, Shape, config};
-
-fn implementations() -> [(Implementation, Tiling); 3] {
-    [
-        (Implementation::Reference, Tiling::default()),
-        (Implementation::Fused, chunks(5)),
-        (Implementation::Fused, panels(16)),
-    ]
-}
 
 /// Compares sums and counts of every metric with the CPU backend, so that micro-batches merge to the same values.
 #[rstest]
@@ -45,7 +37,7 @@ fn metrics_match_the_cpu_backend(#[case] loss: LossConfig, #[case] per_token: bo
             .any(|m| metrics.value(m).is_some_and(|c| c > 0.0 && c < 1.0))
     };
     let case = cases.into_iter().find(clips).unwrap();
-    for (implementation, tiling) in implementations() {
+    for (name, implementation, tiling) in implementations() {
         let request = case.request(&loss, implementation, tiling);
         let [found, expected] =
             [backend().plan(&request).unwrap(), CpuBackend::with_threads(1).unwrap().plan(&request).unwrap()].map(
@@ -55,15 +47,15 @@ fn metrics_match_the_cpu_backend(#[case] loss: LossConfig, #[case] per_token: bo
                     output.metrics
                 },
             );
-        for (name, _) in expected.values() {
-            let (found, expected) = (found.get(name), expected.get(name).unwrap());
+        for (metric, _) in expected.values() {
+            let (found, expected) = (found.get(metric), expected.get(metric).unwrap());
             let near = |a: f64, b: f64| (a - b).abs() <= 1e-5 * b.abs().max(1.0);
             let same = match (found, expected) {
                 (Some(Metric::Mean { sum, count }), Metric::Mean { sum: s, count: c }) => near(*sum, *s) && count == c,
                 (Some(Metric::Min(a)), Metric::Min(b)) | (Some(Metric::Max(a)), Metric::Max(b)) => near(*a, *b),
                 _ => false,
             };
-            assert!(same, "{implementation:?} {name}: {found:?} and should be {expected:?}");
+            assert!(same, "{name} {metric}: {found:?} and should be {expected:?}");
         }
         assert_eq!(found.values().count(), expected.values().count());
     }
@@ -78,7 +70,7 @@ fn micro_batches_add_up_to_the_step_on_pjrt(#[case] loss: LossConfig, #[values(D
     let weights = token_weights(&loss, &case.batch).unwrap();
     let case = case.with_batch(|batch| batch.with_weights(weights).unwrap());
     let expected = case.oracle(&loss);
-    for (implementation, tiling) in implementations() {
+    for (name, implementation, tiling) in implementations() {
         let request = case.request(&loss, implementation, tiling);
         let mut plan = backend().plan_on_device(&request).unwrap();
         let begin = Output::begin(&expected, request.gradients);
@@ -95,7 +87,7 @@ fn micro_batches_add_up_to_the_step_on_pjrt(#[case] loss: LossConfig, #[values(D
             scores.entropy.append(&mut sum.scores.entropy);
         }
         (sum.hidden, sum.scores) = (Some(hidden), scores);
-        let name = format!("{:?} {}", loss.loss_type, implementation.name());
+        let name = format!("{:?} {name}", loss.loss_type);
         sum.assert_is(&name, &case, &expected, &begin, &Tolerances::of(dtype));
     }
 }

@@ -1,7 +1,7 @@
 //! Values are rounded to bf16 only once, so that forward and backward pass agree.
 
-use crate::evaluation::{Output, assert_same, report};
-use crate::{SMALL, backend, chunks, grpo, gspo, on_mesh, panels};
+use crate::evaluation::{Output, assert_matches, assert_same, report};
+use crate::{SMALL, backend, chunks, grpo, gspo, implementations, on_mesh};
 use backend_cpu::oracle::{Evaluation, Policy, evaluate};
 use backend_tpu::PjrtPlan;
 use backend_tpu::program::{Numerics, Role};
@@ -12,15 +12,6 @@ use rstest::rstest;
 use testkit::{Case, Shape, config};
 
 const BF16: Shape<'static> = Shape { dtype: Dtype::Bf16, ..SMALL };
-
-fn implementations() -> [(Implementation, Tiling); 4] {
-    [
-        (Implementation::Reference, Tiling::default()),
-        (Implementation::Logits, Tiling::default()),
-        (Implementation::Fused, chunks(5)),
-        (Implementation::Fused, panels(16)),
-    ]
-}
 
 fn planned(
     numerics: Numerics,
@@ -67,13 +58,10 @@ fn logits_are_rounded_to_bf16_once(#[case] loss: LossConfig) {
     let (rounded, exact) = (oracle_of_rounded_logits(&case, &loss), case.oracle(&loss));
     let apart = rounded.logp.iter().zip(&exact.logp).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
     assert!(apart > 1e-3, "rounding changes next to nothing: {apart:e}");
-    for (implementation, tiling) in implementations() {
+    for (name, implementation, tiling) in implementations() {
         let mut plan = planned(numerics, &case, &loss, implementation, tiling);
-        let begin = Output::begin(&rounded, GradientSpec::default());
-        let mut output = begin.clone();
-        output.add(&mut plan, &case);
-        let name = format!("{:?} {}", loss.loss_type, implementation.name());
-        output.assert_is(&name, &case, &rounded, &begin, &Tolerances::of(Dtype::Bf16));
+        let name = format!("{:?} {name}", loss.loss_type);
+        let output = assert_matches(&name, &mut plan, &case, &rounded, &Tolerances::of(Dtype::Bf16));
         assert_same(&name, &plan.score(case.policy(), &case.batch).unwrap(), &output.scores);
     }
 }
@@ -84,7 +72,7 @@ fn logits_are_rounded_to_bf16_once(#[case] loss: LossConfig) {
 fn bias_gradient_sums_to_zero(#[values(Dtype::F32, Dtype::Bf16)] logits: Dtype) {
     let loss = grpo();
     let case = Case::new(&loss, &Shape { bias: true, ..BF16 }, 3);
-    for (implementation, tiling) in implementations() {
+    for (name, implementation, tiling) in implementations() {
         let numerics = Numerics { logits, ..Numerics::default() };
         let mut plan = planned(numerics, &case, &loss, implementation, tiling);
         let mut output = Output { bias: Some(vec![0.0; 61]), hidden: Some(vec![0.0; 16 * 12]), ..Output::default() };
@@ -93,7 +81,7 @@ fn bias_gradient_sums_to_zero(#[values(Dtype::F32, Dtype::Bf16)] logits: Dtype) 
         let bias = output.bias.unwrap();
         let sum: f64 = bias.iter().map(|g| f64::from(*g)).sum();
         let size: f64 = bias.iter().map(|g| f64::from(g.abs())).sum();
-        assert!(size > 1e-2 && sum.abs() <= 1e-6 * size, "{implementation:?}: {sum:e} of {size:e}");
+        assert!(size > 1e-2 && sum.abs() <= 1e-6 * size, "{name}: {sum:e} of {size:e}");
     }
 }
 
@@ -105,14 +93,11 @@ fn gradients_from_rounded_dlogits_stay_close(#[case] loss: LossConfig) {
     let numerics = Numerics { logits: Dtype::Bf16, dlogits: Dtype::Bf16, ..Numerics::default() };
     let case = Case::new(&loss, &BF16, 5);
     let expected = oracle_of_rounded_logits(&case, &loss);
-    for (implementation, tiling) in implementations() {
+    for (name, implementation, tiling) in implementations() {
         let mut plan = planned(numerics, &case, &loss, implementation, tiling);
-        let begin = Output::begin(&expected, GradientSpec::default());
-        let mut output = begin.clone();
-        output.add(&mut plan, &case);
-        let name = format!("{:?} {}", loss.loss_type, implementation.name());
+        let name = format!("{:?} {name}", loss.loss_type);
         let tolerances = Tolerances { gradient: 1.0 / 256.0, ..Tolerances::of(Dtype::Bf16) };
-        output.assert_is(&name, &case, &expected, &begin, &tolerances);
+        assert_matches(&name, &mut plan, &case, &expected, &tolerances);
     }
 }
 
@@ -123,7 +108,7 @@ fn gradients_can_accumulate_in_bf16_on_the_device(#[values((1, 1), (2, 2))] (dat
     for loss in [grpo(), gspo()] {
         let case = Case::new(&loss, &BF16, 7);
         let expected = case.oracle(&loss);
-        for (implementation, tiling) in implementations() {
+        for (name, implementation, tiling) in implementations() {
             let backend = on_mesh(data, vocab).with_numerics(numerics);
             let mut plan = backend.plan_on_device(&case.request(&loss, implementation, tiling)).unwrap();
             let mut hidden = plan.zeros(Role::GradHidden, case.tokens()).unwrap();
@@ -143,7 +128,7 @@ fn gradients_can_accumulate_in_bf16_on_the_device(#[values((1, 1), (2, 2))] (dat
             // One rounding to 8 bits per chunk and call.
             let tolerance = 8.0 / 256.0;
             report(
-                &format!("bf16 sums {}", implementation.name()),
+                &format!("bf16 sums {name}"),
                 &[
                     Comparison::new("grad_hidden", &twice(&expected.grad_hidden), &hidden, 0.0, tolerance),
                     Comparison::new("grad_lm_head", &twice(&expected.grad_lm_head), &lm_head, 0.0, tolerance),
@@ -173,7 +158,7 @@ fn bf16_accumulation_is_refused_for_host_gradients() {
 #[case::gradients(Numerics { gradients: Dtype::Bf16, ..Numerics::default() })]
 fn rounding_f32_inputs_is_refused(#[case] numerics: Numerics) {
     let case = Case::new(&grpo(), &SMALL, 1);
-    for (implementation, tiling) in implementations() {
+    for (_, implementation, tiling) in implementations() {
         let request = case.request(&grpo(), implementation, tiling);
         let error = backend().with_numerics(numerics).plan_on_device(&request).err().expect("f32 is not to be rounded");
         assert!(matches!(&error, Error::Config(message) if message.contains("bf16")), "{error}");
@@ -186,7 +171,7 @@ fn entropy_can_be_disabled() {
     let without = Numerics { entropy: false, ..Numerics::default() };
     let plain = config(r#"{"loss_type": "grpo", "epsilon_high": 0.28, "beta": 0.04, "temperature": 0.9}"#);
     let case = Case::new(&plain, &SMALL, 1);
-    for (implementation, tiling) in implementations() {
+    for (_, implementation, tiling) in implementations() {
         let request = case.request(&plain, implementation, tiling);
         let outputs = [Numerics::default(), without].map(|numerics| {
             let mut plan = backend().with_numerics(numerics).plan_on_device(&request).unwrap();

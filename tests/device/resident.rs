@@ -1,6 +1,6 @@
 //! Tensors that stay on the devices between steps.
 
-use crate::evaluation::Output;
+use crate::evaluation::{Output, largest};
 use crate::{SMALL, backend, chunks, grpo, gspo, on_mesh, panels};
 use backend_tpu::program::Role;
 use backend_tpu::{PjrtPlan, PjrtTensor};
@@ -30,6 +30,15 @@ impl Resident {
     fn policy(&self) -> PolicyInput<'_> {
         let (hidden, lm_head) = ((&self.hidden).into(), (&self.lm_head).into());
         PolicyInput::Hidden { hidden, lm_head, bias: None }
+    }
+}
+
+/// Asserts that an error is about the shape of `what`.
+#[track_caller]
+fn assert_shape<T>(result: Result<T, Error>, what: &str) {
+    match result.err().expect("refused") {
+        Error::Shape { what: found, .. } => assert!(found.contains(what), "{found}"),
+        error => panic!("{error}"),
     }
 }
 
@@ -79,7 +88,7 @@ fn three_steps_on_the_device_match_the_host(
         crate::evaluation::assert_same("on the devices", &scored, &host.scores);
         // Three times the gradient.
         let expected = case.oracle(&loss).grad_lm_head;
-        let largest = expected.iter().fold(0.0_f64, |m, g| m.max(g.abs()));
+        let largest = largest(&expected);
         for (found, expected) in lm_head.to_host().unwrap().iter().zip(&expected) {
             let off = (f64::from(*found) / 3.0 - expected).abs();
             assert!(off <= Tolerances::of(dtype).gradient * largest, "{found} for three times {expected}");
@@ -121,7 +130,7 @@ fn device_logits_are_overwritten_with_their_gradient(#[values(Dtype::F32, Dtype:
     let output = plan.value_and_grad_in_place(TensorMut::Device(&mut logits), &case.batch).unwrap();
     crate::evaluation::assert_same("in place", &scores, &output.scores);
     let expected = crate::logits::oracle(&case, &loss, &z).grad_logits;
-    let largest = expected.iter().fold(0.0_f64, |m, g| m.max(g.abs()));
+    let largest = largest(&expected);
     let tolerance = if dtype == Dtype::F32 { 2e-5 } else { 1.0 / 256.0 };
     for (found, expected) in logits.to_host().unwrap().iter().zip(&expected) {
         assert!((f64::from(*found) - expected).abs() <= tolerance * largest, "{found} for {expected}");
@@ -178,47 +187,25 @@ fn device_tensors_of_wrong_shape_or_role_are_refused() {
     let mut lm_head = plan.zeros(Role::GradLmHead, 0).unwrap();
 
     // Uploads with another length, another dtype, or more tokens than planned.
-    let shape = |result: Result<PjrtTensor, Error>, what: &str| match result.unwrap_err() {
-        Error::Shape { what: found, .. } => assert!(found.contains(what), "{found}"),
-        error => panic!("{error}"),
-    };
-    shape(plan.upload(Role::Hidden, 16, TensorRef::F32(&[0.0; 5])), "hidden");
-    shape(plan.upload(Role::Hidden, 16, TensorRef::Bf16(&[half::bf16::ZERO; 192])), "hidden");
-    shape(plan.upload(Role::Hidden, 17, TensorRef::F32(&[0.0; 204])), "tokens");
-    shape(plan.upload(Role::Hidden, 16, TensorRef::Device(&resident.hidden)), "hidden");
+    assert_shape(plan.upload(Role::Hidden, 16, TensorRef::F32(&[0.0; 5])), "hidden");
+    assert_shape(plan.upload(Role::Hidden, 16, TensorRef::Bf16(&[half::bf16::ZERO; 192])), "hidden");
+    assert_shape(plan.upload(Role::Hidden, 17, TensorRef::F32(&[0.0; 204])), "tokens");
+    assert_shape(plan.upload(Role::Hidden, 16, TensorRef::Device(&resident.hidden)), "hidden");
 
     // A tensor in the wrong role, and a tensor for batches of another size.
-    let policy = PolicyInput::Hidden {
-        hidden: TensorRef::Device(&resident.lm_head),
-        lm_head: TensorRef::Device(&resident.lm_head),
-        bias: None,
-    };
-    let error = plan.score(policy, &case.batch).unwrap_err();
-    assert!(matches!(&error, Error::Shape { what, .. } if what.contains("hidden")), "{error}");
+    let head = || TensorRef::Device(&resident.lm_head);
+    let policy = PolicyInput::Hidden { hidden: head(), lm_head: head(), bias: None };
+    assert_shape(plan.score(policy, &case.batch), "hidden");
     let part = case.select(0..2);
-    let error = plan.value_and_grad(resident.policy(), &part.batch, grads(&mut hidden, &mut lm_head)).unwrap_err();
-    assert!(matches!(error, Error::Shape { .. }), "{error}");
-    let error = plan
-        .value_and_grad(
-            resident.policy(),
-            &case.batch,
-            GradsMut {
-                hidden: Some(TensorMut::Device(&mut lm_head)),
-                lm_head: Some(TensorMut::Device(&mut hidden)),
-                ..GradsMut::default()
-            },
-        )
-        .unwrap_err();
-    assert!(matches!(error, Error::Shape { .. }), "{error}");
+    assert_shape(plan.value_and_grad(resident.policy(), &part.batch, grads(&mut hidden, &mut lm_head)), "");
+    assert_shape(plan.value_and_grad(resident.policy(), &case.batch, grads(&mut lm_head, &mut hidden)), "");
 
     // Tensors of a plan with other shapes, and of a plan on other devices.
     let other = Case::new(&loss, &Shape { v: 60, ..SMALL }, 4);
     let others = backend().plan_on_device(&other.request(&loss, Implementation::Fused, chunks(5))).unwrap();
-    let error = plan.score(Resident::new(&others, &other).policy(), &case.batch).unwrap_err();
-    assert!(matches!(error, Error::Shape { .. }), "{error}");
+    assert_shape(plan.score(Resident::new(&others, &other).policy(), &case.batch), "");
     let others = on_mesh(2, 1).plan_on_device(&case.request(&loss, Implementation::Fused, chunks(5))).unwrap();
-    let error = plan.score(Resident::new(&others, &case).policy(), &case.batch).unwrap_err();
-    assert!(matches!(error, Error::Shape { .. }), "{error}");
+    assert_shape(plan.score(Resident::new(&others, &case).policy(), &case.batch), "");
 
     // Nothing was lost, and tensors of another plan with the same shapes fit.
     plan.value_and_grad(resident.policy(), &case.batch, grads(&mut hidden, &mut lm_head)).unwrap();
@@ -238,6 +225,5 @@ fn missing_gradient_buffer_is_refused() {
     assert!(hidden.to_host().unwrap().iter().all(|g| *g == 0.0));
     let request = PlanRequest { max_tokens: 3, ..case.request(&grpo(), Implementation::Fused, chunks(5)) };
     let mut small = backend().plan_on_device(&request).unwrap();
-    let error = small.score(case.policy(), &case.batch).unwrap_err();
-    assert!(matches!(&error, Error::Shape { what, .. } if what.contains("tokens")), "{error}");
+    assert_shape(small.score(case.policy(), &case.batch), "tokens");
 }

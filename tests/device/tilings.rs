@@ -1,6 +1,6 @@
 //! The fused loops with all kinds of tiles: size one, sizes that do not divide, sizes larger than the tensor.
 
-use crate::evaluation::{DTYPES, check};
+use crate::evaluation::{DTYPES, check_on};
 use crate::{SMALL, backend, chunks, cispo, grpo, gspo, on_mesh, panels};
 use grpo_core::{Dtype, GradientSpec, HeadLayout, Implementation, LossConfig, PlanRequest, Tiling};
 use rstest::rstest;
@@ -41,9 +41,8 @@ fn every_tiling_matches_the_oracle(
     let case = Case::new(&loss, &Shape { dtype, layout, bias, ..SMALL }, 3);
     for (name, tiling) in tilings() {
         let request = PlanRequest { gradients, ..case.request(&loss, Implementation::Fused, tiling) };
-        let mut plan = backend().plan_on_device(&request).unwrap();
         let name = format!("{:?} {} {layout:?} {gradients:?}: {name}", loss.loss_type, dtype.name());
-        check(&name, &mut plan, &case, &loss, gradients);
+        check_on(&backend(), &name, &case, &request);
     }
 }
 
@@ -59,9 +58,8 @@ fn dense_programs_match_the_oracle(
     for dtype in DTYPES {
         let case = Case::new(&loss, &Shape { dtype, layout, bias: true, ..SMALL }, 3);
         let request = case.request(&loss, implementation, Tiling::default());
-        let mut plan = backend().plan_on_device(&request).unwrap();
         let name = format!("{:?} {} {layout:?}: {}", loss.loss_type, dtype.name(), implementation.name());
-        check(&name, &mut plan, &case, &loss, request.gradients);
+        check_on(&backend(), &name, &case, &request);
     }
 }
 
@@ -72,7 +70,7 @@ fn plan_without_gradients_computes_the_loss(#[values(chunks(3), panels(7))] tili
         let case = Case::new(&loss, &SMALL, 5);
         let gradients = GradientSpec { hidden: false, lm_head: false, bias: false };
         let request = PlanRequest { gradients, ..case.request(&loss, Implementation::Fused, tiling.clone()) };
-        check("no gradient", &mut backend().plan_on_device(&request).unwrap(), &case, &loss, gradients);
+        check_on(&backend(), "no gradient", &case, &request);
     }
 }
 
@@ -90,7 +88,6 @@ fn sequences_are_summed_over_blocks_of_tokens(
 ) {
     let case = Case::new(&gspo(), &Shape { lengths: &[600, 0, 3, 420, 30], ..SMALL }, 11);
     let request = case.request(&gspo(), implementation, tiling);
-    let mut plan = on_mesh(mesh.0, mesh.1).plan_on_device(&request).unwrap();
     let name = format!("{} of {} tokens on {mesh:?}", implementation.name(), case.batch.tokens());
-    check(&name, &mut plan, &case, &gspo(), request.gradients);
+    check_on(&on_mesh(mesh.0, mesh.1), &name, &case, &request);
 }

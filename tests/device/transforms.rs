@@ -1,7 +1,7 @@
 //! Logit scale, softcap and temperatures per token.
 
-use crate::evaluation::{DTYPES, check};
-use crate::{SMALL, backend, chunks, cispo, grpo, on_mesh, panels, softcap, softcap_logprobs};
+use crate::evaluation::{DTYPES, check_on};
+use crate::{SMALL, backend, cispo, grpo, implementations, on_mesh, softcap, softcap_logprobs};
 use grpo_core::{
     Advantages, Dtype, GradientSpec, GradsMut, HeadLayout, Implementation, LossConfig, LossPlan, PlanRequest,
     PolicyInput, PolicySpec, Tiling, TokenBatch,
@@ -15,20 +15,13 @@ use testkit::{Case, Shape, config};
 #[case::logit_scale(LossConfig { logit_scale: 0.4, ..grpo() })]
 #[case::temperatures_of_logprobs(cispo())]
 fn transformed_hidden_states_match_the_oracle(#[case] loss: LossConfig, #[values(false, true)] temperatures: bool) {
-    let implementations = [
-        ("reference", Implementation::Reference, Tiling::default()),
-        ("logits", Implementation::Logits, Tiling::default()),
-        ("chunks", Implementation::Fused, chunks(5)),
-        ("panels", Implementation::Fused, panels(16)),
-    ];
-    for (i, (name, implementation, tiling)) in implementations.into_iter().enumerate() {
+    for (i, (name, implementation, tiling)) in implementations().into_iter().enumerate() {
         let (dtype, layout) = (DTYPES[i % 2], [HeadLayout::VocabHidden, HeadLayout::HiddenVocab][i / 2]);
         let case = Case::new(&loss, &Shape { dtype, layout, bias: true, temperatures, ..SMALL }, 3);
-        let request = case.request(&loss, implementation, tiling.clone());
-        check(name, &mut backend().plan_on_device(&request).unwrap(), &case, &loss, request.gradients);
+        let request = case.request(&loss, implementation, tiling);
+        check_on(&backend(), name, &case, &request);
         // Tokens are sharded on one axis; the vocabulary, which 2 does not divide, on the other.
-        let name = format!("{name} on a mesh");
-        check(&name, &mut on_mesh(2, 2).plan_on_device(&request).unwrap(), &case, &loss, request.gradients);
+        check_on(&on_mesh(2, 2), &format!("{name} on a mesh"), &case, &request);
     }
 }
 

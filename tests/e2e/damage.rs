@@ -1,6 +1,6 @@
 //! A damaged checkpoint is never used and never dropped in silence.
 
-use crate::support::{Runs, assert_same_run, names, refuse, succeed};
+use crate::support::{Runs, assert_has, assert_same_run, copy, names};
 
 const SETTINGS: [&str; 4] = ["warmup.steps=2", "grpo.max_steps=6", "run.save_steps=2", "loss.beta=0.01"];
 
@@ -8,6 +8,7 @@ const SETTINGS: [&str; 4] = ["warmup.steps=2", "grpo.max_steps=6", "run.save_ste
 fn damage_names_the_file_and_the_last_good_checkpoint() {
     let runs = Runs::new(&SETTINGS);
     runs.train("a");
+    copy(&runs.path("a"), &runs.path("whole"));
     let newest = runs.path("a/checkpoints/step-000006");
     let metrics = std::fs::read(runs.path("a/metrics.jsonl")).expect("metrics");
     for file in ["model.safetensors", "optimizer.safetensors", "reference.safetensors", "state.json", "SHA256SUMS"] {
@@ -30,25 +31,18 @@ fn damage_names_the_file_and_the_last_good_checkpoint() {
                 Some(bytes) => std::fs::write(&path, bytes).expect("written"),
                 None => std::fs::remove_file(&path).expect("removed"),
             }
-            let text = refuse(&["train", "--resume", &runs.text("a")]);
-            assert!(text.contains("damaged checkpoint") && text.contains("step-000006/"), "{file} {kind}: {text}");
+            let text = runs.resume("a").refuse();
             assert!(text.contains(file) || file == "SHA256SUMS", "{file} {kind}: {text}");
-            assert!(text.contains("the last good checkpoint is step-000004"), "{file} {kind}: {text}");
-            assert!(text.contains("--from step-000004"), "{file} {kind}: {text}");
+            let good = ["the last good checkpoint is step-000004", "--from step-000004"];
+            assert_has(&text, &[&["damaged checkpoint", "step-000006/"], &good[..]].concat());
         }
         std::fs::write(&path, good).expect("written");
     }
     assert_eq!(std::fs::read(runs.path("a/metrics.jsonl")).expect("metrics"), metrics, "nothing is lost");
-    succeed(&["train", "--resume", &runs.text("a")]);
-}
-
-#[test]
-fn the_way_out_that_the_error_names_works() {
-    let runs = Runs::new(&SETTINGS);
-    runs.train("whole");
-    runs.train("a");
-    std::fs::write(runs.path("a/checkpoints/step-000006/model.safetensors"), "x").expect("written");
-    succeed(&["train", "--resume", &runs.text("a"), "--from", "step-000004"]);
+    runs.resume("a").succeed();
+    // The option that the error names.
+    runs.write("a/checkpoints/step-000006/model.safetensors", "x");
+    runs.resume("a").args(["--from", "step-000004"]).succeed();
     assert_same_run(&runs.path("whole"), &runs.path("a"));
     assert!(names(&runs.path("a/checkpoints")).contains(&"step-000006.old-1".to_owned()), "kept, under another name");
 }
@@ -60,10 +54,10 @@ fn no_good_checkpoint_and_missing_rows_are_said() {
     let metrics = runs.path("a/metrics.jsonl");
     let rows = std::fs::read(&metrics).expect("metrics");
     std::fs::write(&metrics, &rows[..rows.len() / 2]).expect("written");
-    let text = refuse(&["train", "--resume", &runs.text("a")]);
-    assert!(text.contains("metrics.jsonl") && text.contains("rows are missing"), "{text}");
+    let text = runs.resume("a").refuse();
+    assert_has(&text, &["metrics.jsonl", "rows are missing"]);
     std::fs::write(&metrics, &rows).expect("written");
-    std::fs::write(runs.path("a/checkpoints/step-000002/state.json"), "{}").expect("written");
-    let text = refuse(&["train", "--resume", &runs.text("a")]);
+    runs.write("a/checkpoints/step-000002/state.json", "{}");
+    let text = runs.resume("a").refuse();
     assert!(text.contains("no other checkpoint"), "{text}");
 }

@@ -1,6 +1,6 @@
 //! A device that is lost in the middle of a step: the run ends with the command that goes on, and the command goes on.
 
-use crate::support::{grpo_with_quick_cpu, names, stderr, stdout, tiny};
+use crate::support::{assert_has, named_call, names, tiny};
 use grpo_core::{LossOutput, Scores};
 use grpo_files::Layers;
 use grpo_run::Run;
@@ -12,6 +12,15 @@ use policy::{
 use policy_pjrt::{PjrtPolicy, PjrtPolicyOptions, Runtime};
 use std::sync::atomic::AtomicBool;
 use trainer::{Parts, TrainConfig, Trainer};
+
+/// Defines methods that call the wrapped policy.
+macro_rules! forward {
+    ($(fn $name:ident($self:ident: $receiver:ty $(, $argument:ident: $type:ty)*) -> $result:ty;)*) => {$(
+        fn $name($self: $receiver $(, $argument: $type)*) -> $result {
+            $self.policy.$name($($argument),*)
+        }
+    )*};
+}
 
 /// A policy on a device whose weights are gone in the second step of GRPO, as those of a device that is lost are.
 struct Lost {
@@ -29,59 +38,25 @@ impl Policy for Lost {
         }
         self.policy.step(batches, loss, rate)
     }
-    fn num_parameters(&self) -> usize {
-        self.policy.num_parameters()
-    }
-    fn context_length(&self) -> usize {
-        self.policy.context_length()
-    }
-    fn generate(&mut self, request: &RolloutRequest<'_>) -> Result<Vec<Completion>> {
-        self.policy.generate(request)
-    }
-    fn score(&mut self, of: Weights, batches: &[SequenceBatch<'_>]) -> Result<Scores> {
-        self.policy.score(of, batches)
-    }
-    fn accumulate(&mut self, batches: &[SequenceBatch<'_>], loss: StepLoss) -> Result<LossOutput> {
-        self.policy.accumulate(batches, loss)
-    }
-    fn apply(&mut self, rate: f64) -> Result<UpdateReport> {
-        self.policy.apply(rate)
-    }
-    fn skip(&mut self) -> Result<UpdateReport> {
-        self.policy.skip()
-    }
-    fn reset_optimizer(&mut self, config: &AdamWConfig) -> Result<()> {
-        self.policy.reset_optimizer(config)
-    }
-    fn optimizer_steps(&self) -> u64 {
-        self.policy.optimizer_steps()
-    }
-    fn has_ref_policy(&self) -> bool {
-        self.policy.has_ref_policy()
-    }
-    fn freeze_ref_policy(&mut self) -> Result<()> {
-        self.policy.freeze_ref_policy()
-    }
-    fn mix_ref_policy(&mut self, alpha: f64) -> Result<()> {
-        self.policy.mix_ref_policy(alpha)
-    }
-    fn begin(&mut self) -> Result<()> {
-        self.policy.begin()
-    }
-    fn commit(&mut self) {
-        self.policy.commit();
-    }
-    fn roll_back(&mut self) -> Result<()> {
-        self.policy.roll_back()
-    }
-    fn export(&self, group: StateGroup, sink: &mut dyn TensorSink) -> Result<()> {
-        self.policy.export(group, sink)
-    }
-    fn import_weights(&mut self, weights: &dyn TensorSource) -> Result<()> {
-        self.policy.import_weights(weights)
-    }
-    fn import(&mut self, state: &PolicyState<'_>) -> Result<()> {
-        self.policy.import(state)
+    forward! {
+        fn num_parameters(self: &Self) -> usize;
+        fn context_length(self: &Self) -> usize;
+        fn generate(self: &mut Self, request: &RolloutRequest<'_>) -> Result<Vec<Completion>>;
+        fn score(self: &mut Self, of: Weights, batches: &[SequenceBatch<'_>]) -> Result<Scores>;
+        fn accumulate(self: &mut Self, batches: &[SequenceBatch<'_>], loss: StepLoss) -> Result<LossOutput>;
+        fn apply(self: &mut Self, rate: f64) -> Result<UpdateReport>;
+        fn skip(self: &mut Self) -> Result<UpdateReport>;
+        fn reset_optimizer(self: &mut Self, config: &AdamWConfig) -> Result<()>;
+        fn optimizer_steps(self: &Self) -> u64;
+        fn has_ref_policy(self: &Self) -> bool;
+        fn freeze_ref_policy(self: &mut Self) -> Result<()>;
+        fn mix_ref_policy(self: &mut Self, alpha: f64) -> Result<()>;
+        fn begin(self: &mut Self) -> Result<()>;
+        fn commit(self: &mut Self) -> ();
+        fn roll_back(self: &mut Self) -> Result<()>;
+        fn export(self: &Self, group: StateGroup, sink: &mut dyn TensorSink) -> Result<()>;
+        fn import_weights(self: &mut Self, weights: &dyn TensorSource) -> Result<()>;
+        fn import(self: &mut Self, state: &PolicyState<'_>) -> Result<()>;
     }
 }
 
@@ -97,9 +72,9 @@ fn a_device_that_is_lost_in_a_step_leaves_a_run_that_the_named_command_goes_on_w
         "eval.eval_steps=0",
         "run.save_steps=1",
     ];
-    let folder = tempfile::tempdir().expect("a temporary folder");
+    let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("run");
-    let layers = Layers::new().file(&tiny()).expect("the configuration is read");
+    let layers = Layers::new().file(tiny().as_ref()).expect("the configuration is read");
     let layers = layers.set(&settings.map(str::to_owned)).expect("the settings are legal");
     let host = TrainConfig::from_layers(layers).expect("the configuration is legal");
 
@@ -123,18 +98,12 @@ fn a_device_that_is_lost_in_a_step_leaves_a_run_that_the_named_command_goes_on_w
     drop(run);
     let text = error.to_string();
     assert!(matches!(error, grpo_run::Error::PolicyFailed { .. }), "{text}");
-    for words in ["running `", "is intact", "last good checkpoint is step-000001"] {
-        assert!(text.contains(words), "{words}: {text}");
-    }
+    assert_has(&text, &["running `", "is intact", "last good checkpoint is step-000001"]);
     let last = || names(&path.join("checkpoints")).into_iter().rfind(|name| name.starts_with("step-"));
     assert_eq!(last().as_deref(), Some("step-000001"));
 
-    // The command as it stands there.
-    let (_, way) = text.split_once("`grpo ").expect("a command");
-    let (way, _) = way.split_once('`').expect("its end");
-    let way: Vec<&str> = way.split(' ').collect();
-    let output = grpo_with_quick_cpu(&way).output().expect("the binary starts");
-    assert_eq!(output.status.code(), Some(0), "{way:?}\n{}{}", stdout(&output), stderr(&output));
+    // The command that the error names.
+    named_call(&text).quick_cpu().succeed();
     assert_eq!(last().as_deref(), Some("step-000003"));
     assert!(path.join("summary.json").exists());
 }

@@ -1,7 +1,6 @@
 //! Errors say what is wrong once.
 
-use crate::support::{command, refused, succeed, tiny};
-use std::path::Path;
+use crate::support::{Runs, batch, grpo, succeed, tiny};
 
 /// Parts of a message that are too short to be noticed when they come twice.
 const SHORT: usize = 12;
@@ -21,24 +20,17 @@ fn repetitions_are_seen() {
 
 #[test]
 fn no_error_repeats_its_cause() {
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let write = |name: &str, text: &[u8]| {
-        let path = folder.path().join(name);
-        std::fs::write(&path, text).expect("a file");
-        path.display().to_string()
-    };
-    let batch = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/c01_grpo_token_full.safetensors");
-    let cut = write("cut.safetensors", &std::fs::read(&batch).expect("a batch")[..300]);
-    let batch = batch.display().to_string();
-    let half = write("half.yaml", b"seed: [1");
-    let unknown = write("unknown.yaml", b"sed: 1\n");
-    let wrong = write("wrong.yaml", b"grpo: { max_steps: many }\n");
-    let loss = write("loss.yaml", b"beta: -1\n");
-    let variant = write("variant.yaml", b"variants: { a: { tilling: {} } }\n");
-    let budget = write("budget.yaml", b"variants: { a: { tiling: { workspace_budget: 10 } } }\n");
-    let library = write("plugin.so", b"not a library");
-    let run = folder.path().join("run").display().to_string();
-    let tiny = tiny().display().to_string();
+    let folder = Runs::new(&[]);
+    let batch = batch("c01_grpo_token_full");
+    let cut = folder.write("cut.safetensors", &std::fs::read(&batch).expect("a batch")[..300]);
+    let half = folder.write("half.yaml", "seed: [1");
+    let unknown = folder.write("unknown.yaml", "sed: 1\n");
+    let wrong = folder.write("wrong.yaml", "grpo: { max_steps: many }\n");
+    let loss = folder.write("loss.yaml", "beta: -1\n");
+    let variant = folder.write("variant.yaml", "variants: { a: { tilling: {} } }\n");
+    let budget = folder.write("budget.yaml", "variants: { a: { tiling: { workspace_budget: 10 } } }\n");
+    let library = folder.write("plugin.so", "not a library");
+    let (run, tiny) = (folder.text("run"), tiny());
 
     let nowhere = "/proc/nowhere/there";
     let commands: &[&[&str]] = &[
@@ -100,10 +92,8 @@ fn no_error_repeats_its_cause() {
         assert!(commands.iter().any(|arguments| arguments[0] == name), "no refusal of `grpo {name}` is looked at");
     }
     for arguments in commands {
-        let mut command = command(arguments);
         // A cache that nobody can make.
-        let output = command.env("XDG_CACHE_HOME", "/proc/nowhere").current_dir(folder.path()).output();
-        let text = refused(arguments, &output.expect("the binary starts"));
+        let text = grpo(*arguments).env("XDG_CACHE_HOME", "/proc/nowhere").at(&folder.path("")).refuse();
         assert_eq!(repeated(&text), None, "{arguments:?}: {text}");
     }
 }

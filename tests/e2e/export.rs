@@ -1,7 +1,7 @@
 //! The section `export` of a run: number types and sizes of the files that it leaves.
 
-use crate::support::{Runs, json, names, succeed};
-use crate::tiny_model::{prepare, tensors, train};
+use crate::support::{Runs, grpo, json, names, succeed};
+use crate::tiny_model::{tensors, train};
 use half::bf16;
 use safetensors::{Dtype, SafeTensors};
 use std::collections::BTreeMap;
@@ -21,8 +21,7 @@ fn stored(folder: &Path) -> BTreeMap<String, (Dtype, String)> {
 
 #[test]
 fn weights_have_the_number_type_and_the_shards_that_are_asked_for_and_are_read_again() {
-    let runs = Runs::new(&[]);
-    prepare(&runs);
+    let runs = Runs::small();
     let limit = 20_000;
     train(&runs, "model", "a", &["export.dtype=bfloat16", &format!("export.max_shard_size={limit}")]);
     let left = runs.path("a/model");
@@ -47,16 +46,8 @@ fn weights_have_the_number_type_and_the_shards_that_are_asked_for_and_are_read_a
     }
 
     // They are those that were trained, rounded once.
-    succeed(&[
-        "export",
-        &runs.text("a"),
-        "--set",
-        "export.dtype=float32",
-        "--set",
-        "export.max_shard_size=5000000000",
-        "--to",
-        &runs.text("whole"),
-    ]);
+    let wide = ["export.dtype=float32", "export.max_shard_size=5000000000"];
+    grpo(["export", &runs.text("a"), "--to", &runs.text("whole")]).set(wide).succeed();
     let whole = runs.path("whole");
     assert!(stored(&whole).values().all(|(dtype, file)| *dtype == Dtype::F32 && file == "model.safetensors"));
     assert!(!whole.join("model.safetensors.index.json").exists());

@@ -1,22 +1,17 @@
 //! `grpo init`: a configuration for a model and rows, which runs as it is.
 
-use crate::support::{Runs, command, grpo, json, refuse, refused, rows, stderr, stdout, succeed};
-use crate::tiny_model::prepare;
+use crate::support::{Call, Runs, assert_has, grpo, json};
 use serde_json::{Value, json};
-use std::path::PathBuf;
-use std::process::Output;
 
-/// `grpo init` for the model and the rows of `runs`, run in their folder.
-fn init(runs: &Runs, more: &[&str]) -> Output {
-    let arguments = [&["init", "--model", "model", "--data", "rows.jsonl"][..], more].concat();
-    command(&arguments).current_dir(runs.path("")).output().expect("the binary starts")
+/// Calls `grpo init` for the model and the rows of `runs`, in their folder.
+fn init(runs: &Runs, settings: &[&str]) -> Call {
+    grpo(["init", "--model", "model", "--data", "rows.jsonl"]).set(settings).at(&runs.path(""))
 }
 
-/// The file that `grpo init` has written.
-fn written(runs: &Runs, more: &[&str]) -> String {
-    let output = init(runs, &[&["--force"][..], more].concat());
-    assert_eq!(output.status.code(), Some(0), "{}{}", stdout(&output), stderr(&output));
-    std::fs::read_to_string(runs.path("train.yaml")).expect("a file")
+/// Returns the file that `grpo init` writes.
+fn written(runs: &Runs, settings: &[&str]) -> String {
+    init(runs, settings).args(["--force"]).succeed();
+    runs.read("train.yaml")
 }
 
 /// Its keys.
@@ -24,75 +19,53 @@ fn keys(text: &str) -> Value {
     serde_saphyr::from_str(text).expect("YAML")
 }
 
-fn refusal(runs: &Runs, more: &[&str]) -> String {
-    let text = refused(&["init"], &init(runs, more));
+fn refusal(runs: &Runs, settings: &[&str]) -> String {
+    let text = init(runs, settings).refuse();
     assert!(!runs.path("train.yaml").exists(), "{text}");
     text
 }
 
-fn write_rows(runs: &Runs, row: impl Fn(usize) -> Value) {
-    write_count(runs, 60, row);
-}
-
-fn write_count(runs: &Runs, count: usize, row: impl Fn(usize) -> Value) {
-    let text: String = (0..count).map(|i| format!("{}\n", row(i))).collect();
-    std::fs::write(runs.path("rows.jsonl"), text).expect("rows");
-}
-
-/// A few steps of the file as it is, in the folder of `runs`.
-fn train(runs: &Runs, name: &str) -> PathBuf {
-    let steps = ["--set", "grpo.max_steps=2"];
-    let arguments = [&["train", "--config", "train.yaml", "--run-dir", name][..], &steps].concat();
-    let output = command(&arguments).current_dir(runs.path("")).output().expect("the binary starts");
-    assert_eq!(output.status.code(), Some(0), "{}{}", stdout(&output), stderr(&output));
-    assert!(!stderr(&output).contains("a text is sent as it is"), "{}", stderr(&output));
-    runs.path(name)
+/// Trains the file as it is for a few steps.
+fn train(runs: &Runs, name: &str) {
+    let train = grpo(["train", "--config", "train.yaml", "--run-dir", name]).set(["grpo.max_steps=2"]);
+    let said = train.at(&runs.path("")).exit(0);
+    assert!(!said.stderr.contains("a text is sent as it is"), "{said}");
 }
 
 #[test]
 fn the_first_hour_of_the_readme_begins_with_init() {
-    let runs = Runs::new(&[]);
-    prepare(&runs);
-    let output = init(&runs, &[]);
-    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
-    let said = stdout(&output);
-    for words in [
-        "a context of 256 tokens and a chat template; all of them are trained",
-        "rows.jsonl: 60 rows with the columns `question` (60 texts), `answer` (60 texts); ",
-        "column `question`, a text that becomes a user's message, which the chat template renders",
-        "answer     column `answer`",
-        "rewards    correct x 1",
-        "wrote train.yaml; next:\n  grpo data --config train.yaml ",
-        "\n  grpo train train.yaml ",
-        "\n  grpo report runs/model-001 ",
-    ] {
-        assert!(said.contains(words), "{words}: {said}");
-    }
-    let text = std::fs::read_to_string(runs.path("train.yaml")).expect("a file");
+    let runs = Runs::small();
+    let said = init(&runs, &[]).succeed();
+    assert_has(
+        &said,
+        &[
+            "a context of 256 tokens and a chat template; all of them are trained",
+            "rows.jsonl: 60 rows with the columns `question` (60 texts), `answer` (60 texts); ",
+            "column `question`, a text that becomes a user's message, which the chat template renders",
+            "answer     column `answer`",
+            "rewards    correct x 1",
+            "wrote train.yaml; next:\n  grpo data --config train.yaml ",
+            "\n  grpo train train.yaml ",
+            "\n  grpo report runs/model-001 ",
+        ],
+    );
+    let text = runs.read("train.yaml");
     for line in said.lines().filter(|line| line.starts_with("  grpo ")) {
-        assert!(text.contains(&format!("# {line}\n")), "{line}: {text}");
+        assert_has(&text, &[&format!("# {line}\n")]);
     }
-    let in_folder = |arguments: &[&str]| {
-        let output = command(arguments).current_dir(runs.path("")).output().expect("the binary starts");
-        assert_eq!(output.status.code(), Some(0), "{arguments:?}: {}{}", stdout(&output), stderr(&output));
-        stdout(&output)
-    };
     // The printed commands, with fewer steps.
-    let shown = in_folder(&["data", "--config", "train.yaml"]);
-    assert!(shown.contains("<|im_start|>user\nWhat is ") && shown.contains("correct"), "{shown}");
-    let short = ["--set", "grpo.max_steps=2", "--set", "eval.eval_steps=1"];
-    let trained = in_folder(&[&["train", "train.yaml"][..], &short].concat());
-    assert!(trained.contains("2 GRPO steps") && trained.contains("held-out pass@1"), "{trained}");
-    let run = runs.path("runs/model-001");
-    assert!(run.join("model/model.safetensors").is_file());
-    let page = in_folder(&["report", "runs/model-001"]);
-    assert!(page.contains("wrote report.html (1 run"), "{page}");
+    let shown = grpo(["data", "--config", "train.yaml"]).at(&runs.path("")).succeed();
+    assert_has(&shown, &["<|im_start|>user\nWhat is ", "correct"]);
+    let train = grpo(["train", "train.yaml"]).set(["grpo.max_steps=2", "eval.eval_steps=1"]);
+    assert_has(&train.at(&runs.path("")).succeed(), &["2 GRPO steps", "held-out pass@1"]);
+    assert!(runs.path("runs/model-001/model/model.safetensors").is_file());
+    let page = grpo(["report", "runs/model-001"]).at(&runs.path("")).succeed();
+    assert_has(&page, &["wrote report.html (1 run"]);
 }
 
 #[test]
 fn every_key_of_the_file_has_a_comment_and_the_default_of_a_model_that_is_read() {
-    let runs = Runs::new(&[]);
-    prepare(&runs);
+    let runs = Runs::small();
     let text = written(&runs, &[]);
     let lines: Vec<&str> = text.lines().collect();
     let mut found = 0;
@@ -121,260 +94,200 @@ fn every_key_of_the_file_has_a_comment_and_the_default_of_a_model_that_is_read()
     assert!((200..256).contains(&length), "{length}");
     assert_eq!(without_length, expected, "{text}");
     // They are those of the program.
-    let printed = succeed(&["train", "--config", &runs.text("train.yaml"), "--print-config"]);
-    assert!(printed.contains("learning_rate: 1.0e-6"), "{printed}");
+    let printed = grpo(["train", "--print-config", "--config", &runs.text("train.yaml")]).succeed();
+    assert_has(&printed, &["learning_rate: 1.0e-6"]);
 }
 
 #[test]
 fn columns_of_other_names_are_found_and_the_file_trains() {
-    let runs = Runs::new(&[]);
-    prepare(&runs);
-    let user = |text: String| json!({"role": "user", "content": text});
+    let runs = Runs::small();
     let question = |i: usize| format!("What is {i} + 1?");
-    type Row = Box<dyn Fn(usize) -> Value>;
-    let cases: Vec<(&str, Row, Value, &str)> = vec![
-        (
-            "messages",
-            Box::new(move |i| {
-                let right = json!({"role": "assistant", "content": format!("#### {}", i + 1)});
-                json!({"messages": [user(question(i)), right]})
-            }),
-            json!({}),
-            "correct",
-        ),
+    let user = |i: usize| json!({"role": "user", "content": question(i)});
+    let right = |text: String| json!({"role": "assistant", "content": text});
+    let cases: [(&str, &dyn Fn(usize) -> Value, Value, &str); 6] = [
+        ("messages", &|i| json!({"messages": [user(i), right(format!("#### {}", i + 1))]}), json!({}), "correct"),
         (
             "solution",
-            Box::new(move |i| json!({"prompt": [user(question(i))], "solution": format!("\\boxed{{{}}}", i + 1)})),
+            &|i| json!({"prompt": [user(i)], "solution": format!("\\boxed{{{}}}", i + 1)}),
             json!({"answer_column": "solution"}),
             "correct",
         ),
         (
             "truth",
-            Box::new(move |i| json!({"problem": question(i), "ground_truth": i + 1, "level": 3})),
+            &|i| json!({"problem": question(i), "ground_truth": i + 1, "level": 3}),
             json!({"prompt_column": "problem", "answer_column": "ground_truth", "apply_chat_template": true}),
             "correct",
         ),
         (
             "chat",
-            Box::new(move |i| {
-                let right = json!({"role": "assistant", "content": format!("{}", i + 1)});
-                json!({"id": format!("row {i}"), "dialogue": [user(question(i)), right]})
-            }),
+            &|i| json!({"id": format!("row {i}"), "dialogue": [user(i), right(format!("{}", i + 1))]}),
             json!({"messages_column": "dialogue"}),
             "correct",
         ),
         (
             "verl",
-            Box::new(
-                move |i| json!({"prompt": [user(question(i))], "reward_model": {"style": "rule", "ground_truth": [format!("{}", i + 1)]}}),
-            ),
+            &|i| json!({"prompt": [user(i)], "reward_model": {"style": "rule", "ground_truth": [format!("{}", i + 1)]}}),
             json!({"answer_column": "reward_model.ground_truth"}),
             "correct",
         ),
         (
             "words",
-            Box::new(|i| {
+            &|i| {
                 let (pupil, city) = [("France", "Paris"), ("Spain", "Madrid")][i % 2];
                 json!({"query": format!("{i}. Which is the capital of {pupil}?"), "label": city})
-            }),
+            },
             json!({"prompt_column": "query", "answer_column": "label", "apply_chat_template": true}),
             "normalized",
         ),
     ];
     for (name, row, expected, reward) in cases {
-        write_rows(&runs, row);
+        runs.write_rows(60, row);
         let keys = keys(&written(&runs, &[]));
         let mut data = keys["data"].as_object().expect("a section").clone();
         assert_eq!(data.remove("files"), Some(json!("rows.jsonl")));
         assert_eq!(data.remove("held_out_fraction"), Some(json!(0.1)));
         assert_eq!(Value::Object(data), expected, "{name}");
         assert_eq!(keys["rewards"], json!({reward: 1}), "{name}");
-        let run = train(&runs, name);
-        let metrics = rows(&run.join("metrics.jsonl"));
+        train(&runs, name);
         let rewarded = format!("rewards/{reward}/mean");
-        assert!(metrics.iter().any(|row| row.get(&rewarded).is_some()), "{name}: {metrics:?}");
-        assert!(metrics.iter().any(|row| row["phase"] == "eval"), "{name}: nothing is evaluated");
+        assert!(runs.metrics(name).iter().any(|row| row.get(&rewarded).is_some()), "{name}");
+        assert!(!runs.phase(name, "eval").is_empty(), "{name}: nothing is evaluated");
     }
 }
 
 #[test]
 fn a_model_without_a_chat_template_gets_texts() {
-    let runs = Runs::new(&[]);
-    prepare(&runs);
+    let runs = Runs::small();
     std::fs::remove_file(runs.path("model/chat_template.jinja")).expect("a template");
-    let config = runs.path("model/tokenizer_config.json");
-    let mut tokens = json(&config);
+    let mut tokens = json(&runs.path("model/tokenizer_config.json"));
     tokens.as_object_mut().expect("an object").remove("chat_template");
-    std::fs::write(&config, tokens.to_string()).expect("a file");
+    runs.write("model/tokenizer_config.json", tokens.to_string());
     let text = written(&runs, &[]);
     assert!(text.contains("no chat template") && !text.contains("apply_chat_template"), "{text}");
     train(&runs, "text");
     std::fs::remove_file(runs.path("train.yaml")).expect("a file");
-    write_rows(&runs, |i| json!({"messages": [{"role": "user", "content": format!("{i}")}], "answer": i}));
+    runs.write_rows(60, |i| json!({"messages": [{"role": "user", "content": format!("{i}")}], "answer": i}));
     let text = refusal(&runs, &[]);
-    assert!(text.contains("the model has no chat template") && text.contains("chat_template: chatml.jinja"), "{text}");
+    assert_has(&text, &["the model has no chat template", "chat_template: chatml.jinja"]);
 }
 
 #[test]
 fn few_rows_are_all_trained_on() {
-    let runs = Runs::new(&[]);
-    prepare(&runs);
-    write_count(&runs, 3, |i| json!({"question": format!("What is {i} + 1?"), "answer": i + 1}));
+    let runs = Runs::small();
+    runs.write_rows(3, |i| json!({"question": format!("What is {i} + 1?"), "answer": i + 1}));
     let keys = keys(&written(&runs, &[]));
     assert_eq!((&keys["data"]["held_out_fraction"], &keys["eval"]), (&json!(0), &Value::Null));
     assert_eq!(keys["grpo"]["prompts_per_step"], 3);
-    let run = train(&runs, "few");
-    assert!(rows(&run.join("metrics.jsonl")).iter().all(|row| row["phase"] != "eval"));
-    write_count(&runs, 1, |_| json!({"question": "What is 1 + 1?", "answer": 2}));
-    let output = init(&runs, &["--force"]);
-    assert!(stdout(&output).contains("rows.jsonl: 1 row with the columns `question` (1 text)"), "{}", stdout(&output));
+    train(&runs, "few");
+    assert!(runs.phase("few", "eval").is_empty());
+    runs.write_rows(1, |_| json!({"question": "What is 1 + 1?", "answer": 2}));
+    let said = init(&runs, &[]).args(["--force"]).succeed();
+    assert_has(&said, &["rows.jsonl: 1 row with the columns `question` (1 text)"]);
     train(&runs, "one");
 }
 
 #[test]
 fn keys_of_the_user_are_in_the_file_and_win() {
-    let runs = Runs::new(&[]);
-    prepare(&runs);
-    write_rows(&runs, |i| json!({"a": format!("What is {i}?"), "b": format!("{i}"), "c": "x"}));
+    let runs = Runs::small();
+    runs.write_rows(60, |i| json!({"a": format!("What is {i}?"), "b": format!("{i}"), "c": "x"}));
     let text = refusal(&runs, &[]);
     let words = [
         "rows.jsonl: no column is the prompt of every row",
         "60 rows with the columns `a` (60 texts), `b` (60 texts), `c` (60 texts)",
         "--set data.prompt_column=",
     ];
-    assert!(words.iter().all(|word| text.contains(word)), "{text}");
-    let text = refusal(&runs, &["--set", "data.prompt_column=a"]);
+    assert_has(&text, &words);
+    let text = refusal(&runs, &["data.prompt_column=a"]);
     let words =
         ["no column has the right answer of every row", "--set data.answer_column=", "rewards.programs.judge.command"];
-    assert!(words.iter().all(|word| text.contains(word)), "{text}");
-    let set =
-        ["--set", "data.prompt_column=a", "--set", "data.answer_column=b", "--set", "optimizer.learning_rate=0.001"];
-    let keys_of = |text: &str| keys(text);
-    let chosen = keys_of(&written(&runs, &set));
+    assert_has(&text, &words);
+    let settings = ["data.prompt_column=a", "data.answer_column=b", "optimizer.learning_rate=0.001"];
+    let chosen = keys(&written(&runs, &settings));
     assert_eq!(chosen["data"]["answer_column"], "b");
     assert_eq!(chosen["optimizer"]["learning_rate"], 0.001);
     train(&runs, "own");
     // A reward that needs no answer.
-    let chosen = keys_of(&written(&runs, &["--set", "data.prompt_column=a", "--set", "rewards.terminated=2"]));
+    let chosen = keys(&written(&runs, &["data.prompt_column=a", "rewards.terminated=2"]));
     assert_eq!(chosen["rewards"], json!({"terminated": 2}));
     train(&runs, "no_answer");
-    // One with a secret: the file is for its owner alone.
-    let path = std::env::var("PATH").unwrap_or_default();
+    // With a secret, only the owner may read the file.
     let reward = "rewards.programs.judge={command: [sh, -c, 'cat'], env: {KEY: S3CR3T}}";
-    let arguments = [
-        "init",
-        "--model",
-        "model",
-        "--data",
-        "rows.jsonl",
-        "--force",
-        "--set",
-        "data.prompt_column=a",
-        "--set",
-        reward,
-    ];
-    let output = command(&arguments).env("PATH", path).current_dir(runs.path("")).output().expect("starts");
-    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
-    assert!(!stdout(&output).contains("S3CR3T"));
-    let mode =
-        std::os::unix::fs::PermissionsExt::mode(&runs.path("train.yaml").metadata().expect("a file").permissions());
-    assert_eq!(mode & 0o777, 0o600);
+    let said = init(&runs, &["data.prompt_column=a", reward]).args(["--force"]).with_path().succeed();
+    assert!(!said.contains("S3CR3T"));
+    let file = runs.path("train.yaml").metadata().expect("a file");
+    assert_eq!(std::os::unix::fs::PermissionsExt::mode(&file.permissions()) & 0o777, 0o600);
 }
 
 #[test]
 fn a_file_is_replaced_only_by_force_and_a_dash_is_standard_output() {
-    let runs = Runs::new(&[]);
-    prepare(&runs);
-    std::fs::write(runs.path("train.yaml"), "mine").expect("a file");
-    let text = refused(&["init"], &init(&runs, &[]));
-    assert!(
-        text.contains("train.yaml is there already") && text.contains("--force") && text.contains("--out"),
-        "{text}"
-    );
-    assert_eq!(std::fs::read(runs.path("train.yaml")).expect("a file"), b"mine");
-    let output = init(&runs, &["-o", "other.yaml"]);
-    assert!(
-        stdout(&output).contains("wrote other.yaml; next:\n  grpo data --config other.yaml "),
-        "{}",
-        stderr(&output)
-    );
-    let on_stdout = init(&runs, &["--out", "-"]);
-    assert_eq!(on_stdout.status.code(), Some(0));
-    assert_eq!(keys(&stdout(&on_stdout)), keys(&std::fs::read_to_string(runs.path("other.yaml")).expect("a file")));
-    assert!(stderr(&on_stdout).contains("column `question`"), "{}", stderr(&on_stdout));
-    assert_eq!(std::fs::read(runs.path("train.yaml")).expect("a file"), b"mine");
-    let text = refused(&["init"], &init(&runs, &["--out", "nowhere/train.yaml"]));
-    assert!(text.contains("nowhere"), "{text}");
+    let runs = Runs::small();
+    runs.write("train.yaml", "mine");
+    assert_has(&init(&runs, &[]).refuse(), &["train.yaml is there already", "--force", "--out"]);
+    assert_eq!(runs.read("train.yaml"), "mine");
+    let said = init(&runs, &[]).args(["-o", "other.yaml"]).succeed();
+    assert_has(&said, &["wrote other.yaml; next:\n  grpo data --config other.yaml "]);
+    let on_stdout = init(&runs, &[]).args(["--out", "-"]).exit(0);
+    assert_eq!(keys(&on_stdout.stdout), keys(&runs.read("other.yaml")));
+    assert_has(&on_stdout.stderr, &["column `question`"]);
+    assert_eq!(runs.read("train.yaml"), "mine");
+    assert_has(&init(&runs, &[]).args(["--out", "nowhere/train.yaml"]).refuse(), &["nowhere"]);
 }
 
 #[test]
 fn models_and_rows_that_do_not_say_enough_are_refused() {
-    let runs = Runs::new(&[]);
-    prepare(&runs);
-    let of = |model: &str, data: &str| {
-        refused(
-            &["init"],
-            &command(&["init", "--model", model, "--data", data])
-                .env("HF_HUB_OFFLINE", "1")
-                .current_dir(runs.path(""))
-                .output()
-                .expect("starts"),
-        )
-    };
-    assert!(of("nowhere", "rows.jsonl").contains("model \"nowhere\" was not found"));
-    let text = of("model", "rows.json");
-    assert!(text.contains("`data.files`: ") && text.contains("No such file"), "{text}");
-    assert!(of("model", "openai/gsm8k").contains("load_dataset('openai/gsm8k'"));
-    std::fs::write(runs.path("rows.jsonl"), "").expect("a file");
-    assert!(refusal(&runs, &[]).contains("rows.jsonl: expected rows, got an empty file"));
-    std::fs::write(runs.path("rows.jsonl"), "{\"question\": \"a\", \"answer\": \"1\"}\n{\"question\":\n")
-        .expect("a file");
-    assert!(refusal(&runs, &[]).contains("rows.jsonl, line 2: "));
-    // Some rows have no answer, and some no prompt.
-    write_rows(&runs, |i| json!({"question": format!("What is {i}?"), "answer": (i != 7).then_some(i)}));
-    assert!(refusal(&runs, &[]).contains("line 8"));
-    write_rows(&runs, |i| json!({"question": (i != 7).then(|| format!("What is {i}?")), "answer": i}));
-    let text = refusal(&runs, &[]);
-    assert!(text.contains("no column is the prompt of every row") && text.contains("`question` (59 texts)"), "{text}");
-    // Messages of another form, and answers that no completion repeats.
-    write_rows(&runs, |i| json!({"conversations": [{"from": "human", "value": format!("{i}")}], "answer": i}));
-    let text = refusal(&runs, &[]);
-    assert!(
-        text.contains("`conversations` (60 other lists or objects)") && text.contains("`role` and `content`"),
-        "{text}"
-    );
-    write_rows(
-        &runs,
-        |i| json!({"question": format!("Why {i}?"), "answer": format!("Because {i}. {}", "And so on. ".repeat(20))}),
-    );
-    let text = refusal(&runs, &[]);
-    assert!(text.contains("are long texts") && text.contains("rewards.programs.judge.command"), "{text}");
-    assert!(refuse(&["init", "--model", &runs.text("model"), "--data", &runs.text("model")]).contains("got a folder"));
-    let usage = grpo(&["init", "--model", "model"]);
-    assert!(stderr(&usage).contains("--data <FILE>"), "{}", stderr(&usage));
+    let runs = Runs::small();
+    for (model, data, words) in [
+        ("nowhere", "rows.jsonl", &["model \"nowhere\" was not found"][..]),
+        ("model", "rows.json", &["`data.files`: ", "No such file"]),
+        ("model", "openai/gsm8k", &["load_dataset('openai/gsm8k'"]),
+        ("model", "model", &["got a folder"]),
+    ] {
+        let call = grpo(["init", "--model", model, "--data", data]).env("HF_HUB_OFFLINE", "1");
+        assert_has(&call.at(&runs.path("")).refuse(), words);
+    }
+    for (rows, words) in [
+        ("", "rows.jsonl: expected rows, got an empty file"),
+        ("{\"question\": \"a\", \"answer\": \"1\"}\n{\"question\":\n", "rows.jsonl, line 2: "),
+    ] {
+        runs.write("rows.jsonl", rows);
+        assert_has(&refusal(&runs, &[]), &[words]);
+    }
+    let long = "And so on. ".repeat(20);
+    let cases: [(&dyn Fn(usize) -> Value, &[&str]); 4] = [
+        // Some rows have no answer, and some no prompt.
+        (&|i| json!({"question": format!("What is {i}?"), "answer": (i != 7).then_some(i)}), &["line 8"]),
+        (
+            &|i| json!({"question": (i != 7).then(|| format!("What is {i}?")), "answer": i}),
+            &["no column is the prompt of every row", "`question` (59 texts)"],
+        ),
+        // Messages of another form, and answers that no completion repeats.
+        (
+            &|i| json!({"conversations": [{"from": "human", "value": format!("{i}")}], "answer": i}),
+            &["`conversations` (60 other lists or objects)", "`role` and `content`"],
+        ),
+        (
+            &|i| json!({"question": format!("Why {i}?"), "answer": format!("Because {i}. {long}")}),
+            &["are long texts", "rewards.programs.judge.command"],
+        ),
+    ];
+    for (row, words) in cases {
+        runs.write_rows(60, row);
+        assert_has(&refusal(&runs, &[]), words);
+    }
+    assert_has(&grpo(["init", "--model", "model"]).output().stderr, &["--data <FILE>"]);
 }
 
 #[test]
 fn prompts_and_context_decide_how_long_completions_can_be() {
-    let runs = Runs::new(&[]);
-    prepare(&runs);
+    let runs = Runs::small();
     // Two rows of more than half of the context, which has 256 tokens.
-    write_rows(&runs, |i| {
+    runs.write_rows(60, |i| {
         let text = if i < 2 { "long ".repeat(30) } else { format!("What is {i} + 1?") };
         json!({"question": format!("{i} {text}"), "answer": i})
     });
-    let output = init(&runs, &[]);
-    let said = stdout(&output);
-    assert!(
-        said.contains("; 2 prompts with more than 128 are dropped; completions of up to 128"),
-        "{said}{}",
-        stderr(&output)
-    );
+    let said = init(&runs, &[]).succeed();
+    assert_has(&said, &["; 2 prompts with more than 128 are dropped; completions of up to 128"]);
     train(&runs, "long");
-    let output = init(&runs, &["--force", "--set", "rollout.max_completion_length=20"]);
-    assert!(
-        stdout(&output).contains("completions of up to 20") && !stdout(&output).contains("dropped"),
-        "{}",
-        stdout(&output)
-    );
+    let said = init(&runs, &["rollout.max_completion_length=20"]).args(["--force"]).succeed();
+    assert!(said.contains("completions of up to 20") && !said.contains("dropped"), "{said}");
 }

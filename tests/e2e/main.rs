@@ -15,6 +15,7 @@ mod evaluation;
 mod export;
 mod files;
 mod gradcheck;
+mod http;
 mod hub;
 mod init;
 mod learning;

@@ -1,27 +1,16 @@
 //! Terminals, pipes and machines are treated as what they are.
 
-use crate::support::{Runs, command, grpo, json, names, rows, stderr, stdout, tiny};
+use crate::support::{Call, Runs, assert_has, batch, grpo, json, names, rows};
 use console::{measure_text_width, strip_ansi_codes};
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{Winsize, tcsetwinsize};
 use std::fs::File;
 use std::io::Read;
 use std::os::unix::ffi::OsStringExt;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::path::PathBuf;
 
-fn batch() -> String {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden");
-    folder.join("c01_grpo_token_full.safetensors").display().to_string()
-}
-
-/// What the binary writes to a terminal of so many columns.
-pub(crate) fn on_terminal(columns: u16, arguments: &[&str]) -> String {
-    on_terminal_of(columns, command(arguments))
-}
-
-/// What a command writes to a terminal of so many columns.
-pub(crate) fn on_terminal_of(columns: u16, mut command: Command) -> String {
+/// Returns the output of a call that must succeed to a terminal with this number of columns.
+pub(crate) fn on_terminal(columns: u16, Call(mut command): Call) -> String {
     let terminal = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).expect("a terminal");
     grantpt(&terminal).expect("granted");
     unlockpt(&terminal).expect("unlocked");
@@ -30,7 +19,7 @@ pub(crate) fn on_terminal_of(columns: u16, mut command: Command) -> String {
     let name = ptsname(&terminal, vec![]).expect("a name");
     let name = PathBuf::from(std::ffi::OsString::from_vec(name.into_bytes()));
     let side = || File::options().read(true).write(true).open(&name).expect("the other side");
-    command.env("TERM", "xterm").stdout(side()).stderr(side()).stdin(Stdio::null());
+    command.env("TERM", "xterm").stdout(side()).stderr(side());
     let mut child = command.spawn().expect("the binary starts");
     // Its sides of the terminal are the last ones when it ends; then reading does, with an error.
     drop(command);
@@ -46,32 +35,25 @@ pub(crate) fn on_terminal_of(columns: u16, mut command: Command) -> String {
 
 #[test]
 fn a_table_is_a_list_on_a_narrow_terminal_and_whole_in_a_pipe() {
-    let batch = batch();
-    let arguments = ["parity", &batch, "--implementation", "fused"];
-    let piped = stdout(&grpo(&arguments));
+    let parity = || grpo(["parity", &batch("c01_grpo_token_full"), "--implementation", "fused"]);
+    let piped = parity().output().stdout;
     assert!(piped.contains("implementation   against") && piped.contains('─'), "{piped}");
-    let wide = on_terminal(80, &arguments);
-    assert_eq!(wide.replace('\r', ""), piped, "the table has room");
-    let narrow = on_terminal(40, &arguments).replace('\r', "");
-    assert!(narrow.contains("implementation: fused\nagainst: expected\ntensor: loss\n"), "{narrow}");
+    assert_eq!(on_terminal(80, parity()).replace('\r', ""), piped, "the table has room");
+    let narrow = on_terminal(40, parity()).replace('\r', "");
+    assert_has(&narrow, &["implementation: fused\nagainst: expected\ntensor: loss\n"]);
     // The first line is the file's name.
     let mut tables = narrow.lines().skip(1).take_while(|line| !line.starts_with("PASS"));
     assert!(tables.all(|line| measure_text_width(line) <= 40), "{narrow}");
 
-    let list = on_terminal(40, &["plugin", "list"]).replace('\r', "");
+    let list = on_terminal(40, grpo(["plugin", "list"])).replace('\r', "");
     assert!(list.contains("kind: cpu\nPJRT API: -\n") && !list.contains('─'), "{list}");
 }
 
 #[test]
 fn sampled_completions_are_a_table_on_a_terminal_and_nothing_in_a_pipe() {
-    let tiny = tiny().display().to_string();
-    let runs = Runs::new(&[]);
     let rewards = "rewards={correct: 1, terminated: 0.5}";
-    let settings = ["warmup.steps=1", "grpo.max_steps=2", "run.log_completions_steps=1", rewards];
-    let settings: Vec<&str> = settings.iter().flat_map(|setting| ["--set", setting]).collect();
-    let (first, second) = (runs.text("a"), runs.text("b"));
-    let train = |run| [vec!["train", &tiny, "--run-dir", run], settings.clone()].concat();
-    let text = on_terminal(100, &train(&first));
+    let runs = Runs::new(&["warmup.steps=1", "grpo.max_steps=2", "run.log_completions_steps=1", rewards]);
+    let text = on_terminal(100, runs.tiny("a"));
     let text = strip_ansi_codes(&text).into_owned();
     let header: Vec<Vec<&str>> = text
         .split(['\r', '\n'])
@@ -79,26 +61,20 @@ fn sampled_completions_are_a_table_on_a_terminal_and_nothing_in_a_pipe() {
         .filter(|words| words.first() == Some(&"step") && words.contains(&"prompt"))
         .collect();
     let expected = ["step", "prompt", "completion", "right", "correct", "terminated", "reward", "advantage"];
-    assert_eq!(
-        header.iter().map(|words| &words[..8.min(words.len())]).collect::<Vec<_>>(),
-        [&expected[..]; 2],
-        "{text}"
-    );
-    let piped = stdout(&grpo(&train(&second)));
+    let found: Vec<_> = header.iter().map(|words| &words[..8.min(words.len())]).collect();
+    assert_eq!(found, [&expected[..]; 2], "{text}");
+    let piped = runs.train("b");
     assert!(!piped.contains("advantage"), "{piped}");
-    let rows = rows(&runs.path("b").join("completions.jsonl"));
+    let rows = rows(&runs.path("b/completions.jsonl"));
     assert!(rows.iter().all(|row| row["rewards"]["correct"].is_number() && row["rewards"]["terminated"].is_number()));
 }
 
 #[test]
 fn the_line_of_progress_fits_and_is_made_of_whole_fields() {
-    let tiny = tiny().display().to_string();
     for columns in [30, 80] {
-        let runs = Runs::new(&[]);
-        let settings = ["--set", "grpo.max_steps=12", "--set", "run.log_completions_steps=0"];
-        let text = on_terminal(columns, &[&["train", &tiny, "--run-dir", &runs.text("a")], &settings[..]].concat());
-        let mut shown = 0;
-        let mut widest = 0;
+        let runs = Runs::new(&["grpo.max_steps=12", "run.log_completions_steps=0"]);
+        let text = on_terminal(columns, runs.tiny("a"));
+        let (mut shown, mut widest) = (0, 0);
         let lines = text.split(['\r', '\n']).map(|line| strip_ansi_codes(line).chars().collect::<Vec<char>>());
         // What is said above the bar is filled up with blanks to the terminal's last column, and the bar follows.
         let rows = lines.flat_map(|line| line.chunks(columns.into()).map(String::from_iter).collect::<Vec<String>>());
@@ -135,35 +111,26 @@ fn the_line_of_progress_fits_and_is_made_of_whole_fields() {
 
 #[test]
 fn a_pipe_gets_no_colours() {
-    let mut command = command(&["parity", &batch()]);
     // The one thing that is sure to be said.
-    let output = command.env("RAYON_NUM_THREADS", "many").output().expect("the binary starts");
-    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
-    assert!(stderr(&output).contains("RAYON_NUM_THREADS=many"), "{}", stderr(&output));
-    for text in [stdout(&output), stderr(&output)] {
-        assert!(!text.contains('\u{1b}'), "{text:?}");
+    let parity = grpo(["parity", &batch("c01_grpo_token_full")]).env("RAYON_NUM_THREADS", "many").exit(0);
+    assert_has(&parity.stderr, &["RAYON_NUM_THREADS=many"]);
+    let runs = Runs::new(&["grpo.max_steps=1"]);
+    let train = runs.tiny("a").env("GRPO_LOG", "info").exit(0);
+    assert_has(&train.stderr, &["saved"]);
+    for said in [parity, train] {
+        assert!(!said.to_string().contains('\u{1b}'), "{said:?}");
     }
-    let runs = Runs::new(&[]);
-    let tiny = tiny().display().to_string();
-    let run = runs.text("a");
-    let mut command = crate::support::command(&["train", &tiny, "--run-dir", &run, "--set", "grpo.max_steps=1"]);
-    let output = command.env("GRPO_LOG", "info").output().expect("the binary starts");
-    assert!(stderr(&output).contains("saved") && !stderr(&output).contains('\u{1b}'), "{:?}", stderr(&output));
-    assert!(!stdout(&output).contains('\u{1b}'), "{:?}", stdout(&output));
 }
 
 #[test]
 fn no_environment_starts_more_threads_than_the_machine_can_use() {
-    let runs = Runs::new(&[]);
-    let (tiny, run) = (tiny().display().to_string(), runs.text("a"));
-    let mut command = command(&["train", &tiny, "--run-dir", &run, "--set", "grpo.max_steps=1"]);
-    let output = command.env("RAYON_NUM_THREADS", "100000").output().expect("the binary starts");
-    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    let runs = Runs::new(&["grpo.max_steps=1"]);
+    let said = runs.tiny("a").env("RAYON_NUM_THREADS", "100000").exit(0).stderr;
     let most = backend_cpu::most_threads();
-    let said = format!("RAYON_NUM_THREADS=100000 is more than this machine can use: {most} threads are started");
-    assert!(stderr(&output).contains(&said), "{}", stderr(&output));
-    assert!(!rows(&runs.path("a").join("metrics.jsonl")).is_empty());
-    let checkpoints = runs.path("a").join("checkpoints");
+    let warning = format!("RAYON_NUM_THREADS=100000 is more than this machine can use: {most} threads are started");
+    assert_has(&said, &[&warning]);
+    assert!(!runs.metrics("a").is_empty());
+    let checkpoints = runs.path("a/checkpoints");
     let name = names(&checkpoints).into_iter().find(|name| name.starts_with("step-")).expect("a checkpoint");
     let state = json(&checkpoints.join(name).join("state.json"));
     assert_eq!(state["threads"].as_u64(), Some(most as u64), "{state}");

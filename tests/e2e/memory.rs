@@ -1,9 +1,8 @@
 //! What a training takes is said before it is loaded, and it is what the training takes.
 
-use crate::support::{Runs, command, rows, stderr, stdout};
-use crate::tiny_model::{arguments, prepare_shape, small};
+use crate::support::{Call, Runs, assert_has, grpo};
+use crate::tiny_model::{call, prepare_shape, small};
 use models::ModelConfig;
-use std::process::{Command, Output, Stdio};
 
 const MB: f64 = 1e6;
 
@@ -42,14 +41,10 @@ fn compare(micro_batches: &str) {
     prepare_shape(&runs, &shape);
     // Most ids are none of the tokenizer's, so that a completion is empty or not.
     let rewards = "rewards.regex={text: {pattern: '.'}}";
-    let arguments = arguments(&runs, "model", "a", &[rewards, micro_batches, "run.save_steps=0", "loss.beta=0"]);
-    let mut command = command(&arguments.iter().map(String::as_str).collect::<Vec<_>>());
-    let output = command.env("GRPO_LOG", "info").env("RAYON_NUM_THREADS", "2").output().expect("the binary starts");
-    let text = stderr(&output);
-    assert!(output.status.success(), "{text}");
-    let updates = rows(&runs.path("a/metrics.jsonl"));
-    let updates = updates.iter().filter(|row| row["phase"] == "grpo" && row["grad_norm"].as_f64() > Some(1e-3)).count();
-    assert_eq!(updates, 2, "both steps have gradients:\n{text}");
+    let call = call(&runs, "model", "a", &[rewards, micro_batches, "run.save_steps=0", "loss.beta=0"]);
+    let text = call.env("GRPO_LOG", "info").env("RAYON_NUM_THREADS", "2").exit(0).stderr;
+    let steps = runs.phase("a", "grpo");
+    assert!(steps.len() == 2 && steps.iter().all(|row| row["grad_norm"].as_f64() > Some(1e-3)), "{steps:?}");
     let total = text.lines().find_map(|line| line.trim().strip_prefix("total (")?.split_once(") "));
     let (_, total) = total.unwrap_or_else(|| panic!("a table:\n{text}"));
     // The kernel's own count, VmHWM.
@@ -62,22 +57,14 @@ fn compare(micro_batches: &str) {
     println!("{micro_batches}: {said:.0} MB said, {taken:.0} taken");
 }
 
-/// The address space of a process in kB: more than a refusal needs, and less than what is refused.
-const LIMIT: u64 = 6_000_000;
-
-/// The binary with a limit of its address space.
-fn limited(arguments: &[String]) -> Output {
-    let mut shell = Command::new("/bin/sh");
-    shell.env_clear().env("RAYON_NUM_THREADS", "2").stdin(Stdio::null());
-    shell.args(["-c", &format!("ulimit -v {LIMIT} && exec \"$@\""), "sh", env!("CARGO_BIN_EXE_grpo")]);
-    shell.args(arguments).output().expect("a shell")
+/// Limits the address space: to more than a refusal needs, and less than the refused settings need.
+fn limited(call: Call) -> Call {
+    call.env("RAYON_NUM_THREADS", "2").limited("-v 6000000")
 }
 
-/// The line of an error that a limited process ends with.
-fn refusal(arguments: &[String]) -> String {
-    let output = limited(arguments);
-    let text = stderr(&output);
-    assert_eq!(output.status.code(), Some(2), "{arguments:?}: {}{text}", stdout(&output));
+/// Returns the error of a limited call.
+fn refusal(call: Call) -> String {
+    let text = limited(call).exit(2).stderr;
     assert!(text.contains("error: ") && !text.contains("panicked") && !text.contains("allocation"), "{text}");
     text
 }
@@ -95,20 +82,18 @@ fn prompts_of_a_million_tokens_are_refused_by_the_table_of_memory() {
     let short = |i: usize| format!("{{\"question\": \"What is {i} + 1?\", \"answer\": \"{}\"}}\n", i + 1);
     let long = format!("{{\"question\": \"{}\", \"answer\": \"1\"}}\n", "7 ".repeat(500_000));
     let rows: String = (0..40).map(short).chain([long]).collect();
-    std::fs::write(runs.path("rows.jsonl"), rows).expect("rows");
+    runs.write("rows.jsonl", rows);
     let many = ["grpo.num_generations=64", "grpo.gradient_accumulation_steps=1", "rollout.max_completion_length=4096"];
     for more in [&many[..], &["grpo.num_generations=512", "grpo.gradient_accumulation_steps=1"]] {
-        let text = refusal(&arguments(&runs, "model", "a", more));
-        for words in
-            ["of memory are needed and ", " are free", "data.max_prompt_length", "keys and values", "activations"]
-        {
-            assert!(text.contains(words), "{words}: {text}");
-        }
+        let text = refusal(call(&runs, "model", "a", more));
+        assert_has(
+            &text,
+            &["of memory are needed and ", " are free", "data.max_prompt_length", "keys and values", "activations"],
+        );
         assert!(!runs.path("a").exists());
     }
     // The key that the table names.
-    let output = limited(&arguments(&runs, "model", "b", &["data.max_prompt_length=200", "grpo.max_steps=1"]));
-    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    limited(call(&runs, "model", "b", &["data.max_prompt_length=200", "grpo.max_steps=1"])).succeed();
 }
 
 #[test]
@@ -157,11 +142,10 @@ fn lengths_and_groups_without_bounds_are_refused_with_their_key() {
         (&["eval.num_problems=1000000000"], ["`eval.num_problems`", "at most "]),
         (&["warmup.batch_size=1000000000", "warmup.steps=1"], ["`warmup.batch_size`", "at most "]),
     ] {
-        let output = limited(&arguments(&runs, "model", "a", settings));
-        let text = stderr(&output);
-        let is_refused = output.status.code() == Some(2) && !text.contains("panicked");
-        if !(is_refused && words.iter().all(|word| text.contains(word))) {
-            missed.push(format!("{settings:?}: {:?} {text}", output.status));
+        let said = limited(call(&runs, "model", "a", settings)).output();
+        let is_refused = said.code == Some(2) && !said.stderr.contains("panicked");
+        if !(is_refused && words.iter().all(|word| said.stderr.contains(word))) {
+            missed.push(format!("{settings:?}: {said:?}"));
         }
         assert!(!runs.path("a").exists(), "{settings:?}");
     }
@@ -173,14 +157,8 @@ fn lengths_and_groups_without_bounds_are_refused_with_their_key() {
         "grpo.gradient_accumulation_steps=1000000000",
         "grpo.max_steps=1",
     ];
-    let output = limited(&arguments(&runs, "model", "far", &far));
-    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    limited(call(&runs, "model", "far", &far)).succeed();
     let settings =
         ["model.max_position_embeddings=1048576", "rollout.max_completion_length=1000000", "grpo.num_generations=4096"];
-    let new: Vec<String> = ["train", "--run-dir", &runs.text("new")]
-        .map(str::to_owned)
-        .into_iter()
-        .chain(settings.iter().flat_map(|setting| ["--set".to_owned(), (*setting).to_owned()]))
-        .collect();
-    assert!(refusal(&new).contains(table));
+    assert_has(&refusal(grpo(["train", "--run-dir", &runs.text("new")]).set(settings)), &[table]);
 }

@@ -1,59 +1,52 @@
 //! A run of a model folder in Hugging Face's layout: what it reads, what it leaves.
 
-use crate::support::{Runs, grpo, refuse, rows, stderr, succeed};
-use crate::tiny_model::{arguments, prepare, prepare_shape, small, tensors, train};
+use crate::support::{Runs, assert_has, grpo, json, refuse, succeed};
+use crate::tiny_model::{call, prepare_shape, small, tensors, train};
 use models::{Adapter, ModelConfig, ModelFolder};
 use serde_json::{Value, json};
-use std::path::Path;
 
-fn evaluations(run: &Path) -> Vec<f64> {
-    let rows = rows(&run.join("metrics.jsonl"));
-    let of_evaluations = rows.iter().filter(|row| row["phase"] == "eval");
-    of_evaluations.map(|row| row["eval/reward"].as_f64().expect("a mean reward")).collect()
+fn evaluations(runs: &Runs, run: &str) -> Vec<f64> {
+    let rows = runs.phase(run, "eval");
+    rows.iter().map(|row| row["eval/reward"].as_f64().expect("a mean reward")).collect()
 }
 
 #[test]
 fn what_a_run_leaves_is_a_model_that_the_next_run_reads() {
-    let runs = Runs::new(&[]);
-    prepare(&runs);
-    let text = train(&runs, "model", "a", &[]);
-    assert!(text.contains("a/model"), "{text}");
+    let runs = Runs::small();
+    assert_has(&train(&runs, "model", "a", &[]), &["a/model"]);
     let left = runs.path("a/model");
     for file in ["config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"] {
         let (before, after) = (std::fs::read(runs.path("model").join(file)), std::fs::read(left.join(file)));
         assert_eq!(before.unwrap(), after.unwrap(), "{file} is not carried byte for byte");
     }
-    let card = std::fs::read_to_string(left.join("README.md")).unwrap();
-    assert!(card.contains("library_name: transformers") && card.contains("max_steps: 2"), "{card}");
+    assert_has(&runs.read("a/model/README.md"), &["library_name: transformers", "max_steps: 2"]);
     assert_ne!(tensors(&left), tensors(&runs.path("model")), "it was trained");
-    let rows = rows(&runs.path("a/metrics.jsonl"));
+    let rows = runs.metrics("a");
     assert!(rows.iter().any(|row| row["phase"] == "grpo" && row["grad_norm"].as_f64() > Some(1e-3)), "{rows:?}");
     // The reference is the model that was read: the policy is it before the first update, and no longer after.
     let kl: Vec<f64> = rows.iter().filter_map(|row| row["kl"].as_f64()).collect();
     assert!(kl.len() == 2 && kl[0].abs() < 1e-6 && kl[1] > 1e-5, "{kl:?}");
     // Stopped after its first step, it goes on to the same bits.
     train(&runs, "model", "stopped", &["grpo.max_steps=1"]);
-    succeed(&["train", "--resume", &runs.text("stopped"), "--set", "grpo.max_steps=2"]);
+    runs.resume("stopped").set(["grpo.max_steps=2"]).succeed();
     assert_eq!(tensors(&runs.path("stopped/model")), tensors(&left));
     // The next run begins with the evaluation that this one has ended with.
     train(&runs, "a/model", "b", &["grpo.max_steps=1"]);
-    assert_eq!(evaluations(&runs.path("a")).last(), evaluations(&runs.path("b")).first());
+    assert_eq!(evaluations(&runs, "a").last(), evaluations(&runs, "b").first());
     // An earlier checkpoint is exported apart, nothing is written over.
     let (first, again) = (runs.text("first"), runs.text("a"));
-    succeed(&["export", &again, "--from", "step-000000", "--to", &first]);
+    succeed(["export", &again, "--from", "step-000000", "--to", &first]);
     assert_eq!(tensors(&runs.path("first")), tensors(&runs.path("model")), "nothing was trained by then");
-    let text = refuse(&["export", &again, "--to", &first]);
-    assert!(text.contains("first"), "{text}");
+    assert_has(&refuse(["export", &again, "--to", &first]), &["first"]);
 }
 
 #[test]
 fn adapters_are_trained_resumed_exported_and_merged() {
-    let runs = Runs::new(&[]);
-    prepare(&runs);
+    let runs = Runs::small();
     let lora = ["lora.r=4", "grpo.max_steps=3"];
     train(&runs, "model", "whole", &lora);
     train(&runs, "model", "a", &["lora.r=4", "grpo.max_steps=1"]);
-    succeed(&["train", "--resume", &runs.text("a"), "--set", "grpo.max_steps=3"]);
+    runs.resume("a").set(["grpo.max_steps=3"]).succeed();
     let shape = ModelFolder::open(&runs.path("model")).unwrap().config().clone();
     let of_run = |name: &str| {
         let adapter = Adapter::open(&runs.path(name).join("model"), &shape).unwrap();
@@ -63,11 +56,10 @@ fn adapters_are_trained_resumed_exported_and_merged() {
     assert_eq!(of_run("whole"), of_run("a"), "a run that was stopped ends with the same adapters");
     assert!(of_run("a").concat().iter().any(|value| *value != 0.0));
     // Merged, it is a whole model, whose matrices differ and whose norms do not.
-    succeed(&["export", &runs.text("a"), "--set", "export.merge_adapters=true", "--to", &runs.text("merged")]);
-    let changed = tensors(&runs.path("merged")).into_iter().zip(tensors(&runs.path("model"))).map(|(a, b)| a != b);
-    let parameters = shape.parameters();
-    for (parameter, changed) in parameters.iter().zip(changed) {
-        assert_eq!(changed, parameter.name.contains("_proj.weight"), "{}", parameter.name);
+    succeed(["export", &runs.text("a"), "--set", "export.merge_adapters=true", "--to", &runs.text("merged")]);
+    let [merged, before] = ["merged", "model"].map(|folder| tensors(&runs.path(folder)));
+    for (parameter, (a, b)) in shape.parameters().iter().zip(merged.iter().zip(&before)) {
+        assert_eq!(a != b, parameter.name.contains("_proj.weight"), "{}", parameter.name);
     }
 }
 
@@ -81,12 +73,9 @@ fn an_adapter_of_a_tied_head_is_merged_into_a_head_of_its_own() {
     // Of config.json one field has changed.
     let tied = before.config();
     assert_eq!(*after.config(), ModelConfig { tie_word_embeddings: false, ..tied.clone() });
-    let json = |folder: &ModelFolder| -> Value {
-        serde_json::from_slice(&std::fs::read(folder.path().join("config.json")).unwrap()).unwrap()
-    };
-    let mut expected = json(&before);
+    let mut expected = json(&runs.path("model/config.json"));
     expected["tie_word_embeddings"] = false.into();
-    assert_eq!(json(&after), expected);
+    assert_eq!(json(&runs.path("a/model/config.json")), expected);
     // The embedding stays what it is, and the head is it with its adapter.
     let (stored, merged) = (before.weights().unwrap(), after.weights().unwrap());
     let of = |weights: &models::Weights, name: &str| weights.tensor(name).unwrap().to_vec();
@@ -94,7 +83,7 @@ fn an_adapter_of_a_tied_head_is_merged_into_a_head_of_its_own() {
     assert_eq!(of(&merged, "model.embed_tokens.weight"), embedding);
     // An adapter of the same run, and another merge of it.
     let adapter = runs.text("adapter");
-    succeed(&["export", &runs.text("a"), "--set", "export.merge_adapters=false", "--to", &adapter]);
+    succeed(["export", &runs.text("a"), "--set", "export.merge_adapters=false", "--to", &adapter]);
     let adapter = Adapter::open(&runs.path("adapter"), tied).unwrap();
     let matrix = adapter.matrices().iter().find(|matrix| matrix.name == "lm_head").unwrap();
     let (a, b) = (adapter.lora_a(matrix).unwrap().to_vec(), adapter.lora_b(matrix).unwrap().to_vec());
@@ -113,30 +102,22 @@ fn an_adapter_of_a_tied_head_is_merged_into_a_head_of_its_own() {
 
 #[test]
 fn a_model_that_cannot_be_trained_leaves_no_run() {
-    let runs = Runs::new(&[]);
-    prepare(&runs);
-    let mut cases: Vec<(&str, &str, Vec<u8>)> = vec![
-        ("config.json", "hidden_act", Vec::new()),
-        ("tokenizer.json", "tokenizer.json", b"{}".to_vec()),
-        ("model.safetensors", "truncated", Vec::new()),
-    ];
-    let config = std::fs::read_to_string(runs.path("model/config.json")).unwrap();
-    cases[0].2 = config.replace("\"silu\"", "\"gelu\"").into_bytes();
-    cases[2].2 = std::fs::read(runs.path("model/model.safetensors")).unwrap();
-    cases[2].2.truncate(20_000);
+    let runs = Runs::small();
+    let config = runs.read("model/config.json").replace("\"silu\"", "\"gelu\"");
+    let weights = std::fs::read(runs.path("model/model.safetensors")).unwrap();
     // The last weight is NaN.
-    let mut not_finite = std::fs::read(runs.path("model/model.safetensors")).unwrap();
-    let end = not_finite.len() - 4;
-    not_finite[end..].copy_from_slice(&f32::NAN.to_le_bytes());
-    cases.push(("model.safetensors", "holds NaN at index", not_finite));
-    for (file, expected, content) in cases {
+    let not_finite = [&weights[..weights.len() - 4], &f32::NAN.to_le_bytes()].concat();
+    for (file, expected, content) in [
+        ("config.json", "hidden_act", config.as_bytes()),
+        ("tokenizer.json", "tokenizer.json", b"{}"),
+        ("model.safetensors", "truncated", &weights[..20_000]),
+        ("model.safetensors", "holds NaN at index", &not_finite),
+    ] {
         let path = runs.path("model").join(file);
         let whole = std::fs::read(&path).unwrap();
         std::fs::write(&path, content).unwrap();
         for settings in [&[][..], &["lora.r=4"]] {
-            let arguments = arguments(&runs, "model", "a", settings);
-            let text = refuse(&arguments.iter().map(String::as_str).collect::<Vec<_>>());
-            assert!(text.contains(expected), "{file}: {text}");
+            assert_has(&call(&runs, "model", "a", settings).refuse(), &[expected]);
             assert!(!runs.path("a").exists(), "{file}");
         }
         std::fs::write(&path, whole).unwrap();
@@ -147,27 +128,21 @@ fn a_model_that_cannot_be_trained_leaves_no_run() {
 fn a_new_model_larger_than_memory_is_refused_before_it_is_made() {
     let runs = Runs::new(&[]);
     let sizes = ["model.hidden_size=32768", "model.intermediate_size=131072", "model.num_hidden_layers=64"];
-    let mut arguments = vec!["train".to_owned(), "--run-dir".into(), runs.text("a")];
-    arguments.extend(sizes.iter().flat_map(|size| ["--set".to_owned(), (*size).to_owned()]));
-    let output = grpo(&arguments.iter().map(String::as_str).collect::<Vec<_>>());
-    let text = stderr(&output);
-    assert_eq!(output.status.code(), Some(2), "{text}");
-    assert!(text.contains(" GB are free: `lora` (adapters") && text.contains("weights (float32)"), "{text}");
+    let text = grpo(["train", "--run-dir", &runs.text("a")]).set(sizes).exit(2).stderr;
+    assert_has(&text, &[" GB are free: `lora` (adapters", "weights (float32)"]);
     assert!(!runs.path("a").exists());
 }
 
 #[test]
 fn a_stored_model_larger_than_memory_is_refused_before_it_is_read() {
-    let runs = Runs::new(&[]);
-    prepare(&runs);
+    let runs = Runs::small();
     // 35 thousand million weights, which the file does not hold: it is as long, and has a hole where they would be.
     let shape = ModelConfig { hidden_size: 8192, intermediate_size: 32768, num_hidden_layers: 40, ..small() };
-    let path = |file: &str| runs.path("model").join(file);
-    let mut config: Value = serde_json::from_slice(&std::fs::read(path("config.json")).unwrap()).unwrap();
+    let mut config = json(&runs.path("model/config.json"));
     config["hidden_size"] = shape.hidden_size.into();
     config["intermediate_size"] = shape.intermediate_size.into();
     config["num_hidden_layers"] = shape.num_hidden_layers.into();
-    std::fs::write(path("config.json"), config.to_string()).unwrap();
+    runs.write("model/config.json", config.to_string());
     let (mut header, mut end) = (serde_json::Map::new(), 0);
     for parameter in shape.parameters() {
         let begin = end;
@@ -177,36 +152,23 @@ fn a_stored_model_larger_than_memory_is_refused_before_it_is_read() {
     }
     let header = Value::Object(header).to_string();
     let start = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes()].concat();
-    std::fs::write(path("model.safetensors"), &start).unwrap();
-    let file = std::fs::OpenOptions::new().write(true).open(path("model.safetensors")).unwrap();
-    file.set_len(start.len() as u64 + end).unwrap();
+    let path = runs.write("model/model.safetensors", &start);
+    std::fs::OpenOptions::new().write(true).open(path).unwrap().set_len(start.len() as u64 + end).unwrap();
 
-    let arguments = arguments(&runs, "model", "a", &[]);
-    let output = grpo(&arguments.iter().map(String::as_str).collect::<Vec<_>>());
-    let text = stderr(&output);
-    assert_eq!(output.status.code(), Some(2), "{text}");
-    for words in [
-        "709.32 GB of memory are needed",
-        " GB are free: `lora` (adapters",
-        "weights (float32)",
-        "first moments (float32)",
-        "gradients (float32)",
-    ] {
-        assert!(text.contains(words), "{words}: {text}");
-    }
+    let text = call(&runs, "model", "a", &[]).exit(2).stderr;
+    assert_has(&text, &["709.32 GB of memory are needed", " GB are free: `lora` (adapters"]);
+    assert_has(&text, &["weights (float32)", "first moments (float32)", "gradients (float32)"]);
     assert!(!runs.path("a").exists());
 }
 
 #[test]
 fn a_run_reads_its_prompts_through_the_chat_template_of_its_configuration() {
-    let runs = Runs::new(&[]);
-    prepare(&runs);
+    let runs = Runs::small();
     // Completions of one token: whatever else is counted are prompts.
     let short = ["grpo.max_steps=1", "rollout.max_completion_length=1"];
     let tokens = |name: &str, settings: &[&str]| {
         train(&runs, "model", name, &[&short, settings].concat());
-        let rows = rows(&runs.path(name).join("metrics.jsonl"));
-        rows.iter().find(|row| row["phase"] == "grpo").unwrap()["num_tokens"].as_f64().unwrap() as u64
+        runs.phase(name, "grpo")[0]["num_tokens"].as_f64().unwrap() as u64
     };
     let plain = tokens("plain", &[]);
     // `<think>\n\n</think>\n\n` in each of 16 prompts: two tokens of their own and what is between and behind them.
@@ -214,13 +176,11 @@ fn a_run_reads_its_prompts_through_the_chat_template_of_its_configuration() {
     assert!(silent >= plain + 16 * 4 && (silent - plain).is_multiple_of(16), "{plain} {silent}");
     // A template that insists on its variable: both keys are in the run, and in the run that goes on.
     let template = "{% if not tone %}{{ raise_exception('no tone') }}{% endif %}{{ messages[0].content }} {{ tone }}";
-    std::fs::write(runs.path("mine.jinja"), template).unwrap();
-    let of_file = format!("data.chat_template={}", runs.text("mine.jinja"));
-    let refused = arguments(&runs, "model", "refused", &[&short, &[&of_file[..]][..]].concat());
-    let text = refuse(&refused.iter().map(String::as_str).collect::<Vec<_>>());
-    assert!(text.contains("mine.jinja") && text.contains("no tone"), "{text}");
+    let of_file = format!("data.chat_template={}", runs.write("mine.jinja", template));
+    let text = call(&runs, "model", "refused", &short).set([&of_file]).refuse();
+    assert_has(&text, &["mine.jinja", "no tone"]);
     assert!(!runs.path("refused").exists());
     let mine = tokens("mine", &[&of_file, "data.chat_template_kwargs={tone: calm}"]);
     assert!(mine < plain, "{plain} {mine}");
-    succeed(&["train", "--resume", &runs.text("mine"), "--set", "grpo.max_steps=2"]);
+    runs.resume("mine").set(["grpo.max_steps=2"]).succeed();
 }

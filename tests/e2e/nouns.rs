@@ -1,8 +1,6 @@
 //! One of a thing is said in the singular.
 
-use crate::support::{Runs, command, stderr, stdout};
-use crate::tiny_model::prepare;
-use std::path::Path;
+use crate::support::{Call, Runs, assert_has, batch, grpo};
 
 const PLURALS: [&str; 18] = [
     "rows",
@@ -55,18 +53,14 @@ fn wrong_nouns_are_seen() {
 
 #[test]
 fn commands_say_one_of_a_thing_in_the_singular() {
-    let runs = Runs::new(&[]);
-    prepare(&runs);
+    let runs = Runs::small();
     let row = |i: usize| format!("{{\"question\": \"What is {i} + 1?\", \"answer\": \"{}\"}}\n", i + 1);
-    std::fs::write(runs.path("a.jsonl"), row(1)).expect("rows");
-    std::fs::write(runs.path("b.jsonl"), row(2)).expect("rows");
-    let run = |arguments: &[&str]| {
-        let mut command = command(arguments);
-        command.current_dir(runs.path("")).env("RAYON_NUM_THREADS", "1").env("GRPO_LOG", "info");
-        let output = command.output().expect("the binary starts");
-        let text = format!("{}{}", stdout(&output), stderr(&output));
-        assert!(output.status.success(), "{arguments:?}: {text}");
-        assert_eq!(wrong(&text), [""; 0], "{arguments:?}: {text}");
+    runs.write("a.jsonl", row(1));
+    runs.write("b.jsonl", row(2));
+    let run = |call: Call| {
+        let call = call.at(&runs.path("")).env("RAYON_NUM_THREADS", "1").env("GRPO_LOG", "info");
+        let text = call.exit(0).to_string();
+        assert_eq!(wrong(&text), [""; 0], "{text}");
         text
     };
     let settings = [
@@ -80,28 +74,27 @@ fn commands_say_one_of_a_thing_in_the_singular() {
         "warmup.steps=1",
         "warmup.batch_size=1",
     ];
-    let settings: Vec<&str> = settings.iter().flat_map(|setting| ["--set", setting]).collect();
-    let text = run(&[&["init", "--model", "model", "--data", "a.jsonl"][..], &settings].concat());
-    assert!(text.contains("1 row with the columns `question` (1 text)"), "{text}");
-    let text = run(&["data", "--config", "train.yaml"]);
-    assert!(text.contains("a.jsonl: 1 row, ") && text.contains("tokens of 1 right completion: "), "{text}");
-    let text = run(&["train", "train.yaml", "--run-dir", "a"]);
-    for words in [
-        "a.jsonl: 1 row, ",
-        "of up to 1 token",
-        "1 prompt x 8",
-        "1 micro-batch",
-        "this CPU, 1 thread",
-        "1 held-out row, every step",
-        " on 1 held-out problem\n",
-        "1 GRPO step after 1 warm-up step, ",
-    ] {
-        assert!(text.contains(words), "{words}: {text}");
-    }
-    let card = std::fs::read_to_string(runs.path("a/model/README.md")).expect("a card");
+    let text = run(grpo(["init", "--model", "model", "--data", "a.jsonl"]).set(settings));
+    assert_has(&text, &["1 row with the columns `question` (1 text)"]);
+    let text = run(grpo(["data", "--config", "train.yaml"]));
+    assert_has(&text, &["a.jsonl: 1 row, ", "tokens of 1 right completion: "]);
+    let text = run(grpo(["train", "train.yaml", "--run-dir", "a"]));
+    assert_has(
+        &text,
+        &[
+            "a.jsonl: 1 row, ",
+            "of up to 1 token",
+            "1 prompt x 8",
+            "1 micro-batch",
+            "this CPU, 1 thread",
+            "1 held-out row, every step",
+            " on 1 held-out problem\n",
+            "1 GRPO step after 1 warm-up step, ",
+        ],
+    );
+    let card = runs.read("a/model/README.md");
     assert!(card.contains("trained with GRPO for 1 step on ") && wrong(&card).is_empty(), "{card}");
-    assert!(run(&["report", "a"]).contains("(1 run, "));
-    let batch = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/c01_grpo_token_full.safetensors");
-    let text = run(&["parity", &batch.display().to_string(), "--implementation", "fused"]);
-    assert!(text.contains("PASS: 1 file, "), "{text}");
+    assert_has(&run(grpo(["report", "a"])), &["(1 run, "]);
+    let parity = grpo(["parity", &batch("c01_grpo_token_full"), "--implementation", "fused"]);
+    assert_has(&run(parity), &["PASS: 1 file, "]);
 }

@@ -1,54 +1,45 @@
 //! A first run on a user's model and rows: data, settings, refusals and warnings.
 
-use crate::support::{Runs, command, json, refuse, refused, rows, stderr, stdout, succeed};
-use crate::tiny_model::prepare;
+use crate::support::{Call, Runs, assert_has, grpo, json, repository, succeed};
 use serde_json::json;
-use std::path::{Path, PathBuf};
 
-fn config(name: &str) -> String {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../configs/train").join(name).display().to_string()
+/// Returns the settings that name the model and the rows of `runs`.
+fn of(runs: &Runs) -> [String; 2] {
+    [format!("model={}", runs.text("model")), format!("data.files={}", runs.text("rows.jsonl"))]
 }
 
-/// The settings that name the model and the rows of `runs`, and those that make a run quick.
-fn settings(runs: &Runs, more: &[&str]) -> Vec<String> {
-    let own = [format!("model={}", runs.text("model")), format!("data.files={}", runs.text("rows.jsonl"))];
-    let quick = ["grpo.max_steps=1", "eval.num_problems=2", "eval.num_generations=0"].map(str::to_owned);
-    own.into_iter().chain(quick).chain(more.iter().map(|s| (*s).to_owned())).collect()
+/// Calls `train` for one short step on the model and the rows of `runs`.
+fn own(runs: &Runs, name: &str, settings: &[&str]) -> Call {
+    let quick = ["grpo.max_steps=1", "eval.num_problems=2", "eval.num_generations=0"];
+    let short = ["rollout.max_completion_length=4", "grpo.prompts_per_step=2", "grpo.num_generations=2"];
+    grpo(["train", "--run-dir", &runs.text(name)]).set(of(runs)).set(quick).set(short).set(settings)
 }
 
-fn arguments(files: &[&str], run: &str, settings: &[String]) -> Vec<String> {
-    let start = [&["train"], files, &["--run-dir", run]].concat().into_iter().map(str::to_owned);
-    start.chain(settings.iter().flat_map(|setting| ["--set".to_owned(), setting.clone()])).collect()
+/// Trains and returns standard error.
+#[track_caller]
+fn train(runs: &Runs, name: &str, settings: &[&str]) -> String {
+    own(runs, name, settings).exit(0).stderr
 }
 
-/// Standard error of a run that ends well, and its folder.
-fn train(runs: &Runs, files: &[&str], name: &str, more: &[&str]) -> (String, PathBuf) {
-    let run = runs.path(name);
-    let arguments = arguments(files, &run.display().to_string(), &settings(runs, more));
-    let output =
-        command(&arguments.iter().map(String::as_str).collect::<Vec<_>>()).output().expect("the binary starts");
-    assert_eq!(output.status.code(), Some(0), "{}{}", stdout(&output), stderr(&output));
-    (stderr(&output), run)
-}
-
-/// The warnings among lines of standard error that hold `words`.
-fn warnings(text: &str, words: &str) -> usize {
-    text.lines().filter(|line| line.contains("WARN") && line.contains(words)).count()
+/// Fails unless `count` warnings in standard error contain `words`.
+#[track_caller]
+fn assert_warned(text: &str, words: &str, count: usize) {
+    let found = text.lines().filter(|line| line.contains("WARN") && line.contains(words)).count();
+    assert_eq!(found, count, "{words}: {text}");
 }
 
 #[test]
 fn the_first_run_on_a_model_has_the_settings_of_a_model_that_is_read() {
-    let runs = Runs::new(&[]);
-    prepare(&runs);
-    let (dapo, ppo) = (config("dapo.yaml"), config("ppo.yaml"));
-    // Few prompts, for these tests' sake; one step of a schedule that falls from the first.
-    let small = ["grpo.prompts_per_step=4", "rewards.regex={vowel: {pattern: '[aeiou]{2}'}}"];
-    for (name, files) in [("none", &[][..]), ("dapo", &[dapo.as_str()]), ("ppo", &[ppo.as_str()])] {
-        let more = [&small[..], &["grpo.filter_groups.enable=false"]].concat();
-        let (_, run) = train(&runs, files, name, &more);
-        let metrics = rows(&run.join("metrics.jsonl"));
-        assert!(metrics.iter().all(|row| row["phase"] != "warmup"), "{name}: supervised steps that nobody asked for");
-        let step = metrics.iter().find(|row| row["phase"] == "grpo").expect("a step");
+    let runs = Runs::small();
+    for name in ["none", "dapo", "ppo"] {
+        let file = if name == "none" { vec![] } else { vec![repository(&format!("configs/train/{name}.yaml"))] };
+        // Few prompts, for these tests' sake; one step of a schedule that falls from the first.
+        let small = ["grpo.prompts_per_step=4", "rewards.regex={vowel: {pattern: '[aeiou]{2}'}}"];
+        let quick = ["grpo.max_steps=1", "eval.num_problems=2", "eval.num_generations=0"];
+        let call = grpo(["train", "--run-dir", &runs.text(name)]).args(file).set(of(&runs)).set(quick).set(small);
+        call.set(["grpo.filter_groups.enable=false"]).succeed();
+        assert!(runs.phase(name, "warmup").is_empty(), "{name}: supervised steps that nobody asked for");
+        let step = &runs.phase(name, "grpo")[0];
         // The mean over the updates of a step, of a rate that falls on a line from the first of them on.
         let rate = step["learning_rate"].as_f64().expect("a rate");
         let expected = if name == "none" { 1e-6 } else { 7.5e-7 };
@@ -56,92 +47,72 @@ fn the_first_run_on_a_model_has_the_settings_of_a_model_that_is_read() {
         // The context of this model has 256 tokens.
         let longest = step["completions/max_length"].as_f64().expect("a length");
         assert!(longest > 8.0 && longest <= 128.0, "{name}: {longest}");
-        let text = std::fs::read_to_string(run.join("config.yaml")).expect("a configuration");
-        assert!(text.contains("max_completion_length: 128"), "{name}: {text}");
+        assert_has(&runs.read(&format!("{name}/config.yaml")), &["max_completion_length: 128"]);
     }
 }
 
 #[test]
 fn a_model_without_data_and_data_without_a_model_are_refused() {
-    let runs = Runs::new(&[]);
-    prepare(&runs);
-    let (model, files) = (format!("model={}", runs.text("model")), format!("data.files={}", runs.text("rows.jsonl")));
-    for file in [None, Some(config("ppo.yaml")), Some(config("tiny.yaml"))] {
+    let runs = Runs::small();
+    let [model, files] = of(&runs);
+    for file in [None, Some("configs/train/ppo.yaml"), Some("configs/train/tiny.yaml")] {
         for (setting, words) in [
             (&model, ["`data.files`: expected rows to train the model on", "--set data.files=train.jsonl"]),
             (&files, ["`model`: expected the model to train", "--set model=FOLDER"]),
         ] {
-            let run = runs.text("run");
-            let files = file.as_deref().map(|file| vec![file]).unwrap_or_default();
-            let arguments = arguments(&files, &run, std::slice::from_ref(setting));
-            let text = refuse(&arguments.iter().map(String::as_str).collect::<Vec<_>>());
-            assert!(words.iter().all(|word| text.contains(word)), "{file:?} {setting}: {text}");
+            let call = grpo(["train", "--run-dir", &runs.text("run")]).args(file.map(repository)).set([setting]);
+            assert_has(&call.refuse(), &words);
             assert!(!runs.path("run").exists());
         }
     }
-    let output = command(&["train"]).env("GRPO__MODEL", runs.text("model")).output().expect("starts");
-    assert!(refused(&["train"], &output).contains("`data.files`"));
+    assert_has(&grpo(["train"]).env("GRPO__MODEL", runs.text("model")).refuse(), &["`data.files`"]);
 }
 
 #[test]
 fn a_section_of_rewards_is_all_the_rewards_of_a_run() {
-    let runs = Runs::new(&["grpo.max_steps=1", "warmup.steps=0", "eval.num_problems=2"]);
-    prepare(&runs);
-    let short = ["rollout.max_completion_length=4", "grpo.prompts_per_step=2", "grpo.num_generations=2"];
-    let names = |run: &Path| {
-        let rows = rows(&run.join("metrics.jsonl"));
-        let step = rows.iter().find(|row| row["phase"] == "grpo").expect("a step").as_object().expect("a row").clone();
-        let name = |key: &str| Some(key.strip_prefix("rewards/")?.strip_suffix("/mean")?.to_owned());
-        step.keys().filter_map(|key| name(key)).collect::<Vec<_>>()
-    };
-    let (_, run) = train(&runs, &[], "default", &short);
-    assert_eq!(names(&run), ["correct"]);
-    let (_, run) = train(&runs, &[], "own", &[&short[..], &["rewards.terminated=1"]].concat());
-    assert_eq!(names(&run), ["terminated"]);
-    let file = runs.path("train.yaml");
+    let runs = Runs::small();
+    for (run, settings, reward) in [("default", &[][..], "correct"), ("own", &["rewards.terminated=1"], "terminated")] {
+        train(&runs, run, settings);
+        let step = &runs.phase(run, "grpo")[0];
+        let name = |key: &String| Some(key.strip_prefix("rewards/")?.strip_suffix("/mean")?.to_owned());
+        assert_eq!(step.as_object().expect("a row").keys().filter_map(name).collect::<Vec<_>>(), [reward]);
+    }
     for section in ["rewards: {}", "rewards:"] {
-        std::fs::write(&file, section).expect("a file");
-        let arguments = arguments(&[&file.display().to_string()], &runs.text("none"), &settings(&runs, &[]));
-        let text = refuse(&arguments.iter().map(String::as_str).collect::<Vec<_>>());
-        assert!(text.contains("`rewards`: expected at least one reward"), "{text}");
+        let text = own(&runs, "none", &[]).args([runs.write("train.yaml", section)]).refuse();
+        assert_has(&text, &["`rewards`: expected at least one reward"]);
     }
 }
 
 #[test]
 fn sampling_is_plain_unless_the_run_asks_for_the_models_own() {
-    let runs = Runs::new(&[]);
-    prepare(&runs);
+    let runs = Runs::small();
     let generation =
         json!({"do_sample": true, "temperature": 0.7, "top_p": 0.8, "top_k": 20, "repetition_penalty": 1.05});
-    std::fs::write(runs.path("model/generation_config.json"), generation.to_string()).expect("a file");
-    let short = ["rollout.max_completion_length=4", "grpo.prompts_per_step=2", "grpo.num_generations=2"];
+    runs.write("model/generation_config.json", generation.to_string());
     let warning = "the loss is over the whole softmax";
-    let sampling = |run: &Path| {
-        let text = std::fs::read_to_string(run.join("config.yaml")).expect("a configuration");
+    let sampling = |run: &str| {
+        let text = runs.read(&format!("{run}/config.yaml"));
         let begin = text.find("rollout:").expect("a section");
         text[begin..].lines().skip(1).take(5).map(|line| line.trim().to_owned()).collect::<Vec<_>>()
     };
-    let (text, run) = train(&runs, &[], "plain", &short);
-    assert_eq!(warnings(&text, warning), 0, "{text}");
-    assert_eq!(sampling(&run)[..2], ["temperature: null", "top_k: null"]);
-    let (text, run) =
-        train(&runs, &[], "own", &[&short[..], &["rollout.use_generation_config=true", "rollout.top_k=5"]].concat());
-    assert_eq!(warnings(&text, warning), 1, "{text}");
-    assert_eq!(sampling(&run)[..3], ["temperature: 0.7", "top_k: 5", "top_p: 0.8"]);
+    assert_warned(&train(&runs, "plain", &[]), warning, 0);
+    assert_eq!(sampling("plain")[..2], ["temperature: null", "top_k: null"]);
+    let text = train(&runs, "own", &["rollout.use_generation_config=true", "rollout.top_k=5"]);
+    assert_warned(&text, warning, 1);
+    assert_eq!(sampling("own")[..3], ["temperature: 0.7", "top_k: 5", "top_p: 0.8"]);
     for one in ["top_k=3", "top_p=0.9", "min_p=0.1", "repetition_penalty=1.2"] {
-        let name = one.split('=').next().expect("a name");
-        let (text, _) = train(&runs, &[], name, &[&short[..], &[&format!("rollout.{one}")]].concat());
-        assert_eq!(warnings(&text, warning), 1, "{text}");
-        assert!(text.contains(&format!("rollout.{one}")), "{text}");
+        let setting = format!("rollout.{one}");
+        let text = train(&runs, one, &[&setting]);
+        assert_warned(&text, warning, 1);
+        assert_has(&text, &[&setting]);
     }
     // Truncated sampling in an evaluation is no reason for a warning.
-    let (text, _) = train(&runs, &[], "eval", &[&short[..], &["eval.top_k=3", "eval.num_generations=1"]].concat());
-    assert_eq!(warnings(&text, warning), 0, "{text}");
+    assert_warned(&train(&runs, "eval", &["eval.top_k=3", "eval.num_generations=1"]), warning, 0);
 }
 
 #[test]
 fn the_first_command_still_trains_the_built_in_task() {
-    let text = succeed(&["train", "--print-config"]);
+    let text = succeed(["train", "--print-config"]);
     for line in [
         "name: arithmetic",
         "learning_rate: 0.0007",
@@ -152,83 +123,59 @@ fn the_first_command_still_trains_the_built_in_task() {
         assert!(text.lines().any(|found| found.trim() == line), "{line}: {text}");
     }
     let runs = Runs::new(&[]);
-    let more = ["--set", "warmup.steps=2", "--set", "grpo.max_steps=1", "--set", "eval.num_problems=4"];
-    succeed(&[&["train", "--run-dir", &runs.text("a")][..], &more].concat());
+    let short = ["warmup.steps=2", "grpo.max_steps=1", "eval.num_problems=4"];
+    grpo(["train", "--run-dir", &runs.text("a")]).set(short).succeed();
     let summary = json(&runs.path("a/summary.json"));
     assert!(summary["eval_after"].is_object(), "{summary}");
 }
 
-/// Replaces the rows of `runs` by rows with these fields.
-fn write_rows(runs: &Runs, row: impl Fn(usize) -> serde_json::Value) {
-    let text: String = (0..60).map(|i| format!("{}\n", row(i))).collect();
-    std::fs::write(runs.path("rows.jsonl"), text).expect("rows");
-}
-
-const SHORT: [&str; 3] = ["rollout.max_completion_length=4", "grpo.prompts_per_step=2", "grpo.num_generations=2"];
-
 #[test]
 fn rows_with_nothing_to_reward_are_refused_with_their_columns() {
-    let runs = Runs::new(&[]);
-    prepare(&runs);
-    write_rows(
-        &runs,
-        |i| json!({"question": format!("What is {i} + 1?"), "solution": format!("\\boxed{{{}}}", i + 1)}),
-    );
+    let runs = Runs::small();
+    let solution = |i: usize| format!("\\boxed{{{}}}", i + 1);
+    runs.write_rows(60, |i| json!({"question": format!("What is {i} + 1?"), "solution": solution(i)}));
     let words = ["none of its", "`question`, `solution`", "`correct`", "--set data.answer_column=solution"];
-    let refusal = arguments(&[], &runs.text("a"), &settings(&runs, &SHORT));
-    let text = refuse(&refusal.iter().map(String::as_str).collect::<Vec<_>>());
-    assert!(words.iter().all(|word| text.contains(word)), "{text}");
+    assert_has(&own(&runs, "a", &[]).refuse(), &words);
     assert!(!runs.path("a").exists());
-    let (model, data) = (runs.text("model"), runs.text("rows.jsonl"));
-    let output = command(&["data", &data, "--model", &model]).output().expect("starts");
-    assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
-    assert!(words.iter().all(|word| stderr(&output).contains(word)), "{}", stderr(&output));
+    let data = || grpo(["data", &runs.text("rows.jsonl"), "--model", &runs.text("model")]);
+    assert_has(&data().exit(1).stderr, &words);
     // The key that the error names, and rewards that need no answer.
-    train(&runs, &[], "named", &[&SHORT[..], &["data.answer_column=solution"]].concat());
-    succeed(&["data", &data, "--model", &model, "--set", "data.answer_column=solution"]);
-    train(&runs, &[], "without", &[&SHORT[..], &["rewards.terminated=1"]].concat());
+    train(&runs, "named", &["data.answer_column=solution"]);
+    data().set(["data.answer_column=solution"]).succeed();
+    train(&runs, "without", &["rewards.terminated=1"]);
     // A few rows without an answer.
-    write_rows(&runs, |i| json!({"question": format!("What is {i}?"), "answer": if i == 4 { None } else { Some(i) }}));
-    let text = refuse(&refusal.iter().map(String::as_str).collect::<Vec<_>>());
-    assert!(text.contains("1 of its ") && text.contains("line 5"), "{text}");
+    runs.write_rows(60, |i| json!({"question": format!("What is {i}?"), "answer": (i != 4).then_some(i)}));
+    assert_has(&own(&runs, "a", &[]).refuse(), &["1 of its ", "line 5"]);
 }
 
 #[test]
 fn a_text_prompt_beside_a_chat_template_is_warned_of_once() {
-    let runs = Runs::new(&[]);
-    prepare(&runs);
+    let runs = Runs::small();
     let words = "a text is sent as it is; use `messages`, or `data.apply_chat_template: true`";
-    let (text, _) = train(&runs, &[], "question", &SHORT);
-    assert_eq!(warnings(&text, words), 0, "a question is a user's message: {text}");
-    write_rows(&runs, |i| json!({"prompt": format!("What is {i} + 1?"), "answer": i + 1}));
-    let (text, _) = train(&runs, &[], "text", &SHORT);
-    assert_eq!(warnings(&text, words), 1, "{text}");
+    // A question is a user's message.
+    assert_warned(&train(&runs, "question", &[]), words, 0);
+    runs.write_rows(60, |i| json!({"prompt": format!("What is {i} + 1?"), "answer": i + 1}));
+    assert_warned(&train(&runs, "text", &[]), words, 1);
     for choice in ["true", "false"] {
         let setting = format!("data.apply_chat_template={choice}");
-        let (text, _) = train(&runs, &[], choice, &[&SHORT[..], &[&setting]].concat());
-        assert_eq!(warnings(&text, words), 0, "{text}");
+        assert_warned(&train(&runs, choice, &[&setting]), words, 0);
     }
 }
 
 #[test]
 fn a_first_step_that_teaches_nothing_is_warned_of_once() {
-    let runs = Runs::new(&[]);
-    prepare(&runs);
+    let runs = Runs::small();
     let never = "rewards={correct: 1, think_format: 0.5, regex: {never: {pattern: 'zzzzzzzz'}}}";
-    let (text, _) = train(&runs, &[], "never", &[&SHORT[..], &[never, "grpo.max_steps=2"]].concat());
+    let text = train(&runs, "never", &[never, "grpo.max_steps=2"]);
     for words in [
         "of the first step's completions were cut off at rollout.max_completion_length, 4",
         "no group of the first step has completions with different rewards",
         "the reward `think_format` matched no completion",
         "the reward `never` matched no completion",
     ] {
-        assert_eq!(warnings(&text, words), 1, "{words}: {text}");
+        assert_warned(&text, words, 1);
     }
     let program = "rewards.programs.silent={command: [sh, -c, 'while read -r l; do echo null; done']}";
-    let mut silent = command(&[]);
-    let arguments = arguments(&[], &runs.text("none"), &settings(&runs, &[&SHORT[..], &[program]].concat()));
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let output = silent.args(&arguments).env("PATH", path).output().expect("starts");
-    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
-    assert_eq!(warnings(&stderr(&output), "no completion of the first step has a reward"), 1, "{}", stderr(&output));
+    let text = own(&runs, "none", &[program]).with_path().exit(0).stderr;
+    assert_warned(&text, "no completion of the first step has a reward", 1);
 }

@@ -1,17 +1,21 @@
 //! `grpo parity --model`: decoders against what transformers computes.
 
-use crate::support::{grpo, grpo_with, grpo_with_quick_cpu, refuse, stderr, stdout, succeed};
+use crate::support::{Call, Runs, assert_has, batch, grpo, names, repository};
 use pjrt::install::{Kind, install};
 use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 use serde_json::Value;
 use std::collections::{BTreeMap, HashMap};
-use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
 
 const ALL: [&str; 7] = ["qwen2", "qwen2_5_sharded", "qwen2_pad", "qwen3", "qwen3_f16", "llama3", "llama3_bf16"];
+const ROWS: [&str; 4] = ["logits ", "logits, cached", "loss ", "grad.model.layers.0.self_attn.k_proj.weight"];
 
 fn folder(name: &str) -> String {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/checkpoints").join(name).display().to_string()
+    repository(&format!("tests/checkpoints/{name}"))
+}
+
+/// Calls `grpo parity` for the model `name` and a file of expected values.
+fn parity(name: &str, file: &str) -> Call {
+    grpo(["parity", "--model", &folder(name), file])
 }
 
 fn expected(name: &str) -> String {
@@ -58,29 +62,30 @@ impl Tensors {
         self
     }
 
-    fn write(&self, folder: &tempfile::TempDir) -> String {
+    fn write(&self, folder: &Runs) -> String {
         let views = self.tensors.iter().map(|(name, (dtype, shape, data))| {
             (name, TensorView::new(*dtype, shape.clone(), data).expect("as many bytes as the shape says"))
         });
         let bytes = safetensors::serialize(views, Some(self.metadata.clone())).expect("serialised");
-        let path: PathBuf = folder.path().join("file.safetensors");
-        std::fs::write(&path, bytes).expect("written");
-        path.display().to_string()
+        folder.write("file.safetensors", bytes)
     }
 }
 
 #[test]
 fn every_family_passes() {
     for name in ALL {
-        let text = succeed(&["parity", "--model", &folder(name), &expected(name)]);
-        assert!(text.contains("PASS: 1 file, ") && !text.contains("FAIL"), "{name}: {text}");
-        for row in ["logits ", "logits, cached", "loss ", "grad.model.layers.0.self_attn.k_proj.weight"] {
-            assert!(text.contains(row), "{name}: {row}: {text}");
+        let host = parity(name, &expected(name)).succeed();
+        let device = parity(name, &expected(name)).args(["--device", "pjrt:cpu"]).plugin(Kind::Cpu).succeed();
+        for (text, first, other) in [(host, "host ", "pjrt"), (device, "pjrt:cpu ", "host")] {
+            assert!(text.contains("PASS: 1 file, ") && !text.contains("FAIL"), "{name}: {text}");
+            for row in ROWS {
+                let line = text.lines().find(|line| line.contains(row));
+                assert!(line.is_some_and(|line| line.starts_with(first)), "{name}: {row}: {text}");
+            }
+            assert!(!text.lines().any(|line| line.starts_with(other)), "{name}: {text}");
         }
     }
-    let document: Value =
-        serde_json::from_str(&succeed(&["parity", "--model", &folder("qwen3"), &expected("qwen3"), "--json"]))
-            .expect("JSON");
+    let document = parity("qwen3", &expected("qwen3")).args(["--json"]).exit(0).json();
     assert_eq!(document["passed"], true);
     let rows = document["files"][0]["rows"].as_array().expect("rows");
     // Two for the logits, one for the loss, one for each of the 24 parameters.
@@ -89,42 +94,18 @@ fn every_family_passes() {
 }
 
 #[test]
-fn every_family_passes_on_a_device() {
-    for name in ALL {
-        let arguments = ["parity", "--model", &folder(name), "--device", "pjrt:cpu", &expected(name)];
-        let output = grpo_with(Kind::Cpu, &arguments).output().expect("the binary starts");
-        let text = stdout(&output);
-        assert_eq!(output.status.code(), Some(0), "{name}: {text}{}", stderr(&output));
-        assert!(text.contains("PASS: 1 file, ") && !text.contains("host"), "{name}: {text}");
-        for row in ["logits ", "logits, cached", "loss ", "grad.model.layers.0.self_attn.k_proj.weight"] {
-            let line = text.lines().find(|line| line.contains(row));
-            assert!(line.is_some_and(|line| line.starts_with("pjrt:cpu ")), "{name}: {row}: {text}");
-        }
-    }
-}
-
-/// A plugin for XLA's CPU, and a cache of its own for compiled programs.
-fn command_with_cache(cache: &Path, arguments: &[&str]) -> Command {
-    let plugin = install(Kind::Cpu, |_| {}).expect("the plugin can be installed").path;
-    let mut command = grpo_with_quick_cpu(arguments);
-    command.env("GRPO_PJRT_PLUGIN", plugin).env("XDG_CACHE_HOME", cache);
-    command
-}
-
-fn with_cache(cache: &Path, arguments: &[&str]) -> Output {
-    command_with_cache(cache, arguments).output().expect("the binary starts")
-}
-
-#[test]
 fn all_policies_that_open_here_are_checked_and_a_breach_is_seen_on_each() {
-    let directory = tempfile::tempdir().expect("a temporary folder");
-    let (model, name) = (folder("qwen3"), "expected.grad.model.norm.weight");
+    let (directory, name) = (Runs::new(&[]), "expected.grad.model.norm.weight");
     let wanted = ["ids", "mask", "expected.loss", name];
     let file = Tensors::of("qwen3").only(&wanted).write(&directory);
-    let cache = directory.path().join("cache");
-    let output = with_cache(&cache, &["parity", "--model", &model, &file, "--json"]);
-    assert_eq!(output.status.code(), Some(0), "{}{}", stdout(&output), stderr(&output));
-    let document: Value = serde_json::from_str(&stdout(&output)).expect("JSON");
+    let plugin = install(Kind::Cpu, |_| {}).expect("the plugin can be installed").path;
+    // A plugin for XLA's CPU, and a separate cache for compiled programs.
+    let parity = |file: &str, more: &[&str]| {
+        let call = parity("qwen3", file).args(more).quick_cpu();
+        call.env("GRPO_PJRT_PLUGIN", &plugin).env("XDG_CACHE_HOME", directory.path("cache"))
+    };
+    let on_device = ["--device", "pjrt:cpu"];
+    let document = parity(&file, &["--json"]).exit(0).json();
     let rows = document["files"][0]["rows"].as_array().expect("rows");
     let by: Vec<_> = rows.iter().map(|row| row["implementation"].as_str().expect("a name")).collect();
     assert_eq!(by, ["host", "host", "pjrt:cpu", "pjrt:cpu"]);
@@ -136,96 +117,76 @@ fn all_policies_that_open_here_are_checked_and_a_breach_is_seen_on_each() {
         assert!(note.starts_with(&format!("not checked on {kind}: ")) && note.contains("`cpu`"), "{note}");
     }
 
-    let elsewhere = tempfile::tempdir().expect("a temporary folder");
+    let elsewhere = Runs::new(&[]);
     let changed = Tensors::of("qwen3").only(&wanted).shift(name, 3, 1e-2).write(&elsewhere);
-    let output = with_cache(&cache, &["parity", "--model", &model, "--device", "pjrt:cpu", &changed]);
-    let text = stdout(&output);
-    assert_eq!(output.status.code(), Some(1), "{text}{}", stderr(&output));
+    let text = parity(&changed, &on_device).exit(1).stdout;
     assert!(text.contains("FAIL at 3: expected") && text.matches("FAIL at").count() == 1, "{text}");
-    let output = with_cache(&cache, &["parity", "--model", &model, &changed]);
-    let text = stdout(&output);
-    assert_eq!((output.status.code(), text.matches("FAIL at 3").count()), (Some(1), 2), "{text}");
-    assert!(text.contains("note: not checked on pjrt:tpu: "), "{text}");
+    let text = parity(&changed, &[]).exit(1).stdout;
+    assert_eq!(text.matches("FAIL at 3").count(), 2, "{text}");
+    assert_has(&text, &["note: not checked on pjrt:tpu: "]);
 
-    // Programs in the cache that are damaged are made again, with a warning.
-    let programs: Vec<PathBuf> = std::fs::read_dir(cache.join("grpo/programs"))
-        .expect("a folder of programs")
-        .map(|entry| entry.expect("an entry").path())
-        .collect();
-    assert!(!programs.is_empty());
-    for program in &programs {
-        let bytes = std::fs::read(program).expect("a program");
-        std::fs::write(program, &bytes[..bytes.len() / 2]).expect("written");
+    // Damaged programs in the cache are compiled again, with a warning.
+    let programs = directory.path("cache/grpo/programs");
+    let entries = names(&programs);
+    assert!(!entries.is_empty());
+    for entry in &entries {
+        let bytes = std::fs::read(programs.join(entry)).expect("a program");
+        std::fs::write(programs.join(entry), &bytes[..bytes.len() / 2]).expect("written");
     }
     for warns in [true, false] {
-        let output = with_cache(&cache, &["parity", "--model", &model, "--device", "pjrt:cpu", &file]);
-        let said = stderr(&output);
-        assert_eq!(output.status.code(), Some(0), "{}{said}", stdout(&output));
+        let said = parity(&file, &on_device).exit(0).stderr;
         assert_eq!(said.contains("it is compiled again"), warns, "{said}");
     }
 
     // Other flags of the compiler in the environment: other programs.
-    let entries = || std::fs::read_dir(cache.join("grpo/programs")).expect("a folder of programs").count();
-    let before = entries();
-    let again = ["parity", "--model", &model, "--device", "pjrt:cpu", &file];
-    let mut other = command_with_cache(&cache, &again);
-    let output = other.env("XLA_FLAGS", "--xla_backend_optimization_level=1").output().expect("the binary starts");
-    assert_eq!(output.status.code(), Some(0), "{}{}", stdout(&output), stderr(&output));
-    assert!(entries() > before, "{before} programs as before");
+    parity(&file, &on_device).env("XLA_FLAGS", "--xla_backend_optimization_level=1").succeed();
+    assert!(names(&programs).len() > entries.len(), "{entries:?}");
 }
 
 #[test]
 fn a_device_that_is_asked_for_and_cannot_be_used_is_an_error() {
-    let (model, file) = (folder("qwen2"), expected("qwen2"));
-    let text = refuse(&["parity", "--model", &model, "--device", "pjrt:cpu", &file]);
-    assert!(text.contains("pjrt:cpu") && text.contains("HOME"), "{text}");
-    let plugin = ["parity", "--model", &model, &file, "--device", "pjrt:cpu", "--plugin", "/nowhere.so"];
-    assert!(refuse(&plugin).contains("/nowhere.so"));
-    assert!(refuse(&["parity", "--model", &model, &file, "--plugin", "/nowhere.so"]).contains("--device"));
-    assert_eq!(grpo(&["parity", "--model", &model, &file, "--device", "pjrt:gpu"]).status.code(), Some(2));
-    assert_eq!(grpo(&["parity", &file, "--device", "pjrt:cpu"]).status.code(), Some(2), "without --model");
+    let file = expected("qwen2");
+    for (arguments, words) in [
+        (&["--device", "pjrt:cpu"][..], &["pjrt:cpu", "HOME"][..]),
+        (&["--device", "pjrt:cpu", "--plugin", "/nowhere.so"], &["/nowhere.so"]),
+        (&["--plugin", "/nowhere.so"], &["--device"]),
+    ] {
+        assert_has(&parity("qwen2", &file).args(arguments).refuse(), words);
+    }
+    parity("qwen2", &file).args(["--device", "pjrt:gpu"]).exit(2);
+    // Without --model.
+    grpo(["parity", &file, "--device", "pjrt:cpu"]).exit(2);
 }
 
 #[test]
 fn an_adapter_is_compared_with_peft() {
-    let (model, adapter, file) = (folder("llama3"), folder("llama3_lora"), expected("llama3_lora"));
-    let text = succeed(&["parity", "--model", &model, "--adapter", &adapter, &file]);
-    assert!(
-        text.contains("grad.base_model.model.lm_head.lora_A.weight") && text.contains("25 comparisons, 0 out"),
-        "{text}"
-    );
-    let on_device = ["parity", "--model", &model, "--adapter", &adapter, &file, "--device", "pjrt:cpu"];
-    let output = grpo_with_quick_cpu(&on_device).output().expect("the binary starts");
-    let text = stdout(&output);
-    assert_eq!(output.status.code(), Some(0), "{text}{}", stderr(&output));
+    let (file, adapter) = (expected("llama3_lora"), ["--adapter".into(), folder("llama3_lora")]);
+    let text = parity("llama3", &file).args(&adapter).succeed();
+    assert_has(&text, &["grad.base_model.model.lm_head.lora_A.weight", "25 comparisons, 0 out"]);
+    let text = parity("llama3", &file).args(&adapter).args(["--device", "pjrt:cpu"]).quick_cpu().succeed();
     assert!(text.contains("25 comparisons, 0 out") && !text.contains("host"), "{text}");
-    let text = refuse(&["parity", "--model", &model, &file]);
-    assert!(text.contains("lora_A"), "{text}");
-    assert_eq!(grpo(&["parity", "--model", &model, "--adapter", &adapter, &expected("llama3")]).status.code(), Some(2));
-    refuse(&["parity", "--model", &folder("qwen3"), "--adapter", &adapter, &file]);
+    assert_has(&parity("llama3", &file).refuse(), &["lora_A"]);
+    parity("llama3", &expected("llama3")).args(&adapter).exit(2);
+    parity("qwen3", &file).args(&adapter).refuse();
 }
 
 #[test]
 fn any_subset_is_enough() {
-    let directory = tempfile::tempdir().expect("a temporary folder");
-    let model = folder("qwen2");
+    let directory = Runs::new(&[]);
+    let of = |names: &[&str]| Tensors::of("qwen2").only(names);
     let embedding = "expected.grad.model.embed_tokens.weight";
     for (names, comparisons) in [
         (&["ids", "mask", "expected.loss"][..], "1 comparison, 0 out"),
         (&["ids", "mask", "expected.logits"], "2 comparisons, 0 out"),
         (&["ids", "mask", embedding, "expected.grad.model.layers.1.self_attn.k_proj.bias"], "2 comparisons, 0 out"),
     ] {
-        let file = Tensors::of("qwen2").only(names).write(&directory);
-        let text = succeed(&["parity", "--model", &model, &file]);
-        assert!(text.contains(comparisons), "{text}");
+        assert_has(&parity("qwen2", &of(names).write(&directory)).succeed(), &[comparisons]);
     }
     // The head of a tied model is its embedding.
-    let file = Tensors::of("qwen2").only(&["ids", "mask", embedding]).rename(embedding, "expected.grad.lm_head.weight");
-    let text = succeed(&["parity", "--model", &model, &file.write(&directory)]);
-    assert!(text.contains("grad.lm_head.weight"), "{text}");
+    let file = of(&["ids", "mask", embedding]).rename(embedding, "expected.grad.lm_head.weight");
+    assert_has(&parity("qwen2", &file.write(&directory)).succeed(), &["grad.lm_head.weight"]);
     // Without a mask all ids count: those of the padding change the loss.
-    let file = Tensors::of("qwen2").only(&["ids", "expected.loss"]).write(&directory);
-    assert_eq!(grpo(&["parity", "--model", &model, &file]).status.code(), Some(1));
+    parity("qwen2", &of(&["ids", "expected.loss"]).write(&directory)).exit(1);
     // What is behind a sequence does not.
     let mut file = Tensors::of("qwen2");
     let vocab = file.get("expected.logits").1[2];
@@ -234,41 +195,32 @@ fn any_subset_is_enough() {
     let ids = &mut file.get("ids").2;
     let end = ids.len() - 8;
     ids[end..].copy_from_slice(&(-100_i64).to_le_bytes());
-    succeed(&["parity", "--model", &model, &file.write(&directory)]);
+    parity("qwen2", &file.write(&directory)).succeed();
 }
 
 #[test]
 fn a_changed_number_ends_with_1_and_is_named() {
-    let directory = tempfile::tempdir().expect("a temporary folder");
-    for (tensor, at, by, row) in [
-        ("expected.logits", 1000, 1e-3, "logits, cached"),
-        ("expected.loss", 0, 1e-3, "loss"),
-        (
-            "expected.grad.model.layers.1.self_attn.q_norm.weight",
-            5,
-            1e-3,
-            "grad.model.layers.1.self_attn.q_norm.weight",
-        ),
+    let directory = Runs::new(&[]);
+    for (tensor, at, row, count) in [
+        ("expected.logits", 1000, "logits, cached", 2),
+        ("expected.loss", 0, "loss", 1),
+        ("expected.grad.model.layers.1.self_attn.q_norm.weight", 5, "grad.model.layers.1.self_attn.q_norm.weight", 1),
     ] {
-        let file = Tensors::of("qwen3").shift(tensor, at, by).write(&directory);
-        let output = grpo(&["parity", "--model", &folder("qwen3"), &file]);
-        let text = stdout(&output);
-        assert_eq!(output.status.code(), Some(1), "{text}");
+        let file = Tensors::of("qwen3").shift(tensor, at, 1e-3).write(&directory);
+        let text = parity("qwen3", &file).exit(1).stdout;
         let line = text.lines().find(|line| line.contains(row)).expect("its row");
         assert!(line.contains(&format!("FAIL at {at}: expected")) && text.contains("FAIL: 1 file, "), "{text}");
-        assert_eq!(text.matches("FAIL at").count(), if tensor == "expected.logits" { 2 } else { 1 }, "{text}");
+        assert_eq!(text.matches("FAIL at").count(), count, "{text}");
         // A wider bound takes it.
-        let wide = ["parity", "--model", &folder("qwen3"), &file, "--tolerance=0.1", "--gradient-tolerance=0.1"];
-        succeed(&wide);
+        parity("qwen3", &file).args(["--tolerance=0.1", "--gradient-tolerance=0.1"]).succeed();
     }
-    // Another model: the weights of one family under the configuration of another are refused before anything is computed.
-    let output = grpo(&["parity", "--model", &folder("llama3"), &expected("llama3_bf16")]);
-    assert_ne!(output.status.code(), Some(0));
+    // Weights of one family under the configuration of another are refused before anything is computed.
+    assert_ne!(parity("llama3", &expected("llama3_bf16")).output().code, Some(0));
 }
 
 #[test]
 fn bad_files_are_one_line() {
-    let directory = tempfile::tempdir().expect("a temporary folder");
+    let directory = Runs::new(&[]);
     let good = || Tensors::of("qwen3");
     let with = |change: &dyn Fn(&mut Tensors)| {
         let mut tensors = good();
@@ -296,23 +248,15 @@ fn bad_files_are_one_line() {
         (with(&|t| drop(t.metadata.insert("format".into(), "pt".into()))), &["grpo-model/1", "got pt"]),
     ];
     for (tensors, words) in cases {
-        let text = refuse(&["parity", "--model", &folder("qwen3"), &tensors.write(&directory)]);
-        assert!(words.iter().all(|word| text.contains(word)), "{words:?}: {text}");
+        assert_has(&parity("qwen3", &tensors.write(&directory)).refuse(), words);
     }
-    let batch = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/trl_grpo_default.safetensors");
-    let text = refuse(&["parity", "--model", &folder("qwen3"), &batch.display().to_string()]);
-    assert!(text.contains("grpo-model/1"), "{text}");
-    let cut = directory.path().join("cut.safetensors");
+    assert_has(&parity("qwen3", &batch("trl_grpo_default")).refuse(), &["grpo-model/1"]);
     let bytes = std::fs::read(expected("qwen3")).expect("the file is there");
     for length in [0, 5, 100, bytes.len() - 1] {
-        std::fs::write(&cut, &bytes[..length]).expect("written");
-        refuse(&["parity", "--model", &folder("qwen3"), &cut.display().to_string()]);
+        parity("qwen3", &directory.write("cut.safetensors", &bytes[..length])).refuse();
     }
-    for arguments in [
-        &["parity", "--model", "/nowhere", &expected("qwen3")][..],
-        &["parity", "--model", &folder("qwen3"), "/nowhere"],
-        &["parity", "--model", &folder("qwen3"), "/dev/zero"],
-    ] {
-        refuse(arguments);
+    grpo(["parity", "--model", "/nowhere", &expected("qwen3")]).refuse();
+    for file in ["/nowhere", "/dev/zero"] {
+        parity("qwen3", file).refuse();
     }
 }

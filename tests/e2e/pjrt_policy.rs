@@ -1,16 +1,13 @@
 //! `policy.device`: the same run with its weights on a device, here XLA's CPU.
 
-use crate::manners::on_terminal_of;
+use crate::manners::on_terminal;
 use crate::support::{
-    Runs, assert_same_run, grpo_with, grpo_with_quick_cpu, names, refuse, refused, rows, split_progress, stderr,
-    stdout, tiny,
+    Call, Runs, assert_has, assert_same_run, copy, grpo, named_call, names, refuse, split_progress, tiny,
 };
-use crate::tiny_model::{arguments, prepare_shape, small, tensors};
+use crate::tiny_model::{call, prepare_shape, small, tensors};
 use models::{Adapter, ModelConfig, ModelFolder};
 use pjrt::install::Kind;
 use serde_json::Value;
-use std::path::Path;
-use std::process::Command;
 
 /// Small enough for programs that compile for longer than they run.
 const SETTINGS: [&str; 12] = [
@@ -44,92 +41,58 @@ const BESIDE_A_MODEL: [&str; 12] = [
     "run.save_steps=2",
 ];
 
-/// The binary with the compiler's defaults, as users have it.
-fn by_default(arguments: &[&str]) -> Command {
-    grpo_with(Kind::Cpu, arguments)
+/// A run on the host and one on a device, and their rows.
+struct Pair {
+    runs: Runs,
+    host: Vec<Value>,
+    device: Vec<Value>,
 }
 
-/// Trains to the end on `device`.
-fn train(run: &Path, device: &str, settings: &[&str]) {
-    train_with(grpo_with_quick_cpu, run, device, settings);
+/// Trains on the host and on a device, with the same results as far as they do not depend on samples, and resumes the run on
+/// the device with the same bits. `on` adds the plugin to a call.
+fn train_on_both(settings: &[&str], of_device: &[&str], tolerance: f64, on: fn(Call) -> Call) -> Pair {
+    let runs = Runs::new(settings);
+    on(runs.tiny("host")).succeed();
+    on(runs.tiny("whole").set(["policy.device=pjrt:cpu"]).set(of_device)).succeed();
+    let (host, device) = (runs.metrics("host"), runs.metrics("whole"));
+    assert_eq!(host.len(), device.len());
+    assert_same_warmup(&host, &device, tolerance);
+    let steps = device.iter().filter(|row| row["phase"] == "grpo");
+    assert!(steps.clone().count() == 4 && steps.clone().all(|row| row["grad_norm"].as_f64() > Some(0.0)), "{device:?}");
+
+    copy(&runs.path("whole"), &runs.path("again"));
+    let text = on(runs.resume("again").args(["--from", "step-000002"])).succeed();
+    assert_has(&text, &["continued from step-000002"]);
+    assert_same_run(&runs.path("whole"), &runs.path("again"));
+    Pair { runs, host, device }
 }
 
-fn train_with(start: fn(&[&str]) -> Command, run: &Path, device: &str, settings: &[&str]) {
-    let (config, run) = (tiny().display().to_string(), run.display().to_string());
-    let device = format!("policy.device={device}");
-    let mut all = vec!["train", "--config", &config, "--run-dir", &run, "--set", &device];
-    all.extend(settings.iter().flat_map(|setting| ["--set", setting]));
-    succeed_with(start, &all);
-}
-
-fn succeed(arguments: &[&str]) -> String {
-    succeed_with(grpo_with_quick_cpu, arguments)
-}
-
-fn succeed_with(start: fn(&[&str]) -> Command, arguments: &[&str]) -> String {
-    let output = start(arguments).output().expect("the binary starts");
-    assert_eq!(output.status.code(), Some(0), "{arguments:?}\n{}{}", stdout(&output), stderr(&output));
-    stdout(&output)
+/// Resumes the run on the host elsewhere.
+fn move_host(Pair { runs, host, .. }: &Pair, device: &str, on: fn(Call) -> Call) {
+    let setting = format!("policy.device={device}");
+    let text = on(runs.resume("host").args(["--from", "step-000002"]).set([setting])).succeed();
+    assert_has(&text, &["continued from step-000002", "policy.device"]);
+    assert_eq!(runs.metrics("host").len(), host.len());
 }
 
 #[test]
 fn a_run_learns_the_same_on_a_device_and_goes_on_there_bit_for_bit() {
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let path = |name: &str| folder.path().join(name);
-    train_with(by_default, &path("host"), "host", &SETTINGS);
-    train_with(by_default, &path("whole"), "pjrt:cpu", &SETTINGS);
-    let of = |name: &str| rows(&path(name).join("metrics.jsonl"));
-    let (host, device) = (of("host"), of("whole"));
-    assert_eq!(host.len(), device.len());
-    let host_rows = host.len();
-    assert_same_warmup(&host, &device, 1e-4);
-    // On policy the first update has ratios of exactly 1, and clips nothing.
-    let first = device.iter().find(|row| row["phase"] == "grpo").expect("a step of GRPO");
-    assert!(first["grad_norm"].as_f64().is_some_and(|norm| norm > 0.0), "{first}");
-
-    train_with(by_default, &path("again"), "pjrt:cpu", &SETTINGS);
-    assert_same_run(&path("whole"), &path("again"));
-    let again = path("again").display().to_string();
-    let text = succeed_with(by_default, &["train", "--resume", &again, "--from", "step-000002"]);
-    assert!(text.contains("continued from step-000002"), "{text}");
-    assert_same_run(&path("whole"), &path("again"));
-
-    // A run that began on the host goes on there.
-    let host = path("host").display().to_string();
-    let resume = ["train", "--resume", &host, "--from", "step-000002", "--set", "policy.device=pjrt:cpu"];
-    let text = succeed_with(by_default, &resume);
-    assert!(text.contains("continued from step-000002") && text.contains("policy.device"), "{text}");
-    assert_eq!(of("host").len(), host_rows);
+    // The compiler's defaults, as users have it.
+    let by_default = |call: Call| call.plugin(Kind::Cpu);
+    let pair = train_on_both(&SETTINGS, &[], 1e-4, by_default);
+    by_default(pair.runs.tiny("twice").set(["policy.device=pjrt:cpu"])).succeed();
+    assert_same_run(&pair.runs.path("whole"), &pair.runs.path("twice"));
+    move_host(&pair, "pjrt:cpu", by_default);
 }
 
 #[test]
 fn a_run_with_products_in_bf16_learns_and_goes_on_bit_for_bit() {
     // The reference policy of the second step's checkpoint is one that was mixed. An update is one micro-batch, and one program.
-    let mixed = SETTINGS.map(|setting| match setting.split('=').next() {
-        Some("grpo.ref_model_sync_steps") => "grpo.ref_model_sync_steps=2",
-        Some("grpo.gradient_accumulation_steps") => "grpo.gradient_accumulation_steps=1",
-        _ => setting,
-    });
-    let settings = [&mixed[..], &["policy.dtype=bfloat16"]].concat();
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let path = |name: &str| folder.path().join(name);
-    let of = |name: &str| rows(&path(name).join("metrics.jsonl"));
-    train(&path("host"), "host", &SETTINGS);
-    train(&path("whole"), "pjrt:cpu", &settings);
-    let (host, device) = (of("host"), of("whole"));
-    assert_eq!(host.len(), device.len());
-    assert_same_warmup(&host, &device, 3e-2);
-    for row in device.iter().filter(|row| row["phase"] == "grpo") {
-        assert!(row["grad_norm"].as_f64().is_some_and(|norm| norm > 0.0), "{row}");
-    }
-    train(&path("again"), "pjrt:cpu", &settings);
-    let again = path("again").display().to_string();
-    let text = succeed(&["train", "--resume", &again, "--from", "step-000002"]);
-    assert!(text.contains("continued from step-000002"), "{text}");
-    assert_same_run(&path("whole"), &path("again"));
+    let of_device = ["grpo.ref_model_sync_steps=2", "grpo.gradient_accumulation_steps=1", "policy.dtype=bfloat16"];
+    train_on_both(&SETTINGS, &of_device, 3e-2, Call::quick_cpu);
 }
 
-/// What does not depend on samples is the same, to a share of `tolerance`: the losses of imitation.
+/// Compares the losses of imitation, which do not depend on samples, within a share of `tolerance`.
 fn assert_same_warmup(host: &[Value], device: &[Value], tolerance: f64) {
     let in_warmup = |row: &&Value| row["phase"] == "warmup";
     let mut compared = 0;
@@ -146,52 +109,30 @@ fn assert_same_warmup(host: &[Value], device: &[Value], tolerance: f64) {
 
 #[test]
 fn adapters_and_a_value_head_learn_on_a_device_and_go_on_there_bit_for_bit() {
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let path = |name: &str| folder.path().join(name);
-    let of = |name: &str| rows(&path(name).join("metrics.jsonl"));
-    train(&path("host"), "host", &BESIDE_A_MODEL);
-    train(&path("whole"), "pjrt:cpu", &BESIDE_A_MODEL);
-    let (host, device) = (of("host"), of("whole"));
-    assert_eq!(host.len(), device.len());
-    let host_rows = host.len();
-    assert_same_warmup(&host, &device, 1e-4);
-    let mut steps = 0;
-    for row in device.iter().filter(|row| row["phase"] == "grpo") {
+    let pair = train_on_both(&BESIDE_A_MODEL, &[], 1e-4, Call::quick_cpu);
+    for row in pair.device.iter().filter(|row| row["phase"] == "grpo") {
         let number = |key: &str| row[key].as_f64().unwrap_or_else(|| panic!("{key} in {row}"));
-        assert!(number("value_loss") > 0.0 && number("grad_norm") > 0.0 && number("kl").is_finite(), "{row}");
-        steps += 1;
+        assert!(number("value_loss") > 0.0 && number("kl").is_finite(), "{row}");
     }
-    assert_eq!(steps, 4);
-
-    train(&path("again"), "pjrt:cpu", &BESIDE_A_MODEL);
-    let again = path("again").display().to_string();
-    succeed(&["train", "--resume", &again, "--from", "step-000002"]);
-    assert_same_run(&path("whole"), &path("again"));
-
     // From the host to the device, and back.
-    let host = path("host").display().to_string();
-    for device in ["policy.device=pjrt:cpu", "policy.device=host"] {
-        let text = succeed(&["train", "--resume", &host, "--from", "step-000002", "--set", device]);
-        assert!(text.contains("continued from step-000002"), "{text}");
-        assert_eq!(of("host").len(), host_rows);
-    }
+    move_host(&pair, "pjrt:cpu", Call::quick_cpu);
+    move_host(&pair, "host", Call::quick_cpu);
 }
 
 #[test]
 fn adapters_of_a_folder_are_trained_on_a_device_and_leave_a_folder_of_peft() {
     let runs = Runs::new(&[]);
     prepare_shape(&runs, &ModelConfig { tie_word_embeddings: true, ..small() });
-    let lora = "lora={r: 4, target_modules: '.*_proj|lm_head'}";
-    let train = arguments(&runs, "model", "a", &[lora, "policy.device=pjrt:cpu"]);
-    succeed(&train.iter().map(String::as_str).collect::<Vec<_>>());
+    let settings = ["lora={r: 4, target_modules: '.*_proj|lm_head'}", "policy.device=pjrt:cpu"];
+    call(&runs, "model", "a", &settings).quick_cpu().succeed();
     let shape = ModelFolder::open(&runs.path("model")).expect("a model").config().clone();
     let adapter = Adapter::open(&runs.path("a").join("model"), &shape).expect("an adapter");
     let moved = |matrix| adapter.lora_b(matrix).expect("B").to_vec().iter().any(|value| *value != 0.0);
     assert!(adapter.matrices().len() == 15 && adapter.matrices().iter().all(moved));
     // Merged on the device as on the host.
     for device in ["pjrt:cpu", "host"] {
-        let (run, to, device) = (runs.text("a"), runs.text(device), format!("policy.device={device}"));
-        succeed(&["export", &run, "--set", "export.merge_adapters=true", "--set", &device, "--to", &to]);
+        let settings = ["export.merge_adapters=true", &format!("policy.device={device}")];
+        grpo(["export", &runs.text("a"), "--to", &runs.text(device)]).set(settings).quick_cpu().succeed();
     }
     let of = |name: &str| tensors(&runs.path(name));
     for (found, expected) in of("pjrt:cpu").into_iter().zip(of("host")) {
@@ -204,24 +145,13 @@ fn adapters_of_a_folder_are_trained_on_a_device_and_leave_a_folder_of_peft() {
 
 #[test]
 fn programs_are_named_while_they_are_compiled_and_not_when_they_come_from_the_cache() {
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let path = |name: &str| folder.path().join(name).display().to_string();
-    let config = tiny().display().to_string();
-    let arguments = |run: &str, cache: &str| -> Vec<String> {
-        let settings = ["policy.device=pjrt:cpu", "warmup.steps=0", "grpo.max_steps=1", "data.held_out_fraction=0"];
-        let cache = format!("policy.compile_cache={}", path(cache));
-        let all = ["train", "--config", &config, "--run-dir", &path(run), "--set", &cache].map(str::to_owned);
-        all.into_iter().chain(settings.iter().flat_map(|setting| ["--set".to_owned(), (*setting).to_owned()])).collect()
-    };
-    let command = |run: &str, cache: &str, more: &[&str]| {
-        let all = arguments(run, cache);
-        grpo_with_quick_cpu(&all.iter().map(String::as_str).chain(more.iter().copied()).collect::<Vec<_>>())
-    };
+    let runs = Runs::new(&["policy.device=pjrt:cpu", "warmup.steps=0", "grpo.max_steps=1", "data.held_out_fraction=0"]);
+    let train =
+        |run: &str, cache: &str| runs.tiny(run).set([format!("policy.compile_cache={}", runs.text(cache))]).quick_cpu();
     let said = |run: &str, cache: &str, more: &[&str]| {
-        let output = command(run, cache, more).output().expect("the binary starts");
-        assert_eq!(output.status.code(), Some(0), "{}{}", stdout(&output), stderr(&output));
-        assert!(!stdout(&output).contains("compil"), "standard output is for results: {}", stdout(&output));
-        stderr(&output)
+        let said = train(run, cache).args(more).exit(0);
+        assert!(!said.stdout.contains("compil"), "standard output is for results: {said}");
+        said.stderr
     };
     let text = said("first", "one", &[]);
     assert!(!text.contains(['\r', '\u{1b}']), "a log has lines: {text:?}");
@@ -250,7 +180,7 @@ fn programs_are_named_while_they_are_compiled_and_not_when_they_come_from_the_ca
     assert!(split_progress(&quiet).0.is_empty(), "{quiet}");
 
     // On a terminal the time of a program moves on one line.
-    let text = on_terminal_of(100, command("fourth", "three", &[]));
+    let text = on_terminal(100, train("fourth", "three"));
     let text = console::strip_ansi_codes(&text).into_owned();
     let lines: Vec<&str> = text.split(['\r', '\n']).filter(|line| line.contains("compiling ")).collect();
     assert!(lines.iter().any(|line| line.contains("compiling gradient  ") && line.contains("  program ")), "{text}");
@@ -260,12 +190,11 @@ fn programs_are_named_while_they_are_compiled_and_not_when_they_come_from_the_ca
 
 #[test]
 fn what_derivatives_compute_again_changes_no_number() {
-    let folder = tempfile::tempdir().expect("a temporary folder");
+    let common = ["model.num_hidden_layers=4", "warmup.steps=4", "warmup.batch_size=16", "grpo.max_steps=0"];
+    let runs = Runs::new(&common);
     let warmup = |name: &str, settings: &[&str]| {
-        let run = folder.path().join(name);
-        let common = ["model.num_hidden_layers=4", "warmup.steps=4", "warmup.batch_size=16", "grpo.max_steps=0"];
-        train(&run, "pjrt:cpu", &[&common, settings].concat());
-        rows(&run.join("metrics.jsonl"))
+        runs.tiny(name).set(["policy.device=pjrt:cpu"]).set(settings).quick_cpu().succeed();
+        runs.metrics(name)
     };
     let expected = warmup("full", &[]);
     for (name, settings) in [
@@ -281,88 +210,60 @@ fn what_derivatives_compute_again_changes_no_number() {
 
 #[test]
 fn what_a_device_does_not_do_is_refused_by_its_key() {
-    let config = tiny().display().to_string();
-    let refused = |setting: &str| {
-        refuse(&[
-            "train",
-            "--config",
-            &config,
-            "--set",
-            "policy.device=pjrt:cpu",
-            "--set",
-            setting,
-            "--run-dir",
-            "/nowhere",
-        ])
-    };
-    assert!(refused("lora={r: 4, target_modules: [c_attn]}").contains("c_attn"));
-    assert!(refused("grpo.backend=pjrt:cpu").contains("unknown key `grpo.backend`, did you mean `policy.device`?"));
-    assert!(refused("grpo.plugin=plugin.so").contains("did you mean `policy.plugin`?"));
-    assert!(refused("grpo.implementation=logits").contains("grpo.implementation"));
-    assert!(refused("policy.device=pjrt:gpu").contains("pjrt:cuda"));
-    assert!(refused("policy.recompute_num_layers=3").contains("the model's 1 layers are a multiple of"));
-    assert!(
-        refused("policy={device: pjrt:cpu, recompute_granularity: none, recompute_num_layers: 2}").contains("full")
-    );
+    for (setting, words) in [
+        ("lora={r: 4, target_modules: [c_attn]}", "c_attn"),
+        ("grpo.backend=pjrt:cpu", "unknown key `grpo.backend`, did you mean `policy.device`?"),
+        ("grpo.plugin=plugin.so", "did you mean `policy.plugin`?"),
+        ("grpo.implementation=logits", "grpo.implementation"),
+        ("policy.device=pjrt:gpu", "pjrt:cuda"),
+        ("policy.recompute_num_layers=3", "the model's 1 layers are a multiple of"),
+        ("policy={device: pjrt:cpu, recompute_granularity: none, recompute_num_layers: 2}", "full"),
+    ] {
+        let call = grpo(["train", &tiny(), "--run-dir", "/nowhere"]).set(["policy.device=pjrt:cpu", setting]);
+        assert_has(&call.refuse(), &[words]);
+    }
     for (key, value) in [
         ("policy.dtype", "bfloat16"),
         ("policy.attention", "blockwise"),
         ("policy.recompute_granularity", "none"),
         ("policy.recompute_num_layers", "2"),
     ] {
-        assert!(refuse(&["train", "--config", &config, "--set", &format!("{key}={value}")]).contains(key));
+        assert_has(&refuse(["train", &tiny(), "--set", &format!("{key}={value}")]), &[key]);
     }
 }
 
 #[test]
 fn a_model_larger_than_the_device_is_said_before_it_is_made() {
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let (config, run) = (tiny().display().to_string(), folder.path().join("run").display().to_string());
-    let mut arguments = vec!["train", "--config", &config, "--run-dir", &run];
-    let settings = [
+    let runs = Runs::new(&[
         "policy.device=pjrt:cpu",
         "model.hidden_size=65536",
         "model.intermediate_size=262144",
         "model.num_hidden_layers=1000",
-    ];
-    settings.iter().for_each(|setting| arguments.extend(["--set", setting]));
-    let output = grpo_with_quick_cpu(&arguments).output().expect("the binary starts");
-    let text = refused(&arguments, &output);
-    for words in
-        ["pjrt:cpu has ", "weights (float32)", "first moments", "keys and values", "policy.can_roll_back false"]
-    {
-        assert!(text.contains(words), "{words}: {text}");
-    }
-    assert!(!folder.path().join("run").exists());
+    ]);
+    let text = runs.tiny("run").quick_cpu().refuse();
+    assert_has(&text, &["pjrt:cpu has ", "weights (float32)", "first moments", "keys and values"]);
+    assert_has(&text, &["policy.can_roll_back false"]);
+    assert!(!runs.path("run").exists());
 }
 
 #[test]
 fn numbers_that_are_no_longer_finite_end_a_run_as_on_the_host() {
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let config = tiny().display().to_string();
     // 1e40 is beyond f32: the first update leaves no finite weight.
-    let settings = ["warmup.steps=2", "grpo.max_steps=1", "loss.entropy_coef=0.1", "optimizer.learning_rate=1e40"];
+    let runs =
+        Runs::new(&["warmup.steps=2", "grpo.max_steps=1", "loss.entropy_coef=0.1", "optimizer.learning_rate=1e40"]);
     let said = ["host", "pjrt:cpu"].map(|device| {
-        let run = folder.path().join(device.replace(':', "_"));
-        let (run, device) = (run.display().to_string(), format!("policy.device={device}"));
-        let mut arguments = vec!["train", "--config", &config, "--run-dir", &run, "--set", &device];
-        settings.iter().for_each(|setting| arguments.extend(["--set", setting]));
-        let output = grpo_with_quick_cpu(&arguments).output().expect("the binary starts");
-        let text = refused(&arguments, &output).replace(&run, "RUN");
-        assert!(text.contains("not finite") && text.contains("the last finite checkpoint is step-000000"), "{text}");
-        assert_eq!(names(&Path::new(&run).join("checkpoints")), ["step-000000"]);
-        text
+        let text = runs.tiny(device).set([format!("policy.device={device}")]).quick_cpu().refuse();
+        assert_has(&text, &["not finite", "the last finite checkpoint is step-000000"]);
+        assert_eq!(names(&runs.path(device).join("checkpoints")), ["step-000000"]);
+        text.replace(&runs.text(device), "RUN").split_once("`grpo ").map(|(_, way)| way.to_owned())
     });
-    let way = |text: &str| text.split_once("`grpo ").map(|(_, way)| way.to_owned());
-    assert_eq!(way(&said[0]), way(&said[1]), "{said:?}");
+    assert_eq!(said[0], said[1]);
 }
 
 #[test]
 fn logits_that_a_device_cannot_sample_from_end_a_run_with_the_way_back() {
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let (config, run) = (tiny().display().to_string(), folder.path().join("run").display().to_string());
     // One update leaves finite weights, whose products are beyond f32 in the rollout of the second step.
-    let settings = [
+    let runs = Runs::new(&[
         "policy.device=pjrt:cpu",
         "warmup.steps=2",
         "grpo.max_steps=2",
@@ -372,17 +273,10 @@ fn logits_that_a_device_cannot_sample_from_end_a_run_with_the_way_back() {
         "eval.num_problems=4",
         "eval.eval_steps=0",
         "run.save_steps=0",
-    ];
-    let mut arguments = vec!["train", "--config", &config, "--run-dir", &run];
-    settings.iter().for_each(|setting| arguments.extend(["--set", setting]));
+    ]);
     // Without the warnings of the first step, which has little to learn from.
-    let mut command = grpo_with_quick_cpu(&arguments);
-    let text = refused(&arguments, &command.env("GRPO_LOG", "error").output().expect("the binary starts"));
-    for words in ["logits of sample ", "are not finite", "the last finite checkpoint is step-000000"] {
-        assert!(text.contains(words), "{words}: {text}");
-    }
-    let (_, way) = text.split_once("`grpo ").expect("a command");
-    let way = way.split_once('`').expect("its end").0.replace("5e13", "1e-4");
-    succeed(&way.split(' ').collect::<Vec<_>>());
-    assert!(Path::new(&run).join("summary.json").exists());
+    let text = runs.tiny("run").quick_cpu().env("GRPO_LOG", "error").refuse();
+    assert_has(&text, &["logits of sample ", "are not finite", "the last finite checkpoint is step-000000"]);
+    named_call(&text.replace("5e13", "1e-4")).quick_cpu().succeed();
+    assert!(runs.path("run/summary.json").exists());
 }

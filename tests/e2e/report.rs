@@ -1,14 +1,12 @@
 //! `grpo report`: a page of runs that were really made.
 
-use crate::support::{Runs, command, names, refuse, refused, stderr, succeed};
+use crate::support::{Runs, assert_has, grpo, names, refuse, succeed};
 use serde_json::Value;
-use std::path::Path;
 
 const SHORT: [&str; 4] = ["warmup.steps=4", "grpo.max_steps=6", "eval.eval_steps=3", "run.log_completions_steps=2"];
 
 /// The page without style and script, and the data of the script.
-fn parts(path: &Path) -> (String, Value) {
-    let html = std::fs::read_to_string(path).expect("the page is there");
+fn parts(html: &str) -> (String, Value) {
     let (head, rest) = html.split_once("<style>").expect("a style");
     let (_, rest) = rest.split_once("</style>").expect("its end");
     let (body, rest) = rest.split_once("<script type=\"application/json\" id=\"data\">").expect("data");
@@ -24,13 +22,14 @@ fn two_runs_are_shown_on_one_page() {
     first.train("a");
     second.train("b");
     let before = names(&first.path("a"));
-    let out = first.text("both.html");
-    std::fs::write(&out, "something else").expect("a file");
-    let text = succeed(&["report", &first.text("a"), &second.text("b"), "--out", &out]);
+    let out = first.write("both.html", "something else");
+    let report = |out: &str| succeed(["report", &first.text("a"), &second.text("b"), "--out", out]);
+    let text = report(&out);
     assert!(text.starts_with(&format!("wrote {out} (2 runs, ")), "{text}");
     assert_eq!(names(&first.path("a")), before, "a run's folder is only read");
 
-    let (markup, data) = parts(Path::new(&out));
+    let page = first.read("both.html");
+    let (markup, data) = parts(&page);
     let document = roxmltree::Document::parse(&markup).expect("well-formed");
     let texts = |tag: &str| -> Vec<String> {
         let found = document.descendants().filter(|node| node.has_tag_name(tag));
@@ -65,42 +64,33 @@ fn two_runs_are_shown_on_one_page() {
         assert!(samples.iter().all(correct), "the only reward function of tiny.yaml, with weight 1");
     }
     // The same page through a pipe.
-    let piped = succeed(&["report", &first.text("a"), &second.text("b"), "--out", "-"]);
-    assert_eq!(piped, std::fs::read_to_string(&out).expect("the page"));
+    assert_eq!(report("-"), page);
 }
 
 #[test]
 fn what_cannot_be_shown_or_written_is_said_and_costs_nothing() {
     let runs = Runs::new(&SHORT);
     runs.train("a");
-    let (run, out) = (runs.text("a"), runs.text("page.html"));
-    std::fs::write(&out, "mine").expect("a file");
-    let error = refuse(&["report", &run, &runs.text("none"), "--out", &out]);
-    assert!(error.contains("/none: it cannot be opened"), "{error}");
-    assert_eq!(std::fs::read_to_string(&out).expect("still there"), "mine");
+    let (run, out) = (runs.text("a"), runs.write("page.html", "mine"));
+    let error = refuse(["report", &run, &runs.text("none"), "--out", &out]);
+    assert_has(&error, &["/none: it cannot be opened"]);
+    assert_eq!(runs.read("page.html"), "mine");
     let error = refuse(&["report", &run, "--out", &runs.text("nowhere/page.html")]);
-    assert!(error.contains("nowhere/page.html") && error.contains("cannot be used"), "{error}");
+    assert_has(&error, &["nowhere/page.html", "cannot be used"]);
 
     // Without --out nothing is replaced but a page of an earlier call.
     let here = runs.path("here");
     std::fs::create_dir(&here).expect("a folder");
-    let report = || command(&["report", &run]).current_dir(&here).output().expect("the binary starts");
-    std::fs::write(here.join("report.html"), "mine").expect("a file");
-    let error = refused(&["report"], &report());
-    assert!(error.contains("report.html exists and was not made by grpo"), "{error}");
+    let report = || grpo(["report", &run]).at(&here);
+    runs.write("here/report.html", "mine");
+    assert_has(&report().refuse(), &["report.html exists and was not made by grpo"]);
     std::fs::remove_file(here.join("report.html")).expect("a file");
     for _ in 0..2 {
-        let output = report();
-        assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+        report().succeed();
     }
     assert_eq!(names(&here), ["report.html"]);
 
     // A row that is being written.
-    let metrics = runs.path("a").join("metrics.jsonl");
-    let mut text = std::fs::read_to_string(&metrics).expect("rows");
-    text.push_str("{\"phase\":\"grpo\",\"st");
-    std::fs::write(&metrics, text).expect("rows");
-    let output = report();
-    assert_eq!(output.status.code(), Some(0));
-    assert!(stderr(&output).contains("a: metrics.jsonl: line 14, the last one, is cut off"), "{}", stderr(&output));
+    runs.write("a/metrics.jsonl", runs.read("a/metrics.jsonl") + "{\"phase\":\"grpo\",\"st");
+    assert_has(&report().exit(0).stderr, &["a: metrics.jsonl: line 14, the last one, is cut off"]);
 }

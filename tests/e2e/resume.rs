@@ -1,6 +1,7 @@
 //! A run that was killed or stopped ends like one that was not.
 
-use crate::support::{Runs, assert_same_run, json, names, refuse, spawn, stdout, succeed, wait_until};
+use crate::support::{Runs, Said, assert_has, assert_same_run, copy, json, names, signal, wait_until};
+use rustix::process::Signal;
 use serde_json::Value;
 use std::path::Path;
 use std::process::Child;
@@ -17,11 +18,13 @@ const SETTINGS: [&str; 8] = [
     "run.log_completions_steps=4",
 ];
 
-/// Whether the log of a run that goes on has a row of `phase` at `step` or later. Its last row may be half written.
-fn has_reached(run: &Path, phase: &str, step: u64) -> bool {
-    let text = std::fs::read_to_string(run.join("metrics.jsonl")).unwrap_or_default();
-    let mut rows = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-    rows.any(|row| row["phase"] == phase && row["step"].as_u64().is_some_and(|at| at >= step))
+/// Waits until the log of a run has a row of `phase` at `step` or later. Its last row may be half written.
+fn wait_for_step(child: &mut Child, run: &Path, phase: &str, step: u64) {
+    wait_until(child, &format!("step {step} of {phase}"), || {
+        let text = std::fs::read_to_string(run.join("metrics.jsonl")).unwrap_or_default();
+        let mut rows = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+        rows.any(|row| row["phase"] == phase && row["step"].as_u64().is_some_and(|at| at >= step))
+    });
 }
 
 /// Kills a run that is still going on.
@@ -37,15 +40,15 @@ fn a_killed_run_resumes_bit_for_bit() {
     runs.train("whole");
     let killed = runs.path("killed");
     // In the warm-up between two checkpoints, in GRPO, and in GRPO again.
-    let mut child = runs.spawn("killed");
+    let mut child = runs.tiny("killed").spawn();
     for (phase, step) in [("warmup", 23), ("grpo", 12), ("grpo", 37)] {
-        wait_until(&mut child, &format!("step {step} of {phase}"), || has_reached(&killed, phase, step));
+        wait_for_step(&mut child, &killed, phase, step);
         kill(child, &killed);
-        child = spawn(&["train", "--resume", &runs.text("killed")]);
+        child = runs.resume("killed").spawn();
     }
-    let output = child.wait_with_output().expect("ended");
-    assert_eq!(output.status.code(), Some(0));
-    assert!(stdout(&output).contains("continued from step-"), "{}", stdout(&output));
+    let said: Said = child.wait_with_output().expect("ended").into();
+    assert_eq!(said.code, Some(0));
+    assert_has(&said.stdout, &["continued from step-"]);
     assert_same_run(&runs.path("whole"), &killed);
 }
 
@@ -53,10 +56,10 @@ fn a_killed_run_resumes_bit_for_bit() {
 fn a_run_killed_before_its_first_checkpoint_begins_again() {
     let runs = Runs::new(&["warmup.steps=40", "grpo.max_steps=2", "run.save_steps=0"]);
     runs.train("whole");
-    let mut child = runs.spawn("killed");
-    wait_until(&mut child, "the first row", || has_reached(&runs.path("killed"), "warmup", 1));
+    let mut child = runs.tiny("killed").spawn();
+    wait_for_step(&mut child, &runs.path("killed"), "warmup", 1);
     kill(child, &runs.path("killed"));
-    succeed(&["train", "--resume", &runs.text("killed")]);
+    runs.resume("killed").succeed();
     assert_same_run(&runs.path("whole"), &runs.path("killed"));
 }
 
@@ -64,18 +67,17 @@ fn a_run_killed_before_its_first_checkpoint_begins_again() {
 fn half_a_row_and_half_a_checkpoint_are_taken_back() {
     let runs = Runs::new(&["warmup.steps=3", "grpo.max_steps=8", "run.save_steps=4"]);
     runs.train("whole");
-    runs.train("torn");
     let torn = runs.path("torn");
+    copy(&runs.path("whole"), &torn);
     // What a crash in the middle of step 7 would leave.
     for file in ["metrics.jsonl", "completions.jsonl"] {
-        let mut text = std::fs::read(torn.join(file)).expect("rows");
-        text.extend(b"{\"phase\":\"grpo\",\"st");
-        std::fs::write(torn.join(file), text).expect("written");
+        let file = format!("torn/{file}");
+        runs.write(&file, runs.read(&file) + "{\"phase\":\"grpo\",\"st");
     }
     std::fs::remove_dir_all(torn.join("checkpoints/step-000008")).expect("removed");
     std::fs::create_dir(torn.join("checkpoints/.tmp-step-000008")).expect("created");
-    std::fs::write(torn.join("checkpoints/.tmp-step-000008/model.safetensors"), "half").expect("written");
-    succeed(&["train", "--resume", &runs.text("torn")]);
+    runs.write("torn/checkpoints/.tmp-step-000008/model.safetensors", "half");
+    runs.resume("torn").succeed();
     assert_same_run(&runs.path("whole"), &torn);
     assert!(names(&torn.join("checkpoints")).iter().all(|name| !name.starts_with('.')));
 }
@@ -84,13 +86,13 @@ fn half_a_row_and_half_a_checkpoint_are_taken_back() {
 fn an_earlier_checkpoint_can_be_chosen_and_later_ones_are_kept() {
     let runs = Runs::new(&["warmup.steps=3", "grpo.max_steps=8", "run.save_steps=2", "run.save_total_limit=0"]);
     runs.train("whole");
-    runs.train("again");
-    let text = succeed(&["train", "--resume", &runs.text("again"), "--from", "step-000004"]);
-    assert!(text.contains("continued from step-000004") && text.contains("kept as "), "{text}");
+    copy(&runs.path("whole"), &runs.path("again"));
+    let text = runs.resume("again").args(["--from", "step-000004"]).succeed();
+    assert_has(&text, &["continued from step-000004", "kept as "]);
     assert_same_run(&runs.path("whole"), &runs.path("again"));
     assert!(names(&runs.path("again/checkpoints")).contains(&"step-000006.old-1".to_owned()));
-    let text = refuse(&["train", "--resume", &runs.text("again"), "--from", "step-000005"]);
-    assert!(text.contains("no checkpoint `step-000005`") && text.contains("step-000006"), "{text}");
+    let text = runs.resume("again").args(["--from", "step-000005"]).refuse();
+    assert_has(&text, &["no checkpoint `step-000005`", "step-000006"]);
 }
 
 #[test]
@@ -108,8 +110,8 @@ fn coefficients_and_a_reference_that_move_go_on_where_they_were() {
         "grpo.filter_groups.enable=true",
     ]);
     runs.train("whole");
-    runs.train("again");
-    succeed(&["train", "--resume", &runs.text("again"), "--from", "step-000002"]);
+    copy(&runs.path("whole"), &runs.path("again"));
+    runs.resume("again").args(["--from", "step-000002"]).succeed();
     assert_same_run(&runs.path("whole"), &runs.path("again"));
     let saved = |name: &str, step: &str| {
         let checkpoint = runs.path(name).join("checkpoints").join(step);
@@ -129,17 +131,14 @@ fn coefficients_and_a_reference_that_move_go_on_where_they_were() {
 fn a_changed_configuration_is_not_the_same_run() {
     let runs = Runs::new(&["warmup.steps=1", "grpo.max_steps=2"]);
     runs.train("a");
-    let config = runs.path("a/config.yaml");
-    let text = std::fs::read_to_string(&config).expect("config");
-    std::fs::write(&config, text.replace("num_generations: 8", "num_generations: 9")).expect("written");
-    let error = refuse(&["train", "--resume", &runs.text("a")]);
-    assert!(error.contains("has changed in grpo.num_generations (from 8 to 9)"), "{error}");
-    let error = refuse(&["train", "--resume", &runs.text("a"), "--set", "loss.beta=0.5"]);
-    assert!(error.contains("grpo.num_generations (from 8 to 9), loss.beta (from 0.0 to 0.5)"), "{error}");
+    let text = runs.read("a/config.yaml");
+    runs.write("a/config.yaml", text.replace("num_generations: 8", "num_generations: 9"));
+    assert_has(&runs.resume("a").refuse(), &["has changed in grpo.num_generations (from 8 to 9)"]);
+    let both = "grpo.num_generations (from 8 to 9), loss.beta (from 0.0 to 0.5)";
+    assert_has(&runs.resume("a").set(["loss.beta=0.5"]).refuse(), &[both]);
     // What is only shown or saved may change.
-    std::fs::write(&config, text.replace("save_total_limit: 3", "save_total_limit: 1")).expect("written");
-    let said = succeed(&["train", "--resume", &runs.text("a")]);
-    assert!(said.contains("changed: run.save_total_limit (from 3 to 1)"), "{said}");
+    runs.write("a/config.yaml", text.replace("save_total_limit: 3", "save_total_limit: 1"));
+    assert_has(&runs.resume("a").succeed(), &["changed: run.save_total_limit (from 3 to 1)"]);
 }
 
 #[test]
@@ -147,24 +146,21 @@ fn a_changed_configuration_is_not_the_same_run() {
 fn an_interrupted_run_saves_says_how_to_go_on_and_does() {
     let runs = Runs::new(&SETTINGS);
     runs.train("whole");
-    for (signal, phase, step) in [("INT", "warmup", 12), ("TERM", "grpo", 27)] {
-        let name = format!("stopped-{signal}");
-        let run = runs.path(&name);
-        let mut child = runs.spawn(&name);
-        wait_until(&mut child, &format!("step {step} of {phase}"), || has_reached(&run, phase, step));
-        let kill = std::process::Command::new("kill").args([format!("-{signal}"), child.id().to_string()]).status();
-        assert!(kill.expect("kill runs").success());
-        let output = child.wait_with_output().expect("ended");
-        assert_eq!(output.status.code(), Some(3), "a stopped run is neither done nor failed");
-        let text = stdout(&output);
-        assert!(text.contains(&format!("grpo train --resume {}", run.display())), "{text}");
+    for (name, sent, phase, step) in [("int", Signal::INT, "warmup", 12), ("term", Signal::TERM, "grpo", 27)] {
+        let run = runs.path(name);
+        let mut child = runs.tiny(name).spawn();
+        wait_for_step(&mut child, &run, phase, step);
+        signal(&child, sent);
+        let said: Said = child.wait_with_output().expect("ended").into();
+        assert_eq!(said.code, Some(3), "a stopped run is neither done nor failed");
+        assert_has(&said.stdout, &[&format!("grpo train --resume {}", run.display())]);
         assert!(!run.join("summary.json").exists() && run.join("curves.svg").exists());
         // The step at hand was finished and is in the checkpoint.
         let newest = names(&run.join("checkpoints")).pop().expect("a checkpoint");
         let saved = json(&run.join("checkpoints").join(newest).join("state.json"));
         let bytes = std::fs::metadata(run.join("metrics.jsonl")).expect("metrics").len();
         assert_eq!(saved["metrics_bytes"].as_u64(), Some(bytes));
-        succeed(&["train", "--resume", &runs.text(&name)]);
+        runs.resume(name).succeed();
         assert_same_run(&runs.path("whole"), &run);
     }
 }
@@ -172,9 +168,8 @@ fn an_interrupted_run_saves_says_how_to_go_on_and_does() {
 #[test]
 fn two_processes_do_not_share_a_run() {
     let runs = Runs::new(&SETTINGS);
-    let mut child = runs.spawn("a");
-    wait_until(&mut child, "the first row", || has_reached(&runs.path("a"), "warmup", 1));
-    let text = refuse(&["train", "--resume", &runs.text("a")]);
-    assert!(text.contains("another process"), "{text}");
+    let mut child = runs.tiny("a").spawn();
+    wait_for_step(&mut child, &runs.path("a"), "warmup", 1);
+    assert_has(&runs.resume("a").refuse(), &["another process"]);
     kill(child, &runs.path("a"));
 }

@@ -1,6 +1,6 @@
 //! What a run leaves in its folder.
 
-use crate::support::{Runs, assert_same_run, json, names, refuse, rows, succeed};
+use crate::support::{Runs, assert_has, grpo, json, names, rows};
 
 const SHORT: [&str; 4] = ["warmup.steps=4", "grpo.max_steps=6", "eval.eval_steps=3", "run.save_steps=2"];
 
@@ -8,9 +8,7 @@ const SHORT: [&str; 4] = ["warmup.steps=4", "grpo.max_steps=6", "eval.eval_steps
 fn a_run_leaves_everything_that_is_promised() {
     let runs = Runs::new(&[&SHORT[..], &["run.log_completions_steps=2", "loss.beta=0.01"]].concat());
     let text = runs.train("a");
-    for word in ["warm-up", "eval at step 0", "grpo", "pass@1", "before GRPO", "after GRPO", "curves.svg"] {
-        assert!(text.contains(word), "{word} is not in\n{text}");
-    }
+    assert_has(&text, &["warm-up", "eval at step 0", "grpo", "pass@1", "before GRPO", "after GRPO", "curves.svg"]);
     assert!(!text.contains('\u{1b}'), "no terminal codes where there is no terminal: {text:?}");
     let run = runs.path("a");
     let files = [
@@ -25,8 +23,7 @@ fn a_run_leaves_everything_that_is_promised() {
     ];
     assert_eq!(names(&run).into_iter().filter(|n| !n.starts_with('.')).collect::<Vec<_>>(), files);
 
-    let metrics = rows(&run.join("metrics.jsonl"));
-    let of = |phase: &str| metrics.iter().filter(|r| r["phase"] == phase).collect::<Vec<_>>();
+    let of = |phase: &str| runs.phase("a", phase);
     let steps = |phase: &str| of(phase).iter().map(|r| r["step"].as_u64().expect("a number")).collect::<Vec<_>>();
     assert_eq!(steps("warmup"), [1, 2, 3, 4]);
     assert_eq!(steps("grpo"), [1, 2, 3, 4, 5, 6]);
@@ -86,53 +83,26 @@ fn a_run_leaves_everything_that_is_promised() {
     let checkpoint =
         ["SHA256SUMS", "model.safetensors", "optimizer.safetensors", "reference.safetensors", "state.json"];
     assert_eq!(names(&run.join("checkpoints/step-000006")), checkpoint);
-    let svg = std::fs::read_to_string(run.join("curves.svg")).expect("curves");
-    for label in ["held-out pass@1", "KL(policy || reference)", "warm-up", "clip ratio", "entropy"] {
-        assert!(svg.contains(label), "{label}");
-    }
+    assert_has(
+        &runs.read("a/curves.svg"),
+        &["held-out pass@1", "KL(policy || reference)", "warm-up", "clip ratio", "entropy"],
+    );
 }
 
 #[test]
 fn a_run_is_never_overwritten() {
     let runs = Runs::new(&SHORT);
     runs.train("a");
-    let before = std::fs::read(runs.path("a").join("metrics.jsonl")).expect("metrics");
-    let text = refuse(&["train", "--run-dir", &runs.text("a")]);
-    assert!(text.contains("holds a run already") && text.contains("--resume"), "{text}");
-    assert_eq!(std::fs::read(runs.path("a").join("metrics.jsonl")).expect("metrics"), before);
+    let before = runs.read("a/metrics.jsonl");
+    assert_has(&grpo(["train", "--run-dir", &runs.text("a")]).refuse(), &["holds a run already", "--resume"]);
+    assert_eq!(runs.read("a/metrics.jsonl"), before);
     // A run that is done can be resumed: there is nothing left to do but to say so.
-    assert!(succeed(&["train", "--resume", &runs.text("a")]).contains("before GRPO"));
-    assert_eq!(std::fs::read(runs.path("a").join("metrics.jsonl")).expect("metrics"), before);
-}
-
-#[test]
-fn one_seed_is_one_run_and_another_seed_another() {
-    let runs = Runs::new(&SHORT);
-    runs.train("a");
-    runs.train("b");
-    assert_same_run(&runs.path("a"), &runs.path("b"));
-    let other = Runs::new(&[&SHORT[..], &["seed=1"]].concat());
-    other.train("c");
-    let losses = |run: std::path::PathBuf| {
-        rows(&run.join("metrics.jsonl")).iter().map(|r| r["loss"].to_string()).collect::<Vec<_>>()
-    };
-    assert_ne!(losses(runs.path("a")), losses(other.path("c")));
+    assert_has(&runs.resume("a").succeed(), &["before GRPO"]);
+    assert_eq!(runs.read("a/metrics.jsonl"), before);
 }
 
 #[test]
 fn quiet_is_quiet() {
-    let runs = Runs::new(&[]);
-    let text = succeed(&[
-        "train",
-        "--quiet",
-        "--run-dir",
-        &runs.text("a"),
-        "--config",
-        &crate::support::tiny().display().to_string(),
-        "--set",
-        "warmup.steps=1",
-        "--set",
-        "grpo.max_steps=1",
-    ]);
-    assert_eq!(text, "");
+    let runs = Runs::new(&["warmup.steps=1", "grpo.max_steps=1"]);
+    assert_eq!(runs.tiny("a").args(["--quiet"]).succeed(), "");
 }

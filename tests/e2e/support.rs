@@ -1,87 +1,185 @@
-//! Running the binary and reading what it left behind.
+//! Calls of the binary, and the folders of its runs.
 
 use pjrt::install::{Kind, cache_dir, install};
 use serde_json::Value;
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-/// `configs/train/tiny.yaml` of this repository.
-pub(crate) fn tiny() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../configs/train/tiny.yaml")
+/// Returns the path of a file of this repository.
+pub(crate) fn repository(path: &str) -> String {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path).display().to_string()
 }
 
-/// The binary in an environment of its own: no `GRPO__` variable of the caller reaches it.
-pub(crate) fn command(arguments: &[&str]) -> Command {
+/// Returns the path of `configs/train/tiny.yaml`.
+pub(crate) fn tiny() -> String {
+    repository("configs/train/tiny.yaml")
+}
+
+/// Returns the path of a golden batch.
+pub(crate) fn batch(name: &str) -> String {
+    repository(&format!("tests/golden/{name}.safetensors"))
+}
+
+/// A call of the binary. It gets none of the caller's environment, so that no `GRPO__` variable reaches it.
+pub(crate) struct Call(pub(crate) Command);
+
+pub(crate) fn grpo(arguments: impl IntoIterator<Item: AsRef<OsStr>>) -> Call {
     let mut command = Command::new(env!("CARGO_BIN_EXE_grpo"));
     command.env_clear().args(arguments).stdin(Stdio::null());
-    command
+    Call(command)
 }
 
-pub(crate) fn grpo(arguments: &[&str]) -> Output {
-    command(arguments).output().expect("the binary starts")
+impl Call {
+    pub(crate) fn args(mut self, arguments: impl IntoIterator<Item: AsRef<OsStr>>) -> Self {
+        self.0.args(arguments);
+        self
+    }
+
+    /// Adds `--set` with each of `settings` (`a.b=value`).
+    pub(crate) fn set(mut self, settings: impl IntoIterator<Item: AsRef<OsStr>>) -> Self {
+        for setting in settings {
+            self.0.arg("--set").arg(setting);
+        }
+        self
+    }
+
+    pub(crate) fn env(mut self, name: &str, value: impl AsRef<OsStr>) -> Self {
+        self.0.env(name, value);
+        self
+    }
+
+    /// Adds the `PATH` of this process, in which programs are found.
+    pub(crate) fn with_path(self) -> Self {
+        self.env("PATH", std::env::var_os("PATH").unwrap_or_default())
+    }
+
+    /// Runs the call in `folder`.
+    pub(crate) fn at(mut self, folder: &Path) -> Self {
+        self.0.current_dir(folder);
+        self
+    }
+
+    /// Adds this machine's plugins, after installing `kind`.
+    pub(crate) fn plugin(self, kind: Kind) -> Self {
+        install(kind, |_| {}).expect("the plugin can be installed");
+        let cache = cache_dir().expect("this user has a cache");
+        self.env("XDG_CACHE_HOME", cache.ancestors().nth(2).expect("grpo/plugins is below it"))
+    }
+
+    /// Adds XLA's CPU with quick compilation, for programs that compile for longer than they run.
+    pub(crate) fn quick_cpu(self) -> Self {
+        let (name, flags) = testkit::xla_cpu::quick_environment();
+        self.plugin(Kind::Cpu).env(name, flags)
+    }
+
+    /// Runs the call below a limit of a POSIX shell's `ulimit`.
+    pub(crate) fn limited(self, limit: &str) -> Self {
+        let mut command = Command::new("/bin/sh");
+        // The signal about a file that is too large would end the process instead of the write.
+        command.args(["-c", &format!("trap '' XFSZ; ulimit {limit} && exec \"$@\""), "sh"]);
+        command.arg(self.0.get_program()).args(self.0.get_args()).stdin(Stdio::null());
+        command.env_clear().envs(self.0.get_envs().filter_map(|(name, value)| Some((name, value?))));
+        Self(command)
+    }
+
+    pub(crate) fn output(mut self) -> Said {
+        self.0.output().expect("the binary starts").into()
+    }
+
+    /// Returns the output of a call that must end with `code`.
+    #[track_caller]
+    pub(crate) fn exit(self, code: i32) -> Said {
+        let arguments: Vec<_> = self.0.get_args().map(OsStr::to_owned).collect();
+        let said = self.output();
+        assert_eq!(said.code, Some(code), "{arguments:?}\n{said}");
+        said
+    }
+
+    /// Returns standard output of a call that must succeed.
+    #[track_caller]
+    pub(crate) fn succeed(self) -> String {
+        self.exit(0).stdout
+    }
+
+    /// Returns the error of a call that must end with exit code 2: one line, except for lines about compiled programs.
+    #[track_caller]
+    pub(crate) fn refuse(self) -> String {
+        let text = self.exit(2).stderr;
+        let (_, lines) = split_progress(&text);
+        assert_eq!(lines.len(), 1, "an error is one line: {text}");
+        assert!(lines[0].starts_with("error: ") && !lines[0].contains("panicked"), "{text}");
+        format!("{}\n", lines[0])
+    }
+
+    pub(crate) fn spawn(mut self) -> Child {
+        self.0.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the binary starts")
+    }
 }
 
-/// The binary with this machine's plugins, which are installed first, and nothing else of the environment.
-pub(crate) fn grpo_with(kind: Kind, arguments: &[&str]) -> Command {
-    install(kind, |_| {}).expect("the plugin can be installed");
-    let cache = cache_dir().expect("this user has a cache");
-    let mut command = command(arguments);
-    command.env("XDG_CACHE_HOME", cache.ancestors().nth(2).expect("grpo/plugins is below it"));
-    command
+/// The exit code and the output of a call.
+#[derive(Debug)]
+pub(crate) struct Said {
+    pub(crate) code: Option<i32>,
+    pub(crate) stdout: String,
+    pub(crate) stderr: String,
 }
 
-/// [`grpo_with`] XLA's CPU, for programs that are compiled for longer than they run.
-pub(crate) fn grpo_with_quick_cpu(arguments: &[&str]) -> Command {
-    let mut command = grpo_with(Kind::Cpu, arguments);
-    let (name, flags) = testkit::xla_cpu::quick_environment();
-    command.env(name, flags);
-    command
+impl From<Output> for Said {
+    fn from(output: Output) -> Self {
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        Self { code: output.status.code(), stdout: text(&output.stdout), stderr: text(&output.stderr) }
+    }
 }
 
-/// Standard output of a call that must succeed.
-pub(crate) fn succeed(arguments: &[&str]) -> String {
-    let output = grpo(arguments);
-    assert_eq!(output.status.code(), Some(0), "{arguments:?}\n{}{}", stdout(&output), stderr(&output));
-    stdout(&output)
+impl std::fmt::Display for Said {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}{}", self.stdout, self.stderr)
+    }
 }
 
-/// The lines about programs that were compiled, and the rest of standard error.
+impl Said {
+    /// Parses standard output as one document.
+    pub(crate) fn json(&self) -> Value {
+        serde_json::from_str(&self.stdout).unwrap_or_else(|error| panic!("{error}: {self}"))
+    }
+}
+
+#[track_caller]
+pub(crate) fn succeed(arguments: impl IntoIterator<Item: AsRef<OsStr>>) -> String {
+    grpo(arguments).succeed()
+}
+
+#[track_caller]
+pub(crate) fn refuse(arguments: impl IntoIterator<Item: AsRef<OsStr>>) -> String {
+    grpo(arguments).refuse()
+}
+
+/// Returns the call that an error names in backquotes.
+pub(crate) fn named_call(error: &str) -> Call {
+    let (_, call) = error.split_once("`grpo ").expect("a command");
+    grpo(call.split_once('`').expect("its end").0.split(' '))
+}
+
+/// Fails unless `text` contains all of `words`.
+#[track_caller]
+pub(crate) fn assert_has(text: &str, words: &[&str]) {
+    words.iter().for_each(|words| assert!(text.contains(words), "{words:?} is not in: {text}"));
+}
+
+/// Splits standard error into lines about compiled programs and the rest.
 pub(crate) fn split_progress(text: &str) -> (Vec<&str>, Vec<&str>) {
     text.lines().partition(|line| line.starts_with("compiling ") || line.starts_with("compiled "))
 }
 
-/// The one line on standard error of a call that must end with exit code 2, but for lines about programs that were compiled.
-pub(crate) fn refuse(arguments: &[&str]) -> String {
-    refused(arguments, &grpo(arguments))
-}
-
-pub(crate) fn refused(arguments: &[&str], output: &Output) -> String {
-    let text = stderr(output);
-    assert_eq!(output.status.code(), Some(2), "{arguments:?}\n{}{text}", stdout(output));
-    let (_, lines) = split_progress(&text);
-    assert_eq!(lines.len(), 1, "an error is one line: {text}");
-    let text = format!("{}\n", lines[0]);
-    assert!(text.starts_with("error: ") && !text.contains("panicked"), "{text}");
-    text
-}
-
-pub(crate) fn stdout(output: &Output) -> String {
-    String::from_utf8_lossy(&output.stdout).into_owned()
-}
-
-pub(crate) fn stderr(output: &Output) -> String {
-    String::from_utf8_lossy(&output.stderr).into_owned()
-}
-
-/// A temporary folder with runs of the tiny configuration.
+/// A temporary folder for runs, and settings that runs of the tiny configuration get (`a.b=value`).
 pub(crate) struct Runs {
     folder: tempfile::TempDir,
     settings: Vec<String>,
 }
 
 impl Runs {
-    /// Every run gets `settings` (`a.b=value`).
     pub(crate) fn new(settings: &[&str]) -> Self {
         let folder = tempfile::tempdir().expect("a temporary folder");
         Self { folder, settings: settings.iter().map(|s| (*s).to_owned()).collect() }
@@ -91,35 +189,48 @@ impl Runs {
         self.folder.path().join(name)
     }
 
+    /// Returns the path of `name` as text.
     pub(crate) fn text(&self, name: &str) -> String {
         self.path(name).display().to_string()
     }
 
-    fn arguments(&self, name: &str) -> Vec<String> {
-        let mut arguments: Vec<String> =
-            ["train", "--config", &tiny().display().to_string(), "--run-dir", &self.text(name)].map(Into::into).into();
-        for setting in &self.settings {
-            arguments.extend(["--set".to_owned(), setting.clone()]);
-        }
-        arguments
+    pub(crate) fn read(&self, name: &str) -> String {
+        std::fs::read_to_string(self.path(name)).unwrap_or_else(|error| panic!("{name}: {error}"))
     }
 
-    /// Trains to the end.
+    /// Writes a file and returns its path.
+    pub(crate) fn write(&self, name: &str, content: impl AsRef<[u8]>) -> String {
+        std::fs::write(self.path(name), content).unwrap_or_else(|error| panic!("{name}: {error}"));
+        self.text(name)
+    }
+
+    /// Returns the rows of a run's `metrics.jsonl`.
+    pub(crate) fn metrics(&self, run: &str) -> Vec<Value> {
+        rows(&self.path(run).join("metrics.jsonl"))
+    }
+
+    /// Returns the rows of one phase of a run.
+    pub(crate) fn phase(&self, run: &str, phase: &str) -> Vec<Value> {
+        self.metrics(run).into_iter().filter(|row| row["phase"] == phase).collect()
+    }
+
+    /// Trains the tiny configuration.
+    pub(crate) fn tiny(&self, name: &str) -> Call {
+        grpo(["train", &tiny(), "--run-dir", &self.text(name)]).set(&self.settings)
+    }
+
+    #[track_caller]
     pub(crate) fn train(&self, name: &str) -> String {
-        succeed(&self.arguments(name).iter().map(String::as_str).collect::<Vec<_>>())
+        self.tiny(name).succeed()
     }
 
-    /// Begins to train.
-    pub(crate) fn spawn(&self, name: &str) -> Child {
-        spawn(&self.arguments(name).iter().map(String::as_str).collect::<Vec<_>>())
+    /// Resumes a run.
+    pub(crate) fn resume(&self, name: &str) -> Call {
+        grpo(["train", "--resume", &self.text(name)])
     }
 }
 
-pub(crate) fn spawn(arguments: &[&str]) -> Child {
-    command(arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the binary starts")
-}
-
-/// Waits until `ready` holds; a process that ends before is a failure of the test.
+/// Waits until `ready` returns `true`; fails if the process ends before.
 pub(crate) fn wait_until(child: &mut Child, what: &str, mut ready: impl FnMut() -> bool) {
     let limit = Instant::now() + Duration::from_secs(120);
     while !ready() {
@@ -130,7 +241,64 @@ pub(crate) fn wait_until(child: &mut Child, what: &str, mut ready: impl FnMut() 
     }
 }
 
-/// Rows of a jsonl file.
+/// Waits for a process that should not take long; a process that hangs is killed and fails the test.
+pub(crate) fn finish(mut child: Child, what: &str) -> Said {
+    let limit = Instant::now() + Duration::from_secs(120);
+    // Pipes hold what such a process prints.
+    while child.try_wait().expect("the process can be asked").is_none() {
+        if Instant::now() > limit {
+            child.kill().expect("SIGKILL");
+            panic!("{what}: no end after two minutes");
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    let said: Said = child.wait_with_output().expect("the process has ended").into();
+    assert!(!said.stderr.contains("panicked"), "{what}: {said}");
+    said
+}
+
+/// Returns every file below `folder`, sorted.
+pub(crate) fn files(folder: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    let mut folders = vec![folder.to_owned()];
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(folder).expect("the folder can be read") {
+            let path = entry.expect("an entry").path();
+            match path.is_dir() && !path.is_symlink() {
+                true => folders.push(path),
+                false => found.push(path),
+            }
+        }
+    }
+    found.sort();
+    found
+}
+
+/// Copies the folder `from`.
+pub(crate) fn copy(from: &Path, to: &Path) {
+    for file in files(from) {
+        let target = to.join(file.strip_prefix(from).expect("a file below it"));
+        std::fs::create_dir_all(target.parent().expect("a folder")).expect("created");
+        std::fs::copy(&file, target).expect("copied");
+    }
+}
+
+/// Sends a signal to a process, which may have ended.
+pub(crate) fn signal(child: &Child, signal: rustix::process::Signal) {
+    let _ = rustix::process::kill_process(rustix::process::Pid::from_child(child), signal);
+}
+
+/// Waits until the process with this id has ended.
+pub(crate) fn wait_for_end(id: &str) {
+    let stat = Path::new("/proc").join(id).join("stat");
+    let limit = Instant::now() + Duration::from_secs(30);
+    while std::fs::read_to_string(&stat).is_ok_and(|stat| !stat.contains(") Z")) {
+        assert!(Instant::now() < limit, "process {id} still runs");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// Returns the rows of a jsonl file.
 pub(crate) fn rows(path: &Path) -> Vec<Value> {
     let text = std::fs::read_to_string(path).expect("the file is there");
     text.lines().map(|line| serde_json::from_str(line).expect("a row of JSON")).collect()
@@ -140,7 +308,7 @@ pub(crate) fn json(path: &Path) -> Value {
     serde_json::from_slice(&std::fs::read(path).expect("the file is there")).expect("JSON")
 }
 
-/// Names in a folder, sorted.
+/// Returns the names in a folder, sorted.
 pub(crate) fn names(path: &Path) -> Vec<String> {
     let Ok(entries) = std::fs::read_dir(path) else { return Vec::new() };
     let mut names: Vec<_> = entries.filter_map(|e| e.ok()?.file_name().into_string().ok()).collect();
@@ -148,7 +316,7 @@ pub(crate) fn names(path: &Path) -> Vec<String> {
     names
 }
 
-/// Everything in which two runs may not differ: weights and moments bit for bit, every row but its timing.
+/// Asserts that two runs have the same weights and moments bit for bit, and the same rows except for times.
 pub(crate) fn assert_same_run(a: &Path, b: &Path) {
     for file in ["metrics.jsonl", "completions.jsonl"] {
         assert_eq!(without_times(rows(&a.join(file))), without_times(rows(&b.join(file))), "{file}");

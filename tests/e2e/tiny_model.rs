@@ -1,11 +1,11 @@
 //! A small model with a real tokenizer, and runs that train it.
 
-use crate::support::{Runs, succeed};
+use crate::support::{Call, Runs, grpo, repository};
 use models::{ExportOptions, FolderWriter, ModelConfig, ModelFolder};
 use rand::RngExt;
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::SeedableRng;
-use serde_json::json;
+use serde_json::{Value, json};
 use std::path::Path;
 
 const SETTINGS: [&str; 11] = [
@@ -40,12 +40,21 @@ pub(crate) fn small() -> ModelConfig {
     }
 }
 
-/// A small Qwen3, and rows.
-pub(crate) fn prepare(runs: &Runs) {
-    prepare_shape(runs, &small());
+impl Runs {
+    /// Returns a folder with a small Qwen3 in `model` and rows in `rows.jsonl`.
+    pub(crate) fn small() -> Self {
+        let runs = Self::new(&[]);
+        prepare_shape(&runs, &small());
+        runs
+    }
+
+    /// Replaces the rows.
+    pub(crate) fn write_rows(&self, count: usize, row: impl Fn(usize) -> Value) {
+        self.write("rows.jsonl", (0..count).map(|i| format!("{}\n", row(i))).collect::<String>());
+    }
 }
 
-/// A model of random weights with Qwen3's tokenizer and chat template, in `model`, and rows like GSM8K's in `rows.jsonl`.
+/// Writes a model of random weights with Qwen3's tokenizer and chat template, in `model`, and rows like GSM8K's in `rows.jsonl`.
 pub(crate) fn prepare_shape(runs: &Runs, shape: &ModelConfig) {
     let mut rng = ChaCha8Rng::seed_from_u64(1);
     let model = runs.path("model");
@@ -57,30 +66,23 @@ pub(crate) fn prepare_shape(runs: &Runs, shape: &ModelConfig) {
         writer.write(&parameter.name, &values).unwrap();
     }
     writer.finish().unwrap();
-    let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/tests/fixtures/chat/qwen3");
     for file in ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja"] {
-        std::fs::copy(fixtures.join(file), model.join(file)).unwrap();
+        let fixture = repository(&format!("crates/models/tests/fixtures/chat/qwen3/{file}"));
+        std::fs::copy(fixture, model.join(file)).unwrap();
     }
-    let row = |i: usize| json!({"question": format!("What is {i} + 1?"), "answer": format!("#### {}", i + 1)});
-    let text: String = (0..60).map(|i| format!("{}\n", row(i))).collect();
-    std::fs::write(runs.path("rows.jsonl"), text).unwrap();
+    runs.write_rows(60, |i| json!({"question": format!("What is {i} + 1?"), "answer": format!("#### {}", i + 1)}));
 }
 
-/// `train` of `model` into the run `name`; `settings` win.
-pub(crate) fn arguments(runs: &Runs, model: &str, name: &str, settings: &[&str]) -> Vec<String> {
-    std::fs::write(runs.path("empty.yaml"), "{}\n").unwrap();
-    let mut arguments: Vec<String> =
-        ["train", &runs.text("empty.yaml"), "--run-dir", &runs.text(name)].map(Into::into).into();
-    let (model, files) = (format!("model={}", runs.text(model)), format!("data.files={}", runs.text("rows.jsonl")));
-    for setting in SETTINGS.into_iter().chain([&model[..], &files[..]]).chain(settings.iter().copied()) {
-        arguments.extend(["--set".to_owned(), setting.to_owned()]);
-    }
-    arguments
+/// Trains `model` into the run `name`; `settings` take precedence over the common ones.
+pub(crate) fn call(runs: &Runs, model: &str, name: &str, settings: &[&str]) -> Call {
+    let empty = runs.write("empty.yaml", "{}\n");
+    let of_runs = [format!("model={}", runs.text(model)), format!("data.files={}", runs.text("rows.jsonl"))];
+    grpo(["train", &empty, "--run-dir", &runs.text(name)]).set(SETTINGS).set(of_runs).set(settings)
 }
 
+#[track_caller]
 pub(crate) fn train(runs: &Runs, model: &str, name: &str, settings: &[&str]) -> String {
-    let arguments = arguments(runs, model, name, settings);
-    succeed(&arguments.iter().map(String::as_str).collect::<Vec<_>>())
+    call(runs, model, name, settings).succeed()
 }
 
 pub(crate) fn tensors(folder: &Path) -> Vec<Vec<f32>> {

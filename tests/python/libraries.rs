@@ -1,10 +1,9 @@
 //! Models and adapters saved by runs, loaded by transformers and peft, which compute the same logits as `grpo`.
 
-use crate::support::{Runs, grpo, stderr, stdout, succeed};
+use crate::support::{Runs, Said, grpo, repository};
 use crate::tiny_model::{prepare_shape, small, train};
 use models::{ModelConfig, RopeScaling};
 use serde_json::{Value, json};
-use std::path::Path;
 
 /// Returns a small model of each family.
 fn families() -> [(&'static str, ModelConfig); 3] {
@@ -21,15 +20,11 @@ fn families() -> [(&'static str, ModelConfig); 3] {
 
 /// Loads folders with transformers and peft and writes their results.
 fn load(jobs: &[Value]) {
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/python/load.py");
-    let output = testkit::python::Python::install()
-        .command()
-        .arg(script)
-        .arg(Value::from(jobs).to_string())
-        .output()
-        .expect("python3 starts");
-    assert!(output.status.success(), "{}{}", stdout(&output), stderr(&output));
-    assert_eq!(stdout(&output).lines().count(), jobs.len(), "{}", stdout(&output));
+    let mut load = testkit::python::Python::install().command();
+    load.arg(repository("tests/python/load.py")).arg(Value::from(jobs).to_string());
+    let said: Said = load.output().expect("python3 starts").into();
+    assert_eq!(said.code, Some(0), "{said}");
+    assert_eq!(said.stdout.lines().count(), jobs.len(), "{said}");
 }
 
 #[test]
@@ -40,15 +35,13 @@ fn transformers_and_peft_load_saved_models_and_compute_the_same_logits() {
         prepare_shape(&runs, &shape);
         // In bf16, the dtype that both sides read, and in several files.
         train(&runs, "model", "whole", &["export.dtype=bfloat16", "export.max_shard_size=16000"]);
-        assert!(
-            runs.path("whole/model/model.safetensors.index.json").exists(),
-            "{family}: there is more than one file"
-        );
+        // There is more than one file.
+        assert!(runs.path("whole/model/model.safetensors.index.json").exists(), "{family}");
         // The first family has a tied head.
         let targets = "lora={r: 4, target_modules: [q_proj, v_proj, down_proj, lm_head]}";
         train(&runs, "model", "lora", &[targets]);
-        let merge = ["--set", "export.merge_adapters=true", "--to", &runs.text("merged")];
-        succeed(&[&["export", &runs.text("lora")], &merge[..]].concat());
+        let merge = grpo(["export", &runs.text("lora"), "--to", &runs.text("merged")]);
+        merge.set(["export.merge_adapters=true"]).succeed();
         jobs.push(json!({"model": runs.path("whole/model"), "out": runs.path("whole.safetensors")}));
         let adapter = runs.path("lora/model");
         jobs.push(json!({"model": runs.path("model"), "adapter": adapter, "out": runs.path("lora.safetensors")}));
@@ -57,14 +50,9 @@ fn transformers_and_peft_load_saved_models_and_compute_the_same_logits() {
     });
     load(&jobs);
     for runs in all {
-        let of = |file: &str, model: &[&str]| {
-            let file = runs.text(file);
-            grpo(&[&["parity", &file, "--device", "host", "--model"], model].concat())
-        };
-        let same = |file: &str, model: &[&str]| {
-            let output = of(file, model);
-            assert_eq!(output.status.code(), Some(0), "{model:?}\n{}{}", stdout(&output), stderr(&output));
-        };
+        let of =
+            |file: &str, model: &[&str]| grpo(["parity", &runs.text(file), "--device", "host", "--model"]).args(model);
+        let same = |file: &str, model: &[&str]| drop(of(file, model).succeed());
         same("whole.safetensors", &[&runs.text("whole/model")]);
         same("lora.safetensors", &[&runs.text("model"), "--adapter", &runs.text("lora/model")]);
         same("lora.safetensors", &[&runs.text("merged")]);
@@ -72,7 +60,7 @@ fn transformers_and_peft_load_saved_models_and_compute_the_same_logits() {
         same("merged.safetensors", &[&runs.text("model"), "--adapter", &runs.text("lora/model")]);
         // The untrained model gives other results.
         for file in ["whole.safetensors", "lora.safetensors"] {
-            assert_eq!(of(file, &[&runs.text("model")]).status.code(), Some(1), "{file}: it was trained");
+            of(file, &[&runs.text("model")]).exit(1);
         }
     }
 }

@@ -1,8 +1,8 @@
 //! TensorBoard and Weights & Biases files of a run, read with their own programs.
 
 use crate::readers::{Readers, WandbServer};
-use crate::support::{Runs, command, names, refuse, rows, stderr, stdout, tiny};
-use serde_json::{Value, json};
+use crate::support::{Call, Runs, assert_has, grpo, names, refuse, rows};
+use serde_json::json;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
@@ -41,17 +41,14 @@ fn online_run_is_readable_in_tensorboard_and_wandb() {
         "wandb.name=short",
         "wandb.tags=[a, b]",
     ];
-    let runs = Runs::new(&[]);
+    let runs = Runs::new(&[&SHORT[..], &settings].concat());
     let run = runs.path("a");
-    let mut train = command(&["train", "--config", &tiny().display().to_string(), "--run-dir", &runs.text("a")]);
-    train.args(SHORT.iter().chain(&settings).flat_map(|setting| ["--set", setting]));
     let home = tempfile::tempdir().expect("a folder");
     let packages = readers.command("wandb", home.path());
+    let Call(mut train) = runs.tiny("a");
     train.envs(packages.get_envs().filter_map(|(name, value)| Some((name, value?)))).envs(server.environment());
-    let output = train.output().expect("the binary starts");
-    let text = format!("{}{}", stdout(&output), stderr(&output));
-    assert_eq!(output.status.code(), Some(0), "{text}");
-    assert!(text.contains("uploaded to Weights & Biases") && text.contains("tensorboard --logdir"), "{text}");
+    let text = Call(train).exit(0).to_string();
+    assert_has(&text, &["uploaded to Weights & Biases", "tensorboard --logdir"]);
     let metrics = metrics(&run);
     assert!(metrics.contains_key("train/reward") && metrics["eval/pass@1"].len() == 3);
 
@@ -91,8 +88,7 @@ fn online_run_is_readable_in_tensorboard_and_wandb() {
 
 #[test]
 fn benchmark_logs_every_variant_as_a_run() {
-    let (readers, folder) = (Readers::install(), tempfile::tempdir().expect("a folder"));
-    let config = folder.path().join("config.yaml");
+    let (readers, folder) = (Readers::install(), Runs::new(&[]));
     let text = "
 name: tiny
 shape: { batch: 2, tokens: 12, hidden: 16, vocab: 50 }
@@ -104,13 +100,11 @@ variants:
   fused: { threads: 1 }
   reference: { implementation: reference, threads: 1 }
 ";
-    std::fs::write(&config, text).expect("a file");
-    let (config, logs) = (config.display().to_string(), folder.path().join("logs"));
-    let asked = ["bench", &config, "--json", "--log-dir", &logs.display().to_string()];
-    let output = command(&asked).output().expect("the binary starts");
-    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
-    assert!(stderr(&output).contains("tensorboard --logdir") && stderr(&output).contains("wandb sync"));
-    let document: Value = serde_json::from_str(&stdout(&output)).expect("a document");
+    let (config, logs) = (folder.write("config.yaml", text), folder.path("logs"));
+    let bench = || grpo(["bench", &config, "--json", "--log-dir", &folder.text("logs")]);
+    let said = bench().exit(0);
+    assert_has(&said.stderr, &["tensorboard --logdir", "wandb sync"]);
+    let document = said.json();
     assert_eq!(names(&logs), ["tiny-bf16", "tiny-f32"]);
     for case in document["cases"].as_array().expect("problems") {
         for (name, measured) in case["variants"].as_object().expect("variants") {
@@ -133,8 +127,6 @@ variants:
         }
     }
     // A folder that is not empty is refused before the first measurement, and log files need a folder.
-    let text = refuse(&asked);
-    assert!(text.contains("is not empty"), "{text}");
-    let text = refuse(&["bench", &config]);
-    assert!(text.contains("--log-dir"), "{text}");
+    assert_has(&bench().refuse(), &["is not empty"]);
+    assert_has(&refuse(["bench", &config]), &["--log-dir"]);
 }

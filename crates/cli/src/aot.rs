@@ -5,7 +5,7 @@
 
 use crate::bench_layers::BenchArgs;
 use crate::compiling::{Compiling, Ended};
-use crate::{Outcome, aot_run, aot_text, emit, emit_document};
+use crate::{Outcome, aot_run, aot_text, emit, emit_document, emit_json};
 use anyhow::{Context, bail};
 use backend_tpu::aot::{Chip, Report, Target};
 use grpo_bench::assertion::{Assertion, Checked};
@@ -66,7 +66,21 @@ pub(crate) enum Compiled {
     },
 }
 
+impl From<anyhow::Result<Report>> for Compiled {
+    fn from(result: anyhow::Result<Report>) -> Self {
+        match result {
+            Ok(report) => Self::Report(Box::new(report)),
+            Err(error) => Self::Failed { error: format!("{error:#}") },
+        }
+    }
+}
+
 impl Compiled {
+    /// Returns the compiler's report.
+    pub(crate) fn report(&self) -> Option<&Report> {
+        if let Self::Report(report) = self { Some(report) } else { None }
+    }
+
     fn ended(&self) -> Ended {
         match self {
             Self::Report(report) if report.from_cache => Ended::FromCache,
@@ -106,23 +120,16 @@ pub(crate) fn run(args: Args, compiling: &Compiling) -> anyhow::Result<Outcome> 
     }
     let target = args.bench.target()?;
     if args.worker {
-        let compiled = match worker(&args, &config, target) {
-            Ok(report) => Compiled::Report(Box::new(report)),
-            Err(error) => Compiled::Failed { error: format!("{error:#}") },
-        };
-        emit_document(&serde_json::to_string(&compiled)?)?;
+        emit_document(&serde_json::to_string(&Compiled::from(worker(&args, &config, target)))?)?;
         return Ok(Outcome::Done);
     }
 
-    let assertions = args.assert.iter().map(|text| Assertion::parse(text)).collect::<Result<Vec<_>, _>>()?;
+    let assertions = args.assertions()?;
     let names = chosen(&args, &config)?;
     for variant in assertions.iter().flat_map(Assertion::variants) {
         if !names.iter().any(|name| name == variant) {
             bail!("an assertion names the variant `{variant}`; compiled variants: {}", names.join(", "));
         }
-    }
-    if let Some(folder) = &args.emit {
-        files::make_folder(folder)?;
     }
     let variants = compile_all(&args, &names, compiling)?;
     let values = serde_json::to_value(&variants)?;
@@ -131,12 +138,25 @@ pub(crate) fn run(args: Args, compiling: &Compiling) -> anyhow::Result<Outcome> 
     let (name, chip) = (config.name, target.chip());
     let document = Document { name, target: target.name().into(), chip, variants, assertions };
     if args.json {
-        emit_document(&format!("{}\n", serde_json::to_string_pretty(&document)?))?;
+        emit_json(&document)?;
     } else {
         emit(&aot_text::text(&document))?;
     }
     expect_reports("variant", &document.variants)?;
     Ok(if holds { Outcome::Done } else { Outcome::CheckFailed })
+}
+
+impl Args {
+    /// Parses the assertions.
+    pub(crate) fn assertions(&self) -> anyhow::Result<Vec<Assertion>> {
+        Ok(self.assert.iter().map(|text| Assertion::parse(text)).collect::<Result<_, _>>()?)
+    }
+
+    /// Writes a program into the folder of `--emit`, if it was given.
+    pub(crate) fn emit(&self, name: &str, program: impl FnOnce() -> anyhow::Result<String>) -> anyhow::Result<()> {
+        let Some(folder) = &self.emit else { return Ok(()) };
+        Ok(files::write_output(&folder.join(format!("{name}.mlir")), program()?.as_bytes())?)
+    }
 }
 
 /// Returns the first of the errors, if any.
@@ -168,22 +188,23 @@ fn worker(args: &Args, config: &BenchConfig, target: Target) -> anyhow::Result<R
     let [name] = args.variants.as_slice() else { bail!("--worker takes one of --variants") };
     let variant = config.variant(name)?;
     let report = args.bench.compiler(target, args.recompile)?.report(&variant)?;
-    if let Some(folder) = &args.emit {
+    args.emit(name, || {
         let mut spec = variant.spec()?;
         spec.blocking = report.blocking.unwrap_or(spec.blocking);
-        let path = folder.join(format!("{name}.mlir"));
-        let text = variant.program(&spec)?.module.to_string();
-        files::write_output(&path, text.as_bytes())?;
-    }
+        Ok(variant.program(&spec)?.module.to_string())
+    })?;
     Ok(report)
 }
 
-/// Compiles every variant or program, a few at a time.
+/// Compiles every variant or program, a few at a time. Creates the folder of `--emit` first.
 pub(crate) fn compile_all(
     args: &Args,
     names: &[String],
     compiling: &Compiling,
 ) -> anyhow::Result<BTreeMap<String, Compiled>> {
+    if let Some(folder) = &args.emit {
+        files::make_folder(folder)?;
+    }
     compiling.expect(names.len());
     let binary = std::env::current_exe().context("cannot find this binary")?;
     let workers = std::thread::available_parallelism().map_or(1, usize::from).min(MOST_WORKERS);
@@ -194,8 +215,7 @@ pub(crate) fn compile_all(
             scope.spawn(|| {
                 while let Some(name) = { queue.lock().expect(locked).next() } {
                     let number = compiling.began(name, None);
-                    let compiled = compile_elsewhere(&binary, args, name)
-                        .unwrap_or_else(|error| Compiled::Failed { error: format!("{error:#}") });
+                    let compiled = compile_elsewhere(&binary, args, name).unwrap_or_else(|error| Err(error).into());
                     compiling.ended(number, compiled.ended());
                     done.lock().expect(locked).insert(name.clone(), compiled);
                 }

@@ -4,7 +4,7 @@ use crate::aot::{Args, Compiled, compile_all, expect_reports};
 use crate::bench_layers::BenchArgs;
 use crate::commented::commented;
 use crate::compiling::Compiling;
-use crate::{Outcome, aot_run_text, emit, emit_document, layers};
+use crate::{Outcome, aot_run_text, emit, emit_document, emit_json, layers};
 use anyhow::{Context, bail};
 use backend_tpu::aot::{Chip, Report, Target};
 use backend_tpu::compile_options::options_for_decoder;
@@ -12,7 +12,7 @@ use backend_tpu::plugins::Kind;
 use grpo_aot::{Memory, ProgramName, RunPrograms, RunSizes, Times};
 use grpo_bench::assertion::{Assertion, Checked};
 use grpo_bench::config::BenchConfig;
-use grpo_files::{self as files, Layers, counted, to_yaml};
+use grpo_files::{Layers, counted, to_yaml};
 use run_config::WITHOUT_MODEL;
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
@@ -90,29 +90,19 @@ pub(crate) fn run(args: Args, compiling: &Compiling) -> anyhow::Result<Outcome> 
     let target = args.bench.target()?;
     let programs = RunPrograms::new(&config, target.kind()).with_context(of_file)?;
     if args.worker {
-        let compiled = match worker(&args, &programs, target) {
-            Ok(report) => Compiled::Report(Box::new(report)),
-            Err(error) => Compiled::Failed { error: format!("{error:#}") },
-        };
-        emit_document(&serde_json::to_string(&compiled)?)?;
+        emit_document(&serde_json::to_string(&Compiled::from(worker(&args, &programs, target)))?)?;
         return Ok(Outcome::Done);
     }
-    let assertions = args.assert.iter().map(|text| Assertion::parse(text)).collect::<Result<Vec<_>, _>>()?;
+    let assertions = args.assertions()?;
     let names = chosen(&args, &programs, target.kind())?;
     for variant in assertions.iter().flat_map(Assertion::variants) {
         if !(names.iter().any(|name| name == variant) || ["memory", "times"].contains(&variant)) {
             bail!("an assertion names `{variant}`; known names: {}, memory and times", names.join(", "));
         }
     }
-    if let Some(folder) = &args.emit {
-        files::make_folder(folder)?;
-    }
     warn_of_prompts(&config, programs.sizes());
     let compiled = compile_all(&args, &names, compiling)?;
-    let report = |name: ProgramName| match compiled.get(&name.to_string()) {
-        Some(Compiled::Report(report)) => Some(&**report),
-        _ => None,
-    };
+    let report = |name: ProgramName| compiled.get(&name.to_string())?.report();
     let memory = programs.memory(report);
     let times = programs.times(report, target.chip());
     let mut values = serde_json::to_value(&compiled)?;
@@ -131,7 +121,7 @@ pub(crate) fn run(args: Args, compiling: &Compiling) -> anyhow::Result<Outcome> 
         assertions,
     };
     match args.json {
-        true => emit_document(&format!("{}\n", serde_json::to_string_pretty(&document)?))?,
+        true => emit_json(&document)?,
         false => emit(&aot_run_text::text(&document))?,
     }
     expect_reports("program", &document.programs)?;
@@ -182,9 +172,7 @@ fn worker(args: &Args, programs: &RunPrograms, target: Target) -> anyhow::Result
         bail!("the run has no program `{name}`")
     };
     let module = programs.module(name)?;
-    if let Some(folder) = &args.emit {
-        files::write_output(&folder.join(format!("{name}.mlir")), module.to_string().as_bytes())?;
-    }
+    args.emit(&name.to_string(), || Ok(module.to_string()))?;
     let (options, floor) = (options_for_decoder(target.kind()), programs.floor(name, &module, target.chip()));
     let compiler = args.bench.compiler(target, args.recompile)?;
     let report = compiler.report_module(&module, &options, floor);

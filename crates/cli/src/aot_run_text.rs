@@ -2,7 +2,7 @@
 
 use crate::aot::Compiled;
 use crate::aot_run::Document;
-use crate::aot_text::{bytes, milliseconds};
+use crate::aot_text::{bytes, milliseconds, rates};
 use crate::table::Sheet;
 use backend_tpu::aot::Report;
 use grpo_aot::{Memory, Times};
@@ -26,11 +26,9 @@ pub(crate) fn text(document: &Document) -> String {
     }
     let (name, target, chip, sizes) = (&document.name, &document.target, document.chip, document.sizes);
     let mut text = format!(
-        "{name} on one device of {target} ({:.0} TFLOP/s, {:.0} GB/s, {})\n{} M parameters; {} of {} x {}, {} of \
+        "{name} on one device of {target} ({})\n{} M parameters; {} of {} x {}, {} of \
          them in the loss; rollout of {} x ({} + {}) tokens\n\n{}\n\n",
-        chip.peak_flops / 1e12,
-        chip.bandwidth / 1e9,
-        bytes(chip.memory),
+        rates(chip),
         sizes.parameters / 1_000_000,
         counted(sizes.micro_batches, "micro-batch"),
         sizes.rows,
@@ -51,9 +49,7 @@ pub(crate) fn text(document: &Document) -> String {
     // Grouped by reason, because a plugin without estimates has the same for all programs.
     let mut without: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
     for (name, compiled) in &document.programs {
-        if let Compiled::Report(report) = compiled
-            && let Some(reason) = &report.no_estimate
-        {
+        if let Some(reason) = compiled.report().and_then(|report| report.no_estimate.as_ref()) {
             without.entry(reason).or_default().push(name);
         }
     }

@@ -2,7 +2,7 @@
 
 use crate::aot::{Compiled, Document};
 use crate::table::Sheet;
-use backend_tpu::aot::Report;
+use backend_tpu::aot::{Chip, Report};
 use backend_tpu::program::Blocking;
 use std::fmt::Write;
 
@@ -29,20 +29,13 @@ pub(crate) fn text(document: &Document) -> String {
         }
     }
     let (name, target, chip) = (&document.name, &document.target, document.chip);
-    let mut text = format!(
-        "{name} on {target}, per device ({:.0} TFLOP/s, {:.0} GB/s, {})\n\n{}\n\n",
-        chip.peak_flops / 1e12,
-        chip.bandwidth / 1e9,
-        bytes(chip.memory),
-        table.text(),
-    );
+    let mut text = format!("{name} on {target}, per device ({})\n\n{}\n\n", rates(chip), table.text(),);
     text.push_str("Estimates are the compiler's, not measurements; a loop's body counts once per iteration.\n");
-    let reports =
-        || document.variants.values().filter_map(|c| if let Compiled::Report(r) = c { Some(r) } else { None });
+    let reports = || document.variants.values().filter_map(Compiled::report);
     if let Some(reason) = reports().find_map(|report| report.no_estimate.as_ref()) {
         let _ = writeln!(text, "No estimates: {reason}.");
     }
-    let (before, now): (Vec<&Report>, Vec<_>) = reports().map(AsRef::as_ref).partition(|report| report.from_cache);
+    let (before, now): (Vec<&Report>, Vec<_>) = reports().partition(|report| report.from_cache);
     let seconds = |of: &[&Report]| of.iter().map(|report| report.compile_seconds).sum::<f64>();
     let mut compiled = format!("Compiled in {:.0} s", seconds(&now));
     if !before.is_empty() {
@@ -73,6 +66,12 @@ fn row(name: &str, report: &Report) -> [String; 11] {
         time(report.estimate_cycles_seconds),
         milliseconds(report.floor.seconds),
     ]
+}
+
+/// Formats the peak rates and the memory of a device.
+pub(crate) fn rates(chip: Chip) -> String {
+    let (flops, bandwidth) = (chip.peak_flops / 1e12, chip.bandwidth / 1e9);
+    format!("{flops:.0} TFLOP/s, {bandwidth:.0} GB/s, {}", bytes(chip.memory))
 }
 
 /// Returns `2048 tokens`, `4096 columns`, or `-`.

@@ -1,6 +1,6 @@
 //! `grpo bench`: measures variants of the loss on this machine's devices.
 
-use crate::bench_layers::resolve;
+use crate::bench_layers::BenchFiles;
 use crate::progress::{fitted, phase_fields};
 use crate::{Outcome, bench_text, emit, emit_document, terminal};
 use anyhow::{Context, bail};
@@ -9,7 +9,6 @@ use grpo_bench::assertion::Assertion;
 use grpo_bench::config::{BackendName, BenchConfig};
 use grpo_bench::report;
 use grpo_bench::{self as bench, Options, plot};
-use grpo_files::to_yaml;
 use grpo_files::{check_output, write_output};
 use grpo_sinks::wandb::Mode as WandbMode;
 use indicatif::{HumanDuration, ProgressBar, ProgressState, ProgressStyle};
@@ -18,10 +17,6 @@ use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
-
-/// The default configuration.
-const DEFAULT_CONFIG: (&str, &str) =
-    ("configs/bench/s2.yaml (built in)", include_str!("../../../configs/bench/s2.yaml"));
 
 /// Arguments of `grpo bench`.
 #[derive(Debug, clap::Args)]
@@ -33,15 +28,8 @@ const DEFAULT_CONFIG: (&str, &str) =
     be measured or an assertion does not hold; a variant that the backend does not offer counts only if it was named."
 )]
 pub(crate) struct Args {
-    /// YAML or JSON files, as in configs/bench/ [default: the built-in configs/bench/s2.yaml].
-    #[arg(value_name = "CONFIG")]
-    config: Vec<PathBuf>,
-    /// Set one key of every configuration, after the file and the environment; repeatable.
-    #[arg(long, value_name = "A.B=VALUE")]
-    set: Vec<String>,
-    /// Print the resolved configurations as YAML and exit.
-    #[arg(long)]
-    print_config: bool,
+    #[command(flatten)]
+    files: BenchFiles,
     /// Backend of variants that name none: cpu, pjrt:cpu, pjrt:tpu, pjrt:cuda [default: the configuration's].
     #[arg(long)]
     backend: Option<String>,
@@ -85,12 +73,17 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
-    let configs = configs(&args)?;
-    if args.print_config {
-        let texts = configs.iter().map(to_yaml).collect::<Result<Vec<_>, _>>()?;
-        emit_document(&texts.join("---\n"))?;
-        return Ok(Outcome::Done);
-    }
+    let configs = args.files.resolve(|config| {
+        if let Some(backend) = &args.backend {
+            BackendName::parse("--backend", backend)?;
+            config.backend.clone_from(backend);
+        }
+        config.rounds.steps = args.steps.unwrap_or(config.rounds.steps);
+        config.rounds.warmup = args.warmup.unwrap_or(config.rounds.warmup);
+        config.inputs.seed = args.seed.unwrap_or(config.inputs.seed);
+        Ok(())
+    })?;
+    let Some(configs) = configs else { return Ok(Outcome::Done) };
     if let Some(path) = args.plot.as_ref().filter(|path| path.extension().is_none_or(|ending| ending != "svg")) {
         bail!("--plot: expected a file that ends in .svg, got {}", path.display());
     }
@@ -150,24 +143,6 @@ pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
     let failed = document.has_failures() || options.variants.iter().any(is_missing);
     let holds = document.assertions.iter().all(|claim| claim.checked.holds);
     Ok(if failed || !holds { Outcome::CheckFailed } else { Outcome::Done })
-}
-
-/// Returns every file's configuration with the changes of the command line.
-fn configs(args: &Args) -> anyhow::Result<Vec<BenchConfig>> {
-    let files = if args.config.is_empty() { vec![None] } else { args.config.iter().map(Some).collect() };
-    let mut configs = vec![];
-    for file in files {
-        let mut config = resolve(file.map(PathBuf::as_path), &args.set, DEFAULT_CONFIG)?;
-        if let Some(backend) = &args.backend {
-            BackendName::parse("--backend", backend)?;
-            config.backend.clone_from(backend);
-        }
-        config.rounds.steps = args.steps.unwrap_or(config.rounds.steps);
-        config.rounds.warmup = args.warmup.unwrap_or(config.rounds.warmup);
-        config.inputs.seed = args.seed.unwrap_or(config.inputs.seed);
-        configs.push(config);
-    }
-    Ok(configs)
 }
 
 /// Shows progress: the current step on a terminal; in a log, a line for each phase.

@@ -1,14 +1,11 @@
-//! Arguments that `grpo aot` and `grpo plan` share: a configuration of `configs/bench/` and the target devices.
+//! Arguments that subcommands share: configurations of `configs/bench/`, and the target devices of `grpo aot` and `grpo plan`.
 
-use crate::layers;
+use crate::{emit_document, layers};
 use anyhow::Context;
 use backend_tpu::aot::{Compiler, Target, user_cache};
 use grpo_bench::config::BenchConfig;
+use grpo_files::to_yaml;
 use std::path::{Path, PathBuf};
-
-/// The default configuration.
-const DEFAULT_CONFIG: (&str, &str) =
-    ("configs/bench/fused.yaml (built in)", include_str!("../../../configs/bench/fused.yaml"));
 
 /// A configuration and the target devices.
 #[derive(Debug, clap::Args)]
@@ -33,7 +30,8 @@ pub(crate) struct BenchArgs {
 impl BenchArgs {
     /// Returns the checked configuration: defaults < file < environment < `--set`.
     pub(crate) fn resolve(&self) -> anyhow::Result<BenchConfig> {
-        resolve(self.config.as_deref(), &self.set, DEFAULT_CONFIG)
+        let default = ("configs/bench/fused.yaml (built in)", include_str!("../../../configs/bench/fused.yaml"));
+        resolve(self.config.as_deref(), &self.set, default)
     }
 
     /// Returns the target devices, with a plugin that exists.
@@ -53,8 +51,45 @@ impl BenchArgs {
     }
 }
 
+/// The configurations of `grpo bench` and `grpo gradcheck`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct BenchFiles {
+    /// YAML or JSON files, as in configs/bench/ [default: the built-in configs/bench/s2.yaml].
+    #[arg(value_name = "CONFIG")]
+    config: Vec<PathBuf>,
+    /// Set one key of every configuration, after the file and the environment; repeatable.
+    #[arg(long, value_name = "A.B=VALUE")]
+    set: Vec<String>,
+    /// Print the resolved configurations as YAML and exit.
+    #[arg(long)]
+    print_config: bool,
+}
+
+impl BenchFiles {
+    /// Returns every file's configuration after `change`; `None` if they were printed instead.
+    pub(crate) fn resolve(
+        &self,
+        change: impl Fn(&mut BenchConfig) -> anyhow::Result<()>,
+    ) -> anyhow::Result<Option<Vec<BenchConfig>>> {
+        let default = ("configs/bench/s2.yaml (built in)", include_str!("../../../configs/bench/s2.yaml"));
+        let files = if self.config.is_empty() { vec![None] } else { self.config.iter().map(Some).collect() };
+        let configs = files.into_iter().map(|file| {
+            let mut config = resolve(file.map(PathBuf::as_path), &self.set, default)?;
+            change(&mut config)?;
+            Ok(config)
+        });
+        let configs = configs.collect::<anyhow::Result<Vec<_>>>()?;
+        if !self.print_config {
+            return Ok(Some(configs));
+        }
+        let texts = configs.iter().map(to_yaml).collect::<Result<Vec<_>, _>>()?;
+        emit_document(&texts.join("---\n"))?;
+        Ok(None)
+    }
+}
+
 /// Returns the checked configuration: defaults < `file` (or `default`, name and text) < environment < `set`.
-pub(crate) fn resolve(file: Option<&Path>, set: &[String], default: (&str, &str)) -> anyhow::Result<BenchConfig> {
+fn resolve(file: Option<&Path>, set: &[String], default: (&str, &str)) -> anyhow::Result<BenchConfig> {
     let config: BenchConfig = layers::resolve(file, set, default)?;
     config.validate().with_context(|| file.map_or(default.0.into(), |path| path.display().to_string()))?;
     Ok(config)

@@ -1,7 +1,7 @@
 //! `grpo data`: shows the prompts and rewards that a policy will get from data files.
 
 use crate::data_text;
-use crate::{Outcome, emit, emit_document, layers};
+use crate::{Outcome, emit, emit_json, layers};
 use anyhow::Context;
 use data::{DataReport, Item, Prompt, PromptEncoder};
 use grpo_files::Layers;
@@ -122,7 +122,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
     let tokenizer = trainer::open_tokenizer(&folder, &config.data)?;
     let summary = summarise(&args, &config, &folder, &tokenizer)?;
     match args.json {
-        true => emit_document(&format!("{}\n", serde_json::to_string_pretty(&summary)?))?,
+        true => emit_json(&summary)?,
         false => emit(&data_text::text(&summary))?,
     }
     let Some(problem) = summary.problem else { return Ok(Outcome::Done) };
@@ -256,25 +256,4 @@ fn judge(rewards: &Rewards, tokenizer: &HfTokenizer, items: &[&Item]) -> anyhow:
         }
     }
     Ok(judged)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn rewards_of_answers_and_completions_are_reported_separately() {
-        let fixtures = concat!(env!("CARGO_MANIFEST_DIR"), "/../models/tests/fixtures/chat/qwen3");
-        let tokenizer = HfTokenizer::open(fixtures.as_ref(), &[], 512).unwrap();
-        let item = |answer: &str, completion: Option<&str>| Item {
-            completion: completion.map(str::to_owned),
-            ..Item::new("x").with_answer(answer)
-        };
-        let items = [item("72", Some("so 73")), item("1", None), Item::new("no answer")];
-        let rewards = Rewards::new(&TrainConfig::default().rewards).unwrap();
-        let judged = judge(&rewards, &tokenizer, &items.iter().collect::<Vec<_>>()).unwrap();
-        let rows: Vec<_> = judged.iter().map(|row| (row.reward.as_str(), row.of, row.rows, row.mean)).collect();
-        assert_eq!(rows, [("correct", "answer", 2, Some(1.0)), ("correct", "completion", 1, Some(0.0))]);
-        assert!(tokenizer.special_token("a <|im_end|>").is_some() && tokenizer.special_token("a <think>").is_none());
-    }
 }

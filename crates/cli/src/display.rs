@@ -361,15 +361,6 @@ mod tests {
     }
 
     #[test]
-    fn counts_of_one_use_the_singular() {
-        let line = |problems| {
-            eval_line(&MetricsRow::new(RowKind::Eval, 2, [("eval/pass@1", 0.5), ("eval/problems", problems)]))
-        };
-        assert_eq!(line(1.0), "eval at step 2: pass@1 50.0 % on 1 held-out problem");
-        assert_eq!(line(2.0), "eval at step 2: pass@1 50.0 % on 2 held-out problems");
-    }
-
-    #[test]
     fn a_step_shows_reward_length_speed_and_only_an_informative_loss() {
         let values = [
             ("reward", 0.5),

@@ -1,16 +1,12 @@
 //! `grpo gradcheck`: checks gradients on reduced problems of a benchmark.
 
-use crate::bench_layers::resolve;
+use crate::bench_layers::BenchFiles;
 use crate::parity::table;
-use crate::{Outcome, emit, emit_document};
-use grpo_bench::config::{BenchConfig, ShapeConfig};
+use crate::{Outcome, emit, emit_json};
+use grpo_bench::config::ShapeConfig;
 use grpo_check::gradcheck::{self, CaseReport, Limits, Options};
-use grpo_files::{counted, to_yaml};
+use grpo_files::counted;
 use std::path::PathBuf;
-
-/// The default configuration.
-const DEFAULT_CONFIG: (&str, &str) =
-    ("configs/bench/s2.yaml (built in)", include_str!("../../../configs/bench/s2.yaml"));
 
 /// Arguments of `grpo gradcheck`.
 #[derive(Debug, clap::Args)]
@@ -22,15 +18,8 @@ const DEFAULT_CONFIG: (&str, &str) =
     was named."
 )]
 pub(crate) struct Args {
-    /// YAML or JSON files, as in configs/bench/ [default: the built-in configs/bench/s2.yaml].
-    #[arg(value_name = "CONFIG")]
-    config: Vec<PathBuf>,
-    /// Set one key of every configuration, after the file and the environment; repeatable.
-    #[arg(long, value_name = "A.B=VALUE")]
-    set: Vec<String>,
-    /// Print the resolved configurations as YAML and exit.
-    #[arg(long)]
-    print_config: bool,
+    #[command(flatten)]
+    files: BenchFiles,
     /// The PJRT plugin [default: what GRPO_PJRT_PLUGIN names, or what `grpo plugin install` has installed].
     #[arg(long, value_name = "FILE")]
     plugin: Option<PathBuf>,
@@ -57,18 +46,11 @@ pub(crate) struct Args {
 pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
     let limits = Limits { tokens: args.max_tokens, hidden: args.max_hidden, vocab: args.max_vocab };
     let options = Options { limits, variants: args.variants, plugin: args.plugin };
-    let files = if args.config.is_empty() { vec![None] } else { args.config.iter().map(Some).collect() };
-    let configs = files.into_iter().map(|file| {
-        let mut config: BenchConfig = resolve(file.map(PathBuf::as_path), &args.set, DEFAULT_CONFIG)?;
+    let configs = args.files.resolve(|config| {
         config.inputs.seed = args.seed.unwrap_or(config.inputs.seed);
-        Ok(config)
-    });
-    let configs = configs.collect::<anyhow::Result<Vec<_>>>()?;
-    if args.print_config {
-        let texts = configs.iter().map(to_yaml).collect::<Result<Vec<_>, _>>()?;
-        emit_document(&texts.join("---\n"))?;
-        return Ok(Outcome::Done);
-    }
+        Ok(())
+    })?;
+    let Some(configs) = configs else { return Ok(Outcome::Done) };
     let mut cases = vec![];
     let (bar, mut tell) = crate::bench::progress();
     for config in &configs {
@@ -77,8 +59,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
     bar.finish_and_clear();
     let passed = cases.iter().all(|case| case.passed);
     if args.json {
-        let document = serde_json::json!({ "passed": passed, "limits": limits, "cases": cases });
-        emit_document(&format!("{}\n", serde_json::to_string_pretty(&document)?))?;
+        emit_json(&serde_json::json!({ "passed": passed, "limits": limits, "cases": cases }))?;
     } else {
         emit(&text(&cases, passed))?;
     }

@@ -1,9 +1,9 @@
 //! `grpo loss`: evaluates a batch file and writes loss, log-probabilities, entropies and gradients to a file.
 
-use crate::{Outcome, emit_document, loss_input::LossInput};
+use crate::{Outcome, emit_document, is_stdout, loss_input::LossInput};
 use anyhow::Context;
 use grpo_check::{loss_file, parity};
-use grpo_core::{Dtype, Implementation};
+use grpo_core::Implementation;
 use grpo_files::{check_output, write_output};
 use std::io::Write;
 use std::path::PathBuf;
@@ -29,11 +29,8 @@ pub(crate) struct Args {
     implementation: Option<String>,
 }
 
-/// Paths that mean standard output.
-pub(crate) const STDOUT: [&str; 4] = ["-", "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"];
-
 pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
-    let to_stdout = STDOUT.iter().any(|name| args.out.as_os_str() == *name);
+    let to_stdout = is_stdout(&args.out);
     if !to_stdout {
         check_output(&args.out)?;
     }
@@ -43,10 +40,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
         Some(loss) => file.with_loss(loss).with_context(|| args.file.display().to_string())?,
         None => file,
     };
-    let policy = match args.input.dtype {
-        Some(dtype) => file.policy.to_dtype(Dtype::from(dtype)),
-        None => file.policy.clone(),
-    };
+    let policy = args.input.dtype.map_or_else(|| file.policy.clone(), |dtype| file.policy.to_dtype(dtype));
     let default = if file.hidden == 0 { Implementation::Logits } else { Implementation::Fused };
     let implementation = args.implementation.as_deref().and_then(Implementation::from_name).unwrap_or(default);
     let evaluated = parity::evaluate(backend.as_ref(), implementation, &file.loss, &file, &policy)

@@ -4,8 +4,7 @@ use anyhow::{Context, bail};
 use backend_cpu::CpuBackend;
 use backend_tpu::PjrtBackend;
 use backend_tpu::plugins::Kind;
-use clap::ValueEnum;
-use clap::builder::PossibleValuesParser;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use grpo_core::format::BatchLoss;
 use grpo_core::{Backend, BatchFile, Dtype, Implementation};
 use grpo_files::Layers;
@@ -26,8 +25,8 @@ pub(crate) struct LossInput {
     #[arg(long, value_name = "FILE")]
     pub(crate) plugin: Option<PathBuf>,
     /// Round the policy's tensors to this dtype first [default: the file's own].
-    #[arg(long, value_enum)]
-    pub(crate) dtype: Option<DtypeArg>,
+    #[arg(long, value_parser = dtypes())]
+    pub(crate) dtype: Option<Dtype>,
     /// Loss configuration (YAML or JSON, as in configs/loss/) that replaces the file's own.
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
@@ -38,20 +37,9 @@ pub(crate) fn implementations(others: &[&'static str]) -> PossibleValuesParser {
     PossibleValuesParser::new(Implementation::ALL.map(Implementation::name).into_iter().chain(others.iter().copied()))
 }
 
-/// Dtypes on the command line.
-#[derive(Clone, Copy, Debug, ValueEnum)]
-pub(crate) enum DtypeArg {
-    F32,
-    Bf16,
-}
-
-impl From<DtypeArg> for Dtype {
-    fn from(arg: DtypeArg) -> Self {
-        match arg {
-            DtypeArg::F32 => Self::F32,
-            DtypeArg::Bf16 => Self::Bf16,
-        }
-    }
+/// Returns the parser of a dtype.
+fn dtypes() -> impl TypedValueParser<Value = Dtype> {
+    PossibleValuesParser::new(["f32", "bf16"]).map(|name| if name == "f32" { Dtype::F32 } else { Dtype::Bf16 })
 }
 
 impl LossInput {

@@ -42,7 +42,9 @@ use anyhow::Context;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use compiling::Compiling;
 use grpo_files::{printable, printable_line};
+use serde::Serialize;
 use std::io::{ErrorKind, Write};
+use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -181,6 +183,19 @@ pub(crate) fn emit_document(text: &str) -> anyhow::Result<()> {
         Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(error.into()),
         _ => Ok(()),
     }
+}
+
+/// Writes a document as JSON to standard output; see [`emit_document`].
+///
+/// # Errors
+/// The errors of [`emit`].
+pub(crate) fn emit_json(document: &impl Serialize) -> anyhow::Result<()> {
+    emit_document(&format!("{}\n", serde_json::to_string_pretty(document)?))
+}
+
+/// Returns `true` for the paths that mean standard output.
+pub(crate) fn is_stdout(path: &Path) -> bool {
+    ["-", "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"].iter().any(|name| path.as_os_str() == *name)
 }
 
 /// Returns a flag that the first SIGINT or SIGTERM sets, printing `saying`; the second one ends the process.

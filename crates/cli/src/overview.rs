@@ -4,6 +4,7 @@ use grpo_core::readable_bytes;
 use grpo_files::{counted, grouped, noun};
 use run_config::PolicyDevice;
 use serde_json::Value;
+use std::fmt::Display;
 use trainer::{ModelSource, Overview, TrainConfig};
 
 /// Returns the block, one line per subject.
@@ -117,8 +118,13 @@ fn rows(config: &TrainConfig, overview: &Overview) -> String {
 }
 
 fn rewards(overview: &Overview) -> String {
-    let rewards = overview.rewards.iter().map(|(name, weight)| format!("{name} x {weight}"));
-    format!("{}; pass@1 counts completions with {}", rewards.collect::<Vec<_>>().join(", "), overview.pass_rule)
+    let rewards = weighted(overview.rewards.iter().map(|(name, weight)| (name, weight)));
+    format!("{rewards}; pass@1 counts completions with {}", overview.pass_rule)
+}
+
+/// Lists rewards with their weights.
+pub(crate) fn weighted(rewards: impl Iterator<Item = (impl Display, impl Display)>) -> String {
+    rewards.map(|(name, weight)| format!("{name} x {weight}")).collect::<Vec<_>>().join(", ")
 }
 
 fn steps(config: &TrainConfig, settings: &Settings) -> String {

@@ -1,10 +1,10 @@
 //! `grpo parity`: compares an implementation of the loss with batch files and the f64 oracle, or a decoder with transformers' results.
 
-use crate::{Outcome, emit, emit_document, loss_input::LossInput, table::Sheet};
+use crate::{Outcome, emit, emit_json, loss_input::LossInput, table::Sheet};
 use anyhow::Context;
 use grpo_check::parity::{self, Check, FileReport, Row};
+use grpo_core::Implementation;
 use grpo_core::parity::Tolerances;
-use grpo_core::{Dtype, Implementation};
 use grpo_files::counted;
 use std::path::PathBuf;
 
@@ -64,7 +64,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
     let mut reports = Vec::with_capacity(args.files.len());
     for path in &args.files {
         let file = crate::loss_input::read(path)?;
-        let dtype = args.input.dtype.map(Dtype::from);
+        let dtype = args.input.dtype;
         let of = dtype.unwrap_or(file.policy_spec().dtype());
         let mut tolerances = Tolerances::of(of).with_dlogits(backend.dlogits(of));
         if let Some(bound) = args.tolerance {
@@ -84,8 +84,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
     }
     let passed = reports.iter().all(FileReport::passed);
     if args.json {
-        let document = serde_json::json!({ "backend": backend.name(), "passed": passed, "files": reports });
-        emit_document(&format!("{}\n", serde_json::to_string_pretty(&document)?))?;
+        emit_json(&serde_json::json!({ "backend": backend.name(), "passed": passed, "files": reports }))?;
     } else {
         emit(&text(&reports, passed))?;
     }

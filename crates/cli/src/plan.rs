@@ -3,7 +3,7 @@
 use crate::aot_text::{bytes, milliseconds, tiles};
 use crate::bench_layers::BenchArgs;
 use crate::table::Sheet;
-use crate::{Outcome, emit, emit_document};
+use crate::{Outcome, emit, emit_document, emit_json};
 use anyhow::Context;
 use backend_tpu::aot::{Fit, Report};
 use backend_tpu::program::Blocking;
@@ -46,21 +46,19 @@ pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
     let variant = config.variant(&args.variant)?;
     let fit = compiler.fit(&variant, memory).with_context(|| format!("variant `{}`", args.variant))?;
     let line = fit.best.blocking.map(|blocking| line(blocking, fit.best.temp_bytes));
-    let text = if args.json {
-        let document = json!({
+    if args.json {
+        emit_json(&json!({
             "target": name,
             "memory_bytes": memory,
             "variant": args.variant,
             "config_line": line,
             "best": fit.best,
             "neighbours": fit.neighbours,
-        });
-        format!("{}\n", serde_json::to_string_pretty(&document)?)
+        }))?;
     } else {
         let title = format!("{}, variant `{}` on {name} with {}", config.name, args.variant, bytes(memory));
-        text(&title, &fit, memory, line.as_deref())
-    };
-    emit(&text)?;
+        emit(&text(&title, &fit, memory, line.as_deref()))?;
+    }
     Ok(Outcome::Done)
 }
 

@@ -1,9 +1,10 @@
 //! `grpo plugin`: installs and lists PJRT plugins.
 
-use crate::{Outcome, emit, emit_document, table::Sheet};
+use crate::{Outcome, emit, emit_document, emit_json, table::Sheet};
 use anyhow::Context;
 use backend_tpu::plugins::{self, Kind};
-use clap::{Subcommand, ValueEnum};
+use clap::Subcommand;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use pjrt::install::{self, Step};
 use serde::{Deserialize, Serialize};
 use std::io::{IsTerminal, Write};
@@ -21,7 +22,8 @@ enum Action {
     /// Download a pinned plugin with this machine's pip, check its SHA-256, and unpack it into the user's cache.
     Install {
         /// Kind of device.
-        kind: KindArg,
+        #[arg(value_parser = kinds())]
+        kind: Kind,
         /// Download it again even if it is installed.
         #[arg(long)]
         force: bool,
@@ -32,27 +34,15 @@ enum Action {
         #[arg(long)]
         json: bool,
         /// Inspect one plugin in this process, for the parent process.
-        #[arg(long, hide = true)]
-        worker: Option<KindArg>,
+        #[arg(long, hide = true, value_parser = kinds())]
+        worker: Option<Kind>,
     },
 }
 
-/// Kinds of devices on the command line.
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum KindArg {
-    Cpu,
-    Tpu,
-    Cuda,
-}
-
-impl From<KindArg> for Kind {
-    fn from(arg: KindArg) -> Self {
-        match arg {
-            KindArg::Cpu => Self::Cpu,
-            KindArg::Tpu => Self::Tpu,
-            KindArg::Cuda => Self::Cuda,
-        }
-    }
+/// Returns the parser of a kind of device.
+fn kinds() -> impl TypedValueParser<Value = Kind> {
+    let named = |name: String| Kind::ALL.into_iter().find(|kind| kind.name() == name).expect("a possible value");
+    PossibleValuesParser::new(Kind::ALL.map(Kind::name)).map(named)
 }
 
 /// A plugin in the document of `--json`.
@@ -74,12 +64,12 @@ struct Listed {
 
 pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
     match args.action {
-        Action::Install { kind, force } => install(kind.into(), force)?,
-        Action::List { worker: Some(kind), .. } => emit_document(&serde_json::to_string(&look(kind.into()))?)?,
+        Action::Install { kind, force } => install(kind, force)?,
+        Action::List { worker: Some(kind), .. } => emit_document(&serde_json::to_string(&look(kind))?)?,
         Action::List { json, worker: None } => {
             let plugins: Vec<Listed> = Kind::ALL.into_iter().map(look_elsewhere).collect();
             match json {
-                true => emit_document(&format!("{}\n", serde_json::to_string_pretty(&plugins)?))?,
+                true => emit_json(&plugins)?,
                 false => emit(&text(&plugins))?,
             }
         }

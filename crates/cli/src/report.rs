@@ -1,7 +1,6 @@
 //! The subcommand `grpo report`.
 
-use crate::loss::STDOUT;
-use crate::{Outcome, emit, emit_document};
+use crate::{Outcome, emit, emit_document, is_stdout};
 use anyhow::{Context, bail};
 use grpo_files::{check_output, counted, open_regular, write_output};
 use grpo_report::Report;
@@ -34,7 +33,7 @@ pub(crate) struct Args {
 /// Reads the runs, writes the page.
 pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
     let out = args.out.clone().unwrap_or_else(|| DEFAULT_OUT.into());
-    let to_stdout = STDOUT.iter().any(|name| out.as_os_str() == *name);
+    let to_stdout = is_stdout(&out);
     if args.out.is_none() && out.exists() && !is_page(&out) {
         bail!("{DEFAULT_OUT} exists and was not made by grpo: name another file with --out, or this one to replace it");
     }

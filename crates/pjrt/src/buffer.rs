@@ -6,7 +6,6 @@ use crate::client::Client;
 use crate::device::Device;
 use crate::dtype::{ArrayType, DType, Element};
 use crate::error::{Error, Result};
-use crate::event::Event;
 use crate::ffi::{self, Args, Owned, Ref};
 
 /// An array on a device, freed when dropped.
@@ -23,8 +22,8 @@ pub struct Buffer {
 
 impl Buffer {
     pub(crate) fn new(client: Client, handle: Owned<ffi::Buffer>) -> Result<Self> {
-        let element = client.api().outputs(ffi::BufferElementType::new(handle.get()))?;
-        let shape = client.api().outputs(ffi::BufferDimensions::new(handle.get()))?;
+        let element = handle.ask(ffi::BufferElementType::new)?;
+        let shape = handle.ask(ffi::BufferDimensions::new)?;
         let dims = shape.dims.get().iter().map(|&dim| usize::try_from(dim).unwrap_or(0)).collect();
         let array_type = ArrayType { dtype: DType::from_raw(element.code)?, dims };
         Ok(Buffer { handle, client, array_type })
@@ -57,15 +56,10 @@ impl Buffer {
 
     /// Returns the device that holds the buffer.
     pub fn device(&self) -> Result<Device> {
-        let args = self.client.api().outputs(ffi::BufferDevice::new(self.handle.get()))?;
+        let args = self.handle.ask(ffi::BufferDevice::new)?;
         let found = args.device.ok_or(Error::Nothing { operation: ffi::BufferDevice::NAME })?;
         let device = self.client.devices().iter().find(|device| device.handle().is(found));
         device.cloned().ok_or(Error::Foreign { operation: ffi::BufferDevice::NAME, what: "device" })
-    }
-
-    /// Returns the bytes on the device, including padding.
-    pub fn on_device_size(&self) -> Result<usize> {
-        Ok(self.client.api().outputs(ffi::BufferOnDeviceSize::new(self.handle.get()))?.bytes)
     }
 
     /// Waits for the elements and copies them into `destination`, in row-major order for any layout on the device.
@@ -107,30 +101,15 @@ impl Buffer {
         Ok(())
     }
 
-    /// Returns an event that becomes ready when the elements are available, or the program that computes them has
-    /// failed.
-    pub fn ready(&self) -> Result<Event> {
-        let mut args = self.client.api().outputs(ffi::BufferReadyEvent::new(self.handle.get()))?;
-        let event = args.event.take(self.client.handle().origin());
-        let event = event.ok_or(Error::Nothing { operation: ffi::BufferReadyEvent::NAME })?;
-        Ok(Event::new(self.client.clone(), event))
-    }
-
-    /// Blocks until the elements are available; see [`Event::wait`].
+    /// Blocks until the elements are available.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::TimedOut`] after [`Client::wait_limit`]; the error of the program that computes the elements.
     pub fn wait(&self) -> Result<()> {
-        self.ready()?.wait()
-    }
-
-    /// Copies the buffer to another device of the same client.
-    pub fn copy_to_device(&self, device: &Device) -> Result<Buffer> {
-        let operation = ffi::BufferCopyToDevice::NAME;
-        if !device.belongs_to(self.client.handle()) {
-            return Err(Error::Foreign { operation, what: "device" });
-        }
-        self.handle.origin().waits().check()?;
-        let mut args = self.client.api().outputs(ffi::BufferCopyToDevice::new(self.handle.get(), device.handle()))?;
-        let copy = args.copy.take(self.handle.origin()).ok_or(Error::Nothing { operation })?;
-        Buffer::new(self.client.clone(), copy)
+        let mut args = self.handle.ask(ffi::BufferReadyEvent::new)?;
+        let event = args.event.given(self.handle.origin(), ffi::BufferReadyEvent::NAME)?;
+        ffi::wait(&event, "the computation of a buffer")
     }
 
     /// Frees the elements now, even if the buffer is still referenced. Using the buffer afterwards is an error.
@@ -141,7 +120,7 @@ impl Buffer {
 
     /// Returns `true` if the elements have been freed.
     pub fn is_deleted(&self) -> Result<bool> {
-        Ok(self.client.api().outputs(ffi::BufferIsDeleted::new(self.handle.get()))?.is_deleted)
+        Ok(self.handle.ask(ffi::BufferIsDeleted::new)?.is_deleted)
     }
 
     pub(crate) fn handle(&self) -> Ref<'_, ffi::Buffer> {

@@ -35,11 +35,9 @@ impl Client {
         let api = plugin.api();
         let options = value::write(options);
         let mut create = api.outputs(ffi::ClientCreate::new(options.as_slice().into()))?;
-        let client =
-            create.client.take(&ffi::Origin::new(api)).ok_or(Error::Nothing { operation: ffi::ClientCreate::NAME })?;
-        let handle = Arc::new(client);
-        let name = api.outputs(ffi::ClientPlatformName::new(handle.get()))?;
-        let version = api.outputs(ffi::ClientPlatformVersion::new(handle.get()))?;
+        let handle = Arc::new(create.client.given(&ffi::Origin::new(api), ffi::ClientCreate::NAME)?);
+        let name = handle.ask(ffi::ClientPlatformName::new)?;
+        let version = handle.ask(ffi::ClientPlatformVersion::new)?;
         let devices = Child::of(&handle, |client| Ok(api.outputs(ffi::ClientDevices::new(client))?.devices.get()))?;
         let addressable_devices =
             Child::of(&handle, |client| Ok(api.outputs(ffi::ClientAddressableDevices::new(client))?.devices.get()))?;
@@ -112,16 +110,14 @@ impl Client {
             span.record("failed", true);
         })?;
         drop(span);
-        let loaded = args.executable.take(self.handle().origin());
-        let loaded = loaded.ok_or(Error::Nothing { operation: ffi::ClientCompile::NAME })?;
+        let loaded = args.executable.given(self.handle().origin(), ffi::ClientCompile::NAME)?;
         LoadedExecutable::new(self.clone(), loaded)
     }
 
     /// Loads a result of [`Executable::serialize`](crate::Executable::serialize) from the same platform and version.
     pub fn load(&self, serialized: &[u8]) -> Result<LoadedExecutable> {
         let mut args = self.api().outputs(ffi::DeserializeAndLoad::new(self.handle().get(), serialized.into()))?;
-        let operation = ffi::DeserializeAndLoad::NAME;
-        let loaded = args.executable.take(self.handle().origin()).ok_or(Error::Nothing { operation })?;
+        let loaded = args.executable.given(self.handle().origin(), ffi::DeserializeAndLoad::NAME)?;
         LoadedExecutable::new(self.clone(), loaded)
     }
 

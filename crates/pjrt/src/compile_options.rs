@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 
 use prost::Message;
 
+use crate::value::conversions;
+
 /// Options of a compilation.
 ///
 /// A program runs on `num_replicas x num_partitions` devices. Replicas are copies of a program with explicit
@@ -49,41 +51,23 @@ pub enum OptimizationLevel {
 }
 
 /// The value of a compiler flag.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, PartialEq, prost::Oneof)]
 pub enum OptionValue {
     /// A string, which every flag accepts.
+    #[prost(string, tag = "1")]
     String(String),
     /// A boolean.
+    #[prost(bool, tag = "2")]
     Bool(bool),
     /// An integer.
+    #[prost(int64, tag = "3")]
     Int(i64),
     /// A floating-point number.
+    #[prost(double, tag = "4")]
     Float(f64),
 }
 
-impl From<&str> for OptionValue {
-    fn from(text: &str) -> Self {
-        OptionValue::String(text.into())
-    }
-}
-
-impl From<bool> for OptionValue {
-    fn from(bool: bool) -> Self {
-        OptionValue::Bool(bool)
-    }
-}
-
-impl From<i64> for OptionValue {
-    fn from(int: i64) -> Self {
-        OptionValue::Int(int)
-    }
-}
-
-impl From<f64> for OptionValue {
-    fn from(float: f64) -> Self {
-        OptionValue::Float(float)
-    }
-}
+conversions! { OptionValue: &str => String, bool => Bool, i64 => Int, f64 => Float }
 
 impl Default for CompileOptions {
     /// Returns the options for a program on one device.
@@ -155,8 +139,12 @@ impl CompileOptions {
             optimization_level: self.optimization_level.map_or(0, |level| level as i32),
             device_assignment: self.device_assignment.as_deref().map(proto::DeviceAssignment::new),
         };
-        let overrides = self.overrides.iter().map(|(name, value)| (name.clone(), value.into())).collect();
-        proto::CompileOptions { executable_build_options: Some(build), env_option_overrides: overrides }.encode_to_vec()
+        let overrides = self.overrides.iter().map(|(name, value)| {
+            let value = proto::OptionOverride { value: Some(value.clone()) };
+            (name.clone(), value)
+        });
+        proto::CompileOptions { executable_build_options: Some(build), env_option_overrides: overrides.collect() }
+            .encode_to_vec()
     }
 }
 
@@ -226,32 +214,8 @@ mod proto {
 
     #[derive(Clone, PartialEq, prost::Message)]
     pub(super) struct OptionOverride {
-        #[prost(oneof = "OptionValue", tags = "1, 2, 3, 4")]
-        value: Option<OptionValue>,
-    }
-
-    #[derive(Clone, PartialEq, prost::Oneof)]
-    enum OptionValue {
-        #[prost(string, tag = "1")]
-        String(String),
-        #[prost(bool, tag = "2")]
-        Bool(bool),
-        #[prost(int64, tag = "3")]
-        Int(i64),
-        #[prost(double, tag = "4")]
-        Float(f64),
-    }
-
-    impl From<&super::OptionValue> for OptionOverride {
-        fn from(value: &super::OptionValue) -> Self {
-            let value = match value.clone() {
-                super::OptionValue::String(text) => OptionValue::String(text),
-                super::OptionValue::Bool(bool) => OptionValue::Bool(bool),
-                super::OptionValue::Int(int) => OptionValue::Int(int),
-                super::OptionValue::Float(float) => OptionValue::Float(float),
-            };
-            OptionOverride { value: Some(value) }
-        }
+        #[prost(oneof = "super::OptionValue", tags = "1, 2, 3, 4")]
+        pub(super) value: Option<super::OptionValue>,
     }
 }
 

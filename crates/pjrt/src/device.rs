@@ -21,22 +21,12 @@ pub struct DeviceDescription {
 
 impl DeviceDescription {
     pub(crate) fn read(api: &Api, description: Ref<'_, ffi::DeviceDescription>) -> Result<Self> {
-        let mut id = ffi::DescriptionId::new(description);
-        let mut process_index = ffi::DescriptionProcessIndex::new(description);
-        let mut kind = ffi::DescriptionKind::new(description);
-        let mut debug_string = ffi::DescriptionDebugString::new(description);
-        let mut attributes = ffi::DescriptionAttributes::new(description);
-        api.call(&mut id)?;
-        api.call(&mut process_index)?;
-        api.call(&mut kind)?;
-        api.call(&mut debug_string)?;
-        api.call(&mut attributes)?;
         Ok(DeviceDescription {
-            id: id.id,
-            process_index: process_index.process_index,
-            kind: kind.kind.text(),
-            debug_string: debug_string.text.text(),
-            attributes: value::read(attributes.attributes.get()),
+            id: api.outputs(ffi::DescriptionId::new(description))?.id,
+            process_index: api.outputs(ffi::DescriptionProcessIndex::new(description))?.process_index,
+            kind: api.outputs(ffi::DescriptionKind::new(description))?.kind.text(),
+            debug_string: api.outputs(ffi::DescriptionDebugString::new(description))?.text.text(),
+            attributes: value::read(api.outputs(ffi::DescriptionAttributes::new(description))?.attributes.get()),
         })
     }
 }
@@ -76,11 +66,6 @@ impl Device {
         let args = self.api().outputs(ffi::DeviceGetDescription::new(self.handle()))?;
         let description = args.description.ok_or(Error::Nothing { operation: ffi::DeviceGetDescription::NAME })?;
         DeviceDescription::read(self.api(), description)
-    }
-
-    /// Returns the number of the device in the machine's own tools; -1 if it has none.
-    pub fn local_hardware_id(&self) -> Result<i32> {
-        Ok(self.api().outputs(ffi::DeviceLocalHardwareId::new(self.handle()))?.id)
     }
 
     /// Returns the statistics of the device's allocator. The CPU plugin has none: the error satisfies

@@ -9,14 +9,14 @@ use std::path::Path;
 
 /// The sizes in bytes of the header, of a program header and of a section header.
 const HEADER: usize = 64;
-const PROGRAM_HEADER: u16 = 56;
-const SECTION_HEADER: u16 = 64;
+const PROGRAM_HEADER: usize = 56;
+const SECTION_HEADER: usize = 64;
 /// `e_type` of a shared library, and `p_type` of a loaded segment.
-const SHARED: u16 = 3;
-const LOAD: u32 = 1;
+const SHARED: u64 = 3;
+const LOAD: u64 = 1;
 
 /// `e_machine` of this processor, if known.
-const MACHINE: Option<u16> = if cfg!(target_arch = "x86_64") {
+const MACHINE: Option<u64> = if cfg!(target_arch = "x86_64") {
     Some(62)
 } else if cfg!(target_arch = "aarch64") {
     Some(183)
@@ -54,17 +54,17 @@ fn check_library(file: &mut (impl Read + Seek), size: u64) -> Result<(), String>
     if header[4] != 2 || header[5] != 1 {
         return Err("it is a library for another kind of machine: not of 64 bits, little endian".into());
     }
-    let machine = u16_at(&header, 18);
+    let machine = number(&header, 18, 2);
     if let Some(expected) = MACHINE.filter(|expected| *expected != machine) {
         return Err(format!("it is a library for another processor: expected ELF machine {expected}, got {machine}"));
     }
-    let kind = u16_at(&header, 16);
+    let kind = number(&header, 16, 2);
     if kind != SHARED {
         return Err(format!("it is no shared library: expected ELF type {SHARED}, got {kind}"));
     }
     let tables = [
-        (u64_at(&header, 32), u16_at(&header, 54), u16_at(&header, 56), PROGRAM_HEADER),
-        (u64_at(&header, 40), u16_at(&header, 58), u16_at(&header, 60), SECTION_HEADER),
+        (number(&header, 32, 8), number(&header, 54, 2), number(&header, 56, 2), PROGRAM_HEADER as u64),
+        (number(&header, 40, 8), number(&header, 58, 2), number(&header, 60, 2), SECTION_HEADER as u64),
     ];
     for (offset, entry, count, expected) in tables {
         // A library without section headers is valid, and has 0 here.
@@ -74,7 +74,7 @@ fn check_library(file: &mut (impl Read + Seek), size: u64) -> Result<(), String>
         if entry != expected {
             return Err(format!("its header is damaged: expected table entries of {expected} bytes, got {entry}"));
         }
-        let end = offset.checked_add(u64::from(entry) * u64::from(count));
+        let end = offset.checked_add(entry * count);
         if end.is_none_or(|end| end > size) {
             return Err(cut(end));
         }
@@ -83,11 +83,11 @@ fn check_library(file: &mut (impl Read + Seek), size: u64) -> Result<(), String>
     if offset == 0 || count == 0 {
         return Err("it is no shared library: it has no segment to load".into());
     }
-    for index in 0..u64::from(count) {
-        let segment: [u8; PROGRAM_HEADER as usize] = read_at(file, offset + index * u64::from(PROGRAM_HEADER))
+    for index in 0..count {
+        let segment: [u8; PROGRAM_HEADER] = read_at(file, offset + index * PROGRAM_HEADER as u64)
             .map_err(|error| format!("its program headers cannot be read: {error}"))?;
-        let end = u64_at(&segment, 8).checked_add(u64_at(&segment, 32));
-        if u32_at(&segment, 0) == LOAD && end.is_none_or(|end| end > size) {
+        let end = number(&segment, 8, 8).checked_add(number(&segment, 32, 8));
+        if number(&segment, 0, 4) == LOAD && end.is_none_or(|end| end > size) {
             return Err(cut(end));
         }
     }
@@ -101,24 +101,9 @@ fn read_at<const N: usize>(file: &mut (impl Read + Seek), offset: u64) -> io::Re
     Ok(bytes)
 }
 
-fn array<const N: usize>(bytes: &[u8], offset: usize) -> [u8; N] {
-    let mut array = [0; N];
-    for (to, from) in array.iter_mut().zip(bytes.iter().skip(offset)) {
-        *to = *from;
-    }
-    array
-}
-
-fn u16_at(bytes: &[u8], offset: usize) -> u16 {
-    u16::from_le_bytes(array(bytes, offset))
-}
-
-fn u32_at(bytes: &[u8], offset: usize) -> u32 {
-    u32::from_le_bytes(array(bytes, offset))
-}
-
-fn u64_at(bytes: &[u8], offset: usize) -> u64 {
-    u64::from_le_bytes(array(bytes, offset))
+/// Returns the little-endian number in `size` bytes at `offset`.
+fn number(bytes: &[u8], offset: usize, size: usize) -> u64 {
+    bytes[offset..offset + size].iter().rev().fold(0, |number, byte| number << 8 | u64::from(*byte))
 }
 
 #[cfg(all(test, target_os = "linux", target_pointer_width = "64", target_endian = "little"))]
@@ -129,22 +114,26 @@ mod tests {
     /// Returns a library with a header, one segment of `content` bytes and one section header after it.
     fn library(content: usize) -> Vec<u8> {
         let segments = HEADER;
-        let data = segments + usize::from(PROGRAM_HEADER);
+        let data = segments + PROGRAM_HEADER;
         let sections = data + content;
-        let mut bytes = vec![0; sections + usize::from(SECTION_HEADER)];
-        let mut put = |offset: usize, value: &[u8]| bytes[offset..offset + value.len()].copy_from_slice(value);
-        put(0, b"\x7fELF\x02\x01\x01");
-        put(16, &SHARED.to_le_bytes());
-        put(18, &MACHINE.unwrap_or(0).to_le_bytes());
-        put(32, &(segments as u64).to_le_bytes());
-        put(40, &(sections as u64).to_le_bytes());
-        put(54, &PROGRAM_HEADER.to_le_bytes());
-        put(56, &1u16.to_le_bytes());
-        put(58, &SECTION_HEADER.to_le_bytes());
-        put(60, &1u16.to_le_bytes());
-        put(segments, &LOAD.to_le_bytes());
-        put(segments + 8, &(data as u64).to_le_bytes());
-        put(segments + 32, &(content as u64).to_le_bytes());
+        let mut bytes = vec![0; sections + SECTION_HEADER];
+        bytes[..7].copy_from_slice(b"\x7fELF\x02\x01\x01");
+        // Offset, size and value of each field.
+        for (offset, size, value) in [
+            (16, 2, SHARED as usize),
+            (18, 2, MACHINE.unwrap_or(0) as usize),
+            (32, 8, segments),
+            (40, 8, sections),
+            (54, 2, PROGRAM_HEADER),
+            (56, 2, 1),
+            (58, 2, SECTION_HEADER),
+            (60, 2, 1),
+            (segments, 4, LOAD as usize),
+            (segments + 8, 8, data),
+            (segments + 32, 8, content),
+        ] {
+            bytes[offset..offset + size].copy_from_slice(&value.to_le_bytes()[..size]);
+        }
         bytes
     }
 
@@ -162,7 +151,7 @@ mod tests {
         // Without section headers, the file must reach at least to the end of its segment.
         let mut stripped = whole.clone();
         stripped[40..48].fill(0);
-        let end = HEADER + usize::from(PROGRAM_HEADER) + 200;
+        let end = HEADER + PROGRAM_HEADER + 200;
         verdict(&stripped[..end]).expect("the segment is whole");
         assert!(verdict(&stripped[..end - 1]).expect_err("the segment is cut").contains("cut off"));
     }
@@ -178,7 +167,7 @@ mod tests {
             verdict(&bytes).expect_err("a damaged header");
         }
         // With any byte of the header or program header changed, the check must return without a panic.
-        for at in 0..HEADER + usize::from(PROGRAM_HEADER) {
+        for at in 0..HEADER + PROGRAM_HEADER {
             for value in [0, 0x7f, 0xff] {
                 let mut bytes = whole.clone();
                 bytes[at] = value;

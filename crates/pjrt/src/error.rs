@@ -253,11 +253,12 @@ fn launched_last(program: Option<&str>) -> String {
 }
 
 /// The kind of an error, as in <https://abseil.io/docs/cpp/guides/status-codes>.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, strum::FromRepr)]
 #[non_exhaustive]
 #[allow(missing_docs)]
+#[repr(i32)]
 pub enum Code {
-    Cancelled,
+    Cancelled = 1,
     Unknown,
     InvalidArgument,
     DeadlineExceeded,
@@ -273,27 +274,4 @@ pub enum Code {
     Unavailable,
     DataLoss,
     Unauthenticated,
-}
-
-impl Code {
-    pub(crate) fn from_raw(raw: i32) -> Self {
-        match raw {
-            1 => Code::Cancelled,
-            3 => Code::InvalidArgument,
-            4 => Code::DeadlineExceeded,
-            5 => Code::NotFound,
-            6 => Code::AlreadyExists,
-            7 => Code::PermissionDenied,
-            8 => Code::ResourceExhausted,
-            9 => Code::FailedPrecondition,
-            10 => Code::Aborted,
-            11 => Code::OutOfRange,
-            12 => Code::Unimplemented,
-            13 => Code::Internal,
-            14 => Code::Unavailable,
-            15 => Code::DataLoss,
-            16 => Code::Unauthenticated,
-            _ => Code::Unknown,
-        }
-    }
 }

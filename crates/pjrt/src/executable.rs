@@ -54,22 +54,17 @@ impl Executable {
 
     /// Returns the name of the compiled module.
     pub fn name(&self) -> Result<String> {
-        Ok(self.handle.api().outputs(ffi::ExecutableName::new(self.handle.get()))?.name.text())
+        Ok(self.handle.ask(ffi::ExecutableName::new)?.name.text())
     }
 
     /// Returns the number of replicas.
     pub fn num_replicas(&self) -> Result<usize> {
-        Ok(self.handle.api().outputs(ffi::ExecutableNumReplicas::new(self.handle.get()))?.count)
+        Ok(self.handle.ask(ffi::ExecutableNumReplicas::new)?.count)
     }
 
     /// Returns the number of partitions of each replica.
     pub fn num_partitions(&self) -> Result<usize> {
-        Ok(self.handle.api().outputs(ffi::ExecutableNumPartitions::new(self.handle.get()))?.count)
-    }
-
-    /// Returns the number of output buffers on each device.
-    pub fn num_outputs(&self) -> Result<usize> {
-        Ok(self.handle.api().outputs(ffi::ExecutableNumOutputs::new(self.handle.get()))?.count)
+        Ok(self.handle.ask(ffi::ExecutableNumPartitions::new)?.count)
     }
 
     /// Returns the element type and shape of every parameter after compilation; for a partitioned program, of the
@@ -86,8 +81,8 @@ impl Executable {
 
     /// Returns the element type and shape of every output.
     pub fn outputs(&self) -> Result<Vec<ArrayType>> {
-        let types = self.handle.api().outputs(ffi::ExecutableOutputTypes::new(self.handle.get()))?;
-        let dims = self.handle.api().outputs(ffi::ExecutableOutputDims::new(self.handle.get()))?;
+        let types = self.handle.ask(ffi::ExecutableOutputTypes::new)?;
+        let dims = self.handle.ask(ffi::ExecutableOutputDims::new)?;
         let shape = |dims: &[i64]| dims.iter().map(|&dim| usize::try_from(dim).unwrap_or(0)).collect();
         let pairs = types.codes.get().iter().zip(dims.dims.get());
         pairs.map(|(&code, dims)| Ok(ArrayType { dtype: DType::from_raw(code)?, dims: shape(dims) })).collect()
@@ -95,7 +90,7 @@ impl Executable {
 
     /// Returns the memory that the executable needs on each device.
     pub fn memory_stats(&self) -> Result<CompiledMemoryStats> {
-        let args = self.handle.api().outputs(ffi::ExecutableMemoryStats::new(self.handle.get()))?;
+        let args = self.handle.ask(ffi::ExecutableMemoryStats::new)?;
         Ok(CompiledMemoryStats {
             generated_code: args.generated_code,
             argument: args.argument,
@@ -113,7 +108,7 @@ impl Executable {
     /// A loop body counts once, for any number of iterations. A plugin without estimates returns an empty map, or an
     /// error that satisfies [`Error::is_unsupported`].
     pub fn cost_analysis(&self) -> Result<BTreeMap<String, f64>> {
-        let args = self.handle.api().outputs(ffi::ExecutableGetCostAnalysis::new(self.handle.get()))?;
+        let args = self.handle.ask(ffi::ExecutableGetCostAnalysis::new)?;
         let number = |value| match value {
             NamedValue::Float(float) => Some(f64::from(float)),
             NamedValue::Int(int) => Some(int as f64),
@@ -128,14 +123,9 @@ impl Executable {
         ffi::serialize(&self.handle)
     }
 
-    /// Returns a few bytes (text, for some plugins) that differ between different executables.
-    pub fn fingerprint(&self) -> Result<Vec<u8>> {
-        Ok(self.handle.api().outputs(ffi::ExecutableFingerprint::new(self.handle.get()))?.fingerprint.get().to_vec())
-    }
-
     /// Returns the program after optimisation.
     pub fn optimized_program(&self) -> Result<OptimizedProgram> {
-        let (code, format) = ffi::optimized_program(self.handle.api(), self.handle.get())?;
+        let (code, format) = ffi::optimized_program(&self.handle)?;
         Ok(OptimizedProgram { format, code })
     }
 }
@@ -200,7 +190,7 @@ impl LoadedExecutable {
 
     /// Returns the devices of this process that run it, in the order of the argument lists.
     pub fn devices(&self) -> Result<Vec<Device>> {
-        let args = self.client.api().outputs(ffi::LoadedAddressableDevices::new(self.launcher.loaded().get()))?;
+        let args = self.launcher.loaded().ask(ffi::LoadedAddressableDevices::new)?;
         let known = self.client.devices();
         let find = |&device: &ffi::Ref<'_, ffi::Device>| known.iter().find(|each| each.handle().is(device)).cloned();
         Ok(args.devices.get().iter().filter_map(find).collect())

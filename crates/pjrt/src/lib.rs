@@ -79,7 +79,6 @@ mod device;
 mod dtype;
 mod elf;
 mod error;
-mod event;
 mod executable;
 #[allow(unsafe_code)]
 mod ffi;
@@ -98,7 +97,6 @@ pub use compile_options::{CompileOptions, OptimizationLevel, OptionValue};
 pub use device::{Device, DeviceDescription, DeviceMemoryStats};
 pub use dtype::{ArrayType, DType, Element};
 pub use error::{Code, Error, Result};
-pub use event::Event;
 pub use executable::{Argument, CompiledMemoryStats, Executable, LoadedExecutable, OptimizedProgram};
 pub use hlo::Collective;
 pub use plugin::{Plugin, TPU_ENVIRONMENT};

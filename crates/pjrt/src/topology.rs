@@ -5,11 +5,11 @@ use std::sync::Arc;
 use crate::compile_options::CompileOptions;
 use crate::compiling;
 use crate::device::DeviceDescription;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::executable::Executable;
 use crate::ffi::{self, Args, Owned};
 use crate::plugin::Plugin;
-use crate::value::{self, Attributes, NamedValue};
+use crate::value::{self, NamedValue};
 
 /// A set of devices that need not be present. [`Topology::compile`] compiles for them.
 pub struct Topology {
@@ -20,31 +20,24 @@ impl Topology {
     pub(crate) fn new(plugin: Plugin, name: &str, options: &[(&str, NamedValue)]) -> Result<Self> {
         let options = value::write(options);
         let mut args = plugin.api().outputs(ffi::TopologyCreate::new(name.into(), options.as_slice().into()))?;
-        let handle = args.topology.take(&ffi::Origin::new(plugin.api()));
-        let handle = handle.ok_or(Error::Nothing { operation: ffi::TopologyCreate::NAME })?;
+        let handle = args.topology.given(&ffi::Origin::new(plugin.api()), ffi::TopologyCreate::NAME)?;
         Ok(Topology { handle: Arc::new(handle) })
     }
 
     /// Returns the kind of device: `cuda`, `tpu`.
     pub fn platform_name(&self) -> Result<String> {
-        Ok(self.handle.api().outputs(ffi::TopologyPlatformName::new(self.handle.get()))?.name.text())
+        Ok(self.handle.ask(ffi::TopologyPlatformName::new)?.name.text())
     }
 
     /// Returns the versions of the compiler.
     pub fn platform_version(&self) -> Result<String> {
-        Ok(self.handle.api().outputs(ffi::TopologyPlatformVersion::new(self.handle.get()))?.version.text())
+        Ok(self.handle.ask(ffi::TopologyPlatformVersion::new)?.version.text())
     }
 
     /// Returns descriptions of the devices.
     pub fn devices(&self) -> Result<Vec<DeviceDescription>> {
-        let args = self.handle.api().outputs(ffi::TopologyDescriptions::new(self.handle.get()))?;
+        let args = self.handle.ask(ffi::TopologyDescriptions::new)?;
         args.descriptions.get().iter().map(|&each| DeviceDescription::read(self.handle.api(), each)).collect()
-    }
-
-    /// Returns the topology's attributes, such as its bounds.
-    pub fn attributes(&self) -> Result<Attributes> {
-        let args = self.handle.api().outputs(ffi::TopologyAttributes::new(self.handle.get()))?;
-        Ok(value::read(args.attributes.get()))
     }
 
     /// Compiles StableHLO, as text or as bytecode, for these devices. The result cannot run on this machine. The span `compile` of
@@ -58,8 +51,7 @@ impl Topology {
             span.record("failed", true);
         })?;
         drop(span);
-        let executable = args.executable.take(self.handle.origin());
-        let executable = executable.ok_or(Error::Nothing { operation: ffi::TopologyCompile::NAME })?;
+        let executable = args.executable.given(self.handle.origin(), ffi::TopologyCompile::NAME)?;
         Ok(Executable::new(executable, Some(Arc::clone(&self.handle))))
     }
 }

@@ -19,23 +19,20 @@ pub enum NamedValue {
     Bool(bool),
 }
 
-impl From<&str> for NamedValue {
-    fn from(text: &str) -> Self {
-        NamedValue::String(text.into())
-    }
+/// Implements conversions into variants of an enum.
+macro_rules! conversions {
+    ($enum:ident: $($type:ty => $variant:ident),*) => {$(
+        impl From<$type> for $enum {
+            fn from(value: $type) -> Self {
+                $enum::$variant(value.into())
+            }
+        }
+    )*};
 }
 
-impl From<i64> for NamedValue {
-    fn from(int: i64) -> Self {
-        NamedValue::Int(int)
-    }
-}
+pub(crate) use conversions;
 
-impl From<bool> for NamedValue {
-    fn from(bool: bool) -> Self {
-        NamedValue::Bool(bool)
-    }
-}
+conversions! { NamedValue: &str => String, i64 => Int, bool => Bool }
 
 /// The attributes of a plugin, device or topology, by name.
 pub type Attributes = BTreeMap<String, NamedValue>;

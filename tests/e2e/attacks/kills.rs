@@ -1,10 +1,10 @@
-//! A run that is killed or interrupted at random moments, again and again, ends bit for bit as one that was left alone.
+//! A run that is killed at random moments again and again ends with the bits of an undisturbed run.
 
-use super::{finish, rng};
-use crate::support::{Runs, assert_same_run, spawn, stderr};
+use super::rng;
+use crate::support::{Runs, assert_same_run, finish};
 use rand::RngExt;
 use std::path::Path;
-use std::process::{Child, Command};
+use std::process::Child;
 use std::time::Duration;
 
 /// Both phases, several updates, a reference, evaluations and checkpoints in between.
@@ -21,17 +21,8 @@ const SETTINGS: [&str; 8] = [
 
 /// Begins the run, or goes on with what there is.
 fn go_on(runs: &Runs, name: &str, run: &Path) -> Child {
-    match run.join("config.yaml").exists() {
-        true => spawn(&["train", "--resume", &runs.text(name)]),
-        false => runs.spawn(name),
-    }
-}
-
-/// Lets the run end.
-fn end(runs: &Runs, name: &str, run: &Path) {
-    let output = finish(go_on(runs, name, run), name);
-    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
-    assert_same_run(&runs.path("whole"), run);
+    let call = if run.join("config.yaml").exists() { runs.resume(name) } else { runs.tiny(name) };
+    call.spawn()
 }
 
 #[test]
@@ -43,36 +34,9 @@ fn sigkill_at_random_moments() {
         let mut child = go_on(&runs, "killed", &run);
         std::thread::sleep(Duration::from_millis(rng.random_range(1..700)));
         child.kill().expect("SIGKILL, or it has ended");
-        let output = child.wait_with_output().expect("ended");
-        assert!(!stderr(&output).contains("panicked"), "{}", stderr(&output));
+        finish(child, "killed");
     }
-    end(&runs, "killed", &run);
-}
-
-#[test]
-#[cfg(unix)]
-fn signals_at_random_moments() {
-    let runs = Runs::new(&SETTINGS);
-    runs.train("whole");
-    let (run, mut rng) = (runs.path("stopped"), rng(2));
-    let mut saved = 0;
-    for turn in 0..10 {
-        let child = go_on(&runs, "stopped", &run);
-        std::thread::sleep(Duration::from_millis(rng.random_range(1..500)));
-        let signal = if turn % 2 == 0 { "-INT" } else { "-TERM" };
-        // It may have ended by itself.
-        Command::new("kill").args([signal, &child.id().to_string()]).output().expect("kill runs");
-        let output = finish(child, signal);
-        assert!(!stderr(&output).contains("panicked"), "{}", stderr(&output));
-        match output.status.code() {
-            // Done before the signal came.
-            Some(0) => break,
-            Some(3) => saved += 1,
-            // Before it listened to signals: the signal's own end.
-            None => {}
-            code => panic!("{code:?}: {}", stderr(&output)),
-        }
-    }
-    assert!(saved > 1, "only {saved} of the signals came in mid-run");
-    end(&runs, "stopped", &run);
+    let said = finish(go_on(&runs, "killed", &run), "the end");
+    assert_eq!(said.code, Some(0), "{said}");
+    assert_same_run(&runs.path("whole"), &run);
 }

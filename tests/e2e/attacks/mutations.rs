@@ -1,18 +1,13 @@
 //! Files with arbitrary bytes: an error that says so or a legal file, never a panic, never a hang, never an allocation that
 //! the file's size does not justify.
 
-use super::{files, rng};
-use crate::support::{grpo, stderr, tiny};
-use grpo_core::{BatchFile, LossConfig};
+use super::rng;
+use crate::support::{files, grpo, repository};
+use grpo_core::LossConfig;
 use grpo_files::Layers;
 use rand::RngExt;
 use rand_chacha::ChaCha8Rng;
-use std::path::PathBuf;
 use trainer::TrainConfig;
-
-fn repository(path: &str) -> PathBuf {
-    tiny().with_file_name("../..").join(path)
-}
 
 /// One to four of: a flipped bit, a byte of a number or bracket, a cut, a repeated part, another header length.
 fn mutated(bytes: &[u8], header: usize, rng: &mut ChaCha8Rng) -> Vec<u8> {
@@ -51,28 +46,6 @@ fn header(bytes: &[u8]) -> usize {
 }
 
 #[test]
-fn batch_files() {
-    let mut rng = rng(3);
-    let golden = files(&repository("tests/golden"));
-    let golden: Vec<_> =
-        golden.into_iter().filter(|path| path.extension().is_some_and(|e| e == "safetensors")).collect();
-    let (mut legal, mut illegal) = (0, 0);
-    for path in &golden {
-        let bytes = std::fs::read(path).expect("a golden file");
-        for _ in 0..25 {
-            match BatchFile::parse(&mutated(&bytes, header(&bytes), &mut rng)) {
-                Ok(_) => legal += 1,
-                Err(error) => {
-                    illegal += 1;
-                    assert!(!error.to_string().is_empty());
-                }
-            }
-        }
-    }
-    assert!(illegal > 1000 && legal > 40, "{illegal} illegal, {legal} legal");
-}
-
-#[test]
 fn batch_files_on_the_command_line() {
     let (folder, mut rng) = (tempfile::tempdir().expect("a folder"), rng(4));
     let (path, out) = (folder.path().join("batch.safetensors"), folder.path().join("out.safetensors"));
@@ -83,10 +56,9 @@ fn batch_files_on_the_command_line() {
         std::fs::write(&path, mutated(&bytes, header(&bytes), &mut rng)).expect("written");
         let _ = std::fs::remove_file(&out);
         let arguments = if turn % 2 == 0 { vec!["parity", &path] } else { vec!["loss", &path, "--out", &out] };
-        let output = grpo(&arguments);
-        let said = stderr(&output);
+        let output = grpo(arguments).output();
+        let (code, said) = (output.code.expect("no signal"), output.stderr);
         assert!(!said.contains("panicked"), "{said}");
-        let code = output.status.code().unwrap_or_else(|| panic!("ended by a signal: {said}"));
         assert!((0..=2).contains(&code), "{code}: {said}");
         if code == 2 {
             assert!(said.starts_with("error: ") && said.lines().count() == 1 && said.contains(&*path), "{said}");
@@ -104,21 +76,18 @@ fn configurations() {
     let (folder, mut rng) = (tempfile::tempdir().expect("a folder"), rng(5));
     let path = folder.path().join("config.yaml");
     let (mut legal, mut illegal) = (0, 0);
-    let mut count = |ok: bool| if ok { legal += 1 } else { illegal += 1 };
-    for file in files(&repository("configs/train")) {
-        let text = std::fs::read(&file).expect("a configuration");
-        for _ in 0..200 {
-            std::fs::write(&path, mutated(&text, text.len(), &mut rng)).expect("written");
-            let config = Layers::new().file(&path).ok().and_then(|layers| TrainConfig::from_layers(layers).ok());
-            count(config.is_some_and(|config| config.validate().is_ok()));
-        }
-    }
-    for file in files(&repository("configs/loss")) {
-        let text = std::fs::read(&file).expect("a configuration");
-        for _ in 0..50 {
-            std::fs::write(&path, mutated(&text, text.len(), &mut rng)).expect("written");
-            let layers = Layers::new().file(&path).and_then(|layers| layers.resolve::<LossConfig>());
-            count(layers.is_ok_and(|config| config.validate().is_ok()));
+    let of_run = |layers: Layers| TrainConfig::from_layers(layers).is_ok_and(|config| config.validate().is_ok());
+    let of_loss = |layers: Layers| layers.resolve::<LossConfig>().is_ok_and(|config| config.validate().is_ok());
+    let kinds: [(&str, usize, &dyn Fn(Layers) -> bool); 2] =
+        [("configs/train", 200, &of_run), ("configs/loss", 50, &of_loss)];
+    for (folder, count, is_legal) in kinds {
+        for file in files(repository(folder).as_ref()) {
+            let text = std::fs::read(&file).expect("a configuration");
+            for _ in 0..count {
+                std::fs::write(&path, mutated(&text, text.len(), &mut rng)).expect("written");
+                let ok = Layers::new().file(&path).is_ok_and(is_legal);
+                *if ok { &mut legal } else { &mut illegal } += 1;
+            }
         }
     }
     assert!(legal > 100 && illegal > 500, "{legal} legal, {illegal} illegal");

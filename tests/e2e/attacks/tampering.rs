@@ -1,8 +1,8 @@
 //! A run folder in which somebody, or a failing disk, has changed a file: it is noticed or does not matter, nothing else is
 //! touched when it is refused, and nothing panics or hangs.
 
-use super::{copy, files, finish, rng};
-use crate::support::{Runs, spawn, stderr};
+use super::rng;
+use crate::support::{Runs, copy, files, finish};
 use rand::RngExt;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -10,54 +10,29 @@ use std::path::{Path, PathBuf};
 const SETTINGS: [&str; 5] =
     ["warmup.steps=2", "grpo.max_steps=4", "run.save_steps=2", "loss.beta=0.01", "run.log_completions_steps=1"];
 
-/// Ways to spoil a file.
-#[derive(Clone, Copy, Debug)]
-enum Fault {
-    Removed,
-    Emptied,
-    Truncated,
-    BitFlipped,
-    Garbage,
-    Lengthened,
-    Folder,
-    #[cfg(unix)]
-    EndlessLink,
-}
+const FAULTS: [&str; 8] =
+    ["removed", "emptied", "truncated", "bit flipped", "garbage", "lengthened", "a folder", "an endless link"];
 
-const FAULTS: &[Fault] = &[
-    Fault::Removed,
-    Fault::Emptied,
-    Fault::Truncated,
-    Fault::BitFlipped,
-    Fault::Garbage,
-    Fault::Lengthened,
-    Fault::Folder,
-    #[cfg(unix)]
-    Fault::EndlessLink,
-];
-
-fn spoil(path: &Path, fault: Fault, seed: u64) {
+fn spoil(path: &Path, fault: &str, seed: u64) {
     let mut bytes = std::fs::read(path).expect("a file");
     let mut rng = rng(seed);
     match fault {
-        Fault::Removed => return std::fs::remove_file(path).expect("removed"),
-        Fault::Emptied => bytes.clear(),
-        Fault::Truncated => bytes.truncate(rng.random_range(0..bytes.len().max(1))),
-        Fault::BitFlipped if bytes.is_empty() => bytes.push(1),
-        Fault::BitFlipped => {
+        "removed" => return std::fs::remove_file(path).expect("removed"),
+        "emptied" => bytes.clear(),
+        "truncated" => bytes.truncate(rng.random_range(0..bytes.len().max(1))),
+        "bit flipped" if bytes.is_empty() => bytes.push(1),
+        "bit flipped" => {
             let at = rng.random_range(0..bytes.len());
             bytes[at] ^= 1 << rng.random_range(0..8);
         }
-        Fault::Garbage => bytes.iter_mut().for_each(|byte| *byte = rng.random()),
-        Fault::Lengthened => bytes.extend(b"\n{\"phase\": \"grpo\", \"step\": 99}\n\0"),
-        Fault::Folder => {
+        "garbage" => bytes.iter_mut().for_each(|byte| *byte = rng.random()),
+        "lengthened" => bytes.extend(b"\n{\"phase\": \"grpo\", \"step\": 99}\n\0"),
+        folder_or_link => {
             std::fs::remove_file(path).expect("removed");
-            return std::fs::create_dir(path).expect("created");
-        }
-        #[cfg(unix)]
-        Fault::EndlessLink => {
-            std::fs::remove_file(path).expect("removed");
-            return std::os::unix::fs::symlink("/dev/zero", path).expect("linked");
+            return match folder_or_link {
+                "a folder" => std::fs::create_dir(path).expect("created"),
+                _ => std::os::unix::fs::symlink("/dev/zero", path).expect("linked"),
+            };
         }
     }
     std::fs::write(path, bytes).expect("written");
@@ -79,16 +54,15 @@ fn every_file_spoilt_in_every_way() {
     for (number, file) in files(&whole).into_iter().enumerate() {
         let name = file.strip_prefix(&whole).expect("a file of the run").to_owned();
         for fault in FAULTS {
-            let what = format!("{} {fault:?}", name.display());
+            let what = format!("{} {fault}", name.display());
             let run = runs.path("spoilt");
             let _ = std::fs::remove_dir_all(&run);
             copy(&whole, &run);
-            spoil(&run.join(&name), *fault, number as u64);
+            spoil(&run.join(&name), fault, number as u64);
             let before = contents(&run);
-            let output = finish(spawn(&["train", "--quiet", "--resume", &runs.text("spoilt")]), &what);
-            let said = stderr(&output);
-            assert!(!said.contains("panicked"), "{what}: {said}");
-            match output.status.code() {
+            let output = finish(runs.resume("spoilt").args(["--quiet"]).spawn(), &what);
+            let said = output.stderr;
+            match output.code {
                 Some(0) => taken += 1,
                 Some(2) => {
                     refused += 1;

@@ -2,11 +2,9 @@
 
 mod pjrt;
 
-use crate::support::{command, grpo, refuse, stderr, stdout};
+use crate::support::{Runs, Said, assert_has, grpo, json, refuse, signal};
 use serde_json::Value;
 use std::io::{BufRead, BufReader};
-use std::path::PathBuf;
-use std::process::{Output, Stdio};
 
 /// Two of our variants, the oracle among them, and what else there may be.
 const TINY: &str = "
@@ -35,33 +33,15 @@ for line in sys.stdin:
     print(json.dumps(reply), flush=True)
 "#;
 
-struct Folder(tempfile::TempDir);
-
-impl Folder {
-    fn new() -> Self {
-        Self(tempfile::tempdir().expect("a temporary folder"))
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.0.path().join(name)
-    }
-
-    fn write(&self, name: &str, text: &str) -> String {
-        let path = self.path(name);
-        std::fs::write(&path, text).expect("a file");
-        path.display().to_string()
-    }
+fn bench(text: &str, arguments: &[&str]) -> Said {
+    let folder = Runs::new(&[]);
+    grpo(["bench", &folder.write("config.yaml", text)]).args(arguments).output()
 }
 
-fn bench(text: &str, arguments: &[&str]) -> Output {
-    let folder = Folder::new();
-    let config = folder.write("config.yaml", text);
-    grpo(&[&["bench", &config], arguments].concat())
-}
-
-fn document(output: &Output, code: i32) -> Value {
-    assert_eq!(output.status.code(), Some(code), "{}{}", stdout(output), stderr(output));
-    serde_json::from_str(&stdout(output)).expect("JSON")
+#[track_caller]
+fn document(said: &Said, code: i32) -> Value {
+    assert_eq!(said.code, Some(code), "{said}");
+    said.json()
 }
 
 /// The only problem of a document.
@@ -138,13 +118,15 @@ fn variants_take_turns_see_the_same_and_tell_everything() {
 
 #[test]
 fn problems_are_shapes_by_dtypes_and_files() {
-    let folder = Folder::new();
+    let folder = Runs::new(&[]);
     let logits = "name: given\nshape: { batch: 1, tokens: 6, hidden: null, vocab: 20 }\nloss: { beta: 0.1 }
 variants: { in_place: { implementation: logits, pass: gradient_in_place }, added: { implementation: logits }, score: { implementation: logits, pass: score } }";
     let files = [folder.write("a.yaml", TINY), folder.write("b.yaml", logits)];
-    let set =
-        ["--set", "shapes.wide.vocab=70", "--set", "dtypes=[f32, bf16]", "--steps", "1", "--warmup", "0", "--json"];
-    let report = document(&grpo(&[&["bench", &files[0], &files[1]], &set[..]].concat()), 0);
+    let bench = |files: &[String], steps: &str| {
+        let shapes = ["shapes.wide.vocab=70", "dtypes=[f32, bf16]"];
+        grpo(["bench", "--steps", steps, "--warmup", "0", "--json"]).set(shapes).args(files)
+    };
+    let report = bench(&files, "1").exit(0).json();
     let cases = report["cases"].as_array().expect("problems");
     let names: Vec<&str> = cases.iter().map(|case| case["name"].as_str().expect("a name")).collect();
     assert_eq!(names, ["tiny-wide-f32", "tiny-wide-bf16", "given-wide-f32", "given-wide-bf16"]);
@@ -164,11 +146,9 @@ variants: { in_place: { implementation: logits, pass: gradient_in_place }, added
     assert!((number(&given["variants"]["in_place"], "/floor_ms") / floor_ms - 1.0).abs() < 1e-9);
     assert_eq!(given["variants"]["score"]["floor"], "read_bf16");
     // Across problems too; two files of the same name would be two problems of the same name.
-    let names = ["--assert", "tiny-wide-f32/fused.bytes.inputs == tiny-wide-bf16/fused.bytes.inputs * 2"];
-    let set = ["--set", "shapes.wide.vocab=70", "--set", "dtypes=[f32, bf16]", "--steps", "0", "--json"];
-    document(&grpo(&[&["bench", &files[0]], &set[..], &names[..]].concat()), 0);
-    let twice = grpo(&["bench", &files[0], &files[0]]);
-    assert!(twice.status.code() == Some(2) && stderr(&twice).contains("`tiny` twice"), "{}", stderr(&twice));
+    let across = ["--assert", "tiny-wide-f32/fused.bytes.inputs == tiny-wide-bf16/fused.bytes.inputs * 2"];
+    bench(&files[..1], "0").args(across).succeed();
+    assert_has(&refuse(["bench", &files[0], &files[0]]), &["`tiny` twice"]);
 }
 
 #[test]
@@ -185,8 +165,8 @@ fn claims_become_exit_codes() {
         ("fused.step_ms.p51 < 1", "p51"),
     ] {
         let output = assert(claim);
-        assert_eq!(output.status.code(), Some(2), "{claim}");
-        assert!(stderr(&output).contains(word), "{claim}: {}", stderr(&output));
+        assert_eq!(output.code, Some(2), "{claim}");
+        assert!(output.stderr.contains(word), "{claim}: {}", output.stderr);
     }
     // What was not timed holds in no direction.
     document(&bench(TINY, &["--steps", "0", "--assert", "fused.step_ms.p50 >= 0", "--json"]), 1);
@@ -198,23 +178,17 @@ fn zero_is_a_value_like_any_other() {
 inputs: { seed: 0, logit_std: 0, old_logp_noise: 0, ref_logp_noise: 0 }
 loss: { epsilon_low: 0, epsilon_high: 0 }
 ";
-    let folder = Folder::new();
-    let file = folder.path("report.json").display().to_string();
+    let folder = Runs::new(&[]);
+    let file = folder.text("report.json");
     let arguments = ["--steps", "0", "--warmup", "0", "--seed", "0", "--markdown", "--out", &file];
-    let output = bench(&format!("{TINY}{zeros}"), &arguments);
-    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
-    assert!(stdout(&output).lines().any(|line| line.starts_with("| fused ")), "{}", stdout(&output));
-    let report: Value = serde_json::from_str(&std::fs::read_to_string(file).expect("a file")).expect("JSON");
+    let said = bench(&format!("{TINY}{zeros}"), &arguments);
+    assert_eq!(said.code, Some(0), "{said}");
+    assert!(said.stdout.lines().any(|line| line.starts_with("| fused ")), "{said}");
+    let report = json(&folder.path("report.json"));
     let case = case(&report);
-    assert_eq!(
-        (&case["config"]["inputs"]["old_logp_noise"], &case["config"]["loss"]["epsilon_high"]),
-        (&0.0.into(), &0.0.into())
-    );
+    assert_eq!([&case["config"]["inputs"]["old_logp_noise"], &case["config"]["loss"]["epsilon_high"]], [0.0, 0.0]);
     let fused = &case["variants"]["fused"];
-    assert_eq!(
-        (&fused["step_ms"], &fused["bench/step_s_p50"], &fused["floor"]),
-        (&Value::Null, &Value::Null, &Value::Null)
-    );
+    assert!(["step_ms", "bench/step_s_p50", "floor"].iter().all(|field| fused[field].is_null()), "{fused}");
     assert!(number(fused, "/first_call_seconds") > 0.0);
     // On policy, too, everything can be measured.
     document(&bench(TINY, &["--set", "inputs.on_policy=true", "--set", "loss.epsilon_low=0", "--json"]), 0);
@@ -240,8 +214,7 @@ fn a_step_is_taken_apart_by_kind_of_work() {
     );
     assert_eq!(variants["fused"]["work_shares"], serde_json::json!({}));
     assert_eq!(variants["dense"]["status"], "not_offered");
-    let table = stdout(&bench(&text, &[]));
-    assert!(table.contains("where spends its threads' time on "), "{table}");
+    assert_has(&bench(&text, &[]).stdout, &["where spends its threads' time on "]);
 }
 
 #[test]
@@ -270,101 +243,79 @@ fn what_fails_is_named_and_the_rest_goes_on() {
     assert!(["fused", "reference"].iter().all(|name| variants[name]["status"] == "measured"), "{variants:#}");
     let output = bench(&text, &["--variants", "fused,unsupported", "--steps", "1"]);
     // Who asks for it by name is not served.
-    assert_eq!(output.status.code(), Some(1));
-    assert!(stdout(&output).contains("unsupported: ") && !stdout(&output).contains("greedy"), "{}", stdout(&output));
-    assert!(
-        stdout(&output).lines().all(|line| line.chars().count() <= 100 || line.contains("grpo")),
-        "{}",
-        stdout(&output)
-    );
+    assert_eq!(output.code, Some(1));
+    assert!(output.stdout.contains("unsupported: ") && !output.stdout.contains("greedy"), "{}", output.stdout);
+    assert!(output.stdout.lines().all(|line| line.chars().count() <= 100 || line.contains("grpo")), "{output}");
     document(&bench(&text, &["--variants", "fused", "--steps", "1", "--json"]), 0);
 }
 
 #[test]
 fn a_program_of_somebody_else_takes_turns_and_is_checked() {
-    let folder = Folder::new();
+    let folder = Runs::new(&[]);
     let script = folder.write("peer.py", PEER);
-    let python = if PathBuf::from("/usr/bin/python3").exists() { "/usr/bin/python3" } else { "python3" };
-    let text = format!("{TINY}  peer: {{ command: ['{python}', '{script}'] }}\n");
-    let config = folder.write("config.yaml", &text);
-    let mut command = crate::support::command(&["bench", &config, "--json"]);
-    command.env("PATH", std::env::var_os("PATH").unwrap_or_default());
-    let report = document(&command.output().expect("the binary starts"), 0);
+    let text = format!("{TINY}  peer: {{ command: ['python3', '{script}'] }}\n");
+    let bench = grpo(["bench", &folder.write("config.yaml", &text), "--json"]).with_path();
+    let report = bench.exit(0).json();
     let peer = &case(&report)["variants"]["peer"];
-    assert_eq!(
-        (&peer["status"], &peer["backend"], &peer["version"]),
-        (&"measured".into(), &"peer".into(), &"standard library".into())
-    );
+    assert_eq!([&peer["status"], &peer["backend"], &peer["version"]], ["measured", "peer", "standard library"]);
     // It says what it was told to say, and its loss is another than ours.
     assert_eq!((number(peer, "/step_ms/p90"), number(peer, "/bytes/high_water")), (250.0, 1_048_576.0));
     assert_eq!(peer["agrees"], false);
     assert!(number(peer, "/times_floor") > 1.0);
-    let mut command = crate::support::command(&["bench", &config]);
-    command.env("PATH", std::env::var_os("PATH").unwrap_or_default());
-    let table = stdout(&command.output().expect("the binary starts"));
-    assert!(table.contains("! peer does not agree: loss 5.0"), "{table}");
+    let table = grpo(["bench", &folder.text("config.yaml")]).with_path().output().stdout;
+    assert_has(&table, &["! peer does not agree: loss 5.0"]);
 }
 
 #[test]
 fn the_plot_is_a_picture_with_every_name_and_panel() {
-    let folder = Folder::new();
-    let file = folder.path("plot.svg").display().to_string();
+    let folder = Runs::new(&[]);
+    let file = folder.text("plot.svg");
     let output = bench(TINY, &["--set", "dtypes=[bf16, f32]", "--steps", "1", "--plot", &file]);
-    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
-    let svg = std::fs::read_to_string(&file).expect("a file");
+    assert_eq!(output.code, Some(0), "{}", output.stderr);
+    let svg = folder.read("plot.svg");
     assert!(svg.starts_with("<svg") && svg.trim_end().ends_with("</svg>"));
-    for words in ["tiny-bf16", "tiny-f32", "fused", "reference", "median step (ms)"] {
-        assert!(svg.contains(words), "{words}");
-    }
+    assert_has(&svg, &["tiny-bf16", "tiny-f32", "fused", "reference", "median step (ms)"]);
     let points = |svg: &str| svg.matches("<circle").count();
     // Two variants in each of two panels, whatever else is drawn.
     assert!(points(&svg) >= 4, "{}", points(&svg));
     let nothing = bench(TINY, &["--steps", "0", "--plot", &file]);
-    assert_eq!(nothing.status.code(), Some(0), "{}", stderr(&nothing));
-    let empty = std::fs::read_to_string(&file).expect("a file");
+    assert_eq!(nothing.code, Some(0), "{nothing}");
+    let empty = folder.read("plot.svg");
     assert!(empty.contains("nothing was timed") && points(&empty) == 0);
-    let folder = Folder::new();
-    let config = folder.write("config.yaml", TINY);
-    assert!(refuse(&["bench", &config, "--plot", "plot.png"]).contains(".svg"));
 }
 
 #[test]
 fn what_cannot_be_measured_is_refused_with_what_could() {
-    let folder = Folder::new();
+    let folder = Runs::new(&[]);
     let config = folder.write("config.yaml", TINY);
-    let refuse = |arguments: &[&str]| refuse(&[&["bench", &config], arguments].concat());
-    let unknown = refuse(&["--backend", "gpu"]);
-    assert!(unknown.contains("`gpu`") && unknown.contains("pjrt:cuda"), "{unknown}");
-    assert!(refuse(&["--set", "shape.tokens=0"]).contains("shape.tokens"));
-    assert!(refuse(&["--set", "shape.tokenz=1"]).contains("tokens"));
-    let variant = refuse(&["--variants", "fusd"]);
-    assert!(variant.contains("`fusd`") && variant.contains("fused"), "{variant}");
-    assert!(refuse(&["--set", "inputs.old_logp_noise=-1"]).contains("inputs.old_logp_noise"));
-    for bad in [["--steps", "-1"], ["--warmup", "many"], ["--seed", "1.5"]] {
-        let output = bench(TINY, &bad);
-        assert_eq!(output.status.code(), Some(2), "{bad:?}");
-        assert!(stderr(&output).contains(bad[0]), "{}", stderr(&output));
+    for (option, value, words) in [
+        ("--backend", "gpu", &["`gpu`", "pjrt:cuda"][..]),
+        ("--set", "shape.tokens=0", &["shape.tokens"]),
+        ("--set", "shape.tokenz=1", &["tokens"]),
+        ("--variants", "fusd", &["`fusd`", "fused"]),
+        ("--set", "inputs.old_logp_noise=-1", &["inputs.old_logp_noise"]),
+        ("--peers-venv", "/no/such/folder", &["peers/README.md"]),
+        ("--plot", "plot.png", &[".svg"]),
+    ] {
+        assert_has(&refuse(["bench", &config, option, value]), words);
     }
-    let output = bench(TINY, &["--peers-venv", "/no/such/folder"]);
-    assert_eq!(output.status.code(), Some(2));
-    assert!(stderr(&output).contains("peers/README.md"), "{}", stderr(&output));
+    for bad in [["--steps", "-1"], ["--warmup", "many"], ["--seed", "1.5"]] {
+        assert_has(&grpo(["bench", &config]).args(bad).exit(2).stderr, &bad[..1]);
+    }
 }
 
 /// Inputs may be gigabytes: none may stay behind.
 #[test]
 #[cfg(unix)]
 fn what_is_stopped_leaves_nothing_behind() {
-    let folder = Folder::new();
+    let folder = Runs::new(&[]);
     let config = folder.write("config.yaml", &TINY.replace("steps: 3", "steps: 1000000"));
     let temporary = folder.path("temporary");
     std::fs::create_dir(&temporary).expect("a folder");
-    let mut command = command(&["bench", &config]);
-    command.env("TMPDIR", &temporary).stdout(Stdio::null()).stderr(Stdio::piped());
-    let mut child = command.spawn().expect("the binary starts");
+    let mut child = grpo(["bench", &config]).env("TMPDIR", &temporary).spawn();
     let mut said = BufReader::new(child.stderr.take().expect("piped")).lines().map_while(Result::ok);
     assert!(said.any(|line| line.contains("round 2 of")), "no round was begun");
-    let kill = std::process::Command::new("kill").args(["-TERM", &child.id().to_string()]).status();
-    assert!(kill.is_ok_and(|status| status.success()));
+    signal(&child, rustix::process::Signal::TERM);
     let rest: Vec<String> = said.collect();
     assert_eq!(child.wait().expect("an ending").code(), Some(2), "{rest:?}");
     assert!(rest.iter().any(|line| line.contains("stopped before the end")), "{rest:?}");

@@ -1,11 +1,10 @@
 //! On XLA's CPU, where times mean nothing and everything else is as on an accelerator.
 
-use super::{Folder, case, document, number};
-use crate::support::{grpo_with, stderr, stdout};
+use super::{case, document, number};
+use crate::support::{Call, Runs, Said, assert_has, batch, grpo, json, repository};
 use pjrt::install::Kind;
 use serde_json::Value;
-use std::path::Path;
-use std::process::{Command, Output, Stdio};
+use std::process::{Command, Stdio};
 
 /// A problem in which every variant is tiny.
 const TINY: &str = "
@@ -41,12 +40,11 @@ variants:
   kernels: { implementation: logits, pass: gradient_in_place, mosaic: {} }
 ";
 
-fn bench(text: &str, arguments: &[&str]) -> Output {
-    let folder = Folder::new();
+fn bench(text: &str, arguments: &[&str]) -> Said {
+    let folder = Runs::new(&[]);
     let config = folder.write("config.yaml", text);
-    let mut all = vec!["bench", &config, "--backend", "pjrt:cpu", "--steps", "3", "--warmup", "1"];
-    all.extend(arguments);
-    grpo_with(Kind::Cpu, &all).output().expect("the binary starts")
+    let call = grpo(["bench", &config, "--backend", "pjrt:cpu", "--steps", "3", "--warmup", "1"]);
+    call.args(arguments).plugin(Kind::Cpu).output()
 }
 
 #[test]
@@ -106,19 +104,6 @@ fn logits_in_place_are_put_back_before_every_step() {
 }
 
 #[test]
-fn a_budget_that_cannot_be_met_fails_one_variant() {
-    let set = ["--set", "variants.greedy.tiling.workspace_budget=10", "--variants", "greedy", "--variants", "fused"];
-    let report = document(&bench(TINY, &[&set[..], &["--json"]].concat()), 1);
-    let report = case(&report);
-    assert_eq!(report["variants"]["fused"]["status"], "measured");
-    assert_eq!(report["variants"]["greedy"]["status"], "failed");
-    assert!(report["variants"]["greedy"]["error"].as_str().is_some_and(|e| e.contains("budget")), "{report:#}");
-    let output = bench(TINY, &set);
-    assert_eq!(output.status.code(), Some(1));
-    assert!(stdout(&output).contains("greedy: ") && stdout(&output).contains("floor_hidden_lm_head"));
-}
-
-#[test]
 fn backends_meet_in_one_run_and_agree() {
     let text = "
 name: meeting
@@ -132,21 +117,16 @@ variants:
   threads: { backend: 'pjrt:cpu', threads: 2 }
   rounded: { numerics: { dlogits: bf16 } }
 ";
-    let folder = Folder::new();
+    let folder = Runs::new(&[]);
     let config = folder.write("config.yaml", text);
-    let output = grpo_with(Kind::Cpu, &["bench", &config, "--json"]).output().expect("the binary starts");
+    let output = grpo(&["bench", &config, "--json"]).plugin(Kind::Cpu).output();
     let report = document(&output, 0);
     let variants = &case(&report)["variants"];
     for (name, backend) in [("here", "cpu"), ("there", "pjrt:cpu")] {
         let variant = &variants[name];
-        assert_eq!(
-            (&variant["status"], &variant["backend"], &variant["agrees"]),
-            (&"measured".into(), &backend.into(), &true.into())
-        );
-        assert!(
-            number(variant, "/bytes/high_water") >= 0.0
-                && number(variant, "/bytes/inputs") == 4.0 * (24.0 + 50.0) * 16.0
-        );
+        assert_eq!([&variant["status"], &variant["backend"]], ["measured", backend]);
+        assert!(variant["agrees"] == true && number(variant, "/bytes/high_water") >= 0.0, "{variant}");
+        assert_eq!(number(variant, "/bytes/inputs"), 4.0 * (24.0 + 50.0) * 16.0);
     }
     for (name, word) in [("threads", "threads"), ("rounded", "numerics")] {
         assert_eq!(variants[name]["status"], "not_offered");
@@ -157,18 +137,13 @@ variants:
 /// Everything of the script that needs no GPU.
 #[test]
 fn the_script_for_gpus_runs_from_end_to_end() {
-    let folder = Folder::new();
+    let folder = Runs::new(&[]);
     let (config, out) = (folder.write("tiny.yaml", TINY), folder.path("out"));
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    let with_cache = grpo_with(Kind::Cpu, &[]);
+    let Call(with_cache) = grpo([""; 0]).plugin(Kind::Cpu);
     let mut script = Command::new("bash");
-    script.arg(root.join("scripts/gpu.sh")).args(["--grpo", env!("CARGO_BIN_EXE_grpo"), "--backend", "pjrt:cpu"]);
-    let golden = root.join("tests/golden/c05_grpo_sequence_kl_t07.safetensors");
-    script
-        .arg("--parity")
-        .arg(golden)
-        .args(["--config", &config, "--steps", "2", "--warmup", "0", "--no-peers", "--peak-tflops", "1", "--out"])
-        .arg(&out);
+    script.args([&repository("scripts/gpu.sh"), "--grpo", env!("CARGO_BIN_EXE_grpo"), "--backend", "pjrt:cpu"]);
+    script.args(["--parity", &batch("c05_grpo_sequence_kl_t07"), "--config", &config, "--steps", "2"]);
+    script.args(["--warmup", "0", "--no-peers", "--peak-tflops", "1", "--out"]).arg(&out);
     // Whole steps of a decoder that this CPU has no trouble with.
     let shape =
         ["hidden_size=64", "intermediate_size=192", "num_hidden_layers=2", "num_attention_heads=4", "vocab_size=512"];
@@ -177,22 +152,22 @@ fn the_script_for_gpus_runs_from_end_to_end() {
         ["rollout.max_completion_length=8", "grpo.prompts_per_step=2", "grpo.max_steps=3", "policy.dtype=float32"];
     script.args(run.iter().flat_map(|key| ["--train", key]));
     script.envs(with_cache.get_envs().filter_map(|(name, value)| Some((name, value?)))).stdin(Stdio::null());
-    let output = script.output().expect("bash is there");
-    assert_eq!(output.status.code(), Some(0), "{}{}", stdout(&output), stderr(&output));
-    let table = std::fs::read_to_string(out.join("bench.md")).expect("the table");
-    assert_eq!(stdout(&output).trim_end(), table.trim_end());
-    for words in [
-        "PASS",
-        "| fused ",
-        "| floor_hidden_lm_head ",
-        "| materialised ",
-        "scripts/gpu.sh --grpo",
-        "## Whole steps",
-        "| grpo |",
-    ] {
-        assert!(table.contains(words), "`{words}` in\n{table}");
-    }
-    let report = std::fs::read_to_string(out.join("tiny.json")).expect("the report");
-    let report: Value = serde_json::from_str(&report).expect("JSON");
+    let said: Said = script.output().expect("bash is there").into();
+    assert_eq!(said.code, Some(0), "{said}");
+    let table = folder.read("out/bench.md");
+    assert_eq!(said.stdout.trim_end(), table.trim_end());
+    assert_has(
+        &table,
+        &[
+            "PASS",
+            "| fused ",
+            "| floor_hidden_lm_head ",
+            "| materialised ",
+            "scripts/gpu.sh --grpo",
+            "## Whole steps",
+            "| grpo |",
+        ],
+    );
+    let report = json(&out.join("tiny.json"));
     assert_eq!(case(&report)["variants"]["fused"]["status"], "measured");
 }

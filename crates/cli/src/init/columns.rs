@@ -237,18 +237,4 @@ mod tests {
         let expected = Roles { prompts: vec!["a".into()], prompt_key: None, answer: Answer::Known("b".into()) };
         assert_eq!(roles, expected);
     }
-
-    #[test]
-    fn a_missing_prompt_column_is_an_error_with_the_columns() {
-        let other = Column { name: "turns".into(), others: 10, ..Column::default() };
-        let error = Roles::of(&found(&[texts("a", 10), texts("b", 1), texts("c", 10), other]), &DataConfig::default());
-        let error = error.unwrap_err().to_string();
-        for words in [
-            "no column is the prompt of every row",
-            "10 rows with the columns `a` (10 texts), `b` (1 text), `c` (10 texts), `turns` (10 other lists or objects)",
-            "--set data.prompt_column=",
-        ] {
-            assert!(error.contains(words), "{words}: {error}");
-        }
-    }
 }

@@ -5,8 +5,8 @@ mod file;
 mod rows;
 mod settings;
 
-use crate::loss::STDOUT;
-use crate::{Outcome, emit, emit_document};
+use crate::overview::weighted;
+use crate::{Outcome, emit, emit_document, is_stdout};
 use anyhow::{Context, bail, ensure};
 use columns::Roles;
 use data::Columns;
@@ -53,7 +53,7 @@ type Seen = Vec<(&'static str, String)>;
 
 pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
     let out = args.out.clone().unwrap_or_else(|| DEFAULT_OUT.into());
-    let to_stdout = STDOUT.iter().any(|name| out.as_os_str() == *name);
+    let to_stdout = is_stdout(&out);
     if !to_stdout {
         if out.is_file() && !args.force {
             bail!("{} is there already: name another file with --out, or replace this one with --force", out.display());
@@ -127,15 +127,7 @@ fn choose(args: &Args) -> anyhow::Result<(Settings, Seen)> {
         ("rows", rows.text(&config, &columns)),
         ("prompt", roles.prompt_text(&config, &columns, tokenizer.has_chat_template())),
         ("answer", roles.answer_text()),
-        (
-            "rewards",
-            rewards
-                .names()
-                .zip(rewards.weights())
-                .map(|(name, weight)| format!("{name} x {weight}"))
-                .collect::<Vec<_>>()
-                .join(", "),
-        ),
+        ("rewards", weighted(rewards.names().zip(rewards.weights()))),
         ("lengths", rows.lengths_text(&config, shape.max_position_embeddings)),
         ("evaluation", rows.evaluation_text(&config)),
     ];

@@ -1,9 +1,11 @@
-//! Comparisons that are the same for every policy.
+//! Access of `grpo parity --model` to the logits and gradients of every policy.
 
 use grpo_check::Error;
 use grpo_check::model::{Forward, ModelPolicy, SeeGradient, SeeLogits};
 use models::NamedTensor;
 use policy::{Policy, Sequence, SequenceBatch, StepLoss, TensorSink, token_batch};
+use policy_cpu::CpuPolicy;
+use policy_pjrt::PjrtPolicy;
 
 /// A policy with access to logits and gradients, in addition to [`Policy`].
 pub(super) trait Shown: Policy {
@@ -78,5 +80,48 @@ impl TensorSink for Gradients<'_, '_> {
             self.seen = (self.see)(tensor);
         }
         Ok(())
+    }
+}
+
+impl Shown for CpuPolicy {
+    const ROWS: usize = 1;
+
+    fn show_logits(
+        &mut self,
+        sequences: &[&[u32]],
+        forward: Forward,
+        see: &mut dyn FnMut(usize, usize, &[f32]),
+    ) -> policy::Result<()> {
+        match forward {
+            Forward::Whole => (sequences.iter().enumerate())
+                .try_for_each(|(i, ids)| self.logits(ids, |position, logits| see(i, position, logits))),
+            Forward::Cached => self.cached_logits(sequences, see),
+        }
+    }
+
+    fn show_gradients(&mut self, sink: &mut dyn TensorSink) -> policy::Result<()> {
+        self.model().export_values(self.gradients().parameters(), sink)
+    }
+}
+
+impl Shown for PjrtPolicy {
+    /// Few, because long sequences take memory; more than one, because other lengths need another program.
+    const ROWS: usize = 4;
+
+    fn show_logits(
+        &mut self,
+        sequences: &[&[u32]],
+        forward: Forward,
+        see: &mut dyn FnMut(usize, usize, &[f32]),
+    ) -> policy::Result<()> {
+        match forward {
+            Forward::Whole => self.logits(sequences, see)?,
+            Forward::Cached => self.cached_logits(sequences, see)?,
+        }
+        Ok(())
+    }
+
+    fn show_gradients(&mut self, sink: &mut dyn TensorSink) -> policy::Result<()> {
+        Ok(self.export_gradients(sink)?)
     }
 }

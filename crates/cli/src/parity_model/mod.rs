@@ -1,20 +1,22 @@
 //! `grpo parity --model`: compares the decoder of a Hugging Face folder with transformers' results.
 
 mod compared;
-mod device;
-mod host;
 
 use self::compared::Compared;
 use crate::loss_input::BACKENDS;
-use crate::{Outcome, emit, emit_document, parity};
+use crate::{Outcome, emit, emit_json, parity};
 use anyhow::Context;
+use backend_cpu::CpuBackend;
 use backend_tpu::plugins::Kind;
 use clap::builder::PossibleValuesParser;
 use grpo_check::model::{ModelFile, ModelPolicy, ModelReport, ModelTolerances, check};
+use grpo_core::{Implementation, LossConfig};
 use grpo_files::counted;
 use models::{Adapter, ModelFolder};
-use policy_pjrt::Runtime;
+use policy_cpu::{CpuPolicy, PolicyLoss};
+use policy_pjrt::{PjrtPolicy, PjrtPolicyOptions, Runtime};
 use std::path::Path;
+use std::sync::Arc;
 
 pub(crate) fn run(folder: &Path, args: &parity::Args) -> anyhow::Result<Outcome> {
     let folder = ModelFolder::open(folder)?;
@@ -44,8 +46,7 @@ pub(crate) fn run(folder: &Path, args: &parity::Args) -> anyhow::Result<Outcome>
     let passed = reports.iter().all(ModelReport::passed);
     if args.json {
         let model = folder.path().display().to_string();
-        let document = serde_json::json!({ "model": model, "passed": passed, "files": reports, "notes": notes });
-        emit_document(&format!("{}\n", serde_json::to_string_pretty(&document)?))?;
+        emit_json(&serde_json::json!({ "model": model, "passed": passed, "files": reports, "notes": notes }))?;
     } else {
         emit(&text(&folder, &reports, &notes, passed))?;
     }
@@ -131,10 +132,28 @@ impl Target {
 
     /// Returns the policy with a folder's weights, and with an adapter.
     fn open(&self, folder: &ModelFolder, adapter: Option<&Adapter>) -> anyhow::Result<Box<dyn ModelPolicy>> {
-        let name = self.name();
+        let (name, weights) = (self.name(), folder.weights()?);
+        if let Some(adapter) = adapter {
+            adapter.check_base(&weights)?;
+        }
+        // The supervised loss that is compared here does not depend on the GRPO loss.
+        let loss = LossConfig::default();
         Ok(match self {
-            Self::Host => Box::new(Compared { name, policy: host::open(folder, adapter)? }),
-            Self::Device(runtime) => Box::new(Compared { name, policy: device::open(runtime, folder, adapter)? }),
+            Self::Host => {
+                let backend = Arc::new(CpuBackend::new());
+                let implementation = Implementation::Fused;
+                let loss = PolicyLoss { config: loss.into(), backend, implementation, max_tokens: 0 };
+                let policy = CpuPolicy::from_weights(folder.config(), &weights, loss)?;
+                let policy = if let Some(adapter) = adapter { policy.with_adapter(adapter)? } else { policy };
+                Box::new(Compared { name, policy })
+            }
+            Self::Device(runtime) => {
+                // Nothing is updated, so no state is saved for a rollback.
+                let options = PjrtPolicyOptions { can_roll_back: false, ..PjrtPolicyOptions::default() };
+                let policy = PjrtPolicy::from_weights(runtime, folder.config(), &weights, loss, options)?;
+                let policy = if let Some(adapter) = adapter { policy.with_adapter(adapter)? } else { policy };
+                Box::new(Compared { name, policy })
+            }
         })
     }
 }

@@ -3,9 +3,7 @@
 //! Tests compare sizes and offsets with the header of that version; libtpu (0.116) and the XLA CPU plugin (0.81) check
 //! struct sizes in every call. The fields before the arrow are inputs, the fields after it are outputs.
 
-use super::{
-    Args, Handle, Header, OutCounted, OutHandle, OutRagged, OutSlice, Program, RawNamedValue, Ref, Slice, Unused,
-};
+use super::{Handle, OutCounted, OutHandle, OutRagged, OutSlice, Program, RawNamedValue, Ref, Slice, Unused};
 
 macro_rules! handles {
     ($( $(#[$doc:meta])* $name:ident, $slot:literal, $destroy:literal; )*) => {$(
@@ -43,6 +41,7 @@ pub(crate) struct DeviceDescription {
     private: [u8; 0],
 }
 
+/// Declares the argument structs of calls, and their table `SIZES` for a test.
 macro_rules! calls {
     ($( $slot:literal $c_name:literal $name:ident<$life:lifetime> {
         $($input:ident: $input_type:ty,)* => $($output:ident: $output_type:ty,)*
@@ -50,7 +49,7 @@ macro_rules! calls {
         $(
             #[repr(C)]
             pub(crate) struct $name<$life> {
-                header: Header,
+                header: $crate::ffi::Header,
                 $( $input: $input_type, )*
                 $( pub(crate) $output: $output_type, )*
                 lifetime: std::marker::PhantomData<&$life ()>,
@@ -60,7 +59,7 @@ macro_rules! calls {
                 /// The end of the last field, without trailing padding; `STRUCT_SIZE` in the header.
                 const SIZE: usize = {
                     let ends = [
-                        size_of::<Header>(),
+                        size_of::<$crate::ffi::Header>(),
                         $( std::mem::offset_of!(Self, $input) + size_of::<$input_type>(), )*
                         $( std::mem::offset_of!(Self, $output) + size_of::<$output_type>(), )*
                     ];
@@ -69,7 +68,7 @@ macro_rules! calls {
 
                 pub(crate) fn new($($input: $input_type),*) -> Self {
                     $name {
-                        header: Header::new(Self::SIZE),
+                        header: $crate::ffi::Header::new(Self::SIZE),
                         $($input,)*
                         $($output: Default::default(),)*
                         lifetime: std::marker::PhantomData,
@@ -78,7 +77,7 @@ macro_rules! calls {
             }
 
             // SAFETY: declared as in the header; see the tests below.
-            unsafe impl Args for $name<'_> {
+            unsafe impl $crate::ffi::Args for $name<'_> {
                 const NAME: &'static str = $c_name;
                 const SLOT: usize = $slot;
             }
@@ -88,6 +87,8 @@ macro_rules! calls {
         const SIZES: &[(&str, usize, usize)] = &[$(($c_name, $slot, $name::SIZE)),*];
     };
 }
+
+pub(super) use calls;
 
 calls! {
     3 "PJRT_Plugin_Initialize" PluginInitialize<'a> { => }
@@ -132,7 +133,6 @@ calls! {
     29 "PJRT_Device_GetDescription" DeviceGetDescription<'a> {
         device: Ref<'a, Device>, => description: Option<Ref<'a, DeviceDescription>>,
     }
-    31 "PJRT_Device_LocalHardwareId" DeviceLocalHardwareId<'a> { device: Ref<'a, Device>, => id: i32, }
     34 "PJRT_Device_MemoryStats" DeviceMemoryStats<'a> {
         device: Ref<'a, Device>, => bytes_in_use: i64, peak_bytes_in_use: Maybe, num_allocs: Maybe,
         largest_alloc_size: Maybe, bytes_limit: Maybe, bytes_reserved: Maybe, peak_bytes_reserved: Maybe,
@@ -161,13 +161,9 @@ calls! {
 
     59 "PJRT_Buffer_ElementType" BufferElementType<'a> { buffer: Ref<'a, Buffer>, => code: i32, }
     60 "PJRT_Buffer_Dimensions" BufferDimensions<'a> { buffer: Ref<'a, Buffer>, => dims: OutSlice<'a, i64>, }
-    64 "PJRT_Buffer_OnDeviceSizeInBytes" BufferOnDeviceSize<'a> { buffer: Ref<'a, Buffer>, => bytes: usize, }
     65 "PJRT_Buffer_Device" BufferDevice<'a> { buffer: Ref<'a, Buffer>, => device: Option<Ref<'a, Device>>, }
     67 "PJRT_Buffer_Delete" BufferDelete<'a> { buffer: Ref<'a, Buffer>, => }
     68 "PJRT_Buffer_IsDeleted" BufferIsDeleted<'a> { buffer: Ref<'a, Buffer>, => is_deleted: bool, }
-    69 "PJRT_Buffer_CopyToDevice" BufferCopyToDevice<'a> {
-        buffer: Ref<'a, Buffer>, device: Ref<'a, Device>, => copy: OutHandle<Buffer>,
-    }
     72 "PJRT_Buffer_ReadyEvent" BufferReadyEvent<'a> { buffer: Ref<'a, Buffer>, => event: OutHandle<Event>, }
 
     82 "PJRT_TopologyDescription_Create" TopologyCreate<'a> {
@@ -182,9 +178,6 @@ calls! {
     86 "PJRT_TopologyDescription_GetDeviceDescriptions" TopologyDescriptions<'a> {
         topology: Ref<'a, Topology>, => descriptions: OutSlice<'a, Ref<'a, DeviceDescription>>,
     }
-    88 "PJRT_TopologyDescription_Attributes" TopologyAttributes<'a> {
-        topology: Ref<'a, Topology>, => attributes: OutSlice<'a, RawNamedValue<'a>>,
-    }
     // With a client, the compiler could inspect the devices of this machine.
     89 "PJRT_Compile" TopologyCompile<'a> {
         topology: Ref<'a, Topology>, program: &'a Program<'a>, options: Slice<'a, u8>,
@@ -196,9 +189,6 @@ calls! {
     }
     91 "PJRT_Executable_OutputDimensions" ExecutableOutputDims<'a> {
         executable: Ref<'a, Executable>, => dims: OutRagged<'a>,
-    }
-    94 "PJRT_Executable_Fingerprint" ExecutableFingerprint<'a> {
-        executable: Ref<'a, Executable>, => fingerprint: OutSlice<'a, u8>,
     }
     96 "PJRT_Executable_GetCompiledMemoryStats" ExecutableMemoryStats<'a> {
         executable: Ref<'a, Executable>, => generated_code: i64, argument: i64, output: i64, alias: i64, temp: i64,
@@ -245,7 +235,6 @@ mod tests {
             ("PJRT_DeviceDescription_Kind", 26, 40),
             ("PJRT_DeviceDescription_DebugString", 27, 40),
             ("PJRT_Device_GetDescription", 29, 32),
-            ("PJRT_Device_LocalHardwareId", 31, 28),
             ("PJRT_Device_MemoryStats", 34, 201),
             ("PJRT_Executable_Name", 41, 40),
             ("PJRT_Executable_NumReplicas", 42, 32),
@@ -257,21 +246,17 @@ mod tests {
             ("PJRT_Executable_DeserializeAndLoad", 56, 72),
             ("PJRT_Buffer_ElementType", 59, 28),
             ("PJRT_Buffer_Dimensions", 60, 40),
-            ("PJRT_Buffer_OnDeviceSizeInBytes", 64, 32),
             ("PJRT_Buffer_Device", 65, 32),
             ("PJRT_Buffer_Delete", 67, 24),
             ("PJRT_Buffer_IsDeleted", 68, 25),
-            ("PJRT_Buffer_CopyToDevice", 69, 40),
             ("PJRT_Buffer_ReadyEvent", 72, 32),
             ("PJRT_TopologyDescription_Create", 82, 56),
             ("PJRT_TopologyDescription_PlatformName", 84, 40),
             ("PJRT_TopologyDescription_PlatformVersion", 85, 40),
             ("PJRT_TopologyDescription_GetDeviceDescriptions", 86, 40),
-            ("PJRT_TopologyDescription_Attributes", 88, 40),
             ("PJRT_Compile", 89, 64),
             ("PJRT_Executable_OutputElementTypes", 90, 40),
             ("PJRT_Executable_OutputDimensions", 91, 48),
-            ("PJRT_Executable_Fingerprint", 94, 40),
             ("PJRT_Executable_GetCompiledMemoryStats", 96, 144),
         ];
         assert_eq!(SIZES, header);

@@ -26,10 +26,6 @@ pub(super) struct FakeObject {
     semantics: AtomicUsize,
 }
 
-struct FakeError {
-    event: &'static FakeObject,
-}
-
 impl FakeObject {
     pub(super) fn new(ready: bool, failure: Option<&'static str>) -> &'static Self {
         Box::leak(Box::new(FakeObject { ready: ready.into(), failure, ..FakeObject::default() }))
@@ -69,7 +65,8 @@ impl FakeObject {
             return std::ptr::null_mut();
         }
         self.errors.fetch_add(1, Ordering::SeqCst);
-        Box::into_raw(Box::new(FakeError { event: self })).cast()
+        // The object is its own error.
+        std::ptr::from_ref(self).cast_mut().cast()
     }
 
     /// Returns a handle of this object with the wait limits of `origin`.
@@ -86,34 +83,24 @@ struct ObjectArgs<Rest> {
     rest: Rest,
 }
 
-#[repr(C)]
-struct ErrorArgs<Rest> {
-    header: Header,
-    error: *mut FakeError,
-    rest: Rest,
-}
-
 unsafe extern "C" fn error_destroy(args: *mut c_void) -> *mut RawError {
     // SAFETY: the struct has the layout of the header.
-    let args = unsafe { &*args.cast::<ErrorArgs<()>>() };
-    // SAFETY: the error is from `FakeObject::error`, and is destroyed once.
-    let error = unsafe { Box::from_raw(args.error) };
-    error.event.errors.fetch_sub(1, Ordering::SeqCst);
+    let args = unsafe { &*args.cast::<ObjectArgs<()>>() };
+    args.object.errors.fetch_sub(1, Ordering::SeqCst);
     std::ptr::null_mut()
 }
 
 unsafe extern "C" fn error_message(args: *mut c_void) -> *mut RawError {
     // SAFETY: the struct has the layout of the header.
-    let args = unsafe { &mut *args.cast::<ErrorArgs<OutSlice<'static, u8>>>() };
-    // SAFETY: the error is alive.
-    let text = unsafe { &*args.error }.event.failure.unwrap_or_default();
+    let args = unsafe { &mut *args.cast::<ObjectArgs<OutSlice<'static, u8>>>() };
+    let text = args.object.failure.unwrap_or_default();
     (args.rest.pointer, args.rest.len) = (text.as_ptr(), text.len());
     std::ptr::null_mut()
 }
 
 unsafe extern "C" fn error_code(args: *mut c_void) -> *mut RawError {
     // SAFETY: the struct has the layout of the header.
-    unsafe { &mut *args.cast::<ErrorArgs<i32>>() }.rest = 13;
+    unsafe { &mut *args.cast::<ObjectArgs<i32>>() }.rest = 13;
     std::ptr::null_mut()
 }
 

@@ -172,7 +172,8 @@ impl Api {
             destroy((&raw mut gone).cast());
             message
         };
-        Err(Error::Api { operation, code: Code::from_raw(number.code), message })
+        let code = Code::from_repr(number.code).unwrap_or(Code::Unknown);
+        Err(Error::Api { operation, code, message })
     }
 }
 

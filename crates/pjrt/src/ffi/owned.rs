@@ -3,7 +3,7 @@
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use super::{Api, HandleArgs, Ref, Waits};
+use super::{Api, Args, HandleArgs, Ref, Waits};
 use crate::error::Result;
 
 /// An object of the plugin that its owner destroys with the function in `SLOT`.
@@ -63,6 +63,11 @@ impl<H: Handle> Owned<H> {
     pub(crate) fn get(&self) -> Ref<'_, H> {
         // SAFETY: the object lives until `self` is dropped.
         unsafe { Ref::new(self.handle) }
+    }
+
+    /// Makes a call whose only argument is this object, and returns the struct with its results.
+    pub(crate) fn ask<'a, A: Args>(&'a self, call: impl FnOnce(Ref<'a, H>) -> A) -> Result<A> {
+        self.api().outputs(call(self.get()))
     }
 }
 

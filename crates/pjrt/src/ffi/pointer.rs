@@ -7,6 +7,7 @@ use std::marker::PhantomData;
 use std::ptr::NonNull;
 
 use super::{Handle, Origin, Owned};
+use crate::error::{Error, Result};
 
 /// `PJRT_Thing*`, borrowed from an owner that lives for `'a`.
 #[repr(transparent)]
@@ -43,11 +44,6 @@ pub(crate) struct Slice<'a, T> {
 }
 
 impl<'a, T> Slice<'a, T> {
-    /// Returns a null pointer, which plugins distinguish from an empty array.
-    pub(super) fn null() -> Self {
-        Slice { pointer: std::ptr::null(), len: 0, borrow: PhantomData }
-    }
-
     pub(super) fn get(&self) -> &'a [T] {
         OutSlice { pointer: self.pointer, len: self.len, borrow: self.borrow }.get()
     }
@@ -120,24 +116,15 @@ impl<'a, T> OutCounted<'a, T> {
 #[derive(Default)]
 pub(crate) struct OutRagged<'a> {
     lens: usize,
-    values: OutPointer<i64>,
-    sizes: OutPointer<usize>,
+    values: *const i64,
+    sizes: *const usize,
     borrow: PhantomData<&'a [i64]>,
-}
-
-#[repr(transparent)]
-struct OutPointer<T>(*const T);
-
-impl<T> Default for OutPointer<T> {
-    fn default() -> Self {
-        OutPointer(std::ptr::null())
-    }
 }
 
 impl<'a> OutRagged<'a> {
     pub(crate) fn get(&self) -> Vec<&'a [i64]> {
-        let sizes = OutSlice { pointer: self.sizes.0, len: self.lens, borrow: PhantomData }.get();
-        let values = OutSlice { pointer: self.values.0, len: sizes.iter().sum(), borrow: PhantomData };
+        let sizes = OutSlice { pointer: self.sizes, len: self.lens, borrow: PhantomData }.get();
+        let values = OutSlice { pointer: self.values, len: sizes.iter().sum(), borrow: PhantomData };
         let mut rest: &'a [i64] = values.get();
         let mut rows = Vec::with_capacity(sizes.len());
         for &size in sizes {
@@ -164,6 +151,11 @@ impl<H: Handle> OutHandle<H> {
     pub(crate) fn take(&mut self, origin: &Origin) -> Option<Owned<H>> {
         // SAFETY: only the called plugin sets the field, and it transfers ownership of the object.
         self.0.take().map(|handle| unsafe { Owned::new(handle, origin.clone()) })
+    }
+
+    /// Like [`OutHandle::take`], but the call `operation` must have returned a handle.
+    pub(crate) fn given(&mut self, origin: &Origin, operation: &'static str) -> Result<Owned<H>> {
+        self.take(origin).ok_or(Error::Nothing { operation })
     }
 }
 

@@ -2,7 +2,8 @@
 
 use std::ffi::c_void;
 
-use super::{Api, Args, Executable, Header, OutSlice, Owned, Ref, Slice};
+use super::calls::calls;
+use super::{Executable, Header, OutSlice, Owned, Ref, Slice};
 use crate::error::Result;
 
 /// `PJRT_Program`: code and its format.
@@ -21,78 +22,58 @@ impl<'a> Program<'a> {
 }
 
 #[repr(C)]
-struct ProgramOut {
+pub(super) struct ProgramOut {
     header: Header,
     code: *mut u8,
     code_size: usize,
     format: OutSlice<'static, u8>,
 }
 
-#[repr(C)]
-struct OptimizedProgramArgs<'a> {
-    header: Header,
-    executable: Ref<'a, Executable>,
-    program: *mut ProgramOut,
-}
-
-// SAFETY: the layout is declared as in the header.
-unsafe impl Args for OptimizedProgramArgs<'_> {
-    const NAME: &'static str = "PJRT_Executable_OptimizedProgram";
-    const SLOT: usize = 48;
+calls! {
+    48 "PJRT_Executable_OptimizedProgram" OptimizedProgram<'a> {
+        executable: Ref<'a, Executable>, program: *mut ProgramOut, =>
+    }
+    49 "PJRT_Executable_Serialize" Serialize<'a> {
+        executable: Ref<'a, Executable>,
+        => bytes: OutSlice<'a, u8>, backing: *mut c_void, delete: Option<unsafe extern "C" fn(*mut c_void)>,
+    }
 }
 
 /// Returns the compiled program's code and its format.
-pub(crate) fn optimized_program(api: &'static Api, executable: Ref<'_, Executable>) -> Result<(Vec<u8>, String)> {
+pub(crate) fn optimized_program(executable: &Owned<Executable>) -> Result<(Vec<u8>, String)> {
     let mut program = ProgramOut {
         header: Header::new(size_of::<ProgramOut>()),
         code: std::ptr::null_mut(),
         code_size: 0,
         format: OutSlice::default(),
     };
-    let mut args = OptimizedProgramArgs {
-        header: Header::new(size_of::<OptimizedProgramArgs<'_>>()),
-        executable,
-        program: &raw mut program,
-    };
     // Without a buffer for the code, the call returns its size.
-    api.call(&mut args)?;
+    let mut args = OptimizedProgram::new(executable.get(), &raw mut program);
+    executable.api().call(&mut args)?;
     let mut code = vec![0; program.code_size];
     program.code = code.as_mut_ptr();
     args.program = &raw mut program;
-    api.call(&mut args)?;
+    executable.api().call(&mut args)?;
     code.truncate(program.code_size);
     Ok((code, program.format.text()))
 }
 
-#[repr(C)]
-struct SerializeArgs<'a> {
-    header: Header,
-    executable: Ref<'a, Executable>,
-    bytes: OutSlice<'a, u8>,
-    backing: *mut c_void,
-    delete: Option<unsafe extern "C" fn(*mut c_void)>,
-}
-
-// SAFETY: the layout is declared as in the header.
-unsafe impl Args for SerializeArgs<'_> {
-    const NAME: &'static str = "PJRT_Executable_Serialize";
-    const SLOT: usize = 49;
-}
-
 /// Serializes the executable in the plugin's own format.
 pub(crate) fn serialize(executable: &Owned<Executable>) -> Result<Vec<u8>> {
-    let mut args = SerializeArgs {
-        header: Header::new(size_of::<SerializeArgs<'_>>()),
-        executable: executable.get(),
-        bytes: OutSlice::default(),
-        backing: std::ptr::null_mut(),
-        delete: None,
-    };
-    executable.api().call(&mut args)?;
+    let args = executable.ask(Serialize::new)?;
     let bytes = args.bytes.get().to_vec();
     if let Some(delete) = args.delete {
         // SAFETY: the plugin returned this function for this object, and the bytes have been copied.
         unsafe { delete(args.backing) };
     }
     Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn program_layouts_match_the_header() {
+        let header = [("PJRT_Executable_OptimizedProgram", 48, 32), ("PJRT_Executable_Serialize", 49, 56)];
+        assert_eq!(super::SIZES, header);
+    }
 }

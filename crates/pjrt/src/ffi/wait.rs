@@ -9,8 +9,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
+use super::calls::calls;
 use super::exit::skip_destructors;
-use super::{Api, Args, Event, EventAwait, EventIsReady, Header, Owned, RawError, Ref};
+use super::{Api, Args, Event, EventAwait, EventIsReady, Owned, RawError, Ref};
 use crate::error::{Error, Result};
 
 /// The shared state of a client's waits.
@@ -85,18 +86,10 @@ impl Waits {
     }
 }
 
-#[repr(C)]
-struct OnReadyArgs<'a> {
-    header: Header,
-    event: Ref<'a, Event>,
-    callback: unsafe extern "C" fn(*mut RawError, *mut c_void),
-    user_arg: *mut c_void,
-}
-
-// SAFETY: the layout is declared as in the header.
-unsafe impl Args for OnReadyArgs<'_> {
-    const NAME: &'static str = "PJRT_Event_OnReady";
-    const SLOT: usize = 9;
+calls! {
+    9 "PJRT_Event_OnReady" OnReady<'a> {
+        event: Ref<'a, Event>, callback: unsafe extern "C" fn(*mut RawError, *mut c_void), user_arg: *mut c_void, =>
+    }
 }
 
 /// The state that an event's callback shares with the waiting thread.
@@ -111,7 +104,7 @@ unsafe extern "C" fn arrive(error: *mut RawError, signal: *mut c_void) {
     // SAFETY: the pointer is from `Arc::into_raw` in `on_ready`, and the callback is called once.
     let signal = unsafe { Arc::from_raw(signal.cast_const().cast::<Signal>()) };
     // The callback owns the error.
-    let outcome = signal.api.check(OnReadyArgs::NAME, error);
+    let outcome = signal.api.check(OnReady::NAME, error);
     *signal.outcome.lock().unwrap_or_else(PoisonError::into_inner) = Some(outcome);
     signal.arrived.notify_all();
 }
@@ -139,16 +132,11 @@ pub(super) fn ended(event: &Owned<Event>, what: &'static str) -> Result<Result<(
 
 fn on_ready(event: &Owned<Event>, what: &'static str) -> Result<Result<()>> {
     let (api, waits, start) = (event.api(), event.origin().waits(), Instant::now());
-    api.function(OnReadyArgs::SLOT, OnReadyArgs::NAME)?;
+    api.function(OnReady::SLOT, OnReady::NAME)?;
     let signal = Arc::new(Signal { api, outcome: Mutex::new(None), arrived: Condvar::new() });
     // A plugin that refuses the call may still have stored the callback, so this reference is then leaked.
-    let mut args = OnReadyArgs {
-        header: Header::new(size_of::<OnReadyArgs<'_>>()),
-        event: event.get(),
-        callback: arrive,
-        user_arg: Arc::into_raw(Arc::clone(&signal)).cast_mut().cast(),
-    };
-    api.call(&mut args)?;
+    let user_arg = Arc::into_raw(Arc::clone(&signal)).cast_mut().cast();
+    api.call(&mut OnReady::new(event.get(), arrive, user_arg))?;
     let limit = waits.limit();
     let mut outcome = signal.outcome.lock().unwrap_or_else(PoisonError::into_inner);
     loop {
@@ -170,9 +158,7 @@ fn poll(event: &Owned<Event>, what: &'static str) -> Result<Result<()>> {
     let (api, waits, start) = (event.api(), event.origin().waits(), Instant::now());
     let limit = waits.limit();
     loop {
-        let mut args = EventIsReady::new(event.get());
-        api.call(&mut args)?;
-        if args.is_ready {
+        if event.ask(EventIsReady::new)?.is_ready {
             // This call no longer blocks, and returns the event's error.
             return Ok(api.call(&mut EventAwait::new(event.get())));
         }
@@ -192,12 +178,13 @@ mod tests {
     use std::ptr::NonNull;
 
     /// A plugin with callbacks, and one without.
-    const TABLES: [&[usize]; 2] = [&[], &[OnReadyArgs::SLOT]];
+    const TABLES: [&[usize]; 2] = [&[], &[OnReady::SLOT]];
     const WHAT: &str = "a test";
 
     #[test]
     fn event_layouts_match_the_header() {
-        assert_eq!((size_of::<OnReadyArgs<'_>>(), std::mem::offset_of!(OnReadyArgs<'_>, user_arg)), (40, 32));
+        assert_eq!(SIZES, [("PJRT_Event_OnReady", 9, 40)]);
+        assert_eq!(std::mem::offset_of!(OnReady<'_>, user_arg), 32);
     }
 
     #[test]

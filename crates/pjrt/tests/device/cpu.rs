@@ -1,8 +1,8 @@
 //! Executables on the XLA CPU plugin: values, errors, devices, donation, threads.
 
-use crate::support::{DOUBLE, array, buffer, compile, cpu, run};
+use crate::support::{DOUBLE, array, buffer, compile, cpu, run, run_on_all};
 use half::{bf16, f16};
-use pjrt::{Argument, Code, Collective, CompileOptions, DType, Element, Error};
+use pjrt::{Argument, Buffer, Client, Code, Collective, CompileOptions, DType, Device, Element, Error};
 
 #[test]
 fn a_bf16_product_accumulates_in_f32() {
@@ -38,7 +38,6 @@ fn round_trip<T: Element + PartialEq + std::fmt::Debug>(values: [T; 6]) {
     );
     let sent = buffer(&client, &values, &[2, 3]);
     assert_eq!((sent.dtype(), sent.dims()), (T::DTYPE, &[2, 3][..]));
-    assert_eq!(sent.on_device_size().unwrap(), 6 * T::DTYPE.size());
     assert_eq!(sent.to_vec::<T>().unwrap(), values);
     let transposed = run(&compile(&client, &program), &[&sent]).to_vec::<T>().unwrap();
     assert_eq!(transposed, [values[0], values[3], values[1], values[4], values[2], values[5]]);
@@ -146,6 +145,12 @@ fn files_that_are_not_plugins_are_refused() {
     assert!(matches!(error, Error::Load { .. }), "{error}");
 }
 
+/// Copies two numbers, which may depend on the device's position, to each device.
+fn one_each(client: &Client, devices: &[Device], numbers: impl Fn(f32) -> [f32; 2]) -> Vec<Buffer> {
+    let send = |(index, device)| client.buffer_from_host(&numbers(index as f32), &[2], device).unwrap();
+    devices.iter().enumerate().map(send).collect()
+}
+
 /// Every device gets the sum over four devices.
 const SUM_OVER_FOUR: &str = "
 func.func @main(%a: tensor<2xf32>) -> tensor<2xf32> {
@@ -165,25 +170,16 @@ fn all_reduce_over_four_devices() {
     assert_eq!(executable.executable().collectives().unwrap().unwrap(), [sum]);
     let devices = executable.devices().unwrap();
     assert_eq!(devices, client.addressable_devices());
-    let arguments: Vec<_> = devices
-        .iter()
-        .enumerate()
-        .map(|(index, device)| client.buffer_from_host(&[index as f32, 10.0], &[2], device).unwrap())
-        .collect();
-    let lists: Vec<[&_; 1]> = arguments.iter().map(|argument| [argument]).collect();
-    let lists: Vec<&[_]> = lists.iter().map(|list| &list[..]).collect();
-    let outputs = executable.execute(&lists).unwrap();
+    let arguments = one_each(&client, &devices, |index| [index, 10.0]);
+    let outputs = run_on_all(&executable, &arguments);
     assert_eq!(outputs.len(), 4);
     for (output, device) in outputs.iter().zip(&devices) {
-        assert_eq!(output[0].device().unwrap(), *device);
-        assert_eq!(output[0].to_vec::<f32>().unwrap(), [6.0, 40.0]);
+        assert_eq!(output.device().unwrap(), *device);
+        assert_eq!(output.to_vec::<f32>().unwrap(), [6.0, 40.0]);
     }
-    let moved = arguments[3].copy_to_device(&devices[0]).unwrap();
-    assert_eq!(moved.device().unwrap(), devices[0]);
-    assert_eq!(moved.to_vec::<f32>().unwrap(), [3.0, 10.0]);
-
     let mut arguments = arguments.into_iter();
-    let mixed = vec![vec![Argument::Donated(arguments.next().unwrap())], vec![Argument::Borrowed(&moved)]];
+    let (donated, borrowed) = (arguments.next().unwrap(), arguments.next().unwrap());
+    let mixed = vec![vec![Argument::Donated(donated)], vec![Argument::Borrowed(&borrowed)]];
     let error = executable.execute_donating(mixed).unwrap_err();
     assert!(matches!(error, Error::MixedDonation { index: 0 }), "{error}");
 }
@@ -204,17 +200,9 @@ fn partitions_split_one_program_by_its_annotations() {
     let executable = client.compile(program, &options).unwrap();
     let sum = Collective { kind: "all-reduce".into(), types: vec![array(DType::F32, &[])] };
     assert_eq!(executable.executable().collectives().unwrap().unwrap(), [sum]);
-    let shards: Vec<_> = executable
-        .devices()
-        .unwrap()
-        .iter()
-        .enumerate()
-        .map(|(index, device)| client.buffer_from_host(&[index as f32, 1.0], &[2], device).unwrap())
-        .collect();
-    let lists: Vec<[&_; 1]> = shards.iter().map(|shard| [shard]).collect();
-    let lists: Vec<&[_]> = lists.iter().map(|list| &list[..]).collect();
-    for output in executable.execute(&lists).unwrap() {
-        assert_eq!(output[0].to_vec::<f32>().unwrap(), [10.0]);
+    let shards = one_each(&client, &executable.devices().unwrap(), |index| [index, 1.0]);
+    for output in run_on_all(&executable, &shards) {
+        assert_eq!(output.to_vec::<f32>().unwrap(), [10.0]);
     }
 }
 
@@ -246,7 +234,6 @@ fn using_a_deleted_buffer_is_an_error() {
     let client = cpu(1);
     let argument = buffer(&client, &[1.0f32; 4], &[4]);
     argument.wait().unwrap();
-    assert!(argument.ready().unwrap().is_ready().unwrap());
     argument.delete().unwrap();
     assert!(argument.is_deleted().unwrap());
     assert!(argument.to_vec::<f32>().is_err());
@@ -272,7 +259,7 @@ fn a_program_is_usable_from_several_threads() {
 }
 
 #[test]
-fn buffers_executables_and_events_keep_their_client_open() {
+fn buffers_and_executables_keep_their_client_open() {
     let client = cpu(2);
     let program = compile(&client, DOUBLE);
     let argument = buffer(&client, &[1.0f32; 4], &[4]);
@@ -281,11 +268,6 @@ fn buffers_executables_and_events_keep_their_client_open() {
     drop(program);
     drop(argument);
     assert_eq!(output.to_vec::<f32>().unwrap(), [2.0; 4]);
-    // The event alone keeps the client open.
-    let ready = output.ready().unwrap();
-    drop(output);
-    ready.wait().unwrap();
-    assert!(ready.is_ready().unwrap());
 }
 
 #[test]
@@ -295,13 +277,13 @@ fn executables_report_their_memory_and_deserialize() {
     let executable = program.executable();
     assert_eq!(executable.outputs().unwrap(), [array(DType::F32, &[4])]);
     assert_eq!(executable.parameters().unwrap().unwrap(), [array(DType::F32, &[4])]);
-    assert_eq!((executable.num_outputs().unwrap(), executable.num_replicas().unwrap()), (1, 1));
+    assert_eq!(executable.num_replicas().unwrap(), 1);
     let memory = executable.memory_stats().unwrap();
     assert_eq!((memory.argument, memory.output), (16, 16));
     assert_eq!(executable.cost_analysis().unwrap()["flops"], 4.0);
     let optimized = executable.optimized_program().unwrap();
     assert_eq!(optimized.format, "hlo_with_config");
-    assert!(!executable.fingerprint().unwrap().is_empty() && !optimized.code.is_empty());
+    assert!(!optimized.code.is_empty());
 
     let again = client.load(&executable.serialize().unwrap()).unwrap();
     assert_eq!(again.executable().name().unwrap(), executable.name().unwrap());
@@ -319,12 +301,9 @@ fn threads_run_programs_on_several_devices() {
             scope.spawn(move || {
                 for round in 0..50 {
                     let value = (thread * 100 + round) as f32;
-                    let send = |device| client.buffer_from_host(&[value, 10.0], &[2], device).unwrap();
-                    let arguments: Vec<_> = client.addressable_devices().iter().map(send).collect();
-                    let lists: Vec<[&_; 1]> = arguments.iter().map(|argument| [argument]).collect();
-                    let lists: Vec<&[_]> = lists.iter().map(|list| &list[..]).collect();
-                    for output in executable.execute(&lists).unwrap() {
-                        assert_eq!(output[0].to_vec::<f32>().unwrap(), [4.0 * value, 40.0]);
+                    let arguments = one_each(client, client.addressable_devices(), |_| [value, 10.0]);
+                    for output in run_on_all(executable, &arguments) {
+                        assert_eq!(output.to_vec::<f32>().unwrap(), [4.0 * value, 40.0]);
                     }
                 }
             });

@@ -32,6 +32,13 @@ pub fn run(executable: &LoadedExecutable, arguments: &[&Buffer]) -> Buffer {
     outputs.remove(0).remove(0)
 }
 
+/// Runs an executable once on every device with one argument each.
+pub fn run_on_all(executable: &LoadedExecutable, arguments: &[Buffer]) -> Vec<Buffer> {
+    let lists: Vec<[&Buffer; 1]> = arguments.iter().map(|argument| [argument]).collect();
+    let lists: Vec<&[&Buffer]> = lists.iter().map(|list| &list[..]).collect();
+    executable.execute(&lists).expect("the program runs").into_iter().flatten().collect()
+}
+
 /// `a + a` on four numbers; the output reuses the argument's memory if it is donated.
 pub const DOUBLE: &str = "
 func.func @main(%a: tensor<4xf32> {tf.aliasing_output = 0 : i32}) -> tensor<4xf32> {
