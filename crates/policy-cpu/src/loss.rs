@@ -7,7 +7,7 @@ use grpo_burn::GrpoLoss;
 use grpo_core::objective::ValueLossConfig;
 use grpo_core::{Backend, Implementation, LossConfig, LossOutput, Scores, TokenBatch};
 use policy::{Error, Result, StepLoss};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 /// The loss of one micro-batch, a part of the step's loss.
 pub(crate) struct PartialLoss {
@@ -71,17 +71,22 @@ impl PolicyLoss {
         // The number of tokens is not known yet.
         Self { config, backend, implementation, max_tokens: 0 }
     }
+
+    fn grpo(&self) -> Result<GrpoLoss> {
+        let grpo = GrpoLoss::new(Arc::clone(&self.backend), Arc::clone(&self.config)).map_err(Error::other)?;
+        Ok(grpo.with_implementation(self.implementation).with_max_tokens(self.max_tokens))
+    }
 }
 
-/// Reusable plans of a [`PolicyLoss`], one per concurrent micro-batch, each with its own workspace.
-pub(crate) struct LossPlans {
+/// A [`PolicyLoss`] with its plans, one per concurrent micro-batch.
+pub(crate) struct PlannedLoss {
     of: PolicyLoss,
-    idle: Mutex<Vec<GrpoLoss>>,
+    grpo: GrpoLoss,
 }
 
-impl LossPlans {
-    pub(crate) fn new(of: PolicyLoss) -> Self {
-        Self { of, idle: Mutex::default() }
+impl PlannedLoss {
+    pub(crate) fn new(of: PolicyLoss) -> Result<Self> {
+        Ok(Self { grpo: of.grpo()?, of })
     }
 
     /// Returns the configuration of the loss.
@@ -92,7 +97,7 @@ impl LossPlans {
     /// Computes the loss of the batch's targets, from `hidden: [N, H]` and `lm_head: [V, H]`.
     pub(crate) fn loss(&self, hidden: Tensor<2>, lm_head: Tensor<2>, batch: &TokenBatch) -> Result<PartialLoss> {
         let grpo_burn::Loss { loss, value, policy_loss, scores, metrics } =
-            self.with_plan(batch, |plan| plan.loss(hidden, lm_head, None, batch))?;
+            self.with_loss(batch, |grpo| grpo.loss(hidden, lm_head, None, batch))?;
         Ok(PartialLoss {
             backward: loss,
             output: LossOutput { loss: value, policy_loss, scores, metrics, value_loss: 0.0 },
@@ -100,28 +105,14 @@ impl LossPlans {
     }
 
     /// Returns log-probabilities and entropies `[N]` of the batch's targets, without gradients. For equal hidden states they equal those of
-    /// [`LossPlans::loss`] on the same micro-batch.
+    /// [`PlannedLoss::loss`] on the same micro-batch.
     pub(crate) fn score(&self, hidden: Tensor<2>, lm_head: Tensor<2>, batch: &TokenBatch) -> Result<Scores> {
-        self.with_plan(batch, |plan| plan.score(hidden, lm_head, None, batch))
+        self.with_loss(batch, |grpo| grpo.score(hidden, lm_head, None, batch))
     }
 
-    /// Runs `f` with a plan that is not in use. All plans have the same capacity, so any one will do.
-    fn with_plan<T>(&self, batch: &TokenBatch, f: impl FnOnce(&mut GrpoLoss) -> grpo_burn::Result<T>) -> Result<T> {
-        let fits = batch.tokens() <= self.of.max_tokens;
-        let idle = || self.idle.lock().unwrap_or_else(PoisonError::into_inner);
-        let free = if fits { idle().pop() } else { None };
-        let mut plan = match free {
-            Some(plan) => plan,
-            None => GrpoLoss::new(Arc::clone(&self.of.backend), Arc::clone(&self.of.config))
-                .map_err(Error::other)?
-                .with_implementation(self.of.implementation)
-                .with_max_tokens(self.of.max_tokens),
-        };
-        let result = f(&mut plan).map_err(Error::other);
-        if fits {
-            idle().push(plan);
-        }
-        result
+    /// Calls `f` with the loss. A micro-batch that is too large for its plans gets its own.
+    fn with_loss<T>(&self, batch: &TokenBatch, f: impl FnOnce(&GrpoLoss) -> grpo_burn::Result<T>) -> Result<T> {
+        if batch.tokens() <= self.of.max_tokens { f(&self.grpo) } else { f(&self.of.grpo()?) }.map_err(Error::other)
     }
 }
 
@@ -195,12 +186,13 @@ mod tests {
         let value = f64::from(to_host(loss.clone().inner())[0]);
         want.add(&model, loss.backward());
         for implementation in Implementation::ALL {
-            let policy_loss = LossPlans::new(PolicyLoss {
+            let policy_loss = PlannedLoss::new(PolicyLoss {
                 config: config.clone().into(),
                 backend: Arc::new(backend_cpu::CpuBackend::new()),
                 implementation,
                 max_tokens: 5,
-            });
+            })
+            .unwrap();
             let scores = policy_loss.score(hidden(), model.lm_head().unwrap(), &batch).unwrap();
             assert!(scores.logp.iter().zip(&now).all(|(a, b)| (a - b).abs() < 1e-5));
             let loss = policy_loss.loss(hidden(), model.lm_head().unwrap(), &batch).unwrap();
@@ -220,7 +212,7 @@ mod tests {
     fn cross_entropy_matches_plain_burn_and_micro_batches_add_up() {
         let config = ModelConfig { initializer_range: 0.3, ..Default::default() };
         let model = Decoder::new(&config, 1, &Device::flex().autodiff()).unwrap();
-        let (sequences, plans) = (sequences(), LossPlans::new(PolicyLoss::cross_entropy()));
+        let (sequences, plans) = (sequences(), PlannedLoss::new(PolicyLoss::cross_entropy()).unwrap());
         let (mut got, mut value) = (GradientSum::new(), 0.0);
         for part in [0..1, 1..2] {
             let sequences = &sequences[part];

@@ -3,6 +3,7 @@
 
 use super::*;
 use crate::arch::{Isa, IsaToken};
+use crate::plan::CpuPlan;
 use crate::threads::Threads;
 use grpo_core::{Dtype, GradientSpec, GradsMut, Implementation, LossConfig, LossPlan, PolicySpec, Tiling};
 use rstest::rstest;
@@ -22,8 +23,8 @@ fn problem(gemm: Gemm, request: &PlanRequest) -> Problem {
 fn plan(gemm: Gemm, request: &PlanRequest, slots: usize) -> Box<dyn LossPlan> {
     let problem = problem(gemm, request);
     let blocking = choose(request, &problem, slots).unwrap();
-    let kernel = || -> Box<dyn Kernel> { Box::new(FusedKernel::new(request, problem, blocking)) };
-    crate::plan::plan(request, problem.workspace(&blocking), kernel, Threads::default()).unwrap()
+    let head = || FusedHead::new(request, problem, blocking);
+    CpuPlan::boxed(request, problem.workspace(&blocking), &Threads::default(), head).unwrap()
 }
 
 /// Returns products of tiles in pieces of `words` words, packed by the baseline and by the fastest instruction set.
@@ -160,9 +161,9 @@ fn tile_products_add_to_existing_gradients() {
     }
 }
 
-/// Returns the bytes of a kernel's buffers.
-fn allocated(kernel: &FusedKernel) -> usize {
-    let Workspace { x, x_for_head, panel, dh, partials, sums, tokens, live_rows, slots } = &kernel.work;
+/// Returns the bytes of a head's buffers.
+fn allocated(head: &FusedHead) -> usize {
+    let Workspace { x, x_for_head, panel, dh, partials, sums, tokens, live_rows, slots } = &head.work;
     let of_slot = |slot: &Slot| {
         4 * (slot.head.len() + slot.dlogits.len() + slot.rows.len() + slot.near.len()) + size_of::<Slot>()
     };
@@ -170,9 +171,9 @@ fn allocated(kernel: &FusedKernel) -> usize {
         + size_of_val(&partials[..])
         + size_of_val(&sums[..])
         + size_of_val(&tokens[..])
-        + size_of::<usize>() * (live_rows.capacity() + kernel.live.capacity())
+        + size_of::<usize>() * (live_rows.capacity() + head.live.capacity())
         + slots.iter().map(of_slot).sum::<usize>()
-        + TokenState::BYTES * kernel.problem.kept(&kernel.blocking)
+        + TokenState::BYTES * head.problem.kept(&head.blocking)
 }
 
 #[rstest]
@@ -199,7 +200,7 @@ fn reported_workspace_equals_allocations(
                     let Ok(blocking) = choose(&request, &problem, 3) else { continue };
                     let planned = problem.workspace(&blocking);
                     assert!(implementation == Implementation::Logits || planned <= budget, "{blocking:?}");
-                    let made = allocated(&FusedKernel::new(&request, problem, blocking));
+                    let made = allocated(&FusedHead::new(&request, problem, blocking));
                     let evaluator = crate::plan::evaluator_bytes(n);
                     assert_eq!(made, planned - evaluator, "{gemm:?} {n} {h} {v} {blocking:?}");
                 }

@@ -17,9 +17,9 @@
 
 use crate::arch::IsaToken;
 use crate::convert::Element;
-use crate::host::{Grads, Slice, SliceMut};
+use crate::host::{Slice, SliceMut, Tensors};
 use crate::pages::{Aligned, zeros};
-use crate::plan::{Kernel, evaluator_bytes};
+use crate::plan::evaluator_bytes;
 use crate::softmax::{
     Partial, RowGrad, RowSums, Scales, TILE, Transform, add_gradient, add_gradient_bf16, gradient, gradient_bf16,
     transform_bf16_to, transform_to,
@@ -27,9 +27,10 @@ use crate::softmax::{
 use crate::threads::slices::*;
 use crate::tokens::{Chunks, TokenState, empty_scores};
 use grpo_core::backend_api::evaluate::Evaluator;
+use grpo_core::backend_api::plan::Head;
 use grpo_core::backend_api::token_columns::LossSums;
 use grpo_core::batch::TokenBatch;
-use grpo_core::error::Result;
+use grpo_core::error::{Error, Result};
 use grpo_core::{LossConfig, PlanRequest, PolicyOutput, Scores};
 use half::bf16;
 use std::sync::Arc;
@@ -329,12 +330,12 @@ fn place_in_tile(target: usize, index: usize) -> Option<usize> {
     target.checked_sub(index * TILE).filter(|place| *place < TILE)
 }
 
-/// The loss of logits that the policy passes.
-pub(crate) struct LogitsKernel {
+/// The head of logits that the policy passes.
+pub(crate) struct LogitsHead {
     passes: ChunkPasses,
 }
 
-impl LogitsKernel {
+impl LogitsHead {
     pub(crate) fn new(request: &PlanRequest, isa: IsaToken) -> Self {
         Self { passes: ChunkPasses::new(request, isa) }
     }
@@ -348,37 +349,31 @@ impl LogitsKernel {
     }
 }
 
-impl Kernel for LogitsKernel {
-    fn score(&mut self, policy: PolicyOutput<Slice<'_>>, batch: &TokenBatch) -> Result<Scores> {
-        Ok(match policy {
+impl Head for LogitsHead {
+    type Tensors<'a> = Tensors<'a>;
+    type Scores = Scores;
+    type Error = Error;
+
+    fn score(&mut self, tensors: &Tensors<'_>, batch: &TokenBatch) -> Result<Scores> {
+        Ok(match tensors.policy() {
             PolicyOutput::Logits(Slice::F32(logits)) => self.passes.score(logits, batch),
             PolicyOutput::Logits(Slice::Bf16(logits)) => self.passes.score(logits, batch),
-            PolicyOutput::Hidden { .. } => unreachable!("the wrapper has checked the policy against the plan"),
+            PolicyOutput::Hidden { .. } => unreachable!("the plan has checked the policy"),
         })
     }
 
-    fn gradient(
-        &mut self,
-        policy: PolicyOutput<Slice<'_>>,
-        loss: &Evaluator<'_>,
-        grads: Grads<'_>,
-    ) -> Result<(LossSums<f64>, Scores)> {
+    fn gradient(&mut self, tensors: Tensors<'_>, loss: &Evaluator<'_>) -> Result<(LossSums<f64>, Scores)> {
         let passes = &mut self.passes;
-        Ok(match policy {
-            PolicyOutput::Logits(Slice::F32(logits)) => {
+        Ok(match tensors {
+            Tensors::Separate(PolicyOutput::Logits(Slice::F32(logits)), grads) => {
                 passes.gradient(&mut Access::Separate(logits, grads.logits), loss)
             }
-            PolicyOutput::Logits(Slice::Bf16(logits)) => {
+            Tensors::Separate(PolicyOutput::Logits(Slice::Bf16(logits)), grads) => {
                 passes.gradient(&mut Access::Separate(logits, grads.logits), loss)
             }
-            PolicyOutput::Hidden { .. } => unreachable!("the wrapper has checked the policy against the plan"),
-        })
-    }
-
-    fn gradient_in_place(&mut self, logits: SliceMut<'_>, loss: &Evaluator<'_>) -> Result<(LossSums<f64>, Scores)> {
-        Ok(match logits {
-            SliceMut::F32(logits) => self.in_place(logits, loss),
-            SliceMut::Bf16(logits) => self.in_place(logits, loss),
+            Tensors::Separate(PolicyOutput::Hidden { .. }, _) => unreachable!("the plan has checked the policy"),
+            Tensors::InPlace(SliceMut::F32(logits)) => self.in_place(logits, loss),
+            Tensors::InPlace(SliceMut::Bf16(logits)) => self.in_place(logits, loss),
         })
     }
 }

@@ -36,7 +36,7 @@ fn gradients_match_burn(
     if layout == HeadLayout::HiddenVocab {
         head = tensor(&transposed(&case.lm_head, H), [H, V], &device).require_grad();
     }
-    let mut grpo = grpo(&config, implementation).with_head_layout(layout);
+    let grpo = grpo(&config, implementation).with_head_layout(layout);
     let step = grpo.loss(hidden.clone(), head.clone(), Some(bias.clone()), &case.batch()).unwrap();
     let g = step.loss.backward();
     let mut found = [values(step.loss), grad(&hidden, &g), grad(&head, &g), grad(&bias, &g)];
