@@ -3,7 +3,7 @@
 use crate::custom_op::Graph;
 use crate::error::{Error, Result};
 use crate::input::{HiddenInput, LogitsInput};
-use crate::operand::{adopt, slice, whole};
+use crate::operand::{adopt, elements, whole};
 use crate::record;
 use burn::tensor::{Tensor, bf16};
 use grpo_core::{
@@ -220,7 +220,7 @@ impl GrpoLoss {
             }
             None => {
                 let mut gradient = vec![0.0f32; logits.storage.layout().num_elements()];
-                let policy = PolicyInput::Logits(slice("logits", &logits.storage)?);
+                let policy = PolicyInput::Logits(elements("logits", &logits.storage)?);
                 let grads = Grads::of_logits(&mut gradient);
                 let output = self
                     .with_plan(spec, Some(LOGITS_GRADIENT), batch, |plan| plan.value_and_grad(policy, batch, grads))?;
@@ -239,7 +239,7 @@ impl GrpoLoss {
     /// The errors of [`GrpoLoss::score`].
     pub fn score_from_logits<const D: usize>(&self, logits: Tensor<D>, batch: &TokenBatch) -> Result<Scores> {
         let LogitsInput { logits, spec } = LogitsInput::new(logits, batch)?;
-        let policy = PolicyInput::Logits(slice("logits", &logits.storage)?);
+        let policy = PolicyInput::Logits(elements("logits", &logits.storage)?);
         self.with_plan(spec, Some(LOGITS_GRADIENT), batch, |plan| plan.score(policy, batch))
     }
 

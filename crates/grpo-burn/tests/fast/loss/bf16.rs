@@ -14,7 +14,7 @@ fn rounded<const D: usize>(leaf: Tensor<D>) -> Tensor<D> {
 }
 
 #[rstest]
-fn bf16_gradients_match_burn_on_the_rounded_values(
+fn bf16_gradients_match_f32_gradients_of_the_rounded_values(
     #[values(Implementation::Reference, Implementation::Logits, Implementation::Fused)] implementation: Implementation,
 ) {
     let config = LossConfig { beta: 0.1, ..LossConfig::default() };

@@ -17,7 +17,7 @@ fn leaf(case: &Case) -> Tensor<2> {
 }
 
 #[rstest]
-fn logits_gradients_match_burn(
+fn logits_gradients_match_the_loss_on_slices(
     #[values(Implementation::Reference, Implementation::Logits)] implementation: Implementation,
     #[values(false, true)] kept: bool,
     #[values(DType::F32, DType::BF16)] dtype: DType,
