@@ -1,11 +1,14 @@
 //! The loss for burn models.
 
-use crate::custom_op::Graph;
+use crate::custom_op::{Derivative, Graph, record};
 use crate::error::{Error, Result};
 use crate::input::{HiddenInput, LogitsInput};
 use crate::operand::{adopt, elements, whole};
-use crate::record;
-use burn::tensor::{Tensor, bf16};
+use burn::backend::autodiff::ops::NodeGuard;
+use burn::backend::flex::FlexTensor;
+use burn::backend::ops::FloatTensorOps;
+use burn::backend::{Flex, Scalar};
+use burn::tensor::{Tensor, TensorData, bf16};
 use grpo_core::{
     Backend, Dtype, GradientSpec, Grads, HeadLayout, Implementation, LossConfig, LossOutput, LossPlan, MemoryReport,
     Metrics, PlanRequest, PolicyInput, PolicySpec, Scores, TensorMut, Tiling, TokenBatch,
@@ -167,7 +170,7 @@ impl GrpoLoss {
             made.bias.map(|g| adopt(g, &input.bias.storage)),
         ];
         let parents = [input.hidden.node, input.head_node, input.bias.node];
-        Ok(Loss::new(record::scalar(graph, output.loss, parents, gradients), output))
+        Ok(Loss::new(graph, parents, gradients, output))
     }
 
     /// Computes log-probabilities and entropies of a batch without gradients, for the old policy and the reference. Tensors
@@ -227,7 +230,7 @@ impl GrpoLoss {
                 (output, adopt(gradient, &logits.storage))
             }
         };
-        Ok(Loss::new(record::scalar(graph, output.loss, [logits.node], [Some(gradient)]), output))
+        Ok(Loss::new(graph, [logits.node], [Some(gradient)], output))
     }
 
     /// Computes log-probabilities and entropies of a batch from logits, without gradients.
@@ -298,14 +301,35 @@ impl std::fmt::Debug for GrpoLoss {
 }
 
 impl Loss {
-    fn new(loss: Tensor<1>, output: LossOutput) -> Self {
+    /// Records the loss of `output` as a function of `parents`, with `gradients` as its derivative; `None` for an untracked parent. Every
+    /// gradient has the dtype of its parent, because burn adds gradients of one tensor without checking dtypes.
+    fn new<const N: usize>(
+        graph: Graph,
+        parents: [NodeGuard; N],
+        gradients: [Option<FlexTensor>; N],
+        output: LossOutput,
+    ) -> Self {
+        let value = FlexTensor::from_data(TensorData::from([output.loss as f32]));
         Self {
-            loss,
+            loss: record(graph, value, parents, Precomputed(gradients)),
             value: output.loss,
             policy_loss: output.policy_loss,
             scores: output.scores,
             metrics: output.metrics,
         }
+    }
+}
+
+/// The derivative of the loss: each tensor's gradient times the gradient of the scalar.
+#[derive(Clone, Debug)]
+struct Precomputed<const N: usize>([Option<FlexTensor>; N]);
+
+impl<const N: usize> Derivative<N> for Precomputed<N> {
+    fn gradients(self, upstream: FlexTensor, _: [bool; N]) -> [Option<FlexTensor>; N] {
+        let factor: f64 = upstream.into_data().iter::<f64>().sum();
+        // In the usual case, `loss.backward()`, the buffers are returned without a copy.
+        let scaled = |g| if factor == 1.0 { g } else { Flex::float_mul_scalar(g, Scalar::from(factor)) };
+        self.0.map(|gradient| gradient.map(scaled))
     }
 }
 
