@@ -26,8 +26,8 @@ pub fn logits_request(
 
 /// Returns the output and dL/dlogits of one call for the logits `z`.
 ///
-/// Asserts that scores equal those of the loss, that the gradient is added to a buffer, where rows of masked tokens do not change, and that
-/// a call in place returns the same output and leaves the same gradient, rounded to the dtype of the logits.
+/// Asserts that `score` returns the same scores, that gradients are added to a buffer, except in rows of masked tokens, and that a call in
+/// place returns the same output and writes the same gradient, rounded to the dtype of the logits.
 pub fn run_logits(plan: &mut dyn LossPlan, z: &Tensor, batch: &TokenBatch) -> (LossOutput, Vec<f32>) {
     let (vocab, input) = (z.len() / batch.tokens(), PolicyInput::Logits(z.as_ref()));
     let mut gradient = vec![0.0; z.len()];

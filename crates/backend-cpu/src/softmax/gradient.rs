@@ -37,7 +37,7 @@ simd_dispatch! {
 }
 
 simd_dispatch! {
-    /// Adds dL/dlogits of a tile to `out`; the other arguments are those of [`gradient`].
+    /// Adds dL/dlogits of a tile to `out`; for the arguments, see [`gradient`].
     pub(crate) fn add_gradient[E: Element](
         z: &[E], kept: &[f32], target: Option<usize>, row_grad: &RowGrad, scale: f32, out: &mut [f32]
     ) = added
