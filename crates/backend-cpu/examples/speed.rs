@@ -29,13 +29,15 @@ fn main() -> Result<()> {
         () => None,
     };
     let workspace_budget = args.iter().find_map(|a| a.strip_suffix("MiB")?.parse::<usize>().ok()).unwrap_or(128) << 20;
-    let (hidden, head) = (noise(n * h, 1.7), noise(v * h, 3.4 / (h as f32).sqrt()));
-    let narrow = |t: &[f32]| t.iter().map(|x| bf16::from_f32(*x)).collect::<Vec<_>>();
-    let (hidden16, mut head16) = (narrow(&hidden), vec![bf16::ZERO; v * h]);
-    if args.iter().any(|a| a == "huge") {
-        backend_cpu::advise_huge_pages(&mut head16);
+    let hidden = Tensor::F32(noise(n * h, 1.7)).to_dtype(dtype);
+    let mut head = Tensor::F32(noise(v * h, 3.4 / (h as f32).sqrt())).to_dtype(dtype);
+    let huge = args.iter().any(|a| a == "huge");
+    if let (true, Tensor::Bf16(from)) = (huge, &head) {
+        let mut to = vec![bf16::ZERO; v * h];
+        backend_cpu::advise_huge_pages(&mut to);
+        to.copy_from_slice(from);
+        head = Tensor::Bf16(to);
     }
-    head16.copy_from_slice(&narrow(&head));
     let batch = TokenBatch::packed((0..n).map(|i| (i * 7919 % v) as i64).collect(), vec![0, n / 2, n])?
         .with_advantages(Advantages::PerSequence(vec![1.0, -1.0]))?;
     let request = PlanRequest {
@@ -53,20 +55,12 @@ fn main() -> Result<()> {
     let isa = args.iter().find_map(|a| backend_cpu::Isa::from_name(a)).unwrap_or_else(backend_cpu::Isa::detect);
     let mut plan = CpuBackend::with_threads(threads)?.with_isa(isa).plan(&request)?;
     let (mut dh, mut dw) = (vec![0.0_f32; n * h], vec![0.0_f32; v * h]);
-    if args.iter().any(|a| a == "huge") {
+    if huge {
         backend_cpu::advise_huge_pages(&mut dw);
     }
     let flops = 6.0 * n as f64 * h as f64 * v as f64;
     for _ in 0..3 {
-        let policy = match dtype {
-            Dtype::F32 => PolicyInput::Hidden { hidden: hidden[..].into(), lm_head: head[..].into(), bias: None },
-            Dtype::Bf16 => PolicyInput::Hidden { hidden: hidden16[..].into(), lm_head: head16[..].into(), bias: None },
-        };
-        let grads = GradsMut {
-            hidden: Some(dh.as_mut_slice().into()),
-            lm_head: Some(dw.as_mut_slice().into()),
-            ..GradsMut::default()
-        };
+        let (policy, grads) = (PolicyInput::head(hidden.as_ref(), head.as_ref()), Grads::new(&mut dh, &mut dw));
         let start = Instant::now();
         let out = plan.value_and_grad(policy, &batch, grads)?;
         let seconds = start.elapsed().as_secs_f64();

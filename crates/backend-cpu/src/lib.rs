@@ -52,14 +52,14 @@ mod threads;
 mod tokens;
 
 pub use arch::Isa;
-use dense::DenseKernel;
+use dense::DenseHead;
 use error::{NAME, unsupported};
-use fused::{FusedKernel, Problem, choose};
+use fused::{FusedHead, Problem, choose};
 use grpo_core::error::Result;
 use grpo_core::{Backend, Dtype, Implementation, LossPlan, PlanRequest, PolicySpec};
-use logits::LogitsKernel;
+use logits::LogitsHead;
 pub use pages::{advise_huge_pages, keep_freed_memory};
-use plan::Kernel;
+use plan::CpuPlan;
 use threads::Threads;
 pub use threads::most_threads;
 
@@ -126,23 +126,24 @@ impl Backend for CpuBackend {
     fn plan(&self, request: &PlanRequest) -> Result<Box<dyn LossPlan>> {
         request.validate()?;
         let isa = self.isa.unwrap_or_else(Isa::detect).checked()?;
-        let threads = self.threads.count();
-        let plan = |workspace: usize, kernel: &dyn Fn() -> Box<dyn Kernel>| {
-            plan::plan(request, workspace, kernel, self.threads.clone())
-        };
+        let threads = &self.threads;
         match (request.implementation, request.policy) {
-            (Implementation::Reference, _) => plan(dense::workspace(request), &|| Box::new(DenseKernel::new(request))),
+            (Implementation::Reference, _) => {
+                CpuPlan::boxed(request, dense::workspace(request), threads, || DenseHead::new(request))
+            }
             (Implementation::Fused | Implementation::Logits, PolicySpec::Hidden { hidden, layout, dtype, .. }) => {
                 let problem = Problem::new(request, hidden, layout, isa, self.dlogits(dtype));
-                let blocking = choose(request, &problem, threads)?;
-                plan(problem.workspace(&blocking), &|| Box::new(FusedKernel::new(request, problem, blocking)))
+                let blocking = choose(request, &problem, threads.count())?;
+                CpuPlan::boxed(request, problem.workspace(&blocking), threads, || {
+                    FusedHead::new(request, problem, blocking)
+                })
             }
             (Implementation::Fused, PolicySpec::Logits { .. }) => Err(unsupported(
                 "implementation `fused` on given logits",
                 "there is no head to fuse with; use `logits`, or pass hidden states and the head",
             )),
             (Implementation::Logits, PolicySpec::Logits { .. }) => {
-                plan(logits::workspace(request), &|| Box::new(LogitsKernel::new(request, isa)))
+                CpuPlan::boxed(request, logits::workspace(request), threads, || LogitsHead::new(request, isa))
             }
         }
     }

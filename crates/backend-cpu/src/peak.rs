@@ -7,7 +7,7 @@
 
 #[cfg(target_arch = "x86_64")]
 use crate::arch::x86_64::{avx2, avx512};
-use crate::arch::{amx, generic};
+use crate::arch::{Isa, amx, generic};
 use crate::threads::most_threads;
 use grpo_core::Dtype;
 use serde::{Deserialize, Serialize};
@@ -38,20 +38,15 @@ impl Unit {
         all.into_iter().filter(|unit| unit.is_here()).collect()
     }
 
-    #[cfg(target_arch = "x86_64")]
     fn is_here(self) -> bool {
-        match self {
-            Self::Amx => amx::is_available(),
-            Self::Avx512Bf16 => is_x86_feature_detected!("avx512bf16") && is_x86_feature_detected!("avx512f"),
-            Self::Avx512Fma => is_x86_feature_detected!("avx512f"),
-            Self::Avx2Fma => is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma"),
-            Self::Portable => true,
-        }
-    }
-
-    #[cfg(not(target_arch = "x86_64"))]
-    fn is_here(self) -> bool {
-        self == Self::Portable
+        let isa = match self {
+            Self::Amx => Isa::Amx,
+            Self::Avx512Bf16 => Isa::Avx512Bf16,
+            Self::Avx512Fma => Isa::Avx512,
+            Self::Avx2Fma => Isa::Avx2,
+            Self::Portable => Isa::Portable,
+        };
+        isa.is_available()
     }
 
     /// Returns the name of the unit in reports.

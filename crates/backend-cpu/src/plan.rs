@@ -1,83 +1,79 @@
-//! Connects a kernel, as a head, to [`grpo_core::backend_api::plan::Plan`]: ensures tensors on the host, and the
-//! backend's threads.
+//! The plan of a head: checks calls, ensures tensors on the host, and runs on the backend's threads.
 
-use crate::host::{self, Grads, Slice, SliceMut};
+use crate::host::Tensors;
 use crate::threads::Threads;
-use grpo_core::backend_api::evaluate::Evaluator;
-use grpo_core::backend_api::plan::{Head, Plan};
-use grpo_core::backend_api::token_columns::LossSums;
+use grpo_core::backend_api::plan::{Head, step};
 use grpo_core::batch::TokenBatch;
-use grpo_core::error::Result;
-use grpo_core::{GradsMut, LossPlan, MemoryReport, PlanRequest, PolicyInput, PolicyOutput, Scores, TensorMut};
+use grpo_core::error::{Error, Result};
+use grpo_core::{GradsMut, LossOutput, LossPlan, MemoryReport, PlanRequest, PolicyInput, Scores, TensorMut};
 
-/// One planned implementation. Inputs have been checked against the plan, and are on the host.
+/// A planned implementation with its head.
 ///
-/// Requirements of every kernel, with their tests in `tests/fast/`: rows of masked tokens are not read
-/// (`traps/masks.rs`); log-probabilities of [`Kernel::gradient`] and [`Kernel::score`] are bit-identical, for any other
-/// content of the batch (`properties.rs`); if tokens share a ratio, an [`Evaluator`] gets whole sequences
+/// Requirements of every head, with their tests in `tests/fast/`: rows of masked tokens are not read
+/// (`traps/masks.rs`); log-probabilities of [`Head::gradient`] and [`Head::score`] are bit-identical, for any other
+/// content of the batch (`properties.rs`); if tokens share a ratio, the evaluator gets whole sequences
 /// ([`crate::tokens::Chunks`]); nothing is written before the first error; the workspace matches the plan within 5 %
 /// (`tests/fast_memory.rs`).
-pub(crate) trait Kernel: Send {
-    fn score(&mut self, policy: PolicyOutput<Slice<'_>>, batch: &TokenBatch) -> Result<Scores>;
-    fn gradient(
-        &mut self,
-        policy: PolicyOutput<Slice<'_>>,
-        loss: &Evaluator<'_>,
-        grads: Grads<'_>,
-    ) -> Result<(LossSums<f64>, Scores)>;
-    /// Overwrites logits with their gradient, with zeros at masked tokens. Only called on plans of precomputed logits.
-    fn gradient_in_place(&mut self, logits: SliceMut<'_>, loss: &Evaluator<'_>) -> Result<(LossSums<f64>, Scores)>;
-}
-
-/// A kernel on the backend's threads.
-pub(crate) struct CpuHead {
-    kernel: Box<dyn Kernel>,
+pub(crate) struct CpuPlan<H> {
+    request: PlanRequest,
+    memory: MemoryReport,
     threads: Threads,
+    head: H,
 }
 
-impl CpuHead {
-    fn run<T: Send>(&mut self, f: impl FnOnce(&mut dyn Kernel) -> T + Send) -> T {
-        let kernel = self.kernel.as_mut();
-        self.threads.run(|| f(kernel))
+impl<H> CpuPlan<H> {
+    /// Plans the head that `head` makes, which allocates `workspace` bytes, if the machine has enough memory.
+    ///
+    /// # Errors
+    /// [`Error::Memory`] if a call would exceed the memory limit.
+    pub(crate) fn boxed(
+        request: &PlanRequest,
+        workspace: usize,
+        threads: &Threads,
+        head: impl FnOnce() -> H,
+    ) -> Result<Box<dyn LossPlan>>
+    where
+        Self: LossPlan + 'static,
+    {
+        let (inputs, outputs) = (request.inputs_bytes(), request.outputs_bytes());
+        let memory = MemoryReport { inputs, outputs, workspace };
+        request.check_memory(&memory, machine_memory())?;
+        Ok(Box::new(Self { request: request.clone(), memory, threads: threads.clone(), head: head() }))
     }
 }
 
-impl Head for CpuHead {
+impl<H> LossPlan for CpuPlan<H>
+where
+    H: Send + for<'a> Head<Tensors<'a> = Tensors<'a>, Scores = Scores, Error = Error>,
+{
     fn score(&mut self, policy: PolicyInput<'_>, batch: &TokenBatch) -> Result<Scores> {
-        let policy = host::policy(policy)?;
-        self.run(|kernel| kernel.score(policy, batch))
+        self.request.check_call(&policy, batch, None)?;
+        let tensors = Tensors::new(policy, GradsMut::default())?;
+        self.threads.run(|| self.head.score(&tensors, batch))
     }
 
-    fn gradient(
+    fn value_and_grad(
         &mut self,
         policy: PolicyInput<'_>,
-        loss: &Evaluator<'_>,
+        batch: &TokenBatch,
         grads: GradsMut<'_>,
-    ) -> Result<(LossSums<f64>, Scores)> {
-        let (policy, grads) = (host::policy(policy)?, host::grads(grads)?);
-        self.run(|kernel| kernel.gradient(policy, loss, grads))
+    ) -> Result<LossOutput> {
+        self.request.check_call(&policy, batch, Some(&grads))?;
+        let tensors = Tensors::new(policy, grads)?;
+        let step = self.threads.run(|| step(&self.request.loss, batch, &mut self.head, tensors))?;
+        Ok(step.into())
     }
 
-    fn gradient_in_place(&mut self, logits: TensorMut<'_>, loss: &Evaluator<'_>) -> Result<(LossSums<f64>, Scores)> {
-        let logits = host::in_place(logits)?;
-        self.run(|kernel| kernel.gradient_in_place(logits, loss))
+    fn value_and_grad_in_place(&mut self, logits: TensorMut<'_>, batch: &TokenBatch) -> Result<LossOutput> {
+        self.request.check_call(&PolicyInput::Logits(logits.as_ref()), batch, None)?;
+        let tensors = Tensors::in_place(logits)?;
+        let step = self.threads.run(|| step(&self.request.loss, batch, &mut self.head, tensors))?;
+        Ok(step.into())
     }
-}
 
-/// Plans `kernel`, which allocates `workspace` bytes; it is created only if the machine has enough memory.
-///
-/// # Errors
-/// [`grpo_core::Error::Memory`] if a call would exceed the memory limit.
-pub(crate) fn plan(
-    request: &PlanRequest,
-    workspace: usize,
-    kernel: impl FnOnce() -> Box<dyn Kernel>,
-    threads: Threads,
-) -> Result<Box<dyn LossPlan>> {
-    let (inputs, outputs) = (request.inputs_bytes(), request.outputs_bytes());
-    let memory = MemoryReport { inputs, outputs, workspace };
-    request.check_memory(&memory, machine_memory())?;
-    Ok(Box::new(Plan::new(request, memory, CpuHead { kernel: kernel(), threads })))
+    fn memory(&self) -> MemoryReport {
+        self.memory
+    }
 }
 
 /// Returns the bytes of an evaluator of `n` tokens: two weights per token, unless the batch has its own. Lists per

@@ -6,9 +6,11 @@
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Instant;
+use strum::IntoStaticStr;
 
 /// The kinds of work of the kernels of `fused`, and of `logits` with hidden states.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
 pub enum Work {
     /// Products of packed operands.
     Products,
@@ -26,12 +28,7 @@ impl Work {
 
     /// Returns `products`, `packing`, `statistics` or `gradients`.
     pub fn name(self) -> &'static str {
-        match self {
-            Self::Products => "products",
-            Self::Packing => "packing",
-            Self::Statistics => "statistics",
-            Self::Gradients => "gradients",
-        }
+        self.into()
     }
 }
 

@@ -117,14 +117,7 @@ fn given_logits(backend: &CpuBackend) {
     let (n, v) = (case.batch.tokens(), case.v);
     for implementation in Implementation::ALL.into_iter().filter(takes_logits) {
         let mut logits: Vec<f32> = (0..n * v).map(|i| (i % 97) as f32 / 20.0).collect();
-        let request = PlanRequest {
-            loss: loss.clone().into(),
-            implementation,
-            tiling: Tiling::default(),
-            max_tokens: n,
-            policy: PolicySpec::Logits { vocab: v, dtype: Dtype::F32 },
-            gradients: GradientSpec::default(),
-        };
+        let request = logits_request(&loss, implementation, Tiling::default(), [n, v], Dtype::F32);
         let separate = || {
             let mut plan = backend.plan(&request).unwrap();
             let mut grad = vec![0.0_f32; n * v];

@@ -6,7 +6,7 @@ use backend_cpu::oracle::{Policy, evaluate};
 use grpo_core::*;
 use rstest::rstest;
 use testkit::cpu::*;
-use testkit::*;
+use testkit::{Tensor, *};
 
 #[test]
 fn more_threads_than_one_are_refused() {
@@ -50,33 +50,19 @@ fn precomputed_logits_match_the_oracle_on_the_callers_thread(#[values("grpo", "g
     let loss = loss(loss_type);
     let case = Case::new(&loss, &Shape::default(), 3);
     let (n, v) = (case.batch.tokens(), case.v);
-    let z: Vec<f32> = (0..n * v)
-        .map(|i| if case.batch.is_active(i / v) { ((i * 37 % 101) as f32 / 50.0 - 1.0) * 3.0 } else { f32::NAN })
-        .collect();
-    let wide: Vec<f64> = z.iter().copied().map(f64::from).collect();
-    let expected = evaluate(&loss, &Policy::logits(&wide, v), &case.batch).unwrap();
+    let of = |i: usize| if case.batch.is_active(i / v) { ((i * 37 % 101) as f32 / 50.0 - 1.0) * 3.0 } else { f32::NAN };
+    let z = Tensor::new((0..n * v).map(of).collect(), Dtype::F32);
+    let expected = evaluate(&loss, &Policy::logits(&z.in_f64(), v), &case.batch).unwrap();
     let mut first = None;
     for (token_chunk, vocab_block) in [(None, None), (Some(4), Some(512)), (Some(1), Some(1))] {
-        let request = PlanRequest {
-            loss: loss.clone().into(),
-            implementation: Implementation::Logits,
-            tiling: Tiling { token_chunk, vocab_block, ..Tiling::default() },
-            max_tokens: n,
-            policy: PolicySpec::Logits { vocab: v, dtype: Dtype::F32 },
-            gradients: GradientSpec::default(),
-        };
+        let tiling = Tiling { token_chunk, vocab_block, ..Tiling::default() };
+        let request = logits_request(&loss, Implementation::Logits, tiling, [n, v], Dtype::F32);
         let mut plan = plan(&CpuBackend::with_threads(1).unwrap(), &request);
+        let (out, gradient) = run_logits(&mut *plan, &z, &case.batch);
         let what = format!("{loss_type}, chunks of {token_chunk:?}, blocks of {vocab_block:?}");
-        let mut grad = vec![0.0; n * v];
-        let grads = GradsMut { logits: Some(grad.as_mut_slice().into()), ..GradsMut::default() };
-        let separate = plan.value_and_grad(PolicyInput::Logits(z.as_slice().into()), &case.batch, grads).unwrap();
-        let off = difference(&grad, &expected.grad_logits);
+        let off = difference(&gradient, &expected.grad_logits);
         assert!(off <= EXACT, "{what}: gradient is off by {off:e}");
-        let mut in_place = z.clone();
-        let out = plan.value_and_grad_in_place(in_place.as_mut_slice().into(), &case.batch).unwrap();
-        assert_eq!((out.loss.to_bits(), &out.scores), (separate.loss.to_bits(), &separate.scores), "{what}");
-        assert_eq!(in_place, grad, "{what}");
-        let (scores, gradient) = first.get_or_insert_with(|| (separate.scores.clone(), grad.clone()));
-        assert_eq!((&separate.scores, &grad), (&*scores, &*gradient), "{what}");
+        let (scores, first) = first.get_or_insert_with(|| (out.scores.clone(), gradient.clone()));
+        assert_eq!((&out.scores, &gradient), (&*scores, &*first), "{what}");
     }
 }

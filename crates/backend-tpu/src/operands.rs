@@ -58,6 +58,26 @@ impl<'a> Operands<'a> {
         Ok(())
     }
 
+    /// Returns `true` if logits are overwritten with their gradient.
+    pub(crate) fn are_in_place(&self) -> bool {
+        matches!(self.0[..], [(Role::Logits, Operand::UpdateHost(_) | Operand::UpdateDevice(_))])
+    }
+
+    /// Returns the policy's inputs, to read only.
+    pub(crate) fn inputs(&self) -> Operands<'_> {
+        let inputs = self.0.iter().filter_map(|(role, operand)| {
+            let read = match operand {
+                Operand::ReadHost(tensor) => Operand::ReadHost(*tensor),
+                Operand::ReadDevice(tensor) => Operand::ReadDevice(tensor),
+                Operand::UpdateHost(tensor) if *role == Role::Logits => Operand::ReadHost(tensor.as_ref()),
+                Operand::UpdateDevice(tensor) if *role == Role::Logits => Operand::ReadDevice(tensor),
+                Operand::UpdateHost(_) | Operand::UpdateDevice(_) => return None,
+            };
+            Some((*role, read))
+        });
+        Operands(inputs.collect())
+    }
+
     fn read(&mut self, role: Role, tensor: TensorRef<'a>) -> Result<()> {
         let operand = match tensor {
             TensorRef::Device(tensor) => match tensor.as_any().downcast_ref() {

@@ -13,7 +13,7 @@ use crate::shard::Layout;
 use crate::tables::TokenTables;
 use crate::tensor::PjrtTensor;
 use grpo_core::backend_api::evaluate::Evaluator;
-use grpo_core::backend_api::plan::{Call, Step, TokenScores, step};
+use grpo_core::backend_api::plan::{Head, Step, TokenScores, step};
 use grpo_core::backend_api::token_columns::LossSums;
 use grpo_core::batch::PolicyValues;
 use grpo_core::batch::TokenBatch;
@@ -170,8 +170,7 @@ impl PjrtPlan {
     pub fn score_on_device(&mut self, policy: PolicyInput<'_>, batch: &TokenBatch) -> Result<[PjrtTensor; 2]> {
         self.request.check_call(&policy, batch, None)?;
         self.spec.check_batch(batch)?;
-        let tables = TokenTables::new(&self.spec, batch, None);
-        let (_, OnDevice { logp, entropy, .. }) = self.run(Pass::Score, batch, &tables, Operands::new(policy)?)?;
+        let OnDevice { logp, entropy, .. } = DeviceHead(self).score(&Operands::new(policy)?, batch)?;
         Ok([logp, entropy])
     }
 
@@ -187,9 +186,8 @@ impl PjrtPlan {
         batch: &TokenBatch,
         grads: GradsMut<'_>,
     ) -> Result<DeviceOutput> {
-        self.check_call(&policy, batch, &grads)?;
-        let loss = self.request.loss.clone();
-        Ok(step(&loss, batch, DeviceCall { plan: self, tensors: Tensors::Separate(policy, grads) })?.into())
+        let tensors = self.operands(policy, batch, grads)?;
+        Ok(step(&self.request.loss.clone(), batch, &mut DeviceHead(self), tensors)?.into())
     }
 
     /// Like [`PjrtPlan::value_and_grad_on_device`], for logits that are overwritten with their gradient.
@@ -201,25 +199,30 @@ impl PjrtPlan {
         logits: TensorMut<'_>,
         batch: &TokenBatch,
     ) -> Result<DeviceOutput> {
-        self.check_in_place(&logits, batch)?;
-        let loss = self.request.loss.clone();
-        Ok(step(&loss, batch, DeviceCall { plan: self, tensors: Tensors::InPlace(logits) })?.into())
+        let tensors = self.operands_in_place(logits, batch)?;
+        Ok(step(&self.request.loss.clone(), batch, &mut DeviceHead(self), tensors)?.into())
     }
 
-    fn check_in_place(&self, logits: &TensorMut<'_>, batch: &TokenBatch) -> Result<()> {
-        self.request.check_call(&PolicyInput::Logits(logits.as_ref()), batch, None)?;
-        self.spec.check_batch(batch)
-    }
-
-    fn check_call(&self, policy: &PolicyInput<'_>, batch: &TokenBatch, grads: &GradsMut<'_>) -> Result<()> {
+    /// Checks a call, and collects its tensors.
+    fn operands<'a>(&self, policy: PolicyInput<'a>, batch: &TokenBatch, grads: GradsMut<'a>) -> Result<Operands<'a>> {
         match self.kind {
             ProgramKind::Materialised => {
                 let gradients = GradientSpec { hidden: false, lm_head: false, bias: false };
-                PlanRequest { gradients, ..self.request.clone() }.check_call(policy, batch, Some(grads))?;
+                PlanRequest { gradients, ..self.request.clone() }.check_call(&policy, batch, Some(&grads))?;
             }
-            _ => self.request.check_call(policy, batch, Some(grads))?,
+            _ => self.request.check_call(&policy, batch, Some(&grads))?,
         }
-        self.spec.check_batch(batch)
+        self.spec.check_batch(batch)?;
+        let mut operands = Operands::new(policy)?;
+        operands.add(grads)?;
+        Ok(operands)
+    }
+
+    /// Checks a call that overwrites logits.
+    fn operands_in_place<'a>(&self, logits: TensorMut<'a>, batch: &TokenBatch) -> Result<Operands<'a>> {
+        self.request.check_call(&PolicyInput::Logits(logits.as_ref()), batch, None)?;
+        self.spec.check_batch(batch)?;
+        Operands::in_place(logits)
     }
 
     /// Runs the executable of `pass`: uploads host tensors, donates accumulators, and returns the updated ones.
@@ -304,58 +307,40 @@ impl TokenScores for OnDevice {
     fn fill(&mut self, _: &TokenBatch, _: &Self) {}
 }
 
-/// An evaluation whose results stay on the devices.
-struct DeviceCall<'a> {
-    plan: &'a mut PjrtPlan,
-    tensors: Tensors<'a>,
-}
+/// The head of a plan, with scores that stay on the devices.
+struct DeviceHead<'a>(&'a mut PjrtPlan);
 
-/// The caller's tensors in an evaluation with gradients.
-enum Tensors<'a> {
-    Separate(PolicyInput<'a>, GradsMut<'a>),
-    /// Logits that are overwritten.
-    InPlace(TensorMut<'a>),
-}
-
-impl Call for DeviceCall<'_> {
+impl Head for DeviceHead<'_> {
+    type Tensors<'a> = Operands<'a>;
     type Scores = OnDevice;
+    type Error = Error;
 
-    fn score(&mut self, batch: &TokenBatch) -> Result<OnDevice> {
-        let policy = match &self.tensors {
-            Tensors::Separate(policy, _) => *policy,
-            Tensors::InPlace(logits) => PolicyInput::Logits(logits.as_ref()),
-        };
-        let [logp, entropy] = self.plan.score_on_device(policy, batch)?;
-        Ok(OnDevice { logp, entropy, gradients: vec![] })
+    fn score(&mut self, tensors: &Operands<'_>, batch: &TokenBatch) -> Result<OnDevice> {
+        let tables = TokenTables::new(&self.0.spec, batch, None);
+        Ok(self.0.run(Pass::Score, batch, &tables, tensors.inputs())?.1)
     }
 
-    fn gradient(self, loss: &Evaluator<'_>) -> Result<(LossSums<f64>, OnDevice)> {
-        let Self { plan, tensors } = self;
-        let tables = TokenTables::new(&plan.spec, loss.batch(), Some(loss));
-        let (pass, operands) = match tensors {
-            Tensors::InPlace(logits) => (Pass::GradientInPlace, Operands::in_place(logits)?),
-            Tensors::Separate(policy, grads) => {
-                let mut operands = Operands::new(policy)?;
-                operands.add(grads)?;
-                (Pass::Gradient, operands)
-            }
-        };
-        plan.run(pass, loss.batch(), &tables, operands)
+    fn gradient(&mut self, tensors: Operands<'_>, loss: &Evaluator<'_>) -> Result<(LossSums<f64>, OnDevice)> {
+        let tables = TokenTables::new(&self.0.spec, loss.batch(), Some(loss));
+        let pass = if tensors.are_in_place() { Pass::GradientInPlace } else { Pass::Gradient };
+        self.0.run(pass, loss.batch(), &tables, tensors)
     }
 }
 
-/// An evaluation that returns log-probabilities and entropies on the host.
-struct HostCall<'a>(DeviceCall<'a>);
+/// The head of a plan, with scores on the host.
+struct HostHead<'a>(DeviceHead<'a>);
 
-impl Call for HostCall<'_> {
+impl Head for HostHead<'_> {
+    type Tensors<'a> = Operands<'a>;
     type Scores = Scores;
+    type Error = Error;
 
-    fn score(&mut self, batch: &TokenBatch) -> Result<Scores> {
-        self.0.score(batch)?.scores()
+    fn score(&mut self, tensors: &Operands<'_>, batch: &TokenBatch) -> Result<Scores> {
+        self.0.score(tensors, batch)?.scores()
     }
 
-    fn gradient(self, loss: &Evaluator<'_>) -> Result<(LossSums<f64>, Scores)> {
-        let (sums, made) = self.0.gradient(loss)?;
+    fn gradient(&mut self, tensors: Operands<'_>, loss: &Evaluator<'_>) -> Result<(LossSums<f64>, Scores)> {
+        let (sums, made) = self.0.gradient(tensors, loss)?;
         Ok((sums, made.scores()?))
     }
 }
@@ -379,15 +364,13 @@ impl LossPlan for PjrtPlan {
         batch: &TokenBatch,
         grads: GradsMut<'_>,
     ) -> Result<LossOutput> {
-        self.check_call(&policy, batch, &grads)?;
-        let loss = self.request.loss.clone();
-        Ok(step(&loss, batch, HostCall(DeviceCall { plan: self, tensors: Tensors::Separate(policy, grads) }))?.into())
+        let tensors = self.operands(policy, batch, grads)?;
+        Ok(step(&self.request.loss.clone(), batch, &mut HostHead(DeviceHead(self)), tensors)?.into())
     }
 
     fn value_and_grad_in_place(&mut self, logits: TensorMut<'_>, batch: &TokenBatch) -> Result<LossOutput> {
-        self.check_in_place(&logits, batch)?;
-        let loss = self.request.loss.clone();
-        Ok(step(&loss, batch, HostCall(DeviceCall { plan: self, tensors: Tensors::InPlace(logits) }))?.into())
+        let tensors = self.operands_in_place(logits, batch)?;
+        Ok(step(&self.request.loss.clone(), batch, &mut HostHead(DeviceHead(self)), tensors)?.into())
     }
 
     fn memory(&self) -> MemoryReport {

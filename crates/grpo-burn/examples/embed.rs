@@ -67,7 +67,7 @@ impl ModuleMapper for Descend {
 /// Trains from scratch and returns the mean rewards of the first and of the last step.
 pub(crate) fn train(settings: &str) -> Result<(f32, f32), Box<dyn std::error::Error>> {
     let settings: Settings = serde_json::from_str(settings)?;
-    let mut grpo = GrpoLoss::new(Arc::new(backend_cpu::CpuBackend::new()), settings.loss)?
+    let grpo = GrpoLoss::new(Arc::new(backend_cpu::CpuBackend::new()), settings.loss)?
         .with_implementation(settings.implementation)
         .with_tiling(settings.tiling)
         .with_head_layout(HeadLayout::HiddenVocab); // burn's Linear: [H, V]

@@ -33,7 +33,8 @@
 //! ```
 
 use crate::error::{Error, Result};
-use crate::operand::{row_major, slice};
+pub use crate::operand::elements;
+use crate::operand::row_major;
 use burn::backend::autodiff::checkpoint::base::Checkpointer;
 use burn::backend::autodiff::checkpoint::strategy::{BalancedCheckpointing, NoCheckpointing};
 use burn::backend::autodiff::grads::Gradients;
@@ -173,18 +174,10 @@ pub fn values<'a>(name: &'static str, tensor: &'a FlexTensor) -> Result<&'a [f32
     if tensor.dtype() != DType::F32 {
         return Err(Error::Dtype { tensor: name, expected: "f32", found: tensor.dtype() });
     }
-    match slice(name, tensor)? {
+    match elements(name, tensor)? {
         TensorRef::F32(values) => Ok(values),
         _ => Err(Error::Storage { tensor: name }),
     }
-}
-
-/// Returns the elements of a row-major tensor, f32 or bf16, without a copy.
-///
-/// # Errors
-/// [`Error::Storage`] for another dtype, layout or alignment.
-pub fn elements<'a>(name: &'static str, tensor: &'a FlexTensor) -> Result<TensorRef<'a>> {
-    slice(name, tensor)
 }
 
 /// Creates a row-major f32 tensor that takes ownership of `values`, whose number must match the shape.

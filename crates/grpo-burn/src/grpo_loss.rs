@@ -1,27 +1,32 @@
 //! The loss for burn models.
 
-use crate::custom_op::Graph;
+use crate::custom_op::{Derivative, Graph, record};
 use crate::error::{Error, Result};
 use crate::input::{HiddenInput, LogitsInput};
-use crate::operand::{adopt, slice, whole};
-use crate::record;
-use burn::tensor::{Tensor, bf16};
+use crate::operand::{adopt, elements, whole};
+use burn::backend::autodiff::ops::NodeGuard;
+use burn::backend::flex::FlexTensor;
+use burn::backend::ops::FloatTensorOps;
+use burn::backend::{Flex, Scalar};
+use burn::tensor::{Tensor, TensorData, bf16};
 use grpo_core::{
-    Backend, Dtype, GradientSpec, Grads, HeadLayout, Implementation, LossConfig, LossOutput, MemoryReport, Metrics,
-    PolicyInput, PolicySpec, Scores, TensorMut, Tiling, TokenBatch,
+    Backend, Dtype, GradientSpec, Grads, HeadLayout, Implementation, LossConfig, LossOutput, LossPlan, MemoryReport,
+    Metrics, PlanRequest, PolicyInput, PolicySpec, Scores, TensorMut, Tiling, TokenBatch,
 };
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// The GRPO loss of a burn model, on any backend and with any implementation.
 ///
-/// It wraps a [`grpo_core::GrpoLoss`] whose sizes, dtype and trained tensors follow from the arguments of each call; a call with another
-/// shape, dtype or set of trained tensors builds a new one. Scores and losses of one plan have bit-identical log-probabilities, so
-/// an on-policy ratio is exactly 1: score a step before its first loss, with the same tensors.
+/// Sizes, dtype and trained tensors follow from the arguments of each call; a call with another shape, dtype or set of trained tensors
+/// makes a new plan. Scores and losses of one plan have bit-identical log-probabilities, so an on-policy ratio is exactly 1: score a step
+/// before its first loss, with the same tensors.
+///
+/// Threads may share one loss: each concurrent call has its own plan, which later calls reuse.
 ///
 /// ```no_run
 /// # fn run(backend: std::sync::Arc<dyn grpo_core::Backend>, hidden: burn::tensor::Tensor<3>,
 /// #     lm_head: burn::tensor::Tensor<2>, batch: grpo_core::TokenBatch) -> Result<(), grpo_burn::Error> {
-/// let mut grpo = grpo_burn::GrpoLoss::new(backend, grpo_core::LossConfig::default())?;
+/// let grpo = grpo_burn::GrpoLoss::new(backend, grpo_core::LossConfig::default())?;
 /// let step = grpo.loss(hidden, lm_head, None, &batch)?;
 /// let gradients = step.loss.backward();
 /// # Ok(()) }
@@ -33,8 +38,13 @@ pub struct GrpoLoss {
     tiling: Tiling,
     head_layout: HeadLayout,
     max_tokens: usize,
-    /// The loss for the most recent tensors.
-    built: Option<grpo_core::GrpoLoss>,
+    /// Plans that are not in use. The last one made the most recent call.
+    idle: Mutex<Vec<Planned>>,
+}
+
+struct Planned {
+    request: PlanRequest,
+    plan: Box<dyn LossPlan>,
 }
 
 /// The loss of one batch.
@@ -67,7 +77,7 @@ impl GrpoLoss {
             tiling: Tiling::default(),
             head_layout: HeadLayout::default(),
             max_tokens: 1,
-            built: None,
+            idle: Mutex::default(),
         })
     }
 
@@ -75,7 +85,7 @@ impl GrpoLoss {
     #[must_use]
     pub fn with_implementation(mut self, implementation: Implementation) -> Self {
         self.implementation = implementation;
-        self.built = None;
+        self.idle = Mutex::default();
         self
     }
 
@@ -83,7 +93,7 @@ impl GrpoLoss {
     #[must_use]
     pub fn with_tiling(mut self, tiling: Tiling) -> Self {
         self.tiling = tiling;
-        self.built = None;
+        self.idle = Mutex::default();
         self
     }
 
@@ -91,7 +101,6 @@ impl GrpoLoss {
     #[must_use]
     pub fn with_head_layout(mut self, layout: HeadLayout) -> Self {
         self.head_layout = layout;
-        self.built = None;
         self
     }
 
@@ -99,7 +108,7 @@ impl GrpoLoss {
     #[must_use]
     pub fn with_max_tokens(mut self, tokens: usize) -> Self {
         self.max_tokens = tokens;
-        self.built = None;
+        self.idle = Mutex::default();
         self
     }
 
@@ -120,7 +129,7 @@ impl GrpoLoss {
 
     /// Returns the bytes that a call needs under the current plan; `None` before the first call.
     pub fn memory(&self) -> Option<MemoryReport> {
-        self.built.as_ref()?.memory()
+        self.idle().last().map(|planned| planned.plan.memory())
     }
 
     /// Computes the loss of a batch from hidden states and LM head. Gradients are computed immediately, for the tensors that
@@ -139,7 +148,7 @@ impl GrpoLoss {
     /// [`Error::Shape`], [`Error::Dtype`], [`Error::NotFlex`] or [`Error::Checkpointing`] for tensors that do not fit;
     /// [`Error::NotTracked`] if there is nothing to differentiate; [`Error::Loss`] from the backend.
     pub fn loss<const D: usize>(
-        &mut self,
+        &self,
         hidden: Tensor<D>,
         lm_head: Tensor<2>,
         bias: Option<Tensor<1>>,
@@ -151,14 +160,17 @@ impl GrpoLoss {
         let Some(wanted) = input.wanted() else {
             return Err(Error::NotTracked { tensors: "none of hidden, lm_head and bias" });
         };
-        let (output, made) = self.built(input.spec, Some(wanted), batch)?.step_owned(input.policy()?, batch)?;
+        let mut made = Grads::zeros(input.spec, wanted, batch.tokens())?;
+        let policy = input.policy()?;
+        let output =
+            self.with_plan(input.spec, Some(wanted), batch, |plan| plan.value_and_grad(policy, batch, made.as_mut()))?;
         let gradients = [
             made.hidden.map(|g| adopt(g, &input.hidden.storage)),
             made.lm_head.map(|g| input.head.gradient(g)),
             made.bias.map(|g| adopt(g, &input.bias.storage)),
         ];
         let parents = [input.hidden.node, input.head_node, input.bias.node];
-        Ok(Loss::new(record::scalar(graph, output.loss, parents, gradients), output))
+        Ok(Loss::new(graph, parents, gradients, output))
     }
 
     /// Computes log-probabilities and entropies of a batch without gradients, for the old policy and the reference. Tensors
@@ -170,14 +182,15 @@ impl GrpoLoss {
     /// # Errors
     /// The errors of [`GrpoLoss::loss`], except [`Error::NotTracked`].
     pub fn score<const D: usize>(
-        &mut self,
+        &self,
         hidden: Tensor<D>,
         lm_head: Tensor<2>,
         bias: Option<Tensor<1>>,
         batch: &TokenBatch,
     ) -> Result<Scores> {
         let input = HiddenInput::new(hidden, lm_head, bias, batch, self.head_layout)?;
-        Ok(self.built(input.spec, input.wanted(), batch)?.score_policy(input.policy()?, batch)?)
+        let policy = input.policy()?;
+        self.with_plan(input.spec, input.wanted(), batch, |plan| plan.score(policy, batch))
     }
 
     /// Computes the loss of a batch from logits that the model computed.
@@ -191,30 +204,33 @@ impl GrpoLoss {
     ///
     /// # Errors
     /// The errors of [`GrpoLoss::loss`].
-    pub fn loss_from_logits<const D: usize>(&mut self, logits: Tensor<D>, batch: &TokenBatch) -> Result<Loss> {
+    pub fn loss_from_logits<const D: usize>(&self, logits: Tensor<D>, batch: &TokenBatch) -> Result<Loss> {
         let graph = Graph::default().join("logits", &logits)?;
         let LogitsInput { mut logits, spec } = LogitsInput::new(logits, batch)?;
         if !logits.tracked {
             return Err(Error::NotTracked { tensors: "no logits" });
         }
-        let built = self.built(spec, Some(LOGITS_GRADIENT), batch)?;
         let in_place = match spec.dtype() {
             Dtype::F32 => whole::<f32>(&mut logits.storage).map(TensorMut::from),
             Dtype::Bf16 => whole::<bf16>(&mut logits.storage).map(TensorMut::from),
         };
         let (output, gradient) = match in_place {
             Some(storage) => {
-                let output = built.step_logits_in_place(storage, batch)?;
+                let output = self.with_plan(spec, Some(LOGITS_GRADIENT), batch, |plan| {
+                    plan.value_and_grad_in_place(storage, batch)
+                })?;
                 (output, logits.storage)
             }
             None => {
                 let mut gradient = vec![0.0f32; logits.storage.layout().num_elements()];
-                let policy = PolicyInput::Logits(slice("logits", &logits.storage)?);
-                let output = built.step_policy(policy, batch, Grads::of_logits(&mut gradient))?;
+                let policy = PolicyInput::Logits(elements("logits", &logits.storage)?);
+                let grads = Grads::of_logits(&mut gradient);
+                let output = self
+                    .with_plan(spec, Some(LOGITS_GRADIENT), batch, |plan| plan.value_and_grad(policy, batch, grads))?;
                 (output, adopt(gradient, &logits.storage))
             }
         };
-        Ok(Loss::new(record::scalar(graph, output.loss, [logits.node], [Some(gradient)]), output))
+        Ok(Loss::new(graph, [logits.node], [Some(gradient)], output))
     }
 
     /// Computes log-probabilities and entropies of a batch from logits, without gradients.
@@ -224,36 +240,50 @@ impl GrpoLoss {
     ///
     /// # Errors
     /// The errors of [`GrpoLoss::score`].
-    pub fn score_from_logits<const D: usize>(&mut self, logits: Tensor<D>, batch: &TokenBatch) -> Result<Scores> {
+    pub fn score_from_logits<const D: usize>(&self, logits: Tensor<D>, batch: &TokenBatch) -> Result<Scores> {
         let LogitsInput { logits, spec } = LogitsInput::new(logits, batch)?;
-        let built = self.built(spec, Some(LOGITS_GRADIENT), batch)?;
-        Ok(built.score_policy(PolicyInput::Logits(slice("logits", &logits.storage)?), batch)?)
+        let policy = PolicyInput::Logits(elements("logits", &logits.storage)?);
+        self.with_plan(spec, Some(LOGITS_GRADIENT), batch, |plan| plan.score(policy, batch))
     }
 
-    /// Returns the loss for these shapes, which plans again for larger batches. With `gradients` = `None` (scores) the current loss is
-    /// reused with any gradients, because a separate plan might round in another order than the loss.
-    fn built(
-        &mut self,
+    /// Calls `f` with a plan for these shapes that is not in use. With `gradients` = `None` (scores) a plan is reused with any gradients,
+    /// because a separate plan might round in another order than the loss.
+    fn with_plan<T>(
+        &self,
         policy: PolicySpec,
         gradients: Option<GradientSpec>,
         batch: &TokenBatch,
-    ) -> Result<&grpo_core::GrpoLoss> {
-        let usable = |built: &grpo_core::GrpoLoss| {
-            built.policy() == policy && gradients.is_none_or(|gradients| gradients == built.gradients())
-        };
+        f: impl FnOnce(&mut dyn LossPlan) -> grpo_core::Result<T>,
+    ) -> Result<T> {
+        let latest = self.idle().pop();
         // Large batches tend to recur: a smaller shape does not shrink the plan.
-        let seen = self.built.as_ref().map_or(0, grpo_core::GrpoLoss::max_tokens);
-        let built = match self.built.take().filter(usable) {
-            Some(built) => built,
-            None => grpo_core::GrpoLoss::builder(Arc::clone(&self.config))
-                .policy(policy)
-                .gradients(gradients.unwrap_or_else(|| every_gradient(policy)))
-                .implementation(self.implementation)
-                .tiling(self.tiling.clone())
-                .max_tokens(self.max_tokens.max(seen).max(batch.tokens()))
-                .build(&self.backend)?,
+        let seen = latest.as_ref().map_or(1, |planned| planned.request.max_tokens);
+        let usable = |Planned { request, .. }: &Planned| {
+            request.policy == policy
+                && gradients.is_none_or(|gradients| gradients == request.gradients)
+                && request.max_tokens >= batch.tokens()
         };
-        Ok(self.built.insert(built))
+        let mut planned = match latest.filter(usable) {
+            Some(planned) => planned,
+            None => {
+                let request = PlanRequest {
+                    loss: Arc::clone(&self.config),
+                    implementation: self.implementation,
+                    tiling: self.tiling.clone(),
+                    max_tokens: self.max_tokens.max(seen).max(batch.tokens()),
+                    policy,
+                    gradients: gradients.unwrap_or_else(|| every_gradient(policy)),
+                };
+                Planned { plan: self.backend.plan(&request)?, request }
+            }
+        };
+        let result = f(planned.plan.as_mut());
+        self.idle().push(planned);
+        Ok(result?)
+    }
+
+    fn idle(&self) -> MutexGuard<'_, Vec<Planned>> {
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -271,14 +301,35 @@ impl std::fmt::Debug for GrpoLoss {
 }
 
 impl Loss {
-    fn new(loss: Tensor<1>, output: LossOutput) -> Self {
+    /// Records the loss of `output` as a function of `parents`, with `gradients` as its derivative; `None` for an untracked parent. Every
+    /// gradient has the dtype of its parent, because burn adds gradients of one tensor without checking dtypes.
+    fn new<const N: usize>(
+        graph: Graph,
+        parents: [NodeGuard; N],
+        gradients: [Option<FlexTensor>; N],
+        output: LossOutput,
+    ) -> Self {
+        let value = FlexTensor::from_data(TensorData::from([output.loss as f32]));
         Self {
-            loss,
+            loss: record(graph, value, parents, Precomputed(gradients)),
             value: output.loss,
             policy_loss: output.policy_loss,
             scores: output.scores,
             metrics: output.metrics,
         }
+    }
+}
+
+/// The derivative of the loss: each tensor's gradient times the gradient of the scalar.
+#[derive(Clone, Debug)]
+struct Precomputed<const N: usize>([Option<FlexTensor>; N]);
+
+impl<const N: usize> Derivative<N> for Precomputed<N> {
+    fn gradients(self, upstream: FlexTensor, _: [bool; N]) -> [Option<FlexTensor>; N] {
+        let factor: f64 = upstream.into_data().iter::<f64>().sum();
+        // In the usual case, `loss.backward()`, the buffers are returned without a copy.
+        let scaled = |g| if factor == 1.0 { g } else { Flex::float_mul_scalar(g, Scalar::from(factor)) };
+        self.0.map(|gradient| gradient.map(scaled))
     }
 }
 

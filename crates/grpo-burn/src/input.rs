@@ -2,7 +2,7 @@
 
 use crate::custom_op::Operand;
 use crate::error::{Error, Result};
-use crate::operand::{Head, dtype, row_major, same_dtype, slice};
+use crate::operand::{Head, dtype, elements, same_dtype};
 use burn::backend::autodiff::ops::NodeGuard;
 use burn::tensor::{DType, Tensor};
 use grpo_core::{GradientSpec, HeadLayout, PolicyInput, PolicySpec, TokenBatch};
@@ -40,11 +40,9 @@ impl HiddenInput {
             return Err(Error::Shape { tensor: "bias", expected, found: bias.dims().to_vec() });
         }
         let has_bias = bias.is_some();
-        let mut hidden = Operand::new("hidden", rows(hidden, [batch.tokens(), size]))?;
+        let hidden = Operand::new("hidden", rows(hidden, [batch.tokens(), size]))?.row_major();
         let lm_head = Operand::new("lm_head", lm_head)?;
-        let mut bias = bias.map_or_else(|| Ok(Operand::absent()), |b| Operand::new("bias", b))?;
-        hidden.storage = row_major(hidden.storage);
-        bias.storage = row_major(bias.storage);
+        let bias = bias.map_or_else(|| Ok(Operand::absent()), |b| Operand::new("bias", b))?.row_major();
         let head = Head::new(lm_head.storage, layout);
         let tracked = GradientSpec { hidden: hidden.tracked, lm_head: lm_head.tracked, bias: bias.tracked };
         let spec = PolicySpec::Hidden { hidden: size, vocab, dtype, layout: head.layout, bias: has_bias };
@@ -61,9 +59,9 @@ impl HiddenInput {
     pub(crate) fn policy(&self) -> Result<PolicyInput<'_>> {
         let has_bias = matches!(self.spec, PolicySpec::Hidden { bias: true, .. });
         Ok(PolicyInput::Hidden {
-            hidden: slice("hidden", &self.hidden.storage)?,
-            lm_head: slice("lm_head", &self.head.storage)?,
-            bias: if has_bias { Some(slice("bias", &self.bias.storage)?) } else { None },
+            hidden: elements("hidden", &self.hidden.storage)?,
+            lm_head: elements("lm_head", &self.head.storage)?,
+            bias: if has_bias { Some(elements("bias", &self.bias.storage)?) } else { None },
         })
     }
 }
@@ -78,8 +76,7 @@ impl LogitsInput {
     pub(crate) fn new<const D: usize>(logits: Tensor<D>, batch: &TokenBatch) -> Result<Self> {
         let dtype = dtype("logits", &logits)?;
         let vocab = columns("logits", &logits, batch.tokens())?;
-        let mut logits = Operand::new("logits", rows(logits, [batch.tokens(), vocab]))?;
-        logits.storage = row_major(logits.storage);
+        let logits = Operand::new("logits", rows(logits, [batch.tokens(), vocab]))?.row_major();
         Ok(Self { logits, spec: PolicySpec::Logits { vocab, dtype } })
     }
 }

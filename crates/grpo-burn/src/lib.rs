@@ -15,7 +15,6 @@ mod error;
 mod grpo_loss;
 mod input;
 mod operand;
-mod record;
 
 pub use error::{Error, Result};
 pub use grpo_loss::{GrpoLoss, Loss};

@@ -62,16 +62,19 @@ impl Head {
     }
 }
 
-/// Returns the elements of row-major storage.
-pub(crate) fn slice<'a>(name: &'static str, tensor: &'a FlexTensor) -> Result<TensorRef<'a>> {
+/// Returns the elements of a row-major tensor, f32 or bf16, without a copy.
+///
+/// # Errors
+/// [`Error::Storage`] for another dtype, layout or alignment.
+pub fn elements<'a>(name: &'static str, tensor: &'a FlexTensor) -> Result<TensorRef<'a>> {
     // `FlexTensor::as_slice` panics on misaligned storage, so this function casts the bytes itself.
-    let elements = tensor.layout().contiguous_offsets().map(|(from, to)| from..to);
-    let slice = elements.and_then(|range| match tensor.dtype() {
+    let range = tensor.layout().contiguous_offsets().map(|(from, to)| from..to);
+    let found = range.and_then(|range| match tensor.dtype() {
         DType::F32 => cast(tensor.bytes())?.get(range).map(TensorRef::F32),
         DType::BF16 => cast(tensor.bytes())?.get(range).map(TensorRef::Bf16),
         _ => None,
     });
-    slice.ok_or(Error::Storage { tensor: name })
+    found.ok_or(Error::Storage { tensor: name })
 }
 
 /// Returns the storage for writing, if it is not shared and the tensor covers all of it in row-major order.

@@ -7,7 +7,7 @@ use grpo_burn::GrpoLoss;
 use grpo_core::objective::ValueLossConfig;
 use grpo_core::{Backend, Implementation, LossConfig, LossOutput, Scores, TokenBatch};
 use policy::{Error, Result, StepLoss};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 /// The loss of one micro-batch, a part of the step's loss.
 pub(crate) struct PartialLoss {
@@ -59,17 +59,22 @@ impl PolicyLoss {
         // The number of tokens is not known yet.
         Self { config, backend, implementation, max_tokens: 0 }
     }
+
+    fn grpo(&self) -> Result<GrpoLoss> {
+        let grpo = GrpoLoss::new(Arc::clone(&self.backend), Arc::clone(&self.config)).map_err(Error::other)?;
+        Ok(grpo.with_implementation(self.implementation).with_max_tokens(self.max_tokens))
+    }
 }
 
-/// Reusable plans of a [`PolicyLoss`], one per concurrent micro-batch, each with its own workspace.
-pub(crate) struct LossPlans {
+/// A [`PolicyLoss`] with its plans, one per concurrent micro-batch.
+pub(crate) struct PlannedLoss {
     of: PolicyLoss,
-    idle: Mutex<Vec<GrpoLoss>>,
+    grpo: GrpoLoss,
 }
 
-impl LossPlans {
-    pub(crate) fn new(of: PolicyLoss) -> Self {
-        Self { of, idle: Mutex::default() }
+impl PlannedLoss {
+    pub(crate) fn new(of: PolicyLoss) -> Result<Self> {
+        Ok(Self { grpo: of.grpo()?, of })
     }
 
     /// Returns the configuration of the loss.
@@ -80,7 +85,7 @@ impl LossPlans {
     /// Computes the loss of the batch's targets, from `hidden: [N, H]` and `lm_head: [V, H]`.
     pub(crate) fn loss(&self, hidden: Tensor<2>, lm_head: Tensor<2>, batch: &TokenBatch) -> Result<PartialLoss> {
         let grpo_burn::Loss { loss, value, policy_loss, scores, metrics } =
-            self.with_plan(batch, |plan| plan.loss(hidden, lm_head, None, batch))?;
+            self.with_loss(batch, |grpo| grpo.loss(hidden, lm_head, None, batch))?;
         Ok(PartialLoss {
             backward: loss,
             output: LossOutput { loss: value, policy_loss, scores, metrics, value_loss: 0.0 },
@@ -88,27 +93,13 @@ impl LossPlans {
     }
 
     /// Returns log-probabilities and entropies `[N]` of the batch's targets, without gradients. For equal hidden states they equal those of
-    /// [`LossPlans::loss`] on the same micro-batch.
+    /// [`PlannedLoss::loss`] on the same micro-batch.
     pub(crate) fn score(&self, hidden: Tensor<2>, lm_head: Tensor<2>, batch: &TokenBatch) -> Result<Scores> {
-        self.with_plan(batch, |plan| plan.score(hidden, lm_head, None, batch))
+        self.with_loss(batch, |grpo| grpo.score(hidden, lm_head, None, batch))
     }
 
-    /// Runs `f` with a plan that is not in use. All plans have the same capacity, so any one will do.
-    fn with_plan<T>(&self, batch: &TokenBatch, f: impl FnOnce(&mut GrpoLoss) -> grpo_burn::Result<T>) -> Result<T> {
-        let fits = batch.tokens() <= self.of.max_tokens;
-        let idle = || self.idle.lock().unwrap_or_else(PoisonError::into_inner);
-        let free = if fits { idle().pop() } else { None };
-        let mut plan = match free {
-            Some(plan) => plan,
-            None => GrpoLoss::new(Arc::clone(&self.of.backend), Arc::clone(&self.of.config))
-                .map_err(Error::other)?
-                .with_implementation(self.of.implementation)
-                .with_max_tokens(self.of.max_tokens),
-        };
-        let result = f(&mut plan).map_err(Error::other);
-        if fits {
-            idle().push(plan);
-        }
-        result
+    /// Calls `f` with the loss. A micro-batch that is too large for its plans gets its own.
+    fn with_loss<T>(&self, batch: &TokenBatch, f: impl FnOnce(&GrpoLoss) -> grpo_burn::Result<T>) -> Result<T> {
+        if batch.tokens() <= self.of.max_tokens { f(&self.grpo) } else { f(&self.of.grpo()?) }.map_err(Error::other)
     }
 }

@@ -44,6 +44,14 @@ impl Tensor {
         }
     }
 
+    /// Returns the values in a tensor that an implementation can overwrite.
+    pub fn to_owned(&self) -> grpo_core::Tensor {
+        match &self.narrow {
+            None => grpo_core::Tensor::F32(self.wide.clone()),
+            Some(narrow) => grpo_core::Tensor::Bf16(narrow.clone()),
+        }
+    }
+
     /// Returns the values for the oracle.
     pub fn in_f64(&self) -> Vec<f64> {
         self.iter().copied().map(f64::from).collect()

@@ -29,22 +29,25 @@ impl MulAdd for SeparateMulAdd {
     }
 }
 
-/// `simd_dispatch! { pub(crate) fn name(arguments) -> Result = body }` defines `name(isa, arguments)`, which runs
-/// `body::<M: MulAdd>(arguments)`, an `#[inline(always)]` function, compiled for the instruction set `isa`.
+/// `simd_dispatch! { pub(crate) fn name[E: Bound](arguments) -> Result = body }` defines `name(isa, arguments)`, generic
+/// over `E` if that is there. It runs `body::<M: MulAdd>(arguments)`, an `#[inline(always)]` function, compiled for the
+/// instruction set `isa`.
 macro_rules! simd_dispatch {
-    ($(#[$meta:meta])* $visible:vis fn $name:ident($($argument:ident: $type:ty),* $(,)?) $(-> $result:ty)? = $body:ident) => {
+    ($(#[$meta:meta])* $visible:vis fn $name:ident $([$generic:ident: $bound:path])? (
+        $($argument:ident: $type:ty),* $(,)?
+    ) $(-> $result:ty)? = $body:ident) => {
         $(#[$meta])*
         #[inline]
         #[allow(unsafe_code)]
-        $visible fn $name(isa: $crate::arch::isa::IsaToken, $($argument: $type),*) $(-> $result)? {
+        $visible fn $name$(<$generic: $bound>)?(isa: $crate::arch::isa::IsaToken, $($argument: $type),*) $(-> $result)? {
             #[cfg(target_arch = "x86_64")]
             {
                 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
-                fn avx512($($argument: $type),*) $(-> $result)? {
+                fn avx512$(<$generic: $bound>)?($($argument: $type),*) $(-> $result)? {
                     $body::<$crate::arch::dispatch::FusedMulAdd>($($argument),*)
                 }
                 #[target_feature(enable = "avx2,fma")]
-                fn avx2($($argument: $type),*) $(-> $result)? {
+                fn avx2$(<$generic: $bound>)?($($argument: $type),*) $(-> $result)? {
                     $body::<$crate::arch::dispatch::FusedMulAdd>($($argument),*)
                 }
                 if isa.get() >= $crate::arch::isa::Isa::Avx512 {

@@ -2,23 +2,24 @@
 //!
 //! Widens inputs to f32, evaluates, and adds the gradients to the caller's accumulators.
 
-use crate::host::{Grads, Slice, SliceMut};
+use crate::host::{Slice, SliceMut, Tensors};
 use crate::oracle::{Policy, gradient, score};
-use crate::plan::{Kernel, evaluator_bytes};
+use crate::plan::evaluator_bytes;
 use grpo_core::backend_api::evaluate::Evaluator;
+use grpo_core::backend_api::plan::Head;
 use grpo_core::backend_api::token_columns::LossSums;
 use grpo_core::batch::TokenBatch;
-use grpo_core::error::Result;
+use grpo_core::error::{Error, Result};
 use grpo_core::{Dtype, HeadLayout, PlanRequest, PolicyOutput, PolicySpec, Scores};
 use half::bf16;
 use std::borrow::Cow;
 
 /// The dense implementation. It allocates in every call: it is a reference for tests, not optimised.
-pub(crate) struct DenseKernel {
+pub(crate) struct DenseHead {
     request: PlanRequest,
 }
 
-impl DenseKernel {
+impl DenseHead {
     pub(crate) fn new(request: &PlanRequest) -> Self {
         Self { request: request.clone() }
     }
@@ -34,50 +35,37 @@ impl DenseKernel {
     }
 }
 
-impl Kernel for DenseKernel {
-    fn score(&mut self, policy: PolicyOutput<Slice<'_>>, batch: &TokenBatch) -> Result<Scores> {
-        let out = self.with_policy(policy, |policy| score(&self.request.loss, policy, batch))?;
+impl Head for DenseHead {
+    type Tensors<'a> = Tensors<'a>;
+    type Scores = Scores;
+    type Error = Error;
+
+    fn score(&mut self, tensors: &Tensors<'_>, batch: &TokenBatch) -> Result<Scores> {
+        let out = self.with_policy(tensors.policy(), |policy| score(&self.request.loss, policy, batch))?;
         Ok(Scores { logp: out.logp, entropy: out.entropy })
     }
 
-    fn gradient(
-        &mut self,
-        policy: PolicyOutput<Slice<'_>>,
-        loss: &Evaluator<'_>,
-        grads: Grads<'_>,
-    ) -> Result<(LossSums<f64>, Scores)> {
-        let batch = loss.batch();
-        let (sums, out) = self.with_policy(policy, |policy| gradient::<f32>(policy, loss))?;
-        for (buffer, made) in [(grads.logits, &out.grad_logits), (grads.hidden, &out.grad_hidden)] {
-            if let Some(buffer) = buffer {
-                let width = buffer.len() / batch.tokens().max(1);
-                for &i in batch.active_rows() {
-                    add(&mut buffer[i * width..(i + 1) * width], &made[i * width..(i + 1) * width]);
+    fn gradient(&mut self, tensors: Tensors<'_>, loss: &Evaluator<'_>) -> Result<(LossSums<f64>, Scores)> {
+        let (sums, out) = self.with_policy(tensors.policy(), |policy| gradient::<f32>(policy, loss))?;
+        match tensors {
+            Tensors::InPlace(SliceMut::F32(logits)) => logits.copy_from_slice(&out.grad_logits),
+            Tensors::InPlace(SliceMut::Bf16(logits)) => {
+                logits.iter_mut().zip(&out.grad_logits).for_each(|(to, from)| *to = bf16::from_f32(*from));
+            }
+            Tensors::Separate(_, grads) => {
+                let batch = loss.batch();
+                for (buffer, made) in [(grads.logits, &out.grad_logits), (grads.hidden, &out.grad_hidden)] {
+                    let Some(buffer) = buffer else { continue };
+                    let width = buffer.len() / batch.tokens().max(1);
+                    for &i in batch.active_rows() {
+                        add(&mut buffer[i * width..(i + 1) * width], &made[i * width..(i + 1) * width]);
+                    }
+                }
+                for (buffer, made) in [(grads.lm_head, &out.grad_lm_head), (grads.bias, &out.grad_bias)] {
+                    buffer.into_iter().for_each(|buffer| add(buffer, made));
                 }
             }
         }
-        for (buffer, made) in [(grads.lm_head, &out.grad_lm_head), (grads.bias, &out.grad_bias)] {
-            if let Some(buffer) = buffer {
-                add(buffer, made);
-            }
-        }
-        Ok((sums, Scores { logp: out.logp, entropy: out.entropy }))
-    }
-
-    fn gradient_in_place(&mut self, logits: SliceMut<'_>, loss: &Evaluator<'_>) -> Result<(LossSums<f64>, Scores)> {
-        let vocab = self.request.policy.vocab();
-        let (sums, out) = match logits {
-            SliceMut::F32(logits) => {
-                let made = gradient::<f32>(&Policy::logits(logits, vocab), loss)?;
-                logits.copy_from_slice(&made.1.grad_logits);
-                made
-            }
-            SliceMut::Bf16(logits) => {
-                let made = gradient::<f32>(&Policy::logits(&widen(Slice::Bf16(logits)), vocab), loss)?;
-                logits.iter_mut().zip(&made.1.grad_logits).for_each(|(to, from)| *to = bf16::from_f32(*from));
-                made
-            }
-        };
         Ok((sums, Scores { logp: out.logp, entropy: out.entropy }))
     }
 }

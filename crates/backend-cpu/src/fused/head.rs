@@ -16,19 +16,19 @@ use std::ops::Range;
 
 /// The weight and bias of one call.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Head<'a> {
+pub(crate) struct LmHead<'a> {
     pub(crate) gemm: Gemm,
     pub(crate) weight: Slice<'a>,
     pub(crate) bias: Option<Slice<'a>>,
     pub(crate) layout: HeadLayout,
     pub(crate) h: usize,
     pub(crate) v: usize,
-    /// `true` if [`Head::pack_for_logits`] and [`Head::pack_for_hidden`] pack whole tiles before the products.
+    /// `true` if [`LmHead::pack_for_logits`] and [`LmHead::pack_for_hidden`] pack whole tiles before the products.
     /// Otherwise products pack a part of a tile at a time.
     pub(crate) packs_tiles: bool,
 }
 
-impl<'a> Head<'a> {
+impl<'a> LmHead<'a> {
     /// Returns the vocabulary entries of tile `index`.
     pub(crate) fn tile(&self, index: usize) -> Range<usize> {
         let start = index * TILE;
@@ -49,7 +49,7 @@ impl<'a> Head<'a> {
         (source, if along == KAxis::Rows { KAxis::Columns } else { KAxis::Rows })
     }
 
-    /// Packs tile `index` into `words` for [`Head::logits`], if tiles are packed as a whole.
+    /// Packs tile `index` into `words` for [`LmHead::logits`], if tiles are packed as a whole.
     pub(crate) fn pack_for_logits(&self, index: usize, words: &mut [u32]) {
         let (gemm, tile) = (self.gemm, self.tile(index));
         if !self.packs_tiles {
@@ -66,7 +66,7 @@ impl<'a> Head<'a> {
         }
     }
 
-    /// Packs the `units` of tile `index` into `words` for [`Head::hidden_gradient`], if tiles are packed as a whole.
+    /// Packs the `units` of tile `index` into `words` for [`LmHead::hidden_gradient`], if tiles are packed as a whole.
     pub(crate) fn pack_for_hidden(&self, index: usize, units: Range<usize>, words: &mut [u32]) {
         let (gemm, tile) = (self.gemm, self.tile(index));
         if !self.packs_tiles {

@@ -32,18 +32,18 @@ mod token;
 pub(crate) use tiling::{Problem, choose};
 
 use crate::gemm::{Cut, Gemm, KAxis, MatMut, Packed, Rows};
-use crate::host::{Grads, Slice, SliceMut};
+use crate::host::{Grads, Slice, Tensors};
 use crate::pages::{Aligned, zeros};
-use crate::plan::Kernel;
 use crate::profile::{Work, timed};
 use crate::softmax::{Partial, RowGrad, RowSums, Scales, TILE, Transform};
 use crate::tokens::{Chunks, TokenState, empty_scores};
 use grpo_core::backend_api::evaluate::Evaluator;
+use grpo_core::backend_api::plan::Head;
 use grpo_core::backend_api::token_columns::LossSums;
 use grpo_core::batch::TokenBatch;
-use grpo_core::error::Result;
+use grpo_core::error::{Error, Result};
 use grpo_core::{HeadLayout, LoopOrder, PlanRequest, PolicyOutput, Scores};
-use head::Head;
+use head::LmHead;
 use slot::{Slot, TILES_PER_SLOT, for_each_with_slot, unit_block};
 use std::ops::Range;
 use tile_gradient::TileGradient;
@@ -51,7 +51,7 @@ use tiling::Blocking;
 use token::{Token, within};
 
 /// A planned fused loss: sizes and workspace.
-pub(crate) struct FusedKernel {
+pub(crate) struct FusedHead {
     request: PlanRequest,
     problem: Problem,
     blocking: Blocking,
@@ -83,7 +83,7 @@ struct Workspace {
     slots: Vec<Slot>,
 }
 
-impl FusedKernel {
+impl FusedHead {
     pub(crate) fn new(request: &PlanRequest, problem: Problem, blocking: Blocking) -> Self {
         let (c, p) = (blocking.chunk, blocking.panel_tiles);
         let kept = problem.kept(&blocking);
@@ -110,14 +110,14 @@ impl FusedKernel {
         }
     }
 
-    /// Returns the hidden states and head of a call. The wrapper has checked that the policy has both.
-    fn inputs<'a>(&self, policy: PolicyOutput<Slice<'a>>) -> (Slice<'a>, Head<'a>) {
+    /// Returns the hidden states and head of a call.
+    fn inputs<'a>(&self, policy: PolicyOutput<Slice<'a>>) -> (Slice<'a>, LmHead<'a>) {
         let PolicyOutput::Hidden { hidden, lm_head, bias } = policy else {
-            unreachable!("the wrapper has checked the policy against the plan")
+            unreachable!("the plan has checked the policy")
         };
         let Problem { gemm, h, v, layout, .. } = self.problem;
         let packs_tiles = self.problem.packs_tiles(&self.blocking);
-        (hidden, Head { gemm, weight: lm_head, bias, layout, h, v, packs_tiles })
+        (hidden, LmHead { gemm, weight: lm_head, bias, layout, h, v, packs_tiles })
     }
 
     /// Divides tiles into panels of at most `size` tiles.
@@ -131,7 +131,7 @@ impl FusedKernel {
     fn forward(
         &mut self,
         hidden: Slice<'_>,
-        head: &Head<'_>,
+        head: &LmHead<'_>,
         batch: &TokenBatch,
         rows: &[usize],
         at: usize,
@@ -189,7 +189,7 @@ impl FusedKernel {
     fn backward(
         &mut self,
         hidden: Slice<'_>,
-        head: &Head<'_>,
+        head: &LmHead<'_>,
         batch: &TokenBatch,
         live: Range<usize>,
         at: usize,
@@ -314,9 +314,13 @@ fn pack_for_logits(gemm: Gemm, hidden: Slice<'_>, rows: &[usize], h: usize, out:
     }
 }
 
-impl Kernel for FusedKernel {
-    fn score(&mut self, policy: PolicyOutput<Slice<'_>>, batch: &TokenBatch) -> Result<Scores> {
-        let (hidden, head) = self.inputs(policy);
+impl Head for FusedHead {
+    type Tensors<'a> = Tensors<'a>;
+    type Scores = Scores;
+    type Error = Error;
+
+    fn score(&mut self, tensors: &Tensors<'_>, batch: &TokenBatch) -> Result<Scores> {
+        let (hidden, head) = self.inputs(tensors.policy());
         let mut scores = empty_scores(batch);
         for rows in batch.active_rows().chunks(self.blocking.chunk) {
             self.forward(hidden, &head, batch, rows, 0, false);
@@ -325,12 +329,8 @@ impl Kernel for FusedKernel {
         Ok(scores)
     }
 
-    fn gradient(
-        &mut self,
-        policy: PolicyOutput<Slice<'_>>,
-        loss: &Evaluator<'_>,
-        mut grads: Grads<'_>,
-    ) -> Result<(LossSums<f64>, Scores)> {
+    fn gradient(&mut self, tensors: Tensors<'_>, loss: &Evaluator<'_>) -> Result<(LossSums<f64>, Scores)> {
+        let Tensors::Separate(policy, mut grads) = tensors else { unreachable!("the plan has checked the policy") };
         let (hidden, head) = self.inputs(policy);
         let batch = loss.batch();
         let (rows, chunk) = (batch.active_rows(), self.blocking.chunk);
@@ -363,10 +363,6 @@ impl Kernel for FusedKernel {
             }
         }
         Ok((loss.finish(totals), scores))
-    }
-
-    fn gradient_in_place(&mut self, _: SliceMut<'_>, _: &Evaluator<'_>) -> Result<(LossSums<f64>, Scores)> {
-        unreachable!("the wrapper has checked the policy against the plan")
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! Legend: L live tokens of a chunk, H hidden, T entries of the tile.
 
-use super::head::Head;
+use super::head::LmHead;
 use super::slot::{Slot, pieces_at_a_time, stride};
 use super::token::{Token, within};
 use crate::convert::rounded;
@@ -16,7 +16,7 @@ use std::ops::Range;
 
 /// Computes dlogits of tiles, and the head's gradient from them.
 pub(super) struct TileGradient<'a> {
-    pub(super) lm_head: &'a Head<'a>,
+    pub(super) lm_head: &'a LmHead<'a>,
     /// The live tokens, `[L]`.
     pub(super) tokens: &'a [Token],
     /// The tokens, divided into pieces of K for the head's gradient.
@@ -156,7 +156,7 @@ impl TileGradient<'_> {
     /// Adds to `out` the part of the head's gradient that comes from the dlogits of `pieces` for a tile of `t` entries.
     /// `near` is a buffer for a block of it.
     fn multiply(&self, pieces: &[Range<usize>], t: usize, dlogits: &[u32], near: &mut [f32], out: &mut MatMut<'_>) {
-        let Head { gemm, layout, h, .. } = *self.lm_head;
+        let LmHead { gemm, layout, h, .. } = *self.lm_head;
         let start = pieces[0].start;
         let most = gemm.near_rows().unwrap_or(h).max(1);
         for units in (0..h).step_by(most).map(|first| first..h.min(first + most)) {

@@ -20,19 +20,10 @@ const NARROW: usize = 64;
 const NEAR: usize = 4;
 
 /// A matrix, or some rows and columns of one; one of its axes is K.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Operand<'a> {
-    data: &'a [f32],
-    stride: usize,
-    rows: Pick<'a>,
-    columns: (usize, usize),
+    all: Rows<'a>,
     along: KAxis,
-}
-
-#[derive(Clone, Copy, Debug)]
-enum Pick<'a> {
-    Range(usize, usize),
-    List(&'a [usize]),
 }
 
 impl<'a> Operand<'a> {
@@ -49,36 +40,25 @@ impl<'a> Operand<'a> {
         columns: Range<usize>,
         along: KAxis,
     ) -> Self {
-        Self { data, stride, rows: Pick::Range(rows.start, rows.end), columns: (columns.start, columns.end), along }
+        Self { all: Rows::new(Slice::F32(data), stride, rows, columns), along }
     }
 
     /// Selects `columns` of the rows listed in `rows`.
     pub(super) fn list(data: &'a [f32], stride: usize, rows: &'a [usize], columns: Range<usize>, along: KAxis) -> Self {
-        Self { data, stride, rows: Pick::List(rows), columns: (columns.start, columns.end), along }
+        Self { all: Rows::list(Slice::F32(data), stride, rows, columns), along }
     }
 
     /// Selects the range `outer` of the axis that is not K, and the range `k` of K.
     fn cut(&self, outer: Range<usize>, k: Range<usize>) -> Rows<'a> {
-        let (rows, columns) = match self.along {
-            KAxis::Rows => (k, outer),
-            KAxis::Columns => (outer, k),
-        };
-        let columns = self.columns.0 + columns.start..self.columns.0 + columns.end;
-        match self.rows {
-            Pick::Range(start, _) => {
-                Rows::new(Slice::F32(self.data), self.stride, start + rows.start..start + rows.end, columns)
-            }
-            Pick::List(list) => Rows::list(Slice::F32(self.data), self.stride, &list[rows], columns),
+        match self.along {
+            KAxis::Rows => self.all.part(k, outer),
+            KAxis::Columns => self.all.part(outer, k),
         }
     }
 
     /// Returns (length of the axis that is not K, length of K).
     fn dims(&self) -> (usize, usize) {
-        let rows = match self.rows {
-            Pick::Range(start, end) => end - start,
-            Pick::List(list) => list.len(),
-        };
-        let columns = self.columns.1 - self.columns.0;
+        let (rows, columns) = (self.all.rows(), self.all.columns.len());
         match self.along {
             KAxis::Rows => (columns, rows),
             KAxis::Columns => (rows, columns),
@@ -133,18 +113,11 @@ pub(super) enum Panels<'a> {
 
 /// Packs `rhs`, which must have bf16 values, into `halves`; as many as [`pack`] has words.
 pub(super) fn pack_halves(gemm: Gemm, rhs: &impl Rhs, halves: &mut [u16]) {
-    let (n, k) = rhs.dims();
-    for piece in gemm.pieces(k) {
-        let stride = gemm.rhs_stride(piece.len());
-        let of_piece = &mut halves[place(gemm, n, &piece)];
-        of_piece.par_chunks_mut(PANELS * stride).enumerate().for_each(|(i, halves)| {
-            let first = i * PANELS * RHS_PANEL;
-            let columns = first..n.min(first + PANELS * RHS_PANEL);
-            let mut words = Scratch::words(halves.len());
-            rhs.with(columns, piece.clone(), |rows| gemm.pack_rhs(rows, rhs.along(), 0, &mut words, stride));
-            narrow(gemm.isa(), &words, halves);
-        });
-    }
+    pack_panels(gemm, rhs, halves, |rows, stride, halves| {
+        let mut words = Scratch::words(halves.len());
+        gemm.pack_rhs(rows, rhs.along(), 0, &mut words, stride);
+        narrow(gemm.isa(), &words, halves);
+    });
 }
 
 simd_dispatch! {
@@ -169,14 +142,19 @@ fn widen_body<M: MulAdd>(halves: &[u16], words: &mut [u32]) {
 
 /// Packs `rhs` into `words`, of length `gemm.rhs_words(n, k)`, with contiguous pieces of K.
 pub(super) fn pack(gemm: Gemm, rhs: &impl Rhs, words: &mut [u32]) {
+    pack_panels(gemm, rhs, words, |rows, stride, words| gemm.pack_rhs(rows, rhs.along(), 0, words, stride));
+}
+
+/// Calls `f` with rows of `rhs`, the stride of its panels, and their place in `out`, for every few panels.
+fn pack_panels<T: Send>(gemm: Gemm, rhs: &impl Rhs, out: &mut [T], f: impl Fn(Rows<'_>, usize, &mut [T]) + Sync) {
     let (n, k) = rhs.dims();
     for piece in gemm.pieces(k) {
         let stride = gemm.rhs_stride(piece.len());
-        let of_piece = &mut words[place(gemm, n, &piece)];
-        of_piece.par_chunks_mut(PANELS * stride).enumerate().for_each(|(i, words)| {
+        let of_piece = &mut out[place(gemm, n, &piece)];
+        of_piece.par_chunks_mut(PANELS * stride).enumerate().for_each(|(i, out)| {
             let first = i * PANELS * RHS_PANEL;
             let columns = first..n.min(first + PANELS * RHS_PANEL);
-            rhs.with(columns, piece.clone(), |rows| gemm.pack_rhs(rows, rhs.along(), 0, words, stride));
+            rhs.with(columns, piece.clone(), |rows| f(rows, stride, out));
         });
     }
 }

@@ -17,21 +17,18 @@
 
 use crate::arch::IsaToken;
 use crate::convert::Element;
-use crate::host::{Grads, Slice, SliceMut};
+use crate::host::{Slice, SliceMut, Tensors};
 use crate::pages::{Aligned, zeros};
-use crate::plan::{Kernel, evaluator_bytes};
-use crate::softmax::{
-    Partial, RowGrad, RowSums, Scales, TILE, Transform, add_gradient, add_gradient_bf16, gradient, gradient_bf16,
-    transform_bf16_to, transform_to,
-};
+use crate::plan::evaluator_bytes;
+use crate::softmax::{Partial, RowGrad, RowSums, Scales, TILE, Transform, add_gradient, gradient, transform_to};
 use crate::threads::slices::*;
 use crate::tokens::{Chunks, TokenState, empty_scores};
 use grpo_core::backend_api::evaluate::Evaluator;
+use grpo_core::backend_api::plan::Head;
 use grpo_core::backend_api::token_columns::LossSums;
 use grpo_core::batch::TokenBatch;
-use grpo_core::error::Result;
+use grpo_core::error::{Error, Result};
 use grpo_core::{LossConfig, PlanRequest, PolicyOutput, Scores};
-use half::bf16;
 use std::sync::Arc;
 
 /// The logits of a chunk in bytes, unless `token_chunk` is set; they fit into a shared cache.
@@ -40,51 +37,6 @@ const CHUNK_BYTES: usize = 2 << 20;
 const LEAST_CHUNK: usize = 4;
 /// The entries of a row per task, unless `vocab_block` is set.
 const VOCAB_BLOCK: usize = 16 * TILE;
-
-/// A dtype of logits, with its kernels of [`crate::softmax`].
-trait Logit: Element {
-    fn partial(isa: IsaToken, z: &[Self], target: Option<usize>, scale: f32) -> Partial;
-    fn keeping(isa: IsaToken, z: &[Self], target: Option<usize>, scale: f32, kept: &mut [f32]) -> Partial;
-    fn gradient(isa: IsaToken, z: &mut [Self], kept: &[f32], target: Option<usize>, row_grad: &RowGrad, scale: f32);
-    fn add(isa: IsaToken, z: &[Self], kept: &[f32], y: Option<usize>, row_grad: &RowGrad, scale: f32, out: &mut [f32]);
-    fn transformed(isa: IsaToken, z: &[Self], transform: &Transform, out: &mut [f32]);
-}
-
-impl Logit for f32 {
-    fn partial(isa: IsaToken, z: &[Self], target: Option<usize>, scale: f32) -> Partial {
-        Partial::new(isa, z, target, scale)
-    }
-    fn keeping(isa: IsaToken, z: &[Self], target: Option<usize>, scale: f32, kept: &mut [f32]) -> Partial {
-        Partial::keeping(isa, z, target, scale, kept)
-    }
-    fn gradient(isa: IsaToken, z: &mut [Self], kept: &[f32], target: Option<usize>, row_grad: &RowGrad, scale: f32) {
-        gradient(isa, z, kept, target, row_grad, scale);
-    }
-    fn add(isa: IsaToken, z: &[Self], kept: &[f32], y: Option<usize>, row_grad: &RowGrad, scale: f32, out: &mut [f32]) {
-        add_gradient(isa, z, kept, y, row_grad, scale, out);
-    }
-    fn transformed(isa: IsaToken, z: &[Self], transform: &Transform, out: &mut [f32]) {
-        transform_to(isa, z, transform, out);
-    }
-}
-
-impl Logit for bf16 {
-    fn partial(isa: IsaToken, z: &[Self], target: Option<usize>, scale: f32) -> Partial {
-        Partial::of_bf16(isa, z, target, scale)
-    }
-    fn keeping(isa: IsaToken, z: &[Self], target: Option<usize>, scale: f32, kept: &mut [f32]) -> Partial {
-        Partial::keeping_bf16(isa, z, target, scale, kept)
-    }
-    fn gradient(isa: IsaToken, z: &mut [Self], kept: &[f32], target: Option<usize>, row_grad: &RowGrad, scale: f32) {
-        gradient_bf16(isa, z, kept, target, row_grad, scale);
-    }
-    fn add(isa: IsaToken, z: &[Self], kept: &[f32], y: Option<usize>, row_grad: &RowGrad, scale: f32, out: &mut [f32]) {
-        add_gradient_bf16(isa, z, kept, y, row_grad, scale, out);
-    }
-    fn transformed(isa: IsaToken, z: &[Self], transform: &Transform, out: &mut [f32]) {
-        transform_bf16_to(isa, z, transform, out);
-    }
-}
 
 /// The passes over a chunk of tokens: sizes, and the state of the chunk.
 struct ChunkPasses {
@@ -165,7 +117,7 @@ impl ChunkPasses {
 
     /// Computes the statistics of the tokens `rows` and records them from state index `at`. If `keep`, [`Self::write`]
     /// will follow.
-    fn statistics<E: Logit>(&mut self, logits: &[E], rows: &[usize], batch: &TokenBatch, at: usize, keep: bool) {
+    fn statistics<E: Element>(&mut self, logits: &[E], rows: &[usize], batch: &TokenBatch, at: usize, keep: bool) {
         let Self { v, isa, vocab_block: block, transform, ref loss, .. } = *self;
         let scales = |row: &usize| Scales::new(loss, batch.temperature(*row));
         let buffers = self.partials.par_chunks_mut(v.div_ceil(TILE)).zip(self.kept.par_chunks_mut(v));
@@ -178,11 +130,11 @@ impl ChunkPasses {
                     let target = place_in_tile(target, i);
                     *partial = match &transform {
                         Some(transform) => {
-                            E::transformed(isa, z, transform, kept);
+                            transform_to(isa, z, transform, kept);
                             Partial::new(isa, kept, target, scale)
                         }
-                        None if keep => E::keeping(isa, z, target, scale, kept),
-                        None => E::partial(isa, z, target, scale),
+                        None if keep => Partial::keeping(isa, z, target, scale, kept),
+                        None => Partial::new(isa, z, target, scale),
                     };
                 }
             });
@@ -196,7 +148,7 @@ impl ChunkPasses {
 
     /// Computes the gradient of the tokens `rows`, whose state starts at `at`, if `access` needs it. The latest
     /// call of [`Self::statistics`] must have been for these tokens.
-    fn write<E: Logit>(&self, access: &mut Access<'_, E>, rows: &[usize], batch: &TokenBatch, at: usize) {
+    fn write<E: Element>(&self, access: &mut Access<'_, E>, rows: &[usize], batch: &TokenBatch, at: usize) {
         let (Some(first), Some(last), v, block) = (rows.first(), rows.last(), self.v, self.vocab_block) else { return };
         let token = |row: usize| {
             let i = rows.binary_search(&row).ok()?;
@@ -237,10 +189,10 @@ impl ChunkPasses {
     }
 
     /// Adds the gradient of a tile of logits `z` to `out`.
-    fn add_tile<E: Logit>(&self, token: &Token, row_grad: &RowGrad, index: usize, z: &[E], out: &mut [f32]) {
+    fn add_tile<E: Element>(&self, token: &Token, row_grad: &RowGrad, index: usize, z: &[E], out: &mut [f32]) {
         let (kept, row_grad, target) = self.kept(token, row_grad, index);
         let Some(transform) = &self.transform else {
-            return E::add(self.isa, z, kept, target, &row_grad, token.scale, out);
+            return add_gradient(self.isa, z, kept, target, &row_grad, token.scale, out);
         };
         let gradient = &mut [0.0; TILE][..z.len()];
         transform.gradient_to(self.isa, &kept[..z.len()], target, &row_grad, token.scale, gradient, false);
@@ -248,17 +200,17 @@ impl ChunkPasses {
     }
 
     /// Replaces a tile of logits by its gradient.
-    fn replace_tile<E: Logit>(&self, token: &Token, row_grad: &RowGrad, index: usize, z: &mut [E]) {
+    fn replace_tile<E: Element>(&self, token: &Token, row_grad: &RowGrad, index: usize, z: &mut [E]) {
         let (kept, row_grad, target) = self.kept(token, row_grad, index);
         let Some(transform) = &self.transform else {
-            return E::gradient(self.isa, z, kept, target, &row_grad, token.scale);
+            return gradient(self.isa, z, kept, target, &row_grad, token.scale);
         };
         let gradient = &mut [0.0; TILE][..z.len()];
         transform.gradient_to(self.isa, &kept[..z.len()], target, &row_grad, token.scale, gradient, false);
         z.iter_mut().zip(gradient).for_each(|(z, gradient)| *z = E::nearest(*gradient));
     }
 
-    fn score<E: Logit>(&mut self, logits: &[E], batch: &TokenBatch) -> Scores {
+    fn score<E: Element>(&mut self, logits: &[E], batch: &TokenBatch) -> Scores {
         let mut scores = empty_scores(batch);
         for rows in batch.active_rows().chunks(self.chunk) {
             self.statistics(logits, rows, batch, 0, false);
@@ -268,7 +220,7 @@ impl ChunkPasses {
     }
 
     /// Computes the loss and the gradient of the logits in `access`.
-    fn gradient<E: Logit>(&mut self, access: &mut Access<'_, E>, loss: &Evaluator<'_>) -> (LossSums<f64>, Scores) {
+    fn gradient<E: Element>(&mut self, access: &mut Access<'_, E>, loss: &Evaluator<'_>) -> (LossSums<f64>, Scores) {
         let (batch, rows) = (loss.batch(), loss.batch().active_rows());
         let (mut scores, mut totals) = (empty_scores(batch), loss.totals());
         let chunks = Chunks::new(loss.config(), loss.sequence_starts(), self.chunk);
@@ -329,18 +281,18 @@ fn place_in_tile(target: usize, index: usize) -> Option<usize> {
     target.checked_sub(index * TILE).filter(|place| *place < TILE)
 }
 
-/// The loss of logits that the policy passes.
-pub(crate) struct LogitsKernel {
+/// The head of logits that the policy passes.
+pub(crate) struct LogitsHead {
     passes: ChunkPasses,
 }
 
-impl LogitsKernel {
+impl LogitsHead {
     pub(crate) fn new(request: &PlanRequest, isa: IsaToken) -> Self {
         Self { passes: ChunkPasses::new(request, isa) }
     }
 
     /// Also writes zeros to the rows of masked tokens.
-    fn in_place<E: Logit>(&mut self, logits: &mut [E], loss: &Evaluator<'_>) -> (LossSums<f64>, Scores) {
+    fn in_place<E: Element>(&mut self, logits: &mut [E], loss: &Evaluator<'_>) -> (LossSums<f64>, Scores) {
         let made = self.passes.gradient(&mut Access::InPlace(&mut *logits), loss);
         let is_masked = |(i, _): &(usize, &mut [E])| !loss.batch().is_active(*i);
         logits.par_chunks_mut(self.passes.v).enumerate().filter(is_masked).for_each(|(_, z)| z.fill(E::nearest(0.0)));
@@ -348,37 +300,31 @@ impl LogitsKernel {
     }
 }
 
-impl Kernel for LogitsKernel {
-    fn score(&mut self, policy: PolicyOutput<Slice<'_>>, batch: &TokenBatch) -> Result<Scores> {
-        Ok(match policy {
+impl Head for LogitsHead {
+    type Tensors<'a> = Tensors<'a>;
+    type Scores = Scores;
+    type Error = Error;
+
+    fn score(&mut self, tensors: &Tensors<'_>, batch: &TokenBatch) -> Result<Scores> {
+        Ok(match tensors.policy() {
             PolicyOutput::Logits(Slice::F32(logits)) => self.passes.score(logits, batch),
             PolicyOutput::Logits(Slice::Bf16(logits)) => self.passes.score(logits, batch),
-            PolicyOutput::Hidden { .. } => unreachable!("the wrapper has checked the policy against the plan"),
+            PolicyOutput::Hidden { .. } => unreachable!("the plan has checked the policy"),
         })
     }
 
-    fn gradient(
-        &mut self,
-        policy: PolicyOutput<Slice<'_>>,
-        loss: &Evaluator<'_>,
-        grads: Grads<'_>,
-    ) -> Result<(LossSums<f64>, Scores)> {
+    fn gradient(&mut self, tensors: Tensors<'_>, loss: &Evaluator<'_>) -> Result<(LossSums<f64>, Scores)> {
         let passes = &mut self.passes;
-        Ok(match policy {
-            PolicyOutput::Logits(Slice::F32(logits)) => {
+        Ok(match tensors {
+            Tensors::Separate(PolicyOutput::Logits(Slice::F32(logits)), grads) => {
                 passes.gradient(&mut Access::Separate(logits, grads.logits), loss)
             }
-            PolicyOutput::Logits(Slice::Bf16(logits)) => {
+            Tensors::Separate(PolicyOutput::Logits(Slice::Bf16(logits)), grads) => {
                 passes.gradient(&mut Access::Separate(logits, grads.logits), loss)
             }
-            PolicyOutput::Hidden { .. } => unreachable!("the wrapper has checked the policy against the plan"),
-        })
-    }
-
-    fn gradient_in_place(&mut self, logits: SliceMut<'_>, loss: &Evaluator<'_>) -> Result<(LossSums<f64>, Scores)> {
-        Ok(match logits {
-            SliceMut::F32(logits) => self.in_place(logits, loss),
-            SliceMut::Bf16(logits) => self.in_place(logits, loss),
+            Tensors::Separate(PolicyOutput::Hidden { .. }, _) => unreachable!("the plan has checked the policy"),
+            Tensors::InPlace(SliceMut::F32(logits)) => self.in_place(logits, loss),
+            Tensors::InPlace(SliceMut::Bf16(logits)) => self.in_place(logits, loss),
         })
     }
 }

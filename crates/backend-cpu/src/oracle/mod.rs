@@ -13,12 +13,12 @@ mod policy;
 pub use policy::{Evaluation, Policy};
 
 use grpo_core::backend_api::evaluate::Evaluator;
-use grpo_core::backend_api::plan::{Call, Step, TokenScores, step};
+use grpo_core::backend_api::plan::{Head, Step, TokenScores, step};
 use grpo_core::backend_api::real::Scalar;
 use grpo_core::backend_api::token_columns::LossSums;
 use grpo_core::batch::PolicyValues;
 use grpo_core::batch::TokenBatch;
-use grpo_core::error::Result;
+use grpo_core::error::{Error, Result};
 use grpo_core::{LossConfig, PolicyOutput, TemperatureFactors};
 use policy::{dense, head_index};
 
@@ -29,24 +29,26 @@ use policy::{dense, head_index};
 /// vocabulary, [`grpo_core::Error::Config`] for an illegal loss or a batch without required data,
 /// [`grpo_core::Error::Backend`] if there is not enough memory for the logits.
 pub fn evaluate<R: Scalar>(config: &LossConfig, policy: &Policy<'_, R>, batch: &TokenBatch) -> Result<Evaluation<R>> {
-    let Step { sums, metrics, scores } = step(config, batch, Dense { config, policy })?;
+    let Step { sums, metrics, scores } = step(config, batch, &mut Dense { config, policy }, ())?;
     Ok(Evaluation { loss: sums.loss, policy_loss: sums.policy, metrics, ..scores })
 }
 
-/// One evaluation of a policy in the precision `R`.
+/// The head of one policy, in the precision `R`. Its gradients are part of the scores.
 struct Dense<'a, R> {
     config: &'a LossConfig,
     policy: &'a Policy<'a, R>,
 }
 
-impl<R: Scalar> Call for Dense<'_, R> {
+impl<R: Scalar> Head for Dense<'_, R> {
+    type Tensors<'a> = ();
     type Scores = Evaluation<R>;
+    type Error = Error;
 
-    fn score(&mut self, batch: &TokenBatch) -> Result<Evaluation<R>> {
+    fn score(&mut self, (): &(), batch: &TokenBatch) -> Result<Evaluation<R>> {
         score(self.config, self.policy, batch)
     }
 
-    fn gradient(self, loss: &Evaluator<'_>) -> Result<(LossSums<f64>, Evaluation<R>)> {
+    fn gradient(&mut self, (): (), loss: &Evaluator<'_>) -> Result<(LossSums<f64>, Evaluation<R>)> {
         gradient(self.policy, loss)
     }
 }

@@ -4,7 +4,6 @@ use super::exp::{LOWEST, exp, held};
 use super::partial::Partial;
 use crate::arch::{MulAdd, simd_dispatch};
 use crate::convert::{Element, rounded};
-use half::bf16;
 
 /// The coefficients of dL/dz of a row, as a function of d_j and e_j.
 #[derive(Clone, Copy, Debug, Default)]
@@ -29,27 +28,18 @@ impl RowGrad {
 }
 
 simd_dispatch! {
-    /// Overwrites the logits of a tile with dL/dlogits. `kept` has the values of [`Partial::keeping`], `row_grad`
-    /// belongs to the tile ([`RowGrad::for_tile`]), `target` is the target's index in the tile.
-    pub(crate) fn gradient(z: &mut [f32], kept: &[f32], target: Option<usize>, row_grad: &RowGrad, scale: f32) = in_place
+    /// Overwrites the logits of a tile with dL/dlogits, rounded to their dtype. `kept` has the values of
+    /// [`Partial::keeping`], `row_grad` belongs to the tile ([`RowGrad::for_tile`]), `target` is the target's index in
+    /// the tile.
+    pub(crate) fn gradient[E: Element](
+        z: &mut [E], kept: &[f32], target: Option<usize>, row_grad: &RowGrad, scale: f32
+    ) = in_place
 }
 
 simd_dispatch! {
-    /// Like [`gradient`], for bf16 logits, rounded to the nearest.
-    pub(crate) fn gradient_bf16(z: &mut [bf16], kept: &[f32], target: Option<usize>, row_grad: &RowGrad, scale: f32) = in_place
-}
-
-simd_dispatch! {
-    /// Adds dL/dlogits of a tile to `out`.
-    pub(crate) fn add_gradient(
-        z: &[f32], kept: &[f32], target: Option<usize>, row_grad: &RowGrad, scale: f32, out: &mut [f32]
-    ) = added
-}
-
-simd_dispatch! {
-    /// Like [`add_gradient`], for bf16 logits.
-    pub(crate) fn add_gradient_bf16(
-        z: &[bf16], kept: &[f32], target: Option<usize>, row_grad: &RowGrad, scale: f32, out: &mut [f32]
+    /// Adds dL/dlogits of a tile to `out`; for the arguments, see [`gradient`].
+    pub(crate) fn add_gradient[E: Element](
+        z: &[E], kept: &[f32], target: Option<usize>, row_grad: &RowGrad, scale: f32, out: &mut [f32]
     ) = added
 }
 

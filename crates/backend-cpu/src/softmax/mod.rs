@@ -19,11 +19,11 @@ mod tanh;
 mod transform;
 
 pub(crate) use exp::exp;
-pub(crate) use gradient::{RowGrad, add_gradient, add_gradient_bf16, gradient, gradient_bf16, gradient_to};
+pub(crate) use gradient::{RowGrad, add_gradient, gradient, gradient_to};
 pub(crate) use partial::{Partial, TILE};
 pub(crate) use row::{Row, RowSums};
 pub(crate) use scales::Scales;
-pub(crate) use transform::{Transform, transform_bf16_to, transform_to};
+pub(crate) use transform::{Transform, transform_to};
 
 #[cfg(test)]
 mod tests;

@@ -8,7 +8,6 @@
 use super::exp::exp;
 use crate::arch::{MulAdd, prefetch, simd_dispatch};
 use crate::convert::Element;
-use half::bf16;
 
 /// The number of vocabulary entries that are summed in f32 before they are added to the row's f64 sums.
 pub(crate) const TILE: usize = 512;
@@ -32,20 +31,11 @@ pub(crate) struct Partial {
 impl Partial {
     simd_dispatch! {
         /// Computes the statistics of `z`, at most [`TILE`] logits, without `target`.
-        pub(crate) fn new(z: &[f32], target: Option<usize>, scale: f32) -> Partial = partial
-    }
-    simd_dispatch! {
-        /// Like [`Partial::new`], for bf16 logits.
-        pub(crate) fn of_bf16(z: &[bf16], target: Option<usize>, scale: f32) -> Partial = partial
+        pub(crate) fn new[E: Element](z: &[E], target: Option<usize>, scale: f32) -> Partial = partial
     }
     simd_dispatch! {
         /// Like [`Partial::new`], but also stores e_j, relative to the tile's maximum, in `kept`, of the same length.
-        pub(crate) fn keeping(z: &[f32], target: Option<usize>, scale: f32, kept: &mut [f32]) -> Partial
-            = partial_keeping
-    }
-    simd_dispatch! {
-        /// Like [`Partial::keeping`], for bf16 logits.
-        pub(crate) fn keeping_bf16(z: &[bf16], target: Option<usize>, scale: f32, kept: &mut [f32]) -> Partial
+        pub(crate) fn keeping[E: Element](z: &[E], target: Option<usize>, scale: f32, kept: &mut [f32]) -> Partial
             = partial_keeping
     }
 }

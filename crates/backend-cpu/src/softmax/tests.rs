@@ -89,7 +89,7 @@ fn logit_transforms_match_f64_on_every_isa() {
                 let (mut w, mut to, mut to_bf16) = (z.clone(), vec![f32::NAN; length], vec![f32::NAN; length]);
                 by.apply(isa, &mut w);
                 transform_to(isa, &z, &by, &mut to);
-                transform_bf16_to(isa, &narrow, &by, &mut to_bf16);
+                transform_to(isa, &narrow, &by, &mut to_bf16);
                 assert!(w == to && w == to_bf16, "{what}");
                 for (w, (exact, _)) in w.iter().zip(&exact) {
                     // The rounding errors of the factor, its product, the result, and tanh.
@@ -151,7 +151,7 @@ fn partial_sums_match_f64_on_every_isa() {
                 assert!(close(got.dot, dot, 1.0 - dot), "{isa:?} {length} {y:?}: {got:?}, not {dot}");
                 let narrow: Vec<bf16> = z.iter().map(|z| bf16::from_f32(*z)).collect();
                 let wide: Vec<f32> = narrow.iter().map(|z| z.to_f32()).collect();
-                let (narrow, wide) = (Partial::of_bf16(isa, &narrow, y, 0.7), Partial::new(isa, &wide, y, 0.7));
+                let (narrow, wide) = (Partial::new(isa, &narrow, y, 0.7), Partial::new(isa, &wide, y, 0.7));
                 assert_eq!(narrow, wide, "{isa:?} {length} {y:?}");
                 let mut z = z.clone();
                 z[length / 3] = f32::NAN;
@@ -189,17 +189,17 @@ fn gradients_match_f64_on_every_isa() {
                 let (mut kept, mut kept_bf16) = (vec![f32::NAN; length], vec![f32::NAN; length]);
                 let partial = Partial::keeping(isa, &z, y, 0.7, &mut kept);
                 assert_eq!(partial, Partial::new(isa, &z, y, 0.7), "{what}");
-                assert_eq!(partial, Partial::keeping_bf16(isa, &narrow, y, 0.7, &mut kept_bf16), "{what}");
+                assert_eq!(partial, Partial::keeping(isa, &narrow, y, 0.7, &mut kept_bf16), "{what}");
                 assert_eq!(kept, kept_bf16, "{what}");
                 let of_tile = row_grad.for_tile(&partial, 0.7);
                 let (mut over, mut over_bf16) = (z.clone(), narrow.clone());
                 gradient(isa, &mut over, &kept, y, &of_tile, 0.7);
-                gradient_bf16(isa, &mut over_bf16, &kept, y, &of_tile, 0.7);
+                gradient(isa, &mut over_bf16, &kept, y, &of_tile, 0.7);
                 assert!(all_close(&over), "{what}: {over:?}");
                 assert_eq!(over_bf16, to_bf16(&over), "{what}");
                 let (mut sum, mut sum_bf16) = (vec![2.0; length], vec![2.0; length]);
                 add_gradient(isa, &z, &kept, y, &of_tile, 0.7, &mut sum);
-                add_gradient_bf16(isa, &narrow, &kept, y, &of_tile, 0.7, &mut sum_bf16);
+                add_gradient(isa, &narrow, &kept, y, &of_tile, 0.7, &mut sum_bf16);
                 assert_eq!(sum, over.iter().map(|g| 2.0 + g).collect::<Vec<_>>(), "{what}");
                 assert_eq!(sum_bf16, sum, "{what}");
 

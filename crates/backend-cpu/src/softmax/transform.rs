@@ -9,7 +9,6 @@ use super::tanh::tanh;
 use crate::arch::{IsaToken, MulAdd, simd_dispatch};
 use crate::convert::{Element, rounded};
 use grpo_core::LossConfig;
-use half::bf16;
 
 /// The transform of a logit before the temperature.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -73,12 +72,7 @@ simd_dispatch! { fn transform(z: &mut [f32], by: &Transform) = in_place }
 
 simd_dispatch! {
     /// Writes the transformed logits `z` to `out`, of the same length.
-    pub(crate) fn transform_to(z: &[f32], by: &Transform, out: &mut [f32]) = elsewhere
-}
-
-simd_dispatch! {
-    /// Like [`transform_to`], for bf16 logits.
-    pub(crate) fn transform_bf16_to(z: &[bf16], by: &Transform, out: &mut [f32]) = elsewhere
+    pub(crate) fn transform_to[E: Element](z: &[E], by: &Transform, out: &mut [f32]) = elsewhere
 }
 
 simd_dispatch! {

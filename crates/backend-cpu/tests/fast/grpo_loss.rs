@@ -84,20 +84,6 @@ fn a_step_equals_a_call_of_the_plan(
     assert_eq!(owned, zeros);
 }
 
-#[test]
-fn slices_and_vectors_are_accepted() {
-    let case = case(&Shape { bias: false, ..Shape::default() });
-    let (loss, n) = (builder(&case).build(&backend_cpu::CpuBackend::new()).unwrap(), case.batch.tokens());
-    let (hidden, lm_head) = (case.hidden.to_vec(), case.lm_head.to_vec());
-    let policy = PolicyInput::head(&hidden, &lm_head);
-    let (expected, owned) = loss.step_owned(policy, &case.batch).unwrap();
-    let (mut dhidden, mut dlm_head) = (vec![0.0; n * case.h], vec![0.0; case.v * case.h]);
-    let grads = Grads::new(&mut dhidden, &mut dlm_head);
-    assert_same(&loss.step(&hidden, &lm_head[..], &case.batch, grads).unwrap(), &expected);
-    assert_eq!((Some(dhidden), Some(dlm_head)), (owned.hidden, owned.lm_head));
-    assert_eq!(loss.score(&hidden, &lm_head, &case.batch).unwrap(), expected.scores);
-}
-
 #[rstest]
 fn dlogits_can_replace_logits_in_place(
     #[values(Implementation::Reference, Implementation::Logits)] implementation: Implementation,

@@ -266,7 +266,12 @@ fn log_probabilities_depend_only_on_their_row(#[values(Dtype::F32, Dtype::Bf16)]
 #[rstest]
 fn on_policy_ratios_are_exactly_one(
     #[values(1, 2, 5)] per_micro_batch: usize,
-    #[values("", r#", "final_logit_softcapping": 5.0, "logit_scale": 1.3"#)] transform: &str,
+    #[values(
+        "",
+        r#", "temperature_mode": "scale_logprobs""#,
+        r#", "final_logit_softcapping": 5.0, "logit_scale": 1.3"#
+    )]
+    transform: &str,
     #[values(false, true)] temperatures: bool,
 ) {
     // With epsilon 0, every ratio other than 1 is clipped.

@@ -62,8 +62,16 @@ impl<'a> Evaluator<'a> {
                 config.beta
             )));
         }
-        check_prepared(config, batch)?;
-        check_sampler(config, batch)?;
+        if batch.factors().is_none() && config.selects_tokens() {
+            return Err(Error::Config(
+                "this loss selects tokens by scores of the whole batch: call LossConfig::prepare first".into(),
+            ));
+        }
+        if config.weighs_kl_by_sampler() && batch.sampler_logp().is_none() {
+            return Err(Error::Config(
+                "kl_importance: sampler compares the policy with the sampler, but the batch has no sampler_logp".into(),
+            ));
+        }
         let weights = batch_weights(config, batch)?;
         let mut starts = vec![0];
         for sequence in 0..batch.sequences() {
@@ -275,27 +283,4 @@ fn count(sequence: usize, columns: &TokenColumns<f64>, mut token: LossSums<f64>,
     totals.low_clipped[sequence] += token.low_clipped;
     totals.high_clipped[sequence] += token.high_clipped;
     totals.sums.merge(&token);
-}
-
-/// Checks that the batch has the inputs of a KL term weighted by the sampler's ratio.
-fn check_sampler(config: &LossConfig, batch: &TokenBatch) -> Result<()> {
-    if !config.weighs_kl_by_sampler() {
-        return Ok(());
-    }
-    match batch.sampler_logp() {
-        Some(_) => Ok(()),
-        None => Err(Error::Config(
-            "kl_importance: sampler compares the policy with the sampler, but the batch has no sampler_logp".into(),
-        )),
-    }
-}
-
-/// Checks that the batch has the factors that [`LossConfig::prepare`] computes.
-fn check_prepared(config: &LossConfig, batch: &TokenBatch) -> Result<()> {
-    if batch.factors().is_none() && config.selects_tokens() {
-        return Err(Error::Config(
-            "this loss selects tokens by scores of the whole batch: call LossConfig::prepare first".into(),
-        ));
-    }
-    Ok(())
 }

@@ -1,6 +1,6 @@
 //! The interface for authors of backends and of compiled programs that evaluate the loss. Callers of the loss do not need it.
 //!
-//! A backend implements [`plan::Head`], which computes log-probabilities and takes their derivatives; [`plan::Plan`] does the rest of a
+//! A backend implements [`plan::Head`], which computes log-probabilities and takes their derivatives; [`plan::step`] does the rest of a
 //! step. On the host, [`evaluate::Evaluator`] turns log-probabilities into the loss and dL/dlogp, token by token. A compiled program, in
 //! which a value is a vector over tokens, calls [`objective`](crate::objective) with its own [`real::Real`] and [`token_columns::TokenColumns`].
 //!

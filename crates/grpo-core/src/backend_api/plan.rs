@@ -5,145 +5,43 @@
 //! 3. The head computes log-probabilities and takes their derivatives.
 //! 4. Compute metrics from the sums.
 //!
-//! [`Plan`] runs these steps for a backend that implements [`Head`], [`step`] for other kinds of tensors
-//! (f64 in the oracle, tensors that stay on a device).
+//! [`step`] runs these steps around any [`Head`]: kernels on the host, the oracle in f64, programs on a device.
 
-use crate::backend::{LossOutput, LossPlan, PlanRequest, Scores};
+use crate::backend::{LossOutput, Scores};
 use crate::backend_api::evaluate::Evaluator;
 use crate::backend_api::token_columns::LossSums;
 use crate::batch::PolicyValues;
 use crate::batch::TokenBatch;
 use crate::config::LossConfig;
 use crate::error::{Error, Result};
-use crate::gradients::GradsMut;
-use crate::memory_report::MemoryReport;
 use crate::metrics::Metrics;
-use crate::policy::PolicyInput;
-use crate::tensor::TensorMut;
 
-/// The computation of logits for batches of one shape: yields log-probabilities and entropies, takes dL/dlogp and dL/dentropy.
-/// It does not depend on clipping, KL or advantages. Its callers have checked the arguments against the plan
-/// ([`PlanRequest::check_call`]).
-pub trait Head: Send {
-    /// Computes log-probabilities and entropies of the active tokens of `batch`; 0 at masked tokens.
-    ///
-    /// # Errors
-    /// The errors of the backend.
-    fn score(&mut self, policy: PolicyInput<'_>, batch: &TokenBatch) -> Result<Scores>;
-
-    /// Computes the loss of [`Evaluator::batch`] and adds its gradients to `grads`. The scores equal the result of [`Head::score`] bit for
-    /// bit.
-    ///
-    /// # Errors
-    /// The errors of the backend; `grads` is unchanged after an error.
-    fn gradient(
-        &mut self,
-        policy: PolicyInput<'_>,
-        loss: &Evaluator<'_>,
-        grads: GradsMut<'_>,
-    ) -> Result<(LossSums<f64>, Scores)>;
-
-    /// Computes the loss like [`Head::gradient`], for logits that it overwrites with their gradient; 0 at masked tokens.
-    ///
-    /// # Errors
-    /// The errors of the backend.
-    fn gradient_in_place(&mut self, logits: TensorMut<'_>, loss: &Evaluator<'_>) -> Result<(LossSums<f64>, Scores)>;
-}
-
-/// A planned loss with its head.
-#[derive(Debug)]
-pub struct Plan<H> {
-    request: PlanRequest,
-    memory: MemoryReport,
-    head: H,
-}
-
-impl<H: Head> Plan<H> {
-    /// Creates a plan of `request`, which needs `memory`, with `head`, which was made for this request.
-    pub fn new(request: &PlanRequest, memory: MemoryReport, head: H) -> Self {
-        Self { request: request.clone(), memory, head }
-    }
-}
-
-impl<H: Head> LossPlan for Plan<H> {
-    fn score(&mut self, policy: PolicyInput<'_>, batch: &TokenBatch) -> Result<Scores> {
-        self.request.check_call(&policy, batch, None)?;
-        self.head.score(policy, batch)
-    }
-
-    fn value_and_grad(
-        &mut self,
-        policy: PolicyInput<'_>,
-        batch: &TokenBatch,
-        grads: GradsMut<'_>,
-    ) -> Result<LossOutput> {
-        self.request.check_call(&policy, batch, Some(&grads))?;
-        Ok(step(&self.request.loss, batch, HeadCall { head: &mut self.head, policy, grads })?.into())
-    }
-
-    fn value_and_grad_in_place(&mut self, logits: TensorMut<'_>, batch: &TokenBatch) -> Result<LossOutput> {
-        self.request.check_call(&PolicyInput::Logits(logits.as_ref()), batch, None)?;
-        Ok(step(&self.request.loss, batch, InPlaceCall { head: &mut self.head, logits })?.into())
-    }
-
-    fn memory(&self) -> MemoryReport {
-        self.memory
-    }
-}
-
-/// One call of a head with its tensors.
-struct HeadCall<'a, H> {
-    head: &'a mut H,
-    policy: PolicyInput<'a>,
-    grads: GradsMut<'a>,
-}
-
-impl<H: Head> Call for HeadCall<'_, H> {
-    type Scores = Scores;
-
-    fn score(&mut self, batch: &TokenBatch) -> Result<Scores> {
-        self.head.score(self.policy, batch)
-    }
-
-    fn gradient(self, loss: &Evaluator<'_>) -> Result<(LossSums<f64>, Scores)> {
-        self.head.gradient(self.policy, loss, self.grads)
-    }
-}
-
-/// One call of a head with logits that it overwrites.
-struct InPlaceCall<'a, H> {
-    head: &'a mut H,
-    logits: TensorMut<'a>,
-}
-
-impl<H: Head> Call for InPlaceCall<'_, H> {
-    type Scores = Scores;
-
-    fn score(&mut self, batch: &TokenBatch) -> Result<Scores> {
-        self.head.score(PolicyInput::Logits(self.logits.as_ref()), batch)
-    }
-
-    fn gradient(self, loss: &Evaluator<'_>) -> Result<(LossSums<f64>, Scores)> {
-        self.head.gradient_in_place(self.logits, loss)
-    }
-}
-
-/// One evaluation of the loss with tensors of any kind.
-pub trait Call: Sized {
+/// The computation of logits: yields log-probabilities and entropies, takes dL/dlogp and dL/dentropy. It does not depend on clipping, KL or
+/// advantages. Its callers have checked the tensors and the batch ([`PlanRequest::check_call`](crate::PlanRequest::check_call)).
+pub trait Head {
+    /// The policy's output in one call, with the destination of its gradients: accumulators, or the logits themselves.
+    type Tensors<'a>;
     /// Log-probability and entropy of every token; 0 at masked tokens.
     type Scores: TokenScores;
+    /// The error of a call.
+    type Error: From<Error>;
 
     /// Computes the scores of the active tokens of `batch`, without gradients.
     ///
     /// # Errors
     /// The errors of the backend.
-    fn score(&mut self, batch: &TokenBatch) -> Result<Self::Scores>;
+    fn score(&mut self, tensors: &Self::Tensors<'_>, batch: &TokenBatch) -> Result<Self::Scores, Self::Error>;
 
-    /// Computes the loss of [`Evaluator::batch`] and its gradients; returns the sums and the scores.
+    /// Computes the loss of [`Evaluator::batch`] and its gradients: adds them to accumulators, or replaces logits by them, with 0 at masked
+    /// tokens. Returns the sums and the scores, whose log-probabilities equal the result of [`Head::score`] bit for bit.
     ///
     /// # Errors
-    /// The errors of the backend.
-    fn gradient(self, loss: &Evaluator<'_>) -> Result<(LossSums<f64>, Self::Scores)>;
+    /// The errors of the backend; tensors on the host are unchanged after an error.
+    fn gradient(
+        &mut self,
+        tensors: Self::Tensors<'_>,
+        loss: &Evaluator<'_>,
+    ) -> Result<(LossSums<f64>, Self::Scores), Self::Error>;
 }
 
 /// Log-probabilities and entropies of a batch.
@@ -190,22 +88,28 @@ impl From<Step<Scores>> for LossOutput {
     }
 }
 
-/// Evaluates `config` on `batch` with the policy of `call`.
+/// Evaluates `config` on `batch` with `head`, which computes the policy of `tensors`.
 ///
 /// # Errors
-/// [`Error::NoAdvantages`] for a batch without advantages; the errors of [`LossConfig::prepare`], [`Evaluator::new`] and `call`.
-pub fn step<C: Call>(config: &LossConfig, batch: &TokenBatch, mut call: C) -> Result<Step<C::Scores>> {
+/// [`Error::NoAdvantages`] for a batch without advantages; the errors of [`LossConfig::prepare`], [`Evaluator::new`] and `head`.
+pub fn step<H: Head>(
+    config: &LossConfig,
+    batch: &TokenBatch,
+    head: &mut H,
+    tensors: H::Tensors<'_>,
+) -> Result<Step<H::Scores>, H::Error> {
     if !batch.has_advantages() {
-        return Err(Error::NoAdvantages);
+        return Err(Error::NoAdvantages.into());
     }
-    let prepared = config.prepare(batch, |batch| call.score(batch)?.to_values())?;
+    let prepared =
+        config.prepare(batch, |batch| -> Result<_, H::Error> { Ok(head.score(&tensors, batch)?.to_values()?) })?;
     // Scored before the gradient, which may overwrite the logits.
-    let left_out = match batch.without(&prepared)?.filter(|_| C::Scores::FILLED) {
-        Some(batch) => Some((call.score(&batch)?, batch)),
+    let left_out = match batch.without(&prepared)?.filter(|_| H::Scores::FILLED) {
+        Some(batch) => Some((head.score(&tensors, &batch)?, batch)),
         None => None,
     };
     let evaluator = Evaluator::new(config, &prepared)?;
-    let (sums, mut scores) = call.gradient(&evaluator)?;
+    let (sums, mut scores) = head.gradient(tensors, &evaluator)?;
     if let Some((of_left_out, batch)) = left_out {
         scores.fill(&batch, &of_left_out);
     }

@@ -3,7 +3,7 @@
 use crate::adamw::AdamW;
 use crate::decoder::{Decoder, Which, export_parameters, replace_parameters, to_host, trained_tensors, trained_values};
 use crate::gradients::GradientSum;
-use crate::loss::{LossPlans, PolicyLoss};
+use crate::loss::{PlannedLoss, PolicyLoss};
 use crate::micro_batch::accumulate;
 use crate::ref_policy::{freeze, has_values, mix};
 use crate::rollout;
@@ -30,8 +30,8 @@ pub struct CpuPolicy {
     model: Decoder,
     /// The weights of the reference policy, on a device without autodiff.
     ref_policy: Option<Decoder>,
-    loss: LossPlans,
-    cross_entropy: LossPlans,
+    loss: PlannedLoss,
+    cross_entropy: PlannedLoss,
     /// The value loss, if the decoder has a value head.
     value_loss: Option<ValueLossConfig>,
     optimizer: AdamW,
@@ -53,9 +53,9 @@ impl CpuPolicy {
     /// Creates a policy with random weights that depend on `config` and `seed` only, with the default AdamW settings.
     ///
     /// # Errors
-    /// [`Error::Model`] for an invalid configuration.
+    /// [`Error::Model`] for an invalid configuration of the model, [`Error::Other`] of the loss.
     pub fn new(config: &ModelConfig, seed: u64, loss: PolicyLoss) -> Result<Self> {
-        Ok(Self::of(Decoder::new(config, seed, &Device::flex().autodiff())?, loss))
+        Self::of(Decoder::new(config, seed, &Device::flex().autodiff())?, loss)
     }
 
     /// Creates a policy from stored weights, read tensor by tensor as f32, with the default AdamW settings.
@@ -63,7 +63,7 @@ impl CpuPolicy {
     /// # Errors
     /// See [`Decoder::from_weights`].
     pub fn from_weights(config: &ModelConfig, weights: &models::Weights, loss: PolicyLoss) -> Result<Self> {
-        Ok(Self::of(Decoder::from_weights(config, weights, &Device::flex().autodiff())?, loss))
+        Self::of(Decoder::from_weights(config, weights, &Device::flex().autodiff())?, loss)
     }
 
     /// Creates a policy from stored weights with fresh LoRA adapters: [`CpuPolicy::with_lora`] with memory-mapped base weights, which
@@ -79,7 +79,7 @@ impl CpuPolicy {
         loss: PolicyLoss,
     ) -> Result<Self> {
         let base = Decoder::mapped(config, weights, &Device::flex().autodiff())?;
-        Ok(Self::of(base.with_lora(lora, seed)?, loss))
+        Self::of(base.with_lora(lora, seed)?, loss)
     }
 
     /// Adds fresh LoRA adapters ([`Decoder::with_lora`]): gradients, moments and checkpoints contain only adapters, tokens are sampled with
@@ -106,19 +106,19 @@ impl CpuPolicy {
         Ok(self)
     }
 
-    fn of(model: Decoder, loss: PolicyLoss) -> Self {
-        Self {
+    fn of(model: Decoder, loss: PolicyLoss) -> Result<Self> {
+        Ok(Self {
             model,
             ref_policy: None,
-            loss: LossPlans::new(loss),
-            cross_entropy: LossPlans::new(PolicyLoss::cross_entropy()),
+            loss: PlannedLoss::new(loss)?,
+            cross_entropy: PlannedLoss::new(PolicyLoss::cross_entropy())?,
             value_loss: None,
             optimizer: AdamW::new(&AdamWConfig::default()),
             sums: GradientSum::new(),
             rollout_batch_size: ROLLOUT_BATCH_SIZE,
             remembered: None,
             in_files: None,
-        }
+        })
     }
 
     /// Uses the memory-mapped `weights` as the reference policy, which then needs no memory of its own. `weights` must be those that this

@@ -2,7 +2,7 @@
 
 use super::PjrtPolicy;
 use crate::error::Result;
-use crate::train::{Applied, Call, Device, Loss, Moments, Prepared, Rows, Scalars, StepOfState, Target};
+use crate::train::{Applied, Device, Loss, LossHead, Moments, Prepared, Rows, Scalars, StepOfState, Target};
 use grpo_core::backend_api::plan::step;
 use grpo_core::{LossOutput, TokenBatch};
 use pjrt::Buffer;
@@ -129,12 +129,10 @@ fn loss_of(
     check_tokens(on, batch.sequences, &tokens)?;
     let rows = on.upload(&rows)?;
     let (config, of_values) = (loss.config.clone(), loss.of_values.clone());
-    let (mut values, mut failed) = (Vec::new(), None);
-    let call = Call { loss, on, rows: &rows, target, values: &mut values, failed: &mut failed };
-    let output = step(&config, &tokens, call).map_err(|error| failed.take().unwrap_or(error.into()))?;
-    let mut output = LossOutput::from(output);
+    let mut head = LossHead { loss, on, rows: &rows, values: Vec::new() };
+    let mut output = LossOutput::from(step(&config, &tokens, &mut head, target)?);
     if let Some(of_values) = of_values {
-        let of_values = of_values.compute(&values, &config, &tokens)?;
+        let of_values = of_values.compute(&head.values, &config, &tokens)?;
         output.loss += of_values.loss;
         output.value_loss += of_values.value_loss;
         output.metrics.merge(&of_values.metrics);

@@ -9,6 +9,7 @@ use backend_tpu::TokenTables;
 use backend_tpu::program::{Role, Spec};
 use grpo_core::aggregate::batch_weights;
 use grpo_core::backend_api::evaluate::Evaluator;
+use grpo_core::backend_api::plan::Head;
 use grpo_core::backend_api::token_columns::LossSums;
 use grpo_core::batch::{TokenBatch, ValueTargets};
 use grpo_core::objective::ValueLossConfig;
@@ -201,40 +202,26 @@ impl Device<'_> {
     }
 }
 
-/// One evaluation of a loss, for [`grpo_core::backend_api::plan::step`].
-pub(crate) struct Call<'a> {
+/// The head of a loss for the rows of one micro-batch.
+pub(crate) struct LossHead<'a> {
     pub(crate) loss: &'a mut Loss,
     pub(crate) on: Device<'a>,
     pub(crate) rows: &'a UploadedRows,
-    pub(crate) target: Target<'a>,
-    /// Outputs of the value head, if there is a value loss.
-    pub(crate) values: &'a mut Vec<f32>,
-    /// The error, if it is not a `grpo_core::Error`, which is the only error type that the call can return.
-    pub(crate) failed: &'a mut Option<Error>,
+    /// Outputs of the value head after a gradient, if there is a value loss.
+    pub(crate) values: Vec<f32>,
 }
 
-impl grpo_core::backend_api::plan::Call for Call<'_> {
+impl Head for LossHead<'_> {
+    type Tensors<'a> = Target<'a>;
     type Scores = Scores;
+    type Error = Error;
 
-    fn score(&mut self, batch: &TokenBatch) -> grpo_core::Result<Scores> {
-        self.loss.score(&self.on, self.target.weights(), self.rows, batch).map_err(|error| of_loss(self.failed, error))
+    fn score(&mut self, target: &Target<'_>, batch: &TokenBatch) -> Result<Scores> {
+        self.loss.score(&self.on, target.weights(), self.rows, batch)
     }
 
-    fn gradient(self, evaluator: &Evaluator<'_>) -> grpo_core::Result<(LossSums<f64>, Scores)> {
-        let Self { loss, on, rows, target, values, failed } = self;
-        loss.gradient(&on, rows, evaluator, target, values).map_err(|error| of_loss(failed, error))
-    }
-}
-
-/// Converts the error; one that is not a `grpo_core::Error` is stored in `failed`, and a placeholder is returned.
-fn of_loss(failed: &mut Option<Error>, error: Error) -> grpo_core::Error {
-    match error {
-        Error::Loss(error) => error,
-        other => {
-            let message = other.to_string();
-            *failed = Some(other);
-            grpo_core::Error::Backend { backend: "pjrt".into(), message }
-        }
+    fn gradient(&mut self, target: Target<'_>, evaluator: &Evaluator<'_>) -> Result<(LossSums<f64>, Scores)> {
+        self.loss.gradient(&self.on, self.rows, evaluator, target, &mut self.values)
     }
 }
 

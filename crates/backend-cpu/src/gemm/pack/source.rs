@@ -9,7 +9,7 @@ pub(crate) struct Rows<'a> {
     pub(super) data: Slice<'a>,
     stride: usize,
     pick: Pick<'a>,
-    pub(super) columns: Range<usize>,
+    pub(crate) columns: Range<usize>,
 }
 
 #[derive(Clone, Debug)]
@@ -29,8 +29,18 @@ impl<'a> Rows<'a> {
         Self { data, stride, pick: Pick::List(rows), columns }
     }
 
+    /// Selects some of these rows and columns.
+    pub(crate) fn part(&self, rows: Range<usize>, columns: Range<usize>) -> Self {
+        let pick = match &self.pick {
+            Pick::Range(range) => Pick::Range(range.start + rows.start..range.start + rows.end),
+            Pick::List(list) => Pick::List(&list[rows]),
+        };
+        let first = self.columns.start;
+        Self { pick, columns: first + columns.start..first + columns.end, ..*self }
+    }
+
     /// Returns the number of rows.
-    pub(super) fn rows(&self) -> usize {
+    pub(crate) fn rows(&self) -> usize {
         match &self.pick {
             Pick::Range(range) => range.len(),
             Pick::List(list) => list.len(),

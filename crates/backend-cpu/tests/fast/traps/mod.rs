@@ -3,7 +3,6 @@
 //!
 //! docs/traps.md lists all traps, including those tested elsewhere.
 
-mod adapters;
 mod collapse;
 mod denominators;
 mod groups;
@@ -64,8 +63,8 @@ fn everywhere(loss: &LossConfig, z: &[f32], v: usize, batch: &TokenBatch) -> Vec
             }
             request.policy = PolicySpec::Logits { vocab: v, dtype: Dtype::F32 };
             let mut dz = vec![0.0; n * v];
-            let grads = GradsMut { logits: Some(dz.as_mut_slice().into()), ..GradsMut::default() };
-            let out = plan(&backend, &request).value_and_grad(PolicyInput::Logits(z.into()), batch, grads).unwrap();
+            let mut plan = plan(&backend, &request);
+            let out = plan.value_and_grad(PolicyInput::Logits(z.into()), batch, Grads::of_logits(&mut dz)).unwrap();
             let how = format!("{how}, given logits");
             found.push(Found { how, loss: out.loss, scores: out.scores, dz });
         }

@@ -123,8 +123,8 @@ fn bf16_inputs_are_rounded_once() {
         let mut request = case.request(&loss, implementation, Tiling::default());
         request.policy = PolicySpec::Logits { vocab: v, dtype: Dtype::Bf16 };
         let mut dz = vec![0.0; v];
-        let grads = GradsMut { logits: Some(dz.as_mut_slice().into()), ..GradsMut::default() };
-        plan(&backend, &request).value_and_grad(PolicyInput::Logits(z.as_ref()), &case.batch, grads).unwrap();
+        let mut plan = plan(&backend, &request);
+        plan.value_and_grad(PolicyInput::Logits(z.as_ref()), &case.batch, Grads::of_logits(&mut dz)).unwrap();
         balanced(implementation.name(), &dz, &expected.grad_logits);
     }
 }

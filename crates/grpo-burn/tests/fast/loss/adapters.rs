@@ -25,9 +25,9 @@ fn gradients_of_a_low_rank_adapter_match_finite_differences(
     let list = |n: usize, step: usize| (0..n).map(|i| (i * step % 17) as f32 / 17.0 - 0.45).collect::<Vec<f32>>();
     let (a, b) = (list(RANK * H, 5), list(V * RANK, 7));
 
-    let mut grpo = grpo(&config, implementation).with_head_layout(layout);
+    let grpo = grpo(&config, implementation).with_head_layout(layout);
     let laid_out = |head: Tensor<2>| if layout == HeadLayout::HiddenVocab { head.transpose() } else { head };
-    let mut loss = |a: &[f32], b: &[f32]| {
+    let loss = |a: &[f32], b: &[f32]| {
         let leaves = [tensor(a, [RANK, H], &device).require_grad(), tensor(b, [V, RANK], &device).require_grad()];
         let head = frozen.clone() + leaves[1].clone().matmul(leaves[0].clone()) * SCALE;
         let step = grpo.loss(hidden.clone(), laid_out(head), Some(bias.clone()), &case.batch()).unwrap();

@@ -14,7 +14,7 @@ fn rounded<const D: usize>(leaf: Tensor<D>) -> Tensor<D> {
 }
 
 #[rstest]
-fn bf16_gradients_match_burn_on_the_rounded_values(
+fn bf16_gradients_match_f32_gradients_of_the_rounded_values(
     #[values(Implementation::Reference, Implementation::Logits, Implementation::Fused)] implementation: Implementation,
 ) {
     let config = LossConfig { beta: 0.1, ..LossConfig::default() };
@@ -30,7 +30,7 @@ fn bf16_gradients_match_burn_on_the_rounded_values(
 
     let leaf = |t: Tensor<2>| t.autodiff().require_grad();
     let (hidden, head, bias) = (leaf(hidden), leaf(head), bias.autodiff().require_grad());
-    let mut grpo = grpo(&config, implementation);
+    let grpo = grpo(&config, implementation);
     let step = grpo.loss(hidden.clone(), head.clone(), Some(bias.clone()), &case.batch()).unwrap();
     assert_eq!(step.loss.dtype(), DType::F32);
     let found = (step.loss.clone() * 0.5).backward();
@@ -54,8 +54,8 @@ fn frozen_bf16_head_equals_the_same_head_in_f32(
     let case = Case::new(&config);
     let (hidden, head, _) = case.leaves(&Device::flex().autodiff());
     let narrow = rounded(head);
-    let mut grpo = grpo(&config, implementation);
-    let mut of = |head: Tensor<2>| {
+    let grpo = grpo(&config, implementation);
+    let of = |head: Tensor<2>| {
         let scores = grpo.score(hidden.clone(), head.clone(), None, &case.batch()).unwrap();
         let step = grpo.loss(hidden.clone(), head, None, &case.batch()).unwrap();
         assert_eq!(scores.logp, step.scores.logp);

@@ -14,7 +14,6 @@ pub(crate) const V: usize = 37;
 /// Row offsets of the sequences: [B + 1].
 pub(crate) const OFFSETS: [usize; 6] = [0, 7, 8, 8 + 5, 13 + 9, 22 + 4];
 pub(crate) const N: usize = OFFSETS[5];
-pub(crate) const B: usize = 5;
 
 /// The problem as plain lists.
 pub(crate) struct Case {
@@ -58,7 +57,9 @@ impl Case {
         let device = Device::flex();
         let logits = tensor(&self.hidden, [N, H], &device).matmul(tensor(&self.lm_head, [V, H], &device).transpose())
             + tensor(&self.bias, [1, V], &device);
-        values(super::plain::log_probabilities(config, logits, self).0)
+        let batch = TokenBatch::packed(self.targets.clone(), OFFSETS.to_vec()).and_then(|b| b.with_mask(&self.mask));
+        let scores = super::plain::slices(config).score_logits(&values(logits), &batch.expect("a legal batch"));
+        scores.expect("finite logits").logp
     }
 
     /// Returns the batch with all its inputs.

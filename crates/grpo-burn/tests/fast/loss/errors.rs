@@ -23,7 +23,7 @@ fn assert_says<T: std::fmt::Debug>(result: Result<T, Error>, words: &[&str]) {
 
 #[test]
 fn wrong_shapes_are_refused() {
-    let (mut grpo, case, hidden, head, bias) = setup();
+    let (grpo, case, hidden, head, bias) = setup();
     let batch = case.batch();
     let rows = hidden.clone().slice([0..N - 1, 0..H]);
     assert_says(grpo.loss(rows, head.clone(), None, &batch), &["hidden", "26", "[25, 12]"]);
@@ -33,7 +33,7 @@ fn wrong_shapes_are_refused() {
     assert_says(grpo.loss(hidden.clone(), turned, None, &batch), &["lm_head", "[V, H] with H = 12", "[12, 37]"]);
     let short = Some(bias.narrow(0, 0, V - 1));
     assert_says(grpo.loss(hidden.clone(), head.clone(), short, &batch), &["bias", "V = 37", "[36]"]);
-    let mut grpo = grpo.with_head_layout(HeadLayout::HiddenVocab);
+    let grpo = grpo.with_head_layout(HeadLayout::HiddenVocab);
     assert_says(grpo.score(hidden.clone(), head, None, &batch), &["lm_head", "[H, V] with H = 12", "[37, 12]"]);
     let logits = Tensor::<3>::zeros([3, 2, V], &Device::flex().autodiff()).require_grad();
     assert_says(grpo.loss_from_logits(logits, &batch), &["logits", "26", "[3, 2, 37]"]);
@@ -41,7 +41,7 @@ fn wrong_shapes_are_refused() {
 
 #[test]
 fn wrong_dtypes_are_refused() {
-    let (mut grpo, case, hidden, head, bias) = setup();
+    let (grpo, case, hidden, head, bias) = setup();
     let batch = case.batch();
     let wide = hidden.clone().cast(DType::F64);
     assert_says(grpo.loss(wide, head.clone(), None, &batch), &["hidden", "F64", "f32 or bf16"]);
@@ -53,7 +53,7 @@ fn wrong_dtypes_are_refused() {
 
 #[test]
 fn loss_without_tracked_tensors_is_refused() {
-    let (mut grpo, case, hidden, head, _) = setup();
+    let (grpo, case, hidden, head, _) = setup();
     let batch = case.batch();
     let outside = grpo.loss(hidden.clone().inner(), head.clone().inner(), None, &batch);
     assert!(matches!(outside, Err(Error::NotTracked { .. })));
@@ -65,7 +65,7 @@ fn loss_without_tracked_tensors_is_refused() {
 
 #[test]
 fn different_checkpointing_strategies_are_refused() {
-    let (mut grpo, case, hidden, head, _) = setup();
+    let (grpo, case, hidden, head, _) = setup();
     let other = head.inner().autodiff().with_gradient_checkpointing_strategy(GradientCheckpointingStrategy::Balanced);
     let result = grpo.loss(hidden, other, None, &case.batch());
     assert!(matches!(result, Err(Error::Checkpointing { tensor: "lm_head" })));
@@ -73,16 +73,16 @@ fn different_checkpointing_strategies_are_refused() {
 
 #[test]
 fn errors_of_the_loss_library_are_passed_on() {
-    let (mut grpo, case, hidden, head, _) = setup();
+    let (grpo, case, hidden, head, _) = setup();
     let mut outside = Case::new(&LossConfig::default());
     outside.targets[4] = V as i64;
     let result = grpo.loss(hidden.clone(), head.clone(), None, &outside.batch());
     assert!(matches!(result, Err(Error::Loss(grpo_core::Error::Value { .. }))), "{result:?}");
     let config = LossConfig { temperature: 0.0, ..LossConfig::default() };
     assert_says(GrpoLoss::new(Arc::new(backend_cpu::CpuBackend::new()), config), &["temperature"]);
-    let mut grpo = grpo.with_tiling(Tiling { token_chunk: Some(0), ..Tiling::default() });
+    let grpo = grpo.with_tiling(Tiling { token_chunk: Some(0), ..Tiling::default() });
     assert_says(grpo.loss(hidden.clone(), head.clone(), None, &case.batch()), &["token_chunk"]);
     // The loss stays usable after an error.
-    let mut grpo = grpo.with_tiling(Tiling::default());
+    let grpo = grpo.with_tiling(Tiling::default());
     grpo.loss(hidden, head, None, &case.batch()).unwrap();
 }

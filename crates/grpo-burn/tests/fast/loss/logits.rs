@@ -17,7 +17,7 @@ fn leaf(case: &Case) -> Tensor<2> {
 }
 
 #[rstest]
-fn logits_gradients_match_burn(
+fn logits_gradients_match_the_loss_on_slices(
     #[values(Implementation::Reference, Implementation::Logits)] implementation: Implementation,
     #[values(false, true)] kept: bool,
     #[values(DType::F32, DType::BF16)] dtype: DType,
@@ -30,7 +30,7 @@ fn logits_gradients_match_burn(
     let expected_grad = values(leaf.grad(&expected.backward()).unwrap());
 
     let spy = Arc::new(Spy::default());
-    let mut grpo = GrpoLoss::new(spy.clone(), config).unwrap().with_implementation(implementation);
+    let grpo = GrpoLoss::new(spy.clone(), config).unwrap().with_implementation(implementation);
     let logits = (leaf.clone() * 1.0).cast(dtype);
     let copy = kept.then(|| logits.clone());
     let before = copy.clone().map(values);
@@ -49,7 +49,7 @@ fn logits_scores_equal_those_of_the_loss() {
     let config = LossConfig::default();
     let case = Case::new(&config);
     let logits = leaf(&case);
-    let mut grpo = grpo(&config, Implementation::Reference);
+    let grpo = grpo(&config, Implementation::Reference);
     let scores = grpo.score_from_logits(logits.clone().reshape([2, N / 2, V]).inner(), &case.batch()).unwrap();
     assert_eq!(grpo.loss_from_logits(logits, &case.batch()).unwrap().scores, scores);
 }

@@ -1,4 +1,4 @@
-//! The burn operation compared with burn's autodiff of a plain formulation, and its other guarantees.
+//! The burn operation compared with the loss on slices, and its other guarantees.
 //!
 //! Legend: N tokens (rows), B sequences, H hidden size, V vocabulary.
 

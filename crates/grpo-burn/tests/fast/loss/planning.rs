@@ -24,7 +24,7 @@ fn frozen_head_has_no_gradient() {
         .unwrap();
     let expected = values(hidden.grad(&all.loss.backward()).unwrap());
 
-    let (spy, mut grpo) = watched(&config);
+    let (spy, grpo) = watched(&config);
     let untracked = case.leaves(&device).1.set_require_grad(false);
     // Frozen in three ways: outside autodiff, on an autodiff device without require_grad, and both for the bias.
     for (head, bias) in [(head.clone().inner(), bias.clone().inner()), (untracked, bias.set_require_grad(false))] {
@@ -43,7 +43,7 @@ fn head_can_train_with_frozen_hidden_states() {
     let config = LossConfig::default();
     let case = Case::new(&config);
     let (hidden, head, _) = case.leaves(&Device::flex().autodiff());
-    let (spy, mut grpo) = watched(&config);
+    let (spy, grpo) = watched(&config);
     let loss = grpo.loss(hidden.inner(), head.clone(), None, &case.batch()).unwrap().loss;
     assert!(values(head.grad(&loss.backward()).unwrap()).iter().any(|g| g.abs() > 1e-3));
     let gradients = spy.requests.lock().unwrap()[0].gradients;
@@ -55,7 +55,7 @@ fn plan_is_reused_until_it_does_not_fit() {
     let config = LossConfig::default();
     let case = Case::new(&config);
     let (hidden, head, bias) = case.leaves(&Device::flex().autodiff());
-    let (spy, mut grpo) = watched(&config);
+    let (spy, grpo) = watched(&config);
     let batch = case.batch();
     let first = batch.select_sequences(0..1).unwrap();
     let first_rows = || hidden.clone().slice([0..OFFSETS[1], 0..H]);
@@ -74,7 +74,7 @@ fn plan_is_reused_until_it_does_not_fit() {
     assert_eq!(plans(), 3, "a bias");
     assert!(grpo.memory().is_some());
 
-    let mut grpo = grpo.with_max_tokens(100);
+    let grpo = grpo.with_max_tokens(100);
     grpo.loss(first_rows(), head, None, &first).unwrap();
     assert_eq!(spy.requests.lock().unwrap()[3].max_tokens, 100);
 }
@@ -85,7 +85,7 @@ fn transposed_head_is_read_in_place() {
     let case = Case::new(&config);
     let (hidden, head, _) = case.leaves(&Device::flex().autodiff());
     let (spy, grpo) = watched(&config);
-    let mut grpo = grpo.with_head_layout(HeadLayout::HiddenVocab);
+    let grpo = grpo.with_head_layout(HeadLayout::HiddenVocab);
     grpo.loss(hidden, head.transpose(), None, &case.batch()).unwrap();
     let planned = spy.requests.lock().unwrap()[0].policy;
     assert!(matches!(planned, PolicySpec::Hidden { layout: HeadLayout::VocabHidden, .. }), "{planned:?}");
@@ -97,7 +97,7 @@ fn scores_equal_those_of_the_loss_bit_for_bit() {
     let case = Case::new(&config);
     let (hidden, head, bias) = case.leaves(&Device::flex().autodiff());
     for implementation in Implementation::ALL {
-        let mut grpo = grpo(&config, implementation);
+        let grpo = grpo(&config, implementation);
         let batch = case.batch();
         let scores =
             grpo.score(hidden.clone().inner(), head.clone().inner(), Some(bias.clone().inner()), &batch).unwrap();
