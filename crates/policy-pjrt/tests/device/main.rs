@@ -1,7 +1,6 @@
 //! The decoder, its rollout and its training on XLA's CPU plugin.
 
 mod adamw;
-mod attention;
 #[path = "../../../../tests/checkpoints/checkpoint.rs"]
 mod checkpoint;
 mod families;
@@ -22,4 +21,3 @@ mod step;
 mod support;
 mod training;
 mod value_head;
-mod weights;
