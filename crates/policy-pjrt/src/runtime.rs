@@ -226,11 +226,6 @@ impl Program {
         let nothing = pjrt::Error::Nothing { operation: "PJRT_LoadedExecutable_Execute" };
         self.run(arguments)?.pop().ok_or(nothing).map_err(Error::device(format!("running `{}`", self.name)))
     }
-
-    /// Returns the name, which profiles show.
-    pub fn name(&self) -> &str {
-        &self.name
-    }
 }
 
 /// Copies a buffer to the host.

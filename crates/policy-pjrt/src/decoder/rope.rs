@@ -56,20 +56,3 @@ impl Rotary {
         x.builder().concatenate(&[&turned[0], &turned[1]], columns)
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use crate::decoder::{Compute, Decoder};
-    use stablehlo::{Builder, Dtype, TensorType};
-
-    #[test]
-    fn rotation_preserves_the_shape() {
-        let config = models::ModelConfig::default();
-        let f = Builder::new();
-        let positions = f.argument("positions", TensorType::new(Dtype::I32, [3, 5]));
-        let x = f.argument("x", TensorType::new(Dtype::F32, [3, 2, 16, 5]));
-        let turned = Decoder::new(&config, Compute::F32).rotary(&positions).turn(&x);
-        assert_eq!(turned.ty(), x.ty());
-        f.finish("rope", &[("", &turned)]).unwrap();
-    }
-}

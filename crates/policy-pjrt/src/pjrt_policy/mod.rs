@@ -293,9 +293,9 @@ impl Policy for PjrtPolicy {
         if !std::mem::take(&mut self.has_gradient) {
             return Ok(UpdateReport { grad_norm: 0.0, applied: false });
         }
-        let dropped = self.optimizer.drop(&self.runtime, std::mem::take(&mut self.sums))?;
-        self.sums = dropped.sums;
-        Ok(UpdateReport { grad_norm: dropped.grad_norm, applied: false })
+        let (grad_norm, sums) = self.optimizer.drop(&self.runtime, std::mem::take(&mut self.sums))?;
+        self.sums = sums;
+        Ok(UpdateReport { grad_norm, applied: false })
     }
 
     fn reset_optimizer(&mut self, config: &AdamWConfig) -> policy::Result<()> {

@@ -5,7 +5,6 @@ use crate::decoder::{Parameter, Role};
 use crate::error::{Error, Result};
 use crate::runtime::finish;
 use crate::storage::Storage;
-use crate::weights::DeviceWeights;
 use pjrt::Argument;
 use stablehlo::{Builder, Dtype, Module, TensorType, Value};
 use std::sync::Arc;
@@ -23,8 +22,8 @@ impl PjrtPolicy {
         }
         // The reference policy has no value head.
         let weights = self.weights.subset(Role::is_of_model);
-        let (table, storage) = (weights.table(), weights.storage());
-        let program = self.mix.get(&self.runtime, of_ref.storage(), |of_ref| module(table, storage, *of_ref))?;
+        let build = |of_ref: &Storage| module(weights.table(), weights.storage(), *of_ref);
+        let program = self.mix.get(&self.runtime, of_ref.storage(), build)?;
         let shares = self.runtime.upload(&[alpha as f32, (1.0 - alpha) as f32], &[2])?;
         let mut arguments = weights.arguments_with_remainders();
         arguments.extend(of_ref.arguments_with_remainders());
@@ -32,8 +31,7 @@ impl PjrtPolicy {
         let mixed = program.run(arguments)?;
         // Execution is asynchronous: wait for errors.
         mixed.iter().try_for_each(|buffer| buffer.wait().map_err(Error::device("mixing the reference policy")))?;
-        let mixed = mixed.into_iter().map(Arc::new);
-        self.ref_policy = Some(DeviceWeights::of_buffers(&self.runtime, table.to_vec(), storage, mixed));
+        self.ref_policy = Some(weights.with_buffers(mixed.into_iter().map(Arc::new)));
         Ok(())
     }
 }

@@ -121,11 +121,9 @@ impl PjrtPolicy {
 
 /// Returns the tensors of `transformers` in a table.
 fn tensors_of(table: &[Parameter]) -> Vec<models::Parameter> {
-    let of = |parameter: &Parameter| {
-        let shape = parameter.tensor_shape().to_vec();
-        parameter.hugging_face().into_iter().map(move |name| models::Parameter { name, shape: shape.clone() })
-    };
-    table.iter().flat_map(of).collect()
+    let named =
+        |(p, name): (&Parameter, &str)| models::Parameter { name: name.to_owned(), shape: p.tensor_shape().to_vec() };
+    table.iter().flat_map(|p| p.tensors().map(move |(_, name)| (p, name))).map(named).collect()
 }
 
 /// Returns `true` if the f32 number is exact in bf16.

@@ -2,12 +2,13 @@
 
 use super::PjrtPolicy;
 use crate::error::Result;
-use crate::train::{Applied, Call, Device, Loss, Moments, Prepared, Rows, Scalars, StepOfState, Target};
+use crate::runtime::Program;
+use crate::train::{Applied, Call, Device, Loss, Moments, Rows, Scalars, StepOfState, Target};
 use grpo_core::backend_api::plan::step;
 use grpo_core::{LossOutput, TokenBatch};
-use pjrt::Buffer;
 use policy::{SequenceBatch, StepLoss, UpdateReport, imitation};
 use std::borrow::Cow;
+use std::sync::Arc;
 
 impl PjrtPolicy {
     /// Adds the gradients of a micro-batch to the accumulators.
@@ -32,7 +33,7 @@ impl PjrtPolicy {
         }
         let Self { runtime, modules, grpo, cross_entropy, weights, moments, .. } = self;
         let mut applied = None;
-        let step = StepOfState { runtime, weights, moments, fresh, scalars, applied: &mut applied };
+        let step = StepOfState { weights, moments, fresh, scalars, applied: &mut applied };
         let on = Device { runtime, modules };
         let output = loss_of(on, [grpo, cross_entropy], batch, loss, Target::Step(step))?;
         let Some(mut applied) = applied else { unreachable!("a step always requests the gradient") };
@@ -66,22 +67,22 @@ impl PjrtPolicy {
         Ok((scalars, fresh))
     }
 
-    /// Prepares an AdamW step: returns it with fresh moments, if there are none, and the accumulators, which it takes out of `self`.
-    fn prepare(&mut self, learning_rate: f64) -> Result<(Prepared, Option<Moments>, Vec<Buffer>)> {
+    /// Returns the scalars of the next step, fresh moments if there are none, and the program.
+    fn prepare(&mut self, learning_rate: f64) -> Result<(Scalars, Option<Moments>, Arc<Program>)> {
         let (scalars, fresh) = self.scalars(learning_rate)?;
-        let prepared = self.optimizer.prepare(&self.runtime, scalars)?;
-        self.has_gradient = false;
-        Ok((prepared, fresh, std::mem::take(&mut self.sums)))
+        let program = self.optimizer.prepare(&self.runtime, &scalars)?;
+        Ok((scalars, fresh, program))
     }
 
     pub(super) fn update(&mut self, learning_rate: f64) -> Result<UpdateReport> {
         if !self.has_gradient {
             return Err(policy::Error::argument("apply", "an accumulated gradient", "none").into());
         }
-        let (prepared, fresh, sums) = self.prepare(learning_rate).inspect_err(|_| self.forget_gradient())?;
+        let (scalars, fresh, program) = self.prepare(learning_rate).inspect_err(|_| self.forget_gradient())?;
+        self.has_gradient = false;
+        let sums = std::mem::take(&mut self.sums);
         let Some(moments) = self.moments.take().or(fresh) else { unreachable!("there are fresh ones") };
-        let step = moments.step(&self.runtime, &mut self.weights, |_, state| prepared.run(state, sums));
-        let (moments, (sums, applied)) = step?;
+        let (moments, applied, sums) = moments.apply(&mut self.weights, &program, &scalars, sums)?;
         (self.moments, self.sums) = (Some(moments), sums);
         self.finish_step(applied)
     }

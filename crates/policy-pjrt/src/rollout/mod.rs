@@ -11,7 +11,7 @@ mod sampling;
 mod sizes;
 mod slots;
 mod state;
-pub(crate) mod threefry;
+mod threefry;
 
 pub use engine::{DeviceRollout, RolloutOptions};
 pub(crate) use follow::check_sequences;

@@ -53,7 +53,7 @@ pub(crate) fn module(decoder: &Decoder, weights: Dtype, prompts: Prompts) -> Res
     let mut results = vec![("keys", &layers.ys[0]), ("values", &layers.ys[1])];
     let seen = prompts.seen.then(|| marks(&ids, &rows.positions.lt(&lengths.along_first(&ids)), config.vocab_size));
     results.extend(seen.iter().map(|seen| ("seen", seen)));
-    (0..2).for_each(|i| decoder.split().named_result(&f, i, &CACHE));
+    (0..2).for_each(|i| decoder.split().result(&f, i, &CACHE));
     Ok(decoder.split().complete(finish(f, name, &results)?))
 }
 
@@ -92,7 +92,7 @@ pub(crate) fn admit(decoder: &Decoder, shape: Shape, prompts: Prompts) -> Result
     let prefilled = TensorType::new(compute.dtype(), [layers, prompts.rows, kv, prompts.tokens, d]);
     let keys = f.argument("prompt_keys", prefilled.clone());
     let values = f.argument("prompt_values", prefilled);
-    [&keys, &values].into_iter().for_each(|part| decoder.split().named_argument(part, &CACHE));
+    [&keys, &values].into_iter().for_each(|part| decoder.split().argument(part, &CACHE));
     let seen_type = TensorType::new(Dtype::Pred, [prompts.rows, config.vocab_size]);
     let seen = prompts.seen.then(|| f.argument("prompt_seen", seen_type));
     let of_slots = |dtype| TensorType::new(dtype, [shape.slots]);

@@ -83,8 +83,8 @@ impl Shape {
                     5 => &CACHE[..],
                     _ => &[Some(Axis::Batch), None][..argument.shape().len()],
                 };
-                decoder.split().named_argument(&argument, dimensions);
-                decoder.split().named_result(f, index, dimensions);
+                decoder.split().argument(&argument, dimensions);
+                decoder.split().result(f, index, dimensions);
                 argument
             });
         StateValues::new(parts.collect())

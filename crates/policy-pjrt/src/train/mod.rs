@@ -15,7 +15,7 @@ mod step;
 
 pub use programs::{TrainPrograms, TrainShape};
 
-pub(crate) use adamw::{AdamW, Applied, Moments, Prepared, Scalars};
+pub(crate) use adamw::{AdamW, Applied, Moments, Scalars};
 pub(crate) use loss::{Call, Device, Loss, Target};
 pub(crate) use programs::default_tiling;
 pub(crate) use rows::Rows;

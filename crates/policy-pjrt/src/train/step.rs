@@ -5,7 +5,7 @@ use super::adamw::{Applied, Check, Moments, Numbers, Scalars, StateValues, updat
 use super::programs::{Gradients, TrainPrograms, TrainShape};
 use crate::decoder::{Parameter, ParameterValues, zeros};
 use crate::error::Result;
-use crate::runtime::{Program, Runtime, finish, read};
+use crate::runtime::{Program, finish};
 use crate::weights::DeviceWeights;
 use backend_tpu::program::Role;
 use grpo_core::LossConfig;
@@ -15,9 +15,8 @@ use pjrt::{Argument, Buffer};
 use stablehlo::{Builder, Dtype, Module, Reducer, Save, TensorType, Value};
 
 impl TrainPrograms {
-    /// Builds an optimizer step on one micro-batch: its loss and gradients ([`TrainPrograms::gradient`], or with `of_values`
-    /// [`TrainPrograms::gradient_with_values`]) and [`TrainPrograms::adamw`] in one program. As there, the caller must know that weights and
-    /// moments stay finite for every finite gradient norm.
+    /// Builds an optimizer step on one micro-batch: its loss and gradients ([`TrainPrograms::gradient`]) and [`TrainPrograms::adamw`] in one
+    /// program. As there, the caller must know that weights and moments stay finite for every finite gradient norm.
     ///
     /// Arguments: frozen parameters; donated: trained parameters, each in bf16 followed by its remainders, and first and second moments;
     /// the inputs of the micro-batch as in the gradient program; the scalars of the step, f32 `[8]`. Results: the donated arguments after
@@ -87,7 +86,6 @@ fn is_finite(of_loss: &[(Role, Value); 3], counts: &Value) -> Value {
 
 /// The state that a program of [`TrainPrograms::step`] updates.
 pub(crate) struct StepOfState<'a> {
-    pub(crate) runtime: &'a Runtime,
     pub(crate) weights: &'a mut DeviceWeights,
     pub(crate) moments: &'a mut Option<Moments>,
     /// Fresh moments before the first step.
@@ -101,24 +99,12 @@ impl StepOfState<'_> {
     /// Runs `program` on the state and the micro-batch, and returns loss, scores and values. Buffers are donated only at the launch; if it
     /// fails, weights and moments are lost, except buffers with another owner.
     pub(crate) fn run(self, program: &Program, of_batch: &[&Buffer]) -> Result<Vec<Buffer>> {
-        let Self { runtime, weights, moments, fresh, scalars, applied } = self;
+        let Self { weights, moments, fresh, scalars, applied } = self;
         let Some(before) = moments.take().or(fresh) else { unreachable!("there are fresh ones") };
-        let (after, (of_loss, report)) = before.step(runtime, weights, |frozen, state| {
-            let mut given = state.give();
-            let mut arguments = frozen.arguments();
-            arguments.extend(given.arguments());
-            arguments.extend(of_batch.iter().copied().chain([&scalars.numbers]).map(Argument::from));
-            let mut outputs = program.run(arguments)?;
-            let mut of_loss = outputs.split_off(given.len());
-            let report: Vec<f32> = read(&of_loss.remove(0), "the norm of the gradient")?;
-            Ok((given.replaced(outputs, scalars.after), (of_loss, report)))
-        })?;
-        let [grad_norm, within, finite, loss_is_finite] = report[..] else {
-            unreachable!("the report has four numbers")
-        };
-        let [within, finite, loss_is_finite] = [within, finite, loss_is_finite].map(|flag| flag != 0.0);
-        *applied = Some(Applied { grad_norm: grad_norm.into(), within, finite, loss_is_finite });
-        *moments = Some(after);
+        let rest = of_batch.iter().copied().chain([&scalars.numbers]).map(Argument::from).collect();
+        let (after, report, of_loss) = before.step(weights, program, true, rest, 0)?;
+        *applied = Some(Applied::of(&report, report.last() != Some(&0.0)));
+        *moments = Some(Moments { bounds: scalars.after, ..after });
         Ok(of_loss)
     }
 }

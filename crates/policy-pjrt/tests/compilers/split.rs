@@ -51,8 +51,11 @@ fn gradient(mesh: &Mesh) -> (Module, usize) {
     // Two chunks of logits.
     let tiling = Tiling { token_chunk: Some(TOKENS / 2), ..Tiling::default() };
     let shape = TrainShape { rows: ROWS, length: 2 * BLOCK, tokens: TOKENS, shared: false };
-    let module =
-        TrainPrograms::new(decoder, Save::Carry).with_tiling(tiling).gradient(&grpo_core::LossConfig::default(), shape);
+    let module = TrainPrograms::new(decoder, Save::Carry).with_tiling(tiling).gradient(
+        &grpo_core::LossConfig::default(),
+        None,
+        shape,
+    );
     let module = module.expect("a program");
     let all = module.main.body.arguments.iter().map(|id| module.main.type_of(*id).bytes()).sum();
     (module, all)

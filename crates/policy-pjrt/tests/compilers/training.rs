@@ -32,7 +32,7 @@ fn weights() -> u64 {
 fn gradients_are_accumulated_in_place() {
     let shape = TrainShape { rows: 2, length: 256, tokens: 256, shared: false };
     let loss = grpo_core::LossConfig { beta: 0.04, ..Default::default() };
-    let memory = compile_at(&modules().gradient(&loss, shape).expect("a program"), Some(OptimizationLevel::O0));
+    let memory = compile_at(&modules().gradient(&loss, None, shape).expect("a program"), Some(OptimizationLevel::O0));
     assert!(memory.alias_bytes >= weights(), "the sums are not donated: {memory:?}");
     // bf16 weights and f32 accumulators.
     assert!(memory.argument_bytes < weights() + weights() * 3 / 5, "{memory:?} of {}", weights());
@@ -72,7 +72,7 @@ fn adapters_need_no_gradients_of_the_frozen_model() {
     let modules = TrainPrograms::new(decoder, Save::Carry);
     let shape = TrainShape { rows: 2, length: 256, tokens: 256, shared: true };
     let (loss, of_values) = (grpo_core::LossConfig::default(), grpo_core::objective::ValueLossConfig::default());
-    let module = modules.gradient_with_values(&loss, &of_values, shape).expect("a program");
+    let module = modules.gradient(&loss, Some(&of_values), shape).expect("a program");
     let memory = compile_at(&module, Some(OptimizationLevel::O0));
     assert!(memory.alias_bytes >= trained as u64, "the sums are not donated: {memory:?}");
     // The model in bf16, without gradient accumulators; a TPU pads rows of narrow matrices to 128 numbers.

@@ -12,20 +12,18 @@ struct Case {
     length: usize,
     kv: usize,
     group: usize,
+    width: usize,
     sequences: usize,
 }
 
-const WIDTH: usize = 2;
-
 impl Case {
     fn types(self) -> Vec<TensorType> {
-        let Self { rows, length, kv, group, .. } = self;
-        let keys = TensorType::new(Dtype::F32, [rows, kv, length, WIDTH]);
-        vec![TensorType::new(Dtype::F32, [rows, kv, group, length, WIDTH]), keys.clone(), keys]
+        let Self { rows, length, kv, group, width, .. } = self;
+        let keys = TensorType::new(Dtype::F32, [rows, kv, length, width]);
+        vec![TensorType::new(Dtype::F32, [rows, kv, group, length, width]), keys.clone(), keys]
     }
 
     fn arguments(self) -> Vec<Array> {
-        let number = |i: usize| ((i * 37 + 11) % 101) as f64 / 25.0 - 2.0;
         let array = |(n, ty): (usize, TensorType)| {
             let numbers = (0..ty.elements()).map(|i| number(i + 1000 * n));
             Array::floats(ty.dtype, &ty.shape[..], numbers).unwrap()
@@ -35,11 +33,11 @@ impl Case {
 
     /// Traces the sum of attention outputs, each with its own weight.
     fn loss(self, attention: Attention, compute: Compute) -> Traced {
-        let Self { rows, length, kv, group, sequences } = self;
+        let Self { rows, length, kv, group, width, sequences } = self;
         let config = ModelConfig {
             num_attention_heads: kv * group,
             num_key_value_heads: kv,
-            head_dim: Some(WIDTH),
+            head_dim: Some(width),
             ..ModelConfig::default()
         };
         let decoder = Decoder::new(&config, compute).with_attention(attention);
@@ -61,7 +59,7 @@ impl Case {
             };
             let [queries, keys, values] = [0, 1, 2].map(|i: usize| a[i].convert(compute.dtype()));
             let mixed = decoder.attend(&Heads { queries, keys, values }, &decoder.mask(&rows));
-            let weights = f.dense((0..mixed.ty().elements()).map(|i| (i % 7) as f64 - 2.5), mixed.ty().clone());
+            let weights = f.dense((0..mixed.ty().elements()).map(|i| number(i * i)), mixed.ty().clone());
             vec![(&mixed * &weights).reduce(Reducer::Add, &[0, 1, 2]), mixed]
         })
         .unwrap()
@@ -84,6 +82,11 @@ impl Case {
     }
 }
 
+/// Returns pseudo-random numbers from -2 to 2.
+fn number(i: usize) -> f64 {
+    ((i * 37 + 11) % 101) as f64 / 25.0 - 2.0
+}
+
 fn blocks_of(block: usize) -> Attention {
     Attention::Blockwise { block: NonZeroUsize::new(block).unwrap() }
 }
@@ -98,7 +101,7 @@ fn assert_close(what: &str, found: &[f64], expected: &[f64], tolerance: f64) {
 
 #[test]
 fn values_and_gradients_match_materialised_attention() {
-    let case = |length, kv, group, sequences| Case { rows: 2, length, kv, group, sequences };
+    let case = |length, kv, group, sequences| Case { rows: 2, length, kv, group, width: 2, sequences };
     for (case, block) in [
         (case(7, 2, 1, 1), 3),
         (case(8, 1, 2, 1), 4),
@@ -117,7 +120,7 @@ fn values_and_gradients_match_materialised_attention() {
 
 #[test]
 fn gradients_match_finite_differences() {
-    let case = Case { rows: 1, length: 5, kv: 1, group: 2, sequences: 2 };
+    let case = Case { rows: 1, length: 5, kv: 1, group: 2, width: 2, sequences: 2 };
     let loss = case.loss(blocks_of(2), Compute::F32);
     let gradients = case.evaluate(blocks_of(2), Compute::F32).split_off(2);
     let h = 1e-5;
@@ -137,7 +140,7 @@ fn gradients_match_finite_differences() {
 
 #[test]
 fn blocks_in_bf16_are_as_accurate_as_materialised_attention() {
-    let case = Case { rows: 2, length: 37, kv: 2, group: 3, sequences: 5 };
+    let case = Case { rows: 2, length: 37, kv: 2, group: 3, width: 16, sequences: 5 };
     let exact = case.evaluate(Attention::Materialised, Compute::F32);
     let off = |attention| -> Vec<f64> {
         let norm = |values: &mut dyn Iterator<Item = f64>| values.map(|x| x * x).sum::<f64>().sqrt();

@@ -38,7 +38,7 @@ pub struct TrainShape {
 /// let decoder = Decoder::new(&models::ModelConfig::default(), Compute::F32);
 /// let modules = TrainPrograms::new(decoder, stablehlo::Save::Carry);
 /// let shape = TrainShape { rows: 2, length: 32, tokens: 48, shared: true };
-/// let text = modules.gradient(&grpo_core::LossConfig::default(), shape)?.to_string();
+/// let text = modules.gradient(&grpo_core::LossConfig::default(), None, shape)?.to_string();
 /// assert!(text.contains("tensor<2x32xi32>"));
 /// # Ok(())
 /// # }
@@ -149,29 +149,17 @@ impl TrainPrograms {
     ///
     /// Results: the accumulators plus the gradients of the micro-batch, the loss as [`Role::Sums`], log-probabilities and entropies `[N]`.
     ///
-    /// # Errors
-    /// [`Error::Loss`] for an invalid loss.
-    pub fn gradient(&self, loss: &LossConfig, shape: TrainShape) -> Result<Module> {
-        self.gradient_of(loss, None, shape)
-    }
-
-    /// Builds [`TrainPrograms::gradient`] for a decoder with a value head, including the gradients of the value loss.
-    ///
-    /// It has one more argument at the end: old values, returns and weights of the value loss, f32 `[3, N]`, with weight 0 for tokens
-    /// without a value loss. It has one more result: the values `[N]`.
+    /// With a value loss, for a decoder with a value head, it has one more argument at the end: old values, returns and weights of the value
+    /// loss, f32 `[3, N]`, with weight 0 for tokens without a value loss. It has one more result: the values `[N]`.
     ///
     /// # Errors
     /// [`Error::Loss`] for an invalid loss.
-    pub fn gradient_with_values(
+    pub fn gradient(
         &self,
         loss: &LossConfig,
-        of_values: &ValueLossConfig,
+        of_values: Option<&ValueLossConfig>,
         shape: TrainShape,
     ) -> Result<Module> {
-        self.gradient_of(loss, Some(of_values), shape)
-    }
-
-    fn gradient_of(&self, loss: &LossConfig, of_values: Option<&ValueLossConfig>, shape: TrainShape) -> Result<Module> {
         const NAME: &str = "gradient";
         let (spec, trained) = (self.head(loss, shape.tokens)?, self.decoder.trained());
         self.check_split(shape)?;

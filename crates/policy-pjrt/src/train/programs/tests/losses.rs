@@ -95,7 +95,7 @@ impl Setting {
         arguments.extend(trained.iter().map(|p| floats(&p.shape, vec![0.0; p.shape.iter().product()])));
         arguments.extend(self.rows.iter().cloned());
         arguments.extend(tables_of(&spec, &TokenTables::new(&spec, &prepared, Some(&evaluator))));
-        let module = self.modules.gradient(loss, self.shape).unwrap();
+        let module = self.modules.gradient(loss, None, self.shape).unwrap();
         let found: Vec<_> = module.interpret(&arguments).unwrap().iter().map(Array::to_floats).collect();
 
         let of_loss = LossSums::<f64>::from_fn(|i| found[trained.len()][i]).loss;
@@ -167,7 +167,7 @@ fn every_loss_at_every_level_has_the_oracles_gradient() {
             match loss.validate() {
                 Ok(()) => setting.check(&what, &loss),
                 Err(_) => {
-                    let error = setting.modules.gradient(&loss, setting.shape).unwrap_err();
+                    let error = setting.modules.gradient(&loss, None, setting.shape).unwrap_err();
                     let Error::Loss(grpo_core::Error::Config(message)) = &error else { panic!("{what}: {error}") };
                     assert!(message.contains("importance_sampling_level"), "{what}: {message}");
                     assert!(message.starts_with(loss_type.name()), "{what}: {message}");
