@@ -9,7 +9,7 @@ use pjrt::{
     Argument, Buffer, CacheOutcome, Client, CompileCache, CompileOptions, Device, Element, LoadedExecutable,
     NamedValue, OptionValue,
 };
-use stablehlo::Module;
+use stablehlo::{Builder, Module, Value};
 use std::collections::HashMap;
 use std::hash::Hash;
 use std::path::{Path, PathBuf};
@@ -261,6 +261,21 @@ impl<K: Hash + Eq> Programs<K> {
 }
 
 /// Finishes the module of `builder`.
-pub(crate) fn finish(builder: stablehlo::Builder, name: &str, results: &[(&str, &stablehlo::Value)]) -> Result<Module> {
-    builder.finish(name, results).map_err(|source| Error::Program { program: name.into(), source })
+pub(crate) fn finish<'a>(
+    builder: Builder,
+    name: &str,
+    results: impl IntoIterator<Item = (&'a str, &'a Value)>,
+) -> Result<Module> {
+    let results: Vec<(&str, &Value)> = results.into_iter().collect();
+    builder.finish(name, &results).map_err(program_error(name))
+}
+
+/// Returns results of a program without names.
+pub(crate) fn unnamed<'a>(values: impl IntoIterator<Item = &'a Value>) -> impl Iterator<Item = (&'a str, &'a Value)> {
+    values.into_iter().map(|value| ("", value))
+}
+
+/// Returns the error of a program that cannot be built.
+pub(crate) fn program_error(program: &str) -> impl Fn(stablehlo::Error) -> Error {
+    move |source| Error::Program { program: program.into(), source }
 }

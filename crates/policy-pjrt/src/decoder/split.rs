@@ -2,6 +2,7 @@
 
 use super::{Axis, AxisRules, Decoder, Matrix, ParameterValues, Role};
 use crate::error::{Error, Result};
+use crate::runtime::finish;
 use stablehlo::{Builder, Dtype, Function, Module, Sharding, TensorType, Value, ValueId};
 
 /// Logical axes of the residual stream `[B, T, H]`.
@@ -56,9 +57,15 @@ impl Split {
         }
     }
 
-    /// Marks all arguments and results without a sharding as replicated.
-    pub(crate) fn complete(&self, mut module: Module) -> Module {
-        let Some(rules) = self.rules() else { return module };
+    /// Finishes a program. All arguments and results without a sharding are replicated.
+    pub(crate) fn finish<'a>(
+        &self,
+        f: Builder,
+        name: &str,
+        results: impl IntoIterator<Item = (&'a str, &'a Value)>,
+    ) -> Result<Module> {
+        let mut module = finish(f, name, results)?;
+        let Some(rules) = self.rules() else { return Ok(module) };
         let Function { arguments, results, body, types } = &mut module.main;
         let whole = |id: &ValueId| rules.mesh().replicated(types[id.0].rank());
         for (argument, id) in arguments.iter_mut().zip(&body.arguments) {
@@ -67,7 +74,7 @@ impl Split {
         for (result, id) in results.iter_mut().zip(&body.results) {
             result.sharding.get_or_insert_with(|| whole(id));
         }
-        module
+        Ok(module)
     }
 
     /// Checks that a tensor with these dimensions shards evenly.

@@ -3,7 +3,7 @@
 use super::{PjrtPolicy, no_ref_policy};
 use crate::decoder::{Parameter, Role};
 use crate::error::{Error, Result};
-use crate::runtime::finish;
+use crate::runtime::{finish, unnamed};
 use crate::storage::Storage;
 use pjrt::Argument;
 use stablehlo::{Builder, Dtype, Module, TensorType, Value};
@@ -53,6 +53,5 @@ fn module(table: &[Parameter], storage: Storage, of_ref: Storage) -> Result<Modu
     let mix = |(new, old): (&Value, &Value)| share(0, new) * new + share(1, old) * old;
     let mixed = policy.iter().zip(&of_ref).map(mix).zip(table);
     let mixed: Vec<Value> = mixed.flat_map(|(mixed, parameter)| storage.of(parameter).put(&mixed)).collect();
-    let results: Vec<(&str, &Value)> = mixed.iter().map(|mixed| ("", mixed)).collect();
-    finish(f.clone(), "mix_ref_policy", &results)
+    finish(f.clone(), "mix_ref_policy", unnamed(&mixed))
 }

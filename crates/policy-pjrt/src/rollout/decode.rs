@@ -21,7 +21,8 @@
 use super::sampling::{Sampler, SamplerValues};
 use super::state::{Shape, StateValues};
 use crate::decoder::{Broadcast, Decoder, Heads, Layers, MASKED, ParameterValues, Rotary, dot, zeros};
-use crate::error::{Error, Result};
+use crate::error::Result;
+use crate::runtime::program_error;
 use stablehlo::{Builder, Dtype, Module, Reducer, Save, TensorType, Value};
 
 /// Configuration of a decode program.
@@ -111,8 +112,8 @@ impl Decode {
         [next.keys, next.values] = cache.flush(&Window { keys: results[1].clone(), values: results[2].clone() });
         let name = "rollout_decode";
         match error {
-            Some(source) => Err(Error::Program { program: name.into(), source }),
-            None => Ok(decoder.split().complete(next.finish(f, name)?)),
+            Some(source) => Err(program_error(name)(source)),
+            None => decoder.split().finish(f, name, next.results()),
         }
     }
 

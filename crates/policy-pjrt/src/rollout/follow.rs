@@ -9,13 +9,13 @@ use super::sizes::{RolloutSizes, columns_read, places};
 use super::slots::Admission;
 use super::state::{State, StateValues};
 use crate::decoder::Decoder;
-use crate::error::{Error, Result};
-use crate::runtime::{finish, read};
+use crate::error::Result;
+use crate::runtime::{program_error, read};
 use crate::weights::DeviceWeights;
 use models::ModelConfig;
 use pjrt::Argument;
 use policy::{RolloutRequest, Sampling};
-use stablehlo::{Builder, Dtype, Module, TensorType, Value};
+use stablehlo::{Builder, Dtype, Module, TensorType};
 
 /// Number of sequences per call, each with W rows of logits.
 const SEQUENCES: usize = 8;
@@ -23,7 +23,7 @@ const SEQUENCES: usize = 8;
 /// Checks that sequences are not empty, fit the model's context length, and have only tokens of the vocabulary.
 ///
 /// # Errors
-/// [`Error::Policy`], [`Error::Model`].
+/// [`crate::Error::Policy`], [`crate::Error::Model`].
 pub(crate) fn check_sequences(config: &ModelConfig, sequences: &[&[u32]]) -> Result<()> {
     if sequences.iter().any(|ids| ids.is_empty()) || sequences.is_empty() {
         return Err(policy::Error::argument("logits", "sequences of at least one token", "an empty one").into());
@@ -60,7 +60,7 @@ impl DeviceRollout {
     /// its first half. The logits therefore test both the prefill and the decode loop.
     ///
     /// # Errors
-    /// [`Error::Policy`] for a sequence that is empty or too long, [`Error::Model`] for an unknown token, [`Error::Device`].
+    /// [`crate::Error::Policy`] for a sequence that is empty or too long, [`crate::Error::Model`] for an unknown token, [`crate::Error::Device`].
     pub fn logits(
         &mut self,
         weights: &DeviceWeights,
@@ -163,13 +163,11 @@ impl Decode {
         });
         let name = "rollout_follow";
         if let Some(source) = error {
-            return Err(Error::Program { program: name.into(), source });
+            return Err(program_error(name)(source));
         }
         let [keys, values] = cache.flush(&Window { keys: results[0].clone(), values: results[1].clone() });
         let (last, length) = (results[2].clone(), results[3].clone());
         let after = StateValues { keys, values, last, length, ..state.clone() };
-        let parts = after.parts().into_iter().map(|value: &Value| ("", value));
-        let results: Vec<(&str, &Value)> = parts.chain([("logits", &results[4])]).collect();
-        Ok(decoder.split().complete(finish(f.clone(), name, &results)?))
+        decoder.split().finish(f.clone(), name, after.results().chain([("logits", &results[4])]))
     }
 }

@@ -5,7 +5,7 @@ use super::adamw::{Applied, Check, Moments, Numbers, Scalars, StateValues, updat
 use super::programs::{Gradients, TrainPrograms, TrainShape};
 use crate::decoder::{Parameter, ParameterValues, zeros};
 use crate::error::Result;
-use crate::runtime::{Program, finish};
+use crate::runtime::{Program, unnamed};
 use crate::weights::DeviceWeights;
 use backend_tpu::program::Role;
 use grpo_core::LossConfig;
@@ -23,20 +23,6 @@ impl TrainPrograms {
     /// the step; a report, f32 `[4]`: the gradient norm, whether it is within the limit, whether parameters and moments stay finite, and
     /// whether the loss and all scores of active tokens are finite (0 or 1); then loss, scores and values as in the gradient program. If
     /// one of the three flags is 0, parameters and moments are unchanged.
-    ///
-    /// ```
-    /// use policy_pjrt::decoder::{Compute, Decoder};
-    /// use policy_pjrt::{TrainPrograms, TrainShape};
-    ///
-    /// # fn main() -> policy_pjrt::Result<()> {
-    /// let decoder = Decoder::new(&models::ModelConfig::default(), Compute::F32);
-    /// let modules = TrainPrograms::new(decoder, stablehlo::Save::Carry);
-    /// let shape = TrainShape { rows: 2, length: 32, tokens: 48, shared: false };
-    /// let step = modules.step(&grpo_core::LossConfig::default(), None, shape)?;
-    /// assert!(step.to_string().contains("exp_avg"));
-    /// # Ok(())
-    /// # }
-    /// ```
     ///
     /// # Errors
     /// [`Error::Loss`](crate::Error::Loss) for an invalid loss.
@@ -68,11 +54,10 @@ impl TrainPrograms {
         let Gradients { sums, of_loss, values } = self.gradients(NAME, &spec, &weights, begun, batch, shape)?;
         let allowed = is_finite(&of_loss, &counts);
         let (after, report) = update(&f, &trained, &state, &sums, &numbers, Some(&allowed), Check::Bounds);
-        let after = after.iter().map(|value| ("", value));
         let of_loss = of_loss.iter().map(|(role, value)| (role.name(), value));
         let values = values.iter().map(|values| ("values", values));
-        let results: Vec<(&str, &Value)> = after.chain([("report", &report)]).chain(of_loss).chain(values).collect();
-        Ok(split.complete(finish(f.clone(), NAME, &results)?))
+        let results = unnamed(&after).chain([("report", &report)]).chain(of_loss).chain(values);
+        split.finish(f.clone(), NAME, results)
     }
 }
 

@@ -64,5 +64,5 @@ fn module(decoder: &Decoder, parts: [&Parameter; 3], storage: Storage) -> Result
         storage.of(parameter).get(&stacks[i].iter().map(part).collect::<Vec<_>>())
     });
     let merged = weight + decoder.low_rank([&a, &b]);
-    finish(f, "merge", &[("merged", &merged)])
+    finish(f, "merge", [("merged", &merged)])
 }

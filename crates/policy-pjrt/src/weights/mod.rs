@@ -4,7 +4,7 @@ mod merge;
 
 use crate::decoder::{Parameter, Role, parameters, zeros};
 use crate::error::{Error, Result};
-use crate::runtime::{Programs, Runtime, finish, read};
+use crate::runtime::{Programs, Runtime, finish, read, unnamed};
 use crate::storage::Storage;
 use half::{bf16, f16};
 use models::{MemoryTable, ModelConfig, NamedTensor, WeightTensor, Weights};
@@ -333,7 +333,7 @@ impl Move {
     fn module(&self) -> Result<Module> {
         let f = Builder::new();
         let zero = f.scalar(0, Dtype::I32);
-        let (name, results) = match self {
+        let (name, results): (_, Vec<Value>) = match self {
             Self::Zeros { shape, to } => ("zeros", to.dtypes().map(|dtype| zeros(&f, dtype, shape)).collect()),
             // A copy if both storages are equal.
             Self::Convert { shape, from, to } => ("convert", to.put(&from.get(&from.declare(&f, "tensor", shape)))),
@@ -356,8 +356,7 @@ impl Move {
             }
         };
         drop(zero);
-        let results: Vec<(&str, &Value)> = results.iter().map(|result| ("", result)).collect();
-        finish(f.clone(), name, &results)
+        finish(f.clone(), name, unnamed(&results))
     }
 }
 

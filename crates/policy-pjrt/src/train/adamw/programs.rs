@@ -2,7 +2,7 @@
 
 use crate::decoder::{Parameter, Split, zeros};
 use crate::error::Result;
-use crate::runtime::finish;
+use crate::runtime::{finish, unnamed};
 use crate::storage::Storage;
 use policy::{AdamWStep, CLIP_EPSILON};
 use stablehlo::{Builder, Dtype, Module, Reducer, TensorType, Value};
@@ -111,9 +111,7 @@ pub(crate) fn apply_module(table: &[Parameter], storage: Storage, check: Check, 
     let numbers = Numbers::argument(&f);
     let (results, report) = update(&f, table, &state, &sums, &numbers, None, check);
     let none: Vec<Value> = sums.iter().map(|sum| zeros(&f, Dtype::F32, sum.shape())).collect();
-    let named = results.iter().chain(&none).map(|value| ("", value));
-    let named: Vec<(&str, &Value)> = named.chain([("report", &report)]).collect();
-    Ok(split.complete(finish(f.clone(), "adamw", &named)?))
+    split.finish(f.clone(), "adamw", unnamed(results.iter().chain(&none)).chain([("report", &report)]))
 }
 
 /// Builds the operations of a step: returns the next state, in the order of [`StateValues::all`], and the report of [`apply_module`]. If
@@ -199,7 +197,7 @@ pub(super) fn measure_module(table: &[Parameter], storage: Storage) -> Result<Mo
         moments = moments.max(&largest(size));
     }
     let report = f.concatenate(&[&weights.reshape(&[1]), &moments.reshape(&[1])], 0);
-    finish(f.clone(), "measure", &[("largest", &report)])
+    finish(f.clone(), "measure", [("largest", &report)])
 }
 
 /// Builds the program that drops a gradient: donated accumulators to zeros and the norm `[1]`.
@@ -209,16 +207,14 @@ pub(super) fn drop_module(table: &[Parameter]) -> Result<Module> {
     sums.iter().enumerate().for_each(|(i, sum)| f.alias(sum, i));
     let norm = norm(&f, &sums).reshape(&[1]);
     let none: Vec<Value> = sums.iter().map(|sum| zeros(&f, Dtype::F32, sum.shape())).collect();
-    let results: Vec<(&str, &Value)> = none.iter().map(|value| ("", value)).chain([("norm", &norm)]).collect();
-    finish(f.clone(), "drop_gradient", &results)
+    finish(f.clone(), "drop_gradient", unnamed(&none).chain([("norm", &norm)]))
 }
 
 /// Builds the program that creates zeros for every parameter.
 pub(super) fn zeros_module(table: &[Parameter]) -> Result<Module> {
     let f = Builder::new();
     let all: Vec<Value> = table.iter().map(|parameter| zeros(&f, Dtype::F32, &parameter.shape)).collect();
-    let results: Vec<(&str, &Value)> = table.iter().map(Parameter::name).zip(&all).collect();
-    finish(f.clone(), "zeros", &results)
+    finish(f.clone(), "zeros", table.iter().map(Parameter::name).zip(&all))
 }
 
 /// Declares an argument per parameter.

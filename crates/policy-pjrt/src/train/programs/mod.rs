@@ -4,7 +4,8 @@ pub(super) use gradients::Gradients;
 
 use super::adamw::{Check, apply_module};
 use crate::decoder::{Compute, Decoder, Matrix, Parameter, ParameterValues, Role as ParameterRole, Rows};
-use crate::error::{Error, Result};
+use crate::error::Result;
+use crate::runtime::program_error;
 use crate::storage::Storage;
 use backend_tpu::aot::Variant;
 use backend_tpu::program::{Mesh, Numerics, Pass, ProgramKind, Role, Spec};
@@ -113,7 +114,7 @@ impl TrainPrograms {
     /// Returns the specification of the loss head.
     ///
     /// # Errors
-    /// [`Error::Loss`] for an invalid loss or tiling.
+    /// [`crate::Error::Loss`] for an invalid loss or tiling.
     pub fn head(&self, loss: &LossConfig, tokens: usize) -> Result<Spec> {
         let config = self.config();
         let dtype = match self.decoder.compute() {
@@ -153,7 +154,7 @@ impl TrainPrograms {
     /// loss, f32 `[3, N]`, with weight 0 for tokens without a value loss. It has one more result: the values `[N]`.
     ///
     /// # Errors
-    /// [`Error::Loss`] for an invalid loss.
+    /// [`crate::Error::Loss`] for an invalid loss.
     pub fn gradient(
         &self,
         loss: &LossConfig,
@@ -174,15 +175,14 @@ impl TrainPrograms {
         let sums = trained.iter().zip(&sums).map(|(p, sum)| (p.name(), sum));
         let of_loss = of_loss.iter().map(|(role, value)| (role.name(), value));
         let values = values.iter().map(|values| ("values", values));
-        let results: Vec<(&str, &Value)> = sums.chain(of_loss).chain(values).collect();
-        self.finish(&f, NAME, &trained, &results)
+        self.finish(&f, NAME, &trained, sums.chain(of_loss).chain(values))
     }
 
     /// Builds the program of the values `[N]`, f32, of the states before a micro-batch's completion tokens, for a decoder with a value
     /// head. Arguments: the parameters, then the rows as in [`TrainPrograms::gradient`].
     ///
     /// # Errors
-    /// [`Error::Policy`] for a decoder without a value head.
+    /// [`crate::Error::Policy`] for a decoder without a value head.
     pub fn values(&self, shape: TrainShape) -> Result<Module> {
         const NAME: &str = "values";
         if !self.decoder.has_value_head() {
@@ -196,7 +196,7 @@ impl TrainPrograms {
         let outputs = Outputs::HiddenAndValues;
         let forward = self.forward(&table, shape, outputs).map_err(program_error(NAME))?;
         let results = f.call(&forward, &self.arguments(&table, &weights, &batch, outputs));
-        self.finish(&f, NAME, &[], &[(NAME, &results[1])])
+        self.finish(&f, NAME, &[], [(NAME, &results[1])])
     }
 
     /// Builds the program of log-probabilities and entropies `[N]` of a micro-batch's completion tokens, computed in the same tiles as in
@@ -215,8 +215,7 @@ impl TrainPrograms {
         let hidden = f.call(&forward, &self.arguments(&table, &weights, &batch, Outputs::Hidden));
         let to_head = self.to_head(&weights, &hidden[0], batch.tables, []);
         let results = self.of_head(&f, &spec, Pass::Score, to_head)?;
-        let results: Vec<(&str, &Value)> = results.iter().map(|(role, value)| (role.name(), value)).collect();
-        self.finish(&f, NAME, &[], &results)
+        self.finish(&f, NAME, &[], results.iter().map(|(role, value)| (role.name(), value)))
     }
 
     /// Builds the program of an AdamW step for all trained parameters, in f32. It does not check its results: the caller must know that
@@ -229,7 +228,7 @@ impl TrainPrograms {
     /// parameters and moments are unchanged.
     ///
     /// # Errors
-    /// [`Error::Program`], a bug in this crate.
+    /// [`crate::Error::Program`], a bug in this crate.
     pub fn adamw(&self) -> Result<Module> {
         self.adamw_with(Check::Bounds)
     }
@@ -239,7 +238,7 @@ impl TrainPrograms {
     /// infinite if one of them is not finite.
     ///
     /// # Errors
-    /// [`Error::Program`], a bug in this crate.
+    /// [`crate::Error::Program`], a bug in this crate.
     pub fn adamw_checked(&self) -> Result<Module> {
         self.adamw_with(Check::Results)
     }
@@ -418,10 +417,6 @@ fn rows_at(x: &Value, indices: &Value) -> Value {
         ..GatherDimensions::default()
     };
     x.gather(indices, dimensions, &[indices.shape()[0], h])
-}
-
-fn program_error(program: &'static str) -> impl Fn(stablehlo::Error) -> Error {
-    move |source| Error::Program { program: program.into(), source }
 }
 
 mod gradients;

@@ -3,7 +3,6 @@
 use super::{TrainPrograms, TrainShape, row_types};
 use crate::decoder::{Axis, Parameter};
 use crate::error::Result;
-use crate::runtime::finish;
 use backend_tpu::program::{HeadSplit, Pass, Role, Spec};
 use stablehlo::{Builder, Module, TensorType, Value};
 
@@ -71,16 +70,16 @@ impl TrainPrograms {
 
     /// Finishes the program with `results`. The first ones are gradients of `trained`, sharded like the parameters; the others are
     /// replicated.
-    pub(super) fn finish(
+    pub(super) fn finish<'a>(
         &self,
         f: &Builder,
         name: &str,
         trained: &[Parameter],
-        results: &[(&str, &Value)],
+        results: impl IntoIterator<Item = (&'a str, &'a Value)>,
     ) -> Result<Module> {
         let split = self.decoder.split();
         trained.iter().enumerate().for_each(|(i, parameter)| split.result(f, i, &parameter.axes));
-        Ok(split.complete(finish(f.clone(), name, results)?))
+        split.finish(f.clone(), name, results)
     }
 
     /// Declares the rows of a micro-batch as the next arguments.

@@ -1,6 +1,7 @@
 //! Gradients of a micro-batch for every option of the losses, in f64 in the interpreter, against the oracle's loss on the same decoder.
 
 use super::*;
+use crate::Error;
 use backend_cpu::oracle::{self, Evaluation, Policy};
 use grpo_core::backend_api::token_columns::LossSums;
 use grpo_core::batch::{PolicyValues, TokenBatch};
