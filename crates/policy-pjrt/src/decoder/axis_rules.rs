@@ -77,9 +77,6 @@ impl AxisRules {
     }
 
     /// Like [`AxisRules::sharding`], but each mesh axis shards the last dimension that requests it.
-    ///
-    /// # Errors
-    /// See [`AxisRules::sharding`].
     pub(super) fn sharding_from_the_last(&self, dimensions: &[Axis]) -> Result<Sharding> {
         self.sharding_in_order(dimensions, (0..dimensions.len()).rev())
     }

@@ -317,11 +317,11 @@ impl Decoder {
 pub enum Layers {
     /// A loop; [`Save`] selects the activations that are saved for the backward pass.
     Loop(Save),
-    /// Unrolled. Inside another loop, slices of stacked weights are then loop-invariant, and compilers hoist them.
+    /// Unrolled, without stacked outputs. Inside another loop, slices of stacked weights are then loop-invariant, and compilers hoist them.
     Unrolled,
 }
 
-/// Unrolls [`Builder::scan`].
+/// Unrolls a [`Builder::scan`] without stacked outputs.
 fn unrolled(
     builder: &Builder,
     count: usize,
@@ -331,21 +331,12 @@ fn unrolled(
     constants: &[&Value],
 ) -> Scanned {
     let mut carried: Vec<Value> = carry.iter().copied().cloned().collect();
-    let mut ys: Vec<Vec<Value>> = Vec::new();
     for layer in 0..count {
         let slices: Vec<Value> = xs.iter().map(|stack| slice(stack, layer)).collect();
         let arguments: Vec<&Value> = carried.iter().chain(&slices).chain(constants.iter().copied()).collect();
-        let mut results = builder.call(body, &arguments);
-        ys.push(results.split_off(carry.len()));
-        carried = results;
+        carried = builder.call(body, &arguments);
     }
-    let stacked = |i: usize| {
-        let rows: Vec<Value> =
-            ys.iter().map(|of_layer| of_layer[i].reshape(&[&[1], of_layer[i].shape()].concat())).collect();
-        builder.concatenate(&rows.iter().collect::<Vec<_>>(), 0)
-    };
-    let ys = (0..ys.first().map_or(0, Vec::len)).map(stacked).collect();
-    Scanned { carry: carried, ys }
+    Scanned { carry: carried, ys: vec![] }
 }
 
 /// Returns the slice `[...]` of a layer from a stack `[L, ...]`.

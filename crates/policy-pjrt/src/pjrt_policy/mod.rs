@@ -14,7 +14,7 @@ use crate::error::{Error, Result};
 use crate::rollout::DeviceRollout;
 use crate::runtime::{Programs, Runtime};
 use crate::storage::Storage;
-use crate::train::{AdamW, Device, Loss, Moments, Rows, TrainPrograms};
+use crate::train::{AdamW, Device, Loss, Moments, TrainPrograms};
 use crate::weights::DeviceWeights;
 use grpo_core::{LossConfig, LossOutput, Scores};
 use models::ModelConfig;
@@ -25,7 +25,7 @@ use policy::{
 };
 use stablehlo::Dtype;
 use std::sync::Arc;
-use steps::check_tokens;
+use steps::upload;
 
 /// A decoder on a PJRT device with AdamW and an optional reference policy. Weights, moments and gradient accumulators have f32 precision
 /// and stay on the device between checkpoints; [`PjrtPolicyOptions::compute`] is the dtype of matrix products. With LoRA adapters
@@ -233,9 +233,8 @@ impl Policy for PjrtPolicy {
         let on = Device { runtime: &self.runtime, modules };
         let mut all = Scores::default();
         for batch in batches {
-            let rows = Rows::new(self.modules.decoder().config(), batch.sequences)?;
-            check_tokens(on, batch.sequences, &batch.tokens)?;
-            let part = self.grpo.score(&on, weights, &on.upload(&rows)?, &batch.tokens)?;
+            let rows = upload(on, batch.sequences, &batch.tokens)?;
+            let part = self.grpo.score(&on, weights, &rows, &batch.tokens)?;
             all.logp.extend(part.logp);
             all.entropy.extend(part.entropy);
         }
@@ -254,9 +253,8 @@ impl Policy for PjrtPolicy {
         let on = Device { runtime: &self.runtime, modules: &self.modules };
         let mut all = Vec::new();
         for batch in batches {
-            let rows = Rows::new(self.modules.decoder().config(), batch.sequences)?;
-            check_tokens(on, batch.sequences, &batch.tokens)?;
-            all.extend(self.grpo.values(&on, &self.weights, &on.upload(&rows)?, batch.tokens.tokens())?);
+            let rows = upload(on, batch.sequences, &batch.tokens)?;
+            all.extend(self.grpo.values(&on, &self.weights, &rows, batch.tokens.tokens())?);
         }
         Ok(all)
     }

@@ -1,7 +1,7 @@
 //! Export and import of a policy's state as named tensors, one by one.
 
 use super::{Moments, PjrtPolicy};
-use crate::decoder::Parameter;
+use crate::decoder::{Parameter, Role};
 use crate::error::Result;
 use crate::storage::Storage;
 use crate::weights::DeviceWeights;
@@ -55,8 +55,8 @@ impl PjrtPolicy {
             }
         };
         let weights = self.upload(trained, storage, "", state.policy)?;
-        let ref_policy = match (ref_policy, &frozen) {
-            (Some(tensors), _) => {
+        let ref_policy = match ref_policy {
+            Some(tensors) => {
                 // A reference policy that was never mixed has exact bf16 weights.
                 let is_narrow = model.iter().filter(|p| storage.of(p) == Storage::Split).all(|parameter| {
                     let narrow = |name| tensors.values(name).is_ok_and(|values| values.iter().all(has_bf16_digits));
@@ -65,13 +65,10 @@ impl PjrtPolicy {
                 let storage = if is_narrow { storage.without_remainders() } else { storage };
                 Some(self.upload(model, storage, "", tensors)?)
             }
-            (None, Some(frozen)) if state.ref_policy.is_some() => Some(frozen.clone().without_remainders()),
-            (None, _) => None,
+            None if state.ref_policy.is_some() => Some(frozen.clone().without_remainders()),
+            None => None,
         };
-        self.weights = match frozen {
-            Some(frozen) => frozen.followed_by(weights),
-            None => weights,
-        };
+        self.weights = frozen.followed_by(weights);
         (self.ref_policy, self.moments) = (ref_policy, moments);
         (self.adamw, self.steps) = (state.adamw.clone(), state.optimizer_steps);
         self.remembered = None;
@@ -89,10 +86,7 @@ impl PjrtPolicy {
         check_tensors(&tensors_of(&decoder.trained()), "", weights)?;
         let frozen = self.frozen()?;
         let weights = self.upload(decoder.trained(), self.weights.storage(), "", weights)?;
-        self.weights = match frozen {
-            Some(frozen) => frozen.followed_by(weights),
-            None => weights,
-        };
+        self.weights = frozen.followed_by(weights);
         if let Some(moments) = &mut self.moments {
             moments.bounds = None;
         }
@@ -101,10 +95,12 @@ impl PjrtPolicy {
         Ok(())
     }
 
-    /// Returns the frozen weights; `None` if all weights are trained.
-    fn frozen(&self) -> Result<Option<DeviceWeights>> {
-        let has_adapters = self.modules.decoder().adapters().is_some();
-        has_adapters.then(|| Ok(self.weights()?.subset(|role| role.is_of_model()))).transpose()
+    /// Returns the frozen weights: the model below adapters, otherwise none.
+    fn frozen(&self) -> Result<DeviceWeights> {
+        match self.modules.decoder().adapters() {
+            Some(_) => Ok(self.weights()?.subset(Role::is_of_model)),
+            None => Ok(self.weights.subset(|_| false)),
+        }
     }
 
     /// Uploads the tensors of `table`, one by one.

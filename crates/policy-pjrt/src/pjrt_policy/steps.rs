@@ -3,7 +3,7 @@
 use super::PjrtPolicy;
 use crate::error::Result;
 use crate::runtime::Program;
-use crate::train::{Applied, Call, Device, Loss, Moments, Rows, Scalars, StepOfState, Target};
+use crate::train::{Applied, Call, Device, Loss, Moments, Rows, Scalars, StepOfState, Target, UploadedRows};
 use grpo_core::backend_api::plan::step;
 use grpo_core::{LossOutput, TokenBatch};
 use policy::{SequenceBatch, StepLoss, UpdateReport, imitation};
@@ -14,7 +14,9 @@ impl PjrtPolicy {
     /// Adds the gradients of a micro-batch to the accumulators.
     pub(super) fn add(&mut self, batch: &SequenceBatch<'_>, loss: StepLoss) -> Result<LossOutput> {
         self.weights()?;
-        self.sums_of_zero()?;
+        if self.sums.is_empty() {
+            self.sums = self.optimizer.zeros(&self.runtime)?;
+        }
         let Self { runtime, modules, grpo, cross_entropy, weights, sums, .. } = self;
         loss_of(Device { runtime, modules }, [grpo, cross_entropy], batch, loss, Target::Sums { weights, sums })
     }
@@ -40,13 +42,6 @@ impl PjrtPolicy {
         // The value loss is added on the host.
         applied.loss_is_finite &= output.loss.is_finite() || applied.is_applied();
         Ok(Some((output, self.finish_step(applied)?)))
-    }
-
-    fn sums_of_zero(&mut self) -> Result<()> {
-        if self.sums.is_empty() {
-            self.sums = self.optimizer.zeros(&self.runtime)?;
-        }
-        Ok(())
     }
 
     pub(super) fn forget_gradient(&mut self) {
@@ -119,7 +114,6 @@ fn loss_of(
     loss: StepLoss,
     target: Target<'_>,
 ) -> Result<LossOutput> {
-    let rows = Rows::new(on.modules.decoder().config(), batch.sequences)?;
     let (loss, tokens) = match loss {
         StepLoss::Grpo if grpo.of_values.is_none() && batch.tokens.value_targets().is_some() => {
             return Err(policy::Error::NoValueHead.into());
@@ -127,8 +121,7 @@ fn loss_of(
         StepLoss::Grpo => (grpo, Cow::Borrowed(&batch.tokens)),
         StepLoss::CrossEntropy { tokens } => (cross_entropy, Cow::Owned(imitation(&batch.tokens, tokens)?)),
     };
-    check_tokens(on, batch.sequences, &tokens)?;
-    let rows = on.upload(&rows)?;
+    let rows = upload(on, batch.sequences, &tokens)?;
     let (config, of_values) = (loss.config.clone(), loss.of_values.clone());
     let (mut values, mut failed) = (Vec::new(), None);
     let call = Call { loss, on, rows: &rows, target, values: &mut values, failed: &mut failed };
@@ -143,12 +136,15 @@ fn loss_of(
     Ok(output)
 }
 
-/// Checks that `tokens` are the completion tokens of `sequences` and within the vocabulary.
-pub(super) fn check_tokens(on: Device<'_>, sequences: &[policy::Sequence], tokens: &TokenBatch) -> Result<()> {
+/// Copies sequences to the device, after a check that `tokens` are their completion tokens and within the vocabulary.
+pub(super) fn upload(on: Device<'_>, sequences: &[policy::Sequence], tokens: &TokenBatch) -> Result<UploadedRows> {
+    let config = on.modules.decoder().config();
+    let rows = Rows::new(config, sequences)?;
     let expected: usize = sequences.iter().map(|s| s.completion.len()).sum();
     if tokens.tokens() != expected {
         let expected = format!("the {expected} completion tokens of the sequences");
         return Err(policy::Error::argument("a micro-batch", expected, tokens.tokens()).into());
     }
-    Ok(tokens.validate_targets(on.modules.decoder().config().vocab_size)?)
+    tokens.validate_targets(config.vocab_size)?;
+    on.upload(&rows)
 }

@@ -14,6 +14,6 @@ mod state;
 mod threefry;
 
 pub use engine::{DeviceRollout, RolloutOptions};
-pub(crate) use follow::check_sequences;
+pub(crate) use follow::{check_ids, check_sequences};
 pub(crate) use sizes::cache_shape;
 pub use sizes::{RolloutPrograms, RolloutSizes};

@@ -104,9 +104,6 @@ impl<'a> Slots<'a> {
 
     /// Empties the slots of samples that meet the request's stop condition, which the executable does not check. Returns slot, sample index
     /// and completion length of each. Tokens that the executable adds to the slot before the next sample starts are ignored.
-    ///
-    /// # Errors
-    /// The errors of the stop condition.
     fn empty_stopped(&mut self, counts: &[i32], ids: &[i32], width: usize) -> Result<Vec<(usize, usize, usize)>> {
         let mut done = vec![];
         for (slot, held) in self.slots.iter_mut().enumerate() {

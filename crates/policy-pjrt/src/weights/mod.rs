@@ -309,9 +309,6 @@ pub(crate) struct Reader<'a> {
 
 impl Reader<'_> {
     /// Reads the tensor of a parameter and a layer in f32; errors name it `name`.
-    ///
-    /// # Errors
-    /// [`Error::Device`].
     pub(crate) fn read(&mut self, index: usize, layer: usize, name: &str) -> Result<Vec<f32>> {
         let DeviceWeights { runtime, table, storage, .. } = self.weights;
         let (parameter, mut arguments) = (&table[index], self.weights.parts(index));
