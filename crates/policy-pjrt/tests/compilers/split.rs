@@ -29,13 +29,10 @@ const TOKENS: usize = 640;
 fn config() -> ModelConfig {
     ModelConfig {
         vocab_size: VOCAB,
-        hidden_size: 512,
-        intermediate_size: 2048,
         num_hidden_layers: LAYERS,
-        num_attention_heads: 4,
         num_key_value_heads: 2,
         max_position_embeddings: 2 * BLOCK,
-        ..ModelConfig::default()
+        ..crate::config()
     }
 }
 

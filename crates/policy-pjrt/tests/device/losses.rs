@@ -8,6 +8,7 @@ use crate::value_head::parts;
 use grpo_core::aggregate::token_weights;
 use grpo_core::{Advantages, LossConfig, TokenBatch};
 use models::{ModelConfig, NamedTensor};
+use policy::contract::Setup;
 use policy::{AdamWConfig, Policy, Sequence, SequenceBatch, StepLoss, Weights};
 use policy_cpu::CpuPolicy;
 use policy_pjrt::{PjrtPolicy, PjrtPolicyOptions};
@@ -17,13 +18,7 @@ use testkit::family;
 const OF_OTHER_LOGITS: [&str; 4] = ["softcap", "softcap_logprobs", "logit_scale", "negative_scale"];
 
 fn config() -> ModelConfig {
-    ModelConfig {
-        hidden_size: 16,
-        intermediate_size: 16,
-        num_hidden_layers: 1,
-        initializer_range: 0.3,
-        ..ModelConfig::default()
-    }
+    ModelConfig { num_hidden_layers: 1, ..Setup::default().config }
 }
 
 fn on_host(loss: &LossConfig) -> CpuPolicy {

@@ -1,6 +1,7 @@
 //! The decoder, its rollout and its training on XLA's CPU plugin.
 
 mod adamw;
+mod attention;
 #[path = "../../../../tests/checkpoints/checkpoint.rs"]
 mod checkpoint;
 mod families;

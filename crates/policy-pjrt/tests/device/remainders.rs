@@ -50,15 +50,11 @@ fn finite_f32_weights_are_restored_exactly_and_read_as_the_nearest_bf16() {
         let word = random.next_u32();
         if word.is_multiple_of(5) || !f32::from_bits(word).is_finite() { edges.next().unwrap() } else { word }
     };
-    let tensors: Vec<NamedTensor> = config()
-        .parameters()
-        .into_iter()
-        .map(|p| NamedTensor {
-            data: (0..p.len()).map(|_| f32::from_bits(word())).collect(),
-            name: p.name,
-            shape: p.shape,
-        })
-        .collect();
+    let mut tensor = |p: models::Parameter| {
+        let data = (0..p.len()).map(|_| f32::from_bits(word())).collect();
+        NamedTensor { name: p.name, shape: p.shape, data }
+    };
+    let tensors: Vec<NamedTensor> = config().parameters().into_iter().map(&mut tensor).collect();
     let policy = PjrtPolicy::from_tensors(runtime(), &config(), &tensors, LossConfig::default(), narrow()).unwrap();
     let (found, expected) = (exported(&policy), by_name(tensors));
     assert_eq!(found.len(), expected.len());
