@@ -53,14 +53,8 @@ impl Decoder {
     /// Returns `x weight^T` `[..., O]`, summed in f32, of dtype `result`, for `x` `[..., I]` and the weight `[O, I]` of this role.
     #[track_caller]
     pub(crate) fn product(&self, weights: &ParameterValues, x: &Value, role: Role, result: Dtype) -> Value {
-        self.product_over(x, &weights[role], weights.summed(role), result)
-    }
-
-    /// Computes [`Decoder::product`] with a given matrix, contracted over dimension `summed`.
-    #[track_caller]
-    pub(crate) fn product_over(&self, x: &Value, weight: &Value, summed: usize, result: Dtype) -> Value {
-        let (x, weight) = (x.convert(self.compute.dtype()), weight.convert(self.compute.dtype()));
-        let dimensions = DotDimensions::contract(x.shape().len() - 1, summed);
+        let (x, weight) = (x.convert(self.compute.dtype()), weights[role].convert(self.compute.dtype()));
+        let dimensions = DotDimensions::contract(x.shape().len() - 1, weights.summed(role));
         x.dot_general(&weight, dimensions, result, self.compute.precision())
     }
 

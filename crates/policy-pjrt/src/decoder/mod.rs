@@ -173,8 +173,12 @@ impl Decoder {
 
     /// Declares the parameters as the next arguments of a program. `model` is the dtype of the model's matrices ([`Parameter::dtype`]).
     pub fn declare(&self, builder: &Builder, model: Dtype) -> ParameterValues {
-        let table = self.parameters();
-        let values = ParameterValues::arguments(builder, &table, model);
+        self.declare_table(builder, &self.parameters(), model)
+    }
+
+    /// Declares the parameters of `table` only.
+    pub(crate) fn declare_table(&self, builder: &Builder, table: &[Parameter], model: Dtype) -> ParameterValues {
+        let values = ParameterValues::arguments(builder, table, model);
         table.iter().for_each(|parameter| self.split.argument(&values[parameter.role], &parameter.axes));
         values
     }
@@ -212,7 +216,7 @@ impl Decoder {
         let rotary = self.rotary(&rows.positions);
         let mask = self.mask(rows);
         let x = self.embed(weights, &rows.ids);
-        let constants = [&[rotary.cos(), rotary.sin()], &mask.values()[..]].concat();
+        let constants = [&[&rotary.cos, &rotary.sin], &mask.values()[..]].concat();
         let mut layers = self.over_layers(weights, &[&x], &[], &constants, Layers::Loop(save), |layer, values| {
             let [cos, sin, of_mask @ ..] = values.constants else { unreachable!("as many as were passed in") };
             let (rotary, mask) = (Rotary::new(cos, sin), mask.with(of_mask));

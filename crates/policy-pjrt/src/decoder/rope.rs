@@ -9,8 +9,8 @@ use stablehlo::{Dtype, TensorType, Unary, Value};
 #[derive(Clone, Debug)]
 pub struct Rotary {
     /// `[B, D / 2, T]`, f32.
-    cos: Value,
-    sin: Value,
+    pub(crate) cos: Value,
+    pub(crate) sin: Value,
 }
 
 impl Decoder {
@@ -30,14 +30,6 @@ impl Rotary {
     /// Wraps cosines and sines `[B, D / 2, T]`, f32.
     pub(crate) fn new(cos: &Value, sin: &Value) -> Self {
         Self { cos: cos.clone(), sin: sin.clone() }
-    }
-
-    pub(crate) fn cos(&self) -> &Value {
-        &self.cos
-    }
-
-    pub(crate) fn sin(&self) -> &Value {
-        &self.sin
     }
 
     /// Rotates every head of `x` `[B, ..., D, T]`, f32: column i with column D / 2 + i, as `rotate_half` of transformers does.

@@ -205,7 +205,7 @@ impl DecodeStep<'_> {
         // The token attends to itself through the window.
         let columns = f.iota(1, TensorType::new(Dtype::I32, [slots, decode.turns]));
         let done = columns.le(&turn.broadcast_in_dim(columns.shape(), &[]));
-        let constants = [rotary.cos(), rotary.sin(), keys, values, filled, &done, turn];
+        let constants = [&rotary.cos, &rotary.sin, keys, values, filled, &done, turn];
         let carry = [&x, &window.keys, &window.values];
         let layers = if decode.prepared { Layers::Unrolled } else { Layers::Loop(Save::Carry) };
         let scanned = decoder.over_layers(weights, &carry, &[&numbers], &constants, layers, |layer, of| {

@@ -37,7 +37,7 @@ pub(crate) fn module(decoder: &Decoder, weights: Dtype, prompts: Prompts) -> Res
     let last = (&lengths - lengths.like(1)).along_first(&ids);
     let kept = rows.positions.lt(&last);
     let x = decoder.embed(&weights, &ids);
-    let constants = [&[rotary.cos(), rotary.sin(), &kept], &mask.values()[..]].concat();
+    let constants = [&[&rotary.cos, &rotary.sin, &kept], &mask.values()[..]].concat();
     let layers = decoder.over_layers(&weights, &[&x], &[], &constants, Layers::Loop(Save::Carry), |layer, values| {
         let [cos, sin, kept, of_mask @ ..] = values.constants else { unreachable!("as many as were passed in") };
         let (rotary, mask) = (Rotary::new(cos, sin), mask.with(of_mask));

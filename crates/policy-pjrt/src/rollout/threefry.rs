@@ -11,33 +11,27 @@ use stablehlo::{Binary, Dtype, TensorType, Value};
 
 /// A word of 32 bits, or a tensor of words.
 pub(crate) trait Word: Clone {
+    /// Returns a constant of the same shape.
+    fn number(&self, number: u32) -> Self;
     /// Adds modulo 2^32.
     fn plus(&self, other: &Self) -> Self;
-    /// Adds a number modulo 2^32.
-    fn plus_number(&self, number: u32) -> Self;
     /// Computes the exclusive or.
     fn xor(&self, other: &Self) -> Self;
-    /// Computes the exclusive or with a number.
-    fn xor_number(&self, number: u32) -> Self;
     /// Rotates the bits to the left.
     fn rotated(&self, bits: u32) -> Self;
 }
 
 impl Word for u32 {
+    fn number(&self, number: u32) -> Self {
+        number
+    }
+
     fn plus(&self, other: &Self) -> Self {
         self.wrapping_add(*other)
     }
 
-    fn plus_number(&self, number: u32) -> Self {
-        self.wrapping_add(number)
-    }
-
     fn xor(&self, other: &Self) -> Self {
         self ^ other
-    }
-
-    fn xor_number(&self, number: u32) -> Self {
-        self ^ number
     }
 
     fn rotated(&self, bits: u32) -> Self {
@@ -47,25 +41,21 @@ impl Word for u32 {
 
 /// A tensor of dtype u32.
 impl Word for Value {
-    fn plus(&self, other: &Self) -> Self {
-        self + other
+    fn number(&self, number: u32) -> Self {
+        self.like(i64::from(number))
     }
 
-    fn plus_number(&self, number: u32) -> Self {
-        self + self.like(i64::from(number))
+    fn plus(&self, other: &Self) -> Self {
+        self + other
     }
 
     fn xor(&self, other: &Self) -> Self {
         self.binary(Binary::Xor, other)
     }
 
-    fn xor_number(&self, number: u32) -> Self {
-        self.binary(Binary::Xor, &self.like(i64::from(number)))
-    }
-
     fn rotated(&self, bits: u32) -> Self {
-        let left = self.binary(Binary::ShiftLeft, &self.like(i64::from(bits)));
-        left | self.binary(Binary::ShiftRightLogical, &self.like(i64::from(32 - bits)))
+        let left = self.binary(Binary::ShiftLeft, &self.number(bits));
+        left | self.binary(Binary::ShiftRightLogical, &self.number(32 - bits))
     }
 }
 
@@ -75,7 +65,8 @@ const PARITY: u32 = 0x1BD1_1BDA;
 
 /// Returns the two random words of a counter.
 pub(crate) fn threefry2x32<W: Word>(key: [W; 2], counter: [W; 2]) -> [W; 2] {
-    let keys = [key[0].clone(), key[1].clone(), key[0].xor(&key[1]).xor_number(PARITY)];
+    let both = key[0].xor(&key[1]);
+    let keys = [key[0].clone(), key[1].clone(), both.xor(&both.number(PARITY))];
     let [mut x, mut y] = [counter[0].plus(&keys[0]), counter[1].plus(&keys[1])];
     for group in 0..5 {
         for bits in ROTATIONS[group % 2] {
@@ -83,7 +74,8 @@ pub(crate) fn threefry2x32<W: Word>(key: [W; 2], counter: [W; 2]) -> [W; 2] {
             y = y.rotated(bits).xor(&x);
         }
         x = x.plus(&keys[(group + 1) % 3]);
-        y = y.plus(&keys[(group + 2) % 3]).plus_number(group as u32 + 1);
+        y = y.plus(&keys[(group + 2) % 3]);
+        y = y.plus(&y.number(group as u32 + 1));
     }
     [x, y]
 }

@@ -3,7 +3,7 @@
 
 use super::adamw::{Applied, Check, Moments, Numbers, Scalars, StateValues, update};
 use super::programs::{Gradients, TrainPrograms, TrainShape};
-use crate::decoder::{Parameter, ParameterValues, zeros};
+use crate::decoder::{ParameterValues, zeros};
 use crate::error::Result;
 use crate::runtime::{Program, unnamed};
 use crate::weights::DeviceWeights;
@@ -12,7 +12,7 @@ use grpo_core::LossConfig;
 use grpo_core::backend_api::token_columns::LossSums;
 use grpo_core::objective::ValueLossConfig;
 use pjrt::{Argument, Buffer};
-use stablehlo::{Builder, Dtype, Module, Reducer, Save, TensorType, Value};
+use stablehlo::{Builder, Dtype, Module, Reducer, Save, Value};
 
 impl TrainPrograms {
     /// Builds an optimizer step on one micro-batch: its loss and gradients ([`TrainPrograms::gradient`]) and [`TrainPrograms::adamw`] in one
@@ -33,12 +33,7 @@ impl TrainPrograms {
         self.check_split(shape)?;
         let (f, split) = (Builder::new(), self.decoder().split());
         let frozen = &table[..table.len() - trained.len()];
-        let argument = |p: &Parameter| {
-            let argument = f.argument(p.name(), TensorType::new(p.dtype(self.model_dtype()), &p.shape[..]));
-            split.argument(&argument, &p.axes);
-            argument
-        };
-        let frozen: Vec<_> = frozen.iter().map(|p| (p.role, argument(p))).collect();
+        let frozen = self.decoder().declare_table(&f, frozen, self.model);
         let state = StateValues::declare(&f, &trained, self.storage(), split);
         let batch = self.batch(&f, &spec, of_values, shape);
         let numbers = Numbers::argument(&f);
@@ -46,10 +41,10 @@ impl TrainPrograms {
 
         // The first part of a parameter is what the decoder reads.
         let read = trained.iter().zip(&state.parameters).map(|(p, parts)| (p.role, parts[0].clone()));
-        let weights = ParameterValues::new(frozen.into_iter().chain(read));
+        let weights = ParameterValues::new(frozen.iter().map(|(role, value)| (role, value.clone())).chain(read));
         // With groups of layers, start from zeroed accumulators, which the loop over groups adds to in place. Otherwise it holds the
         // gradients of one group in addition to those of all layers: 0.72 GB more for Qwen2.5-1.5B in groups of four, according to libtpu.
-        let begun = matches!(self.save(), Save::Every(_))
+        let begun = matches!(self.save, Save::Every(_))
             .then(|| trained.iter().map(|p| zeros(&f, Dtype::F32, &p.shape)).collect());
         let Gradients { sums, of_loss, values } = self.gradients(NAME, &spec, &weights, begun, batch, shape)?;
         let allowed = is_finite(&of_loss, &counts);
@@ -97,7 +92,7 @@ impl StepOfState<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use stablehlo::Array;
+    use stablehlo::{Array, TensorType};
 
     #[test]
     fn loss_and_scores_of_active_tokens_must_be_finite() {

@@ -39,14 +39,20 @@ fn evaluate(attention: Attention, compute: Compute) -> Vec<Vec<f32>> {
     let gradients = pullback.call(&[&a[3]]);
     let named: Vec<(&str, &Value)> = mixed.iter().chain(&gradients).map(|value| ("", value)).collect();
     let program = runtime().compile(&f.finish("attention", &named).unwrap()).unwrap();
-    let buffers: Vec<Buffer> = (shapes.iter().zip(0..))
-        .map(|(shape, seed)| {
-            let numbers = rng::uniform_weights(shape.iter().product(), 2.0, seed, "attention");
-            runtime().upload(&numbers, shape).unwrap()
-        })
-        .collect();
+    let buffers: Vec<Buffer> = shapes.iter().enumerate().map(|(seed, shape)| upload(shape, seed)).collect();
     let outputs = program.run(buffers.iter().map(Argument::from).collect()).unwrap();
     outputs.iter().map(|output| output.to_vec().unwrap()).collect()
+}
+
+/// Uploads pseudo-random numbers between -2 and 2.
+fn upload(shape: &[usize], seed: usize) -> Buffer {
+    let number = |i: usize| {
+        let mut z = ((i + 1_000_003 * seed) as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        ((z >> 40) as f32 / (1 << 24) as f32).mul_add(4.0, -2.0)
+    };
+    let numbers: Vec<f32> = (0..shape.iter().product()).map(number).collect();
+    runtime().upload(&numbers, shape).unwrap()
 }
 
 #[test]

@@ -84,16 +84,7 @@ fn a_fused_step_matches_gradient_and_update() {
         }
         assert_eq!((one.optimizer_steps(), two.optimizer_steps()), (3, 3));
         assert_ne!(state(&one), before);
-        // Roll back works after a fused step, too.
         one.roll_back().unwrap_err();
-        let mut back = policy(true);
-        back.step(std::slice::from_ref(&batch), StepLoss::Grpo, RATE).unwrap();
-        let remembered = state(&back);
-        back.begin().unwrap();
-        back.step(std::slice::from_ref(&batch), StepLoss::Grpo, RATE).unwrap();
-        assert_ne!(state(&back), remembered, "{what}");
-        back.roll_back().unwrap();
-        assert_eq!((state(&back), back.optimizer_steps()), (remembered, 1), "{what}");
     }
 }
 

@@ -48,8 +48,8 @@ pub struct TrainShape {
 pub struct TrainPrograms {
     decoder: Decoder,
     /// Dtype of the model's matrices.
-    model: Dtype,
-    save: Save,
+    pub(super) model: Dtype,
+    pub(super) save: Save,
     tiling: Tiling,
 }
 
@@ -264,16 +264,6 @@ impl TrainPrograms {
     /// Returns the storage of the trained weights.
     pub(super) fn storage(&self) -> Storage {
         Storage::of_masters(self.model)
-    }
-
-    /// Returns which activations of each layer are saved for the backward pass.
-    pub(super) fn save(&self) -> &Save {
-        &self.save
-    }
-
-    /// Returns the dtype of the model's matrices.
-    pub(super) fn model_dtype(&self) -> Dtype {
-        self.model
     }
 
     /// Returns the role of the parameter that receives the gradient of the LM head, if it is trained: the head, the tied embedding, or an

@@ -206,23 +206,6 @@ proptest! {
     }
 }
 
-#[test]
-fn rows_without_tokens_add_nothing() {
-    let of = |prompt: &[u32], completion: &[u32]| Sequence { prompt: prompt.to_vec(), completion: completion.to_vec() };
-    // The first sequence fills a row exactly, and so do the two others together.
-    let sequences = [of(&[1; 7], &[5, 8, 2, 9, 10, 4, 6, 3, 7, 1]), of(&[4, 7, 1], &[9, 3, 2]), of(&[2; 5], &[6; 7])];
-    let full = Packing { length: LENGTH, rows: vec![vec![0], vec![2, 1]] };
-    let with_empty_rows = Packing { length: LENGTH, rows: vec![vec![], vec![0], vec![], vec![2, 1]] };
-    for is_blockwise in [false, true] {
-        let modules = modules(attention(is_blockwise), true);
-        let [expected, found] = [&full, &with_empty_rows].map(|packing| gradient(&modules, &sequences, packing));
-        for ((name, found), (_, expected)) in found.iter().zip(&expected) {
-            let off = found.iter().zip(expected).map(|(a, b)| if a == b { 0.0 } else { (a - b).abs() });
-            assert!(off.fold(0.0, f64::max) < 1e-12 && found.iter().all(|x| !x.is_nan()), "{name}");
-        }
-    }
-}
-
 /// Blockwise attention is a loop inside the loop over layers.
 #[test]
 fn saved_attention_is_not_recomputed_in_the_backward_pass() {
