@@ -17,13 +17,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// A device of a PJRT plugin and the plugin's compiler. Clones share the client.
-///
-/// ```no_run
-/// use backend_tpu::plugins::Kind;
-///
-/// let runtime = policy_pjrt::Runtime::open(Kind::Cpu, None)?;
-/// # Ok::<(), policy_pjrt::Error>(())
-/// ```
 #[derive(Clone, Debug)]
 pub struct Runtime {
     kind: Kind,

@@ -1,7 +1,7 @@
 //! Operations shared by all layers.
 
 use super::{Compute, Decoder, ParameterValues, Role};
-use stablehlo::{DotDimensions, Dtype, Reducer, Unary, Value};
+use stablehlo::{DotDimensions, Dtype, GatherDimensions, Reducer, Unary, Value};
 
 /// Broadcasts along leading or trailing dimensions.
 pub(crate) trait Broadcast {
@@ -36,6 +36,21 @@ pub(crate) fn dot(
     let dimensions =
         DotDimensions { batch: (batch.0.to_vec(), batch.1.to_vec()), contract: (vec![contract.0], vec![contract.1]) };
     left.dot_general(right, dimensions, Dtype::F32, compute.precision())
+}
+
+/// Gathers the rows of `x` `[R, H]` at these indices `[...]`: `[..., H]`.
+#[track_caller]
+pub(crate) fn rows_at(x: &Value, indices: &Value) -> Value {
+    let (rank, h) = (indices.shape().len(), x.shape()[1]);
+    let dimensions = GatherDimensions {
+        offset_dims: vec![rank],
+        collapsed_slice_dims: vec![0],
+        start_index_map: vec![0],
+        index_vector_dim: rank,
+        slice_sizes: vec![1, h],
+        ..GatherDimensions::default()
+    };
+    x.gather(indices, dimensions, &[indices.shape(), &[h]].concat())
 }
 
 impl Decoder {

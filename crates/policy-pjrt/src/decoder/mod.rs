@@ -24,12 +24,12 @@ pub use parameters::{Axis, Parameter, ParameterValues, Role, parameters};
 pub use rope::Rotary;
 
 pub(crate) use attention::MASKED;
-pub(crate) use layer_ops::{Broadcast, dot};
+pub(crate) use layer_ops::{Broadcast, dot, rows_at};
 use split::RESIDUAL;
 pub(crate) use split::Split;
 
 use models::ModelConfig;
-use stablehlo::{Builder, Dtype, GatherDimensions, Precision, Result, Save, Scanned, TensorType, Traced, Value, trace};
+use stablehlo::{Builder, Dtype, Precision, Result, Save, Scanned, TensorType, Traced, Value, trace};
 
 /// The dtype of the operands of matrix products and of the layers' results. Sums, norms and softmax are always f32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -227,21 +227,11 @@ impl Decoder {
 
     /// Returns the token embeddings `[B, T, H]` of token ids `[B, T]`.
     pub fn embed(&self, weights: &ParameterValues, ids: &Value) -> Value {
-        let h = self.config.hidden_size;
-        let dimensions = GatherDimensions {
-            offset_dims: vec![2],
-            collapsed_slice_dims: vec![0],
-            start_index_map: vec![0],
-            index_vector_dim: 2,
-            slice_sizes: vec![1, h],
-            ..GatherDimensions::default()
-        };
-        let shape = [ids.shape()[0], ids.shape()[1], h];
-        let rows = weights[Role::EmbedTokens].gather(ids, dimensions, &shape);
+        let rows = rows_at(&weights[Role::EmbedTokens], ids);
         let rows = match self.config.pad_token_id {
             // The padding token's embedding is not trained.
             Some(pad) => {
-                let is_padding = ids.eq(&ids.like(pad as i64)).broadcast_in_dim(&shape, &[0, 1]);
+                let is_padding = ids.eq(&ids.like(pad as i64)).broadcast_in_dim(rows.shape(), &[0, 1]);
                 is_padding.select(&rows.stop_gradient(), &rows)
             }
             None => rows,

@@ -40,9 +40,10 @@ impl Role {
     /// Returns `true` if every layer has such a parameter.
     pub fn is_of_layers(self) -> bool {
         let head = Matrix::LmHead;
-        !matches!(self, Self::EmbedTokens | Self::Norm | Self::LmHead | Self::ValueHead | Self::ValueHeadBias)
+        !matches!(self, Self::EmbedTokens | Self::Norm | Self::LmHead)
             && self != Self::LoraA(head)
             && self != Self::LoraB(head)
+            && !self.is_of_value_head()
     }
 
     /// Returns `true` for parameters of the base model, `false` for adapters and the value head.

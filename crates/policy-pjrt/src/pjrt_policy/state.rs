@@ -47,14 +47,15 @@ impl PjrtPolicy {
             0 => None,
             _ => {
                 let of = |prefix| -> Result<_> {
-                    let moments = self.upload(trained.clone(), single, prefix, state.optimizer)?;
+                    let moments =
+                        DeviceWeights::from_source(&self.runtime, trained.clone(), single, prefix, state.optimizer)?;
                     Ok(moments.into_buffers())
                 };
                 let [first, second] = MOMENTS.map(of);
                 Some(Moments { first: first?, second: second?, bounds: None })
             }
         };
-        let weights = self.upload(trained, storage, "", state.policy)?;
+        let weights = DeviceWeights::from_source(&self.runtime, trained, storage, "", state.policy)?;
         let ref_policy = match ref_policy {
             Some(tensors) => {
                 // A reference policy that was never mixed has exact bf16 weights.
@@ -63,7 +64,7 @@ impl PjrtPolicy {
                     parameter.tensors().all(|(_, name)| narrow(name))
                 });
                 let storage = if is_narrow { storage.without_remainders() } else { storage };
-                Some(self.upload(model, storage, "", tensors)?)
+                Some(DeviceWeights::from_source(&self.runtime, model, storage, "", tensors)?)
             }
             None if state.ref_policy.is_some() => Some(frozen.clone().without_remainders()),
             None => None,
@@ -85,7 +86,8 @@ impl PjrtPolicy {
         let decoder = self.modules.decoder();
         check_tensors(&tensors_of(&decoder.trained()), "", weights)?;
         let frozen = self.frozen()?;
-        let weights = self.upload(decoder.trained(), self.weights.storage(), "", weights)?;
+        let weights =
+            DeviceWeights::from_source(&self.runtime, decoder.trained(), self.weights.storage(), "", weights)?;
         self.weights = frozen.followed_by(weights);
         if let Some(moments) = &mut self.moments {
             moments.bounds = None;
@@ -101,17 +103,6 @@ impl PjrtPolicy {
             Some(_) => Ok(self.weights()?.subset(Role::is_of_model)),
             None => Ok(self.weights.subset(|_| false)),
         }
-    }
-
-    /// Uploads the tensors of `table`, one by one.
-    fn upload(
-        &self,
-        table: Vec<Parameter>,
-        storage: Storage,
-        prefix: &str,
-        tensors: &dyn TensorSource,
-    ) -> Result<DeviceWeights> {
-        DeviceWeights::from_source(&self.runtime, table, storage, prefix, tensors)
     }
 }
 

@@ -92,14 +92,6 @@ impl TrainShape {
     }
 
     /// [`TrainShape::of`] for `count` sequences with prompts of `prompt` tokens and completions of `completion` tokens.
-    ///
-    /// ```
-    /// use policy::Sequence;
-    /// use policy_pjrt::TrainShape;
-    ///
-    /// let sequences = vec![Sequence { prompt: vec![0; 20], completion: vec![0; 8] }; 12];
-    /// assert_eq!(TrainShape::uniform(12, 20, 8), TrainShape::of(&sequences));
-    /// ```
     pub fn uniform(count: usize, prompt: usize, completion: usize) -> Self {
         let tokens = (prompt + completion).saturating_sub(1);
         let length = bucket(tokens);

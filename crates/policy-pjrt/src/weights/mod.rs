@@ -82,16 +82,7 @@ impl DeviceWeights {
         tensors: &dyn TensorSource,
         dtype: Dtype,
     ) -> Result<Self> {
-        Self::from_named(runtime, config, tensors, plain(dtype)?)
-    }
-
-    /// Like [`DeviceWeights::from_tensors`], with a given storage.
-    pub(crate) fn from_named(
-        runtime: &Runtime,
-        config: &ModelConfig,
-        tensors: &dyn TensorSource,
-        storage: Storage,
-    ) -> Result<Self> {
+        let storage = plain(dtype)?;
         config.validate()?;
         Self::from_source(runtime, parameters(config), storage, "", tensors)
     }

@@ -3,7 +3,7 @@
 pub(super) use gradients::Gradients;
 
 use super::adamw::{Check, apply_module};
-use crate::decoder::{Compute, Decoder, Matrix, Parameter, ParameterValues, Role as ParameterRole, Rows};
+use crate::decoder::{Compute, Decoder, Matrix, Parameter, ParameterValues, Role as ParameterRole, Rows, rows_at};
 use crate::error::Result;
 use crate::runtime::program_error;
 use crate::storage::Storage;
@@ -12,7 +12,7 @@ use backend_tpu::program::{Mesh, Numerics, Pass, ProgramKind, Role, Spec};
 use grpo_core::objective::ValueLossConfig;
 use grpo_core::{GradientSpec, HeadLayout, Implementation, LossConfig, PlanRequest, PolicySpec, Tiling};
 use models::ModelConfig;
-use stablehlo::{Builder, Dtype, GatherDimensions, Module, Save, TensorType, Traced, Value, trace, try_trace};
+use stablehlo::{Builder, Dtype, Module, Save, TensorType, Traced, Value, trace, try_trace};
 
 /// Sizes of a micro-batch's program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -393,20 +393,6 @@ fn take_rows(x: &Value, predicting: &Value, predicts: &Value) -> Value {
     });
     let [forward, backward] = [forward, backward].map(|traced| traced.expect("rows of matrices"));
     x.builder().custom_vjp(&forward, &backward, &arguments, 1).swap_remove(0)
-}
-
-/// Gathers the rows of `x` `[R, H]` at these indices `[N]`.
-fn rows_at(x: &Value, indices: &Value) -> Value {
-    let h = x.shape()[1];
-    let dimensions = GatherDimensions {
-        offset_dims: vec![1],
-        collapsed_slice_dims: vec![0],
-        start_index_map: vec![0],
-        index_vector_dim: 1,
-        slice_sizes: vec![1, h],
-        ..GatherDimensions::default()
-    };
-    x.gather(indices, dimensions, &[indices.shape()[0], h])
 }
 
 mod gradients;
