@@ -140,15 +140,6 @@ impl Parameter {
 }
 
 /// Returns the parameters of a decoder, in the argument order of programs.
-///
-/// ```
-/// use policy_pjrt::decoder::{Axis, Role, parameters};
-///
-/// let table = parameters(&models::ModelConfig::default());
-/// let gate = table.iter().find(|parameter| parameter.role == Role::GateProj).unwrap();
-/// assert_eq!((&gate.shape[..], &gate.axes[..]), (&[2, 192, 64][..], &[Axis::Layer, Axis::Mlp, Axis::Embed][..]));
-/// assert_eq!(gate.tensors().last(), Some((1, "model.layers.1.mlp.gate_proj.weight")));
-/// ```
 pub fn parameters(config: &ModelConfig) -> Vec<Parameter> {
     use Axis::{Embed, HeadDim, Heads, Kv, Layer, Mlp, Vocab};
     let size = |axis: &Axis| match axis {

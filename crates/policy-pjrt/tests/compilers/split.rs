@@ -73,7 +73,6 @@ fn collectives_move_weights_gradients_and_rows_but_no_scores_or_logits() {
         let is_vocab = |size: &usize| [VOCAB, VOCAB / 2, VOCAB / 4].contains(size);
         let is_completion_tokens = |size: &usize| [TOKENS, TOKENS / 2, TOKENS / 4, TOKENS / 8].contains(size);
         for Collective { kind, types } in &collectives {
-            println!("{mesh}: {kind} {types:?}");
             for ArrayType { dtype, dims } in types {
                 let count = |of: &dyn Fn(&usize) -> bool| dims.iter().filter(|size| of(size)).count();
                 assert!(!has_scores(dims), "{mesh}: attention scores {dims:?} cross chips by {kind}");
@@ -126,6 +125,5 @@ fn an_update_moves_no_weights_between_devices() {
     let numbers = |ty: &ArrayType| ty.dims.iter().product::<usize>();
     let moved: usize = collectives.iter().flat_map(|collective| &collective.types).map(numbers).sum();
     let all: usize = parameters(&config()).iter().map(Parameter::count).sum();
-    println!("{moved} numbers of {all} weights");
     assert!(moved < all / 100, "{moved} of {all}: {collectives:?}");
 }

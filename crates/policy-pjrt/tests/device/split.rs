@@ -170,7 +170,6 @@ fn gradients_agree(what: &str, one: TrainPrograms, with: impl Fn(Decoder) -> Tra
         let module = case.module(&with(sharded(one.decoder(), &mesh)));
         assert_eq!(module.partitions, 4);
         agree(&what, &module, &run(&module, &case.arguments), &expected);
-        println!("{what}: {} results", expected.len());
     }
     expected[..case.gradients].to_vec()
 }
