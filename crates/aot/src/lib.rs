@@ -339,11 +339,8 @@ impl RunPrograms {
 
     /// Returns the program for loss and gradients of a micro-batch.
     fn gradient(&self, decoder: &Decoder) -> policy_pjrt::Result<Module> {
-        let (loss, modules) = (self.config.loss(), self.train(decoder));
-        match self.config.grpo.value_loss() {
-            Some(of_values) => modules.gradient_with_values(&loss, &of_values, self.micro_batch),
-            None => modules.gradient(&loss, self.micro_batch),
-        }
+        let (loss, of_values) = (self.config.loss(), self.config.grpo.value_loss());
+        self.train(decoder).gradient(&loss, of_values.as_ref(), self.micro_batch)
     }
 }
 

@@ -38,7 +38,6 @@ mod weights;
 pub use error::{Error, Result};
 pub use memory::TrainingSizes;
 pub use pjrt_policy::{PjrtPolicy, PjrtPolicyOptions};
-pub use rollout::threefry::{Word, gumbel, sample_key, threefry2x32};
 pub use rollout::{DeviceRollout, RolloutOptions, RolloutPrograms, RolloutSizes};
 pub use runtime::{Program, Runtime};
 pub use train::{TrainPrograms, TrainShape};

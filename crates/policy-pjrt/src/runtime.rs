@@ -8,7 +8,7 @@ use pjrt::{
     Argument, Buffer, CacheOutcome, Client, CompileCache, CompileOptions, Device, Element, LoadedExecutable,
     NamedValue, OptionValue,
 };
-use stablehlo::Module;
+use stablehlo::{Builder, Module, Value};
 use std::collections::HashMap;
 use std::hash::Hash;
 use std::path::{Path, PathBuf};
@@ -16,13 +16,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// A device of a PJRT plugin and the plugin's compiler. Clones share the client.
-///
-/// ```no_run
-/// use backend_tpu::plugins::Kind;
-///
-/// let runtime = policy_pjrt::Runtime::open(Kind::Cpu, None)?;
-/// # Ok::<(), policy_pjrt::Error>(())
-/// ```
 #[derive(Clone, Debug)]
 pub struct Runtime {
     kind: Kind,
@@ -224,11 +217,6 @@ impl Program {
         let nothing = pjrt::Error::Nothing { operation: "PJRT_LoadedExecutable_Execute" };
         self.run(arguments)?.pop().ok_or(nothing).map_err(Error::device(format!("running `{}`", self.name)))
     }
-
-    /// Returns the name, which profiles show.
-    pub fn name(&self) -> &str {
-        &self.name
-    }
 }
 
 /// Copies a buffer to the host.
@@ -264,6 +252,21 @@ impl<K: Hash + Eq> Programs<K> {
 }
 
 /// Finishes the module of `builder`.
-pub(crate) fn finish(builder: stablehlo::Builder, name: &str, results: &[(&str, &stablehlo::Value)]) -> Result<Module> {
-    builder.finish(name, results).map_err(|source| Error::Program { program: name.into(), source })
+pub(crate) fn finish<'a>(
+    builder: Builder,
+    name: &str,
+    results: impl IntoIterator<Item = (&'a str, &'a Value)>,
+) -> Result<Module> {
+    let results: Vec<(&str, &Value)> = results.into_iter().collect();
+    builder.finish(name, &results).map_err(program_error(name))
+}
+
+/// Returns results of a program without names.
+pub(crate) fn unnamed<'a>(values: impl IntoIterator<Item = &'a Value>) -> impl Iterator<Item = (&'a str, &'a Value)> {
+    values.into_iter().map(|value| ("", value))
+}
+
+/// Returns the error of a program that cannot be built.
+pub(crate) fn program_error(program: &str) -> impl Fn(stablehlo::Error) -> Error {
+    move |source| Error::Program { program: program.into(), source }
 }

@@ -1,7 +1,7 @@
 //! Assignment of tensor dimensions to the axes of a device mesh.
 
 use super::{Axis, Parameter};
-use stablehlo::{Dtype, Error, Mesh, Result, Sharding, TensorType, Value};
+use stablehlo::{Dtype, Error, Mesh, Result, Sharding, TensorType};
 
 /// A table from logical axes ([`Axis`]) to axes of a mesh, as in MaxText: programs name logical axes, a run chooses the mesh axes.
 ///
@@ -67,36 +67,29 @@ impl AxisRules {
         &self.mesh
     }
 
-    /// Returns the sharding of a tensor with these logical axes: each mesh axis shards the first dimension that requests it.
+    /// Returns the sharding of a tensor with these logical axes: each mesh axis shards the first dimension that requests it. Dimensions that
+    /// are `None` are not sharded.
     ///
     /// # Errors
     /// Never fails for tables from [`AxisRules::new`] and [`AxisRules::with`].
-    pub fn sharding(&self, dimensions: &[Axis]) -> Result<Sharding> {
-        self.sharding_of_named(&dimensions.iter().copied().map(Some).collect::<Vec<_>>())
-    }
-
-    /// Like [`AxisRules::sharding`]; dimensions that are `None` are not sharded.
-    ///
-    /// # Errors
-    /// See [`AxisRules::sharding`].
-    pub(super) fn sharding_of_named(&self, dimensions: &[Option<Axis>]) -> Result<Sharding> {
+    pub fn sharding<A: Copy + Into<Option<Axis>>>(&self, dimensions: &[A]) -> Result<Sharding> {
         self.sharding_in_order(dimensions, 0..dimensions.len())
     }
 
     /// Like [`AxisRules::sharding`], but each mesh axis shards the last dimension that requests it.
-    ///
-    /// # Errors
-    /// See [`AxisRules::sharding`].
     pub(super) fn sharding_from_the_last(&self, dimensions: &[Axis]) -> Result<Sharding> {
-        let named: Vec<Option<Axis>> = dimensions.iter().copied().map(Some).collect();
-        self.sharding_in_order(&named, (0..dimensions.len()).rev())
+        self.sharding_in_order(dimensions, (0..dimensions.len()).rev())
     }
 
-    fn sharding_in_order(&self, dimensions: &[Option<Axis>], order: impl Iterator<Item = usize>) -> Result<Sharding> {
+    fn sharding_in_order<A: Copy + Into<Option<Axis>>>(
+        &self,
+        dimensions: &[A],
+        order: impl Iterator<Item = usize>,
+    ) -> Result<Sharding> {
         let mut used: Vec<&str> = vec![];
         let mut split: Vec<Vec<&str>> = vec![vec![]; dimensions.len()];
         for place in order {
-            let asked = dimensions[place].map_or(&[][..], |axis| self.axes(axis)).iter().map(String::as_str);
+            let asked = dimensions[place].into().map_or(&[][..], |axis| self.axes(axis)).iter().map(String::as_str);
             split[place] = asked.filter(|axis| !used.contains(axis)).collect();
             used.extend(&split[place]);
         }
@@ -111,17 +104,6 @@ impl AxisRules {
         let sharding = self.sharding(&parameter.axes)?;
         sharding.part(&TensorType::new(Dtype::F32, &parameter.shape[..]))?;
         Ok(sharding)
-    }
-
-    /// Constrains the sharding of a value with these logical axes. On one device the program's text does not change.
-    ///
-    /// # Errors
-    /// See [`AxisRules::sharding`]; if a dimension is not divisible, finishing the program fails.
-    #[track_caller]
-    pub fn constrain(&self, value: &Value, dimensions: &[Axis]) -> Result<Value> {
-        // No closure: `track_caller` must report the caller's line.
-        let sharding = self.sharding(dimensions)?;
-        Ok(value.constrain(&sharding))
     }
 }
 
@@ -177,9 +159,9 @@ mod tests {
             let rules = AxisRules::new(&mesh(&[("fsdp", devices), ("tensor", 1)]));
             let f = Builder::new();
             let x = f.argument("x", TensorType::new(Dtype::F32, [4, 8]));
-            f.shard(&x, &rules.sharding(&[Axis::Batch, Axis::Embed]).expect("a sharding"));
-            let y = rules.constrain(&x.tanh(), &[Axis::Batch, Axis::Embed]).expect("a sharding");
-            f.finish("rows", &[("y", &y)]).expect("a program").to_string()
+            let sharding = rules.sharding(&[Axis::Batch, Axis::Embed]).expect("a sharding");
+            f.shard(&x, &sharding);
+            f.finish("rows", &[("y", &x.tanh().constrain(&sharding))]).expect("a program").to_string()
         };
         assert!(text(2).contains("sdy.sharding_constraint %1 <@mesh, [{\"fsdp\"}, {}]>"), "{}", text(2));
         assert!(!text(1).contains("sdy") && text(1).contains("mhlo.num_partitions = 1"), "{}", text(1));

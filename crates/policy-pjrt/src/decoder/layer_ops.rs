@@ -1,7 +1,7 @@
 //! Operations shared by all layers.
 
 use super::{Compute, Decoder, ParameterValues, Role};
-use stablehlo::{DotDimensions, Dtype, Reducer, Unary, Value};
+use stablehlo::{DotDimensions, Dtype, GatherDimensions, Reducer, Unary, Value};
 
 /// Broadcasts along leading or trailing dimensions.
 pub(crate) trait Broadcast {
@@ -38,6 +38,21 @@ pub(crate) fn dot(
     left.dot_general(right, dimensions, Dtype::F32, compute.precision())
 }
 
+/// Gathers the rows of `x` `[R, H]` at these indices `[...]`: `[..., H]`.
+#[track_caller]
+pub(crate) fn rows_at(x: &Value, indices: &Value) -> Value {
+    let (rank, h) = (indices.shape().len(), x.shape()[1]);
+    let dimensions = GatherDimensions {
+        offset_dims: vec![rank],
+        collapsed_slice_dims: vec![0],
+        start_index_map: vec![0],
+        index_vector_dim: rank,
+        slice_sizes: vec![1, h],
+        ..GatherDimensions::default()
+    };
+    x.gather(indices, dimensions, &[indices.shape(), &[h]].concat())
+}
+
 impl Decoder {
     /// Returns `x weight^T + bias` `[..., O]` in f32 for `x` `[..., I]`, the weight `[O, I]` of this role and `bias` `[O]`. The product is
     /// summed in f32 but written in the compute dtype, and so is its cotangent, which halves the memory traffic.
@@ -53,14 +68,8 @@ impl Decoder {
     /// Returns `x weight^T` `[..., O]`, summed in f32, of dtype `result`, for `x` `[..., I]` and the weight `[O, I]` of this role.
     #[track_caller]
     pub(crate) fn product(&self, weights: &ParameterValues, x: &Value, role: Role, result: Dtype) -> Value {
-        self.product_over(x, &weights[role], weights.summed(role), result)
-    }
-
-    /// Computes [`Decoder::product`] with a given matrix, contracted over dimension `summed`.
-    #[track_caller]
-    pub(crate) fn product_over(&self, x: &Value, weight: &Value, summed: usize, result: Dtype) -> Value {
-        let (x, weight) = (x.convert(self.compute.dtype()), weight.convert(self.compute.dtype()));
-        let dimensions = DotDimensions::contract(x.shape().len() - 1, summed);
+        let (x, weight) = (x.convert(self.compute.dtype()), weights[role].convert(self.compute.dtype()));
+        let dimensions = DotDimensions::contract(x.shape().len() - 1, weights.summed(role));
         x.dot_general(&weight, dimensions, result, self.compute.precision())
     }
 

@@ -24,12 +24,12 @@ pub use parameters::{Axis, Parameter, ParameterValues, Role, parameters};
 pub use rope::Rotary;
 
 pub(crate) use attention::MASKED;
-pub(crate) use layer_ops::{Broadcast, dot};
+pub(crate) use layer_ops::{Broadcast, dot, rows_at};
 use split::RESIDUAL;
 pub(crate) use split::Split;
 
 use models::ModelConfig;
-use stablehlo::{Builder, Dtype, GatherDimensions, Precision, Result, Save, Scanned, TensorType, Traced, Value, trace};
+use stablehlo::{Builder, Dtype, Precision, Result, Save, Scanned, TensorType, Traced, Value, trace};
 
 /// The dtype of the operands of matrix products and of the layers' results. Sums, norms and softmax are always f32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -173,8 +173,12 @@ impl Decoder {
 
     /// Declares the parameters as the next arguments of a program. `model` is the dtype of the model's matrices ([`Parameter::dtype`]).
     pub fn declare(&self, builder: &Builder, model: Dtype) -> ParameterValues {
-        let table = self.parameters();
-        let values = ParameterValues::arguments(builder, &table, model);
+        self.declare_table(builder, &self.parameters(), model)
+    }
+
+    /// Declares the parameters of `table` only.
+    pub(crate) fn declare_table(&self, builder: &Builder, table: &[Parameter], model: Dtype) -> ParameterValues {
+        let values = ParameterValues::arguments(builder, table, model);
         table.iter().for_each(|parameter| self.split.argument(&values[parameter.role], &parameter.axes));
         values
     }
@@ -212,7 +216,7 @@ impl Decoder {
         let rotary = self.rotary(&rows.positions);
         let mask = self.mask(rows);
         let x = self.embed(weights, &rows.ids);
-        let constants = [&[rotary.cos(), rotary.sin()], &mask.values()[..]].concat();
+        let constants = [&[&rotary.cos, &rotary.sin], &mask.values()[..]].concat();
         let mut layers = self.over_layers(weights, &[&x], &[], &constants, Layers::Loop(save), |layer, values| {
             let [cos, sin, of_mask @ ..] = values.constants else { unreachable!("as many as were passed in") };
             let (rotary, mask) = (Rotary::new(cos, sin), mask.with(of_mask));
@@ -223,21 +227,11 @@ impl Decoder {
 
     /// Returns the token embeddings `[B, T, H]` of token ids `[B, T]`.
     pub fn embed(&self, weights: &ParameterValues, ids: &Value) -> Value {
-        let h = self.config.hidden_size;
-        let dimensions = GatherDimensions {
-            offset_dims: vec![2],
-            collapsed_slice_dims: vec![0],
-            start_index_map: vec![0],
-            index_vector_dim: 2,
-            slice_sizes: vec![1, h],
-            ..GatherDimensions::default()
-        };
-        let shape = [ids.shape()[0], ids.shape()[1], h];
-        let rows = weights[Role::EmbedTokens].gather(ids, dimensions, &shape);
+        let rows = rows_at(&weights[Role::EmbedTokens], ids);
         let rows = match self.config.pad_token_id {
             // The padding token's embedding is not trained.
             Some(pad) => {
-                let is_padding = ids.eq(&ids.like(pad as i64)).broadcast_in_dim(&shape, &[0, 1]);
+                let is_padding = ids.eq(&ids.like(pad as i64)).broadcast_in_dim(rows.shape(), &[0, 1]);
                 is_padding.select(&rows.stop_gradient(), &rows)
             }
             None => rows,
@@ -317,11 +311,11 @@ impl Decoder {
 pub enum Layers {
     /// A loop; [`Save`] selects the activations that are saved for the backward pass.
     Loop(Save),
-    /// Unrolled. Inside another loop, slices of stacked weights are then loop-invariant, and compilers hoist them.
+    /// Unrolled, without stacked outputs. Inside another loop, slices of stacked weights are then loop-invariant, and compilers hoist them.
     Unrolled,
 }
 
-/// Unrolls [`Builder::scan`].
+/// Unrolls a [`Builder::scan`] without stacked outputs.
 fn unrolled(
     builder: &Builder,
     count: usize,
@@ -331,21 +325,12 @@ fn unrolled(
     constants: &[&Value],
 ) -> Scanned {
     let mut carried: Vec<Value> = carry.iter().copied().cloned().collect();
-    let mut ys: Vec<Vec<Value>> = Vec::new();
     for layer in 0..count {
         let slices: Vec<Value> = xs.iter().map(|stack| slice(stack, layer)).collect();
         let arguments: Vec<&Value> = carried.iter().chain(&slices).chain(constants.iter().copied()).collect();
-        let mut results = builder.call(body, &arguments);
-        ys.push(results.split_off(carry.len()));
-        carried = results;
+        carried = builder.call(body, &arguments);
     }
-    let stacked = |i: usize| {
-        let rows: Vec<Value> =
-            ys.iter().map(|of_layer| of_layer[i].reshape(&[&[1], of_layer[i].shape()].concat())).collect();
-        builder.concatenate(&rows.iter().collect::<Vec<_>>(), 0)
-    };
-    let ys = (0..ys.first().map_or(0, Vec::len)).map(stacked).collect();
-    Scanned { carry: carried, ys }
+    Scanned { carry: carried, ys: vec![] }
 }
 
 /// Returns the slice `[...]` of a layer from a stack `[L, ...]`.

@@ -9,8 +9,8 @@ use stablehlo::{Dtype, TensorType, Unary, Value};
 #[derive(Clone, Debug)]
 pub struct Rotary {
     /// `[B, D / 2, T]`, f32.
-    cos: Value,
-    sin: Value,
+    pub(crate) cos: Value,
+    pub(crate) sin: Value,
 }
 
 impl Decoder {
@@ -32,14 +32,6 @@ impl Rotary {
         Self { cos: cos.clone(), sin: sin.clone() }
     }
 
-    pub(crate) fn cos(&self) -> &Value {
-        &self.cos
-    }
-
-    pub(crate) fn sin(&self) -> &Value {
-        &self.sin
-    }
-
     /// Rotates every head of `x` `[B, ..., D, T]`, f32: column i with column D / 2 + i, as `rotate_half` of transformers does.
     pub(crate) fn turn(&self, x: &Value) -> Value {
         let (tokens, columns) = (x.shape().len() - 1, x.shape().len() - 2);
@@ -54,22 +46,5 @@ impl Rotary {
         let (cos, sin) = (wide(&self.cos), wide(&self.sin));
         let turned = [&left * &cos - &right * &sin, &right * &cos + &left * &sin];
         x.builder().concatenate(&[&turned[0], &turned[1]], columns)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use crate::decoder::{Compute, Decoder};
-    use stablehlo::{Builder, Dtype, TensorType};
-
-    #[test]
-    fn rotation_preserves_the_shape() {
-        let config = models::ModelConfig::default();
-        let f = Builder::new();
-        let positions = f.argument("positions", TensorType::new(Dtype::I32, [3, 5]));
-        let x = f.argument("x", TensorType::new(Dtype::F32, [3, 2, 16, 5]));
-        let turned = Decoder::new(&config, Compute::F32).rotary(&positions).turn(&x);
-        assert_eq!(turned.ty(), x.ty());
-        f.finish("rope", &[("", &turned)]).unwrap();
     }
 }

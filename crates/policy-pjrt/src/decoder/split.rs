@@ -2,6 +2,7 @@
 
 use super::{Axis, AxisRules, Decoder, Matrix, ParameterValues, Role};
 use crate::error::{Error, Result};
+use crate::runtime::finish;
 use stablehlo::{Builder, Dtype, Module, Sharding, TensorType, Value, ValueId};
 
 /// Logical axes of the residual stream `[B, T, H]`.
@@ -17,11 +18,16 @@ impl Split {
         self.0.as_ref()
     }
 
+    /// Returns the sharding of a tensor with these logical axes, if there are rules; dimensions that are `None` are not sharded.
+    pub(crate) fn sharding<A: Copy + Into<Option<Axis>>>(&self, dimensions: &[A]) -> Option<Sharding> {
+        self.rules().map(|rules| legal(rules.sharding(dimensions)))
+    }
+
     /// Constrains the sharding of `value`, and of its cotangent, by these logical axes.
     #[track_caller]
-    pub(crate) fn constrain(&self, value: &Value, dimensions: &[Axis]) -> Value {
-        match self.rules() {
-            Some(rules) => value.constrain(&sharding(rules, dimensions)),
+    pub(crate) fn constrain<A: Copy + Into<Option<Axis>>>(&self, value: &Value, dimensions: &[A]) -> Value {
+        match self.sharding(dimensions) {
+            Some(sharding) => value.constrain(&sharding),
             None => value.clone(),
         }
     }
@@ -35,55 +41,31 @@ impl Split {
         }
     }
 
-    /// Constrains the dimensions of `value` that have a logical axis; the others are not sharded.
-    #[track_caller]
-    pub(crate) fn constrain_named(&self, value: &Value, dimensions: &[Option<Axis>]) -> Value {
-        match self.named(dimensions) {
-            Some(sharding) => value.constrain(&sharding),
-            None => value.clone(),
-        }
-    }
-
-    /// Returns the sharding of a tensor, if there are rules; dimensions that are `None` are not sharded.
-    pub(crate) fn named(&self, dimensions: &[Option<Axis>]) -> Option<Sharding> {
-        self.rules().map(|rules| legal(rules.sharding_of_named(dimensions)))
-    }
-
     /// Shards an argument of a program by these logical axes.
     #[track_caller]
-    pub(crate) fn argument(&self, argument: &Value, dimensions: &[Axis]) {
-        if let Some(rules) = self.rules() {
-            argument.builder().shard(argument, &sharding(rules, dimensions));
-        }
-    }
-
-    /// Shards the dimensions of an argument that have a logical axis; the others are not sharded.
-    #[track_caller]
-    pub(crate) fn named_argument(&self, argument: &Value, dimensions: &[Option<Axis>]) {
-        if let Some(sharding) = self.named(dimensions) {
+    pub(crate) fn argument<A: Copy + Into<Option<Axis>>>(&self, argument: &Value, dimensions: &[A]) {
+        if let Some(sharding) = self.sharding(dimensions) {
             argument.builder().shard(argument, &sharding);
-        }
-    }
-
-    /// Shards the dimensions of result `index` that have a logical axis; the others are not sharded.
-    #[track_caller]
-    pub(crate) fn named_result(&self, f: &Builder, index: usize, dimensions: &[Option<Axis>]) {
-        if let Some(sharding) = self.named(dimensions) {
-            f.shard_result(index, &sharding);
         }
     }
 
     /// Shards result `index` of a program by these logical axes.
     #[track_caller]
-    pub(crate) fn result(&self, f: &Builder, index: usize, dimensions: &[Axis]) {
-        if let Some(rules) = self.rules() {
-            f.shard_result(index, &sharding(rules, dimensions));
+    pub(crate) fn result<A: Copy + Into<Option<Axis>>>(&self, f: &Builder, index: usize, dimensions: &[A]) {
+        if let Some(sharding) = self.sharding(dimensions) {
+            f.shard_result(index, &sharding);
         }
     }
 
-    /// Marks all arguments and results without a sharding as replicated.
-    pub(crate) fn complete(&self, mut module: Module) -> Module {
-        let Some(rules) = self.rules() else { return module };
+    /// Finishes a program. All arguments and results without a sharding are replicated.
+    pub(crate) fn finish<'a>(
+        &self,
+        f: Builder,
+        name: &str,
+        results: impl IntoIterator<Item = (&'a str, &'a Value)>,
+    ) -> Result<Module> {
+        let mut module = finish(f, name, results)?;
+        let Some(rules) = self.rules() else { return Ok(module) };
         let main = &module.main;
         let whole = |id: &ValueId| rules.mesh().replicated(main.type_of(*id).rank());
         let [arguments, results] =
@@ -94,7 +76,7 @@ impl Split {
         for (result, whole) in module.main.results.iter_mut().zip(results) {
             result.sharding.get_or_insert(whole);
         }
-        module
+        Ok(module)
     }
 
     /// Checks that a tensor with these dimensions shards evenly.
@@ -102,15 +84,11 @@ impl Split {
     /// # Errors
     /// [`Error::Split`] with the name `what`.
     pub(crate) fn check(&self, what: &str, dimensions: &[(Axis, usize)]) -> Result<()> {
-        let Some(rules) = self.rules() else { return Ok(()) };
         let (axes, shape): (Vec<Axis>, Vec<usize>) = dimensions.iter().copied().unzip();
-        let part = sharding(rules, &axes).part(&TensorType::new(Dtype::F32, shape));
+        let Some(sharding) = self.sharding(&axes) else { return Ok(()) };
+        let part = sharding.part(&TensorType::new(Dtype::F32, shape));
         part.map(|_| ()).map_err(|source| Error::Split { what: what.into(), source })
     }
-}
-
-fn sharding(rules: &AxisRules, dimensions: &[Axis]) -> Sharding {
-    legal(rules.sharding(dimensions))
 }
 
 fn legal(sharding: stablehlo::Result<Sharding>) -> Sharding {
@@ -136,7 +114,7 @@ impl Decoder {
     /// let decoder = Decoder::new(&models::ModelConfig { vocab_size: 64, ..Default::default() }, Compute::F32);
     /// let decoder = decoder.with_axis_rules(AxisRules::new(&mesh))?;
     /// let shape = TrainShape { rows: 2, length: 32, tokens: 48, shared: false };
-    /// let module = TrainPrograms::new(decoder, Save::Carry).gradient(&grpo_core::LossConfig::default(), shape)?;
+    /// let module = TrainPrograms::new(decoder, Save::Carry).gradient(&grpo_core::LossConfig::default(), None, shape)?;
     /// assert_eq!(module.partitions, 4);
     /// assert!(module.to_string().contains("sdy.sharding_constraint"));
     /// # Ok(())

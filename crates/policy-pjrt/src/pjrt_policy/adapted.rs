@@ -41,24 +41,7 @@ impl PjrtPolicy {
 
     /// Adds fresh LoRA adapters, which do not change the model's outputs yet. From now on, only adapters are trained: gradients, moments
     /// and checkpoints contain only adapters, tokens are sampled with them, and the reference policy is the model without them. Values are
-    /// those of [`InitialWeights::of_adapters`].
-    ///
-    /// ```no_run
-    /// use backend_tpu::plugins::Kind;
-    /// use models::LoraConfig;
-    /// use policy_pjrt::{PjrtPolicy, PjrtPolicyOptions, Runtime};
-    ///
-    /// # fn main() -> policy_pjrt::Result<()> {
-    /// let folder = models::ModelFolder::open("Qwen2.5-0.5B-Instruct".as_ref())?;
-    /// let (runtime, loss) = (Runtime::open(Kind::Cpu, None)?, grpo_core::LossConfig::default());
-    /// let (weights, options) = (folder.weights()?, PjrtPolicyOptions::default());
-    /// let policy = PjrtPolicy::from_weights(&runtime, folder.config(), &weights, loss, options)?;
-    /// let lora = LoraConfig { r: 8, ..LoraConfig::default() };
-    /// let policy = policy.with_lora(&lora, 0)?;
-    /// # drop(policy);
-    /// # Ok(())
-    /// # }
-    /// ```
+    /// those of [`InitialWeights::of_adapters`]. `policy.with_lora(&LoraConfig { r: 8, ..Default::default() }, 0)?` is an example.
     ///
     /// # Errors
     /// [`crate::Error::Model`] for an invalid configuration or target modules that the model does not have; [`crate::Error::Device`].

@@ -4,9 +4,9 @@
 
 use super::PjrtPolicy;
 use crate::decoder::{Decoder, Rows};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::rollout::check_sequences;
-use crate::runtime::{finish, read};
+use crate::runtime::{finish, program_error, read};
 use pjrt::Argument;
 use stablehlo::{Builder, Dtype, Module, Save, TensorType};
 
@@ -18,8 +18,8 @@ impl PjrtPolicy {
     /// position of the chunk. The forward pass runs over whole sequences, as in training.
     ///
     /// # Errors
-    /// [`Error::Policy`] for a sequence that is empty or too long, [`Error::Model`] for an unknown token, [`Error::Lost`],
-    /// [`Error::Device`].
+    /// [`crate::Error::Policy`] for a sequence that is empty or too long, [`crate::Error::Model`] for an unknown token,
+    /// [`crate::Error::Lost`], [`crate::Error::Device`].
     pub fn logits(&self, sequences: &[&[u32]], mut see: impl FnMut(usize, usize, &[f32])) -> Result<()> {
         check_sequences(self.config(), sequences)?;
         let (runtime, weights, decoder) = (&self.runtime, self.weights()?, self.modules.decoder());
@@ -65,9 +65,9 @@ fn hidden_module(decoder: &Decoder, weights: Dtype, length: usize) -> Result<Mod
     let weights = decoder.declare(&f, weights);
     let ids = f.argument("ids", TensorType::new(Dtype::I32, [1, length]));
     let hidden = decoder.hidden(&weights, &Rows::of_sequences(&ids), Save::Carry);
-    let hidden = hidden.map_err(|source| Error::Program { program: NAME.into(), source })?;
+    let hidden = hidden.map_err(program_error(NAME))?;
     let hidden = hidden.reshape(&[length, decoder.config().hidden_size]);
-    finish(f.clone(), NAME, &[("hidden", &hidden)])
+    finish(f.clone(), NAME, [("hidden", &hidden)])
 }
 
 /// Builds a program from weights, hidden states `[T, H]` and a first position, i32, to the logits `[ROWS, V]` of the positions from there
@@ -79,5 +79,5 @@ fn head_module(decoder: &Decoder, weights: Dtype, length: usize) -> Result<Modul
     let first = f.argument("first", TensorType::scalar(Dtype::I32));
     let rows = hidden.dynamic_slice(&[&first, &first.like(0)], &[ROWS, width]);
     let logits = decoder.logits(&weights, &rows);
-    finish(f.clone(), "logits", &[("logits", &logits)])
+    finish(f.clone(), "logits", [("logits", &logits)])
 }

@@ -2,30 +2,27 @@
 
 mod adapted;
 mod logits;
-mod options;
 mod ref_policy;
 mod state;
 mod steps;
 
-pub use options::PjrtPolicyOptions;
-
-use crate::decoder::{Decoder, Parameter, Role};
+use crate::decoder::{Attention, Compute, Decoder, Parameter, Role, parameters};
 use crate::error::{Error, Result};
-use crate::rollout::DeviceRollout;
+use crate::rollout::{DeviceRollout, RolloutOptions};
 use crate::runtime::{Programs, Runtime};
 use crate::storage::Storage;
-use crate::train::{AdamW, Device, Loss, Moments, Rows, TrainPrograms};
+use crate::train::{AdamW, Device, Loss, Moments, TrainPrograms, default_tiling};
 use crate::weights::DeviceWeights;
-use grpo_core::{LossConfig, LossOutput, Scores};
+use grpo_core::{LossConfig, LossOutput, Scores, Tiling};
 use models::ModelConfig;
 use pjrt::Buffer;
 use policy::{
     AdamWConfig, Completion, InitialWeights, Policy, PolicyState, RolloutRequest, SequenceBatch, StateGroup, StepLoss,
     TensorSink, TensorSource, UpdateReport, Weights,
 };
-use stablehlo::Dtype;
+use stablehlo::{Dtype, Save};
 use std::sync::Arc;
-use steps::check_tokens;
+use steps::upload;
 
 /// A decoder on a PJRT device with AdamW and an optional reference policy. Weights, moments and gradient accumulators have f32 precision
 /// and stay on the device between checkpoints; [`PjrtPolicyOptions::compute`] is the dtype of matrix products. With LoRA adapters
@@ -77,6 +74,37 @@ pub struct PjrtPolicy {
     remembered: Option<Remembered>,
 }
 
+/// Options of a policy on a PJRT device.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PjrtPolicyOptions {
+    /// Dtype of the operands of matrix products, in training and sampling, and of the model's matrices on the device. For bf16, the low 16
+    /// bits of f32 weights are stored separately, for updates and checkpoints.
+    pub compute: Compute,
+    /// Attention implementation in training and scoring.
+    pub attention: Attention,
+    /// Activations that each layer saves for the backward pass: more memory or more recomputation.
+    pub save: Save,
+    /// Tiling of the logits in the loss.
+    pub tiling: Tiling,
+    /// Options of sampling.
+    pub rollout: RolloutOptions,
+    /// `true` if a failed step can be rolled back, which holds weights and moments twice during the step.
+    pub can_roll_back: bool,
+}
+
+impl Default for PjrtPolicyOptions {
+    fn default() -> Self {
+        Self {
+            compute: Compute::F32,
+            attention: Attention::Auto,
+            save: Save::Carry,
+            tiling: default_tiling(),
+            rollout: RolloutOptions::default(),
+            can_roll_back: true,
+        }
+    }
+}
+
 /// The state that [`Policy::roll_back`] restores. Its buffers are shared with the policy until an update writes new ones.
 struct Remembered {
     weights: DeviceWeights,
@@ -126,8 +154,10 @@ impl PjrtPolicy {
         loss: impl Into<Arc<LossConfig>>,
         options: PjrtPolicyOptions,
     ) -> Result<Self> {
+        config.validate()?;
         let storage = Storage::of_masters(options.compute.dtype());
-        Self::of(runtime, config, DeviceWeights::from_named(runtime, config, tensors, storage)?, loss, options)
+        let weights = DeviceWeights::from_source(runtime, parameters(config), storage, "", tensors)?;
+        Self::of(runtime, config, weights, loss, options)
     }
 
     fn of(
@@ -233,9 +263,8 @@ impl Policy for PjrtPolicy {
         let on = Device { runtime: &self.runtime, modules };
         let mut all = Scores::default();
         for batch in batches {
-            let rows = Rows::new(self.modules.decoder().config(), batch.sequences)?;
-            check_tokens(on, batch.sequences, &batch.tokens)?;
-            let part = self.grpo.score(&on, weights, &on.upload(&rows)?, &batch.tokens)?;
+            let rows = upload(on, batch.sequences, &batch.tokens)?;
+            let part = self.grpo.score(&on, weights, &rows, &batch.tokens)?;
             all.logp.extend(part.logp);
             all.entropy.extend(part.entropy);
         }
@@ -254,9 +283,8 @@ impl Policy for PjrtPolicy {
         let on = Device { runtime: &self.runtime, modules: &self.modules };
         let mut all = Vec::new();
         for batch in batches {
-            let rows = Rows::new(self.modules.decoder().config(), batch.sequences)?;
-            check_tokens(on, batch.sequences, &batch.tokens)?;
-            all.extend(self.grpo.values(&on, &self.weights, &on.upload(&rows)?, batch.tokens.tokens())?);
+            let rows = upload(on, batch.sequences, &batch.tokens)?;
+            all.extend(self.grpo.values(&on, &self.weights, &rows, batch.tokens.tokens())?);
         }
         Ok(all)
     }
@@ -293,9 +321,9 @@ impl Policy for PjrtPolicy {
         if !std::mem::take(&mut self.has_gradient) {
             return Ok(UpdateReport { grad_norm: 0.0, applied: false });
         }
-        let dropped = self.optimizer.drop(&self.runtime, std::mem::take(&mut self.sums))?;
-        self.sums = dropped.sums;
-        Ok(UpdateReport { grad_norm: dropped.grad_norm, applied: false })
+        let (grad_norm, sums) = self.optimizer.drop(&self.runtime, std::mem::take(&mut self.sums))?;
+        self.sums = sums;
+        Ok(UpdateReport { grad_norm, applied: false })
     }
 
     fn reset_optimizer(&mut self, config: &AdamWConfig) -> policy::Result<()> {

@@ -3,9 +3,8 @@
 use super::{PjrtPolicy, no_ref_policy};
 use crate::decoder::{Parameter, Role};
 use crate::error::{Error, Result};
-use crate::runtime::finish;
+use crate::runtime::{finish, unnamed};
 use crate::storage::Storage;
-use crate::weights::DeviceWeights;
 use pjrt::Argument;
 use stablehlo::{Builder, Dtype, Module, TensorType, Value};
 use std::sync::Arc;
@@ -23,8 +22,8 @@ impl PjrtPolicy {
         }
         // The reference policy has no value head.
         let weights = self.weights.subset(Role::is_of_model);
-        let (table, storage) = (weights.table(), weights.storage());
-        let program = self.mix.get(&self.runtime, of_ref.storage(), |of_ref| module(table, storage, *of_ref))?;
+        let build = |of_ref: &Storage| module(weights.table(), weights.storage(), *of_ref);
+        let program = self.mix.get(&self.runtime, of_ref.storage(), build)?;
         let shares = self.runtime.upload(&[alpha as f32, (1.0 - alpha) as f32], &[2])?;
         let mut arguments = weights.arguments_with_remainders();
         arguments.extend(of_ref.arguments_with_remainders());
@@ -32,8 +31,7 @@ impl PjrtPolicy {
         let mixed = program.run(arguments)?;
         // Execution is asynchronous: wait for errors.
         mixed.iter().try_for_each(|buffer| buffer.wait().map_err(Error::device("mixing the reference policy")))?;
-        let mixed = mixed.into_iter().map(Arc::new);
-        self.ref_policy = Some(DeviceWeights::of_buffers(&self.runtime, table.to_vec(), storage, mixed));
+        self.ref_policy = Some(weights.with_buffers(mixed.into_iter().map(Arc::new)));
         Ok(())
     }
 }
@@ -55,6 +53,5 @@ fn module(table: &[Parameter], storage: Storage, of_ref: Storage) -> Result<Modu
     let mix = |(new, old): (&Value, &Value)| share(0, new) * new + share(1, old) * old;
     let mixed = policy.iter().zip(&of_ref).map(mix).zip(table);
     let mixed: Vec<Value> = mixed.flat_map(|(mixed, parameter)| storage.of(parameter).put(&mixed)).collect();
-    let results: Vec<(&str, &Value)> = mixed.iter().map(|mixed| ("", mixed)).collect();
-    finish(f.clone(), "mix_ref_policy", &results)
+    finish(f.clone(), "mix_ref_policy", unnamed(&mixed))
 }

@@ -1,7 +1,7 @@
 //! Export and import of a policy's state as named tensors, one by one.
 
 use super::{Moments, PjrtPolicy};
-use crate::decoder::Parameter;
+use crate::decoder::{Parameter, Role};
 use crate::error::Result;
 use crate::storage::Storage;
 use crate::weights::DeviceWeights;
@@ -47,31 +47,29 @@ impl PjrtPolicy {
             0 => None,
             _ => {
                 let of = |prefix| -> Result<_> {
-                    let moments = self.upload(trained.clone(), single, prefix, state.optimizer)?;
+                    let moments =
+                        DeviceWeights::from_source(&self.runtime, trained.clone(), single, prefix, state.optimizer)?;
                     Ok(moments.into_buffers())
                 };
                 let [first, second] = MOMENTS.map(of);
                 Some(Moments { first: first?, second: second?, bounds: None })
             }
         };
-        let weights = self.upload(trained, storage, "", state.policy)?;
-        let ref_policy = match (ref_policy, &frozen) {
-            (Some(tensors), _) => {
+        let weights = DeviceWeights::from_source(&self.runtime, trained, storage, "", state.policy)?;
+        let ref_policy = match ref_policy {
+            Some(tensors) => {
                 // A reference policy that was never mixed has exact bf16 weights.
                 let is_narrow = model.iter().filter(|p| storage.of(p) == Storage::Split).all(|parameter| {
                     let narrow = |name| tensors.values(name).is_ok_and(|values| values.iter().all(has_bf16_digits));
                     parameter.tensors().all(|(_, name)| narrow(name))
                 });
                 let storage = if is_narrow { storage.without_remainders() } else { storage };
-                Some(self.upload(model, storage, "", tensors)?)
+                Some(DeviceWeights::from_source(&self.runtime, model, storage, "", tensors)?)
             }
-            (None, Some(frozen)) if state.ref_policy.is_some() => Some(frozen.clone().without_remainders()),
-            (None, _) => None,
+            None if state.ref_policy.is_some() => Some(frozen.clone().without_remainders()),
+            None => None,
         };
-        self.weights = match frozen {
-            Some(frozen) => frozen.followed_by(weights),
-            None => weights,
-        };
+        self.weights = frozen.followed_by(weights);
         (self.ref_policy, self.moments) = (ref_policy, moments);
         (self.adamw, self.steps) = (state.adamw.clone(), state.optimizer_steps);
         self.remembered = None;
@@ -88,11 +86,9 @@ impl PjrtPolicy {
         let decoder = self.modules.decoder();
         check_tensors(&tensors_of(&decoder.trained()), "", weights)?;
         let frozen = self.frozen()?;
-        let weights = self.upload(decoder.trained(), self.weights.storage(), "", weights)?;
-        self.weights = match frozen {
-            Some(frozen) => frozen.followed_by(weights),
-            None => weights,
-        };
+        let weights =
+            DeviceWeights::from_source(&self.runtime, decoder.trained(), self.weights.storage(), "", weights)?;
+        self.weights = frozen.followed_by(weights);
         if let Some(moments) = &mut self.moments {
             moments.bounds = None;
         }
@@ -101,31 +97,20 @@ impl PjrtPolicy {
         Ok(())
     }
 
-    /// Returns the frozen weights; `None` if all weights are trained.
-    fn frozen(&self) -> Result<Option<DeviceWeights>> {
-        let has_adapters = self.modules.decoder().adapters().is_some();
-        has_adapters.then(|| Ok(self.weights()?.subset(|role| role.is_of_model()))).transpose()
-    }
-
-    /// Uploads the tensors of `table`, one by one.
-    fn upload(
-        &self,
-        table: Vec<Parameter>,
-        storage: Storage,
-        prefix: &str,
-        tensors: &dyn TensorSource,
-    ) -> Result<DeviceWeights> {
-        DeviceWeights::from_source(&self.runtime, table, storage, prefix, tensors)
+    /// Returns the frozen weights: the model below adapters, otherwise none.
+    fn frozen(&self) -> Result<DeviceWeights> {
+        match self.modules.decoder().adapters() {
+            Some(_) => Ok(self.weights()?.subset(Role::is_of_model)),
+            None => Ok(self.weights.subset(|_| false)),
+        }
     }
 }
 
 /// Returns the tensors of `transformers` in a table.
 fn tensors_of(table: &[Parameter]) -> Vec<models::Parameter> {
-    let of = |parameter: &Parameter| {
-        let shape = parameter.tensor_shape().to_vec();
-        parameter.hugging_face().into_iter().map(move |name| models::Parameter { name, shape: shape.clone() })
-    };
-    table.iter().flat_map(of).collect()
+    let named =
+        |(p, name): (&Parameter, &str)| models::Parameter { name: name.to_owned(), shape: p.tensor_shape().to_vec() };
+    table.iter().flat_map(|p| p.tensors().map(move |(_, name)| (p, name))).map(named).collect()
 }
 
 /// Returns `true` if the f32 number is exact in bf16.

@@ -2,18 +2,21 @@
 
 use super::PjrtPolicy;
 use crate::error::Result;
-use crate::train::{Applied, Device, Loss, LossHead, Moments, Prepared, Rows, Scalars, StepOfState, Target};
+use crate::runtime::Program;
+use crate::train::{Applied, Device, Loss, LossHead, Moments, Rows, Scalars, StepOfState, Target, UploadedRows};
 use grpo_core::backend_api::plan::step;
 use grpo_core::{LossOutput, TokenBatch};
-use pjrt::Buffer;
 use policy::{SequenceBatch, StepLoss, UpdateReport, imitation};
 use std::borrow::Cow;
+use std::sync::Arc;
 
 impl PjrtPolicy {
     /// Adds the gradients of a micro-batch to the accumulators.
     pub(super) fn add(&mut self, batch: &SequenceBatch<'_>, loss: StepLoss) -> Result<LossOutput> {
         self.weights()?;
-        self.sums_of_zero()?;
+        if self.sums.is_empty() {
+            self.sums = self.optimizer.zeros(&self.runtime)?;
+        }
         let Self { runtime, modules, grpo, cross_entropy, weights, sums, .. } = self;
         loss_of(Device { runtime, modules }, [grpo, cross_entropy], batch, loss, Target::Sums { weights, sums })
     }
@@ -32,20 +35,13 @@ impl PjrtPolicy {
         }
         let Self { runtime, modules, grpo, cross_entropy, weights, moments, .. } = self;
         let mut applied = None;
-        let step = StepOfState { runtime, weights, moments, fresh, scalars, applied: &mut applied };
+        let step = StepOfState { weights, moments, fresh, scalars, applied: &mut applied };
         let on = Device { runtime, modules };
         let output = loss_of(on, [grpo, cross_entropy], batch, loss, Target::Step(step))?;
         let Some(mut applied) = applied else { unreachable!("a step always requests the gradient") };
         // The value loss is added on the host.
         applied.loss_is_finite &= output.loss.is_finite() || applied.is_applied();
         Ok(Some((output, self.finish_step(applied)?)))
-    }
-
-    fn sums_of_zero(&mut self) -> Result<()> {
-        if self.sums.is_empty() {
-            self.sums = self.optimizer.zeros(&self.runtime)?;
-        }
-        Ok(())
     }
 
     pub(super) fn forget_gradient(&mut self) {
@@ -66,22 +62,22 @@ impl PjrtPolicy {
         Ok((scalars, fresh))
     }
 
-    /// Prepares an AdamW step: returns it with fresh moments, if there are none, and the accumulators, which it takes out of `self`.
-    fn prepare(&mut self, learning_rate: f64) -> Result<(Prepared, Option<Moments>, Vec<Buffer>)> {
+    /// Returns the scalars of the next step, fresh moments if there are none, and the program.
+    fn prepare(&mut self, learning_rate: f64) -> Result<(Scalars, Option<Moments>, Arc<Program>)> {
         let (scalars, fresh) = self.scalars(learning_rate)?;
-        let prepared = self.optimizer.prepare(&self.runtime, scalars)?;
-        self.has_gradient = false;
-        Ok((prepared, fresh, std::mem::take(&mut self.sums)))
+        let program = self.optimizer.prepare(&self.runtime, &scalars)?;
+        Ok((scalars, fresh, program))
     }
 
     pub(super) fn update(&mut self, learning_rate: f64) -> Result<UpdateReport> {
         if !self.has_gradient {
             return Err(policy::Error::argument("apply", "an accumulated gradient", "none").into());
         }
-        let (prepared, fresh, sums) = self.prepare(learning_rate).inspect_err(|_| self.forget_gradient())?;
+        let (scalars, fresh, program) = self.prepare(learning_rate).inspect_err(|_| self.forget_gradient())?;
+        self.has_gradient = false;
+        let sums = std::mem::take(&mut self.sums);
         let Some(moments) = self.moments.take().or(fresh) else { unreachable!("there are fresh ones") };
-        let step = moments.step(&self.runtime, &mut self.weights, |_, state| prepared.run(state, sums));
-        let (moments, (sums, applied)) = step?;
+        let (moments, applied, sums) = moments.apply(&mut self.weights, &program, &scalars, sums)?;
         (self.moments, self.sums) = (Some(moments), sums);
         self.finish_step(applied)
     }
@@ -118,7 +114,6 @@ fn loss_of(
     loss: StepLoss,
     target: Target<'_>,
 ) -> Result<LossOutput> {
-    let rows = Rows::new(on.modules.decoder().config(), batch.sequences)?;
     let (loss, tokens) = match loss {
         StepLoss::Grpo if grpo.of_values.is_none() && batch.tokens.value_targets().is_some() => {
             return Err(policy::Error::NoValueHead.into());
@@ -126,8 +121,7 @@ fn loss_of(
         StepLoss::Grpo => (grpo, Cow::Borrowed(&batch.tokens)),
         StepLoss::CrossEntropy { tokens } => (cross_entropy, Cow::Owned(imitation(&batch.tokens, tokens)?)),
     };
-    check_tokens(on, batch.sequences, &tokens)?;
-    let rows = on.upload(&rows)?;
+    let rows = upload(on, batch.sequences, &tokens)?;
     let (config, of_values) = (loss.config.clone(), loss.of_values.clone());
     let mut head = LossHead { loss, on, rows: &rows, values: Vec::new() };
     let mut output = LossOutput::from(step(&config, &tokens, &mut head, target)?);
@@ -140,12 +134,15 @@ fn loss_of(
     Ok(output)
 }
 
-/// Checks that `tokens` are the completion tokens of `sequences` and within the vocabulary.
-pub(super) fn check_tokens(on: Device<'_>, sequences: &[policy::Sequence], tokens: &TokenBatch) -> Result<()> {
+/// Copies sequences to the device, after a check that `tokens` are their completion tokens and within the vocabulary.
+pub(super) fn upload(on: Device<'_>, sequences: &[policy::Sequence], tokens: &TokenBatch) -> Result<UploadedRows> {
+    let config = on.modules.decoder().config();
+    let rows = Rows::new(config, sequences)?;
     let expected: usize = sequences.iter().map(|s| s.completion.len()).sum();
     if tokens.tokens() != expected {
         let expected = format!("the {expected} completion tokens of the sequences");
         return Err(policy::Error::argument("a micro-batch", expected, tokens.tokens()).into());
     }
-    Ok(tokens.validate_targets(on.modules.decoder().config().vocab_size)?)
+    tokens.validate_targets(config.vocab_size)?;
+    on.upload(&rows)
 }

@@ -21,7 +21,8 @@
 use super::sampling::{Sampler, SamplerValues};
 use super::state::{Shape, StateValues};
 use crate::decoder::{Broadcast, Decoder, Heads, Layers, MASKED, ParameterValues, Rotary, dot, zeros};
-use crate::error::{Error, Result};
+use crate::error::Result;
+use crate::runtime::program_error;
 use stablehlo::{Builder, Dtype, Module, Reducer, Save, TensorType, Value};
 
 /// Configuration of a decode program.
@@ -49,8 +50,12 @@ struct Arguments {
     limit: Value,
 }
 
-/// Inputs that every decode step reads.
-pub(super) struct Cache<'a> {
+/// The decode step of a program, with the inputs that every step reads.
+pub(super) struct DecodeStep<'a> {
+    decode: Decode,
+    decoder: &'a Decoder,
+    /// The weights in the layout of the loop over tokens.
+    weights: ParameterValues,
     /// `[L, B, K, S, D]`.
     keys: &'a Value,
     values: &'a Value,
@@ -81,8 +86,7 @@ impl Decode {
             stop_ids: f.argument("stop_ids", TensorType::new(Dtype::I32, [self.stop_ids])),
             limit: f.argument("max_completion_length", TensorType::scalar(Dtype::I32)),
         };
-        let ready = self.ready(&weights);
-        let (cache, Window { keys, values }) = self.begin(&state);
+        let (step, Window { keys, values }) = self.begin(decoder, &weights, &state);
 
         let (zero, turns) = (f.scalar(0, Dtype::I32), f.scalar(self.turns as i64, Dtype::I32));
         let rows = state.rows();
@@ -97,7 +101,7 @@ impl Decode {
             |carried| {
                 let window = Window { keys: carried[1].clone(), values: carried[2].clone() };
                 let state = state.with_rows(&carried[3..]);
-                let next = self.turn(decoder, &ready, &state, &cache, &window, &carried[0], &arguments);
+                let next = step.turn(&state, &window, &carried[0], &arguments);
                 let (state, window) = next.unwrap_or_else(|source| {
                     error = Some(source);
                     (state, window)
@@ -108,22 +112,23 @@ impl Decode {
             },
         );
         let mut next = state.with_rows(&results[3..]);
-        [next.keys, next.values] = cache.flush(&Window { keys: results[1].clone(), values: results[2].clone() });
+        [next.keys, next.values] = step.flush(&Window { keys: results[1].clone(), values: results[2].clone() });
         let name = "rollout_decode";
         match error {
-            Some(source) => Err(Error::Program { program: name.into(), source }),
-            None => Ok(decoder.split().complete(next.finish(f, name)?)),
+            Some(source) => Err(program_error(name)(source)),
+            None => decoder.split().finish(f, name, next.results()),
         }
     }
 
-    /// Returns the weights in the layout of the loop over tokens.
-    pub(super) fn ready(self, weights: &ParameterValues) -> ParameterValues {
-        if self.prepared { weights.transposed() } else { weights.clone() }
-    }
-
-    /// Returns the cache as a call reads it, and an empty window.
-    pub(super) fn begin(self, state: &StateValues) -> (Cache<'_>, Window) {
+    /// Returns the decode step on the cache of `state`, and an empty window.
+    pub(super) fn begin<'a>(
+        self,
+        decoder: &'a Decoder,
+        weights: &ParameterValues,
+        state: &'a StateValues,
+    ) -> (DecodeStep<'a>, Window) {
         let f = state.keys.builder();
+        let weights = if self.prepared { weights.transposed() } else { weights.clone() };
         let base = &state.length - state.length.like(1);
         let columns = f.iota(1, TensorType::new(Dtype::I32, [self.shape.slots, self.columns_read]));
         let filled = columns.lt(&base.along_first(&columns));
@@ -138,25 +143,24 @@ impl Decode {
             }
             false => state.keys.clone(),
         };
-        let cache = Cache { keys: &state.keys, values: &state.values, read, filled, base };
-        (cache, Window { keys: window.clone(), values: window })
+        let (keys, values) = (&state.keys, &state.values);
+        let step = DecodeStep { decode: self, decoder, weights, keys, values, read, filled, base };
+        (step, Window { keys: window.clone(), values: window })
     }
+}
 
-    /// Runs one decode step for every unfinished sequence.
-    #[allow(clippy::too_many_arguments)] // each is a different thing
+impl DecodeStep<'_> {
+    /// Samples the next token of every unfinished sequence.
     fn turn(
-        self,
-        decoder: &Decoder,
-        weights: &ParameterValues,
+        &self,
         state: &StateValues,
-        cache: &Cache<'_>,
         window: &Window,
         turn: &Value,
         arguments: &Arguments,
     ) -> stablehlo::Result<(StateValues, Window)> {
-        let (logits, window) = self.forward(decoder, weights, state, cache, window, turn)?;
-        let chosen =
-            self.sampler.choose(&logits, &arguments.sampling, &state.random, &state.count, state.seen.as_ref());
+        let Decode { shape, sampler, stop_ids, .. } = self.decode;
+        let (logits, window) = self.forward(state, window, turn)?;
+        let chosen = sampler.choose(&logits, &arguments.sampling, &state.random, &state.count, state.seen.as_ref());
 
         let open = !&state.ended;
         let index = state.ids.builder().iota(1, state.ids.ty().clone());
@@ -164,7 +168,7 @@ impl Decode {
         let put = |new: &Value, old: &Value| here.select(&new.along_first(old), old);
         let step = open.convert(Dtype::I32);
         let count = &state.count + &step;
-        let stop_ids = arguments.stop_ids.broadcast_in_dim(&[self.shape.slots, self.stop_ids], &[1]);
+        let stop_ids = arguments.stop_ids.broadcast_in_dim(&[shape.slots, stop_ids], &[1]);
         let stopped = chosen.ids.along_first(&stop_ids).eq(&stop_ids).reduce(Reducer::Or, &[1]);
         let ends = stopped | count.ge(&arguments.limit.broadcast_in_dim(count.shape(), &[]));
         let seen = state.seen.as_ref().map(|seen| {
@@ -186,27 +190,24 @@ impl Decode {
 
     /// Returns the logits `[B, V]` after the last token of every sequence, and the window with its keys and values.
     pub(super) fn forward(
-        self,
-        decoder: &Decoder,
-        weights: &ParameterValues,
+        &self,
         state: &StateValues,
-        cache: &Cache<'_>,
         window: &Window,
         turn: &Value,
     ) -> stablehlo::Result<(Value, Window)> {
-        let slots = self.shape.slots;
+        let Self { decode, decoder, weights, read: keys, values, filled, .. } = self;
+        let slots = decode.shape.slots;
         let position = &state.length - state.length.like(1);
         let rotary = decoder.rotary(&position.reshape(&[slots, 1]));
         let x = decoder.embed(weights, &state.last.reshape(&[slots, 1]));
         let f = x.builder();
         let numbers = f.iota(0, TensorType::new(Dtype::I32, [decoder.config().num_hidden_layers]));
         // The token attends to itself through the window.
-        let columns = f.iota(1, TensorType::new(Dtype::I32, [slots, self.turns]));
+        let columns = f.iota(1, TensorType::new(Dtype::I32, [slots, decode.turns]));
         let done = columns.le(&turn.broadcast_in_dim(columns.shape(), &[]));
-        let Cache { read: keys, values, filled, .. } = cache;
-        let constants = [rotary.cos(), rotary.sin(), keys, values, filled, &done, turn];
+        let constants = [&rotary.cos, &rotary.sin, keys, values, filled, &done, turn];
         let carry = [&x, &window.keys, &window.values];
-        let layers = if self.prepared { Layers::Unrolled } else { Layers::Loop(Save::Carry) };
+        let layers = if decode.prepared { Layers::Unrolled } else { Layers::Loop(Save::Carry) };
         let scanned = decoder.over_layers(weights, &carry, &[&numbers], &constants, layers, |layer, of| {
             let [cos, sin, keys, values, filled, done, turn] = of.constants else { unreachable!("as passed in") };
             let ([x, window_keys, window_values], [number]) = (of.carry, of.xs) else { unreachable!("as passed in") };
@@ -222,8 +223,8 @@ impl Decode {
                     values: columns_of(values, number, columns),
                     seen: seen.clone(),
                 };
-                let cached = part(keys, values, self.columns_read, self.prepared, filled);
-                attend_parts(decoder, heads, &[cached, part(&window[0], &window[1], self.turns, false, done)])
+                let cached = part(keys, values, decode.columns_read, decode.prepared, filled);
+                attend_parts(decoder, heads, &[cached, part(&window[0], &window[1], decode.turns, false, done)])
             });
             std::iter::once(x).chain(window).collect()
         })?;
@@ -231,6 +232,24 @@ impl Decode {
         let hidden = decoder.final_norm(weights, x);
         let logits = decoder.logits(weights, &hidden.reshape(&[slots, decoder.config().hidden_size]));
         Ok((logits, Window { keys: keys.clone(), values: values.clone() }))
+    }
+
+    /// Writes the window into the columns of this call, row by row, and returns keys and values `[L, B, K, S, D]`. Columns after the end of
+    /// a finished sequence may be overwritten, because they are never read.
+    pub(super) fn flush(&self, window: &Window) -> [Value; 2] {
+        let f = self.base.builder();
+        let zero = f.scalar(0, Dtype::I32);
+        let mut sizes = window.keys.shape().to_vec();
+        let slots = std::mem::replace(&mut sizes[1], 1);
+        let flushed = f.for_loop(slots, &[self.keys, self.values], |row, carried| {
+            let column = self.base.dynamic_slice(&[row], &[1]).reshape(&[]);
+            let place = |cache: &Value, window: &Value| {
+                let tokens = window.dynamic_slice(&[&zero, row, &zero, &zero, &zero], &sizes);
+                cache.dynamic_update_slice(&tokens, &[&zero, row, &zero, &column, &zero])
+            };
+            vec![place(&carried[0], &window.keys), place(&carried[1], &window.values)]
+        });
+        [flushed[0].clone(), flushed[1].clone()]
     }
 }
 
@@ -284,24 +303,4 @@ fn attend_parts(decoder: &Decoder, heads: &Heads, parts: &[Part; 2]) -> Value {
     };
     let mixed = mix(0) + mix(1);
     (&mixed / sum.along_first(&mixed)).reshape(&[*b, 1, kv * r * d])
-}
-
-impl Cache<'_> {
-    /// Writes the window into the columns of this call, row by row, and returns keys and values `[L, B, K, S, D]`. Columns after the end of
-    /// a finished sequence may be overwritten, because they are never read.
-    pub(super) fn flush(&self, window: &Window) -> [Value; 2] {
-        let f = self.base.builder();
-        let zero = f.scalar(0, Dtype::I32);
-        let mut sizes = window.keys.shape().to_vec();
-        let slots = std::mem::replace(&mut sizes[1], 1);
-        let flushed = f.for_loop(slots, &[self.keys, self.values], |row, carried| {
-            let column = self.base.dynamic_slice(&[row], &[1]).reshape(&[]);
-            let place = |cache: &Value, window: &Value| {
-                let tokens = window.dynamic_slice(&[&zero, row, &zero, &zero, &zero], &sizes);
-                cache.dynamic_update_slice(&tokens, &[&zero, row, &zero, &column, &zero])
-            };
-            vec![place(&carried[0], &window.keys), place(&carried[1], &window.values)]
-        });
-        [flushed[0].clone(), flushed[1].clone()]
-    }
 }

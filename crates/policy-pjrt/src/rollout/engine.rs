@@ -1,6 +1,7 @@
 //! Runs the programs of a rollout until every sample of a request is finished. Sizes are rounded up, so that few executables are compiled.
 
 use super::decode::Decode;
+use super::follow::check_ids;
 use super::prefill::{self, Prompts};
 use super::sampling::{NUMBERS, Sampler};
 use super::sizes::{RolloutSizes, columns_read, places};
@@ -39,7 +40,7 @@ impl Default for RolloutOptions {
 /// that a loop passes to a product, in every iteration the weights and the cache of every layer. It also packs a matrix whose contracted
 /// dimension is innermost element by element, which takes eight times as long as the product of a few rows. TPUs and GPUs read slices in
 /// place and choose their own layouts.
-pub(super) fn prepares_operands(kind: Kind) -> bool {
+fn prepares_operands(kind: Kind) -> bool {
     kind == Kind::Cpu
 }
 
@@ -165,10 +166,7 @@ impl DeviceRollout {
         if length > limit {
             return Err(policy::Error::TooLong { what: "prompt with its completion", length, limit }.into());
         }
-        match prompts.iter().flatten().find(|id| **id as usize >= config.vocab_size) {
-            Some(&id) => Err(models::Error::UnknownToken { id, vocab_size: config.vocab_size }.into()),
-            None => Ok(()),
-        }
+        Ok(check_ids(config, prompts.iter().flatten())?)
     }
 
     /// Computes keys and values of the prompts of `range`, at most `at_once`.
@@ -269,15 +267,19 @@ impl DeviceRollout {
         longest: usize,
     ) -> Result<State> {
         let shape = state.shape;
-        let columns_read = columns_read(longest, shape.columns);
-        let &DecodeArguments { sampler, stop_ids, .. } = arguments;
-        let (turns, prepared) = (self.options.tokens_per_call, prepares_operands(self.runtime.kind()));
-        let decode = Decode { shape, columns_read, turns, sampler, prepared, stop_ids };
+        let decode = self.decode_program(shape, arguments.sampler, longest, arguments.stop_ids);
         let program = self.program(Key::Decode(decode, weights.dtype()))?;
         let mut all = weights.arguments();
         all.extend(state.buffers.into_iter().map(Argument::from));
         all.extend(arguments.buffers.iter().map(Argument::from));
         Ok(State { shape, buffers: program.run(all)? })
+    }
+
+    /// Returns the decode program for sequences of up to `longest` tokens.
+    pub(super) fn decode_program(&self, shape: Shape, sampler: Sampler, longest: usize, stop_ids: usize) -> Decode {
+        let columns_read = columns_read(longest, shape.columns);
+        let (turns, prepared) = (self.options.tokens_per_call, prepares_operands(self.runtime.kind()));
+        Decode { shape, columns_read, turns, sampler, prepared, stop_ids }
     }
 
     /// Returns the program of `key`; compiles it on first use.

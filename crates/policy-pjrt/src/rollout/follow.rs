@@ -3,27 +3,32 @@
 //! Legend: B slots, W decode steps of a call, V vocabulary.
 
 use super::decode::{Decode, Window};
-use super::engine::{DeviceRollout, Key, RolloutOptions, prepares_operands};
+use super::engine::{DeviceRollout, Key, RolloutOptions};
 use super::sampling::Sampler;
-use super::sizes::{RolloutSizes, columns_read, places};
+use super::sizes::{RolloutSizes, places};
 use super::slots::Admission;
 use super::state::{State, StateValues};
 use crate::decoder::Decoder;
-use crate::error::{Error, Result};
-use crate::runtime::{finish, read};
+use crate::error::Result;
+use crate::runtime::{program_error, read};
 use crate::weights::DeviceWeights;
 use models::ModelConfig;
 use pjrt::Argument;
 use policy::{RolloutRequest, Sampling};
-use stablehlo::{Builder, Dtype, Module, TensorType, Value};
+use stablehlo::{Builder, Dtype, Module, TensorType};
 
 /// Number of sequences per call, each with W rows of logits.
 const SEQUENCES: usize = 8;
 
+/// Checks that ids are within the vocabulary.
+pub(crate) fn check_ids<'a>(config: &ModelConfig, ids: impl IntoIterator<Item = &'a u32>) -> models::Result<()> {
+    match ids.into_iter().find(|id| **id as usize >= config.vocab_size) {
+        Some(&id) => Err(models::Error::UnknownToken { id, vocab_size: config.vocab_size }),
+        None => Ok(()),
+    }
+}
+
 /// Checks that sequences are not empty, fit the model's context length, and have only tokens of the vocabulary.
-///
-/// # Errors
-/// [`Error::Policy`], [`Error::Model`].
 pub(crate) fn check_sequences(config: &ModelConfig, sequences: &[&[u32]]) -> Result<()> {
     if sequences.iter().any(|ids| ids.is_empty()) || sequences.is_empty() {
         return Err(policy::Error::argument("logits", "sequences of at least one token", "an empty one").into());
@@ -32,10 +37,7 @@ pub(crate) fn check_sequences(config: &ModelConfig, sequences: &[&[u32]]) -> Res
     if let Some(length) = sequences.iter().map(|ids| ids.len()).find(|length| *length > limit) {
         return Err(policy::Error::TooLong { what: "sequence", length, limit }.into());
     }
-    match sequences.iter().copied().flatten().find(|id| **id as usize >= config.vocab_size) {
-        Some(&id) => Err(models::Error::UnknownToken { id, vocab_size: config.vocab_size }.into()),
-        None => Ok(()),
-    }
+    Ok(check_ids(config, sequences.iter().copied().flatten())?)
 }
 
 /// A sequence or the beginning of one, divided into prompt and completion.
@@ -60,7 +62,7 @@ impl DeviceRollout {
     /// its first half. The logits therefore test both the prefill and the decode loop.
     ///
     /// # Errors
-    /// [`Error::Policy`] for a sequence that is empty or too long, [`Error::Model`] for an unknown token, [`Error::Device`].
+    /// [`crate::Error::Policy`] for a sequence that is empty or too long, [`crate::Error::Model`] for an unknown token, [`crate::Error::Device`].
     pub fn logits(
         &mut self,
         weights: &DeviceWeights,
@@ -103,9 +105,7 @@ impl DeviceRollout {
         let empty = self.program(Key::Empty(shape))?.run(vec![])?;
         let mut state = self.admit(State { shape, buffers: empty }, &prefilled, &request, &admissions)?;
         for done in (0..turns).step_by(tokens_per_call) {
-            let columns_read = columns_read(sizes.longest_prompt + done, shape.columns);
-            let prepared = prepares_operands(runtime.kind());
-            let decode = Decode { shape, columns_read, turns: tokens_per_call, sampler, prepared, stop_ids: places(0) };
+            let decode = self.decode_program(shape, sampler, sizes.longest_prompt + done, places(0));
             let mut next = vec![0; shape.slots * tokens_per_call];
             for (row, followed) in next.chunks_mut(tokens_per_call).zip(all) {
                 let ids = followed.ids.get(followed.prompt + done..).unwrap_or_default();
@@ -138,8 +138,7 @@ impl Decode {
         let weights = decoder.declare(&f, weights);
         let state = self.shape.arguments(&f, decoder);
         let next = f.argument("next_ids", TensorType::new(Dtype::I32, [slots, self.turns]));
-        let ready = self.ready(&weights);
-        let (cache, Window { keys, values }) = self.begin(&state);
+        let (step, Window { keys, values }) = self.begin(decoder, &weights, &state);
         let logits = f.splat(0.0, TensorType::new(Dtype::F32, [slots, self.turns, config.vocab_size]));
         let zero = f.scalar(0, Dtype::I32);
         let mut error = None;
@@ -148,7 +147,7 @@ impl Decode {
             let [keys, values, last, length, logits] = carried else { unreachable!("as passed in") };
             let window = Window { keys: keys.clone(), values: values.clone() };
             let now = StateValues { last: last.clone(), length: length.clone(), ..state.clone() };
-            match self.forward(decoder, &ready, &now, &cache, &window, turn) {
+            match step.forward(&now, &window, turn) {
                 Ok((of_turn, Window { keys, values })) => {
                     let of_turn = of_turn.reshape(&[slots, 1, config.vocab_size]);
                     let last = next.dynamic_slice(&[&zero, turn], &[slots, 1]).reshape(&[slots]);
@@ -163,13 +162,11 @@ impl Decode {
         });
         let name = "rollout_follow";
         if let Some(source) = error {
-            return Err(Error::Program { program: name.into(), source });
+            return Err(program_error(name)(source));
         }
-        let [keys, values] = cache.flush(&Window { keys: results[0].clone(), values: results[1].clone() });
+        let [keys, values] = step.flush(&Window { keys: results[0].clone(), values: results[1].clone() });
         let (last, length) = (results[2].clone(), results[3].clone());
         let after = StateValues { keys, values, last, length, ..state.clone() };
-        let parts = after.parts().into_iter().map(|value: &Value| ("", value));
-        let results: Vec<(&str, &Value)> = parts.chain([("logits", &results[4])]).collect();
-        Ok(decoder.split().complete(finish(f.clone(), name, &results)?))
+        decoder.split().finish(f.clone(), name, after.results().chain([("logits", &results[4])]))
     }
 }

@@ -11,9 +11,9 @@ mod sampling;
 mod sizes;
 mod slots;
 mod state;
-pub(crate) mod threefry;
+mod threefry;
 
 pub use engine::{DeviceRollout, RolloutOptions};
-pub(crate) use follow::check_sequences;
+pub(crate) use follow::{check_ids, check_sequences};
 pub(crate) use sizes::cache_shape;
 pub use sizes::{RolloutPrograms, RolloutSizes};

@@ -6,8 +6,8 @@
 
 use super::state::{CACHE, Shape, StateValues};
 use crate::decoder::{Axis, Broadcast, Decoder, Layers, Rotary, Rows, zeros};
-use crate::error::{Error, Result};
-use crate::runtime::finish;
+use crate::error::Result;
+use crate::runtime::program_error;
 use stablehlo::{Builder, Dtype, Module, Reducer, Save, ScatterDimensions, TensorType, Value};
 
 /// Shape of a prefill.
@@ -37,7 +37,7 @@ pub(crate) fn module(decoder: &Decoder, weights: Dtype, prompts: Prompts) -> Res
     let last = (&lengths - lengths.like(1)).along_first(&ids);
     let kept = rows.positions.lt(&last);
     let x = decoder.embed(&weights, &ids);
-    let constants = [&[rotary.cos(), rotary.sin(), &kept], &mask.values()[..]].concat();
+    let constants = [&[&rotary.cos, &rotary.sin, &kept], &mask.values()[..]].concat();
     let layers = decoder.over_layers(&weights, &[&x], &[], &constants, Layers::Loop(Save::Carry), |layer, values| {
         let [cos, sin, kept, of_mask @ ..] = values.constants else { unreachable!("as many as were passed in") };
         let (rotary, mask) = (Rotary::new(cos, sin), mask.with(of_mask));
@@ -49,12 +49,11 @@ pub(crate) fn module(decoder: &Decoder, weights: Dtype, prompts: Prompts) -> Res
         std::iter::once(x).chain(stacked).collect()
     });
     let name = "rollout_prefill";
-    let layers = layers.map_err(|source| Error::Program { program: name.into(), source })?;
-    let mut results = vec![("keys", &layers.ys[0]), ("values", &layers.ys[1])];
+    let layers = layers.map_err(program_error(name))?;
     let seen = prompts.seen.then(|| marks(&ids, &rows.positions.lt(&lengths.along_first(&ids)), config.vocab_size));
-    results.extend(seen.iter().map(|seen| ("seen", seen)));
-    (0..2).for_each(|i| decoder.split().named_result(&f, i, &CACHE));
-    Ok(decoder.split().complete(finish(f, name, &results)?))
+    (0..2).for_each(|i| decoder.split().result(&f, i, &CACHE));
+    let results = [("keys", &layers.ys[0]), ("values", &layers.ys[1])];
+    decoder.split().finish(f, name, results.into_iter().chain(seen.iter().map(|seen| ("seen", seen))))
 }
 
 /// Returns keys or values `[P, K, T, D]`, zero where `kept` `[P, T]` is false.
@@ -92,7 +91,7 @@ pub(crate) fn admit(decoder: &Decoder, shape: Shape, prompts: Prompts) -> Result
     let prefilled = TensorType::new(compute.dtype(), [layers, prompts.rows, kv, prompts.tokens, d]);
     let keys = f.argument("prompt_keys", prefilled.clone());
     let values = f.argument("prompt_values", prefilled);
-    [&keys, &values].into_iter().for_each(|part| decoder.split().named_argument(part, &CACHE));
+    [&keys, &values].into_iter().for_each(|part| decoder.split().argument(part, &CACHE));
     let seen_type = TensorType::new(Dtype::Pred, [prompts.rows, config.vocab_size]);
     let seen = prompts.seen.then(|| f.argument("prompt_seen", seen_type));
     let of_slots = |dtype| TensorType::new(dtype, [shape.slots]);
@@ -140,7 +139,7 @@ pub(crate) fn admit(decoder: &Decoder, shape: Shape, prompts: Prompts) -> Result
         random: chosen(&random, &state.random),
         seen: state.seen.as_ref().map(|_| moved[3].clone()),
     };
-    Ok(decoder.split().complete(next.finish(f, "rollout_admit")?))
+    decoder.split().finish(f, "rollout_admit", next.results())
 }
 
 /// Pads a row with zeros to the shape of the rows of `to`.

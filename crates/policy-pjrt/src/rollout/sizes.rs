@@ -5,9 +5,8 @@ use super::engine::RolloutOptions;
 use super::prefill::{self, Prompts};
 use super::sampling::Sampler;
 use super::state::Shape;
-use crate::decoder::{Axis, Compute, Decoder};
+use crate::decoder::{Axis, Decoder};
 use crate::error::Result;
-use models::ModelConfig;
 use policy::{RolloutRequest, Sampling};
 use stablehlo::{Dtype, Module};
 
@@ -120,28 +119,12 @@ pub struct RolloutPrograms {
 }
 
 impl RolloutPrograms {
-    /// Builds the programs that a [`DeviceRollout`](crate::DeviceRollout) runs for requests of these sizes. `stop_ids` is the number of
-    /// stop ids, `weights` the dtype of the weights.
+    /// Builds the programs that a [`DeviceRollout`](crate::DeviceRollout) runs for requests of these sizes with `decoder`, including its
+    /// adapters. `weights` is the dtype of the model, `stop_ids` the number of stop ids. If the decoder is sharded over a mesh, slots and
+    /// prompts are sharded by rows, and keys and values also by heads.
     ///
     /// # Errors
-    /// [`crate::Error::Model`] for an invalid configuration.
-    pub fn new(
-        config: &ModelConfig,
-        compute: Compute,
-        weights: Dtype,
-        options: RolloutOptions,
-        sizes: RolloutSizes,
-        sampling: &Sampling,
-        stop_ids: usize,
-    ) -> Result<Self> {
-        Self::of(&Decoder::new(config, compute), weights, options, sizes, sampling, stop_ids)
-    }
-
-    /// Builds the programs for `decoder`, including its adapters; `weights` is the dtype of the model. If the decoder is sharded over a
-    /// mesh, slots and prompts are sharded by rows, and keys and values also by heads.
-    ///
-    /// # Errors
-    /// See [`RolloutPrograms::new`]; [`crate::Error::Split`] if slots or prompts do not shard evenly.
+    /// [`crate::Error::Model`] for an invalid configuration; [`crate::Error::Split`] if slots or prompts do not shard evenly.
     pub fn of(
         decoder: &Decoder,
         weights: Dtype,
@@ -180,6 +163,8 @@ pub(crate) fn places(count: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::decoder::Compute;
+    use models::ModelConfig;
 
     #[test]
     fn sizes_are_rounded_to_few_values() {
@@ -204,9 +189,8 @@ mod tests {
     fn decode_loops_cover_short_and_long_sequences() {
         let config = ModelConfig { max_position_embeddings: 1024, ..ModelConfig::default() };
         let sizes = RolloutSizes { prompts: 8, longest_prompt: 100, num_generations: 8, max_completion_length: 400 };
-        let (compute, sampling) = (Compute::Bf16, Sampling::Greedy);
-        let of = RolloutOptions::default();
-        let modules = RolloutPrograms::new(&config, compute, Dtype::Bf16, of, sizes, &sampling, 2).unwrap();
+        let (decoder, options) = (Decoder::new(&config, Compute::Bf16), RolloutOptions::default());
+        let modules = RolloutPrograms::of(&decoder, Dtype::Bf16, options, sizes, &Sampling::Greedy, 2).unwrap();
         assert_eq!(modules.decode.iter().map(|(columns, _)| *columns).collect::<Vec<_>>(), [256, 512]);
         assert!(modules.prefill.to_string().contains("8x128xi32"));
     }

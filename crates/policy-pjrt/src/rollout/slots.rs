@@ -104,9 +104,6 @@ impl<'a> Slots<'a> {
 
     /// Empties the slots of samples that meet the request's stop condition, which the executable does not check. Returns slot, sample index
     /// and completion length of each. Tokens that the executable adds to the slot before the next sample starts are ignored.
-    ///
-    /// # Errors
-    /// The errors of the stop condition.
     fn empty_stopped(&mut self, counts: &[i32], ids: &[i32], width: usize) -> Result<Vec<(usize, usize, usize)>> {
         let mut done = vec![];
         for (slot, held) in self.slots.iter_mut().enumerate() {
@@ -175,18 +172,15 @@ mod tests {
     use super::*;
     use policy::Sampling;
 
+    fn request(prompts: &[Vec<u32>], num_generations: usize, max_completion_length: usize) -> RolloutRequest<'_> {
+        let (stop_ids, sampling) = (&[], Sampling::Greedy);
+        RolloutRequest { prompts, num_generations, max_completion_length, stop_ids, stop: None, sampling }
+    }
+
     #[test]
     fn samples_fill_free_slots_in_order() {
         let prompts = vec![vec![1, 2], vec![3], vec![4, 5, 6]];
-        let sampling = Sampling::Greedy;
-        let request = RolloutRequest {
-            prompts: &prompts,
-            num_generations: 2,
-            max_completion_length: 4,
-            stop_ids: &[],
-            stop: None,
-            sampling,
-        };
+        let request = request(&prompts, 2, 4);
         let mut slots = Slots::new(&request, 4, 10);
         assert_eq!((slots.waiting(), slots.longest()), (Some(0), None));
         let of = |list: Vec<Admission>| list.iter().map(|a| (a.slot, a.sample, a.prompt)).collect::<Vec<_>>();
@@ -203,15 +197,7 @@ mod tests {
     #[test]
     fn a_sample_that_never_ends_is_an_error_after_the_calls_of_the_longest_completion() {
         let prompts = vec![vec![1, 2], vec![3]];
-        let sampling = Sampling::Greedy;
-        let request = RolloutRequest {
-            prompts: &prompts,
-            num_generations: 1,
-            max_completion_length: 10,
-            stop_ids: &[],
-            stop: None,
-            sampling,
-        };
+        let request = request(&prompts, 1, 10);
         let mut slots = Slots::new(&request, 2, 10);
         slots.admit(2);
         // The second slot finishes and stays empty; the first never finishes. Three calls of four tokens are twelve.
@@ -242,14 +228,7 @@ mod tests {
     #[test]
     fn samples_that_meet_the_stop_condition_leave_their_slots() {
         let prompts = vec![vec![1], vec![2], vec![3]];
-        let request = RolloutRequest {
-            prompts: &prompts,
-            num_generations: 1,
-            max_completion_length: 8,
-            stop_ids: &[],
-            stop: Some(&Twice),
-            sampling: Sampling::Greedy,
-        };
+        let request = RolloutRequest { stop: Some(&Twice), ..request(&prompts, 1, 8) };
         let mut slots = Slots::new(&request, 2, 10);
         slots.admit(3);
         let ids = [7, 4, 4, 4, 0, 0, 0, 0, 1, 2, 1, 2, 0, 0, 0, 0];
@@ -271,15 +250,7 @@ mod tests {
     #[test]
     fn calls_are_counted_from_the_beginning_of_each_sample() {
         let prompts = vec![vec![1], vec![2]];
-        let sampling = Sampling::Greedy;
-        let request = RolloutRequest {
-            prompts: &prompts,
-            num_generations: 1,
-            max_completion_length: 8,
-            stop_ids: &[],
-            stop: None,
-            sampling,
-        };
+        let request = request(&prompts, 1, 8);
         let mut slots = Slots::new(&request, 1, 10);
         for sample in 0..2 {
             assert_eq!(slots.admit(2), [Admission { slot: 0, sample, prompt: sample }]);
@@ -292,15 +263,7 @@ mod tests {
     #[test]
     fn an_invalid_number_of_tokens_is_an_error() {
         let prompts = vec![vec![1]];
-        let sampling = Sampling::Greedy;
-        let request = RolloutRequest {
-            prompts: &prompts,
-            num_generations: 1,
-            max_completion_length: 8,
-            stop_ids: &[],
-            stop: None,
-            sampling,
-        };
+        let request = request(&prompts, 1, 8);
         for count in [-1, 9, i32::MIN, i32::MAX] {
             let mut slots = Slots::new(&request, 1, 10);
             slots.admit(1);

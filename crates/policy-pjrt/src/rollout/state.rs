@@ -4,7 +4,7 @@
 
 use crate::decoder::{Axis, Compute, Decoder, zeros};
 use crate::error::{Error, Result};
-use crate::runtime::{finish, read};
+use crate::runtime::{finish, read, unnamed};
 use models::ModelConfig;
 use pjrt::Buffer;
 use stablehlo::{Builder, Dtype, Module, TensorType, Value};
@@ -83,8 +83,8 @@ impl Shape {
                     5 => &CACHE[..],
                     _ => &[Some(Axis::Batch), None][..argument.shape().len()],
                 };
-                decoder.split().named_argument(&argument, dimensions);
-                decoder.split().named_result(f, index, dimensions);
+                decoder.split().argument(&argument, dimensions);
+                decoder.split().result(f, index, dimensions);
                 argument
             });
         StateValues::new(parts.collect())
@@ -99,7 +99,7 @@ impl Shape {
             _ => zeros(&f, ty.dtype, &ty.shape),
         });
         let state = StateValues::new(parts.collect());
-        state.finish(f, "rollout_empty")
+        finish(f, "rollout_empty", state.results())
     }
 }
 
@@ -139,10 +139,9 @@ impl StateValues {
         Self::new([&self.keys, &self.values].into_iter().chain(rows).cloned().collect())
     }
 
-    /// Finishes a program that returns this state.
-    pub(crate) fn finish(&self, f: Builder, name: &str) -> Result<Module> {
-        let results: Vec<(&str, &Value)> = self.parts().into_iter().map(|value| ("", value)).collect();
-        finish(f, name, &results)
+    /// Returns the results of a program that returns this state.
+    pub(crate) fn results(&self) -> impl Iterator<Item = (&str, &Value)> {
+        unnamed(self.parts())
     }
 }
 

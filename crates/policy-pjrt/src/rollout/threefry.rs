@@ -10,39 +10,28 @@ use rng::Purpose;
 use stablehlo::{Binary, Dtype, TensorType, Value};
 
 /// A word of 32 bits, or a tensor of words.
-pub trait Word: Clone {
+pub(crate) trait Word: Clone {
+    /// Returns a constant of the same shape.
+    fn number(&self, number: u32) -> Self;
     /// Adds modulo 2^32.
-    #[must_use]
     fn plus(&self, other: &Self) -> Self;
-    /// Adds a number modulo 2^32.
-    #[must_use]
-    fn plus_number(&self, number: u32) -> Self;
     /// Computes the exclusive or.
-    #[must_use]
     fn xor(&self, other: &Self) -> Self;
-    /// Computes the exclusive or with a number.
-    #[must_use]
-    fn xor_number(&self, number: u32) -> Self;
     /// Rotates the bits to the left.
-    #[must_use]
     fn rotated(&self, bits: u32) -> Self;
 }
 
 impl Word for u32 {
+    fn number(&self, number: u32) -> Self {
+        number
+    }
+
     fn plus(&self, other: &Self) -> Self {
         self.wrapping_add(*other)
     }
 
-    fn plus_number(&self, number: u32) -> Self {
-        self.wrapping_add(number)
-    }
-
     fn xor(&self, other: &Self) -> Self {
         self ^ other
-    }
-
-    fn xor_number(&self, number: u32) -> Self {
-        self ^ number
     }
 
     fn rotated(&self, bits: u32) -> Self {
@@ -52,25 +41,21 @@ impl Word for u32 {
 
 /// A tensor of dtype u32.
 impl Word for Value {
-    fn plus(&self, other: &Self) -> Self {
-        self + other
+    fn number(&self, number: u32) -> Self {
+        self.like(i64::from(number))
     }
 
-    fn plus_number(&self, number: u32) -> Self {
-        self + self.like(i64::from(number))
+    fn plus(&self, other: &Self) -> Self {
+        self + other
     }
 
     fn xor(&self, other: &Self) -> Self {
         self.binary(Binary::Xor, other)
     }
 
-    fn xor_number(&self, number: u32) -> Self {
-        self.binary(Binary::Xor, &self.like(i64::from(number)))
-    }
-
     fn rotated(&self, bits: u32) -> Self {
-        let left = self.binary(Binary::ShiftLeft, &self.like(i64::from(bits)));
-        left | self.binary(Binary::ShiftRightLogical, &self.like(i64::from(32 - bits)))
+        let left = self.binary(Binary::ShiftLeft, &self.number(bits));
+        left | self.binary(Binary::ShiftRightLogical, &self.number(32 - bits))
     }
 }
 
@@ -79,14 +64,9 @@ const ROTATIONS: [[u32; 4]; 2] = [[13, 15, 26, 6], [17, 29, 16, 24]];
 const PARITY: u32 = 0x1BD1_1BDA;
 
 /// Returns the two random words of a counter.
-///
-/// ```
-/// // A test vector from Random123's `kat_vectors`.
-/// let words = policy_pjrt::threefry2x32([0x1319_8a2e_u32, 0x0370_7344], [0x243f_6a88, 0x85a3_08d3]);
-/// assert_eq!(words, [0xc492_3a9c, 0x483d_f7a0]);
-/// ```
-pub fn threefry2x32<W: Word>(key: [W; 2], counter: [W; 2]) -> [W; 2] {
-    let keys = [key[0].clone(), key[1].clone(), key[0].xor(&key[1]).xor_number(PARITY)];
+pub(crate) fn threefry2x32<W: Word>(key: [W; 2], counter: [W; 2]) -> [W; 2] {
+    let both = key[0].xor(&key[1]);
+    let keys = [key[0].clone(), key[1].clone(), both.xor(&both.number(PARITY))];
     let [mut x, mut y] = [counter[0].plus(&keys[0]), counter[1].plus(&keys[1])];
     for group in 0..5 {
         for bits in ROTATIONS[group % 2] {
@@ -94,13 +74,14 @@ pub fn threefry2x32<W: Word>(key: [W; 2], counter: [W; 2]) -> [W; 2] {
             y = y.rotated(bits).xor(&x);
         }
         x = x.plus(&keys[(group + 1) % 3]);
-        y = y.plus(&keys[(group + 2) % 3]).plus_number(group as u32 + 1);
+        y = y.plus(&keys[(group + 2) % 3]);
+        y = y.plus(&y.number(group as u32 + 1));
     }
     [x, y]
 }
 
 /// Returns the random key of a sample.
-pub fn sample_key(seed: u64, purpose: Purpose, step: u64, sample: u64) -> [u32; 2] {
+pub(crate) fn sample_key(seed: u64, purpose: Purpose, step: u64, sample: u64) -> [u32; 2] {
     let words = |number: u64| [(number >> 32) as u32, number as u32];
     let key = threefry2x32(words(seed), words(purpose as u64));
     threefry2x32(threefry2x32(key, words(step)), words(sample))
@@ -111,14 +92,9 @@ fn counters(vocab: usize) -> usize {
     vocab.div_ceil(2)
 }
 
-/// Returns standard Gumbel noise `[V]` for token `position` of the completion of the sample with this key. The argmax of scores plus noise
-/// is a sample from the softmax of the scores.
-///
-/// ```
-/// let noise = policy_pjrt::gumbel([1, 2], 0, 5);
-/// assert_eq!((noise.len(), noise == policy_pjrt::gumbel([1, 2], 0, 5)), (5, true));
-/// ```
-pub fn gumbel(key: [u32; 2], position: u32, vocab: usize) -> Vec<f32> {
+/// Returns standard Gumbel noise `[V]` for token `position` of the completion of the sample with this key: [`gumbel_values`] on the host.
+#[cfg(test)]
+pub(super) fn gumbel(key: [u32; 2], position: u32, vocab: usize) -> Vec<f32> {
     let counters = counters(vocab);
     let words = |token: usize| threefry2x32(key, [position, (token % counters) as u32])[token / counters];
     (0..vocab)
@@ -138,7 +114,8 @@ const LOW: f32 = HIGH / 256.0;
 /// The largest f32 below 1.
 const BELOW_ONE: f32 = 1.0 - HIGH;
 
-/// Computes [`gumbel`] in a program: `[B, V]`, f32, from `keys` `[B, 2]`, u32, and `positions` `[B]`, i32.
+/// Returns standard Gumbel noise `[B, V]`, f32, for tokens at `positions` `[B]`, i32, of the completions of samples with `keys` `[B, 2]`,
+/// u32. The argmax of scores plus noise is a sample from the softmax of the scores.
 pub(crate) fn gumbel_values(keys: &Value, positions: &Value, vocab: usize) -> Value {
     let (builder, rows, counters) = (keys.builder(), keys.shape()[0], counters(vocab));
     let ty = TensorType::new(Dtype::U32, [rows, counters]);

@@ -110,9 +110,8 @@ impl Loss {
         let of_batch: Vec<&Buffer> = rows.buffers.iter().chain(&tables).collect();
         let of_loss = match target {
             Target::Sums { weights, sums } => {
-                let program = self.programs.get(on.runtime, Key::Gradient(rows.shape), |_| match &self.of_values {
-                    Some(of_values) => on.modules.gradient_with_values(&self.config, of_values, rows.shape),
-                    None => on.modules.gradient(&self.config, rows.shape),
+                let program = self.programs.get(on.runtime, Key::Gradient(rows.shape), |_| {
+                    on.modules.gradient(&self.config, self.of_values.as_ref(), rows.shape)
                 })?;
                 let mut arguments = weights.arguments();
                 let count = sums.len();

@@ -132,19 +132,13 @@ mod tests {
     #[test]
     fn packing_random_lengths_needs_few_shapes_and_less_padding() {
         let (mut shapes, mut padded_shapes, mut packed, mut padded) = (BTreeSet::new(), BTreeSet::new(), 0, 0);
-        let mut tokens = 0;
         for (lengths, completions) in micro_batches(500) {
             let packing = Packing::new(&lengths);
             shapes.insert((packing.rows.len(), packing.length, bucket(completions)));
             padded_shapes.insert((packing.length, bucket(completions)));
             packed += packing.rows.len() * packing.length;
             padded += lengths.len() * packing.length;
-            tokens += lengths.iter().sum::<usize>();
         }
-        println!(
-            "tokens of 500 micro-batches: {tokens}, in rows of one sequence {padded}, packed {packed}; shapes: \
-             {padded_shapes:?}, packed {shapes:?}"
-        );
         assert!(packed * 5 < padded * 4, "{packed} {padded}");
         assert!(shapes.len() <= padded_shapes.len() + 4 && shapes.len() <= 8, "{shapes:?}");
     }

@@ -2,6 +2,7 @@
 
 use super::TrainShape;
 use super::packing::{Packing, bucket, rounded_up};
+use crate::rollout::check_ids;
 use models::ModelConfig;
 use policy::{Error, Result, Sequence};
 
@@ -34,10 +35,7 @@ impl Rows {
             if length > limit {
                 return Err(Error::TooLong { what: "sequence", length, limit });
             }
-            let mut tokens = sequence.prompt.iter().chain(&sequence.completion);
-            if let Some(&id) = tokens.find(|id| **id as usize >= config.vocab_size) {
-                return Err(models::Error::UnknownToken { id, vocab_size: config.vocab_size }.into());
-            }
+            check_ids(config, sequence.prompt.iter().chain(&sequence.completion))?;
         }
         Ok(Self::packed(sequences, &Packing::of(sequences)))
     }
@@ -94,14 +92,6 @@ impl TrainShape {
     }
 
     /// [`TrainShape::of`] for `count` sequences with prompts of `prompt` tokens and completions of `completion` tokens.
-    ///
-    /// ```
-    /// use policy::Sequence;
-    /// use policy_pjrt::TrainShape;
-    ///
-    /// let sequences = vec![Sequence { prompt: vec![0; 20], completion: vec![0; 8] }; 12];
-    /// assert_eq!(TrainShape::uniform(12, 20, 8), TrainShape::of(&sequences));
-    /// ```
     pub fn uniform(count: usize, prompt: usize, completion: usize) -> Self {
         let tokens = (prompt + completion).saturating_sub(1);
         let length = bucket(tokens);

@@ -3,41 +3,26 @@
 
 use super::adamw::{Applied, Check, Moments, Numbers, Scalars, StateValues, update};
 use super::programs::{Gradients, TrainPrograms, TrainShape};
-use crate::decoder::{Parameter, ParameterValues, zeros};
+use crate::decoder::{ParameterValues, zeros};
 use crate::error::Result;
-use crate::runtime::{Program, Runtime, finish, read};
+use crate::runtime::{Program, unnamed};
 use crate::weights::DeviceWeights;
 use backend_tpu::program::Role;
 use grpo_core::LossConfig;
 use grpo_core::backend_api::token_columns::LossSums;
 use grpo_core::objective::ValueLossConfig;
 use pjrt::{Argument, Buffer};
-use stablehlo::{Builder, Dtype, Module, Reducer, Save, TensorType, Value};
+use stablehlo::{Builder, Dtype, Module, Reducer, Save, Value};
 
 impl TrainPrograms {
-    /// Builds an optimizer step on one micro-batch: its loss and gradients ([`TrainPrograms::gradient`], or with `of_values`
-    /// [`TrainPrograms::gradient_with_values`]) and [`TrainPrograms::adamw`] in one program. As there, the caller must know that weights and
-    /// moments stay finite for every finite gradient norm.
+    /// Builds an optimizer step on one micro-batch: its loss and gradients ([`TrainPrograms::gradient`]) and [`TrainPrograms::adamw`] in one
+    /// program. As there, the caller must know that weights and moments stay finite for every finite gradient norm.
     ///
     /// Arguments: frozen parameters; donated: trained parameters, each in bf16 followed by its remainders, and first and second moments;
     /// the inputs of the micro-batch as in the gradient program; the scalars of the step, f32 `[8]`. Results: the donated arguments after
     /// the step; a report, f32 `[4]`: the gradient norm, whether it is within the limit, whether parameters and moments stay finite, and
     /// whether the loss and all scores of active tokens are finite (0 or 1); then loss, scores and values as in the gradient program. If
     /// one of the three flags is 0, parameters and moments are unchanged.
-    ///
-    /// ```
-    /// use policy_pjrt::decoder::{Compute, Decoder};
-    /// use policy_pjrt::{TrainPrograms, TrainShape};
-    ///
-    /// # fn main() -> policy_pjrt::Result<()> {
-    /// let decoder = Decoder::new(&models::ModelConfig::default(), Compute::F32);
-    /// let modules = TrainPrograms::new(decoder, stablehlo::Save::Carry);
-    /// let shape = TrainShape { rows: 2, length: 32, tokens: 48, shared: false };
-    /// let step = modules.step(&grpo_core::LossConfig::default(), None, shape)?;
-    /// assert!(step.to_string().contains("exp_avg"));
-    /// # Ok(())
-    /// # }
-    /// ```
     ///
     /// # Errors
     /// [`Error::Loss`](crate::Error::Loss) for an invalid loss.
@@ -48,12 +33,7 @@ impl TrainPrograms {
         self.check_split(shape)?;
         let (f, split) = (Builder::new(), self.decoder().split());
         let frozen = &table[..table.len() - trained.len()];
-        let argument = |p: &Parameter| {
-            let argument = f.argument(p.name(), TensorType::new(p.dtype(self.model_dtype()), &p.shape[..]));
-            split.argument(&argument, &p.axes);
-            argument
-        };
-        let frozen: Vec<_> = frozen.iter().map(|p| (p.role, argument(p))).collect();
+        let frozen = self.decoder().declare_table(&f, frozen, self.model);
         let state = StateValues::declare(&f, &trained, self.storage(), split);
         let batch = self.batch(&f, &spec, of_values, shape);
         let numbers = Numbers::argument(&f);
@@ -61,19 +41,18 @@ impl TrainPrograms {
 
         // The first part of a parameter is what the decoder reads.
         let read = trained.iter().zip(&state.parameters).map(|(p, parts)| (p.role, parts[0].clone()));
-        let weights = ParameterValues::new(frozen.into_iter().chain(read));
+        let weights = ParameterValues::new(frozen.iter().map(|(role, value)| (role, value.clone())).chain(read));
         // With groups of layers, start from zeroed accumulators, which the loop over groups adds to in place. Otherwise it holds the
         // gradients of one group in addition to those of all layers: 0.72 GB more for Qwen2.5-1.5B in groups of four, according to libtpu.
-        let begun = matches!(self.save(), Save::Every(_))
+        let begun = matches!(self.save, Save::Every(_))
             .then(|| trained.iter().map(|p| zeros(&f, Dtype::F32, &p.shape)).collect());
         let Gradients { sums, of_loss, values } = self.gradients(NAME, &spec, &weights, begun, batch, shape)?;
         let allowed = is_finite(&of_loss, &counts);
         let (after, report) = update(&f, &trained, &state, &sums, &numbers, Some(&allowed), Check::Bounds);
-        let after = after.iter().map(|value| ("", value));
         let of_loss = of_loss.iter().map(|(role, value)| (role.name(), value));
         let values = values.iter().map(|values| ("values", values));
-        let results: Vec<(&str, &Value)> = after.chain([("report", &report)]).chain(of_loss).chain(values).collect();
-        Ok(split.complete(finish(f.clone(), NAME, &results)?))
+        let results = unnamed(&after).chain([("report", &report)]).chain(of_loss).chain(values);
+        split.finish(f.clone(), NAME, results)
     }
 }
 
@@ -87,7 +66,6 @@ fn is_finite(of_loss: &[(Role, Value); 3], counts: &Value) -> Value {
 
 /// The state that a program of [`TrainPrograms::step`] updates.
 pub(crate) struct StepOfState<'a> {
-    pub(crate) runtime: &'a Runtime,
     pub(crate) weights: &'a mut DeviceWeights,
     pub(crate) moments: &'a mut Option<Moments>,
     /// Fresh moments before the first step.
@@ -101,24 +79,12 @@ impl StepOfState<'_> {
     /// Runs `program` on the state and the micro-batch, and returns loss, scores and values. Buffers are donated only at the launch; if it
     /// fails, weights and moments are lost, except buffers with another owner.
     pub(crate) fn run(self, program: &Program, of_batch: &[&Buffer]) -> Result<Vec<Buffer>> {
-        let Self { runtime, weights, moments, fresh, scalars, applied } = self;
+        let Self { weights, moments, fresh, scalars, applied } = self;
         let Some(before) = moments.take().or(fresh) else { unreachable!("there are fresh ones") };
-        let (after, (of_loss, report)) = before.step(runtime, weights, |frozen, state| {
-            let mut given = state.give();
-            let mut arguments = frozen.arguments();
-            arguments.extend(given.arguments());
-            arguments.extend(of_batch.iter().copied().chain([&scalars.numbers]).map(Argument::from));
-            let mut outputs = program.run(arguments)?;
-            let mut of_loss = outputs.split_off(given.len());
-            let report: Vec<f32> = read(&of_loss.remove(0), "the norm of the gradient")?;
-            Ok((given.replaced(outputs, scalars.after), (of_loss, report)))
-        })?;
-        let [grad_norm, within, finite, loss_is_finite] = report[..] else {
-            unreachable!("the report has four numbers")
-        };
-        let [within, finite, loss_is_finite] = [within, finite, loss_is_finite].map(|flag| flag != 0.0);
-        *applied = Some(Applied { grad_norm: grad_norm.into(), within, finite, loss_is_finite });
-        *moments = Some(after);
+        let rest = of_batch.iter().copied().chain([&scalars.numbers]).map(Argument::from).collect();
+        let (after, report, of_loss) = before.step(weights, program, true, rest, 0)?;
+        *applied = Some(Applied::of(&report, report.last() != Some(&0.0)));
+        *moments = Some(Moments { bounds: scalars.after, ..after });
         Ok(of_loss)
     }
 }
@@ -126,7 +92,7 @@ impl StepOfState<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use stablehlo::Array;
+    use stablehlo::{Array, TensorType};
 
     #[test]
     fn loss_and_scores_of_active_tokens_must_be_finite() {

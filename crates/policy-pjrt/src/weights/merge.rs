@@ -1,6 +1,6 @@
 //! Export of weights with merged adapters.
 
-use super::DeviceWeights;
+use super::{DeviceWeights, layer_of};
 use crate::decoder::{Decoder, Matrix, Parameter, Role};
 use crate::error::Result;
 use crate::runtime::{Programs, finish, read};
@@ -32,7 +32,7 @@ impl DeviceWeights {
             for (layer, name) in parameter.tensors() {
                 let adapted = adapter.filter(|(a, _)| self.table[*a].tensors().any(|(of, _)| of == layer));
                 let data = match adapted {
-                    None => reader.read(name)?,
+                    None => reader.read(at, layer, name)?,
                     Some(adapter) => merge(parameter.role, at, adapter, layer, name)?,
                 };
                 let shape = parameter.tensor_shape().to_vec();
@@ -58,16 +58,11 @@ fn module(decoder: &Decoder, parts: [&Parameter; 3], storage: Storage) -> Result
     let [weight, a, b] = [0, 1, 2].map(|i| {
         let parameter = parts[i];
         let part = |stack: &Value| match parameter.is_stacked() {
-            true => {
-                let size = [&[1], parameter.tensor_shape()].concat();
-                let mut starts = vec![&zero; size.len()];
-                starts[0] = &layer;
-                stack.dynamic_slice(&starts, &size).reshape(&size[1..])
-            }
+            true => layer_of(stack, &layer, &zero),
             false => stack.clone(),
         };
         storage.of(parameter).get(&stacks[i].iter().map(part).collect::<Vec<_>>())
     });
     let merged = weight + decoder.low_rank([&a, &b]);
-    finish(f, "merge", &[("merged", &merged)])
+    finish(f, "merge", [("merged", &merged)])
 }

@@ -4,7 +4,7 @@ mod merge;
 
 use crate::decoder::{Parameter, Role, parameters, zeros};
 use crate::error::{Error, Result};
-use crate::runtime::{Programs, Runtime, finish, read};
+use crate::runtime::{Programs, Runtime, finish, read, unnamed};
 use crate::storage::Storage;
 use half::{bf16, f16};
 use models::{MemoryTable, ModelConfig, NamedTensor, WeightTensor, Weights};
@@ -82,16 +82,7 @@ impl DeviceWeights {
         tensors: &dyn TensorSource,
         dtype: Dtype,
     ) -> Result<Self> {
-        Self::from_named(runtime, config, tensors, plain(dtype)?)
-    }
-
-    /// Like [`DeviceWeights::from_tensors`], with a given storage.
-    pub(crate) fn from_named(
-        runtime: &Runtime,
-        config: &ModelConfig,
-        tensors: &dyn TensorSource,
-        storage: Storage,
-    ) -> Result<Self> {
+        let storage = plain(dtype)?;
         config.validate()?;
         Self::from_source(runtime, parameters(config), storage, "", tensors)
     }
@@ -162,25 +153,6 @@ impl DeviceWeights {
         Ok(Self::of_buffers(runtime, table, storage, buffers.into_iter().map(Arc::new)))
     }
 
-    /// Returns a copy with the model's weights in another dtype, f32 or bf16. Adapters and value head are shared.
-    ///
-    /// # Errors
-    /// [`Error::Dtype`], [`Error::Device`].
-    pub fn converted(&self, dtype: Dtype) -> Result<Self> {
-        let storage = plain(dtype)?;
-        let mut programs = Programs::new();
-        let convert = |(at, parameter): (usize, &Parameter)| {
-            let (from, to) = (self.storage.of(parameter), storage.of(parameter));
-            if from == to {
-                return Ok(self.buffers[at].clone());
-            }
-            let key = Move::Convert { shape: parameter.shape.clone(), from, to };
-            programs.get(&self.runtime, key, Move::module)?.run_one(self.parts(at)).map(Arc::new)
-        };
-        let buffers = self.table.iter().enumerate().map(convert).collect::<Result<Vec<_>>>()?;
-        Ok(Self::of_buffers(&self.runtime, self.table.clone(), storage, buffers))
-    }
-
     /// Passes every tensor to `sink` in f32, with the names of `transformers` (adapters: PEFT), in the order of [`DeviceWeights::table`].
     ///
     /// # Errors
@@ -192,9 +164,9 @@ impl DeviceWeights {
     /// Like [`DeviceWeights::export`], with `prefix` before the names.
     pub(crate) fn export_prefixed(&self, prefix: &str, sink: &mut dyn TensorSink) -> Result<()> {
         let mut reader = self.reader();
-        for parameter in &self.table {
-            for (_, name) in parameter.tensors() {
-                let (data, shape) = (reader.read(name)?, parameter.tensor_shape().to_vec());
+        for (index, parameter) in self.table.iter().enumerate() {
+            for (layer, name) in parameter.tensors() {
+                let (data, shape) = (reader.read(index, layer, name)?, parameter.tensor_shape().to_vec());
                 sink.tensor(NamedTensor { name: format!("{prefix}{name}"), shape, data })?;
             }
         }
@@ -203,14 +175,7 @@ impl DeviceWeights {
 
     /// Returns a reader of single tensors.
     pub(crate) fn reader(&self) -> Reader<'_> {
-        let named = |(index, parameter): (usize, &Parameter)| {
-            parameter.tensors().map(|(layer, name)| (name.to_owned(), (index, layer))).collect::<Vec<_>>()
-        };
-        Reader {
-            weights: self,
-            places: self.table.iter().enumerate().flat_map(named).collect(),
-            programs: Programs::new(),
-        }
+        Reader { weights: self, programs: Programs::new() }
     }
 
     /// Returns the buffers of a parameter as arguments: the parameter, followed by its remainders, if any.
@@ -248,6 +213,11 @@ impl DeviceWeights {
             remainders.push(if storage.of(parameter) == Storage::Split { all.next() } else { None });
         }
         Self { runtime: runtime.clone(), table, storage, buffers, remainders }
+    }
+
+    /// Returns the same parameters in other buffers, which [`DeviceWeights::of_buffers`] lists.
+    pub(crate) fn with_buffers(&self, all: impl IntoIterator<Item = Arc<Buffer>>) -> Self {
+        Self::of_buffers(&self.runtime, self.table.clone(), self.storage, all)
     }
 
     /// Returns the parameters whose roles `keep` selects. Buffers are shared.
@@ -322,24 +292,16 @@ impl DeviceWeights {
     }
 }
 
-/// A reader of tensors of [`DeviceWeights`] by the names of `transformers`.
+/// A reader of single tensors of [`DeviceWeights`].
 pub(crate) struct Reader<'a> {
     weights: &'a DeviceWeights,
-    /// Parameter and layer of each name.
-    places: HashMap<String, (usize, usize)>,
     programs: Programs<Move>,
 }
 
 impl Reader<'_> {
-    /// Reads the tensor `name` in f32.
-    ///
-    /// # Errors
-    /// [`Error::Policy`] if the model has no tensor `name`, [`Error::Device`].
-    pub(crate) fn read(&mut self, name: &str) -> Result<Vec<f32>> {
+    /// Reads the tensor of a parameter and a layer in f32; errors name it `name`.
+    pub(crate) fn read(&mut self, index: usize, layer: usize, name: &str) -> Result<Vec<f32>> {
         let DeviceWeights { runtime, table, storage, .. } = self.weights;
-        let Some(&(index, layer)) = self.places.get(name) else {
-            return Err(policy::Error::state(name, "a name that the model has", "another one").into());
-        };
         let (parameter, mut arguments) = (&table[index], self.weights.parts(index));
         let (shape, from) = (parameter.shape.clone(), storage.of(parameter));
         let key = match parameter.is_stacked() {
@@ -359,12 +321,7 @@ impl Move {
     fn module(&self) -> Result<Module> {
         let f = Builder::new();
         let zero = f.scalar(0, Dtype::I32);
-        let index = |rank: usize, layer| {
-            let mut starts = vec![&zero; rank];
-            starts[0] = layer;
-            starts
-        };
-        let (name, results) = match self {
+        let (name, results): (_, Vec<Value>) = match self {
             Self::Zeros { shape, to } => ("zeros", to.dtypes().map(|dtype| zeros(&f, dtype, shape)).collect()),
             // A copy if both storages are equal.
             Self::Convert { shape, from, to } => ("convert", to.put(&from.get(&from.declare(&f, "tensor", shape)))),
@@ -373,24 +330,33 @@ impl Move {
                 let tensor = f.argument("tensor", TensorType::new(*from, &stack[1..]));
                 let layer = f.argument("layer", TensorType::scalar(Dtype::I32));
                 all.iter().enumerate().for_each(|(i, stack)| f.alias(stack, i));
-                let places = index(stack.len(), &layer);
                 let place = |(all, part): (&Value, Value)| {
-                    all.dynamic_update_slice(&part.reshape(&[&[1], &stack[1..]].concat()), &places)
+                    let part = part.reshape(&[&[1], &stack[1..]].concat());
+                    all.dynamic_update_slice(&part, &starts(stack.len(), &layer, &zero))
                 };
                 ("place", all.iter().zip(to.put(&tensor)).map(place).collect())
             }
             Self::Take { stack, from } => {
                 let all = from.declare(&f, "stack", stack);
                 let layer = f.argument("layer", TensorType::scalar(Dtype::I32));
-                let (places, size) = (index(stack.len(), &layer), [&[1], &stack[1..]].concat());
-                let take = |all: &Value| all.dynamic_slice(&places, &size).reshape(&stack[1..]);
-                ("take", vec![from.get(&all.iter().map(take).collect::<Vec<_>>())])
+                let parts: Vec<Value> = all.iter().map(|all| layer_of(all, &layer, &zero)).collect();
+                ("take", vec![from.get(&parts)])
             }
         };
         drop(zero);
-        let results: Vec<(&str, &Value)> = results.iter().map(|result| ("", result)).collect();
-        finish(f.clone(), name, &results)
+        finish(f.clone(), name, unnamed(&results))
     }
+}
+
+/// Returns the slice of a layer, i32, of a stack `[L, ...]`.
+fn layer_of(stack: &Value, layer: &Value, zero: &Value) -> Value {
+    let size = [&[1], &stack.shape()[1..]].concat();
+    stack.dynamic_slice(&starts(size.len(), layer, zero), &size).reshape(&size[1..])
+}
+
+/// Returns the start indices of a layer in a stack of this rank.
+fn starts<'a>(rank: usize, layer: &'a Value, zero: &'a Value) -> Vec<&'a Value> {
+    std::iter::once(layer).chain(std::iter::repeat_n(zero, rank - 1)).collect()
 }
 
 /// Returns the storage of weights in this dtype.

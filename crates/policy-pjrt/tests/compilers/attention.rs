@@ -40,7 +40,6 @@ fn temporaries(length: usize, attention: Attention) -> u64 {
 fn temporaries_of_blockwise_attention_grow_linearly() {
     let [short, long] = [2048, 4096].map(|length| temporaries(length, Attention::Auto));
     let all = temporaries(2048, Attention::Materialised);
-    println!("temporaries: {short} and {long} in blocks with 2048 and 4096 tokens, {all} of all pairs with 2048");
     // f32 scores of all heads.
     assert!(all > (ROWS * 8 * 2048 * 2048 * 4) as u64, "{all}");
     assert!(2 * long < 5 * short && 4 * long < all, "{short} {long} {all}");

@@ -7,18 +7,15 @@ mod training;
 use backend_tpu::aot::{Analysis, Compiler, Target, user_cache};
 use backend_tpu::compile_options::options_for;
 use backend_tpu::program::Mesh;
+use models::ModelConfig;
 use pjrt::install::{Kind, install};
 use pjrt::{CompileOptions, OptimizationLevel};
 use policy::{LogitsProcessors, Sampling};
-use policy_pjrt::decoder::Compute;
+use policy_pjrt::decoder::{Compute, Decoder};
 use policy_pjrt::{RolloutOptions, RolloutPrograms, RolloutSizes};
 use rng::Purpose;
 use stablehlo::{Dtype, Module};
 use std::sync::LazyLock;
-
-pub(crate) fn compile(module: &Module) -> Analysis {
-    compile_at(module, None)
-}
 
 /// Compiles at a given optimisation level; large programs compile much faster at a low one. Results are cached for this user.
 pub(crate) fn compile_at(module: &Module, optimization_level: Option<OptimizationLevel>) -> Analysis {
@@ -31,28 +28,33 @@ pub(crate) fn compile_at(module: &Module, optimization_level: Option<Optimizatio
     COMPILER.analyse(&module.to_string(), &options).unwrap_or_else(|error| panic!("{error}\n{module}"))
 }
 
-#[test]
-fn rollout_programs_compile_and_do_not_copy_the_kv_cache() {
-    let config = models::ModelConfig {
-        vocab_size: 1024,
+/// A small model whose rows and columns fill tiles of a TPU.
+pub(crate) fn config() -> ModelConfig {
+    ModelConfig {
+        vocab_size: 4096,
         hidden_size: 512,
-        intermediate_size: 512,
+        intermediate_size: 2048,
         num_attention_heads: 4,
         max_position_embeddings: 1024,
-        ..models::ModelConfig::default()
-    };
+        ..ModelConfig::default()
+    }
+}
+
+#[test]
+fn rollout_programs_compile_and_do_not_copy_the_kv_cache() {
+    let config = ModelConfig { vocab_size: 1024, intermediate_size: 512, ..config() };
     let sizes = RolloutSizes { prompts: 8, longest_prompt: 128, num_generations: 8, max_completion_length: 385 };
     let processors = LogitsProcessors { top_k: Some(50), top_p: Some(0.9), ..LogitsProcessors::default() };
     let sampling =
         Sampling::Random { temperature: 0.8, processors, seed: 0, purpose: Purpose::Rollout, step: 0, first: 0 };
     let options = RolloutOptions::default();
-    let modules =
-        RolloutPrograms::new(&config, Compute::Bf16, Dtype::Bf16, options, sizes, &sampling, 1).expect("programs");
+    let decoder = Decoder::new(&config, Compute::Bf16);
+    let modules = RolloutPrograms::of(&decoder, Dtype::Bf16, options, sizes, &sampling, 1).expect("programs");
     // Keys and values of 2 layers, 64 slots, 2 heads, 512 columns of 128 numbers of 2 bytes.
     let cache = 2 * (2 * 64 * 2 * 512 * 128 * 2);
     let decode = modules.decode.iter().map(|(_, module)| ("decode", module));
     for (name, module) in [("prefill", &modules.prefill), ("admit", &modules.admit)].into_iter().chain(decode) {
-        let memory = compile(module);
+        let memory = compile_at(module, None);
         assert!(memory.code_bytes > 0, "{name}: {memory:?}");
         if name != "prefill" {
             assert!(memory.alias_bytes >= cache && memory.temp_bytes < cache / 2, "{name}: {memory:?}");

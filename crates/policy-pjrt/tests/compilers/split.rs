@@ -29,13 +29,10 @@ const TOKENS: usize = 640;
 fn config() -> ModelConfig {
     ModelConfig {
         vocab_size: VOCAB,
-        hidden_size: 512,
-        intermediate_size: 2048,
         num_hidden_layers: LAYERS,
-        num_attention_heads: 4,
         num_key_value_heads: 2,
         max_position_embeddings: 2 * BLOCK,
-        ..ModelConfig::default()
+        ..crate::config()
     }
 }
 
@@ -51,8 +48,11 @@ fn gradient(mesh: &Mesh) -> (Module, usize) {
     // Two chunks of logits.
     let tiling = Tiling { token_chunk: Some(TOKENS / 2), ..Tiling::default() };
     let shape = TrainShape { rows: ROWS, length: 2 * BLOCK, tokens: TOKENS, shared: false };
-    let module =
-        TrainPrograms::new(decoder, Save::Carry).with_tiling(tiling).gradient(&grpo_core::LossConfig::default(), shape);
+    let module = TrainPrograms::new(decoder, Save::Carry).with_tiling(tiling).gradient(
+        &grpo_core::LossConfig::default(),
+        None,
+        shape,
+    );
     let module = module.expect("a program");
     let all = module.main.body().arguments.iter().map(|id| module.main.type_of(*id).bytes()).sum();
     (module, all)
@@ -73,7 +73,6 @@ fn collectives_move_weights_gradients_and_rows_but_no_scores_or_logits() {
         let is_vocab = |size: &usize| [VOCAB, VOCAB / 2, VOCAB / 4].contains(size);
         let is_completion_tokens = |size: &usize| [TOKENS, TOKENS / 2, TOKENS / 4, TOKENS / 8].contains(size);
         for Collective { kind, types } in &collectives {
-            println!("{mesh}: {kind} {types:?}");
             for ArrayType { dtype, dims } in types {
                 let count = |of: &dyn Fn(&usize) -> bool| dims.iter().filter(|size| of(size)).count();
                 assert!(!has_scores(dims), "{mesh}: attention scores {dims:?} cross chips by {kind}");
@@ -126,6 +125,5 @@ fn an_update_moves_no_weights_between_devices() {
     let numbers = |ty: &ArrayType| ty.dims.iter().product::<usize>();
     let moved: usize = collectives.iter().flat_map(|collective| &collective.types).map(numbers).sum();
     let all: usize = parameters(&config()).iter().map(Parameter::count).sum();
-    println!("{moved} numbers of {all} weights");
     assert!(moved < all / 100, "{moved} of {all}: {collectives:?}");
 }

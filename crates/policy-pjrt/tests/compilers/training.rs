@@ -7,16 +7,10 @@ use policy_pjrt::decoder::{Adapters, Compute, Decoder, parameters};
 use policy_pjrt::{TrainPrograms, TrainShape};
 use stablehlo::Save;
 
+const SHAPE: TrainShape = TrainShape { rows: 2, length: 256, tokens: 256, shared: false };
+
 fn config() -> ModelConfig {
-    ModelConfig {
-        vocab_size: 4096,
-        hidden_size: 512,
-        intermediate_size: 2048,
-        num_hidden_layers: 4,
-        num_attention_heads: 4,
-        max_position_embeddings: 1024,
-        ..ModelConfig::default()
-    }
+    ModelConfig { num_hidden_layers: 4, ..crate::config() }
 }
 
 fn modules() -> TrainPrograms {
@@ -30,9 +24,8 @@ fn weights() -> u64 {
 
 #[test]
 fn gradients_are_accumulated_in_place() {
-    let shape = TrainShape { rows: 2, length: 256, tokens: 256, shared: false };
     let loss = grpo_core::LossConfig { beta: 0.04, ..Default::default() };
-    let memory = compile_at(&modules().gradient(&loss, shape).expect("a program"), Some(OptimizationLevel::O0));
+    let memory = compile_at(&modules().gradient(&loss, None, SHAPE).expect("a program"), Some(OptimizationLevel::O0));
     assert!(memory.alias_bytes >= weights(), "the sums are not donated: {memory:?}");
     // bf16 weights and f32 accumulators.
     assert!(memory.argument_bytes < weights() + weights() * 3 / 5, "{memory:?} of {}", weights());
@@ -54,9 +47,8 @@ fn an_update_is_in_place() {
 
 #[test]
 fn a_fused_step_is_in_place_and_has_no_accumulators() {
-    let shape = TrainShape { rows: 2, length: 256, tokens: 256, shared: false };
     let loss = grpo_core::LossConfig { beta: 0.04, ..Default::default() };
-    let memory = compile_at(&modules().step(&loss, None, shape).expect("a program"), Some(OptimizationLevel::O0));
+    let memory = compile_at(&modules().step(&loss, None, SHAPE).expect("a program"), Some(OptimizationLevel::O0));
     assert!(memory.alias_bytes >= 3 * weights(), "{memory:?} of {}", weights());
     // Weights and moments, and small inputs of the micro-batch.
     assert!(memory.argument_bytes < 3 * weights() + weights() / 8, "{memory:?} of {}", weights());
@@ -70,9 +62,9 @@ fn adapters_need_no_gradients_of_the_frozen_model() {
     let decoder = Decoder::new(&config(), Compute::Bf16).with_adapters(adapters).with_value_head();
     let trained: usize = 4 * decoder.trained().iter().map(|p| p.shape.iter().product::<usize>()).sum::<usize>();
     let modules = TrainPrograms::new(decoder, Save::Carry);
-    let shape = TrainShape { rows: 2, length: 256, tokens: 256, shared: true };
+    let shape = TrainShape { shared: true, ..SHAPE };
     let (loss, of_values) = (grpo_core::LossConfig::default(), grpo_core::objective::ValueLossConfig::default());
-    let module = modules.gradient_with_values(&loss, &of_values, shape).expect("a program");
+    let module = modules.gradient(&loss, Some(&of_values), shape).expect("a program");
     let memory = compile_at(&module, Some(OptimizationLevel::O0));
     assert!(memory.alias_bytes >= trained as u64, "the sums are not donated: {memory:?}");
     // The model in bf16, without gradient accumulators; a TPU pads rows of narrow matrices to 128 numbers.

@@ -1,6 +1,6 @@
 //! The AdamW program alone: weights split into bf16 and remainders give the same results as f32 weights, and so does the checked variant.
 
-use crate::remainders::{bits, config, halves, numbers, random};
+use crate::remainders::{bits, config, numbers, random, split_word};
 use crate::support::{optimised, runtime};
 use half::bf16;
 use pjrt::Argument;
@@ -57,7 +57,7 @@ fn run(
         match parameter.dtype(dtype) {
             Dtype::F32 => arguments.push(floats(words, &parameter.shape)),
             _ => {
-                let (high, low): (Vec<bf16>, Vec<i16>) = words.iter().copied().map(halves).unzip();
+                let (high, low): (Vec<bf16>, Vec<i16>) = words.iter().copied().map(split_word).unzip();
                 arguments.push(runtime().upload(&high, &parameter.shape).unwrap());
                 arguments.push(runtime().upload(&low, &parameter.shape).unwrap());
             }

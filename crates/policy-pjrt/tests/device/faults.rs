@@ -1,20 +1,27 @@
 //! Device faults: each is an error that names the fix, and no existing data is lost.
 
 use crate::checkpoint::Checkpoint;
-use crate::support::runtime;
+use crate::support::{cross_entropy, on_device, runtime, state, whole};
 use backend_tpu::plugins::Kind;
-use grpo_core::{LossConfig, readable_bytes};
+use grpo_core::readable_bytes;
 use models::{ExportOptions, FolderWriter, MemoryTable, ModelConfig, NamedTensor};
-use policy::{Policy, SequenceBatch, StateGroup, StepLoss, TensorSink, Weights, export_all, token_batch};
+use policy::{Policy, TensorSink};
 use policy_pjrt::{DeviceWeights, Error, PjrtPolicy, PjrtPolicyOptions, Runtime};
 use stablehlo::{Builder, CustomCall, Dtype, TensorType};
 use std::fs;
 use std::path::Path;
 
-fn on_device(checkpoint: &Checkpoint, can_roll_back: bool) -> PjrtPolicy {
-    let options = PjrtPolicyOptions { can_roll_back, ..PjrtPolicyOptions::default() };
-    PjrtPolicy::from_weights(runtime(), checkpoint.config(), &checkpoint.weights, LossConfig::default(), options)
-        .unwrap()
+#[test]
+fn weights_that_do_not_fit_the_model_are_errors() {
+    let checkpoint = Checkpoint::open("qwen2");
+    let (config, weights) = (checkpoint.config(), &checkpoint.weights);
+    let error = DeviceWeights::from_weights(runtime(), config, weights, Dtype::F16).unwrap_err();
+    assert!(error.to_string().contains("f32 or bf16") && error.to_string().contains("f16"), "{error}");
+    let other = ModelConfig { num_hidden_layers: config.num_hidden_layers + 1, ..config.clone() };
+    let error = DeviceWeights::from_weights(runtime(), &other, weights, Dtype::F32).unwrap_err();
+    assert!(matches!(error, Error::Model(models::Error::MissingTensors { .. })), "{error}");
+    let error = DeviceWeights::from_tensors(runtime(), config, &[], Dtype::F32).unwrap_err();
+    assert!(error.to_string().contains("model.embed_tokens.weight"), "{error}");
 }
 
 #[test]
@@ -123,23 +130,23 @@ fn damaged_or_outdated_cache_entries_are_recompiled() {
 fn a_device_failure_during_an_update_is_reported_as_lost_weights() {
     let checkpoint = Checkpoint::open("qwen2");
     let sequences = checkpoint.completions();
-    let batch = || [SequenceBatch { sequences: &sequences, tokens: token_batch(&sequences).unwrap() }];
-    let imitate = StepLoss::CrossEntropy { tokens: 50 };
+    let (batch, imitate) = ([whole(&sequences)], cross_entropy(&sequences));
     for program in ["adamw", "step"] {
-        let mut policy = on_device(&checkpoint, false);
-        policy.step(&batch(), imitate, 0.1).unwrap();
-        let weights = export_all(&policy, StateGroup::Weights(Weights::Policy)).unwrap();
+        let options = PjrtPolicyOptions { can_roll_back: false, ..PjrtPolicyOptions::default() };
+        let mut policy = on_device(&checkpoint, options);
+        policy.step(&batch, imitate, 0.1).unwrap();
+        let [weights, ..] = state(&policy);
         // Simulate a device failure: delete a buffer.
         let fails = |policy: &PjrtPolicy| policy.weights().unwrap().buffers()[0].delete().unwrap();
         let error = match program {
             "adamw" => {
-                policy.accumulate(&batch(), imitate).unwrap();
+                policy.accumulate(&batch, imitate).unwrap();
                 fails(&policy);
                 policy.apply(0.1).unwrap_err()
             }
             _ => {
                 fails(&policy);
-                policy.step(&batch(), imitate, 0.1).unwrap_err()
+                policy.step(&batch, imitate, 0.1).unwrap_err()
             }
         };
         assert!(error.to_string().contains(&format!("running `{program}`")), "{error}");
@@ -148,8 +155,8 @@ fn a_device_failure_during_an_update_is_reported_as_lost_weights() {
             assert!(text.contains("lost the weights") && text.contains("last checkpoint"), "{text}");
         };
         lost(policy.export_model(&mut Vec::new()).unwrap_err());
-        lost(policy.accumulate(&batch(), imitate).unwrap_err());
-        lost(policy.step(&batch(), imitate, 0.1).unwrap_err());
+        lost(policy.accumulate(&batch, imitate).unwrap_err());
+        lost(policy.step(&batch, imitate, 0.1).unwrap_err());
         lost(policy.freeze_ref_policy().unwrap_err());
         lost(policy.import_weights(&weights).unwrap_err());
         assert!(matches!(policy.logits(&[&[1, 2]], |_, _, _| {}), Err(Error::Lost)));
@@ -180,7 +187,7 @@ fn contents(folder: &Path) -> Vec<(String, Vec<u8>)> {
 #[test]
 fn a_failed_export_keeps_the_existing_folder() {
     let checkpoint = Checkpoint::open("qwen2");
-    let policy = on_device(&checkpoint, true);
+    let policy = on_device(&checkpoint, PjrtPolicyOptions::default());
     let place = tempfile::tempdir().unwrap();
     let target = place.path().join("model");
     let export = |after: usize| -> policy::Result<()> {

@@ -1,13 +1,15 @@
 //! LoRA: the adapted model matches peft and the CPU policy, only adapters are trained, and the reference policy is the base model.
 
 use crate::checkpoint::{self, Checkpoint, Tensors};
-use crate::gradients::{batches, by_name, gradients, host_gradients, on_device, policy_loss};
-use crate::support::{assert_close, runtime};
+use crate::support::{
+    assert_close, assert_near, assert_same_scores, assert_same_tensors, both, by_name, cross_entropy,
+    expected_gradients, exported, gradients, halves, host_gradients, host_loss, import, moved, narrow, on_device,
+    request, runtime, state, weights,
+};
 use grpo_core::LossConfig;
-use models::{Adapter, LoraConfig, NamedTensor, TargetModules};
-use policy::{AdamWConfig, Policy, PolicyState, RolloutRequest, Sampling, StateGroup, StepLoss, Weights, export_all};
+use models::{Adapter, LoraConfig, TargetModules};
+use policy::{AdamWConfig, Policy, Sampling, Weights};
 use policy_cpu::CpuPolicy;
-use policy_pjrt::decoder::Compute;
 use policy_pjrt::{PjrtPolicy, PjrtPolicyOptions};
 
 fn lora(r: usize, target_modules: TargetModules) -> LoraConfig {
@@ -23,7 +25,8 @@ fn names(names: &[&str]) -> TargetModules {
 }
 
 fn host(checkpoint: &Checkpoint, lora: &LoraConfig) -> CpuPolicy {
-    CpuPolicy::mapped_with_lora(checkpoint.config(), &checkpoint.weights, lora, 7, policy_loss()).unwrap()
+    let loss = host_loss(LossConfig::default());
+    CpuPolicy::mapped_with_lora(checkpoint.config(), &checkpoint.weights, lora, 7, loss).unwrap()
 }
 
 fn device(checkpoint: &Checkpoint, lora: &LoraConfig, options: PjrtPolicyOptions) -> PjrtPolicy {
@@ -31,69 +34,21 @@ fn device(checkpoint: &Checkpoint, lora: &LoraConfig, options: PjrtPolicyOptions
     PjrtPolicy::from_weights_with_lora(runtime(), config, weights, lora, 7, loss, options).unwrap()
 }
 
-fn weights(policy: &dyn Policy) -> Vec<NamedTensor> {
-    export_all(policy, StateGroup::Weights(Weights::Policy)).unwrap()
-}
-
-fn state(policy: &dyn Policy) -> [Vec<NamedTensor>; 3] {
-    let of = StateGroup::Weights;
-    [of(Weights::Policy), of(Weights::RefPolicy), StateGroup::Optimizer].map(|group| export_all(policy, group).unwrap())
-}
-
-/// Returns the adapters with nonzero B.
-fn moved(policy: &dyn Policy) -> Vec<NamedTensor> {
-    let mut weights = weights(policy);
-    for (i, tensor) in weights.iter_mut().enumerate().filter(|(_, tensor)| tensor.name.contains(".lora_B.")) {
-        let values = tensor.data.iter_mut().enumerate();
-        values.for_each(|(k, value)| *value = 0.1 * ((i + 2 * k) as f32).sin());
-    }
-    weights
-}
-
-fn adamw() -> AdamWConfig {
-    // A large epsilon: AdamW divides by it where gradients are small, so their differences stay within 1e-5 of the largest entry.
-    AdamWConfig { adam_epsilon: 1e-2, ..AdamWConfig::default() }
-}
-
-/// Imports weights, moments and a step count; the reference policy is the base model.
-fn import(policy: &mut dyn Policy, weights: &[NamedTensor], optimizer: &[NamedTensor], optimizer_steps: u64) {
-    let adamw = adamw();
-    let state =
-        PolicyState { policy: &weights, ref_policy: Some(&[]), optimizer: &optimizer, optimizer_steps, adamw: &adamw };
-    policy.import(&state).unwrap();
-}
-
-#[track_caller]
-fn assert_same_tensors(what: &str, found: Vec<NamedTensor>, expected: Vec<NamedTensor>, tolerance: f32) {
-    let (found, expected) = (by_name(found), by_name(expected));
-    assert_eq!(found.keys().collect::<Vec<_>>(), expected.keys().collect::<Vec<_>>(), "{what}");
-    for (name, expected) in expected {
-        assert_eq!(found[&name].shape, expected.shape, "{what}: {name}");
-        assert_close(&format!("{what}: {name}"), &found[&name].data, &expected.data, tolerance);
-    }
-}
-
 #[test]
 fn gradients_and_merged_weights_of_a_peft_adapter_match_peft() {
     let checkpoint = Checkpoint::open("llama3");
     let folder = checkpoint::folder("llama3_lora");
-    let expected = Tensors::read(&folder.join("expected.safetensors")).0;
+    let expected = Tensors::read(&folder.join("expected.safetensors"));
     let adapter = Adapter::open(&folder, checkpoint.config()).unwrap();
     let mut policy = on_device(&checkpoint, PjrtPolicyOptions::default()).with_adapter(&adapter).unwrap();
     let sequences = checkpoint.completions();
-    let tokens = sequences.iter().map(|s| s.completion.len()).sum();
-    let loss = policy.accumulate(&batches(&sequences), StepLoss::CrossEntropy { tokens }).unwrap().loss;
-    let of_peft = f64::from(expected["expected.loss"].data[0]);
-    assert!((loss - of_peft).abs() < 1e-5 * of_peft, "{loss} {of_peft}");
+    let loss = policy.accumulate(&halves(&sequences), cross_entropy(&sequences)).unwrap().loss;
+    assert_near("peft", loss, expected.0["expected.loss"].data[0].into());
     let found = gradients(&mut policy);
-    let of_peft: Vec<_> = expected.iter().filter_map(|(n, t)| Some((n.strip_prefix("expected.grad.")?, t))).collect();
-    assert_eq!((of_peft.len(), found.len()), (2 * (5 * 2 + 1), 2 * (5 * 2 + 1)));
-    for (name, expected) in of_peft {
-        assert_eq!(found[name].shape, expected.shape, "{name}");
-        assert_close(name, &found[name].data, &expected.data, 1e-4);
-    }
+    assert_eq!(found.len(), 2 * (5 * 2 + 1));
+    assert_same_tensors("peft", &found, &expected_gradients(&expected), 1e-4);
 
-    let (mut tensors, mut merged) = (Vec::new(), Vec::new());
+    let mut tensors = Vec::new();
     policy.export_adapter(&mut tensors).unwrap();
     let tensors = by_name(tensors);
     assert_eq!(tensors.len(), 2 * adapter.matrices().len());
@@ -102,14 +57,12 @@ fn gradients_and_merged_weights_of_a_peft_adapter_match_peft() {
             assert_eq!(tensors[&name].data, stored.unwrap().to_vec(), "{name}");
         }
     }
-    policy.export_model(&mut merged).unwrap();
-    let expected = Tensors::read(&folder.join("merged.safetensors")).0;
+    let (merged, expected) = (exported(&policy), Tensors::read(&folder.join("merged.safetensors")).0);
     assert_eq!(merged.len(), expected.len());
-    for tensor in &merged {
-        let expected = &expected[&tensor.name];
-        assert_eq!(tensor.shape, expected.shape);
-        let off = tensor.data.iter().zip(&expected.data).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
-        assert!(off < 1e-6, "{}: off by {off}", tensor.name);
+    for (name, tensor) in &merged {
+        assert_eq!(tensor.shape, expected[name].shape);
+        let off = tensor.data.iter().zip(&expected[name].data).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+        assert!(off < 1e-6, "{name}: off by {off}");
     }
 }
 
@@ -117,6 +70,8 @@ fn gradients_and_merged_weights_of_a_peft_adapter_match_peft() {
 /// back, samples.
 #[test]
 fn adapters_of_every_family_match_the_cpu_policy() {
+    // A large epsilon: AdamW divides by it where gradients are small, so their differences stay within 1e-5 of the largest entry.
+    let adamw = AdamWConfig { adam_epsilon: 1e-2, ..AdamWConfig::default() };
     let of_first_layer = || TargetModules::Pattern(r"model\.layers\.0\..*_proj".into());
     for (name, lora) in [
         ("qwen2", lora(3, all_linear())),
@@ -130,97 +85,72 @@ fn adapters_of_every_family_match_the_cpu_policy() {
     ] {
         let checkpoint = Checkpoint::open(name);
         let what = format!("{name}, {:?}", lora.target_modules);
-        let (mut host, mut device) =
-            (host(&checkpoint, &lora), device(&checkpoint, &lora, PjrtPolicyOptions::default()));
+        let (mut device, mut host) =
+            (device(&checkpoint, &lora, PjrtPolicyOptions::default()), host(&checkpoint, &lora));
         assert_eq!(device.num_parameters(), host.num_parameters(), "{what}");
-        assert_eq!(by_name(weights(&device)), by_name(weights(&host)), "{what}: the same first adapters");
-        let start = moved(&host);
-        for policy in [&mut host as &mut dyn Policy, &mut device] {
-            import(policy, &start, &[], 0);
+        assert_eq!(weights(&device), weights(&host), "{what}: the same first adapters");
+        let start = moved(&host, 0.1);
+        both(&mut device, &mut host, |policy| {
+            // The reference policy is the base model.
+            import(policy, &start, Some(&[]), &[], 0, &adamw);
             assert!(policy.has_ref_policy());
-        }
+        });
 
         let sequences = checkpoint.completions();
-        let (parts, tokens) = (batches(&sequences), sequences.iter().map(|s| s.completion.len()).sum());
-        let scores = |policy: &mut dyn Policy, of| policy.score(of, &parts).unwrap();
-        for of in [Weights::Policy, Weights::RefPolicy] {
-            let (found, expected) = (scores(&mut device, of), scores(&mut host, of));
-            assert_close(&format!("{what}: {of:?}"), &found.logp, &expected.logp, 1e-5);
-            assert_close(&format!("{what}: {of:?}"), &found.entropy, &expected.entropy, 1e-5);
-        }
-        let beneath = scores(&mut device, Weights::RefPolicy);
-        assert_ne!(scores(&mut device, Weights::Policy).logp, beneath.logp, "{what}");
+        let (parts, loss) = (halves(&sequences), cross_entropy(&sequences));
+        let [policies, references] = [Weights::Policy, Weights::RefPolicy].map(|of| {
+            let scores = both(&mut device, &mut host, |policy| policy.score(of, &parts).unwrap());
+            assert_same_scores(&format!("{what}: {of:?}"), &scores[0], &scores[1]);
+            scores
+        });
+        assert_ne!(policies[0].logp, references[0].logp, "{what}");
 
-        let step = StepLoss::CrossEntropy { tokens };
-        let [expected, found] =
-            [&mut host as &mut dyn Policy, &mut device].map(|policy| policy.accumulate(&parts, step).unwrap().loss);
-        assert!((found - expected).abs() < 1e-5 * expected, "{what}: {found} {expected}");
-        let of_device = gradients(&mut device).into_values().collect();
-        assert_same_tensors(&what, of_device, host_gradients(&host).into_values().collect(), 1e-5);
-        let [expected, found] = [&mut host as &mut dyn Policy, &mut device].map(|policy| policy.apply(0.01).unwrap());
-        assert!(found.applied && (found.grad_norm - expected.grad_norm).abs() < 1e-5 * expected.grad_norm, "{what}");
-        let [stepped, _, moments] = state(&device);
-        assert_same_tensors(&what, stepped.clone(), weights(&host), 1e-5);
-        assert_same_tensors(&what, moments.clone(), state(&host)[2].clone(), 2e-5);
-        assert_eq!(scores(&mut device, Weights::RefPolicy), beneath, "{what}: the base model changed");
+        let [found, expected] = both(&mut device, &mut host, |policy| policy.accumulate(&parts, loss).unwrap().loss);
+        assert_near(&what, found, expected);
+        assert_same_tensors(&what, &gradients(&mut device), &host_gradients(&host), 1e-5);
+        let [found, expected] = both(&mut device, &mut host, |policy| policy.apply(0.01).unwrap());
+        assert!(found.applied, "{what}");
+        assert_near(&what, found.grad_norm, expected.grad_norm);
+        assert_same_tensors(&what, &weights(&device), &weights(&host), 1e-5);
+        let ([stepped, _, moments], [_, _, of_host]) = (state(&device), state(&host));
+        assert_same_tensors(&what, &by_name(moments.clone()), &by_name(of_host), 2e-5);
+        let of_ref = device.score(Weights::RefPolicy, &parts).unwrap();
+        assert_eq!(of_ref, references[0], "{what}: the base model changed");
 
         // Import on the CPU, and one step on both.
-        import(&mut host, &stepped, &moments, 1);
-        for policy in [&mut host as &mut dyn Policy, &mut device] {
-            policy.accumulate(&parts, step).unwrap();
+        import(&mut host, &stepped, Some(&[]), &moments, 1, &adamw);
+        both(&mut device, &mut host, |policy| {
+            policy.accumulate(&parts, loss).unwrap();
             policy.apply(0.01).unwrap();
-        }
-        assert_same_tensors(&what, weights(&device), weights(&host), 2e-5);
+        });
+        assert_same_tensors(&what, &weights(&device), &weights(&host), 2e-5);
 
         let prompts = [vec![1, 9, 4], vec![7], vec![1, 20, 21, 22, 23]];
-        let request = RolloutRequest {
-            prompts: &prompts,
-            num_generations: 2,
-            max_completion_length: 6,
-            stop_ids: &[],
-            stop: None,
-            sampling: Sampling::Greedy,
-        };
-        let (found, expected) = (device.generate(&request).unwrap(), host.generate(&request).unwrap());
+        let request = request(&prompts, 2, 6, &[], Sampling::Greedy);
+        let [found, expected] = both(&mut device, &mut host, |policy| policy.generate(&request).unwrap());
         for (found, expected) in found.iter().zip(&expected) {
             assert_eq!(found.ids, expected.ids, "{what}");
             assert_close(&what, &found.logps, &expected.logps, 1e-4);
         }
-
-        let exported = |policy: &dyn Policy| {
-            let mut model = Vec::new();
-            policy.export_model(&mut model).unwrap();
-            model
-        };
-        let (found, expected) = (exported(&device), exported(&host));
-        let merged = lora.merged_into(checkpoint.config()).unwrap();
-        assert_eq!(by_name(found.clone()).len(), merged.parameters().len(), "{what}");
-        assert_same_tensors(&what, found, expected, 2e-5);
+        let found = exported(&device);
+        assert_eq!(found.len(), lora.merged_into(checkpoint.config()).unwrap().parameters().len(), "{what}");
+        assert_same_tensors(&what, &found, &exported(&host), 2e-5);
     }
 }
 
 #[test]
 fn policy_and_reference_share_the_frozen_bf16_model() {
     let checkpoint = Checkpoint::open("llama3_bf16");
-    let options = PjrtPolicyOptions { compute: Compute::Bf16, ..PjrtPolicyOptions::default() };
-    let mut policy = device(&checkpoint, &lora(2, all_linear()), options);
+    let mut policy = device(&checkpoint, &lora(2, all_linear()), narrow());
     assert_eq!(policy.weights().unwrap().dtype(), stablehlo::Dtype::Bf16);
     let before = policy.weights().unwrap().clone();
     policy.freeze_ref_policy().unwrap();
     let sequences = checkpoint.completions();
-    policy.accumulate(&batches(&sequences), StepLoss::CrossEntropy { tokens: 50 }).unwrap();
+    policy.accumulate(&halves(&sequences), cross_entropy(&sequences)).unwrap();
     assert!(policy.apply(0.05).unwrap().applied);
     let after = policy.weights().unwrap();
     for ((parameter, before), after) in before.table().iter().zip(before.buffers()).zip(after.buffers()) {
         let (shared, of_model) = (std::sync::Arc::ptr_eq(before, after), parameter.role.is_of_model());
         assert_eq!(shared, of_model, "{}", parameter.name());
     }
-}
-
-#[test]
-fn lora_errors_name_the_cause() {
-    let checkpoint = Checkpoint::open("qwen2");
-    let plain = on_device(&checkpoint, PjrtPolicyOptions::default());
-    let text = plain.with_lora(&lora(2, names(&["c_attn"])), 1).err().unwrap().to_string();
-    assert!(text.contains("c_attn"), "{text}");
 }

@@ -1,44 +1,34 @@
 //! Every loss on the device against the same loss on the CPU.
 
-use crate::support::{assert_close, runtime};
+use crate::support::{
+    Named, assert_near, assert_same_losses, assert_same_metrics, assert_same_tensors, exported, gradients,
+    host_gradients, host_loss, runtime, weights, whole,
+};
+use crate::value_head::parts;
 use grpo_core::aggregate::token_weights;
-use grpo_core::{Advantages, Implementation, LossConfig, LossOutput, TokenBatch};
+use grpo_core::{Advantages, LossConfig, TokenBatch};
 use models::{ModelConfig, NamedTensor};
-use policy::{AdamWConfig, Policy, Sequence, SequenceBatch, StateGroup, StepLoss, Weights, export_all, token_batch};
-use policy_cpu::{CpuPolicy, PolicyLoss};
+use policy::contract::Setup;
+use policy::{AdamWConfig, Policy, Sequence, SequenceBatch, StepLoss, Weights};
+use policy_cpu::CpuPolicy;
 use policy_pjrt::{PjrtPolicy, PjrtPolicyOptions};
-use std::sync::Arc;
 use testkit::family;
 
 /// Losses with transformed logits, which [`family::LOSSES`] does not list.
 const OF_OTHER_LOGITS: [&str; 4] = ["softcap", "softcap_logprobs", "logit_scale", "negative_scale"];
 
 fn config() -> ModelConfig {
-    ModelConfig {
-        hidden_size: 16,
-        intermediate_size: 16,
-        num_hidden_layers: 1,
-        initializer_range: 0.3,
-        ..ModelConfig::default()
-    }
+    ModelConfig { num_hidden_layers: 1, ..Setup::default().config }
 }
 
 fn on_host(loss: &LossConfig) -> CpuPolicy {
-    let loss = PolicyLoss {
-        config: loss.clone().into(),
-        backend: Arc::new(backend_cpu::CpuBackend::new()),
-        implementation: Implementation::Fused,
-        max_tokens: 64,
-    };
-    CpuPolicy::new(&config(), 1, loss).unwrap()
+    CpuPolicy::new(&config(), 1, host_loss(loss.clone())).unwrap()
 }
 
 /// Creates a device policy with the weights of the CPU policy.
 fn on_device(host: &CpuPolicy, loss: &LossConfig) -> PjrtPolicy {
-    let mut weights = Vec::new();
-    host.export_model(&mut weights).unwrap();
-    let options = PjrtPolicyOptions::default();
-    PjrtPolicy::from_tensors(runtime(), &config(), &weights, loss.clone(), options).unwrap()
+    let weights: Vec<NamedTensor> = exported(host).into_values().collect();
+    PjrtPolicy::from_tensors(runtime(), &config(), &weights, loss.clone(), PjrtPolicyOptions::default()).unwrap()
 }
 
 /// Returns pseudo-random numbers from 0 up to 1.
@@ -70,11 +60,11 @@ fn log_ratios(name: &str, n: usize) -> Vec<f32> {
     (0..n).map(of).collect()
 }
 
-/// Creates the completion tokens of the sequences with all inputs of a loss.
-fn batch(policy: &mut dyn Policy, sequences: &[Sequence], loss: &LossConfig) -> TokenBatch {
-    let plain = token_batch(sequences).unwrap();
-    let part = SequenceBatch { sequences, tokens: plain.clone() };
-    let logp = policy.score(Weights::Policy, &[part]).unwrap().logp;
+/// Returns the sequences as one micro-batch with all inputs of a loss.
+fn batch<'a>(policy: &mut dyn Policy, sequences: &'a [Sequence], loss: &LossConfig) -> SequenceBatch<'a> {
+    let part = [whole(sequences)];
+    let logp = policy.score(Weights::Policy, &part).unwrap().logp;
+    let [SequenceBatch { tokens: plain, .. }] = part;
     // Ratios of long sequences are biased, so that sequence-level ratios are clipped, too.
     let lean = |row: usize| {
         let sequence = (0..plain.sequences()).find(|i| plain.range(*i).contains(&row)).unwrap();
@@ -86,8 +76,9 @@ fn batch(policy: &mut dyn Policy, sequences: &[Sequence], loss: &LossConfig) -> 
     };
     let old = near("old");
     let advantages = [1.3, -0.9, -0.7, 0.8];
-    let batch = plain.clone().with_advantages(Advantages::PerSequence(advantages.to_vec())).unwrap();
-    let batch = batch.with_ref_logp(near("reference")).unwrap();
+    let of_ref = near("reference");
+    let batch = plain.with_advantages(Advantages::PerSequence(advantages.to_vec())).unwrap();
+    let batch = batch.with_ref_logp(of_ref).unwrap();
     let sampler = loss.asks_for_sampler_logp().then(|| {
         let ratios = log_ratios("sampler", old.len());
         // Every fourth token has no sampler log-probability.
@@ -98,29 +89,7 @@ fn batch(policy: &mut dyn Policy, sequences: &[Sequence], loss: &LossConfig) -> 
         Some(sampler) => batch.with_sampler_logp(sampler).unwrap(),
         None => batch,
     };
-    batch.with_old_logp(old).unwrap()
-}
-
-fn gradients(policy: &mut PjrtPolicy) -> Vec<NamedTensor> {
-    let mut gradients = Vec::new();
-    policy.export_gradients(&mut gradients).unwrap();
-    gradients
-}
-
-fn gradients_of_host(policy: &CpuPolicy) -> Vec<NamedTensor> {
-    let mut gradients = Vec::new();
-    policy.model().export_values(policy.gradients().parameters(), &mut gradients).unwrap();
-    gradients
-}
-
-#[track_caller]
-fn assert_same_tensors(what: &str, found: &[NamedTensor], expected: &[NamedTensor], tolerance: f32) {
-    assert_eq!(found.len(), expected.len(), "{what}");
-    for found in found {
-        let expected = expected.iter().find(|tensor| tensor.name == found.name).unwrap();
-        assert_eq!(found.shape, expected.shape, "{what}: {}", found.name);
-        assert_close(&format!("{what}: {}", found.name), &found.data, &expected.data, tolerance);
-    }
+    SequenceBatch { sequences, tokens: batch.with_old_logp(old).unwrap() }
 }
 
 /// Fails unless loss, scores, metrics and gradients of a batch match on the device and the CPU.
@@ -129,26 +98,13 @@ fn assert_same_on_both(name: &str, loss: &LossConfig, change: impl FnOnce(TokenB
     let sequences = sequences();
     let mut host = on_host(loss);
     let mut device = on_device(&host, loss);
-    let tokens = change(batch(&mut host, &sequences, loss));
-    let part = [SequenceBatch { sequences: &sequences, tokens }];
+    let SequenceBatch { sequences, tokens } = batch(&mut host, &sequences, loss);
+    let part = [SequenceBatch { sequences, tokens: change(tokens) }];
     let expected = host.accumulate(&part, StepLoss::Grpo).unwrap();
     let found = device.accumulate(&part, StepLoss::Grpo).unwrap();
-    let [of_device, of_host] = [found.loss, expected.loss];
-    assert!((of_device - of_host).abs() <= 1e-5 * of_host.abs().max(0.1), "{name}: {of_device} {of_host}");
-    assert_close(name, &found.scores.logp, &expected.scores.logp, 1e-5);
-    assert_close(name, &found.scores.entropy, &expected.scores.entropy, 1e-5);
-    let names = |output: &LossOutput| {
-        let mut names: Vec<String> = output.metrics.values().map(|(key, _)| key.to_owned()).collect();
-        names.sort();
-        names
-    };
-    assert_eq!(names(&found), names(&expected), "{name}");
-    for (key, expected) in expected.metrics.values() {
-        let found = found.metrics.value(key).unwrap();
-        let is_close = found == expected || (found - expected).abs() <= 1e-4 * expected.abs().max(0.01);
-        assert!(is_close, "{name}, {key}: {found} {expected}");
-    }
-    assert_same_tensors(name, &gradients(&mut device), &gradients_of_host(&host), 1e-5);
+    assert_same_losses(name, &found, &expected);
+    assert_same_metrics(name, &found, &expected);
+    assert_same_tensors(name, &gradients(&mut device), &host_gradients(&host), 1e-5);
 }
 
 #[test]
@@ -173,30 +129,27 @@ fn losses_with_advantages_and_temperatures_per_token_match_the_cpu_policy() {
 
 const RATE: f64 = 0.01;
 
-/// Splits the sequences into micro-batches of `size`.
-fn parts_of<'a>(sequences: &'a [Sequence], whole: &TokenBatch, size: usize) -> Vec<SequenceBatch<'a>> {
-    let parts = sequences.chunks(size).enumerate().map(|(i, part)| {
-        let tokens = whole.select_sequences(size * i..size * i + part.len()).unwrap();
-        SequenceBatch { sequences: part, tokens }
-    });
-    parts.collect()
-}
+/// The loss of an update, its gradients, and the weights after a step.
+struct Update(f64, [Named; 2]);
 
-/// Returns the loss of an update, its gradients, and the weights after a step.
-fn update(
-    host: &CpuPolicy,
-    loss: &LossConfig,
-    parts: &[SequenceBatch<'_>],
-) -> (f64, Vec<NamedTensor>, Vec<NamedTensor>) {
-    let mut device = on_device(host, loss);
-    // AdamW divides differences of small gradients by epsilon.
-    device.reset_optimizer(&AdamWConfig { adam_epsilon: 1e-2, ..AdamWConfig::default() }).unwrap();
-    let output = device.accumulate(parts, StepLoss::Grpo).unwrap();
-    let gradients = gradients(&mut device);
-    device.skip().unwrap();
-    let (of_step, report) = device.step(parts, StepLoss::Grpo, RATE).unwrap();
-    assert!(report.applied && (of_step.loss - output.loss).abs() <= 1e-6 * output.loss.abs().max(0.1));
-    (output.loss, gradients, export_all(&device, StateGroup::Weights(Weights::Policy)).unwrap())
+impl Update {
+    fn of(host: &CpuPolicy, loss: &LossConfig, parts: &[SequenceBatch<'_>]) -> Self {
+        let mut device = on_device(host, loss);
+        // AdamW divides differences of small gradients by epsilon.
+        device.reset_optimizer(&AdamWConfig { adam_epsilon: 1e-2, ..AdamWConfig::default() }).unwrap();
+        let output = device.accumulate(parts, StepLoss::Grpo).unwrap();
+        let gradients = gradients(&mut device);
+        device.skip().unwrap();
+        let (of_step, report) = device.step(parts, StepLoss::Grpo, RATE).unwrap();
+        assert!(report.applied && (of_step.loss - output.loss).abs() <= 1e-6 * output.loss.abs().max(0.1));
+        Self(output.loss, [gradients, weights(&device)])
+    }
+
+    #[track_caller]
+    fn assert_same(&self, what: &str, expected: &Self) {
+        assert_near(what, self.0, expected.0);
+        self.1.iter().zip(&expected.1).for_each(|(found, expected)| assert_same_tensors(what, found, expected, 1e-5));
+    }
 }
 
 /// Token selections, masks and sequence weights of an update must not depend on the number of micro-batches, if the whole batch is prepared
@@ -210,16 +163,17 @@ fn an_update_does_not_depend_on_the_number_of_micro_batches() {
         let (loss, sequences) = (family::loss(name), sequences());
         let mut host = on_host(&loss);
         let whole = batch(&mut host, &sequences, &loss);
-        let expected = update(&host, &loss, &parts_of(&sequences, &whole, sequences.len()));
+        let expected = Update::of(&host, &loss, std::slice::from_ref(&whole));
         for size in [2, 1] {
             let what = format!("{name}, micro-batches of {size}");
+            let of_size = |tokens: &TokenBatch| parts(&SequenceBatch { tokens: tokens.clone(), ..whole.clone() }, size);
             let mut device = on_device(&host, &loss);
             let scored = |batch: &TokenBatch| {
-                let scores = device.score(Weights::Policy, &parts_of(&sequences, batch, size)).unwrap();
+                let scores = device.score(Weights::Policy, &of_size(batch)).unwrap();
                 Ok::<_, grpo_core::Error>(scores.into())
             };
-            let prepared = loss.prepare(&whole, scored).unwrap().into_owned();
-            assert_eq!(prepared.active_tokens() < whole.active_tokens(), name == "sampler_rejection", "{what}");
+            let prepared = loss.prepare(&whole.tokens, scored).unwrap().into_owned();
+            assert_eq!(prepared.active_tokens() < whole.tokens.active_tokens(), name == "sampler_rejection", "{what}");
             let weighted = |batch: TokenBatch| match batch.weights() {
                 Some(_) => batch,
                 None => {
@@ -227,18 +181,10 @@ fn an_update_does_not_depend_on_the_number_of_micro_batches() {
                     batch.with_weights(weights).unwrap()
                 }
             };
-            let found = update(&host, &loss, &parts_of(&sequences, &weighted(prepared), size));
-            assert!(
-                (found.0 - expected.0).abs() <= 1e-5 * expected.0.abs().max(0.1),
-                "{what}: {} {}",
-                found.0,
-                expected.0
-            );
-            assert_same_tensors(&what, &found.1, &expected.1, 1e-5);
-            assert_same_tensors(&what, &found.2, &expected.2, 1e-5);
+            Update::of(&host, &loss, &of_size(&weighted(prepared))).assert_same(&what, &expected);
             if selections.contains(&name) {
                 // If tokens are selected per micro-batch, the selection differs.
-                let apart = update(&host, &loss, &parts_of(&sequences, &weighted(whole.clone()), size));
+                let apart = Update::of(&host, &loss, &of_size(&weighted(whole.tokens.clone())));
                 assert!((apart.0 - expected.0).abs() > 1e-4, "{what}: the choice does not depend on the batch");
             }
         }
@@ -250,15 +196,12 @@ fn an_update_does_not_depend_on_the_number_of_micro_batches() {
 fn a_micro_batch_without_active_tokens_adds_nothing() {
     let (loss, sequences) = (family::loss("grpo_sequence"), sequences());
     let mut host = on_host(&loss);
-    let whole = batch(&mut host, &sequences, &loss);
-    let mut mask = whole.mask();
-    mask[whole.range(2)].fill(0.0);
-    let whole = whole.with_mask(&mask).unwrap();
-    let weights = token_weights(&loss, &whole).unwrap();
-    let whole = whole.with_weights(weights).unwrap();
-    let expected = update(&host, &loss, &parts_of(&sequences, &whole, sequences.len()));
-    let found = update(&host, &loss, &parts_of(&sequences, &whole, 1));
-    assert!((found.0 - expected.0).abs() <= 1e-5 * expected.0.abs().max(0.1), "{} {}", found.0, expected.0);
-    assert_same_tensors("gradients", &found.1, &expected.1, 1e-5);
-    assert_same_tensors("weights", &found.2, &expected.2, 1e-5);
+    let SequenceBatch { sequences, tokens } = batch(&mut host, &sequences, &loss);
+    let mut mask = tokens.mask();
+    mask[tokens.range(2)].fill(0.0);
+    let tokens = tokens.with_mask(&mask).unwrap();
+    let weights = token_weights(&loss, &tokens).unwrap();
+    let whole = SequenceBatch { sequences, tokens: tokens.with_weights(weights).unwrap() };
+    let expected = Update::of(&host, &loss, std::slice::from_ref(&whole));
+    Update::of(&host, &loss, &parts(&whole, 1)).assert_same("one sequence each", &expected);
 }

@@ -22,4 +22,3 @@ mod step;
 mod support;
 mod training;
 mod value_head;
-mod weights;

@@ -1,7 +1,7 @@
 //! Sharded programs on four virtual devices of XLA's CPU plugin, against the same programs on one device.
 
 use pjrt::install::{Kind, install};
-use pjrt::{Buffer, Client, CompileOptions, DType, LoadedExecutable, Plugin};
+use pjrt::{Buffer, Client, CompileOptions, DType, Element, LoadedExecutable, Plugin};
 use stablehlo::{Array, Dtype, Mesh, Module};
 use std::sync::OnceLock;
 use testkit::xla_cpu::QUICK;
@@ -32,20 +32,18 @@ fn compile(module: &Module) -> LoadedExecutable {
 }
 
 fn send(array: &Array, device: usize) -> Buffer {
-    let (client, device, shape) = (client(), &client().addressable_devices()[device], array.shape());
-    let floats = || array.to_floats().into_iter();
-    let sent = match array.ty().dtype {
-        Dtype::Pred => client.buffer_from_host(&array.to_preds(), shape, device),
-        Dtype::F32 => client.buffer_from_host(&floats().map(|x| x as f32).collect::<Vec<_>>(), shape, device),
-        Dtype::I32 => client.buffer_from_host(&integers::<i32>(array), shape, device),
-        Dtype::U32 => client.buffer_from_host(&integers::<u32>(array), shape, device),
+    fn upload<T: Element>(values: impl IntoIterator<Item = T>, shape: &[usize], device: usize) -> Buffer {
+        let values: Vec<T> = values.into_iter().collect();
+        client().buffer_from_host(&values, shape, &client().addressable_devices()[device]).expect("a buffer")
+    }
+    let shape = array.shape();
+    match array.ty().dtype {
+        Dtype::Pred => upload(array.to_preds(), shape, device),
+        Dtype::F32 => upload(array.to_floats().into_iter().map(|x| x as f32), shape, device),
+        Dtype::I32 => upload(array.to_ints().into_iter().map(|x| x as i32), shape, device),
+        Dtype::U32 => upload(array.to_ints().into_iter().map(|x| x as u32), shape, device),
         other => panic!("no program takes {other}"),
-    };
-    sent.expect("a buffer")
-}
-
-fn integers<T: TryFrom<i64, Error: std::fmt::Debug>>(array: &Array) -> Vec<T> {
-    array.to_ints().into_iter().map(|x| x.try_into().expect("a number of this type")).collect()
+    }
 }
 
 fn receive(buffer: &Buffer) -> Array {
@@ -60,7 +58,7 @@ fn receive(buffer: &Buffer) -> Array {
     array.expect("numbers")
 }
 
-fn numbers<T: pjrt::Element>(buffer: &Buffer) -> Vec<T> {
+fn numbers<T: Element>(buffer: &Buffer) -> Vec<T> {
     buffer.to_vec().expect("a buffer is read")
 }
 
@@ -68,13 +66,12 @@ fn numbers<T: pjrt::Element>(buffer: &Buffer) -> Vec<T> {
 pub(crate) fn run(module: &Module, arguments: &[Array]) -> Vec<Array> {
     let devices = module.partitions;
     let mut lists: Vec<Vec<Buffer>> = (0..devices).map(|_| vec![]).collect();
-    let parts = |argument: &stablehlo::Argument, array: &Array| match &argument.sharding {
-        Some(sharding) => array.parts(sharding).expect("parts"),
-        None => vec![array.clone(); devices],
-    };
     let mut shapes = vec![];
     for (argument, array) in module.main.arguments.iter().zip(arguments) {
-        let parts = parts(argument, array);
+        let parts = match &argument.sharding {
+            Some(sharding) => array.parts(sharding).expect("parts"),
+            None => vec![array.clone(); devices],
+        };
         shapes.push(parts[0].shape().to_vec());
         parts.iter().enumerate().for_each(|(device, part)| lists[device].push(send(part, device)));
     }

@@ -1,11 +1,8 @@
 //! Each prompt is prefilled once, for all its samples.
 
 use crate::checkpoint::Checkpoint;
-use crate::support::runtime;
-use policy::{LogitsProcessors, RolloutRequest, Sampling};
-use policy_pjrt::decoder::Compute;
-use policy_pjrt::{DeviceRollout, DeviceWeights, RolloutOptions};
-use rng::Purpose;
+use crate::support::{device_weights, random, request, rollout};
+use policy::LogitsProcessors;
 use stablehlo::Dtype;
 use std::sync::{Arc, Mutex};
 use tracing::field::{Field, Visit};
@@ -51,26 +48,11 @@ impl Subscriber for Prefills {
 #[test]
 fn samples_of_a_prompt_share_its_prefill() {
     let checkpoint = Checkpoint::open("qwen2");
-    let weights = DeviceWeights::from_weights(runtime(), checkpoint.config(), &checkpoint.weights, Dtype::F32).unwrap();
+    let weights = device_weights(&checkpoint, Dtype::F32);
     let prompts = [vec![1, 9, 4], vec![7], vec![1, 20, 21, 22, 23, 24, 25], vec![3, 2], vec![8; 11], vec![2, 30]];
-    let request = RolloutRequest {
-        prompts: &prompts,
-        num_generations: 5,
-        max_completion_length: 11,
-        stop_ids: &[5, 6, 7],
-        stop: None,
-        sampling: Sampling::Random {
-            temperature: 1.0,
-            processors: LogitsProcessors::default(),
-            seed: 5,
-            purpose: Purpose::Rollout,
-            step: 3,
-            first: 0,
-        },
-    };
+    let request = request(&prompts, 5, 11, &[5, 6, 7], random(1.0, LogitsProcessors::default(), 0));
     let prefilled = |slots| {
-        let options = RolloutOptions { slots, tokens_per_call: 4 };
-        let mut rollout = DeviceRollout::new(runtime(), checkpoint.config(), Compute::F32, options).unwrap();
+        let mut rollout = rollout(&checkpoint, slots, 4);
         let prefills = Prefills::default();
         let generate = || rollout.generate(&weights, &request).unwrap();
         let completions = tracing::subscriber::with_default(prefills.clone(), generate);

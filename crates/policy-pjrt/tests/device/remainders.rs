@@ -1,16 +1,15 @@
 //! Policies with bf16 products: bf16 weights with the remainders of f32 weights.
 
 use crate::checkpoint::Checkpoint;
-use crate::gradients::{batches, by_name, on_device};
-use crate::support::runtime;
+use crate::support::{
+    Named, by_name, cross_entropy, device_weights, exported, halves, import, narrow, on_device, random as sampled,
+    request, runtime, state, weights, whole,
+};
 use grpo_core::LossConfig;
 use half::bf16;
 use models::{LoraConfig, ModelConfig, NamedTensor};
 use pjrt::{Argument, Buffer};
-use policy::{
-    AdamWConfig, LogitsProcessors, Policy, PolicyState, RolloutRequest, Sampling, SequenceBatch, StateGroup, StepLoss,
-    Weights, export_all, token_batch,
-};
+use policy::{AdamWConfig, LogitsProcessors, Policy, Sampling, StateGroup, Weights, export_all};
 use policy_pjrt::decoder::{Compute, Decoder};
 use policy_pjrt::{DeviceWeights, PjrtPolicy, PjrtPolicyOptions, TrainPrograms, TrainShape};
 use rand::{Rng, RngExt};
@@ -19,10 +18,6 @@ use std::sync::Arc;
 
 pub(crate) fn config() -> ModelConfig {
     ModelConfig { hidden_size: 16, intermediate_size: 16, num_hidden_layers: 2, ..Default::default() }
-}
-
-fn narrow() -> PjrtPolicyOptions {
-    PjrtPolicyOptions { compute: Compute::Bf16, ..PjrtPolicyOptions::default() }
 }
 
 /// Returns a random generator with a fixed seed.
@@ -36,7 +31,7 @@ pub(crate) fn numbers(random: &mut impl Rng, count: usize, size: f32) -> Vec<f32
 }
 
 /// Returns bf16 parameter and i16 remainder of an f32 word.
-pub(crate) fn halves(word: u32) -> (bf16, i16) {
+pub(crate) fn split_word(word: u32) -> (bf16, i16) {
     (bf16::from_bits((word.wrapping_add(0x8000) >> 16) as u16), word as u16 as i16)
 }
 
@@ -55,19 +50,13 @@ fn finite_f32_weights_are_restored_exactly_and_read_as_the_nearest_bf16() {
         let word = random.next_u32();
         if word.is_multiple_of(5) || !f32::from_bits(word).is_finite() { edges.next().unwrap() } else { word }
     };
-    let tensors: Vec<NamedTensor> = config()
-        .parameters()
-        .into_iter()
-        .map(|p| NamedTensor {
-            data: (0..p.len()).map(|_| f32::from_bits(word())).collect(),
-            name: p.name,
-            shape: p.shape,
-        })
-        .collect();
+    let mut tensor = |p: models::Parameter| {
+        let data = (0..p.len()).map(|_| f32::from_bits(word())).collect();
+        NamedTensor { name: p.name, shape: p.shape, data }
+    };
+    let tensors: Vec<NamedTensor> = config().parameters().into_iter().map(&mut tensor).collect();
     let policy = PjrtPolicy::from_tensors(runtime(), &config(), &tensors, LossConfig::default(), narrow()).unwrap();
-    let mut found = Vec::new();
-    policy.export_model(&mut found).unwrap();
-    let (found, expected) = (by_name(found), by_name(tensors));
+    let (found, expected) = (exported(&policy), by_name(tensors));
     assert_eq!(found.len(), expected.len());
     for (name, tensor) in &expected {
         assert_eq!(bits(&found[name].data), bits(&tensor.data), "{name}");
@@ -76,12 +65,12 @@ fn finite_f32_weights_are_restored_exactly_and_read_as_the_nearest_bf16() {
     let weights = policy.weights().unwrap();
     let (mut remainders, mut seen) = (weights.remainders(), 0);
     for (parameter, buffer) in weights.table().iter().zip(weights.buffers()) {
-        let words = parameter.hugging_face().into_iter().flat_map(|name| bits(&expected[&name].data));
+        let words = parameter.tensors().flat_map(|(_, name)| bits(&expected[name].data));
         if !parameter.has_matrices() {
             assert_eq!(bits(&buffer.to_vec::<f32>().unwrap()), words.collect::<Vec<_>>(), "{}", parameter.name());
             continue;
         }
-        let (high, low): (Vec<bf16>, Vec<i16>) = words.map(halves).unzip();
+        let (high, low): (Vec<bf16>, Vec<i16>) = words.map(split_word).unzip();
         let patterns = |values: &[bf16]| values.iter().map(|value| value.to_bits()).collect::<Vec<_>>();
         assert_eq!(patterns(&buffer.to_vec::<bf16>().unwrap()), patterns(&high), "{}", parameter.name());
         assert_eq!(remainders.next().unwrap().to_vec::<i16>().unwrap(), low, "{}", parameter.name());
@@ -117,13 +106,13 @@ fn gradients_of_bf16_weights_match_f32_weights_of_equal_values() {
     for name in ["qwen2", "qwen3", "llama3_bf16"] {
         let checkpoint = Checkpoint::open(name);
         let decoder = Decoder::new(checkpoint.config(), Compute::Bf16);
-        let stored =
-            DeviceWeights::from_weights(runtime(), checkpoint.config(), &checkpoint.weights, Dtype::Bf16).unwrap();
+        let mut stored = Vec::new();
+        device_weights(&checkpoint, Dtype::Bf16).export(&mut stored).unwrap();
         let gradients = |dtype: Dtype| {
             let modules = TrainPrograms::new(decoder.clone(), Save::Carry).with_model_dtype(dtype);
             let shape = TrainShape { rows: 2, length: 8, tokens: 8, shared: false };
-            let module = modules.gradient(&LossConfig::default(), shape).unwrap();
-            let weights = stored.converted(dtype).unwrap();
+            let module = modules.gradient(&LossConfig::default(), None, shape).unwrap();
+            let weights = DeviceWeights::from_tensors(runtime(), checkpoint.config(), &stored, dtype).unwrap();
             let rest = rest_of_arguments(&module, weights.buffers().len());
             let arguments = weights.arguments().into_iter().chain(rest.into_iter().map(Argument::from)).collect();
             let outputs = runtime().compile(&module).unwrap().run(arguments).unwrap();
@@ -144,11 +133,6 @@ fn gradients_of_bf16_weights_match_f32_weights_of_equal_values() {
     }
 }
 
-fn all(policy: &PjrtPolicy) -> [Vec<NamedTensor>; 3] {
-    let of = StateGroup::Weights;
-    [of(Weights::Policy), of(Weights::RefPolicy), StateGroup::Optimizer].map(|group| export_all(policy, group).unwrap())
-}
-
 /// Returns the bits of every number of a state.
 fn patterns(state: &[Vec<NamedTensor>; 3]) -> Vec<u32> {
     state.iter().flatten().flat_map(|tensor| bits(&tensor.data)).collect()
@@ -158,15 +142,15 @@ fn patterns(state: &[Vec<NamedTensor>; 3]) -> Vec<u32> {
 fn a_bf16_policy_is_restored_bit_for_bit_by_import_and_roll_back() {
     let checkpoint = Checkpoint::open("qwen2");
     let sequences = checkpoint.completions();
-    let parts = batches(&sequences);
+    let (parts, loss) = (halves(&sequences), cross_entropy(&sequences));
     let train = |policy: &mut PjrtPolicy| {
-        policy.accumulate(&parts, StepLoss::CrossEntropy { tokens: 50 }).unwrap();
+        policy.accumulate(&parts, loss).unwrap();
         assert!(policy.apply(1e-4).unwrap().applied);
     };
     for (can_roll_back, mixed) in [(true, true), (false, false)] {
         let fresh = || on_device(&checkpoint, PjrtPolicyOptions { can_roll_back, ..narrow() });
         let mut policy = fresh();
-        let [begun, ..] = all(&policy);
+        let [begun, ..] = state(&policy);
         let has_low_digits = |tensor: &NamedTensor| bits(&tensor.data).iter().any(|word| word & 0xFFFF != 0);
         assert!(begun.iter().filter(|tensor| tensor.shape.len() > 1).all(has_low_digits), "no low bits to lose");
         policy.freeze_ref_policy().unwrap();
@@ -175,37 +159,29 @@ fn a_bf16_policy_is_restored_bit_for_bit_by_import_and_roll_back() {
             policy.mix_ref_policy(0.25).unwrap();
         }
         train(&mut policy);
-        let before = all(&policy);
+        let before = state(&policy);
         assert_ne!(before[0], begun);
 
         policy.begin().unwrap();
         train(&mut policy);
-        let after = all(&policy);
+        let after = state(&policy);
         assert_ne!(after, before);
         match can_roll_back {
             true => policy.roll_back().unwrap(),
-            false => assert!(policy.roll_back().is_err()),
+            false => assert!(matches!(policy.roll_back(), Err(policy::Error::State { .. }))),
         }
         // After an import of the exported tensors, the next step is the same.
         let [weights, of_ref, moments] = &before;
-        let adamw = AdamWConfig::default();
-        let state = PolicyState {
-            policy: weights,
-            ref_policy: Some(of_ref),
-            optimizer: moments,
-            optimizer_steps: 2,
-            adamw: &adamw,
-        };
         let mut other = fresh();
-        other.import(&state).unwrap();
-        assert_eq!(patterns(&all(&other)), patterns(&before));
+        import(&mut other, weights, Some(of_ref), moments, 2, &AdamWConfig::default());
+        assert_eq!(patterns(&state(&other)), patterns(&before));
         let plain = |policy: &mut PjrtPolicy| bits(&policy.score(Weights::RefPolicy, &parts).unwrap().logp);
         assert_eq!(plain(&mut other), plain(&mut policy));
         train(&mut other);
-        assert_eq!(patterns(&all(&other)), patterns(&after));
+        assert_eq!(patterns(&state(&other)), patterns(&after));
         if can_roll_back {
             train(&mut policy);
-            assert_eq!(patterns(&all(&policy)), patterns(&after));
+            assert_eq!(patterns(&state(&policy)), patterns(&after));
         }
     }
 }
@@ -214,33 +190,29 @@ fn a_bf16_policy_is_restored_bit_for_bit_by_import_and_roll_back() {
 fn the_reference_policy_is_bf16_until_it_is_mixed() {
     let checkpoint = Checkpoint::open("qwen3");
     let sequences = checkpoint.completions();
-    let parts = batches(&sequences);
+    let parts = halves(&sequences);
     let mut policy = on_device(&checkpoint, narrow());
     policy.freeze_ref_policy().unwrap();
     let score = |policy: &mut PjrtPolicy, of| bits(&policy.score(of, &parts).unwrap().logp);
     let begun = score(&mut policy, Weights::Policy);
     assert_eq!(score(&mut policy, Weights::RefPolicy), begun);
-    policy.accumulate(&parts, StepLoss::CrossEntropy { tokens: 50 }).unwrap();
+    policy.accumulate(&parts, cross_entropy(&sequences)).unwrap();
     assert!(policy.apply(1e-2).unwrap().applied);
     assert_ne!(score(&mut policy, Weights::Policy), begun);
     assert_eq!(score(&mut policy, Weights::RefPolicy), begun);
 
-    let of = |policy: &PjrtPolicy, which| by_name(export_all(policy, StateGroup::Weights(which)).unwrap());
-    let (now, before) = (of(&policy, Weights::Policy), of(&policy, Weights::RefPolicy));
-    let low = |tensors: &std::collections::BTreeMap<String, NamedTensor>| {
-        tensors
-            .values()
-            .filter(|t| t.shape.len() > 1)
-            .flat_map(|t| &t.data)
-            .filter(|x| x.to_bits() & 0xFFFF != 0)
-            .count()
+    let of_ref = |policy: &PjrtPolicy| by_name(export_all(policy, StateGroup::Weights(Weights::RefPolicy)).unwrap());
+    let (now, before) = (weights(&policy), of_ref(&policy));
+    let low = |tensors: &Named| {
+        let numbers = tensors.values().filter(|t| t.shape.len() > 1).flat_map(|t| &t.data);
+        numbers.filter(|x| x.to_bits() & 0xFFFF != 0).count()
     };
     assert!(low(&before) == 0 && low(&now) > 0);
     // Mixed in f32, repeatedly: in bf16, a thousandth would be rounded away.
     for _ in 0..2 {
-        let before = of(&policy, Weights::RefPolicy);
+        let before = of_ref(&policy);
         policy.mix_ref_policy(0.001).unwrap();
-        let after = of(&policy, Weights::RefPolicy);
+        let after = of_ref(&policy);
         assert!(low(&after) > 0);
         for (name, after) in after {
             let (now, before) = (&now[&name].data, &before[&name].data);
@@ -252,7 +224,7 @@ fn the_reference_policy_is_bf16_until_it_is_mixed() {
         }
     }
     policy.mix_ref_policy(1.0).unwrap();
-    assert_eq!(of(&policy, Weights::RefPolicy), now);
+    assert_eq!(of_ref(&policy), now);
     assert_eq!(score(&mut policy, Weights::RefPolicy), score(&mut policy, Weights::Policy));
 }
 
@@ -262,28 +234,11 @@ fn sampling_and_training_share_the_weights_buffers() {
     let mut policy = on_device(&checkpoint, narrow());
     let sequences = checkpoint.completions();
     let prompts: Vec<Vec<u32>> = sequences.iter().map(|sequence| sequence.prompt.clone()).collect();
-    let sample = |policy: &mut PjrtPolicy, sampling| {
-        let request = RolloutRequest {
-            prompts: &prompts,
-            num_generations: 2,
-            max_completion_length: 6,
-            stop_ids: &[],
-            stop: None,
-            sampling,
-        };
-        policy.generate(&request).unwrap()
-    };
-    let sampled = || Sampling::Random {
-        temperature: 1.0,
-        processors: LogitsProcessors::default(),
-        seed: 1,
-        purpose: rng::Purpose::Rollout,
-        step: 0,
-        first: 0,
-    };
+    let sample = |policy: &mut PjrtPolicy, sampling| policy.generate(&request(&prompts, 2, 6, &[], sampling)).unwrap();
+    let sampled = || sampled(1.0, LogitsProcessors::default(), 0);
     let before = sample(&mut policy, sampled());
     assert_eq!(sample(&mut policy, sampled()), before);
-    policy.accumulate(&batches(&sequences), StepLoss::CrossEntropy { tokens: 50 }).unwrap();
+    policy.accumulate(&halves(&sequences), cross_entropy(&sequences)).unwrap();
     let held: Vec<Arc<Buffer>> = policy.weights().unwrap().buffers().to_vec();
     assert!(policy.apply(0.05).unwrap().applied);
     let now = policy.weights().unwrap().buffers();
@@ -319,21 +274,15 @@ fn an_f32_base_model_keeps_its_precision_below_adapters() {
     let (config, weights, loss) = (checkpoint.config(), &checkpoint.weights, LossConfig::default());
     let mut policy = PjrtPolicy::from_weights_with_lora(runtime(), config, weights, &lora, 1, loss, narrow()).unwrap();
     assert_eq!(policy.weights().unwrap().dtype(), Dtype::Bf16);
-    let export = |policy: &PjrtPolicy| {
-        let mut tensors = Vec::new();
-        policy.export_model(&mut tensors).unwrap();
-        by_name(tensors)
-    };
     // B is zero, so merging changes nothing.
-    for (name, tensor) in export(&policy) {
+    for (name, tensor) in exported(&policy) {
         assert_eq!(tensor.data, weights.tensor(&name).unwrap().to_vec(), "{name}");
     }
     policy.freeze_ref_policy().unwrap();
     let sequences = checkpoint.completions();
-    let part = SequenceBatch { sequences: &sequences, tokens: token_batch(&sequences).unwrap() };
-    policy.accumulate(&[part], StepLoss::CrossEntropy { tokens: 50 }).unwrap();
+    policy.accumulate(&[whole(&sequences)], cross_entropy(&sequences)).unwrap();
     assert!(policy.apply(0.01).unwrap().applied);
-    let merged = export(&policy);
+    let merged = exported(&policy);
     let changed = merged.iter().filter(|(name, t)| t.data != weights.tensor(name).unwrap().to_vec()).count();
     assert_eq!(changed, 7 * config.num_hidden_layers, "every matrix of a layer has an adapter");
 }

@@ -1,12 +1,21 @@
-//! Shared code of these tests.
+//! Fixtures of these tests: runtimes, policies on the device and on the CPU, requests, and comparisons.
 
-use models::ModelConfig;
-use pjrt::Argument;
+use crate::checkpoint::{Checkpoint, Tensors};
+use grpo_core::{Implementation, LossConfig, LossOutput, Scores};
+use models::NamedTensor;
 use pjrt::install::{Kind, install};
-use policy_pjrt::decoder::{Compute, Decoder, Rows};
-use policy_pjrt::{DeviceWeights, Runtime};
-use stablehlo::{Builder, Dtype, Save, TensorType};
-use std::sync::OnceLock;
+use policy::{
+    AdamWConfig, Completion, LogitsProcessors, Policy, PolicyState, RolloutRequest, Sampling, Sequence, SequenceBatch,
+    StateGroup, StepLoss, TensorSource, Weights, export_all, token_batch,
+};
+use policy_cpu::{CpuPolicy, PolicyLoss};
+use policy_pjrt::decoder::{Attention, Compute};
+use policy_pjrt::{DeviceRollout, DeviceWeights, PjrtPolicy, PjrtPolicyOptions, RolloutOptions, Runtime};
+use rng::Purpose;
+use stablehlo::Dtype;
+use std::collections::BTreeMap;
+use std::num::NonZeroUsize;
+use std::sync::{Arc, OnceLock};
 use testkit::xla_cpu::QUICK;
 
 /// Returns XLA's CPU runtime with default compiler options; installs the plugin if it is missing.
@@ -28,32 +37,147 @@ pub(crate) fn runtime() -> &'static Runtime {
     })
 }
 
-/// Returns hidden states `[B, T, H]` and logits `[B, T, V]` of sequences, each in its own row padded with token 0.
-pub(crate) fn forward(
-    config: &ModelConfig,
-    weights: &DeviceWeights,
-    compute: Compute,
-    sequences: &[Vec<u32>],
-) -> (Vec<f32>, Vec<f32>, usize) {
-    let (b, t) = (sequences.len(), sequences.iter().map(Vec::len).max().unwrap());
-    let f = Builder::new();
-    let decoder = Decoder::new(config, compute);
-    let values = decoder.declare(&f, weights.dtype());
-    let ids = f.argument("ids", TensorType::new(Dtype::I32, [b, t]));
-    let hidden = decoder.hidden(&values, &Rows::of_sequences(&ids), Save::Carry).unwrap();
-    let logits = decoder.logits(&values, &hidden);
-    let hidden = hidden.convert(Dtype::F32);
-    let module = f.finish("forward", &[("hidden", &hidden), ("logits", &logits)]).unwrap();
-    let program = runtime().compile(&module).unwrap();
-    let mut rows = vec![0; b * t];
-    for (row, sequence) in rows.chunks_mut(t).zip(sequences) {
-        row.iter_mut().zip(sequence).for_each(|(to, id)| *to = *id as i32);
+pub(crate) fn on_device(checkpoint: &Checkpoint, options: PjrtPolicyOptions) -> PjrtPolicy {
+    let (config, weights) = (checkpoint.config(), &checkpoint.weights);
+    PjrtPolicy::from_weights(runtime(), config, weights, LossConfig::default(), options).unwrap()
+}
+
+pub(crate) fn on_host(checkpoint: &Checkpoint) -> CpuPolicy {
+    CpuPolicy::from_weights(checkpoint.config(), &checkpoint.weights, host_loss(LossConfig::default())).unwrap()
+}
+
+/// Returns the loss of a CPU policy.
+pub(crate) fn host_loss(config: LossConfig) -> PolicyLoss {
+    PolicyLoss {
+        config: config.into(),
+        backend: Arc::new(backend_cpu::CpuBackend::new()),
+        implementation: Implementation::Fused,
+        max_tokens: 64,
     }
-    let ids = runtime().upload(&rows, &[b, t]).unwrap();
-    let mut arguments = weights.arguments();
-    arguments.push(Argument::from(&ids));
-    let outputs = program.run(arguments).unwrap();
-    (outputs[0].to_vec().unwrap(), outputs[1].to_vec().unwrap(), t)
+}
+
+/// Returns the results of `run` on the device and on the CPU.
+pub(crate) fn both<T>(device: &mut PjrtPolicy, host: &mut CpuPolicy, run: impl FnMut(&mut dyn Policy) -> T) -> [T; 2] {
+    [device as &mut dyn Policy, host].map(run)
+}
+
+/// Returns options with bf16 products.
+pub(crate) fn narrow() -> PjrtPolicyOptions {
+    PjrtPolicyOptions { compute: Compute::Bf16, ..PjrtPolicyOptions::default() }
+}
+
+pub(crate) fn blocks_of(tokens: usize) -> Attention {
+    Attention::Blockwise { block: NonZeroUsize::new(tokens).unwrap() }
+}
+
+/// Returns all sequences as one micro-batch, without inputs of the GRPO loss.
+pub(crate) fn whole(sequences: &[Sequence]) -> SequenceBatch<'_> {
+    SequenceBatch { sequences, tokens: token_batch(sequences).unwrap() }
+}
+
+/// Splits the sequences into two micro-batches; one sequence is one micro-batch.
+pub(crate) fn halves(sequences: &[Sequence]) -> Vec<SequenceBatch<'_>> {
+    sequences.chunks(sequences.len().div_ceil(2)).map(whole).collect()
+}
+
+/// Returns the cross-entropy of all completion tokens.
+pub(crate) fn cross_entropy(sequences: &[Sequence]) -> StepLoss {
+    StepLoss::CrossEntropy { tokens: sequences.iter().map(|s| s.completion.len()).sum() }
+}
+
+/// Tensors by the names of transformers and PEFT.
+pub(crate) type Named = BTreeMap<String, NamedTensor>;
+
+pub(crate) fn by_name(tensors: Vec<NamedTensor>) -> Named {
+    tensors.into_iter().map(|tensor| (tensor.name.clone(), tensor)).collect()
+}
+
+/// Returns the trained weights.
+pub(crate) fn weights(policy: &dyn Policy) -> Named {
+    by_name(export_all(policy, StateGroup::Weights(Weights::Policy)).unwrap())
+}
+
+/// Returns the weights of both policies and the moments.
+pub(crate) fn state(policy: &dyn Policy) -> [Vec<NamedTensor>; 3] {
+    let of = StateGroup::Weights;
+    [of(Weights::Policy), of(Weights::RefPolicy), StateGroup::Optimizer].map(|group| export_all(policy, group).unwrap())
+}
+
+/// Returns the tensors of the model, with merged adapters.
+pub(crate) fn exported(policy: &dyn Policy) -> Named {
+    let mut tensors = Vec::new();
+    policy.export_model(&mut tensors).unwrap();
+    by_name(tensors)
+}
+
+pub(crate) fn gradients(policy: &mut PjrtPolicy) -> Named {
+    let mut gradients = Vec::new();
+    policy.export_gradients(&mut gradients).unwrap();
+    by_name(gradients)
+}
+
+pub(crate) fn host_gradients(host: &CpuPolicy) -> Named {
+    let mut gradients = Vec::new();
+    host.model().export_values(host.gradients().parameters(), &mut gradients).unwrap();
+    by_name(gradients)
+}
+
+/// Returns the expected gradients of a file.
+pub(crate) fn expected_gradients(expected: &Tensors) -> Named {
+    let named = |(name, tensor): (&String, &NamedTensor)| {
+        Some((name.strip_prefix("expected.grad.")?.to_owned(), tensor.clone()))
+    };
+    expected.0.iter().filter_map(named).collect()
+}
+
+/// Returns the trained weights with nonzero value heads, and B of adapters of size `b`: both are initialised to zero.
+pub(crate) fn moved(policy: &dyn Policy, b: f32) -> Vec<NamedTensor> {
+    let mut weights = export_all(policy, StateGroup::Weights(Weights::Policy)).unwrap();
+    for (i, NamedTensor { name, data, .. }) in weights.iter_mut().enumerate() {
+        let size = if name.contains(".lora_B.") { b } else { 0.2 };
+        if name.contains(".lora_B.") || name.starts_with("value_head.") {
+            data.iter_mut().enumerate().for_each(|(k, value)| *value = size * ((i + 2 * k) as f32).sin());
+        }
+    }
+    weights
+}
+
+/// Imports weights of both policies, moments, and the number of optimizer steps.
+pub(crate) fn import(
+    policy: &mut dyn Policy,
+    weights: &dyn TensorSource,
+    ref_policy: Option<&dyn TensorSource>,
+    optimizer: &dyn TensorSource,
+    optimizer_steps: u64,
+    adamw: &AdamWConfig,
+) {
+    policy.import(&PolicyState { policy: weights, ref_policy, optimizer, optimizer_steps, adamw }).unwrap();
+}
+
+pub(crate) fn device_weights(checkpoint: &Checkpoint, dtype: Dtype) -> DeviceWeights {
+    DeviceWeights::from_weights(runtime(), checkpoint.config(), &checkpoint.weights, dtype).unwrap()
+}
+
+pub(crate) fn rollout(checkpoint: &Checkpoint, slots: usize, tokens_per_call: usize) -> DeviceRollout {
+    let options = RolloutOptions { slots, tokens_per_call };
+    DeviceRollout::new(runtime(), checkpoint.config(), Compute::F32, options).unwrap()
+}
+
+/// Returns a request without a stop condition.
+pub(crate) fn request<'a>(
+    prompts: &'a [Vec<u32>],
+    num_generations: usize,
+    max_completion_length: usize,
+    stop_ids: &'a [u32],
+    sampling: Sampling,
+) -> RolloutRequest<'a> {
+    RolloutRequest { prompts, num_generations, max_completion_length, stop_ids, stop: None, sampling }
+}
+
+/// Returns random sampling of one step whose first sample index is `first`.
+pub(crate) fn random(temperature: f64, processors: LogitsProcessors, first: usize) -> Sampling {
+    let first = first as u64;
+    Sampling::Random { temperature, processors, seed: 5, purpose: Purpose::Rollout, step: 3, first }
 }
 
 /// Fails unless all values are within `tolerance` of the expected ones, relative to the largest.
@@ -66,4 +190,60 @@ pub(crate) fn assert_close(what: &str, found: &[f32], expected: &[f32], toleranc
     // `max` ignores NaN, so it is handled here.
     let off = off.fold(0.0, |m: f32, x| if x > m || x.is_nan() { x } else { m });
     assert!(off <= tolerance * largest, "{what}: off by {off} of {largest}");
+}
+
+/// Fails unless names and shapes are equal, and values close ([`assert_close`]).
+#[track_caller]
+pub(crate) fn assert_same_tensors(what: &str, found: &Named, expected: &Named, tolerance: f32) {
+    assert_eq!(found.keys().collect::<Vec<_>>(), expected.keys().collect::<Vec<_>>(), "{what}");
+    for (name, expected) in expected {
+        assert_eq!(found[name].shape, expected.shape, "{what}: {name}");
+        assert_close(&format!("{what}: {name}"), &found[name].data, &expected.data, tolerance);
+    }
+}
+
+/// Fails unless losses or norms are within 1e-5.
+#[track_caller]
+pub(crate) fn assert_near(what: &str, found: f64, expected: f64) {
+    assert!((found - expected).abs() <= 1e-5 * expected.abs().max(0.1), "{what}: {found} {expected}");
+}
+
+/// Fails unless scores are within 1e-5.
+#[track_caller]
+pub(crate) fn assert_same_scores(what: &str, found: &Scores, expected: &Scores) {
+    assert_close(&format!("{what}: logp"), &found.logp, &expected.logp, 1e-5);
+    assert_close(&format!("{what}: entropy"), &found.entropy, &expected.entropy, 1e-5);
+}
+
+/// Fails unless losses and scores are within 1e-5.
+#[track_caller]
+pub(crate) fn assert_same_losses(what: &str, found: &LossOutput, expected: &LossOutput) {
+    assert_near(what, found.loss, expected.loss);
+    assert_near(what, found.policy_loss, expected.policy_loss);
+    assert_near(what, found.value_loss, expected.value_loss);
+    assert_same_scores(what, &found.scores, &expected.scores);
+}
+
+/// Fails unless all metrics have the same names, and values within 1e-4.
+#[track_caller]
+pub(crate) fn assert_same_metrics(what: &str, found: &LossOutput, expected: &LossOutput) {
+    let [found, expected] = [found, expected].map(|output| output.metrics.values().collect::<BTreeMap<_, _>>());
+    assert_eq!(found.keys().collect::<Vec<_>>(), expected.keys().collect::<Vec<_>>(), "{what}");
+    for (key, expected) in expected {
+        let found = found[key];
+        let is_close = found == expected || (found - expected).abs() <= 1e-4 * expected.abs().max(0.01);
+        assert!(is_close, "{what}, {key}: {found} {expected}");
+    }
+}
+
+/// Fails unless tokens are equal and log-probabilities within 1e-5.
+#[track_caller]
+pub(crate) fn assert_same_completions(what: &str, found: &[Completion], expected: &[Completion]) {
+    assert_eq!(found.len(), expected.len(), "{what}");
+    for (i, (found, expected)) in found.iter().zip(expected).enumerate() {
+        assert_eq!((&found.ids, found.truncated), (&expected.ids, expected.truncated), "{what}, sample {i}");
+        for (token, (found, expected)) in found.logps.iter().zip(&expected.logps).enumerate() {
+            assert!((found - expected).abs() < 1e-5, "{what}, sample {i}, token {token}: {found} {expected}");
+        }
+    }
 }

@@ -102,7 +102,7 @@ impl<'a> Blockwise<'a> {
     fn of_heads(self, heads: &Value) -> Value {
         let mut dimensions = vec![None; heads.shape().len()];
         dimensions[..2].copy_from_slice(&[Some(Axis::Batch), Some(Axis::Kv)]);
-        self.split.constrain_named(heads, &dimensions)
+        self.split.constrain(heads, &dimensions)
     }
 
     /// Pads `part` with `number` after its last token, along `dimension`.

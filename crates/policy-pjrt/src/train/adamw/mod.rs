@@ -6,13 +6,12 @@ pub(crate) use programs::{Check, Numbers, StateValues, apply_module, update};
 
 use crate::decoder::{Parameter, Split};
 use crate::error::Result;
-use crate::runtime::{Program, Runtime, read};
+use crate::runtime::{Program, Programs, Runtime, read};
 use crate::storage::Storage;
 use crate::weights::DeviceWeights;
 use pjrt::{Argument, Buffer};
 use policy::{AdamWBounds, AdamWConfig};
 use programs::{NUMBERS, drop_module, measure_module, numbers, zeros_module};
-use stablehlo::Module;
 use std::sync::Arc;
 
 /// The optimizer programs for the trained parameters of a policy.
@@ -21,11 +20,16 @@ pub(crate) struct AdamW {
     table: Vec<Parameter>,
     /// Storage of the model.
     storage: Storage,
-    apply: Option<Arc<Program>>,
-    apply_checked: Option<Arc<Program>>,
-    measure: Option<Arc<Program>>,
-    drop: Option<Arc<Program>>,
-    zeros: Option<Arc<Program>>,
+    programs: Programs<Key>,
+}
+
+/// Identifies a program of the optimizer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Key {
+    Apply(Check),
+    Measure,
+    Drop,
+    Zeros,
 }
 
 /// Exponential averages of gradients and of squared gradients, with one buffer per parameter.
@@ -37,20 +41,12 @@ pub(crate) struct Moments {
     pub(crate) bounds: Option<AdamWBounds>,
 }
 
-/// The state that the optimizer updates.
-pub(crate) struct State {
-    /// One buffer per trained parameter, followed by its remainders, if any.
-    parameters: Vec<Arc<Buffer>>,
-    moments: Moments,
-}
-
-/// A state as arguments of a program that replaces it. Buffers without another owner are donated, and lost if the device fails; shared
-/// buffers exist twice until their other owner drops them.
-pub(crate) struct GivenState {
-    owned: Vec<Option<Buffer>>,
-    shared: Vec<Arc<Buffer>>,
-    /// Number of buffers of the parameters and of each moment.
-    counts: [usize; 2],
+/// The scalars of a step on the device.
+#[derive(Debug)]
+pub(crate) struct Scalars {
+    pub(crate) numbers: Buffer,
+    /// Bounds of the next state, if known before the step.
+    pub(crate) after: Option<AdamWBounds>,
 }
 
 /// Result of a gradient's update.
@@ -67,29 +63,38 @@ pub(crate) struct Applied {
 }
 
 impl Applied {
+    /// Returns the result of a program with this report.
+    pub(crate) fn of(report: &[f32], loss_is_finite: bool) -> Self {
+        let [grad_norm, within, finite, ..] = *report else { unreachable!("the report has three numbers at least") };
+        Self { grad_norm: grad_norm.into(), within: within != 0.0, finite: finite != 0.0, loss_is_finite }
+    }
+
     /// Returns `true` if the state was updated.
     pub(crate) fn is_applied(&self) -> bool {
         self.within && self.finite && self.loss_is_finite
     }
 }
 
-/// Result of a dropped gradient.
-#[derive(Debug)]
-pub(crate) struct Dropped {
-    pub(crate) grad_norm: f64,
-    /// Zeroed accumulators.
-    pub(crate) sums: Vec<Buffer>,
-}
-
 impl AdamW {
     /// Creates the optimizer of the parameters of `table`.
     pub(crate) fn new(table: Vec<Parameter>, storage: Storage) -> Self {
-        Self { table, storage, apply: None, apply_checked: None, measure: None, drop: None, zeros: None }
+        Self { table, storage, programs: Programs::new() }
+    }
+
+    /// Returns the program of `key`; compiles it on first use.
+    fn program(&mut self, runtime: &Runtime, key: Key) -> Result<Arc<Program>> {
+        let Self { table, storage, programs } = self;
+        programs.get(runtime, key, |key| match *key {
+            Key::Apply(check) => apply_module(table, *storage, check, &Split::default()),
+            Key::Measure => measure_module(table, *storage),
+            Key::Drop => drop_module(table),
+            Key::Zeros => zeros_module(table),
+        })
     }
 
     /// Creates a buffer of zeros per parameter.
     pub(crate) fn zeros(&mut self, runtime: &Runtime) -> Result<Vec<Buffer>> {
-        compiled(&mut self.zeros, runtime, || zeros_module(&self.table))?.run(vec![])
+        self.program(runtime, Key::Zeros)?.run(vec![])
     }
 
     /// Creates moments of zero.
@@ -123,145 +128,94 @@ impl AdamW {
 
     /// Measures the largest magnitudes of weights and moments.
     fn measure(&mut self, runtime: &Runtime, weights: &DeviceWeights, moments: &Moments) -> Result<AdamWBounds> {
-        let program = compiled(&mut self.measure, runtime, || measure_module(&self.table, self.storage))?;
         let mut arguments = weights.arguments_with_remainders();
         arguments.extend(moments.first.iter().chain(&moments.second).map(|buffer| Argument::from(&**buffer)));
-        let report = program.run_one(arguments)?;
+        let report = self.program(runtime, Key::Measure)?.run_one(arguments)?;
         let [weights, moments] = read::<f32>(&report, "the largest weights and moments")?[..] else {
             unreachable!("the program returns two numbers")
         };
         Ok(AdamWBounds { weights: weights.into(), moments: moments.into() })
     }
 
-    /// Prepares a step with these scalars, before any buffer is donated.
-    pub(crate) fn prepare(&mut self, runtime: &Runtime, scalars: Scalars) -> Result<Prepared> {
-        let (program, check) = match scalars.after {
-            Some(_) => (&mut self.apply, Check::Bounds),
-            None => (&mut self.apply_checked, Check::Results),
-        };
-        let module = || apply_module(&self.table, self.storage, check, &Split::default());
-        Ok(Prepared { program: compiled(program, runtime, module)?, scalars })
+    /// Returns the program of a step with these scalars, before any buffer is donated.
+    pub(crate) fn prepare(&mut self, runtime: &Runtime, scalars: &Scalars) -> Result<Arc<Program>> {
+        let check = if scalars.after.is_some() { Check::Bounds } else { Check::Results };
+        self.program(runtime, Key::Apply(check))
     }
 
-    /// Zeroes the accumulators.
-    pub(crate) fn drop(&mut self, runtime: &Runtime, sums: Vec<Buffer>) -> Result<Dropped> {
-        let program = compiled(&mut self.drop, runtime, || drop_module(&self.table))?;
-        let mut outputs = program.run(sums.into_iter().map(Argument::from).collect())?;
+    /// Zeroes the accumulators, and returns them after the 2-norm of the dropped gradient.
+    pub(crate) fn drop(&mut self, runtime: &Runtime, sums: Vec<Buffer>) -> Result<(f64, Vec<Buffer>)> {
+        let mut outputs = self.program(runtime, Key::Drop)?.run(sums.into_iter().map(Argument::from).collect())?;
         let norm: Vec<f32> = read(&outputs.split_off(outputs.len() - 1)[0], "the norm of the gradient")?;
-        Ok(Dropped { grad_norm: norm[0].into(), sums: outputs })
-    }
-}
-
-/// Returns the program in `place`; compiles it on first use.
-fn compiled(
-    place: &mut Option<Arc<Program>>,
-    runtime: &Runtime,
-    module: impl FnOnce() -> Result<Module>,
-) -> Result<Arc<Program>> {
-    match place {
-        Some(program) => Ok(program.clone()),
-        None => Ok(place.insert(Arc::new(runtime.compile(&module()?)?)).clone()),
-    }
-}
-
-/// The scalars of a step on the device.
-#[derive(Debug)]
-pub(crate) struct Scalars {
-    pub(crate) numbers: Buffer,
-    /// Bounds of the next state, if known before the step.
-    pub(crate) after: Option<AdamWBounds>,
-}
-
-/// An AdamW step, ready to run.
-#[derive(Debug)]
-pub(crate) struct Prepared {
-    program: Arc<Program>,
-    scalars: Scalars,
-}
-
-impl Prepared {
-    /// Runs the step: returns the new state and zeroed accumulators. If the gradient is not applied, the state is unchanged.
-    pub(crate) fn run(self, state: State, sums: Vec<Buffer>) -> Result<(State, (Vec<Buffer>, Applied))> {
-        let mut given = state.give();
-        let arguments = given.arguments().into_iter().chain(sums.into_iter().map(Argument::from));
-        let arguments = arguments.chain([Argument::from(&self.scalars.numbers)]).collect();
-        let mut outputs = self.program.run(arguments)?;
-        let report: Vec<f32> = read(&outputs.split_off(outputs.len() - 1)[0], "the norm of the gradient")?;
-        let sums = outputs.split_off(given.len());
-        let [grad_norm, within, finite, of_checked @ ..] = &report[..] else {
-            unreachable!("the report has three numbers at least")
-        };
-        let [within, finite] = [within, finite].map(|flag| *flag != 0.0);
-        let applied = Applied { grad_norm: (*grad_norm).into(), within, finite, loss_is_finite: true };
-        let bounds = match of_checked {
-            [largest] if applied.is_applied() => Some(AdamWBounds::of_largest(f64::from(*largest))),
-            // Bounds never shrink, so they also hold if the state is unchanged.
-            _ => self.scalars.after,
-        };
-        Ok((given.replaced(outputs, bounds), (sums, applied)))
+        Ok((norm[0].into(), outputs))
     }
 }
 
 impl Moments {
-    /// Runs a step: `run` gets the frozen weights and the state, and returns the next state, which replaces that of `weights`. Buffers
-    /// without another owner are donated: if the device fails, weights and moments are lost.
-    pub(crate) fn step<T>(
+    /// Runs a step of the prepared `program` on the gradient in `sums`: replaces the trained ones of `weights`, and returns the next
+    /// moments, the result, and zeroed accumulators. If the gradient is not applied, the state is unchanged.
+    pub(crate) fn apply(
         self,
-        runtime: &Runtime,
         weights: &mut DeviceWeights,
-        run: impl FnOnce(&DeviceWeights, State) -> Result<(State, T)>,
-    ) -> Result<(Self, T)> {
+        program: &Program,
+        scalars: &Scalars,
+        sums: Vec<Buffer>,
+    ) -> Result<(Self, Applied, Vec<Buffer>)> {
+        let report_at = sums.len();
+        let rest = sums.into_iter().map(Argument::from).chain([Argument::from(&scalars.numbers)]).collect();
+        let (mut moments, report, sums) = self.step(weights, program, false, rest, report_at)?;
+        let applied = Applied::of(&report, true);
+        moments.bounds = match report[..] {
+            [_, _, _, largest] if applied.is_applied() => Some(AdamWBounds::of_largest(largest.into())),
+            // Bounds never shrink, so they also hold if the state is unchanged.
+            _ => scalars.after,
+        };
+        Ok((moments, applied, sums))
+    }
+
+    /// Runs a program that replaces the trained ones of `weights`, each followed by its remainders, if any, and both moments. Its arguments
+    /// are the frozen weights if it `reads_frozen` ones, this state, and the `rest`. Returns the next moments, the program's report, which is
+    /// at index `report_at` behind the state, and its other results.
+    ///
+    /// Buffers without another owner are donated: if the device fails, weights and moments are lost. Shared buffers exist twice until their
+    /// other owner drops them.
+    pub(crate) fn step(
+        self,
+        weights: &mut DeviceWeights,
+        program: &Program,
+        reads_frozen: bool,
+        rest: Vec<Argument<'_>>,
+        report_at: usize,
+    ) -> Result<(Self, Vec<f32>, Vec<Buffer>)> {
+        let Self { first, second, .. } = self;
+        let count = first.len();
         let mut frozen = weights.take();
         // Trained parameters come last.
-        let trained = frozen.split_off(frozen.table().len() - self.first.len());
-        let (table, storage) = (trained.table().to_vec(), trained.storage());
-        let (state, result) = run(&frozen, State { parameters: trained.into_buffers(), moments: self })?;
-        let trained = DeviceWeights::of_buffers(runtime, table, storage, state.parameters);
-        *weights = frozen.followed_by(trained);
-        Ok((state.moments, result))
-    }
-}
-
-impl State {
-    /// Converts the state to arguments of a program that replaces it.
-    pub(crate) fn give(self) -> GivenState {
-        let State { parameters, moments: Moments { first, second, .. } } = self;
-        let counts = [parameters.len(), first.len()];
-        let mut shared = Vec::new();
-        let owned = parameters.into_iter().chain(first).chain(second).map(|buffer| match Arc::try_unwrap(buffer) {
-            Ok(buffer) => Some(buffer),
-            Err(buffer) => {
-                shared.push(buffer);
-                None
-            }
+        let mut trained = frozen.split_off(frozen.table().len() - count);
+        let parameters = trained.take().into_buffers();
+        let of_parameters = parameters.len();
+        let state = parameters.into_iter().chain(first).chain(second);
+        let (owned, shared): (Vec<Option<Buffer>>, Vec<Option<Arc<Buffer>>>) = state
+            .map(|buffer| match Arc::try_unwrap(buffer) {
+                Ok(buffer) => (Some(buffer), None),
+                Err(buffer) => (None, Some(buffer)),
+            })
+            .unzip();
+        let state = owned.into_iter().zip(&shared).map(|(owned, shared)| match (owned, shared) {
+            (Some(buffer), _) => Argument::Donated(buffer),
+            (None, Some(buffer)) => Argument::Borrowed(buffer),
+            (None, None) => unreachable!("one of both"),
         });
-        GivenState { owned: owned.collect(), shared, counts }
-    }
-}
-
-impl GivenState {
-    /// Returns the number of buffers.
-    pub(crate) fn len(&self) -> usize {
-        self.owned.len()
-    }
-
-    /// Returns the buffers: parameters, each followed by its remainders, then first and second moments. Donated buffers are returned only
-    /// once.
-    pub(crate) fn arguments(&mut self) -> Vec<Argument<'_>> {
-        let Self { owned, shared, .. } = self;
-        let mut shared = shared.iter();
-        let argument = |buffer: &mut Option<Buffer>| match buffer.take() {
-            Some(buffer) => Argument::Donated(buffer),
-            None => Argument::Borrowed(shared.next().expect("one for each that is not owned")),
-        };
-        owned.iter_mut().map(argument).collect()
-    }
-
-    /// Builds the next state from a program's results in the same order.
-    pub(crate) fn replaced(self, buffers: Vec<Buffer>, bounds: Option<AdamWBounds>) -> State {
-        let [parameters, count] = self.counts;
-        let mut buffers = buffers.into_iter().map(Arc::new);
-        let mut take = |count| buffers.by_ref().take(count).collect();
-        State { parameters: take(parameters), moments: Moments { first: take(count), second: take(count), bounds } }
+        let mut arguments = if reads_frozen { frozen.arguments() } else { vec![] };
+        arguments.extend(state);
+        arguments.extend(rest);
+        let mut outputs = program.run(arguments)?;
+        let mut others = outputs.split_off(shared.len());
+        let report = read(&others.remove(report_at), "the norm of the gradient")?;
+        let mut outputs = outputs.into_iter().map(Arc::new);
+        let trained = trained.with_buffers(outputs.by_ref().take(of_parameters));
+        *weights = frozen.followed_by(trained);
+        let [first, second] = [(); 2].map(|()| outputs.by_ref().take(count).collect());
+        Ok((Self { first, second, bounds: None }, report, others))
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::decoder::{Parameter, Split, zeros};
 use crate::error::Result;
-use crate::runtime::finish;
+use crate::runtime::{finish, unnamed};
 use crate::storage::Storage;
 use policy::{AdamWStep, CLIP_EPSILON};
 use stablehlo::{Builder, Dtype, Module, Reducer, TensorType, Value};
@@ -10,24 +10,13 @@ use stablehlo::{Builder, Dtype, Module, Reducer, TensorType, Value};
 /// Number of scalars of a step: f32 `[NUMBERS]`.
 pub(super) const NUMBERS: usize = 8;
 
-/// The scalars of a step, as values.
-pub(crate) struct Numbers {
-    beta1: Value,
-    beta2: Value,
-    /// Learning rate divided by the first moment's bias correction.
-    rate: Value,
-    /// Square root of the second moment's bias correction.
-    root: Value,
-    epsilon: Value,
-    /// Factor applied to weights that decay.
-    decay: Value,
-    max_grad_norm: Value,
-    /// Largest gradient norm that is applied.
-    limit: Value,
-}
+/// The scalars of a step, as values in the order of [`AdamWStep`]: beta1; beta2; the learning rate divided by the first moment's bias
+/// correction; the square root of the second moment's bias correction; epsilon; the factor applied to weights that decay; the gradient norm
+/// to clip to; the largest gradient norm that is applied.
+pub(crate) struct Numbers([Value; NUMBERS]);
 
 /// How a step ensures that its results are finite.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Check {
     /// [`policy::AdamWBounds::after`] has proved it for every finite gradient norm.
     Bounds,
@@ -44,29 +33,20 @@ pub(super) fn numbers(step: &AdamWStep) -> [f32; NUMBERS] {
 impl Numbers {
     pub(crate) fn argument(f: &Builder) -> Self {
         let all = f.argument("numbers", TensorType::new(Dtype::F32, [NUMBERS]));
-        let number = |i: usize| all.slice(&[i], &[i + 1]).reshape(&[]);
-        Self {
-            beta1: number(0),
-            beta2: number(1),
-            rate: number(2),
-            root: number(3),
-            epsilon: number(4),
-            decay: number(5),
-            max_grad_norm: number(6),
-            limit: number(7),
-        }
+        Self(std::array::from_fn(|i| all.slice(&[i], &[i + 1]).reshape(&[])))
     }
 
     /// Returns a parameter and its moments after the step, given the old ones, the gradient and the clip factor.
     fn next(&self, decays: bool, clip: &Value, [value, first, second, gradient]: [&Value; 4]) -> [Value; 3] {
+        let [beta1, beta2, rate, root, epsilon, decay, ..] = &self.0;
         let wide = |scalar: &Value| scalar.broadcast_in_dim(value.shape(), &[]);
-        let one = self.beta1.like(1.0);
+        let one = beta1.like(1.0);
         let g = gradient * wide(clip);
-        let first = wide(&self.beta1) * first + wide(&(&one - &self.beta1)) * &g;
-        let second = wide(&self.beta2) * second + wide(&(&one - &self.beta2)) * &g * &g;
-        let kept = if decays { value * wide(&self.decay) } else { value.clone() };
-        let size = second.sqrt() / wide(&self.root) + wide(&self.epsilon);
-        [kept - wide(&self.rate) * &first / size, first, second]
+        let first = wide(beta1) * first + wide(&(&one - beta1)) * &g;
+        let second = wide(beta2) * second + wide(&(&one - beta2)) * &g * &g;
+        let kept = if decays { value * wide(decay) } else { value.clone() };
+        let size = second.sqrt() / wide(root) + wide(epsilon);
+        [kept - wide(rate) * &first / size, first, second]
     }
 }
 
@@ -131,9 +111,7 @@ pub(crate) fn apply_module(table: &[Parameter], storage: Storage, check: Check, 
     let numbers = Numbers::argument(&f);
     let (results, report) = update(&f, table, &state, &sums, &numbers, None, check);
     let none: Vec<Value> = sums.iter().map(|sum| zeros(&f, Dtype::F32, sum.shape())).collect();
-    let named = results.iter().chain(&none).map(|value| ("", value));
-    let named: Vec<(&str, &Value)> = named.chain([("report", &report)]).collect();
-    Ok(split.complete(finish(f.clone(), "adamw", &named)?))
+    split.finish(f.clone(), "adamw", unnamed(results.iter().chain(&none)).chain([("report", &report)]))
 }
 
 /// Builds the operations of a step: returns the next state, in the order of [`StateValues::all`], and the report of [`apply_module`]. If
@@ -150,10 +128,11 @@ pub(crate) fn update(
     check: Check,
 ) -> (Vec<Value>, Value) {
     let StateValues { parameters, first, second, stored } = state;
+    let [.., max_grad_norm, limit] = &numbers.0;
     let norm = norm(f, sums);
     // Comparisons with NaN are false.
-    let within = norm.le(&numbers.limit);
-    let clip = &numbers.max_grad_norm / (&norm + norm.like(CLIP_EPSILON));
+    let within = norm.le(limit);
+    let clip = max_grad_norm / (&norm + norm.like(CLIP_EPSILON));
     let clip = clip.min(&clip.like(1.0));
 
     // Check the results before the first write, so that there is nothing to undo. The barrier keeps compilers from storing the checked
@@ -218,7 +197,7 @@ pub(super) fn measure_module(table: &[Parameter], storage: Storage) -> Result<Mo
         moments = moments.max(&largest(size));
     }
     let report = f.concatenate(&[&weights.reshape(&[1]), &moments.reshape(&[1])], 0);
-    finish(f.clone(), "measure", &[("largest", &report)])
+    finish(f.clone(), "measure", [("largest", &report)])
 }
 
 /// Builds the program that drops a gradient: donated accumulators to zeros and the norm `[1]`.
@@ -228,16 +207,14 @@ pub(super) fn drop_module(table: &[Parameter]) -> Result<Module> {
     sums.iter().enumerate().for_each(|(i, sum)| f.alias(sum, i));
     let norm = norm(&f, &sums).reshape(&[1]);
     let none: Vec<Value> = sums.iter().map(|sum| zeros(&f, Dtype::F32, sum.shape())).collect();
-    let results: Vec<(&str, &Value)> = none.iter().map(|value| ("", value)).chain([("norm", &norm)]).collect();
-    finish(f.clone(), "drop_gradient", &results)
+    finish(f.clone(), "drop_gradient", unnamed(&none).chain([("norm", &norm)]))
 }
 
 /// Builds the program that creates zeros for every parameter.
 pub(super) fn zeros_module(table: &[Parameter]) -> Result<Module> {
     let f = Builder::new();
     let all: Vec<Value> = table.iter().map(|parameter| zeros(&f, Dtype::F32, &parameter.shape)).collect();
-    let results: Vec<(&str, &Value)> = table.iter().map(Parameter::name).zip(&all).collect();
-    finish(f.clone(), "zeros", &results)
+    finish(f.clone(), "zeros", table.iter().map(Parameter::name).zip(&all))
 }
 
 /// Declares an argument per parameter.

@@ -1,8 +1,9 @@
 //! Gradients of a micro-batch: the backward pass from the loss head through the decoder.
 
-use super::{Batch, Outputs, TrainPrograms, TrainShape, program_error};
+use super::{Batch, Outputs, TrainPrograms, TrainShape};
 use crate::decoder::{Matrix, Parameter, ParameterValues, Role as ParameterRole, zeros};
 use crate::error::Result;
+use crate::runtime::program_error;
 use backend_tpu::program::{Pass, Role, Spec, ValueTable, value_gradient};
 use stablehlo::{Dtype, Value, trace};
 

@@ -3,15 +3,16 @@
 pub(super) use gradients::Gradients;
 
 use super::adamw::{Check, apply_module};
-use crate::decoder::{Compute, Decoder, Matrix, Parameter, ParameterValues, Role as ParameterRole, Rows};
-use crate::error::{Error, Result};
+use crate::decoder::{Compute, Decoder, Matrix, Parameter, ParameterValues, Role as ParameterRole, Rows, rows_at};
+use crate::error::Result;
+use crate::runtime::program_error;
 use crate::storage::Storage;
 use backend_tpu::aot::Variant;
 use backend_tpu::program::{Mesh, Numerics, Pass, ProgramKind, Role, Spec};
 use grpo_core::objective::ValueLossConfig;
 use grpo_core::{GradientSpec, HeadLayout, Implementation, LossConfig, PlanRequest, PolicySpec, Tiling};
 use models::ModelConfig;
-use stablehlo::{Builder, Dtype, GatherDimensions, Module, Save, TensorType, Traced, Value, trace, try_trace};
+use stablehlo::{Builder, Dtype, Module, Save, TensorType, Traced, Value, trace, try_trace};
 
 /// Sizes of a micro-batch's program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -38,7 +39,7 @@ pub struct TrainShape {
 /// let decoder = Decoder::new(&models::ModelConfig::default(), Compute::F32);
 /// let modules = TrainPrograms::new(decoder, stablehlo::Save::Carry);
 /// let shape = TrainShape { rows: 2, length: 32, tokens: 48, shared: true };
-/// let text = modules.gradient(&grpo_core::LossConfig::default(), shape)?.to_string();
+/// let text = modules.gradient(&grpo_core::LossConfig::default(), None, shape)?.to_string();
 /// assert!(text.contains("tensor<2x32xi32>"));
 /// # Ok(())
 /// # }
@@ -47,8 +48,8 @@ pub struct TrainShape {
 pub struct TrainPrograms {
     decoder: Decoder,
     /// Dtype of the model's matrices.
-    model: Dtype,
-    save: Save,
+    pub(super) model: Dtype,
+    pub(super) save: Save,
     tiling: Tiling,
 }
 
@@ -113,7 +114,7 @@ impl TrainPrograms {
     /// Returns the specification of the loss head.
     ///
     /// # Errors
-    /// [`Error::Loss`] for an invalid loss or tiling.
+    /// [`crate::Error::Loss`] for an invalid loss or tiling.
     pub fn head(&self, loss: &LossConfig, tokens: usize) -> Result<Spec> {
         let config = self.config();
         let dtype = match self.decoder.compute() {
@@ -149,29 +150,17 @@ impl TrainPrograms {
     ///
     /// Results: the accumulators plus the gradients of the micro-batch, the loss as [`Role::Sums`], log-probabilities and entropies `[N]`.
     ///
-    /// # Errors
-    /// [`Error::Loss`] for an invalid loss.
-    pub fn gradient(&self, loss: &LossConfig, shape: TrainShape) -> Result<Module> {
-        self.gradient_of(loss, None, shape)
-    }
-
-    /// Builds [`TrainPrograms::gradient`] for a decoder with a value head, including the gradients of the value loss.
-    ///
-    /// It has one more argument at the end: old values, returns and weights of the value loss, f32 `[3, N]`, with weight 0 for tokens
-    /// without a value loss. It has one more result: the values `[N]`.
+    /// With a value loss, for a decoder with a value head, it has one more argument at the end: old values, returns and weights of the value
+    /// loss, f32 `[3, N]`, with weight 0 for tokens without a value loss. It has one more result: the values `[N]`.
     ///
     /// # Errors
-    /// [`Error::Loss`] for an invalid loss.
-    pub fn gradient_with_values(
+    /// [`crate::Error::Loss`] for an invalid loss.
+    pub fn gradient(
         &self,
         loss: &LossConfig,
-        of_values: &ValueLossConfig,
+        of_values: Option<&ValueLossConfig>,
         shape: TrainShape,
     ) -> Result<Module> {
-        self.gradient_of(loss, Some(of_values), shape)
-    }
-
-    fn gradient_of(&self, loss: &LossConfig, of_values: Option<&ValueLossConfig>, shape: TrainShape) -> Result<Module> {
         const NAME: &str = "gradient";
         let (spec, trained) = (self.head(loss, shape.tokens)?, self.decoder.trained());
         self.check_split(shape)?;
@@ -186,15 +175,14 @@ impl TrainPrograms {
         let sums = trained.iter().zip(&sums).map(|(p, sum)| (p.name(), sum));
         let of_loss = of_loss.iter().map(|(role, value)| (role.name(), value));
         let values = values.iter().map(|values| ("values", values));
-        let results: Vec<(&str, &Value)> = sums.chain(of_loss).chain(values).collect();
-        self.finish(&f, NAME, &trained, &results)
+        self.finish(&f, NAME, &trained, sums.chain(of_loss).chain(values))
     }
 
     /// Builds the program of the values `[N]`, f32, of the states before a micro-batch's completion tokens, for a decoder with a value
     /// head. Arguments: the parameters, then the rows as in [`TrainPrograms::gradient`].
     ///
     /// # Errors
-    /// [`Error::Policy`] for a decoder without a value head.
+    /// [`crate::Error::Policy`] for a decoder without a value head.
     pub fn values(&self, shape: TrainShape) -> Result<Module> {
         const NAME: &str = "values";
         if !self.decoder.has_value_head() {
@@ -208,7 +196,7 @@ impl TrainPrograms {
         let outputs = Outputs::HiddenAndValues;
         let forward = self.forward(&table, shape, outputs).map_err(program_error(NAME))?;
         let results = f.call(&forward, &self.arguments(&table, &weights, &batch, outputs));
-        self.finish(&f, NAME, &[], &[(NAME, &results[1])])
+        self.finish(&f, NAME, &[], [(NAME, &results[1])])
     }
 
     /// Builds the program of log-probabilities and entropies `[N]` of a micro-batch's completion tokens, computed in the same tiles as in
@@ -227,8 +215,7 @@ impl TrainPrograms {
         let hidden = f.call(&forward, &self.arguments(&table, &weights, &batch, Outputs::Hidden));
         let to_head = self.to_head(&weights, &hidden[0], batch.tables, []);
         let results = self.of_head(&f, &spec, Pass::Score, to_head)?;
-        let results: Vec<(&str, &Value)> = results.iter().map(|(role, value)| (role.name(), value)).collect();
-        self.finish(&f, NAME, &[], &results)
+        self.finish(&f, NAME, &[], results.iter().map(|(role, value)| (role.name(), value)))
     }
 
     /// Builds the program of an AdamW step for all trained parameters, in f32. It does not check its results: the caller must know that
@@ -241,7 +228,7 @@ impl TrainPrograms {
     /// parameters and moments are unchanged.
     ///
     /// # Errors
-    /// [`Error::Program`], a bug in this crate.
+    /// [`crate::Error::Program`], a bug in this crate.
     pub fn adamw(&self) -> Result<Module> {
         self.adamw_with(Check::Bounds)
     }
@@ -251,7 +238,7 @@ impl TrainPrograms {
     /// infinite if one of them is not finite.
     ///
     /// # Errors
-    /// [`Error::Program`], a bug in this crate.
+    /// [`crate::Error::Program`], a bug in this crate.
     pub fn adamw_checked(&self) -> Result<Module> {
         self.adamw_with(Check::Results)
     }
@@ -277,16 +264,6 @@ impl TrainPrograms {
     /// Returns the storage of the trained weights.
     pub(super) fn storage(&self) -> Storage {
         Storage::of_masters(self.model)
-    }
-
-    /// Returns which activations of each layer are saved for the backward pass.
-    pub(super) fn save(&self) -> &Save {
-        &self.save
-    }
-
-    /// Returns the dtype of the model's matrices.
-    pub(super) fn model_dtype(&self) -> Dtype {
-        self.model
     }
 
     /// Returns the role of the parameter that receives the gradient of the LM head, if it is trained: the head, the tied embedding, or an
@@ -416,24 +393,6 @@ fn take_rows(x: &Value, predicting: &Value, predicts: &Value) -> Value {
     });
     let [forward, backward] = [forward, backward].map(|traced| traced.expect("rows of matrices"));
     x.builder().custom_vjp(&forward, &backward, &arguments, 1).swap_remove(0)
-}
-
-/// Gathers the rows of `x` `[R, H]` at these indices `[N]`.
-fn rows_at(x: &Value, indices: &Value) -> Value {
-    let h = x.shape()[1];
-    let dimensions = GatherDimensions {
-        offset_dims: vec![1],
-        collapsed_slice_dims: vec![0],
-        start_index_map: vec![0],
-        index_vector_dim: 1,
-        slice_sizes: vec![1, h],
-        ..GatherDimensions::default()
-    };
-    x.gather(indices, dimensions, &[indices.shape()[0], h])
-}
-
-fn program_error(program: &'static str) -> impl Fn(stablehlo::Error) -> Error {
-    move |source| Error::Program { program: program.into(), source }
 }
 
 mod gradients;

@@ -3,7 +3,6 @@
 use super::{TrainPrograms, TrainShape, row_types};
 use crate::decoder::{Axis, Parameter};
 use crate::error::Result;
-use crate::runtime::finish;
 use backend_tpu::program::{HeadSplit, Pass, Role, Spec};
 use stablehlo::{Builder, Module, TensorType, Value};
 
@@ -23,8 +22,8 @@ impl TrainPrograms {
         let split = self.decoder.split();
         let head = split.constrain(head, &LM_HEAD);
         [
-            split.constrain_named(&self.split_hidden(hidden), &[None, None]),
-            split.constrain_named(&head, &[Some(Axis::Vocab), None]),
+            split.constrain(&self.split_hidden(hidden), &[None::<Axis>; 2]),
+            split.constrain(&head, &[Some(Axis::Vocab), None]),
         ]
     }
 
@@ -43,7 +42,7 @@ impl TrainPrograms {
         arguments: Vec<(Role, Value)>,
     ) -> Result<Vec<(Role, Value)>> {
         let split = self.decoder.split();
-        let of_head = split.named(&[None, None]).zip(split.named(&[Some(Axis::Vocab), None]));
+        let of_head = split.sharding(&[None::<Axis>; 2]).zip(split.sharding(&[Some(Axis::Vocab), None]));
         let results = match of_head {
             Some((rows, weight)) => spec.operations_on_mesh(f, pass, arguments, &HeadSplit { rows, weight })?,
             None => spec.operations(f, pass, arguments)?,
@@ -55,7 +54,7 @@ impl TrainPrograms {
     /// all tokens.
     pub(super) fn split_gradient(&self, role: Role, value: &Value) -> Value {
         match role {
-            Role::GradHidden => self.decoder.split().constrain_named(value, &[None, Some(Axis::Embed)]),
+            Role::GradHidden => self.decoder.split().constrain(value, &[None, Some(Axis::Embed)]),
             Role::GradLmHead => self.decoder.split().constrain(value, &LM_HEAD),
             _ => value.clone(),
         }
@@ -71,16 +70,16 @@ impl TrainPrograms {
 
     /// Finishes the program with `results`. The first ones are gradients of `trained`, sharded like the parameters; the others are
     /// replicated.
-    pub(super) fn finish(
+    pub(super) fn finish<'a>(
         &self,
         f: &Builder,
         name: &str,
         trained: &[Parameter],
-        results: &[(&str, &Value)],
+        results: impl IntoIterator<Item = (&'a str, &'a Value)>,
     ) -> Result<Module> {
         let split = self.decoder.split();
         trained.iter().enumerate().for_each(|(i, parameter)| split.result(f, i, &parameter.axes));
-        Ok(split.complete(finish(f.clone(), name, results)?))
+        split.finish(f.clone(), name, results)
     }
 
     /// Declares the rows of a micro-batch as the next arguments.

@@ -108,7 +108,6 @@ fn tables_of(spec: &Spec, tables: &TokenTables) -> [Array; 3] {
 /// Returns all results of the gradient program with their names; results of completion tokens without padding.
 fn gradient(modules: &TrainPrograms, sequences: &[Sequence], packing: &Packing) -> Vec<(String, Vec<f64>)> {
     let loss = LossConfig { entropy_coef: 0.1, ..LossConfig::default() };
-    let of_values = ValueLossConfig { vf_coef: 0.4, cliprange_value: Some(0.2) };
     let batch = token_batch(sequences).unwrap();
     let n = batch.tokens();
     let number = |scale: f32, shift: f32| (0..n).map(|t| scale * (t as f32 + shift).cos()).collect::<Vec<_>>();
@@ -126,18 +125,16 @@ fn gradient(modules: &TrainPrograms, sequences: &[Sequence], packing: &Packing) 
     arguments.extend(trained.iter().map(|p| floats(&p.shape, vec![0.0; p.shape.iter().product()])));
     arguments.extend(rows_of(&rows));
     arguments.extend(tables_of(&spec, &TokenTables::new(&spec, &batch, Some(&evaluator))));
-    let module = match modules.decoder().has_value_head() {
-        true => {
-            let column = |mut column: Vec<f32>| {
-                column.resize(rows.shape.tokens, 0.0);
-                column
-            };
-            let table = [column(number(0.3, 1.0)), column(number(1.0, 0.0)), column(vec![1.0 / n as f32; n])].concat();
-            arguments.push(floats(&[3, rows.shape.tokens], table));
-            modules.gradient_with_values(&loss, &of_values, rows.shape).unwrap()
-        }
-        false => modules.gradient(&loss, rows.shape).unwrap(),
-    };
+    let of_values = modules.decoder().has_value_head().then(|| {
+        let column = |mut column: Vec<f32>| {
+            column.resize(rows.shape.tokens, 0.0);
+            column
+        };
+        let table = [number(0.3, 1.0), number(1.0, 0.0), vec![1.0 / n as f32; n]].map(column).concat();
+        arguments.push(floats(&[3, rows.shape.tokens], table));
+        ValueLossConfig { vf_coef: 0.4, cliprange_value: Some(0.2) }
+    });
+    let module = modules.gradient(&loss, of_values.as_ref(), rows.shape).unwrap();
     let results = module.interpret(&arguments).unwrap().into_iter().map(|result| result.to_floats());
     let of_loss = ["loss", "logp", "entropy", "values"];
     let named = trained.iter().map(Parameter::name).chain(of_loss).map(str::to_owned).zip(results);
@@ -209,30 +206,13 @@ proptest! {
     }
 }
 
-#[test]
-fn rows_without_tokens_add_nothing() {
-    let of = |prompt: &[u32], completion: &[u32]| Sequence { prompt: prompt.to_vec(), completion: completion.to_vec() };
-    // The first sequence fills a row exactly, and so do the two others together.
-    let sequences = [of(&[1; 7], &[5, 8, 2, 9, 10, 4, 6, 3, 7, 1]), of(&[4, 7, 1], &[9, 3, 2]), of(&[2; 5], &[6; 7])];
-    let full = Packing { length: LENGTH, rows: vec![vec![0], vec![2, 1]] };
-    let with_empty_rows = Packing { length: LENGTH, rows: vec![vec![], vec![0], vec![], vec![2, 1]] };
-    for is_blockwise in [false, true] {
-        let modules = modules(attention(is_blockwise), true);
-        let [expected, found] = [&full, &with_empty_rows].map(|packing| gradient(&modules, &sequences, packing));
-        for ((name, found), (_, expected)) in found.iter().zip(&expected) {
-            let off = found.iter().zip(expected).map(|(a, b)| if a == b { 0.0 } else { (a - b).abs() });
-            assert!(off.fold(0.0, f64::max) < 1e-12 && found.iter().all(|x| !x.is_nan()), "{name}");
-        }
-    }
-}
-
 /// Blockwise attention is a loop inside the loop over layers.
 #[test]
 fn saved_attention_is_not_recomputed_in_the_backward_pass() {
     let loops = |save: Save| {
         let decoder = modules(attention(true), false).decoder().clone();
         let shape = TrainShape { rows: 2, length: LENGTH, tokens: 16, shared: false };
-        let module = TrainPrograms::new(decoder, save).gradient(&LossConfig::default(), shape).unwrap();
+        let module = TrainPrograms::new(decoder, save).gradient(&LossConfig::default(), None, shape).unwrap();
         module.to_string().matches("stablehlo.while").count()
     };
     let kept = Save::Named(vec![ATTENTION.into()]);
