@@ -193,7 +193,7 @@ fn device_tensors_of_wrong_shape_or_role_are_refused() {
     assert_shape(plan.upload(Role::Hidden, 16, TensorRef::Device(&resident.hidden)), "hidden");
 
     // A tensor in the wrong role, and a tensor for batches of another size.
-    let head = || TensorRef::Device(&resident.lm_head);
+    let head = || (&resident.lm_head).into();
     let policy = PolicyInput::Hidden { hidden: head(), lm_head: head(), bias: None };
     assert_shape(plan.score(policy, &case.batch), "hidden");
     let part = case.select(0..2);
