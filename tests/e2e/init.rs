@@ -3,6 +3,9 @@
 use crate::support::{Call, Runs, assert_has, grpo, json};
 use serde_json::{Value, json};
 
+/// Makes a row from its number.
+type Row<'a> = &'a dyn Fn(usize) -> Value;
+
 /// Calls `grpo init` for the model and the rows of `runs`, in their folder.
 fn init(runs: &Runs, settings: &[&str]) -> Call {
     grpo(["init", "--model", "model", "--data", "rows.jsonl"]).set(settings).at(&runs.path(""))
@@ -104,7 +107,7 @@ fn columns_of_other_names_are_found_and_the_file_trains() {
     let question = |i: usize| format!("What is {i} + 1?");
     let user = |i: usize| json!({"role": "user", "content": question(i)});
     let right = |text: String| json!({"role": "assistant", "content": text});
-    let cases: [(&str, &dyn Fn(usize) -> Value, Value, &str); 6] = [
+    let cases: [(&str, Row<'_>, Value, &str); 6] = [
         ("messages", &|i| json!({"messages": [user(i), right(format!("#### {}", i + 1))]}), json!({}), "correct"),
         (
             "solution",
@@ -253,7 +256,7 @@ fn models_and_rows_that_do_not_say_enough_are_refused() {
         assert_has(&refusal(&runs, &[]), &[words]);
     }
     let long = "And so on. ".repeat(20);
-    let cases: [(&dyn Fn(usize) -> Value, &[&str]); 4] = [
+    let cases: [(Row<'_>, &[&str]); 4] = [
         // Some rows have no answer, and some no prompt.
         (&|i| json!({"question": format!("What is {i}?"), "answer": (i != 7).then_some(i)}), &["line 8"]),
         (

@@ -78,9 +78,8 @@ fn configurations() {
     let (mut legal, mut illegal) = (0, 0);
     let of_run = |layers: Layers| TrainConfig::from_layers(layers).is_ok_and(|config| config.validate().is_ok());
     let of_loss = |layers: Layers| layers.resolve::<LossConfig>().is_ok_and(|config| config.validate().is_ok());
-    let kinds: [(&str, usize, &dyn Fn(Layers) -> bool); 2] =
-        [("configs/train", 200, &of_run), ("configs/loss", 50, &of_loss)];
-    for (folder, count, is_legal) in kinds {
+    let run: (_, _, &dyn Fn(Layers) -> bool) = ("configs/train", 200, &of_run);
+    for (folder, count, is_legal) in [run, ("configs/loss", 50, &of_loss)] {
         for file in files(repository(folder).as_ref()) {
             let text = std::fs::read(&file).expect("a configuration");
             for _ in 0..count {

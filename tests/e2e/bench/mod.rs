@@ -309,7 +309,7 @@ fn what_cannot_be_measured_is_refused_with_what_could() {
 #[cfg(unix)]
 fn what_is_stopped_leaves_nothing_behind() {
     let folder = Runs::new(&[]);
-    let config = folder.write("config.yaml", &TINY.replace("steps: 3", "steps: 1000000"));
+    let config = folder.write("config.yaml", TINY.replace("steps: 3", "steps: 1000000"));
     let temporary = folder.path("temporary");
     std::fs::create_dir(&temporary).expect("a folder");
     let mut child = grpo(["bench", &config]).env("TMPDIR", &temporary).spawn();
