@@ -15,6 +15,7 @@ use crate::metrics::Metrics;
 use crate::policy::{PolicyInput, PolicySpec};
 use crate::tensor::{Dtype, TensorMut};
 use serde::{Deserialize, Serialize};
+use smart_default::SmartDefault;
 use std::sync::Arc;
 use strum::{EnumCount, EnumString, IntoStaticStr, VariantArray};
 
@@ -80,10 +81,11 @@ pub enum LoopOrder {
 /// let tiling = Tiling { workspace_budget: 32 << 20, memory_limit: Some(8 << 30), ..Tiling::default() };
 /// assert_eq!(tiling.token_chunk, None);
 /// ```
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, SmartDefault, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Tiling {
     /// Largest workspace in bytes, in addition to inputs, outputs and gradients. The fused plan chooses its tile sizes to fit.
+    #[default(128 << 20)]
     pub workspace_budget: usize,
     /// Tokens per tile. Gradients of the head are summed over tiles, so their last bits depend on this size. Set it to make them
     /// independent of the other inputs of the plan (the budget, the number of threads).
@@ -95,12 +97,6 @@ pub struct Tiling {
     /// Largest total memory of a call in bytes: inputs, outputs and workspace ([`MemoryReport::total`]). A plan that needs
     /// more is refused before it allocates. `None` means the machine's memory on a CPU, and no limit on a device.
     pub memory_limit: Option<usize>,
-}
-
-impl Default for Tiling {
-    fn default() -> Self {
-        Self { workspace_budget: 128 << 20, token_chunk: None, vocab_block: None, loop_order: None, memory_limit: None }
-    }
 }
 
 /// Everything that a backend needs before the first batch. [`GrpoLoss`](crate::GrpoLoss) builds it for its callers; authors of backends

@@ -3,6 +3,7 @@
 use crate::error::{Result, check};
 use crate::tokenizer::CharTokenizer;
 use serde::{Deserialize, Serialize};
+use smart_default::SmartDefault;
 
 /// The shape and initialisation of a decoder: the section `model` of a run's configuration.
 ///
@@ -13,34 +14,44 @@ use serde::{Deserialize, Serialize};
 /// assert_eq!(models::ModelConfig::default().head_dim(), 64 / 4);
 /// # Ok::<(), models::Error>(())
 /// ```
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, SmartDefault, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ModelConfig {
     /// V, the vocabulary size. The trainer requires the tokenizer's.
+    #[default(CharTokenizer::VOCAB_SIZE)]
     pub vocab_size: usize,
     /// H, the width of the residual stream.
+    #[default(64)]
     pub hidden_size: usize,
     /// I, the width of the MLP.
+    #[default(192)]
     pub intermediate_size: usize,
     /// The number of blocks.
+    #[default(2)]
     pub num_hidden_layers: usize,
     /// A, the number of query heads.
+    #[default(4)]
     pub num_attention_heads: usize,
     /// K, the number of key/value heads, a divisor of `num_attention_heads`.
+    #[default(2)]
     pub num_key_value_heads: usize,
     /// D, the width of a head, an even number. `None` is `hidden_size / num_attention_heads`; Qwen3 models set another width.
     pub head_dim: Option<usize>,
     /// The largest number of tokens of a sequence, prompt and completion together.
+    #[default(64)]
     pub max_position_embeddings: usize,
     /// The base of the rotary frequencies.
+    #[default(10_000.0)]
     pub rope_theta: f64,
     /// The scaling of rotary frequencies for contexts longer than in pre-training (Llama 3); `None` leaves them unscaled.
     pub rope_scaling: Option<RopeScaling>,
     /// `true` if the query, key and value projections have biases, as in Qwen2; Qwen3 and Llama 3 have none.
+    #[default(true)]
     pub attention_bias: bool,
     /// `true` if every query and key head is normalised (RMSNorm over D with its own weights) before the rotary embedding, as in Qwen3.
     pub qk_norm: bool,
     /// The constant that RMSNorm adds to the mean square.
+    #[default(1e-6)]
     pub rms_norm_eps: f64,
     /// `true` if the LM head shares the embedding matrix.
     pub tie_word_embeddings: bool,
@@ -49,6 +60,7 @@ pub struct ModelConfig {
     pub pad_token_id: Option<usize>,
     /// The standard deviation of initial matrices. Matrices that write to the residual stream are divided by sqrt(2 x num_hidden_layers), as
     /// in GPT-2.
+    #[default(0.08)]
     pub initializer_range: f64,
 }
 
@@ -76,29 +88,6 @@ pub struct RopeScaling {
     pub high_freq_factor: f64,
     /// The context of pre-training, in tokens.
     pub original_max_position_embeddings: usize,
-}
-
-impl Default for ModelConfig {
-    fn default() -> Self {
-        Self {
-            vocab_size: CharTokenizer::VOCAB_SIZE,
-            hidden_size: 64,
-            intermediate_size: 192,
-            num_hidden_layers: 2,
-            num_attention_heads: 4,
-            num_key_value_heads: 2,
-            head_dim: None,
-            max_position_embeddings: 64,
-            rope_theta: 10_000.0,
-            rope_scaling: None,
-            attention_bias: true,
-            qk_norm: false,
-            rms_norm_eps: 1e-6,
-            tie_word_embeddings: false,
-            pad_token_id: None,
-            initializer_range: 0.08,
-        }
-    }
 }
 
 impl ModelConfig {

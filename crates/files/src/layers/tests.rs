@@ -2,6 +2,7 @@ use super::*;
 use grpo_core::LossConfig;
 use proptest::prelude::*;
 use serde::Deserialize;
+use smart_default::SmartDefault;
 
 impl Configuration for TestConfig {}
 
@@ -14,18 +15,14 @@ struct TestConfig {
     optimizer: Optimizer,
 }
 
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, SmartDefault, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 struct Grpo {
+    #[default(450)]
     max_steps: u64,
+    #[default(8)]
     num_generations: usize,
     is_on: bool,
-}
-
-impl Default for Grpo {
-    fn default() -> Self {
-        Self { max_steps: 450, num_generations: 8, is_on: false }
-    }
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

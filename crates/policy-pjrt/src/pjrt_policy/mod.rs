@@ -20,6 +20,7 @@ use policy::{
     AdamWConfig, Completion, InitialWeights, Policy, PolicyState, RolloutRequest, SequenceBatch, StateGroup, StepLoss,
     TensorSink, TensorSource, UpdateReport, Weights,
 };
+use smart_default::SmartDefault;
 use stablehlo::{Dtype, Save};
 use std::sync::Arc;
 use steps::upload;
@@ -75,34 +76,24 @@ pub struct PjrtPolicy {
 }
 
 /// Options of a policy on a PJRT device.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, SmartDefault, PartialEq)]
 pub struct PjrtPolicyOptions {
     /// Dtype of the operands of matrix products, in training and sampling, and of the model's matrices on the device. For bf16, the low 16
     /// bits of f32 weights are stored separately, for updates and checkpoints.
+    #[default(Compute::F32)]
     pub compute: Compute,
     /// Attention implementation in training and scoring.
     pub attention: Attention,
     /// Activations that each layer saves for the backward pass: more memory or more recomputation.
     pub save: Save,
     /// Tiling of the logits in the loss.
+    #[default(default_tiling())]
     pub tiling: Tiling,
     /// Options of sampling.
     pub rollout: RolloutOptions,
     /// `true` if a failed step can be rolled back, which holds weights and moments twice during the step.
+    #[default(true)]
     pub can_roll_back: bool,
-}
-
-impl Default for PjrtPolicyOptions {
-    fn default() -> Self {
-        Self {
-            compute: Compute::F32,
-            attention: Attention::Auto,
-            save: Save::Carry,
-            tiling: default_tiling(),
-            rollout: RolloutOptions::default(),
-            can_roll_back: true,
-        }
-    }
 }
 
 /// The state that [`Policy::roll_back`] restores. Its buffers are shared with the policy until an update writes new ones.

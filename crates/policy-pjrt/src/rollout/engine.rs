@@ -16,24 +16,21 @@ use backend_tpu::plugins::Kind;
 use models::ModelConfig;
 use pjrt::{Argument, Buffer};
 use policy::{Completion, RolloutRequest, Sampling};
+use smart_default::SmartDefault;
 use stablehlo::Dtype;
 use std::ops::Range;
 use std::sync::Arc;
 
 /// Options of a rollout.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, SmartDefault, PartialEq, Eq)]
 pub struct RolloutOptions {
     /// Largest number of sequences that decode concurrently: more need more memory for the KV cache and are faster.
+    #[default(64)]
     pub slots: usize,
     /// Largest number of tokens per sequence that one call of the decode program adds. Slots of finished sequences are reused between
     /// calls. Another value changes the order of sums in attention, and so the last bits of the results.
+    #[default(16)]
     pub tokens_per_call: usize,
-}
-
-impl Default for RolloutOptions {
-    fn default() -> Self {
-        Self { slots: 64, tokens_per_call: 16 }
-    }
 }
 
 /// Returns `true` if the decode loop should get weights and KV cache in the layout that products read. XLA's CPU backend copies every slice

@@ -1,5 +1,7 @@
 //! The parts of AdamW that all policies share: its settings, the scalars of a step, and bounds on the size of weights and moments.
 
+use smart_default::SmartDefault;
+
 mod bounds;
 
 pub use bounds::AdamWBounds;
@@ -14,34 +16,25 @@ pub const CLIP_EPSILON: f64 = 1e-6;
 /// let adamw = policy::AdamWConfig { skip_grad_norm: Some(10.0), ..Default::default() };
 /// assert!(adamw.skips());
 /// ```
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, SmartDefault, PartialEq)]
 pub struct AdamWConfig {
     /// Decay of the first moment, in [0, 1).
+    #[default(0.9)]
     pub adam_beta1: f64,
     /// Decay of the second moment, in [0, 1).
+    #[default(0.999)]
     pub adam_beta2: f64,
     /// Term added to the square root of the second moment, above 0.
+    #[default(1e-8)]
     pub adam_epsilon: f64,
     /// Decoupled weight decay of matrices; it does not apply to norms and biases.
     pub weight_decay: f64,
     /// Largest 2-norm of the whole gradient; 0 turns clipping off.
+    #[default(1.0)]
     pub max_grad_norm: f64,
     /// A gradient is skipped if its 2-norm before clipping is above this value or is not finite. `None` applies every finite gradient; a
     /// gradient that is not finite is then an error.
     pub skip_grad_norm: Option<f64>,
-}
-
-impl Default for AdamWConfig {
-    fn default() -> Self {
-        Self {
-            adam_beta1: 0.9,
-            adam_beta2: 0.999,
-            adam_epsilon: 1e-8,
-            weight_decay: 0.0,
-            max_grad_norm: 1.0,
-            skip_grad_norm: None,
-        }
-    }
 }
 
 impl AdamWConfig {

@@ -18,6 +18,7 @@ pub use array::Array;
 use crate::error::{Error, Result};
 use crate::graph::{Function, Module};
 use machine::Machine;
+use smart_default::SmartDefault;
 
 /// How results are rounded to their dtypes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -52,21 +53,17 @@ pub enum Rounding {
 /// assert_eq!(rounding.run(&module, &[third])?[0].to_floats(), [0.333984375]);
 /// # Ok::<(), stablehlo::Error>(())
 /// ```
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, SmartDefault)]
 pub struct Interpreter {
     /// How results are rounded.
     pub rounding: Rounding,
     /// The maximal number of elements of all values of a program together; by default 2^26, half a gigabyte.
+    #[default(1 << 26)]
     pub elements: usize,
     /// The maximal number of elements that operations read and write during a run, with at least one per operation; by
     /// default 2^34, about a minute.
+    #[default(1 << 34)]
     pub work: u64,
-}
-
-impl Default for Interpreter {
-    fn default() -> Self {
-        Self { rounding: Rounding::None, elements: 1 << 26, work: 1 << 34 }
-    }
 }
 
 impl Interpreter {

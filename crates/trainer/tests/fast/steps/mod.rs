@@ -109,6 +109,13 @@ fn assert_same_bits(a: &TrainState, b: &TrainState) {
 }
 
 #[test]
+fn equal_seeds_give_equal_bits_and_other_seeds_differ() {
+    let first = whole_run(small());
+    assert_same_bits(&first, &whole_run(small()));
+    assert_ne!(first.policy, whole_run(TrainConfig { seed: 1, ..small() }).policy);
+}
+
+#[test]
 fn the_number_of_threads_does_not_matter() {
     let on = |threads| {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
