@@ -1,10 +1,9 @@
 //! A program that is being built, and the common parts of all programs.
 
-use super::kind::Pass;
+use super::pass::Pass;
 use super::products::{Head, HeadSplit};
 use super::role::Role;
 use super::spec::Spec;
-use super::tokens::Tables;
 use grpo_core::PolicySpec;
 use grpo_core::error::{Error, Result};
 use stablehlo::{Builder, Dtype, Module, Value};
@@ -32,7 +31,7 @@ impl Frame {
     pub(super) fn new(spec: &Spec, pass: Pass) -> Self {
         let f = Builder::new();
         let argument = |role: Role| (role, f.argument(role.name(), spec.type_of(role)));
-        let arguments = roles(spec, pass).into_iter().map(argument).collect();
+        let arguments = spec.arguments(pass).into_iter().map(argument).collect();
         Self { f, arguments, split: None }
     }
 
@@ -41,8 +40,14 @@ impl Frame {
     ///
     /// # Errors
     /// [`Error::Shape`] for a missing value, or one of another type.
-    pub(super) fn of(spec: &Spec, pass: Pass, f: &Builder, values: Vec<(Role, Value)>) -> Result<Self> {
-        for role in roles(spec, pass) {
+    pub(super) fn of(
+        spec: &Spec,
+        pass: Pass,
+        f: &Builder,
+        values: Vec<(Role, Value)>,
+        split: Option<HeadSplit>,
+    ) -> Result<Self> {
+        for role in spec.arguments(pass) {
             let (expected, found) = (spec.type_of(role), values.iter().find(|(r, _)| *r == role));
             let fits = |value: &Value| {
                 let held = if role == Role::LmHead { value.dtype() } else { expected.dtype };
@@ -53,17 +58,7 @@ impl Frame {
                 return Err(Error::shape("the loss in a program", role.name(), expected, found));
             }
         }
-        Ok(Self { f: f.clone(), arguments: values, split: None })
-    }
-
-    /// Sets the sharding of the operands of logits.
-    pub(super) fn with_split(self, split: &HeadSplit) -> Self {
-        Self { split: Some(split.clone()), ..self }
-    }
-
-    /// Returns the sharding of the operands of logits.
-    pub(super) fn split(&self) -> Option<HeadSplit> {
-        self.split.clone()
+        Ok(Self { f: f.clone(), arguments: values, split })
     }
 
     /// Returns an argument, if the program has it.
@@ -85,16 +80,8 @@ impl Frame {
             PolicySpec::Logits { .. } => None,
             PolicySpec::Hidden { layout, .. } => {
                 let (weight, bias) = (self.argument(Role::LmHead), self.get(Role::Bias).cloned());
-                Some((self.argument(Role::Hidden), Head { weight, bias, layout, split: self.split() }))
+                Some((self.argument(Role::Hidden), Head { weight, bias, layout, split: self.split.clone() }))
             }
-        }
-    }
-
-    pub(super) fn tables(&self) -> Tables {
-        Tables {
-            ids: self.argument(Role::TokenIds),
-            numbers: self.argument(Role::TokenNumbers),
-            on_policy: self.argument(Role::OnPolicy),
         }
     }
 
@@ -122,20 +109,9 @@ impl Frame {
     }
 }
 
-/// Returns the arguments of `pass`, in order.
-fn roles(spec: &Spec, pass: Pass) -> Vec<Role> {
-    let policy = match spec.policy {
-        PolicySpec::Logits { .. } => vec![Role::Logits],
-        PolicySpec::Hidden { bias: false, .. } => vec![Role::Hidden, Role::LmHead],
-        PolicySpec::Hidden { bias: true, .. } => vec![Role::Hidden, Role::LmHead, Role::Bias],
-    };
-    let tokens = [Role::TokenIds, Role::TokenNumbers, Role::OnPolicy];
-    policy.into_iter().chain(tokens).chain(spec.accumulators(pass)).collect()
-}
-
 /// Returns `sum + gradient`, rounded to the dtype of gradient accumulators.
 pub(super) fn accumulate(sum: &Value, gradient: &Value) -> Value {
-    (sum.convert(stablehlo::Dtype::F32) + gradient).convert(sum.dtype())
+    (sum.convert(Dtype::F32) + gradient).convert(sum.dtype())
 }
 
 /// Prevents the compiler from changing the logits, if scoring and loss must see the same bits.

@@ -5,7 +5,7 @@
 
 use grpo_core::error::{Error, Result};
 use serde::{Deserialize, Serialize};
-use stablehlo::{Builder, Dtype, Reducer, Value};
+use stablehlo::{Builder, Dtype, Reducer, TensorType, Value};
 
 /// The numbers of shards of tokens and vocabulary.
 ///
@@ -118,18 +118,12 @@ impl MeshCoord {
 
     /// Returns the value on data rank 0 and zeros elsewhere, so that a sum over data counts it once.
     pub(crate) fn once(&self, value: &Value) -> Value {
-        if self.mesh.data == 1 {
-            return value.clone();
-        }
-        self.data_rank.eq(&self.data_rank.like(0)).select(value, &value.like(0.0))
+        if self.mesh.data == 1 { value.clone() } else { on_first(&self.data_rank, value) }
     }
 
     /// Returns the value on vocab rank 0 and zeros elsewhere, so that a sum over the vocabulary counts it once.
     pub(crate) fn once_over_vocab(&self, value: &Value) -> Value {
-        if self.mesh.vocab == 1 {
-            return value.clone();
-        }
-        self.vocab_rank.eq(&self.vocab_rank.like(0)).select(value, &value.like(0.0))
+        if self.mesh.vocab == 1 { value.clone() } else { on_first(&self.vocab_rank, value) }
     }
 
     /// Gathers the vectors of all data ranks `[N_local]` into `[data * N_local]`.
@@ -138,8 +132,12 @@ impl MeshCoord {
             return value.clone();
         }
         let local = value.shape()[0];
-        let whole = value.builder().splat(0.0, stablehlo::TensorType::new(value.dtype(), [self.mesh.data * local]));
+        let whole = value.builder().splat(0.0, TensorType::new(value.dtype(), [self.mesh.data * local]));
         let placed = whole.dynamic_update_slice(value, &[&self.first_token(local)]);
         self.over_data(&placed, Reducer::Add)
     }
+}
+
+fn on_first(rank: &Value, value: &Value) -> Value {
+    rank.eq(&rank.like(0)).select(value, &value.like(0.0))
 }

@@ -3,7 +3,7 @@
 
 use backend_tpu::aot::{Analysis, Compiler, Target, Variant, user_cache};
 use backend_tpu::plugins::{self, Kind};
-use backend_tpu::program::{Mesh, MosaicBlocks, Numerics, Pass, ProgramKind, Spec};
+use backend_tpu::program::{Mesh, MosaicBlocks, Numerics, Pass, Spec};
 use grpo_core::{
     Dtype, Error, GradientSpec, HeadLayout, Implementation, LossConfig, PlanRequest, PolicySpec, Tiling, TokenBatch,
 };
@@ -55,10 +55,10 @@ fn compile(name: &str, variant: &Variant) {
     let inputs = if given { input * n * v } else { input * (n * h + v * h) };
     assert!(report.argument_bytes >= inputs, "{name}: arguments of {inputs} bytes at least");
     // Gradients reuse the memory of their accumulators.
-    let donated = match (variant.program, given) {
-        (ProgramKind::Gradient, true) => 4 * n * v,
-        (ProgramKind::Gradient, false) => 4 * (n * h + v * h),
-        (ProgramKind::GradientInPlace, _) => input * n * v,
+    let donated = match (variant.pass, given) {
+        (Pass::Gradient, true) => 4 * n * v,
+        (Pass::Gradient, false) => 4 * (n * h + v * h),
+        (Pass::GradientInPlace, _) => input * n * v,
         _ => 0,
     };
     assert!(report.alias_bytes >= donated, "{name}: {donated} bytes are donated");
@@ -67,7 +67,7 @@ fn compile(name: &str, variant: &Variant) {
     assert!(report.code_bytes > 0, "{name}");
 }
 
-fn variant(loss: LossConfig, implementation: Implementation, tiling: Tiling, mesh: Mesh, kind: ProgramKind) -> Variant {
+fn variant(loss: LossConfig, implementation: Implementation, tiling: Tiling, mesh: Mesh, pass: Pass) -> Variant {
     let dtype = Dtype::Bf16;
     Variant {
         request: PlanRequest {
@@ -81,7 +81,8 @@ fn variant(loss: LossConfig, implementation: Implementation, tiling: Tiling, mes
         numerics: Numerics::default(),
         mosaic: None,
         mesh,
-        program: kind,
+        pass,
+        build: Spec::program,
     }
 }
 
@@ -97,8 +98,7 @@ fn every_program_of_hidden_states_compiles() {
     ];
     for (level, loss) in [("token", grpo()), ("sequence", gspo())] {
         for (name, implementation, tiling) in &tilings {
-            for (mesh, kind) in [(ONE, ProgramKind::Score), (ONE, ProgramKind::Gradient), (GRID, ProgramKind::Gradient)]
-            {
+            for (mesh, kind) in [(ONE, Pass::Score), (ONE, Pass::Gradient), (GRID, Pass::Gradient)] {
                 let variant = variant(loss.clone(), *implementation, tiling.clone(), mesh, kind);
                 compile(&format!("{name} {level} {kind:?} {mesh:?}"), &variant);
             }
@@ -108,12 +108,9 @@ fn every_program_of_hidden_states_compiles() {
 
 #[test]
 fn every_program_of_logits_compiles() {
-    for (mesh, kind) in [
-        (ONE, ProgramKind::Score),
-        (ONE, ProgramKind::Gradient),
-        (ONE, ProgramKind::GradientInPlace),
-        (GRID, ProgramKind::GradientInPlace),
-    ] {
+    for (mesh, kind) in
+        [(ONE, Pass::Score), (ONE, Pass::Gradient), (ONE, Pass::GradientInPlace), (GRID, Pass::GradientInPlace)]
+    {
         for loss in [grpo(), gspo()] {
             let mut variant = variant(loss, Implementation::Logits, Tiling::default(), mesh, kind);
             // A prime vocabulary, which no number of devices divides.
@@ -127,7 +124,7 @@ fn every_program_of_logits_compiles() {
 fn every_rounding_layout_and_bias_compiles() {
     let plain = loss(r#"{"loss_type": "cispo", "epsilon_high": 1.3}"#);
     for (i, tiling) in [chunks(96), panels(384)].into_iter().enumerate() {
-        let mut variant = variant(plain.clone(), Implementation::Fused, tiling, ONE, ProgramKind::Gradient);
+        let mut variant = variant(plain.clone(), Implementation::Fused, tiling, ONE, Pass::Gradient);
         variant.request.policy = PolicySpec::Hidden {
             hidden: H,
             vocab: 1013,
@@ -152,8 +149,8 @@ fn every_rounding_layout_and_bias_compiles() {
 fn a_softcap_needs_no_extra_memory() {
     let policy = PolicySpec::Logits { vocab: 8192, dtype: Dtype::Bf16 };
     for (name, implementation, tiling, kind) in [
-        ("logits", Implementation::Logits, Tiling::default(), ProgramKind::GradientInPlace),
-        ("chunks", Implementation::Fused, chunks(96), ProgramKind::Gradient),
+        ("logits", Implementation::Logits, Tiling::default(), Pass::GradientInPlace),
+        ("chunks", Implementation::Fused, chunks(96), Pass::Gradient),
     ] {
         let temp = |final_logit_softcapping: Option<f64>| {
             let loss = LossConfig { final_logit_softcapping, logit_scale: 1.5, ..grpo() };
@@ -174,7 +171,7 @@ fn a_softcap_needs_no_extra_memory() {
 #[test]
 fn tpu_kernels_refuse_unsupported_losses() {
     let kernels = |loss: LossConfig| {
-        let mut variant = variant(loss, Implementation::Logits, Tiling::default(), ONE, ProgramKind::Gradient);
+        let mut variant = variant(loss, Implementation::Logits, Tiling::default(), ONE, Pass::Gradient);
         variant.request.policy = PolicySpec::Logits { vocab: V, dtype: Dtype::Bf16 };
         variant.mosaic = Some(MosaicBlocks::default());
         variant.spec().unwrap()

@@ -5,7 +5,7 @@ use crate::error::{Error, Result};
 use crate::parity::{Evaluated, Row, call, call_in_place, oracle_at, widen, widened};
 use backend_cpu::oracle;
 use backend_tpu::aot::Variant;
-use backend_tpu::program::ProgramKind;
+use backend_tpu::program::Pass;
 use grpo_bench::config::{BenchConfig, ShapeConfig};
 use grpo_bench::cpu::policy;
 use grpo_bench::inputs::{self, Inputs};
@@ -199,13 +199,13 @@ impl Problem {
         if matches!(request.policy, PolicySpec::Hidden { .. }) {
             tolerances = tolerances.with_dlogits(backend.dlogits(dtype));
         }
-        let mut found = match (variant.program, &self.inputs.policy) {
-            (ProgramKind::GradientInPlace, PolicyOutput::Logits(logits)) => {
+        let mut found = match (variant.pass, &self.inputs.policy) {
+            (Pass::GradientInPlace, PolicyOutput::Logits(logits)) => {
                 // The gradient is stored in the dtype of the logits.
                 tolerances = tolerances.with_dlogits(dtype);
                 self.in_place(variant, backend, logits.clone())?
             }
-            (ProgramKind::Score, _) => {
+            (Pass::Score, _) => {
                 let scores = backend.plan(request)?.score(policy(&self.inputs, variant), &self.inputs.batch)?;
                 let (logp, entropy) = (Some(widen(&scores.logp)), Some(widen(&scores.entropy)));
                 Values { logp, entropy, ..Values::default() }
