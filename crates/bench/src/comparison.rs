@@ -283,7 +283,7 @@ mod tests {
                 };
                 floats(columns.iter().flatten().copied().collect())
             }
-            Role::OnPolicy => Array::ints(ty.dtype, ty.shape.clone(), [0]).expect("a scalar"),
+            Role::OnPolicy => Array::preds(ty.shape.clone(), [false]).expect("a scalar"),
             // Pseudo-random numbers in [-1, 1); accumulators begin with them, too.
             _ => {
                 let number = |i: usize| ((i * 7919 + (role as usize + 1) * 104_729) % 2048) as f64 / 1024.0 - 1.0;
