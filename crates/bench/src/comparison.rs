@@ -3,52 +3,20 @@
 //! Both take the arguments of a pass and return its results, so that plans run them like the loss. Both are for one
 //! device.
 //!
-//! Legend: N tokens, V vocabulary, H hidden size, C tokens of a chunk.
+//! Legend: N tokens, V vocabulary.
 
-use backend_tpu::program::{Blocking, Pass, Program, Role, Spec};
+use backend_tpu::program::{Blocking, Frame, Head, Pass, Program, Role, Spec};
+use grpo_core::PolicySpec;
 use grpo_core::error::{Error, Result};
-use grpo_core::{HeadLayout, PolicySpec};
-use stablehlo::{Builder, DotDimensions, Dtype, GatherDimensions, Precision, Reducer, Value, trace};
+use stablehlo::{Dtype, GatherDimensions, Reducer, Value, trace};
 
-/// A program that is being built.
-struct Frame<'a> {
-    spec: &'a Spec,
-    f: Builder,
-    arguments: Vec<(Role, Value)>,
-}
-
-impl<'a> Frame<'a> {
-    /// Declares the arguments of `pass`.
-    fn new(spec: &'a Spec, pass: Pass, what: &str) -> Result<Self> {
-        // The errors of the spec.
-        spec.program(pass)?;
-        if spec.mesh.devices() != 1 {
-            return Err(unsupported(format!("the {what} on several devices"), "compare on one"));
-        }
-        let f = Builder::new();
-        let argument = |role: Role| (role, f.argument(role.name(), spec.type_of(role)));
-        let arguments = spec.arguments(pass).into_iter().map(argument).collect();
-        Ok(Self { spec, f, arguments })
-    }
-
-    fn argument(&self, role: Role) -> &Value {
-        match self.arguments.iter().find(|(r, _)| *r == role) {
-            Some((_, value)) => value,
-            None => unreachable!("the pass has the argument {role:?}"),
-        }
-    }
-
-    /// Finishes the program; results that are also arguments reuse their buffers.
-    fn finish(self, name: &str, results: &[(Role, Value)]) -> Result<Program> {
-        let (arguments, values): (Vec<Role>, Vec<Value>) = self.arguments.into_iter().unzip();
-        for (index, (role, _)) in results.iter().enumerate() {
-            if let Some(at) = arguments.iter().position(|argument| argument == role) {
-                self.f.alias(&values[at], index);
-            }
-        }
-        let named: Vec<(&str, &Value)> = results.iter().map(|(role, value)| (role.name(), value)).collect();
-        let module = self.f.finish(name, &named).map_err(cannot_be_built)?;
-        Ok(Program { module, arguments, results: results.iter().map(|(role, _)| *role).collect() })
+/// Declares the arguments of `pass`.
+fn frame(spec: &Spec, pass: Pass, what: &str) -> Result<Frame> {
+    // The errors of the spec.
+    spec.program(pass)?;
+    match spec.mesh.devices() {
+        1 => Ok(Frame::new(spec, pass)),
+        _ => Err(unsupported(format!("the {what} on several devices"), "compare on one")),
     }
 }
 
@@ -57,21 +25,7 @@ fn unsupported(what: String, instead: &str) -> Error {
 }
 
 fn cannot_be_built(error: stablehlo::Error) -> Error {
-    Error::Backend { backend: "pjrt".into(), message: format!("a program cannot be built: {error}") }
-}
-
-/// A product with f32 accumulation; f32 operands keep their precision.
-fn product(a: &Value, b: &Value, dimensions: [usize; 2], result: Dtype) -> Value {
-    let precision = if a.dtype() == Dtype::F32 { Precision::Highest } else { Precision::Default };
-    a.dot_general(b, DotDimensions::contract(dimensions[0], dimensions[1]), result, precision)
-}
-
-/// Returns the dimensions of V and H in the weight of a head.
-fn dimensions(layout: HeadLayout) -> [usize; 2] {
-    match layout {
-        HeadLayout::VocabHidden => [0, 1],
-        HeadLayout::HiddenVocab => [1, 0],
-    }
+    Error::Backend { backend: "pjrt".into(), message: format!("the materialised baseline cannot be built: {error}") }
 }
 
 /// Makes the program of the dense loss as `jax.grad` writes it for `log_softmax` and `take_along_axis`: a gather over
@@ -85,21 +39,32 @@ pub fn materialised(spec: &Spec, pass: Pass) -> Result<Program> {
     if spec.loss.entropy_coef != 0.0 {
         return Err(unsupported("the materialised baseline with an entropy bonus".into(), "set entropy_coef to 0"));
     }
-    let frame = Frame::new(spec, Pass::Score, "materialised baseline")?;
-    let loss = spec.token_loss(|role| frame.argument(role).clone());
+    let frame = frame(spec, Pass::Score, "materialised baseline")?;
+    let loss = spec.token_loss(|role| frame.argument(role));
     let (n, v) = (spec.tokens, spec.policy.vocab());
     let (factors, active) = (loss.factors(), loss.active());
     // Batching dimensions, as in JAX: with (row, column) pairs instead, TPUs flatten `[N, V]` and copy it.
     let index = loss.targets().reshape(&[n, 1, 1]);
 
-    let tables = [Role::TokenIds, Role::TokenNumbers, Role::OnPolicy];
-    let policy: Vec<&(Role, Value)> = frame.arguments.iter().filter(|(role, _)| !tables.contains(role)).collect();
-    let operands: Vec<&Value> = [&index, &factors.logits].into_iter().chain(policy.iter().map(|(_, v)| v)).collect();
+    let inputs: &[(Role, Role)] = match spec.policy {
+        PolicySpec::Logits { .. } => &[(Role::Logits, Role::GradLogits)],
+        PolicySpec::Hidden { bias: false, .. } => &HEAD[..2],
+        PolicySpec::Hidden { bias: true, .. } => &HEAD,
+    };
+    let policy: Vec<Value> = inputs.iter().map(|(role, _)| frame.argument(*role)).collect();
+    let operands: Vec<&Value> = [&index, &factors.logits].into_iter().chain(&policy).collect();
     let types: Vec<_> = operands.iter().map(|value| value.ty().clone()).collect();
     let forward = trace(&types, |_, operands| {
         let [index, factor, policy @ ..] = operands else { unreachable!("an index and a factor come first") };
         let spread = |row: &Value| row.broadcast_in_dim(&[n, v], &[0]);
-        let logits = logits(spec, policy).convert(Dtype::F32);
+        let logits = match (spec.policy, policy) {
+            (PolicySpec::Hidden { layout, .. }, [hidden, weight, bias @ ..]) => {
+                let head = Head { weight: weight.clone(), bias: bias.first().cloned(), layout, split: None };
+                head.logits(spec, hidden)
+            }
+            _ => policy[0].clone(),
+        };
+        let logits = logits.convert(Dtype::F32);
         let logits = match spec.loss.final_logit_softcapping {
             None if spec.loss.logit_scale == 1.0 => logits,
             None => &logits * logits.like(spec.loss.logit_scale),
@@ -110,50 +75,23 @@ pub fn materialised(spec: &Spec, pass: Pass) -> Result<Program> {
         let log_softmax = &shifted - spread(&shifted.exp().reduce(Reducer::Add, &[1]).log());
         vec![log_softmax.gather(index, column_of_every_row(), &[n, 1]).reshape(&[n])]
     });
-    let forward = forward.map_err(cannot_be_built)?;
 
     let gradients = spec.accumulators(pass);
-    let wanted: Vec<usize> = gradients
-        .iter()
-        .filter_map(|role| policy.iter().position(|(input, _)| gradient_of(*input) == *role))
-        .map(|position| position + 2)
-        .collect();
-    let (at_target, pullback) = frame.f.vjp(&forward, &operands, &wanted).map_err(cannot_be_built)?;
+    let position = |role: &Role| inputs.iter().position(|(_, gradient)| gradient == role);
+    let wanted: Vec<usize> = gradients.iter().filter_map(position).map(|position| position + 2).collect();
+    let derivative = frame.f.vjp(&forward.map_err(cannot_be_built)?, &operands, &wanted);
+    let (at_target, pullback) = derivative.map_err(cannot_be_built)?;
     let logp = active.select(&(&at_target[0] * &factors.logp), &at_target[0].like(0.0));
     let (sums, dlogp) = loss.value_and_derivative(&logp, None);
     let found = pullback.call(&[&(dlogp * &factors.logp)]);
     let scores = [(Role::Sums, sums), (Role::Logp, logp.clone()), (Role::Entropy, logp.like(0.0))];
     let results: Vec<_> = scores.into_iter().chain(gradients.into_iter().zip(found)).collect();
-    frame.finish("materialised", &results)
+    frame.finish("materialised", spec, &results)
 }
 
-/// Computes the logits `[N, V]` from the policy's arguments, in the dtype of stored logits.
-fn logits(spec: &Spec, policy: &[Value]) -> Value {
-    let (PolicySpec::Hidden { layout, .. }, [hidden, weight, bias @ ..]) = (spec.policy, policy) else {
-        return policy[0].clone();
-    };
-    let held = match spec.numerics.logits {
-        grpo_core::Dtype::F32 => Dtype::F32,
-        grpo_core::Dtype::Bf16 => Dtype::Bf16,
-    };
-    let contracted = [1, dimensions(layout)[1]];
-    match bias {
-        [] => product(hidden, weight, contracted, held),
-        [bias, ..] => {
-            let z = product(hidden, weight, contracted, Dtype::F32);
-            (&z + bias.convert(Dtype::F32).broadcast_in_dim(z.shape(), &[1])).convert(held)
-        }
-    }
-}
-
-fn gradient_of(input: Role) -> Role {
-    match input {
-        Role::Hidden => Role::GradHidden,
-        Role::LmHead => Role::GradLmHead,
-        Role::Bias => Role::GradBias,
-        _ => Role::GradLogits,
-    }
-}
+/// The inputs of a head, with the roles of their gradients.
+const HEAD: [(Role, Role); 3] =
+    [(Role::Hidden, Role::GradHidden), (Role::LmHead, Role::GradLmHead), (Role::Bias, Role::GradBias)];
 
 fn column_of_every_row() -> GatherDimensions {
     GatherDimensions {
@@ -176,46 +114,42 @@ fn column_of_every_row() -> GatherDimensions {
 /// # Errors
 /// The errors of [`Spec::program`]; [`Error::Unsupported`] on several devices.
 pub fn bare_products(spec: &Spec, pass: Pass) -> Result<Program> {
-    let frame = Frame::new(spec, pass, "bare products")?;
+    let frame = frame(spec, pass, "bare products")?;
     let zeros = |role| (role, frame.f.splat(0.0, spec.type_of(role)));
     let mut results: Vec<_> = [Role::Sums, Role::Logp, Role::Entropy].into_iter().map(zeros).collect();
-    match spec.policy {
-        PolicySpec::Logits { .. } => {
+    match frame.head(spec) {
+        None => {
             let logits = frame.argument(Role::Logits);
-            results.push((Role::Logits, logits * logits.like(-0.5)));
+            results.push((Role::Logits, &logits * logits.like(-0.5)));
         }
-        PolicySpec::Hidden { layout, .. } => results.extend(products(&frame, layout)),
+        Some((hidden, head)) => results.extend(products(spec, &frame, &hidden, &Head { bias: None, ..head })),
     }
-    frame.finish("bare", &results)
+    frame.finish("bare", spec, &results)
 }
 
 /// Computes the gradients in a loop over chunks.
-fn products(frame: &Frame<'_>, layout: HeadLayout) -> Vec<(Role, Value)> {
-    let spec = frame.spec;
-    let (hidden, weight) = (frame.argument(Role::Hidden), frame.argument(Role::LmHead));
-    let (n, h, [vocab_dimension, hidden_dimension]) = (hidden.shape()[0], hidden.shape()[1], dimensions(layout));
+fn products(spec: &Spec, frame: &Frame, hidden: &Value, head: &Head) -> Vec<(Role, Value)> {
+    let (n, h) = (hidden.shape()[0], hidden.shape()[1]);
     let chunk = match spec.blocking {
         Blocking::TokenChunks(chunk) => chunk.clamp(1, n),
         Blocking::VocabPanels(_) => n,
     };
     let roles = spec.accumulators(Pass::Gradient);
-    let sums: Vec<&Value> = roles.iter().map(|role| frame.argument(*role)).collect();
-    let carried = frame.f.for_loop(n.div_ceil(chunk), &sums, |trip, carried| {
+    let sums: Vec<Value> = roles.iter().map(|role| frame.argument(*role)).collect();
+    let carried = frame.f.for_loop(n.div_ceil(chunk), &sums.iter().collect::<Vec<_>>(), |trip, carried| {
         // The last chunk is shifted to end at the last token; rows that count twice do not matter here.
         let start = (trip * trip.like(chunk as i64)).min(&trip.like((n - chunk) as i64));
         let at = [&start, &start.like(0)];
         let rows = hidden.dynamic_slice(&at, &[chunk, h]);
-        let tile = product(&rows, weight, [1, hidden_dimension], hidden.dtype());
+        let tile = head.logits(spec, &rows).convert(hidden.dtype());
         let add = |sum: &Value, gradient: &Value| (sum.convert(Dtype::F32) + gradient).convert(sum.dtype());
-        let next = roles.iter().zip(carried).map(|(role, sum)| match (role, layout) {
-            (Role::GradHidden, _) => {
+        let next = roles.iter().zip(carried).map(|(role, sum)| match role {
+            Role::GradHidden => {
                 let there = sum.dynamic_slice(&at, &[chunk, h]);
-                let gradient = product(&tile, weight, [1, vocab_dimension], Dtype::F32);
-                sum.dynamic_update_slice(&add(&there, &gradient), &at)
+                sum.dynamic_update_slice(&add(&there, &head.hidden_gradient(&tile)), &at)
             }
-            (Role::GradBias, _) => add(sum, &tile.convert(Dtype::F32).reduce(Reducer::Add, &[0])),
-            (_, HeadLayout::VocabHidden) => add(sum, &product(&tile, &rows, [0, 0], Dtype::F32)),
-            (_, HeadLayout::HiddenVocab) => add(sum, &product(&rows, &tile, [0, 0], Dtype::F32)),
+            Role::GradLmHead => add(sum, &head.weight_gradient(&tile, &rows)),
+            _ => add(sum, &tile.convert(Dtype::F32).reduce(Reducer::Add, &[0])),
         });
         next.collect()
     });
@@ -225,9 +159,10 @@ fn products(frame: &Frame<'_>, layout: HeadLayout) -> Vec<(Role, Value)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use backend_tpu::TokenTables;
     use backend_tpu::program::{Mesh, Numerics};
-    use grpo_core::backend_api::token_columns::TokenColumns;
-    use grpo_core::{GradientSpec, Implementation, LossConfig, TemperatureMode};
+    use grpo_core::backend_api::evaluate::Evaluator;
+    use grpo_core::{Advantages, GradientSpec, HeadLayout, Implementation, LossConfig, TemperatureMode, TokenBatch};
     use stablehlo::Array;
     use std::collections::HashMap;
 
@@ -256,40 +191,31 @@ mod tests {
         vec![hidden(HeadLayout::VocabHidden), hidden(HeadLayout::HiddenVocab), PolicySpec::Logits { vocab: V, dtype }]
     }
 
+    /// Makes the tables of two sequences; the second token is masked, and ratios lie on both sides of the clip range.
+    fn tables(spec: &Spec) -> TokenTables {
+        let batch = TokenBatch::packed(vec![3, 5, 12, 0, 7, 7], vec![0, 3, N]).expect("offsets");
+        let batch = batch.with_mask(&[1.0, 0.0, 1.0, 1.0, 1.0, 1.0]).expect("a mask");
+        let batch = batch.with_advantages(Advantages::PerToken(vec![0.8, 0.0, -1.2, 0.5, -0.4, 1.0]));
+        let batch = batch.and_then(|batch| batch.with_old_logp(vec![-2.5, 0.0, -2.7, -6.0, -1.0, -3.1]));
+        let batch = batch.and_then(|batch| batch.with_temperatures(vec![0.7, 1.0, 0.7, 1.4, 1.0, 0.7])).expect("legal");
+        TokenTables::new(spec, &batch, Some(&Evaluator::new(&spec.loss, &batch).expect("advantages")))
+    }
+
     fn argument(spec: &Spec, role: Role) -> Array {
         let ty = spec.type_of(role);
-        let floats =
-            |values: Vec<f64>| Array::floats(ty.dtype, ty.shape.clone(), values).expect("as many as the shape");
-        match role {
-            // Two sequences; the second token is masked.
-            Role::TokenIds => {
-                let ids = [3, -1, 12, 0, 7, 7, 0, 0, 0, 1, 1, 1];
-                Array::ints(ty.dtype, ty.shape.clone(), ids).expect("two rows")
-            }
-            // Ratios on both sides of the clip range.
-            Role::TokenNumbers => {
-                let advantages = [0.8, 0.0, -1.2, 0.5, -0.4, 1.0];
-                let columns = TokenColumns {
-                    advantage: advantages,
-                    token_advantage: advantages,
-                    policy_weight: [0.2, 0.0, 0.3, 0.1, 0.2, 0.2],
-                    policy_factor: [1.0; N],
-                    log_ratio_scale: [1.0; N],
-                    share: [0.5, 0.0, 0.5, 0.3, 0.3, 0.4],
-                    clip_share: [1.0, 0.0, 1.0, 1.0, 1.0, 1.0],
-                    old_logp: [-2.5, 0.0, -2.7, -6.0, -1.0, -3.1],
-                    reciprocal_temperature: [1.4, 0.0, 1.4, 0.7, 1.0, 1.4],
-                    ..TokenColumns::default()
-                };
-                floats(columns.iter().flatten().copied().collect())
-            }
-            Role::OnPolicy => Array::preds(ty.shape.clone(), [false]).expect("a scalar"),
+        let floats = |values: Vec<f64>| Array::floats(ty.dtype, ty.shape.clone(), values);
+        let tables = tables(spec);
+        let made = match role {
+            Role::TokenIds => Array::ints(ty.dtype, ty.shape.clone(), tables.ids.into_iter().map(i64::from)),
+            Role::TokenNumbers => floats(tables.numbers.into_iter().map(f64::from).collect()),
+            Role::OnPolicy => Array::preds(ty.shape.clone(), [tables.on_policy]),
             // Pseudo-random numbers in [-1, 1); accumulators begin with them, too.
             _ => {
                 let number = |i: usize| ((i * 7919 + (role as usize + 1) * 104_729) % 2048) as f64 / 1024.0 - 1.0;
                 floats((0..ty.elements()).map(number).collect())
             }
-        }
+        };
+        made.expect("as many as the shape")
     }
 
     fn run(spec: &Spec, program: &Program) -> HashMap<Role, Vec<f64>> {

@@ -84,17 +84,9 @@ pub fn bare_products(variant: &Variant, kind: ProgramKind) -> Option<(String, Va
     Some((name, floor))
 }
 
-/// Returns the floating-point operations that the result requires: the product of the logits and one product per gradient, without
-/// rematerialisation.
+/// Returns the floating-point operations that the result of `variant` requires.
 pub fn useful_flops(variant: &Variant) -> f64 {
-    let (PolicySpec::Hidden { hidden, vocab, .. }, request) = (variant.request.policy, &variant.request) else {
-        return 0.0;
-    };
-    let gradients = match variant.pass {
-        Pass::Score => 0,
-        _ => [request.gradients.hidden, request.gradients.lm_head].iter().filter(|made| **made).count(),
-    };
-    (1 + gradients) as f64 * 2.0 * request.max_tokens as f64 * vocab as f64 * hidden as f64
+    variant.useful_flops(variant.request.max_tokens, variant.request.policy.vocab())
 }
 
 #[cfg(test)]

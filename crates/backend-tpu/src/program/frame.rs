@@ -19,16 +19,19 @@ pub struct Program {
     pub results: Vec<Role>,
 }
 
-/// A program that is being built: its arguments by role.
-pub(super) struct Frame {
-    pub(super) f: Builder,
+/// A program that is being built, with its arguments by role.
+#[derive(Debug)]
+pub struct Frame {
+    /// The builder of the program.
+    pub f: Builder,
     arguments: Vec<(Role, Value)>,
+    /// The shardings of the operands of logits.
     split: Option<HeadSplit>,
 }
 
 impl Frame {
     /// Declares the arguments of `pass`.
-    pub(super) fn new(spec: &Spec, pass: Pass) -> Self {
+    pub fn new(spec: &Spec, pass: Pass) -> Self {
         let f = Builder::new();
         let argument = |role: Role| (role, f.argument(role.name(), spec.type_of(role)));
         let arguments = spec.arguments(pass).into_iter().map(argument).collect();
@@ -66,8 +69,11 @@ impl Frame {
         self.arguments.iter().find(|(r, _)| *r == role).map(|(_, value)| value)
     }
 
-    /// Returns an argument that every program of this kind has.
-    pub(super) fn argument(&self, role: Role) -> Value {
+    /// Returns an argument of the pass.
+    ///
+    /// # Panics
+    /// If the pass does not have it.
+    pub fn argument(&self, role: Role) -> Value {
         match self.get(role) {
             Some(value) => value.clone(),
             None => unreachable!("the frame declares {role:?} for this pass"),
@@ -75,7 +81,7 @@ impl Frame {
     }
 
     /// Returns hidden states and head, if the policy provides them.
-    pub(super) fn head(&self, spec: &Spec) -> Option<(Value, Head)> {
+    pub fn head(&self, spec: &Spec) -> Option<(Value, Head)> {
         match spec.policy {
             PolicySpec::Logits { .. } => None,
             PolicySpec::Hidden { layout, .. } => {
@@ -86,7 +92,10 @@ impl Frame {
     }
 
     /// Finishes the program that returns `results`. Results that are also arguments reuse their buffers.
-    pub(super) fn finish(self, name: &str, spec: &Spec, results: &[(Role, Value)]) -> Result<Program> {
+    ///
+    /// # Errors
+    /// [`Error::Backend`] for an illegal operation.
+    pub fn finish(self, name: &str, spec: &Spec, results: &[(Role, Value)]) -> Result<Program> {
         for (index, (role, _)) in results.iter().enumerate() {
             if let Some(argument) = self.get(*role) {
                 self.f.alias(argument, index);

@@ -60,16 +60,6 @@ impl Mesh {
     pub fn local_vocab(&self, vocab: usize) -> usize {
         vocab.div_ceil(self.vocab)
     }
-
-    /// Returns the groups of devices that hold the same tokens.
-    pub(crate) fn vocab_groups(&self) -> Vec<Vec<usize>> {
-        (0..self.data).map(|d| (0..self.vocab).map(|v| d * self.vocab + v).collect()).collect()
-    }
-
-    /// Returns the groups of devices that hold the same columns.
-    pub(crate) fn data_groups(&self) -> Vec<Vec<usize>> {
-        (0..self.vocab).map(|v| (0..self.data).map(|d| d * self.vocab + v).collect()).collect()
-    }
 }
 
 /// The coordinates of the running device in its mesh, as values of its program.
@@ -108,12 +98,16 @@ impl MeshCoord {
 
     /// Reduces a value over the devices that hold the same tokens.
     pub(crate) fn over_vocab(&self, value: &Value, reducer: Reducer) -> Value {
-        if self.mesh.vocab == 1 { value.clone() } else { value.all_reduce(reducer, &self.mesh.vocab_groups()) }
+        let Mesh { data, vocab } = self.mesh;
+        let groups = || (0..data).map(|d| (0..vocab).map(|v| d * vocab + v).collect()).collect::<Vec<_>>();
+        if vocab == 1 { value.clone() } else { value.all_reduce(reducer, &groups()) }
     }
 
     /// Reduces a value over the devices that hold the same columns.
     pub(crate) fn over_data(&self, value: &Value, reducer: Reducer) -> Value {
-        if self.mesh.data == 1 { value.clone() } else { value.all_reduce(reducer, &self.mesh.data_groups()) }
+        let Mesh { data, vocab } = self.mesh;
+        let groups = || (0..vocab).map(|v| (0..data).map(|d| d * vocab + v).collect()).collect::<Vec<_>>();
+        if data == 1 { value.clone() } else { value.all_reduce(reducer, &groups()) }
     }
 
     /// Returns the value on data rank 0 and zeros elsewhere, so that a sum over data counts it once.

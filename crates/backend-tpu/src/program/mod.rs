@@ -50,14 +50,13 @@ mod value;
 
 use crate::error::unsupported;
 pub use blocking::Blocking;
-use frame::Frame;
-pub use frame::Program;
+pub use frame::{Frame, Program};
 use grpo_core::Implementation;
 use grpo_core::error::Result;
 pub use mesh::Mesh;
 pub use numerics::{MosaicBlocks, Numerics};
 pub use pass::Pass;
-pub use products::HeadSplit;
+pub use products::{Head, HeadSplit};
 pub use role::Role;
 pub use softmax::Factors;
 pub(crate) use spec::IDS;

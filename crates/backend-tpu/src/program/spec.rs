@@ -141,7 +141,7 @@ impl Spec {
     }
 
     /// Returns the arguments of `pass`, in order.
-    pub fn arguments(&self, pass: Pass) -> Vec<Role> {
+    pub(super) fn arguments(&self, pass: Pass) -> Vec<Role> {
         let policy = match self.policy {
             PolicySpec::Logits { .. } => vec![Role::Logits],
             PolicySpec::Hidden { bias: false, .. } => vec![Role::Hidden, Role::LmHead],

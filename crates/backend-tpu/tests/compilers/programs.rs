@@ -2,6 +2,7 @@
 //! gives a program that a v6e can run.
 
 use backend_tpu::aot::{Analysis, Compiler, Target, Variant, user_cache};
+use backend_tpu::compile_options::options_for;
 use backend_tpu::plugins::{self, Kind};
 use backend_tpu::program::{Mesh, MosaicBlocks, Numerics, Pass, Spec};
 use grpo_core::{
@@ -44,10 +45,17 @@ fn compiler() -> &'static Compiler {
     &COMPILER
 }
 
+fn analyse(name: &str, variant: &Variant) -> Analysis {
+    let program = variant.program(&variant.spec().unwrap()).unwrap().module.to_string();
+    let analysis = compiler().analyse(&program, &options_for(Kind::Tpu, variant.mesh));
+    let analysis = analysis.unwrap_or_else(|error| panic!("{name}: {error}"));
+    println!("{name}: {analysis:?}");
+    analysis
+}
+
 fn compile(name: &str, variant: &Variant) {
     let spec = variant.spec().unwrap();
-    let report = compiler().report_memory(variant).unwrap_or_else(|error| panic!("{name}: {error}"));
-    println!("{name}: {report:?}");
+    let report = analyse(name, variant);
     let bytes = |elements: usize| elements as u64;
     let (n, v, h) = (bytes(spec.local_tokens()), bytes(spec.local_vocab()), bytes(H));
     let input = variant.request.policy.dtype().bytes() as u64;
@@ -158,9 +166,7 @@ fn a_softcap_needs_no_extra_memory() {
             if name == "logits" {
                 variant.request.policy = policy;
             }
-            let report = compiler().report_memory(&variant).unwrap_or_else(|error| panic!("{name}: {error}"));
-            println!("{name} {kind:?} cap {final_logit_softcapping:?}: {report:?}");
-            report.temp_bytes
+            analyse(&format!("{name} {kind:?} cap {final_logit_softcapping:?}"), &variant).temp_bytes
         };
         let (plain, capped) = (temp(None), temp(Some(30.0)));
         assert!(capped <= plain + plain / 4 + (64 << 10), "{name} {kind:?}: {capped} bytes, {plain} without a softcap");
