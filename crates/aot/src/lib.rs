@@ -326,15 +326,10 @@ impl RunPrograms {
         TrainPrograms::new(decoder.clone(), self.options.save.clone())
     }
 
-    /// Returns `true` if the model's weights are frozen below adapters.
-    fn is_frozen(&self) -> bool {
-        self.config.lora.is_some()
-    }
-
     /// Returns the matmul cost of forward and backward pass in units of the forward pass: one more for the derivative of inputs, and one more
     /// for trained weights. Adapters are negligible.
     fn passes(&self) -> f64 {
-        if self.is_frozen() { 2.0 } else { 3.0 }
+        if self.config.lora.is_some() { 2.0 } else { 3.0 }
     }
 
     /// Returns the program for loss and gradients of a micro-batch.

@@ -5,7 +5,7 @@ use crate::devices::{Devices, MeshCompiler};
 use crate::error::{NAME, unsupported};
 use crate::plan::PjrtPlan;
 use crate::plugins::{self, Kind};
-use crate::program::{Mesh, MosaicBlocks, Numerics, ProgramKind};
+use crate::program::{Mesh, MosaicBlocks, Numerics, Pass, Program, Spec};
 use grpo_core::error::Result;
 use grpo_core::{Backend, LossPlan, PlanRequest};
 use pjrt::{Client, CompileCache, OptionValue};
@@ -94,18 +94,24 @@ impl PjrtBackend {
     /// # Errors
     /// As [`Backend::plan`].
     pub fn plan_on_device(&self, request: &PlanRequest) -> Result<PjrtPlan> {
-        self.plan_program(request, ProgramKind::Gradient)
+        self.plan_program(request, Pass::Gradient, |spec| spec.program(Pass::Gradient))
     }
 
-    /// Like [`PjrtBackend::plan_on_device`], with the program of `kind`, compiled to fit the budget. A plan of
-    /// [`ProgramKind::Materialised`] or [`ProgramKind::Bare`] has no other programs; it is for benchmarks.
+    /// Like [`PjrtBackend::plan_on_device`], for a plan whose pass `pass` runs the program that `build` returns for a
+    /// blocking; tiles shrink until it fits the budget. The program has the arguments of the pass; its results that are
+    /// not results of the pass are dropped.
     ///
     /// # Errors
-    /// As [`Backend::plan`].
-    pub fn plan_program(&self, request: &PlanRequest, kind: ProgramKind) -> Result<PjrtPlan> {
-        let &Self { numerics, mosaic, .. } = self;
-        let variant = Variant { request: request.clone(), numerics, mosaic, mesh: self.compiler.mesh, program: kind };
-        PjrtPlan::new(&self.compiler, variant)
+    /// As [`Backend::plan`]; the errors of `build`.
+    pub fn plan_program(
+        &self,
+        request: &PlanRequest,
+        pass: Pass,
+        build: impl Fn(&Spec) -> Result<Program>,
+    ) -> Result<PjrtPlan> {
+        let (&Self { numerics, mosaic, .. }, mesh) = (self, self.compiler.mesh);
+        let variant = Variant { request: request.clone(), numerics, mosaic, mesh, pass, build: Spec::program };
+        PjrtPlan::new(&self.compiler, variant, build)
     }
 
     /// Sets a compiler flag by its name, without dashes.

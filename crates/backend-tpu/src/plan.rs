@@ -8,7 +8,7 @@ use crate::aot::Variant;
 use crate::devices::MeshCompiler;
 use crate::error::failed;
 use crate::operands::Operands;
-use crate::program::{Pass, Program, ProgramKind, Role, Spec};
+use crate::program::{Pass, Program, Role, Spec};
 use crate::shard::Layout;
 use crate::tables::TokenTables;
 use crate::tensor::PjrtTensor;
@@ -19,8 +19,8 @@ use grpo_core::batch::PolicyValues;
 use grpo_core::batch::TokenBatch;
 use grpo_core::error::{Error, Result};
 use grpo_core::{
-    Dtype, GradientSpec, GradsMut, LossOutput, LossPlan, MemoryReport, Metrics, PlanRequest, PolicyInput, Scores,
-    TensorMut, TensorRef,
+    Dtype, GradsMut, LossOutput, LossPlan, MemoryReport, Metrics, PlanRequest, PolicyInput, Scores, TensorMut,
+    TensorRef,
 };
 use pjrt::{Argument, Buffer, CompiledMemoryStats, DType, LoadedExecutable};
 use std::collections::HashMap;
@@ -31,7 +31,8 @@ pub struct PjrtPlan {
     compiler: MeshCompiler,
     request: PlanRequest,
     spec: Spec,
-    kind: ProgramKind,
+    /// The pass that the plan was made for.
+    pass: Pass,
     programs: HashMap<Pass, Compiled>,
     memory: MemoryReport,
 }
@@ -65,29 +66,30 @@ pub struct DeviceOutput {
     pub logp: PjrtTensor,
     /// The entropies `[N]`.
     pub entropy: PjrtTensor,
-    /// Gradients that were not added to the caller's accumulators: the results of [`ProgramKind::Materialised`], in the
-    /// dtype of the inputs.
-    pub gradients: Vec<PjrtTensor>,
 }
 
 impl From<Step<OnDevice>> for DeviceOutput {
     fn from(Step { sums, metrics, scores }: Step<OnDevice>) -> Self {
-        let OnDevice { logp, entropy, gradients } = scores;
-        Self { loss: sums.loss, policy_loss: sums.policy, metrics, logp, entropy, gradients }
+        let OnDevice { logp, entropy } = scores;
+        Self { loss: sums.loss, policy_loss: sums.policy, metrics, logp, entropy }
     }
 }
 
 impl PjrtPlan {
-    pub(crate) fn new(compiler: &MeshCompiler, variant: Variant) -> Result<Self> {
-        let (request, kind) = (&variant.request, variant.program);
+    /// Plans `variant`, whose pass runs the program that `build` returns.
+    pub(crate) fn new(
+        compiler: &MeshCompiler,
+        variant: Variant,
+        build: impl Fn(&Spec) -> Result<Program>,
+    ) -> Result<Self> {
+        let (request, pass) = (&variant.request, variant.pass);
         // Fail before a slow compilation if no device could hold the tensors.
         let least = MemoryReport { inputs: request.inputs_bytes(), outputs: request.outputs_bytes(), workspace: 0 };
         request.check_memory(&least, None)?;
-        let pass = kind.pass(request.policy);
         let mut spec = variant.spec()?;
         let bytes = |value: i64| usize::try_from(value).unwrap_or(0);
         let (compiled, memory) = variant.compile_within_budget(&mut spec, |spec| {
-            let compiled = Compiled::new(compiler, kind.program(spec, pass)?)?;
+            let compiled = Compiled::new(compiler, build(spec)?)?;
             let stats = compiled.memory()?;
             let workspace = bytes(stats.temp);
             let inputs = bytes(stats.argument - stats.alias);
@@ -95,13 +97,13 @@ impl PjrtPlan {
         })?;
         request.check_memory(&memory, None)?;
         let programs = HashMap::from([(pass, compiled)]);
-        Ok(Self { compiler: compiler.clone(), request: variant.request, spec, kind, programs, memory })
+        Ok(Self { compiler: compiler.clone(), request: variant.request, spec, pass, programs, memory })
     }
 
     /// Returns the executable of `pass`, which is compiled on first use.
     fn compiled(&mut self, pass: Pass) -> Result<&Compiled> {
         if !self.programs.contains_key(&pass) {
-            let compiled = Compiled::new(&self.compiler, self.kind.program(&self.spec, pass)?)?;
+            let compiled = Compiled::new(&self.compiler, self.spec.program(pass)?)?;
             self.programs.insert(pass, compiled);
         }
         Ok(&self.programs[&pass])
@@ -112,8 +114,7 @@ impl PjrtPlan {
     /// # Errors
     /// [`Error::Backend`] if the plugin does not report it.
     pub fn compiled_memory(&mut self) -> Result<CompiledMemoryStats> {
-        let pass = self.kind.pass(self.request.policy);
-        self.compiled(pass)?.memory()
+        self.compiled(self.pass)?.memory()
     }
 
     /// Returns the specification of the programs, with the chosen blocking.
@@ -205,13 +206,7 @@ impl PjrtPlan {
 
     /// Checks a call, and collects its tensors.
     fn operands<'a>(&self, policy: PolicyInput<'a>, batch: &TokenBatch, grads: GradsMut<'a>) -> Result<Operands<'a>> {
-        match self.kind {
-            ProgramKind::Materialised => {
-                let gradients = GradientSpec { hidden: false, lm_head: false, bias: false };
-                PlanRequest { gradients, ..self.request.clone() }.check_call(&policy, batch, Some(&grads))?;
-            }
-            _ => self.request.check_call(&policy, batch, Some(&grads))?,
-        }
+        self.request.check_call(&policy, batch, Some(&grads))?;
         self.spec.check_batch(batch)?;
         let mut operands = Operands::new(policy)?;
         operands.add(grads)?;
@@ -277,8 +272,7 @@ impl PjrtPlan {
         let (logp, entropy) = (take(Role::Logp), take(Role::Entropy));
         let sums = if pass == Pass::Score { LossSums::default() } else { read_sums(&take(Role::Sums))? };
         operands.give_back(take)?;
-        let gradients = program.results.iter().filter_map(|role| results.remove(role)).collect();
-        Ok((sums, OnDevice { logp, entropy, gradients }))
+        Ok((sums, OnDevice { logp, entropy }))
     }
 }
 
@@ -286,8 +280,6 @@ impl PjrtPlan {
 struct OnDevice {
     logp: PjrtTensor,
     entropy: PjrtTensor,
-    /// Gradients without a donated buffer.
-    gradients: Vec<PjrtTensor>,
 }
 
 impl OnDevice {
@@ -355,7 +347,7 @@ fn read_sums(tensor: &PjrtTensor) -> Result<LossSums<f64>> {
 impl LossPlan for PjrtPlan {
     fn score(&mut self, policy: PolicyInput<'_>, batch: &TokenBatch) -> Result<Scores> {
         let [logp, entropy] = self.score_on_device(policy, batch)?;
-        OnDevice { logp, entropy, gradients: vec![] }.scores()
+        OnDevice { logp, entropy }.scores()
     }
 
     fn value_and_grad(

@@ -29,18 +29,12 @@ pub fn find(kind: Kind, path: Option<&Path>) -> Result<PathBuf> {
 }
 
 fn find_installed(kind: Kind) -> Result<PathBuf> {
-    let installed = pjrt::install::find(kind).map_err(|error| failed(kind, error))?;
-    installed.map_or_else(
-        || {
-            let cache = pjrt::install::cache_dir().map_err(|error| failed(kind, error))?;
-            let (cache, install) = (cache.display(), format!("`grpo plugin install {}`", kind.name()));
-            Err(failed(
-                kind,
-                format!("no plugin is installed in {cache}: run {install}, or set {VARIABLE} to its path"),
-            ))
-        },
-        Ok,
-    )
+    if let Some(path) = pjrt::install::find(kind).map_err(|error| failed(kind, error))? {
+        return Ok(path);
+    }
+    let cache = pjrt::install::cache_dir().map_err(|error| failed(kind, error))?;
+    let (cache, install) = (cache.display(), format!("`grpo plugin install {}`", kind.name()));
+    Err(failed(kind, format!("no plugin is installed in {cache}: run {install}, or set {VARIABLE} to its path")))
 }
 
 /// Loads the plugin for `kind`; see [`find`].

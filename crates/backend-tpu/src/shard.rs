@@ -30,37 +30,36 @@ enum Axis {
 impl Layout {
     /// Returns the layout of the tensor of `role`, for a batch of `tokens`.
     pub(crate) fn new(spec: &Spec, role: Role, tokens: usize) -> Self {
-        let (n, v) = (spec.local_tokens(), spec.local_vocab());
         let vocab = spec.policy.vocab();
         let (h, layout) = match spec.policy {
             PolicySpec::Hidden { hidden, layout, .. } => (hidden, layout),
             PolicySpec::Logits { .. } => (0, HeadLayout::VocabHidden),
         };
-        let (whole, part, cut) = match role {
-            Role::Hidden | Role::GradHidden => ([tokens, h], [n, h], [Some(Axis::Data), None]),
+        let (by_data, by_vocab) = (Some(Axis::Data), Some(Axis::Vocab));
+        let ([rows, columns], cut) = match role {
+            Role::Hidden | Role::GradHidden => ([tokens, h], [by_data, None]),
             Role::LmHead | Role::GradLmHead => match layout {
-                HeadLayout::VocabHidden => ([vocab, h], [v, h], [Some(Axis::Vocab), None]),
-                HeadLayout::HiddenVocab => ([h, vocab], [h, v], [None, Some(Axis::Vocab)]),
+                HeadLayout::VocabHidden => ([vocab, h], [by_vocab, None]),
+                HeadLayout::HiddenVocab => ([h, vocab], [None, by_vocab]),
             },
-            Role::Bias | Role::GradBias => ([1, vocab], [1, v], [None, Some(Axis::Vocab)]),
-            Role::Logits | Role::GradLogits => ([tokens, vocab], [n, v], [Some(Axis::Data), Some(Axis::Vocab)]),
-            Role::Logp | Role::Entropy => ([tokens, 1], [n, 1], [Some(Axis::Data), None]),
+            Role::Bias | Role::GradBias => ([1, vocab], [None, by_vocab]),
+            Role::Logits | Role::GradLogits => ([tokens, vocab], [by_data, by_vocab]),
+            Role::Logp | Role::Entropy => ([tokens, 1], [by_data, None]),
             Role::TokenIds | Role::TokenNumbers | Role::OnPolicy | Role::Sums => {
-                let elements = spec.type_of(role).elements();
-                ([1, elements], [1, elements], [None, None])
+                ([1, spec.type_of(role).elements()], [None, None])
             }
         };
-        Self { rows: whole[0], columns: whole[1], part, cut, mesh: spec.mesh }
+        let part = |whole: usize, cut: Option<Axis>| match cut {
+            None => whole,
+            Some(Axis::Data) => spec.local_tokens(),
+            Some(Axis::Vocab) => spec.local_vocab(),
+        };
+        Self { rows, columns, part: [part(rows, cut[0]), part(columns, cut[1])], cut, mesh: spec.mesh }
     }
 
     /// Returns the elements of the tensor without padding.
     pub(crate) fn elements(&self) -> usize {
         self.rows * self.columns
-    }
-
-    /// Returns the elements of one shard.
-    pub(crate) fn part_elements(&self) -> usize {
-        self.part[0] * self.part[1]
     }
 
     /// Returns the rows and columns of the tensor that `device` holds.
@@ -85,13 +84,20 @@ impl Layout {
         (has(Axis::Data) || data == 0) && (has(Axis::Vocab) || vocab == 0)
     }
 
+    /// Returns the elements of the shard of `device` if they are contiguous and have no padding.
+    fn contiguous(&self, [rows, columns]: &[Range<usize>; 2]) -> Option<Range<usize>> {
+        let is_whole = columns.len() == self.columns && self.part == [rows.len(), columns.len()];
+        is_whole.then(|| rows.start * self.columns..rows.end * self.columns)
+    }
+
     /// Returns the shard of `device`, padded with zeros; borrowed if it is contiguous.
     pub(crate) fn part<'a, T: Copy + Default>(&self, tensor: &'a [T], device: usize) -> Cow<'a, [T]> {
-        let [rows, columns] = self.window(device);
-        if columns.len() == self.columns && self.part == [rows.len(), columns.len()] {
-            return Cow::Borrowed(&tensor[rows.start * self.columns..rows.end * self.columns]);
+        let window = self.window(device);
+        if let Some(elements) = self.contiguous(&window) {
+            return Cow::Borrowed(&tensor[elements]);
         }
-        let mut part = vec![T::default(); self.part_elements()];
+        let [rows, columns] = window;
+        let mut part = vec![T::default(); self.part[0] * self.part[1]];
         for (row, to) in rows.zip(part.chunks_mut(self.part[1].max(1))) {
             to[..columns.len()].copy_from_slice(&tensor[row * self.columns..][columns.clone()]);
         }
@@ -105,12 +111,13 @@ impl Layout {
         mut read: impl FnMut(usize, &mut [T]) -> Result<(), E>,
     ) -> Result<(), E> {
         for device in (0..self.mesh.devices()).filter(|d| self.is_first(*d)) {
-            let [rows, columns] = self.window(device);
-            if columns.len() == self.columns && self.part == [rows.len(), columns.len()] {
-                read(device, &mut tensor[rows.start * self.columns..rows.end * self.columns])?;
+            let window = self.window(device);
+            if let Some(elements) = self.contiguous(&window) {
+                read(device, &mut tensor[elements])?;
                 continue;
             }
-            let mut part = vec![T::default(); self.part_elements()];
+            let [rows, columns] = window;
+            let mut part = vec![T::default(); self.part[0] * self.part[1]];
             read(device, &mut part)?;
             for (row, from) in rows.zip(part.chunks(self.part[1].max(1))) {
                 tensor[row * self.columns..][columns.clone()].copy_from_slice(&from[..columns.len()]);

@@ -53,7 +53,7 @@ impl TokenTables {
     /// Copies the tables to every device.
     pub(crate) fn upload(&self, spec: &Spec, devices: &Devices) -> Result<HashMap<Role, Vec<Buffer>>> {
         let place = |role| (Layout::new(spec, role, 0), spec.type_of(role).shape);
-        let (ids, numbers, flag) = (place(Role::TokenIds), place(Role::TokenNumbers), place(Role::OnPolicy));
+        let [ids, numbers, flag] = [Role::TokenIds, Role::TokenNumbers, Role::OnPolicy].map(place);
         Ok(HashMap::from([
             (Role::TokenIds, send(devices, &ids.0, &ids.1, &self.ids)?),
             (Role::TokenNumbers, send(devices, &numbers.0, &numbers.1, &self.numbers)?),

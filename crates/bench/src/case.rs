@@ -6,10 +6,10 @@ use super::process::Process;
 use super::protocol::{Job, Planned, Reply, Request, Role, Stepped};
 use super::report::Case;
 use super::{Options, floor, peers};
-use crate::config::{BackendName, BenchConfig, VariantConfig};
+use crate::config::{BackendName, BenchConfig, ProgramKind, VariantConfig};
 use crate::error::{Error, Result};
 use backend_tpu::aot::Variant;
-use backend_tpu::program::{Mesh, ProgramKind};
+use backend_tpu::program::Mesh;
 use grpo_core::{Dtype, Implementation, LossConfig};
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -27,6 +27,12 @@ pub(crate) struct Entry {
     command: Vec<OsString>,
     huge_pages: bool,
     pub(crate) state: State,
+}
+
+impl Entry {
+    fn new(job: Job, variant: Variant, kind: Kind, command: Vec<OsString>) -> Self {
+        Self { job, variant, kind, floors: vec![], command, huge_pages: false, state: State::Waiting }
+    }
 }
 
 /// The kind of a measured program.
@@ -121,26 +127,22 @@ fn entries(config: &BenchConfig, options: &Options, folder: &Path) -> Result<Vec
     let mut floors: BTreeMap<String, Entry> = BTreeMap::new();
     let mut entries = vec![];
     for (name, settings) in config.variants.iter().flatten().filter(|(name, _)| wanted(name)) {
-        let (variant, backend) = (config.variant(name)?, config.backend(name)?);
-        let job = Job {
-            name: name.clone(),
-            role: Role::Loss,
-            config: if settings.command.is_some() { explicit(config) } else { config.clone() },
-            variant: Some(name.clone()),
-            backend: backend.to_string(),
-            plugin: options.plugin.clone(),
-            threads: settings.threads,
-            isa: settings.isa.clone(),
-            profile: settings.profile,
-            dlogits: settings.dlogits,
-            tensors: Files::new(),
-        };
         let (kind, command) = match &settings.command {
             Some(command) => (Kind::Peer, command.iter().map(Into::into).collect()),
             None => (Kind::Variant, options.worker.clone()),
         };
+        let job = Job {
+            name: name.clone(),
+            role: Role::Loss,
+            config: if kind == Kind::Peer { explicit(config) } else { config.clone() },
+            variant: Some(name.clone()),
+            backend: config.backend(name)?.to_string(),
+            plugin: options.plugin.clone(),
+            threads: settings.threads,
+            tensors: Files::new(),
+        };
         let huge_pages = settings.huge_pages;
-        entries.push(Entry { job, variant, kind, floors: vec![], command, huge_pages, state: State::Waiting });
+        entries.push(Entry { huge_pages, ..Entry::new(job, config.variant(name)?, kind, command) });
     }
     if let Some(venv) = &options.peers_venv {
         entries.extend(peer_entries(config, options, &peers::all(config, venv, folder)?, wanted)?);
@@ -161,36 +163,31 @@ fn peer_entries(
     peers: &[peers::Peer],
     wanted: impl Fn(&str) -> bool,
 ) -> Result<Vec<Entry>> {
-    let implementation = if config.shape.hidden.is_some() { Implementation::Fused } else { Implementation::Logits };
-    let plain = VariantConfig { implementation, ..VariantConfig::default() };
-    let as_variant = BenchConfig { variants: Some([("peer".to_owned(), plain)].into()), ..config.clone() };
-    let variant = as_variant.variant("peer")?;
+    let variant = of_one_variant(config, "peer", ProgramKind::Gradient).variant("peer")?;
     let threads = config.variants.iter().flatten().map(|(_, variant)| variant.threads).max().unwrap_or(0);
     let known = |name: &str| config.names().contains(&name);
     let peers = peers.iter().filter(|peer| wanted(&peer.name) && !known(&peer.name));
-    Ok(peers
-        .map(|peer| Entry {
-            job: Job {
-                name: peer.name.clone(),
-                role: Role::Loss,
-                config: explicit(config),
-                variant: None,
-                backend: BackendName::Cpu.to_string(),
-                plugin: options.plugin.clone(),
-                threads,
-                isa: None,
-                profile: false,
-                dlogits: None,
-                tensors: Files::new(),
-            },
-            variant: variant.clone(),
-            kind: Kind::Peer,
-            floors: vec![],
-            command: peer.command.clone(),
-            huge_pages: peer.huge_pages,
-            state: State::Waiting,
-        })
-        .collect())
+    let entry = |peer: &peers::Peer| {
+        let job = Job {
+            name: peer.name.clone(),
+            role: Role::Loss,
+            config: explicit(config),
+            variant: None,
+            backend: BackendName::Cpu.to_string(),
+            plugin: options.plugin.clone(),
+            threads,
+            tensors: Files::new(),
+        };
+        Entry { huge_pages: peer.huge_pages, ..Entry::new(job, variant.clone(), Kind::Peer, peer.command.clone()) }
+    };
+    Ok(peers.map(entry).collect())
+}
+
+/// Returns the problem with a single variant, which computes `pass` with the implementation of the least memory.
+fn of_one_variant(config: &BenchConfig, name: &str, pass: ProgramKind) -> BenchConfig {
+    let implementation = if config.shape.hidden.is_some() { Implementation::Fused } else { Implementation::Logits };
+    let variant = VariantConfig { implementation, pass, ..VariantConfig::default() };
+    BenchConfig { variants: Some([(name.to_owned(), variant)].into()), ..config.clone() }
 }
 
 /// Sets the clip of the loss where it has its default, because a peer does not know the defaults of the losses.
@@ -211,20 +208,15 @@ fn floors_under(config: &BenchConfig, entry: &Entry, worker: &[OsString]) -> Vec
         let dtype = entry.variant.request.policy.dtype();
         let suffix = if dtype == config.dtype { String::new() } else { format!("_{}", dtype.name()) };
         let place = if entry.job.backend == config.backend { String::new() } else { format!("_{}", entry.job.backend) };
-        let floor = floor::bare_products(&entry.variant).map(|(name, _)| name);
+        let floor = floor::bare_products(&entry.variant, entry.job.settings().pass);
         floor
-            .map(|name| (format!("{name}{suffix}{}", place.replace(':', "_")), Role::BareProducts))
+            .map(|(name, _)| (format!("{name}{suffix}{}", place.replace(':', "_")), Role::BareProducts))
             .into_iter()
             .collect()
     };
-    let entry_of = |(name, role)| Entry {
-        job: Job { name, role, ..entry.job.clone() },
-        variant: entry.variant.clone(),
-        kind: Kind::Floor,
-        floors: vec![],
-        command: worker.to_vec(),
-        huge_pages: false,
-        state: State::Waiting,
+    let entry_of = |(name, role)| {
+        let job = Job { name, role, ..entry.job.clone() };
+        Entry::new(job, entry.variant.clone(), Kind::Floor, worker.to_vec())
     };
     jobs.into_iter().map(entry_of).collect()
 }
@@ -275,9 +267,7 @@ fn score(
     folder: &Path,
 ) -> Result<Vec<f32>> {
     let name = "scoring";
-    let implementation = if config.shape.hidden.is_some() { Implementation::Fused } else { Implementation::Logits };
-    let variant = VariantConfig { implementation, pass: ProgramKind::Score, ..VariantConfig::default() };
-    let config = BenchConfig { dtype, variants: Some([(name.to_owned(), variant)].into()), ..config.clone() };
+    let config = BenchConfig { dtype, ..of_one_variant(config, name, ProgramKind::Score) };
     let mut process = Process::start(&options.worker, &[], folder.join("scoring.log"))?;
     let job = Job {
         name: name.into(),
@@ -287,9 +277,6 @@ fn score(
         backend,
         plugin: options.plugin.clone(),
         threads,
-        isa: None,
-        profile: false,
-        dlogits: None,
         tensors,
     };
     process.ask(&Request::Plan(Box::new(job))).and_then(into_result)?;

@@ -2,13 +2,14 @@
 
 use super::inputs::Inputs;
 use super::memory;
-use super::protocol::{Bytes, Job, Planned, Role, Stepped};
+use super::protocol::{Bytes, Job, Planned, Stepped};
 use super::worker::{Runner, input_bytes};
+use crate::config::{ProgramKind, VariantConfig};
 use crate::error::Result;
 use backend_cpu::profile::{Work, measured};
 use backend_cpu::{CpuBackend, Isa};
 use backend_tpu::aot::Variant;
-use backend_tpu::program::{Mesh, Numerics, ProgramKind};
+use backend_tpu::program::{Mesh, Numerics, Pass};
 use grpo_core::{
     Backend, GradientSpec, GradsMut, Implementation, LossPlan, PolicyInput, PolicyOutput, PolicySpec, Tensor, TensorMut,
 };
@@ -35,19 +36,13 @@ pub(crate) struct OnCpu {
 impl OnCpu {
     pub(crate) fn plan(job: &Job, inputs: Rc<Inputs>) -> Result<(Planned, Box<dyn Runner>)> {
         let variant = job.config.variant(job.variant.as_deref().unwrap_or_default())?;
-        refuse_what_it_lacks(job, &variant)?;
+        let settings = VariantConfig { threads: job.threads, ..job.settings() };
+        let backend = backend(&settings, &variant)?;
         let request = &variant.request;
-        let mut backend = CpuBackend::with_threads(job.threads)?;
-        if let Some(isa) = job.isa.as_deref().and_then(Isa::from_name) {
-            backend = backend.with_isa(isa);
-        }
-        if let Some(dlogits) = job.dlogits {
-            backend = backend.with_dlogits(dlogits);
-        }
         let gradients: BTreeMap<_, _> =
             wanted(&variant, &inputs).into_iter().map(|(name, elements)| (name, touched(elements))).collect();
-        let in_place = match (&inputs.policy, variant.program) {
-            (PolicyOutput::Logits(logits), ProgramKind::GradientInPlace) => Some(logits.clone()),
+        let in_place = match (&inputs.policy, variant.pass) {
+            (PolicyOutput::Logits(logits), Pass::GradientInPlace) => Some(logits.clone()),
             _ => None,
         };
         let resident = memory::resident();
@@ -65,45 +60,63 @@ impl OnCpu {
         let planned = Planned { plan_seconds, bytes, ..Planned::default() };
         let threads =
             if job.threads == 0 { std::thread::available_parallelism().map_or(1, usize::from) } else { job.threads };
-        let profile = job.profile.then_some(threads);
+        let profile = settings.profile.then_some(threads);
         let runner = Self { plan, inputs: inputs.clone(), variant, gradients, in_place, resident, profile };
         Ok((planned, Box::new(runner)))
     }
 }
 
-/// Refuses keys of a variant that only other backends support.
+/// Opens the backend of a variant with its `settings`.
 ///
 /// # Errors
-/// [`crate::Error::Loss`] that names the key and the alternative.
-pub fn refuse_what_it_lacks(job: &Job, variant: &Variant) -> Result<()> {
-    let lacks = [
-        (variant.numerics != Numerics::default(), "numerics", "set `dlogits` instead"),
-        (variant.mosaic.is_some(), "mosaic", "it configures TPU kernels: leave it out"),
-        (variant.mesh != Mesh::default(), "mesh", "the CPU is one device: leave it out"),
-        (
-            variant.program == ProgramKind::Materialised,
-            "pass: materialised",
-            "take `implementation: reference`, or a pjrt backend",
-        ),
-        (
-            job.profile && variant.request.implementation != Implementation::Fused,
-            "profile",
-            "only `implementation: fused` measures it",
-        ),
-        (job.role != Role::Loss || variant.program == ProgramKind::Bare, "bare products", "take a pjrt backend"),
-    ];
-    for (is_asked, what, instead) in lacks {
-        if is_asked {
-            let (backend, what, instead) = ("cpu".into(), what.into(), instead.into());
-            return Err(grpo_core::Error::Unsupported { backend, what, instead }.into());
-        }
+/// [`crate::Error::Loss`] that names a key that only other backends support, and the alternative; the errors of
+/// [`CpuBackend::with_threads`].
+pub fn backend(settings: &VariantConfig, variant: &Variant) -> Result<CpuBackend> {
+    refuse_keys(
+        "cpu",
+        [
+            (variant.numerics != Numerics::default(), "numerics", "set `dlogits` instead"),
+            (variant.mosaic.is_some(), "mosaic", "it configures TPU kernels: leave it out"),
+            (variant.mesh != Mesh::default(), "mesh", "the CPU is one device: leave it out"),
+            (
+                settings.pass == ProgramKind::Materialised,
+                "pass: materialised",
+                "take `implementation: reference`, or a pjrt backend",
+            ),
+            (
+                settings.profile && variant.request.implementation != Implementation::Fused,
+                "profile",
+                "only `implementation: fused` measures it",
+            ),
+            (settings.pass == ProgramKind::Bare, "bare products", "take a pjrt backend"),
+        ],
+    )?;
+    let mut backend = CpuBackend::with_threads(settings.threads)?;
+    if let Some(isa) = settings.isa.as_deref().and_then(Isa::from_name) {
+        backend = backend.with_isa(isa);
     }
-    Ok(())
+    if let Some(dlogits) = settings.dlogits {
+        backend = backend.with_dlogits(dlogits);
+    }
+    Ok(backend)
+}
+
+/// Refuses the first key that is set: each has its name and the alternative.
+pub(crate) fn refuse_keys<'a>(
+    backend: &str,
+    keys: impl IntoIterator<Item = (bool, &'a str, &'a str)>,
+) -> grpo_core::Result<()> {
+    match keys.into_iter().find(|(is_set, ..)| *is_set) {
+        Some((_, what, instead)) => {
+            Err(grpo_core::Error::Unsupported { backend: backend.into(), what: what.into(), instead: instead.into() })
+        }
+        None => Ok(()),
+    }
 }
 
 /// Returns the gradients that the caller holds, with their sizes.
 fn wanted(variant: &Variant, inputs: &Inputs) -> Vec<(&'static str, usize)> {
-    if matches!(variant.program, ProgramKind::Score | ProgramKind::GradientInPlace) {
+    if matches!(variant.pass, Pass::Score | Pass::GradientInPlace) {
         return vec![];
     }
     let GradientSpec { hidden, lm_head, bias } = variant.request.gradients;
@@ -170,7 +183,7 @@ impl Runner for OnCpu {
 impl OnCpu {
     /// Calls the plan once; returns the loss, if the plan computes it.
     fn call(&mut self) -> Result<Option<f64>> {
-        if self.variant.program == ProgramKind::Score {
+        if self.variant.pass == Pass::Score {
             black_box(self.plan.score(policy(&self.inputs, &self.variant), &self.inputs.batch)?);
             return Ok(None);
         }

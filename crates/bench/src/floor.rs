@@ -4,9 +4,10 @@
 //! of multiply-adds on registers, or, for precomputed logits, one read and one write of the logits at the bandwidth of memory.
 
 use super::protocol::Role;
+use crate::config::ProgramKind;
 use backend_cpu::peak::{Traffic, Unit};
 use backend_tpu::aot::Variant;
-use backend_tpu::program::{Numerics, ProgramKind};
+use backend_tpu::program::{Numerics, Pass};
 use grpo_core::{Dtype, GradientSpec, Implementation, PlanRequest, PolicySpec, Tiling};
 
 /// Tokens per chunk: large enough for peak speed of products, small enough for small logits.
@@ -32,7 +33,7 @@ pub fn of_machine(variant: &Variant, threads: usize) -> Vec<(String, Role)> {
         }
         PolicySpec::Logits { vocab, dtype } => {
             let bytes = max_tokens.saturating_mul(vocab).saturating_mul(dtype.bytes()).min(MOST_BYTES);
-            let score = variant.program == ProgramKind::Score;
+            let score = variant.pass == Pass::Score;
             let (name, traffic) = if score { ("read", Traffic::Read) } else { ("read_write", Traffic::Update) };
             vec![(format!("{name}_{}{suffix}", dtype.name()), Role::Stream { traffic, bytes })]
         }
@@ -45,26 +46,25 @@ pub fn least_work(variant: &Variant) -> f64 {
     match variant.request.policy {
         PolicySpec::Hidden { .. } => useful_flops(variant),
         PolicySpec::Logits { vocab, dtype } => {
-            let ways = if variant.program == ProgramKind::Score { 1.0 } else { 2.0 };
+            let ways = if variant.pass == Pass::Score { 1.0 } else { 2.0 };
             ways * variant.request.max_tokens as f64 * vocab as f64 * dtype.bytes() as f64
         }
     }
 }
 
-/// Returns the program of bare products of `variant` with its name; `None` for variants without gradients.
-pub fn bare_products(variant: &Variant) -> Option<(String, Variant)> {
-    if matches!(variant.program, ProgramKind::Score | ProgramKind::Bare) {
-        return None;
-    }
+/// Returns the variant whose bare products are the floor of `variant`, with its name; `None` for variants without
+/// gradients. `kind` is the program of `variant`.
+pub fn bare_products(variant: &Variant, kind: ProgramKind) -> Option<(String, Variant)> {
     let dtype = variant.request.policy.dtype();
     let GradientSpec { hidden, lm_head, .. } = variant.request.gradients;
-    if !hidden && !lm_head {
+    if matches!(kind, ProgramKind::Score | ProgramKind::Bare) || !(hidden || lm_head) {
         return None;
     }
     let mut floor = Variant {
         numerics: Numerics { logits: dtype, dlogits: dtype, entropy: false, ..Numerics::default() },
         mosaic: None,
-        program: ProgramKind::Bare,
+        pass: ProgramKind::Bare.pass(variant.request.policy),
+        build: ProgramKind::Bare.build(),
         ..variant.clone()
     };
     floor.request.tiling = Tiling { token_chunk: Some(CHUNK), ..Tiling::default() };
@@ -84,17 +84,9 @@ pub fn bare_products(variant: &Variant) -> Option<(String, Variant)> {
     Some((name, floor))
 }
 
-/// Returns the floating-point operations that the result requires: the product of the logits and one product per gradient, without
-/// rematerialisation.
+/// Returns the floating-point operations that the result of `variant` requires.
 pub fn useful_flops(variant: &Variant) -> f64 {
-    let (PolicySpec::Hidden { hidden, vocab, .. }, request) = (variant.request.policy, &variant.request) else {
-        return 0.0;
-    };
-    let gradients = match variant.program {
-        ProgramKind::Score => 0,
-        _ => [request.gradients.hidden, request.gradients.lm_head].iter().filter(|made| **made).count(),
-    };
-    (1 + gradients) as f64 * 2.0 * request.max_tokens as f64 * vocab as f64 * hidden as f64
+    variant.useful_flops(variant.request.max_tokens, variant.request.policy.vocab())
 }
 
 #[cfg(test)]
@@ -113,13 +105,15 @@ variants:
   score: { pass: score }";
         let config: BenchConfig = Layers::new().text("text", text).expect("YAML").resolve().expect("legal");
         let variant = |name| config.variant(name).expect("there");
-        let floor = |name| bare_products(&variant(name)).map(|(floor, v)| (floor, useful_flops(&v) / 1024.0));
+        let kind = |name: &str| config.variants.as_ref().expect("variants")[name].pass;
+        let floor =
+            |name| bare_products(&variant(name), kind(name)).map(|(floor, v)| (floor, useful_flops(&v) / 1024.0));
         assert_eq!(floor("full"), Some(("floor_hidden_lm_head".into(), 3.0)));
         assert_eq!(floor("dense"), floor("full"));
         assert_eq!(floor("frozen"), Some(("floor_hidden".into(), 2.0)));
         assert_eq!(floor("score"), None);
         assert_eq!(useful_flops(&variant("score")) / 1024.0, 1.0);
-        let (_, floor) = bare_products(&variant("full")).expect("a floor");
+        let (_, floor) = bare_products(&variant("full"), ProgramKind::Gradient).expect("a floor");
         floor.program(&floor.spec().expect("legal")).expect("a program");
     }
 

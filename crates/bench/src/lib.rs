@@ -30,6 +30,7 @@
 
 pub mod assertion;
 mod case;
+pub mod comparison;
 pub mod config;
 pub mod cpu;
 mod error;
@@ -40,7 +41,7 @@ pub mod measure;
 mod memory;
 mod outcome;
 pub mod peers;
-mod pjrt;
+pub mod pjrt;
 pub mod plot;
 mod probe;
 mod process;

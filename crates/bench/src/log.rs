@@ -74,9 +74,7 @@ fn rows(measured: &Measured) -> Vec<Row> {
         ("times_floor", measured.times_floor),
     ];
     let ours = ours.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?)));
-    let seed = serde_json::to_value(&measured.seed);
-    let seed = seed.as_ref().ok().and_then(Value::as_object).into_iter().flatten();
-    let seed = seed.filter_map(|(name, value)| Some((name.clone(), value.as_f64()?)));
+    let seed = measured.seed.iter().filter_map(|(name, value)| Some((name.clone(), value.as_f64()?)));
     for (name, value) in ours.chain(seed) {
         let (series, name) = name.split_once('/').unwrap_or(("bench", &name));
         last.entry(series.to_owned()).or_default().push((name.to_owned(), value));

@@ -4,8 +4,9 @@ use super::case::{Entry, Kind, Running, State};
 use super::floor;
 use super::measure::Timing;
 use super::protocol::{Role, Stepped};
-use super::report::{DeviceReport, Measured, Outcome, SeedNames, StepBytes};
+use super::report::{DeviceReport, Measured, Outcome, StepBytes};
 use grpo_core::Dtype;
+use serde_json::json;
 use std::collections::BTreeMap;
 
 /// Returns the devices of the jobs by backend.
@@ -83,27 +84,23 @@ fn measured(
         Some(device) => device.step,
         None => steps().filter_map(|step| step.high_water).max(),
     };
-    let bytes = StepBytes {
-        inputs: planned.bytes.inputs,
-        outputs: planned.bytes.outputs,
-        workspace: planned.bytes.workspace,
-        high_water,
-    };
+    let bytes = planned.bytes;
     let last = running.steps.last().unwrap_or(first);
-    let seed = SeedNames {
-        step_s_mean: step_ms.as_ref().map(|timing| 1e-3 * timing.mean),
-        step_s_p50: p50,
-        step_s_p90: step_ms.as_ref().map(|timing| 1e-3 * timing.p90),
-        compile_s: planned.plan_seconds,
-        avg_step_ms: step_ms.as_ref().map(|timing| timing.mean),
-        first_call_s: first.seconds,
-        inputs_bytes: bytes.inputs,
-        outputs_bytes: bytes.outputs,
-        workspace_bytes: bytes.workspace,
-        high_water_bytes: bytes.high_water,
-        mem_after_alloc: first.device.map(|device| device.before).or(first.resident_before),
-        mem_after_run: first.device.map(|device| device.after).or(last.resident_after),
-    };
+    let seed = [
+        ("bench/step_s_mean", json!(step_ms.as_ref().map(|timing| 1e-3 * timing.mean))),
+        ("bench/step_s_p50", json!(p50)),
+        ("bench/step_s_p90", json!(step_ms.as_ref().map(|timing| 1e-3 * timing.p90))),
+        ("bench/compile_s", json!(planned.plan_seconds)),
+        ("avg_step_ms", json!(step_ms.as_ref().map(|timing| timing.mean))),
+        ("first_call_s", json!(first.seconds)),
+        ("mem/inputs_bytes", json!(bytes.inputs)),
+        ("mem/outputs_bytes", json!(bytes.outputs)),
+        ("mem/workspace_bytes", json!(bytes.workspace)),
+        ("mem/high_water_bytes", json!(high_water)),
+        // In use with inputs and outputs before the first step, and after the last one.
+        ("mem_after_alloc", json!(first.device.map(|device| device.before).or(first.resident_before))),
+        ("mem_after_run", json!(first.device.map(|device| device.after).or(last.resident_after))),
+    ];
     Measured {
         backend: if entry.kind == Kind::Peer { "peer".into() } else { entry.job.backend.clone() },
         threads: entry.job.threads,
@@ -128,12 +125,12 @@ fn measured(
         floor_ms: floor_s.map(|seconds| 1e3 * seconds),
         share_of_floor: times_floor.map(|times| 1.0 / times),
         times_floor,
-        bytes,
+        bytes: StepBytes { planned: bytes, high_water },
         compiled_bytes: planned.compiled,
         device_bytes: first.device,
         step_ms,
         work_shares: work_shares(&running.steps),
-        seed,
+        seed: seed.into_iter().map(|(name, value)| (name.to_owned(), value)).collect(),
     }
 }
 

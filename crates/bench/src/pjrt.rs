@@ -1,18 +1,19 @@
 //! Runners on the devices of a PJRT plugin. Tensors stay on the device between steps; only scalars return to the host.
 
-use super::cpu::policy;
+use super::cpu::{policy, refuse_keys};
 use super::floor;
 use super::inputs::Inputs;
 use super::memory;
 use super::protocol::{Bytes, Job, Planned, Role as Asked, Stepped};
 use super::report::{CompiledBytes, DeviceBytes, DeviceReport};
 use super::worker::{Runner, input_bytes};
+use crate::config::{BackendName, ProgramKind, VariantConfig};
 use crate::error::{Error, Result};
 use backend_tpu::aot::Variant;
 use backend_tpu::plugins::Kind;
-use backend_tpu::program::{Blocking, Mesh, Pass, ProgramKind, Role};
+use backend_tpu::program::{Blocking, Mesh, Pass, Role, Spec};
 use backend_tpu::{PjrtBackend, PjrtPlan, PjrtTensor};
-use grpo_core::{DeviceTensor, Dtype, GradsMut, PolicyInput, PolicySpec, TensorMut, TensorRef};
+use grpo_core::{DeviceTensor, Dtype, GradientSpec, GradsMut, PolicyInput, PolicySpec, TensorMut, TensorRef};
 use pjrt::{Client, DeviceMemoryStats};
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -60,30 +61,24 @@ impl OnDevices {
 
     /// Compiles the program of `job`.
     pub(crate) fn plan(on: &Rc<Self>, job: &Job, inputs: Rc<Inputs>) -> Result<(Planned, Box<dyn Runner>)> {
-        for (is_asked, what, instead) in [
-            (job.threads != 0, "threads", "the plugin starts its own threads: leave it out"),
-            (job.isa.is_some(), "isa", "the compiler chooses it: leave it out"),
-            (job.dlogits.is_some(), "dlogits", "set it in `numerics`"),
-            (job.profile, "profile", "only the CPU backend measures it: leave it out"),
-        ] {
-            if is_asked {
-                let (backend, what, instead) = (job.backend.clone(), what.into(), instead.into());
-                return Err(grpo_core::Error::Unsupported { backend, what, instead }.into());
-            }
-        }
-        let mut variant = job.config.variant(job.variant.as_deref().unwrap_or_default())?;
+        let settings = VariantConfig { threads: job.threads, ..job.settings() };
+        let (mut variant, mut kind) = (job.config.variant(job.variant.as_deref().unwrap_or_default())?, settings.pass);
         if job.role == Asked::BareProducts {
-            let floor = floor::bare_products(&variant);
+            let floor = floor::bare_products(&variant, kind);
             variant = floor.ok_or_else(|| Error::argument("bench worker", "a variant with a floor", &job.name))?.1;
+            kind = ProgramKind::Bare;
         }
         let began = Instant::now();
         // A separate backend per variant, so that no variant reuses an executable that another one has compiled.
-        let mut backend = PjrtBackend::new(on.kind, on.client.clone())?.with_mesh(on.mesh)?;
-        backend = backend.with_numerics(variant.numerics);
-        if let Some(blocks) = variant.mosaic {
-            backend = backend.with_mosaic(blocks)?;
+        let backend = backend(on.kind, on.client.clone(), &settings, &variant)?;
+        let gradients = variant.request.gradients;
+        let mut request = variant.request.clone();
+        if kind == ProgramKind::Materialised {
+            // The program returns its gradients; there are no accumulators.
+            request.gradients = GradientSpec { hidden: false, lm_head: false, bias: false };
         }
-        let mut plan = backend.plan_program(&variant.request, variant.program)?;
+        let program = |spec: &Spec| variant.program(&Spec { gradients, ..spec.clone() });
+        let mut plan = backend.plan_program(&request, variant.pass, program)?;
         let memory = plan.compiled_memory()?;
         let plan_seconds = began.elapsed().as_secs_f64();
         let bytes = |bytes: i64| u64::try_from(bytes).unwrap_or(0);
@@ -94,7 +89,7 @@ impl OnDevices {
             temp: bytes(memory.temp),
         };
         let has_bias = matches!(variant.request.policy, PolicySpec::Hidden { bias: true, .. });
-        let runner = OnDevice { on: on.clone(), plan, variant, inputs };
+        let runner = OnDevice { on: on.clone(), plan, variant, kind, inputs };
         let planned = Planned {
             plan_seconds,
             blocking: runner.blocking(),
@@ -111,6 +106,27 @@ impl OnDevices {
     }
 }
 
+/// Opens the backend of a variant with its `settings` on `client`.
+///
+/// # Errors
+/// [`Error::Loss`] that names a key that only other backends support, and the alternative; the errors of [`PjrtBackend`].
+pub fn backend(kind: Kind, client: Client, settings: &VariantConfig, variant: &Variant) -> Result<PjrtBackend> {
+    refuse_keys(
+        &BackendName::Pjrt(kind).to_string(),
+        [
+            (settings.threads != 0, "threads", "the plugin starts its own threads: leave it out"),
+            (settings.isa.is_some(), "isa", "the compiler chooses it: leave it out"),
+            (settings.dlogits.is_some(), "dlogits", "set it in `numerics`"),
+            (settings.profile, "profile", "only the CPU backend measures it: leave it out"),
+        ],
+    )?;
+    let backend = PjrtBackend::new(kind, client)?.with_mesh(variant.mesh)?.with_numerics(variant.numerics);
+    Ok(match variant.mosaic {
+        Some(blocks) => backend.with_mosaic(blocks)?,
+        None => backend,
+    })
+}
+
 fn backend_error(error: pjrt::Error) -> grpo_core::Error {
     grpo_core::Error::Backend { backend: "pjrt".into(), message: error.to_string() }
 }
@@ -120,6 +136,7 @@ struct OnDevice {
     on: Rc<OnDevices>,
     plan: PjrtPlan,
     variant: Variant,
+    kind: ProgramKind,
     inputs: Rc<Inputs>,
 }
 
@@ -131,10 +148,6 @@ impl OnDevice {
             Blocking::TokenChunks(size) => Blocking::TokenChunks(size.min(spec.local_tokens())),
             Blocking::VocabPanels(size) => Blocking::VocabPanels(size.min(spec.local_vocab())),
         })
-    }
-
-    fn pass(&self) -> Pass {
-        self.variant.program.pass(self.variant.request.policy)
     }
 
     /// Returns the inputs of the step with their values.
@@ -151,7 +164,7 @@ impl OnDevice {
     /// Returns the gradients that the step adds to, in the order of [`GradsMut`].
     fn gradients(&self) -> [Option<Role>; 4] {
         let made = self.variant.request.gradients;
-        let wanted = match (self.pass(), self.variant.program, self.variant.request.policy) {
+        let wanted = match (self.variant.pass, self.kind, self.variant.request.policy) {
             (Pass::Score | Pass::GradientInPlace, ..) | (_, ProgramKind::Materialised, _) => [false; 4],
             (Pass::Gradient, _, PolicySpec::Logits { .. }) => [false, false, false, made.hidden],
             (Pass::Gradient, _, PolicySpec::Hidden { .. }) => [made.hidden, made.lm_head, made.bias, false],
@@ -240,20 +253,20 @@ impl OnDevice {
     fn run(&mut self) -> Result<Option<f64>> {
         let (on, inputs) = (self.on.clone(), self.inputs.clone());
         let (mut tensors, batch) = (on.tensors.borrow_mut(), &inputs.batch);
-        if self.pass() == Pass::Score {
+        if self.variant.pass == Pass::Score {
             let policy = self.policy(&tensors);
             let results = self.plan.score_on_device(policy, batch)?;
             results.iter().try_for_each(PjrtTensor::wait)?;
             return Ok(None);
         }
-        if self.pass() == Pass::GradientInPlace {
+        if self.variant.pass == Pass::GradientInPlace {
             // The buffer now holds gradients; the next step uploads logits again.
             let Some(mut logits) = tensors.remove(&self.input_key(Role::Logits)) else {
                 unreachable!("a step follows its preparation")
             };
             let output = self.plan.value_and_grad_in_place_on_device(TensorMut::Device(&mut logits), batch)?;
             logits.wait()?;
-            return Ok((self.variant.program != ProgramKind::Bare).then_some(output.loss));
+            return Ok((self.kind != ProgramKind::Bare).then_some(output.loss));
         }
         let roles = self.gradients();
         let keys = roles.map(|role| role.map(|role| self.gradient_key(role)));
@@ -264,10 +277,8 @@ impl OnDevice {
             .map(|tensor| tensor.as_mut().map(|tensor| TensorMut::Device(tensor as &mut dyn DeviceTensor)));
         let grads = GradsMut { hidden, lm_head, bias, logits };
         let output = self.plan.value_and_grad_on_device(policy, batch, grads)?;
-        for tensor in sums.iter().flatten().chain(&output.gradients) {
-            tensor.wait()?;
-        }
+        sums.iter().flatten().try_for_each(PjrtTensor::wait)?;
         tensors.extend(keys.into_iter().flatten().zip(sums.into_iter().flatten()));
-        Ok((self.variant.program != ProgramKind::Bare).then_some(output.loss))
+        Ok((self.kind != ProgramKind::Bare).then_some(output.loss))
     }
 }

@@ -39,7 +39,7 @@ pub fn svg(document: &Document) -> String {
 
 /// Returns the variants and peers that have a time and a memory, fastest first.
 fn points(case: &Case, names: &BTreeSet<&str>) -> Vec<Point> {
-    let memory = |measured: &Measured| measured.bytes.high_water.or(measured.bytes.workspace);
+    let memory = |measured: &Measured| measured.bytes.high_water.or(measured.bytes.planned.workspace);
     let point = |(name, outcome): (&String, &Outcome)| match outcome {
         Outcome::Measured(measured) => Some(Point {
             name: name.clone(),

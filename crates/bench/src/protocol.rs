@@ -16,10 +16,9 @@
 
 use super::inputs::Files;
 use super::report::{CompiledBytes, DeviceBytes, DeviceReport};
-use crate::config::BenchConfig;
+use crate::config::{BenchConfig, VariantConfig};
 use backend_cpu::peak::{Traffic, Unit};
 use backend_tpu::program::Blocking;
-use grpo_core::Dtype;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -61,15 +60,16 @@ pub struct Job {
     pub plugin: Option<PathBuf>,
     /// Threads; 0 is one per core.
     pub threads: usize,
-    /// The instruction set on the CPU; default the fastest.
-    pub isa: Option<String>,
-    /// The dtype to which dL/dlogits is rounded on this CPU; default the dtype of the inputs.
-    pub dlogits: Option<Dtype>,
-    /// `true` to measure the time of a step by kind of work, on this CPU.
-    #[serde(default)]
-    pub profile: bool,
     /// The files of the inputs.
     pub tensors: Files,
+}
+
+impl Job {
+    /// Returns the settings of the variant; the default ones for a peer.
+    pub(crate) fn settings(&self) -> VariantConfig {
+        let settings = self.variant.as_ref().and_then(|name| self.config.variants.as_ref()?.get(name));
+        settings.cloned().unwrap_or_default()
+    }
 }
 
 /// The quantity that a job measures.

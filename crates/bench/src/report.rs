@@ -1,10 +1,12 @@
 //! The results of a benchmark as one document.
 
 use super::measure::{Rounds, Timing};
+use super::protocol::Bytes;
 use crate::assertion::Checked;
 use crate::config::BenchConfig;
 use backend_tpu::program::Blocking;
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 
 /// All results of one run.
@@ -173,60 +175,20 @@ pub struct Measured {
     pub compiled_bytes: Option<CompiledBytes>,
     /// The device allocator's statistics of the first call.
     pub device_bytes: Option<DeviceBytes>,
-    /// The same numbers under the names of MLLM-JAX's benchmark.
+    /// The same numbers under the names of MLLM-JAX's benchmark: `bench/step_s_p50`, `mem/workspace_bytes`, ...
     #[serde(flatten)]
-    pub seed: SeedNames,
+    pub seed: Map<String, Value>,
 }
 
 /// Memory of a step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct StepBytes {
-    /// Bytes of logits, or of hidden states and head.
-    pub inputs: Option<u64>,
-    /// Bytes of gradients and results per token.
-    pub outputs: Option<u64>,
-    /// Bytes of all other memory, according to the plan or the compiler.
-    pub workspace: Option<u64>,
+    /// The memory according to the plan or the compiler.
+    #[serde(flatten)]
+    pub planned: Bytes,
     /// Measured peak memory of a step in addition to inputs and outputs: of the process or, on a separate device, of the device's
     /// allocator.
     pub high_water: Option<u64>,
-}
-
-/// Numbers under the names of MLLM-JAX's benchmark.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
-pub struct SeedNames {
-    /// Mean time in seconds.
-    #[serde(rename = "bench/step_s_mean")]
-    pub step_s_mean: Option<f64>,
-    /// Median time in seconds.
-    #[serde(rename = "bench/step_s_p50")]
-    pub step_s_p50: Option<f64>,
-    /// 90th percentile of the times, in seconds.
-    #[serde(rename = "bench/step_s_p90")]
-    pub step_s_p90: Option<f64>,
-    /// Seconds of planning or compiling.
-    #[serde(rename = "bench/compile_s")]
-    pub compile_s: f64,
-    /// Mean time in milliseconds.
-    pub avg_step_ms: Option<f64>,
-    /// Seconds of the first call.
-    pub first_call_s: f64,
-    /// Bytes of the inputs.
-    #[serde(rename = "mem/inputs_bytes")]
-    pub inputs_bytes: Option<u64>,
-    /// Bytes of gradients and results per token.
-    #[serde(rename = "mem/outputs_bytes")]
-    pub outputs_bytes: Option<u64>,
-    /// Planned workspace in bytes.
-    #[serde(rename = "mem/workspace_bytes")]
-    pub workspace_bytes: Option<u64>,
-    /// Measured peak in bytes, in addition to inputs and outputs.
-    #[serde(rename = "mem/high_water_bytes")]
-    pub high_water_bytes: Option<u64>,
-    /// Bytes in use with inputs and outputs before the first step, in the process or on the device.
-    pub mem_after_alloc: Option<u64>,
-    /// Bytes in use after the last step.
-    pub mem_after_run: Option<u64>,
 }
 
 /// Memory that a compiler has allotted to an executable.

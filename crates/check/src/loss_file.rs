@@ -15,20 +15,16 @@ use std::collections::BTreeMap;
 /// Name and version of the format.
 pub const FORMAT: &str = "grpo-loss/1";
 
-/// The backend and the implementation that computed the results.
-#[derive(Clone, Copy, Debug)]
-pub struct Origin<'a> {
-    /// Name of the backend.
-    pub backend: &'a str,
-    /// The evaluated implementation.
-    pub implementation: Implementation,
-}
-
-/// Serialises the results.
+/// Serialises the results of `implementation` on the backend called `backend`.
 ///
 /// # Errors
 /// [`Error::Argument`] if a value does not have the shape that follows from the batch.
-pub fn to_bytes(file: &BatchFile, evaluated: &Evaluated, origin: &Origin<'_>) -> Result<Vec<u8>> {
+pub fn to_bytes(
+    file: &BatchFile,
+    evaluated: &Evaluated,
+    backend: &str,
+    implementation: Implementation,
+) -> Result<Vec<u8>> {
     let loss: Vec<u8> = evaluated.values.loss.iter().flat_map(|l| l.to_le_bytes()).collect();
     let mut tensors = vec![("loss", Dtype::F64, vec![], loss)];
     for (name, shape, list) in lists(file, evaluated) {
@@ -44,8 +40,8 @@ pub fn to_bytes(file: &BatchFile, evaluated: &Evaluated, origin: &Origin<'_>) ->
     let metadata = BTreeMap::from([
         ("format", FORMAT.to_owned()),
         ("name", file.name.clone()),
-        ("backend", origin.backend.to_owned()),
-        ("implementation", origin.implementation.name().to_owned()),
+        ("backend", backend.to_owned()),
+        ("implementation", implementation.name().to_owned()),
         ("loss", serde_json::to_string(&file.batch_loss()).map_err(json)?),
         ("metrics", serde_json::to_string(&evaluated.metrics.values().collect::<BTreeMap<_, _>>()).map_err(json)?),
     ]);

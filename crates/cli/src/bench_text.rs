@@ -147,9 +147,9 @@ fn memory(name: &str, measured: &Measured) -> Vec<String> {
     vec![
         marked(name, measured),
         tiles(measured.blocking),
-        size(step.inputs),
-        size(step.outputs),
-        size(step.workspace),
+        size(step.planned.inputs),
+        size(step.planned.outputs),
+        size(step.planned.workspace),
         size(step.high_water),
         format!("{:.2}", measured.plan_seconds),
         format!("{:.2}", measured.first_call_seconds),

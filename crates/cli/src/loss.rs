@@ -57,8 +57,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
         emit_beside(to_stdout, &format!("loss {value:.9}\n{}nothing was written\n", lines.concat()))?;
         return Ok(Outcome::CheckFailed);
     }
-    let origin = loss_file::Origin { backend: backend.name(), implementation };
-    let bytes = loss_file::to_bytes(&file, &evaluated, &origin)?;
+    let bytes = loss_file::to_bytes(&file, &evaluated, backend.name(), implementation)?;
     let place = if to_stdout {
         let mut stdout = std::io::stdout().lock();
         stdout.write_all(&bytes).and_then(|()| stdout.flush()).context("cannot write to standard output")?;

@@ -4,7 +4,7 @@ use super::compile::Compiler;
 use super::cost::Cost;
 use crate::error::failed;
 use grpo_core::error::Result;
-use pjrt::{Cache, CompileOptions, Executable, Key};
+use pjrt::{Cache, CompileOptions, Key};
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
@@ -40,27 +40,6 @@ pub struct Analysis {
 }
 
 impl Analysis {
-    fn of(
-        executable: &Executable,
-        program: &str,
-        [compile_seconds, compile_processor_seconds]: [f64; 2],
-    ) -> Result<Self> {
-        let memory = executable.memory_stats().map_err(failed)?;
-        let bytes = |value: i64| u64::try_from(value).unwrap_or(0);
-        Ok(Self {
-            argument_bytes: bytes(memory.argument),
-            output_bytes: bytes(memory.output),
-            alias_bytes: bytes(memory.alias),
-            temp_bytes: bytes(memory.temp),
-            code_bytes: bytes(memory.generated_code),
-            program_bytes: program.len() as u64,
-            cost: Cost::of(executable)?,
-            compile_seconds,
-            compile_processor_seconds,
-            from_cache: false,
-        })
-    }
-
     /// Returns the bytes that must fit into the device's memory: arguments, results that are not aliased, temporaries
     /// and code.
     pub fn total_bytes(&self) -> u64 {
@@ -104,8 +83,22 @@ impl Compiler {
 
     fn compile_and_analyse(&self, program: &str, options: &CompileOptions) -> Result<Analysis> {
         let (began, used) = (Instant::now(), processor_seconds());
-        let executable = self.topology().compile(program, options).map_err(failed)?;
-        Analysis::of(&executable, program, [began.elapsed().as_secs_f64(), processor_seconds() - used])
+        let executable = self.topology.compile(program, options).map_err(failed)?;
+        let (compile_seconds, compile_processor_seconds) = (began.elapsed().as_secs_f64(), processor_seconds() - used);
+        let memory = executable.memory_stats().map_err(failed)?;
+        let bytes = |value: i64| u64::try_from(value).unwrap_or(0);
+        Ok(Analysis {
+            argument_bytes: bytes(memory.argument),
+            output_bytes: bytes(memory.output),
+            alias_bytes: bytes(memory.alias),
+            temp_bytes: bytes(memory.temp),
+            code_bytes: bytes(memory.generated_code),
+            program_bytes: program.len() as u64,
+            cost: Cost::of(&executable)?,
+            compile_seconds,
+            compile_processor_seconds,
+            from_cache: false,
+        })
     }
 
     fn key(&self, program: &str, options: &CompileOptions) -> Result<Key> {

@@ -16,7 +16,7 @@ use std::path::Path;
 /// A compiler for one [`Target`].
 pub struct Compiler {
     target: Target,
-    topology: Topology,
+    pub(super) topology: Topology,
     pub(super) cache: Option<Cache>,
 }
 
@@ -36,10 +36,6 @@ impl Compiler {
         &self.target
     }
 
-    pub(super) fn topology(&self) -> &Topology {
-        &self.topology
-    }
-
     /// Returns the compiler's version string.
     ///
     /// # Errors
@@ -55,26 +51,12 @@ impl Compiler {
     /// [`grpo_core::Error::Config`] or [`grpo_core::Error::Unsupported`] if no program computes the variant,
     /// [`grpo_core::Error::Budget`] if no tile fits, [`grpo_core::Error::Backend`] if the compiler refuses.
     pub fn report(&self, variant: &Variant) -> Result<Report> {
-        let (compiled, spec) = self.compile_within_budget(variant)?;
-        self.estimate(compiled, spec.mesh)
-    }
-
-    /// Like [`Compiler::report`], restricted to memory: it has no cost estimates, which need further compilations.
-    ///
-    /// # Errors
-    /// [`grpo_core::Error::Config`], [`grpo_core::Error::Unsupported`], [`grpo_core::Error::Budget`] and
-    /// [`grpo_core::Error::Backend`], as [`Compiler::report`].
-    pub fn report_memory(&self, variant: &Variant) -> Result<Report> {
-        Ok(self.compile_within_budget(variant)?.0.report)
-    }
-
-    fn compile_within_budget(&self, variant: &Variant) -> Result<(Compiled, Spec)> {
         let mut spec = variant.spec()?;
         let compiled = variant.compile_within_budget(&mut spec, |spec| {
             let compiled = self.compile(variant, spec)?;
             Ok((usize::try_from(compiled.report.temp_bytes).unwrap_or(usize::MAX), compiled))
         })?;
-        Ok((compiled, spec))
+        self.estimate(compiled, spec.mesh)
     }
 
     /// Compiles with the tiles of `spec`.
@@ -147,8 +129,7 @@ impl Compiler {
     }
 }
 
-/// Calls `compile` in the span `tiles`, whose field of that name says which tiles the program has. Programs that differ in their tiles alone
-/// have one name.
+/// Calls `compile` in the span `tiles`, whose field tells apart programs that differ in their tiles only.
 fn in_tiles<T>(blocking: Option<Blocking>, compile: impl FnOnce() -> T) -> T {
     match blocking {
         Some(blocking) => tracing::info_span!(target: "backend_tpu", "tiles", tiles = %blocking).in_scope(compile),

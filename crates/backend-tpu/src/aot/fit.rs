@@ -1,7 +1,6 @@
 //! Searches for the largest tile that fits into a device's memory, by compiling.
 
-use super::compile::Compiled;
-use super::compile::Compiler;
+use super::compile::{Compiled, Compiler};
 use super::report::Report;
 use super::variant::Variant;
 use crate::program::{Blocking, Spec};

@@ -2,7 +2,7 @@
 
 use super::chip::Chip;
 use super::report::Floor;
-use crate::program::{Blocking, Mesh, MosaicBlocks, Numerics, Program, ProgramKind, Spec};
+use crate::program::{Blocking, Mesh, MosaicBlocks, Numerics, Pass, Program, Spec};
 use crate::tiling;
 use grpo_core::error::{Error, Result};
 use grpo_core::{Implementation, PlanRequest, PolicySpec};
@@ -18,8 +18,10 @@ pub struct Variant {
     pub mosaic: Option<MosaicBlocks>,
     /// The mesh over which tokens and vocabulary are sharded.
     pub mesh: Mesh,
-    /// The program that is compiled.
-    pub program: ProgramKind,
+    /// The pass whose program is compiled.
+    pub pass: Pass,
+    /// The function that builds the program: [`Spec::program`], or one of another program with the same arguments.
+    pub build: fn(&Spec, Pass) -> Result<Program>,
 }
 
 impl Variant {
@@ -43,17 +45,17 @@ impl Variant {
         })
     }
 
-    /// Returns the program of `spec`.
+    /// Builds the program of `spec`.
     ///
     /// # Errors
     /// The errors of [`Spec::program`].
     pub fn program(&self, spec: &Spec) -> Result<Program> {
-        self.program.program(spec, self.program.pass(spec.policy))
+        (self.build)(spec, self.pass)
     }
 
     /// Returns `true` if the program has tiles.
     pub fn has_tiles(&self) -> bool {
-        self.program != ProgramKind::Materialised && self.request.implementation == Implementation::Fused
+        self.request.implementation == Implementation::Fused
     }
 
     /// Calls `compile`, which also returns the bytes of workspace. Unless the caller has set a tile size, tiles shrink
@@ -89,23 +91,20 @@ impl Variant {
         }
     }
 
-    /// Returns the lower bound of all programs with these arguments and results on `chip`. It counts the required
-    /// products: logits, and one per gradient of hidden states and head, without recomputation of logits. Every
-    /// argument is read once, every result written once.
+    /// Returns the operations of the required products for `tokens` tokens and `vocab` vocabulary entries: logits, and
+    /// one product per gradient of hidden states and head, without recomputation; 0 for precomputed logits.
+    pub fn useful_flops(&self, tokens: usize, vocab: usize) -> f64 {
+        let (PolicySpec::Hidden { hidden, .. }, made) = (self.request.policy, self.request.gradients) else {
+            return 0.0;
+        };
+        let gradients = if self.pass == Pass::Score { 0 } else { u8::from(made.hidden) + u8::from(made.lm_head) };
+        f64::from(1 + gradients) * 2.0 * tokens as f64 * vocab as f64 * hidden as f64
+    }
+
+    /// Returns the lower bound of all programs with these arguments and results on `chip`: the required products, or
+    /// every argument read once and every result written once.
     pub(super) fn floor(&self, spec: &Spec, program: &Program, chip: Chip) -> Floor {
-        let products = match (spec.policy, self.program) {
-            (PolicySpec::Logits { .. }, _) => 0,
-            (PolicySpec::Hidden { .. }, ProgramKind::Score) => 1,
-            (PolicySpec::Hidden { .. }, _) => {
-                1 + [spec.gradients.hidden, spec.gradients.lm_head].iter().filter(|g| **g).count()
-            }
-        };
-        let hidden = match spec.policy {
-            PolicySpec::Hidden { hidden, .. } => hidden,
-            PolicySpec::Logits { .. } => 0,
-        };
-        let product = 2.0 * spec.local_tokens() as f64 * spec.local_vocab() as f64 * hidden as f64;
-        Floor::of_module(&program.module, products as f64 * product, chip)
+        Floor::of_module(&program.module, self.useful_flops(spec.local_tokens(), spec.local_vocab()), chip)
     }
 }
 
@@ -128,7 +127,8 @@ mod tests {
             numerics: Numerics::default(),
             mosaic: None,
             mesh: Mesh::default(),
-            program: ProgramKind::Gradient,
+            pass: Pass::Gradient,
+            build: Spec::program,
         }
     }
 

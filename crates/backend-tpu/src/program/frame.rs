@@ -1,10 +1,9 @@
 //! A program that is being built, and the common parts of all programs.
 
-use super::kind::Pass;
+use super::pass::Pass;
 use super::products::{Head, HeadSplit};
 use super::role::Role;
 use super::spec::Spec;
-use super::tokens::Tables;
 use grpo_core::PolicySpec;
 use grpo_core::error::{Error, Result};
 use stablehlo::{Builder, Dtype, Module, Value};
@@ -20,19 +19,22 @@ pub struct Program {
     pub results: Vec<Role>,
 }
 
-/// A program that is being built: its arguments by role.
-pub(super) struct Frame {
-    pub(super) f: Builder,
+/// A program that is being built, with its arguments by role.
+#[derive(Debug)]
+pub struct Frame {
+    /// The builder of the program.
+    pub f: Builder,
     arguments: Vec<(Role, Value)>,
+    /// The shardings of the operands of logits.
     split: Option<HeadSplit>,
 }
 
 impl Frame {
     /// Declares the arguments of `pass`.
-    pub(super) fn new(spec: &Spec, pass: Pass) -> Self {
+    pub fn new(spec: &Spec, pass: Pass) -> Self {
         let f = Builder::new();
         let argument = |role: Role| (role, f.argument(role.name(), spec.type_of(role)));
-        let arguments = roles(spec, pass).into_iter().map(argument).collect();
+        let arguments = spec.arguments(pass).into_iter().map(argument).collect();
         Self { f, arguments, split: None }
     }
 
@@ -41,8 +43,14 @@ impl Frame {
     ///
     /// # Errors
     /// [`Error::Shape`] for a missing value, or one of another type.
-    pub(super) fn of(spec: &Spec, pass: Pass, f: &Builder, values: Vec<(Role, Value)>) -> Result<Self> {
-        for role in roles(spec, pass) {
+    pub(super) fn of(
+        spec: &Spec,
+        pass: Pass,
+        f: &Builder,
+        values: Vec<(Role, Value)>,
+        split: Option<HeadSplit>,
+    ) -> Result<Self> {
+        for role in spec.arguments(pass) {
             let (expected, found) = (spec.type_of(role), values.iter().find(|(r, _)| *r == role));
             let fits = |value: &Value| {
                 let held = if role == Role::LmHead { value.dtype() } else { expected.dtype };
@@ -53,17 +61,7 @@ impl Frame {
                 return Err(Error::shape("the loss in a program", role.name(), expected, found));
             }
         }
-        Ok(Self { f: f.clone(), arguments: values, split: None })
-    }
-
-    /// Sets the sharding of the operands of logits.
-    pub(super) fn with_split(self, split: &HeadSplit) -> Self {
-        Self { split: Some(split.clone()), ..self }
-    }
-
-    /// Returns the sharding of the operands of logits.
-    pub(super) fn split(&self) -> Option<HeadSplit> {
-        self.split.clone()
+        Ok(Self { f: f.clone(), arguments: values, split })
     }
 
     /// Returns an argument, if the program has it.
@@ -71,8 +69,11 @@ impl Frame {
         self.arguments.iter().find(|(r, _)| *r == role).map(|(_, value)| value)
     }
 
-    /// Returns an argument that every program of this kind has.
-    pub(super) fn argument(&self, role: Role) -> Value {
+    /// Returns an argument of the pass.
+    ///
+    /// # Panics
+    /// If the pass does not have it.
+    pub fn argument(&self, role: Role) -> Value {
         match self.get(role) {
             Some(value) => value.clone(),
             None => unreachable!("the frame declares {role:?} for this pass"),
@@ -80,26 +81,21 @@ impl Frame {
     }
 
     /// Returns hidden states and head, if the policy provides them.
-    pub(super) fn head(&self, spec: &Spec) -> Option<(Value, Head)> {
+    pub fn head(&self, spec: &Spec) -> Option<(Value, Head)> {
         match spec.policy {
             PolicySpec::Logits { .. } => None,
             PolicySpec::Hidden { layout, .. } => {
                 let (weight, bias) = (self.argument(Role::LmHead), self.get(Role::Bias).cloned());
-                Some((self.argument(Role::Hidden), Head { weight, bias, layout, split: self.split() }))
+                Some((self.argument(Role::Hidden), Head { weight, bias, layout, split: self.split.clone() }))
             }
         }
     }
 
-    pub(super) fn tables(&self) -> Tables {
-        Tables {
-            ids: self.argument(Role::TokenIds),
-            numbers: self.argument(Role::TokenNumbers),
-            on_policy: self.argument(Role::OnPolicy),
-        }
-    }
-
     /// Finishes the program that returns `results`. Results that are also arguments reuse their buffers.
-    pub(super) fn finish(self, name: &str, spec: &Spec, results: &[(Role, Value)]) -> Result<Program> {
+    ///
+    /// # Errors
+    /// [`Error::Backend`] for an illegal operation.
+    pub fn finish(self, name: &str, spec: &Spec, results: &[(Role, Value)]) -> Result<Program> {
         for (index, (role, _)) in results.iter().enumerate() {
             if let Some(argument) = self.get(*role) {
                 self.f.alias(argument, index);
@@ -122,20 +118,9 @@ impl Frame {
     }
 }
 
-/// Returns the arguments of `pass`, in order.
-fn roles(spec: &Spec, pass: Pass) -> Vec<Role> {
-    let policy = match spec.policy {
-        PolicySpec::Logits { .. } => vec![Role::Logits],
-        PolicySpec::Hidden { bias: false, .. } => vec![Role::Hidden, Role::LmHead],
-        PolicySpec::Hidden { bias: true, .. } => vec![Role::Hidden, Role::LmHead, Role::Bias],
-    };
-    let tokens = [Role::TokenIds, Role::TokenNumbers, Role::OnPolicy];
-    policy.into_iter().chain(tokens).chain(spec.accumulators(pass)).collect()
-}
-
 /// Returns `sum + gradient`, rounded to the dtype of gradient accumulators.
 pub(super) fn accumulate(sum: &Value, gradient: &Value) -> Value {
-    (sum.convert(stablehlo::Dtype::F32) + gradient).convert(sum.dtype())
+    (sum.convert(Dtype::F32) + gradient).convert(sum.dtype())
 }
 
 /// Prevents the compiler from changing the logits, if scoring and loss must see the same bits.

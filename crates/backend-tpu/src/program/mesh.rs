@@ -5,7 +5,7 @@
 
 use grpo_core::error::{Error, Result};
 use serde::{Deserialize, Serialize};
-use stablehlo::{Builder, Dtype, Reducer, Value};
+use stablehlo::{Builder, Dtype, Reducer, TensorType, Value};
 
 /// The numbers of shards of tokens and vocabulary.
 ///
@@ -60,16 +60,6 @@ impl Mesh {
     pub fn local_vocab(&self, vocab: usize) -> usize {
         vocab.div_ceil(self.vocab)
     }
-
-    /// Returns the groups of devices that hold the same tokens.
-    pub(crate) fn vocab_groups(&self) -> Vec<Vec<usize>> {
-        (0..self.data).map(|d| (0..self.vocab).map(|v| d * self.vocab + v).collect()).collect()
-    }
-
-    /// Returns the groups of devices that hold the same columns.
-    pub(crate) fn data_groups(&self) -> Vec<Vec<usize>> {
-        (0..self.vocab).map(|v| (0..self.data).map(|d| d * self.vocab + v).collect()).collect()
-    }
 }
 
 /// The coordinates of the running device in its mesh, as values of its program.
@@ -108,28 +98,26 @@ impl MeshCoord {
 
     /// Reduces a value over the devices that hold the same tokens.
     pub(crate) fn over_vocab(&self, value: &Value, reducer: Reducer) -> Value {
-        if self.mesh.vocab == 1 { value.clone() } else { value.all_reduce(reducer, &self.mesh.vocab_groups()) }
+        let Mesh { data, vocab } = self.mesh;
+        let groups = || (0..data).map(|d| (0..vocab).map(|v| d * vocab + v).collect()).collect::<Vec<_>>();
+        if vocab == 1 { value.clone() } else { value.all_reduce(reducer, &groups()) }
     }
 
     /// Reduces a value over the devices that hold the same columns.
     pub(crate) fn over_data(&self, value: &Value, reducer: Reducer) -> Value {
-        if self.mesh.data == 1 { value.clone() } else { value.all_reduce(reducer, &self.mesh.data_groups()) }
+        let Mesh { data, vocab } = self.mesh;
+        let groups = || (0..vocab).map(|v| (0..data).map(|d| d * vocab + v).collect()).collect::<Vec<_>>();
+        if data == 1 { value.clone() } else { value.all_reduce(reducer, &groups()) }
     }
 
     /// Returns the value on data rank 0 and zeros elsewhere, so that a sum over data counts it once.
     pub(crate) fn once(&self, value: &Value) -> Value {
-        if self.mesh.data == 1 {
-            return value.clone();
-        }
-        self.data_rank.eq(&self.data_rank.like(0)).select(value, &value.like(0.0))
+        if self.mesh.data == 1 { value.clone() } else { on_first(&self.data_rank, value) }
     }
 
     /// Returns the value on vocab rank 0 and zeros elsewhere, so that a sum over the vocabulary counts it once.
     pub(crate) fn once_over_vocab(&self, value: &Value) -> Value {
-        if self.mesh.vocab == 1 {
-            return value.clone();
-        }
-        self.vocab_rank.eq(&self.vocab_rank.like(0)).select(value, &value.like(0.0))
+        if self.mesh.vocab == 1 { value.clone() } else { on_first(&self.vocab_rank, value) }
     }
 
     /// Gathers the vectors of all data ranks `[N_local]` into `[data * N_local]`.
@@ -138,8 +126,12 @@ impl MeshCoord {
             return value.clone();
         }
         let local = value.shape()[0];
-        let whole = value.builder().splat(0.0, stablehlo::TensorType::new(value.dtype(), [self.mesh.data * local]));
+        let whole = value.builder().splat(0.0, TensorType::new(value.dtype(), [self.mesh.data * local]));
         let placed = whole.dynamic_update_slice(value, &[&self.first_token(local)]);
         self.over_data(&placed, Reducer::Add)
     }
+}
+
+fn on_first(rank: &Value, value: &Value) -> Value {
+    rank.eq(&rank.like(0)).select(value, &value.like(0.0))
 }

@@ -1,7 +1,7 @@
 //! StableHLO programs of the loss.
 //!
-//! [`Spec`] describes one device's shard of the computation, [`ProgramKind`] selects a program. The implementations
-//! `dense` (`reference` in configurations), `logits` and `fused` are in folders of these names. Every program is a pure
+//! [`Spec`] describes one device's shard of the computation, [`Pass`] selects a program. The implementations
+//! `reference` and `logits` are in the folder `dense`, `fused` in the folder of that name. Every program is a pure
 //! function; [`Program`] lists its arguments.
 //!
 //! Programs can be built and inspected without a plugin:
@@ -32,16 +32,13 @@
 //!
 //! Legend: N tokens and V vocabulary entries of one device, H hidden size.
 
-mod bare;
-mod baseline;
 mod blocking;
 mod dense;
 mod frame;
 mod fused;
-mod kind;
-mod logits;
 mod mesh;
 mod numerics;
+mod pass;
 mod products;
 mod role;
 mod softmax;
@@ -53,18 +50,19 @@ mod value;
 
 use crate::error::unsupported;
 pub use blocking::Blocking;
-use frame::Frame;
-pub use frame::Program;
+pub use frame::{Frame, Program};
+use grpo_core::Implementation;
 use grpo_core::error::Result;
-use grpo_core::{Implementation, PolicySpec};
-pub use kind::{Pass, ProgramKind};
 pub use mesh::Mesh;
 pub use numerics::{MosaicBlocks, Numerics};
-pub use products::HeadSplit;
+pub use pass::Pass;
+pub use products::{Head, HeadSplit};
 pub use role::Role;
+pub use softmax::Factors;
 pub(crate) use spec::IDS;
 pub use spec::Spec;
 use stablehlo::{Builder, Value};
+pub use tokens::TokenLoss;
 pub use value::{ValueTable, value_gradient};
 
 impl Spec {
@@ -83,7 +81,7 @@ impl Spec {
     /// Adds the operations of `pass` to the program that `builder` builds. Returns its results by role, in the order of
     /// [`Program::results`]. `arguments` are values of that program, one for each role in [`Program::arguments`], in
     /// any order. Gradients are added to the accumulators among the arguments (zeros, or sums of earlier
-    /// micro-batches).
+    /// micro-batches). In a program that is sharded over a mesh, `split` has the shardings of the operands of logits.
     ///
     /// ```
     /// use backend_tpu::program::{Blocking, Mesh, Numerics, Pass, Role, Spec};
@@ -109,7 +107,7 @@ impl Spec {
     /// for role in [Role::LmHead, Role::TokenIds, Role::TokenNumbers, Role::OnPolicy, Role::GradHidden, Role::GradLmHead] {
     ///     arguments.push((role, f.argument(role.name(), spec.type_of(role))));
     /// }
-    /// let results = spec.operations(&f, Pass::Gradient, arguments)?;
+    /// let results = spec.operations(&f, Pass::Gradient, arguments, None)?;
     /// let named: Vec<(&str, &Value)> = results.iter().map(|(role, value)| (role.name(), value)).collect();
     /// assert_eq!(results[3].0, Role::GradHidden);
     /// f.finish("layer_and_loss", &named)?;
@@ -124,72 +122,22 @@ impl Spec {
         builder: &Builder,
         pass: Pass,
         arguments: Vec<(Role, Value)>,
+        split: Option<HeadSplit>,
     ) -> Result<Vec<(Role, Value)>> {
         self.validate(pass)?;
-        self.results(&Frame::of(self, pass, builder, arguments)?, pass)
-    }
-
-    /// Like [`Spec::operations`], in a program that is sharded over a mesh; `split` has the shardings of the operands
-    /// of logits.
-    ///
-    /// # Errors
-    /// As [`Spec::operations`].
-    pub fn operations_on_mesh(
-        &self,
-        builder: &Builder,
-        pass: Pass,
-        arguments: Vec<(Role, Value)>,
-        split: &HeadSplit,
-    ) -> Result<Vec<(Role, Value)>> {
-        self.validate(pass)?;
-        self.results(&Frame::of(self, pass, builder, arguments)?.with_split(split), pass)
+        self.results(&Frame::of(self, pass, builder, arguments, split)?, pass)
     }
 
     /// Computes the results of `pass` from the arguments in `frame`.
     fn results(&self, frame: &Frame, pass: Pass) -> Result<Vec<(Role, Value)>> {
-        match (self.implementation, self.policy) {
-            (Implementation::Reference, _) => dense::results(self, frame, pass),
-            (Implementation::Logits, _) => logits::results(self, frame, pass),
-            (Implementation::Fused, PolicySpec::Hidden { .. }) => Ok(fused::results(self, frame, pass)),
-            (Implementation::Fused, PolicySpec::Logits { .. }) => Err(unsupported(
+        let head = frame.head(self);
+        match (self.implementation, head) {
+            (Implementation::Reference | Implementation::Logits, head) => dense::results(self, frame, pass, head),
+            (Implementation::Fused, Some(head)) => Ok(fused::results(self, frame, pass, head)),
+            (Implementation::Fused, None) => Err(unsupported(
                 "implementation `fused` on given logits",
                 "there is no head to fuse with; use `logits`, or pass hidden states and the head",
             )),
-        }
-    }
-
-    /// Builds the dense loss as automatic differentiation writes it, with all of its intermediates; for comparison
-    /// only.
-    ///
-    /// # Errors
-    /// As [`Spec::program`].
-    pub fn materialised_baseline(&self) -> Result<Program> {
-        self.validate(Pass::Gradient)?;
-        baseline::program(self)
-    }
-
-    /// Builds a program of only the products of `pass`, with its arguments and results; for precomputed logits, one
-    /// pass over them. For comparison only.
-    ///
-    /// # Errors
-    /// As [`Spec::program`].
-    pub fn bare(&self, pass: Pass) -> Result<Program> {
-        self.validate(pass)?;
-        bare::program(self, pass)
-    }
-}
-
-impl ProgramKind {
-    /// Builds the program of `pass`.
-    pub(crate) fn program(self, spec: &Spec, pass: Pass) -> Result<Program> {
-        match self {
-            Self::Materialised | Self::Bare if pass != self.pass(spec.policy) => Err(unsupported(
-                &format!("the pass {pass:?} in a plan of {self:?}"),
-                "this plan is for comparison only: make another one",
-            )),
-            Self::Score | Self::Gradient | Self::GradientInPlace => spec.program(pass),
-            Self::Materialised => spec.materialised_baseline(),
-            Self::Bare => spec.bare(pass),
         }
     }
 }

@@ -18,12 +18,16 @@ pub struct HeadSplit {
 
 /// The head of a tile: weight `[W, H]` or `[H, W]`, and bias `[W]`. The weight has the dtype of hidden states, or f32,
 /// which products round.
-pub(crate) struct Head {
-    pub(crate) weight: Value,
-    pub(crate) bias: Option<Value>,
-    pub(crate) layout: HeadLayout,
+#[derive(Debug)]
+pub struct Head {
+    /// The weight.
+    pub weight: Value,
+    /// The bias, if there is one.
+    pub bias: Option<Value>,
+    /// The layout of the weight.
+    pub layout: HeadLayout,
     /// The shardings of the operands of logits over a mesh.
-    pub(crate) split: Option<HeadSplit>,
+    pub split: Option<HeadSplit>,
 }
 
 impl Head {
@@ -36,7 +40,7 @@ impl Head {
     }
 
     /// Returns the dimension of W in the weight.
-    pub(crate) fn vocab_dimension(&self) -> usize {
+    fn vocab_dimension(&self) -> usize {
         1 - self.hidden_dimension()
     }
 
@@ -73,7 +77,7 @@ impl Head {
     }
 
     /// Computes logits `[R, W]` of `hidden [R, H]`, in the dtype of stored logits.
-    pub(crate) fn logits(&self, spec: &Spec, hidden: &Value) -> Value {
+    pub fn logits(&self, spec: &Spec, hidden: &Value) -> Value {
         let held = dtype(spec.numerics.logits);
         let dimensions = DotDimensions::contract(1, self.hidden_dimension());
         let rows = self.split.as_ref().map(|split| hidden.constrain(&split.rows));
@@ -90,13 +94,13 @@ impl Head {
     }
 
     /// Computes dL/dhidden `[R, H]`, f32.
-    pub(crate) fn hidden_gradient(&self, dlogits: &Value) -> Value {
+    pub fn hidden_gradient(&self, dlogits: &Value) -> Value {
         let weight = self.weight.convert(dlogits.dtype());
         product(dlogits, &weight, DotDimensions::contract(1, self.vocab_dimension()), Dtype::F32)
     }
 
     /// Computes dL/dlm_head, of the shape of the tile's weight, f32.
-    pub(crate) fn weight_gradient(&self, dlogits: &Value, hidden: &Value) -> Value {
+    pub fn weight_gradient(&self, dlogits: &Value, hidden: &Value) -> Value {
         let hidden = hidden.convert(dlogits.dtype());
         let over_rows = DotDimensions::contract(0, 0);
         match self.layout {

@@ -38,12 +38,12 @@ pub(crate) struct Tile {
 }
 
 /// The effect of a row's temperature: 1/T multiplies either logits or log-probabilities. Each is `[R]`.
-#[derive(Clone)]
-pub(crate) struct Factors {
+#[derive(Clone, Debug)]
+pub struct Factors {
     /// The factor of logits, before the softmax.
-    pub(crate) logits: Value,
+    pub logits: Value,
     /// The factor of log-probabilities, after the softmax.
-    pub(crate) logp: Value,
+    pub logp: Value,
 }
 
 /// Statistics of rows, each `[R]`, relative to `max`.
@@ -158,6 +158,15 @@ impl Columns for Tile {
         }
         let gradient = at_target.select(&spread(&row_grad.target), &(e * factor));
         spread(live).select(&self.transform.pull_back(&z, gradient), &z.like(0.0))
+    }
+}
+
+impl Row {
+    /// Returns log-probabilities and entropies for the loss: 0 where `active` is false, and without a requested entropy.
+    pub(crate) fn scores(&self, active: &Value, factors: &Factors) -> (Value, Value) {
+        let zero = self.logp.like(0.0);
+        let logp = active.select(&(&self.logp * &factors.logp), &zero);
+        (logp, self.entropy.as_ref().map_or(zero.clone(), |entropy| active.select(entropy, &zero)))
     }
 }
 

@@ -3,9 +3,9 @@
 //! Legend: N tokens and V vocabulary entries of one device, G tokens of all devices with padding, H hidden size.
 
 use super::blocking::Blocking;
-use super::kind::Pass;
 use super::mesh::Mesh;
 use super::numerics::{MosaicBlocks, Numerics};
+use super::pass::Pass;
 use super::role::Role;
 use crate::error::unsupported;
 use grpo_core::backend_api::token_columns::{LossSums, TokenColumns};
@@ -140,8 +140,19 @@ impl Spec {
         }
     }
 
+    /// Returns the arguments of `pass`, in order.
+    pub(super) fn arguments(&self, pass: Pass) -> Vec<Role> {
+        let policy = match self.policy {
+            PolicySpec::Logits { .. } => vec![Role::Logits],
+            PolicySpec::Hidden { bias: false, .. } => vec![Role::Hidden, Role::LmHead],
+            PolicySpec::Hidden { bias: true, .. } => vec![Role::Hidden, Role::LmHead, Role::Bias],
+        };
+        let tokens = [Role::TokenIds, Role::TokenNumbers, Role::OnPolicy];
+        policy.into_iter().chain(tokens).chain(self.accumulators(pass)).collect()
+    }
+
     /// Returns the gradients that are arguments and results of `pass`, in the order of both.
-    pub(super) fn accumulators(&self, pass: Pass) -> Vec<Role> {
+    pub fn accumulators(&self, pass: Pass) -> Vec<Role> {
         let wanted = match (pass, self.policy) {
             (Pass::Gradient, PolicySpec::Hidden { .. }) => vec![
                 (self.gradients.hidden, Role::GradHidden),

@@ -6,12 +6,15 @@
 //! Legend: N tokens of a device, G tokens of all devices (data ranks x N).
 
 use super::mesh::MeshCoord;
+use super::role::Role;
 use super::softmax::{Factors, spread};
+use super::spec::Spec;
 use super::traced::Traced;
 use grpo_core::backend_api::token_columns::{LossSums, Recorded, Reduction, TokenColumns};
 use grpo_core::objective::batch_loss;
 use grpo_core::{KlImportance, LossConfig, TemperatureMode};
 use stablehlo::{Dtype, Reducer, TensorType, Value};
+use std::sync::Arc;
 
 /// The block size of token comparisons for f64 sums: libtpu took a minute to compile 4096 by 4096 at once.
 const COMPARED: usize = 512;
@@ -29,28 +32,131 @@ pub(crate) struct Tokens {
     on_policy: Value,
 }
 
-/// The tables, as arguments of a program.
-pub(crate) struct Tables {
-    pub(crate) ids: Value,
-    pub(crate) numbers: Value,
-    pub(crate) on_policy: Value,
+/// The loss of the tokens of a device, for a program that computes their log-probabilities.
+pub struct TokenLoss {
+    config: Arc<LossConfig>,
+    pub(super) coord: MeshCoord,
+    pub(super) tokens: Tokens,
+    /// The sequences of the tokens of all devices, i32 `[G]`.
+    sequences: Value,
 }
 
-impl Tables {
-    /// Returns the `n` tokens of this device.
-    pub(crate) fn local(&self, coord: &MeshCoord, n: usize) -> Tokens {
+impl Spec {
+    /// Returns the loss of the device's tokens. `argument` returns the program's arguments [`Role::TokenIds`],
+    /// [`Role::TokenNumbers`] and [`Role::OnPolicy`].
+    pub fn token_loss(&self, argument: impl Fn(Role) -> Value) -> TokenLoss {
+        let [ids, numbers, on_policy] = [Role::TokenIds, Role::TokenNumbers, Role::OnPolicy].map(argument);
+        let (n, g) = (self.local_tokens(), self.padded_tokens());
+        let coord = MeshCoord::new(&ids.builder(), self.mesh);
         let first = coord.first_token(n);
         let zero = first.like(0);
         let row = |table: &Value, row: usize| {
             let whole = table.slice(&[row, 0], &[row + 1, table.shape()[1]]);
             whole.dynamic_slice(&[&zero, &first], &[1, n]).reshape(&[n])
         };
-        Tokens {
-            target: row(&self.ids, 0),
-            sequence: row(&self.ids, 1),
-            columns: TokenColumns::from_fn(|i| row(&self.numbers, i)),
-            on_policy: self.on_policy.clone(),
+        let tokens = Tokens {
+            target: row(&ids, 0),
+            sequence: row(&ids, 1),
+            columns: TokenColumns::from_fn(|i| row(&numbers, i)),
+            on_policy,
+        };
+        let sequences = ids.slice(&[1, 0], &[2, g]).reshape(&[g]);
+        TokenLoss { config: self.loss.clone(), coord, tokens, sequences }
+    }
+}
+
+impl TokenLoss {
+    /// Returns the targets in the whole vocabulary, i32 `[N]`; -1 at masked tokens.
+    pub fn targets(&self) -> &Value {
+        &self.tokens.target
+    }
+
+    /// Returns predicates `[N]`: active tokens (mask = 1).
+    pub fn active(&self) -> Value {
+        self.tokens.active()
+    }
+
+    /// Returns the effect of every token's temperature.
+    pub fn factors(&self) -> Factors {
+        self.tokens.factors(&self.config)
+    }
+
+    /// Computes the results [`Role::Sums`] and dL/dlogp `[N]` from log-probabilities and entropies `[N]`, which are 0 at
+    /// masked tokens.
+    pub fn value_and_derivative(&self, logp: &Value, entropy: Option<&Value>) -> (Value, Value) {
+        let (terms, dlogp) = self.terms(logp, entropy);
+        (self.sums(terms), dlogp)
+    }
+
+    /// Computes the summands of the loss, and dL/dlogp.
+    pub(super) fn terms(&self, logp: &Value, entropy: Option<&Value>) -> (LossSums<Value>, Value) {
+        self.tokens.loss(&self.config, logp, entropy, |value| self.sequence_sum(value))
+    }
+
+    /// Gives every token of this device the sum of `value` over the tokens of its sequence on all data ranks, in f64,
+    /// because the exponential of a sum over a long sequence amplifies its rounding errors. Devices exchange f32.
+    ///
+    /// Compares blocks of [`COMPARED`] tokens, because TPU code for f64, which consists of pairs of f32, grows faster
+    /// than the number of tokens.
+    fn sequence_sum(&self, value: &Value) -> Value {
+        let all = self.coord.gather_tokens(value);
+        let (n, g) = (value.shape()[0], all.shape()[0]);
+        if g <= COMPARED {
+            return self.sum_of_own(&self.sequences, &all.convert(Dtype::F64));
         }
+        let f = value.builder();
+        let width = g.next_multiple_of(COMPARED);
+        let padded = |list: &Value, with: Value| list.pad(&with, &[0], &[width - g]);
+        let sequences = padded(&self.sequences, f.scalar(OF_NOBODY, Dtype::I32));
+        let all = padded(&all, f.scalar(0.0, all.ty().dtype));
+        let none = f.splat(0.0, TensorType::new(Dtype::F64, [n]));
+        let mut sums = f.for_loop(width / COMPARED, &[&none], |trip, sums| {
+            let start = trip * trip.like(COMPARED as i64);
+            let block = |list: &Value| list.dynamic_slice(&[&start], &[COMPARED]);
+            vec![&sums[0] + self.sum_of_own(&block(&sequences), &block(&all).convert(Dtype::F64))]
+        });
+        sums.swap_remove(0)
+    }
+
+    /// Gives every token of this device the sum of the `values` that belong to its sequence.
+    ///
+    /// Compares every pair of tokens, without a scatter, a sort or a bound on the number of sequences. N x G
+    /// comparisons are few, compared with N x V logits, as long as G is much smaller than V.
+    fn sum_of_own(&self, sequences: &Value, values: &Value) -> Value {
+        let own = &self.tokens.sequence;
+        let shape = [values.shape()[0], own.shape()[0]];
+        let same = sequences.broadcast_in_dim(&shape, &[0]).eq(&own.broadcast_in_dim(&shape, &[1]));
+        let values = values.broadcast_in_dim(&shape, &[0]);
+        same.select(&values, &values.like(0.0)).reduce(Reducer::Add, &[0])
+    }
+
+    /// Reduces the summands of the loss over all tokens of all devices, in the order of the fields: f32
+    /// `[LossSums::COUNT]`.
+    pub(super) fn sums(&self, mut terms: LossSums<Value>) -> Value {
+        let TokenColumns { share, clip_share, .. } = &self.tokens.columns;
+        let (active, coord) = (self.active(), &self.coord);
+        for of_clip in [&mut terms.low_clipped, &mut terms.high_clipped, &mut terms.statistic] {
+            *of_clip = &*of_clip * clip_share;
+        }
+        // The share of clipped tokens: f32 is precise enough.
+        for of_sequence in [&mut terms.low_min, &mut terms.high_max] {
+            *of_sequence = self.sum_of_own(&self.sequences, &coord.gather_tokens(&(&*of_sequence * share)));
+        }
+        let of_kind = |kind: Reduction| -> Vec<Value> {
+            let terms = terms.iter().zip(LossSums::<Value>::REDUCTIONS.iter());
+            terms.filter(|(_, reduction)| **reduction == kind).map(|(term, _)| term.clone()).collect()
+        };
+        let extremes = |kind: Reduction, none: f64, reducer: Reducer| {
+            let rows: Vec<Value> = of_kind(kind).iter().map(|v| active.select(v, &v.like(none))).collect();
+            coord.over_data(&table(&rows).reduce(reducer, &[1]), reducer)
+        };
+        // One collective per kind of reduction; the entries of a kind are contiguous.
+        let parts = [
+            coord.over_data(&pairwise_sums(&table(&of_kind(Reduction::Sum))), Reducer::Add),
+            extremes(Reduction::Min, f64::INFINITY, Reducer::Min),
+            extremes(Reduction::Max, f64::NEG_INFINITY, Reducer::Max),
+        ];
+        share.builder().concatenate(&parts.each_ref(), 0)
     }
 }
 
@@ -122,73 +228,9 @@ impl Tokens {
         (sums.map(value), value(&dlogp))
     }
 
-    /// Returns dL/dentropy of every token.
-    pub(crate) fn dentropy(&self) -> Value {
-        -&self.columns.entropy_weight
-    }
-
-    /// Gives every token of this device the sum of `value` over the tokens of its sequence on all data ranks, in f64,
-    /// because the exponential of a sum over a long sequence amplifies its rounding errors. Devices exchange f32.
-    ///
-    /// Compares blocks of [`COMPARED`] tokens, because TPU code for f64, which consists of pairs of f32, grows faster
-    /// than the number of tokens.
-    pub(crate) fn sequence_sum(&self, coord: &MeshCoord, sequences: &Value, value: &Value) -> Value {
-        let all = coord.gather_tokens(value);
-        let (n, g) = (value.shape()[0], all.shape()[0]);
-        if g <= COMPARED {
-            return self.sum_of_own(sequences, &all.convert(Dtype::F64));
-        }
-        let f = value.builder();
-        let width = g.next_multiple_of(COMPARED);
-        let padded = |list: &Value, with: Value| list.pad(&with, &[0], &[width - g]);
-        let sequences = padded(sequences, f.scalar(OF_NOBODY, Dtype::I32));
-        let all = padded(&all, f.scalar(0.0, all.ty().dtype));
-        let none = f.splat(0.0, TensorType::new(Dtype::F64, [n]));
-        let mut sums = f.for_loop(width / COMPARED, &[&none], |trip, sums| {
-            let start = trip * trip.like(COMPARED as i64);
-            let block = |list: &Value| list.dynamic_slice(&[&start], &[COMPARED]);
-            vec![&sums[0] + self.sum_of_own(&block(&sequences), &block(&all).convert(Dtype::F64))]
-        });
-        sums.swap_remove(0)
-    }
-
-    /// Gives every token of this device the sum of the `values` that belong to its sequence.
-    ///
-    /// Compares every pair of tokens, without a scatter, a sort or a bound on the number of sequences. N x G
-    /// comparisons are few, compared with N x V logits, as long as G is much smaller than V.
-    fn sum_of_own(&self, sequences: &Value, values: &Value) -> Value {
-        let shape = [values.shape()[0], self.sequence.shape()[0]];
-        let same = sequences.broadcast_in_dim(&shape, &[0]).eq(&self.sequence.broadcast_in_dim(&shape, &[1]));
-        let values = values.broadcast_in_dim(&shape, &[0]);
-        same.select(&values, &values.like(0.0)).reduce(Reducer::Add, &[0])
-    }
-
-    /// Reduces the summands of [`Tokens::loss`] over all tokens of all devices, in the order of the fields: f32 `[LossSums::COUNT]`.
-    pub(crate) fn sums(&self, coord: &MeshCoord, sequences: &Value, mut terms: LossSums<Value>) -> Value {
-        let TokenColumns { share, clip_share, .. } = &self.columns;
-        let active = self.active();
-        for of_clip in [&mut terms.low_clipped, &mut terms.high_clipped, &mut terms.statistic] {
-            *of_clip = &*of_clip * clip_share;
-        }
-        // The share of clipped tokens: f32 is precise enough.
-        for of_sequence in [&mut terms.low_min, &mut terms.high_max] {
-            *of_sequence = self.sum_of_own(sequences, &coord.gather_tokens(&(&*of_sequence * share)));
-        }
-        let of_kind = |kind: Reduction| -> Vec<Value> {
-            let terms = terms.iter().zip(LossSums::<Value>::REDUCTIONS.iter());
-            terms.filter(|(_, reduction)| **reduction == kind).map(|(term, _)| term.clone()).collect()
-        };
-        let extremes = |kind: Reduction, none: f64, reducer: Reducer| {
-            let rows: Vec<Value> = of_kind(kind).iter().map(|v| active.select(v, &v.like(none))).collect();
-            coord.over_data(&table(&rows).reduce(reducer, &[1]), reducer)
-        };
-        // One collective per kind of reduction; the entries of a kind are contiguous.
-        let parts = [
-            coord.over_data(&pairwise_sums(&table(&of_kind(Reduction::Sum))), Reducer::Add),
-            extremes(Reduction::Min, f64::INFINITY, Reducer::Min),
-            extremes(Reduction::Max, f64::NEG_INFINITY, Reducer::Max),
-        ];
-        share.builder().concatenate(&parts.each_ref(), 0)
+    /// Returns dL/dentropy of every token; `None` if the loss has no entropy bonus.
+    pub(crate) fn dentropy(&self, config: &LossConfig) -> Option<Value> {
+        (config.entropy_coef != 0.0).then(|| -&self.columns.entropy_weight)
     }
 }
 

@@ -31,12 +31,19 @@ impl Traced {
         }
     }
 
-    fn combine(&self, other: &Self, fold: impl Fn(f64, f64) -> f64, emit: impl Fn(&Value, &Value) -> Value) -> Self {
+    /// Returns both operands: two numbers, or two values.
+    fn both(&self, other: &Self) -> Result<(f64, f64), (Value, Value)> {
         match (self, other) {
-            (Constant(a), Constant(b)) => Constant(fold(*a, *b)),
-            (Self::Value(a), Constant(b)) => Self::Value(emit(a, &a.like(*b))),
-            (Constant(a), Self::Value(b)) => Self::Value(emit(&b.like(*a), b)),
-            (Self::Value(a), Self::Value(b)) => Self::Value(emit(a, b)),
+            (Constant(a), Constant(b)) => Ok((*a, *b)),
+            (Self::Value(a), b) => Err((a.clone(), b.clone().into_value(a))),
+            (a, Self::Value(b)) => Err((a.clone().into_value(b), b.clone())),
+        }
+    }
+
+    fn combine(&self, other: &Self, fold: impl Fn(f64, f64) -> f64, emit: impl Fn(&Value, &Value) -> Value) -> Self {
+        match self.both(other) {
+            Ok((a, b)) => Constant(fold(a, b)),
+            Err((a, b)) => Self::Value(emit(&a, &b)),
         }
     }
 
@@ -53,11 +60,9 @@ impl Traced {
         fold: impl Fn(&f64, &f64) -> bool,
         emit: impl Fn(&Value, &Value) -> Value,
     ) -> TracedBool {
-        match (self, other) {
-            (Constant(a), Constant(b)) => TracedBool::Known(fold(a, b)),
-            (Self::Value(a), Constant(b)) => TracedBool::Value(emit(a, &a.like(*b))),
-            (Constant(a), Self::Value(b)) => TracedBool::Value(emit(&b.like(*a), b)),
-            (Self::Value(a), Self::Value(b)) => TracedBool::Value(emit(a, b)),
+        match self.both(other) {
+            Ok((a, b)) => TracedBool::Known(fold(&a, &b)),
+            Err((a, b)) => TracedBool::Value(emit(&a, &b)),
         }
     }
 

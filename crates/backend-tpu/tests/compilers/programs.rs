@@ -2,8 +2,9 @@
 //! gives a program that a v6e can run.
 
 use backend_tpu::aot::{Analysis, Compiler, Target, Variant, user_cache};
+use backend_tpu::compile_options::options_for;
 use backend_tpu::plugins::{self, Kind};
-use backend_tpu::program::{Mesh, MosaicBlocks, Numerics, Pass, ProgramKind, Spec};
+use backend_tpu::program::{Mesh, MosaicBlocks, Numerics, Pass, Spec};
 use grpo_core::{
     Dtype, Error, GradientSpec, HeadLayout, Implementation, LossConfig, PlanRequest, PolicySpec, Tiling, TokenBatch,
 };
@@ -44,10 +45,17 @@ fn compiler() -> &'static Compiler {
     &COMPILER
 }
 
+fn analyse(name: &str, variant: &Variant) -> Analysis {
+    let program = variant.program(&variant.spec().unwrap()).unwrap().module.to_string();
+    let analysis = compiler().analyse(&program, &options_for(Kind::Tpu, variant.mesh));
+    let analysis = analysis.unwrap_or_else(|error| panic!("{name}: {error}"));
+    println!("{name}: {analysis:?}");
+    analysis
+}
+
 fn compile(name: &str, variant: &Variant) {
     let spec = variant.spec().unwrap();
-    let report = compiler().report_memory(variant).unwrap_or_else(|error| panic!("{name}: {error}"));
-    println!("{name}: {report:?}");
+    let report = analyse(name, variant);
     let bytes = |elements: usize| elements as u64;
     let (n, v, h) = (bytes(spec.local_tokens()), bytes(spec.local_vocab()), bytes(H));
     let input = variant.request.policy.dtype().bytes() as u64;
@@ -55,10 +63,10 @@ fn compile(name: &str, variant: &Variant) {
     let inputs = if given { input * n * v } else { input * (n * h + v * h) };
     assert!(report.argument_bytes >= inputs, "{name}: arguments of {inputs} bytes at least");
     // Gradients reuse the memory of their accumulators.
-    let donated = match (variant.program, given) {
-        (ProgramKind::Gradient, true) => 4 * n * v,
-        (ProgramKind::Gradient, false) => 4 * (n * h + v * h),
-        (ProgramKind::GradientInPlace, _) => input * n * v,
+    let donated = match (variant.pass, given) {
+        (Pass::Gradient, true) => 4 * n * v,
+        (Pass::Gradient, false) => 4 * (n * h + v * h),
+        (Pass::GradientInPlace, _) => input * n * v,
         _ => 0,
     };
     assert!(report.alias_bytes >= donated, "{name}: {donated} bytes are donated");
@@ -67,7 +75,7 @@ fn compile(name: &str, variant: &Variant) {
     assert!(report.code_bytes > 0, "{name}");
 }
 
-fn variant(loss: LossConfig, implementation: Implementation, tiling: Tiling, mesh: Mesh, kind: ProgramKind) -> Variant {
+fn variant(loss: LossConfig, implementation: Implementation, tiling: Tiling, mesh: Mesh, pass: Pass) -> Variant {
     let dtype = Dtype::Bf16;
     Variant {
         request: PlanRequest {
@@ -81,7 +89,8 @@ fn variant(loss: LossConfig, implementation: Implementation, tiling: Tiling, mes
         numerics: Numerics::default(),
         mosaic: None,
         mesh,
-        program: kind,
+        pass,
+        build: Spec::program,
     }
 }
 
@@ -97,8 +106,7 @@ fn every_program_of_hidden_states_compiles() {
     ];
     for (level, loss) in [("token", grpo()), ("sequence", gspo())] {
         for (name, implementation, tiling) in &tilings {
-            for (mesh, kind) in [(ONE, ProgramKind::Score), (ONE, ProgramKind::Gradient), (GRID, ProgramKind::Gradient)]
-            {
+            for (mesh, kind) in [(ONE, Pass::Score), (ONE, Pass::Gradient), (GRID, Pass::Gradient)] {
                 let variant = variant(loss.clone(), *implementation, tiling.clone(), mesh, kind);
                 compile(&format!("{name} {level} {kind:?} {mesh:?}"), &variant);
             }
@@ -108,12 +116,9 @@ fn every_program_of_hidden_states_compiles() {
 
 #[test]
 fn every_program_of_logits_compiles() {
-    for (mesh, kind) in [
-        (ONE, ProgramKind::Score),
-        (ONE, ProgramKind::Gradient),
-        (ONE, ProgramKind::GradientInPlace),
-        (GRID, ProgramKind::GradientInPlace),
-    ] {
+    for (mesh, kind) in
+        [(ONE, Pass::Score), (ONE, Pass::Gradient), (ONE, Pass::GradientInPlace), (GRID, Pass::GradientInPlace)]
+    {
         for loss in [grpo(), gspo()] {
             let mut variant = variant(loss, Implementation::Logits, Tiling::default(), mesh, kind);
             // A prime vocabulary, which no number of devices divides.
@@ -127,7 +132,7 @@ fn every_program_of_logits_compiles() {
 fn every_rounding_layout_and_bias_compiles() {
     let plain = loss(r#"{"loss_type": "cispo", "epsilon_high": 1.3}"#);
     for (i, tiling) in [chunks(96), panels(384)].into_iter().enumerate() {
-        let mut variant = variant(plain.clone(), Implementation::Fused, tiling, ONE, ProgramKind::Gradient);
+        let mut variant = variant(plain.clone(), Implementation::Fused, tiling, ONE, Pass::Gradient);
         variant.request.policy = PolicySpec::Hidden {
             hidden: H,
             vocab: 1013,
@@ -152,8 +157,8 @@ fn every_rounding_layout_and_bias_compiles() {
 fn a_softcap_needs_no_extra_memory() {
     let policy = PolicySpec::Logits { vocab: 8192, dtype: Dtype::Bf16 };
     for (name, implementation, tiling, kind) in [
-        ("logits", Implementation::Logits, Tiling::default(), ProgramKind::GradientInPlace),
-        ("chunks", Implementation::Fused, chunks(96), ProgramKind::Gradient),
+        ("logits", Implementation::Logits, Tiling::default(), Pass::GradientInPlace),
+        ("chunks", Implementation::Fused, chunks(96), Pass::Gradient),
     ] {
         let temp = |final_logit_softcapping: Option<f64>| {
             let loss = LossConfig { final_logit_softcapping, logit_scale: 1.5, ..grpo() };
@@ -161,9 +166,7 @@ fn a_softcap_needs_no_extra_memory() {
             if name == "logits" {
                 variant.request.policy = policy;
             }
-            let report = compiler().report_memory(&variant).unwrap_or_else(|error| panic!("{name}: {error}"));
-            println!("{name} {kind:?} cap {final_logit_softcapping:?}: {report:?}");
-            report.temp_bytes
+            analyse(&format!("{name} {kind:?} cap {final_logit_softcapping:?}"), &variant).temp_bytes
         };
         let (plain, capped) = (temp(None), temp(Some(30.0)));
         assert!(capped <= plain + plain / 4 + (64 << 10), "{name} {kind:?}: {capped} bytes, {plain} without a softcap");
@@ -174,7 +177,7 @@ fn a_softcap_needs_no_extra_memory() {
 #[test]
 fn tpu_kernels_refuse_unsupported_losses() {
     let kernels = |loss: LossConfig| {
-        let mut variant = variant(loss, Implementation::Logits, Tiling::default(), ONE, ProgramKind::Gradient);
+        let mut variant = variant(loss, Implementation::Logits, Tiling::default(), ONE, Pass::Gradient);
         variant.request.policy = PolicySpec::Logits { vocab: V, dtype: Dtype::Bf16 };
         variant.mosaic = Some(MosaicBlocks::default());
         variant.spec().unwrap()

@@ -7,14 +7,14 @@ mod backend_name;
 mod variant;
 
 pub use backend_name::BackendName;
-pub use variant::{MosaicConfig, VariantConfig};
+pub use variant::{MosaicConfig, ProgramKind, VariantConfig};
 
 use crate::error::{Error, Result};
 use crate::measure::Rounds;
 use backend_cpu::{Isa, most_threads};
 use backend_tpu::aot::Variant;
 use backend_tpu::program::{Mesh, MosaicBlocks};
-use grpo_core::{Dtype, HeadLayout, LossConfig, PlanRequest, PolicySpec};
+use grpo_core::{Dtype, HeadLayout, Implementation, LossConfig, PlanRequest, PolicySpec};
 use grpo_sinks::{LoggingConfig, WandbConfig};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -273,7 +273,7 @@ impl BenchConfig {
     pub fn check(&self, name: &str) -> Result<()> {
         let variant = self.variant(name)?;
         let program = variant.spec().and_then(|spec| variant.program(&spec));
-        program.map(drop).map_err(|error| of_variant(name, error.into()))
+        program.map(drop).map_err(|error| Error::Variant { name: name.to_owned(), source: Box::new(error.into()) })
     }
 
     /// Returns the names of the variants, in order.
@@ -307,7 +307,11 @@ impl BenchConfig {
         Ok(Variant {
             request: PlanRequest {
                 loss: self.loss.clone().into(),
-                implementation: variant.implementation,
+                // The baseline is dense.
+                implementation: match variant.pass {
+                    ProgramKind::Materialised => Implementation::Reference,
+                    _ => variant.implementation,
+                },
                 tiling: variant.tiling.clone(),
                 max_tokens: batch.saturating_mul(tokens),
                 policy,
@@ -320,17 +324,14 @@ impl BenchConfig {
                 vocab_block,
             }),
             mesh: self.mesh,
-            program: variant.pass,
+            pass: variant.pass.pass(policy),
+            build: variant.pass.build(),
         })
     }
 }
 
 fn config(key: impl Into<String>, expected: impl ToString, found: impl ToString) -> Error {
     Error::Config { key: key.into(), expected: expected.to_string(), found: found.to_string() }
-}
-
-fn of_variant(name: &str, error: Error) -> Error {
-    Error::Variant { name: name.to_owned(), source: Box::new(error) }
 }
 
 #[cfg(test)]

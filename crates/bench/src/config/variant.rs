@@ -1,9 +1,10 @@
 //! The configuration of one variant.
 
+use crate::comparison;
 #[cfg(doc)]
 use backend_cpu::most_threads;
-use backend_tpu::program::{Numerics, ProgramKind};
-use grpo_core::{Dtype, GradientSpec, Implementation, Tiling};
+use backend_tpu::program::{Numerics, Pass, Program, Spec};
+use grpo_core::{Dtype, GradientSpec, Implementation, PolicySpec, Tiling};
 use serde::{Deserialize, Serialize};
 
 /// One way to solve the problem of a benchmark.
@@ -39,6 +40,43 @@ pub struct VariantConfig {
     pub tiling: Tiling,
     /// Blocks of this project's TPU kernels for precomputed logits, which replace XLA's code if set.
     pub mosaic: Option<MosaicConfig>,
+}
+
+/// A program that benchmarks run or compile.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ProgramKind {
+    /// Log-probabilities and entropies.
+    Score,
+    /// The loss and gradients.
+    #[default]
+    Gradient,
+    /// The loss, and dL/dlogits in place of the precomputed logits.
+    GradientInPlace,
+    /// The dense loss as automatic differentiation writes it, for any implementation.
+    Materialised,
+    /// Only the products of loss and gradients; for precomputed logits, one pass over them, in place.
+    Bare,
+}
+
+impl ProgramKind {
+    /// Returns the pass whose results the program has.
+    pub fn pass(self, policy: PolicySpec) -> Pass {
+        match (self, policy) {
+            (Self::Score, _) => Pass::Score,
+            (Self::GradientInPlace, _) | (Self::Bare, PolicySpec::Logits { .. }) => Pass::GradientInPlace,
+            (Self::Gradient | Self::Materialised | Self::Bare, _) => Pass::Gradient,
+        }
+    }
+
+    /// Returns the function that builds the program of a pass.
+    pub(crate) fn build(self) -> fn(&Spec, Pass) -> grpo_core::Result<Program> {
+        match self {
+            Self::Score | Self::Gradient | Self::GradientInPlace => Spec::program,
+            Self::Materialised => comparison::materialised,
+            Self::Bare => comparison::bare_products,
+        }
+    }
 }
 
 /// Blocks of the TPU kernels, multiples of 128.

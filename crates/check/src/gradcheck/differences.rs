@@ -5,13 +5,16 @@
 //! leaves the branch of the gradient. [`Moved`] therefore carries two values: the value at the point of
 //! the gradient and the value one step away. Constants stay at the former, and so does the choice of branches.
 
+use super::problem::TOLERANCE;
 use crate::error::Result;
+use crate::parity::{Row, widened};
 use backend_cpu::oracle;
 use grpo_core::backend_api::real::Real;
 use grpo_core::batch::TokenBatch;
 use grpo_core::batch::{PolicyValues, TokenFactors};
 use grpo_core::objective::{TokenTerms, shared_part, shares_mean, token_loss};
-use grpo_core::{HeadLayout, LossConfig};
+use grpo_core::parity::{Comparison, Values};
+use grpo_core::{HeadLayout, LossConfig, PolicyOutput, Tensor};
 use grpo_core::{aggregate::token_weights, batch::TokenWeights};
 use std::borrow::Cow;
 use std::ops::{Add, Div, Mul, Neg, Sub};
@@ -53,33 +56,18 @@ impl Moved {
     }
 }
 
-impl Add for Moved {
-    type Output = Self;
-    fn add(self, other: Self) -> Self {
-        self.zip(other, f64::add)
-    }
+macro_rules! arithmetic {
+    ($($operator:ident $method:ident),*) => {$(
+        impl $operator for Moved {
+            type Output = Self;
+            fn $method(self, other: Self) -> Self {
+                self.zip(other, f64::$method)
+            }
+        }
+    )*};
 }
 
-impl Sub for Moved {
-    type Output = Self;
-    fn sub(self, other: Self) -> Self {
-        self.zip(other, f64::sub)
-    }
-}
-
-impl Mul for Moved {
-    type Output = Self;
-    fn mul(self, other: Self) -> Self {
-        self.zip(other, f64::mul)
-    }
-}
-
-impl Div for Moved {
-    type Output = Self;
-    fn div(self, other: Self) -> Self {
-        self.zip(other, f64::div)
-    }
-}
+arithmetic!(Add add, Sub sub, Mul mul, Div div);
 
 impl Neg for Moved {
     type Output = Self;
@@ -134,6 +122,23 @@ pub(super) struct Point {
 }
 
 impl Point {
+    pub(super) fn new(policy: &PolicyOutput<Tensor>, layout: HeadLayout, vocab: usize, has_bias: bool) -> Self {
+        let (tensors, layout) = match policy {
+            PolicyOutput::Logits(logits) => (vec![("grad_logits", widened(logits))], None),
+            PolicyOutput::Hidden { hidden, lm_head, bias } => {
+                let mut tensors = vec![("grad_hidden", widened(hidden)), ("grad_lm_head", widened(lm_head))];
+                tensors.extend(bias.iter().filter(|_| has_bias).map(|bias| ("grad_bias", widened(bias))));
+                (tensors, Some(layout))
+            }
+        };
+        Self { tensors, layout, vocab }
+    }
+
+    /// Returns the names of the gradients.
+    pub(super) fn names(&self) -> Vec<&'static str> {
+        self.tensors.iter().map(|(name, _)| *name).collect()
+    }
+
     /// Returns the policy as the argument of the oracle.
     pub(super) fn policy(&self) -> oracle::Policy<'_, f64> {
         let tensor = |i: usize| self.tensors.get(i).map(|(_, values)| values.as_slice());
@@ -148,6 +153,16 @@ impl Point {
     }
 }
 
+/// Returns the gradient called `name`.
+pub(super) fn gradient<'a>(values: &'a Values, name: &str) -> Option<&'a [f64]> {
+    match name {
+        "grad_logits" => values.grad_logits.as_deref(),
+        "grad_hidden" => values.grad_hidden.as_deref(),
+        "grad_lm_head" => values.grad_lm_head.as_deref(),
+        _ => values.grad_bias.as_deref(),
+    }
+}
+
 /// A loss around a point.
 pub(super) struct Differences<'a> {
     loss: &'a LossConfig,
@@ -157,14 +172,6 @@ pub(super) struct Differences<'a> {
     point: Point,
     /// Log-probabilities and entropies at the point, `[N]`.
     from: [Vec<f64>; 2],
-}
-
-/// Derivatives with respect to some entries of a tensor.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Derivatives {
-    pub(super) values: Vec<f64>,
-    /// Entries whose step crosses a kink.
-    pub(super) crossed: usize,
 }
 
 impl<'a> Differences<'a> {
@@ -180,9 +187,27 @@ impl<'a> Differences<'a> {
         Ok(Self { loss, batch, weights, point, from: [there.logp, there.entropy] })
     }
 
-    /// Returns the loss at the point.
-    pub(super) fn value(&self) -> f64 {
-        self.moved(&self.from[0], &self.from[1]).from
+    /// Compares the loss at the point with `found`.
+    pub(super) fn loss_row(&self, found: Option<f64>, magnitude: Option<f64>) -> Row {
+        let (value, floor) = (self.moved(&self.from[0], &self.from[1]).from, magnitude.unwrap_or_default().max(1.0));
+        let comparison = Comparison::new("loss", &[value], &[found.unwrap_or(f64::NAN)], floor, 1e-12);
+        Row::new("oracle", "differences", comparison)
+    }
+
+    /// Compares `entries` of `gradient`, of the tensor with index `tensor`, with derivatives. Also returns the number of
+    /// entries whose step crosses a kink.
+    pub(super) fn row(
+        &mut self,
+        tensor: usize,
+        gradient: &[f64],
+        entries: &[usize],
+        floor: f64,
+    ) -> Result<(Row, usize)> {
+        let (values, crossed) = self.derivatives(tensor, entries)?;
+        let found: Vec<f64> = entries.iter().map(|entry| gradient[*entry]).collect();
+        let mut comparison = Comparison::new(self.point.tensors[tensor].0, &values, &found, floor, TOLERANCE);
+        comparison.at = entries.get(comparison.at).copied().unwrap_or_default();
+        Ok((Row::new("oracle", "differences", comparison), crossed))
     }
 
     /// Returns `true` if the loss has a kink within a shift of all log-probabilities by `distance`.
@@ -192,13 +217,14 @@ impl<'a> Differences<'a> {
         moved(distance).has_crossed() || moved(-distance).has_crossed()
     }
 
-    /// Returns derivatives with respect to `entries` of the tensor with index `tensor`.
-    pub(super) fn derivatives(&mut self, tensor: usize, entries: &[usize]) -> Result<Derivatives> {
+    /// Returns derivatives with respect to `entries` of the tensor with index `tensor`, and the number of entries whose
+    /// step crosses a kink.
+    fn derivatives(&mut self, tensor: usize, entries: &[usize]) -> Result<(Vec<f64>, usize)> {
         // Logits are multiplied by logit_scale/T: at a low temperature they would move by more than the step.
         let factor = |row: usize| self.loss.temperature_factors(self.batch.temperature(row)).logits;
         let factor = self.batch.active_rows().iter().map(|row| factor(*row)).fold(0.0, f64::max);
         let step = STEP / (self.loss.logit_scale.abs() * factor).max(1.0);
-        let mut derivatives = Derivatives::default();
+        let (mut values, mut crossed) = (vec![], 0);
         for entry in entries {
             let there = self.point.tensors[tensor].1[*entry];
             let mut at = |value: f64| {
@@ -209,10 +235,10 @@ impl<'a> Differences<'a> {
             };
             let (left, right) = (there - step, there + step);
             let (low, high) = (at(left)?, at(right)?);
-            derivatives.values.push((high.smooth - low.smooth) / (right - left));
-            derivatives.crossed += usize::from(low.has_crossed() || high.has_crossed());
+            values.push((high.smooth - low.smooth) / (right - left));
+            crossed += usize::from(low.has_crossed() || high.has_crossed());
         }
-        Ok(derivatives)
+        Ok((values, crossed))
     }
 
     /// Returns the loss for log-probabilities `logp` and entropies `entropy`.

@@ -14,10 +14,9 @@ mod tests;
 use crate::error::{Error, Result};
 use crate::parity::Row;
 use backend_tpu::aot::Variant;
-use backend_tpu::program::ProgramKind;
 use devices::Devices;
 pub use file::file;
-use grpo_bench::config::{BenchConfig, ShapeConfig};
+use grpo_bench::config::{BenchConfig, ProgramKind, ShapeConfig};
 use grpo_core::{Dtype, PolicySpec};
 use problem::Problem;
 use serde::Serialize;
@@ -143,7 +142,7 @@ fn check(
     let mut groups: Vec<Group> = vec![];
     for (name, settings) in variants.iter().filter(|(name, _)| is_wanted(name)) {
         let variant = config.variant(name)?;
-        let why = match variant.program {
+        let why = match settings.pass {
             _ if settings.command.is_some() => "an external program: it returns no gradients",
             ProgramKind::Materialised => "pass: materialised is a baseline whose gradients are not compared",
             ProgramKind::Bare => "pass: bare has no loss",

@@ -1,15 +1,15 @@
 //! Inputs of one dtype with the oracle's results, and the comparisons of gradients.
 
-use super::differences::{Differences, Point};
+use super::differences::{Differences, Point, gradient};
 use crate::error::{Error, Result};
 use crate::parity::{Evaluated, Row, call, call_in_place, oracle_at, widen, widened};
 use backend_cpu::oracle;
 use backend_tpu::aot::Variant;
-use backend_tpu::program::ProgramKind;
+use backend_tpu::program::Pass;
 use grpo_bench::config::{BenchConfig, ShapeConfig};
 use grpo_bench::cpu::policy;
 use grpo_bench::inputs::{self, Inputs};
-use grpo_core::parity::{Comparison, Tolerances, Values};
+use grpo_core::parity::{Tolerances, Values};
 use grpo_core::{Advantages, Backend, Dtype, HeadLayout, PolicyOutput, PolicySpec, Tensor};
 use half::bf16;
 use rand::SeedableRng;
@@ -77,7 +77,7 @@ impl Problem {
         let mut files = inputs::write_policy(config, folder.path())?;
         files.extend(inputs::write_batch(config, folder.path())?);
         let mut inputs = Inputs::load(config, &files)?;
-        let point = point(config, &inputs.policy, has_bias);
+        let point = Point::new(&inputs.policy, config.layout, config.shape.vocab, has_bias);
         if inputs::has_other_policies(config) {
             let logp = oracle::score(&config.loss, &point.policy(), &inputs.batch)?.logp;
             let logp: Vec<f32> = logp.into_iter().map(|logp| logp as f32).collect();
@@ -125,16 +125,12 @@ impl Problem {
         Ok(notes)
     }
 
-    /// Returns the names of the gradients of the policy's tensors.
-    fn gradients(&self) -> impl Iterator<Item = &'static str> {
-        self.point.tensors.iter().map(|(name, _)| *name)
-    }
-
     /// Returns messages about oracle gradients that are zero despite nonzero advantages: an implementation without gradients would agree.
     pub(super) fn zero_gradients(&self) -> Vec<String> {
         let (Advantages::PerSequence(advantages) | Advantages::PerToken(advantages)) = self.inputs.batch.advantages();
-        let is_zero = |name| gradient(&self.oracle.values, name).is_some_and(|values| values.iter().all(|x| *x == 0.0));
-        let zero = self.gradients().filter(|name| advantages.iter().any(|a| *a != 0.0) && is_zero(name));
+        let is_zero =
+            |name: &str| gradient(&self.oracle.values, name).is_some_and(|values| values.iter().all(|x| *x == 0.0));
+        let zero = self.point.names().into_iter().filter(|name| advantages.iter().any(|a| *a != 0.0) && is_zero(name));
         let explain = |name| {
             format!(
                 "{name} of the oracle is zero everywhere although advantages are not, so nothing is checked: leave some \
@@ -151,19 +147,14 @@ impl Problem {
     /// The errors of the oracle.
     pub(super) fn differences(&self, found: &Values) -> Result<Verdict> {
         let mut differences = Differences::new(&self.config.loss, &self.inputs.batch, self.point.clone())?;
-        let mut verdict = Verdict::default();
-        let floor = self.oracle.magnitude.unwrap_or_default().max(1.0);
-        let loss = Comparison::new("loss", &[differences.value()], &[found.loss.unwrap_or(f64::NAN)], floor, 1e-12);
-        verdict.rows.push(Row::new("oracle", "differences", loss));
-        for (tensor, name) in self.gradients().enumerate() {
+        let loss = differences.loss_row(found.loss, self.oracle.magnitude);
+        let mut verdict = Verdict { rows: vec![loss], ..Verdict::default() };
+        for (tensor, name) in self.point.names().into_iter().enumerate() {
             let all = gradient(found, name).unwrap_or_default();
             let entries = self.entries(tensor, all);
-            let derivatives = differences.derivatives(tensor, &entries)?;
-            let values: Vec<f64> = entries.iter().map(|entry| all[*entry]).collect();
-            let mut comparison = Comparison::new(name, &derivatives.values, &values, 0.0, TOLERANCE);
-            comparison.at = entries.get(comparison.at).copied().unwrap_or_default();
-            verdict.rows.push(Row::new("oracle", "differences", comparison));
-            verdict.kinks += derivatives.crossed;
+            let (row, kinks) = differences.row(tensor, all, &entries, 0.0)?;
+            verdict.rows.push(row);
+            verdict.kinks += kinks;
             if entries.len() < all.len() {
                 let (few, many, seed) = (entries.len(), all.len(), self.config.inputs.seed);
                 verdict.notes.push(format!(
@@ -199,13 +190,13 @@ impl Problem {
         if matches!(request.policy, PolicySpec::Hidden { .. }) {
             tolerances = tolerances.with_dlogits(backend.dlogits(dtype));
         }
-        let mut found = match (variant.program, &self.inputs.policy) {
-            (ProgramKind::GradientInPlace, PolicyOutput::Logits(logits)) => {
+        let mut found = match (variant.pass, &self.inputs.policy) {
+            (Pass::GradientInPlace, PolicyOutput::Logits(logits)) => {
                 // The gradient is stored in the dtype of the logits.
                 tolerances = tolerances.with_dlogits(dtype);
                 self.in_place(variant, backend, logits.clone())?
             }
-            (ProgramKind::Score, _) => {
+            (Pass::Score, _) => {
                 let scores = backend.plan(request)?.score(policy(&self.inputs, variant), &self.inputs.batch)?;
                 let (logp, entropy) = (Some(widen(&scores.logp)), Some(widen(&scores.entropy)));
                 Values { logp, entropy, ..Values::default() }
@@ -266,25 +257,4 @@ impl Problem {
         (values.grad_hidden, values.grad_lm_head, values.grad_bias) = (Some(dx), Some(dw), bias.map(|_| db));
         Ok(oracle)
     }
-}
-
-fn gradient<'a>(values: &'a Values, name: &str) -> Option<&'a [f64]> {
-    match name {
-        "grad_logits" => values.grad_logits.as_deref(),
-        "grad_hidden" => values.grad_hidden.as_deref(),
-        "grad_lm_head" => values.grad_lm_head.as_deref(),
-        _ => values.grad_bias.as_deref(),
-    }
-}
-
-fn point(config: &BenchConfig, policy: &PolicyOutput<Tensor>, has_bias: bool) -> Point {
-    let (tensors, layout) = match policy {
-        PolicyOutput::Logits(logits) => (vec![("grad_logits", widened(logits))], None),
-        PolicyOutput::Hidden { hidden, lm_head, bias } => {
-            let mut tensors = vec![("grad_hidden", widened(hidden)), ("grad_lm_head", widened(lm_head))];
-            tensors.extend(bias.iter().filter(|_| has_bias).map(|bias| ("grad_bias", widened(bias))));
-            (tensors, Some(config.layout))
-        }
-    };
-    Point { tensors, layout, vocab: config.shape.vocab }
 }

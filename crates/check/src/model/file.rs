@@ -3,7 +3,7 @@
 use super::compare::Running;
 use crate::error::{Error, Result};
 use grpo_core::backend_api::strict::nearest;
-use models::{LoraConfig, ModelConfig, NamedTensor, Parameter};
+use models::{LoraConfig, ModelConfig, Parameter};
 use safetensors::Dtype;
 use safetensors::tensor::Metadata;
 use std::fs::File;
@@ -131,30 +131,19 @@ impl ModelFile {
         if self.tied && name == EMBEDDING { vec![name, HEAD] } else { vec![name] }
     }
 
-    /// Compares the logits `[n, V]` of a sequence, starting at a position.
-    pub(crate) fn compare_logits(
+    /// Returns the index of the first logit at a position of a sequence.
+    pub(crate) fn first_logit(&self, sequence: usize, position: usize) -> usize {
+        (sequence * self.length + position) * self.vocab
+    }
+
+    /// Compares `found` with the entries of a tensor from `start` on.
+    pub(crate) fn compare(
         &self,
         expected: &Expected,
-        sequence: usize,
-        position: usize,
-        logits: &[f32],
+        start: usize,
+        found: &[f32],
         running: &mut Running,
     ) -> Result<()> {
-        let start = (sequence * self.length + position) * self.vocab;
-        self.compare_from(expected, start, logits, running)
-    }
-
-    /// Compares a whole tensor.
-    pub(crate) fn compare(&self, expected: &Expected, found: &NamedTensor, running: &mut Running) -> Result<()> {
-        if found.shape != expected.shape {
-            let wanted = format!("the gradient of {} {:?}", found.name, expected.shape);
-            return Err(Error::argument("parity", wanted, format!("{:?}", found.shape)));
-        }
-        self.compare_from(expected, 0, &found.data, running)
-    }
-
-    /// Compares `found` with the entries from `start` on.
-    fn compare_from(&self, expected: &Expected, start: usize, found: &[f32], running: &mut Running) -> Result<()> {
         let mut values = (start..).zip(found);
         self.read(expected, start..start + found.len(), |expected| {
             if let Some((at, found)) = values.next() {
@@ -224,7 +213,7 @@ impl ModelFile {
         if rows == 0 || length == 0 {
             return self.refuse(format!("expected `ids` [B, T] with at least one token, got {:?}", ids.shape));
         }
-        if !is_integer(ids.dtype) {
+        if is_float(ids.dtype) || ids.dtype == Dtype::BOOL || reader(ids.dtype).is_none() {
             return self.refuse(format!("expected `ids` of integers (I64), got {}", ids.dtype));
         }
         let mut masks = vec![1.0; rows * length];
@@ -284,10 +273,10 @@ impl ModelFile {
                 None if name == LOSS && tensor.len() == 1 => tensor.shape.clone(),
                 None if name == LOSS => vec![],
                 None if name == LOGITS => vec![self.sequences.len(), self.length, self.vocab],
-                Some(parameter) if parameters.iter().any(|p| p.name == parameter) => {
-                    parameters.iter().find(|p| p.name == parameter).map(|p| p.shape.clone()).unwrap_or_default()
-                }
-                _ => return self.unknown(name, &parameters),
+                of_gradient => match parameters.iter().find(|p| Some(p.name.as_str()) == of_gradient) {
+                    Some(parameter) => parameter.shape.clone(),
+                    None => return self.unknown(name, &parameters),
+                },
             };
             if tensor.shape != shape {
                 return self.refuse(format!("expected `{name}` {shape:?}, got {:?}", tensor.shape));
@@ -322,25 +311,20 @@ impl ModelFile {
     /// Finds the largest of the compared entries, and refuses entries that are not finite.
     fn measure(&self, tensor: &mut Expected) -> Result<()> {
         let (mut largest, mut bad) = (0.0_f64, None);
-        let mut see = |index: usize, value: f64| {
-            if value.is_finite() {
-                largest = largest.max(value.abs());
-            } else {
-                bad = bad.or(Some((index, value)));
-            }
+        // Logits of padding are not compared.
+        let row = self.length * self.vocab;
+        let sequences = self.sequences.iter().enumerate();
+        let ranges: Vec<_> = match tensor.name == LOGITS {
+            true => sequences.map(|(i, sequence)| i * row..i * row + sequence.len() * self.vocab).collect(),
+            false => vec![0..tensor.len()],
         };
-        if tensor.name == LOGITS {
-            for (row, sequence) in self.sequences.iter().enumerate() {
-                let mut index = row * self.length * self.vocab;
-                self.read(tensor, index..index + sequence.len() * self.vocab, |value| {
-                    see(index, value);
-                    index += 1;
-                })?;
-            }
-        } else {
-            let mut index = 0;
-            self.read(tensor, 0..tensor.len(), |value| {
-                see(index, value);
+        for range in ranges {
+            let mut index = range.start;
+            self.read(tensor, range, |value| {
+                match value.is_finite() {
+                    true => largest = largest.max(value.abs()),
+                    false => bad = bad.or(Some((index, value))),
+                }
                 index += 1;
             })?;
         }
@@ -378,11 +362,6 @@ fn read_header(path: &Path, file: &mut File, length: u64) -> Result<(u64, Metada
         return Err(refuse(format!("its header describes {described} bytes, and it has {length}: it is damaged")));
     }
     Ok((data, metadata))
-}
-
-fn is_integer(dtype: Dtype) -> bool {
-    use Dtype::{I8, I16, I32, I64, U8, U16, U32, U64};
-    matches!(dtype, I8 | I16 | I32 | I64 | U8 | U16 | U32 | U64)
 }
 
 fn is_float(dtype: Dtype) -> bool {

@@ -93,8 +93,8 @@ impl ModelReport {
 /// The errors of the policy and of reading the file.
 pub fn check(file: &ModelFile, policy: &mut dyn ModelPolicy, tolerances: &ModelTolerances) -> Result<ModelReport> {
     let mut rows = Vec::new();
-    let mut add = |name: &str, running: Running, scale: f64, tolerance: f64| {
-        rows.push(Row::new(name, "expected", running.finish(scale, tolerance)));
+    let mut add = |name: &str, running: Running, entries: usize, scale: f64, tolerance: f64| {
+        rows.push(Row::new(name, "expected", running.finish(entries, scale, tolerance)));
     };
     if let Some(expected) = file.logits() {
         let scale = expected.largest.min(1.0);
@@ -104,11 +104,10 @@ pub fn check(file: &ModelFile, policy: &mut dyn ModelPolicy, tolerances: &ModelT
                 Forward::Cached => "logits, cached".to_owned(),
             });
             policy.logits(file.sequences(), forward, &mut |sequence, position, logits| {
-                file.compare_logits(expected, sequence, position, logits, &mut running)
+                file.compare(expected, file.first_logit(sequence, position), logits, &mut running)
             })?;
             let wanted: usize = file.sequences().iter().map(Vec::len).sum::<usize>() * file.vocab();
-            running.expect(wanted);
-            add(policy.name(), running, scale, tolerances.logits);
+            add(policy.name(), running, wanted, scale, tolerances.logits);
         }
     }
     let gradients: BTreeMap<&str, &Expected> = file.gradients().collect();
@@ -122,10 +121,12 @@ pub fn check(file: &ModelFile, policy: &mut dyn ModelPolicy, tolerances: &ModelT
         let names = file.aliases(&tensor.name);
         for expected in names.iter().filter_map(|name| gradients.get(name)) {
             let mut running = Running::new(expected.name.trim_start_matches("expected.").to_owned());
-            file.compare(expected, &tensor, &mut running)?;
-            running.expect(expected.len());
-            let scale = expected.largest.max(1e-3 * largest);
-            of_gradients.push((running, scale));
+            if tensor.shape != expected.shape {
+                let wanted = format!("the gradient of {} {:?}", tensor.name, expected.shape);
+                return Err(Error::argument("parity", wanted, format!("{:?}", tensor.shape)));
+            }
+            file.compare(expected, 0, &tensor.data, &mut running)?;
+            of_gradients.push((running, expected.len(), expected.largest.max(1e-3 * largest)));
         }
         Ok(())
     };
@@ -133,12 +134,14 @@ pub fn check(file: &ModelFile, policy: &mut dyn ModelPolicy, tolerances: &ModelT
     if let Some(expected) = file.loss() {
         let mut running = Running::new("loss".to_owned());
         running.add(0, expected, loss);
-        add(policy.name(), running, 1.0, tolerances.logits);
+        add(policy.name(), running, 1, 1.0, tolerances.logits);
     }
     if of_gradients.len() != gradients.len() {
         let found = format!("{} of them", of_gradients.len());
         return Err(Error::argument("parity", format!("gradients of {} parameters", gradients.len()), found));
     }
-    of_gradients.into_iter().for_each(|(running, scale)| add(policy.name(), running, scale, tolerances.gradient));
+    for (running, entries, scale) in of_gradients {
+        add(policy.name(), running, entries, scale, tolerances.gradient);
+    }
     Ok(ModelReport { file: file.name(), rows })
 }

@@ -43,10 +43,8 @@ impl TrainPrograms {
     ) -> Result<Vec<(Role, Value)>> {
         let split = self.decoder.split();
         let of_head = split.sharding(&[None::<Axis>; 2]).zip(split.sharding(&[Some(Axis::Vocab), None]));
-        let results = match of_head {
-            Some((rows, weight)) => spec.operations_on_mesh(f, pass, arguments, &HeadSplit { rows, weight })?,
-            None => spec.operations(f, pass, arguments)?,
-        };
+        let of_head = of_head.map(|(rows, weight)| HeadSplit { rows, weight });
+        let results = spec.operations(f, pass, arguments, of_head)?;
         Ok(results.into_iter().map(|(role, value)| (role, self.split_gradient(role, &value))).collect())
     }
 
