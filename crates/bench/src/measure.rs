@@ -1,21 +1,18 @@
 //! The numbers of steps of a benchmark, and statistics of their times.
 
 use serde::{Deserialize, Serialize};
+use smart_default::SmartDefault;
 
 /// The numbers of steps of every variant.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, SmartDefault, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Rounds {
     /// Warm-up steps of every variant after the first call.
+    #[default(2)]
     pub warmup: usize,
     /// Timed steps. With 0, variants are only planned and called once.
+    #[default(10)]
     pub steps: usize,
-}
-
-impl Default for Rounds {
-    fn default() -> Self {
-        Self { warmup: 2, steps: 10 }
-    }
 }
 
 /// Milliseconds of the timed steps.

@@ -9,6 +9,7 @@ use grpo_core::{
     PlanRequest, PolicyInput, PolicyOutput, Tensor, TensorMut, Tiling, TokenBatch,
 };
 use serde::Serialize;
+use smart_default::SmartDefault;
 
 /// The results of one evaluation.
 #[derive(Clone, Debug)]
@@ -140,11 +141,13 @@ fn same_values(a: &PolicyOutput<Tensor>, b: &PolicyOutput<Tensor>) -> bool {
 }
 
 /// Options of a check.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, SmartDefault)]
 pub struct Check {
     /// The implementations to evaluate.
+    #[default(Implementation::ALL.to_vec())]
     pub implementations: Vec<Implementation>,
     /// Skip implementations that do not support the file's policy (logits have no head to fuse) instead of failing.
+    #[default(true)]
     pub skip_unsupported: bool,
     /// Round hidden states and head (or logits) to this dtype first; `None` keeps the file's dtype.
     pub dtype: Option<Dtype>,
@@ -152,18 +155,6 @@ pub struct Check {
     pub loss: Option<BatchLoss>,
     /// Replaces the tolerances of the dtype.
     pub tolerances: Option<Tolerances>,
-}
-
-impl Default for Check {
-    fn default() -> Self {
-        Self {
-            implementations: Implementation::ALL.to_vec(),
-            skip_unsupported: true,
-            dtype: None,
-            loss: None,
-            tolerances: None,
-        }
-    }
 }
 
 /// The comparisons of one file.

@@ -5,6 +5,7 @@
 
 use grpo_core::error::{Error, Result};
 use serde::{Deserialize, Serialize};
+use smart_default::SmartDefault;
 use stablehlo::{Builder, Dtype, Reducer, TensorType, Value};
 
 /// The numbers of shards of tokens and vocabulary.
@@ -16,19 +17,15 @@ use stablehlo::{Builder, Dtype, Reducer, TensorType, Value};
 /// assert_eq!(Mesh::default(), Mesh { data: 1, vocab: 1 });
 /// # let _ = mesh;
 /// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, SmartDefault, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Mesh {
     /// The number of token shards (data parallelism); gradients of the head are summed over them.
+    #[default(1)]
     pub data: usize,
     /// The number of vocabulary shards: each device holds `[V / vocab, H]` of the head.
+    #[default(1)]
     pub vocab: usize,
-}
-
-impl Default for Mesh {
-    fn default() -> Self {
-        Self { data: 1, vocab: 1 }
-    }
 }
 
 impl Mesh {

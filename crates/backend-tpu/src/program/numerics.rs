@@ -2,6 +2,7 @@
 
 use grpo_core::Dtype;
 use serde::{Deserialize, Serialize};
+use smart_default::SmartDefault;
 
 /// The tensors that may be rounded to the inputs' dtype, and the optional results.
 ///
@@ -39,19 +40,16 @@ impl Default for Numerics {
 }
 
 /// The blocks of the TPU kernels of `logits`. See [`crate::mosaic::KernelSpec`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, SmartDefault, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct MosaicBlocks {
     /// The number of batches into which tokens are divided: a kernel sees logits as `[batch, N / batch, V]`.
+    #[default(1)]
     pub batch: usize,
     /// The tokens of a block, a multiple of 128.
+    #[default(256)]
     pub time_block: usize,
     /// The vocabulary entries of a block, a multiple of 128.
+    #[default(2048)]
     pub vocab_block: usize,
-}
-
-impl Default for MosaicBlocks {
-    fn default() -> Self {
-        Self { batch: 1, time_block: 256, vocab_block: 2048 }
-    }
 }

@@ -17,21 +17,24 @@ use backend_tpu::program::{Mesh, MosaicBlocks};
 use grpo_core::{Dtype, HeadLayout, Implementation, LossConfig, PlanRequest, PolicySpec};
 use grpo_sinks::{LoggingConfig, WandbConfig};
 use serde::{Deserialize, Serialize};
+use smart_default::SmartDefault;
 use std::collections::BTreeMap;
 
 impl grpo_files::Configuration for BenchConfig {}
 
 /// Problems and variants that solve them: every shape of `shapes` with every dtype of `dtypes`.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, SmartDefault, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct BenchConfig {
     /// The name of the configuration in reports.
+    #[default("bench".into())]
     pub name: String,
     /// The sizes of the problem.
     pub shape: ShapeConfig,
     /// Several problems instead of one, by name, with their changes to `shape`.
     pub shapes: Option<BTreeMap<String, ShapeChange>>,
     /// The dtype of hidden states and head, or of the logits.
+    #[default(Dtype::Bf16)]
     pub dtype: Dtype,
     /// Several problems instead of one, one per dtype.
     pub dtypes: Option<Vec<Dtype>>,
@@ -44,6 +47,7 @@ pub struct BenchConfig {
     /// Numbers of warm-up and timed steps.
     pub rounds: Rounds,
     /// The default backend of variants: `cpu`, `pjrt:cpu`, `pjrt:tpu`, `pjrt:cuda`.
+    #[default(BackendName::Cpu.to_string())]
     pub backend: String,
     /// The mesh over which tokens and vocabulary are sharded.
     pub mesh: Mesh,
@@ -55,45 +59,22 @@ pub struct BenchConfig {
     pub variants: Option<BTreeMap<String, VariantConfig>>,
 }
 
-impl Default for BenchConfig {
-    fn default() -> Self {
-        Self {
-            name: "bench".into(),
-            shape: ShapeConfig::default(),
-            shapes: None,
-            dtype: Dtype::Bf16,
-            dtypes: None,
-            layout: HeadLayout::default(),
-            loss: LossConfig::default(),
-            inputs: InputsConfig::default(),
-            rounds: Rounds::default(),
-            backend: BackendName::Cpu.to_string(),
-            mesh: Mesh::default(),
-            logging: LoggingConfig::default(),
-            wandb: WandbConfig::default(),
-            variants: None,
-        }
-    }
-}
-
 /// Sizes of a problem.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, SmartDefault, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ShapeConfig {
     /// Sequences B.
+    #[default(1)]
     pub batch: usize,
     /// Tokens T per sequence.
+    #[default(8192)]
     pub tokens: usize,
     /// Hidden size H; `null` for precomputed logits.
+    #[default(Some(4096))]
     pub hidden: Option<usize>,
     /// Vocabulary entries V.
+    #[default(151_936)]
     pub vocab: usize,
-}
-
-impl Default for ShapeConfig {
-    fn default() -> Self {
-        Self { batch: 1, tokens: 8192, hidden: Some(4096), vocab: 151_936 }
-    }
 }
 
 /// Sizes that differ from `shape`.
@@ -111,26 +92,23 @@ pub struct ShapeChange {
 }
 
 /// The policy and the old policy. Every number may be 0.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, SmartDefault, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct InputsConfig {
     /// Seed of the inputs; equal seeds give equal bits.
     pub seed: u64,
     /// Standard deviation of the logits, in nats.
+    #[default(2.0)]
     pub logit_std: f64,
     /// Standard deviation of the noise on old log-probabilities. At 0.15, about every fifth ratio is outside 1 +-
     /// 0.2; at 0 the old policy equals the current one up to rounding.
+    #[default(0.15)]
     pub old_logp_noise: f64,
     /// Standard deviation of the noise on the log-probabilities of the reference policy, if the loss has a KL term.
+    #[default(0.1)]
     pub ref_logp_noise: f64,
     /// `true` if there are no old log-probabilities, so that every ratio is exactly 1.
     pub on_policy: bool,
-}
-
-impl Default for InputsConfig {
-    fn default() -> Self {
-        Self { seed: 0, logit_std: 2.0, old_logp_noise: 0.15, ref_logp_noise: 0.1, on_policy: false }
-    }
 }
 
 impl ShapeConfig {

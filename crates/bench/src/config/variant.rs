@@ -6,6 +6,7 @@ use backend_cpu::most_threads;
 use backend_tpu::program::{Numerics, Pass, Program, Spec};
 use grpo_core::{Dtype, GradientSpec, Implementation, PolicySpec, Tiling};
 use serde::{Deserialize, Serialize};
+use smart_default::SmartDefault;
 
 /// One way to solve the problem of a benchmark.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -80,17 +81,13 @@ impl ProgramKind {
 }
 
 /// Blocks of the TPU kernels, multiples of 128.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, SmartDefault, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct MosaicConfig {
     /// Tokens per block.
+    #[default(256)]
     pub time_block: usize,
     /// Vocabulary entries per block.
+    #[default(2048)]
     pub vocab_block: usize,
-}
-
-impl Default for MosaicConfig {
-    fn default() -> Self {
-        Self { time_block: 256, vocab_block: 2048 }
-    }
 }

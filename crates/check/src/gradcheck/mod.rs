@@ -20,6 +20,7 @@ use grpo_bench::config::{BenchConfig, ProgramKind, ShapeConfig};
 use grpo_core::{Dtype, PolicySpec};
 use problem::Problem;
 use serde::Serialize;
+use smart_default::SmartDefault;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
@@ -27,20 +28,17 @@ use std::path::PathBuf;
 const MOST_SEQUENCES: usize = 3;
 
 /// Largest sizes of a checked problem.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, SmartDefault, PartialEq, Eq, Serialize)]
 pub struct Limits {
     /// Tokens T of each sequence.
+    #[default(8)]
     pub tokens: usize,
     /// The hidden size H.
+    #[default(16)]
     pub hidden: usize,
     /// Vocabulary entries V.
+    #[default(96)]
     pub vocab: usize,
-}
-
-impl Default for Limits {
-    fn default() -> Self {
-        Self { tokens: 8, hidden: 16, vocab: 96 }
-    }
 }
 
 /// Selection of variants and sizes.

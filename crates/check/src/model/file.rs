@@ -316,7 +316,7 @@ impl ModelFile {
         let sequences = self.sequences.iter().enumerate();
         let ranges: Vec<_> = match tensor.name == LOGITS {
             true => sequences.map(|(i, sequence)| i * row..i * row + sequence.len() * self.vocab).collect(),
-            false => vec![0..tensor.len()],
+            false => std::iter::once(0..tensor.len()).collect(),
         };
         for range in ranges {
             let mut index = range.start;

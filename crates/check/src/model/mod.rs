@@ -15,6 +15,7 @@ use compare::Running;
 use file::Expected;
 use models::NamedTensor;
 use serde::Serialize;
+use smart_default::SmartDefault;
 use std::collections::BTreeMap;
 
 /// How a policy computes logits.
@@ -56,19 +57,15 @@ pub trait ModelPolicy {
 }
 
 /// Largest allowed differences.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, SmartDefault, PartialEq)]
 pub struct ModelTolerances {
     /// Tolerance of the loss, absolute, and of logits, relative to the largest logit if it is below 1, else absolute.
+    #[default(1e-4)]
     pub logits: f64,
     /// Tolerance of gradients, relative to the largest entry of the parameter. If that entry is below a thousandth of the largest entry of all
     /// gradients, the thousandth is the scale: such entries are sums of larger terms that cancel.
+    #[default(1e-4)]
     pub gradient: f64,
-}
-
-impl Default for ModelTolerances {
-    fn default() -> Self {
-        Self { logits: 1e-4, gradient: 1e-4 }
-    }
 }
 
 /// The comparisons of one file.
