@@ -102,12 +102,12 @@ pub fn between(before: &TrainConfig, after: &TrainConfig) -> Result<Vec<Change>>
     Ok(changes)
 }
 
-/// Returns the differences by name; the value of a missing name is null.
+/// Returns the differences by name; a missing name equals null.
 pub(super) fn differences(before: &BTreeMap<String, Value>, after: &BTreeMap<String, Value>) -> Vec<Change> {
     let names = before.keys().chain(after.keys().filter(|name| !before.contains_key(*name)));
     let value = |map: &BTreeMap<String, Value>, name: &String| map.get(name).cloned().unwrap_or_default();
     let change = |name: &String| Change { key: name.clone(), from: value(before, name), to: value(after, name) };
-    names.filter(|name| before.get(*name) != after.get(*name)).map(change).collect()
+    names.map(change).filter(|change| change.from != change.to).collect()
 }
 
 /// Returns the changes from the recorded configuration of `dir` to `wanted`. The record holds no secrets, so changed secrets are found

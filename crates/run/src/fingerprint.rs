@@ -153,7 +153,7 @@ pub(super) fn check(dir: &RunDir, config: &TrainConfig) -> Result<(Fingerprint, 
     }
     let before = Fingerprint::read(&dir.fingerprint_path())?;
     same_model(dir, &before, &now)?;
-    let changes = changed(&before.data, &now.data);
+    let changes = differences(&before.data, &now.data);
     if changes.is_empty() {
         return Ok((now, changes));
     }
@@ -170,7 +170,7 @@ pub(super) fn check(dir: &RunDir, config: &TrainConfig) -> Result<(Fingerprint, 
 }
 
 fn same_model(dir: &RunDir, before: &Fingerprint, now: &Fingerprint) -> Result<()> {
-    let changes = changed(&before.model, &now.model);
+    let changes = differences(&before.model, &now.model);
     if changes.is_empty() {
         return Ok(());
     }
@@ -179,11 +179,6 @@ fn same_model(dir: &RunDir, before: &Fingerprint, now: &Fingerprint) -> Result<(
         list(&changes)
     );
     Err(Error::run_dir(dir.root(), reason))
-}
-
-/// Returns the differences by name. Null equals a missing name.
-fn changed(before: &BTreeMap<String, Value>, now: &BTreeMap<String, Value>) -> Vec<Change> {
-    differences(before, now).into_iter().filter(|change| change.from != change.to).collect()
 }
 
 /// Returns the first changes as text, without digests.
