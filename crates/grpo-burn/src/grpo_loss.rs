@@ -10,10 +10,10 @@ use burn::backend::ops::FloatTensorOps;
 use burn::backend::{Flex, Scalar};
 use burn::tensor::{Tensor, TensorData, bf16};
 use grpo_core::{
-    Backend, Dtype, GradientSpec, Grads, HeadLayout, Implementation, LossConfig, LossOutput, LossPlan, MemoryReport,
-    Metrics, PlanRequest, PolicyInput, PolicySpec, Scores, TensorMut, Tiling, TokenBatch,
+    Backend, Dtype, GradientSpec, Grads, HeadLayout, Implementation, LossConfig, LossOutput, MemoryReport, Metrics,
+    PlanCache, PolicyInput, Scores, TensorMut, Tiling, TokenBatch,
 };
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 /// The GRPO loss of a burn model, on any backend and with any implementation.
 ///
@@ -31,20 +31,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 /// let gradients = step.loss.backward();
 /// # Ok(()) }
 /// ```
+#[derive(Debug)]
 pub struct GrpoLoss {
-    backend: Arc<dyn Backend>,
-    config: Arc<LossConfig>,
-    implementation: Implementation,
-    tiling: Tiling,
+    plans: PlanCache,
     head_layout: HeadLayout,
-    max_tokens: usize,
-    /// Plans that are not in use. The last one made the most recent call.
-    idle: Mutex<Vec<Planned>>,
-}
-
-struct Planned {
-    request: PlanRequest,
-    plan: Box<dyn LossPlan>,
 }
 
 /// The loss of one batch.
@@ -63,73 +53,51 @@ pub struct Loss {
 }
 
 impl GrpoLoss {
-    /// Creates a loss with the default implementation (fused), tiling and head layout (`[V, H]`).
+    /// Creates a loss with the default implementation (`fused` for hidden states, `logits` for logits), tiling and head layout (`[V, H]`).
     ///
     /// # Errors
     /// [`Error::Loss`] for an illegal configuration.
     pub fn new(backend: Arc<dyn Backend>, config: impl Into<Arc<LossConfig>>) -> Result<Self> {
-        let config = config.into();
-        config.validate()?;
-        Ok(Self {
-            backend,
-            config,
-            implementation: Implementation::default(),
-            tiling: Tiling::default(),
-            head_layout: HeadLayout::default(),
-            max_tokens: 1,
-            idle: Mutex::default(),
-        })
+        Ok(Self { plans: PlanCache::new(backend, config)?, head_layout: HeadLayout::default() })
     }
 
     /// Sets the implementation. It changes time and memory, and numbers only within tolerance.
     #[must_use]
-    pub fn with_implementation(mut self, implementation: Implementation) -> Self {
-        self.implementation = implementation;
-        self.idle = Mutex::default();
-        self
+    pub fn with_implementation(self, implementation: Implementation) -> Self {
+        Self { plans: self.plans.with_implementation(implementation), ..self }
     }
 
     /// Sets tile sizes and the workspace budget.
     #[must_use]
-    pub fn with_tiling(mut self, tiling: Tiling) -> Self {
-        self.tiling = tiling;
-        self.idle = Mutex::default();
-        self
+    pub fn with_tiling(self, tiling: Tiling) -> Self {
+        Self { plans: self.plans.with_tiling(tiling), ..self }
     }
 
     /// Sets the layout of LM heads: `[V, H]` (embeddings) or `[H, V]` (burn's `Linear`).
     #[must_use]
-    pub fn with_head_layout(mut self, layout: HeadLayout) -> Self {
-        self.head_layout = layout;
-        self
+    pub fn with_head_layout(self, head_layout: HeadLayout) -> Self {
+        Self { head_layout, ..self }
     }
 
     /// Plans for at least `tokens` tokens N from the start, so that growing batches cause no new plans.
     #[must_use]
-    pub fn with_max_tokens(mut self, tokens: usize) -> Self {
-        self.max_tokens = tokens;
-        self.idle = Mutex::default();
-        self
+    pub fn with_max_tokens(self, tokens: usize) -> Self {
+        Self { plans: self.plans.with_max_tokens(tokens), ..self }
     }
 
     /// Returns the configuration of the loss.
     pub fn config(&self) -> &LossConfig {
-        &self.config
-    }
-
-    /// Returns the implementation.
-    pub fn implementation(&self) -> Implementation {
-        self.implementation
+        self.plans.config()
     }
 
     /// Returns the name of the backend.
     pub fn backend(&self) -> &str {
-        self.backend.name()
+        self.plans.backend().name()
     }
 
     /// Returns the bytes that a call needs under the current plan; `None` before the first call.
     pub fn memory(&self) -> Option<MemoryReport> {
-        self.idle().last().map(|planned| planned.plan.memory())
+        self.plans.memory()
     }
 
     /// Computes the loss of a batch from hidden states and LM head. Gradients are computed immediately, for the tensors that
@@ -162,8 +130,9 @@ impl GrpoLoss {
         };
         let mut made = Grads::zeros(input.spec, wanted, batch.tokens())?;
         let policy = input.policy()?;
-        let output =
-            self.with_plan(input.spec, Some(wanted), batch, |plan| plan.value_and_grad(policy, batch, made.as_mut()))?;
+        let output = self.plans.with_plan(input.spec, Some(wanted), batch.tokens(), |plan| {
+            plan.value_and_grad(policy, batch, made.as_mut())
+        })?;
         let gradients = [
             made.hidden.map(|g| adopt(g, &input.hidden.storage)),
             made.lm_head.map(|g| input.head.gradient(g)),
@@ -190,7 +159,7 @@ impl GrpoLoss {
     ) -> Result<Scores> {
         let input = HiddenInput::new(hidden, lm_head, bias, batch, self.head_layout)?;
         let policy = input.policy()?;
-        self.with_plan(input.spec, input.wanted(), batch, |plan| plan.score(policy, batch))
+        Ok(self.plans.with_plan(input.spec, input.wanted(), batch.tokens(), |plan| plan.score(policy, batch))?)
     }
 
     /// Computes the loss of a batch from logits that the model computed.
@@ -210,15 +179,16 @@ impl GrpoLoss {
         if !logits.tracked {
             return Err(Error::NotTracked { tensors: "no logits" });
         }
+        let wanted = Some(GradientSpec::all(spec));
         let in_place = match spec.dtype() {
             Dtype::F32 => whole::<f32>(&mut logits.storage).map(TensorMut::from),
             Dtype::Bf16 => whole::<bf16>(&mut logits.storage).map(TensorMut::from),
         };
         let (output, gradient) = match in_place {
             Some(storage) => {
-                let output = self.with_plan(spec, Some(LOGITS_GRADIENT), batch, |plan| {
-                    plan.value_and_grad_in_place(storage, batch)
-                })?;
+                let output = self
+                    .plans
+                    .with_plan(spec, wanted, batch.tokens(), |plan| plan.value_and_grad_in_place(storage, batch))?;
                 (output, logits.storage)
             }
             None => {
@@ -226,7 +196,8 @@ impl GrpoLoss {
                 let policy = PolicyInput::Logits(elements("logits", &logits.storage)?);
                 let grads = Grads::of_logits(&mut gradient);
                 let output = self
-                    .with_plan(spec, Some(LOGITS_GRADIENT), batch, |plan| plan.value_and_grad(policy, batch, grads))?;
+                    .plans
+                    .with_plan(spec, wanted, batch.tokens(), |plan| plan.value_and_grad(policy, batch, grads))?;
                 (output, adopt(gradient, &logits.storage))
             }
         };
@@ -243,60 +214,7 @@ impl GrpoLoss {
     pub fn score_from_logits<const D: usize>(&self, logits: Tensor<D>, batch: &TokenBatch) -> Result<Scores> {
         let LogitsInput { logits, spec } = LogitsInput::new(logits, batch)?;
         let policy = PolicyInput::Logits(elements("logits", &logits.storage)?);
-        self.with_plan(spec, Some(LOGITS_GRADIENT), batch, |plan| plan.score(policy, batch))
-    }
-
-    /// Calls `f` with a plan for these shapes that is not in use. With `gradients` = `None` (scores) a plan is reused with any gradients,
-    /// because a separate plan might round in another order than the loss.
-    fn with_plan<T>(
-        &self,
-        policy: PolicySpec,
-        gradients: Option<GradientSpec>,
-        batch: &TokenBatch,
-        f: impl FnOnce(&mut dyn LossPlan) -> grpo_core::Result<T>,
-    ) -> Result<T> {
-        let latest = self.idle().pop();
-        // Large batches tend to recur: a smaller shape does not shrink the plan.
-        let seen = latest.as_ref().map_or(1, |planned| planned.request.max_tokens);
-        let usable = |Planned { request, .. }: &Planned| {
-            request.policy == policy
-                && gradients.is_none_or(|gradients| gradients == request.gradients)
-                && request.max_tokens >= batch.tokens()
-        };
-        let mut planned = match latest.filter(usable) {
-            Some(planned) => planned,
-            None => {
-                let request = PlanRequest {
-                    loss: Arc::clone(&self.config),
-                    implementation: self.implementation,
-                    tiling: self.tiling.clone(),
-                    max_tokens: self.max_tokens.max(seen).max(batch.tokens()),
-                    policy,
-                    gradients: gradients.unwrap_or_else(|| every_gradient(policy)),
-                };
-                Planned { plan: self.backend.plan(&request)?, request }
-            }
-        };
-        let result = f(planned.plan.as_mut());
-        self.idle().push(planned);
-        Ok(result?)
-    }
-
-    fn idle(&self) -> MutexGuard<'_, Vec<Planned>> {
-        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl std::fmt::Debug for GrpoLoss {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("GrpoLoss")
-            .field("backend", &self.backend.name())
-            .field("config", &self.config)
-            .field("implementation", &self.implementation)
-            .field("tiling", &self.tiling)
-            .field("head_layout", &self.head_layout)
-            .field("max_tokens", &self.max_tokens)
-            .finish_non_exhaustive()
+        Ok(self.plans.with_plan(spec, None, batch.tokens(), |plan| plan.score(policy, batch))?)
     }
 }
 
@@ -330,14 +248,5 @@ impl<const N: usize> Derivative<N> for Precomputed<N> {
         // In the usual case, `loss.backward()`, the buffers are returned without a copy.
         let scaled = |g| if factor == 1.0 { g } else { Flex::float_mul_scalar(g, Scalar::from(factor)) };
         self.0.map(|gradient| gradient.map(scaled))
-    }
-}
-
-const LOGITS_GRADIENT: GradientSpec = GradientSpec { hidden: true, lm_head: false, bias: false };
-
-fn every_gradient(policy: PolicySpec) -> GradientSpec {
-    match policy {
-        PolicySpec::Logits { .. } => LOGITS_GRADIENT,
-        PolicySpec::Hidden { bias, .. } => GradientSpec { hidden: true, lm_head: true, bias },
     }
 }

@@ -24,6 +24,16 @@ pub struct GradientSpec {
     pub bias: bool,
 }
 
+impl GradientSpec {
+    /// Selects the gradient of every tensor of `policy`.
+    pub fn all(policy: PolicySpec) -> Self {
+        match policy {
+            PolicySpec::Logits { .. } => Self { hidden: true, lm_head: false, bias: false },
+            PolicySpec::Hidden { bias, .. } => Self { hidden: true, lm_head: true, bias },
+        }
+    }
+}
+
 /// Gradients with respect to the policy's output, in tensors of type `T`; `None` if there is no such gradient. Buffers of the
 /// caller are [`GradsMut`], gradients that own their values are `Grads<Vec<f32>>`.
 #[derive(Clone, Debug, PartialEq)]

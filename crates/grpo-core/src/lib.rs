@@ -34,7 +34,7 @@
 //! | compute advantages from rewards | [`AdvantageConfig`], [`advantages`], [`rewards`], [`controllers`] |
 //! | log | [`Metrics`], [`LossOutput`] |
 //! | compare with another trainer | `BatchFile` (feature `format`), [`parity`] |
-//! | write a backend or a wrapper | [`Backend`], [`LossPlan`], [`PlanRequest`], [`backend_api::plan::Head`] |
+//! | write a backend or a wrapper | [`Backend`], [`LossPlan`], [`PlanRequest`], [`PlanCache`], [`backend_api::plan::Head`] |
 //!
 //! Feature `format`, on by default: batch files in the safetensors format.
 #![forbid(unsafe_code)]
@@ -57,6 +57,7 @@ mod metrics;
 mod mismatch;
 pub mod objective;
 pub mod parity;
+mod plan_cache;
 mod plan_request;
 mod policy;
 mod prepare;
@@ -85,5 +86,6 @@ pub use gradients::{GradientSpec, Grads, GradsMut};
 pub use grpo_loss::{GrpoLoss, GrpoLossBuilder};
 pub use memory_report::MemoryReport;
 pub use metrics::{Metric, Metrics};
+pub use plan_cache::PlanCache;
 pub use policy::{HeadLayout, PolicyInput, PolicyOutput, PolicySpec};
 pub use tensor::{DeviceTensor, Dtype, Tensor, TensorMut, TensorRef};

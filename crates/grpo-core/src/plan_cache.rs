@@ -1,0 +1,139 @@
+//! Plans for losses whose shapes follow from the arguments of each call.
+
+use crate::backend::{Backend, Implementation, LossPlan, PlanRequest, Tiling};
+use crate::config::LossConfig;
+use crate::error::Result;
+use crate::gradients::GradientSpec;
+use crate::memory_report::MemoryReport;
+use crate::policy::PolicySpec;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// The plans of one loss, for wrappers that take the tensors of another library: a call with another shape, dtype or set of gradients
+/// than the call before makes a new plan.
+///
+/// Threads may share a cache: each concurrent call has its own plan, which later calls reuse.
+pub struct PlanCache {
+    backend: Arc<dyn Backend>,
+    loss: Arc<LossConfig>,
+    implementation: Option<Implementation>,
+    tiling: Tiling,
+    max_tokens: usize,
+    /// Plans that are not in use. The last one made the most recent call.
+    idle: Mutex<Vec<Planned>>,
+}
+
+struct Planned {
+    request: PlanRequest,
+    plan: Box<dyn LossPlan>,
+}
+
+impl PlanCache {
+    /// Creates a cache without plans.
+    ///
+    /// # Errors
+    /// [`crate::Error::Config`] for an illegal configuration.
+    pub fn new(backend: Arc<dyn Backend>, loss: impl Into<Arc<LossConfig>>) -> Result<Self> {
+        let loss = loss.into();
+        loss.validate()?;
+        Ok(Self {
+            backend,
+            loss,
+            implementation: None,
+            tiling: Tiling::default(),
+            max_tokens: 1,
+            idle: Mutex::default(),
+        })
+    }
+
+    /// Sets the implementation. Without this setting it is `fused` for hidden states and `logits` for logits.
+    #[must_use]
+    pub fn with_implementation(self, implementation: Implementation) -> Self {
+        Self { implementation: Some(implementation), idle: Mutex::default(), ..self }
+    }
+
+    /// Sets tile sizes and the workspace budget.
+    #[must_use]
+    pub fn with_tiling(self, tiling: Tiling) -> Self {
+        Self { tiling, idle: Mutex::default(), ..self }
+    }
+
+    /// Plans for at least `tokens` tokens N from the start, so that growing batches cause no new plans.
+    #[must_use]
+    pub fn with_max_tokens(self, tokens: usize) -> Self {
+        Self { max_tokens: tokens.max(1), idle: Mutex::default(), ..self }
+    }
+
+    /// Returns the configuration of the loss.
+    pub fn config(&self) -> &LossConfig {
+        &self.loss
+    }
+
+    /// Returns the backend.
+    pub fn backend(&self) -> &dyn Backend {
+        self.backend.as_ref()
+    }
+
+    /// Returns the bytes that a call needs under the most recent plan; `None` before the first call.
+    pub fn memory(&self) -> Option<MemoryReport> {
+        self.idle().last().map(|planned| planned.plan.memory())
+    }
+
+    /// Calls `f` with a plan for `policy` and at least `tokens` tokens that is not in use. With `gradients` = `None` (scores) a plan is
+    /// reused with any gradients, because a separate plan might round in another order than the loss.
+    ///
+    /// # Errors
+    /// The errors of [`Backend::plan`] and of `f`.
+    pub fn with_plan<T>(
+        &self,
+        policy: PolicySpec,
+        gradients: Option<GradientSpec>,
+        tokens: usize,
+        f: impl FnOnce(&mut dyn LossPlan) -> Result<T>,
+    ) -> Result<T> {
+        let latest = self.idle().pop();
+        // Large batches tend to recur: a smaller shape does not shrink the plan.
+        let seen = latest.as_ref().map_or(1, |planned| planned.request.max_tokens);
+        let fits = |Planned { request, .. }: &Planned| {
+            request.policy == policy
+                && gradients.is_none_or(|gradients| gradients == request.gradients)
+                && request.max_tokens >= tokens
+        };
+        let mut planned = match latest.filter(fits) {
+            Some(planned) => planned,
+            None => {
+                let usual = match policy {
+                    PolicySpec::Logits { .. } => Implementation::Logits,
+                    PolicySpec::Hidden { .. } => Implementation::Fused,
+                };
+                let request = PlanRequest {
+                    loss: Arc::clone(&self.loss),
+                    implementation: self.implementation.unwrap_or(usual),
+                    tiling: self.tiling.clone(),
+                    max_tokens: self.max_tokens.max(seen).max(tokens),
+                    policy,
+                    gradients: gradients.unwrap_or(GradientSpec::all(policy)),
+                };
+                Planned { plan: self.backend.plan(&request)?, request }
+            }
+        };
+        let result = f(planned.plan.as_mut());
+        self.idle().push(planned);
+        result
+    }
+
+    fn idle(&self) -> MutexGuard<'_, Vec<Planned>> {
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl std::fmt::Debug for PlanCache {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("PlanCache")
+            .field("backend", &self.backend.name())
+            .field("loss", &self.loss)
+            .field("implementation", &self.implementation)
+            .field("tiling", &self.tiling)
+            .field("max_tokens", &self.max_tokens)
+            .finish_non_exhaustive()
+    }
+}
