@@ -369,7 +369,8 @@ impl Gemm {
         let (m, n) = (out.rows(), out.cols());
         let mut edge = Edge([0.0; amx::LHS_PANEL * RHS_PANEL]);
         let edge = &mut edge.0;
-        for (i, j) in self.steps(product, out, order) {
+        // A loop over the iterator would call the nested iterators for each pair of panels.
+        self.steps(product, out, order).for_each(|(i, j)| {
             let (a, b) = (lhs.words[i * lhs.stride..].as_ptr(), rhs.words[j * rhs.stride..].as_ptr());
             // Prefetch the next rhs panel during work on this one, a part of it with each lhs panel.
             let ahead = match order {
@@ -395,7 +396,7 @@ impl Gemm {
                 }
                 out.store(self.isa, i..i + rows, j..j + cols, edge, add);
             }
-        }
+        });
     }
 }
 
