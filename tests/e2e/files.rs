@@ -92,7 +92,7 @@ fn what_has_no_end_is_refused() {
     assert_has(&refuse(["parity", &file]), &["its header describes", "got 1099511627776"]);
 }
 
-/// Creates a pipe, a device or a folder in the place of `path`.
+/// Replaces the file at `path` by a pipe, a device or a folder.
 #[cfg(unix)]
 fn spoil(path: &Path, kind: &str) {
     let _ = std::fs::remove_file(path);

@@ -1,4 +1,4 @@
-//! Time and peak memory of one step (loss and gradients of hidden states and head) beside candle's own operations, in alternation:
+//! Compares one step (loss and gradients of hidden states and head) with candle's own operations: time and peak memory, in alternation.
 //!
 //!     cargo run --release -p grpo-candle --example race -- N H V [f32 | bf16] [rounds]
 //!

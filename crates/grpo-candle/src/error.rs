@@ -15,7 +15,7 @@ pub enum Error {
     /// A tensor whose shape does not fit the batch or the other tensors.
     #[error("{tensor}: expected shape {expected}, got {found:?}")]
     Shape {
-        /// The argument.
+        /// The name of the argument.
         tensor: &'static str,
         /// The expected shape, with the dimension letters of the documentation.
         expected: String,
@@ -25,7 +25,7 @@ pub enum Error {
     /// A tensor of a dtype that the loss does not support.
     #[error("{tensor} is {found:?}: expected {expected}; convert it with Tensor::to_dtype")]
     Dtype {
-        /// The argument.
+        /// The name of the argument.
         tensor: &'static str,
         /// The expected dtype.
         expected: &'static str,
@@ -37,7 +37,7 @@ pub enum Error {
         "{tensor} is on {device:?}, and the loss reads the host's memory: copy it with Tensor::to_device(&Device::Cpu)"
     )]
     NotOnCpu {
-        /// The argument.
+        /// The name of the argument.
         tensor: &'static str,
         /// The device of the tensor.
         device: DeviceLocation,

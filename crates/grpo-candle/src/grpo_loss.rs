@@ -211,8 +211,13 @@ impl Loss {
     }
 }
 
-/// Makes a batch of candle's `targets` `[B, T]` (token ids as U32 or I64) and `mask` `[B, T]` (U8 or any other dtype; 1 at completion
-/// tokens).
+/// Makes a batch from tensors of candle.
+///
+/// # Shapes
+/// - targets: `[B, T]`, token ids as U32 or I64
+/// - mask: `[B, T]`, U8 or any other dtype, 1 at completion tokens and 0 elsewhere
+///
+/// # Examples
 ///
 /// ```
 /// use candle_core::{Device, Tensor};

@@ -43,7 +43,7 @@ pub(crate) fn resolve(config: &mut TrainConfig) -> Result<()> {
             ("lora.target_modules", format!("{:?}", lora.target_modules)),
         ]
     };
-    // The default target modules stand for those of the adapter.
+    // The default target modules mean the target modules of the adapter.
     let targets = if given.target_modules == fresh.target_modules { &own } else { &given }.target_modules.clone();
     let given = keys(&LoraConfig { target_modules: targets, ..given });
     let differs = keys(&own).into_iter().zip(given).find(|(own, given)| is_set && own != given);

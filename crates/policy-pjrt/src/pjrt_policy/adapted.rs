@@ -40,8 +40,8 @@ impl PjrtPolicy {
     }
 
     /// Adds fresh LoRA adapters, which do not change the model's outputs yet. From now on, only adapters are trained: gradients, moments
-    /// and checkpoints contain only adapters, tokens are sampled with them, and the reference policy is the model without them. Values are
-    /// those of [`InitialWeights::of_adapters`]. `policy.with_lora(&LoraConfig { r: 8, ..Default::default() }, 0)?` is an example.
+    /// and checkpoints contain only adapters, tokens are sampled with them, and the reference policy is the model without them.
+    /// [`InitialWeights::of_adapters`] computes their values. For example: `policy.with_lora(&LoraConfig { r: 8, ..Default::default() }, 0)?`.
     ///
     /// # Errors
     /// [`crate::Error::Model`] for an invalid configuration or target modules that the model does not have; [`crate::Error::Device`].

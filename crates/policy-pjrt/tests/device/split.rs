@@ -139,7 +139,7 @@ fn sharded(decoder: &Decoder, mesh: &Mesh) -> Decoder {
     decoder.clone().with_axis_rules(AxisRules::new(mesh)).unwrap()
 }
 
-/// Fails unless all results of a program match those of one device, each to 1e-5 of its largest number.
+/// Asserts that every result of a program equals the result on one device within 1e-5 of its largest number.
 fn agree(what: &str, module: &Module, found: &[Array], expected: &[Array]) {
     assert_eq!(found.len(), expected.len(), "{what}");
     for ((found, expected), result) in found.iter().zip(expected).zip(&module.main.results) {

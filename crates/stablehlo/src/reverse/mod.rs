@@ -42,7 +42,7 @@ impl Builder {
     /// that is used more than once are summed in f32 if its dtype is narrower. Integers, predicates and results of
     /// [`Value::stop_gradient`] are constants. Equal elements of a maximum or minimum, of two or many, share the
     /// cotangent equally. A product of bf16 operands in [`Precision::Default`](crate::Precision) rounds its cotangent to
-    /// bf16. With sums over devices, the derivative is that of the sum of results over devices. The cotangent of a value
+    /// bf16. A program with sums over devices is differentiated as the sum of its results over all devices. The cotangent of a value
     /// with [`Value::constrain`] has the same sharding, and the derivative of a [`Builder::manual`] is a manual
     /// computation.
     ///

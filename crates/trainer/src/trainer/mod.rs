@@ -288,7 +288,7 @@ impl Trainer {
     }
 }
 
-/// Returns the updates of GRPO if the run is `warm`, else those of the warm-up.
+/// Returns the learning rates and skip limits of a phase: of GRPO if the run is `warm`, else of the warm-up.
 fn updates(config: &TrainConfig, warm: bool) -> Updates {
     let (of_phase, total_steps) = match warm {
         true => (&config.optimizer, config.grpo.max_steps.saturating_mul(config.grpo.updates() as u64)),
