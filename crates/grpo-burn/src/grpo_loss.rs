@@ -90,6 +90,11 @@ impl GrpoLoss {
         self.plans.config()
     }
 
+    /// Returns the implementation for hidden states.
+    pub fn implementation(&self) -> Implementation {
+        self.plans.implementation().unwrap_or_default()
+    }
+
     /// Returns the name of the backend.
     pub fn backend(&self) -> &str {
         self.plans.backend().name()

@@ -12,6 +12,21 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 /// than the call before makes a new plan.
 ///
 /// Threads may share a cache: each concurrent call has its own plan, which later calls reuse.
+///
+/// ```
+/// use backend_cpu::CpuBackend;
+/// use grpo_core::{Dtype, LossConfig, PlanCache, PolicyInput, PolicySpec, TokenBatch};
+/// use std::sync::Arc;
+///
+/// let plans = PlanCache::new(Arc::new(CpuBackend::new()), LossConfig::default())?;
+/// let batch = TokenBatch::packed(vec![3, 7], vec![0, 2])?;
+/// let logits = [0.5_f32; 2 * 8]; // [N, V]
+/// let policy = PolicySpec::Logits { vocab: 8, dtype: Dtype::F32 };
+/// let input = PolicyInput::Logits((&logits).into());
+/// let scores = plans.with_plan(policy, None, batch.tokens(), |plan| plan.score(input, &batch))?;
+/// assert!((scores.logp[0] + 8_f32.ln()).abs() < 1e-6);
+/// # Ok::<(), grpo_core::Error>(())
+/// ```
 pub struct PlanCache {
     backend: Arc<dyn Backend>,
     loss: Arc<LossConfig>,
@@ -68,6 +83,11 @@ impl PlanCache {
         &self.loss
     }
 
+    /// Returns the implementation that was set.
+    pub fn implementation(&self) -> Option<Implementation> {
+        self.implementation
+    }
+
     /// Returns the backend.
     pub fn backend(&self) -> &dyn Backend {
         self.backend.as_ref()
@@ -90,15 +110,20 @@ impl PlanCache {
         tokens: usize,
         f: impl FnOnce(&mut dyn LossPlan) -> Result<T>,
     ) -> Result<T> {
-        let latest = self.idle().pop();
-        // Large batches tend to recur: a smaller shape does not shrink the plan.
-        let seen = latest.as_ref().map_or(1, |planned| planned.request.max_tokens);
         let fits = |Planned { request, .. }: &Planned| {
             request.policy == policy
                 && gradients.is_none_or(|gradients| gradients == request.gradients)
                 && request.max_tokens >= tokens
         };
-        let mut planned = match latest.filter(fits) {
+        let (latest, seen) = {
+            let mut idle = self.idle();
+            // Large batches tend to recur: a smaller shape does not shrink the plan.
+            let seen = idle.iter().map(|planned| planned.request.max_tokens).max().unwrap_or(1);
+            // Plans for other shapes would keep their workspaces without use.
+            idle.retain(fits);
+            (idle.pop(), seen)
+        };
+        let mut planned = match latest {
             Some(planned) => planned,
             None => {
                 let usual = match policy {
@@ -135,5 +160,68 @@ impl std::fmt::Debug for PlanCache {
             .field("tiling", &self.tiling)
             .field("max_tokens", &self.max_tokens)
             .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::{LossOutput, Scores};
+    use crate::batch::TokenBatch;
+    use crate::gradients::GradsMut;
+    use crate::policy::PolicyInput;
+    use crate::tensor::{Dtype, TensorMut};
+
+    /// Counts its plans; they compute nothing.
+    #[derive(Default)]
+    struct Counting(Mutex<Vec<PlanRequest>>);
+
+    impl Backend for Counting {
+        fn name(&self) -> &str {
+            "counting"
+        }
+
+        fn plan(&self, request: &PlanRequest) -> Result<Box<dyn LossPlan>> {
+            self.0.lock().unwrap().push(request.clone());
+            Ok(Box::new(Nothing))
+        }
+    }
+
+    struct Nothing;
+
+    impl LossPlan for Nothing {
+        fn score(&mut self, _: PolicyInput<'_>, _: &TokenBatch) -> Result<Scores> {
+            unreachable!("the tests call no plan")
+        }
+
+        fn value_and_grad(&mut self, _: PolicyInput<'_>, _: &TokenBatch, _: GradsMut<'_>) -> Result<LossOutput> {
+            unreachable!("the tests call no plan")
+        }
+
+        fn value_and_grad_in_place(&mut self, _: TensorMut<'_>, _: &TokenBatch) -> Result<LossOutput> {
+            unreachable!("the tests call no plan")
+        }
+
+        fn memory(&self) -> MemoryReport {
+            MemoryReport { inputs: 0, outputs: 0, workspace: 0 }
+        }
+    }
+
+    #[test]
+    fn concurrent_calls_have_their_own_plans_and_plans_of_other_shapes_are_dropped() {
+        let backend = Arc::new(Counting::default());
+        let cache = PlanCache::new(backend.clone(), LossConfig::default()).unwrap();
+        let logits = |vocab| PolicySpec::Logits { vocab, dtype: Dtype::F32 };
+        let call = |vocab, tokens| cache.with_plan(logits(vocab), None, tokens, |_| Ok(())).unwrap();
+        let plans = || backend.0.lock().unwrap().len();
+        cache.with_plan(logits(8), None, 4, |_| Ok(call(8, 4))).unwrap();
+        assert_eq!((plans(), cache.idle().len()), (2, 2), "a call within a call has a plan of its own");
+        cache.with_plan(logits(8), None, 2, |_| Ok(call(8, 3))).unwrap();
+        assert_eq!(plans(), 2, "both plans are reused for fewer tokens");
+        call(9, 1);
+        assert_eq!((plans(), cache.idle().len()), (3, 1), "plans for another vocabulary are gone");
+        assert_eq!(backend.0.lock().unwrap()[2].max_tokens, 4, "a plan does not shrink");
+        call(9, 5);
+        assert_eq!((plans(), cache.idle().len()), (4, 1), "more tokens");
     }
 }
