@@ -214,9 +214,17 @@ mod tests {
         let logits = |vocab| PolicySpec::Logits { vocab, dtype: Dtype::F32 };
         let call = |vocab, tokens| cache.with_plan(logits(vocab), None, tokens, |_| Ok(())).unwrap();
         let plans = || backend.0.lock().unwrap().len();
-        cache.with_plan(logits(8), None, 4, |_| Ok(call(8, 4))).unwrap();
+        let within = |_: &mut dyn LossPlan| {
+            call(8, 4);
+            Ok(())
+        };
+        cache.with_plan(logits(8), None, 4, within).unwrap();
         assert_eq!((plans(), cache.idle().len()), (2, 2), "a call within a call has a plan of its own");
-        cache.with_plan(logits(8), None, 2, |_| Ok(call(8, 3))).unwrap();
+        let within = |_: &mut dyn LossPlan| {
+            call(8, 3);
+            Ok(())
+        };
+        cache.with_plan(logits(8), None, 2, within).unwrap();
         assert_eq!(plans(), 2, "both plans are reused for fewer tokens");
         call(9, 1);
         assert_eq!((plans(), cache.idle().len()), (3, 1), "plans for another vocabulary are gone");
