@@ -2,7 +2,7 @@
 //!
 //! The model sees one digit and predicts the next token; its reward is for counting up from the prompt, modulo 10.
 //!
-//!     cargo run --release -p grpo-candle --example embed
+//!     cargo run --release -p grpo-candle --example digits
 
 use candle_core::{D, DType, Device, Result, Tensor, Var};
 use grpo_candle::GrpoLoss;

@@ -1,6 +1,6 @@
 //! The example learns with every implementation.
 
-#[path = "../../examples/embed.rs"]
+#[path = "../../examples/digits.rs"]
 mod example;
 
 use grpo_core::Implementation;

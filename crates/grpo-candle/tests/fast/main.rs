@@ -3,7 +3,7 @@
 //! Legend: N tokens (rows), B sequences, H hidden size, V vocabulary.
 
 mod case;
-mod embed;
+mod digits;
 mod errors;
 mod parity;
 mod plain;
