@@ -233,7 +233,7 @@ impl RunPrograms {
     /// Returns `true` if an update is one program: it has one micro-batch, and gradient clipping bounds its values below overflow.
     fn steps_at_once(&self) -> bool {
         let optimizer = &self.config.optimizer;
-        let first = optimizer.adamw().step(1, optimizer.learning_rate);
+        let first = optimizer.adamw.step(1, optimizer.learning_rate);
         self.sizes.micro_batches == 1 && AdamWBounds::of_largest(0.0).after(&first).is_some()
     }
 

@@ -68,26 +68,9 @@ pub struct OptimizerConfig {
     /// The largest learning rate.
     #[default(1e-6)]
     pub learning_rate: f64,
-    /// The decay of the first moment, in [0, 1).
-    #[default(AdamWConfig::default().adam_beta1)]
-    pub adam_beta1: f64,
-    /// The decay of the second moment, in [0, 1).
-    #[default(AdamWConfig::default().adam_beta2)]
-    pub adam_beta2: f64,
-    /// The constant that AdamW adds to the root of the second moment.
-    #[default(AdamWConfig::default().adam_epsilon)]
-    pub adam_epsilon: f64,
-    /// The decoupled weight decay of matrices; norms and biases have none.
-    #[default(AdamWConfig::default().weight_decay)]
-    pub weight_decay: f64,
-    /// The limit of the 2-norm of the whole gradient; 0 disables clipping.
-    #[default(AdamWConfig::default().max_grad_norm)]
-    pub max_grad_norm: f64,
-    /// The 2-norm, before clipping, above which an update is skipped; an update with a non-finite gradient is skipped, too. Weights, moments
-    /// and the learning rate schedule then stay unchanged, and `skipped_updates` counts it. `None` skips nothing, and a non-finite gradient
-    /// ends the run.
-    #[default(AdamWConfig::default().skip_grad_norm)]
-    pub skip_grad_norm: Option<f64>,
+    /// AdamW and the limits of the gradient.
+    #[serde(flatten)]
+    pub adamw: AdamWConfig,
     /// The number of updates skipped in a row, at least 1, at which the run ends with an error.
     #[default(10)]
     pub max_consecutive_skips: u64,
@@ -157,18 +140,6 @@ impl OptimizerConfig {
         };
         learning_rate * (least + (1.0 - least) * share)
     }
-
-    /// Returns the settings that the policy's optimizer is made with.
-    pub fn adamw(&self) -> AdamWConfig {
-        AdamWConfig {
-            adam_beta1: self.adam_beta1,
-            adam_beta2: self.adam_beta2,
-            adam_epsilon: self.adam_epsilon,
-            weight_decay: self.weight_decay,
-            max_grad_norm: self.max_grad_norm,
-            skip_grad_norm: self.skip_grad_norm,
-        }
-    }
 }
 
 #[cfg(test)]
@@ -195,6 +166,16 @@ mod tests {
         assert!((cosine(1000) - 0.2).abs() < 1e-12);
         assert!((with(LrSchedulerType::Linear)(55) - 0.6).abs() < 1e-12);
         assert_eq!(with(LrSchedulerType::Constant)(99), 1.0);
+    }
+
+    #[test]
+    fn keys_of_adamw_stand_in_the_section_and_unknown_keys_are_refused() {
+        let read = |text: &str| serde_json::from_str::<OptimizerConfig>(text);
+        let config = read(r#"{"learning_rate": 0.5, "adam_beta1": 0.8}"#).unwrap();
+        assert_eq!((config.learning_rate, config.adamw.adam_beta1, config.adamw.adam_beta2), (0.5, 0.8, 0.999));
+        assert_eq!(read(&serde_json::to_string(&config).unwrap()).unwrap(), config);
+        let error = read(r#"{"adam_beta3": 0.8}"#).unwrap_err().to_string();
+        assert!(error.contains("unknown field `adam_beta3`"), "{error}");
     }
 
     /// `[name, keys, learning rates]` from `transformers.get_scheduler` (tests/golden/schedules.py).

@@ -153,7 +153,7 @@ impl Run {
             ref_policy: None,
             optimizer: &[],
             optimizer_steps: 0,
-            adamw: &config.optimizer.adamw(),
+            adamw: &config.optimizer.adamw,
         })?;
         let mut rows: Vec<MetricsRow> = read_rows(&dir.metrics_path())?;
         // Rows after the checkpoint are not about its weights.

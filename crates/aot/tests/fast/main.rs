@@ -50,11 +50,11 @@ fn an_update_of_one_micro_batch_is_one_program() {
     // Several micro-batches need gradient accumulators. So does a step without clipping, whose results are checked before they are written.
     let several = TrainConfig::built_in();
     let mut unclipped = config.clone();
-    unclipped.optimizer.max_grad_norm = 0.0;
+    unclipped.optimizer.adamw.max_grad_norm = 0.0;
     for config in [&several, &unclipped] {
         assert!(has(config, ProgramName::Gradient) && !has(config, ProgramName::Step));
     }
-    unclipped.optimizer.skip_grad_norm = Some(10.0);
+    unclipped.optimizer.adamw.skip_grad_norm = Some(10.0);
     assert!(has(&unclipped, ProgramName::Step), "a larger gradient is not applied");
 }
 

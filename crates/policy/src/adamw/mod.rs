@@ -1,5 +1,6 @@
 //! The parts of AdamW that all policies share: its settings, the scalars of a step, and bounds on the size of weights and moments.
 
+use serde::{Deserialize, Serialize};
 use smart_default::SmartDefault;
 
 mod bounds;
@@ -9,31 +10,32 @@ pub use bounds::AdamWBounds;
 /// Added to the gradient norm in the denominator of the clip factor, as in PyTorch.
 pub const CLIP_EPSILON: f64 = 1e-6;
 
-/// The settings of AdamW (arXiv 1711.05101) that stay the same from step to step. The learning rate is an argument of
-/// [`crate::Policy::apply`].
+/// The settings of AdamW (arXiv 1711.05101) that stay the same from step to step, with the names and defaults of `transformers`. The
+/// learning rate is an argument of [`crate::Policy::apply`].
 ///
 /// ```
 /// let adamw = policy::AdamWConfig { skip_grad_norm: Some(10.0), ..Default::default() };
 /// assert!(adamw.skips());
 /// ```
-#[derive(Clone, Debug, SmartDefault, PartialEq)]
+#[derive(Clone, Debug, SmartDefault, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct AdamWConfig {
-    /// Decay of the first moment, in [0, 1).
+    /// The decay of the first moment, in [0, 1).
     #[default(0.9)]
     pub adam_beta1: f64,
-    /// Decay of the second moment, in [0, 1).
+    /// The decay of the second moment, in [0, 1).
     #[default(0.999)]
     pub adam_beta2: f64,
-    /// Term added to the square root of the second moment, above 0.
+    /// The constant, above 0, that AdamW adds to the root of the second moment.
     #[default(1e-8)]
     pub adam_epsilon: f64,
-    /// Decoupled weight decay of matrices; it does not apply to norms and biases.
+    /// The decoupled weight decay of matrices; norms and biases have none.
     pub weight_decay: f64,
-    /// Largest 2-norm of the whole gradient; 0 turns clipping off.
+    /// The limit of the 2-norm of the whole gradient; 0 disables clipping.
     #[default(1.0)]
     pub max_grad_norm: f64,
-    /// A gradient is skipped if its 2-norm before clipping is above this value or is not finite. `None` applies every finite gradient; a
-    /// gradient that is not finite is then an error.
+    /// The 2-norm, before clipping, above which an update is skipped; an update with a non-finite gradient is skipped, too. Weights and
+    /// moments then stay unchanged. `None` skips nothing, and a non-finite gradient is an error that ends a run.
     pub skip_grad_norm: Option<f64>,
 }
 

@@ -10,6 +10,7 @@ struct Field {
     /// The type name without its wrappers: `LoraConfig` for `Option<LoraConfig>`. A list has no keys.
     of: String,
     is_map: bool,
+    is_flattened: bool,
     meaning: String,
 }
 
@@ -17,7 +18,7 @@ struct Field {
 fn sources() -> &'static str {
     static SOURCES: OnceLock<String> = OnceLock::new();
     SOURCES.get_or_init(|| {
-        let crates = ["run-config", "sinks", "models", "data", "rewards", "grpo-core"];
+        let crates = ["run-config", "policy", "sinks", "models", "data", "rewards", "grpo-core"];
         let mut folders: Vec<_> = crates.iter().map(|name| source(name).join("src")).collect();
         let mut text = String::new();
         while let Some(folder) = folders.pop() {
@@ -49,13 +50,15 @@ fn collect(name: &str, path: &str, keys: &mut Vec<String>) {
                 let text = std::fs::read_to_string(source(&format!("grpo-core/src/objective/{module}.rs"))).unwrap();
                 fields(&text, "Parameters").into_iter().for_each(|field| add(field, path, keys));
             }
+        } else if field.is_flattened {
+            collect(&field.of, path, keys);
         } else {
             add(field, path, keys);
         }
     }
 }
 
-fn add(Field { name, of, is_map, meaning }: Field, path: &str, keys: &mut Vec<String>) {
+fn add(Field { name, of, is_map, meaning, .. }: Field, path: &str, keys: &mut Vec<String>) {
     let path = if path.is_empty() { name } else { format!("{path}.{name}") };
     keys.push(format!("{path}\t{meaning}"));
     // A model is a name or a shape, and a threshold is written as one value.
@@ -71,12 +74,14 @@ fn add(Field { name, of, is_map, meaning }: Field, path: &str, keys: &mut Vec<St
 fn fields(source: &str, name: &str) -> Vec<Field> {
     let begin = format!("pub struct {name} {{");
     let lines = source.lines().skip_while(|line| *line != begin).skip(1).take_while(|line| *line != "}");
-    let (mut fields, mut text, mut renamed) = (Vec::new(), Vec::new(), None);
+    let (mut fields, mut text, mut renamed, mut is_flattened) = (Vec::new(), Vec::new(), None, false);
     for line in lines.map(str::trim) {
         if let Some(words) = line.strip_prefix("///") {
             text.push(words.trim());
         } else if let Some((_, name)) = line.strip_prefix("#[serde(").and_then(|line| line.split_once("rename = \"")) {
             renamed = name.split('"').next();
+        } else if line == "#[serde(flatten)]" {
+            is_flattened = true;
         } else if let Some((name, of)) = line.strip_prefix("pub ").and_then(|field| field.split_once(": ")) {
             let of = of.trim_end_matches(',');
             let (is_map, innermost) = (of.starts_with("BTreeMap<"), of.rsplit(['<', ' ']).next().unwrap_or(of));
@@ -84,6 +89,7 @@ fn fields(source: &str, name: &str) -> Vec<Field> {
                 name: renamed.take().unwrap_or(name.trim_start_matches("r#")).to_owned(),
                 of: if of.starts_with("Vec<") { "" } else { innermost.trim_end_matches('>') }.to_owned(),
                 is_map,
+                is_flattened: std::mem::take(&mut is_flattened),
                 meaning: first_sentence(&text.join(" ")),
             });
             text.clear();

@@ -175,18 +175,19 @@ impl OptimizerConfig {
     pub(super) fn validate(&self, section: &str) -> Result<()> {
         let unit = 0.0..=1.0;
         let positive = |x: f64| x.is_finite() && x >= 0.0;
+        let adamw = &self.adamw;
         for (name, ok, expected, value) in [
             ("learning_rate", positive(self.learning_rate), "a finite number >= 0", self.learning_rate),
-            ("adam_beta1", (0.0..1.0).contains(&self.adam_beta1), "in [0, 1)", self.adam_beta1),
-            ("adam_beta2", (0.0..1.0).contains(&self.adam_beta2), "in [0, 1)", self.adam_beta2),
+            ("adam_beta1", (0.0..1.0).contains(&adamw.adam_beta1), "in [0, 1)", adamw.adam_beta1),
+            ("adam_beta2", (0.0..1.0).contains(&adamw.adam_beta2), "in [0, 1)", adamw.adam_beta2),
             (
                 "adam_epsilon",
-                self.adam_epsilon.is_finite() && self.adam_epsilon > 0.0,
+                adamw.adam_epsilon.is_finite() && adamw.adam_epsilon > 0.0,
                 "a number above 0",
-                self.adam_epsilon,
+                adamw.adam_epsilon,
             ),
-            ("weight_decay", positive(self.weight_decay), "a finite number >= 0", self.weight_decay),
-            ("max_grad_norm", positive(self.max_grad_norm), "a finite number >= 0", self.max_grad_norm),
+            ("weight_decay", positive(adamw.weight_decay), "a finite number >= 0", adamw.weight_decay),
+            ("max_grad_norm", positive(adamw.max_grad_norm), "a finite number >= 0", adamw.max_grad_norm),
             ("warmup_ratio", unit.contains(&self.warmup_ratio), "in [0, 1]", self.warmup_ratio),
             ("min_lr_ratio", unit.contains(&self.min_lr_ratio), "in [0, 1]", self.min_lr_ratio),
         ] {
@@ -197,7 +198,7 @@ impl OptimizerConfig {
         let alone = steps == 0.0 || self.warmup_ratio == 0.0;
         check(alone, &format!("{section}.warmup_steps"), "one of warmup_steps and warmup_ratio", "both")?;
         self.validate_schedule(section)?;
-        if let Some(limit) = self.skip_grad_norm {
+        if let Some(limit) = adamw.skip_grad_norm {
             let ok = limit.is_finite() && limit > 0.0;
             check(ok, &format!("{section}.skip_grad_norm"), "a finite number above 0, or null", limit)?;
         }

@@ -125,7 +125,7 @@ impl Trainer {
         }
         warn_of_truncated_sampling(&config);
         let failures = Failures::new(&parts.rewards, config.rewards.max_consecutive_failures);
-        parts.policy.reset_optimizer(&config.warmup.optimizer.adamw())?;
+        parts.policy.reset_optimizer(&config.warmup.optimizer.adamw)?;
         let mut trainer = Self {
             loss: config.loss().into(),
             parts,
@@ -272,7 +272,7 @@ impl Trainer {
 
     fn begin_grpo(&mut self) -> Result<()> {
         self.updates = updates(&self.config, true);
-        self.parts.policy.reset_optimizer(&self.config.optimizer.adamw())?;
+        self.parts.policy.reset_optimizer(&self.config.optimizer.adamw)?;
         if self.config.needs_ref_policy() {
             self.parts.policy.freeze_ref_policy()?;
         }

@@ -122,7 +122,7 @@ impl Trainer {
             ref_policy,
             optimizer: &state.optimizer,
             optimizer_steps: counters.optimizer_steps,
-            adamw: &updates.config.adamw(),
+            adamw: &updates.config.adamw,
         })?;
         self.updates = Updates { skipped_in_a_row: counters.skipped_in_a_row, ..updates };
         self.coefficients = coefficients;
