@@ -21,6 +21,7 @@
 #![forbid(unsafe_code)]
 
 mod counts;
+mod disk;
 mod error;
 mod json_lines;
 mod layers;
@@ -31,6 +32,7 @@ mod unique;
 mod whole;
 
 pub use counts::{counted, grouped, noun};
+pub use disk::{FolderSize, folder_size, free_space};
 pub use error::{Error, KeyError, Result, check_key};
 pub use json_lines::{JsonLines, each_row, read_rows};
 pub use layers::{Configuration, ENV_PREFIX, Layers, to_yaml, to_yaml_with_secrets};

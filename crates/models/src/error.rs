@@ -136,6 +136,12 @@ pub enum Error {
         /// The attempts in order, with the reasons of their failure.
         tried: Vec<String>,
     },
+    /// The hub was not asked, or does not respond.
+    #[error("{reason}")]
+    HubAccess {
+        /// The reason, with the address.
+        reason: String,
+    },
     /// The tokenizer has no token for a character.
     #[error("character {character:?} at position {position} of {text:?} is not in the tokenizer's alphabet")]
     UnknownCharacter {

@@ -7,20 +7,24 @@ use policy_pjrt::decoder::{ATTENTION, Attention, Compute};
 use policy_pjrt::{PjrtPolicyOptions, RolloutOptions, Runtime};
 use run_config::{PolicyAttention, PolicyConfig, PolicyDevice, PolicyDtype, RecomputeGranularity, TrainConfig, check};
 use stablehlo::Save;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Opens the first device of `kind` for a policy, with the plugin `plugin`, or the one that [`backend_tpu::plugins::find`] finds. Compiled
-/// programs are cached in `compile_cache`, or in the folder `programs` beside installed plugins.
+/// programs are cached in `compile_cache`, or in [`compile_cache()`].
 ///
 /// # Errors
 /// An error if the plugin is missing or opens no device.
 pub fn open(kind: Kind, plugin: Option<&Path>, compile_cache: Option<&Path>) -> Result<Runtime> {
     let runtime = Runtime::open(kind, plugin).map_err(policy::Error::from)?;
-    let beside_plugins = || Some(pjrt::install::cache_dir().ok()?.with_file_name("programs"));
-    Ok(match compile_cache.map(Path::to_owned).or_else(beside_plugins) {
+    Ok(match compile_cache.map(Path::to_owned).or_else(self::compile_cache) {
         Some(folder) => runtime.with_compile_cache(folder),
         None => runtime,
     })
+}
+
+/// Returns the default folder of compiled programs, `programs` beside installed plugins; `None` for a user without a cache.
+pub fn compile_cache() -> Option<PathBuf> {
+    Some(pjrt::install::cache_dir().ok()?.with_file_name("programs"))
 }
 
 /// Returns the kind of a PJRT device; `None` for this CPU without a plugin.

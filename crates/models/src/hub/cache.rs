@@ -122,20 +122,6 @@ impl ModelCache {
     }
 }
 
-/// Returns the free bytes of the file system of `folder`; `None` if the system does not report them.
-pub(super) fn free_space(folder: &Path) -> Option<u64> {
-    #[cfg(unix)]
-    {
-        let stat = rustix::fs::statvfs(folder).ok()?;
-        Some(stat.f_bavail.saturating_mul(stat.f_frsize))
-    }
-    #[cfg(not(unix))]
-    {
-        let _ = folder;
-        None
-    }
-}
-
 /// Returns `true` if `etag` is a SHA-256 or a SHA-1.
 pub(super) fn is_checksum(etag: &str) -> bool {
     matches!(etag.len(), 40 | 64) && etag.bytes().all(|byte| byte.is_ascii_hexdigit())

@@ -8,7 +8,7 @@
 //! to any host that a metadata request is redirected to, follows relative redirects without limit, has no time-out, appends responses
 //! that ignore the range to the partial file, and compares neither sizes nor checksums. Its interface has no hook for these checks.
 
-use super::cache::{ModelCache, check_digest, free_space, is_blob_name, is_checksum, is_commit};
+use super::cache::{ModelCache, check_digest, is_blob_name, is_checksum, is_commit};
 use super::http::{Answer, Client, Failure};
 use super::{CONFIG, Hub, Part};
 use crate::error::shortened;
@@ -265,7 +265,7 @@ impl Source<'_> {
             file.set_len(0).map_err(write)?;
             present = 0;
         }
-        if let Some(free) = free_space(self.cache.folder()).filter(|free| *free < size - present) {
+        if let Some(free) = grpo_files::free_space(self.cache.folder()).filter(|free| *free < size - present) {
             let missing = size - present;
             return Err(Failure::Final(format!(
                 "the file needs {missing} more bytes, and the file system of {} has {free} left",

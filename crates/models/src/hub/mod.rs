@@ -1,6 +1,8 @@
 //! Finds models by their name on Hugging Face, in the local cache or by download.
 
 #[cfg(feature = "hub")]
+mod access;
+#[cfg(feature = "hub")]
 mod cache;
 #[cfg(feature = "hub")]
 mod download;
@@ -61,6 +63,8 @@ pub struct Hub {
     pub offline: bool,
     /// The access token for private and gated models.
     pub token: Option<String>,
+    /// The origin of the token; `None` without a token.
+    pub token_source: Option<TokenSource>,
     /// The address of the hub. The token is sent to its scheme, host and port only.
     pub endpoint: String,
     /// The time-out of a connection, a response and each part of it, for metadata of files.
@@ -69,15 +73,36 @@ pub struct Hub {
     pub download_timeout: Duration,
 }
 
+/// The origin of the hub's token.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TokenSource {
+    /// The environment variable with this name.
+    Variable(&'static str),
+    /// A file that holds only the token.
+    File(PathBuf),
+}
+
+/// The hub's response to [`Hub::check_access`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HubAccess {
+    /// The hub accepts the token.
+    TokenAccepted,
+    /// The hub refuses the token: downloads fail, including those of public models.
+    TokenRefused,
+    /// The hub responds, but no token was sent, or it does not check tokens.
+    Reachable,
+}
+
 /// Omits the token, which is a secret.
 impl std::fmt::Debug for Hub {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { cache, offline, token, endpoint, etag_timeout, download_timeout } = self;
+        let Self { cache, offline, token, token_source, endpoint, etag_timeout, download_timeout } = self;
         let token = token.as_ref().map(|_| "...");
         f.debug_struct("Hub")
             .field("cache", cache)
             .field("offline", offline)
             .field("token", &token)
+            .field("token_source", token_source)
             .field("endpoint", endpoint)
             .field("etag_timeout", etag_timeout)
             .field("download_timeout", download_timeout)
@@ -101,8 +126,11 @@ impl Hub {
             .unwrap_or_else(|| path("XDG_CACHE_HOME").unwrap_or_else(|| expand_home("~/.cache")).join("huggingface"));
         let cache = path("HF_HUB_CACHE").or_else(|| path("HUGGINGFACE_HUB_CACHE")).unwrap_or_else(|| home.join("hub"));
         let token_file = path("HF_TOKEN_PATH").unwrap_or_else(|| home.join("token"));
-        let token = given("HF_TOKEN").or_else(|| given("HUGGING_FACE_HUB_TOKEN"));
-        let token = token.or_else(|| read_line(&token_file));
+        let of_variable = |name| Some((given(name)?, TokenSource::Variable(name)));
+        let of_file = || Some((read_line(&token_file)?, TokenSource::File(token_file.clone())));
+        let token = of_variable("HF_TOKEN").or_else(|| of_variable("HUGGING_FACE_HUB_TOKEN")).or_else(of_file);
+        let token = token.map(|(token, source)| (token.trim().to_owned(), source));
+        let (token, token_source) = token.filter(|(token, _)| !token.is_empty()).unzip();
         let seconds = |name: &str| {
             let Some(text) = given(name) else { return TIMEOUT };
             let seconds = text.trim().parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
@@ -115,7 +143,8 @@ impl Hub {
         Self {
             cache,
             offline: is_on("HF_HUB_OFFLINE") || is_on("TRANSFORMERS_OFFLINE"),
-            token: token.map(|token| token.trim().to_owned()).filter(|token| !token.is_empty()),
+            token,
+            token_source,
             endpoint: given("HF_ENDPOINT")
                 .map_or_else(|| "https://huggingface.co".into(), |address| address.trim_end_matches('/').to_owned()),
             etag_timeout: seconds("HF_HUB_ETAG_TIMEOUT"),
@@ -212,6 +241,26 @@ impl Hub {
             return Ok(Err(format!("the cache {} has no revision {revision} of it", folder.display())));
         }
         Ok(Ok(snapshot))
+    }
+
+    /// Asks the hub for the owner of the token, in one request with `limit` as the time-out of its connection and of its response. The
+    /// request shows whether the hub can be reached, also without a token.
+    ///
+    /// # Errors
+    /// [`Error::HubAccess`] if `offline` is set, if the program was built without the feature `hub`, or with the reason why there is no
+    /// response. The message contains neither the token nor a password of the endpoint.
+    pub fn check_access(&self, limit: Duration) -> Result<HubAccess> {
+        let reason = |reason: String| Error::HubAccess { reason };
+        if self.offline {
+            return Err(reason("no request is made, because HF_HUB_OFFLINE or TRANSFORMERS_OFFLINE is set".into()));
+        }
+        #[cfg(feature = "hub")]
+        return access::check(self, limit).map_err(reason);
+        #[cfg(not(feature = "hub"))]
+        {
+            let _ = limit;
+            Err(reason("this program was built without downloads (feature `hub`)".into()))
+        }
     }
 
     #[cfg(not(feature = "hub"))]

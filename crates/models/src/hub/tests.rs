@@ -12,6 +12,7 @@ fn the_environment_is_read_as_huggingface_hub_does() {
     let of_home = hub(&[("HF_HOME", home_path)]);
     assert_eq!(of_home.cache, home.path().join("hub"));
     assert_eq!((of_home.token.as_deref(), of_home.offline), (Some("hf_of_login"), false));
+    assert_eq!(of_home.token_source, Some(TokenSource::File(home.path().join("token"))));
     assert_eq!(of_home.endpoint, "https://huggingface.co");
     assert!(!format!("{of_home:?}").contains("hf_of_login"), "a token is not for logs");
     let all = hub(&[
@@ -22,7 +23,12 @@ fn the_environment_is_read_as_huggingface_hub_does() {
         ("HF_ENDPOINT", "http://mirror:8080/"),
     ]);
     assert_eq!((all.cache.as_path(), all.token.as_deref()), (Path::new("/elsewhere"), Some("hf_of_environment")));
+    assert_eq!(all.token_source, Some(TokenSource::Variable("HF_TOKEN")));
     assert_eq!((all.offline, all.endpoint.as_str()), (true, "http://mirror:8080"));
+    let older = hub(&[("HF_HOME", "/nowhere"), ("HUGGING_FACE_HUB_TOKEN", "hf_of_old")]);
+    assert_eq!(older.token_source, Some(TokenSource::Variable("HUGGING_FACE_HUB_TOKEN")));
+    let none = hub(&[("HF_HOME", "/nowhere"), ("HF_TOKEN", " ")]);
+    assert_eq!((none.token, none.token_source), (None, None));
     assert!(!hub(&[("HF_HUB_OFFLINE", "0")]).offline);
     assert_eq!((all.etag_timeout, all.download_timeout), (Duration::from_secs(10), Duration::from_secs(10)));
     let timeouts = hub(&[("HF_HUB_ETAG_TIMEOUT", "3"), ("HF_HUB_DOWNLOAD_TIMEOUT", "0.5")]);

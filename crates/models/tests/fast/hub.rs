@@ -2,7 +2,7 @@
 
 use crate::hub_server::{COMMIT, Home, Model, refuse};
 use crate::support::{Folder, says};
-use models::{Hub, ModelFolder};
+use models::{Hub, HubAccess, ModelFolder};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::TcpListener;
 use std::path::Path;
@@ -191,4 +191,25 @@ fn a_listed_file_that_is_missing_on_the_hub_is_named() {
     let text = Hub { offline: true, ..mended.clone() }.locate("org/name", Some(COMMIT)).unwrap_err().to_string();
     says(&text, &["has only a part of it", SHARD]);
     home.accepts(&mended, &model);
+}
+
+#[test]
+fn one_request_shows_whether_a_hub_responds_and_accepts_the_token() {
+    let home = Home::new();
+    let (port, log) = Model::new().serve_logged(|_, request, stream| match request.authorization.as_deref() {
+        Some("Bearer hf_good") => None,
+        Some("Bearer hf_busy") => Some(refuse(stream, "503 Service Unavailable")),
+        _ => Some(refuse(stream, "401 Unauthorized")),
+    });
+    let limit = Duration::from_secs(10);
+    let access = |token: Option<&str>| Hub { token: token.map(str::to_owned), ..hub(&home, port) }.check_access(limit);
+    assert_eq!(access(None).unwrap(), HubAccess::Reachable);
+    assert_eq!(access(Some("hf_good")).unwrap(), HubAccess::TokenAccepted);
+    assert_eq!(access(Some("hf_bad")).unwrap(), HubAccess::TokenRefused);
+    let text = access(Some("hf_busy")).unwrap_err().to_string();
+    assert!(text.contains("status 503") && !text.contains("hf_busy"), "{text}");
+    let paths: Vec<String> = log.lock().unwrap().iter().map(|request| request.path.clone()).collect();
+    assert_eq!(paths, ["/api/whoami-v2"; 4]);
+    let text = Hub { offline: true, ..hub(&home, port) }.check_access(limit).unwrap_err().to_string();
+    assert!(text.contains("HF_HUB_OFFLINE") && log.lock().unwrap().len() == 4, "{text}");
 }

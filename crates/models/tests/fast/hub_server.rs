@@ -201,6 +201,7 @@ impl Home {
             cache: self.cache(),
             offline: false,
             token: None,
+            token_source: None,
             endpoint: format!("http://127.0.0.1:{port}"),
             etag_timeout: Duration::from_millis(300),
             download_timeout: Duration::from_millis(300),

@@ -12,12 +12,14 @@ mod wheel;
 use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::SystemTime;
 
 use crate::access;
 use crate::error::{Error, Result};
 use manifest::Fault;
 pub use package::Kind;
+pub use wheel::PYTHON;
 use wheel::Wheel;
 
 /// An installed plugin.
@@ -66,6 +68,12 @@ pub fn cache_dir() -> Result<PathBuf> {
 /// the files cannot be verified.
 pub fn find(kind: Kind) -> Result<Option<PathBuf>> {
     PluginFolder::of(kind)?.find()
+}
+
+/// Returns the command with which pip prints the versions of the wheel of `kind` in its index. It downloads no wheel, and fails if
+/// [`install`] could not download one.
+pub fn index_command(kind: Kind) -> Command {
+    kind.wheels()[0].versions()
 }
 
 /// Installs `kind`, unless it is installed and intact. Calls `progress` before every step.

@@ -10,6 +10,9 @@ use super::make_directory;
 use crate::access;
 use crate::error::{Error, Result};
 
+/// The program that [`install`](super::install) runs pip with.
+pub const PYTHON: &str = "python3";
+
 #[derive(Debug)]
 pub(super) struct Wheel {
     pub(super) requirement: &'static str,
@@ -20,21 +23,27 @@ pub(super) struct Wheel {
 }
 
 impl Wheel {
+    /// Returns the command that runs an action of pip for this wheel.
+    fn pip(&self, action: &[&str]) -> Command {
+        let mut command = Command::new(PYTHON);
+        command.args(["-m", "pip"]).args(action).arg("--disable-pip-version-check");
+        command.args(["--only-binary=:all:", "--python-version", "3.11"]).args(self.tags);
+        command
+    }
+
+    /// Returns the command that prints the versions of this wheel's package in pip's index.
+    pub(super) fn versions(&self) -> Command {
+        let (package, _) = self.requirement.split_once("==").unwrap_or((self.requirement, ""));
+        let mut command = self.pip(&["index", "versions", "--no-input", "--retries=0"]);
+        command.arg(package);
+        command
+    }
+
     /// Downloads the wheel into the new directory `into` and returns its path.
     pub(super) fn download(&self, into: &Path) -> Result<PathBuf> {
         make_directory(into)?;
-        let mut command = Command::new("python3");
-        command.args([
-            "-m",
-            "pip",
-            "download",
-            "--quiet",
-            "--disable-pip-version-check",
-            "--no-deps",
-            "--no-cache-dir",
-        ]);
-        command.args(["--only-binary=:all:", "--python-version", "3.11"]).args(self.tags).arg("--dest").arg(into);
-        command.arg(self.requirement);
+        let mut command = self.pip(&["download", "--quiet", "--no-deps", "--no-cache-dir"]);
+        command.arg("--dest").arg(into).arg(self.requirement);
         let failed = |reason: String| Error::Download {
             requirement: self.requirement,
             command: format!("{command:?}").replace('"', ""),
