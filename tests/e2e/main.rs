@@ -10,6 +10,7 @@ mod damage;
 mod data;
 mod device_lost;
 mod diverged;
+mod doctor;
 mod errors;
 mod evaluation;
 mod export;

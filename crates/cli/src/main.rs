@@ -12,12 +12,14 @@ mod bench;
 mod bench_layers;
 mod bench_text;
 mod bench_worker;
+mod child;
 mod commented;
 mod compiling;
 mod completions;
 mod data;
 mod data_text;
 mod display;
+mod doctor;
 mod export;
 mod gradcheck;
 mod init;
@@ -81,6 +83,8 @@ enum Command {
     Loss(loss::Args),
     /// Compile the loss, or a run's programs, for an absent TPU or GPU; report memory and estimated time.
     Aot(aot::Args),
+    /// Check processor, memory, plugins, caches, Python and the Hub; say what to do about problems.
+    Doctor(doctor::Args),
     /// Measure the loss on this CPU or on attached devices, against floors measured in the same run.
     Bench(bench::Args),
     /// Serve `grpo bench`.
@@ -93,11 +97,12 @@ enum Command {
 }
 
 /// The headings of `grpo --help` with their commands.
-const GROUPS: [(&str, &[&str]); 4] = [
+const GROUPS: [(&str, &[&str]); 5] = [
     ("Train", &["init", "data", "train", "report", "export"]),
     ("Check the loss", &["parity", "loss", "gradcheck"]),
     ("Plan for devices", &["plan", "aot", "plugin"]),
     ("Measure", &["bench"]),
+    ("Check the machine", &["doctor"]),
 ];
 
 /// Returns the parser, whose help lists the commands in [`GROUPS`].
@@ -145,6 +150,7 @@ fn main() -> ExitCode {
         Command::Gradcheck(args) => gradcheck::run(args),
         Command::Loss(args) => loss::run(args),
         Command::Aot(args) => aot::run(args, &compiling),
+        Command::Doctor(args) => doctor::run(args),
         Command::Bench(args) => bench::run(args),
         Command::BenchWorker => {
             compiling.silence();

@@ -1,6 +1,6 @@
 //! `grpo plugin`: installs and lists PJRT plugins.
 
-use crate::{Outcome, emit, emit_document, emit_json, table::Sheet};
+use crate::{Outcome, child, emit, emit_document, emit_json, table::Sheet};
 use anyhow::Context;
 use backend_tpu::plugins::{self, Kind};
 use clap::Subcommand;
@@ -8,7 +8,11 @@ use clap::builder::{PossibleValuesParser, TypedValueParser};
 use pjrt::install::{self, Step};
 use serde::{Deserialize, Serialize};
 use std::io::{IsTerminal, Write};
-use std::process::{Command, Stdio};
+use std::process::Command;
+use std::time::Duration;
+
+/// The time limit of `grpo plugin list` for each plugin: a client of several GPUs takes seconds to open.
+const LIMIT: Duration = Duration::from_secs(60);
 
 /// Arguments of `grpo plugin`.
 #[derive(Debug, clap::Args)]
@@ -46,20 +50,40 @@ fn kinds() -> impl TypedValueParser<Value = Kind> {
 }
 
 /// A plugin in the document of `--json`.
-#[derive(Debug, Default, Serialize, Deserialize)]
-struct Listed {
-    kind: String,
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Listed {
+    pub(crate) kind: String,
+    pub(crate) state: State,
     /// The path of the plugin's file; `None` if there is none.
-    path: Option<String>,
+    pub(crate) path: Option<String>,
     /// The version of the PJRT C API.
-    api_version: Option<String>,
+    pub(crate) api_version: Option<String>,
     /// The name and version of the platform according to the plugin.
-    platform: Option<String>,
-    platform_version: Option<String>,
+    pub(crate) platform: Option<String>,
+    pub(crate) platform_version: Option<String>,
     /// The devices; empty if the plugin finds none.
-    devices: Vec<String>,
+    pub(crate) devices: Vec<String>,
     /// The missing file, or the reason why there are no devices. This is not an error, because compiling needs no device.
-    note: Option<String>,
+    pub(crate) note: Option<String>,
+}
+
+/// The state of a plugin.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum State {
+    /// There is no file.
+    #[default]
+    NotInstalled,
+    /// The plugin loads, and serves devices of another kind.
+    OtherPlatform,
+    /// The file is damaged or no plugin, or another user may write to it, or the plugin ends the process that loads it.
+    Unusable,
+    /// The plugin does not load, or opens no device, within the time limit.
+    TimedOut,
+    /// The plugin loads, and opens no device.
+    NoDevices,
+    /// The plugin has opened its devices.
+    Ready,
 }
 
 pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
@@ -67,7 +91,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
         Action::Install { kind, force } => install(kind, force)?,
         Action::List { worker: Some(kind), .. } => emit_document(&serde_json::to_string(&look(kind))?)?,
         Action::List { json, worker: None } => {
-            let plugins: Vec<Listed> = Kind::ALL.into_iter().map(look_elsewhere).collect();
+            let plugins: Vec<Listed> = Kind::ALL.into_iter().map(|kind| look_elsewhere(kind, LIMIT)).collect();
             match json {
                 true => emit_json(&plugins)?,
                 false => emit(&text(&plugins))?,
@@ -111,53 +135,78 @@ fn install(kind: Kind, force: bool) -> anyhow::Result<()> {
     ))
 }
 
+/// Returns the message of an error without the name of the backend, which the kind of the plugin repeats.
+fn reason(error: grpo_core::Error) -> String {
+    match error {
+        grpo_core::Error::Backend { message, .. } => message,
+        error => error.to_string(),
+    }
+}
+
 /// Loads the plugin of `kind` and opens its devices.
 fn look(kind: Kind) -> Listed {
-    let mut listed = Listed { kind: kind.name().into(), ..Listed::default() };
+    let listed = Listed { kind: kind.name().into(), ..Listed::default() };
+    let failed = |listed: Listed, state, note: String| Listed { state, note: Some(note), ..listed };
     let path = match plugins::find(kind, None) {
         Ok(path) => path,
-        Err(error) => return Listed { note: Some(error.to_string()), ..listed },
+        Err(error) => {
+            let named = std::env::var_os(plugins::VARIABLE).is_some_and(|value| !value.is_empty());
+            let missing = matches!(install::find(kind), Ok(None) | Err(pjrt::Error::NoCache));
+            let state = if missing && !named { State::NotInstalled } else { State::Unusable };
+            return failed(listed, state, reason(error));
+        }
     };
-    listed.path = Some(path.display().to_string());
+    let listed = Listed { path: Some(path.display().to_string()), ..listed };
     let plugin = match plugins::load(kind, None) {
         Ok(plugin) => plugin,
-        Err(error) => return Listed { note: Some(error.to_string()), ..listed },
+        Err(error) => return failed(listed, State::Unusable, reason(error)),
     };
     let (major, minor) = plugin.api_version();
-    listed.api_version = Some(format!("{major}.{minor}"));
+    let listed = Listed { api_version: Some(format!("{major}.{minor}")), ..listed };
     // By default the client would reserve most of a GPU's memory.
     let options: &[(&str, pjrt::NamedValue)] = match kind {
         Kind::Cuda => &[("preallocate", pjrt::NamedValue::Bool(false))],
         Kind::Cpu | Kind::Tpu => &[],
     };
-    let client = match plugins::client(kind, None, options) {
+    let client = match plugin.client(options) {
         Ok(client) => client,
-        Err(error) => return Listed { note: Some(format!("no devices here: {error}")), ..listed },
+        Err(error) => return failed(listed, State::NoDevices, format!("no devices here: {error}")),
     };
+    let platform = client.platform_name();
+    if !platform.eq_ignore_ascii_case(kind.name()) {
+        return failed(listed, State::OtherPlatform, format!("it serves the platform `{platform}`"));
+    }
     let devices = client.addressable_devices().iter().map(|device| match device.description() {
         Ok(description) => format!("{} {}", description.id, description.kind),
         Err(error) => error.to_string(),
     });
     Listed {
-        platform: Some(client.platform_name().into()),
+        state: State::Ready,
+        platform: Some(platform.into()),
         platform_version: Some(client.platform_version().into()),
         devices: devices.collect(),
         ..listed
     }
 }
 
-/// Runs [`look`] in a separate process, because a plugin that aborts ends its process.
-fn look_elsewhere(kind: Kind) -> Listed {
-    let output = std::env::current_exe().and_then(|binary| {
+/// Runs [`look`] in a separate process, because a plugin that aborts ends its process, and one that hangs is killed after `limit`.
+pub(crate) fn look_elsewhere(kind: Kind, limit: Duration) -> Listed {
+    let ended = std::env::current_exe().and_then(|binary| {
         let mut command = Command::new(binary);
-        command.args(["plugin", "list", "--worker", kind.name()]).stdin(Stdio::null());
-        command.output()
+        child::run(command.args(["plugin", "list", "--worker", kind.name()]), limit)
     });
-    let failed = |note: String| Listed { kind: kind.name().into(), note: Some(note), ..Listed::default() };
-    match output {
-        Ok(output) => serde_json::from_slice(&output.stdout)
-            .unwrap_or_else(|_| failed(format!("the plugin has ended its process ({})", output.status))),
-        Err(error) => failed(format!("cannot start a process: {error}")),
+    let failed = |state, note: String| {
+        let path = plugins::find(kind, None).ok().map(|path| path.display().to_string());
+        Listed { kind: kind.name().into(), state, path, note: Some(note), ..Listed::default() }
+    };
+    match ended {
+        Ok(ended) => serde_json::from_str(ended.stdout.lines().last().unwrap_or_default()).unwrap_or_else(|_| {
+            match ended.status {
+                Some(status) => failed(State::Unusable, format!("the plugin has ended its process ({status})")),
+                None => failed(State::TimedOut, format!("the plugin does not load within {} s", limit.as_secs_f64())),
+            }
+        }),
+        Err(error) => failed(State::Unusable, format!("cannot start a process: {error}")),
     }
 }
 

@@ -164,8 +164,8 @@ impl Sheet {
         let blocks = self.rows.iter().map(|row| {
             let cells = self.header.iter().zip(row).filter(|(_, cell)| !cell.is_empty());
             let lines = cells.map(|(name, cell)| match name.as_str() {
-                "" => wrapped(cell, columns),
-                _ => wrapped(&format!("{name}: {cell}"), columns),
+                "" => wrapped(cell, columns, 0, 2),
+                _ => wrapped(&format!("{name}: {cell}"), columns, 0, 2),
             });
             lines.collect::<Vec<_>>().join("\n")
         });
@@ -177,16 +177,18 @@ fn width(text: &str) -> usize {
     text.lines().map(|line| measure_text_width(line.trim_end())).max().unwrap_or(0)
 }
 
-/// Wraps `text` between words into lines of at most `columns`; longer words are not broken. Lines after the first are indented.
-fn wrapped(text: &str, columns: usize) -> String {
+/// Wraps `text` between words into lines of at most `columns`; longer words are not broken. The first line begins in the column `begin`, and
+/// the others are indented by `indent` blanks.
+pub(crate) fn wrapped(text: &str, columns: usize, begin: usize, indent: usize) -> String {
     let mut lines: Vec<String> = vec![];
     for word in text.split_whitespace() {
+        let left = columns.saturating_sub(if lines.len() == 1 { begin } else { 0 });
         match lines.last_mut() {
-            Some(line) if measure_text_width(line) + 1 + measure_text_width(word) <= columns => {
+            Some(line) if measure_text_width(line) + 1 + measure_text_width(word) <= left => {
                 line.push(' ');
                 line.push_str(word);
             }
-            Some(_) => lines.push(format!("  {word}")),
+            Some(_) => lines.push(format!("{:indent$}{word}", "")),
             None => lines.push(word.to_owned()),
         }
     }

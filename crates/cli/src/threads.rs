@@ -7,7 +7,7 @@ use backend_cpu::most_threads;
 use grpo_files::counted;
 
 /// rayon's variables; the second is an older name of the first.
-const VARIABLES: [&str; 2] = ["RAYON_NUM_THREADS", "RAYON_RS_NUM_CPUS"];
+pub(crate) const VARIABLES: [&str; 2] = ["RAYON_NUM_THREADS", "RAYON_RS_NUM_CPUS"];
 
 /// Limits the threads of this process to [`most_threads`], and warns unless it is `quiet`.
 pub(crate) fn hold_to_machine(quiet: bool) {
