@@ -64,6 +64,18 @@ pub enum Error {
         /// The error of the sharding.
         source: stablehlo::Error,
     },
+    /// An argument of a program is sharded in another way than the program expects: a bug in this crate.
+    #[error("argument {index} of the program `{program}`: expected {expected}, found {found}")]
+    Layout {
+        /// Name of the program.
+        program: String,
+        /// Index of the argument.
+        index: usize,
+        /// Shape and sharding that the program expects.
+        expected: String,
+        /// Shape and sharding of the argument.
+        found: String,
+    },
     /// The plugin's compiler rejects a program.
     #[error(
         "the program `{program}` does not compile for {device}: {cause}; the compiler belongs to {plugin}: \

@@ -32,6 +32,7 @@ mod pjrt_policy;
 mod rollout;
 mod runtime;
 mod storage;
+mod tensor;
 mod train;
 mod weights;
 
@@ -39,6 +40,7 @@ pub use error::{Error, Result};
 pub use memory::TrainingSizes;
 pub use pjrt_policy::{PjrtPolicy, PjrtPolicyOptions};
 pub use rollout::{DeviceRollout, RolloutOptions, RolloutPrograms, RolloutSizes};
-pub use runtime::{Program, Runtime};
+pub use runtime::{Argument, Program, Runtime};
+pub use tensor::DeviceTensor;
 pub use train::{TrainPrograms, TrainShape};
 pub use weights::DeviceWeights;

@@ -2,7 +2,7 @@
 //!
 //! Legend: L layers, B rows, T tokens of a row, N completion tokens, V vocabulary, H hidden size, K key/value heads, D head dimension.
 
-use crate::decoder::{ATTENTION, Compute};
+use crate::decoder::{ATTENTION, Axis, AxisRules, Compute, Split, parameters};
 use crate::pjrt_policy::PjrtPolicyOptions;
 use crate::rollout::{RolloutSizes, cache_shape};
 use crate::train::TrainShape;
@@ -23,7 +23,7 @@ use stablehlo::Save;
 ///     ref_policy: false,
 ///     mixes_ref_policy: false,
 /// };
-/// let table = sizes.memory(&ModelConfig::default(), &PjrtPolicyOptions::default());
+/// let table = sizes.memory(&ModelConfig::default(), &PjrtPolicyOptions::default(), None);
 /// assert!(table.to_string().contains("first moments (float32)"));
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,8 +52,12 @@ impl TrainingSizes {
         }
     }
 
-    /// Returns a lower bound of the memory, part by part, without the compiler's temporary buffers.
-    pub fn memory(&self, config: &ModelConfig, options: &PjrtPolicyOptions) -> MemoryTable {
+    /// Returns a lower bound of the memory of each device, part by part, without the compiler's temporary buffers. `rules` are the axis
+    /// rules of several devices. Adapters count as if every device held them whole.
+    pub fn memory(&self, config: &ModelConfig, options: &PjrtPolicyOptions, rules: Option<&AxisRules>) -> MemoryTable {
+        let split = rules.cloned().map(Split::of).unwrap_or_default();
+        let of_rollout = options.rollout_rules.clone().map_or_else(|| split.clone(), Split::of);
+        let weights_on = |split: &Split| parameters(config).iter().map(|p| split.elements_of(p)).sum::<u64>();
         let single = size_of::<f32>() as u64;
         let operand = options.compute.dtype().bytes() as u64;
         // Trained weights in bf16 have separate remainders, which only updates read.
@@ -62,7 +66,7 @@ impl TrainingSizes {
             _ => self.weights,
         };
         let reference = self.ref_policy.then_some(if self.mixes_ref_policy { models::Dtype::F32 } else { dtype });
-        let (weights, trained) = (config.parameter_count(), self.trained);
+        let (weights, trained) = (weights_on(&split), self.trained);
         let state = TrainingMemory { weights, dtype, trained, reference };
         let of_state = state.table();
         let mut table = MemoryTable::new();
@@ -70,7 +74,8 @@ impl TrainingSizes {
         let of_updates = of_state.phases().iter().flat_map(|(_, rows)| rows);
         of_state.rows().iter().chain(of_updates).for_each(|(part, bytes)| table.push(part.as_str(), *bytes));
         let product = |sizes: &[usize]| sizes.iter().fold(1, |product: u64, size| product.saturating_mul(*size as u64));
-        let TrainShape { rows, length, tokens, .. } = self.micro_batch;
+        let TrainShape { rows, length, tokens, .. } = self.micro_batch.sharded(split.parts(Axis::Batch));
+        let (rows, length) = (rows / split.parts(Axis::Batch), length.div_ceil(split.parts(Axis::Length)));
         let (layers, vocab) = (config.num_hidden_layers, config.vocab_size);
         // Saved activations: at least the input of every layer; with groups, the input of every group and of the layers of one group.
         let inputs = match options.save {
@@ -81,21 +86,28 @@ impl TrainingSizes {
         table.push_in("micro-batches", "activations between layers", carried);
         let keeps_attention = matches!(&options.save, Save::Named(names) if names.iter().any(|name| name == ATTENTION));
         if keeps_attention && options.attention.block(length).is_some() {
-            let heads = config.num_attention_heads * config.head_dim();
+            let heads = config.num_attention_heads * config.head_dim() / split.parts(Axis::Heads);
             let kept = product(&[layers, rows, length, heads]).saturating_mul(operand);
             table.push_in("micro-batches", "saved attention outputs", kept);
         }
         let budget = options.tiling.workspace_budget as u64;
-        table.push_in("micro-batches", "logits", product(&[tokens, vocab]).saturating_mul(single).min(budget));
+        let of_vocab = vocab.div_ceil(split.parts(Axis::Vocab));
+        table.push_in("micro-batches", "logits", product(&[tokens, of_vocab]).saturating_mul(single).min(budget));
         if options.can_roll_back {
             let TrainedMemory { roll_back, .. } = TrainedMemory::of(state.trained_weights());
             table.push_in("updates", "weights and moments to go back to (float32)", roll_back);
         }
-        let (slots, columns) = cache_shape(&self.rollout, options.rollout);
-        let heads = config.num_key_value_heads * config.head_dim();
+        if of_rollout != split {
+            let part = format!("weights on the mesh of the rollout ({})", options.compute.dtype().name());
+            table.push_in("sampling", part, weights_on(&of_rollout).saturating_mul(operand));
+        }
+        let (slots, columns) = cache_shape(&self.rollout, options.rollout, &of_rollout);
+        let slots = slots / of_rollout.parts(Axis::Batch);
+        let heads = config.num_key_value_heads * config.head_dim() / of_rollout.parts(Axis::Kv);
         let cache = product(&[2, layers, slots, columns, heads]).saturating_mul(operand);
         table.push_in("sampling", "keys and values", cache);
-        table.push_in("sampling", "logits", product(&[slots, vocab]).saturating_mul(single));
+        let of_vocab = vocab.div_ceil(of_rollout.parts(Axis::Vocab));
+        table.push_in("sampling", "logits", product(&[slots, of_vocab]).saturating_mul(single));
         table
     }
 }
@@ -117,50 +129,50 @@ mod tests {
             mixes_ref_policy: false,
         };
         let options = PjrtPolicyOptions::default();
-        let total = sizes.memory(&config, &options).total();
+        let total = sizes.memory(&config, &options, None).total();
         // Weights, two moments, gradients; the inputs of all layers for 64 rows of 2048 tokens.
         let state = 16 * config.parameter_count();
         let carried = (4 * 2 * 64 * 2048 * config.hidden_size) as u64;
         let logits = ((64 * 1024 * config.vocab_size * 4) as u64).min(options.tiling.workspace_budget as u64);
         assert_eq!(total, state + carried + logits);
         let half = TrainingSizes { micro_batch: TrainShape { rows: 32, ..sizes.micro_batch }, ..sizes };
-        assert_eq!(half.memory(&config, &options).total(), total - carried / 2);
+        assert_eq!(half.memory(&config, &options, None).total(), total - carried / 2);
         // 12 layers in groups of 3: saved are the inputs of four groups, and of the three layers of one group.
         let deep = ModelConfig { num_hidden_layers: 12, ..config.clone() };
         let grouped = PjrtPolicyOptions { save: Save::Every(3), ..options.clone() };
-        let [all, seven] = [&options, &grouped].map(|options| sizes.memory(&deep, options).total());
+        let [all, seven] = [&options, &grouped].map(|options| sizes.memory(&deep, options, None).total());
         assert_eq!(all - seven, 5 * carried / 2);
         // Saved outputs of blockwise attention: as large as the inputs of the layers.
         let kept = PjrtPolicyOptions { save: Save::Named(vec![ATTENTION.into()]), ..options.clone() };
-        assert_eq!(sizes.memory(&config, &kept).total(), total + carried);
+        assert_eq!(sizes.memory(&config, &kept, None).total(), total + carried);
         let materialised = PjrtPolicyOptions { attention: Attention::Materialised, ..kept };
-        assert_eq!(sizes.memory(&config, &materialised).total(), total);
+        assert_eq!(sizes.memory(&config, &materialised, None).total(), total);
         let narrow = PjrtPolicyOptions { compute: Compute::Bf16, ..options.clone() };
         // Weights need as much as in f32: there is no second copy in bf16 for sampling.
-        assert_eq!(sizes.memory(&config, &narrow).total(), total - carried / 2);
+        assert_eq!(sizes.memory(&config, &narrow, None).total(), total - carried / 2);
 
         // Weights dominate here; an update holds them twice.
         let small =
             TrainingSizes { micro_batch: TrainShape { rows: 1, length: 16, tokens: 16, shared: false }, ..sizes };
         let wide = ModelConfig { hidden_size: 1024, intermediate_size: 4096, ..config.clone() };
         let once = PjrtPolicyOptions { can_roll_back: false, ..options.clone() };
-        let [twice, once] = [&options, &once].map(|options| small.memory(&wide, options).total());
+        let [twice, once] = [&options, &once].map(|options| small.memory(&wide, options, None).total());
         assert_eq!(twice, 28 * wide.parameter_count());
         assert!(once < 17 * wide.parameter_count());
         let adapted = TrainingSizes { trained: Trained::Adapters(1000), weights: models::Dtype::Bf16, ..small };
-        assert!(adapted.memory(&wide, &options).total() < 3 * wide.parameter_count());
+        assert!(adapted.memory(&wide, &options, None).total() < 3 * wide.parameter_count());
         // Longer sequences need a larger KV cache.
         let longer = RolloutSizes { prompts: 8, num_generations: 8, max_completion_length: 3000, ..sizes.rollout };
         let sampled = TrainingSizes { rollout: longer, ..sizes };
-        assert!(sampled.memory(&config, &options).total() > total);
+        assert!(sampled.memory(&config, &options, None).total() > total);
         let compared = TrainingSizes { ref_policy: true, ..small };
-        assert_eq!(compared.memory(&wide, &options).total(), 32 * wide.parameter_count());
+        assert_eq!(compared.memory(&wide, &options, None).total(), 32 * wide.parameter_count());
         // A frozen reference policy needs the compute dtype only.
         let narrow = PjrtPolicyOptions { compute: Compute::Bf16, ..options };
-        assert_eq!(compared.memory(&wide, &narrow).total(), 30 * wide.parameter_count());
+        assert_eq!(compared.memory(&wide, &narrow, None).total(), 30 * wide.parameter_count());
         let mixed = TrainingSizes { mixes_ref_policy: true, ..compared };
-        assert_eq!(mixed.memory(&wide, &narrow).total(), 32 * wide.parameter_count());
-        let table = compared.memory(&wide, &narrow).to_string();
+        assert_eq!(mixed.memory(&wide, &narrow, None).total(), 32 * wide.parameter_count());
+        let table = compared.memory(&wide, &narrow, None).to_string();
         for part in ["weights (bfloat16)", "remainders of weights (16 bits)", "reference policy (bfloat16)"] {
             assert!(table.contains(part), "{part}: {table}");
         }

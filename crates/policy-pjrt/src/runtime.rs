@@ -1,26 +1,33 @@
-//! A device, its compiler, and compiled programs.
+//! Devices, their compiler, and compiled programs.
 
+use crate::decoder::{Axis, AxisRules, Split};
 use crate::error::{Error, Result};
+use crate::tensor::{DeviceTensor, Layout, part_of};
 use backend_tpu::compile_options::options_for_decoder;
 use backend_tpu::plugins::{self, Kind};
 use models::MemoryTable;
 use pjrt::{
-    Argument, Buffer, CacheOutcome, Client, CompileCache, CompileOptions, Device, Element, LoadedExecutable,
-    NamedValue, OptionValue,
+    Buffer, CacheOutcome, Client, CompileCache, CompileOptions, Device, Element, LoadedExecutable, NamedValue,
+    OptionValue,
 };
-use stablehlo::{Builder, Module, Value};
+use stablehlo::{Builder, Module, Sharding, Value};
 use std::collections::HashMap;
 use std::hash::Hash;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A device of a PJRT plugin and the plugin's compiler. Clones share the client.
+/// Devices of a PJRT plugin, the mesh that they form, and the plugin's compiler. Clones share the client.
+///
+/// All programs of a runtime run on all of its devices. A single device is a mesh of one.
 #[derive(Clone, Debug)]
 pub struct Runtime {
     kind: Kind,
     client: Client,
-    device: Device,
+    /// In the order of the mesh.
+    devices: Vec<Device>,
+    split: Split,
     options: CompileOptions,
     cache: Option<CompileCache>,
 }
@@ -34,16 +41,57 @@ impl Runtime {
         Self::new(kind, plugins::client(kind, path, &[])?)
     }
 
+    /// Opens the devices of a mesh. XLA's CPU plugin makes as many virtual devices as the mesh has.
+    ///
+    /// ```no_run
+    /// use backend_tpu::plugins::Kind;
+    /// use policy_pjrt::{Runtime, decoder::AxisRules};
+    /// use stablehlo::Mesh;
+    ///
+    /// let mesh = Mesh::new("mesh", [("data", 1), ("fsdp", 4), ("tensor", 2)]).expect("a mesh");
+    /// let runtime = Runtime::open_mesh(Kind::Cpu, None, AxisRules::new(&mesh))?;
+    /// assert_eq!(runtime.devices().len(), 8);
+    /// # Ok::<(), policy_pjrt::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// See [`Runtime::open`] and [`Runtime::on_mesh`].
+    pub fn open_mesh(kind: Kind, path: Option<&Path>, rules: AxisRules) -> Result<Self> {
+        let virtual_devices = [("cpu_device_count", (rules.mesh().devices() as i64).into())];
+        let options = if kind == Kind::Cpu { &virtual_devices[..] } else { &[] };
+        Self::new(kind, plugins::client(kind, path, options)?)?.on_mesh(rules)
+    }
+
     /// Uses the first device of an open client.
     ///
     /// # Errors
     /// [`Error::Loss`] if the client has no device.
     pub fn new(kind: Kind, client: Client) -> Result<Self> {
-        let device = client.addressable_devices().first().cloned().ok_or_else(|| grpo_core::Error::Backend {
-            backend: format!("pjrt:{}", kind.name()),
-            message: "the plugin has no device on this machine".into(),
-        })?;
-        Ok(Self { kind, client, device, options: options_for_decoder(kind), cache: None })
+        let Some(device) = client.addressable_devices().first().cloned() else {
+            return Err(failed(kind, "the plugin has no device on this machine".into()));
+        };
+        let (devices, split, options) = (vec![device], Split::default(), options_for_decoder(kind));
+        Ok(Self { kind, client, devices, split, options, cache: None })
+    }
+
+    /// Arranges the first devices of the client as the mesh of `rules`. Policies and rollouts that are created with this runtime are
+    /// sharded by the rules.
+    ///
+    /// # Errors
+    /// [`Error::Loss`] if the mesh has more devices than the client.
+    pub fn on_mesh(mut self, rules: AxisRules) -> Result<Self> {
+        let (wanted, found) = (rules.mesh().devices(), self.client.addressable_devices());
+        if wanted > found.len() {
+            let mesh = rules.mesh();
+            return Err(failed(
+                self.kind,
+                format!("the mesh {mesh} has {wanted} devices, and this process has {}", found.len()),
+            ));
+        }
+        self.devices = found[..wanted].to_vec();
+        self.options = options_on(&self.devices, self.options)?;
+        self.split = Split::of(rules);
+        Ok(self)
     }
 
     /// Caches compiled programs in `directory`, for this and later processes.
@@ -69,32 +117,50 @@ impl Runtime {
         self
     }
 
-    /// Returns the kind of the device.
+    /// Returns the kind of the devices.
     pub fn kind(&self) -> Kind {
         self.kind
     }
 
-    /// Returns the client of the device.
+    /// Returns the client of the devices.
     pub fn client(&self) -> &Client {
         &self.client
     }
 
-    /// Returns the device's name in messages and configurations.
+    /// Returns the devices, in the order of the mesh.
+    pub fn devices(&self) -> &[Device] {
+        &self.devices
+    }
+
+    /// Returns the axis rules of the mesh, if there are several devices.
+    pub fn axis_rules(&self) -> Option<&AxisRules> {
+        self.split.rules()
+    }
+
+    /// Returns the sharding of the programs.
+    pub(crate) fn split(&self) -> &Split {
+        &self.split
+    }
+
+    /// Returns the devices' name in messages and configurations.
     fn name(&self) -> String {
         format!("pjrt:{}", self.kind.name())
     }
 
-    /// Returns the free bytes on the device; for XLA's CPU plugin, the free memory of this machine. `None` if the plugin does not report
-    /// it.
+    /// Returns the free bytes of the device with the least free memory. Devices of XLA's CPU plugin share the free memory of this machine
+    /// evenly. `None` if the plugin does not report it.
     pub fn available_memory(&self) -> Option<u64> {
         if self.kind == Kind::Cpu {
-            return models::available_memory();
+            return models::available_memory().map(|bytes| bytes / self.devices.len() as u64);
         }
-        let stats = self.device.memory_stats().ok()?;
-        u64::try_from(stats.bytes_limit?.saturating_sub(stats.bytes_in_use)).ok()
+        let free = |device: &Device| {
+            let stats = device.memory_stats().ok()?;
+            u64::try_from(stats.bytes_limit?.saturating_sub(stats.bytes_in_use)).ok()
+        };
+        self.devices.iter().map(free).collect::<Option<Vec<_>>>()?.into_iter().min()
     }
 
-    /// Checks that `table` fits into the free memory of the device. If the plugin does not report free memory, only a later allocation can
+    /// Checks that `table`, the memory of each device, fits into the free memory of every device. If the plugin does not report free memory, only a later allocation can
     /// fail.
     ///
     /// # Errors
@@ -128,7 +194,7 @@ impl Runtime {
         };
         tracing::debug!(program = name, bytes = text.len(), "compiled");
         match compiled {
-            Ok(executable) => Ok(Program { name, executable, runtime: self.clone() }),
+            Ok(executable) => Ok(Program::new(name, module, executable, self)),
             Err(cause) if cause.is_out_of_memory() => {
                 // The compiler reports its own memory limit, which differs from the free memory.
                 Err(Error::out_of_memory(format!("compiling `{name}`"), [None; 2], Some(&name), cause))
@@ -157,19 +223,98 @@ impl Runtime {
         format!("{path} (PJRT API {major}.{minor}{stablehlo}, {})", platform.join(" "))
     }
 
-    /// Copies `values`, row-major with `shape`, to the device.
+    /// Copies `values`, row-major with `shape`, to every device.
     ///
     /// # Errors
     /// [`Error::OutOfMemory`], [`Error::TimedOut`], [`Error::Device`].
-    pub fn upload<T: Element>(&self, values: &[T], shape: &[usize]) -> Result<Buffer> {
-        let upload = self.client.buffer_from_host(values, shape, &self.device);
-        upload.map_err(|cause| match cause.is_out_of_memory() {
-            true => {
-                let bytes = [Some(size_of_val(values) as u64), self.available_memory()];
-                Error::out_of_memory(format!("copying {shape:?} to the device"), bytes, None, cause)
+    pub fn upload<T: Element>(&self, values: &[T], shape: &[usize]) -> Result<DeviceTensor> {
+        self.upload_with(values, Layout::new(shape, None))
+    }
+
+    /// Copies to every device its shard of `values`, row-major with `shape` and these logical axes.
+    ///
+    /// # Errors
+    /// [`Error::Split`] if a dimension does not shard evenly; see [`Runtime::upload`].
+    pub(crate) fn upload_sharded<T: Element>(
+        &self,
+        values: &[T],
+        shape: &[usize],
+        axes: &[Axis],
+    ) -> Result<DeviceTensor> {
+        self.upload_with(values, Layout::new(shape, self.split.sharding(axes).as_ref()))
+    }
+
+    fn upload_with<T: Element>(&self, values: &[T], layout: Layout) -> Result<DeviceTensor> {
+        let shape = layout.shape();
+        let upload = |values: &[T], shape: &[usize], device: &Device| {
+            self.client.buffer_from_host(values, shape, device).map_err(|cause| match cause.is_out_of_memory() {
+                true => {
+                    let bytes = [Some(size_of_val(values) as u64), self.available_memory()];
+                    Error::out_of_memory(format!("copying {shape:?} to the device"), bytes, None, cause)
+                }
+                false => Error::device(format!("copying {shape:?} to the device"))(cause),
+            })
+        };
+        let ranges = layout.ranges(self.devices.len())?;
+        let shards = ranges.iter().zip(&self.devices).map(|(range, device)| {
+            let part: Vec<usize> = range.iter().map(Range::len).collect();
+            match part == shape {
+                true => upload(values, shape, device),
+                false => upload(&part_of(values, shape, range), &part, device),
             }
-            false => Error::device(format!("copying {shape:?} to the device"))(cause),
-        })
+        });
+        let shards = shards.collect::<Result<_>>()?;
+        Ok(DeviceTensor::new(layout, shards))
+    }
+}
+
+/// Returns the options of a compilation for these devices.
+fn options_on(devices: &[Device], options: CompileOptions) -> Result<CompileOptions> {
+    let description =
+        |device: &Device| device.description().map_err(Error::device("reading the description of a device"));
+    let ids = devices.iter().map(|device| Ok(i64::from(description(device)?.id))).collect::<Result<Vec<_>>>()?;
+    let of_mesh = if ids.len() > 1 { CompileOptions::shardy(ids.len()) } else { CompileOptions::default() };
+    let device_assignment = Some(vec![ids]).filter(|ids| ids[0].len() > 1);
+    Ok(CompileOptions {
+        device_assignment,
+        overrides: options.overrides,
+        optimization_level: options.optimization_level,
+        ..of_mesh
+    })
+}
+
+/// Makes an error of the devices of `kind`.
+fn failed(kind: Kind, message: String) -> Error {
+    grpo_core::Error::Backend { backend: format!("pjrt:{}", kind.name()), message }.into()
+}
+
+/// An argument of a run.
+#[derive(Debug)]
+pub enum Argument<'a> {
+    /// Stays intact.
+    Borrowed(&'a DeviceTensor),
+    /// Is consumed: a result may reuse its memory.
+    Donated(DeviceTensor),
+}
+
+impl Argument<'_> {
+    fn tensor(&self) -> &DeviceTensor {
+        match self {
+            Self::Borrowed(tensor) => tensor,
+            Self::Donated(tensor) => tensor,
+        }
+    }
+}
+
+impl<'a> From<&'a DeviceTensor> for Argument<'a> {
+    fn from(tensor: &'a DeviceTensor) -> Self {
+        Self::Borrowed(tensor)
+    }
+}
+
+impl From<DeviceTensor> for Argument<'_> {
+    fn from(tensor: DeviceTensor) -> Self {
+        Self::Donated(tensor)
     }
 }
 
@@ -178,6 +323,8 @@ pub struct Program {
     name: String,
     executable: LoadedExecutable,
     runtime: Runtime,
+    arguments: Vec<Layout>,
+    results: Vec<Layout>,
 }
 
 impl std::fmt::Debug for Program {
@@ -187,14 +334,47 @@ impl std::fmt::Debug for Program {
 }
 
 impl Program {
+    fn new(name: String, module: &Module, executable: LoadedExecutable, runtime: &Runtime) -> Self {
+        let (main, body) = (&module.main, module.main.body());
+        let layout = |id, sharding: &Option<Sharding>| Layout::new(&main.type_of(id).shape, sharding.as_ref());
+        let arguments = body.arguments.iter().zip(&main.arguments).map(|(id, of)| layout(*id, &of.sharding)).collect();
+        let results = body.results.iter().zip(&main.results).map(|(id, of)| layout(*id, &of.sharding)).collect();
+        Self { name, executable, runtime: runtime.clone(), arguments, results }
+    }
+
     /// Launches the program and returns its results before it finishes: if it fails later, reading a result fails.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`], [`Error::TimedOut`] if an earlier wait for the device timed out, [`Error::Device`].
-    pub fn run(&self, arguments: Vec<Argument<'_>>) -> Result<Vec<Buffer>> {
-        let outputs = self.executable.execute_donating(vec![arguments]);
-        let mut outputs = outputs.map_err(|cause| self.failed(cause))?;
-        Ok(outputs.pop().unwrap_or_default())
+    /// [`Error::OutOfMemory`], [`Error::TimedOut`] if an earlier wait for the device timed out, [`Error::Device`], also for an argument
+    /// whose shards are not those of the program.
+    pub fn run(&self, arguments: Vec<Argument<'_>>) -> Result<Vec<DeviceTensor>> {
+        let devices = self.runtime.devices.len();
+        for (index, (expected, argument)) in self.arguments.iter().zip(&arguments).enumerate() {
+            let found = argument.tensor().layout();
+            if devices > 1 && !found.is(expected, devices) {
+                let (expected, found) = (expected.to_string(), found.to_string());
+                return Err(Error::Layout { program: self.name.clone(), index, expected, found });
+            }
+        }
+        let mut lists: Vec<Vec<pjrt::Argument<'_>>> =
+            (0..devices).map(|_| Vec::with_capacity(arguments.len())).collect();
+        for argument in arguments {
+            match argument {
+                Argument::Borrowed(tensor) => {
+                    lists.iter_mut().zip(tensor.shards()).for_each(|(list, shard)| list.push(shard.into()));
+                }
+                Argument::Donated(tensor) => {
+                    lists.iter_mut().zip(tensor.into_shards()).for_each(|(list, shard)| list.push(shard.into()));
+                }
+            }
+        }
+        let outputs = self.executable.execute_donating(lists).map_err(|cause| self.failed(cause))?;
+        let mut outputs: Vec<_> = outputs.into_iter().map(Vec::into_iter).collect();
+        let results = self.results.iter().map(|layout| {
+            let shards: Vec<Buffer> = outputs.iter_mut().filter_map(Iterator::next).collect();
+            DeviceTensor::new(layout.clone(), shards)
+        });
+        Ok(results.collect())
     }
 
     /// Converts an error of a run.
@@ -213,15 +393,10 @@ impl Program {
     ///
     /// # Errors
     /// [`Error::Device`].
-    pub fn run_one(&self, arguments: Vec<Argument<'_>>) -> Result<Buffer> {
+    pub fn run_one(&self, arguments: Vec<Argument<'_>>) -> Result<DeviceTensor> {
         let nothing = pjrt::Error::Nothing { operation: "PJRT_LoadedExecutable_Execute" };
         self.run(arguments)?.pop().ok_or(nothing).map_err(Error::device(format!("running `{}`", self.name)))
     }
-}
-
-/// Copies a buffer to the host.
-pub(crate) fn read<T: Element>(buffer: &Buffer, what: &str) -> Result<Vec<T>> {
-    buffer.to_vec().map_err(Error::device(format!("reading {what} from the device")))
 }
 
 /// Compiled programs by key, compiled on first use.

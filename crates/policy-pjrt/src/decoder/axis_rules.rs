@@ -62,6 +62,11 @@ impl AxisRules {
         self.rules.iter().find(|(of, _)| *of == axis).map_or(&[][..], |(_, axes)| axes)
     }
 
+    /// Returns the number of shards of a dimension with this logical axis.
+    pub fn parts(&self, axis: Axis) -> usize {
+        self.axes(axis).iter().filter_map(|name| self.mesh.size(name)).product()
+    }
+
     /// Returns the device mesh.
     pub fn mesh(&self) -> &Mesh {
         &self.mesh

@@ -133,6 +133,11 @@ impl Parameter {
         if self.is_stacked() { &self.shape[1..] } else { &self.shape }
     }
 
+    /// Returns the logical axes of one of its tensors.
+    pub fn tensor_axes(&self) -> &[Axis] {
+        if self.is_stacked() { &self.axes[1..] } else { &self.axes }
+    }
+
     /// Returns the short name, which programs use.
     pub fn name(&self) -> &str {
         &self.path

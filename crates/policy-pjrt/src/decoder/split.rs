@@ -1,6 +1,6 @@
 //! Sharding of a decoder's programs over a device mesh, by a table of axis rules.
 
-use super::{Axis, AxisRules, Decoder, Matrix, ParameterValues, Role};
+use super::{Axis, AxisRules, Decoder, Matrix, Parameter, ParameterValues, Role};
 use crate::error::{Error, Result};
 use crate::runtime::finish;
 use stablehlo::{Builder, Dtype, Module, Sharding, TensorType, Value, ValueId};
@@ -13,6 +13,22 @@ pub(crate) const RESIDUAL: [Axis; 3] = [Axis::Batch, Axis::Length, Axis::Embed];
 pub(crate) struct Split(Option<AxisRules>);
 
 impl Split {
+    /// Creates the sharding by these rules; a mesh of one device has none.
+    pub(crate) fn of(rules: AxisRules) -> Self {
+        Self((rules.mesh().devices() > 1).then_some(rules))
+    }
+
+    /// Returns the number of shards of a dimension with this logical axis.
+    pub(crate) fn parts(&self, axis: Axis) -> usize {
+        self.rules().map_or(1, |rules| rules.parts(axis))
+    }
+
+    /// Returns the number of elements of a parameter on each device.
+    pub(crate) fn elements_of(&self, parameter: &Parameter) -> u64 {
+        let sizes = parameter.shape.iter().zip(&parameter.axes);
+        sizes.map(|(size, axis)| (size / self.parts(*axis)) as u64).product()
+    }
+
     /// Returns the axis rules.
     pub(crate) fn rules(&self) -> Option<&AxisRules> {
         self.0.as_ref()
@@ -79,6 +95,18 @@ impl Split {
         Ok(module)
     }
 
+    /// Checks that all parameters of `table` shard evenly.
+    ///
+    /// # Errors
+    /// [`Error::Split`] with the name of the parameter.
+    pub(crate) fn check_parameters(&self, table: &[Parameter]) -> Result<()> {
+        table.iter().try_for_each(|parameter| {
+            let dimensions: Vec<(Axis, usize)> =
+                parameter.axes.iter().copied().zip(parameter.shape.iter().copied()).collect();
+            self.check(&format!("the parameter `{}`", parameter.name()), &dimensions)
+        })
+    }
+
     /// Checks that a tensor with these dimensions shards evenly.
     ///
     /// # Errors
@@ -124,18 +152,18 @@ impl Decoder {
     /// # Errors
     /// [`Error::Split`] if a parameter, the key/value heads or the query heads per key/value head do not shard evenly.
     pub fn with_axis_rules(self, rules: AxisRules) -> Result<Self> {
-        let split = Split((rules.mesh().devices() > 1).then_some(rules));
-        for parameter in self.parameters() {
-            let dimensions: Vec<(Axis, usize)> =
-                parameter.axes.iter().copied().zip(parameter.shape.iter().copied()).collect();
-            split.check(&format!("the parameter `{}`", parameter.name()), &dimensions)?;
-        }
+        self.with_split(&Split::of(rules))
+    }
+
+    /// Like [`Decoder::with_axis_rules`].
+    pub(crate) fn with_split(self, split: &Split) -> Result<Self> {
+        split.check_parameters(&self.parameters())?;
         let (heads, kv) = (self.config.num_attention_heads, self.config.num_key_value_heads);
         split.check(
             "key/value heads and the query heads of each",
             &[(Axis::Kv, kv), (Axis::Heads, heads / kv.max(1))],
         )?;
-        Ok(Self { split, ..self })
+        Ok(Self { split: split.clone(), ..self })
     }
 
     /// Returns the axis rules, if programs are sharded over several devices.

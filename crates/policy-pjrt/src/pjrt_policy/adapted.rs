@@ -1,11 +1,10 @@
 //! Policies with LoRA adapters or a value head.
 
-use super::{PjrtPolicy, PjrtPolicyOptions, modules};
+use super::{PjrtPolicy, PjrtPolicyOptions, modules, rollout};
 use crate::decoder::{Adapters, Decoder, Role};
 use crate::error::Result;
 use crate::memory::TrainingSizes;
-use crate::rollout::DeviceRollout;
-use crate::runtime::Runtime;
+use crate::runtime::{Programs, Runtime};
 use crate::storage::Storage;
 use crate::train::AdamW;
 use crate::weights::DeviceWeights;
@@ -88,10 +87,11 @@ impl PjrtPolicy {
     /// Returns this policy with another decoder and its weights, and resets all training state.
     fn rebuilt(mut self, decoder: Decoder, weights: DeviceWeights) -> Result<Self> {
         self.optimizer = AdamW::new(decoder.trained(), weights.storage());
-        self.rollout = DeviceRollout::of(&self.runtime, decoder.clone(), self.options.rollout)?;
+        self.rollout = rollout(&self.runtime, decoder.clone(), &self.options)?;
         self.modules = modules(decoder, weights.dtype(), &self.options);
         (self.weights, self.ref_policy) = (weights, None);
         (self.steps, self.moments, self.remembered) = (0, None, None);
+        (self.mix, self.resharding) = (Programs::new(), Programs::new());
         self.grpo.forget_programs();
         self.cross_entropy.forget_programs();
         self.forget_gradient();

@@ -1,13 +1,12 @@
 //! Logits at every position, to compare a model with its original implementation.
 //!
-//! Legend: T tokens of a row, H hidden size, V vocabulary.
+//! Legend: B rows, one per shard of rows, T tokens of a row, H hidden size, V vocabulary.
 
 use super::PjrtPolicy;
-use crate::decoder::{Decoder, Rows};
+use crate::decoder::{Axis, Decoder, Rows};
 use crate::error::Result;
 use crate::rollout::check_sequences;
-use crate::runtime::{finish, program_error, read};
-use pjrt::Argument;
+use crate::runtime::{Argument, program_error};
 use stablehlo::{Builder, Dtype, Module, Save, TensorType};
 
 /// Number of positions whose logits `[ROWS, V]` are computed per call.
@@ -26,22 +25,27 @@ impl PjrtPolicy {
         let longest = sequences.iter().map(|ids| ids.len()).max().unwrap_or(0);
         // One length for all sequences, so that only two executables are compiled.
         let length = longest.next_multiple_of(ROWS);
-        let forward = runtime.compile(&hidden_module(decoder, weights.dtype(), length)?)?;
-        let head = runtime.compile(&head_module(decoder, weights.dtype(), length)?)?;
+        let rows = decoder.split().parts(Axis::Batch);
+        let forward = runtime.compile(&hidden_module(decoder, weights.dtype(), [rows, length])?)?;
+        let head = runtime.compile(&head_module(decoder, weights.dtype(), [rows, length])?)?;
         let vocab = self.config().vocab_size;
-        for (sequence, ids) in sequences.iter().enumerate() {
-            let mut row = vec![0; length];
-            row.iter_mut().zip(*ids).for_each(|(to, id)| *to = *id as i32);
-            let row = runtime.upload(&row, &[1, length])?;
+        for (chunk, in_rows) in sequences.chunks(rows).enumerate() {
+            let mut padded = vec![0; rows * length];
+            for (row, ids) in padded.chunks_mut(length).zip(in_rows) {
+                row.iter_mut().zip(*ids).for_each(|(to, id)| *to = *id as i32);
+            }
+            let padded = runtime.upload_sharded(&padded, &[rows, length], &[Axis::Batch, Axis::Length])?;
             let mut arguments = weights.arguments();
-            arguments.push(Argument::from(&row));
+            arguments.push(Argument::from(&padded));
             let hidden = forward.run_one(arguments)?;
-            for first in (0..ids.len()).step_by(ROWS) {
-                let from = runtime.upload(&[first as i32], &[])?;
-                let mut arguments = weights.arguments();
-                arguments.extend([Argument::from(&hidden), Argument::from(&from)]);
-                let logits: Vec<f32> = read(&head.run_one(arguments)?, "logits")?;
-                see(sequence, first, &logits[..ROWS.min(ids.len() - first) * vocab]);
+            for (row, ids) in in_rows.iter().enumerate() {
+                for first in (0..ids.len()).step_by(ROWS) {
+                    let from = runtime.upload(&[(row * length + first) as i32], &[])?;
+                    let mut arguments = weights.arguments();
+                    arguments.extend([Argument::from(&hidden), Argument::from(&from)]);
+                    let logits: Vec<f32> = head.run_one(arguments)?.read("logits")?;
+                    see(chunk * rows + row, first, &logits[..ROWS.min(ids.len() - first) * vocab]);
+                }
             }
         }
         Ok(())
@@ -58,26 +62,27 @@ impl PjrtPolicy {
     }
 }
 
-/// Builds a program from weights and token ids `[1, T]`, i32, to the hidden states `[T, H]` after the final norm.
-fn hidden_module(decoder: &Decoder, weights: Dtype, length: usize) -> Result<Module> {
+/// Builds a program from weights and token ids `[B, T]`, i32, to the hidden states `[B T, H]` after the final norm.
+fn hidden_module(decoder: &Decoder, weights: Dtype, [rows, length]: [usize; 2]) -> Result<Module> {
     const NAME: &str = "hidden";
     let f = Builder::new();
     let weights = decoder.declare(&f, weights);
-    let ids = f.argument("ids", TensorType::new(Dtype::I32, [1, length]));
+    let ids = f.argument("ids", TensorType::new(Dtype::I32, [rows, length]));
+    decoder.split().argument(&ids, &[Axis::Batch, Axis::Length]);
     let hidden = decoder.hidden(&weights, &Rows::of_sequences(&ids), Save::Carry);
     let hidden = hidden.map_err(program_error(NAME))?;
-    let hidden = hidden.reshape(&[length, decoder.config().hidden_size]);
-    finish(f.clone(), NAME, [("hidden", &hidden)])
+    let hidden = hidden.reshape(&[rows * length, decoder.config().hidden_size]);
+    decoder.split().finish(f.clone(), NAME, [("hidden", &hidden)])
 }
 
-/// Builds a program from weights, hidden states `[T, H]` and a first position, i32, to the logits `[ROWS, V]` of the positions from there
+/// Builds a program from weights, hidden states `[B T, H]` and a first position, i32, to the logits `[ROWS, V]` of the positions from there
 /// on, f32.
-fn head_module(decoder: &Decoder, weights: Dtype, length: usize) -> Result<Module> {
+fn head_module(decoder: &Decoder, weights: Dtype, [rows, length]: [usize; 2]) -> Result<Module> {
     let (f, width) = (Builder::new(), decoder.config().hidden_size);
     let weights = decoder.declare(&f, weights);
-    let hidden = f.argument("hidden", TensorType::new(decoder.compute().dtype(), [length, width]));
+    let hidden = f.argument("hidden", TensorType::new(decoder.compute().dtype(), [rows * length, width]));
     let first = f.argument("first", TensorType::scalar(Dtype::I32));
-    let rows = hidden.dynamic_slice(&[&first, &first.like(0)], &[ROWS, width]);
-    let logits = decoder.logits(&weights, &rows);
-    finish(f.clone(), "logits", [("logits", &logits)])
+    let chunk = hidden.dynamic_slice(&[&first, &first.like(0)], &[ROWS, width]);
+    let logits = decoder.logits(&weights, &chunk);
+    decoder.split().finish(f.clone(), "logits", [("logits", &logits)])
 }

@@ -6,16 +6,16 @@ mod ref_policy;
 mod state;
 mod steps;
 
-use crate::decoder::{Attention, Compute, Decoder, Parameter, Role, parameters};
+use crate::decoder::{Attention, AxisRules, Compute, Decoder, Parameter, Role, parameters};
 use crate::error::{Error, Result};
 use crate::rollout::{DeviceRollout, RolloutOptions};
 use crate::runtime::{Programs, Runtime};
 use crate::storage::Storage;
+use crate::tensor::DeviceTensor;
 use crate::train::{AdamW, Device, Loss, Moments, TrainPrograms, default_tiling};
 use crate::weights::DeviceWeights;
 use grpo_core::{LossConfig, LossOutput, Scores, Tiling};
 use models::ModelConfig;
-use pjrt::Buffer;
 use policy::{
     AdamWConfig, Completion, InitialWeights, Policy, PolicyState, RolloutRequest, SequenceBatch, StateGroup, StepLoss,
     TensorSink, TensorSource, UpdateReport, Weights,
@@ -25,7 +25,7 @@ use stablehlo::{Dtype, Save};
 use std::sync::Arc;
 use steps::upload;
 
-/// A decoder on a PJRT device with AdamW and an optional reference policy. Weights, moments and gradient accumulators have f32 precision
+/// A decoder on the devices of a [`Runtime`] with AdamW and an optional reference policy. Weights, moments and gradient accumulators have f32 precision
 /// and stay on the device between checkpoints; [`PjrtPolicyOptions::compute`] is the dtype of matrix products. With LoRA adapters
 /// ([`PjrtPolicy::with_lora`]), the model's weights are frozen: policy and reference policy share one copy, without gradients or moments.
 ///
@@ -67,11 +67,13 @@ pub struct PjrtPolicy {
     steps: u64,
     moments: Option<Moments>,
     /// Gradient accumulators; empty before the first gradient.
-    sums: Vec<Buffer>,
+    sums: Vec<DeviceTensor>,
     /// `true` if the accumulators contain a gradient.
     has_gradient: bool,
     /// Executables of `mix_ref_policy`, by the storage of the reference policy before it.
     mix: Programs<Storage>,
+    /// The executable that moves weights to the mesh of the rollout.
+    resharding: Programs<()>,
     remembered: Option<Remembered>,
 }
 
@@ -91,12 +93,14 @@ pub struct PjrtPolicyOptions {
     pub tiling: Tiling,
     /// Options of sampling.
     pub rollout: RolloutOptions,
+    /// Axis rules of sampling, with a mesh of the same devices. `None` samples on the mesh of the runtime.
+    pub rollout_rules: Option<AxisRules>,
     /// `true` if a failed step can be rolled back, which holds weights and moments twice during the step.
     #[default(true)]
     pub can_roll_back: bool,
 }
 
-/// The state that [`Policy::roll_back`] restores. Its buffers are shared with the policy until an update writes new ones.
+/// The state that [`Policy::roll_back`] restores. Its tensors are shared with the policy until an update writes new ones.
 struct Remembered {
     weights: DeviceWeights,
     ref_policy: Option<DeviceWeights>,
@@ -161,6 +165,7 @@ impl PjrtPolicy {
         let loss = loss.into();
         loss.validate()?;
         let decoder = Decoder::new(config, options.compute).with_attention(options.attention);
+        let decoder = decoder.with_split(runtime.split())?;
         Ok(Self {
             runtime: runtime.clone(),
             modules: modules(decoder.clone(), weights.dtype(), &options),
@@ -169,13 +174,14 @@ impl PjrtPolicy {
             ref_policy: None,
             optimizer: AdamW::new(decoder.trained(), weights.storage()),
             weights,
-            rollout: DeviceRollout::of(runtime, decoder, options.rollout)?,
+            rollout: rollout(runtime, decoder, &options)?,
             adamw: AdamWConfig::default(),
             steps: 0,
             moments: None,
             sums: Vec::new(),
             has_gradient: false,
             mix: Programs::new(),
+            resharding: Programs::new(),
             remembered: None,
             options,
         })
@@ -203,22 +209,32 @@ impl PjrtPolicy {
         if !self.has_gradient {
             return Ok(());
         }
-        let shared: Vec<Arc<Buffer>> = std::mem::take(&mut self.sums).into_iter().map(Arc::new).collect();
+        let shared: Vec<Arc<DeviceTensor>> = std::mem::take(&mut self.sums).into_iter().map(Arc::new).collect();
         let exported = self.like_trained(shared.clone()).export(sink);
         self.sums = shared.into_iter().filter_map(Arc::into_inner).collect();
         exported
     }
 
-    /// Views `buffers` as values of the trained parameters.
-    fn like_trained(&self, buffers: Vec<Arc<Buffer>>) -> DeviceWeights {
+    /// Views `tensors` as values of the trained parameters.
+    fn like_trained(&self, tensors: Vec<Arc<DeviceTensor>>) -> DeviceWeights {
         let trained = self.modules.decoder().trained();
-        DeviceWeights::of_buffers(&self.runtime, trained, Storage::Plain(Dtype::F32), buffers)
+        DeviceWeights::of_tensors(&self.runtime, trained, Storage::Plain(Dtype::F32), tensors)
     }
 
-    /// Returns the weights for sampling: all but the value head.
-    fn sampled(&self) -> Result<DeviceWeights> {
-        Ok(self.weights()?.subset(|role| !role.is_of_value_head()))
+    /// Returns the weights for sampling: all but the value head, on the mesh of the rollout.
+    fn sampled(&mut self) -> Result<DeviceWeights> {
+        let weights = self.weights()?.subset(|role| !role.is_of_value_head()).without_remainders();
+        weights.on(self.rollout.runtime(), &mut self.resharding)
     }
+}
+
+/// Creates the rollout of `decoder` on its mesh.
+fn rollout(runtime: &Runtime, decoder: Decoder, options: &PjrtPolicyOptions) -> Result<DeviceRollout> {
+    let runtime = match &options.rollout_rules {
+        Some(rules) => runtime.clone().on_mesh(rules.clone())?,
+        None => runtime.clone(),
+    };
+    DeviceRollout::of(&runtime, decoder, options.rollout)
 }
 
 /// Creates the training programs of `decoder`; `weights` is the dtype of the model's matrices.
@@ -332,7 +348,7 @@ impl Policy for PjrtPolicy {
     }
 
     fn freeze_ref_policy(&mut self) -> policy::Result<()> {
-        // The buffers are shared until an update writes new ones. With adapters, the reference policy is the model without them.
+        // The tensors are shared until an update writes new ones. With adapters, the reference policy is the model without them.
         self.ref_policy = Some(self.weights()?.subset(Role::is_of_model).without_remainders());
         Ok(())
     }

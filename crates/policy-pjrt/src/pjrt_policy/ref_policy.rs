@@ -1,11 +1,10 @@
 //! The update of the reference policy of the KL towards the policy.
 
 use super::{PjrtPolicy, no_ref_policy};
-use crate::decoder::{Parameter, Role};
-use crate::error::{Error, Result};
-use crate::runtime::{finish, unnamed};
+use crate::decoder::{Parameter, Role, Split};
+use crate::error::Result;
+use crate::runtime::{Argument, unnamed};
 use crate::storage::Storage;
-use pjrt::Argument;
 use stablehlo::{Builder, Dtype, Module, TensorType, Value};
 use std::sync::Arc;
 
@@ -22,7 +21,7 @@ impl PjrtPolicy {
         }
         // The reference policy has no value head.
         let weights = self.weights.subset(Role::is_of_model);
-        let build = |of_ref: &Storage| module(weights.table(), weights.storage(), *of_ref);
+        let build = |of_ref: &Storage| module(weights.table(), weights.storage(), *of_ref, self.runtime.split());
         let program = self.mix.get(&self.runtime, of_ref.storage(), build)?;
         let shares = self.runtime.upload(&[alpha as f32, (1.0 - alpha) as f32], &[2])?;
         let mut arguments = weights.arguments_with_remainders();
@@ -30,20 +29,22 @@ impl PjrtPolicy {
         arguments.push(Argument::from(&shares));
         let mixed = program.run(arguments)?;
         // Execution is asynchronous: wait for errors.
-        mixed.iter().try_for_each(|buffer| buffer.wait().map_err(Error::device("mixing the reference policy")))?;
-        self.ref_policy = Some(weights.with_buffers(mixed.into_iter().map(Arc::new)));
+        mixed.iter().try_for_each(|tensor| tensor.wait("mixing the reference policy"))?;
+        self.ref_policy = Some(weights.with_tensors(mixed.into_iter().map(Arc::new)));
         Ok(())
     }
 }
 
 /// Builds a program from weights, reference weights and their factors, f32 `[2]`, to reference weights in the storage of the policy's
 /// weights.
-fn module(table: &[Parameter], storage: Storage, of_ref: Storage) -> Result<Module> {
+fn module(table: &[Parameter], storage: Storage, of_ref: Storage, split: &Split) -> Result<Module> {
     let f = Builder::new();
     let group = |storage: Storage, suffix: &str| -> Vec<Value> {
         let masters = |p: &Parameter| {
             let storage = storage.of(p);
-            storage.get(&storage.declare(&f, &format!("{}{suffix}", p.name()), &p.shape))
+            let values = storage.declare(&f, &format!("{}{suffix}", p.name()), &p.shape);
+            values.iter().for_each(|value| split.argument(value, &p.axes));
+            storage.get(&values)
         };
         table.iter().map(masters).collect()
     };
@@ -52,6 +53,8 @@ fn module(table: &[Parameter], storage: Storage, of_ref: Storage) -> Result<Modu
     let share = |i: usize, like: &Value| shares.slice(&[i], &[i + 1]).reshape(&[]).broadcast_in_dim(like.shape(), &[]);
     let mix = |(new, old): (&Value, &Value)| share(0, new) * new + share(1, old) * old;
     let mixed = policy.iter().zip(&of_ref).map(mix).zip(table);
-    let mixed: Vec<Value> = mixed.flat_map(|(mixed, parameter)| storage.of(parameter).put(&mixed)).collect();
-    finish(f.clone(), "mix_ref_policy", unnamed(&mixed))
+    let put = |(mixed, p): (Value, _)| storage.of(p).put(&mixed).into_iter().map(move |value| (value, p));
+    let (mixed, of_results): (Vec<Value>, Vec<&Parameter>) = mixed.flat_map(put).unzip();
+    of_results.iter().enumerate().for_each(|(i, p)| split.result(&f, i, &p.axes));
+    split.finish(f.clone(), "mix_ref_policy", unnamed(&mixed))
 }

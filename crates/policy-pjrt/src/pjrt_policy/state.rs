@@ -21,8 +21,8 @@ impl PjrtPolicy {
             },
             StateGroup::Optimizer => {
                 let Some(Moments { first, second, .. }) = &self.moments else { return Ok(()) };
-                for (prefix, buffers) in MOMENTS.into_iter().zip([first, second]) {
-                    self.like_trained(buffers.clone()).export_prefixed(prefix, sink)?;
+                for (prefix, tensors) in MOMENTS.into_iter().zip([first, second]) {
+                    self.like_trained(tensors.clone()).export_prefixed(prefix, sink)?;
                 }
                 Ok(())
             }
@@ -49,7 +49,7 @@ impl PjrtPolicy {
                 let of = |prefix| -> Result<_> {
                     let moments =
                         DeviceWeights::from_source(&self.runtime, trained.clone(), single, prefix, state.optimizer)?;
-                    Ok(moments.into_buffers())
+                    Ok(moments.into_tensors())
                 };
                 let [first, second] = MOMENTS.map(of);
                 Some(Moments { first: first?, second: second?, bounds: None })

@@ -1,6 +1,7 @@
 //! Optimizer steps: gradients, updates, and both in one executable.
 
 use super::PjrtPolicy;
+use crate::decoder::Axis;
 use crate::error::Result;
 use crate::runtime::Program;
 use crate::train::{Applied, Device, Loss, LossHead, Moments, Rows, Scalars, StepOfState, Target, UploadedRows};
@@ -136,8 +137,8 @@ fn loss_of(
 
 /// Copies sequences to the device, after a check that `tokens` are their completion tokens and within the vocabulary.
 pub(super) fn upload(on: Device<'_>, sequences: &[policy::Sequence], tokens: &TokenBatch) -> Result<UploadedRows> {
-    let config = on.modules.decoder().config();
-    let rows = Rows::new(config, sequences)?;
+    let (config, split) = (on.modules.decoder().config(), on.modules.decoder().split());
+    let rows = Rows::new(config, sequences, split.parts(Axis::Batch))?;
     let expected: usize = sequences.iter().map(|s| s.completion.len()).sum();
     if tokens.tokens() != expected {
         let expected = format!("the {expected} completion tokens of the sequences");

@@ -8,13 +8,13 @@ use super::sizes::{RolloutSizes, columns_read, places};
 use super::slots::{Admission, Slots};
 use super::state::{Shape, State};
 use super::threefry::sample_key;
-use crate::decoder::{Compute, Decoder};
+use crate::decoder::{Axis, Compute, Decoder};
 use crate::error::Result;
-use crate::runtime::{Program, Programs, Runtime};
+use crate::runtime::{Argument, Program, Programs, Runtime};
+use crate::tensor::DeviceTensor;
 use crate::weights::DeviceWeights;
 use backend_tpu::plugins::Kind;
 use models::ModelConfig;
-use pjrt::{Argument, Buffer};
 use policy::{Completion, RolloutRequest, Sampling};
 use smart_default::SmartDefault;
 use stablehlo::Dtype;
@@ -66,18 +66,18 @@ pub(super) enum Key {
 pub(super) struct Prefilled {
     range: Range<usize>,
     prompts: Prompts,
-    buffers: Vec<Buffer>,
+    tensors: Vec<DeviceTensor>,
 }
 
 /// Arguments of the decode program other than weights and state.
 struct DecodeArguments {
     sampler: Sampler,
     stop_ids: usize,
-    buffers: Vec<Buffer>,
+    tensors: Vec<DeviceTensor>,
 }
 
 impl DeviceRollout {
-    /// Creates a rollout for decoders of this configuration.
+    /// Creates a rollout for decoders of this configuration, sharded by the axis rules of the runtime.
     ///
     /// # Errors
     /// [`crate::Error::Model`] for an invalid configuration, [`crate::Error::Policy`] for options without slots or tokens.
@@ -85,23 +85,24 @@ impl DeviceRollout {
         Self::of(runtime, Decoder::new(config, compute), options)
     }
 
-    /// Creates a rollout for `decoder`, including its adapters.
+    /// Creates a rollout for `decoder`, including its adapters, sharded by the axis rules of the runtime.
     ///
     /// # Errors
-    /// See [`DeviceRollout::new`]; [`crate::Error::Policy`] for a decoder that is sharded over a mesh.
+    /// See [`DeviceRollout::new`]; [`crate::Error::Split`] if the decoder does not shard evenly.
     pub fn of(runtime: &Runtime, decoder: Decoder, options: RolloutOptions) -> Result<Self> {
         decoder.config().validate()?;
         if options.slots == 0 || options.tokens_per_call == 0 {
             let found = format!("{} and {}", options.slots, options.tokens_per_call);
             return Err(policy::Error::argument("RolloutOptions", "at least one slot and token per call", found).into());
         }
-        if let Some(rules) = decoder.axis_rules() {
-            let found = format!("one that is sharded over {} devices", rules.mesh().devices());
-            return Err(policy::Error::argument("DeviceRollout", "a decoder for one device", found).into());
-        }
         // Sampling does not use the value head.
-        let (runtime, decoder) = (runtime.clone(), decoder.without_value_head());
+        let (runtime, decoder) = (runtime.clone(), decoder.without_value_head().with_split(runtime.split())?);
         Ok(Self { runtime, decoder, options, programs: Programs::new() })
+    }
+
+    /// Returns the devices with their mesh.
+    pub(crate) fn runtime(&self) -> &Runtime {
+        &self.runtime
     }
 
     /// Samples `num_generations` completions per prompt. Completions of one prompt are contiguous. A completion depends only on its prompt,
@@ -116,12 +117,12 @@ impl DeviceRollout {
         self.check(request)?;
         let (sampler, numbers, top_k) = Sampler::of(&request.sampling, self.decoder.config().vocab_size);
         let sizes = RolloutSizes::of(request);
-        let shape = sizes.shape(self.options, sampler);
+        let shape = sizes.shape(self.options, sampler, self.runtime.split());
         let at_once = sizes.prompts_at_once(shape);
         let decoding = self.decode_arguments(request, sampler, numbers, top_k)?;
         let mut slots = Slots::new(request, shape.slots, self.decoder.config().vocab_size);
         let empty = self.program(Key::Empty(shape))?;
-        let mut state = State { shape, buffers: empty.run(vec![])? };
+        let mut state = State { shape, tensors: empty.run(vec![])? };
         let mut prefilled: Option<Prefilled> = None;
         loop {
             while let Some(prompt) = slots.waiting() {
@@ -177,7 +178,7 @@ impl DeviceRollout {
     ) -> Result<Prefilled> {
         let of_range = &request.prompts[range.clone()];
         let longest = of_range.iter().map(Vec::len).max().unwrap_or(1);
-        let prompts = Prompts::of(at_once, longest, shape);
+        let prompts = Prompts::of(at_once, longest, shape, self.runtime.split());
         let rows = prompts.rows;
         let mut ids = vec![0; rows * prompts.tokens];
         let mut lengths = vec![1; rows];
@@ -186,13 +187,13 @@ impl DeviceRollout {
             let row = &mut ids[i * prompts.tokens..][..prompt.len()];
             row.iter_mut().zip(prompt).for_each(|(to, id)| *to = *id as i32);
         }
-        let ids = self.runtime.upload(&ids, &[rows, prompts.tokens])?;
+        let ids = self.runtime.upload_sharded(&ids, &[rows, prompts.tokens], &[Axis::Batch, Axis::Length])?;
         let lengths = self.runtime.upload(&lengths, &[rows])?;
         let program = self.program(Key::Prefill(prompts, weights.dtype()))?;
         let mut arguments = weights.arguments();
         arguments.extend([ids.into(), lengths.into()]);
         tracing::debug!(prefill_rows = rows, tokens = prompts.tokens, prompts = range.len(), "prompts are prefilled");
-        Ok(Prefilled { range, prompts, buffers: program.run(arguments)? })
+        Ok(Prefilled { range, prompts, tensors: program.run(arguments)? })
     }
 
     /// Places new samples in slots and returns the next state.
@@ -220,8 +221,8 @@ impl DeviceRollout {
         }
         let program = self.program(Key::Admit(shape, prefilled.prompts))?;
         let of_slots = [shape.slots];
-        let mut arguments: Vec<Argument<'_>> = state.buffers.into_iter().map(Argument::from).collect();
-        arguments.extend(prefilled.buffers.iter().map(Argument::from));
+        let mut arguments: Vec<Argument<'_>> = state.tensors.into_iter().map(Argument::from).collect();
+        arguments.extend(prefilled.tensors.iter().map(Argument::from));
         arguments.extend([
             runtime.upload(&[admissions.len() as i32], &[])?.into(),
             runtime.upload(&slots, &of_slots)?.into(),
@@ -231,7 +232,7 @@ impl DeviceRollout {
             runtime.upload(&length, &of_slots)?.into(),
             runtime.upload(&random, &[shape.slots, 2])?.into(),
         ]);
-        Ok(State { shape, buffers: program.run(arguments)? })
+        Ok(State { shape, tensors: program.run(arguments)? })
     }
 
     /// Uploads the arguments of the decode program that are the same for all calls of a request.
@@ -246,13 +247,13 @@ impl DeviceRollout {
         let mut stop_ids: Vec<i32> = request.stop_ids.iter().filter_map(|id| i32::try_from(*id).ok()).collect();
         stop_ids.resize(places(stop_ids.len()), -1);
         let length = i32::try_from(request.max_completion_length).unwrap_or(i32::MAX);
-        let buffers = vec![
+        let tensors = vec![
             self.runtime.upload(&numbers, &[NUMBERS])?,
             self.runtime.upload(&[top_k], &[])?,
             self.runtime.upload(&stop_ids, &[stop_ids.len()])?,
             self.runtime.upload(&[length], &[])?,
         ];
-        Ok(DecodeArguments { sampler, stop_ids: stop_ids.len(), buffers })
+        Ok(DecodeArguments { sampler, stop_ids: stop_ids.len(), tensors })
     }
 
     /// Runs one call of the decode program. No sequence is longer than `longest` before it.
@@ -267,9 +268,9 @@ impl DeviceRollout {
         let decode = self.decode_program(shape, arguments.sampler, longest, arguments.stop_ids);
         let program = self.program(Key::Decode(decode, weights.dtype()))?;
         let mut all = weights.arguments();
-        all.extend(state.buffers.into_iter().map(Argument::from));
-        all.extend(arguments.buffers.iter().map(Argument::from));
-        Ok(State { shape, buffers: program.run(all)? })
+        all.extend(state.tensors.into_iter().map(Argument::from));
+        all.extend(arguments.tensors.iter().map(Argument::from));
+        Ok(State { shape, tensors: program.run(all)? })
     }
 
     /// Returns the decode program for sequences of up to `longest` tokens.
@@ -282,9 +283,8 @@ impl DeviceRollout {
     /// Returns the program of `key`; compiles it on first use.
     pub(super) fn program(&mut self, key: Key) -> Result<Arc<Program>> {
         let Self { runtime, decoder, programs, .. } = self;
-        let (config, compute) = (decoder.config(), decoder.compute());
         programs.get(runtime, key, |key| match *key {
-            Key::Empty(shape) => shape.empty(config, compute),
+            Key::Empty(shape) => shape.empty(decoder),
             Key::Prefill(prompts, dtype) => prefill::module(decoder, dtype, prompts),
             Key::Admit(shape, prompts) => prefill::admit(decoder, shape, prompts),
             Key::Decode(decode, dtype) => decode.module(decoder, dtype),

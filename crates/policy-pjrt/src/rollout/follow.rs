@@ -10,10 +10,9 @@ use super::slots::Admission;
 use super::state::{State, StateValues};
 use crate::decoder::Decoder;
 use crate::error::Result;
-use crate::runtime::{program_error, read};
+use crate::runtime::{Argument, program_error};
 use crate::weights::DeviceWeights;
 use models::ModelConfig;
-use pjrt::Argument;
 use policy::{RolloutRequest, Sampling};
 use stablehlo::{Builder, Dtype, Module, TensorType};
 
@@ -99,11 +98,11 @@ impl DeviceRollout {
         };
         let (sampler, ..) = Sampler::of(&request.sampling, vocab);
         let sizes = RolloutSizes::of(&request);
-        let shape = sizes.shape(RolloutOptions { slots: SEQUENCES, ..self.options }, sampler);
+        let shape = sizes.shape(RolloutOptions { slots: SEQUENCES, ..self.options }, sampler, runtime.split());
         let prefilled = self.prefill(weights, &request, shape, 0..all.len(), all.len())?;
         let admissions: Vec<Admission> = (0..all.len()).map(|i| Admission { slot: i, sample: i, prompt: i }).collect();
         let empty = self.program(Key::Empty(shape))?.run(vec![])?;
-        let mut state = self.admit(State { shape, buffers: empty }, &prefilled, &request, &admissions)?;
+        let mut state = self.admit(State { shape, tensors: empty }, &prefilled, &request, &admissions)?;
         for done in (0..turns).step_by(tokens_per_call) {
             let decode = self.decode_program(shape, sampler, sizes.longest_prompt + done, places(0));
             let mut next = vec![0; shape.slots * tokens_per_call];
@@ -114,11 +113,11 @@ impl DeviceRollout {
             let next = runtime.upload(&next, &[shape.slots, tokens_per_call])?;
             let program = self.program(Key::Follow(decode, weights.dtype()))?;
             let mut arguments = weights.arguments();
-            arguments.extend(state.buffers.into_iter().map(Argument::from));
+            arguments.extend(state.tensors.into_iter().map(Argument::from));
             arguments.push(Argument::from(&next));
-            let mut buffers = program.run(arguments)?;
-            let logits: Vec<f32> = read(&buffers.split_off(buffers.len().saturating_sub(1))[0], "logits")?;
-            state = State { shape, buffers };
+            let mut tensors = program.run(arguments)?;
+            let logits: Vec<f32> = tensors.split_off(tensors.len().saturating_sub(1))[0].read("logits")?;
+            state = State { shape, tensors };
             for (rows, followed) in logits.chunks(tokens_per_call * vocab).zip(all) {
                 let left = followed.turns().saturating_sub(done);
                 let first = followed.prompt - 1 + done;

@@ -5,7 +5,7 @@ use super::engine::RolloutOptions;
 use super::prefill::{self, Prompts};
 use super::sampling::Sampler;
 use super::state::Shape;
-use crate::decoder::{Axis, Decoder};
+use crate::decoder::{Axis, Decoder, Split};
 use crate::error::Result;
 use policy::{RolloutRequest, Sampling};
 use stablehlo::{Dtype, Module};
@@ -52,10 +52,11 @@ impl RolloutSizes {
         (self.longest_prompt + self.max_completion_length.next_multiple_of(tokens_per_call)).saturating_sub(1)
     }
 
-    /// Returns the shape of the state.
-    pub(crate) fn shape(&self, options: RolloutOptions, sampler: Sampler) -> Shape {
+    /// Returns the shape of the state. Slots are a multiple of the shards of rows.
+    pub(crate) fn shape(&self, options: RolloutOptions, sampler: Sampler, split: &Split) -> Shape {
+        let slots = rows((self.prompts * self.num_generations).min(options.slots).max(FEWEST_SLOTS));
         Shape {
-            slots: rows((self.prompts * self.num_generations).min(options.slots).max(FEWEST_SLOTS)),
+            slots: slots.next_multiple_of(split.parts(Axis::Batch)),
             columns: columns(self.columns_written(options.tokens_per_call)),
             tokens: self.max_completion_length,
             seen: sampler.repetition_penalty,
@@ -69,16 +70,17 @@ impl RolloutSizes {
 }
 
 /// Returns the number of rows and columns of the KV cache for these sizes.
-pub(crate) fn cache_shape(sizes: &RolloutSizes, options: RolloutOptions) -> (usize, usize) {
+pub(crate) fn cache_shape(sizes: &RolloutSizes, options: RolloutOptions, split: &Split) -> (usize, usize) {
     let (sampler, ..) = Sampler::of(&Sampling::Greedy, 0);
-    let shape = sizes.shape(options, sampler);
+    let shape = sizes.shape(options, sampler, split);
     (shape.slots, shape.columns)
 }
 
 impl Prompts {
     /// Returns the shape of a prefill of at most `count` prompts of at most `longest` tokens.
-    pub(crate) fn of(count: usize, longest: usize, shape: Shape) -> Self {
-        Self { rows: rows(count), tokens: bucket(longest).min(shape.columns), seen: shape.seen }
+    pub(crate) fn of(count: usize, longest: usize, shape: Shape, split: &Split) -> Self {
+        let rows = rows(count).next_multiple_of(split.parts(Axis::Batch));
+        Self { rows, tokens: bucket(longest).min(shape.columns), seen: shape.seen }
     }
 }
 
@@ -136,10 +138,8 @@ impl RolloutPrograms {
         let (config, decoder) = (decoder.config(), decoder.without_value_head());
         config.validate()?;
         let (sampler, ..) = Sampler::of(sampling, config.vocab_size);
-        let shape = sizes.shape(options, sampler);
-        let prompts = Prompts::of(sizes.prompts_at_once(shape), sizes.longest_prompt, shape);
-        decoder.split().check("the slots of a rollout", &[(Axis::Batch, shape.slots)])?;
-        decoder.split().check("the prompts of a prefill", &[(Axis::Batch, prompts.rows)])?;
+        let shape = sizes.shape(options, sampler, decoder.split());
+        let prompts = Prompts::of(sizes.prompts_at_once(shape), sizes.longest_prompt, shape, decoder.split());
         let mut columns: Vec<usize> = (1..=sizes.longest()).map(|length| columns_read(length, shape.columns)).collect();
         columns.dedup();
         let decode = columns.into_iter().map(|columns_read| {
@@ -181,7 +181,7 @@ mod tests {
         let (sampler, ..) = Sampler::of(&Sampling::Greedy, 10);
         for (longest_prompt, max_completion_length, columns) in [(16, 112, 128), (16, 113, 256), (256, 1024, 1280)] {
             let sizes = RolloutSizes { prompts: 2, longest_prompt, num_generations: 8, max_completion_length };
-            assert_eq!(sizes.shape(RolloutOptions::default(), sampler).columns, columns);
+            assert_eq!(sizes.shape(RolloutOptions::default(), sampler, &Split::default()).columns, columns);
         }
     }
 

@@ -4,9 +4,9 @@
 
 use crate::decoder::{Axis, Compute, Decoder, zeros};
 use crate::error::{Error, Result};
-use crate::runtime::{finish, read, unnamed};
+use crate::runtime::unnamed;
+use crate::tensor::DeviceTensor;
 use models::ModelConfig;
-use pjrt::Buffer;
 use stablehlo::{Builder, Dtype, Module, TensorType, Value};
 
 /// Shape of a state.
@@ -79,10 +79,7 @@ impl Shape {
             self.parts(decoder.config(), decoder.compute()).into_iter().enumerate().map(|(index, (name, ty))| {
                 let argument = f.argument(name, ty);
                 f.alias(&argument, index);
-                let dimensions = match argument.shape().len() {
-                    5 => &CACHE[..],
-                    _ => &[Some(Axis::Batch), None][..argument.shape().len()],
-                };
+                let dimensions = dimensions(&argument);
                 decoder.split().argument(&argument, dimensions);
                 decoder.split().result(f, index, dimensions);
                 argument
@@ -91,15 +88,26 @@ impl Shape {
     }
 
     /// Builds the program without arguments that returns a state of empty slots.
-    pub(crate) fn empty(self, config: &ModelConfig, compute: Compute) -> Result<Module> {
+    pub(crate) fn empty(self, decoder: &Decoder) -> Result<Module> {
         let f = Builder::new();
-        let parts = self.parts(config, compute).into_iter().map(|(name, ty)| match name {
+        let parts = self.parts(decoder.config(), decoder.compute()).into_iter().map(|(name, ty)| match name {
             "ended" => f.splat(true, ty),
             "length" => f.splat(1, ty),
             _ => zeros(&f, ty.dtype, &ty.shape),
         });
         let state = StateValues::new(parts.collect());
-        finish(f, "rollout_empty", state.results())
+        let split = decoder.split();
+        state.parts().into_iter().enumerate().for_each(|(index, part)| split.result(&f, index, dimensions(part)));
+        split.finish(f, "rollout_empty", state.results())
+    }
+}
+
+/// Returns the logical axes of a tensor of the state.
+fn dimensions(part: &Value) -> &'static [Option<Axis>] {
+    match part.shape().len() {
+        5 => &CACHE,
+        1 => &[Some(Axis::Batch)],
+        _ => &[Some(Axis::Batch), None],
     }
 }
 
@@ -145,18 +153,18 @@ impl StateValues {
     }
 }
 
-/// A state on the device.
+/// A state on the devices.
 #[derive(Debug)]
 pub(crate) struct State {
     pub(crate) shape: Shape,
-    pub(crate) buffers: Vec<Buffer>,
+    pub(crate) tensors: Vec<DeviceTensor>,
 }
 
 impl State {
     fn part<T: pjrt::Element>(&self, index: usize, what: &str) -> Result<Vec<T>> {
         let nothing = pjrt::Error::Nothing { operation: "PJRT_LoadedExecutable_Execute" };
-        let buffer = self.buffers.get(index).ok_or(nothing).map_err(Error::device("reading a rollout's state"))?;
-        read(buffer, what)
+        let tensor = self.tensors.get(index).ok_or(nothing).map_err(Error::device("reading a rollout's state"))?;
+        tensor.read(what)
     }
 
     /// Reads the ids `[B, M]`.

@@ -2,8 +2,10 @@
 
 use super::step::StepOfState;
 use super::{Rows, TrainPrograms, TrainShape};
+use crate::decoder::Axis;
 use crate::error::{Error, Result};
-use crate::runtime::{Programs, Runtime, read};
+use crate::runtime::{Argument, Programs, Runtime};
+use crate::tensor::DeviceTensor;
 use crate::weights::DeviceWeights;
 use backend_tpu::TokenTables;
 use backend_tpu::program::{Role, Spec};
@@ -14,7 +16,6 @@ use grpo_core::backend_api::token_columns::LossSums;
 use grpo_core::batch::{TokenBatch, ValueTargets};
 use grpo_core::objective::ValueLossConfig;
 use grpo_core::{LossConfig, Scores};
-use pjrt::{Argument, Buffer};
 use std::sync::Arc;
 
 /// A loss and its compiled programs, by the sizes of micro-batches.
@@ -67,7 +68,7 @@ impl Loss {
         let key = Key::Score { adapted: decoder.adapters().is_some(), value_head: decoder.has_value_head(), shape };
         let program = self.programs.get(on.runtime, key, |_| on.modules.score(&self.config, shape))?;
         let mut arguments = weights.arguments();
-        arguments.extend(rows.buffers.iter().chain(&tables).map(Argument::from));
+        arguments.extend(rows.tensors.iter().chain(&tables).map(Argument::from));
         let outputs = program.run(arguments)?;
         read_scores(&outputs, batch)
     }
@@ -85,7 +86,7 @@ impl Loss {
     ) -> Result<Vec<f32>> {
         let program = self.programs.get(on.runtime, Key::Values(rows.shape), |_| on.modules.values(rows.shape))?;
         let mut arguments = weights.arguments();
-        arguments.extend(rows.buffers.iter().map(Argument::from));
+        arguments.extend(rows.tensors.iter().map(Argument::from));
         read_tokens(&program.run_one(arguments)?, "values", tokens)
     }
 
@@ -107,7 +108,7 @@ impl Loss {
             let table = value_table(&self.config, batch, rows.shape.tokens)?;
             tables.push(on.runtime.upload(&table, &[3, rows.shape.tokens])?);
         }
-        let of_batch: Vec<&Buffer> = rows.buffers.iter().chain(&tables).collect();
+        let of_batch: Vec<&DeviceTensor> = rows.tensors.iter().chain(&tables).collect();
         let of_loss = match target {
             Target::Sums { weights, sums } => {
                 let program = self.programs.get(on.runtime, Key::Gradient(rows.shape), |_| {
@@ -129,10 +130,10 @@ impl Loss {
                 step.run(&program, &of_batch)?
             }
         };
-        let sums: Vec<f32> = read(&of_loss[0], "the loss")?;
+        let sums: Vec<f32> = of_loss[0].read("the loss")?;
         let scores = read_scores(&of_loss[1..], batch)?;
-        if let Some(buffer) = of_loss.get(3) {
-            *values = read_tokens(buffer, "values", batch.tokens())?;
+        if let Some(tensor) = of_loss.get(3) {
+            *values = read_tokens(tensor, "values", batch.tokens())?;
         }
         Ok((LossSums::from_fn(|i| f64::from(sums[i])), scores))
     }
@@ -141,7 +142,7 @@ impl Loss {
 /// Destination of the gradients of a micro-batch.
 pub(crate) enum Target<'a> {
     /// Accumulators that persist between micro-batches; they are lost if the program fails.
-    Sums { weights: &'a DeviceWeights, sums: &'a mut Vec<Buffer> },
+    Sums { weights: &'a DeviceWeights, sums: &'a mut Vec<DeviceTensor> },
     /// A fused AdamW step.
     Step(StepOfState<'a>),
 }
@@ -180,24 +181,24 @@ pub(crate) struct Device<'a> {
     pub(crate) modules: &'a TrainPrograms,
 }
 
-/// Rows on the device.
+/// Rows on the devices.
 pub(crate) struct UploadedRows {
     shape: TrainShape,
     /// Ids, the positions that predict tokens and the tokens they predict, and positions if sequences share rows.
-    buffers: Vec<Buffer>,
+    tensors: Vec<DeviceTensor>,
 }
 
 impl Device<'_> {
     /// Copies the rows of a micro-batch to the device.
     pub(crate) fn upload(&self, rows: &Rows) -> Result<UploadedRows> {
         let TrainShape { rows: b, length, tokens, shared } = rows.shape;
-        let upload = |numbers: &[i32]| self.runtime.upload(numbers, &[b, length]);
+        let upload = |ids: &[i32]| self.runtime.upload_sharded(ids, &[b, length], &[Axis::Batch, Axis::Length]);
         let predicting = self.runtime.upload(&rows.predicting, &[tokens])?;
-        let mut buffers = vec![upload(&rows.ids)?, predicting, upload(&rows.predicts)?];
+        let mut tensors = vec![upload(&rows.ids)?, predicting, upload(&rows.predicts)?];
         if shared {
-            buffers.push(upload(&rows.positions)?);
+            tensors.push(upload(&rows.positions)?);
         }
-        Ok(UploadedRows { shape: rows.shape, buffers })
+        Ok(UploadedRows { shape: rows.shape, tensors })
     }
 }
 
@@ -225,7 +226,7 @@ impl Head for LossHead<'_> {
 }
 
 /// Copies the token tables to the device, in the argument order of programs.
-fn upload_tables(runtime: &Runtime, spec: &Spec, tables: &TokenTables) -> Result<[Buffer; 3]> {
+fn upload_tables(runtime: &Runtime, spec: &Spec, tables: &TokenTables) -> Result<[DeviceTensor; 3]> {
     let shape = |role| spec.type_of(role).shape;
     Ok([
         runtime.upload(&tables.ids, &shape(Role::TokenIds))?,
@@ -235,14 +236,14 @@ fn upload_tables(runtime: &Runtime, spec: &Spec, tables: &TokenTables) -> Result
 }
 
 /// Reads log-probabilities and entropies of the tokens of `batch`, without padding.
-fn read_scores(outputs: &[Buffer], batch: &TokenBatch) -> Result<Scores> {
-    let column = |buffer: &Buffer, what| read_tokens(buffer, what, batch.tokens());
+fn read_scores(outputs: &[DeviceTensor], batch: &TokenBatch) -> Result<Scores> {
+    let column = |tensor: &DeviceTensor, what| read_tokens(tensor, what, batch.tokens());
     Ok(Scores { logp: column(&outputs[0], "log-probabilities")?, entropy: column(&outputs[1], "entropies")? })
 }
 
 /// Reads one number per token, without padding.
-fn read_tokens(buffer: &Buffer, what: &str, tokens: usize) -> Result<Vec<f32>> {
-    let mut values = read(buffer, what)?;
+fn read_tokens(tensor: &DeviceTensor, what: &str, tokens: usize) -> Result<Vec<f32>> {
+    let mut values: Vec<f32> = tensor.read(what)?;
     values.truncate(tokens);
     Ok(values)
 }

@@ -21,11 +21,11 @@ pub(crate) struct Rows {
 }
 
 impl Rows {
-    /// Packs `sequences` into rows.
+    /// Packs `sequences` into rows, whose number is a multiple of `shards`; the last ones may be empty.
     ///
     /// # Errors
     /// [`Error::Argument`] for an empty list, prompt or completion; [`Error::TooLong`]; [`Error::Model`] for an unknown token.
-    pub(crate) fn new(config: &ModelConfig, sequences: &[Sequence]) -> Result<Self> {
+    pub(crate) fn new(config: &ModelConfig, sequences: &[Sequence], shards: usize) -> Result<Self> {
         if sequences.iter().any(|s| s.prompt.is_empty() || s.completion.is_empty()) || sequences.is_empty() {
             let expected = "at least one sequence, with prompts and completions of at least one token";
             return Err(Error::argument("a micro-batch", expected, "an empty one"));
@@ -37,12 +37,12 @@ impl Rows {
             }
             check_ids(config, sequence.prompt.iter().chain(&sequence.completion))?;
         }
-        Ok(Self::packed(sequences, &Packing::of(sequences)))
+        let packing = Packing::of(sequences);
+        Ok(Self::packed(sequences, &packing, packing.shape(sequences).sharded(shards)))
     }
 
-    /// Creates the rows of `sequences` with this packing.
-    pub(super) fn packed(sequences: &[Sequence], packing: &Packing) -> Self {
-        let shape = packing.shape(sequences);
+    /// Creates the rows of `sequences` with this packing; rows of `shape` beyond it are empty.
+    pub(super) fn packed(sequences: &[Sequence], packing: &Packing, shape: TrainShape) -> Self {
         let none = vec![0; shape.rows * shape.length];
         let [mut ids, mut positions] = [none.clone(), none];
         let mut begins = vec![0; sequences.len()];
@@ -77,7 +77,7 @@ impl Packing {
     }
 
     /// Returns the sizes of the program for this packing.
-    fn shape(&self, sequences: &[Sequence]) -> TrainShape {
+    pub(super) fn shape(&self, sequences: &[Sequence]) -> TrainShape {
         let tokens: usize = sequences.iter().map(|s| s.completion.len()).sum();
         let (rows, length, tokens) = (self.rows.len().max(1), self.length, bucket(tokens));
         TrainShape { rows, length, tokens, shared: self.is_shared() }
@@ -100,6 +100,13 @@ impl TrainShape {
         let rows = packed.min(count).max(1);
         let shared = packed < count && length / tokens.max(1) > 1;
         Self { rows, length, tokens: bucket(count.saturating_mul(completion)), shared }
+    }
+
+    /// Returns these sizes, padded so that rows and completion tokens are divisible into this number of shards.
+    #[must_use]
+    pub fn sharded(self, shards: usize) -> Self {
+        let (rows, tokens) = (self.rows.next_multiple_of(shards), self.tokens.next_multiple_of(shards));
+        Self { rows, tokens, ..self }
     }
 }
 
@@ -135,7 +142,7 @@ mod tests {
     #[test]
     fn packed_sequences_keep_their_order() {
         let sequences = [sequence(&[1, 5, 6], &[7, 8, 2]), sequence(&[9], &[2]), sequence(&[1, 4], &[3, 2])];
-        let rows = Rows::new(&ModelConfig::default(), &sequences).unwrap();
+        let rows = Rows::new(&ModelConfig::default(), &sequences, 1).unwrap();
         assert_eq!(rows.shape, TrainShape { rows: 1, length: 16, tokens: 16, shared: true });
         assert_eq!(rows.ids, [1, 5, 6, 7, 8, 9, 1, 4, 3, 0, 0, 0, 0, 0, 0, 0]);
         assert_eq!(rows.positions, [0, 1, 2, 3, 4, 0, 0, 1, 2, 0, 0, 0, 0, 0, 0, 0]);
@@ -146,7 +153,7 @@ mod tests {
     #[test]
     fn rows_of_one_sequence_each_are_not_packed() {
         let sequences = [sequence(&[1; 5], &[7; 8]), sequence(&[9; 9], &[2; 8])];
-        let rows = Rows::new(&ModelConfig::default(), &sequences).unwrap();
+        let rows = Rows::new(&ModelConfig::default(), &sequences, 1).unwrap();
         assert_eq!(rows.shape, TrainShape { rows: 2, length: 16, tokens: 16, shared: false });
         // The first row is padded with 4 tokens, the second one is full.
         assert_eq!((&rows.ids[10..18], &rows.ids[31..]), (&[7, 7, 0, 0, 0, 0, 9, 9][..], &[2][..]));
@@ -159,7 +166,7 @@ mod tests {
         let config = ModelConfig::default();
         // 4 + 1 rows; the last two sequences fit into the fifth row.
         let lengths = [[8, 9], [9, 8], [10, 6], [7, 9], [3, 5], [4, 3], [1, 3]];
-        let rows = Rows::new(&config, &lengths.map(of_lengths)).unwrap();
+        let rows = Rows::new(&config, &lengths.map(of_lengths), 1).unwrap();
         assert_eq!(rows.shape, TrainShape { rows: 6, length: 16, tokens: 48, shared: true });
         assert!([&rows.ids, &rows.positions].iter().all(|of| of[5 * 16..].iter().all(|x| *x == 0)));
         // The fifth row is full.
@@ -184,12 +191,12 @@ mod tests {
     #[test]
     fn invalid_sequences_are_rejected() {
         let config = ModelConfig { vocab_size: 12, max_position_embeddings: 4, ..ModelConfig::default() };
-        let of = |sequences: &[Sequence]| Rows::new(&config, sequences).unwrap_err();
+        let of = |sequences: &[Sequence]| Rows::new(&config, sequences, 1).unwrap_err();
         assert!(matches!(of(&[]), Error::Argument { .. }));
         assert!(matches!(of(&[sequence(&[], &[1])]), Error::Argument { .. }));
         assert!(matches!(of(&[sequence(&[1], &[])]), Error::Argument { .. }));
         assert!(matches!(of(&[sequence(&[1, 2, 3], &[1, 2, 3])]), Error::TooLong { length: 5, limit: 4, .. }));
         assert!(matches!(of(&[sequence(&[1], &[12])]), Error::Model(models::Error::UnknownToken { id: 12, .. })));
-        assert!(Rows::new(&config, &[sequence(&[1, 2], &[1, 2, 3])]).is_ok());
+        assert!(Rows::new(&config, &[sequence(&[1, 2], &[1, 2, 3])], 1).is_ok());
     }
 }

@@ -5,13 +5,13 @@ use super::adamw::{Applied, Check, Moments, Numbers, Scalars, StateValues, updat
 use super::programs::{Gradients, TrainPrograms, TrainShape};
 use crate::decoder::{ParameterValues, zeros};
 use crate::error::Result;
-use crate::runtime::{Program, unnamed};
+use crate::runtime::{Argument, Program, unnamed};
+use crate::tensor::DeviceTensor;
 use crate::weights::DeviceWeights;
 use backend_tpu::program::Role;
 use grpo_core::LossConfig;
 use grpo_core::backend_api::token_columns::LossSums;
 use grpo_core::objective::ValueLossConfig;
-use pjrt::{Argument, Buffer};
 use stablehlo::{Builder, Dtype, Module, Reducer, Save, Value};
 
 impl TrainPrograms {
@@ -76,9 +76,9 @@ pub(crate) struct StepOfState<'a> {
 }
 
 impl StepOfState<'_> {
-    /// Runs `program` on the state and the micro-batch, and returns loss, scores and values. Buffers are donated only at the launch; if it
-    /// fails, weights and moments are lost, except buffers with another owner.
-    pub(crate) fn run(self, program: &Program, of_batch: &[&Buffer]) -> Result<Vec<Buffer>> {
+    /// Runs `program` on the state and the micro-batch, and returns loss, scores and values. Tensors are donated only at the launch; if it
+    /// fails, weights and moments are lost, except tensors with another owner.
+    pub(crate) fn run(self, program: &Program, of_batch: &[&DeviceTensor]) -> Result<Vec<DeviceTensor>> {
         let Self { weights, moments, fresh, scalars, applied } = self;
         let Some(before) = moments.take().or(fresh) else { unreachable!("there are fresh ones") };
         let rest = of_batch.iter().copied().chain([&scalars.numbers]).map(Argument::from).collect();

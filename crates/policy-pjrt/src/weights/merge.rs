@@ -1,9 +1,9 @@
 //! Export of weights with merged adapters.
 
 use super::{DeviceWeights, layer_of};
-use crate::decoder::{Decoder, Matrix, Parameter, Role};
+use crate::decoder::{Decoder, Matrix, Parameter, Role, Split};
 use crate::error::Result;
-use crate::runtime::{Programs, finish, read};
+use crate::runtime::Programs;
 use crate::storage::Storage;
 use models::NamedTensor;
 use stablehlo::{Builder, Dtype, Module, TensorType, Value};
@@ -21,11 +21,12 @@ impl DeviceWeights {
         let (mut reader, mut programs) = (self.reader(), Programs::new());
         let mut merge = |role, at: usize, (a, b): (usize, usize), layer: usize, name: &str| {
             let parts = [at, a, b].map(|at| &self.table[at]);
-            let program = programs.get(&self.runtime, role, |_| module(decoder, parts, self.storage))?;
+            let program =
+                programs.get(&self.runtime, role, |_| module(decoder, parts, self.storage, self.runtime.split()))?;
             let layer = self.runtime.upload(&[layer as i32], &[])?;
             let mut arguments = [at, a, b].map(|at| self.parts(at)).into_iter().flatten().collect::<Vec<_>>();
             arguments.push(layer.into());
-            read(&program.run_one(arguments)?, name)
+            program.run_one(arguments)?.read(name)
         };
         for (at, parameter) in self.table.iter().enumerate().filter(|(_, p)| p.role.is_of_model()) {
             let adapter = Matrix::of(parameter.role).and_then(adapter_of);
@@ -50,9 +51,12 @@ impl DeviceWeights {
 }
 
 /// Builds the program from a matrix (or its stack), A, B and the layer, i32, to W + s B A in f32.
-fn module(decoder: &Decoder, parts: [&Parameter; 3], storage: Storage) -> Result<Module> {
+fn module(decoder: &Decoder, parts: [&Parameter; 3], storage: Storage, split: &Split) -> Result<Module> {
     let f = Builder::new();
     let stacks = parts.map(|p| storage.of(p).declare(&f, p.name(), &p.shape));
+    let sharded = stacks.iter().zip(parts).flat_map(|(values, p)| values.iter().map(move |value| (value, p)));
+    sharded.for_each(|(value, p)| split.argument(value, &p.axes));
+    split.result(&f, 0, parts[0].tensor_axes());
     let layer = f.argument("layer", TensorType::scalar(Dtype::I32));
     let zero = layer.like(0);
     let [weight, a, b] = [0, 1, 2].map(|i| {
@@ -64,5 +68,5 @@ fn module(decoder: &Decoder, parts: [&Parameter; 3], storage: Storage) -> Result
         storage.of(parameter).get(&stacks[i].iter().map(part).collect::<Vec<_>>())
     });
     let merged = weight + decoder.low_rank([&a, &b]);
-    finish(f, "merge", [("merged", &merged)])
+    split.finish(f, "merge", [("merged", &merged)])
 }

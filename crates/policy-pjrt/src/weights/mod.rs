@@ -1,20 +1,21 @@
 //! The parameters of a decoder as buffers on a device.
 
 mod merge;
+mod reshard;
 
-use crate::decoder::{Parameter, Role, parameters, zeros};
+use crate::decoder::{Axis, Parameter, Role, Split, parameters, zeros};
 use crate::error::{Error, Result};
-use crate::runtime::{Programs, Runtime, finish, read, unnamed};
+use crate::runtime::{Argument, Program, Programs, Runtime, unnamed};
 use crate::storage::Storage;
+use crate::tensor::DeviceTensor;
 use half::{bf16, f16};
 use models::{MemoryTable, ModelConfig, NamedTensor, WeightTensor, Weights};
-use pjrt::{Argument, Buffer};
 use policy::{TensorSink, TensorSource};
 use stablehlo::{Builder, Dtype, Module, TensorType, Value};
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// The parameters of a decoder on a device, in the order of [`parameters`], followed by the parameters of its adapters and value head, if
+/// The parameters of a decoder on the devices of a runtime, sharded by its axis rules, in the order of [`parameters`], followed by the parameters of its adapters and value head, if
 /// any.
 ///
 /// The model's matrices are f32 or bf16, its norms and biases always f32. A model that is trained with bf16 products also has the low 16
@@ -28,22 +29,29 @@ pub struct DeviceWeights {
     table: Vec<Parameter>,
     /// Storage of the model.
     storage: Storage,
-    buffers: Vec<Arc<Buffer>>,
+    tensors: Vec<Arc<DeviceTensor>>,
     /// Remainders of each parameter, if any.
-    remainders: Vec<Option<Arc<Buffer>>>,
+    remainders: Vec<Option<Arc<DeviceTensor>>>,
 }
 
-/// Programs that move one tensor into or out of the stack of all layers.
+/// A program that moves one tensor into or out of a parameter of this shape, which may be the stack of all layers.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-enum Move {
-    /// Creates zeros of a shape.
-    Zeros { shape: Vec<usize>, to: Storage },
+struct Move {
+    shape: Vec<usize>,
+    axes: Vec<Axis>,
+    step: Step,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Step {
+    /// Creates zeros.
+    Zeros { to: Storage },
     /// Writes a tensor with the dtype of its file into a stack.
-    Place { stack: Vec<usize>, from: Dtype, to: Storage },
+    Place { from: Dtype, to: Storage },
     /// Converts a whole tensor to another storage.
-    Convert { shape: Vec<usize>, from: Storage, to: Storage },
+    Convert { from: Storage, to: Storage },
     /// Reads one layer of a stack as f32.
-    Take { stack: Vec<usize>, from: Storage },
+    Take { from: Storage },
 }
 
 impl DeviceWeights {
@@ -65,10 +73,10 @@ impl DeviceWeights {
     ) -> Result<Self> {
         config.validate()?;
         weights.check(config)?;
-        Self::build(runtime, parameters(config), storage, |name, _| {
+        Self::build(runtime, parameters(config), storage, |name, parameter| {
             let tensor = weights.tensor(name)?;
             tensor.check_finite()?;
-            upload_stored(runtime, &tensor)
+            upload_stored(runtime, &tensor, parameter.tensor_axes())
         })
     }
 
@@ -99,8 +107,8 @@ impl DeviceWeights {
         tensors: &dyn TensorSource,
     ) -> Result<Self> {
         let shapes: HashMap<&str, &[usize]> = tensors.shapes().into_iter().collect();
-        Self::build(runtime, table, storage, |name, shape| {
-            let name = format!("{prefix}{name}");
+        Self::build(runtime, table, storage, |name, parameter| {
+            let (name, shape) = (format!("{prefix}{name}"), parameter.tensor_shape());
             let wrong = |found| policy::Error::state(&name, format!("a tensor of shape {shape:?}"), found);
             match shapes.get(&*name) {
                 None => return Err(wrong("none".to_owned()).into()),
@@ -111,46 +119,47 @@ impl DeviceWeights {
             if values.len() != shape.iter().product::<usize>() {
                 return Err(wrong(format!("{} values", values.len())).into());
             }
-            Ok((runtime.upload(&values, shape)?, Dtype::F32))
+            Ok((runtime.upload_sharded(&values, shape, parameter.tensor_axes())?, Dtype::F32))
         })
     }
 
-    /// Creates the parameters of `table`; `upload` copies the Hugging Face tensor of a name and a shape to the device.
+    /// Creates the parameters of `table`; `upload` copies the Hugging Face tensor of a name to the devices, sharded like the parameter.
     fn build(
         runtime: &Runtime,
         table: Vec<Parameter>,
         storage: Storage,
-        upload: impl Fn(&str, &[usize]) -> Result<(Buffer, Dtype)>,
+        upload: impl Fn(&str, &Parameter) -> Result<(DeviceTensor, Dtype)>,
     ) -> Result<Self> {
+        runtime.split().check_parameters(&table)?;
         let mut needed = MemoryTable::new();
-        let bytes = |p: &Parameter| storage.of(p).bytes() * p.shape.iter().map(|size| *size as u64).product::<u64>();
+        let bytes = |p: &Parameter| storage.of(p).bytes() * runtime.split().elements_of(p);
         needed.push(format!("weights ({})", storage.label()), table.iter().map(bytes).sum());
         runtime.check_memory(needed)?;
         let mut programs = Programs::new();
-        let mut program = |key: Move| programs.get(runtime, key, Move::module);
-        let mut buffers = Vec::with_capacity(table.len());
+        let mut program = |parameter: &Parameter, step| Move::program(&mut programs, runtime, parameter, step);
+        let mut tensors = Vec::with_capacity(table.len());
         for parameter in &table {
-            let (shape, to) = (parameter.shape.clone(), storage.of(parameter));
+            let to = storage.of(parameter);
             let mut parts = match parameter.is_stacked() {
-                true => program(Move::Zeros { shape: shape.clone(), to })?.run(vec![])?,
+                true => program(parameter, Step::Zeros { to })?.run(vec![])?,
                 false => vec![],
             };
             for (layer, name) in parameter.tensors() {
-                let (tensor, from) = upload(name, parameter.tensor_shape())?;
+                let (tensor, from) = upload(name, parameter)?;
                 parts = if parameter.is_stacked() {
-                    let place = program(Move::Place { stack: shape.clone(), from, to })?;
+                    let place = program(parameter, Step::Place { from, to })?;
                     let layer = runtime.upload(&[layer as i32], &[])?;
                     place.run(parts.into_iter().chain([tensor, layer]).map(Argument::from).collect())?
                 } else if to == Storage::Plain(from) {
                     vec![tensor]
                 } else {
                     let from = Storage::Plain(from);
-                    program(Move::Convert { shape: shape.clone(), from, to })?.run(vec![tensor.into()])?
+                    program(parameter, Step::Convert { from, to })?.run(vec![tensor.into()])?
                 };
             }
-            buffers.extend(parts);
+            tensors.extend(parts);
         }
-        Ok(Self::of_buffers(runtime, table, storage, buffers.into_iter().map(Arc::new)))
+        Ok(Self::of_tensors(runtime, table, storage, tensors.into_iter().map(Arc::new)))
     }
 
     /// Passes every tensor to `sink` in f32, with the names of `transformers` (adapters: PEFT), in the order of [`DeviceWeights::table`].
@@ -178,13 +187,13 @@ impl DeviceWeights {
         Reader { weights: self, programs: Programs::new() }
     }
 
-    /// Returns the buffers of a parameter as arguments: the parameter, followed by its remainders, if any.
+    /// Returns the tensors of a parameter as arguments: the parameter, followed by its remainders, if any.
     pub(crate) fn parts(&self, parameter: usize) -> Vec<Argument<'_>> {
         let remainder = self.remainders[parameter].iter();
-        std::iter::once(&self.buffers[parameter]).chain(remainder).map(|buffer| Argument::Borrowed(buffer)).collect()
+        std::iter::once(&self.tensors[parameter]).chain(remainder).map(|tensor| Argument::Borrowed(tensor)).collect()
     }
 
-    /// Returns the parameters that the buffers hold.
+    /// Returns the parameters.
     pub fn table(&self) -> &[Parameter] {
         &self.table
     }
@@ -199,40 +208,40 @@ impl DeviceWeights {
         self.storage
     }
 
-    /// Wraps buffers as the parameters of `table`: one buffer each, followed by its remainders, if any.
-    pub(crate) fn of_buffers(
+    /// Wraps tensors as the parameters of `table`: one tensor each, followed by its remainders, if any.
+    pub(crate) fn of_tensors(
         runtime: &Runtime,
         table: Vec<Parameter>,
         storage: Storage,
-        all: impl IntoIterator<Item = Arc<Buffer>>,
+        all: impl IntoIterator<Item = Arc<DeviceTensor>>,
     ) -> Self {
         let mut all = all.into_iter();
-        let (mut buffers, mut remainders) = (Vec::with_capacity(table.len()), Vec::with_capacity(table.len()));
+        let (mut tensors, mut remainders) = (Vec::with_capacity(table.len()), Vec::with_capacity(table.len()));
         for parameter in &table {
-            buffers.extend(all.next());
+            tensors.extend(all.next());
             remainders.push(if storage.of(parameter) == Storage::Split { all.next() } else { None });
         }
-        Self { runtime: runtime.clone(), table, storage, buffers, remainders }
+        Self { runtime: runtime.clone(), table, storage, tensors, remainders }
     }
 
-    /// Returns the same parameters in other buffers, which [`DeviceWeights::of_buffers`] lists.
-    pub(crate) fn with_buffers(&self, all: impl IntoIterator<Item = Arc<Buffer>>) -> Self {
-        Self::of_buffers(&self.runtime, self.table.clone(), self.storage, all)
+    /// Returns the same parameters in other tensors, which [`DeviceWeights::of_tensors`] lists.
+    pub(crate) fn with_tensors(&self, all: impl IntoIterator<Item = Arc<DeviceTensor>>) -> Self {
+        Self::of_tensors(&self.runtime, self.table.clone(), self.storage, all)
     }
 
-    /// Returns the parameters whose roles `keep` selects. Buffers are shared.
+    /// Returns the parameters whose roles `keep` selects. Tensors are shared.
     pub(crate) fn subset(&self, keep: impl Fn(Role) -> bool) -> Self {
         let kept: Vec<usize> = (0..self.table.len()).filter(|at| keep(self.table[*at].role)).collect();
         Self {
             runtime: self.runtime.clone(),
             storage: self.storage,
             table: kept.iter().map(|at| self.table[*at].clone()).collect(),
-            buffers: kept.iter().map(|at| self.buffers[*at].clone()).collect(),
+            tensors: kept.iter().map(|at| self.tensors[*at].clone()).collect(),
             remainders: kept.iter().map(|at| self.remainders[*at].clone()).collect(),
         }
     }
 
-    /// Returns the weights without remainders. Buffers are shared.
+    /// Returns the weights without remainders. Tensors are shared.
     pub(crate) fn without_remainders(mut self) -> Self {
         self.storage = self.storage.without_remainders();
         self.remainders.fill(None);
@@ -242,51 +251,51 @@ impl DeviceWeights {
     /// Appends the parameters of `more`.
     pub(crate) fn followed_by(mut self, more: Self) -> Self {
         self.table.extend(more.table);
-        self.buffers.extend(more.buffers);
+        self.tensors.extend(more.tensors);
         self.remainders.extend(more.remainders);
         self
     }
 
-    /// Returns the buffers, in the order of the table.
-    pub fn buffers(&self) -> &[Arc<Buffer>] {
-        &self.buffers
+    /// Returns the tensors, in the order of the table.
+    pub fn tensors(&self) -> &[Arc<DeviceTensor>] {
+        &self.tensors
     }
 
-    /// Iterates over the remainders, i16: the low bits of f32 weights whose bf16 parts are in [`DeviceWeights::buffers`].
-    pub fn remainders(&self) -> impl Iterator<Item = &Arc<Buffer>> {
+    /// Iterates over the remainders, i16: the low bits of f32 weights whose bf16 parts are in [`DeviceWeights::tensors`].
+    pub fn remainders(&self) -> impl Iterator<Item = &Arc<DeviceTensor>> {
         self.remainders.iter().flatten()
     }
 
-    /// Takes the buffers out of `self`.
+    /// Takes the tensors out of `self`.
     pub(crate) fn take(&mut self) -> Self {
-        let (buffers, remainders) = (std::mem::take(&mut self.buffers), std::mem::take(&mut self.remainders));
-        Self { buffers, remainders, ..self.clone() }
+        let (tensors, remainders) = (std::mem::take(&mut self.tensors), std::mem::take(&mut self.remainders));
+        Self { tensors, remainders, ..self.clone() }
     }
 
     /// Removes and returns the parameters from index `at` on.
     pub(crate) fn split_off(&mut self, at: usize) -> Self {
-        let (table, buffers) = (self.table.split_off(at), self.buffers.split_off(at));
+        let (table, tensors) = (self.table.split_off(at), self.tensors.split_off(at));
         let remainders = self.remainders.split_off(at);
-        Self { runtime: self.runtime.clone(), storage: self.storage, table, buffers, remainders }
+        Self { runtime: self.runtime.clone(), storage: self.storage, table, tensors, remainders }
     }
 
-    /// Returns all buffers in the order of [`DeviceWeights::of_buffers`].
-    pub(crate) fn into_buffers(self) -> Vec<Arc<Buffer>> {
-        let all = self.buffers.into_iter().zip(self.remainders);
-        all.flat_map(|(buffer, remainder)| std::iter::once(buffer).chain(remainder)).collect()
+    /// Returns all tensors in the order of [`DeviceWeights::of_tensors`].
+    pub(crate) fn into_tensors(self) -> Vec<Arc<DeviceTensor>> {
+        let all = self.tensors.into_iter().zip(self.remainders);
+        all.flat_map(|(tensor, remainder)| std::iter::once(tensor).chain(remainder)).collect()
     }
 
-    /// Returns `true` if the buffers are present, not taken.
+    /// Returns `true` if the tensors are present, not taken.
     pub(crate) fn are_there(&self) -> bool {
-        !self.buffers.is_empty()
+        !self.tensors.is_empty()
     }
 
-    /// Returns the buffers as the first arguments of a program, borrowed, without remainders.
+    /// Returns the tensors as the first arguments of a program, borrowed, without remainders.
     pub fn arguments(&self) -> Vec<Argument<'_>> {
-        self.buffers.iter().map(|buffer| Argument::Borrowed(buffer)).collect()
+        self.tensors.iter().map(|tensor| Argument::Borrowed(tensor)).collect()
     }
 
-    /// Returns the buffers as arguments, each followed by its remainders.
+    /// Returns the tensors as arguments, each followed by its remainders.
     pub(crate) fn arguments_with_remainders(&self) -> Vec<Argument<'_>> {
         (0..self.table.len()).flat_map(|parameter| self.parts(parameter)).collect()
     }
@@ -303,48 +312,68 @@ impl Reader<'_> {
     pub(crate) fn read(&mut self, index: usize, layer: usize, name: &str) -> Result<Vec<f32>> {
         let DeviceWeights { runtime, table, storage, .. } = self.weights;
         let (parameter, mut arguments) = (&table[index], self.weights.parts(index));
-        let (shape, from) = (parameter.shape.clone(), storage.of(parameter));
-        let key = match parameter.is_stacked() {
-            true => Move::Take { stack: shape, from },
-            false => Move::Convert { shape, from, to: Storage::Plain(Dtype::F32) },
+        let from = storage.of(parameter);
+        let step = match parameter.is_stacked() {
+            true => Step::Take { from },
+            false => Step::Convert { from, to: Storage::Plain(Dtype::F32) },
         };
-        let program = self.programs.get(runtime, key, Move::module)?;
+        let program = Move::program(&mut self.programs, runtime, parameter, step)?;
         if parameter.is_stacked() {
             arguments.push(runtime.upload(&[layer as i32], &[])?.into());
         }
-        read(&program.run_one(arguments)?, name)
+        program.run_one(arguments)?.read(name)
     }
 }
 
 impl Move {
-    /// Builds the program. A weight is one argument or result per buffer of its storage.
-    fn module(&self) -> Result<Module> {
+    /// Returns the program that does `step` on a parameter; compiles it on first use.
+    fn program(
+        programs: &mut Programs<Self>,
+        runtime: &Runtime,
+        parameter: &Parameter,
+        step: Step,
+    ) -> Result<Arc<Program>> {
+        let key = Self { shape: parameter.shape.clone(), axes: parameter.axes.clone(), step };
+        programs.get(runtime, key, |key| key.module(runtime.split()))
+    }
+
+    /// Builds the program, sharded like the parameter. A weight is one argument or result per tensor of its storage.
+    fn module(&self, split: &Split) -> Result<Module> {
+        let Self { shape, axes, step } = self;
         let f = Builder::new();
         let zero = f.scalar(0, Dtype::I32);
-        let (name, results): (_, Vec<Value>) = match self {
-            Self::Zeros { shape, to } => ("zeros", to.dtypes().map(|dtype| zeros(&f, dtype, shape)).collect()),
+        let declare = |storage: Storage, name| {
+            let values = storage.declare(&f, name, shape);
+            values.iter().for_each(|value| split.argument(value, axes));
+            values
+        };
+        let layer = || f.argument("layer", TensorType::scalar(Dtype::I32));
+        let (name, results, of_results): (_, Vec<Value>, _) = match step {
+            Step::Zeros { to } => ("zeros", to.dtypes().map(|dtype| zeros(&f, dtype, shape)).collect(), &axes[..]),
             // A copy if both storages are equal.
-            Self::Convert { shape, from, to } => ("convert", to.put(&from.get(&from.declare(&f, "tensor", shape)))),
-            Self::Place { stack, from, to } => {
-                let all = to.declare(&f, "stack", stack);
-                let tensor = f.argument("tensor", TensorType::new(*from, &stack[1..]));
-                let layer = f.argument("layer", TensorType::scalar(Dtype::I32));
+            Step::Convert { from, to } => ("convert", to.put(&from.get(&declare(*from, "tensor"))), &axes[..]),
+            Step::Place { from, to } => {
+                let all = declare(*to, "stack");
+                let tensor = f.argument("tensor", TensorType::new(*from, &shape[1..]));
+                split.argument(&tensor, &axes[1..]);
+                let layer = layer();
                 all.iter().enumerate().for_each(|(i, stack)| f.alias(stack, i));
                 let place = |(all, part): (&Value, Value)| {
-                    let part = part.reshape(&[&[1], &stack[1..]].concat());
-                    all.dynamic_update_slice(&part, &starts(stack.len(), &layer, &zero))
+                    let part = part.reshape(&[&[1], &shape[1..]].concat());
+                    all.dynamic_update_slice(&part, &starts(shape.len(), &layer, &zero))
                 };
-                ("place", all.iter().zip(to.put(&tensor)).map(place).collect())
+                ("place", all.iter().zip(to.put(&tensor)).map(place).collect(), &axes[..])
             }
-            Self::Take { stack, from } => {
-                let all = from.declare(&f, "stack", stack);
-                let layer = f.argument("layer", TensorType::scalar(Dtype::I32));
+            Step::Take { from } => {
+                let all = declare(*from, "stack");
+                let layer = layer();
                 let parts: Vec<Value> = all.iter().map(|all| layer_of(all, &layer, &zero)).collect();
-                ("take", vec![from.get(&parts)])
+                ("take", vec![from.get(&parts)], &axes[1..])
             }
         };
         drop(zero);
-        finish(f.clone(), name, unnamed(&results))
+        (0..results.len()).for_each(|i| split.result(&f, i, of_results));
+        split.finish(f.clone(), name, unnamed(&results))
     }
 }
 
@@ -367,21 +396,33 @@ fn plain(dtype: Dtype) -> Result<Storage> {
     }
 }
 
-/// Copies a tensor of a mapped file to the device in its dtype.
-fn upload_stored(runtime: &Runtime, tensor: &WeightTensor<'_>) -> Result<(Buffer, Dtype)> {
-    fn copy<T: pjrt::Element + bytemuck::Pod>(runtime: &Runtime, tensor: &WeightTensor<'_>) -> Result<Buffer> {
+/// Copies a tensor of a mapped file with these logical axes to the devices in its dtype.
+fn upload_stored(runtime: &Runtime, tensor: &WeightTensor<'_>, axes: &[Axis]) -> Result<(DeviceTensor, Dtype)> {
+    let copy = Copying { runtime, tensor, axes };
+    Ok(match tensor.dtype() {
+        models::Dtype::F32 => (copy.as_elements::<f32>()?, Dtype::F32),
+        models::Dtype::Bf16 => (copy.as_elements::<bf16>()?, Dtype::Bf16),
+        models::Dtype::F16 => (copy.as_elements::<f16>()?, Dtype::F16),
+    })
+}
+
+/// A copy of a tensor of a mapped file to the devices.
+struct Copying<'a> {
+    runtime: &'a Runtime,
+    tensor: &'a WeightTensor<'a>,
+    axes: &'a [Axis],
+}
+
+impl Copying<'_> {
+    fn as_elements<T: pjrt::Element + bytemuck::Pod>(&self) -> Result<DeviceTensor> {
+        let Self { runtime, tensor, axes } = self;
         // Files align tensors to at most 8 bytes, and only by convention; unaligned tensors are copied first.
         match bytemuck::try_cast_slice::<u8, T>(tensor.bytes()) {
-            Ok(values) if cfg!(target_endian = "little") => runtime.upload(values, tensor.shape()),
+            Ok(values) if cfg!(target_endian = "little") => runtime.upload_sharded(values, tensor.shape(), axes),
             _ => {
                 let values = bytemuck::pod_collect_to_vec::<u8, T>(tensor.bytes());
-                runtime.upload(&values, tensor.shape())
+                runtime.upload_sharded(&values, tensor.shape(), axes)
             }
         }
     }
-    Ok(match tensor.dtype() {
-        models::Dtype::F32 => (copy::<f32>(runtime, tensor)?, Dtype::F32),
-        models::Dtype::Bf16 => (copy::<bf16>(runtime, tensor)?, Dtype::Bf16),
-        models::Dtype::F16 => (copy::<f16>(runtime, tensor)?, Dtype::F16),
-    })
 }

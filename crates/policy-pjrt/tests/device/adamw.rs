@@ -3,9 +3,8 @@
 use crate::remainders::{bits, config, numbers, random, split_word};
 use crate::support::{optimised, runtime};
 use half::bf16;
-use pjrt::Argument;
-use policy_pjrt::TrainPrograms;
 use policy_pjrt::decoder::{Compute, Decoder};
+use policy_pjrt::{Argument, TrainPrograms};
 use stablehlo::{Dtype, Module, Save};
 
 /// The state of an optimizer on the host: f32 weights and both moments.
@@ -70,16 +69,16 @@ fn run(
     arguments.push(runtime().upload(&numbers, &[8]).unwrap());
     let mut outputs = program.run(arguments.into_iter().map(Argument::from).collect()).unwrap().into_iter();
     let words = table.iter().map(|parameter| match parameter.dtype(dtype) {
-        Dtype::F32 => bits(&outputs.next().unwrap().to_vec::<f32>().unwrap()),
+        Dtype::F32 => bits(&outputs.next().unwrap().read::<f32>("a result").unwrap()),
         _ => {
-            let high = outputs.next().unwrap().to_vec::<bf16>().unwrap();
-            let low = outputs.next().unwrap().to_vec::<i16>().unwrap();
+            let high = outputs.next().unwrap().read::<bf16>("a result").unwrap();
+            let low = outputs.next().unwrap().read::<i16>("a result").unwrap();
             let join = |(high, low): (bf16, i16)| (u32::from(high.to_bits()) << 16).wrapping_add(low as u32);
             high.into_iter().zip(low).map(join).collect()
         }
     });
     let words = words.collect();
-    let rest: Vec<Vec<f32>> = outputs.map(|output| output.to_vec().unwrap()).collect();
+    let rest: Vec<Vec<f32>> = outputs.map(|output| output.read("a result").unwrap()).collect();
     let [first, second, sums] = [0, 1, 2].map(|group| &rest[group * table.len()..][..table.len()]);
     assert!(sums.iter().flatten().all(|sum| *sum == 0.0));
     let words_of = |group: &[Vec<f32>]| group.iter().map(|values| bits(values)).collect();

@@ -2,8 +2,8 @@
 
 use crate::support::{blocks_of, runtime};
 use models::ModelConfig;
-use pjrt::{Argument, Buffer};
 use policy_pjrt::decoder::{Attention, Compute, Decoder, Heads, Rows};
+use policy_pjrt::{Argument, DeviceTensor};
 use stablehlo::{Builder, Dtype, TensorType, Value, trace};
 
 /// Returns the attention output of rows with several sequences, and the gradients of queries, keys and values.
@@ -39,13 +39,13 @@ fn evaluate(attention: Attention, compute: Compute) -> Vec<Vec<f32>> {
     let gradients = pullback.call(&[&a[3]]);
     let named: Vec<(&str, &Value)> = mixed.iter().chain(&gradients).map(|value| ("", value)).collect();
     let program = runtime().compile(&f.finish("attention", &named).unwrap()).unwrap();
-    let buffers: Vec<Buffer> = shapes.iter().enumerate().map(|(seed, shape)| upload(shape, seed)).collect();
-    let outputs = program.run(buffers.iter().map(Argument::from).collect()).unwrap();
-    outputs.iter().map(|output| output.to_vec().unwrap()).collect()
+    let tensors: Vec<DeviceTensor> = shapes.iter().enumerate().map(|(seed, shape)| upload(shape, seed)).collect();
+    let outputs = program.run(tensors.iter().map(Argument::from).collect()).unwrap();
+    outputs.iter().map(|output| output.read("a result").unwrap()).collect()
 }
 
 /// Uploads pseudo-random numbers between -2 and 2.
-fn upload(shape: &[usize], seed: usize) -> Buffer {
+fn upload(shape: &[usize], seed: usize) -> DeviceTensor {
     let number = |i: usize| {
         let mut z = ((i + 1_000_003 * seed) as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

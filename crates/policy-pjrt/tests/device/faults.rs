@@ -62,7 +62,7 @@ fn out_of_memory_errors_have_bytes_and_the_program() {
     let one = runtime().upload(&[1.0_f32], &[]).unwrap();
     // Wait for the upload: a program with a pending argument fails later, when its results are read, and then the bytes come from the
     // plugin's error text.
-    assert_eq!(one.to_vec::<f32>().unwrap(), [1.0]);
+    assert_eq!(one.read::<f32>("one").unwrap(), [1.0]);
     let error = program.run(vec![(&one).into()]).map(|_| ()).unwrap_err();
     let Error::OutOfMemory { program: Some(program), needed: Some(needed), available: Some(available), .. } = &error
     else {
@@ -112,7 +112,7 @@ fn damaged_or_outdated_cache_entries_are_recompiled() {
         drop(x);
         let program = runtime.compile(&f.finish("double", &[("sum", &sum)]).unwrap()).unwrap();
         let x = runtime.upload(&[1.5_f32, -2.0], &[2]).unwrap();
-        program.run_one(vec![x.into()]).unwrap().to_vec::<f32>().unwrap()
+        program.run_one(vec![x.into()]).unwrap().read::<f32>("x").unwrap()
     };
     assert_eq!(doubled(), [3.0, -4.0]);
     let entry = fs::read_dir(folder.path()).unwrap().next().unwrap().unwrap().path();
@@ -137,7 +137,7 @@ fn a_device_failure_during_an_update_is_reported_as_lost_weights() {
         policy.step(&batch, imitate, 0.1).unwrap();
         let [weights, ..] = state(&policy);
         // Simulate a device failure: delete a buffer.
-        let fails = |policy: &PjrtPolicy| policy.weights().unwrap().buffers()[0].delete().unwrap();
+        let fails = |policy: &PjrtPolicy| policy.weights().unwrap().tensors()[0].shards()[0].delete().unwrap();
         let error = match program {
             "adamw" => {
                 policy.accumulate(&batch, imitate).unwrap();
@@ -209,8 +209,8 @@ fn a_failed_export_keeps_the_existing_folder() {
     }
     // The device fails during the export.
     let weights = policy.weights().unwrap();
-    let last = weights.buffers().last().unwrap();
-    last.delete().unwrap();
+    let last = weights.tensors().last().unwrap();
+    last.shards()[0].delete().unwrap();
     let error = export(all).unwrap_err().to_string();
     assert!(error.contains("running `") || error.contains("reading "), "{error}");
     assert_eq!(contents(&target), before);

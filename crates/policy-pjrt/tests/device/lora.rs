@@ -149,7 +149,7 @@ fn policy_and_reference_share_the_frozen_bf16_model() {
     policy.accumulate(&halves(&sequences), cross_entropy(&sequences)).unwrap();
     assert!(policy.apply(0.05).unwrap().applied);
     let after = policy.weights().unwrap();
-    for ((parameter, before), after) in before.table().iter().zip(before.buffers()).zip(after.buffers()) {
+    for ((parameter, before), after) in before.table().iter().zip(before.tensors()).zip(after.tensors()) {
         let (shared, of_model) = (std::sync::Arc::ptr_eq(before, after), parameter.role.is_of_model());
         assert_eq!(shared, of_model, "{}", parameter.name());
     }

@@ -11,6 +11,7 @@ mod long_rollout;
 mod lora;
 mod losses;
 mod mesh;
+mod mesh_policy;
 mod packing;
 #[path = "../../../../tests/checkpoints/ppo.rs"]
 mod ppo_of_torch;

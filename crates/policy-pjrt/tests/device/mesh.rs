@@ -1,9 +1,8 @@
-//! Sharded programs on four virtual devices of XLA's CPU plugin, against the same programs on one device.
+//! Sharded programs on four of eight virtual devices of XLA's CPU plugin, against the same programs on one device.
 
-use pjrt::install::{Kind, install};
-use pjrt::{Buffer, Client, CompileOptions, DType, Element, LoadedExecutable, Plugin};
+use crate::mesh_policy::eight;
+use pjrt::{Buffer, Client, CompileOptions, DType, Element, LoadedExecutable};
 use stablehlo::{Array, Dtype, Mesh, Module};
-use std::sync::OnceLock;
 use testkit::xla_cpu::QUICK;
 
 /// Returns meshes of four devices: weights in four shards; in two shards with two-way data parallelism; in two shards with heads over two
@@ -14,12 +13,7 @@ pub(crate) fn meshes() -> [Mesh; 3] {
 }
 
 fn client() -> &'static Client {
-    static CLIENT: OnceLock<Client> = OnceLock::new();
-    CLIENT.get_or_init(|| {
-        let installed = install(Kind::Cpu, |_| {}).expect("XLA's CPU plugin can be installed");
-        let plugin = Plugin::load(installed.path).expect("the plugin loads");
-        plugin.client(&[("cpu_device_count", 4.into())]).expect("the CPU opens")
-    })
+    eight().client()
 }
 
 /// Compiles the program for the number of devices in its mesh.

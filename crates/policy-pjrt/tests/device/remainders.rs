@@ -8,10 +8,9 @@ use crate::support::{
 use grpo_core::LossConfig;
 use half::bf16;
 use models::{LoraConfig, ModelConfig, NamedTensor};
-use pjrt::{Argument, Buffer};
 use policy::{AdamWConfig, LogitsProcessors, Policy, Sampling, StateGroup, Weights, export_all};
 use policy_pjrt::decoder::{Compute, Decoder};
-use policy_pjrt::{DeviceWeights, PjrtPolicy, PjrtPolicyOptions, TrainPrograms, TrainShape};
+use policy_pjrt::{Argument, DeviceTensor, DeviceWeights, PjrtPolicy, PjrtPolicyOptions, TrainPrograms, TrainShape};
 use rand::{Rng, RngExt};
 use stablehlo::{Dtype, Module, Save, TensorType};
 use std::sync::Arc;
@@ -64,16 +63,21 @@ fn finite_f32_weights_are_restored_exactly_and_read_as_the_nearest_bf16() {
 
     let weights = policy.weights().unwrap();
     let (mut remainders, mut seen) = (weights.remainders(), 0);
-    for (parameter, buffer) in weights.table().iter().zip(weights.buffers()) {
+    for (parameter, tensor) in weights.table().iter().zip(weights.tensors()) {
         let words = parameter.tensors().flat_map(|(_, name)| bits(&expected[name].data));
         if !parameter.has_matrices() {
-            assert_eq!(bits(&buffer.to_vec::<f32>().unwrap()), words.collect::<Vec<_>>(), "{}", parameter.name());
+            assert_eq!(
+                bits(&tensor.read::<f32>("weights").unwrap()),
+                words.collect::<Vec<_>>(),
+                "{}",
+                parameter.name()
+            );
             continue;
         }
         let (high, low): (Vec<bf16>, Vec<i16>) = words.map(split_word).unzip();
         let patterns = |values: &[bf16]| values.iter().map(|value| value.to_bits()).collect::<Vec<_>>();
-        assert_eq!(patterns(&buffer.to_vec::<bf16>().unwrap()), patterns(&high), "{}", parameter.name());
-        assert_eq!(remainders.next().unwrap().to_vec::<i16>().unwrap(), low, "{}", parameter.name());
+        assert_eq!(patterns(&tensor.read::<bf16>("weights").unwrap()), patterns(&high), "{}", parameter.name());
+        assert_eq!(remainders.next().unwrap().read::<i16>("remainders").unwrap(), low, "{}", parameter.name());
         seen += 1;
     }
     // Embedding, head, and seven stacked matrices of the layers.
@@ -81,7 +85,7 @@ fn finite_f32_weights_are_restored_exactly_and_read_as_the_nearest_bf16() {
 }
 
 /// Uploads arguments after the first `given` ones: small numbers, equal for all programs.
-fn rest_of_arguments(module: &Module, given: usize) -> Vec<Buffer> {
+fn rest_of_arguments(module: &Module, given: usize) -> Vec<DeviceTensor> {
     let mut random = random(3);
     let types = module.main.body().arguments.iter().skip(given).map(|id| module.main.type_of(*id).clone());
     let upload = |ty: TensorType| {
@@ -113,10 +117,10 @@ fn gradients_of_bf16_weights_match_f32_weights_of_equal_values() {
             let shape = TrainShape { rows: 2, length: 8, tokens: 8, shared: false };
             let module = modules.gradient(&LossConfig::default(), None, shape).unwrap();
             let weights = DeviceWeights::from_tensors(runtime(), checkpoint.config(), &stored, dtype).unwrap();
-            let rest = rest_of_arguments(&module, weights.buffers().len());
+            let rest = rest_of_arguments(&module, weights.tensors().len());
             let arguments = weights.arguments().into_iter().chain(rest.into_iter().map(Argument::from)).collect();
             let outputs = runtime().compile(&module).unwrap().run(arguments).unwrap();
-            outputs.iter().map(|output| bits(&output.to_vec::<f32>().unwrap())).collect::<Vec<_>>()
+            outputs.iter().map(|output| bits(&output.read::<f32>("gradients").unwrap())).collect::<Vec<_>>()
         };
         let [narrow, wide] = [Dtype::Bf16, Dtype::F32].map(gradients);
         let table = decoder.trained();
@@ -239,9 +243,9 @@ fn sampling_and_training_share_the_weights_buffers() {
     let before = sample(&mut policy, sampled());
     assert_eq!(sample(&mut policy, sampled()), before);
     policy.accumulate(&halves(&sequences), cross_entropy(&sequences)).unwrap();
-    let held: Vec<Arc<Buffer>> = policy.weights().unwrap().buffers().to_vec();
+    let held: Vec<Arc<DeviceTensor>> = policy.weights().unwrap().tensors().to_vec();
     assert!(policy.apply(0.05).unwrap().applied);
-    let now = policy.weights().unwrap().buffers();
+    let now = policy.weights().unwrap().tensors();
     assert!(held.iter().zip(now).all(|(before, now)| !Arc::ptr_eq(before, now)));
     assert_ne!(sample(&mut policy, sampled()), before, "the rollout after an update uses the old weights");
     // Greedy tokens have the largest training logit, up to bf16 rounding.

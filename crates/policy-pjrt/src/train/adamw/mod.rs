@@ -4,12 +4,12 @@ mod programs;
 
 pub(crate) use programs::{Check, Numbers, StateValues, apply_module, update};
 
-use crate::decoder::{Parameter, Split};
+use crate::decoder::Parameter;
 use crate::error::Result;
-use crate::runtime::{Program, Programs, Runtime, read};
+use crate::runtime::{Argument, Program, Programs, Runtime};
 use crate::storage::Storage;
+use crate::tensor::DeviceTensor;
 use crate::weights::DeviceWeights;
-use pjrt::{Argument, Buffer};
 use policy::{AdamWBounds, AdamWConfig};
 use programs::{NUMBERS, drop_module, measure_module, numbers, zeros_module};
 use std::sync::Arc;
@@ -32,11 +32,11 @@ enum Key {
     Zeros,
 }
 
-/// Exponential averages of gradients and of squared gradients, with one buffer per parameter.
+/// Exponential averages of gradients and of squared gradients, with one tensor per parameter.
 #[derive(Clone, Debug)]
 pub(crate) struct Moments {
-    pub(crate) first: Vec<Arc<Buffer>>,
-    pub(crate) second: Vec<Arc<Buffer>>,
+    pub(crate) first: Vec<Arc<DeviceTensor>>,
+    pub(crate) second: Vec<Arc<DeviceTensor>>,
     /// Upper bounds on moments and weights, if known.
     pub(crate) bounds: Option<AdamWBounds>,
 }
@@ -44,7 +44,7 @@ pub(crate) struct Moments {
 /// The scalars of a step on the device.
 #[derive(Debug)]
 pub(crate) struct Scalars {
-    pub(crate) numbers: Buffer,
+    pub(crate) numbers: DeviceTensor,
     /// Bounds of the next state, if known before the step.
     pub(crate) after: Option<AdamWBounds>,
 }
@@ -85,15 +85,15 @@ impl AdamW {
     fn program(&mut self, runtime: &Runtime, key: Key) -> Result<Arc<Program>> {
         let Self { table, storage, programs } = self;
         programs.get(runtime, key, |key| match *key {
-            Key::Apply(check) => apply_module(table, *storage, check, &Split::default()),
-            Key::Measure => measure_module(table, *storage),
-            Key::Drop => drop_module(table),
-            Key::Zeros => zeros_module(table),
+            Key::Apply(check) => apply_module(table, *storage, check, runtime.split()),
+            Key::Measure => measure_module(table, *storage, runtime.split()),
+            Key::Drop => drop_module(table, runtime.split()),
+            Key::Zeros => zeros_module(table, runtime.split()),
         })
     }
 
-    /// Creates a buffer of zeros per parameter.
-    pub(crate) fn zeros(&mut self, runtime: &Runtime) -> Result<Vec<Buffer>> {
+    /// Creates a tensor of zeros per parameter.
+    pub(crate) fn zeros(&mut self, runtime: &Runtime) -> Result<Vec<DeviceTensor>> {
         self.program(runtime, Key::Zeros)?.run(vec![])
     }
 
@@ -129,24 +129,24 @@ impl AdamW {
     /// Measures the largest magnitudes of weights and moments.
     fn measure(&mut self, runtime: &Runtime, weights: &DeviceWeights, moments: &Moments) -> Result<AdamWBounds> {
         let mut arguments = weights.arguments_with_remainders();
-        arguments.extend(moments.first.iter().chain(&moments.second).map(|buffer| Argument::from(&**buffer)));
+        arguments.extend(moments.first.iter().chain(&moments.second).map(|tensor| Argument::from(&**tensor)));
         let report = self.program(runtime, Key::Measure)?.run_one(arguments)?;
-        let [weights, moments] = read::<f32>(&report, "the largest weights and moments")?[..] else {
+        let [weights, moments] = report.read::<f32>("the largest weights and moments")?[..] else {
             unreachable!("the program returns two numbers")
         };
         Ok(AdamWBounds { weights: weights.into(), moments: moments.into() })
     }
 
-    /// Returns the program of a step with these scalars, before any buffer is donated.
+    /// Returns the program of a step with these scalars, before any tensor is donated.
     pub(crate) fn prepare(&mut self, runtime: &Runtime, scalars: &Scalars) -> Result<Arc<Program>> {
         let check = if scalars.after.is_some() { Check::Bounds } else { Check::Results };
         self.program(runtime, Key::Apply(check))
     }
 
     /// Zeroes the accumulators, and returns them after the 2-norm of the dropped gradient.
-    pub(crate) fn drop(&mut self, runtime: &Runtime, sums: Vec<Buffer>) -> Result<(f64, Vec<Buffer>)> {
+    pub(crate) fn drop(&mut self, runtime: &Runtime, sums: Vec<DeviceTensor>) -> Result<(f64, Vec<DeviceTensor>)> {
         let mut outputs = self.program(runtime, Key::Drop)?.run(sums.into_iter().map(Argument::from).collect())?;
-        let norm: Vec<f32> = read(&outputs.split_off(outputs.len() - 1)[0], "the norm of the gradient")?;
+        let norm: Vec<f32> = outputs.split_off(outputs.len() - 1)[0].read("the norm of the gradient")?;
         Ok((norm[0].into(), outputs))
     }
 }
@@ -159,8 +159,8 @@ impl Moments {
         weights: &mut DeviceWeights,
         program: &Program,
         scalars: &Scalars,
-        sums: Vec<Buffer>,
-    ) -> Result<(Self, Applied, Vec<Buffer>)> {
+        sums: Vec<DeviceTensor>,
+    ) -> Result<(Self, Applied, Vec<DeviceTensor>)> {
         let report_at = sums.len();
         let rest = sums.into_iter().map(Argument::from).chain([Argument::from(&scalars.numbers)]).collect();
         let (mut moments, report, sums) = self.step(weights, program, false, rest, report_at)?;
@@ -177,7 +177,7 @@ impl Moments {
     /// are the frozen weights if it `reads_frozen` ones, this state, and the `rest`. Returns the next moments, the program's report, which is
     /// at index `report_at` behind the state, and its other results.
     ///
-    /// Buffers without another owner are donated: if the device fails, weights and moments are lost. Shared buffers exist twice until their
+    /// Tensors without another owner are donated: if the device fails, weights and moments are lost. Shared tensors exist twice until their
     /// other owner drops them.
     pub(crate) fn step(
         self,
@@ -186,24 +186,24 @@ impl Moments {
         reads_frozen: bool,
         rest: Vec<Argument<'_>>,
         report_at: usize,
-    ) -> Result<(Self, Vec<f32>, Vec<Buffer>)> {
+    ) -> Result<(Self, Vec<f32>, Vec<DeviceTensor>)> {
         let Self { first, second, .. } = self;
         let count = first.len();
         let mut frozen = weights.take();
         // Trained parameters come last.
         let mut trained = frozen.split_off(frozen.table().len() - count);
-        let parameters = trained.take().into_buffers();
+        let parameters = trained.take().into_tensors();
         let of_parameters = parameters.len();
         let state = parameters.into_iter().chain(first).chain(second);
-        let (owned, shared): (Vec<Option<Buffer>>, Vec<Option<Arc<Buffer>>>) = state
-            .map(|buffer| match Arc::try_unwrap(buffer) {
-                Ok(buffer) => (Some(buffer), None),
-                Err(buffer) => (None, Some(buffer)),
+        let (owned, shared): (Vec<Option<DeviceTensor>>, Vec<Option<Arc<DeviceTensor>>>) = state
+            .map(|tensor| match Arc::try_unwrap(tensor) {
+                Ok(tensor) => (Some(tensor), None),
+                Err(tensor) => (None, Some(tensor)),
             })
             .unzip();
         let state = owned.into_iter().zip(&shared).map(|(owned, shared)| match (owned, shared) {
-            (Some(buffer), _) => Argument::Donated(buffer),
-            (None, Some(buffer)) => Argument::Borrowed(buffer),
+            (Some(tensor), _) => Argument::Donated(tensor),
+            (None, Some(tensor)) => Argument::Borrowed(tensor),
             (None, None) => unreachable!("one of both"),
         });
         let mut arguments = if reads_frozen { frozen.arguments() } else { vec![] };
@@ -211,9 +211,9 @@ impl Moments {
         arguments.extend(rest);
         let mut outputs = program.run(arguments)?;
         let mut others = outputs.split_off(shared.len());
-        let report = read(&others.remove(report_at), "the norm of the gradient")?;
+        let report = others.remove(report_at).read("the norm of the gradient")?;
         let mut outputs = outputs.into_iter().map(Arc::new);
-        let trained = trained.with_buffers(outputs.by_ref().take(of_parameters));
+        let trained = trained.with_tensors(outputs.by_ref().take(of_parameters));
         *weights = frozen.followed_by(trained);
         let [first, second] = [(); 2].map(|()| outputs.by_ref().take(count).collect());
         Ok((Self { first, second, bounds: None }, report, others))

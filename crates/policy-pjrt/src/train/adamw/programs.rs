@@ -2,7 +2,7 @@
 
 use crate::decoder::{Parameter, Split, zeros};
 use crate::error::Result;
-use crate::runtime::{finish, unnamed};
+use crate::runtime::unnamed;
 use crate::storage::Storage;
 use policy::{AdamWStep, CLIP_EPSILON};
 use stablehlo::{Builder, Dtype, Module, Reducer, TensorType, Value};
@@ -64,23 +64,29 @@ impl StateValues {
     /// Declares the state of the parameters of `table` as the next arguments, aliased to the program's first results. `storage` is the
     /// storage of the model; arguments and results are sharded like the parameters.
     pub(crate) fn declare(f: &Builder, table: &[Parameter], storage: Storage, split: &Split) -> Self {
-        let state = Self::read(f, table, storage);
-        let of_parameters = state.parameters.iter().zip(table).flat_map(|(parts, p)| parts.iter().map(move |v| (v, p)));
-        let of_moments = [&state.first, &state.second].into_iter().flat_map(|group| group.iter().zip(table));
-        for (i, (argument, parameter)) in of_parameters.chain(of_moments).enumerate() {
+        let state = Self::read(f, table, storage, split);
+        for (i, (argument, parameter)) in state.with_parameters(table).enumerate() {
             f.alias(argument, i);
-            split.argument(argument, &parameter.axes);
             split.result(f, i, &parameter.axes);
         }
         state
     }
 
-    /// Declares the state as read-only arguments of a program for one device.
-    fn read(f: &Builder, table: &[Parameter], storage: Storage) -> Self {
+    /// Declares the state as read-only arguments, sharded like the parameters.
+    fn read(f: &Builder, table: &[Parameter], storage: Storage, split: &Split) -> Self {
         let stored: Vec<Storage> = table.iter().map(|parameter| storage.of(parameter)).collect();
         let parameters = stored.iter().zip(table).map(|(of, p)| of.declare(f, p.name(), &p.shape)).collect();
         let [first, second] = [".exp_avg", ".exp_avg_sq"].map(|suffix| declare(f, table, suffix));
-        Self { parameters, first, second, stored }
+        let state = Self { parameters, first, second, stored };
+        state.with_parameters(table).for_each(|(argument, parameter)| split.argument(argument, &parameter.axes));
+        state
+    }
+
+    /// Iterates over all values with their parameters, in the order of arguments and results.
+    fn with_parameters<'a>(&'a self, table: &'a [Parameter]) -> impl Iterator<Item = (&'a Value, &'a Parameter)> {
+        let of_parameters = self.parameters.iter().zip(table).flat_map(|(parts, p)| parts.iter().map(move |v| (v, p)));
+        let of_moments = [&self.first, &self.second].into_iter().flat_map(move |group| group.iter().zip(table));
+        of_parameters.chain(of_moments)
     }
 
     /// Iterates over all values in the order of arguments and results.
@@ -101,13 +107,7 @@ impl StateValues {
 pub(crate) fn apply_module(table: &[Parameter], storage: Storage, check: Check, split: &Split) -> Result<Module> {
     let f = Builder::new();
     let state = StateValues::declare(&f, table, storage, split);
-    let sums = declare(&f, table, ".sum");
-    let first_sum = state.all().count();
-    for (i, (sum, parameter)) in sums.iter().zip(table).enumerate() {
-        f.alias(sum, first_sum + i);
-        split.argument(sum, &parameter.axes);
-        split.result(&f, first_sum + i, &parameter.axes);
-    }
+    let sums = declare_sums(&f, table, state.all().count(), split);
     let numbers = Numbers::argument(&f);
     let (results, report) = update(&f, table, &state, &sums, &numbers, None, check);
     let none: Vec<Value> = sums.iter().map(|sum| zeros(&f, Dtype::F32, sum.shape())).collect();
@@ -183,9 +183,9 @@ pub(crate) fn update(
 
 /// Builds the program that measures the largest magnitudes of a state. Arguments: those of [`apply_module`] without accumulators and
 /// scalars. Result: f32 `[2]`, the largest weight, and the largest first moment or root of a second moment; infinite if one is not finite.
-pub(super) fn measure_module(table: &[Parameter], storage: Storage) -> Result<Module> {
+pub(super) fn measure_module(table: &[Parameter], storage: Storage, split: &Split) -> Result<Module> {
     let f = Builder::new();
-    let state = StateValues::read(&f, table, storage);
+    let state = StateValues::read(&f, table, storage, split);
     let [mut weights, mut moments] = [0, 1].map(|_| f.scalar(0.0, Dtype::F32));
     let largest = |size: Value| size.reduce(Reducer::Max, &(0..size.shape().len()).collect::<Vec<_>>());
     for i in 0..table.len() {
@@ -197,24 +197,35 @@ pub(super) fn measure_module(table: &[Parameter], storage: Storage) -> Result<Mo
         moments = moments.max(&largest(size));
     }
     let report = f.concatenate(&[&weights.reshape(&[1]), &moments.reshape(&[1])], 0);
-    finish(f.clone(), "measure", [("largest", &report)])
+    split.finish(f.clone(), "measure", [("largest", &report)])
 }
 
 /// Builds the program that drops a gradient: donated accumulators to zeros and the norm `[1]`.
-pub(super) fn drop_module(table: &[Parameter]) -> Result<Module> {
+pub(super) fn drop_module(table: &[Parameter], split: &Split) -> Result<Module> {
     let f = Builder::new();
-    let sums = declare(&f, table, ".sum");
-    sums.iter().enumerate().for_each(|(i, sum)| f.alias(sum, i));
+    let sums = declare_sums(&f, table, 0, split);
     let norm = norm(&f, &sums).reshape(&[1]);
     let none: Vec<Value> = sums.iter().map(|sum| zeros(&f, Dtype::F32, sum.shape())).collect();
-    finish(f.clone(), "drop_gradient", unnamed(&none).chain([("norm", &norm)]))
+    split.finish(f.clone(), "drop_gradient", unnamed(&none).chain([("norm", &norm)]))
 }
 
 /// Builds the program that creates zeros for every parameter.
-pub(super) fn zeros_module(table: &[Parameter]) -> Result<Module> {
+pub(super) fn zeros_module(table: &[Parameter], split: &Split) -> Result<Module> {
     let f = Builder::new();
+    table.iter().enumerate().for_each(|(i, parameter)| split.result(&f, i, &parameter.axes));
     let all: Vec<Value> = table.iter().map(|parameter| zeros(&f, Dtype::F32, &parameter.shape)).collect();
-    finish(f.clone(), "zeros", table.iter().map(Parameter::name).zip(&all))
+    split.finish(f.clone(), "zeros", table.iter().map(Parameter::name).zip(&all))
+}
+
+/// Declares gradient accumulators as the next arguments, sharded like the parameters and aliased to the results from index `first` on.
+fn declare_sums(f: &Builder, table: &[Parameter], first: usize, split: &Split) -> Vec<Value> {
+    let sums = declare(f, table, ".sum");
+    for (i, (sum, parameter)) in sums.iter().zip(table).enumerate() {
+        f.alias(sum, first + i);
+        split.argument(sum, &parameter.axes);
+        split.result(f, first + i, &parameter.axes);
+    }
+    sums
 }
 
 /// Declares an argument per parameter.
@@ -268,7 +279,7 @@ mod tests {
     #[test]
     fn measure_finds_the_largest_weight_and_moment() {
         let table = parameters(&ModelConfig { hidden_size: 8, intermediate_size: 8, ..ModelConfig::default() });
-        let module = measure_module(&table, Storage::Plain(Dtype::F32)).unwrap();
+        let module = measure_module(&table, Storage::Plain(Dtype::F32), &Split::default()).unwrap();
         let places = 3 * table.len();
         // One tensor has one element that differs from all others.
         let measured = |place: usize, number: f64| {

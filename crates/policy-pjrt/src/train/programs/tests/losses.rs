@@ -30,7 +30,8 @@ impl Setting {
         let modules = modules(attention(false), false);
         let of = |prompt: &[u32], completion: &[u32]| Sequence { prompt: prompt.into(), completion: completion.into() };
         let sequences = vec![of(&[1, 7, 4], &[5, 8, 2, 9, 10, 4, 6]), of(&[3], &[6]), of(&[2, 5], &[9, 3, 2, 7, 1, 8])];
-        let rows = BatchRows::packed(&sequences, &alone(&sequences));
+        let packing = alone(&sequences);
+        let rows = BatchRows::packed(&sequences, &packing, packing.shape(&sequences));
         let (shape, weights, rows) = (rows.shape, weights(&modules), rows_of(&rows));
         let pullback = pullback(&modules, shape);
         let table = modules.decoder().parameters();

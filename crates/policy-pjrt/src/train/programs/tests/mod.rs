@@ -118,7 +118,7 @@ fn gradient(modules: &TrainPrograms, sequences: &[Sequence], packing: &Packing) 
     let batch = batch.with_weights(weights_of_tokens).unwrap();
     let evaluator = Evaluator::new(&loss, &batch).unwrap();
 
-    let rows = BatchRows::packed(sequences, packing);
+    let rows = BatchRows::packed(sequences, packing, packing.shape(sequences));
     let spec = modules.head(&loss, rows.shape.tokens).unwrap();
     let trained = modules.decoder().trained();
     let mut arguments = weights(modules);
@@ -151,8 +151,11 @@ fn gradient(modules: &TrainPrograms, sequences: &[Sequence], packing: &Packing) 
 
 /// Returns log-probabilities and entropies of every sequence's tokens.
 fn score(modules: &TrainPrograms, sequences: &[Sequence], packing: &Packing) -> Vec<Vec<[f64; 2]>> {
-    let (loss, rows, batch) =
-        (LossConfig::default(), BatchRows::packed(sequences, packing), token_batch(sequences).unwrap());
+    let (loss, rows, batch) = (
+        LossConfig::default(),
+        BatchRows::packed(sequences, packing, packing.shape(sequences)),
+        token_batch(sequences).unwrap(),
+    );
     let spec = modules.head(&loss, rows.shape.tokens).unwrap();
     let mut arguments = weights(modules);
     arguments.extend(rows_of(&rows));

@@ -1,0 +1,128 @@
+//! Weights on another mesh of the same devices.
+
+use super::DeviceWeights;
+use crate::decoder::{Parameter, Split};
+use crate::error::{Error, Result};
+use crate::runtime::{Programs, Runtime, unnamed};
+use stablehlo::{Builder, Mesh, Module, Sharding, TensorType, Value};
+use std::sync::Arc;
+
+impl DeviceWeights {
+    /// Returns the weights on the mesh of `to`, which has the same devices. The tensors are shared if the meshes are equal; otherwise a
+    /// program, cached in `programs`, copies them.
+    ///
+    /// # Errors
+    /// [`Error::Split`] if the meshes have no common refinement, or if a parameter does not shard evenly; [`Error::Device`].
+    pub(crate) fn on(self, to: &Runtime, programs: &mut Programs<()>) -> Result<Self> {
+        let (from, into) = (self.runtime.split(), to.split());
+        let (Some(old), Some(new)) = (from.rules(), into.rules()) else { return Ok(self) };
+        if old == new {
+            return Ok(self);
+        }
+        let mesh = refinement(old.mesh(), new.mesh())?;
+        let program = programs.get(&self.runtime, (), |()| module(&self, [from, into], &mesh))?;
+        let moved = program.run(self.arguments())?;
+        Ok(Self::of_tensors(to, self.table.clone(), self.storage, moved.into_iter().map(Arc::new)))
+    }
+}
+
+/// Builds the program from weights to the same weights. Arguments are sharded by the first rules, results by the second.
+fn module(weights: &DeviceWeights, [from, into]: [&Split; 2], mesh: &Mesh) -> Result<Module> {
+    let f = Builder::new();
+    let argument = |p: &Parameter| {
+        let ty = TensorType::new(weights.storage.of(p).dtype(), &p.shape[..]);
+        f.argument(p.name(), ty)
+    };
+    let values: Vec<Value> = weights.table.iter().map(argument).collect();
+    for (i, (value, parameter)) in values.iter().zip(&weights.table).enumerate() {
+        let sharding =
+            |split: &Split| split.sharding(&parameter.axes).map(|sharding| refined(&sharding, mesh)).transpose();
+        let (Some(old), Some(new)) = (sharding(from)?, sharding(into)?) else { continue };
+        f.shard(value, &old);
+        f.shard_result(i, &new);
+    }
+    crate::runtime::finish(f.clone(), "reshard", unnamed(&values))
+}
+
+/// Returns the mesh of the same devices, in the same order, of whose axes both meshes' axes are products.
+///
+/// # Errors
+/// [`Error::Split`] if there is none: {tensor 2, fsdp 3} and {tensor 3, fsdp 2} have none.
+fn refinement(a: &Mesh, b: &Mesh) -> Result<Mesh> {
+    let mut strides: Vec<usize> = [a, b].into_iter().flat_map(strides).chain([1, a.devices()]).collect();
+    strides.sort_unstable();
+    strides.dedup();
+    let refuse = |reason: String| Error::Split {
+        what: format!("weights on {a}, moved to {b}"),
+        source: stablehlo::Error::Mesh { mesh: "refinement".into(), reason },
+    };
+    let uneven = strides.windows(2).find(|pair| pair[1] % pair[0] != 0);
+    if let Some([small, large]) = uneven {
+        return Err(refuse(format!("groups of {small} and of {large} neighbouring devices overlap")));
+    }
+    let axes = strides.windows(2).rev().map(|pair| (format!("stride_{}", pair[0]), pair[1] / pair[0]));
+    Mesh::new("mesh", axes.collect::<Vec<_>>()).map_err(|error| refuse(error.to_string()))
+}
+
+/// Returns the distance of neighbouring devices along each axis.
+fn strides(mesh: &Mesh) -> Vec<usize> {
+    let sizes = mesh.axes().iter().map(|(_, size)| *size);
+    let mut strides: Vec<usize> = sizes.rev().scan(1, |all, size| Some(std::mem::replace(all, *all * size))).collect();
+    strides.reverse();
+    strides
+}
+
+/// Returns the same sharding on a refinement of its mesh.
+fn refined(sharding: &Sharding, mesh: &Mesh) -> Result<Sharding> {
+    let old = sharding.mesh();
+    let of_axis = |name: &str| {
+        let axis = old.axes().iter().position(|(axis, _)| axis == name);
+        let range = axis.map(|axis| strides(old)[axis]..strides(old)[axis] * old.axes()[axis].1);
+        let fine = mesh.axes().iter().zip(strides(mesh));
+        fine.filter(move |(_, stride)| range.as_ref().is_some_and(|range| range.contains(stride)))
+            .map(|((name, _), _)| name.as_str())
+            .collect::<Vec<_>>()
+    };
+    let dimensions: Vec<Vec<&str>> =
+        (0..sharding.rank()).map(|d| sharding.axes(d).into_iter().flat_map(of_axis).collect()).collect();
+    let refined = mesh.sharding(&dimensions.iter().map(Vec::as_slice).collect::<Vec<_>>());
+    refined.map_err(|source| Error::Split { what: "weights on another mesh".into(), source })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use stablehlo::Dtype;
+
+    fn mesh(axes: &[(&str, usize)]) -> Mesh {
+        Mesh::new("mesh", axes.iter().copied()).unwrap()
+    }
+
+    #[test]
+    fn a_refined_sharding_gives_every_device_the_same_part() {
+        let train = mesh(&[("data", 1), ("fsdp", 4), ("tensor", 2)]);
+        let rollout = mesh(&[("data", 2), ("tensor", 4)]);
+        let both = refinement(&train, &rollout).unwrap();
+        assert_eq!(both.axes().iter().map(|(_, size)| *size).collect::<Vec<_>>(), [2, 2, 2]);
+        let ty = TensorType::new(Dtype::F32, [16, 24]);
+        for (mesh, axes) in [
+            (&train, [&["fsdp"][..], &["tensor"]]),
+            (&train, [&["tensor", "fsdp"], &[]]),
+            (&train, [&[], &["data", "fsdp", "tensor"]]),
+            (&rollout, [&["tensor"], &["data"]]),
+            (&rollout, [&[], &[]]),
+        ] {
+            let sharding = mesh.sharding(&axes).unwrap();
+            let refined = refined(&sharding, &both).unwrap();
+            for device in 0..8 {
+                assert_eq!(refined.range(&ty, device), sharding.range(&ty, device), "{sharding}");
+            }
+        }
+    }
+
+    #[test]
+    fn meshes_without_a_common_refinement_are_refused() {
+        let error = refinement(&mesh(&[("fsdp", 3), ("tensor", 2)]), &mesh(&[("data", 2), ("tensor", 3)])).unwrap_err();
+        assert!(error.to_string().contains("groups of 2 and of 3 neighbouring devices"), "{error}");
+    }
+}

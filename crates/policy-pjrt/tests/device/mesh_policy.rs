@@ -1,0 +1,216 @@
+//! A whole policy on meshes of eight virtual devices of XLA's CPU plugin: the contract of [`Policy`], and the numbers of one device.
+
+use crate::support::{
+    Named, assert_close, assert_same_scores, assert_same_tensors, gradients, moved, random, request, runtime, weights,
+    whole,
+};
+use grpo_core::LossConfig;
+use models::{LoraConfig, ModelConfig};
+use pjrt::install::{Kind, install};
+use policy::contract::{Fixture, Setup, batches};
+use policy::{AdamWConfig, LogitsProcessors, Policy, PolicyState, Sequence, StateGroup, StepLoss, Weights, export_all};
+use policy_pjrt::decoder::{Axis, AxisRules};
+use policy_pjrt::{PjrtPolicy, PjrtPolicyOptions, Runtime};
+use stablehlo::Mesh;
+use std::sync::OnceLock;
+use testkit::xla_cpu::QUICK;
+
+fn rules(axes: &[(&str, usize)]) -> AxisRules {
+    AxisRules::new(&Mesh::new("mesh", axes.iter().copied()).unwrap())
+}
+
+/// Returns eight virtual devices. There is one client for all tests: collectives of two clients in one process are mixed up.
+pub(crate) fn eight() -> &'static Runtime {
+    static EIGHT: OnceLock<Runtime> = OnceLock::new();
+    EIGHT.get_or_init(|| {
+        let installed = install(Kind::Cpu, |_| {}).expect("XLA's CPU plugin can be installed");
+        let runtime = Runtime::open_mesh(Kind::Cpu, Some(&installed.path), rules(&[("fsdp", 8)])).expect("8 devices");
+        let runtime = runtime.with_compile_cache(concat!(env!("CARGO_TARGET_TMPDIR"), "/policy-pjrt-mesh"));
+        QUICK.iter().fold(runtime, |runtime, (flag, value)| runtime.with_compile_flag(flag, *value))
+    })
+}
+
+/// Returns the first ones of eight devices with this mesh.
+fn on_mesh(axes: &[(&str, usize)]) -> Runtime {
+    eight().clone().on_mesh(rules(axes)).unwrap()
+}
+
+/// Returns a model whose dimensions are divisible by eight, and whose heads are by two.
+fn config() -> ModelConfig {
+    ModelConfig {
+        vocab_size: 32,
+        hidden_size: 16,
+        intermediate_size: 16,
+        num_hidden_layers: 2,
+        num_attention_heads: 4,
+        num_key_value_heads: 2,
+        initializer_range: 0.3,
+        ..ModelConfig::default()
+    }
+}
+
+struct OnMesh;
+
+impl Fixture for OnMesh {
+    const SCORE_TOLERANCE: f32 = 0.0;
+
+    fn policy(Setup { config, loss, lora, of_values }: &Setup) -> policy::Result<Box<dyn Policy>> {
+        // The vocabulary of the contract's model is odd.
+        let rules = rules(&[("data", 2), ("fsdp", 2), ("tensor", 2)]).with(Axis::Vocab, &[]).expect("a rule");
+        let runtime = eight().clone().on_mesh(rules)?;
+        let mut policy = PjrtPolicy::new(&runtime, config, 1, loss.clone(), PjrtPolicyOptions::default())?;
+        if let Some(lora) = lora {
+            policy = policy.with_lora(lora, 1)?;
+        }
+        Ok(match of_values {
+            Some(of_values) => Box::new(policy.with_value_head(of_values.clone())?),
+            None => Box::new(policy),
+        })
+    }
+}
+
+policy::contract_tests!(OnMesh);
+
+fn sequences() -> Vec<Sequence> {
+    let of = |prompt: &[u32], completion: &[u32]| Sequence { prompt: prompt.to_vec(), completion: completion.to_vec() };
+    vec![of(&[1, 5, 6], &[7, 2]), of(&[1, 9], &[8, 10, 2])]
+}
+
+fn loss() -> LossConfig {
+    Setup::default().loss
+}
+
+/// The results of a training on some mesh.
+struct Trained {
+    scores: grpo_core::Scores,
+    gradients: Named,
+    completions: Vec<policy::Completion>,
+    logits: Vec<Vec<f32>>,
+    cached_logits: Vec<Vec<f32>>,
+    reference: Named,
+    weights: Named,
+}
+
+/// Trains for three updates: of two micro-batches, of one, and of one at once. The reference policy follows.
+fn train(mut policy: PjrtPolicy) -> Trained {
+    let all = sequences();
+    policy.reset_optimizer(&AdamWConfig { adam_epsilon: 1e-3, ..AdamWConfig::default() }).unwrap();
+    let parts = batches(&mut policy, &all, 1);
+    let scores = policy.score(Weights::Policy, &[whole(&all)]).unwrap();
+    policy.accumulate(&parts, StepLoss::Grpo).unwrap();
+    let gradients = gradients(&mut policy);
+    assert!(policy.apply(0.02).unwrap().applied);
+    let whole_batch = batches(&mut policy, &all, 2);
+    policy.accumulate(&whole_batch, StepLoss::Grpo).unwrap();
+    assert!(policy.apply(0.02).unwrap().applied);
+    let has_adapters = gradients.keys().any(|name| name.contains("lora"));
+    if !has_adapters {
+        policy.mix_ref_policy(0.25).unwrap();
+    }
+    let (_, report) = policy.step(&[whole(&all)], StepLoss::CrossEntropy { tokens: 5 }, 0.02).unwrap();
+    assert!(report.applied);
+    let prompts: Vec<Vec<u32>> = vec![vec![1, 5, 6], vec![9], vec![3, 4]];
+    let sampling = random(
+        1.0,
+        LogitsProcessors { repetition_penalty: Some(1.2), top_k: Some(20), ..LogitsProcessors::default() },
+        0,
+    );
+    let completions = policy.generate(&request(&prompts, 6, 20, &[2], sampling)).unwrap();
+    let rows: Vec<&[u32]> = prompts.iter().map(Vec::as_slice).collect();
+    let (mut logits, mut cached_logits) = (vec![], vec![]);
+    policy.logits(&rows, |_, _, row| logits.push(row.to_vec())).unwrap();
+    policy.cached_logits(&rows, |_, _, row| cached_logits.push(row.to_vec())).unwrap();
+    let reference = export_all(&policy, StateGroup::Weights(Weights::RefPolicy)).unwrap();
+    let reference = reference.into_iter().map(|tensor| (tensor.name.clone(), tensor)).collect();
+    Trained { scores, gradients, completions, logits, cached_logits, reference, weights: weights(&policy) }
+}
+
+fn policy(runtime: &Runtime, lora: Option<&LoraConfig>, options: PjrtPolicyOptions) -> PjrtPolicy {
+    let policy = PjrtPolicy::new(runtime, &config(), 1, loss(), options).unwrap();
+    let Some(lora) = lora else { return policy };
+    let mut policy = policy.with_lora(lora, 1).unwrap();
+    // Fresh adapters have gradients of 0.
+    policy.import_weights(&moved(&policy, 0.05)).unwrap();
+    policy
+}
+
+fn assert_same(what: &str, found: &Trained, expected: &Trained) {
+    assert_same_scores(what, &found.scores, &expected.scores);
+    assert_same_tensors(&format!("{what}: gradients"), &found.gradients, &expected.gradients, 1e-5);
+    assert_same_tensors(&format!("{what}: reference policy"), &found.reference, &expected.reference, 1e-5);
+    assert_same_tensors(&format!("{what}: weights"), &found.weights, &expected.weights, 1e-5);
+    let ids = |trained: &Trained| trained.completions.iter().map(|c| c.ids.clone()).collect::<Vec<_>>();
+    assert_eq!(ids(found), ids(expected), "{what}");
+    let logps = |trained: &Trained| trained.completions.iter().flat_map(|c| c.logps.clone()).collect::<Vec<_>>();
+    assert_close(&format!("{what}: log-probabilities"), &logps(found), &logps(expected), 1e-5);
+    assert_close(&format!("{what}: logits"), &found.logits.concat(), &expected.logits.concat(), 1e-5);
+    let [found, expected] = [found, expected].map(|trained| trained.cached_logits.concat());
+    assert_close(&format!("{what}: cached logits"), &found, &expected, 1e-5);
+}
+
+#[test]
+fn training_and_sampling_on_every_mesh_match_one_device() {
+    let options = PjrtPolicyOptions::default();
+    let expected = train(policy(runtime(), None, options.clone()));
+    assert!(expected.completions.iter().any(|c| c.ids.len() > 16), "several calls of the decode program");
+    let meshes: [&[(&str, usize)]; 6] = [
+        &[("data", 8)],
+        &[("fsdp", 8)],
+        &[("tensor", 2)],
+        &[("fsdp", 4), ("tensor", 2)],
+        &[("data", 2), ("fsdp", 2), ("tensor", 2)],
+        &[("data", 4), ("tensor", 2)],
+    ];
+    for axes in meshes {
+        let found = train(policy(&on_mesh(axes), None, options.clone()));
+        assert_same(&format!("{axes:?}"), &found, &expected);
+    }
+}
+
+#[test]
+fn a_rollout_on_a_mesh_of_its_own_matches_one_device() {
+    for lora in [None, Some(LoraConfig { r: 2, ..LoraConfig::default() })] {
+        let expected = train(policy(runtime(), lora.as_ref(), PjrtPolicyOptions::default()));
+        let rollout_rules = Some(rules(&[("data", 4), ("tensor", 2)]));
+        let options = PjrtPolicyOptions { rollout_rules, ..PjrtPolicyOptions::default() };
+        let found = train(policy(&on_mesh(&[("fsdp", 8)]), lora.as_ref(), options));
+        let what = format!("a rollout on {{data 4, tensor 2}}, LoRA: {}", lora.is_some());
+        assert_same(&what, &found, &expected);
+    }
+}
+
+#[test]
+fn a_state_is_restored_on_another_mesh_bit_for_bit() {
+    let adamw = AdamWConfig::default();
+    let mut first = policy(&on_mesh(&[("fsdp", 8)]), None, PjrtPolicyOptions::default());
+    first.freeze_ref_policy().unwrap();
+    let all = sequences();
+    first.accumulate(&[whole(&all)], StepLoss::CrossEntropy { tokens: 5 }).unwrap();
+    assert!(first.apply(0.02).unwrap().applied);
+    let groups = [StateGroup::Weights(Weights::Policy), StateGroup::Weights(Weights::RefPolicy), StateGroup::Optimizer];
+    let state = |policy: &PjrtPolicy| groups.map(|group| export_all(policy, group).unwrap());
+    let expected = state(&first);
+    let [of_policy, of_ref, optimizer] = &expected;
+    for runtime in [runtime().clone(), on_mesh(&[("data", 2), ("fsdp", 2), ("tensor", 2)])] {
+        let mut second = policy(&runtime, None, PjrtPolicyOptions::default());
+        let imported =
+            PolicyState { policy: of_policy, ref_policy: Some(of_ref), optimizer, optimizer_steps: 1, adamw: &adamw };
+        second.import(&imported).unwrap();
+        assert_eq!(state(&second), expected);
+    }
+}
+
+#[test]
+fn a_dimension_that_does_not_divide_is_an_error() {
+    let of = |config: &ModelConfig, axes: &[(&str, usize)]| {
+        let policy = PjrtPolicy::new(&on_mesh(axes), config, 1, loss(), PjrtPolicyOptions::default());
+        policy.map(|_| ()).unwrap_err().to_string()
+    };
+    let error = of(&ModelConfig { vocab_size: 30, ..config() }, &[("tensor", 4)]);
+    assert!(error.contains("embed_tokens") && error.contains("size 30"), "{error}");
+    let error = of(&config(), &[("tensor", 4)]);
+    assert!(error.contains("key/value heads"), "{error}");
+    let too_many = on_mesh(&[("fsdp", 8)]).on_mesh(rules(&[("fsdp", 16)])).unwrap_err().to_string();
+    assert!(too_many.contains("16 devices") && too_many.contains("has 8"), "{too_many}");
+    assert_eq!(on_mesh(&[("fsdp", 4), ("tensor", 2)]).axis_rules().unwrap().parts(Axis::Embed), 4);
+}
