@@ -10,6 +10,7 @@ mod export;
 mod grpo;
 pub mod keys;
 mod layers;
+mod mesh;
 mod model;
 mod optimizer;
 mod policy;
@@ -34,6 +35,7 @@ pub use grpo::{FilterGroupsConfig, GrpoConfig, KlControlConfig, KlControlType, R
 pub use grpo_sinks::wandb::Mode as WandbMode;
 pub use grpo_sinks::{LoggingConfig, WandbConfig};
 pub use layers::WITHOUT_MODEL;
+pub use mesh::{LogicalAxisRules, MeshAxis, MeshChoice, MeshConfig};
 pub use model::ModelSource;
 pub use optimizer::{LrSchedulerKwargs, LrSchedulerType, OptimizerConfig};
 pub use run::RunOptions;
@@ -143,6 +145,9 @@ pub struct RolloutConfig {
     /// The maximum number of sequences that decode in parallel. It limits memory and does not change results.
     #[default(256)]
     pub batch_size: usize,
+    /// The mesh of sampling, over the devices of `policy.mesh`: `auto`, or the number of devices along each axis; null is `auto`, with
+    /// tensor = gcd(key/value heads, devices) and data = the rest.
+    pub mesh: Option<MeshChoice>,
 }
 
 /// The default maximum number of tokens of a completion, as in TRL.

@@ -1,6 +1,6 @@
 //! The section `policy`: the device that holds the weights, and how it computes.
 
-use crate::{Result, TrainConfig, check};
+use crate::{LogicalAxisRules, MeshChoice, Result, TrainConfig, check};
 use grpo_core::Implementation;
 use serde::{Deserialize, Serialize};
 use smart_default::SmartDefault;
@@ -24,6 +24,13 @@ pub struct PolicyConfig {
     pub device: PolicyDevice,
     /// The PJRT plugin of the device; by default that of `GRPO_PJRT_PLUGIN`, or the one that `grpo plugin install` installed.
     pub plugin: Option<PathBuf>,
+    /// The mesh of devices over which the model is sharded: `auto`, or the number of devices along each axis; null is one device.
+    pub mesh: Option<MeshChoice>,
+    /// The number of devices, by default as many as the mesh has. XLA's CPU plugin makes as many virtual devices; `auto` and -1 need this
+    /// key there.
+    pub devices: Option<usize>,
+    /// The axes of the mesh that shard each logical axis of the model; axes that are left out have MaxText-like defaults.
+    pub logical_axis_rules: LogicalAxisRules,
     /// The dtype of matmul operands on a PJRT device. Weights, moments and gradients have f32 precision with both dtypes, except frozen
     /// weights below adapters, which stay bf16 if their files are bf16. With bfloat16 this also applies to a reference policy until it is
     /// mixed with the policy.
@@ -127,12 +134,14 @@ impl PolicyConfig {
 impl TrainConfig {
     /// Checks that the device supports the rest of the configuration.
     pub(super) fn validate_policy(&self) -> Result<()> {
-        let PolicyConfig { device, plugin, dtype, attention, compile_cache, can_roll_back, .. } = &self.policy;
+        let PolicyConfig { device, plugin, mesh, dtype, attention, compile_cache, can_roll_back, .. } = &self.policy;
         let PolicyConfig { recompute_granularity, recompute_num_layers, wait_limit_minutes, .. } = &self.policy;
+        self.validate_mesh()?;
         if *device == PolicyDevice::Host {
             let of_device = "left out: it is for a policy.device of PJRT";
             check(plugin.is_none(), "policy.plugin", of_device, format!("{plugin:?}"))?;
             check(compile_cache.is_none(), "policy.compile_cache", of_device, format!("{compile_cache:?}"))?;
+            check(mesh.is_none(), "policy.mesh", of_device, "a mesh")?;
             check(*can_roll_back, "policy.can_roll_back", "true, or a policy.device of PJRT", can_roll_back)?;
             let is_auto = *attention == PolicyAttention::Auto;
             check(is_auto, "policy.attention", "auto, or a policy.device of PJRT", format!("{attention:?}"))?;

@@ -20,6 +20,7 @@ use std::io::Write;
 pub const SAFE: &[&str] = &[
     "run",
     "policy",
+    "rollout.mesh",
     "logging",
     "wandb",
     "eval",

@@ -3,19 +3,28 @@
 use crate::Result;
 use backend_tpu::plugins::Kind;
 use models::ModelConfig;
-use policy_pjrt::decoder::{ATTENTION, Attention, Compute};
+use policy_pjrt::decoder::{ATTENTION, Attention, AxisRules, Compute};
 use policy_pjrt::{PjrtPolicyOptions, RolloutOptions, Runtime};
 use run_config::{PolicyAttention, PolicyConfig, PolicyDevice, PolicyDtype, RecomputeGranularity, TrainConfig, check};
 use stablehlo::Save;
 use std::path::{Path, PathBuf};
 
-/// Opens the first device of `kind` for a policy, with the plugin `plugin`, or the one that [`backend_tpu::plugins::find`] finds. Compiled
-/// programs are cached in `compile_cache`, or in [`compile_cache()`].
+/// Opens the first device of `kind` for a policy, or the devices of a mesh, with the plugin `plugin`, or the one that
+/// [`backend_tpu::plugins::find`] finds. Compiled programs are cached in `compile_cache`, or in [`compile_cache()`].
 ///
 /// # Errors
-/// An error if the plugin is missing or opens no device.
-pub fn open(kind: Kind, plugin: Option<&Path>, compile_cache: Option<&Path>) -> Result<Runtime> {
-    let runtime = Runtime::open(kind, plugin).map_err(policy::Error::from)?;
+/// An error if the plugin is missing or opens too few devices.
+pub fn open(
+    kind: Kind,
+    plugin: Option<&Path>,
+    compile_cache: Option<&Path>,
+    rules: Option<AxisRules>,
+) -> Result<Runtime> {
+    let runtime = match rules {
+        Some(rules) => Runtime::open_mesh(kind, plugin, rules),
+        None => Runtime::open(kind, plugin),
+    };
+    let runtime = runtime.map_err(policy::Error::from)?;
     Ok(match compile_cache.map(Path::to_owned).or_else(self::compile_cache) {
         Some(folder) => runtime.with_compile_cache(folder),
         None => runtime,

@@ -2,14 +2,17 @@
 
 use crate::device;
 use crate::error::{Error, Result};
+use crate::mesh::{self, MeshRules};
 use crate::prepared::Prepared;
 use crate::pretrained::{Purpose, keeps_files, trained, training_memory};
 use backend_cpu::CpuBackend;
+use backend_tpu::plugins::Kind;
 use data::Dataset;
 use models::{MemoryTable, ModelConfig, ModelFolder, Tokenizer};
 use policy::{Policy, RolloutEngine};
 use policy_cpu::{CpuPolicy, PolicyLoss};
-use policy_pjrt::{PjrtPolicy, RolloutSizes, Runtime, TrainShape, TrainingSizes};
+use policy_pjrt::decoder::AxisRules;
+use policy_pjrt::{PjrtPolicy, PjrtPolicyOptions, RolloutSizes, Runtime, TrainShape, TrainingSizes};
 use rewards::Rewards;
 use run_config::{PolicyConfig, TrainConfig};
 use std::sync::Arc;
@@ -65,16 +68,17 @@ impl Parts {
 pub(crate) enum PolicyTarget {
     /// This CPU, with the loss of its policy.
     Host(Box<PolicyLoss>),
-    /// A PJRT device.
-    Device(Runtime),
+    /// Devices of a PJRT plugin, and the axis rules of sampling if there are several devices.
+    Device(Runtime, Option<AxisRules>),
 }
 
 impl PolicyTarget {
-    /// Opens the device that a configuration names, without loading anything onto it.
+    /// Opens the devices that a configuration names, without loading anything onto them. The mesh is checked before a plugin is loaded if the
+    /// configuration says how many devices it has.
     ///
     /// # Errors
-    /// An error if the device is missing.
-    pub(crate) fn open(config: &TrainConfig) -> Result<Self> {
+    /// An error if devices are missing, or for a mesh that does not divide the dimensions of `shape`.
+    pub(crate) fn open(config: &TrainConfig, shape: &ModelConfig) -> Result<Self> {
         let PolicyConfig { device, plugin, compile_cache, .. } = &config.policy;
         let Some(kind) = device::kind(*device) else {
             return Ok(Self::Host(Box::new(PolicyLoss {
@@ -84,8 +88,41 @@ impl PolicyTarget {
                 max_tokens: config.grpo.micro_batch_sequences() * config.rollout.max_completion_length(),
             })));
         };
-        let runtime = device::open(kind, plugin.as_deref(), compile_cache.as_deref())?;
-        Ok(Self::Device(runtime.with_wait_limit(config.policy.wait_limit())))
+        let open = |rules| device::open(kind, plugin.as_deref(), compile_cache.as_deref(), rules);
+        let (runtime, rules) = match mesh::devices(&config.policy) {
+            Some(devices) => {
+                let rules = MeshRules::of(config, shape, devices)?;
+                (open(rules.as_ref().map(|rules| rules.training.clone()))?, rules)
+            }
+            None => {
+                let runtime = open(None)?;
+                let devices = runtime.client().addressable_devices().len();
+                match MeshRules::of(config, shape, devices)? {
+                    Some(rules) => {
+                        let runtime = runtime.on_mesh(rules.training.clone()).map_err(policy::Error::from)?;
+                        (runtime, Some(rules))
+                    }
+                    None => {
+                        if devices > 1 && kind != Kind::Cpu {
+                            tracing::warn!(
+                                "one of {devices} devices is used; policy.mesh={{fsdp: -1}} uses all of them"
+                            );
+                        }
+                        (runtime, None)
+                    }
+                }
+            }
+        };
+        if let Some(MeshRules { training, rollout }) = &rules {
+            tracing::info!(
+                "training on {} and sampling on {}: {:?}",
+                training.mesh(),
+                rollout.mesh(),
+                runtime.devices()
+            );
+        }
+        let runtime = runtime.with_wait_limit(config.policy.wait_limit());
+        Ok(Self::Device(runtime, rules.map(|rules| rules.rollout)))
     }
 
     /// Returns the memory of training on prompts of up to `prompt` tokens, by part, and the available bytes.
@@ -105,14 +142,14 @@ impl PolicyTarget {
                 let in_files = weights.map_or(models::Dtype::F32, |weights| weights.mapped_dtype());
                 Ok((training_memory(config, shape, in_files, loss, prompt)?, models::available_memory()))
             }
-            Self::Device(runtime) => {
+            Self::Device(runtime, rollout) => {
                 let weights = match model {
                     Some(model) if config.lora.is_some() => TrainingSizes::frozen_dtype(&model.weights()?),
                     _ => models::Dtype::F32,
                 };
-                let table =
-                    training_sizes(config, shape, weights, prompt)?.memory(shape, &device::options(config, shape)?);
-                Ok((table, runtime.available_memory()))
+                let options = options(config, shape, rollout)?;
+                let sizes = training_sizes(config, shape, weights, prompt)?;
+                Ok((sizes.memory(shape, &options, runtime.axis_rules()), runtime.available_memory()))
             }
         }
     }
@@ -124,7 +161,7 @@ impl PolicyTarget {
     pub(crate) fn check(&self, table: &MemoryTable, available: Option<u64>) -> Result<()> {
         match self {
             Self::Host(_) => Error::check_memory(table, available),
-            Self::Device(runtime) => Ok(runtime.check_memory(table.clone()).map_err(policy::Error::from)?),
+            Self::Device(runtime, _) => Ok(runtime.check_memory(table.clone()).map_err(policy::Error::from)?),
         }
     }
 
@@ -144,7 +181,10 @@ impl PolicyTarget {
                 let policy = cpu_policy(config, shape, model, *loss, purpose)?;
                 Box::new(policy.with_rollout_batch_size(config.rollout.batch_size))
             }
-            Self::Device(runtime) => Box::new(pjrt_policy(config, &runtime, shape, model)?),
+            Self::Device(runtime, rollout) => {
+                let options = options(config, shape, &rollout)?;
+                Box::new(pjrt_policy(config, &runtime, shape, model, options)?)
+            }
         })
     }
 }
@@ -157,7 +197,7 @@ pub fn export_policy(config: &TrainConfig, model: Option<&ModelFolder>) -> Resul
     let Some(shape) = model.map(ModelFolder::config).or(config.model.shape()) else {
         return Err(Error::argument("export", "a model", "none"));
     };
-    PolicyTarget::open(config)?.policy(config, shape, model, Purpose::Export)
+    PolicyTarget::open(config, shape)?.policy(config, shape, model, Purpose::Export)
 }
 
 /// Returns the policy on this CPU. For training, memory was checked before.
@@ -191,14 +231,20 @@ fn cpu_policy(
     })
 }
 
-/// Returns the policy on a PJRT device.
+/// Returns the options of the policy on PJRT devices.
+fn options(config: &TrainConfig, shape: &ModelConfig, rollout: &Option<AxisRules>) -> Result<PjrtPolicyOptions> {
+    Ok(PjrtPolicyOptions { rollout_rules: rollout.clone(), ..device::options(config, shape)? })
+}
+
+/// Returns the policy on PJRT devices.
 fn pjrt_policy(
     config: &TrainConfig,
     runtime: &Runtime,
     shape: &ModelConfig,
     model: Option<&ModelFolder>,
+    options: PjrtPolicyOptions,
 ) -> Result<PjrtPolicy> {
-    let (options, loss, seed) = (device::options(config, shape)?, config.loss(), config.seed);
+    let (loss, seed) = (config.loss(), config.seed);
     let weights = model.map(ModelFolder::weights).transpose()?;
     let policy = match (&weights, &config.lora) {
         (Some(weights), Some(lora)) => {
@@ -255,8 +301,9 @@ mod tests {
         config.grpo.gradient_accumulation_steps = 1;
         let shape = ModelConfig { max_position_embeddings: 1 << 20, ..config.model.shape().unwrap().clone() };
         let options = device::options(&config, &shape).unwrap();
-        let on_device = training_sizes(&config, &shape, models::Dtype::F32, 40_000).unwrap().memory(&shape, &options);
-        let place = PolicyTarget::open(&config).unwrap();
+        let on_device =
+            training_sizes(&config, &shape, models::Dtype::F32, 40_000).unwrap().memory(&shape, &options, None);
+        let place = PolicyTarget::open(&config, &shape).unwrap();
         let (on_host, _) = place.memory(&config, &shape, None, 40_000).unwrap();
         for table in [on_device, on_host] {
             assert!(table.total() > 1 << 40, "{table}");
@@ -273,7 +320,7 @@ mod tests {
         let shape = config.model.shape().unwrap();
         let options = device::options(&config, shape).unwrap();
         let sizes = training_sizes(&config, shape, models::Dtype::F32, 16).unwrap();
-        assert_eq!(sizes.memory(shape, &options).to_string().contains("to go back to"), twice);
+        assert_eq!(sizes.memory(shape, &options, None).to_string().contains("to go back to"), twice);
         assert_eq!(config.keeps_state_to_roll_back(), twice);
     }
 }

@@ -28,6 +28,7 @@ pub mod device;
 pub mod error;
 pub mod eval;
 mod factory;
+mod mesh;
 mod micro_batch;
 mod prepared;
 mod pretrained;

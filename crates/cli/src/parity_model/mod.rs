@@ -101,7 +101,8 @@ impl Chosen {
     fn by(args: &parity::Args) -> anyhow::Result<Self> {
         let (name, plugin) = (args.device.as_deref().unwrap_or(ALL), args.input.plugin.as_deref());
         let named = Kind::ALL.into_iter().find(|kind| name_of(*kind) == name);
-        let open = |kind| -> trainer::Result<Target> { Ok(Target::Device(trainer::device::open(kind, plugin, None)?)) };
+        let open =
+            |kind| -> trainer::Result<Target> { Ok(Target::Device(trainer::device::open(kind, plugin, None, None)?)) };
         if let Some(kind) = named {
             return Ok(Self { places: vec![open(kind)?], notes: vec![] });
         }

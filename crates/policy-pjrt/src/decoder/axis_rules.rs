@@ -28,7 +28,7 @@ pub struct AxisRules {
 
 impl AxisRules {
     /// Creates the default table, restricted to the axes of the mesh: batch over `data` and `fsdp`, the embed dimension of weights over
-    /// `fsdp`, heads, MLP and vocabulary over `tensor`.
+    /// `fsdp`, heads and MLP over `tensor`, the vocabulary over `tensor` and `fsdp`: no device makes logits of the whole vocabulary.
     pub fn new(mesh: &Mesh) -> Self {
         let usual: [(Axis, &[&str]); 6] = [
             (Axis::Batch, &["data", "fsdp"]),
@@ -36,7 +36,7 @@ impl AxisRules {
             (Axis::Heads, &["tensor"]),
             (Axis::Kv, &["tensor"]),
             (Axis::Mlp, &["tensor"]),
-            (Axis::Vocab, &["tensor"]),
+            (Axis::Vocab, &["tensor", "fsdp"]),
         ];
         let there = |axes: &[&str]| axes.iter().filter(|a| mesh.size(a).is_some()).map(|a| (*a).to_owned()).collect();
         Self { mesh: mesh.clone(), rules: usual.into_iter().map(|(axis, axes)| (axis, there(axes))).collect() }

@@ -3,6 +3,8 @@
 mod merge;
 mod reshard;
 
+pub use reshard::same_devices;
+
 use crate::decoder::{Axis, Parameter, Role, Split, parameters, zeros};
 use crate::error::{Error, Result};
 use crate::runtime::{Argument, Program, Programs, Runtime, unnamed};

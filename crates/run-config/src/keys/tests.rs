@@ -61,9 +61,10 @@ fn collect(name: &str, path: &str, keys: &mut Vec<String>) {
 fn add(Field { name, of, is_map, meaning, .. }: Field, path: &str, keys: &mut Vec<String>) {
     let path = if path.is_empty() { name } else { format!("{path}.{name}") };
     keys.push(format!("{path}\t{meaning}"));
-    // A model is a name or a shape, and a threshold is written as one value.
+    // A model is a name or a shape, a mesh is `auto` or its axes, and a threshold is written as one value.
     let of = match &*of {
         "ModelSource" => "ModelConfig",
+        "MeshChoice" => "MeshConfig",
         "Threshold" => "",
         of => of,
     };
@@ -166,7 +167,7 @@ pub(super) fn everything() -> Value {
     let rope =
         json!({"factor": 8, "low_freq_factor": 1, "high_freq_factor": 4, "original_max_position_embeddings": 32});
     json!({
-        "lora": {}, "model": {"rope_scaling": rope},
+        "lora": {}, "model": {"rope_scaling": rope}, "policy": {"mesh": {}}, "rollout": {"mesh": {}},
         "rewards": {"json": {}, "length": {"target": 5}, "soft_overlong_punishment": soft, "regex": {"any": {"pattern": "x"}},
             "programs": {"any": program}, "http": {"any": {"url": "http://localhost"}}},
     })

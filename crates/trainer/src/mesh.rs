@@ -1,0 +1,232 @@
+//! The meshes of a run on several devices: of training, and of sampling.
+
+use crate::error::Result;
+use models::ModelConfig;
+use policy_pjrt::decoder::{Axis, AxisRules, Compute, Decoder};
+use policy_pjrt::same_devices;
+use run_config::{LogicalAxisRules, MeshAxis, MeshChoice, PolicyConfig, TrainConfig, check};
+use stablehlo::Mesh;
+
+/// The axis rules of training and of sampling, over the same devices.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct MeshRules {
+    pub(crate) training: AxisRules,
+    pub(crate) rollout: AxisRules,
+}
+
+/// Returns the number of devices of a run's mesh, if the configuration says it: `policy.devices`, or the product of the axes.
+pub(crate) fn devices(policy: &PolicyConfig) -> Option<usize> {
+    match (policy.devices, &policy.mesh) {
+        (Some(devices), _) => Some(devices),
+        (None, Some(MeshChoice::Axes(axes))) => axes.devices(),
+        (None, _) => None,
+    }
+}
+
+impl MeshRules {
+    /// Returns the meshes of a run on this number of devices; `None` without `policy.mesh`.
+    ///
+    /// # Errors
+    /// [`crate::Error::Config`] for an axis that does not divide the model's dimensions, with its legal sizes.
+    pub(crate) fn of(config: &TrainConfig, shape: &ModelConfig, devices: usize) -> Result<Option<Self>> {
+        let Some(choice) = &config.policy.mesh else { return Ok(None) };
+        let table = &config.policy.logical_axis_rules;
+        let training = match choice {
+            MeshChoice::Axes(axes) => axes.sizes("policy.mesh", devices)?,
+            MeshChoice::Auto => planned(config, shape, devices)?,
+        };
+        let training = checked("policy.mesh", training, shape, table)?;
+        let rollout = match &config.rollout.mesh {
+            Some(MeshChoice::Axes(axes)) => {
+                let rollout = checked("rollout.mesh", axes.sizes("rollout.mesh", devices)?, shape, table)?;
+                let expected =
+                    "a mesh whose groups of neighbouring devices contain, or are contained in, those of policy.mesh";
+                let fits = same_devices(training.mesh(), rollout.mesh()).is_ok();
+                check(fits, "rollout.mesh", expected, rollout.mesh())?;
+                rollout
+            }
+            // Without tensor = 1, which has a refinement with every mesh, the rules of training remain: each rule may be illegal here.
+            Some(MeshChoice::Auto) | None => {
+                of_rollout(&training, shape, table, devices).unwrap_or_else(|| training.clone())
+            }
+        };
+        Ok(Some(Self { training, rollout }))
+    }
+}
+
+/// Returns the mesh with the largest number of tensor shards, up to gcd(key/value heads, devices), that sampling can have.
+fn of_rollout(
+    training: &AxisRules,
+    shape: &ModelConfig,
+    table: &LogicalAxisRules,
+    devices: usize,
+) -> Option<AxisRules> {
+    let legal = |tensor: usize| {
+        let rules = rules([devices / tensor, 1, tensor], table).ok()?;
+        let fits = is_legal(&rules, shape) && same_devices(training.mesh(), rules.mesh()).is_ok();
+        fits.then_some(rules)
+    };
+    let divides = |tensor: &usize| devices.is_multiple_of(*tensor) && shape.num_key_value_heads.is_multiple_of(*tensor);
+    (1..=devices).rev().filter(divides).find_map(legal)
+}
+
+/// Returns the axis sizes for `policy.mesh: auto`: fsdp over all devices while every device has a row of a micro-batch, then as few tensor
+/// shards as possible.
+fn planned(config: &TrainConfig, shape: &ModelConfig, devices: usize) -> Result<[usize; 3]> {
+    let table = &config.policy.logical_axis_rules;
+    let rows = config.grpo.micro_batch_sequences();
+    let candidates =
+        (1..=devices).filter(|tensor| devices.is_multiple_of(*tensor)).map(|tensor| [1, devices / tensor, tensor]);
+    let legal: Vec<[usize; 3]> =
+        candidates.filter(|sizes| rules(*sizes, table).is_ok_and(|rules| is_legal(&rules, shape))).collect();
+    let with_rows = legal.iter().find(|[_, fsdp, _]| *fsdp <= rows);
+    // Rows are padded if every legal mesh has more shards of rows than there are rows.
+    let chosen = with_rows.or(legal.last()).copied();
+    // A copy of the weights on every device is legal for every model.
+    Ok(chosen.unwrap_or([devices, 1, 1]))
+}
+
+/// Returns the rules of a mesh whose sizes divide the model's dimensions.
+fn checked(key: &str, sizes: [usize; 3], shape: &ModelConfig, table: &LogicalAxisRules) -> Result<AxisRules> {
+    for (axis, size) in MeshAxis::ALL.into_iter().zip(sizes) {
+        let alone = |size: usize| rules(MeshAxis::ALL.map(|other| if other == axis { size } else { 1 }), table);
+        if !is_legal(&alone(size)?, shape) {
+            let legal = (1..=size.max(64)).filter(|size| alone(*size).is_ok_and(|rules| is_legal(&rules, shape)));
+            let legal: Vec<String> = legal.map(|size| size.to_string()).collect();
+            let expected = format!("a number that divides the model ({}): {}", dimensions(shape), legal.join(", "));
+            check(false, &format!("{key}.{}", axis.name()), &expected, size)?;
+        }
+    }
+    let all = rules(sizes, table)?;
+    if let Err(error) = legality(&all, shape) {
+        // Each axis fits alone, but a dimension does not divide by their product.
+        let expected = format!(
+            "axes whose product divides what they shard, or policy.logical_axis_rules such as {{vocab: []}} ({error})"
+        );
+        check(false, key, &expected, all.mesh())?;
+    }
+    Ok(all)
+}
+
+fn dimensions(shape: &ModelConfig) -> String {
+    let ModelConfig { hidden_size, intermediate_size, num_attention_heads, num_key_value_heads, vocab_size, .. } =
+        shape;
+    format!(
+        "hidden_size {hidden_size}, intermediate_size {intermediate_size}, {num_attention_heads} heads, {num_key_value_heads} key/value \
+         heads, vocabulary {vocab_size}"
+    )
+}
+
+fn is_legal(rules: &AxisRules, shape: &ModelConfig) -> bool {
+    legality(rules, shape).is_ok()
+}
+
+fn legality(rules: &AxisRules, shape: &ModelConfig) -> policy_pjrt::Result<()> {
+    Decoder::new(shape, Compute::F32).with_axis_rules(rules.clone()).map(|_| ())
+}
+
+/// Returns the axis rules of a mesh with these sizes of data, fsdp and tensor.
+fn rules(sizes: [usize; 3], table: &LogicalAxisRules) -> Result<AxisRules> {
+    let axes = MeshAxis::ALL.map(MeshAxis::name).into_iter().zip(sizes);
+    let failed = |error: stablehlo::Error| policy::Error::other(error);
+    let mesh = Mesh::new("mesh", axes).map_err(failed)?;
+    let LogicalAxisRules { batch, embed, heads, kv, mlp, vocab, length } = table;
+    let changes = [
+        (Axis::Batch, batch),
+        (Axis::Embed, embed),
+        (Axis::Heads, heads),
+        (Axis::Kv, kv),
+        (Axis::Mlp, mlp),
+        (Axis::Vocab, vocab),
+        (Axis::Length, length),
+    ];
+    let mut rules = AxisRules::new(&mesh);
+    for (axis, names) in changes.into_iter().filter_map(|(axis, names)| Some((axis, names.as_ref()?))) {
+        let names: Vec<&str> = names.iter().map(|name| name.name()).collect();
+        rules = rules.with(axis, &names).map_err(failed)?;
+    }
+    Ok(rules)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Returns the dimensions of Qwen2.5-7B.
+    fn shape() -> ModelConfig {
+        ModelConfig {
+            vocab_size: 152_064,
+            hidden_size: 3584,
+            intermediate_size: 18_944,
+            num_attention_heads: 28,
+            num_key_value_heads: 4,
+            ..ModelConfig::default()
+        }
+    }
+
+    fn of(settings: &str, shape: &ModelConfig) -> Result<[Vec<usize>; 2]> {
+        let layers = grpo_files::Layers::new().text("a test", "{policy: {device: 'pjrt:tpu'}}").unwrap();
+        let config = TrainConfig::from_layers(layers.text("a test", settings).unwrap()).unwrap();
+        let devices = devices(&config.policy).unwrap_or(8);
+        let MeshRules { training, rollout } = MeshRules::of(&config, shape, devices)?.unwrap();
+        let sizes = |rules: &AxisRules| rules.mesh().axes().iter().map(|(_, size)| *size).collect();
+        Ok([sizes(&training), sizes(&rollout)])
+    }
+
+    #[test]
+    fn a_mesh_has_the_sizes_of_its_keys_or_of_the_planner() {
+        let of = |settings: &str| of(settings, &shape()).unwrap();
+        assert_eq!(of("{policy: {mesh: {fsdp: -1}}}"), [[1, 8, 1], [2, 1, 4]]);
+        assert_eq!(of("{policy: {mesh: {fsdp: 2, tensor: 4}}}"), [[1, 2, 4], [2, 1, 4]]);
+        assert_eq!(of("{policy: {mesh: {data: 2, fsdp: 2}}}"), [[2, 2, 1], [1, 1, 4]]);
+        assert_eq!(of("{policy: {mesh: {fsdp: 8}}, rollout: {mesh: {data: 4, tensor: 2}}}")[1], [4, 1, 2]);
+        assert_eq!(of("{policy: {mesh: auto}}")[0], [1, 8, 1]);
+        assert_eq!(of("{policy: {mesh: auto, devices: 16}}")[0], [1, 16, 1]);
+        // Two rows of a micro-batch for eight devices.
+        let few =
+            "{policy: {mesh: auto}, grpo: {prompts_per_step: 1, num_generations: 2, gradient_accumulation_steps: 1}}";
+        assert_eq!(of(few)[0], [1, 2, 4]);
+        // One device is no mesh of several.
+        assert_eq!(of("{policy: {mesh: {}}}"), [[1, 1, 1], [1, 1, 1]]);
+    }
+
+    #[test]
+    fn a_mesh_that_does_not_divide_the_model_is_an_error_with_the_legal_sizes() {
+        let of = |settings: &str, shape: &ModelConfig| of(settings, shape).unwrap_err().to_string();
+        let error = of("{policy: {mesh: {tensor: 8}}}", &shape());
+        assert!(
+            error.contains("policy.mesh.tensor") && error.contains("4 key/value heads") && error.contains(": 1, 2, 4"),
+            "{error}"
+        );
+        let error = of("{policy: {mesh: {fsdp: 3}}}", &shape());
+        assert!(error.contains("policy.mesh.fsdp") && error.contains(": 1, 2, 4, 7, 8"), "{error}");
+        let error = of("{policy: {mesh: {fsdp: 2}, devices: 2}, rollout: {mesh: {data: 4}}}", &shape());
+        assert!(error.contains("rollout.mesh") && error.contains("number of devices, 2"), "{error}");
+        let odd = ModelConfig {
+            vocab_size: 6,
+            num_key_value_heads: 2,
+            num_attention_heads: 2,
+            hidden_size: 4,
+            ..ModelConfig::default()
+        };
+        let error = of("{policy: {mesh: {fsdp: 2, tensor: 2}}}", &odd);
+        assert!(error.contains("policy.logical_axis_rules") && error.contains("embed_tokens"), "{error}");
+        let six = ModelConfig {
+            num_key_value_heads: 6,
+            num_attention_heads: 6,
+            hidden_size: 24,
+            intermediate_size: 24,
+            vocab_size: 36,
+            ..ModelConfig::default()
+        };
+        let error = of("{policy: {mesh: {fsdp: 3, tensor: 2}}, rollout: {mesh: {data: 2, tensor: 3}}}", &six);
+        assert!(error.contains("rollout.mesh") && error.contains("neighbouring devices"), "{error}");
+    }
+
+    #[test]
+    fn axis_rules_replace_the_defaults() {
+        let odd = ModelConfig { vocab_size: 53, ..ModelConfig::default() };
+        assert!(of("{policy: {mesh: {fsdp: 2}}}", &odd).is_err());
+        assert!(of("{policy: {mesh: {fsdp: 2}, logical_axis_rules: {vocab: []}}}", &odd).is_ok());
+    }
+}
