@@ -199,7 +199,7 @@ mod tests {
             "{error}"
         );
         let error = of("{policy: {mesh: {fsdp: 3}}}", &shape());
-        assert!(error.contains("policy.mesh.fsdp") && error.contains(": 1, 2, 4, 7, 8"), "{error}");
+        assert!(error.contains("policy.mesh.fsdp") && error.contains(": 1, 2, 4, 8, 16"), "{error}");
         let error = of("{policy: {mesh: {fsdp: 2}, devices: 2}, rollout: {mesh: {data: 4}}}", &shape());
         assert!(error.contains("rollout.mesh") && error.contains("number of devices, 2"), "{error}");
         let odd = ModelConfig {
