@@ -33,7 +33,7 @@ impl Policy for Lost {
         if matches!(loss, StepLoss::Grpo) {
             self.steps += 1;
             if self.steps == 2 {
-                self.policy.weights()?.buffers()[0].delete().expect("the buffer was there");
+                self.policy.weights()?.tensors()[0].shards()[0].delete().expect("the buffer was there");
             }
         }
         self.policy.step(batches, loss, rate)

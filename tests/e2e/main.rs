@@ -22,6 +22,7 @@ mod init;
 mod learning;
 mod manners;
 mod memory;
+mod mesh;
 mod model_folder;
 mod nouns;
 mod own_model;

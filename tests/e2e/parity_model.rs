@@ -171,6 +171,18 @@ fn an_adapter_is_compared_with_peft() {
 }
 
 #[test]
+fn a_model_is_checked_on_a_mesh() {
+    let on = |mesh| parity("qwen3", &expected("qwen3")).args(["--device", "pjrt:cpu", "--mesh", mesh]).quick_cpu();
+    let text = on("data=2,fsdp=2,tensor=2").succeed();
+    assert_has(&text, &["pjrt:cpu on ", "logits", "PASS: 1 file"]);
+    let error = on("tensor=3").refuse();
+    assert_has(&error, &["size", "does not split into 3 parts"]);
+    let error = on("tensor=2,experts=2").exit(2);
+    assert_has(&error.stderr, &["expected data=N", "experts=2"]);
+    parity("qwen3", &expected("qwen3")).args(["--device", "host", "--mesh", "fsdp=2"]).refuse();
+}
+
+#[test]
 fn any_subset_is_enough() {
     let directory = Runs::new(&[]);
     let of = |names: &[&str]| Tensors::of("qwen2").only(names);

@@ -10,7 +10,7 @@ use pjrt::install::Kind;
 use serde_json::Value;
 
 /// Small enough for programs that compile for longer than they run.
-const SETTINGS: [&str; 12] = [
+pub(crate) const SETTINGS: [&str; 12] = [
     "warmup.steps=4",
     "warmup.batch_size=16",
     "grpo.max_steps=4",
@@ -26,7 +26,7 @@ const SETTINGS: [&str; 12] = [
 ];
 
 /// The same with adapters and a value head: what is trained beside a model that is not.
-const BESIDE_A_MODEL: [&str; 12] = [
+pub(crate) const BESIDE_A_MODEL: [&str; 12] = [
     "lora={r: 4, target_modules: [q_proj, down_proj, lm_head]}",
     "warmup.optimizer.learning_rate=2.0e-2", // learns to answer
     "grpo.advantages.estimator=gae",
@@ -42,15 +42,15 @@ const BESIDE_A_MODEL: [&str; 12] = [
 ];
 
 /// A run on the host and one on a device, and their rows.
-struct Pair {
-    runs: Runs,
+pub(crate) struct Pair {
+    pub(crate) runs: Runs,
     host: Vec<Value>,
-    device: Vec<Value>,
+    pub(crate) device: Vec<Value>,
 }
 
 /// Trains on the host and on a device, with the same results as far as they do not depend on samples, and resumes the run on
 /// the device with the same bits. `on` adds the plugin to a call.
-fn train_on_both(settings: &[&str], of_device: &[&str], tolerance: f64, on: fn(Call) -> Call) -> Pair {
+pub(crate) fn train_on_both(settings: &[&str], of_device: &[&str], tolerance: f64, on: fn(Call) -> Call) -> Pair {
     let runs = Runs::new(settings);
     on(runs.tiny("host")).succeed();
     on(runs.tiny("whole").set(["policy.device=pjrt:cpu"]).set(of_device)).succeed();

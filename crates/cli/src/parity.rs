@@ -6,6 +6,7 @@ use grpo_check::parity::{self, Check, FileReport, Row};
 use grpo_core::Implementation;
 use grpo_core::parity::Tolerances;
 use grpo_files::counted;
+use run_config::MeshConfig;
 use std::path::PathBuf;
 
 /// Arguments of `grpo parity`.
@@ -25,6 +26,9 @@ pub(crate) struct Args {
     /// others with the reason [default: all].
     #[arg(long, value_name = "DEVICE", requires = "model", value_parser = crate::parity_model::devices())]
     pub(crate) device: Option<String>,
+    /// With --model and a --device of PJRT: the number of devices along the axes data, fsdp and tensor of a mesh.
+    #[arg(long, value_name = "fsdp=4,tensor=2", requires = "device")]
+    pub(crate) mesh: Option<MeshConfig>,
     /// Implementation to check.
     #[arg(long, value_parser = crate::loss_input::implementations(&["all"]), default_value = "all")]
     implementation: String,

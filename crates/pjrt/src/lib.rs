@@ -46,7 +46,7 @@
 //! * **CUDA**, to compile without a GPU, needs `ptxas`, `nvlink` and libdevice: next to the plugin as in the wheels
 //!   (`pjrt::install` keeps that layout), or in the folder of the compile option `xla_gpu_cuda_data_dir`.
 //! * **Logs** go to stderr. `TF_CPP_MIN_LOG_LEVEL=3` in the environment silences the CPU and CUDA plugins except for a
-//!   line or two at loading; libtpu reads `TPU_MIN_LOG_LEVEL` and `TPU_STDERR_LOG_LEVEL`.
+//!   line or two at loading; [`Plugin::load`] sets it to 1 (warnings) while that is safe. libtpu reads `TPU_MIN_LOG_LEVEL` and `TPU_STDERR_LOG_LEVEL`.
 //!
 //! # Progress
 //!

@@ -38,6 +38,10 @@ pub const TPU_ENVIRONMENT: [(&str, &str); 7] = [
     ("TPU_STDERR_LOG_LEVEL", "3"),
 ];
 
+/// The smallest level of log messages that the CPU and CUDA plugins write to stderr: warnings. XLA logs a line for every program that is
+/// compiled for several devices. [`Plugin::load`] sets it if the process has one thread and the variable is unset.
+const LOG_LEVEL: (&str, &str) = ("TF_CPP_MIN_LOG_LEVEL", "1");
+
 /// Sets [`TPU_ENVIRONMENT`], unless the user has set it or the machine has a TPU.
 fn prepare_for_libtpu() -> Result<()> {
     let has_tpu = ["/dev/accel0", "/dev/vfio/0"].iter().any(|device| Path::new(device).exists());
@@ -80,6 +84,8 @@ impl Plugin {
         if path.file_name().is_some_and(|name| name.to_string_lossy().contains("libtpu")) {
             prepare_for_libtpu()?;
         }
+        // Only for logs: they stay verbose if the process has other threads.
+        ffi::set_variables(&[LOG_LEVEL]);
         let api = ffi::open(&path)?;
         check_version(&path, api.version())?;
         api.call(&mut ffi::PluginInitialize::new())?;

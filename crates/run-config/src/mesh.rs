@@ -6,6 +6,7 @@ use serde::de::{Error, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 use smart_default::SmartDefault;
 use std::fmt;
+use std::str::FromStr;
 
 /// The number of devices along each axis of a mesh.
 #[derive(Clone, Copy, Debug, SmartDefault, PartialEq, Eq, Serialize, Deserialize)]
@@ -45,6 +46,29 @@ impl MeshAxis {
             Self::Fsdp => "fsdp",
             Self::Tensor => "tensor",
         }
+    }
+}
+
+/// Reads `fsdp=4,tensor=2`, for the command line.
+impl FromStr for MeshConfig {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let mut mesh = Self::default();
+        for part in text.split(',') {
+            let size = part.split_once('=').and_then(|(axis, size)| Some((axis.trim(), size.trim().parse().ok()?)));
+            match size {
+                Some(("data", size)) => mesh.data = size,
+                Some(("fsdp", size)) => mesh.fsdp = size,
+                Some(("tensor", size)) => mesh.tensor = size,
+                _ => {
+                    return Err(format!(
+                        "expected data=N, fsdp=N and tensor=N, with commas between them, got `{part}`"
+                    ));
+                }
+            }
+        }
+        mesh.validate("--mesh").map(|()| mesh).map_err(|error| error.to_string())
     }
 }
 

@@ -42,6 +42,7 @@ mod warmup;
 
 pub use error::{Error, Result};
 pub use factory::{Parts, export_policy};
+pub use mesh::axis_rules;
 pub use prepared::{Overview, Prepared};
 pub use pretrained::open_model;
 pub use prompts::{check_rows, count_tokens, encode_prompt, open_data, open_tokenizer, opens_think};

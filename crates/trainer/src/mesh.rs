@@ -4,7 +4,7 @@ use crate::error::Result;
 use models::ModelConfig;
 use policy_pjrt::decoder::{Axis, AxisRules, Compute, Decoder};
 use policy_pjrt::same_devices;
-use run_config::{LogicalAxisRules, MeshAxis, MeshChoice, PolicyConfig, TrainConfig, check};
+use run_config::{LogicalAxisRules, MeshAxis, MeshChoice, MeshConfig, PolicyConfig, TrainConfig, check};
 use stablehlo::Mesh;
 
 /// The axis rules of training and of sampling, over the same devices.
@@ -45,13 +45,22 @@ impl MeshRules {
                 check(fits, "rollout.mesh", expected, rollout.mesh())?;
                 rollout
             }
-            // Without tensor = 1, which has a refinement with every mesh, the rules of training remain: each rule may be illegal here.
             Some(MeshChoice::Auto) | None => {
                 of_rollout(&training, shape, table, devices).unwrap_or_else(|| training.clone())
             }
         };
         Ok(Some(Self { training, rollout }))
     }
+}
+
+/// Returns the default axis rules of a mesh without -1, for programs outside of a run. Errors name it `key`.
+///
+/// # Errors
+/// [`crate::Error::Config`] for an axis that is -1.
+pub fn axis_rules(key: &str, mesh: &MeshConfig) -> Result<AxisRules> {
+    let devices = mesh.devices();
+    check(devices.is_some(), key, "1 or more devices on every axis", "-1")?;
+    rules(mesh.sizes(key, devices.unwrap_or(0))?, &LogicalAxisRules::default())
 }
 
 /// Returns the mesh with the largest number of tensor shards, up to gcd(key/value heads, devices), that sampling can have.

@@ -101,11 +101,14 @@ impl Chosen {
     fn by(args: &parity::Args) -> anyhow::Result<Self> {
         let (name, plugin) = (args.device.as_deref().unwrap_or(ALL), args.input.plugin.as_deref());
         let named = Kind::ALL.into_iter().find(|kind| name_of(*kind) == name);
-        let open =
-            |kind| -> trainer::Result<Target> { Ok(Target::Device(trainer::device::open(kind, plugin, None, None)?)) };
+        let rules = args.mesh.map(|mesh| trainer::axis_rules("--mesh", &mesh)).transpose()?;
+        let open = |kind| -> trainer::Result<Target> {
+            Ok(Target::Device(trainer::device::open(kind, plugin, None, rules.clone())?))
+        };
         if let Some(kind) = named {
             return Ok(Self { places: vec![open(kind)?], notes: vec![] });
         }
+        anyhow::ensure!(args.mesh.is_none(), "--mesh is for a --device of PJRT, not for {name}");
         anyhow::ensure!(plugin.is_none(), "--plugin is for the --device of PJRT that it serves, not for {name}");
         let mut chosen = Self { places: vec![Target::Host], notes: vec![] };
         if name == ALL {
@@ -127,7 +130,10 @@ impl Target {
     fn name(&self) -> String {
         match self {
             Self::Host => HOST.into(),
-            Self::Device(runtime) => name_of(runtime.kind()),
+            Self::Device(runtime) => match runtime.axis_rules() {
+                Some(rules) => format!("{} on {}", name_of(runtime.kind()), rules.mesh()),
+                None => name_of(runtime.kind()),
+            },
         }
     }
 
