@@ -264,7 +264,7 @@ impl Runtime {
             }
         });
         let shards = shards.collect::<Result<_>>()?;
-        Ok(DeviceTensor::new(layout, shards))
+        Ok(DeviceTensor::new(layout.into(), shards))
     }
 }
 
@@ -324,7 +324,7 @@ pub struct Program {
     executable: LoadedExecutable,
     runtime: Runtime,
     arguments: Vec<Layout>,
-    results: Vec<Layout>,
+    results: Vec<Arc<Layout>>,
 }
 
 impl std::fmt::Debug for Program {
@@ -338,7 +338,7 @@ impl Program {
         let (main, body) = (&module.main, module.main.body());
         let layout = |id, sharding: &Option<Sharding>| Layout::new(&main.type_of(id).shape, sharding.as_ref());
         let arguments = body.arguments.iter().zip(&main.arguments).map(|(id, of)| layout(*id, &of.sharding)).collect();
-        let results = body.results.iter().zip(&main.results).map(|(id, of)| layout(*id, &of.sharding)).collect();
+        let results = body.results.iter().zip(&main.results).map(|(id, of)| layout(*id, &of.sharding).into()).collect();
         Self { name, executable, runtime: runtime.clone(), arguments, results }
     }
 
