@@ -132,8 +132,14 @@ mod tests {
             let sharding = rules.parameter(&parameter).expect("an even split");
             let part = sharding.part(&TensorType::new(Dtype::F32, &parameter.shape[..])).expect("a part");
             for ((whole, part), axis) in parameter.shape.iter().zip(&part.shape).zip(&parameter.axes) {
-                let split = !matches!(axis, Axis::Layer | Axis::HeadDim);
-                assert_eq!(whole / part, if split { 2 } else { 1 }, "{axis:?} of {}", parameter.name());
+                // The vocabulary takes both axes of the mesh.
+                let expected = match axis {
+                    Axis::Vocab => 4,
+                    Axis::Embed if parameter.axes.contains(&Axis::Vocab) => 1,
+                    Axis::Layer | Axis::HeadDim => 1,
+                    _ => 2,
+                };
+                assert_eq!(whole / part, expected, "{axis:?} of {}", parameter.name());
             }
         }
     }
