@@ -43,4 +43,4 @@ pub use rollout::{DeviceRollout, RolloutOptions, RolloutPrograms, RolloutSizes};
 pub use runtime::{Argument, Program, Runtime};
 pub use tensor::DeviceTensor;
 pub use train::{TrainPrograms, TrainShape};
-pub use weights::{DeviceWeights, same_devices};
+pub use weights::{DeviceWeights, common_refinement};

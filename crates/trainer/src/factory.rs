@@ -11,7 +11,7 @@ use data::Dataset;
 use models::{MemoryTable, ModelConfig, ModelFolder, Tokenizer};
 use policy::{Policy, RolloutEngine};
 use policy_cpu::{CpuPolicy, PolicyLoss};
-use policy_pjrt::decoder::AxisRules;
+use policy_pjrt::decoder::{Axis, AxisRules};
 use policy_pjrt::{PjrtPolicy, PjrtPolicyOptions, RolloutSizes, Runtime, TrainShape, TrainingSizes};
 use rewards::Rewards;
 use run_config::{PolicyConfig, TrainConfig};
@@ -114,6 +114,7 @@ impl PolicyTarget {
             }
         };
         if let Some(MeshRules { training, rollout }) = &rules {
+            warn_of_empty_rows(config, training.parts(Axis::Batch));
             tracing::info!(
                 "training on {} and sampling on {}: {:?}",
                 training.mesh(),
@@ -186,6 +187,19 @@ impl PolicyTarget {
                 Box::new(pjrt_policy(config, &runtime, shape, model, options)?)
             }
         })
+    }
+}
+
+/// Warns if a micro-batch does not fill the shards of its rows.
+fn warn_of_empty_rows(config: &TrainConfig, shards: usize) {
+    let sequences = config.grpo.micro_batch_sequences();
+    let rows = sequences.next_multiple_of(shards);
+    if rows > sequences {
+        let share = 100 * (rows - sequences) / rows;
+        tracing::warn!(
+            "a micro-batch of {sequences} sequences has {shards} shards of rows: {share} % of its rows are empty; a smaller \
+             grpo.gradient_accumulation_steps makes larger micro-batches"
+        );
     }
 }
 

@@ -2,8 +2,8 @@
 
 use crate::error::Result;
 use models::ModelConfig;
+use policy_pjrt::common_refinement;
 use policy_pjrt::decoder::{Axis, AxisRules, Compute, Decoder};
-use policy_pjrt::same_devices;
 use run_config::{LogicalAxisRules, MeshAxis, MeshChoice, MeshConfig, PolicyConfig, TrainConfig, check};
 use stablehlo::Mesh;
 
@@ -41,7 +41,7 @@ impl MeshRules {
                 let rollout = checked("rollout.mesh", axes.sizes("rollout.mesh", devices)?, shape, table)?;
                 let expected =
                     "a mesh whose groups of neighbouring devices contain, or are contained in, those of policy.mesh";
-                let fits = same_devices(training.mesh(), rollout.mesh()).is_ok();
+                let fits = common_refinement(training.mesh(), rollout.mesh()).is_ok();
                 check(fits, "rollout.mesh", expected, rollout.mesh())?;
                 rollout
             }
@@ -72,7 +72,7 @@ fn of_rollout(
 ) -> Option<AxisRules> {
     let legal = |tensor: usize| {
         let rules = rules([devices / tensor, 1, tensor], table).ok()?;
-        let fits = is_legal(&rules, shape) && same_devices(training.mesh(), rules.mesh()).is_ok();
+        let fits = is_legal(&rules, shape) && common_refinement(training.mesh(), rules.mesh()).is_ok();
         fits.then_some(rules)
     };
     let divides = |tensor: &usize| devices.is_multiple_of(*tensor) && shape.num_key_value_heads.is_multiple_of(*tensor);

@@ -3,7 +3,7 @@
 mod merge;
 mod reshard;
 
-pub use reshard::same_devices;
+pub use reshard::common_refinement;
 
 use crate::decoder::{Axis, Parameter, Role, Split, parameters, zeros};
 use crate::error::{Error, Result};

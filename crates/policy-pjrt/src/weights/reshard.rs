@@ -19,7 +19,7 @@ impl DeviceWeights {
         if old == new {
             return Ok(self);
         }
-        let mesh = same_devices(old.mesh(), new.mesh())?;
+        let mesh = common_refinement(old.mesh(), new.mesh())?;
         let program = programs.get(&self.runtime, (), |()| module(&self, [from, into], &mesh))?;
         let moved = program.run(self.arguments())?;
         Ok(Self::of_tensors(to, self.table.clone(), self.storage, moved.into_iter().map(Arc::new)))
@@ -49,7 +49,7 @@ fn module(weights: &DeviceWeights, [from, into]: [&Split; 2], mesh: &Mesh) -> Re
 ///
 /// # Errors
 /// [`Error::Split`] if there is none: {tensor 2, fsdp 3} and {tensor 3, fsdp 2} have none.
-pub fn same_devices(a: &Mesh, b: &Mesh) -> Result<Mesh> {
+pub fn common_refinement(a: &Mesh, b: &Mesh) -> Result<Mesh> {
     let mut strides: Vec<usize> = [a, b].into_iter().flat_map(strides).chain([1, a.devices()]).collect();
     strides.sort_unstable();
     strides.dedup();
@@ -103,7 +103,7 @@ mod tests {
     fn a_refined_sharding_gives_every_device_the_same_part() {
         let train = mesh(&[("data", 1), ("fsdp", 4), ("tensor", 2)]);
         let rollout = mesh(&[("data", 2), ("tensor", 4)]);
-        let both = same_devices(&train, &rollout).unwrap();
+        let both = common_refinement(&train, &rollout).unwrap();
         assert_eq!(both.axes().iter().map(|(_, size)| *size).collect::<Vec<_>>(), [2, 2, 2]);
         let ty = TensorType::new(Dtype::F32, [16, 24]);
         for (mesh, axes) in [
@@ -124,7 +124,7 @@ mod tests {
     #[test]
     fn meshes_without_a_common_refinement_are_refused() {
         let error =
-            same_devices(&mesh(&[("fsdp", 3), ("tensor", 2)]), &mesh(&[("data", 2), ("tensor", 3)])).unwrap_err();
+            common_refinement(&mesh(&[("fsdp", 3), ("tensor", 2)]), &mesh(&[("data", 2), ("tensor", 3)])).unwrap_err();
         assert!(error.to_string().contains("groups of 2 and of 3 neighbouring devices"), "{error}");
     }
 }
