@@ -25,8 +25,10 @@ impl Split {
 
     /// Returns the number of elements of a parameter on each device.
     pub(crate) fn elements_of(&self, parameter: &Parameter) -> u64 {
-        let sizes = parameter.shape.iter().zip(&parameter.axes);
-        sizes.map(|(size, axis)| (size / self.parts(*axis)) as u64).product()
+        // Each axis of the mesh shards one dimension only.
+        let ty = TensorType::new(Dtype::F32, &parameter.shape[..]);
+        let part = self.sharding(&parameter.axes).and_then(|sharding| sharding.part(&ty).ok());
+        part.unwrap_or(ty).shape.iter().map(|size| *size as u64).product()
     }
 
     /// Returns the axis rules.

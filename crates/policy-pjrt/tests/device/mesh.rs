@@ -17,7 +17,7 @@ fn client() -> &'static Client {
 }
 
 /// Compiles the program for the number of devices in its mesh.
-fn compile(module: &Module) -> LoadedExecutable {
+pub(crate) fn compile(module: &Module) -> LoadedExecutable {
     let split = CompileOptions::shardy(module.partitions);
     let options = if module.partitions == 1 { CompileOptions::default() } else { split };
     let options = options.with("xla_allow_excess_precision", false).with("xla_cpu_enable_fast_min_max", false);

@@ -9,9 +9,9 @@ use models::{LoraConfig, ModelConfig};
 use pjrt::install::{Kind, install};
 use policy::contract::{Fixture, Setup, batches};
 use policy::{AdamWConfig, LogitsProcessors, Policy, PolicyState, Sequence, StateGroup, StepLoss, Weights, export_all};
-use policy_pjrt::decoder::{Axis, AxisRules};
-use policy_pjrt::{PjrtPolicy, PjrtPolicyOptions, Runtime};
-use stablehlo::Mesh;
+use policy_pjrt::decoder::{Axis, AxisRules, Compute, Decoder};
+use policy_pjrt::{PjrtPolicy, PjrtPolicyOptions, RolloutSizes, Runtime, TrainPrograms, TrainShape, TrainingSizes};
+use stablehlo::{Mesh, Save};
 use std::sync::OnceLock;
 use testkit::xla_cpu::QUICK;
 
@@ -213,4 +213,35 @@ fn a_dimension_that_does_not_divide_is_an_error() {
     let too_many = on_mesh(&[("fsdp", 8)]).on_mesh(rules(&[("fsdp", 16)])).unwrap_err().to_string();
     assert!(too_many.contains("16 devices") && too_many.contains("has 8"), "{too_many}");
     assert_eq!(on_mesh(&[("fsdp", 4), ("tensor", 2)]).axis_rules().unwrap().parts(Axis::Embed), 4);
+}
+
+/// The memory table of a mesh counts what XLA's CPU reports for the arguments of one device.
+#[test]
+fn the_memory_of_a_device_is_that_of_its_shards() {
+    let config = ModelConfig { vocab_size: 1024, hidden_size: 128, intermediate_size: 256, ..config() };
+    let micro_batch = TrainShape { rows: 8, length: 16, tokens: 64, shared: false };
+    let rollout = RolloutSizes { prompts: 1, longest_prompt: 8, num_generations: 1, max_completion_length: 8 };
+    let (weights, trained) = (models::Dtype::F32, models::Trained::All);
+    let sizes = TrainingSizes { micro_batch, rollout, weights, trained, ref_policy: false, mixes_ref_policy: false };
+    let options = PjrtPolicyOptions { can_roll_back: false, ..PjrtPolicyOptions::default() };
+    for axes in [&[("data", 8)][..], &[("fsdp", 8)], &[("data", 2), ("fsdp", 2), ("tensor", 2)]] {
+        let rules = rules(axes);
+        let table = sizes.memory(&config, &options, Some(&rules));
+        let part = |name: &str| table.rows().iter().find(|(part, _)| part.starts_with(name)).map(|(_, bytes)| *bytes);
+        let expected: u64 = ["weights", "gradients"].into_iter().filter_map(part).sum();
+        let state: u64 = ["weights", "first moments", "second moments"].into_iter().filter_map(part).sum();
+        let decoder = Decoder::new(&config, Compute::F32).with_axis_rules(rules).unwrap();
+        let programs = TrainPrograms::new(decoder, Save::Carry);
+        let gradient = programs.gradient(&loss(), None, micro_batch).unwrap();
+        let step = programs.step(&loss(), None, micro_batch).unwrap();
+        for (module, expected) in [(gradient, expected), (step, state)] {
+            let stats = crate::mesh::compile(&module).executable().memory_stats().unwrap();
+            let (found, expected) = (stats.argument as f64, expected as f64);
+            assert!(
+                (found - expected).abs() < 0.1 * expected,
+                "{axes:?}, {}: {found} {expected}\n{table}",
+                module.name
+            );
+        }
+    }
 }
