@@ -2,24 +2,24 @@
 //!
 //! Legend: N tokens (rows), H hidden size, V vocabulary.
 
-use crate::backend::{Backend, Implementation, LossOutput, LossPlan, PlanRequest, Scores, Tiling};
+use crate::backend::{Backend, Implementation, LossOutput, LossPlan, Scores, Tiling};
 use crate::batch::TokenBatch;
 use crate::config::LossConfig;
 use crate::error::{Error, Result};
 use crate::gradients::{GradientSpec, Grads, GradsMut};
 use crate::memory_report::MemoryReport;
+use crate::plan_cache::PlanCache;
 use crate::policy::{HeadLayout, PolicyInput, PolicySpec};
 use crate::tensor::{Dtype, TensorMut, TensorRef};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::Arc;
 
 /// The GRPO loss on a backend, from hidden states and LM head or from logits.
 ///
 /// It plans for [`GrpoLossBuilder::max_tokens`] when it is built, and again whenever a batch has more tokens than the
 /// current plan. Scores and losses of one plan have bit-identical log-probabilities, so that an on-policy ratio is exactly 1.
 ///
-/// Calls take `&self`, and threads may share one loss: their calls are serialised, because a plan has one workspace. A clone shares the
-/// backend (its thread pool, its device) and has its own plan, created at its first call. For concurrent calls, give each thread a
-/// clone.
+/// Calls take `&self`, and threads may share one loss: each concurrent call has its own plan, with its own workspace, which later calls
+/// reuse. A clone shares the backend (its thread pool, its device) and has its own plan, created at its first call.
 ///
 /// ```
 /// use backend_cpu::CpuBackend;
@@ -37,16 +37,11 @@ use std::sync::{Arc, Mutex, MutexGuard};
 /// assert!(out.loss.is_finite() && dlm_head.iter().any(|g| *g != 0.0));
 /// # Ok::<(), grpo_core::Error>(())
 /// ```
+#[derive(Clone, Debug)]
 pub struct GrpoLoss {
-    backend: Arc<dyn Backend>,
-    /// `max_tokens` of the request is the smallest size of a plan.
-    request: PlanRequest,
-    planned: Mutex<Option<Planned>>,
-}
-
-struct Planned {
-    max_tokens: usize,
-    plan: Box<dyn LossPlan>,
+    plans: PlanCache,
+    policy: PolicySpec,
+    gradients: GradientSpec,
 }
 
 impl GrpoLoss {
@@ -119,7 +114,7 @@ impl GrpoLoss {
     /// # Errors
     /// The errors of [`GrpoLoss::step`].
     pub fn step_owned(&self, policy: PolicyInput<'_>, batch: &TokenBatch) -> Result<(LossOutput, Grads<Vec<f32>>)> {
-        let mut grads = Grads::zeros(self.request.policy, self.request.gradients, batch.tokens())?;
+        let mut grads = Grads::zeros(self.policy, self.gradients, batch.tokens())?;
         let output = self.step_policy(policy, batch, grads.as_mut())?;
         Ok((output, grads))
     }
@@ -156,81 +151,42 @@ impl GrpoLoss {
 
     /// Returns the configuration of the loss.
     pub fn config(&self) -> &LossConfig {
-        &self.request.loss
+        self.plans.config()
     }
 
     /// Returns the implementation that computes the loss.
     pub fn implementation(&self) -> Implementation {
-        self.request.implementation
+        self.plans.implementation().unwrap_or(self.policy.usual_implementation())
     }
 
     /// Returns shapes and dtypes of the policy's output.
     pub fn policy(&self) -> PolicySpec {
-        self.request.policy
+        self.policy
     }
 
     /// Returns the gradients that a step computes.
     pub fn gradients(&self) -> GradientSpec {
-        self.request.gradients
+        self.gradients
     }
 
     /// Returns the backend.
     pub fn backend(&self) -> &dyn Backend {
-        self.backend.as_ref()
+        self.plans.backend()
     }
 
-    /// Returns the largest number of tokens that the current plan accepts; 0 if there is no plan.
+    /// Returns the largest number of tokens that the current plan accepts; 0 if there is no plan that is not in use.
     pub fn max_tokens(&self) -> usize {
-        self.lock().as_ref().map_or(0, |planned| planned.max_tokens)
+        self.plans.planned_tokens()
     }
 
-    /// Returns the bytes that a call of the current plan needs at [`GrpoLoss::max_tokens`]; `None` if there is no plan.
+    /// Returns the bytes that a call of the current plan needs at [`GrpoLoss::max_tokens`]; `None` if there is no plan that is not in use.
     pub fn memory(&self) -> Option<MemoryReport> {
-        self.lock().as_ref().map(|planned| planned.plan.memory())
+        self.plans.memory()
     }
 
     /// Calls `f` with a plan that is large enough for `batch`.
     fn with_plan<T>(&self, batch: &TokenBatch, f: impl FnOnce(&mut dyn LossPlan) -> Result<T>) -> Result<T> {
-        let mut slot = self.lock();
-        let usable = slot.take().filter(|planned| batch.tokens() <= planned.max_tokens);
-        let planned = match usable {
-            Some(planned) => planned,
-            None => self.plan(batch.tokens())?,
-        };
-        f(slot.insert(planned).plan.as_mut())
-    }
-
-    fn plan(&self, tokens: usize) -> Result<Planned> {
-        let max_tokens = self.request.max_tokens.max(tokens).max(1);
-        let request = PlanRequest { max_tokens, ..self.request.clone() };
-        Ok(Planned { max_tokens, plan: self.backend.plan(&request)? })
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Option<Planned>> {
-        self.planned.lock().unwrap_or_else(|poisoned| {
-            // A call panicked and may have left its plan in an inconsistent state: drop the plan.
-            let mut slot = poisoned.into_inner();
-            *slot = None;
-            self.planned.clear_poison();
-            slot
-        })
-    }
-}
-
-impl Clone for GrpoLoss {
-    fn clone(&self) -> Self {
-        let request =
-            PlanRequest { max_tokens: self.max_tokens().max(self.request.max_tokens), ..self.request.clone() };
-        Self { backend: Arc::clone(&self.backend), request, planned: Mutex::new(None) }
-    }
-}
-
-impl std::fmt::Debug for GrpoLoss {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("GrpoLoss")
-            .field("backend", &self.backend.name())
-            .field("request", &self.request)
-            .finish_non_exhaustive()
+        self.plans.with_plan(self.policy, Some(self.gradients), batch.tokens(), f)
     }
 }
 
@@ -356,11 +312,9 @@ impl GrpoLossBuilder {
     /// configuration; the errors of [`Backend::plan`].
     pub fn build<B: Backend + Clone + 'static>(self, backend: &B) -> Result<GrpoLoss> {
         let Self { loss, implementation, tiling, max_tokens, sizes, dtype, layout, bias, gradients } = self;
-        let (policy, usual) = match sizes {
-            Some(Sizes { hidden: Some(hidden), vocab }) => {
-                (PolicySpec::Hidden { hidden, vocab, dtype, layout, bias }, Implementation::Fused)
-            }
-            Some(Sizes { hidden: None, vocab }) => (PolicySpec::Logits { vocab, dtype }, Implementation::Logits),
+        let policy = match sizes {
+            Some(Sizes { hidden: Some(hidden), vocab }) => PolicySpec::Hidden { hidden, vocab, dtype, layout, bias },
+            Some(Sizes { hidden: None, vocab }) => PolicySpec::Logits { vocab, dtype },
             None => {
                 let message = "the builder of the loss lacks the policy's output: call head(hidden, vocab) or \
                                logits(vocab) on it";
@@ -368,14 +322,14 @@ impl GrpoLossBuilder {
             }
         };
         let gradients = gradients.unwrap_or(GradientSpec { hidden: true, lm_head: true, bias });
-        let implementation = implementation.unwrap_or(usual);
-        let request = PlanRequest { loss, implementation, tiling, max_tokens, policy, gradients };
-        PlanRequest { max_tokens: max_tokens.max(1), ..request.clone() }.validate()?;
-        let loss = GrpoLoss { backend: Arc::new(backend.clone()), request, planned: Mutex::new(None) };
-        if max_tokens > 0 {
-            let planned = loss.plan(max_tokens)?;
-            *loss.lock() = Some(planned);
+        let mut plans = PlanCache::new(Arc::new(backend.clone()), loss)?.with_tiling(tiling).with_max_tokens(max_tokens);
+        if let Some(implementation) = implementation {
+            plans = plans.with_implementation(implementation);
         }
-        Ok(loss)
+        plans.request(policy, gradients, max_tokens).validate()?;
+        if max_tokens > 0 {
+            plans.with_plan(policy, Some(gradients), max_tokens, |_| Ok(()))?;
+        }
+        Ok(GrpoLoss { plans, policy, gradients })
     }
 }

@@ -98,6 +98,11 @@ impl PlanCache {
         self.idle().last().map(|planned| planned.plan.memory())
     }
 
+    /// Returns the largest number of tokens that the most recent plan accepts; 0 before the first call.
+    pub(crate) fn planned_tokens(&self) -> usize {
+        self.idle().last().map_or(0, |planned| planned.request.max_tokens)
+    }
+
     /// Calls `f` with a plan for `policy` and at least `tokens` tokens that is not in use. With `gradients` = `None` (scores) a plan is
     /// reused with any gradients, because a separate plan might round in another order than the loss.
     ///
@@ -126,18 +131,8 @@ impl PlanCache {
         let mut planned = match latest {
             Some(planned) => planned,
             None => {
-                let usual = match policy {
-                    PolicySpec::Logits { .. } => Implementation::Logits,
-                    PolicySpec::Hidden { .. } => Implementation::Fused,
-                };
-                let request = PlanRequest {
-                    loss: Arc::clone(&self.loss),
-                    implementation: self.implementation.unwrap_or(usual),
-                    tiling: self.tiling.clone(),
-                    max_tokens: self.max_tokens.max(seen).max(tokens),
-                    policy,
-                    gradients: gradients.unwrap_or(GradientSpec::all(policy)),
-                };
+                let gradients = gradients.unwrap_or(GradientSpec::all(policy));
+                let request = self.request(policy, gradients, seen.max(tokens));
                 Planned { plan: self.backend.plan(&request)?, request }
             }
         };
@@ -146,8 +141,34 @@ impl PlanCache {
         result
     }
 
+    /// Returns the request for a plan of at least `tokens` tokens.
+    pub(crate) fn request(&self, policy: PolicySpec, gradients: GradientSpec, tokens: usize) -> PlanRequest {
+        PlanRequest {
+            loss: Arc::clone(&self.loss),
+            implementation: self.implementation.unwrap_or(policy.usual_implementation()),
+            tiling: self.tiling.clone(),
+            max_tokens: self.max_tokens.max(tokens),
+            policy,
+            gradients,
+        }
+    }
+
     fn idle(&self) -> MutexGuard<'_, Vec<Planned>> {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A clone shares the backend and has no plans; it plans for as many tokens.
+impl Clone for PlanCache {
+    fn clone(&self) -> Self {
+        Self {
+            backend: Arc::clone(&self.backend),
+            loss: Arc::clone(&self.loss),
+            implementation: self.implementation,
+            tiling: self.tiling.clone(),
+            max_tokens: self.max_tokens.max(self.planned_tokens()),
+            idle: Mutex::default(),
+        }
     }
 }
 
