@@ -1,6 +1,7 @@
 //! Tensors of a call, once they are known to be on the host.
 
 use crate::error::unsupported;
+use crate::pages::advise_huge_pages;
 use grpo_core::error::{Error, Result};
 use grpo_core::{GradsMut, PolicyInput, PolicyOutput, TensorMut, TensorRef};
 use std::convert::Infallible;
@@ -28,7 +29,12 @@ impl<'a> Tensors<'a> {
     pub(crate) fn new(policy: PolicyInput<'a>, grads: GradsMut<'a>) -> Result<Self> {
         let policy = policy.try_map(|tensor| tensor.on_host().ok_or_else(on_device))?;
         let grads = grads.try_map(|tensor| match tensor {
-            TensorMut::F32(t) => Ok(t),
+            TensorMut::F32(t) => {
+                // Kernels read an accumulator before they write it. A new buffer then faults twice per page, and the second fault flushes
+                // the TLB of all threads: a fifth of a step with pages of 4 KiB.
+                advise_huge_pages(t);
+                Ok(t)
+            }
             TensorMut::Bf16(_) => Err(Error::shape("loss call", "dtype of a gradient", "f32", "bf16")),
             TensorMut::Device(_) => Err(on_device()),
         })?;

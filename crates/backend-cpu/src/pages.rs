@@ -57,9 +57,9 @@ pub(crate) fn zeros<T: Pod>(len: usize) -> Aligned<T> {
     buffer
 }
 
-/// Requests huge pages from the system for `buffer`, which makes memory traffic faster. Use it for gradients of a large
-/// head, right after allocation, before the first write. It changes no values, and does nothing for small buffers and
-/// on systems other than Linux.
+/// Requests huge pages from the system for `buffer`, which makes memory traffic faster. Use it for a large head, right
+/// after allocation, before the first write; plans request them for gradients. It changes no values, and does nothing
+/// for small buffers and on systems other than Linux.
 pub fn advise_huge_pages<T>(buffer: &mut [T]) {
     #[cfg(target_os = "linux")]
     {
