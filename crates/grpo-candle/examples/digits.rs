@@ -82,7 +82,7 @@ pub(crate) fn train(implementation: Implementation) -> std::result::Result<(f32,
         // Two updates per rollout: the first computes the old log-probabilities against which the second is clipped.
         for _ in 0..2 {
             let output = grpo.loss(&model.hidden(&inputs)?, &model.lm_head, None, &batch)?;
-            let gradients = output.loss.backward()?;
+            let gradients = output.backward()?;
             // Gradient descent, in place of one of candle-nn's optimizers: `Optimizer::step` takes the same gradients.
             for parameter in [&model.embedding, &model.mlp, &model.lm_head] {
                 if let Some(gradient) = gradients.get(parameter) {

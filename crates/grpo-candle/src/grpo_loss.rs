@@ -2,7 +2,8 @@
 
 use crate::error::{Error, Result};
 use crate::operand::{Operand, columns, dtype, same_dtype, vocabulary};
-use crate::precomputed;
+use crate::precomputed::Gradients;
+use candle_core::backprop::GradStore;
 use candle_core::{DType, Tensor};
 use grpo_core::{
     Backend, GradientSpec, Grads, HeadLayout, Implementation, LossConfig, LossOutput, MemoryReport, Metrics, PlanCache,
@@ -31,7 +32,7 @@ use std::sync::Arc;
 /// let batch = TokenBatch::packed(vec![3, 7, 1, 0], vec![0, 2, 4])?.with_advantages(vec![1.0, -0.5])?;
 /// let old = grpo.score(&hidden, &lm_head, None, &batch)?; // before the first update
 /// let step = grpo.loss(&hidden, &lm_head, None, &batch.with_old_logp(old.logp)?)?;
-/// let gradients = step.loss.backward()?;
+/// let gradients = step.backward()?;
 /// assert_eq!(gradients.get(&lm_head).map(|g| g.dims()), Some(&[v, h][..]));
 /// assert!(step.metrics.value("entropy").is_some());
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -42,10 +43,10 @@ pub struct GrpoLoss {
     head_layout: HeadLayout,
 }
 
-/// The loss of one batch.
+/// The loss of one batch. Differentiate it with [`Loss::backward`].
 #[derive(Debug)]
 pub struct Loss {
-    /// The scalar `[]`, f32, on which to call `backward()`. It may be scaled and added to other losses first.
+    /// The scalar `[]`, f32, to scale or to add to other losses before `backward()`.
     pub loss: Tensor,
     /// The loss as the backend computed it.
     pub value: f64,
@@ -55,6 +56,7 @@ pub struct Loss {
     pub scores: Scores,
     /// TRL's metrics as sums that add up over micro-batches.
     pub metrics: Metrics,
+    gradients: Gradients,
 }
 
 impl GrpoLoss {
@@ -128,12 +130,13 @@ impl GrpoLoss {
                 plan.value_and_grad(policy, batch, gradients.as_mut())
             })
         })?;
-        let gradients = [
-            gradients.hidden.map(|values| input.hidden.gradient(values)).transpose()?,
-            gradients.lm_head.map(|values| input.lm_head.gradient(values)).transpose()?,
-            gradients.bias.zip(input.bias.as_ref()).map(|(values, bias)| bias.gradient(values)).transpose()?,
-        ];
-        Ok(Loss::new(precomputed::scalar(output.loss, [Some(hidden), Some(lm_head), bias], gradients)?, output))
+        let HiddenInput { hidden, lm_head, bias, .. } = input;
+        let gradients = Gradients([
+            Some(hidden.with_gradient(gradients.hidden)?),
+            Some(lm_head.with_gradient(gradients.lm_head)?),
+            bias.map(|bias| bias.with_gradient(gradients.bias)).transpose()?,
+        ]);
+        Ok(Loss::new(gradients, output)?)
     }
 
     /// Computes log-probabilities and entropies of a batch without gradients, for the old policy and the reference.
@@ -177,10 +180,7 @@ impl GrpoLoss {
             })
         };
         let (output, gradient) = operand.overwrite(in_place)?;
-        Ok(Loss::new(
-            precomputed::scalar(output.loss, [Some(logits), None, None], [Some(gradient), None, None])?,
-            output,
-        ))
+        Ok(Loss::new(Gradients([Some((operand.node, Some(gradient))), None, None]), output)?)
     }
 
     /// Computes log-probabilities and entropies of a batch from logits, without gradients.
@@ -200,14 +200,24 @@ impl GrpoLoss {
 }
 
 impl Loss {
-    fn new(loss: Tensor, output: LossOutput) -> Self {
-        Self {
-            loss,
+    fn new(gradients: Gradients, output: LossOutput) -> candle_core::Result<Self> {
+        Ok(Self {
+            loss: gradients.scalar(output.loss)?,
             value: output.loss,
             policy_loss: output.policy_loss,
             scores: output.scores,
             metrics: output.metrics,
-        }
+            gradients,
+        })
+    }
+
+    /// Returns the gradients of all variables, as `self.loss.backward()` does, with less time and memory: gradients of variables, usually
+    /// of the head, are moved into the result. In the graph candle adds each of them to a tensor of zeros.
+    ///
+    /// # Errors
+    /// The errors of candle in the backward pass of the model.
+    pub fn backward(&self) -> Result<GradStore> {
+        Ok(self.gradients.backward()?)
     }
 }
 

@@ -2,6 +2,7 @@
 
 use crate::error::{Error, Result};
 use candle_core::{CpuStorage, DType, Device, Storage, Tensor};
+use grpo_core::half::{bf16, slice::HalfFloatSliceExt, vec::HalfBitsVecExt};
 use grpo_core::{Dtype, HeadLayout, Tensor as Values, TensorMut, TensorRef};
 use std::convert::Infallible;
 use std::ops::Deref;
@@ -65,11 +66,19 @@ impl Operand {
         Ok((result, gradient))
     }
 
-    /// Makes the gradient of the argument from its values in the order of the slice; its dtype is the argument's.
-    pub(crate) fn gradient(&self, values: Vec<f32>) -> Result<Tensor> {
-        let gradient = Tensor::from_vec(values, self.rows.shape(), &Device::Cpu)?;
-        let gradient = if self.is_transposed { gradient.t()? } else { gradient };
-        Ok(gradient.reshape(self.node.shape())?.to_dtype(self.node.dtype())?)
+    /// Returns the argument and its gradient, made from values in the order of the slice. The dtype is the argument's.
+    pub(crate) fn with_gradient(self, values: Option<Vec<f32>>) -> Result<(Tensor, Option<Tensor>)> {
+        let Self { node, rows, is_transposed, .. } = self;
+        let gradient = |values: Vec<f32>| {
+            let gradient = match node.dtype() {
+                DType::BF16 => Tensor::from_vec(narrow(values), rows.shape(), &Device::Cpu)?,
+                _ => Tensor::from_vec(values, rows.shape(), &Device::Cpu)?,
+            };
+            let gradient = if is_transposed { gradient.t()? } else { gradient };
+            gradient.reshape(node.shape())
+        };
+        let gradient = values.map(gradient).transpose()?;
+        Ok((node, gradient))
     }
 }
 
@@ -91,6 +100,20 @@ impl<S: Deref<Target = Storage>> Locked<S> {
             other => Err(Error::Dtype { tensor: self.name, expected: "F32 or BF16", found: other.dtype() }),
         }
     }
+}
+
+/// Rounds to bf16. Returns the memory of `values` to the system meanwhile, so that the peak is not the sum of both.
+fn narrow(mut values: Vec<f32>) -> Vec<bf16> {
+    const BLOCK: usize = 4 << 20;
+    // Zeros of an integer are pages that the system provides at the first write.
+    let mut narrow = vec![0u16; values.len()].reinterpret_into::<bf16>();
+    while !values.is_empty() {
+        let start = (values.len() - 1) / BLOCK * BLOCK;
+        narrow[start..values.len()].convert_from_f32_slice(&values[start..]);
+        values.truncate(start);
+        values.shrink_to_fit();
+    }
+    narrow
 }
 
 fn check_device(name: &'static str, tensor: &Tensor) -> Result<()> {

@@ -38,7 +38,7 @@ fn by_grpo(config: &LossConfig, implementation: Implementation, case: &Case) -> 
     let Leaves { hidden, lm_head, bias } = Leaves::new(case);
     let grpo = grpo(config, implementation).with_head_layout(case.layout);
     let step = grpo.loss(&hidden, &lm_head, Some(&bias), &case.batch).unwrap();
-    let gradients = step.loss.backward().unwrap();
+    let gradients = step.backward().unwrap();
     for leaf in [&hidden, &lm_head, &bias] {
         assert_eq!(
             gradients.get(leaf).map(|g| (g.dtype(), g.shape().clone())),
@@ -103,7 +103,7 @@ fn logits_match_candle(
     let scores = grpo.score_from_logits(&leaf, &case.batch).unwrap();
     let step = grpo.loss_from_logits(&leaf, &case.batch).unwrap();
     assert_eq!(step.scores, scores);
-    let found = step.loss.backward().unwrap();
+    let found = step.backward().unwrap();
     assert_eq!(found.get(&leaf).unwrap().dtype(), dtype);
     assert_close("logits", &gradient(&found, &leaf), &expected, tolerance);
     assert_eq!(values(&leaf), values(&logits), "the caller's logits are unchanged");

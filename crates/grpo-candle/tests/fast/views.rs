@@ -12,7 +12,8 @@ fn setup() -> (LossConfig, Case, Leaves) {
     (config, case, leaves)
 }
 
-/// Returns the gradients of the two leaves for hidden states and head that are functions of them.
+/// Returns the gradients of the two leaves for hidden states and head that are functions of them. `Loss::backward` and candle's
+/// `backward` of the scalar must agree.
 fn gradients(
     layout: HeadLayout,
     (hidden, lm_head): (&Var, &Var),
@@ -20,8 +21,11 @@ fn gradients(
     case: &Case,
 ) -> (Vec<f32>, Vec<f32>) {
     let grpo = grpo(&LossConfig::default(), Implementation::Fused).with_head_layout(layout);
-    let gradients = grpo.loss(views.0, views.1, None, &case.batch).unwrap().loss.backward().unwrap();
-    (gradient(&gradients, hidden), gradient(&gradients, lm_head))
+    let step = grpo.loss(views.0, views.1, None, &case.batch).unwrap();
+    let [found, by_graph] = [step.backward().unwrap(), step.loss.backward().unwrap()]
+        .map(|gradients| (gradient(&gradients, hidden), gradient(&gradients, lm_head)));
+    assert_eq!(found, by_graph);
+    found
 }
 
 #[test]
@@ -54,11 +58,11 @@ fn frozen_tensors_have_no_gradient() {
     let grpo = grpo(&config, Implementation::Fused);
     let all = grpo.loss(&hidden, &lm_head, Some(&bias), &case.batch).unwrap().loss.backward().unwrap();
     let frozen = lm_head.detach();
-    let found = grpo.loss(&hidden, &frozen, Some(&bias.detach()), &case.batch).unwrap().loss.backward().unwrap();
+    let found = grpo.loss(&hidden, &frozen, Some(&bias.detach()), &case.batch).unwrap().backward().unwrap();
     assert_eq!(gradient(&found, &hidden), gradient(&all, &hidden));
     assert!(found.get(&frozen).is_none() && found.get(&lm_head).is_none());
     let head_only = grpo.loss(&hidden.detach(), &lm_head, Some(&bias.detach()), &case.batch).unwrap();
-    let head_only = head_only.loss.backward().unwrap();
+    let head_only = head_only.backward().unwrap();
     assert_eq!(gradient(&head_only, &lm_head), gradient(&all, &lm_head));
     assert!(head_only.get(&hidden).is_none());
 }
@@ -81,10 +85,12 @@ fn a_tied_head_gets_the_sum_of_both_gradients() {
     let grpo = grpo(&config, Implementation::Fused);
     let ids = Tensor::arange(0u32, case.tokens() as u32, hidden.device()).unwrap();
     let embedded = lm_head.index_select(&ids, 0).unwrap();
-    let tied = grpo.loss(&embedded, &lm_head, None, &case.batch).unwrap().loss.backward().unwrap();
+    let tied = grpo.loss(&embedded, &lm_head, None, &case.batch).unwrap();
+    let (tied, by_graph) = (tied.backward().unwrap(), tied.loss.backward().unwrap());
     let leaf = Var::from_tensor(&embedded.detach()).unwrap();
     let apart = grpo.loss(&leaf, &lm_head, None, &case.batch).unwrap().loss.backward().unwrap();
     let (rows, head) = (gradient(&apart, &leaf), gradient(&apart, &lm_head));
     let sum: Vec<f32> = head.iter().enumerate().map(|(i, g)| g + rows.get(i).unwrap_or(&0.0)).collect();
     super::case::assert_close("tied", &gradient(&tied, &lm_head), &sum, 1e-6);
+    assert_eq!(gradient(&tied, &lm_head), gradient(&by_graph, &lm_head));
 }
