@@ -2,7 +2,7 @@
 //!
 //! [`GrpoLoss`] takes the output of a candle model (hidden states and LM head, or logits), passes it to any
 //! [`grpo_core::Backend`], and returns a [`Loss`]. [`Loss::backward`] takes the gradients that were computed with the loss through the
-//! rest of the model. [`Loss::loss`] is the same loss as a scalar tensor, to scale or to add to other losses.
+//! rest of the model. The field [`Loss::loss`] is the same loss as a scalar tensor, to scale or to add to other losses.
 //!
 //! # Copies
 //!
@@ -14,7 +14,7 @@
 //! | tensors of other strides | their size | kernels read row-major slices |
 //! | logits | N V elements | they are overwritten with their gradient; candle has no exclusive access to a tensor's storage |
 //! | gradients of bf16 tensors | their size | kernels add in f32, and a candle gradient has its tensor's dtype |
-//! | gradients in candle's graph | their size | candle adds every gradient to a tensor of zeros; [`Loss::backward`] does so only for tensors that are no variables |
+//! | gradients in candle's graph | their size | candle adds each to zeros; [`Loss::backward`] does not, for variables |
 //! | gradients, if the loss was scaled | their size | the factor is known in the backward pass only |
 //!
 //! Legend: N tokens (rows), B sequences, T positions, H hidden size, V vocabulary.

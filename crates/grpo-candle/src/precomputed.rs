@@ -11,7 +11,8 @@ impl Gradients {
     /// Makes the scalar `value` with these gradients.
     pub(crate) fn scalar(&self, value: f64) -> Result<Tensor> {
         let absent = Tensor::zeros((), DType::F32, &Device::Cpu)?;
-        let [first, second, third] = self.0.each_ref().map(|argument| argument.as_ref().map_or(&absent, |(tensor, _)| tensor));
+        let [first, second, third] =
+            self.0.each_ref().map(|argument| argument.as_ref().map_or(&absent, |(tensor, _)| tensor));
         let gradients = self.0.clone().map(|argument| argument.and_then(|(_, gradient)| gradient));
         first.apply_op3(second, third, Precomputed { value: value as f32, gradients })
     }

@@ -322,7 +322,8 @@ impl GrpoLossBuilder {
             }
         };
         let gradients = gradients.unwrap_or(GradientSpec { hidden: true, lm_head: true, bias });
-        let mut plans = PlanCache::new(Arc::new(backend.clone()), loss)?.with_tiling(tiling).with_max_tokens(max_tokens);
+        let mut plans =
+            PlanCache::new(Arc::new(backend.clone()), loss)?.with_tiling(tiling).with_max_tokens(max_tokens);
         if let Some(implementation) = implementation {
             plans = plans.with_implementation(implementation);
         }
