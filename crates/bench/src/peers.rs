@@ -7,9 +7,9 @@ use std::path::{Path, PathBuf};
 
 /// Files that are written for Python.
 const PROGRAMS: [(&str, &str); 3] = [
-    ("protocol.py", include_str!("../../../peers/protocol.py")),
-    ("torch_worker.py", include_str!("../../../peers/torch_worker.py")),
-    ("jax_worker.py", include_str!("../../../peers/jax_worker.py")),
+    ("protocol.py", include_str!("../peers/protocol.py")),
+    ("torch_worker.py", include_str!("../peers/torch_worker.py")),
+    ("jax_worker.py", include_str!("../peers/jax_worker.py")),
 ];
 
 /// The inputs of a peer.

@@ -30,7 +30,7 @@ pub(crate) struct BenchArgs {
 impl BenchArgs {
     /// Returns the checked configuration: defaults < file < environment < `--set`.
     pub(crate) fn resolve(&self) -> anyhow::Result<BenchConfig> {
-        let default = ("configs/bench/fused.yaml (built in)", include_str!("../../../configs/bench/fused.yaml"));
+        let default = ("configs/bench/fused.yaml (built in)", include_str!("../configs/fused.yaml"));
         resolve(self.config.as_deref(), &self.set, default)
     }
 
@@ -71,7 +71,7 @@ impl BenchFiles {
         &self,
         change: impl Fn(&mut BenchConfig) -> anyhow::Result<()>,
     ) -> anyhow::Result<Option<Vec<BenchConfig>>> {
-        let default = ("configs/bench/s2.yaml (built in)", include_str!("../../../configs/bench/s2.yaml"));
+        let default = ("configs/bench/s2.yaml (built in)", include_str!("../configs/s2.yaml"));
         let files = if self.config.is_empty() { vec![None] } else { self.config.iter().map(Some).collect() };
         let configs = files.into_iter().map(|file| {
             let mut config = resolve(file.map(PathBuf::as_path), &self.set, default)?;

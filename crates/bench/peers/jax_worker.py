@@ -1,0 +1,1 @@
+../../../peers/jax_worker.py

@@ -1,0 +1,1 @@
+../../../peers/torch_worker.py
