@@ -25,9 +25,8 @@ fn packages_in_the_documented_manifests_exist() {
         assert!(manifest.contains(&format!("name = \"{name}\"\n")), "{path} is no package {name}");
         assert!(EMBED.contains(&format!("{name} = {{ path = \"{path}\" }}")), "docs/embed.md does not name {name}");
     }
-    let (front_page, _) = include_str!("../../crates/backend-cpu/src/lib.rs").split_once("\n#![").unwrap();
-    let front_page = front_page.replace("//! ", "");
-    for (name, text) in [("docs/embed.md", EMBED), ("backend-cpu", &front_page)] {
+    let front_page = include_str!("../../crates/backend-cpu/README.md");
+    for (name, text) in [("docs/embed.md", EMBED), ("backend-cpu", front_page)] {
         assert!(text.contains("[profile.dev.package.grpo-backend-cpu]\nopt-level = 3\n"), "{name} has no profile");
     }
 }
@@ -58,6 +57,8 @@ fn files_that_the_documents_link_to_exist() {
     let mut documents = pages(Path::new("../docs"));
     let top = ["README.md", "ARCHITECTURE.md", "BENCHMARKS.md", "CONTRIBUTING.md", "CHANGELOG.md", "peers/README.md"];
     documents.extend(top.map(|name| Path::new("..").join(name)));
+    let crates = std::fs::read_dir("../crates").unwrap().map(|entry| entry.unwrap().path().join("README.md"));
+    documents.extend(crates.filter(|path| path.exists()));
     for path in documents {
         let text = std::fs::read_to_string(&path).unwrap();
         for target in links(&text) {

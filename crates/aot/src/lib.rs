@@ -1,7 +1,6 @@
-//! The device programs of a run, to be compiled for absent devices without weights.
-//!
-//! [`RunPrograms`] builds the programs that a run of `grpo train` executes on a device. From the reports of a compiler
-//! ([`backend_tpu::aot::Report`]) it computes the device memory and the time of a step.
+#![doc = include_str!("../README.md")]
+//! [`RunPrograms`] builds the programs that a run of `grpo train` executes on a device, and reads a compiler's reports
+//! ([`backend_tpu::aot::Report`]).
 #![forbid(unsafe_code)]
 
 mod error;

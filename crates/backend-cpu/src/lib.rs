@@ -1,36 +1,10 @@
-//! The GRPO loss on this CPU: `reference`, `logits` and `fused` behind [`grpo_core::Backend`], for training on a CPU,
-//! or to check another backend. It needs no other libraries than Rust crates. Kernels of the processor's fastest
-//! instruction set are selected at run time. [`oracle`] evaluates the same loss densely in f64.
-//!
-//! ```
-//! use backend_cpu::CpuBackend;
-//! use grpo_core::{Grads, GrpoLoss, LossConfig, TokenBatch};
-//!
-//! let (n, h, v) = (4, 8, 32); // tokens, hidden size, vocabulary
-//! let (hidden, lm_head) = (vec![0.1_f32; n * h], vec![0.02_f32; v * h]); // [N, H] and [V, H]
-//! let loss = GrpoLoss::builder(LossConfig::default()).head(h, v).max_tokens(n).build(&CpuBackend::new())?;
-//! let batch = TokenBatch::packed(vec![3, 7, 1, 0], vec![0, 2, 4])?.with_advantages(vec![1.0, -0.5])?;
-//! let (mut dhidden, mut dlm_head) = (vec![0.0; n * h], vec![0.0; v * h]);
-//! let out = loss.step(&hidden, &lm_head, &batch, Grads::new(&mut dhidden, &mut dlm_head))?;
-//! # assert!(out.loss.is_finite() && dlm_head.iter().any(|g| *g != 0.0));
-//! # Ok::<(), grpo_core::Error>(())
-//! ```
+#![doc = include_str!("../README.md")]
+//! [`CpuBackend`] is a [`grpo_core::Backend`] with the implementations `reference`, `logits` and `fused`. [`oracle`] evaluates the same loss
+//! densely in f64.
 //!
 //! Inputs are host slices, f32 or bf16; accumulators and gradients are f32, the scalars of a row f64. With bf16 inputs,
 //! dL/dlogits is rounded to bf16 before the gradients' products, unless [`CpuBackend::with_dlogits`] sets another
 //! dtype.
-//!
-//! With the feature `rayon`, on by default, kernels run on the threads of a rayon pool. Without it, they run on the
-//! caller's thread, with bit-identical results.
-//!
-//! **Build it with optimisations.** With opt-level 0, 1, `s` or `z` the kernels are 10 to 400 times slower, and the first
-//! plan logs a warning (to a subscriber of `tracing`, or else to a logger of `log`). A profile for this package leaves the
-//! rest of a development build unchanged; put it into the `Cargo.toml` of the program:
-//!
-//! ```toml
-//! [profile.dev.package.grpo-backend-cpu]
-//! opt-level = 3
-//! ```
 #![deny(unsafe_code)]
 
 mod arch;

@@ -1,12 +1,7 @@
-//! Benchmarks: variants of a [`BenchConfig`] on the same inputs in the same run, step by step in alternation, compared with
-//! floors (lower bounds).
-//!
-//! A benchmark shows which implementation is the fastest or smallest for a shape on a CPU or a PJRT device, next to other
-//! systems' losses, and its distance to the limits of the hardware. `grpo bench` prints the results.
-//!
-//! Each variant has its own process, so that its memory is measured separately and a crash affects no other variant. Devices that one
-//! process has exclusively (TPUs, GPUs) have all of their variants in one process. [`run`] writes [`inputs`] once to files that
-//! every process reads, starts a process per variant, and requests one step after another while the other processes sleep.
+#![doc = include_str!("../README.md")]
+//! A [`BenchConfig`] lists the variants. Each variant has its own process, so that its memory is measured separately and a crash affects no
+//! other variant. Devices that one process has exclusively (TPUs, GPUs) have all of their variants in one process. [`run`] writes [`inputs`]
+//! once to files that every process reads, starts a process per variant, and requests one step after another while the other processes sleep.
 //! [`protocol`] defines requests and replies, [`worker`] answers them in a variant's process, [`floor`] computes lower
 //! bounds, [`report`] defines the results, and [`log`] writes them to metrics sinks.
 //!

@@ -1,9 +1,7 @@
-//! Checks of the loss: implementations against batch files and the f64 oracle, gradients against finite differences.
-//!
-//! They show whether a backend, or a loss of another system, computes correct numbers. [`parity`] takes files
-//! of the format `grpo-batch/1` with inputs and, optionally, another system's results; [`gradcheck`] takes problems of
-//! [`grpo_bench`] and compares gradients with finite differences of the loss; [`model`] takes a decoder and the results of `transformers`
-//! for the same tokens. `grpo parity` and `grpo gradcheck` print the reports.
+#![doc = include_str!("../README.md")]
+//! [`parity`] takes files of the format `grpo-batch/1` with inputs and, optionally, another system's results; [`gradcheck`] takes problems of
+//! [`grpo_bench`] and compares gradients with finite differences of the loss; [`model`] takes a decoder and the results of `transformers` for
+//! the same tokens.
 //!
 //! ```
 //! use grpo_check::parity::{Check, check};

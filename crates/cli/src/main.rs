@@ -1,4 +1,7 @@
-//! The binary `grpo`: parses arguments, calls the libraries, and prints text.
+#![doc = include_str!("../README.md")]
+//! # The code
+//!
+//! `main` parses arguments, calls the libraries, and prints text.
 //!
 //! Each subcommand is a file with `Args` (parsed by clap) and `run(Args) -> anyhow::Result<Outcome>`. Results go to standard output,
 //! logs and errors to standard error.

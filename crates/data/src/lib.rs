@@ -1,21 +1,7 @@
-//! Problems to train a policy on: prompts, reference answers, and their order.
-//!
+#![doc = include_str!("../README.md")]
 //! A [`Task`] is a family of problems with a verifier; [`TaskMixture`] draws from several tasks without end and keeps a held-out split.
 //! [`FileDataset`] reads rows from JSONL (and Parquet with the feature `parquet`). A training loop takes any [`Dataset`], whose whole
 //! state is a cursor; [`open`] opens the one that a configuration names.
-//!
-//! ```
-//! use data::{DataConfig, Dataset, TaskMixture};
-//!
-//! # fn main() -> data::Result<()> {
-//! let mut config = DataConfig::default();
-//! config.tasks.addition.weight = 1.0;
-//! let mut problems = TaskMixture::new(&config, 0)?;
-//! let item = problems.next_batch(1)?.remove(0);
-//! assert_eq!(item.prompt.to_string().len(), "37+48=".len());
-//! # Ok(())
-//! # }
-//! ```
 #![forbid(unsafe_code)]
 
 mod config;

@@ -1,8 +1,7 @@
-//! Safe file access for runs, benchmarks and the command line, and layered configurations.
-//!
-//! All programs of this repository read and write files through this crate. [`write_atomically`] writes a file completely or not at
-//! all, [`NewFolder`] does the same for a folder, [`read_regular`] reads regular files up to a size limit, [`JsonLines`] appends rows to
-//! a log and truncates it to a checkpoint, and [`Layers`] merges a configuration from defaults, files, the environment and assignments.
+#![doc = include_str!("../README.md")]
+//! [`write_atomically`] writes a file completely or not at all, [`NewFolder`] does the same for a folder, [`read_regular`] reads regular files up
+//! to a size limit, [`JsonLines`] appends rows to a log and truncates it to a checkpoint, and [`Layers`] merges a configuration from defaults,
+//! files, the environment and assignments.
 //!
 //! ```
 //! use grpo_files::{Layers, read_regular, write_atomically};

@@ -1,9 +1,4 @@
-//! The GRPO loss as a candle operation.
-//!
-//! [`GrpoLoss`] takes the output of a candle model (hidden states and LM head, or logits), passes it to any
-//! [`grpo_core::Backend`], and returns a [`Loss`]. [`Loss::backward`] takes the gradients that were computed with the loss through the
-//! rest of the model. The field [`Loss::loss`] is the same loss as a scalar tensor, to scale or to add to other losses.
-//!
+#![doc = include_str!("../README.md")]
 //! # Copies
 //!
 //! Tensors are on the CPU, in f32 or bf16. The loss reads contiguous storage in place, also a head that is a transposed view. The copies of

@@ -1,31 +1,4 @@
-//! The GRPO loss: its configuration, its inputs, and the interface of the backends that compute it.
-//!
-//! [`GrpoLoss`] is the entry point for a trainer. It takes the policy's output (hidden states and LM head, or logits) and a
-//! [`TokenBatch`], and returns the loss with TRL's metrics and gradients:
-//!
-//! ```
-//! use backend_cpu::CpuBackend; // the package grpo-backend-cpu
-//! use grpo_core::{AdvantageConfig, Grads, GrpoLoss, LossConfig, TokenBatch};
-//!
-//! let (n, h, v) = (4, 8, 32); // tokens, hidden size, vocabulary
-//! let (hidden, lm_head) = (vec![0.1_f32; n * h], vec![0.02_f32; v * h]); // [N, H] and [V, H], from your model
-//! let config = LossConfig::dapo().epsilon_high(0.28);
-//! let loss = GrpoLoss::builder(config).head(h, v).max_tokens(n).build(&CpuBackend::new())?;
-//!
-//! // Two completions of one prompt, concatenated, with their rewards.
-//! let batch = TokenBatch::packed(vec![3, 7, 1, 0], vec![0, 2, 4])?;
-//! let old = loss.score(&hidden, &lm_head, &batch)?.logp;
-//! let advantages = AdvantageConfig::default().advantages(&[1.0, 0.0], 2)?;
-//! let batch = batch.with_advantages(advantages)?.with_old_logp(old)?;
-//!
-//! let (mut dhidden, mut dlm_head) = (vec![0.0; n * h], vec![0.0; v * h]); // gradients are added to these
-//! let out = loss.step(&hidden, &lm_head, &batch, Grads::new(&mut dhidden, &mut dlm_head))?;
-//! out.check_finite(&batch)?;
-//! println!("loss {} entropy {:?}", out.loss, out.metrics.value("entropy"));
-//! # assert!(dlm_head.iter().any(|g| *g != 0.0));
-//! # Ok::<(), grpo_core::Error>(())
-//! ```
-//!
+#![doc = include_str!("../README.md")]
 //! | to | see |
 //! |---|---|
 //! | choose a loss and its options | [`LossConfig`], under TRL's names |
@@ -35,8 +8,6 @@
 //! | log | [`Metrics`], [`LossOutput`] |
 //! | compare with another trainer | `BatchFile` (feature `format`), [`parity`] |
 //! | write a backend or a wrapper | [`Backend`], [`LossPlan`], [`PlanRequest`], [`PlanCache`], [`backend_api::plan::Head`] |
-//!
-//! Feature `format`, on by default: batch files in the safetensors format.
 #![forbid(unsafe_code)]
 
 pub mod advantages;

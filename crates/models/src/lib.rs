@@ -1,8 +1,4 @@
-//! The files that describe a language model: configuration, parameters by name, tokenizer, weights.
-//!
-//! Names follow Hugging Face model folders ([`ModelConfig`] has the fields of `config.json`). This crate runs no models and depends on no
-//! tensor library; policies use these types for the computation.
-//!
+#![doc = include_str!("../README.md")]
 //! ```
 //! use models::{CharTokenizer, ModelConfig, Tokenizer};
 //!

@@ -1,28 +1,4 @@
-//! A safe binding to the [PJRT C API](https://openxla.org/xla/pjrt): load a plugin, compile StableHLO, run it.
-//!
-//! It runs StableHLO or HLO programs on a CPU, GPU or TPU from Rust, or compiles them for devices that are not present.
-//! A *plugin* is a shared library for one kind of device. It opens devices as a [`Client`], or describes absent devices
-//! as a [`Topology`]. Both compile programs; a client also runs them on [`Buffer`]s.
-//!
-//! ```no_run
-//! use pjrt::{CompileOptions, Plugin};
-//!
-//! # fn main() -> pjrt::Result<()> {
-//! let client = Plugin::load("xla_cpu_pjrt.so")?.client(&[("cpu_device_count", 4.into())])?;
-//! let program = "
-//!     func.func @main(%a: tensor<2x2xf32>) -> tensor<2x2xf32> {
-//!       %0 = stablehlo.dot %a, %a : (tensor<2x2xf32>, tensor<2x2xf32>) -> tensor<2x2xf32>
-//!       return %0 : tensor<2x2xf32>
-//!     }";
-//! let executable = client.compile(program, &CompileOptions::default())?;
-//! let device = &client.addressable_devices()[0];
-//! let a = client.buffer_from_host(&[1.0f32, 1.0, 0.0, 1.0], &[2, 2], device)?;
-//! let outputs = executable.execute(&[&[&a]])?; // [devices][outputs]
-//! assert_eq!(outputs[0][0].to_vec::<f32>()?, [1.0, 2.0, 0.0, 1.0]);
-//! # Ok(())
-//! # }
-//! ```
-//!
+#![doc = include_str!("../README.md")]
 //! # Versions
 //!
 //! Argument structs have the layout of C API 0.115; plugins from 0.81 (`xla-cpu-pjrt` 0.0.1) to 0.116 (`libtpu` 0.0.51) are
@@ -64,8 +40,6 @@
 //!
 //! A library runs with all rights of its process, so [`Plugin::load`] refuses libraries that another user may write to,
 //! or that are truncated. Libraries from `pjrt::install` are compared with their SHA-256 before their path is returned.
-//!
-//! The module `install`, with the feature `install`, downloads pinned plugins.
 #![deny(unsafe_code)]
 
 mod access;

@@ -1,5 +1,4 @@
-//! Charts as SVG documents: `curves.svg` of a run, and the plot of `grpo bench`.
-//!
+#![doc = include_str!("../README.md")]
 //! [`Svg`] is the document, [`Axis`] chooses labels and maps values to pixels, [`Chart`] draws the grid and the labels of two axes. Curves and
 //! markers are drawn by the caller, at [`Chart::at`].
 //!

@@ -1,7 +1,5 @@
-//! A policy on the CPU: a decoder in burn, sampling with a KV cache, AdamW, and the GRPO loss.
-//!
-//! [`CpuPolicy`] implements [`policy::Policy`], so a training loop samples, scores and updates without depending on burn. Tensors are f32
-//! on burn's CPU backend Flex; any [`grpo_core::Backend`] can compute the loss.
+#![doc = include_str!("../README.md")]
+//! [`CpuPolicy`] implements [`policy::Policy`]; any [`grpo_core::Backend`] can compute the loss.
 //!
 //! ```
 //! use policy::{Policy, RolloutRequest, Sampling};

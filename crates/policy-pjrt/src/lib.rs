@@ -1,5 +1,4 @@
-//! A policy on any PJRT device: a Hugging Face decoder as StableHLO programs.
-//!
+#![doc = include_str!("../README.md")]
 //! [`decoder`] builds the operations of a decoder, [`DeviceWeights`] holds its parameters on a device, and [`DeviceRollout`] samples
 //! completions there, with a KV cache that never leaves the device.
 //!

@@ -1,18 +1,7 @@
-//! The policy interface of a training loop.
-//!
+#![doc = include_str!("../README.md")]
 //! A [`Policy`] holds the weights of a language model, the weights of the reference policy of the KL, and the state of the optimizer. It
 //! samples completions, scores tokens, accumulates gradients and updates its weights on its own device. Hidden states, logits and gradients
 //! never leave it. Implementations run on the CPU or on a PJRT device; the training loop is the same for both.
-//!
-//! ```
-//! use policy::{Completion, Policy, RolloutRequest, Sampling};
-//!
-//! /// Samples one greedy completion of at most 16 tokens for each prompt.
-//! fn answer(policy: &mut dyn Policy, prompts: &[Vec<u32>], stop_ids: &[u32]) -> policy::Result<Vec<Completion>> {
-//!     let sampling = Sampling::Greedy;
-//!     policy.generate(&RolloutRequest { prompts, num_generations: 1, max_completion_length: 16, stop_ids, stop: None, sampling })
-//! }
-//! ```
 #![forbid(unsafe_code)]
 
 mod adamw;

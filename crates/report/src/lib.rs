@@ -1,8 +1,5 @@
-//! An HTML page about runs of `grpo train`.
-//!
-//! A [`Report`] reads the folders of one or several runs and renders a self-contained page, which needs no network and no other file. It
-//! shows the curves of every metric with all runs in one chart, evaluations, samples by step, the keys in which the configurations differ,
-//! and summary figures of each run.
+#![doc = include_str!("../README.md")]
+//! A [`Report`] reads the folders of one or several runs and renders the page.
 //!
 //! Only the files of a run are read (`metrics.jsonl`, `completions.jsonl`, `config.recorded.yaml`, `summary.json`, `failure.json`,
 //! `changes.jsonl`), so runs of older versions, of other trainers with the same rows, and unfinished runs can be shown. Unusable

@@ -1,24 +1,7 @@
-//! Reward functions, which score completions.
-//!
+#![doc = include_str!("../README.md")]
 //! A [`RewardFn`] scores completions; [`Rewards`] is a weighted sum of built-in functions ([`RewardConfig`]), a [`Program`], an [`Http`]
 //! endpoint, or your own functions. A completion that a function fails to score has no reward; the run continues, and [`Failures`] counts
 //! failures.
-//!
-//! ```
-//! use rewards::{RewardFn, RewardInput, Rewards};
-//!
-//! struct Brief;
-//! impl RewardFn for Brief {
-//!     fn name(&self) -> &str {
-//!         "brief"
-//!     }
-//!     fn score(&self, input: &RewardInput<'_>) -> Option<f32> {
-//!         Some(-(input.completion_len() as f32))
-//!     }
-//! }
-//! let rewards = Rewards::from_terms(vec![(Box::new(Brief), 0.1)])?;
-//! # Ok::<(), rewards::Error>(())
-//! ```
 #![forbid(unsafe_code)]
 
 mod answer;

@@ -1,5 +1,4 @@
-//! Random streams of a training run: one independent generator per purpose.
-//!
+#![doc = include_str!("../README.md")]
 //! A stream is a function of the run's seed, a [`Purpose`], a step and an index. Checkpoints therefore need no generator
 //! state, and the draws of one sample do not depend on the other samples.
 //!

@@ -1,7 +1,4 @@
-//! The configuration of a run, with TRL's names for TRL's options.
-//!
-//! Every field is serialised and every struct has a default. A configuration is the default with some keys changed, and a resolved
-//! configuration reproduces its run. This crate knows neither the training loop nor devices.
+#![doc = include_str!("../README.md")]
 #![forbid(unsafe_code)]
 
 pub mod advice;

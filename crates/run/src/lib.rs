@@ -1,5 +1,4 @@
-//! A whole run in a folder: warm-up, evaluation, GRPO steps, checkpoints, summary.
-//!
+#![doc = include_str!("../README.md")]
 //! [`Run`] drives a [`trainer::Trainer`]. Nothing is printed; an [`Observer`] receives events. All state of the run is in its folder
 //! (counters and weights in checkpoints, the rest in metrics.jsonl), so a resumed run ends with the same result as an uninterrupted one.
 #![forbid(unsafe_code)]

@@ -1,7 +1,5 @@
-//! Metrics of a run for TensorBoard and Weights & Biases, in the file formats of their own programs.
-//!
-//! The sinks need no Python in the process. Both take rows of
-//! scalars. A row belongs to a series (`train`, `eval`, ...) and to a step of the series; a metric is displayed
+#![doc = include_str!("../README.md")]
+//! Both sinks take rows of scalars. A row belongs to a series (`train`, `eval`, ...) and to a step of the series; a metric is displayed
 //! as `series/name`. A sink opened for a resumed run continues its metrics: earlier files are never written to
 //! again, and steps that they contain are skipped, because the resumed run repeats them.
 //!

@@ -1,29 +1,4 @@
-//! StableHLO programs and Mosaic TPU kernels as typed graphs that print themselves.
-//!
-//! It is for writing XLA programs or TPU kernels in Rust without MLIR's libraries. It needs no compiler; `pjrt`
-//! compiles and runs the text that it prints. [`Builder`] makes a program operation by operation and checks shapes and
-//! dtypes. The result is plain data ([`Module`]) that can be inspected, rewritten and interpreted
-//! ([`Module::interpret`]); its `Display` is the text that XLA parses.
-//!
-//! ```
-//! use stablehlo::{Array, Builder, Dtype, Reducer, TensorType};
-//!
-//! let f = Builder::new();
-//! let logits = f.argument("logits", TensorType::new(Dtype::F32, [8, 100]));
-//! let max = logits.reduce(Reducer::Max, &[1]);
-//! let shifted = &logits - max.broadcast_in_dim(&[8, 100], &[0]);
-//! let lse = shifted.exp().reduce(Reducer::Add, &[1]).log() + max;
-//! let module = f.finish("logsumexp", &[("lse", &lse)])?;
-//! assert!(module.to_string().contains("stablehlo.exponential"));
-//!
-//! // Run it in f64 without a compiler, for example in tests.
-//! let logits = Array::floats(Dtype::F32, [8, 100], (0..800).map(|i| f64::from(i % 7)))?;
-//! let lse = &module.interpret(&[logits.clone()])?[0];
-//! let sum: f64 = logits.to_floats()[..100].iter().map(|x| x.exp()).sum();
-//! assert!((lse.to_floats()[0] - sum.ln()).abs() < 1e-12);
-//! # Ok::<(), stablehlo::Error>(())
-//! ```
-//!
+#![doc = include_str!("../README.md")]
 //! # Functions, loops and derivatives
 //!
 //! [`trace`] builds a function once; [`Builder::call`] adds it to a program, [`Builder::scan`] repeats it over the

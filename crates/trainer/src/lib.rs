@@ -1,25 +1,6 @@
-//! The training loop: warm-up, GRPO steps and evaluation.
-//!
-//! The loop works with traits: a [`policy::Policy`] that holds the weights, a [`models::Tokenizer`], a [`data::Dataset`], reward
-//! functions ([`rewards::RewardFn`]) and a [`policy::RolloutEngine`]. [`Parts`] gathers them; the defaults are those that the
-//! configuration names. [`Trainer`] is a run, one step at a time; `grpo_run::Run` is a run in its folder.
-//!
-//! ```no_run
-//! use trainer::{Phase, TrainConfig, Trainer};
-//!
-//! # fn main() -> trainer::Result<()> {
-//! let mut run = Trainer::new(TrainConfig::built_in())?;
-//! while run.phase() == Phase::Warmup {
-//!     run.warmup_step()?;
-//! }
-//! let before = run.evaluate()?.pass_at_1;
-//! while run.phase() == Phase::Grpo {
-//!     run.grpo_step()?;
-//! }
-//! println!("pass@1 {before} -> {}", run.evaluate()?.pass_at_1);
-//! # Ok(())
-//! # }
-//! ```
+#![doc = include_str!("../README.md")]
+//! The traits are [`policy::Policy`], [`models::Tokenizer`], [`data::Dataset`], [`rewards::RewardFn`] and [`policy::RolloutEngine`].
+//! [`Parts`] gathers their implementations, and [`Trainer::with_parts`] takes them.
 #![forbid(unsafe_code)]
 
 mod adapter;
