@@ -1,12 +1,8 @@
 //! Sampling of completions with a KV cache.
 
 use crate::decoder::{Decoder, Inference, PackedBatch};
-use policy::{Completion, Error, LogitsProcessors, Result, RolloutRequest, Sampling};
-use rand::RngExt;
-use rand_chacha::ChaCha8Rng;
+use policy::{Completion, CompletionSampler, Error, Result, RolloutRequest};
 use rayon::prelude::*;
-use rng::stream;
-use std::collections::HashSet;
 
 /// Samples the completions of a request. At most `batch_size` sequences decode together, several batches run in parallel, and samples of
 /// one prompt share its prefill; none of this changes the samples.
@@ -38,16 +34,16 @@ fn generate_chunk(
     // The last token is never an input of the decoder.
     let (of_prompts, mut cache) =
         model.prefill(&PackedBatch::new(prompts)?, per_prompt, request.max_completion_length - 1)?;
-    let mut samples: Vec<Sample<'_>> = (0..prompts.len() * per_prompt)
-        .map(|i| Sample::new(request, first + i as u64, &prompts[i / per_prompt]))
+    let mut samples: Vec<CompletionSampler<'_>> = (0..prompts.len() * per_prompt)
+        .map(|i| CompletionSampler::new(request, first + i as u64, &prompts[i / per_prompt]))
         .collect();
     for (i, sample) in samples.iter_mut().enumerate() {
         // All samples of a prompt draw their first token from the same row of logits.
         sample.extend(&of_prompts[i / per_prompt * vocab..(i / per_prompt + 1) * vocab])?;
     }
-    for _ in 1..request.max_completion_length {
+    loop {
         let (open, last): (Vec<usize>, Vec<u32>) =
-            samples.iter().enumerate().filter_map(|(i, sample)| Some((i, sample.open_at()?))).unzip();
+            samples.iter().enumerate().filter_map(|(i, sample)| Some((i, sample.next_input()?))).unzip();
         if open.is_empty() {
             break;
         }
@@ -56,76 +52,7 @@ fn generate_chunk(
             samples[*i].extend(logits)?;
         }
     }
-    Ok(samples.into_iter().map(Sample::finish).collect())
-}
-
-/// A completion in progress.
-struct Sample<'a> {
-    temperature: f64,
-    processors: LogitsProcessors,
-    /// The random stream; `None` for greedy sampling.
-    random: Option<ChaCha8Rng>,
-    /// The tokens so far, if the repetition penalty is on.
-    seen: HashSet<u32>,
-    request: &'a RolloutRequest<'a>,
-    ids: Vec<u32>,
-    logps: Vec<f32>,
-    /// Whether the last token has ended the completion.
-    has_ended: bool,
-}
-
-impl<'a> Sample<'a> {
-    fn new(request: &'a RolloutRequest<'a>, index: u64, prompt: &[u32]) -> Self {
-        let (temperature, processors, random) = match request.sampling {
-            Sampling::Greedy => (1.0, LogitsProcessors::default(), None),
-            Sampling::Random { temperature, processors, seed, purpose, step, first } => {
-                (temperature, processors, Some(stream(seed, purpose, step, first + index)))
-            }
-        };
-        let seen = if processors.penalises_repetition() { prompt.iter().copied().collect() } else { HashSet::new() };
-        Self { temperature, processors, random, seen, request, ids: Vec::new(), logps: Vec::new(), has_ended: false }
-    }
-
-    /// Returns the last token, unless it is a stop token.
-    fn open_at(&self) -> Option<u32> {
-        self.ids.last().copied().filter(|_| !self.has_ended)
-    }
-
-    /// Samples the next token from `logits: [V]`.
-    fn extend(&mut self, logits: &[f32]) -> Result<()> {
-        let scores = self.processors.scores(logits, self.temperature, &self.seen);
-        let (best, max) = scores
-            .iter()
-            .copied()
-            .enumerate()
-            .fold((0, f64::NEG_INFINITY), |best, (i, x)| if x > best.1 { (i, x) } else { best });
-        let weights: Vec<f64> = scores.iter().map(|score| (score - max).exp()).collect();
-        let total: f64 = weights.iter().sum();
-        let id = match &mut self.random {
-            None => best,
-            Some(rng) => {
-                // Inverse transform sampling; rounding may leave the point beyond the last token.
-                let mut point = rng.random::<f64>() * total;
-                let passed = |weight: &f64| {
-                    point -= weight;
-                    point < 0.0
-                };
-                weights.iter().position(passed).unwrap_or(best)
-            }
-        };
-        self.ids.push(id as u32);
-        self.logps.push((scores[id] - max - total.ln()) as f32);
-        self.has_ended = self.request.ends(&self.ids)?;
-        if self.processors.penalises_repetition() {
-            self.seen.insert(id as u32);
-        }
-        Ok(())
-    }
-
-    fn finish(self) -> Completion {
-        let truncated = self.open_at().is_some();
-        Completion { ids: self.ids, logps: self.logps, truncated }
-    }
+    Ok(samples.into_iter().map(CompletionSampler::finish).collect())
 }
 
 #[cfg(test)]
@@ -134,6 +61,7 @@ mod tests {
     use crate::decoder::to_host;
     use burn::tensor::Device;
     use models::ModelConfig;
+    use policy::{LogitsProcessors, Sampling};
     use rng::Purpose;
 
     const EOS: u32 = 2;
@@ -222,73 +150,10 @@ mod tests {
     }
 
     #[test]
-    fn greedy_takes_the_most_likely_token_with_the_smallest_id() {
+    fn greedy_completions_are_reproducible() {
         let prompts = prompts();
         let a = generate(1000, &request(&prompts, 1, Sampling::Greedy));
         assert_eq!(a, generate(1000, &request(&prompts, 1, Sampling::Greedy)));
-        let of = request(&[], 1, Sampling::Greedy);
-        let mut sample = Sample::new(&of, 0, &[]);
-        sample.extend(&[0.0, 3.0, 1.0, 3.0]).unwrap();
-        assert_eq!(sample.ids, [1]);
-    }
-
-    /// Returns the share of each token among 20000 samples of one token after the prompt `[1, 0]`, and its recorded log-probability.
-    fn draws(logits: [f32; 4], temperature: f64, processors: LogitsProcessors) -> ([f64; 4], [f32; 4]) {
-        let (mut shares, mut logps) = ([0.0; 4], [f32::NEG_INFINITY; 4]);
-        for index in 0..20_000 {
-            let purpose = Purpose::Rollout;
-            let sampling = Sampling::Random { temperature, processors, seed: 0, purpose, step: 0, first: 0 };
-            let of = request(&[], 1, sampling);
-            let mut sample = Sample::new(&of, index, &[1, 0]);
-            sample.extend(&logits).unwrap();
-            shares[sample.ids[0] as usize] += 1.0 / 20_000.0;
-            logps[sample.ids[0] as usize] = sample.logps[0];
-        }
-        (shares, logps)
-    }
-
-    #[test]
-    fn samples_follow_the_recorded_log_probabilities() {
-        let off = LogitsProcessors::default();
-        for (processors, left) in [
-            (off, [true; 4]),
-            (LogitsProcessors { top_k: Some(2), ..off }, [false, false, true, true]),
-            (LogitsProcessors { top_p: Some(0.9), ..off }, [false, true, true, true]),
-            (LogitsProcessors { min_p: Some(0.6), ..off }, [false, false, false, true]),
-            (LogitsProcessors { repetition_penalty: Some(1.5), ..off }, [true; 4]),
-        ] {
-            let logits = [0.5f32, 1.0, 1.5, 2.0];
-            let (shares, logps) = draws(logits, 0.8, processors);
-            for (id, is_left) in left.into_iter().enumerate() {
-                assert_eq!(shares[id] > 0.0, is_left, "{processors:?} {shares:?}");
-                assert!((shares[id] - f64::from(logps[id]).exp()).abs() < 0.012, "{processors:?} {shares:?} {logps:?}");
-            }
-            let of_first: f64 = 0.5 / processors.repetition_penalty.unwrap_or(1.0);
-            if left[0] {
-                let [_, _, third, fourth] = logps;
-                // The prompt contains tokens 1 and 0.
-                assert!((f64::from(logps[0] - fourth) - (of_first - 2.0) / 0.8).abs() < 1e-5);
-                assert!((f64::from(third - fourth) - (1.5 - 2.0) / 0.8).abs() < 1e-5);
-            }
-        }
-    }
-
-    #[test]
-    fn completion_tokens_are_penalised_too() {
-        let processors = LogitsProcessors { repetition_penalty: Some(2.0), ..LogitsProcessors::default() };
-        let sampling =
-            Sampling::Random { temperature: 1.0, processors, seed: 0, purpose: Purpose::Rollout, step: 0, first: 0 };
-        let of = request(&[], 1, sampling);
-        let mut sample = Sample::new(&of, 0, &[]);
-        sample.extend(&[90.0, 0.0]).unwrap();
-        sample.extend(&[90.0, 0.0]).unwrap();
-        assert_eq!(sample.ids, [0, 0]);
-        assert_eq!(sample.seen.len(), 1);
-        sample.extend(&[2.0, 0.0]).unwrap();
-        // Logits 2 / 2 and 0.
-        let p = f64::from(sample.logps[2]).exp();
-        let first = 1.0_f64.exp() / (1.0 + 1.0_f64.exp());
-        assert!((p - first).abs() < 1e-6 || (p - (1.0 - first)).abs() < 1e-6, "{p}");
     }
 
     #[test]

@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 mod adamw;
+mod completion_sampler;
 #[cfg(feature = "contract")]
 #[allow(missing_docs)] // names of tests say what they test
 pub mod contract;
@@ -18,6 +19,7 @@ mod state;
 mod update;
 
 pub use adamw::{AdamWBounds, AdamWConfig, AdamWStep, CLIP_EPSILON};
+pub use completion_sampler::CompletionSampler;
 pub use error::{Error, Result};
 pub use initial::{FUSED_MATRICES, InitialWeights};
 pub use policy::{Policy, Weights, accumulate_and_apply};

@@ -1,0 +1,209 @@
+//! Sampling of a completion from logits on the host.
+
+use crate::error::Result;
+use crate::rollout::{Completion, RolloutRequest};
+use crate::sampling::{LogitsProcessors, Sampling};
+use rand::RngExt;
+use rand_chacha::ChaCha8Rng;
+use std::collections::HashSet;
+
+/// Samples one completion of a [`RolloutRequest`], token by token, from logits on the host: temperature, processors, random stream and stop
+/// conditions are those of the request.
+///
+/// ```
+/// use policy::{Completion, CompletionSampler, RolloutRequest};
+///
+/// /// Samples from a model whose logits `[V]` depend on the last token only.
+/// fn generate(logits: impl Fn(u32) -> Vec<f32>, request: &RolloutRequest<'_>) -> policy::Result<Vec<Completion>> {
+///     let mut completions = Vec::new();
+///     for prompt in request.prompts {
+///         for _ in 0..request.num_generations {
+///             let mut sampler = CompletionSampler::new(request, completions.len() as u64, prompt);
+///             while let Some(token) = sampler.next_input() {
+///                 sampler.extend(&logits(token))?;
+///             }
+///             completions.push(sampler.finish());
+///         }
+///     }
+///     Ok(completions)
+/// }
+/// ```
+pub struct CompletionSampler<'a> {
+    temperature: f64,
+    processors: LogitsProcessors,
+    /// The random stream; `None` for greedy sampling.
+    random: Option<ChaCha8Rng>,
+    /// The tokens so far, if the repetition penalty is on.
+    seen: HashSet<u32>,
+    request: &'a RolloutRequest<'a>,
+    /// The last token of the prompt.
+    prompt_end: Option<u32>,
+    ids: Vec<u32>,
+    logps: Vec<f32>,
+    /// `true` if the last token ends the completion.
+    has_ended: bool,
+}
+
+impl<'a> CompletionSampler<'a> {
+    /// Starts the completion number `index` of the request, counted over all its prompts; `prompt` has its token ids.
+    pub fn new(request: &'a RolloutRequest<'a>, index: u64, prompt: &[u32]) -> Self {
+        let (temperature, processors, random) = match request.sampling {
+            Sampling::Greedy => (1.0, LogitsProcessors::default(), None),
+            Sampling::Random { temperature, processors, seed, purpose, step, first } => {
+                (temperature, processors, Some(rng::stream(seed, purpose, step, first + index)))
+            }
+        };
+        let seen = if processors.penalises_repetition() { prompt.iter().copied().collect() } else { HashSet::new() };
+        Self {
+            temperature,
+            processors,
+            random,
+            seen,
+            request,
+            prompt_end: prompt.last().copied(),
+            ids: Vec::new(),
+            logps: Vec::new(),
+            has_ended: false,
+        }
+    }
+
+    /// Returns the token whose logits come next: the last token of the prompt, then of the completion; `None` if the completion is finished,
+    /// by a stop condition or at the length limit.
+    pub fn next_input(&self) -> Option<u32> {
+        let is_open = !self.has_ended && self.ids.len() < self.request.max_completion_length;
+        self.ids.last().copied().or(self.prompt_end).filter(|_| is_open)
+    }
+
+    /// Samples the next token from `logits: [V]`.
+    ///
+    /// # Errors
+    /// The errors of [`RolloutRequest::ends`].
+    pub fn extend(&mut self, logits: &[f32]) -> Result<()> {
+        let scores = self.processors.scores(logits, self.temperature, &self.seen);
+        let (best, max) = scores
+            .iter()
+            .copied()
+            .enumerate()
+            .fold((0, f64::NEG_INFINITY), |best, (i, x)| if x > best.1 { (i, x) } else { best });
+        let weights: Vec<f64> = scores.iter().map(|score| (score - max).exp()).collect();
+        let total: f64 = weights.iter().sum();
+        let id = match &mut self.random {
+            None => best,
+            Some(rng) => {
+                // Inverse transform sampling; rounding may leave the point beyond the last token.
+                let mut point = rng.random::<f64>() * total;
+                let passed = |weight: &f64| {
+                    point -= weight;
+                    point < 0.0
+                };
+                weights.iter().position(passed).unwrap_or(best)
+            }
+        };
+        self.ids.push(id as u32);
+        self.logps.push((scores[id] - max - total.ln()) as f32);
+        self.has_ended = self.request.ends(&self.ids)?;
+        if self.processors.penalises_repetition() {
+            self.seen.insert(id as u32);
+        }
+        Ok(())
+    }
+
+    /// Returns the completion; it is truncated if no stop condition has ended it.
+    pub fn finish(self) -> Completion {
+        Completion { ids: self.ids, logps: self.logps, truncated: !self.has_ended }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rng::Purpose;
+
+    fn request(sampling: Sampling) -> RolloutRequest<'static> {
+        let (max_completion_length, num_generations) = (6, 1);
+        RolloutRequest { prompts: &[], num_generations, max_completion_length, stop_ids: &[2], stop: None, sampling }
+    }
+
+    #[test]
+    fn greedy_takes_the_most_likely_token_with_the_smallest_id() {
+        let of = request(Sampling::Greedy);
+        let mut sample = CompletionSampler::new(&of, 0, &[]);
+        sample.extend(&[0.0, 3.0, 1.0, 3.0]).unwrap();
+        assert_eq!(sample.finish().ids, [1]);
+    }
+
+    #[test]
+    fn stop_ids_and_the_length_limit_finish_a_completion() {
+        let of = request(Sampling::Greedy);
+        let mut sample = CompletionSampler::new(&of, 0, &[7, 5]);
+        assert_eq!(sample.next_input(), Some(5));
+        for length in 1..=6 {
+            sample.extend(&[1.0, 0.0, 0.0]).unwrap();
+            assert_eq!(sample.next_input(), (length < 6).then_some(0));
+        }
+        assert!(sample.finish().truncated);
+        let mut sample = CompletionSampler::new(&of, 0, &[]);
+        sample.extend(&[0.0, 0.0, 1.0]).unwrap();
+        assert_eq!(sample.next_input(), None);
+        assert!(!sample.finish().truncated);
+    }
+
+    /// Returns the share of each token among 20000 samples of one token after the prompt `[1, 0]`, and its recorded log-probability.
+    fn draws(logits: [f32; 4], temperature: f64, processors: LogitsProcessors) -> ([f64; 4], [f32; 4]) {
+        let (mut shares, mut logps) = ([0.0; 4], [f32::NEG_INFINITY; 4]);
+        for index in 0..20_000 {
+            let purpose = Purpose::Rollout;
+            let sampling = Sampling::Random { temperature, processors, seed: 0, purpose, step: 0, first: 0 };
+            let of = request(sampling);
+            let mut sample = CompletionSampler::new(&of, index, &[1, 0]);
+            sample.extend(&logits).unwrap();
+            shares[sample.ids[0] as usize] += 1.0 / 20_000.0;
+            logps[sample.ids[0] as usize] = sample.logps[0];
+        }
+        (shares, logps)
+    }
+
+    #[test]
+    fn samples_follow_the_recorded_log_probabilities() {
+        let off = LogitsProcessors::default();
+        for (processors, left) in [
+            (off, [true; 4]),
+            (LogitsProcessors { top_k: Some(2), ..off }, [false, false, true, true]),
+            (LogitsProcessors { top_p: Some(0.9), ..off }, [false, true, true, true]),
+            (LogitsProcessors { min_p: Some(0.6), ..off }, [false, false, false, true]),
+            (LogitsProcessors { repetition_penalty: Some(1.5), ..off }, [true; 4]),
+        ] {
+            let logits = [0.5f32, 1.0, 1.5, 2.0];
+            let (shares, logps) = draws(logits, 0.8, processors);
+            for (id, is_left) in left.into_iter().enumerate() {
+                assert_eq!(shares[id] > 0.0, is_left, "{processors:?} {shares:?}");
+                assert!((shares[id] - f64::from(logps[id]).exp()).abs() < 0.012, "{processors:?} {shares:?} {logps:?}");
+            }
+            let of_first: f64 = 0.5 / processors.repetition_penalty.unwrap_or(1.0);
+            if left[0] {
+                let [_, _, third, fourth] = logps;
+                // The prompt contains tokens 1 and 0.
+                assert!((f64::from(logps[0] - fourth) - (of_first - 2.0) / 0.8).abs() < 1e-5);
+                assert!((f64::from(third - fourth) - (1.5 - 2.0) / 0.8).abs() < 1e-5);
+            }
+        }
+    }
+
+    #[test]
+    fn completion_tokens_are_penalised_too() {
+        let processors = LogitsProcessors { repetition_penalty: Some(2.0), ..LogitsProcessors::default() };
+        let sampling =
+            Sampling::Random { temperature: 1.0, processors, seed: 0, purpose: Purpose::Rollout, step: 0, first: 0 };
+        let of = request(sampling);
+        let mut sample = CompletionSampler::new(&of, 0, &[]);
+        sample.extend(&[90.0, 0.0]).unwrap();
+        sample.extend(&[90.0, 0.0]).unwrap();
+        assert_eq!(sample.ids, [0, 0]);
+        assert_eq!(sample.seen.len(), 1);
+        sample.extend(&[2.0, 0.0]).unwrap();
+        // Logits 2 / 2 and 0.
+        let p = f64::from(sample.logps[2]).exp();
+        let first = 1.0_f64.exp() / (1.0 + 1.0_f64.exp());
+        assert!((p - first).abs() < 1e-6 || (p - (1.0 - first)).abs() < 1e-6, "{p}");
+    }
+}
