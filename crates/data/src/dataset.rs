@@ -84,7 +84,32 @@ impl std::fmt::Debug for Item {
 
 /// The rows of a run: a stream for training, and fixed lists for evaluation. Implement it to bring your own data.
 ///
-/// The training stream is a function of its cursor, which is therefore its whole state in checkpoints.
+/// The training stream is a function of its cursor, which is therefore its whole state in checkpoints. The default implementations are those
+/// of a data set without held-out rows, for runs without evaluation.
+///
+/// ```
+/// use data::{Dataset, Item, Result};
+///
+/// /// Prompts in turn.
+/// struct Prompts(Vec<String>, u64);
+/// impl Dataset for Prompts {
+///     fn next_batch(&mut self, count: usize) -> Result<Vec<Item>> {
+///         let first = self.1 as usize % self.0.len();
+///         self.1 += count as u64;
+///         Ok(self.0.iter().cycle().skip(first).take(count).map(|prompt| Item::new(prompt.as_str())).collect())
+///     }
+///     fn cursor(&self) -> u64 {
+///         self.1
+///     }
+///     fn set_cursor(&mut self, cursor: u64) {
+///         self.1 = cursor;
+///     }
+/// }
+/// let mut prompts = Prompts(vec!["1".into(), "2".into()], 0);
+/// assert_eq!(prompts.next_batch(3)?.len(), 3);
+/// assert_eq!(prompts.num_held_out(), Some(0));
+/// # Ok::<(), data::Error>(())
+/// ```
 pub trait Dataset: Send {
     /// Returns the next `count` training rows.
     ///
@@ -97,19 +122,25 @@ pub trait Dataset: Send {
     ///
     /// # Errors
     /// The errors of [`Dataset::next_batch`]; [`crate::Error::TooFewRows`].
-    fn held_out(&self, count: usize) -> Result<Vec<Item>>;
-
-    /// Returns the number of held-out rows, if it is finite; tasks generate rows without end.
-    fn num_held_out(&self) -> Option<usize> {
-        None
+    fn held_out(&self, count: usize) -> Result<Vec<Item>> {
+        let _ = count;
+        Ok(Vec::new())
     }
 
-    /// Returns `count` rows similar to training rows, by which the supervised warm-up is monitored. Repeated calls return the same rows and
-    /// do not advance the training stream.
+    /// Returns the number of held-out rows, if it is finite; tasks generate rows without end. 0 turns evaluation off.
+    fn num_held_out(&self) -> Option<usize> {
+        Some(0)
+    }
+
+    /// Returns `count` rows similar to training rows, by which the supervised warm-up is monitored; none if the data set does not support
+    /// that. Repeated calls return the same rows and do not advance the training stream.
     ///
     /// # Errors
     /// The errors of [`Dataset::next_batch`].
-    fn probe(&self, count: usize) -> Result<Vec<Item>>;
+    fn probe(&self, count: usize) -> Result<Vec<Item>> {
+        let _ = count;
+        Ok(Vec::new())
+    }
 
     /// Returns the index that was built while files were read. [`crate::open`] can open the same files with it without reading them.
     fn index(&self) -> Option<RowIndex> {

@@ -30,6 +30,10 @@ pub enum Weights {
 /// # Roll back
 /// [`Policy::begin`] saves the weights of both policies and the optimizer's state. If the step of a run fails, [`Policy::roll_back`]
 /// restores them; if it succeeds, [`Policy::commit`] drops them.
+///
+/// # Optional methods
+/// The methods of reference policy, roll back, checkpoints, value head and export have default implementations for a policy without them:
+/// they return an error that names the missing capability. A run calls them only if its configuration needs them.
 pub trait Policy: Send {
     /// Returns the number of trained weights.
     fn num_parameters(&self) -> usize;
@@ -124,34 +128,45 @@ pub trait Policy: Send {
     fn optimizer_steps(&self) -> u64;
 
     /// Returns `true` if there is a reference policy.
-    fn has_ref_policy(&self) -> bool;
+    fn has_ref_policy(&self) -> bool {
+        false
+    }
 
     /// Copies the current weights to the reference policy.
     ///
     /// # Errors
-    /// Errors of the device.
-    fn freeze_ref_policy(&mut self) -> Result<()>;
+    /// Errors of the device; [`crate::Error::Argument`] for a policy that cannot keep a reference policy.
+    fn freeze_ref_policy(&mut self) -> Result<()> {
+        Err(without("freeze_ref_policy", "a reference policy, for loss.beta or grpo.use_kl_in_reward"))
+    }
 
     /// Updates the reference policy: ref = alpha x policy + (1 - alpha) x ref, with alpha in [0, 1].
     ///
     /// # Errors
     /// [`crate::Error::Argument`] if there is no reference policy.
-    fn mix_ref_policy(&mut self, alpha: f64) -> Result<()>;
+    fn mix_ref_policy(&mut self, alpha: f64) -> Result<()> {
+        let _ = alpha;
+        Err(without("mix_ref_policy", "a reference policy, for grpo.sync_ref_model"))
+    }
 
     /// Saves weights, reference policy and optimizer state; replaces an earlier save.
     ///
     /// # Errors
-    /// Errors of the device.
-    fn begin(&mut self) -> Result<()>;
+    /// Errors of the device; [`crate::Error::Argument`] for a policy that cannot save its state.
+    fn begin(&mut self) -> Result<()> {
+        Err(without("begin", "roll back, for steps of several updates"))
+    }
 
     /// Drops the state saved by [`Policy::begin`].
-    fn commit(&mut self);
+    fn commit(&mut self) {}
 
     /// Restores the state saved by [`Policy::begin`] and zeroes the accumulators.
     ///
     /// # Errors
     /// [`crate::Error::State`] if no state is saved; the run must then continue from a checkpoint.
-    fn roll_back(&mut self) -> Result<()>;
+    fn roll_back(&mut self) -> Result<()> {
+        Err(crate::Error::state("the policy", "a state saved by `begin`", "none"))
+    }
 
     /// Passes a group of tensors to `sink`, one by one, in a fixed order.
     ///
@@ -160,7 +175,10 @@ pub trait Policy: Send {
     ///
     /// # Errors
     /// Errors of the sink and of the device.
-    fn export(&self, group: StateGroup, sink: &mut dyn TensorSink) -> Result<()>;
+    fn export(&self, group: StateGroup, sink: &mut dyn TensorSink) -> Result<()> {
+        let _ = (group, sink);
+        Err(without("export", "checkpoints"))
+    }
 
     /// Passes the weights of a model folder to `sink`, one by one, with the names and layout of `transformers`. Adapters are merged into
     /// their matrices. If the head is tied to the embedding and has an adapter, the merged head becomes a separate `lm_head.weight`, and
@@ -171,7 +189,7 @@ pub trait Policy: Send {
     /// implementation.
     fn export_model(&self, sink: &mut dyn TensorSink) -> Result<()> {
         let _ = sink;
-        Err(crate::Error::argument("export_model", "a policy with a model of transformers", "one without"))
+        Err(without("export_model", "a model of transformers"))
     }
 
     /// Passes the adapters to `sink`, one by one, with the names and layout of PEFT.
@@ -180,7 +198,7 @@ pub trait Policy: Send {
     /// Errors of the sink and of the device; [`crate::Error::Argument`] if the policy has no adapters.
     fn export_adapter(&self, sink: &mut dyn TensorSink) -> Result<()> {
         let _ = sink;
-        Err(crate::Error::argument("export_adapter", "a policy with LoRA adapters", "one without"))
+        Err(without("export_adapter", "LoRA adapters"))
     }
 
     /// Restores exported tensors, in any order; training then continues bit for bit. Names and shapes are checked first, then values are
@@ -189,14 +207,25 @@ pub trait Policy: Send {
     /// # Errors
     /// [`crate::Error::State`] if a name or a shape does not fit; nothing is changed then. If the source fails later, while its values are
     /// read, the CPU policy may be partly restored: the source's error is returned, and the policy must be imported again.
-    fn import(&mut self, state: &PolicyState<'_>) -> Result<()>;
+    fn import(&mut self, state: &PolicyState<'_>) -> Result<()> {
+        let _ = state;
+        Err(without("import", "checkpoints"))
+    }
 
     /// Imports weights only, as [`Policy::import`] does. The optimizer and the reference policy stay the same; the gradient accumulators
     /// become zero.
     ///
     /// # Errors
     /// See [`Policy::import`].
-    fn import_weights(&mut self, weights: &dyn TensorSource) -> Result<()>;
+    fn import_weights(&mut self, weights: &dyn TensorSource) -> Result<()> {
+        let _ = weights;
+        Err(without("import_weights", "checkpoints"))
+    }
+}
+
+/// Returns the error of a default implementation, for a policy without the capability that `operation` needs.
+fn without(operation: &'static str, capability: &str) -> crate::Error {
+    crate::Error::argument(operation, format!("a policy with {capability}"), "one without")
 }
 
 /// Runs [`Policy::step`] as two calls, for policies without a fused step, or for micro-batches that a fused step does not support.

@@ -21,6 +21,9 @@ pub mod trainer;
 mod updates;
 mod warmup;
 
+/// The crates of the traits of [`Parts`], so that a program with its own parts depends on this package alone.
+pub use {data, grpo_core, models, policy, rewards};
+
 pub use error::{Error, Result};
 pub use factory::{Parts, export_policy};
 pub use mesh::axis_rules;

@@ -82,6 +82,9 @@ impl Rows {
         let has_evaluations = metric.is_none() || !held_out.is_empty();
         check(has_evaluations, "run.metric_for_best_model", off, metric.unwrap_or_default())?;
         let probe = dataset.probe(PROBE_PROBLEMS)?;
+        let target = config.warmup.until_pass_at_1.filter(|_| config.warmup.steps > 0 && probe.is_empty());
+        let off = "left out: the data set has no rows that monitor the warm-up (Dataset::probe)";
+        check(target.is_none(), "warmup.until_pass_at_1", off, target.unwrap_or_default())?;
         if !lengths_fit {
             let rollout = ("rollout.max_completion_length", config.rollout.max_completion_length());
             check_lengths(rollout, tokenizer, context, held_out.iter().chain(&probe))?;

@@ -2,14 +2,16 @@
 
 use super::losses::Latin1;
 use super::scored;
+use data::{Dataset, Item};
 use grpo_core::{LossOutput, Scores};
 use models::{CharTokenizer, NamedTensor, Tokenizer};
 use policy::{
-    AdamWConfig, Completion, Error, Policy, PolicyState, Result, RolloutRequest, Sampling, SequenceBatch, StateGroup,
-    StepLoss, TensorSink, TensorSource, UpdateReport, Weights,
+    AdamWConfig, Completion, CompletionSampler, Error, Policy, PolicyEngine, PolicyState, Result, RolloutRequest,
+    SequenceBatch, StateGroup, StepLoss, TensorSink, TensorSource, UpdateReport, Weights,
 };
-use rand::RngExt;
+use rewards::Rewards;
 use std::borrow::Cow;
+use std::iter::repeat_n;
 use std::sync::{Arc, Mutex};
 use trainer::{Parts, Phase, TrainConfig, Trainer};
 
@@ -32,9 +34,9 @@ impl Unigram {
     }
 }
 
-/// Returns softmax(logits / temperature).
-fn probabilities(logits: &[f32], temperature: f64) -> Vec<f64> {
-    let weights: Vec<f64> = logits.iter().map(|logit| (f64::from(*logit) / temperature).exp()).collect();
+/// Returns softmax(logits).
+fn probabilities(logits: &[f32]) -> Vec<f64> {
+    let weights: Vec<f64> = logits.iter().map(|logit| f64::from(*logit).exp()).collect();
     let total: f64 = weights.iter().sum();
     weights.iter().map(|weight| weight / total).collect()
 }
@@ -49,34 +51,15 @@ impl Policy for Unigram {
     }
 
     fn generate(&mut self, request: &RolloutRequest<'_>) -> Result<Vec<Completion>> {
-        let samples = 0..(request.prompts.len() * request.num_generations) as u64;
-        let complete = |sample: u64| {
-            let (temperature, mut random) = match request.sampling {
-                Sampling::Greedy => (1.0, None),
-                Sampling::Random { temperature, seed, purpose, step, first, .. } => {
-                    (temperature, Some(rng::stream(seed, purpose, step, first + sample)))
-                }
-            };
-            let p = probabilities(&self.logits, temperature);
-            let (mut ids, mut logps) = (Vec::new(), Vec::new());
-            while ids.len() < request.max_completion_length && !ends(&ids, request.stop_ids) {
-                let id = match &mut random {
-                    None => (0..p.len()).fold(0, |best, i| if p[i] > p[best] { i } else { best }),
-                    Some(rng) => {
-                        let mut point = rng.random::<f64>();
-                        let behind = |p: &f64| {
-                            point -= p;
-                            point < 0.0
-                        };
-                        p.iter().position(behind).unwrap_or(0)
-                    }
-                };
-                ids.push(id as u32);
-                logps.push(p[id].ln() as f32);
+        let mut completions = Vec::new();
+        for prompt in request.prompts.iter().flat_map(|prompt| repeat_n(prompt, request.num_generations)) {
+            let mut sampler = CompletionSampler::new(request, completions.len() as u64, prompt);
+            while sampler.next_input().is_some() {
+                sampler.extend(&self.logits)?;
             }
-            Completion { truncated: !ends(&ids, request.stop_ids), ids, logps }
-        };
-        Ok(samples.map(complete).collect())
+            completions.push(sampler.finish());
+        }
+        Ok(completions)
     }
 
     fn score(&mut self, of: Weights, batches: &[SequenceBatch<'_>]) -> Result<Scores> {
@@ -84,7 +67,7 @@ impl Policy for Unigram {
             Weights::Policy => &self.logits,
             Weights::RefPolicy => self.ref_logits.as_ref().expect("the run has a reference policy"),
         };
-        let p = probabilities(logits, 1.0);
+        let p = probabilities(logits);
         let entropy = -p.iter().map(|p| p * p.ln()).sum::<f64>() as f32;
         let targets = batches.iter().flat_map(|batch| batch.tokens.targets());
         let logp: Vec<f32> = targets.map(|id| p[*id as usize].ln() as f32).collect();
@@ -93,7 +76,7 @@ impl Policy for Unigram {
 
     /// Computes on-policy GRPO and cross-entropy by hand: the gradient of -weight x logp of each token.
     fn accumulate(&mut self, batches: &[SequenceBatch<'_>], loss: StepLoss) -> Result<LossOutput> {
-        let p = probabilities(&self.logits, 1.0);
+        let p = probabilities(&self.logits);
         let mut output = LossOutput { scores: self.score(Weights::Policy, batches)?, ..LossOutput::default() };
         for batch in batches {
             let tokens = &batch.tokens;
@@ -195,9 +178,63 @@ impl Policy for Unigram {
     }
 }
 
-/// Returns `true` if the last token ends a completion.
-fn ends(ids: &[u32], stop_ids: &[u32]) -> bool {
-    ids.last().is_some_and(|last| stop_ids.contains(last))
+/// A policy with the required methods only.
+struct Minimal(Unigram);
+
+impl Policy for Minimal {
+    fn context_length(&self) -> usize {
+        self.0.context_length()
+    }
+
+    fn num_parameters(&self) -> usize {
+        self.0.num_parameters()
+    }
+
+    fn generate(&mut self, request: &RolloutRequest<'_>) -> Result<Vec<Completion>> {
+        self.0.generate(request)
+    }
+
+    fn score(&mut self, of: Weights, batches: &[SequenceBatch<'_>]) -> Result<Scores> {
+        self.0.score(of, batches)
+    }
+
+    fn accumulate(&mut self, batches: &[SequenceBatch<'_>], loss: StepLoss) -> Result<LossOutput> {
+        self.0.accumulate(batches, loss)
+    }
+
+    fn apply(&mut self, learning_rate: f64) -> Result<UpdateReport> {
+        self.0.apply(learning_rate)
+    }
+
+    fn skip(&mut self) -> Result<UpdateReport> {
+        self.0.skip()
+    }
+
+    fn reset_optimizer(&mut self, config: &AdamWConfig) -> Result<()> {
+        self.0.reset_optimizer(config)
+    }
+
+    fn optimizer_steps(&self) -> u64 {
+        self.0.optimizer_steps()
+    }
+}
+
+/// A data set with the required methods only: the same prompt again and again.
+struct Prompts(u64);
+
+impl Dataset for Prompts {
+    fn next_batch(&mut self, count: usize) -> data::Result<Vec<Item>> {
+        self.0 += count as u64;
+        Ok(vec![Item::new("7"); count])
+    }
+
+    fn cursor(&self) -> u64 {
+        self.0
+    }
+
+    fn set_cursor(&mut self, cursor: u64) {
+        self.0 = cursor;
+    }
 }
 
 fn config() -> TrainConfig {
@@ -211,11 +248,53 @@ fn config() -> TrainConfig {
     config
 }
 
+/// A reward of 1 for every `7`, which no task asks for.
+fn sevens() -> Rewards {
+    scored("sevens", |input| Some(input.completion.matches('7').count() as f32))
+}
+
 fn run(config: TrainConfig) -> Trainer {
-    // A reward of 1 for every `7`, which no task asks for.
-    let rewards = scored("sevens", |input| Some(input.completion.matches('7').count() as f32));
-    let parts = Parts { policy: Box::new(Unigram::new()), rewards, ..Parts::from_config(&config).unwrap() };
+    let policy = Box::new(Unigram::new());
+    let parts = Parts { policy, rewards: sevens(), ..Parts::from_config(&config).unwrap() };
     Trainer::with_parts(config, parts).unwrap()
+}
+
+/// Starts a run whose policy and data set have the required methods only.
+fn minimal(settings: impl FnOnce(&mut TrainConfig)) -> trainer::Result<Trainer> {
+    let mut config = TrainConfig { optimizer: config().optimizer, ..TrainConfig::default() };
+    config.rollout.max_completion_length = Some(4);
+    settings(&mut config);
+    let parts = Parts {
+        policy: Box::new(Minimal(Unigram::new())),
+        tokenizer: Box::new(CharTokenizer),
+        dataset: Box::new(Prompts(0)),
+        rewards: sevens(),
+        engine: Box::new(PolicyEngine),
+    };
+    Trainer::with_parts(config, parts)
+}
+
+#[test]
+fn required_methods_are_enough_to_train() {
+    let mut run = minimal(|_| ()).unwrap();
+    let first = run.grpo_step().unwrap().metric("reward");
+    let rewards: Vec<f64> = (0..20).map(|_| run.grpo_step().unwrap().metric("reward")).collect();
+    assert!(first < 0.3 && rewards[19] > 1.0, "{first} {rewards:?}");
+    assert!(run.held_out().is_empty());
+}
+
+#[test]
+fn runs_that_need_optional_methods_name_the_missing_capability() {
+    let failure = |run: trainer::Result<Trainer>| run.and_then(|mut run| run.grpo_step()).unwrap_err().to_string();
+    let error = failure(minimal(|config| config.loss.beta = 0.1));
+    assert!(error.contains("expected a policy with a reference policy, for loss.beta"), "{error}");
+    let error = failure(minimal(|config| config.grpo.num_iterations = 2));
+    assert!(error.contains("expected a policy with roll back"), "{error}");
+    let error = minimal(|_| ()).unwrap().state().unwrap_err().to_string();
+    assert!(error.contains("export: expected a policy with checkpoints"), "{error}");
+    let warmup = |config: &mut TrainConfig| (config.warmup.steps, config.warmup.until_pass_at_1) = (5, Some(0.5));
+    let error = failure(minimal(warmup));
+    assert!(error.contains("warmup.until_pass_at_1") && error.contains("Dataset::probe"), "{error}");
 }
 
 #[test]
