@@ -7,14 +7,56 @@ const README: &str = include_str!("../../README.md");
 const EMBED: &str = include_str!("../../docs/embed.md");
 const TRAPS: &str = include_str!("../../docs/traps.md");
 
-#[test]
-fn the_page_about_embedding_shows_the_compiled_example() {
-    let example = include_str!("../../crates/backend-cpu/examples/host_slices.rs");
-    let (_, code) = example.split_once("\n\n").unwrap();
-    assert!(EMBED.contains(&format!("```rust\n{code}```")), "docs/embed.md and examples/host_slices.rs differ");
+/// The name, manifest and program of a project in examples/embed.
+macro_rules! project {
+    ($name:literal) => {
+        (
+            $name,
+            include_str!(concat!("../../examples/embed/", $name, "/Cargo.toml")),
+            include_str!(concat!("../../examples/embed/", $name, "/src/main.rs")),
+        )
+    };
 }
 
-/// The lines that users copy into `Cargo.toml` name existing packages and folders, on both pages that show them.
+/// The projects of examples/embed, which `.ci/run` builds and runs: name, manifest, program.
+const PROJECTS: [(&str, &str, &str); 4] =
+    [project!("slices"), project!("burn"), project!("candle"), project!("with_parts")];
+
+/// Removes the indentation of every line.
+fn unindented(text: &str) -> String {
+    text.lines().map(|line| format!("{}\n", line.trim_start())).collect()
+}
+
+/// The code blocks of a page in a language.
+fn blocks<'a>(page: &'a str, language: &str) -> Vec<&'a str> {
+    let opening = format!("```{language}\n");
+    page.split(&opening).skip(1).filter_map(|rest| rest.split("```").next()).collect()
+}
+
+#[test]
+fn code_on_the_page_about_embedding_is_part_of_the_projects() {
+    let programs: Vec<_> = PROJECTS.iter().map(|(_, _, program)| unindented(program)).collect();
+    let code = blocks(EMBED, "rust,ignore");
+    assert_eq!(code.len(), 6);
+    for block in code {
+        let found = programs.iter().any(|program| program.contains(&unindented(block)));
+        assert!(found, "no program of examples/embed has this part of docs/embed.md:\n{block}");
+    }
+    let (_, manifest, _) = PROJECTS[0];
+    for line in blocks(EMBED, "toml").concat().lines() {
+        assert!(manifest.lines().any(|known| known == line), "examples/embed/slices/Cargo.toml has no line {line:?}");
+    }
+}
+
+#[test]
+fn projects_have_one_file_of_at_most_150_lines() {
+    for (name, _, program) in PROJECTS {
+        let lines = program.lines().count();
+        assert!(lines <= 150, "examples/embed/{name}/src/main.rs has {lines} lines");
+    }
+}
+
+/// The lines that users copy into `Cargo.toml` name existing packages and folders, and optimise the kernels in debug builds.
 #[test]
 fn packages_in_the_documented_manifests_exist() {
     let packages = [
@@ -26,7 +68,8 @@ fn packages_in_the_documented_manifests_exist() {
         assert!(EMBED.contains(&format!("{name} = {{ path = \"{path}\" }}")), "docs/embed.md does not name {name}");
     }
     let front_page = include_str!("../../crates/backend-cpu/README.md");
-    for (name, text) in [("docs/embed.md", EMBED), ("backend-cpu", front_page)] {
+    let pages = [("docs/embed.md", EMBED), ("backend-cpu", front_page)];
+    for (name, text) in pages.into_iter().chain(PROJECTS.map(|(name, manifest, _)| (name, manifest))) {
         assert!(text.contains("[profile.dev.package.grpo-backend-cpu]\nopt-level = 3\n"), "{name} has no profile");
     }
 }

@@ -1,5 +1,5 @@
 #![doc = include_str!("../README.md")]
-//! Backend and implementation of [`GrpoLoss`] are configuration; see `examples/embed.rs`.
+//! `examples/embed/burn` of the repository is a training loop.
 //!
 //! Legend: N tokens (rows), B sequences, T positions, H hidden size, V vocabulary.
 #![forbid(unsafe_code)]

@@ -1,4 +1,3 @@
 //! Tests of the loss in programs that use burn.
 
-mod embed;
 mod loss;

@@ -3,7 +3,6 @@
 //! Legend: N tokens (rows), B sequences, H hidden size, V vocabulary.
 
 mod case;
-mod digits;
 mod errors;
 mod parity;
 mod plain;
