@@ -7,7 +7,7 @@ use backend_cpu::CpuBackend; // the package grpo-backend-cpu
 use std::iter::repeat_n;
 use trainer::data::{self, Dataset, Item};
 use trainer::grpo_core::{Grads, GrpoLoss, HeadLayout, LossOutput, Scores};
-use trainer::models::{CharTokenizer, Tokenizer};
+use trainer::models::CharTokenizer;
 use trainer::policy::{self, AdamWConfig, Completion, CompletionSampler, Policy, PolicyEngine};
 use trainer::policy::{RolloutRequest, Sequence, SequenceBatch, StepLoss, UpdateReport, Weights};
 use trainer::rewards::{RewardFn, RewardInput, Rewards};
