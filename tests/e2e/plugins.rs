@@ -5,6 +5,7 @@ use pjrt::install::{Kind, cache_dir, install};
 use std::fs::{self, FileTimes, OpenOptions, Permissions};
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::Path;
+use std::process::{Command, Stdio};
 
 const FORCE: &str = "`grpo plugin install cpu --force`";
 const FOLDER: &str = "grpo/plugins/cpu-0.0.1";
@@ -97,4 +98,27 @@ fn without_a_home_there_is_no_cache() {
     assert_eq!(fs::read_dir(folder.path("")).expect("a folder").count(), 1, "nothing but what was planted");
     let train = grpo(["train", "--run-dir", &folder.text("")]).set(["policy.device=pjrt:cpu"]);
     assert_has(&train.refuse(), &words);
+}
+
+/// A virtual environment has both, and need not be activated.
+#[test]
+fn plugins_are_downloaded_with_the_python_next_to_the_program() {
+    let folder = Runs::new(&[]);
+    fs::create_dir(folder.path("bin")).expect("a folder");
+    let program = folder.path("bin/grpo");
+    let binary = env!("CARGO_BIN_EXE_grpo");
+    fs::hard_link(binary, &program).or_else(|_| fs::copy(binary, &program).map(drop)).expect("a program");
+    let install = || {
+        let mut command = Command::new(&program);
+        command.env_clear().args(["plugin", "install", "cpu"]).stdin(Stdio::null());
+        Call(command).env("XDG_CACHE_HOME", folder.path("cache")).env("PATH", "/nowhere").exit(2).stderr
+    };
+    assert_has(&install(), &["there is no `python3` on PATH"]);
+
+    let python = folder.write("bin/python3", "#!/bin/sh\necho \"$0: No module named pip\" >&2\nexit 1\n");
+    fs::set_permissions(&python, Permissions::from_mode(0o755)).expect("a mode");
+    let python = Path::new(&python).canonicalize().expect("a path").display().to_string();
+    let words =
+        [format!("{python} has no pip"), format!("`{python} -m ensurepip`"), format!("{python} -m pip download")];
+    assert_has(&install(), &words.each_ref().map(String::as_str));
 }

@@ -5,7 +5,7 @@
 use super::check::{Check, Status};
 use crate::child::{self, Ended};
 use backend_tpu::plugins::Kind;
-use pjrt::install::{PYTHON, index_command};
+use pjrt::install::{index_command, python};
 use serde_json::{Value, json};
 use std::io::ErrorKind;
 use std::process::Command;
@@ -43,28 +43,32 @@ pub(super) fn look(limit: Duration) -> Python {
 
 fn interpreter(limit: Duration) -> Result<(String, String), Missing> {
     const INSTALL: &str = "install Python 3 with pip; only `grpo plugin install` needs it";
+    let program = python();
+    let python = program.display();
     let script = "import sys; print(sys.executable); print('%d.%d.%d' % sys.version_info[:3])";
-    let ended = match child::run(Command::new(PYTHON).args(["-c", script]), limit) {
+    let ended = match child::run(Command::new(&program).args(["-c", script]), limit) {
         Ok(ended) => ended,
         Err(error) if error.kind() == ErrorKind::NotFound => {
-            return Err(missing(format!("there is no `{PYTHON}` on PATH"), INSTALL));
+            return Err(missing(format!("there is no `{python}` on PATH"), INSTALL));
         }
-        Err(error) => return Err(missing(format!("`{PYTHON}` does not start: {error}"), INSTALL)),
+        Err(error) => return Err(missing(format!("`{python}` does not start: {error}"), INSTALL)),
     };
     match (succeeded(&ended), ended.stdout.lines().collect::<Vec<_>>().as_slice()) {
         (true, [path, version]) => Ok(((*path).to_owned(), (*version).to_owned())),
-        _ => Err(missing(format!("`{PYTHON}` does not work: {}", end(&ended, limit)), INSTALL)),
+        _ => Err(missing(format!("`{python}` does not work: {}", end(&ended, limit)), INSTALL)),
     }
 }
 
 fn pip(limit: Duration) -> Result<String, Missing> {
     const INSTALL: &str = "install pip, for example as the package `python3-pip`";
-    let ended = child::run(Command::new(PYTHON).args(["-m", "pip", "--version"]), limit)
-        .map_err(|error| missing(format!("`{PYTHON}` does not start: {error}"), INSTALL))?;
+    let program = python();
+    let python = program.display();
+    let ended = child::run(Command::new(&program).args(["-m", "pip", "--version"]), limit)
+        .map_err(|error| missing(format!("`{python}` does not start: {error}"), INSTALL))?;
     // pip VERSION from FOLDER (python VERSION)
     let version = ended.stdout.split_whitespace().nth(1).filter(|_| succeeded(&ended));
     version.map(str::to_owned).ok_or_else(|| match ended.stderr.contains("No module named pip") {
-        true => missing(format!("{PYTHON} has no pip"), INSTALL),
+        true => missing(format!("{python} has no pip"), INSTALL),
         false => missing(format!("pip does not work: {}", end(&ended, limit)), INSTALL),
     })
 }
@@ -73,8 +77,10 @@ fn pip(limit: Duration) -> Result<String, Missing> {
 fn index_has_plugin(limit: Duration) -> Result<String, Missing> {
     let (mut command, version) = (index_command(Kind::Cpu), Kind::Cpu.version());
     let shown = format!("{command:?}").replace('"', "");
+    let python = python();
     let advice = format!(
-        "check the network, and pip's index and proxy (`{PYTHON} -m pip config list`); `{shown}` shows pip's messages"
+        "check the network, and pip's index and proxy (`{} -m pip config list`); `{shown}` shows pip's messages",
+        python.display()
     );
     let ended = child::run(&mut command, limit).map_err(|error| missing(error.to_string(), advice.clone()))?;
     if succeeded(&ended) {

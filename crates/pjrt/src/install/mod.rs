@@ -19,8 +19,8 @@ use crate::access;
 use crate::error::{Error, Result};
 use manifest::Fault;
 pub use package::Kind;
-pub use wheel::PYTHON;
 use wheel::Wheel;
+pub use wheel::python;
 
 /// An installed plugin.
 #[derive(Clone, Debug, PartialEq, Eq)]

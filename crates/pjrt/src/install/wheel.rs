@@ -10,8 +10,12 @@ use super::make_directory;
 use crate::access;
 use crate::error::{Error, Result};
 
-/// The program that [`install`](super::install) runs pip with.
-pub const PYTHON: &str = "python3";
+/// Returns the interpreter with which [`install`](super::install) runs pip: the `python3` in the folder of this program, as in a virtual
+/// environment with both, or else the one on `PATH`.
+pub fn python() -> PathBuf {
+    let beside = std::env::current_exe().ok().map(|program| program.with_file_name("python3"));
+    beside.filter(|python| python.is_file()).unwrap_or_else(|| "python3".into())
+}
 
 #[derive(Debug)]
 pub(super) struct Wheel {
@@ -25,7 +29,7 @@ pub(super) struct Wheel {
 impl Wheel {
     /// Returns the command that runs an action of pip for this wheel.
     fn pip(&self, action: &[&str]) -> Command {
-        let mut command = Command::new(PYTHON);
+        let mut command = Command::new(python());
         command.args(["-m", "pip"]).args(action).arg("--disable-pip-version-check");
         command.args(["--only-binary=:all:", "--python-version", "3.11"]).args(self.tags);
         command
@@ -49,16 +53,20 @@ impl Wheel {
             command: format!("{command:?}").replace('"', ""),
             reason,
         };
+        let program = python();
+        let python = program.display();
         let output = Command::new(command.get_program()).args(command.get_args()).output().map_err(|error| {
             failed(match error.kind() {
                 io::ErrorKind::NotFound => "there is no `python3` on PATH: install Python 3 with pip".into(),
-                _ => format!("python3 does not start: {error}"),
+                _ => format!("{python} does not start: {error}"),
             })
         })?;
         if !output.status.success() {
             let said = String::from_utf8_lossy(&output.stderr);
             return Err(failed(if said.contains("No module named pip") {
-                "python3 has no pip: install it, for example as the package `python3-pip`".into()
+                format!(
+                    "{python} has no pip: install it, for example with `{python} -m ensurepip` or as the package `python3-pip`"
+                )
             } else {
                 format!("pip failed; check the network, or pip's index and proxy. It said:\n{}", said.trim_end())
             }));
