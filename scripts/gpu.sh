@@ -32,17 +32,11 @@ set -euo pipefail
 
 # The plugin's wheels as pinned by `grpo plugin install cuda`; an offline machine needs them by name.
 PLUGIN_WHEELS=("jax-cuda13-pjrt==0.10.2" "nvidia-cuda-nvcc==13.5.37" "nvidia-nvvm==13.5.37")
-# Libraries that the plugin loads when it opens a GPU, with their minimum versions (jax-cuda13-plugin[with-cuda]).
-RUNTIME_WHEELS=(
-    "nvidia-cublas>=13.0.0.19" "nvidia-cuda-cupti>=13.0.48" "nvidia-cuda-nvrtc>=13.0.48" "nvidia-cuda-runtime>=13.0.48"
-    "nvidia-cudnn-cu13>=9.12.0.46,<10" "nvidia-cufft>=12.0.0.15" "nvidia-cusolver>=12.0.3.29"
-    "nvidia-cusparse>=12.6.2.49" "nvidia-nccl-cu13>=2.27.7" "nvidia-nvjitlink>=13.0.39" "nvidia-nvshmem-cu13>=3.3.20"
-)
 
 command_line="scripts/gpu.sh${*:+ $*}"
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 grpo="" backend=pjrt:cuda out=gpu-report steps=20 warmup=5 peers=yes runtime=yes wheels="" fetch="" step=yes peak=""
-library_path=${LD_LIBRARY_PATH:-}
+library_path=${LD_LIBRARY_PATH:-} cuda_libraries=$root/scripts/cuda-libraries.txt
 files=() configs=() settings=() shape=() train=()
 
 die() {
@@ -95,8 +89,8 @@ fi
 if [[ -n $fetch ]]; then
     say "fetching wheels into $fetch"
     python3 -m pip download --no-deps --only-binary=:all: --dest "$fetch" --python-version 3.11 \
-        --platform manylinux_2_28_x86_64 --platform manylinux_2_27_x86_64 --platform manylinux2014_x86_64 \
-        --platform manylinux2010_x86_64 "${PLUGIN_WHEELS[@]}" "${RUNTIME_WHEELS[@]}" >&2
+        --platform manylinux_2_28_x86_64 --platform manylinux_2_27_x86_64 --platform manylinux_2_25_x86_64 \
+        --platform manylinux2014_x86_64 --platform manylinux2010_x86_64 "${PLUGIN_WHEELS[@]}" --requirement "$cuda_libraries" >&2
     exit 0
 fi
 
@@ -134,7 +128,7 @@ if [[ $backend == pjrt:cuda && $runtime == yes ]]; then
         say "installing CUDA's libraries into $libraries"
         rm -rf "$libraries"
         # One call: a second one would not merge its files into the shared folder `nvidia`.
-        python3 -m pip install --quiet --no-deps --only-binary=:all: --target "$libraries" "${RUNTIME_WHEELS[@]}" >&2
+        python3 -m pip install --quiet --no-deps --only-binary=:all: --target "$libraries" --requirement "$cuda_libraries" >&2
         touch "$libraries/complete"
     fi
     for folder in "$libraries"/nvidia/*/lib; do
