@@ -1,9 +1,10 @@
-//! The CPU backend compared with other systems' results and with the f64 oracle; presets, packages and documents. The largest
+//! The CPU backend compared with other systems' results and with the f64 oracle; presets, packages, documents and installation. The largest
 //! differences are printed (`cargo test -p grpo-tests --test fast -- --nocapture`).
 
 mod dependencies;
 mod documents;
 mod golden;
+mod installable;
 mod not_finite;
 mod packages;
 mod presets;

@@ -1,5 +1,6 @@
-//! Files of runs, read with the Python libraries of their formats.
+//! Files of runs, and files for installation, read with the Python libraries and programs of their formats.
 
+mod installable;
 mod libraries;
 #[path = "../../crates/sinks/tests/python/readers/mod.rs"]
 mod readers;

