@@ -44,7 +44,7 @@ fn dockerfile_defects(text: &str) -> Vec<String> {
     for stage in file.stages() {
         let image = &*stage.from.image.value;
         let parent = stages.iter().find(|(name, _)| name == image);
-        if parent.is_none() && !image.split_once("@sha256:").is_some_and(|(_, digest)| digest.len() == 64) {
+        if parent.is_none() && image.split_once("@sha256:").is_none_or(|(_, digest)| digest.len() != 64) {
             defects.push(format!("{image} is neither a stage nor an image with a digest"));
         }
         let mut is_user = parent.is_some_and(|(_, is_user)| *is_user);

@@ -6,8 +6,7 @@ use rewards::RewardConfig;
 use serde_json::Value;
 
 /// The built-in configuration: a small model that learns addition.
-const BUILT_IN: (&str, &str) =
-    ("configs/train/arithmetic.yaml (built in)", include_str!("../configs/arithmetic.yaml"));
+const BUILT_IN: (&str, &str) = ("configs/train/arithmetic.yaml (built in)", include_str!("../configs/arithmetic.yaml"));
 
 /// The section of a file that applies only if neither a pretrained model nor data files are named.
 pub const WITHOUT_MODEL: &str = "without_model";
