@@ -20,11 +20,11 @@ use std::io::Write;
 pub const SAFE: &[&str] = &[
     "run",
     "policy",
-    "rollout.mesh",
     "logging",
     "wandb",
     "eval",
     "export",
+    "rollout.mesh",
     "optimizer.learning_rate",
     "optimizer.warmup_ratio",
     "optimizer.warmup_steps",
