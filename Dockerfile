@@ -8,7 +8,7 @@ WORKDIR /grpo
 COPY Cargo.toml Cargo.lock ./
 # Cargo reads the manifest of every member of the workspace.
 COPY tests/Cargo.toml tests/lib.rs tests/
-# The binary contains files of both folders.
+# The binary contains files of both folders, to which packages have links.
 COPY configs configs
 COPY peers peers
 COPY crates crates
