@@ -6,15 +6,15 @@ use std::sync::OnceLock;
 use crate::cache::{Cache, Key};
 use crate::client::Client;
 use crate::compile_options::CompileOptions;
-use crate::device::Device;
+use crate::device::{Device, DeviceDescription};
 use crate::error::Result;
 use crate::executable::LoadedExecutable;
 
 /// A directory of compiled executables.
 ///
 /// The key of an entry covers the program, the options, the compiler flags in the environment, the platform and its
-/// version, the version of the API and the model of the first device; for XLA's CPU also the instruction sets of this
-/// machine. An entry that is damaged, has the layout of another release, or cannot be loaded by the plugin is
+/// version, the version of the API and all devices of the client (id, process, model and coordinates); for XLA's CPU
+/// also the instruction sets of this machine. An entry that is damaged, has the layout of another release, or cannot be loaded by the plugin is
 /// recompiled and replaced ([`CacheOutcome::Replaced`]). Several processes may share a directory, but not several
 /// users: an entry is code, so an entry that another user may write to is refused.
 #[derive(Clone, Debug)]
@@ -84,19 +84,33 @@ impl CompileCache {
 fn key(client: &Client, program: &[u8], options: &CompileOptions) -> Result<Key> {
     let (major, minor) = client.plugin().api_version();
     let api = format!("{major}.{minor}");
-    // Versions do not include the model, and machines with other GPUs may share the directory.
-    let first = client.addressable_devices().first().map(Device::description).transpose()?;
-    let model = first.map_or(String::new(), |device| device.kind);
+    let devices = client.devices().iter().map(Device::description).collect::<Result<Vec<_>>>()?;
     Ok(Key::of(&[
         client.platform_name().as_bytes(),
         client.platform_version().as_bytes(),
         api.as_bytes(),
-        model.as_bytes(),
+        accelerator_config(&devices).as_bytes(),
         // Code for another processor would crash, and machines may share a home directory.
         if client.platform_name() == "cpu" { instruction_sets() } else { "" }.as_bytes(),
         &options.fingerprint(),
         program,
     ]))
+}
+
+/// Returns the properties of all devices of a client that the compiler may use: machines with other GPUs or slices of
+/// other shapes may share the directory, and platform versions do not include them.
+///
+/// Processes of one job share entries, because each of them lists the devices of all processes. Other attributes are
+/// left out: those of GPUs, such as the UUID, differ between equal machines. In contrast to JAX, the options' device
+/// assignment belongs to the key on GPUs too: JAX replaces the assignment when it loads an entry, but [`Client::load`]
+/// uses the one that the entry was compiled with.
+fn accelerator_config(devices: &[DeviceDescription]) -> String {
+    const COORDINATES: [&str; 3] = ["coords", "core_on_chip", "slice_index"];
+    let of_device = |device: &DeviceDescription| {
+        let coordinates = COORDINATES.map(|name| device.attributes.get(name));
+        format!("{} {} {:?} {coordinates:?}\n", device.id, device.process_index, device.kind)
+    };
+    devices.iter().map(of_device).collect()
 }
 
 /// Returns the instruction sets of this machine's processor, as Linux lists them; empty on other systems.
@@ -112,9 +126,50 @@ fn instruction_sets() -> &'static str {
 
 #[cfg(test)]
 mod tests {
+    use super::*;
+    use crate::value::NamedValue;
+
+    fn gpu(id: i32, uuid: &str) -> DeviceDescription {
+        let attributes = [("coords", NamedValue::Ints(vec![0, 0, i64::from(id)])), ("uuid", uuid.into())];
+        DeviceDescription {
+            id,
+            process_index: 0,
+            kind: "NVIDIA H100 80GB HBM3".into(),
+            debug_string: format!("CudaDevice(id={id}, uuid={uuid})"),
+            attributes: attributes.map(|(name, value)| (name.into(), value)).into(),
+        }
+    }
+
+    #[test]
+    fn the_accelerator_config_has_all_devices_but_nothing_of_one_machine() {
+        let first = [gpu(0, "a"), gpu(1, "b")];
+        let config = accelerator_config(&first);
+        assert_eq!(accelerator_config(&[gpu(0, "c"), gpu(1, "d")]), config, "another machine with the same GPUs");
+        let changed = |change: fn(&mut DeviceDescription)| {
+            let mut devices = first.clone();
+            change(&mut devices[1]);
+            accelerator_config(&devices)
+        };
+        let others = [
+            accelerator_config(&first[..1]),
+            changed(|device| device.id = 2),
+            changed(|device| device.process_index = 1),
+            changed(|device| device.kind = "NVIDIA H200".into()),
+            changed(|device| {
+                device.attributes.insert("coords".into(), NamedValue::Ints(vec![0, 1, 0]));
+            }),
+            changed(|device| {
+                device.attributes.insert("slice_index".into(), 1.into());
+            }),
+        ];
+        for (i, other) in others.iter().enumerate() {
+            assert!(*other != config && !others[..i].contains(other), "{other}");
+        }
+    }
+
     #[test]
     #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
     fn instruction_sets_are_listed() {
-        assert!(super::instruction_sets().split_whitespace().any(|name| name == "sse2"));
+        assert!(instruction_sets().split_whitespace().any(|name| name == "sse2"));
     }
 }

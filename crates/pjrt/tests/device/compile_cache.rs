@@ -46,6 +46,18 @@ fn programs_are_compiled_once_and_damaged_entries_replaced() {
 }
 
 #[test]
+fn entries_of_four_devices_are_not_used_with_eight() {
+    let directory = tempfile::tempdir().unwrap();
+    let cache = CompileCache::new(directory.path());
+    let compile = |devices| cache.compile(&cpu(devices), DOUBLE, &CompileOptions::default()).unwrap().1;
+    assert_eq!([compile(4), compile(8), compile(4), compile(8)], {
+        use CacheOutcome::{Hit, Miss};
+        [Miss, Miss, Hit, Hit]
+    });
+    assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 2);
+}
+
+#[test]
 #[cfg(unix)]
 fn entries_that_others_may_write_to_are_refused() {
     use std::os::unix::fs::PermissionsExt;
