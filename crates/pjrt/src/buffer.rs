@@ -89,9 +89,19 @@ impl Buffer {
     /// [`Error::DType`] for another element type; [`Error::TimedOut`] after [`Client::wait_limit`]; the error of the
     /// program that computes the elements.
     pub fn to_vec<T: Element>(&self) -> Result<Vec<T>> {
+        self.to_vec_async()?.wait()
+    }
+
+    /// Starts to copy the elements into a new vector, in row-major order for any layout on the device, so that copies of
+    /// several devices overlap.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::DType`] for another element type; [`Error::TimedOut`] if an earlier wait for the device timed out.
+    pub fn to_vec_async<T: Element>(&self) -> Result<HostCopy<T>> {
         self.check_dtype::<T>("to_vec")?;
         let zeros = vec![T::Bits::zeroed(); self.num_elements()];
-        Ok(T::from_bits(ffi::copy_to_host(&self.handle, self.dims().len(), zeros)?))
+        Ok(HostCopy { copy: ffi::copy_to_host(&self.handle, self.dims().len(), zeros)? })
     }
 
     fn check_dtype<T: Element>(&self, operation: &'static str) -> Result<()> {
@@ -109,7 +119,7 @@ impl Buffer {
     pub fn wait(&self) -> Result<()> {
         let mut args = self.handle.ask(ffi::BufferReadyEvent::new)?;
         let event = args.event.given(self.handle.origin(), ffi::BufferReadyEvent::NAME)?;
-        ffi::wait(&event, "the computation of a buffer")
+        ffi::wait(&event, "the computation of a buffer, or the copy to it,")
     }
 
     /// Frees the elements now, even if the buffer is still referenced. Using the buffer afterwards is an error.
@@ -131,5 +141,28 @@ impl Buffer {
 impl std::fmt::Debug for Buffer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Buffer({})", self.array_type)
+    }
+}
+
+/// A copy of a buffer to the host that [`Buffer::to_vec_async`] has started. Dropping it waits for the copy.
+#[must_use]
+pub struct HostCopy<T: Element> {
+    copy: ffi::HostCopy<T::Bits>,
+}
+
+impl<T: Element> HostCopy<T> {
+    /// Waits for the copy and returns the elements.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::TimedOut`] after [`Client::wait_limit`]; the error of the program that computes the elements.
+    pub fn wait(self) -> Result<Vec<T>> {
+        Ok(T::from_bits(self.copy.wait()?))
+    }
+}
+
+impl<T: Element> std::fmt::Debug for HostCopy<T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "HostCopy({})", T::DTYPE)
     }
 }

@@ -1,5 +1,6 @@
 //! An open set of a plugin's devices.
 
+use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -130,12 +131,49 @@ impl Client {
     /// [`Error::Size`] if `dims` and `data` disagree; [`Error::Foreign`] if the device belongs to another client;
     /// [`Error::TimedOut`] after [`Client::wait_limit`].
     pub fn buffer_from_host<T: Element>(&self, data: &[T], dims: &[usize], device: &Device) -> Result<Buffer> {
+        let whole: Vec<_> = dims.iter().map(|&dim| 0..dim).collect();
+        let buffer = self.buffer_from_host_async(data, dims, &whole, device)?;
+        buffer.wait()?;
+        Ok(buffer)
+    }
+
+    /// Starts to copy a part of `data`, row-major of shape `dims`, to `device`: `part` has the range along each
+    /// dimension. [`Buffer::wait`] waits for the copy.
+    ///
+    /// When the call returns, the plugin no longer reads the slice. It gathers the elements of the part itself; only if
+    /// it does not support strides, they are gathered in a vector during the call.
+    ///
+    /// ```no_run
+    /// # fn main() -> pjrt::Result<()> {
+    /// # let client = pjrt::Plugin::load("xla_cpu_pjrt.so")?.client(&[("cpu_device_count", 2.into())])?;
+    /// // Each of two devices gets a column. Both copies start before one is waited for.
+    /// let data = [1.0f32, 2.0, 3.0, 4.0];
+    /// let devices = client.addressable_devices().iter().enumerate();
+    /// let columns = devices.map(|(i, device)| client.buffer_from_host_async(&data, &[2, 2], &[0..2, i..i + 1], device));
+    /// let columns = columns.collect::<pjrt::Result<Vec<_>>>()?;
+    /// columns.iter().try_for_each(|column| column.wait())?;
+    /// assert_eq!(columns[1].to_vec::<f32>()?, [2.0, 4.0]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Size`] if `dims` and `data` disagree; [`Error::Part`] if `part` is not within `dims`; [`Error::Foreign`]
+    /// if the device belongs to another client.
+    pub fn buffer_from_host_async<T: Element>(
+        &self,
+        data: &[T],
+        dims: &[usize],
+        part: &[Range<usize>],
+        device: &Device,
+    ) -> Result<Buffer> {
         if !device.belongs_to(self.handle()) {
             return Err(Error::Foreign { operation: "buffer_from_host", what: "device" });
         }
-        let dims: Vec<i64> = dims.iter().map(|&dim| i64::try_from(dim).unwrap_or(i64::MAX)).collect();
-        let element = (T::DTYPE.to_raw(), T::DTYPE.size());
-        let buffer = ffi::copy_from_host(self.handle(), device.handle(), bytemuck::cast_slice(data), element, &dims)?;
+        let (type_code, element_size) = (T::DTYPE.to_raw(), T::DTYPE.size());
+        let array = ffi::HostArray { data: bytemuck::cast_slice(data), type_code, element_size, dims };
+        let buffer = ffi::copy_from_host(self.handle(), device.handle(), array, part)?;
         Buffer::new(self.clone(), buffer)
     }
 

@@ -1,5 +1,6 @@
 //! Errors of plugins, and of invalid calls.
 
+use std::ops::Range;
 use std::path::PathBuf;
 
 use crate::dtype::{ArrayType, DType};
@@ -109,6 +110,14 @@ pub enum Error {
         expected: usize,
         /// The bytes of the slice.
         found: usize,
+    },
+    /// A part of an array on the host exceeds the array.
+    #[error("buffer_from_host: the ranges {part:?} are not within the dimensions {dims:?}")]
+    Part {
+        /// The dimensions of the array.
+        dims: Vec<usize>,
+        /// The range along each dimension.
+        part: Vec<Range<usize>>,
     },
     /// The argument lists of a launch differ in length between devices.
     #[error("execute: every device needs as many arguments as the first, {expected}, but one got {found}")]

@@ -60,10 +60,11 @@ pub mod hlo;
 #[cfg(feature = "install")]
 pub mod install;
 mod plugin;
+mod runs;
 mod topology;
 mod value;
 
-pub use buffer::Buffer;
+pub use buffer::{Buffer, HostCopy};
 pub use cache::{Cache, Key};
 pub use client::Client;
 pub use compile_cache::{CacheOutcome, CompileCache};
@@ -74,5 +75,6 @@ pub use error::{Code, Error, Result};
 pub use executable::{Argument, CompiledMemoryStats, Executable, LoadedExecutable, OptimizedProgram};
 pub use hlo::Collective;
 pub use plugin::{Plugin, TPU_ENVIRONMENT};
+pub use runs::runs;
 pub use topology::Topology;
 pub use value::{Attributes, NamedValue};

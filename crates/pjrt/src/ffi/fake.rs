@@ -3,7 +3,7 @@
 use std::ffi::c_void;
 use std::ptr::NonNull;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use super::{Api, Function, HandleArgs, Header, Origin, OutSlice, Owned, RawError};
@@ -22,9 +22,25 @@ pub(super) struct FakeObject {
     destroyed: AtomicUsize,
     /// The number of errors that have not been destroyed yet.
     errors: AtomicUsize,
-    /// The semantics of the last copy from the host.
-    semantics: AtomicUsize,
+    /// The code of the last error.
+    code: AtomicI32,
+    /// The code with which copies of strided arrays from the host are refused, if they are.
+    refuses_strides: Option<i32>,
+    /// The copies from the host that were requested.
+    copies: Mutex<Vec<FakeCopy>>,
 }
+
+/// A copy from the host.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct FakeCopy {
+    pub(super) semantics: i32,
+    pub(super) is_strided: bool,
+    /// `None` if the copy was refused.
+    pub(super) bytes: Option<Vec<u8>>,
+}
+
+/// `absl::StatusCode` of most errors.
+const INTERNAL: i32 = 13;
 
 impl FakeObject {
     pub(super) fn new(ready: bool, failure: Option<&'static str>) -> &'static Self {
@@ -39,8 +55,14 @@ impl FakeObject {
         self.errors.load(Ordering::SeqCst)
     }
 
-    pub(super) fn semantics(&self) -> usize {
-        self.semantics.load(Ordering::SeqCst)
+    /// Creates an object that refuses copies of strided arrays from the host with `code`.
+    pub(super) fn refusing_strides(code: i32) -> &'static Self {
+        Box::leak(Box::new(FakeObject { ready: true.into(), refuses_strides: Some(code), ..FakeObject::default() }))
+    }
+
+    /// Returns the copies from the host that were requested since the last call.
+    pub(super) fn copies(&self) -> Vec<FakeCopy> {
+        std::mem::take(&mut self.copies.lock().unwrap())
     }
 
     pub(super) fn has_callback(&self) -> bool {
@@ -61,9 +83,11 @@ impl FakeObject {
     }
 
     fn error(&'static self) -> *mut RawError {
-        if self.failure.is_none() {
-            return std::ptr::null_mut();
-        }
+        if self.failure.is_none() { std::ptr::null_mut() } else { self.error_of(INTERNAL) }
+    }
+
+    fn error_of(&'static self, code: i32) -> *mut RawError {
+        self.code.store(code, Ordering::SeqCst);
         self.errors.fetch_add(1, Ordering::SeqCst);
         // The object is its own error.
         std::ptr::from_ref(self).cast_mut().cast()
@@ -100,7 +124,8 @@ unsafe extern "C" fn error_message(args: *mut c_void) -> *mut RawError {
 
 unsafe extern "C" fn error_code(args: *mut c_void) -> *mut RawError {
     // SAFETY: the struct has the layout of the header.
-    unsafe { &mut *args.cast::<ObjectArgs<i32>>() }.rest = 13;
+    let args = unsafe { &mut *args.cast::<ObjectArgs<i32>>() };
+    args.rest = args.object.code.load(Ordering::SeqCst);
     std::ptr::null_mut()
 }
 
@@ -136,13 +161,14 @@ unsafe extern "C" fn event_on_ready(args: *mut c_void) -> *mut RawError {
     std::ptr::null_mut()
 }
 
-/// The object serves as client, buffer and event.
+/// The object serves as client, buffer and event. Elements have one byte.
 unsafe extern "C" fn from_host(args: *mut c_void) -> *mut RawError {
     #[repr(C)]
     struct Rest {
-        data: [usize; 2],
-        dims: [usize; 2],
-        byte_strides: [usize; 2],
+        data: *const u8,
+        type_code: usize,
+        dims: OutSlice<'static, i64>,
+        byte_strides: OutSlice<'static, i64>,
         semantics: i32,
         device: [usize; 3],
         done_with_host_buffer: Option<&'static FakeObject>,
@@ -150,8 +176,27 @@ unsafe extern "C" fn from_host(args: *mut c_void) -> *mut RawError {
     }
     // SAFETY: the struct has the layout of the header.
     let args = unsafe { &mut *args.cast::<ObjectArgs<Rest>>() };
-    args.object.semantics.store(args.rest.semantics as usize, Ordering::SeqCst);
-    args.rest.buffer = Some(args.object);
+    let (object, rest) = (args.object, &mut args.rest);
+    let (is_strided, dims) = (!rest.byte_strides.pointer.is_null(), rest.dims.get());
+    let refusal = object.refuses_strides.filter(|_| is_strided);
+    let dense = |d: usize| dims[d + 1..].iter().product::<i64>();
+    let strides: Vec<i64> = match is_strided {
+        true => rest.byte_strides.get().to_vec(),
+        false => (0..dims.len()).map(dense).collect(),
+    };
+    let bytes = refusal.is_none().then(|| {
+        let mut offsets = vec![0];
+        for (dim, stride) in dims.iter().zip(&strides) {
+            offsets = offsets.iter().flat_map(|offset| (0..*dim).map(move |i| offset + i * stride)).collect();
+        }
+        // SAFETY: the caller's array has all elements that `dims` and `byte_strides` reach.
+        offsets.iter().map(|offset| unsafe { *rest.data.offset(*offset as isize) }).collect()
+    });
+    object.copies.lock().unwrap().push(FakeCopy { semantics: rest.semantics, is_strided, bytes });
+    if let Some(code) = refusal {
+        return object.error_of(code);
+    }
+    rest.buffer = Some(object);
     std::ptr::null_mut()
 }
 

@@ -21,7 +21,7 @@ use std::ffi::c_void;
 use std::ptr::NonNull;
 
 pub(crate) use calls::*;
-pub(crate) use host::{copy_from_host, copy_to_host};
+pub(crate) use host::{HostArray, HostCopy, copy_from_host, copy_to_host};
 pub(crate) use launch::Launcher;
 pub(crate) use library::{open, set_variables};
 pub(crate) use named_value::RawNamedValue;

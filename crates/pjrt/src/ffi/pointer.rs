@@ -55,6 +55,13 @@ impl<'a, T> From<&'a [T]> for Slice<'a, T> {
     }
 }
 
+/// Null: the plugin reads nothing.
+impl<T> Default for Slice<'_, T> {
+    fn default() -> Self {
+        Slice { pointer: std::ptr::null(), len: 0, borrow: PhantomData }
+    }
+}
+
 impl<'a> From<&'a str> for Slice<'a, u8> {
     fn from(text: &'a str) -> Self {
         text.as_bytes().into()

@@ -173,9 +173,7 @@ fn poll(event: &Owned<Event>, what: &'static str) -> Result<Result<()>> {
 #[cfg(test)]
 mod tests {
     use super::super::fake::{self, FakeObject};
-    use super::super::{Buffer, Client, Device, copy_from_host, copy_to_host};
     use super::*;
-    use std::ptr::NonNull;
 
     /// A plugin with callbacks, and one without.
     const TABLES: [&[usize]; 2] = [&[], &[OnReady::SLOT]];
@@ -278,48 +276,5 @@ mod tests {
         let event: Owned<Event> = object.handle(&origin);
         let error = wait(&event, WHAT).unwrap_err();
         assert!(matches!(error, Error::MissingFunction { function: "PJRT_Event_IsReady", .. }), "{error}");
-    }
-
-    #[test]
-    fn memory_outlives_a_copy_that_timed_out() {
-        let (object, origin) = (FakeObject::new(false, None), fake::origin(&[]));
-        let buffer: Owned<Buffer> = object.handle(&origin);
-        assert!(copy_to_host(&buffer, 1, vec![0.0f32; 1000]).unwrap_err().is_timed_out());
-        // The device writes to all of the memory; an address sanitizer detects if it was freed.
-        object.finish();
-        // No second copy starts.
-        assert!(copy_to_host(&buffer, 1, vec![0.0f32; 1000]).unwrap_err().is_timed_out());
-        drop(buffer);
-        assert_eq!(object.destroyed(), 0);
-    }
-
-    #[test]
-    fn a_completed_copy_returns_what_the_device_wrote() {
-        let (object, origin) = (FakeObject::new(false, None), fake::origin(&[]));
-        origin.waits().set_limit(Duration::MAX);
-        let buffer: Owned<Buffer> = object.handle(&origin);
-        let copied = std::thread::scope(|scope| {
-            let waiting = scope.spawn(|| copy_to_host(&buffer, 1, vec![0u8; 3]));
-            while !object.has_callback() {
-                std::thread::yield_now();
-            }
-            object.finish();
-            waiting.join().unwrap()
-        });
-        assert_eq!(copied.unwrap(), [7; 3]);
-    }
-
-    #[test]
-    fn a_copy_to_a_hanging_device_times_out_and_borrows_nothing() {
-        let (object, origin) = (FakeObject::new(false, None), fake::origin(&[]));
-        let client: Owned<Client> = object.handle(&origin);
-        // SAFETY: the fake plugin does not access the device.
-        let device: Ref<'_, Device> = unsafe { Ref::new(NonNull::dangling()) };
-        let copy = || copy_from_host(&client, device, &[1, 2], (1, 1), &[2]).err().unwrap();
-        assert!(copy().is_timed_out());
-        assert_eq!(object.semantics(), 0, "PJRT_HostBufferSemantics_kImmutableOnlyDuringCall");
-        assert!(copy().is_timed_out());
-        drop(client);
-        assert_eq!(object.destroyed(), 0);
     }
 }

@@ -80,6 +80,42 @@ fn a_buffer_does_not_alias_its_host_slice() {
     }
 }
 
+/// Copies the columns of `[3, 4]` to four devices and reads them.
+fn columns_on_four_devices<T: Element + PartialEq + std::fmt::Debug>(client: &Client, values: [T; 12]) {
+    let devices = client.addressable_devices().iter().enumerate();
+    let columns = devices.map(|(i, device)| {
+        client.buffer_from_host_async(&values, &[3, 4], &[0..3, i..i + 1], device).expect("a copy starts")
+    });
+    let columns: Vec<Buffer> = columns.collect();
+    let copies: Vec<_> = columns.iter().map(|column| column.to_vec_async::<T>().expect("a copy starts")).collect();
+    for (i, copy) in copies.into_iter().enumerate() {
+        assert_eq!(copy.wait().expect("a column"), [values[i], values[4 + i], values[8 + i]]);
+        assert_eq!(
+            (columns[i].dims(), columns[i].device().unwrap()),
+            (&[3, 1][..], client.addressable_devices()[i].clone())
+        );
+    }
+}
+
+#[test]
+fn parts_of_every_element_type_are_copied_to_several_devices() {
+    let client = cpu(4);
+    let numbers: [i8; 12] = std::array::from_fn(|i| 3 * i as i8 - 17);
+    columns_on_four_devices(&client, numbers.map(|n| n % 2 == 0));
+    columns_on_four_devices(&client, numbers);
+    columns_on_four_devices(&client, numbers.map(i16::from));
+    columns_on_four_devices(&client, numbers.map(i32::from));
+    columns_on_four_devices(&client, numbers.map(i64::from));
+    columns_on_four_devices(&client, numbers.map(|n| n as u8));
+    columns_on_four_devices(&client, numbers.map(|n| n as u16));
+    columns_on_four_devices(&client, numbers.map(|n| n as u32));
+    columns_on_four_devices(&client, numbers.map(|n| n as u64));
+    columns_on_four_devices(&client, numbers.map(|n| f16::from_f32(n.into())));
+    columns_on_four_devices(&client, numbers.map(|n| bf16::from_f32(n.into())));
+    columns_on_four_devices(&client, numbers.map(f32::from));
+    columns_on_four_devices(&client, numbers.map(f64::from));
+}
+
 #[test]
 fn plugin_errors_have_code_and_message() {
     let client = cpu(1);
@@ -113,6 +149,9 @@ fn invalid_calls_report_the_expected_value() {
     assert!(matches!(error, Error::Size { expected: 24, found: 20, .. }), "{error}");
     let overflowing = client.buffer_from_host(&[1.0f32; 5], &[usize::MAX, 2], device).unwrap_err();
     assert!(matches!(overflowing, Error::Size { .. }), "{overflowing}");
+
+    let error = client.buffer_from_host_async(&[1.0f32; 6], &[2, 3], &[0..2, 2..4], device).unwrap_err();
+    assert!(matches!(error, Error::Part { .. }), "{error}");
 
     let two = buffer(&client, &[1.0f32, 2.0], &[2]);
     let error = two.to_host(&mut [0i32; 2]).unwrap_err();
