@@ -2,13 +2,14 @@
 
 use crate::decoder::{Axis, AxisRules, Split};
 use crate::error::{Error, Result};
-use crate::tensor::{DeviceTensor, Layout, part_of};
+use crate::ring_order::ring_order;
+use crate::tensor::{DeviceTensor, Layout, device_name};
 use backend_tpu::compile_options::options_for_decoder;
 use backend_tpu::plugins::{self, Kind};
 use models::MemoryTable;
 use pjrt::{
-    Buffer, CacheOutcome, Client, CompileCache, CompileOptions, Device, Element, LoadedExecutable, NamedValue,
-    OptionValue,
+    Buffer, CacheOutcome, Client, CompileCache, CompileOptions, Device, DeviceDescription, Element, LoadedExecutable,
+    NamedValue, OptionValue,
 };
 use stablehlo::{Builder, Module, Sharding, Value};
 use std::collections::HashMap;
@@ -74,7 +75,8 @@ impl Runtime {
         Ok(Self { kind, client, devices, split, options, cache: None })
     }
 
-    /// Arranges the first devices of the client as the mesh of `rules`. Policies and rollouts that are created with this runtime are
+    /// Arranges the first devices of the client as the mesh of `rules`; the chips of a TPU in the order of a ring
+    /// ([`ring_order`]). Policies and rollouts that are created with this runtime are
     /// sharded by the rules.
     ///
     /// # Errors
@@ -89,6 +91,10 @@ impl Runtime {
             ));
         }
         self.devices = found[..wanted].to_vec();
+        if self.kind == Kind::Tpu {
+            let order = ring_order(&descriptions(&self.devices)?);
+            self.devices = order.into_iter().map(|i| self.devices[i].clone()).collect();
+        }
         self.options = options_on(&self.devices, self.options)?;
         self.split = Split::of(rules);
         Ok(self)
@@ -150,14 +156,22 @@ impl Runtime {
     /// Returns the free bytes of the device with the least free memory. Devices of XLA's CPU plugin share the free memory of this machine
     /// evenly. `None` if the plugin does not report it.
     pub fn available_memory(&self) -> Option<u64> {
+        self.least_available().map(|(bytes, _)| bytes)
+    }
+
+    /// Returns the device with the least free memory, and its free bytes.
+    fn least_available(&self) -> Option<(u64, &Device)> {
+        let all = self.devices.iter().map(|device| Some((self.available_on(device)?, device)));
+        all.collect::<Option<Vec<_>>>()?.into_iter().min_by_key(|(bytes, _)| *bytes)
+    }
+
+    /// Returns the free bytes of a device.
+    fn available_on(&self, device: &Device) -> Option<u64> {
         if self.kind == Kind::Cpu {
             return models::available_memory().map(|bytes| bytes / self.devices.len() as u64);
         }
-        let free = |device: &Device| {
-            let stats = device.memory_stats().ok()?;
-            u64::try_from(stats.bytes_limit?.saturating_sub(stats.bytes_in_use)).ok()
-        };
-        self.devices.iter().map(free).collect::<Option<Vec<_>>>()?.into_iter().min()
+        let stats = device.memory_stats().ok()?;
+        u64::try_from(stats.bytes_limit?.saturating_sub(stats.bytes_in_use)).ok()
     }
 
     /// Checks that `table`, the memory of each device, fits into the free memory of every device. If the plugin does not report free memory, only a later allocation can
@@ -244,35 +258,34 @@ impl Runtime {
         self.upload_with(values, Layout::new(shape, self.split.sharding(axes).as_ref()))
     }
 
+    /// Starts the copies to all devices before it waits for one. The plugin reads the shards from `values`, which may be a mapped file.
     fn upload_with<T: Element>(&self, values: &[T], layout: Layout) -> Result<DeviceTensor> {
         let shape = layout.shape();
-        let upload = |values: &[T], shape: &[usize], device: &Device| {
-            self.client.buffer_from_host(values, shape, device).map_err(|cause| match cause.is_out_of_memory() {
-                true => {
-                    let bytes = [Some(size_of_val(values) as u64), self.available_memory()];
-                    Error::out_of_memory(format!("copying {shape:?} to the device"), bytes, None, cause)
-                }
-                false => Error::device(format!("copying {shape:?} to the device"))(cause),
-            })
+        let failed = |device: &Device, part: &[Range<usize>], cause: pjrt::Error| {
+            let part: Vec<usize> = part.iter().map(Range::len).collect();
+            let operation = format!("copying {part:?} to {}", device_name(device, self.devices.len()));
+            if !cause.is_out_of_memory() {
+                return Error::device(operation)(cause);
+            }
+            let bytes = (part.iter().product::<usize>() * size_of::<T>()) as u64;
+            Error::out_of_memory(operation, [Some(bytes), self.available_on(device)], None, cause)
         };
         let ranges = layout.ranges(self.devices.len())?;
-        let shards = ranges.iter().zip(&self.devices).map(|(range, device)| {
-            let part: Vec<usize> = range.iter().map(Range::len).collect();
-            match part == shape {
-                true => upload(values, shape, device),
-                false => upload(&part_of(values, shape, range), &part, device),
-            }
-        });
-        let shards = shards.collect::<Result<_>>()?;
+        let start = |(device, part): (&Device, &Vec<Range<usize>>)| {
+            let shard = self.client.buffer_from_host_async(values, shape, part, device);
+            shard.map_err(|cause| failed(device, part, cause))
+        };
+        let shards = self.devices.iter().zip(&ranges).map(start).collect::<Result<Vec<_>>>()?;
+        for ((shard, device), part) in shards.iter().zip(&self.devices).zip(&ranges) {
+            shard.wait().map_err(|cause| failed(device, part, cause))?;
+        }
         Ok(DeviceTensor::new(layout.into(), shards))
     }
 }
 
 /// Returns the options of a compilation for these devices.
 fn options_on(devices: &[Device], options: CompileOptions) -> Result<CompileOptions> {
-    let description =
-        |device: &Device| device.description().map_err(Error::device("reading the description of a device"));
-    let ids = devices.iter().map(|device| Ok(i64::from(description(device)?.id))).collect::<Result<Vec<_>>>()?;
+    let ids: Vec<i64> = descriptions(devices)?.into_iter().map(|device| device.id.into()).collect();
     let of_mesh = if ids.len() > 1 { CompileOptions::shardy(ids.len()) } else { CompileOptions::default() };
     let device_assignment = Some(vec![ids]).filter(|ids| ids[0].len() > 1);
     Ok(CompileOptions {
@@ -281,6 +294,11 @@ fn options_on(devices: &[Device], options: CompileOptions) -> Result<CompileOpti
         optimization_level: options.optimization_level,
         ..of_mesh
     })
+}
+
+fn descriptions(devices: &[Device]) -> Result<Vec<DeviceDescription>> {
+    let all = devices.iter().map(Device::description).collect::<pjrt::Result<_>>();
+    all.map_err(Error::device("reading the descriptions of the devices"))
 }
 
 /// Makes an error of the devices of `kind`.
@@ -379,14 +397,23 @@ impl Program {
 
     /// Converts an error of a run.
     fn failed(&self, cause: pjrt::Error) -> Error {
-        let operation = format!("running `{}`", self.name);
+        let mut operation = format!("running `{}`", self.name);
+        let devices = self.runtime.devices.len();
+        if devices > 1 {
+            operation += &format!(" on {devices} devices");
+        }
         if !cause.is_out_of_memory() {
             return Error::device(operation)(cause);
+        }
+        let least = self.runtime.least_available();
+        // Memory of XLA's CPU devices is shared.
+        if let Some((_, device)) = least.filter(|_| devices > 1 && self.runtime.kind != Kind::Cpu) {
+            operation += &format!(", of which {} has the least free memory", device_name(device, devices));
         }
         let stats = self.executable.executable().memory_stats();
         let bytes = stats.map(|stats| stats.argument + stats.output + stats.temp - stats.alias);
         let needed = bytes.ok().and_then(|bytes| u64::try_from(bytes).ok());
-        Error::out_of_memory(operation, [needed, self.runtime.available_memory()], Some(&self.name), cause)
+        Error::out_of_memory(operation, [needed, least.map(|(bytes, _)| bytes)], Some(&self.name), cause)
     }
 
     /// Runs a program that has one result.

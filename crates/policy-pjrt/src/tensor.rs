@@ -1,7 +1,7 @@
 //! Tensors on the devices of a runtime.
 
 use crate::error::{Error, Result};
-use pjrt::{Buffer, Element};
+use pjrt::{Buffer, Device, Element, runs};
 use stablehlo::{Dtype, Sharding, TensorType};
 use std::ops::Range;
 use std::sync::Arc;
@@ -86,89 +86,69 @@ impl DeviceTensor {
         self.shards
     }
 
-    /// Waits until all devices have computed their shards.
+    /// Waits until all devices have computed or received their shards.
     ///
     /// # Errors
-    /// [`Error::TimedOut`], [`Error::Device`].
+    /// [`Error::OutOfMemory`], [`Error::TimedOut`], [`Error::Device`] with the device.
     pub(crate) fn wait(&self, operation: &str) -> Result<()> {
-        self.shards.iter().try_for_each(|shard| shard.wait().map_err(Error::device(operation)))
+        let wait = |shard: &Buffer| match self.shards.len() {
+            1 => shard.wait().map_err(Error::device(operation)),
+            _ => shard.wait().map_err(Error::device(format!("{operation} on {}", self.device_of(shard)))),
+        };
+        self.shards.iter().try_for_each(wait)
     }
 
     /// Copies the whole tensor to the host, row-major; errors name it `what`.
     ///
+    /// Shards are copied in two rounds, each of which starts on all of its devices before one is waited for: the host holds at most one
+    /// and a half of the tensor.
+    ///
     /// # Errors
-    /// [`Error::TimedOut`], [`Error::Device`].
+    /// [`Error::TimedOut`], [`Error::Device`] with the device.
     pub fn read<T: Element>(&self, what: &str) -> Result<Vec<T>> {
-        let read =
-            |shard: &Buffer| shard.to_vec::<T>().map_err(Error::device(format!("reading {what} from the device")));
+        let failed = |shard| Error::device(format!("reading {what} from {}", self.device_of(shard)));
         let ranges = self.layout.ranges(self.shards.len())?;
         let [first, ..] = &self.shards[..] else { return Ok(vec![]) };
         let elements: usize = self.layout.shape.iter().product();
         if first.num_elements() == elements {
-            return read(first);
+            return first.to_vec::<T>().map_err(failed(first));
         }
         let mut whole = vec![T::zeroed(); elements];
-        for (device, shard) in self.shards.iter().enumerate() {
-            // Devices may hold copies of one shard.
-            if ranges[..device].contains(&ranges[device]) {
-                continue;
-            }
-            let (values, mut begin) = (read(shard)?, 0);
-            for run in runs(&self.layout.shape, &ranges[device]) {
-                let end = begin + run.len();
-                whole[run].copy_from_slice(&values[begin..end]);
-                begin = end;
+        // Devices may hold copies of one shard.
+        let distinct: Vec<usize> = (0..ranges.len()).filter(|i| !ranges[..*i].contains(&ranges[*i])).collect();
+        for round in distinct.chunks(distinct.len().div_ceil(2)) {
+            let start = |&i: &usize| self.shards[i].to_vec_async::<T>().map_err(failed(&self.shards[i]));
+            let copies = round.iter().map(start).collect::<Result<Vec<_>>>()?;
+            for (&i, copy) in round.iter().zip(copies) {
+                let (values, mut begin) = (copy.wait().map_err(failed(&self.shards[i]))?, 0);
+                for run in runs(&self.layout.shape, &ranges[i]) {
+                    let end = begin + run.len();
+                    whole[run].copy_from_slice(&values[begin..end]);
+                    begin = end;
+                }
             }
         }
         Ok(whole)
     }
+
+    /// Returns the name in messages of the device that holds a shard.
+    fn device_of(&self, shard: &Buffer) -> String {
+        shard.device().map_or("a device".into(), |device| device_name(&device, self.shards.len()))
+    }
 }
 
-/// Returns the elements of a part of a row-major tensor.
-pub(crate) fn part_of<T: Copy>(values: &[T], shape: &[usize], part: &[Range<usize>]) -> Vec<T> {
-    runs(shape, part).flat_map(|run| values[run].iter().copied()).collect()
-}
-
-/// Returns the contiguous runs of elements of a part of a row-major tensor of this shape, in order.
-fn runs(shape: &[usize], part: &[Range<usize>]) -> impl Iterator<Item = Range<usize>> {
-    // From dimension `inner` on, the part is contiguous: all later dimensions are whole.
-    let whole = |d: &usize| part[*d] == (0..shape[*d]);
-    let inner = (0..shape.len()).rev().find(|d| !whole(d)).unwrap_or(0);
-    let stride = |d: usize| shape[d + 1..].iter().product::<usize>();
-    let (begin, length) = match part.get(inner) {
-        Some(range) => (range.start * stride(inner), range.len() * stride(inner)),
-        None => (0, 1),
-    };
-    let outer: Vec<(Range<usize>, usize)> = (0..inner).map(|d| (part[d].clone(), stride(d))).collect();
-    let count = outer.iter().map(|(range, _)| range.len()).product::<usize>();
-    (0..if length == 0 { 0 } else { count }).map(move |mut index| {
-        let mut at = begin;
-        for (range, stride) in outer.iter().rev() {
-            at += (range.start + index % range.len()) * stride;
-            index /= range.len();
-        }
-        at..at + length
-    })
+/// Returns the name in messages of one of several devices.
+pub(crate) fn device_name(device: &Device, devices: usize) -> String {
+    match device.description() {
+        Ok(description) if devices > 1 => format!("device {}", description.id),
+        _ => "the device".into(),
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use stablehlo::Mesh;
-
-    #[test]
-    fn parts_of_tensors_have_the_elements_of_their_ranges() {
-        let values: Vec<usize> = (0..24).collect();
-        let part = |shape: &[usize], part: &[Range<usize>]| part_of(&values, shape, part);
-        assert_eq!(part(&[4, 6], &[1..3, 2..5]), [8, 9, 10, 14, 15, 16]);
-        assert_eq!(part(&[4, 6], &[2..4, 0..6]), (12..24).collect::<Vec<_>>());
-        assert_eq!(part(&[2, 3, 4], &[0..2, 1..2, 0..4]), [4, 5, 6, 7, 16, 17, 18, 19]);
-        assert_eq!(part(&[2, 3, 4], &[1..2, 0..3, 3..4]), [15, 19, 23]);
-        assert_eq!(part(&[24], std::slice::from_ref(&(5..7))), [5, 6]);
-        assert_eq!(part(&[], &[]), [0]);
-        assert_eq!(part(&[4, 6], &[1..1, 0..6]), [0; 0]);
-        assert!(runs(&[4, 6], &[0..4, 0..6]).eq(std::iter::once(0..24)));
-    }
 
     #[test]
     fn layouts_are_equal_if_every_device_holds_the_same_part() {

@@ -5,15 +5,17 @@ use models::ModelConfig;
 use pjrt::install::{Kind, install};
 use pjrt::{ArrayType, Collective, CompileOptions, DType, Executable, OptimizationLevel, Plugin, Topology};
 use policy_pjrt::decoder::{Attention, Axis, AxisRules, Compute, Decoder, Parameter, parameters};
-use policy_pjrt::{TrainPrograms, TrainShape};
+use policy_pjrt::{TrainPrograms, TrainShape, ring_order};
 use stablehlo::{Mesh, Module, Save};
 use std::sync::LazyLock;
 
+fn slice(name: &str) -> Topology {
+    let installed = install(Kind::Tpu, |_| {}).expect("the TPU compiler can be installed");
+    Plugin::load(installed.path).and_then(|plugin| plugin.topology(name, &[])).expect("a topology")
+}
+
 fn compile(module: &Module) -> Executable {
-    static CHIPS: LazyLock<Topology> = LazyLock::new(|| {
-        let installed = install(Kind::Tpu, |_| {}).expect("the TPU compiler can be installed");
-        Plugin::load(installed.path).and_then(|plugin| plugin.topology("v6e:2x2", &[])).expect("a topology")
-    });
+    static CHIPS: LazyLock<Topology> = LazyLock::new(|| slice("v6e:2x2"));
     let options = CompileOptions { optimization_level: Some(OptimizationLevel::O0), ..CompileOptions::shardy(4) };
     CHIPS.compile(module.to_string(), &options).unwrap_or_else(|error| panic!("{error}\n{module}"))
 }
@@ -126,4 +128,19 @@ fn an_update_moves_no_weights_between_devices() {
     let moved: usize = collectives.iter().flat_map(|collective| &collective.types).map(numbers).sum();
     let all: usize = parameters(&config()).iter().map(Parameter::count).sum();
     assert!(moved < all / 100, "{moved} of {all}: {collectives:?}");
+}
+
+#[test]
+fn chips_of_slices_are_in_the_order_of_a_ring() {
+    for (name, expected) in [
+        ("v6e:2x2", &[0, 1, 3, 2][..]),
+        ("v6e:2x4", &[0, 2, 4, 6, 7, 5, 3, 1]),
+        ("v5e:2x4", &[0, 2, 4, 6, 7, 5, 3, 1]),
+        ("v5p:2x2x1", &[0, 1, 3, 2]),
+        ("v5p:2x2x2", &[0, 1, 3, 2, 6, 7, 5, 4]),
+    ] {
+        let chips = slice(name).devices().expect("descriptions");
+        let ids: Vec<i32> = ring_order(&chips).into_iter().map(|i| chips[i].id).collect();
+        assert_eq!(ids, expected, "{name}");
+    }
 }

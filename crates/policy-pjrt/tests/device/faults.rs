@@ -1,13 +1,15 @@
 //! Device faults: each is an error that names the fix, and no existing data is lost.
 
 use crate::checkpoint::Checkpoint;
+use crate::mesh_policy::eight;
 use crate::support::{cross_entropy, on_device, runtime, state, whole};
 use backend_tpu::plugins::Kind;
 use grpo_core::readable_bytes;
 use models::{ExportOptions, FolderWriter, MemoryTable, ModelConfig, NamedTensor};
 use policy::{Policy, TensorSink};
+use policy_pjrt::decoder::AxisRules;
 use policy_pjrt::{DeviceWeights, Error, PjrtPolicy, PjrtPolicyOptions, Runtime};
-use stablehlo::{Builder, CustomCall, Dtype, TensorType};
+use stablehlo::{Builder, CustomCall, Dtype, Mesh, TensorType};
 use std::fs;
 use std::path::Path;
 
@@ -182,6 +184,59 @@ fn contents(folder: &Path) -> Vec<(String, Vec<u8>)> {
         entries.map(|entry| (entry.file_name().into_string().unwrap(), fs::read(entry.path()).unwrap())).collect();
     files.sort();
     files
+}
+
+#[test]
+fn errors_on_a_mesh_name_the_device() {
+    let runtime = eight();
+    let failing = |device: usize| {
+        let config = ModelConfig { vocab_size: 32, hidden_size: 16, ..ModelConfig::default() };
+        let options = PjrtPolicyOptions::default();
+        let policy = PjrtPolicy::new(runtime, &config, 1, grpo_core::LossConfig::default(), options).unwrap();
+        let weights = policy.weights().unwrap();
+        weights.tensors()[0].shards()[device].delete().unwrap();
+        weights.tensors()[0].read::<f32>("the embedding").unwrap_err().to_string()
+    };
+    // A copy of the first and one of the second round.
+    for device in [2, 5] {
+        let id = runtime.devices()[device].description().unwrap().id;
+        let text = failing(device);
+        assert!(text.contains(&format!("reading the embedding from device {id}: ")), "{text}");
+    }
+    let one = Runtime::new(Kind::Cpu, runtime.client().clone()).unwrap();
+    let tensor = one.upload(&[1.0_f32], &[1]).unwrap();
+    tensor.shards()[0].delete().unwrap();
+    let text = tensor.read::<f32>("a number").unwrap_err().to_string();
+    assert!(text.contains("reading a number from the device: "), "{text}");
+}
+
+#[test]
+fn errors_of_programs_on_a_mesh_name_devices_and_bytes() {
+    // A client of its own, without collectives: after a failed launch, collectives of the client hang.
+    let path = runtime().client().plugin().path();
+    let mesh = Mesh::new("mesh", [("fsdp", 8)]).unwrap();
+    let eight = Runtime::open_mesh(Kind::Cpu, Some(path), AxisRules::new(&mesh)).unwrap();
+    let f = Builder::new();
+    let one = f.argument("one", TensorType::scalar(Dtype::F32));
+    // 2^48 bytes on each device.
+    let all = one.broadcast_in_dim(&[1 << 23, 1 << 23], &[]);
+    let two = &one + &one;
+    drop(one);
+    let mut module = f.finish("gradient", &[("all", &all), ("two", &two)]).unwrap();
+    module.partitions = eight.devices().len();
+    let program = eight.compile(&module).unwrap();
+    let one = eight.upload(&[1.0_f32], &[]).unwrap();
+    // Programs of several devices are launched before their results are allocated.
+    let results = program.run(vec![(&one).into()]).unwrap();
+    let error = results[1].read::<f32>("two").unwrap_err();
+    let Error::OutOfMemory { needed: Some(needed), .. } = &error else { panic!("{error}") };
+    assert!(*needed >= 1 << 48, "{error}");
+    let id = eight.devices()[0].description().unwrap().id;
+    assert!(error.to_string().contains(&format!("reading two from device {id}: ")), "{error}");
+
+    one.shards()[5].delete().unwrap();
+    let text = program.run(vec![(&one).into()]).unwrap_err().to_string();
+    assert!(text.contains("running `gradient` on 8 devices: "), "{text}");
 }
 
 #[test]
