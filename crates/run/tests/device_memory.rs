@@ -1,5 +1,5 @@
-//! Checkpoints and model folders are copied to and from a device tensor by tensor: the host allocates less than two of the largest
-//! tensors. Only Rust's allocations are counted; the "device" memory of XLA's CPU is not.
+//! Checkpoints and model folders are copied to and from a device, and to and from a mesh of eight, tensor by tensor: the host allocates
+//! less than two of the largest tensors. Only Rust's allocations are counted; the "device" memory of XLA's CPU is not.
 #![allow(unsafe_code)] // a global allocator cannot be written without
 
 use grpo_run::checkpoint::{CheckpointId, Checkpoints, FORMAT, SavedState};
@@ -7,8 +7,9 @@ use models::{Adapter, AdapterOptions, AdapterWriter, Dtype, ExportOptions, Folde
 use models::{ModelFolder, NamedTensor, TargetModules};
 use pjrt::install::{Kind, install};
 use policy::{AdamWConfig, Policy, PolicyState, Sequence, SequenceBatch, StepLoss, token_batch};
-use policy_pjrt::decoder::Compute;
+use policy_pjrt::decoder::{AxisRules, Compute};
 use policy_pjrt::{PjrtPolicy, PjrtPolicyOptions, Runtime};
+use stablehlo::Mesh;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
@@ -159,8 +160,17 @@ fn largest(numbers: impl IntoIterator<Item = usize>) -> usize {
 #[test]
 fn checkpoints_and_model_folders_are_streamed_by_tensor() {
     let installed = install(Kind::Cpu, |_| {}).expect("XLA's CPU plugin can be installed");
-    let runtime = Runtime::open(Kind::Cpu, Some(&installed.path)).expect("the CPU opens");
-    let runtime = QUICK.iter().fold(runtime, |runtime, (flag, value)| runtime.with_compile_flag(flag, *value));
+    let mesh = Mesh::new("mesh", [("fsdp", 4), ("tensor", 2)]).unwrap();
+    let eight = Runtime::open_mesh(Kind::Cpu, Some(&installed.path), AxisRules::new(&mesh)).expect("8 devices");
+    let one = Runtime::new(Kind::Cpu, eight.client().clone()).unwrap();
+    for runtime in [one, eight] {
+        println!("devices: {}", runtime.devices().len());
+        let quick = QUICK.iter().fold(runtime, |runtime, (flag, value)| runtime.with_compile_flag(flag, *value));
+        everything_is_streamed(&quick);
+    }
+}
+
+fn everything_is_streamed(runtime: &Runtime) {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name);
     let loss = grpo_core::LossConfig::default;
@@ -177,7 +187,7 @@ fn checkpoints_and_model_folders_are_streamed_by_tensor() {
             let fresh = || {
                 let folder = ModelFolder::open(&path(name)).unwrap();
                 let weights = folder.weights().unwrap();
-                PjrtPolicy::from_weights(&runtime, folder.config(), &weights, loss(), options.clone()).unwrap()
+                PjrtPolicy::from_weights(runtime, folder.config(), &weights, loss(), options.clone()).unwrap()
             };
             let mut policy = streams("a model folder that is read", in_model, fresh);
             policy.freeze_ref_policy().unwrap();
@@ -197,7 +207,7 @@ fn checkpoints_and_model_folders_are_streamed_by_tensor() {
     let base = || {
         let folder = ModelFolder::open(&path(name)).unwrap();
         let options = PjrtPolicyOptions::default();
-        PjrtPolicy::from_weights(&runtime, shape, &folder.weights().unwrap(), loss(), options).unwrap()
+        PjrtPolicy::from_weights(runtime, shape, &folder.weights().unwrap(), loss(), options).unwrap()
     };
     let fresh = || base().with_lora(&lora, 1).unwrap();
     let mut policy = fresh();
