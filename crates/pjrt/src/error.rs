@@ -253,7 +253,12 @@ impl Error {
 
     /// Returns `true` if the device ran out of memory.
     pub fn is_out_of_memory(&self) -> bool {
-        matches!(self, Error::Api { code: Code::ResourceExhausted, .. })
+        match self {
+            Error::Api { code: Code::ResourceExhausted, .. } => true,
+            // XLA's CPU reports a failed allocation of a program on several devices with this code.
+            Error::Api { code: Code::Internal, message, .. } => message.contains("Out of memory allocating"),
+            _ => false,
+        }
     }
 }
 
