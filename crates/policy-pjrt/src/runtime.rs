@@ -249,11 +249,11 @@ impl Runtime {
     ///
     /// # Errors
     /// [`Error::Split`] if a dimension does not shard evenly; see [`Runtime::upload`].
-    pub(crate) fn upload_sharded<T: Element>(
+    pub(crate) fn upload_sharded<T: Element, A: Copy + Into<Option<Axis>>>(
         &self,
         values: &[T],
         shape: &[usize],
-        axes: &[Axis],
+        axes: &[A],
     ) -> Result<DeviceTensor> {
         self.upload_with(values, Layout::new(shape, self.split.sharding(axes).as_ref()))
     }

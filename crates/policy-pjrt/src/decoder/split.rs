@@ -3,7 +3,7 @@
 use super::{Axis, AxisRules, Decoder, Matrix, Parameter, ParameterValues, Role};
 use crate::error::{Error, Result};
 use crate::runtime::finish;
-use stablehlo::{Builder, Dtype, Module, Sharding, TensorType, Value, ValueId};
+use stablehlo::{Builder, Dtype, Manual, Module, Sharding, TensorType, Value, ValueId};
 
 /// Logical axes of the residual stream `[B, T, H]`.
 pub(crate) const RESIDUAL: [Axis; 3] = [Axis::Batch, Axis::Length, Axis::Embed];
@@ -73,6 +73,32 @@ impl Split {
         if let Some(sharding) = self.sharding(dimensions) {
             f.shard_result(index, &sharding);
         }
+    }
+
+    /// Runs `body` on every device with the device's shards of `operands`, without communication. Operands and results have these logical
+    /// axes; an operand whose axes differ is resharded first. Without rules, `body` takes the whole operands.
+    ///
+    /// # Errors
+    /// [`stablehlo::Error::Split`] if an operand does not shard evenly; the first illegal operation of `body`.
+    pub(crate) fn on_shards(
+        &self,
+        f: &Builder,
+        operands: &[(&Value, &[Option<Axis>])],
+        results: &[&[Option<Axis>]],
+        body: impl FnOnce(&Builder, &[Value]) -> Vec<Value>,
+    ) -> stablehlo::Result<Vec<Value>> {
+        let (values, axes): (Vec<&Value>, Vec<&[Option<Axis>]>) = operands.iter().copied().unzip();
+        let Some(rules) = self.rules() else {
+            return Ok(body(f, &values.into_iter().cloned().collect::<Vec<_>>()));
+        };
+        let mesh = rules.mesh();
+        let all: Vec<&str> = mesh.axes().iter().map(|(name, _)| name.as_str()).collect();
+        let shardings =
+            |axes: &[&[Option<Axis>]]| axes.iter().map(|axes| rules.sharding(axes)).collect::<Result<Vec<_>, _>>();
+        let manual = Manual::new(&mesh.along(&all)?, &shardings(&axes)?, &shardings(results)?)?;
+        let types: Vec<TensorType> = values.iter().map(|value| value.ty().clone()).collect();
+        let body = manual.trace(&types, body)?;
+        Ok(f.manual(&manual, &body, &values))
     }
 
     /// Finishes a program. All arguments and results without a sharding are replicated.

@@ -19,7 +19,7 @@
 //! query heads per key/value head, D head dimension, M tokens of a completion, V vocabulary, E stop ids.
 
 use super::sampling::{Sampler, SamplerValues};
-use super::state::{Shape, StateValues};
+use super::state::{CACHE, ROWS, Shape, StateValues};
 use crate::decoder::{Broadcast, Decoder, Heads, Layers, MASKED, ParameterValues, Rotary, dot, zeros};
 use crate::error::Result;
 use crate::runtime::program_error;
@@ -111,13 +111,14 @@ impl Decode {
                 [turn, window.keys, window.values].into_iter().chain(rows).collect()
             },
         );
-        let mut next = state.with_rows(&results[3..]);
-        [next.keys, next.values] = step.flush(&Window { keys: results[1].clone(), values: results[2].clone() });
         let name = "rollout_decode";
-        match error {
-            Some(source) => Err(program_error(name)(source)),
-            None => decoder.split().finish(f, name, next.results()),
+        if let Some(source) = error {
+            return Err(program_error(name)(source));
         }
+        let mut next = state.with_rows(&results[3..]);
+        let window = Window { keys: results[1].clone(), values: results[2].clone() };
+        [next.keys, next.values] = step.flush(&window).map_err(program_error(name))?;
+        decoder.split().finish(f, name, next.results())
     }
 
     /// Returns the decode step on the cache of `state`, and an empty window.
@@ -236,20 +237,29 @@ impl DecodeStep<'_> {
 
     /// Writes the window into the columns of this call, row by row, and returns keys and values `[L, B, K, S, D]`. Columns after the end of
     /// a finished sequence may be overwritten, because they are never read.
-    pub(super) fn flush(&self, window: &Window) -> [Value; 2] {
+    ///
+    /// Every device writes the rows of its own slots: the partitioner would gather the window, because the loop slices the sharded dimension
+    /// of rows.
+    pub(super) fn flush(&self, window: &Window) -> stablehlo::Result<[Value; 2]> {
         let f = self.base.builder();
-        let zero = f.scalar(0, Dtype::I32);
-        let mut sizes = window.keys.shape().to_vec();
-        let slots = std::mem::replace(&mut sizes[1], 1);
-        let flushed = f.for_loop(slots, &[self.keys, self.values], |row, carried| {
-            let column = self.base.dynamic_slice(&[row], &[1]).reshape(&[]);
-            let place = |cache: &Value, window: &Value| {
-                let tokens = window.dynamic_slice(&[&zero, row, &zero, &zero, &zero], &sizes);
-                cache.dynamic_update_slice(&tokens, &[&zero, row, &zero, &column, &zero])
-            };
-            vec![place(&carried[0], &window.keys), place(&carried[1], &window.values)]
-        });
-        [flushed[0].clone(), flushed[1].clone()]
+        let caches = [self.keys, self.values, &window.keys, &window.values].map(|cache| (cache, &CACHE[..]));
+        let operands: Vec<_> = std::iter::once((&self.base, &ROWS[..])).chain(caches).collect();
+        let flushed = self.decoder.split().on_shards(&f, &operands, &[&CACHE, &CACHE], |f, shards| {
+            let [base, keys, values, window_keys, window_values] = shards else { unreachable!("as passed in") };
+            let zero = f.scalar(0, Dtype::I32);
+            let mut sizes = window_keys.shape().to_vec();
+            let slots = std::mem::replace(&mut sizes[1], 1);
+            f.for_loop(slots, &[keys, values], |row, carried| {
+                let column = base.dynamic_slice(&[row], &[1]).reshape(&[]);
+                let place = |cache: &Value, window: &Value| {
+                    let tokens = window.dynamic_slice(&[&zero, row, &zero, &zero, &zero], &sizes);
+                    cache.dynamic_update_slice(&tokens, &[&zero, row, &zero, &column, &zero])
+                };
+                vec![place(&carried[0], window_keys), place(&carried[1], window_values)]
+            })
+        })?;
+        let [keys, values] = &flushed[..] else { unreachable!("keys and values") };
+        Ok([keys.clone(), values.clone()])
     }
 }
 

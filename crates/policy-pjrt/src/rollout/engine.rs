@@ -187,7 +187,7 @@ impl DeviceRollout {
             let row = &mut ids[i * prompts.tokens..][..prompt.len()];
             row.iter_mut().zip(prompt).for_each(|(to, id)| *to = *id as i32);
         }
-        let ids = self.runtime.upload_sharded(&ids, &[rows, prompts.tokens], &[Axis::Batch, Axis::Length])?;
+        let ids = self.runtime.upload_sharded(&ids, &[rows, prompts.tokens], &[Some(Axis::Batch), None])?;
         let lengths = self.runtime.upload(&lengths, &[rows])?;
         let program = self.program(Key::Prefill(prompts, weights.dtype()))?;
         let mut arguments = weights.arguments();
@@ -205,12 +205,19 @@ impl DeviceRollout {
         admissions: &[Admission],
     ) -> Result<State> {
         let (shape, runtime) = (state.shape, self.runtime.clone());
-        let (mut slots, mut sources) = (vec![0; shape.slots], vec![0; shape.slots]);
+        // Every shard of slots has a list of its own.
+        let shards = runtime.split().parts(Axis::Batch);
+        let slots_of_shard = shape.slots / shards;
+        let (mut counts, mut slots, mut sources) = (vec![0; shards], vec![0; shape.slots], vec![0; shape.slots]);
         let (mut begins, mut last, mut length) = (vec![false; shape.slots], vec![0; shape.slots], vec![1; shape.slots]);
         let mut random = vec![0_u32; 2 * shape.slots];
-        for (i, admission) in admissions.iter().enumerate() {
+        for admission in admissions {
             let (slot, prompt) = (admission.slot, &request.prompts[admission.prompt]);
-            (slots[i], sources[i]) = (slot as i32, (admission.prompt - prefilled.range.start) as i32);
+            let shard = slot / slots_of_shard;
+            let place = shard * slots_of_shard + counts[shard] as usize;
+            slots[place] = (slot % slots_of_shard) as i32;
+            sources[place] = (admission.prompt - prefilled.range.start) as i32;
+            counts[shard] += 1_i32;
             begins[slot] = true;
             last[slot] = prompt.last().map_or(0, |id| *id as i32);
             length[slot] = prompt.len() as i32;
@@ -224,9 +231,9 @@ impl DeviceRollout {
         let mut arguments: Vec<Argument<'_>> = state.tensors.into_iter().map(Argument::from).collect();
         arguments.extend(prefilled.tensors.iter().map(Argument::from));
         arguments.extend([
-            runtime.upload(&[admissions.len() as i32], &[])?.into(),
-            runtime.upload(&slots, &of_slots)?.into(),
-            runtime.upload(&sources, &of_slots)?.into(),
+            runtime.upload_sharded(&counts, &[shards], &[Axis::Batch])?.into(),
+            runtime.upload_sharded(&slots, &of_slots, &[Axis::Batch])?.into(),
+            runtime.upload_sharded(&sources, &of_slots, &[Axis::Batch])?.into(),
             runtime.upload(&begins, &of_slots)?.into(),
             runtime.upload(&last, &of_slots)?.into(),
             runtime.upload(&length, &of_slots)?.into(),

@@ -163,7 +163,8 @@ impl Decode {
         if let Some(source) = error {
             return Err(program_error(name)(source));
         }
-        let [keys, values] = step.flush(&Window { keys: results[0].clone(), values: results[1].clone() });
+        let window = Window { keys: results[0].clone(), values: results[1].clone() };
+        let [keys, values] = step.flush(&window).map_err(program_error(name))?;
         let (last, length) = (results[2].clone(), results[3].clone());
         let after = StateValues { keys, values, last, length, ..state.clone() };
         decoder.split().finish(f.clone(), name, after.results().chain([("logits", &results[4])]))

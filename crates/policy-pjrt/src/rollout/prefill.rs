@@ -4,7 +4,7 @@
 //! Legend: L layers, P prompts, T tokens of a prompt's row, B slots, S columns of the cache, K key/value heads, D head dimension, V
 //! vocabulary.
 
-use super::state::{CACHE, Shape, StateValues};
+use super::state::{CACHE, ROWS, Shape, StateValues, dimensions};
 use crate::decoder::{Axis, Broadcast, Decoder, Layers, Rotary, Rows, zeros};
 use crate::error::Result;
 use crate::runtime::program_error;
@@ -30,7 +30,7 @@ pub(crate) fn module(decoder: &Decoder, weights: Dtype, prompts: Prompts) -> Res
     let (f, config) = (Builder::new(), decoder.config());
     let weights = decoder.declare(&f, weights);
     let ids = f.argument("ids", TensorType::new(Dtype::I32, [prompts.rows, prompts.tokens]));
-    decoder.split().argument(&ids, &[Axis::Batch, Axis::Length]);
+    decoder.split().argument(&ids, &[Some(Axis::Batch), None]);
     let lengths = f.argument("lengths", TensorType::new(Dtype::I32, [prompts.rows]));
     let rows = Rows::of_sequences(&ids);
     let (rotary, mask) = (decoder.rotary(&rows.positions), decoder.mask(&rows));
@@ -79,57 +79,58 @@ fn marks(ids: &Value, there: &Value, vocab: usize) -> Value {
     none.scatter(&f.concatenate(&[&row, &column], 2), &updates, dimensions, Reducer::Or)
 }
 
-/// Builds the admission program. Arguments: state; keys and values of prompts (and their sets of tokens); the number of new samples; for
-/// each new sample its slot and the row of its prompt (`[B]`, i32); for all slots whether a sample begins (`[B]`), the last token and the
-/// length of its prompt (`[B]`, i32) and its random key (`[B, 2]`, u32). Result: the state.
+/// Logical axes of keys and values of prompts `[L, P, K, T, D]` where they are copied to slots: a prompt may start samples on any device.
+const PROMPTS: [Option<Axis>; 5] = [None, None, Some(Axis::Kv), None, None];
+
+/// Builds the admission program. Arguments: state; keys and values of prompts (and their sets of tokens); for every shard of slots the number
+/// of new samples (`[N]`, i32, for N shards), and for each new sample its slot within the shard and the row of its prompt (`[B]`, i32: B / N
+/// places per shard, of which the first are used); for all slots whether a sample begins (`[B]`), the last token and the length of its prompt
+/// (`[B]`, i32) and its random key (`[B, 2]`, u32). Result: the state.
 ///
-/// Whole rows of the cache are written, so nothing remains of the slot's previous sequence.
+/// Every device copies rows to its own slots. Whole rows of the cache are written, so nothing remains of the slot's previous sequence.
 pub(crate) fn admit(decoder: &Decoder, shape: Shape, prompts: Prompts) -> Result<Module> {
-    let (f, config, compute) = (Builder::new(), decoder.config(), decoder.compute());
+    let (f, config, compute, split) = (Builder::new(), decoder.config(), decoder.compute(), decoder.split());
     let state = shape.arguments(&f, decoder);
     let (layers, kv, d) = (config.num_hidden_layers, config.num_key_value_heads, config.head_dim());
     let prefilled = TensorType::new(compute.dtype(), [layers, prompts.rows, kv, prompts.tokens, d]);
     let keys = f.argument("prompt_keys", prefilled.clone());
     let values = f.argument("prompt_values", prefilled);
-    [&keys, &values].into_iter().for_each(|part| decoder.split().argument(part, &CACHE));
+    [&keys, &values].into_iter().for_each(|part| split.argument(part, &CACHE));
     let seen_type = TensorType::new(Dtype::Pred, [prompts.rows, config.vocab_size]);
     let seen = prompts.seen.then(|| f.argument("prompt_seen", seen_type));
     let of_slots = |dtype| TensorType::new(dtype, [shape.slots]);
-    let count = f.argument("admitted", TensorType::scalar(Dtype::I32));
+    let counts = f.argument("admitted", TensorType::new(Dtype::I32, [split.parts(Axis::Batch)]));
     let slots = f.argument("slots", of_slots(Dtype::I32));
     let sources = f.argument("sources", of_slots(Dtype::I32));
+    [&counts, &slots, &sources].into_iter().for_each(|list| split.argument(list, &ROWS));
     let begins = f.argument("begins", of_slots(Dtype::Pred));
     let last = f.argument("last", of_slots(Dtype::I32));
     let length = f.argument("length", of_slots(Dtype::I32));
     let random = f.argument("random", TensorType::new(Dtype::U32, [shape.slots, 2]));
 
-    let (zero, one) = (f.scalar(0, Dtype::I32), f.scalar(1, Dtype::I32));
-    // The tensors to copy row by row: destination, source, row dimension.
-    let mut moves = vec![(&state.keys, &keys, 1), (&state.values, &values, 1)];
-    moves.extend(state.seen.iter().zip(&seen).map(|(to, from)| (to, from, 0)));
-    let carried: Vec<&Value> = std::iter::once(&zero).chain(moves.iter().map(|(to, ..)| *to)).collect();
-    let moved = f.while_loop(
-        &carried,
-        |carried| carried[0].lt(&count),
-        |carried| {
-            let at = |of: &Value| of.dynamic_slice(&[&carried[0]], &[1]).reshape(&[]);
-            let (slot, source) = (at(&slots), at(&sources));
-            let rows = moves.iter().zip(&carried[1..]).map(|((_, from, dimension), to)| {
-                let index =
-                    |row| (0..to.shape().len()).map(|d| if d == *dimension { row } else { &zero }).collect::<Vec<_>>();
-                let mut sizes = from.shape().to_vec();
-                sizes[*dimension] = 1;
-                let row = from.dynamic_slice(&index(&source), &sizes);
-                to.dynamic_update_slice(&widened(&row, to, *dimension), &index(&slot))
-            });
-            std::iter::once(&carried[0] + &one).chain(rows).collect()
-        },
-    );
+    // The tensors to copy row by row: source, its axes, destination, its axes, row dimension.
+    let mut moves =
+        vec![(&keys, &PROMPTS[..], &state.keys, &CACHE[..], 1), (&values, &PROMPTS, &state.values, &CACHE, 1)];
+    let of_sets = seen.iter().zip(&state.seen);
+    moves.extend(of_sets.map(|(from, to)| (from, &[None, None][..], to, dimensions(to), 0)));
+    let lists = [&counts, &slots, &sources].map(|list| (list, &ROWS[..]));
+    let from = moves.iter().map(|(from, axes, ..)| (*from, *axes));
+    let to = moves.iter().map(|(_, _, to, axes, _)| (*to, *axes));
+    let operands: Vec<_> = lists.into_iter().chain(from).chain(to).collect();
+    let results: Vec<_> = moves.iter().map(|(_, _, _, axes, _)| *axes).collect();
+    let row_dimensions: Vec<usize> = moves.iter().map(|(.., dimension)| *dimension).collect();
+    let moved = split.on_shards(&f, &operands, &results, |f, shards| {
+        let (lists, tensors) = shards.split_at(3);
+        let (from, to) = tensors.split_at(row_dimensions.len());
+        copy_rows(f, lists, from, to, &row_dimensions)
+    });
+    let name = "rollout_admit";
+    let moved = moved.map_err(program_error(name))?;
     let chosen = |new: &Value, old: &Value| begins.along_first(old).select(new, old);
     let none = |old: &Value| chosen(&zeros(&f, old.dtype(), old.shape()), old);
     let next = StateValues {
-        keys: moved[1].clone(),
-        values: moved[2].clone(),
+        keys: moved[0].clone(),
+        values: moved[1].clone(),
         ids: none(&state.ids),
         logps: none(&state.logps),
         last: chosen(&last, &state.last),
@@ -137,9 +138,35 @@ pub(crate) fn admit(decoder: &Decoder, shape: Shape, prompts: Prompts) -> Result
         count: none(&state.count),
         ended: none(&state.ended),
         random: chosen(&random, &state.random),
-        seen: state.seen.as_ref().map(|_| moved[3].clone()),
+        seen: state.seen.as_ref().map(|_| moved[2].clone()),
     };
-    decoder.split().finish(f, "rollout_admit", next.results())
+    split.finish(f, name, next.results())
+}
+
+/// Copies rows of `from` to rows of `to` and returns `to`. `lists` are the number of copies `[1]`, and the row of `to` and of `from` of each
+/// copy; `dimensions` are the dimensions of rows of each tensor.
+fn copy_rows(f: &Builder, lists: &[Value], from: &[Value], to: &[Value], dimensions: &[usize]) -> Vec<Value> {
+    let [count, slots, sources] = lists else { unreachable!("three lists") };
+    let (zero, count) = (f.scalar(0, Dtype::I32), count.reshape(&[]));
+    let carried: Vec<&Value> = std::iter::once(&zero).chain(to).collect();
+    let mut copied = f.while_loop(
+        &carried,
+        |carried| carried[0].lt(&count),
+        |carried| {
+            let at = |of: &Value| of.dynamic_slice(&[&carried[0]], &[1]).reshape(&[]);
+            let (slot, source) = (at(slots), at(sources));
+            let rows = from.iter().zip(&carried[1..]).zip(dimensions).map(|((from, to), dimension)| {
+                let index =
+                    |row| (0..to.shape().len()).map(|d| if d == *dimension { row } else { &zero }).collect::<Vec<_>>();
+                let mut sizes = from.shape().to_vec();
+                sizes[*dimension] = 1;
+                let row = from.dynamic_slice(&index(&source), &sizes);
+                to.dynamic_update_slice(&widened(&row, to, *dimension), &index(&slot))
+            });
+            std::iter::once(&carried[0] + carried[0].like(1)).chain(rows).collect()
+        },
+    );
+    copied.split_off(1)
 }
 
 /// Pads a row with zeros to the shape of the rows of `to`.

@@ -25,6 +25,9 @@ pub(crate) struct Shape {
 /// Logical axes of keys and values `[L, B, K, S, D]`. Columns are never sharded, even if the tokens of rows are.
 pub(crate) const CACHE: [Option<Axis>; 5] = [None, Some(Axis::Batch), Some(Axis::Kv), None, None];
 
+/// Logical axes of a tensor with one element per slot, `[B]`.
+pub(crate) const ROWS: [Option<Axis>; 1] = [Some(Axis::Batch)];
+
 /// The tensors of a state, in the order of a program's arguments and results.
 #[derive(Clone, Debug)]
 pub(crate) struct StateValues {
@@ -103,10 +106,10 @@ impl Shape {
 }
 
 /// Returns the logical axes of a tensor of the state.
-fn dimensions(part: &Value) -> &'static [Option<Axis>] {
+pub(super) fn dimensions(part: &Value) -> &'static [Option<Axis>] {
     match part.shape().len() {
         5 => &CACHE,
-        1 => &[Some(Axis::Batch)],
+        1 => &ROWS,
         _ => &[Some(Axis::Batch), None],
     }
 }

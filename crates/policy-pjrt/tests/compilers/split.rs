@@ -1,12 +1,13 @@
-//! Training programs sharded over four chips, compiled for TPU.
+//! Programs sharded over four or eight chips, compiled for TPU.
 
 use grpo_core::Tiling;
 use models::ModelConfig;
 use pjrt::install::{Kind, install};
 use pjrt::{ArrayType, Collective, CompileOptions, DType, Executable, OptimizationLevel, Plugin, Topology};
+use policy::Sampling;
 use policy_pjrt::decoder::{Attention, Axis, AxisRules, Compute, Decoder, Parameter, parameters};
-use policy_pjrt::{TrainPrograms, TrainShape, ring_order};
-use stablehlo::{Mesh, Module, Save};
+use policy_pjrt::{RolloutOptions, RolloutPrograms, RolloutSizes, TrainPrograms, TrainShape, ring_order};
+use stablehlo::{Dtype, Mesh, Module, Save};
 use std::sync::LazyLock;
 
 fn slice(name: &str) -> Topology {
@@ -15,9 +16,12 @@ fn slice(name: &str) -> Topology {
 }
 
 fn compile(module: &Module) -> Executable {
-    static CHIPS: LazyLock<Topology> = LazyLock::new(|| slice("v6e:2x2"));
-    let options = CompileOptions { optimization_level: Some(OptimizationLevel::O0), ..CompileOptions::shardy(4) };
-    CHIPS.compile(module.to_string(), &options).unwrap_or_else(|error| panic!("{error}\n{module}"))
+    static CHIPS: LazyLock<[Topology; 2]> = LazyLock::new(|| ["v6e:2x2", "v6e:2x4"].map(slice));
+    let [four, eight] = &*CHIPS;
+    let chips = if module.partitions == 4 { four } else { eight };
+    let of_mesh = CompileOptions::shardy(module.partitions);
+    let options = CompileOptions { optimization_level: Some(OptimizationLevel::O0), ..of_mesh };
+    chips.compile(module.to_string(), &options).unwrap_or_else(|error| panic!("{error}\n{module}"))
 }
 
 /// All sizes differ, and none is a multiple of the block size of attention, so that shapes identify tensors.
@@ -74,7 +78,7 @@ fn collectives_move_weights_gradients_and_rows_but_no_scores_or_logits() {
         let collectives = executable.collectives().expect("a program").expect("a program in HLO");
         let is_vocab = |size: &usize| [VOCAB, VOCAB / 2, VOCAB / 4].contains(size);
         let is_completion_tokens = |size: &usize| [TOKENS, TOKENS / 2, TOKENS / 4, TOKENS / 8].contains(size);
-        for Collective { kind, types } in &collectives {
+        for Collective { kind, types, .. } in &collectives {
             for ArrayType { dtype, dims } in types {
                 let count = |of: &dyn Fn(&usize) -> bool| dims.iter().filter(|size| of(size)).count();
                 assert!(!has_scores(dims), "{mesh}: attention scores {dims:?} cross chips by {kind}");
@@ -143,4 +147,32 @@ fn chips_of_slices_are_in_the_order_of_a_ring() {
         let ids: Vec<i32> = ring_order(&chips).into_iter().map(|i| chips[i].id).collect();
         assert_eq!(ids, expected, "{name}");
     }
+}
+
+/// Returns the numbers of the largest array in a collective of `module`.
+fn largest_moved(module: &Module) -> usize {
+    let collectives = compile(module).collectives().expect("a program").expect("a program in HLO");
+    assert!(!collectives.is_empty(), "{}", module.name);
+    let numbers = |ty: &ArrayType| ty.dims.iter().product::<usize>();
+    collectives.iter().flat_map(|collective| &collective.types).map(numbers).max().unwrap_or(0)
+}
+
+/// Every device copies its own rows of the window and of prompts to its own slots.
+#[test]
+fn a_rollout_moves_neither_the_window_nor_the_kv_cache_between_devices() {
+    let mesh = Mesh::new("mesh", [("data", 4), ("tensor", 2)]).expect("a mesh");
+    let decoder = Decoder::new(&config(), Compute::Bf16).with_axis_rules(AxisRules::new(&mesh)).expect("even parts");
+    let sizes = RolloutSizes { prompts: 8, longest_prompt: 128, num_generations: 8, max_completion_length: 385 };
+    let options = RolloutOptions::default();
+    let programs = RolloutPrograms::of(&decoder, Dtype::Bf16, options, sizes, &Sampling::Greedy, 1).expect("programs");
+    // Of one device: layers, slots, key/value heads, head dimension.
+    let column = LAYERS * 16 * 128;
+    let window = column * options.tokens_per_call;
+    let (_, decode) = programs.decode.last().expect("a decode loop");
+    let moved = largest_moved(decode);
+    assert!(moved < window, "decode moves {moved} numbers, the window has {window}");
+    // Keys or values of 8 prompts of 128 tokens, which any device may need.
+    let prompts = LAYERS * 8 * 128 * 128;
+    let moved = largest_moved(&programs.admit);
+    assert!(moved <= prompts, "the admission moves {moved} numbers, prompts have {prompts}");
 }

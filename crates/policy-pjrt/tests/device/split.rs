@@ -337,10 +337,13 @@ fn rollout(decoder: &Decoder, parameters: &[Array], sampling: &Sampling) -> Vec<
     // An empty state; all slots begin.
     let mut arguments: Vec<Array> = types(&modules.admit)[..9].iter().map(zeros).collect();
     let numbers: Vec<i32> = (0..SLOTS as i32).collect();
+    // Every shard of slots has a list of its own.
+    let shards = types(&modules.admit)[9 + prefilled.len()].elements();
+    let slots = numbers.iter().map(|slot| slot % (SLOTS / shards) as i32).collect::<Vec<_>>();
     let last: Vec<i32> = lengths.iter().enumerate().map(|(row, length)| id(row, *length as usize - 1)).collect();
     arguments.extend(prefilled);
-    arguments.push(ints(&[], &[SLOTS as i32]));
-    arguments.extend([ints(&[SLOTS], &numbers), ints(&[SLOTS], &numbers)]);
+    arguments.push(ints(&[shards], &vec![(SLOTS / shards) as i32; shards]));
+    arguments.extend([ints(&[SLOTS], &slots), ints(&[SLOTS], &numbers)]);
     arguments.push(Array::preds([SLOTS], [true; SLOTS]).unwrap());
     arguments.extend([ints(&[SLOTS], &last), ints(&[SLOTS], &lengths)]);
     // Every sample has its own random key.
