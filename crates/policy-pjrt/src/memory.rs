@@ -74,15 +74,16 @@ impl TrainingSizes {
         let of_updates = of_state.phases().iter().flat_map(|(_, rows)| rows);
         of_state.rows().iter().chain(of_updates).for_each(|(part, bytes)| table.push(part.as_str(), *bytes));
         let product = |sizes: &[usize]| sizes.iter().fold(1, |product: u64, size| product.saturating_mul(*size as u64));
-        let TrainShape { rows, length, tokens, .. } = self.micro_batch.sharded(split.parts(Axis::Batch));
-        let (rows, length) = (rows / split.parts(Axis::Batch), length.div_ceil(split.parts(Axis::Length)));
+        let TrainShape { rows, length, tokens, .. } = self.micro_batch.sharded(split.rules());
+        let rows = rows / split.parts(Axis::Batch);
         let (layers, vocab) = (config.num_hidden_layers, config.vocab_size);
         // Saved activations: at least the input of every layer; with groups, the input of every group and of the layers of one group.
         let inputs = match options.save {
             Save::Every(group @ 2..) => layers.div_ceil(group) + group,
             _ => layers,
         };
-        let carried = product(&[inputs, rows, length, config.hidden_size]).saturating_mul(operand);
+        let carried =
+            product(&[inputs, rows, length / split.parts(Axis::Length), config.hidden_size]).saturating_mul(operand);
         table.push_in("micro-batches", "activations between layers", carried);
         let keeps_attention = matches!(&options.save, Save::Named(names) if names.iter().any(|name| name == ATTENTION));
         if keeps_attention && options.attention.block(length).is_some() {

@@ -160,7 +160,7 @@ impl<'de> Deserialize<'de> for MeshChoice {
 }
 
 /// The axes of the mesh that shard each logical axis of the model, with MaxText's name for such a table. `None` is the default: batch over
-/// data and fsdp; embed over fsdp; heads, kv and mlp over tensor; vocab over tensor and fsdp; length over none.
+/// data and fsdp; embed over fsdp; heads, kv and mlp over tensor; vocab over tensor and fsdp; length over tensor.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct LogicalAxisRules {

@@ -123,8 +123,8 @@ impl Decoder {
         let [keys, values] = [keys, values].map(|part| part.reshape(&[b, kv, d, t]));
         let keys = turned(keys, Role::KNorm);
         let narrow = |part: Value| part.convert(self.compute.dtype());
-        let of_keys = [Axis::Batch, Axis::Kv, Axis::Length, Axis::HeadDim];
-        let of_queries = [Axis::Batch, Axis::Kv, Axis::Heads, Axis::Length, Axis::HeadDim];
+        let [batch, kv_heads, heads_of_each, dim] = [Axis::Batch, Axis::Kv, Axis::Heads, Axis::HeadDim].map(Some);
+        let (of_keys, of_queries) = ([batch, kv_heads, None, dim], [batch, kv_heads, heads_of_each, None, dim]);
         let [keys, values] =
             [keys, values].map(|part| self.split.constrain(&narrow(part).transpose(&[0, 1, 3, 2]), &of_keys));
         let queries = self.split.constrain(&narrow(queries).transpose(&[0, 1, 2, 4, 3]), &of_queries);
@@ -214,7 +214,7 @@ impl Decoder {
         let [b, kv, r, t, d] = queries.shape() else { unreachable!("queries have five dimensions") };
         // [B, K, R, T, T]
         let scores = dot(queries, keys, (&[0, 1], &[0, 1]), (4, 3), self.compute);
-        let pairs = [Axis::Batch, Axis::Kv, Axis::Heads, Axis::Length, Axis::Length];
+        let pairs = [Some(Axis::Batch), Some(Axis::Kv), Some(Axis::Heads), None, None];
         let scores = self.split.constrain(&scores, &pairs);
         let scores = &scores * scores.like(self.score_scale());
         let mask = match mask.shape().len() {

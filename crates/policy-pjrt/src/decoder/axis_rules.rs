@@ -28,15 +28,17 @@ pub struct AxisRules {
 
 impl AxisRules {
     /// Creates the default table, restricted to the axes of the mesh: batch over `data` and `fsdp`, the embed dimension of weights over
-    /// `fsdp`, heads and MLP over `tensor`, the vocabulary over `tensor` and `fsdp`: no device makes logits of the whole vocabulary.
+    /// `fsdp`, heads and MLP over `tensor`, the vocabulary over `tensor` and `fsdp`: no device makes logits of the whole vocabulary. The
+    /// residual stream is sharded along the tokens of a row over `tensor`, Megatron's sequence parallelism (arXiv 2205.05198).
     pub fn new(mesh: &Mesh) -> Self {
-        let usual: [(Axis, &[&str]); 6] = [
+        let usual: [(Axis, &[&str]); 7] = [
             (Axis::Batch, &["data", "fsdp"]),
             (Axis::Embed, &["fsdp"]),
             (Axis::Heads, &["tensor"]),
             (Axis::Kv, &["tensor"]),
             (Axis::Mlp, &["tensor"]),
             (Axis::Vocab, &["tensor", "fsdp"]),
+            (Axis::Length, &["tensor"]),
         ];
         let there = |axes: &[&str]| axes.iter().filter(|a| mesh.size(a).is_some()).map(|a| (*a).to_owned()).collect();
         Self { mesh: mesh.clone(), rules: usual.into_iter().map(|(axis, axes)| (axis, there(axes))).collect() }
@@ -110,6 +112,13 @@ impl AxisRules {
         sharding.part(&TensorType::new(Dtype::F32, &parameter.shape[..]))?;
         Ok(sharding)
     }
+
+    /// Returns the number of elements of a parameter on each device; all of them if the parameter does not shard evenly.
+    pub fn elements(&self, parameter: &Parameter) -> usize {
+        let ty = TensorType::new(Dtype::F32, &parameter.shape[..]);
+        let part = self.sharding(&parameter.axes).and_then(|sharding| sharding.part(&ty));
+        part.unwrap_or(ty).elements()
+    }
 }
 
 #[cfg(test)]
@@ -141,6 +150,7 @@ mod tests {
                 };
                 assert_eq!(whole / part, expected, "{axis:?} of {}", parameter.name());
             }
+            assert_eq!(rules.elements(&parameter), part.elements(), "{}", parameter.name());
         }
     }
 

@@ -17,7 +17,7 @@ impl Decoder {
         let x = &self.split.constrain(x, &RESIDUAL);
         let normed = self.norm(x, &layer[Role::InputLayernorm]).convert(self.compute.dtype());
         let mixed = attend(&self.heads(layer, &normed, rotary));
-        let mixed = self.split.constrain(&mixed, &[Axis::Batch, Axis::Length, Axis::Heads]);
+        let mixed = self.split.constrain(&mixed, &[Some(Axis::Batch), None, Some(Axis::Heads)]);
         let x = self.add(x, &self.linear(layer, &mixed, Matrix::OProj, None));
         let normed = self.norm(&x, &layer[Role::PostAttentionLayernorm]).convert(self.compute.dtype());
         self.add(&x, &self.mlp(layer, &normed))
@@ -27,7 +27,7 @@ impl Decoder {
     fn mlp(&self, layer: &ParameterValues, x: &Value) -> Value {
         let [gate, up] = [Matrix::GateProj, Matrix::UpProj].map(|matrix| {
             let columns = self.linear(layer, x, matrix, None);
-            self.split.constrain(&columns, &[Axis::Batch, Axis::Length, Axis::Mlp])
+            self.split.constrain(&columns, &[Some(Axis::Batch), None, Some(Axis::Mlp)])
         });
         self.linear(layer, &(&gate * gate.unary(Unary::Logistic) * up), Matrix::DownProj, None)
     }

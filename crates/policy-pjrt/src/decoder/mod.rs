@@ -250,10 +250,10 @@ impl Decoder {
     pub fn logits(&self, weights: &ParameterValues, hidden: &Value) -> Value {
         let logits = self.product(weights, hidden, weights.head_role(), Dtype::F32);
         let logits = self.adapted(weights, hidden, Matrix::LmHead, logits);
-        let dimensions = [Axis::Batch, Axis::Length, Axis::Vocab];
+        let [rows, columns] = [Axis::Batch, Axis::Vocab].map(Some);
         match hidden.shape().len() {
-            2 => self.split.constrain(&logits, &[dimensions[0], dimensions[2]]),
-            3 => self.split.constrain(&logits, &dimensions),
+            2 => self.split.constrain(&logits, &[rows, columns]),
+            3 => self.split.constrain(&logits, &[rows, None, columns]),
             _ => logits,
         }
     }

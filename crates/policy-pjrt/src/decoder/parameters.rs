@@ -81,7 +81,7 @@ pub enum Axis {
     Value,
     /// The rows of activations, B, or their tokens, N; not an axis of parameters.
     Batch,
-    /// The tokens of a row, T; not an axis of parameters, and not sharded by default.
+    /// The tokens of a row in the residual stream, T; not an axis of parameters. Attention and MLP see all tokens of a row.
     Length,
 }
 

@@ -18,6 +18,11 @@ impl Split {
         Self((rules.mesh().devices() > 1).then_some(rules))
     }
 
+    /// Returns these rules for programs that process one token per sequence: the residual stream is not sharded along tokens.
+    pub(crate) fn of_rollout(&self) -> Self {
+        Self(self.rules().cloned().map(|rules| legal(rules.with(Axis::Length, &[]))))
+    }
+
     /// Returns the number of shards of a dimension with this logical axis.
     pub(crate) fn parts(&self, axis: Axis) -> usize {
         self.rules().map_or(1, |rules| rules.parts(axis))
@@ -147,8 +152,8 @@ impl Split {
     }
 }
 
-fn legal(sharding: stablehlo::Result<Sharding>) -> Sharding {
-    sharding.unwrap_or_else(|_| unreachable!("a table names axes of its mesh, and each of them once"))
+fn legal<T>(result: stablehlo::Result<T>) -> T {
+    result.unwrap_or_else(|_| unreachable!("a table names axes of its mesh, and each of them once"))
 }
 
 impl Decoder {

@@ -24,7 +24,7 @@ impl PjrtPolicy {
         let (runtime, weights, decoder) = (&self.runtime, self.weights()?, self.modules.decoder());
         let longest = sequences.iter().map(|ids| ids.len()).max().unwrap_or(0);
         // One length for all sequences, so that only two executables are compiled.
-        let length = longest.next_multiple_of(ROWS);
+        let length = longest.next_multiple_of(ROWS * decoder.split().parts(Axis::Length));
         let rows = decoder.split().parts(Axis::Batch);
         let forward = runtime.compile(&hidden_module(decoder, weights.dtype(), [rows, length])?)?;
         let head = runtime.compile(&head_module(decoder, weights.dtype(), [rows, length])?)?;
@@ -34,7 +34,7 @@ impl PjrtPolicy {
             for (row, ids) in padded.chunks_mut(length).zip(in_rows) {
                 row.iter_mut().zip(*ids).for_each(|(to, id)| *to = *id as i32);
             }
-            let padded = runtime.upload_sharded(&padded, &[rows, length], &[Axis::Batch, Axis::Length])?;
+            let padded = runtime.upload_sharded(&padded, &[rows, length], &[Some(Axis::Batch), None])?;
             let mut arguments = weights.arguments();
             arguments.push(Argument::from(&padded));
             let hidden = forward.run_one(arguments)?;
@@ -68,7 +68,7 @@ fn hidden_module(decoder: &Decoder, weights: Dtype, [rows, length]: [usize; 2]) 
     let f = Builder::new();
     let weights = decoder.declare(&f, weights);
     let ids = f.argument("ids", TensorType::new(Dtype::I32, [rows, length]));
-    decoder.split().argument(&ids, &[Axis::Batch, Axis::Length]);
+    decoder.split().argument(&ids, &[Some(Axis::Batch), None]);
     let hidden = decoder.hidden(&weights, &Rows::of_sequences(&ids), Save::Carry);
     let hidden = hidden.map_err(program_error(NAME))?;
     let hidden = hidden.reshape(&[rows * length, decoder.config().hidden_size]);

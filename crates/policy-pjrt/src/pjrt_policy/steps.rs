@@ -1,7 +1,6 @@
 //! Optimizer steps: gradients, updates, and both in one executable.
 
 use super::PjrtPolicy;
-use crate::decoder::Axis;
 use crate::error::Result;
 use crate::runtime::Program;
 use crate::train::{Applied, Device, Loss, LossHead, Moments, Rows, Scalars, StepOfState, Target, UploadedRows};
@@ -138,7 +137,7 @@ fn loss_of(
 /// Copies sequences to the device, after a check that `tokens` are their completion tokens and within the vocabulary.
 pub(super) fn upload(on: Device<'_>, sequences: &[policy::Sequence], tokens: &TokenBatch) -> Result<UploadedRows> {
     let (config, split) = (on.modules.decoder().config(), on.modules.decoder().split());
-    let rows = Rows::new(config, sequences, split.parts(Axis::Batch))?;
+    let rows = Rows::new(config, sequences, split.rules())?;
     let expected: usize = sequences.iter().map(|s| s.completion.len()).sum();
     if tokens.tokens() != expected {
         let expected = format!("the {expected} completion tokens of the sequences");

@@ -96,8 +96,8 @@ impl DeviceRollout {
             return Err(policy::Error::argument("RolloutOptions", "at least one slot and token per call", found).into());
         }
         // Sampling does not use the value head.
-        let (runtime, decoder) = (runtime.clone(), decoder.without_value_head().with_split(runtime.split())?);
-        Ok(Self { runtime, decoder, options, programs: Programs::new() })
+        let decoder = decoder.without_value_head().with_split(&runtime.split().of_rollout())?;
+        Ok(Self { runtime: runtime.clone(), decoder, options, programs: Programs::new() })
     }
 
     /// Returns the devices with their mesh.

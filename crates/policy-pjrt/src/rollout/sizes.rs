@@ -135,8 +135,9 @@ impl RolloutPrograms {
         sampling: &Sampling,
         stop_ids: usize,
     ) -> Result<Self> {
-        let (config, decoder) = (decoder.config(), decoder.without_value_head());
+        let config = decoder.config();
         config.validate()?;
+        let decoder = decoder.without_value_head().with_split(&decoder.split().of_rollout())?;
         let (sampler, ..) = Sampler::of(sampling, config.vocab_size);
         let shape = sizes.shape(options, sampler, decoder.split());
         let prompts = Prompts::of(sizes.prompts_at_once(shape), sizes.longest_prompt, shape, decoder.split());

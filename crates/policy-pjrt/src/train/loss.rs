@@ -192,7 +192,7 @@ impl Device<'_> {
     /// Copies the rows of a micro-batch to the device.
     pub(crate) fn upload(&self, rows: &Rows) -> Result<UploadedRows> {
         let TrainShape { rows: b, length, tokens, shared } = rows.shape;
-        let upload = |ids: &[i32]| self.runtime.upload_sharded(ids, &[b, length], &[Axis::Batch, Axis::Length]);
+        let upload = |ids: &[i32]| self.runtime.upload_sharded(ids, &[b, length], &[Some(Axis::Batch), None]);
         let predicting = self.runtime.upload(&rows.predicting, &[tokens])?;
         let mut tensors = vec![upload(&rows.ids)?, predicting, upload(&rows.predicts)?];
         if shared {

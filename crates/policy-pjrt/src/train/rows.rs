@@ -2,6 +2,7 @@
 
 use super::TrainShape;
 use super::packing::{Packing, bucket, rounded_up};
+use crate::decoder::{Axis, AxisRules};
 use crate::rollout::check_ids;
 use models::ModelConfig;
 use policy::{Error, Result, Sequence};
@@ -21,11 +22,11 @@ pub(crate) struct Rows {
 }
 
 impl Rows {
-    /// Packs `sequences` into rows, whose number is a multiple of `shards`; the last ones may be empty.
+    /// Packs `sequences` into rows, padded so that they shard evenly by `rules`; the last ones may be empty.
     ///
     /// # Errors
     /// [`Error::Argument`] for an empty list, prompt or completion; [`Error::TooLong`]; [`Error::Model`] for an unknown token.
-    pub(crate) fn new(config: &ModelConfig, sequences: &[Sequence], shards: usize) -> Result<Self> {
+    pub(crate) fn new(config: &ModelConfig, sequences: &[Sequence], rules: Option<&AxisRules>) -> Result<Self> {
         if sequences.iter().any(|s| s.prompt.is_empty() || s.completion.is_empty()) || sequences.is_empty() {
             let expected = "at least one sequence, with prompts and completions of at least one token";
             return Err(Error::argument("a micro-batch", expected, "an empty one"));
@@ -38,7 +39,7 @@ impl Rows {
             check_ids(config, sequence.prompt.iter().chain(&sequence.completion))?;
         }
         let packing = Packing::of(sequences);
-        Ok(Self::packed(sequences, &packing, packing.shape(sequences).sharded(shards)))
+        Ok(Self::packed(sequences, &packing, packing.shape(sequences).sharded(rules)))
     }
 
     /// Creates the rows of `sequences` with this packing; rows of `shape` beyond it are empty.
@@ -102,11 +103,12 @@ impl TrainShape {
         Self { rows, length, tokens: bucket(count.saturating_mul(completion)), shared }
     }
 
-    /// Returns these sizes, padded so that rows and completion tokens are divisible into this number of shards.
+    /// Returns these sizes, padded so that rows, their tokens and completion tokens shard evenly by these rules.
     #[must_use]
-    pub fn sharded(self, shards: usize) -> Self {
-        let (rows, tokens) = (self.rows.next_multiple_of(shards), self.tokens.next_multiple_of(shards));
-        Self { rows, tokens, ..self }
+    pub fn sharded(self, rules: Option<&AxisRules>) -> Self {
+        let padded = |size: usize, axis| rules.map_or(size, |rules| size.next_multiple_of(rules.parts(axis)));
+        let (rows, tokens) = (padded(self.rows, Axis::Batch), padded(self.tokens, Axis::Batch));
+        Self { rows, tokens, length: padded(self.length, Axis::Length), ..self }
     }
 }
 
@@ -142,7 +144,7 @@ mod tests {
     #[test]
     fn packed_sequences_keep_their_order() {
         let sequences = [sequence(&[1, 5, 6], &[7, 8, 2]), sequence(&[9], &[2]), sequence(&[1, 4], &[3, 2])];
-        let rows = Rows::new(&ModelConfig::default(), &sequences, 1).unwrap();
+        let rows = Rows::new(&ModelConfig::default(), &sequences, None).unwrap();
         assert_eq!(rows.shape, TrainShape { rows: 1, length: 16, tokens: 16, shared: true });
         assert_eq!(rows.ids, [1, 5, 6, 7, 8, 9, 1, 4, 3, 0, 0, 0, 0, 0, 0, 0]);
         assert_eq!(rows.positions, [0, 1, 2, 3, 4, 0, 0, 1, 2, 0, 0, 0, 0, 0, 0, 0]);
@@ -153,7 +155,7 @@ mod tests {
     #[test]
     fn rows_of_one_sequence_each_are_not_packed() {
         let sequences = [sequence(&[1; 5], &[7; 8]), sequence(&[9; 9], &[2; 8])];
-        let rows = Rows::new(&ModelConfig::default(), &sequences, 1).unwrap();
+        let rows = Rows::new(&ModelConfig::default(), &sequences, None).unwrap();
         assert_eq!(rows.shape, TrainShape { rows: 2, length: 16, tokens: 16, shared: false });
         // The first row is padded with 4 tokens, the second one is full.
         assert_eq!((&rows.ids[10..18], &rows.ids[31..]), (&[7, 7, 0, 0, 0, 0, 9, 9][..], &[2][..]));

@@ -85,7 +85,7 @@ impl TrainPrograms {
         let declare = |(name, ty): (&str, TensorType)| {
             let argument = f.argument(name, ty);
             if argument.shape().len() == 2 {
-                self.decoder.split().argument(&argument, &[Axis::Batch, Axis::Length]);
+                self.decoder.split().argument(&argument, &[Some(Axis::Batch), None]);
             }
             argument
         };
