@@ -6,6 +6,11 @@ Both sides have the same shapes and are compiled at level O0. The time of JAX's 
 (`aot_jax.py`), and grpo's time from its loops, whose bodies are counted by compiling them twice in a row; both are the compiler's optimal_seconds of one
 program with the gradients of a micro-batch and a step of AdamW. `temp` is all memory except weights and moments, including gradients (for a
 rollout, all memory except the bf16 weights). With 1.5B and 16 rows, grpo saves only the inputs of every fourth layer.
+
+    python peers/aot_table.py --meshes --grpo target/release/grpo --target v6e:2x4 [--only 'step 7B fsdp 8,decode 7B data 2 tensor 4']
+
+With --meshes, the table has the steps and decode loops of grpo on meshes of all chips of a slice, per chip, with the bytes that a chip receives in
+collectives. A step has 64 rows of 1024 tokens, all in the loss; a decode loop has 64 sequences and reads all 1280 columns of the cache.
 """
 
 import argparse
@@ -17,6 +22,15 @@ SHAPES = {
     "0.5B": ("configs/aot/qwen2.5-0.5b.yaml", 8),
     "1.5B": ("configs/aot/qwen2.5-1.5b.yaml", 8),
     "1.5B-16": ("configs/aot/qwen2.5-1.5b.yaml", 16),
+}
+# Steps and decode loops on meshes of eight chips.
+MESHES = {
+    "step 7B fsdp 8": ("configs/aot/qwen2.5-7b.yaml", "{fsdp: 8}"),
+    "step 7B fsdp 2 tensor 4": ("configs/aot/qwen2.5-7b.yaml", "{fsdp: 2, tensor: 4}"),
+    "step 8B fsdp 8": ("configs/aot/qwen3-8b.yaml", "{fsdp: 8}"),
+    "step 1.5B fsdp 8": ("configs/aot/qwen2.5-1.5b.yaml", "{fsdp: 8}"),
+    "decode 7B data 2 tensor 4": ("configs/aot/qwen2.5-7b.yaml", "{data: 2, tensor: 4}"),
+    "decode 8B tensor 8": ("configs/aot/qwen3-8b.yaml", "{tensor: 8}"),
 }
 # For a step with this many rows.
 SETTINGS = {16: {"policy.recompute_num_layers": 4}}
@@ -53,6 +67,22 @@ def step(grpo, config, rows, target):
     return dict(
         temp_bytes=report["total_bytes"] - state, argument_bytes=state, **{key: report[key] for key in keys}
     )
+
+
+def on_mesh(grpo, name, target):
+    config, mesh = MESHES[name]
+    of_step = name.startswith("step")
+    more = {"rollout.max_completion_length": 1024, "policy.mesh": "{fsdp: 8}", "grpo.gradient_accumulation_steps": 1}
+    more |= {"data.max_prompt_length": 1, "policy.mesh": mesh} if of_step else {"rollout.mesh": mesh}
+    document = ours(grpo, config, target, ["step" if of_step else "decode_1280"], more)
+    (report,) = document["programs"].values()
+    per = 1 if of_step else document["sizes"]["tokens_per_call"]
+    gigabytes = [report[key] / 1e9 for key in ("argument_bytes", "temp_bytes", "total_bytes")]
+    received = ", ".join(f"{kind} {size / per / 1e9:.2f}" for kind, size in report["traffic"].items() if size > 0)
+    seconds = report["estimate_seconds"]
+    time = "-" if seconds is None else f"{1e3 * seconds / per:.2f}"
+    floor = f"{1e3 * report['floor']['seconds'] / per:.2f}"
+    print(f"| {name} | {' | '.join(f'{size:.2f}' for size in gigabytes)} | {time} | {floor} | {received} |", flush=True)
 
 
 def rollout(grpo, target):
@@ -96,13 +126,19 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--grpo", default="grpo")
     parser.add_argument("--jax", help="a python with jax, jaxlib and libtpu; without it, only rows of grpo")
-    parser.add_argument("--only", default="0.5B,1.5B,1.5B-16,rollout")
+    parser.add_argument("--only", help="names of rows [default: all]")
+    parser.add_argument("--meshes", action="store_true", help="steps and decode loops on meshes of eight chips")
     parser.add_argument("--target", default="v6e")
     a = parser.parse_args()
     if a.jax and not a.target.startswith("v"):
         parser.error("--jax: peers/aot_jax.py compiles for TPUs alone; expected a --target such as v6e with it, or no --jax")
+    if a.meshes:
+        print("| program | arguments GB | temp GB | total GB | time ms | floor ms | received GB |\n|---|--:|--:|--:|--:|--:|---|")
+        for name in a.only.split(",") if a.only else MESHES:
+            on_mesh(a.grpo, name, a.target)
+        return
     print("| program | temp GB | arguments GB | total GB | time ms | compiler s | text kB |\n|---|--:|--:|--:|--:|--:|--:|")
-    for name in a.only.split(","):
+    for name in (a.only or "0.5B,1.5B,1.5B-16,rollout").split(","):
         if name == "rollout":
             row("rollout 0.5B, 64 x (256 + 1024), per token: ours", rollout(a.grpo, a.target))
             if a.jax:

@@ -147,11 +147,13 @@ fn qwen_steps_stay_within_memory_and_time_bounds() {
 #[test]
 fn aot_refuses_an_illegal_run_before_compiling() {
     let folder = Runs::new(&[]);
-    let cases: [(&str, &[&str], &[&str]); 7] = [
+    let cases: [(&str, &[&str], &[&str]); 9] = [
         ("nothing: 1\n", &[], &["configs/train/", "configs/bench/", "`nothing`"]),
         ("model: a\nshape: { tokens: 1 }\n", &[], &["`model`", "`shape`"]),
         ("model: /nowhere/qwen\n", &[], &["/nowhere/qwen"]),
         (RUN, &["--target", "v6f"], &["`v6f`", "v6e:2x4", "h200"]),
+        (RUN, &["--target", "v6e:2x4", "--set", "policy.mesh={fsdp: 16}"], &["policy.mesh", "at most 8 devices", "16"]),
+        (RUN, &["--target", "v6e:2x4", "--set", "policy.mesh={tensor: 8}"], &["policy.mesh.tensor", "key/value heads"]),
         (RUN, &["--variants", "gradients"], &["`gradients`", "gradient, score, apply"]),
         (RUN, &["--set", "lora={r: 4, target_modules: [c_proj]}"], &["LoRA target", "o_proj"]),
         (RUN, &["--assert", "gradiant.temp_bytes <= 1"], &["`gradiant`", "memory and times"]),

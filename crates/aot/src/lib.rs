@@ -16,7 +16,7 @@ use backend_tpu::plugins::Kind;
 use backend_tpu::program::Pass;
 use models::{Hub, ModelConfig, ModelFolder};
 use policy::AdamWBounds;
-use policy_pjrt::decoder::{Adapters, Decoder, Parameter, parameters};
+use policy_pjrt::decoder::{Adapters, Axis, AxisRules, Decoder, Parameter, parameters};
 use policy_pjrt::{PjrtPolicyOptions, RolloutPrograms, RolloutSizes, TrainPrograms, TrainShape};
 use rng::Purpose;
 use run_config::{ModelSource, PolicyDevice, TrainConfig};
@@ -63,13 +63,17 @@ impl std::fmt::Display for ProgramName {
     }
 }
 
-/// The sizes of a run on a device.
+/// The sizes of a run. Sizes of tensors are for all devices, and bytes of arguments for each device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct RunSizes {
+    /// The number of devices.
+    pub devices: usize,
     /// The number of weights of the model.
     pub parameters: usize,
     /// The number of trained weights: of the model or its adapters, and of a value head.
     pub trained: usize,
+    /// The number of trained weights on each device.
+    pub trained_of_device: usize,
     /// The number of model weights that are matmul operands; a tied embedding counts once.
     pub matmul_parameters: usize,
     /// The number of layers.
@@ -98,12 +102,14 @@ pub struct RunSizes {
     pub tokens_per_call: usize,
     /// The size of a matmul operand's element in bytes.
     pub operand_bytes: usize,
-    /// The size of all weights in bytes, as program arguments.
+    /// The size of the weights on each device in bytes, as program arguments.
     pub weight_bytes: usize,
-    /// The size in bytes of the low bits that complete trained weights to f32; AdamW takes them as an extra argument.
+    /// The size in bytes, on each device, of the low bits that complete trained weights to f32; AdamW takes them as an extra argument.
     pub remainder_bytes: usize,
-    /// The size in bytes of a reference policy with weights of its own; 0 without one.
+    /// The size in bytes, on each device, of a reference policy with weights of its own; 0 without one.
     pub ref_policy_bytes: usize,
+    /// The size in bytes, on each device, of the weights in the layout of the rollout's mesh; 0 if it is the mesh of training.
+    pub rollout_weight_bytes: usize,
     /// `true` if a second copy of weights and moments exists during an update.
     pub can_roll_back: bool,
 }
@@ -114,7 +120,7 @@ pub struct RunSizes {
 /// use backend_tpu::plugins::Kind;
 /// use grpo_aot::{ProgramName, RunPrograms};
 ///
-/// let programs = RunPrograms::new(&run_config::TrainConfig::built_in(), Kind::Tpu)?;
+/// let programs = RunPrograms::new(&run_config::TrainConfig::built_in(), Kind::Tpu, 1)?;
 /// let gradient = programs.module(ProgramName::Gradient)?;
 /// assert!(gradient.to_string().contains("stablehlo.while"));
 /// # Ok::<(), grpo_aot::Error>(())
@@ -123,6 +129,8 @@ pub struct RunSizes {
 pub struct RunPrograms {
     shape: ModelConfig,
     decoder: Decoder,
+    /// The axis rules of training and of sampling.
+    rules: Option<[AxisRules; 2]>,
     config: TrainConfig,
     micro_batch: TrainShape,
     rollout: RolloutPrograms,
@@ -131,13 +139,14 @@ pub struct RunPrograms {
 }
 
 impl RunPrograms {
-    /// Returns the programs of `config` with its policy on a device of `kind`, ignoring `policy.device`. A pretrained model needs no weights:
-    /// config.json suffices in its folder, and only it and generation_config.json are downloaded from Hugging Face. Without
+    /// Returns the programs of `config` with its policy on devices of `kind`, ignoring `policy.device`: on the meshes of `config` with at most
+    /// `available` devices, or on one device without `policy.mesh`. A pretrained model needs no weights: config.json suffices in its folder, and only it and generation_config.json are downloaded from Hugging Face. Without
     /// `data.max_prompt_length`, prompts take all of the model's context that `rollout.max_completion_length` leaves.
     ///
     /// # Errors
-    /// The errors of [`TrainConfig::validate`]; [`Error::Model`] for a model that is missing or not supported.
-    pub fn new(config: &TrainConfig, kind: Kind) -> Result<Self> {
+    /// The errors of [`TrainConfig::validate`]; [`Error::Model`] for a model that is missing or not supported;
+    /// [`Error::Trainer`] for a mesh with more devices, or one that does not divide the model's dimensions.
+    pub fn new(config: &TrainConfig, kind: Kind, available: usize) -> Result<Self> {
         let (shape, config) = shape_of(config)?;
         let mut config = config.with_context(shape.max_position_embeddings);
         config.policy.device = match kind {
@@ -165,17 +174,28 @@ impl RunPrograms {
             step: 0,
             first: 0,
         };
-        let decoder = decoder(&config, &shape, &options)?;
-        let of_rollout = RolloutPrograms::of(&decoder, compute.dtype(), options.rollout, rollout_sizes, &sampling, 1);
+        let rules = trainer::axis_rules(&config, &shape, available)?;
+        let [training, of_sampling] = match &rules {
+            Some([training, sampling]) => [Some(training), Some(sampling)],
+            None => [None; 2],
+        };
+        let sampler = decoder(&config, &shape, &options, of_sampling)?;
+        let decoder = decoder(&config, &shape, &options, training)?;
+        let of_rollout = RolloutPrograms::of(&sampler, compute.dtype(), options.rollout, rollout_sizes, &sampling, 1);
         let rollout = of_rollout.map_err(policy::Error::from)?;
-        let micro_batch = TrainShape::uniform(config.grpo.micro_batch_sequences(), prompt, completion);
+        let micro_batch =
+            TrainShape::uniform(config.grpo.micro_batch_sequences(), prompt, completion).sharded(training);
         let table = parameters(&shape);
         let matrices = table.iter().filter(|p| p.has_matrices());
-        let bytes = |p: &Parameter| p.count() * p.dtype(compute.dtype()).bytes();
+        let part = |p: &Parameter, rules: Option<&AxisRules>| rules.map_or(p.count(), |rules| rules.elements(p));
+        let bytes = |p: &Parameter| part(p, training) * p.dtype(compute.dtype()).bytes();
+        let single = |p: &Parameter| part(p, training) * Dtype::F32.bytes();
         let of_embedding = if shape.tie_word_embeddings { 0 } else { shape.vocab_size * shape.hidden_size };
         let sizes = RunSizes {
+            devices: training.map_or(1, |rules| rules.mesh().devices()),
             parameters: table.iter().map(Parameter::count).sum(),
             trained: decoder.trained().iter().map(Parameter::count).sum(),
+            trained_of_device: decoder.trained().iter().map(|p| part(p, training)).sum(),
             matmul_parameters: matrices.map(Parameter::count).sum::<usize>() - of_embedding,
             layers: shape.num_hidden_layers,
             rows: micro_batch.rows,
@@ -191,16 +211,22 @@ impl RunPrograms {
             tokens_per_call: options.rollout.tokens_per_call,
             operand_bytes: compute.dtype().bytes(),
             weight_bytes: decoder.parameters().iter().map(bytes).sum(),
-            remainder_bytes: decoder.trained().iter().map(|p| p.count() * Dtype::F32.bytes() - bytes(p)).sum(),
+            remainder_bytes: decoder.trained().iter().map(|p| single(p) - bytes(p)).sum(),
             // With adapters, the reference policy is the base model.
             ref_policy_bytes: match config.needs_ref_policy() && config.lora.is_none() {
-                true if config.grpo.sync_ref_model => table.iter().map(|p| p.count() * Dtype::F32.bytes()).sum(),
+                true if config.grpo.sync_ref_model => table.iter().map(single).sum(),
                 true => table.iter().map(bytes).sum(),
                 false => 0,
             },
+            rollout_weight_bytes: match training == of_sampling {
+                true => 0,
+                false => {
+                    sampler.parameters().iter().map(|p| part(p, of_sampling) * p.dtype(compute.dtype()).bytes()).sum()
+                }
+            },
             can_roll_back: options.can_roll_back,
         };
-        Ok(Self { shape, decoder, config, micro_batch, rollout, options, sizes })
+        Ok(Self { shape, decoder, rules, config, micro_batch, rollout, options, sizes })
     }
 
     /// Returns the sizes.
@@ -208,16 +234,23 @@ impl RunPrograms {
         self.sizes
     }
 
+    /// Returns the axis rules of training and of sampling; `None` on one device.
+    pub fn axis_rules(&self) -> Option<&[AxisRules; 2]> {
+        self.rules.as_ref()
+    }
+
     /// Returns the programs that a run executes, then the partial programs from which shares of time are computed.
     pub fn names(&self) -> Vec<ProgramName> {
         use ProgramName::*;
         let (of_update, parts): (&[ProgramName], &[ProgramName]) = match self.steps_at_once() {
-            true => (&[Step, Score], &[Head, HalfMlp, Apply]),
-            false => (&[Gradient, Score, Apply], &[Head, HalfMlp]),
+            true => (&[Step, Score], &[HalfMlp, Apply]),
+            false => (&[Gradient, Score, Apply], &[HalfMlp]),
         };
+        // On a mesh, the head has no program of its own.
+        let head: &[ProgramName] = if self.rules.is_none() { &[Head] } else { &[] };
         let decode = self.rollout.decode.iter().map(|(columns, _)| Decode(*columns));
         let runs = of_update.iter().copied().chain([Prefill, Admit]).chain(decode);
-        runs.chain(parts.iter().copied()).collect()
+        runs.chain(head.iter().chain(parts).copied()).collect()
     }
 
     /// Returns `true` if no run executes the program: it only measures a part of another one.
@@ -246,7 +279,12 @@ impl RunPrograms {
             ProgramName::Gradient => self.gradient(&self.decoder),
             ProgramName::HalfMlp => {
                 let half = ModelConfig { intermediate_size: self.shape.intermediate_size / 2, ..self.shape.clone() };
-                self.gradient(&decoder(&self.config, &half, &self.options)?)
+                self.gradient(&decoder(
+                    &self.config,
+                    &half,
+                    &self.options,
+                    self.rules.as_ref().map(|[rules, _]| rules),
+                )?)
             }
             ProgramName::Score => self.train(&self.decoder).score(&loss, shape),
             ProgramName::Apply => self.train(&self.decoder).adamw(),
@@ -268,11 +306,12 @@ impl RunPrograms {
         Ok(module.map_err(policy::Error::from)?)
     }
 
-    /// Returns a lower bound on the time of a program on `chip`: its necessary matmul operations (none for rematerialisation), or its memory
-    /// traffic.
+    /// Returns a lower bound on the time of a program on each of the devices, `chip`s: its necessary matmul operations (none for
+    /// rematerialisation), or its memory traffic.
     pub fn floor(&self, name: ProgramName, module: &Module, chip: Chip) -> Floor {
         let sizes = &self.sizes;
-        let [layers, head] = self.forward_flops();
+        let devices = sizes.devices as f64;
+        let [layers, head] = self.forward_flops().map(|flops| flops / devices);
         match name {
             ProgramName::Gradient | ProgramName::Step => {
                 Floor::of_module(module, self.passes() * (layers + head), chip)
@@ -286,7 +325,10 @@ impl RunPrograms {
                 let weights = sizes.matmul_parameters * sizes.operand_bytes;
                 let flops = 2.0 * (sizes.matmul_parameters * sizes.slots) as f64;
                 let turns = sizes.tokens_per_call as f64;
-                Floor::new(turns * flops, turns * (weights + cache) as f64, chip)
+                let parts = |axis| self.rules.as_ref().map_or(1, |[_, rules]| rules.parts(axis));
+                // Each device reads its shards of weights and of heads.
+                let bytes = weights / parts(Axis::Mlp) + cache / (parts(Axis::Batch) * parts(Axis::Kv));
+                Floor::new(turns * flops / devices, turns * bytes as f64, chip)
             }
             ProgramName::Prefill | ProgramName::Admit | ProgramName::Apply | ProgramName::HalfMlp => {
                 Floor::of_module(module, 0.0, chip)
@@ -338,13 +380,24 @@ impl RunPrograms {
     }
 }
 
-/// Returns the decoder of a run for a model of this shape, with the configured adapters and value head.
-fn decoder(config: &TrainConfig, shape: &ModelConfig, options: &PjrtPolicyOptions) -> Result<Decoder> {
+/// Returns the decoder of a run for a model of this shape, with the configured adapters and value head, sharded by `rules`.
+fn decoder(
+    config: &TrainConfig,
+    shape: &ModelConfig,
+    options: &PjrtPolicyOptions,
+    rules: Option<&AxisRules>,
+) -> Result<Decoder> {
     let mut decoder = Decoder::new(shape, options.compute).with_attention(options.attention);
     if let Some(lora) = &config.lora {
         decoder = decoder.with_adapters(Adapters::new(shape, lora)?);
     }
-    Ok(if config.grpo.value_loss().is_some() { decoder.with_value_head() } else { decoder })
+    if config.grpo.value_loss().is_some() {
+        decoder = decoder.with_value_head();
+    }
+    Ok(match rules {
+        Some(rules) => decoder.with_axis_rules(rules.clone()).map_err(policy::Error::from)?,
+        None => decoder,
+    })
 }
 
 /// Returns the shape of the model of `config`, and `config` with settings from the model's generation_config.json.

@@ -6,7 +6,7 @@ use models::TrainedMemory;
 use serde::Serialize;
 use std::collections::BTreeMap;
 
-/// Device memory at the same time, in bytes.
+/// Memory of each device at the same time, in bytes.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Memory {
     /// Memory that is kept between programs, by content.
@@ -43,12 +43,13 @@ impl RunPrograms {
     /// Returns the device memory, from the reports of the programs that a run executes; `None` if a report is missing.
     pub fn memory<'a>(&self, report: impl Fn(ProgramName) -> Option<&'a Report>) -> Option<Memory> {
         let sizes = self.sizes();
-        let trained = TrainedMemory::of(sizes.trained as u64);
+        let trained = TrainedMemory::of(sizes.trained_of_device as u64);
         let moments = trained.moments;
         // An update that is one program needs no gradient accumulators.
         let sums = if self.steps_at_once() { 0 } else { trained.gradients };
         let (weights, remainders) = (sizes.weight_bytes as u64, sizes.remainder_bytes as u64);
         let reference = sizes.ref_policy_bytes as u64;
+        let of_rollout = sizes.rollout_weight_bytes as u64;
         let twice = if sizes.can_roll_back { trained.roll_back } else { 0 };
         let mut totals = BTreeMap::new();
         let (mut largest, mut without, mut train) = ((0, String::new()), 0, 0);
@@ -61,7 +62,11 @@ impl RunPrograms {
                 ProgramName::Apply => weights + remainders - trained.weights,
                 // All state is among the arguments.
                 ProgramName::Step => 0,
-                ProgramName::Admit => weights + remainders + moments + sums,
+                ProgramName::Admit => weights + remainders + moments + sums + of_rollout,
+                // Rollouts on a mesh of their own have a copy of the weights among their arguments.
+                ProgramName::Prefill | ProgramName::Decode(_) if of_rollout > 0 => {
+                    weights + remainders + moments + sums
+                }
                 _ => remainders + moments + sums,
             };
             let again = if matches!(name, ProgramName::Apply | ProgramName::Step) { twice } else { 0 };
@@ -81,6 +86,7 @@ impl RunPrograms {
             ("moments", moments),
             ("sums of gradients", sums),
             ("reference policy", reference),
+            ("weights on the mesh of the rollout", of_rollout),
         ];
         let state = state.into_iter().filter(|(_, bytes)| *bytes > 0).map(|(what, bytes)| (what.to_owned(), bytes));
         Some(Memory {

@@ -11,12 +11,12 @@ pub struct Times {
     pub update_seconds: f64,
     /// The parts of an update by name; they add up to it. The head is a program of its own. The layers are loops with as many iterations as
     /// the model has layers; the MLP is twice the difference to a program with half its width, and attention with its projections is the
-    /// rest. If an update is one program, the optimizer is the time of the separate AdamW program.
+    /// rest. On a mesh, the head is the loop over chunks of tokens in the update. If an update is one program, the optimizer is the time of the separate AdamW program.
     pub shares: Vec<(String, f64)>,
     /// Tokens of rows per second of an update.
     pub update_tokens_per_second: f64,
     /// FLOPs of the model (6 x matmul parameters x tokens, and causal attention, without rematerialisation) per second of an update, divided by
-    /// the chip's peak.
+    /// the peak of all devices.
     pub utilisation: f64,
     /// The time of a rollout of as many sequences as decode in parallel, each of full length.
     pub rollout_seconds: f64,
@@ -52,7 +52,10 @@ impl RunPrograms {
         };
         let layers = of_layers(of_update)?;
         let mlp = 2.0 * (layers - of_layers(ProgramName::HalfMlp)?);
-        let head = time(ProgramName::Head)?;
+        let head = match self.axis_rules() {
+            None => time(ProgramName::Head)?,
+            Some(_) => of_head(report(of_update)?, sizes.layers)?,
+        };
         let update_seconds = micro_batches * gradient + apply;
         let part = |what: &str, seconds: f64| (what.to_owned(), micro_batches * seconds);
         let shares = vec![
@@ -79,11 +82,17 @@ impl RunPrograms {
             update_seconds,
             shares,
             update_tokens_per_second: tokens / update_seconds,
-            utilisation: flops / update_seconds / chip.peak_flops,
+            utilisation: flops / update_seconds / (chip.peak_flops * sizes.devices as f64),
             rollout_seconds,
             token_seconds: decode / turns.max(1) as f64,
             rollout_tokens_per_second: completion_tokens / rollout_seconds,
             step_seconds: rollouts * rollout_seconds + scores + updates,
         })
     }
+}
+
+/// Returns the time of the loops over chunks of tokens, which are neither loops over layers nor nested in one.
+fn of_head(report: &Report, layers: usize) -> Option<f64> {
+    let loops = report.loops.iter().filter(|l| l.begins == Some(1) && l.trips != Some(layers as u64));
+    loops.map(|l| Some(l.body_seconds? * l.trips? as f64)).sum()
 }

@@ -21,6 +21,15 @@ pub fn options_for(kind: Kind, mesh: Mesh) -> CompileOptions {
     }
 }
 
+/// Returns the options for a program of a whole decoder that Shardy's partitioner shards over several devices, or for one device.
+///
+/// See [`options_for_decoder`].
+pub fn options_for_sharded_decoder(kind: Kind, devices: usize) -> CompileOptions {
+    let CompileOptions { optimization_level, overrides, .. } = options_for_decoder(kind);
+    let of_mesh = if devices > 1 { CompileOptions::shardy(devices) } else { CompileOptions::default() };
+    CompileOptions { optimization_level, overrides, ..of_mesh }
+}
+
 /// Returns the options for a program of a whole decoder on one device.
 ///
 /// At its default level, libtpu takes 25 times as long to compile such a program, and rounds the weights of all layers

@@ -25,7 +25,7 @@ const MOST_WORKERS: usize = 4;
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "CONFIG is a benchmark, as in configs/bench/, or the configuration of a run, as in configs/train/ and configs/aot/. The \
-    programs of a run are compiled for one device, without weights; a table shows the memory and time that they need. \
+    programs of a run are compiled for its mesh, or for one device, without weights; a table shows the memory and time that they need. \
     Times are the compiler's estimates, with loop bodies multiplied by their iterations; bytes are the compiler's \
     allocations. An assertion is VARIANT.FIELD (<=|<|>=|>|==) NUMBER or VARIANT.FIELD, optionally `* NUMBER`, with the fields \
     of --json; the exit code is 1 if one does not hold."

@@ -1,4 +1,4 @@
-//! `grpo aot` for a run: its training step and its rollout on one absent device.
+//! `grpo aot` for a run: its training step and its rollout on absent devices.
 
 use crate::aot::{Args, Compiled, compile_all, expect_reports};
 use crate::bench_layers::BenchArgs;
@@ -7,7 +7,7 @@ use crate::compiling::Compiling;
 use crate::{Outcome, aot_run_text, emit, emit_document, emit_json, layers};
 use anyhow::{Context, bail};
 use backend_tpu::aot::{Chip, Report, Target};
-use backend_tpu::compile_options::options_for_decoder;
+use backend_tpu::compile_options::options_for_sharded_decoder;
 use backend_tpu::plugins::Kind;
 use grpo_aot::{Memory, ProgramName, RunPrograms, RunSizes, Times};
 use grpo_bench::assertion::{Assertion, Checked};
@@ -27,6 +27,8 @@ pub(crate) struct Document {
     pub(crate) target: String,
     /// The properties of one device of the target.
     pub(crate) chip: Chip,
+    /// The meshes of training and of the rollout, such as `data 1 x fsdp 8 x tensor 1`; `None` on one device.
+    pub(crate) meshes: Option<[String; 2]>,
     /// The sizes of the programs.
     pub(crate) sizes: RunSizes,
     /// The reports by the name of the program.
@@ -88,7 +90,7 @@ pub(crate) fn run(args: Args, compiling: &Compiling) -> anyhow::Result<Outcome> 
         return Ok(Outcome::Done);
     }
     let target = args.bench.target()?;
-    let programs = RunPrograms::new(&config, target.kind()).with_context(of_file)?;
+    let programs = RunPrograms::new(&config, target.kind(), target.devices()).with_context(of_file)?;
     if args.worker {
         emit_document(&serde_json::to_string(&Compiled::from(worker(&args, &programs, target)))?)?;
         return Ok(Outcome::Done);
@@ -114,6 +116,7 @@ pub(crate) fn run(args: Args, compiling: &Compiling) -> anyhow::Result<Outcome> 
         name: config.run.name.clone(),
         target: target.name().into(),
         chip: target.chip(),
+        meshes: programs.axis_rules().map(|rules| rules.each_ref().map(|rules| rules.mesh().to_string())),
         sizes: programs.sizes(),
         programs: compiled,
         memory,
@@ -173,7 +176,10 @@ fn worker(args: &Args, programs: &RunPrograms, target: Target) -> anyhow::Result
     };
     let module = programs.module(name)?;
     args.emit(&name.to_string(), || Ok(module.to_string()))?;
-    let (options, floor) = (options_for_decoder(target.kind()), programs.floor(name, &module, target.chip()));
+    let (options, floor) = (
+        options_for_sharded_decoder(target.kind(), programs.sizes().devices),
+        programs.floor(name, &module, target.chip()),
+    );
     let compiler = args.bench.compiler(target, args.recompile)?;
     let report = compiler.report_module(&module, &options, floor);
     report.map_err(|error| match error.to_string().contains("RESOURCE_EXHAUSTED") {

@@ -10,8 +10,19 @@ use grpo_files::counted;
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-const HEADER: [&str; 10] =
-    ["program", "arguments", "results", "aliased", "temp", "code", "on the device", "estimate", "floor", "compiled in"];
+const HEADER: [&str; 11] = [
+    "program",
+    "arguments",
+    "results",
+    "aliased",
+    "temp",
+    "code",
+    "on the device",
+    "estimate",
+    "floor",
+    "received",
+    "compiled in",
+];
 
 pub(crate) fn text(document: &Document) -> String {
     let mut table = Sheet::new(HEADER, 1..HEADER.len()).named();
@@ -25,8 +36,14 @@ pub(crate) fn text(document: &Document) -> String {
         }
     }
     let (name, target, chip, sizes) = (&document.name, &document.target, document.chip, document.sizes);
+    let devices = match &document.meshes {
+        None => "one device".to_owned(),
+        Some([training, sampling]) => {
+            format!("{}, training on {training}, sampling on {sampling},", counted(sizes.devices, "device"))
+        }
+    };
     let mut text = format!(
-        "{name} on one device of {target} ({})\n{} M parameters; {} of {} x {}, {} of \
+        "{name} on {devices} of {target} ({})\n{} M parameters; {} of {} x {}, {} of \
          them in the loss; rollout of {} x ({} + {}) tokens\n\n{}\n\n",
         rates(chip),
         sizes.parameters / 1_000_000,
@@ -42,6 +59,7 @@ pub(crate) fn text(document: &Document) -> String {
     if let Some(memory) = &document.memory {
         of_memory(&mut text, memory);
     }
+    of_traffic(&mut text, document);
     if let Some(times) = &document.times {
         of_times(&mut text, times);
     }
@@ -62,7 +80,7 @@ pub(crate) fn text(document: &Document) -> String {
     text
 }
 
-fn row(name: &str, report: &Report, total: Option<u64>) -> [String; 10] {
+fn row(name: &str, report: &Report, total: Option<u64>) -> [String; 11] {
     [
         name.to_owned(),
         bytes(report.argument_bytes),
@@ -73,8 +91,30 @@ fn row(name: &str, report: &Report, total: Option<u64>) -> [String; 10] {
         total.map_or("-".into(), bytes),
         report.estimate_seconds.map_or("-".into(), milliseconds),
         milliseconds(report.floor.seconds),
+        gigabytes(report.traffic.bytes()),
         format!("{:.1} s", report.compile_processor_seconds),
     ]
+}
+
+/// Formats bytes of collectives: `-` for none.
+fn gigabytes(bytes: f64) -> String {
+    if bytes > 0.0 { format!("{:.2} GB", bytes / 1e9) } else { "-".into() }
+}
+
+/// Writes what each device receives in a program's collectives, by kind.
+fn of_traffic(text: &mut String, document: &Document) {
+    let moved = document.programs.iter().filter_map(|(name, compiled)| Some((name, &compiled.report()?.traffic)));
+    let moved: Vec<_> = moved.filter(|(_, traffic)| traffic.bytes() > 0.0).collect();
+    if moved.is_empty() {
+        return;
+    }
+    let _ = writeln!(text, "A device receives in the collectives of a program:");
+    for (name, traffic) in moved {
+        let kinds = traffic.by_kind().iter().filter(|(_, bytes)| **bytes > 0.0);
+        let kinds: Vec<String> = kinds.map(|(kind, bytes)| format!("{kind} {}", gigabytes(*bytes))).collect();
+        let _ = writeln!(text, "  {name}: {}", kinds.join(", "));
+    }
+    text.push('\n');
 }
 
 /// Writes the permanent memory, and the program with the largest use.

@@ -15,6 +15,25 @@ pub struct Collective {
     /// The element types and shapes of the results on each device; several if the compiler has combined collectives.
     /// For an asynchronous start operation, the operands are included.
     pub types: Vec<ArrayType>,
+    /// Bytes of the results on each device, without the operands of an asynchronous start operation.
+    pub result_bytes: u64,
+    /// The number of devices that communicate; `None` for all of the program.
+    pub group: Option<usize>,
+}
+
+impl Collective {
+    /// Returns the bytes that each device receives, if devices pass shards around a ring. `devices` is the number of devices of the
+    /// program.
+    pub fn received_bytes(&self, devices: usize) -> f64 {
+        let (bytes, group) = (self.result_bytes as f64, self.group.unwrap_or(devices).max(1) as f64);
+        let others = (group - 1.0) / group;
+        match self.kind.as_str() {
+            "all-reduce" => 2.0 * others * bytes,
+            "reduce-scatter" => (group - 1.0) * bytes,
+            "all-gather" | "all-to-all" | "ragged-all-to-all" => others * bytes,
+            _ => bytes,
+        }
+    }
 }
 
 impl OptimizedProgram {
@@ -50,7 +69,13 @@ impl Module {
             let kind = instruction.opcode.strip_suffix("-start").unwrap_or(&instruction.opcode);
             let mut types = vec![];
             instruction.shape.as_ref().into_iter().for_each(|shape| shape.leaves(&mut types));
-            KINDS.contains(&kind).then(|| Collective { kind: kind.into(), types })
+            let is_start = kind.len() < instruction.opcode.len();
+            KINDS.contains(&kind).then(|| Collective {
+                kind: kind.into(),
+                types,
+                result_bytes: instruction.shape.as_ref().map_or(0, |shape| shape.of_results(kind, is_start).bytes()),
+                group: instruction.group(),
+            })
         });
         collectives.collect()
     }
@@ -105,6 +130,49 @@ pub struct Instruction {
     /// The compiler's own configuration; JSON for TPUs.
     #[prost(bytes = "vec", tag = "43")]
     pub backend_config: Vec<u8>,
+    /// The groups of devices of a collective; in newer programs in one of the next two fields.
+    #[prost(message, repeated, tag = "49")]
+    pub replica_groups: Vec<ReplicaGroup>,
+    /// The groups of devices of a collective.
+    #[prost(message, optional, tag = "87")]
+    pub collective_device_list: Option<CollectiveDeviceList>,
+    /// The groups of devices of a collective.
+    #[prost(message, optional, tag = "92")]
+    pub iota_collective_device_list: Option<IotaReplicaGroupList>,
+}
+
+impl Instruction {
+    /// Returns the number of devices of each group of a collective; `None` for all devices.
+    fn group(&self) -> Option<usize> {
+        let listed = |groups: &[ReplicaGroup]| groups.first().map(|group| group.replica_ids.len());
+        let of_list = || self.collective_device_list.as_ref().and_then(|list| listed(&list.replica_groups));
+        let of_iota = || usize::try_from(self.iota_collective_device_list.as_ref()?.num_devices_per_group).ok();
+        listed(&self.replica_groups).or_else(of_list).or_else(of_iota).filter(|size| *size > 0)
+    }
+}
+
+/// A group of devices that communicate.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct ReplicaGroup {
+    /// The devices.
+    #[prost(int64, repeated, tag = "1")]
+    pub replica_ids: Vec<i64>,
+}
+
+/// Groups of devices, listed.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct CollectiveDeviceList {
+    /// The groups.
+    #[prost(message, repeated, tag = "1")]
+    pub replica_groups: Vec<ReplicaGroup>,
+}
+
+/// Groups of devices of equal size, by a rule.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct IotaReplicaGroupList {
+    /// The number of devices of each group.
+    #[prost(int64, tag = "2")]
+    pub num_devices_per_group: i64,
 }
 
 /// The signature of a module.
@@ -136,6 +204,22 @@ impl Shape {
         self.tuple.iter().for_each(|shape| shape.leaves(arrays));
     }
 
+    /// Returns the results of a collective. An asynchronous start operation of some kinds has a tuple of operands and results.
+    fn of_results(&self, kind: &str, is_start: bool) -> &Self {
+        match self.tuple.as_slice() {
+            [_, results, ..] if is_start && !["all-reduce", "reduce-scatter"].contains(&kind) => results,
+            _ => self,
+        }
+    }
+
+    /// Returns the bytes of all arrays, without padding.
+    fn bytes(&self) -> u64 {
+        let mut arrays = vec![];
+        self.leaves(&mut arrays);
+        let bytes = |array: &ArrayType| array.dims.iter().product::<usize>() * array.dtype.size();
+        arrays.iter().map(|array| bytes(array) as u64).sum()
+    }
+
     fn read(&self) -> Option<ArrayType> {
         // `PrimitiveType` has the numbers of `PJRT_Buffer_Type` up to 12 (f64); 13 is a tuple, 16 is bf16.
         let dtype = match self.element_type {
@@ -163,7 +247,34 @@ mod tests {
         assert_eq!(of("hlo_with_config", with_config.encode_to_vec()), Some(module.clone()));
         assert_eq!(of("mlir", module.encode_to_vec()), None);
         assert_eq!(of("hlo", vec![1, 2, 3]), None);
-        assert_eq!(module.collectives(), [Collective { kind: "all-reduce".into(), types: vec![] }]);
+        let none = Collective { kind: "all-reduce".into(), types: vec![], result_bytes: 0, group: None };
+        assert_eq!(module.collectives(), [none]);
         assert_eq!(module.parameters(), None);
+    }
+
+    #[test]
+    fn collectives_have_the_bytes_that_devices_receive() {
+        let array = |dims: &[i64]| Shape { element_type: 16, dims: dims.to_vec(), ..Shape::default() };
+        let tuple = |shapes: &[Shape]| Shape { element_type: 13, tuple: shapes.to_vec(), ..Shape::default() };
+        let received = |opcode: &str, shape: Shape, iota: Option<i64>| {
+            let instruction = Instruction {
+                opcode: opcode.into(),
+                shape: Some(shape),
+                iota_collective_device_list: iota.map(|n| IotaReplicaGroupList { num_devices_per_group: n }),
+                ..Instruction::default()
+            };
+            let entry = Computation { instructions: vec![instruction], id: 7 };
+            let module = Module { computations: vec![entry], entry_computation_id: 7, ..Module::default() };
+            module.collectives()[0].received_bytes(8)
+        };
+        // 1024 bytes of bf16.
+        let gathered = array(&[64, 8]);
+        assert_eq!(received("all-gather", gathered.clone(), Some(4)), 768.0);
+        assert_eq!(received("all-gather-start", tuple(&[array(&[16, 8]), gathered.clone()]), Some(4)), 768.0);
+        assert_eq!(received("all-gather", gathered.clone(), None), 896.0);
+        assert_eq!(received("all-reduce", gathered.clone(), Some(2)), 1024.0);
+        assert_eq!(received("reduce-scatter", array(&[16, 8]), Some(4)), 768.0);
+        assert_eq!(received("collective-permute-start", tuple(&[gathered.clone(), gathered.clone()]), None), 1024.0);
+        assert_eq!(received("all-to-all", tuple(&[gathered.clone(), gathered]), Some(2)), 1024.0);
     }
 }

@@ -23,6 +23,17 @@ pub(crate) fn devices(policy: &PolicyConfig) -> Option<usize> {
     }
 }
 
+/// Returns the axis rules of training and of sampling for a run with this configuration and model on `available` devices; `None` without
+/// `policy.mesh`. The mesh may have fewer devices.
+///
+/// # Errors
+/// [`crate::Error::Config`] for a mesh of more devices, and for an axis that does not divide the model's dimensions, with its legal sizes.
+pub fn axis_rules(config: &TrainConfig, shape: &ModelConfig, available: usize) -> Result<Option<[AxisRules; 2]>> {
+    let devices = devices(&config.policy).unwrap_or(available);
+    check(devices <= available, "policy.mesh", &format!("at most {available} devices"), format!("{devices} devices"))?;
+    Ok(MeshRules::of(config, shape, devices)?.map(|MeshRules { training, rollout }| [training, rollout]))
+}
+
 impl MeshRules {
     /// Returns the meshes of a run on this number of devices; `None` without `policy.mesh`.
     ///

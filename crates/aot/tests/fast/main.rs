@@ -10,7 +10,7 @@ use run_config::{PolicyDtype, TrainConfig};
 fn programs_include_adapters_and_value_heads() {
     let mut config = TrainConfig::built_in();
     config.grpo.advantages.estimator = grpo_core::AdvantageEstimator::Gae;
-    let plain = RunPrograms::new(&TrainConfig::built_in(), Kind::Tpu).unwrap();
+    let plain = RunPrograms::new(&TrainConfig::built_in(), Kind::Tpu, 1).unwrap();
     let sizes = plain.sizes();
     assert_eq!(sizes.trained, sizes.parameters);
     let text = |programs: &RunPrograms, name| programs.module(name).unwrap().to_string();
@@ -18,7 +18,7 @@ fn programs_include_adapters_and_value_heads() {
 
     let shape = config.model.shape().unwrap().clone();
     let of_head = shape.hidden_size + 1;
-    let ppo = RunPrograms::new(&config, Kind::Tpu).unwrap();
+    let ppo = RunPrograms::new(&config, Kind::Tpu, 1).unwrap();
     assert_eq!(ppo.sizes().trained, sizes.parameters + of_head);
     assert!(text(&ppo, ProgramName::Gradient).contains("value_table"));
 
@@ -26,7 +26,7 @@ fn programs_include_adapters_and_value_heads() {
     let of_adapters: usize = lora.parameters(&shape).unwrap().iter().map(models::Parameter::len).sum();
     config.lora = Some(lora);
     config.loss.beta = 0.1;
-    let adapted = RunPrograms::new(&config, Kind::Tpu).unwrap();
+    let adapted = RunPrograms::new(&config, Kind::Tpu, 1).unwrap();
     assert_eq!((adapted.sizes().trained, adapted.sizes().parameters), (of_adapters + of_head, sizes.parameters));
     assert_eq!(adapted.sizes().ref_policy_bytes, 0, "the reference is the model beneath");
     assert_eq!((plain.sizes().ref_policy_bytes, plain.sizes().remainder_bytes), (0, 0));
@@ -40,9 +40,9 @@ fn programs_include_adapters_and_value_heads() {
 fn an_update_of_one_micro_batch_is_one_program() {
     let mut config = TrainConfig::built_in();
     config.grpo.gradient_accumulation_steps = 1;
-    let has = |config: &TrainConfig, name| RunPrograms::new(config, Kind::Tpu).unwrap().names().contains(&name);
+    let has = |config: &TrainConfig, name| RunPrograms::new(config, Kind::Tpu, 1).unwrap().names().contains(&name);
     assert!(has(&config, ProgramName::Step) && !has(&config, ProgramName::Gradient));
-    let programs = RunPrograms::new(&config, Kind::Tpu).unwrap();
+    let programs = RunPrograms::new(&config, Kind::Tpu, 1).unwrap();
     // The separate AdamW program measures the optimizer's share of the step.
     assert!(programs.is_part(ProgramName::Apply) && !programs.is_part(ProgramName::Step));
     let step = programs.module(ProgramName::Step).unwrap().to_string();
@@ -63,7 +63,7 @@ fn bf16_weights_have_remainders_in_the_update_only() {
     let mut config = TrainConfig::built_in();
     config.policy.dtype = PolicyDtype::Bfloat16;
     config.loss.beta = 0.1;
-    let programs = RunPrograms::new(&config, Kind::Tpu).unwrap();
+    let programs = RunPrograms::new(&config, Kind::Tpu, 1).unwrap();
     let sizes = programs.sizes();
     let of_vectors: usize = {
         let shape = config.model.shape().unwrap();
@@ -79,7 +79,7 @@ fn bf16_weights_have_remainders_in_the_update_only() {
     }
     // A synced reference policy is stored in f32.
     config.grpo.sync_ref_model = true;
-    let mixed = RunPrograms::new(&config, Kind::Tpu).unwrap().sizes();
+    let mixed = RunPrograms::new(&config, Kind::Tpu, 1).unwrap().sizes();
     assert_eq!(mixed.ref_policy_bytes, 4 * sizes.parameters);
 }
 
@@ -98,7 +98,7 @@ fn report(total_bytes: u64) -> Report {
 #[test]
 fn a_rollback_copy_exists_only_if_a_step_can_be_rolled_back() {
     let memory = |config: &TrainConfig| {
-        let programs = RunPrograms::new(config, Kind::Tpu).unwrap();
+        let programs = RunPrograms::new(config, Kind::Tpu, 1).unwrap();
         // The update takes by far the most memory.
         let [little, much] = [1 << 20, 1 << 40].map(report);
         let of = |name| if matches!(name, ProgramName::Apply | ProgramName::Step) { &much } else { &little };

@@ -2,6 +2,7 @@
 
 use super::compile::Compiler;
 use super::cost::Cost;
+use super::traffic::Traffic;
 use crate::error::failed;
 use grpo_core::error::Result;
 use pjrt::{Cache, CompileOptions, Key};
@@ -11,7 +12,7 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 /// The version of the entries' format; other versions count as missing.
-const FORM: &[u8] = b"analysis 2";
+const FORM: &[u8] = b"analysis 3";
 
 /// A compiler's analysis of a program, per device. Bytes are the compiler's allocations.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -30,6 +31,8 @@ pub struct Analysis {
     pub program_bytes: u64,
     /// The compiler's cost estimates, with loop bodies counted once, or the reason why there are none.
     pub cost: std::result::Result<Cost, String>,
+    /// What collectives move, with loop bodies counted once.
+    pub traffic: Traffic,
     /// The compile time in seconds.
     pub compile_seconds: f64,
     /// The processor time of the compilation in seconds, measured for the whole process; nothing else should run in it.
@@ -95,6 +98,7 @@ impl Compiler {
             code_bytes: bytes(memory.generated_code),
             program_bytes: program.len() as u64,
             cost: Cost::of(&executable)?,
+            traffic: Traffic::of(&executable, options.num_replicas * options.num_partitions)?,
             compile_seconds,
             compile_processor_seconds,
             from_cache: false,

@@ -36,6 +36,7 @@ mod fit;
 mod module;
 mod report;
 mod target;
+mod traffic;
 mod variant;
 
 pub use analysis::{Analysis, user_cache};
@@ -45,4 +46,5 @@ pub use cost::Cost;
 pub use fit::Fit;
 pub use report::{Floor, LoopReport, Report};
 pub use target::Target;
+pub use traffic::Traffic;
 pub use variant::Variant;

@@ -3,6 +3,7 @@
 use super::analysis::Analysis;
 use super::chip::Chip;
 use super::cost::Cost;
+use super::traffic::Traffic;
 use crate::program::Blocking;
 use serde::{Deserialize, Serialize};
 use stablehlo::Loop;
@@ -37,6 +38,8 @@ pub struct Report {
     pub estimate_cycles: Option<f64>,
     /// The estimated cycles in seconds, if the chip's clock is known.
     pub estimate_cycles_seconds: Option<f64>,
+    /// What collectives move; without estimates, loop bodies count once.
+    pub traffic: Traffic,
     /// The reason why there are no estimates.
     pub no_estimate: Option<String>,
     /// The loops of the program, grouped by trip count, in order.
@@ -104,6 +107,7 @@ impl Report {
             estimate_seconds: None,
             estimate_cycles: None,
             estimate_cycles_seconds: None,
+            traffic: analysis.traffic.clone(),
             no_estimate: None,
             loops: vec![],
             floor,

@@ -6,12 +6,13 @@ use grpo_core::error::{Error, Result};
 use pjrt::Topology;
 use std::path::Path;
 
-/// Devices to compile for: a TPU slice such as `v6e:2x4`, or one NVIDIA GPU such as `h200`.
+/// Devices to compile for: a TPU slice such as `v6e:2x4`, or NVIDIA GPUs of one host such as `h200` or `h100x8`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Target {
     name: String,
     chip: Chip,
     devices: Devices,
+    count: usize,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -39,22 +40,36 @@ impl Target {
     /// # Errors
     /// [`Error::Value`] with the known names.
     pub fn parse(name: &str) -> Result<Self> {
+        fn find<T: Copy>(list: &[(&str, T)], family: &str) -> Option<T> {
+            list.iter().find(|(n, _)| *n == family).map(|(_, value)| *value)
+        }
         let (family, shape) = name.split_once(':').map_or((name, None), |(family, shape)| (family, Some(shape)));
-        let find = |list: &[(&str, &'static str)]| list.iter().find(|(n, _)| *n == family).map(|(_, value)| *value);
-        let legal = |shape: &str| shape.split('x').all(|side| side.parse::<u16>().is_ok_and(|side| side > 0));
-        let devices = match (find(&TPUS), find(&GPUS), shape) {
-            (Some(smallest), _, None) => Some(Devices::Tpu(smallest.into())),
-            (Some(_), _, Some(shape)) if legal(shape) => Some(Devices::Tpu(name.into())),
-            (_, Some(description), None) => Some(Devices::Gpu(description)),
-            _ => None,
+        let of_tpu = || {
+            let smallest = find(&TPUS, family)?;
+            let slice = shape.map_or_else(|| smallest.to_owned(), |_| name.to_owned());
+            let (_, sides) = slice.split_once(':')?;
+            let chips = sides.split('x').try_fold(1_usize, |all, side| {
+                let side = side.parse::<u16>().ok().filter(|side| *side > 0)?;
+                all.checked_mul(side.into())
+            })?;
+            Some((family, Devices::Tpu(slice), chips * if family == "tpu7x" { 2 } else { 1 }))
         };
-        devices
-            .zip(Chip::from_name(family))
-            .map(|(devices, chip)| Self { name: name.into(), chip, devices })
+        let of_gpu = || {
+            let (family, count) = match name.split_once('x') {
+                Some((family, count)) => (family, count.parse::<u8>().ok().filter(|count| *count > 0)?),
+                None => (name, 1),
+            };
+            Some((family, Devices::Gpu(find(&GPUS, family)?), usize::from(count)))
+        };
+        let found = of_tpu().or_else(of_gpu);
+        found
+            .and_then(|(family, devices, count)| {
+                Some(Self { name: name.into(), chip: Chip::from_name(family)?, devices, count })
+            })
             .ok_or_else(|| {
                 let names = |list: &[(&'static str, _)]| list.iter().map(|(n, _)| *n).collect::<Vec<_>>().join(", ");
                 let known = format!(
-                    "expected a TPU slice ({} with a shape, as v6e:2x4) or a GPU ({})",
+                    "expected a TPU slice ({} with a shape, as v6e:2x4) or GPUs ({}, with a number as h100x8)",
                     names(&TPUS),
                     names(&GPUS)
                 );
@@ -72,11 +87,17 @@ impl Target {
         self.chip
     }
 
+    /// Returns the number of devices, as PJRT counts them.
+    pub fn devices(&self) -> usize {
+        self.count
+    }
+
     /// Returns the complete description of the target for the compiler.
-    pub(super) fn description(&self) -> &str {
-        match &self.devices {
-            Devices::Tpu(name) => name,
-            Devices::Gpu(description) => description,
+    pub(super) fn description(&self) -> String {
+        match (&self.devices, self.count) {
+            (Devices::Tpu(name), _) => name.clone(),
+            (Devices::Gpu(description), 1) => (*description).into(),
+            (Devices::Gpu(description), count) => format!("{count} x {description}"),
         }
     }
 
@@ -96,7 +117,9 @@ impl Target {
         match &self.devices {
             Devices::Tpu(name) => plugins::topology(Kind::Tpu, path, name, &[]),
             Devices::Gpu(description) => {
-                let options = [("target_config", (*description).into()), ("topology", "1x1x1".into())];
+                // Slices, hosts per slice, devices per host.
+                let topology = format!("1x1x{}", self.count);
+                let options = [("target_config", (*description).into()), ("topology", topology.as_str().into())];
                 plugins::topology(Kind::Cuda, path, "", &options)
             }
         }
@@ -113,7 +136,10 @@ mod tests {
         assert_eq!((v6e.kind(), v6e.chip().name, v6e.name()), (Kind::Tpu, "v6e", "v6e:2x4"));
         assert_eq!(Target::parse("v5p").expect("a slice").devices, Devices::Tpu("v5p:2x2x1".into()));
         assert_eq!(Target::parse("h200").expect("a GPU").kind(), Kind::Cuda);
-        for name in ["", "v6e:", "v6e:2x", "v6e:0x4", "v6e:two", "h200:2x4", "h2000", "V6E"] {
+        let devices = ["v6e", "v6e:2x4", "v5p", "v5p:2x2x2", "tpu7x:2x2x1", "h200", "h100x8"]
+            .map(|name| Target::parse(name).expect(name).devices());
+        assert_eq!(devices, [1, 8, 4, 8, 8, 1, 8]);
+        for name in ["", "v6e:", "v6e:2x", "v6e:0x4", "v6e:two", "h200:2x4", "h100x0", "h100x", "h2000", "V6E"] {
             let text = Target::parse(name).expect_err(name).to_string();
             assert!(text.contains(&format!("`{name}`")) && text.contains("v6e") && text.contains("h200"), "{text}");
         }

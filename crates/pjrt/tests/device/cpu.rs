@@ -2,7 +2,7 @@
 
 use crate::support::{DOUBLE, array, buffer, compile, cpu, run, run_on_all};
 use half::{bf16, f16};
-use pjrt::{Argument, Buffer, Client, Code, Collective, CompileOptions, DType, Device, Element, Error};
+use pjrt::{Argument, Buffer, Client, Code, CompileOptions, DType, Device, Element, Error};
 
 #[test]
 fn a_bf16_product_accumulates_in_f32() {
@@ -205,8 +205,10 @@ func.func @main(%a: tensor<2xf32>) -> tensor<2xf32> {
 fn all_reduce_over_four_devices() {
     let client = cpu(4);
     let executable = client.compile(SUM_OVER_FOUR, &CompileOptions::replicas(4)).unwrap();
-    let sum = Collective { kind: "all-reduce".into(), types: vec![array(DType::F32, &[2])] };
-    assert_eq!(executable.executable().collectives().unwrap().unwrap(), [sum]);
+    let [sum] = &executable.executable().collectives().unwrap().unwrap()[..] else { panic!("one collective") };
+    assert_eq!((sum.kind.as_str(), &sum.types), ("all-reduce", &vec![array(DType::F32, &[2])]));
+    // Each device receives three quarters of 8 bytes twice.
+    assert_eq!(sum.received_bytes(4), 12.0);
     let devices = executable.devices().unwrap();
     assert_eq!(devices, client.addressable_devices());
     let arguments = one_each(&client, &devices, |index| [index, 10.0]);
@@ -237,8 +239,8 @@ fn partitions_split_one_program_by_its_annotations() {
     }";
     let options = CompileOptions { device_assignment: Some(vec![vec![3, 2, 1, 0]]), ..CompileOptions::partitions(4) };
     let executable = client.compile(program, &options).unwrap();
-    let sum = Collective { kind: "all-reduce".into(), types: vec![array(DType::F32, &[])] };
-    assert_eq!(executable.executable().collectives().unwrap().unwrap(), [sum]);
+    let [sum] = &executable.executable().collectives().unwrap().unwrap()[..] else { panic!("one collective") };
+    assert_eq!((sum.kind.as_str(), &sum.types), ("all-reduce", &vec![array(DType::F32, &[])]));
     let shards = one_each(&client, &executable.devices().unwrap(), |index| [index, 1.0]);
     for output in run_on_all(&executable, &shards) {
         assert_eq!(output.to_vec::<f32>().unwrap(), [10.0]);
