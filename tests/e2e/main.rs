@@ -29,6 +29,7 @@ mod own_model;
 mod parity_model;
 mod pjrt_policy;
 mod plugins;
+mod processes;
 mod report;
 mod resume;
 mod rewards;

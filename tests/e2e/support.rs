@@ -185,6 +185,10 @@ impl Runs {
         Self { folder, settings: settings.iter().map(|s| (*s).to_owned()).collect() }
     }
 
+    pub(crate) fn settings(&self) -> &[String] {
+        &self.settings
+    }
+
     pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }

@@ -5,16 +5,18 @@ use crate::compiling::Compiling;
 use crate::display::Display;
 use crate::layers::LayerArgs;
 use crate::{Outcome, emit_document, start_folder};
+use distributed::Store;
 use grpo_files::{ENV_PREFIX, Layers, to_yaml};
-use grpo_run::{Ending, Run};
+use grpo_run::{Ending, Follower, Run};
 use std::path::PathBuf;
+use std::sync::Arc;
 use trainer::TrainConfig;
 
 /// Arguments of `grpo train`.
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Later layers win: defaults, file, environment (GRPO__LOSS__BETA=0.1), --set loss.beta=0.1. A resumed run \
-    keeps its configuration, except for keys that may be changed with --set or in its config.yaml: run.*, policy.*, logging.*, wandb.*, \
+    keeps its configuration, except for keys that may be changed with --set or in its config.yaml: run.*, policy.*, distributed.*, logging.*, wandb.*, \
     eval.*, export.*, the learning rate, its schedule and the limits of gradients in optimizer and warmup.optimizer, grpo.max_steps, \
     grpo.filter_groups.max_num_gen_batches, rewards.max_consecutive_failures and the connections to external rewards. Exit codes: 0 \
     the run is done, 2 it failed, 3 it was stopped by a signal and can be resumed."
@@ -57,6 +59,12 @@ pub(crate) fn run(args: Args, compiling: Compiling) -> anyhow::Result<Outcome> {
     if args.quiet {
         compiling.silence();
     }
+    let stop = crate::stop_on_signal("stopping after this step")?;
+    if let Some(mut follower) = follower(&args)? {
+        compiling.silence();
+        end_with_peers(follower.store());
+        return Ok(if follower.run(&stop)? { Outcome::Done } else { Outcome::Stopped });
+    }
     let mut display = Display::new(args.quiet, compiling);
     let mut run = match &args.resume {
         Some(path) => {
@@ -71,11 +79,44 @@ pub(crate) fn run(args: Args, compiling: Compiling) -> anyhow::Result<Outcome> {
             Run::start_with(prepared.trainer()?, args.run_dir.as_deref())?
         }
     };
-    let stop = crate::stop_on_signal("stopping after this step")?;
+    if let Some(store) = run.trainer().store() {
+        end_with_peers(store);
+    }
     let root = run.dir().root().to_owned();
     let ending = run.run(&mut display, &stop).inspect_err(|_| display.clear())?;
     match ending {
         Ending::Finished(summary) => display.finished(&summary, run.dir()).map(|()| Outcome::Done),
         Ending::Stopped { checkpoint } => display.stopped(&checkpoint, &root).map(|()| Outcome::Stopped),
     }
+}
+
+/// Returns this process as a follower, connected to process 0; `None` if it leads the run, or is its only process.
+fn follower(args: &Args) -> anyhow::Result<Option<Follower>> {
+    Ok(match &args.resume {
+        // A follower has no run folder: process 0 sends the configuration.
+        Some(_) => match Layers::new().set(&args.layers.set)?.resolve::<TrainConfig>()?.distributed.is_follower() {
+            true => Some(Follower::resume(&args.layers.set)?),
+            false => None,
+        },
+        None => {
+            let config: TrainConfig = args.layers.resolve()?;
+            if config.distributed.is_follower() { Some(Follower::start(config)?) } else { None }
+        }
+    })
+}
+
+/// Ends this process after the limit of heartbeats if another process fails and this one does not end by itself, for example because its
+/// device waits for the other one's.
+fn end_with_peers(store: &Arc<Store>) {
+    let store = Arc::clone(store);
+    std::thread::spawn(move || {
+        if let Some(error) = store.failure() {
+            let limit = store.options().heartbeat_timeout;
+            std::thread::sleep(limit);
+            tracing::error!("{error}; this process is ended, because it has gone on for {} seconds", limit.as_secs());
+            // Checkpoints are atomic, so only the current step is lost.
+            trainer::kill_reward_programs();
+            std::process::exit(2);
+        }
+    });
 }

@@ -126,6 +126,11 @@ impl Store {
         Ok(Self { role, options: options.clone() })
     }
 
+    /// Returns the options of this process.
+    pub fn options(&self) -> &Options {
+        &self.options
+    }
+
     /// Returns the number of processes.
     pub fn num_processes(&self) -> usize {
         self.options.num_processes

@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 pub mod advice;
+mod distributed;
 mod error;
 mod export;
 mod grpo;
@@ -26,6 +27,7 @@ use serde::{Deserialize, Serialize};
 use smart_default::SmartDefault;
 
 pub use self::policy::{PolicyAttention, PolicyConfig, PolicyDevice, PolicyDtype, RecomputeGranularity};
+pub use distributed::DistributedConfig;
 pub use error::{Error, Result, check};
 pub use export::ExportConfig;
 pub use grpo::{FilterGroupsConfig, GrpoConfig, KlControlConfig, KlControlType, REWARD};
@@ -69,6 +71,8 @@ pub struct TrainConfig {
     pub model_revision: Option<String>,
     /// The device that holds the weights, and its options.
     pub policy: PolicyConfig,
+    /// The processes of a run on several hosts.
+    pub distributed: DistributedConfig,
     /// LoRA: trains adapters and freezes the model's weights; `None` trains the weights.
     pub lora: Option<LoraConfig>,
     /// The training and held-out problems.

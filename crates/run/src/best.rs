@@ -4,6 +4,8 @@ use super::Run;
 use super::checkpoint::CheckpointId;
 use super::jsonl::MetricsRow;
 use crate::error::Result;
+use crate::processes::{Command, lead};
+use crate::shared::SharedTensors;
 use run_config::RunOptions;
 use serde::{Deserialize, Serialize};
 use trainer::coefficients::Exact;
@@ -101,7 +103,9 @@ impl Run {
             return Ok(());
         }
         let (_, state) = self.checkpoints.read(best)?;
-        Ok(self.trainer.load_weights(&state.policy)?)
+        let Some(store) = self.trainer.store().cloned() else { return Ok(self.trainer.load_weights(&state.policy)?) };
+        lead(Some(&store), &Command::LoadBest)?;
+        Ok(self.trainer.load_weights(&SharedTensors::new(&store, Some(&state.policy))?)?)
     }
 }
 

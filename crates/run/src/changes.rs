@@ -25,6 +25,7 @@ pub const SAFE: &[&str] = &[
     "eval",
     "export",
     "rollout.mesh",
+    "distributed",
     "optimizer.learning_rate",
     "optimizer.warmup_ratio",
     "optimizer.warmup_steps",
@@ -196,7 +197,7 @@ fn reason(key: &str) -> &'static str {
 }
 
 /// Returns all values that are not maps, by dotted path.
-fn leaves(config: &TrainConfig) -> Result<BTreeMap<String, Value>> {
+pub(super) fn leaves(config: &TrainConfig) -> Result<BTreeMap<String, Value>> {
     fn collect(path: String, value: Value, leaves: &mut BTreeMap<String, Value>) {
         match value {
             Value::Object(map) if !map.is_empty() => {

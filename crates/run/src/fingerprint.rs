@@ -101,6 +101,15 @@ impl Fingerprint {
         Ok(Self { format: FORMAT.to_owned(), model, data: BTreeMap::new(), folder })
     }
 
+    /// Returns the SHA-256 of the model and the data.
+    ///
+    /// # Errors
+    /// [`Error::Text`] if the fingerprint cannot be serialised.
+    pub(super) fn digest(&self) -> Result<String> {
+        let bytes = serde_json::to_vec(&(&self.model, &self.data));
+        bytes.map(|bytes| sha256(&bytes)).map_err(|e| Error::Text(format!("{FILE}: {e}")))
+    }
+
     /// Writes the fingerprint into a run folder.
     ///
     /// # Errors

@@ -13,18 +13,22 @@ mod error;
 mod export;
 pub mod failure;
 mod fingerprint;
+mod follower;
 pub mod jsonl;
 mod logs;
 pub mod observer;
+mod processes;
 mod restore;
 mod row_index;
 mod rows;
+mod shared;
 mod sinks;
 pub mod summary;
 
 pub use best::Best;
 pub use error::{Error, Result};
 pub use fingerprint::start_folder;
+pub use follower::Follower;
 pub use observer::{Event, Observer};
 
 use changes::{Change, config_hash};
@@ -37,6 +41,7 @@ use grpo_files::{JsonLines, read_rows, write_atomically};
 use grpo_sinks::Sinks;
 use jsonl::{MetricsRow, RowKind};
 use rows::{eval_values, pick_completions};
+use processes::{Beginning, Command, agree, is_stop_requested, lead};
 use run_config::TrainConfig;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -100,15 +105,19 @@ impl Run {
     }
 
     /// Does the first half of [`Run::start`]: checks everything that needs no weights, including the run folder, and creates nothing. The
-    /// second half is [`Prepared::trainer`] and [`Run::start_with`].
+    /// second half is [`Prepared::trainer`] and [`Run::start_with`]. With the section `distributed`, waits for the other processes.
     ///
     /// # Errors
-    /// The errors of [`Prepared::new`] and [`RunDir::check`].
+    /// The errors of [`Prepared::new`] and [`RunDir::check`]; [`run_config::Error::Key`] in a process that must be a [`Follower`];
+    /// [`trainer::Error::Processes`].
     pub fn prepare(config: TrainConfig, path: Option<&Path>) -> Result<Prepared> {
         config.validate()?;
+        let process = config.distributed.process_id.unwrap_or_default();
+        run_config::check(process == 0, "distributed.process_id", "0 in the process with the run folder", process)?;
         RunDir::check(path)?;
         sinks::check(&config.wandb)?;
-        Ok(Prepared::new(config)?)
+        let store = processes::connect(&config, Beginning::New)?;
+        Ok(Prepared::new(config)?.with_store(store))
     }
 
     /// Creates a new run with your own trainer, made by [`Trainer::with_parts`].
@@ -118,6 +127,9 @@ impl Run {
     pub fn start_with(trainer: Trainer, path: Option<&Path>) -> Result<Self> {
         sinks::check(&trainer.config().wandb)?;
         let fingerprint = Fingerprint::of(trainer.config())?;
+        if let Some(store) = trainer.store() {
+            follower::agree_on_files(store, &fingerprint, trainer.config())?;
+        }
         let dir = RunDir::create(path, trainer.config())?;
         fingerprint.write(&dir)?;
         row_index::write(&dir, trainer.config(), &fingerprint, trainer.dataset())?;
@@ -180,8 +192,28 @@ impl Run {
         };
         let ending = self.train(&mut both, stop).map_err(|error| self.explain(error));
         let ending = ending.inspect_err(|error| self.remember_failure(error));
+        self.end_processes(&ending);
         sinks.finish(ending.is_ok(), |note| observer.event(Event::Note(note)));
         ending
+    }
+
+    /// Ends the other processes of the run.
+    fn end_processes(&self, ending: &Result<Ending>) {
+        let Some(store) = self.trainer.store() else { return };
+        let ended = match ending {
+            Ok(ending) => {
+                let stopped = matches!(ending, Ending::Stopped { .. });
+                let close = || Ok(store.close().map_err(trainer::Error::from)?);
+                lead(Some(store), &Command::End { stopped }).and_then(|()| close())
+            }
+            Err(error) => {
+                store.fail(&error.to_string());
+                Ok(())
+            }
+        };
+        if let Err(error) = ended {
+            tracing::warn!("the run has ended, but not all of its processes have ended well: {error}");
+        }
     }
 
     /// Returns `true` if all steps are done, or evaluations stopped improving.
@@ -196,7 +228,7 @@ impl Run {
     fn train(&mut self, observer: &mut dyn Observer, stop: &AtomicBool) -> Result<Ending> {
         let mut phase = None;
         loop {
-            if stop.load(Ordering::Relaxed) {
+            if stop.load(Ordering::Relaxed) || is_stop_requested(self.trainer.store())? {
                 let checkpoint = self.save(observer)?;
                 self.draw_curves()?;
                 return Ok(Ending::Stopped { checkpoint });
@@ -234,6 +266,7 @@ impl Run {
             Summary { best: self.best.clone(), stopped_early: self.trainer.phase() == Phase::Grpo, ..summary };
         if config.model.shape().is_none() {
             let path = self.dir.model_path();
+            lead(self.trainer.store(), &Command::Export)?;
             export(self.trainer.policy(), config, &path, true, &summary)?;
             observer.event(Event::Exported(&path));
         }
@@ -264,6 +297,7 @@ impl Run {
 
     fn warmup_step(&mut self, observer: &mut dyn Observer) -> Result<()> {
         let began = Instant::now();
+        lead(self.trainer.store(), &Command::Warmup)?;
         let report = self.trainer.warmup_step()?;
         let step = self.trainer.counters().warmup_steps;
         let mut values = vec![
@@ -285,6 +319,7 @@ impl Run {
 
     fn grpo_step(&mut self, observer: &mut dyn Observer) -> Result<()> {
         let began = Instant::now();
+        lead(self.trainer.store(), &Command::Step)?;
         let report = self.trainer.grpo_step()?;
         let counters = self.trainer.counters();
         let step = counters.grpo_steps;
@@ -321,6 +356,7 @@ impl Run {
         }
         observer.event(Event::Phase { kind: RowKind::Eval, done: 0, steps: 1 });
         let began = Instant::now();
+        lead(self.trainer.store(), &Command::Evaluate)?;
         let report = self.trainer.evaluate()?;
         let mut row = MetricsRow::new(RowKind::Eval, step, eval_values(&report));
         row.values.insert("step_time".into(), Some(began.elapsed().as_secs_f64()));
@@ -342,6 +378,8 @@ impl Run {
         if self.saved == Some(self.position) {
             return Ok(self.checkpoints.path(self.position));
         }
+        let name = self.position.to_string();
+        lead(self.trainer.store(), &Command::Save(name.clone()))?;
         // The logs are synced first, because the checkpoint stores their lengths.
         let (metrics_bytes, completions_bytes) = (self.metrics.sync()?, self.completions.sync()?);
         let config = self.trainer.config();
@@ -360,7 +398,11 @@ impl Run {
         };
         let limit = config.run.save_total_limit;
         let policy = self.trainer.policy();
-        let path = self.checkpoints.write(self.position, &saved, &|group, sink| policy.export(group, sink))?;
+        let agree = |sums: &str| match self.trainer.store() {
+            Some(store) => agree(store, &checkpoint::weights_of(&name), sums.as_bytes(), config),
+            None => Ok(()),
+        };
+        let path = self.checkpoints.write(self.position, &saved, &|group, sink| policy.export(group, sink), agree)?;
         self.saved = Some(self.position);
         self.checkpoints.prune(limit, self.best_checkpoint())?;
         observer.event(Event::Saved(&path));

@@ -5,15 +5,18 @@ use super::changes::{self, Change, config_hash};
 use super::checkpoint::{CheckpointId, Checkpoints, SavedState, StoredTensors};
 use super::dir::{RunDir, set_aside};
 use super::fingerprint;
+use super::follower;
 use super::jsonl::{MetricsRow, RowKind};
 use super::logs;
+use super::processes::{self, Beginning, share};
 use super::row_index;
+use super::shared::share_state;
 use super::summary::Summary;
 use crate::error::{Error, Result};
 use crate::export::export;
 use data::RowIndex;
-use grpo_files::{JsonLines, counted, read_regular, read_rows};
-use policy::PolicyState;
+use grpo_files::{JsonLines, counted, read_regular, read_rows, redacted};
+use policy::{PolicyState, TensorSource};
 use run_config::{TrainConfig, check};
 use std::path::{Path, PathBuf};
 use trainer::{Prepared, TrainState, Trainer, export_policy, open_model};
@@ -33,7 +36,14 @@ impl Run {
     /// changed, if a key that may not change has changed (checked before anything that it names is loaded), or if the logs do not match
     /// the checkpoint. Nothing is changed on errors.
     pub fn resume(path: &Path, from: Option<&str>, set: &[String]) -> Result<Self> {
-        Self::resume_indexed(path, from, set, |config, index| Prepared::resumed(config, index)?.trainer())
+        Self::resume_indexed(path, from, set, |config, index| {
+            let store = processes::connect(&config, Beginning::Resumed)?;
+            if let Some(store) = &store {
+                let (shown, _) = redacted(&config).map_err(|e| Error::Text(format!("configuration: {e}")))?;
+                share(store, follower::CONFIGURATION, || Ok(shown))?;
+            }
+            Ok(Prepared::resumed(config, index)?.with_store(store).trainer()?)
+        })
     }
 
     /// Like [`Run::resume`], with your own trainer, made from the run's configuration.
@@ -46,7 +56,7 @@ impl Run {
         set: &[String],
         make: impl FnOnce(TrainConfig) -> trainer::Result<Trainer>,
     ) -> Result<Self> {
-        Self::resume_indexed(path, from, set, |config, _| make(config))
+        Self::resume_indexed(path, from, set, |config, _| Ok(make(config)?))
     }
 
     /// Like [`Run::resume_with`], for a trainer that uses the index of rows in the folder.
@@ -54,7 +64,7 @@ impl Run {
         path: &Path,
         from: Option<&str>,
         set: &[String],
-        make: impl FnOnce(TrainConfig, Option<RowIndex>) -> trainer::Result<Trainer>,
+        make: impl FnOnce(TrainConfig, Option<RowIndex>) -> Result<Trainer>,
     ) -> Result<Self> {
         let dir = RunDir::open(path)?;
         let checkpoints = Checkpoints::new(dir.checkpoints_path());
@@ -63,7 +73,12 @@ impl Run {
         let Some(position) = choose(&checkpoints, from, path)? else {
             let (fingerprint, of_data) = fingerprint::check(&dir, &wanted)?;
             let index = row_index::read(&dir, &wanted, &fingerprint);
-            let run = Self::begin_again(dir, make(wanted.clone(), index)?, &wanted, [changes, of_data].concat())?;
+            let trainer = make(wanted.clone(), index)?;
+            if let Some(store) = trainer.store() {
+                follower::agree_on_files(store, &fingerprint, trainer.config())?;
+                share(store, follower::STATE, || Ok(None::<SavedState>))?;
+            }
+            let run = Self::begin_again(dir, trainer, &wanted, [changes, of_data].concat())?;
             fingerprint.write(&run.dir)?;
             return Ok(run);
         };
@@ -92,7 +107,16 @@ impl Run {
         let index = row_index::read(&dir, &wanted, &fingerprint);
         let was_indexed = index.is_some();
         let mut trainer = make(wanted.clone(), index)?;
-        restore(&checkpoints.path(position), &saved, &state, &mut trainer).map_err(with_last_good)?;
+        let place = checkpoints.path(position);
+        let restored = match trainer.store().cloned() {
+            None => restore(&place, &saved, &state, &mut trainer),
+            Some(store) => {
+                follower::agree_on_files(&store, &fingerprint, trainer.config())?;
+                share(&store, follower::STATE, || Ok(Some(saved.clone())))?;
+                restore(&place, &saved, &share_state(&store, &saved, Some(&state))?, &mut trainer)
+            }
+        };
+        restored.map_err(with_last_good)?;
         fingerprint.write(&dir)?;
         if !was_indexed {
             row_index::write(&dir, trainer.config(), &fingerprint, trainer.dataset())?;
@@ -226,7 +250,12 @@ fn read(
 }
 
 /// Restores the trainer from the result of [`read`].
-fn restore(path: &Path, saved: &SavedState, state: &TrainState<StoredTensors>, trainer: &mut Trainer) -> Result<()> {
+fn restore<T: TensorSource>(
+    path: &Path,
+    saved: &SavedState,
+    state: &TrainState<T>,
+    trainer: &mut Trainer,
+) -> Result<()> {
     if saved.threads != rayon::current_num_threads() {
         tracing::warn!(
             "the run used {} and goes on with {}: results may differ in the last bits",

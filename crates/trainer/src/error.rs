@@ -56,6 +56,18 @@ pub enum Error {
         /// The largest norm that is not skipped.
         limit: f64,
     },
+    /// This process has sampled other completions than process 0.
+    #[error(
+        "process {process} has sampled other completions than process 0: its device, its plugin or its build computes other numbers; use the \
+         same in all processes"
+    )]
+    OtherCompletions {
+        /// The number of this process.
+        process: usize,
+    },
+    /// Another process of the run has ended, failed, or does something else.
+    #[error(transparent)]
+    Processes(#[from] distributed::Error),
     /// An error of the loss library.
     #[error(transparent)]
     Loss(#[from] grpo_core::Error),

@@ -79,10 +79,10 @@ pub(crate) fn evaluate(parts: &mut Parts, items: &[Item], config: &TrainConfig) 
     let per_item = if sampling == Sampling::Greedy { 1 } else { eval.num_generations };
     let sampled = generate(parts, items, per_item, sampling, config)?;
     let inputs = sampled.inputs(&items.iter().collect::<Vec<_>>());
-    let rewards = parts.rewards.score(&inputs);
+    let rewards = parts.score(None, &inputs)?;
     count_failures(&mut report.failures, &parts.rewards, &rewards);
     if !eval.pass_at.is_empty() {
-        let passed = passes(parts, config, &inputs, |_| Cow::Borrowed(&rewards))?;
+        let passed = passes(parts, config, &inputs, |_| Ok(Cow::Borrowed(&rewards)))?;
         let counts: Vec<usize> =
             passed.chunks(per_item).map(|of_item| of_item.iter().filter(|p| **p).count()).collect();
         for &k in &eval.pass_at {
@@ -115,9 +115,9 @@ pub(crate) fn greedy(
     let sampled = generate(parts, items, 1, Sampling::Greedy, config)?;
     let inputs = sampled.inputs(&items.iter().collect::<Vec<_>>());
     passes(parts, config, &inputs, |functions| {
-        let scored = parts.rewards.score_some(functions, &inputs);
+        let scored = parts.score(Some(functions), &inputs)?;
         count_failures(failures, &parts.rewards, &scored);
-        Cow::Owned(scored)
+        Ok(Cow::Owned(scored))
     })
 }
 
@@ -194,7 +194,7 @@ fn passes<'a>(
     parts: &Parts,
     config: &TrainConfig,
     inputs: &[RewardInput<'_>],
-    score: impl FnOnce(&[usize]) -> Cow<'a, [Reward]>,
+    score: impl FnOnce(&[usize]) -> Result<Cow<'a, [Reward]>>,
 ) -> Result<Vec<bool>> {
     let is_one = |value: Option<f32>| value >= Some(1.0);
     let known = || parts.rewards.names().enumerate();
@@ -205,12 +205,12 @@ fn passes<'a>(
         }
         PassRule::Sum => {
             let all: Vec<usize> = known().map(|(index, _)| index).collect();
-            score(&all).iter().map(|reward| is_one(reward.total)).collect()
+            score(&all)?.iter().map(|reward| is_one(reward.total)).collect()
         }
         PassRule::Each(names) => {
             let named = known().filter(|(_, name)| names.iter().any(|known| known == name));
             let indices: Vec<usize> = named.map(|(index, _)| index).collect();
-            score(&indices).iter().map(|reward| indices.iter().all(|index| is_one(reward.terms[*index]))).collect()
+            score(&indices)?.iter().map(|reward| indices.iter().all(|index| is_one(reward.terms[*index]))).collect()
         }
     })
 }

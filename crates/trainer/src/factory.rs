@@ -8,6 +8,7 @@ use crate::pretrained::{Purpose, keeps_files, trained, training_memory};
 use backend_cpu::CpuBackend;
 use backend_tpu::plugins::Kind;
 use data::Dataset;
+use distributed::Store;
 use models::{MemoryTable, ModelConfig, ModelFolder, Tokenizer};
 use policy::{Policy, RolloutEngine};
 use policy_cpu::{CpuPolicy, PolicyLoss};
@@ -43,6 +44,8 @@ pub struct Parts {
     pub rewards: Rewards,
     /// The engine that samples completions.
     pub engine: Box<dyn RolloutEngine>,
+    /// The connection to the other processes of the run, if it has several. Process 0 scores the completions of all.
+    pub store: Option<Arc<Store>>,
 }
 
 impl Parts {

@@ -9,6 +9,7 @@ pub mod device;
 pub mod error;
 pub mod eval;
 mod factory;
+mod lockstep;
 mod mesh;
 mod micro_batch;
 mod prepared;

@@ -9,10 +9,12 @@ use crate::pretrained::{Purpose, open_described, trained, with_weights};
 use crate::prompts::{check_rows, encode_prompt, open_data, open_tokenizer};
 use crate::trainer::{Rows, Trainer};
 use data::{DataReport, Dataset, RowIndex};
+use distributed::Store;
 use models::{CharTokenizer, ChatTemplate, MemoryTable, ModelConfig, ModelFolder, Tokenizer, Trained};
 use policy::PolicyEngine;
 use rewards::Rewards;
 use run_config::{ModelSource, TrainConfig};
+use std::sync::Arc;
 
 /// The number of prompts in the sample that estimates the longest prompt.
 const PROMPTS: usize = 32;
@@ -38,6 +40,7 @@ pub struct Prepared {
     rows: Rows,
     place: PolicyTarget,
     overview: Overview,
+    store: Option<Arc<Store>>,
 }
 
 /// Facts about a run that its configuration does not contain.
@@ -124,6 +127,8 @@ impl Prepared {
                 let tokenizer = open_tokenizer(model, &config.data)?;
                 let is_dated = tokenizer.writes_date() && !config.data.files.is_empty();
                 if is_new && is_dated && config.data.template_date.is_none() {
+                    let expected = "the date that the chat template writes: several processes would read their clocks at different times";
+                    run_config::check(!config.distributed.is_distributed(), "data.template_date", expected, "null")?;
                     let now = ChatTemplate::now();
                     config.data.template_date = Some(now.clone());
                     Box::new(tokenizer.with_template_date(&now)?)
@@ -189,7 +194,7 @@ impl Prepared {
             memory,
             available_memory: available,
         };
-        Ok(Self { config, shape, model, tokenizer, dataset, rewards, rows, place, overview })
+        Ok(Self { config, shape, model, tokenizer, dataset, rewards, rows, place, overview, store: None })
     }
 
     /// Returns the configuration, including settings from the model's folder.
@@ -200,6 +205,12 @@ impl Prepared {
     /// Returns facts about the run.
     pub fn overview(&self) -> &Overview {
         &self.overview
+    }
+
+    /// Sets the connection to the other processes of the run.
+    #[must_use]
+    pub fn with_store(self, store: Option<Arc<Store>>) -> Self {
+        Self { store, ..self }
     }
 
     /// Reads the weights and returns the parts of the run.
@@ -220,10 +231,10 @@ impl Prepared {
     }
 
     fn load(self) -> Result<(TrainConfig, Parts, Rows, Overview)> {
-        let Self { config, shape, model, tokenizer, dataset, rewards, rows, place, overview } = self;
+        let Self { config, shape, model, tokenizer, dataset, rewards, rows, place, overview, store } = self;
         let mut policy = place.policy(&config, &shape, model.as_ref(), Purpose::Training)?;
         adapter::start(&config, &shape, model.as_ref(), &mut *policy)?;
-        let parts = Parts { policy, tokenizer, dataset, rewards, engine: Box::new(PolicyEngine) };
+        let parts = Parts { policy, tokenizer, dataset, rewards, engine: Box::new(PolicyEngine), store };
         Ok((config, parts, rows, overview))
     }
 }

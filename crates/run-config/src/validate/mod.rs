@@ -81,6 +81,7 @@ impl TrainConfig {
             )?;
         }
         self.validate_policy()?;
+        self.validate_distributed()?;
         self.validate_sampling()?;
         let t = self.rollout.temperature();
         check(

@@ -105,16 +105,21 @@ impl Checkpoints {
         Ok(positions)
     }
 
-    /// Saves a checkpoint of the tensors that `export` exports, replacing an existing one at the same position.
+    /// Saves a checkpoint of the tensors that `export` exports, replacing an existing one at the same position. `agree` gets the lines of
+    /// `SHA256SUMS` for the tensors; if it fails, no checkpoint is saved.
     ///
     /// # Errors
     /// [`policy::Error::NotFinite`] if a tensor has a non-finite value; [`Error::File`], also if the parent of the checkpoints' folder is
     /// gone. Existing checkpoints are kept on errors.
-    pub fn write(&self, position: CheckpointId, saved: &SavedState, export: &Export<'_>) -> Result<PathBuf> {
+    pub fn write(
+        &self,
+        position: CheckpointId,
+        saved: &SavedState,
+        export: &Export<'_>,
+        agree: impl FnOnce(&str) -> Result<()>,
+    ) -> Result<PathBuf> {
         // Checked before anything is written.
-        let steps = saved.counters.optimizer_steps;
-        let layouts = GROUPS.map(|(name, group, what)| Ok((name, Layout::new(export, group, what, steps)?)));
-        let layouts = layouts.into_iter().collect::<Result<Vec<_>>>()?;
+        let layouts = layouts(saved.counters.optimizer_steps, export)?;
         let (target, temporary) = (self.path(position), self.folder.join(format!("{TEMPORARY}{position}")));
         let io = |action, path: &Path| {
             let path = path.to_owned();
@@ -129,10 +134,8 @@ impl Checkpoints {
         std::fs::create_dir(&temporary).map_err(io("create", &temporary))?;
 
         let json = serde_json::to_vec_pretty(saved).map_err(|e| Error::Text(format!("{STATE}: {e}")))?;
-        let mut sums = String::new();
-        for (name, layout) in layouts.iter().filter(|(name, layout)| *name != REF_POLICY || !layout.is_empty()) {
-            let _ = writeln!(sums, "{}  {name}", hex(&layout.write(export, &temporary.join(name))?));
-        }
+        let mut sums = sums_of(&layouts, |name, layout| layout.write(export, &temporary.join(name)))?;
+        agree(&sums)?;
         let _ = writeln!(sums, "{}  {STATE}", sha256(&json));
         for (name, bytes) in [(STATE, json), (SUMS, sums.into_bytes())] {
             let path = temporary.join(name);
@@ -260,6 +263,34 @@ pub(crate) fn sha256(bytes: &[u8]) -> String {
 /// Returns bytes in hexadecimal.
 pub(crate) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Returns the layouts of all groups, by file, and checks that all values are finite.
+fn layouts(optimizer_steps: u64, export: &Export<'_>) -> Result<Vec<(&'static str, Layout)>> {
+    let layout = |(name, group, what)| Ok((name, Layout::new(export, group, what, optimizer_steps)?));
+    GROUPS.into_iter().map(layout).collect()
+}
+
+/// Returns the lines of `SHA256SUMS` for the tensors, with the digests that `digest` returns.
+fn sums_of(layouts: &[(&str, Layout)], digest: impl Fn(&str, &Layout) -> Result<[u8; 32]>) -> Result<String> {
+    let mut sums = String::new();
+    for (name, layout) in layouts.iter().filter(|(name, layout)| *name != REF_POLICY || !layout.is_empty()) {
+        let _ = writeln!(sums, "{}  {name}", hex(&digest(name, layout)?));
+    }
+    Ok(sums)
+}
+
+/// Returns the lines of `SHA256SUMS` for the tensors of a checkpoint that is not written. Calls `export` as often as [`Checkpoints::write`].
+///
+/// # Errors
+/// [`policy::Error::NotFinite`]; the errors of `export`.
+pub(crate) fn digests(optimizer_steps: u64, export: &Export<'_>) -> Result<String> {
+    sums_of(&layouts(optimizer_steps, export)?, |_, layout| layout.digest(export))
+}
+
+/// Returns the name of the barrier at which the processes of a run compare the weights of a checkpoint.
+pub(crate) fn weights_of(checkpoint: &str) -> String {
+    format!("the weights at {checkpoint}")
 }
 
 fn damaged(path: &Path, reason: impl Into<String>) -> Error {

@@ -66,7 +66,24 @@ impl Layout {
     /// [`Error::File`]; the errors of `export`.
     pub(super) fn write(&self, export: &Export<'_>, path: &Path) -> Result<[u8; 32]> {
         let io = |e| Error::io("write", path, e);
-        let (mut file, mut hash) = (BufWriter::new(File::create(path).map_err(io)?), Sha256::new());
+        let mut file = BufWriter::new(File::create(path).map_err(io)?);
+        let digest = self.stream(export, &mut file, path)?;
+        file.flush().and_then(|()| file.get_ref().sync_all()).map_err(io)?;
+        Ok(digest)
+    }
+
+    /// Returns the SHA-256 of the file that [`Layout::write`] would write.
+    ///
+    /// # Errors
+    /// The errors of `export`.
+    pub(super) fn digest(&self, export: &Export<'_>) -> Result<[u8; 32]> {
+        self.stream(export, &mut std::io::sink(), Path::new("no file"))
+    }
+
+    /// Writes the tensors to `file`, which is at `path`. Returns the SHA-256 of its bytes.
+    fn stream(&self, export: &Export<'_>, file: &mut dyn Write, path: &Path) -> Result<[u8; 32]> {
+        let io = |e| Error::io("write", path, e);
+        let mut hash = Sha256::new();
         let mut write = |bytes: &[u8]| {
             hash.update(bytes);
             file.write_all(bytes)
@@ -88,7 +105,6 @@ impl Layout {
             Some(failed) => return Err(io(failed)),
             None => exported?,
         }
-        file.flush().and_then(|()| file.get_ref().sync_all()).map_err(io)?;
         Ok(hash.finalize().into())
     }
 }

@@ -80,13 +80,18 @@ fn write(steps: &[u64]) -> (tempfile::TempDir, Checkpoints) {
 
 fn save(checkpoints: &Checkpoints, step: u64, state: &TrainState) -> Result<PathBuf> {
     let position = CheckpointId::Grpo(step);
-    checkpoints.write(position, &saved(position), &|group, sink| {
+    let export = |group, sink: &mut dyn policy::TensorSink| {
         let tensors = match group {
             StateGroup::Weights(Weights::Policy) => &state.policy,
             StateGroup::Weights(Weights::RefPolicy) => &state.ref_policy,
             StateGroup::Optimizer => &state.optimizer,
         };
         tensors.iter().try_for_each(|tensor| sink.tensor(tensor.clone()))
+    };
+    checkpoints.write(position, &saved(position), &export, |sums| {
+        // A process that writes nothing computes the same digests.
+        assert_eq!(sums, digests(0, &export)?);
+        Ok(())
     })
 }
 

@@ -154,7 +154,7 @@ fn complete(
 /// to score has no reward; too many failures in a row are an error.
 fn judge(context: &mut StepContext<'_>, items: &[&Item], completed: &Completed) -> Result<Vec<Sample>> {
     let inputs = completed.inputs(items);
-    let rewards = context.parts.rewards.score(&inputs);
+    let rewards = context.parts.score(None, &inputs)?;
     context.failures.count(&context.parts.rewards, &inputs, &rewards)?;
     let sample = |(input, reward): (&RewardInput<'_>, _)| Sample {
         task: input.item.source.to_string(),

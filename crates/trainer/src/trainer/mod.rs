@@ -14,6 +14,7 @@ use crate::step::{StepContext, StepReport, grpo_step};
 use crate::updates::Updates;
 use crate::warmup::{WarmupReport, warmup_step};
 use data::{Dataset, Item};
+use distributed::Store;
 use grpo_core::LossConfig;
 use models::Tokenizer;
 use policy::Policy;
@@ -92,7 +93,10 @@ impl Rows {
         if let Some(longest) = config.eval.max_completion_length {
             check_lengths(("eval.max_completion_length", longest), tokenizer, context, held_out.iter())?;
         }
-        probe_rewards(rewards, tokenizer, held_out.first().or(probe.first()))?;
+        // Only the leader scores completions.
+        if !config.distributed.is_follower() {
+            probe_rewards(rewards, tokenizer, held_out.first().or(probe.first()))?;
+        }
         Ok(Self { held_out, probe })
     }
 }
@@ -169,6 +173,11 @@ impl Trainer {
     /// Returns the reward functions with their weights.
     pub fn rewards(&self) -> &Rewards {
         &self.parts.rewards
+    }
+
+    /// Returns the connection to the other processes of the run, if it has several.
+    pub fn store(&self) -> Option<&Arc<Store>> {
+        self.parts.store.as_ref()
     }
 
     /// Returns the held-out problems that [`Trainer::evaluate`] uses; empty if evaluation is off.

@@ -1,0 +1,129 @@
+//! Runs of two processes: they take the same steps as one, and both end if one of them ends.
+
+use crate::support::{Call, Runs, Said, assert_has, assert_same_run, finish, grpo, names, signal, tiny, wait_until};
+use rustix::process::Signal;
+use std::net::TcpListener;
+use std::process::Child;
+
+/// Returns the settings of two processes at a free port.
+fn processes() -> [[String; 4]; 2] {
+    let port = TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("its address").port();
+    [0, 1].map(|process| {
+        [
+            format!("distributed.coordinator_address=127.0.0.1:{port}"),
+            "distributed.num_processes=2".to_owned(),
+            format!("distributed.process_id={process}"),
+            "distributed.heartbeat_timeout_seconds=20".to_owned(),
+        ]
+    })
+}
+
+/// Settings of a run that takes a second, with an evaluation and two checkpoints.
+const SHORT: [&str; 5] =
+    ["warmup.steps=4", "grpo.max_steps=4", "run.save_steps=2", "eval.eval_steps=2", "eval.num_problems=8"];
+
+/// Settings of a run that is long enough to be killed.
+const LONG: [&str; 4] = ["warmup.steps=4", "grpo.max_steps=4000", "run.save_steps=2", "eval.eval_steps=0"];
+
+/// Starts both processes of a run in the folder `name`. The second one has no folder.
+fn start(runs: &Runs, name: &str, prepare: impl Fn(Call) -> Call) -> [Child; 2] {
+    let [leader, follower] = processes();
+    let leader = prepare(runs.tiny(name).set(leader)).spawn();
+    [leader, prepare(grpo(["train", &tiny(), "--run-dir", "/nowhere"]).set(runs.settings()).set(follower)).spawn()]
+}
+
+fn both([leader, follower]: [Child; 2]) -> [Said; 2] {
+    [finish(leader, "process 0"), finish(follower, "process 1")]
+}
+
+fn wait_for_checkpoint(runs: &Runs, name: &str, child: &mut Child, checkpoint: &str) {
+    let folder = runs.path(name).join("checkpoints");
+    wait_until(child, checkpoint, || names(&folder).iter().any(|name| &**name >= checkpoint));
+}
+
+/// Settings that make a run of one process of it.
+const ALONE: [&str; 3] =
+    ["distributed.coordinator_address=null", "distributed.num_processes=null", "distributed.process_id=null"];
+
+#[test]
+fn two_processes_train_bit_for_bit_like_one() {
+    let runs = Runs::new(&SHORT);
+    runs.train("one");
+    let [leader, follower] = both(start(&runs, "two", |call| call));
+    assert_eq!((leader.code, follower.code), (Some(0), Some(0)), "{leader}{follower}");
+    assert_eq!(follower.stdout, "", "a follower prints nothing");
+    assert_same_run(&runs.path("one"), &runs.path("two"));
+}
+
+#[test]
+fn two_processes_with_a_mesh_each_train_bit_for_bit_like_one() {
+    let mesh = ["policy.device=pjrt:cpu", "policy.mesh.fsdp=2", "grpo.max_steps=2"];
+    let runs = Runs::new(&[&SHORT[..], &mesh].concat());
+    runs.tiny("one").quick_cpu().succeed();
+    let [leader, follower] = both(start(&runs, "two", Call::quick_cpu));
+    assert_eq!((leader.code, follower.code), (Some(0), Some(0)), "{leader}{follower}");
+    assert_same_run(&runs.path("one"), &runs.path("two"));
+}
+
+#[test]
+fn if_a_process_is_killed_the_other_names_it_and_the_run_resumes() {
+    let whole = Runs::new(&SHORT);
+    whole.train("whole");
+    for killed in 0..2 {
+        let runs = Runs::new(&LONG);
+        let mut children = start(&runs, "run", |call| call);
+        wait_for_checkpoint(&runs, "run", &mut children[0], "step-000004");
+        children[killed].kill().expect("SIGKILL");
+        let said = both(children);
+        let other = &said[1 - killed];
+        assert_eq!((said[killed].code, other.code), (None, Some(2)), "{}{}", said[0], said[1]);
+        assert_has(&other.stderr, &[&format!("process {killed} (127.0.0.1:"), "has closed its connection"]);
+        // The checkpoint is whole, and two processes go on from it. Only the first has its folder.
+        let settings = ["grpo.max_steps=4", "eval.eval_steps=2", "eval.num_problems=8", "run.save_total_limit=0"];
+        let [leader, follower] = processes();
+        let from = ["--from", "step-000002"];
+        let leader = runs.resume("run").args(from).set(settings).set(leader).spawn();
+        let follower = grpo(["train", "--resume", "/nowhere"]).args(from).set(follower).spawn();
+        let [leader, follower] = both([leader, follower]);
+        assert_eq!((leader.code, follower.code), (Some(0), Some(0)), "{leader}{follower}");
+        let weights = |runs: &Runs, name: &str| {
+            std::fs::read(runs.path(name).join("checkpoints/step-000004/model.safetensors")).expect("weights")
+        };
+        assert!(weights(&runs, "run") == weights(&whole, "whole"), "the resumed run has other weights");
+        // A finished run of two processes is one of a single process, too.
+        runs.resume("run").set(ALONE).succeed();
+    }
+}
+
+#[test]
+fn a_signal_to_any_process_stops_all_after_a_checkpoint() {
+    for stopped in 0..2 {
+        let runs = Runs::new(&LONG);
+        let mut children = start(&runs, "run", |call| call);
+        wait_for_checkpoint(&runs, "run", &mut children[0], "step-000002");
+        signal(&children[stopped], Signal::TERM);
+        let [leader, follower] = both(children);
+        assert_eq!((leader.code, follower.code), (Some(3), Some(3)), "{leader}{follower}");
+    }
+}
+
+#[test]
+fn a_process_with_another_configuration_ends_both_and_the_key_is_named() {
+    let runs = Runs::new(&SHORT);
+    let [leader, follower] = processes();
+    let leader = runs.tiny("run").set(leader).spawn();
+    let follower = grpo(["train", &tiny()]).set(runs.settings()).set(follower).set(["optimizer.learning_rate=0.25"]).spawn();
+    for said in both([leader, follower]) {
+        assert_eq!(said.code, Some(2), "{said}");
+        assert_has(&said.stderr, &["process 1 (127.0.0.1:", "optimizer.learning_rate (0.25, and 0.005 at process 0)"]);
+    }
+    assert!(!runs.path("run").exists(), "the folder is created when all processes agree");
+}
+
+#[test]
+fn a_missing_process_is_named_after_the_limit() {
+    let runs = Runs::new(&SHORT);
+    let [leader, _] = processes();
+    let error = runs.tiny("run").set(leader).set(["distributed.initialization_timeout=1"]).refuse();
+    assert_has(&error, &["process 1 is not connected", "within 1 seconds"]);
+}
