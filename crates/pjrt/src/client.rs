@@ -12,8 +12,9 @@ use crate::dtype::Element;
 use crate::error::{Error, Result};
 use crate::executable::LoadedExecutable;
 use crate::ffi::{self, Args, Child, Owned};
+use crate::key_value::KeyValueStore;
 use crate::plugin::Plugin;
-use crate::value::{self, NamedValue};
+use crate::value::NamedValue;
 
 /// An open set of a plugin's devices. Clones share it; it closes with the last clone, buffer and executable.
 #[derive(Clone)]
@@ -32,11 +33,13 @@ struct Inner {
 }
 
 impl Client {
-    pub(crate) fn new(plugin: Plugin, options: &[(&str, NamedValue)]) -> Result<Self> {
+    pub(crate) fn new(
+        plugin: Plugin,
+        options: &[(&str, NamedValue)],
+        store: Option<Arc<dyn KeyValueStore>>,
+    ) -> Result<Self> {
         let api = plugin.api();
-        let options = value::write(options);
-        let mut create = api.outputs(ffi::ClientCreate::new(options.as_slice().into()))?;
-        let handle = Arc::new(create.client.given(&ffi::Origin::new(api), ffi::ClientCreate::NAME)?);
+        let handle = Arc::new(ffi::create_client(api, options, store)?);
         let name = handle.ask(ffi::ClientPlatformName::new)?;
         let version = handle.ask(ffi::ClientPlatformVersion::new)?;
         let devices = Child::of(&handle, |client| Ok(api.outputs(ffi::ClientDevices::new(client))?.devices.get()))?;

@@ -59,6 +59,7 @@ mod ffi;
 pub mod hlo;
 #[cfg(feature = "install")]
 pub mod install;
+mod key_value;
 mod plugin;
 mod runs;
 mod topology;
@@ -74,6 +75,7 @@ pub use dtype::{ArrayType, DType, Element};
 pub use error::{Code, Error, Result};
 pub use executable::{Argument, CompiledMemoryStats, Executable, LoadedExecutable, OptimizedProgram};
 pub use hlo::Collective;
+pub use key_value::{KeyValueError, KeyValueStore};
 pub use plugin::{Plugin, TPU_ENVIRONMENT};
 pub use runs::runs;
 pub use topology::Topology;

@@ -2,13 +2,14 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::access;
 use crate::client::Client;
 use crate::elf;
 use crate::error::{Error, Result};
 use crate::ffi;
+use crate::key_value::KeyValueStore;
 use crate::topology::Topology;
 use crate::value::{self, Attributes, NamedValue};
 
@@ -113,7 +114,17 @@ impl Plugin {
     /// Opens the plugin's devices. `options` depend on the plugin: the CPU plugin has `cpu_device_count`, a number of
     /// virtual devices.
     pub fn client(&self, options: &[(&str, NamedValue)]) -> Result<Client> {
-        Client::new(*self, options)
+        Client::new(*self, options, None)
+    }
+
+    /// Opens the plugin's devices in one of several processes, which exchange their topologies through `store`. [`Client::devices`] are then
+    /// the devices of all processes. The CUDA plugin has the options `node_id`, the number of this process, and `num_nodes`, the number of
+    /// processes. XLA's CPU plugin and libtpu do not use the store.
+    ///
+    /// The store is called from threads of the plugin, and lives as long as the process. This was tested with a fake plugin only, because
+    /// the CUDA plugin needs GPUs.
+    pub fn client_with_store(&self, options: &[(&str, NamedValue)], store: Arc<dyn KeyValueStore>) -> Result<Client> {
+        Client::new(*self, options, Some(store))
     }
 
     /// Describes devices that need not be present, to compile for them.

@@ -3,6 +3,7 @@
 //! Tests compare sizes and offsets with the header of that version; libtpu (0.116) and the XLA CPU plugin (0.81) check
 //! struct sizes in every call. The fields before the arrow are inputs, the fields after it are outputs.
 
+use super::key_value::{Callback, GetArgs, PutArgs, TryGetArgs};
 use super::{Handle, OutCounted, OutHandle, OutRagged, OutSlice, Program, RawNamedValue, Ref, Slice, Unused};
 
 macro_rules! handles {
@@ -97,10 +98,10 @@ calls! {
     6 "PJRT_Event_IsReady" EventIsReady<'a> { event: Ref<'a, Event>, => is_ready: bool, }
     8 "PJRT_Event_Await" EventAwait<'a> { event: Ref<'a, Event>, => }
 
-    // `get`, `put` and `try_get` are key-value callbacks for jobs of several processes.
+    // `get`, `put` and `try_get` are inputs: key-value callbacks for jobs of several processes.
     10 "PJRT_Client_Create" ClientCreate<'a> {
-        options: Slice<'a, RawNamedValue<'a>>, => get: Unused<2>, put: Unused<2>, client: OutHandle<Client>,
-        try_get: Unused<2>,
+        options: Slice<'a, RawNamedValue<'a>>, => get: Callback<GetArgs>, put: Callback<PutArgs>,
+        client: OutHandle<Client>, try_get: Callback<TryGetArgs>,
     }
     12 "PJRT_Client_PlatformName" ClientPlatformName<'a> { client: Ref<'a, Client>, => name: OutSlice<'a, u8>, }
     14 "PJRT_Client_PlatformVersion" ClientPlatformVersion<'a> {

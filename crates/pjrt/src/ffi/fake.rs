@@ -1,11 +1,13 @@
 //! A fake plugin for tests: its events become ready when a test asks for it, or never; then its buffers are copied.
 
+use std::cell::RefCell;
 use std::ffi::c_void;
 use std::ptr::NonNull;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering};
 use std::time::Duration;
 
+use super::key_value::{CallbackError, GetArgs, PutArgs, TryGetArgs};
 use super::{Api, Function, HandleArgs, Header, Origin, OutSlice, Owned, RawError};
 
 type Callback = unsafe extern "C" fn(*mut RawError, *mut c_void);
@@ -216,10 +218,91 @@ unsafe extern "C" fn ready_event(args: *mut c_void) -> *mut RawError {
     std::ptr::null_mut()
 }
 
+type KeyValueCallback<A> = (Option<unsafe extern "C" fn(*mut A) -> *mut RawError>, usize);
+
+/// The arguments of `PJRT_Client_Create`.
+#[repr(C)]
+struct CreateArgs {
+    header: Header,
+    options: [usize; 2],
+    get: KeyValueCallback<GetArgs>,
+    put: KeyValueCallback<PutArgs>,
+    client: Option<&'static FakeObject>,
+    try_get: KeyValueCallback<TryGetArgs>,
+}
+
+thread_local! {
+    /// The errors that callbacks returned in this thread.
+    static KEY_VALUE_ERRORS: RefCell<Vec<(i32, String)>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Returns the errors of key-value callbacks that clients get which `create` creates.
+pub(super) fn key_value_errors(create: impl FnOnce(&'static Api)) -> Vec<(i32, String)> {
+    KEY_VALUE_ERRORS.take();
+    create(api(&[]));
+    KEY_VALUE_ERRORS.take()
+}
+
+unsafe extern "C" fn callback_error(code: i32, message: *const u8, size: usize) -> *mut RawError {
+    // SAFETY: the callback passes a text of this size.
+    let message = unsafe { std::slice::from_raw_parts(message, size) };
+    KEY_VALUE_ERRORS.with_borrow_mut(|errors| errors.push((code, String::from_utf8_lossy(message).into_owned())));
+    // Any address but null: the fake plugin does not read its error again.
+    NonNull::<RawError>::dangling().as_ptr()
+}
+
+/// Uses the callbacks as plugins do: from several threads, each of which waits for the values of all.
+unsafe extern "C" fn client_create(args: *mut c_void) -> *mut RawError {
+    // SAFETY: the struct has the layout of the header.
+    let args = unsafe { &mut *args.cast::<CreateArgs>() };
+    args.client = Some(FakeObject::new(true, None));
+    let ((Some(get), get_arg), (Some(put), put_arg), (Some(try_get), try_get_arg)) = (args.get, args.put, args.try_get)
+    else {
+        assert!(args.get.0.is_none() && args.put.0.is_none() && args.try_get.0.is_none(), "all callbacks or none");
+        return std::ptr::null_mut();
+    };
+    let error: CallbackError = callback_error;
+    let put = |key: &[u8], value: &[u8]| {
+        let mut args = PutArgs::new(key, value, &error, put_arg as *const c_void);
+        // SAFETY: the arguments have the layout of the header, and live during the call.
+        unsafe { put(&raw mut args) }.is_null()
+    };
+    let get = |key: &[u8], timeout: i32| {
+        let mut args = GetArgs::new(key, timeout, &error, get_arg as *const c_void);
+        // SAFETY: as for `put`; a value is read before it is freed.
+        unsafe { get(&raw mut args).is_null().then(|| args.take()) }
+    };
+    let try_get = |key: &[u8]| {
+        let mut args = TryGetArgs::new(key, &error, try_get_arg as *const c_void);
+        // SAFETY: as for `get`.
+        unsafe { try_get(&raw mut args).is_null().then(|| args.take()) }
+    };
+    let value = |node: u8| vec![node; 10_000 * usize::from(node)];
+    std::thread::scope(|scope| {
+        for node in 0..4 {
+            scope.spawn(move || {
+                let key = |node: u8| format!("node {node}").into_bytes();
+                assert!(put(&key(node), &value(node)));
+                assert!((0..4).all(|other| get(&key(other), 60_000) == Some(value(other))));
+                assert_eq!(try_get(&key(node)), Some(value(node)));
+            });
+        }
+    });
+    assert!(put(b"empty", b""));
+    assert_eq!((get(b"empty", 0), try_get(b"empty")), (Some(vec![]), Some(vec![])));
+    // Their errors are compared by the test.
+    assert_eq!(
+        [get(b"absent", 20), get(b"absent", -1), try_get(b"absent"), try_get(b"panic")],
+        [None, None, None, None]
+    );
+    assert!(!put(b"read-only", b"value") && !put(b"\xff", b"value"));
+    std::ptr::null_mut()
+}
+
 /// Returns the fake plugin's table, `without` some of its functions.
 pub(super) fn api(without: &[usize]) -> &'static Api {
     let mut functions: Vec<Option<Function>> = vec![None; 73];
-    let offered: [(usize, Function); 12] = [
+    let offered: [(usize, Function); 14] = [
         (0, error_destroy),
         (1, error_message),
         (2, error_code),
@@ -227,6 +310,8 @@ pub(super) fn api(without: &[usize]) -> &'static Api {
         (6, event_is_ready),
         (8, event_await),
         (9, event_on_ready),
+        (10, client_create),
+        (11, destroy),
         (22, from_host),
         (50, destroy),
         (58, destroy),

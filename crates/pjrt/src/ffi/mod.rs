@@ -9,6 +9,7 @@ mod exit;
 #[cfg(test)]
 mod fake;
 mod host;
+mod key_value;
 mod launch;
 mod library;
 mod named_value;
@@ -22,6 +23,7 @@ use std::ptr::NonNull;
 
 pub(crate) use calls::*;
 pub(crate) use host::{HostArray, HostCopy, copy_from_host, copy_to_host};
+pub(crate) use key_value::create_client;
 pub(crate) use launch::Launcher;
 pub(crate) use library::{open, set_variables};
 pub(crate) use named_value::RawNamedValue;
