@@ -112,7 +112,8 @@ fn a_process_with_another_configuration_ends_both_and_the_key_is_named() {
     let runs = Runs::new(&SHORT);
     let [leader, follower] = processes();
     let leader = runs.tiny("run").set(leader).spawn();
-    let follower = grpo(["train", &tiny()]).set(runs.settings()).set(follower).set(["optimizer.learning_rate=0.25"]).spawn();
+    let follower =
+        grpo(["train", &tiny()]).set(runs.settings()).set(follower).set(["optimizer.learning_rate=0.25"]).spawn();
     for said in both([leader, follower]) {
         assert_eq!(said.code, Some(2), "{said}");
         assert_has(&said.stderr, &["process 1 (127.0.0.1:", "optimizer.learning_rate (0.25, and 0.005 at process 0)"]);

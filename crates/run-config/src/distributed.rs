@@ -111,7 +111,10 @@ mod tests {
     #[case::id_alone("{process_id: 1}", "`distributed.coordinator_address`: expected a value")]
     #[case::no_id("{coordinator_address: 'a:1', num_processes: 2}", "null with coordinator_address and num_processes")]
     #[case::empty("{coordinator_address: ' ', num_processes: 2, process_id: 1}", "HOST:PORT")]
-    #[case::too_large("{coordinator_address: 'a:1', num_processes: 2, process_id: 2}", "below distributed.num_processes, 2")]
+    #[case::too_large(
+        "{coordinator_address: 'a:1', num_processes: 2, process_id: 2}",
+        "below distributed.num_processes, 2"
+    )]
     #[case::none("{coordinator_address: 'a:1', num_processes: 0, process_id: 0}", "expected 1 to 4096, got 0")]
     #[case::no_time("{heartbeat_timeout_seconds: 0}", "`distributed.heartbeat_timeout_seconds`")]
     fn keys_are_set_together_and_in_range(#[case] section: &str, #[case] words: &str) {

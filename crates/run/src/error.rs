@@ -36,10 +36,10 @@ pub enum Error {
         /// The learning rate of that section.
         learning_rate: f64,
     },
-    /// The policy or its device failed; the run can continue from its last checkpoint.
+    /// The policy, its device or another process of the run failed; the run can continue from its last checkpoint.
     #[error("{cause}; {}", way_on(run, last_good.as_deref()))]
     PolicyFailed {
-        /// The error of the policy.
+        /// The error of the policy or of the connection to the process.
         cause: Box<trainer::Error>,
         /// The folder of the run.
         run: PathBuf,

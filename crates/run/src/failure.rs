@@ -24,7 +24,8 @@ impl Run {
         }
         let Error::Trainer(cause) = error else { return error };
         let diverged = cause.is_divergence();
-        if !diverged && !cause.is_failure_of_policy() {
+        let of_process = matches!(cause, trainer::Error::Processes(_));
+        if !diverged && !cause.is_failure_of_policy() && !of_process {
             return cause.into();
         }
         // The curves help to find the cause; a failure to draw them must not hide the error.

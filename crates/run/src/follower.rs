@@ -9,6 +9,7 @@ use distributed::Store;
 use grpo_files::Layers;
 use models::NamedTensor;
 use run_config::TrainConfig;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use trainer::{Prepared, Trainer};
@@ -30,7 +31,7 @@ impl Follower {
         config.validate()?;
         let store = connect(&config, Beginning::New)?;
         reported(&store, || {
-            let trainer = Prepared::new(config)?.with_store(Some(Arc::clone(&store))).trainer()?;
+            let trainer = Prepared::new(without_connections(config))?.with_store(Some(Arc::clone(&store))).trainer()?;
             agree_on_files(&store, &Fingerprint::of(trainer.config())?, trainer.config())?;
             Ok(Self { trainer, store: Arc::clone(&store) })
         })
@@ -47,7 +48,7 @@ impl Follower {
         let store = connect(&own, Beginning::Resumed)?;
         reported(&store, || {
             let of_leader: TrainConfig = share(&store, CONFIGURATION, no_follower)?;
-            let config = TrainConfig { distributed: own.distributed.clone(), ..of_leader };
+            let config = without_connections(TrainConfig { distributed: own.distributed.clone(), ..of_leader });
             let mut trainer = Prepared::resumed(config, None)?.with_store(Some(Arc::clone(&store))).trainer()?;
             agree_on_files(&store, &Fingerprint::of(trainer.config())?, trainer.config())?;
             if let Some(saved) = share::<Option<SavedState>>(&store, STATE, no_follower)? {
@@ -134,6 +135,17 @@ fn connect(config: &TrainConfig, beginning: Beginning) -> Result<Arc<Store>> {
 /// [`trainer::Error::Processes`] with the process that differs.
 pub(crate) fn agree_on_files(store: &Store, files: &Fingerprint, config: &TrainConfig) -> Result<()> {
     agree(store, "the files of the model and the data", files.digest()?.as_bytes(), config)
+}
+
+/// Removes the connections to external rewards, which only the leader uses: a follower needs neither their secrets nor their programs.
+fn without_connections(mut config: TrainConfig) -> TrainConfig {
+    for http in config.rewards.http.values_mut() {
+        (http.url, http.headers) = ("http://process-0.invalid".to_owned(), BTreeMap::new());
+    }
+    for program in config.rewards.programs.values_mut() {
+        (program.command, program.env) = (vec!["process-0".to_owned()], BTreeMap::new());
+    }
+    config
 }
 
 /// Sends an error of this process to the others.

@@ -56,7 +56,8 @@ pub(crate) enum Beginning {
 /// The errors of [`Store::open`]; [`Error::File`] if the binary cannot be read.
 pub(crate) fn connect(config: &TrainConfig, beginning: Beginning) -> Result<Option<Arc<Store>>> {
     let DistributedConfig { coordinator_address, num_processes, process_id, .. } = &config.distributed;
-    let (Some(address), Some(num_processes), Some(process_id)) = (coordinator_address, num_processes, process_id) else {
+    let (Some(address), Some(num_processes), Some(process_id)) = (coordinator_address, num_processes, process_id)
+    else {
         return Ok(None);
     };
     let limit = Duration::from_secs;
