@@ -97,10 +97,7 @@ impl Follower {
     }
 
     pub(crate) fn failure(&self) -> Option<Error> {
-        match self.wait(None, |state| state.is_over.then_some(())) {
-            Ok(_) => None,
-            Err(error) => Some(error),
-        }
+        self.wait(None, |state| state.is_over.then_some(())).err()
     }
 
     fn send_heartbeats(&self) {

@@ -110,10 +110,7 @@ impl Leader {
     }
 
     pub(crate) fn failure(&self) -> Option<Error> {
-        match self.wait(None, |state| state.is_over.then_some(())) {
-            Ok(_) => None,
-            Err(error) => Some(error),
-        }
+        self.wait(None, |state| state.is_over.then_some(())).err()
     }
 
     fn send_heartbeats(&self) {

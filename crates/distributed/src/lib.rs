@@ -1,5 +1,4 @@
-//! Coordination of the processes of one training run: a key-value store, barriers and broadcasts.
-//!
+#![doc = include_str!("../README.md")]
 //! Process 0, the *leader*, listens at an address; the other processes, its *followers*, connect to it. There are no other connections.
 //! Tensors never pass through the store: collectives between devices are the work of XLA and its plugins.
 //!

@@ -82,7 +82,9 @@ impl Follower {
             }
             let trainer = &mut self.trainer;
             match next_command(&self.store)? {
-                Command::Warmup => drop(trainer.warmup_step()?),
+                Command::Warmup => {
+                    trainer.warmup_step()?;
+                }
                 Command::Step => match trainer.grpo_step() {
                     // The leader has the same error, and saves a checkpoint first.
                     Err(trainer::Error::TooFewGroups { .. } | trainer::Error::Rewards(_)) => {}

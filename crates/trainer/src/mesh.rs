@@ -68,7 +68,7 @@ impl MeshRules {
 ///
 /// # Errors
 /// [`crate::Error::Config`] for an axis that is -1.
-pub fn axis_rules(key: &str, mesh: &MeshConfig) -> Result<AxisRules> {
+pub fn default_axis_rules(key: &str, mesh: &MeshConfig) -> Result<AxisRules> {
     let devices = mesh.devices();
     check(devices.is_some(), key, "1 or more devices on every axis", "-1")?;
     rules(mesh.sizes(key, devices.unwrap_or(0))?, &LogicalAxisRules::default())

@@ -135,9 +135,9 @@ fn main() -> trainer::Result<()> {
         dataset: Box::new(Digits(0)),
         rewards: Rewards::from_terms(vec![(Box::new(CountsUp), 1.0)])?,
         engine: Box::new(PolicyEngine),
+        store: None,
     };
-    let mut run = Trainer::with_parts(config, parts)?;
-    let mut reward = 0.0;
+    let (mut run, mut reward) = (Trainer::with_parts(config, parts)?, 0.0);
     while run.phase() == Phase::Grpo {
         let report = run.grpo_step()?;
         reward = report.metric("reward");
