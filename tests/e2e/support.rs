@@ -185,6 +185,7 @@ impl Runs {
         Self { folder, settings: settings.iter().map(|s| (*s).to_owned()).collect() }
     }
 
+    /// Returns the settings of [`Runs::tiny`].
     pub(crate) fn settings(&self) -> &[String] {
         &self.settings
     }
