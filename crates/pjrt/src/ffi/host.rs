@@ -254,7 +254,8 @@ mod tests {
         let (object, origin) = (FakeObject::new(true, None), fake::origin(&[]));
         let client: Owned<Client> = object.handle(&origin);
         #[allow(clippy::reversed_empty_ranges)]
-        let parts: [&[Range<usize>]; 5] = [&[0..5, 0..6], &[0..4, 5..7], &[3..2, 0..6], &[0..4], &[0..4, 0..6, 0..1]];
+        let parts: [&[Range<usize>]; 5] =
+            [&[0..5, 0..6], &[0..4, 5..7], &[3..2, 0..6], std::slice::from_ref(&(0..4)), &[0..4, 0..6, 0..1]];
         for part in parts {
             let error = copy(&client, part).err().unwrap();
             assert!(matches!(error, Error::Part { .. }), "{error}");

@@ -168,7 +168,7 @@ mod tests {
         let config = ModelConfig::default();
         // 4 + 1 rows; the last two sequences fit into the fifth row.
         let lengths = [[8, 9], [9, 8], [10, 6], [7, 9], [3, 5], [4, 3], [1, 3]];
-        let rows = Rows::new(&config, &lengths.map(of_lengths), 1).unwrap();
+        let rows = Rows::new(&config, &lengths.map(of_lengths), None).unwrap();
         assert_eq!(rows.shape, TrainShape { rows: 6, length: 16, tokens: 48, shared: true });
         assert!([&rows.ids, &rows.positions].iter().all(|of| of[5 * 16..].iter().all(|x| *x == 0)));
         // The fifth row is full.
@@ -193,12 +193,12 @@ mod tests {
     #[test]
     fn invalid_sequences_are_rejected() {
         let config = ModelConfig { vocab_size: 12, max_position_embeddings: 4, ..ModelConfig::default() };
-        let of = |sequences: &[Sequence]| Rows::new(&config, sequences, 1).unwrap_err();
+        let of = |sequences: &[Sequence]| Rows::new(&config, sequences, None).unwrap_err();
         assert!(matches!(of(&[]), Error::Argument { .. }));
         assert!(matches!(of(&[sequence(&[], &[1])]), Error::Argument { .. }));
         assert!(matches!(of(&[sequence(&[1], &[])]), Error::Argument { .. }));
         assert!(matches!(of(&[sequence(&[1, 2, 3], &[1, 2, 3])]), Error::TooLong { length: 5, limit: 4, .. }));
         assert!(matches!(of(&[sequence(&[1], &[12])]), Error::Model(models::Error::UnknownToken { id: 12, .. })));
-        assert!(Rows::new(&config, &[sequence(&[1, 2], &[1, 2, 3])], 1).is_ok());
+        assert!(Rows::new(&config, &[sequence(&[1, 2], &[1, 2, 3])], None).is_ok());
     }
 }

@@ -271,6 +271,7 @@ fn minimal(settings: impl FnOnce(&mut TrainConfig)) -> trainer::Result<Trainer> 
         dataset: Box::new(Prompts(0)),
         rewards: sevens(),
         engine: Box::new(PolicyEngine),
+        store: None,
     };
     Trainer::with_parts(config, parts)
 }
