@@ -23,7 +23,7 @@ pub struct Collective {
 
 impl Collective {
     /// Returns the bytes that each device receives, if devices pass shards around a ring. `devices` is the number of devices of the
-    /// program.
+    /// program. A reduce-scatter that libtpu writes as the fusion of an all-reduce with a slice counts as an all-reduce, twice as much.
     pub fn received_bytes(&self, devices: usize) -> f64 {
         let (bytes, group) = (self.result_bytes as f64, self.group.unwrap_or(devices).max(1) as f64);
         let others = (group - 1.0) / group;
@@ -130,7 +130,7 @@ pub struct Instruction {
     /// The compiler's own configuration; JSON for TPUs.
     #[prost(bytes = "vec", tag = "43")]
     pub backend_config: Vec<u8>,
-    /// The groups of devices of a collective; in newer programs in one of the next two fields.
+    /// The groups of devices of a collective; in newer programs in one of the next fields.
     #[prost(message, repeated, tag = "49")]
     pub replica_groups: Vec<ReplicaGroup>,
     /// The groups of devices of a collective.
@@ -139,6 +139,9 @@ pub struct Instruction {
     /// The groups of devices of a collective.
     #[prost(message, optional, tag = "92")]
     pub iota_collective_device_list: Option<IotaReplicaGroupList>,
+    /// The groups of devices of a collective.
+    #[prost(message, optional, tag = "93")]
+    pub mesh_axes_replica_group_list: Option<MeshAxesReplicaGroupList>,
 }
 
 impl Instruction {
@@ -147,8 +150,66 @@ impl Instruction {
         let listed = |groups: &[ReplicaGroup]| groups.first().map(|group| group.replica_ids.len());
         let of_list = || self.collective_device_list.as_ref().and_then(|list| listed(&list.replica_groups));
         let of_iota = || usize::try_from(self.iota_collective_device_list.as_ref()?.num_devices_per_group).ok();
-        listed(&self.replica_groups).or_else(of_list).or_else(of_iota).filter(|size| *size > 0)
+        let of_axes = || self.mesh_axes_replica_group_list.as_ref().and_then(MeshAxesReplicaGroupList::group);
+        listed(&self.replica_groups).or_else(of_list).or_else(of_iota).or_else(of_axes).filter(|size| *size > 0)
     }
+}
+
+/// Groups of devices that differ along axes of a mesh.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct MeshAxesReplicaGroupList {
+    /// The mesh.
+    #[prost(message, optional, tag = "1")]
+    pub mesh: Option<Mesh>,
+    /// The axes, or parts of axes.
+    #[prost(message, repeated, tag = "2")]
+    pub axes: Vec<AxisRef>,
+}
+
+impl MeshAxesReplicaGroupList {
+    fn group(&self) -> Option<usize> {
+        let axes = &self.mesh.as_ref()?.axes;
+        let sizes = self.axes.iter().map(|axis| match &axis.sub_axis_info {
+            Some(part) => Some(part.size),
+            None => axes.get(usize::try_from(axis.mesh_axis_index).ok()?).map(|axis| axis.size),
+        });
+        usize::try_from(sizes.product::<Option<i64>>()?).ok()
+    }
+}
+
+/// A mesh of devices.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct Mesh {
+    /// The axes.
+    #[prost(message, repeated, tag = "1")]
+    pub axes: Vec<MeshAxis>,
+}
+
+/// An axis of a mesh.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct MeshAxis {
+    /// The number of devices along the axis.
+    #[prost(int64, tag = "2")]
+    pub size: i64,
+}
+
+/// A reference to an axis of a mesh, or to a part of it.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct AxisRef {
+    /// The index of the axis.
+    #[prost(int64, tag = "1")]
+    pub mesh_axis_index: i64,
+    /// The part of the axis; the whole axis if `None`.
+    #[prost(message, optional, tag = "2")]
+    pub sub_axis_info: Option<SubAxis>,
+}
+
+/// A part of an axis.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct SubAxis {
+    /// The number of devices along the part.
+    #[prost(int64, tag = "2")]
+    pub size: i64,
 }
 
 /// A group of devices that communicate.
@@ -275,6 +336,12 @@ mod tests {
         assert_eq!(received("all-reduce", gathered.clone(), Some(2)), 1024.0);
         assert_eq!(received("reduce-scatter", array(&[16, 8]), Some(4)), 768.0);
         assert_eq!(received("collective-permute-start", tuple(&[gathered.clone(), gathered.clone()]), None), 1024.0);
+        // Groups of four devices along the second axis of a mesh of 2 x 4.
+        let axes = [2, 4].map(|size| MeshAxis { size }).to_vec();
+        let second = AxisRef { mesh_axis_index: 1, sub_axis_info: None };
+        let list = MeshAxesReplicaGroupList { mesh: Some(Mesh { axes }), axes: vec![second] };
+        let half = AxisRef { mesh_axis_index: 1, sub_axis_info: Some(SubAxis { size: 2 }) };
+        assert_eq!([list.group(), MeshAxesReplicaGroupList { axes: vec![half], ..list }.group()], [Some(4), Some(2)]);
         assert_eq!(received("all-to-all", tuple(&[gathered.clone(), gathered]), Some(2)), 1024.0);
     }
 }

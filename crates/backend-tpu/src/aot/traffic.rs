@@ -7,7 +7,8 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
 /// Bytes that each device receives in collectives, by XLA's name of the collective (see
-/// [`pjrt::Collective::received_bytes`]). Empty for a program of one device.
+/// [`pjrt::Collective::received_bytes`]). Empty for a program of one device. Loops that the compiler adds, such as the
+/// ring of a product with a gathered weight, count once, as in its estimates of time.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Traffic(BTreeMap<String, f64>);
