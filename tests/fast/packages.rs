@@ -16,6 +16,7 @@ const CATEGORIES: [&str; 12] = [
     "api-bindings",
     "command-line-utilities",
     "compilers",
+    "concurrency",
     "config",
     "development-tools::profiling",
     "development-tools::testing",
