@@ -11,7 +11,7 @@ use std::sync::LazyLock;
 const NOT_PUBLISHED: [&str; 2] = ["grpo-testkit", "grpo-tests"];
 
 /// The categories in use, as crates.io spells them (<https://crates.io/category_slugs>). crates.io drops other categories.
-const CATEGORIES: [&str; 12] = [
+const CATEGORIES: [&str; 13] = [
     "algorithms",
     "api-bindings",
     "command-line-utilities",
