@@ -90,7 +90,7 @@ fn report(total_bytes: u64) -> Report {
         "program_bytes": 0, "total_bytes": total_bytes, "flops": null, "bytes_accessed": null, "estimate_seconds": null,
         "estimate_cycles": null, "estimate_cycles_seconds": null, "no_estimate": null, "loops": [],
         "floor": {"flops": 0.0, "bytes": 0.0, "seconds": 0.0}, "compile_seconds": 0.0, "compile_processor_seconds": 0.0,
-        "from_cache": false
+        "from_cache": false, "traffic": {}
     });
     serde_json::from_value(report).unwrap()
 }
