@@ -93,11 +93,15 @@ pub(crate) fn run(args: Args, compiling: Compiling) -> anyhow::Result<Outcome> {
 /// Returns this process as a follower, connected to process 0; `None` if it leads the run, or is its only process.
 fn follower(args: &Args) -> anyhow::Result<Option<Follower>> {
     Ok(match &args.resume {
-        // A follower has no run folder: process 0 sends the configuration.
-        Some(_) => match Layers::new().set(&args.layers.set)?.resolve::<TrainConfig>()?.distributed.is_follower() {
-            true => Some(Follower::resume(&args.layers.set)?),
-            false => None,
-        },
+        // A follower has no run folder: process 0 sends the configuration. Other assignments may need the rest of it.
+        Some(_) => {
+            let of_processes = |assignment: &&String| assignment.trim_start().starts_with("distributed");
+            let own: Vec<String> = args.layers.set.iter().filter(of_processes).cloned().collect();
+            match Layers::new().set(&own)?.resolve::<TrainConfig>()?.distributed.is_follower() {
+                true => Some(Follower::resume(&args.layers.set)?),
+                false => None,
+            }
+        }
         None => {
             let config: TrainConfig = args.layers.resolve()?;
             if config.distributed.is_follower() { Some(Follower::start(config)?) } else { None }
