@@ -230,7 +230,12 @@ impl PjrtPolicy {
 
 /// Creates the rollout of `decoder` on its mesh.
 fn rollout(runtime: &Runtime, decoder: Decoder, options: &PjrtPolicyOptions) -> Result<DeviceRollout> {
+    let devices = runtime.devices().len();
     let runtime = match &options.rollout_rules {
+        Some(rules) if rules.mesh().devices() != devices => {
+            let expected = format!("a mesh of the {devices} devices of the runtime");
+            return Err(policy::Error::argument("rollout_rules", expected, rules.mesh()).into());
+        }
         Some(rules) => runtime.clone().on_mesh(rules.clone())?,
         None => runtime.clone(),
     };
