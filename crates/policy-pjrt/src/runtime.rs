@@ -75,9 +75,8 @@ impl Runtime {
         Ok(Self { kind, client, devices, split, options, cache: None })
     }
 
-    /// Arranges the first devices of the client as the mesh of `rules`; the chips of a TPU in the order of a ring
-    /// ([`ring_order`]). Policies and rollouts that are created with this runtime are
-    /// sharded by the rules.
+    /// Arranges the first devices of the client as the mesh of `rules`; the chips of a TPU in the order of a ring ([`ring_order`]).
+    /// Policies and rollouts that are created with this runtime are sharded by the rules.
     ///
     /// # Errors
     /// [`Error::Loss`] if the mesh has more devices than the client.
@@ -363,8 +362,8 @@ impl Program {
     /// Launches the program and returns its results before it finishes: if it fails later, reading a result fails.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`], [`Error::TimedOut`] if an earlier wait for the device timed out, [`Error::Device`], also for an argument
-    /// whose shards are not those of the program.
+    /// [`Error::OutOfMemory`], [`Error::TimedOut`] if an earlier wait for the device timed out, [`Error::Layout`] for an argument that is
+    /// sharded in another way than the program's parameter, [`Error::Device`].
     pub fn run(&self, arguments: Vec<Argument<'_>>) -> Result<Vec<DeviceTensor>> {
         let devices = self.runtime.devices.len();
         for (index, (expected, argument)) in self.arguments.iter().zip(&arguments).enumerate() {

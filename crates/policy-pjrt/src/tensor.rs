@@ -50,7 +50,9 @@ impl Layout {
 
     /// Returns `true` if every device holds the same part with both layouts, whose meshes may differ.
     pub(crate) fn is(&self, other: &Self, devices: usize) -> bool {
-        self.shape == other.shape && (0..devices).all(|device| self.range(device).ok() == other.range(device).ok())
+        // The comparison of ranges is for layouts of two meshes: a weight in every call of a program has one.
+        let same_parts = || (0..devices).all(|device| self.range(device).ok() == other.range(device).ok());
+        self.shape == other.shape && (self.sharding == other.sharding || same_parts())
     }
 }
 
@@ -100,8 +102,8 @@ impl DeviceTensor {
 
     /// Copies the whole tensor to the host, row-major; errors name it `what`.
     ///
-    /// Shards are copied in two rounds, each of which starts on all of its devices before one is waited for: the host holds at most one
-    /// and a half of the tensor.
+    /// Half of the shards are copied at a time, and their copies start before the first is waited for: the host holds at most 1.5 times the
+    /// bytes of the tensor.
     ///
     /// # Errors
     /// [`Error::TimedOut`], [`Error::Device`] with the device.
