@@ -7,8 +7,8 @@ use rand::RngExt;
 use rand_chacha::ChaCha8Rng;
 use std::collections::HashSet;
 
-/// Samples one completion of a [`RolloutRequest`], token by token, from logits on the host: temperature, processors, random stream and stop
-/// conditions are those of the request.
+/// Samples one completion of a [`RolloutRequest`], token by token, from logits on the host, with the request's temperature, processors, random
+/// stream and stop conditions.
 ///
 /// ```
 /// use policy::{Completion, CompletionSampler, RolloutRequest};

@@ -31,7 +31,7 @@ pub fn open(
     })
 }
 
-/// Returns the default folder of compiled programs, `programs` beside installed plugins; `None` for a user without a cache.
+/// Returns the default folder of compiled programs: `programs`, next to the installed plugins. `None` if the user has no cache folder.
 pub fn compile_cache() -> Option<PathBuf> {
     Some(pjrt::install::cache_dir().ok()?.with_file_name("programs"))
 }

@@ -31,7 +31,7 @@ pub struct Analysis {
     pub program_bytes: u64,
     /// The compiler's cost estimates, with loop bodies counted once, or the reason why there are none.
     pub cost: std::result::Result<Cost, String>,
-    /// What collectives move, with loop bodies counted once.
+    /// The bytes that collectives move. A loop body counts once.
     pub traffic: Traffic,
     /// The compile time in seconds.
     pub compile_seconds: f64,

@@ -38,7 +38,7 @@ pub struct Report {
     pub estimate_cycles: Option<f64>,
     /// The estimated cycles in seconds, if the chip's clock is known.
     pub estimate_cycles_seconds: Option<f64>,
-    /// What collectives move; without estimates, loop bodies count once.
+    /// The bytes that collectives move. Without estimates, a loop body counts once.
     pub traffic: Traffic,
     /// The reason why there are no estimates.
     pub no_estimate: Option<String>,

@@ -1,4 +1,4 @@
-//! What collectives of a compiled program move between devices.
+//! Bytes that the collectives of a compiled program move between devices.
 
 use crate::error::failed;
 use grpo_core::error::Result;

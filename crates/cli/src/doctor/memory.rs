@@ -6,9 +6,9 @@ use grpo_core::readable_bytes;
 use models::MemoryLimits;
 use serde_json::json;
 
-/// Less memory in bytes is a problem: the smallest model with its tokenizer and data needs as much.
+/// Memory in bytes below which a run is a problem: the smallest model needs it, with its tokenizer and data.
 const LEAST: u64 = 256 << 20;
-/// Fewer open files are a note: a sharded model is mapped file by file, besides libraries, pipes and logs.
+/// Limit of open files below which doctor prints a note. A model in many files maps each of them.
 const FEWEST_FILES: u64 = 256;
 
 pub(super) fn checks() -> Vec<Check> {

@@ -87,7 +87,7 @@ pub enum TokenSource {
 pub enum HubAccess {
     /// The hub accepts the token.
     TokenAccepted,
-    /// The hub refuses the token: downloads fail, including those of public models.
+    /// The hub refuses the token. All downloads fail, also of public models.
     TokenRefused,
     /// The hub responds, but no token was sent, or it does not check tokens.
     Reachable,

@@ -251,7 +251,7 @@ unsafe extern "C" fn callback_error(code: i32, message: *const u8, size: usize) 
     NonNull::<RawError>::dangling().as_ptr()
 }
 
-/// Uses the callbacks as plugins do: from several threads, each of which waits for the values of all.
+/// Calls the key-value callbacks from several threads, as plugins do. Each thread waits for the values of all threads.
 unsafe extern "C" fn client_create(args: *mut c_void) -> *mut RawError {
     // SAFETY: the struct has the layout of the header.
     let args = unsafe { &mut *args.cast::<CreateArgs>() };

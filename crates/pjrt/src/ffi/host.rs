@@ -52,7 +52,7 @@ pub(crate) struct HostArray<'a> {
 }
 
 impl HostArray<'_> {
-    /// Checks that `dims` are those of `data`, and that `part` is within them.
+    /// Checks that `data` has as many elements as `dims`, and that `part` is within `dims`.
     fn check(&self, part: &[Range<usize>]) -> Result<()> {
         let elements = self.dims.iter().try_fold(1usize, |product, &dim| product.checked_mul(dim));
         let (expected, found) = (elements.and_then(|n| n.checked_mul(self.element_size)), self.data.len());

@@ -83,8 +83,8 @@ fn marks(ids: &Value, there: &Value, vocab: usize) -> Value {
 const PROMPTS: [Option<Axis>; 5] = [None, None, Some(Axis::Kv), None, None];
 
 /// Builds the admission program. Arguments: state; keys and values of prompts (and their sets of tokens); for every shard of slots the number
-/// of new samples (`[N]`, i32, for N shards), and for each new sample its slot within the shard and the row of its prompt (`[B]`, i32: B / N
-/// places per shard, of which the first are used); for all slots whether a sample begins (`[B]`), the last token and the length of its prompt
+/// of new samples (`[N]`, i32, for N shards), and for each new sample its slot within the shard and the row of its prompt (`[B]`, i32: each
+/// shard has B / N entries, and uses the first ones); for all slots whether a sample begins (`[B]`), the last token and the length of its prompt
 /// (`[B]`, i32) and its random key (`[B, 2]`, u32). Result: the state.
 ///
 /// Every device copies rows to its own slots. Whole rows of the cache are written, so nothing remains of the slot's previous sequence.
