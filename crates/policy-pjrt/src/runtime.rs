@@ -1,22 +1,19 @@
-//! Devices, their compiler, and compiled programs.
+//! Devices and their compiler.
 
 use crate::decoder::{Axis, AxisRules, Split};
 use crate::error::{Error, Result};
+use crate::program::Program;
 use crate::ring_order::ring_order;
 use crate::tensor::{DeviceTensor, Layout, device_name};
 use backend_tpu::compile_options::options_for_decoder;
 use backend_tpu::plugins::{self, Kind};
 use models::MemoryTable;
 use pjrt::{
-    Buffer, CacheOutcome, Client, CompileCache, CompileOptions, Device, DeviceDescription, Element, LoadedExecutable,
-    NamedValue, OptionValue,
+    CacheOutcome, Client, CompileCache, CompileOptions, Device, DeviceDescription, Element, NamedValue, OptionValue,
 };
-use stablehlo::{Builder, Module, Sharding, Value};
-use std::collections::HashMap;
-use std::hash::Hash;
+use stablehlo::Module;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::time::Duration;
 
 /// Devices of a PJRT plugin, the mesh that they form, and the plugin's compiler. Clones share the client.
@@ -159,7 +156,7 @@ impl Runtime {
     }
 
     /// Returns the device with the least free memory, and its free bytes.
-    fn least_available(&self) -> Option<(u64, &Device)> {
+    pub(crate) fn least_available(&self) -> Option<(u64, &Device)> {
         let all = self.devices.iter().map(|device| Some((self.available_on(device)?, device)));
         all.collect::<Option<Vec<_>>>()?.into_iter().min_by_key(|(bytes, _)| *bytes)
     }
@@ -303,171 +300,4 @@ fn descriptions(devices: &[Device]) -> Result<Vec<DeviceDescription>> {
 /// Makes an error of the devices of `kind`.
 fn failed(kind: Kind, message: String) -> Error {
     grpo_core::Error::Backend { backend: format!("pjrt:{}", kind.name()), message }.into()
-}
-
-/// An argument of a run.
-#[derive(Debug)]
-pub enum Argument<'a> {
-    /// Stays intact.
-    Borrowed(&'a DeviceTensor),
-    /// Is consumed: a result may reuse its memory.
-    Donated(DeviceTensor),
-}
-
-impl Argument<'_> {
-    fn tensor(&self) -> &DeviceTensor {
-        match self {
-            Self::Borrowed(tensor) => tensor,
-            Self::Donated(tensor) => tensor,
-        }
-    }
-}
-
-impl<'a> From<&'a DeviceTensor> for Argument<'a> {
-    fn from(tensor: &'a DeviceTensor) -> Self {
-        Self::Borrowed(tensor)
-    }
-}
-
-impl From<DeviceTensor> for Argument<'_> {
-    fn from(tensor: DeviceTensor) -> Self {
-        Self::Donated(tensor)
-    }
-}
-
-/// A compiled program and its runtime.
-pub struct Program {
-    name: String,
-    executable: LoadedExecutable,
-    runtime: Runtime,
-    arguments: Vec<Layout>,
-    results: Vec<Arc<Layout>>,
-}
-
-impl std::fmt::Debug for Program {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Program({})", self.name)
-    }
-}
-
-impl Program {
-    fn new(name: String, module: &Module, executable: LoadedExecutable, runtime: &Runtime) -> Self {
-        let (main, body) = (&module.main, module.main.body());
-        let layout = |id, sharding: &Option<Sharding>| Layout::new(&main.type_of(id).shape, sharding.as_ref());
-        let arguments = body.arguments.iter().zip(&main.arguments).map(|(id, of)| layout(*id, &of.sharding)).collect();
-        let results = body.results.iter().zip(&main.results).map(|(id, of)| layout(*id, &of.sharding).into()).collect();
-        Self { name, executable, runtime: runtime.clone(), arguments, results }
-    }
-
-    /// Launches the program and returns its results before it finishes: if it fails later, reading a result fails.
-    ///
-    /// # Errors
-    /// [`Error::OutOfMemory`], [`Error::TimedOut`] if an earlier wait for the device timed out, [`Error::Layout`] for an argument that is
-    /// sharded in another way than the program's parameter, [`Error::Device`].
-    pub fn run(&self, arguments: Vec<Argument<'_>>) -> Result<Vec<DeviceTensor>> {
-        let devices = self.runtime.devices.len();
-        for (index, (expected, argument)) in self.arguments.iter().zip(&arguments).enumerate() {
-            let found = argument.tensor().layout();
-            if devices > 1 && !found.is(expected, devices) {
-                let (expected, found) = (expected.to_string(), found.to_string());
-                return Err(Error::Layout { program: self.name.clone(), index, expected, found });
-            }
-        }
-        let mut lists: Vec<Vec<pjrt::Argument<'_>>> =
-            (0..devices).map(|_| Vec::with_capacity(arguments.len())).collect();
-        for argument in arguments {
-            match argument {
-                Argument::Borrowed(tensor) => {
-                    lists.iter_mut().zip(tensor.shards()).for_each(|(list, shard)| list.push(shard.into()));
-                }
-                Argument::Donated(tensor) => {
-                    lists.iter_mut().zip(tensor.into_shards()).for_each(|(list, shard)| list.push(shard.into()));
-                }
-            }
-        }
-        let outputs = self.executable.execute_donating(lists).map_err(|cause| self.failed(cause))?;
-        let mut outputs: Vec<_> = outputs.into_iter().map(Vec::into_iter).collect();
-        let results = self.results.iter().map(|layout| {
-            let shards: Vec<Buffer> = outputs.iter_mut().filter_map(Iterator::next).collect();
-            DeviceTensor::new(layout.clone(), shards)
-        });
-        Ok(results.collect())
-    }
-
-    /// Converts an error of a run.
-    fn failed(&self, cause: pjrt::Error) -> Error {
-        let mut operation = format!("running `{}`", self.name);
-        let devices = self.runtime.devices.len();
-        if devices > 1 {
-            operation += &format!(" on {devices} devices");
-        }
-        if !cause.is_out_of_memory() {
-            return Error::device(operation)(cause);
-        }
-        let least = self.runtime.least_available();
-        // Memory of XLA's CPU devices is shared.
-        if let Some((_, device)) = least.filter(|_| devices > 1 && self.runtime.kind != Kind::Cpu) {
-            operation += &format!(", of which {} has the least free memory", device_name(device, devices));
-        }
-        let stats = self.executable.executable().memory_stats();
-        let bytes = stats.map(|stats| stats.argument + stats.output + stats.temp - stats.alias);
-        let needed = bytes.ok().and_then(|bytes| u64::try_from(bytes).ok());
-        Error::out_of_memory(operation, [needed, least.map(|(bytes, _)| bytes)], Some(&self.name), cause)
-    }
-
-    /// Runs a program that has one result.
-    ///
-    /// # Errors
-    /// [`Error::Device`].
-    pub fn run_one(&self, arguments: Vec<Argument<'_>>) -> Result<DeviceTensor> {
-        let nothing = pjrt::Error::Nothing { operation: "PJRT_LoadedExecutable_Execute" };
-        self.run(arguments)?.pop().ok_or(nothing).map_err(Error::device(format!("running `{}`", self.name)))
-    }
-}
-
-/// Compiled programs by key, compiled on first use.
-#[derive(Debug)]
-pub(crate) struct Programs<K> {
-    compiled: HashMap<K, Arc<Program>>,
-}
-
-impl<K: Hash + Eq> Programs<K> {
-    pub(crate) fn new() -> Self {
-        Self { compiled: HashMap::new() }
-    }
-
-    /// Returns the program of `key`; `build` creates its module.
-    pub(crate) fn get(
-        &mut self,
-        runtime: &Runtime,
-        key: K,
-        build: impl FnOnce(&K) -> Result<Module>,
-    ) -> Result<Arc<Program>> {
-        if let Some(program) = self.compiled.get(&key) {
-            return Ok(program.clone());
-        }
-        let program = Arc::new(runtime.compile(&build(&key)?)?);
-        self.compiled.insert(key, program.clone());
-        Ok(program)
-    }
-}
-
-/// Finishes the module of `builder`.
-pub(crate) fn finish<'a>(
-    builder: Builder,
-    name: &str,
-    results: impl IntoIterator<Item = (&'a str, &'a Value)>,
-) -> Result<Module> {
-    let results: Vec<(&str, &Value)> = results.into_iter().collect();
-    builder.finish(name, &results).map_err(program_error(name))
-}
-
-/// Returns results of a program without names.
-pub(crate) fn unnamed<'a>(values: impl IntoIterator<Item = &'a Value>) -> impl Iterator<Item = (&'a str, &'a Value)> {
-    values.into_iter().map(|value| ("", value))
-}
-
-/// Returns the error of a program that cannot be built.
-pub(crate) fn program_error(program: &str) -> impl Fn(stablehlo::Error) -> Error {
-    move |source| Error::Program { program: program.into(), source }
 }

@@ -2,7 +2,7 @@
 
 use super::{Axis, AxisRules, Decoder, Matrix, Parameter, ParameterValues, Role};
 use crate::error::{Error, Result};
-use crate::runtime::finish;
+use crate::program::finish;
 use stablehlo::{Builder, Dtype, Manual, Module, Sharding, TensorType, Value, ValueId};
 
 /// Logical axes of the residual stream `[B, T, H]`.

@@ -5,8 +5,8 @@
 use super::PjrtPolicy;
 use crate::decoder::{Axis, Decoder, Rows};
 use crate::error::Result;
+use crate::program::{Argument, program_error};
 use crate::rollout::check_sequences;
-use crate::runtime::{Argument, program_error};
 use stablehlo::{Builder, Dtype, Module, Save, TensorType};
 
 /// Number of positions whose logits `[ROWS, V]` are computed per call.

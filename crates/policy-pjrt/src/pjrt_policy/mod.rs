@@ -8,8 +8,9 @@ mod steps;
 
 use crate::decoder::{Attention, AxisRules, Compute, Decoder, Parameter, Role, parameters};
 use crate::error::{Error, Result};
+use crate::program::Programs;
 use crate::rollout::{DeviceRollout, RolloutOptions};
-use crate::runtime::{Programs, Runtime};
+use crate::runtime::Runtime;
 use crate::storage::Storage;
 use crate::tensor::DeviceTensor;
 use crate::train::{AdamW, Device, Loss, Moments, TrainPrograms, default_tiling};

@@ -3,7 +3,7 @@
 use super::{PjrtPolicy, no_ref_policy};
 use crate::decoder::{Parameter, Role, Split};
 use crate::error::Result;
-use crate::runtime::{Argument, unnamed};
+use crate::program::{Argument, unnamed};
 use crate::storage::Storage;
 use stablehlo::{Builder, Dtype, Module, TensorType, Value};
 use std::sync::Arc;

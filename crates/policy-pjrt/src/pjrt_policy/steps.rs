@@ -2,7 +2,7 @@
 
 use super::PjrtPolicy;
 use crate::error::Result;
-use crate::runtime::Program;
+use crate::program::Program;
 use crate::train::{Applied, Device, Loss, LossHead, Moments, Rows, Scalars, StepOfState, Target, UploadedRows};
 use grpo_core::backend_api::plan::step;
 use grpo_core::{LossOutput, TokenBatch};

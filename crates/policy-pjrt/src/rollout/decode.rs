@@ -22,7 +22,7 @@ use super::sampling::{Sampler, SamplerValues};
 use super::state::{CACHE, ROWS, Shape, StateValues};
 use crate::decoder::{Broadcast, Decoder, Heads, Layers, MASKED, ParameterValues, Rotary, dot, zeros};
 use crate::error::Result;
-use crate::runtime::program_error;
+use crate::program::program_error;
 use stablehlo::{Builder, Dtype, Module, Reducer, Save, TensorType, Value};
 
 /// Configuration of a decode program.

@@ -10,7 +10,7 @@ use super::slots::Admission;
 use super::state::{State, StateValues};
 use crate::decoder::Decoder;
 use crate::error::Result;
-use crate::runtime::{Argument, program_error};
+use crate::program::{Argument, program_error};
 use crate::weights::DeviceWeights;
 use models::ModelConfig;
 use policy::{RolloutRequest, Sampling};

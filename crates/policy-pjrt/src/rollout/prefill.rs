@@ -7,7 +7,7 @@
 use super::state::{CACHE, ROWS, Shape, StateValues, dimensions};
 use crate::decoder::{Axis, Broadcast, Decoder, Layers, Rotary, Rows, zeros};
 use crate::error::Result;
-use crate::runtime::program_error;
+use crate::program::program_error;
 use stablehlo::{Builder, Dtype, Module, Reducer, Save, ScatterDimensions, TensorType, Value};
 
 /// Shape of a prefill.

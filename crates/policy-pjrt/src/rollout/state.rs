@@ -4,7 +4,7 @@
 
 use crate::decoder::{Axis, Compute, Decoder, zeros};
 use crate::error::{Error, Result};
-use crate::runtime::unnamed;
+use crate::program::unnamed;
 use crate::tensor::DeviceTensor;
 use models::ModelConfig;
 use stablehlo::{Builder, Dtype, Module, TensorType, Value};

@@ -5,7 +5,7 @@ use super::adamw::{Applied, Check, Moments, Numbers, Scalars, StateValues, updat
 use super::programs::{Gradients, TrainPrograms, TrainShape};
 use crate::decoder::{ParameterValues, zeros};
 use crate::error::Result;
-use crate::runtime::{Argument, Program, unnamed};
+use crate::program::{Argument, Program, unnamed};
 use crate::tensor::DeviceTensor;
 use crate::weights::DeviceWeights;
 use backend_tpu::program::Role;

@@ -3,7 +3,7 @@
 use super::{DeviceWeights, layer_of};
 use crate::decoder::{Decoder, Matrix, Parameter, Role, Split};
 use crate::error::Result;
-use crate::runtime::Programs;
+use crate::program::Programs;
 use crate::storage::Storage;
 use models::NamedTensor;
 use stablehlo::{Builder, Dtype, Module, TensorType, Value};

@@ -7,7 +7,8 @@ pub use reshard::common_refinement;
 
 use crate::decoder::{Axis, Parameter, Role, Split, parameters, zeros};
 use crate::error::{Error, Result};
-use crate::runtime::{Argument, Program, Programs, Runtime, unnamed};
+use crate::program::{Argument, Program, Programs, unnamed};
+use crate::runtime::Runtime;
 use crate::storage::Storage;
 use crate::tensor::DeviceTensor;
 use half::{bf16, f16};

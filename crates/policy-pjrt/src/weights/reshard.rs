@@ -3,7 +3,8 @@
 use super::DeviceWeights;
 use crate::decoder::{Parameter, Split};
 use crate::error::{Error, Result};
-use crate::runtime::{Programs, Runtime, unnamed};
+use crate::program::{Programs, unnamed};
+use crate::runtime::Runtime;
 use stablehlo::{Builder, Mesh, Module, Sharding, TensorType, Value};
 use std::sync::Arc;
 
@@ -41,7 +42,7 @@ fn module(weights: &DeviceWeights, [from, into]: [&Split; 2], mesh: &Mesh) -> Re
         f.shard(value, &old);
         f.shard_result(i, &new);
     }
-    crate::runtime::finish(f.clone(), "reshard", unnamed(&values))
+    crate::program::finish(f.clone(), "reshard", unnamed(&values))
 }
 
 /// Returns the mesh of the same devices, in the same order, of whose axes the axes of both meshes are products. Weights move from one

@@ -181,7 +181,9 @@ fn a_rollout_on_a_mesh_of_its_own_matches_one_device() {
 
 #[test]
 fn a_rollout_on_other_devices_than_the_training_is_an_error() {
-    for (training, rollout) in [(&[("fsdp", 8)][..], [("data", 4)]), (&[("fsdp", 8)], [("data", 1)]), (&[], [("data", 8)])] {
+    for (training, rollout) in
+        [(&[("fsdp", 8)][..], [("data", 4)]), (&[("fsdp", 8)], [("data", 1)]), (&[], [("data", 8)])]
+    {
         let runtime = if training.is_empty() { runtime().clone() } else { on_mesh(training) };
         let options = PjrtPolicyOptions { rollout_rules: Some(rules(&rollout)), ..PjrtPolicyOptions::default() };
         let error = PjrtPolicy::new(&runtime, &config(), 1, loss(), options).map(|_| ()).unwrap_err().to_string();

@@ -6,7 +6,8 @@ pub(crate) use programs::{Check, Numbers, StateValues, apply_module, update};
 
 use crate::decoder::Parameter;
 use crate::error::Result;
-use crate::runtime::{Argument, Program, Programs, Runtime};
+use crate::program::{Argument, Program, Programs};
+use crate::runtime::Runtime;
 use crate::storage::Storage;
 use crate::tensor::DeviceTensor;
 use crate::weights::DeviceWeights;

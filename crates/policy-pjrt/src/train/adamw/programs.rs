@@ -2,7 +2,7 @@
 
 use crate::decoder::{Parameter, Split, zeros};
 use crate::error::Result;
-use crate::runtime::unnamed;
+use crate::program::unnamed;
 use crate::storage::Storage;
 use policy::{AdamWStep, CLIP_EPSILON};
 use stablehlo::{Builder, Dtype, Module, Reducer, TensorType, Value};

@@ -3,7 +3,7 @@
 use super::{Batch, Outputs, TrainPrograms, TrainShape};
 use crate::decoder::{Matrix, Parameter, ParameterValues, Role as ParameterRole, zeros};
 use crate::error::Result;
-use crate::runtime::program_error;
+use crate::program::program_error;
 use backend_tpu::program::{Pass, Role, Spec, ValueTable, value_gradient};
 use stablehlo::{Dtype, Value, trace};
 

@@ -5,7 +5,7 @@ pub(super) use gradients::Gradients;
 use super::adamw::{Check, apply_module};
 use crate::decoder::{Compute, Decoder, Matrix, Parameter, ParameterValues, Role as ParameterRole, Rows, rows_at};
 use crate::error::Result;
-use crate::runtime::program_error;
+use crate::program::program_error;
 use crate::storage::Storage;
 use backend_tpu::aot::Variant;
 use backend_tpu::program::{Mesh, Numerics, Pass, Role, Spec};
