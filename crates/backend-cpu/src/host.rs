@@ -31,7 +31,7 @@ impl<'a> Tensors<'a> {
         let grads = grads.try_map(|tensor| match tensor {
             TensorMut::F32(t) => {
                 // Kernels read an accumulator before they write it. A new buffer then faults twice per page, and the second fault flushes
-                // the TLB of all threads: a fifth of a step with pages of 4 KiB.
+                // the TLB of all threads: a quarter to a third of a step with pages of 4 KiB (docs/notes/cpu-kernels.md).
                 advise_huge_pages(t);
                 Ok(t)
             }
