@@ -140,8 +140,9 @@ pub struct RunPrograms {
 
 impl RunPrograms {
     /// Returns the programs of `config` with its policy on devices of `kind`, ignoring `policy.device`: on the meshes of `config` with at most
-    /// `available` devices, or on one device without `policy.mesh`. A pretrained model needs no weights: config.json suffices in its folder, and only it and generation_config.json are downloaded from Hugging Face. Without
-    /// `data.max_prompt_length`, prompts take all of the model's context that `rollout.max_completion_length` leaves.
+    /// `available` devices, or on one device without `policy.mesh`. A pretrained model needs no weights: config.json suffices in its folder,
+    /// and only it and generation_config.json are downloaded from Hugging Face. Without `data.max_prompt_length`, prompts take all of the
+    /// model's context that `rollout.max_completion_length` leaves.
     ///
     /// # Errors
     /// The errors of [`TrainConfig::validate`]; [`Error::Model`] for a model that is missing or not supported;

@@ -11,7 +11,8 @@ pub struct Times {
     pub update_seconds: f64,
     /// The parts of an update by name; they add up to it. The head is a program of its own. The layers are loops with as many iterations as
     /// the model has layers; the MLP is twice the difference to a program with half its width, and attention with its projections is the
-    /// rest. On a mesh, the head is the loop over chunks of tokens in the update. If an update is one program, the optimizer is the time of the separate AdamW program.
+    /// rest. On a mesh, the head is the loop over chunks of tokens in the update. If an update is one program, the optimizer is the time of
+    /// the separate AdamW program.
     pub shares: Vec<(String, f64)>,
     /// Tokens of rows per second of an update.
     pub update_tokens_per_second: f64,
