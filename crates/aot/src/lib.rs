@@ -23,6 +23,7 @@ use run_config::{ModelSource, PolicyDevice, TrainConfig};
 use stablehlo::{Dtype, Module};
 use std::collections::BTreeMap;
 use std::path::Path;
+use trainer::MeshRules;
 
 /// The name of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -129,8 +130,8 @@ pub struct RunSizes {
 pub struct RunPrograms {
     shape: ModelConfig,
     decoder: Decoder,
-    /// The axis rules of training and of sampling.
-    rules: Option<[AxisRules; 2]>,
+    /// `None` on one device.
+    meshes: Option<MeshRules>,
     config: TrainConfig,
     micro_batch: TrainShape,
     rollout: RolloutPrograms,
@@ -175,11 +176,9 @@ impl RunPrograms {
             step: 0,
             first: 0,
         };
-        let rules = trainer::axis_rules(&config, &shape, available)?;
-        let [training, of_sampling] = match &rules {
-            Some([training, sampling]) => [Some(training), Some(sampling)],
-            None => [None; 2],
-        };
+        let meshes = MeshRules::within(&config, &shape, available)?;
+        let training = meshes.as_ref().map(|meshes| &meshes.training);
+        let of_sampling = meshes.as_ref().map(|meshes| &meshes.rollout);
         let sampler = decoder(&config, &shape, &options, of_sampling)?;
         let decoder = decoder(&config, &shape, &options, training)?;
         let of_rollout = RolloutPrograms::of(&sampler, compute.dtype(), options.rollout, rollout_sizes, &sampling, 1);
@@ -227,7 +226,7 @@ impl RunPrograms {
             },
             can_roll_back: options.can_roll_back,
         };
-        Ok(Self { shape, decoder, rules, config, micro_batch, rollout, options, sizes })
+        Ok(Self { shape, decoder, meshes, config, micro_batch, rollout, options, sizes })
     }
 
     /// Returns the sizes.
@@ -235,9 +234,9 @@ impl RunPrograms {
         self.sizes
     }
 
-    /// Returns the axis rules of training and of sampling; `None` on one device.
-    pub fn axis_rules(&self) -> Option<&[AxisRules; 2]> {
-        self.rules.as_ref()
+    /// Returns the meshes of the run; `None` on one device.
+    pub fn meshes(&self) -> Option<&MeshRules> {
+        self.meshes.as_ref()
     }
 
     /// Returns the programs that a run executes, then the partial programs from which shares of time are computed.
@@ -248,7 +247,7 @@ impl RunPrograms {
             false => (&[Gradient, Score, Apply], &[HalfMlp]),
         };
         // On a mesh, the head has no program of its own.
-        let head: &[ProgramName] = if self.rules.is_none() { &[Head] } else { &[] };
+        let head: &[ProgramName] = if self.meshes.is_none() { &[Head] } else { &[] };
         let decode = self.rollout.decode.iter().map(|(columns, _)| Decode(*columns));
         let runs = of_update.iter().copied().chain([Prefill, Admit]).chain(decode);
         runs.chain(head.iter().chain(parts).copied()).collect()
@@ -284,7 +283,7 @@ impl RunPrograms {
                     &self.config,
                     &half,
                     &self.options,
-                    self.rules.as_ref().map(|[rules, _]| rules),
+                    self.meshes.as_ref().map(|meshes| &meshes.training),
                 )?)
             }
             ProgramName::Score => self.train(&self.decoder).score(&loss, shape),
@@ -326,7 +325,7 @@ impl RunPrograms {
                 let weights = sizes.matmul_parameters * sizes.operand_bytes;
                 let flops = 2.0 * (sizes.matmul_parameters * sizes.slots) as f64;
                 let turns = sizes.tokens_per_call as f64;
-                let parts = |axis| self.rules.as_ref().map_or(1, |[_, rules]| rules.parts(axis));
+                let parts = |axis| self.meshes.as_ref().map_or(1, |meshes| meshes.rollout.parts(axis));
                 // Each device reads its shards of weights and of heads.
                 let bytes = weights / parts(Axis::Mlp) + cache / (parts(Axis::Batch) * parts(Axis::Kv));
                 Floor::new(turns * flops / devices, turns * bytes as f64, chip)

@@ -53,7 +53,7 @@ impl RunPrograms {
         };
         let layers = of_layers(of_update)?;
         let mlp = 2.0 * (layers - of_layers(ProgramName::HalfMlp)?);
-        let head = match self.axis_rules() {
+        let head = match self.meshes() {
             None => time(ProgramName::Head)?,
             Some(_) => of_head(report(of_update)?, sizes.layers)?,
         };

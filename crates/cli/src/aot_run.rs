@@ -116,7 +116,9 @@ pub(crate) fn run(args: Args, compiling: &Compiling) -> anyhow::Result<Outcome> 
         name: config.run.name.clone(),
         target: target.name().into(),
         chip: target.chip(),
-        meshes: programs.axis_rules().map(|rules| rules.each_ref().map(|rules| rules.mesh().to_string())),
+        meshes: programs
+            .meshes()
+            .map(|meshes| [&meshes.training, &meshes.rollout].map(|rules| rules.mesh().to_string())),
         sizes: programs.sizes(),
         programs: compiled,
         memory,

@@ -27,7 +27,7 @@ pub use {data, grpo_core, models, policy, rewards};
 
 pub use error::{Error, Result};
 pub use factory::{Parts, export_policy};
-pub use mesh::{axis_rules, default_axis_rules};
+pub use mesh::{MeshRules, default_axis_rules};
 pub use prepared::{Overview, Prepared};
 pub use pretrained::open_model;
 pub use prompts::{check_rows, count_tokens, encode_prompt, open_data, open_tokenizer, opens_think};

@@ -7,11 +7,13 @@ use policy_pjrt::decoder::{Axis, AxisRules, Compute, Decoder};
 use run_config::{LogicalAxisRules, MeshAxis, MeshChoice, MeshConfig, PolicyConfig, TrainConfig, check};
 use stablehlo::Mesh;
 
-/// The axis rules of training and of sampling, over the same devices.
+/// The meshes of a run and their axis rules. Both meshes have the same devices.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct MeshRules {
-    pub(crate) training: AxisRules,
-    pub(crate) rollout: AxisRules,
+pub struct MeshRules {
+    /// The rules of training and scoring.
+    pub training: AxisRules,
+    /// The rules of sampling.
+    pub rollout: AxisRules,
 }
 
 /// Returns the number of devices of a run's mesh, if the configuration says it: `policy.devices`, or the product of the axes.
@@ -23,18 +25,19 @@ pub(crate) fn devices(policy: &PolicyConfig) -> Option<usize> {
     }
 }
 
-/// Returns the axis rules of training and of sampling for a run with this configuration and model on `available` devices; `None` without
-/// `policy.mesh`. The mesh may have fewer devices.
-///
-/// # Errors
-/// [`crate::Error::Config`] for a mesh of more devices, and for an axis that does not divide the model's dimensions, with its legal sizes.
-pub fn axis_rules(config: &TrainConfig, shape: &ModelConfig, available: usize) -> Result<Option<[AxisRules; 2]>> {
-    let devices = devices(&config.policy).unwrap_or(available);
-    check(devices <= available, "policy.mesh", &format!("at most {available} devices"), format!("{devices} devices"))?;
-    Ok(MeshRules::of(config, shape, devices)?.map(|MeshRules { training, rollout }| [training, rollout]))
-}
-
 impl MeshRules {
+    /// Returns the meshes of a run with this configuration and model on `available` devices, of which it may use fewer; `None` without
+    /// `policy.mesh`.
+    ///
+    /// # Errors
+    /// [`crate::Error::Config`] for a mesh of more devices, and for an axis that does not divide the model's dimensions, with its legal sizes.
+    pub fn within(config: &TrainConfig, shape: &ModelConfig, available: usize) -> Result<Option<Self>> {
+        let devices = devices(&config.policy).unwrap_or(available);
+        let expected = format!("at most {available} devices");
+        check(devices <= available, "policy.mesh", &expected, format!("{devices} devices"))?;
+        Self::of(config, shape, devices)
+    }
+
     /// Returns the meshes of a run on this number of devices; `None` without `policy.mesh`.
     ///
     /// # Errors

@@ -30,10 +30,8 @@ impl Split {
 
     /// Returns the number of elements of a parameter on each device.
     pub(crate) fn elements_of(&self, parameter: &Parameter) -> u64 {
-        // Each axis of the mesh shards one dimension only.
-        let ty = TensorType::new(Dtype::F32, &parameter.shape[..]);
-        let part = self.sharding(&parameter.axes).and_then(|sharding| sharding.part(&ty).ok());
-        part.unwrap_or(ty).shape.iter().map(|size| *size as u64).product()
+        let elements = self.rules().map(|rules| rules.elements(parameter));
+        elements.unwrap_or_else(|| parameter.shape.iter().product()) as u64
     }
 
     /// Returns the axis rules.
