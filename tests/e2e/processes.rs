@@ -93,7 +93,9 @@ fn if_a_process_is_killed_the_other_names_it_and_the_run_resumes() {
         let settings = ["grpo.max_steps=4", "eval.eval_steps=2", "eval.num_problems=8"];
         let [leader, follower] = processes();
         let leader = runs.resume("run").args(from).set(settings).set(leader).spawn();
-        let follower = grpo(["train", "--resume", "/nowhere"]).args(from).set(follower).spawn();
+        // Assignments of other sections are the leader's; this one is not complete without its configuration.
+        let of_leader = ["rewards.http.judge.headers.X-Api-Key=secret"];
+        let follower = grpo(["train", "--resume", "/nowhere"]).args(from).set(of_leader).set(follower).spawn();
         let [leader, follower] = both([leader, follower]);
         assert_eq!((leader.code, follower.code), (Some(0), Some(0)), "{leader}{follower}");
         runs.resume("alone").args(from).set(settings).set(ALONE).succeed();

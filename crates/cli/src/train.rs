@@ -93,12 +93,12 @@ pub(crate) fn run(args: Args, compiling: Compiling) -> anyhow::Result<Outcome> {
 /// Returns this process as a follower, connected to process 0; `None` if it leads the run, or is its only process.
 fn follower(args: &Args) -> anyhow::Result<Option<Follower>> {
     Ok(match &args.resume {
-        // A follower has no run folder: process 0 sends the configuration. Other assignments may need the rest of it.
+        // A follower has no run folder: process 0 sends the configuration. Other assignments may need the rest of it, and are process 0's.
         Some(_) => {
             let of_processes = |assignment: &&String| assignment.trim_start().starts_with("distributed");
             let own: Vec<String> = args.layers.set.iter().filter(of_processes).cloned().collect();
             match Layers::new().set(&own)?.resolve::<TrainConfig>()?.distributed.is_follower() {
-                true => Some(Follower::resume(&args.layers.set)?),
+                true => Some(Follower::resume(&own)?),
                 false => None,
             }
         }
