@@ -29,7 +29,9 @@ struct Inner {
     platform_version: String,
     devices: Vec<Device>,
     addressable_devices: Vec<Device>,
-    launches: Mutex<()>,
+    launches: Arc<Mutex<()>>,
+    #[cfg(feature = "simulated")]
+    process: Option<crate::simulated::Process>,
 }
 
 impl Client {
@@ -52,9 +54,34 @@ impl Client {
             devices: devices.into_iter().map(Device::new).collect(),
             addressable_devices: addressable_devices.into_iter().map(Device::new).collect(),
             handle,
-            launches: Mutex::default(),
+            launches: Arc::default(),
+            #[cfg(feature = "simulated")]
+            process: None,
         };
         Ok(Client { inner: Arc::new(inner) })
+    }
+
+    /// Returns a client of one simulated process, with these devices of all processes, and its own ones.
+    #[cfg(feature = "simulated")]
+    pub(crate) fn of_process(&self, devices: [Vec<Device>; 2], process: crate::simulated::Process) -> Self {
+        let [devices, addressable_devices] = devices;
+        let Inner { handle, plugin, platform_name, platform_version, launches, .. } = &*self.inner;
+        let inner = Inner {
+            handle: Arc::clone(handle),
+            plugin: *plugin,
+            platform_name: platform_name.clone(),
+            platform_version: platform_version.clone(),
+            devices,
+            addressable_devices,
+            launches: Arc::clone(launches),
+            process: Some(process),
+        };
+        Client { inner: Arc::new(inner) }
+    }
+
+    #[cfg(feature = "simulated")]
+    pub(crate) fn simulated(&self) -> Option<&crate::simulated::Process> {
+        self.inner.process.as_ref()
     }
 
     /// The default limit of a wait for a device: an hour.
@@ -131,7 +158,7 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// [`Error::Size`] if `dims` and `data` disagree; [`Error::Foreign`] if the device belongs to another client;
+    /// [`Error::Size`] if `dims` and `data` disagree; [`Error::Foreign`] if the device belongs to another client or process;
     /// [`Error::TimedOut`] after [`Client::wait_limit`].
     pub fn buffer_from_host<T: Element>(&self, data: &[T], dims: &[usize], device: &Device) -> Result<Buffer> {
         let whole: Vec<_> = dims.iter().map(|&dim| 0..dim).collect();
@@ -163,7 +190,7 @@ impl Client {
     /// # Errors
     ///
     /// [`Error::Size`] if `dims` and `data` disagree; [`Error::Part`] if `part` is not within `dims`; [`Error::Foreign`]
-    /// if the device belongs to another client.
+    /// if the device belongs to another client or process.
     pub fn buffer_from_host_async<T: Element>(
         &self,
         data: &[T],
@@ -171,7 +198,7 @@ impl Client {
         part: &[Range<usize>],
         device: &Device,
     ) -> Result<Buffer> {
-        if !device.belongs_to(self.handle()) {
+        if !self.addressable_devices().contains(device) {
             return Err(Error::Foreign { operation: "buffer_from_host", what: "device" });
         }
         let (type_code, element_size) = (T::DTYPE.to_raw(), T::DTYPE.size());
@@ -191,7 +218,7 @@ impl Client {
     }
 
     pub(crate) fn is(&self, other: &Client) -> bool {
-        Arc::ptr_eq(&self.inner, &other.inner)
+        Arc::ptr_eq(&self.inner.handle, &other.inner.handle)
     }
 
     pub(crate) fn api(&self) -> &'static ffi::Api {

@@ -48,6 +48,50 @@ impl CompileCache {
         self.entries.directory()
     }
 
+    /// Returns the serialized executable of `program`, for [`Client::load`]; `None` if there is none.
+    ///
+    /// # Errors
+    ///
+    /// [`crate::Error::Exposed`] if others may write to the entry or to a folder above it.
+    pub fn read(
+        &self,
+        client: &Client,
+        program: impl AsRef<[u8]>,
+        options: &CompileOptions,
+    ) -> Result<Option<Vec<u8>>> {
+        self.entries.read(&key(client, program.as_ref(), options)?)
+    }
+
+    /// Writes the executable of `program`. Returns `false` if the plugin cannot serialize it, or if writing fails, with a warning in the
+    /// log.
+    ///
+    /// # Errors
+    ///
+    /// The errors of reading the descriptions of devices.
+    pub fn write(
+        &self,
+        client: &Client,
+        program: impl AsRef<[u8]>,
+        options: &CompileOptions,
+        executable: &LoadedExecutable,
+    ) -> Result<bool> {
+        Ok(self.write_at(&key(client, program.as_ref(), options)?, executable))
+    }
+
+    fn write_at(&self, key: &Key, executable: &LoadedExecutable) -> bool {
+        let serialized = executable.executable().serialize();
+        match serialized.and_then(|serialized| self.entries.write(key, &serialized)) {
+            Ok(()) => return true,
+            // Not logged: this plugin cannot serialize any executable.
+            Err(error) if error.is_unsupported() => {}
+            Err(error) => {
+                let folder = self.directory().display();
+                tracing::warn!("{folder}: an executable is not cached, and will be compiled again: {error}");
+            }
+        }
+        false
+    }
+
     /// Loads the executable of `program` from the cache, or compiles and caches it. If writing fails (for example
     /// because the disk is full), the executable is returned with a warning in the log.
     ///
@@ -67,17 +111,8 @@ impl CompileCache {
         }
         let outcome = if self.entries.contains(&key) { CacheOutcome::Replaced } else { CacheOutcome::Miss };
         let executable = client.compile(program, options)?;
-        let serialized = executable.executable().serialize();
-        match serialized.and_then(|serialized| self.entries.write(&key, &serialized)) {
-            Ok(()) => return Ok((executable, outcome)),
-            // Not logged: this plugin cannot serialize any executable.
-            Err(error) if error.is_unsupported() => {}
-            Err(error) => {
-                let folder = self.directory().display();
-                tracing::warn!("{folder}: an executable is not cached, and will be compiled again: {error}");
-            }
-        }
-        Ok((executable, CacheOutcome::Uncacheable))
+        let is_cached = self.write_at(&key, &executable);
+        Ok((executable, if is_cached { outcome } else { CacheOutcome::Uncacheable }))
     }
 }
 

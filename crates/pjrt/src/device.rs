@@ -35,6 +35,9 @@ impl DeviceDescription {
 #[derive(Clone)]
 pub struct Device {
     handle: Child<ffi::Device, ffi::Client>,
+    /// The process to which a simulation assigns the device.
+    #[cfg(feature = "simulated")]
+    process: Option<i32>,
 }
 
 /// The statistics of a device's allocator, in bytes unless stated otherwise; `None` if the plugin does not report the
@@ -58,14 +61,28 @@ pub struct DeviceMemoryStats {
 
 impl Device {
     pub(crate) fn new(handle: Child<ffi::Device, ffi::Client>) -> Self {
-        Device { handle }
+        Device {
+            handle,
+            #[cfg(feature = "simulated")]
+            process: None,
+        }
+    }
+
+    /// Returns the same device, described as one of a simulated process.
+    #[cfg(feature = "simulated")]
+    pub(crate) fn of_process(self, process: i32) -> Self {
+        Device { process: Some(process), ..self }
     }
 
     /// Returns a description of the device, without accessing the device.
     pub fn description(&self) -> Result<DeviceDescription> {
         let args = self.api().outputs(ffi::DeviceGetDescription::new(self.handle()))?;
         let description = args.description.ok_or(Error::Nothing { operation: ffi::DeviceGetDescription::NAME })?;
-        DeviceDescription::read(self.api(), description)
+        let description = DeviceDescription::read(self.api(), description)?;
+        #[cfg(feature = "simulated")]
+        let description =
+            DeviceDescription { process_index: self.process.unwrap_or(description.process_index), ..description };
+        Ok(description)
     }
 
     /// Returns the statistics of the device's allocator. The CPU plugin has none: the error satisfies
@@ -89,10 +106,6 @@ impl Device {
 
     pub(crate) fn handle(&self) -> Ref<'_, ffi::Device> {
         self.handle.get()
-    }
-
-    pub(crate) fn belongs_to(&self, client: &ffi::Owned<ffi::Client>) -> bool {
-        self.handle.parent().get().is(client.get())
     }
 
     fn api(&self) -> &'static Api {

@@ -144,7 +144,7 @@ pub enum Error {
         index: usize,
     },
     /// Two objects of different clients or plugins in one call.
-    #[error("{operation}: the {what} belongs to another client")]
+    #[error("{operation}: the {what} belongs to another client or process")]
     Foreign {
         /// The operation.
         operation: &'static str,

@@ -168,6 +168,8 @@ pub struct LoadedExecutable {
     client: Client,
     /// The types of the parameters. They are checked here, because plugins compare sizes only.
     parameters: Option<Vec<ArrayType>>,
+    /// `true` if it runs on several devices, in this process or in others.
+    is_collective: bool,
 }
 
 impl LoadedExecutable {
@@ -175,7 +177,8 @@ impl LoadedExecutable {
         let (launcher, executable) = Launcher::new(loaded)?;
         let executable = Executable::new(executable, None);
         let parameters = executable.parameters().ok().flatten();
-        Ok(LoadedExecutable { launcher, executable, client, parameters })
+        let is_collective = executable.num_replicas()? * executable.num_partitions()? > 1;
+        Ok(LoadedExecutable { launcher, executable, client, parameters, is_collective })
     }
 
     /// Returns the executable's metadata.
@@ -191,14 +194,15 @@ impl LoadedExecutable {
     /// Returns the devices of this process that run it, in the order of the argument lists.
     pub fn devices(&self) -> Result<Vec<Device>> {
         let args = self.launcher.loaded().ask(ffi::LoadedAddressableDevices::new)?;
-        let known = self.client.devices();
+        let known = self.client.addressable_devices();
         let find = |&device: &ffi::Ref<'_, ffi::Device>| known.iter().find(|each| each.handle().is(device)).cloned();
         Ok(args.devices.get().iter().filter_map(find).collect())
     }
 
     /// Runs the executable once on every device and returns its outputs, `[devices][outputs]`.
     ///
-    /// `arguments` are `[devices][args]` and stay intact. The call returns after the launch: errors of the run appear
+    /// `arguments` are `[devices][args]`, for [`LoadedExecutable::devices`], and stay intact. If the executable runs on devices of several
+    /// processes, every process calls it, in the same order as other such executables. The call returns after the launch: errors of the run appear
     /// when an output is awaited or read (or here, if there are no outputs).
     ///
     /// # Errors
@@ -222,13 +226,24 @@ impl LoadedExecutable {
         let not_donated = not_donated(&arguments)?;
         let handles: Vec<Vec<_>> =
             arguments.iter().map(|list| list.iter().map(|argument| argument.buffer().handle()).collect()).collect();
-        let in_order = (handles.len() > 1).then(|| self.client.launch_in_order());
-        let outputs = self.launcher.launch(&handles, &not_donated)?;
-        drop(in_order);
+        let outputs = self.launch(&handles, &not_donated)?;
         // Donated buffers are dropped here; the plugin keeps their memory as long as the run needs it.
         drop(arguments);
         let buffers = |list: Vec<_>| list.into_iter().map(|handle| Buffer::new(self.client.clone(), handle)).collect();
         outputs.into_iter().map(buffers).collect()
+    }
+
+    fn launch(
+        &self,
+        arguments: &[Vec<ffi::Ref<'_, ffi::Buffer>>],
+        not_donated: &[i64],
+    ) -> Result<Vec<Vec<Owned<ffi::Buffer>>>> {
+        #[cfg(feature = "simulated")]
+        if let Some(process) = self.client.simulated() {
+            return process.launch(&self.client, &self.launcher, arguments, not_donated);
+        }
+        let _in_order = self.is_collective.then(|| self.client.launch_in_order());
+        self.launcher.launch(arguments, not_donated)
     }
 
     /// Plugins compare sizes at most: they would accept an `i32` for an `f32`. A wrong number of arguments is left to

@@ -62,6 +62,8 @@ pub mod install;
 mod key_value;
 mod plugin;
 mod runs;
+#[cfg(feature = "simulated")]
+mod simulated;
 mod topology;
 mod value;
 

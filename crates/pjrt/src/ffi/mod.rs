@@ -9,6 +9,8 @@ mod exit;
 #[cfg(test)]
 mod fake;
 mod host;
+#[cfg(feature = "simulated")]
+mod joint;
 mod key_value;
 mod launch;
 mod library;
@@ -23,6 +25,8 @@ use std::ptr::NonNull;
 
 pub(crate) use calls::*;
 pub(crate) use host::{HostArray, HostCopy, copy_from_host, copy_to_host};
+#[cfg(feature = "simulated")]
+pub(crate) use joint::JointLaunch;
 pub(crate) use key_value::create_client;
 pub(crate) use launch::Launcher;
 pub(crate) use library::{open, set_variables};
