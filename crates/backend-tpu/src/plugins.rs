@@ -3,8 +3,9 @@
 
 use grpo_core::error::{Error, Result};
 pub use pjrt::install::{Kind, install};
-use pjrt::{Client, NamedValue, Plugin, Topology};
+use pjrt::{Client, KeyValueStore, NamedValue, Plugin, Topology};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// The environment variable with the path of a plugin, for any kind of device.
 pub const VARIABLE: &str = "GRPO_PJRT_PLUGIN";
@@ -51,9 +52,27 @@ pub fn load(kind: Kind, path: Option<&Path>) -> Result<Plugin> {
 /// The errors of [`load`]; [`Error::Backend`] if the plugin finds no devices, or serves another kind.
 pub fn client(kind: Kind, path: Option<&Path>, options: &[(&str, NamedValue)]) -> Result<Client> {
     let plugin = load(kind, path)?;
-    let opened = plugin.client(options);
+    opened(kind, plugin, plugin.client(options))
+}
+
+/// Opens the devices of `kind` in one of several processes; see [`find`] and [`Plugin::client_with_store`].
+///
+/// # Errors
+/// The errors of [`client`].
+pub fn client_with_store(
+    kind: Kind,
+    path: Option<&Path>,
+    options: &[(&str, NamedValue)],
+    store: Arc<dyn KeyValueStore>,
+) -> Result<Client> {
+    let plugin = load(kind, path)?;
+    opened(kind, plugin, plugin.client_with_store(options, store))
+}
+
+/// Returns an opened client that serves `kind`.
+fn opened(kind: Kind, plugin: Plugin, client: pjrt::Result<Client>) -> Result<Client> {
     let client =
-        opened.map_err(|error| failed(kind, format!("{} opens no devices: {error}", plugin.path().display())))?;
+        client.map_err(|error| failed(kind, format!("{} opens no devices: {error}", plugin.path().display())))?;
     check_platform(kind, plugin, client.platform_name())?;
     Ok(client)
 }
