@@ -76,6 +76,29 @@ pub enum Error {
         /// Shape and sharding of the argument.
         found: String,
     },
+    /// A tensor is read in a process whose devices do not have all of it: a bug in this crate.
+    #[error("reading {what}: expected {elements} elements on the devices of this process, found {found}")]
+    NotAddressable {
+        /// The tensor.
+        what: String,
+        /// The number of elements of the tensor.
+        elements: usize,
+        /// The number of elements on the devices of this process.
+        found: usize,
+    },
+    /// The devices of a run with several processes do not fit the processes.
+    #[error("the devices of {device}: expected {expected}, found {found}")]
+    Processes {
+        /// Kind of device.
+        device: String,
+        /// The requirement.
+        expected: String,
+        /// The devices found.
+        found: String,
+    },
+    /// Another process of the run has failed.
+    #[error(transparent)]
+    Store(#[from] distributed::Error),
     /// The plugin's compiler rejects a program.
     #[error(
         "the program `{program}` does not compile for {device}: {cause}; the compiler belongs to {plugin}: \

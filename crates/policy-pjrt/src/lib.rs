@@ -27,7 +27,9 @@
 pub mod decoder;
 mod error;
 mod memory;
+mod mesh_processes;
 mod pjrt_policy;
+mod processes;
 mod program;
 mod ring_order;
 mod rollout;
@@ -39,9 +41,10 @@ mod weights;
 
 pub use error::{Error, Result};
 pub use memory::TrainingSizes;
+pub use mesh_processes::MeshProcesses;
 pub use pjrt_policy::{PjrtPolicy, PjrtPolicyOptions};
 pub use program::{Argument, Program};
-pub use ring_order::ring_order;
+pub use ring_order::{mesh_order, ring_order};
 pub use rollout::{DeviceRollout, RolloutOptions, RolloutPrograms, RolloutSizes};
 pub use runtime::Runtime;
 pub use tensor::DeviceTensor;

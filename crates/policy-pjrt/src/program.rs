@@ -64,7 +64,8 @@ impl Program {
         Self { name, executable, runtime: runtime.clone(), arguments, results }
     }
 
-    /// Launches the program and returns its results before it finishes: if it fails later, reading a result fails.
+    /// Launches the program and returns its results before it finishes: if it fails later, reading a result fails. On the devices of several
+    /// processes, all processes run the same programs in the same order.
     ///
     /// # Errors
     /// [`Error::OutOfMemory`], [`Error::TimedOut`] if an earlier wait for the device timed out, [`Error::Layout`] for an argument that is
@@ -78,8 +79,9 @@ impl Program {
                 return Err(Error::Layout { program: self.name.clone(), index, expected, found });
             }
         }
+        let own = self.runtime.own_devices();
         let mut lists: Vec<Vec<pjrt::Argument<'_>>> =
-            (0..devices).map(|_| Vec::with_capacity(arguments.len())).collect();
+            own.positions.iter().map(|_| Vec::with_capacity(arguments.len())).collect();
         for argument in arguments {
             match argument {
                 Argument::Borrowed(tensor) => {
@@ -94,7 +96,7 @@ impl Program {
         let mut outputs: Vec<_> = outputs.into_iter().map(Vec::into_iter).collect();
         let results = self.results.iter().map(|layout| {
             let shards: Vec<Buffer> = outputs.iter_mut().filter_map(Iterator::next).collect();
-            DeviceTensor::new(layout.clone(), shards)
+            DeviceTensor::new(layout.clone(), own, shards)
         });
         Ok(results.collect())
     }

@@ -1,6 +1,20 @@
-//! The order of the chips of a TPU slice in a mesh.
+//! The order of devices in a mesh.
 
+use backend_tpu::plugins::Kind;
 use pjrt::{DeviceDescription, NamedValue};
+
+/// Returns the indices of the first `count` devices of a client in the order of a mesh: by id, and TPUs in the order of a ring
+/// ([`ring_order`]). All processes of a run have the same order.
+pub fn mesh_order(kind: Kind, devices: &[DeviceDescription], count: usize) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..devices.len()).collect();
+    order.sort_by_key(|at| devices[*at].id);
+    order.truncate(count);
+    if kind != Kind::Tpu {
+        return order;
+    }
+    let chips: Vec<DeviceDescription> = order.iter().map(|at| devices[*at].clone()).collect();
+    ring_order(&chips).into_iter().map(|at| order[at]).collect()
+}
 
 /// Returns the indices of the chips of a TPU slice in the order of a ring of neighbours: the collectives of a mesh axis pass data
 /// between devices that follow one another.
@@ -97,6 +111,20 @@ mod tests {
         let [x, y, z] = sizes;
         let at = |i: i64| NamedValue::Ints(vec![i % x, i / x % y, i / x / y]);
         (0..x * y * z).map(|i| device(i as usize, &[("coords", at(i)), ("core_on_chip", 0.into())])).collect()
+    }
+
+    #[test]
+    fn the_order_of_a_mesh_does_not_depend_on_the_order_of_a_client() {
+        let ids = |kind, devices: &[DeviceDescription], count| -> Vec<i32> {
+            mesh_order(kind, devices, count).into_iter().map(|at| devices[at].id).collect()
+        };
+        let mut devices = slice([4, 2, 1]);
+        for _ in 0..devices.len() {
+            devices.rotate_left(3);
+            assert_eq!(ids(Kind::Tpu, &devices, 8), [0, 1, 2, 3, 7, 6, 5, 4]);
+            assert_eq!(ids(Kind::Cuda, &devices, 8), [0, 1, 2, 3, 4, 5, 6, 7]);
+            assert_eq!(ids(Kind::Cpu, &devices, 3), [0, 1, 2]);
+        }
     }
 
     #[test]

@@ -2,18 +2,23 @@
 
 use crate::decoder::{Axis, AxisRules, Split};
 use crate::error::{Error, Result};
+use crate::mesh_processes::MeshProcesses;
+use crate::processes::Replicating;
 use crate::program::Program;
-use crate::ring_order::ring_order;
-use crate::tensor::{DeviceTensor, Layout, device_name};
+use crate::ring_order::mesh_order;
+use crate::tensor::{DeviceTensor, Layout, OwnDevices, device_name};
 use backend_tpu::compile_options::options_for_decoder;
 use backend_tpu::plugins::{self, Kind};
+use distributed::Store;
 use models::MemoryTable;
 use pjrt::{
-    CacheOutcome, Client, CompileCache, CompileOptions, Device, DeviceDescription, Element, NamedValue, OptionValue,
+    CacheOutcome, Client, CompileCache, CompileOptions, Device, DeviceDescription, Element, LoadedExecutable,
+    NamedValue, OptionValue,
 };
 use stablehlo::Module;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Devices of a PJRT plugin, the mesh that they form, and the plugin's compiler. Clones share the client.
@@ -22,12 +27,17 @@ use std::time::Duration;
 #[derive(Clone, Debug)]
 pub struct Runtime {
     kind: Kind,
-    client: Client,
-    /// In the order of the mesh.
+    pub(crate) client: Client,
+    /// The devices of all processes, in the order of the mesh.
     devices: Vec<Device>,
+    own: Arc<OwnDevices>,
+    pub(crate) processes: MeshProcesses,
+    /// The connection to the other processes of the devices, if there are any.
+    pub(crate) store: Option<Arc<Store>>,
     split: Split,
-    options: CompileOptions,
-    cache: Option<CompileCache>,
+    pub(crate) options: CompileOptions,
+    pub(crate) cache: Option<CompileCache>,
+    pub(crate) replicating: Replicating,
 }
 
 impl Runtime {
@@ -63,40 +73,62 @@ impl Runtime {
     /// Uses the first device of an open client.
     ///
     /// # Errors
-    /// [`Error::Loss`] if the client has no device.
+    /// [`Error::Loss`] if the client has no device; [`Error::Processes`] if it has devices of several processes.
     pub fn new(kind: Kind, client: Client) -> Result<Self> {
+        let processes = MeshProcesses::of_devices(&descriptions(client.devices())?).processes();
+        if processes.len() > 1 {
+            return Err(Error::Processes {
+                device: format!("pjrt:{}", kind.name()),
+                expected: "devices of one process, or a run with the section distributed".into(),
+                found: format!("{} devices of {} processes", client.devices().len(), processes.len()),
+            });
+        }
+        Self::first_device(kind, client)
+    }
+
+    /// Uses the first device of this process.
+    pub(crate) fn first_device(kind: Kind, client: Client) -> Result<Self> {
         let Some(device) = client.addressable_devices().first().cloned() else {
             return Err(failed(kind, "the plugin has no device on this machine".into()));
         };
         let (devices, split, options) = (vec![device], Split::default(), options_for_decoder(kind));
-        Ok(Self { kind, client, devices, split, options, cache: None })
+        let own = OwnDevices { of_mesh: 1, positions: vec![0] }.into();
+        let processes = MeshProcesses::of_devices(&descriptions(&devices)?);
+        let (store, cache, replicating) = (None, None, Replicating::default());
+        Ok(Self { kind, client, devices, own, processes, store, split, options, cache, replicating })
     }
 
-    /// Arranges the first devices of the client as the mesh of `rules`; the chips of a TPU in the order of a ring ([`ring_order`]).
-    /// Policies and rollouts that are created with this runtime are sharded by the rules.
+    /// Arranges the first devices of the client as the mesh of `rules`, in the order of [`mesh_order`]. Policies and rollouts that are created
+    /// with this runtime are sharded by the rules. With several processes, the mesh has the devices of all of them.
     ///
     /// # Errors
-    /// [`Error::Loss`] if the mesh has more devices than the client.
+    /// [`Error::Loss`] if the mesh has more devices than the client, or not the devices of all processes.
     pub fn on_mesh(mut self, rules: AxisRules) -> Result<Self> {
-        let (wanted, found) = (rules.mesh().devices(), self.client.addressable_devices());
-        if wanted > found.len() {
-            let mesh = rules.mesh();
-            return Err(failed(
-                self.kind,
-                format!("the mesh {mesh} has {wanted} devices, and this process has {}", found.len()),
-            ));
+        let (mesh, all) = (rules.mesh(), descriptions(self.client.devices())?);
+        let (wanted, found) = (mesh.devices(), all.len());
+        let refused = match &self.store {
+            Some(store) if wanted != found => format!("all {} processes have {found}", store.num_processes()),
+            None if wanted > found => format!("this process has {found}"),
+            _ => String::new(),
+        };
+        if !refused.is_empty() {
+            return Err(failed(self.kind, format!("the mesh {mesh} has {wanted} devices, and {refused}")));
         }
-        self.devices = found[..wanted].to_vec();
-        if self.kind == Kind::Tpu {
-            let order = ring_order(&descriptions(&self.devices)?);
-            self.devices = order.into_iter().map(|i| self.devices[i].clone()).collect();
-        }
-        self.options = options_on(&self.devices, self.options)?;
+        let order = mesh_order(self.kind, &all, wanted);
+        let all: Vec<DeviceDescription> = order.iter().map(|at| all[*at].clone()).collect();
+        self.devices = order.iter().map(|at| self.client.devices()[*at].clone()).collect();
+        let own = self.client.addressable_devices();
+        let positions = (0..wanted).filter(|at| own.contains(&self.devices[*at])).collect();
+        self.own = OwnDevices { of_mesh: wanted, positions }.into();
+        self.processes = MeshProcesses::of_devices(&all);
+        self.options = options_on(&all, self.options);
         self.split = Split::of(rules);
+        self.replicating = Replicating::default();
         Ok(self)
     }
 
-    /// Caches compiled programs in `directory`, for this and later processes.
+    /// Caches compiled programs in `directory`, for this and later processes. If several processes share a mesh, process 0 reads and writes
+    /// the cache for all of them.
     #[must_use]
     pub fn with_compile_cache(mut self, directory: impl Into<PathBuf>) -> Self {
         self.cache = Some(CompileCache::new(directory));
@@ -129,9 +161,18 @@ impl Runtime {
         &self.client
     }
 
-    /// Returns the devices, in the order of the mesh.
+    /// Returns the devices of all processes, in the order of the mesh.
     pub fn devices(&self) -> &[Device] {
         &self.devices
+    }
+
+    /// Returns the devices of the mesh that this process can use.
+    pub(crate) fn own_devices(&self) -> &Arc<OwnDevices> {
+        &self.own
+    }
+
+    fn own(&self) -> impl Iterator<Item = &Device> {
+        self.own.positions.iter().map(|at| &self.devices[*at])
     }
 
     /// Returns the axis rules of the mesh, if there are several devices.
@@ -149,22 +190,22 @@ impl Runtime {
         format!("pjrt:{}", self.kind.name())
     }
 
-    /// Returns the free bytes of the device with the least free memory. Devices of XLA's CPU plugin share the free memory of this machine
-    /// evenly. `None` if the plugin does not report it.
+    /// Returns the free bytes of the device of this process with the least free memory. Devices of XLA's CPU plugin share the free memory of
+    /// this machine evenly. `None` if the plugin does not report it.
     pub fn available_memory(&self) -> Option<u64> {
         self.least_available().map(|(bytes, _)| bytes)
     }
 
     /// Returns the device with the least free memory, and its free bytes.
     pub(crate) fn least_available(&self) -> Option<(u64, &Device)> {
-        let all = self.devices.iter().map(|device| Some((self.available_on(device)?, device)));
+        let all = self.own().map(|device| Some((self.available_on(device)?, device)));
         all.collect::<Option<Vec<_>>>()?.into_iter().min_by_key(|(bytes, _)| *bytes)
     }
 
     /// Returns the free bytes of a device.
     fn available_on(&self, device: &Device) -> Option<u64> {
         if self.kind == Kind::Cpu {
-            return models::available_memory().map(|bytes| bytes / self.devices.len() as u64);
+            return models::available_memory().map(|bytes| bytes / self.own.positions.len().max(1) as u64);
         }
         let stats = device.memory_stats().ok()?;
         u64::try_from(stats.bytes_limit?.saturating_sub(stats.bytes_in_use)).ok()
@@ -189,7 +230,16 @@ impl Runtime {
     /// # Errors
     /// [`Error::Compile`] with the compiler's error, [`Error::OutOfMemory`], [`Error::Device`] if other users can write to the cache.
     pub fn compile(&self, module: &Module) -> Result<Program> {
-        let (name, text) = (module.name.clone(), module.to_string());
+        Ok(Program::new(module.name.clone(), module, self.compile_executable(module)?, self))
+    }
+
+    pub(crate) fn compile_executable(&self, module: &Module) -> Result<LoadedExecutable> {
+        let (name, text) = (&*module.name, module.to_string());
+        if let Some(store) = self.store.as_ref().filter(|_| self.devices.len() > 1) {
+            let executable = self.compile_together(store, name, &text)?;
+            self.check_devices(name, &executable)?;
+            return Ok(executable);
+        }
         let compiled = match &self.cache {
             Some(cache) => cache.compile(&self.client, &text, &self.options).map(|(executable, outcome)| {
                 if outcome == CacheOutcome::Replaced {
@@ -203,19 +253,40 @@ impl Runtime {
             None => self.client.compile(&text, &self.options),
         };
         tracing::debug!(program = name, bytes = text.len(), "compiled");
-        match compiled {
-            Ok(executable) => Ok(Program::new(name, module, executable, self)),
-            Err(cause) if cause.is_out_of_memory() => {
+        compiled.map_err(|cause| self.compile_error(name, cause))
+    }
+
+    /// Returns the error of a failed compilation.
+    pub(crate) fn compile_error(&self, name: &str, cause: pjrt::Error) -> Error {
+        match cause {
+            cause if cause.is_out_of_memory() => {
                 // The compiler reports its own memory limit, which differs from the free memory.
-                Err(Error::out_of_memory(format!("compiling `{name}`"), [None; 2], Some(&name), cause))
+                Error::out_of_memory(format!("compiling `{name}`"), [None; 2], Some(name), cause)
             }
-            Err(cause @ (pjrt::Error::Api { .. } | pjrt::Error::MissingFunction { .. })) => {
-                Err(Error::Compile { program: name, device: self.name(), plugin: self.versions(), cause: cause.into() })
-            }
-            Err(cause) => {
-                Err(Error::Device { operation: format!("compiling `{name}` for {}", self.name()), cause: cause.into() })
+            pjrt::Error::Api { .. } | pjrt::Error::MissingFunction { .. } => Error::Compile {
+                program: name.to_owned(),
+                device: self.name(),
+                plugin: self.versions(),
+                cause: cause.into(),
+            },
+            cause => {
+                Error::Device { operation: format!("compiling `{name}` for {}", self.name()), cause: cause.into() }
             }
         }
+    }
+
+    /// Checks that an executable takes the arguments of this process in the order of the mesh.
+    fn check_devices(&self, name: &str, executable: &LoadedExecutable) -> Result<()> {
+        let found = executable.devices().map_err(Error::device(format!("loading `{name}`")))?;
+        if found.iter().eq(self.own()) {
+            return Ok(());
+        }
+        let expected = self.own().collect::<Vec<_>>();
+        Err(Error::Processes {
+            device: self.name(),
+            expected: format!("{expected:?} in this process for `{name}`"),
+            found: format!("{found:?}"),
+        })
     }
 
     /// Returns the path of the plugin and the versions that it reports.
@@ -254,7 +325,8 @@ impl Runtime {
         self.upload_with(values, Layout::new(shape, self.split.sharding(axes).as_ref()))
     }
 
-    /// Starts the copies to all devices before it waits for one. The plugin reads the shards from `values`, which may be a mapped file.
+    /// Starts the copies to all devices of this process before it waits for one. The plugin reads the shards from `values`, which may be a
+    /// mapped file.
     fn upload_with<T: Element>(&self, values: &[T], layout: Layout) -> Result<DeviceTensor> {
         let shape = layout.shape();
         let failed = |device: &Device, part: &[Range<usize>], cause: pjrt::Error| {
@@ -267,32 +339,33 @@ impl Runtime {
             Error::out_of_memory(operation, [Some(bytes), self.available_on(device)], None, cause)
         };
         let ranges = layout.ranges(self.devices.len())?;
+        let own = || self.own.positions.iter().map(|at| (&self.devices[*at], &ranges[*at]));
         let start = |(device, part): (&Device, &Vec<Range<usize>>)| {
             let shard = self.client.buffer_from_host_async(values, shape, part, device);
             shard.map_err(|cause| failed(device, part, cause))
         };
-        let shards = self.devices.iter().zip(&ranges).map(start).collect::<Result<Vec<_>>>()?;
-        for ((shard, device), part) in shards.iter().zip(&self.devices).zip(&ranges) {
+        let shards = own().map(start).collect::<Result<Vec<_>>>()?;
+        for (shard, (device, part)) in shards.iter().zip(own()) {
             shard.wait().map_err(|cause| failed(device, part, cause))?;
         }
-        Ok(DeviceTensor::new(layout.into(), shards))
+        Ok(DeviceTensor::new(layout.into(), &self.own, shards))
     }
 }
 
 /// Returns the options of a compilation for these devices.
-fn options_on(devices: &[Device], options: CompileOptions) -> Result<CompileOptions> {
-    let ids: Vec<i64> = descriptions(devices)?.into_iter().map(|device| device.id.into()).collect();
+fn options_on(devices: &[DeviceDescription], options: CompileOptions) -> CompileOptions {
+    let ids: Vec<i64> = devices.iter().map(|device| device.id.into()).collect();
     let of_mesh = if ids.len() > 1 { CompileOptions::shardy(ids.len()) } else { CompileOptions::default() };
     let device_assignment = Some(vec![ids]).filter(|ids| ids[0].len() > 1);
-    Ok(CompileOptions {
+    CompileOptions {
         device_assignment,
         overrides: options.overrides,
         optimization_level: options.optimization_level,
         ..of_mesh
-    })
+    }
 }
 
-fn descriptions(devices: &[Device]) -> Result<Vec<DeviceDescription>> {
+pub(crate) fn descriptions(devices: &[Device]) -> Result<Vec<DeviceDescription>> {
     let all = devices.iter().map(Device::description).collect::<pjrt::Result<_>>();
     all.map_err(Error::device("reading the descriptions of the devices"))
 }

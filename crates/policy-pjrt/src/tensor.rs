@@ -1,20 +1,31 @@
 //! Tensors on the devices of a runtime.
 
 use crate::error::{Error, Result};
+use crate::mesh_processes::distinct;
 use pjrt::{Buffer, Device, Element, runs};
 use stablehlo::{Dtype, Sharding, TensorType};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// A tensor on all devices of a [`Runtime`](crate::Runtime): one buffer per device, in the order of its mesh.
+/// A tensor on all devices of a [`Runtime`](crate::Runtime): one buffer per device of this process, in the order of its mesh.
 #[derive(Debug)]
 pub struct DeviceTensor {
     layout: Arc<Layout>,
+    devices: Arc<OwnDevices>,
     shards: Vec<Buffer>,
 }
 
+/// The devices of a mesh that this process can use.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct OwnDevices {
+    /// The number of devices of the mesh, including devices of other processes.
+    pub(crate) of_mesh: usize,
+    /// The positions in the mesh of the devices of this process.
+    pub(crate) positions: Vec<usize>,
+}
+
 /// The shape of a tensor and the part of it that each device holds.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Layout {
     shape: Vec<usize>,
     /// `None` if every device holds the whole tensor.
@@ -37,6 +48,10 @@ impl Layout {
             Some(sharding) => sharding.range(&TensorType::new(Dtype::F32, &self.shape[..]), device),
             None => Ok(self.shape.iter().map(|size| 0..*size).collect()),
         }
+    }
+
+    pub(crate) fn sharding(&self) -> Option<&Sharding> {
+        self.sharding.as_ref()
     }
 
     /// Returns the ranges of the shards of all devices.
@@ -66,8 +81,8 @@ impl std::fmt::Display for Layout {
 }
 
 impl DeviceTensor {
-    pub(crate) fn new(layout: Arc<Layout>, shards: Vec<Buffer>) -> Self {
-        Self { layout, shards }
+    pub(crate) fn new(layout: Arc<Layout>, devices: &Arc<OwnDevices>, shards: Vec<Buffer>) -> Self {
+        Self { layout, devices: Arc::clone(devices), shards }
     }
 
     /// Returns the shape of the whole tensor.
@@ -75,7 +90,7 @@ impl DeviceTensor {
         &self.layout.shape
     }
 
-    /// Returns the shards, one per device; for a single device, the whole tensor.
+    /// Returns the shards, one per device of this process; for a single device, the whole tensor.
     pub fn shards(&self) -> &[Buffer] {
         &self.shards
     }
@@ -93,7 +108,7 @@ impl DeviceTensor {
     /// # Errors
     /// [`Error::OutOfMemory`], [`Error::TimedOut`], [`Error::Device`] with the device.
     pub(crate) fn wait(&self, operation: &str) -> Result<()> {
-        let wait = |shard: &Buffer| match self.shards.len() {
+        let wait = |shard: &Buffer| match self.devices.of_mesh {
             1 => shard.wait().map_err(Error::device(operation)),
             _ => shard.wait().map_err(Error::device(format!("{operation} on {}", self.device_of(shard)))),
         };
@@ -106,24 +121,29 @@ impl DeviceTensor {
     /// bytes of the tensor.
     ///
     /// # Errors
+    /// [`Error::NotAddressable`] if the devices of this process do not have the whole tensor, see [`Runtime::read`](crate::Runtime::read);
     /// [`Error::TimedOut`], [`Error::Device`] with the device.
     pub fn read<T: Element>(&self, what: &str) -> Result<Vec<T>> {
         let failed = |shard| Error::device(format!("reading {what} from {}", self.device_of(shard)));
-        let ranges = self.layout.ranges(self.shards.len())?;
+        let ranges = self.layout.ranges(self.devices.of_mesh)?;
+        let ranges: Vec<&[Range<usize>]> = self.devices.positions.iter().map(|at| &*ranges[*at]).collect();
         let [first, ..] = &self.shards[..] else { return Ok(vec![]) };
         let elements: usize = self.layout.shape.iter().product();
         if first.num_elements() == elements {
             return first.to_vec::<T>().map_err(failed(first));
         }
+        let distinct = distinct(&ranges);
+        let found = distinct.iter().map(|i| self.shards[*i].num_elements()).sum();
+        if found != elements {
+            return Err(Error::NotAddressable { what: what.to_owned(), elements, found });
+        }
         let mut whole = vec![T::zeroed(); elements];
-        // Devices may hold copies of one shard.
-        let distinct: Vec<usize> = (0..ranges.len()).filter(|i| !ranges[..*i].contains(&ranges[*i])).collect();
         for round in distinct.chunks(distinct.len().div_ceil(2)) {
             let start = |&i: &usize| self.shards[i].to_vec_async::<T>().map_err(failed(&self.shards[i]));
             let copies = round.iter().map(start).collect::<Result<Vec<_>>>()?;
             for (&i, copy) in round.iter().zip(copies) {
                 let (values, mut begin) = (copy.wait().map_err(failed(&self.shards[i]))?, 0);
-                for run in runs(&self.layout.shape, &ranges[i]) {
+                for run in runs(&self.layout.shape, ranges[i]) {
                     let end = begin + run.len();
                     whole[run].copy_from_slice(&values[begin..end]);
                     begin = end;
@@ -135,7 +155,7 @@ impl DeviceTensor {
 
     /// Returns the name in messages of the device that holds a shard.
     fn device_of(&self, shard: &Buffer) -> String {
-        shard.device().map_or("a device".into(), |device| device_name(&device, self.shards.len()))
+        shard.device().map_or("a device".into(), |device| device_name(&device, self.devices.of_mesh))
     }
 }
 

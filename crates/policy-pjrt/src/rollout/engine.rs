@@ -140,7 +140,7 @@ impl DeviceRollout {
             let Some(longest) = slots.longest() else { return Ok(slots.finish()) };
             state = self.decode(weights, state, &decoding, longest)?;
             // Fails after as many calls as the longest completion needs, so this loop ends.
-            slots.harvest(&state, self.options.tokens_per_call)?;
+            slots.harvest(&self.runtime, &state, self.options.tokens_per_call)?;
         }
     }
 

@@ -2,6 +2,7 @@
 
 use super::state::State;
 use crate::error::{Error, Result};
+use crate::runtime::Runtime;
 use policy::{Completion, RolloutRequest};
 
 /// A sample in a slot.
@@ -77,13 +78,13 @@ impl<'a> Slots<'a> {
     /// # Errors
     /// [`Error::NotFinite`] if a token was sampled from logits that are not finite, [`Error::Rollout`] if a sequence is too long or does
     /// not end, [`Error::Policy`] of the stop condition, [`Error::TimedOut`], [`Error::Device`].
-    pub(crate) fn harvest(&mut self, state: &State, tokens_per_call: usize) -> Result<()> {
-        let counts = state.counts()?;
-        let mut done = self.empty_ended(&counts, &state.ended()?, tokens_per_call)?;
+    pub(crate) fn harvest(&mut self, runtime: &Runtime, state: &State, tokens_per_call: usize) -> Result<()> {
+        let counts = state.counts(runtime)?;
+        let mut done = self.empty_ended(&counts, &state.ended(runtime)?, tokens_per_call)?;
         if done.is_empty() && self.request.stop.is_none() {
             return Ok(());
         }
-        let (ids, logps, width) = (state.ids()?, state.logps()?, state.shape.tokens);
+        let (ids, logps, width) = (state.ids(runtime)?, state.logps(runtime)?, state.shape.tokens);
         done.extend(self.empty_stopped(&counts, &ids, width)?);
         for (slot, number, count) in done {
             let row = slot * width..slot * width + count;

@@ -5,6 +5,7 @@
 use crate::decoder::{Axis, Compute, Decoder, zeros};
 use crate::error::{Error, Result};
 use crate::program::unnamed;
+use crate::runtime::Runtime;
 use crate::tensor::DeviceTensor;
 use models::ModelConfig;
 use stablehlo::{Builder, Dtype, Module, TensorType, Value};
@@ -164,29 +165,29 @@ pub(crate) struct State {
 }
 
 impl State {
-    fn part<T: pjrt::Element>(&self, index: usize, what: &str) -> Result<Vec<T>> {
+    fn part<T: pjrt::Element>(&self, runtime: &Runtime, index: usize, what: &str) -> Result<Vec<T>> {
         let nothing = pjrt::Error::Nothing { operation: "PJRT_LoadedExecutable_Execute" };
         let tensor = self.tensors.get(index).ok_or(nothing).map_err(Error::device("reading a rollout's state"))?;
-        tensor.read(what)
+        runtime.read(tensor, what)
     }
 
     /// Reads the ids `[B, M]`.
-    pub(crate) fn ids(&self) -> Result<Vec<i32>> {
-        self.part(2, "ids of completions")
+    pub(crate) fn ids(&self, runtime: &Runtime) -> Result<Vec<i32>> {
+        self.part(runtime, 2, "ids of completions")
     }
 
     /// Reads the log-probabilities `[B, M]`.
-    pub(crate) fn logps(&self) -> Result<Vec<f32>> {
-        self.part(3, "log-probabilities of completions")
+    pub(crate) fn logps(&self, runtime: &Runtime) -> Result<Vec<f32>> {
+        self.part(runtime, 3, "log-probabilities of completions")
     }
 
     /// Reads the numbers of tokens of the completions, `[B]`.
-    pub(crate) fn counts(&self) -> Result<Vec<i32>> {
-        self.part(6, "lengths of completions")
+    pub(crate) fn counts(&self, runtime: &Runtime) -> Result<Vec<i32>> {
+        self.part(runtime, 6, "lengths of completions")
     }
 
     /// Reads which slots are finished or empty, `[B]`.
-    pub(crate) fn ended(&self) -> Result<Vec<bool>> {
-        self.part(7, "ends of completions")
+    pub(crate) fn ended(&self, runtime: &Runtime) -> Result<Vec<bool>> {
+        self.part(runtime, 7, "ends of completions")
     }
 }

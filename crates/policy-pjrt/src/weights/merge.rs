@@ -26,7 +26,7 @@ impl DeviceWeights {
             let layer = self.runtime.upload(&[layer as i32], &[])?;
             let mut arguments = [at, a, b].map(|at| self.parts(at)).into_iter().flatten().collect::<Vec<_>>();
             arguments.push(layer.into());
-            program.run_one(arguments)?.read(name)
+            self.runtime.read(&program.run_one(arguments)?, name)
         };
         for (at, parameter) in self.table.iter().enumerate().filter(|(_, p)| p.role.is_of_model()) {
             let adapter = Matrix::of(parameter.role).and_then(adapter_of);

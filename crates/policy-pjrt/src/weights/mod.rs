@@ -165,7 +165,8 @@ impl DeviceWeights {
         Ok(Self::of_tensors(runtime, table, storage, tensors.into_iter().map(Arc::new)))
     }
 
-    /// Passes every tensor to `sink` in f32, with the names of `transformers` (adapters: PEFT), in the order of [`DeviceWeights::table`].
+    /// Passes every tensor to `sink` in f32, with the names of `transformers` (adapters: PEFT), in the order of [`DeviceWeights::table`]. With
+    /// several processes, all of them call it, and get the same tensors.
     ///
     /// # Errors
     /// The sink's error, [`Error::Device`].
@@ -324,7 +325,7 @@ impl Reader<'_> {
         if parameter.is_stacked() {
             arguments.push(runtime.upload(&[layer as i32], &[])?.into());
         }
-        program.run_one(arguments)?.read(name)
+        runtime.read(&program.run_one(arguments)?, name)
     }
 }
 

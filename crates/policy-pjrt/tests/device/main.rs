@@ -16,6 +16,7 @@ mod packing;
 #[path = "../../../../tests/checkpoints/ppo.rs"]
 mod ppo_of_torch;
 mod prefill;
+mod processes;
 mod remainders;
 mod rollout;
 mod split;

@@ -15,7 +15,7 @@ use stablehlo::{Mesh, Save};
 use std::sync::OnceLock;
 use testkit::xla_cpu::QUICK;
 
-fn rules(axes: &[(&str, usize)]) -> AxisRules {
+pub(crate) fn rules(axes: &[(&str, usize)]) -> AxisRules {
     AxisRules::new(&Mesh::new("mesh", axes.iter().copied()).unwrap())
 }
 
@@ -36,7 +36,7 @@ fn on_mesh(axes: &[(&str, usize)]) -> Runtime {
 }
 
 /// Returns a model whose dimensions are divisible by eight, and whose heads are by two.
-fn config() -> ModelConfig {
+pub(crate) fn config() -> ModelConfig {
     ModelConfig {
         vocab_size: 32,
         hidden_size: 16,
@@ -71,7 +71,7 @@ impl Fixture for OnMesh {
 
 policy::contract_tests!(OnMesh);
 
-fn sequences() -> Vec<Sequence> {
+pub(crate) fn sequences() -> Vec<Sequence> {
     let of = |prompt: &[u32], completion: &[u32]| Sequence { prompt: prompt.to_vec(), completion: completion.to_vec() };
     vec![of(&[1, 5, 6], &[7, 2]), of(&[1, 9], &[8, 10, 2])]
 }
@@ -81,7 +81,8 @@ fn loss() -> LossConfig {
 }
 
 /// The results of a training on some mesh.
-struct Trained {
+#[derive(PartialEq)]
+pub(crate) struct Trained {
     scores: grpo_core::Scores,
     gradients: Named,
     completions: Vec<policy::Completion>,
@@ -92,7 +93,7 @@ struct Trained {
 }
 
 /// Trains for three updates: of two micro-batches, of one, and of one at once. The reference policy follows.
-fn train(mut policy: PjrtPolicy) -> Trained {
+pub(crate) fn train(mut policy: PjrtPolicy) -> Trained {
     let all = sequences();
     policy.reset_optimizer(&AdamWConfig { adam_epsilon: 1e-3, ..AdamWConfig::default() }).unwrap();
     let parts = batches(&mut policy, &all, 1);
@@ -125,7 +126,7 @@ fn train(mut policy: PjrtPolicy) -> Trained {
     Trained { scores, gradients, completions, logits, cached_logits, reference, weights: weights(&policy) }
 }
 
-fn policy(runtime: &Runtime, lora: Option<&LoraConfig>, options: PjrtPolicyOptions) -> PjrtPolicy {
+pub(crate) fn policy(runtime: &Runtime, lora: Option<&LoraConfig>, options: PjrtPolicyOptions) -> PjrtPolicy {
     let policy = PjrtPolicy::new(runtime, &config(), 1, loss(), options).unwrap();
     let Some(lora) = lora else { return policy };
     let mut policy = policy.with_lora(lora, 1).unwrap();
