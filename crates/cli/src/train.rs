@@ -7,8 +7,9 @@ use crate::layers::LayerArgs;
 use crate::{Outcome, emit_document, start_folder};
 use distributed::Store;
 use grpo_files::{ENV_PREFIX, Layers, to_yaml};
-use grpo_run::{Ending, Follower, Run};
-use std::path::PathBuf;
+use grpo_run::{Ending, Follower, Run, is_follower};
+use run_config::PolicyDevice;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use trainer::TrainConfig;
 
@@ -94,19 +95,31 @@ pub(crate) fn run(args: Args, compiling: Compiling) -> anyhow::Result<Outcome> {
 fn follower(args: &Args) -> anyhow::Result<Option<Follower>> {
     Ok(match &args.resume {
         // A follower has no run folder: process 0 sends the configuration. Other assignments may need the rest of it, and are process 0's.
-        Some(_) => {
+        Some(path) => {
             let of_processes = |assignment: &&String| assignment.trim_start().starts_with("distributed");
             let own: Vec<String> = args.layers.set.iter().filter(of_processes).cloned().collect();
-            match Layers::new().set(&own)?.resolve::<TrainConfig>()?.distributed.is_follower() {
-                true => Some(Follower::resume(&own)?),
-                false => None,
+            let mut own: TrainConfig = Layers::new().set(&own)?.resolve()?;
+            if own.distributed.num_processes.is_none() {
+                own.policy.device = resumed_device(path);
             }
+            if is_follower(&own)? { Some(Follower::resume(own)?) } else { None }
         }
         None => {
             let config: TrainConfig = args.layers.resolve()?;
-            if config.distributed.is_follower() { Some(Follower::start(config)?) } else { None }
+            if is_follower(&config)? { Some(Follower::start(config)?) } else { None }
         }
     })
+}
+
+/// Returns the device of the run in a folder. A process without the folder may follow on a TPU, whose environment says the processes.
+fn resumed_device(path: &Path) -> PolicyDevice {
+    let config = path.join("config.yaml");
+    if !config.is_file() {
+        return PolicyDevice::PjrtTpu;
+    }
+    // `Run::resume` reports the errors of the file.
+    let config = Layers::new().file(&config).and_then(|layers| layers.resolve::<TrainConfig>());
+    config.map_or(PolicyDevice::Host, |config| config.policy.device)
 }
 
 /// Ends this process after the limit of heartbeats if another process fails and this one does not end by itself, for example because its

@@ -1,6 +1,6 @@
 //! The section `distributed`: the processes of a run on several hosts, with JAX's names.
 
-use crate::{Result, TrainConfig, check};
+use crate::{PolicyDevice, Result, TrainConfig, check};
 use serde::{Deserialize, Serialize};
 use smart_default::SmartDefault;
 
@@ -24,9 +24,10 @@ const MAX_PROCESSES: usize = 1 << 12;
 #[derive(Clone, Debug, SmartDefault, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct DistributedConfig {
-    /// The address at which process 0 listens for the others, `HOST:PORT`, in a private network; `None` without other processes.
+    /// The address at which process 0 listens for the others, `HOST:PORT`, in a private network; `None` without other processes, and on TPU
+    /// slices, whose environment has the hosts.
     pub coordinator_address: Option<String>,
-    /// The number of processes; `None` is one.
+    /// The number of processes; `None` is one, or the number of processes of a TPU slice.
     pub num_processes: Option<usize>,
     /// The number of this process; process 0 alone writes the run folder and calls reward functions.
     pub process_id: Option<usize>,
@@ -39,16 +40,6 @@ pub struct DistributedConfig {
 }
 
 impl DistributedConfig {
-    /// Returns `true` if the run has several processes.
-    pub fn is_distributed(&self) -> bool {
-        self.coordinator_address.is_some()
-    }
-
-    /// Returns `true` if this process follows process 0.
-    pub fn is_follower(&self) -> bool {
-        self.is_distributed() && self.process_id.is_some_and(|process| process > 0)
-    }
-
     /// Checks every key.
     ///
     /// # Errors
@@ -87,15 +78,22 @@ impl DistributedConfig {
 impl TrainConfig {
     /// Checks the section `distributed` with the rest of the configuration.
     pub(super) fn validate_distributed(&self) -> Result<()> {
-        use crate::PolicyDevice::{Host, PjrtCpu};
         self.distributed.validate()?;
-        if !self.distributed.is_distributed() {
-            return Ok(());
+        match self.distributed.num_processes {
+            Some(num_processes) => self.validate_processes(num_processes),
+            None => Ok(()),
         }
-        // A mesh spans the devices of one process, and XLA's CPU plugin has no collectives between processes.
-        let device = self.policy.device;
-        let expected = "host or pjrt:cpu with distributed.coordinator_address: a mesh over the devices of several processes is not supported";
-        check([Host, PjrtCpu].contains(&device), "policy.device", expected, format!("{device:?}"))
+    }
+
+    /// Checks the configuration of a run with this number of processes, which libtpu's environment may say: TPUs and GPUs of several
+    /// processes form one mesh.
+    ///
+    /// # Errors
+    /// [`crate::Error::Key`].
+    pub fn validate_processes(&self, num_processes: usize) -> Result<()> {
+        let is_of_mesh = matches!(self.policy.device, PolicyDevice::PjrtTpu | PolicyDevice::PjrtCuda);
+        let expected = format!("a mesh of the devices of all {num_processes} processes, such as {{fsdp: -1}}");
+        check(num_processes == 1 || !is_of_mesh || self.policy.mesh.is_some(), "policy.mesh", &expected, "null")
     }
 }
 
@@ -127,18 +125,20 @@ mod tests {
     }
 
     #[test]
-    fn devices_without_meshes_over_processes_are_refused() {
-        let mut config = TrainConfig::built_in();
-        config.policy.device = crate::PolicyDevice::PjrtTpu;
-        config.validate().unwrap();
-        let address = Some("a:1".to_owned());
-        config.distributed = DistributedConfig {
-            coordinator_address: address,
-            num_processes: Some(2),
-            process_id: Some(0),
-            ..Default::default()
+    fn tpus_and_gpus_of_several_processes_need_a_mesh() {
+        let distributed = "distributed: {coordinator_address: 'a:1', num_processes: 2, process_id: 0}";
+        let of = |policy: &str| {
+            let text = format!("{{{distributed}, policy: {policy}}}");
+            let layers = grpo_files::Layers::new().text("a test", &text).unwrap();
+            TrainConfig::from_layers(layers).and_then(|config| config.validate())
         };
-        let error = config.validate().unwrap_err().to_string();
-        assert!(error.contains("`policy.device`") && error.contains("PjrtTpu"), "{error}");
+        for device in ["pjrt:tpu", "pjrt:cuda"] {
+            let error = of(&format!("{{device: '{device}'}}")).unwrap_err().to_string();
+            assert!(error.contains("`policy.mesh`: expected a mesh of the devices of all 2 processes"), "{error}");
+            of(&format!("{{device: '{device}', mesh: {{fsdp: -1}}}}")).unwrap();
+        }
+        for device in ["host", "pjrt:cpu"] {
+            of(&format!("{{device: '{device}'}}")).unwrap();
+        }
     }
 }

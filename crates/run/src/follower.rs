@@ -3,10 +3,10 @@
 use crate::checkpoint::{self, SavedState};
 use crate::error::{Error, Result};
 use crate::fingerprint::Fingerprint;
+use crate::members::is_follower;
 use crate::processes::{self, Beginning, Command, agree, next_command, request_stop, share};
 use crate::shared::{SharedTensors, share_state};
 use distributed::Store;
-use grpo_files::Layers;
 use models::NamedTensor;
 use run_config::TrainConfig;
 use std::collections::BTreeMap;
@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use trainer::{Prepared, Trainer};
 
-/// A process with a `distributed.process_id` above 0. It has the weights and takes the same steps as process 0, which decides what comes
+/// A process of a run that is not process 0 ([`is_follower`](crate::is_follower)). It has the weights and takes the same steps as process 0, which decides what comes
 /// next, calls the reward functions and writes the run folder. A follower writes no files.
 pub struct Follower {
     trainer: Trainer,
@@ -31,31 +31,47 @@ impl Follower {
         config.validate()?;
         let store = connect(&config, Beginning::New)?;
         reported(&store, || {
-            let trainer = Prepared::new(without_connections(config))?.with_store(Some(Arc::clone(&store))).trainer()?;
-            agree_on_files(&store, &Fingerprint::of(trainer.config())?, trainer.config())?;
-            Ok(Self { trainer, store: Arc::clone(&store) })
+            Self::start_with(Prepared::in_process(without_connections(config), Some(Arc::clone(&store)))?.trainer()?)
         })
     }
 
-    /// Connects to process 0, which resumes a run. The configuration and the checkpoint come from process 0. `set` has the assignments of
-    /// the section `distributed`.
+    /// Follows process 0, which starts a new run, with your own trainer, made by [`Trainer::with_parts`] with [`trainer::Parts::store`].
+    ///
+    /// # Errors
+    /// [`Error::Text`] without a store; [`trainer::Error::Processes`] if process 0 has other files.
+    pub fn start_with(trainer: Trainer) -> Result<Self> {
+        let Some(store) = trainer.store().cloned() else {
+            return Err(Error::Text("a follower: expected a trainer with a store (Parts::store), got none".into()));
+        };
+        agree_on_files(&store, &Fingerprint::of(trainer.config())?, trainer.config())?;
+        Ok(Self { trainer, store })
+    }
+
+    /// Connects to process 0, which resumes a run. The configuration and the checkpoint come from process 0. `own` has the section
+    /// `distributed`, and the device on which libtpu's environment may say the processes.
     ///
     /// # Errors
     /// The errors of [`Follower::start`]; [`trainer::Error::Policy`] if the checkpoint does not fit.
-    pub fn resume(set: &[String]) -> Result<Self> {
-        let own: TrainConfig = Layers::new().set(set)?.resolve()?;
+    pub fn resume(own: TrainConfig) -> Result<Self> {
         own.distributed.validate()?;
         let store = connect(&own, Beginning::Resumed)?;
         reported(&store, || {
             let of_leader: TrainConfig = share(&store, CONFIGURATION, no_follower)?;
             let config = without_connections(TrainConfig { distributed: own.distributed.clone(), ..of_leader });
-            let mut trainer = Prepared::resumed(config, None)?.with_store(Some(Arc::clone(&store))).trainer()?;
-            agree_on_files(&store, &Fingerprint::of(trainer.config())?, trainer.config())?;
-            if let Some(saved) = share::<Option<SavedState>>(&store, STATE, no_follower)? {
-                trainer.restore(&share_state(&store, &saved, None)?)?;
-            }
-            Ok(Self { trainer, store: Arc::clone(&store) })
+            Self::resume_with(Prepared::resumed(config, None, Some(Arc::clone(&store)))?.trainer()?)
         })
+    }
+
+    /// Follows process 0, which resumes a run, with your own trainer, see [`Follower::start_with`]. The checkpoint comes from process 0.
+    ///
+    /// # Errors
+    /// The errors of [`Follower::start_with`]; [`trainer::Error::Policy`] if the checkpoint does not fit.
+    pub fn resume_with(trainer: Trainer) -> Result<Self> {
+        let mut follower = Self::start_with(trainer)?;
+        if let Some(saved) = share::<Option<SavedState>>(&follower.store, STATE, no_follower)? {
+            follower.trainer.restore(&share_state(&follower.store, &saved, None)?)?;
+        }
+        Ok(follower)
     }
 
     /// Returns the connection to the other processes.
@@ -125,9 +141,9 @@ pub(crate) const CONFIGURATION: &str = "the configuration of the resumed run";
 pub(crate) const STATE: &str = "the state of the resumed run";
 
 fn connect(config: &TrainConfig, beginning: Beginning) -> Result<Arc<Store>> {
-    let found = config.distributed.process_id.unwrap_or_default();
     let expected = "1 or more, with distributed.coordinator_address and distributed.num_processes";
-    run_config::check(config.distributed.is_follower(), "distributed.process_id", expected, found)?;
+    let found = config.distributed.process_id.unwrap_or_default();
+    run_config::check(is_follower(config)?, "distributed.process_id", expected, found)?;
     processes::connect(config, beginning)?.ok_or_else(|| Error::Text("a follower needs a leader".into()))
 }
 

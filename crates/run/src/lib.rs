@@ -16,6 +16,7 @@ mod fingerprint;
 mod follower;
 pub mod jsonl;
 mod logs;
+mod members;
 pub mod observer;
 mod processes;
 mod restore;
@@ -29,6 +30,7 @@ pub use best::Best;
 pub use error::{Error, Result};
 pub use fingerprint::start_folder;
 pub use follower::Follower;
+pub use members::is_follower;
 pub use observer::{Event, Observer};
 
 use changes::{Change, config_hash};
@@ -40,6 +42,7 @@ use grpo_core::readable_bytes;
 use grpo_files::{JsonLines, read_rows, write_atomically};
 use grpo_sinks::Sinks;
 use jsonl::{MetricsRow, RowKind};
+use members::Members;
 use processes::{Beginning, Command, agree, is_stop_requested, lead};
 use rows::{eval_values, pick_completions};
 use run_config::TrainConfig;
@@ -105,19 +108,19 @@ impl Run {
     }
 
     /// Does the first half of [`Run::start`]: checks everything that needs no weights, including the run folder, and creates nothing. The
-    /// second half is [`Prepared::trainer`] and [`Run::start_with`]. With the section `distributed`, waits for the other processes.
+    /// second half is [`Prepared::trainer`] and [`Run::start_with`]. Waits for the other processes, if the run has any.
     ///
     /// # Errors
     /// The errors of [`Prepared::new`] and [`RunDir::check`]; [`run_config::Error::Key`] in a process that must be a [`Follower`];
     /// [`trainer::Error::Processes`].
     pub fn prepare(config: TrainConfig, path: Option<&Path>) -> Result<Prepared> {
         config.validate()?;
-        let process = config.distributed.process_id.unwrap_or_default();
+        let process = Members::of(&config)?.map_or(0, |members| members.process_id);
         run_config::check(process == 0, "distributed.process_id", "0 in the process with the run folder", process)?;
         RunDir::check(path)?;
         sinks::check(&config.wandb)?;
         let store = processes::connect(&config, Beginning::New)?;
-        Ok(Prepared::new(config)?.with_store(store))
+        Ok(Prepared::in_process(config, store)?)
     }
 
     /// Creates a new run with your own trainer, made by [`Trainer::with_parts`].

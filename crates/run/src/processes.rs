@@ -5,10 +5,11 @@
 
 use super::changes::leaves;
 use super::checkpoint::sha256;
+use super::members::Members;
 use crate::error::{Error, Result};
 use distributed::{Options, Store};
 use grpo_files::redacted;
-use run_config::{DistributedConfig, TrainConfig};
+use run_config::TrainConfig;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use std::time::Duration;
@@ -49,22 +50,22 @@ pub(crate) enum Beginning {
     Resumed,
 }
 
-/// Connects the processes of a configuration; `None` for a run of one process. Processes of a new run compare their binaries and their
+/// Connects the processes of a run; `None` for a run of one process. Processes of a new run compare their binaries and their
 /// configurations; processes of a resumed run compare their binaries, and followers receive the configuration.
 ///
 /// # Errors
-/// The errors of [`Store::open`]; [`Error::File`] if the binary cannot be read.
+/// [`run_config::Error::Key`] for a configuration that several processes cannot have; the errors of [`Store::open`]; [`Error::File`] if the
+/// binary cannot be read.
 pub(crate) fn connect(config: &TrainConfig, beginning: Beginning) -> Result<Option<Arc<Store>>> {
-    let DistributedConfig { coordinator_address, num_processes, process_id, .. } = &config.distributed;
-    let (Some(address), Some(num_processes), Some(process_id)) = (coordinator_address, num_processes, process_id)
-    else {
+    let Some(Members { coordinator_address, num_processes, process_id }) = Members::of(config)? else {
         return Ok(None);
     };
+    config.validate_processes(num_processes)?;
     let limit = Duration::from_secs;
     let options = Options {
         initialization_timeout: limit(config.distributed.initialization_timeout),
         heartbeat_timeout: limit(config.distributed.heartbeat_timeout_seconds),
-        ..Options::new(address, *num_processes, *process_id)
+        ..Options::new(&coordinator_address, num_processes, process_id)
     };
     let mut facts = vec![("the binary".to_owned(), binary()?), ("the beginning".to_owned(), format!("{beginning:?}"))];
     if beginning == Beginning::New {

@@ -42,7 +42,7 @@ impl Run {
                 let (shown, _) = redacted(&config).map_err(|e| Error::Text(format!("configuration: {e}")))?;
                 share(store, follower::CONFIGURATION, || Ok(shown))?;
             }
-            Ok(Prepared::resumed(config, index)?.with_store(store).trainer()?)
+            Ok(Prepared::resumed(config, index, store)?.trainer()?)
         })
     }
 

@@ -2,12 +2,14 @@
 
 use crate::Result;
 use backend_tpu::plugins::Kind;
+use distributed::Store;
 use models::ModelConfig;
 use policy_pjrt::decoder::{ATTENTION, Attention, AxisRules, Compute};
 use policy_pjrt::{PjrtPolicyOptions, RolloutOptions, Runtime};
 use run_config::{PolicyAttention, PolicyConfig, PolicyDevice, PolicyDtype, RecomputeGranularity, TrainConfig, check};
 use stablehlo::Save;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// Opens the first device of `kind` for a policy, or the devices of a mesh, with the plugin `plugin`, or the one that
 /// [`backend_tpu::plugins::find`] finds. Compiled programs are cached in `compile_cache`, or in [`compile_cache()`].
@@ -24,11 +26,29 @@ pub fn open(
         Some(rules) => Runtime::open_mesh(kind, plugin, rules),
         None => Runtime::open(kind, plugin),
     };
-    let runtime = runtime.map_err(policy::Error::from)?;
-    Ok(match compile_cache.map(Path::to_owned).or_else(self::compile_cache) {
+    Ok(with_cache(runtime.map_err(policy::Error::from)?, compile_cache))
+}
+
+/// Opens the devices of all processes of a run, for a mesh over them, if the plugin of `kind` connects the processes: XLA's CPU plugin does not.
+///
+/// # Errors
+/// The errors of [`Runtime::open_process`].
+pub(crate) fn open_process(
+    kind: Kind,
+    plugin: Option<&Path>,
+    compile_cache: Option<&Path>,
+    store: Option<&Arc<Store>>,
+) -> Result<Option<Runtime>> {
+    let Some(store) = store.filter(|store| store.num_processes() > 1 && kind != Kind::Cpu) else { return Ok(None) };
+    let runtime = Runtime::open_process(kind, plugin, store).map_err(policy::Error::from)?;
+    Ok(Some(with_cache(runtime, compile_cache)))
+}
+
+fn with_cache(runtime: Runtime, compile_cache: Option<&Path>) -> Runtime {
+    match compile_cache.map(Path::to_owned).or_else(self::compile_cache) {
         Some(folder) => runtime.with_compile_cache(folder),
         None => runtime,
-    })
+    }
 }
 
 /// Returns the default folder of compiled programs: `programs`, next to the installed plugins. `None` if the user has no cache folder.

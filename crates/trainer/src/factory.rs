@@ -72,16 +72,16 @@ pub(crate) enum PolicyTarget {
     /// This CPU, with the loss of its policy.
     Host(Box<PolicyLoss>),
     /// Devices of a PJRT plugin, and the axis rules of sampling if there are several devices.
-    Device(Runtime, Option<AxisRules>),
+    Device(Box<Runtime>, Option<AxisRules>),
 }
 
 impl PolicyTarget {
     /// Opens the devices that a configuration names, without loading anything onto them. The mesh is checked before a plugin is loaded if the
-    /// configuration says how many devices it has.
+    /// configuration says how many devices it has. With several processes, the mesh of TPUs and GPUs has the devices of all of them.
     ///
     /// # Errors
     /// An error if devices are missing, or for a mesh that does not divide the dimensions of `shape`.
-    pub(crate) fn open(config: &TrainConfig, shape: &ModelConfig) -> Result<Self> {
+    pub(crate) fn open(config: &TrainConfig, shape: &ModelConfig, store: Option<&Arc<Store>>) -> Result<Self> {
         let PolicyConfig { device, plugin, compile_cache, .. } = &config.policy;
         let Some(kind) = device::kind(*device) else {
             return Ok(Self::Host(Box::new(PolicyLoss {
@@ -91,31 +91,24 @@ impl PolicyTarget {
                 max_tokens: config.grpo.micro_batch_sequences() * config.rollout.max_completion_length(),
             })));
         };
-        let open = |rules| device::open(kind, plugin.as_deref(), compile_cache.as_deref(), rules);
-        let (runtime, rules) = match mesh::devices(&config.policy) {
-            Some(devices) => {
-                let rules = MeshRules::of(config, shape, devices)?;
-                (open(rules.as_ref().map(|rules| rules.training.clone()))?, rules)
-            }
-            None => {
-                let runtime = open(None)?;
-                let devices = runtime.client().addressable_devices().len();
-                match MeshRules::of(config, shape, devices)? {
-                    Some(rules) => {
-                        let runtime = runtime.on_mesh(rules.training.clone()).map_err(policy::Error::from)?;
-                        (runtime, Some(rules))
-                    }
-                    None => {
-                        if devices > 1 && kind != Kind::Cpu {
-                            tracing::warn!(
-                                "one of {devices} devices is used; policy.mesh={{fsdp: -1}} uses all of them"
-                            );
-                        }
-                        (runtime, None)
-                    }
-                }
-            }
+        let (plugin, compile_cache) = (plugin.as_deref(), compile_cache.as_deref());
+        let known = mesh::devices(&config.policy);
+        let mut rules = known.map(|devices| MeshRules::of(config, shape, devices)).transpose()?.flatten();
+        let training = rules.as_ref().map(|rules| rules.training.clone());
+        let mut runtime = match device::open_process(kind, plugin, compile_cache, store)? {
+            Some(runtime) => runtime,
+            None => device::open(kind, plugin, compile_cache, training)?,
         };
+        let devices = runtime.client().devices().len();
+        if known.is_none() {
+            rules = MeshRules::of(config, shape, devices)?;
+            if rules.is_none() && devices > 1 && kind != Kind::Cpu {
+                tracing::warn!("one of {devices} devices is used; policy.mesh={{fsdp: -1}} uses all of them");
+            }
+        }
+        if let Some(MeshRules { training, .. }) = rules.as_ref().filter(|r| runtime.axis_rules() != Some(&r.training)) {
+            runtime = runtime.on_mesh(training.clone()).map_err(policy::Error::from)?;
+        }
         if let Some(MeshRules { training, rollout }) = &rules {
             warn_of_empty_rows(config, training.parts(Axis::Batch));
             tracing::info!(
@@ -126,7 +119,7 @@ impl PolicyTarget {
             );
         }
         let runtime = runtime.with_wait_limit(config.policy.wait_limit());
-        Ok(Self::Device(runtime, rules.map(|rules| rules.rollout)))
+        Ok(Self::Device(Box::new(runtime), rules.map(|rules| rules.rollout)))
     }
 
     /// Returns the memory of training on prompts of up to `prompt` tokens, by part, and the available bytes.
@@ -214,7 +207,7 @@ pub fn export_policy(config: &TrainConfig, model: Option<&ModelFolder>) -> Resul
     let Some(shape) = model.map(ModelFolder::config).or(config.model.shape()) else {
         return Err(Error::argument("export", "a model", "none"));
     };
-    PolicyTarget::open(config, shape)?.policy(config, shape, model, Purpose::Export)
+    PolicyTarget::open(config, shape, None)?.policy(config, shape, model, Purpose::Export)
 }
 
 /// Returns the policy on this CPU. For training, memory was checked before.
@@ -320,7 +313,7 @@ mod tests {
         let options = device::options(&config, &shape).unwrap();
         let on_device =
             training_sizes(&config, &shape, models::Dtype::F32, 40_000).unwrap().memory(&shape, &options, None);
-        let place = PolicyTarget::open(&config, &shape).unwrap();
+        let place = PolicyTarget::open(&config, &shape, None).unwrap();
         let (on_host, _) = place.memory(&config, &shape, None, 40_000).unwrap();
         for table in [on_device, on_host] {
             assert!(table.total() > 1 << 40, "{table}");

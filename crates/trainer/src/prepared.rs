@@ -7,7 +7,7 @@ use crate::eval::PassRule;
 use crate::factory::{Parts, PolicyTarget};
 use crate::pretrained::{Purpose, open_described, trained, with_weights};
 use crate::prompts::{check_rows, encode_prompt, open_data, open_tokenizer};
-use crate::trainer::{Rows, Trainer};
+use crate::trainer::{Rows, Trainer, leads};
 use data::{DataReport, Dataset, RowIndex};
 use distributed::Store;
 use models::{CharTokenizer, ChatTemplate, MemoryTable, ModelConfig, ModelFolder, Tokenizer, Trained};
@@ -79,7 +79,15 @@ impl Prepared {
     /// * a device or model that is not found;
     /// * a training that does not fit into memory.
     pub fn new(config: TrainConfig) -> Result<Self> {
-        Self::make(config, None, true, true, None)
+        Self::make(config, None, true, true, None, None)
+    }
+
+    /// Like [`Prepared::new`], in one of the processes of a run: all of them call it, because they open the devices of one mesh together.
+    ///
+    /// # Errors
+    /// The errors of [`Prepared::new`]; [`Error::Policy`] if another process fails.
+    pub fn in_process(config: TrainConfig, store: Option<Arc<Store>>) -> Result<Self> {
+        Self::make(config, None, true, true, None, store)
     }
 
     /// Like [`Prepared::new`], for callers that replace parts: rewards are not checked against rows.
@@ -87,16 +95,16 @@ impl Prepared {
     /// # Errors
     /// The errors of [`Prepared::new`].
     pub(crate) fn unchecked(config: TrainConfig, tokenizer: Option<Box<dyn Tokenizer>>) -> Result<Self> {
-        Self::make(config, tokenizer, false, true, None)
+        Self::make(config, tokenizer, false, true, None, None)
     }
 
     /// The same for a run that goes on: what its configuration leaves out is not filled in, and the rows of its files are not read again where
     /// there is an index of them.
     ///
     /// # Errors
-    /// As [`Prepared::new`].
-    pub fn resumed(config: TrainConfig, index: Option<RowIndex>) -> Result<Self> {
-        Self::make(config, None, true, false, index)
+    /// As [`Prepared::in_process`].
+    pub fn resumed(config: TrainConfig, index: Option<RowIndex>, store: Option<Arc<Store>>) -> Result<Self> {
+        Self::make(config, None, true, false, index, store)
     }
 
     fn make(
@@ -105,6 +113,7 @@ impl Prepared {
         checks: bool,
         is_new: bool,
         index: Option<RowIndex>,
+        store: Option<Arc<Store>>,
     ) -> Result<Self> {
         config.validate_sources()?;
         config.data.expand_paths()?;
@@ -128,7 +137,7 @@ impl Prepared {
                 let is_dated = tokenizer.writes_date() && !config.data.files.is_empty();
                 if is_new && is_dated && config.data.template_date.is_none() {
                     let expected = "the date that the chat template writes: several processes would read their clocks at different times";
-                    run_config::check(!config.distributed.is_distributed(), "data.template_date", expected, "null")?;
+                    run_config::check(store.is_none(), "data.template_date", expected, "null")?;
                     let now = ChatTemplate::now();
                     config.data.template_date = Some(now.clone());
                     Box::new(tokenizer.with_template_date(&now)?)
@@ -160,7 +169,10 @@ impl Prepared {
             None => {}
         }
         let rows = match checks {
-            true => Rows::checked(&config, &*tokenizer, context, &*dataset, &rewards, report.is_some())?,
+            true => {
+                let leads = leads(store.as_ref());
+                Rows::checked(&config, &*tokenizer, context, &*dataset, &rewards, report.is_some(), leads)?
+            }
             false => Rows::default(),
         };
         // The memory table assumes the longest prompt: of all rows of files, or of a sample from tasks.
@@ -172,7 +184,7 @@ impl Prepared {
                 lengths.collect::<Result<Vec<_>>>()?.into_iter().max().unwrap_or(0)
             }
         };
-        let place = PolicyTarget::open(&config, &shape)?;
+        let place = PolicyTarget::open(&config, &shape, store.as_ref())?;
         let model = described.map(|described| with_weights(described, &config)).transpose()?;
         let (memory, available) = place.memory(&config, &shape, model.as_ref(), longest_prompt)?;
         let name = match &config.model {
@@ -194,7 +206,7 @@ impl Prepared {
             memory,
             available_memory: available,
         };
-        Ok(Self { config, shape, model, tokenizer, dataset, rewards, rows, place, overview, store: None })
+        Ok(Self { config, shape, model, tokenizer, dataset, rewards, rows, place, overview, store })
     }
 
     /// Returns the configuration, including settings from the model's folder.
@@ -205,12 +217,6 @@ impl Prepared {
     /// Returns facts about the run.
     pub fn overview(&self) -> &Overview {
         &self.overview
-    }
-
-    /// Sets the connection to the other processes of the run.
-    #[must_use]
-    pub fn with_store(self, store: Option<Arc<Store>>) -> Self {
-        Self { store, ..self }
     }
 
     /// Reads the weights and returns the parts of the run.

@@ -74,7 +74,7 @@ enum Target {
     /// The burn policy on this CPU.
     Host,
     /// A PJRT device.
-    Device(Runtime),
+    Device(Box<Runtime>),
 }
 
 const ALL: &str = "all";
@@ -103,7 +103,7 @@ impl Chosen {
         let named = Kind::ALL.into_iter().find(|kind| name_of(*kind) == name);
         let rules = args.mesh.map(|mesh| trainer::default_axis_rules("--mesh", &mesh)).transpose()?;
         let open = |kind| -> trainer::Result<Target> {
-            Ok(Target::Device(trainer::device::open(kind, plugin, None, rules.clone())?))
+            Ok(Target::Device(Box::new(trainer::device::open(kind, plugin, None, rules.clone())?)))
         };
         if let Some(kind) = named {
             return Ok(Self { places: vec![open(kind)?], notes: vec![] });

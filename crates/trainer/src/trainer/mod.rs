@@ -62,8 +62,8 @@ pub(crate) struct Rows {
 }
 
 impl Rows {
-    /// Selects the rows from a data set, and checks that the model has room for them (unless `lengths_fit`) and that every reward function works
-    /// on one.
+    /// Selects the rows from a data set, and checks that the model has room for them (unless `lengths_fit`) and, if this process leads the run,
+    /// that every reward function works on one.
     ///
     /// # Errors
     /// [`Error::Config`] and [`Error::Data`] for rows; [`Error::Rewards`] for a failing function.
@@ -74,6 +74,7 @@ impl Rows {
         dataset: &dyn Dataset,
         rewards: &Rewards,
         lengths_fit: bool,
+        leads: bool,
     ) -> Result<Self> {
         check_filter(config, rewards)?;
         PassRule::of(config, rewards)?;
@@ -94,11 +95,16 @@ impl Rows {
             check_lengths(("eval.max_completion_length", longest), tokenizer, context, held_out.iter())?;
         }
         // Only the leader scores completions.
-        if !config.distributed.is_follower() {
+        if leads {
             probe_rewards(rewards, tokenizer, held_out.first().or(probe.first()))?;
         }
         Ok(Self { held_out, probe })
     }
+}
+
+/// Returns `true` if this process leads the run.
+pub(crate) fn leads(store: Option<&Arc<Store>>) -> bool {
+    store.is_none_or(|store| store.is_leader())
 }
 
 impl Trainer {
@@ -118,7 +124,15 @@ impl Trainer {
         let context = parts.policy.context_length();
         let config = config.with_context(context);
         config.validate_for(parts.tokenizer.vocab_size(), context)?;
-        let rows = Rows::checked(&config, &*parts.tokenizer, context, &*parts.dataset, &parts.rewards, false)?;
+        let rows = Rows::checked(
+            &config,
+            &*parts.tokenizer,
+            context,
+            &*parts.dataset,
+            &parts.rewards,
+            false,
+            leads(parts.store.as_ref()),
+        )?;
         Self::begin(config, parts, rows, None)
     }
 
