@@ -67,6 +67,43 @@ fn run_is_compiled_for_a_tpu_with_a_report_per_program() {
 }
 
 #[test]
+fn slices_of_several_hosts_are_compiled_and_the_shards_of_each_process_are_reported() {
+    let folder = Runs::new(&[]);
+    let config = folder.write("config.yaml", RUN);
+    for (target, devices, processes) in [("v6e:4x4", 16, 4), ("v5p:2x2x2", 8, 2)] {
+        let aot = |mesh: &str, more: &[&str]| {
+            let call =
+                grpo(["aot", &config, "--target", target]).plugin(Kind::Tpu).set([format!("policy.mesh={mesh}")]);
+            call.args(more).exit(0)
+        };
+        let fsdp = aot("{fsdp: -1}", &["--json", "--variants", "gradient,apply,prefill,admit"]).json();
+        assert!(fsdp["programs"]["gradient"]["traffic"].is_object(), "{fsdp}");
+        let data = aot("{data: -1}", &["--json", "--variants", "score"]).json();
+        let total = fsdp["sizes"]["parameters"].as_u64().expect("weights");
+        let (mut ids, mut positions, mut sum) = (vec![], vec![], 0);
+        for (index, process) in fsdp["processes"].as_array().expect("processes").iter().enumerate() {
+            assert_eq!(process["process_index"], index);
+            let of_process = process["devices"].as_array().expect("devices");
+            assert_eq!(of_process.len(), devices / processes, "{process}");
+            ids.extend(of_process.iter().map(|id| id.as_u64().expect("an id")));
+            let coordinates = process["coordinates"].as_array().expect("coordinates");
+            positions.extend(coordinates.iter().map(|along| along[1].as_u64().expect("a position along fsdp")));
+            sum += process["weights"].as_u64().expect("a number of weights");
+        }
+        for all in [&mut ids, &mut positions] {
+            all.sort_unstable();
+            assert!(all.iter().copied().eq(0..devices as u64), "{target}: {all:?}");
+        }
+        // Norms are not sharded.
+        assert!(sum >= total && sum < total + total / 50, "{target}: {sum} of {total} weights");
+        let copies = data["processes"].as_array().expect("processes");
+        assert!(copies.len() == processes && copies.iter().all(|process| process["weights"] == total), "{data}");
+        let text = aot("{fsdp: -1}", &["--variants", "score"]).stdout;
+        assert_has(&text, &["places in the mesh of training", &format!("0,{},0", devices - 1)]);
+    }
+}
+
+#[test]
 fn programs_of_a_run_are_named_while_they_are_compiled() {
     let compile = |more: &[&str]| {
         let said = aot(Kind::Tpu, 0, |call| call.args(["--variants", "score,admit", "--json"]).args(more));

@@ -5,10 +5,12 @@
 
 mod error;
 mod memory;
+mod processes;
 mod times;
 
 pub use error::{Error, Result};
 pub use memory::Memory;
+pub use processes::ProcessShards;
 pub use times::Times;
 
 use backend_tpu::aot::{Chip, Floor};

@@ -12,6 +12,7 @@ use grpo_bench::assertion::{Assertion, Checked};
 use grpo_bench::config::BenchConfig;
 use grpo_files as files;
 use grpo_files::to_yaml;
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -48,8 +49,8 @@ pub(crate) struct Args {
     /// Exit with 1 unless this holds, e.g. 'fused.temp_bytes <= 630e6'; repeatable.
     #[arg(long, value_name = "ASSERTION")]
     pub(crate) assert: Vec<String>,
-    /// Compile one variant in this process and print its report, for the parent process.
-    #[arg(long, hide = true, requires = "variants")]
+    /// Compile one variant in this process and print its report, or without a variant print the processes of the target, for the parent process.
+    #[arg(long, hide = true)]
     pub(crate) worker: bool,
 }
 
@@ -227,9 +228,17 @@ pub(crate) fn compile_all(
 
 /// Runs the worker for one variant and parses its output.
 fn compile_elsewhere(binary: &Path, args: &Args, name: &str) -> anyhow::Result<Compiled> {
+    run_worker(binary, args, Some(name))
+}
+
+/// Runs a worker, for one variant or for the whole target, and parses its output.
+pub(crate) fn run_worker<T: DeserializeOwned>(binary: &Path, args: &Args, variant: Option<&str>) -> anyhow::Result<T> {
     let BenchArgs { config, set, target, plugin, .. } = &args.bench;
     let mut command = Command::new(binary);
-    command.arg("aot").args(config).args(["--worker", "--target", target, "--variants", name]);
+    command.arg("aot").args(config).args(["--worker", "--target", target]);
+    if let Some(variant) = variant {
+        command.args(["--variants", variant]);
+    }
     for set in set {
         command.args(["--set", set]);
     }

@@ -1,6 +1,6 @@
 //! `grpo aot` for a run: its training step and its rollout on absent devices.
 
-use crate::aot::{Args, Compiled, compile_all, expect_reports};
+use crate::aot::{Args, Compiled, compile_all, expect_reports, run_worker};
 use crate::bench_layers::BenchArgs;
 use crate::commented::commented;
 use crate::compiling::Compiling;
@@ -9,7 +9,7 @@ use anyhow::{Context, bail};
 use backend_tpu::aot::{Chip, Report, Target};
 use backend_tpu::compile_options::options_for_sharded_decoder;
 use backend_tpu::plugins::Kind;
-use grpo_aot::{Memory, ProgramName, RunPrograms, RunSizes, Times};
+use grpo_aot::{Memory, ProcessShards, ProgramName, RunPrograms, RunSizes, Times};
 use grpo_bench::assertion::{Assertion, Checked};
 use grpo_bench::config::BenchConfig;
 use grpo_files::{Layers, counted, to_yaml};
@@ -29,6 +29,8 @@ pub(crate) struct Document {
     pub(crate) chip: Chip,
     /// The meshes of training and of the rollout, such as `data 1 x fsdp 8 x tensor 1`; `None` on one device.
     pub(crate) meshes: Option<[String; 2]>,
+    /// The processes of the target with their shards; empty on one device.
+    pub(crate) processes: Vec<ProcessShards>,
     /// The sizes of the programs.
     pub(crate) sizes: RunSizes,
     /// The reports by the name of the program.
@@ -92,7 +94,11 @@ pub(crate) fn run(args: Args, compiling: &Compiling) -> anyhow::Result<Outcome> 
     let target = args.bench.target()?;
     let programs = RunPrograms::new(&config, target.kind(), target.devices()).with_context(of_file)?;
     if args.worker {
-        emit_document(&serde_json::to_string(&Compiled::from(worker(&args, &programs, target)))?)?;
+        let text = match args.variants.is_empty() {
+            true => serde_json::to_string(&processes(&args, &programs, target)?)?,
+            false => serde_json::to_string(&Compiled::from(worker(&args, &programs, target)))?,
+        };
+        emit_document(&text)?;
         return Ok(Outcome::Done);
     }
     let assertions = args.assertions()?;
@@ -103,6 +109,10 @@ pub(crate) fn run(args: Args, compiling: &Compiling) -> anyhow::Result<Outcome> 
         }
     }
     warn_of_prompts(&config, programs.sizes());
+    let processes = match programs.meshes() {
+        Some(_) => run_worker(&std::env::current_exe().context("cannot find this binary")?, &args, None)?,
+        None => vec![],
+    };
     let compiled = compile_all(&args, &names, compiling)?;
     let report = |name: ProgramName| compiled.get(&name.to_string())?.report();
     let memory = programs.memory(report);
@@ -119,6 +129,7 @@ pub(crate) fn run(args: Args, compiling: &Compiling) -> anyhow::Result<Outcome> 
         meshes: programs
             .meshes()
             .map(|meshes| [&meshes.training, &meshes.rollout].map(|rules| rules.mesh().to_string())),
+        processes,
         sizes: programs.sizes(),
         programs: compiled,
         memory,
@@ -168,6 +179,12 @@ fn chosen(args: &Args, programs: &RunPrograms, kind: Kind) -> anyhow::Result<Vec
         true => programs.names().iter().filter(|name| runs(name)).map(ToString::to_string).collect(),
         false => args.variants.clone(),
     })
+}
+
+/// Returns the shards of the target's processes.
+fn processes(args: &Args, programs: &RunPrograms, target: Target) -> anyhow::Result<Vec<ProcessShards>> {
+    let devices = args.bench.compiler(target.clone(), args.recompile)?.devices()?;
+    Ok(programs.processes(target.kind(), &devices)?)
 }
 
 /// Compiles the named program.

@@ -5,8 +5,8 @@ use crate::aot_run::Document;
 use crate::aot_text::{bytes, milliseconds, rates};
 use crate::table::Sheet;
 use backend_tpu::aot::Report;
-use grpo_aot::{Memory, Times};
-use grpo_files::counted;
+use grpo_aot::{Memory, ProcessShards, Times};
+use grpo_files::{counted, grouped};
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
@@ -56,6 +56,7 @@ pub(crate) fn text(document: &Document) -> String {
         sizes.completion,
         table.text(),
     );
+    of_processes(&mut text, document);
     if let Some(memory) = &document.memory {
         of_memory(&mut text, memory);
     }
@@ -99,6 +100,22 @@ fn row(name: &str, report: &Report, total: Option<u64>) -> [String; 11] {
 /// Formats bytes of collectives: `-` for none.
 fn gigabytes(bytes: f64) -> String {
     if bytes > 0.0 { format!("{:.2} GB", bytes / 1e9) } else { "-".into() }
+}
+
+/// Writes the shards of each process if there are several.
+fn of_processes(text: &mut String, document: &Document) {
+    let processes = &document.processes;
+    if processes.len() < 2 {
+        return;
+    }
+    let mut table = Sheet::new(["process", "devices", "places in the mesh of training", "weights"], 3..4).named();
+    let list = |all: &[i32]| all.iter().map(i32::to_string).collect::<Vec<_>>().join(" ");
+    for ProcessShards { process_index, devices, coordinates, weights } in processes {
+        let place = |along: &Vec<usize>| along.iter().map(usize::to_string).collect::<Vec<_>>().join(",");
+        let places = coordinates.iter().map(place).collect::<Vec<_>>().join(" ");
+        table.row([process_index.to_string(), list(devices), places, grouped(*weights as u64)]);
+    }
+    let _ = writeln!(text, "{}\n", table.text());
 }
 
 /// Writes what each device receives in a program's collectives, by kind.
