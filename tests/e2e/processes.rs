@@ -4,6 +4,7 @@ use crate::support::{
     Call, Runs, Said, assert_has, assert_same_run, copy, finish, grpo, names, signal, tiny, wait_until,
 };
 use rustix::process::Signal;
+use serde_json::Value;
 use std::net::TcpListener;
 use std::process::Child;
 
@@ -100,6 +101,57 @@ fn if_a_process_is_killed_the_other_names_it_and_the_run_resumes() {
         assert_eq!((leader.code, follower.code), (Some(0), Some(0)), "{leader}{follower}");
         runs.resume("alone").args(from).set(settings).set(ALONE).succeed();
         assert_same_run(&runs.path("alone"), &runs.path("run"));
+    }
+}
+
+/// Settings of a run that is long enough to be killed and resumes like a shorter one, because its learning rate does not depend on its length.
+const KILLED: [&str; 7] = [
+    "warmup.steps=4",
+    "run.save_steps=3",
+    "run.save_total_limit=0",
+    "eval.eval_steps=4",
+    "eval.num_problems=8",
+    "optimizer.lr_scheduler_type=constant",
+    "optimizer.warmup_ratio=0",
+];
+
+/// Returns which process a seed kills, and the number of rows in the log after which it does.
+fn victim(seed: u64) -> (usize, usize) {
+    let random = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407) >> 33;
+    ((random % 2) as usize, 1 + (random / 2 % 16) as usize)
+}
+
+#[test]
+fn runs_that_are_killed_at_random_resume_to_the_result_of_an_uninterrupted_run() {
+    let seeds = 0..6;
+    let victims: Vec<(usize, usize)> = seeds.map(victim).collect();
+    assert!([0, 1].iter().all(|process| victims.iter().any(|(victim, _)| victim == process)), "{victims:?}");
+    let runs = Runs::new(&KILLED);
+    for (killed, after) in victims {
+        let (what, name) = (format!("process {killed}, killed after {after} rows"), format!("run-{killed}-{after}"));
+        let log = runs.path(&name).join("metrics.jsonl");
+        let mut children = start(&runs, &name, |call| call.set(["grpo.max_steps=4000"]));
+        wait_until(&mut children[0], &what, || {
+            std::fs::read(&log).is_ok_and(|text| text.iter().filter(|byte| **byte == b'\n').count() >= after)
+        });
+        children[killed].kill().expect("SIGKILL");
+        let said = both(children);
+        let other = &said[1 - killed];
+        assert_eq!((said[killed].code, other.code), (None, Some(2)), "{what}: {}{}", said[0], said[1]);
+        assert_has(&other.stderr, &[&format!("process {killed} (127.0.0.1:")]);
+        // The last row may be incomplete.
+        let text = std::fs::read_to_string(&log).expect("the log");
+        let rows = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+        let done = rows.filter_map(|row| row["step"].as_u64()).max().expect("a row");
+        let steps = [format!("grpo.max_steps={}", done + 2)];
+        let [leader, follower] = processes();
+        let leader = runs.resume(&name).set(&steps).set(leader).spawn();
+        let follower = grpo(["train", "--resume", "/nowhere"]).set(follower).spawn();
+        let [leader, follower] = both([leader, follower]);
+        assert_eq!((leader.code, follower.code), (Some(0), Some(0)), "{what}: {leader}{follower}");
+        let uninterrupted = format!("{name}-uninterrupted");
+        runs.tiny(&uninterrupted).set(&steps).succeed();
+        assert_same_run(&runs.path(&uninterrupted), &runs.path(&name));
     }
 }
 
