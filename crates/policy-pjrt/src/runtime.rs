@@ -3,16 +3,12 @@
 use crate::decoder::{Axis, AxisRules, Split};
 use crate::error::{Error, Result};
 use crate::program::Program;
-use crate::ring_order::ring_order;
-use crate::tensor::{DeviceTensor, Layout, device_name};
 use backend_tpu::compile_options::options_for_decoder;
+use backend_tpu::devices::{DeviceTensor, Devices, Layout, TensorError};
 use backend_tpu::plugins::{self, Kind};
 use models::MemoryTable;
-use pjrt::{
-    CacheOutcome, Client, CompileCache, CompileOptions, Device, DeviceDescription, Element, NamedValue, OptionValue,
-};
+use pjrt::{CacheOutcome, Client, CompileCache, CompileOptions, Device, Element, NamedValue, OptionValue};
 use stablehlo::Module;
-use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -21,10 +17,7 @@ use std::time::Duration;
 /// All programs of a runtime run on all of its devices. A single device is a mesh of one.
 #[derive(Clone, Debug)]
 pub struct Runtime {
-    kind: Kind,
-    client: Client,
-    /// In the order of the mesh.
-    devices: Vec<Device>,
+    devices: Devices,
     split: Split,
     options: CompileOptions,
     cache: Option<CompileCache>,
@@ -65,33 +58,19 @@ impl Runtime {
     /// # Errors
     /// [`Error::Loss`] if the client has no device.
     pub fn new(kind: Kind, client: Client) -> Result<Self> {
-        let Some(device) = client.addressable_devices().first().cloned() else {
-            return Err(failed(kind, "the plugin has no device on this machine".into()));
-        };
-        let (devices, split, options) = (vec![device], Split::default(), options_for_decoder(kind));
-        Ok(Self { kind, client, devices, split, options, cache: None })
+        let (devices, split, options) = (Devices::first(kind, client)?, Split::default(), options_for_decoder(kind, 1));
+        Ok(Self { devices, split, options, cache: None })
     }
 
-    /// Arranges the first devices of the client as the mesh of `rules`; the chips of a TPU in the order of a ring ([`ring_order`]).
+    /// Arranges the first devices of the client as the mesh of `rules`; the chips of a TPU in the order of a ring
+    /// ([`ring_order`](backend_tpu::devices::ring_order)).
     /// Policies and rollouts that are created with this runtime are sharded by the rules.
     ///
     /// # Errors
     /// [`Error::Loss`] if the mesh has more devices than the client.
     pub fn on_mesh(mut self, rules: AxisRules) -> Result<Self> {
-        let (wanted, found) = (rules.mesh().devices(), self.client.addressable_devices());
-        if wanted > found.len() {
-            let mesh = rules.mesh();
-            return Err(failed(
-                self.kind,
-                format!("the mesh {mesh} has {wanted} devices, and this process has {}", found.len()),
-            ));
-        }
-        self.devices = found[..wanted].to_vec();
-        if self.kind == Kind::Tpu {
-            let order = ring_order(&descriptions(&self.devices)?);
-            self.devices = order.into_iter().map(|i| self.devices[i].clone()).collect();
-        }
-        self.options = options_on(&self.devices, self.options)?;
+        self.devices = self.devices.on_mesh(rules.mesh())?;
+        self.options = self.devices.options(self.options)?;
         self.split = Split::of(rules);
         Ok(self)
     }
@@ -108,8 +87,7 @@ impl Runtime {
     /// limit.
     #[must_use]
     pub fn with_wait_limit(self, limit: Duration) -> Self {
-        let client = self.client.with_wait_limit(limit);
-        Self { client, ..self }
+        Self { devices: self.devices.with_wait_limit(limit), ..self }
     }
 
     /// Sets a compiler flag, named without dashes.
@@ -121,16 +99,21 @@ impl Runtime {
 
     /// Returns the kind of the devices.
     pub fn kind(&self) -> Kind {
-        self.kind
+        self.devices.kind()
     }
 
     /// Returns the client of the devices.
     pub fn client(&self) -> &Client {
-        &self.client
+        self.devices.client()
     }
 
     /// Returns the devices, in the order of the mesh.
     pub fn devices(&self) -> &[Device] {
+        self.devices.list()
+    }
+
+    /// Returns the devices as the owner of tensors and runs.
+    pub(crate) fn owner(&self) -> &Devices {
         &self.devices
     }
 
@@ -146,7 +129,7 @@ impl Runtime {
 
     /// Returns the devices' name in messages and configurations.
     fn name(&self) -> String {
-        format!("pjrt:{}", self.kind.name())
+        format!("pjrt:{}", self.kind().name())
     }
 
     /// Returns the free bytes of the device with the least free memory. Devices of XLA's CPU plugin share the free memory of this machine
@@ -157,14 +140,14 @@ impl Runtime {
 
     /// Returns the device with the least free memory, and its free bytes.
     pub(crate) fn least_available(&self) -> Option<(u64, &Device)> {
-        let all = self.devices.iter().map(|device| Some((self.available_on(device)?, device)));
+        let all = self.devices().iter().map(|device| Some((self.available_on(device)?, device)));
         all.collect::<Option<Vec<_>>>()?.into_iter().min_by_key(|(bytes, _)| *bytes)
     }
 
     /// Returns the free bytes of a device.
     fn available_on(&self, device: &Device) -> Option<u64> {
-        if self.kind == Kind::Cpu {
-            return models::available_memory().map(|bytes| bytes / self.devices.len() as u64);
+        if self.kind() == Kind::Cpu {
+            return models::available_memory().map(|bytes| bytes / self.devices().len() as u64);
         }
         let stats = device.memory_stats().ok()?;
         u64::try_from(stats.bytes_limit?.saturating_sub(stats.bytes_in_use)).ok()
@@ -191,7 +174,7 @@ impl Runtime {
     pub fn compile(&self, module: &Module) -> Result<Program> {
         let (name, text) = (module.name.clone(), module.to_string());
         let compiled = match &self.cache {
-            Some(cache) => cache.compile(&self.client, &text, &self.options).map(|(executable, outcome)| {
+            Some(cache) => cache.compile(self.client(), &text, &self.options).map(|(executable, outcome)| {
                 if outcome == CacheOutcome::Replaced {
                     let folder = cache.directory().display();
                     tracing::warn!(
@@ -200,7 +183,7 @@ impl Runtime {
                 }
                 executable
             }),
-            None => self.client.compile(&text, &self.options),
+            None => self.client().compile(&text, &self.options),
         };
         tracing::debug!(program = name, bytes = text.len(), "compiled");
         match compiled {
@@ -220,7 +203,7 @@ impl Runtime {
 
     /// Returns the path of the plugin and the versions that it reports.
     fn versions(&self) -> String {
-        let plugin = self.client.plugin();
+        let plugin = self.client().plugin();
         let ((major, minor), path) = (plugin.api_version(), plugin.path().display());
         let attributes = plugin.attributes().unwrap_or_default();
         let stablehlo = match attributes.get("stablehlo_current_version") {
@@ -229,7 +212,7 @@ impl Runtime {
             }
             _ => String::new(),
         };
-        let platform: Vec<&str> = self.client.platform_version().split_whitespace().collect();
+        let platform: Vec<&str> = self.client().platform_version().split_whitespace().collect();
         format!("{path} (PJRT API {major}.{minor}{stablehlo}, {})", platform.join(" "))
     }
 
@@ -254,50 +237,13 @@ impl Runtime {
         self.upload_with(values, Layout::new(shape, self.split.sharding(axes).as_ref()))
     }
 
-    /// Starts the copies to all devices before it waits for one. The plugin reads the shards from `values`, which may be a mapped file.
     fn upload_with<T: Element>(&self, values: &[T], layout: Layout) -> Result<DeviceTensor> {
-        let shape = layout.shape();
-        let failed = |device: &Device, part: &[Range<usize>], cause: pjrt::Error| {
-            let part: Vec<usize> = part.iter().map(Range::len).collect();
-            let operation = format!("copying {part:?} to {}", device_name(device, self.devices.len()));
-            if !cause.is_out_of_memory() {
-                return Error::device(operation)(cause);
+        self.devices.upload(values, layout).map_err(|error| match error {
+            TensorError::Device { operation, upload: Some((device, bytes)), cause } if cause.is_out_of_memory() => {
+                let available = self.available_on(&self.devices()[device]);
+                Error::out_of_memory(operation, [Some(bytes), available], None, *cause)
             }
-            let bytes = (part.iter().product::<usize>() * size_of::<T>()) as u64;
-            Error::out_of_memory(operation, [Some(bytes), self.available_on(device)], None, cause)
-        };
-        let ranges = layout.ranges(self.devices.len())?;
-        let start = |(device, part): (&Device, &Vec<Range<usize>>)| {
-            let shard = self.client.buffer_from_host_async(values, shape, part, device);
-            shard.map_err(|cause| failed(device, part, cause))
-        };
-        let shards = self.devices.iter().zip(&ranges).map(start).collect::<Result<Vec<_>>>()?;
-        for ((shard, device), part) in shards.iter().zip(&self.devices).zip(&ranges) {
-            shard.wait().map_err(|cause| failed(device, part, cause))?;
-        }
-        Ok(DeviceTensor::new(layout.into(), shards))
+            error => error.into(),
+        })
     }
-}
-
-/// Returns the options of a compilation for these devices.
-fn options_on(devices: &[Device], options: CompileOptions) -> Result<CompileOptions> {
-    let ids: Vec<i64> = descriptions(devices)?.into_iter().map(|device| device.id.into()).collect();
-    let of_mesh = if ids.len() > 1 { CompileOptions::shardy(ids.len()) } else { CompileOptions::default() };
-    let device_assignment = Some(vec![ids]).filter(|ids| ids[0].len() > 1);
-    Ok(CompileOptions {
-        device_assignment,
-        overrides: options.overrides,
-        optimization_level: options.optimization_level,
-        ..of_mesh
-    })
-}
-
-fn descriptions(devices: &[Device]) -> Result<Vec<DeviceDescription>> {
-    let all = devices.iter().map(Device::description).collect::<pjrt::Result<_>>();
-    all.map_err(Error::device("reading the descriptions of the devices"))
-}
-
-/// Makes an error of the devices of `kind`.
-fn failed(kind: Kind, message: String) -> Error {
-    grpo_core::Error::Backend { backend: format!("pjrt:{}", kind.name()), message }.into()
 }

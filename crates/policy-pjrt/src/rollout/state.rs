@@ -2,10 +2,10 @@
 //!
 //! Legend: L layers, B slots, S columns of the cache, K key/value heads, D head dimension, M tokens of a completion, V vocabulary.
 
+use crate::DeviceTensor;
 use crate::decoder::{Axis, Compute, Decoder, zeros};
 use crate::error::{Error, Result};
 use crate::program::unnamed;
-use crate::tensor::DeviceTensor;
 use models::ModelConfig;
 use stablehlo::{Builder, Dtype, Module, TensorType, Value};
 
@@ -167,7 +167,7 @@ impl State {
     fn part<T: pjrt::Element>(&self, index: usize, what: &str) -> Result<Vec<T>> {
         let nothing = pjrt::Error::Nothing { operation: "PJRT_LoadedExecutable_Execute" };
         let tensor = self.tensors.get(index).ok_or(nothing).map_err(Error::device("reading a rollout's state"))?;
-        tensor.read(what)
+        Ok(tensor.read(what)?)
     }
 
     /// Reads the ids `[B, M]`.

@@ -19,14 +19,14 @@ impl DeviceWeights {
         let position = |role| self.table.iter().position(|parameter| parameter.role == role);
         let adapter_of = |matrix| position(Role::LoraA(matrix)).zip(position(Role::LoraB(matrix)));
         let (mut reader, mut programs) = (self.reader(), Programs::new());
-        let mut merge = |role, at: usize, (a, b): (usize, usize), layer: usize, name: &str| {
+        let mut merge = |role, at: usize, (a, b): (usize, usize), layer: usize, name: &str| -> Result<Vec<f32>> {
             let parts = [at, a, b].map(|at| &self.table[at]);
             let program =
                 programs.get(&self.runtime, role, |_| module(decoder, parts, self.storage, self.runtime.split()))?;
             let layer = self.runtime.upload(&[layer as i32], &[])?;
             let mut arguments = [at, a, b].map(|at| self.parts(at)).into_iter().flatten().collect::<Vec<_>>();
             arguments.push(layer.into());
-            program.run_one(arguments)?.read(name)
+            Ok(program.run_one(arguments)?.read(name)?)
         };
         for (at, parameter) in self.table.iter().enumerate().filter(|(_, p)| p.role.is_of_model()) {
             let adapter = Matrix::of(parameter.role).and_then(adapter_of);

@@ -1,12 +1,12 @@
-//! Tensors on the devices of a runtime.
+//! Tensors on devices.
 
-use crate::error::{Error, Result};
+use crate::error::failed;
 use pjrt::{Buffer, Device, Element, runs};
-use stablehlo::{Dtype, Sharding, TensorType};
+use stablehlo::{Dtype, Module, Sharding, TensorType};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// A tensor on all devices of a [`Runtime`](crate::Runtime): one buffer per device, in the order of its mesh.
+/// A tensor on all devices of [`Devices`](super::Devices): one buffer per device, in their order.
 #[derive(Debug)]
 pub struct DeviceTensor {
     layout: Arc<Layout>,
@@ -15,18 +15,108 @@ pub struct DeviceTensor {
 
 /// The shape of a tensor and the part of it that each device holds.
 #[derive(Clone, Debug)]
-pub(crate) struct Layout {
+pub struct Layout {
     shape: Vec<usize>,
     /// `None` if every device holds the whole tensor.
     sharding: Option<Sharding>,
 }
 
+/// An argument of a run.
+#[derive(Debug)]
+pub enum Argument<'a> {
+    /// Stays intact.
+    Borrowed(&'a DeviceTensor),
+    /// Is consumed: a result may reuse its memory.
+    Donated(DeviceTensor),
+}
+
+impl Argument<'_> {
+    /// Returns the tensor.
+    pub fn tensor(&self) -> &DeviceTensor {
+        match self {
+            Self::Borrowed(tensor) => tensor,
+            Self::Donated(tensor) => tensor,
+        }
+    }
+}
+
+impl<'a> From<&'a DeviceTensor> for Argument<'a> {
+    fn from(tensor: &'a DeviceTensor) -> Self {
+        Self::Borrowed(tensor)
+    }
+}
+
+impl From<DeviceTensor> for Argument<'_> {
+    fn from(tensor: DeviceTensor) -> Self {
+        Self::Donated(tensor)
+    }
+}
+
+/// An error of a copy to or from devices, or of a wait for them.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum TensorError {
+    /// A dimension does not shard evenly.
+    Split {
+        /// The shape of the tensor.
+        shape: Vec<usize>,
+        /// The error of the sharding.
+        source: stablehlo::Error,
+    },
+    /// A device failed.
+    Device {
+        /// The failed operation, with the device if there are several.
+        operation: String,
+        /// The index of the device and the bytes of the shard, if it is an upload.
+        upload: Option<(usize, u64)>,
+        /// The plugin's error.
+        cause: Box<pjrt::Error>,
+    },
+}
+
+impl std::fmt::Display for TensorError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Split { shape, source } => write!(f, "a tensor of shape {shape:?}: {source}"),
+            Self::Device { operation, cause, .. } => write!(f, "{operation}: {cause}"),
+        }
+    }
+}
+
+impl std::error::Error for TensorError {}
+
+impl From<TensorError> for grpo_core::Error {
+    fn from(error: TensorError) -> Self {
+        failed(error)
+    }
+}
+
 impl Layout {
-    pub(crate) fn new(shape: &[usize], sharding: Option<&Sharding>) -> Self {
+    /// Creates the layout of a tensor; without a sharding, every device holds the whole tensor.
+    pub fn new(shape: &[usize], sharding: Option<&Sharding>) -> Self {
         Self { shape: shape.to_vec(), sharding: sharding.cloned() }
     }
 
-    pub(crate) fn shape(&self) -> &[usize] {
+    /// Returns the layouts of the arguments of a program.
+    pub fn of_arguments(module: &Module) -> Vec<Self> {
+        let (main, ids) = (&module.main, &module.main.body().arguments);
+        ids.iter()
+            .zip(&main.arguments)
+            .map(|(id, of)| Self::new(&main.type_of(*id).shape, of.sharding.as_ref()))
+            .collect()
+    }
+
+    /// Returns the layouts of the results of a program.
+    pub fn of_results(module: &Module) -> Vec<Arc<Self>> {
+        let (main, ids) = (&module.main, &module.main.body().results);
+        ids.iter()
+            .zip(&main.results)
+            .map(|(id, of)| Self::new(&main.type_of(*id).shape, of.sharding.as_ref()).into())
+            .collect()
+    }
+
+    /// Returns the shape of the whole tensor.
+    pub fn shape(&self) -> &[usize] {
         &self.shape
     }
 
@@ -42,14 +132,14 @@ impl Layout {
     /// Returns the ranges of the shards of all devices.
     ///
     /// # Errors
-    /// [`Error::Split`] if a dimension does not shard evenly.
-    pub(crate) fn ranges(&self, devices: usize) -> Result<Vec<Vec<Range<usize>>>> {
+    /// [`TensorError::Split`] if a dimension does not shard evenly.
+    pub(super) fn ranges(&self, devices: usize) -> Result<Vec<Vec<Range<usize>>>, TensorError> {
         let ranges = (0..devices).map(|device| self.range(device)).collect::<stablehlo::Result<_>>();
-        ranges.map_err(|source| Error::Split { what: format!("a tensor of shape {:?}", self.shape), source })
+        ranges.map_err(|source| TensorError::Split { shape: self.shape.clone(), source })
     }
 
     /// Returns `true` if every device holds the same part with both layouts, whose meshes may differ.
-    pub(crate) fn is(&self, other: &Self, devices: usize) -> bool {
+    pub fn is(&self, other: &Self, devices: usize) -> bool {
         // The comparison of ranges is for layouts of two meshes: a weight in every call of a program has one.
         let same_parts = || (0..devices).all(|device| self.range(device).ok() == other.range(device).ok());
         self.shape == other.shape && (self.sharding == other.sharding || same_parts())
@@ -66,7 +156,7 @@ impl std::fmt::Display for Layout {
 }
 
 impl DeviceTensor {
-    pub(crate) fn new(layout: Arc<Layout>, shards: Vec<Buffer>) -> Self {
+    pub(super) fn new(layout: Arc<Layout>, shards: Vec<Buffer>) -> Self {
         Self { layout, shards }
     }
 
@@ -80,22 +170,23 @@ impl DeviceTensor {
         &self.shards
     }
 
-    pub(crate) fn layout(&self) -> &Layout {
+    /// Returns the shape of the tensor and the part of it that each device holds.
+    pub fn layout(&self) -> &Layout {
         &self.layout
     }
 
-    pub(crate) fn into_shards(self) -> Vec<Buffer> {
+    pub(super) fn into_shards(self) -> Vec<Buffer> {
         self.shards
     }
 
-    /// Waits until all devices have computed or received their shards.
+    /// Waits until all devices have computed or received their shards; errors name the `operation`.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`], [`Error::TimedOut`], [`Error::Device`] with the device.
-    pub(crate) fn wait(&self, operation: &str) -> Result<()> {
+    /// [`TensorError::Device`] with the device.
+    pub fn wait(&self, operation: &str) -> Result<(), TensorError> {
         let wait = |shard: &Buffer| match self.shards.len() {
-            1 => shard.wait().map_err(Error::device(operation)),
-            _ => shard.wait().map_err(Error::device(format!("{operation} on {}", self.device_of(shard)))),
+            1 => shard.wait().map_err(device_failed(operation.into())),
+            _ => shard.wait().map_err(device_failed(format!("{operation} on {}", self.device_of(shard)))),
         };
         self.shards.iter().try_for_each(wait)
     }
@@ -106,9 +197,9 @@ impl DeviceTensor {
     /// bytes of the tensor.
     ///
     /// # Errors
-    /// [`Error::TimedOut`], [`Error::Device`] with the device.
-    pub fn read<T: Element>(&self, what: &str) -> Result<Vec<T>> {
-        let failed = |shard| Error::device(format!("reading {what} from {}", self.device_of(shard)));
+    /// [`TensorError::Device`] with the device.
+    pub fn read<T: Element>(&self, what: &str) -> Result<Vec<T>, TensorError> {
+        let failed = |shard| device_failed(format!("reading {what} from {}", self.device_of(shard)));
         let ranges = self.layout.ranges(self.shards.len())?;
         let [first, ..] = &self.shards[..] else { return Ok(vec![]) };
         let elements: usize = self.layout.shape.iter().product();
@@ -120,7 +211,7 @@ impl DeviceTensor {
         let distinct: Vec<usize> = (0..ranges.len()).filter(|i| !ranges[..*i].contains(&ranges[*i])).collect();
         for round in distinct.chunks(distinct.len().div_ceil(2)) {
             let start = |&i: &usize| self.shards[i].to_vec_async::<T>().map_err(failed(&self.shards[i]));
-            let copies = round.iter().map(start).collect::<Result<Vec<_>>>()?;
+            let copies = round.iter().map(start).collect::<Result<Vec<_>, _>>()?;
             for (&i, copy) in round.iter().zip(copies) {
                 let (values, mut begin) = (copy.wait().map_err(failed(&self.shards[i]))?, 0);
                 for run in runs(&self.layout.shape, &ranges[i]) {
@@ -139,8 +230,12 @@ impl DeviceTensor {
     }
 }
 
+fn device_failed(operation: String) -> impl FnOnce(pjrt::Error) -> TensorError {
+    |cause| TensorError::Device { operation, upload: None, cause: cause.into() }
+}
+
 /// Returns the name in messages of one of several devices.
-pub(crate) fn device_name(device: &Device, devices: usize) -> String {
+pub fn device_name(device: &Device, devices: usize) -> String {
     match device.description() {
         Ok(description) if devices > 1 => format!("device {}", description.id),
         _ => "the device".into(),

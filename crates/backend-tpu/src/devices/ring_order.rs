@@ -25,7 +25,7 @@ use pjrt::{DeviceDescription, NamedValue};
 ///     device.attributes.insert("coords".into(), pjrt::NamedValue::Ints(vec![x, y, 0]));
 ///     device.clone()
 /// });
-/// assert_eq!(policy_pjrt::ring_order(&chips), [0, 1, 3, 2]);
+/// assert_eq!(backend_tpu::devices::ring_order(&chips), [0, 1, 3, 2]);
 /// ```
 pub fn ring_order(devices: &[DeviceDescription]) -> Vec<usize> {
     let in_ring = positions(devices);
