@@ -104,10 +104,10 @@ fn plan(memory: &str) -> Call {
 
 #[test]
 fn fused_compiles_for_a_mesh() {
-    let mesh = aot("v6e:2x4").set(["mesh={data: 2, vocab: 4}"]).args(["--json", "--assert", "fused.code_bytes > 0"]);
-    // 128 tokens per device in chunks of 64.
-    assert_eq!(mesh.exit(0).json()["variants"]["fused"]["loops"][0]["trips"], 2);
-    assert_has(&aot("v6e:1x1").set(["mesh.data=2"]).refuse(), &["mesh of 2 x 1", "larger slice"]);
+    let mesh = aot("v6e:2x4").set(["mesh={data: 2, tensor: 4}"]).args(["--json", "--assert", "fused.code_bytes > 0"]);
+    // Every device has all 256 tokens, in chunks of 64.
+    assert_eq!(mesh.exit(0).json()["variants"]["fused"]["loops"][0]["trips"], 4);
+    assert_has(&aot("v6e:1x1").set(["mesh.data=2"]).refuse(), &["mesh data 2 x tensor 1", "larger slice"]);
 }
 
 #[test]

@@ -19,7 +19,7 @@ mod transforms;
 
 use backend_tpu::PjrtBackend;
 use backend_tpu::plugins::{self, Kind};
-use backend_tpu::program::Mesh;
+use backend_tpu::program::MeshShape;
 use grpo_core::{Dtype, HeadLayout, Implementation, LossConfig, Tiling};
 use pjrt::Client;
 use std::sync::LazyLock;
@@ -85,8 +85,8 @@ fn backend() -> PjrtBackend {
     QUICK.iter().fold(optimised(), |backend, (flag, value)| backend.with_compile_flag(flag, *value))
 }
 
-fn on_mesh(data: usize, vocab: usize) -> PjrtBackend {
-    backend().with_mesh(Mesh { data, vocab }).unwrap()
+fn on_mesh(data: usize, tensor: usize) -> PjrtBackend {
+    backend().on_mesh(MeshShape { data, tensor }).unwrap()
 }
 
 /// Returns a loss with independent tokens and with every term enabled.

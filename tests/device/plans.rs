@@ -4,7 +4,7 @@ use crate::evaluation::check;
 use crate::{SMALL, backend, chunks, client, grpo, gspo, panels};
 use backend_tpu::PjrtBackend;
 use backend_tpu::plugins::Kind;
-use backend_tpu::program::{Mesh, MosaicBlocks};
+use backend_tpu::program::{MeshShape, MosaicBlocks};
 use grpo_core::{Backend, Error, Implementation, LoopOrder, PlanRequest, Tiling};
 use rstest::rstest;
 use std::process::Command;
@@ -76,10 +76,13 @@ fn illegal_plan_requests_are_refused() {
     assert!(matches!(backend().plan(&logits), Err(Error::Unsupported { .. })));
     let none = PlanRequest { max_tokens: 0, ..case.request(&grpo(), Implementation::Fused, chunks(3)) };
     assert!(matches!(backend().plan(&none), Err(Error::Shape { .. })));
-    for mesh in [(3, 3), (0, 1), (1, 0), (9, 1), (usize::MAX, 2)] {
-        let (data, vocab) = mesh;
-        let error = backend().with_mesh(Mesh { data, vocab }).expect_err("there are eight devices");
+    for (data, tensor) in [(3, 3), (9, 1)] {
+        let error = backend().on_mesh(MeshShape { data, tensor }).expect_err("there are eight devices");
         assert!(matches!(&error, Error::Unsupported { what, .. } if what.contains("mesh")), "{error}");
+    }
+    for (data, tensor) in [(0, 1), (1, 0), (usize::MAX, 2)] {
+        let error = backend().on_mesh(MeshShape { data, tensor }).expect_err("no mesh");
+        assert!(matches!(&error, Error::Config(text) if text.contains("mesh")), "{error}");
     }
     let error = backend().with_mosaic(MosaicBlocks::default()).expect_err("this is no TPU");
     assert!(matches!(error, Error::Unsupported { .. }));

@@ -1,10 +1,10 @@
 //! The shards that each process of a target owns.
 
 use crate::{Result, RunPrograms};
+use backend_tpu::devices::{Layout, MeshProcesses, mesh_order};
 use backend_tpu::plugins::Kind;
 use pjrt::DeviceDescription;
 use policy_pjrt::decoder::Parameter;
-use policy_pjrt::{MeshProcesses, mesh_order};
 use serde::{Deserialize, Serialize};
 
 /// The devices of a process in the mesh of training, and the weights on them.
@@ -38,14 +38,15 @@ impl RunPrograms {
         let of_process = |process_index: i32| {
             let positions = processes.positions(process_index);
             let weights = self.decoder.parameters();
-            let weights = weights.iter().map(|p: &Parameter| processes.elements(process_index, p, rules));
+            let layout = |p: &Parameter| Layout::new(&p.shape, rules.sharding(&p.axes).ok().as_ref());
+            let weights = weights.iter().map(|p| processes.elements(process_index, &layout(p)));
             Ok(ProcessShards {
                 process_index,
                 devices: positions.iter().map(|at| in_mesh[*at].id).collect(),
                 coordinates: positions.iter().map(|at| coordinates(*at)).collect(),
                 weights: weights
-                    .collect::<policy_pjrt::Result<Vec<_>>>()
-                    .map_err(policy::Error::from)?
+                    .collect::<std::result::Result<Vec<_>, _>>()
+                    .map_err(|error| policy::Error::from(policy_pjrt::Error::from(error)))?
                     .into_iter()
                     .sum(),
             })

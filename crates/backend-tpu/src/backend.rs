@@ -1,11 +1,12 @@
-//! The backend `pjrt:<platform>`: a client, a mesh of its devices, and the compilation of programs for them.
+//! The backend `pjrt:<platform>`: devices of a client, and the compilation of programs for them.
 
 use crate::aot::Variant;
-use crate::devices::{Devices, MeshCompiler};
+use crate::compiler::DeviceCompiler;
+use crate::devices::Devices;
 use crate::error::{NAME, unsupported};
 use crate::plan::PjrtPlan;
 use crate::plugins::{self, Kind};
-use crate::program::{Mesh, MosaicBlocks, Numerics, Pass, Program, Spec};
+use crate::program::{MeshShape, MosaicBlocks, Numerics, Pass, Program, Spec};
 use grpo_core::error::Result;
 use grpo_core::{Backend, LossPlan, PlanRequest};
 use pjrt::{Client, CompileCache, OptionValue};
@@ -16,7 +17,7 @@ use std::sync::Arc;
 #[derive(Clone)]
 pub struct PjrtBackend {
     name: String,
-    compiler: MeshCompiler,
+    compiler: DeviceCompiler,
     numerics: Numerics,
     mosaic: Option<MosaicBlocks>,
 }
@@ -34,28 +35,49 @@ impl PjrtBackend {
     /// Runs on the client's first device.
     ///
     /// # Errors
-    /// [`grpo_core::Error::Unsupported`] if the client has no device.
+    /// [`grpo_core::Error::Backend`] if the client has no device.
     pub fn new(kind: Kind, client: Client) -> Result<Self> {
         let name = format!("{NAME}:{}", kind.name());
-        let (devices, mesh) = (Devices { list: vec![], client }, Mesh::default());
-        let compiler = MeshCompiler { kind, devices, mesh, cache: None, flags: vec![], recent: Arc::default() };
-        Self { name, compiler, numerics: Numerics::default(), mosaic: None }.with_mesh(mesh)
+        let devices = Devices::first(kind, client)?;
+        let compiler =
+            DeviceCompiler { devices, mesh: MeshShape::default(), cache: None, flags: vec![], recent: Arc::default() };
+        Ok(Self { name, compiler, numerics: Numerics::default(), mosaic: None })
     }
 
-    /// Shards tokens and vocabulary over the client's first devices.
+    /// Shards tokens and vocabulary over a mesh of the client's first devices, with any number of tokens and any
+    /// vocabulary: shards are padded. XLA's partitioner (Shardy) adds the collectives.
+    ///
+    /// Inputs and gradients are sharded by `data` along the tokens and by `tensor` along the vocabulary. In the loops of
+    /// `fused`, every device has all tokens and computes the logits of its part of the vocabulary, which is then sharded
+    /// over all devices.
+    ///
+    /// ```no_run
+    /// use backend_tpu::PjrtBackend;
+    /// use backend_tpu::plugins::{self, Kind};
+    /// use backend_tpu::program::MeshShape;
+    ///
+    /// // Eight virtual devices of the CPU.
+    /// let client = plugins::client(Kind::Cpu, None, &[("cpu_device_count", 8.into())])?;
+    /// let backend = PjrtBackend::new(Kind::Cpu, client)?.on_mesh(MeshShape { data: 2, tensor: 4 })?;
+    /// # Ok::<(), grpo_core::Error>(())
+    /// ```
     ///
     /// # Errors
-    /// [`grpo_core::Error::Unsupported`] if the client has too few devices.
-    pub fn with_mesh(mut self, mesh: Mesh) -> Result<Self> {
-        let there = self.compiler.devices.client.addressable_devices();
-        if mesh.devices() == 0 || mesh.devices() > there.len() {
-            return Err(unsupported(
-                &format!("a mesh of {} x {} devices", mesh.data, mesh.vocab),
-                &format!("{} are here", there.len()),
-            ));
+    /// [`grpo_core::Error::Config`] for an axis without devices; [`grpo_core::Error::Unsupported`] if the client has too
+    /// few devices.
+    pub fn on_mesh(mut self, mesh: MeshShape) -> Result<Self> {
+        let devices = self.compiler.devices.on_mesh(&mesh.mesh()?)?;
+        let processes = devices.processes().processes().len();
+        if processes > 1 {
+            return Err(grpo_core::Error::Unsupported {
+                backend: self.name,
+                what: format!("a mesh over the devices of {processes} processes"),
+                instead: "a mesh of one process".into(),
+            });
         }
-        self.compiler.devices.list = there[..mesh.devices()].to_vec();
+        self.compiler.devices = devices;
         self.compiler.mesh = mesh;
+        self.compiler.recent = Arc::default();
         Ok(self)
     }
 
@@ -70,7 +92,7 @@ impl PjrtBackend {
     /// # Errors
     /// [`grpo_core::Error::Unsupported`] on devices other than TPUs.
     pub fn with_mosaic(mut self, blocks: MosaicBlocks) -> Result<Self> {
-        if self.compiler.kind != Kind::Tpu {
+        if self.compiler.devices.kind() != Kind::Tpu {
             let what = format!("TPU kernels on `{}`", self.name);
             return Err(unsupported(&what, "leave `mosaic` out: the plain program gives the same numbers"));
         }
@@ -86,7 +108,7 @@ impl PjrtBackend {
 
     /// Returns the client, to run other programs on its devices.
     pub fn client(&self) -> &Client {
-        &self.compiler.devices.client
+        self.compiler.devices.client()
     }
 
     /// Like [`Backend::plan`], but returns the concrete type, whose tensors can stay on the devices.
@@ -125,8 +147,8 @@ impl PjrtBackend {
 impl std::fmt::Debug for PjrtBackend {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self { name, compiler, numerics, mosaic } = self;
-        let MeshCompiler { devices, mesh, .. } = compiler;
-        write!(f, "PjrtBackend({name}, {:?}, {mesh:?}, {numerics:?}, {mosaic:?})", devices.client)
+        let DeviceCompiler { devices, mesh, .. } = compiler;
+        write!(f, "PjrtBackend({name}, {:?}, {mesh:?}, {numerics:?}, {mosaic:?})", devices.client())
     }
 }
 

@@ -1,7 +1,6 @@
 //! Compile options per kind of device, including all compiler flags.
 
 use crate::plugins::Kind;
-use crate::program::Mesh;
 use pjrt::{CompileOptions, OptimizationLevel};
 
 /// Scratch memory (VMEM) of a TPU core for a fusion, out of 128 MiB. A larger value leaves less than 33.5 MB for small
@@ -9,10 +8,15 @@ use pjrt::{CompileOptions, OptimizationLevel};
 /// smaller value makes products slower.
 const SCOPED_VMEM_KIB: i64 = 90_112;
 
-/// Returns the options for a program on the devices of `mesh`.
-pub fn options_for(kind: Kind, mesh: Mesh) -> CompileOptions {
+/// Returns the options for a program that Shardy partitions over this number of devices, or for one device.
+pub(crate) fn partitioned_over(devices: usize) -> CompileOptions {
+    if devices > 1 { CompileOptions::shardy(devices) } else { CompileOptions::default() }
+}
+
+/// Returns the options for a program of the loss on this number of devices.
+pub fn options_for(kind: Kind, devices: usize) -> CompileOptions {
     // Otherwise XLA may skip roundings to bf16, and the forward and backward passes would see different logits.
-    let options = CompileOptions::replicas(mesh.devices()).with("xla_allow_excess_precision", false);
+    let options = partitioned_over(devices).with("xla_allow_excess_precision", false);
     match kind {
         Kind::Tpu => options.with("xla_tpu_scoped_vmem_limit_kib", SCOPED_VMEM_KIB),
         // The maximum of the logits must propagate NaN.
@@ -21,23 +25,14 @@ pub fn options_for(kind: Kind, mesh: Mesh) -> CompileOptions {
     }
 }
 
-/// Returns the options for a program of a whole decoder that Shardy's partitioner shards over several devices, or for one device.
-///
-/// See [`options_for_decoder`].
-pub fn options_for_sharded_decoder(kind: Kind, devices: usize) -> CompileOptions {
-    let CompileOptions { optimization_level, overrides, .. } = options_for_decoder(kind);
-    let of_mesh = if devices > 1 { CompileOptions::shardy(devices) } else { CompileOptions::default() };
-    CompileOptions { optimization_level, overrides, ..of_mesh }
-}
-
-/// Returns the options for a program of a whole decoder on one device.
+/// Returns the options for a program of a whole decoder on this number of devices.
 ///
 /// At its default level, libtpu takes 25 times as long to compile such a program, and rounds the weights of all layers
 /// before the loop over layers, although the program rounds the weights of one layer inside of the loop. XLA's CPU
 /// backend splits every sum over 32 or more numbers into two passes, the first over windows visited number by number:
 /// that took a fifth of the time of a small model's training step.
-pub fn options_for_decoder(kind: Kind) -> CompileOptions {
-    let options = options_for(kind, Mesh::default());
+pub fn options_for_decoder(kind: Kind, devices: usize) -> CompileOptions {
+    let options = options_for(kind, devices);
     match kind {
         Kind::Tpu => CompileOptions { optimization_level: Some(OptimizationLevel::O0), ..options },
         Kind::Cpu => options.with("xla_disable_hlo_passes", "tree_reduction_rewriter"),

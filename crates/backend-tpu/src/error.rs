@@ -11,6 +11,6 @@ pub(crate) fn unsupported(what: &str, instead: &str) -> Error {
 }
 
 /// Converts an error of a plugin.
-pub(crate) fn failed(error: pjrt::Error) -> Error {
+pub(crate) fn failed(error: impl ToString) -> Error {
     Error::Backend { backend: NAME.into(), message: error.to_string() }
 }

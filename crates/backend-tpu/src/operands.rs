@@ -1,13 +1,12 @@
 //! The caller's tensors: inputs and accumulators, on the host or on devices.
 
-use crate::devices::Devices;
+use crate::devices::{self, Devices, Layout};
 use crate::error::{failed, unsupported};
+use crate::padding::Padding;
 use crate::program::Role;
-use crate::shard::Layout;
 use crate::tensor::PjrtTensor;
 use grpo_core::error::{Error, Result};
 use grpo_core::{DeviceTensor, Dtype, GradsMut, PolicyInput, TensorMut, TensorRef};
-use pjrt::Buffer;
 use std::collections::HashMap;
 
 /// A tensor of the caller.
@@ -107,31 +106,29 @@ impl<'a> Operands<'a> {
         Ok(())
     }
 
-    /// Checks that tensors on devices match `layout` and `dtype` for their role, and are on `devices`. This must happen
-    /// before they are donated.
-    pub(crate) fn check(
-        &self,
-        devices: &Devices,
-        layout: impl Fn(Role) -> Layout,
-        dtype: impl Fn(Role) -> Dtype,
-    ) -> Result<()> {
+    /// Checks that tensors on devices have the shape, layout and dtype that `expected` returns for their role, and are on
+    /// `devices`. This must happen before they are donated.
+    pub(crate) fn check(&self, devices: &Devices, expected: impl Fn(Role) -> (Padding, Layout, Dtype)) -> Result<()> {
         for (role, operand) in &self.0 {
             let tensor = match operand {
                 Operand::ReadDevice(tensor) => *tensor,
                 Operand::UpdateDevice(tensor) => &**tensor,
                 Operand::ReadHost(_) | Operand::UpdateHost(_) => continue,
             };
-            tensor.alive()?;
-            let expected = layout(*role);
-            if tensor.role != *role || tensor.layout != expected {
-                let found = format!("`{}` of {:?}", tensor.role.name(), tensor.layout);
-                return Err(Error::shape("loss call", role.name(), format!("{expected:?} of this plan"), found));
+            let on_devices = tensor.alive()?;
+            let ((padding, layout, dtype), count) = (expected(*role), devices.list().len());
+            let fits = on_devices.shards().len() == count && on_devices.layout().is(&layout, count);
+            if tensor.role != *role || tensor.padding != padding || !fits {
+                let expected = format!("{layout} of this plan, for {} elements on {count} devices", padding.elements());
+                let (name, shards) = (tensor.role.name(), on_devices.shards().len());
+                let found = format!("`{name}` {}, {} elements on {shards}", on_devices.layout(), tensor.elements());
+                return Err(Error::shape("loss call", role.name(), expected, found));
             }
-            if tensor.dtype != dtype(*role) {
-                let (expected, found) = (dtype(*role).name(), tensor.dtype.name());
+            if tensor.dtype != dtype {
+                let (expected, found) = (dtype.name(), tensor.dtype.name());
                 return Err(Error::shape("loss call", format!("dtype of {}", role.name()), expected, found));
             }
-            for (part, device) in tensor.parts.iter().zip(&devices.list) {
+            for (part, device) in on_devices.shards().iter().zip(devices.list()) {
                 if part.device().map_err(failed)? != *device {
                     let what =
                         format!("the tensor given for `{}`, which lies on devices of another client", role.name());
@@ -159,34 +156,38 @@ impl<'a> Operands<'a> {
         Ok(uploaded)
     }
 
-    /// Takes the buffers of accumulators, to donate them: the caller's, or the uploaded ones.
-    pub(crate) fn donate(&mut self, uploaded: &mut HashMap<Role, PjrtTensor>) -> HashMap<Role, Vec<Buffer>> {
+    /// Takes accumulators, to donate them: the caller's, or the uploaded ones.
+    pub(crate) fn donate(&mut self, uploaded: &mut HashMap<Role, PjrtTensor>) -> HashMap<Role, devices::DeviceTensor> {
         let mut donated = HashMap::new();
         for (role, operand) in &mut self.0 {
-            let parts = match operand {
-                Operand::UpdateDevice(tensor) => std::mem::take(&mut tensor.parts),
-                Operand::UpdateHost(_) => uploaded.remove(role).map(|t| t.parts).unwrap_or_default(),
+            let tensor = match operand {
+                Operand::UpdateDevice(tensor) => tensor.tensor.take(),
+                Operand::UpdateHost(_) => uploaded.remove(role).and_then(|tensor| tensor.tensor),
                 Operand::ReadHost(_) | Operand::ReadDevice(_) => continue,
             };
-            donated.insert(*role, parts);
+            donated.extend(tensor.map(|tensor| (*role, tensor)));
         }
         donated
     }
 
-    /// Returns the buffers of inputs.
-    pub(crate) fn borrowed<'b>(&'b self, uploaded: &'b HashMap<Role, PjrtTensor>) -> HashMap<Role, &'b [Buffer]> {
+    /// Returns the inputs on the devices.
+    pub(crate) fn borrowed<'b>(
+        &'b self,
+        uploaded: &'b HashMap<Role, PjrtTensor>,
+    ) -> HashMap<Role, &'b devices::DeviceTensor> {
         let caller = self.0.iter().filter_map(|(role, operand)| match operand {
-            Operand::ReadDevice(tensor) => Some((*role, &tensor.parts[..])),
+            Operand::ReadDevice(tensor) => Some((*role, *tensor)),
             _ => None,
         });
-        uploaded.iter().map(|(role, tensor)| (*role, &tensor.parts[..])).chain(caller).collect()
+        let all = uploaded.iter().map(|(role, tensor)| (*role, tensor)).chain(caller);
+        all.filter_map(|(role, tensor)| Some((role, tensor.tensor.as_ref()?))).collect()
     }
 
     /// Returns updated tensors to their owners, on the devices or on the host.
     pub(crate) fn give_back(self, mut results: impl FnMut(Role) -> PjrtTensor) -> Result<()> {
         for (role, operand) in self.0 {
             match operand {
-                Operand::UpdateDevice(tensor) => tensor.parts = results(role).parts,
+                Operand::UpdateDevice(tensor) => tensor.tensor = results(role).tensor,
                 Operand::UpdateHost(TensorMut::F32(to)) => results(role).read(to)?,
                 Operand::UpdateHost(TensorMut::Bf16(to)) => results(role).read(to)?,
                 Operand::UpdateHost(TensorMut::Device(_)) | Operand::ReadHost(_) | Operand::ReadDevice(_) => {}

@@ -5,13 +5,14 @@
 //! call.
 
 use crate::aot::Variant;
-use crate::devices::MeshCompiler;
+use crate::compiler::DeviceCompiler;
+use crate::devices::{Argument, Layout};
 use crate::error::failed;
 use crate::operands::Operands;
+use crate::padding::Padding;
 use crate::program::{Pass, Program, Role, Spec};
-use crate::shard::Layout;
 use crate::tables::TokenTables;
-use crate::tensor::PjrtTensor;
+use crate::tensor::{PjrtTensor, layout};
 use grpo_core::backend_api::evaluate::Evaluator;
 use grpo_core::backend_api::plan::{Head, Step, TokenScores, step};
 use grpo_core::backend_api::token_columns::LossSums;
@@ -22,13 +23,13 @@ use grpo_core::{
     Dtype, GradsMut, LossOutput, LossPlan, MemoryReport, Metrics, PlanRequest, PolicyInput, Scores, TensorMut,
     TensorRef,
 };
-use pjrt::{Argument, Buffer, CompiledMemoryStats, DType, LoadedExecutable};
+use pjrt::{CompiledMemoryStats, DType, LoadedExecutable};
 use std::collections::HashMap;
 use std::sync::Arc;
 
 /// The loss on devices, planned for batches of one shape.
 pub struct PjrtPlan {
-    compiler: MeshCompiler,
+    compiler: DeviceCompiler,
     request: PlanRequest,
     spec: Spec,
     /// The pass that the plan was made for.
@@ -40,12 +41,15 @@ pub struct PjrtPlan {
 struct Compiled {
     program: Program,
     executable: Arc<LoadedExecutable>,
+    /// The layouts of the results.
+    results: Vec<Arc<Layout>>,
 }
 
 impl Compiled {
-    fn new(compiler: &MeshCompiler, program: Program) -> Result<Self> {
+    fn new(compiler: &DeviceCompiler, program: Program) -> Result<Self> {
         let executable = compiler.compile(program.module.to_string())?;
-        Ok(Self { program, executable })
+        let results = Layout::of_results(&program.module);
+        Ok(Self { program, executable, results })
     }
 
     fn memory(&self) -> Result<CompiledMemoryStats> {
@@ -78,7 +82,7 @@ impl From<Step<OnDevice>> for DeviceOutput {
 impl PjrtPlan {
     /// Plans `variant`, whose pass runs the program that `build` returns.
     pub(crate) fn new(
-        compiler: &MeshCompiler,
+        compiler: &DeviceCompiler,
         variant: Variant,
         build: impl Fn(&Spec) -> Result<Program>,
     ) -> Result<Self> {
@@ -132,17 +136,14 @@ impl PjrtPlan {
         if tokens > planned {
             return Err(Error::shape(OP, "tokens N", format!("at most the planned {planned}"), tokens));
         }
-        let layout = Layout::new(&self.spec, role, tokens);
-        let dtype = self.dtype(role);
+        let (elements, dtype) = (Padding::new(&self.spec, role, tokens).elements(), self.dtype(role));
         if tensor.dtype() != dtype {
             return Err(Error::shape(OP, format!("dtype of {}", role.name()), dtype.name(), tensor.dtype().name()));
         }
-        if tensor.host_len().is_some_and(|len| len != layout.elements()) {
-            let found = tensor.host_len().unwrap_or(0);
-            return Err(Error::shape(OP, format!("{} elements", role.name()), layout.elements(), found));
+        if let Some(found) = tensor.host_len().filter(|found| *found != elements) {
+            return Err(Error::shape(OP, format!("{} elements", role.name()), elements, found));
         }
-        let shape = self.spec.type_of(role).shape;
-        PjrtTensor::upload(&self.compiler.devices, role, layout, &shape, tensor)
+        PjrtTensor::upload(&self.compiler.devices, &self.spec, role, tokens, tensor)
     }
 
     /// Makes a tensor of zeros for `role`, such as an initial gradient accumulator.
@@ -150,7 +151,7 @@ impl PjrtPlan {
     /// # Errors
     /// As [`PjrtPlan::upload`].
     pub fn zeros(&self, role: Role, tokens: usize) -> Result<PjrtTensor> {
-        let elements = Layout::new(&self.spec, role, tokens).elements();
+        let elements = Padding::new(&self.spec, role, tokens).elements();
         match self.dtype(role) {
             Dtype::F32 => self.upload(role, tokens, TensorRef::F32(&vec![0.0; elements])),
             Dtype::Bf16 => self.upload(role, tokens, TensorRef::Bf16(&vec![half::bf16::ZERO; elements])),
@@ -229,8 +230,9 @@ impl PjrtPlan {
         mut operands: Operands<'_>,
     ) -> Result<(LossSums<f64>, OnDevice)> {
         self.compiled(pass)?;
-        let layout = |role| Layout::new(&self.spec, role, batch.tokens());
-        operands.check(&self.compiler.devices, layout, |role| self.dtype(role))?;
+        let padding = |role| Padding::new(&self.spec, role, batch.tokens());
+        let devices = &self.compiler.devices;
+        operands.check(devices, |role| (padding(role), layout(&self.spec, role), self.dtype(role)))?;
         let mut uploaded = operands.upload(|role, tensor| match (tensor, self.dtype(role)) {
             // A frozen bf16 head with f32 hidden states: the program was compiled for an f32 head.
             (TensorRef::Bf16(values), Dtype::F32) => {
@@ -239,32 +241,27 @@ impl PjrtPlan {
             }
             _ => self.upload(role, batch.tokens(), tensor),
         })?;
-        let tables = tables.upload(&self.spec, &self.compiler.devices)?;
-        let Compiled { program, executable } = &self.programs[&pass];
+        let tables = tables.upload(&self.spec, devices)?;
+        let Compiled { program, executable, results } = &self.programs[&pass];
 
         // From here on, the devices own the accumulators; a failure loses them.
         let mut donated = operands.donate(&mut uploaded);
         let borrowed = operands.borrowed(&uploaded);
-        let count = self.spec.mesh.devices();
-        let mut arguments: Vec<Vec<Argument<'_>>> = (0..count).map(|_| vec![]).collect();
+        let mut arguments: Vec<Argument<'_>> = vec![];
         for role in &program.arguments {
-            if let Some(parts) = donated.remove(role) {
-                arguments.iter_mut().zip(parts).for_each(|(list, part)| list.push(Argument::Donated(part)));
-            } else if let Some(parts) = borrowed.get(role).copied().or_else(|| tables.get(role).map(|t| &t[..])) {
-                arguments.iter_mut().zip(parts).for_each(|(list, part)| list.push(Argument::Borrowed(part)));
+            if let Some(tensor) = donated.remove(role) {
+                arguments.push(tensor.into());
+            } else if let Some(tensor) = borrowed.get(role).copied().or_else(|| tables.get(role)) {
+                arguments.push(tensor.into());
             }
         }
-        let outputs = executable.execute_donating(arguments).map_err(failed)?;
-
-        // Transpose `[devices][results]` to `[results][devices]`.
-        let mut outputs: Vec<_> = outputs.into_iter().map(Vec::into_iter).collect();
-        let mut results = HashMap::new();
-        for role in &program.results {
-            let parts: Vec<Buffer> = outputs.iter_mut().filter_map(Iterator::next).collect();
-            let dtype = if parts.iter().any(|part| part.dtype() == DType::Bf16) { Dtype::Bf16 } else { Dtype::F32 };
-            let tensor = PjrtTensor { role: *role, dtype, layout: layout(*role), parts };
-            results.insert(*role, tensor);
-        }
+        let outputs = devices.run(executable, arguments, results).map_err(failed)?;
+        let named = program.results.iter().zip(outputs).map(|(role, tensor)| {
+            let is_bf16 = tensor.shards().iter().any(|shard| shard.dtype() == DType::Bf16);
+            let dtype = if is_bf16 { Dtype::Bf16 } else { Dtype::F32 };
+            (*role, PjrtTensor { role: *role, dtype, padding: padding(*role), tensor: Some(tensor) })
+        });
+        let mut results: HashMap<Role, PjrtTensor> = named.collect();
         let mut take = |role: Role| match results.remove(&role) {
             Some(tensor) => tensor,
             None => unreachable!("the program of {pass:?} returns {role:?}"),
@@ -340,7 +337,7 @@ impl Head for HostHead<'_> {
 /// Reads the result of `Tokens::sums`.
 fn read_sums(tensor: &PjrtTensor) -> Result<LossSums<f64>> {
     let mut values = [0.0_f32; LossSums::<f32>::COUNT];
-    tensor.parts[0].to_host(&mut values).map_err(failed)?;
+    tensor.read(&mut values)?;
     Ok(LossSums::from_fn(|i| values[i].into()))
 }
 

@@ -1,13 +1,12 @@
-//! Tensors on the devices of a plan.
+//! Tensors of the loss on the devices of a plan.
 
-use crate::devices::Devices;
-use crate::error::{NAME, failed};
-use crate::program::Role;
-use crate::shard::Layout;
+use crate::devices::{self, Devices, Layout};
+use crate::error::NAME;
+use crate::padding::Padding;
+use crate::program::{Role, Spec};
 use grpo_core::error::{Error, Result};
 use grpo_core::{DeviceTensor, Dtype, TensorRef};
 use half::bf16;
-use pjrt::Buffer;
 use std::any::Any;
 
 /// A tensor of a plan on its devices: hidden states, head, logits or gradients.
@@ -17,15 +16,16 @@ use std::any::Any;
 pub struct PjrtTensor {
     pub(crate) role: Role,
     pub(crate) dtype: Dtype,
-    pub(crate) layout: Layout,
-    /// One per device; empty after a failed call that owned them.
-    pub(crate) parts: Vec<Buffer>,
+    pub(crate) padding: Padding,
+    /// `None` after a failed call that owned it.
+    pub(crate) tensor: Option<devices::DeviceTensor>,
 }
 
 impl std::fmt::Debug for PjrtTensor {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { role, dtype, parts, .. } = self;
-        write!(f, "PjrtTensor({}, {}, {} devices)", role.name(), dtype.name(), parts.len())
+        let Self { role, dtype, tensor, .. } = self;
+        let devices = tensor.as_ref().map_or(0, |tensor| tensor.shards().len());
+        write!(f, "PjrtTensor({}, {}, {devices} devices)", role.name(), dtype.name())
     }
 }
 
@@ -49,7 +49,7 @@ impl PjrtTensor {
 
     /// Returns the number of elements, without padding.
     pub fn elements(&self) -> usize {
-        self.layout.elements()
+        self.padding.elements()
     }
 
     /// Blocks until the elements are available.
@@ -57,8 +57,7 @@ impl PjrtTensor {
     /// # Errors
     /// As [`PjrtTensor::to_host`].
     pub fn wait(&self) -> Result<()> {
-        self.alive()?;
-        self.parts.iter().try_for_each(Buffer::wait).map_err(failed)
+        Ok(self.alive()?.wait(self.role.name())?)
     }
 
     /// Returns the elements, row-major and widened to f32.
@@ -82,46 +81,46 @@ impl PjrtTensor {
 
     /// Copies the tensor into `to`.
     pub(crate) fn read<T: pjrt::Element + Copy + Default>(&self, to: &mut [T]) -> Result<()> {
-        self.alive()?;
-        self.layout.collect(to, |device, part| self.parts[device].to_host(part)).map_err(failed)
-    }
-
-    /// # Errors
-    /// [`Error::Backend`] if a failed call has lost the tensor.
-    pub(crate) fn alive(&self) -> Result<()> {
-        if self.parts.is_empty() {
-            let message = format!("the tensor `{}` was lost in a call that failed; upload it again", self.role.name());
-            return Err(Error::Backend { backend: NAME.into(), message });
+        let padded = self.alive()?.read::<T>(self.role.name())?;
+        match self.padding.is_none() {
+            true => to.copy_from_slice(&padded),
+            false => self.padding.crop(&padded, to),
         }
         Ok(())
     }
 
-    /// Copies `from` to the devices.
+    /// Returns the tensor on the devices.
+    ///
+    /// # Errors
+    /// [`Error::Backend`] if a failed call has lost the tensor.
+    pub(crate) fn alive(&self) -> Result<&devices::DeviceTensor> {
+        self.tensor.as_ref().ok_or_else(|| {
+            let message = format!("the tensor `{}` was lost in a call that failed; upload it again", self.role.name());
+            Error::Backend { backend: NAME.into(), message }
+        })
+    }
+
+    /// Copies `from`, for a batch of `tokens`, to the devices.
     pub(crate) fn upload(
         devices: &Devices,
+        spec: &Spec,
         role: Role,
-        layout: Layout,
-        shape: &[usize],
+        tokens: usize,
         from: TensorRef<'_>,
     ) -> Result<Self> {
-        let parts = match from {
-            TensorRef::F32(values) => send(devices, &layout, shape, values)?,
-            TensorRef::Bf16(values) => send(devices, &layout, shape, values)?,
+        let (padding, layout) = (Padding::new(spec, role, tokens), layout(spec, role));
+        let tensor = match from {
+            TensorRef::F32(values) => devices.upload(&padding.pad(values), layout)?,
+            TensorRef::Bf16(values) => devices.upload(&padding.pad(values), layout)?,
             TensorRef::Device(_) => {
                 return Err(Error::shape("upload", role.name(), "a tensor on the host", "one on a device"));
             }
         };
-        Ok(Self { role, dtype: from.dtype(), layout, parts })
+        Ok(Self { role, dtype: from.dtype(), padding, tensor: Some(tensor) })
     }
 }
 
-/// Copies every device's shard of `values` to it.
-pub(crate) fn send<T: pjrt::Element + Copy + Default>(
-    devices: &Devices,
-    layout: &Layout,
-    shape: &[usize],
-    values: &[T],
-) -> Result<Vec<Buffer>> {
-    let send = |(index, device)| devices.client.buffer_from_host(&layout.part(values, index), shape, device);
-    devices.list.iter().enumerate().map(send).collect::<pjrt::Result<_>>().map_err(failed)
+/// Returns the layout of an argument or a result of the programs of `spec`.
+pub(crate) fn layout(spec: &Spec, role: Role) -> Layout {
+    Layout::new(&spec.type_of(role).shape, spec.sharding(role).as_ref())
 }

@@ -1,6 +1,6 @@
 //! Selects the blocking of the fused loops within a budget.
 
-use crate::program::{Blocking, Mesh, Numerics};
+use crate::program::{Blocking, MeshShape, Numerics};
 use grpo_core::error::{Error, Result};
 use grpo_core::{Implementation, LoopOrder, PlanRequest, PolicySpec};
 
@@ -13,13 +13,13 @@ const LEAST_CHUNK: usize = 64;
 /// # Errors
 /// [`Error::Budget`] if not even a panel of one column fits; [`Error::Unsupported`] for a tile size that the loop order
 /// does not use.
-pub(crate) fn choose(request: &PlanRequest, numerics: &Numerics, mesh: Mesh) -> Result<Blocking> {
+pub(crate) fn choose(request: &PlanRequest, numerics: &Numerics, mesh: MeshShape) -> Result<Blocking> {
     let (Implementation::Fused, PolicySpec::Hidden { hidden, vocab, .. }) = (request.implementation, request.policy)
     else {
         // No blocking.
         return Ok(Blocking::TokenChunks(1));
     };
-    let (n, v) = (mesh.local_tokens(request.max_tokens), mesh.local_vocab(vocab));
+    let (n, v) = (mesh.padded_tokens(request.max_tokens), mesh.local_vocab(vocab));
     let tiling = &request.tiling;
     let budget = tiling.workspace_budget;
     // A tile, and the product of its gradient before accumulation.
@@ -83,7 +83,7 @@ mod tests {
             },
             gradients: GradientSpec::default(),
         };
-        choose(&request, &bf16, Mesh::default())
+        choose(&request, &bf16, MeshShape::default())
     }
 
     #[test]

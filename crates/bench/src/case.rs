@@ -9,7 +9,7 @@ use super::{Options, floor, peers};
 use crate::config::{BackendName, BenchConfig, ProgramKind, VariantConfig};
 use crate::error::{Error, Result};
 use backend_tpu::aot::Variant;
-use backend_tpu::program::Mesh;
+use backend_tpu::program::MeshShape;
 use grpo_core::{Dtype, Implementation, LossConfig};
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -201,7 +201,7 @@ fn explicit(config: &BenchConfig) -> BenchConfig {
 fn floors_under(config: &BenchConfig, entry: &Entry, worker: &[OsString]) -> Vec<Entry> {
     let jobs = if entry.job.backend == BackendName::Cpu.to_string() {
         floor::of_machine(&entry.variant, entry.job.threads)
-    } else if config.mesh != Mesh::default() {
+    } else if config.mesh != MeshShape::default() {
         // There is no floor for products on several devices.
         vec![]
     } else {

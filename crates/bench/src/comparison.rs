@@ -160,7 +160,7 @@ fn products(spec: &Spec, frame: &Frame, hidden: &Value, head: &Head) -> Vec<(Rol
 mod tests {
     use super::*;
     use backend_tpu::TokenTables;
-    use backend_tpu::program::{Mesh, Numerics};
+    use backend_tpu::program::{MeshShape, Numerics};
     use grpo_core::backend_api::evaluate::Evaluator;
     use grpo_core::{Advantages, GradientSpec, HeadLayout, Implementation, LossConfig, TemperatureMode, TokenBatch};
     use stablehlo::Array;
@@ -181,7 +181,7 @@ mod tests {
             blocking: Blocking::TokenChunks(2),
             mosaic: None,
             numerics: Numerics { entropy: false, ..Numerics::default() },
-            mesh: Mesh::default(),
+            mesh: MeshShape::default(),
         }
     }
 
@@ -286,7 +286,8 @@ mod tests {
 
     #[test]
     fn comparisons_on_several_devices_are_refused() {
-        let spec = Spec { mesh: Mesh { data: 2, vocab: 1 }, ..spec(policies()[0], TemperatureMode::ScaleLogits, None) };
+        let spec =
+            Spec { mesh: MeshShape { data: 2, tensor: 1 }, ..spec(policies()[0], TemperatureMode::ScaleLogits, None) };
         for build in [materialised, bare_products] {
             let error = build(&spec, Pass::Gradient).map(drop).expect_err("a refusal").to_string();
             assert!(error.contains("several devices"), "{error}");

@@ -9,7 +9,7 @@ use crate::error::Result;
 use backend_cpu::profile::{Work, measured};
 use backend_cpu::{CpuBackend, Isa};
 use backend_tpu::aot::Variant;
-use backend_tpu::program::{Mesh, Numerics, Pass};
+use backend_tpu::program::{MeshShape, Numerics, Pass};
 use grpo_core::{
     Backend, GradientSpec, GradsMut, Implementation, LossPlan, PolicyInput, PolicyOutput, PolicySpec, Tensor, TensorMut,
 };
@@ -77,7 +77,7 @@ pub fn backend(settings: &VariantConfig, variant: &Variant) -> Result<CpuBackend
         [
             (variant.numerics != Numerics::default(), "numerics", "set `dlogits` instead"),
             (variant.mosaic.is_some(), "mosaic", "it configures TPU kernels: leave it out"),
-            (variant.mesh != Mesh::default(), "mesh", "the CPU is one device: leave it out"),
+            (variant.mesh != MeshShape::default(), "mesh", "the CPU is one device: leave it out"),
             (
                 settings.pass == ProgramKind::Materialised,
                 "pass: materialised",

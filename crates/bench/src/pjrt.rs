@@ -11,7 +11,7 @@ use crate::config::{BackendName, ProgramKind, VariantConfig};
 use crate::error::{Error, Result};
 use backend_tpu::aot::Variant;
 use backend_tpu::plugins::Kind;
-use backend_tpu::program::{Blocking, Mesh, Pass, Role, Spec};
+use backend_tpu::program::{Blocking, MeshShape, Pass, Role, Spec};
 use backend_tpu::{PjrtBackend, PjrtPlan, PjrtTensor};
 use grpo_core::{DeviceTensor, Dtype, GradientSpec, GradsMut, PolicyInput, PolicySpec, TensorMut, TensorRef};
 use pjrt::{Client, DeviceMemoryStats};
@@ -26,15 +26,15 @@ use std::time::Instant;
 pub(crate) struct OnDevices {
     kind: Kind,
     client: Client,
-    mesh: Mesh,
+    mesh: MeshShape,
     /// Inputs and gradients, without tensors that a failed step has lost.
     tensors: RefCell<HashMap<(Role, Dtype), PjrtTensor>>,
 }
 
 impl OnDevices {
     /// Opens the devices of `kind`.
-    pub(crate) fn open(kind: Kind, plugin: Option<&Path>, mesh: Mesh) -> Result<Self> {
-        let backend = PjrtBackend::open(kind, plugin)?.with_mesh(mesh)?;
+    pub(crate) fn open(kind: Kind, plugin: Option<&Path>, mesh: MeshShape) -> Result<Self> {
+        let backend = PjrtBackend::open(kind, plugin)?.on_mesh(mesh)?;
         Ok(Self { kind, client: backend.client().clone(), mesh, tensors: RefCell::default() })
     }
 
@@ -120,7 +120,7 @@ pub fn backend(kind: Kind, client: Client, settings: &VariantConfig, variant: &V
             (settings.profile, "profile", "only the CPU backend measures it: leave it out"),
         ],
     )?;
-    let backend = PjrtBackend::new(kind, client)?.with_mesh(variant.mesh)?.with_numerics(variant.numerics);
+    let backend = PjrtBackend::new(kind, client)?.on_mesh(variant.mesh)?.with_numerics(variant.numerics);
     Ok(match variant.mosaic {
         Some(blocks) => backend.with_mosaic(blocks)?,
         None => backend,
@@ -145,7 +145,7 @@ impl OnDevice {
     fn blocking(&self) -> Option<Blocking> {
         let spec = self.plan.spec();
         self.variant.has_tiles().then_some(match spec.blocking {
-            Blocking::TokenChunks(size) => Blocking::TokenChunks(size.min(spec.local_tokens())),
+            Blocking::TokenChunks(size) => Blocking::TokenChunks(size.min(spec.padded_tokens())),
             Blocking::VocabPanels(size) => Blocking::VocabPanels(size.min(spec.local_vocab())),
         })
     }

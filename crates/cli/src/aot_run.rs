@@ -7,7 +7,7 @@ use crate::compiling::Compiling;
 use crate::{Outcome, aot_run_text, emit, emit_document, emit_json, layers};
 use anyhow::{Context, bail};
 use backend_tpu::aot::{Chip, Report, Target};
-use backend_tpu::compile_options::options_for_sharded_decoder;
+use backend_tpu::compile_options::options_for_decoder;
 use backend_tpu::plugins::Kind;
 use grpo_aot::{Memory, ProcessShards, ProgramName, RunPrograms, RunSizes, Times};
 use grpo_bench::assertion::{Assertion, Checked};
@@ -195,10 +195,8 @@ fn worker(args: &Args, programs: &RunPrograms, target: Target) -> anyhow::Result
     };
     let module = programs.module(name)?;
     args.emit(&name.to_string(), || Ok(module.to_string()))?;
-    let (options, floor) = (
-        options_for_sharded_decoder(target.kind(), programs.sizes().devices),
-        programs.floor(name, &module, target.chip()),
-    );
+    let (options, floor) =
+        (options_for_decoder(target.kind(), programs.sizes().devices), programs.floor(name, &module, target.chip()));
     let compiler = args.bench.compiler(target, args.recompile)?;
     let report = compiler.report_module(&module, &options, floor);
     report.map_err(|error| match error.to_string().contains("RESOURCE_EXHAUSTED") {

@@ -1,5 +1,6 @@
 //! Errors of this crate.
 
+use backend_tpu::devices::TensorError;
 use grpo_core::readable_bytes;
 use models::MemoryTable;
 
@@ -228,6 +229,19 @@ fn bytes(needed: Option<u64>, available: Option<u64>) -> String {
         (Some(needed), None) => format!(" ({} needed)", readable_bytes(needed)),
         (None, Some(available)) => format!(" ({} free)", readable_bytes(available)),
         (None, None) => String::new(),
+    }
+}
+
+impl From<TensorError> for Error {
+    fn from(error: TensorError) -> Self {
+        match error {
+            TensorError::Split { shape, source } => {
+                Self::Split { what: format!("a tensor of shape {shape:?}"), source }
+            }
+            TensorError::NotAddressable { what, elements, found } => Self::NotAddressable { what, elements, found },
+            TensorError::Device { operation, cause, .. } => Self::device(operation)(*cause),
+            other => Self::Loss(other.into()),
+        }
     }
 }
 

@@ -27,26 +27,21 @@
 pub mod decoder;
 mod error;
 mod memory;
-mod mesh_processes;
 mod pjrt_policy;
 mod processes;
 mod program;
-mod ring_order;
 mod rollout;
 mod runtime;
 mod storage;
-mod tensor;
 mod train;
 mod weights;
 
+pub use backend_tpu::devices::{Argument, DeviceTensor};
 pub use error::{Error, Result};
 pub use memory::TrainingSizes;
-pub use mesh_processes::MeshProcesses;
 pub use pjrt_policy::{PjrtPolicy, PjrtPolicyOptions};
-pub use program::{Argument, Program};
-pub use ring_order::{mesh_order, ring_order};
+pub use program::Program;
 pub use rollout::{DeviceRollout, RolloutOptions, RolloutPrograms, RolloutSizes};
 pub use runtime::Runtime;
-pub use tensor::DeviceTensor;
 pub use train::{TrainPrograms, TrainShape};
 pub use weights::{DeviceWeights, common_refinement};

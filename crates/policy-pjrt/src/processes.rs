@@ -5,13 +5,12 @@
 //! the processes; the [`Store`] of the run carries what the plugin and this module agree on.
 
 use crate::error::{Error, Result};
-use crate::mesh_processes::MeshProcesses;
 use crate::program::program_error;
-use crate::runtime::{Runtime, descriptions};
-use crate::tensor::{DeviceTensor, Layout};
+use crate::runtime::Runtime;
+use backend_tpu::devices::{Argument, DeviceTensor, Layout, MeshProcesses, descriptions};
 use backend_tpu::plugins::{self, Kind};
 use distributed::Store;
-use pjrt::{Argument, Client, Code, DeviceDescription, Element, KeyValueError, KeyValueStore, LoadedExecutable};
+use pjrt::{Client, Code, DeviceDescription, Element, KeyValueError, KeyValueStore, LoadedExecutable};
 use stablehlo::{Builder, Dtype, Module, TensorType};
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -78,9 +77,9 @@ impl Runtime {
     /// # Errors
     /// See [`DeviceTensor::read`].
     pub fn read<T: Element>(&self, tensor: &DeviceTensor, what: &str) -> Result<Vec<T>> {
-        match self.processes.have_whole(tensor.layout())? {
-            true => tensor.read(what),
-            false => self.replicate(tensor)?.read(what),
+        match self.owner().processes().have_whole(tensor.layout())? {
+            true => Ok(tensor.read(what)?),
+            false => Ok(self.replicate(tensor)?.read(what)?),
         }
     }
 
@@ -104,16 +103,16 @@ impl Runtime {
                 executable
             }
         };
-        let arguments = tensor.shards().iter().map(|shard| vec![Argument::Borrowed(shard)]).collect();
-        let outputs = executable.execute_donating(arguments).map_err(Error::device(format!("running `{NAME}`")))?;
-        let whole = Layout::new(layout.shape(), None);
-        Ok(DeviceTensor::new(whole.into(), self.own_devices(), outputs.into_iter().flatten().collect()))
+        let nothing = pjrt::Error::Nothing { operation: "PJRT_LoadedExecutable_Execute" };
+        let whole = [Layout::new(layout.shape(), None).into()];
+        let outputs = self.owner().run(&executable, vec![Argument::Borrowed(tensor)], &whole);
+        outputs.and_then(|mut outputs| outputs.pop().ok_or(nothing)).map_err(Error::device(format!("running `{NAME}`")))
     }
 
     /// Compiles a program in all processes, or loads in all of them the executable that process 0 has in its cache: compilers of several
     /// processes may wait for each other, so none compiles alone.
     pub(crate) fn compile_together(&self, store: &Store, name: &str, text: &str) -> Result<LoadedExecutable> {
-        let Self { client, options, cache, .. } = self;
+        let (client, Self { options, cache, .. }) = (self.client(), self);
         let of_device = || Error::device(format!("loading `{name}`"));
         let cache = cache.as_ref().filter(|_| store.is_leader());
         let cached = match cache {

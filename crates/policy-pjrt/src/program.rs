@@ -2,43 +2,13 @@
 
 use crate::error::{Error, Result};
 use crate::runtime::Runtime;
-use crate::tensor::{DeviceTensor, Layout, device_name};
+use backend_tpu::devices::{Argument, DeviceTensor, Layout, device_name};
 use backend_tpu::plugins::Kind;
-use pjrt::{Buffer, LoadedExecutable};
-use stablehlo::{Builder, Module, Sharding, Value};
+use pjrt::LoadedExecutable;
+use stablehlo::{Builder, Module, Value};
 use std::collections::HashMap;
 use std::hash::Hash;
 use std::sync::Arc;
-
-/// An argument of a run.
-#[derive(Debug)]
-pub enum Argument<'a> {
-    /// Stays intact.
-    Borrowed(&'a DeviceTensor),
-    /// Is consumed: a result may reuse its memory.
-    Donated(DeviceTensor),
-}
-
-impl Argument<'_> {
-    fn tensor(&self) -> &DeviceTensor {
-        match self {
-            Self::Borrowed(tensor) => tensor,
-            Self::Donated(tensor) => tensor,
-        }
-    }
-}
-
-impl<'a> From<&'a DeviceTensor> for Argument<'a> {
-    fn from(tensor: &'a DeviceTensor) -> Self {
-        Self::Borrowed(tensor)
-    }
-}
-
-impl From<DeviceTensor> for Argument<'_> {
-    fn from(tensor: DeviceTensor) -> Self {
-        Self::Donated(tensor)
-    }
-}
 
 /// A compiled program and its runtime.
 pub struct Program {
@@ -57,15 +27,11 @@ impl std::fmt::Debug for Program {
 
 impl Program {
     pub(crate) fn new(name: String, module: &Module, executable: LoadedExecutable, runtime: &Runtime) -> Self {
-        let (main, body) = (&module.main, module.main.body());
-        let layout = |id, sharding: &Option<Sharding>| Layout::new(&main.type_of(id).shape, sharding.as_ref());
-        let arguments = body.arguments.iter().zip(&main.arguments).map(|(id, of)| layout(*id, &of.sharding)).collect();
-        let results = body.results.iter().zip(&main.results).map(|(id, of)| layout(*id, &of.sharding).into()).collect();
+        let (arguments, results) = (Layout::of_arguments(module), Layout::of_results(module));
         Self { name, executable, runtime: runtime.clone(), arguments, results }
     }
 
-    /// Launches the program and returns its results before it finishes: if it fails later, reading a result fails. On the devices of several
-    /// processes, all processes run the same programs in the same order.
+    /// Launches the program and returns its results before it finishes: if it fails later, reading a result fails.
     ///
     /// # Errors
     /// [`Error::OutOfMemory`], [`Error::TimedOut`] if an earlier wait for the device timed out, [`Error::Layout`] for an argument that is
@@ -79,26 +45,8 @@ impl Program {
                 return Err(Error::Layout { program: self.name.clone(), index, expected, found });
             }
         }
-        let own = self.runtime.own_devices();
-        let mut lists: Vec<Vec<pjrt::Argument<'_>>> =
-            own.positions.iter().map(|_| Vec::with_capacity(arguments.len())).collect();
-        for argument in arguments {
-            match argument {
-                Argument::Borrowed(tensor) => {
-                    lists.iter_mut().zip(tensor.shards()).for_each(|(list, shard)| list.push(shard.into()));
-                }
-                Argument::Donated(tensor) => {
-                    lists.iter_mut().zip(tensor.into_shards()).for_each(|(list, shard)| list.push(shard.into()));
-                }
-            }
-        }
-        let outputs = self.executable.execute_donating(lists).map_err(|cause| self.failed(cause))?;
-        let mut outputs: Vec<_> = outputs.into_iter().map(Vec::into_iter).collect();
-        let results = self.results.iter().map(|layout| {
-            let shards: Vec<Buffer> = outputs.iter_mut().filter_map(Iterator::next).collect();
-            DeviceTensor::new(layout.clone(), own, shards)
-        });
-        Ok(results.collect())
+        let results = self.runtime.owner().run(&self.executable, arguments, &self.results);
+        results.map_err(|cause| self.failed(cause))
     }
 
     /// Converts an error of a run.

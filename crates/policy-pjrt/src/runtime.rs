@@ -2,21 +2,17 @@
 
 use crate::decoder::{Axis, AxisRules, Split};
 use crate::error::{Error, Result};
-use crate::mesh_processes::MeshProcesses;
 use crate::processes::Replicating;
 use crate::program::Program;
-use crate::ring_order::mesh_order;
-use crate::tensor::{DeviceTensor, Layout, OwnDevices, device_name};
 use backend_tpu::compile_options::options_for_decoder;
+use backend_tpu::devices::{DeviceTensor, Devices, Layout, MeshProcesses, TensorError, descriptions};
 use backend_tpu::plugins::{self, Kind};
 use distributed::Store;
 use models::MemoryTable;
 use pjrt::{
-    CacheOutcome, Client, CompileCache, CompileOptions, Device, DeviceDescription, Element, LoadedExecutable,
-    NamedValue, OptionValue,
+    CacheOutcome, Client, CompileCache, CompileOptions, Device, Element, LoadedExecutable, NamedValue, OptionValue,
 };
 use stablehlo::Module;
-use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,12 +22,7 @@ use std::time::Duration;
 /// All programs of a runtime run on all of its devices. A single device is a mesh of one.
 #[derive(Clone, Debug)]
 pub struct Runtime {
-    kind: Kind,
-    pub(crate) client: Client,
-    /// The devices of all processes, in the order of the mesh.
-    devices: Vec<Device>,
-    own: Arc<OwnDevices>,
-    pub(crate) processes: MeshProcesses,
+    devices: Devices,
     /// The connection to the other processes of the devices, if there are any.
     pub(crate) store: Option<Arc<Store>>,
     split: Split,
@@ -88,40 +79,27 @@ impl Runtime {
 
     /// Uses the first device of this process.
     pub(crate) fn first_device(kind: Kind, client: Client) -> Result<Self> {
-        let Some(device) = client.addressable_devices().first().cloned() else {
-            return Err(failed(kind, "the plugin has no device on this machine".into()));
-        };
-        let (devices, split, options) = (vec![device], Split::default(), options_for_decoder(kind));
-        let own = OwnDevices { of_mesh: 1, positions: vec![0] }.into();
-        let processes = MeshProcesses::of_devices(&descriptions(&devices)?);
-        let (store, cache, replicating) = (None, None, Replicating::default());
-        Ok(Self { kind, client, devices, own, processes, store, split, options, cache, replicating })
+        let (devices, split, options) = (Devices::first(kind, client)?, Split::default(), options_for_decoder(kind, 1));
+        Ok(Self { devices, store: None, split, options, cache: None, replicating: Replicating::default() })
     }
 
-    /// Arranges the first devices of the client as the mesh of `rules`, in the order of [`mesh_order`]. Policies and rollouts that are created
-    /// with this runtime are sharded by the rules. With several processes, the mesh has the devices of all of them.
+    /// Arranges the first devices of the client as the mesh of `rules`, in the order of [`mesh_order`](backend_tpu::devices::mesh_order).
+    /// Policies and rollouts that are created with this runtime are sharded by the rules. With several processes, the mesh has the devices of
+    /// all of them.
     ///
     /// # Errors
-    /// [`Error::Loss`] if the mesh has more devices than the client, or not the devices of all processes.
+    /// [`Error::Loss`] if the mesh has more devices than the client; [`Error::Processes`] if it does not have the devices of all processes.
     pub fn on_mesh(mut self, rules: AxisRules) -> Result<Self> {
-        let (mesh, all) = (rules.mesh(), descriptions(self.client.devices())?);
-        let (wanted, found) = (mesh.devices(), all.len());
-        let refused = match &self.store {
-            Some(store) if wanted != found => format!("all {} processes have {found}", store.num_processes()),
-            None if wanted > found => format!("this process has {found}"),
-            _ => String::new(),
-        };
-        if !refused.is_empty() {
-            return Err(failed(self.kind, format!("the mesh {mesh} has {wanted} devices, and {refused}")));
+        let (mesh, found) = (rules.mesh(), self.client().devices().len());
+        if let Some(store) = self.store.as_ref().filter(|_| mesh.devices() != found) {
+            return Err(Error::Processes {
+                device: self.name(),
+                expected: format!("a mesh of the {found} devices that all {} processes have", store.num_processes()),
+                found: format!("a mesh of {}", mesh.devices()),
+            });
         }
-        let order = mesh_order(self.kind, &all, wanted);
-        let all: Vec<DeviceDescription> = order.iter().map(|at| all[*at].clone()).collect();
-        self.devices = order.iter().map(|at| self.client.devices()[*at].clone()).collect();
-        let own = self.client.addressable_devices();
-        let positions = (0..wanted).filter(|at| own.contains(&self.devices[*at])).collect();
-        self.own = OwnDevices { of_mesh: wanted, positions }.into();
-        self.processes = MeshProcesses::of_devices(&all);
-        self.options = options_on(&all, self.options);
+        self.devices = self.devices.on_mesh(mesh)?;
+        self.options = self.devices.options(self.options)?;
         self.split = Split::of(rules);
         self.replicating = Replicating::default();
         Ok(self)
@@ -140,8 +118,7 @@ impl Runtime {
     /// limit.
     #[must_use]
     pub fn with_wait_limit(self, limit: Duration) -> Self {
-        let client = self.client.with_wait_limit(limit);
-        Self { client, ..self }
+        Self { devices: self.devices.with_wait_limit(limit), ..self }
     }
 
     /// Sets a compiler flag, named without dashes.
@@ -153,26 +130,22 @@ impl Runtime {
 
     /// Returns the kind of the devices.
     pub fn kind(&self) -> Kind {
-        self.kind
+        self.devices.kind()
     }
 
     /// Returns the client of the devices.
     pub fn client(&self) -> &Client {
-        &self.client
+        self.devices.client()
     }
 
     /// Returns the devices of all processes, in the order of the mesh.
     pub fn devices(&self) -> &[Device] {
+        self.devices.list()
+    }
+
+    /// Returns the devices as the owner of tensors and runs.
+    pub(crate) fn owner(&self) -> &Devices {
         &self.devices
-    }
-
-    /// Returns the devices of the mesh that this process can use.
-    pub(crate) fn own_devices(&self) -> &Arc<OwnDevices> {
-        &self.own
-    }
-
-    fn own(&self) -> impl Iterator<Item = &Device> {
-        self.own.positions.iter().map(|at| &self.devices[*at])
     }
 
     /// Returns the axis rules of the mesh, if there are several devices.
@@ -187,7 +160,7 @@ impl Runtime {
 
     /// Returns the devices' name in messages and configurations.
     fn name(&self) -> String {
-        format!("pjrt:{}", self.kind.name())
+        format!("pjrt:{}", self.kind().name())
     }
 
     /// Returns the free bytes of the device of this process with the least free memory. Devices of XLA's CPU plugin share the free memory of
@@ -198,14 +171,14 @@ impl Runtime {
 
     /// Returns the device with the least free memory, and its free bytes.
     pub(crate) fn least_available(&self) -> Option<(u64, &Device)> {
-        let all = self.own().map(|device| Some((self.available_on(device)?, device)));
+        let all = self.devices.own().map(|device| Some((self.available_on(device)?, device)));
         all.collect::<Option<Vec<_>>>()?.into_iter().min_by_key(|(bytes, _)| *bytes)
     }
 
     /// Returns the free bytes of a device.
     fn available_on(&self, device: &Device) -> Option<u64> {
-        if self.kind == Kind::Cpu {
-            return models::available_memory().map(|bytes| bytes / self.own.positions.len().max(1) as u64);
+        if self.kind() == Kind::Cpu {
+            return models::available_memory().map(|bytes| bytes / self.devices.own().count().max(1) as u64);
         }
         let stats = device.memory_stats().ok()?;
         u64::try_from(stats.bytes_limit?.saturating_sub(stats.bytes_in_use)).ok()
@@ -235,13 +208,13 @@ impl Runtime {
 
     pub(crate) fn compile_executable(&self, module: &Module) -> Result<LoadedExecutable> {
         let (name, text) = (&*module.name, module.to_string());
-        if let Some(store) = self.store.as_ref().filter(|_| self.devices.len() > 1) {
+        if let Some(store) = self.store.as_ref().filter(|_| self.devices().len() > 1) {
             let executable = self.compile_together(store, name, &text)?;
             self.check_devices(name, &executable)?;
             return Ok(executable);
         }
         let compiled = match &self.cache {
-            Some(cache) => cache.compile(&self.client, &text, &self.options).map(|(executable, outcome)| {
+            Some(cache) => cache.compile(self.client(), &text, &self.options).map(|(executable, outcome)| {
                 if outcome == CacheOutcome::Replaced {
                     let folder = cache.directory().display();
                     tracing::warn!(
@@ -250,7 +223,7 @@ impl Runtime {
                 }
                 executable
             }),
-            None => self.client.compile(&text, &self.options),
+            None => self.client().compile(&text, &self.options),
         };
         tracing::debug!(program = name, bytes = text.len(), "compiled");
         compiled.map_err(|cause| self.compile_error(name, cause))
@@ -278,10 +251,10 @@ impl Runtime {
     /// Checks that an executable takes the arguments of this process in the order of the mesh.
     fn check_devices(&self, name: &str, executable: &LoadedExecutable) -> Result<()> {
         let found = executable.devices().map_err(Error::device(format!("loading `{name}`")))?;
-        if found.iter().eq(self.own()) {
+        if found.iter().eq(self.devices.own()) {
             return Ok(());
         }
-        let expected = self.own().collect::<Vec<_>>();
+        let expected = self.devices.own().collect::<Vec<_>>();
         Err(Error::Processes {
             device: self.name(),
             expected: format!("{expected:?} in this process for `{name}`"),
@@ -291,7 +264,7 @@ impl Runtime {
 
     /// Returns the path of the plugin and the versions that it reports.
     fn versions(&self) -> String {
-        let plugin = self.client.plugin();
+        let plugin = self.client().plugin();
         let ((major, minor), path) = (plugin.api_version(), plugin.path().display());
         let attributes = plugin.attributes().unwrap_or_default();
         let stablehlo = match attributes.get("stablehlo_current_version") {
@@ -300,7 +273,7 @@ impl Runtime {
             }
             _ => String::new(),
         };
-        let platform: Vec<&str> = self.client.platform_version().split_whitespace().collect();
+        let platform: Vec<&str> = self.client().platform_version().split_whitespace().collect();
         format!("{path} (PJRT API {major}.{minor}{stablehlo}, {})", platform.join(" "))
     }
 
@@ -325,52 +298,13 @@ impl Runtime {
         self.upload_with(values, Layout::new(shape, self.split.sharding(axes).as_ref()))
     }
 
-    /// Starts the copies to all devices of this process before it waits for one. The plugin reads the shards from `values`, which may be a
-    /// mapped file.
     fn upload_with<T: Element>(&self, values: &[T], layout: Layout) -> Result<DeviceTensor> {
-        let shape = layout.shape();
-        let failed = |device: &Device, part: &[Range<usize>], cause: pjrt::Error| {
-            let part: Vec<usize> = part.iter().map(Range::len).collect();
-            let operation = format!("copying {part:?} to {}", device_name(device, self.devices.len()));
-            if !cause.is_out_of_memory() {
-                return Error::device(operation)(cause);
+        self.devices.upload(values, layout).map_err(|error| match error {
+            TensorError::Device { operation, upload: Some((device, bytes)), cause } if cause.is_out_of_memory() => {
+                let available = self.available_on(&self.devices()[device]);
+                Error::out_of_memory(operation, [Some(bytes), available], None, *cause)
             }
-            let bytes = (part.iter().product::<usize>() * size_of::<T>()) as u64;
-            Error::out_of_memory(operation, [Some(bytes), self.available_on(device)], None, cause)
-        };
-        let ranges = layout.ranges(self.devices.len())?;
-        let own = || self.own.positions.iter().map(|at| (&self.devices[*at], &ranges[*at]));
-        let start = |(device, part): (&Device, &Vec<Range<usize>>)| {
-            let shard = self.client.buffer_from_host_async(values, shape, part, device);
-            shard.map_err(|cause| failed(device, part, cause))
-        };
-        let shards = own().map(start).collect::<Result<Vec<_>>>()?;
-        for (shard, (device, part)) in shards.iter().zip(own()) {
-            shard.wait().map_err(|cause| failed(device, part, cause))?;
-        }
-        Ok(DeviceTensor::new(layout.into(), &self.own, shards))
+            error => error.into(),
+        })
     }
-}
-
-/// Returns the options of a compilation for these devices.
-fn options_on(devices: &[DeviceDescription], options: CompileOptions) -> CompileOptions {
-    let ids: Vec<i64> = devices.iter().map(|device| device.id.into()).collect();
-    let of_mesh = if ids.len() > 1 { CompileOptions::shardy(ids.len()) } else { CompileOptions::default() };
-    let device_assignment = Some(vec![ids]).filter(|ids| ids[0].len() > 1);
-    CompileOptions {
-        device_assignment,
-        overrides: options.overrides,
-        optimization_level: options.optimization_level,
-        ..of_mesh
-    }
-}
-
-pub(crate) fn descriptions(devices: &[Device]) -> Result<Vec<DeviceDescription>> {
-    let all = devices.iter().map(Device::description).collect::<pjrt::Result<_>>();
-    all.map_err(Error::device("reading the descriptions of the devices"))
-}
-
-/// Makes an error of the devices of `kind`.
-fn failed(kind: Kind, message: String) -> Error {
-    grpo_core::Error::Backend { backend: format!("pjrt:{}", kind.name()), message }.into()
 }

@@ -25,8 +25,7 @@ pub enum Error {
         /// The expected and the found elements.
         reason: String,
     },
-    /// An operation that the interpreter cannot evaluate: a custom call, one that involves several replicas, or a
-    /// scatter of windows that are partly outside of the operand, on which the specification and compilers disagree.
+    /// An operation that the interpreter cannot evaluate: a custom call, or a scatter of windows that are partly outside of the operand, on which the specification and compilers disagree.
     #[error("{operation} cannot be interpreted: {reason}")]
     Uninterpreted {
         /// The operation's name in StableHLO.
@@ -35,7 +34,7 @@ pub enum Error {
         reason: String,
     },
     /// Properties of a program that a [`Builder`](crate::Builder) does not check: arguments that are not the function's,
-    /// dimension numbers of gathers and scatters, and collectives that not all devices reach.
+    /// and dimension numbers of gathers and scatters.
     #[error("{operation}: {reason}")]
     Malformed {
         /// The operation's name in StableHLO.

@@ -33,9 +33,9 @@
 //! A program is written for whole tensors and annotated with shardings over a [`Mesh`]: [`Builder::shard`] for
 //! arguments, [`Builder::shard_result`] for results, [`Value::constrain`] for intermediate values. The compiler's
 //! partitioner (Shardy: compile with `use_shardy_partitioner` and as many partitions as the mesh has devices) does the
-//! rest; the executable then takes and returns each device's shard ([`Sharding::range`]). [`Builder::manual`] bypasses
-//! the partitioner with a body for one device, which communicates with other devices in collectives. All of this has
-//! derivatives, and the interpreter simulates all devices.
+//! rest; the executable then takes and returns each device's shard ([`Sharding::range`]). Shardings have
+//! derivatives. [`Builder::manual`] bypasses the partitioner with a body for one device, which does not communicate; the
+//! interpreter runs it for every device.
 //!
 //! ```
 //! use stablehlo::{Builder, DotDimensions, Dtype, Mesh, Precision, Reducer, TensorType, trace};
@@ -82,5 +82,5 @@ pub use graph::{
 pub use interpret::{Array, Interpreter, Rounding};
 pub use loops::Loop;
 pub use reverse::Pullback;
-pub use sharding::{Groups, Manual, Mesh, MeshAxes, Sharding};
+pub use sharding::{Manual, Mesh, Sharding};
 pub use types::{Dtype, TensorType};

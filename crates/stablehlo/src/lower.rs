@@ -2,7 +2,7 @@
 //! compilers accept.
 
 use crate::graph::*;
-use crate::sharding::{Groups, Manual, MeshAxes, Sharding};
+use crate::sharding::Sharding;
 use crate::types::{Dtype, TensorType};
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -20,10 +20,8 @@ impl Module {
 impl Function {
     /// Returns the same function in operations of StableHLO and Shardy only. A [`Kind::Scan`] becomes a [`Kind::While`]
     /// whose trip count [`Function::loops`] can determine. The code of a [`Kind::CustomVjp`] is
-    /// inlined. A [`Kind::AxisIndex`] is computed from the partition id, or passed in as an operand in computations
-    /// where partitions have no ids. [`Kind::Named`] and [`Kind::StopGradient`] are removed. Shardings over a mesh of
-    /// one device are removed too, and a [`Kind::Manual`] along axes of one device is inlined. The text of a module is
-    /// the text of its lowered form.
+    /// inlined. [`Kind::Named`] and [`Kind::StopGradient`] are removed. Shardings over a mesh of one device are removed
+    /// too, and a [`Kind::Manual`] on one device is inlined. The text of a module is the text of its lowered form.
     pub fn lowered(&self) -> Cow<'_, Self> {
         let shardings = self.arguments.iter().map(|a| &a.sharding).chain(self.results.iter().map(|r| &r.sharding));
         let mut structured = shardings.flatten().any(is_of_one);
@@ -31,7 +29,7 @@ impl Function {
         if !structured {
             return Cow::Borrowed(self);
         }
-        let mut lowering = Lowering { types: self.types.clone(), names: BTreeMap::new(), places: None };
+        let mut lowering = Lowering { types: self.types.clone(), names: BTreeMap::new() };
         let mut body = Region { arguments: self.body.arguments.clone(), ..Region::default() };
         lowering.operations(&self.body.operations, &mut body.operations);
         body.results = lowering.renamed(&self.body.results);
@@ -47,11 +45,9 @@ impl Kind {
     /// Returns `true` if [`Function::lowered`] replaces the operation.
     pub fn is_structure(&self) -> bool {
         match self {
-            Self::Scan(_) | Self::CustomVjp { .. } | Self::AxisIndex(_) | Self::Named(_) | Self::StopGradient => true,
-            Self::Manual(manual) => manual.axes().size() == 1,
+            Self::Scan(_) | Self::CustomVjp { .. } | Self::Named(_) | Self::StopGradient => true,
+            Self::Manual(manual) => manual.mesh().devices() == 1,
             Self::Constrain(sharding) => is_of_one(sharding),
-            // A collective along axes of one device.
-            Self::AllReduce { groups: Groups::Axes(axes), .. } => axes.size() == 1,
             _ => false,
         }
     }
@@ -65,9 +61,6 @@ struct Lowering {
     types: Vec<TensorType>,
     /// Maps replaced values to their replacements.
     names: BTreeMap<ValueId, ValueId>,
-    /// In a computation that leaves some axes to the partitioner: the operands `[1]` that hold the device's position
-    /// along some axes.
-    places: Option<Vec<(MeshAxes, ValueId)>>,
 }
 
 impl Lowering {
@@ -97,18 +90,8 @@ impl Lowering {
                     let results = self.renamed(&code.results);
                     self.rename(&operation.results, &results);
                 }
-                Kind::AxisIndex(axes) => {
-                    let place = match self.places {
-                        Some(_) if axes.size() > 1 => self.given_place(axes, out),
-                        _ => self.place(axes, out),
-                    };
-                    self.rename(&operation.results, &[place]);
-                }
                 // These return their operand.
                 kind if kind.is_structure() => self.rename(&operation.results, &operands),
-                Kind::Manual(manual) if manual.is_partial() => {
-                    self.partly_manual(manual, operation, operands, out);
-                }
                 kind => {
                     let regions = operation.regions.iter().map(|region| self.region(region)).collect();
                     let results = operation.results.clone();
@@ -131,64 +114,10 @@ impl Lowering {
         result
     }
 
-    /// Adds a constant integer scalar.
-    fn integer(&mut self, out: &mut Vec<Operation>, value: usize, dtype: Dtype) -> ValueId {
-        let kind = Kind::Constant(Literal::Splat(Number::Int(value as i64)));
-        self.add(out, kind, vec![], TensorType::scalar(dtype))
-    }
-
+    /// Adds a constant i32 scalar.
     fn index(&mut self, out: &mut Vec<Operation>, value: usize) -> ValueId {
-        self.integer(out, value, Dtype::I32)
-    }
-
-    /// Lowers a computation without partition ids: positions come from an extra operand, a tensor that is sharded so that
-    /// each device has its own position.
-    fn partly_manual(
-        &mut self,
-        manual: &Manual,
-        operation: &Operation,
-        mut operands: Vec<ValueId>,
-        out: &mut Vec<Operation>,
-    ) {
-        let around = self.places.replace(vec![]);
-        let mut region = self.region(&operation.regions[0]);
-        let places = std::mem::replace(&mut self.places, around).unwrap_or_default();
-        for (axes, part) in &places {
-            let ty = TensorType::new(Dtype::U32, [axes.size()]);
-            operands.push(self.add(out, Kind::Iota { dimension: 0 }, vec![], ty));
-            region.arguments.push(*part);
-        }
-        let kind = Kind::Manual(manual.with_places(places.iter().map(|(axes, _)| axes)));
-        out.push(Operation { kind, operands, results: operation.results.clone(), regions: vec![region] });
-    }
-
-    fn given_place(&mut self, axes: &MeshAxes, out: &mut Vec<Operation>) -> ValueId {
-        let known = self.places.iter().flatten().find(|(other, _)| other == axes).map(|(_, part)| *part);
-        let part = known.unwrap_or_else(|| {
-            let part = self.define(TensorType::new(Dtype::U32, [1]));
-            self.places.get_or_insert_default().push((axes.clone(), part));
-            part
-        });
-        self.add(out, Kind::Reshape, vec![part], TensorType::scalar(Dtype::U32))
-    }
-
-    /// Computes the position of this partition along axes of its mesh, which numbers partitions in row-major order.
-    fn place(&mut self, axes: &MeshAxes, out: &mut Vec<Operation>) -> ValueId {
-        let ty = TensorType::scalar(Dtype::U32);
-        let mut place = self.integer(out, 0, Dtype::U32);
-        if axes.size() == 1 {
-            return place;
-        }
-        let device = self.add(out, Kind::PartitionId, vec![], ty.clone());
-        for axis in axes.axes().iter().filter(|axis| axes.mesh().length(**axis) > 1) {
-            let (length, step) = (axes.mesh().length(*axis), axes.mesh().step(*axis));
-            let [length, step] = [length, step].map(|n| self.integer(out, n, Dtype::U32));
-            let row = self.add(out, Kind::Binary(Binary::Divide), vec![device, step], ty.clone());
-            let coordinate = self.add(out, Kind::Binary(Binary::Remainder), vec![row, length], ty.clone());
-            let before = self.add(out, Kind::Binary(Binary::Multiply), vec![place, length], ty.clone());
-            place = self.add(out, Kind::Binary(Binary::Add), vec![before, coordinate], ty.clone());
-        }
-        place
+        let kind = Kind::Constant(Literal::Splat(Number::Int(value as i64)));
+        self.add(out, kind, vec![], TensorType::scalar(Dtype::I32))
     }
 
     fn scan(&mut self, scan: &Scan, operation: &Operation, operands: &[ValueId], out: &mut Vec<Operation>) {

@@ -7,7 +7,7 @@ use super::target::Target;
 use super::variant::Variant;
 use crate::compile_options::options_for;
 use crate::error::{failed, unsupported};
-use crate::program::{Blocking, Mesh, Program, Spec};
+use crate::program::{Blocking, MeshShape, Program, Spec};
 use grpo_core::error::Result;
 use pjrt::{Cache, DeviceDescription, Topology};
 use stablehlo::{Loop, Module};
@@ -72,7 +72,7 @@ impl Compiler {
         let there = self.devices()?.len();
         let wanted = spec.mesh.devices();
         if wanted > there {
-            let what = format!("a mesh of {} x {} devices on {}", spec.mesh.data, spec.mesh.vocab, self.target.name());
+            let what = format!("the mesh {} of {wanted} devices on {}", spec.mesh, self.target.name());
             return Err(unsupported(&what, &format!("it has {there}: name a larger slice")));
         }
         let program = variant.program(spec)?;
@@ -84,12 +84,12 @@ impl Compiler {
         Ok(Compiled { report: Report::new(blocking, &analysis, floor), program, cost: analysis.cost })
     }
 
-    fn analyse_module(&self, module: &Module, mesh: Mesh) -> Result<Analysis> {
-        self.analyse(&module.to_string(), &options_for(self.target.kind(), mesh))
+    fn analyse_module(&self, module: &Module, mesh: MeshShape) -> Result<Analysis> {
+        self.analyse(&module.to_string(), &options_for(self.target.kind(), mesh.devices()))
     }
 
     /// Adds the compiler's cost estimates.
-    pub(super) fn estimate(&self, compiled: Compiled, mesh: Mesh) -> Result<Report> {
+    pub(super) fn estimate(&self, compiled: Compiled, mesh: MeshShape) -> Result<Report> {
         let loops = compiled.program.module.main.loops();
         let mut reports: Vec<LoopReport> = vec![];
         for l in &loops {
@@ -108,7 +108,7 @@ impl Compiler {
         compiled: &Compiled,
         loops: &[Loop],
         reports: &mut [LoopReport],
-        mesh: Mesh,
+        mesh: MeshShape,
     ) -> Result<Result<Cost, String>> {
         let once = match &compiled.cost {
             Ok(once) => *once,

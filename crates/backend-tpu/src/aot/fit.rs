@@ -35,7 +35,7 @@ impl Compiler {
         let chunks = |size| Blocking::TokenChunks(size);
         let panels = |size| Blocking::VocabPanels(size);
         let orders: [(&dyn Fn(usize) -> Blocking, usize); 2] =
-            [(&chunks, spec.local_tokens()), (&panels, spec.local_vocab())];
+            [(&chunks, spec.padded_tokens()), (&panels, spec.local_vocab())];
         // A program without tiles has one iteration.
         let (orders, step) = if variant.has_tiles() { (&orders[..], STEP) } else { (&orders[..1], usize::MAX) };
         for (order, length) in orders {

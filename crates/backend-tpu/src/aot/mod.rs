@@ -6,7 +6,7 @@
 //!
 //! ```no_run
 //! use backend_tpu::aot::{Compiler, Target, Variant};
-//! use backend_tpu::program::{Mesh, Numerics, Pass, Spec};
+//! use backend_tpu::program::{MeshShape, Numerics, Pass, Spec};
 //! use grpo_core::*;
 //!
 //! # fn main() -> Result<()> {
@@ -19,7 +19,7 @@
 //!     policy: PolicySpec::Hidden { hidden, vocab, dtype, layout: HeadLayout::VocabHidden, bias: false },
 //!     gradients: GradientSpec::default(),
 //! };
-//! let (numerics, mesh, pass, build) = (Numerics::default(), Mesh::default(), Pass::Gradient, Spec::program);
+//! let (numerics, mesh, pass, build) = (Numerics::default(), MeshShape::default(), Pass::Gradient, Spec::program);
 //! let variant = Variant { request, numerics, mosaic: None, mesh, pass, build };
 //! let report = Compiler::open(Target::parse("v6e")?, None)?.report(&variant)?;
 //! println!("{} bytes, estimated {:?} s", report.total_bytes, report.estimate_seconds);

@@ -2,7 +2,7 @@
 
 use super::chip::Chip;
 use super::report::Floor;
-use crate::program::{Blocking, Mesh, MosaicBlocks, Numerics, Pass, Program, Spec};
+use crate::program::{Blocking, MeshShape, MosaicBlocks, Numerics, Pass, Program, Spec};
 use crate::tiling;
 use grpo_core::error::{Error, Result};
 use grpo_core::{Implementation, PlanRequest, PolicySpec};
@@ -17,7 +17,7 @@ pub struct Variant {
     /// The blocks of the TPU kernels for `logits`, if it runs them.
     pub mosaic: Option<MosaicBlocks>,
     /// The mesh over which tokens and vocabulary are sharded.
-    pub mesh: Mesh,
+    pub mesh: MeshShape,
     /// The pass whose program is compiled.
     pub pass: Pass,
     /// The function that builds the program: [`Spec::program`], or one of another program with the same arguments.
@@ -25,13 +25,13 @@ pub struct Variant {
 }
 
 impl Variant {
-    /// Returns the computation of one device, with the blocking of the request's tiling.
+    /// Returns the computation, with the blocking of the request's tiling.
     ///
     /// # Errors
     /// The errors of [`PlanRequest::validate`]; [`grpo_core::Error::Budget`] if no tile fits the workspace budget.
     pub fn spec(&self) -> Result<Spec> {
         self.request.validate()?;
-        self.mesh.validate()?;
+        self.mesh.mesh()?;
         Ok(Spec {
             loss: self.request.loss.clone(),
             implementation: self.request.implementation,
@@ -84,7 +84,7 @@ impl Variant {
                 return Err(Error::Budget { what: "a fused tile".into(), budget, minimum: workspace });
             };
             spec.blocking = match smaller {
-                Blocking::TokenChunks(size) => Blocking::TokenChunks(tiling::even(spec.local_tokens(), size)),
+                Blocking::TokenChunks(size) => Blocking::TokenChunks(tiling::even(spec.padded_tokens(), size)),
                 Blocking::VocabPanels(size) => Blocking::VocabPanels(tiling::even(spec.local_vocab(), size)),
             };
             tracing::info!(workspace, budget, blocking = ?spec.blocking, "the compiler needs more than the budget");
@@ -104,7 +104,8 @@ impl Variant {
     /// Returns the lower bound of all programs with these arguments and results on `chip`: the required products, or
     /// every argument read once and every result written once.
     pub(super) fn floor(&self, spec: &Spec, program: &Program, chip: Chip) -> Floor {
-        Floor::of_module(&program.module, self.useful_flops(spec.local_tokens(), spec.local_vocab()), chip)
+        // Each device computes the logits of all tokens for its part of the vocabulary.
+        Floor::of_module(&program.module, self.useful_flops(spec.padded_tokens(), spec.local_vocab()), chip)
     }
 }
 
@@ -126,7 +127,7 @@ mod tests {
             },
             numerics: Numerics::default(),
             mosaic: None,
-            mesh: Mesh::default(),
+            mesh: MeshShape::default(),
             pass: Pass::Gradient,
             build: Spec::program,
         }

@@ -33,9 +33,15 @@ impl Frame {
     /// Declares the arguments of `pass`.
     pub fn new(spec: &Spec, pass: Pass) -> Self {
         let f = Builder::new();
-        let argument = |role: Role| (role, f.argument(role.name(), spec.type_of(role)));
+        let argument = |role: Role| {
+            let argument = f.argument(role.name(), spec.type_of(role));
+            if let Some(sharding) = spec.sharding(role) {
+                f.shard(&argument, &sharding);
+            }
+            (role, argument)
+        };
         let arguments = spec.arguments(pass).into_iter().map(argument).collect();
-        Self { f, arguments, split: None }
+        Self { f, arguments, split: spec.head_split() }
     }
 
     /// Adds to the program that `f` builds, with `values` as the arguments of `pass`. The head may be f32 even if the
@@ -100,6 +106,9 @@ impl Frame {
             if let Some(argument) = self.get(*role) {
                 self.f.alias(argument, index);
             }
+            if let Some(sharding) = spec.sharding(*role) {
+                self.f.shard_result(index, &sharding);
+            }
         }
         let named: Vec<(&str, &Value)> = results.iter().map(|(role, value)| (role.name(), value)).collect();
         let arguments: Vec<Role> = self.arguments.iter().map(|(role, _)| *role).collect();
@@ -107,7 +116,6 @@ impl Frame {
             backend: crate::error::NAME.into(),
             message: format!("the program `{name}` cannot be built: {e}"),
         })?;
-        module.replicas = spec.mesh.devices();
         if spec.mosaic.is_some() {
             // Otherwise the compiler transposes logits whose V is not a multiple of 128, and copies them for the kernels.
             let logits = |role: &Role| *role == Role::Logits;

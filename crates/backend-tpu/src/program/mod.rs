@@ -1,13 +1,13 @@
 //! StableHLO programs of the loss.
 //!
-//! [`Spec`] describes one device's shard of the computation, [`Pass`] selects a program. The implementations
+//! [`Spec`] describes the computation, [`Pass`] selects a program. The implementations
 //! `reference` and `logits` are in the folder `dense`, `fused` in the folder of that name. Every program is a pure
 //! function; [`Program`] lists its arguments.
 //!
 //! Programs can be built and inspected without a plugin:
 //!
 //! ```
-//! use backend_tpu::program::{Blocking, Mesh, Numerics, Pass, Spec};
+//! use backend_tpu::program::{Blocking, MeshShape, Numerics, Pass, Spec};
 //! use grpo_core::*;
 //!
 //! # fn main() -> Result<()> {
@@ -20,7 +20,7 @@
 //!     blocking: Blocking::TokenChunks(1), // only `fused` reads it
 //!     mosaic: None,
 //!     numerics: Numerics::default(),
-//!     mesh: Mesh::default(),
+//!     mesh: MeshShape::default(),
 //! };
 //! let text = spec.program(Pass::Score)?.module.to_string();
 //! assert!(text.contains("tensor<4x32xf32>"), "{text}");
@@ -30,17 +30,17 @@
 //!
 //! [`Spec::operations`] adds the same operations to a larger program, such as a decoder and its derivative.
 //!
-//! Legend: N tokens and V vocabulary entries of one device, H hidden size.
+//! Legend: N tokens, V vocabulary, H hidden size.
 
 mod blocking;
 mod dense;
 mod frame;
 mod fused;
-mod mesh;
 mod numerics;
 mod pass;
 mod products;
 mod role;
+mod sharding;
 mod softmax;
 mod spec;
 mod tokens;
@@ -53,11 +53,11 @@ pub use blocking::Blocking;
 pub use frame::{Frame, Program};
 use grpo_core::Implementation;
 use grpo_core::error::Result;
-pub use mesh::Mesh;
 pub use numerics::{MosaicBlocks, Numerics};
 pub use pass::Pass;
 pub use products::{Head, HeadSplit};
 pub use role::Role;
+pub use sharding::MeshShape;
 pub use softmax::Factors;
 pub(crate) use spec::IDS;
 pub use spec::Spec;
@@ -84,7 +84,7 @@ impl Spec {
     /// micro-batches). In a program that is sharded over a mesh, `split` has the shardings of the operands of logits.
     ///
     /// ```
-    /// use backend_tpu::program::{Blocking, Mesh, Numerics, Pass, Role, Spec};
+    /// use backend_tpu::program::{Blocking, MeshShape, Numerics, Pass, Role, Spec};
     /// use grpo_core::*;
     /// use stablehlo::{Builder, Value};
     ///
@@ -99,7 +99,7 @@ impl Spec {
     ///     blocking: Blocking::TokenChunks(4),
     ///     mosaic: None,
     ///     numerics: Numerics::default(),
-    ///     mesh: Mesh::default(),
+    ///     mesh: MeshShape::default(),
     /// };
     /// let f = Builder::new();
     /// let x = f.argument("x", spec.type_of(Role::Hidden));

@@ -12,7 +12,7 @@ use stablehlo::{DotDimensions, Dtype, Precision, Sharding, Value};
 pub struct HeadSplit {
     /// The sharding of hidden states `[R, H]`, in all products for logits.
     pub rows: Sharding,
-    /// The sharding of the LM head's weight, in all products for logits of the whole vocabulary.
+    /// The sharding of the LM head's weight, in all products for logits.
     pub weight: Sharding,
 }
 
@@ -40,8 +40,13 @@ impl Head {
     }
 
     /// Returns the dimension of W in the weight.
-    fn vocab_dimension(&self) -> usize {
+    pub(crate) fn vocab_dimension(&self) -> usize {
         1 - self.hidden_dimension()
+    }
+
+    /// Returns the number of shards of W in the weight.
+    pub(crate) fn vocab_shards(&self) -> usize {
+        self.split.as_ref().map_or(1, |split| split.weight.parts(self.vocab_dimension()))
     }
 
     /// Returns the head for an iteration of a loop with products of `rows`. If products round the weight, a barrier
@@ -52,28 +57,13 @@ impl Head {
             true => self.weight.clone(),
             false => rows.builder().optimization_barrier(&[&self.weight, rows]).swap_remove(0),
         };
+        self.with(weight, self.bias.clone())
+    }
+
+    /// Returns the head of other columns, which are sharded like all columns.
+    pub(crate) fn with(&self, weight: Value, bias: Option<Value>) -> Self {
         let weight = self.split.as_ref().map_or(weight.clone(), |split| weight.constrain(&split.weight));
-        Self { weight, bias: self.bias.clone(), layout: self.layout, split: self.split.clone() }
-    }
-
-    /// Returns columns `start` (an i32 scalar) to before `start + width` of a head of the whole vocabulary.
-    pub(crate) fn panel(&self, start: &Value, width: usize) -> Self {
-        let mut sizes = self.weight.shape().to_vec();
-        sizes[self.vocab_dimension()] = width;
-        Self {
-            weight: self.weight.dynamic_slice(&self.at(start).each_ref(), &sizes),
-            bias: self.bias.as_ref().map(|b| b.dynamic_slice(&[start], &[width])),
-            layout: self.layout,
-            split: self.split.clone(),
-        }
-    }
-
-    /// Returns the start indices of column `start` in the weight.
-    pub(crate) fn at(&self, start: &Value) -> [Value; 2] {
-        match self.layout {
-            HeadLayout::VocabHidden => [start.clone(), start.like(0)],
-            HeadLayout::HiddenVocab => [start.like(0), start.clone()],
-        }
+        Self { weight, bias, layout: self.layout, split: self.split.clone() }
     }
 
     /// Computes logits `[R, W]` of `hidden [R, H]`, in the dtype of stored logits.

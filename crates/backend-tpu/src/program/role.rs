@@ -16,9 +16,9 @@ pub enum Role {
     Bias,
     /// Precomputed logits `[N, V]`.
     Logits,
-    /// Targets and sequences of the tokens of all devices, i32 `[IDS, G]`.
+    /// Targets and sequences of the tokens, i32 `[IDS, N]`.
     TokenIds,
-    /// The numbers of all tokens of all devices, f32 `[TokenColumns::COUNT, G]`: a row per field of
+    /// The numbers of the tokens, f32 `[TokenColumns::COUNT, N]`: a row per field of
     /// [`TokenColumns`](grpo_core::backend_api::token_columns::TokenColumns).
     TokenNumbers,
     /// `true` if the batch has no log-probabilities of an old policy, so that the current policy is the old one.

@@ -8,7 +8,6 @@
 //!
 //! Legend: R rows, W columns of a tile.
 
-use super::mesh::MeshCoord;
 use super::transform::Transform;
 use stablehlo::{Dtype, Reducer, TensorType, Value};
 
@@ -35,6 +34,23 @@ pub(crate) struct Tile {
     counts: Option<Value>,
     /// The factor of the transformed logits, `[R]`.
     scale: Value,
+}
+
+/// The vocabulary entries of the columns of a tile.
+pub(crate) struct Entries {
+    /// i32 `[R, W]`: the index in the vocabulary.
+    pub(crate) index: Value,
+    /// Predicates `[R, W]`: entries of the vocabulary that no other tile counts; `None` if all are.
+    pub(crate) counts: Option<Value>,
+}
+
+impl Entries {
+    /// Returns the entries of `logits` `[R, V]` of the whole vocabulary; from `end` on they are padding.
+    pub(crate) fn all(logits: &Value, end: Option<usize>) -> Self {
+        let index = logits.builder().iota(1, TensorType::new(Dtype::I32, logits.shape()));
+        let counts = end.map(|end| index.lt(&index.like(end as i64)));
+        Self { index, counts }
+    }
 }
 
 /// The effect of a row's temperature: 1/T multiplies either logits or log-probabilities. Each is `[R]`.
@@ -82,23 +98,16 @@ pub(crate) fn spread(row: &Value, like: &Value) -> Value {
 }
 
 impl Tile {
-    /// `logits` are `[R, W]`; `targets` are i32 `[R]`, -1 if there is none; `first` is the index of the first column,
-    /// an i32 scalar; `limits` are the first column of the vocabulary and the one after the last, i32 scalars, or
-    /// `None` if all columns are in the vocabulary; `scale` is the factor of the transformed logits, `[R]`.
+    /// `logits` are `[R, W]`, and `entries` are their columns; `targets` are i32 `[R]`, -1 if there is none; `scale` is
+    /// the factor of the transformed logits, `[R]`.
     pub(crate) fn new(
         logits: &Value,
         transform: Transform,
         targets: &Value,
-        first: &Value,
-        limits: Option<(&Value, &Value)>,
+        Entries { index, counts }: Entries,
         scale: &Value,
     ) -> Self {
-        let f = logits.builder();
-        let shape = TensorType::new(Dtype::I32, logits.shape());
-        let column = f.iota(1, shape) + first.broadcast_in_dim(logits.shape(), &[]);
-        let all = |bound: &Value| bound.broadcast_in_dim(logits.shape(), &[]);
-        let counts = limits.map(|(low, high)| column.ge(&all(low)) & column.lt(&all(high)));
-        let (z, is_target) = (logits.convert(Dtype::F32), column.eq(&spread(targets, &column)));
+        let (z, is_target) = (logits.convert(Dtype::F32), index.eq(&spread(targets, &index)));
         Self { z, transform, is_target, counts, scale: scale.clone() }
     }
 
@@ -208,20 +217,6 @@ impl Statistics {
         let (a, b) = (self.relative_to(&max, scale), other.relative_to(&max, scale));
         let dot = a.dot.zip(b.dot).map(|(a, b)| a + b);
         Self { max, sum: a.sum + b.sum, dot, target: a.target.max(&b.target) }
-    }
-
-    /// Merges the statistics of the columns of all devices that hold these rows.
-    pub(crate) fn over_vocab(&self, coord: &MeshCoord, scale: &Value) -> Self {
-        if coord.is_whole_vocab() {
-            return self.clone();
-        }
-        let part = self.relative_to(&coord.over_vocab(&self.max, Reducer::Max), scale);
-        Self {
-            sum: coord.over_vocab(&part.sum, Reducer::Add),
-            dot: part.dot.map(|dot| coord.over_vocab(&dot, Reducer::Add)),
-            target: coord.over_vocab(&part.target, Reducer::Max),
-            max: part.max,
-        }
     }
 
     /// Returns the statistics as a list, for the carried values of a loop.

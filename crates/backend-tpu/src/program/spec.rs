@@ -1,12 +1,12 @@
-//! The specification of a program: one device's shard of a loss.
+//! The specification of a program.
 //!
-//! Legend: N tokens and V vocabulary entries of one device, G tokens of all devices with padding, H hidden size.
+//! Legend: N tokens and V vocabulary entries, both with the padding of a mesh, H hidden size.
 
 use super::blocking::Blocking;
-use super::mesh::Mesh;
 use super::numerics::{MosaicBlocks, Numerics};
 use super::pass::Pass;
 use super::role::Role;
+use super::sharding::MeshShape;
 use crate::error::unsupported;
 use grpo_core::backend_api::token_columns::{LossSums, TokenColumns};
 use grpo_core::batch::TokenBatch;
@@ -15,22 +15,22 @@ use grpo_core::{Dtype, GradientSpec, HeadLayout, Implementation, LossConfig, Pol
 use stablehlo::TensorType;
 use std::sync::Arc;
 
-/// The rows of the table of ids, i32 `[IDS, G]`: the target (-1 at masked tokens) and the sequence of every token.
+/// The rows of the table of ids, i32 `[IDS, N]`: the target (-1 at masked tokens) and the sequence of every token.
 pub(crate) const IDS: usize = 2;
 
 /// The hint for features that TPU kernels do not support.
 const NO_KERNELS: &str = "leave `mosaic` out: the plain program does it";
 
-/// One device's shard of a loss.
+/// A loss with its shapes, roundings and mesh.
 #[derive(Clone, Debug)]
 pub struct Spec {
     /// The loss.
     pub loss: Arc<LossConfig>,
     /// The implementation, which determines how the program stores logits.
     pub implementation: Implementation,
-    /// The tokens of all devices.
+    /// The tokens.
     pub tokens: usize,
-    /// Shapes and dtype of the policy's inputs, for all devices.
+    /// Shapes and dtype of the policy's inputs.
     pub policy: PolicySpec,
     /// The gradients that the program computes.
     pub gradients: GradientSpec,
@@ -41,12 +41,12 @@ pub struct Spec {
     /// The roundings, and the optional results.
     pub numerics: Numerics,
     /// The mesh over which tokens and vocabulary are sharded.
-    pub mesh: Mesh,
+    pub mesh: MeshShape,
 }
 
 impl Spec {
     pub(super) fn validate(&self, pass: Pass) -> Result<()> {
-        self.mesh.validate()?;
+        self.mesh.mesh()?;
         let Numerics { logits, dlogits, gradients, .. } = self.numerics;
         if [logits, dlogits, gradients].contains(&Dtype::Bf16) && self.policy.dtype() == Dtype::F32 {
             return Err(Error::Config("logits, dlogits or gradients in bf16 need inputs in bf16".into()));
@@ -68,9 +68,8 @@ impl Spec {
                 };
                 return Err(unsupported(&what, NO_KERNELS));
             }
-            if self.pads_vocab() {
-                let what = format!("TPU kernels with {} entries over {} devices", self.policy.vocab(), self.mesh.vocab);
-                return Err(unsupported(&what, "split a vocabulary that divides, or leave `mosaic` out"));
+            if self.mesh.devices() > 1 {
+                return Err(unsupported(&format!("TPU kernels on a mesh of {}", self.mesh), NO_KERNELS));
             }
         }
         if pass == Pass::GradientInPlace && !matches!(self.policy, PolicySpec::Logits { .. }) {
@@ -90,53 +89,57 @@ impl Spec {
         }
     }
 
-    /// Returns N, the tokens of one device.
-    pub fn local_tokens(&self) -> usize {
-        self.mesh.local_tokens(self.tokens)
+    /// Returns N, the tokens with padding: a multiple of the mesh's `data`.
+    pub fn padded_tokens(&self) -> usize {
+        self.mesh.padded_tokens(self.tokens)
     }
 
-    /// Returns V, the vocabulary entries of one device.
+    /// Returns V, the vocabulary with padding: a multiple of the mesh's devices.
+    pub fn padded_vocab(&self) -> usize {
+        self.mesh.padded_vocab(self.policy.vocab())
+    }
+
+    /// Returns the vocabulary entries of one device in loops over tiles.
     pub fn local_vocab(&self) -> usize {
         self.mesh.local_vocab(self.policy.vocab())
     }
 
-    /// Returns `true` if the last device has columns beyond the vocabulary.
-    pub(crate) fn pads_vocab(&self) -> bool {
-        !self.policy.vocab().is_multiple_of(self.mesh.vocab)
+    /// Returns the size of the vocabulary if it has padding.
+    pub(crate) fn end_of_vocab(&self) -> Option<usize> {
+        Some(self.policy.vocab()).filter(|vocab| *vocab < self.padded_vocab())
     }
 
-    /// Returns G, the tokens of all devices with padding.
-    pub fn padded_tokens(&self) -> usize {
-        self.local_tokens() * self.mesh.data
-    }
-
-    /// Returns the type of an argument or result on one device; for gradients, the type of the accumulator.
+    /// Returns the type of an argument or a result; for gradients, the type of the accumulator.
     pub fn type_of(&self, role: Role) -> TensorType {
-        let (n, v) = (self.local_tokens(), self.local_vocab());
+        let input = dtype(self.policy.dtype());
+        let (f32, sum) = (stablehlo::Dtype::F32, dtype(self.numerics.gradients));
+        let dtype = match role {
+            Role::Hidden | Role::LmHead | Role::Bias | Role::Logits => input,
+            Role::TokenIds => stablehlo::Dtype::I32,
+            Role::OnPolicy => stablehlo::Dtype::Pred,
+            Role::GradHidden | Role::GradLmHead | Role::GradBias | Role::GradLogits => sum,
+            Role::TokenNumbers | Role::Sums | Role::Logp | Role::Entropy => f32,
+        };
+        TensorType::new(dtype, self.shape_of(role, self.padded_tokens(), self.padded_vocab()))
+    }
+
+    /// Returns the shape of an argument or a result for `n` tokens and `v` vocabulary entries.
+    pub(crate) fn shape_of(&self, role: Role, n: usize, v: usize) -> Vec<usize> {
         let (h, layout) = match self.policy {
             PolicySpec::Hidden { hidden, layout, .. } => (hidden, layout),
             PolicySpec::Logits { .. } => (0, HeadLayout::VocabHidden),
         };
-        let head = match layout {
-            HeadLayout::VocabHidden => [v, h],
-            HeadLayout::HiddenVocab => [h, v],
-        };
-        let input = dtype(self.policy.dtype());
-        let (f32, sum) = (stablehlo::Dtype::F32, dtype(self.numerics.gradients));
-        match role {
-            Role::Hidden => TensorType::new(input, [n, h]),
-            Role::LmHead => TensorType::new(input, head),
-            Role::Bias => TensorType::new(input, [v]),
-            Role::Logits => TensorType::new(input, [n, v]),
-            Role::TokenIds => TensorType::new(stablehlo::Dtype::I32, [IDS, self.padded_tokens()]),
-            Role::TokenNumbers => TensorType::new(f32, [TokenColumns::<f32>::COUNT, self.padded_tokens()]),
-            Role::OnPolicy => TensorType::scalar(stablehlo::Dtype::Pred),
-            Role::GradHidden => TensorType::new(sum, [n, h]),
-            Role::GradLmHead => TensorType::new(sum, head),
-            Role::GradBias => TensorType::new(sum, [v]),
-            Role::GradLogits => TensorType::new(sum, [n, v]),
-            Role::Sums => TensorType::new(f32, [LossSums::<f32>::COUNT]),
-            Role::Logp | Role::Entropy => TensorType::new(f32, [n]),
+        match (role, layout) {
+            (Role::Hidden | Role::GradHidden, _) => vec![n, h],
+            (Role::LmHead | Role::GradLmHead, HeadLayout::VocabHidden) => vec![v, h],
+            (Role::LmHead | Role::GradLmHead, HeadLayout::HiddenVocab) => vec![h, v],
+            (Role::Bias | Role::GradBias, _) => vec![v],
+            (Role::Logits | Role::GradLogits, _) => vec![n, v],
+            (Role::TokenIds, _) => vec![IDS, n],
+            (Role::TokenNumbers, _) => vec![TokenColumns::<f32>::COUNT, n],
+            (Role::OnPolicy, _) => vec![],
+            (Role::Sums, _) => vec![LossSums::<f32>::COUNT],
+            (Role::Logp | Role::Entropy, _) => vec![n],
         }
     }
 

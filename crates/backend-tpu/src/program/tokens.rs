@@ -1,11 +1,10 @@
 //! The tokens of a batch in a program, and the loss over them.
 //!
-//! Tokens are passed as two small tables, replicated on every device; a device reads its own rows. The loss itself is
+//! Tokens are passed as two small tables, replicated on every device. The loss itself is
 //! [`grpo_core::objective::batch_loss`] on [`Traced`] values, without a second implementation here.
 //!
-//! Legend: N tokens of a device, G tokens of all devices (data ranks x N).
+//! Legend: N tokens.
 
-use super::mesh::MeshCoord;
 use super::role::Role;
 use super::softmax::{Factors, spread};
 use super::spec::Spec;
@@ -21,7 +20,7 @@ const COMPARED: usize = 512;
 /// The sequence id of masked tokens and of padding.
 const OF_NOBODY: i64 = -1;
 
-/// The tokens of a device, or of a chunk. Every entry is `[N]`.
+/// The tokens of a batch, or of a chunk. Every entry is `[N]`.
 #[derive(Clone)]
 pub(crate) struct Tokens {
     pub(crate) target: Value,
@@ -32,36 +31,22 @@ pub(crate) struct Tokens {
     on_policy: Value,
 }
 
-/// The loss of the tokens of a device, for a program that computes their log-probabilities.
+/// The loss of the tokens of a batch, for a program that computes their log-probabilities.
 pub struct TokenLoss {
     config: Arc<LossConfig>,
-    pub(super) coord: MeshCoord,
     pub(super) tokens: Tokens,
-    /// The sequences of the tokens of all devices, i32 `[G]`.
-    sequences: Value,
 }
 
 impl Spec {
-    /// Returns the loss of the device's tokens. `argument` returns the program's arguments [`Role::TokenIds`],
+    /// Returns the loss of the tokens. `argument` returns the program's arguments [`Role::TokenIds`],
     /// [`Role::TokenNumbers`] and [`Role::OnPolicy`].
     pub fn token_loss(&self, argument: impl Fn(Role) -> Value) -> TokenLoss {
         let [ids, numbers, on_policy] = [Role::TokenIds, Role::TokenNumbers, Role::OnPolicy].map(argument);
-        let (n, g) = (self.local_tokens(), self.padded_tokens());
-        let coord = MeshCoord::new(&ids.builder(), self.mesh);
-        let first = coord.first_token(n);
-        let zero = first.like(0);
-        let row = |table: &Value, row: usize| {
-            let whole = table.slice(&[row, 0], &[row + 1, table.shape()[1]]);
-            whole.dynamic_slice(&[&zero, &first], &[1, n]).reshape(&[n])
-        };
-        let tokens = Tokens {
-            target: row(&ids, 0),
-            sequence: row(&ids, 1),
-            columns: TokenColumns::from_fn(|i| row(&numbers, i)),
-            on_policy,
-        };
-        let sequences = ids.slice(&[1, 0], &[2, g]).reshape(&[g]);
-        TokenLoss { config: self.loss.clone(), coord, tokens, sequences }
+        let n = self.padded_tokens();
+        let row = |table: &Value, row: usize| table.slice(&[row, 0], &[row + 1, n]).reshape(&[n]);
+        let columns = TokenColumns::from_fn(|i| row(&numbers, i));
+        let tokens = Tokens { target: row(&ids, 0), sequence: row(&ids, 1), columns, on_policy };
+        TokenLoss { config: self.loss.clone(), tokens }
     }
 }
 
@@ -93,22 +78,21 @@ impl TokenLoss {
         self.tokens.loss(&self.config, logp, entropy, |value| self.sequence_sum(value))
     }
 
-    /// Gives every token of this device the sum of `value` over the tokens of its sequence on all data ranks, in f64,
-    /// because the exponential of a sum over a long sequence amplifies its rounding errors. Devices exchange f32.
+    /// Gives every token the sum of `value` over the tokens of its sequence, in f64, because the exponential of a sum over
+    /// a long sequence amplifies its rounding errors.
     ///
     /// Compares blocks of [`COMPARED`] tokens, because TPU code for f64, which consists of pairs of f32, grows faster
     /// than the number of tokens.
     fn sequence_sum(&self, value: &Value) -> Value {
-        let all = self.coord.gather_tokens(value);
-        let (n, g) = (value.shape()[0], all.shape()[0]);
-        if g <= COMPARED {
-            return self.sum_of_own(&self.sequences, &all.convert(Dtype::F64));
+        let n = value.shape()[0];
+        if n <= COMPARED {
+            return self.sum_of_own(&self.tokens.sequence, &value.convert(Dtype::F64));
         }
         let f = value.builder();
-        let width = g.next_multiple_of(COMPARED);
-        let padded = |list: &Value, with: Value| list.pad(&with, &[0], &[width - g]);
-        let sequences = padded(&self.sequences, f.scalar(OF_NOBODY, Dtype::I32));
-        let all = padded(&all, f.scalar(0.0, all.ty().dtype));
+        let width = n.next_multiple_of(COMPARED);
+        let padded = |list: &Value, with: Value| list.pad(&with, &[0], &[width - n]);
+        let sequences = padded(&self.tokens.sequence, f.scalar(OF_NOBODY, Dtype::I32));
+        let all = padded(value, f.scalar(0.0, value.dtype()));
         let none = f.splat(0.0, TensorType::new(Dtype::F64, [n]));
         let mut sums = f.for_loop(width / COMPARED, &[&none], |trip, sums| {
             let start = trip * trip.like(COMPARED as i64);
@@ -118,10 +102,10 @@ impl TokenLoss {
         sums.swap_remove(0)
     }
 
-    /// Gives every token of this device the sum of the `values` that belong to its sequence.
+    /// Gives every token the sum of the `values` that belong to its sequence.
     ///
-    /// Compares every pair of tokens, without a scatter, a sort or a bound on the number of sequences. N x G
-    /// comparisons are few, compared with N x V logits, as long as G is much smaller than V.
+    /// Compares every pair of tokens, without a scatter, a sort or a bound on the number of sequences. N x N
+    /// comparisons are few, compared with N x V logits, as long as N is much smaller than V.
     fn sum_of_own(&self, sequences: &Value, values: &Value) -> Value {
         let own = &self.tokens.sequence;
         let shape = [values.shape()[0], own.shape()[0]];
@@ -130,17 +114,17 @@ impl TokenLoss {
         same.select(&values, &values.like(0.0)).reduce(Reducer::Add, &[0])
     }
 
-    /// Reduces the summands of the loss over all tokens of all devices, in the order of the fields: f32
+    /// Reduces the summands of the loss over all tokens, in the order of the fields: f32
     /// `[LossSums::COUNT]`.
     pub(super) fn sums(&self, mut terms: LossSums<Value>) -> Value {
         let TokenColumns { share, clip_share, .. } = &self.tokens.columns;
-        let (active, coord) = (self.active(), &self.coord);
+        let active = self.active();
         for of_clip in [&mut terms.low_clipped, &mut terms.high_clipped, &mut terms.statistic] {
             *of_clip = &*of_clip * clip_share;
         }
         // The share of clipped tokens: f32 is precise enough.
         for of_sequence in [&mut terms.low_min, &mut terms.high_max] {
-            *of_sequence = self.sum_of_own(&self.sequences, &coord.gather_tokens(&(&*of_sequence * share)));
+            *of_sequence = self.sum_of_own(&self.tokens.sequence, &(&*of_sequence * share));
         }
         let of_kind = |kind: Reduction| -> Vec<Value> {
             let terms = terms.iter().zip(LossSums::<Value>::REDUCTIONS.iter());
@@ -148,11 +132,11 @@ impl TokenLoss {
         };
         let extremes = |kind: Reduction, none: f64, reducer: Reducer| {
             let rows: Vec<Value> = of_kind(kind).iter().map(|v| active.select(v, &v.like(none))).collect();
-            coord.over_data(&table(&rows).reduce(reducer, &[1]), reducer)
+            table(&rows).reduce(reducer, &[1])
         };
-        // One collective per kind of reduction; the entries of a kind are contiguous.
+        // One reduction per kind; the entries of a kind are contiguous.
         let parts = [
-            coord.over_data(&pairwise_sums(&table(&of_kind(Reduction::Sum))), Reducer::Add),
+            pairwise_sums(&table(&of_kind(Reduction::Sum))),
             extremes(Reduction::Min, f64::INFINITY, Reducer::Min),
             extremes(Reduction::Max, f64::NEG_INFINITY, Reducer::Max),
         ];

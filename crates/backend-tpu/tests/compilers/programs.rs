@@ -4,7 +4,7 @@
 use backend_tpu::aot::{Analysis, Compiler, Target, Variant, user_cache};
 use backend_tpu::compile_options::options_for;
 use backend_tpu::plugins::{self, Kind};
-use backend_tpu::program::{Mesh, MosaicBlocks, Numerics, Pass, Spec};
+use backend_tpu::program::{MeshShape, MosaicBlocks, Numerics, Pass, Spec};
 use grpo_core::{
     Dtype, Error, GradientSpec, HeadLayout, Implementation, LossConfig, PlanRequest, PolicySpec, Tiling, TokenBatch,
 };
@@ -47,7 +47,7 @@ fn compiler() -> &'static Compiler {
 
 fn analyse(name: &str, variant: &Variant) -> Analysis {
     let program = variant.program(&variant.spec().unwrap()).unwrap().module.to_string();
-    let analysis = compiler().analyse(&program, &options_for(Kind::Tpu, variant.mesh));
+    let analysis = compiler().analyse(&program, &options_for(Kind::Tpu, variant.mesh.devices()));
     let analysis = analysis.unwrap_or_else(|error| panic!("{name}: {error}"));
     println!("{name}: {analysis:?}");
     analysis
@@ -57,7 +57,9 @@ fn compile(name: &str, variant: &Variant) {
     let spec = variant.spec().unwrap();
     let report = analyse(name, variant);
     let bytes = |elements: usize| elements as u64;
-    let (n, v, h) = (bytes(spec.local_tokens()), bytes(spec.local_vocab()), bytes(H));
+    // The shards that a device stores.
+    let MeshShape { data, tensor } = spec.mesh;
+    let (n, v, h) = (bytes(spec.padded_tokens() / data), bytes(spec.padded_vocab() / tensor), bytes(H));
     let input = variant.request.policy.dtype().bytes() as u64;
     let given = matches!(variant.request.policy, PolicySpec::Logits { .. });
     let inputs = if given { input * n * v } else { input * (n * h + v * h) };
@@ -73,9 +75,13 @@ fn compile(name: &str, variant: &Variant) {
     // A loose bound: a small multiple of dense logits, their gradient and the inputs' gradients.
     assert!(report.temp_bytes <= 16 * (n * v + n * h + v * h), "{name}: temp {}", report.temp_bytes);
     assert!(report.code_bytes > 0, "{name}");
+    // No device receives the whole head: loops keep the vocabulary sharded.
+    let received = report.traffic.bytes();
+    assert!(received < (4 * V * H) as f64, "{name}: {:?}", report.traffic);
+    assert!((received > 0.0) == (spec.mesh.devices() > 1), "{name}: {:?}", report.traffic);
 }
 
-fn variant(loss: LossConfig, implementation: Implementation, tiling: Tiling, mesh: Mesh, pass: Pass) -> Variant {
+fn variant(loss: LossConfig, implementation: Implementation, tiling: Tiling, mesh: MeshShape, pass: Pass) -> Variant {
     let dtype = Dtype::Bf16;
     Variant {
         request: PlanRequest {
@@ -94,8 +100,8 @@ fn variant(loss: LossConfig, implementation: Implementation, tiling: Tiling, mes
     }
 }
 
-const ONE: Mesh = Mesh { data: 1, vocab: 1 };
-const GRID: Mesh = Mesh { data: 2, vocab: 4 };
+const ONE: MeshShape = MeshShape { data: 1, tensor: 1 };
+const GRID: MeshShape = MeshShape { data: 2, tensor: 4 };
 
 #[test]
 fn every_program_of_hidden_states_compiles() {
@@ -191,6 +197,9 @@ fn tpu_kernels_refuse_unsupported_losses() {
     }
     let spec = kernels(LossConfig { logit_scale: 0.25, ..grpo() });
     assert!(spec.program(Pass::Gradient).is_ok());
+    let on_mesh = Spec { mesh: GRID, ..spec.clone() };
+    let error = on_mesh.program(Pass::Gradient).map(drop).expect_err("a refusal").to_string();
+    assert!(error.contains("TPU kernels on a mesh of data 2 x tensor 4"), "{error}");
     let batch = TokenBatch::packed(vec![1, 2], vec![0, 2]).unwrap();
     assert!(spec.check_batch(&batch).is_ok());
     let batch = batch.with_temperatures(vec![0.7, 1.0]).unwrap();

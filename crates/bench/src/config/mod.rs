@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 use crate::measure::Rounds;
 use backend_cpu::{Isa, most_threads};
 use backend_tpu::aot::Variant;
-use backend_tpu::program::{Mesh, MosaicBlocks};
+use backend_tpu::program::{MeshShape, MosaicBlocks};
 use grpo_core::{Dtype, HeadLayout, Implementation, LossConfig, PlanRequest, PolicySpec};
 use grpo_sinks::{LoggingConfig, WandbConfig};
 use serde::{Deserialize, Serialize};
@@ -49,8 +49,8 @@ pub struct BenchConfig {
     /// The default backend of variants: `cpu`, `pjrt:cpu`, `pjrt:tpu`, `pjrt:cuda`.
     #[default(BackendName::Cpu.to_string())]
     pub backend: String,
-    /// The mesh over which tokens and vocabulary are sharded.
-    pub mesh: Mesh,
+    /// The mesh of devices: tokens are sharded over `data`, the vocabulary over `tensor`.
+    pub mesh: MeshShape,
     /// Other sinks than metrics.jsonl, if metrics are logged ([`crate::log`]).
     pub logging: LoggingConfig,
     /// Settings of Weights & Biases, if metrics are logged.
@@ -135,7 +135,7 @@ impl BenchConfig {
     pub fn validate(&self) -> Result<()> {
         let ShapeConfig { batch, tokens, hidden, vocab } = self.shape;
         let sizes = [("batch", batch), ("tokens", tokens), ("hidden", hidden.unwrap_or(1)), ("vocab", vocab)];
-        let mesh = [("mesh.data", self.mesh.data), ("mesh.vocab", self.mesh.vocab)];
+        let mesh = [("mesh.data", self.mesh.data), ("mesh.tensor", self.mesh.tensor)];
         let sizes = sizes.map(|(key, size)| (format!("shape.{key}"), size)).into_iter();
         for (key, size) in sizes.chain(mesh.map(|(key, size)| (key.to_owned(), size))) {
             // Compiled programs index with i32.

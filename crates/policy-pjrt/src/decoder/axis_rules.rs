@@ -49,7 +49,7 @@ impl AxisRules {
     /// # Errors
     /// [`Error::Axis`] if the mesh has no such axis, if an axis is named twice, or for `Axis::Layer`, which a scan slices.
     pub fn with(mut self, axis: Axis, axes: &[&str]) -> Result<Self> {
-        self.mesh.along(axes)?;
+        self.mesh.sharding(&[axes])?;
         if let (Axis::Layer, Some(name)) = (axis, axes.first()) {
             let reason = "layers are on every device: they run one after the other".into();
             return Err(Error::Axis { mesh: self.mesh.name().into(), axis: (*name).into(), reason });

@@ -94,11 +94,9 @@ impl Split {
         let Some(rules) = self.rules() else {
             return Ok(body(f, &values.into_iter().cloned().collect::<Vec<_>>()));
         };
-        let mesh = rules.mesh();
-        let all: Vec<&str> = mesh.axes().iter().map(|(name, _)| name.as_str()).collect();
         let shardings =
             |axes: &[&[Option<Axis>]]| axes.iter().map(|axes| rules.sharding(axes)).collect::<Result<Vec<_>, _>>();
-        let manual = Manual::new(&mesh.along(&all)?, &shardings(&axes)?, &shardings(results)?)?;
+        let manual = Manual::new(rules.mesh(), &shardings(&axes)?, &shardings(results)?)?;
         let types: Vec<TensorType> = values.iter().map(|value| value.ty().clone()).collect();
         let body = manual.trace(&types, body)?;
         Ok(f.manual(&manual, &body, &values))

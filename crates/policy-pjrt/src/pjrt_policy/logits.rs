@@ -3,9 +3,10 @@
 //! Legend: B rows, one per shard of rows, T tokens of a row, H hidden size, V vocabulary.
 
 use super::PjrtPolicy;
+use crate::Argument;
 use crate::decoder::{Axis, Decoder, Rows};
 use crate::error::Result;
-use crate::program::{Argument, program_error};
+use crate::program::program_error;
 use crate::rollout::check_sequences;
 use stablehlo::{Builder, Dtype, Module, Save, TensorType};
 

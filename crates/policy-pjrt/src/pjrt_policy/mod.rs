@@ -6,13 +6,13 @@ mod ref_policy;
 mod state;
 mod steps;
 
+use crate::DeviceTensor;
 use crate::decoder::{Attention, AxisRules, Compute, Decoder, Parameter, Role, parameters};
 use crate::error::{Error, Result};
 use crate::program::Programs;
 use crate::rollout::{DeviceRollout, RolloutOptions};
 use crate::runtime::Runtime;
 use crate::storage::Storage;
-use crate::tensor::DeviceTensor;
 use crate::train::{AdamW, Device, Loss, Moments, TrainPrograms, default_tiling};
 use crate::weights::DeviceWeights;
 use grpo_core::{LossConfig, LossOutput, Scores, Tiling};

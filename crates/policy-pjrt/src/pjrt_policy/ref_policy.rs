@@ -1,9 +1,10 @@
 //! The update of the reference policy of the KL towards the policy.
 
 use super::{PjrtPolicy, no_ref_policy};
+use crate::Argument;
 use crate::decoder::{Parameter, Role, Split};
 use crate::error::Result;
-use crate::program::{Argument, unnamed};
+use crate::program::unnamed;
 use crate::storage::Storage;
 use stablehlo::{Builder, Dtype, Module, TensorType, Value};
 use std::sync::Arc;

@@ -2,11 +2,11 @@
 //!
 //! Legend: L layers, B slots, S columns of the cache, K key/value heads, D head dimension, M tokens of a completion, V vocabulary.
 
+use crate::DeviceTensor;
 use crate::decoder::{Axis, Compute, Decoder, zeros};
 use crate::error::{Error, Result};
 use crate::program::unnamed;
 use crate::runtime::Runtime;
-use crate::tensor::DeviceTensor;
 use models::ModelConfig;
 use stablehlo::{Builder, Dtype, Module, TensorType, Value};
 

@@ -5,9 +5,9 @@ use super::adamw::{Applied, Check, Moments, Numbers, Scalars, StateValues, updat
 use super::programs::{Gradients, TrainPrograms, TrainShape};
 use crate::decoder::{ParameterValues, zeros};
 use crate::error::Result;
-use crate::program::{Argument, Program, unnamed};
-use crate::tensor::DeviceTensor;
+use crate::program::{Program, unnamed};
 use crate::weights::DeviceWeights;
+use crate::{Argument, DeviceTensor};
 use backend_tpu::program::Role;
 use grpo_core::LossConfig;
 use grpo_core::backend_api::token_columns::LossSums;

@@ -19,7 +19,7 @@ impl DeviceWeights {
         let position = |role| self.table.iter().position(|parameter| parameter.role == role);
         let adapter_of = |matrix| position(Role::LoraA(matrix)).zip(position(Role::LoraB(matrix)));
         let (mut reader, mut programs) = (self.reader(), Programs::new());
-        let mut merge = |role, at: usize, (a, b): (usize, usize), layer: usize, name: &str| {
+        let mut merge = |role, at: usize, (a, b): (usize, usize), layer: usize, name: &str| -> Result<Vec<f32>> {
             let parts = [at, a, b].map(|at| &self.table[at]);
             let program =
                 programs.get(&self.runtime, role, |_| module(decoder, parts, self.storage, self.runtime.split()))?;

@@ -7,10 +7,10 @@ pub use reshard::common_refinement;
 
 use crate::decoder::{Axis, Parameter, Role, Split, parameters, zeros};
 use crate::error::{Error, Result};
-use crate::program::{Argument, Program, Programs, unnamed};
+use crate::program::{Program, Programs, unnamed};
 use crate::runtime::Runtime;
 use crate::storage::Storage;
-use crate::tensor::DeviceTensor;
+use crate::{Argument, DeviceTensor};
 use half::{bf16, f16};
 use models::{MemoryTable, ModelConfig, NamedTensor, WeightTensor, Weights};
 use policy::{TensorSink, TensorSource};

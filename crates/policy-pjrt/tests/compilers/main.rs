@@ -6,7 +6,6 @@ mod training;
 
 use backend_tpu::aot::{Analysis, Compiler, Target, user_cache};
 use backend_tpu::compile_options::options_for;
-use backend_tpu::program::Mesh;
 use models::ModelConfig;
 use pjrt::install::{Kind, install};
 use pjrt::{CompileOptions, OptimizationLevel};
@@ -24,7 +23,7 @@ pub(crate) fn compile_at(module: &Module, optimization_level: Option<Optimizatio
         let compiler = Compiler::open(Target::parse("v6e:1x1").expect("a target"), None).expect("a compiler");
         compiler.with_cache(user_cache().expect("this user has a cache"))
     });
-    let options = CompileOptions { optimization_level, ..options_for(Kind::Tpu, Mesh::default()) };
+    let options = CompileOptions { optimization_level, ..options_for(Kind::Tpu, 1) };
     COMPILER.analyse(&module.to_string(), &options).unwrap_or_else(|error| panic!("{error}\n{module}"))
 }
 

@@ -1,12 +1,13 @@
 //! Programs sharded over four or eight chips, compiled for TPU.
 
+use backend_tpu::devices::ring_order;
 use grpo_core::Tiling;
 use models::ModelConfig;
 use pjrt::install::{Kind, install};
 use pjrt::{ArrayType, Collective, CompileOptions, DType, Executable, OptimizationLevel, Plugin, Topology};
 use policy::Sampling;
 use policy_pjrt::decoder::{Attention, Axis, AxisRules, Compute, Decoder, Parameter, parameters};
-use policy_pjrt::{RolloutOptions, RolloutPrograms, RolloutSizes, TrainPrograms, TrainShape, ring_order};
+use policy_pjrt::{RolloutOptions, RolloutPrograms, RolloutSizes, TrainPrograms, TrainShape};
 use stablehlo::{Dtype, Mesh, Module, Save};
 use std::sync::LazyLock;
 

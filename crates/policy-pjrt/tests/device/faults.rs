@@ -228,7 +228,7 @@ fn errors_of_programs_on_a_mesh_name_devices_and_bytes() {
     let one = eight.upload(&[1.0_f32], &[]).unwrap();
     // Programs of several devices are launched before their results are allocated.
     let results = program.run(vec![(&one).into()]).unwrap();
-    let error = results[1].read::<f32>("two").unwrap_err();
+    let error = Error::from(results[1].read::<f32>("two").unwrap_err());
     let Error::OutOfMemory { needed: Some(needed), .. } = &error else { panic!("{error}") };
     assert!(*needed >= 1 << 48, "{error}");
     let id = eight.devices()[0].description().unwrap().id;

@@ -108,8 +108,6 @@ named! {
     tanh() unary Unary::Tanh;
     /// Returns `true` for elements that are neither infinite nor NaN.
     is_finite() unary Unary::IsFinite;
-    /// Computes the remainder, with the sign of `self`.
-    rem(other) binary Binary::Remainder;
     /// Shifts integers left by `other` bits; 0 if `other` is the width or more.
     shift_left(other) binary Binary::ShiftLeft;
     /// Shifts integers right by `other` bits and fills with the sign bit.

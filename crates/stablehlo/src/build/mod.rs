@@ -182,8 +182,8 @@ impl Builder {
     /// partitions as its mesh has devices.
     ///
     /// # Errors
-    /// Returns the first illegal operation, or one in an illegal place: a collective along mesh axes outside a manual
-    /// computation, or meshes with different numbers of devices.
+    /// Returns the first illegal operation, or one in an illegal place: a sharding inside a manual computation, or meshes
+    /// with different numbers of devices.
     #[track_caller]
     pub fn finish(self, name: &str, results: &[(&str, &Value)]) -> Result<Module> {
         if results.is_empty() {
@@ -194,7 +194,7 @@ impl Builder {
             return Err(Error::Operation { operation, reason, at: Location::caller() });
         }
         let partitions = main.meshes().first().map_or(1, Mesh::devices);
-        Ok(Module { name: name.into(), replicas: 1, partitions, main })
+        Ok(Module { name: name.into(), partitions, main })
     }
 
     /// Finishes the function that returns `results`; also returns the line of Rust that made each value.

@@ -21,9 +21,7 @@ pub struct Scan {
 
 /// The values that the forward pass saves for the derivative; the backward pass recomputes the rest.
 ///
-/// The choice applies to the operations of the body itself. A loop inside of the body has its own choice, and a
-/// [`Kind::Manual`](crate::Kind::Manual) is one operation: either its results are saved, or it is recomputed as a
-/// whole.
+/// The choice applies to the operations of the body itself. A loop inside of the body has its own choice.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Save {
     /// Only the inputs of each iteration: least memory, about a third more work.
@@ -72,7 +70,6 @@ pub enum Binary {
     Subtract,
     Multiply,
     Divide,
-    Remainder,
     Maximum,
     Minimum,
     And,
@@ -131,8 +128,6 @@ pub enum Precision {
     /// Operands are rounded to the precision that is fastest on the device.
     #[default]
     Default,
-    /// Operands keep more precision than with [`Precision::Default`], but possibly less than f32.
-    High,
     /// Operands keep their full precision.
     Highest,
 }

@@ -6,7 +6,7 @@ mod literal;
 pub use attributes::*;
 pub use literal::*;
 
-use crate::sharding::{Groups, Manual, MeshAxes, Sharding};
+use crate::sharding::{Manual, Sharding};
 use crate::types::TensorType;
 use strum::{IntoStaticStr, VariantNames};
 
@@ -19,9 +19,7 @@ pub struct ValueId(pub usize);
 pub struct Module {
     /// The name, which profiles and dumps show.
     pub name: String,
-    /// The number of replicas: copies of the program that run in parallel and communicate through collectives.
-    pub replicas: usize,
-    /// The number of devices over which the compiler partitions each replica, following [`Sharding`]; all devices of a
+    /// The number of devices over which the compiler partitions the program, following [`Sharding`]; all devices of a
     /// mesh.
     pub partitions: usize,
     /// The entry function.
@@ -176,20 +174,6 @@ pub enum Kind {
     },
     /// Repeats the body while the condition holds. Regions: condition and body, over the carried values.
     While,
-    /// Reduces a value over the devices of each group.
-    AllReduce {
-        /// The operation that combines the values of two devices.
-        reducer: Reducer,
-        /// The groups of devices that communicate.
-        groups: Groups,
-    },
-    /// The id of the running replica: a u32 scalar.
-    ReplicaId,
-    /// The id of the running partition: a u32 scalar.
-    PartitionId,
-    /// In a [`Kind::Manual`]: the position of this device along axes of its mesh, a u32 scalar. [`Function::lowered`]
-    /// replaces it by arithmetic.
-    AxisIndex(MeshAxes),
     /// The operand with a sharding requested from the partitioner: `sdy.sharding_constraint`.
     Constrain(Sharding),
     /// Runs the region, which reads only its arguments, on every device's shards of the operands and returns shards of

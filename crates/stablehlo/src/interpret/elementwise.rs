@@ -151,8 +151,6 @@ impl Binary {
             Self::Subtract => |a, b| a - b,
             Self::Multiply => |a, b| a * b,
             Self::Divide => |a, b| a / b,
-            // The sign of the dividend, as in Rust.
-            Self::Remainder => |a, b| a % b,
             Self::Maximum => |a, b| if a.is_nan() || b.is_nan() { f64::NAN } else { a.max(b) },
             Self::Minimum => |a, b| if a.is_nan() || b.is_nan() { f64::NAN } else { a.min(b) },
             _ => unreachable!("an operation on integers"),
@@ -160,14 +158,13 @@ impl Binary {
     }
 
     /// Returns the operation on integers of `dtype`. Where the specification leaves the result open, it follows XLA: x
-    /// / 0 has all bits set, x % 0 is x.
+    /// / 0 has all bits set.
     fn of_ints(self) -> fn(i64, i64, Dtype) -> i64 {
         match self {
             Self::Add => |a, b, dtype| wrap(a.wrapping_add(b), dtype),
             Self::Subtract => |a, b, dtype| wrap(a.wrapping_sub(b), dtype),
             Self::Multiply => |a, b, dtype| wrap(a.wrapping_mul(b), dtype),
             Self::Divide => |a, b, dtype| wrap(if b == 0 { -1 } else { a.wrapping_div(b) }, dtype),
-            Self::Remainder => |a, b, dtype| wrap(if b == 0 { a } else { a.wrapping_rem(b) }, dtype),
             Self::Maximum => |a, b, _| a.max(b),
             Self::Minimum => |a, b, _| a.min(b),
             Self::And => |a, b, _| a & b,

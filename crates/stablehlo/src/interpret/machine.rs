@@ -1,14 +1,12 @@
 //! The interpreter's walk over operations and regions.
 
 use super::array::{Array, Elements};
-use super::collective::of_devices;
 use super::contract::{arg_max, dot, reduce, terms};
 use super::elementwise::combine;
 use super::{Fault, Interpreter, Rounding, elementwise, gather, shape};
 use crate::build::listed;
 use crate::error::Result;
 use crate::graph::*;
-use crate::sharding::Manual;
 use crate::types::{Dtype, TensorType};
 use std::rc::Rc;
 
@@ -18,34 +16,17 @@ const DEPTH: usize = 64;
 pub(super) struct Machine<'a> {
     pub(super) settings: &'a Interpreter,
     pub(super) function: &'a Function,
-    pub(super) replicas: usize,
-    pub(super) partitions: usize,
-    /// The devices, which run in lockstep, operation by operation; one outside of manual computations.
-    pub(super) lanes: Vec<Lane>,
-    /// The manual computation whose body runs, with one lane per device.
-    pub(super) manual: Option<&'a Manual>,
+    /// Values by id; `None` outside of the region that defines the value.
+    values: Vec<Option<Rc<Array>>>,
     work: u64,
     depth: usize,
-}
-
-/// The program, or one device of a manual computation.
-pub(super) struct Lane {
-    /// Values by id; `None` outside of the region that defines the value.
-    pub(super) values: Vec<Option<Rc<Array>>>,
-    /// The coordinates along the axes of a manual computation's mesh.
-    pub(super) coordinates: Vec<usize>,
 }
 
 pub(super) type Values = Vec<Rc<Array>>;
 
 impl<'a> Machine<'a> {
-    pub(super) fn new(
-        settings: &'a Interpreter,
-        function: &'a Function,
-        replicas: usize,
-        partitions: usize,
-    ) -> Result<Self> {
-        let machine = Self { settings, function, replicas, partitions, lanes: vec![], manual: None, work: 0, depth: 0 };
+    pub(super) fn new(settings: &'a Interpreter, function: &'a Function) -> Result<Self> {
+        let machine = Self { settings, function, values: vec![None; function.types.len()], work: 0, depth: 0 };
         machine.fits(function.types.iter(), 1)?;
         Ok(machine)
     }
@@ -64,11 +45,6 @@ impl<'a> Machine<'a> {
         Err(Fault::Limit(reason).of("func.func"))
     }
 
-    /// Creates a device that has not run yet.
-    pub(super) fn lane(&self, coordinates: Vec<usize>) -> Lane {
-        Lane { values: vec![None; self.function.types.len()], coordinates }
-    }
-
     /// Runs the function and returns its results.
     pub(super) fn run(mut self, arguments: &[Array]) -> Result<Vec<Array>> {
         let function = self.function;
@@ -77,47 +53,35 @@ impl<'a> Machine<'a> {
         if expected != found {
             return Err(Fault::Malformed(format!("({expected}) expected, got ({found})")).of("func.func"));
         }
-        self.lanes = vec![self.lane(vec![])];
         let arguments = arguments.iter().cloned().map(Rc::new).collect();
-        let mut results = self.region(&function.body, &[0], vec![arguments], "func.func")?;
+        let results = self.region(&function.body, arguments, "func.func")?;
         drop(self);
-        Ok(results.remove(0).into_iter().map(Rc::unwrap_or_clone).collect())
+        Ok(results.into_iter().map(Rc::unwrap_or_clone).collect())
     }
 
-    /// Runs a region of the operation `name` on some of the lanes. Arguments and results are listed by lane.
-    pub(super) fn region(
-        &mut self,
-        region: &'a Region,
-        lanes: &[usize],
-        arguments: Vec<Values>,
-        name: &'static str,
-    ) -> Result<Vec<Values>> {
+    /// Runs a region of the operation `name`.
+    pub(super) fn region(&mut self, region: &'a Region, arguments: Values, name: &'static str) -> Result<Values> {
         if self.depth == DEPTH {
             return Err(Fault::Limit(format!("regions in {DEPTH} others")).of(name));
         }
         self.depth += 1;
-        for (lane, arguments) in lanes.iter().zip(arguments) {
-            self.bind(*lane, &region.arguments, arguments);
-        }
+        self.bind(&region.arguments, arguments);
         for operation in &region.operations {
-            self.operation(operation, lanes)?;
+            self.operation(operation)?;
         }
-        let results = lanes.iter().map(|lane| self.values(*lane, &region.results)).collect();
-        for lane in lanes {
-            let defined = region.operations.iter().flat_map(|op| &op.results).chain(&region.arguments);
-            defined.for_each(|id| self.lanes[*lane].values[id.0] = None);
-        }
+        let results = self.read(&region.results);
+        let defined = region.operations.iter().flat_map(|op| &op.results).chain(&region.arguments);
+        defined.for_each(|id| self.values[id.0] = None);
         self.depth -= 1;
         Ok(results)
     }
 
-    fn bind(&mut self, lane: usize, ids: &[ValueId], values: Values) {
-        ids.iter().zip(values).for_each(|(id, value)| self.lanes[lane].values[id.0] = Some(value));
+    fn bind(&mut self, ids: &[ValueId], values: Values) {
+        ids.iter().zip(values).for_each(|(id, value)| self.values[id.0] = Some(value));
     }
 
-    fn values(&self, lane: usize, ids: &[ValueId]) -> Values {
-        let value = |id: &ValueId| self.lanes[lane].values[id.0].clone().expect("a value is defined before it is read");
-        ids.iter().map(value).collect()
+    fn read(&self, ids: &[ValueId]) -> Values {
+        ids.iter().map(|id| self.values[id.0].clone().expect("a value is defined before it is read")).collect()
     }
 
     /// Adds an operation to the count of work, and fails beyond the limit.
@@ -130,33 +94,25 @@ impl<'a> Machine<'a> {
         Err(Fault::Limit(format!("the program reads and writes more than {limit} elements (`Interpreter::work`)")))
     }
 
-    fn operation(&mut self, op: &'a Operation, lanes: &[usize]) -> Result<()> {
+    fn operation(&mut self, op: &'a Operation) -> Result<()> {
         let fail = |fault: Fault| fault.of(op.kind.name());
-        let operands: Vec<Values> = lanes.iter().map(|lane| self.values(*lane, &op.operands)).collect();
+        let operands = self.read(&op.operands);
         let types: Vec<&TensorType> = op.results.iter().map(|id| self.function.type_of(*id)).collect();
-        let read = operands.first().into_iter().flatten().map(|a| &a.ty);
+        let read = operands.iter().map(|a| &a.ty);
         let touched = read.chain(types.iter().copied()).map(|ty| ty.elements() as u64).fold(1, u64::saturating_add);
-        self.spend(touched.saturating_mul(lanes.len() as u64)).map_err(fail)?;
+        self.spend(touched).map_err(fail)?;
         let results = match &op.kind {
-            Kind::While => self.repeat(op, lanes, operands)?,
-            Kind::Scan(scan) => self.scan(scan, op, lanes, &operands)?,
-            Kind::CustomVjp { .. } => self.inline(op, lanes, operands)?,
+            Kind::While => self.repeat(op, operands)?,
+            Kind::Scan(scan) => self.scan(scan, op, &operands)?,
+            Kind::CustomVjp { .. } => self.inline(op, operands)?,
             Kind::Manual(manual) => self.manual(manual, op, &operands, &types)?,
-            kind @ of_devices!() => {
-                let elements = self.meet(kind, lanes, &operands).map_err(fail)?;
-                elements.into_iter().map(|elements| self.typed(vec![elements], &types)).collect()
-            }
             kind => {
-                let mut results = Vec::with_capacity(lanes.len());
-                for operands in &operands {
-                    let operands: Vec<&Array> = operands.iter().map(|a| &**a).collect();
-                    let elements = self.compute(kind, &operands, &types).map_err(fail)?;
-                    results.push(self.typed(elements, &types));
-                }
-                results
+                let operands: Vec<&Array> = operands.iter().map(|a| &**a).collect();
+                let elements = self.compute(kind, &operands, &types).map_err(fail)?;
+                self.typed(elements, &types)
             }
         };
-        lanes.iter().zip(results).for_each(|(lane, results)| self.bind(*lane, &op.results, results));
+        self.bind(&op.results, results);
         Ok(())
     }
 

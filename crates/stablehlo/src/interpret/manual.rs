@@ -4,45 +4,35 @@ use super::array::{Array, each_index, joined, place, strides};
 use super::machine::{Machine, Values};
 use super::{Fault, Rounding};
 use crate::error::{Error, Result};
-use crate::graph::{Operation, Region, ValueId};
-use crate::sharding::{Manual, MeshAxes, Sharding};
+use crate::graph::Operation;
+use crate::sharding::{Manual, Sharding};
 use crate::types::{Dtype, TensorType};
 use std::ops::Range;
 use std::rc::Rc;
 
 impl<'a> Machine<'a> {
-    /// Runs the body in lockstep on all devices along the manual axes.
+    /// Runs the body for one device after the other.
     pub(super) fn manual(
         &mut self,
-        manual: &'a Manual,
+        manual: &Manual,
         op: &'a Operation,
-        operands: &[Values],
+        operands: &[Rc<Array>],
         types: &[&TensorType],
-    ) -> Result<Vec<Values>> {
+    ) -> Result<Values> {
         let name = op.kind.name();
-        let fail = |fault: Fault| fault.of(name);
-        let malformed = |reason: String| fail(Fault::Malformed(reason));
-        let ([operands], None) = (operands, self.manual) else {
-            let reason = "one copy of the program expected, outside of other manual computations";
-            return Err(malformed(reason.into()));
-        };
-        let body = &op.regions[0];
-        let axes = manual.axes();
-        let mut ids = vec![];
-        defined(body, &mut ids);
-        self.fits(ids.iter().map(|id| self.function.type_of(*id)), axes.size())?;
-        let mut arguments: Vec<Values> = vec![vec![]; axes.size()];
+        let malformed = |reason: String| Fault::Malformed(reason).of(name);
+        let devices = manual.mesh().devices();
+        // The shards of all devices exist at once.
+        self.fits(operands.iter().map(|operand| &operand.ty), devices)?;
+        let mut arguments: Vec<Values> = vec![vec![]; devices];
         for (operand, sharding) in operands.iter().zip(manual.inputs()) {
-            let parts = parts(operand, sharding, axes).map_err(|error| malformed(error.to_string()))?;
+            let parts = operand.parts(sharding).map_err(|error| malformed(error.to_string()))?;
             arguments.iter_mut().zip(parts).for_each(|(list, part)| list.push(Rc::new(part)));
         }
-        let devices = (0..axes.size()).map(|place| self.lane(axes.coordinates(place))).collect();
-        let around = std::mem::replace(&mut self.lanes, devices);
-        self.manual = Some(manual);
-        let results = self.region(body, &(0..axes.size()).collect::<Vec<_>>(), arguments, name);
-        self.lanes = around;
-        self.manual = None;
-        let results = results?;
+        let mut results = Vec::with_capacity(devices);
+        for arguments in arguments {
+            results.push(self.region(&op.regions[0], arguments, name)?);
+        }
         let slack = |dtype: Dtype| match (self.settings.rounding, dtype) {
             (Rounding::Dtypes, Dtype::Bf16) => 3e-2,
             (Rounding::Dtypes, Dtype::F16) => 4e-3,
@@ -51,24 +41,14 @@ impl<'a> Machine<'a> {
         };
         let whole = manual.outputs().iter().zip(types).enumerate().map(|(i, (sharding, ty))| {
             let parts: Vec<&Array> = results.iter().map(|list| &*list[i]).collect();
-            let whole = put_together(&parts, sharding, axes, slack(ty.dtype));
-            whole.map(Rc::new).map_err(|error| match error {
+            put_together(&parts, sharding, slack(ty.dtype)).map(Rc::new).map_err(|error| match error {
                 Apart::Different(reason) => {
                     Error::Disagreement { operation: name, reason: format!("result {i}: {reason}") }
                 }
                 Apart::Wrong(reason) => malformed(reason),
             })
         });
-        Ok(vec![whole.collect::<Result<_>>()?])
-    }
-}
-
-/// Collects the values that a region defines, including values of nested regions.
-fn defined(region: &Region, found: &mut Vec<ValueId>) {
-    found.extend(&region.arguments);
-    for operation in &region.operations {
-        found.extend(&operation.results);
-        operation.regions.iter().for_each(|region| defined(region, found));
+        whole.collect()
     }
 }
 
@@ -76,16 +56,6 @@ fn defined(region: &Region, found: &mut Vec<ValueId>) {
 enum Apart {
     Different(String),
     Wrong(String),
-}
-
-/// Splits a tensor into the shards of the devices along `axes`; other axes do not shard it.
-fn parts(a: &Array, sharding: &Sharding, axes: &MeshAxes) -> Result<Vec<Array>> {
-    let ty = sharding.part_over(&a.ty, axes.axes())?;
-    let part = |device: usize| {
-        let range = sharding.range_over(&ty, &axes.coordinates(device), axes.axes());
-        Array { ty: ty.clone(), elements: a.take(&places(&a.ty, &ty, &range)) }
-    };
-    Ok((0..axes.size()).map(part).collect())
 }
 
 /// Returns the offsets of a shard's elements in the whole tensor.
@@ -99,12 +69,12 @@ fn places(whole: &TensorType, part: &TensorType, range: &[Range<usize>]) -> Vec<
 
 /// Assembles a tensor from the shards of devices. Copies of one shard may differ by `slack` times the largest
 /// magnitude.
-fn put_together(parts: &[&Array], sharding: &Sharding, axes: &MeshAxes, slack: f64) -> Result<Array, Apart> {
+fn put_together(parts: &[&Array], sharding: &Sharding, slack: f64) -> Result<Array, Apart> {
     let Some(first) = parts.first() else { return Err(Apart::Wrong("no parts".into())) };
     if let Some(other) = parts.iter().find(|part| part.ty != first.ty) {
         return Err(Apart::Wrong(format!("parts of one type expected, got {} and {}", first.ty, other.ty)));
     }
-    let ty = sharding.whole_over(&first.ty, axes.axes()).map_err(|error| Apart::Wrong(error.to_string()))?;
+    let ty = sharding.whole(&first.ty).map_err(|error| Apart::Wrong(error.to_string()))?;
     let elements = joined(&parts.iter().map(|part| &part.elements).collect::<Vec<_>>());
     let all = Array { ty: ty.clone(), elements };
     let numbers = all.to_floats();
@@ -113,7 +83,7 @@ fn put_together(parts: &[&Array], sharding: &Sharding, axes: &MeshAxes, slack: f
     let count = first.elements.len();
     let mut from: Vec<Option<usize>> = vec![None; ty.elements()];
     for device in 0..parts.len() {
-        let range = sharding.range_over(&first.ty, &axes.coordinates(device), axes.axes());
+        let range = sharding.range_of(&first.ty, device);
         for (i, at) in places(&ty, &first.ty, &range).into_iter().enumerate() {
             let here = device * count + i;
             let Some(there) = from[at] else {
@@ -152,7 +122,12 @@ impl Array {
     /// # Errors
     /// [`Error::Split`] if the sharding does not divide the tensor evenly.
     pub fn parts(&self, sharding: &Sharding) -> Result<Vec<Self>> {
-        parts(self, sharding, &everywhere(sharding))
+        let ty = sharding.part(&self.ty)?;
+        let part = |device: usize| {
+            let range = sharding.range_of(&ty, device);
+            Self { ty: ty.clone(), elements: self.take(&places(&self.ty, &ty, &range)) }
+        };
+        Ok((0..sharding.mesh().devices()).map(part).collect())
     }
 
     /// Assembles a tensor from the shards of all devices of the sharding's mesh, by device number.
@@ -161,19 +136,14 @@ impl Array {
     /// [`Error::Array`] if there is not one shard per device, or the shards differ in type; [`Error::Disagreement`] if
     /// copies of one shard differ.
     pub fn whole(parts: &[Self], sharding: &Sharding) -> Result<Self> {
-        let axes = everywhere(sharding);
-        if parts.len() != axes.size() {
-            let reason = format!("a part of each of {} devices expected, got {}", axes.size(), parts.len());
+        let devices = sharding.mesh().devices();
+        if parts.len() != devices {
+            let reason = format!("a part of each of {devices} devices expected, got {}", parts.len());
             return Err(Error::Array { reason });
         }
-        put_together(&parts.iter().collect::<Vec<_>>(), sharding, &axes, 0.0).map_err(|error| match error {
+        put_together(&parts.iter().collect::<Vec<_>>(), sharding, 0.0).map_err(|error| match error {
             Apart::Different(reason) => Error::Disagreement { operation: "sdy.sharding", reason },
             Apart::Wrong(reason) => Error::Array { reason },
         })
     }
-}
-
-/// Returns all axes of the mesh.
-fn everywhere(sharding: &Sharding) -> MeshAxes {
-    MeshAxes::of(sharding.mesh(), (0..sharding.mesh().axes().len()).collect())
 }

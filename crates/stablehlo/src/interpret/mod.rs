@@ -4,7 +4,6 @@
 //! and follows the StableHLO specification element by element.
 
 pub(crate) mod array;
-mod collective;
 pub(crate) mod contract;
 mod control;
 pub(crate) mod elementwise;
@@ -36,7 +35,7 @@ pub enum Rounding {
 /// errors.
 ///
 /// Integers wrap at the width of their dtype. Where the specification leaves a result open, it follows XLA: an integer
-/// divided by 0 has all bits set, and its remainder is the integer itself; floats out of range of an integer dtype are
+/// divided by 0 has all bits set; floats out of range of an integer dtype are
 /// clamped to its bounds, and NaN becomes 0.
 ///
 /// ```
@@ -68,15 +67,14 @@ pub struct Interpreter {
 
 impl Interpreter {
     /// Runs the module's `main` on whole tensors and returns its results. Shardings change no numbers. The body of a
-    /// [`Builder::manual`](crate::Builder::manual) runs on all devices in lockstep, operation by operation.
+    /// [`Builder::manual`](crate::Builder::manual) runs for one device after the other.
     ///
     /// # Errors
-    /// [`Error::Uninterpreted`] for custom calls, and for operations that involve several replicas;
-    /// [`Error::Disagreement`] if devices differ in results that should be equal; [`Error::Malformed`] for arguments
-    /// that do not match the function, or a malformed program, such as one with a collective that not all devices of a
-    /// group reach; [`Error::Limit`] beyond the limits.
+    /// [`Error::Uninterpreted`] for custom calls; [`Error::Disagreement`] if devices differ in results that should be
+    /// equal; [`Error::Malformed`] for arguments that do not match the function, or a malformed program;
+    /// [`Error::Limit`] beyond the limits.
     pub fn run(&self, module: &Module, arguments: &[Array]) -> Result<Vec<Array>> {
-        Machine::new(self, &module.main, module.replicas, module.partitions)?.run(arguments)
+        Machine::new(self, &module.main)?.run(arguments)
     }
 }
 
@@ -91,12 +89,12 @@ impl Module {
 }
 
 impl Function {
-    /// Runs the function in f64 with the default [`Interpreter`], as the only replica, and returns its results.
+    /// Runs the function in f64 with the default [`Interpreter`] and returns its results.
     ///
     /// # Errors
     /// As [`Interpreter::run`].
     pub fn interpret(&self, arguments: &[Array]) -> Result<Vec<Array>> {
-        Machine::new(&Interpreter::default(), self, 1, 1)?.run(arguments)
+        Machine::new(&Interpreter::default(), self)?.run(arguments)
     }
 }
 

@@ -10,14 +10,13 @@ use crate::sharding::Sharding;
 use crate::types::{Dtype, TensorType};
 use attributes::{i64_array, quoted, row_major};
 use literal::LiteralOf;
-use std::cell::Cell;
 use std::fmt::{self, Display, Formatter};
 
 impl Display for Module {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        let Self { name, replicas, partitions, main } = &*self.lowered();
+        let Self { name, partitions, main } = &*self.lowered();
         write!(f, "module @{name} attributes {{mhlo.num_partitions = {partitions} : i32, ")?;
-        writeln!(f, "mhlo.num_replicas = {replicas} : i32}} {{")?;
+        writeln!(f, "mhlo.num_replicas = 1 : i32}} {{")?;
         for mesh in main.meshes() {
             writeln!(f, "  sdy.mesh {mesh}")?;
         }
@@ -39,7 +38,7 @@ impl Display for Module {
             write!(f, "{}\n      {}{attributes}", separator(i), main.type_of(*id))?;
         }
         writeln!(f, ") {{")?;
-        Printer { function: main, channels: Cell::new(0) }.region(f, &main.body, 4, "return")?;
+        Printer { function: main }.region(f, &main.body, 4, "return")?;
         writeln!(f, "  }}\n}}")
     }
 }
@@ -90,8 +89,6 @@ fn names(ids: &[ValueId]) -> List<Vec<Name>> {
 
 struct Printer<'a> {
     function: &'a Function,
-    /// The number of channels so far: each collective between partitions needs a channel of its own.
-    channels: Cell<usize>,
 }
 
 impl Printer<'_> {
@@ -232,19 +229,11 @@ impl Printer<'_> {
                 region::arg_max(f, result.dtype)?;
                 write!(f, " : ({}) -> ({})", self.types(&op.operands), self.types(&op.results))
             }
-            Kind::AllReduce { reducer, groups } => {
-                write!(f, "\"{name}\"({operands}) <{{{}}}> ", self.devices(groups))?;
-                region::combine(f, &[*reducer], &[result.dtype])?;
-                write!(f, " : {signature}")
-            }
             Kind::Constrain(sharding) => write!(f, "{name} {operands} {sharding} : {result}"),
             Kind::Manual(manual) => self.manual(f, op, manual, indent),
-            Kind::ReplicaId | Kind::PartitionId => write!(f, "{name} : {result}"),
             Kind::OptimizationBarrier => write!(f, "{name} {operands} : {}", self.types(&op.operands)),
             // Lowering removes these.
-            Kind::Scan(_) | Kind::CustomVjp { .. } | Kind::AxisIndex(_) | Kind::Named(_) | Kind::StopGradient => {
-                Err(fmt::Error)
-            }
+            Kind::Scan(_) | Kind::CustomVjp { .. } | Kind::Named(_) | Kind::StopGradient => Err(fmt::Error),
             Kind::CustomCall(call) => {
                 let inputs = self.types(&op.operands);
                 write!(f, "{name} @{}({operands}) {{", call.target)?;

@@ -1,8 +1,8 @@
-//! Prints meshes, shardings and the device groups of collectives.
+//! Prints meshes and shardings.
 
 use super::{List, Name, Printer, names};
 use crate::graph::Operation;
-use crate::sharding::{Groups, Manual, Mesh, MeshAxes, Sharding};
+use crate::sharding::{Manual, Mesh, Sharding};
 use std::fmt::{self, Display, Formatter};
 
 impl Display for Mesh {
@@ -14,23 +14,18 @@ impl Display for Mesh {
 
 impl Display for Sharding {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        let dimensions = self.dimensions().iter().map(|dimension| {
-            let axes = dimension.axes.iter().map(|axis| format!("\"{}\"", self.mesh().axis(*axis)));
-            let open = dimension.open.then(|| "?".to_owned());
-            format!("{{{}}}", List(axes.chain(open).collect::<Vec<_>>()))
-        });
-        write!(f, "<@{}, [{}]", self.mesh().name(), List(dimensions.collect::<Vec<_>>()))?;
+        let dimensions: Vec<String> = self.dimensions().iter().map(|axes| braced(self.mesh(), axes)).collect();
+        write!(f, "<@{}, [{}]", self.mesh().name(), List(dimensions))?;
         if !self.replicated().is_empty() {
-            let axes = MeshAxes::of(self.mesh(), self.replicated().to_vec());
-            write!(f, ", replicated={}", braced(&axes))?;
+            write!(f, ", replicated={}", braced(self.mesh(), self.replicated()))?;
         }
         f.write_str(">")
     }
 }
 
-/// Prints axes in braces.
-fn braced(axes: &MeshAxes) -> String {
-    let names = axes.names().into_iter().map(|name| format!("\"{name}\""));
+/// Prints axes, by their indices, in braces.
+fn braced(mesh: &Mesh, axes: &[usize]) -> String {
+    let names = axes.iter().map(|axis| format!("\"{}\"", mesh.axis(*axis)));
     format!("{{{}}}", List(names.collect::<Vec<_>>()))
 }
 
@@ -40,7 +35,7 @@ fn attributes(manual: &Manual) -> String {
         "in_shardings=[{}] out_shardings=[{}] manual_axes={}",
         List(manual.inputs()),
         List(manual.outputs()),
-        braced(manual.axes())
+        braced(manual.mesh(), &(0..manual.mesh().axes().len()).collect::<Vec<_>>())
     )
 }
 
@@ -54,24 +49,4 @@ impl Printer<'_> {
         write!(f, "{:indent$}}} : ({}) -> ", "", self.types(&op.operands))?;
         write!(f, "{}", self.result_types(op))
     }
-
-    /// Prints the attributes of a collective's device groups. A channel makes groups refer to partitions instead of
-    /// replicas.
-    pub(super) fn devices(&self, groups: &Groups) -> String {
-        if matches!(groups, Groups::Replicas(_)) {
-            return format!("replica_groups = {}", ids(groups));
-        }
-        self.channels.set(self.channels.get() + 1);
-        let handle = format!("#stablehlo.channel_handle<handle = {}, type = 1>", self.channels.get());
-        format!("channel_handle = {handle}, replica_groups = {}, use_global_device_ids", ids(groups))
-    }
-}
-
-/// Prints the device ids of each group.
-fn ids(groups: &Groups) -> String {
-    let list = match groups {
-        Groups::Replicas(list) => list.clone(),
-        Groups::Axes(axes) => axes.groups(),
-    };
-    format!("dense<{list:?}> : tensor<{}x{}xi64>", list.len(), list.first().map_or(0, Vec::len))
 }

@@ -99,12 +99,6 @@ impl Activity {
         for operation in &region.operations {
             match &operation.kind {
                 Kind::Scan(scan) => self.forward_scan(function, operation, scan.carry),
-                Kind::Manual(_) => {
-                    let code = &operation.regions[0];
-                    self.pass(function, &operation.operands, &code.arguments);
-                    self.forward(function, code);
-                    self.pass(function, &code.results, &operation.results);
-                }
                 kind => {
                     // Results of active values are active, unless the derivative is zero.
                     let constant = matches!(rule(kind), Rule::Constant);
@@ -153,12 +147,6 @@ impl Activity {
                             break;
                         }
                     }
-                    self.draw(&code.arguments, &operation.operands);
-                }
-                Kind::Manual(_) => {
-                    let code = &operation.regions[0];
-                    self.draw(&operation.results, &code.results);
-                    self.backward(function, code)?;
                     self.draw(&code.arguments, &operation.operands);
                 }
                 kind => {

@@ -2,12 +2,11 @@
 //!
 //! [`activity`] finds the values on paths from differentiated arguments to results. [`rules`] has the derivative of
 //! each operation. [`partition`] splits a function and its derivative into a forward pass, residuals, and a backward
-//! pass with recomputation. It serves [`nested`] (scans, custom derivatives), [`checkpointed_scan`] (scans that save
-//! every nth iteration) and [`manual`] (manual computations on the devices of a mesh).
+//! pass with recomputation. It serves [`nested`] (scans, custom derivatives) and [`checkpointed_scan`] (scans that save
+//! every nth iteration).
 
 mod activity;
 mod checkpointed_scan;
-mod manual;
 mod nested;
 mod partition;
 mod rules;
@@ -42,9 +41,7 @@ impl Builder {
     /// that is used more than once are summed in f32 if its dtype is narrower. Integers, predicates and results of
     /// [`Value::stop_gradient`] are constants. Equal elements of a maximum or minimum, of two or many, share the
     /// cotangent equally. A product of bf16 operands in [`Precision::Default`](crate::Precision) rounds its cotangent to
-    /// bf16. A program with sums over devices is differentiated as the sum of its results over all devices. The cotangent of a value
-    /// with [`Value::constrain`] has the same sharding, and the derivative of a [`Builder::manual`] is a manual
-    /// computation.
+    /// bf16. The cotangent of a value with [`Value::constrain`] has the same sharding.
     ///
     /// ```
     /// use stablehlo::{Builder, Dtype, Reducer, TensorType, trace};

@@ -1,9 +1,9 @@
-//! Derivatives of operations that contain functions: scans, manual computations and custom derivatives.
+//! Derivatives of operations that contain functions: scans and custom derivatives.
 
 use super::activity::{Activity, Endpoints};
 use super::checkpointed_scan::{Groups, Iteration, Read};
 use super::partition::{Derivative, DerivativeSpec};
-use super::{manual, sum, wide};
+use super::{sum, wide};
 use crate::build::{Builder, Names, Traced, Value};
 use crate::error::Result;
 use crate::graph::{Kind, Operation, Save, Scan};
@@ -64,12 +64,6 @@ impl Builder {
                 let code = source.region(&operation.regions[0])?;
                 let (results, back) = self.scan_back(scan, &code, &operands, &carried, &ends)?;
                 (results, Structure::Scan(Box::new(back)))
-            }
-            Kind::Manual(manual) => {
-                let code = source.region(&operation.regions[0])?;
-                let (results, backward, kept) = manual::back(self, manual, &code, &operands, &ends)?;
-                let given = given.iter().map(typed).collect();
-                (results, Structure::Code { backward, kept, given, operands: operands.len(), to })
             }
             Kind::CustomVjp { results: count } => {
                 let forward = source.region(&operation.regions[0])?;

@@ -1,88 +1,65 @@
 //! Computations on the shards of devices.
 
-use super::{Dimension, MeshAxes, Sharding};
+use super::{Mesh, Sharding};
 use crate::build::{Builder, Traced, Value, listed, trace};
 use crate::error::{Error, Result};
 use crate::types::TensorType;
 
-/// The shardings of the operands and results of a computation that is written for one device. Along the manual axes,
-/// the body sees the device's shard of each operand, and communicates with other devices in collectives over these
-/// axes. Along other axes, the partitioner shards the body like the rest of the program.
+/// The shardings of the operands and results of a computation that is written for one device: its body sees the device's
+/// shard of each operand, and does not communicate.
 ///
-/// Along a manual axis that an operand's sharding does not name, all devices get the same value. Along a manual axis
-/// that a result's sharding does not name, all devices must return the same value.
+/// Along an axis that an operand's sharding does not name, all devices get the same value. Along an axis that a result's
+/// sharding does not name, all devices must return the same value.
 ///
 /// ```
-/// use stablehlo::{Array, Builder, DotDimensions, Dtype, Manual, Mesh, Precision, Reducer, TensorType};
+/// use stablehlo::{Array, Builder, Dtype, Manual, Mesh, Reducer, TensorType};
 ///
-/// // x w, where each device multiplies some columns of x with some rows of w.
-/// let mesh = Mesh::new("mesh", [("data", 2), ("tensor", 2)])?;
-/// let axes = mesh.along(&["data", "tensor"])?;
-/// let inputs = [mesh.sharding(&[&["data"], &["tensor"]])?, mesh.sharding(&[&["tensor"], &[]])?];
-/// let manual = Manual::new(&axes, &inputs, &[mesh.sharding(&[&["data"], &[]])?])?;
-///
-/// let types = [TensorType::new(Dtype::F32, [4, 8]), TensorType::new(Dtype::F32, [8, 2])];
-/// let tensor = mesh.along(&["tensor"])?;
-/// let body = manual.trace(&types, |_, parts| {
-///     let product = parts[0].dot_general(&parts[1], DotDimensions::contract(1, 0), Dtype::F32, Precision::Default);
-///     vec![product.all_reduce(Reducer::Add, &tensor)]
+/// // Each device subtracts the maximum of its rows.
+/// let mesh = Mesh::new("mesh", [("data", 2)])?;
+/// let rows = [mesh.sharding(&[&["data"], &[]])?];
+/// let manual = Manual::new(&mesh, &rows, &rows)?;
+/// let ty = TensorType::new(Dtype::F32, [4, 8]);
+/// let body = manual.trace(&[ty.clone()], |_, parts| {
+///     let max = parts[0].reduce(Reducer::Max, &[0, 1]);
+///     vec![&parts[0] - max.broadcast_in_dim(parts[0].shape(), &[])]
 /// })?;
 /// let f = Builder::new();
-/// let (x, w) = (f.argument("x", types[0].clone()), f.argument("w", types[1].clone()));
-/// let product = f.manual(&manual, &body, &[&x, &w]).remove(0);
-/// let module = f.finish("product", &[("product", &product)])?;
-/// assert_eq!(module.partitions, 4);
+/// let x = f.argument("x", ty);
+/// let shifted = f.manual(&manual, &body, &[&x]).remove(0);
+/// let module = f.finish("shift", &[("shifted", &shifted)])?;
+/// assert_eq!(module.partitions, 2);
 ///
-/// let ones = types.map(|ty| Array::floats(Dtype::F32, &ty.shape[..], vec![1.0; ty.elements()]).unwrap());
-/// assert_eq!(module.interpret(&ones)?[0].to_floats(), [8.0; 8]);
+/// let numbers = module.interpret(&[Array::floats(Dtype::F32, [4, 8], (0..32).map(f64::from))?])?[0].to_floats();
+/// assert_eq!([numbers[15], numbers[31]], [0.0, 0.0]);
 /// # Ok::<(), stablehlo::Error>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Manual {
-    axes: MeshAxes,
+    mesh: Mesh,
     inputs: Vec<Sharding>,
     outputs: Vec<Sharding>,
 }
 
 impl Manual {
-    /// Creates a computation along `axes`, with a sharding for each operand and each result.
+    /// Creates a computation on all devices of `mesh`, with a sharding for each operand and each result.
     ///
     /// # Errors
-    /// [`Error::Axis`] if a manual axis follows another axis in a dimension, because shards are then not contiguous;
     /// [`Error::Mesh`] for a sharding of another mesh.
-    pub fn new(axes: &MeshAxes, inputs: &[Sharding], outputs: &[Sharding]) -> Result<Self> {
-        let whole = |shardings: &[Sharding]| shardings.iter().map(|s| Self::named(axes, s)).collect::<Result<Vec<_>>>();
-        Ok(Self { axes: axes.clone(), inputs: whole(inputs)?, outputs: whole(outputs)? })
+    pub fn new(mesh: &Mesh, inputs: &[Sharding], outputs: &[Sharding]) -> Result<Self> {
+        let named = |sharding: &Sharding| match sharding.mesh() == mesh {
+            true => Ok(sharding.clone().with_all_axes()),
+            false => {
+                let reason = format!("its own shardings expected, got {sharding}");
+                Err(Error::Mesh { mesh: mesh.name().into(), reason })
+            }
+        };
+        let whole = |shardings: &[Sharding]| shardings.iter().map(named).collect::<Result<Vec<_>>>();
+        Ok(Self { mesh: mesh.clone(), inputs: whole(inputs)?, outputs: whole(outputs)? })
     }
 
-    /// Names every manual axis in the sharding.
-    fn named(axes: &MeshAxes, sharding: &Sharding) -> Result<Sharding> {
-        let mesh = axes.mesh();
-        if sharding.mesh() != mesh {
-            let reason = format!("its own shardings expected, got {sharding}");
-            return Err(Error::Mesh { mesh: mesh.name().into(), reason });
-        }
-        let is_manual = |axis: &usize| axes.axes().contains(axis);
-        for dimension in sharding.dimensions() {
-            let manual = dimension.axes.iter().take_while(|axis| is_manual(axis)).count();
-            if let Some(late) = dimension.axes[manual..].iter().find(|axis| is_manual(axis)) {
-                let free = mesh.axis(dimension.axes[manual]);
-                let reason = format!("it is manual, but comes after `{free}`, which is not, in {sharding}");
-                return Err(mesh.refuse(mesh.axis(*late), reason));
-            }
-        }
-        let mut sharding = sharding.clone();
-        for axis in axes.axes() {
-            if !sharding.uses(*axis) {
-                sharding.replicate(*axis);
-            }
-        }
-        Ok(sharding)
-    }
-
-    /// Returns the manual axes.
-    pub fn axes(&self) -> &MeshAxes {
-        &self.axes
+    /// Returns the mesh.
+    pub fn mesh(&self) -> &Mesh {
+        &self.mesh
     }
 
     /// Returns the sharding of each operand.
@@ -105,46 +82,9 @@ impl Manual {
         let mut parts = Vec::with_capacity(types.len());
         for (i, ty) in types.iter().enumerate() {
             // Surplus types are reported where the function is used.
-            parts.push(self.inputs.get(i).map_or(Ok(ty.clone()), |sharding| self.part(sharding, ty))?);
+            parts.push(self.inputs.get(i).map_or(Ok(ty.clone()), |sharding| sharding.part(ty))?);
         }
         trace(&parts, body)
-    }
-
-    pub(crate) fn part(&self, sharding: &Sharding, ty: &TensorType) -> Result<TensorType> {
-        sharding.part_over(ty, self.axes.axes())
-    }
-
-    /// Returns the manual axes along which a value with this sharding is replicated.
-    pub(crate) fn copied_along(&self, sharding: &Sharding) -> MeshAxes {
-        let axes = self.axes.axes().iter().copied().filter(|axis| !sharding.splits_over(*axis)).collect();
-        MeshAxes::of(self.axes.mesh(), axes)
-    }
-
-    /// Returns `true` if it leaves axes to the partitioner.
-    pub(crate) fn is_partial(&self) -> bool {
-        self.axes.size() < self.axes.mesh().devices()
-    }
-
-    /// Adds operands: for each list of axes, a vector with one element per device along these axes.
-    pub(crate) fn with_places<'a>(&self, places: impl Iterator<Item = &'a MeshAxes>) -> Self {
-        let row = |axes: &MeshAxes| {
-            let dimension = Dimension { axes: axes.axes().to_vec(), open: false };
-            let others = self.axes.axes().iter().copied().filter(|axis| !axes.axes().contains(axis)).collect();
-            Sharding { mesh: axes.mesh().clone(), dimensions: vec![dimension], replicated: others }
-        };
-        let inputs = self.inputs.iter().cloned().chain(places.map(row)).collect();
-        Self { inputs, ..self.clone() }
-    }
-
-    /// Returns the sharding that stacks each device's value of `rank` dimensions along the first dimension.
-    pub(crate) fn stacked(&self, rank: usize) -> Sharding {
-        let mesh = self.axes.mesh();
-        let open = self.axes.axes().len() < mesh.axes().len();
-        let mut dimensions = vec![Dimension { axes: vec![], open }; rank];
-        if let Some(first) = dimensions.first_mut() {
-            first.axes = self.axes.axes().to_vec();
-        }
-        Sharding { mesh: mesh.clone(), dimensions, replicated: vec![] }
     }
 
     /// Returns the types of the results for operands of these types.
@@ -153,7 +93,7 @@ impl Manual {
             return Err(format!("{} operands expected, got {}", self.inputs.len(), operands.len()));
         }
         let text = |error: Error| error.to_string();
-        let parts = operands.iter().zip(&self.inputs).map(|(ty, s)| self.part(s, ty)).collect::<Result<Vec<_>>>();
+        let parts = operands.iter().zip(&self.inputs).map(|(ty, s)| s.part(ty)).collect::<Result<Vec<_>>>();
         let (parts, takes, returns) = (parts.map_err(text)?, body.argument_types(), body.result_types());
         if parts != takes {
             return Err(format!("a body of the parts ({}) expected, got one of ({})", listed(&parts), listed(&takes)));
@@ -161,7 +101,7 @@ impl Manual {
         if returns.is_empty() || returns.len() != self.outputs.len() {
             return Err(format!("{} results expected, at least 1, got {}", self.outputs.len(), returns.len()));
         }
-        let whole = returns.iter().zip(&self.outputs).map(|(ty, s)| s.whole_over(ty, self.axes.axes()));
+        let whole = returns.iter().zip(&self.outputs).map(|(ty, s)| s.whole(ty));
         whole.collect::<Result<_>>().map_err(text)
     }
 }

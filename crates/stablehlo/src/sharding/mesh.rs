@@ -1,6 +1,6 @@
 //! Meshes of devices.
 
-use super::{Dimension, Sharding};
+use super::Sharding;
 use crate::error::{Error, Result};
 use std::sync::Arc;
 
@@ -12,7 +12,6 @@ use std::sync::Arc;
 ///
 /// let mesh = Mesh::new("mesh", [("data", 2), ("tensor", 4)])?;
 /// assert_eq!((mesh.devices(), mesh.size("tensor")), (8, Some(4)));
-/// assert_eq!(mesh.along(&["data"])?.groups()[1], [1, 5]);
 /// # Ok::<(), stablehlo::Error>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -75,8 +74,7 @@ impl Mesh {
     }
 
     /// Makes a sharding from the axes of each dimension; the first axis of a dimension splits it into the largest
-    /// parts. The tensor is replicated along other axes. `"?"` at the end of a dimension lets the partitioner split it
-    /// further, so `&["?"]` leaves the dimension to it.
+    /// parts. The tensor is replicated along other axes.
     ///
     /// ```
     /// use stablehlo::{Dtype, Mesh, TensorType};
@@ -95,33 +93,18 @@ impl Mesh {
         let mut used = vec![];
         let mut found = vec![];
         for names in dimensions {
-            let (names, open) = match names.split_last() {
-                Some((&"?", names)) => (names, true),
-                _ => (*names, false),
-            };
             let first = used.len();
-            for name in names {
+            for name in *names {
                 self.use_axis(name, &mut used)?;
             }
-            found.push(Dimension { axes: used[first..].to_vec(), open });
+            found.push(used[first..].to_vec());
         }
         Ok(Sharding { mesh: self.clone(), dimensions: found, replicated: vec![] })
     }
 
     /// Makes a sharding that replicates a tensor of this rank on every device.
     pub fn replicated(&self, rank: usize) -> Sharding {
-        Sharding { mesh: self.clone(), dimensions: vec![Dimension::default(); rank], replicated: vec![] }
-    }
-
-    /// Selects axes for collectives: groups of devices that differ along these axes only.
-    ///
-    /// # Errors
-    /// [`Error::Axis`] for an axis that the mesh does not have, or that is named twice.
-    pub fn along(&self, axes: &[&str]) -> Result<MeshAxes> {
-        let mut found = vec![];
-        axes.iter().try_for_each(|axis| self.use_axis(axis, &mut found))?;
-        found.sort_unstable();
-        Ok(MeshAxes { mesh: self.clone(), axes: found })
+        Sharding { mesh: self.clone(), dimensions: vec![vec![]; rank], replicated: vec![] }
     }
 
     /// Adds the index of an axis, which must not be in `used`.
@@ -137,7 +120,7 @@ impl Mesh {
         Ok(())
     }
 
-    pub(crate) fn refuse(&self, axis: &str, reason: String) -> Error {
+    fn refuse(&self, axis: &str, reason: String) -> Error {
         Error::Axis { mesh: self.name().into(), axis: axis.into(), reason }
     }
 
@@ -146,129 +129,19 @@ impl Mesh {
         self.0.axes.get(index).map_or("", |(name, _)| name)
     }
 
-    /// Returns the distance between neighbours along an axis, in device numbers.
-    pub(crate) fn step(&self, index: usize) -> usize {
-        self.0.axes.iter().skip(index + 1).map(|(_, size)| size).product()
-    }
-
     /// Returns the number of devices along an axis, by its index.
     pub(crate) fn length(&self, index: usize) -> usize {
         self.0.axes.get(index).map_or(1, |(_, size)| *size)
     }
-}
 
-/// Axes of a [`Mesh`]. Devices that differ along these axes only form a group. Positions in a group are row-major along
-/// the axes, in the order of the mesh.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct MeshAxes {
-    mesh: Mesh,
-    /// In ascending order.
-    axes: Vec<usize>,
-}
-
-impl MeshAxes {
-    pub(crate) fn of(mesh: &Mesh, axes: Vec<usize>) -> Self {
-        Self { mesh: mesh.clone(), axes }
-    }
-
-    /// Returns the mesh of the axes.
-    pub fn mesh(&self) -> &Mesh {
-        &self.mesh
-    }
-
-    /// Returns the names of the axes, in the order of the mesh.
-    pub fn names(&self) -> Vec<&str> {
-        self.axes.iter().map(|i| self.mesh.axis(*i)).collect()
-    }
-
-    /// Returns the number of devices in a group.
-    pub fn size(&self) -> usize {
-        self.axes.iter().map(|i| self.mesh.length(*i)).product()
-    }
-
-    /// Returns the groups as lists of device numbers; every device is in one group.
-    pub fn groups(&self) -> Vec<Vec<usize>> {
-        let others = (0..self.mesh.axes().len()).filter(|i| !self.axes.contains(i)).collect();
-        let others = Self { mesh: self.mesh.clone(), axes: others };
-        let (places, groups) = (self.offsets(), others.offsets());
-        groups.into_iter().map(|group| places.iter().map(|place| group + place).collect()).collect()
-    }
-
-    /// Returns the numbers of the devices in the first group, by position.
-    fn offsets(&self) -> Vec<usize> {
-        (0..self.size()).map(|place| self.device(&self.coordinates(place))).collect()
-    }
-
-    /// Returns the indices of the axes.
-    pub(crate) fn axes(&self) -> &[usize] {
-        &self.axes
-    }
-
-    /// Returns the coordinates along every axis of the mesh of the device at a position in its group, with 0 along
-    /// other axes.
-    pub(crate) fn coordinates(&self, place: usize) -> Vec<usize> {
-        let mut coordinates = vec![0; self.mesh.axes().len()];
-        let mut rest = place;
-        for axis in self.axes.iter().rev() {
-            coordinates[*axis] = rest % self.mesh.length(*axis);
-            rest /= self.mesh.length(*axis);
+    /// Returns the coordinates of a device along every axis.
+    pub(crate) fn coordinates(&self, device: usize) -> Vec<usize> {
+        let (mut coordinates, mut rest) = (vec![0; self.0.axes.len()], device);
+        for (coordinate, (_, size)) in coordinates.iter_mut().zip(&self.0.axes).rev() {
+            *coordinate = rest % size;
+            rest /= size;
         }
         coordinates
-    }
-
-    /// Returns the position of a device in its group.
-    pub(crate) fn place(&self, coordinates: &[usize]) -> usize {
-        self.axes.iter().fold(0, |place, axis| place * self.mesh.length(*axis) + coordinates[*axis])
-    }
-
-    /// Returns the number of a device.
-    pub(crate) fn device(&self, coordinates: &[usize]) -> usize {
-        (0..coordinates.len()).fold(0, |device, axis| device * self.mesh.length(axis) + coordinates[axis])
-    }
-
-    /// Returns `true` if `others` contains all of these axes.
-    pub(crate) fn within(&self, others: &Self) -> bool {
-        self.mesh == others.mesh && self.axes.iter().all(|axis| others.axes.contains(axis))
-    }
-}
-
-/// The groups of replicas or devices that communicate in a collective.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Groups {
-    /// Lists of replica ids; all groups have the same size.
-    Replicas(Vec<Vec<usize>>),
-    /// In a [`Kind::Manual`](crate::Kind::Manual): devices that differ along these axes only.
-    Axes(MeshAxes),
-}
-
-impl Groups {
-    /// Returns the number of devices in each group.
-    pub(crate) fn size(&self) -> Result<usize, String> {
-        match self {
-            Self::Axes(axes) => Ok(axes.size()),
-            Self::Replicas(groups) => match groups.first().map(Vec::len) {
-                Some(size) if size > 0 && groups.iter().all(|g| g.len() == size) => Ok(size),
-                _ => Err(format!("groups of one size expected, got {groups:?}")),
-            },
-        }
-    }
-}
-
-impl<T: AsRef<[Vec<usize>]> + ?Sized> From<&T> for Groups {
-    fn from(groups: &T) -> Self {
-        Self::Replicas(groups.as_ref().to_vec())
-    }
-}
-
-impl From<&MeshAxes> for Groups {
-    fn from(axes: &MeshAxes) -> Self {
-        Self::Axes(axes.clone())
-    }
-}
-
-impl From<&Groups> for Groups {
-    fn from(groups: &Groups) -> Self {
-        groups.clone()
     }
 }
 

@@ -6,7 +6,7 @@ mod mesh;
 
 pub(crate) use check::check;
 pub use manual::Manual;
-pub use mesh::{Groups, Mesh, MeshAxes};
+pub use mesh::Mesh;
 
 use crate::error::{Error, Result};
 use crate::types::TensorType;
@@ -19,27 +19,13 @@ use std::ops::Range;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sharding {
     mesh: Mesh,
-    dimensions: Vec<Dimension>,
-    /// Axes that the partitioner may not use for open dimensions.
+    /// For each dimension the indices of its axes; the first one splits the dimension into the largest parts.
+    dimensions: Vec<Vec<usize>>,
+    /// Axes that the text names as replicated, as manual computations require it.
     replicated: Vec<usize>,
 }
 
-/// The sharding of a dimension.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Dimension {
-    /// Indices of axes; the first one splits the dimension into the largest parts.
-    pub(crate) axes: Vec<usize>,
-    /// `true` if the partitioner may split the dimension further.
-    pub(crate) open: bool,
-}
-
 impl Sharding {
-    /// Replicates the tensor along an axis; the partitioner may not use it for open dimensions.
-    fn replicate(&mut self, axis: usize) {
-        self.replicated.push(axis);
-        self.replicated.sort_unstable();
-    }
-
     /// Returns the mesh.
     pub fn mesh(&self) -> &Mesh {
         &self.mesh
@@ -52,11 +38,11 @@ impl Sharding {
 
     /// Returns the axes that shard a dimension; empty beyond the last dimension.
     pub fn axes(&self, dimension: usize) -> Vec<&str> {
-        let axes = self.dimensions.get(dimension).map_or(&[][..], |d| &d.axes);
+        let axes = self.dimensions.get(dimension).map_or(&[][..], Vec::as_slice);
         axes.iter().map(|axis| self.mesh.axis(*axis)).collect()
     }
 
-    pub(crate) fn dimensions(&self) -> &[Dimension] {
+    pub(crate) fn dimensions(&self) -> &[Vec<usize>] {
         &self.dimensions
     }
 
@@ -64,14 +50,16 @@ impl Sharding {
         &self.replicated
     }
 
-    /// Returns `true` if the sharding names the axis.
-    fn uses(&self, axis: usize) -> bool {
-        self.splits_over(axis) || self.replicated.contains(&axis)
+    /// Returns this sharding with all other axes named as replicated.
+    fn with_all_axes(mut self) -> Self {
+        let all = 0..self.mesh.axes().len();
+        self.replicated = all.filter(|axis| !self.dimensions.iter().any(|d| d.contains(axis))).collect();
+        self
     }
 
-    /// Returns `true` if the axis shards a dimension.
-    pub(crate) fn splits_over(&self, axis: usize) -> bool {
-        self.dimensions.iter().any(|d| d.axes.contains(&axis))
+    /// Returns the number of shards along a dimension; 1 beyond the last dimension.
+    pub fn parts(&self, dimension: usize) -> usize {
+        self.dimensions.get(dimension).map_or(1, |axes| axes.iter().map(|axis| self.mesh.length(*axis)).product())
     }
 
     /// Returns the type of each device's shard of a tensor.
@@ -79,7 +67,19 @@ impl Sharding {
     /// # Errors
     /// [`Error::Split`] if the rank differs, or a dimension cannot be divided evenly.
     pub fn part(&self, ty: &TensorType) -> Result<TensorType> {
-        self.part_over(ty, &(0..self.mesh.axes().len()).collect::<Vec<_>>())
+        let refuse = |reason| Error::Split { ty: ty.to_string(), sharding: self.to_string(), reason };
+        if ty.rank() != self.rank() {
+            return Err(refuse(format!("{} dimensions expected, got {}", self.rank(), ty.rank())));
+        }
+        let mut part = ty.clone();
+        for (d, size) in part.shape.iter_mut().enumerate() {
+            let parts = self.parts(d);
+            if !size.is_multiple_of(parts) {
+                return Err(refuse(format!("dimension {d} of size {size} does not split into {parts} parts")));
+            }
+            *size /= parts;
+        }
+        Ok(part)
     }
 
     /// Returns the range of a device's shard along each dimension of a tensor. `device` is the number of the device's
@@ -103,56 +103,30 @@ impl Sharding {
             let reason = format!("a device below {devices} expected, got {device}");
             return Err(Error::Mesh { mesh: self.mesh.name().into(), reason });
         }
-        let all: Vec<usize> = (0..self.mesh.axes().len()).collect();
-        let coordinates = MeshAxes::of(&self.mesh, all.clone()).coordinates(device);
-        let part = self.part_over(ty, &all)?;
-        Ok(self.range_over(&part, &coordinates, &all))
+        Ok(self.range_of(&self.part(ty)?, device))
     }
 
-    /// Like [`Sharding::part`], for some of the axes.
-    pub(crate) fn part_over(&self, ty: &TensorType, axes: &[usize]) -> Result<TensorType> {
-        let refuse = |reason| Error::Split { ty: ty.to_string(), sharding: self.to_string(), reason };
-        if ty.rank() != self.rank() {
-            return Err(refuse(format!("{} dimensions expected, got {}", self.rank(), ty.rank())));
-        }
-        let mut part = ty.clone();
-        for (d, size) in part.shape.iter_mut().enumerate() {
-            let parts = self.parts(d, axes);
-            if !size.is_multiple_of(parts) {
-                return Err(refuse(format!("dimension {d} of size {size} does not split into {parts} parts")));
-            }
-            *size /= parts;
-        }
-        Ok(part)
-    }
-
-    /// Returns the type of the tensor whose shards have type `part`, for some of the axes.
-    pub(crate) fn whole_over(&self, part: &TensorType, axes: &[usize]) -> Result<TensorType> {
+    /// Returns the type of the tensor whose shards have type `part`.
+    pub(crate) fn whole(&self, part: &TensorType) -> Result<TensorType> {
         let refuse = |reason| Error::Split { ty: part.to_string(), sharding: self.to_string(), reason };
         if part.rank() != self.rank() {
             return Err(refuse(format!("a part with {} dimensions expected, got {}", self.rank(), part.rank())));
         }
         let mut whole = part.clone();
         for (d, size) in whole.shape.iter_mut().enumerate() {
-            let all = size.checked_mul(self.parts(d, axes));
+            let all = size.checked_mul(self.parts(d));
             *size = all.ok_or_else(|| refuse(format!("dimension {d} of all parts overflows")))?;
         }
         Ok(whole)
     }
 
-    /// Like [`Sharding::range`], for some of the axes.
-    pub(crate) fn range_over(&self, part: &TensorType, coordinates: &[usize], axes: &[usize]) -> Vec<Range<usize>> {
-        let begin = |(d, size): (&Dimension, &usize)| {
-            let split = d.axes.iter().filter(|axis| axes.contains(axis));
-            let index = split.fold(0, |index, axis| index * self.mesh.length(*axis) + coordinates[*axis]);
+    /// Returns the range of a device's shard, of type `part`, along each dimension.
+    pub(crate) fn range_of(&self, part: &TensorType, device: usize) -> Vec<Range<usize>> {
+        let coordinates = self.mesh.coordinates(device);
+        let range = |(axes, size): (&Vec<usize>, &usize)| {
+            let index = axes.iter().fold(0, |index, axis| index * self.mesh.length(*axis) + coordinates[*axis]);
             index * size..(index + 1) * size
         };
-        self.dimensions.iter().zip(&part.shape).map(begin).collect()
-    }
-
-    /// Returns the number of shards along a dimension.
-    fn parts(&self, dimension: usize, axes: &[usize]) -> usize {
-        let split = self.dimensions[dimension].axes.iter().filter(|axis| axes.contains(axis));
-        split.map(|axis| self.mesh.length(*axis)).product()
+        self.dimensions.iter().zip(&part.shape).map(range).collect()
     }
 }

@@ -112,10 +112,9 @@ pub fn form(kind: &Kind) -> Option<String> {
     Some(name)
 }
 
-/// Returns all forms. Without the names of variants that have several, and without partition ids, which only
-/// `Function::lowered` adds.
+/// Returns all forms, without the names of variants that have several.
 pub fn every_form() -> BTreeSet<String> {
-    let several = ["unary", "binary", "compare", "reduce", "scatter", "custom_call", "partition_id"];
+    let several = ["unary", "binary", "compare", "reduce", "scatter", "custom_call"];
     let kinds = Kind::VARIANTS.iter().map(|name| name.trim_start_matches("stablehlo."));
     let mut every: BTreeSet<String> = kinds.filter(|name| !several.contains(name)).map(str::to_owned).collect();
     every.extend(Unary::VARIANTS.iter().map(|unary| format!("{unary:?}")));

@@ -34,7 +34,7 @@ fn products() -> Case {
             dot(&a[4], &a[4], DotDimensions::contract(0, 0), Dtype::F32),
             dot(&a[5], &a[6], DotDimensions::contract(0, 1), Dtype::F32),
             dot(&a[6], &a[5], DotDimensions::contract(1, 0), Dtype::F32),
-            ones.dot_general(&ones, DotDimensions::contract(1, 1), Dtype::F32, Precision::High),
+            ones.dot_general(&ones, DotDimensions::contract(1, 1), Dtype::F32, Precision::Highest),
         ]
     })
 }

@@ -11,18 +11,9 @@ pub fn split(dimensions: &[&[&str]]) -> Sharding {
     mesh().sharding(dimensions).expect("a sharding")
 }
 
-pub fn along(axes: &[&str]) -> MeshAxes {
-    mesh().along(axes).expect("axes")
-}
-
-fn manual(axes: &[&str], inputs: &[Sharding], outputs: &[Sharding]) -> Manual {
-    Manual::new(&along(axes), inputs, outputs).expect("a manual computation")
-}
-
 pub fn programs() -> Vec<Case> {
-    let policies = [Save::Carry, Save::Products, Save::Everything];
-    let layers = policies.iter().flat_map(|save| [layers(save.clone()), manual_layers(save.clone())]);
-    layers.chain([products(), one_axis(), apart_by_device()]).collect()
+    let layers = [Save::Carry, Save::Products, Save::Everything].map(layers);
+    layers.into_iter().chain([shards(), loops_of_devices()]).collect()
 }
 
 /// Builds a case whose random arguments and results are sharded.
@@ -87,7 +78,7 @@ fn two_layers(name: &str, seed: u64, save: Save, whole: &[Sharding], layer: Resu
 fn layers(save: Save) -> Case {
     let whole =
         [split(&[&["data"], &[]]), split(&[&[], &["data"], &["tensor"]]), split(&[&[], &["tensor"], &["data"]])];
-    let (rows, columns) = (split(&[&["data"], &["?"]]), split(&[&["data"], &["tensor"]]));
+    let (rows, columns) = (split(&[&["data"], &[]]), split(&[&["data"], &["tensor"]]));
     let weights = [split(&[&["data"], &["tensor"]]), split(&[&["tensor"], &["data"]])];
     let layer = trace(&layer_types(), |_, a| {
         let hidden = product(&a[0], &a[1].constrain(&weights[0])).constrain(&columns).tanh();
@@ -96,62 +87,32 @@ fn layers(save: Save) -> Case {
     two_layers("split layers", 31, save, &whole, layer)
 }
 
-/// The same network with a manual computation per layer: a column-parallel product, a row-parallel product, and an
-/// all-reduce.
-fn manual_layers(save: Save) -> Case {
-    let whole = [split(&[&["data"], &[]]), split(&[&[], &[], &["tensor"]]), split(&[&[], &["tensor"], &[]])];
-    let rows = split(&[&["data"], &[]]);
-    let inputs = [rows.clone(), split(&[&[], &["tensor"]]), split(&[&["tensor"], &[]])];
-    let manual = manual(&["data", "tensor"], &inputs, std::slice::from_ref(&rows));
-    let body = built(manual.trace(&layer_types(), |_, a| {
-        let part = product(&product(&a[0], &a[1]).tanh(), &a[2]);
-        vec![&a[0] + part.all_reduce(Reducer::Add, &along(&["tensor"]))]
-    }));
-    let layer = trace(&layer_types(), |f, a| f.manual(&manual, &body, &a.iter().collect::<Vec<_>>()));
-    two_layers("manual layers", 32, save, &whole, layer)
-}
-
-/// A product whose terms are sharded over devices, and a replicated scalar.
-fn products() -> Case {
-    let inputs = [split(&[&["data"], &["tensor"]]), split(&[&["tensor"], &[]])];
-    let manual = manual(&["data", "tensor"], &inputs, &[split(&[&["data"], &[]]), split(&[])]);
-    let types = [ty(Dtype::F32, &[4, 8]), ty(Dtype::F32, &[8, 3])];
+/// A computation on the shards of rows and columns: each device normalises its rows.
+fn shards() -> Case {
+    let (rows, columns) = (split(&[&["data", "tensor"], &[]]), split(&[&[], &["tensor"]]));
+    let manual = Manual::new(&mesh(), &[rows.clone(), columns.clone()], &[rows.clone(), columns.clone()]);
+    let manual = manual.expect("a manual computation");
+    let types = [ty(Dtype::F32, &[8, 3]), ty(Dtype::F32, &[4, 6])];
     let body = built(manual.trace(&types, |_, a| {
-        let all = product(&a[0], &a[1]).all_reduce(Reducer::Add, &along(&["tensor"]));
-        let loss = sum_of_squares(&all).all_reduce(Reducer::Add, &along(&["data"]));
-        vec![all, loss.log()]
+        let sums = a[0].reduce(Reducer::Add, &[1]).broadcast_in_dim(a[0].shape(), &[0]);
+        vec![&a[0] - sums, a[1].reduce(Reducer::Max, &[0, 1]).broadcast_in_dim(a[1].shape(), &[])]
     }));
-    let loss = trace(&types, |f, a| {
-        let results = f.manual(&manual, &body, &[&a[0], &a[1]]);
-        vec![&results[1] + results[0].tanh().reduce(Reducer::Add, &[0, 1])]
-    });
-    gradient_case("a manual product", 33, &types, &inputs, loss)
+    let arguments = [(types[0].clone(), split(&[&["data"], &[]])), (types[1].clone(), columns)];
+    split_case("shards", 33, &arguments, &[rows, split(&[&["data"], &[]])], |f, a| {
+        f.manual(&manual, &body, &[&a[0], &a[1]])
+    })
 }
 
-/// A computation that is manual along one axis; the partitioner shards the rows.
-fn one_axis() -> Case {
-    let (rows, columns) = (split(&[&["?"], &["?"]]), split(&[&["?"], &["tensor", "?"]]));
-    let manual = manual(&["tensor"], &[rows.clone(), columns], std::slice::from_ref(&rows));
-    let types = [ty(Dtype::F32, &[4, 8]), ty(Dtype::F32, &[8, 6])];
-    let body = built(manual.trace(&types, |f, a| {
-        let part = product(&a[0], &a[1]).tanh().constrain(&split(&[&["data"], &[]]));
-        let place = f.axis_index(&along(&["tensor"])).convert(Dtype::F32);
-        vec![(part + place.broadcast_in_dim(&[4, 3], &[])).all_reduce(Reducer::Add, &along(&["tensor"]))]
-    }));
-    let loss = trace(&types, |f, a| vec![sum_of_squares(&f.manual(&manual, &body, &[&a[0], &a[1]])[0])]);
-    let whole = [split(&[&["data"], &[]]), split(&[&[], &["tensor"]])];
-    gradient_case("manual along one axis", 35, &types, &whole, loss)
-}
-
-/// Devices whose loops have different trip counts.
-fn apart_by_device() -> Case {
+/// Devices whose loops have different trip counts: as many as their rows have numbers above 0.
+fn loops_of_devices() -> Case {
     let both = split(&[&["data", "tensor"], &[]]);
-    let manual = manual(&["data", "tensor"], std::slice::from_ref(&both), std::slice::from_ref(&both));
+    let manual = Manual::new(&mesh(), std::slice::from_ref(&both), std::slice::from_ref(&both));
+    let manual = manual.expect("a manual computation");
     let body = built(manual.trace(&[ty(Dtype::F32, &[4, 3])], |f, a| {
-        let place = f.axis_index(&along(&["data", "tensor"])).convert(Dtype::I32);
+        let turns = a[0].gt(&a[0].like(0.0)).convert(Dtype::I32).reduce(Reducer::Add, &[0, 1]);
         let begin = f.scalar(0, Dtype::I32);
-        f.while_loop(&[&begin, &a[0]], |c| c[0].lt(&place), |c| vec![&c[0] + c[0].like(1), &c[1] + &a[0]]).split_off(1)
+        f.while_loop(&[&begin, &a[0]], |c| c[0].lt(&turns), |c| vec![&c[0] + c[0].like(1), &c[1] + &a[0]]).split_off(1)
     }));
     let arguments = [(ty(Dtype::F32, &[4, 3]), both.clone())];
-    split_case("devices that go apart", 36, &arguments, &[both], |f, a| f.manual(&manual, &body, &[&a[0]]))
+    split_case("loops of devices", 36, &arguments, &[both], |f, a| f.manual(&manual, &body, &[&a[0]]))
 }

@@ -74,11 +74,6 @@ fn uninterpretable_operations_are_refused_by_name() {
         f.custom_call(call, &[&a[0]], &[a[0].ty().clone()]).remove(0)
     };
     uninterpreted("stablehlo.custom_call", "`topk`", refused(call));
-    let pair = [vec![0, 1]];
-    uninterpreted("stablehlo.all_reduce", "copies", refused(|_, a| a[0].all_reduce(Reducer::Add, &pair)));
-    let mut two = cases::case("two replicas", &[], |f, _| vec![f.replica_id()]).module;
-    two.replicas = 2;
-    uninterpreted("stablehlo.replica_id", "copies", two.interpret(&[]).expect_err("two replicas"));
     // A window of two columns that starts at the last of three.
     let partly = |_: &Builder, a: &[Value]| {
         let dimensions = ScatterDimensions {

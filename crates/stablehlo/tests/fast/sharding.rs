@@ -40,9 +40,6 @@ fn unknown_and_repeated_axes_are_refused() {
     assert_eq!(of(mesh().sharding(&[&["model"]])), ("model".into(), "one of data, tensor expected".into()));
     assert_eq!(of(mesh().sharding(&[&["data"], &["data"]])), ("data".into(), taken.into()));
     assert_eq!(of(mesh().sharding(&[&["tensor", "tensor"]])), ("tensor".into(), taken.into()));
-    // `"?"` is legal only at the end of a dimension.
-    assert_eq!(of(mesh().sharding(&[&["?", "data"]])).0, "?");
-    assert!(matches!(mesh().along(&["data", "data"]), Err(Error::Axis { .. })));
 }
 
 #[test]
@@ -69,12 +66,11 @@ fn shard_ranges_follow_device_coordinates() {
     assert_eq!(range(&[&["data"], &["tensor"]], 5), [6..12, 4..6]);
     assert_eq!(range(&[&["data", "tensor"], &[]], 4), [8..10, 0..6]);
     assert_eq!(range(&[&["tensor", "data"], &[]], 4), [6..8, 0..6]);
-    assert_eq!(range(&[&["?"], &["data", "?"]], 4), [0..12, 3..6]);
+    assert_eq!(range(&[&[], &["data"]], 4), [0..12, 3..6]);
     let beyond = mesh.replicated(2).range(&matrix(), 6);
     assert!(matches!(&beyond, Err(Error::Mesh { reason, .. }) if reason.contains("got 6")), "{beyond:?}");
-    assert_eq!(mesh.along(&["tensor"]).expect("an axis").groups(), [[0, 1, 2], [3, 4, 5]]);
-    assert_eq!(mesh.along(&["data"]).expect("an axis").groups(), [[0, 3], [1, 4], [2, 5]]);
-    assert_eq!(mesh.along(&["tensor", "data"]).expect("axes").groups(), [[0, 1, 2, 3, 4, 5]]);
+    let parts = |dimensions: &[&[&str]]| [0, 1, 2].map(|d| mesh.sharding(dimensions).expect("a sharding").parts(d));
+    assert_eq!([parts(&[&["data"], &["tensor"]]), parts(&[&[], &["tensor", "data"]])], [[2, 3, 1], [1, 6, 1]]);
 }
 
 #[test]
@@ -155,19 +151,13 @@ fn programs_that_cannot_be_split_are_refused() {
 fn manual_computations_that_cannot_be_are_refused() {
     let mesh = mesh();
     let sharding = |dimensions: &[&[&str]]| mesh.sharding(dimensions).expect("a sharding");
-    let (all, tensor) = (mesh.along(&["data", "tensor"]).expect("axes"), mesh.along(&["tensor"]).expect("an axis"));
     let rows = sharding(&[&["data"], &[]]);
-    let of = |axes: &MeshAxes, inputs: &[Sharding], outputs: &[Sharding]| Manual::new(axes, inputs, outputs);
-    let manual = of(&all, std::slice::from_ref(&rows), std::slice::from_ref(&rows)).expect("a manual computation");
+    let of = |inputs: &[Sharding], outputs: &[Sharding]| Manual::new(&mesh, inputs, outputs);
+    let manual = of(std::slice::from_ref(&rows), std::slice::from_ref(&rows)).expect("a manual computation");
 
-    let late = of(&tensor, &[sharding(&[&["data", "tensor"]])], &[]);
-    assert!(
-        matches!(&late, Err(Error::Axis { axis, reason, .. }) if axis == "tensor" && reason.contains("`data`")),
-        "{late:?}"
-    );
     let other = Mesh::new("other", [("data", 6)]).expect("a mesh");
-    assert!(matches!(of(&all, &[other.replicated(1)], &[]), Err(Error::Mesh { .. })));
-    let third = of(&all, &[sharding(&[&["tensor"], &[]])], std::slice::from_ref(&rows)).expect("a manual computation");
+    assert!(matches!(of(&[other.replicated(1)], &[]), Err(Error::Mesh { .. })));
+    let third = of(&[sharding(&[&["tensor"], &[]])], std::slice::from_ref(&rows)).expect("a manual computation");
     assert!(matches!(third.trace(&[matrix()], |_, a| a.to_vec()), Err(Error::Split { .. })));
 
     let name = "sdy.manual_computation";
@@ -181,74 +171,49 @@ fn manual_computations_that_cannot_be_are_refused() {
     says(refused(|f, x| one(f, &same, &[&x.slice(&[0, 0], &[3, 6])])), name, "dimension 0 of size 3");
 
     // Errors of placement are found when the function is finished.
-    let inside = |manual: &Manual, build: &dyn Fn(&Builder, &Value) -> Value| {
+    let inside = |build: &dyn Fn(&Builder, &Value) -> Value| {
         let body = manual.trace(&[matrix()], |f, a| vec![build(f, &a[0])]).expect("a body");
-        refused(|f, x| f.manual(manual, &body, &[x]).remove(0))
+        refused(|f, x| f.manual(&manual, &body, &[x]).remove(0))
     };
-    let free = sharding(&[&["?"], &["?"]]);
-    let partly = of(&tensor, std::slice::from_ref(&free), std::slice::from_ref(&free)).expect("a manual computation");
-    let data = mesh.along(&["data"]).expect("an axis");
-    let sum = "stablehlo.all_reduce";
-    says(refused(|_, x| x.all_reduce(Reducer::Add, &data)), sum, "along data outside of a manual computation");
-    says(
-        inside(&partly, &|_, x| x.all_reduce(Reducer::Add, &data)),
-        sum,
-        "inside of a computation that is manual along tensor",
-    );
-    says(inside(&manual, &|_, x| x.all_reduce(Reducer::Add, &[vec![0]])), sum, "by replicas inside");
-    says(inside(&manual, &|_, x| x.constrain(&rows)), "sdy.sharding_constraint", "manual along data");
-    let place = refused(|f, x| f.axis_index(&data).convert(Dtype::F32).broadcast_in_dim(x.shape(), &[]));
-    says(place, "stablehlo.axis_index", "outside of a manual computation");
-    let nested = inside(&manual, &|f, x| {
-        let again = of(&tensor, &[mesh.replicated(2)], &[mesh.replicated(2)]).expect("a manual computation");
+    says(inside(&|_, x| x.constrain(&rows)), "sdy.sharding_constraint", "inside of a manual computation");
+    let nested = inside(&|f, x| {
+        let again = of(&[mesh.replicated(2)], &[mesh.replicated(2)]).expect("a manual computation");
         let body = trace(&[x.ty().clone()], |_, a| a.to_vec()).expect("a body");
         f.manual(&again, &body, &[x]).remove(0)
     });
-    says(nested, name, "inside of another one, along data, tensor");
+    says(nested, name, "inside of a manual computation");
 }
 
 /// The interpreter detects devices that disagree.
 #[test]
 fn devices_that_do_not_agree_are_an_error() {
     let mesh = mesh();
-    let all = mesh.along(&["data", "tensor"]).expect("axes");
-    let run = |output: &Sharding, build: &dyn Fn(&Builder, &Value) -> Value| {
-        let manual = Manual::new(&all, &[mesh.replicated(2)], std::slice::from_ref(output)).expect("a computation");
-        let body = manual.trace(&[matrix()], |f, a| vec![build(f, &a[0])]).expect("a body");
+    let rows = mesh.sharding(&[&["data"], &[]]).expect("a sharding");
+    let run = |output: &Sharding| {
+        let manual = Manual::new(&mesh, std::slice::from_ref(&rows), std::slice::from_ref(output));
+        let manual = manual.expect("a computation");
+        let body = manual.trace(&[matrix()], |_, a| vec![a[0].exp()]).expect("a body");
         let f = Builder::new();
         let x = f.argument("x", matrix());
         let result = f.manual(&manual, &body, &[&x]).remove(0);
         let module = f.finish("devices", &[("", &result)]).expect("a program");
-        module.interpret(&[Array::floats(Dtype::F32, [4, 6], (0..24).map(f64::from)).expect("numbers")])
+        module.interpret(&[Array::floats(Dtype::F32, [4, 6], (0..24).map(|i| f64::from(i / 12))).expect("numbers")])
     };
-    let index = |f: &Builder, x: &Value| f.axis_index(&all).convert(Dtype::F32).broadcast_in_dim(x.shape(), &[]);
-    let rows = mesh.sharding(&[&["data", "tensor"], &[]]).expect("a sharding");
-    assert_eq!(run(&rows, &index).expect("a value")[0].to_floats()[23 * 6], 5.0);
-    let error = run(&mesh.replicated(2), &index).expect_err("every device has its number");
-    assert_eq!(
-        error.to_string(),
-        "sdy.manual_computation: result 0: element 0 of tensor<4x6xf32> is 0 on device 0 and 1 on device 1, and should be \
-         the same by <@mesh, [{}, {}], replicated={\"data\", \"tensor\"}>"
-    );
+    assert_eq!(run(&rows).expect("a value")[0].to_floats()[23], 1.0_f64.exp());
+    let error = run(&mesh.replicated(2)).expect_err("devices have different rows");
+    let text = error.to_string();
+    assert!(text.contains("result 0: element 0 of tensor<2x6xf32> is 1 on device 0 and 2.71"), "{text}");
     assert!(matches!(error, Error::Disagreement { .. }));
-    // A collective that only some devices reach would hang.
-    let error = run(&rows, &|f, x| {
-        let (place, begin) = (f.axis_index(&all), f.scalar(0, Dtype::U32));
-        let sum = |c: &[Value]| vec![&c[0] + c[0].like(1), c[1].all_reduce(Reducer::Add, &all)];
-        f.while_loop(&[&begin, x], |c| c[0].lt(&place), sum).remove(1)
-    });
-    let error = error.expect_err("the first device does not get there");
-    assert_eq!(error.to_string(), "stablehlo.all_reduce: 5 of 6 devices along data, tensor reach it");
 }
 
 /// Loops in manual computations are counted for estimates like other loops.
 #[test]
 fn loops_of_devices_are_counted() {
     let mesh = mesh();
-    let all = mesh.along(&["data", "tensor"]).expect("axes");
-    let whole = mesh.replicated(2);
-    let manual = Manual::new(&all, std::slice::from_ref(&whole), std::slice::from_ref(&whole)).expect("a computation");
-    let turn = trace(&[matrix()], |_, a| vec![a[0].all_reduce(Reducer::Add, &all)]).expect("a turn");
+    let rows = mesh.sharding(&[&["data"], &[]]).expect("a sharding");
+    let manual = Manual::new(&mesh, std::slice::from_ref(&rows), std::slice::from_ref(&rows)).expect("a computation");
+    let part = TensorType::new(Dtype::F32, [2, 6]);
+    let turn = trace(&[part], |_, a| vec![&a[0] + &a[0]]).expect("a turn");
     let body = manual.trace(&[matrix()], |f, a| f.scan(3, &turn, &[&a[0]], &[], &[], Save::Carry).carry);
     let body = body.expect("a body");
     let f = Builder::new();
@@ -259,7 +224,7 @@ fn loops_of_devices_are_counted() {
     assert_eq!(loops.iter().map(Loop::turns).collect::<Vec<_>>(), [Some(5), Some(15)]);
     let ones = Array::floats(Dtype::F32, [4, 6], vec![1.0; 24]).expect("numbers");
     let run = |module: &Module| module.interpret(std::slice::from_ref(&ones)).expect("a value")[0].to_floats()[0];
-    assert_eq!(run(&module), 6.0_f64.powi(15));
+    assert_eq!(run(&module), 2.0_f64.powi(15));
     assert_eq!(run(&module.without_loops(&[&loops[1].path])), 1.0);
 }
 
@@ -268,25 +233,18 @@ fn loops_of_devices_are_counted() {
 fn split_programs_print() {
     let mesh = Mesh::new("mesh", [("data", 2), ("tensor", 2)]).expect("a mesh");
     let sharding = |dimensions: &[&[&str]]| mesh.sharding(dimensions).expect("a sharding");
-    let axes = |names: &[&str]| mesh.along(names).expect("axes");
     let inputs = [sharding(&[&["data"], &["tensor"]]), sharding(&[&["tensor"], &[]])];
-    let manual = Manual::new(&axes(&["tensor", "data"]), &inputs, &[sharding(&[&["data"], &[]]), sharding(&[])]);
-    let manual = manual.expect("a computation");
+    let manual = Manual::new(&mesh, &inputs, &[sharding(&[&["data"], &["tensor"]])]).expect("a computation");
     let types = [matrix(), TensorType::new(Dtype::F32, [6, 8])];
-    let tensor = axes(&["tensor"]);
-    let body = manual.trace(&types, |f, a| {
-        let product = a[0].dot_general(&a[1], DotDimensions::contract(1, 0), Dtype::F32, Precision::Default);
-        let sum = product.all_reduce(Reducer::Max, &tensor);
-        vec![sum, f.axis_index(&tensor).convert(Dtype::F32).all_reduce(Reducer::Add, &axes(&["data", "tensor"]))]
+    let body = manual.trace(&types, |_, a| {
+        vec![a[0].dot_general(&a[1], DotDimensions::contract(1, 0), Dtype::F32, Precision::Default)]
     });
     let f = Builder::new();
     let (x, w) = (f.argument("x", types[0].clone()), f.argument("w", types[1].clone()));
     f.shard(&x, &inputs[0]);
-    f.shard_result(0, &sharding(&[&["data", "tensor"], &["?"]]));
-    let weight = w.constrain(&sharding(&[&["tensor", "?"], &["?"]]));
+    f.shard_result(0, &sharding(&[&["data", "tensor"], &[]]));
+    let weight = w.constrain(&sharding(&[&["tensor"], &[]]));
     let results = f.manual(&manual, &body.expect("a body"), &[&x, &weight]);
-    let free = sharding(&[&["?"], &["?"]]);
-    let module =
-        f.finish("split", &[("product", &results[0].constrain(&free)), ("sum", &results[1])]).expect("a program");
+    let module = f.finish("split", &[("product", &results[0].constrain(&mesh.replicated(2)))]).expect("a program");
     insta::assert_snapshot!(module.to_string());
 }

@@ -1,7 +1,7 @@
 //! Runs precomputed logits through the TPU kernels of [`crate::mosaic`], in place of a
 //! [`crate::program::softmax::Tile`].
 //!
-//! Legend: B batches of T tokens, N = B T, V vocabulary of this device.
+//! Legend: B batches of T tokens, N = B T, V vocabulary.
 
 use crate::mosaic::{KernelSpec, dlogits_kernel, statistics_kernel};
 use crate::program::numerics::MosaicBlocks;
@@ -17,7 +17,7 @@ pub(crate) struct Kernels {
     gradient: Kernel,
     /// The logits for the kernels, `[B, T, V]`.
     logits: Value,
-    /// The target's column on this device, i32 `[N]`; -1 if it is on another device.
+    /// The target's column, i32 `[N]`; -1 if there is none.
     targets: Value,
 }
 
@@ -28,18 +28,11 @@ pub(crate) fn scale(spec: &Spec) -> f32 {
 }
 
 impl Kernels {
-    /// `logits` are `[N, V]`; `targets` are i32 `[N]`, indices of the whole vocabulary; `first` is the index of the
-    /// first column, an i32 scalar.
+    /// `logits` are `[N, V]`; `targets` are i32 `[N]`.
     ///
     /// # Errors
     /// [`Error::Config`] for invalid blocks.
-    pub(crate) fn new(
-        spec: &Spec,
-        blocks: MosaicBlocks,
-        logits: &Value,
-        targets: &Value,
-        first: &Value,
-    ) -> Result<Self> {
+    pub(crate) fn new(spec: &Spec, blocks: MosaicBlocks, logits: &Value, targets: &Value) -> Result<Self> {
         let [n, v] = [0, 1].map(|d| logits.shape()[d]);
         let MosaicBlocks { batch, time_block, vocab_block } = blocks;
         if batch == 0 || !n.is_multiple_of(batch) {
@@ -49,14 +42,11 @@ impl Kernels {
         let kernel =
             KernelSpec { time_block, vocab_block, ..KernelSpec::new(batch, n / batch, v, logits.dtype(), scale) };
         let refused = |e: stablehlo::Error| Error::Config(e.to_string());
-        let column = targets - first.broadcast_in_dim(&[n], &[]);
-        let zero = column.like(0);
-        let here = column.ge(&zero) & column.lt(&column.like(v as i64)) & targets.ge(&zero);
         Ok(Self {
             statistics: statistics_kernel(&kernel).map_err(refused)?,
             gradient: dlogits_kernel(&kernel).map_err(refused)?,
             logits: logits.reshape(&[batch, n / batch, v]),
-            targets: here.select(&column, &column.like(-1)),
+            targets: targets.clone(),
             spec: kernel,
         })
     }

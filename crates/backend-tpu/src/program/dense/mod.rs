@@ -5,7 +5,9 @@
 //! fuses each pass into one loop over the donated buffer. With [`Spec::mosaic`], the passes are Mosaic TPU kernels
 //! ([`kernels`]).
 //!
-//! Legend: N tokens and V vocabulary entries of one device.
+//! On a mesh, tokens and vocabulary of the logits are sharded like those of the arguments.
+//!
+//! Legend: N tokens, V vocabulary.
 
 mod kernels;
 
@@ -13,7 +15,7 @@ use super::frame::{Frame, accumulate, pinned};
 use super::pass::Pass;
 use super::products::Head;
 use super::role::Role;
-use super::softmax::{Columns, Tile};
+use super::softmax::{Columns, Entries, Tile};
 use super::spec::{Spec, dtype};
 use super::tokens::TokenLoss;
 use super::transform::Transform;
@@ -30,7 +32,7 @@ pub(super) fn results(
     head: Option<(Value, Head)>,
 ) -> Result<Vec<(Role, Value)>> {
     let loss = spec.token_loss(|role| frame.argument(role));
-    let TokenLoss { coord, tokens, .. } = &loss;
+    let TokenLoss { tokens, .. } = &loss;
     let active = loss.active();
     let mut factors = loss.factors();
     if spec.mosaic.is_some() {
@@ -40,19 +42,17 @@ pub(super) fn results(
 
     let logits = match &head {
         None => frame.argument(Role::Logits),
-        Some((hidden, head)) => pinned(spec, head.logits(spec, hidden)),
+        Some((hidden, head)) => pinned(spec, spec.stored(Role::Logits, &head.logits(spec, hidden))),
     };
 
-    let first_column = &coord.first_column(spec.local_vocab());
     let columns: Box<dyn Columns> = match spec.mosaic {
-        Some(blocks) => Box::new(Kernels::new(spec, blocks, &logits, &tokens.target, first_column)?),
+        Some(blocks) => Box::new(Kernels::new(spec, blocks, &logits, &tokens.target)?),
         None => {
-            let end = frame.f.scalar(spec.policy.vocab() as i64, Dtype::I32);
-            let limits = spec.pads_vocab().then_some((first_column, &end));
-            Box::new(Tile::new(&logits, Transform::new(&spec.loss), &tokens.target, first_column, limits, scale))
+            let entries = Entries::all(&logits, spec.end_of_vocab());
+            Box::new(Tile::new(&logits, Transform::new(&spec.loss), &tokens.target, entries, scale))
         }
     };
-    let statistics = columns.statistics(spec.numerics.entropy).over_vocab(coord, scale);
+    let statistics = columns.statistics(spec.numerics.entropy);
     let row = statistics.row(scale);
     let (logp, entropy) = row.scores(&active, &factors);
     if pass == Pass::Score {
@@ -71,16 +71,12 @@ pub(super) fn results(
     for role in spec.accumulators(pass) {
         let sum = frame.argument(role);
         let gradient = match (role, &head) {
-            (Role::GradHidden, Some((_, head))) => {
-                coord.over_vocab(&head.hidden_gradient(&dlogits.convert(dtype(spec.numerics.dlogits))), Reducer::Add)
-            }
+            (Role::GradHidden, Some((_, head))) => head.hidden_gradient(&dlogits.convert(dtype(spec.numerics.dlogits))),
             (Role::GradLmHead, Some((hidden, head))) => {
                 let dlogits = dlogits.convert(dtype(spec.numerics.dlogits));
-                coord.over_data(&head.weight_gradient(&dlogits, &tokens.clean(hidden)), Reducer::Add)
+                head.weight_gradient(&dlogits, &tokens.clean(hidden))
             }
-            (Role::GradBias, _) => {
-                coord.over_data(&dlogits.convert(Dtype::F32).reduce(Reducer::Add, &[0]), Reducer::Add)
-            }
+            (Role::GradBias, _) => dlogits.convert(Dtype::F32).reduce(Reducer::Add, &[0]),
             _ => dlogits.convert(Dtype::F32),
         };
         results.push((role, accumulate(&sum, &gradient)));

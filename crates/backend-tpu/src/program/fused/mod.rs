@@ -13,8 +13,12 @@
 //!
 //! Gradients are carried through the loop in the caller's donated buffers.
 //!
-//! Legend: N tokens, V vocabulary of this device, H hidden size, C tokens of a chunk, W columns of a panel.
+//! On a mesh, every device has all tokens and its shard of the vocabulary in these loops. The partitioner reduces maxima,
+//! sums and the target's logit over the devices, and the gradient of the hidden states of a tile.
+//!
+//! Legend: N tokens, V vocabulary, H hidden size, C tokens of a chunk, W columns of a panel.
 
+mod panels;
 mod window;
 
 use super::blocking::Blocking;
@@ -22,28 +26,26 @@ use super::frame::{Frame, accumulate, pinned};
 use super::pass::Pass;
 use super::products::Head;
 use super::role::Role;
-use super::softmax::{Columns, Factors, RowGrad, Statistics, Tile};
+use super::softmax::{Columns, Entries, Factors, RowGrad, Statistics, Tile};
 use super::spec::{Spec, dtype};
 use super::tokens::{TokenLoss, Tokens};
 use super::transform::Transform;
+use panels::Panels;
 use stablehlo::{Dtype, Reducer, TensorType, Value};
 use window::{Window, add_at, place, window, windows};
 
 /// Computes the results of `pass` from the arguments in `frame`.
 pub(super) fn results(spec: &Spec, frame: &Frame, pass: Pass, (hidden, head): (Value, Head)) -> Vec<(Role, Value)> {
-    let (n, v) = (spec.local_tokens(), spec.local_vocab());
-    let loss = spec.token_loss(|role| frame.argument(role));
+    let (weight, bias) = (spec.in_loops(Role::LmHead, &head.weight), head.bias.as_ref());
+    let head = Head { weight, bias: bias.map(|bias| spec.in_loops(Role::Bias, bias)), ..head };
     let fused = Fused {
-        first_column: loss.coord.first_column(v),
-        end_column: frame.f.scalar(spec.policy.vocab() as i64, Dtype::I32),
+        loss: spec.token_loss(|role| frame.argument(role)),
         transform: Transform::new(&spec.loss),
         roles: spec.accumulators(Pass::Gradient),
+        hidden: spec.in_loops(Role::Hidden, &hidden),
+        n: spec.padded_tokens(),
         spec,
-        loss,
-        hidden,
         head,
-        n,
-        v,
     };
     // Scoring runs the same operations as the loss, so that both see the same bits.
     let gradients = (pass != Pass::Score).then_some(frame);
@@ -63,16 +65,12 @@ pub(super) fn results(spec: &Spec, frame: &Frame, pass: Pass, (hidden, head): (V
 struct Fused<'a> {
     spec: &'a Spec,
     loss: TokenLoss,
-    /// The hidden states of this device, `[N, H]`.
+    /// The hidden states, `[N, H]`.
     hidden: Value,
     head: Head,
-    /// The index of this device's first column; `end_column` is the vocabulary of all devices. Both are i32 scalars.
-    first_column: Value,
-    end_column: Value,
     /// The gradients that loops carry.
     roles: Vec<Role>,
     n: usize,
-    v: usize,
     transform: Transform,
 }
 
@@ -92,7 +90,7 @@ impl Fused<'_> {
         self.hidden.builder().splat(0.0, TensorType::new(Dtype::F32, [self.n]))
     }
 
-    /// Returns the chunk of `c` tokens of iteration `trip`, with logits of the whole vocabulary of this device.
+    /// Returns the chunk of `c` tokens of iteration `trip`, with logits of the whole vocabulary.
     fn chunk(&self, trip: &Value, c: usize) -> Chunk {
         let window = window(trip, self.n, c);
         let fresh = window.fresh.as_ref().unwrap_or(&window.start);
@@ -101,14 +99,13 @@ impl Fused<'_> {
         let factors = tokens.factors(&self.spec.loss);
         let head = self.head.beside(&rows);
         let logits = pinned(self.spec, head.logits(self.spec, &rows));
-        let limits = self.spec.pads_vocab().then_some((&self.first_column, &self.end_column));
-        let tile = Tile::new(&logits, self.transform, &tokens.target, &self.first_column, limits, &factors.logits);
+        let entries = Entries::all(&logits, self.spec.end_of_vocab());
+        let tile = Tile::new(&logits, self.transform, &tokens.target, entries, &factors.logits);
         Chunk { window, tokens, rows, factors, head, tile }
     }
 
     fn statistics(&self, chunk: &Chunk) -> Statistics {
-        let part = chunk.tile.statistics(self.spec.numerics.entropy);
-        part.over_vocab(&self.loss.coord, &chunk.factors.logits)
+        chunk.tile.statistics(self.spec.numerics.entropy)
     }
 
     /// Returns the entropies for the loss, if they are computed.
@@ -132,40 +129,29 @@ impl Fused<'_> {
         let Chunk { window, tokens, rows, head, tile, .. } = chunk;
         let dlogits = self.dlogits(tile, row_grad, tokens);
         let add = |(role, sum): (&Role, &Value)| match role {
-            Role::GradHidden => {
-                let dh = self.loss.coord.over_vocab(&head.hidden_gradient(&dlogits), Reducer::Add);
-                add_at(sum, &dh, &[&window.start, &window.start.like(0)])
-            }
+            Role::GradHidden => add_at(sum, &head.hidden_gradient(&dlogits), &[&window.start, &window.start.like(0)]),
             Role::GradLmHead => accumulate(sum, &head.weight_gradient(&dlogits, &tokens.clean(rows))),
             _ => accumulate(sum, &dlogits.convert(Dtype::F32).reduce(Reducer::Add, &[0])),
         };
         self.roles.iter().zip(sums).map(add).collect()
     }
 
-    /// Returns the initial values of gradients in a loop over chunks. If they are all-reduced over data later, the
-    /// caller's sum counts once.
-    fn begin_chunks(&self, frame: &Frame) -> Vec<Value> {
-        let begin = |role: &Role| match (role, frame.argument(*role)) {
-            (Role::GradHidden, sum) => sum,
-            (_, sum) => self.loss.coord.once(&sum),
-        };
-        self.roles.iter().map(begin).collect()
+    /// Returns the initial values of gradients in a loop.
+    fn begin(&self, frame: &Frame) -> Vec<Value> {
+        self.roles.iter().map(|role| self.spec.in_loops(*role, &frame.argument(*role))).collect()
     }
 
-    /// Returns the results of a loop over chunks: scores, then gradients, reduced over data.
-    fn end_chunks(&self, carried: Vec<Value>) -> Vec<(Role, Value)> {
+    /// Returns the results: scores, then the gradients that a loop has carried.
+    fn end(&self, carried: Vec<Value>) -> Vec<(Role, Value)> {
         let roles = [Role::Logp, Role::Entropy].into_iter().chain(self.roles.iter().copied());
-        let end = |(role, value): (Role, Value)| match role {
-            Role::GradLmHead | Role::GradBias => (role, self.loss.coord.over_data(&value, Reducer::Add)),
-            _ => (role, value),
-        };
+        let end = |(role, value): (Role, Value)| (role, self.spec.stored(role, &self.spec.in_loops(role, &value)));
         roles.zip(carried).map(end).collect()
     }
 
     /// Loops over chunks of `c` tokens: scores, and gradients if `frame` is present.
     fn token_chunks(&self, c: usize, frame: Option<&Frame>) -> Vec<(Role, Value)> {
         let (trips, c, _) = windows(self.n, c);
-        let grads = frame.map(|frame| self.begin_chunks(frame)).unwrap_or_default();
+        let grads = frame.map(|frame| self.begin(frame)).unwrap_or_default();
         let zero = self.zeros();
         let initial: Vec<&Value> = [&zero, &zero].into_iter().chain(&grads).collect();
         let carried = self.hidden.builder().for_loop(trips, &initial, |trip, carried| {
@@ -184,7 +170,7 @@ impl Fused<'_> {
                 [(&carried[0], &logp), (&carried[1], &entropy)].map(|(all, part)| place(all, part, &chunk.window));
             scores.into_iter().chain(grads).collect()
         });
-        self.end_chunks(carried)
+        self.end(carried)
     }
 
     /// Loops over chunks of `c` tokens: scores; and if `frame` is present, a second loop for gradients, because the
@@ -200,31 +186,30 @@ impl Fused<'_> {
         });
         let (statistics, factors) = (Statistics::from_list(&carried), self.loss.factors());
         let (logp, entropy) = statistics.row(&factors.logits).scores(&tokens.active(), &factors);
-        let Some(frame) = frame else { return self.end_chunks(vec![logp, entropy]) };
+        let Some(frame) = frame else { return self.end(vec![logp, entropy]) };
         let (_, dlogp) = self.loss.terms(&logp, self.known(&entropy));
         let row_grad = self.row_grad(&statistics, &factors, &dlogp, tokens);
 
-        let grads = self.begin_chunks(frame);
+        let grads = self.begin(frame);
         let carried = f.for_loop(trips, &grads.iter().collect::<Vec<_>>(), |trip, carried| {
             let chunk = self.chunk(trip, c);
             self.add_chunk(carried, &chunk, &row_grad.chunk(&chunk.window.start, c))
         });
-        self.end_chunks([vec![logp, entropy], carried].concat())
+        self.end([vec![logp, entropy], carried].concat())
     }
 
-    /// Loops over panels of `w` columns: statistics, then gradients if `frame` is present.
+    /// Loops over panels of `w` columns of every device: statistics, then gradients if `frame` is present.
     fn vocab_panels(&self, w: usize, frame: Option<&Frame>) -> Vec<(Role, Value)> {
-        let (trips, w, overlap) = windows(self.v, w);
-        let TokenLoss { coord, tokens, .. } = &self.loss;
-        let (f, factors) = (self.hidden.builder(), self.loss.factors());
+        let (vocab, shards) = (self.spec.padded_vocab(), self.head.vocab_shards());
+        let (trips, w, _) = windows(vocab / shards, w);
+        let panels = Panels::new(shards, w);
+        let (tokens, f, factors) = (&self.loss.tokens, self.hidden.builder(), self.loss.factors());
         let tile = |trip: &Value| {
-            let window = window(trip, self.v, w);
-            let head = self.head.panel(&window.start, w);
+            let window = window(trip, vocab / shards, w);
+            let head = panels.head(&self.head, &window.start);
             let logits = pinned(self.spec, head.logits(self.spec, &self.hidden));
-            let first = &self.first_column + &window.start;
-            let fresh = &self.first_column + window.fresh.as_ref().unwrap_or(&window.start);
-            let limits = (overlap || self.spec.pads_vocab()).then_some((&fresh, &self.end_column));
-            let tile = Tile::new(&logits, self.transform, &tokens.target, &first, limits, &factors.logits);
+            let entries = panels.entries(&logits, &window, vocab, self.spec.end_of_vocab());
+            let tile = Tile::new(&logits, self.transform, &tokens.target, entries, &factors.logits);
             (tile, head, window.start)
         };
         let empty = Statistics::empty(&self.zeros(), self.spec.numerics.entropy).to_list();
@@ -232,18 +217,13 @@ impl Fused<'_> {
             let part = tile(trip).0.statistics(self.spec.numerics.entropy);
             Statistics::from_list(carried).merge(&part, &factors.logits).to_list()
         });
-        let statistics = Statistics::from_list(&carried).over_vocab(coord, &factors.logits);
+        let statistics = Statistics::from_list(&carried);
         let (logp, entropy) = statistics.row(&factors.logits).scores(&tokens.active(), &factors);
-        let Some(frame) = frame else { return vec![(Role::Logp, logp), (Role::Entropy, entropy)] };
+        let Some(frame) = frame else { return self.end(vec![logp, entropy]) };
         let (_, dlogp) = self.loss.terms(&logp, self.known(&entropy));
         let row_grad = self.row_grad(&statistics, &factors, &dlogp, tokens);
 
-        // Here, only the hidden states' gradient is all-reduced after the loop.
-        let begin = |role: &Role| match (role, frame.argument(*role)) {
-            (Role::GradHidden, sum) => coord.once_over_vocab(&sum),
-            (_, sum) => sum,
-        };
-        let grads: Vec<Value> = self.roles.iter().map(begin).collect();
+        let grads = self.begin(frame);
         let carried = f.for_loop(trips, &grads.iter().collect::<Vec<_>>(), |trip, carried| {
             let (tile, head, start) = tile(trip);
             let dlogits = self.dlogits(&tile, &row_grad, tokens);
@@ -251,20 +231,12 @@ impl Fused<'_> {
                 Role::GradHidden => accumulate(sum, &head.hidden_gradient(&dlogits)),
                 Role::GradLmHead => {
                     let part = head.weight_gradient(&dlogits, &tokens.clean(&self.hidden));
-                    add_at(sum, &coord.over_data(&part, Reducer::Add), &head.at(&start).each_ref())
+                    panels.add(sum, &part, head.vocab_dimension(), &start)
                 }
-                _ => {
-                    let part = dlogits.convert(Dtype::F32).reduce(Reducer::Add, &[0]);
-                    add_at(sum, &coord.over_data(&part, Reducer::Add), &[&start])
-                }
+                _ => panels.add(sum, &dlogits.convert(Dtype::F32).reduce(Reducer::Add, &[0]), 0, &start),
             });
             next.collect()
         });
-        let end = |(role, sum): (&Role, Value)| match role {
-            Role::GradHidden => (*role, coord.over_vocab(&sum, Reducer::Add)),
-            _ => (*role, sum),
-        };
-        let grads = self.roles.iter().zip(carried).map(end);
-        [(Role::Logp, logp), (Role::Entropy, entropy)].into_iter().chain(grads).collect()
+        self.end([vec![logp, entropy], carried].concat())
     }
 }

@@ -6,11 +6,11 @@ pub(crate) use programs::{Check, Numbers, StateValues, apply_module, update};
 
 use crate::decoder::Parameter;
 use crate::error::Result;
-use crate::program::{Argument, Program, Programs};
+use crate::program::{Program, Programs};
 use crate::runtime::Runtime;
 use crate::storage::Storage;
-use crate::tensor::DeviceTensor;
 use crate::weights::DeviceWeights;
+use crate::{Argument, DeviceTensor};
 use policy::{AdamWBounds, AdamWConfig};
 use programs::{NUMBERS, drop_module, measure_module, numbers, zeros_module};
 use std::sync::Arc;

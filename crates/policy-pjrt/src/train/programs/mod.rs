@@ -8,7 +8,7 @@ use crate::error::Result;
 use crate::program::program_error;
 use crate::storage::Storage;
 use backend_tpu::aot::Variant;
-use backend_tpu::program::{Mesh, Numerics, Pass, Role, Spec};
+use backend_tpu::program::{MeshShape, Numerics, Pass, Role, Spec};
 use grpo_core::objective::ValueLossConfig;
 use grpo_core::{GradientSpec, HeadLayout, Implementation, LossConfig, PlanRequest, PolicySpec, Tiling};
 use models::ModelConfig;
@@ -133,7 +133,7 @@ impl TrainPrograms {
         // The gradient of bf16 logits is bf16, too: with f32, the product with the head would need an f32 copy of the head. Logits have the
         // dtype of their operands.
         let numerics = Numerics { logits: dtype, dlogits: dtype, ..Numerics::default() };
-        let (mesh, pass, build) = (Mesh::default(), Pass::Gradient, Spec::program);
+        let (mesh, pass, build) = (MeshShape::default(), Pass::Gradient, Spec::program);
         Ok(Variant { request, numerics, mosaic: None, mesh, pass, build }.spec()?)
     }
 

@@ -47,13 +47,7 @@ fn of<'a>(rule: impl Fn(&Step<'_>) -> Parts + 'a) -> Rule<'a> {
 /// Returns the rule of an operation.
 pub(super) fn rule(kind: &Kind) -> Rule<'_> {
     match kind {
-        Kind::Constant(_)
-        | Kind::Iota { .. }
-        | Kind::Compare(_)
-        | Kind::ReplicaId
-        | Kind::PartitionId
-        | Kind::AxisIndex(_)
-        | Kind::StopGradient => Rule::Constant,
+        Kind::Constant(_) | Kind::Iota { .. } | Kind::Compare(_) | Kind::StopGradient => Rule::Constant,
         Kind::Unary(Unary::Sign | Unary::IsFinite | Unary::Not) => Rule::Constant,
         Kind::Unary(unary) => of(move |step| elementwise::unary(step, *unary)),
         Kind::Binary(
@@ -64,7 +58,6 @@ pub(super) fn rule(kind: &Kind) -> Rule<'_> {
             | Binary::ShiftRightLogical
             | Binary::ShiftRightArithmetic,
         ) => Rule::Constant,
-        Kind::Binary(Binary::Remainder) => Rule::None("a derivative is not implemented; use `stop_gradient`"),
         Kind::Binary(binary) => of(move |step| elementwise::binary(step, *binary)),
         Kind::Select => of(elementwise::select),
         Kind::Clamp => Rule::None("a derivative is not implemented; use `max` and `min`"),
@@ -85,15 +78,14 @@ pub(super) fn rule(kind: &Kind) -> Rule<'_> {
         Kind::Scatter(..) => Rule::None("a derivative is implemented for addition only"),
         Kind::BitcastConvert => Rule::None("bits are not differentiable; use `convert` for numbers"),
         Kind::While => Rule::None("a loop with an unknown number of iterations saves no residuals; use `scan`"),
-        Kind::AllReduce { reducer: Reducer::Add, groups } => {
-            of(move |step| vec![Some(step.cotangent().all_reduce(Reducer::Add, groups))])
-        }
-        Kind::AllReduce { .. } => Rule::None("a derivative is implemented for sums only; use `stop_gradient`"),
         // The barrier orders the forward computation; cotangents pass without one.
         Kind::OptimizationBarrier => of(|step| step.cotangents.clone()),
         Kind::Constrain(sharding) => of(move |step| vec![Some(step.cotangent().constrain(sharding))]),
         Kind::CustomCall(_) => Rule::None("it is a custom call; use `custom_vjp` to give its derivative"),
-        Kind::Scan(_) | Kind::CustomVjp { .. } | Kind::Manual(_) => Rule::Structure,
+        Kind::Manual(_) => {
+            Rule::None("its body is for one device; use `constrain` and leave the rest to the partitioner")
+        }
+        Kind::Scan(_) | Kind::CustomVjp { .. } => Rule::Structure,
     }
 }
 

@@ -2,7 +2,6 @@
 
 mod decoder;
 mod devices;
-mod devices_properties;
 mod listed;
 mod own;
 mod properties;

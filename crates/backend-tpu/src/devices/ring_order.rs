@@ -1,6 +1,6 @@
 //! The order of devices in a mesh.
 
-use backend_tpu::plugins::Kind;
+use crate::plugins::Kind;
 use pjrt::{DeviceDescription, NamedValue};
 
 /// Returns the indices of the first `count` devices of a client in the order of a mesh: by id, and TPUs in the order of a ring
@@ -39,7 +39,7 @@ pub fn mesh_order(kind: Kind, devices: &[DeviceDescription], count: usize) -> Ve
 ///     device.attributes.insert("coords".into(), pjrt::NamedValue::Ints(vec![x, y, 0]));
 ///     device.clone()
 /// });
-/// assert_eq!(policy_pjrt::ring_order(&chips), [0, 1, 3, 2]);
+/// assert_eq!(backend_tpu::devices::ring_order(&chips), [0, 1, 3, 2]);
 /// ```
 pub fn ring_order(devices: &[DeviceDescription]) -> Vec<usize> {
     let in_ring = positions(devices);

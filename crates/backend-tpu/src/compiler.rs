@@ -1,27 +1,19 @@
-//! The devices of a mesh, and the compiler of their platform.
+//! The compiler of a backend's programs.
 
 use crate::compile_options;
+use crate::devices::Devices;
 use crate::error::failed;
-use crate::plugins::Kind;
-use crate::program::Mesh;
+use crate::program::MeshShape;
 use grpo_core::error::Result;
-use pjrt::{Client, CompileCache, Device, LoadedExecutable, OptionValue};
+use pjrt::{CompileCache, LoadedExecutable, OptionValue};
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// The devices of a mesh, in its order.
-#[derive(Clone, Debug)]
-pub(crate) struct Devices {
-    pub(crate) list: Vec<Device>,
-    pub(crate) client: Client,
-}
-
 /// Compiles programs for the devices of a mesh, and caches the most recent executables.
 #[derive(Clone)]
-pub(crate) struct MeshCompiler {
-    pub(crate) kind: Kind,
+pub(crate) struct DeviceCompiler {
     pub(crate) devices: Devices,
-    pub(crate) mesh: Mesh,
+    pub(crate) mesh: MeshShape,
     pub(crate) cache: Option<CompileCache>,
     /// Flags in addition to [`compile_options`], by their names without dashes.
     pub(crate) flags: Vec<(String, OptionValue)>,
@@ -34,7 +26,7 @@ type Recent = (String, Arc<LoadedExecutable>);
 /// The number of cached executables, for plans that return to the same shapes.
 const RECENT: usize = 8;
 
-impl MeshCompiler {
+impl DeviceCompiler {
     /// Compiles `text`, unless its executable is cached.
     pub(crate) fn compile(&self, text: String) -> Result<Arc<LoadedExecutable>> {
         // After a panic elsewhere, the list is still valid: it is changed in one step.
@@ -42,16 +34,14 @@ impl MeshCompiler {
         if let Some((_, executable)) = recent().iter().find(|(known, _)| *known == text) {
             return Ok(executable.clone());
         }
-        let mut options = compile_options::options_for(self.kind, self.mesh);
-        // The order of the mesh, in which tensors are sent, instead of the plugin's default.
-        let ids = self.devices.list.iter().map(|device| Ok(vec![i64::from(device.description()?.id)]));
-        options.device_assignment = Some(ids.collect::<pjrt::Result<_>>().map_err(failed)?);
+        let (client, count) = (self.devices.client(), self.devices.list().len());
+        let mut options = self.devices.options(compile_options::options_for(self.devices.kind(), count))?;
         for (flag, value) in &self.flags {
             options = options.with(flag, value.clone());
         }
         let executable = match &self.cache {
-            Some(cache) => cache.compile(&self.devices.client, &text, &options).map(|(executable, _)| executable),
-            None => self.devices.client.compile(&text, &options),
+            Some(cache) => cache.compile(client, &text, &options).map(|(executable, _)| executable),
+            None => client.compile(&text, &options),
         };
         let executable = Arc::new(executable.map_err(failed)?);
         let mut recent = recent();
