@@ -99,7 +99,7 @@ impl std::fmt::Display for TensorError {
         match self {
             Self::Split { shape, source } => write!(f, "a tensor of shape {shape:?}: {source}"),
             Self::NotAddressable { what, elements, found } => {
-                write!(f, "reading {what}: the devices of this process have {found} of its {elements} elements")
+                write!(f, "reading {what}: expected {elements} elements on the devices of this process, found {found}")
             }
             Self::Device { operation, cause, .. } => write!(f, "{operation}: {cause}"),
         }

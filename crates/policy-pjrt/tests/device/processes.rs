@@ -144,6 +144,6 @@ fn devices_that_do_not_fit_the_processes_are_an_error() {
     assert!(error.contains("devices of 1 processes") && error.contains("8 devices of 2"), "{error}");
     in_processes(&OWNERS[0], |_, runtime| {
         let error = runtime.on_mesh(rules(&[("fsdp", 4)])).unwrap_err().to_string();
-        assert!(error.contains("has 4 devices, and all 2 processes have 8"), "{error}");
+        assert!(error.contains("8 devices that all 2 processes have, found a mesh of 4"), "{error}");
     });
 }
