@@ -3,6 +3,7 @@
 use crate::device;
 use crate::error::{Error, Result};
 use crate::mesh::{self, MeshRules};
+use crate::plan::{self, Devices};
 use crate::prepared::Prepared;
 use crate::pretrained::{Purpose, keeps_files, trained, training_memory};
 use backend_cpu::CpuBackend;
@@ -77,11 +78,11 @@ pub(crate) enum PolicyTarget {
 
 impl PolicyTarget {
     /// Opens the devices that a configuration names, without loading anything onto them. The mesh is checked before a plugin is loaded if the
-    /// configuration says how many devices it has.
+    /// configuration says how many devices it has. `prompt` is the number of tokens of the longest prompt, for `policy.mesh: auto`.
     ///
     /// # Errors
     /// An error if devices are missing, or for a mesh that does not divide the dimensions of `shape`.
-    pub(crate) fn open(config: &TrainConfig, shape: &ModelConfig) -> Result<Self> {
+    pub(crate) fn open(config: &TrainConfig, shape: &ModelConfig, prompt: usize) -> Result<Self> {
         let PolicyConfig { device, plugin, compile_cache, .. } = &config.policy;
         let Some(kind) = device::kind(*device) else {
             return Ok(Self::Host(Box::new(PolicyLoss {
@@ -94,13 +95,13 @@ impl PolicyTarget {
         let open = |rules| device::open(kind, plugin.as_deref(), compile_cache.as_deref(), rules);
         let (runtime, rules) = match mesh::devices(&config.policy) {
             Some(devices) => {
-                let rules = MeshRules::of(config, shape, devices)?;
+                let rules = MeshRules::of(config, shape, prompt, &Devices::assumed(kind, devices))?;
                 (open(rules.as_ref().map(|rules| rules.training.clone()))?, rules)
             }
             None => {
                 let runtime = open(None)?;
                 let devices = runtime.client().addressable_devices().len();
-                match MeshRules::of(config, shape, devices)? {
+                match MeshRules::of(config, shape, prompt, &Devices::assumed(kind, devices))? {
                     Some(rules) => {
                         let runtime = runtime.on_mesh(rules.training.clone()).map_err(policy::Error::from)?;
                         (runtime, Some(rules))
@@ -214,7 +215,8 @@ pub fn export_policy(config: &TrainConfig, model: Option<&ModelFolder>) -> Resul
     let Some(shape) = model.map(ModelFolder::config).or(config.model.shape()) else {
         return Err(Error::argument("export", "a model", "none"));
     };
-    PolicyTarget::open(config, shape)?.policy(config, shape, model, Purpose::Export)
+    let prompt = plan::longest_prompt(config, shape);
+    PolicyTarget::open(config, shape, prompt)?.policy(config, shape, model, Purpose::Export)
 }
 
 /// Returns the policy on this CPU. For training, memory was checked before.
@@ -281,7 +283,7 @@ fn pjrt_policy(
 }
 
 /// Returns the sizes of a run on a device, for prompts of up to `prompt` tokens and model weights of this dtype.
-fn training_sizes(
+pub(crate) fn training_sizes(
     config: &TrainConfig,
     shape: &ModelConfig,
     weights: models::Dtype,
@@ -320,7 +322,7 @@ mod tests {
         let options = device::options(&config, &shape).unwrap();
         let on_device =
             training_sizes(&config, &shape, models::Dtype::F32, 40_000).unwrap().memory(&shape, &options, None);
-        let place = PolicyTarget::open(&config, &shape).unwrap();
+        let place = PolicyTarget::open(&config, &shape, 40_000).unwrap();
         let (on_host, _) = place.memory(&config, &shape, None, 40_000).unwrap();
         for table in [on_device, on_host] {
             assert!(table.total() > 1 << 40, "{table}");
