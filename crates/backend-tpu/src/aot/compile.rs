@@ -9,7 +9,7 @@ use crate::compile_options::options_for;
 use crate::error::{failed, unsupported};
 use crate::program::{Blocking, MeshShape, Program, Spec};
 use grpo_core::error::Result;
-use pjrt::{Cache, Topology};
+use pjrt::{Cache, DeviceDescription, Topology};
 use stablehlo::{Loop, Module};
 use std::path::Path;
 
@@ -34,6 +34,14 @@ impl Compiler {
     /// Returns the devices that this compiler compiles for.
     pub fn target(&self) -> &Target {
         &self.target
+    }
+
+    /// Returns the descriptions of the devices, in the plugin's order.
+    ///
+    /// # Errors
+    /// [`grpo_core::Error::Backend`] if the plugin fails.
+    pub fn devices(&self) -> Result<Vec<DeviceDescription>> {
+        self.topology.devices().map_err(failed)
     }
 
     /// Returns the compiler's version string.
@@ -61,7 +69,7 @@ impl Compiler {
 
     /// Compiles with the tiles of `spec`.
     pub(super) fn compile(&self, variant: &Variant, spec: &Spec) -> Result<Compiled> {
-        let there = self.topology.devices().map_err(failed)?.len();
+        let there = self.devices()?.len();
         let wanted = spec.mesh.devices();
         if wanted > there {
             let what = format!("the mesh {} of {wanted} devices on {}", spec.mesh, self.target.name());
