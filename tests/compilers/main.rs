@@ -2,6 +2,7 @@
 
 mod aot;
 mod aot_run;
+mod plan;
 #[allow(dead_code)] // the tests of the command line take more of it
 #[path = "../e2e/support.rs"]
 mod support;

@@ -28,6 +28,7 @@ mod nouns;
 mod own_model;
 mod parity_model;
 mod pjrt_policy;
+mod plan;
 mod plugins;
 mod processes;
 mod report;

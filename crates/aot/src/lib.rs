@@ -13,7 +13,7 @@ pub use memory::Memory;
 pub use processes::ProcessShards;
 pub use times::Times;
 
-use backend_tpu::aot::{Chip, Floor};
+use backend_tpu::aot::{Chip, Floor, Target};
 use backend_tpu::plugins::Kind;
 use backend_tpu::program::Pass;
 use models::{Hub, ModelConfig, ModelFolder};
@@ -26,6 +26,7 @@ use stablehlo::{Dtype, Module};
 use std::collections::BTreeMap;
 use std::path::Path;
 use trainer::MeshRules;
+use trainer::plan::{Devices, longest_prompt};
 
 /// The name of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -151,19 +152,23 @@ impl RunPrograms {
     /// The errors of [`TrainConfig::validate`]; [`Error::Model`] for a model that is missing or not supported;
     /// [`Error::Trainer`] for a mesh with more devices, or one that does not divide the model's dimensions.
     pub fn new(config: &TrainConfig, kind: Kind, available: usize) -> Result<Self> {
-        let (shape, config) = shape_of(config)?;
-        let mut config = config.with_context(shape.max_position_embeddings);
-        config.policy.device = match kind {
-            Kind::Cpu => PolicyDevice::PjrtCpu,
-            Kind::Cuda => PolicyDevice::PjrtCuda,
-            Kind::Tpu => PolicyDevice::PjrtTpu,
-        };
-        config.validate_for(shape.vocab_size, shape.max_position_embeddings)?;
+        Self::on(config, kind, &Devices::assumed(kind, available))
+    }
+
+    /// Returns the programs of `config` on the devices of `target`; see [`RunPrograms::new`].
+    ///
+    /// # Errors
+    /// The errors of [`RunPrograms::new`].
+    pub fn of_target(config: &TrainConfig, target: &Target) -> Result<Self> {
+        Self::on(config, target.kind(), &Devices::of(target))
+    }
+
+    fn on(config: &TrainConfig, kind: Kind, available: &Devices) -> Result<Self> {
+        let (shape, config) = resolve(config, kind)?;
         let options = trainer::device::options(&config, &shape)?;
         let compute = options.compute;
         let completion = config.rollout.max_completion_length();
-        let room = shape.max_position_embeddings.saturating_sub(completion).max(1);
-        let prompt = config.data.max_prompt_length.unwrap_or(room).min(room);
+        let prompt = longest_prompt(&config, &shape);
         let rollout_sizes = RolloutSizes {
             prompts: config.grpo.prompts_per_step,
             longest_prompt: prompt,
@@ -178,7 +183,7 @@ impl RunPrograms {
             step: 0,
             first: 0,
         };
-        let meshes = MeshRules::within(&config, &shape, available)?;
+        let meshes = MeshRules::within(&config, &shape, prompt, available)?;
         let training = meshes.as_ref().map(|meshes| &meshes.training);
         let of_sampling = meshes.as_ref().map(|meshes| &meshes.rollout);
         let sampler = decoder(&config, &shape, &options, of_sampling)?;
@@ -261,6 +266,14 @@ impl RunPrograms {
             ProgramName::Head | ProgramName::HalfMlp => true,
             ProgramName::Apply => self.steps_at_once(),
             _ => false,
+        }
+    }
+
+    /// Returns the programs of an update.
+    pub fn names_of_update(&self) -> &'static [ProgramName] {
+        match self.steps_at_once() {
+            true => &[ProgramName::Step],
+            false => &[ProgramName::Gradient, ProgramName::Apply],
         }
     }
 
@@ -400,6 +413,23 @@ fn decoder(
         Some(rules) => decoder.with_axis_rules(rules.clone()).map_err(policy::Error::from)?,
         None => decoder,
     })
+}
+
+/// Returns the shape of the model of `config`, and `config` with its policy on devices of `kind` and settings from the model's
+/// generation_config.json.
+///
+/// # Errors
+/// The errors of [`TrainConfig::validate`]; [`Error::Model`] for a model that is missing or not supported.
+pub fn resolve(config: &TrainConfig, kind: Kind) -> Result<(ModelConfig, TrainConfig)> {
+    let (shape, config) = shape_of(config)?;
+    let mut config = config.with_context(shape.max_position_embeddings);
+    config.policy.device = match kind {
+        Kind::Cpu => PolicyDevice::PjrtCpu,
+        Kind::Cuda => PolicyDevice::PjrtCuda,
+        Kind::Tpu => PolicyDevice::PjrtTpu,
+    };
+    config.validate_for(shape.vocab_size, shape.max_position_embeddings)?;
+    Ok((shape, config))
 }
 
 /// Returns the shape of the model of `config`, and `config` with settings from the model's generation_config.json.

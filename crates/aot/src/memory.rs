@@ -43,50 +43,30 @@ impl RunPrograms {
     /// Returns the device memory, from the reports of the programs that a run executes; `None` if a report is missing.
     pub fn memory<'a>(&self, report: impl Fn(ProgramName) -> Option<&'a Report>) -> Option<Memory> {
         let sizes = self.sizes();
-        let trained = TrainedMemory::of(sizes.trained_of_device as u64);
-        let moments = trained.moments;
-        // An update that is one program needs no gradient accumulators.
-        let sums = if self.steps_at_once() { 0 } else { trained.gradients };
-        let (weights, remainders) = (sizes.weight_bytes as u64, sizes.remainder_bytes as u64);
         let reference = sizes.ref_policy_bytes as u64;
-        let of_rollout = sizes.rollout_weight_bytes as u64;
-        let twice = if sizes.can_roll_back { trained.roll_back } else { 0 };
         let mut totals = BTreeMap::new();
         let (mut largest, mut without, mut train) = ((0, String::new()), 0, 0);
         for name in self.names().into_iter().filter(|name| !self.is_part(*name)) {
-            let own = report(name)?.total_bytes;
-            // State that is not among the arguments.
-            let beside = match name {
-                ProgramName::Gradient => remainders + moments,
-                // Frozen weights below adapters.
-                ProgramName::Apply => weights + remainders - trained.weights,
-                // All state is among the arguments.
-                ProgramName::Step => 0,
-                ProgramName::Admit => weights + remainders + moments + sums + of_rollout,
-                // Rollouts on a mesh of their own have a copy of the weights among their arguments.
-                ProgramName::Prefill | ProgramName::Decode(_) if of_rollout > 0 => {
-                    weights + remainders + moments + sums
-                }
-                _ => remainders + moments + sums,
-            };
-            let again = if matches!(name, ProgramName::Apply | ProgramName::Step) { twice } else { 0 };
-            let total = own + beside + reference + again;
+            let own = report(name)?.total_bytes + self.beside(name);
+            let again = self.copy_to_roll_back(name);
+            let total = own + reference + again;
             totals.insert(name.to_string(), total);
             if total > largest.0 {
                 largest = (total, name.to_string());
             }
             without = without.max(total - again);
-            if matches!(name, ProgramName::Gradient | ProgramName::Apply | ProgramName::Step) {
-                train = train.max(own + beside);
+            if self.names_of_update().contains(&name) {
+                train = train.max(own);
             }
         }
+        let trained = self.trained_memory();
         let state = [
-            ("weights", weights),
-            ("remainders of weights", remainders),
-            ("moments", moments),
-            ("sums of gradients", sums),
+            ("weights", sizes.weight_bytes as u64),
+            ("remainders of weights", sizes.remainder_bytes as u64),
+            ("moments", trained.moments),
+            ("sums of gradients", self.accumulators()),
             ("reference policy", reference),
-            ("weights on the mesh of the rollout", of_rollout),
+            ("weights on the mesh of the rollout", sizes.rollout_weight_bytes as u64),
         ];
         let state = state.into_iter().filter(|(_, bytes)| *bytes > 0).map(|(what, bytes)| (what.to_owned(), bytes));
         Some(Memory {
@@ -97,5 +77,50 @@ impl RunPrograms {
             total_bytes_without_roll_back: without,
             train_bytes: train,
         })
+    }
+
+    /// Returns the device memory during an update, from the reports of its programs; `None` if one is missing.
+    pub fn update_bytes<'a>(&self, report: impl Fn(ProgramName) -> Option<&'a Report>) -> Option<u64> {
+        let reference = self.sizes().ref_policy_bytes as u64;
+        let during = |name: &ProgramName| {
+            Some(report(*name)?.total_bytes + self.beside(*name) + reference + self.copy_to_roll_back(*name))
+        };
+        self.names_of_update().iter().map(during).try_fold(0, |largest, bytes| Some(bytes?.max(largest)))
+    }
+
+    fn trained_memory(&self) -> TrainedMemory {
+        TrainedMemory::of(self.sizes().trained_of_device as u64)
+    }
+
+    /// Returns the bytes of gradient accumulators. An update that is one program needs none.
+    fn accumulators(&self) -> u64 {
+        if self.names_of_update() == [ProgramName::Step] { 0 } else { self.trained_memory().gradients }
+    }
+
+    /// Returns the bytes of the copy for a rollback, which exists during an update.
+    fn copy_to_roll_back(&self, name: ProgramName) -> u64 {
+        let is_update = matches!(name, ProgramName::Apply | ProgramName::Step);
+        if is_update && self.sizes().can_roll_back { self.trained_memory().roll_back } else { 0 }
+    }
+
+    /// Returns the bytes of state that is not among the arguments of a program, without the reference policy.
+    fn beside(&self, name: ProgramName) -> u64 {
+        let sizes = self.sizes();
+        let (trained, sums) = (self.trained_memory(), self.accumulators());
+        let (weights, remainders) = (sizes.weight_bytes as u64, sizes.remainder_bytes as u64);
+        let of_rollout = sizes.rollout_weight_bytes as u64;
+        match name {
+            ProgramName::Gradient => remainders + trained.moments,
+            // Frozen weights below adapters.
+            ProgramName::Apply => weights + remainders - trained.weights,
+            // All state is among the arguments.
+            ProgramName::Step => 0,
+            ProgramName::Admit => weights + remainders + trained.moments + sums + of_rollout,
+            // Rollouts on a mesh of their own have a copy of the weights among their arguments.
+            ProgramName::Prefill | ProgramName::Decode(_) if of_rollout > 0 => {
+                weights + remainders + trained.moments + sums
+            }
+            _ => remainders + trained.moments + sums,
+        }
     }
 }

@@ -30,6 +30,15 @@ pub struct Times {
 }
 
 impl RunPrograms {
+    /// Returns the time of an update from the reports of its programs; `None` if one is missing or has no estimate.
+    pub fn update_seconds<'a>(&self, report: impl Fn(ProgramName) -> Option<&'a Report>) -> Option<f64> {
+        let time = |name| report(name)?.estimate_seconds;
+        match self.steps_at_once() {
+            true => time(ProgramName::Step),
+            false => Some(self.sizes().micro_batches as f64 * time(ProgramName::Gradient)? + time(ProgramName::Apply)?),
+        }
+    }
+
     /// Returns the times from the reports of all programs; `None` if one is missing or has no estimate.
     pub fn times<'a>(&self, report: impl Fn(ProgramName) -> Option<&'a Report>, chip: Chip) -> Option<Times> {
         let sizes = self.sizes();
@@ -57,7 +66,7 @@ impl RunPrograms {
             None => time(ProgramName::Head)?,
             Some(_) => of_head(report(of_update)?, sizes.layers)?,
         };
-        let update_seconds = micro_batches * gradient + apply;
+        let update_seconds = self.update_seconds(&report)?;
         let part = |what: &str, seconds: f64| (what.to_owned(), micro_batches * seconds);
         let shares = vec![
             part("MLP", mlp),

@@ -8,11 +8,13 @@ use crate::{Outcome, aot_run_text, emit, emit_document, emit_json, layers};
 use anyhow::{Context, bail};
 use backend_tpu::aot::{Chip, Report, Target};
 use backend_tpu::compile_options::options_for_decoder;
+use backend_tpu::devices::ring_order;
 use backend_tpu::plugins::Kind;
 use grpo_aot::{Memory, ProcessShards, ProgramName, RunPrograms, RunSizes, Times};
 use grpo_bench::assertion::{Assertion, Checked};
 use grpo_bench::config::BenchConfig;
 use grpo_files::{Layers, counted, to_yaml};
+use pjrt::{CompileOptions, DeviceDescription};
 use run_config::WITHOUT_MODEL;
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
@@ -92,7 +94,7 @@ pub(crate) fn run(args: Args, compiling: &Compiling) -> anyhow::Result<Outcome> 
         return Ok(Outcome::Done);
     }
     let target = args.bench.target()?;
-    let programs = RunPrograms::new(&config, target.kind(), target.devices()).with_context(of_file)?;
+    let programs = RunPrograms::of_target(&config, &target).with_context(of_file)?;
     if args.worker {
         let text = match args.variants.is_empty() {
             true => serde_json::to_string(&processes(&args, &programs, target)?)?,
@@ -195,15 +197,31 @@ fn worker(args: &Args, programs: &RunPrograms, target: Target) -> anyhow::Result
     };
     let module = programs.module(name)?;
     args.emit(&name.to_string(), || Ok(module.to_string()))?;
-    let (options, floor) =
-        (options_for_decoder(target.kind(), programs.sizes().devices), programs.floor(name, &module, target.chip()));
+    let (kind, floor) = (target.kind(), programs.floor(name, &module, target.chip()));
     let compiler = args.bench.compiler(target, args.recompile)?;
+    let options = options_on(&compiler.devices()?, kind, programs.sizes().devices);
     let report = compiler.report_module(&module, &options, floor);
-    report.map_err(|error| match error.to_string().contains("RESOURCE_EXHAUSTED") {
+    report.map_err(|error| match is_out_of_memory(&error.to_string()) {
         true => {
             let advice = run_config::advice::DEVICE_MEMORY;
             anyhow::Error::new(error).context(format!("the program does not fit into the device: {advice}"))
         }
         false => error.into(),
     })
+}
+
+/// Returns `true` for the compilers' errors about a program that does not fit into a device's memory.
+pub(crate) fn is_out_of_memory(error: &str) -> bool {
+    ["RESOURCE_EXHAUSTED", "ResourceExhausted"].iter().any(|name| error.contains(name))
+}
+
+/// Returns the options of a run's programs on the first `count` of these devices. TPUs are in the order of a ring, as in a run.
+fn options_on(devices: &[DeviceDescription], kind: Kind, count: usize) -> CompileOptions {
+    let options = options_for_decoder(kind, count);
+    let devices = &devices[..count.min(devices.len())];
+    if kind != Kind::Tpu || devices.len() < 2 {
+        return options;
+    }
+    let ids = ring_order(devices).into_iter().map(|i| devices[i].id.into()).collect();
+    CompileOptions { device_assignment: Some(vec![ids]), ..options }
 }

@@ -34,6 +34,9 @@ mod overview;
 mod parity;
 mod parity_model;
 mod plan;
+mod plan_loss;
+mod plan_run;
+mod plan_run_text;
 mod plugin;
 mod progress;
 mod report;
@@ -93,7 +96,7 @@ enum Command {
     /// Serve `grpo bench`.
     #[command(hide = true)]
     BenchWorker,
-    /// Find the largest chunk of tokens with which the loss fits into a device's memory.
+    /// Choose mesh, micro-batch and recomputation of a run, or the chunk of a loss, for a TPU or GPU.
     Plan(plan::Args),
     /// Install and list PJRT plugins: the compilers and runtimes of TPUs, GPUs and XLA's CPU.
     Plugin(plugin::Args),
@@ -159,7 +162,7 @@ fn main() -> ExitCode {
             compiling.silence();
             bench_worker::run()
         }
-        Command::Plan(args) => plan::run(args),
+        Command::Plan(args) => plan::run(args, &compiling),
         Command::Plugin(args) => plugin::run(args),
     };
     match result {
@@ -297,6 +300,7 @@ mod tests {
             "bench --variants a,b -o r.json",
             "gradcheck a.yaml --variants a,b --print-config",
             "plan a.yaml --target v6e --variant fused",
+            "plan a.yaml --target v6e --compile 2 --top 5 --json",
             "loss batch.safetensors --out r.safetensors",
             "plugin install cpu --force",
             "report runs/a runs/b -o r.html",
@@ -311,6 +315,7 @@ mod tests {
             "train --config a.yaml --resume run",
             "aot --target v6e --variant a",
             "plan a.yaml --target v6e --variants fused",
+            "plan a.yaml --target v6e --variant fused --top 5",
             "loss batch.safetensors --output r.safetensors",
         ] {
             let refused = Cli::try_parse_from(["grpo"].into_iter().chain(line.split(' ')));

@@ -1,96 +1,57 @@
-//! `grpo plan`: the largest tile that fits into a device's memory.
+//! `grpo plan`: meshes, micro-batches and recomputation of a run, or the largest tile of a loss, for devices that need not be present.
 
-use crate::aot_text::{bytes, milliseconds, tiles};
 use crate::bench_layers::BenchArgs;
-use crate::table::Sheet;
-use crate::{Outcome, emit, emit_document, emit_json};
-use anyhow::Context;
-use backend_tpu::aot::{Fit, Report};
-use backend_tpu::program::Blocking;
-use grpo_files::to_yaml;
-use serde_json::json;
+use crate::compiling::Compiling;
+use crate::{Outcome, aot_run, plan_loss, plan_run};
+use anyhow::bail;
 
 /// Arguments of `grpo plan`.
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Everything counts: arguments, results that are not aliased, temporaries and code. Times are the \
-    compiler's estimates."
+    after_help = "CONFIG is the configuration of a run, as in configs/train/ and configs/aot/: the table ranks the legal meshes of all devices \
+    of the target, each with its best micro-batch and recomputation, by predicted time of a step, and the YAML has the keys of the best. The \
+    compiler's bytes and times stand beside the predictions for the first few (--compile); its times leave out the links between devices. \
+    Or CONFIG is a benchmark, as in configs/bench/: the largest chunk of tokens with which the loss of a variant fits. Times are \
+    predictions and estimates, not measurements."
 )]
 pub(crate) struct Args {
     #[command(flatten)]
-    bench: BenchArgs,
-    /// Memory of a device that the loss may use, e.g. 32GiB, 15GB, 1000000 [default: the chip's].
+    pub(crate) bench: BenchArgs,
+    /// Memory of a device that may be used, e.g. 32GiB, 15GB, 1000000 [default: the chip's].
     #[arg(long, value_name = "SIZE", value_parser = size)]
-    hbm: Option<u64>,
-    /// The variant to plan.
-    #[arg(long, value_name = "NAME", default_value = "fused")]
-    variant: String,
+    pub(crate) hbm: Option<u64>,
+    /// Of a run: compile the update of the best N meshes [default: 3, or 0 without a plugin].
+    #[arg(long, value_name = "N", conflicts_with = "variant")]
+    pub(crate) compile: Option<usize>,
+    /// Of a run: show at most N rows of a table [default: 10; with --json all candidates].
+    #[arg(long, value_name = "N", conflicts_with = "variant")]
+    pub(crate) top: Option<usize>,
+    /// Of a benchmark: the variant to plan [default: fused].
+    #[arg(long, value_name = "NAME")]
+    pub(crate) variant: Option<String>,
     /// Print one JSON document instead of a table.
     #[arg(long)]
-    json: bool,
+    pub(crate) json: bool,
     /// Recompile instead of using cached results.
     #[arg(long)]
-    recompile: bool,
+    pub(crate) recompile: bool,
 }
 
-pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
-    let config = args.bench.resolve()?;
-    if args.bench.print_config {
-        emit_document(&to_yaml(&config)?)?;
-        return Ok(Outcome::Done);
+pub(crate) fn run(args: Args, compiling: &Compiling) -> anyhow::Result<Outcome> {
+    if aot_run::is_run(&args.bench)? {
+        if args.variant.is_some() {
+            bail!("--variant: expected the configuration of a benchmark (configs/bench/), got that of a run");
+        }
+        return plan_run::run(args, compiling);
     }
-    let target = args.bench.target()?;
-    let memory = args.hbm.unwrap_or(target.chip().memory);
-    let name = target.name().to_owned();
-    let compiler = args.bench.compiler(target, args.recompile)?;
-    let variant = config.variant(&args.variant)?;
-    let fit = compiler.fit(&variant, memory).with_context(|| format!("variant `{}`", args.variant))?;
-    let line = fit.best.blocking.map(|blocking| line(blocking, fit.best.temp_bytes));
-    if args.json {
-        emit_json(&json!({
-            "target": name,
-            "memory_bytes": memory,
-            "variant": args.variant,
-            "config_line": line,
-            "best": fit.best,
-            "neighbours": fit.neighbours,
-        }))?;
-    } else {
-        let title = format!("{}, variant `{}` on {name} with {}", config.name, args.variant, bytes(memory));
-        emit(&text(&title, &fit, memory, line.as_deref()))?;
+    for (option, is_given) in [("--compile", args.compile.is_some()), ("--top", args.top.is_some())] {
+        if is_given {
+            bail!(
+                "{option}: expected the configuration of a run (configs/train/, configs/aot/), got that of a benchmark"
+            );
+        }
     }
-    Ok(Outcome::Done)
-}
-
-/// Returns the configuration lines that select this tile.
-fn line(blocking: Blocking, temp: u64) -> String {
-    let (key, size) = match blocking {
-        Blocking::TokenChunks(size) => ("token_chunk", size),
-        Blocking::VocabPanels(size) => ("vocab_block", size),
-    };
-    format!("tiling: {{ {key}: {size}, workspace_budget: {temp} }}")
-}
-
-fn text(title: &str, fit: &Fit, memory: u64, line: Option<&str>) -> String {
-    let mut table = Sheet::new(["tiles", "total", "temp", "estimate", "floor", ""], 1..5).named();
-    let mut reports: Vec<(&Report, &str)> = fit.neighbours.iter().map(|report| (report, "")).collect();
-    reports.push((&fit.best, "fits"));
-    reports.sort_by_key(|(report, _)| match report.blocking {
-        Some(Blocking::TokenChunks(size) | Blocking::VocabPanels(size)) => size,
-        None => 0,
-    });
-    for (report, note) in reports {
-        table.row([
-            tiles(report.blocking),
-            bytes(report.total_bytes),
-            bytes(report.temp_bytes),
-            report.estimate_seconds.map_or("-".into(), milliseconds),
-            milliseconds(report.floor.seconds),
-            if report.total_bytes > memory { "does not fit".into() } else { note.to_owned() },
-        ]);
-    }
-    let advice = line.map_or("there are no tiles to choose; it fits".into(), |line| format!("in the variant: {line}"));
-    format!("{title}\n\n{}\n\n{advice}\nEstimates are the compiler's, not measurements.\n", table.text())
+    plan_loss::run(&args)
 }
 
 /// Parses a number of bytes such as `32GiB`, `15GB` or `1.5e9`.

@@ -91,7 +91,8 @@ impl TrainingSizes {
             let kept = product(&[layers, rows, length, heads]).saturating_mul(operand);
             table.push_in("micro-batches", "saved attention outputs", kept);
         }
-        let budget = options.tiling.workspace_budget as u64;
+        // A chunk has as many tokens as fit with the whole vocabulary; each device makes the logits of its shard.
+        let budget = (options.tiling.workspace_budget / split.parts(Axis::Vocab)) as u64;
         let of_vocab = vocab.div_ceil(split.parts(Axis::Vocab));
         table.push_in("micro-batches", "logits", product(&[tokens, of_vocab]).saturating_mul(single).min(budget));
         if options.can_roll_back {

@@ -146,8 +146,8 @@ pub struct RolloutConfig {
     /// The maximum number of sequences that decode in parallel. It limits memory and does not change results.
     #[default(256)]
     pub batch_size: usize,
-    /// The mesh of sampling, over the devices of `policy.mesh`: `auto`, or the number of devices along each axis; null is `auto`, with
-    /// tensor = gcd(key/value heads, devices) and data = the rest.
+    /// The mesh of sampling, over the devices of `policy.mesh`: `auto`, or the number of devices along each axis; null is `auto`, as a
+    /// rule with tensor = gcd(key/value heads, devices) and data = the rest.
     pub mesh: Option<MeshChoice>,
 }
 

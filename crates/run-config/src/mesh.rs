@@ -23,6 +23,15 @@ pub struct MeshConfig {
     pub tensor: i64,
 }
 
+/// Writes `fsdp 4 x tensor 2`, without axes of one device.
+impl fmt::Display for MeshConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let axes = self.axes().into_iter().filter(|(_, size)| *size != 1);
+        let axes: Vec<String> = axes.map(|(axis, size)| format!("{} {size}", axis.name())).collect();
+        f.pad(&if axes.is_empty() { "one device".to_owned() } else { axes.join(" x ") })
+    }
+}
+
 /// An axis of a mesh.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]

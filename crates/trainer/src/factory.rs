@@ -3,6 +3,7 @@
 use crate::device;
 use crate::error::{Error, Result};
 use crate::mesh::{self, MeshRules};
+use crate::plan::{self, Devices};
 use crate::prepared::Prepared;
 use crate::pretrained::{Purpose, keeps_files, trained, training_memory};
 use backend_cpu::CpuBackend;
@@ -77,11 +78,17 @@ pub(crate) enum PolicyTarget {
 
 impl PolicyTarget {
     /// Opens the devices that a configuration names, without loading anything onto them. The mesh is checked before a plugin is loaded if the
-    /// configuration says how many devices it has. With several processes, the mesh of TPUs and GPUs has the devices of all of them.
+    /// configuration says how many devices it has. With several processes, the mesh of TPUs and GPUs has the devices of all of them. `prompt`
+    /// is the number of tokens of the longest prompt, for `policy.mesh: auto`.
     ///
     /// # Errors
     /// An error if devices are missing, or for a mesh that does not divide the dimensions of `shape`.
-    pub(crate) fn open(config: &TrainConfig, shape: &ModelConfig, store: Option<&Arc<Store>>) -> Result<Self> {
+    pub(crate) fn open(
+        config: &TrainConfig,
+        shape: &ModelConfig,
+        prompt: usize,
+        store: Option<&Arc<Store>>,
+    ) -> Result<Self> {
         let PolicyConfig { device, plugin, compile_cache, .. } = &config.policy;
         let Some(kind) = device::kind(*device) else {
             return Ok(Self::Host(Box::new(PolicyLoss {
@@ -93,7 +100,8 @@ impl PolicyTarget {
         };
         let (plugin, compile_cache) = (plugin.as_deref(), compile_cache.as_deref());
         let known = mesh::devices(&config.policy);
-        let mut rules = known.map(|devices| MeshRules::of(config, shape, devices)).transpose()?.flatten();
+        let rules_of = |devices| MeshRules::of(config, shape, prompt, &Devices::assumed(kind, devices));
+        let mut rules = known.map(rules_of).transpose()?.flatten();
         let training = rules.as_ref().map(|rules| rules.training.clone());
         let mut runtime = match device::open_process(kind, plugin, compile_cache, store)? {
             Some(runtime) => runtime,
@@ -101,7 +109,7 @@ impl PolicyTarget {
         };
         let devices = runtime.client().devices().len();
         if known.is_none() {
-            rules = MeshRules::of(config, shape, devices)?;
+            rules = rules_of(devices)?;
             if rules.is_none() && devices > 1 && kind != Kind::Cpu {
                 tracing::warn!("one of {devices} devices is used; policy.mesh={{fsdp: -1}} uses all of them");
             }
@@ -207,7 +215,8 @@ pub fn export_policy(config: &TrainConfig, model: Option<&ModelFolder>) -> Resul
     let Some(shape) = model.map(ModelFolder::config).or(config.model.shape()) else {
         return Err(Error::argument("export", "a model", "none"));
     };
-    PolicyTarget::open(config, shape, None)?.policy(config, shape, model, Purpose::Export)
+    let prompt = plan::longest_prompt(config, shape);
+    PolicyTarget::open(config, shape, prompt, None)?.policy(config, shape, model, Purpose::Export)
 }
 
 /// Returns the policy on this CPU. For training, memory was checked before.
@@ -274,7 +283,7 @@ fn pjrt_policy(
 }
 
 /// Returns the sizes of a run on a device, for prompts of up to `prompt` tokens and model weights of this dtype.
-fn training_sizes(
+pub(crate) fn training_sizes(
     config: &TrainConfig,
     shape: &ModelConfig,
     weights: models::Dtype,
@@ -313,7 +322,7 @@ mod tests {
         let options = device::options(&config, &shape).unwrap();
         let on_device =
             training_sizes(&config, &shape, models::Dtype::F32, 40_000).unwrap().memory(&shape, &options, None);
-        let place = PolicyTarget::open(&config, &shape, None).unwrap();
+        let place = PolicyTarget::open(&config, &shape, 40_000, None).unwrap();
         let (on_host, _) = place.memory(&config, &shape, None, 40_000).unwrap();
         for table in [on_device, on_host] {
             assert!(table.total() > 1 << 40, "{table}");

@@ -12,6 +12,7 @@ mod factory;
 mod lockstep;
 mod mesh;
 mod micro_batch;
+pub mod plan;
 mod prepared;
 mod pretrained;
 mod prompts;

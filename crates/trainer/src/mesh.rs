@@ -1,6 +1,7 @@
 //! The meshes of a run on several devices: of training, and of sampling.
 
 use crate::error::Result;
+use crate::plan::{self, Devices};
 use models::ModelConfig;
 use policy_pjrt::common_refinement;
 use policy_pjrt::decoder::{Axis, AxisRules, Compute, Decoder};
@@ -26,42 +27,49 @@ pub(crate) fn devices(policy: &PolicyConfig) -> Option<usize> {
 }
 
 impl MeshRules {
-    /// Returns the meshes of a run with this configuration and model on `available` devices, of which it may use fewer; `None` without
-    /// `policy.mesh`.
+    /// Returns the meshes of a run with this configuration and model, for prompts of up to `prompt` tokens, on `available` devices, of which it
+    /// may use fewer; `None` without `policy.mesh`.
     ///
     /// # Errors
     /// [`crate::Error::Config`] for a mesh of more devices, and for an axis that does not divide the model's dimensions, with its legal sizes.
-    pub fn within(config: &TrainConfig, shape: &ModelConfig, available: usize) -> Result<Option<Self>> {
-        let devices = devices(&config.policy).unwrap_or(available);
-        let expected = format!("at most {available} devices");
-        check(devices <= available, "policy.mesh", &expected, format!("{devices} devices"))?;
-        Self::of(config, shape, devices)
+    pub fn within(
+        config: &TrainConfig,
+        shape: &ModelConfig,
+        prompt: usize,
+        available: &Devices,
+    ) -> Result<Option<Self>> {
+        let count = devices(&config.policy).unwrap_or(available.count);
+        let expected = format!("at most {} devices", available.count);
+        check(count <= available.count, "policy.mesh", &expected, format!("{count} devices"))?;
+        Self::of(config, shape, prompt, &available.first(count))
     }
 
-    /// Returns the meshes of a run on this number of devices; `None` without `policy.mesh`.
+    /// Returns the meshes of a run on all of these devices; `None` without `policy.mesh`.
     ///
     /// # Errors
     /// [`crate::Error::Config`] for an axis that does not divide the model's dimensions, with its legal sizes.
-    pub(crate) fn of(config: &TrainConfig, shape: &ModelConfig, devices: usize) -> Result<Option<Self>> {
+    pub(crate) fn of(
+        config: &TrainConfig,
+        shape: &ModelConfig,
+        prompt: usize,
+        devices: &Devices,
+    ) -> Result<Option<Self>> {
         let Some(choice) = &config.policy.mesh else { return Ok(None) };
         let table = &config.policy.logical_axis_rules;
         let training = match choice {
-            MeshChoice::Axes(axes) => axes.sizes("policy.mesh", devices)?,
-            MeshChoice::Auto => planned(config, shape, devices)?,
+            MeshChoice::Axes(axes) => checked("policy.mesh", axes.sizes("policy.mesh", devices.count)?, shape, table)?,
+            MeshChoice::Auto => plan::training_rules(config, shape, prompt, devices)?,
         };
-        let training = checked("policy.mesh", training, shape, table)?;
         let rollout = match &config.rollout.mesh {
             Some(MeshChoice::Axes(axes)) => {
-                let rollout = checked("rollout.mesh", axes.sizes("rollout.mesh", devices)?, shape, table)?;
+                let rollout = checked("rollout.mesh", axes.sizes("rollout.mesh", devices.count)?, shape, table)?;
                 let expected =
                     "a mesh whose groups of neighbouring devices contain, or are contained in, those of policy.mesh";
                 let fits = common_refinement(training.mesh(), rollout.mesh()).is_ok();
                 check(fits, "rollout.mesh", expected, rollout.mesh())?;
                 rollout
             }
-            Some(MeshChoice::Auto) | None => {
-                of_rollout(&training, shape, table, devices).unwrap_or_else(|| training.clone())
-            }
+            Some(MeshChoice::Auto) | None => plan::rollout_rules(config, shape, prompt, &training, devices)?,
         };
         Ok(Some(Self { training, rollout }))
     }
@@ -77,40 +85,13 @@ pub fn default_axis_rules(key: &str, mesh: &MeshConfig) -> Result<AxisRules> {
     rules(mesh.sizes(key, devices.unwrap_or(0))?, &LogicalAxisRules::default())
 }
 
-/// Returns the mesh with the largest number of tensor shards, up to gcd(key/value heads, devices), that sampling can have.
-fn of_rollout(
-    training: &AxisRules,
+/// Returns the rules of a mesh whose sizes divide the model's dimensions.
+pub(crate) fn checked(
+    key: &str,
+    sizes: [usize; 3],
     shape: &ModelConfig,
     table: &LogicalAxisRules,
-    devices: usize,
-) -> Option<AxisRules> {
-    let legal = |tensor: usize| {
-        let rules = rules([devices / tensor, 1, tensor], table).ok()?;
-        let fits = is_legal(&rules, shape) && common_refinement(training.mesh(), rules.mesh()).is_ok();
-        fits.then_some(rules)
-    };
-    let divides = |tensor: &usize| devices.is_multiple_of(*tensor) && shape.num_key_value_heads.is_multiple_of(*tensor);
-    (1..=devices).rev().filter(divides).find_map(legal)
-}
-
-/// Returns the axis sizes for `policy.mesh: auto`: fsdp over all devices while every device has a row of a micro-batch, then as few tensor
-/// shards as possible.
-fn planned(config: &TrainConfig, shape: &ModelConfig, devices: usize) -> Result<[usize; 3]> {
-    let table = &config.policy.logical_axis_rules;
-    let rows = config.grpo.micro_batch_sequences();
-    let candidates =
-        (1..=devices).filter(|tensor| devices.is_multiple_of(*tensor)).map(|tensor| [1, devices / tensor, tensor]);
-    let legal: Vec<[usize; 3]> =
-        candidates.filter(|sizes| rules(*sizes, table).is_ok_and(|rules| is_legal(&rules, shape))).collect();
-    let with_rows = legal.iter().find(|[_, fsdp, _]| *fsdp <= rows);
-    // Rows are padded if every legal mesh has more shards of rows than there are rows.
-    let chosen = with_rows.or(legal.last()).copied();
-    // A copy of the weights on every device is legal for every model.
-    Ok(chosen.unwrap_or([devices, 1, 1]))
-}
-
-/// Returns the rules of a mesh whose sizes divide the model's dimensions.
-fn checked(key: &str, sizes: [usize; 3], shape: &ModelConfig, table: &LogicalAxisRules) -> Result<AxisRules> {
+) -> Result<AxisRules> {
     for (axis, size) in MeshAxis::ALL.into_iter().zip(sizes) {
         let alone = |size: usize| rules(MeshAxis::ALL.map(|other| if other == axis { size } else { 1 }), table);
         if !is_legal(&alone(size)?, shape) {
@@ -174,6 +155,10 @@ fn rules(sizes: [usize; 3], table: &LogicalAxisRules) -> Result<AxisRules> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use backend_tpu::plugins::Kind;
+
+    /// Tokens of a prompt.
+    const PROMPT: usize = 1000;
 
     /// Returns the dimensions of Qwen2.5-7B.
     fn shape() -> ModelConfig {
@@ -181,6 +166,7 @@ mod tests {
             vocab_size: 152_064,
             hidden_size: 3584,
             intermediate_size: 18_944,
+            num_hidden_layers: 28,
             num_attention_heads: 28,
             num_key_value_heads: 4,
             ..ModelConfig::default()
@@ -188,10 +174,13 @@ mod tests {
     }
 
     fn of(settings: &str, shape: &ModelConfig) -> Result<[Vec<usize>; 2]> {
-        let layers = grpo_files::Layers::new().text("a test", "{policy: {device: 'pjrt:tpu'}}").unwrap();
+        let layers = grpo_files::Layers::new()
+            .text("a test", "{policy: {device: 'pjrt:tpu', dtype: bfloat16}, rollout: {max_completion_length: 1000}}")
+            .unwrap();
         let config = TrainConfig::from_layers(layers.text("a test", settings).unwrap()).unwrap();
         let devices = devices(&config.policy).unwrap_or(8);
-        let MeshRules { training, rollout } = MeshRules::of(&config, shape, devices)?.unwrap();
+        let devices = Devices::assumed(Kind::Tpu, devices);
+        let MeshRules { training, rollout } = MeshRules::of(&config, shape, PROMPT, &devices)?.unwrap();
         let sizes = |rules: &AxisRules| rules.mesh().axes().iter().map(|(_, size)| *size).collect();
         Ok([sizes(&training), sizes(&rollout)])
     }

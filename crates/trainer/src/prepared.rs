@@ -184,7 +184,7 @@ impl Prepared {
                 lengths.collect::<Result<Vec<_>>>()?.into_iter().max().unwrap_or(0)
             }
         };
-        let place = PolicyTarget::open(&config, &shape, store.as_ref())?;
+        let place = PolicyTarget::open(&config, &shape, longest_prompt, store.as_ref())?;
         let model = described.map(|described| with_weights(described, &config)).transpose()?;
         let (memory, available) = place.memory(&config, &shape, model.as_ref(), longest_prompt)?;
         let name = match &config.model {

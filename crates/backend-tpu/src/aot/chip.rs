@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-/// A device as PJRT counts them: a TPU v7x chip is two devices.
+/// A device as PJRT counts them: chips of TPU v4 and v7x are two devices.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Chip {
     /// The name of the chip on the command line.
@@ -13,6 +13,10 @@ pub struct Chip {
     pub bandwidth: f64,
     /// The bytes of memory.
     pub memory: u64,
+    /// The bytes of memory that programs may use, by the compiler.
+    pub usable_memory: u64,
+    /// The bandwidth in bytes/s of a link to another device, in one direction.
+    pub link_bandwidth: f64,
     /// The clock in cycles/s, for compilers that estimate cycles. For v6e it is inferred from the peak of four 256 x
     /// 256 arrays.
     pub clock: Option<f64>,
@@ -23,22 +27,46 @@ const GIGA: f64 = 1e9;
 const GIB: u64 = 1 << 30;
 
 impl Chip {
-    /// Sources: for TPUs, docs.cloud.google.com/tpu/docs/{v4,v5e,v5p,v6e,tpu7x}; for GPUs, NVIDIA's data sheets (SXM,
-    /// without sparsity), with bandwidth and memory of the target configurations in `targets/`.
+    /// Peaks, memory and bandwidth: for TPUs, docs.cloud.google.com/tpu/docs/{v4,v5e,v5p,v6e,tpu7x}; for GPUs, NVIDIA's
+    /// data sheets (SXM, without sparsity), with bandwidth and memory of the target configurations in `targets/`.
+    ///
+    /// Links: the same pages have the bandwidth of all links of a chip in both directions (v5e 400, v5p 1200, v6e 800,
+    /// tpu7x 1200 GB/s), of four links in a plane or six in a torus of three dimensions, so that a link of v6e moves 100
+    /// GB/s one way; v4 has six links of 50 GB/s (arXiv 2304.01433). Two devices of a chip share its links. A
+    /// GPU's NVLink (600, 900, 900, 1800 GB/s both ways) reaches all others through a switch.
+    ///
+    /// Usable memory: the available bytes in the error of libtpu 0.0.51 about a program that does not fit. XLA's GPU
+    /// compiler states no limit.
     pub const ALL: [Self; 9] = [
-        Self::new("v4", 275.0, 1200.0, 32 * GIB),
-        Self::new("v5e", 197.0, 819.0, 16 * GIB),
-        Self::new("v5p", 459.0, 2765.0, 95 * GIB),
-        Self { clock: Some(918.0 * TERA / (4.0 * 2.0 * 256.0 * 256.0)), ..Self::new("v6e", 918.0, 1638.0, 32 * GIB) },
-        Self::new("tpu7x", 2307.0 / 2.0, 7380.0 / 2.0, 96 * GIB),
-        Self::new("a100", 312.0, 2039.0, 85_100_068_864),
-        Self::new("h100", 989.0, 3352.0, 84_942_979_072),
-        Self::new("h200", 989.0, 4800.0, 151_397_597_184),
-        Self::new("b200", 2250.0, 7672.0, 191_514_411_008),
+        Self::new("v4", 275.0 / 2.0, 1200.0 / 2.0, 16 * GIB, 25.0).with_usable(15.25),
+        Self::new("v5e", 197.0, 819.0, 16 * GIB, 50.0).with_usable(15.75),
+        Self::new("v5p", 459.0, 2765.0, 95 * GIB, 100.0).with_usable(95.73),
+        Self {
+            clock: Some(918.0 * TERA / (4.0 * 2.0 * 256.0 * 256.0)),
+            ..Self::new("v6e", 918.0, 1638.0, 32 * GIB, 100.0).with_usable(31.24)
+        },
+        Self::new("tpu7x", 2307.0 / 2.0, 7380.0 / 2.0, 96 * GIB, 50.0).with_usable(94.74),
+        Self::new("a100", 312.0, 2039.0, 85_100_068_864, 300.0),
+        Self::new("h100", 989.0, 3352.0, 84_942_979_072, 450.0),
+        Self::new("h200", 989.0, 4800.0, 151_397_597_184, 450.0),
+        Self::new("b200", 2250.0, 7672.0, 191_514_411_008, 900.0),
     ];
 
-    const fn new(name: &'static str, teraflops: f64, gigabytes: f64, memory: u64) -> Self {
-        Self { name, peak_flops: teraflops * TERA, bandwidth: gigabytes * GIGA, memory, clock: None }
+    const fn new(name: &'static str, teraflops: f64, gigabytes: f64, memory: u64, link: f64) -> Self {
+        Self {
+            name,
+            peak_flops: teraflops * TERA,
+            bandwidth: gigabytes * GIGA,
+            memory,
+            usable_memory: memory,
+            link_bandwidth: link * GIGA,
+            clock: None,
+        }
+    }
+
+    const fn with_usable(mut self, gibibytes: f64) -> Self {
+        self.usable_memory = (gibibytes * GIB as f64) as u64;
+        self
     }
 
     /// Returns the chip called `name`.

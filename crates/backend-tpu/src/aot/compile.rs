@@ -36,7 +36,7 @@ impl Compiler {
         &self.target
     }
 
-    /// Returns descriptions of the devices, with the process of each.
+    /// Returns descriptions of the devices, with the process of each, in the plugin's order.
     ///
     /// # Errors
     /// [`grpo_core::Error::Backend`] if the plugin fails.

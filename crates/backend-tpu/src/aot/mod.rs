@@ -35,6 +35,7 @@ mod cycles;
 mod fit;
 mod module;
 mod report;
+mod slice;
 mod target;
 mod traffic;
 mod variant;

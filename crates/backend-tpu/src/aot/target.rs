@@ -1,6 +1,7 @@
 //! Targets: devices that need not be present.
 
 use super::chip::Chip;
+use super::slice::{Slices, TPUS};
 use crate::plugins::{self, Kind};
 use grpo_core::error::{Error, Result};
 use pjrt::Topology;
@@ -13,6 +14,7 @@ pub struct Target {
     chip: Chip,
     devices: Devices,
     count: usize,
+    links: usize,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -22,10 +24,6 @@ enum Devices {
     /// XLA's description of the GPU.
     Gpu(&'static str),
 }
-
-/// The smallest slice of each TPU generation in libtpu.
-const TPUS: [(&str, &str); 5] =
-    [("v4", "v4:2x2x1"), ("v5e", "v5e:2x2"), ("v5p", "v5p:2x2x1"), ("v6e", "v6e:1x1"), ("tpu7x", "tpu7x:2x2x1")];
 
 const GPUS: [(&str, &str); 4] = [
     ("a100", include_str!("../../targets/a100.txtpb")),
@@ -40,38 +38,35 @@ impl Target {
     /// # Errors
     /// [`Error::Value`] with the known names.
     pub fn parse(name: &str) -> Result<Self> {
-        fn find<T: Copy>(list: &[(&str, T)], family: &str) -> Option<T> {
-            list.iter().find(|(n, _)| *n == family).map(|(_, value)| *value)
-        }
         let (family, shape) = name.split_once(':').map_or((name, None), |(family, shape)| (family, Some(shape)));
         let of_tpu = || {
-            let smallest = find(&TPUS, family)?;
-            let slice = shape.map_or_else(|| smallest.to_owned(), |_| name.to_owned());
-            let (_, sides) = slice.split_once(':')?;
-            let chips = sides.split('x').try_fold(1_usize, |all, side| {
-                let side = side.parse::<u16>().ok().filter(|side| *side > 0)?;
-                all.checked_mul(side.into())
-            })?;
-            Some((family, Devices::Tpu(slice), chips * if family == "tpu7x" { 2 } else { 1 }))
+            let slices = Slices::of(family)?;
+            let shape = shape.unwrap_or(slices.smallest);
+            let (count, links) = slices.devices_and_links(shape)?;
+            Some((family, Devices::Tpu(format!("{family}:{shape}")), count, links))
         };
         let of_gpu = || {
             let (family, count) = match name.split_once('x') {
                 Some((family, count)) => (family, count.parse::<u8>().ok().filter(|count| *count > 0)?),
                 None => (name, 1),
             };
-            Some((family, Devices::Gpu(find(&GPUS, family)?), usize::from(count)))
+            let (_, description) = GPUS.iter().find(|(name, _)| *name == family)?;
+            // Every GPU has one link, to the switch.
+            Some((family, Devices::Gpu(description), usize::from(count), 1))
         };
         let found = of_tpu().or_else(of_gpu);
         found
-            .and_then(|(family, devices, count)| {
-                Some(Self { name: name.into(), chip: Chip::from_name(family)?, devices, count })
+            .and_then(|(family, devices, count, links)| {
+                Some(Self { name: name.into(), chip: Chip::from_name(family)?, devices, count, links })
             })
             .ok_or_else(|| {
-                let names = |list: &[(&'static str, _)]| list.iter().map(|(n, _)| *n).collect::<Vec<_>>().join(", ");
+                let tpus = TPUS.map(|slices| slices.generation).join(", ");
+                let gpus = GPUS.map(|(name, _)| name).join(", ");
+                let shapes = Slices::of(family).map_or_else(String::new, |slices| {
+                    format!("; {family} has the shapes {}", slices.known())
+                });
                 let known = format!(
-                    "expected a TPU slice ({} with a shape, as v6e:2x4) or GPUs ({}, with a number as h100x8)",
-                    names(&TPUS),
-                    names(&GPUS)
+                    "expected a TPU slice ({tpus} with a shape, as v6e:2x4{shapes}) or GPUs ({gpus}, with a number as h100x8)"
                 );
                 Error::value("target", format!("`{name}`"), known)
             })
@@ -90,6 +85,12 @@ impl Target {
     /// Returns the number of devices, as PJRT counts them.
     pub fn devices(&self) -> usize {
         self.count
+    }
+
+    /// Returns the number of links through which a device receives in a collective of all devices: one per axis of a
+    /// slice, two along an axis that is a ring, and one for a GPU.
+    pub fn links(&self) -> usize {
+        self.links
     }
 
     /// Returns the complete description of the target for the compiler.

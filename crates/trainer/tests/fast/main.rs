@@ -3,6 +3,7 @@
 mod documents;
 mod losses;
 mod own_policy;
+mod plan;
 mod ppo;
 mod rollout;
 mod steps;

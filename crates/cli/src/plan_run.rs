@@ -1,0 +1,307 @@
+//! `grpo plan` of a run: meshes, micro-batches and recomputation by a cost model, and the compiler's numbers for the best.
+
+use crate::aot::{self, Compiled, compile_all, expect_reports};
+use crate::aot_run::is_out_of_memory;
+use crate::bench_layers::BenchArgs;
+use crate::commented::commented;
+use crate::compiling::Compiling;
+use crate::plan::Args;
+use crate::{Outcome, emit, emit_document, emit_json, layers, plan_run_text};
+use anyhow::{Context, bail};
+use backend_tpu::aot::{Chip, Target};
+use backend_tpu::plugins;
+use grpo_aot::{ProgramName, RunPrograms};
+use grpo_core::readable_bytes;
+use grpo_files::{counted, to_yaml, to_yaml_with_secrets};
+use serde::Serialize;
+use serde_json::Value;
+use std::collections::BTreeMap;
+use trainer::TrainConfig;
+use trainer::plan::{Candidate, Devices, Illegal, Settings, longest_prompt, plan};
+
+/// The version of the document of `--json`.
+const FORMAT: &str = "grpo-plan/1";
+/// The number of meshes that are compiled if a plugin is installed.
+const COMPILED: usize = 3;
+
+/// The document of `--json`.
+#[derive(Debug, Serialize)]
+pub(crate) struct Document {
+    /// The format with its version.
+    pub(crate) format: &'static str,
+    /// The name of the run.
+    pub(crate) name: String,
+    /// The target as the command line names it.
+    pub(crate) target: String,
+    /// The properties of one device of the target.
+    pub(crate) chip: Chip,
+    /// The number of devices.
+    pub(crate) devices: usize,
+    /// The bytes of a device's memory that may be used.
+    pub(crate) memory_bytes: u64,
+    /// The number of weights of the model.
+    pub(crate) parameters: u64,
+    /// The numbers of tokens of the longest prompt and the longest completion.
+    pub(crate) tokens: [usize; 2],
+    /// The number of sequences of a step.
+    pub(crate) sequences: usize,
+    /// The number of candidates that fit, and of all.
+    pub(crate) fitting: [usize; 2],
+    /// The candidates that fit, fastest first; then those that do not, smallest first.
+    pub(crate) candidates: Vec<Row>,
+    /// The meshes that were left out.
+    pub(crate) illegal: Vec<Illegal>,
+    /// The reason why nothing was compiled, if so.
+    pub(crate) not_compiled: Option<String>,
+    /// The best settings; `None` if nothing fits.
+    pub(crate) best: Option<Best>,
+}
+
+/// A candidate, with the compiler's numbers if it was compiled.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Row {
+    #[serde(flatten)]
+    pub(crate) candidate: Candidate,
+    /// The compiler's numbers; `None` for a candidate that was not compiled.
+    pub(crate) compiled: Option<CompiledUpdate>,
+}
+
+/// The compiler's numbers of an update.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct CompiledUpdate {
+    /// The estimated time on each device, without the links; `None` if the compiler has no estimate.
+    pub(crate) update_seconds: Option<f64>,
+    /// The memory of each device during the update; `None` if the compiler refused because it does not fit.
+    pub(crate) memory_bytes: Option<u64>,
+    /// `true` if the memory fits.
+    pub(crate) fits: bool,
+}
+
+/// The best settings.
+#[derive(Debug, Serialize)]
+pub(crate) struct Best {
+    /// The settings.
+    #[serde(flatten)]
+    pub(crate) settings: Settings,
+    /// The keys of a configuration with these settings.
+    pub(crate) keys: Value,
+    /// The keys as YAML.
+    pub(crate) yaml: String,
+}
+
+impl Row {
+    /// Returns `true` if the memory fits, by the compiler where it was asked.
+    pub(crate) fn fits(&self) -> bool {
+        self.compiled.as_ref().map_or(self.candidate.fits, |compiled| compiled.fits)
+    }
+
+    /// Returns the time of a step, with the compiler's estimate of an update in place of the predicted one.
+    fn step_seconds(&self, updates: usize) -> f64 {
+        let Candidate { step_seconds, update, .. } = self.candidate;
+        let compiled = self.compiled.as_ref().and_then(|compiled| compiled.update_seconds);
+        step_seconds + compiled.map_or(0.0, |seconds| updates as f64 * (seconds - update.chip_seconds))
+    }
+}
+
+pub(crate) fn run(args: Args, compiling: &Compiling) -> anyhow::Result<Outcome> {
+    let BenchArgs { config: path, set, .. } = &args.bench;
+    let given = layers::resolve_run(path.as_deref(), set)?;
+    if args.bench.print_config {
+        emit_document(&commented(&to_yaml(&given)?))?;
+        return Ok(Outcome::Done);
+    }
+    let of_file = || path.as_ref().map_or_else(String::new, |path| path.display().to_string());
+    let target = Target::parse(&args.bench.target)?;
+    let (count, not_compiled) = compilations(&args, &target)?;
+    let (shape, config) = grpo_aot::resolve(&given, target.kind()).with_context(of_file)?;
+    let mut devices = Devices::of(&target);
+    devices.memory = args.hbm.unwrap_or(devices.memory);
+    let prompt = longest_prompt(&config, &shape);
+    let plan = plan(&config, &shape, prompt, &devices)?;
+    let chosen: Vec<Settings> = plan.by_mesh().into_iter().filter(|c| c.fits).take(count).map(|c| c.settings).collect();
+    let mut rows: Vec<Row> = plan.candidates.into_iter().map(|candidate| Row { candidate, compiled: None }).collect();
+    for settings in chosen {
+        let compiled = compile(&args, &target, &config, &settings, &devices, compiling)?;
+        let row = rows.iter_mut().find(|row| row.candidate.settings == settings);
+        row.into_iter().for_each(|row| row.compiled = Some(compiled.clone()));
+    }
+    let best = best(&rows, config.grpo.updates()).map(|row| row.candidate.settings);
+    let fitting = [rows.iter().filter(|row| row.fits()).count(), rows.len()];
+    let smallest = rows.iter().min_by_key(|row| row.candidate.memory_bytes).map(|row| row.candidate);
+    let document = Document {
+        format: FORMAT,
+        name: config.run.name.clone(),
+        target: target.name().into(),
+        chip: target.chip(),
+        devices: devices.count,
+        memory_bytes: devices.memory,
+        parameters: shape.parameter_count(),
+        tokens: [prompt, config.rollout.max_completion_length()],
+        sequences: config.grpo.sequences(),
+        fitting,
+        candidates: rows,
+        illegal: plan.illegal,
+        not_compiled,
+        best: best.map(|settings| of_best(settings, &config)).transpose()?,
+    };
+    match args.json {
+        true => emit_json(&shortened(document, args.top))?,
+        false => emit(&plan_run_text::text(&document, args.top))?,
+    }
+    match (best, smallest) {
+        (None, Some(smallest)) => bail!(does_not_fit(&smallest, &devices, target.name())),
+        _ => Ok(Outcome::Done),
+    }
+}
+
+/// Returns the number of meshes to compile, and the reason if it is 0.
+fn compilations(args: &Args, target: &Target) -> anyhow::Result<(usize, Option<String>)> {
+    let plugin = || plugins::find(target.kind(), args.bench.plugin.as_deref());
+    let is_named = args.bench.plugin.is_some() || std::env::var_os(plugins::VARIABLE).is_some();
+    match args.compile {
+        Some(0) => Ok((0, Some("--compile 0".into()))),
+        Some(count) => {
+            plugin()?;
+            Ok((count, None))
+        }
+        None => match plugin() {
+            Ok(_) => Ok((COMPILED, None)),
+            Err(error) if is_named => Err(error.into()),
+            Err(error) => Ok((0, Some(error.to_string()))),
+        },
+    }
+}
+
+/// Compiles an update with these settings.
+fn compile(
+    args: &Args,
+    target: &Target,
+    config: &TrainConfig,
+    settings: &Settings,
+    devices: &Devices,
+    compiling: &Compiling,
+) -> anyhow::Result<CompiledUpdate> {
+    let programs = RunPrograms::of_target(&settings.applied_to(config), target)?;
+    let names: Vec<String> = programs.names_of_update().iter().map(ToString::to_string).collect();
+    tracing::info!("compiling {} for {}", names.join(" and "), settings.mesh);
+    let reports = compile_all(&of_worker(args, config, settings), &names, compiling)?;
+    compiled_update(&programs, &reports, devices)
+}
+
+/// Returns the arguments of `grpo aot` for the run with these settings.
+fn of_worker(args: &Args, config: &TrainConfig, settings: &Settings) -> aot::Args {
+    let BenchArgs { config: path, set, target, plugin, .. } = &args.bench;
+    let mut set = set.clone();
+    // A number of devices in the file would not fit the mesh.
+    set.extend(config.policy.devices.map(|_| "policy.devices=null".to_owned()));
+    let keys = settings.keys();
+    for (section, keys) in keys.as_object().into_iter().flatten() {
+        set.extend(keys.as_object().into_iter().flatten().map(|(key, value)| format!("{section}.{key}={value}")));
+    }
+    let bench =
+        BenchArgs { config: path.clone(), set, print_config: false, target: target.clone(), plugin: plugin.clone() };
+    let recompile = args.recompile;
+    aot::Args { bench, variants: vec![], json: true, recompile, emit: None, assert: vec![], worker: false }
+}
+
+/// Returns the numbers of an update from the reports of its programs.
+fn compiled_update(
+    programs: &RunPrograms,
+    reports: &BTreeMap<String, Compiled>,
+    devices: &Devices,
+) -> anyhow::Result<CompiledUpdate> {
+    let report = |name: ProgramName| reports.get(&name.to_string())?.report();
+    let is_exhausted = |compiled: &Compiled| match compiled {
+        Compiled::Failed { error } => is_out_of_memory(error),
+        Compiled::Report(_) => false,
+    };
+    if !reports.values().any(is_exhausted) {
+        expect_reports("program", reports)?;
+    }
+    let memory_bytes = programs.update_bytes(report);
+    Ok(CompiledUpdate {
+        update_seconds: programs.update_seconds(report),
+        memory_bytes,
+        fits: memory_bytes.is_some_and(|bytes| bytes <= devices.memory),
+    })
+}
+
+/// Returns the fastest of the compiled candidates that fit; if there is none, the first other one that fits.
+fn best(rows: &[Row], updates: usize) -> Option<&Row> {
+    let compiled = rows.iter().filter(|row| row.compiled.is_some() && row.fits());
+    let fastest = compiled.min_by(|a, b| a.step_seconds(updates).total_cmp(&b.step_seconds(updates)));
+    fastest.or_else(|| rows.iter().find(|row| row.fits()))
+}
+
+fn of_best(settings: Settings, config: &TrainConfig) -> anyhow::Result<Best> {
+    let mut keys = settings.keys();
+    keys["policy"]["device"] = serde_json::to_value(config.policy.device)?;
+    Ok(Best { settings, yaml: to_yaml_with_secrets(&keys)?, keys })
+}
+
+/// Returns the document with the first `top` candidates.
+fn shortened(mut document: Document, top: Option<usize>) -> Document {
+    document.candidates.truncate(top.unwrap_or(usize::MAX));
+    document
+}
+
+fn does_not_fit(smallest: &Candidate, devices: &Devices, target: &str) -> String {
+    format!(
+        "no mesh of {target} fits: the least memory is {} per device, with {}, {} per micro-batch and {}, and {} may be used; a target with more \
+         devices or more memory per device, or {}",
+        readable_bytes(smallest.memory_bytes),
+        smallest.settings.mesh,
+        counted(smallest.micro_batch, "sequence"),
+        plan_run_text::recompute(&smallest.settings),
+        readable_bytes(devices.memory),
+        run_config::advice::DEVICE_MEMORY
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use run_config::{MeshConfig, RecomputeGranularity};
+    use trainer::plan::Cost;
+
+    /// Returns a row with this size of `fsdp` and predicted time of a step; an update takes half of it.
+    fn row(fsdp: i64, step_seconds: f64, compiled: Option<(f64, bool)>) -> Row {
+        let mesh = MeshConfig { fsdp, ..MeshConfig::default() };
+        let settings = Settings {
+            mesh,
+            rollout_mesh: mesh,
+            gradient_accumulation_steps: 1,
+            recompute_granularity: RecomputeGranularity::Full,
+            recompute_num_layers: 1,
+        };
+        let update = Cost { chip_seconds: step_seconds / 2.0, ..Cost::default() };
+        let candidate = Candidate {
+            settings,
+            micro_batch: 1,
+            update,
+            score: Cost::default(),
+            rollout: Cost::default(),
+            step_seconds,
+            memory_bytes: 1,
+            fits: true,
+        };
+        let compiled = compiled.map(|(seconds, fits)| CompiledUpdate {
+            update_seconds: Some(seconds),
+            memory_bytes: fits.then_some(1),
+            fits,
+        });
+        Row { candidate, compiled }
+    }
+
+    #[test]
+    fn best_settings_are_the_fastest_compiled_ones_that_fit() {
+        let best = |rows: &[Row]| best(rows, 1).map(|row| row.candidate.settings.mesh.fsdp);
+        // Predicted steps of 1.0 and 1.2 s; the compiler has 0.9 and 0.4 s for updates of 0.5 and 0.6 s.
+        assert_eq!(best(&[row(1, 1.0, Some((0.9, true))), row(2, 1.2, Some((0.4, true))), row(4, 1.3, None)]), Some(2));
+        assert_eq!(best(&[row(1, 1.0, Some((0.5, false))), row(2, 1.2, Some((0.6, true)))]), Some(2));
+        // Nothing that was compiled fits.
+        assert_eq!(best(&[row(1, 1.0, Some((0.5, false))), row(4, 1.3, None)]), Some(4));
+        assert_eq!(best(&[row(1, 1.0, Some((0.5, false)))]), None);
+        assert_eq!(best(&[row(1, 1.0, None), row(2, 1.2, None)]), Some(1));
+    }
+}

@@ -1,0 +1,351 @@
+//! The cost model: predicted time and memory of a run on a mesh, without a compiler.
+//!
+//! Legend: L layers, M tokens of a micro-batch on a device, T tokens of a row, N completion tokens, H hidden size, I width of the MLP,
+//! A query heads, V vocabulary.
+//!
+//! The time of a program on each device is a sum of three kinds of parts, because the compilers overlap none of them:
+//!
+//! ```text
+//! matmuls              max(flops / peak, bytes of the weights / memory bandwidth)
+//! everything else      bytes that it moves / memory bandwidth
+//! collectives          received bytes / bandwidth of the links, and the bytes written and read again / memory bandwidth
+//! ```
+//!
+//! A forward pass runs once for the result and again for each recomputation; the backward pass costs two. Per layer and forward pass, a device
+//! gathers the weights of the layer over `fsdp`, and over `tensor` the tokens of the residual stream before attention and MLP, whose outputs it
+//! reduces and scatters. The backward pass gathers weights once more and reduces gradients in f32, over `fsdp` and over `data`.
+//!
+//! The constants of traffic and of temporaries are fitted to libtpu's allocations and estimates for Qwen2.5 0.5B, 1.5B and 7B and Qwen3-8B
+//! (BENCHMARKS.md), which they match within 10 %. libtpu's estimates leave out the time of the links.
+
+use super::cost::Cost;
+use super::devices::Devices;
+use crate::mesh::MeshRules;
+use models::ModelConfig;
+use policy_pjrt::decoder::{Axis, AxisRules, Compute, Parameter, parameters};
+use policy_pjrt::{PjrtPolicyOptions, TrainShape};
+use run_config::{MeshAxis, PolicyConfig, RecomputeGranularity, TrainConfig};
+
+/// Bytes moved per element of the attention scores `[M, A, T]` in a forward and in a backward pass.
+const SCORES: [f64; 2] = [4.0, 20.0];
+/// How often an activation `[M, I]` of the MLP is moved per forward pass.
+const MLP: f64 = 2.5;
+/// How often an activation `[M, H]` of the residual stream is moved per forward pass.
+const RESIDUAL: f64 = 4.0;
+/// Bytes moved per logit in the loss and its gradient.
+const LOGITS: f64 = 12.0;
+/// Completion tokens per chunk of logits; every chunk reads the head, and reads and writes its gradient.
+const CHUNK: f64 = 2048.0;
+/// Bytes that AdamW moves per weight: reads of weight, gradient and two moments in f32, and writes of all but the gradient.
+const ADAMW: f64 = 28.0;
+/// Passes of bf16 matmuls for one matmul of f32 operands.
+const F32_PASSES: f64 = 6.0;
+/// How often bytes that a collective receives are moved in memory: weights and their gradients, and activations.
+const WEIGHTS: f64 = 2.0;
+const ACTIVATIONS: f64 = 3.0;
+/// Temporaries of the backward pass of a layer, as numbers of activations `[M, I]` and `[M, H]`, and of gathered weights of a layer.
+const TEMPORARIES: [f64; 3] = [2.0, 6.0, 2.5];
+
+/// Adds up the cost of a program on a mesh.
+struct Meter<'a> {
+    devices: &'a Devices,
+    rules: &'a AxisRules,
+    compute: Compute,
+    cost: Cost,
+}
+
+impl<'a> Meter<'a> {
+    fn new(devices: &'a Devices, rules: &'a AxisRules, compute: Compute) -> Self {
+        Self { devices, rules, compute, cost: Cost::default() }
+    }
+
+    /// Adds matmuls with weights of this size.
+    fn matmuls(&mut self, flops: f64, weight_bytes: f64) {
+        let passes = if self.compute == Compute::F32 { F32_PASSES } else { 1.0 };
+        let chip = &self.devices.chip;
+        self.cost.chip_seconds += (passes * flops / chip.peak_flops).max(weight_bytes / chip.bandwidth);
+    }
+
+    /// Adds memory traffic.
+    fn moves(&mut self, bytes: f64) {
+        self.cost.chip_seconds += bytes / self.devices.chip.bandwidth;
+    }
+
+    /// Adds a gather of `bytes` over an axis, or a reduction that scatters them: a device receives all but its own shard.
+    fn gathers(&mut self, axis: MeshAxis, bytes: f64) {
+        let size = size(self.rules, axis);
+        let received = bytes * (size as f64 - 1.0) / size as f64;
+        self.cost.link_seconds += received / self.devices.received_per_second(size);
+        self.moves(if axis == MeshAxis::Tensor { ACTIVATIONS } else { WEIGHTS } * received);
+        self.cost.receive(axis, received);
+    }
+
+    /// Adds a reduction of `bytes` over an axis whose result is on every device.
+    fn reduces(&mut self, axis: MeshAxis, bytes: f64) {
+        self.gathers(axis, 2.0 * bytes);
+    }
+}
+
+/// Returns the number of devices along an axis.
+fn size(rules: &AxisRules, axis: MeshAxis) -> usize {
+    rules.mesh().size(axis.name()).unwrap_or(1)
+}
+
+/// How often a micro-batch runs the layers.
+#[derive(Clone, Copy, Debug)]
+struct Passes {
+    /// Forward passes, with recomputation.
+    forward: f64,
+    /// Forward passes of attention.
+    attention: f64,
+    /// Backward passes, in units of forward matmuls.
+    backward: f64,
+    /// Gathers of all weights over `fsdp`.
+    weights: f64,
+    /// Passes with collectives of activations over `tensor`.
+    activations: f64,
+}
+
+impl Passes {
+    /// Returns the passes of scoring.
+    const SCORE: Self = Self { forward: 1.0, attention: 1.0, backward: 0.0, weights: 1.0, activations: 1.0 };
+
+    /// Returns the passes of a micro-batch in training.
+    fn of_training(config: &TrainConfig) -> Self {
+        let PolicyConfig { recompute_granularity, recompute_num_layers, .. } = config.policy;
+        let forward = match recompute_granularity {
+            RecomputeGranularity::Full if recompute_num_layers > 1 => 3.0,
+            RecomputeGranularity::Full | RecomputeGranularity::ExceptAttention => 2.0,
+            RecomputeGranularity::Selective | RecomputeGranularity::None => 1.0,
+        };
+        let saves_attention = recompute_granularity == RecomputeGranularity::ExceptAttention;
+        Self {
+            forward,
+            attention: if saves_attention { 1.0 } else { forward },
+            // Frozen weights have no gradient.
+            backward: if config.lora.is_some() { 1.0 } else { 2.0 },
+            // The backward pass of a layer gathers its weights once, for its recomputation as well.
+            weights: f64::max(forward, 2.0),
+            activations: forward + 1.0,
+        }
+    }
+}
+
+/// The sizes of a model on each device of a mesh.
+struct Model<'a> {
+    shape: &'a ModelConfig,
+    /// The elements of the layers' matrices, and of all parameters.
+    matrices: f64,
+    elements: f64,
+    /// Bytes of an operand's element.
+    operand: f64,
+}
+
+impl<'a> Model<'a> {
+    fn new(shape: &'a ModelConfig, rules: &AxisRules, compute: Compute) -> Self {
+        let table = parameters(shape);
+        let count = |is_in: &dyn Fn(&Parameter) -> bool| {
+            table.iter().filter(|p| is_in(p)).map(|p| rules.elements(p) as f64).sum::<f64>()
+        };
+        Self {
+            shape,
+            matrices: count(&|p| p.has_matrices() && p.is_stacked()),
+            elements: count(&|_| true),
+            operand: compute.dtype().bytes() as f64,
+        }
+    }
+
+    fn layers(&self) -> f64 {
+        self.shape.num_hidden_layers as f64
+    }
+
+    fn width(&self) -> f64 {
+        self.shape.hidden_size as f64
+    }
+
+    /// Returns the elements of the layers' matrices on a device after they were gathered over `fsdp`.
+    fn gathered(&self, rules: &AxisRules) -> f64 {
+        self.matrices * rules.parts(Axis::Embed) as f64
+    }
+}
+
+/// The cost model of a run on a mesh.
+pub(super) struct CostModel<'a> {
+    pub(super) config: &'a TrainConfig,
+    pub(super) shape: &'a ModelConfig,
+    pub(super) devices: &'a Devices,
+    pub(super) meshes: &'a MeshRules,
+    pub(super) options: &'a PjrtPolicyOptions,
+    /// The tokens of the longest prompt.
+    pub(super) prompt: usize,
+}
+
+impl CostModel<'_> {
+    /// Returns the cost of an update: the gradients of its micro-batches, and AdamW.
+    pub(super) fn update(&self) -> Cost {
+        let micro_batches = self.config.grpo.gradient_accumulation_steps;
+        let gradient = self.layers(Passes::of_training(self.config)) + self.head(3.0) + self.gradients(micro_batches);
+        gradient * micro_batches + self.optimizer()
+    }
+
+    /// Returns the cost of the log-probabilities of a micro-batch.
+    pub(super) fn score(&self) -> Cost {
+        self.layers(Passes::SCORE) + self.head(1.0)
+    }
+
+    /// Returns the cost of a rollout of as many sequences as decode in parallel, each of full length.
+    pub(super) fn rollout(&self) -> Cost {
+        let completion = self.config.rollout.max_completion_length();
+        self.prefill() + self.decode() * completion.saturating_sub(1).max(1)
+    }
+
+    /// Returns bytes that the backward pass of a layer needs on each device, in addition to the parts of the memory table.
+    pub(super) fn temporary_bytes(&self) -> u64 {
+        let (rules, model) = (self.training(), self.model(self.training()));
+        let tokens = self.tokens(rules);
+        let mlp = tokens * self.shape.intermediate_size as f64 / rules.parts(Axis::Mlp) as f64;
+        let parts = [mlp, tokens * model.width(), model.gathered(rules) / model.layers()];
+        let elements: f64 = parts.into_iter().zip(TEMPORARIES).map(|(part, count)| part * count).sum();
+        (model.operand * elements) as u64
+    }
+
+    /// Returns the bytes of the gradients of trained weights on each device.
+    pub(super) fn gradient_bytes(&self) -> u64 {
+        let elements = self.model(self.training()).elements;
+        if self.config.lora.is_some() { 0 } else { (size_of::<f32>() as f64 * elements) as u64 }
+    }
+
+    fn training(&self) -> &AxisRules {
+        &self.meshes.training
+    }
+
+    fn model(&self, rules: &AxisRules) -> Model<'_> {
+        Model::new(self.shape, rules, self.options.compute)
+    }
+
+    fn micro_batch(&self) -> TrainShape {
+        let sequences = self.config.grpo.micro_batch_sequences();
+        let completion = self.config.rollout.max_completion_length();
+        TrainShape::uniform(sequences, self.prompt, completion).sharded(Some(self.training()))
+    }
+
+    /// Returns M: each device has its rows, with empty ones, and all of their tokens in attention and MLP.
+    fn tokens(&self, rules: &AxisRules) -> f64 {
+        let TrainShape { rows, length, .. } = self.micro_batch();
+        (rows / rules.parts(Axis::Batch) * length) as f64
+    }
+
+    fn meter<'a>(&'a self, rules: &'a AxisRules) -> Meter<'a> {
+        Meter::new(self.devices, rules, self.options.compute)
+    }
+
+    /// Returns the cost of the layers for a micro-batch.
+    fn layers(&self, passes: Passes) -> Cost {
+        let (rules, model) = (self.training(), self.model(self.training()));
+        let mut meter = self.meter(rules);
+        let (tokens, length) = (self.tokens(rules), self.micro_batch().length as f64);
+        let layers = model.layers();
+        let (heads, mlp) = (rules.parts(Axis::Heads) as f64, rules.parts(Axis::Mlp) as f64);
+        let weights = model.gathered(rules);
+        let all = passes.forward + passes.backward;
+        meter.matmuls(2.0 * all * weights * tokens, all * model.operand * weights);
+        // Causal attention computes half of all pairs.
+        let query = (self.shape.num_attention_heads * self.shape.head_dim()) as f64 / heads;
+        let is_backward = f64::from(u8::from(passes.backward > 0.0));
+        let attention = passes.attention + 2.0 * is_backward;
+        meter.matmuls(2.0 * attention * layers * tokens * length * query, 0.0);
+        let scores = tokens * length * self.shape.num_attention_heads as f64 / heads;
+        meter.moves(layers * scores * (SCORES[0] * passes.attention + SCORES[1] * is_backward));
+        let activations = MLP * self.shape.intermediate_size as f64 / mlp + RESIDUAL * model.width();
+        meter.moves(layers * tokens * activations * model.operand * (passes.forward + 2.0 * is_backward));
+        meter.gathers(MeshAxis::Fsdp, passes.weights * model.operand * weights);
+        // Two gathers and two reductions of the residual stream per layer.
+        meter.gathers(MeshAxis::Tensor, 4.0 * passes.activations * layers * tokens * model.width() * model.operand);
+        meter.cost
+    }
+
+    /// Returns the cost of the loss: `products` matmuls with the head, one for logits and one for each gradient.
+    fn head(&self, products: f64) -> Cost {
+        let (rules, model) = (self.training(), self.model(self.training()));
+        let mut meter = self.meter(rules);
+        // Every device computes the logits of all tokens for its shard of the vocabulary.
+        let tokens = self.micro_batch().tokens as f64;
+        let head = self.shape.vocab_size as f64 / rules.parts(Axis::Vocab) as f64 * model.width();
+        let products = if self.config.lora.is_some() { f64::min(products, 2.0) } else { products };
+        meter.matmuls(2.0 * products * head * tokens, 0.0);
+        let chunks = (tokens / CHUNK).max(1.0);
+        meter.moves(chunks * head * (products * model.operand + 4.0 * (products - 1.0)));
+        meter.moves(LOGITS * tokens * self.shape.vocab_size as f64 / rules.parts(Axis::Vocab) as f64);
+        // Hidden states of all rows, and their gradients in f32.
+        let gradient = if products > 1.0 { size_of::<f32>() as f64 } else { 0.0 };
+        for axis in [MeshAxis::Data, MeshAxis::Fsdp] {
+            meter.gathers(axis, tokens * model.width() * (model.operand + gradient));
+        }
+        meter.cost
+    }
+
+    /// Returns the cost of collecting the gradients of a micro-batch.
+    fn gradients(&self, micro_batches: usize) -> Cost {
+        let (rules, model) = (self.training(), self.model(self.training()));
+        let mut meter = self.meter(rules);
+        if self.config.lora.is_none() {
+            let single = size_of::<f32>() as f64;
+            meter.gathers(MeshAxis::Fsdp, single * model.gathered(rules));
+            meter.reduces(MeshAxis::Data, single * model.elements);
+            if micro_batches > 1 {
+                // The accumulators are read and written.
+                meter.moves(2.0 * single * model.elements);
+            }
+        }
+        meter.cost
+    }
+
+    /// Returns the cost of AdamW. Adapters are negligible.
+    fn optimizer(&self) -> Cost {
+        let mut meter = self.meter(self.training());
+        if self.config.lora.is_none() {
+            meter.moves(ADAMW * self.model(self.training()).elements);
+        }
+        meter.cost
+    }
+
+    /// Returns the number of sequences that decode in parallel, on each device of the rollout's mesh.
+    fn slots(&self) -> f64 {
+        let slots = self.config.grpo.sequences().min(self.config.rollout.batch_size);
+        slots.div_ceil(self.meshes.rollout.parts(Axis::Batch)) as f64
+    }
+
+    /// Returns the cost of the prompts of a rollout.
+    fn prefill(&self) -> Cost {
+        let rules = &self.meshes.rollout;
+        let model = self.model(rules);
+        let mut meter = self.meter(rules);
+        let prompts = self.slots() / self.config.grpo.num_generations as f64;
+        let tokens = prompts.max(1.0) * self.prompt as f64;
+        let weights = model.gathered(rules);
+        meter.matmuls(2.0 * weights * tokens, model.operand * weights);
+        meter.gathers(MeshAxis::Fsdp, model.operand * weights);
+        meter.gathers(MeshAxis::Tensor, 4.0 * model.layers() * tokens * model.width() * model.operand);
+        meter.cost
+    }
+
+    /// Returns the mean cost of a token of every sequence: all weights and the keys and values so far are read.
+    fn decode(&self) -> Cost {
+        let rules = &self.meshes.rollout;
+        let model = self.model(rules);
+        let mut meter = self.meter(rules);
+        let slots = self.slots();
+        let vocab = self.shape.vocab_size as f64 / rules.parts(Axis::Vocab) as f64;
+        let weights = model.gathered(rules);
+        let read = weights + vocab * model.width();
+        meter.matmuls(2.0 * read * slots, model.operand * read);
+        let columns = self.prompt as f64 + self.config.rollout.max_completion_length() as f64 / 2.0;
+        let keys = (self.shape.num_key_value_heads * self.shape.head_dim()) as f64 / rules.parts(Axis::Kv) as f64;
+        meter.moves(2.0 * model.layers() * slots * columns * keys * model.operand);
+        meter.gathers(MeshAxis::Fsdp, model.operand * weights);
+        // The outputs of attention and MLP are sums over heads and columns.
+        meter.reduces(MeshAxis::Tensor, 2.0 * model.layers() * slots * model.width() * model.operand);
+        meter.gathers(MeshAxis::Tensor, slots * self.shape.vocab_size as f64 * size_of::<f32>() as f64);
+        meter.cost
+    }
+}

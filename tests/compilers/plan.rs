@@ -1,0 +1,49 @@
+//! The compiler's numbers of a run's plan.
+
+use crate::support::{Runs, Said, assert_has, grpo};
+use pjrt::install::Kind;
+
+const RUN: &str = "run: { name: small }
+model: { vocab_size: 512, hidden_size: 256, intermediate_size: 512, num_hidden_layers: 4, num_attention_heads: 4, \
+num_key_value_heads: 2, max_position_embeddings: 256 }
+policy: { dtype: bfloat16, mesh: auto, devices: 3 }
+rollout: { max_completion_length: 64, batch_size: 8 }
+grpo: { prompts_per_step: 2, num_generations: 4 }
+";
+
+fn plan(kind: Kind, target: &str, more: &[&str], code: i32) -> Said {
+    let folder = Runs::new(&[]);
+    grpo(["plan", &folder.write("config.yaml", RUN), "--target", target]).args(more).plugin(kind).exit(code)
+}
+
+#[test]
+fn best_meshes_are_compiled_and_the_numbers_are_beside_the_predictions() {
+    let document = plan(Kind::Tpu, "v6e:2x2", &["--compile", "2", "--json"], 0).json();
+    let candidates = document["candidates"].as_array().expect("candidates");
+    let compiled: Vec<_> = candidates.iter().filter(|candidate| !candidate["compiled"].is_null()).collect();
+    assert_eq!(compiled.len(), 2, "{document}");
+    assert_ne!(compiled[0]["mesh"], compiled[1]["mesh"]);
+    assert!(document["not_compiled"].is_null());
+    for candidate in &compiled {
+        let numbers = &candidate["compiled"];
+        assert_eq!(numbers["fits"], true, "{numbers}");
+        assert!(numbers["update_seconds"].as_f64() > Some(0.0), "{numbers}");
+        // Weights and two moments, four bytes each, over the devices.
+        let parameters = document["parameters"].as_f64().expect("a number");
+        assert!(numbers["memory_bytes"].as_f64() > Some(12.0 * parameters / 4.0), "{numbers}");
+    }
+    assert!(compiled.iter().any(|candidate| candidate["mesh"] == document["best"]["mesh"]), "{document}");
+
+    let text = plan(Kind::Tpu, "v6e:2x2", &["--compile", "2"], 0).stdout;
+    assert_has(&text, &["compiled update", "compiled memory", "leave out the links", "The best settings"]);
+    assert!(!text.contains("cost model alone"), "{text}");
+}
+
+#[test]
+fn gpus_report_bytes_without_times() {
+    let document = plan(Kind::Cuda, "h100x2", &["--compile", "1", "--json"], 0).json();
+    let candidates = document["candidates"].as_array().expect("candidates");
+    let compiled = candidates.iter().find(|candidate| !candidate["compiled"].is_null()).expect("one");
+    assert!(compiled["compiled"]["update_seconds"].is_null(), "{compiled}");
+    assert!(compiled["compiled"]["memory_bytes"].as_f64() > Some(0.0), "{compiled}");
+}
