@@ -245,7 +245,7 @@ def sample(c, params, x, key):
     """Returns tokens and their log-probabilities [B] after the residual stream x [B, H]."""
     head = params["embed"] if c.tied else params["head"]
     logits = lax.dot_general(rms_norm(x, params["norm"], c.eps), head, (((1,), (1,)), ((), ())), preferred_element_type=f32)
-    logits = c.constrain(logits, ROWS, VOCAB)
+    logits = c.constrain(logits, ROWS, "tensor")
     token = jnp.argmax(logits + jax.random.gumbel(key, logits.shape, f32), -1).astype(i32)
     hit = lax.broadcasted_iota(i32, logits.shape, 1) == token[:, None]
     return token, jnp.sum(jnp.where(hit, logits, 0.0), -1) - jax.nn.logsumexp(logits, -1)
