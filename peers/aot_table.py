@@ -7,10 +7,12 @@ Both sides have the same shapes and are compiled at level O0. The time of JAX's 
 program with the gradients of a micro-batch and a step of AdamW. `temp` is all memory except weights and moments, including gradients (for a
 rollout, all memory except the bf16 weights). With 1.5B and 16 rows, grpo saves only the inputs of every fourth layer.
 
-    python peers/aot_table.py --meshes --grpo target/release/grpo --target v6e:2x4 [--only 'step 7B fsdp 8,decode 7B data 2 tensor 4']
+    python peers/aot_table.py --meshes --grpo target/release/grpo --jax ~/peers-jax/bin/python --target v6e:2x4
+        [--only 'step 7B fsdp 8,decode 7B data 2 tensor 4']
 
-With --meshes, the table has the steps and decode loops of grpo on meshes of all chips of a slice, per chip, with the bytes that a chip receives in
-collectives. A step has 64 rows of 1024 tokens, all in the loss; a decode loop has 64 sequences and reads all 1280 columns of the cache.
+With --meshes, the table has steps and decode loops on meshes of all chips of a slice, per chip, and for grpo the bytes that a chip receives in
+collectives. A step has 64 rows of 1024 tokens, all in the loss. Decoding is for 64 sequences with all 1280 columns of the cache: grpo's loop, per
+token, and one step of JAX, whose time is extrapolated, too.
 """
 
 import argparse
@@ -25,12 +27,12 @@ SHAPES = {
 }
 # Steps and decode loops on meshes of eight chips.
 MESHES = {
-    "step 7B fsdp 8": ("configs/aot/qwen2.5-7b.yaml", "{fsdp: 8}"),
-    "step 7B fsdp 2 tensor 4": ("configs/aot/qwen2.5-7b.yaml", "{fsdp: 2, tensor: 4}"),
-    "step 8B fsdp 8": ("configs/aot/qwen3-8b.yaml", "{fsdp: 8}"),
-    "step 1.5B fsdp 8": ("configs/aot/qwen2.5-1.5b.yaml", "{fsdp: 8}"),
-    "decode 7B data 2 tensor 4": ("configs/aot/qwen2.5-7b.yaml", "{data: 2, tensor: 4}"),
-    "decode 8B tensor 8": ("configs/aot/qwen3-8b.yaml", "{tensor: 8}"),
+    "step 7B fsdp 8": ("configs/aot/qwen2.5-7b.yaml", {"fsdp": 8}),
+    "step 7B fsdp 2 tensor 4": ("configs/aot/qwen2.5-7b.yaml", {"fsdp": 2, "tensor": 4}),
+    "step 8B fsdp 8": ("configs/aot/qwen3-8b.yaml", {"fsdp": 8}),
+    "step 1.5B fsdp 8": ("configs/aot/qwen2.5-1.5b.yaml", {"fsdp": 8}),
+    "decode 7B data 2 tensor 4": ("configs/aot/qwen2.5-7b.yaml", {"data": 2, "tensor": 4}),
+    "decode 8B tensor 8": ("configs/aot/qwen3-8b.yaml", {"tensor": 8}),
 }
 # For a step with this many rows.
 SETTINGS = {16: {"policy.recompute_num_layers": 4}}
@@ -47,7 +49,7 @@ def model_of(grpo, config):
     end = next((i for i, line in enumerate(section) if not line.startswith(" ")), len(section))
     values = dict(line.strip().split(": ", 1) for line in section[:end])
     values = {key: json.loads(value) for key, value in values.items() if key != "rope_scaling"}
-    return {"model_type": "qwen2", **values}
+    return {"model_type": "qwen3" if values.get("qk_norm") else "qwen2", **values}
 
 
 def ours(grpo, config, target, programs, more):
@@ -69,9 +71,9 @@ def step(grpo, config, rows, target):
     )
 
 
-def on_mesh(grpo, name, target):
-    config, mesh = MESHES[name]
-    of_step = name.startswith("step")
+def on_mesh(grpo, python, name, target):
+    config, axes = MESHES[name]
+    of_step, mesh = name.startswith("step"), json.dumps(axes)
     more = {"rollout.max_completion_length": 1024, "policy.mesh": "{fsdp: 8}", "grpo.gradient_accumulation_steps": 1}
     more |= {"data.max_prompt_length": 1, "policy.mesh": mesh} if of_step else {"rollout.mesh": mesh}
     document = ours(grpo, config, target, ["step" if of_step else "decode_1280"], more)
@@ -82,7 +84,15 @@ def on_mesh(grpo, name, target):
     seconds = report["estimate_seconds"]
     time = "-" if seconds is None else f"{1e3 * seconds / per:.2f}"
     floor = f"{1e3 * report['floor']['seconds'] / per:.2f}"
-    print(f"| {name} | {' | '.join(f'{size:.2f}' for size in gigabytes)} | {time} | {floor} | {received} |", flush=True)
+    cells = [f"{size:.2f}" for size in gigabytes]
+    print(f"| {name}: ours | {' | '.join(cells)} | {time} | {floor} | {received} |", flush=True)
+    if python:
+        arguments = ["--mesh", ",".join(f"{axis}={size}" for axis, size in axes.items()), "--batch", "64"]
+        arguments += ["--length", "1024", "--chunk", "16384"] if of_step else ["--length", "1280", "--decode"]
+        report = jax(python, grpo, config, target, arguments)
+        parts = [report[key] / 1e9 for key in ("argument_bytes", "temp_bytes")]
+        cells = [f"{size:.2f}" for size in (*parts, sum(parts))]
+        print(f"| the same: JAX | {' | '.join(cells)} | {1e3 * report['estimate_seconds']:.2f} | | |", flush=True)
 
 
 def rollout(grpo, target):
@@ -135,7 +145,7 @@ def main():
     if a.meshes:
         print("| program | arguments GB | temp GB | total GB | time ms | floor ms | received GB |\n|---|--:|--:|--:|--:|--:|---|")
         for name in a.only.split(",") if a.only else MESHES:
-            on_mesh(a.grpo, name, a.target)
+            on_mesh(a.grpo, a.jax, name, a.target)
         return
     print("| program | temp GB | arguments GB | total GB | time ms | compiler s | text kB |\n|---|--:|--:|--:|--:|--:|--:|")
     for name in (a.only or "0.5B,1.5B,1.5B-16,rollout").split(","):

@@ -113,6 +113,7 @@ pub(crate) fn about(name: &str) -> &'static str {
         "tokens/s" => "tokens of the step per second",
         "step_time" => "seconds",
         "frac_reward_zero_std" => "share of groups whose rewards are all equal",
+        "frac_rows_empty" => "share of rows without a sequence",
         "completions/mean_length" => "tokens",
         "completions/clipped_ratio" => "share of completions that the length limit cut off",
         "value_loss" => "loss of the value head",
@@ -128,7 +129,7 @@ pub(crate) fn about(name: &str) -> &'static str {
 
 /// Returns `true` if a metric is a share in [0, 1], which is shown in percent on an axis from 0 to 100.
 pub(crate) fn is_share(name: &str) -> bool {
-    name.contains("pass@") || matches!(name, "frac_reward_zero_std" | "completions/clipped_ratio")
+    name.contains("pass@") || matches!(name, "frac_reward_zero_std" | "frac_rows_empty" | "completions/clipped_ratio")
 }
 
 /// Returns the rank of a metric among the important ones of its phase; `None` for others.

@@ -116,18 +116,17 @@ impl Decoder {
         let (b, t) = (x.shape()[0], x.shape()[1]);
         let (heads, kv, d) = (config.num_attention_heads, config.num_key_value_heads, config.head_dim());
         let turned = |x: Value, norm| {
-            rotary.turn(&layer.get(norm).map_or(x.clone(), |weight| self.norm_over(&x, weight, x.shape().len() - 2)))
+            let x = layer.get(norm).map_or(x.clone(), |weight| self.norm_over(&x, weight, x.shape().len() - 2));
+            rotary.turn(&x, self.compute.dtype())
         };
         let [queries, keys, values] = self.queries_keys_values(layer, x);
         let queries = turned(queries.reshape(&[b, kv, heads / kv, d, t]), Role::QNorm);
         let [keys, values] = [keys, values].map(|part| part.reshape(&[b, kv, d, t]));
-        let keys = turned(keys, Role::KNorm);
-        let narrow = |part: Value| part.convert(self.compute.dtype());
+        let (keys, values) = (turned(keys, Role::KNorm), values.convert(self.compute.dtype()));
         let [batch, kv_heads, heads_of_each, dim] = [Axis::Batch, Axis::Kv, Axis::Heads, Axis::HeadDim].map(Some);
         let (of_keys, of_queries) = ([batch, kv_heads, None, dim], [batch, kv_heads, heads_of_each, None, dim]);
-        let [keys, values] =
-            [keys, values].map(|part| self.split.constrain(&narrow(part).transpose(&[0, 1, 3, 2]), &of_keys));
-        let queries = self.split.constrain(&narrow(queries).transpose(&[0, 1, 2, 4, 3]), &of_queries);
+        let [keys, values] = [keys, values].map(|part| self.split.constrain(&part.transpose(&[0, 1, 3, 2]), &of_keys));
+        let queries = self.split.constrain(&queries.transpose(&[0, 1, 2, 4, 3]), &of_queries);
         Heads { queries, keys, values }
     }
 

@@ -236,8 +236,13 @@ impl Decoder {
             }
             None => rows,
         };
-        // With a sharded embedding, a device first looks up its columns for all rows; devices then exchange them.
-        let rows = self.split.constrain_from_the_last(&rows.convert(self.compute.dtype()), &RESIDUAL);
+        let rows = rows.convert(self.compute.dtype());
+        // If the columns of the embedding are sharded, a device first looks up its columns for all rows; devices then exchange them.
+        let table = self.split.sharding(&[Axis::Vocab, Axis::Embed]);
+        let rows = match table.is_some_and(|table| !table.axes(1).is_empty()) {
+            true => self.split.constrain_from_the_last(&rows, &RESIDUAL),
+            false => rows,
+        };
         self.split.constrain(&rows, &RESIDUAL)
     }
 

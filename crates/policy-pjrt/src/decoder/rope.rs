@@ -32,8 +32,10 @@ impl Rotary {
         Self { cos: cos.clone(), sin: sin.clone() }
     }
 
-    /// Rotates every head of `x` `[B, ..., D, T]`, f32: column i with column D / 2 + i, as `rotate_half` of transformers does.
-    pub(crate) fn turn(&self, x: &Value) -> Value {
+    /// Rotates every head of `x` `[B, ..., D, T]`, f32: column i with column D / 2 + i, as `rotate_half` of transformers does. The halves are
+    /// rounded to dtype `result` before they are joined, so that the derivative cuts cotangents before it widens them: libtpu would write wide
+    /// cotangents of whole heads.
+    pub(crate) fn turn(&self, x: &Value, result: Dtype) -> Value {
         let (tokens, columns) = (x.shape().len() - 1, x.shape().len() - 2);
         let width = x.shape()[columns];
         let half = |from: usize| {
@@ -45,6 +47,6 @@ impl Rotary {
         let wide = |table: &Value| table.broadcast_in_dim(left.shape(), &[0, columns, tokens]);
         let (cos, sin) = (wide(&self.cos), wide(&self.sin));
         let turned = [&left * &cos - &right * &sin, &right * &cos + &left * &sin];
-        x.builder().concatenate(&[&turned[0], &turned[1]], columns)
+        x.builder().concatenate(&turned.map(|half| half.convert(result)).each_ref(), columns)
     }
 }

@@ -125,6 +125,7 @@ fn loss_of(
     let (config, of_values) = (loss.config.clone(), loss.of_values.clone());
     let mut head = LossHead { loss, on, rows: &rows, values: Vec::new() };
     let mut output = LossOutput::from(step(&config, &tokens, &mut head, target)?);
+    rows.record_empty(&mut output.metrics);
     if let Some(of_values) = of_values {
         let of_values = of_values.compute(&head.values, &config, &tokens)?;
         output.loss += of_values.loss;

@@ -161,7 +161,8 @@ impl DecodeStep<'_> {
     ) -> stablehlo::Result<(StateValues, Window)> {
         let Decode { shape, sampler, stop_ids, .. } = self.decode;
         let (logits, window) = self.forward(state, window, turn)?;
-        let chosen = sampler.choose(&logits, &arguments.sampling, &state.random, &state.count, state.seen.as_ref());
+        let (split, seen) = (self.decoder.split(), state.seen.as_ref());
+        let chosen = sampler.choose(split, &logits, &arguments.sampling, &state.random, &state.count, seen);
 
         let open = !&state.ended;
         let index = state.ids.builder().iota(1, state.ids.ty().clone());

@@ -4,7 +4,7 @@
 //! Legend: B rows, V vocabulary.
 
 use super::threefry::gumbel_values;
-use crate::decoder::Broadcast;
+use crate::decoder::{Axis, Broadcast, Split};
 use policy::{LogitsProcessors, Sampling};
 use stablehlo::{Builder, Comparison, Dtype, Number, Reducer, TensorType, Value};
 
@@ -75,9 +75,10 @@ pub(crate) struct Chosen {
 
 impl Sampler {
     /// Chooses a token for every row of `logits` `[B, V]`, f32. `keys` `[B, 2]` and `positions` `[B]` determine the random numbers; `seen`
-    /// `[B, V]` marks the tokens that the repetition penalty applies to.
+    /// `[B, V]` marks the tokens that the repetition penalty applies to. `split` shards the vocabulary.
     pub(crate) fn choose(
         self,
+        split: &Split,
         logits: &Value,
         arguments: &SamplerValues,
         keys: &Value,
@@ -87,7 +88,7 @@ impl Sampler {
         let scores = self.scores(logits, arguments, seen);
         let noisy = match self.greedy {
             true => scores.clone(),
-            false => &scores + gumbel_values(keys, positions, logits.shape()[1]),
+            false => &scores + gumbel_values(keys, positions, logits.shape()[1], split.parts(Axis::Vocab) > 1),
         };
         // The second reduction picks the smallest id among equal maxima. If a score is NaN, the maximum is NaN, and no score equals it.
         let tokens = tokens(logits);
@@ -234,7 +235,7 @@ mod tests {
         let positions = f.splat(i64::from(position), TensorType::new(Dtype::I32, [rows]));
         let marks: Vec<bool> = (0..rows * vocab).map(|i| seen.contains(&((i % vocab) as u32))).collect();
         let marks = f.dense(marks, TensorType::new(Dtype::Pred, [rows, vocab]));
-        let chosen = sampler.choose(&values, &arguments, &keys, &positions, Some(&marks));
+        let chosen = sampler.choose(&Split::default(), &values, &arguments, &keys, &positions, Some(&marks));
         let scores = sampler.scores(&values, &arguments, Some(&marks));
         let results = [("ids", &chosen.ids), ("logps", &chosen.logps), ("scores", &scores)];
         let module = f.finish("sample", &results).unwrap();

@@ -116,13 +116,24 @@ const BELOW_ONE: f32 = 1.0 - HIGH;
 
 /// Returns standard Gumbel noise `[B, V]`, f32, for tokens at `positions` `[B]`, i32, of the completions of samples with `keys` `[B, 2]`,
 /// u32. The argmax of scores plus noise is a sample from the softmax of the scores.
-pub(crate) fn gumbel_values(keys: &Value, positions: &Value, vocab: usize) -> Value {
+///
+/// With `is_sharded`, words are computed from the counter of every token, so that a device makes the noise of its shard of the vocabulary.
+/// Otherwise every counter is computed once, and its two words are the noise of two tokens; on a mesh these would have to be exchanged.
+pub(crate) fn gumbel_values(keys: &Value, positions: &Value, vocab: usize, is_sharded: bool) -> Value {
     let (builder, rows, counters) = (keys.builder(), keys.shape()[0], counters(vocab));
-    let ty = TensorType::new(Dtype::U32, [rows, counters]);
+    let ty = TensorType::new(Dtype::U32, [rows, if is_sharded { vocab } else { counters }]);
     let wide = |of_rows: &Value| of_rows.broadcast_in_dim(&ty.shape, &[0]);
     let key = |word: usize| wide(&keys.slice(&[0, word], &[rows, word + 1]).reshape(&[rows]));
-    let words = threefry2x32([key(0), key(1)], [wide(&positions.convert(Dtype::U32)), builder.iota(1, ty.clone())]);
-    let bits = builder.concatenate(&[&words[0], &words[1]], 1).slice(&[0, 0], &[rows, vocab]);
+    let words = |counter| threefry2x32([key(0), key(1)], [wide(&positions.convert(Dtype::U32)), counter]);
+    let index = builder.iota(1, ty.clone());
+    let bits = match is_sharded {
+        true => {
+            let is_first = index.lt(&index.like(counters as i64));
+            let [first, second] = words(is_first.select(&index, &(&index - index.like(counters as i64))));
+            is_first.select(&first, &second)
+        }
+        false => builder.concatenate(&words(index).each_ref(), 1).slice(&[0, 0], &[rows, vocab]),
+    };
     // Both parts are below 2^24 and so exact in f32; i32 converts faster than u32.
     let number = |bits: Value| bits.convert(Dtype::I32).convert(Dtype::F32);
     let high = number(bits.binary(Binary::ShiftRightLogical, &bits.like(8)));
@@ -160,6 +171,24 @@ mod tests {
             sample_key(1 << 32, Purpose::Rollout, 2, 3),
         ] {
             assert_ne!(base, other);
+        }
+    }
+
+    #[test]
+    fn noise_of_a_sharded_vocabulary_is_that_of_a_whole_one() {
+        for vocab in [12, 37] {
+            let f = stablehlo::Builder::new();
+            let keys = f.dense([3, 4, 5, 6], TensorType::new(Dtype::U32, [2, 2]));
+            let positions = f.dense([7, 8], TensorType::new(Dtype::I32, [2]));
+            let [whole, sharded] = [false, true].map(|is_sharded| gumbel_values(&keys, &positions, vocab, is_sharded));
+            let module = f.finish("noise", &[("whole", &whole), ("sharded", &sharded)]).unwrap();
+            let noise = module.interpret(&[]).unwrap();
+            assert_eq!(noise[0].to_floats(), noise[1].to_floats());
+            let expected = [gumbel([3, 4], 7, vocab), gumbel([5, 6], 8, vocab)].concat();
+            assert_eq!(noise[1].to_floats().len(), expected.len());
+            for (found, expected) in noise[1].to_floats().into_iter().zip(expected) {
+                assert!((found - f64::from(expected)).abs() < 1e-3, "{found} {expected}");
+            }
         }
     }
 

@@ -16,7 +16,7 @@ use grpo_core::backend_api::plan::Head;
 use grpo_core::backend_api::token_columns::LossSums;
 use grpo_core::batch::{TokenBatch, ValueTargets};
 use grpo_core::objective::ValueLossConfig;
-use grpo_core::{LossConfig, Scores};
+use grpo_core::{LossConfig, Metrics, Scores};
 use std::sync::Arc;
 
 /// A loss and its compiled programs, by the sizes of micro-batches.
@@ -185,6 +185,8 @@ pub(crate) struct Device<'a> {
 /// Rows on the devices.
 pub(crate) struct UploadedRows {
     shape: TrainShape,
+    /// The number of rows without a sequence.
+    empty: usize,
     /// Ids, the positions that predict tokens and the tokens they predict, and positions if sequences share rows.
     tensors: Vec<DeviceTensor>,
 }
@@ -199,7 +201,14 @@ impl Device<'_> {
         if shared {
             tensors.push(upload(&rows.positions)?);
         }
-        Ok(UploadedRows { shape: rows.shape, tensors })
+        Ok(UploadedRows { shape: rows.shape, empty: rows.empty, tensors })
+    }
+}
+
+impl UploadedRows {
+    /// Adds the share of rows without a sequence to the mean `frac_rows_empty` of `metrics`.
+    pub(crate) fn record_empty(&self, metrics: &mut Metrics) {
+        metrics.mean("frac_rows_empty", self.empty as f64, self.shape.rows as f64);
     }
 }
 

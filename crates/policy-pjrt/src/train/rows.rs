@@ -19,6 +19,8 @@ pub(crate) struct Rows {
     pub(crate) predicting: Vec<i32>,
     /// For each position, the index (among N) of the completion token that it predicts, `[B, T]`; N if none.
     pub(crate) predicts: Vec<i32>,
+    /// The number of rows without a sequence.
+    pub(crate) empty: usize,
 }
 
 impl Rows {
@@ -67,7 +69,8 @@ impl Rows {
         let mut predicts = vec![shape.tokens as i32; shape.rows * shape.length];
         predicting.iter().zip(0..).for_each(|(token, n)| predicts[*token as usize] = n);
         predicting.resize(shape.tokens, 0);
-        Self { shape, ids, positions, predicting, predicts }
+        let empty = shape.rows - packing.rows.iter().filter(|sequences| !sequences.is_empty()).count();
+        Self { shape, ids, positions, predicting, predicts, empty }
     }
 }
 
@@ -157,6 +160,7 @@ mod tests {
         let sequences = [sequence(&[1; 5], &[7; 8]), sequence(&[9; 9], &[2; 8])];
         let rows = Rows::new(&ModelConfig::default(), &sequences, None).unwrap();
         assert_eq!(rows.shape, TrainShape { rows: 2, length: 16, tokens: 16, shared: false });
+        assert_eq!(rows.empty, 0);
         // The first row is padded with 4 tokens, the second one is full.
         assert_eq!((&rows.ids[10..18], &rows.ids[31..]), (&[7, 7, 0, 0, 0, 0, 9, 9][..], &[2][..]));
         assert_eq!((&rows.positions[10..18], &rows.positions[31..]), (&[10, 11, 0, 0, 0, 0, 0, 1][..], &[15][..]));
@@ -170,6 +174,7 @@ mod tests {
         let lengths = [[8, 9], [9, 8], [10, 6], [7, 9], [3, 5], [4, 3], [1, 3]];
         let rows = Rows::new(&config, &lengths.map(of_lengths), None).unwrap();
         assert_eq!(rows.shape, TrainShape { rows: 6, length: 16, tokens: 48, shared: true });
+        assert_eq!(rows.empty, 1);
         assert!([&rows.ids, &rows.positions].iter().all(|of| of[5 * 16..].iter().all(|x| *x == 0)));
         // The fifth row is full.
         assert_eq!(&rows.positions[4 * 16..][..16], [0, 1, 2, 3, 4, 5, 6, 0, 1, 2, 3, 4, 5, 0, 1, 2]);

@@ -3,12 +3,14 @@
 use backend_tpu::devices::ring_order;
 use grpo_core::Tiling;
 use models::ModelConfig;
+use pjrt::hlo::Shape;
 use pjrt::install::{Kind, install};
 use pjrt::{ArrayType, Collective, CompileOptions, DType, Executable, OptimizationLevel, Plugin, Topology};
 use policy::Sampling;
 use policy_pjrt::decoder::{Attention, Axis, AxisRules, Compute, Decoder, Parameter, parameters};
 use policy_pjrt::{RolloutOptions, RolloutPrograms, RolloutSizes, TrainPrograms, TrainShape};
 use stablehlo::{Dtype, Mesh, Module, Save};
+use std::collections::BTreeSet;
 use std::sync::LazyLock;
 
 fn slice(name: &str) -> Topology {
@@ -32,6 +34,8 @@ const VOCAB: usize = 4096;
 /// A row has two blocks.
 const BLOCK: usize = 384;
 const TOKENS: usize = 640;
+/// The tokens of a chunk of logits.
+const CHUNK: usize = TOKENS / 2;
 
 fn config() -> ModelConfig {
     ModelConfig {
@@ -49,11 +53,24 @@ fn has_scores(dims: &[usize]) -> bool {
         || dims.iter().any(|size| size.is_multiple_of(BLOCK * BLOCK))
 }
 
+/// Returns the numbers of columns of the logits that a device makes, in chunks or for all tokens.
+fn columns_of_logits(executable: &Executable) -> BTreeSet<usize> {
+    fn arrays(shape: &Shape) -> Vec<&[i64]> {
+        std::iter::once(&shape.dims[..]).chain(shape.tuple.iter().flat_map(arrays)).collect()
+    }
+    let module = executable.optimized_program().expect("a program").module().expect("a program in HLO");
+    let instructions = module.computations.iter().flat_map(|computation| &computation.instructions);
+    let arrays = instructions.filter_map(|instruction| instruction.shape.as_ref()).flat_map(arrays);
+    let has = |dims: &[i64], sizes: &[usize]| sizes.iter().any(|size| dims.contains(&(*size as i64)));
+    let of_tokens: Vec<&[i64]> = arrays.filter(|dims| has(dims, &[CHUNK, TOKENS])).collect();
+    let columns = [VOCAB, VOCAB / 2, VOCAB / 4].into_iter();
+    columns.filter(|columns| of_tokens.iter().any(|dims| has(dims, &[*columns]))).collect()
+}
+
 /// Returns the gradient program and the bytes of its arguments on one device.
 fn gradient(mesh: &Mesh) -> (Module, usize) {
     let decoder = Decoder::new(&config(), Compute::Bf16).with_axis_rules(AxisRules::new(mesh)).expect("even parts");
-    // Two chunks of logits.
-    let tiling = Tiling { token_chunk: Some(TOKENS / 2), ..Tiling::default() };
+    let tiling = Tiling { token_chunk: Some(CHUNK), ..Tiling::default() };
     let shape = TrainShape { rows: ROWS, length: 2 * BLOCK, tokens: TOKENS, shared: false };
     let module = TrainPrograms::new(decoder, Save::Carry).with_tiling(tiling).gradient(
         &grpo_core::LossConfig::default(),
@@ -66,7 +83,7 @@ fn gradient(mesh: &Mesh) -> (Module, usize) {
 }
 
 #[test]
-fn collectives_move_weights_gradients_and_rows_but_no_scores_or_logits() {
+fn no_scores_or_logits_cross_chips_and_no_chip_makes_logits_of_the_whole_vocabulary() {
     for (axes, parts) in [([("data", 2), ("fsdp", 2)], 2), ([("fsdp", 2), ("tensor", 2)], 4)] {
         let mesh = Mesh::new("mesh", axes).expect("a mesh");
         let (module, all) = gradient(&mesh);
@@ -76,6 +93,7 @@ fn collectives_move_weights_gradients_and_rows_but_no_scores_or_logits() {
         let argument = usize::try_from(memory.argument).expect("a size");
         assert!(argument * parts < all * 11 / 10, "{mesh}: {memory:?} of {all}");
 
+        assert_eq!(columns_of_logits(&executable), BTreeSet::from([VOCAB / parts]), "{mesh}");
         let collectives = executable.collectives().expect("a program").expect("a program in HLO");
         let is_vocab = |size: &usize| [VOCAB, VOCAB / 2, VOCAB / 4].contains(size);
         let is_completion_tokens = |size: &usize| [TOKENS, TOKENS / 2, TOKENS / 4, TOKENS / 8].contains(size);
@@ -117,6 +135,18 @@ fn sharded_head_dimensions_need_collectives_of_scores() {
     let collectives = compile(&module.expect("a program")).collectives().expect("a program").expect("HLO");
     let mut arrays = collectives.iter().flat_map(|collective| &collective.types);
     assert!(arrays.any(|array| has_scores(&array.dims)), "{collectives:?}");
+}
+
+/// Control: with a vocabulary that is not sharded, every chip makes all logits, and the check above must find them.
+#[test]
+fn logits_of_a_whole_vocabulary_are_found() {
+    let mesh = Mesh::new("mesh", [("data", 2), ("fsdp", 2)]).expect("a mesh");
+    let rules = AxisRules::new(&mesh).with(Axis::Vocab, &[]).expect("a table");
+    let decoder = Decoder::new(&config(), Compute::Bf16).with_axis_rules(rules).expect("even parts");
+    let shape = TrainShape { rows: ROWS, length: 2 * BLOCK, tokens: TOKENS, shared: false };
+    let module = TrainPrograms::new(decoder, Save::Carry).score(&grpo_core::LossConfig::default(), shape);
+    let columns = columns_of_logits(&compile(&module.expect("a program")));
+    assert!(columns.contains(&VOCAB), "{columns:?}");
 }
 
 /// Devices exchange only sums of squares for the gradient norm; each updates its own shard.

@@ -90,6 +90,8 @@ pub(crate) struct Trained {
     cached_logits: Vec<Vec<f32>>,
     reference: Named,
     weights: Named,
+    /// The share of rows without a sequence in the last update.
+    rows_empty: Option<f64>,
 }
 
 /// Trains for three updates: of two micro-batches, of one, and of one at once. The reference policy follows.
@@ -108,7 +110,7 @@ pub(crate) fn train(mut policy: PjrtPolicy) -> Trained {
     if !has_adapters {
         policy.mix_ref_policy(0.25).unwrap();
     }
-    let (_, report) = policy.step(&[whole(&all)], StepLoss::CrossEntropy { tokens: 5 }, 0.02).unwrap();
+    let (output, report) = policy.step(&[whole(&all)], StepLoss::CrossEntropy { tokens: 5 }, 0.02).unwrap();
     assert!(report.applied);
     let prompts: Vec<Vec<u32>> = vec![vec![1, 5, 6], vec![9], vec![3, 4]];
     let sampling = random(
@@ -123,7 +125,8 @@ pub(crate) fn train(mut policy: PjrtPolicy) -> Trained {
     policy.cached_logits(&rows, |_, _, row| cached_logits.push(row.to_vec())).unwrap();
     let reference = export_all(&policy, StateGroup::Weights(Weights::RefPolicy)).unwrap();
     let reference = reference.into_iter().map(|tensor| (tensor.name.clone(), tensor)).collect();
-    Trained { scores, gradients, completions, logits, cached_logits, reference, weights: weights(&policy) }
+    let (weights, rows_empty) = (weights(&policy), output.metrics.value("frac_rows_empty"));
+    Trained { scores, gradients, completions, logits, cached_logits, reference, weights, rows_empty }
 }
 
 pub(crate) fn policy(runtime: &Runtime, lora: Option<&LoraConfig>, options: PjrtPolicyOptions) -> PjrtPolicy {
@@ -165,6 +168,9 @@ fn training_and_sampling_on_every_mesh_match_one_device() {
     for axes in meshes {
         let found = train(policy(&on_mesh(axes), None, options.clone()));
         assert_same(&format!("{axes:?}"), &found, &expected);
+        // Both sequences share a row; the others fill the shards.
+        let shards: usize = axes.iter().filter(|(axis, _)| *axis != "tensor").map(|(_, size)| size).product();
+        assert_eq!(found.rows_empty, Some(1.0 - 1.0 / shards as f64), "{axes:?}");
     }
 }
 

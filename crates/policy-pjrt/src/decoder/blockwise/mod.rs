@@ -127,13 +127,14 @@ impl<'a> Blockwise<'a> {
             let (queries, keys, sight) = (at.queries(queries), at.keys(keys), at.sight(positions));
             let before = at.queries(max);
             let now = before.max(&self.scores(&queries, &keys, &sight).reduce(Reducer::Max, &[4]));
-            // Computing scores twice, for the maxima and for the weights, is cheaper than writing and reading them.
-            let again = queries.builder().optimization_barrier(&[&now, &queries, &keys]);
-            let [now, queries, keys] = &again[..] else { unreachable!("as many as went in") };
+            // Computing scores twice, for the maxima and for the weights, is cheaper than writing and reading them. The barrier is on the keys,
+            // because libtpu writes its operands, and the queries of all heads of a group are more.
+            let again = keys.builder().optimization_barrier(&[&now, &keys]);
+            let [now, keys] = &again[..] else { unreachable!("as many as went in") };
             // If a query attends to no key so far, its masked scores have weights of 1. The diagonal block comes last and contains the
             // query's own key, so its maximum is an unmasked score, and the wrong weights decay to 0.
             let decay = (&before - now).exp();
-            let [more, weight] = self.mix(&self.scores(queries, keys, &sight), now, &at.keys(values));
+            let [more, weight] = self.mix(&self.scores(&queries, keys, &sight), now, &at.keys(values));
             let old = at.queries(mixed);
             vec![
                 at.put(Of::Queries, max, now),
@@ -156,8 +157,9 @@ impl<'a> Blockwise<'a> {
     /// Traces the backward pass: from queries, keys, values (and positions), the attention output `[B, T, A D]`, the log-sum-exp
     /// `[B, K, R, T]` and the cotangent of the output, to the cotangents of queries, keys and values.
     ///
-    /// With the log-sum-exp as a constant shift, attention is a sum over pairs of blocks, divided by a sum that is then 1. The derivative
-    /// is the derivative of this quotient, then the derivative of [`Blockwise::scores`] and [`Blockwise::mix`] for every pair.
+    /// With the log-sum-exp as a constant shift, attention is a sum over pairs of blocks, divided by a sum that is then 1. So the cotangent
+    /// of the sum over pairs is the cotangent of the output, and the cotangent of the divisor is minus its product with the output. The rest
+    /// is the derivative of [`Blockwise::scores`] and [`Blockwise::mix`] for every pair.
     fn backward(self, types: &[TensorType]) -> Traced {
         let [queries, keys] = [&types[0], &types[1]].map(|ty| ty.with_dtype(Dtype::F32));
         let lse = f32s(&queries.shape[..4]);
@@ -180,18 +182,16 @@ impl<'a> Blockwise<'a> {
             let parts = sums.iter().zip(places).zip(&pulled);
             parts.map(|((sum, of), part)| at.put(of, sum, &(at.get(of, sum) + part))).collect()
         });
-        let quotient = trace(&[queries.clone(), lse.clone()], |_, a| vec![normalised(&a[0], &a[1])]);
-        let quotient = quotient.expect("sums have the leading shape of the output");
         let mixed = TensorType::new(self.compute.dtype(), [self.rows, self.length, self.kv * self.group * self.width]);
         let takes = [types, &[mixed.clone(), lse, mixed]].concat();
         let backward = trace(&takes, |f, arguments| {
             let [mixed, lse, cotangent] = &arguments[own..] else { unreachable!("as declared") };
-            let [mixed, cotangent] = [mixed, cotangent].map(|part| self.heads_of(part).convert(Dtype::F32));
-            let derivative = f.vjp(&quotient, &[&mixed, &lse.like(1.0)], &[0, 1]);
-            let (_, pullback) = derivative.expect("a quotient has a derivative");
-            let [of_mixed, of_sum] = &pullback.call(&[&cotangent])[..] else { unreachable!("two were requested") };
-            let of_mixed = of_mixed.convert(self.compute.dtype());
-            let constants: Vec<&Value> = arguments[..own].iter().chain([lse, &of_mixed, of_sum]).collect();
+            // Summed before tokens become heads, whose layout in f32 would be another copy.
+            let products = mixed.convert(Dtype::F32) * cotangent.convert(Dtype::F32);
+            let products = products.reshape(&[self.rows, self.length, self.kv, self.group, self.width]);
+            let of_sum = self.of_heads(&-products.reduce(Reducer::Add, &[4]).transpose(&[0, 2, 3, 1]));
+            let of_mixed = self.heads_of(cotangent);
+            let constants: Vec<&Value> = arguments[..own].iter().chain([lse, &of_mixed, &of_sum]).collect();
             let sums = carried.each_ref().map(|ty| f.splat(0.0, ty.clone()));
             let sums = self.over_pairs(f, &turn, &sums.each_ref(), &constants);
             let sums: Vec<Value> = sums.iter().map(|sum| sum.convert(types[0].dtype)).collect();

@@ -3,7 +3,9 @@
 pub(super) use gradients::Gradients;
 
 use super::adamw::{Check, apply_module};
-use crate::decoder::{Compute, Decoder, Matrix, Parameter, ParameterValues, Role as ParameterRole, Rows, rows_at};
+use crate::decoder::{
+    Axis, Compute, Decoder, Matrix, Parameter, ParameterValues, Role as ParameterRole, Rows, Split, rows_at,
+};
 use crate::error::Result;
 use crate::program::program_error;
 use crate::storage::Storage;
@@ -95,7 +97,7 @@ impl TrainPrograms {
         Self { decoder: self.decoder.model(), ..self.clone() }
     }
 
-    /// Sets the tiling of the logits in the fused loss head.
+    /// Sets the tiling of the logits in the fused loss head. On a mesh, the workspace budget is that of one device.
     #[must_use]
     pub fn with_tiling(mut self, tiling: Tiling) -> Self {
         self.tiling = tiling;
@@ -122,10 +124,13 @@ impl TrainPrograms {
             Compute::Bf16 => grpo_core::Dtype::Bf16,
         };
         let (hidden, vocab, layout) = (config.hidden_size, config.vocab_size, HeadLayout::VocabHidden);
+        // A device holds a shard of the tile: with more tokens in it, the head and its gradient are read and written less often.
+        let shards = self.decoder.split().parts(Axis::Vocab);
+        let workspace_budget = self.tiling.workspace_budget.saturating_mul(shards);
         let request = PlanRequest {
             loss: loss.clone().into(),
             implementation: Implementation::Fused,
-            tiling: self.tiling.clone(),
+            tiling: Tiling { workspace_budget, ..self.tiling.clone() },
             max_tokens: tokens,
             policy: PolicySpec::Hidden { hidden, vocab, dtype, layout, bias: false },
             gradients: GradientSpec { hidden: true, lm_head: self.trained_head().is_some(), bias: false },
@@ -323,7 +328,7 @@ impl TrainPrograms {
                 _ => Rows::of_sequences(ids),
             };
             let x = self.decoder.residual(&weights, &rows, self.save.clone())?;
-            let hidden = self.split_hidden(&take_rows(&x, predicting, predicts));
+            let hidden = self.split_hidden(&take_rows(self.decoder.split(), &x, predicting, predicts));
             let hidden = self.decoder.final_norm(&weights, &hidden);
             let values = (outputs == Outputs::HiddenAndValues).then(|| self.decoder.values(&weights, &hidden));
             Ok(std::iter::once(hidden).chain(values).collect())
@@ -377,22 +382,37 @@ pub(crate) fn default_tiling() -> Tiling {
 ///
 /// The backward pass is a gather with `predicts` instead of a scatter-add, because no position predicts two tokens. It saves 3 MB of libtpu
 /// code, a sixteenth of the step's program, and it is deterministic on GPUs.
-fn take_rows(x: &Value, predicting: &Value, predicts: &Value) -> Value {
+///
+/// On a mesh, every device gets all of `x`, and all cotangents in the backward pass, in the dtype of `x`, and gathers its own rows from
+/// them. The partitioner alone would add up f32 rows of all tokens.
+fn take_rows(split: &Split, x: &Value, predicting: &Value, predicts: &Value) -> Value {
     let [b, t, h] = *x.shape() else { unreachable!("the residual stream has three dimensions") };
     let (tokens, n) = (b * t, predicting.shape()[0]);
-    // f32, because libtpu gathers f32 rows on the sparse cores, but generates a megabyte of code for bf16 rows.
-    let (x, predicts) = (x.convert(Dtype::F32).reshape(&[tokens, h]), predicts.reshape(&[tokens]));
-    let arguments = [&x, predicting, &predicts];
+    // Its own rows first: otherwise the partitioner gathers what the value was rounded from.
+    let whole = |value: &Value| {
+        let mut axes = vec![None; value.shape().len()];
+        axes[0] = Some(Axis::Batch);
+        let own = split.constrain(value, &axes);
+        axes[0] = None;
+        split.constrain(&own, &axes)
+    };
+    // libtpu gathers f32 rows on the sparse cores, but generates a megabyte of code for bf16 rows. On a mesh, f32 would be twice the bytes of
+    // all rows for the sake of a few.
+    let x = if split.rules().is_some() { x.clone() } else { x.convert(Dtype::F32) };
+    let arguments = [&x, predicting, predicts];
     let types = arguments.map(|value| value.ty().clone());
-    let forward = trace(&types, |_, a| vec![rows_at(&a[0], &a[1]), a[2].clone()]);
-    let backward = trace(&[types[2].clone(), TensorType::new(Dtype::F32, [n, h])], |_, a| {
-        let (predicts, cotangents) = (&a[0], &a[1]);
-        let own = rows_at(cotangents, predicts);
-        let predicts_one = predicts.lt(&predicts.like(n as i64)).broadcast_in_dim(own.shape(), &[0]);
+    let forward = trace(&types, |_, a| {
+        let own = split.constrain(&a[1], &[Axis::Batch]);
+        vec![rows_at(&whole(&a[0]).reshape(&[tokens, h]), &own), a[2].clone()]
+    });
+    let backward = trace(&[types[2].clone(), TensorType::new(x.dtype(), [n, h])], |_, a| {
+        let predicts = split.constrain(&a[0], &[Axis::Batch, Axis::Length]);
+        let own = rows_at(&whole(&a[1]), &predicts);
+        let predicts_one = predicts.lt(&predicts.like(n as i64)).broadcast_in_dim(own.shape(), &[0, 1]);
         vec![predicts_one.select(&own, &own.like(0.0))]
     });
     let [forward, backward] = [forward, backward].map(|traced| traced.expect("rows of matrices"));
-    x.builder().custom_vjp(&forward, &backward, &arguments, 1).swap_remove(0)
+    x.builder().custom_vjp(&forward, &backward, &arguments, 1).swap_remove(0).convert(Dtype::F32)
 }
 
 mod gradients;
