@@ -22,6 +22,12 @@ SHAPE = {"hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 2, "nu
 LLAMA3 = {"rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
           "original_max_position_embeddings": 64}
 
+# Smaller, for models with more layers.
+SMALL = {"vocab_size": 64, "intermediate_size": 24, "pad_token_id": 0, "max_position_embeddings": 256}
+# Of the four pairs of a head of 8 columns, the first keeps its frequency, the second is interpolated, the others are stretched.
+YARN = {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "original_max_position_embeddings": 16, "beta_fast": 2.0,
+        "beta_slow": 0.5}
+
 # name: (family, configuration, dtype, layout of config.json, lengths of the sequences, tensors per shard)
 CHECKPOINTS = {
     "qwen2": ("qwen2", {"vocab_size": 256, "tie_word_embeddings": True, "max_position_embeddings": 32768}, "float32", 4,
@@ -40,14 +46,58 @@ CHECKPOINTS = {
     # The padding token occurs in the sequences, and its embedding has no gradient.
     "qwen2_pad": ("qwen2", {"vocab_size": 40, "pad_token_id": 7, "tie_word_embeddings": True, "max_position_embeddings": 32768},
                   "float32", 5, [24, 17], None),
+    # The second layer has a window.
+    "qwen2_window": ("qwen2", SMALL | {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}, "float32", 5,
+                     [13, 3], None),
+    "qwen2_yarn": ("qwen2", SMALL | {"num_hidden_layers": 1, "rope_parameters": YARN}, "float32", 4, [24, 9], None),
+    "llama_linear": ("llama", SMALL | {"num_hidden_layers": 1, "rope_parameters": {
+        "rope_type": "linear", "rope_theta": 10000.0, "factor": 3.0}}, "float32", 5, [20, 7], None),
+    # Sequences of at most `max_position_embeddings` tokens, whose frequencies dynamic scaling does not change.
+    "llama_dynamic": ("llama", SMALL | {"num_hidden_layers": 1, "max_position_embeddings": 64, "rope_parameters": {
+        "rope_type": "dynamic", "rope_theta": 10000.0, "factor": 3.0}}, "float32", 5, [20, 33], None),
+    "mistral": ("mistral", SMALL | {"sliding_window": 8, "head_dim": 12}, "float32", 5, [24, 6], None),
+    "ministral3": ("ministral3", SMALL | {"head_dim": 8, "rope_parameters": YARN | {
+        "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.5}}, "float32", 5, [40, 12], None),
+    # Four layers repeat, and the fifth is the first of an incomplete period; the fourth has no rotary embedding.
+    "smollm3": ("smollm3", SMALL | {"num_hidden_layers": 5, "no_rope_layer_interval": 4}, "float32", 5, [22, 9], None),
+    "olmo2": ("olmo2", SMALL, "float32", 5, [24, 11], None),
+    "olmo3": ("olmo3", SMALL | {"num_hidden_layers": 4, "sliding_window": 6, "rope_parameters": {
+        "full_attention": YARN, "sliding_attention": {"rope_type": "default", "rope_theta": 100.0}}}, "float32", 5,
+        [30, 5], None),
+    "granite": ("granite", SMALL | {"tie_word_embeddings": True, "embedding_multiplier": 3.0, "residual_multiplier": 0.6,
+                                    "attention_multiplier": 0.2, "logits_scaling": 1.5}, "float32", 5, [24, 9], None),
+    # Half of the eight columns of a head are rotated.
+    "phi3": ("phi3", SMALL | {"original_max_position_embeddings": 128, "rope_parameters": {
+        "rope_type": "longrope", "rope_theta": 10000.0, "partial_rotary_factor": 0.5, "short_factor": [1.5, 2.0],
+        "long_factor": [4.0, 9.0], "original_max_position_embeddings": 128}}, "float32", 4, [40, 17], None),
+    # Three layers repeat, and the last is the first of an incomplete period; windows of 5, two thetas, scaled full layers.
+    "gemma3": ("gemma3", SMALL | {"num_hidden_layers": 7, "head_dim": 8, "sliding_window": 5, "query_pre_attn_scalar": 12,
+                                  "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2
+                                  + ["sliding_attention"],
+                                  "rope_parameters": {
+                                      "full_attention": {"rope_type": "linear", "rope_theta": 1000000.0, "factor": 8.0},
+                                      "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0}}},
+               "float32", 5, [24, 4], None),
 }
 CLASSES = {
     "qwen2": (transformers.Qwen2Config, transformers.Qwen2ForCausalLM),
     "qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM),
     "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
+    "mistral": (transformers.MistralConfig, transformers.MistralForCausalLM),
+    "ministral3": (transformers.Ministral3Config, transformers.Ministral3ForCausalLM),
+    "smollm3": (transformers.SmolLM3Config, transformers.SmolLM3ForCausalLM),
+    "olmo2": (transformers.Olmo2Config, transformers.Olmo2ForCausalLM),
+    "olmo3": (transformers.Olmo3Config, transformers.Olmo3ForCausalLM),
+    "granite": (transformers.GraniteConfig, transformers.GraniteForCausalLM),
+    "phi3": (transformers.Phi3Config, transformers.Phi3ForCausalLM),
+    "gemma3": (transformers.Gemma3TextConfig, transformers.Gemma3ForCausalLM),
 }
-# The base checkpoint of the adapters, and their targets.
-LORA = ("llama3", {"r": 4, "lora_alpha": 6, "target_modules": ["q_proj", "v_proj", "o_proj", "gate_proj", "down_proj", "lm_head"]})
+# The base checkpoints of the adapters, and their targets.
+LORA = {
+    "llama3": ["q_proj", "v_proj", "o_proj", "gate_proj", "down_proj", "lm_head"],
+    "phi3": ["qkv_proj", "o_proj", "gate_up_proj", "down_proj"],
+    "gemma3": ["q_proj", "k_proj", "o_proj", "up_proj", "down_proj"],
+}
 
 
 def random_model(family, config, seed):
@@ -59,7 +109,7 @@ def random_model(family, config, seed):
         for name, parameter in model.named_parameters():
             noise = torch.randn_like(parameter)
             if name.endswith("norm.weight"):
-                parameter.copy_(1.0 + 0.2 * noise)
+                parameter.copy_((0.0 if family == "gemma3" else 1.0) + 0.2 * noise)
             elif name.endswith("bias"):
                 parameter.copy_(0.3 * noise)
             else:
@@ -75,6 +125,8 @@ def layout_4(config, dtype):
     config["torch_dtype"] = dtype
     config["transformers_version"] = "4.51.0"
     config["rope_theta"] = rope.pop("rope_theta")
+    if "partial_rotary_factor" in rope:
+        config["partial_rotary_factor"] = rope.pop("partial_rotary_factor")
     config["rope_scaling"] = rope if rope["rope_type"] != "default" else None
     config.pop("layer_types", None)
     return config
@@ -169,9 +221,9 @@ def make(out, name, seed):
     print(f"{name:16} loss {loss.item():.4f}  largest logit {logits.abs().max():.2f}  {size / 1e3:.0f} kB")
 
 
-def make_adapter(out):
+def make_adapter(out, name):
     """Writes an adapter in PEFT's layout with random A and B, and the results of the adapted model; the frozen base has no gradient."""
-    name, config = LORA
+    config = {"r": 4, "lora_alpha": 6, "target_modules": LORA[name]}
     folder = out / f"{name}_lora"
     shutil.rmtree(folder, ignore_errors=True)
     torch.manual_seed(99)
@@ -212,7 +264,8 @@ def main():
     torch.set_num_threads(1)
     for seed, name in enumerate(CHECKPOINTS, 1):
         make(out, name, seed)
-    make_adapter(out)
+    for name in LORA:
+        make_adapter(out, name)
 
 
 if __name__ == "__main__":
