@@ -6,8 +6,30 @@ use safetensors::{Dtype, SafeTensors};
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 
-pub(crate) const ALL: [&str; 7] =
-    ["qwen2", "qwen2_5_sharded", "qwen2_pad", "qwen3", "qwen3_f16", "llama3", "llama3_bf16"];
+pub(crate) const ALL: [&str; 19] = [
+    "qwen2",
+    "qwen2_5_sharded",
+    "qwen2_pad",
+    "qwen3",
+    "qwen3_f16",
+    "llama3",
+    "llama3_bf16",
+    "qwen2_window",
+    "qwen2_yarn",
+    "mistral",
+    "ministral3",
+    "smollm3",
+    "olmo2",
+    "olmo3",
+    "granite",
+    "phi3",
+    "llama_linear",
+    "gemma3",
+    "llama_dynamic",
+];
+
+/// The checkpoints with an adapter in PEFT's layout.
+pub(crate) const ADAPTED: [&str; 3] = ["llama3", "phi3", "gemma3"];
 
 pub(crate) struct Checkpoint {
     pub(crate) folder: ModelFolder,

@@ -6,8 +6,24 @@ use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 use serde_json::Value;
 use std::collections::{BTreeMap, HashMap};
 
-const ALL: [&str; 7] = ["qwen2", "qwen2_5_sharded", "qwen2_pad", "qwen3", "qwen3_f16", "llama3", "llama3_bf16"];
-const ROWS: [&str; 4] = ["logits ", "logits, cached", "loss ", "grad.model.layers.0.self_attn.k_proj.weight"];
+const ALL: [&str; 15] = [
+    "qwen2",
+    "qwen2_5_sharded",
+    "qwen2_pad",
+    "qwen3",
+    "qwen3_f16",
+    "llama3",
+    "llama3_bf16",
+    "mistral",
+    "ministral3",
+    "smollm3",
+    "olmo2",
+    "olmo3",
+    "granite",
+    "phi3",
+    "gemma3",
+];
+const ROWS: [&str; 4] = ["logits ", "logits, cached", "loss ", "grad.model.layers.0.self_attn.o_proj.weight"];
 
 fn folder(name: &str) -> String {
     repository(&format!("tests/checkpoints/{name}"))

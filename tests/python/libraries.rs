@@ -7,8 +7,7 @@ use serde_json::{Value, json};
 
 /// Returns a small model of each family.
 fn families() -> [(&'static str, ModelConfig); 3] {
-    let scaling =
-        RopeScaling { factor: 8.0, low_freq_factor: 1.0, high_freq_factor: 4.0, original_max_position_embeddings: 32 };
+    let scaling = RopeScaling { factor: 8.0, original_max_position_embeddings: 32, ..RopeScaling::default() };
     let plain = ModelConfig { qk_norm: false, ..small() };
     let llama = ModelConfig { rope_scaling: Some(scaling), rope_theta: 5e5, ..plain.clone() };
     [

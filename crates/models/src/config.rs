@@ -1,6 +1,7 @@
 //! The configuration of a decoder, with the field names of Hugging Face's `config.json`.
 
 use crate::error::{Result, check};
+use crate::layer::{Activation, LayerRope, LayerSpec, NormPlacement};
 use crate::tokenizer::CharTokenizer;
 use serde::{Deserialize, Serialize};
 use smart_default::SmartDefault;
@@ -40,16 +41,46 @@ pub struct ModelConfig {
     /// The largest number of tokens of a sequence, prompt and completion together.
     #[default(64)]
     pub max_position_embeddings: usize,
+    /// The attention windows and rotary embeddings of the layers, repeated from the first layer on; an empty list is full attention with
+    /// rotary embeddings in every layer.
+    pub layers: Vec<LayerSpec>,
     /// The base of the rotary frequencies.
     #[default(10_000.0)]
     pub rope_theta: f64,
-    /// The scaling of rotary frequencies for contexts longer than in pre-training (Llama 3); `None` leaves them unscaled.
+    /// The base of the rotary frequencies of layers with `rope: local`, which are not scaled; `None` is `rope_theta`.
+    pub rope_local_theta: Option<f64>,
+    /// The scaling of rotary frequencies for contexts longer than in pre-training; `None` leaves them unscaled.
     pub rope_scaling: Option<RopeScaling>,
+    /// The share of a head's columns that the rotary embedding rotates, from the first column on.
+    #[default(1.0)]
+    pub partial_rotary_factor: f64,
     /// `true` if the query, key and value projections have biases, as in Qwen2; Qwen3 and Llama 3 have none.
     #[default(true)]
     pub attention_bias: bool,
     /// `true` if every query and key head is normalised (RMSNorm over D with its own weights) before the rotary embedding, as in Qwen3.
     pub qk_norm: bool,
+    /// `true` if one norm goes over the columns of all query heads, and another over the columns of all key heads, as in OLMo 2; needs
+    /// `qk_norm`.
+    pub qk_norm_over_heads: bool,
+    /// `true` if q_proj, k_proj and v_proj are one matrix in files, and gate_proj and up_proj are one matrix, as in Phi-3.
+    pub fused_projections: bool,
+    /// The scale of attention scores; `None` is 1 / sqrt(head_dim).
+    pub attention_multiplier: Option<f64>,
+    /// The activation of the MLP's gate.
+    pub hidden_act: Activation,
+    /// Which of the inputs and outputs of attention and MLP are normalised.
+    pub norm_placement: NormPlacement,
+    /// `true` if norms multiply by 1 + weight instead of the weight, as in Gemma 3.
+    pub zero_centered_norms: bool,
+    /// The factor of token embeddings.
+    #[default(1.0)]
+    pub embedding_multiplier: f64,
+    /// The factor of the outputs of attention and MLP before they are added to the residual stream.
+    #[default(1.0)]
+    pub residual_multiplier: f64,
+    /// The divisor of logits. Hidden states after the final norm are divided by it.
+    #[default(1.0)]
+    pub logits_scaling: f64,
     /// The constant that RMSNorm adds to the mean square.
     #[default(1e-6)]
     pub rms_norm_eps: f64,
@@ -64,30 +95,91 @@ pub struct ModelConfig {
     pub initializer_range: f64,
 }
 
-/// Llama 3's scaling of rotary frequencies (`rope_type: llama3` in Hugging Face's `config.json`): wavelengths above
-/// `original_max_position_embeddings / low_freq_factor` are stretched by `factor`, wavelengths below
-/// `original_max_position_embeddings / high_freq_factor` are unchanged, and wavelengths in between are interpolated.
+/// The scaling of rotary frequencies, with the field names of `rope_scaling` and `rope_parameters` in Hugging Face's `config.json`.
 ///
 /// ```
+/// use models::RopeScaling;
+///
 /// // Llama 3.2
-/// let scaling = models::RopeScaling {
-///     factor: 32.0, low_freq_factor: 1.0, high_freq_factor: 4.0, original_max_position_embeddings: 8192,
-/// };
+/// let scaling = RopeScaling { factor: 32.0, original_max_position_embeddings: 8192, ..RopeScaling::default() };
 /// let config = models::ModelConfig { rope_scaling: Some(scaling), ..Default::default() };
 /// config.validate()?;
 /// # Ok::<(), models::Error>(())
 /// ```
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Clone, Debug, SmartDefault, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
 pub struct RopeScaling {
-    /// The factor that stretches long wavelengths, at least 1.
+    /// The method.
+    pub rope_type: RopeType,
+    /// The factor that stretches long wavelengths, at least 1; `longrope` does not use it.
+    #[default(1.0)]
     pub factor: f64,
-    /// The divisor of the original context; wavelengths above the quotient are stretched. Less than `high_freq_factor`.
+    /// The divisor of the original context; wavelengths above the quotient are stretched. Less than `high_freq_factor` (`llama3`).
+    #[default(1.0)]
     pub low_freq_factor: f64,
-    /// The divisor of the original context; wavelengths below the quotient are unchanged.
+    /// The divisor of the original context; wavelengths below the quotient are unchanged (`llama3`).
+    #[default(4.0)]
     pub high_freq_factor: f64,
-    /// The context of pre-training, in tokens.
+    /// The context of pre-training, in tokens; `linear` and `longrope` do not use it.
+    #[default(8192)]
     pub original_max_position_embeddings: usize,
+    /// The number of rotations over the original context above which a wavelength is unchanged (`yarn`).
+    #[default(32.0)]
+    pub beta_fast: f64,
+    /// The number of rotations over the original context below which a wavelength is stretched (`yarn`).
+    #[default(1.0)]
+    pub beta_slow: f64,
+    /// The factor of cosines and sines (`yarn`, `longrope`).
+    #[default(1.0)]
+    pub attention_factor: f64,
+    /// The divisor of each frequency (`longrope`).
+    pub short_factor: Vec<f64>,
+    /// The strength of the growth of queries beyond the original context, as in Ministral 3 (`yarn`); `None` is no growth.
+    pub llama_4_scaling_beta: Option<f64>,
+}
+
+/// A method to scale rotary frequencies, by its name in `transformers`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum RopeType {
+    /// Llama 3: wavelengths above `original_max_position_embeddings / low_freq_factor` are stretched by `factor`, wavelengths below
+    /// `original_max_position_embeddings / high_freq_factor` are unchanged, and wavelengths in between are interpolated.
+    #[default]
+    Llama3,
+    /// All wavelengths are stretched by `factor`.
+    Linear,
+    /// YaRN (arXiv 2309.00071).
+    Yarn,
+    /// LongRoPE (arXiv 2402.13753) within the original context: frequencies are divided by `short_factor`.
+    Longrope,
+}
+
+impl RopeType {
+    /// Returns the name in `transformers`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Llama3 => "llama3",
+            Self::Linear => "linear",
+            Self::Yarn => "yarn",
+            Self::Longrope => "longrope",
+        }
+    }
+}
+
+/// The growth of queries with the position: a factor of `1 + beta log(1 + floor(position / original))`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct QueryScaling {
+    /// The strength.
+    pub beta: f64,
+    /// The number of tokens of the original context.
+    pub original: usize,
+}
+
+impl QueryScaling {
+    /// Returns the factor of queries at `position`.
+    pub fn at(self, position: usize) -> f64 {
+        1.0 + self.beta * (1.0 + (position / self.original.max(1)) as f64).ln()
+    }
 }
 
 impl ModelConfig {
@@ -140,23 +232,87 @@ impl ModelConfig {
             ("model.rope_theta", self.rope_theta),
             ("model.rms_norm_eps", self.rms_norm_eps),
             ("model.initializer_range", self.initializer_range),
+            ("model.rope_local_theta", self.rope_local_theta.unwrap_or(1.0)),
+            ("model.attention_multiplier", self.attention_multiplier.unwrap_or(1.0)),
+            ("model.embedding_multiplier", self.embedding_multiplier),
+            ("model.residual_multiplier", self.residual_multiplier),
+            ("model.logits_scaling", self.logits_scaling),
         ] {
             check(value.is_finite() && value > 0.0, key, "a number above 0", value)?;
         }
         if let Some(pad) = self.pad_token_id {
             check(pad < self.vocab_size, "model.pad_token_id", "a token below model.vocab_size", pad)?;
         }
-        if let Some(scaling) = self.rope_scaling {
-            let RopeScaling { factor, low_freq_factor, high_freq_factor, original_max_position_embeddings } = scaling;
-            let ordered = low_freq_factor > 0.0 && high_freq_factor > low_freq_factor && high_freq_factor.is_finite();
-            check(
-                factor.is_finite() && factor >= 1.0 && ordered && original_max_position_embeddings > 0,
-                "model.rope_scaling",
-                "factor >= 1, 0 < low_freq_factor < high_freq_factor, and an original_max_position_embeddings above 0",
-                format!("{scaling:?}"),
-            )?;
+        self.validate_layers()?;
+        match &self.rope_scaling {
+            Some(scaling) => scaling.validate(self),
+            None => Ok(()),
         }
-        Ok(())
+    }
+
+    fn validate_layers(&self) -> Result<()> {
+        for layer in &self.layers {
+            let is_valid = layer.sliding_window.is_none_or(|window| (1..=1 << 20).contains(&window));
+            check(is_valid, "model.layers", "a sliding_window between 1 and 1048576, or none", format!("{layer:?}"))?;
+        }
+        let is_local = |layer: &LayerSpec| layer.rope == LayerRope::Local;
+        check(
+            self.rope_local_theta.is_none() || self.layers.iter().any(is_local),
+            "model.rope_local_theta",
+            "a layer with `rope: local` in model.layers, or no rope_local_theta",
+            format!("{:?}", self.layers),
+        )?;
+        let width = self.rotary_dim();
+        check(
+            (0.0..=1.0).contains(&self.partial_rotary_factor) && width >= 2 && width.is_multiple_of(2),
+            "model.partial_rotary_factor",
+            "at most 1, so that an even number of columns of a head, at least 2, is rotated",
+            format!("{} of {} columns", self.partial_rotary_factor, self.head_dim()),
+        )?;
+        check(
+            self.qk_norm || !self.qk_norm_over_heads,
+            "model.qk_norm_over_heads",
+            "qk_norm: true beside it",
+            "qk_norm: false",
+        )?;
+        check(
+            !(self.fused_projections && (self.attention_bias || self.qk_norm)),
+            "model.fused_projections",
+            "attention_bias: false and qk_norm: false beside it",
+            format!("attention_bias: {}, qk_norm: {}", self.attention_bias, self.qk_norm),
+        )
+    }
+}
+
+impl RopeScaling {
+    fn validate(&self, model: &ModelConfig) -> Result<()> {
+        let ordered = |low: f64, high: f64| low > 0.0 && high > low && high.is_finite();
+        let context = self.original_max_position_embeddings > 0;
+        let factor = self.factor.is_finite() && self.factor >= 1.0;
+        let positive = |value: f64| value.is_finite() && value > 0.0;
+        let (is_valid, expected) = match self.rope_type {
+            RopeType::Llama3 => (
+                factor && ordered(self.low_freq_factor, self.high_freq_factor) && context,
+                "factor >= 1, 0 < low_freq_factor < high_freq_factor, and an original_max_position_embeddings above 0".to_owned(),
+            ),
+            RopeType::Linear => (factor, "factor >= 1".to_owned()),
+            RopeType::Yarn => (
+                factor && ordered(self.beta_slow, self.beta_fast) && context && model.rope_theta > 1.0,
+                "factor >= 1, 0 < beta_slow < beta_fast, rope_theta > 1, and an original_max_position_embeddings above 0".to_owned(),
+            ),
+            RopeType::Longrope => {
+                let pairs = model.rotary_dim() / 2;
+                let is_valid = self.short_factor.len() == pairs && self.short_factor.iter().copied().all(positive);
+                (is_valid, format!("a short_factor of {pairs} numbers above 0, one for each rotated pair of columns"))
+            }
+        };
+        let grows = self.llama_4_scaling_beta.is_none_or(|beta| beta.is_finite() && beta >= 0.0);
+        check(
+            is_valid && positive(self.attention_factor) && grows,
+            "model.rope_scaling",
+            &format!("{expected}, an attention_factor above 0, and a llama_4_scaling_beta of at least 0 or none"),
+            format!("{self:?}"),
+        )
     }
 }
 

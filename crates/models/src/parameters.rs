@@ -35,8 +35,9 @@ impl ModelConfig {
     ///
     /// # Shapes
     /// `model.embed_tokens.weight` and `lm_head.weight` `[V, H]`, `q_proj` `[A D, H]`, `k_proj` and `v_proj` `[K D, H]`,
-    /// `o_proj` `[H, A D]`, `gate_proj` and `up_proj` `[I, H]`, `down_proj` `[H, I]`, `q_norm` and `k_norm` `[D]`, other
-    /// norms `[H]`; biases are as long as their matrix has rows.
+    /// `o_proj` `[H, A D]`, `gate_proj` and `up_proj` `[I, H]`, `down_proj` `[H, I]`, or, fused, `qkv_proj` `[(A + 2K) D, H]` and
+    /// `gate_up_proj` `[2I, H]`; `q_norm` and `k_norm` `[D]`, or `[A D]` and `[K D]` over all heads, other norms `[H]`; biases are as
+    /// long as their matrix has rows.
     ///
     /// ```
     /// let config = models::ModelConfig { tie_word_embeddings: true, ..Default::default() };
@@ -47,28 +48,37 @@ impl ModelConfig {
     /// ```
     pub fn parameters(&self) -> Vec<Parameter> {
         let mut list = Vec::new();
-        let mut add = |name: String, shape: &[usize]| list.push(Parameter { name, shape: shape.to_vec() });
+        let add = |list: &mut Vec<Parameter>, name: String, shape: &[usize]| {
+            list.push(Parameter { name, shape: shape.to_vec() });
+        };
         let (vocabulary, hidden) = (self.vocab_size, self.hidden_size);
-        add(EMBEDDING.into(), &[vocabulary, hidden]);
+        add(&mut list, EMBEDDING.into(), &[vocabulary, hidden]);
         for layer in 0..self.num_hidden_layers {
             let prefix = format!("model.layers.{layer}");
-            add(format!("{prefix}.input_layernorm.weight"), &[hidden]);
+            let [before, after, before_mlp, after_mlp] = self.norm_placement.names();
+            let norm = |name: Option<&str>, list: &mut Vec<Parameter>| {
+                list.extend(
+                    name.map(|name| Parameter { name: format!("{prefix}.{name}.weight"), shape: vec![hidden] }),
+                );
+            };
+            norm(before, &mut list);
             for matrix in self.layer_matrices() {
                 let path = format!("{prefix}.{}", matrix.name);
                 if self.attention_bias && matrix.biased {
-                    add(format!("{path}.bias"), &[matrix.output]);
+                    add(&mut list, format!("{path}.bias"), &[matrix.output]);
                 }
-                add(format!("{path}.weight"), &[matrix.output, matrix.input]);
+                add(&mut list, format!("{path}.weight"), &[matrix.output, matrix.input]);
             }
             if self.qk_norm {
-                add(format!("{prefix}.self_attn.q_norm.weight"), &[self.head_dim()]);
-                add(format!("{prefix}.self_attn.k_norm.weight"), &[self.head_dim()]);
+                let [queries, keys] = self.qk_norm_sizes();
+                add(&mut list, format!("{prefix}.self_attn.q_norm.weight"), &[queries]);
+                add(&mut list, format!("{prefix}.self_attn.k_norm.weight"), &[keys]);
             }
-            add(format!("{prefix}.post_attention_layernorm.weight"), &[hidden]);
+            [after, before_mlp, after_mlp].into_iter().for_each(|name| norm(name, &mut list));
         }
-        add("model.norm.weight".into(), &[hidden]);
+        add(&mut list, "model.norm.weight".into(), &[hidden]);
         if !self.tie_word_embeddings {
-            add(HEAD.into(), &[vocabulary, hidden]);
+            add(&mut list, HEAD.into(), &[vocabulary, hidden]);
         }
         list
     }
@@ -78,13 +88,21 @@ impl ModelConfig {
         self.parameters().iter().map(|parameter| parameter.shape.iter().map(|&n| n as u64).product::<u64>()).sum()
     }
 
-    /// Returns the seven matrices of a layer.
-    pub fn layer_matrices(&self) -> [LayerMatrix; 7] {
+    /// Returns the matrices of a layer: seven, or four with `fused_projections`.
+    pub fn layer_matrices(&self) -> Vec<LayerMatrix> {
         let (hidden, wide) = (self.hidden_size, self.intermediate_size);
         let queries = self.num_attention_heads * self.head_dim();
         let keys = self.num_key_value_heads * self.head_dim();
         let of = |name, output, input, biased| LayerMatrix { name, output, input, biased };
-        [
+        if self.fused_projections {
+            return vec![
+                of("self_attn.qkv_proj", queries + 2 * keys, hidden, true),
+                of("self_attn.o_proj", hidden, queries, false),
+                of("mlp.gate_up_proj", 2 * wide, hidden, false),
+                of("mlp.down_proj", hidden, wide, false),
+            ];
+        }
+        vec![
             of("self_attn.q_proj", queries, hidden, true),
             of("self_attn.k_proj", keys, hidden, true),
             of("self_attn.v_proj", keys, hidden, true),
@@ -93,6 +111,12 @@ impl ModelConfig {
             of("mlp.up_proj", wide, hidden, false),
             of("mlp.down_proj", hidden, wide, false),
         ]
+    }
+
+    /// Returns the sizes of the norms of queries and of keys.
+    pub fn qk_norm_sizes(&self) -> [usize; 2] {
+        let heads = [self.num_attention_heads, self.num_key_value_heads];
+        heads.map(|heads| if self.qk_norm_over_heads { heads * self.head_dim() } else { self.head_dim() })
     }
 }
 

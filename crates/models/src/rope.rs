@@ -1,30 +1,70 @@
 //! Rotary frequencies of a decoder.
 
-use crate::config::{ModelConfig, RopeScaling};
+use crate::config::{ModelConfig, QueryScaling, RopeScaling, RopeType};
+use crate::layer::LayerRope;
 use std::f64::consts::TAU;
 
+/// A rotary embedding (arXiv 2104.09864): pair i of the rotated columns of a head is turned by position x `frequencies[i]` radians.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Rotary {
+    /// The frequency of each pair in radians per position; the first `2 * frequencies.len()` columns of a head are rotated.
+    pub frequencies: Vec<f64>,
+    /// The factor of cosines and sines.
+    pub attention_factor: f64,
+    /// The factor of queries that grows with the position.
+    pub query_scaling: Option<QueryScaling>,
+}
+
 impl ModelConfig {
-    /// Returns the frequency `[D / 2]` of each pair of a head's columns in radians per position: theta^(-2i/D) (arXiv 2104.09864), scaled by
-    /// [`ModelConfig::rope_scaling`] if it is set.
+    /// Returns the rotary embedding of layers with this one; `None` if they have none.
     ///
     /// ```
+    /// use models::LayerRope;
+    ///
     /// let config = models::ModelConfig { head_dim: Some(4), ..Default::default() };
-    /// assert_eq!(config.rope_frequencies(), [1.0, 0.01]);
+    /// let rotary = config.rotary(LayerRope::Global).expect("every layer has one");
+    /// assert_eq!((rotary.frequencies, rotary.attention_factor), (vec![1.0, 0.01], 1.0));
     /// ```
-    pub fn rope_frequencies(&self) -> Vec<f64> {
-        let width = self.head_dim();
-        let plain = (0..width / 2).map(|i| self.rope_theta.powf(-2.0 * i as f64 / width as f64));
-        match self.rope_scaling {
-            None => plain.collect(),
-            Some(scaling) => plain.map(|frequency| scaling.scaled(frequency)).collect(),
-        }
+    pub fn rotary(&self, rope: LayerRope) -> Option<Rotary> {
+        let width = self.rotary_dim();
+        let plain = |theta: f64| (0..width / 2).map(move |i| theta.powf(-2.0 * i as f64 / width as f64));
+        let scaling = match rope {
+            LayerRope::None => return None,
+            LayerRope::Local => None,
+            LayerRope::Global => self.rope_scaling.as_ref(),
+        };
+        let theta = if rope == LayerRope::Local { self.rope_local_theta } else { None }.unwrap_or(self.rope_theta);
+        let Some(scaling) = scaling else {
+            return Some(Rotary { frequencies: plain(theta).collect(), attention_factor: 1.0, query_scaling: None });
+        };
+        Some(Rotary {
+            frequencies: scaling.scaled(plain(theta).collect(), theta),
+            attention_factor: scaling.attention_factor,
+            query_scaling: scaling.query_scaling(),
+        })
+    }
+
+    /// Returns the number of rotated columns of a head.
+    pub fn rotary_dim(&self) -> usize {
+        (self.head_dim() as f64 * self.partial_rotary_factor) as usize
     }
 }
 
 impl RopeScaling {
-    /// Returns the scaled frequency, as `_compute_llama3_parameters` of transformers does.
-    fn scaled(self, frequency: f64) -> f64 {
-        let Self { factor, low_freq_factor, high_freq_factor, original_max_position_embeddings } = self;
+    /// Returns the scaled frequencies, as `modeling_rope_utils.py` of transformers computes them.
+    fn scaled(&self, frequencies: Vec<f64>, theta: f64) -> Vec<f64> {
+        match self.rope_type {
+            RopeType::Linear => frequencies.into_iter().map(|frequency| frequency / self.factor).collect(),
+            RopeType::Llama3 => frequencies.into_iter().map(|frequency| self.llama3(frequency)).collect(),
+            RopeType::Yarn => self.yarn(frequencies, theta),
+            RopeType::Longrope => {
+                frequencies.iter().zip(&self.short_factor).map(|(frequency, factor)| frequency / factor).collect()
+            }
+        }
+    }
+
+    fn llama3(&self, frequency: f64) -> f64 {
+        let Self { factor, low_freq_factor, high_freq_factor, original_max_position_embeddings, .. } = *self;
         // The number of rotations of this pair over the original context.
         let turns = original_max_position_embeddings as f64 * frequency / TAU;
         if turns > high_freq_factor {
@@ -35,5 +75,28 @@ impl RopeScaling {
             let share = (turns - low_freq_factor) / (high_freq_factor - low_freq_factor);
             (1.0 - share) * frequency / factor + share * frequency
         }
+    }
+
+    /// Pairs with more than `beta_fast` rotations over the original context keep their frequency, pairs with less than `beta_slow` are
+    /// stretched by `factor`; between both, the share of the stretched frequency grows linearly with the index of the pair.
+    fn yarn(&self, frequencies: Vec<f64>, theta: f64) -> Vec<f64> {
+        let width = 2.0 * frequencies.len() as f64;
+        // The index of the pair with this many rotations over the original context.
+        let index = |turns: f64| {
+            width * (self.original_max_position_embeddings as f64 / (turns * TAU)).ln() / (2.0 * theta.ln())
+        };
+        let low = index(self.beta_fast).floor().max(0.0);
+        let high = index(self.beta_slow).ceil().min(width - 1.0);
+        let high = if high == low { high + 0.001 } else { high };
+        let stretched = |(i, frequency): (usize, f64)| {
+            let share = ((i as f64 - low) / (high - low)).clamp(0.0, 1.0);
+            share * frequency / self.factor + (1.0 - share) * frequency
+        };
+        frequencies.into_iter().enumerate().map(stretched).collect()
+    }
+
+    fn query_scaling(&self) -> Option<QueryScaling> {
+        let original = self.original_max_position_embeddings;
+        self.llama_4_scaling_beta.map(|beta| QueryScaling { beta, original })
     }
 }

@@ -156,7 +156,10 @@ fn matrices(config: &ModelConfig) -> [[u64; 2]; 4] {
 fn row_values(config: &ModelConfig) -> u64 {
     let [[h, qkv], [mixed, _], [_, gate_up], [i, _]] = matrices(config);
     let heads = if config.qk_norm { 2 * qkv } else { qkv };
-    let layer = 4 * h + heads + mixed + config.num_attention_heads as u64 + gate_up + i;
+    let norms = config.norm_placement.names();
+    // The input of every norm, besides the two of the residual stream that layers share with the norms before attention and MLP.
+    let streams = 2 + norms.iter().flatten().count() + [norms[1], norms[3]].iter().flatten().count();
+    let layer = streams as u64 * h + heads + mixed + config.num_attention_heads as u64 + gate_up + i;
     config.num_hidden_layers as u64 * layer + 2 * (h + qkv + gate_up + i)
 }
 

@@ -78,9 +78,11 @@ impl TrainingSizes {
         let rows = rows / split.parts(Axis::Batch);
         let (layers, vocab) = (config.num_hidden_layers, config.vocab_size);
         // Saved activations: at least the input of every layer; with groups, the input of every group and of the layers of one group.
-        let inputs = match options.save {
-            Save::Every(group @ 2..) => layers.div_ceil(group) + group,
-            _ => layers,
+        // A period of different layers is one iteration of the loop, whose layers are recomputed together.
+        let inputs = match (&options.save, config.period().len()) {
+            (Save::Every(group @ 2..), period) => layers.div_ceil((*group).max(period)) + (*group).max(period),
+            (_, 1) => layers,
+            (_, period) => layers.div_ceil(period) + period,
         };
         let carried =
             product(&[inputs, rows, length / split.parts(Axis::Length), config.hidden_size]).saturating_mul(operand);

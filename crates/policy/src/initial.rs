@@ -6,12 +6,12 @@ use models::{LoraConfig, ModelConfig, Parameter};
 use rng::{normal_weights, uniform_weights};
 use std::borrow::Cow;
 
-/// The random matrices of a layer, and the matrices of `transformers` that each consists of: random matrices are `[in, out]`, and matrices
-/// with the same input are columns of one of them.
+/// The random matrices of a layer, and the matrices of `transformers` that each may consist of: random matrices are `[in, out]`, and
+/// matrices with the same input are columns of one of them. A model has either the parts or, with `fused_projections`, the whole matrix.
 pub const FUSED_MATRICES: [(&str, &[&str]); 4] = [
-    ("attn.qkv_proj", &["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"]),
+    ("attn.qkv_proj", &["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.qkv_proj"]),
     ("attn.o_proj", &["self_attn.o_proj"]),
-    ("mlp.gate_up_proj", &["mlp.gate_proj", "mlp.up_proj"]),
+    ("mlp.gate_up_proj", &["mlp.gate_proj", "mlp.up_proj", "mlp.gate_up_proj"]),
     ("mlp.down_proj", &["mlp.down_proj"]),
 ];
 
@@ -58,7 +58,7 @@ enum Distribution {
 
 impl InitialWeights {
     /// Returns the weights of a new model: normal matrices with the standard deviation `initializer_range`, divided by sqrt(2 L) for the
-    /// outputs of attention and MLP in a model of L layers; norms of 1; biases of 0.
+    /// outputs of attention and MLP in a model of L layers; norms that multiply by 1; biases of 0.
     ///
     /// # Errors
     /// [`Error::Model`] for an invalid configuration.
@@ -136,7 +136,8 @@ impl TensorSource for InitialWeights {
 fn of_model(config: &ModelConfig, parameters: &[Parameter], parameter: &Parameter) -> Distribution {
     let (name, std) = (&parameter.name, config.initializer_range);
     if parameter.shape.len() == 1 {
-        return Distribution::Constant(if name.ends_with(".bias") { 0.0 } else { 1.0 });
+        let is_zero = name.ends_with(".bias") || config.zero_centered_norms;
+        return Distribution::Constant(if is_zero { 0.0 } else { 1.0 });
     }
     let name = name.trim_end_matches(".weight");
     let Some((layer, module, parts, part)) = random_matrix(name) else {

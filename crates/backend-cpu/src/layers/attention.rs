@@ -54,6 +54,35 @@ impl Heads {
     }
 }
 
+/// Which scores of queries and keys count, and their scale.
+///
+/// ```
+/// use backend_cpu::layers::Scores;
+///
+/// // Each row attends to itself and to the 511 rows before it.
+/// let sliding = Scores { window: Some(512), ..Scores::default() };
+/// # let _ = sliding;
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Scores {
+    /// The factor of scores; `None` is 1 / sqrt(D).
+    pub scale: Option<f32>,
+    /// The number of rows that a row attends to, its own included; `None` is all earlier rows of its sequence.
+    pub window: Option<usize>,
+}
+
+impl Scores {
+    /// Returns the factor of scores of these heads.
+    pub(super) fn scale(self, heads: Heads) -> f32 {
+        self.scale.unwrap_or_else(|| 1.0 / (heads.width as f32).sqrt())
+    }
+
+    /// Returns the first of `visible` keys, which end with the query's own, that is inside the window.
+    pub(super) fn first(self, visible: usize) -> usize {
+        self.window.map_or(0, |window| visible.saturating_sub(window))
+    }
+}
+
 /// A sequence with an optional prefix: each row attends to itself, to earlier rows of the span, and to the whole
 /// prefix.
 ///
@@ -95,22 +124,31 @@ pub struct AttentionGrad<'a> {
     pub dvalues: &'a [f32],
 }
 
-/// Queries of a span and the keys that the last query attends to, in order; query i of t attends to all but the last t
-/// - 1 - i.
+/// Queries of a span and the keys that at least one of them attends to, in order; query i of t does not attend to the
+/// last t - 1 - i keys, nor to keys before its window.
 struct Tile {
     rows: Range<usize>,
     keys: Vec<usize>,
+    scores: Scores,
 }
 
 impl Tile {
-    fn new(span: &Span, start: usize) -> Self {
+    fn new(span: &Span, start: usize, scores: Scores) -> Self {
         let rows = start..span.rows.end.min(start + TILE);
-        Self { keys: span.prefix.clone().chain(span.rows.start..rows.end).collect(), rows }
+        let skipped = scores.first(span.prefix.len() + start - span.rows.start + 1);
+        let keys = span.prefix.clone().chain(span.rows.start..rows.end).skip(skipped).collect();
+        Self { keys, rows, scores }
     }
 
-    /// Returns the number of keys that the first query attends to.
+    /// Returns the number of keys up to the first query's own.
     fn first(&self) -> usize {
         self.keys.len() + 1 - self.rows.len()
+    }
+
+    /// Returns the keys that query i attends to.
+    fn visible(&self, i: usize) -> Range<usize> {
+        let end = self.first() + i;
+        self.scores.first(end)..end
     }
 
     /// Selects `columns` of the rows of the keys.
@@ -124,14 +162,21 @@ impl Tile {
     }
 }
 
-fn tiles(spans: &[Span]) -> Vec<Tile> {
-    spans.iter().flat_map(|span| span.rows.clone().step_by(TILE).map(|start| Tile::new(span, start))).collect()
+fn tiles(spans: &[Span], scores: Scores) -> Vec<Tile> {
+    let of_span = |span: &Span| {
+        let starts = span.rows.clone().step_by(TILE);
+        starts.map(|start| Tile::new(span, start, scores)).collect::<Vec<_>>()
+    };
+    spans.iter().flat_map(of_span).collect()
 }
 
 /// Checks that the spans cover all rows in order, and that prefixes precede their spans.
-fn check(qkv: &[f32], heads: Heads, spans: &[Span]) -> Result<usize> {
+fn check(qkv: &[f32], heads: Heads, scores: Scores, spans: &[Span]) -> Result<usize> {
     if heads.key_value == 0 || heads.width == 0 || !heads.query.is_multiple_of(heads.key_value) {
         return Err(Error::shape("attention", "heads", "a multiple of the key/value heads", format!("{heads:?}")));
+    }
+    if scores.window == Some(0) {
+        return Err(Error::shape("attention", "window", "at least 1", 0));
     }
     let mut end = 0;
     for span in spans {
@@ -147,18 +192,18 @@ fn check(qkv: &[f32], heads: Heads, spans: &[Span]) -> Result<usize> {
 }
 
 impl Layers {
-    /// Computes attention of `qkv: [N, (A + 2K) D]`, whose queries and keys have been rotated; scores are divided by
-    /// sqrt(D). The spans must cover all rows, in order.
+    /// Computes attention of `qkv: [N, (A + 2K) D]`, whose queries and keys have been rotated. The spans must cover all
+    /// rows, in order. Keys before the windows of all queries of a tile cost nothing.
     ///
     /// # Errors
-    /// [`Error::Shape`] if rows, heads or spans do not match.
-    pub fn attention(&self, qkv: &[f32], heads: Heads, spans: &[Span]) -> Result<Mixed> {
-        let n = check(qkv, heads, spans)?;
+    /// [`Error::Shape`] if rows, heads or spans do not match, or the window is 0.
+    pub fn attention(&self, qkv: &[f32], heads: Heads, scores: Scores, spans: &[Span]) -> Result<Mixed> {
+        let n = check(qkv, heads, scores, spans)?;
         let width = heads.query * heads.width;
         let mut mixed = Mixed { values: vec![0.0; n * width], lse: vec![0.0; n * heads.query] };
         let (mut values, mut lse) = (&mut mixed.values[..], &mut mixed.lse[..]);
         let mut tasks = Vec::new();
-        for tile in tiles(spans) {
+        for tile in tiles(spans, scores) {
             let of_tile;
             let lse_of_tile;
             (of_tile, values) = values.split_at_mut(tile.rows.len() * width);
@@ -175,7 +220,7 @@ impl Layers {
 
     fn attention_tile(&self, qkv: &[f32], heads: Heads, tile: &Tile, values: &mut [f32], lse: &mut [f32]) {
         let (d, s, row, width) = (heads.width, tile.keys.len(), heads.row(), heads.query * heads.width);
-        let scale = 1.0 / (d as f32).sqrt();
+        let scale = tile.scores.scale(heads);
         let mut scores = Scratch::words(tile.rows.len() * s);
         let scores = scores.floats();
         for k in 0..heads.key_value {
@@ -185,7 +230,8 @@ impl Layers {
                 let queries = tile.of_rows(qkv, row, heads.queries(a), KAxis::Columns);
                 multiply_here(self.gemm, &queries, &keys, &mut MatMut::new(scores, tile.rows.len(), s, s), false);
                 let lse = &mut lse[a..];
-                softmax(self.gemm.isa(), scores, s, tile.first(), scale, lse, heads.query);
+                let window = tile.scores.window.unwrap_or(s);
+                softmax(self.gemm.isa(), scores, s, tile.first(), window, scale, lse, heads.query);
                 let mut out = MatMut::new(&mut values[a * d..], tile.rows.len(), d, width);
                 multiply_here(self.gemm, &Operand::new(scores, s, KAxis::Columns), &of_keys, &mut out, false);
             }
@@ -196,14 +242,20 @@ impl Layers {
     ///
     /// # Errors
     /// As [`Layers::attention`].
-    pub fn attention_grad(&self, of: AttentionGrad<'_>, heads: Heads, spans: &[Span]) -> Result<Vec<f32>> {
-        let n = check(of.qkv, heads, spans)?;
+    pub fn attention_grad(
+        &self,
+        of: AttentionGrad<'_>,
+        heads: Heads,
+        scores: Scores,
+        spans: &[Span],
+    ) -> Result<Vec<f32>> {
+        let n = check(of.qkv, heads, scores, spans)?;
         let width = heads.query * heads.width;
         fits("attention_grad", "values", of.values.len(), &[n, width])?;
         fits("attention_grad", "dvalues", of.dvalues.len(), &[n, width])?;
         fits("attention_grad", "lse", of.lse.len(), &[n, heads.query])?;
         let (d, r, row) = (heads.width, heads.per_key_head(), heads.row());
-        let tiles = tiles(spans);
+        let tiles = tiles(spans, scores);
         // Separate buffers for the queries, keys and values of each key head, so that heads can run in parallel.
         let of_head = (r + 2) * d;
         let mut parts = vec![0.0; n * row];
@@ -232,7 +284,7 @@ impl Layers {
         let (gemm, isa) = (self.gemm, self.gemm.isa());
         let (d, r, row, width) = (heads.width, heads.per_key_head(), heads.row(), heads.query * heads.width);
         let (t, s) = (tile.rows.len(), tile.keys.len());
-        let scale = 1.0 / (d as f32).sqrt();
+        let scale = tile.scores.scale(heads);
         let [dqueries, dkeys, dvalues] = to;
         let mut buffers = Scratch::words(2 * t * s + 2 * s * d);
         let (p, rest) = buffers.floats().split_at_mut(t * s);
@@ -252,7 +304,7 @@ impl Layers {
             multiply_here(gemm, &dout, &values, &mut MatMut::new(ds, t, s, s), false);
             for (i, row) in tile.rows.clone().enumerate() {
                 let of_head = row * width + a * d..row * width + (a + 1) * d;
-                let visible = tile.first() + i;
+                let visible = tile.visible(i);
                 let (p, ds) = (&mut p[i * s..(i + 1) * s], &mut ds[i * s..(i + 1) * s]);
                 let lse = of.lse[row * heads.query + a];
                 score_gradient(isa, p, ds, visible, scale, lse, &of.values[of_head.clone()], &of.dvalues[of_head]);
@@ -273,18 +325,21 @@ impl Layers {
 }
 
 simd_dispatch! {
-    /// Softmax of `scale` times the first entries of each row, `first` in row 0 and one more in each further row; the
-    /// rest becomes 0. `lse[i * stride]` gets the log-sum-exp of row i.
+    /// Softmax of `scale` times the last `window` of the first entries of each row, `first` in row 0 and one more in
+    /// each further row; the rest becomes 0. `lse[i * stride]` gets the log-sum-exp of row i.
+    #[allow(clippy::too_many_arguments)]
     fn softmax(
-        scores: &mut [f32], columns: usize, first: usize, scale: f32, lse: &mut [f32], stride: usize,
+        scores: &mut [f32], columns: usize, first: usize, window: usize, scale: f32, lse: &mut [f32], stride: usize,
     ) = softmax_body
 }
 
+#[allow(clippy::too_many_arguments)]
 #[inline(always)]
 fn softmax_body<M: MulAdd>(
     scores: &mut [f32],
     columns: usize,
     first: usize,
+    window: usize,
     scale: f32,
     lse: &mut [f32],
     stride: usize,
@@ -292,6 +347,8 @@ fn softmax_body<M: MulAdd>(
     for (i, row) in scores.chunks_exact_mut(columns).enumerate() {
         let (row, hidden) = row.split_at_mut(first + i);
         hidden.fill(0.0);
+        let (before, row) = row.split_at_mut((first + i).saturating_sub(window));
+        before.fill(0.0);
         lse[i * stride] = softmax_row::<M>(row, scale);
     }
 }
@@ -338,10 +395,10 @@ pub(super) fn softmax_row<M: MulAdd>(row: &mut [f32], scale: f32) -> f32 {
 
 simd_dispatch! {
     /// Computes, from scores `p` and dL/dp `ds` of a query, its probabilities and dL/d(unscaled score) = scale p (dp -
-    /// sum of p dp), where the sum equals that of values times dvalues. Entries after the `visible` keys become 0.
+    /// sum of p dp), where the sum equals that of values times dvalues. Entries outside the `visible` keys become 0.
     #[allow(clippy::too_many_arguments)]
     fn score_gradient(
-        p: &mut [f32], ds: &mut [f32], visible: usize, scale: f32, lse: f32, values: &[f32], dvalues: &[f32],
+        p: &mut [f32], ds: &mut [f32], visible: Range<usize>, scale: f32, lse: f32, values: &[f32], dvalues: &[f32],
     ) = score_gradient_body
 }
 
@@ -350,17 +407,19 @@ simd_dispatch! {
 fn score_gradient_body<M: MulAdd>(
     p: &mut [f32],
     ds: &mut [f32],
-    visible: usize,
+    visible: Range<usize>,
     scale: f32,
     lse: f32,
     values: &[f32],
     dvalues: &[f32],
 ) {
     let sum: f32 = values.iter().zip(dvalues).map(|(v, d)| v * d).sum();
-    for (p, ds) in p[..visible].iter_mut().zip(&mut ds[..visible]) {
+    for (p, ds) in p[visible.clone()].iter_mut().zip(&mut ds[visible.clone()]) {
         *p = exp::<M>(below_zero(M::mul_add(*p, scale, -lse))).1;
         *ds = scale * *p * (*ds - sum);
     }
-    p[visible..].fill(0.0);
-    ds[visible..].fill(0.0);
+    for part in [p, ds] {
+        part[..visible.start].fill(0.0);
+        part[visible.end..].fill(0.0);
+    }
 }

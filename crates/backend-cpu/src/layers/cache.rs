@@ -2,11 +2,12 @@
 //!
 //! The samples of a prompt share its keys and values, and finished samples need no work.
 
-use super::attention::{Heads, Span, softmax_row};
+use super::attention::{Heads, Scores, Span, softmax_row};
 use super::{Layers, fits};
 use crate::arch::{MulAdd, simd_dispatch};
 use crate::threads::slices::*;
 use grpo_core::error::{Error, Result};
+use std::ops::Range;
 
 /// The keys and values of prompts, and of their completions during sampling.
 #[derive(Debug)]
@@ -107,15 +108,17 @@ fn write(block: &mut [f32], heads: Heads, len: usize, i: usize, row: &[f32]) {
 impl Layers {
     /// Computes attention of one new position of each of `samples`; their queries, keys and values are the rows of
     /// `qkv: [samples, (A + 2K) D]`. Returns `[samples, A D]`. Keys and values are written to the layer of the cache,
-    /// and count as filled after [`KvCache::advance`]. `samples` must be ascending.
+    /// and count as filled after [`KvCache::advance`]. `samples` must be ascending. Positions before the window of
+    /// `scores` are not read.
     ///
     /// # Errors
-    /// [`Error::Shape`] if rows and samples do not match, or a sample is full.
+    /// [`Error::Shape`] if rows and samples do not match, a sample is full, or the window is 0.
     pub fn attention_cached(
         &self,
         qkv: &[f32],
         cache: &mut KvCache,
         layer: usize,
+        scores: Scores,
         samples: &[usize],
     ) -> Result<Vec<f32>> {
         let heads = cache.heads;
@@ -124,10 +127,13 @@ impl Layers {
             let expected = format!("ascending numbers below {}", cache.filled.len());
             return Err(Error::shape("attention_cached", "samples", expected, format!("{samples:?}")));
         }
+        if scores.window == Some(0) {
+            return Err(Error::shape("attention_cached", "window", "at least 1", 0));
+        }
         if let Some(full) = samples.iter().find(|sample| cache.free(**sample) == 0) {
             return Err(Error::shape("attention_cached", "positions", format!("room in sample {full}"), "none"));
         }
-        let width = heads.query * heads.width;
+        let (width, scale) = (heads.query * heads.width, scores.scale(heads));
         let mut out = vec![0.0; samples.len() * width];
         let of_layer = &mut cache.layers[layer];
         let size = 2 * heads.key_value * cache.capacity * heads.width;
@@ -141,57 +147,65 @@ impl Layers {
         }
         let (prompts, filled) = (&of_layer.prompts, &cache.filled);
         tasks.par_chunks_mut(4).for_each(|tasks| {
-            let mut scores = Vec::new();
+            let mut buffer = Vec::new();
             for (sample, row, block, out) in tasks {
                 write(block, heads, cache.capacity, filled[*sample], row);
-                let prompt = *sample / cache.per_prompt;
+                let (prompt, own) = (*sample / cache.per_prompt, filled[*sample] + 1);
+                let of_prompt = cache.prompts[prompt];
+                let first = scores.first(of_prompt + own);
                 let parts = [
-                    Part { block: &prompts[prompt], len: cache.prompts[prompt], filled: cache.prompts[prompt] },
-                    Part { block, len: cache.capacity, filled: filled[*sample] + 1 },
+                    Part { block: &prompts[prompt], len: of_prompt, visible: first.min(of_prompt)..of_prompt },
+                    Part { block, len: cache.capacity, visible: first.saturating_sub(of_prompt)..own },
                 ];
-                mix(self.gemm.isa(), heads, row, parts, &mut scores, out);
+                mix(self.gemm.isa(), heads, row, scale, parts, &mut buffer, out);
             }
         });
         Ok(out)
     }
 }
 
-/// A block of `len` positions; `filled` of them are valid.
-#[derive(Clone, Copy)]
+/// A block of `len` positions; a query attends to the `visible` ones.
+#[derive(Clone)]
 struct Part<'a> {
     block: &'a [f32],
     len: usize,
-    filled: usize,
+    visible: Range<usize>,
 }
 
 simd_dispatch! {
     /// Computes the mean of the parts' values `[A, D]`, weighted by the probabilities of the queries in `row`.
     fn mix(
-        heads: Heads, row: &[f32], parts: [Part<'_>; 2], scores: &mut Vec<f32>, out: &mut [f32],
+        heads: Heads, row: &[f32], scale: f32, parts: [Part<'_>; 2], scores: &mut Vec<f32>, out: &mut [f32],
     ) = mix_body
 }
 
 #[inline(always)]
-fn mix_body<M: MulAdd>(heads: Heads, row: &[f32], parts: [Part<'_>; 2], scores: &mut Vec<f32>, out: &mut [f32]) {
+fn mix_body<M: MulAdd>(
+    heads: Heads,
+    row: &[f32],
+    scale: f32,
+    parts: [Part<'_>; 2],
+    scores: &mut Vec<f32>,
+    out: &mut [f32],
+) {
     let (d, r) = (heads.width, heads.query / heads.key_value);
-    let scale = 1.0 / (d as f32).sqrt();
-    scores.resize(parts[0].filled + parts[1].filled, 0.0);
+    scores.resize(parts[0].visible.len() + parts[1].visible.len(), 0.0);
     for (a, out) in out.chunks_exact_mut(d).enumerate() {
         let (k, query) = (a / r, &row[heads.queries(a)]);
-        let (first, second) = scores.split_at_mut(parts[0].filled);
-        for (scores, part) in [first, second].into_iter().zip(parts) {
+        let (first, second) = scores.split_at_mut(parts[0].visible.len());
+        for (scores, part) in [first, second].into_iter().zip(&parts) {
             scores.fill(0.0);
             for (q, keys) in query.iter().zip(part.block[k * d * part.len..].chunks_exact(part.len.max(1))) {
-                for (score, key) in scores.iter_mut().zip(keys) {
+                for (score, key) in scores.iter_mut().zip(&keys[part.visible.start..]) {
                     *score = M::mul_add(*q, *key, *score);
                 }
             }
         }
         softmax_row::<M>(scores, scale);
         out.fill(0.0);
-        let (first, second) = scores.split_at(parts[0].filled);
-        for (scores, part) in [first, second].into_iter().zip(parts) {
-            let values = &part.block[(heads.key_value + k) * part.len * d..];
+        let (first, second) = scores.split_at(parts[0].visible.len());
+        for (scores, part) in [first, second].into_iter().zip(&parts) {
+            let values = &part.block[((heads.key_value + k) * part.len + part.visible.start) * d..];
             for (p, values) in scores.iter().zip(values.chunks_exact(d)) {
                 for (out, value) in out.iter_mut().zip(values) {
                     *out = M::mul_add(*p, *value, *out);

@@ -1,4 +1,4 @@
-//! The operations of a decoder's layers on host slices, forward and backward: linear layers, RMSNorm, SwiGLU, rotary
+//! The operations of a decoder's layers on host slices, forward and backward: linear layers, RMSNorm, SwiGLU and GeGLU, rotary
 //! position embeddings and grouped-query attention over packed sequences.
 //!
 //! A trainer's automatic differentiation chains them; each backward function takes dL/d(output) and returns the
@@ -21,16 +21,17 @@
 
 mod attention;
 mod cache;
+mod gated;
 mod linear;
 mod product;
 mod rms_norm;
 mod rope;
 mod scratch;
 mod stored;
-mod swiglu;
 
-pub use attention::{AttentionGrad, Heads, Mixed, Span};
+pub use attention::{AttentionGrad, Heads, Mixed, Scores, Span};
 pub use cache::KvCache;
+pub use gated::Activation;
 pub use linear::{Add, PackedWeight};
 pub use rms_norm::{HeadNorms, HeadNormsGrad};
 pub use rope::RopeTable;

@@ -47,21 +47,27 @@ impl Layers {
     }
 }
 
-/// The weights `[D]` of the norms of queries and of keys, and epsilon.
+/// The weights of the norms of queries and of keys, and epsilon.
 #[derive(Clone, Copy, Debug)]
 pub struct HeadNorms<'a> {
-    /// The weight that all query heads share.
+    /// The weight `[D]` that all query heads share, or `[A D]` for one norm over all query heads.
     pub query: &'a [f32],
-    /// The weight that all key heads share.
+    /// The weight `[D]` that all key heads share, or `[K D]` for one norm over all key heads.
     pub key: &'a [f32],
     /// Epsilon, which is added to the mean square.
     pub eps: f64,
 }
 
 impl HeadNorms<'_> {
-    fn fit(&self, operation: &'static str, heads: Heads) -> Result<()> {
-        fits(operation, "query weight", self.query.len(), &[heads.width])?;
-        fits(operation, "key weight", self.key.len(), &[heads.width])
+    /// Returns the numbers of norms of queries and of keys in a row.
+    fn per_row(&self, operation: &'static str, heads: Heads) -> Result<[usize; 2]> {
+        let norms = |what, weight: &[f32], count: usize| {
+            if weight.len() == count * heads.width && count > 1 {
+                return Ok(1);
+            }
+            fits(operation, what, weight.len(), &[heads.width]).map(|()| count)
+        };
+        Ok([norms("query weight", self.query, heads.query)?, norms("key weight", self.key, heads.key_value)?])
     }
 }
 
@@ -70,31 +76,32 @@ impl HeadNorms<'_> {
 pub struct HeadNormsGrad {
     /// dL/dqkv `[N, (A + 2K) D]`.
     pub dqkv: Vec<f32>,
-    /// dL/d([`HeadNorms::query`]) `[D]`.
+    /// dL/d([`HeadNorms::query`]).
     pub dquery: Vec<f32>,
-    /// dL/d([`HeadNorms::key`]) `[D]`.
+    /// dL/d([`HeadNorms::key`]).
     pub dkey: Vec<f32>,
 }
 
 impl Layers {
-    /// Normalises every query head and every key head of `qkv: [N, (A + 2K) D]` separately and leaves values unchanged,
-    /// as in Qwen3 before the rotary embedding. Returns (the rows `[N, (A + 2K) D]`, 1 / rms `[N, A + K]`).
+    /// Normalises every query head and every key head of `qkv: [N, (A + 2K) D]` separately, as in Qwen3 before the rotary
+    /// embedding, or all query heads and all key heads together, as in OLMo 2. Values are unchanged. Returns (the rows
+    /// `[N, (A + 2K) D]`, 1 / rms `[N, norms of a row]`).
     ///
     /// # Errors
     /// [`grpo_core::Error::Shape`] if rows or weights do not match the heads.
     pub fn norm_heads(&self, qkv: &[f32], heads: Heads, norms: HeadNorms<'_>) -> Result<(Vec<f32>, Vec<f32>)> {
-        norms.fit("norm_heads", heads)?;
-        let (row, per_row) = (heads.row().max(1), heads.query + heads.key_value);
+        let [of_queries, of_keys] = norms.per_row("norm_heads", heads)?;
+        let (row, per_row) = (heads.row().max(1), of_queries + of_keys);
         let n = qkv.len() / row;
         fits("norm_heads", "qkv", qkv.len(), &[n, heads.row()])?;
         let (mut y, mut scale) = (qkv.to_vec(), vec![0.0; n * per_row]);
         let (isa, eps) = (self.gemm.isa(), norms.eps as f32);
-        let [queries, keys] = [heads.query * heads.width, per_row * heads.width];
+        let [queries, keys] = [heads.query, heads.query + heads.key_value].map(|count| count * heads.width);
         let tasks = y.par_chunks_mut(ROWS * row).zip(scale.par_chunks_mut((ROWS * per_row).max(1)));
         tasks.zip(qkv.par_chunks(ROWS * row)).for_each(|((y, scale), x)| {
             let rows = y.chunks_exact_mut(row).zip(scale.chunks_exact_mut(per_row)).zip(x.chunks_exact(row));
             for ((y, scale), x) in rows {
-                let (of_queries, of_keys) = scale.split_at_mut(heads.query);
+                let (of_queries, of_keys) = scale.split_at_mut(of_queries);
                 forward(isa, &x[..queries], norms.query, eps, &mut y[..queries], of_queries);
                 forward(isa, &x[queries..keys], norms.key, eps, &mut y[queries..keys], of_keys);
             }
@@ -115,33 +122,34 @@ impl Layers {
         scale: &[f32],
         dy: &[f32],
     ) -> Result<HeadNormsGrad> {
-        norms.fit("norm_heads_grad", heads)?;
-        let (d, row, per_row) = (heads.width, heads.row().max(1), heads.query + heads.key_value);
+        let [of_queries, of_keys] = norms.per_row("norm_heads_grad", heads)?;
+        let (row, per_row) = (heads.row().max(1), of_queries + of_keys);
         let n = scale.len() / per_row.max(1);
         fits("norm_heads_grad", "scale", scale.len(), &[n, per_row])?;
         fits("norm_heads_grad", "qkv", qkv.len(), &[n, heads.row()])?;
         fits("norm_heads_grad", "dy", dy.len(), &[n, heads.row()])?;
-        let (mut dqkv, mut parts) = (dy.to_vec(), vec![0.0; n.div_ceil(ROWS) * 2 * d]);
+        let (of_query, of_both) = (norms.query.len(), norms.query.len() + norms.key.len());
+        let (mut dqkv, mut parts) = (dy.to_vec(), vec![0.0; n.div_ceil(ROWS) * of_both]);
         let isa = self.gemm.isa();
-        let [queries, keys] = [heads.query * d, per_row * d];
+        let [queries, keys] = [heads.query, heads.query + heads.key_value].map(|count| count * heads.width);
         let inputs = qkv.par_chunks(ROWS * row).zip(dy.par_chunks(ROWS * row));
         let inputs = inputs.zip(scale.par_chunks((ROWS * per_row).max(1)));
-        let outputs = dqkv.par_chunks_mut(ROWS * row).zip(parts.par_chunks_mut((2 * d).max(1)));
+        let outputs = dqkv.par_chunks_mut(ROWS * row).zip(parts.par_chunks_mut(of_both.max(1)));
         inputs.zip(outputs).for_each(|(((x, dy), scale), (dx, dweight))| {
-            let (dquery, dkey) = dweight.split_at_mut(d);
+            let (dquery, dkey) = dweight.split_at_mut(of_query);
             let rows = x.chunks_exact(row).zip(dy.chunks_exact(row)).zip(scale.chunks_exact(per_row));
             for (((x, dy), scale), dx) in rows.zip(dx.chunks_exact_mut(row)) {
-                let (of_queries, of_keys) = scale.split_at(heads.query);
+                let (of_queries, of_keys) = scale.split_at(of_queries);
                 let (part, dx_part) = (0..queries, &mut dx[..queries]);
                 backward(isa, &x[part.clone()], norms.query, of_queries, &dy[part], dx_part, dquery);
                 let (part, dx_part) = (queries..keys, &mut dx[queries..keys]);
                 backward(isa, &x[part.clone()], norms.key, of_keys, &dy[part], dx_part, dkey);
             }
         });
-        let (mut dquery, mut dkey) = (vec![0.0; d], vec![0.0; d]);
-        for part in parts.chunks_exact((2 * d).max(1)) {
-            super::linear::add_to(isa, &part[..d], &mut dquery);
-            super::linear::add_to(isa, &part[d..], &mut dkey);
+        let (mut dquery, mut dkey) = (vec![0.0; of_query], vec![0.0; norms.key.len()]);
+        for part in parts.chunks_exact(of_both.max(1)) {
+            super::linear::add_to(isa, &part[..of_query], &mut dquery);
+            super::linear::add_to(isa, &part[of_query..], &mut dkey);
         }
         Ok(HeadNormsGrad { dqkv, dquery, dkey })
     }

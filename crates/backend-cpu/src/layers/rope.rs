@@ -9,7 +9,8 @@ use std::sync::Arc;
 
 /// The precomputed cosines and sines of every position.
 ///
-/// The first and second half of a head form pairs (x1, x2), each rotated by the angle position x theta^(-2i/D). Dot
+/// The first and second half of the rotated columns form pairs (x1, x2), each rotated by the angle position x
+/// theta^(-2i/D). Dot
 /// products of rotated queries and keys depend on the difference of their positions only.
 ///
 /// ```
@@ -18,9 +19,12 @@ use std::sync::Arc;
 /// ```
 #[derive(Clone, Debug)]
 pub struct RopeTable {
-    /// Cosines, then sines `[positions, 2, D / 2]`.
+    /// Cosines, then sines `[positions, 2, half]`.
     values: Arc<[f32]>,
+    /// The number of rotated pairs of a head.
     half: usize,
+    /// The factor of queries at each position; an empty list is 1.
+    queries: Arc<[f32]>,
 }
 
 impl RopeTable {
@@ -30,8 +34,9 @@ impl RopeTable {
         Self::of_frequencies(&frequencies, max_positions)
     }
 
-    /// Makes the table of a head of width 2 x `frequencies.len()` for the positions `0..max_positions`: pair i is
-    /// rotated by position x `frequencies[i]` radians. Models with an extended context use scaled frequencies.
+    /// Makes the table for the positions `0..max_positions`: pair i of the first 2 x `frequencies.len()` columns of a
+    /// head is rotated by position x `frequencies[i]` radians, and further columns are not rotated. Models with an
+    /// extended context use scaled frequencies.
     ///
     /// ```
     /// use backend_cpu::layers::RopeTable;
@@ -46,7 +51,22 @@ impl RopeTable {
             .flat_map(|position| angles(position).map(f64::cos).chain(angles(position).map(f64::sin)))
             .map(|x| x as f32)
             .collect();
-        Self { values, half }
+        Self { values, half, queries: Arc::default() }
+    }
+
+    /// Multiplies cosines and sines by `factor`, as YaRN does (arXiv 2309.00071).
+    #[must_use]
+    pub fn scaled(self, factor: f64) -> Self {
+        if factor == 1.0 {
+            return self;
+        }
+        Self { values: self.values.iter().map(|x| (f64::from(*x) * factor) as f32).collect(), ..self }
+    }
+
+    /// Multiplies the rotated queries of every position by a factor.
+    #[must_use]
+    pub fn with_query_factors(self, factor: impl Fn(usize) -> f64) -> Self {
+        Self { queries: (0..self.len()).map(|position| factor(position) as f32).collect(), ..self }
     }
 
     /// Returns the number of positions.
@@ -83,8 +103,9 @@ impl Layers {
 
     fn turn(&self, qkv: &mut [f32], heads: Heads, table: &RopeTable, positions: &[usize], sign: f32) -> Result<()> {
         fits("rotate", "qkv", qkv.len(), &[positions.len(), heads.row()])?;
-        if 2 * table.half != heads.width {
-            return Err(Error::shape("rotate", "head width", 2 * table.half, heads.width));
+        if 2 * table.half > heads.width || table.half == 0 {
+            let expected = format!("at least {}, of at least one pair", 2 * table.half);
+            return Err(Error::shape("rotate", "head width", expected, heads.width));
         }
         if let Some(position) = positions.iter().find(|position| **position >= table.len()) {
             return Err(Error::shape("rotate", "positions", format!("below {}", table.len()), position));
@@ -94,19 +115,24 @@ impl Layers {
         qkv.par_chunks_mut(block).zip(positions.par_chunks(ROWS)).for_each(|(rows, positions)| {
             for (row, position) in rows.chunks_exact_mut(heads.row()).zip(positions) {
                 let (cos, sin) = table.row(*position);
-                turn_heads(self.gemm.isa(), &mut row[..turned], cos, sin, sign);
+                turn_heads(self.gemm.isa(), &mut row[..turned], heads.width, cos, sin, sign);
+                if let Some(factor) = table.queries.get(*position) {
+                    row[..heads.query * heads.width].iter_mut().for_each(|x| *x *= factor);
+                }
             }
         });
         Ok(())
     }
 }
 
-simd_dispatch! { fn turn_heads(row: &mut [f32], cos: &[f32], sin: &[f32], sign: f32) = turn_heads_body }
+simd_dispatch! {
+    fn turn_heads(row: &mut [f32], width: usize, cos: &[f32], sin: &[f32], sign: f32) = turn_heads_body
+}
 
 #[inline(always)]
-fn turn_heads_body<M: MulAdd>(row: &mut [f32], cos: &[f32], sin: &[f32], sign: f32) {
-    for head in row.chunks_exact_mut(2 * cos.len()) {
-        let (first, second) = head.split_at_mut(cos.len());
+fn turn_heads_body<M: MulAdd>(row: &mut [f32], width: usize, cos: &[f32], sin: &[f32], sign: f32) {
+    for head in row.chunks_exact_mut(width) {
+        let (first, second) = head[..2 * cos.len()].split_at_mut(cos.len());
         for ((a, b), (cos, sin)) in first.iter_mut().zip(second).zip(cos.iter().zip(sin)) {
             let (x, y, sin) = (*a, *b, sin * sign);
             *a = x * cos - y * sin;

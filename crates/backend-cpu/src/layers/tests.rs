@@ -184,22 +184,25 @@ fn rms_norm_and_its_gradient_match_the_formulas() {
 }
 
 #[test]
-fn head_norms_and_their_gradients_match_the_formulas() {
-    // Fewer and more rows than a task has.
-    for n in [2, 70] {
+fn norms_of_queries_and_keys_and_their_gradients_match_the_formulas() {
+    // Fewer and more rows than a task has; a norm per head, and one over all heads.
+    for (n, over_heads) in [(2, false), (70, false), (2, true), (70, true)] {
         let (d, width) = (HEADS.width, HEADS.row());
-        let (qkv, dy, query, key) = (noise(n * width, 1), noise(n * width, 2), noise(d, 3), noise(d, 4));
+        let [queries, keys] = [HEADS.query, HEADS.key_value].map(|heads| if over_heads { heads * d } else { d });
+        let (qkv, dy, query, key) = (noise(n * width, 1), noise(n * width, 2), noise(queries, 3), noise(keys, 4));
         let of = |x: &[f64], query: &[f64], key: &[f64]| -> Vec<f64> {
-            let head = |(i, head): (usize, &[f64])| {
-                let weight = match i % (HEADS.query + 2 * HEADS.key_value) {
-                    i if i < HEADS.query => query,
-                    i if i < HEADS.query + HEADS.key_value => key,
-                    _ => return head.to_vec(),
-                };
-                let rms = (head.iter().map(|x| x * x).sum::<f64>() / d as f64 + 1e-3).sqrt();
-                head.iter().zip(weight).map(|(x, w)| x / rms * w).collect::<Vec<_>>()
+            let normed = |x: &[f64], weight: &[f64]| {
+                let rms = (x.iter().map(|x| x * x).sum::<f64>() / x.len() as f64 + 1e-3).sqrt();
+                x.iter().zip(weight).map(|(x, w)| x / rms * w).collect::<Vec<_>>()
             };
-            x.chunks_exact(d).enumerate().flat_map(head).collect()
+            let row = |row: &[f64]| {
+                let (of_queries, rest) = row.split_at(HEADS.query * d);
+                let (of_keys, values) = rest.split_at(HEADS.key_value * d);
+                let of_queries = of_queries.chunks_exact(query.len()).flat_map(|part| normed(part, query));
+                let of_keys = of_keys.chunks_exact(key.len()).flat_map(|part| normed(part, key));
+                of_queries.chain(of_keys).chain(values.iter().copied()).collect::<Vec<_>>()
+            };
+            x.chunks_exact(width).flat_map(row).collect()
         };
         let (x64, query64, key64) = (wide(&qkv), wide(&query), wide(&key));
         let dqkv = differences(&qkv, &dy, |x| of(x, &query64, &key64));
@@ -220,23 +223,27 @@ fn head_norms_and_their_gradients_match_the_formulas() {
 }
 
 #[test]
-fn swiglu_and_its_gradient_match_the_formulas() {
+fn gated_activations_and_their_gradients_match_the_formulas() {
     let (n, width) = (67, 19);
     let gate_up: Vec<f32> = noise(2 * n * width, 1).iter().map(|x| x * 12.0).collect();
     let dy = noise(n * width, 2);
-    let of = |x: &[f64]| -> Vec<f64> {
-        let row =
-            |row: &[f64]| (0..width).map(|i| row[i] / (1.0 + (-row[i]).exp()) * row[width + i]).collect::<Vec<_>>();
-        x.chunks_exact(2 * width).flat_map(row).collect()
-    };
-    let gradient = differences(&gate_up, &dy, of);
-    for layers in all_layers() {
-        assert_close(&layers.swiglu(&gate_up, width).unwrap(), &of(&wide(&gate_up)), 1e-6);
-        assert_close(&layers.swiglu_grad(&gate_up, &dy, width).unwrap(), &gradient, 1e-5);
-        // Large gates saturate, and a NaN propagates.
-        let far = layers.swiglu(&[200.0, -200.0, 2.0, 3.0], 2).unwrap();
-        assert_eq!(far, [400.0, 0.0]);
-        assert!(layers.swiglu(&[f32::NAN, 1.0], 1).unwrap()[0].is_nan());
+    let silu = |z: f64| z / (1.0 + (-z).exp());
+    let gelu = |z: f64| 0.5 * z * (1.0 + (std::f64::consts::FRAC_2_PI.sqrt() * (z + 0.044_715 * z.powi(3))).tanh());
+    let formulas: [(Activation, &dyn Fn(f64) -> f64); 2] = [(Activation::Silu, &silu), (Activation::GeluTanh, &gelu)];
+    for (activation, f) in formulas {
+        let of = |x: &[f64]| -> Vec<f64> {
+            let row = |row: &[f64]| (0..width).map(|i| f(row[i]) * row[width + i]).collect::<Vec<_>>();
+            x.chunks_exact(2 * width).flat_map(row).collect()
+        };
+        let gradient = differences(&gate_up, &dy, of);
+        for layers in all_layers() {
+            assert_close(&layers.gated(&gate_up, activation, width).unwrap(), &of(&wide(&gate_up)), 1e-6);
+            assert_close(&layers.gated_grad(&gate_up, &dy, activation, width).unwrap(), &gradient, 1e-5);
+            // Large gates saturate, and a NaN propagates.
+            let far = layers.gated(&[200.0, -200.0, 2.0, 3.0], activation, 2).unwrap();
+            assert_eq!(far, [400.0, 0.0]);
+            assert!(layers.gated(&[f32::NAN, 1.0], activation, 1).unwrap()[0].is_nan());
+        }
     }
 }
 
@@ -269,19 +276,62 @@ fn rotary_embedding_keeps_norms_and_is_invertible() {
     }
 }
 
+#[test]
+fn part_of_a_head_is_rotated_and_queries_grow() {
+    // Two of three pairs, scaled by 1.5; the queries of position 7 have a factor of 2.
+    let table = RopeTable::of_frequencies(&[1.0, 0.1], 50).scaled(1.5).with_query_factors(|at| 1.0 + at as f64 / 7.0);
+    let (rows, dy) = (noise(HEADS.row(), 1), noise(HEADS.row(), 2));
+    for layers in all_layers() {
+        let mut turned = rows.clone();
+        layers.rotate(&mut turned, HEADS, &table, &[7]).unwrap();
+        let (keys, values) = (HEADS.keys(0).start, HEADS.values(0).start);
+        for (column, found) in turned.iter().enumerate() {
+            let (first, j) = (column - column % 6, column % 6);
+            let factor = if column < keys { 2.0 } else { 1.0 };
+            let (sin, cos) = (7.0 * [1.0_f64, 0.1][j % 2]).sin_cos();
+            let at = |j: usize| f64::from(rows[first + j]);
+            let expected = match j {
+                _ if column >= values => at(j),
+                0 | 1 => factor * 1.5 * (at(j) * cos - at(j + 2) * sin),
+                2 | 3 => factor * 1.5 * (at(j) * cos + at(j - 2) * sin),
+                _ => factor * at(j),
+            };
+            assert_relative_eq!(f64::from(*found), expected, epsilon = 1e-5);
+        }
+        // The derivative is the transposed map: <y(x), dy> = <x, dx>.
+        let mut dx = dy.clone();
+        layers.rotate_grad(&mut dx, HEADS, &table, &[7]).unwrap();
+        let product = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| f64::from(a * b)).sum::<f64>();
+        assert_relative_eq!(product(&turned, &dy), product(&rows, &dx), epsilon = 1e-5);
+    }
+    let wide = RopeTable::of_frequencies(&[1.0; 4], 50);
+    let text = Layers::new().rotate(&mut rows.clone(), HEADS, &wide, &[7]).unwrap_err().to_string();
+    assert!(text.contains("head width") && text.contains("at least 8"), "{text}");
+}
+
+/// Windows of one row, of fewer and of more rows than a tile, and none, with and without a scale.
+const SCORES: [Scores; 4] = [
+    Scores { scale: None, window: None },
+    Scores { scale: Some(0.7), window: Some(1) },
+    Scores { scale: None, window: Some(4) },
+    Scores { scale: Some(0.3), window: Some(66) },
+];
+
 /// Attention by its definition, in f64.
-fn plain_attention(qkv: &[f64], heads: Heads, spans: &[Span]) -> Vec<f64> {
+fn plain_attention(qkv: &[f64], heads: Heads, scores: Scores, spans: &[Span]) -> Vec<f64> {
     let (d, row) = (heads.width, heads.row());
     let mut out = Vec::new();
     for span in spans {
         for query in span.rows.clone() {
             let keys: Vec<usize> = span.prefix.clone().chain(span.rows.start..=query).collect();
+            let keys = &keys[scores.window.map_or(0, |window| keys.len().saturating_sub(window))..];
+            let scale = scores.scale.map_or(1.0 / (d as f64).sqrt(), f64::from);
             for a in 0..heads.query {
                 let k = a / heads.per_key_head();
                 let at = |row_of: usize, columns: std::ops::Range<usize>| &qkv[row_of * row..][columns];
                 let score = |key: &usize| {
                     let (q, k) = (at(query, heads.queries(a)), at(*key, heads.keys(k)));
-                    (q.iter().zip(k).map(|(q, k)| q * k).sum::<f64>() / (d as f64).sqrt()).exp()
+                    (q.iter().zip(k).map(|(q, k)| q * k).sum::<f64>() * scale).exp()
                 };
                 let weights: Vec<f64> = keys.iter().map(score).collect();
                 let total: f64 = weights.iter().sum();
@@ -303,15 +353,17 @@ fn attention_and_its_gradient_match_the_formulas() {
     // Two prompts, one with three completions, one of them empty; and a span of more than one tile with a prefix.
     let small = spans(&[(0..5, 0..0), (5..8, 0..5), (8..8, 0..5), (8..10, 0..5), (10..13, 0..0)]);
     let large = spans(&[(0..20, 0..0), (20..95, 0..20)]);
-    for (spans, n) in [(small, 13), (large, 95)] {
+    let cases = [(&small, 13, SCORES[0]), (&small, 13, SCORES[1]), (&small, 13, SCORES[2])];
+    let cases = cases.into_iter().chain([(&large, 95, SCORES[0]), (&large, 95, SCORES[2]), (&large, 95, SCORES[3])]);
+    for (spans, n, scores) in cases {
         let (qkv, dout) = (noise(n * HEADS.row(), 1), noise(n * 24, 2));
-        let expected = plain_attention(&wide(&qkv), HEADS, &spans);
-        let gradient = differences(&qkv, &dout, |qkv| plain_attention(qkv, HEADS, &spans));
+        let expected = plain_attention(&wide(&qkv), HEADS, scores, spans);
+        let gradient = differences(&qkv, &dout, |qkv| plain_attention(qkv, HEADS, scores, spans));
         for layers in all_layers() {
-            let mixed = layers.attention(&qkv, HEADS, &spans).unwrap();
+            let mixed = layers.attention(&qkv, HEADS, scores, spans).unwrap();
             assert_close(&mixed.values, &expected, 1e-6);
             let of = AttentionGrad { qkv: &qkv, values: &mixed.values, lse: &mixed.lse, dvalues: &dout };
-            assert_close(&layers.attention_grad(of, HEADS, &spans).unwrap(), &gradient, 1e-5);
+            assert_close(&layers.attention_grad(of, HEADS, scores, spans).unwrap(), &gradient, 1e-5);
         }
     }
 }
@@ -323,7 +375,7 @@ fn a_nan_key_affects_only_queries_that_attend_to_it() {
         let mut qkv = noise(9 * HEADS.row(), 1);
         // A key of the last token of the prompt.
         qkv[3 * HEADS.row() + HEADS.keys(0).start] = f32::NAN;
-        let values = layers.attention(&qkv, HEADS, &spans).unwrap().values;
+        let values = layers.attention(&qkv, HEADS, Scores::default(), &spans).unwrap().values;
         let seen: Vec<bool> = values.chunks_exact(24).map(|row| row.iter().any(|x| x.is_nan())).collect();
         assert_eq!(seen, [false, false, false, true, true, true, false, false, false]);
     }
@@ -335,7 +387,7 @@ fn attention_with_a_cache_matches_attention_over_all_rows() {
     let (d, row) = (HEADS.width, HEADS.row());
     let prompts = spans(&[(0..3, 0..0), (3..23, 0..0)]);
     let prompt_rows = noise(23 * row, 1);
-    for layers in all_layers() {
+    for (layers, scores) in all_layers().flat_map(|layers| SCORES.map(|scores| (layers, scores))) {
         let mut cache = KvCache::new(1, HEADS, &[3, 20], 2, 18);
         cache.fill_prompts(0, &prompt_rows, &prompts).unwrap();
         let mut completions: Vec<Vec<f32>> = vec![Vec::new(); 4];
@@ -343,7 +395,7 @@ fn attention_with_a_cache_matches_attention_over_all_rows() {
             let samples: &[usize] = if step == 0 { &[0, 1, 2, 3] } else { &[0, 2, 3] };
             assert_eq!(cache.position(2), 20 + step);
             let rows = noise(samples.len() * row, 10 + step as u64);
-            let found = layers.attention_cached(&rows, &mut cache, 0, samples).unwrap();
+            let found = layers.attention_cached(&rows, &mut cache, 0, scores, samples).unwrap();
             cache.advance(samples);
             for ((sample, new), found) in samples.iter().zip(rows.chunks_exact(row)).zip(found.chunks_exact(4 * d)) {
                 completions[*sample].extend_from_slice(new);
@@ -351,11 +403,11 @@ fn attention_with_a_cache_matches_attention_over_all_rows() {
                 let whole =
                     [&prompt_rows[prompt.rows.start * row..prompt.rows.end * row], &completions[*sample]].concat();
                 let n = whole.len() / row;
-                let expected = plain_attention(&wide(&whole), HEADS, &spans(&[(0..n, 0..0)]));
+                let expected = plain_attention(&wide(&whole), HEADS, scores, &spans(&[(0..n, 0..0)]));
                 assert_close(found, &expected[(n - 1) * 4 * d..], 1e-6);
             }
         }
-        let text = layers.attention_cached(&noise(row, 1), &mut cache, 0, &[2]).unwrap_err().to_string();
+        let text = layers.attention_cached(&noise(row, 1), &mut cache, 0, scores, &[2]).unwrap_err().to_string();
         assert!(text.contains("room in sample 2"), "{text}");
     }
 }
@@ -372,10 +424,13 @@ fn layer_errors_name_the_argument() {
     let text = error(layers.linear(&[0.0; 6], &[0.0; 6], Add::Rows(&[0.0; 3]), [2, 3, 2]));
     assert!(text.contains("bias"), "{text}");
     let gap = spans(&[(0..2, 0..0), (3..4, 0..2)]);
-    let text = layers.attention(&[0.0; 4 * 48], HEADS, &gap).unwrap_err().to_string();
+    let text = layers.attention(&[0.0; 4 * 48], HEADS, Scores::default(), &gap).unwrap_err().to_string();
     assert!(text.contains("rows from 2 on"), "{text}");
     let ahead = spans(&[(0..2, 0..3), (2..4, 0..0)]);
-    assert!(layers.attention(&[0.0; 4 * 48], HEADS, &ahead).is_err());
+    assert!(layers.attention(&[0.0; 4 * 48], HEADS, Scores::default(), &ahead).is_err());
+    let none = Scores { window: Some(0), ..Scores::default() };
+    let text = layers.attention(&[0.0; 2 * 48], HEADS, none, &spans(&[(0..2, 0..0)])).unwrap_err().to_string();
+    assert!(text.contains("window") && text.contains("at least 1"), "{text}");
 }
 
 #[cfg(feature = "rayon")]
@@ -384,6 +439,7 @@ fn layer_results_do_not_depend_on_threads() {
     let (n, h) = (150, 48);
     let spans = spans(&[(0..90, 0..0), (90..120, 0..90), (120..150, 0..90)]);
     let (x, w, qkv, dout) = (noise(n * h, 1), noise(h * 300, 2), noise(n * HEADS.row(), 3), noise(n * 24, 4));
+    let scores = Scores { window: Some(40), ..Scores::default() };
     let run = |threads: usize| {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
         pool.install(|| {
@@ -394,9 +450,9 @@ fn layer_results_do_not_depend_on_threads() {
             let dweight = layers.linear_dweight(&x, &y, [n, h, 300]).unwrap();
             let (_, scale) = layers.rms_norm(&x, &w[..h], 1e-6).unwrap();
             let norm = layers.rms_norm_grad(&x, &w[..h], &scale, &x).unwrap();
-            let mixed = layers.attention(&qkv, HEADS, &spans).unwrap();
+            let mixed = layers.attention(&qkv, HEADS, scores, &spans).unwrap();
             let of = AttentionGrad { qkv: &qkv, values: &mixed.values, lse: &mixed.lse, dvalues: &dout };
-            let dqkv = layers.attention_grad(of, HEADS, &spans).unwrap();
+            let dqkv = layers.attention_grad(of, HEADS, scores, &spans).unwrap();
             [y, dweight, norm.0, norm.1, mixed.values.clone(), dqkv]
         })
     };

@@ -1,6 +1,7 @@
 //! Writes a model folder in the layout of `transformers`, tensor by tensor.
 
-use super::config_json::{ConfigJson, Family};
+use super::config_json::ConfigJson;
+use super::family::Family;
 use super::fields::Fields;
 use super::json_text::with_field;
 use super::{GenerationDefaults, ModelCard, ModelFolder, exists};
@@ -231,52 +232,7 @@ fn config_of_source(source: &ModelFolder, config: &ModelConfig, dtype: Dtype) ->
 /// Returns the `config.json` of a model without a source folder.
 fn config_of_family(config: &ModelConfig, dtype: Dtype, generation: &GenerationDefaults) -> Result<Value> {
     config.validate()?;
-    let family = Family::of(config)?;
-    let mut json = json!({
-        "architectures": [family.architecture()],
-        "attention_dropout": 0.0,
-        "hidden_act": "silu",
-        "hidden_size": config.hidden_size,
-        "initializer_range": config.initializer_range,
-        "intermediate_size": config.intermediate_size,
-        "max_position_embeddings": config.max_position_embeddings,
-        "model_type": family.model_type(),
-        "num_attention_heads": config.num_attention_heads,
-        "num_hidden_layers": config.num_hidden_layers,
-        "num_key_value_heads": config.num_key_value_heads,
-        "pad_token_id": config.pad_token_id,
-        "rms_norm_eps": config.rms_norm_eps,
-        "rope_scaling": null,
-        "rope_theta": config.rope_theta,
-        "tie_word_embeddings": config.tie_word_embeddings,
-        "torch_dtype": dtype.torch_name(),
-        "use_cache": true,
-        "vocab_size": config.vocab_size,
-    });
-    if let Some(scaling) = config.rope_scaling {
-        json["rope_scaling"] = json!({
-            "rope_type": "llama3",
-            "factor": scaling.factor,
-            "low_freq_factor": scaling.low_freq_factor,
-            "high_freq_factor": scaling.high_freq_factor,
-            "original_max_position_embeddings": scaling.original_max_position_embeddings,
-        });
-    }
-    // Qwen3's class has a default width, so the field is always written.
-    if config.head_dim.is_some() || family == Family::Qwen3 {
-        json["head_dim"] = config.head_dim().into();
-    }
-    match family {
-        Family::Qwen2 => json["use_sliding_window"] = false.into(),
-        Family::Qwen3 => {
-            json["use_sliding_window"] = false.into();
-            json["attention_bias"] = false.into();
-        }
-        Family::Llama => {
-            json["attention_bias"] = false.into();
-            json["mlp_bias"] = false.into();
-        }
-    }
+    let mut json = Family::of(config)?.config_json(config, dtype);
     // The padding token of config.json is the padding index of the embedding.
     let is_token = |key: &str| key.ends_with("_token_id") && key != "pad_token_id";
     for (key, value) in generation.to_json().into_iter().filter(|(key, _)| is_token(key)) {

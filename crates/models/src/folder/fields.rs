@@ -44,6 +44,11 @@ impl Fields {
         Ok(Self { path: path.to_owned(), prefix: String::new(), map })
     }
 
+    /// Wraps an object that is to be written as `config.json`.
+    pub(crate) fn of(map: Map<String, Value>) -> Self {
+        Self { path: "config.json".into(), prefix: String::new(), map }
+    }
+
     /// Returns the value of `key`; `None` if it is missing or null, which `transformers` treats alike.
     pub(crate) fn get(&self, key: &str) -> Option<&Value> {
         self.map.get(key).filter(|value| !value.is_null())
@@ -110,10 +115,10 @@ impl Fields {
     }
 
     /// Checks that unsupported features are off. A row has the key, the allowed values, and the supported computation in words.
-    pub(crate) fn refuse(&self, table: &[(&str, Neutral, &str)]) -> Result<()> {
+    pub(crate) fn refuse<'a>(&self, table: impl IntoIterator<Item = &'a (&'a str, Neutral, &'a str)>) -> Result<()> {
         let asks =
             |(key, neutral, _): &&(&str, Neutral, &str)| self.get(key).is_some_and(|value| !neutral.holds(value));
-        match table.iter().find(asks) {
+        match table.into_iter().find(asks) {
             Some((key, _, supported)) => Err(self.unsupported(key, *supported)),
             None => Ok(()),
         }

@@ -3,14 +3,16 @@
 mod card;
 mod config_json;
 pub(crate) mod export;
+mod family;
 pub(crate) mod fields;
 mod generation;
 mod json_text;
 mod python_json;
+mod rope_json;
 
 pub use card::ModelCard;
-pub use config_json::Family;
 pub use export::{ExportOptions, FolderWriter};
+pub use family::Family;
 pub use generation::GenerationDefaults;
 pub use python_json::from_python_json;
 

@@ -231,7 +231,7 @@ fn no_match(target: &str, reason: &str) -> Error {
 /// Returns all matrices that can have an adapter.
 fn matrices(model: &ModelConfig) -> Vec<AdaptedMatrix> {
     let layers = (0..model.num_hidden_layers).flat_map(|layer| {
-        model.layer_matrices().map(|matrix| AdaptedMatrix {
+        model.layer_matrices().into_iter().map(move |matrix| AdaptedMatrix {
             name: format!("model.layers.{layer}.{}", matrix.name),
             output: matrix.output,
             input: matrix.input,
@@ -248,7 +248,8 @@ fn other_modules(model: &ModelConfig) -> Vec<String> {
     for layer in 0..model.num_hidden_layers {
         let prefix = format!("model.layers.{layer}");
         names.push(prefix.clone());
-        for module in ["self_attn", "mlp", "mlp.act_fn", "input_layernorm", "post_attention_layernorm"] {
+        let norms = model.norm_placement.names().into_iter().flatten();
+        for module in ["self_attn", "mlp", "mlp.act_fn"].into_iter().chain(norms) {
             names.push(format!("{prefix}.{module}"));
         }
         if model.qk_norm {

@@ -107,14 +107,13 @@ fn a_separate_head_unties_the_exported_configuration() {
 #[test]
 fn a_new_configuration_is_exported_as_the_family_with_its_features() {
     let place = tempfile::tempdir().unwrap();
-    let scaling =
-        RopeScaling { factor: 8.0, low_freq_factor: 1.0, high_freq_factor: 4.0, original_max_position_embeddings: 32 };
+    let scaling = RopeScaling { factor: 8.0, original_max_position_embeddings: 32, ..RopeScaling::default() };
     let base = ModelConfig { num_hidden_layers: 1, initializer_range: 0.02, ..ModelConfig::default() };
     for (family, config) in [
         (Family::Qwen2, ModelConfig { tie_word_embeddings: true, ..base.clone() }),
         (Family::Qwen2, ModelConfig { head_dim: Some(32), ..base.clone() }),
         (Family::Qwen3, ModelConfig { attention_bias: false, qk_norm: true, head_dim: Some(32), ..base.clone() }),
-        (Family::Llama, ModelConfig { attention_bias: false, rope_scaling: Some(scaling), ..base.clone() }),
+        (Family::Llama, ModelConfig { attention_bias: false, rope_scaling: Some(scaling.clone()), ..base.clone() }),
     ] {
         let target = place.path().join("model");
         let generation = GenerationDefaults {

@@ -30,7 +30,7 @@ fn config_json_of_transformers_4_and_5_is_read() {
     let old = folder.open().unwrap();
     let config = old.config();
     assert_eq!((old.family(), old.dtype()), (Family::Qwen2, Some(Dtype::Bf16)));
-    assert_eq!((config.rope_theta, config.rope_scaling, config.attention_bias), (1e6, None, true));
+    assert_eq!((config.rope_theta, &config.rope_scaling, config.attention_bias), (1e6, &None, true));
     assert_eq!((config.head_dim(), config.rms_norm_eps, config.tie_word_embeddings), (4, 1e-6, false));
     let new = with(
         qwen2(),
@@ -52,9 +52,11 @@ fn llama_3_rope_scaling_is_read() {
         low_freq_factor: 1.0,
         high_freq_factor: 4.0,
         original_max_position_embeddings: 1024,
+        ..RopeScaling::default()
     };
     let config = folder.config();
-    assert_eq!((folder.family(), config.rope_scaling, config.rope_theta), (Family::Llama, Some(scaling), 500_000.0));
+    assert_eq!((folder.family(), config.rope_theta), (Family::Llama, 500_000.0));
+    assert_eq!(config.rope_scaling, Some(scaling));
     assert_eq!((config.head_dim(), config.attention_bias, config.qk_norm), (8, false, false));
     assert!(config.tie_word_embeddings && config.parameters().iter().all(|p| p.name != "lm_head.weight"));
 
@@ -95,13 +97,18 @@ fn parameters_are_counted() {
 fn unsupported_computations_are_refused_by_field() {
     for (fields, parts) in [
         (json!({"hidden_act": "gelu"}), &["`hidden_act` is \"gelu\"", "silu"][..]),
-        (json!({"model_type": "qwen3_moe"}), &["`model_type` is \"qwen3_moe\"", "qwen2, qwen3, llama"]),
+        (json!({"model_type": "qwen3_moe"}), &["`model_type` is \"qwen3_moe\"", "qwen2, qwen3, llama, mistral"]),
         (json!({"architectures": ["Qwen2ForSequenceClassification"]}), &["`architectures`", "Qwen2ForCausalLM"]),
         (json!({"architectures": ["LlamaForCausalLM"]}), &["`architectures`", "for model_type qwen2"]),
         (
-            json!({"use_sliding_window": true, "max_window_layers": 1, "sliding_window": 16}),
-            &["`use_sliding_window` is true"],
+            json!({"use_sliding_window": true, "max_window_layers": 1, "sliding_window": 0}),
+            &["`sliding_window` is 0", "at least 1"],
         ),
+        (
+            json!({"use_sliding_window": true, "sliding_window": 16, "layer_types": ["sliding_attention", "chunked"]}),
+            &["`layer_types`", "full_attention or sliding_attention"],
+        ),
+        (json!({"layer_types": ["full_attention"]}), &["`layer_types`", "one entry for each of the 2 layers"]),
         (
             json!({"layer_types": ["full_attention", "sliding_attention"]}),
             &["`layer_types`", "full_attention in every layer"],
@@ -109,10 +116,25 @@ fn unsupported_computations_are_refused_by_field() {
         (json!({"quantization_config": {"quant_method": "gptq"}}), &["`quantization_config`", "gptq", "not quantised"]),
         (json!({"num_experts": 8}), &["`num_experts` is 8", "no mixture of experts"]),
         (
-            json!({"rope_scaling": {"type": "yarn", "factor": 4.0}}),
-            &["`rope_scaling.type` is \"yarn\"", "default, llama3"],
+            json!({"rope_scaling": {"type": "proportional", "factor": 4.0}}),
+            &["`rope_scaling.type` is \"proportional\"", "default, linear, dynamic, yarn, longrope, llama3"],
         ),
-        (json!({"rope_parameters": {"rope_type": "linear", "factor": 2}}), &["`rope_parameters.rope_type`"]),
+        (json!({"rope_parameters": {"rope_type": "linear"}}), &["`rope_parameters.factor` is missing"]),
+        (json!({"rope_scaling": {"rope_type": "yarn", "factor": 4, "truncate": false}}), &["`rope_scaling.truncate`"]),
+        (
+            json!({"rope_scaling": {"rope_type": "longrope", "short_factor": [1.0, 2.0]}}),
+            &["`rope_scaling.original_max_position_embeddings` is missing"],
+        ),
+        (
+            json!({"rope_parameters": {
+                "rope_type": "longrope", "short_factor": [1.0], "original_max_position_embeddings": 32
+            }}),
+            &["`rope_parameters`", "a short_factor of 2 numbers"],
+        ),
+        (
+            json!({"rope_parameters": {"full_attention": {"rope_type": "default"}}}),
+            &["`rope_parameters.full_attention`", "in every layer"],
+        ),
         (json!({"rope_scaling": {"rope_type": "llama3", "factor": 8}}), &["`rope_scaling.low_freq_factor` is missing"]),
         (json!({"partial_rotary_factor": 0.5}), &["`partial_rotary_factor` is 0.5"]),
         (json!({"final_logit_softcapping": 30.0}), &["`final_logit_softcapping` is 30.0"]),

@@ -3,6 +3,7 @@
 mod ambiguous;
 mod chat;
 mod export;
+mod families;
 mod folder;
 #[cfg(feature = "hub")]
 mod hub;

@@ -13,7 +13,20 @@ import warnings
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
-from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma3TextConfig,
+    GraniteConfig,
+    LlamaConfig,
+    Ministral3Config,
+    MistralConfig,
+    Olmo2Config,
+    Olmo3Config,
+    Phi3Config,
+    Qwen2Config,
+    Qwen3Config,
+    SmolLM3Config,
+)
 from transformers.utils import logging
 
 SHAPE = dict(
@@ -33,11 +46,41 @@ LLAMA3 = dict(
     high_freq_factor=4.0,
     original_max_position_embeddings=1024,
 )
+LONGROPE = dict(
+    rope_type="longrope",
+    rope_theta=1e4,
+    partial_rotary_factor=0.5,
+    short_factor=[1.0, 1.5],
+    long_factor=[2.0, 4.0],
+    original_max_position_embeddings=1024,
+)
 FAMILIES = {
     "qwen2": Qwen2Config(**SHAPE, eos_token_id=2, tie_word_embeddings=True),
     "qwen2-untied": Qwen2Config(**SHAPE, eos_token_id=2, tie_word_embeddings=False),
     "qwen3": Qwen3Config(**SHAPE, head_dim=16, eos_token_id=[2, 3]),
     "llama": LlamaConfig(**SHAPE, eos_token_id=[2, 3, 4], rope_parameters=LLAMA3),
+    "mistral": MistralConfig(**SHAPE, eos_token_id=2, sliding_window=8),
+    "ministral3": Ministral3Config(**SHAPE, eos_token_id=2, pad_token_id=0, head_dim=8),
+    "smollm3": SmolLM3Config(**SHAPE, eos_token_id=2, pad_token_id=0, no_rope_layer_interval=2),
+    "olmo2": Olmo2Config(**SHAPE, eos_token_id=2, pad_token_id=0),
+    "olmo3": Olmo3Config(**SHAPE, eos_token_id=2, pad_token_id=0, sliding_window=8),
+    "granite": GraniteConfig(**SHAPE, eos_token_id=2, residual_multiplier=0.5, attention_multiplier=0.3),
+    "phi3": Phi3Config(**SHAPE, eos_token_id=2, pad_token_id=0, original_max_position_embeddings=1024, rope_parameters=LONGROPE),
+    "gemma3": Gemma3TextConfig(**SHAPE, eos_token_id=2, head_dim=8, sliding_window=8, sliding_window_pattern=2),
+}
+# The classes of the models that main.rs makes without a source folder.
+NEW = {
+    "qwen2": "Qwen2",
+    "qwen3": "Qwen3",
+    "llama": "Llama",
+    "mistral": "Mistral",
+    "ministral3": "Ministral3",
+    "smollm3": "SmolLM3",
+    "olmo2": "Olmo2",
+    "olmo3": "Olmo3",
+    "granite": "Granite",
+    "phi3": "Phi3",
+    "gemma3_text": "Gemma3",
 }
 ADAPTERS = [
     ("qwen2", dict(target_modules=["q_proj", "v_proj"], use_rslora=True)),
@@ -45,6 +88,8 @@ ADAPTERS = [
     ("qwen2-untied", dict(target_modules=["q_proj", "lm_head"])),
     ("qwen3", dict(target_modules=r"model\.layers\.0\.(self_attn|mlp)\..*_proj")),
     ("llama", dict(target_modules="all-linear", init_lora_weights="gaussian")),
+    ("phi3", dict(target_modules=["qkv_proj", "down_proj"])),
+    ("gemma3", dict(target_modules="all-linear")),
 ]
 
 
@@ -98,12 +143,13 @@ def compare(place):
                 assert str(ours.dtype) == f"torch.{dtype}", ours.dtype
                 assert ours.generation_config.eos_token_id == config.eos_token_id
                 same(f"{name} {dtype} in {files} file(s)", ours, load(place / name, getattr(torch, dtype)))
-    for family, kind in [("qwen2", "Qwen2"), ("qwen3", "Qwen3"), ("llama", "Llama")]:
+    for family, kind in NEW.items():
         model = load(place / f"new-{family}", "auto")
-        rope = model.config.rope_parameters
         assert type(model).__name__ == f"{kind}ForCausalLM" and model.dtype == torch.float32
         assert model.generation_config.eos_token_id == [2, 3] and torch.isfinite(logits(model)).all()
-        assert (rope["rope_type"], rope["rope_theta"]) == (("llama3", 5e5) if family == "llama" else ("default", 1e4))
+        if family in ["qwen2", "qwen3", "llama"]:
+            rope = model.config.rope_parameters
+            assert (rope["rope_type"], rope["rope_theta"]) == (("llama3", 5e5) if family == "llama" else ("default", 1e4))
         print(f"new {family}: {len(model.state_dict())} tensors")
     for number, (name, settings) in enumerate(ADAPTERS):
         theirs, ours = (

@@ -1,15 +1,28 @@
 //! transformers and peft load the folders and adapters that this crate writes.
 
 use models::{
-    Adapter, AdapterOptions, AdapterWriter, Dtype, ExportOptions, FolderWriter, GenerationDefaults, ModelConfig,
-    ModelFolder, RopeScaling,
+    Activation, Adapter, AdapterOptions, AdapterWriter, Dtype, ExportOptions, Family, FolderWriter, GenerationDefaults,
+    LayerRope, LayerSpec, ModelConfig, ModelFolder, NormPlacement, RopeScaling, RopeType,
 };
 use std::path::Path;
 
 /// The checkpoints that libraries.py makes.
-const CHECKPOINTS: [&str; 4] = ["qwen2", "qwen2-untied", "qwen3", "llama"];
+const CHECKPOINTS: [&str; 12] = [
+    "qwen2",
+    "qwen2-untied",
+    "qwen3",
+    "llama",
+    "mistral",
+    "ministral3",
+    "smollm3",
+    "olmo2",
+    "olmo3",
+    "granite",
+    "phi3",
+    "gemma3",
+];
 /// The checkpoints of the adapters that libraries.py makes.
-const ADAPTED: [&str; 5] = ["qwen2", "qwen2", "qwen2-untied", "qwen3", "llama"];
+const ADAPTED: [&str; 7] = ["qwen2", "qwen2", "qwen2-untied", "qwen3", "llama", "phi3", "gemma3"];
 
 #[test]
 fn transformers_and_peft_load_exported_folders_and_adapters() {
@@ -28,13 +41,13 @@ fn transformers_and_peft_load_exported_folders_and_adapters() {
         let [theirs, ours] = ["theirs", "ours"].map(|whose| place.join(format!("{whose}-{number}")));
         rewrite_adapter(&place.join(name), &theirs, &ours).unwrap();
     }
-    let (qwen2, qwen3, llama) = new_models();
-    for (family, config) in [("qwen2", qwen2), ("qwen3", qwen3), ("llama", llama)] {
+    for config in new_models() {
+        let family = Family::of(&config).unwrap();
         write_new(&config, &place.join(format!("new-{family}"))).unwrap();
     }
     let said = libraries("compare", place);
-    // Each of 4 checkpoints in 3 dtypes and 2 sizes of files, 3 new models, 5 adapters.
-    assert_eq!(said.lines().count(), 4 * 3 * 2 + 3 + 5, "{said}");
+    // Each checkpoint in 3 dtypes and 2 sizes of files, new models of all families, adapters.
+    assert_eq!(said.lines().count(), CHECKPOINTS.len() * 3 * 2 + Family::ALL.len() + ADAPTED.len(), "{said}");
 }
 
 /// Runs libraries.py and returns its output.
@@ -80,14 +93,46 @@ fn rewrite_adapter(folder: &Path, from: &Path, to: &Path) -> models::Result<()> 
     writer.finish()
 }
 
-/// Returns a Qwen2, a Qwen3 and a Llama without a source folder.
-fn new_models() -> (ModelConfig, ModelConfig, ModelConfig) {
+/// Returns a model of every family without a source folder.
+fn new_models() -> Vec<ModelConfig> {
     let qwen2 = ModelConfig { attention_bias: true, tie_word_embeddings: true, ..ModelConfig::default() };
-    let qwen3 = ModelConfig { attention_bias: false, qk_norm: true, head_dim: Some(32), ..qwen2.clone() };
-    let scaling =
-        RopeScaling { factor: 8.0, low_freq_factor: 1.0, high_freq_factor: 4.0, original_max_position_embeddings: 32 };
-    let llama = ModelConfig { attention_bias: false, rope_scaling: Some(scaling), rope_theta: 5e5, ..qwen2.clone() };
-    (qwen2, qwen3, llama)
+    let plain = ModelConfig { attention_bias: false, ..qwen2.clone() };
+    let qwen3 = ModelConfig { qk_norm: true, head_dim: Some(32), ..plain.clone() };
+    let scaling = RopeScaling { factor: 8.0, original_max_position_embeddings: 32, ..RopeScaling::default() };
+    let llama = ModelConfig { rope_scaling: Some(scaling.clone()), rope_theta: 5e5, ..plain.clone() };
+    let layer = |sliding_window, rope| LayerSpec { sliding_window, rope };
+    let mistral = ModelConfig { layers: vec![layer(Some(8), LayerRope::Global)], ..plain.clone() };
+    let growing = RopeScaling { rope_type: RopeType::Yarn, llama_4_scaling_beta: Some(0.1), ..scaling };
+    let ministral3 = ModelConfig { rope_scaling: Some(growing), head_dim: Some(16), ..plain.clone() };
+    let smollm3 =
+        ModelConfig { layers: vec![layer(None, LayerRope::Global), layer(None, LayerRope::None)], ..plain.clone() };
+    let olmo2 =
+        ModelConfig { norm_placement: NormPlacement::After, qk_norm: true, qk_norm_over_heads: true, ..plain.clone() };
+    let olmo3 = ModelConfig { layers: vec![layer(Some(8), LayerRope::Global), LayerSpec::default()], ..olmo2.clone() };
+    let granite = ModelConfig {
+        residual_multiplier: 0.5,
+        embedding_multiplier: 3.0,
+        attention_multiplier: Some(0.2),
+        logits_scaling: 2.0,
+        ..plain.clone()
+    };
+    let pairs = RopeScaling { rope_type: RopeType::Longrope, short_factor: vec![1.5; 4], ..RopeScaling::default() };
+    let phi3 =
+        ModelConfig { fused_projections: true, partial_rotary_factor: 0.5, rope_scaling: Some(pairs), ..plain.clone() };
+    let gemma3 = ModelConfig {
+        layers: vec![layer(Some(8), LayerRope::Local), LayerSpec::default()],
+        rope_theta: 1e6,
+        rope_local_theta: Some(1e4),
+        norm_placement: NormPlacement::Both,
+        zero_centered_norms: true,
+        hidden_act: Activation::GeluTanh,
+        qk_norm: true,
+        head_dim: Some(16),
+        embedding_multiplier: 8.0,
+        attention_multiplier: Some(0.25),
+        ..plain
+    };
+    vec![qwen2, qwen3, llama, mistral, ministral3, smollm3, olmo2, olmo3, granite, phi3, gemma3]
 }
 
 fn write_new(config: &ModelConfig, to: &Path) -> models::Result<()> {

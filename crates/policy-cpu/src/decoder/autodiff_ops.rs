@@ -3,7 +3,9 @@
 //! All tensors are f32 rows `[N, ..]`. Operands of the forward pass are saved for the backward pass; storage is shared, not copied.
 
 use super::weight::{Stored, Weight, widened};
-use backend_cpu::layers::{Add, AttentionGrad, HeadNorms, HeadNormsGrad, Heads, Layers, RopeTable, Span};
+use backend_cpu::layers::{
+    Activation, Add, AttentionGrad, HeadNorms, HeadNormsGrad, Heads, Layers, RopeTable, Scores, Span,
+};
 use burn::backend::flex::FlexTensor;
 use burn::tensor::Tensor;
 use grpo_burn::custom_op::{Derivative, Graph, Operand, elements, record, tensor, values};
@@ -283,14 +285,25 @@ impl Derivative<3> for AdaptedHeadGrad {
     }
 }
 
-/// Computes x / sqrt(mean(x^2) + eps) * w for x `[N, H]` and a weight `[H]`.
-pub(crate) fn rms_norm(x: Tensor<2>, weight: Tensor<1>, eps: f64) -> Result<Tensor<2>> {
+/// Returns a weight plus `offset`; the derivative with respect to the sum is that with respect to the weight.
+fn shifted(weight: FlexTensor, offset: f32) -> Result<FlexTensor> {
+    if offset == 0.0 {
+        return Ok(weight);
+    }
+    let sums: Vec<f32> = read("weight", &weight)?.iter().map(|weight| weight + offset).collect();
+    let count = sums.len();
+    Ok(tensor(sums, [count]))
+}
+
+/// Computes x / sqrt(mean(x^2) + eps) * (w + offset) for x `[N, H]` and a weight w `[H]`.
+pub(crate) fn rms_norm(x: Tensor<2>, weight: Tensor<1>, offset: f32, eps: f64) -> Result<Tensor<2>> {
     let dims = x.dims();
     let mut graph = Graph::default();
     let x = operand(&mut graph, "x", x)?;
     let weight = operand(&mut graph, "weight", weight)?;
-    let (y, scale) = Layers::new().rms_norm(read("x", &x.storage)?, read("weight", &weight.storage)?, eps)?;
-    let derivative = RmsNormGrad { x: x.storage, weight: weight.storage, scale, dims };
+    let factor = shifted(weight.storage, offset)?;
+    let (y, scale) = Layers::new().rms_norm(read("x", &x.storage)?, read("weight", &factor)?, eps)?;
+    let derivative = RmsNormGrad { x: x.storage, weight: factor, scale, dims };
     Ok(record(graph, tensor(y, dims), [x.node, weight.node], derivative))
 }
 
@@ -310,12 +323,13 @@ impl Derivative<2> for RmsNormGrad {
     }
 }
 
-/// Normalises every query and key head of `[N, (A + 2K) D]` separately, with weights `[D]`.
+/// Normalises queries and keys of `[N, (A + 2K) D]`: each head, or all heads together, as the sizes of the weights say. `offset` is added
+/// to the weights.
 pub(crate) fn norm_heads(
     qkv: Tensor<2>,
     heads: Heads,
-    query: Tensor<1>,
-    key: Tensor<1>,
+    [query, key]: [Tensor<1>; 2],
+    offset: f32,
     eps: f64,
 ) -> Result<Tensor<2>> {
     let dims = qkv.dims();
@@ -323,11 +337,12 @@ pub(crate) fn norm_heads(
     let qkv = operand(&mut graph, "qkv", qkv)?;
     let query = operand(&mut graph, "query weight", query)?;
     let key = operand(&mut graph, "key weight", key)?;
-    let norms = HeadNorms { query: read("query weight", &query.storage)?, key: read("key weight", &key.storage)?, eps };
+    let nodes = [qkv.node, query.node, key.node];
+    let [query, key] = [shifted(query.storage, offset)?, shifted(key.storage, offset)?];
+    let norms = HeadNorms { query: read("query weight", &query)?, key: read("key weight", &key)?, eps };
     let (y, scale) = Layers::new().norm_heads(read("qkv", &qkv.storage)?, heads, norms)?;
-    let derivative =
-        NormHeadsGrad { qkv: qkv.storage, query: query.storage, key: key.storage, scale, heads, eps, dims };
-    Ok(record(graph, tensor(y, dims), [qkv.node, query.node, key.node], derivative))
+    let derivative = NormHeadsGrad { qkv: qkv.storage, query, key, scale, heads, eps, dims };
+    Ok(record(graph, tensor(y, dims), nodes, derivative))
 }
 
 #[derive(Clone, Debug)]
@@ -347,32 +362,37 @@ impl Derivative<3> for NormHeadsGrad {
         let (qkv, dy) = (reread(&self.qkv), reread(&upstream));
         let gradients = Layers::new().norm_heads_grad(qkv, self.heads, norms, &self.scale, dy);
         let HeadNormsGrad { dqkv, dquery, dkey } = fitting(gradients);
-        let of_weight = |gradient: Vec<f32>| Some(tensor(gradient, [self.heads.width]));
+        let of_weight = |gradient: Vec<f32>| {
+            let count = gradient.len();
+            Some(tensor(gradient, [count]))
+        };
         [Some(tensor(dqkv, self.dims)), of_weight(dquery), of_weight(dkey)]
     }
 }
 
-/// Computes silu(gate) * up `[N, I]` from concatenated gate and up `[N, 2I]`.
-pub(crate) fn swiglu(gate_up: Tensor<2>) -> Result<Tensor<2>> {
+/// Computes activation(gate) * up `[N, I]` from concatenated gate and up `[N, 2I]`.
+pub(crate) fn gated(gate_up: Tensor<2>, activation: Activation) -> Result<Tensor<2>> {
     let [n, both] = gate_up.dims();
     let width = both / 2;
     let mut graph = Graph::default();
     let gate_up = operand(&mut graph, "gate_up", gate_up)?;
-    let y = Layers::new().swiglu(read("gate_up", &gate_up.storage)?, width)?;
-    let derivative = SwigluGrad { gate_up: gate_up.storage, dims: [n, width] };
+    let y = Layers::new().gated(read("gate_up", &gate_up.storage)?, activation, width)?;
+    let derivative = GatedGrad { gate_up: gate_up.storage, activation, dims: [n, width] };
     Ok(record(graph, tensor(y, [n, width]), [gate_up.node], derivative))
 }
 
 #[derive(Clone, Debug)]
-struct SwigluGrad {
+struct GatedGrad {
     gate_up: FlexTensor,
+    activation: Activation,
     dims: [usize; 2],
 }
 
-impl Derivative<1> for SwigluGrad {
+impl Derivative<1> for GatedGrad {
     fn gradients(self, upstream: FlexTensor, _: [bool; 1]) -> [Option<FlexTensor>; 1] {
         let [n, width] = self.dims;
-        let gradient = fitting(Layers::new().swiglu_grad(reread(&self.gate_up), reread(&upstream), width));
+        let (gate_up, dy) = (reread(&self.gate_up), reread(&upstream));
+        let gradient = fitting(Layers::new().gated_grad(gate_up, dy, self.activation, width));
         [Some(tensor(gradient, [n, 2 * width]))]
     }
 }
@@ -386,11 +406,12 @@ pub(crate) struct Sequences {
     pub(crate) positions: Vec<usize>,
 }
 
-/// Computes attention with rotary position embeddings: `[N, A D]` from queries, keys and values `[N, (A + 2K) D]`.
+/// Computes attention, with rotary position embeddings if there is a table: `[N, A D]` from queries, keys and values `[N, (A + 2K) D]`.
 pub(crate) fn attention(
     qkv: Tensor<2>,
     heads: Heads,
-    rope: &RopeTable,
+    scores: Scores,
+    rope: Option<&RopeTable>,
     sequences: &Arc<Sequences>,
 ) -> Result<Tensor<2>> {
     let [n, _] = qkv.dims();
@@ -398,15 +419,18 @@ pub(crate) fn attention(
     let qkv = operand(&mut graph, "qkv", qkv)?;
     let layers = Layers::new();
     let mut turned = read("qkv", &qkv.storage)?.to_vec();
-    layers.rotate(&mut turned, heads, rope, &sequences.positions)?;
-    let mixed = layers.attention(&turned, heads, &sequences.spans)?;
+    if let Some(rope) = rope {
+        layers.rotate(&mut turned, heads, rope, &sequences.positions)?;
+    }
+    let mixed = layers.attention(&turned, heads, scores, &sequences.spans)?;
     let output = tensor(mixed.values, [n, heads.query * heads.width]);
     let derivative = MixGrad {
         turned: turned.into(),
         values: output.clone(),
         lse: mixed.lse.into(),
         heads,
-        rope: rope.clone(),
+        scores,
+        rope: rope.cloned(),
         sequences: Arc::clone(sequences),
     };
     Ok(record(graph, output, [qkv.node], derivative))
@@ -418,7 +442,8 @@ struct MixGrad {
     values: FlexTensor,
     lse: Arc<[f32]>,
     heads: Heads,
-    rope: RopeTable,
+    scores: Scores,
+    rope: Option<RopeTable>,
     sequences: Arc<Sequences>,
 }
 
@@ -427,8 +452,10 @@ impl Derivative<1> for MixGrad {
         let (layers, heads) = (Layers::new(), self.heads);
         let (values, dvalues) = (reread(&self.values), reread(&upstream));
         let of = AttentionGrad { qkv: &self.turned, values, lse: &self.lse, dvalues };
-        let mut gradient = fitting(layers.attention_grad(of, heads, &self.sequences.spans));
-        fitting(layers.rotate_grad(&mut gradient, heads, &self.rope, &self.sequences.positions));
+        let mut gradient = fitting(layers.attention_grad(of, heads, self.scores, &self.sequences.spans));
+        if let Some(rope) = &self.rope {
+            fitting(layers.rotate_grad(&mut gradient, heads, rope, &self.sequences.positions));
+        }
         [Some(tensor(gradient, [self.sequences.positions.len(), heads.row()]))]
     }
 }

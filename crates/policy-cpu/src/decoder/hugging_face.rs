@@ -4,6 +4,7 @@
 //! stores `[out, in]`, one matrix each. A parameter therefore consists of one or more transposed tensors, side by side.
 
 use super::build::Source;
+use super::layers::NORMS;
 use super::lora::Adapted;
 use super::model::Decoder;
 use super::params::{Which, visit_parameters};
@@ -54,9 +55,11 @@ fn parts(config: &ModelConfig, adapted: &Adapted, name: &str, shape: &[usize]) -
     };
     let of = |part: &str| format!("model.layers.{layer}.{part}");
     let (module, kind) = of_layer.rsplit_once('.').unwrap_or((of_layer, ""));
+    let norms = NORMS.into_iter().zip(config.norm_placement.names());
+    if let Some(norm) = norms.filter(|(own, _)| *own == module).find_map(|(_, name)| name) {
+        return whole(of(&format!("{norm}.weight")));
+    }
     let matrices = match module {
-        "input_norm" => return whole(of("input_layernorm.weight")),
-        "post_norm" => return whole(of("post_attention_layernorm.weight")),
         "attn.q_norm" => return whole(of("self_attn.q_norm.weight")),
         "attn.k_norm" => return whole(of("self_attn.k_norm.weight")),
         _ => matrices_of(config, module),

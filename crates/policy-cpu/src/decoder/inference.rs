@@ -1,27 +1,29 @@
 //! The decoder for sampling: no autodiff graph, packed weights, KV cache.
 
 use super::batch::PackedBatch;
-use super::layers::{Linear, RmsNorm};
+use super::layers::{Linear, RmsNorm, activation, scores};
 use super::lora::LowRank;
 use super::model::{Decoder, check};
 use super::params::{read, storage};
-use super::rope::Rope;
+use super::rope::Ropes;
 use super::weight::{self, Stored};
-use backend_cpu::layers::{Add, HeadNorms, Heads, KvCache, Layers, PackedWeight, StoredWeight};
+use backend_cpu::layers::{Activation, Add, HeadNorms, Heads, KvCache, Layers, PackedWeight, Scores, StoredWeight};
 use burn::backend::flex::FlexTensor;
 use burn::module::Param;
 use burn::tensor::Tensor;
 use grpo_burn::custom_op::elements;
-use models::ModelConfig;
+use models::{LayerRope, ModelConfig};
 use policy::{Error, Result};
+use std::borrow::Cow;
 
 /// The weights of a decoder, packed for sampling. Every output row depends only on the tokens of its own sequence, bit for bit.
 #[derive(Debug)]
 pub struct Inference {
     kernels: Layers,
     config: ModelConfig,
-    rope: Rope,
+    ropes: Ropes,
     heads: Heads,
+    activation: Activation,
     /// `[V, H]`.
     embed_tokens: Embedding,
     layers: Vec<Layer>,
@@ -42,14 +44,18 @@ enum Embedding {
 
 #[derive(Debug)]
 struct Layer {
-    input_norm: Norm,
+    scores: Scores,
+    rope: LayerRope,
+    input_norm: Option<Norm>,
     qkv: Weight,
     /// Norms of queries and keys.
     head_norms: Option<[Norm; 2]>,
     o: Weight,
-    post_norm: Norm,
+    attn_output_norm: Option<Norm>,
+    post_norm: Option<Norm>,
     gate_up: Weight,
     down: Weight,
+    mlp_output_norm: Option<Norm>,
 }
 
 #[derive(Debug)]
@@ -106,7 +112,15 @@ fn to_vec<const D: usize>(tensor: Tensor<D>) -> Result<Vec<f32>> {
 
 impl Norm {
     fn new(norm: &RmsNorm) -> Result<Self> {
-        Ok(Self { weight: to_vec(norm.weight.val())?, eps: norm.eps })
+        let mut weight = to_vec(norm.weight.val())?;
+        if norm.offset != 0.0 {
+            weight.iter_mut().for_each(|weight| *weight += norm.offset as f32);
+        }
+        Ok(Self { weight, eps: norm.eps })
+    }
+
+    fn optional(norm: &Option<RmsNorm>) -> Result<Option<Self>> {
+        norm.as_ref().map(Self::new).transpose()
     }
 }
 
@@ -135,21 +149,27 @@ impl Inference {
     pub(super) fn new(model: &Decoder) -> Result<Self> {
         let kernels = Layers::new();
         let weight = |linear: &Linear| Weight::new(kernels, linear);
-        let layers = model.layers.iter().map(|layer| {
+        let config = model.config().clone();
+        let layers = model.layers.iter().enumerate().map(|(index, layer)| {
+            let spec = config.layer(index);
             Ok(Layer {
-                input_norm: Norm::new(&layer.input_norm)?,
+                scores: scores(&config, spec),
+                rope: spec.rope,
+                input_norm: Norm::optional(&layer.input_norm)?,
                 qkv: weight(&layer.attn.qkv_proj)?,
                 head_norms: match (&layer.attn.q_norm, &layer.attn.k_norm) {
                     (Some(query), Some(key)) => Some([Norm::new(query)?, Norm::new(key)?]),
                     _ => None,
                 },
                 o: weight(&layer.attn.o_proj)?,
-                post_norm: Norm::new(&layer.post_norm)?,
+                attn_output_norm: Norm::optional(&layer.attn_output_norm)?,
+                post_norm: Norm::optional(&layer.post_norm)?,
                 gate_up: weight(&layer.mlp.gate_up_proj)?,
                 down: weight(&layer.mlp.down_proj)?,
+                mlp_output_norm: Norm::optional(&layer.mlp_output_norm)?,
             })
         });
-        let config = model.config().clone();
+        let layers = layers.collect::<Result<_>>()?;
         let head = storage(model.lm_head()?)?;
         Ok(Self {
             heads: Heads {
@@ -157,12 +177,13 @@ impl Inference {
                 key_value: config.num_key_value_heads,
                 width: config.head_dim(),
             },
-            rope: model.rope.clone(),
+            ropes: model.ropes.clone(),
+            activation: activation(&config),
             embed_tokens: match &model.embed_tokens {
                 weight::Weight::Parameter(table) => Embedding::Parameter(storage(table.val())?),
                 weight::Weight::Stored(stored) => Embedding::Stored(stored.clone()),
             },
-            layers: layers.collect::<Result<_>>()?,
+            layers,
             norm: Norm::new(&model.norm)?,
             head: kernels.pack_stored(&StoredWeight::new(
                 &[elements("lm_head", &head).map_err(Error::other)?],
@@ -187,9 +208,9 @@ impl Inference {
         let (sequences, h) = (&prompts.sequences, self.config.hidden_size);
         let lengths: Vec<usize> = sequences.spans.iter().map(|span| span.rows.len()).collect();
         let mut cache = KvCache::new(self.layers.len(), self.heads, &lengths, per_prompt, capacity);
-        let x = self.run(prompts.ids(), &sequences.positions, |layer, qkv| {
+        let x = self.run(prompts.ids(), &sequences.positions, |layer, scores, qkv| {
             cache.fill_prompts(layer, &qkv, &sequences.spans)?;
-            Ok(self.kernels.attention(&qkv, self.heads, &sequences.spans)?.values)
+            Ok(self.kernels.attention(&qkv, self.heads, scores, &sequences.spans)?.values)
         })?;
         let last: Vec<f32> =
             sequences.spans.iter().flat_map(|span| &x[(span.rows.end - 1) * h..span.rows.end * h]).copied().collect();
@@ -209,8 +230,9 @@ impl Inference {
             return Err(Error::argument("decode", expected, format!("{} ids and {samples:?}", ids.len())));
         }
         let positions: Vec<usize> = samples.iter().map(|sample| cache.position(*sample)).collect();
-        let x =
-            self.run(ids, &positions, |layer, qkv| Ok(self.kernels.attention_cached(&qkv, cache, layer, samples)?))?;
+        let x = self.run(ids, &positions, |layer, scores, qkv| {
+            Ok(self.kernels.attention_cached(&qkv, cache, layer, scores, samples)?)
+        })?;
         cache.advance(samples);
         self.logits(&x)
     }
@@ -221,7 +243,7 @@ impl Inference {
         &self,
         ids: &[u32],
         positions: &[usize],
-        mut attend: impl FnMut(usize, Vec<f32>) -> Result<Vec<f32>>,
+        mut attend: impl FnMut(usize, Scores, Vec<f32>) -> Result<Vec<f32>>,
     ) -> Result<Vec<f32>> {
         let (kernels, h) = (self.kernels, self.config.hidden_size);
         let mut x: Vec<f32> = match &self.embed_tokens {
@@ -231,26 +253,51 @@ impl Inference {
                 ids.iter().flat_map(|id| &table[*id as usize * h..(*id as usize + 1) * h]).copied().collect()
             }
         };
-        let rope = self.rope.table(positions.iter().max().map_or(0, |position| position + 1))?;
+        scale(&mut x, self.config.embedding_multiplier);
+        let ropes = self.ropes.tables(positions.iter().max().map_or(0, |position| position + 1))?;
         for (i, layer) in self.layers.iter().enumerate() {
-            let mut qkv = self.linear(&self.normalised(&x, &layer.input_norm)?, &layer.qkv, None)?;
+            let mut qkv = self.linear(&self.optionally_normalised(&x, &layer.input_norm)?, &layer.qkv, None)?;
             if let Some([query, key]) = &layer.head_norms {
                 let norms = HeadNorms { query: &query.weight, key: &key.weight, eps: query.eps };
                 qkv = kernels.norm_heads(&qkv, self.heads, norms)?.0;
             }
-            kernels.rotate(&mut qkv, self.heads, &rope, positions)?;
-            x = self.linear(&attend(i, qkv)?, &layer.o, Some(&x))?;
-            let gate_up = self.linear(&self.normalised(&x, &layer.post_norm)?, &layer.gate_up, None)?;
-            let mixed = kernels.swiglu(&gate_up, self.config.intermediate_size)?;
-            x = self.linear(&mixed, &layer.down, Some(&x))?;
+            if let Some(rope) = ropes.get(layer.rope) {
+                kernels.rotate(&mut qkv, self.heads, rope, positions)?;
+            }
+            x = self.added(x, attend(i, layer.scores, qkv)?, &layer.o, &layer.attn_output_norm)?;
+            let gate_up = self.linear(&self.optionally_normalised(&x, &layer.post_norm)?, &layer.gate_up, None)?;
+            let mixed = kernels.gated(&gate_up, self.activation, self.config.intermediate_size)?;
+            x = self.added(x, mixed, &layer.down, &layer.mlp_output_norm)?;
         }
+        Ok(x)
+    }
+
+    /// Returns the residual stream plus the normalised projection of `mixed`, times the multiplier.
+    fn added(&self, mut x: Vec<f32>, mut mixed: Vec<f32>, project: &Weight, norm: &Option<Norm>) -> Result<Vec<f32>> {
+        let Some(norm) = norm else {
+            // The projection is linear.
+            scale(&mut mixed, self.config.residual_multiplier);
+            return self.linear(&mixed, project, Some(&x));
+        };
+        let mut update = self.normalised(&self.linear(&mixed, project, None)?, norm)?;
+        scale(&mut update, self.config.residual_multiplier);
+        x.iter_mut().zip(update).for_each(|(x, update)| *x += update);
         Ok(x)
     }
 
     /// Applies the final norm and the head.
     fn logits(&self, x: &[f32]) -> Result<Vec<f32>> {
         let n = x.len() / self.config.hidden_size;
-        Ok(self.kernels.linear_packed(&self.normalised(x, &self.norm)?, &self.head, Add::Nothing, n)?)
+        let mut hidden = self.normalised(x, &self.norm)?;
+        scale(&mut hidden, 1.0 / self.config.logits_scaling);
+        Ok(self.kernels.linear_packed(&hidden, &self.head, Add::Nothing, n)?)
+    }
+
+    fn optionally_normalised<'a>(&self, x: &'a [f32], norm: &Option<Norm>) -> Result<Cow<'a, [f32]>> {
+        match norm {
+            Some(norm) => Ok(Cow::Owned(self.normalised(x, norm)?)),
+            None => Ok(Cow::Borrowed(x)),
+        }
     }
 
     fn normalised(&self, x: &[f32], norm: &Norm) -> Result<Vec<f32>> {
@@ -267,5 +314,12 @@ impl Inference {
         let mut y = self.kernels.linear_packed(x, &of.weight, add, n)?;
         of.adapters.iter().try_for_each(|adapter| adapter.add_to(self.kernels, x, &mut y, n))?;
         Ok(y)
+    }
+}
+
+/// Multiplies `x` by `factor`, unless it is 1.
+fn scale(x: &mut [f32], factor: f64) {
+    if factor != 1.0 {
+        x.iter_mut().for_each(|x| *x *= factor as f32);
     }
 }

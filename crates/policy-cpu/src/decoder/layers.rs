@@ -3,10 +3,12 @@
 use super::autodiff_ops::{self, Addend, Sequences};
 use super::build::Builder;
 use super::lora::LowRank;
+use super::rope::RopeTables;
 use super::weight::Weight;
-use backend_cpu::layers::{Heads, RopeTable};
+use backend_cpu::layers::{Activation, Heads, Scores};
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
+use models::{LayerSpec, ModelConfig};
 use policy::Result;
 use std::sync::Arc;
 
@@ -52,23 +54,27 @@ impl Linear {
     }
 }
 
-/// Root mean square normalisation, `y = x / sqrt(mean(x^2) + eps) * weight`.
+/// Root mean square normalisation, `y = x / sqrt(mean(x^2) + eps) * (weight + offset)`.
 #[derive(Module, Debug)]
 pub struct RmsNorm {
-    /// Factor `[H]` of each channel.
+    /// Factor `[H]` of each channel, without the offset.
     pub weight: Param<Tensor<1>>,
+    /// Term added to the weight: 1 if weights are centred at 0, else 0.
+    pub(super) offset: f64,
     /// Term added to the mean square.
     pub(super) eps: f64,
 }
 
 impl RmsNorm {
-    pub(crate) fn new(of: &mut Builder<'_>, name: &str, size: usize, eps: f64) -> Result<Self> {
-        Ok(Self { weight: of.parameter(&format!("{name}.weight"), [size])?, eps })
+    pub(crate) fn new(of: &mut Builder<'_>, name: &str, size: usize) -> Result<Self> {
+        let ModelConfig { rms_norm_eps: eps, zero_centered_norms, .. } = *of.config;
+        let offset = if zero_centered_norms { 1.0 } else { 0.0 };
+        Ok(Self { weight: of.parameter(&format!("{name}.weight"), [size])?, offset, eps })
     }
 
     /// Normalises `x: [N, H]` -> `[N, H]`.
     pub(crate) fn forward(&self, x: Tensor<2>) -> Result<Tensor<2>> {
-        autodiff_ops::rms_norm(x, self.weight.val(), self.eps)
+        autodiff_ops::rms_norm(x, self.weight.val(), self.offset as f32, self.eps)
     }
 }
 
@@ -79,17 +85,36 @@ pub struct Attention {
     pub qkv_proj: Linear,
     /// Output projection `[A D, H]`.
     pub o_proj: Linear,
-    /// Norm `[D]` of query heads before the rotary embedding, if the model has QK norm.
+    /// Norm `[D]` of query heads, or `[A D]` of all of them, before the rotary embedding, if the model has QK norm.
     pub q_norm: Option<RmsNorm>,
-    /// Norm `[D]` of key heads before the rotary embedding, if the model has QK norm.
+    /// Norm `[D]` of key heads, or `[K D]` of all of them, before the rotary embedding, if the model has QK norm.
     pub k_norm: Option<RmsNorm>,
     /// A, K and D.
     #[module(skip)]
     heads: Heads,
+    /// Window and rotary embedding of the layer.
+    #[module(skip)]
+    spec: LayerSpec,
+    /// Window and scale of scores.
+    #[module(skip)]
+    scores: Scores,
+}
+
+/// Returns the window and scale of the scores of a layer.
+pub(super) fn scores(config: &ModelConfig, spec: LayerSpec) -> Scores {
+    Scores { scale: config.attention_multiplier.map(|scale| scale as f32), window: spec.sliding_window }
+}
+
+/// Returns the activation of a model's MLPs.
+pub(super) fn activation(config: &ModelConfig) -> Activation {
+    match config.hidden_act {
+        models::Activation::Silu => Activation::Silu,
+        models::Activation::GeluTanh => Activation::GeluTanh,
+    }
 }
 
 impl Attention {
-    pub(crate) fn new(of: &mut Builder<'_>, name: &str) -> Result<Self> {
+    pub(crate) fn new(of: &mut Builder<'_>, name: &str, spec: LayerSpec) -> Result<Self> {
         let config = of.config;
         let (h, d) = (config.hidden_size, config.head_dim());
         let (heads, kv_heads) = (config.num_attention_heads, config.num_key_value_heads);
@@ -98,37 +123,35 @@ impl Attention {
         let o_proj = Linear::new(of, &format!("{name}.o_proj"), [heads * d, h], false)?;
         let (mut q_norm, mut k_norm) = (None, None);
         if config.qk_norm {
-            q_norm = Some(RmsNorm::new(of, &format!("{name}.q_norm"), d, config.rms_norm_eps)?);
-            k_norm = Some(RmsNorm::new(of, &format!("{name}.k_norm"), d, config.rms_norm_eps)?);
+            let [queries, keys] = config.qk_norm_sizes();
+            q_norm = Some(RmsNorm::new(of, &format!("{name}.q_norm"), queries)?);
+            k_norm = Some(RmsNorm::new(of, &format!("{name}.k_norm"), keys)?);
         }
         let heads = Heads { query: heads, key_value: kv_heads, width: d };
-        Ok(Self { qkv_proj, o_proj, q_norm, k_norm, heads })
+        Ok(Self { qkv_proj, o_proj, q_norm, k_norm, heads, spec, scores: scores(config, spec) })
     }
 
-    /// Returns `residual` plus the attention of `x`, both `[N, H]`.
-    pub(crate) fn forward(
-        &self,
-        x: Tensor<2>,
-        residual: Tensor<2>,
-        rope: &RopeTable,
-        sequences: &Arc<Sequences>,
-    ) -> Result<Tensor<2>> {
+    /// Returns the attention `[N, A D]` of `x` `[N, H]` before the output projection.
+    pub(crate) fn forward(&self, x: Tensor<2>, ropes: &RopeTables, sequences: &Arc<Sequences>) -> Result<Tensor<2>> {
         let mut qkv = self.qkv_proj.forward(x)?;
         if let (Some(query), Some(key)) = (&self.q_norm, &self.k_norm) {
-            qkv = autodiff_ops::norm_heads(qkv, self.heads, query.weight.val(), key.weight.val(), query.eps)?;
+            let weights = [query.weight.val(), key.weight.val()];
+            qkv = autodiff_ops::norm_heads(qkv, self.heads, weights, query.offset as f32, query.eps)?;
         }
-        let mixed = autodiff_ops::attention(qkv, self.heads, rope, sequences)?;
-        self.o_proj.add_to(residual, mixed)
+        autodiff_ops::attention(qkv, self.heads, self.scores, ropes.get(self.spec.rope), sequences)
     }
 }
 
-/// MLP of a layer, SwiGLU (arXiv 2002.05202): `down(silu(gate(x)) * up(x))`.
+/// MLP of a layer (arXiv 2002.05202): `down(activation(gate(x)) * up(x))`.
 #[derive(Module, Debug)]
 pub struct Mlp {
     /// Fused projection `[H, 2I]` to gate, then up.
     pub gate_up_proj: Linear,
     /// Output projection `[I, H]`.
     pub down_proj: Linear,
+    /// Activation of the gate.
+    #[module(skip)]
+    activation: Activation,
 }
 
 impl Mlp {
@@ -137,28 +160,37 @@ impl Mlp {
         Ok(Self {
             gate_up_proj: Linear::new(of, &format!("{name}.gate_up_proj"), [h, 2 * i], false)?,
             down_proj: Linear::new(of, &format!("{name}.down_proj"), [i, h], false)?,
+            activation: activation(of.config),
         })
     }
 
-    /// Returns `residual` plus the MLP of `x`, both `[N, H]`.
-    pub(crate) fn forward(&self, x: Tensor<2>, residual: Tensor<2>) -> Result<Tensor<2>> {
-        let mixed = autodiff_ops::swiglu(self.gate_up_proj.forward(x)?)?;
-        self.down_proj.add_to(residual, mixed)
+    /// Returns the gated activations `[N, I]` of `x` `[N, H]`, before the output projection.
+    pub(crate) fn forward(&self, x: Tensor<2>) -> Result<Tensor<2>> {
+        autodiff_ops::gated(self.gate_up_proj.forward(x)?, self.activation)
     }
 }
 
-/// One decoder layer: attention and MLP, each on the normalised residual stream.
+/// One decoder layer: attention and MLP, whose outputs are added to the residual stream. Their inputs, outputs or both are normalised.
 #[derive(Module, Debug)]
 pub struct Block {
     /// Norm before attention.
-    pub input_norm: RmsNorm,
+    pub input_norm: Option<RmsNorm>,
     /// Attention.
     pub attn: Attention,
+    /// Norm after attention.
+    pub attn_output_norm: Option<RmsNorm>,
     /// Norm before the MLP.
-    pub post_norm: RmsNorm,
+    pub post_norm: Option<RmsNorm>,
     /// MLP.
     pub mlp: Mlp,
+    /// Norm after the MLP.
+    pub mlp_output_norm: Option<RmsNorm>,
+    /// Factor of the outputs of attention and MLP.
+    residual_multiplier: f64,
 }
+
+/// The norms of a [`Block`], in the order of [`models::NormPlacement::names`].
+pub(super) const NORMS: [&str; 4] = ["input_norm", "attn_output_norm", "post_norm", "mlp_output_norm"];
 
 impl Block {
     /// Returns the linear layers with their names.
@@ -172,19 +204,51 @@ impl Block {
         ]
     }
 
-    pub(crate) fn new(of: &mut Builder<'_>, name: &str) -> Result<Self> {
-        let (h, eps) = (of.config.hidden_size, of.config.rms_norm_eps);
+    pub(crate) fn new(of: &mut Builder<'_>, name: &str, spec: LayerSpec) -> Result<Self> {
+        let ModelConfig { hidden_size, residual_multiplier, norm_placement, .. } = *of.config;
+        let places = norm_placement.names();
+        let norm = |of: &mut Builder<'_>, place: usize| {
+            let is_there = places[place].is_some();
+            is_there.then(|| RmsNorm::new(of, &format!("{name}.{}", NORMS[place]), hidden_size)).transpose()
+        };
         Ok(Self {
-            input_norm: RmsNorm::new(of, &format!("{name}.input_norm"), h, eps)?,
-            attn: Attention::new(of, &format!("{name}.attn"))?,
-            post_norm: RmsNorm::new(of, &format!("{name}.post_norm"), h, eps)?,
+            input_norm: norm(of, 0)?,
+            attn: Attention::new(of, &format!("{name}.attn"), spec)?,
+            attn_output_norm: norm(of, 1)?,
+            post_norm: norm(of, 2)?,
             mlp: Mlp::new(of, &format!("{name}.mlp"))?,
+            mlp_output_norm: norm(of, 3)?,
+            residual_multiplier,
         })
     }
 
     /// Applies the layer to `x: [N, H]` -> `[N, H]`.
-    pub(crate) fn forward(&self, x: Tensor<2>, rope: &RopeTable, sequences: &Arc<Sequences>) -> Result<Tensor<2>> {
-        let x = self.attn.forward(self.input_norm.forward(x.clone())?, x, rope, sequences)?;
-        self.mlp.forward(self.post_norm.forward(x.clone())?, x)
+    pub(crate) fn forward(&self, x: Tensor<2>, ropes: &RopeTables, sequences: &Arc<Sequences>) -> Result<Tensor<2>> {
+        let normed = normalised(&self.input_norm, x.clone())?;
+        let mixed = self.attn.forward(normed, ropes, sequences)?;
+        let x = self.add(x, mixed, &self.attn.o_proj, &self.attn_output_norm)?;
+        let mixed = self.mlp.forward(normalised(&self.post_norm, x.clone())?)?;
+        self.add(x, mixed, &self.mlp.down_proj, &self.mlp_output_norm)
     }
+
+    /// Returns the residual stream plus the normalised projection of `mixed`, times the multiplier.
+    fn add(&self, x: Tensor<2>, mixed: Tensor<2>, project: &Linear, norm: &Option<RmsNorm>) -> Result<Tensor<2>> {
+        match norm {
+            // The projection is linear.
+            None => project.add_to(x, times(mixed, self.residual_multiplier)),
+            Some(norm) => Ok(x + times(norm.forward(project.forward(mixed)?)?, self.residual_multiplier)),
+        }
+    }
+}
+
+fn normalised(norm: &Option<RmsNorm>, x: Tensor<2>) -> Result<Tensor<2>> {
+    match norm {
+        Some(norm) => norm.forward(x),
+        None => Ok(x),
+    }
+}
+
+/// Returns `x` times `factor`, without an operation if it is 1.
+pub(super) fn times(x: Tensor<2>, factor: f64) -> Tensor<2> {
+    if factor == 1.0 { x } else { x.mul_scalar(factor as f32) }
 }

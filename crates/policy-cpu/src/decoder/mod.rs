@@ -1,6 +1,6 @@
-//! A decoder of the families Qwen2 (biases), Qwen3 (QK norm) and Llama 3 (scaled rotary frequencies): RMSNorm, rotary position embeddings,
-//! grouped-query attention, SwiGLU. Its weights are a burn module, its operations are kernels of [`backend_cpu::layers`], and burn runs the
-//! backward pass. Sequences are packed without padding, and completions of one prompt share its rows.
+//! A decoder of the families of [`models::Family`]: RMSNorm, rotary position embeddings, grouped-query attention with or without a
+//! window, SwiGLU or GeGLU. Its weights are a burn module, its operations are kernels of [`backend_cpu::layers`], and burn runs the backward
+//! pass. Sequences are packed without padding, and completions of one prompt share its rows.
 //!
 //! Letters in shapes: N rows (tokens), B sequences, H hidden size, V vocabulary, A query heads, K key/value heads, R = A / K query heads
 //! per key/value head, D head dimension, I intermediate size of the MLP.

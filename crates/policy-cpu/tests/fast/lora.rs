@@ -8,10 +8,10 @@ use policy::{Policy, RolloutRequest, Sampling, SequenceBatch, StateGroup, StepLo
 use policy_cpu::CpuPolicy;
 use policy_cpu::decoder::{Decoder, Weight};
 
-/// Opens the adapter, its base model, and the expected results of the adapted model.
-fn adapted() -> (Checkpoint, Adapter) {
-    let mut checkpoint = Checkpoint::open("llama3");
-    let folder = checkpoint::folder("llama3_lora");
+/// Opens the adapter of a checkpoint, its base model, and the expected results of the adapted model.
+fn adapted(name: &str) -> (Checkpoint, Adapter) {
+    let mut checkpoint = Checkpoint::open(name);
+    let folder = checkpoint::folder(&format!("{name}_lora"));
     checkpoint.expected = Tensors::read(&folder.join("expected.safetensors"));
     let adapter = Adapter::open(&folder, checkpoint.config()).unwrap();
     (checkpoint, adapter)
@@ -19,59 +19,64 @@ fn adapted() -> (Checkpoint, Adapter) {
 
 #[test]
 fn logits_and_gradients_of_an_adapter_match_peft() {
-    let (checkpoint, adapter) = adapted();
-    let mut policy = policy(&checkpoint).with_adapter(&adapter).unwrap();
-    for (i, sequence) in checkpoint.sequences().iter().enumerate() {
-        let expected = checkpoint.logits(i, sequence.len());
-        let mut found = Vec::new();
-        policy.logits(sequence, |_, logits| found.extend_from_slice(logits)).unwrap();
-        assert_close("logits", &found, expected);
-        // Sampling merges the adapters into the weights.
-        let mut cached = Vec::new();
-        policy.cached_logits(&[sequence], |_, _, logits| cached.extend_from_slice(logits)).unwrap();
-        assert_close("logits over a cache", &cached, expected);
-    }
-    let (loss, gradients) = accumulate(&mut policy, &checkpoint);
-    let expected = f64::from(checkpoint.expected.0["expected.loss"].data[0]);
-    assert!((loss - expected).abs() < 1e-5 * expected, "{loss} {expected}");
-    let of_peft: Vec<_> =
-        checkpoint.expected.0.iter().filter_map(|(n, t)| Some((n.strip_prefix("expected.grad.")?, t))).collect();
-    assert_eq!(of_peft.len(), 2 * (5 * 2 + 1));
-    assert_eq!(gradients.len(), of_peft.len(), "the frozen base has no gradients");
-    for (name, expected) in of_peft {
-        assert_eq!(gradients[name].shape, expected.shape, "{name}");
-        assert_close(name, &gradients[name].data, &expected.data);
+    for name in checkpoint::ADAPTED {
+        let (checkpoint, adapter) = adapted(name);
+        let mut policy = policy(&checkpoint).with_adapter(&adapter).unwrap();
+        for (i, sequence) in checkpoint.sequences().iter().enumerate() {
+            let expected = checkpoint.logits(i, sequence.len());
+            let mut found = Vec::new();
+            policy.logits(sequence, |_, logits| found.extend_from_slice(logits)).unwrap();
+            assert_close(&format!("{name}: logits"), &found, expected);
+            // Sampling merges the adapters into the weights.
+            let mut cached = Vec::new();
+            policy.cached_logits(&[sequence], |_, _, logits| cached.extend_from_slice(logits)).unwrap();
+            assert_close(&format!("{name}: logits over a cache"), &cached, expected);
+        }
+        let (loss, gradients) = accumulate(&mut policy, &checkpoint);
+        let expected = f64::from(checkpoint.expected.0["expected.loss"].data[0]);
+        assert!((loss - expected).abs() < 1e-5 * expected, "{name}: {loss} {expected}");
+        let of_peft: Vec<_> =
+            checkpoint.expected.0.iter().filter_map(|(n, t)| Some((n.strip_prefix("expected.grad.")?, t))).collect();
+        assert_eq!(of_peft.len(), 2 * adapter.matrices().len(), "{name}");
+        assert_eq!(gradients.len(), of_peft.len(), "{name}: the frozen base has no gradients");
+        for (parameter, expected) in of_peft {
+            assert_eq!(gradients[parameter].shape, expected.shape, "{name}: {parameter}");
+            assert_close(&format!("{name}: {parameter}"), &gradients[parameter].data, &expected.data);
+        }
     }
 }
 
 #[test]
 fn exported_adapters_equal_the_loaded_ones_and_merge_as_in_peft() {
-    let (checkpoint, adapter) = adapted();
-    let base = Decoder::from_weights(checkpoint.config(), &checkpoint.weights, &Device::flex()).unwrap();
-    let model = base.clone().with_adapter(&adapter).unwrap();
-    let mut tensors = Vec::new();
-    model.export_adapter(&mut tensors).unwrap();
-    assert_eq!(tensors.len(), 2 * adapter.matrices().len());
-    for matrix in adapter.matrices() {
-        for (name, stored) in [(matrix.lora_a(), adapter.lora_a(matrix)), (matrix.lora_b(), adapter.lora_b(matrix))] {
-            let found = tensors.iter().find(|tensor| tensor.name == name).expect("exported under PEFT's name");
-            assert_eq!(found.data, stored.unwrap().to_vec(), "{name}");
+    for name in checkpoint::ADAPTED {
+        let (checkpoint, adapter) = adapted(name);
+        let base = Decoder::from_weights(checkpoint.config(), &checkpoint.weights, &Device::flex()).unwrap();
+        let model = base.clone().with_adapter(&adapter).unwrap();
+        let mut tensors = Vec::new();
+        model.export_adapter(&mut tensors).unwrap();
+        assert_eq!(tensors.len(), 2 * adapter.matrices().len());
+        for matrix in adapter.matrices() {
+            for (name, stored) in [(matrix.lora_a(), adapter.lora_a(matrix)), (matrix.lora_b(), adapter.lora_b(matrix))]
+            {
+                let found = tensors.iter().find(|tensor| tensor.name == name).expect("exported under PEFT's name");
+                assert_eq!(found.data, stored.unwrap().to_vec(), "{name}");
+            }
         }
+        let mut merged = Vec::new();
+        model.export(&mut merged).unwrap();
+        let expected = Tensors::read(&checkpoint::folder(&format!("{name}_lora")).join("merged.safetensors")).0;
+        assert_eq!(merged.len(), expected.len(), "{name}");
+        for tensor in &merged {
+            let expected = &expected[&tensor.name];
+            assert_eq!(tensor.shape, expected.shape);
+            let off = tensor.data.iter().zip(&expected.data).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+            assert!(off < 1e-6, "{name}: {}: off by {off}", tensor.name);
+        }
+        // Without adapters, the model equals the base model bit for bit.
+        let sequences = checkpoint.sequences();
+        assert_ne!(logits(&model, &sequences), logits(&base, &sequences));
+        assert_eq!(logits(&model.without_adapters(), &sequences), logits(&base, &sequences));
     }
-    let mut merged = Vec::new();
-    model.export(&mut merged).unwrap();
-    let expected = Tensors::read(&checkpoint::folder("llama3_lora").join("merged.safetensors")).0;
-    assert_eq!(merged.len(), expected.len());
-    for tensor in &merged {
-        let expected = &expected[&tensor.name];
-        assert_eq!(tensor.shape, expected.shape);
-        let off = tensor.data.iter().zip(&expected.data).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
-        assert!(off < 1e-6, "{}: off by {off}", tensor.name);
-    }
-    // Without adapters, the model equals the base model bit for bit.
-    let sequences = checkpoint.sequences();
-    assert_ne!(logits(&model, &sequences), logits(&base, &sequences));
-    assert_eq!(logits(&model.without_adapters(), &sequences), logits(&base, &sequences));
 }
 
 /// A memory-mapped base model gives the same results as a copied one, bit for bit: scores, gradients, samples, exports.
@@ -80,7 +85,8 @@ fn a_mapped_base_model_equals_a_copied_one_bit_for_bit() {
     let lora = |target_modules: TargetModules| LoraConfig { r: 3, target_modules, ..Default::default() };
     let (all, some) = (TargetModules::Pattern("all-linear".into()), TargetModules::Names(vec!["v_proj".into()]));
     let head = TargetModules::Names(vec!["o_proj".into(), "lm_head".into()]);
-    for (name, targets) in [("llama3_bf16", all.clone()), ("llama3_bf16", head), ("qwen2", some), ("qwen3_f16", all)] {
+    let cases = [("llama3_bf16", all.clone()), ("llama3_bf16", head), ("qwen2", some), ("qwen3_f16", all.clone())];
+    for (name, targets) in cases.into_iter().chain([("phi3", all.clone()), ("olmo3", all.clone()), ("gemma3", all)]) {
         let lora = lora(targets);
         let checkpoint = Checkpoint::open(name);
         let (config, weights) = (checkpoint.config(), &checkpoint.weights);

@@ -14,22 +14,26 @@ pub enum Matrix {
     QProj,
     KProj,
     VProj,
+    QkvProj,
     OProj,
     GateProj,
     UpProj,
+    GateUpProj,
     DownProj,
     LmHead,
 }
 
 impl Matrix {
     /// All matrices, with their roles in the decoder and their module names in a layer or a model.
-    const ALL: [(Self, Role, &'static str); 8] = [
+    const ALL: [(Self, Role, &'static str); 10] = [
         (Self::QProj, Role::QProj, "self_attn.q_proj"),
         (Self::KProj, Role::KProj, "self_attn.k_proj"),
         (Self::VProj, Role::VProj, "self_attn.v_proj"),
+        (Self::QkvProj, Role::QkvProj, "self_attn.qkv_proj"),
         (Self::OProj, Role::OProj, "self_attn.o_proj"),
         (Self::GateProj, Role::GateProj, "mlp.gate_proj"),
         (Self::UpProj, Role::UpProj, "mlp.up_proj"),
+        (Self::GateUpProj, Role::GateUpProj, "mlp.gate_up_proj"),
         (Self::DownProj, Role::DownProj, "mlp.down_proj"),
         (Self::LmHead, Role::LmHead, "lm_head"),
     ];

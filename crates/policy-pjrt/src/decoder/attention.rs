@@ -2,6 +2,7 @@
 //!
 //! Legend: B rows, T tokens of a row, H hidden size, A query heads, K key/value heads, R = A / K, D head dimension.
 
+use super::block::last_columns;
 use super::blockwise::Blockwise;
 use super::layer_ops::{Broadcast, dot};
 use super::{Axis, Decoder, Matrix, ParameterValues, Role, Rotary, Rows};
@@ -54,7 +55,7 @@ impl Attention {
 }
 
 /// Causal mask of rows. A token attends to itself and to earlier tokens; if sequences share a row, only to the `position` tokens before it,
-/// which are the earlier tokens of its sequence. Every token attends to at least itself, so no softmax is empty.
+/// which are the earlier tokens of its sequence; with a window of W tokens, only to the W - 1 tokens before it. Every token attends to at least itself, so no softmax is empty.
 #[derive(Clone, Debug)]
 pub struct Mask(MaskKind);
 
@@ -63,12 +64,42 @@ enum MaskKind {
     /// Predicates `[T, T]` or `[B, T, T]`, with the query dimension before the key dimension.
     Pairs(Value),
     /// The mask is computed within each block; from the positions `[B, T]` if sequences share rows.
-    Blocks { block: usize, positions: Option<Value> },
+    Blocks { block: usize, window: Option<usize>, positions: Option<Value> },
+}
+
+/// The masks of all layers of a model, by the sizes of their windows.
+#[derive(Clone, Debug)]
+pub struct Masks(Vec<(Option<usize>, Mask)>);
+
+impl Masks {
+    /// Returns the mask of layers with this window.
+    ///
+    /// # Panics
+    /// Panics if no layer has it.
+    pub fn of(&self, window: Option<usize>) -> &Mask {
+        let found = self.0.iter().find(|(of, _)| *of == window);
+        found.map(|(_, mask)| mask).unwrap_or_else(|| panic!("no layer has the window {window:?}"))
+    }
+
+    /// Returns all values, which are constants of a loop over layers.
+    pub(crate) fn values(&self) -> Vec<&Value> {
+        self.0.iter().flat_map(|(_, mask)| mask.values()).collect()
+    }
+
+    /// Takes the same values in another function from the front of `values`.
+    pub(crate) fn take(&self, values: &mut &[Value]) -> Self {
+        let same = |(window, mask): &(Option<usize>, Mask)| {
+            let (own, rest) = values.split_at(mask.values().len());
+            *values = rest;
+            (*window, mask.with(own))
+        };
+        Self(self.0.iter().map(same).collect())
+    }
 }
 
 impl Mask {
-    /// Returns the values of the mask, which are constants of a loop over layers.
-    pub(crate) fn values(&self) -> Vec<&Value> {
+    /// Returns the values of the mask.
+    fn values(&self) -> Vec<&Value> {
         match &self.0 {
             MaskKind::Pairs(pairs) => vec![pairs],
             MaskKind::Blocks { positions, .. } => positions.iter().collect(),
@@ -76,53 +107,84 @@ impl Mask {
     }
 
     /// Returns the same mask with its values in another function.
-    pub(crate) fn with(&self, values: &[Value]) -> Self {
+    fn with(&self, values: &[Value]) -> Self {
         Self(match (&self.0, values) {
             (MaskKind::Pairs(_), [pairs]) => MaskKind::Pairs(pairs.clone()),
-            (MaskKind::Blocks { block, .. }, _) => {
-                MaskKind::Blocks { block: *block, positions: values.first().cloned() }
+            (MaskKind::Blocks { block, window, .. }, _) => {
+                MaskKind::Blocks { block: *block, window: *window, positions: values.first().cloned() }
             }
             (MaskKind::Pairs(_), _) => unreachable!("one value, as `values` returned"),
         })
     }
 
-    fn pairs(rows: &Rows) -> Value {
+    fn pairs(rows: &Rows, window: Option<usize>) -> Value {
         let (b, t) = (rows.ids.shape()[0], rows.ids.shape()[1]);
         let builder = rows.ids.builder();
         let square = TensorType::new(Dtype::I32, [t, t]);
         let behind = builder.iota(0, square.clone()) - builder.iota(1, square);
         if !rows.shared {
-            return behind.ge(&behind.like(0));
+            return match window {
+                None => behind.ge(&behind.like(0)),
+                Some(window) => within(&behind, &behind.like(last(window))),
+            };
         }
-        within(&behind.broadcast_in_dim(&[b, t, t], &[1, 2]), &rows.positions.broadcast_in_dim(&[b, t, t], &[0, 1]))
+        let positions = bounded(&rows.positions, window);
+        within(&behind.broadcast_in_dim(&[b, t, t], &[1, 2]), &positions.broadcast_in_dim(&[b, t, t], &[0, 1]))
     }
 }
 
 impl Decoder {
-    /// Returns the causal mask of `rows`, which also separates the sequences of a shared row.
-    pub fn mask(&self, rows: &Rows) -> Mask {
+    /// Returns the causal mask of `rows`, which also separates the sequences of a shared row, for layers with this window.
+    pub fn mask(&self, rows: &Rows, window: Option<usize>) -> Mask {
         Mask(match self.attention.block(rows.ids.shape()[1]) {
-            Some(block) => MaskKind::Blocks { block, positions: rows.shared.then(|| rows.positions.clone()) },
-            None => MaskKind::Pairs(Mask::pairs(rows)),
+            Some(block) => MaskKind::Blocks { block, window, positions: rows.shared.then(|| rows.positions.clone()) },
+            None => MaskKind::Pairs(Mask::pairs(rows, window)),
         })
     }
 
-    /// Returns queries, keys and values of `x` `[B, T, H]`, with QK norm if the model has it, after the rotary embedding.
+    /// Returns the masks of all layers.
+    pub fn masks(&self, rows: &Rows) -> Masks {
+        let mask = |window| (window, self.mask(rows, window));
+        Masks(self.windows().into_iter().map(mask).collect())
+    }
+
+    /// Returns the different windows of layers.
+    pub(crate) fn windows(&self) -> Vec<Option<usize>> {
+        let mut windows = Vec::new();
+        for layer in self.config.period() {
+            if !windows.contains(&layer.sliding_window) {
+                windows.push(layer.sliding_window);
+            }
+        }
+        windows
+    }
+
+    /// Returns queries, keys and values of `x` `[B, T, H]`, with QK norm if the model has it, after the rotary embedding, if any.
     ///
     /// They are computed with tokens in the last dimension, `[..., D, T]`. The two halves of a head that the rotary embedding combines are
     /// then in different registers, and attention reads blocks of tokens without a copy.
-    pub(crate) fn heads(&self, layer: &ParameterValues, x: &Value, rotary: &Rotary) -> Heads {
+    pub(crate) fn heads(&self, layer: &ParameterValues, x: &Value, rotary: Option<&Rotary>) -> Heads {
         let config = &self.config;
         let (b, t) = (x.shape()[0], x.shape()[1]);
         let (heads, kv, d) = (config.num_attention_heads, config.num_key_value_heads, config.head_dim());
-        let turned = |x: Value, norm| {
-            let x = layer.get(norm).map_or(x.clone(), |weight| self.norm_over(&x, weight, x.shape().len() - 2));
-            rotary.turn(&x, self.compute.dtype())
+        let over_heads = config.qk_norm_over_heads;
+        let normed = |x: Value, norm, whole: bool| match layer.get(norm).filter(|_| whole == over_heads) {
+            Some(weight) => self.norm_over(&x, weight, x.shape().len() - 2),
+            None => x,
         };
         let [queries, keys, values] = self.queries_keys_values(layer, x);
-        let queries = turned(queries.reshape(&[b, kv, heads / kv, d, t]), Role::QNorm);
+        // Of dimensions [B, A D, T], then of [B, K, R, D, T].
+        let (queries, keys) = (normed(queries, Role::QNorm, true), normed(keys, Role::KNorm, true));
+        let queries = normed(queries.reshape(&[b, kv, heads / kv, d, t]), Role::QNorm, false);
+        let queries = rotary.map_or_else(
+            || queries.convert(self.compute.dtype()),
+            |rotary| rotary.turn_queries(&queries, self.compute.dtype()),
+        );
         let [keys, values] = [keys, values].map(|part| part.reshape(&[b, kv, d, t]));
-        let (keys, values) = (turned(keys, Role::KNorm), values.convert(self.compute.dtype()));
+        let keys = normed(keys, Role::KNorm, false);
+        let narrow = |part: &Value| part.convert(self.compute.dtype());
+        let keys = rotary.map_or_else(|| narrow(&keys), |rotary| rotary.turn(&keys, self.compute.dtype()));
+        let values = narrow(&values);
         let [batch, kv_heads, heads_of_each, dim] = [Axis::Batch, Axis::Kv, Axis::Heads, Axis::HeadDim].map(Some);
         let (of_keys, of_queries) = ([batch, kv_heads, None, dim], [batch, kv_heads, heads_of_each, None, dim]);
         let [keys, values] = [keys, values].map(|part| self.split.constrain(&part.transpose(&[0, 1, 3, 2]), &of_keys));
@@ -134,6 +196,9 @@ impl Decoder {
     fn queries_keys_values(&self, layer: &ParameterValues, x: &Value) -> [Value; 3] {
         let of = [(Matrix::QProj, Role::QBias), (Matrix::KProj, Role::KBias), (Matrix::VProj, Role::VBias)];
         let (b, t) = (x.shape()[0], x.shape()[1]);
+        if layer.get(Role::QkvProj).is_some() {
+            return self.fused_queries_keys_values(layer, x);
+        }
         // In a decode step, weights may be transposed: concatenating them would cost more than the product.
         if t == 1 {
             return of.map(|(matrix, bias)| {
@@ -183,6 +248,15 @@ impl Decoder {
         })
     }
 
+    /// Returns the same as [`Decoder::queries_keys_values`] for a matrix of all three.
+    fn fused_queries_keys_values(&self, layer: &ParameterValues, x: &Value) -> [Value; 3] {
+        let all = self.linear(layer, x, Matrix::QkvProj, None);
+        let [queries, keys] = [self.config.num_attention_heads, self.config.num_key_value_heads]
+            .map(|heads| heads * self.config.head_dim());
+        let columns = [0..queries, queries..queries + keys, queries + keys..queries + 2 * keys];
+        columns.map(|columns| last_columns(&all, columns).transpose(&[0, 2, 1]))
+    }
+
     /// Returns `weight x^T` `[B, O, T]`, summed in f32, of dtype `result`: [`Decoder::product`] with tokens in the last dimension. `x`
     /// `[B, T, I]`, `weight` `[O, I]`, or any weight with I in dimension `summed`.
     fn columns(&self, x: &Value, weight: &Value, summed: usize, result: Dtype) -> Value {
@@ -191,17 +265,17 @@ impl Decoder {
         product.transpose(&[1, 0, 2])
     }
 
-    /// Returns the scale of attention scores, D^-1/2.
+    /// Returns the scale of attention scores, D^-1/2 unless the model has another.
     pub(crate) fn score_scale(&self) -> f64 {
-        (self.config.head_dim() as f64).powf(-0.5)
+        self.config.attention_multiplier.unwrap_or_else(|| (self.config.head_dim() as f64).powf(-0.5))
     }
 
     /// Computes attention `[B, T, A D]` in f32 among the tokens of each row.
     pub fn attend(&self, heads: &Heads, mask: &Mask) -> Value {
         match &mask.0 {
             MaskKind::Pairs(pairs) => self.attend_pairs(heads, pairs),
-            MaskKind::Blocks { block, positions } => {
-                let blockwise = Blockwise::new(heads, *block, self.score_scale(), self.compute, &self.split);
+            MaskKind::Blocks { block, window, positions } => {
+                let blockwise = Blockwise::new(heads, *block, *window, self.score_scale(), self.compute, &self.split);
                 blockwise.attend(heads, positions.as_ref())
             }
         }
@@ -232,6 +306,16 @@ impl Decoder {
 /// negative `behind` (a later key) is larger than any position as u32, so one comparison checks both bounds.
 pub(super) fn within(behind: &Value, positions: &Value) -> Value {
     behind.bitcast_convert(Dtype::U32).le(&positions.bitcast_convert(Dtype::U32))
+}
+
+/// Returns the positions, bounded by the number of tokens before a token in its window.
+pub(super) fn bounded(positions: &Value, window: Option<usize>) -> Value {
+    window.map_or(positions.clone(), |window| positions.min(&positions.like(last(window))))
+}
+
+/// Returns the number of tokens before a token in its window.
+pub(super) fn last(window: usize) -> i64 {
+    window.saturating_sub(1) as i64
 }
 
 /// Computes softmax over the last dimension.

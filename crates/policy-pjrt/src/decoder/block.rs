@@ -2,38 +2,91 @@
 
 use super::split::RESIDUAL;
 use super::{Axis, Decoder, Heads, Matrix, ParameterValues, Role, Rotary};
+use models::{Activation, NormPlacement};
 use stablehlo::{Dtype, Unary, Value};
 
+/// 2 sqrt(2/pi), of the tanh approximation of GELU.
+const TWICE_ROOT: f64 = 1.595_769_121_605_730_8;
+
 impl Decoder {
-    /// Computes one layer: attention and MLP, each on the normalised residual stream `x` `[B, T, H]` -> `[B, T, H]`. `attend` computes the
-    /// attention output `[B, T, A D]`, f32, from the queries, keys and values of these tokens.
+    /// Computes one layer `x` `[B, T, H]` -> `[B, T, H]`: attention and MLP, whose outputs are added to the residual stream `x`; their inputs,
+    /// outputs or both are normalised. `attend` computes the attention output `[B, T, A D]`, f32, from the queries, keys and values of these
+    /// tokens.
     pub fn block(
         &self,
         layer: &ParameterValues,
         x: &Value,
-        rotary: &Rotary,
+        rotary: Option<&Rotary>,
         attend: impl FnOnce(&Heads) -> Value,
     ) -> Value {
+        let [before, after, before_mlp, after_mlp] = self.norm_roles();
         let x = &self.split.constrain(x, &RESIDUAL);
-        let normed = self.norm(x, &layer[Role::InputLayernorm]).convert(self.compute.dtype());
+        let normed = self.normed(layer, x, before);
         let mixed = attend(&self.heads(layer, &normed, rotary));
         let mixed = self.split.constrain(&mixed, &[Some(Axis::Batch), None, Some(Axis::Heads)]);
-        let x = self.add(x, &self.linear(layer, &mixed, Matrix::OProj, None));
-        let normed = self.norm(&x, &layer[Role::PostAttentionLayernorm]).convert(self.compute.dtype());
-        self.add(&x, &self.mlp(layer, &normed))
+        let x = self.add(layer, x, self.linear(layer, &mixed, Matrix::OProj, None), after);
+        let normed = self.normed(layer, &x, before_mlp);
+        self.add(layer, &x, self.mlp(layer, &normed), after_mlp)
     }
 
-    /// Computes SwiGLU (arXiv 2002.05202) in f32: `down(silu(gate(x)) * up(x))`, `x` `[..., H]` -> `[..., H]`.
+    /// Returns the norms before and after attention, and before and after the MLP, in the order of [`NormPlacement::names`].
+    fn norm_roles(&self) -> [Option<Role>; 4] {
+        let (input, attention) = (Some(Role::InputLayernorm), Some(Role::PostAttentionLayernorm));
+        let (before_mlp, mlp) = (Some(Role::PreFeedforwardLayernorm), Some(Role::PostFeedforwardLayernorm));
+        match self.config.norm_placement {
+            NormPlacement::Before => [input, None, attention, None],
+            NormPlacement::After => [None, attention, None, mlp],
+            NormPlacement::Both => [input, attention, before_mlp, mlp],
+        }
+    }
+
+    /// Returns the normalised `x` in the compute dtype.
+    fn normed(&self, layer: &ParameterValues, x: &Value, norm: Option<Role>) -> Value {
+        match norm {
+            Some(norm) => self.norm(x, &layer[norm]).convert(self.compute.dtype()),
+            None => x.clone(),
+        }
+    }
+
+    /// Computes the MLP (arXiv 2002.05202) in f32: `down(activation(gate(x)) * up(x))`, `x` `[..., H]` -> `[..., H]`.
     fn mlp(&self, layer: &ParameterValues, x: &Value) -> Value {
-        let [gate, up] = [Matrix::GateProj, Matrix::UpProj].map(|matrix| {
-            let columns = self.linear(layer, x, matrix, None);
-            self.split.constrain(&columns, &[Some(Axis::Batch), None, Some(Axis::Mlp)])
-        });
-        self.linear(layer, &(&gate * gate.unary(Unary::Logistic) * up), Matrix::DownProj, None)
+        let constrained = |columns: Value| self.split.constrain(&columns, &[Some(Axis::Batch), None, Some(Axis::Mlp)]);
+        let [gate, up] = match layer.get(Role::GateUpProj) {
+            Some(_) => {
+                let both = self.linear(layer, x, Matrix::GateUpProj, None);
+                let width = self.config.intermediate_size;
+                [0, 1].map(|half| constrained(last_columns(&both, half * width..(half + 1) * width)))
+            }
+            None => [Matrix::GateProj, Matrix::UpProj].map(|matrix| constrained(self.linear(layer, x, matrix, None))),
+        };
+        let shares = match self.config.hidden_act {
+            Activation::Silu => gate.unary(Unary::Logistic),
+            // 0.5 (1 + tanh(u)) = sigmoid(2u)
+            Activation::GeluTanh => {
+                let slope = &gate * &gate * gate.like(0.044715) + gate.like(1.0);
+                (&gate * slope * gate.like(TWICE_ROOT)).unary(Unary::Logistic)
+            }
+        };
+        self.linear(layer, &(&gate * shares * up), Matrix::DownProj, None)
     }
 
-    /// Returns the residual stream `x` plus `update` (f32).
-    fn add(&self, x: &Value, update: &Value) -> Value {
+    /// Returns the residual stream `x` plus the normalised `update` (f32) times the multiplier.
+    fn add(&self, layer: &ParameterValues, x: &Value, update: Value, norm: Option<Role>) -> Value {
+        let update = norm.map_or(update.clone(), |norm| self.norm(&update, &layer[norm]));
+        let update = scaled(update, self.config.residual_multiplier);
         self.split.constrain(&(x.convert(Dtype::F32) + update).convert(self.compute.dtype()), &RESIDUAL)
     }
+}
+
+/// Returns `x` times `factor`, without an operation if it is 1.
+pub(super) fn scaled(x: Value, factor: f64) -> Value {
+    if factor == 1.0 { x } else { &x * x.like(factor) }
+}
+
+/// Returns the given columns of the last dimension.
+pub(super) fn last_columns(x: &Value, columns: std::ops::Range<usize>) -> Value {
+    let (mut start, mut limit) = (vec![0; x.shape().len()], x.shape().to_vec());
+    let last = limit.len() - 1;
+    (start[last], limit[last]) = (columns.start, columns.end);
+    x.slice(&start, &limit)
 }

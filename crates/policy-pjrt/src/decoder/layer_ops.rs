@@ -73,7 +73,7 @@ impl Decoder {
         x.dot_general(&weight, dimensions, result, self.compute.precision())
     }
 
-    /// Computes RMSNorm (arXiv 1910.07467) over the last dimension, in f32: `x` `[..., N]`, `weight` `[N]`.
+    /// Computes RMSNorm (arXiv 1910.07467) over the last dimension, in f32: `x` `[..., N]`, `weight` `[N]`, plus 1 if norms are centred at 0.
     #[track_caller]
     pub(crate) fn norm(&self, x: &Value, weight: &Value) -> Value {
         self.norm_over(x, weight, x.shape().len() - 1)
@@ -87,7 +87,9 @@ impl Decoder {
         let mean = &squares * squares.like(1.0 / x.shape()[dimension] as f64);
         let scale = (&mean + mean.like(self.config.rms_norm_eps)).unary(Unary::Rsqrt);
         let others: Vec<usize> = (0..x.shape().len()).filter(|d| *d != dimension).collect();
-        let weight = weight.convert(Dtype::F32).broadcast_in_dim(x.shape(), &[dimension]);
+        let weight = weight.convert(Dtype::F32);
+        let weight = if self.config.zero_centered_norms { &weight + weight.like(1.0) } else { weight };
+        let weight = weight.broadcast_in_dim(x.shape(), &[dimension]);
         &x * scale.broadcast_in_dim(x.shape(), &others) * weight
     }
 }

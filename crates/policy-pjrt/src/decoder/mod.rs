@@ -1,4 +1,4 @@
-//! A decoder of the Qwen2, Qwen3 and Llama 3 families as operations of a StableHLO program.
+//! A decoder of the families of [`models::Family`] as operations of a StableHLO program.
 //!
 //! [`Decoder`] adds its operations to a program that the caller builds: a forward pass over rows of whole sequences, or one layer with
 //! attention from the caller. [`parameters()`] lists its parameters.
@@ -11,25 +11,27 @@ mod attention;
 mod axis_rules;
 mod block;
 mod blockwise;
+mod layer_loop;
 mod layer_ops;
 mod parameters;
 mod rope;
 mod split;
 
 pub use adapters::{Adapters, Matrix};
-pub use attention::{Attention, Heads, Mask};
+pub use attention::{Attention, Heads, Mask, Masks};
 pub use axis_rules::AxisRules;
 pub use blockwise::ATTENTION;
 pub use parameters::{Axis, Parameter, ParameterValues, Role, parameters};
-pub use rope::Rotary;
+pub use rope::{Rotaries, Rotary};
 
 pub(crate) use attention::MASKED;
+pub use layer_loop::{LayerValues, Layers};
 pub(crate) use layer_ops::{Broadcast, dot, rows_at};
 use split::RESIDUAL;
 pub(crate) use split::Split;
 
 use models::ModelConfig;
-use stablehlo::{Builder, Dtype, Precision, Result, Save, Scanned, TensorType, Traced, Value, trace};
+use stablehlo::{Builder, Dtype, Precision, Result, Save, TensorType, Value};
 
 /// The dtype of the operands of matrix products and of the layers' results. Sums, norms and softmax are always f32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -213,15 +215,16 @@ impl Decoder {
     /// # Errors
     /// See [`Decoder::hidden`].
     pub fn residual(&self, weights: &ParameterValues, rows: &Rows, save: Save) -> Result<Value> {
-        let rotary = self.rotary(&rows.positions);
-        let mask = self.mask(rows);
+        let (rotaries, masks) = (self.rotaries(&rows.positions), self.masks(rows));
         let x = self.embed(weights, &rows.ids);
-        let constants = [&[&rotary.cos, &rotary.sin], &mask.values()[..]].concat();
-        let mut layers = self.over_layers(weights, &[&x], &[], &constants, Layers::Loop(save), |layer, values| {
-            let [cos, sin, of_mask @ ..] = values.constants else { unreachable!("as many as were passed in") };
-            let (rotary, mask) = (Rotary::new(cos, sin), mask.with(of_mask));
-            vec![self.block(layer, &values.carry[0], &rotary, |heads| self.attend(heads, &mask))]
-        })?;
+        let constants = [rotaries.values(), masks.values()].concat();
+        let mut layers =
+            self.over_layers(weights, &[&x], &[], &constants, Layers::Loop(save), |spec, layer, values| {
+                let mut constants = values.constants;
+                let (rotaries, masks) = (rotaries.take(&mut constants), masks.take(&mut constants));
+                let mask = masks.of(spec.sliding_window);
+                vec![self.block(layer, &values.carry[0], rotaries.get(spec.rope), |heads| self.attend(heads, mask))]
+            })?;
         Ok(layers.carry.swap_remove(0))
     }
 
@@ -236,6 +239,10 @@ impl Decoder {
             }
             None => rows,
         };
+        let rows = match self.config.embedding_multiplier {
+            1.0 => rows,
+            factor => block::scaled(rows.convert(Dtype::F32), factor),
+        };
         let rows = rows.convert(self.compute.dtype());
         // If the columns of the embedding are sharded, a device first looks up its columns for all rows; devices then exchange them.
         let table = self.split.sharding(&[Axis::Vocab, Axis::Embed]);
@@ -246,9 +253,10 @@ impl Decoder {
         self.split.constrain(&rows, &RESIDUAL)
     }
 
-    /// Applies the final norm to `x` `[..., H]`.
+    /// Applies the final norm to `x` `[..., H]`, and divides by the divisor of logits.
     pub fn final_norm(&self, weights: &ParameterValues, x: &Value) -> Value {
-        self.norm(x, &weights[Role::Norm]).convert(self.compute.dtype())
+        let hidden = self.norm(x, &weights[Role::Norm]);
+        block::scaled(hidden, 1.0 / self.config.logits_scaling).convert(self.compute.dtype())
     }
 
     /// Returns the logits `[..., V]` in f32 of hidden states `[..., H]` after the final norm.
@@ -262,98 +270,6 @@ impl Decoder {
             _ => logits,
         }
     }
-
-    /// Runs all layers, in a loop or unrolled. `body` gets the parameters of a layer and [`LayerValues`]; it returns the next carry,
-    /// followed by outputs that are stacked over all layers. Each layer's weights are sliced from their stacks and rounded to the compute
-    /// dtype inside the loop body, so there is never a rounded copy of all weights.
-    ///
-    /// # Errors
-    /// An operation of `body` cannot be built.
-    pub fn over_layers(
-        &self,
-        weights: &ParameterValues,
-        carry: &[&Value],
-        xs: &[&Value],
-        constants: &[&Value],
-        layers: Layers,
-        body: impl FnOnce(&ParameterValues, &LayerValues<'_>) -> Vec<Value>,
-    ) -> Result<Scanned> {
-        let (count, builder) = (self.config.num_hidden_layers, weights[Role::InputLayernorm].builder());
-        let (roles, stacks): (Vec<Role>, Vec<&Value>) = weights.iter().filter(|(role, _)| role.is_of_layers()).unzip();
-        let all_xs: Vec<&Value> = xs.iter().copied().chain(stacks).collect();
-        let slice = |stack: &&Value| TensorType::new(stack.dtype(), &stack.shape()[1..]);
-        let whole = |value: &&Value| value.ty().clone();
-        let types = carry.iter().map(whole).chain(all_xs.iter().map(slice)).chain(constants.iter().map(whole));
-        let body = trace(&types.collect::<Vec<_>>(), |builder, values| {
-            let (carry, rest) = values.split_at(carry.len());
-            let (xs, rest) = rest.split_at(xs.len());
-            let (slices, constants) = rest.split_at(roles.len());
-            let slices: Vec<Value> =
-                roles.iter().zip(slices).map(|(role, slice)| self.split_slice(weights, *role, slice)).collect();
-            let matrix = |slice: &Value| slice.shape().len() > 1;
-            let slices = match slices.iter().any(|slice| matrix(slice) && slice.dtype() != self.compute.dtype()) {
-                true => {
-                    let of_products =
-                        |slice: &Value| if matrix(slice) { slice.convert(self.compute.dtype()) } else { slice.clone() };
-                    let rounded: Vec<Value> = slices.iter().map(of_products).collect();
-                    // Without the barrier, compilers round the slice again for every product.
-                    builder.optimization_barrier(&rounded.iter().collect::<Vec<_>>())
-                }
-                false => slices,
-            };
-            let of_layer = weights.of_layer(roles.iter().copied().zip(slices));
-            body(&of_layer, &LayerValues { carry, xs, constants })
-        })?;
-        Ok(match layers {
-            Layers::Loop(save) => builder.scan(count, &body, carry, &all_xs, constants, save),
-            Layers::Unrolled => unrolled(&builder, count, &body, carry, &all_xs, constants),
-        })
-    }
-}
-
-/// How a program iterates over the layers.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Layers {
-    /// A loop; [`Save`] selects the activations that are saved for the backward pass.
-    Loop(Save),
-    /// Unrolled, without stacked outputs. Inside another loop, slices of stacked weights are then loop-invariant, and compilers hoist them.
-    Unrolled,
-}
-
-/// Unrolls a [`Builder::scan`] without stacked outputs.
-fn unrolled(
-    builder: &Builder,
-    count: usize,
-    body: &Traced,
-    carry: &[&Value],
-    xs: &[&Value],
-    constants: &[&Value],
-) -> Scanned {
-    let mut carried: Vec<Value> = carry.iter().copied().cloned().collect();
-    for layer in 0..count {
-        let slices: Vec<Value> = xs.iter().map(|stack| slice(stack, layer)).collect();
-        let arguments: Vec<&Value> = carried.iter().chain(&slices).chain(constants.iter().copied()).collect();
-        carried = builder.call(body, &arguments);
-    }
-    Scanned { carry: carried, ys: vec![] }
-}
-
-/// Returns the slice `[...]` of a layer from a stack `[L, ...]`.
-fn slice(stack: &Value, layer: usize) -> Value {
-    let (mut start, mut limit) = (vec![0; stack.shape().len()], stack.shape().to_vec());
-    (start[0], limit[0]) = (layer, layer + 1);
-    stack.slice(&start, &limit).reshape(&stack.shape()[1..])
-}
-
-/// The inputs of the body of a loop over layers, apart from the layer's parameters.
-#[derive(Clone, Copy, Debug)]
-pub struct LayerValues<'a> {
-    /// The results of the layer before.
-    pub carry: &'a [Value],
-    /// The layer's slices of stacked inputs.
-    pub xs: &'a [Value],
-    /// Inputs that are the same for all layers.
-    pub constants: &'a [Value],
 }
 
 /// Creates a tensor of zeros.

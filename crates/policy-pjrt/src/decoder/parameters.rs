@@ -19,13 +19,19 @@ pub enum Role {
     KBias,
     VProj,
     VBias,
+    /// Queries, keys and values in one matrix.
+    QkvProj,
     OProj,
     QNorm,
     KNorm,
     PostAttentionLayernorm,
+    PreFeedforwardLayernorm,
     GateProj,
     UpProj,
+    /// Gate and up in one matrix.
+    GateUpProj,
     DownProj,
+    PostFeedforwardLayernorm,
     Norm,
     LmHead,
     /// A of the adapter of a matrix.
@@ -71,8 +77,13 @@ pub enum Axis {
     Kv,
     /// The dimension of one head, D.
     HeadDim,
+    /// The columns of all queries, keys and values of a fused matrix, (A + 2K) D; usually not sharded, because heads of one kind belong
+    /// together.
+    FusedHeads,
     /// The intermediate dimension of the MLP, I.
     Mlp,
+    /// The columns of gate and up of a fused matrix, 2I; usually not sharded.
+    FusedMlp,
     /// The vocabulary, V.
     Vocab,
     /// The rank of an adapter.
@@ -146,20 +157,34 @@ impl Parameter {
 
 /// Returns the parameters of a decoder, in the argument order of programs.
 pub fn parameters(config: &ModelConfig) -> Vec<Parameter> {
-    use Axis::{Embed, HeadDim, Heads, Kv, Layer, Mlp, Vocab};
+    use Axis::{Embed, FusedHeads, FusedMlp, HeadDim, Heads, Kv, Layer, Mlp, Vocab};
     let size = |axis: &Axis| match axis {
         Layer => config.num_hidden_layers,
         Embed => config.hidden_size,
         Heads => config.num_attention_heads * config.head_dim(),
         Kv => config.num_key_value_heads * config.head_dim(),
+        FusedHeads => (config.num_attention_heads + 2 * config.num_key_value_heads) * config.head_dim(),
         HeadDim => config.head_dim(),
         Mlp => config.intermediate_size,
+        FusedMlp => 2 * config.intermediate_size,
         Vocab => config.vocab_size,
         Axis::Rank | Axis::Value | Axis::Batch | Axis::Length => unreachable!("no parameter of the model has it"),
     };
-    let biased = |role: Role| matches!(role, Role::QBias | Role::KBias | Role::VBias);
-    let normed = |role: Role| matches!(role, Role::QNorm | Role::KNorm);
-    let all: [(Role, &'static str, &[Axis]); 17] = [
+    let norms = config.norm_placement.names();
+    let is_there = |role: Role, path: &str| match role {
+        Role::QBias | Role::KBias | Role::VBias => config.attention_bias,
+        Role::QProj | Role::KProj | Role::VProj | Role::GateProj | Role::UpProj => !config.fused_projections,
+        Role::QkvProj | Role::GateUpProj => config.fused_projections,
+        Role::QNorm | Role::KNorm => config.qk_norm,
+        Role::InputLayernorm
+        | Role::PostAttentionLayernorm
+        | Role::PreFeedforwardLayernorm
+        | Role::PostFeedforwardLayernorm => norms.contains(&path.strip_suffix(".weight")),
+        Role::LmHead => !config.tie_word_embeddings,
+        _ => true,
+    };
+    let [of_queries, of_keys] = if config.qk_norm_over_heads { [Heads, Kv] } else { [HeadDim, HeadDim] };
+    let all: [(Role, &'static str, &[Axis]); 21] = [
         (Role::EmbedTokens, "model.embed_tokens.weight", &[Vocab, Embed]),
         (Role::InputLayernorm, "input_layernorm.weight", &[Layer, Embed]),
         (Role::QProj, "self_attn.q_proj.weight", &[Layer, Heads, Embed]),
@@ -168,22 +193,22 @@ pub fn parameters(config: &ModelConfig) -> Vec<Parameter> {
         (Role::KBias, "self_attn.k_proj.bias", &[Layer, Kv]),
         (Role::VProj, "self_attn.v_proj.weight", &[Layer, Kv, Embed]),
         (Role::VBias, "self_attn.v_proj.bias", &[Layer, Kv]),
+        (Role::QkvProj, "self_attn.qkv_proj.weight", &[Layer, FusedHeads, Embed]),
         (Role::OProj, "self_attn.o_proj.weight", &[Layer, Embed, Heads]),
-        (Role::QNorm, "self_attn.q_norm.weight", &[Layer, HeadDim]),
-        (Role::KNorm, "self_attn.k_norm.weight", &[Layer, HeadDim]),
+        (Role::QNorm, "self_attn.q_norm.weight", &[Layer, of_queries]),
+        (Role::KNorm, "self_attn.k_norm.weight", &[Layer, of_keys]),
         (Role::PostAttentionLayernorm, "post_attention_layernorm.weight", &[Layer, Embed]),
+        (Role::PreFeedforwardLayernorm, "pre_feedforward_layernorm.weight", &[Layer, Embed]),
         (Role::GateProj, "mlp.gate_proj.weight", &[Layer, Mlp, Embed]),
         (Role::UpProj, "mlp.up_proj.weight", &[Layer, Mlp, Embed]),
+        (Role::GateUpProj, "mlp.gate_up_proj.weight", &[Layer, FusedMlp, Embed]),
         (Role::DownProj, "mlp.down_proj.weight", &[Layer, Embed, Mlp]),
+        (Role::PostFeedforwardLayernorm, "post_feedforward_layernorm.weight", &[Layer, Embed]),
         (Role::Norm, "model.norm.weight", &[Embed]),
         (Role::LmHead, "lm_head.weight", &[Vocab, Embed]),
     ];
     all.into_iter()
-        .filter(|(role, ..)| {
-            (config.attention_bias || !biased(*role))
-                && (config.qk_norm || !normed(*role))
-                && (!config.tie_word_embeddings || *role != Role::LmHead)
-        })
+        .filter(|(role, path, _)| is_there(*role, path))
         .map(|(role, path, axes)| {
             let tensors = match role.is_of_layers() {
                 true => {

@@ -3,50 +3,104 @@
 //! Legend: B rows, T tokens of a row, D head dimension.
 
 use super::Decoder;
+use models::LayerRope;
 use stablehlo::{Dtype, TensorType, Unary, Value};
 
-/// Cosines and sines of the rotation angles of tokens, one angle per pair of columns of a head.
+/// Cosines and sines of the rotation angles of tokens, one angle per rotated pair of columns of a head.
 #[derive(Clone, Debug)]
 pub struct Rotary {
-    /// `[B, D / 2, T]`, f32.
+    /// `[B, pairs, T]`, f32; D / 2 pairs if all columns of a head are rotated.
     pub(crate) cos: Value,
     pub(crate) sin: Value,
+    /// Factors of queries `[B, T]`, f32, if they depend on the position.
+    pub(crate) queries: Option<Value>,
+}
+
+/// The rotations of tokens in all layers of a model.
+#[derive(Clone, Debug)]
+pub struct Rotaries(Vec<(LayerRope, Rotary)>);
+
+impl Rotaries {
+    /// Returns the rotations of layers with this rotary embedding; `None` if they have none.
+    pub fn get(&self, rope: LayerRope) -> Option<&Rotary> {
+        self.0.iter().find(|(of, _)| *of == rope).map(|(_, rotary)| rotary)
+    }
+
+    /// Returns all values, which are constants of a loop over layers.
+    pub(crate) fn values(&self) -> Vec<&Value> {
+        self.0.iter().flat_map(|(_, rotary)| [&rotary.cos, &rotary.sin].into_iter().chain(&rotary.queries)).collect()
+    }
+
+    /// Takes the same values in another function from the front of `values`.
+    pub(crate) fn take(&self, values: &mut &[Value]) -> Self {
+        let mut next = || {
+            let (first, rest) = values.split_first().unwrap_or_else(|| unreachable!("as many as `values` returned"));
+            *values = rest;
+            first.clone()
+        };
+        let same = |(of, rotary): &(LayerRope, Rotary)| {
+            let (cos, sin) = (next(), next());
+            (*of, Rotary { cos, sin, queries: rotary.queries.as_ref().map(|_| next()) })
+        };
+        Self(self.0.iter().map(same).collect())
+    }
 }
 
 impl Decoder {
     /// Computes the rotations of tokens at `positions` `[B, T]`, i32.
-    pub fn rotary(&self, positions: &Value) -> Rotary {
-        let frequencies = self.config.rope_frequencies();
-        let builder = positions.builder();
-        let shape = [positions.shape()[0], frequencies.len(), positions.shape()[1]];
-        let table = builder.dense(frequencies.iter().copied(), TensorType::new(Dtype::F32, [frequencies.len()]));
-        let positions = positions.convert(Dtype::F32).broadcast_in_dim(&shape, &[0, 2]);
-        let angles = positions * table.broadcast_in_dim(&shape, &[1]);
-        Rotary { cos: angles.unary(Unary::Cosine), sin: angles.unary(Unary::Sine) }
+    pub fn rotaries(&self, positions: &Value) -> Rotaries {
+        let layers = self.config.period();
+        let is_used = |of: &LayerRope| layers.iter().any(|layer| layer.rope == *of);
+        let all = [LayerRope::Global, LayerRope::Local].into_iter().filter(is_used);
+        Rotaries(all.filter_map(|of| Some((of, rotary(&self.config.rotary(of)?, positions)))).collect())
     }
 }
 
+fn rotary(of: &models::Rotary, positions: &Value) -> Rotary {
+    let frequencies = &of.frequencies;
+    let builder = positions.builder();
+    let shape = [positions.shape()[0], frequencies.len(), positions.shape()[1]];
+    let table = builder.dense(frequencies.iter().copied(), TensorType::new(Dtype::F32, [frequencies.len()]));
+    let wide = positions.convert(Dtype::F32).broadcast_in_dim(&shape, &[0, 2]);
+    let angles = wide * table.broadcast_in_dim(&shape, &[1]);
+    let scaled = |x: Value| if of.attention_factor == 1.0 { x } else { &x * x.like(of.attention_factor) };
+    let queries = of.query_scaling.map(|scaling| {
+        let periods = (positions / positions.like(scaling.original as i64)).convert(Dtype::F32);
+        let growth = (&periods + periods.like(1.0)).log();
+        &growth * growth.like(scaling.beta) + growth.like(1.0)
+    });
+    Rotary { cos: scaled(angles.unary(Unary::Cosine)), sin: scaled(angles.unary(Unary::Sine)), queries }
+}
+
 impl Rotary {
-    /// Wraps cosines and sines `[B, D / 2, T]`, f32.
-    pub(crate) fn new(cos: &Value, sin: &Value) -> Self {
-        Self { cos: cos.clone(), sin: sin.clone() }
+    /// Multiplies every query head of `x` `[B, ..., D, T]`, f32, by the factor of its position, and rotates it ([`Rotary::turn`]).
+    pub(crate) fn turn_queries(&self, x: &Value, result: Dtype) -> Value {
+        match &self.queries {
+            Some(factors) => {
+                let grown = x * factors.broadcast_in_dim(x.shape(), &[0, x.shape().len() - 1]);
+                self.turn(&grown, result)
+            }
+            None => self.turn(x, result),
+        }
     }
 
-    /// Rotates every head of `x` `[B, ..., D, T]`, f32: column i with column D / 2 + i, as `rotate_half` of transformers does. The halves are
-    /// rounded to dtype `result` before they are joined, so that the derivative cuts cotangents before it widens them: libtpu would write wide
-    /// cotangents of whole heads.
+    /// Rotates every head of `x` `[B, ..., D, T]`, f32: of the rotated columns, column i of the first half with column i of the second, as
+    /// `rotate_half` of transformers does. Further columns are unchanged. The halves are rounded to dtype `result` before they are joined, so
+    /// that the derivative cuts cotangents before it widens them: libtpu would write wide cotangents of whole heads.
     pub(crate) fn turn(&self, x: &Value, result: Dtype) -> Value {
         let (tokens, columns) = (x.shape().len() - 1, x.shape().len() - 2);
-        let width = x.shape()[columns];
-        let half = |from: usize| {
+        let (width, pairs) = (x.shape()[columns], self.cos.shape()[1]);
+        let part = |from: usize, to: usize| {
             let (mut start, mut limit) = (vec![0; tokens + 1], x.shape().to_vec());
-            (start[columns], limit[columns]) = (from, from + width / 2);
+            (start[columns], limit[columns]) = (from, to);
             x.slice(&start, &limit)
         };
-        let (left, right) = (half(0), half(width / 2));
+        let (left, right) = (part(0, pairs), part(pairs, 2 * pairs));
         let wide = |table: &Value| table.broadcast_in_dim(left.shape(), &[0, columns, tokens]);
         let (cos, sin) = (wide(&self.cos), wide(&self.sin));
         let turned = [&left * &cos - &right * &sin, &right * &cos + &left * &sin];
-        x.builder().concatenate(&turned.map(|half| half.convert(result)).each_ref(), columns)
+        let rest = (2 * pairs < width).then(|| part(2 * pairs, width));
+        let all: Vec<Value> = turned.iter().chain(&rest).map(|part| part.convert(result)).collect();
+        x.builder().concatenate(&all.iter().collect::<Vec<_>>(), columns)
     }
 }

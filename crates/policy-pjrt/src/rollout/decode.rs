@@ -20,7 +20,7 @@
 
 use super::sampling::{Sampler, SamplerValues};
 use super::state::{CACHE, ROWS, Shape, StateValues};
-use crate::decoder::{Broadcast, Decoder, Heads, Layers, MASKED, ParameterValues, Rotary, dot, zeros};
+use crate::decoder::{Broadcast, Decoder, Heads, Layers, MASKED, ParameterValues, dot, zeros};
 use crate::error::Result;
 use crate::program::program_error;
 use stablehlo::{Builder, Dtype, Module, Reducer, Save, TensorType, Value};
@@ -200,21 +200,41 @@ impl DecodeStep<'_> {
         let Self { decode, decoder, weights, read: keys, values, filled, .. } = self;
         let slots = decode.shape.slots;
         let position = &state.length - state.length.like(1);
-        let rotary = decoder.rotary(&position.reshape(&[slots, 1]));
+        let rotaries = decoder.rotaries(&position.reshape(&[slots, 1]));
         let x = decoder.embed(weights, &state.last.reshape(&[slots, 1]));
         let f = x.builder();
         let numbers = f.iota(0, TensorType::new(Dtype::I32, [decoder.config().num_hidden_layers]));
         // The token attends to itself through the window.
         let columns = f.iota(1, TensorType::new(Dtype::I32, [slots, decode.turns]));
         let done = columns.le(&turn.broadcast_in_dim(columns.shape(), &[]));
-        let constants = [&rotary.cos, &rotary.sin, keys, values, filled, &done, turn];
+        // The columns of the cache and of the window that the token attends to, for each sliding window of the model.
+        let windows = decoder.windows();
+        let seen: Vec<[Value; 2]> = windows
+            .iter()
+            .map(|window| match window {
+                None => [filled.clone(), done.clone()],
+                Some(window) => {
+                    let first = |last: &Value| last - last.like(*window as i64 - 1);
+                    let cached = f.iota(1, filled.ty().with_dtype(Dtype::I32));
+                    [
+                        filled & cached.ge(&first(&position).along_first(&cached)),
+                        &done & columns.ge(&first(turn).broadcast_in_dim(columns.shape(), &[])),
+                    ]
+                }
+            })
+            .collect();
+        let constants = [rotaries.values(), vec![keys, values], seen.iter().flatten().collect(), vec![turn]].concat();
         let carry = [&x, &window.keys, &window.values];
         let layers = if decode.prepared { Layers::Unrolled } else { Layers::Loop(Save::Carry) };
-        let scanned = decoder.over_layers(weights, &carry, &[&numbers], &constants, layers, |layer, of| {
-            let [cos, sin, keys, values, filled, done, turn] = of.constants else { unreachable!("as passed in") };
+        let scanned = decoder.over_layers(weights, &carry, &[&numbers], &constants, layers, |spec, layer, of| {
+            let mut constants = of.constants;
+            let rotaries = rotaries.take(&mut constants);
+            let [keys, values, seen @ .., turn] = constants else { unreachable!("as passed in") };
+            let at = 2 * windows.iter().position(|window| *window == spec.sliding_window).unwrap_or(0);
+            let [filled, done] = &seen[at..at + 2] else { unreachable!("two for each window") };
             let ([x, window_keys, window_values], [number]) = (of.carry, of.xs) else { unreachable!("as passed in") };
             let mut window = vec![];
-            let x = decoder.block(layer, x, &Rotary::new(cos, sin), |heads| {
+            let x = decoder.block(layer, x, rotaries.get(spec.rope), |heads| {
                 window = [(window_keys, &heads.keys), (window_values, &heads.values)]
                     .map(|(all, token)| put_token(all, token, number, turn))
                     .to_vec();

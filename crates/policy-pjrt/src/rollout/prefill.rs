@@ -5,7 +5,7 @@
 //! vocabulary.
 
 use super::state::{CACHE, ROWS, Shape, StateValues, dimensions};
-use crate::decoder::{Axis, Broadcast, Decoder, Layers, Rotary, Rows, zeros};
+use crate::decoder::{Axis, Broadcast, Decoder, Layers, Rows, zeros};
 use crate::error::Result;
 use crate::program::program_error;
 use stablehlo::{Builder, Dtype, Module, Reducer, Save, ScatterDimensions, TensorType, Value};
@@ -33,21 +33,24 @@ pub(crate) fn module(decoder: &Decoder, weights: Dtype, prompts: Prompts) -> Res
     decoder.split().argument(&ids, &[Some(Axis::Batch), None]);
     let lengths = f.argument("lengths", TensorType::new(Dtype::I32, [prompts.rows]));
     let rows = Rows::of_sequences(&ids);
-    let (rotary, mask) = (decoder.rotary(&rows.positions), decoder.mask(&rows));
+    let (rotaries, masks) = (decoder.rotaries(&rows.positions), decoder.masks(&rows));
     let last = (&lengths - lengths.like(1)).along_first(&ids);
     let kept = rows.positions.lt(&last);
     let x = decoder.embed(&weights, &ids);
-    let constants = [&[&rotary.cos, &rotary.sin, &kept], &mask.values()[..]].concat();
-    let layers = decoder.over_layers(&weights, &[&x], &[], &constants, Layers::Loop(Save::Carry), |layer, values| {
-        let [cos, sin, kept, of_mask @ ..] = values.constants else { unreachable!("as many as were passed in") };
-        let (rotary, mask) = (Rotary::new(cos, sin), mask.with(of_mask));
-        let mut stacked = vec![];
-        let x = decoder.block(layer, &values.carry[0], &rotary, |heads| {
-            stacked = [&heads.keys, &heads.values].map(|part| cached(part, kept)).to_vec();
-            decoder.attend(heads, &mask)
+    let constants = [rotaries.values(), vec![&kept], masks.values()].concat();
+    let layers =
+        decoder.over_layers(&weights, &[&x], &[], &constants, Layers::Loop(Save::Carry), |spec, layer, values| {
+            let mut constants = values.constants;
+            let rotaries = rotaries.take(&mut constants);
+            let [kept, of_masks @ ..] = constants else { unreachable!("as many as were passed in") };
+            let masks = masks.take(&mut &*of_masks);
+            let mut stacked = vec![];
+            let x = decoder.block(layer, &values.carry[0], rotaries.get(spec.rope), |heads| {
+                stacked = [&heads.keys, &heads.values].map(|part| cached(part, kept)).to_vec();
+                decoder.attend(heads, masks.of(spec.sliding_window))
+            });
+            std::iter::once(x).chain(stacked).collect()
         });
-        std::iter::once(x).chain(stacked).collect()
-    });
     let name = "rollout_prefill";
     let layers = layers.map_err(program_error(name))?;
     let seen = prompts.seen.then(|| marks(&ids, &rows.positions.lt(&lengths.along_first(&ids)), config.vocab_size));

@@ -36,33 +36,36 @@ fn device(checkpoint: &Checkpoint, lora: &LoraConfig, options: PjrtPolicyOptions
 
 #[test]
 fn gradients_and_merged_weights_of_a_peft_adapter_match_peft() {
-    let checkpoint = Checkpoint::open("llama3");
-    let folder = checkpoint::folder("llama3_lora");
-    let expected = Tensors::read(&folder.join("expected.safetensors"));
-    let adapter = Adapter::open(&folder, checkpoint.config()).unwrap();
-    let mut policy = on_device(&checkpoint, PjrtPolicyOptions::default()).with_adapter(&adapter).unwrap();
-    let sequences = checkpoint.completions();
-    let loss = policy.accumulate(&halves(&sequences), cross_entropy(&sequences)).unwrap().loss;
-    assert_near("peft", loss, expected.0["expected.loss"].data[0].into());
-    let found = gradients(&mut policy);
-    assert_eq!(found.len(), 2 * (5 * 2 + 1));
-    assert_same_tensors("peft", &found, &expected_gradients(&expected), 1e-4);
+    for name in checkpoint::ADAPTED {
+        let checkpoint = Checkpoint::open(name);
+        let folder = checkpoint::folder(&format!("{name}_lora"));
+        let expected = Tensors::read(&folder.join("expected.safetensors"));
+        let adapter = Adapter::open(&folder, checkpoint.config()).unwrap();
+        let mut policy = on_device(&checkpoint, PjrtPolicyOptions::default()).with_adapter(&adapter).unwrap();
+        let sequences = checkpoint.completions();
+        let loss = policy.accumulate(&halves(&sequences), cross_entropy(&sequences)).unwrap().loss;
+        assert_near(name, loss, expected.0["expected.loss"].data[0].into());
+        let found = gradients(&mut policy);
+        assert_eq!(found.len(), 2 * adapter.matrices().len(), "{name}");
+        assert_same_tensors(name, &found, &expected_gradients(&expected), 1e-4);
 
-    let mut tensors = Vec::new();
-    policy.export_adapter(&mut tensors).unwrap();
-    let tensors = by_name(tensors);
-    assert_eq!(tensors.len(), 2 * adapter.matrices().len());
-    for matrix in adapter.matrices() {
-        for (name, stored) in [(matrix.lora_a(), adapter.lora_a(matrix)), (matrix.lora_b(), adapter.lora_b(matrix))] {
-            assert_eq!(tensors[&name].data, stored.unwrap().to_vec(), "{name}");
+        let mut tensors = Vec::new();
+        policy.export_adapter(&mut tensors).unwrap();
+        let tensors = by_name(tensors);
+        assert_eq!(tensors.len(), 2 * adapter.matrices().len());
+        for matrix in adapter.matrices() {
+            for (name, stored) in [(matrix.lora_a(), adapter.lora_a(matrix)), (matrix.lora_b(), adapter.lora_b(matrix))]
+            {
+                assert_eq!(tensors[&name].data, stored.unwrap().to_vec(), "{name}");
+            }
         }
-    }
-    let (merged, expected) = (exported(&policy), Tensors::read(&folder.join("merged.safetensors")).0);
-    assert_eq!(merged.len(), expected.len());
-    for (name, tensor) in &merged {
-        assert_eq!(tensor.shape, expected[name].shape);
-        let off = tensor.data.iter().zip(&expected[name].data).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
-        assert!(off < 1e-6, "{name}: off by {off}");
+        let (merged, expected) = (exported(&policy), Tensors::read(&folder.join("merged.safetensors")).0);
+        assert_eq!(merged.len(), expected.len(), "{name}");
+        for (tensor, found) in &merged {
+            assert_eq!(found.shape, expected[tensor].shape);
+            let off = found.data.iter().zip(&expected[tensor].data).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+            assert!(off < 1e-6, "{name}: {tensor}: off by {off}");
+        }
     }
 }
 
@@ -82,6 +85,12 @@ fn adapters_of_every_family_match_the_cpu_policy() {
         ("llama3", lora(3, names(&["k_proj", "gate_proj", "up_proj"]))),
         ("llama3_bf16", lora(3, all_linear())),
         ("llama3_bf16", lora(2, names(&["up_proj", "lm_head"]))),
+        ("mistral", lora(2, all_linear())),
+        ("smollm3", lora(2, names(&["q_proj", "up_proj"]))),
+        ("olmo3", lora(2, all_linear())),
+        ("granite", lora(2, names(&["o_proj", "down_proj", "lm_head"]))),
+        ("phi3", lora(2, names(&["gate_up_proj", "qkv_proj"]))),
+        ("gemma3", lora(2, all_linear())),
     ] {
         let checkpoint = Checkpoint::open(name);
         let what = format!("{name}, {:?}", lora.target_modules);

@@ -164,8 +164,7 @@ fn paths(value: &Value, path: &str, found: &mut Vec<String>) {
 pub(super) fn everything() -> Value {
     let program = json!({"command": ["true"]});
     let soft = json!({"max_completion_len": 8, "soft_punish_cache": 3, "penalty_factor": 1});
-    let rope =
-        json!({"factor": 8, "low_freq_factor": 1, "high_freq_factor": 4, "original_max_position_embeddings": 32});
+    let rope = json!({"factor": 8, "original_max_position_embeddings": 32});
     json!({
         "lora": {}, "model": {"rope_scaling": rope}, "policy": {"mesh": {}}, "rollout": {"mesh": {}},
         "rewards": {"json": {}, "length": {"target": 5}, "soft_overlong_punishment": soft, "regex": {"any": {"pattern": "x"}},

@@ -5,17 +5,17 @@ use super::batch::PackedBatch;
 use super::build::{Builder, Source};
 use super::hugging_face::{Read, Tensors, trained_tensors};
 use super::inference::Inference;
-use super::layers::{Block, Linear, RmsNorm};
+use super::layers::{Block, Linear, RmsNorm, times};
 use super::lora::{Adapted, LowRank};
 use super::params::{Which, export_parameters, replace_parameters};
-use super::rope::Rope;
+use super::rope::Ropes;
 use super::weight::Weight;
 use burn::module::{Module, Param};
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use models::{ModelConfig, NamedTensor, Weights};
 use policy::{Error, InitialWeights, Result, TensorSource, check_tensors};
 
-/// A decoder of the families Qwen2, Qwen3 and Llama 3. Hidden states and LM head are separate outputs, because the loss takes both.
+/// A decoder of the families of [`models::Family`]. Hidden states and LM head are separate outputs, because the loss takes both.
 ///
 /// ```
 /// use policy_cpu::decoder::{Decoder, PackedBatch};
@@ -44,7 +44,7 @@ pub struct Decoder {
     #[module(skip)]
     pub(crate) adapted: Adapted,
     #[module(skip)]
-    pub(super) rope: Rope,
+    pub(super) ropes: Ropes,
     #[module(skip)]
     config: ModelConfig,
 }
@@ -84,11 +84,12 @@ impl Decoder {
         let mut of = Builder { config, device, source };
         let matrix = [config.vocab_size, config.hidden_size];
         let embed_tokens = of.weight("embed_tokens", matrix)?;
-        let layers = (0..config.num_hidden_layers).map(|i| Block::new(&mut of, &format!("layers.{i}")));
+        let layers =
+            (0..config.num_hidden_layers).map(|i| Block::new(&mut of, &format!("layers.{i}"), config.layer(i)));
         let layers = layers.collect::<Result<_>>()?;
-        let norm = RmsNorm::new(&mut of, "norm", config.hidden_size, config.rms_norm_eps)?;
+        let norm = RmsNorm::new(&mut of, "norm", config.hidden_size)?;
         let lm_head = if config.tie_word_embeddings { None } else { Some(of.weight("lm_head", matrix)?) };
-        let (rope, config) = (Rope::new(config), config.clone());
+        let (ropes, config) = (Ropes::new(config), config.clone());
         Ok(Self {
             embed_tokens,
             layers,
@@ -97,7 +98,7 @@ impl Decoder {
             lora_head: None,
             value_head: None,
             adapted: Adapted::default(),
-            rope,
+            ropes,
             config,
         })
     }
@@ -164,12 +165,17 @@ impl Decoder {
         }
     }
 
-    /// Returns the hidden states after the final norm, `[N, H]`.
+    /// Returns the hidden states after the final norm, `[N, H]`, divided by the divisor of logits.
     ///
     /// # Errors
     /// [`Error::TooLong`], [`Error::Model`] for an unknown token.
     pub fn forward(&self, batch: &PackedBatch) -> Result<Tensor<2>> {
-        self.norm.forward(self.run(batch)?)
+        self.hidden(self.run(batch)?)
+    }
+
+    /// Applies the final norm to the residual stream `[N, H]`.
+    fn hidden(&self, x: Tensor<2>) -> Result<Tensor<2>> {
+        Ok(times(self.norm.forward(x)?, 1.0 / self.config.logits_scaling))
     }
 
     /// Computes [`Decoder::forward`] for the given rows only; rows may repeat.
@@ -178,7 +184,7 @@ impl Decoder {
         let rows: Vec<i32> = rows.iter().map(|row| *row as i32).collect();
         let count = rows.len();
         let rows = Tensor::<1, Int>::from_data(TensorData::new(rows, [count]), &x.device());
-        self.norm.forward(x.select(0, rows))
+        self.hidden(x.select(0, rows))
     }
 
     /// Returns the current weights in packed form, for sampling. Later updates of the decoder do not change them.
@@ -210,7 +216,7 @@ impl Decoder {
     /// Returns the residual stream `[N, H]` after the last layer.
     fn run(&self, batch: &PackedBatch) -> Result<Tensor<2>> {
         check(&self.config, batch.ids(), batch.longest())?;
-        let rope = self.rope.table(batch.longest())?;
+        let ropes = self.ropes.tables(batch.longest())?;
         let mut x = match &self.embed_tokens {
             Weight::Parameter(table) => autodiff_ops::embedding(table.val(), batch.ids(), self.config.pad_token_id)?,
             Weight::Stored(table) => {
@@ -218,8 +224,9 @@ impl Decoder {
                 Tensor::from_data(TensorData::new(rows, dims), &self.device())
             }
         };
+        x = times(x, self.config.embedding_multiplier);
         for layer in &self.layers {
-            x = layer.forward(x, &rope, &batch.sequences)?;
+            x = layer.forward(x, &ropes, &batch.sequences)?;
         }
         Ok(x)
     }

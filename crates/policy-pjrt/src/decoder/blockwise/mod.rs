@@ -1,7 +1,7 @@
 //! Blockwise attention (arXiv 2205.14135, 2307.08691): never materialises the scores of all pairs of tokens.
 //!
 //! ```text
-//! for each block of queries Q and each block of keys K, V not above the diagonal:
+//! for each block of queries Q and each block of keys K, V not above the diagonal, nor before the window:
 //!     S = scale Q K^T, masked
 //!     m' = max(m, rowmax(S));  W = exp(S - m');  d = exp(m - m')
 //!     sum = d sum + rowsum(W);  O = d O + W V;  m = m'
@@ -12,7 +12,7 @@
 //!
 //! Legend: B rows, T tokens of a row, C tokens of a block, K key/value heads, R query heads per key/value head, A = K R, D head dimension.
 
-use super::attention::{Heads, MASKED, within};
+use super::attention::{Heads, MASKED, bounded, last, within};
 use super::layer_ops::{Broadcast, dot};
 use super::{Axis, Compute, Split};
 use stablehlo::{Builder, Dtype, Reducer, Save, TensorType, Traced, Unary, Value, trace};
@@ -31,6 +31,8 @@ pub(super) struct Blockwise<'a> {
     length: usize,
     /// C.
     block: usize,
+    /// The number of tokens that a token attends to, if it is limited.
+    window: Option<usize>,
     kv: usize,
     group: usize,
     width: usize,
@@ -60,13 +62,20 @@ impl Of {
 
 impl<'a> Blockwise<'a> {
     /// Creates the sizes for these heads, with blocks of equal size and at most `block` tokens.
-    pub(super) fn new(heads: &Heads, block: usize, scale: f64, compute: Compute, split: &'a Split) -> Self {
+    pub(super) fn new(
+        heads: &Heads,
+        block: usize,
+        window: Option<usize>,
+        scale: f64,
+        compute: Compute,
+        split: &'a Split,
+    ) -> Self {
         let [rows, kv, group, length, width] = *heads.queries.shape() else {
             unreachable!("queries have five dimensions")
         };
         let blocks = length.div_ceil(block);
         let block = length.div_ceil(blocks);
-        Self { rows, length: blocks * block, block, kv, group, width, scale, compute, split }
+        Self { rows, length: blocks * block, block, window, kv, group, width, scale, compute, split }
     }
 
     /// Returns attention `[B, T, A D]`, f32. `positions` `[B, T]`, i32, is needed if sequences share rows.
@@ -268,10 +277,12 @@ impl<'a> Blockwise<'a> {
         turn.expect("blocks are slices of the whole tensor")
     }
 
-    /// Runs the loop over all pairs of blocks that are not above the diagonal, and returns the final carry.
+    /// Runs the loop over all pairs of blocks that are not above the diagonal, nor before the window, and returns the final carry.
     fn over_pairs(self, f: &Builder, turn: &Traced, carry: &[&Value], constants: &[&Value]) -> Vec<Value> {
         let blocks = self.length / self.block;
-        let pairs: Vec<(usize, usize)> = (0..blocks).flat_map(|i| (0..=i).map(move |j| (i, j))).collect();
+        // The first block of keys that the first query of block i attends to.
+        let first = |i: usize| self.window.map_or(0, |window| (i * self.block + 1).saturating_sub(window) / self.block);
+        let pairs: Vec<(usize, usize)> = (0..blocks).flat_map(|i| (first(i)..=i).map(move |j| (i, j))).collect();
         let list = |of: fn(&(usize, usize)) -> usize| {
             f.dense(pairs.iter().map(|pair| of(pair) as i64), TensorType::new(Dtype::I32, [pairs.len()]))
         };
@@ -318,16 +329,22 @@ impl Pair<'_> {
         self.get(Of::Keys, whole)
     }
 
-    /// Returns the mask `[B, K, R, C, C]`: queries attend to themselves and to earlier tokens of their sequence.
+    /// Returns the mask `[B, K, R, C, C]`: queries attend to themselves and to earlier tokens of their sequence, within the window.
     fn sight(&self, positions: &[Value]) -> Value {
-        let Blockwise { rows, kv, block, group, .. } = self.sizes;
+        let Blockwise { rows, kv, block, window, group, .. } = self.sizes;
         let scores = [rows, kv, group, block, block];
         let square = TensorType::new(Dtype::I32, [block, block]);
         let f = self.zero.builder();
         let behind = f.iota(0, square.clone()) - f.iota(1, square);
         let apart = (&self.keys - &self.queries).broadcast_in_dim(behind.shape(), &[]);
-        let [positions] = positions else { return behind.ge(&apart).broadcast_in_dim(&scores, &[3, 4]) };
-        let positions = positions.dynamic_slice(&[&self.zero, &self.queries], &[rows, block]);
+        let [positions] = positions else {
+            let sight = match window {
+                None => behind.ge(&apart),
+                Some(window) => within(&(&behind - &apart), &apart.like(last(window))),
+            };
+            return sight.broadcast_in_dim(&scores, &[3, 4]);
+        };
+        let positions = bounded(positions, window).dynamic_slice(&[&self.zero, &self.queries], &[rows, block]);
         let positions = positions.broadcast_in_dim(&scores, &[0, 3]);
         within(&(behind - apart).broadcast_in_dim(&scores, &[3, 4]), &positions)
     }

@@ -1,0 +1,128 @@
+//! Gated activations: y = f(gate) * up (arXiv 2002.05202).
+//!
+//! With f = silu, silu(z) = z sigmoid(z), this is SwiGLU. With the tanh approximation of GELU it is GeGLU, and as
+//! 0.5 (1 + tanh(u)) = sigmoid(2u), GELU is z sigmoid(2u) with u = sqrt(2/pi) (z + 0.044715 z^3).
+
+use super::{Layers, ROWS, fits};
+use crate::arch::{MulAdd, simd_dispatch};
+use crate::softmax::exp;
+use crate::threads::slices::*;
+use grpo_core::error::Result;
+
+/// The activation f of a gate.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Activation {
+    /// z sigmoid(z).
+    #[default]
+    Silu,
+    /// The tanh approximation of GELU (arXiv 1606.08415).
+    GeluTanh,
+}
+
+impl Layers {
+    /// Computes y `[N, I]` of rows `[N, 2 I]`, each gate then up.
+    ///
+    /// # Errors
+    /// [`grpo_core::Error::Shape`] if `gate_up` is not a whole number of rows.
+    pub fn gated(&self, gate_up: &[f32], activation: Activation, width: usize) -> Result<Vec<f32>> {
+        let n = gate_up.len() / (2 * width).max(1);
+        fits("gated", "gate_up", gate_up.len(), &[n, 2, width])?;
+        let mut y = vec![0.0; n * width];
+        let block = ROWS * width.max(1);
+        y.par_chunks_mut(block).zip(gate_up.par_chunks(2 * block)).for_each(|(y, gate_up)| match activation {
+            Activation::Silu => silu(self.gemm.isa(), gate_up, width, y),
+            Activation::GeluTanh => gelu_tanh(self.gemm.isa(), gate_up, width, y),
+        });
+        Ok(y)
+    }
+
+    /// Computes dL/d(gate, up) `[N, 2 I]` from the forward pass's input and dy `[N, I]`.
+    ///
+    /// # Errors
+    /// As [`Layers::gated`].
+    pub fn gated_grad(&self, gate_up: &[f32], dy: &[f32], activation: Activation, width: usize) -> Result<Vec<f32>> {
+        let n = dy.len() / width.max(1);
+        fits("gated_grad", "dy", dy.len(), &[n, width])?;
+        fits("gated_grad", "gate_up", gate_up.len(), &[n, 2, width])?;
+        let mut out = vec![0.0; gate_up.len()];
+        let block = ROWS * width.max(1);
+        let inputs = gate_up.par_chunks(2 * block).zip(dy.par_chunks(block));
+        out.par_chunks_mut(2 * block).zip(inputs).for_each(|(out, (gate_up, dy))| match activation {
+            Activation::Silu => silu_grad(self.gemm.isa(), gate_up, dy, width, out),
+            Activation::GeluTanh => gelu_tanh_grad(self.gemm.isa(), gate_up, dy, width, out),
+        });
+        Ok(out)
+    }
+}
+
+/// Computes 1 / (1 + e^-z) with an exponential of a non-positive argument.
+#[inline(always)]
+fn sigmoid<M: MulAdd>(z: f32) -> f32 {
+    let e = exp::<M>(-z.abs()).1;
+    let small = e / (1.0 + e);
+    if z < 0.0 { small } else { 1.0 - small }
+}
+
+simd_dispatch! { fn silu(gate_up: &[f32], width: usize, y: &mut [f32]) = silu_body }
+
+#[inline(always)]
+fn silu_body<M: MulAdd>(gate_up: &[f32], width: usize, y: &mut [f32]) {
+    for (row, y) in gate_up.chunks_exact(2 * width).zip(y.chunks_exact_mut(width)) {
+        let (gate, up) = row.split_at(width);
+        for ((y, z), up) in y.iter_mut().zip(gate).zip(up) {
+            *y = z * sigmoid::<M>(*z) * up;
+        }
+    }
+}
+
+simd_dispatch! { fn silu_grad(gate_up: &[f32], dy: &[f32], width: usize, out: &mut [f32]) = silu_grad_body }
+
+/// Uses silu'(z) = s (1 + z (1 - s)) with s = sigmoid(z).
+#[inline(always)]
+fn silu_grad_body<M: MulAdd>(gate_up: &[f32], dy: &[f32], width: usize, out: &mut [f32]) {
+    let rows = gate_up.chunks_exact(2 * width).zip(dy.chunks_exact(width)).zip(out.chunks_exact_mut(2 * width));
+    for ((row, dy), out) in rows {
+        let ((gate, up), (dgate, dup)) = (row.split_at(width), out.split_at_mut(width));
+        for (((dgate, dup), (z, up)), dy) in dgate.iter_mut().zip(dup).zip(gate.iter().zip(up)).zip(dy) {
+            let s = sigmoid::<M>(*z);
+            *dup = dy * z * s;
+            *dgate = dy * up * s * M::mul_add(*z, 1.0 - s, 1.0);
+        }
+    }
+}
+
+/// 2 sqrt(2/pi).
+const TWICE_ROOT: f32 = 1.595_769_1;
+/// The coefficient of the cube.
+const CUBE: f32 = 0.044_715;
+
+simd_dispatch! { fn gelu_tanh(gate_up: &[f32], width: usize, y: &mut [f32]) = gelu_tanh_body }
+
+#[inline(always)]
+fn gelu_tanh_body<M: MulAdd>(gate_up: &[f32], width: usize, y: &mut [f32]) {
+    for (row, y) in gate_up.chunks_exact(2 * width).zip(y.chunks_exact_mut(width)) {
+        let (gate, up) = row.split_at(width);
+        for ((y, z), up) in y.iter_mut().zip(gate).zip(up) {
+            let twice_u = TWICE_ROOT * z * M::mul_add(CUBE * z, *z, 1.0);
+            *y = z * sigmoid::<M>(twice_u) * up;
+        }
+    }
+}
+
+simd_dispatch! { fn gelu_tanh_grad(gate_up: &[f32], dy: &[f32], width: usize, out: &mut [f32]) = gelu_tanh_grad_body }
+
+/// Uses gelu'(z) = s (1 + z (1 - s) 2u') with s = sigmoid(2u).
+#[inline(always)]
+fn gelu_tanh_grad_body<M: MulAdd>(gate_up: &[f32], dy: &[f32], width: usize, out: &mut [f32]) {
+    let rows = gate_up.chunks_exact(2 * width).zip(dy.chunks_exact(width)).zip(out.chunks_exact_mut(2 * width));
+    for ((row, dy), out) in rows {
+        let ((gate, up), (dgate, dup)) = (row.split_at(width), out.split_at_mut(width));
+        for (((dgate, dup), (z, up)), dy) in dgate.iter_mut().zip(dup).zip(gate.iter().zip(up)).zip(dy) {
+            let square = z * z;
+            let s = sigmoid::<M>(TWICE_ROOT * z * M::mul_add(CUBE, square, 1.0));
+            let slope = TWICE_ROOT * M::mul_add(3.0 * CUBE, square, 1.0);
+            *dup = dy * z * s;
+            *dgate = dy * up * s * M::mul_add(z * (1.0 - s), slope, 1.0);
+        }
+    }
+}

@@ -1,0 +1,214 @@
+//! The families of decoders: each is a table from `config.json` to [`ModelConfig`], in a file of its own.
+
+mod gemma3;
+mod granite;
+mod layer_types;
+mod llama;
+mod mistral;
+mod olmo;
+mod phi3;
+mod qwen;
+mod smollm3;
+
+use super::config_json::ConfigJson;
+use super::fields::Fields;
+use crate::config::ModelConfig;
+use crate::error::{Error, Result};
+use crate::weights::Dtype;
+use serde_json::{Value, json};
+use std::fmt;
+
+/// A supported family of decoders.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Family {
+    /// Qwen2 and Qwen2.5: biases on queries, keys and values.
+    Qwen2,
+    /// Qwen3: RMSNorm on every query and key head.
+    Qwen3,
+    /// Llama 2 and 3: neither biases nor norms.
+    Llama,
+    /// Mistral 7B and Nemo: Llama with a sliding window in the first versions.
+    Mistral,
+    /// Ministral 3: YaRN, and queries that grow beyond the original context.
+    Ministral3,
+    /// SmolLM3: Llama without rotary embeddings in every fourth layer.
+    SmolLm3,
+    /// OLMo 2: norms of outputs instead of inputs, and of all query and all key heads together.
+    Olmo2,
+    /// OLMo 3: OLMo 2 with a sliding window in three of four layers.
+    Olmo3,
+    /// Granite 3: Llama with factors of embeddings, residuals, scores and logits.
+    Granite,
+    /// Phi-3 and Phi-4: fused projections, partly rotated heads, LongRoPE.
+    Phi3,
+    /// Gemma 3 without vision: norms of inputs and outputs with weights around 0, GeGLU, a sliding window in five of six layers.
+    Gemma3,
+}
+
+/// The reading and writing of a family's `config.json`. Fields that all families have are read by [`ConfigJson`].
+pub(super) struct FamilyTable {
+    pub(super) model_type: &'static str,
+    pub(super) architecture: &'static str,
+    pub(super) defaults: Defaults,
+    /// Fields that other families refuse, and this one reads.
+    pub(super) reads: &'static [&'static str],
+    /// Adds the family's own fields to a configuration with the common ones.
+    pub(super) read: fn(&Fields, &mut ModelConfig) -> Result<()>,
+    /// Adds the family's own fields to a `config.json` with the common ones.
+    pub(super) write: fn(&ModelConfig, &mut Value),
+}
+
+/// The values of missing fields, as in the family's class of `transformers`.
+pub(super) struct Defaults {
+    pub(super) max_position_embeddings: usize,
+    /// `None` is `num_attention_heads`.
+    pub(super) num_key_value_heads: Option<usize>,
+    /// `None` is `hidden_size / num_attention_heads`.
+    pub(super) head_dim: Option<usize>,
+    pub(super) rms_norm_eps: f64,
+    pub(super) rope_theta: f64,
+    pub(super) tie_word_embeddings: bool,
+    pub(super) pad_token_id: Option<usize>,
+}
+
+impl Defaults {
+    /// The values of most classes.
+    pub(super) const USUAL: Self = Self {
+        max_position_embeddings: 2048,
+        num_key_value_heads: None,
+        head_dim: None,
+        rms_norm_eps: 1e-6,
+        rope_theta: 10_000.0,
+        tie_word_embeddings: false,
+        pad_token_id: None,
+    };
+}
+
+impl Family {
+    /// Every family.
+    pub const ALL: [Self; 11] = [
+        Self::Qwen2,
+        Self::Qwen3,
+        Self::Llama,
+        Self::Mistral,
+        Self::Ministral3,
+        Self::SmolLm3,
+        Self::Olmo2,
+        Self::Olmo3,
+        Self::Granite,
+        Self::Phi3,
+        Self::Gemma3,
+    ];
+
+    /// Returns the first family whose `config.json` can describe `config`.
+    ///
+    /// ```
+    /// use models::{Family, ModelConfig};
+    ///
+    /// assert_eq!(Family::of(&ModelConfig::default())?, Family::Qwen2);
+    /// let norms = ModelConfig { attention_bias: false, qk_norm: true, ..ModelConfig::default() };
+    /// assert_eq!(Family::of(&norms)?, Family::Qwen3);
+    /// # Ok::<(), models::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Config`] if no family combines these features.
+    pub fn of(config: &ModelConfig) -> Result<Self> {
+        if config.qk_norm && config.attention_bias {
+            return Err(Error::Config {
+                key: "model.qk_norm",
+                expected:
+                    "no attention_bias beside it: no family of transformers has norms and biases of q, k and v alone"
+                        .into(),
+                found: "qk_norm: true, attention_bias: true".into(),
+            });
+        }
+        Self::ALL.into_iter().find(|family| family.describes(config)).ok_or_else(|| Error::Config {
+            key: "model",
+            expected: format!(
+                "the features of one family, to be written to config.json: {}",
+                Self::ALL.map(Self::model_type).join(", ")
+            ),
+            found: format!("{config:?}"),
+        })
+    }
+
+    /// Returns `true` if the family's `config.json` for `config` reads as `config`.
+    fn describes(self, config: &ModelConfig) -> bool {
+        let Value::Object(json) = self.config_json(config, Dtype::F32) else { return false };
+        ConfigJson::read(&Fields::of(json)).is_ok_and(|read| read.config.explicit() == config.explicit())
+    }
+
+    /// Returns the `config.json` of a model of this family, in the layout of transformers 4.
+    pub(super) fn config_json(self, config: &ModelConfig, dtype: Dtype) -> Value {
+        let mut json = json!({
+            "architectures": [self.architecture()],
+            "attention_dropout": 0.0,
+            "hidden_act": config.hidden_act.name(),
+            "hidden_size": config.hidden_size,
+            "initializer_range": config.initializer_range,
+            "intermediate_size": config.intermediate_size,
+            "max_position_embeddings": config.max_position_embeddings,
+            "model_type": self.model_type(),
+            "num_attention_heads": config.num_attention_heads,
+            "num_hidden_layers": config.num_hidden_layers,
+            "num_key_value_heads": config.num_key_value_heads,
+            "pad_token_id": config.pad_token_id,
+            "rms_norm_eps": config.rms_norm_eps,
+            "rope_scaling": super::rope_json::written(config),
+            "rope_theta": config.rope_theta,
+            "tie_word_embeddings": config.tie_word_embeddings,
+            "torch_dtype": dtype.torch_name(),
+            "use_cache": true,
+            "vocab_size": config.vocab_size,
+        });
+        // Some classes have a default width, so the field is always written for them.
+        if config.head_dim.is_some() || self.table().defaults.head_dim.is_some() {
+            json["head_dim"] = config.head_dim().into();
+        }
+        (self.table().write)(config, &mut json);
+        json
+    }
+
+    /// Returns `model_type` of `config.json`.
+    pub fn model_type(self) -> &'static str {
+        self.table().model_type
+    }
+
+    /// Returns the only entry of `architectures` in `config.json`.
+    pub fn architecture(self) -> &'static str {
+        self.table().architecture
+    }
+
+    pub(super) fn table(self) -> &'static FamilyTable {
+        match self {
+            Self::Qwen2 => &qwen::QWEN2,
+            Self::Qwen3 => &qwen::QWEN3,
+            Self::Llama => &llama::TABLE,
+            Self::Mistral => &mistral::MISTRAL,
+            Self::Ministral3 => &mistral::MINISTRAL3,
+            Self::SmolLm3 => &smollm3::TABLE,
+            Self::Olmo2 => &olmo::OLMO2,
+            Self::Olmo3 => &olmo::OLMO3,
+            Self::Granite => &granite::TABLE,
+            Self::Phi3 => &phi3::TABLE,
+            Self::Gemma3 => &gemma3::TABLE,
+        }
+    }
+}
+
+impl fmt::Display for Family {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.model_type())
+    }
+}
+
+/// Refuses `attention_bias: true`, which also adds a bias to o_proj.
+fn without_attention_bias(fields: &Fields, family: Family) -> Result<()> {
+    if fields.flag("attention_bias")? == Some(true) {
+        let supported = format!("false: in {family} it also adds a bias to o_proj, which is not computed here");
+        return Err(fields.unsupported("attention_bias", supported));
+    }
+    Ok(())
+}

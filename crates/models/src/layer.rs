@@ -1,0 +1,119 @@
+//! What differs between decoders and between the layers of one decoder, as data.
+
+use crate::config::ModelConfig;
+use serde::{Deserialize, Serialize};
+
+/// A layer's attention window and rotary embedding: an entry of [`ModelConfig::layers`].
+///
+/// ```
+/// use models::{LayerRope, LayerSpec, ModelConfig};
+///
+/// // Gemma 3: five layers with a window and rotary frequencies of their own, then a layer with full attention.
+/// let sliding = LayerSpec { sliding_window: Some(512), rope: LayerRope::Local };
+/// let mut layers = vec![sliding; 5];
+/// layers.push(LayerSpec::default());
+/// let config = ModelConfig { layers, num_hidden_layers: 26, rope_local_theta: Some(1e4), rope_theta: 1e6, ..Default::default() };
+/// config.validate()?;
+/// assert_eq!((config.layer(4), config.layer(5), config.layer(6)), (sliding, LayerSpec::default(), sliding));
+/// # Ok::<(), models::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct LayerSpec {
+    /// The number of tokens that a token attends to: itself and the tokens before it. `None` is all of them.
+    pub sliding_window: Option<usize>,
+    /// The rotary embedding.
+    pub rope: LayerRope,
+}
+
+/// The rotary embedding of a layer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LayerRope {
+    /// The frequencies of `rope_theta` and `rope_scaling`.
+    #[default]
+    Global,
+    /// The unscaled frequencies of `rope_local_theta`.
+    Local,
+    /// No rotary embedding (NoPE, arXiv 2305.19466).
+    None,
+}
+
+/// The norms of a layer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum NormPlacement {
+    /// The inputs of attention and MLP are normalised.
+    #[default]
+    Before,
+    /// The outputs of attention and MLP are normalised before they are added to the residual stream, as in OLMo 2.
+    After,
+    /// Inputs and outputs are normalised, as in Gemma 3.
+    Both,
+}
+
+impl NormPlacement {
+    /// Returns the names in `transformers` of a layer's norms: before and after attention, before and after the MLP.
+    ///
+    /// ```
+    /// let [before, after, ..] = models::NormPlacement::Before.names();
+    /// assert_eq!((before, after), (Some("input_layernorm"), None));
+    /// ```
+    pub fn names(self) -> [Option<&'static str>; 4] {
+        let (input, attention) = ("input_layernorm", "post_attention_layernorm");
+        let (before_mlp, mlp) = ("pre_feedforward_layernorm", "post_feedforward_layernorm");
+        match self {
+            Self::Before => [Some(input), None, Some(attention), None],
+            Self::After => [None, Some(attention), None, Some(mlp)],
+            Self::Both => [Some(input), Some(attention), Some(before_mlp), Some(mlp)],
+        }
+    }
+}
+
+/// The activation of the gate of an MLP, `down(activation(gate(x)) * up(x))`, by its name in `transformers`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Activation {
+    /// SiLU: the MLP is SwiGLU (arXiv 2002.05202).
+    #[default]
+    #[serde(rename = "silu")]
+    Silu,
+    /// GELU in its tanh approximation (arXiv 1606.08415): the MLP is GeGLU.
+    #[serde(rename = "gelu_pytorch_tanh")]
+    GeluTanh,
+}
+
+impl Activation {
+    /// Returns the name in `transformers`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Silu => "silu",
+            Self::GeluTanh => "gelu_pytorch_tanh",
+        }
+    }
+}
+
+impl ModelConfig {
+    /// Returns the specification of layer `index`.
+    pub fn layer(&self, index: usize) -> LayerSpec {
+        if self.layers.is_empty() { LayerSpec::default() } else { self.layers[index % self.layers.len()] }
+    }
+
+    /// Returns the specifications that repeat from the first layer on, at least one.
+    pub fn period(&self) -> Vec<LayerSpec> {
+        (0..self.layers.len().clamp(1, self.num_hidden_layers.max(1))).map(|index| self.layer(index)).collect()
+    }
+
+    /// Returns the same model with every value that has a default spelled out, for comparisons.
+    pub(crate) fn explicit(&self) -> Self {
+        let layers = (0..self.num_hidden_layers).map(|index| self.layer(index)).collect();
+        Self { head_dim: Some(self.head_dim()), layers: Self::shortest(layers), ..self.clone() }
+    }
+
+    /// Returns the shortest list that, repeated, gives these layers; an empty one if all are the default.
+    pub(crate) fn shortest(layers: Vec<LayerSpec>) -> Vec<LayerSpec> {
+        let repeats = |length: &usize| layers.iter().enumerate().all(|(i, layer)| *layer == layers[i % length]);
+        let length = (1..=layers.len()).find(repeats).unwrap_or(0);
+        let period = layers[..length].to_vec();
+        if period == [LayerSpec::default()] { Vec::new() } else { period }
+    }
+}

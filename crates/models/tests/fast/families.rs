@@ -1,0 +1,215 @@
+//! `config.json` of every family: what it means, which fields are refused, and what is written for a new model.
+
+use crate::support::{Folder, qwen2, says, with};
+use models::{Activation, Family, LayerRope, LayerSpec, ModelConfig, NormPlacement, RopeScaling, RopeType};
+use serde_json::{Value, json};
+
+/// Returns the config.json of a family with the sizes of the Qwen2 fixture.
+fn of(family: Family, fields: Value) -> Value {
+    let named = json!({
+        "model_type": family.model_type(), "architectures": [family.architecture()], "use_sliding_window": null,
+        "max_window_layers": null
+    });
+    let mut json = with(with(qwen2(), named), fields);
+    // A missing field is the padding token of the class.
+    json["pad_token_id"] = Value::Null;
+    json
+}
+
+fn model(family: Family, fields: Value) -> ModelConfig {
+    Folder::new(of(family, fields)).model()
+}
+
+fn refused(family: Family, fields: Value, parts: &[&str]) {
+    let error = Folder::new(of(family, fields)).open().expect_err("not supported").to_string();
+    says(&error, &[&["config.json"], parts].concat());
+}
+
+fn sliding(window: usize, rope: LayerRope) -> LayerSpec {
+    LayerSpec { sliding_window: Some(window), rope }
+}
+
+#[test]
+fn a_window_of_all_layers_is_read() {
+    for family in [Family::Mistral, Family::Phi3] {
+        assert_eq!(model(family, json!({"sliding_window": 16})).layers, [sliding(16, LayerRope::Global)], "{family}");
+        assert!(model(family, json!({"sliding_window": null})).layers.is_empty(), "{family}");
+        // A window of the whole context hides nothing.
+        assert!(model(family, json!({"sliding_window": 64})).layers.is_empty(), "{family}");
+        refused(family, json!({"sliding_window": 0}), &["`sliding_window` is 0", "at least 1"]);
+        let mixed = json!({"sliding_window": 16, "layer_types": ["full_attention", "sliding_attention"]});
+        refused(family, mixed, &["`layer_types`", "all layers"]);
+    }
+    let qwen2 = json!({"use_sliding_window": true, "sliding_window": 16, "max_window_layers": 1});
+    assert_eq!(model(Family::Qwen2, qwen2).layers, [LayerSpec::default(), sliding(16, LayerRope::Global)]);
+    // The class of Mistral has a window by default.
+    let long = json!({"max_position_embeddings": 8192, "sliding_window": null});
+    assert_eq!(model(Family::Mistral, long).layers, [sliding(4096, LayerRope::Global)]);
+}
+
+#[test]
+fn ministral_3_has_yarn_and_growing_queries() {
+    let rope = json!({
+        "rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0, "original_max_position_embeddings": 16, "beta_fast": 32.0,
+        "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1
+    });
+    let config = model(Family::Ministral3, json!({"rope_parameters": rope, "rope_theta": null}));
+    let scaling = RopeScaling {
+        rope_type: RopeType::Yarn,
+        factor: 16.0,
+        original_max_position_embeddings: 16,
+        llama_4_scaling_beta: Some(0.1),
+        ..RopeScaling::default()
+    };
+    assert_eq!((&config.rope_scaling, config.rope_theta), (&Some(scaling), 1e6));
+    let growth = config.rotary(LayerRope::Global).and_then(|rotary| rotary.query_scaling).unwrap();
+    assert_eq!((growth.at(15), growth.at(16)), (1.0, 1.0 + 0.1 * 2f64.ln()));
+    let rope = json!({"rope_parameters": {"rope_type": "yarn", "factor": 16.0}});
+    refused(Family::Ministral3, rope, &["`rope_parameters.llama_4_scaling_beta` is missing"]);
+    let rope = json!({"rope_parameters": {"rope_type": "default", "llama_4_scaling_beta": 0.1}});
+    refused(Family::Ministral3, rope, &["`rope_parameters.rope_type`", "yarn"]);
+}
+
+#[test]
+fn smollm_3_has_layers_without_rotary_embedding() {
+    let none = LayerSpec { rope: LayerRope::None, ..LayerSpec::default() };
+    let config = model(Family::SmolLm3, json!({"num_hidden_layers": 6}));
+    assert_eq!(config.layers.len(), 4);
+    assert_eq!([3, 4, 5].map(|layer| config.layer(layer)), [none, LayerSpec::default(), LayerSpec::default()]);
+    assert!(config.rotary(LayerRope::None).is_none());
+    let listed = model(Family::SmolLm3, json!({"no_rope_layers": [0, 1]}));
+    assert_eq!(listed.layers, [none, LayerSpec::default()]);
+    refused(Family::SmolLm3, json!({"no_rope_layers": [1]}), &["`no_rope_layers` is [1]", "each of the 2 layers"]);
+    refused(Family::SmolLm3, json!({"no_rope_layers": [1, 2]}), &["`no_rope_layers`"]);
+    refused(Family::SmolLm3, json!({"no_rope_layer_interval": 0}), &["`no_rope_layer_interval` is 0"]);
+    refused(Family::SmolLm3, json!({"use_sliding_window": true}), &["`use_sliding_window` is true"]);
+}
+
+#[test]
+fn olmo_normalises_outputs_and_all_heads_together() {
+    let config = model(Family::Olmo2, json!({}));
+    assert_eq!((config.norm_placement, config.qk_norm_over_heads), (NormPlacement::After, true));
+    let names: Vec<String> = config.parameters().into_iter().map(|p| p.name).collect();
+    assert!(names.contains(&"model.layers.0.post_feedforward_layernorm.weight".to_owned()));
+    assert!(names.iter().all(|name| !name.contains("input_layernorm")), "{names:?}");
+    assert_eq!(config.qk_norm_sizes(), [16, 8]);
+
+    let flat = json!({"num_hidden_layers": 4, "sliding_window": 8, "rope_theta": 500000.0});
+    let config = model(Family::Olmo3, flat);
+    assert_eq!(config.layers, [[sliding(8, LayerRope::Global); 3].as_slice(), &[LayerSpec::default()]].concat());
+    let yarn =
+        json!({"rope_type": "yarn", "rope_theta": 500000.0, "factor": 8.0, "original_max_position_embeddings": 8});
+    let nested = json!({
+        "num_hidden_layers": 4, "sliding_window": 8, "rope_theta": null,
+        "rope_parameters": {
+            "full_attention": yarn, "sliding_attention": {"rope_type": "default", "rope_theta": 500000.0}
+        }
+    });
+    let config = model(Family::Olmo3, nested);
+    assert_eq!(config.layers, [[sliding(8, LayerRope::Local); 3].as_slice(), &[LayerSpec::default()]].concat());
+    let factor = config.rotary(LayerRope::Global).unwrap().attention_factor;
+    assert!((factor - (0.1 * 8f64.ln() + 1.0)).abs() < 1e-12);
+    assert_eq!(config.rotary(LayerRope::Local).unwrap().attention_factor, 1.0);
+    refused(Family::Olmo3, json!({"rope_theta": 10000.0}), &["`rope_theta` is 10000.0", "500000"]);
+    let scaled =
+        json!({"rope_parameters": {"sliding_attention": {"rope_type": "linear", "factor": 2}}, "rope_theta": null});
+    refused(Family::Olmo3, scaled, &["`rope_parameters.sliding_attention.rope_type` is \"linear\""]);
+    for family in [Family::Olmo2, Family::Olmo3] {
+        refused(family, json!({"attention_bias": true}), &["`attention_bias` is true", "o_proj"]);
+    }
+}
+
+#[test]
+fn granite_has_four_factors() {
+    let fields = json!({
+        "embedding_multiplier": 12, "residual_multiplier": 0.22, "attention_multiplier": 0.0156, "logits_scaling": 8.0
+    });
+    let config = model(Family::Granite, fields.clone());
+    assert_eq!((config.embedding_multiplier, config.residual_multiplier), (12.0, 0.22));
+    assert_eq!((config.attention_multiplier, config.logits_scaling), (Some(0.0156), 8.0));
+    // The class divides scores by nothing unless the field says so.
+    assert_eq!(model(Family::Granite, json!({})).attention_multiplier, Some(1.0));
+    refused(Family::Qwen2, fields, &["`logits_scaling` is 8.0"]);
+    refused(Family::Granite, json!({"logits_scaling": 0.0}), &["`logits_scaling` is 0.0", "above 0"]);
+}
+
+#[test]
+fn phi_3_has_fused_projections_and_is_limited_to_the_original_context() {
+    let fields = json!({
+        "partial_rotary_factor": 0.5, "head_dim": 8, "max_position_embeddings": 64, "original_max_position_embeddings": 32,
+        "rope_scaling": {"type": "longrope", "short_factor": [1.0, 2.0], "long_factor": [3.0, 4.0]}
+    });
+    let config = model(Family::Phi3, fields.clone());
+    assert!(config.fused_projections);
+    assert_eq!((config.rotary_dim(), config.max_position_embeddings), (4, 32));
+    let rotary = config.rotary(LayerRope::Global).unwrap();
+    assert_eq!(rotary.frequencies, [1.0, config.rope_theta.powf(-0.5) / 2.0]);
+    assert_eq!(rotary.attention_factor, (1.0 + 2f64.ln() / 32f64.ln()).sqrt());
+    let names: Vec<String> = config.parameters().into_iter().map(|p| p.name).collect();
+    assert!(names.contains(&"model.layers.1.self_attn.qkv_proj.weight".to_owned()), "{names:?}");
+    assert!(names.iter().all(|name| !name.contains("q_proj.") && !name.contains("up_proj.bias")));
+    let yarn = json!({"rope_scaling": {"type": "yarn", "factor": 2.0}});
+    refused(Family::Phi3, yarn, &["`rope_scaling`", "default or longrope"]);
+    refused(Family::Phi3, json!({"partial_rotary_factor": 0.1}), &["`partial_rotary_factor` is 0.1", "even number"]);
+}
+
+#[test]
+fn gemma_3_is_read_from_transformers_4_and_5() {
+    let shape = json!({
+        "head_dim": 8, "hidden_act": null, "hidden_activation": "gelu_pytorch_tanh", "num_hidden_layers": 7,
+        "query_pre_attn_scalar": 16, "rope_theta": null, "sliding_window": 8
+    });
+    let old = with(shape.clone(), json!({"sliding_window_pattern": 6, "rope_theta": 1e6, "rope_local_base_freq": 1e4}));
+    let config = model(Family::Gemma3, old);
+    assert_eq!(config.layers, [[sliding(8, LayerRope::Local); 5].as_slice(), &[LayerSpec::default()]].concat());
+    assert_eq!((config.rope_theta, config.rope_local_theta), (1e6, Some(1e4)));
+    assert_eq!((config.hidden_act, config.norm_placement), (Activation::GeluTanh, NormPlacement::Both));
+    assert!(config.zero_centered_norms && config.qk_norm);
+    assert_eq!((config.embedding_multiplier, config.attention_multiplier), (4.0, Some(0.25)));
+    let sliding_layer = "sliding_attention";
+    let new = json!({
+        "layer_types": [sliding_layer, sliding_layer, sliding_layer, sliding_layer, sliding_layer, "full_attention",
+            sliding_layer],
+        "rope_parameters": {
+            "full_attention": {"rope_type": "default", "rope_theta": 1e6},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}
+        }
+    });
+    assert_eq!(model(Family::Gemma3, with(shape.clone(), new)), config);
+    for (fields, parts) in [
+        (json!({"hidden_activation": "gelu"}), ["`hidden_activation` is \"gelu\"", "gelu_pytorch_tanh"]),
+        (json!({"final_logit_softcapping": 30.0}), ["`final_logit_softcapping` is 30.0", "softcap"]),
+        (json!({"attn_logit_softcapping": 50.0}), ["`attn_logit_softcapping` is 50.0", "softcap"]),
+        (json!({"use_bidirectional_attention": true}), ["`use_bidirectional_attention` is true", "causal"]),
+    ] {
+        refused(Family::Gemma3, with(shape.clone(), fields), &parts);
+    }
+}
+
+#[test]
+fn a_new_model_of_every_family_reads_back() {
+    for family in Family::ALL {
+        let fields = match family {
+            Family::Qwen2 | Family::Qwen3 => {
+                json!({"use_sliding_window": true, "sliding_window": 8, "max_window_layers": 1})
+            }
+            Family::Mistral => json!({"sliding_window": 8}),
+            Family::Ministral3 => json!({"rope_parameters": null, "head_dim": 8}),
+            Family::SmolLm3 => json!({"no_rope_layer_interval": 2}),
+            Family::Olmo3 => json!({"num_hidden_layers": 4, "sliding_window": 8, "rope_theta": 500000.0}),
+            Family::Phi3 => json!({
+                "partial_rotary_factor": 0.5, "head_dim": 8, "original_max_position_embeddings": 32,
+                "rope_scaling": {"type": "longrope", "short_factor": [1.5, 2.5], "long_factor": [3.0, 4.0]}
+            }),
+            Family::Gemma3 => json!({
+                "head_dim": 8, "hidden_act": null, "num_hidden_layers": 7, "query_pre_attn_scalar": 24, "sliding_window": 8
+            }),
+            Family::Granite => json!({"residual_multiplier": 0.22, "attention_multiplier": 0.0156}),
+            _ => json!({}),
+        };
+        let config = model(family, fields);
+        assert_eq!(Family::of(&config).unwrap(), family);
+    }
+    let strange = ModelConfig { logits_scaling: 2.0, zero_centered_norms: true, ..ModelConfig::default() };
+    says(&Family::of(&strange).unwrap_err().to_string(), &["`model`", "gemma3_text", "logits_scaling: 2.0"]);
+}

@@ -1,0 +1,282 @@
+//! The loop over the layers of a decoder.
+//!
+//! Layers may differ in their windows and rotary embeddings ([`models::ModelConfig::layers`]), and the differences repeat. An iteration of the
+//! loop therefore computes a whole period of layers, so a program has each kind of layer once:
+//!
+//! ```text
+//! for each of the L / P periods:        # weights [L, ...] as [L / P, P, ...]
+//!     for each of the P layers of a period, unrolled:
+//!         x = layer(x)
+//! for the L mod P layers of the last, incomplete period: the same
+//! ```
+//!
+//! Legend: L layers, P layers of a period.
+
+use super::{Decoder, ParameterValues, Role};
+use models::LayerSpec;
+use stablehlo::{Builder, Result, Save, Scanned, TensorType, Traced, Value, trace};
+
+/// How a program iterates over the layers.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Layers {
+    /// A loop; [`Save`] selects the activations that are saved for the backward pass.
+    Loop(Save),
+    /// Unrolled, without stacked outputs. Inside another loop, slices of stacked weights are then loop-invariant, and compilers hoist them.
+    Unrolled,
+}
+
+/// The inputs of the body of a loop over layers, apart from the layer's parameters.
+#[derive(Clone, Copy, Debug)]
+pub struct LayerValues<'a> {
+    /// The results of the layer before.
+    pub carry: &'a [Value],
+    /// The layer's slices of stacked inputs.
+    pub xs: &'a [Value],
+    /// Inputs that are the same for all layers.
+    pub constants: &'a [Value],
+}
+
+impl Decoder {
+    /// Runs all layers, in a loop or unrolled. `body` gets the specification of a layer, its parameters and [`LayerValues`]; it returns the next
+    /// carry, followed by outputs that are stacked over all layers. Each layer's weights are sliced from their stacks and rounded to the
+    /// compute dtype inside the loop body, so there is never a rounded copy of all weights.
+    ///
+    /// # Errors
+    /// An operation of `body` cannot be built.
+    pub fn over_layers(
+        &self,
+        weights: &ParameterValues,
+        carry: &[&Value],
+        xs: &[&Value],
+        constants: &[&Value],
+        layers: Layers,
+        mut body: impl FnMut(LayerSpec, &ParameterValues, &LayerValues<'_>) -> Vec<Value>,
+    ) -> Result<Scanned> {
+        let (count, builder) = (self.config.num_hidden_layers, weights[Role::Norm].builder());
+        let (roles, stacks): (Vec<Role>, Vec<&Value>) = weights.iter().filter(|(role, _)| role.is_of_layers()).unzip();
+        let all_xs: Vec<&Value> = xs.iter().copied().chain(stacks).collect();
+        let slice = |stack: &&Value| TensorType::new(stack.dtype(), &stack.shape()[1..]);
+        let types = carry.iter().map(type_of).chain(all_xs.iter().map(slice)).chain(constants.iter().map(type_of));
+        let types: Vec<TensorType> = types.collect();
+        let mut of_layer = |spec: LayerSpec| {
+            trace(&types, |builder, values| {
+                let (carry, rest) = values.split_at(carry.len());
+                let (xs, rest) = rest.split_at(xs.len());
+                let (slices, constants) = rest.split_at(roles.len());
+                let slices: Vec<Value> =
+                    roles.iter().zip(slices).map(|(role, slice)| self.split_slice(weights, *role, slice)).collect();
+                let matrix = |slice: &Value| slice.shape().len() > 1;
+                let slices = match slices.iter().any(|slice| matrix(slice) && slice.dtype() != self.compute.dtype()) {
+                    true => {
+                        let of_products = |slice: &Value| {
+                            if matrix(slice) { slice.convert(self.compute.dtype()) } else { slice.clone() }
+                        };
+                        let rounded: Vec<Value> = slices.iter().map(of_products).collect();
+                        // Without the barrier, compilers round the slice again for every product.
+                        builder.optimization_barrier(&rounded.iter().collect::<Vec<_>>())
+                    }
+                    false => slices,
+                };
+                let of_layer = weights.of_layer(roles.iter().copied().zip(slices));
+                body(spec, &of_layer, &LayerValues { carry, xs, constants })
+            })
+        };
+        let bodies = self.config.period().into_iter().map(&mut of_layer).collect::<Result<Vec<_>>>()?;
+        match (layers, &bodies[..]) {
+            (Layers::Loop(save), [body]) => Ok(builder.scan(count, body, carry, &all_xs, constants, save)),
+            (Layers::Loop(save), bodies) => over_periods(&builder, count, bodies, carry, &all_xs, constants, &save),
+            (Layers::Unrolled, bodies) => Ok(unrolled(&builder, count, bodies, carry, &all_xs, constants)),
+        }
+    }
+}
+
+fn type_of(value: &&Value) -> TensorType {
+    value.ty().clone()
+}
+
+/// Unrolls a [`Builder::scan`] without stacked outputs. Layer i has the body i modulo their number.
+fn unrolled(
+    builder: &Builder,
+    count: usize,
+    bodies: &[Traced],
+    carry: &[&Value],
+    xs: &[&Value],
+    constants: &[&Value],
+) -> Scanned {
+    let mut carried: Vec<Value> = carry.iter().copied().cloned().collect();
+    for layer in 0..count {
+        let slices: Vec<Value> = xs.iter().map(|stack| slice(stack, layer)).collect();
+        let arguments: Vec<&Value> = carried.iter().chain(&slices).chain(constants.iter().copied()).collect();
+        carried = builder.call(&bodies[layer % bodies.len()], &arguments);
+    }
+    Scanned { carry: carried, ys: vec![] }
+}
+
+/// Runs a scan over whole periods, then a scan of one iteration over the remaining layers.
+fn over_periods(
+    builder: &Builder,
+    count: usize,
+    bodies: &[Traced],
+    carry: &[&Value],
+    xs: &[&Value],
+    constants: &[&Value],
+    save: &Save,
+) -> Result<Scanned> {
+    let (whole, rest) = (count / bodies.len(), count % bodies.len());
+    let mut carried: Vec<Value> = carry.iter().copied().cloned().collect();
+    let mut stacks: Vec<Vec<Value>> = Vec::new();
+    for (first, trips, bodies) in [(0, whole, bodies), (count - rest, 1, &bodies[..rest])] {
+        if trips == 0 || bodies.is_empty() {
+            continue;
+        }
+        let groups: Vec<Value> = xs.iter().map(|stack| grouped(stack, first, [trips, bodies.len()])).collect();
+        let body = period(bodies, &carried, &groups, constants)?;
+        let (carry, groups): (Vec<&Value>, Vec<&Value>) = (carried.iter().collect(), groups.iter().collect());
+        let scanned = builder.scan(trips, &body, &carry, &groups, constants, saved(save, trips, bodies.len()));
+        stacks.push(scanned.ys.iter().map(ungrouped).collect());
+        carried = scanned.carry;
+    }
+    let ys = match &stacks[..] {
+        [whole, rest] => whole.iter().zip(rest).map(|(a, b)| builder.concatenate(&[a, b], 0)).collect(),
+        _ => stacks.concat(),
+    };
+    Ok(Scanned { carry: carried, ys })
+}
+
+/// Traces the layers of a period one after the other: from the carry, slices `[P, ...]` and constants to the carry and outputs `[P, ...]`.
+fn period(bodies: &[Traced], carry: &[Value], groups: &[Value], constants: &[&Value]) -> Result<Traced> {
+    let of_group = |group: &Value| TensorType::new(group.dtype(), &group.shape()[1..]);
+    let types = carry.iter().map(|value| value.ty().clone()).chain(groups.iter().map(of_group));
+    let types: Vec<TensorType> = types.chain(constants.iter().map(type_of)).collect();
+    trace(&types, |f, values| {
+        let (carry, rest) = values.split_at(carry.len());
+        let (groups, constants) = rest.split_at(groups.len());
+        let (mut carried, mut ys) = (carry.to_vec(), Vec::new());
+        for (layer, body) in bodies.iter().enumerate() {
+            let slices: Vec<Value> = groups.iter().map(|group| slice(group, layer)).collect();
+            let arguments: Vec<&Value> = carried.iter().chain(&slices).chain(constants).collect();
+            let mut results = f.call(body, &arguments);
+            ys.push(results.split_off(carry.len()));
+            carried = results;
+        }
+        let outputs = ys.first().map_or(0, Vec::len);
+        let stacked = (0..outputs).map(|output| {
+            let row = |of_layer: &Vec<Value>| of_layer[output].reshape(&[&[1], of_layer[output].shape()].concat());
+            let rows: Vec<Value> = ys.iter().map(row).collect();
+            f.concatenate(&rows.iter().collect::<Vec<_>>(), 0)
+        });
+        carried.iter().cloned().chain(stacked).collect()
+    })
+}
+
+/// Returns the activations that a scan over periods saves: groups of layers become groups of periods that divide their number.
+fn saved(save: &Save, trips: usize, layers: usize) -> Save {
+    match save {
+        Save::Every(group) => {
+            let periods = (1..=(group / layers).max(1)).rev().find(|periods| trips.is_multiple_of(*periods));
+            Save::Every(periods.unwrap_or(1))
+        }
+        save => save.clone(),
+    }
+}
+
+/// Returns the layers from `first` on of a stack `[L, ...]` as `[trips, P, ...]`.
+fn grouped(stack: &Value, first: usize, [trips, size]: [usize; 2]) -> Value {
+    let (mut start, mut limit) = (vec![0; stack.shape().len()], stack.shape().to_vec());
+    (start[0], limit[0]) = (first, first + trips * size);
+    let part = if first == 0 && limit == stack.shape() { stack.clone() } else { stack.slice(&start, &limit) };
+    part.reshape(&[&[trips, size], &stack.shape()[1..]].concat())
+}
+
+/// Returns `[trips P, ...]` of `[trips, P, ...]`.
+fn ungrouped(stack: &Value) -> Value {
+    let [trips, size, rest @ ..] = stack.shape() else { unreachable!("two dimensions of layers") };
+    stack.reshape(&[&[trips * size], rest].concat())
+}
+
+/// Returns the slice `[...]` of a layer from a stack `[L, ...]`.
+fn slice(stack: &Value, layer: usize) -> Value {
+    let (mut start, mut limit) = (vec![0; stack.shape().len()], stack.shape().to_vec());
+    (start[0], limit[0]) = (layer, layer + 1);
+    stack.slice(&start, &limit).reshape(&stack.shape()[1..])
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::decoder::{Compute, Decoder, Rows};
+    use models::{LayerRope, LayerSpec, ModelConfig};
+    use stablehlo::{Array, Builder, Dtype, Module, Reducer, Save, TensorType, Value};
+
+    /// Returns the program of the hidden states, and of the gradients of all parameters.
+    fn module(layers: &[LayerSpec], count: usize, save: Save) -> Module {
+        let config = ModelConfig {
+            num_hidden_layers: count,
+            layers: layers.to_vec(),
+            hidden_size: 8,
+            intermediate_size: 4,
+            num_attention_heads: 2,
+            num_key_value_heads: 1,
+            vocab_size: 6,
+            ..ModelConfig::default()
+        };
+        let decoder = Decoder::new(&config, Compute::F32);
+        let table = decoder.parameters();
+        let types: Vec<TensorType> = table.iter().map(|p| TensorType::new(Dtype::F32, &p.shape[..])).collect();
+        let loss = stablehlo::trace(&types, |f, values| {
+            let weights =
+                crate::decoder::ParameterValues::new(table.iter().map(|p| p.role).zip(values.iter().cloned()));
+            let ids = f.dense([1, 5, 2, 3, 0, 4], TensorType::new(Dtype::I32, [2, 3]));
+            let hidden = decoder.hidden(&weights, &Rows::of_sequences(&ids), save.clone());
+            let hidden = hidden.unwrap();
+            let factors = f.dense((0..48).map(|i| f64::from(i % 7) - 2.5), hidden.ty().clone());
+            vec![(&hidden * factors).reduce(Reducer::Add, &[0, 1, 2])]
+        });
+        let f = Builder::new();
+        let arguments: Vec<Value> = types.iter().map(|ty| f.argument("", ty.clone())).collect();
+        let arguments: Vec<&Value> = arguments.iter().collect();
+        let all: Vec<usize> = (0..types.len()).collect();
+        let (results, gradients) = f.value_and_grad(&loss.unwrap(), &arguments, &all).unwrap();
+        let named: Vec<(&str, &Value)> = results.iter().chain(&gradients).map(|value| ("", value)).collect();
+        f.finish("hidden", &named).unwrap()
+    }
+
+    fn evaluate(module: &Module) -> Vec<Vec<f64>> {
+        let of = |(n, ty): (usize, &TensorType)| {
+            let numbers = (0..ty.elements()).map(|i| ((i * 37 + 11 + 1000 * n) % 101) as f64 / 50.0 - 1.0);
+            Array::floats(ty.dtype, &ty.shape[..], numbers).unwrap()
+        };
+        let types: Vec<TensorType> =
+            module.main.body().arguments.iter().map(|id| module.main.type_of(*id).clone()).collect();
+        let arguments: Vec<Array> = types.iter().enumerate().map(of).collect();
+        module.interpret(&arguments).unwrap().iter().map(Array::to_floats).collect()
+    }
+
+    /// The same layers, as a period of one and as longer periods with and without a remainder.
+    #[test]
+    fn periods_of_equal_layers_match_a_loop_over_layers() {
+        let [same, other] =
+            [LayerRope::Global, LayerRope::None].map(|rope| LayerSpec { rope, sliding_window: Some(2) });
+        for (count, period) in [(4, 2), (5, 2), (2, 3), (7, 3)] {
+            for save in [Save::Carry, Save::Every(1), Save::Everything] {
+                let expected = evaluate(&module(&[same], count, save.clone()));
+                let found = evaluate(&module(&vec![same; period], count, save.clone()));
+                for (found, expected) in found.iter().flatten().zip(expected.iter().flatten()) {
+                    assert!(
+                        (found - expected).abs() < 1e-9 * (1.0 + expected.abs()),
+                        "{count}, {period}: {found} {expected}"
+                    );
+                }
+                let mixed = evaluate(&module(&[same, other], count, save));
+                assert_ne!(mixed[0], expected[0], "layers without rotary embedding have other results");
+            }
+        }
+    }
+
+    #[test]
+    fn a_program_has_each_layer_of_a_period_once() {
+        let layers = [LayerRope::Global, LayerRope::None].map(|rope| LayerSpec { rope, ..LayerSpec::default() });
+        let size = |count| module(&layers, count, Save::Carry).to_string().len();
+        assert!(size(8) < size(4) + size(4) / 50, "{} {}", size(8), size(4));
+        assert!(size(5) < 2 * size(4), "the incomplete period is one more loop");
+    }
+}
