@@ -92,7 +92,7 @@ fn silu_grad_body<M: MulAdd>(gate_up: &[f32], dy: &[f32], width: usize, out: &mu
 }
 
 /// 2 sqrt(2/pi).
-const TWICE_ROOT: f32 = 1.595_769_1;
+const TWICE_ROOT: f32 = 1.595_769_2;
 /// The coefficient of the cube.
 const CUBE: f32 = 0.044_715;
 
