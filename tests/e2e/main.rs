@@ -11,9 +11,13 @@ mod data;
 mod device_lost;
 mod diverged;
 mod doctor;
+mod engines;
 mod errors;
 mod evaluation;
 mod export;
+#[allow(dead_code)] // the tests of the crate `engines` take more of it
+#[path = "../../crates/engines/tests/fast/fake.rs"]
+mod fake_server;
 mod files;
 mod gradcheck;
 mod http;

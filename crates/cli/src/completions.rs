@@ -68,6 +68,7 @@ mod tests {
             rewards: rewards.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect::<BTreeMap<_, _>>(),
             advantage: -0.5,
             reward_failures: Vec::new(),
+            weight_versions: Vec::new(),
         }
     }
 

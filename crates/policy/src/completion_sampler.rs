@@ -110,7 +110,7 @@ impl<'a> CompletionSampler<'a> {
 
     /// Returns the completion; it is truncated if no stop condition has ended it.
     pub fn finish(self) -> Completion {
-        Completion { ids: self.ids, logps: self.logps, truncated: !self.has_ended }
+        Completion { ids: self.ids, logps: self.logps, truncated: !self.has_ended, weight_versions: Vec::new() }
     }
 }
 

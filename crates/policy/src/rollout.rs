@@ -3,6 +3,7 @@
 use crate::error::Result;
 use crate::policy::Policy;
 use crate::sampling::Sampling;
+use serde::{Deserialize, Serialize};
 
 /// Prompts to complete. The [crate documentation](crate) has an example.
 #[derive(Clone, Copy, Debug)]
@@ -28,6 +29,12 @@ pub trait StopCondition: std::fmt::Debug + Sync {
     /// # Errors
     /// An error if the condition cannot be evaluated, such as tokens that cannot be decoded; it ends the request.
     fn is_met(&self, completion: &[u32]) -> Result<bool>;
+
+    /// Returns texts that end a completion when they are complete, so that an engine in another program can stop early; empty if the
+    /// condition is not about texts.
+    fn texts(&self) -> &[String] {
+        &[]
+    }
 }
 
 impl RolloutRequest<'_> {
@@ -68,6 +75,45 @@ pub struct Completion {
     pub logps: Vec<f32>,
     /// `true` if the completion reached the length limit without a stop token.
     pub truncated: bool,
+    /// The weights that the tokens were sampled from, in order; empty if they are the weights that the policy has now.
+    pub weight_versions: Vec<WeightVersion>,
+}
+
+/// Tokens of a completion that were sampled from the same weights, with the field names of vLLM.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WeightVersion {
+    /// The version of the weights, as in [`RolloutEngine::update_weights`].
+    pub version: u64,
+    /// The index of the first token.
+    pub start: usize,
+    /// The index behind the last token.
+    pub end: usize,
+}
+
+/// Completions that an engine samples in the background; see [`RolloutEngine::start`].
+pub struct Pending(Box<Wait>);
+
+type Wait = dyn FnOnce(&RolloutRequest<'_>) -> Result<Vec<Completion>> + Send;
+
+impl Pending {
+    /// Wraps the function that waits for the completions of a request.
+    pub fn new(wait: impl FnOnce(&RolloutRequest<'_>) -> Result<Vec<Completion>> + Send + 'static) -> Self {
+        Self(Box::new(wait))
+    }
+
+    /// Waits for the completions of `request`, which equals the request of [`RolloutEngine::start`].
+    ///
+    /// # Errors
+    /// The errors of [`RolloutEngine::generate`].
+    pub fn wait(self, request: &RolloutRequest<'_>) -> Result<Vec<Completion>> {
+        (self.0)(request)
+    }
+}
+
+impl std::fmt::Debug for Pending {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Pending")
+    }
 }
 
 /// A source of completions for the training loop. Implement it to sample elsewhere, with weights from [`Policy::export`].
@@ -91,6 +137,28 @@ pub trait RolloutEngine: Send {
     /// # Errors
     /// Any error that prevents some of the completions.
     fn generate(&mut self, policy: &mut dyn Policy, request: &RolloutRequest<'_>) -> Result<Vec<Completion>>;
+
+    /// Takes the weights of `policy`, from which all later requests sample, as `version`: the number of GRPO steps that have trained them.
+    /// The trainer calls it before it samples, whenever the weights may have changed. An engine that samples from the policy itself needs no
+    /// copy, so the default does nothing.
+    ///
+    /// # Errors
+    /// Any error that prevents the update; requests must then fail, too, because they would sample from other weights.
+    fn update_weights(&mut self, policy: &dyn Policy, version: u64) -> Result<()> {
+        let _ = (policy, version);
+        Ok(())
+    }
+
+    /// Starts to sample the completions of a request in the background, from the weights of the last [`RolloutEngine::update_weights`]. If
+    /// the pending completions are dropped, the engine stops sampling them.
+    ///
+    /// # Errors
+    /// The default returns [`crate::Error::Argument`]: the engine samples only while its caller waits.
+    fn start(&mut self, request: &RolloutRequest<'_>) -> Result<Pending> {
+        let _ = request;
+        let expected = "a rollout engine that samples in the background, for rollout.max_staleness above 0";
+        Err(crate::Error::argument("start", expected, "one that does not"))
+    }
 }
 
 /// The engine that samples on the policy's device, with [`Policy::generate`].

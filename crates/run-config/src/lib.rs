@@ -27,6 +27,7 @@ use serde::{Deserialize, Serialize};
 use smart_default::SmartDefault;
 
 pub use self::policy::{PolicyAttention, PolicyConfig, PolicyDevice, PolicyDtype, RecomputeGranularity};
+pub use ::engines::{EngineKind, ServerConfig};
 pub use distributed::DistributedConfig;
 pub use error::{Error, Result, check};
 pub use export::ExportConfig;
@@ -149,6 +150,13 @@ pub struct RolloutConfig {
     /// The mesh of sampling, over the devices of `policy.mesh`: `auto`, or the number of devices along each axis; null is `auto`, as a
     /// rule with tensor = gcd(key/value heads, devices) and data = the rest.
     pub mesh: Option<MeshChoice>,
+    /// The program that samples completions: the policy itself, or servers of vLLM or SGLang.
+    pub engine: EngineKind,
+    /// The servers of `engine`.
+    pub server: Option<ServerConfig>,
+    /// The maximum number of GRPO steps between the weights that sampled a completion and the step that trains on it. 0 samples and trains in
+    /// turn; from 1 on, servers sample completions of later steps while the policy trains.
+    pub max_staleness: u64,
 }
 
 /// The default maximum number of tokens of a completion, as in TRL.
@@ -251,7 +259,8 @@ impl EvalConfig {
 impl TrainConfig {
     /// Returns the loss configuration completed from other sections: `temperature`, the `max_completion_length` that dr_grpo divides by,
     /// the groups of prompt-mean and token-mean-legacy. With an adaptive entropy bonus, `entropy_coef` is 1 as a marker, because each step
-    /// brings its own coefficient; a compiled loss therefore stays valid when it changes.
+    /// brings its own coefficient; a compiled loss therefore stays valid when it changes. With the servers of
+    /// `rollout.engine`, the correction for the sampler is on unless a key switches it off.
     pub fn loss(&self) -> LossConfig {
         let mut loss = self.loss.clone();
         loss.temperature = self.rollout.temperature();
@@ -265,6 +274,10 @@ impl TrainConfig {
         }
         if self.grpo.use_adaptive_entropy {
             loss.entropy_coef = 1.0;
+        }
+        if self.rollout.engine.is_server() && loss.rollout_is.is_none() && loss.loss_type.traits().trl_corrects_sampler
+        {
+            loss.vllm_importance_sampling_correction.get_or_insert(true);
         }
         loss
     }

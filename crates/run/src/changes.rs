@@ -25,6 +25,7 @@ pub const SAFE: &[&str] = &[
     "eval",
     "export",
     "rollout.mesh",
+    "rollout.server",
     "distributed",
     "optimizer.learning_rate",
     "optimizer.warmup_ratio",

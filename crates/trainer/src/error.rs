@@ -99,6 +99,9 @@ pub enum Error {
     /// An invalid section `data`, or a data set with too few problems.
     #[error(transparent)]
     Data(#[from] data::Error),
+    /// Servers that sample completions do not answer, or do not fit the run.
+    #[error(transparent)]
+    Engine(#[from] engines::Error),
     /// An invalid section `rewards`, or a reward function that fails.
     #[error(transparent)]
     Rewards(#[from] rewards::Error),

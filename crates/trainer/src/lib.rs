@@ -4,8 +4,11 @@
 #![forbid(unsafe_code)]
 
 mod adapter;
+mod ahead;
 pub mod coefficients;
 pub mod device;
+mod drift;
+mod engine;
 pub mod error;
 pub mod eval;
 mod factory;

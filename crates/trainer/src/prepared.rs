@@ -2,6 +2,7 @@
 
 use crate::adapter;
 use crate::device;
+use crate::engine::engine;
 use crate::error::{Error, Result};
 use crate::eval::PassRule;
 use crate::factory::{Parts, PolicyTarget};
@@ -11,7 +12,7 @@ use crate::trainer::{Rows, Trainer, leads};
 use data::{DataReport, Dataset, RowIndex};
 use distributed::Store;
 use models::{CharTokenizer, ChatTemplate, MemoryTable, ModelConfig, ModelFolder, Tokenizer, Trained};
-use policy::PolicyEngine;
+use policy::RolloutEngine;
 use rewards::Rewards;
 use run_config::{ModelSource, TrainConfig};
 use std::sync::Arc;
@@ -40,6 +41,7 @@ pub struct Prepared {
     rows: Rows,
     place: PolicyTarget,
     overview: Overview,
+    engine: Box<dyn RolloutEngine>,
     store: Option<Arc<Store>>,
 }
 
@@ -184,6 +186,7 @@ impl Prepared {
                 lengths.collect::<Result<Vec<_>>>()?.into_iter().max().unwrap_or(0)
             }
         };
+        let engine = engine(&config, described.as_ref(), longest_prompt, store.as_deref())?;
         let place = PolicyTarget::open(&config, &shape, longest_prompt, store.as_ref())?;
         let model = described.map(|described| with_weights(described, &config)).transpose()?;
         let (memory, available) = place.memory(&config, &shape, model.as_ref(), longest_prompt)?;
@@ -206,7 +209,7 @@ impl Prepared {
             memory,
             available_memory: available,
         };
-        Ok(Self { config, shape, model, tokenizer, dataset, rewards, rows, place, overview, store })
+        Ok(Self { config, shape, model, tokenizer, dataset, rewards, rows, place, overview, engine, store })
     }
 
     /// Returns the configuration, including settings from the model's folder.
@@ -237,10 +240,10 @@ impl Prepared {
     }
 
     fn load(self) -> Result<(TrainConfig, Parts, Rows, Overview)> {
-        let Self { config, shape, model, tokenizer, dataset, rewards, rows, place, overview, store } = self;
+        let Self { config, shape, model, tokenizer, dataset, rewards, rows, place, overview, engine, store } = self;
         let mut policy = place.policy(&config, &shape, model.as_ref(), Purpose::Training)?;
         adapter::start(&config, &shape, model.as_ref(), &mut *policy)?;
-        let parts = Parts { policy, tokenizer, dataset, rewards, engine: Box::new(PolicyEngine), store };
+        let parts = Parts { policy, tokenizer, dataset, rewards, engine, store };
         Ok((config, parts, rows, overview))
     }
 }

@@ -48,6 +48,10 @@ impl StopCondition for Stops<'_> {
         let text = self.tokenizer.decode_with_special(tail)?;
         Ok(self.texts.iter().any(|stop| text.contains(stop.as_str())))
     }
+
+    fn texts(&self) -> &[String] {
+        self.texts
+    }
 }
 
 #[cfg(test)]

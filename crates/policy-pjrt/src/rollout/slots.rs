@@ -98,7 +98,8 @@ impl<'a> Slots<'a> {
             }
             let ids = all[..length].to_vec();
             let truncated = stopped.is_none() && ids.last().is_none_or(|id| !self.request.stop_ids.contains(id));
-            self.completions[number] = Some(Completion { ids, logps: logps.to_vec(), truncated });
+            self.completions[number] =
+                Some(Completion { ids, logps: logps.to_vec(), truncated, weight_versions: Vec::new() });
         }
         Ok(())
     }

@@ -1,6 +1,7 @@
 //! Checks a configuration beyond the types of its keys.
 
 mod algorithm;
+mod engine;
 mod sampling;
 
 use crate::{
@@ -83,6 +84,7 @@ impl TrainConfig {
         self.validate_policy()?;
         self.validate_distributed()?;
         self.validate_sampling()?;
+        self.validate_engine()?;
         let t = self.rollout.temperature();
         check(
             self.loss.temperature == LossConfig::default().temperature || self.loss.temperature == t,

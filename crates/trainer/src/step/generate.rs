@@ -1,6 +1,7 @@
 //! Samples and scores groups of completions; with dynamic sampling, until enough groups pass the filter.
 
 use super::{PhaseTimes, Sample, StepContext};
+use crate::ahead::Drawn;
 use crate::error::{Error, Result};
 use crate::prompts::encode_prompts;
 use crate::rollout::Completed;
@@ -63,8 +64,13 @@ pub(super) fn sample(
                 metric: filter.metric.clone(),
             });
         }
-        let items = context.parts.dataset.next_batch(wanted)?;
-        let groups = sample_batch(context, items, step, (batch * grpo.sequences()) as u64, times)?;
+        let groups = match context.config.rollout.max_staleness {
+            0 => {
+                let items = context.parts.dataset.next_batch(wanted)?;
+                sample_batch(context, items, step, (batch * grpo.sequences()) as u64, times)?
+            }
+            _ => wait_for_batch(context, step, metrics, times)?,
+        };
         let kept = match filter.enable {
             true => keep(filter, &context.parts.rewards, &groups)?,
             false => (0..groups.len()).collect(),
@@ -120,6 +126,34 @@ fn sample_batch(
     };
     let prompts = encode_prompts(&*context.parts.tokenizer, &items)?;
     let completed = times.time("gen", || complete(context, &prompts, num_generations, sampling))?;
+    groups(context, items, prompts, completed, times)
+}
+
+/// Returns a generation batch that was sampled in the background, and starts later ones.
+fn wait_for_batch(
+    context: &mut StepContext<'_>,
+    step: u64,
+    metrics: &mut Metrics,
+    times: &mut PhaseTimes,
+) -> Result<Vec<Group>> {
+    let StepContext { config, parts, ahead, .. } = context;
+    let drawn = times.time("gen", || ahead.next(config, parts, step))?;
+    let Drawn { items, prompts, completed, staleness, dropped } = drawn;
+    let total: u64 = staleness.iter().sum();
+    metrics.mean("sampling/staleness", total as f64, staleness.len() as f64);
+    metrics.mean("sampling/stale_completions", dropped as f64, 1.0);
+    groups(context, items, prompts, completed, times)
+}
+
+/// Scores the completions of some rows and returns them as groups.
+fn groups(
+    context: &mut StepContext<'_>,
+    items: Vec<Item>,
+    prompts: Vec<Vec<u32>>,
+    completed: Completed,
+    times: &mut PhaseTimes,
+) -> Result<Vec<Group>> {
+    let num_generations = context.config.grpo.num_generations;
     let rows: Vec<&Item> = items.iter().collect();
     let mut samples = times.time("reward", || judge(context, &rows, &completed))?.into_iter();
     let mut completions = completed.completions.into_iter();
@@ -156,7 +190,7 @@ fn judge(context: &mut StepContext<'_>, items: &[&Item], completed: &Completed) 
     let inputs = completed.inputs(items);
     let rewards = context.parts.score(None, &inputs)?;
     context.failures.count(&context.parts.rewards, &inputs, &rewards)?;
-    let sample = |(input, reward): (&RewardInput<'_>, _)| Sample {
+    let sample = |(completion, (input, reward)): (&Completion, (&RewardInput<'_>, _))| Sample {
         task: input.item.source.to_string(),
         prompt: input.item.prompt.to_string(),
         answer: input.item.answer.clone().unwrap_or_default(),
@@ -164,6 +198,7 @@ fn judge(context: &mut StepContext<'_>, items: &[&Item], completed: &Completed) 
         truncated: input.truncated,
         reward,
         advantage: 0.0,
+        weight_versions: completion.weight_versions.clone(),
     };
-    Ok(inputs.iter().zip(rewards).map(sample).collect())
+    Ok(completed.completions.iter().zip(inputs.iter().zip(rewards)).map(sample).collect())
 }

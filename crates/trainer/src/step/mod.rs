@@ -5,6 +5,7 @@ mod generate;
 mod record;
 mod update;
 
+use crate::ahead::Ahead;
 use crate::coefficients::Coefficients;
 use crate::error::Result;
 use crate::factory::Parts;
@@ -12,11 +13,12 @@ use crate::micro_batch::split_evenly;
 use crate::updates::Updates;
 use advantage::Generation;
 use grpo_core::{LossConfig, Metrics};
+use policy::WeightVersion;
 use rewards::{Failures, Reward};
 use run_config::{GrpoConfig, TrainConfig};
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// A sampled completion with its reward and advantage.
 #[derive(Clone, Debug, PartialEq)]
@@ -35,6 +37,9 @@ pub struct Sample {
     pub reward: Reward,
     /// The advantage of the completion, scaled by `grpo.advantage_scale`; with per-token advantages, their mean.
     pub advantage: f32,
+    /// The weights that the tokens were sampled from, by the number of GRPO steps that had trained them; empty if they are those of the step's
+    /// begin.
+    pub weight_versions: Vec<WeightVersion>,
 }
 
 /// The report of one GRPO step.
@@ -54,7 +59,8 @@ pub struct StepReport {
     /// `frac_rows_empty`, the share of rows without a sequence, of policies that pad rows (on a device);
     /// `skipped_updates`, the number of skipped updates, with `optimizer.skip_grad_norm`; for PPO `value_loss`, `value_pred_mean`,
     /// `return_mean`, `value_clip_ratio`, and over all samples `explained_variance`; `entropy_coef` with an entropy bonus;
-    /// `sampling/..` if the loss corrects for the sampler.
+    /// `sampling/..` if the loss corrects for the sampler. With `rollout.max_staleness`, over all samples `sampling/staleness`, the mean
+    /// number of steps since their oldest weights, and `sampling/stale_completions`, the number of completions that were dropped.
     ///
     /// With the KL in the reward, verl's `actor/reward_kl_penalty` and `actor/reward_kl_penalty_coeff`. With dynamic sampling,
     /// `filter_groups/num_gen_batches`, `evicted_groups` and `discarded_surplus_groups`.
@@ -85,6 +91,8 @@ pub(crate) struct StepContext<'a> {
     pub(crate) failures: &'a mut Failures,
     pub(crate) updates: &'a mut Updates,
     pub(crate) coefficients: &'a mut Coefficients,
+    /// Batches that are sampled in the background.
+    pub(crate) ahead: &'a mut Ahead,
 }
 
 /// Does GRPO step number `step` (from 0).
@@ -115,29 +123,30 @@ pub(crate) fn grpo_step(context: &mut StepContext<'_>, step: u64) -> Result<Step
             }
         }
     }
-    times.add("update_actor", began);
+    times.add("update_actor", began.elapsed());
     if context.updates.skips() {
         metrics.mean("skipped_updates", skipped, 1.0);
     }
     Ok(StepReport { step: step + 1, metrics, samples: generation.samples, tokens, times })
 }
 
-/// Seconds of wall time by phase, by verl's names: `gen` (sampling), `reward`, `old_log_prob` and `ref` (scoring), `values`, `adv`,
-/// `update_actor` (forward, loss, backward and the optimizer). Phases that a step does not have are missing.
+/// Seconds of wall time by phase, by verl's names: `update_weights` (sending them to the engine), `gen` (sampling), `reward`,
+/// `old_log_prob` and `ref` (scoring), `values`, `adv`, `update_actor` (forward, loss, backward and the optimizer). Phases that a step does
+/// not have are missing.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PhaseTimes(BTreeMap<&'static str, f64>);
 
 impl PhaseTimes {
-    /// Adds the time since `began` to a phase.
-    fn add(&mut self, phase: &'static str, began: Instant) {
-        *self.0.entry(phase).or_default() += began.elapsed().as_secs_f64();
+    /// Adds time to a phase.
+    pub(crate) fn add(&mut self, phase: &'static str, time: Duration) {
+        *self.0.entry(phase).or_default() += time.as_secs_f64();
     }
 
     /// Calls `work` and adds its time to a phase.
     fn time<T>(&mut self, phase: &'static str, work: impl FnOnce() -> T) -> T {
         let began = Instant::now();
         let result = work();
-        self.add(phase, began);
+        self.add(phase, began.elapsed());
         result
     }
 

@@ -4,8 +4,11 @@ mod state;
 
 pub use state::{Counters, TrainState};
 
+use crate::ahead::Ahead;
 use crate::coefficients::Coefficients;
+use crate::drift::Drift;
 use crate::error::{Error, Result};
+
 use crate::eval::{EvalReport, PassRule, evaluate, greedy};
 use crate::factory::Parts;
 use crate::prepared::{Overview, Prepared};
@@ -22,6 +25,7 @@ use rewards::{Failures, RewardInput, Rewards};
 use run_config::{EVAL_PROBLEMS, MAX_SEQUENCES, REWARD, TrainConfig, check};
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Instant;
 
 /// The phase of a run's next step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,6 +54,11 @@ pub struct Trainer {
     counters: Counters,
     failures: Failures,
     overview: Option<Overview>,
+    /// Batches that are sampled in the background.
+    ahead: Ahead,
+    /// `true` if the engine may have other weights than the policy.
+    weights_changed: bool,
+    drift: Drift,
 }
 
 /// The rows of a run that are fixed at its start.
@@ -157,6 +166,9 @@ impl Trainer {
             failures,
             config,
             overview,
+            ahead: Ahead::default(),
+            weights_changed: true,
+            drift: Drift::default(),
         };
         if trainer.config.warmup.steps == 0 {
             trainer.begin_grpo()?;
@@ -219,6 +231,7 @@ impl Trainer {
         self.expect_phase("warmup_step", Phase::Warmup)?;
         let Parts { policy, tokenizer, dataset, .. } = &mut self.parts;
         let items = dataset.next_batch(self.config.warmup.batch_size)?;
+        self.weights_changed = true;
         let mut report = warmup_step(&mut **policy, &**tokenizer, &mut self.updates, &items)?;
         self.counters.warmup_steps += 1;
         report.step = self.counters.warmup_steps;
@@ -238,10 +251,13 @@ impl Trainer {
     /// from a checkpoint.
     pub fn grpo_step(&mut self) -> Result<StepReport> {
         self.expect_phase("grpo_step", Phase::Grpo)?;
+        let began = Instant::now();
+        let has_copied = self.update_engine()?;
+        let copied = began.elapsed();
         let (updates, coefficients) = (self.updates.clone(), self.coefficients.clone());
         // Otherwise a failing update changes nothing, and no state has to be saved for a rollback.
         let undo = self.config.grpo.fails_after_an_update();
-        let cursor = self.parts.dataset.cursor();
+        let cursor = self.cursor();
         if undo {
             self.parts.policy.begin()?;
         }
@@ -252,12 +268,16 @@ impl Trainer {
             failures: &mut self.failures,
             updates: &mut self.updates,
             coefficients: &mut self.coefficients,
+            ahead: &mut self.ahead,
         };
         let done = grpo_step(&mut context, self.counters.grpo_steps);
-        let report = match done {
+        // Also after an error, because an update may have been applied before.
+        self.weights_changed = true;
+        let mut report = match done {
             Ok(report) => report,
             Err(error) => {
                 (self.updates, self.coefficients) = (updates, coefficients);
+                self.ahead.clear();
                 self.parts.dataset.set_cursor(cursor);
                 let policy = &mut self.parts.policy;
                 let back = if undo { policy.roll_back() } else { policy.skip().map(drop) };
@@ -275,6 +295,10 @@ impl Trainer {
             warn_of_first_step(&self.config, &self.parts.rewards, &report);
         }
         self.counters.num_tokens += report.tokens as u64;
+        if has_copied && self.config.rollout.engine.is_server() {
+            report.times.add("update_weights", copied);
+        }
+        self.drift.watch(&report, self.config.rollout.max_staleness);
         Ok(report)
     }
 
@@ -283,6 +307,7 @@ impl Trainer {
     /// # Errors
     /// [`Error::Policy`] from the engine; [`Error::Model`] from the tokenizer.
     pub fn evaluate(&mut self) -> Result<EvalReport> {
+        self.update_engine()?;
         evaluate(&mut self.parts, &self.rows.held_out, &self.config)
     }
 
@@ -292,8 +317,24 @@ impl Trainer {
         if !self.counters.warmup_steps.is_multiple_of(PROBE_STEPS) {
             return Ok(false);
         }
+        self.update_engine()?;
         let passed = greedy(&mut self.parts, &self.rows.probe, &self.config, &mut BTreeMap::new())?;
         Ok(passed.iter().filter(|p| **p).count() as f64 >= target * passed.len() as f64)
+    }
+
+    /// Gives the policy's weights to the engine if they may have changed. Returns `true` if it did.
+    fn update_engine(&mut self) -> Result<bool> {
+        let changed = self.weights_changed;
+        if changed {
+            self.parts.engine.update_weights(&*self.parts.policy, self.counters.grpo_steps)?;
+            self.weights_changed = false;
+        }
+        Ok(changed)
+    }
+
+    /// Returns the cursor of the data set before the first row that no step has used.
+    fn cursor(&self) -> u64 {
+        self.ahead.cursor().unwrap_or_else(|| self.parts.dataset.cursor())
     }
 
     fn begin_grpo(&mut self) -> Result<()> {

@@ -50,7 +50,7 @@ impl Trainer {
         Counters {
             optimizer_steps: self.parts.policy.optimizer_steps(),
             skipped_in_a_row: self.updates.skipped_in_a_row,
-            data_cursor: self.parts.dataset.cursor(),
+            data_cursor: self.cursor(),
             ..self.counters
         }
     }
@@ -80,7 +80,18 @@ impl Trainer {
     /// # Errors
     /// [`policy::Error::State`] if the weights belong to another model; the trainer is then unchanged.
     pub fn load_weights(&mut self, weights: &dyn TensorSource) -> Result<()> {
-        Ok(self.parts.policy.import_weights(weights)?)
+        self.parts.policy.import_weights(weights)?;
+        self.forget_samples();
+        Ok(())
+    }
+
+    /// Drops completions that other weights have sampled, and lets the engine get the weights before the next ones.
+    fn forget_samples(&mut self) {
+        self.weights_changed = true;
+        if let Some(cursor) = self.ahead.cursor() {
+            self.ahead.clear();
+            self.parts.dataset.set_cursor(cursor);
+        }
     }
 
     /// Restores the state of a run with the same configuration.
@@ -126,8 +137,16 @@ impl Trainer {
         })?;
         self.updates = Updates { skipped_in_a_row: counters.skipped_in_a_row, ..updates };
         self.coefficients = coefficients;
+        self.forget_samples();
         self.parts.dataset.set_cursor(counters.data_cursor);
         self.counters = counters;
+        if counters.grpo_steps > 0 && self.config.rollout.max_staleness > 0 {
+            tracing::warn!(
+                "the run goes on with completions of its current weights: with rollout.max_staleness {} an uninterrupted run would train on \
+                 older ones here, so its numbers are not those of a run that was never stopped",
+                self.config.rollout.max_staleness
+            );
+        }
         Ok(())
     }
 }

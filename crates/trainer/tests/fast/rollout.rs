@@ -100,6 +100,7 @@ impl RolloutEngine for Strays {
             ids: if i.is_multiple_of(2) { STRAYS.to_vec() } else { STRAYS[1..].to_vec() },
             logps: vec![f32::NAN; 5 - i % 2],
             truncated: false,
+            weight_versions: Vec::new(),
         };
         Ok((0..request.prompts.len() * request.num_generations).map(completion).collect())
     }

@@ -28,7 +28,7 @@ fn completion(text: &str) -> policy::Result<Completion> {
     if !truncated {
         ids.push(CharTokenizer::EOS);
     }
-    Ok(Completion { logps: vec![-1.0; ids.len()], ids, truncated })
+    Ok(Completion { logps: vec![-1.0; ids.len()], ids, truncated, weight_versions: Vec::new() })
 }
 
 /// Reward functions with their weights.

@@ -1,0 +1,364 @@
+//! The rollout engine whose completions are sampled by servers.
+
+use crate::completion::ended;
+use crate::config::{EngineKind, ServerConfig};
+use crate::error::{Error, Result};
+use crate::http::{self, Fault, Http};
+use crate::protocol::{Job, Needs, Protocol, Random, check_facts};
+use crate::server::{Known, Server};
+use crate::sglang::Sglang;
+use crate::vllm::Vllm;
+use crate::weights::{WeightFolders, Weights};
+use models::{Dtype, LoraConfig, ModelFolder};
+use policy::{Completion, Pending, Policy, RolloutEngine, RolloutRequest, Sampling};
+use rand::RngExt;
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// The longest sleep between two looks at whether completions are still wanted.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// What the engine needs to know of a run.
+#[derive(Clone, Debug)]
+pub struct Run {
+    /// The folder of the model that is trained.
+    pub model: ModelFolder,
+    /// The adapters that are trained; `None` if the whole model is.
+    pub lora: Option<LoraConfig>,
+    /// The largest number of tokens of a prompt and its completion.
+    pub max_tokens: usize,
+    /// The largest number of GRPO steps between the weights of a completion and its training.
+    pub max_staleness: u64,
+    /// The number of sequences that are sampled at the same time.
+    pub batch_size: usize,
+    /// The dtype in which the policy computes.
+    pub dtype: Dtype,
+}
+
+impl Run {
+    /// Returns a run that trains all weights of a model, with completions of the current weights, up to the model's context.
+    pub fn new(model: ModelFolder) -> Self {
+        let max_tokens = model.config().max_position_embeddings;
+        Self { model, lora: None, max_tokens, max_staleness: 0, batch_size: 256, dtype: Dtype::F32 }
+    }
+}
+
+/// A rollout engine on servers of vLLM or SGLang. Its weights are those of the last [`RolloutEngine::update_weights`]; a server that loses
+/// them, for example because it is restarted, gets them again before it samples.
+pub struct ServerEngine {
+    shared: Arc<Shared>,
+    folders: WeightFolders,
+    current: Option<Arc<Weights>>,
+    batch_size: usize,
+}
+
+/// The part of the engine that threads share.
+struct Shared {
+    servers: Vec<Server>,
+    /// The latest weights of whole models, with which all later requests sample.
+    latest: Mutex<Option<Arc<Weights>>>,
+    /// All weights, by name.
+    known: Mutex<HashMap<String, Known>>,
+    vocab_size: usize,
+    retries: u32,
+}
+
+impl ServerEngine {
+    /// Connects to the servers and checks them: health, version, model, context, adapters.
+    ///
+    /// # Errors
+    /// [`Error::Key`] for invalid settings; [`Error::Unavailable`]; [`Error::Settings`] with the flag to set; [`Error::Reply`];
+    /// [`Error::Folder`].
+    pub fn open(kind: EngineKind, config: &ServerConfig, run: Run) -> Result<Self> {
+        config.validate()?;
+        let protocol: &'static dyn Protocol = match kind {
+            EngineKind::Vllm => &Vllm,
+            EngineKind::Sglang => &Sglang,
+            EngineKind::Policy => {
+                let (key, expected) = ("rollout.engine".into(), "vllm or sglang, with rollout.server".into());
+                return Err(Error::Key { key, expected, found: kind.name().into() });
+            }
+        };
+        let Run { model, lora, max_tokens, max_staleness, batch_size, dtype } = run;
+        let vocab_size = model.config().vocab_size;
+        let dtype_name = match dtype {
+            Dtype::F32 => "float32",
+            Dtype::Bf16 => "bfloat16",
+            Dtype::F16 => "float16",
+        };
+        let adapters = usize::try_from(max_staleness).unwrap_or(usize::MAX).saturating_add(1);
+        let lora_needs = lora.as_ref().map(|lora| (lora.r, adapters));
+        let needs = Needs { max_tokens, lora: lora_needs, dtype: dtype_name };
+        let mut servers = Vec::new();
+        for url in &config.base_urls {
+            let http = Http::new(url, config)?;
+            let facts = attempts(&http.shown, config.retries, || protocol.facts(&http, config.model.as_deref()))?;
+            check_facts(&http.shown, protocol, &facts, &needs)?;
+            let (program, version, model) = (protocol.program(), &facts.version, &facts.model);
+            tracing::info!("{}: {program} {version} samples with {model}", http.shown);
+            servers.push(Server::new(http, protocol, facts, lora.is_some()));
+        }
+        // A server of bf16 would round f32 weights itself; half as many bytes are written.
+        let is_bf16 = servers.iter().all(|server| server.facts.dtype.as_deref() == Some("bfloat16"));
+        let in_files = if is_bf16 { Dtype::Bf16 } else { Dtype::F32 };
+        let folders = WeightFolders::create(config.weights_dir.as_deref(), model, lora, in_files)?;
+        let shared =
+            Shared { servers, latest: Mutex::default(), known: Mutex::default(), vocab_size, retries: config.retries };
+        Ok(Self { shared: Arc::new(shared), folders, current: None, batch_size })
+    }
+
+    /// Returns the jobs of a request: one per prompt.
+    fn jobs(request: &RolloutRequest<'_>) -> Vec<Job> {
+        let RolloutRequest { prompts, num_generations, max_completion_length, stop_ids, stop, sampling } = *request;
+        let job = |(index, prompt): (usize, &Vec<u32>)| {
+            let random = match sampling {
+                Sampling::Greedy => None,
+                Sampling::Random { temperature, processors, seed, purpose, step, first } => {
+                    let stream = first + (index * num_generations) as u64;
+                    // 62 bits: the seeds of two prompts do not overlap, and the seed of the last completion is a legal one.
+                    let seed = rng::stream(seed, purpose, step, stream).random::<u64>() >> 2;
+                    Some(Random { temperature, processors, seed })
+                }
+            };
+            Job {
+                prompt: prompt.clone(),
+                // All greedy completions of a prompt are equal.
+                count: if random.is_some() { num_generations } else { 1 },
+                random,
+                max_tokens: max_completion_length,
+                stop_ids: stop_ids.to_vec(),
+                stop_texts: stop.map(|stop| stop.texts().to_vec()).unwrap_or_default(),
+            }
+        };
+        prompts.iter().enumerate().map(job).collect()
+    }
+}
+
+impl RolloutEngine for ServerEngine {
+    fn generate(&mut self, policy: &mut dyn Policy, request: &RolloutRequest<'_>) -> policy::Result<Vec<Completion>> {
+        if self.current.is_none() {
+            self.update_weights(policy, 0)?;
+        }
+        self.start(request)?.wait(request)
+    }
+
+    fn update_weights(&mut self, policy: &dyn Policy, version: u64) -> policy::Result<()> {
+        // After an error, requests must not use the old weights.
+        self.current = None;
+        let weights = Arc::new(self.folders.write(policy, version)?);
+        lock(&self.shared.known).insert(weights.name.clone(), Known { number: weights.number, version });
+        *lock(&self.shared.latest) = Some(Arc::clone(&weights));
+        self.shared.send(&weights)?;
+        self.current = Some(weights);
+        Ok(())
+    }
+
+    fn start(&mut self, request: &RolloutRequest<'_>) -> policy::Result<Pending> {
+        let Some(weights) = &self.current else {
+            let (expected, found) = ("weights of `update_weights`".into(), "none".into());
+            return Err(Error::Argument { operation: "start", expected, found }.into());
+        };
+        let (shared, weights, jobs) = (Arc::clone(&self.shared), Arc::clone(weights), Self::jobs(request));
+        let threads = (self.batch_size / request.num_generations.max(1)).clamp(1, jobs.len().max(1));
+        let wanted = Wanted(Arc::new(AtomicBool::new(true)));
+        let is_wanted = Arc::clone(&wanted.0);
+        let running: JoinHandle<Result<Vec<Vec<Completion>>>> = std::thread::Builder::new()
+            .name("rollout".into())
+            .spawn(move || shared.sample_all(&jobs, &weights, threads, &is_wanted))
+            .map_err(policy::Error::other)?;
+        Ok(Pending::new(move |request| {
+            let done = running.join().map_err(|_| policy::Error::other("the thread of the rollout has ended early"))?;
+            drop(wanted);
+            let mut completions = Vec::new();
+            for of_prompt in done? {
+                let copies = request.num_generations / of_prompt.len().max(1);
+                for completion in of_prompt {
+                    let completion = ended(completion, request)?.map_err(policy::Error::other)?;
+                    completions.extend(std::iter::repeat_n(completion, copies));
+                }
+            }
+            Ok(completions)
+        }))
+    }
+}
+
+/// Ends the threads of completions that nobody waits for any more.
+struct Wanted(Arc<AtomicBool>);
+
+impl Drop for Wanted {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Relaxed);
+    }
+}
+
+/// Locks a mutex. A thread that panicked while it held the lock left no invalid state.
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Shared {
+    /// Sends weights to all servers at the same time, until at least one has them. The others get them before their next request.
+    fn send(&self, weights: &Arc<Weights>) -> Result<()> {
+        for attempt in 0_u32.. {
+            let began = Instant::now();
+            let results: Vec<Result<u64, Fault>> = std::thread::scope(|scope| {
+                let threads: Vec<_> =
+                    self.servers.iter().map(|server| scope.spawn(|| server.ensure(weights))).collect();
+                let failed = |_| Err(Fault::temporary("the thread of the update has ended early"));
+                threads.into_iter().map(|thread| thread.join().unwrap_or_else(failed)).collect()
+            });
+            let (mut last, mut has_arrived) = (None, false);
+            for (server, result) in self.servers.iter().zip(results) {
+                match result {
+                    Ok(_) => {
+                        has_arrived = true;
+                        server.succeeded();
+                    }
+                    Err(fault) => {
+                        tracing::warn!(
+                            "{}: the weights of version {} have not arrived: {}",
+                            server.http.shown,
+                            weights.version,
+                            fault.message()
+                        );
+                        let after = if let Fault::Temporary { after, .. } = &fault { *after } else { None };
+                        server.failed(began, after);
+                        if matches!(fault, Fault::Permanent(_)) || attempt == self.retries {
+                            last = Some((server, fault));
+                        }
+                    }
+                }
+            }
+            if has_arrived {
+                return Ok(());
+            }
+            if let Some((server, fault)) = last {
+                let message = fault.message().to_owned();
+                return Err(match server.is_broken() {
+                    true => Error::Weights { server: server.http.shown.clone(), message },
+                    false => http::ended(&server.http.shown, fault, attempt + 1),
+                });
+            }
+            let now = Instant::now();
+            sleep_until(self.servers.iter().filter_map(|server| server.rests_until(now)).min(), || true);
+        }
+        Ok(())
+    }
+
+    /// Samples all jobs on this many threads.
+    fn sample_all(
+        &self,
+        jobs: &[Job],
+        weights: &Arc<Weights>,
+        threads: usize,
+        wanted: &AtomicBool,
+    ) -> Result<Vec<Vec<Completion>>> {
+        let (next, results) = (AtomicUsize::new(0), Mutex::new(vec![None; jobs.len()]));
+        let failed = Mutex::new(None);
+        std::thread::scope(|scope| {
+            for _ in 0..threads {
+                scope.spawn(|| {
+                    while lock(&failed).is_none() && wanted.load(Ordering::Relaxed) {
+                        let index = next.fetch_add(1, Ordering::Relaxed);
+                        let Some(job) = jobs.get(index) else { break };
+                        match self.sample(job, weights, wanted) {
+                            Ok(completions) => lock(&results)[index] = Some(completions),
+                            Err(error) => {
+                                lock(&failed).get_or_insert(error);
+                            }
+                        }
+                    }
+                });
+            }
+        });
+        if let Some(error) = failed.into_inner().unwrap_or_else(PoisonError::into_inner) {
+            return Err(error);
+        }
+        let results = results.into_inner().unwrap_or_else(PoisonError::into_inner);
+        results.into_iter().collect::<Option<_>>().ok_or_else(|| Error::Argument {
+            operation: "rollout",
+            expected: "completions that are still wanted".into(),
+            found: "dropped ones".into(),
+        })
+    }
+
+    /// Samples a job on the server that has least to do, and after a failure on the next one.
+    fn sample(&self, job: &Job, weights: &Arc<Weights>, wanted: &AtomicBool) -> Result<Vec<Completion>> {
+        let mut attempt = 0;
+        loop {
+            let server = self.free_server(wanted);
+            let latest = match server.adapters {
+                true => Arc::clone(weights),
+                false => lock(&self.latest).clone().unwrap_or_else(|| Arc::clone(weights)),
+            };
+            let began = Instant::now();
+            let fault = match server.sample(job, &latest, self.vocab_size, &self.known) {
+                Ok(completions) => {
+                    server.succeeded();
+                    return Ok(completions);
+                }
+                Err(fault) => fault,
+            };
+            attempt += 1;
+            let useless = matches!(fault, Fault::Permanent(_));
+            if useless || attempt > self.retries || !wanted.load(Ordering::Relaxed) {
+                return Err(http::ended(&server.http.shown, fault, attempt));
+            }
+            tracing::info!("{}: {}; once more", server.http.shown, fault.message());
+            match fault {
+                Fault::Temporary { after, .. } => server.failed(began, after),
+                // The weights are sent again, and the request with them.
+                Fault::Forgotten(_) | Fault::Permanent(_) => {}
+            }
+        }
+    }
+
+    /// Waits for a server that does not rest after a failure, and returns the one with the fewest requests.
+    fn free_server(&self, wanted: &AtomicBool) -> &Server {
+        loop {
+            let now = Instant::now();
+            let free = self.servers.iter().filter(|server| server.rests_until(now).is_none());
+            if let Some(server) = free.min_by_key(|server| server.busy()) {
+                return server;
+            }
+            let until = self.servers.iter().filter_map(|server| server.rests_until(now)).min();
+            if !sleep_until(until, || wanted.load(Ordering::Relaxed)) {
+                return &self.servers[0];
+            }
+        }
+    }
+}
+
+/// Sleeps until a time, and returns `true`; returns `false` as soon as the sleep is not wanted any more.
+fn sleep_until(until: Option<Instant>, wanted: impl Fn() -> bool) -> bool {
+    while let Some(left) = until.and_then(|until| until.checked_duration_since(Instant::now())) {
+        if !wanted() {
+            return false;
+        }
+        if left.is_zero() {
+            break;
+        }
+        std::thread::sleep(left.min(LOOK));
+    }
+    wanted()
+}
+
+/// Calls a function until it succeeds, a retry is useless, or the retries are exhausted.
+fn attempts<T>(server: &str, retries: u32, call: impl Fn() -> Result<T, Fault>) -> Result<T> {
+    let mut wait = Duration::from_millis(500);
+    for attempt in 1_u32.. {
+        match call() {
+            Ok(value) => return Ok(value),
+            Err(Fault::Temporary { message, after }) if attempt <= retries => {
+                tracing::info!("{server}: {message}; once more");
+                std::thread::sleep(after.unwrap_or(wait).min(Duration::from_secs(60)));
+                wait = wait.saturating_mul(2);
+            }
+            Err(fault) => return Err(http::ended(server, fault, attempt)),
+        }
+    }
+    Err(http::ended(server, Fault::temporary("no attempt"), 0))
+}

@@ -1,0 +1,251 @@
+//! The protocol of vLLM: `/v1/completions` with token ids, adapters at `/v1/load_lora_adapter`, and whole models by `reload_weights`.
+
+use crate::completion::{Finish, NamedSpan, Sampled};
+use crate::http::{Fault, Http, MAX_REPLY};
+use crate::protocol::{Facts, Flags, Job, LoraLimits, Protocol, Random};
+use crate::weights::Weights;
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+/// The first version with all endpoints that a run uses.
+const OLDEST: (u64, u64) = (0, 32);
+
+pub(crate) struct Vllm;
+
+#[derive(Deserialize)]
+struct Models {
+    data: Vec<Model>,
+}
+
+#[derive(Deserialize)]
+struct Model {
+    id: String,
+    /// The model that an adapter belongs to.
+    parent: Option<String>,
+    max_model_len: Option<usize>,
+}
+
+#[derive(Deserialize)]
+struct Completions {
+    model: String,
+    choices: Vec<Choice>,
+}
+
+#[derive(Deserialize)]
+struct Choice {
+    index: usize,
+    finish_reason: Option<String>,
+    token_ids: Option<Vec<u64>>,
+    prompt_token_ids: Option<Vec<u64>>,
+    logprobs: Option<Logprobs>,
+    weight_versions: Option<Vec<NamedSpan>>,
+}
+
+#[derive(Deserialize)]
+struct Logprobs {
+    token_logprobs: Vec<Option<f64>>,
+}
+
+impl Protocol for Vllm {
+    fn program(&self) -> &'static str {
+        "vLLM"
+    }
+
+    fn flags(&self) -> Flags {
+        Flags {
+            context: "--max-model-len",
+            max_rank: "--max-lora-rank",
+            max_adapters: "--max-loras",
+            lora: "--enable-lora",
+        }
+    }
+
+    fn facts(&self, http: &Http, model: Option<&str>) -> Result<Facts, Fault> {
+        http.ok("/health", http.get("/health")?)?;
+        let version = http.json("/version", http.get("/version")?)?;
+        let version = version["version"].as_str().unwrap_or_default().to_owned();
+        let models: Models = parsed("/v1/models", http.json("/v1/models", http.get("/v1/models")?)?)?;
+        let model = named(&models.data, model)?;
+        let mut facts = Facts { model: model.id.clone(), context: model.max_model_len, ..Facts::default() };
+        let numbers: Vec<u64> = version.split('.').take(2).map_while(|part| part.parse().ok()).collect();
+        let wrong = |expected: &str, found: &str, fix: &str| Some((expected.into(), found.to_owned(), fix.to_owned()));
+        if !matches!(numbers[..], [major, minor] if (major, minor) >= OLDEST) {
+            facts.wrong = wrong("vLLM 0.32 or later", &http.show(&version), "install a later vLLM");
+            return Ok(facts);
+        }
+        facts.version = version;
+        let path = "/server_info?config_format=json";
+        let info = http.get(path)?;
+        if info.status == 404 {
+            let found = "a server without these routes";
+            let fix = "start vLLM with the environment variable VLLM_SERVER_DEV_MODE=1, in a network that only this run reaches";
+            facts.wrong = wrong("the routes for weight updates", found, fix);
+            return Ok(facts);
+        }
+        let info = http.json(path, info)?;
+        let config = &info["vllm_config"];
+        let (of_model, lora) = (&config["model_config"], &config["lora_config"]);
+        let text = |value: &Value| value.as_str().map(|text| text.trim_start_matches("torch.").to_owned());
+        facts.dtype = text(&of_model["dtype"]);
+        facts.quantization = text(&of_model["quantization"]);
+        let number = |value: &Value| value.as_u64().map(|number| number as usize);
+        facts.weights = Some(self.weights_name(http)?);
+        facts.lora = lora
+            .is_object()
+            .then(|| LoraLimits { max_rank: number(&lora["max_lora_rank"]), max_adapters: number(&lora["max_loras"]) });
+        if let Some(mode) = text(&of_model["logprobs_mode"]).filter(|mode| mode != "processed_logprobs") {
+            let expected = "log-probabilities of the distribution that tokens are sampled from";
+            facts.wrong = wrong(expected, &mode, "start vLLM with `--logprobs-mode processed_logprobs`");
+        }
+        Ok(facts)
+    }
+
+    fn replace_weights(&self, http: &Http, weights: &Weights) -> Result<(), Fault> {
+        // Requests that are running stand still and go on with the new weights.
+        done(http, "/pause?mode=keep", &json!({}))?;
+        let folder = weights.folder.to_string_lossy();
+        let reload = json!({ "method": "reload_weights", "kwargs": { "weights_path": folder } });
+        done(http, "/collective_rpc", &reload)?;
+        // Otherwise later requests would read keys and values of the old weights.
+        let path = "/reset_prefix_cache?reset_running_requests=true";
+        let reset = http.json(path, http.post(path, &json!({}), MAX_REPLY)?)?;
+        if reset["success"] != true {
+            return Err(Fault::temporary(format!(
+                "{path}: expected {{\"success\": true}}, got {}",
+                http.show(&reset.to_string())
+            )));
+        }
+        done(http, "/update_weight_version", &json!({ "new_version": weights.name }))?;
+        done(http, "/resume", &json!({}))
+    }
+
+    fn weights_name(&self, http: &Http) -> Result<String, Fault> {
+        let info = http.json("/weight_info", http.get("/weight_info")?)?;
+        Ok(info["weight_version"].as_str().unwrap_or_default().to_owned())
+    }
+
+    fn load_adapter(&self, http: &Http, weights: &Weights) -> Result<(), Fault> {
+        let path = "/v1/load_lora_adapter";
+        let body = json!({ "lora_name": weights.name, "lora_path": weights.folder.to_string_lossy() });
+        let reply = http.post(path, &body, MAX_REPLY)?;
+        match reply.status {
+            // An earlier attempt, whose reply was lost, has loaded the adapter: names are never used twice.
+            400 if reply.text.contains("already been loaded") => Ok(()),
+            404 if reply.text.contains("Not Found") => Err(Fault::Permanent(format!(
+                "{path}: expected a server that loads adapters at any time, got status 404; start vLLM with the environment variable \
+                 VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 and with --enable-lora"
+            ))),
+            404 => Err(Fault::Permanent(format!(
+                "{path}: {}; the server must see {} under the same path (rollout.server.weights_dir)",
+                http.show(&reply.text),
+                weights.folder.display()
+            ))),
+            _ => http.ok(path, reply).map(drop),
+        }
+    }
+
+    fn unload_adapter(&self, http: &Http, name: &str) -> Result<(), Fault> {
+        done(http, "/v1/unload_lora_adapter", &json!({ "lora_name": name }))
+    }
+
+    fn sample(&self, http: &Http, facts: &Facts, job: &Job, adapter: Option<&str>) -> Result<Vec<Sampled>, Fault> {
+        let path = "/v1/completions";
+        let model = adapter.unwrap_or(&facts.model);
+        let reply = http.post(path, &request(model, job), job.max_reply())?;
+        if reply.status == 404 && adapter.is_some() {
+            // The server was restarted.
+            return Err(Fault::Forgotten(format!("{path}: status 404: {}", http.show(&reply.text))));
+        }
+        let Completions { model: found, mut choices } = parsed(path, http.json(path, reply)?)?;
+        if found != model {
+            let (expected, found) = (http.show(model), http.show(&found));
+            return Err(Fault::Permanent(format!(
+                "{path}: expected completions of the model `{expected}`, got `{found}`"
+            )));
+        }
+        choices.sort_by_key(|choice| choice.index);
+        if !choices.iter().map(|choice| choice.index).eq(0..job.count) {
+            let found = choices.len();
+            return Err(Fault::Permanent(format!("{path}: expected {} completions, got {found}", job.count)));
+        }
+        choices.into_iter().map(|choice| sampled(path, job, choice)).collect()
+    }
+}
+
+/// Returns the body of a request. All options are given, because the server takes others from the model's generation_config.json.
+fn request(model: &str, job: &Job) -> Value {
+    let mut body = json!({
+        "model": model,
+        "prompt": job.prompt,
+        "n": job.count,
+        "max_tokens": job.max_tokens,
+        "temperature": 0.0,
+        "top_p": 1.0,
+        "top_k": -1,
+        "min_p": 0.0,
+        "repetition_penalty": 1.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        // The run's stop tokens, and no others.
+        "ignore_eos": true,
+        "stop_token_ids": job.stop_ids,
+        "stop": job.stop_texts,
+        "include_stop_str_in_output": true,
+        "skip_special_tokens": false,
+        "logprobs": 0,
+        "return_token_ids": true,
+        "return_weight_versions": true,
+    });
+    if let Some(Random { temperature, processors, seed }) = job.random {
+        body["seed"] = seed.into();
+        body["temperature"] = temperature.into();
+        body["top_p"] = processors.top_p.unwrap_or(1.0).into();
+        body["top_k"] = processors.top_k.filter(|k| *k > 0).map_or(json!(-1), |k| k.into());
+        body["min_p"] = processors.min_p.unwrap_or(0.0).into();
+        body["repetition_penalty"] = processors.repetition_penalty.unwrap_or(1.0).into();
+    }
+    body
+}
+
+fn sampled(path: &str, job: &Job, choice: Choice) -> Result<Sampled, Fault> {
+    let Choice { index, finish_reason, token_ids, prompt_token_ids, logprobs, weight_versions } = choice;
+    let missing = |what: &str| Fault::Permanent(format!("{path}: expected {what} in completion {index}, got none"));
+    if let Some(found) = prompt_token_ids
+        && !found.iter().copied().eq(job.prompt.iter().map(|id| u64::from(*id)))
+    {
+        return Err(Fault::Permanent(format!(
+            "{path}: expected completions of the prompt of the request, got another prompt"
+        )));
+    }
+    let logps = logprobs.ok_or_else(|| missing("logprobs"))?.token_logprobs;
+    Ok(Sampled {
+        ids: token_ids.ok_or_else(|| missing("token_ids"))?,
+        logps: logps.into_iter().map(|logp| logp.unwrap_or(f64::NAN)).collect(),
+        finish: Finish::named(&finish_reason.unwrap_or_default()),
+        weights: weight_versions,
+    })
+}
+
+/// Returns the model of this name or, without one, the only model that is no adapter.
+fn named<'a>(models: &'a [Model], name: Option<&str>) -> Result<&'a Model, Fault> {
+    let bases: Vec<&Model> = models.iter().filter(|model| model.parent.is_none()).collect();
+    let found = match name {
+        Some(name) => bases.iter().find(|model| model.id == name),
+        None => bases.first().filter(|_| bases.len() == 1),
+    };
+    found.copied().ok_or_else(|| {
+        let ids: Vec<&str> = bases.iter().map(|model| &*model.id).collect();
+        let expected =
+            name.map_or("one model".to_owned(), |name| format!("the model `{name}` of rollout.server.model"));
+        Fault::Permanent(format!("/v1/models: expected {expected}, got {ids:?}; rollout.server.model chooses one"))
+    })
+}
+
+/// Posts a command whose reply has no content of interest.
+fn done(http: &Http, path: &str, body: &Value) -> Result<(), Fault> {
+    http.ok(path, http.post(path, body, MAX_REPLY)?).map(drop)
+}
+
+fn parsed<T: serde::de::DeserializeOwned>(path: &str, value: Value) -> Result<T, Fault> {
+    serde_json::from_value(value).map_err(|error| Fault::Permanent(format!("{path}: expected another reply: {error}")))
+}

@@ -1,0 +1,115 @@
+//! Servers that do not fit a run are refused with the flag to set.
+
+use super::*;
+use rstest::rstest;
+use serde_json::{Value, json};
+
+type Change = fn(&mut Value);
+
+#[rstest]
+#[case::old("vLLM 0.32 or later", "0.31.9", |info: &mut Value| info["version"] = json!("0.31.9"))]
+#[case::no_version("vLLM 0.32 or later", "got", |info: &mut Value| info["version"] = json!(null))]
+#[case::context("--max-model-len 20", "a context of 16 tokens", |info: &mut Value| info["max_model_len"] = json!(16))]
+#[case::logprobs("--logprobs-mode processed_logprobs", "raw_logprobs",
+    |info: &mut Value| info["vllm_config"]["model_config"]["logprobs_mode"] = json!("raw_logprobs"))]
+#[case::quantized("not quantized", "fp8", |info: &mut Value| info["vllm_config"]["model_config"]["quantization"] = json!("fp8"))]
+fn vllm_that_does_not_fit_is_refused(#[case] fix: &str, #[case] found: &str, #[case] change: Change) {
+    let model = Model::new();
+    let server = Fake::start(Program::Vllm, &model.path()).with_info(change);
+    let error = model.engine(EngineKind::Vllm, &[&server]).err().unwrap().to_string();
+    assert!(error.contains(fix) && error.contains(found) && error.contains(&server.url), "{error}");
+}
+
+#[rstest]
+#[case::no_adapters("--enable-lora --max-lora-rank 4 --max-loras 3", |info: &mut Value| info["vllm_config"]["lora_config"] = json!(null))]
+#[case::rank("--max-lora-rank 4", |info: &mut Value| info["vllm_config"]["lora_config"]["max_lora_rank"] = json!(2))]
+#[case::few("--max-loras 3", |info: &mut Value| info["vllm_config"]["lora_config"]["max_loras"] = json!(2))]
+fn vllm_without_room_for_adapters_is_refused(#[case] fix: &str, #[case] change: Change) {
+    let model = Model::adapted();
+    let server = Fake::start(Program::Vllm, &model.path()).with_info(change);
+    let error = model.engine(EngineKind::Vllm, &[&server]).err().unwrap().to_string();
+    assert!(error.contains(fix), "{error}");
+}
+
+#[rstest]
+#[case::context("--context-length 20", |info: &mut Value| info["context_length"] = json!(16))]
+#[case::seeds("--enable-deterministic-inference", |info: &mut Value| info["enable_deterministic_inference"] = json!(false))]
+#[case::adapters("--enable-lora --max-lora-rank 4 --max-loras-per-batch 3", |info: &mut Value| info["enable_lora"] = json!(false))]
+fn sglang_that_does_not_fit_is_refused(#[case] fix: &str, #[case] change: Change) {
+    let model = Model::adapted();
+    let server = Fake::start(Program::Sglang, &model.path()).with_info(change);
+    let error = model.engine(EngineKind::Sglang, &[&server]).err().unwrap().to_string();
+    assert!(error.contains(fix), "{error}");
+}
+
+#[test]
+fn another_model_is_refused_by_name() {
+    let model = Model::new();
+    for program in [Program::Vllm, Program::Sglang] {
+        let server = Fake::start(program, &model.path());
+        let config = ServerConfig { model: Some("other".into()), ..model.config(&[&server]) };
+        let error = ServerEngine::open(kind(program), &config, model.run()).err().unwrap().to_string();
+        assert!(error.contains("`other`") && error.contains("rollout.server.model"), "{error}");
+        let config = ServerConfig { model: Some("m".into()), ..model.config(&[&server]) };
+        ServerEngine::open(kind(program), &config, model.run()).unwrap();
+    }
+}
+
+#[test]
+fn routes_for_updates_need_a_variable() {
+    let model = Model::new();
+    let server = Fake::behaving(Program::Vllm, &model.path(), |_, _, path, right| match path {
+        "/server_info" => fake::Reply::Say(404, "{\"detail\":\"Not Found\"}".into()),
+        _ => right,
+    });
+    let error = model.engine(EngineKind::Vllm, &[&server]).err().unwrap().to_string();
+    assert!(error.contains("VLLM_SERVER_DEV_MODE=1"), "{error}");
+}
+
+#[rstest]
+#[case("ftp://localhost", "http:// or https://")]
+#[case("localhost:8000", "http:// or https://")]
+#[case("http://localhost:8000/v1?key=1", "without a query")]
+fn invalid_addresses_are_refused(#[case] url: &str, #[case] words: &str) {
+    let model = Model::new();
+    let config = ServerConfig { base_urls: vec![url.into()], ..ServerConfig::default() };
+    let error = ServerEngine::open(EngineKind::Vllm, &config, model.run()).err().unwrap().to_string();
+    assert!(error.contains("rollout.server.base_urls") && error.contains(words), "{error}");
+}
+
+#[test]
+fn missing_keys_and_dead_servers_are_reported() {
+    let model = Model::new();
+    let server = Fake::start(Program::Vllm, &model.path());
+    let config = ServerConfig { api_key_env: Some("GRPO_TEST_NO_SUCH_KEY".into()), ..model.config(&[&server]) };
+    let error = ServerEngine::open(EngineKind::Vllm, &config, model.run()).err().unwrap().to_string();
+    assert!(error.contains("rollout.server.api_key_env") && error.contains("GRPO_TEST_NO_SUCH_KEY"), "{error}");
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://user:secret-word@{}", listener.local_addr().unwrap());
+    drop(listener);
+    let config = ServerConfig { base_urls: vec![url], retries: 1, ..ServerConfig::default() };
+    let error = ServerEngine::open(EngineKind::Vllm, &config, model.run()).err().unwrap().to_string();
+    assert!(error.contains("after 2 attempts") && error.contains("rollout.server.retries"), "{error}");
+    assert!(!error.contains("secret-word"), "{error}");
+    let refused =
+        Fake::behaving(Program::Vllm, &model.path(), |_, _, _, _| fake::Reply::Say(401, "Unauthorized".into()));
+    let error = model.engine(EngineKind::Vllm, &[&refused]).err().unwrap().to_string();
+    assert!(error.contains("status 401") && error.contains("rollout.server.api_key_env"), "{error}");
+    let error =
+        ServerEngine::open(EngineKind::Policy, &model.config(&[&server]), model.run()).err().unwrap().to_string();
+    assert!(error.contains("`rollout.engine`"), "{error}");
+}
+
+/// A server whose weights an earlier run has replaced cannot have adapters to its model.
+#[rstest]
+fn adapters_are_refused_over_the_weights_of_another_run(#[values(Program::Vllm, Program::Sglang)] program: Program) {
+    let mut whole = Model::new();
+    let server = Fake::start(program, &whole.path());
+    let mut engine = whole.engine(kind(program), &[&server]).unwrap();
+    sample(&mut engine, &mut whole, 0).unwrap();
+    let adapted = Model::adapted();
+    let error = adapted.engine(kind(program), &[&server]).err().unwrap().to_string();
+    assert!(error.contains("another run has replaced its weights"), "{error}");
+    server.restart();
+    adapted.engine(kind(program), &[&server]).unwrap();
+}

@@ -1,0 +1,42 @@
+//! The rollout engine that a configuration names.
+
+use crate::error::{Error, Result};
+use distributed::Store;
+use models::{Dtype, ModelFolder};
+use policy::{PolicyEngine, RolloutEngine};
+use run_config::{PolicyDtype, TrainConfig};
+
+/// Returns the engine of `rollout.engine`, after it has checked its servers. `model` is the folder of the model, and `prompt` the number of
+/// tokens of the longest prompt; `store` connects the processes of a run, if it has several.
+///
+/// # Errors
+/// [`Error::Engine`] for servers that do not answer or do not fit the run; [`Error::Config`] for a policy that would have to sample while it trains.
+pub(crate) fn engine(
+    config: &TrainConfig,
+    model: Option<&ModelFolder>,
+    prompt: usize,
+    store: Option<&Store>,
+) -> Result<Box<dyn RolloutEngine>> {
+    let rollout = &config.rollout;
+    let (true, Some(server)) = (rollout.engine.is_server(), &rollout.server) else {
+        let expected = "0, or rollout.engine vllm or sglang: a policy cannot sample while it trains";
+        run_config::check(rollout.max_staleness == 0, "rollout.max_staleness", expected, rollout.max_staleness)?;
+        return Ok(Box::new(PolicyEngine));
+    };
+    let expected = "policy: the processes of a run sample themselves";
+    run_config::check(store.is_none(), "rollout.engine", expected, rollout.engine.name())?;
+    let Some(model) = model else { return Err(Error::argument("rollout.engine", "the folder of a model", "none")) };
+    let completion = rollout.max_completion_length().max(config.eval.max_completion_length(rollout));
+    let run = engines::Run {
+        model: model.clone(),
+        lora: config.lora.clone(),
+        max_tokens: prompt + completion,
+        max_staleness: rollout.max_staleness,
+        batch_size: rollout.batch_size,
+        dtype: match config.policy.dtype {
+            PolicyDtype::Float32 => Dtype::F32,
+            PolicyDtype::Bfloat16 => Dtype::Bf16,
+        },
+    };
+    Ok(Box::new(engines::ServerEngine::open(rollout.engine, server, run)?))
+}
