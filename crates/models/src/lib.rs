@@ -25,6 +25,7 @@ mod process_memory;
 mod rope;
 mod tensor;
 mod tokenizer;
+mod turns;
 mod weights;
 
 pub use chat_template::{ChatTemplate, map_on_template_threads};
@@ -38,4 +39,5 @@ pub use parameters::{LayerMatrix, Parameter};
 pub use process_memory::{MemoryLimit, MemoryLimits, available_memory, resident_memory};
 pub use tensor::NamedTensor;
 pub use tokenizer::{CharTokenizer, HfTokenizer, Tokenizer};
+pub use turns::{TRAINING_TEMPLATES, TurnTokens};
 pub use weights::{Dtype, WeightTensor, Weights};

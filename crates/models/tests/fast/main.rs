@@ -15,4 +15,5 @@ mod support;
 mod template_limits;
 mod tokenizer;
 mod tokenizer_limits;
+mod turns;
 mod weights;
